@@ -21,7 +21,6 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
-	"strconv"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -75,16 +74,12 @@ const (
 	EngineBacked
 )
 
-// String returns "router_only", "engine_backed", or the number of an
-// unknown kind.
+// String returns "router_only" or "engine_backed".
 func (k Kind) String() string {
-	switch k {
-	case RouterOnly:
-		return "router_only"
-	case EngineBacked:
+	if k == EngineBacked {
 		return "engine_backed"
 	}
-	return "kind_" + strconv.Itoa(int(k))
+	return "router_only"
 }
 
 // Reason says why a binding ended.
@@ -100,18 +95,15 @@ const (
 	Replaced
 )
 
-// String returns "expired", "evicted", "replaced", or the number of an unknown
-// reason.
+// String returns "expired", "evicted" or "replaced".
 func (r Reason) String() string {
 	switch r {
 	case Expired:
 		return "expired"
 	case Evicted:
 		return "evicted"
-	case Replaced:
-		return "replaced"
 	}
-	return "reason_" + strconv.Itoa(int(r))
+	return "replaced"
 }
 
 // Want is what a session is to be bound to.

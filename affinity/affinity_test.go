@@ -8,67 +8,6 @@ import (
 	"time"
 )
 
-func TestEndsAreReported(t *testing.T) {
-	const ttl = time.Minute
-	tests := []struct {
-		name string
-		do   func(r *Ristretto, c *fakeClock)
-		want []Reason
-	}{
-		{"expired, seen by get", func(r *Ristretto, c *fakeClock) { c.advance(ttl); get(r, "s") }, []Reason{Expired}},
-		{"expired, seen by peek", func(r *Ristretto, c *fakeClock) { c.advance(ttl); peek(r, "s") }, []Reason{Expired}},
-		{"expired, seen by remove", func(r *Ristretto, c *fakeClock) { c.advance(ttl); remove(r, "s") }, []Reason{Expired}},
-		{"expired, seen by sweep", func(r *Ristretto, c *fakeClock) { c.advance(ttl); r.sweep() }, []Reason{Expired}},
-		{"expired, seen by bind", func(r *Ristretto, c *fakeClock) { c.advance(ttl); bind(r, "s", 0, on(2), ttl, RouterOnly) }, []Reason{Expired}},
-		{"evicted", func(r *Ristretto, c *fakeClock) { c.advance(1); put(r, "other", on(2), ttl, RouterOnly) }, []Reason{Evicted}},
-		{"moved", func(r *Ristretto, _ *fakeClock) { put(r, "s", on(2), ttl, RouterOnly) }, []Reason{Replaced}},
-		{"moved twice", func(r *Ristretto, _ *fakeClock) {
-			put(r, "s", on(2), ttl, EngineBacked)
-			put(r, "s", on(3), ttl, EngineBacked)
-		}, []Reason{Replaced, Replaced}},
-		{"moved by a swap", func(r *Ristretto, _ *fakeClock) {
-			b, _ := peek(r, "s")
-			bind(r, "s", b.Version, on(2), ttl, EngineBacked)
-		}, []Reason{Replaced}},
-		{"lost swap", func(r *Ristretto, _ *fakeClock) { bind(r, "s", 0, on(2), ttl, EngineBacked) }, nil},
-		{"renewed", func(r *Ristretto, _ *fakeClock) { put(r, "s", on(1), ttl, EngineBacked) }, nil},
-		{"renewed, downgraded, moved", func(r *Ristretto, _ *fakeClock) {
-			put(r, "s", on(1), ttl, RouterOnly)
-			put(r, "s", on(2), ttl, RouterOnly)
-		}, nil},
-		{"upgraded, moved", func(r *Ristretto, _ *fakeClock) {
-			put(r, "s", on(1), ttl, RouterOnly)
-			put(r, "s", on(1), ttl, EngineBacked)
-			put(r, "s", on(2), ttl, RouterOnly)
-		}, []Reason{Replaced}},
-		{"removed", func(r *Ristretto, _ *fakeClock) { remove(r, "s") }, nil},
-		{"not removed", func(r *Ristretto, _ *fakeClock) {
-			r.Unbind(background, named("s"), 0)
-			put(r, "s", on(2), ttl, RouterOnly)
-		}, []Reason{Replaced}},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			var c fakeClock
-			var l ends
-			r := open(t, Options{Clock: c.now, OnExpire: l.record, MaxSessions: 1})
-			mustPut(t, r, "s", 1, ttl, EngineBacked)
-			tt.do(r, &c)
-			settled(t, r)
-			cacheHolds(t, r)
-			got := l.take()
-			if len(got) != len(tt.want) {
-				t.Fatalf("reported %v, want %v", got, tt.want)
-			}
-			for i, g := range got {
-				if g.key != named("s") || g.why != tt.want[i] || g.version == 0 {
-					t.Fatalf("reported %v, want %v", got, tt.want)
-				}
-			}
-		})
-	}
-}
-
 func TestCollidingSessionsDoNotShareABinding(t *testing.T) {
 	var l ends
 	r := open(t, Options{OnExpire: l.record})
@@ -128,20 +67,53 @@ func TestKeysAsText(t *testing.T) {
 	}
 }
 
-// TestVersionsNeverRecur restarts a store a nanosecond after it has made many versions.
+// TestVersionsNeverRecur restarts a store a nanosecond after it has made many versions, and a day
+// before it: then the owner skips those that were used.
 func TestVersionsNeverRecur(t *testing.T) {
-	c := &fakeClock{}
+	c := new(fakeClock)
 	var last Version
-	for range 3 {
+	for run := range 4 {
+		if run == 3 {
+			c.advance(-24 * time.Hour)
+		}
 		r := open(t, Options{Clock: c.now})
+		if run == 3 {
+			r.Skip(last)
+			r.Skip(1)
+		}
 		for range 100 {
 			c.advance(10) // far fewer Binds than nanoseconds
-			if b := mustPut(t, r, "s", 1, time.Hour, RouterOnly); b.Version <= last {
+			b := mustPut(t, r, "s", 1, time.Hour, RouterOnly)
+			if b.Version <= last || r.Changes() != b.Version {
 				t.Fatalf("version %d after %d", b.Version, last)
-			} else {
-				last = b.Version
 			}
+			last = b.Version
 		}
 		r.Close()
+	}
+}
+
+func TestClosedStoreIsEmpty(t *testing.T) {
+	var l ends
+	r := open(t, Options{OnExpire: l.record})
+	b := mustPut(t, r, "s", 1, time.Minute, EngineBacked)
+	r.Close()
+	for name, do := range map[string]func(Key) (Binding, bool, error){
+		"get":    func(k Key) (Binding, bool, error) { return r.Get(background, k) },
+		"touch":  func(k Key) (Binding, bool, error) { return r.Touch(background, k, b.Version) },
+		"unbind": func(k Key) (Binding, bool, error) { return r.Unbind(background, k, b.Version) },
+		"bind":   func(k Key) (Binding, bool, error) { return r.Bind(background, k, b.Version, b.Want) },
+	} {
+		if got, ok, err := do(named("s")); ok || got != (Binding{}) || !errors.Is(err, ErrClosed) {
+			t.Errorf("%s: %+v, %v, %v", name, got, ok, err)
+		}
+	}
+	if page, err := r.List(background, Key{}, 10); len(page) != 0 || !errors.Is(err, ErrClosed) {
+		t.Errorf("listed %v, %v", page, err)
+	}
+	r.SetMaxSessions(1)
+	r.sweep()
+	if got := l.take(); len(got) != 0 || r.Bytes() != 0 {
+		t.Errorf("reported %v, holds %d bytes", got, r.Bytes())
 	}
 }

@@ -1,7 +1,6 @@
 package affinity
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"runtime"
@@ -9,76 +8,6 @@ import (
 	"testing"
 	"time"
 )
-
-// What is evicted is idle: over many evictions, the victim's rank by idleness
-// is near the top, and sessions in use stay.
-func TestEvictionPrefersTheIdle(t *testing.T) {
-	var c fakeClock
-	const held, hot, fresh = 1000, 100, 3000
-	r := open(t, Options{Clock: c.now, MaxSessions: held})
-	for i := range held {
-		c.advance(1)
-		mustPut(t, r, fmt.Sprint("s", i), 1, time.Hour, RouterOnly)
-	}
-	for i := range hot {
-		get(r, fmt.Sprint("s", i))
-	}
-	for i := range fresh {
-		c.advance(1)
-		get(r, fmt.Sprint("s", i%hot))
-		mustPut(t, r, fmt.Sprint("n", i), 1, time.Hour, RouterOnly)
-	}
-	kept := 0
-	for i := range hot {
-		if _, ok := peek(r, fmt.Sprint("s", i)); ok {
-			kept++
-		}
-	}
-	// Each was used during the last 100 of about 1000 places, so 16 candidates
-	// that are all as fresh are out of the question.
-	if kept != hot {
-		t.Errorf("kept %d of %d sessions in use", kept, hot)
-	}
-	old := 0
-	for i := hot; i < held; i++ {
-		if _, ok := peek(r, fmt.Sprint("s", i)); ok {
-			old++
-		}
-	}
-	if old > 5 {
-		t.Errorf("%d sessions idle since the beginning outlived newer ones", old)
-	}
-}
-
-func TestLimitsChangeInUse(t *testing.T) {
-	var l ends
-	r := open(t, Options{MaxSessions: 100, OnExpire: l.record})
-	for i := range 100 {
-		mustPut(t, r, fmt.Sprint("s", i), 1, time.Hour, EngineBacked)
-	}
-	r.SetMaxSessions(10)
-	if r.Len() != 10 {
-		t.Fatalf("lowered to 10, holds %d", r.Len())
-	}
-	settled(t, r)
-	if got := l.take(); len(got) != 90 || got[0].why != Evicted {
-		t.Fatalf("reported %d", len(got))
-	}
-	r.SetMaxSessions(200_000)
-	for i := range 1000 {
-		mustPut(t, r, fmt.Sprint("t", i), 1, time.Hour, EngineBacked)
-	}
-	if r.Len() != 1010 {
-		t.Fatalf("raised, holds %d", r.Len())
-	}
-	if c := r.cache.MaxCost(); c < 200_000 {
-		t.Fatalf("ristretto would evict at %d", c)
-	}
-	if b := r.Bytes(); b != 1010*entryBytes {
-		t.Fatalf("holds %d bytes", b)
-	}
-	cacheHolds(t, r)
-}
 
 func TestLimitsChangeUnderLoad(t *testing.T) {
 	var l ends
@@ -116,38 +45,6 @@ func TestSweepRunsByItself(t *testing.T) {
 	if got := l.take(); len(got) != 1 || got[0].why != Expired {
 		t.Fatalf("reported %v", got)
 	}
-}
-
-// TestReportedWaits has an end that is found by a read. Reported returns when its owner knows,
-// when the context ends, and when the store is closed.
-func TestReportedWaits(t *testing.T) {
-	var c fakeClock
-	goOn, told := make(chan struct{}), 0
-	r := open(t, Options{Clock: c.now, OnExpire: func(Key, Binding, Reason) {
-		<-goOn
-		told++
-	}})
-	r.Reported(background) // there is nothing to wait for
-	for _, s := range []string{"a", "b"} {
-		mustPut(t, r, s, 1, time.Second, EngineBacked)
-	}
-	c.advance(time.Second)
-	for _, s := range []string{"a", "b"} {
-		if _, ok := peek(r, s); ok {
-			t.Fatal("not expired")
-		}
-	}
-	ctx, cancel := context.WithTimeout(background, 10*time.Millisecond)
-	defer cancel()
-	if r.Reported(ctx); ctx.Err() == nil {
-		t.Error("it did not wait")
-	}
-	close(goOn)
-	if r.Reported(background); told != 2 {
-		t.Errorf("%d ends were reported, want 2", told)
-	}
-	r.Close()
-	r.Reported(background)
 }
 
 // OnExpire may use the store, and Close waits for it.
@@ -260,5 +157,33 @@ func TestUndeliveredEndsAreBounded(t *testing.T) {
 	mustPut(t, r, "s", 1, time.Hour, EngineBacked)
 	if r.Reported(background); calls.Load() == 0 {
 		t.Error("no end was delivered after it caught up")
+	}
+}
+
+// TestEvictionPrefersTheIdle adds many sessions to a full store in which some are in use.
+func TestEvictionPrefersTheIdle(t *testing.T) {
+	var c fakeClock
+	const held, hot = 1000, 100
+	r := open(t, Options{Clock: c.now, MaxSessions: held})
+	for i := range 4 * held {
+		c.advance(1)
+		get(r, fmt.Sprint("s", i%hot))
+		mustPut(t, r, fmt.Sprint("s", i), 1, time.Hour, RouterOnly)
+	}
+	for i := range hot {
+		// Each was used during the last 100 of about 1000 places, so 16 candidates
+		// that are all as fresh are out of the question.
+		if _, ok := peek(r, fmt.Sprint("s", i)); !ok {
+			t.Errorf("session %d, which is in use, was evicted", i)
+		}
+	}
+	old := 0
+	for i := hot; i < held; i++ {
+		if _, ok := peek(r, fmt.Sprint("s", i)); ok {
+			old++
+		}
+	}
+	if old > 5 {
+		t.Errorf("%d sessions idle since the beginning outlived newer ones", old)
 	}
 }

@@ -3,7 +3,6 @@ package affinity
 import (
 	"errors"
 	"fmt"
-	"sync"
 	"testing"
 	"time"
 )
@@ -73,43 +72,31 @@ func TestRestoredBindingsLiveOn(t *testing.T) {
 	}
 }
 
-// TestDumpSparesWhatRequestsUse has a long answer. Its binding is not idle.
-func TestDumpSparesWhatRequestsUse(t *testing.T) {
+// TestRestoreRefuses has bindings that must not be restored, and one in use that is not idle.
+func TestRestoreRefuses(t *testing.T) {
 	clock := new(fakeClock)
 	r := open(t, Options{Clock: clock.now})
 	s := NewSessions(r)
 	var u Use
-	s.Begin(&u, named("a"))
-	if _, ok, err := u.Bind(background, 0, want(on(1), time.Minute, RouterOnly)); !ok || err != nil {
-		t.Fatal(ok, err)
+	live := bindUse(t, s, &u, named("a"))
+	clock.advance(2 * time.Hour) // a request uses the binding
+	saved := dumped(t, r)[named("a")]
+	if saved.Idle != 0 || saved.Target != on(1) {
+		t.Errorf("dumped as %+v", saved)
 	}
-	for range 5 {
-		clock.advance(40 * time.Second)
-		if got := dumped(t, r)[named("a")]; got.Idle != 0 || got.Target != on(1) {
-			t.Errorf("dumped as %+v", got)
-		}
-	}
-}
-
-func TestRestoreLosesToALiveBinding(t *testing.T) {
-	r := open(t, Options{})
-	s := Saved{Key: named("a"), Want: want(on(1), time.Minute, RouterOnly)}
-	live, _, _ := r.Bind(background, s.Key, 0, want(on(2), time.Minute, RouterOnly))
-	if done, err := r.Restore(background, &s); done || err != nil {
+	saved.Target = on(2)
+	if done, err := r.Restore(background, &saved); done || err != nil {
 		t.Error(done, err)
 	}
-	if b, _, _ := r.Peek(background, s.Key); b.Version != live.Version || b.Target != on(2) {
+	if b, _, _ := r.Peek(background, named("a")); b.Version != live.Version || b.Target != on(1) {
 		t.Errorf("the live binding is %+v now", b)
 	}
 	if _, err := r.Restore(background, &Saved{Key: named("b")}); !errors.Is(err, ErrTTL) {
 		t.Error(err)
 	}
 	r.Close()
-	if _, err := r.Restore(background, &s); !errors.Is(err, ErrClosed) {
+	if _, err := r.Restore(background, &saved); !errors.Is(err, ErrClosed) {
 		t.Error(err)
-	}
-	if r.Dump(func([]Saved) bool { return true }) && r.Len() > 0 {
-		t.Error("a closed store is dumped")
 	}
 }
 
@@ -142,78 +129,4 @@ func TestRestoreKeepsWhatWasUsedLast(t *testing.T) {
 	if young < 450 {
 		t.Errorf("only %d of the 500 restored bindings are among the 700 used last", young)
 	}
-}
-
-// TestVersionsDoNotRecurIfTheClockGoesBack begins a second store in the past.
-func TestVersionsDoNotRecurIfTheClockGoesBack(t *testing.T) {
-	clock := new(fakeClock)
-	r := open(t, Options{Clock: clock.now})
-	last, _, _ := r.Bind(background, named("a"), 0, want(on(1), time.Minute, RouterOnly))
-	past := new(fakeClock)
-	past.advance(-24 * time.Hour)
-	later := open(t, Options{Clock: past.now})
-	later.Skip(r.Changes())
-	later.Skip(1)
-	if b, _, _ := later.Bind(background, named("a"), 0, want(on(1), time.Minute, RouterOnly)); b.Version <= last.Version {
-		t.Errorf("version %d after %d", b.Version, last.Version)
-	}
-}
-
-// TestDumpBesideRequests dumps and restores while requests bind, use and unbind. A session
-// that does not change is in every dump.
-func TestDumpBesideRequests(t *testing.T) {
-	r, copied := open(t, Options{Sweep: time.Millisecond}), open(t, Options{})
-	for i := range 5000 {
-		r.Bind(background, named(fmt.Sprint("still", i)), 0, want(on(1), time.Hour, RouterOnly))
-	}
-	stop := make(chan struct{})
-	var wg sync.WaitGroup
-	for g := range 4 {
-		wg.Go(func() {
-			for i := 0; ; i++ {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				key := named(fmt.Sprint("moving", g, i%300))
-				b, ok, _ := r.Get(background, key)
-				if ok && i%3 == 0 {
-					r.Unbind(background, key, b.Version)
-				} else {
-					r.Bind(background, key, b.Version, want(on(uint64(i)), time.Hour, RouterOnly))
-				}
-				copied.Get(background, named(fmt.Sprint("still", i%5000)))
-			}
-		})
-	}
-	for range 10 {
-		all := dumped(t, r)
-		for i := range 5000 {
-			if _, ok := all[named(fmt.Sprint("still", i))]; !ok {
-				t.Fatalf("session %d is missing", i)
-			}
-		}
-		for _, s := range all {
-			if _, err := copied.Restore(background, &s); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	close(stop)
-	wg.Wait()
-}
-
-// BenchmarkDump dumps a million bindings.
-func BenchmarkDump(b *testing.B) {
-	r := open(b, Options{})
-	for i := range 1_000_000 {
-		r.Bind(background, named(fmt.Sprint(i)), 0, want(on(1), time.Hour, RouterOnly))
-	}
-	n := 0
-	for b.Loop() {
-		n = 0
-		r.Dump(func(part []Saved) bool { n += len(part); return true })
-	}
-	b.ReportMetric(float64(n), "bindings")
 }

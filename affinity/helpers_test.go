@@ -149,3 +149,14 @@ func settled(t testing.TB, r *Ristretto) {
 	t.Helper()
 	r.Reported(t.Context())
 }
+
+// Live returns the number of sessions with live requests.
+func (s *Sessions) Live() (n int) {
+	for i := range s.live.shards {
+		sh := &s.live.shards[i]
+		sh.mu.Lock()
+		n += len(sh.active)
+		sh.mu.Unlock()
+	}
+	return n
+}

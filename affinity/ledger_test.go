@@ -160,6 +160,7 @@ func (l *ledger) operate(r *Ristretto, c *fakeClock, key Key, rnd *rand.Rand) {
 		c.advance(time.Duration(rnd.IntN(50)))
 		if rnd.IntN(50) == 0 {
 			r.sweep()
+			r.Dump(func([]Saved) bool { return true })
 		}
 	case 6:
 		if got, ok, _ := r.Touch(background, key, b.Version); ok && got.Version != b.Version {

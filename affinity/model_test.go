@@ -1,7 +1,6 @@
 package affinity
 
 import (
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -249,40 +248,5 @@ func compareList(t *testing.T, m *model, got []Entry, after Key, limit int) {
 		if e.Key != want[i] || !byKey[e.Key].is(e.Binding) {
 			t.Fatalf("listed %+v, want %s %+v", e, want[i], byKey[want[i]])
 		}
-	}
-}
-
-func TestClosedStoreIsEmpty(t *testing.T) {
-	var l ends
-	r := open(t, Options{OnExpire: l.record})
-	b := mustPut(t, r, "s", 1, time.Minute, EngineBacked)
-	for range 2 {
-		if err := r.Close(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for name, do := range map[string]func(Key) (Binding, bool, error){
-		"get":    func(k Key) (Binding, bool, error) { return r.Get(background, k) },
-		"peek":   func(k Key) (Binding, bool, error) { return r.Peek(background, k) },
-		"touch":  func(k Key) (Binding, bool, error) { return r.Touch(background, k, b.Version) },
-		"unbind": func(k Key) (Binding, bool, error) { return r.Unbind(background, k, b.Version) },
-		"bind": func(k Key) (Binding, bool, error) {
-			return r.Bind(background, k, b.Version, want(on(1), time.Minute, RouterOnly))
-		},
-	} {
-		if got, ok, err := do(named("s")); ok || got != (Binding{}) || !errors.Is(err, ErrClosed) {
-			t.Errorf("%s: %+v, %v, %v", name, got, ok, err)
-		}
-	}
-	if page, err := r.List(background, Key{}, 10); len(page) != 0 || !errors.Is(err, ErrClosed) {
-		t.Errorf("listed %v, %v", page, err)
-	}
-	if r.Len() != 0 || r.Bytes() != 0 {
-		t.Errorf("holds %d, %d bytes", r.Len(), r.Bytes())
-	}
-	r.SetMaxSessions(1)
-	r.sweep()
-	if got := l.take(); len(got) != 0 {
-		t.Errorf("reported %v", got)
 	}
 }

@@ -20,65 +20,6 @@ func each(n int, f func(i int)) {
 	wg.Wait()
 }
 
-// A binding does not end before the time that a caller got for it: renewal and expiry are ordered. The clock jumps so that deadlines
-// are hit while sessions are being renewed and swept.
-func TestRenewalRacesExpiry(t *testing.T) {
-	var c fakeClock
-	var l ends
-	var early, expiries atomic.Int64
-	r := open(t, Options{Clock: c.now, OnExpire: func(k Key, b Binding, why Reason) {
-		if b.Expires.After(c.now()) {
-			early.Add(1)
-		}
-		l.record(k, b, why)
-		expiries.Add(1)
-	}})
-	const sessions, ttl = 16, 100
-	deadline := time.Now().Add(10 * time.Second)
-	granted := make([]map[Version]time.Time, 4)
-	var stop atomic.Bool
-	var sweeps sync.WaitGroup
-	sweeps.Go(func() {
-		for !stop.Load() {
-			c.advance(time.Duration(1 + rand.Int64N(ttl)))
-			r.sweep()
-			runtime.Gosched()
-		}
-	})
-	each(len(granted), func(i int) {
-		mine := map[Version]time.Time{}
-		for n := 0; n < 15_000 || expiries.Load() < 300 && time.Now().Before(deadline); n++ {
-			s := fmt.Sprint("s", rand.IntN(sessions))
-			b, ok := get(r, s)
-			if !ok {
-				b, _, _ = bind(r, s, 0, on(1), ttl, EngineBacked)
-			}
-			if b.Expires.After(mine[b.Version]) {
-				mine[b.Version] = b.Expires
-			}
-		}
-		granted[i] = mine
-	})
-	stop.Store(true)
-	sweeps.Wait()
-	c.advance(ttl)
-	r.sweep()
-	settled(t, r)
-	if early.Load() != 0 {
-		t.Errorf("%d bindings ended before their deadline", early.Load())
-	}
-	if len(l.full) < 300 {
-		t.Fatalf("only %d expiries: not a race", len(l.full))
-	}
-	for _, b := range l.full {
-		for _, mine := range granted {
-			if mine[b.Version].After(b.Expires) {
-				t.Fatalf("version %d ended at %v, was granted until %v", b.Version, b.Expires, mine[b.Version])
-			}
-		}
-	}
-}
-
 // cacheHolds checks that ristretto holds the entries of the roster, and has
 // deleted all others.
 func cacheHolds(t *testing.T, r *Ristretto) {

@@ -34,8 +34,8 @@ type slot struct {
 	check int64
 }
 
-// maxEvicted is how many bindings of its own scope one that is added may evict, so that it does
-// not wait until a scope is down at a lowered share.
+// maxEvicted is how many bindings of its scope a new one may evict. A scope above its share comes
+// down with what it adds.
 const maxEvicted = 2
 
 // add adds the entry if there is room, and returns true. If not, it returns an entry to evict

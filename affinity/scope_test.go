@@ -61,51 +61,38 @@ func TestOneScopeTakesItsShare(t *testing.T) {
 	}
 }
 
-// TestFloodSparesTheLive fills a store while requests use some bindings. These stay, although
-// they have been idle longest. Only if all are in use is a newcomer refused.
-func TestFloodSparesTheLive(t *testing.T) {
+// TestBindingsInUseAreSpared fills a store with bindings that requests use. Another session is
+// refused until one of them is free. The operator's limit counts all the same.
+func TestBindingsInUseAreSpared(t *testing.T) {
 	var c fakeClock
 	r := open(t, Options{Clock: c.now, MaxSessions: 200})
 	s := NewSessions(r)
-	keys := numbered(20_000)
-	uses := make([]Use, 150)
+	keys := numbered(201)
+	uses := make([]Use, 200)
 	for i := range uses {
 		bindUse(t, s, &uses[i], keys[i])
 	}
-	for _, k := range keys[len(uses):] {
-		c.advance(1)
-		if _, ok, err := r.Bind(background, k, 0, want(on(2), time.Hour, RouterOnly)); !ok || err != nil {
-			t.Fatal(ok, err)
-		}
-	}
-	for i := range uses {
-		if b, ok, _ := r.Peek(background, keys[i]); !ok || b.Target != on(1) {
-			t.Fatalf("session %d was evicted", i)
-		}
-		_ = uses[i].End(background, 0)
-	}
-	all := make([]Use, 200)
-	for i := range all {
-		c.advance(1)
-		bindUse(t, s, &all[i], keys[i])
-	}
-	if _, _, err := r.Bind(background, keys[300], 0, want(on(2), time.Hour, RouterOnly)); err != ErrFull {
+	c.advance(1)
+	if _, _, err := r.Bind(background, keys[200], 0, want(on(2), time.Hour, RouterOnly)); err != ErrFull {
 		t.Errorf("all are in use: %v", err)
 	}
 	for i := range 20 {
-		_ = all[i].End(background, 0)
+		_ = uses[i].End(background, 0)
 	}
 	c.advance(1)
-	if _, ok, err := r.Bind(background, keys[300], 0, want(on(2), time.Hour, RouterOnly)); !ok || err != nil {
+	if _, ok, err := r.Bind(background, keys[200], 0, want(on(2), time.Hour, RouterOnly)); !ok || err != nil {
 		t.Errorf("some are free: %v, %v", ok, err)
 	}
-	for i := 20; i < len(all); i++ {
+	for i := 20; i < len(uses); i++ {
 		if _, ok, _ := r.Peek(background, keys[i]); !ok {
 			t.Error("one that is in use was evicted")
 		}
 	}
-	r.SetMaxSessions(10)
-	if r.Len() != 10 {
+	if r.SetMaxSessions(10); r.Len() != 10 {
 		t.Errorf("the operator's limit is 10, holds %d", r.Len())
+	}
+	r.SetMaxSessions(200_000)
+	if n := r.cache.MaxCost(); n < 200_000 {
+		t.Errorf("ristretto would evict at %d", n)
 	}
 }

@@ -79,13 +79,3 @@ func FuzzSecret(f *testing.F) {
 		}
 	})
 }
-
-// BenchmarkSessionHash hashes a key of usual length.
-func BenchmarkSessionHash(b *testing.B) {
-	s := NewSecret()
-	key := "0b5f3a52-6c3a-4a8e-9b6f-0d4c1f2e3a4b"
-	b.ReportAllocs()
-	for b.Loop() {
-		s.Session(s.Identity(key), Tenant{"tenant", ""}, "")
-	}
-}

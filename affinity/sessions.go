@@ -64,17 +64,6 @@ func (l *live) use(key Key, v Version) bool {
 	return a != nil && a.version == v
 }
 
-// Live returns the number of sessions with live requests.
-func (s *Sessions) Live() (n int) {
-	for i := range s.live.shards {
-		sh := &s.live.shards[i]
-		sh.mu.Lock()
-		n += len(sh.active)
-		sh.mu.Unlock()
-	}
-	return n
-}
-
 // Waiting returns the number of requests that wait for a concurrent first request.
 func (s *Sessions) Waiting() int64 { return s.waiting.Load() }
 

@@ -31,53 +31,6 @@ func bindUse(t *testing.T, s *Sessions, u *Use, key Key) Binding {
 	return b
 }
 
-// TestFirstRequestsGoToOneTarget has many first requests of a session choose at once, each
-// another target. All go to one.
-func TestFirstRequestsGoToOneTarget(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := open(t, Options{})
-		s := NewSessions(r)
-		for round := range 100 {
-			key := named(string(rune(round)))
-			var targets [8]kvscore.Target
-			var openers atomic.Int64
-			each(len(targets), func(i int) {
-				var u Use
-				s.Begin(&u, key)
-				b, pending, err := u.Find(background, Patience)
-				if err != nil || pending {
-					t.Error(pending, err)
-				}
-				at := b.Target
-				if b.Version == 0 {
-					openers.Add(1)
-					at = on(uint64(i)) //nolint:gosec // small
-					u.Choose(at)
-					time.Sleep(Patience / 2) // until the answer begins
-				}
-				b, _, err = u.Bind(background, b.Version, want(at, time.Minute, RouterOnly))
-				if err != nil {
-					t.Error(err)
-				}
-				targets[i] = b.Target
-				_ = u.End(background, b.Version)
-			})
-			for _, at := range targets {
-				if at != targets[0] {
-					t.Fatalf("one session on %v", targets)
-				}
-			}
-			if openers.Load() != 1 {
-				t.Fatalf("%d requests were the first", openers.Load())
-			}
-		}
-		if s.Live() != 0 {
-			t.Errorf("%d sessions are still live", s.Live())
-		}
-		r.Close()
-	})
-}
-
 // found says what Find has returned.
 func found(b Binding, pending bool, _ error) string {
 	switch {
@@ -166,34 +119,6 @@ func TestWaitingForTheFirst(t *testing.T) {
 	}
 }
 
-// TestFollowerBinds has the second request's answer come first: it binds the session, and the
-// first learns that.
-func TestFollowerBinds(t *testing.T) {
-	r := open(t, Options{})
-	s := NewSessions(r)
-	var first, second Use
-	s.Begin(&first, named("s"))
-	s.Begin(&second, named("s"))
-	_, _, _ = first.Find(background, 0)
-	first.Choose(on(3))
-	b, pending, err := second.Find(background, 0)
-	if got := found(b, pending, err); got != "chosen" {
-		t.Fatalf("found %q", got)
-	}
-	bound, ok, err := second.Bind(background, b.Version, want(b.Target, time.Minute, RouterOnly))
-	if !ok || err != nil {
-		t.Fatal(ok, err)
-	}
-	if got, ok, err := first.Bind(background, 0, want(on(4), time.Minute, RouterOnly)); ok || err != nil || got != bound {
-		t.Errorf("the first got %+v, %v, %v; want what the second bound", got, ok, err)
-	}
-	first.Yield()
-	if got, _, _ := first.Find(background, 0); got.Version != bound.Version {
-		t.Errorf("found %+v", got)
-	}
-	_, _ = first.End(background, 0), second.End(background, 0)
-}
-
 // TestUsesRaceExpiry renews, rebinds and ends sessions while their deadlines pass. No binding
 // ends under a request that uses it, and a request's record ends with it. The clock stands
 // while a request finds its binding: that takes less than any time to live.
@@ -252,36 +177,6 @@ func TestUsesRaceExpiry(t *testing.T) {
 	}
 }
 
-// TestAloneKeepsOthersOut has two requests that want a session alone, and one that does not.
-func TestAloneKeepsOthersOut(t *testing.T) {
-	s := NewSessions(open(t, Options{}))
-	var first, second, other Use
-	key := named("s")
-	for _, u := range []*Use{&first, &second, &other} {
-		s.Begin(u, key)
-	}
-	if ok, err := first.Alone(t.Context(), 0); !ok || err != nil {
-		t.Fatal(ok, err)
-	}
-	if ok, err := second.Alone(t.Context(), time.Millisecond); ok || err != nil {
-		t.Error("two have the session alone", err)
-	}
-	_ = other.End(t.Context(), 0)
-	got := make(chan bool)
-	go func() {
-		ok, _ := second.Alone(t.Context(), time.Minute)
-		got <- ok
-	}()
-	_ = first.End(t.Context(), 0)
-	if !<-got {
-		t.Error("the second does not get the session after the first")
-	}
-	_ = second.End(t.Context(), 0)
-	if s.Live() != 0 {
-		t.Error("a session is still live")
-	}
-}
-
 // TestLiveRequestKeepsItsBinding lets a request take three times the time to live.
 func TestLiveRequestKeepsItsBinding(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -328,5 +223,27 @@ func TestSessionsClose(t *testing.T) {
 	none.Yield()
 	if _, pending, err := none.Find(background, Patience); pending || err != nil || none.End(background, 1) != nil {
 		t.Errorf("the zero use: %v, %v", pending, err)
+	}
+}
+
+// TestAloneKeepsOthersOut has two requests that want a session alone.
+func TestAloneKeepsOthersOut(t *testing.T) {
+	s := NewSessions(open(t, Options{}))
+	var first, second Use
+	key := named("s")
+	s.Begin(&first, key)
+	s.Begin(&second, key)
+	if ok, err := first.Alone(t.Context(), 0); !ok || err != nil || !s.HasAlone(key) {
+		t.Fatal(ok, err)
+	}
+	if ok, err := second.Alone(t.Context(), time.Millisecond); ok || err != nil {
+		t.Error("two have the session alone", err)
+	}
+	time.AfterFunc(time.Millisecond, func() { _ = first.End(background, 0) })
+	if ok, err := second.Alone(t.Context(), time.Minute); !ok || err != nil {
+		t.Error("the second does not get the session after the first", err)
+	}
+	if _ = second.End(t.Context(), 0); s.HasAlone(key) {
+		t.Error("the session is still taken")
 	}
 }

@@ -81,7 +81,6 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //			max_sessions <number>
 //			key nvext|header:<name>|cookie:<name>|query:<name>|body:<member>|{<placeholder>}...
 //			scope {<placeholder>}
-//			busy wait|refuse
 //			persist [<interval>] {
 //				router <name>
 //			}
@@ -147,7 +146,7 @@ func (h *Handler) options() options {
 			h.Affinity = new(Affinity)
 			return options{
 				"mode": &h.Affinity.Mode, "ttl": &h.Affinity.TTL, "max_sessions": &h.Affinity.MaxSessions, "key": &h.Affinity.Key,
-				"scope": &h.Affinity.Scope, "busy": &h.Affinity.Busy, "persist": h.unmarshalPersist,
+				"scope": &h.Affinity.Scope, "persist": h.unmarshalPersist,
 			}.readBlock(d, "affinity option")
 		},
 		"queue": func(d *caddyfile.Dispenser) error {

@@ -146,29 +146,29 @@ type Handler struct { // one field for each option, hence so many
 	// except the selection policy. It needs at least one upstream, or a dynamic source.
 	ReverseProxy *reverseproxy.Handler `json:"reverse_proxy,omitempty"`
 
-	policy     kvscore.Policy
-	shadow     kvscore.Policy // nil if none is configured
-	keys       []plan.KeySource
-	settings   *pool.Settings
-	config     *pool.SharedSettings // those of all handlers that name the pool
-	storage    snapshot.Storage     // for the pool's snapshots; nil if there are none
-	pool       *pool.Pool
-	adopted    atomic.Bool
-	holdsPool  bool
-	unnamed    bool // the operator names no pool
-	proxyReady bool
-	reader     *plan.Reader
-	dispatcher *dispatch.Dispatcher
-	explainer  *admin.Explainer
-	prober     *discovery.Prober
-	transport  *upstream.Transport
-	client     *upstream.Client
-	metrics    *dispatch.Metrics
-	figures    *dispatch.Figures
-	ctx        context.Context      // ends with the configuration
-	registry   *prometheus.Registry // the configuration's
-	noticed    atomic.Bool          // the server's settings were checked
-	logger     *zap.Logger
+	policy      kvscore.Policy
+	shadow      kvscore.Policy // nil if none is configured
+	keys        []plan.KeySource
+	settings    *pool.Settings
+	config      *pool.SharedSettings // those of all handlers that name the pool
+	storage     snapshot.Storage     // for the pool's snapshots; nil if there are none
+	pool        *pool.Pool
+	adopted     atomic.Bool
+	holdsPool   bool
+	unnamed     bool // the operator names no pool
+	proxyReady  bool
+	reader      *plan.Reader
+	dispatcher  *dispatch.Dispatcher
+	explainer   *admin.Explainer
+	prober      *discovery.Prober
+	transport   *upstream.Transport
+	client      *upstream.Client
+	metrics     *dispatch.Metrics
+	poolMetrics *dispatch.PoolMetrics
+	ctx         context.Context      // ends with the configuration
+	registry    *prometheus.Registry // the configuration's
+	noticed     atomic.Bool          // the server's settings were checked
+	logger      *zap.Logger
 }
 
 // Affinity configures sessions. All handlers of a pool must agree on `ttl`,
@@ -217,12 +217,6 @@ type Affinity struct {
 	// values of it have nothing in common. Example: `{http.auth.user.id}`. The tenant
 	// and the cache salt of a request keep sessions apart in any case. Default: none.
 	Scope string `json:"scope,omitempty"`
-
-	// What becomes of a turn while an earlier turn of its session is under way and an engine
-	// holds the session: `wait` or `refuse`. An engine serves one turn of a session at a
-	// time. `wait` waits for `queue max_wait` at most. The router then refuses the turn with
-	// 409 (`session_busy`), as `refuse` does at once. Default: `wait`.
-	Busy string `json:"busy,omitempty"`
 }
 
 // The values of Affinity.Mode.
@@ -230,8 +224,6 @@ const (
 	affinitySoft = "soft"
 	affinityHard = "hard"
 	affinityOff  = "off"
-	busyWait     = "wait"
-	busyRefuse   = "refuse"
 )
 
 // setDefaults checks the configuration and fills in what it leaves out.
@@ -295,9 +287,6 @@ func (h *Handler) checkAffinity() error {
 		}
 		if _, ok := plan.PlaceholderName(a.Scope); a.Scope != "" && !ok {
 			return fmt.Errorf("affinity scope: must be a placeholder such as {http.auth.user.id}, got %q", a.Scope)
-		}
-		if a.Busy != "" && a.Busy != busyWait && a.Busy != busyRefuse {
-			return fmt.Errorf("affinity busy: must be wait or refuse, got %q", a.Busy)
 		}
 	}
 	for _, name := range names {

@@ -22,6 +22,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/speculative"
+	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
@@ -63,7 +64,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 }
 
 func (h *Handler) openPool(caddy.Context) error {
-	value, _, err := pool.Pools.LoadOrNew(h.Pool, func() (caddy.Destructor, error) { return pool.New(h.Pool, h.settings.WithDefaults()) })
+	value, _, err := pool.Pools.LoadOrNew(h.Pool, func() (caddy.Destructor, error) {
+		return pool.New(h.Pool, h.settings.WithDefaults(), discovery.NewWatch)
+	})
 	if err != nil {
 		return fmt.Errorf("opening pool %s: %w", h.Pool, err)
 	}
@@ -133,18 +136,23 @@ func (h *Handler) wireDispatcher(ctx caddy.Context) error {
 	d := &dispatch.Dispatcher{
 		Pool: h.pool, Proxy: h.ReverseProxy, Transport: h.transport, Client: h.client, Probes: h.prober,
 		Policy: h.policy, Shadow: dispatch.NewShadow(h.shadow, h.metrics, h.Pool),
-		// Only a policy whose costs are times knows the price of leaving a session's worker.
-		Hard: h.sessionMode() == affinityHard, RefuseBusy: h.Affinity != nil && h.Affinity.Busy == busyRefuse,
-		Soft:   h.sessionMode() == affinitySoft && kvscore.CostUnit(h.policy) == kvscore.UnitMilliseconds,
+		Sessions: turn.NewSessions(&turn.Sessions{
+			Pool: h.pool, Client: h.client, Hard: h.sessionMode() == affinityHard,
+			// Only a policy whose costs are times knows the price of leaving a session's home.
+			Soft: h.sessionMode() == affinitySoft && kvscore.CostUnit(h.policy) == kvscore.UnitMilliseconds,
+		}),
 		Limits: limits, KeepBody: keepBody, Labels: h.ResponseHeaders, Speculative: h.SpeculativePrefill,
-		Metrics: h.metrics, Figures: h.figures, Logger: h.logger, Context: h.ctx,
+		Metrics: h.metrics, PoolMetrics: h.poolMetrics, Logger: h.logger,
 	}
+	d.Sessions.Failed = d.Unbound
 	if h.Timeouts != nil {
 		d.Timeouts = *h.Timeouts
 	}
-	d.FollowUps = speculative.NewRunner(d, h.SpeculativePrefill)
+	d.FollowUps = speculative.NewRunner(h.ctx, h.pool, h.client, h.SpeculativePrefill)
 	h.dispatcher, h.reader = d, h.newReader()
-	h.explainer = &admin.Explainer{Dispatcher: d, Reader: h.reader}
+	h.explainer = &admin.Explainer{
+		Pool: h.pool, Reader: h.reader, Dispatcher: d, Client: h.client, Policy: h.policy, Static: h.ReverseProxy.Upstreams, Logger: h.logger,
+	}
 	return nil
 }
 
@@ -156,7 +164,7 @@ func (h *Handler) newReader() *plan.Reader {
 		MergesModels: h.MergeModels == nil || *h.MergeModels, Grants: h.grants,
 		Memory: &p.Memory, Ratios: &p.Ratios, Hashing: p.Hashing, Adapter: p.Adapter, TakesTokens: h.prober.TakesTokenData,
 		TTL:     func() time.Duration { return time.Duration(p.Settings.Load().TTL) },
-		Waiting: func() uint64 { return uint64(max(0, p.Queue.Length.Load())) },
+		Waiting: func() uint64 { return uint64(p.Waiting()) },
 	}
 }
 
@@ -204,12 +212,12 @@ func (h *Handler) isLive() bool {
 // adopt has the pool use this handler's settings, once, if the configuration serves.
 func (h *Handler) adopt() {
 	if !h.adopted.Load() && h.isLive() && h.adopted.CompareAndSwap(false, true) {
-		if h.pool.Apply(h.config.Get()) {
+		if discovery.Apply(h.pool, h.config.Get()) {
 			h.logger.Info("pool settings changed", zap.String("pool", h.Pool))
 		}
 		h.persist()
 		h.warnOfIdleQueue()
-		h.pool.ServingSince.Store(time.Now().Unix())
+		h.pool.Serve(time.Now())
 		h.explainer.Lead()
 		h.prober.Start()
 	}
@@ -265,7 +273,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 
 // report counts a request that has ended, and adds to its access log.
 func (h *Handler) report(r *http.Request, report *dispatch.Report) {
-	h.figures.Requests[report.Outcome].Inc()
+	h.poolMetrics.Requests[report.Outcome].Inc()
 	if extra, ok := r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok && report.Logged() {
 		extra.Set(zap.Object("kv_router", report))
 	}
@@ -288,7 +296,7 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, err error) erro
 		if e.Code == api.CodeUnreadable || e.Code == api.CodeTooLarge {
 			outcome = dispatch.OutcomeUnreadable
 		}
-		h.figures.Requests[outcome].Inc()
+		h.poolMetrics.Requests[outcome].Inc()
 	}
 	return answer(w, r, err)
 }

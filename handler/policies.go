@@ -6,6 +6,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/admin"
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
+	"github.com/caddy-kvrouter/kvrouter/handler/speculative"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2"
@@ -36,8 +37,8 @@ func (h *Handler) loadPolicy(ctx caddy.Context) (err error) {
 
 // loadShadow registers the metrics and loads the shadow policy, if one is configured.
 func (h *Handler) loadShadow(ctx caddy.Context) (err error) {
-	h.metrics = dispatch.Register(h.registry, h.logger, admin.Collector{})
-	h.figures = h.metrics.Of(h.Pool)
+	h.metrics = dispatch.Register(h.registry, h.logger, admin.Collector{}, speculative.Total)
+	h.poolMetrics = h.metrics.Of(h.Pool)
 	if h.ShadowRaw == nil {
 		return nil
 	}

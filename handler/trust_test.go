@@ -21,7 +21,7 @@ func (failing) MatchWithError(*http.Request) (bool, error) { return true, fmt.Er
 // TestMatcherThatFailsGrantsNothing has one that says yes with an error, beside
 // lines that hold.
 func TestMatcherThatFailsGrantsNothing(t *testing.T) {
-	p, err := pool.New("trust", new(pool.Settings).WithDefaults())
+	p, err := pool.New("trust", new(pool.Settings).WithDefaults(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

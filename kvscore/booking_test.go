@@ -256,39 +256,3 @@ func TestRefsOutliveTheirTargets(t *testing.T) {
 	l.End(true, nil)
 	idle(t, s, ts, epoch)
 }
-
-// TestRefsInARace chooses among references while their targets come and go.
-func TestRefsInARace(t *testing.T) {
-	s, ts := NewScheduler(Settings{}), targets(8)
-	for _, target := range ts {
-		s.Declare(target, 16_000)
-	}
-	refs, p := s.Refs(ts), NewDynamo()
-	var wg sync.WaitGroup
-	for g := range uint64(4) {
-		wg.Go(func() {
-			rnd := seeded(g)
-			sel := &Selection{Rand: rnd}
-			for range 1000 {
-				switch target := ts[rnd.IntN(8)]; rnd.IntN(8) {
-				case 0:
-					s.Retire(target)
-				case 1:
-					s.Forget(target)
-				case 2:
-					s.Declare(target, 16_000)
-				case 3:
-					s.Clear(target)
-				default:
-					i, l := s.SelectAmong(epoch, prompt(upTo(uint64(rnd.IntN(20)))...), refs, -1, p, sel)
-					if l.Target() != ts[i] {
-						t.Errorf("booked %s for %s", l.Target(), ts[i])
-					}
-					l.End(true, nil)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	idle(t, s, ts, epoch)
-}

@@ -21,11 +21,11 @@ const (
 // held.
 func (s *Scheduler) learnCapacity(l *Lease) {
 	ld := l.load
-	if l.restarts != ld.restarts || l.knowledge != Approximate {
+	if !l.ticket.Current() || l.knowledge != Approximate {
 		return
 	}
 	// Chat templates cause small differences.
-	slack, used := max(s.page(ld), l.counts.Prompt/4), s.index.Used(ld.slot)
+	slack, used := max(ld.slot.Page(), l.counts.Prompt/4), ld.slot.Used()
 	capacity := float64(ld.capacity)
 	var change float64
 	switch off := l.counts.Cached - l.cached; {
@@ -54,7 +54,7 @@ func (s *Scheduler) applyCapacity(ld *load) {
 	by := min(max(s.learned+ld.learned, -bound), bound)
 	if capacity := int64(float64(ld.declared) * math.Exp(by)); capacity != ld.capacity {
 		ld.capacity = capacity
-		s.index.SetCapacity(ld.slot, capacity)
+		ld.slot.Resize(capacity)
 	}
 	ld.applied = s.learned
 }

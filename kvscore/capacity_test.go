@@ -3,37 +3,39 @@ package kvscore
 import (
 	"math/rand/v2"
 	"testing"
+	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
-// cache is the KV cache of an engine, which reports what of a prompt it had cached.
-type cache struct {
-	held  *index.Index
-	match index.Match
+// served is the KV cache of an engine, which reports what of a prompt it had cached.
+type served struct {
+	caches *cache.Caches
+	slot   *cache.Slot
+	view   cache.View
 }
 
-func newCache(tokens int64) *cache {
-	c := &cache{held: index.New(1 << 30)}
-	c.held.SetCapacity(0, tokens)
-	return c
+func newServed(tokens int64) *served {
+	e := &served{caches: cache.New(cache.Settings{Memory: 1 << 30, BlockSize: 16})}
+	e.slot = e.caches.Open(Target{}, tokens)
+	return e
 }
 
 // serve computes a prompt and its answer, and returns what of the prompt was cached.
-func (c *cache) serve(r *Request, answer []uint64) (cached int64) {
-	chain := r.chain()
-	c.held.Match(&chain, &c.match)
-	cached = min(c.match.Tokens[0]/1000, r.Tokens-1)
-	ref, _ := c.held.Acquire(0, &chain)
-	c.held.Release(ref, true)
-	chain.Blocks = answer
-	c.held.Touch(0, &chain, 0)
-	return cached - cached%16
+func (e *served) serve(r *Request, answer []uint64) (cached int64) {
+	p := r.prompt()
+	now := time.Unix(0, 0)
+	e.caches.Look(now, &p, &e.view)
+	cached = e.view.Of(e.slot).Tokens
+	var t cache.Ticket
+	e.caches.Book(now, &t, e.slot, &p, &e.view)
+	t.End(true, answer, Counts{})
+	return cached
 }
 
 // talk sends turns of 60 conversations, which together have about twice the tokens of
 // an engine, to a target that is declared with another capacity.
-func talk(s *Scheduler, ts []Target, c *cache, rnd *rand.Rand, turns int) {
+func talk(s *Scheduler, ts []Target, c *served, rnd *rand.Rand, turns int) {
 	var talks [60][]uint64
 	sel := &Selection{Rand: rnd}
 	for range turns {
@@ -73,7 +75,7 @@ func TestCapacityIsLearned(t *testing.T) {
 		for seed := range uint64(3) {
 			s, ts := NewScheduler(Settings{}), targets(1)
 			s.Declare(ts[0], tc.declared)
-			c, rnd := newCache(is), seeded(seed)
+			c, rnd := newServed(is), seeded(seed)
 			talk(s, ts, c, rnd, 3000)
 			for range 4 { // and it stays
 				if got := capacity(s, ts[0]) / is; got < tc.low || got > tc.up {
@@ -175,7 +177,7 @@ func TestWhatTeachesNoCapacity(t *testing.T) {
 func TestDeclareKeepsWhatWasLearned(t *testing.T) {
 	s, ts := NewScheduler(Settings{}), targets(1)
 	s.Declare(ts[0], 800_000)
-	talk(s, ts, newCache(100_000), seeded(1), 2000)
+	talk(s, ts, newServed(100_000), seeded(1), 2000)
 	learned := capacity(s, ts[0])
 	if learned > 200_000 {
 		t.Fatalf("learned %v", learned)

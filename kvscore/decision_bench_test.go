@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/kvscore/index/exact"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // BenchmarkDecision is a whole decision from token ids. It has the hashes of the blocks, the
@@ -30,19 +30,19 @@ func decide(b *testing.B, blocks, n int, p Policy) {
 		ids[i] = rand.Uint32N(100_000)
 	}
 	r := &Request{Root: 1, BlockTokens: 16, Tokens: int64(len(ids)), Blocks: make([]uint64, blocks), Streamed: true}
-	key := NewTokenHash(testSeed)
+	key := cache.NewTokenHash(testSeed)
 	hash := func() {
 		r.Blocks = key.AppendBlocks(r.Blocks[:0], ids, 16)
 	}
 	hash()
-	root := IdentityRoot(testSeed, 16, "", "")
-	r.Identities = []Identity{{BlockTokens: 16, Root: root, Blocks: r.Blocks}}
+	root := cache.IdentityRoot(testSeed, 16, "", "")
+	r.Identities = []cache.Identity{{BlockTokens: 16, Root: root, Blocks: r.Blocks}}
 	ts := targets(n)
 	for _, t := range ts {
 		s.Declare(t, 1<<30)
-		f := s.OpenFeed(t)
+		f := s.Caches().Feed(t)
 		f.Describe(exactInfo)
-		if n, why := f.Stored(&exact.Stored{Root: root, Names: r.Blocks, Blocks: r.Blocks}); n != blocks {
+		if n, why := f.Stored(&cache.Stored{Root: root, Names: r.Blocks, Blocks: r.Blocks}); n != blocks {
 			b.Fatalf("outcome %d", why)
 		}
 	}

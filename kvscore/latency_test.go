@@ -125,19 +125,6 @@ func TestOutliersDoNotSpoilTheEstimate(t *testing.T) {
 	}
 }
 
-// TestNothingLearnedIsOptimistic compares with engines that exist: what is thought
-// expensive is never tried.
-func TestNothingLearnedIsOptimistic(t *testing.T) {
-	l := newEstimator().latency()
-	for name, e := range map[string]engine{"slow": slowEngine, "model of the replay": {Latency: Latency{8, 0.04, 1.5e-6, 5e-5}}} {
-		for _, n := range []int64{0, 10, 1000, 100_000} {
-			if got, is := l.Prefill(n, 0, 0), e.Prefill(n, 0, 0); got <= 0 || got > is {
-				t.Errorf("%s: %d tokens take %.1f ms before anything is learned, in truth %.1f", name, n, got, is)
-			}
-		}
-	}
-}
-
 // sound fails the test unless all that is predicted is finite and not below zero.
 func sound(t *testing.T, e *estimator) {
 	t.Helper()
@@ -157,47 +144,6 @@ func sound(t *testing.T, e *estimator) {
 				}
 			}
 		}
-	}
-}
-
-func TestDegenerateSamples(t *testing.T) {
-	type sample struct {
-		n, k        int64
-		context, ms float64
-	}
-	for name, of := range map[string]func(i int) sample{
-		"all of one size":           func(int) sample { return sample{1000, 0, 0, 50} },
-		"one size, noisy":           func(i int) sample { return sample{1000, 0, 0, 50 + float64(i%7)} },
-		"no time":                   func(i int) sample { return sample{int64(i), 0, 0, 0} },
-		"less than no time":         func(i int) sample { return sample{int64(i), 0, 0, -1e9} },
-		"no tokens":                 func(int) sample { return sample{0, 1000, 0, 50} },
-		"less than no tokens":       func(int) sample { return sample{-50, 1000, 0, 50} },
-		"nothing at all":            func(int) sample { return sample{} },
-		"the longer the faster":     func(i int) sample { return sample{int64(i), 0, 0, 1e4 / float64(i+1)} },
-		"huge prompts":              func(int) sample { return sample{math.MaxInt64, math.MaxInt64, 0, 1} },
-		"huge times":                func(int) sample { return sample{1000, 0, 0, 1e13} },
-		"huge context":              func(int) sample { return sample{1000, 0, 1e15, 100} },
-		"all huge":                  func(int) sample { return sample{math.MaxInt64, math.MaxInt64, 1e18, 1e13} },
-		"now and then a huge one":   func(i int) sample { return sample{1000 << (i % 50 / 49 * 50), 0, 0, 50} },
-		"the same context for each": func(i int) sample { return sample{int64(i), 0, 1e5, float64(i)} },
-	} {
-		t.Run(name, func(t *testing.T) {
-			e := newEstimator()
-			for i := range 3000 {
-				s := of(i)
-				if e.learn(featuresOf(1, workOf(s.n, s.k), s.context), s.ms); i%100 < 3 {
-					sound(t, e)
-				}
-			}
-			sound(t, e)
-		})
-	}
-	e := newEstimator()
-	for range 500 {
-		e.learn(featuresOf(1, workOf(1000, 0), 0), 50)
-	}
-	if ms := e.latency().Prefill(1000, 0, 0); !near(ms, 50, 0.02) {
-		t.Errorf("prompts of one size, which took 50 ms each, are predicted to take %.1f", ms)
 	}
 }
 
@@ -265,30 +211,6 @@ func TestSlownessIsFoundAndForgotten(t *testing.T) {
 	}
 	if f := slowed(&s, &at, 0.5, 100); !near(f, 0.5, 0.15) {
 		t.Errorf("factor %.2f after 100 samples of a target that takes half as long", f)
-	}
-}
-
-func TestSlownessIsBounded(t *testing.T) {
-	for times, want := range map[float64]float64{1e6: maxFactor, 1e-6: minFactor} {
-		var s speed
-		for range 1000 {
-			s.learn(epoch, 1e9*s.factor(epoch), 1e9*times)
-		}
-		if f := s.factor(epoch); !near(f, want, 0.01) {
-			t.Errorf("factor %v of a target that takes %v times as long, want %v", f, times, want)
-		}
-	}
-	var s speed
-	s.learn(epoch, 100, 1e9)
-	if f := s.factor(epoch); f > math.Sqrt(maxOutlier)+1e-9 {
-		t.Errorf("factor %.2f after one pause", f)
-	}
-	s = speed{}
-	for range 1000 {
-		s.learn(epoch, 100, 0)
-	}
-	if f := s.factor(epoch); f != 1 {
-		t.Errorf("factor %v after times that are too short to tell", f)
 	}
 }
 

@@ -4,6 +4,8 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // timing is one sample: the time of uninterrupted work on a target. Consecutive prefills
@@ -43,7 +45,7 @@ func (s *Scheduler) observe(l *Lease, now time.Time) {
 	case ld.awaiting.guessed, first != l && !first.streamed: // the start of this prefill is unknown
 		since = time.Time{}
 	}
-	if since.IsZero() || s.context(ld) > fullMemory*float64(ld.capacity) || ld.foreign.isQueued(now) {
+	if since.IsZero() || ld.context(s.settings.BlockSize) > fullMemory*float64(ld.capacity) || ld.foreign.isQueued(now) {
 		ld.timing = nil
 		return
 	}
@@ -53,12 +55,12 @@ func (s *Scheduler) observe(l *Lease, now time.Time) {
 	} else {
 		l.own, l.timing = timing{}, &l.own
 		if since.Equal(first.booked) {
-			l.own.x = featuresOf(1, work{}, s.context(ld)) // a step's fixed part
+			l.own.x = featuresOf(1, work{}, ld.context(s.settings.BlockSize)) // a step's fixed part
 		}
 	}
 	m := l.timing
 	m.ms += milliseconds(now.Sub(since))
-	l.context = s.context(ld)
+	l.context = ld.context(s.settings.BlockSize)
 	m.add(l.work, l.context, 1)
 	m.until = now
 	m.open++
@@ -74,14 +76,14 @@ func (m *timing) add(w work, context, sign float64) {
 }
 
 // context returns the tokens of context of a target's active requests.
-func (s *Scheduler) context(ld *load) float64 {
-	return (s.promptBlocks(ld) + float64(ld.output)) * float64(s.settings.BlockSize)
+func (ld *load) context(blockSize int) float64 {
+	return (ld.promptBlocks(blockSize) + float64(ld.output)) * float64(blockSize)
 }
 
 // learn updates the averages, the capacity and the timing from a lease that ends. The lock is held.
 func (s *Scheduler) learn(l *Lease, computed bool) {
 	c := &l.counts
-	counted := computed && believable(c.Prompt, l.estimate) > 0 && c.Cached >= 0 && c.Cached <= c.Prompt
+	counted := computed && cache.Believable(c.Prompt, l.estimate) > 0 && c.Cached >= 0 && c.Cached <= c.Prompt
 	answer := l.answered.Load()
 	if counted && c.Answer >= c.Prompt {
 		answer = c.Answer - c.Prompt + 1
@@ -163,8 +165,7 @@ func (s *Scheduler) describe(r *Request, sel *Selection) {
 	if r.ExpectedTokens > 0 {
 		sel.ExpectedAnswer = float64(r.ExpectedTokens)
 	}
-	sel.SharedTokens, sel.SharedArrivals, sel.SharedHolders = float64(sel.match.SharedTokens)/1000, sel.match.SharedArrivals, sel.match.SharedHolders
-	sel.continues = sel.match.AtEnd && sel.match.Arrivals == 0
+	sel.SharedTokens, sel.SharedArrivals, sel.SharedHolders = sel.view.SharedTokens, sel.view.SharedArrivals, sel.view.SharedHolders
 }
 
 // predict sets the times of a candidate. The lock is held.

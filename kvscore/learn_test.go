@@ -1,8 +1,6 @@
 package kvscore
 
 import (
-	"math"
-	"slices"
 	"testing"
 	"time"
 )
@@ -53,46 +51,6 @@ func TestPrefillsThatFollowEachOtherShareATiming(t *testing.T) {
 		}
 	}
 	idle(t, s, ts, epoch)
-}
-
-// TestALongTimingIsFollowedByAnother has prefills follow each other for longer than a
-// timing lasts.
-func TestALongTimingIsFollowedByAnother(t *testing.T) {
-	for name, tc := range map[string]struct {
-		at   []float64 // of first tokens
-		want int       // timings
-	}{
-		"short":        {[]float64{100, 200, 300}, 1},
-		"long":         {[]float64{100, 500, 700}, 2},
-		"all are long": {[]float64{500, 1000, 1500}, 3},
-		// the step that gave the first two gave the third, too
-		"one step after a long one": {[]float64{500, 502, 503}, 1},
-		"all in one step":           {[]float64{50, 50.5, 51}, 1},
-	} {
-		s, ts := NewScheduler(Settings{}), targets(1)
-		var live []*Lease
-		for range tc.at {
-			live = append(live, book(s, ts, 1000, epoch))
-		}
-		// within a step, first tokens come in any order
-		slices.Reverse(live[:2])
-		sum := 0.0
-		seen := map[*timing]bool{}
-		for i, at := range tc.at {
-			live[i].FirstToken(after(at))
-			seen[live[i].timing] = true
-		}
-		for m := range seen {
-			sum += m.ms
-		}
-		for _, l := range live {
-			l.End(true, nil)
-		}
-		if len(seen) != tc.want || samples(s) != uint64(tc.want) || math.Abs(sum-tc.at[len(tc.at)-1]) > 1e-6 {
-			t.Errorf("%s: %d timings of %.1f ms together, %d are learned; want %d", name, len(seen), sum, samples(s), tc.want)
-		}
-		idle(t, s, ts, epoch)
-	}
 }
 
 func TestFailedLeaseSpoilsItsTiming(t *testing.T) {
@@ -201,33 +159,6 @@ func TestPlainAnswersTeach(t *testing.T) {
 	}
 }
 
-// TestUnseenPrefillsTeachNothingOfOthers has streams behind plain answers whose prefill
-// the router does not see: the streams' times are not theirs alone.
-func TestUnseenPrefillsTeachNothingOfOthers(t *testing.T) {
-	for name, look := range map[string]bool{"not due yet": false, "taken off as due": true} {
-		s, ts := NewScheduler(Settings{}), targets(1)
-		at, sel := epoch, &Selection{Rand: seeded(1)}
-		for range 100 {
-			_, plain := s.Select(at, &Request{Tokens: 20_000}, ts, 0, nil, sel)
-			stream := book(s, ts, 500, at)
-			at = at.Add(800 * time.Millisecond)
-			if look {
-				at = at.Add(time.Second)
-				waits(s, ts, at)
-			}
-			stream.FirstToken(at)
-			stream.End(true, nil)
-			at = at.Add(5 * time.Second)
-			plain.Answered(at, 600)
-			plain.End(true, nil)
-		}
-		if got := samples(s); got != 0 {
-			t.Errorf("%s: %d timings are learned", name, got)
-		}
-		idle(t, s, ts, at)
-	}
-}
-
 // TestPoolThatChangesIsFollowed has all of a pool's engines become faster or slower, as
 // with another model.
 func TestPoolThatChangesIsFollowed(t *testing.T) {
@@ -285,30 +216,5 @@ func TestSlowTargetIsTold(t *testing.T) {
 	}
 	if slow.Timings != 100 || slow.Predictions != 64 || slow.ErrorMedian > 0.2 {
 		t.Errorf("%+v", slow)
-	}
-}
-
-func TestRecentFades(t *testing.T) {
-	var r recent
-	if r.value(epoch) != 0 {
-		t.Errorf("%v of nothing", r.value(epoch))
-	}
-	r.add(epoch, 100)
-	for after, want := range map[time.Duration]float64{
-		-time.Hour: 100, 0: 100, 300 * time.Millisecond: 100, decayTime: 100 / math.E, 10 * decayTime: 100 * math.Exp(-10),
-		24 * time.Hour: 0, 1000 * time.Hour: 0,
-	} {
-		if got := r.value(epoch.Add(after)); math.Abs(got-want) > 0.9 {
-			t.Errorf("%v are left of 100 after %s, want %v", got, after, want)
-		}
-	}
-	// one every 10 ms: as many are counted as come within decayTime
-	at := epoch
-	for range 100_000 {
-		at = at.Add(10 * time.Millisecond)
-		r.add(at, 1)
-	}
-	if want := decayTime.Seconds() * 100; !near(r.value(at), want, 0.01) {
-		t.Errorf("%v, want %v", r.value(at), want)
 	}
 }

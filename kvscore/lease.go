@@ -3,11 +3,10 @@ package kvscore
 import (
 	"container/heap"
 	"math"
-	"slices"
 	"sync/atomic"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // Lease is one attempt's booking on one target: prefill tokens until the first token, KV
@@ -20,16 +19,11 @@ import (
 type Lease struct {
 	scheduler *Scheduler
 	load      *load
-	restarts  uint64
 	booked    time.Time
 	seen      atomic.Int64 // last sign of life, in nanoseconds since booked
 
-	chain     index.Chain // the prompt, without its blocks
-	whole     bool        // the index tracks all blocks
-	blocks    int         // of the prompt
-	held      int         // of these, blocks that the cache model held
-	mediaEnd  int         // blocks up to the end of the last image; 0 if there is none
-	estimate  int64       // tokens of the prompt, from its text alone
+	ticket    cache.Ticket
+	estimate  int64 // tokens of the prompt, from its text alone
 	counts    Counts
 	tokens    int64 // of the prompt
 	blockSize int64
@@ -38,7 +32,6 @@ type Lease struct {
 	expected  int64 // tokens of the answer; 0 is unknown
 
 	// guarded by the scheduler's lock
-	ref        index.Ref
 	prefill    int64 // still booked
 	unshared   float64
 	untracked  float64 // blocks
@@ -57,10 +50,9 @@ type Lease struct {
 	over          bool      // its prefill is over, as seen in the answer
 	cached        int64     // prompt tokens that the cache model held
 	knowledge     Knowledge // where cached comes from
-	flight        flight
-	inFlight      bool    // another active request uses some of them
-	queued        bool    // other prefills were booked before
-	predicted     float64 // milliseconds to the first token
+	inFlight      bool      // another active request uses some of them
+	queued        bool      // other prefills were booked before
+	predicted     float64   // milliseconds to the first token
 	own           timing
 	context       float64      // of the target at the first token
 	timing        *timing      // own, or that of an earlier lease
@@ -116,7 +108,7 @@ func (l *Lease) prefillOver(now time.Time, learn bool, answered int64) {
 	if learn {
 		l.scheduler.observe(l, now)
 	}
-	l.scheduler.approach(l.scheduler.flights.at(now), l)
+	l.ticket.Computed(now)
 	l.computed(now, true)
 }
 
@@ -147,20 +139,7 @@ func (l *Lease) Output(now time.Time, tokens int64) {
 }
 
 // Counts are an engine's token counts of a prompt and its answer; 0 is unknown.
-type Counts struct {
-	// Prompt is the number of prompt tokens.
-	Prompt int64
-	// Cached is the number of prompt tokens that the engine had cached. CachedReported says
-	// that the engine reported it, even if it is 0.
-	Cached         int64
-	CachedReported bool
-	// Answer is the number of tokens that the engine holds at the end of the answer,
-	// including the prompt. It excludes the last token, which the engine need not compute.
-	Answer int64
-	// AnswerPast is the part of prompt and answer after the last of the blocks that End
-	// gets, in blocks.
-	AnswerPast float32
-}
+type Counts = cache.Counts
 
 // Counted records the engine's counts. The caller calls it before End.
 func (l *Lease) Counted(c Counts) {
@@ -195,20 +174,7 @@ func (s *Scheduler) end(l *Lease, computed bool, answer []uint64) bool {
 	if ld.requests == 0 {
 		ld.unshared, ld.untracked, ld.faded = 0, 0, 0 // rounding errors
 	}
-	keep := computed && l.restarts == ld.restarts
-	if keep {
-		s.recordCounts(l)
-	}
-	s.index.Release(l.ref, keep)
-	if keep {
-		s.approach(s.flights.now, l)
-	} else {
-		s.land(l)
-	}
-	if keep && len(answer) > 0 {
-		s.touch(l, answer)
-	}
-	ld.before = slices.DeleteFunc(ld.before, func(slot int) bool { return s.index.InUse(slot) == 0 })
+	l.ticket.End(computed, answer, l.counts)
 	s.leases.remove(l)
 	s.live--
 	s.changes++

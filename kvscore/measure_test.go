@@ -4,17 +4,17 @@ import (
 	"testing"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // text returns a prompt of the given number of text blocks, each of which is
 // expected to have 16 tokens.
 func text(blocks int, past float32) *Request {
-	w := new([index.Kinds]int32)
+	w := new([cache.Kinds]int32)
 	for k := range w {
 		w[k] = 16_000
 	}
-	r := &Request{BlockTokens: 16, Past: past, Weights: index.Weights{Kinds: w}}
+	r := &Request{BlockTokens: 16, Past: past, Weights: cache.Weights{Kinds: w}}
 	for i := range blocks {
 		r.Blocks = append(r.Blocks, uint64(i+1)<<5)
 	}

@@ -12,8 +12,8 @@ func TestOverrideChangesTheCosts(t *testing.T) {
 	yes, no, half := true, false, 0.5
 	two := func() *Selection {
 		return &Selection{Tokens: 160, BlockSize: 16, Rand: seeded(1), Candidates: []Candidate{
-			{Target: Target{1, 0}, OverlapBlocks: 4, PrefillTokens: 320, PromptBlocks: 30, UnsharedBlocks: 50, RequestBlocks: 10, SharedBlocks: 3},
-			{Target: Target{2, 0}, RequestBlocks: 10},
+			{Target: Target{Worker: 1, Rank: 0}, OverlapBlocks: 4, PrefillTokens: 320, PromptBlocks: 30, UnsharedBlocks: 50, RequestBlocks: 10, SharedBlocks: 3},
+			{Target: Target{Worker: 2, Rank: 0}, RequestBlocks: 10},
 		}}
 	}
 	d := &Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1}

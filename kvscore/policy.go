@@ -1,6 +1,6 @@
 package kvscore
 
-import "github.com/caddy-kvrouter/kvrouter/kvscore/index"
+import "github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 
 // Policy chooses among the candidates of a selection.
 type Policy interface {
@@ -87,14 +87,10 @@ type Selection struct {
 	// Latency are the coefficients of the predictions.
 	Latency Latency
 
-	// continues says that the prompt goes on where an earlier prompt or its answer
-	// ended, as the next turn of a conversation does.
-	continues bool
-
-	match index.Match // with the approximate cache models
-	looks []look      // at the exact index
-	refs  []TargetRef // of Select
-	tied  []int       // positions, while a policy chooses
+	prompt cache.Prompt
+	view   cache.View  // of the prompt
+	refs   []TargetRef // of Select
+	tied   []int       // positions, while a policy chooses
 }
 
 // HomeHolds reports whether the session's home is a candidate that holds at least half as
@@ -113,12 +109,17 @@ func (s *Selection) HomeHolds() bool {
 
 // Known is a prefix of a prompt that some target holds: the first Blocks of its blocks, and
 // the share Past of the next one.
-type Known struct {
-	Blocks  int
-	Past    float64
-	Tokens  float64
-	Counted bool // an engine counted Tokens; otherwise they are estimated
-}
+type Known = cache.Known
+
+// Knowledge is where an overlap comes from.
+type Knowledge = cache.Knowledge
+
+// The kinds of knowledge.
+const (
+	Approximate = cache.Approximate // the router's own requests
+	Partial     = cache.Partial     // also events that name a part of what the target holds
+	Exact       = cache.Exact       // events that name all that the target holds
+)
 
 // Candidate is one target of a selection with all terms of its cost. Blocks are KV blocks
 // of Selection.BlockSize tokens. For a prompt of text they are estimates and may be
@@ -181,6 +182,18 @@ type Candidate struct {
 	// Cost is the value that the policy compared; lower is better. 0 if the policy compares
 	// no costs or did not run.
 	Cost float64
+}
+
+// The part of a computed token's time that a token saves if the engine loads it from a slower
+// tier. They are Dynamo's defaults, host_cache_hit_weight and so on.
+const (
+	hostCredit, diskCredit, externalCredit = 0.75, 0.25, 0.5
+)
+
+// loading returns the time to load a candidate's tokens from slower tiers, as a number of
+// tokens that take as long to compute.
+func (c *Candidate) loading() float64 {
+	return (1-hostCredit)*float64(c.HostTokens) + (1-diskCredit)*float64(c.DiskTokens) + (1-externalCredit)*float64(c.ExternalTokens)
 }
 
 // TTFT returns how many milliseconds the first token is predicted to take.

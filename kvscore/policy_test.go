@@ -9,8 +9,8 @@ import (
 func TestDynamoCost(t *testing.T) {
 	two := func() *Selection {
 		return &Selection{Tokens: 160, BlockSize: 16, Rand: seeded(1), Candidates: []Candidate{
-			{Target: Target{1, 0}, OverlapBlocks: 4, PrefillTokens: 320, PromptBlocks: 30, UnsharedBlocks: 50, OutputBlocks: 2.4, RequestBlocks: 10, SharedBlocks: 3, Requests: 2},
-			{Target: Target{2, 0}, RequestBlocks: 10},
+			{Target: Target{Worker: 1, Rank: 0}, OverlapBlocks: 4, PrefillTokens: 320, PromptBlocks: 30, UnsharedBlocks: 50, OutputBlocks: 2.4, RequestBlocks: 10, SharedBlocks: 3, Requests: 2},
+			{Target: Target{Worker: 2, Rank: 0}, RequestBlocks: 10},
 		}}
 	}
 	for name, tc := range map[string]struct {
@@ -63,7 +63,7 @@ func TestTiesAreUniformAndEven(t *testing.T) {
 	} {
 		s := &Selection{Tokens: 100, BlockSize: 16, Rand: seeded(1)}
 		for i := range 3 {
-			s.Candidates = append(s.Candidates, Candidate{Target: Target{uint64(i), 0}})
+			s.Candidates = append(s.Candidates, Candidate{Target: Target{Worker: uint64(i), Rank: 0}})
 		}
 		for i, n := range counts(p, s, 300) {
 			if n < 99 || n > 101 {
@@ -89,9 +89,9 @@ func TestTiesAreUniformAndEven(t *testing.T) {
 
 func TestTiedTargetThatJoinsLateIsNotFlooded(t *testing.T) {
 	p := &LeastLoad{}
-	s := &Selection{Rand: seeded(1), BlockSize: 16, Candidates: []Candidate{{Target: Target{1, 0}}, {Target: Target{2, 0}}}}
+	s := &Selection{Rand: seeded(1), BlockSize: 16, Candidates: []Candidate{{Target: Target{Worker: 1, Rank: 0}}, {Target: Target{Worker: 2, Rank: 0}}}}
 	counts(p, s, 1000)
-	s.Candidates = append(s.Candidates, Candidate{Target: Target{3, 0}})
+	s.Candidates = append(s.Candidates, Candidate{Target: Target{Worker: 3, Rank: 0}})
 	if n := counts(p, s, 30)[2]; n > 12 {
 		t.Errorf("the new target got %d of 30", n)
 	}

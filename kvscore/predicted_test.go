@@ -281,36 +281,3 @@ func TestHomeHolds(t *testing.T) {
 		}
 	}
 }
-
-// TestNoCostIsNaN has selections with the ends of what is possible.
-func TestNoCostIsNaN(t *testing.T) {
-	for name, change := range map[string]func(s *Selection){
-		"nothing":       func(s *Selection) { *s = Selection{Home: -1, Rand: s.Rand, Candidates: make([]Candidate, 3)} },
-		"one candidate": func(s *Selection) { s.Candidates = s.Candidates[:1] },
-		"an empty home": func(s *Selection) { s.Home = 0; s.Tokens = 0 },
-		"no scale": func(s *Selection) {
-			s.Override = &Override{PrefillLoadScale: pointer(0.), OverlapScoreCredit: pointer(0.)}
-		},
-		"turns, no work": func(s *Selection) { s.ExpectedTurns, s.TurnTime = maxTurns, 1e6 },
-		"huge": func(s *Selection) {
-			s.Tokens, s.ExpectedAnswer, s.ExpectedTurns, s.TurnTime, s.Awaiting, s.Home = math.MaxInt64, 1e9, maxTurns, 1e12, 1e6, 1
-			for i := range s.Candidates {
-				c := &s.Candidates[i]
-				c.WaitTime, c.PrefillTime, c.Requests, c.OverlapTokens, c.RecentWork = 1e12, 1e15, 1e6, math.MaxInt64, float64(i)*1e12
-			}
-		},
-		"hot":           func(s *Selection) { s.Override = &Override{Temperature: pointer(1e9)} },
-		"nearly frozen": func(s *Selection) { s.Override = &Override{Temperature: pointer(1e-300)} },
-	} {
-		s := three()
-		change(s)
-		if i := NewPredictedLatency().Choose(s); i < 0 || i >= len(s.Candidates) {
-			t.Errorf("%s: chose %d", name, i)
-		}
-		for _, c := range s.Candidates {
-			if math.IsNaN(c.Cost) || math.IsInf(c.Cost, 0) || c.Cost < 0 {
-				t.Errorf("%s: cost %v of %+v", name, c.Cost, c.Terms)
-			}
-		}
-	}
-}

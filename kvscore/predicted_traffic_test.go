@@ -90,48 +90,6 @@ func TestDryRunsChangeNothing(t *testing.T) {
 	}
 }
 
-// TestLongHistoryWithNewTails sends requests with one history of 96,000 tokens, one
-// after the other, to idle targets.
-func TestLongHistoryWithNewTails(t *testing.T) {
-	s, ts := declared(4)
-	p, history, at := NewPredictedLatency(), upTo(6000), epoch
-	sel := &Selection{Rand: seeded(1)}
-	for i := range uint64(6) {
-		r := prompt(slices.Concat(history, distinct(i, 8))...)
-		chosen, l := s.Select(at, r, ts, -1, p, sel)
-		best := int64(0)
-		for _, c := range sel.Candidates {
-			best = max(best, c.OverlapTokens)
-		}
-		if more := best - sel.Candidates[chosen].OverlapTokens; more > 128 || i > 0 && best < 95_000 {
-			t.Errorf("request %d computes %d tokens more than the best holder of %d would", i, more, best)
-		}
-		serve(l, &at, r.Tokens-sel.Candidates[chosen].OverlapTokens)
-	}
-	idle(t, s, ts, at)
-}
-
-// TestOnePromptManyTimes sends the same prompt again and again.
-func TestOnePromptManyTimes(t *testing.T) {
-	for _, blocks := range []uint64{20, 200, 6000} {
-		s, ts := declared(4)
-		p, computed, at, sel := NewPredictedLatency(), int64(0), epoch, &Selection{Rand: seeded(1)}
-		for range 16 {
-			r := prompt(upTo(blocks)...)
-			chosen, l := s.Select(at, r, ts, -1, p, sel)
-			n := r.Tokens - sel.Candidates[chosen].OverlapTokens
-			if n > 16 {
-				computed += n
-			}
-			serve(l, &at, n)
-		}
-		if want := int64(blocks) * 16; computed != want {
-			t.Errorf("%d tokens are computed of a prompt of %d", computed, want)
-		}
-		idle(t, s, ts, at)
-	}
-}
-
 // serve has an engine answer a lease, for which it computes so many tokens.
 func serve(l *Lease, at *time.Time, tokens int64) {
 	*at = at.Add(time.Duration(10+tokens/10) * time.Millisecond)

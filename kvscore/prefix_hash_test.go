@@ -1,7 +1,6 @@
 package kvscore
 
 import (
-	"fmt"
 	"math"
 	"slices"
 	"testing"
@@ -45,28 +44,6 @@ func TestPrefixHashGoesByTheBeginning(t *testing.T) {
 	}
 	if others < 220 { // 7/8 of 300
 		t.Errorf("of 300 other beginnings %d are elsewhere, want about 262", others)
-	}
-}
-
-func TestPrefixHashLengthOfTheBeginning(t *testing.T) {
-	blocks := upTo(100)
-	for _, v := range []struct {
-		tokens int
-		block  float64
-		want   int
-	}{{0, 16, 16}, {256, 16, 16}, {512, 16, 32}, {1, 16, 1}, {256, 12.8, 20}, {256, 1024, 1}, {1 << 40, 16, 100}, {256, 0, 100}} {
-		p := &PrefixHash{Tokens: v.tokens}
-		s := asked(2, 1, blocks...)
-		s.NominalBlockTokens = v.block
-		whole := p.prefix(s)
-		for n := range blocks {
-			changed := slices.Clone(blocks)
-			changed[n] ^= 1 << 40
-			s.Blocks = changed
-			if differs := p.prefix(s) != whole; differs != (n < v.want) {
-				t.Errorf("%d tokens in blocks of %v: block %d counts: %v, want the first %d to count", v.tokens, v.block, n, differs, v.want)
-			}
-		}
 	}
 }
 
@@ -129,26 +106,6 @@ func TestPrefixHashMovesNoMoreThanItMust(t *testing.T) {
 	}
 }
 
-// Ranks of one worker are targets of their own.
-func TestPrefixHashSpreadsOverRanks(t *testing.T) {
-	have := make(map[Target]int)
-	for i := range uint64(800) {
-		s := asked(2, 1, i)
-		for rank := range uint32(8) {
-			s.Candidates = append(s.Candidates[:rank], Candidate{Target: Target{Worker: 1, Rank: rank}})
-		}
-		have[chosen(&PrefixHash{}, s)]++
-	}
-	for target, k := range have {
-		if k < 60 || k > 140 {
-			t.Errorf("%s has %d of 800", target, k)
-		}
-	}
-	if len(have) != 8 {
-		t.Errorf("%d of 8 ranks are used", len(have))
-	}
-}
-
 // The bound holds after every booking as long as nothing ends, and the target that
 // is chosen is the first in order below it.
 func TestPrefixHashKeepsTheBound(t *testing.T) {
@@ -204,19 +161,6 @@ func TestPrefixHashGoesToTheNextInOrder(t *testing.T) {
 	}
 }
 
-func TestPrefixHashWithoutBlocks(t *testing.T) {
-	for _, p := range []*PrefixHash{{}, {LoadFactor: 1e-9}} { // no target is below such a bound
-		s := asked(3, 7)
-		if p.LoadFactor != 0 {
-			s.Blocks = upTo(3)
-		}
-		s.Candidates[0].Requests, s.Candidates[1].Requests, s.Candidates[2].Requests = 3, 4, 2
-		if i := p.Choose(s); i != 2 || s.Candidates[1].Cost != 4 {
-			t.Errorf("chose %d with costs of %+v, want the least loaded", i, s.Candidates)
-		}
-	}
-}
-
 func TestRandomIsUniform(t *testing.T) {
 	for _, n := range []int{1, 2, 7} {
 		for i, k := range counts(Random{}, asked(n, 1), 7000) {
@@ -267,21 +211,6 @@ func TestPowerOfTwoTakesTheBetterOfTwo(t *testing.T) {
 	}
 }
 
-// TestSelectionKnowsThePrompt checks what the scheduler passes to a policy.
-func TestSelectionKnowsThePrompt(t *testing.T) {
-	s, ts := NewScheduler(Settings{}), targets(2)
-	for _, nominal := range []float64{0, 20} {
-		r := &Request{Root: 77, Blocks: upTo(5), BlockTokens: 13, NominalBlockTokens: nominal}
-		_, l := s.Select(epoch, r, ts, -1, choose(func(s *Selection) int {
-			if want := max(nominal, 13); s.Root != 77 || !slices.Equal(s.Blocks, upTo(5)) || s.NominalBlockTokens != want {
-				t.Errorf("root %d, blocks %v of %v tokens, want %v", s.Root, s.Blocks, s.NominalBlockTokens, want)
-			}
-			return 0
-		}), &Selection{})
-		l.End(true, nil)
-	}
-}
-
 // simplePolicies are those without a cost function, among 64 loaded targets.
 func simplePolicies() (map[string]Policy, *Selection) {
 	s := asked(64, 1, upTo(250)...)
@@ -289,25 +218,4 @@ func simplePolicies() (map[string]Policy, *Selection) {
 		s.Candidates[i].Requests, s.Candidates[i].PrefillTokens = i%9, int64(i*37%900)
 	}
 	return map[string]Policy{"random": Random{}, "power_of_two": PowerOfTwo{}, "prefix_hash": &PrefixHash{}}, s
-}
-
-func TestSimplePoliciesDoNotAllocate(t *testing.T) {
-	policies, s := simplePolicies()
-	for name, p := range policies {
-		if n := testing.AllocsPerRun(100, func() { p.Choose(s) }); n != 0 {
-			t.Errorf("%s: %v allocations a choice", name, n)
-		}
-	}
-}
-
-func BenchmarkChooseSimple(b *testing.B) {
-	policies, s := simplePolicies()
-	for _, name := range []string{"random", "power_of_two", "prefix_hash"} {
-		b.Run(fmt.Sprintf("%s/%dtargets", name, len(s.Candidates)), func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				policies[name].Choose(s)
-			}
-		})
-	}
 }

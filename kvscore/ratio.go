@@ -4,7 +4,7 @@ import (
 	"math"
 	"sync"
 
-	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"github.com/zeebo/xxh3"
 )
 
@@ -48,11 +48,11 @@ type modelRatio struct {
 
 // textRatios are tokens per byte by the kind of text.
 type textRatios struct {
-	tokens  [index.Kinds]float64
+	tokens  [cache.Kinds]float64
 	learned bool
 
 	size    int                 // block size of weights, in bytes
-	weights *[index.Kinds]int32 // nil until computed
+	weights *[cache.Kinds]int32 // nil until computed
 }
 
 // prior is the initial ratio, by the level of bytes that are not letters, in tokens per
@@ -69,24 +69,24 @@ func (t *textRatios) init() {
 }
 
 // weightsOf returns the tokens in blocks of size bytes.
-func (t *textRatios) weightsOf(size int) index.Weights {
+func (t *textRatios) weightsOf(size int) cache.Weights {
 	t.init()
 	if t.weights == nil || t.size != size {
-		t.weights, t.size = new([index.Kinds]int32), size
+		t.weights, t.size = new([cache.Kinds]int32), size
 		for k, perByte := range t.tokens {
 			t.weights[k] = int32(min(math.Round(perByte*float64(size)*1000), math.MaxInt32/2))
 		}
 	}
-	return index.Weights{Kinds: t.weights}
+	return cache.Weights{Kinds: t.weights}
 }
 
 // learn records the tokens of a text with the given bytes of each kind. The first text
 // changes all kinds alike. Later ones change each kind by its share of the expected
 // tokens.
-func (t *textRatios) learn(bytes *[index.Kinds]float64, tokens float64) {
+func (t *textRatios) learn(bytes *[cache.Kinds]float64, tokens float64) {
 	t.init()
 	var expected, squares float64
-	var parts [index.Kinds]float64
+	var parts [cache.Kinds]float64
 	for k, n := range bytes {
 		parts[k] = n * t.tokens[k]
 		expected += parts[k]
@@ -111,7 +111,7 @@ func (t *textRatios) learn(bytes *[index.Kinds]float64, tokens float64) {
 
 // Weights returns the tokens in blocks of size bytes of a model's text. If the model is
 // unknown, they are the average over all models, or the defaults. The result never changes.
-func (r *Ratios) Weights(model string, size int) index.Weights {
+func (r *Ratios) Weights(model string, size int) cache.Weights {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if m := r.find(model); m != nil {
@@ -136,10 +136,10 @@ func (r *Ratios) Learn(model string, blocks []uint64, past float64, size int, to
 	if tokens < minRatioTokens || len(blocks) == 0 || !(seen >= minRatio && seen <= maxRatio) {
 		return
 	}
-	var bytes [index.Kinds]float64
+	var bytes [cache.Kinds]float64
 	each := n * float64(size) / float64(len(blocks))
 	for _, b := range blocks {
-		bytes[b&index.KindMask] += each
+		bytes[b&cache.KindMask] += each
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -186,7 +186,7 @@ func (r *Ratios) add(name uint64) *modelRatio {
 // ModelRatios are the tokens per byte of a model's text, by its kind.
 type ModelRatios struct {
 	Name   uint64 // hash of the model's name; 0 stands for all models
-	Tokens [index.Kinds]float64
+	Tokens [cache.Kinds]float64
 }
 
 // Learned returns the learned ratios: first those over all models, then those of models, the

@@ -11,7 +11,7 @@ import (
 // textBlocks cuts a text into blocks of 64 bytes.
 func textBlocks(text string) (blocks []uint64) {
 	for ; len(text) >= 64; text = text[64:] {
-		blocks = append(blocks, TextBlock(0, []byte(text[:64])))
+		blocks = append(blocks, TextBlock(0, TextKind([]byte(text[:64]))))
 	}
 	return blocks
 }
@@ -82,11 +82,11 @@ func TestRatiosTellKindsOfTextApart(t *testing.T) {
 func TestKindsOfShortBlocks(t *testing.T) {
 	for n := range 200 {
 		text := []byte(strings.Repeat("é[a", 100))[:n]
-		if n < 16 != (kindOf(text) == 0) {
-			t.Errorf("%d bytes: kind %d", n, kindOf(text))
+		if n < 16 != (TextKind(text) == 0) {
+			t.Errorf("%d bytes: kind %d", n, TextKind(text))
 		}
 	}
-	if a, b := TextBlock(math.MaxUint64, []byte(proseText[:64])), TextBlock(math.MaxUint64, []byte(jsonText[:64])); a == b || a>>5 != math.MaxUint64>>5 {
+	if a, b := TextBlock(math.MaxUint64, TextKind([]byte(proseText))), TextBlock(math.MaxUint64, TextKind([]byte(jsonText))); a == b || a>>5 != math.MaxUint64>>5 {
 		t.Errorf("%x %x", a, b)
 	}
 }

@@ -5,8 +5,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
-	"github.com/caddy-kvrouter/kvrouter/kvscore/index/exact"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // Defaults of Settings.
@@ -37,9 +36,8 @@ type Settings struct {
 type Scheduler struct {
 	mu       sync.Mutex
 	settings Settings
-	index    lockedIndex
+	caches   *cache.Caches // has a lock of its own
 	targets  map[Target]*load
-	slots    []*load // by slot; nil if the slot is free
 	retired  map[Target]struct{}
 	leases   leaseList
 	live     int
@@ -47,10 +45,7 @@ type Scheduler struct {
 	traffic  traffic
 	learned  float64 // logarithm of capacity/declared, over all targets
 	restored map[Target]*LearnedTarget
-	exact    *exact.Index // not guarded by the lock
-	feedTable
-	flights flights
-	changes uint64 // see Changes
+	changes  uint64 // see Changes
 
 	fallback LeastLoad // for policies that return an invalid choice
 
@@ -63,12 +58,16 @@ func NewScheduler(s Settings) *Scheduler {
 	sch.settings = s.withDefaults()
 	sch.latency = newEstimator()
 	sch.traffic.answer = assumedAnswer
-	sch.index.of = index.New(sch.settings.Memory)
-	sch.exact = exact.New(sch.settings.Memory)
-	sch.feeds = make(map[Target]*Feed)
-	sch.flights.index = index.New(flightMemory)
+	sch.caches = cache.New(sch.settings.caches())
 	return sch
 }
+
+func (s *Settings) caches() cache.Settings {
+	return cache.Settings{Memory: s.Memory, BlockSize: s.BlockSize}
+}
+
+// Caches returns the cache models of the targets. The scheduler opens and closes their slots.
+func (s *Scheduler) Caches() *cache.Caches { return s.caches }
 
 func (s Settings) withDefaults() Settings {
 	if s.Memory == 0 {
@@ -84,13 +83,12 @@ func (s Settings) withDefaults() Settings {
 }
 
 // Apply changes the settings of a scheduler in use. It removes only what no longer fits,
-// in steps: see Step.
+// in steps: see [cache.Caches.Step].
 func (s *Scheduler) Apply(settings Settings) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.settings = settings.withDefaults()
-	s.index.SetMemory(s.settings.Memory)
-	s.exact.SetMemory(s.settings.Memory)
+	s.caches.Apply(s.settings.caches())
 }
 
 // Declare adds a target, or changes the capacity of its KV cache, in tokens. 0 stands for
@@ -108,14 +106,13 @@ func (s *Scheduler) declare(t Target, capacity int64) *load {
 	}
 	ld := s.targets[t]
 	if ld == nil {
-		ld = &load{target: t, slot: s.freeSlot(), feed: s.feeds[t]}
+		ld = &load{target: t, slot: s.caches.Open(t, capacity)}
 		s.targets[t] = ld
-		s.slots[ld.slot] = ld
 	}
 	if ld.declared != capacity {
 		ld.declared, ld.capacityStep, ld.learned, ld.applied = capacity, step{}, -s.learned, s.learned
 		ld.capacity = capacity
-		s.index.SetCapacity(ld.slot, capacity)
+		ld.slot.Resize(capacity)
 		s.restoreCapacity(ld)
 	}
 	return ld
@@ -127,19 +124,8 @@ func (s *Scheduler) SetPage(t Target, tokens int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if ld := s.targets[t]; ld != nil {
-		ld.page = max(0, tokens)
+		ld.slot.SetPage(max(0, tokens))
 	}
-}
-
-// freeSlot returns a free slot that holds nothing of an earlier target.
-func (s *Scheduler) freeSlot() int {
-	for i, ld := range s.slots {
-		if ld == nil && s.index.Idle(i) {
-			return i
-		}
-	}
-	s.slots = append(s.slots, nil)
-	return len(s.slots) - 1
 }
 
 // Clear records that a target has lost its cache, for example by a restart. Its leases stay
@@ -147,24 +133,9 @@ func (s *Scheduler) freeSlot() int {
 func (s *Scheduler) Clear(t Target) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	ld := s.targets[t]
-	if ld == nil {
-		return
+	if ld := s.targets[t]; ld != nil {
+		ld.slot.Lose()
 	}
-	ld.restarts++
-	s.index.Clear(ld.slot)
-	if s.index.Idle(ld.slot) {
-		return
-	}
-	// Emptying a large cache model takes a while, and requests in flight use theirs. The
-	// target continues with an empty one.
-	if s.index.InUse(ld.slot) > 0 {
-		ld.before = append(ld.before, ld.slot)
-	}
-	s.slots[ld.slot] = nil
-	ld.slot = s.freeSlot()
-	s.slots[ld.slot] = ld
-	s.index.SetCapacity(ld.slot, ld.capacity)
 }
 
 // Forget removes a target that has no leases. It returns false if the target has some.
@@ -182,8 +153,7 @@ func (s *Scheduler) forget(t Target) bool {
 	if ld.requests > 0 {
 		return false
 	}
-	s.index.Clear(ld.slot)
-	s.slots[ld.slot] = nil
+	ld.slot.Close()
 	delete(s.targets, t)
 	ld.forgotten = true
 	return true
@@ -209,11 +179,12 @@ func (s *Scheduler) Retire(t Target) {
 }
 
 // Expire ends the leases without a sign of life for Settings.LeaseExpiry, and returns their
-// number. It also calls Step until no work is left. The owner calls it regularly.
+// number. It also does what a lower memory, or lost
+// caches, have left to do. The owner calls it regularly.
 func (s *Scheduler) Expire(now time.Time) int {
 	n := s.expire(now)
 	for range stepsAtOnce {
-		if !s.exact.Step(stepWork) && !s.Step(stepWork) {
+		if !s.caches.Step(stepWork) {
 			break
 		}
 		runtime.Gosched() // others may wait for the lock
@@ -234,7 +205,7 @@ func (s *Scheduler) expire(now time.Time) int {
 		l = next
 	}
 	s.expired += uint64(n)
-	s.landDue(now)
+	s.caches.Expire(now)
 	return n
 }
 
@@ -244,12 +215,3 @@ const (
 	stepWork    = 2048
 	stepsAtOnce = 10_000
 )
-
-// Step does a part of the work that a lower memory or capacity, or a lost cache, leaves in
-// the index. work is the number of records to visit; a thousand take about 0.1 ms. It
-// returns whether there is more.
-func (s *Scheduler) Step(work int) (more bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.index.Step(work)
-}

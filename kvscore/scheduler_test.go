@@ -92,25 +92,6 @@ func TestUnseenPrefillEndsWhenPredicted(t *testing.T) {
 	idle(t, s, ts, epoch)
 }
 
-// TestPoolsTimesAreThoseOfNewTargets has one target show how fast it is, and another
-// that is taken to be as fast.
-func TestPoolsTimesAreThoseOfNewTargets(t *testing.T) {
-	s, ts := NewScheduler(Settings{}), targets(2)
-	s.Declare(ts[1], 0)
-	sel := &Selection{Rand: seeded(1)}
-	for i := range uint64(100) {
-		_, l := s.Select(epoch, prompt(distinct(i, 100)...), ts, 0, nil, sel)
-		l.FirstToken(epoch.Add(time.Second)) // 1,600 a second
-		l.End(true, nil)
-	}
-	s.Explain(epoch, prompt(distinct(999, 100)...), ts, -1, NewDynamo(), sel)
-	for i, c := range sel.Candidates {
-		if c.PrefillTime < 850 || c.PrefillTime > 1150 {
-			t.Errorf("target %d: predicted %.0f ms, want 1000", i, c.PrefillTime)
-		}
-	}
-}
-
 func TestAnswerIsPartOfTheNextTurn(t *testing.T) {
 	s, ts := NewScheduler(Settings{}), targets(4)
 	sel := &Selection{Rand: seeded(3)}
@@ -155,14 +136,14 @@ func TestLeaseFromBeforeARestartLeavesNothing(t *testing.T) {
 			t.Errorf("after the end of what was before the restart: %+v", load)
 		}
 		again.End(true, nil)
-		for n := 0; s.Step(1000); n++ {
+		for n := 0; s.Caches().Step(1000); n++ {
 			if n > 1000 {
 				t.Fatal("the work does not end")
 			}
 		}
 		idle(t, s, ts, epoch)
-		if s.Stats().IndexBlocks != 7 || len(s.slots) > 2 {
-			t.Errorf("%d blocks are left, %d slots", s.Stats().IndexBlocks, len(s.slots))
+		if s.Stats().IndexBlocks != 7 {
+			t.Errorf("%d blocks are left", s.Stats().IndexBlocks)
 		}
 		s.Declare(ts[1], 0)
 		if load, _ := s.Load(epoch, ts[1]); load.CachedTokens != 0 || s.targets[ts[1]].slot == s.targets[ts[0]].slot {
@@ -321,7 +302,7 @@ func TestLoadsComeBackToZero(t *testing.T) {
 			case 5:
 				s.Apply(Settings{Memory: int64(1+rnd.IntN(16)) << 16, LeaseExpiry: time.Hour})
 			case 6:
-				s.Step(rnd.IntN(500))
+				s.Caches().Step(rnd.IntN(500))
 			}
 		}
 	}
@@ -338,7 +319,7 @@ func TestLoadsComeBackToZero(t *testing.T) {
 	idle(t, s, ts, at)
 	for _, b := range s.targets {
 		q := &b.awaiting
-		if b.unshared != 0 || b.untracked != 0 || b.faded != 0 || len(b.due) != 0 || len(b.before) != 0 ||
+		if b.unshared != 0 || b.untracked != 0 || b.faded != 0 || len(b.due) != 0 ||
 			q.n != 0 || q.first != nil || q.last != nil || q.work != (work{}) || b.timing != nil {
 			t.Errorf("the load of %s is not zero: %+v", b.target, b)
 		}
@@ -379,19 +360,4 @@ func TestConcurrentLeases(t *testing.T) {
 		<-done
 	}
 	idle(t, s, ts, epoch.Add(time.Hour))
-}
-
-func BenchmarkSelect(b *testing.B) {
-	for _, n := range []uint64{16, 256, 4096} {
-		b.Run(map[uint64]string{16: "1KB", 256: "16KB", 4096: "256KB"}[n], func(b *testing.B) {
-			s, ts := NewScheduler(Settings{}), targets(8)
-			p, sel := NewDynamo(), &Selection{Rand: seeded(1)}
-			r := prompt(upTo(n)...)
-			b.ReportAllocs()
-			for b.Loop() {
-				_, l := s.Select(epoch, r, ts, -1, p, sel)
-				l.End(true, nil)
-			}
-		})
-	}
 }

@@ -4,15 +4,15 @@ import (
 	"slices"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // Request is what a scheduler must know of a request. It has many fields because it is all
 // that a choice depends on.
 type Request struct {
-	// Identities are a prompt of token ids for targets with a [Feed], one for each size of
-	// [Scheduler.BlockSizes].
-	Identities []Identity
+	// Identities are a prompt of token ids for targets with a feed of KV events, one for each
+	// size of [cache.Caches.BlockSizes].
+	Identities []cache.Identity
 	// Root identifies the model, LoRA, salt and kind of content. Only prompts with the
 	// same root share blocks.
 	Root uint64
@@ -22,7 +22,7 @@ type Request struct {
 	BlockTokens float64
 	// Weights are the milli-tokens in a block of text, by its kind. The zero value stands
 	// for BlockTokens in each of Blocks.
-	Weights index.Weights
+	Weights cache.Weights
 	// Past is the length of the prompt after its last full block, in blocks.
 	Past float32
 	// MediaTokens and OtherTokens are the part of Tokens that is not in Blocks and Past.
@@ -92,7 +92,7 @@ func (s *Scheduler) SelectAmong(now time.Time, r *Request, among []TargetRef, bo
 	if len(among) == 0 {
 		return -1, nil
 	}
-	s.lookUp(r, sel)
+	s.lookUp(now, r, sel)
 	s.mu.Lock()
 	defer s.mu.Unlock() // also if the policy panics
 	s.snapshot(now, r, among, sel)
@@ -103,8 +103,27 @@ func (s *Scheduler) SelectAmong(now time.Time, r *Request, among []TargetRef, bo
 		}
 	}
 	l := s.book(now, r, among[bound], tokens, &sel.Candidates[bound], sel)
-	sel.looks = letGo(sel.looks)
+	sel.view.Drop()
 	return bound, l
+}
+
+// prompt returns what the cache models must know of the request.
+func (r *Request) prompt() cache.Prompt {
+	p := cache.Prompt{
+		Root: r.Root, Blocks: r.Blocks, Weights: r.Weights, BlockTokens: r.BlockTokens, Past: r.Past,
+		Tokens: r.Tokens, MediaTokens: r.MediaTokens, OtherTokens: r.OtherTokens, MediaEnd: r.MediaEnd,
+		SkipsCache: r.SkipsCache, Identities: r.Identities,
+	}
+	if p.Weights.Kinds == nil && p.Weights.All == 0 {
+		p.Weights = cache.Same(int64(r.BlockTokens * 1000))
+	}
+	return p
+}
+
+// lookUp matches the request in the cache models, before the lock is taken.
+func (s *Scheduler) lookUp(now time.Time, r *Request, sel *Selection) {
+	sel.prompt = r.prompt()
+	s.caches.Look(now, &sel.prompt, &sel.view)
 }
 
 // choose returns the policy's choice, or the least loaded target if that is invalid. The
@@ -133,10 +152,7 @@ func (s *Selection) lists(among []TargetRef) bool {
 
 // snapshot sets the terms of a choice in sel. The lock is held.
 func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *Selection) {
-	s.landDue(now)
-	m := &sel.match
-	sel.Tokens, sel.RequestBlocks = s.measure(r, sel)
-	sel.Known = Known{m.Blocks, m.Known - float64(m.Blocks), float64(m.KnownTokens) / 1000, m.Counted}
+	sel.Tokens, sel.RequestBlocks, sel.Known = sel.view.Tokens, sel.view.Blocks, sel.view.Known
 	sel.BlockSize, sel.Override, sel.Priority, sel.Session = s.settings.BlockSize, r.Override, r.Priority, r.Session
 	sel.Root, sel.Blocks, sel.NominalBlockTokens = r.Root, r.Blocks, r.NominalBlockTokens
 	if sel.NominalBlockTokens == 0 {
@@ -175,13 +191,12 @@ func (s *Scheduler) fill(now time.Time, r *Request, ld *load, c *Candidate, sel 
 	if len(ld.due) > 0 {
 		ld.settle(now)
 	}
-	if ld.slot < len(sel.match.Held) && sel.match.Held[ld.slot] > 0 {
-		s.overlap(r, ld, sel, c)
-	}
-	s.overlapExact(r, ld, sel, c)
+	o := sel.view.Of(ld.slot)
+	c.OverlapBlocks, c.HeldBlocks, c.OverlapTokens, c.SharedBlocks = o.Blocks, o.Held, o.Tokens, o.InUse
+	c.HostTokens, c.DiskTokens, c.ExternalTokens, c.Knowledge = o.Host, o.Disk, o.External, o.Knowledge
 	c.PrefillTokens = ld.prefill
 	if ld.requests > 0 {
-		c.PromptBlocks = s.promptBlocks(ld)
+		c.PromptBlocks = ld.promptBlocks(s.settings.BlockSize)
 	}
 	c.UnsharedBlocks = ld.unshared
 	c.OutputBlocks = max(0, float64(ld.output)-ld.faded)
@@ -232,9 +247,7 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 	}
 	prefill := max(0, tokens-c.OverlapTokens)
 	l := &Lease{
-		scheduler: s, load: ld, restarts: ld.restarts, booked: now,
-		chain: r.chain(), blocks: len(r.Blocks), held: c.HeldBlocks, mediaEnd: r.MediaEnd,
-		estimate: r.Tokens - r.OtherTokens, tokens: tokens,
+		scheduler: s, load: ld, booked: now, estimate: r.Tokens - r.OtherTokens, tokens: tokens,
 		blockSize: int64(s.settings.BlockSize), streamed: r.Streamed, expected: r.ExpectedTokens,
 		prefill: prefill, unshared: c.RequestBlocks,
 		work: workOf(prefill, c.OverlapTokens), cached: c.OverlapTokens, knowledge: c.Knowledge,
@@ -247,22 +260,13 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 	if ld.applied != s.learned {
 		s.applyCapacity(ld)
 	}
-	s.acquire(l, r.Blocks, sel.match.Blocks)
-	s.takeOff(l, sel)
-	s.addLoad(l, now)
-	return l
-}
-
-// acquire makes the cache model of the lease's target hold the prompt, of which a number of
-// blocks was matched. The lock is held.
-func (s *Scheduler) acquire(l *Lease, blocks []uint64, matched int) {
-	ref, tracked := s.index.AcquireMatched(l.load.slot, &l.chain, matched)
-	l.ref, l.whole = ref, tracked == len(blocks)
-	if !l.whole {
-		l.untracked = l.unshared * float64(len(blocks)-tracked) / float64(len(blocks))
+	s.caches.Book(now, &l.ticket, ld.slot, &sel.prompt, &sel.view)
+	if share := l.ticket.Untracked(); share > 0 {
+		l.untracked = l.unshared * share
 		s.untracked++
 	}
-	l.chain.Blocks = nil // the request's own
+	s.addLoad(l, now)
+	return l
 }
 
 // addLoad adds the lease to the load of its target. The lock is held.

@@ -3,7 +3,6 @@ package kvscore
 import (
 	"math/rand/v2"
 	"testing"
-	"time"
 )
 
 // choose is a policy made of a function.
@@ -98,29 +97,4 @@ func TestActiveBlocksBeyondTheCapacity(t *testing.T) {
 		}
 	}
 	idle(t, s, ts, epoch)
-}
-
-func TestErrorAnswersTeachNoRate(t *testing.T) {
-	s, ts := NewScheduler(Settings{}), targets(2)
-	r := &Request{Tokens: 200_000, Streamed: true}
-	_, l := s.Select(epoch, r, ts, 0, nil, &Selection{})
-	l.Prefilled(epoch.Add(2 * time.Millisecond))
-	if load, _ := s.Load(epoch, ts[0]); load.PrefillTokens != 0 || load.Timings != 0 || s.Stats().PrefillRate != 0 {
-		t.Errorf("after the error: %+v", load)
-	}
-	l.FirstToken(epoch.Add(time.Second))
-	l.End(false, nil)
-	if s.Stats().PrefillRate != 0 {
-		t.Errorf("rate %v learned after the prefill was over", s.Stats().PrefillRate)
-	}
-	for _, took := range []time.Duration{0, time.Millisecond, 10 * time.Second, 10 * time.Hour} {
-		s = NewScheduler(Settings{})
-		_, l = s.Select(epoch, r, ts, 0, nil, &Selection{})
-		l.FirstToken(epoch.Add(took))
-		l.End(true, nil)
-		here, _ := s.Load(epoch, ts[0])
-		if rate := here.PrefillRate; rate < 0.1 || rate > 1e8 || s.Stats().PrefillRate != rate {
-			t.Errorf("rate %v, %v over all, after %v", rate, s.Stats().PrefillRate, took)
-		}
-	}
 }

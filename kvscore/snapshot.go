@@ -4,56 +4,7 @@ import (
 	"math"
 	"slices"
 	"time"
-
-	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
 )
-
-// CacheWalk is a pass over the cache models of all targets: see [Scheduler.ReadCaches]. The
-// zero value is a new pass.
-type CacheWalk struct {
-	// Chains are those of the last step, with the target of each in Targets.
-	Chains  []index.Held
-	Targets []Target
-
-	walk  index.Walk
-	batch index.Batch
-}
-
-// Hurry makes the walk pass over what it has not read, except for what was used since it
-// began.
-func (w *CacheWalk) Hurry() { w.walk.Hurry() }
-
-// ReadCaches reads the next part of what the targets hold, the most recently used first. It
-// holds the lock for about 0.1 ms. The results are valid until the next call. It returns
-// false at the end of the pass.
-func (s *Scheduler) ReadCaches(w *CacheWalk) (more bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	more = w.walk.Next(s.index.of, &w.batch)
-	w.Chains, w.Targets = w.Chains[:0], w.Targets[:0]
-	for _, c := range w.batch.Chains {
-		if c.Slot < len(s.slots) && s.slots[c.Slot] != nil {
-			w.Chains, w.Targets = append(w.Chains, c), append(w.Targets, s.slots[c.Slot].target)
-		}
-	}
-	return more
-}
-
-// RestoreCache records that a target has held a chain since before the scheduler knew it.
-// The chain is older than all that the target holds, and displaces nothing. RestoreCache
-// returns how many tokens it has added. It adds none if the target is full or unknown, or has
-// lost its cache since it was declared. The chain must be valid: see [index.Held.Valid].
-func (s *Scheduler) RestoreCache(t Target, c *index.Held) (tokens int64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	ld := s.targets[t]
-	if ld == nil || ld.restarts > 0 {
-		return 0
-	}
-	before := s.index.Used(ld.slot)
-	s.index.Restore(ld.slot, c)
-	return max(0, s.index.Used(ld.slot)-before)
-}
 
 // Changes returns a number that grows with each booking and with each end of a lease, and
 // whether there are leases.

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // TestRestoredSchedulerChoosesAlike restores into a new scheduler what another one has
@@ -15,7 +15,7 @@ import (
 func TestRestoredSchedulerChoosesAlike(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	old := NewScheduler(Settings{})
-	targets := []Target{{1, 0}, {2, 0}, {3, 0}}
+	targets := []Target{{Worker: 1, Rank: 0}, {Worker: 2, Rank: 0}, {Worker: 3, Rank: 0}}
 	for _, tg := range targets {
 		old.Declare(tg, 100_000)
 	}
@@ -42,12 +42,12 @@ func TestRestoredSchedulerChoosesAlike(t *testing.T) {
 	for _, tg := range targets {
 		fresh.Declare(tg, 100_000)
 	}
-	var w CacheWalk
+	var w cache.Walk
 	restored, cached := int64(0), int64(0)
 	for more := true; more; {
-		more = old.ReadCaches(&w)
+		more = old.Caches().Read(&w)
 		for i := range w.Chains {
-			restored += fresh.RestoreCache(w.Targets[i], &w.Chains[i])
+			restored += fresh.Caches().Restore(w.Targets[i], &w.Chains[i])
 		}
 	}
 	for _, tg := range targets {
@@ -82,18 +82,18 @@ func TestRestoredSchedulerChoosesAlike(t *testing.T) {
 // restored.
 func TestClearedTargetTakesNoOldCache(t *testing.T) {
 	s := NewScheduler(Settings{})
-	tg := Target{1, 0}
+	tg := Target{Worker: 1, Rank: 0}
 	s.Declare(tg, 0)
-	held := &index.Held{Root: 1, Blocks: []uint64{1, 2, 3}, Parts: []index.Part{{Blocks: 3, Weight: 16000}}}
-	if s.RestoreCache(tg, held) != 48 {
+	held := &cache.Chain{Root: 1, Blocks: []uint64{1, 2, 3}, Parts: []cache.Part{{Blocks: 3, Weight: 16000}}}
+	if s.Caches().Restore(tg, held) != 48 {
 		t.Fatal("it takes nothing")
 	}
 	s.Clear(tg)
 	held.Root = 2
-	if s.RestoreCache(tg, held) != 0 {
+	if s.Caches().Restore(tg, held) != 0 {
 		t.Error("it takes a chain after it has lost its cache")
 	}
-	if s.RestoreCache(Target{2, 0}, held) != 0 {
+	if s.Caches().Restore(Target{Worker: 2, Rank: 0}, held) != 0 {
 		t.Error("an unknown target takes a chain")
 	}
 	if l, _ := s.Load(time.Now(), tg); l.CachedTokens != 0 {
@@ -103,9 +103,9 @@ func TestClearedTargetTakesNoOldCache(t *testing.T) {
 
 func TestRestoreLearnedIgnoresNonsense(t *testing.T) {
 	s := NewScheduler(Settings{})
-	s.Declare(Target{1, 0}, 1000)
+	s.Declare(Target{Worker: 1, Rank: 0}, 1000)
 	before := s.Learned(time.Now())
-	bad := Learned{Samples: 9, Requests: 9, Capacity: math.Inf(1), Targets: []LearnedTarget{{Target: Target{1, 0}, Declared: 1000, Capacity: math.NaN(), Samples: 3}}}
+	bad := Learned{Samples: 9, Requests: 9, Capacity: math.Inf(1), Targets: []LearnedTarget{{Target: Target{Worker: 1, Rank: 0}, Declared: 1000, Capacity: math.NaN(), Samples: 3}}}
 	bad.Latency[1], bad.Continued = math.NaN(), -1
 	s.RestoreLearned(time.Now(), &bad)
 	if got := s.Learned(time.Now()); !reflect.DeepEqual(got, before) {

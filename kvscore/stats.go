@@ -35,15 +35,19 @@ type Stats struct {
 func (s *Scheduler) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return Stats{
+	size := s.caches.Size()
+	stats := Stats{
 		Leases: s.live, Expired: s.expired,
 		Untracked: s.untracked, PolicyFaults: s.policyFaults,
-		PrefillRate: s.rate(),
-		Latency:     s.latency.latency(), Timings: s.latency.samples,
+		Latency: s.latency.latency(), Timings: s.latency.samples,
 		ExpectedTurns: s.traffic.turns(), ExpectedAnswer: s.traffic.meanAnswer(),
-		IndexBytes: s.index.Bytes(), IndexBlocks: s.index.Blocks(),
-		ExactBytes: s.exact.Bytes() + s.flights.index.Bytes(), ExactBlocks: s.exact.Distinct(),
+		IndexBytes: size.SentBytes, IndexBlocks: size.SentBlocks,
+		ExactBytes: size.ExactBytes, ExactBlocks: size.ExactBlocks,
 	}
+	if stats.Timings > 0 {
+		stats.PrefillRate = s.latency.rate(1)
+	}
+	return stats
 }
 
 // Load is the load of a target, and the state of its cache model. It has many fields
@@ -95,11 +99,11 @@ func (s *Scheduler) Load(now time.Time, t Target) (Load, bool) {
 		ReportedTokens: ld.declared, Slowness: ld.speed.factor(now), Timings: ld.timings, LastTiming: ld.lastTiming,
 		ErrorMedian: median, ErrorP90: p90, Predictions: n,
 		Target: t, Requests: ld.requests, PrefillTokens: ld.prefill,
-		PromptBlocks: s.promptBlocks(ld),
+		PromptBlocks: ld.promptBlocks(s.settings.BlockSize),
 		OutputBlocks: ld.output,
-		CachedTokens: s.index.Used(ld.slot), Knowledge: s.knowledgeOf(ld),
+		CachedTokens: ld.slot.Used(), Knowledge: ld.slot.Knowledge(),
 		CapacityTokens: ld.capacity,
-		PrefillRate:    s.rateOf(now, ld),
+		PrefillRate:    s.latency.rate(ld.speed.factor(now)),
 	}
 	if f := ld.foreign; f.counts(now) {
 		l.Engine, l.EngineAt, l.Foreign = f.reported, f.at, f.rest.requests
@@ -107,18 +111,9 @@ func (s *Scheduler) Load(now time.Time, t Target) (Load, bool) {
 	return l, true
 }
 
-// rateOf returns the prefill rate of a target for prompts of a few thousand tokens, in
-// tokens a second.
-func (s *Scheduler) rateOf(now time.Time, ld *load) float64 {
+// rate returns the prefill rate for prompts of a few thousand tokens, in tokens a second. factor
+// is the slowness of the target.
+func (e *estimator) rate(factor float64) float64 {
 	const tokens = 4096
-	ms := ld.speed.factor(now) * s.latency.predict(featuresOf(1, workOf(tokens, 0), 0))
-	return tokens * 1e3 / max(ms, 1e-3)
-}
-
-// rate returns the rate over all targets, 0 while nothing is learned.
-func (s *Scheduler) rate() float64 {
-	if s.latency.samples == 0 {
-		return 0
-	}
-	return s.rateOf(time.Time{}, new(load))
+	return tokens * 1e3 / max(factor*e.predict(featuresOf(1, workOf(tokens, 0), 0)), 1e-3)
 }

@@ -1,15 +1,10 @@
 package kvscore
 
-import "strconv"
+import "github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 
 // Target is one data-parallel rank of one worker. The router selects, binds, scores and
 // indexes targets. A worker without data parallelism has only rank 0.
-type Target struct {
-	// Worker is the worker's id, configured or derived from its address.
-	Worker uint64
-	// Rank is the data-parallel rank inside the worker.
-	Rank uint32
-}
+type Target = cache.Target
 
 // TargetRef is a target with a pointer to its load, for lists that many requests choose
 // from: see [Scheduler.Refs]. If the pointer is nil or stale, the scheduler looks the
@@ -39,9 +34,4 @@ func (s *Scheduler) loadOf(t TargetRef) *load {
 		return ld
 	}
 	return s.targets[t.Target]
-}
-
-// String returns worker/rank, both in decimal.
-func (t Target) String() string {
-	return strconv.FormatUint(t.Worker, 10) + "/" + strconv.FormatUint(uint64(t.Rank), 10)
 }

@@ -4,19 +4,17 @@ import (
 	"encoding/binary"
 	"math/bits"
 
-	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // TextBlock returns the hash of a block of text, with the kind of the text in its low
 // bits. The kinds show how the tokens of a prompt are spread over its blocks.
-func TextBlock(hash uint64, block []byte) uint64 {
-	return hash&^index.KindMask | uint64(kindOf(block))
-}
+func TextBlock(hash uint64, kind uint8) uint64 { return hash&^cache.KindMask | uint64(kind) }
 
-// kindOf returns the kind of a text, from two samples of eight bytes. Tokenizers begin a
-// token at most bytes that are not letters. They use several tokens for a letter outside
-// ASCII. A kind combines 8 levels of the former with 4 of the latter.
-func kindOf(block []byte) (kind uint8) {
+// TextKind returns the kind of a text, from two samples of eight bytes; 0 for less than 16
+// bytes. Tokenizers begin a token at most bytes that are not letters. They use several tokens
+// for a letter outside ASCII. A kind combines 8 levels of the former with 4 of the latter.
+func TextKind(block []byte) uint8 {
 	if len(block) < 16 {
 		return 0
 	}

@@ -85,23 +85,6 @@ func TestNewSessionsSpread(t *testing.T) {
 	}
 }
 
-// TestSessionsLeaveTheFairShareAlone mixes requests of one session with others. Those still
-// share evenly.
-func TestSessionsLeaveTheFairShareAlone(t *testing.T) {
-	for name, p := range tiePolicies() {
-		ts, got := targets(3), map[Target]int{}
-		for range 300 {
-			first(t, p, 17, ts)
-			got[first(t, p, 0, ts)]++
-		}
-		for _, target := range ts {
-			if n := got[target]; n < 99 || n > 101 {
-				t.Errorf("%s: %s got %d of 300", name, target, n)
-			}
-		}
-	}
-}
-
 // TestLoadOutweighsRendezvous books many requests of one session at once. They spread, for
 // only the first finds equal targets.
 func TestLoadOutweighsRendezvous(t *testing.T) {

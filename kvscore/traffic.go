@@ -72,7 +72,7 @@ func average(mean *float64, n uint64, v float64) {
 func (t *traffic) arrived(sel *Selection) {
 	t.requests++
 	c := 0.0
-	if sel.continues {
+	if sel.view.Continues {
 		c = 1
 		least := math.Inf(1)
 		for i := range sel.Candidates {

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
-	"strings"
 	"testing"
 	"time"
 
@@ -156,21 +155,6 @@ func (h *homed) explainHome(t *testing.T) (x explainedHome) {
 	return x
 }
 
-// TestSessionLeavesAHomeThatIsGone kills the session's worker and starts it again.
-func TestSessionLeavesAHomeThatIsGone(t *testing.T) {
-	h := startHomed(t, 2, 1)
-	home, _ := h.turn(t)
-	e := h.engines[home[1]-'1']
-	e.Kill()
-	second, _ := h.turn(t)
-	if b := h.bound(t); second == home || b != second {
-		t.Errorf("served by %s, bound to %s; its worker %s is gone", second, b, home)
-	}
-	h.again(t, e)
-	h.wantTurn(t, "with the first worker back", second, "session")
-	h.booksAtZero(t)
-}
-
 // again starts a killed engine, and waits until its worker gets requests.
 func (h *homed) again(t *testing.T, e *engine.Engine) {
 	t.Helper()
@@ -281,38 +265,5 @@ func TestOtherPoliciesKeepSessions(t *testing.T) {
 	home, _ := h.turn(t)
 	for range 3 {
 		h.wantTurn(t, "round_robin", home, "session")
-	}
-}
-
-// TestPromptsAreComputedOnce sends requests one after the other to four idle workers. Six
-// share a long history and have new tails. Then one prompt comes 16 times.
-func TestPromptsAreComputedOnce(t *testing.T) {
-	const most = 128 // tokens more than the best holder would compute
-	for _, stream := range []bool{false, true} {
-		t.Run(fmt.Sprintf("Stream=%v", stream), func(t *testing.T) {
-			h := startHomed(t, 4, 1)
-			ask := func(text string) (computed int) {
-				t.Helper()
-				c := ask(text)
-				c.Stream = stream
-				before := work(h.engines).computed
-				h.mustChat(t, c)
-				return work(h.engines).computed - before
-			}
-			history := prose(h.rng, 96_000, 96_000)
-			for i := range 6 {
-				tail := strings.Repeat(fmt.Sprintf(" tail %d", i), 30)
-				if n := ask(history + tail); i > 0 && n > len(tail)/4+16+most {
-					t.Errorf("request %d with one history: %d tokens were computed, for a tail of %d", i+1, n, len(tail)/4)
-				}
-			}
-			prompt := prose(h.rng, 40_000, 40_000)
-			for i := range 16 {
-				if n := ask(prompt); i > 0 && n > 16+most {
-					t.Errorf("the same prompt for the %dth time: %d tokens were computed", i+1, n)
-				}
-			}
-			h.booksAtZero(t)
-		})
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"regexp"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -295,19 +294,6 @@ func withoutWorker(body []byte) []byte {
 	return regexp.MustCompile(`,"nvext":\{"worker_id":\{[^{}]*\}\}`).ReplaceAll(body, nil)
 }
 
-// TestWhoIsNotTrustedIsToldNothing requests topology without the grant.
-func TestWhoIsNotTrustedIsToldNothing(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, route(engines))
-	for _, stream := range []bool{true, false} {
-		plain := s.post(t.Context(), "/v1/chat/completions", asksFor("/v1/chat/completions", stream))
-		a := s.post(t.Context(), "/v1/chat/completions", asksFor("/v1/chat/completions", stream, "worker_id", "timing"))
-		if !a.ok() || !bytes.Equal(a.body, plain.body) {
-			t.Errorf("stream %v: %q, want %q", stream, a.body, plain.body)
-		}
-	}
-}
-
 // TestAnswersThatCarryNothing has answers into which the router cannot put nvext. They
 // pass byte for byte, and the router counts each omission.
 func TestAnswersThatCarryNothing(t *testing.T) {
@@ -350,48 +336,6 @@ func TestAnswersThatCarryNothing(t *testing.T) {
 	}
 }
 
-// TestLengthGoesWhereItChanges has engines that send a Content-Length.
-func TestLengthGoesWhereItChanges(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, route(engines, explained))
-	for _, c := range []struct{ kind, body string }{
-		{"application/json", `{"choices":[]}`},
-		{"text/event-stream", oneChunk + "data: [DONE]\n\n"},
-	} {
-		engines[0].SetHandler(func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Type", c.kind)
-			w.Header().Set("Content-Length", strconv.Itoa(len(c.body)))
-			io.WriteString(w, c.body)
-		})
-		for _, fields := range [][]string{{"worker_id"}, nil} {
-			a := s.post(t.Context(), "/v1/chat/completions", asksFor("/v1/chat/completions", c.kind == "text/event-stream", fields...))
-			if length := a.header.Get("Content-Length"); a.err != nil || (length != "") != (fields == nil) || bytes.Contains(a.body, []byte("worker_id")) == (fields == nil) {
-				t.Errorf("%s, %v: length %q, error %v, body %s", c.kind, fields, length, a.err, a.body)
-			}
-		}
-	}
-}
-
-// TestBrokenAnswersCarryWhatCame breaks a stream inside an event, and a plain answer in
-// its middle.
-func TestBrokenAnswersCarryWhatCame(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, route(engines, explained))
-	engines[0].SetHandler(cut(nil, oneChunk+`data: {"choices":[{"in`))
-	a := s.post(t.Context(), "/v1/chat/completions", asksFor("/v1/chat/completions", true, "worker_id", "timing"))
-	whole, rest, _ := strings.Cut(string(a.body), "\n\n")
-	if a.err == nil || !strings.Contains(whole, `"worker_id"`) || !strings.HasPrefix(rest, `data: {"choices":[{"in`) || strings.Count(rest, brokenEvent) != 1 {
-		t.Errorf("error %v, body %q", a.err, a.body)
-	}
-	engines[0].SetHandler(nil)
-	engines[0].SetFault(canned.Fault{Kind: canned.DieMidStream})
-	a = s.post(t.Context(), "/v1/chat/completions", asksFor("/v1/chat/completions", false, "worker_id"))
-	if a.err == nil || len(a.body) == 0 || bytes.Contains(a.body, []byte("worker_id")) {
-		t.Errorf("error %v, body %q", a.err, a.body)
-	}
-	s.booksAtZero(t)
-}
-
 // TestChunksAreNotHeldBack has an engine that sends a chunk only after the client has
 // received the one before.
 func TestChunksAreNotHeldBack(t *testing.T) {
@@ -429,37 +373,6 @@ func TestChunksAreNotHeldBack(t *testing.T) {
 		}
 		seen <- struct{}{}
 	}
-}
-
-// TestSeveralChoicesCarryTheIDsOnce has a stream in which two choices end.
-func TestSeveralChoicesCarryTheIDsOnce(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, route(engines, explained))
-	engines[0].SetHandler(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/event-stream")
-		for i := range 2 {
-			fmt.Fprintf(w, "data: {\"choices\":[{\"index\":%d,\"text\":\"a\",\"finish_reason\":\"stop\"}]}\n\n", i)
-		}
-		io.WriteString(w, "data: [DONE]\n\n")
-	})
-	a := s.post(t.Context(), "/v1/completions", asksFor("/v1/completions", true, "timing", "token_ids"))
-	if n, m := strings.Count(string(a.body), `"token_ids"`), strings.Count(string(a.body), `"timing"`); !a.ok() || n != 1 || m != 2 {
-		t.Errorf("token ids %d times, timing %d times: %s", n, m, a.body)
-	}
-}
-
-// TestPlainAnswersMissNoAnnotations requests annotation events in plain answers, which
-// have none.
-func TestPlainAnswersMissNoAnnotations(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, route(engines))
-	before := s.scrape(t)
-	a := s.post(t.Context(), "/v1/messages", []byte(`{"messages":[{"role":"user","content":"q"}],"max_tokens":9,"nvext":{"annotations":["request_id"]}}`))
-	if !a.ok() {
-		t.Errorf("status %d, error %v", a.status, a.err)
-	}
-	s.booksAtZero(t)
-	s.wantFigures(t, before, []figure{{fallbacksTotal, nil, 0}})
 }
 
 // TestDynamoIsLeftToItself has a Dynamo, which gets the nvext and serves it. The router

@@ -3,11 +3,15 @@ package tests
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"math/rand/v2"
-	"strconv"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 	"github.com/tidwall/gjson"
@@ -213,68 +217,6 @@ func TestConversationKeepsItsHomeOverAPIs(t *testing.T) {
 // pixel is a PNG of one pixel, in base64.
 const pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
-// TestToolsAndImagesAreTheSameInEachAPI has a conversation with an image and a tool call.
-// Each turn uses another API. If the router read one part differently in one API, the
-// overlap would end before it.
-func TestToolsAndImagesAreTheSameInEachAPI(t *testing.T) {
-	rng := rand.New(rand.NewPCG(5, 5))
-	system, question, result := prose(rng, 1000, 1000), prose(rng, 2000, 2000), prose(rng, 2000, 2000)
-	parameters := map[string]any{"type": "object", "properties": map[string]any{"city": map[string]any{"type": "string"}}}
-	function := map[string]any{"name": "get_weather", "description": "The weather of a city.", "parameters": parameters}
-	const arguments = `{"city": "Reykjavík"}`
-	type doc = map[string]any
-	type list = []any
-	image := "data:image/png;base64," + pixel
-	through := map[string]doc{
-		"Chat": {"model": "canned", "tools": list{doc{"type": "function", "function": function}}, "messages": list{
-			doc{"role": "system", "content": system},
-			doc{"role": "user", "content": list{doc{"type": "text", "text": question}, doc{"type": "image_url", "image_url": doc{"url": image}}}},
-			doc{"role": "assistant", "content": nil, "tool_calls": list{doc{"id": "call_1", "type": "function", "function": doc{"name": "get_weather", "arguments": arguments}}}},
-			doc{"role": "tool", "tool_call_id": "call_1", "content": result},
-		}},
-		"Messages": {
-			"model": "canned", "max_tokens": 1000, "system": system,
-			"tools": list{doc{"name": "get_weather", "description": "The weather of a city.", "input_schema": parameters}},
-			"messages": list{
-				doc{"role": "user", "content": list{
-					doc{"type": "text", "text": question},
-					doc{"type": "image", "source": doc{"type": "base64", "media_type": "image/png", "data": pixel}},
-				}},
-				doc{"role": "assistant", "content": list{doc{"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": json.RawMessage(arguments)}}},
-				doc{"role": "user", "content": list{doc{"type": "tool_result", "tool_use_id": "toolu_1", "content": result}}},
-			},
-		},
-		"Responses": {
-			"model": "canned", "instructions": system, "store": false,
-			"tools": list{doc{"type": "function", "name": "get_weather", "description": "The weather of a city.", "parameters": parameters}},
-			"input": list{
-				doc{"role": "user", "content": list{doc{"type": "input_text", "text": question}, doc{"type": "input_image", "image_url": image}}},
-				doc{"type": "function_call", "call_id": "call_1", "name": "get_weather", "arguments": arguments},
-				doc{"type": "function_call_output", "call_id": "call_1", "output": result},
-			},
-		},
-	}
-	const least = (1000 + 2000 + 2000) / 64 // blocks
-	for first, asked := range through {
-		for then, again := range through {
-			t.Run(first+"Then"+then, func(t *testing.T) {
-				engines := startEngines(t, 3, canned.Pace{})
-				s := startCaddy(t, route(engines, "response_headers X-KV-"))
-				one := s.post(t.Context(), dialectOf(first).path, mustJSON(asked))
-				two := s.post(t.Context(), dialectOf(then).path, mustJSON(again))
-				if one.status != 200 || two.status != 200 {
-					t.Fatalf("status %d and %d: %s %s", one.status, two.status, one.body, two.body)
-				}
-				overlap, err := strconv.Atoi(two.header.Get("X-KV-Overlap-Blocks"))
-				if overlap < least || err != nil || one.engine() != two.engine() {
-					t.Errorf("%d blocks overlap, want at least %d; engines %s and %s", overlap, least, one.engine(), two.engine())
-				}
-				s.booksAtZero(t)
-			})
-		}
-	}
-}
-
 // atHome checks that at least 95 % of later turns were at home, and that no engine had
 // more than 2.4 times the mean. TestConversationsReturnToTheirEngine checks the spread
 // more strictly. These are few conversations, and the router rightly avoids engines that
@@ -286,5 +228,160 @@ func atHome(t *testing.T, share, top float64) {
 	}
 	if top > 2.4 {
 		t.Errorf("the most loaded engine had %.2f of the mean, want at most 2.4", top)
+	}
+}
+
+// TestAPIKeyIsForOurOwnRequestsOnly has an engine that lists its models only for
+// its key. It notes which requests have the key.
+func TestAPIKeyIsForOurOwnRequestsOnly(t *testing.T) {
+	t.Setenv("KVROUTER_TEST_KEY", "sk-engine")
+	var known, leaked atomic.Int64
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		key := r.Header.Get("Authorization")
+		switch {
+		case r.URL.Path != "/v1/models" && r.Method == http.MethodGet: // the router asks what it is
+			w.WriteHeader(http.StatusNotFound)
+			return
+		case r.URL.Path != "/v1/models" && key == "Bearer sk-engine":
+			leaked.Add(1)
+		case r.URL.Path != "/v1/models" && key != "Bearer sk-client":
+			w.WriteHeader(http.StatusUnauthorized)
+		case key == "Bearer sk-engine":
+			known.Add(1)
+			fmt.Fprint(w, `{"object":"list","data":[{"id":"canned","object":"model"}]}`)
+			return
+		case r.URL.Path == "/v1/models":
+			w.WriteHeader(http.StatusUnauthorized)
+		}
+		fmt.Fprint(w, `{}`)
+	}))
+	defer engine.Close()
+	s := startCaddy(t, "kv_router "+strings.TrimPrefix(engine.URL, "http://")+" {\nworker * {\napi_key {env.KVROUTER_TEST_KEY}\n}\n}")
+	for _, v := range []struct {
+		key    string
+		status int
+	}{{"Bearer sk-client", http.StatusOK}, {"", http.StatusUnauthorized}} {
+		header := []string{"Authorization", v.key}
+		if v.key == "" {
+			header = nil
+		}
+		if a := s.post(t.Context(), "/v1/responses", []byte(`{"model":"canned","input":"hi"}`), header...); a.status != v.status {
+			t.Errorf("with the key %q: status %d, want %d", v.key, a.status, v.status)
+		}
+	}
+	eventually(t, 5*time.Second, "the router to ask for the models", func() bool { return known.Load() > 0 })
+	if leaked.Load() > 0 {
+		t.Error("a client's request came with the router's key")
+	}
+	s.booksAtZero(t)
+}
+
+// refusals are the router's own errors and their causes.
+var refusals = []struct {
+	code   string
+	status int
+	openAI string // the type that OpenAI's clients know
+	claude string // and Anthropic's
+	site   func(engines []*canned.Engine) string
+	fault  canned.Fault
+	killed bool
+	nvext  string // added to the body
+	// Caddy's request_body refuses by the Content-Length, if there is one, and
+	// says so in its own way.
+	chunked bool
+}{
+	{
+		code: "no_worker", status: 503, openAI: "server_error", claude: "overloaded_error", killed: true,
+		site: func(e []*canned.Engine) string { return route(e) },
+	},
+	{
+		code: "invalid_nvext", status: 400, openAI: "invalid_request_error", claude: "invalid_request_error", nvext: `"nvext":5,`,
+		site: func(e []*canned.Engine) string { return route(e) },
+	},
+	{
+		code: "invalid_session_key", status: 400, openAI: "invalid_request_error", claude: "invalid_request_error",
+		nvext: `"prompt_cache_key":"` + strings.Repeat("k", 1025) + `",`,
+		site:  func(e []*canned.Engine) string { return route(e) },
+	},
+	{
+		code: "model_not_found", status: 404, openAI: "invalid_request_error", claude: "not_found_error",
+		site: func(e []*canned.Engine) string { return route(e, "worker * {\nmodels other\n}") },
+	},
+	{
+		code: "body_too_large", status: 413, openAI: "invalid_request_error", claude: "request_too_large", chunked: true,
+		site: func(e []*canned.Engine) string { return "request_body {\nmax_size 10\n}\n" + route(e) },
+	},
+	{
+		code: "worker_failed", status: 502, openAI: "server_error", claude: "api_error",
+		fault: canned.Fault{Kind: canned.CloseAfterRead},
+		site:  func(e []*canned.Engine) string { return route(e) },
+	},
+	{
+		code: "worker_timeout", status: 504, openAI: "server_error", claude: "timeout_error",
+		fault: canned.Fault{Kind: canned.HangBeforeHeader},
+		site: func(e []*canned.Engine) string {
+			return "kv_router {\n" + strings.Replace(route(e), "kv_router", "reverse_proxy", 1) + " {\ntransport http {\nresponse_header_timeout 50ms\n}\n}\n}"
+		},
+	},
+}
+
+// TestOwnErrorsHaveTheAPIsShape causes each refusal in each API, in servers with and
+// without error routes.
+func TestOwnErrorsHaveTheAPIsShape(t *testing.T) {
+	for _, v := range refusals {
+		for _, routes := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/ErrorRoutes=%v", v.code, routes), func(t *testing.T) {
+				engines := startEngines(t, 2, canned.Pace{})
+				site := v.site(engines)
+				if routes {
+					site += "\nhandle_errors {\nrespond \"ours: {err.status_code}\"\n}"
+				}
+				for _, e := range engines {
+					e.SetFault(v.fault)
+					if v.killed {
+						e.Kill()
+					}
+				}
+				s := startCaddy(t, site)
+				eachRequest(t, func(t *testing.T, d dialect, _ bool, body []byte) {
+					if v.code == "model_not_found" && d.name == "Generate" {
+						return // its requests name no model
+					}
+					var sent io.Reader = strings.NewReader("{" + v.nvext + string(body[1:]))
+					if v.chunked {
+						sent = io.MultiReader(sent) // hides its length
+					}
+					req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+d.path, sent)
+					if err != nil {
+						t.Fatal(err)
+					}
+					a := s.do(req)
+					if a.status != v.status || a.err != nil {
+						t.Fatalf("status %d, error %v, want %d; body %s", a.status, a.err, v.status, a.body)
+					}
+					if wait := a.header.Get("Retry-After"); (wait != "") != (v.status == http.StatusServiceUnavailable) {
+						t.Errorf("Retry-After %q", wait)
+					}
+					if routes {
+						if want := fmt.Sprintf("ours: %d", v.status); string(a.body) != want {
+							t.Errorf("body %q, want that of the error route, %q", a.body, want)
+						}
+						return
+					}
+					kind, outer := v.openAI, ""
+					if strings.HasPrefix(d.path, "/v1/messages") {
+						kind, outer = v.claude, "error"
+					}
+					fault := gjson.GetBytes(a.body, "error")
+					if fault.Get("code").Str != v.code || fault.Get("type").Str != kind || fault.Get("message").Str == "" || gjson.GetBytes(a.body, "type").Str != outer {
+						t.Errorf("body %s, want the code %s and the type %s", a.body, v.code, kind)
+					}
+					if got := a.header.Get("Content-Type"); got != "application/json" {
+						t.Errorf("Content-Type %q", got)
+					}
+				})
+				s.booksAtZero(t)
+			})
+		}
 	}
 }

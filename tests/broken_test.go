@@ -2,6 +2,7 @@ package tests
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -9,6 +10,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -181,84 +183,6 @@ func cut(header map[string]string, part string) http.HandlerFunc {
 	}
 }
 
-// TestNoEventIsAddedWhereNoneFits breaks streams to which no event can be added. The
-// client gets the engine's bytes, and the connection breaks.
-func TestNoEventIsAddedWhereNoneFits(t *testing.T) {
-	const packed = "no events, as it is compressed"
-	for _, v := range []struct {
-		name   string
-		header map[string]string
-		part   string
-		added  bool
-		marked int
-	}{
-		{"PlainStream", nil, oneChunk, true, 1},
-		{"Compressed", map[string]string{"Content-Encoding": "br"}, packed, false, 1},
-		{"WithALength", map[string]string{"Content-Length": "400"}, oneChunk, false, 1},
-		{"AfterDone", nil, oneChunk + "data: [DONE]\n\n", false, 0},
-	} {
-		t.Run(v.name, func(t *testing.T) {
-			engines := startEngines(t, 1, canned.Pace{})
-			pool := `pool="cut-` + v.name + `"`
-			s := startCaddy(t, route(engines, "pool cut-"+v.name))
-			before := s.scrape(t)
-			engines[0].SetHandler(cut(v.header, v.part))
-			a := s.chat(t.Context(), ask("x").streamed())
-			if a.status != http.StatusOK || a.err == nil {
-				t.Errorf("status %d, error %v; want 200 and an unexpected end", a.status, a.err)
-			}
-			if v.added {
-				if !strings.HasPrefix(string(a.body), v.part) || strings.Count(string(a.body), brokenEvent) != 1 {
-					t.Errorf("got %q, want %q and one event more", a.body, v.part)
-				}
-			} else if string(a.body) != v.part {
-				t.Errorf("got %q, want %q", a.body, v.part)
-			}
-			unreadable := 0.0
-			if v.header["Content-Encoding"] != "" {
-				unreadable = 1
-			}
-			s.wantFigures(t, before, []figure{{fallbacksTotal, []string{pool, `reason="answer_unreadable"`}, unreadable}})
-			s.booksAtZero(t) // it is noted before the lease's end who is to blame
-			eventually(t, 2*time.Second, "the request is counted", func() bool {
-				return s.scrape(t).value(requestsTotal, pool) == before.value(requestsTotal, pool)+1
-			})
-			if n := s.logged(t, markedDown); n != v.marked {
-				t.Errorf("%d workers were marked down, want %d", n, v.marked)
-			}
-		})
-	}
-}
-
-// TestCompressedAnswerPasses has an engine that compresses unasked, with another coding
-// than gzip. The bytes pass, and the router counts that it cannot read them.
-func TestCompressedAnswerPasses(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, route(engines, "pool packed"))
-	before := s.scrape(t)
-	const body = "what no reader knows"
-	engines[0].SetHandler(func(w http.ResponseWriter, r *http.Request) {
-		if got := r.Header.Get("Accept-Encoding"); got != "identity" {
-			t.Errorf("Accept-Encoding %q, want identity", got)
-		}
-		w.Header().Set("Content-Type", "text/event-stream")
-		w.Header().Set("Content-Encoding", "br")
-		io.WriteString(w, body)
-	})
-	for range 3 {
-		a := s.chat(t.Context(), ask("x").streamed())
-		if a.status != http.StatusOK || a.err != nil || string(a.body) != body || a.header.Get("Content-Encoding") != "br" {
-			t.Errorf("status %d, error %v, coding %q, body %q", a.status, a.err, a.header.Get("Content-Encoding"), a.body)
-		}
-	}
-	s.wantFigures(t, before, []figure{
-		{fallbacksTotal, []string{`pool="packed"`, `reason="answer_unreadable"`}, 3},
-		{fallbacksTotal, []string{`pool="packed"`}, 3},
-		{requestsTotal, []string{`pool="packed"`, `outcome="ok"`}, 3},
-	})
-	s.booksAtZero(t)
-}
-
 // TestErrorEventLeavesNoOverlap has an answer with status 200 whose first event is an
 // error. The engine has not computed the prompt.
 func TestErrorEventLeavesNoOverlap(t *testing.T) {
@@ -293,4 +217,430 @@ func TestErrorEventLeavesNoOverlap(t *testing.T) {
 			}
 		})
 	}
+}
+
+const oneRole = "data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n"
+
+// stall sends the parts of a stream and then pauses until the client leaves or go is
+// closed. Then it sends the end of the stream.
+func stall(goOn <-chan struct{}, parts ...string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		ctl := http.NewResponseController(w)
+		ctl.Flush()
+		for _, p := range parts {
+			io.WriteString(w, p)
+			ctl.Flush()
+		}
+		select {
+		case <-r.Context().Done():
+		case <-goOn:
+			io.WriteString(w, oneChunk+"data: [DONE]\n\n")
+		}
+	}
+}
+
+// together has 32 clients request a stream each at the same time.
+func (s *server) together(t *testing.T, header ...string) []answer {
+	t.Helper()
+	answers := make([]answer, 32)
+	var clients sync.WaitGroup
+	for i := range answers {
+		clients.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			answers[i] = s.chat(ctx, ask(fmt.Sprintf("client %d: %s", i, strings.Repeat("why? ", 40))).streamed(), header...)
+		})
+	}
+	clients.Wait()
+	return answers
+}
+
+// TestHeldAnswersPassUnchanged compares answers with and without a deadline. They are
+// streams and plain answers, well-formed and malformed.
+func TestHeldAnswersPassUnchanged(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	s := startCaddy(t, "handle /held/* {\nuri strip_prefix /held\n"+route(engines, "pool held", "timeouts {\nfirst_token 30s\nstream_idle 30s\n}")+
+		"\n}\nhandle /v1/* {\n"+route(engines, "pool loose")+"\n}")
+	long := strings.Repeat(": "+strings.Repeat("x", 1000)+"\n\n", 200)
+	for name, v := range map[string]struct{ kind, body string }{
+		"stream":        {"text/event-stream", oneRole + oneChunk + oneChunk + "data: [DONE]\n\n"},
+		"no token":      {"text/event-stream", oneRole + "data: [DONE]\n\n"},
+		"error event":   {"text/event-stream", "data: {\"error\":{\"message\":\"x\"}}\n\n"},
+		"empty":         {"text/event-stream", ""},
+		"long preface":  {"text/event-stream", long + oneChunk + "data: [DONE]\n\n"},
+		"not a stream":  {"application/json", wholeJSON},
+		"garbage":       {"text/event-stream", htmlPage},
+		"one byte more": {"text/event-stream", oneChunk + "x"},
+	} {
+		for _, e := range engines {
+			e.SetHandler(func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Content-Type", v.kind)
+				if r.Header.Get("X-Status") != "" {
+					w.WriteHeader(http.StatusBadRequest)
+				}
+				io.WriteString(w, v.body)
+			})
+		}
+		for _, status := range []string{"", "400"} {
+			var got [2]answer
+			for i, path := range []string{"/held/v1/chat/completions", "/v1/chat/completions"} {
+				header := []string{}
+				if status != "" {
+					header = []string{"X-Status", status}
+				}
+				got[i] = s.post(t.Context(), path, ask("hi").streamed().body(), header...)
+			}
+			if string(got[0].body) != v.body || got[0].status != got[1].status || string(got[1].body) != v.body || got[0].err != nil ||
+				got[0].header.Get("Content-Type") != v.kind {
+				t.Errorf("%s, status %q: %d and %d, error %v, type %q, body %.200q", name, status, got[0].status, got[1].status, got[0].err, got[0].header.Get("Content-Type"), got[0].body)
+			}
+		}
+	}
+	s.booksAtZero(t)
+}
+
+// TestPrefillIsNoPause has a first byte that takes longer than stream_idle.
+func TestPrefillIsNoPause(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{FirstToken: 600 * time.Millisecond, Words: 5})
+	s := startCaddy(t, route(engines, "timeouts {\nstream_idle 150ms\n}"))
+	s.mustChat(t, ask("long prompt").streamed())
+	s.booksAtZero(t)
+}
+
+// readEvents reads a chat's answer, closes read when n events have come, and
+// goes on until ctx ends.
+func (s *server) readEvents(ctx context.Context, c chat, n int, read chan<- struct{}) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url+"/v1/chat/completions", bytes.NewReader(c.body()))
+	if err != nil {
+		return
+	}
+	resp, err := s.client.Do(req)
+	if err != nil {
+		return
+	}
+	defer resp.Body.Close()
+	buf := make([]byte, 4096)
+	events := 0
+	for {
+		k, err := resp.Body.Read(buf)
+		before := events
+		events += bytes.Count(buf[:k], []byte("data: "))
+		if before < n && events >= n {
+			close(read)
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// TestBrokenStreams breaks streams. The client gets the engine's bytes and one error event,
+// or none if none can be added, and the connection breaks. No other engine is asked.
+func TestBrokenStreams(t *testing.T) {
+	const packed = "no events, as it is compressed"
+	for _, v := range []struct {
+		name   string
+		h      http.HandlerFunc
+		part   string
+		added  bool
+		marked int
+	}{
+		{"PlainStream", cut(nil, oneChunk), oneChunk, true, 1},
+		{"Stalled", stall(nil, oneRole, oneChunk), oneRole + oneChunk, true, 1},
+		{"Compressed", cut(map[string]string{"Content-Encoding": "br"}, packed), packed, false, 1},
+		{"WithALength", cut(map[string]string{"Content-Length": "400"}, oneChunk), oneChunk, false, 1},
+		{"AfterDone", cut(nil, oneChunk+"data: [DONE]\n\n"), oneChunk + "data: [DONE]\n\n", false, 0},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			engines := startEngines(t, 2, canned.Pace{})
+			pool := `pool="cut-` + v.name + `"`
+			s := startCaddy(t, route(engines, "pool cut-"+v.name, "timeouts {\nstream_idle 200ms\n}"))
+			before := s.scrape(t)
+			for _, e := range engines {
+				e.SetHandler(inferencesOnly(v.h))
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			a := s.chat(ctx, ask("x").streamed())
+			if a.status != http.StatusOK || a.err == nil {
+				t.Errorf("status %d, error %v; want 200 and an unexpected end", a.status, a.err)
+			}
+			events := map[bool]int{true: 1}[v.added]
+			if !strings.HasPrefix(string(a.body), v.part) || strings.Count(string(a.body), brokenEvent) != events || !v.added && string(a.body) != v.part {
+				t.Errorf("got %q, want %q and %d events more", a.body, v.part, events)
+			}
+			unreadable := map[bool]float64{true: 1}[v.part == packed]
+			s.wantFigures(t, before, []figure{
+				{fallbacksTotal, []string{pool, `reason="answer_unreadable"`}, unreadable}, {requestsTotal, []string{pool}, 1}, {retriesTotal, []string{pool}, 0},
+			})
+			s.booksAtZero(t)
+			if n := s.logged(t, markedDown); n != v.marked {
+				t.Errorf("%d workers were marked down, want %d", n, v.marked)
+			}
+		})
+	}
+}
+
+// inferencesOnly answers GET requests, the router's own, with 404.
+func inferencesOnly(h http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet {
+			http.NotFound(w, r)
+			return
+		}
+		h(w, r)
+	}
+}
+
+// TestFirstTokenIsAwaited has one of four engines send no first token: it hangs after a
+// role or comments, with a deadline, or breaks the stream. The others serve all requests.
+func TestFirstTokenIsAwaited(t *testing.T) {
+	const deadline = "timeouts {\nfirst_token 500ms\n}"
+	for _, v := range []struct {
+		name, block, reason string
+		h                   http.HandlerFunc
+	}{
+		{"RoleAlone", deadline, "first_token", stall(nil, oneRole)},
+		{"CommentsAlone", deadline, "first_token", stall(nil, ": ping\n\n", ": ping\n\n")},
+		{"BreaksBefore", deadline, "broken", cut(nil, oneRole)},
+		{"BreaksAfterTheHeader", "", "broken", cut(nil, ": ping\n\n")},
+		{"BreaksAfterTheRole", "", "broken", cut(nil, oneRole)},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			engines := startEngines(t, 4, canned.Pace{Words: 5})
+			pool, reason := `pool="first-`+v.name+`"`, fmt.Sprintf("reason=%q", v.reason)
+			s := startCaddy(t, route(engines, "pool first-"+v.name, "policy round_robin", v.block))
+			before := s.scrape(t)
+			engines[0].SetHandler(v.h)
+			for _, a := range s.together(t) {
+				if !a.ok() || a.engine() == "e1" || !strings.HasSuffix(string(a.body), "data: [DONE]\n\n") {
+					t.Errorf("status %d, error %v, by %s, body %q", a.status, a.err, a.engine(), a.body)
+				}
+			}
+			s.booksAtZero(t)
+			if n := s.scrape(t).value(retriesTotal, pool, reason) - before.value(retriesTotal, pool, reason); n < 1 || n > 32 {
+				t.Errorf("%v retries for that reason", n)
+			}
+			if n := s.logged(t, markedDown); n != 1 {
+				t.Errorf("%d workers were marked down, want 1", n)
+			}
+			eventually(t, 3*time.Second, "the engine has no requests any more", func() bool { return engines[0].Active() == 0 })
+		})
+	}
+}
+
+// TestFirstTokenOfNobody has engines that produce no first token. The client gets a 504 in
+// the shape of the API. The router tries two engines.
+func TestFirstTokenOfNobody(t *testing.T) {
+	engines := startEngines(t, 6, canned.Pace{})
+	s := startCaddy(t, route(engines, "pool first-nobody", "timeouts {\nfirst_token 200ms\n}"))
+	for _, e := range engines {
+		e.SetHandler(stall(nil, oneRole))
+	}
+	before := s.scrape(t)
+	a := s.chat(t.Context(), ask("anybody?").streamed())
+	if a.status != http.StatusGatewayTimeout || !strings.Contains(string(a.body), `"code":"worker_timeout"`) {
+		t.Errorf("status %d, error %v, body %q; want 504 and worker_timeout", a.status, a.err, a.body)
+	}
+	if counts, _ := spread(engines); counts[0]+counts[1]+counts[2]+counts[3]+counts[4]+counts[5] != 2 {
+		t.Errorf("attempts %v, want 2", counts)
+	}
+	a = s.post(t.Context(), "/v1/messages", []byte(`{"model":"canned","max_tokens":9,"stream":true,"messages":[{"role":"user","content":"hi"}]}`))
+	if a.status != http.StatusGatewayTimeout || !strings.Contains(string(a.body), `"type":"error"`) || !strings.Contains(string(a.body), `"code":"worker_timeout"`) {
+		t.Errorf("status %d, error %v, body %q; want Anthropic's shape of it", a.status, a.err, a.body)
+	}
+	s.booksAtZero(t)
+	s.wantFigures(t, before, []figure{{requestsTotal, []string{`pool="first-nobody"`, `outcome="unavailable"`}, 2}})
+}
+
+// TestStreamsOfOtherShapesAreNotLate has engines that send tokens in time, in forms that
+// the router cannot read.
+func TestStreamsOfOtherShapesAreNotLate(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	engines[0].SetHandler(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for range 40 {
+			fmt.Fprintf(w, "data: %s\n\n", r.Header.Get("X-Event"))
+			http.NewResponseController(w).Flush()
+			pausing(r.Context(), 20*time.Millisecond)
+		}
+		io.WriteString(w, "data: [DONE]\n\n")
+	})
+	s := startCaddy(t, route(engines, "timeouts {\nfirst_token 500ms\n}"))
+	var clients sync.WaitGroup
+	for _, event := range []string{
+		`{"id":"x","choices":[{"index":0,"delta":{"reasoning_text":"word"}}]}`,
+		`{"token":{"text":"word"}}`, `{"content":"word"}`, `{"message":{"content":"word"}}`,
+	} {
+		clients.Go(func() {
+			if a := s.chat(t.Context(), ask("x").streamed(), "X-Event", event); a.status != http.StatusOK || !strings.HasSuffix(string(a.body), "data: [DONE]\n\n") {
+				t.Errorf("%s: status %d, error %v, body %.200q", event, a.status, a.err, a.body)
+			}
+		})
+	}
+	clients.Wait()
+}
+
+// TestClientThatLeavesIsNoticed lets clients leave at each stage of an answer. The engine
+// must notice within a second, to stop computing, and nothing may stay booked.
+func TestClientThatLeavesIsNoticed(t *testing.T) {
+	for _, v := range []struct {
+		name, block string
+		pace        canned.Pace
+		fault       canned.Fault
+		stream      bool
+		events      int // read before leaving
+	}{
+		{name: "BeforeTheHeader", fault: canned.Fault{Kind: canned.HangBeforeHeader}, stream: true},
+		{name: "BeforeTheFirstToken", pace: canned.Pace{FirstToken: 30 * time.Second}, stream: true},
+		{name: "BeforeAHeldAnswer", pace: canned.Pace{FirstToken: 30 * time.Second}, stream: true, block: "timeouts {\nfirst_token 30s\n}"},
+		{name: "InMidStream", pace: canned.Pace{Words: 1000, PerWord: 20 * time.Millisecond}, stream: true, events: 5},
+		{name: "BeforeAnAnswerThatIsNotStreamed", pace: canned.Pace{FirstToken: 30 * time.Second}},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			engines := startEngines(t, 2, v.pace)
+			for _, e := range engines {
+				e.SetFault(v.fault)
+			}
+			s := startCaddy(t, route(engines, v.block))
+			before := s.scrape(t)
+			c := ask("are you still there?")
+			c.Stream = v.stream
+			ctx, leave := context.WithCancel(t.Context())
+			defer leave()
+			read := make(chan struct{})
+			gone := make(chan struct{})
+			go func() {
+				defer close(gone)
+				s.readEvents(ctx, c, v.events, read)
+			}()
+			active := func() int { return engines[0].Active() + engines[1].Active() }
+			eventually(t, 5*time.Second, "an engine has the request", func() bool { return active() == 1 })
+			if v.events > 0 {
+				select {
+				case <-read:
+				case <-time.After(5 * time.Second):
+					t.Fatal("the stream does not come")
+				}
+			}
+			if n := s.scrape(t).value(leases); n != 1 {
+				t.Errorf("%v leases while the engine computes, want 1", n)
+			}
+			leave()
+			left := time.Now()
+			<-gone
+			eventually(t, 3*time.Second, "the engine notices", func() bool { return active() == 0 })
+			j := append(engines[0].Journal(), engines[1].Journal()...)
+			if len(j) != 1 || j[0].Left.IsZero() {
+				t.Fatalf("%d requests at the engines, the first left at %v", len(j), j[0].Left)
+			}
+			if d := j[0].Left.Sub(left); d > time.Second {
+				t.Errorf("the engine noticed after %v", d)
+			}
+			s.booksAtZero(t)
+			if d := time.Since(left); d > 1500*time.Millisecond {
+				t.Errorf("the books were at zero only after %v", d)
+			}
+			s.wantFigures(t, before, []figure{{requestsTotal, []string{`outcome="client_gone"`}, 1}, {retriesTotal, nil, 0}})
+			// The engine is no worse for it.
+			if n := s.logged(t, markedDown); n != 0 {
+				t.Errorf("%d workers were marked down", n)
+			}
+			for _, e := range engines {
+				e.SetFault(canned.Fault{})
+				e.SetPace(canned.Pace{})
+			}
+			s.mustChat(t, ask("and now?"))
+		})
+	}
+}
+
+// oddEvents is a stream with everything that server-sent events allow.
+const oddEvents = ": welcome\n\n" +
+	"\xef\xbb\xbfid: 1\r\nevent: delta\r\ndata: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\r\n\r\n" +
+	":\n" +
+	"data:{\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a\"}}]}\n\n" +
+	"retry: 1000\n\n" +
+	"event: other\ndata: not JSON at all\ndata: on two lines\n\n" +
+	"data: {\"choices\":[{\"index\":0,\ndata: \"delta\":{\"content\":\"b\"}}]}\n\n" +
+	"data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"c\"}}],\"usage\":null}\r\r" +
+	"unknown: field\n\n" +
+	": ping - 2026-01-01 00:00:00\r\n\r\n" +
+	"data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":3,\"prompt_tokens_details\":{\"cached_tokens\":4}}}\n\n" +
+	"data: [DONE]\n\n" +
+	": goodbye, and no newline"
+
+// TestStreamPassesByteForByte writes a stream in pieces of many sizes, so that
+// events and lines are cut everywhere.
+func TestStreamPassesByteForByte(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	s := startCaddy(t, route(engines))
+	for _, size := range []int{1, 2, 3, 7, 64, len(oddEvents)} {
+		engines[0].SetHandler(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			for rest := oddEvents; rest != ""; {
+				n := min(size, len(rest))
+				io.WriteString(w, rest[:n])
+				w.(http.Flusher).Flush()
+				rest = rest[n:]
+			}
+		})
+		a := s.chat(t.Context(), ask("go on").streamed())
+		if string(a.body) != oddEvents || a.err != nil {
+			t.Errorf("pieces of %d: error %v, got %q, want %q", size, a.err, a.body, oddEvents)
+		}
+	}
+	s.booksAtZero(t)
+}
+
+// TestUpgradePasses takes a connection through a protocol upgrade and talks over it both
+// ways. The client ends its direction first.
+func TestUpgradePasses(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{})
+	for _, e := range engines {
+		e.SetHandler(func(w http.ResponseWriter, r *http.Request) {
+			conn, rw, err := http.NewResponseController(w).Hijack()
+			if err != nil {
+				return
+			}
+			defer conn.Close()
+			fmt.Fprintf(rw, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", r.Header.Get("Upgrade"))
+			rw.Flush()
+			for {
+				line, err := rw.ReadString('\n')
+				if err != nil { // the client has ended its direction
+					io.WriteString(conn, "bye")
+					return
+				}
+				rw.WriteString("echo " + line)
+				rw.Flush()
+			}
+		})
+	}
+	s := startCaddy(t, route(engines))
+	for _, path := range []string{"/v1/realtime?model=m", "/v1/chat/completions"} {
+		conn := s.connect(t)
+		conn.SetDeadline(time.Now().Add(5 * time.Second))
+		fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n", path, s.addr)
+		in := bufio.NewReader(conn)
+		resp, err := http.ReadResponse(in, nil)
+		if err != nil || resp.StatusCode != http.StatusSwitchingProtocols {
+			t.Fatalf("%s: %v, error %v", path, resp, err)
+		}
+		for _, word := range []string{"one\n", "two\n"} {
+			io.WriteString(conn, word)
+			if line, err := in.ReadString('\n'); line != "echo "+word {
+				t.Errorf("%s: got %q, error %v", path, line, err)
+			}
+		}
+		if half, ok := conn.(*net.TCPConn); !ok || half.CloseWrite() != nil {
+			t.Fatal("the client cannot end its direction")
+		}
+		if end, err := io.ReadAll(in); string(end) != "bye" {
+			t.Errorf("%s: at its end got %q, error %v", path, end, err)
+		}
+		conn.Close()
+	}
+	s.booksAtZero(t)
 }

@@ -230,3 +230,22 @@ func (s *server) connect(t testing.TB) net.Conn {
 	t.Cleanup(func() { conn.Close() })
 	return conn
 }
+
+// inLong says that tests take their long form, which KVROUTER_LONG=1 asks for.
+var inLong = os.Getenv("KVROUTER_LONG") == "1"
+
+// span returns how long a part of a test takes: usually, and in its long form.
+func span(usual, long time.Duration) time.Duration {
+	if inLong {
+		return long
+	}
+	return usual
+}
+
+// takesSeconds skips a test that takes seconds, if only quick ones are asked for.
+func takesSeconds(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
+}

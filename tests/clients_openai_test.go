@@ -14,26 +14,6 @@ import (
 	"github.com/openai/openai-go/responses"
 )
 
-func TestOpenAIClientShowsImages(t *testing.T) {
-	client, s := openAI(t)
-	params := openai.ChatCompletionNewParams{
-		Model: "canned",
-		Messages: []openai.ChatCompletionMessageParamUnion{openai.UserMessage([]openai.ChatCompletionContentPartUnionParam{
-			openai.TextContentPart("What is this?"),
-			openai.ImageContentPart(openai.ChatCompletionContentPartImageImageURLParam{URL: "data:image/png;base64," + pixel, Detail: "low"}),
-			openai.ImageContentPart(openai.ChatCompletionContentPartImageImageURLParam{URL: "http://127.0.0.1/a.png"}),
-		})},
-	}
-	c, err := client.Chat.Completions.New(t.Context(), params)
-	if err != nil {
-		t.Fatal(err)
-	}
-	checkChat(t, c)
-	streamed := stream(t, client, params)
-	checkChat(t, &streamed)
-	s.booksAtZero(t)
-}
-
 // respond asks for a response, streamed or not.
 func respond(t *testing.T, client openai.Client, params responses.ResponseNewParams, streamed bool) responses.Response {
 	t.Helper()
@@ -109,33 +89,6 @@ func TestOpenAIClientAsksForResponses(t *testing.T) {
 		}
 		s.booksAtZero(t)
 	}
-}
-
-func TestOpenAIClientEmbeds(t *testing.T) {
-	client, s := openAI(t)
-	for _, v := range []struct {
-		input openai.EmbeddingNewParamsInputUnion
-		n     int
-	}{
-		{openai.EmbeddingNewParamsInputUnion{OfString: openai.String("by the sea")}, 1},
-		{openai.EmbeddingNewParamsInputUnion{OfArrayOfStrings: []string{"by the sea", "in the hills"}}, 2},
-		{openai.EmbeddingNewParamsInputUnion{OfArrayOfTokens: []int64{1, 2, 3}}, 1},
-		{openai.EmbeddingNewParamsInputUnion{OfArrayOfTokenArrays: [][]int64{{1, 2}, {3}, {4}}}, 3},
-	} {
-		e, err := client.Embeddings.New(t.Context(), openai.EmbeddingNewParams{Model: "canned", Input: v.input, Dimensions: openai.Int(12)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(e.Data) != v.n || e.Usage.PromptTokens == 0 {
-			t.Fatalf("%s", e.RawJSON())
-		}
-		for i, d := range e.Data {
-			if len(d.Embedding) != 12 || d.Index != int64(i) {
-				t.Errorf("element %d: %+v", i, d)
-			}
-		}
-	}
-	s.booksAtZero(t)
 }
 
 // Requests that an error of the router's own is the answer to.

@@ -245,32 +245,3 @@ func leastWork(convs []*conversation, common []message, engines int) int {
 	}
 	return n
 }
-
-// TestBranchesOfOneFirstTurn holds 50 conversations that branch off one long first turn.
-// Either it is asked once and all continue it, or each asks it itself.
-func TestBranchesOfOneFirstTurn(t *testing.T) {
-	long := prose(rand.New(rand.NewPCG(9, 9)), 8192, 8192)
-	for _, stream := range []bool{false, true} {
-		for _, askedOnce := range []bool{true, false} {
-			t.Run(fmt.Sprintf("AskedOnce=%v/Stream=%v", askedOnce, stream), func(t *testing.T) {
-				littleIsComputedTwice(t, anyShare, func(t *testing.T) (least int, w worked) { return branches(t, long, askedOnce, stream) })
-			})
-		}
-	}
-}
-
-// branches holds conversations that branch off a long first turn.
-func branches(t *testing.T, long string, askedOnce, stream bool) (least int, w worked) {
-	engines := startTimed(t, 4, 1)
-	s := startCaddy(t, simulated(engines))
-	convs, root := newConversations(50, 3), ask(long)
-	if askedOnce {
-		root.Stream = stream
-		a := s.mustChat(t, root)
-		convs = newConversations(50, 2, append(root.Messages, message{"assistant", a.text})...)
-		long = ""
-	}
-	s.converse(t, convs, 6, stream, long)
-	s.booksAtZero(t)
-	return leastWork(convs, root.Messages, len(engines)), work(engines)
-}

@@ -1,16 +1,14 @@
 package tests
 
 import (
-	"context"
 	"fmt"
 	"net/http"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 )
 
 // drain drains or undrains an engine's worker.
@@ -29,74 +27,53 @@ func TestDrainUnderLoad(t *testing.T) {
 	s := startCaddy(t, route(engines, affinity("hard")))
 	s.client.Transport.(*http.Transport).DisableKeepAlives = true // a reload closes idle connections
 	drained := engines[0]
-	ctx, stop := context.WithCancel(t.Context())
-	defer stop()
-	var onDrained, moved, sent atomic.Int64
-	var clients sync.WaitGroup
-	for i := range 32 {
-		clients.Go(func() {
-			key, last := fmt.Sprintf("client-%d", i), ""
-			for n := 0; ctx.Err() == nil; n++ {
-				c := ask(fmt.Sprintf("client %d, turn %d", i, n)).streamed()
-				a := s.chat(t.Context(), c, "X-Session-Id", key)
-				for try := 0; a.status == 0 && try < 5; try++ { // Caddy closed its listener
-					a = s.chat(t.Context(), c, "X-Session-Id", key)
-				}
-				sent.Add(1)
-				if !a.ok() || len(strings.Fields(a.text)) != 20 {
-					t.Errorf("%s: status %d, error %v, %d words", key, a.status, a.err, len(strings.Fields(a.text)))
-					continue
-				}
-				if last == drained.Name() && a.engine() != last {
-					moved.Add(1)
-				}
-				if last = a.engine(); last == drained.Name() {
-					onDrained.Add(1)
-				}
-			}
-		})
-	}
-	eventually(t, 10*time.Second, "load on the worker", func() bool { return onDrained.Load() >= 20 && s.worker(t, drained).Load.Requests > 3 })
+	l := &load{s: s, resends: 5}
+	l.start(t.Context(), 32)
+	eventually(t, 10*time.Second, "load on the worker", func() bool { return drained.Requests() >= 20 && s.worker(t, drained).Load.Requests > 3 })
 	if w := s.drain(t, drained, "drain"); !w.Draining || w.Load.Requests == 0 {
 		t.Errorf("after drain: %+v", w)
 	}
 	// a request may have been chosen for it just before
 	eventually(t, 10*time.Second, "the worker to be idle", func() bool { return s.worker(t, drained).Load.Requests == 0 })
-	more := func(n int64) {
-		at := sent.Load()
-		eventually(t, 30*time.Second, "further requests", func() bool { return sent.Load() >= at+n })
+	more := func(n int) {
+		at := len(l.all())
+		eventually(t, 30*time.Second, "further requests", func() bool { return len(l.all()) >= at+n })
 	}
 	more(32)
 	asked := drained.Requests()
-	if err := s.load(route(engines, "worker * {\nkv_tokens 5000\n}") + rejected); err == nil {
-		t.Fatal("the broken config was accepted")
-	}
 	still := func(when string) {
 		more(100)
 		if w := s.worker(t, drained); !w.Draining || w.Load.Requests != 0 || drained.Requests() != asked {
 			t.Errorf("%s: %d new requests, %+v", when, drained.Requests()-asked, w)
 		}
 	}
+	if err := s.load(route(engines, "worker * {\nkv_tokens 5000\n}") + rejected); err == nil {
+		t.Fatal("the broken config was accepted")
+	}
 	still("after a rejected reload")
 	if err := s.load(route(engines, fmt.Sprintf("worker %s {\nid 77\n}", drained.Addr()))); err != nil {
 		t.Fatal(err)
 	}
 	still("after a reload that gives it another id")
-	if moved.Load() == 0 {
-		t.Error("no session moved")
-	}
-	was := onDrained.Load()
 	if w := s.drain(t, drained, "undrain"); w.Draining {
 		t.Errorf("after undrain: %+v", w)
 	}
 	// sessions stay where they are now: new ones come back
-	eventually(t, 10*time.Second, "requests on the worker", func() bool {
-		s.mustChat(t, ask("anything new?"))
-		return drained.Requests() > asked
-	})
-	stop()
-	clients.Wait()
-	t.Logf("%d requests, %d of them on the drained worker (%d before it was undrained), %d sessions moved", sent.Load(), onDrained.Load(), was, moved.Load())
+	eventually(t, 10*time.Second, "requests on the worker", func() bool { return drained.Requests() > asked })
+	l.stop(10 * time.Second)
+	last, moved := make(map[string]string), 0
+	for _, v := range l.all() {
+		if v.fate != served {
+			t.Errorf("a request %v: by %q, status %d, error %v, body %.200q", v.fate, v.engine, v.status, v.err, v.body)
+		}
+		if v.session != "" && last[v.session] == drained.Name() && v.engine != drained.Name() {
+			moved++
+		}
+		last[v.session] = v.engine
+	}
+	if moved == 0 {
+		t.Error("no session moved")
+	}
 	s.booksAtZero(t)
 }
 
@@ -184,4 +161,108 @@ func TestDrainByConfig(t *testing.T) {
 	}
 	s.drain(t, engines[0], "undrain")
 	use("undrained", true)
+}
+
+// available returns what the metrics say of a worker, and whether they do.
+func (s *server) available(t testing.TB, dial string) (float64, bool) {
+	t.Helper()
+	return s.scrape(t).sum("caddy_kv_router_worker_available", `worker="`+dial+`"`)
+}
+
+// TestDeadWorkerIsNotAvailable kills a worker of two, while requests try it now
+// and then: it must not be called available in between.
+func TestDeadWorkerIsNotAvailable(t *testing.T) {
+	a, b := startSimulated(t, engine.Config{Name: "a"}), startSimulated(t, engine.Config{Name: "b"})
+	s := startCaddy(t, simulated([]*engine.Engine{a, b}, "policy round_robin"))
+	s.mustChat(t, simChat("hello"))
+	b.Kill()
+	eventually(t, 10*time.Second, "the worker that was killed to be missed", func() bool {
+		s.mustChat(t, simChat("hello"))
+		v, said := s.available(t, b.Addr())
+		return said && v == 0
+	})
+	for i := range 12 {
+		if i%4 == 0 {
+			s.mustChat(t, simChat(fmt.Sprint("question ", i)))
+		}
+		if v, _ := s.available(t, b.Addr()); v != 0 {
+			t.Fatalf("look %d: a dead worker is available", i)
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+	if v, _ := s.available(t, a.Addr()); v != 1 {
+		t.Error("the other one is not available")
+	}
+}
+
+// TestWorkerThatCaddyTookOutIsNotAvailable has one worker fail Caddy's health
+// checks.
+func TestWorkerThatCaddyTookOutIsNotAvailable(t *testing.T) {
+	check := func(status int) func(w http.ResponseWriter, r *http.Request) bool {
+		return func(w http.ResponseWriter, r *http.Request) bool {
+			if r.URL.Path == "/ok" {
+				w.WriteHeader(status)
+			}
+			return r.URL.Path == "/ok"
+		}
+	}
+	well, ill := startFake(t, check(200)), startFake(t, check(500))
+	s := startCaddy(t, "kv_router {\nreverse_proxy "+well.addr()+" "+ill.addr()+" {\nhealth_uri /ok\nhealth_interval 100ms\n}\n}")
+	s.mustChat(t, simChat("hello"))
+	eventually(t, 10*time.Second, "the metric to say so", func() bool {
+		v, said := s.available(t, ill.addr())
+		return said && v == 0
+	})
+	if v, _ := s.available(t, well.addr()); v != 1 {
+		t.Error("the other one is not available")
+	}
+}
+
+// TestRemovedWorkerIsNotInTheMetrics drains a worker, takes it out of the
+// configuration, and stops it.
+func TestRemovedWorkerIsNotInTheMetrics(t *testing.T) {
+	a, b := startSimulated(t, engine.Config{Name: "a"}), startSimulated(t, engine.Config{Name: "b"})
+	s := startCaddy(t, simulated([]*engine.Engine{a, b}))
+	s.mustChat(t, simChat("hello"))
+	s.api(t, http.MethodPost, defaultPool+"/workers/"+b.Addr()+"/drain", nil, nil)
+	if v, said := s.available(t, b.Addr()); v != 0 || !said {
+		t.Errorf("a drained worker is available: %v, said %v", v, said)
+	}
+	if err := s.reload(simulated([]*engine.Engine{a})); err != nil {
+		t.Fatal(err)
+	}
+	b.Kill()
+	eventually(t, 10*time.Second, "the worker to be none any more", func() bool {
+		s.mustChat(t, simChat("hello"))
+		_, said := s.available(t, b.Addr())
+		return !said
+	})
+}
+
+// TestDrainedMeansAllRanks drains a worker with one request on one of its two
+// ranks.
+func TestDrainedMeansAllRanks(t *testing.T) {
+	e := startSimulated(t, engine.Config{Flavour: engine.VLLM, Ranks: 2})
+	s := startCaddy(t, simulated([]*engine.Engine{e}))
+	s.mustChat(t, simChat("hello"))
+	eventually(t, 10*time.Second, "the ranks to be known", func() bool { return len(s.told(t, e).Ranks) == 2 })
+	if err := e.SetFault(engine.Fault{Kind: engine.Hang}); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		s.chat(t.Context(), simChat("question").streamed())
+	}()
+	eventually(t, 10*time.Second, "the request to run", func() bool { return s.scrape(t).value(leases) == 1 })
+	if s.fakeWorker(t, e.Addr()).Drained {
+		t.Error("what nobody drains is drained")
+	}
+	s.api(t, http.MethodPost, defaultPool+"/workers/"+e.Addr()+"/drain", nil, nil)
+	if s.fakeWorker(t, e.Addr()).Drained {
+		t.Error("it is drained with a request on it")
+	}
+	e.Kill()
+	<-ended
+	eventually(t, 10*time.Second, "it to be drained", func() bool { return s.fakeWorker(t, e.Addr()).Drained })
 }

@@ -135,55 +135,6 @@ func TestClosesAreRepeated(t *testing.T) {
 	}
 }
 
-// TestSessionsOfHungEngines has engines that hang while they open and close sessions. Some
-// clients leave meanwhile.
-func TestSessionsOfHungEngines(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes 12 s")
-	}
-	engines := holders(t, 5, engine.Config{})
-	block := []string{"trust pins"}
-	for i, e := range engines {
-		block = append(block, fmt.Sprintf("worker %s {\nid %d\n}", e.Addr(), i+1))
-	}
-	s := startHolding(t, engines, block...)
-	on := func(i int, u turn) turn {
-		u.nvext = fmt.Sprintf(`"backend_instance_id":%d,`, i+1)
-		return u
-	}
-	var all sync.WaitGroup
-	opening := func(i int, id string, opened int, fault engine.Fault) {
-		fails(t, engines[i], fault)
-		q := s.startTurn(t, on(i, turn{id: id, action: "open"}))
-		running(t, engines, engine.OpenPath, id, 1)
-		q.leave()
-		all.Go(func() { closedOnce(t, engines[i:i+1], id, opened) })
-	}
-	hang := engine.Fault{Kind: engine.Hang, Path: engine.OpenPath, Count: 1}
-	late := hang
-	late.Late = true
-
-	s.mustTurn(t, on(4, turn{id: "again", action: "open", ttl: 1}))
-	opening(4, "again", 1, hang)
-	opening(3, "left", 1, late)
-	s.mustTurn(t, on(1, turn{id: "close", action: "open"}))
-	fails(t, engines[0], late)
-	fails(t, engines[1], engine.Fault{Kind: engine.Hang, Path: engine.ClosePath, Count: 1})
-	all.Go(func() {
-		s.refusedTurn(t, on(0, turn{id: "open", action: "open"}), http.StatusBadGateway, "session_not_opened")
-		closedOnce(t, engines, "open", 1)
-	})
-	all.Go(func() {
-		s.mustTurn(t, turn{id: "close", action: "close"})
-		s.mustTurn(t, on(1, turn{id: "other", action: "open"})) // opens do not wait for it
-		s.mustTurn(t, turn{id: "other", action: "close"})
-		closedOnce(t, engines, "close", 1)
-		closedOnce(t, engines, "other", 1)
-	})
-	all.Wait()
-	s.booksAtZero(t)
-}
-
 // TestSessionsOutlastReloads reloads between the turns of a session and in one.
 func TestSessionsOutlastReloads(t *testing.T) {
 	engines := holders(t, 3, engine.Config{})

@@ -172,9 +172,7 @@ func TestConversationsThatEnginesHold(t *testing.T) {
 		ranks  int
 		option string
 	}{
-		{"Generate", []string{atGenerate}, 1, "sessions auto"},
-		{"GenerateOnRanks", []string{atGenerate}, 2, "sessions auto"},
-		{"Chat", []string{atChat}, 1, "sessions on"},
+		{"Generate", []string{atGenerate}, 2, "sessions auto"},
 		{"ChatAndCompletions", []string{atChat, atCompletions}, 2, "sessions on"},
 	} {
 		t.Run(v.name, func(t *testing.T) {
@@ -266,21 +264,6 @@ func TestSessionsAreOpenedTwice(t *testing.T) {
 	closedOnce(t, engines, "s", 3)
 	if n := did(engines, "s"); n[engine.Exists] != 3 || n[engine.Continued] != 12 {
 		t.Errorf("the engines did %v", n)
-	}
-	for _, e := range engines { // what was closed is not the context of what comes after
-		past := 0
-		for _, r := range e.Journal() {
-			if r.Session == "s" && r.SessionResult == engine.Opened {
-				past = 0
-			} else if r.SessionResult == engine.Continued && r.CachedTokens != past && past > 0 {
-				t.Errorf("%d tokens were cached, want %d", r.CachedTokens, past)
-			} else if r.SessionResult == engine.Continued && past == 0 && r.PromptTokens > 40 {
-				t.Errorf("a first turn of %d tokens", r.PromptTokens)
-			}
-			if r.SessionResult == engine.Continued {
-				past = r.PromptTokens + r.AnswerTokens
-			}
-		}
 	}
 	// one session for one request
 	s.mustTurn(t, turn{id: "once", action: "open"}, "X-Dynamo-Session-Final", "true")

@@ -16,8 +16,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 )
 
-const unsupported = "caddy_kv_router_nvext_unsupported_total"
-
 // spoken are the ways in which clients steer an engine: by nvext, by members beside it,
 // and by headers. @worker stands for the worker's id.
 var spoken = []struct {
@@ -156,80 +154,4 @@ func golden(t *testing.T, file string, make func() []byte) {
 	if !bytes.Equal(got, want) {
 		t.Errorf("%s: got\n%s\nwant\n%s", file, got, want)
 	}
-}
-
-// TestAnotherEngineIsSpokenToInItsOwnWords has a request that one engine refuses and an
-// engine of another type answers. Nothing for the first engine reaches the second. The
-// router counts and shows the fields that the second does not support.
-func TestAnotherEngineIsSpokenToInItsOwnWords(t *testing.T) {
-	info := map[string]any{"enable_priority_scheduling": true}
-	sglang := startSimulated(t, engine.Config{Name: "sglang", Flavour: engine.SGLang, Ranks: 2, KeepBodies: true, ServerInfo: info})
-	vllm := startSimulated(t, engine.Config{Name: "vllm", KeepBodies: true})
-	both := []*engine.Engine{sglang, vllm}
-	s := startCaddy(t, simulated(both, "trust priorities", "inject_usage", "policy round_robin"))
-	s.mustChat(t, simChat("hello"))
-	eventually(t, 10*time.Second, "the engines to be found out", func() bool {
-		return len(s.told(t, sglang).Ranks) == 2 && s.told(t, vllm).Engine.Type == "vllm"
-	})
-	if err := sglang.SetFault(engine.Fault{Kind: engine.Status, Status: 503}); err != nil {
-		t.Fatal(err)
-	}
-	before := s.scrape(t)
-	const body = `{"stream":true,"nvext":{"agent_hints":{"priority":3},"session_params":{"id":"s"}},"model":"sim-8b","messages":[{"role":"user","content":"%s"}]}`
-	asked := func() int {
-		return slices.IndexFunc(sglang.Journal(), func(r engine.Record) bool { return bytes.Contains(r.Body, []byte("tried")) })
-	}
-	tries := 0
-	for ; asked() < 0; tries++ {
-		if tries > 10 {
-			t.Fatal("the engine that refuses was never tried")
-		}
-		if a := s.post(t.Context(), "/v1/chat/completions", fmt.Appendf(nil, body, "tried")); !a.ok() {
-			t.Fatalf("status %d, error %v, body %.300q", a.status, a.err, a.body)
-		}
-	}
-	first, got := sglang.Journal()[asked()], vllm.Journal()
-	const usage = `{"stream_options":{"include_usage":true},"stream":true,`
-	const rest = `"model":"sim-8b","messages":[{"role":"user","content":"tried"}]`
-	var told struct {
-		Rank int `json:"routed_dp_rank"`
-	}
-	if err := json.Unmarshal(first.Body, &told); err != nil {
-		t.Fatal(err)
-	}
-	rank := fmt.Sprint(told.Rank)
-	for what, v := range map[string][2]string{
-		"sglang": {string(first.Body), usage + rest + `,"session_params":{"id":"s"},"priority":3,"routed_dp_rank":` + rank + "}"},
-		"vllm":   {string(got[len(got)-1].Body), usage + rest + "}"},
-	} {
-		var is, want any
-		if json.Unmarshal([]byte(v[0]), &is) != nil || json.Unmarshal([]byte(v[1]), &want) != nil || fmt.Sprint(is) != fmt.Sprint(want) || !strings.HasPrefix(v[0], usage) {
-			t.Errorf("%s received %s, want %s", what, v[0], v[1])
-		}
-	}
-	after := s.scrape(t)
-	for _, field := range []string{"session_params", "agent_hints.priority"} {
-		label := []string{`engine="vllm"`, `field="` + field + `"`}
-		if n := after.value(unsupported, label...) - before.value(unsupported, label...); n != float64(tries) {
-			t.Errorf("%s: %v requests were made without it, want %d", field, n, tries)
-		}
-	}
-	if n := after.value(unsupported, `engine="sglang"`); n != before.value(unsupported, `engine="sglang"`) {
-		t.Error("something is said to be missing in SGLang")
-	}
-	var p struct {
-		Incidents []struct {
-			What string `json:"what"`
-		} `json:"incidents"`
-	}
-	s.api(t, http.MethodGet, defaultPool, nil, &p)
-	if what := "clients request nvext fields that the engine does not support"; !slices.ContainsFunc(p.Incidents, func(i struct {
-		What string `json:"what"`
-	},
-	) bool {
-		return i.What == what
-	}) || s.logged(t, what) != 1 {
-		t.Errorf("incidents %v, and %d lines of the log", p.Incidents, s.logged(t, what))
-	}
-	s.booksAtZero(t)
 }

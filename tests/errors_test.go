@@ -81,41 +81,6 @@ func TestErrorAnswersReachTheClientWhole(t *testing.T) {
 	}
 }
 
-// TestLastAnswerIsForwarded leaves one engine that answers, with a 503, and
-// three that refuse connections: the client gets what there is.
-func TestLastAnswerIsForwarded(t *testing.T) {
-	for range 4 { // whichever is tried first
-		engines := startEngines(t, 4, canned.Pace{})
-		s := startCaddy(t, route(engines))
-		f := canned.Fault{Kind: canned.Status, Status: 503, Header: http.Header{"Retry-After": {"1"}}, Body: `{"error":{"message":"loading the model"}}`}
-		engines[0].SetFault(f)
-		for _, e := range engines[1:] {
-			e.Kill()
-		}
-		wantAnswer(t, s.chat(t.Context(), ask("anybody?")), f)
-		wantAnswer(t, s.chat(t.Context(), ask("anybody now?")), f)
-		s.booksAtZero(t)
-	}
-}
-
-// TestOneEngineThatWorksIsFound breaks all engines but one, each in another
-// way, and asks once with a fresh pool, so that nothing is known of them.
-func TestOneEngineThatWorksIsFound(t *testing.T) {
-	for good := range 4 {
-		engines := startEngines(t, 4, canned.Pace{})
-		s := startCaddy(t, route(engines))
-		engines[(good+1)%4].Kill()
-		engines[(good+2)%4].SetFault(canned.Fault{Kind: canned.CloseAfterRead})
-		engines[(good+3)%4].SetFault(canned.Fault{Kind: canned.Status, Status: 429, Body: `{}`})
-		for range 3 {
-			if a := s.mustChat(t, ask("who?")); a.engine() != engines[good].Name() {
-				t.Errorf("answered by %q, want %q", a.engine(), engines[good].Name())
-			}
-		}
-		s.booksAtZero(t)
-	}
-}
-
 // TestEngineThatHangsUpLosesNoRequest has engines that close idle connections,
 // as uvicorn does when its timeout runs out. The proxy writes requests into
 // connections that are closed already, or just then.

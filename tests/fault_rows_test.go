@@ -18,64 +18,35 @@ import (
 // broken.
 
 // faultRows is the table. By default a row has a pool of four with default settings, and
-// one faulty engine.
+// one faulty engine. The fault's end closes connections that hang.
 var faultRows = []faultRow{
+	{name: "connection refused", strike: refuses, retried: "refused broken", marked: must, check: fewAttempts},
+	{name: "connection hangs", strike: blocks, lasts: 4 * time.Second, retried: "refused broken", marked: must},
+	{name: "closed without an answer", strike: handle(hangsUp), retried: "broken", marked: must, check: fewAttempts},
 	{
-		name: "connection refused", strike: refuses,
-		retried: "refused broken", marked: true, check: fewAttempts,
-	},
-	{
-		name: "connection hangs", strike: blocks, lasts: 4500 * time.Millisecond,
-		retried: "refused broken", marked: true,
-	},
-	{
-		name: "closed without an answer", strike: handle(func(w http.ResponseWriter, _ *http.Request, _ <-chan struct{}) { hangUp(w) }),
-		retried: "broken", marked: true, check: fewAttempts,
-	},
-	{
-		name: "stream breaks", strike: handle(func(w http.ResponseWriter, _ *http.Request, _ <-chan struct{}) {
-			words(w, 4, "word ")
-			hangUp(w)
-		}),
-		allowed: []fate{broken}, marked: true,
+		name: "stream breaks", strike: handle(breaks), allowed: []fate{broken}, marked: must,
 		check: func(t *testing.T, r *faultRun) {
 			brokenAsMet(t, r)
 			fewAttempts(t, r)
 		},
 	},
-	{
-		name: "429", strike: status(429, ""), retried: "429", marked: true, check: fewAttempts,
-	},
-	{
-		name: "429 with Retry-After", long: true, strike: status(429, "2"), retried: "429", marked: true, check: fewAttempts,
-	},
-	{
-		name: "503", strike: status(503, ""), retried: "503", marked: true, check: fewAttempts,
-	},
-	{
-		name: "503 with Retry-After", strike: status(503, "2"), retried: "503", marked: true, check: fewAttempts,
-	},
-	{
-		name: "500", strike: status(500, ""), allowed: []fate{failed}, marked: true,
-		check: func(t *testing.T, r *faultRun) {
-			if met := int(r.met.Load()); r.n[failed] != met || met < 5 || met > 24 {
-				t.Errorf("%d requests failed, the engine gave %d errors; want as many, and 5 to 24", r.n[failed], met)
-			}
-		},
-	},
-	{
-		name: "engine restarts", strike: killed, allowed: []fate{broken}, retried: "any", marked: true, check: cutOnly,
-	},
+	{name: "429", strike: status(429, ""), retried: "429", marked: must, check: fewAttempts},
+	{name: "429 with Retry-After", long: true, strike: status(429, "2"), retried: "429", marked: must, check: fewAttempts},
+	{name: "503", long: true, strike: status(503, ""), retried: "503", marked: must, check: fewAttempts},
+	{name: "503 with Retry-After", strike: status(503, "2"), retried: "503", marked: must, check: fewAttempts},
+	{name: "500", strike: status(500, ""), allowed: []fate{failed}, marked: must, check: failedAsMet(24)},
+	{name: "404", strike: status(404, ""), allowed: []fate{failed}, retried: "any", marked: must, check: failedAsMet(80)},
+	{name: "engine restarts", strike: killed, allowed: []fate{broken}, retried: "any", marked: must, check: cutOnly},
 	{
 		// if the retry meets the engine that dies next, there is no third attempt
-		name: "half of the pool down", struck: 2, strike: killed, allowed: []fate{broken, failed}, retried: "any", marked: true, check: cutOnly,
+		name: "half of the pool down", struck: 2, strike: killed, allowed: []fate{broken, failed}, retried: "any", marked: must, check: cutOnly,
 	},
 	{
-		name: "all of the pool down", struck: 4, strike: killed, allowed: []fate{broken, failed}, retried: "any", marked: true,
+		name: "all of the pool down", struck: 4, strike: killed, allowed: []fate{broken, failed}, retried: "any", marked: must,
 		check: unavailableAtOnce,
 	},
 	{
-		name: "name of an engine not resolved", site: byName, retried: "refused broken", marked: true,
+		name: "name of an engine not resolved", site: byName, retried: "refused broken", marked: must,
 		strike: func(r *faultRun, e *canned.Engine) func() {
 			r.dns.setIll(func(name string) bool { return strings.HasPrefix(name, "e1.") })
 			e.SetKeepAlive(false) // connections that are there need no name
@@ -84,7 +55,12 @@ var faultRows = []faultRow{
 				e.SetKeepAlive(true)
 			}
 		},
-		check: fewAttempts,
+		check: func(t *testing.T, r *faultRun) {
+			fewAttempts(t, r)
+			if n := r.held; n == 0 {
+				t.Error("the cache model was cleared, though the engine is where it was")
+			}
+		},
 	},
 	{
 		name: "names of a dynamic source not resolved", site: dynamicA, struck: 4, allowed: []fate{failed},
@@ -94,11 +70,10 @@ var faultRows = []faultRow{
 		},
 		check: unavailableAtOnce,
 	},
+	{name: "slow clients", long: true, strike: nothing, marked: mustNot, clients: slowOnes},
+	{name: "slow clients, stream_idle 300ms", strike: nothing, marked: mustNot, clients: slowOnes, block: "timeouts {\nstream_idle 300ms\n}"},
 	{
-		name: "slow clients", long: true, strike: nothing, unmarked: true, clients: slowOnes,
-	},
-	{
-		name: "clients leave", strike: nothing, unmarked: true, allowed: []fate{left},
+		name: "clients leave", strike: nothing, marked: mustNot, allowed: []fate{left},
 		clients: func(r *faultRun) {
 			r.load.patience = func(client, n int) time.Duration {
 				if client%2 == 0 {
@@ -118,6 +93,47 @@ var faultRows = []faultRow{
 			}
 		},
 	},
+	{name: "no header", strike: handle(hang), retried: "any", marked: notInFault, check: hungToTheEnd},
+	{
+		name: "no header, first_token 300ms", strike: handle(hang), block: "timeouts {\nfirst_token 300ms\n}",
+		retried: "first_token broken", marked: must, check: movedBy(300 * time.Millisecond),
+	},
+	{name: "header, no first token", long: true, strike: handle(headerOnly), retried: "any", marked: notInFault, check: hungToTheEnd},
+	{
+		name: "header, no first token, first_token 300ms", strike: handle(headerOnly), block: "timeouts {\nfirst_token 300ms\n}",
+		retried: "first_token broken", marked: must, check: movedBy(300 * time.Millisecond),
+	},
+	{name: "stream stalls", strike: handle(stalls), allowed: []fate{broken}, marked: notInFault, check: brokenAsMet},
+	{
+		name: "stream stalls, stream_idle 300ms", strike: handle(stalls), block: "timeouts {\nstream_idle 300ms\n}",
+		allowed: []fate{broken}, marked: must,
+		check: func(t *testing.T, r *faultRun) {
+			// First tokens let it back each time that its mark is over.
+			most := faultClients * (1 + int(r.endedAt.Sub(r.struckAt)/(800*time.Millisecond)))
+			if met := int(r.met.Load()); r.n[broken] != met || met > most {
+				t.Errorf("%d requests broke, %d met the fault; want as many, and not more than %d", r.n[broken], met, most)
+			}
+			if r.moved < 150*time.Millisecond {
+				t.Errorf("marked down after %v, before its time was over", r.moved)
+			}
+			if n := r.s.logged(t, "stream broke: the stream stalled"); n != 1 {
+				t.Errorf("%d log lines say that a stream stalled, want 1", n)
+			}
+		},
+	},
+	{name: "hung engine, no deadlines", strike: handle(hang), lasts: 22 * time.Second, long: true, retried: "any", marked: must},
+	stranger("HTML as text/event-stream", "text/event-stream", htmlPage, false),
+	stranger("HTML as application/json", "application/json", htmlPage, true),
+	stranger("empty stream", "text/event-stream", "", true),
+}
+
+// hangsUp closes the connection without an answer.
+func hangsUp(w http.ResponseWriter, _ *http.Request, _ <-chan struct{}) { hangUp(w) }
+
+// breaks closes the connection in the middle of a stream.
+func breaks(w http.ResponseWriter, _ *http.Request, _ <-chan struct{}) {
+	words(w, 4, "word ")
+	hangUp(w)
 }
 
 func nothing(*faultRun, *canned.Engine) func() { return func() {} }
@@ -154,7 +170,7 @@ func killed(r *faultRun, e *canned.Engine) func() {
 
 // byName addresses the engines by names, which a name server resolves.
 func byName(r *faultRun) string {
-	r.engines, r.dns = startEngines(r.t, 4, r.pace), startDNS(r.t)
+	r.engines, r.dns = startEngines(r.t, 4, faultPace), startDNS(r.t)
 	for i, e := range r.engines {
 		name := fmt.Sprintf("e%d.engines.test", i+1)
 		r.dns.setA(name, loopback(0))
@@ -166,11 +182,11 @@ func byName(r *faultRun) string {
 
 // dynamicA addresses the engines as addresses of one name.
 func dynamicA(r *faultRun) string {
-	engines, port := startEnginesOnAddresses(r.t, 4, r.pace)
+	engines, port := startEnginesOnAddresses(r.t, 4, faultPace)
 	r.engines, r.dns = engines, startDNS(r.t)
 	name := fmt.Sprintf("table%d.engines.test", port) // Caddy's cache is the process's
 	r.dns.setA(name, loopbacks(4)...)
-	return "kv_router {\nreverse_proxy {\n" + dynamicSource("a", r.dns, name, port) + "\n}\n}"
+	return "kv_router {\nreverse_proxy {\n" + dynamicSource(r.dns, name, port) + "\n}\n}"
 }
 
 // slowOnes has four of the clients read slowly an answer that exceeds the buffers before
@@ -262,6 +278,15 @@ func fewAttempts(t *testing.T, r *faultRun) {
 	}
 }
 
+// failedAsMet expects an error for each request that met the fault, and few of them.
+func failedAsMet(most int) func(*testing.T, *faultRun) {
+	return func(t *testing.T, r *faultRun) {
+		if met := int(r.met.Load()); r.n[failed] != met || met < 5 || met > most {
+			t.Errorf("%d requests failed, the engine gave %d errors; want as many, and 5 to %d", r.n[failed], met, most)
+		}
+	}
+}
+
 // brokenAsMet expects that exactly the requests that met the fault are broken.
 func brokenAsMet(t *testing.T, r *faultRun) {
 	if met := int(r.met.Load()); r.n[broken] != met {
@@ -300,5 +325,68 @@ func unavailableAtOnce(t *testing.T, r *faultRun) {
 	}
 	if r.worstFailed > 2500*time.Millisecond {
 		t.Errorf("it took %v to say so", r.worstFailed)
+	}
+}
+
+// stranger is a row of answers with status 200 that do not match their content type.
+func stranger(name, kind, body string, long bool) faultRow {
+	return faultRow{
+		name: name, long: long, allowed: []fate{strange}, marked: must, check: strangeAsMet,
+		strike: handle(func(w http.ResponseWriter, _ *http.Request, _ <-chan struct{}) {
+			w.Header().Set("Content-Type", kind)
+			io.WriteString(w, body)
+		}),
+	}
+}
+
+// headerOnly begins a stream and hangs before its first token.
+func headerOnly(w http.ResponseWriter, r *http.Request, over <-chan struct{}) {
+	words(w, 0, "")
+	hang(w, r, over)
+}
+
+// stalls hangs in the middle of a stream.
+func stalls(w http.ResponseWriter, r *http.Request, over <-chan struct{}) {
+	words(w, 4, "word ")
+	hang(w, r, over)
+}
+
+// hungToTheEnd expects that the requests which met the fault wait for its end and are then
+// served. No client has more than one of them.
+func hungToTheEnd(t *testing.T, r *faultRun) {
+	met := int(r.met.Load())
+	if met == 0 || met > faultClients {
+		t.Errorf("%d requests met the fault, want some, and at most one of each client", met)
+	}
+	waited := 0
+	for _, v := range r.visits {
+		if v.begun.Before(r.endedAt) && v.first.After(r.endedAt) && v.wait() > time.Second/2 {
+			waited++
+		}
+	}
+	if waited > met {
+		t.Errorf("%d requests waited for the end, %d met the fault", waited, met)
+	}
+}
+
+// movedBy expects that the worker is marked down when its time is over, not before.
+// Requests that meet the fault were sent a little before it.
+func movedBy(d time.Duration) func(*testing.T, *faultRun) {
+	return func(t *testing.T, r *faultRun) {
+		if r.moved >= 0 && r.moved < d/2 {
+			t.Errorf("marked down after %v, before its time was over", r.moved)
+		}
+		fewAttempts(t, r)
+	}
+}
+
+// strangeAsMet expects such an answer for each request that met the fault, and few others.
+func strangeAsMet(t *testing.T, r *faultRun) {
+	met := int(r.met.Load())
+	if r.n[strange] != met || met < 5 || met > 24 {
+		t.Errorf("%d requests had such an answer, the engine gave %d; want as many, and 5 to 24", r.n[strange], met)
+	}
+	if n := int(r.after.value(fallbacksTotal, `reason="answer_unreadable"`) - r.before.value(fallbacksTotal, `reason="answer_unreadable"`)); n != met {
+		t.Errorf("%d counted as unreadable, want %d", n, met)
 	}
 }

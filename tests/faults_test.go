@@ -1,11 +1,13 @@
 package tests
 
 import (
-	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
+	"os"
+	"runtime"
+	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -13,195 +15,323 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
-// tally counts what clients got.
-type tally struct {
-	served, cut atomic.Int64
-	mu          sync.Mutex
-	failed      []string
+// faultRow is one fault: which engines it affects, and the expected result.
+type faultRow struct {
+	name string
+	// block are the lines of kv_router's block; without any, all is default.
+	block string
+	// site starts the engines, and returns the whole directive. Default: four engines and block.
+	site func(r *faultRun) string
+	// struck is how many of the four engines the fault strikes. Default: 1.
+	struck int
+	// lasts is for how long. Default: 0.8 s, and 3 s in the long form.
+	lasts time.Duration
+	// strike begins the fault on one engine, and returns what ends it.
+	strike func(r *faultRun, e *canned.Engine) (end func())
+	// clients changes the manners of the clients.
+	clients func(r *faultRun)
+	// retried is the reason of the retries: there must be some. Further reasons
+	// may be there, and no others. Empty: there must be none. "any": whatever.
+	retried string
+	marked  marked
+	// long is for rows that are only in the long form.
+	long bool
+	// allowed are the fates beside served that requests may have.
+	allowed []fate
+	// check looks at the rest.
+	check func(t *testing.T, r *faultRun)
 }
 
-func (y *tally) add(a answer, streamed bool) {
-	switch {
-	case a.ok():
-		y.served.Add(1)
-	case streamed && a.status == http.StatusOK:
-		y.cut.Add(1)
-	default:
-		y.mu.Lock()
-		defer y.mu.Unlock()
-		y.failed = append(y.failed, fmt.Sprintf("status %d, error %v, body %.200q", a.status, a.err, a.body))
+// marked says whether the struck worker is to be marked down.
+type marked int
+
+const (
+	may marked = iota
+	must
+	mustNot
+	notInFault // but perhaps when it ends
+)
+
+// faultRun is a run of a row.
+type faultRun struct {
+	row     *faultRow
+	t       *testing.T
+	s       *server
+	dns     *dnsServer
+	engines []*canned.Engine
+	dials   []string // under which the engines are known; nil: their addresses
+	load    *load
+	// met counts the requests that the fault's handler met.
+	met atomic.Int64
+
+	struckAt, endedAt, backAt time.Time
+	struckBy                  time.Time // when all were struck
+	was                       int       // requests that the struck engines had received before
+	before, after             metrics
+	visits                    []visit
+	n                         [fates]int
+	sent                      int
+	retries                   map[string]float64 // by reason
+	attempts                  int                // at the struck engines during the fault
+	held                      float64            // tokens that the first one is thought to hold at its end
+	moved                     time.Duration      // until the first mark; -1 without
+	worst                     time.Duration      // wait of requests that were served
+	worstFailed               time.Duration      // and that failed
+}
+
+const faultClients = 32
+
+// faultPace makes an answer last about 0.1 s.
+var faultPace = canned.Pace{Words: 20, FirstToken: 20 * time.Millisecond, PerWord: 4 * time.Millisecond}
+
+// TestFaultTable has 32 clients hold streamed conversations with four engines at default
+// settings. Faults occur in the middle. The test logs the table of counts in
+// docs/reliability.md.
+func TestFaultTable(t *testing.T) {
+	takesSeconds(t)
+	lines := []string{
+		"| fault | sent | served | retried | failed | broken | left | attempts there | marked down after | longest wait | back after |",
+		"|---|---|---|---|---|---|---|---|---|---|---|",
 	}
-}
-
-// bond is one client's session, and which engine answered it when.
-type bond struct {
-	mu   sync.Mutex
-	last string
-	when time.Time
-}
-
-func (b *bond) set(engine string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.last, b.when = engine, time.Now()
-}
-
-func (b *bond) get() (string, time.Time) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.last, b.when
-}
-
-// TestNoRequestFailsWhileEnginesDo runs 16 clients against four engines. The first is
-// killed at 1.5 s and returns at 3.5 s. From 0.5 s on the second closes each connection
-// after reading its request, and the third answers 503. Only streams that the kill breaks
-// after their header may fail.
-func TestNoRequestFailsWhileEnginesDo(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes 8 s")
-	}
-	engines := startEngines(t, 4, canned.Pace{FirstToken: 15 * time.Millisecond, PerWord: 500 * time.Microsecond})
-	s := startCaddy(t, route(engines))
-	start := time.Now()
-	ctx, stop := context.WithCancel(t.Context())
-	defer stop()
-
-	var got tally
-	bonds := make([]bond, 8)
-	var clients sync.WaitGroup
-	for i := range 16 {
-		clients.Go(func() {
-			for n := 0; ctx.Err() == nil; n++ {
-				c := ask(fmt.Sprintf("client %d, request %d: %s", i, n/4, strings.Repeat("why? ", 40)))
-				c.Stream = (i+n)%3 == 0
-				var header []string
-				if i < len(bonds) {
-					id := fmt.Sprintf("session-%d", i)
-					c.Nvext = fmt.Appendf(nil, `{"session_control":{"session_id":%q}}`, id)
-					header = []string{"X-Session-Id", id}
-				}
-				a := s.chat(t.Context(), c, header...)
-				got.add(a, c.Stream)
-				if i < len(bonds) && a.ok() {
-					bonds[i].set(a.engine())
-				}
-			}
+	for i := range faultRows {
+		row := &faultRows[i]
+		if row.long && !inLong {
+			continue
+		}
+		t.Run(strings.ReplaceAll(row.name, " ", "_"), func(t *testing.T) {
+			r := &faultRun{row: row, t: t}
+			r.play()
+			r.judge()
+			lines = append(lines, r.line())
+			t.Log(r.line())
 		})
 	}
-	at := func(d time.Duration) { time.Sleep(time.Until(start.Add(d))) }
+	t.Logf("the table:\n%s", strings.Join(lines, "\n"))
+}
 
-	at(500 * time.Millisecond)
-	bound := s.scrape(t).value(sessions)
-	elsewhere := 0
-	for i := range bonds {
-		if e, _ := bonds[i].get(); e != "e4" {
-			elsewhere++
+// line returns the row of the table.
+func (r *faultRun) line() string {
+	var retried []string
+	for reason, n := range r.retries {
+		retried = append(retried, fmt.Sprintf("%v %s", n, reason))
+	}
+	return fmt.Sprintf("| %s | %d | %d | %s | %d (%d strange) | %d | %d | %d | %v | %v | %v |", r.row.name, r.sent, r.n[served], strings.Join(retried, ", "),
+		r.n[failed], r.n[strange], r.n[broken], r.n[left], r.attempts, r.moved, r.worst, r.backAt.Sub(r.endedAt))
+}
+
+// dial returns the address under which the ith engine is known.
+func (r *faultRun) dial(i int) string {
+	if r.dials != nil {
+		return r.dials[i]
+	}
+	return r.engines[i].Addr()
+}
+
+// struck returns the engines that have the fault.
+func (r *faultRun) struck() []*canned.Engine { return r.engines[:max(r.row.struck, 1)] }
+
+// play runs the load, with the fault in its middle.
+func (r *faultRun) play() {
+	t, row := r.t, r.row
+	var directive string
+	if row.site != nil {
+		directive = row.site(r)
+	} else {
+		r.engines = startEngines(t, 4, faultPace)
+		directive = route(r.engines, row.block)
+	}
+	r.s = startCaddy(t, directive)
+	eventually(t, 5*time.Second, "the metrics", func() bool { r.before = r.s.scrape(t); return r.before != nil })
+	goroutines := runtime.NumGoroutine()
+
+	r.load = &load{s: r.s}
+	if row.clients != nil {
+		row.clients(r)
+	}
+	r.load.start(t.Context(), faultClients)
+	time.Sleep(span(400*time.Millisecond, time.Second))
+	r.struckAt = time.Now()
+	r.was = r.received()
+	var ends []func()
+	for _, e := range r.struck() {
+		ends = append(ends, row.strike(r, e))
+	}
+	r.struckBy = time.Now()
+	lasts := row.lasts
+	if lasts == 0 {
+		lasts = span(800*time.Millisecond, 3*time.Second)
+	}
+	time.Sleep(time.Until(r.struckAt.Add(lasts)))
+	r.endedAt = time.Now()
+	r.attempts = r.received() - r.was
+	if m := r.s.scrape(t); m != nil {
+		for i := range r.struck() {
+			labels := []string{fmt.Sprintf("worker=%q", r.dial(i)), `reason="refused"`}
+			r.attempts += int(m.value(retriesTotal, labels...) - r.before.value(retriesTotal, labels...))
+		}
+		r.held = m.value("caddy_kv_router_worker_cached_tokens", fmt.Sprintf("worker=%q", r.dial(0)))
+	}
+	for _, end := range ends {
+		end()
+	}
+	r.awaitReturn()
+	time.Sleep(span(200*time.Millisecond, time.Second))
+	if !r.load.stop(5 * time.Second) {
+		t.Error("requests hang after the fault")
+	}
+	r.collect()
+	r.s.client.CloseIdleConnections()
+	for _, e := range r.engines {
+		e.Kill()
+	}
+	eventually(t, 5*time.Second, "goroutines as before", func() bool { return runtime.NumGoroutine() <= goroutines+4 })
+}
+
+// received returns how many requests the faulty engines have received.
+func (r *faultRun) received() int {
+	n := 0
+	for _, e := range r.struck() {
+		n += e.Requests()
+	}
+	return n
+}
+
+// awaitReturn waits until each faulty engine serves again.
+func (r *faultRun) awaitReturn() {
+	for _, e := range r.struck() {
+		eventually(r.t, 15*time.Second, "the engine serves again", func() bool {
+			return slices.ContainsFunc(r.load.all(), func(v visit) bool {
+				return v.engine == e.Name() && v.fate == served && v.begun.After(r.endedAt)
+			})
+		})
+	}
+	r.backAt = time.Now()
+}
+
+// collect counts the requests by their fate.
+func (r *faultRun) collect() {
+	r.s.booksAtZero(r.t)
+	r.after = r.s.scrape(r.t)
+	r.visits = r.load.all()
+	r.sent = len(r.visits)
+	for _, v := range r.visits {
+		r.n[v.fate]++
+		switch {
+		case v.ended.Before(r.struckAt) || v.begun.After(r.endedAt):
+		case v.fate == served:
+			r.worst = max(r.worst, v.wait())
+		case v.fate == failed:
+			r.worstFailed = max(r.worstFailed, v.wait())
 		}
 	}
-	engines[1].SetFault(canned.Fault{Kind: canned.CloseAfterRead})
-	engines[2].SetFault(canned.Fault{Kind: canned.Status, Status: http.StatusServiceUnavailable, Body: `{"error":{"message":"full"}}`})
-	at(1500 * time.Millisecond)
-	engines[0].Kill()
-	at(3400 * time.Millisecond)
-	for i := range bonds {
-		if e, when := bonds[i].get(); e != "e4" || time.Since(when) > time.Second {
-			t.Errorf("session %d was last answered by %q, %v ago; only e4 works", i, e, time.Since(when).Round(time.Millisecond))
+	r.retries = make(map[string]float64)
+	for _, reason := range []string{"refused", "broken", "404", "429", "503", "529", "first_token", "hung"} {
+		label := fmt.Sprintf("reason=%q", reason)
+		if n := r.after.value(retriesTotal, label) - r.before.value(retriesTotal, label); n > 0 {
+			r.retries[reason] = n
 		}
 	}
-	at(3500 * time.Millisecond)
-	before := engines[0].Requests()
-	if err := engines[0].Restart(); err != nil {
+	r.moved = -1
+	for i := range r.struck() {
+		if at, ok := r.s.markedDownAt(r.t, r.dial(i), r.struckAt); ok && (r.moved < 0 || at.Sub(r.struckAt) < r.moved) {
+			r.moved = at.Sub(r.struckAt)
+		}
+	}
+}
+
+// markedDownAt returns the time of the first log line after a given time that says that a
+// worker is marked down.
+func (s *server) markedDownAt(t testing.TB, dial string, after time.Time) (time.Time, bool) {
+	data, err := os.ReadFile(s.log)
+	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 4*time.Second, "the restarted engine is used again", func() bool { return engines[0].Requests() > before })
-	t.Logf("the restarted engine was used after %v", time.Since(start.Add(3500*time.Millisecond)).Round(time.Millisecond))
-	if time.Since(start) < 6*time.Second {
-		at(6 * time.Second)
+	for line := range strings.Lines(string(data)) {
+		var entry struct {
+			TS       float64 `json:"ts"`
+			Upstream string  `json:"upstream"`
+		}
+		if !strings.Contains(line, "marked down") || json.Unmarshal([]byte(line), &entry) != nil || entry.Upstream != dial {
+			continue
+		}
+		if at := time.UnixMicro(int64(entry.TS * 1e6)); at.After(after.Add(-time.Millisecond)) {
+			return at, true
+		}
 	}
-	stop()
-	clients.Wait()
-
-	counts, _ := spread(engines)
-	t.Logf("%d served, %d streams cut, %d failed; %v sessions at 0.5 s, %d of them not on e4; requests at the engines %v, retries %v",
-		got.served.Load(), got.cut.Load(), len(got.failed), bound, elsewhere, counts, s.scrape(t).value(retriesTotal))
-	if len(got.failed) > 0 {
-		t.Errorf("%d requests failed, the first with %s", len(got.failed), got.failed[0])
-	}
-	if cut := got.cut.Load(); cut > 16 {
-		t.Errorf("%d streams were cut, more than were under way when the engine was killed", cut)
-	}
-	if elsewhere == 0 {
-		t.Error("no session was bound to an engine that fails")
-	}
-	if bound != float64(len(bonds)) {
-		t.Errorf("%v sessions were bound before the faults, want %d", bound, len(bonds))
-	}
-	s.booksAtZero(t)
+	return time.Time{}, false
 }
 
-// TestLoneEngineGoesOnAfterAFailure has a pool of one engine, which fails once. The next
-// request must reach it despite the mark.
-func TestLoneEngineGoesOnAfterAFailure(t *testing.T) {
-	for _, f := range []struct {
-		name  string
-		fault canned.Fault
-	}{
-		{"ClosesConnection", canned.Fault{Kind: canned.CloseAfterRead}},
-		{"ResetsConnection", canned.Fault{Kind: canned.ResetAfterRead}},
-		{"Answers503", canned.Fault{Kind: canned.Status, Status: 503, Body: `{}`}},
-		{"Answers429", canned.Fault{Kind: canned.Status, Status: 429, Body: `{}`}},
-		{"DiesInMidAnswer", canned.Fault{Kind: canned.DieMidStream, Words: 2}},
-	} {
-		t.Run(f.name, func(t *testing.T) {
-			engines := startEngines(t, 1, canned.Pace{})
-			s := startCaddy(t, route(engines))
-			s.mustChat(t, ask("before"))
-			engines[0].FailNext(1, f.fault)
-			a := s.chat(t.Context(), ask("the one that may fail"))
-			t.Logf("the failing request: status %d, error %v", a.status, a.err)
-			s.mustChat(t, ask("after"))
-			s.booksAtZero(t)
-		})
+// judge compares the run with the expected result of the row.
+func (r *faultRun) judge() {
+	t, row := r.t, r.row
+	for f := failed; f < fates; f++ {
+		if n := r.n[f]; n > 0 && !slices.Contains(row.allowed, f) {
+			t.Errorf("%d requests %v, the first: %s", n, f, r.firstOf(f))
+		}
 	}
-	t.Run("Restarts", func(t *testing.T) {
-		engines := startEngines(t, 1, canned.Pace{})
-		s := startCaddy(t, route(engines))
-		s.mustChat(t, ask("before"))
-		engines[0].Kill()
-		for i := range 3 {
-			if a := s.chat(t.Context(), ask("nobody there")); a.status < 500 {
-				t.Errorf("request %d without an engine: status %d, error %v", i, a.status, a.err)
+	if reasons := strings.Fields(row.retried); row.retried != "any" {
+		if len(reasons) > 0 && r.retries[reasons[0]] == 0 {
+			t.Errorf("retries %v, want some for the reason %s", r.retries, reasons[0])
+		}
+		for reason, n := range r.retries {
+			if !slices.Contains(reasons, reason) {
+				t.Errorf("%v retries for the reason %s, want none", n, reason)
 			}
 		}
-		if err := engines[0].Restart(); err != nil {
-			t.Fatal(err)
-		}
-		s.mustChat(t, ask("after"))
-		s.booksAtZero(t)
-	})
+	}
+	if inFault := r.moved >= 0 && r.moved < r.endedAt.Sub(r.struckAt); row.marked == must && r.moved < 0 ||
+		row.marked == mustNot && r.moved >= 0 || row.marked == notInFault && inFault {
+		t.Errorf("the worker was marked down after %v", r.moved)
+	}
+	r.judgeCounters()
+	if row.check != nil {
+		row.check(t, r)
+	}
 }
 
-// TestStreamThatBreaksIsNotCompleted kills an engine in the middle of a stream. The client
-// must see that the answer is broken, and all words before that.
-func TestStreamThatBreaksIsNotCompleted(t *testing.T) {
-	engines := startEngines(t, 2, canned.Pace{Words: 10})
-	s := startCaddy(t, route(engines))
-	for _, e := range engines {
-		e.SetFault(canned.Fault{Kind: canned.DieMidStream, Words: 4})
+// judgeCounters compares the router's counts with the clients'.
+func (r *faultRun) judgeCounters() {
+	counted := func(labels ...string) int {
+		return int(r.after.value(requestsTotal, labels...) - r.before.value(requestsTotal, labels...))
 	}
-	c := ask("tell me").streamed()
-	a := s.chat(t.Context(), c)
-	if a.status != http.StatusOK || a.err == nil || strings.Contains(string(a.body), "[DONE]") {
-		t.Errorf("status %d, error %v, body %q; want 200, an unexpected end and no [DONE]", a.status, a.err, a.body)
+	all := counted()
+	if all > r.sent || all < r.sent-r.n[left] { // who leaves at once may not have been heard
+		r.t.Errorf("the router counted %d requests, the clients sent %d", all, r.sent)
 	}
-	if want := strings.Join(canned.Words(c.body(), 10)[:4], " "); a.text != want {
-		t.Errorf("got the words %q, want %q", a.text, want)
+	if r.n[left] > 0 {
+		return // one may leave when all of its answer is on its way
 	}
-	if n := strings.Count(string(a.body), `"error"`); n != 1 {
-		t.Errorf("%d error events in %q, want 1", n, a.body)
+	for outcome, want := range map[string]int{"ok": r.n[served], "broken": r.n[broken], "client_gone": 0} {
+		if got := counted(fmt.Sprintf("outcome=%q", outcome)); got != want {
+			r.t.Errorf("%s: the router counted %d, the clients %d", outcome, got, want)
+		}
 	}
-	if n := engines[0].Requests() + engines[1].Requests(); n != 1 {
-		t.Errorf("the engines were sent %d requests, want 1: a stream that has begun cannot be retried", n)
+	if got := counted(`outcome="engine_error"`) + counted(`outcome="unavailable"`); got != r.n[failed]+r.n[strange] {
+		r.t.Errorf("the router counted %d failures, the clients %d", got, r.n[failed]+r.n[strange])
 	}
-	s.booksAtZero(t)
+}
+
+func (r *faultRun) firstOf(f fate) string {
+	for _, v := range r.visits {
+		if v.fate == f {
+			return fmt.Sprintf("client %d, session %q, by %q after %v, status %d, error %v, body %.200q", v.client, v.session, v.engine,
+				v.ended.Sub(v.begun).Round(time.Millisecond), v.status, v.err, v.body)
+		}
+	}
+	return "none"
+}
+
+// handle makes the engines answer with h until the fault ends, which closes over.
+func handle(h func(w http.ResponseWriter, r *http.Request, over <-chan struct{})) func(*faultRun, *canned.Engine) func() {
+	return func(run *faultRun, e *canned.Engine) func() {
+		over := make(chan struct{})
+		e.SetHandler(func(w http.ResponseWriter, r *http.Request) {
+			run.met.Add(1)
+			h(w, r, over)
+		})
+		return func() {
+			e.SetHandler(nil)
+			close(over)
+		}
+	}
 }

@@ -4,11 +4,13 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
 // TestGivenBackBodiesAreLetGoOf has a backup that delays reading the body that the router
@@ -63,54 +65,6 @@ func TestGivenBackBodiesAreLetGoOf(t *testing.T) {
 	})
 }
 
-// TestTooLongBodies has bodies above the server's max_size, both read into memory and
-// streamed. The status equals that of reverse_proxy, with and without error routes. No
-// text is one of Go's.
-func TestTooLongBodies(t *testing.T) {
-	seen := &arrivals{list: make(map[string][]arrival)}
-	primary, backup := seen.upstream(t, "primary", nil), seen.upstream(t, "backup", nil)
-	limited := func(size string) []pair {
-		return []pair{before("request_body {\nmax_size "+size+"\n}", proxies("limited", primary))}
-	}
-	for _, v := range []struct {
-		name, size string
-		sent       int
-	}{
-		{"Read", "3KB", 5000},
-		{"Streamed", "100KB", 200_000},
-	} {
-		for _, routes := range []string{"none", "respond", "backup"} {
-			site := places(limited(v.size), backup)
-			if routes != "backup" {
-				site = site[:strings.Index(site, "handle_errors")]
-			}
-			if routes == "respond" {
-				site += "handle_errors {\nrespond \"{err.status_code} {err.message}\"\n}\n"
-			}
-			s, fronts := startFronts(t, site)
-			for _, f := range fronts {
-				for _, d := range destinations {
-					for _, chunked := range []bool{false, true} {
-						var got [2]result
-						for i, directive := range directives {
-							id := fmt.Sprint(v.name, f.name, d.name, chunked, routes, directive)
-							got[i] = f.send(t, seen, id, f.url+"/"+directive+"/limited"+d.path, d, framing{size: v.sent, chunked: chunked}, "X-Backup", "reverse_proxy")
-							if strings.Contains(got[i].Body, "http:") && i == 1 && chunked && d.inference {
-								t.Errorf("%s: %s", id, got[i].Body)
-							}
-							got[i].Body = ""
-						}
-						if !reflect.DeepEqual(got[0], got[1]) || got[0].Status != http.StatusRequestEntityTooLarge {
-							t.Errorf("%s, %s, %s, chunked %v, %s: got %+v, want %+v", v.name, f.name, d.name, chunked, routes, got[1], got[0])
-						}
-					}
-				}
-			}
-			s.booksAtZero(t)
-		}
-	}
-}
-
 // converse sends messages one by one, each after the answer to the one before.
 func converse(t *testing.T, c *http.Client, url, kind string, messages []string) error {
 	ctx, leave := context.WithTimeout(t.Context(), 10*time.Second)
@@ -143,37 +97,68 @@ func converse(t *testing.T, c *http.Client, url, kind string, messages []string)
 	return err
 }
 
-// TestConversations has an upstream that answers each message of a body as it comes. Its
-// path belongs to no known API, and its type is not JSON.
-func TestConversations(t *testing.T) {
-	var both http.Protocols
-	both.SetHTTP1(true)
-	both.SetUnencryptedHTTP2(true)
-	engine := serveProtocols(t, &both, func(w http.ResponseWriter, r *http.Request) {
-		c := http.NewResponseController(w)
-		for part := make([]byte, 100); ; {
-			n, err := r.Body.Read(part)
-			w.Write(part[:n])
-			c.Flush()
-			if err != nil {
-				return
-			}
-		}
-	})
-	s, fronts := startFronts(t, places([]pair{proxies("h2c", engine, "transport http {\nversions h2c\n}")}, freeAddr(t)))
-	for _, f := range fronts[1:] {
-		for _, path := range []string{"/invocations", "/v1/audio/transcriptions"} {
-			for kind, messages := range map[string][]string{
-				"text/plain":       {"one", "two", "three"},
-				"application/grpc": {"\x00\x00\x00\x00\x03one", "\x00\x00\x00\x00\x03two"},
-			} {
-				for _, directive := range directives {
-					if err := converse(t, f.client, f.url+"/"+directive+"/h2c"+path, kind, messages); err != nil {
-						t.Errorf("%s, %s, %s, %s: %v", f.name, directive, path, kind, err)
-					}
+// TestBodiesReadByTheProxyAreLetGoOf configures the proxy to read the request's
+// body itself, for its buffers or for another handler. The body's memory must not
+// stay in use after the request.
+func TestBodiesReadByTheProxyAreLetGoOf(t *testing.T) {
+	drain := func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", "application/json")
+		io.WriteString(w, withUsage)
+	}
+	eng, backup := serveRaw(t, drain), serveRaw(t, drain)
+	for name, block := range map[string]string{
+		"HandleResponse":      "handle_response {\nreverse_proxy " + backup + "\n}",
+		"HandleResponseFails": "handle_response {\nerror 503\n}",
+		"RequestBuffers":      "request_buffers 1MB",
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := startCaddy(t, "handle /v1/* {\nkv_router {\nreverse_proxy "+eng+" {\n"+block+"\n}\n}\n}\nhandle_errors {\nreverse_proxy "+backup+"\n}")
+			body := ask(strings.Repeat("word ", 20000)).body()
+			for range 3 {
+				if a := s.post(t.Context(), "/v1/chat/completions", body); a.status != http.StatusOK {
+					t.Errorf("status %d, error %v", a.status, a.err)
 				}
+			}
+			eventually(t, 5*time.Second, "the bodies are let go of", func() bool { return s.bodyBytes(t) == 0 })
+		})
+	}
+}
+
+// TestUploadsAreCounted has clients stop in the middle of their bodies. These
+// bytes count as memory until the clients leave.
+func TestUploadsAreCounted(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	s := startCaddy(t, route(engines, "max_body 2MiB"))
+	const sent = 1 << 20
+	var clients []net.Conn
+	for _, length := range []int{2 * sent, 4 * sent} { // the latter is streamed through
+		for _, path := range []string{"/v1/chat/completions", "/tokenize"} {
+			c := s.connect(t)
+			clients = append(clients, c)
+			fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", path, s.addr, length)
+			if _, err := c.Write(make([]byte, sent)); err != nil {
+				t.Fatal(err)
 			}
 		}
 	}
+	eventually(t, 5*time.Second, "the first body to be counted", func() bool { n := s.bodyBytes(t); return n >= sent && n <= 4*sent })
+	for _, c := range clients {
+		c.Close()
+	}
+	eventually(t, 5*time.Second, "all to be let go of", func() bool { return s.bodyBytes(t) == 0 })
 	s.booksAtZero(t)
+
+	chunked := func(path string, size int) {
+		t.Helper()
+		a := s.post(t.Context(), path, []byte(strings.Repeat(" ", size)+"{}"), "Content-Type", "application/json")
+		if a.err != nil {
+			t.Fatal(a.err)
+		}
+	}
+	for _, size := range []int{10, sent, 3 * sent} {
+		chunked("/v1/chat/completions", size)
+		chunked("/tokenize", size)
+	}
+	eventually(t, 5*time.Second, "all to be let go of", func() bool { return s.bodyBytes(t) == 0 })
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -17,18 +18,14 @@ import (
 const workersHung = "caddy_kv_router_workers_hung"
 
 // TestHungEnginesAreFound hangs two of four engines without any deadline: one after its
-// header, the other before it. 32 clients wait without a limit. Others come and leave
+// header, the other before it. 24 clients wait without a limit. Others come and leave
 // after two seconds.
 func TestHungEnginesAreFound(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes half a minute")
-	}
+	takesSeconds(t)
 	level := runtime.NumGoroutine()
 	engines := startEngines(t, 4, canned.Pace{Words: 10, FirstToken: 10 * time.Millisecond, PerWord: time.Millisecond})
 	s := startCaddy(t, route(engines, "pool hung", "policy round_robin")) // which gives all as much
-	hung := func(e *canned.Engine) float64 {
-		return s.scrape(t).value(workersHung, `pool="hung"`, `worker="`+e.Addr()+`"`)
-	}
+	hung := func() float64 { return s.scrape(t).value(workersHung, `pool="hung"`) }
 	home := make(map[string]string) // of sessions from before
 	for i := range 16 {
 		key := fmt.Sprintf("session-%d", i)
@@ -42,13 +39,12 @@ func TestHungEnginesAreFound(t *testing.T) {
 
 	start := time.Now()
 	var patient sync.WaitGroup
-	var served [5]atomic.Int64 // by engine; 0 is not at all
-	for i := range 32 {
+	var served [5]atomic.Int64 // by engine
+	for i := range 24 {
 		patient.Go(func() {
 			a := s.chat(t.Context(), ask(fmt.Sprintf("patient %d", i)).streamed())
 			if !a.ok() {
 				t.Errorf("a patient client: status %d, error %v, by %q, body %q", a.status, a.err, a.engine(), a.body)
-				served[0].Add(1)
 				return
 			}
 			served[a.engine()[1]-'0'].Add(1)
@@ -63,17 +59,13 @@ func TestHungEnginesAreFound(t *testing.T) {
 				ctx, leave := context.WithTimeout(ctx, 2*time.Second)
 				s.chat(ctx, ask(fmt.Sprintf("passer-by %d %d %s", i, n, strings.Repeat("why? ", 20))).streamed())
 				leave()
+				pausing(ctx, 10*time.Millisecond)
 			}
 		})
 	}
-	eventually(t, 10*time.Second, "half of the pool has patient clients", func() bool { return engines[0].Active() > 2 && engines[1].Active() > 2 })
-	eventually(t, time.Minute, "both are found to hang", func() bool { return hung(engines[0]) == 1 && hung(engines[1]) == 1 })
-	t.Logf("found to hang after %v", time.Since(start).Round(100*time.Millisecond))
+	eventually(t, time.Minute, "both are found to hang", func() bool { return hung() == 2 })
 	if d := time.Since(start); d < 15*time.Second {
 		t.Errorf("found after %v already", d)
-	}
-	if n := s.scrape(t).value(workersHung, `pool="hung"`); n != 2 {
-		t.Errorf("%v workers are said to hang, want 2", n)
 	}
 	// Sessions move with their next turn. One of them may be what shows
 	// whether the worker still hangs, and is served later.
@@ -82,30 +74,22 @@ func TestHungEnginesAreFound(t *testing.T) {
 		if e > "e2" {
 			continue
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		turn := time.Now()
-		if a := s.chat(ctx, ask(key+" again").streamed(), "X-Session-Id", key); !a.ok() || a.engine() < "e3" {
+		if a := s.chat(t.Context(), ask(key+" again").streamed(), "X-Session-Id", key); !a.ok() || a.engine() < "e3" {
 			t.Errorf("%s of %s: status %d, error %v, by %q", key, e, a.status, a.err, a.engine())
 		}
 		if time.Since(turn) > 5*time.Second {
 			late++
 		}
-		cancel()
-	}
-	if late > 2 {
-		t.Errorf("%d sessions waited for workers that hang", late)
 	}
 	retried := s.scrape(t).value(retriesTotal, `pool="hung"`, `reason="hung"`) - before.value(retriesTotal, `pool="hung"`, `reason="hung"`)
-	if retried < 3 {
-		t.Errorf("%v requests were made elsewhere, want those that had no header", retried)
+	if late > 2 || retried < 3 {
+		t.Errorf("%d sessions waited for workers that hang, %v requests were made elsewhere; want 2 at most, and those that had no header", late, retried)
 	}
 	was := engines[0].Requests() + engines[1].Requests()
 	time.Sleep(2 * time.Second) // of traffic
 	if n := engines[0].Requests() + engines[1].Requests() - was; n > 8 {
 		t.Errorf("%d requests in two seconds went to engines that hang", n)
-	}
-	if n := s.logged(t, "worker is hung"); n != 2 {
-		t.Errorf("%d log lines say that a worker is hung, want 2", n)
 	}
 
 	// That they hung does not make them slow to the default policy.
@@ -115,17 +99,17 @@ func TestHungEnginesAreFound(t *testing.T) {
 	close(goOn)
 	engines[0].SetHandler(nil)
 	engines[1].SetFault(canned.Fault{})
-	back := time.Now()
 	patient.Wait()
 	if served[1].Load() == 0 || served[2].Load() != 0 {
-		t.Errorf("patient clients were served %v times by each engine: those of e1 were to be left alone, those of e2 to be moved", served[1:])
+		t.Errorf("patient clients were served %d times by e1 and %d times by e2: those of e1 were to be left alone, those of e2 to be moved", served[1].Load(), served[2].Load())
 	}
-	eventually(t, 30*time.Second, "neither hangs any more", func() bool { return s.scrape(t).value(workersHung, `pool="hung"`) == 0 })
-	t.Logf("back after %v; %v requests made elsewhere", time.Since(back).Round(100*time.Millisecond), retried)
+	eventually(t, 30*time.Second, "neither hangs any more", func() bool { return hung() == 0 })
 	was0, was1 := engines[0].Requests(), engines[1].Requests()
 	eventually(t, 20*time.Second, "both are used again", func() bool { return engines[0].Requests() > was0+10 && engines[1].Requests() > was1+10 })
-	if n := s.logged(t, "worker makes progress again"); n != 2 {
-		t.Errorf("%d log lines say that a worker is back, want 2", n)
+	for _, line := range []string{"worker is hung", "worker makes progress again"} {
+		if n := s.logged(t, line); n != 2 {
+			t.Errorf("%d log lines say %q, want 2", n, line)
+		}
 	}
 	stop()
 	passers.Wait()
@@ -137,9 +121,7 @@ func TestHungEnginesAreFound(t *testing.T) {
 // requests wait. The hung requests stay until no other request waits. Then the other
 // engine serves them, and none is rejected.
 func TestHungRequestsMoveWhenThereIsRoom(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes 20 s")
-	}
+	takesSeconds(t)
 	engines := startEngines(t, 2, canned.Pace{Words: 10, FirstToken: 20 * time.Millisecond, PerWord: 10 * time.Millisecond})
 	s := startCaddy(t, route(engines, "policy round_robin", maxRunning(4), "queue {\nmax_wait 5s\n}"))
 	ctx, stop := context.WithCancel(t.Context())
@@ -235,6 +217,127 @@ func TestRefusedConnectionsAreFree(t *testing.T) {
 	}
 	eventually(t, 10*time.Second, "a refusal reaches a client", func() bool {
 		return s.chat(t.Context(), ask("hi").streamed()).status == http.StatusServiceUnavailable
+	})
+	s.booksAtZero(t)
+}
+
+// cpuTime returns the processor time that this process has taken.
+func cpuTime() time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// TestPoisonReachesTwoEnginesAtMost sends a request that ends each engine that
+// it reaches, on new connections and on those that were kept alive.
+func TestPoisonReachesTwoEnginesAtMost(t *testing.T) {
+	for _, warm := range []bool{false, true} {
+		t.Run(fmt.Sprint("warm=", warm), func(t *testing.T) {
+			engines := startEngines(t, 6, canned.Pace{})
+			s := startCaddy(t, route(engines, "policy round_robin"))
+			if warm {
+				for i := range 24 {
+					s.mustChat(t, ask(fmt.Sprint("hi ", i)))
+				}
+			}
+			var died atomic.Int64
+			for _, e := range engines {
+				e.SetHandler(func(_ http.ResponseWriter, r *http.Request) {
+					if r.Method != http.MethodPost {
+						return
+					}
+					died.Add(1)
+					go e.Kill()
+					<-r.Context().Done()
+				})
+			}
+			a := s.chat(t.Context(), ask("poison").streamed())
+			if a.status != http.StatusBadGateway || !strings.Contains(string(a.body), "worker_failed") {
+				t.Errorf("status %d, body %q; want 502 and worker_failed", a.status, a.body)
+			}
+			if n := died.Load(); n != 2 {
+				t.Errorf("%d engines died of one request, want 2", n)
+			}
+			s.booksAtZero(t)
+		})
+	}
+}
+
+// goroutines ends the engines and their connections. It fails the test if many more
+// goroutines are left than before the first request.
+func goroutines(t *testing.T, s *server, engines []*canned.Engine, before int) {
+	t.Helper()
+	for _, e := range engines {
+		e.Kill()
+	}
+	eventually(t, 10*time.Second, "goroutines as before", func() bool {
+		s.client.CloseIdleConnections()
+		return runtime.NumGoroutine() <= before+20
+	})
+}
+
+// TestRetryMatchComesToAnEnd has the operator's retry_match match what the engines do. The
+// last answer reaches the client, each engine is asked once at most, and gets the body.
+func TestRetryMatchComesToAnEnd(t *testing.T) {
+	mine := canned.Fault{Kind: canned.Status, Status: http.StatusInternalServerError, Body: `{"error":"mine"}`}
+	for _, v := range []struct {
+		name, match string
+		fault       canned.Fault
+		status      int
+	}{
+		{"Status", `expression "{rp.status_code} == 500"`, mine, 500},
+		{"Broken", "method POST", canned.Fault{Kind: canned.CloseAfterRead}, 502},
+		{"Dead", "method POST", canned.Fault{}, 503},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			engines := startEngines(t, 2, canned.Pace{})
+			s := startCaddy(t, site("kv_router", engines, "lb_retry_match {\n"+v.match+"\n}"))
+			for _, e := range engines {
+				if e.SetFault(v.fault); v.name == "Dead" {
+					e.Kill()
+				}
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			a := s.chat(ctx, ask("anybody?"))
+			if a.status != v.status || v.fault.Body != "" && string(a.body) != v.fault.Body {
+				t.Errorf("status %d, error %v, body %q; want %d", a.status, a.err, a.body, v.status)
+			}
+			if n := engines[0].Requests() + engines[1].Requests(); n > 2 {
+				t.Errorf("%d attempts, want one on each", n)
+			}
+			if v.name == "Status" { // only the operator wants this to be tried elsewhere
+				engines[1].SetFault(canned.Fault{})
+				for i := range 4 {
+					if a := s.mustChat(t, ask(fmt.Sprint("again ", i))); a.engine() != "e2" {
+						t.Errorf("answered by %q", a.engine())
+					}
+				}
+			}
+			s.booksAtZero(t)
+		})
+	}
+}
+
+// TestClientThatLeavesEndsTheRounds has clients leave while the only engine is away, and
+// the operator lets requests be tried for longer, without a pause.
+func TestClientThatLeavesEndsTheRounds(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	s := startCaddy(t, site("kv_router", engines, "lb_try_duration 30s", "lb_try_interval 1ns"))
+	engines[0].Kill()
+	ctx, leave := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer leave()
+	var clients sync.WaitGroup
+	for range 4 {
+		clients.Go(func() { s.chat(ctx, ask("anybody?")) })
+	}
+	clients.Wait()
+	eventually(t, 5*time.Second, "nobody turns in a loop", func() bool {
+		before := cpuTime()
+		time.Sleep(300 * time.Millisecond)
+		return cpuTime()-before < 120*time.Millisecond
 	})
 	s.booksAtZero(t)
 }

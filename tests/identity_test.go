@@ -51,86 +51,6 @@ func TestAnswersShowTheirSession(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestKeysOfOperatorsAreSessions has a session in a cookie, in the query and in a
-// placeholder, in a configuration with a scope.
-func TestKeysOfOperatorsAreSessions(t *testing.T) {
-	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, showSession+route(engines, "affinity {\nkey cookie:sid query:chat {http.request.header.X-Thread}\nscope {http.request.header.X-User}\n}"))
-	post := func(path string, header ...string) string {
-		t.Helper()
-		a := s.post(t.Context(), path, ask("hello").body(), header...)
-		if !a.ok() {
-			t.Fatalf("status %d, body %.300q", a.status, a.body)
-		}
-		return a.session()
-	}
-	const path = "/v1/chat/completions"
-	byCookie := post(path, "Cookie", "sid=k")
-	if len(byCookie) != 32 || post(path+"?chat=k") != byCookie || post(path, "X-Thread", "k") != byCookie {
-		t.Errorf("one key in three places is not one session, by cookie %q", byCookie)
-	}
-	if post(path, "X-Session-Id", "k") != "" {
-		t.Error("a place that is not listed counts")
-	}
-	alice := post(path, "Cookie", "sid=k", "X-User", "alice")
-	if alice == byCookie || alice == post(path, "Cookie", "sid=k", "X-User", "bob") || alice != post(path+"?chat=k", "X-User", "alice") {
-		t.Error("users with one key have one session, or one user has two")
-	}
-	var one, none adminSession
-	s.api(t, http.MethodGet, defaultPool+"/sessions/k?scope=alice", nil, &one)
-	s.api(t, http.MethodGet, defaultPool+"/sessions/k", nil, &none)
-	if one.Hash != alice || none.Hash != byCookie {
-		t.Errorf("the admin API has %s and %s, want %s and %s", one.Hash, none.Hash, alice, byCookie)
-	}
-	if n := s.pool(t).Sessions; n != 3 {
-		t.Errorf("%d sessions, want 3", n)
-	}
-}
-
-// TestConversationsByResponse goes on from response to response without any other key.
-func TestConversationsByResponse(t *testing.T) {
-	engines := startEngines(t, 3, canned.Pace{})
-	s := startCaddy(t, showSession+route(engines, "policy round_robin", "response_headers X-KV-"))
-	asked := 0
-	next := func(previous string, header ...string) (a answer, id string) {
-		t.Helper()
-		asked++ // the id of a response depends on its prompt
-		body := fmt.Sprintf(`{"model":"m","input":"hello %d"`, asked)
-		if previous != "" {
-			body += `,"previous_response_id":"` + previous + `"`
-		}
-		a = s.post(t.Context(), "/v1/responses", []byte(body+"}"), header...)
-		_, rest, _ := strings.Cut(string(a.body), `"resp_`)
-		id, _, ok := strings.Cut(rest, `"`)
-		if a.status != 200 || !ok {
-			t.Fatalf("status %d, body %.300q", a.status, a.body)
-		}
-		return a, "resp_" + id
-	}
-	for range 3 {
-		first, id := next("")
-		if first.session() != "" {
-			t.Errorf("the first turn has the session %s", first.session())
-		}
-		session := ""
-		for turn := range 4 {
-			var a answer
-			if a, id = next(id); a.engine() != first.engine() || turn > 0 && a.session() != session || a.session() == "" {
-				t.Errorf("turn %d: on %s with the session %q, want %s, %q", turn+2, a.engine(), a.session(), first.engine(), session)
-			}
-			session = a.session()
-		}
-	}
-	if n := s.pool(t).Sessions; n != 3 {
-		t.Errorf("%d sessions of 3 conversations", n)
-	}
-	keyed, id := next("", "X-Session-Id", "k")
-	if a, _ := next(id); a.session() != keyed.session() || keyed.session() == "" {
-		t.Errorf("a session with a key goes on as %s, want %s", a.session(), keyed.session())
-	}
-	s.booksAtZero(t)
-}
-
 // TestSubAgentsStartNearTheirParent has two engines that hold a common prefix, and a parent
 // on one of them. Its sub-agents begin with that prefix: the first starts at the parent's,
 // others spread when that is busy.
@@ -177,33 +97,91 @@ func TestSubAgentsStartNearTheirParent(t *testing.T) {
 	h.booksAtZero(t)
 }
 
-// dropped with a warning, and kept without one.
-func TestHeadersThatCaddyDrops(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	const message = "Caddy drops a session header because of its name"
-	for _, v := range []struct {
-		name, header, options string
-		kept                  bool
-	}{
-		{"Underscore", "session_id", "", false},
-		{"Dot", "session.id", "", false},
-		{"OtherListed", "session_id", "expected_underscore_headers thread_id", false},
-		{"Listed", "session_id", "expected_underscore_headers session_id", true},
-		{"ListedPrefix", "session_id", "expected_underscore_headers session_*", true},
-		{"DotListed", "session.id", "expected_dot_headers session.id", true},
-		{"OtherSpellingListed", "session-id", "expected_underscore_headers session_id", false},
-		{"Hyphen", "session-id", "", true},
+// TestConstraintsLimitTheWorkers has allowed workers and required taints.
+func TestConstraintsLimitTheWorkers(t *testing.T) {
+	engines := startEngines(t, 4, canned.Pace{})
+	s := startCaddy(t, route(engines, numbered(engines, "taints gold zone-a", "taints gold zone-b", "taints spot"), "policy round_robin", "trust overrides"))
+	for _, v := range []struct{ nvext, want string }{
+		{`{"allowed_worker_ids":[2,3,99]}`, "e2 e3"},
+		{`{"router_config_override":{"allowed_worker_ids":[4]}}`, "e4"},
+		{`{"routing_constraints":{"required_taints":["gold"]}}`, "e1 e2"},
+		{`{"routing_constraints":{"required_taints":["gold","zone-b"]}}`, "e2"},
+		{`{"routing_constraints":{"required_taints":["gold"]},"allowed_worker_ids":[1,3]}`, "e1"},
+		{`{"routing_constraints":{"required_taints":[]}}`, "e1 e2 e3 e4"},
 	} {
-		t.Run(v.name, func(t *testing.T) {
-			var globals []string
-			if v.options != "" {
-				globals = []string{"servers {\n" + v.options + "\n}"}
+		used := map[string]bool{}
+		for range 8 {
+			used[s.mustChat(t, wishing("hello", v.nvext)).engine()] = true
+		}
+		var got []string
+		for _, e := range engines {
+			if used[e.Name()] {
+				got = append(got, e.Name())
 			}
-			s := startCaddy(t, showSession+route(engines, "affinity {\nkey header:"+v.header+"\n}"), globals...)
-			warned := len(s.entries(t, message))
-			if known := s.mustChat(t, ask("hello"), v.header, "s").session() != ""; known != v.kept || (warned == 0) != v.kept {
-				t.Errorf("the session is known: %v, %d warnings; want %v", known, warned, v.kept)
+		}
+		if strings.Join(got, " ") != v.want {
+			t.Errorf("%s: answered by %v, want %s", v.nvext, got, v.want)
+		}
+	}
+	for _, v := range []struct{ nvext, in string }{
+		{`{"allowed_worker_ids":[7,8]}`, "nvext.allowed_worker_ids [7 8]"},
+		{`{"routing_constraints":{"required_taints":["gold","spot"]}}`, `nvext.routing_constraints.required_taints ["gold" "spot"]`},
+	} {
+		a := s.chat(t.Context(), wishing("hello", v.nvext))
+		wantError(t, v.nvext, a, 503, "no_worker", v.in)
+	}
+	// A retry stays among those that are allowed.
+	for _, e := range engines[:2] {
+		e.SetFault(canned.Fault{Kind: canned.Status, Status: http.StatusServiceUnavailable})
+	}
+	if a := s.chat(t.Context(), wishing("hello", `{"routing_constraints":{"required_taints":["gold"]}}`)); a.status != 503 || a.engine() == "" {
+		t.Errorf("status %d by %q, want the engine's own", a.status, a.engine())
+	}
+	if n := engines[0].Requests() + engines[1].Requests(); n == 0 {
+		t.Error("nobody was asked")
+	}
+	s.booksAtZero(t)
+}
+
+// TestPreferencesSteer has preferred taints, which attract and repel, and
+// overrides of the policy's options.
+func TestPreferencesSteer(t *testing.T) {
+	engines := startEngines(t, 3, canned.Pace{})
+	s := startCaddy(t, route(engines, numbered(engines, "taints a", "taints b", "taints c"), "response_headers X-KV-", "trust overrides explain"))
+	for _, v := range []struct {
+		weights, want string
+	}{
+		{`{"b":1}`, "e2"},
+		{`{"a":-1,"b":-1}`, "e3"},
+		{`{"a":0.1,"c":0.5}`, "e3"},
+	} {
+		for i := range 6 {
+			c := wishing(fmt.Sprintf("%d of %s: %s", i, v.weights, strings.Repeat("many words ", 40)), `{"routing_constraints":{"preferred_taints":`+v.weights+`}}`)
+			if a := s.mustChat(t, c); a.engine() != v.want {
+				t.Errorf("preferring %s: answered by %s, want %s", v.weights, a.engine(), v.want)
 			}
-		})
+		}
+	}
+	// With the overlap worth nothing, the worker that holds the prompt has no
+	// advantage.
+	prompt := strings.Repeat("a prompt that one of them holds ", 100)
+	warm := s.mustChat(t, ask(prompt)).engine()
+	x := s.explain(t, wishing(prompt, `{}`).body())
+	y := s.explain(t, wishing(prompt, `{"router_config_override":{"overlap_score_credit":0}}`).body())
+	alike := func(x adminExplained) bool { // attention makes a difference
+		a, b, c := x.Candidates[0].Cost, x.Candidates[1].Cost, x.Candidates[2].Cost
+		return min(a, b, c) > 0.9*max(a, b, c)
+	}
+	if fmt.Sprint("e", x.Chosen.Worker) != warm || alike(x) || !alike(y) {
+		t.Errorf("candidates %+v, with the override %+v", x.Candidates, y.Candidates)
+	}
+	z := s.explain(t, wishing(prompt, `{"router_config_override":{"router_temperature":5}}`).body())
+	if len(z.Chosen.Drawn) != 3 {
+		t.Errorf("with a temperature: %+v", z.Chosen)
+	}
+	s = startCaddy(t, route(engines, "policy least_load", "trust overrides"))
+	s.mustChat(t, wishing("hello", `{"router_config_override":{"router_temperature":5}}`))
+	if n := s.logged(t, "no effect under this policy"); n != 1 {
+		t.Errorf("%d log lines say that it is without effect", n)
 	}
 }

@@ -358,17 +358,6 @@ func TestEventsOfOneEndpoint(t *testing.T) {
 	})
 }
 
-// TestEventsOfAnEngineThatConnects: the router does not listen for it.
-func TestEventsOfAnEngineThatConnects(t *testing.T) {
-	e := publishing(t, 1, engine.Config{Events: &engine.EventConfig{Dial: freeAddr(t)}})[0]
-	s := startCaddy(t, simulated([]*engine.Engine{e}, "response_headers X-KV-"))
-	s.askIDs(t, idsOf(1, 100), "")
-	eventually(t, 5*time.Second, "a warning", func() bool {
-		w := s.followed(t, e)
-		return len(w.Engine.Warnings) == 1 && strings.Contains(w.Engine.Warnings[0].Advice, "with *") && len(w.Events) == 0
-	})
-}
-
 // TestEventsKeepSaltsAndAdaptersApart has prompts of equal tokens with different salts and
 // adapters.
 func TestEventsKeepSaltsAndAdaptersApart(t *testing.T) {

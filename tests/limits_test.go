@@ -1,14 +1,11 @@
 package tests
 
 import (
-	"context"
 	"fmt"
-	"io"
 	"net/http"
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -31,13 +28,6 @@ func site(directive string, engines []*canned.Engine, proxy ...string) string {
 var refusal = canned.Fault{
 	Kind: canned.Status, Status: http.StatusServiceUnavailable,
 	Header: http.Header{"Retry-After": {"7"}}, Body: `{"error":{"message":"full"}}`,
-}
-
-// refuse sends that answer.
-func refuse(w http.ResponseWriter) {
-	w.Header()["Retry-After"] = refusal.Header["Retry-After"]
-	w.WriteHeader(refusal.Status)
-	io.WriteString(w, refusal.Body)
 }
 
 // TestTryDurationOutlastsARestart has the only engine down for a second. lb_try_duration
@@ -105,117 +95,6 @@ func TestRetriesAreLimited(t *testing.T) {
 				s.booksAtZero(t)
 			})
 		}
-	}
-}
-
-// TestNobodyWaitsWhileAWorkerIsLeft has an interval that is too long for any client. It
-// applies only after all workers were tried.
-func TestNobodyWaitsWhileAWorkerIsLeft(t *testing.T) {
-	engines := startEngines(t, 4, canned.Pace{})
-	s := startCaddy(t, site("kv_router", engines, "lb_try_duration 10m", "lb_try_interval 5m"))
-	engines[0].Kill()
-	engines[1].SetFault(refusal)
-	engines[2].SetFault(canned.Fault{Kind: canned.CloseAfterRead})
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	for range 4 {
-		if a := s.chat(ctx, ask("who?")); !a.ok() || a.engine() != "e4" {
-			t.Fatalf("status %d, error %v, by %q; want e4's answer", a.status, a.err, a.engine())
-		}
-	}
-}
-
-// TestNextRoundBeginsAfterTheInterval has all workers refuse once.
-func TestNextRoundBeginsAfterTheInterval(t *testing.T) {
-	const interval = 400 * time.Millisecond
-	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, site("kv_router", engines, "lb_try_duration 30s", "lb_try_interval "+interval.String()))
-	for _, e := range engines {
-		e.FailNext(1, refusal)
-	}
-	s.mustChat(t, ask("anybody?"))
-	j := append(engines[0].Journal(), engines[1].Journal()...)
-	slices.SortFunc(j, func(a, b canned.Request) int { return a.At.Compare(b.At) })
-	if len(j) != 3 {
-		t.Fatalf("%d attempts, want 3", len(j))
-	}
-	if d := j[2].At.Sub(j[1].At); d < interval {
-		t.Errorf("the next round began %v after the last, want at least %v", d, interval)
-	}
-}
-
-// TestRefusalIsGivenOutWhenTimeIsOver has requests whose retries end by the operator's
-// limits. The client gets an engine's whole answer.
-func TestRefusalIsGivenOutWhenTimeIsOver(t *testing.T) {
-	for _, v := range []struct {
-		name    string
-		engines int
-		answer  func(w http.ResponseWriter, r *http.Request, nth int64)
-	}{
-		{"FirstAnswerIsTooLate", 2, func(w http.ResponseWriter, r *http.Request, _ int64) {
-			outlast(r, 500*time.Millisecond)
-			refuse(w)
-		}},
-		{"SecondAnswerIsTooLate", 2, func(w http.ResponseWriter, r *http.Request, nth int64) {
-			if nth > 1 {
-				outlast(r, 500*time.Millisecond)
-			}
-			refuse(w)
-		}},
-		{"ThenConnectionsBreak", 1, func(w http.ResponseWriter, r *http.Request, nth int64) {
-			if nth == 1 {
-				refuse(w)
-				return
-			}
-			if conn, _, err := http.NewResponseController(w).Hijack(); err == nil {
-				conn.Close()
-			}
-		}},
-	} {
-		t.Run(v.name, func(t *testing.T) {
-			engines := startEngines(t, v.engines, canned.Pace{})
-			var nth atomic.Int64
-			for _, e := range engines {
-				e.SetHandler(func(w http.ResponseWriter, r *http.Request) { v.answer(w, r, nth.Add(1)) })
-			}
-			s := startCaddy(t, site("kv_router", engines, "lb_try_duration 400ms", "lb_try_interval 50ms"))
-			a := s.chat(t.Context(), ask("hi"))
-			wantAnswer(t, a, refusal)
-			if a.header.Get("X-KV-Worker") == "" {
-				t.Error("the answer does not say which worker gave it")
-			}
-			s.booksAtZero(t)
-		})
-	}
-}
-
-// TestRefusalOutlivesABadAddress holds back a refusal while it tries the other worker,
-// whose address is invalid. The proxy ends such a request.
-func TestRefusalOutlivesABadAddress(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	engines[0].SetFault(refusal)
-	s := startCaddy(t, fmt.Sprintf("kv_router {\npolicy round_robin\nresponse_headers X-KV-\nreverse_proxy %s {http.request.header.X-Address}\n}", engines[0].Addr()))
-	// The other may be first, and is while the engine is left alone.
-	for deadline := time.Now().Add(10 * time.Second); engines[0].Requests() == 0; time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the engine was never asked")
-		}
-		a := s.chat(t.Context(), ask("x"), "X-Address", "127.0.0.1:1-9")
-		if engines[0].Requests() > 0 {
-			wantAnswer(t, a, refusal)
-			if a.header.Get("X-KV-Worker") == "" {
-				t.Error("the answer does not say which worker gave it")
-			}
-		}
-	}
-	s.booksAtZero(t)
-}
-
-// outlast waits for a time or until the client leaves.
-func outlast(r *http.Request, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-r.Context().Done():
 	}
 }
 

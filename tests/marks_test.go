@@ -8,10 +8,8 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -50,6 +48,9 @@ func TestMarkedWorkerIsLeftAlone(t *testing.T) {
 			t.Fatalf("the worker was asked %d times in 15 s: it gets no requests again", engines[0].Requests())
 		}
 		s.mustChat(t, ask("again"))
+		if v, known := s.available(t, engines[0].Addr()); engines[0].Requests() == 1 && known && v != 0 {
+			t.Error("a worker that is marked down is available")
+		}
 	}
 	// What the engine was sent when the mark was over was begun only then.
 	j := engines[0].Journal()
@@ -92,108 +93,63 @@ func TestBusyWorkerComesBack(t *testing.T) {
 	}
 }
 
-// TestEngineThatOnlyAnswersErrorsIsLeftAlone has one of four engines answer errors at
-// once. An engine whose core died or that lacks the model does so, and looks like the
-// least busy one.
-func TestEngineThatOnlyAnswersErrorsIsLeftAlone(t *testing.T) {
-	for _, status := range []int{500, 404} {
-		t.Run(strconv.Itoa(status), func(t *testing.T) {
-			engines := startEngines(t, 4, canned.Pace{FirstToken: 60 * time.Millisecond})
+// TestLoneEngineGoesOnAfterAFailure has a pool of one engine, which fails once. The next
+// request must reach it despite the mark.
+func TestLoneEngineGoesOnAfterAFailure(t *testing.T) {
+	for _, f := range []struct {
+		name  string
+		fault canned.Fault
+	}{
+		{"ClosesConnection", canned.Fault{Kind: canned.CloseAfterRead}},
+		{"ResetsConnection", canned.Fault{Kind: canned.ResetAfterRead}},
+		{"Answers503", canned.Fault{Kind: canned.Status, Status: 503, Body: `{}`}},
+		{"Answers429", canned.Fault{Kind: canned.Status, Status: 429, Body: `{}`}},
+		{"DiesInMidAnswer", canned.Fault{Kind: canned.DieMidStream, Words: 2}},
+	} {
+		t.Run(f.name, func(t *testing.T) {
+			engines := startEngines(t, 1, canned.Pace{})
 			s := startCaddy(t, route(engines))
-			engines[0].SetFault(canned.Fault{Kind: canned.Status, Status: status, Body: `{"error":{"message":"engine core is dead"}}`})
-			var all, bad [2]atomic.Int64 // before the mark and after it
-			var marked atomic.Int32
-			ctx, stop := context.WithCancel(t.Context())
-			defer stop()
-			var clients sync.WaitGroup
-			start := time.Now()
-			for i := range 16 {
-				clients.Go(func() {
-					for n := 0; ctx.Err() == nil; n++ {
-						phase := marked.Load()
-						a := s.chat(t.Context(), ask(fmt.Sprint("client", i, n, strings.Repeat(" word", 100))))
-						all[phase].Add(1)
-						if !a.ok() {
-							bad[phase].Add(1)
-						}
-					}
-				})
-			}
-			eventually(t, 10*time.Second, "the engine is marked down", func() bool { return s.logged(t, markedDown) > 0 })
-			t.Logf("marked down after %v", time.Since(start).Round(time.Millisecond))
-			marked.Store(1)
-			time.Sleep(2 * time.Second) // of traffic, with some probes in it
-			stop()
-			clients.Wait()
-			share := func(a, b int64) float64 { return float64(a) / float64(max(b, 1)) }
-			before, after := share(bad[0].Load(), all[0].Load()), share(bad[1].Load(), all[1].Load())
-			total := share(bad[0].Load()+bad[1].Load(), all[0].Load()+all[1].Load())
-			t.Logf("%.0f %% of %d requests failed before the mark, %.0f %% of %d after it", 100*before, all[0].Load(), 100*after, all[1].Load())
-			if total > 0.3 || after > 0.2 || after >= before {
-				t.Errorf("failed before the mark %.2f, after it %.2f, in all %.2f; want a fall to less than 0.2, and 0.3 in all", before, after, total)
-			}
-			if n := s.logged(t, markedDown); n != 1 {
-				t.Errorf("%d log lines say that a worker is marked down, want 1", n)
-			}
+			s.mustChat(t, ask("before"))
+			engines[0].FailNext(1, f.fault)
+			a := s.chat(t.Context(), ask("the one that may fail"))
+			t.Logf("the failing request: status %d, error %v", a.status, a.err)
+			s.mustChat(t, ask("after"))
 			s.booksAtZero(t)
 		})
-	}
-}
-
-// TestClientsMistakesMarkNobody has clients that ask for a model that no engine has.
-func TestClientsMistakesMarkNobody(t *testing.T) {
-	engines := startEngines(t, 4, canned.Pace{})
-	s := startCaddy(t, route(engines, "policy round_robin"))
-	f := canned.Fault{Kind: canned.Status, Status: 404, Body: `{"error":{"message":"no such model"}}`}
-	for _, e := range engines {
-		e.SetFault(f)
-	}
-	for i := range 80 {
-		wantAnswer(t, s.chat(t.Context(), ask(fmt.Sprintf("mistake %d", i))), f)
-	}
-	if n := s.logged(t, markedDown); n != 0 {
-		t.Errorf("%d workers were marked down", n)
-	}
-	if counts, top := spread(engines); top > 1.1 {
-		t.Errorf("requests at the engines %v, want them even", counts)
 	}
 }
 
 // TestRefusalsAreNotPassiveFailures has Caddy's passive health checks. They count a worker
 // that is gone as failed, but not one that was busy.
 func TestRefusalsAreNotPassiveFailures(t *testing.T) {
-	for _, d := range directives {
-		t.Run(d, func(t *testing.T) {
-			engines := startEngines(t, 2, canned.Pace{})
-			s := startCaddy(t, site(d, engines, "fail_duration 30s"))
-			for _, status := range []int{429, 503} {
-				for _, e := range engines {
-					e.SetFault(canned.Fault{Kind: canned.Status, Status: status, Body: "{}"})
-				}
-				for range 4 {
-					if a := s.chat(t.Context(), ask("hi")); a.status != status {
-						t.Errorf("status %d, error %v; want %d", a.status, a.err, status)
-					}
-				}
+	engines := startEngines(t, 2, canned.Pace{})
+	s := startCaddy(t, site("kv_router", engines, "fail_duration 30s"))
+	for _, status := range []int{429, 503} {
+		for _, e := range engines {
+			e.SetFault(canned.Fault{Kind: canned.Status, Status: status, Body: "{}"})
+		}
+		for range 4 {
+			if a := s.chat(t.Context(), ask("hi")); a.status != status {
+				t.Errorf("status %d, error %v; want %d", a.status, a.err, status)
 			}
-			for _, e := range engines {
-				e.SetFault(canned.Fault{})
-			}
-			if fails := s.passiveFails(t); fails[engines[0].Addr()]+fails[engines[1].Addr()] != 0 {
-				t.Errorf("Caddy counts failures %v, want none", fails)
-			}
-			was := []int{engines[0].Requests(), engines[1].Requests()}
-			eventually(t, 10*time.Second, "both are used again", func() bool {
-				s.chat(t.Context(), ask("later"))
-				return engines[0].Requests() > was[0] && engines[1].Requests() > was[1]
-			})
-			engines[0].Kill()
-			eventually(t, 10*time.Second, "the one that is gone has failed", func() bool {
-				s.chat(t.Context(), ask("and now?"))
-				return s.passiveFails(t)[engines[0].Addr()] > 0
-			})
-		})
+		}
 	}
+	for _, e := range engines {
+		e.SetFault(canned.Fault{})
+	}
+	if fails := s.passiveFails(t); fails[engines[0].Addr()]+fails[engines[1].Addr()] != 0 {
+		t.Errorf("Caddy counts failures %v, want none", fails)
+	}
+	was := []int{engines[0].Requests(), engines[1].Requests()}
+	eventually(t, 10*time.Second, "both are used again", func() bool {
+		s.chat(t.Context(), ask("later"))
+		return engines[0].Requests() > was[0] && engines[1].Requests() > was[1]
+	})
+	engines[0].Kill()
+	eventually(t, 10*time.Second, "the one that is gone has failed", func() bool {
+		s.chat(t.Context(), ask("and now?"))
+		return s.passiveFails(t)[engines[0].Addr()] > 0
+	})
 }
 
 // passiveFails returns the failures by address that Caddy's admin endpoint shows.
@@ -221,52 +177,41 @@ func (s *server) passiveFails(t *testing.T) map[string]int {
 // router's prediction must be, too. Its end has broken a stream and so marked the worker
 // down before the first connection is refused.
 func TestEngineThatWasGoneHoldsNothing(t *testing.T) {
-	for _, busy := range []bool{false, true} {
-		t.Run(map[bool]string{false: "Idle", true: "InMidStream"}[busy], func(t *testing.T) {
-			engines := startEngines(t, 1, canned.Pace{})
-			s := startCaddy(t, route(engines, "response_headers X-KV-"))
-			c := ask(strings.Repeat("some words ", 300))
-			predicted := func() string { return s.mustChat(t, c).header.Get("X-KV-Predicted-Cached-Tokens") }
-			if n := predicted(); n != "0" {
-				t.Errorf("%s tokens are said to be cached before the first request", n)
-			}
-			s.booksAtZero(t)
-			if n := predicted(); n == "0" {
-				t.Error("nothing is said to be cached after it")
-			}
-			s.booksAtZero(t)
-			var stream sync.WaitGroup
-			if busy {
-				engines[0].SetPace(canned.Pace{Words: 1000, PerWord: 20 * time.Millisecond})
-				begun := make(chan struct{})
-				stream.Go(func() { s.readEvents(t.Context(), ask("long").streamed(), 2, begun) })
-				select {
-				case <-begun:
-				case <-time.After(5 * time.Second):
-					t.Fatal("the stream does not come")
-				}
-				engines[0].SetPace(canned.Pace{})
-			}
-			engines[0].Kill()
-			stream.Wait()
-			s.booksAtZero(t)
-			for range 2 {
-				if a := s.chat(t.Context(), ask("gone?")); a.status != http.StatusServiceUnavailable {
-					t.Errorf("status %d, error %v; want 503", a.status, a.err)
-				}
-			}
-			if err := engines[0].Restart(); err != nil {
-				t.Fatal(err)
-			}
-			if n := predicted(); n != "0" {
-				t.Errorf("%s tokens are said to be cached by an engine that was gone", n)
-			}
-			s.booksAtZero(t)
-			if n := predicted(); n == "0" {
-				t.Error("nothing is said to be cached after another request")
-			}
-		})
+	engines := startEngines(t, 1, canned.Pace{})
+	s := startCaddy(t, route(engines, "response_headers X-KV-"))
+	c := ask(strings.Repeat("some words ", 300))
+	predicted := func(when string, some bool) {
+		t.Helper()
+		if n := s.mustChat(t, c).header.Get("X-KV-Predicted-Cached-Tokens"); (n != "0") != some {
+			t.Errorf("%s: %s tokens are said to be cached", when, n)
+		}
+		s.booksAtZero(t)
 	}
+	predicted("at first", false)
+	predicted("then", true)
+	engines[0].SetPace(canned.Pace{Words: 1000, PerWord: 20 * time.Millisecond})
+	begun := make(chan struct{})
+	var stream sync.WaitGroup
+	stream.Go(func() { s.readEvents(t.Context(), ask("long").streamed(), 2, begun) })
+	select {
+	case <-begun:
+	case <-time.After(5 * time.Second):
+		t.Fatal("the stream does not come")
+	}
+	engines[0].SetPace(canned.Pace{})
+	engines[0].Kill()
+	stream.Wait()
+	s.booksAtZero(t)
+	for range 2 {
+		if a := s.chat(t.Context(), ask("gone?")); a.status != http.StatusServiceUnavailable {
+			t.Errorf("status %d, error %v; want 503", a.status, a.err)
+		}
+	}
+	if err := engines[0].Restart(); err != nil {
+		t.Fatal(err)
+	}
+	predicted("after its restart", false)
+	predicted("after another request", true)
 }
 
 // TestOtherAnswersDoNotHideADeadEngine has an engine whose core is dead. It answers
@@ -316,40 +261,99 @@ func TestOtherAnswersDoNotHideADeadEngine(t *testing.T) {
 	}
 }
 
-// TestInvalidRequestsMarkNobody has a client that puts a newline into a header for the
-// workers. net/http refuses to send it.
-func TestInvalidRequestsMarkNobody(t *testing.T) {
-	engines := startEngines(t, 3, canned.Pace{})
-	addrs := engines[0].Addr() + " " + engines[1].Addr() + " " + engines[2].Addr()
-	s := startCaddy(t, "kv_router {\nreverse_proxy "+addrs+" {\nheader_up X-Query {query.q}\n}\n}")
-	for range 3 {
-		if a := s.post(t.Context(), "/v1/chat/completions?q=%0Ax", ask("hi").body()); a.status != http.StatusBadGateway {
-			t.Errorf("status %d, want 502", a.status)
+// TestNobodyIsMarkedDown has requests that fail, or answers that are odd, through no fault
+// of the workers.
+func TestNobodyIsMarkedDown(t *testing.T) {
+	every := func(engines []*canned.Engine, h http.HandlerFunc) {
+		for _, e := range engines {
+			e.SetHandler(h)
 		}
 	}
-	if n := s.logged(t, markedDown); n != 0 {
-		t.Errorf("%d workers are marked down", n)
-	}
-	s.mustChat(t, ask("hi"))
-	s.booksAtZero(t)
-}
-
-// TestBusyGetMarksNobody asks llama.cpp for a free slot. llama.cpp answers 503 if all slots
-// are busy, although it queues requests.
-func TestBusyGetMarksNobody(t *testing.T) {
-	busy := func(w http.ResponseWriter, r *http.Request) bool {
-		if r.URL.Path == "/slots" {
-			w.WriteHeader(http.StatusServiceUnavailable)
+	answers := func(kind, body string) func(*testing.T, *server, []*canned.Engine) {
+		return func(t *testing.T, s *server, engines []*canned.Engine) {
+			every(engines, func(w http.ResponseWriter, _ *http.Request) {
+				w.Header()["Content-Type"] = nil
+				if kind != "" {
+					w.Header().Set("Content-Type", kind)
+				}
+				io.WriteString(w, body)
+			})
+			for i := range 20 {
+				s.chat(t.Context(), ask(fmt.Sprint("question ", i)).streamed())
+			}
 		}
-		return r.URL.Path == "/slots"
 	}
-	a, b := startFake(t, busy), startFake(t, busy)
-	s := startCaddy(t, "kv_router "+a.addr()+" "+b.addr())
-	status, _, err := s.get(t.Context(), s.url+"/slots?fail_on_no_slot=1")
-	if err != nil || status != http.StatusServiceUnavailable {
-		t.Errorf("status %d, error %v, want 503", status, err)
-	}
-	if n := s.logged(t, markedDown); n != 0 {
-		t.Errorf("%d workers are marked down", n)
+	for name, v := range map[string]struct {
+		proxy string
+		do    func(t *testing.T, s *server, engines []*canned.Engine)
+	}{
+		"UnknownModel": {"", func(t *testing.T, s *server, engines []*canned.Engine) {
+			f := canned.Fault{Kind: canned.Status, Status: 404, Body: `{"error":{"message":"no such model"}}`}
+			for _, e := range engines {
+				e.SetFault(f)
+			}
+			for i := range 80 {
+				wantAnswer(t, s.chat(t.Context(), ask(fmt.Sprintf("mistake %d", i))), f)
+			}
+			if counts, top := spread(engines); top > 1.1 {
+				t.Errorf("requests at the engines %v, want them even", counts)
+			}
+		}},
+		// a newline in a header for the workers, which net/http refuses to send
+		"InvalidHeader": {"header_up X-Query {query.q}", func(t *testing.T, s *server, _ []*canned.Engine) {
+			for range 3 {
+				if a := s.post(t.Context(), "/v1/chat/completions?q=%0Ax", ask("hi").body()); a.status != http.StatusBadGateway {
+					t.Errorf("status %d, want 502", a.status)
+				}
+			}
+			s.mustChat(t, ask("hi"))
+		}},
+		// llama.cpp answers 503 if all slots are busy, although it queues requests
+		"BusyGet": {"", func(t *testing.T, s *server, engines []*canned.Engine) {
+			every(engines, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) })
+			if status, _, err := s.get(t.Context(), s.url+"/slots?fail_on_no_slot=1"); err != nil || status != http.StatusServiceUnavailable {
+				t.Errorf("status %d, error %v, want 503", status, err)
+			}
+		}},
+		// a client with a wrong key that names another client's session
+		"OneSessionsErrors": {"", func(t *testing.T, s *server, engines []*canned.Engine) {
+			for _, e := range engines {
+				e.SetHandler(func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Content-Type", "application/json")
+					w.Header().Set(canned.EngineHeader, e.Name())
+					if r.Header.Get("Authorization") != "Bearer good" {
+						w.WriteHeader(http.StatusUnauthorized)
+					}
+					io.WriteString(w, wholeJSON)
+				})
+			}
+			prompt := strings.Repeat("You are the well known assistant of product X. ", 100)
+			turn := func(key, more string) answer {
+				return s.chat(t.Context(), ask(prompt+more), "Authorization", "Bearer "+key, "X-Session-Id", "theirs")
+			}
+			home := turn("good", "").engine()
+			for i := range 20 {
+				if a := turn("bad", fmt.Sprint(i)); a.status != http.StatusUnauthorized {
+					t.Fatalf("status %d", a.status)
+				}
+			}
+			if e := turn("good", "next").engine(); e != home {
+				t.Errorf("the session moved from %q to %q", home, e)
+			}
+		}},
+		"TypeInCapitals": {"", answers("Text/Event-Stream; charset=utf-8", oneChunk+"data: [DONE]\n\n")},
+		"ByteOrderMark":  {"", answers("application/json", "\xef\xbb\xbf"+wholeJSON)},
+		"NoType":         {"", answers("", "plain words")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			engines := startEngines(t, 3, canned.Pace{})
+			up := strings.TrimPrefix(route(engines), "kv_router ")
+			s := startCaddy(t, "kv_router {\npolicy round_robin\n"+affinity("hard")+"\nreverse_proxy "+up+" {\n"+v.proxy+"\n}\n}")
+			v.do(t, s, engines)
+			if n := s.logged(t, markedDown); n != 0 {
+				t.Errorf("%d workers are marked down", n)
+			}
+			s.booksAtZero(t)
+		})
 	}
 }

@@ -1,15 +1,13 @@
 package tests
 
 import (
-	"bufio"
-	"bytes"
+	"encoding/json"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
-	"os"
-	"runtime"
-	"strconv"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,28 +16,6 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
-
-// rss returns the bytes of this process, clients and engines included, that are
-// in the system's memory. The race detector keeps memory of its own beside them:
-// with it, Go's own count tells.
-func rss(t testing.TB) int64 {
-	t.Helper()
-	if underRace {
-		var m runtime.MemStats
-		runtime.ReadMemStats(&m)
-		return int64(m.Sys - m.HeapReleased)
-	}
-	status, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		t.Skip("there is no /proc")
-	}
-	_, rest, _ := bytes.Cut(status, []byte("VmRSS:"))
-	kib, err := strconv.ParseInt(strings.Fields(string(rest))[0], 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return kib << 10
-}
 
 // count returns how many clients a test has: usually, and in its long form.
 func count(usual, long int) int {
@@ -72,7 +48,7 @@ func TestAnnouncedBodiesTakeNoMemory(t *testing.T) {
 	s := startCaddy(t, route(engines, "worker "+engines[0].Addr()+" {\nengine dynamo\n}", trust("tenants")))
 	s.mustChat(t, ask("hi"))
 	const each = 16 << 10 // bytes that a body takes of which almost nothing has arrived
-	n, before := count(1000, 5000), rss(t)
+	n := count(1000, 5000)
 	clients := make([]net.Conn, n)
 	for i := range clients {
 		clients[i] = s.announce(t, 600_000, []byte("{"))
@@ -87,7 +63,6 @@ func TestAnnouncedBodiesTakeNoMemory(t *testing.T) {
 			t.Fatalf("meanwhile: status %d, error %v, %.200s", a.status, a.err, a.body)
 		}
 	}
-	t.Logf("%d clients: %d KiB of bodies counted, %d KiB more resident", n, s.bodyBytes(t)>>10, (rss(t)-before)>>10)
 	for _, c := range clients {
 		c.Close()
 	}
@@ -95,80 +70,159 @@ func TestAnnouncedBodiesTakeNoMemory(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestMemoryReturnsAfterABurst has many bodies of 600 KB in memory at a time,
-// and none afterwards.
-func TestMemoryReturnsAfterABurst(t *testing.T) {
-	n := count(250, 2500)
-	var arrived atomic.Int64
-	goOn := make(chan struct{})
-	engine := serveRaw(t, func(w http.ResponseWriter, r *http.Request) {
-		io.Copy(io.Discard, r.Body)
-		if r.Method == http.MethodPost {
-			arrived.Add(1)
-			<-goOn
+// manifold are requests that differ in everything that clients may choose. Each number
+// counts different values.
+type manifold struct {
+	requests, models, sessions, headers, paths int
+}
+
+// TestManifoldRequestsLeaveBoundedTraces sends requests with 10,000 models,
+// thousands of paths and new header values. Each has its own session. There are
+// 12,000 sessions, 100,000 in the long form, and fewer under the race detector.
+// The state that remains must have its configured size. The metrics must have no
+// more series, and the admin API no longer pages, than after the first few
+// requests.
+func TestManifoldRequestsLeaveBoundedTraces(t *testing.T) {
+	takesSeconds(t)
+	const maxSessions, indexMemory = 1000, 8 << 20
+	mf := manifold{requests: 12000, models: 10000, sessions: 12000, headers: 10000, paths: 1000}
+	switch {
+	case underRace:
+		mf.requests = 2000
+	case inLong:
+		mf.requests, mf.sessions = 100000, 100000
+	}
+	urls := []string{terseEngine(t), terseEngine(t)}
+	s := startCaddy(t, fmt.Sprintf("kv_router %s {\nindex {\nmemory %d\n}\naffinity {\nmax_sessions %d\n}\nresponse_headers X-KV-\n}",
+		strings.Join(urls, " "), indexMemory, maxSessions), "metrics")
+	s.send(t, manifold{500, 500, 500, 500, 500}) // of everything a little
+	before, heap := s.scrape(t), heapInUse()
+	start := time.Now()
+	s.send(t, mf)
+	t.Logf("%d requests in %v", mf.requests, time.Since(start).Round(time.Millisecond))
+	after, heapAfter := s.scrape(t), heapInUse()
+
+	if grown := len(after) - len(before); grown > 10 {
+		t.Errorf("%d series before, %d after: %v", len(before), len(after), newSeries(before, after))
+	}
+	t.Logf("%d series before, %d after; heap %d KiB before, %d KiB after; index %v bytes, %v sessions", len(before), len(after),
+		heap>>10, heapAfter>>10, after.value("caddy_kv_router_index_bytes"), after.value(sessions))
+	if n := after.value("caddy_kv_router_index_bytes"); n > indexMemory {
+		t.Errorf("the index has %v bytes, may have %d", n, indexMemory)
+	}
+	if n := after.value(sessions); n > maxSessions {
+		t.Errorf("%v sessions, may be %d", n, maxSessions)
+	}
+	if bound := heap + indexMemory + maxSessions*1024 + 24<<20; heapAfter > bound {
+		t.Errorf("the heap grew from %d to %d bytes, may come to %d", heap, heapAfter, bound)
+	}
+	s.booksAtZero(t)
+	s.checkPages(t)
+}
+
+// newSeries returns some of the new series.
+func newSeries(before, after metrics) (names []string) {
+	for name := range after {
+		if _, was := before[name]; !was && len(names) < 20 {
+			names = append(names, name)
 		}
-		w.Header().Set("Content-Type", "application/json")
-		io.WriteString(w, `{"choices":[]}`)
-	})
-	s := startCaddy(t, "kv_router "+engine)
-	s.get(t.Context(), s.url+"/v1/models") // what is made once is there
-	body, start := longChat(600_000), rss(t)
+	}
+	return names
+}
+
+// checkPages checks that no answer of the admin API grows with the traffic.
+func (s *server) checkPages(t *testing.T) {
+	t.Helper()
+	for path, most := range map[string]int{
+		"/pools": 8 << 10, defaultPool: 8 << 10, defaultPool + "/workers": 16 << 10,
+		defaultPool + "/sessions": 64 << 10, defaultPool + "/sessions?limit=1000": 512 << 10,
+	} {
+		if status, body := s.api(t, http.MethodGet, path, nil, nil); status != http.StatusOK || len(body) > most {
+			t.Errorf("GET %s: status %d, %d bytes, want at most %d", path, status, len(body), most)
+		}
+	}
+}
+
+// oddMethods are methods that a client may send.
+var oddMethods = []string{"GET", "PUT", "BREW", "PROPFIND", "X", "OPTIONS", "LONGMETHODNAMEOFNOUSETOANYBODY"}
+
+// send makes the requests, with 16 clients.
+func (s *server) send(t *testing.T, mf manifold) {
+	t.Helper()
+	var next, bad atomic.Int64
 	var clients sync.WaitGroup
-	for range n {
-		c := s.announce(t, len(body), nil)
+	for range 16 {
 		clients.Go(func() {
-			defer c.Close()
-			if _, err := c.Write(body); err != nil {
-				t.Error(err)
-			}
-			if resp, err := http.ReadResponse(bufio.NewReader(c), nil); err != nil || resp.StatusCode != http.StatusOK {
-				t.Errorf("answer %v, error %v", resp, err)
+			for i := int(next.Add(1)); i <= mf.requests; i = int(next.Add(1)) {
+				if status, err := s.sendOne(t, mf, i); err != nil || status >= 500 {
+					if bad.Add(1) == 1 {
+						t.Errorf("request %d: status %d, error %v", i, status, err)
+					}
+				}
 			}
 		})
 	}
-	eventually(t, 60*time.Second, "all bodies to arrive", func() bool { return arrived.Load() >= int64(n) })
-	counted, burst := s.bodyBytes(t), rss(t)
-	close(goOn)
 	clients.Wait()
-	eventually(t, 5*time.Second, "the bodies to be let go of", func() bool { return s.bodyBytes(t) == 0 })
-	over, after := time.Now(), rss(t)
-	enough := start + (burst-start)/10
-	eventually(t, time.Minute, "the memory to return", func() bool { return rss(t) <= enough })
-	t.Logf("%d uploads: resident %d MiB before, %d MiB meanwhile with %d MiB of bodies counted, %d MiB at the end, %d MiB %.0f s later",
-		n, start>>20, burst>>20, counted>>20, after>>20, rss(t)>>20, time.Since(over).Seconds())
+	if n := bad.Load(); n > 0 {
+		t.Errorf("%d of %d requests failed", n, mf.requests)
+	}
 }
 
-// TestStalledUploadsGiveTheirMemoryBack has clients that fill more than half of
-// the memory for bodies and then stall. It needs 2 GiB of memory.
-func TestStalledUploadsGiveTheirMemoryBack(t *testing.T) {
-	if !inLong {
-		t.Skip("takes 2 GiB of memory")
+// sendOne makes the ith request. Most are chats; one in sixteen has an odd
+// method, one in sixteen a path that no API has, one in sixteen is malformed.
+func (s *server) sendOne(t *testing.T, mf manifold, i int) (int, error) {
+	method, path := http.MethodPost, "/v1/chat/completions"
+	body := fmt.Sprintf(`{"model":"model-%d","messages":[{"role":"user","content":"%x %x %x %x %x %x %x %x"}]}`, i%mf.models,
+		rand.Uint64(), rand.Uint64(), rand.Uint64(), rand.Uint64(), rand.Uint64(), rand.Uint64(), rand.Uint64(), rand.Uint64())
+	switch i % 16 {
+	case 1:
+		method, body = oddMethods[i/16%len(oddMethods)], ""
+	case 2:
+		path = fmt.Sprintf("/path/%d", i/16%mf.paths)
+	case 3:
+		path = fmt.Sprintf("/deployments/d%d/chat/completions", i/16%mf.paths)
+	case 4:
+		body = body[:len(body)/2]
 	}
-	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, route(engines))
-	sent := make([]byte, 63<<20)
-	var clients []net.Conn
-	for range 18 {
-		clients = append(clients, s.announce(t, 64<<20-1, sent))
+	req, err := http.NewRequestWithContext(t.Context(), method, s.url+path, strings.NewReader(body))
+	if err != nil {
+		return 0, err
 	}
-	if got := s.bodyBytes(t); got < 1<<30 {
-		t.Fatalf("%d bytes of bodies are counted, want more than 1 GiB", got)
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("X-Session-Id", fmt.Sprintf("session-%d", i%mf.sessions))
+	bogus := fmt.Sprintf("bogus-%d", i%mf.headers)
+	for _, name := range []string{"X-Dynamo-Worker-Instance-Id", "X-Data-Parallel-Rank", "X-Request-Id", "Traceparent", "User-Agent", "Authorization", "X-" + bogus} {
+		req.Header.Set(name, bogus)
 	}
-	begun := time.Now()
-	for _, c := range clients {
-		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
-		if err != nil {
-			t.Fatal(err)
+	resp, err := s.client.Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	_, err = io.Copy(io.Discard, resp.Body)
+	return resp.StatusCode, err
+}
+
+// terseEngine starts an engine that stores nothing, and returns its address.
+func terseEngine(t *testing.T) string {
+	t.Helper()
+	doc, err := json.Marshal(map[string]any{
+		"id": "x", "object": "chat.completion", "model": "m",
+		"choices": []any{map[string]any{"index": 0, "message": map[string]any{"role": "assistant", "content": "yes"}, "finish_reason": "stop"}},
+		"usage":   map[string]any{"prompt_tokens": 40, "completion_tokens": 1, "total_tokens": 41, "prompt_tokens_details": map[string]any{"cached_tokens": 0}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		if r.Method != http.MethodPost {
+			http.NotFound(w, r)
+			return
 		}
-		b, _ := io.ReadAll(resp.Body)
-		if resp.StatusCode != http.StatusRequestTimeout || !strings.Contains(string(b), "body_unreadable") {
-			t.Errorf("status %d, body %s", resp.StatusCode, b)
-		}
-	}
-	if d := time.Since(begun); d > 40*time.Second {
-		t.Errorf("stalled uploads ended after %v", d)
-	}
-	eventually(t, 5*time.Second, "the bodies to be let go of", func() bool { return s.bodyBytes(t) == 0 })
-	s.mustChat(t, ask("hi"))
-	s.booksAtZero(t)
+		w.Header().Set("Content-Type", "application/json")
+		w.Write(doc)
+	}))
+	t.Cleanup(srv.Close)
+	return srv.Listener.Addr().String()
 }

@@ -85,39 +85,6 @@ func TestUploadsAreStreamed(t *testing.T) {
 	}
 }
 
-// TestStreamedBodiesAreLetGoOf has a body that is too long to be read, and an answer that
-// continues after the upload.
-func TestStreamedBodiesAreLetGoOf(t *testing.T) {
-	answered := make(chan struct{})
-	addr := serveRaw(t, func(w http.ResponseWriter, r *http.Request) {
-		n, _ := io.Copy(io.Discard, r.Body)
-		if r.Method != http.MethodPost {
-			return
-		}
-		w.Header().Set("Content-Type", "text/event-stream")
-		fmt.Fprintf(w, ": %d\n\n", n)
-		http.NewResponseController(w).Flush()
-		<-answered
-	})
-	s := startCaddy(t, "kv_router "+addr+" {\nmax_body 1MiB\n}")
-	conn := s.connect(t)
-	defer close(answered)
-	const size = 3 << 20
-	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n",
-		s.addr, size, strings.Repeat("x", size))
-	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	line, err := bufio.NewReader(resp.Body).ReadString('\n')
-	if err != nil || line != fmt.Sprintf(": %d\n", size) {
-		t.Fatalf("%q, %v", line, err)
-	}
-	if n := s.bodyBytes(t); n != 0 {
-		t.Errorf("%d bytes are kept while the answer goes on", n)
-	}
-}
-
 // TestContentTypeDoesNotGetAroundMaxRunning sends inferences whose Content-Type is not
 // JSON, some of them unreadable. Each takes a slot.
 func TestContentTypeDoesNotGetAroundMaxRunning(t *testing.T) {

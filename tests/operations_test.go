@@ -79,21 +79,12 @@ func TestDashboardIsWellFormed(t *testing.T) {
 	if d.SchemaVersion < 39 {
 		t.Errorf("schema version %d is older than Grafana 11's", d.SchemaVersion)
 	}
-	ids, cells, drawn := make(map[int]bool), make(map[[2]int]string), 0
+	ids, drawn := make(map[int]bool), 0
 	for _, p := range d.Panels {
 		if ids[p.ID] || p.Title == "" || p.GridPos.W == 0 || p.GridPos.X+p.GridPos.W > 24 {
 			t.Errorf("panel %d %q: its id is taken, or it has no title or no place", p.ID, p.Title)
 		}
 		ids[p.ID] = true
-		for x := range p.GridPos.W {
-			for y := range p.GridPos.H {
-				cell := [2]int{p.GridPos.X + x, p.GridPos.Y + y}
-				if other := cells[cell]; other != "" {
-					t.Fatalf("panel %q lies on %q", p.Title, other)
-				}
-				cells[cell] = p.Title
-			}
-		}
 		if p.Type != "row" && len(p.Targets) == 0 {
 			t.Errorf("panel %q shows nothing", p.Title)
 		}
@@ -241,24 +232,6 @@ func TestDashboardAndAlertsNameWhatIsThere(t *testing.T) {
 	}
 }
 
-// TestWrongNamesAreFound shows that the test above can fail.
-func TestWrongNamesAreFound(t *testing.T) {
-	scraped := map[string]map[string]bool{"caddy_kv_router_leases": {"pool": true}}
-	for expr, want := range map[string]int{
-		`sum by (pool) (caddy_kv_router_leases{pool="a", instance="b"})`: 0,
-		`caddy_kv_router_lease`:                    1,
-		`caddy_kv_router_leases{worker="a"}`:       1,
-		`sum by (worker) (caddy_kv_router_leases)`: 1,
-	} {
-		if bad := badNames(expr, scraped); len(bad) != want {
-			t.Errorf("%s: found %v, want %d", expr, bad, want)
-		}
-	}
-	if bad := badLegend("sum by (pool) (x)", "{{pool}} {{worker}}"); len(bad) != 1 {
-		t.Errorf("of a legend, found %v", bad)
-	}
-}
-
 // TestDashboardIsPromQL checks the dashboard's queries with promtool, if it is installed.
 func TestDashboardIsPromQL(t *testing.T) {
 	tool, err := exec.LookPath("promtool")
@@ -282,52 +255,5 @@ func TestDashboardIsPromQL(t *testing.T) {
 	cmd.WaitDelay = time.Second
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("promtool: %v\n%s", err, out)
-	}
-}
-
-// TestUnitWritesNoEnvironment checks the unit file. With --environ Caddy would write its
-// environment, which holds keys, into the journal.
-func TestUnitWritesNoEnvironment(t *testing.T) {
-	unit, err := os.ReadFile(operations + "caddy.service")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if strings.Contains(string(unit), "--environ") {
-		t.Error("it has --environ")
-	}
-}
-
-// TestMetricSaysWhoIsLeftAlone drains one worker and makes another one fail.
-func TestMetricSaysWhoIsLeftAlone(t *testing.T) {
-	engines := startEngines(t, 3, canned.Pace{})
-	s := startCaddy(t, route(engines, "policy round_robin"))
-	eventually(t, 5*time.Second, "the workers to be looked at", func() bool {
-		v, _ := s.scrape(t).sum("caddy_kv_router_worker_available", `pool="default"`)
-		return v == 3
-	})
-	available := func(e *canned.Engine) float64 {
-		v, there := s.scrape(t).sum("caddy_kv_router_worker_available", `pool="default"`, `worker="`+e.Addr()+`"`)
-		if !there {
-			t.Fatalf("nothing is said of %s", e.Name())
-		}
-		return v
-	}
-	for _, e := range engines {
-		if v := available(e); v != 1 {
-			t.Errorf("%s is available: %v, want 1", e.Name(), v)
-		}
-	}
-	s.drain(t, engines[0], "drain")
-	engines[1].SetFault(canned.Fault{Kind: canned.CloseAfterRead})
-	eventually(t, 10*time.Second, "the worker that fails is left alone", func() bool {
-		s.mustChat(t, ask("hello"))
-		return available(engines[1]) == 0
-	})
-	if drained, well := available(engines[0]), available(engines[2]); drained != 0 || well != 1 {
-		t.Errorf("available are the drained worker: %v, and the one that is well: %v", drained, well)
-	}
-	s.drain(t, engines[0], "undrain")
-	if v := available(engines[0]); v != 1 {
-		t.Errorf("after undrain it is available: %v, want 1", v)
 	}
 }

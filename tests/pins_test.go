@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -27,6 +26,8 @@ func TestPinnedRequestsGoWhereTheySay(t *testing.T) {
 			{`{"backend_instance_id":` + id + `}`, nil},
 			{`{"decode_worker_id":` + id + `,"backend_instance_id":77}`, nil}, // the phase's own goes before
 			{`{"backend_instance_id":` + id + `,"dp_rank":0,"prefill_dp_rank":4294967295}`, nil},
+			{`{"decode_worker_id":` + id + `,"prefill_worker_id":` + id + `,"dp_rank":0,"prefill_dp_rank":0}`, nil}, // as the router's answers do
+			{`{"backend_instance_id":` + id + `,"prefill_worker_id":` + id + `}`, nil},
 			{`{"backend_instance_id":77}`, []string{"X-Dynamo-Worker-Instance-Id", id, "X-Dp-Rank", "0"}},
 			{"", []string{"X-Worker-Instance-Id", id}},
 		} {
@@ -65,6 +66,9 @@ func TestImpossiblePins(t *testing.T) {
 		{"", []string{"X-Worker-Instance-Id", "3"}, "id 3"},
 		{`{"backend_instance_id":1,"dp_rank":1}`, nil, "nvext.dp_rank: worker 1 has no rank 1"},
 		{`{"dp_rank":9}`, nil, "nvext.dp_rank: no worker has the rank 9"},
+		{`{"decode_worker_id":2,"prefill_worker_id":1}`, nil, "nvext.prefill_worker_id: worker 1"},
+		{`{"decode_worker_id":2,"prefill_worker_id":2,"dp_rank":0,"prefill_dp_rank":1}`, nil, "nvext.prefill_worker_id"},
+		{`{"decode_worker_id":2,"dp_rank":0,"prefill_dp_rank":0}`, nil, "nvext.prefill_dp_rank: rank 0"},
 		{`{"prefill_worker_id":1}`, nil, "nvext.prefill_worker_id: worker 1"},
 		{`{"prefill_dp_rank":0}`, nil, "nvext.prefill_dp_rank: rank 0"},
 		{"", []string{"X-Prefill-Instance-Id", "1", "X-Worker-Instance-Id", "2"}, "nvext.prefill_worker_id: worker 1"},
@@ -115,59 +119,19 @@ func TestPinnedRanks(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestPinnedToAWorkerThatDies pins requests to one of two workers, which dies and returns.
-// Clients get its errors, and no request goes to the other worker.
-func TestPinnedToAWorkerThatDies(t *testing.T) {
-	engines := startEngines(t, 2, canned.Pace{Words: 4, PerWord: time.Millisecond})
-	s := startCaddy(t, route(engines, numbered(engines), "trust pins", "retry_budget 1000% 1000/s"))
-	var served, failed, odd atomic.Int64
-	var clients sync.WaitGroup
-	for i := range 16 {
-		clients.Go(func() {
-			for n := range 40 {
-				c := wishing(fmt.Sprintf("pinned %d, %d", i, n), `{"backend_instance_id":1}`)
-				c.Stream = n%2 == 0
-				switch a := s.chat(t.Context(), c, "X-Session-Id", fmt.Sprint("session ", i)); {
-				case a.ok() && a.engine() == "e1":
-					served.Add(1)
-				case a.status == 502 || a.status == 503 || a.engine() == "e1" || a.status == 200 && !a.whole:
-					failed.Add(1)
-					time.Sleep(5 * time.Millisecond)
-				default:
-					odd.Add(1)
-					t.Errorf("status %d by %s, error %v, body %.200q", a.status, a.engine(), a.err, a.body)
-				}
-			}
-		})
-	}
-	eventually(t, 10*time.Second, "some are served", func() bool { return served.Load() > 50 })
-	engines[0].Kill()
-	eventually(t, 10*time.Second, "some fail", func() bool { return failed.Load() > 50 })
-	if err := engines[0].Restart(); err != nil {
-		t.Fatal(err)
-	}
-	clients.Wait()
-	t.Logf("%d served, %d failed", served.Load(), failed.Load())
-	if n := engines[1].Requests(); n != 0 {
-		t.Errorf("the other worker was sent %d requests", n)
-	}
-	eventually(t, 10*time.Second, "it serves again, though it was marked down", func() bool {
-		return s.chat(t.Context(), wishing("again", `{"backend_instance_id":1}`)).ok()
-	})
-	s.booksAtZero(t)
-}
-
-// TestPinnedErrorIsTheAnswer pins a request to a worker that refuses it. The router tries
-// no other worker, even if the operator allows retries.
+// TestPinnedErrorIsTheAnswer pins a request to a worker that refuses it, breaks it or is
+// gone. The router tries no other worker, even if the operator allows retries. It uses the
+// worker again although that is marked down.
 func TestPinnedErrorIsTheAnswer(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
-	for _, block := range []string{"", "lb_retries 3", "lb_try_duration 3s"} {
+	pinned := wishing("hello", `{"backend_instance_id":1}`)
+	for _, block := range []string{"", "lb_retries 3", "lb_try_duration 1s"} {
 		addrs := engines[0].Addr() + " " + engines[1].Addr()
 		s := startCaddy(t, "kv_router {\n"+numbered(engines)+"trust pins\nreverse_proxy "+addrs+" {\n"+block+"\n}\n}")
 		for _, f := range []canned.Fault{{Kind: canned.Status, Status: 503, Body: "busy"}, {Kind: canned.Status, Status: 429, Body: "busy"}, {Kind: canned.Status, Status: 404, Body: "busy: no model"}, {Kind: canned.CloseAfterRead}} {
 			before := engines[0].Requests()
 			engines[0].SetFault(f)
-			a := s.chat(t.Context(), wishing("hello", `{"backend_instance_id":1}`))
+			a := s.chat(t.Context(), pinned)
 			if f.Kind == canned.Status && (a.status != f.Status || !strings.HasPrefix(string(a.body), "busy")) || f.Kind != canned.Status && a.status != 502 {
 				t.Errorf("%q, fault %v: status %d, body %.200q", block, f, a.status, a.body)
 			}
@@ -176,6 +140,15 @@ func TestPinnedErrorIsTheAnswer(t *testing.T) {
 			}
 		}
 		engines[0].SetFault(canned.Fault{})
+		s.mustChat(t, pinned)
+		engines[0].Kill()
+		if a := s.chat(t.Context(), pinned); a.status != 503 {
+			t.Errorf("%q: of a worker that is gone: status %d, body %.200q", block, a.status, a.body)
+		}
+		if err := engines[0].Restart(); err != nil {
+			t.Fatal(err)
+		}
+		s.mustChat(t, pinned)
 		s.booksAtZero(t)
 	}
 	if n := engines[1].Requests(); n != 0 {
@@ -204,12 +177,8 @@ func TestPinnedWorkerIsOut(t *testing.T) {
 	if a.header.Get("Retry-After") == "" {
 		t.Error("no Retry-After")
 	}
-	met := false
-	for _, in := range s.pool(t).Incidents {
-		met = met || in.What == "requests pin a worker that is not available"
-	}
-	if !met {
-		t.Errorf("the incidents are %+v", s.pool(t).Incidents)
+	if all := s.pool(t).Incidents; !strings.Contains(fmt.Sprint(all), "requests pin a worker that is not available") {
+		t.Errorf("the incidents are %+v", all)
 	}
 	s.mustChat(t, ask("hello"))
 }
@@ -218,24 +187,18 @@ func TestPinnedWorkerIsOut(t *testing.T) {
 // pinned to the full worker waits for it, although the other is idle.
 func TestPinnedRequestsWaitForTheirWorker(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, route(engines, numbered(engines, "max_running 1", "max_running 1"), "trust pins", "queue {\nmax_wait 10s\n}"))
+	s := startCaddy(t, route(engines, numbered(engines), maxRunning(1), "trust pins", "queue {\nmax_wait 10s\n}"))
 	first := hold(engines[0])
 	pinned := string(wishing("pinned", `{"backend_instance_id":1}`).body())
 	a := s.start(t, "/v1/chat/completions", pinned)
-	eventually(t, 5*time.Second, "the first is there", func() bool { return first.running.Load() == 1 })
+	runs(t, first, 1)
 	b := s.start(t, "/v1/chat/completions", pinned)
 	s.wantWaiting(t, 1)
 	if c := s.mustChat(t, ask("anybody")); c.engine() != "e2" {
 		t.Errorf("answered by %s", c.engine())
 	}
-	first.pass(t, http.StatusOK)
-	first.pass(t, http.StatusOK)
-	for _, q := range []asked{a, b} {
-		if x := q.wait(t); !x.ok() || x.engine() != "e1" {
-			t.Errorf("status %d by %s", x.status, x.engine())
-		}
-	}
-	s.slotsFree(t)
+	first.opened(t)
+	s.wantServed(t, "e1", a, b)
 }
 
 // TestPinDoesNotMoveTheSession pins one turn of a bound session to another worker. It also
@@ -284,6 +247,18 @@ func TestDirectMode(t *testing.T) {
 			t.Errorf("compressed, worker %s: status %d, answered by %s", id, a.status, a.engine())
 		}
 	}
+	// paths that belong to no known API, but compute on some engine
+	body := `{"model":"m","messages":[],"prompt":"x"}`
+	for _, path := range []string{"/invocations", "/completion", "/api/chat", "/infill", "/v1/images/generations", "/v2/embed"} {
+		wantError(t, path, s.post(t.Context(), path, []byte(body)), 400, "invalid_pin", "Worker ID required")
+		named := strings.Replace(body, "{", `{"nvext":{"backend_instance_id":1},`, 1)
+		if a := s.post(t.Context(), path, []byte(named)); a.engine() != "e1" || strings.Contains(string(lastOf(engines[0]).Body), "nvext") {
+			t.Errorf("%s that names it in nvext: status %d, the engine got %s", path, a.status, lastOf(engines[0]).Body)
+		}
+	}
+	if a := s.post(t.Context(), "/tokenize", []byte(body)); a.engine() == "" {
+		t.Errorf("what computes nothing: status %d", a.status)
+	}
 	if status, _, err := s.get(t.Context(), s.url+"/v1/models"); status != 200 || err != nil {
 		t.Errorf("not an inference request: status %d, error %v", status, err)
 	}
@@ -293,28 +268,27 @@ func TestDirectMode(t *testing.T) {
 	}
 }
 
+// responded makes a response, and returns its engine and its id.
+func (s *server) responded(t *testing.T, body string, header ...string) (a answer, id string) {
+	t.Helper()
+	a = s.post(t.Context(), "/v1/responses", []byte(body), header...)
+	_, rest, _ := strings.Cut(string(a.body), `"resp_`)
+	id, _, ok := strings.Cut(rest, `"`)
+	if a.status != 200 || !ok {
+		t.Fatalf("status %d, body %.300q", a.status, a.body)
+	}
+	return a, "resp_" + id
+}
+
 // TestResponsesReturnToTheirEngine has three engines. Requests that name a response go to
 // the engine that keeps it.
 func TestResponsesReturnToTheirEngine(t *testing.T) {
 	engines := startEngines(t, 3, canned.Pace{})
 	s := startCaddy(t, route(engines, numbered(engines), "response_headers X-KV-", "policy round_robin"))
-	first := func(input, more string) (engine, id string) {
-		t.Helper()
-		a := s.post(t.Context(), "/v1/responses", []byte(`{"model":"m","input":"`+input+`"`+more+`}`))
-		_, rest, _ := strings.Cut(string(a.body), `"resp_`)
-		id, _, _ = strings.Cut(rest, `"`)
-		if a.status != 200 || id == "" {
-			t.Fatalf("status %d, body %.300q", a.status, a.body)
-		}
-		return a.engine(), "resp_" + id
-	}
 	homes := map[string]bool{}
 	for i := range 6 {
-		more := `,"stream":true`
-		if i%2 == 0 {
-			more = ""
-		}
-		home, id := first(fmt.Sprint("hello ", i), more)
+		a, id := s.responded(t, fmt.Sprintf(`{"model":"m","input":"hello %d","stream":%v}`, i, i%2 == 1))
+		home := a.engine()
 		homes[home] = true
 		for range 4 {
 			follow := `{"model":"m","input":"more","store":false,"previous_response_id":"` + id + `"}`
@@ -331,19 +305,14 @@ func TestResponsesReturnToTheirEngine(t *testing.T) {
 			}
 		}
 	}
-	if len(homes) != 3 {
-		t.Errorf("only %v made responses", homes)
+	if p := s.pool(t); len(homes) != 3 || p.Responses != 6 || p.Sessions != 1 {
+		t.Errorf("%v made responses, %d responses and %d sessions are remembered", homes, p.Responses, p.Sessions)
 	}
-	if p := s.pool(t); p.Responses != 6 || p.Sessions != 1 {
-		t.Errorf("%d responses and %d sessions are remembered", p.Responses, p.Sessions)
+	if a, _ := s.responded(t, `{"model":"m","input":"x","store":false,"previous_response_id":"resp_unknown"}`); a.header.Get("X-KV-Reason") == "response" {
+		t.Error("goes on from an unknown one")
 	}
-	if a := s.post(t.Context(), "/v1/responses", []byte(`{"model":"m","input":"x","previous_response_id":"resp_unknown"}`)); a.status != 200 || a.header.Get("X-KV-Reason") == "response" {
-		t.Errorf("goes on from an unknown one: status %d, reason %s", a.status, a.header.Get("X-KV-Reason"))
-	}
-	before := s.pool(t).Responses
-	first("something else", `,"store":false`)
-	if n := s.pool(t).Responses; n != before {
-		t.Errorf("what is not stored was remembered: %d entries, then %d", before, n)
+	if n := s.pool(t).Responses; n != 6 {
+		t.Errorf("what is not stored was remembered: %d entries", n)
 	}
 	s.booksAtZero(t)
 }
@@ -382,4 +351,41 @@ func TestResponseIsNamedWhileItIsMade(t *testing.T) {
 			t.Errorf("answered by %s, and %s makes it", a.engine(), home.Load())
 		}
 	}
+}
+
+// TestConversationsByResponse goes on from response to response without any other key.
+func TestConversationsByResponse(t *testing.T) {
+	engines := startEngines(t, 3, canned.Pace{})
+	s := startCaddy(t, showSession+route(engines, "policy round_robin", "response_headers X-KV-"))
+	asked := 0
+	next := func(previous string, header ...string) (answer, string) {
+		t.Helper()
+		asked++ // the id of a response depends on its prompt
+		if previous != "" {
+			previous = `,"previous_response_id":"` + previous + `"`
+		}
+		return s.responded(t, fmt.Sprintf(`{"model":"m","input":"hello %d"%s}`, asked, previous), header...)
+	}
+	for range 3 {
+		first, id := next("")
+		if first.session() != "" {
+			t.Errorf("the first turn has the session %s", first.session())
+		}
+		session := ""
+		for turn := range 4 {
+			var a answer
+			if a, id = next(id); a.engine() != first.engine() || turn > 0 && a.session() != session || a.session() == "" {
+				t.Errorf("turn %d: on %s with the session %q, want %s, %q", turn+2, a.engine(), a.session(), first.engine(), session)
+			}
+			session = a.session()
+		}
+	}
+	if n := s.pool(t).Sessions; n != 3 {
+		t.Errorf("%d sessions of 3 conversations", n)
+	}
+	keyed, id := next("", "X-Session-Id", "k")
+	if a, _ := next(id); a.session() != keyed.session() || keyed.session() == "" {
+		t.Errorf("a session with a key goes on as %s, want %s", a.session(), keyed.session())
+	}
+	s.booksAtZero(t)
 }

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -78,51 +79,6 @@ func TestEachPolicyServes(t *testing.T) {
 			s.booksAtZero(t)
 		})
 	}
-}
-
-// TestConversationsStayUnderPrefixHash has conversations whose first turn fills the hashed
-// prefix. The load factor equals the number of engines, so it limits nothing. When an
-// engine dies, only its conversations move.
-func TestConversationsStayUnderPrefixHash(t *testing.T) {
-	engines := startEngines(t, 4, canned.Pace{})
-	s := startCaddy(t, route(engines, "policy prefix_hash {\nload_factor 4\n}"))
-	convs := newConversations(40, 22)
-	for _, c := range convs {
-		c.chat.Messages = append(c.chat.Messages, message{"user", prose(c.rng, 1500, 1500)}, message{"assistant", "yes"})
-	}
-	s.converse(t, convs, 4, false, "")
-	counts, _ := spread(engines)
-	if share := kept(convs, 1); share != 1 || slices.Min(counts) == 0 {
-		t.Errorf("%.1f %% of later turns kept their engine, want all; requests %v", 100*share, counts)
-	}
-	engines[0].Kill()
-	s.converse(t, convs, 6, false, "")
-	for i, c := range convs {
-		before, after := c.engines[3], c.engines[4:]
-		for _, e := range after {
-			if e == "e1" || before != "e1" && e != before {
-				t.Errorf("conversation %d was on %s and goes to %s after e1 died", i, before, e)
-			}
-		}
-	}
-	s.booksAtZero(t)
-}
-
-// TestPrefixHashIsBounded has eight active prompts with the same beginning. The bound
-// allows three on one engine. The last ones have fewer others beside them and may be
-// packed closer.
-func TestPrefixHashIsBounded(t *testing.T) {
-	engines := startEngines(t, 4, canned.Pace{FirstToken: 50 * time.Millisecond})
-	s := startCaddy(t, route(engines, "policy prefix_hash"))
-	convs := newConversations(32, 23, message{"system", prose(rand.New(rand.NewPCG(8, 8)), 4096, 4096)})
-	s.converse(t, convs, 2, true, "")
-	counts, top := spread(engines)
-	t.Logf("requests %v, most %.2f of the mean", counts, top)
-	slices.Sort(counts)
-	if counts[1] == 0 || top > 2.5 {
-		t.Errorf("requests %v: one engine has %.2f of the mean, want at least three with some", counts, top)
-	}
-	s.booksAtZero(t)
 }
 
 const (
@@ -239,4 +195,69 @@ func TestShadowIsAskedForChoicesOnly(t *testing.T) {
 		t.Errorf("the shadow was asked %v times, want once: for the session's first turn", got)
 	}
 	s.booksAtZero(t)
+}
+
+// TestCrowdLeavesHome has 40 concurrent requests with one session key and a policy without a
+// price. The first few go home, and the others where the policy sends them.
+func TestCrowdLeavesHome(t *testing.T) {
+	const n = 40
+	h := startGated(t, 4, "policy least_load", maxRunning(n))
+	for _, e := range h.engines {
+		e.SetHandler(nil)
+	}
+	home := h.mustChat(t, ask("turn 1"), "X-Session-Id", "shared").engine()
+	for i, e := range h.engines {
+		h.gates[i] = hold(e)
+	}
+	all := h.startChats(t, n, "X-Session-Id", "shared")
+	h.awaitRunning(t, n)
+	for _, g := range h.gates {
+		if most := g.most.Load(); most > 1.5*n/4 {
+			t.Errorf("%v of %d requests are on one engine", most, n)
+		}
+	}
+	h.finish(t, all...)
+	if a := h.mustChat(t, ask("turn 2"), "X-Session-Id", "shared"); a.engine() != home {
+		t.Errorf("the next turn is on %s, want %s", a.engine(), home)
+	}
+}
+
+func init() { caddy.RegisterModule(new(warmest)) }
+
+// warmest is a policy for canned engines, which take no longer for a long prompt than
+// for a short one. It follows what they hold although that saves no time. So a
+// request that goes elsewhere shows a prompt that was not recognized.
+type warmest struct {
+	// Besides is how many blocks of text all prompts have in common: these do not
+	// count.
+	Besides int `json:"besides"`
+
+	ties kvscore.Ties
+}
+
+func (*warmest) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "http.handlers.kv_router.policies.warmest", New: func() caddy.Module { return new(warmest) }}
+}
+
+func (w *warmest) UnmarshalCaddyfile(d *caddyfile.Dispenser) (err error) {
+	d.Next()
+	if d.NextArg() {
+		w.Besides, err = strconv.Atoi(d.Val())
+	}
+	return err
+}
+
+func (w *warmest) Choose(s *kvscore.Selection) int {
+	var best []int
+	most := -1
+	for i := range s.Candidates {
+		held := max(0, s.Candidates[i].HeldBlocks-w.Besides)
+		if held > most {
+			most, best = held, best[:0]
+		}
+		if held == most {
+			best = append(best, i)
+		}
+	}
+	return w.ties.Pick(s, best)
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 )
 
 // adopt makes the first request of a new configuration, by which its pool adopts the
@@ -23,17 +24,6 @@ func (s *server) adopt(t testing.TB, site string) {
 	}
 }
 
-// holdInferences is hold for inferences only.
-func holdInferences(e *canned.Engine) *gate {
-	g := hold(e)
-	e.SetHandler(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodPost {
-			g.serve(w, r)
-		}
-	})
-	return g
-}
-
 func runs(t testing.TB, g *gate, n int64) {
 	t.Helper()
 	eventually(t, 5*time.Second, fmt.Sprintf("%s has %d requests", g.name, n), func() bool { return g.running.Load() == n })
@@ -41,41 +31,31 @@ func runs(t testing.TB, g *gate, n int64) {
 
 // TestLimitsChangeWhileRequestsWait raises the limit by a reload, then lowers it.
 func TestLimitsChangeWhileRequestsWait(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, route(engines, maxRunning(1)))
-	g := holdInferences(engines[0])
-	var all []asked
-	for range 6 {
-		all = append(all, s.startChat(t, "hi"))
-	}
-	s.wantWaiting(t, 5)
-	s.adopt(t, route(engines, maxRunning(4)))
-	s.wantWaiting(t, 2)
+	h := startGated(t, 1)
+	g := h.gates[0]
+	all := h.startChats(t, 6)
+	h.wantWaiting(t, 5)
+	h.adopt(t, route(h.engines, maxRunning(4)))
+	h.wantWaiting(t, 2)
 	runs(t, g, 4)
-	s.adopt(t, route(engines, maxRunning(2)))
-	if w := s.slots(t)[0]; w.Load.Max == nil || *w.Load.Max != 2 || w.Load.Running != 4 {
+	h.adopt(t, route(h.engines, maxRunning(2)))
+	if w := h.slots(t)[0]; w.Load.Max == nil || *w.Load.Max != 2 || w.Load.Running != 4 {
 		t.Errorf("the admin API says %+v, want 4 running of 2", w)
 	}
-	all = append(all, s.startChat(t, "after the reload"))
-	s.wantWaiting(t, 3)
+	all = append(all, h.startChat(t, "after the reload"))
+	h.wantWaiting(t, 3)
 	for range 2 { // it may keep what it has, and gets no more
 		g.pass(t, http.StatusOK)
 	}
 	runs(t, g, 2)
-	s.wantWaiting(t, 3)
+	h.wantWaiting(t, 3)
 	g.pass(t, http.StatusOK)
-	s.wantWaiting(t, 2)
+	h.wantWaiting(t, 2)
 	runs(t, g, 2)
-	s.adopt(t, route(engines)) // no limit
-	s.wantWaiting(t, 0)
+	h.adopt(t, route(h.engines)) // no limit
+	h.wantWaiting(t, 0)
 	runs(t, g, 4)
-	g.opened(t)
-	for i, q := range all {
-		if a := q.wait(t); !a.ok() {
-			t.Errorf("request %d: status %d, error %v", i, a.status, a.err)
-		}
-	}
-	s.slotsFree(t)
+	h.finish(t, all...)
 }
 
 // TestRemovedWorkerStillServesThoseWhoWait removes a worker from the configuration while
@@ -83,11 +63,8 @@ func TestLimitsChangeWhileRequestsWait(t *testing.T) {
 func TestRemovedWorkerStillServesThoseWhoWait(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines[:1], fmt.Sprintf("worker %s {\nid 7\nmax_running 1\n}", engines[0].Addr())))
-	g := holdInferences(engines[0])
-	var all []asked
-	for range 4 {
-		all = append(all, s.startChat(t, "hi"))
-	}
+	g := hold(engines[0])
+	all := s.startChats(t, 4)
 	s.wantWaiting(t, 3)
 	s.adopt(t, route(engines[1:]))
 	for i := range 10 {
@@ -97,52 +74,32 @@ func TestRemovedWorkerStillServesThoseWhoWait(t *testing.T) {
 	}
 	s.wantWaiting(t, 3)
 	g.opened(t)
-	for i, q := range all {
-		if a := q.wait(t); !a.ok() || a.engine() != "e1" {
-			t.Errorf("request %d: status %d, error %v, by %q", i, a.status, a.err, a.engine())
-		}
-	}
+	s.wantServed(t, "e1", all...)
 	if n := g.most.Load(); n != 1 {
 		t.Errorf("it had up to %d requests at a time, want 1", n)
 	}
-	s.slotsFree(t)
 }
 
 // TestEngineDiesWhileRequestsWait kills the engine that requests wait for. They go to the
 // other engine, or get an answer soon if there is none.
 func TestEngineDiesWhileRequestsWait(t *testing.T) {
-	for _, n := range []int{1, 2} {
+	for n := 1; n <= 2; n++ {
 		t.Run(fmt.Sprintf("Engines=%d", n), func(t *testing.T) {
-			engines := startEngines(t, n, canned.Pace{})
-			s := startCaddy(t, route(engines, maxRunning(2)))
-			var gates []*gate
-			for _, e := range engines {
-				gates = append(gates, hold(e))
-			}
-			var all []asked
-			for range 2*n + 8 {
-				all = append(all, s.startChat(t, "hi"))
-			}
-			s.wantWaiting(t, 8)
-			engines[0].Kill()
+			h := startGated(t, n, maxRunning(2))
+			all := h.startChats(t, 2*n+8)
+			h.wantWaiting(t, 8)
+			h.engines[0].Kill()
 			if n > 1 {
-				gates[1].opened(t)
+				h.gates[1].opened(t)
+				h.wantServed(t, "e2", all...)
+				return
 			}
-			codes := make(map[string]int)
 			for i, q := range all {
-				switch a := q.wait(t); {
-				case n > 1 && (!a.ok() || a.engine() != "e2"):
-					t.Errorf("request %d: status %d, error %v, by %q", i, a.status, a.err, a.engine())
-				case n == 1 && strings.Contains(string(a.body), "no_worker"):
-					codes["no_worker"]++
-				case n == 1 && strings.Contains(string(a.body), "worker_failed"):
-					codes["worker_failed"]++
-				case n == 1:
+				if a := q.wait(t); !strings.Contains(string(a.body), "no_worker") && !strings.Contains(string(a.body), "worker_failed") {
 					t.Errorf("request %d: status %d, body %s", i, a.status, a.body)
 				}
 			}
-			t.Logf("the answers: %v", codes)
-			s.slotsFree(t)
+			h.slotsFree(t)
 		})
 	}
 }
@@ -166,81 +123,59 @@ func TestUnhealthyWorkerIsNotWaitedFor(t *testing.T) {
 		t.Errorf("status %d, body %s; want no_worker", a.status, a.body)
 	}
 	g.pass(t, http.StatusOK)
-	if a := served.wait(t); !a.ok() {
-		t.Errorf("the one that was served: status %d, error %v", a.status, a.err)
-	}
-	s.slotsFree(t)
+	s.wantServed(t, "", served)
 }
 
-// TestDrainedWorkerIsNotWaitedFor drains one of two full workers.
+// TestDrainedWorkerIsNotWaitedFor drains one of two full workers. While it drains it is not
+// used either for a request that the queue turns away.
 func TestDrainedWorkerIsNotWaitedFor(t *testing.T) {
-	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, route(engines, maxRunning(1)))
-	gates := []*gate{hold(engines[0]), hold(engines[1])}
-	var all []asked
-	for range 5 {
-		all = append(all, s.startChat(t, "hi"))
-	}
-	s.wantWaiting(t, 3)
-	s.api(t, http.MethodPost, "/pools/default/workers/"+engines[0].Addr()+"/drain", nil, new(adminWorker))
-	gates[0].pass(t, http.StatusOK)
-	gates[1].pass(t, http.StatusOK)
-	s.wantWaiting(t, 2)
-	runs(t, gates[1], 1)
-	if n := engines[0].Requests(); n != 1 {
+	h := startGated(t, 2, "queue {\nmax_wait 2s\n}")
+	all := h.startChats(t, 5)
+	h.wantWaiting(t, 3)
+	h.drain(t, h.engines[0], "drain")
+	h.gates[0].pass(t, http.StatusOK)
+	h.gates[1].pass(t, http.StatusOK)
+	h.wantWaiting(t, 2)
+	runs(t, h.gates[1], 1)
+	h.startChat(t, "one more").leave()
+	h.wantWaiting(t, 2)
+	late := h.startChat(t, "late")
+	h.wantWaiting(t, 3)
+	h.gates[1].pass(t, http.StatusOK)
+	h.gates[1].pass(t, http.StatusOK)
+	runs(t, h.gates[1], 1)
+	wantTurnedAway(t, late.wait(t), http.StatusServiceUnavailable, "queue_timeout", "server_error")
+	if n := h.engines[0].Requests(); n != 1 {
 		t.Errorf("the drained engine was sent %d requests, want the 1 from before", n)
 	}
-	s.api(t, http.MethodPost, "/pools/default/workers/"+engines[0].Addr()+"/undrain", nil, new(adminWorker))
-	runs(t, gates[0], 1) // though no slot has become free
-	gates[0].opened(t)
-	gates[1].opened(t)
-	for i, q := range all {
-		if a := q.wait(t); !a.ok() {
-			t.Errorf("request %d: status %d, error %v", i, a.status, a.err)
-		}
-	}
-	s.slotsFree(t)
+	all = append(all, h.startChat(t, "after the undrain"))
+	h.wantWaiting(t, 1)
+	h.drain(t, h.engines[0], "undrain")
+	runs(t, h.gates[0], 1) // though no slot has become free
+	h.finish(t, all...)
 }
 
 // TestMarkedDownWorkerIsNoResortForFullOnes has a worker with a free slot that has just
 // failed, and a full healthy one. A request waits for either. It does not go to the first
 // before its mark ends.
 func TestMarkedDownWorkerIsNoResortForFullOnes(t *testing.T) {
-	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, route(engines, maxRunning(1)))
-	gates := []*gate{hold(engines[0]), hold(engines[1])}
-	var cut, busy asked
-	for {
-		cut = s.startChat(t, "the first")
-		eventually(t, 5*time.Second, "it is served", func() bool { return gates[0].running.Load()+gates[1].running.Load() == 1 })
-		if gates[0].running.Load() == 1 {
-			break
-		}
-		gates[1].pass(t, http.StatusOK)
-		cut.wait(t)
-		s.slotsFree(t)
-	}
-	busy = s.startChat(t, "the second")
-	runs(t, gates[1], 1)
-	before := engines[0].Requests()
+	h := startGated(t, 2, "policy round_robin")
+	cut := h.startChat(t, "the first")
+	runs(t, h.gates[0], 1)
+	busy := h.startChat(t, "the second")
+	runs(t, h.gates[1], 1)
+	before := h.engines[0].Requests()
 	failing := time.Now()
-	gates[0].pass(t, 0)
-	s.wantWaiting(t, 1) // what was cut off, for the other one
+	h.gates[0].pass(t, 0)
+	h.wantWaiting(t, 1) // what was cut off, for the other one
 	cut.leave()
-	s.wantWaiting(t, 0)
-	last := s.startChat(t, "the last")
-	runs(t, gates[0], 1)
-	if d := engines[0].Journal()[before].At.Sub(failing); d < 500*time.Millisecond {
+	h.wantWaiting(t, 0)
+	last := h.startChat(t, "the last")
+	runs(t, h.gates[0], 1)
+	if d := h.engines[0].Journal()[before].At.Sub(failing); d < 500*time.Millisecond {
 		t.Errorf("the failed engine got a request after %v, want at least half a second", d)
 	}
-	gates[0].opened(t)
-	gates[1].opened(t)
-	for i, q := range []asked{busy, last} {
-		if a := q.wait(t); !a.ok() {
-			t.Errorf("request %d: status %d, error %v", i, a.status, a.err)
-		}
-	}
-	s.slotsFree(t)
+	h.finish(t, busy, last)
 }
 
 // startFullHome binds the session "wanderer", and fills its worker, which can take one request.
@@ -300,59 +235,39 @@ func TestSessionIsAwayForOneTurn(t *testing.T) {
 }
 
 // TestHardSessionWaitsForItsWorker fills a session's worker with affinity mode hard. A turn
-// waits for that worker, and not for ever.
+// waits for that worker, and no longer than the queue allows.
 func TestHardSessionWaitsForItsWorker(t *testing.T) {
-	f := startFullHome(t, affinity("hard"))
-	turn := f.startChat(t, wandering+"turn 2", f.session...)
+	f := startFullHome(t, affinity("hard"), "queue {\nmax_wait 1s\n}")
+	late := f.startChat(t, wandering+"turn 2", f.session...)
 	f.wantWaiting(t, 1)
 	if a := f.mustChat(t, ask("no session")); a.engine() == f.home {
 		t.Errorf("another request was answered by the full %s", f.home)
 	}
+	wantTurnedAway(t, late.wait(t), http.StatusServiceUnavailable, "queue_timeout", "server_error")
+	turn := f.startChat(t, wandering+"turn 2", f.session...)
+	f.wantWaiting(t, 1)
 	f.free(t)
-	if a := turn.wait(t); !a.ok() || a.engine() != f.home {
-		t.Errorf("status %d, error %v, answered by %s, want %s", a.status, a.err, a.engine(), f.home)
-	}
-	f.slotsFree(t)
-}
-
-// TestHardSessionWaitsNoLongerThanTheQueue lets a turn wait too long for its session's worker.
-func TestHardSessionWaitsNoLongerThanTheQueue(t *testing.T) {
-	f := startFullHome(t, affinity("hard"), "queue {\nmax_wait 200ms\n}")
-	a := f.chat(t.Context(), ask(wandering+"turn 2"), f.session...)
-	if a.status != http.StatusServiceUnavailable || a.header.Get("Retry-After") == "" || !strings.Contains(string(a.body), "queue_timeout") {
-		t.Errorf("status %d, Retry-After %q: %s", a.status, a.header.Get("Retry-After"), a.body)
-	}
-	f.free(t)
-	f.slotsFree(t)
+	f.wantServed(t, f.home, turn)
 }
 
 // TestHardSessionsFirstRequestsWait has more concurrent first requests of a session than one
 // worker takes, with affinity mode hard. All go to one worker.
 func TestHardSessionsFirstRequestsWait(t *testing.T) {
-	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, route(engines, maxRunning(2), affinity("hard")))
-	gates := []*gate{hold(engines[0]), hold(engines[1])}
-	var all []asked
-	for range 4 {
-		all = append(all, s.startChat(t, "first", "X-Session-Id", "burst"))
-	}
-	s.wantWaiting(t, 2)
-	for _, g := range gates {
+	h := startGated(t, 2, maxRunning(2), affinity("hard"))
+	all := h.startChats(t, 4, "X-Session-Id", "burst")
+	h.wantWaiting(t, 2)
+	for _, g := range h.gates {
 		g.opened(t)
 	}
-	home := ""
-	for _, q := range all {
-		a := q.wait(t)
-		if home == "" {
-			home = a.engine()
-		}
-		if !a.ok() || a.engine() != home {
-			t.Errorf("status %d, answered by %s, want %s", a.status, a.engine(), home)
-		}
+	home := "e1"
+	if h.engines[0].Requests() == 0 {
+		home = "e2"
 	}
+	h.wantServed(t, home, all...)
 }
 
-// TestClientGoneLeavesNoSlotTaken has clients leave at each stage. Others get their slots.
+// TestClientGoneLeavesNoSlotTaken has clients leave while they are served, while they wait,
+// and between two attempts. Others get their slots.
 func TestClientGoneLeavesNoSlotTaken(t *testing.T) {
 	for _, v := range []struct {
 		name string
@@ -360,7 +275,6 @@ func TestClientGoneLeavesNoSlotTaken(t *testing.T) {
 		fail canned.Fault
 	}{
 		{"BeforeTheHeader", canned.Pace{}, canned.Fault{Kind: canned.HangBeforeHeader}},
-		{"BeforeTheFirstToken", canned.Pace{FirstToken: time.Minute}, canned.Fault{}},
 		{"InMidStream", canned.Pace{Words: 10_000, PerWord: 10 * time.Millisecond}, canned.Fault{}},
 	} {
 		t.Run(v.name, func(t *testing.T) {
@@ -380,45 +294,35 @@ func TestClientGoneLeavesNoSlotTaken(t *testing.T) {
 			engines[0].SetFault(canned.Fault{})
 			engines[0].SetPace(canned.Pace{})
 			served.leave()
-			if a := waits.wait(t); !a.ok() {
-				t.Errorf("status %d, error %v, body %.200s", a.status, a.err, a.body)
-			}
+			s.wantServed(t, "", waits)
 			s.wantFigures(t, before, []figure{
 				{requestsTotal, []string{`outcome="client_gone"`}, 2},
 				{requestsTotal, []string{`outcome="ok"`}, 1},
 				{queueRejected, nil, 0},
 			})
-			s.slotsFree(t)
 		})
 	}
 	t.Run("BetweenTwoAttempts", func(t *testing.T) {
-		engines := startEngines(t, 2, canned.Pace{})
-		s := startCaddy(t, route(engines, maxRunning(1)))
-		gates := []*gate{hold(engines[0]), hold(engines[1])}
-		all := []asked{s.startChat(t, "one"), s.startChat(t, "two")}
-		runs(t, gates[0], 1)
-		runs(t, gates[1], 1)
-		gates[0].pass(t, http.StatusServiceUnavailable) // held back
-		s.wantWaiting(t, 1)
+		h := startGated(t, 2)
+		all := h.startChats(t, 2)
+		h.awaitRunning(t, 2)
+		h.gates[0].pass(t, http.StatusServiceUnavailable) // held back
+		h.wantWaiting(t, 1)
 		all[0].leave()
 		all[1].leave()
-		s.slotsFree(t)
-		gates[0].opened(t)
-		gates[1].opened(t)
-		s.mustChat(t, ask("and now?"))
+		h.slotsFree(t)
+		h.finish(t, h.startChat(t, "and now?"))
 	})
 }
 
-// TestFullWorkersAreExplained explains a request while one worker is full, and while both
-// are.
+// TestFullWorkersAreExplained explains and queries a request while one worker is full, and
+// while both are.
 func TestFullWorkersAreExplained(t *testing.T) {
-	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, route(engines, maxRunning(1)))
-	gates := []*gate{hold(engines[0]), hold(engines[1])}
+	h := startGated(t, 2, "trust explain")
 	var all []asked
 	for full := 1; full <= 2; full++ {
-		all = append(all, s.startChat(t, "hi"))
-		eventually(t, 5*time.Second, "it is served", func() bool { return gates[0].running.Load()+gates[1].running.Load() == int64(full) })
+		all = append(all, h.startChat(t, "hi"))
+		h.awaitRunning(t, int64(full))
 		var e struct {
 			Refused *struct{}
 			Waits   *struct {
@@ -429,27 +333,90 @@ func TestFullWorkersAreExplained(t *testing.T) {
 				Why string
 			} `json:"left_out"`
 		}
-		s.api(t, http.MethodPost, "/pools/default/explain?path=/v1/chat/completions", ask("x").body(), &e)
+		h.api(t, http.MethodPost, "/pools/default/explain?path=/v1/chat/completions", ask("x").body(), &e)
 		if len(e.LeftOut) != full || e.LeftOut[0].Why != "full" || len(e.Candidates) != 2-full || (e.Waits != nil) != (full == 2) || e.Refused != nil {
 			t.Errorf("%d full: %+v", full, e)
 		}
+		// the one that it would wait for
+		if q := queried(t, h.mustChat(t, wishing("hello", `{"annotations":["query_instance_id"]}`)), false); q.NVExt.WorkerID["decode_worker_id"] == 0 {
+			t.Errorf("%d full: told %v", full, q.NVExt.WorkerID)
+		}
 	}
-	all = append(all, s.startChat(t, "hi"))
-	s.wantWaiting(t, 1)
+	all = append(all, h.startChat(t, "hi"))
+	h.wantWaiting(t, 1)
 	var pool struct {
 		Waiting   int `json:"waiting_requests"`
 		Incidents []struct{ What string }
 	}
-	s.api(t, http.MethodGet, "/pools/default", nil, &pool)
-	if pool.Waiting != 1 || len(pool.Incidents) != 1 || !strings.Contains(pool.Incidents[0].What, "full") {
+	h.api(t, http.MethodGet, "/pools/default", nil, &pool)
+	if pool.Waiting != 1 || !strings.Contains(fmt.Sprint(pool.Incidents), "all workers are full") {
 		t.Errorf("the pool is said to be %+v", pool)
 	}
-	gates[0].opened(t)
-	gates[1].opened(t)
-	for _, q := range all {
-		if a := q.wait(t); !a.ok() {
-			t.Errorf("status %d, error %v", a.status, a.err)
+	h.finish(t, all...)
+}
+
+// limited is what the admin API says of a worker's limit.
+type limited struct {
+	Engine struct {
+		Type     string
+		Warnings []struct{ What, Effect, Advice string }
+	}
+	Load struct {
+		Max  *int   `json:"max_running_requests"`
+		From string `json:"max_running_from"`
+	}
+}
+
+func (s *server) limited(t testing.TB, dial string) (w limited) {
+	t.Helper()
+	s.api(t, http.MethodGet, defaultPool+"/workers/"+dial, nil, &w)
+	return w
+}
+
+// TestMaxRunningAutoIsWhatEnginesReport has one engine of each kind, and one whose
+// operator sets the limit.
+func TestMaxRunningAutoIsWhatEnginesReport(t *testing.T) {
+	const warning = "max_running is auto, and the engine reports no limit"
+	flavours := []engine.Flavour{engine.SGLang, engine.OldSGLang, engine.LlamaCpp, engine.VLLM, engine.TRTLLM, engine.SGLang}
+	var engines []*engine.Engine
+	for i, f := range flavours {
+		cfg := engine.Config{Flavour: f, Blocks: 300, MaxModelLen: 4096, MaxRunning: 4}
+		if i == 0 {
+			cfg.Ranks = 2
+		}
+		engines = append(engines, startSimulated(t, cfg))
+	}
+	s := startCaddy(t, simulated(engines, "pool default", "worker * {\nmax_running auto\n}", "worker "+engines[5].Addr()+" {\nmax_running 3\n}"))
+	for i, want := range []struct {
+		limit int
+		from  string
+		flag  string
+	}{{8, "found", ""}, {4, "found", ""}, {4, "found", ""}, {0, "unknown", "--max-num-seqs"}, {0, "unknown", "--max_batch_size"}, {3, "configured", ""}} {
+		dial := engines[i].Addr()
+		eventually(t, 10*time.Second, string(flavours[i])+" to be found out", func() bool { return s.limited(t, dial).Engine.Type != "" })
+		w := s.limited(t, dial)
+		limit := 0
+		if w.Load.Max != nil {
+			limit = *w.Load.Max
+		}
+		if limit != want.limit || w.Load.From != want.from {
+			t.Errorf("%s: limit %d from %q, want %d from %q", flavours[i], limit, w.Load.From, want.limit, want.from)
+		}
+		warned := len(w.Engine.Warnings) == 1 && w.Engine.Warnings[0].What == warning && strings.Contains(w.Engine.Warnings[0].Advice, want.flag)
+		if warned != (want.flag != "") || len(w.Engine.Warnings) > 1 {
+			t.Errorf("%s: warnings %+v", flavours[i], w.Engine.Warnings)
+		}
+		if n := s.scrape(t).value(engineWarnings, `worker="`+dial+`"`); n != float64(len(w.Engine.Warnings)) {
+			t.Errorf("%s: %s is %v", flavours[i], engineWarnings, n)
 		}
 	}
-	s.slotsFree(t)
+	eventually(t, 5*time.Second, "two lines in the log", func() bool { return len(s.conditions(t, warning)) >= 2 })
+	for _, l := range s.conditions(t, warning) {
+		if l.Level != "warn" || l.Upstream != engines[3].Addr() && l.Upstream != engines[4].Addr() || l.Effect == "" || l.Advice == "" {
+			t.Errorf("the log says %+v", l)
+		}
+	}
+	if n := len(s.conditions(t, warning)); n != 2 {
+		t.Errorf("%d warnings, want 2", n)
+	}
 }

@@ -1,10 +1,10 @@
 package tests
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -31,10 +31,14 @@ type gate struct {
 	let           chan int // statuses to answer with; 0 hangs up
 }
 
-// hold puts a gate into an engine.
+// hold puts a gate into an engine, for its POST requests.
 func hold(e *canned.Engine) *gate {
 	g := &gate{name: e.Name(), let: make(chan int)}
-	e.SetHandler(g.serve)
+	e.SetHandler(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			g.serve(w, r)
+		}
+	})
 	return g
 }
 
@@ -157,6 +161,79 @@ func (s *server) slots(t testing.TB) (workers []workerSlots) {
 
 func maxRunning(n int) string { return fmt.Sprintf("worker * {\nmax_running %d\n}", n) }
 
+// gated is a router before engines that hold their inferences.
+type gated struct {
+	*server
+	engines []*canned.Engine
+	gates   []*gate
+}
+
+// startGated starts n engines with one slot each, unless the block has another limit.
+func startGated(t testing.TB, n int, block ...string) *gated {
+	t.Helper()
+	h := &gated{engines: startEngines(t, n, canned.Pace{})}
+	if !strings.Contains(strings.Join(block, "\n"), "max_running") {
+		block = append(block, maxRunning(1))
+	}
+	h.server = startCaddy(t, route(h.engines, block...))
+	for _, e := range h.engines {
+		h.gates = append(h.gates, hold(e))
+	}
+	return h
+}
+
+// awaitRunning waits until the engines have n requests in all.
+func (h *gated) awaitRunning(t testing.TB, n int64) {
+	t.Helper()
+	eventually(t, 5*time.Second, fmt.Sprintf("the engines have %d requests", n), func() bool {
+		sum := int64(0)
+		for _, g := range h.gates {
+			sum += g.running.Load()
+		}
+		return sum == n
+	})
+}
+
+// startChats starts n chats.
+func (s *server) startChats(t testing.TB, n int, header ...string) (all []asked) {
+	for i := range n {
+		all = append(all, s.startChat(t, fmt.Sprint("request ", i), header...))
+	}
+	return all
+}
+
+// finish admits all requests, and waits until they are served and all slots are free.
+func (h *gated) finish(t testing.TB, all ...asked) {
+	t.Helper()
+	for _, g := range h.gates {
+		g.opened(t)
+	}
+	h.wantServed(t, "", all...)
+}
+
+// wantServed waits until the requests are served, by an engine if it is named, and all slots
+// are free.
+func (s *server) wantServed(t testing.TB, by string, all ...asked) {
+	t.Helper()
+	for i, q := range all {
+		if a := q.wait(t); !a.ok() || by != "" && a.engine() != by {
+			t.Errorf("request %d: status %d, error %v, by %q, body %.200q", i, a.status, a.err, a.engine(), a.body)
+		}
+	}
+	s.slotsFree(t)
+}
+
+// order returns what follows "request " in the requests that an engine received.
+func order(e *canned.Engine) string {
+	var all []string
+	for _, r := range e.Journal() {
+		if _, rest, ok := strings.Cut(string(r.Body), "request "); ok {
+			all = append(all, rest[:strings.IndexAny(rest, " \"")])
+		}
+	}
+	return strings.Join(all, " ")
+}
+
 // TestWorkersAreNeverSentMoreThanTheyMayHave sends requests of 64 clients to two engines
 // with four slots each. Some requests are refused or broken, and retried.
 func TestWorkersAreNeverSentMoreThanTheyMayHave(t *testing.T) {
@@ -221,81 +298,103 @@ func TestWorkersAreNeverSentMoreThanTheyMayHave(t *testing.T) {
 }
 
 // TestRequestsAreServedInTheirOrder sends requests one after the other while the only slot
-// is taken.
+// is taken. One of them leaves. The upload of one that began before the others ends last.
 func TestRequestsAreServedInTheirOrder(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, route(engines, maxRunning(1)))
-	g := hold(engines[0])
-	const n = 12
+	h := startGated(t, 1)
+	conn := h.connect(t)
+	body := ask("request slow").body()
+	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", h.addr, len(body), body[:10])
+	time.Sleep(100 * time.Millisecond) // it has begun before them
+	const n = 8
 	var all []asked
 	for i := range n {
-		all = append(all, s.startChat(t, fmt.Sprintf("request %02d", i)))
+		all = append(all, h.startChat(t, fmt.Sprint("request ", i)))
 		if i == 0 {
-			eventually(t, 5*time.Second, "the first is served", func() bool { return g.running.Load() == 1 })
+			runs(t, h.gates[0], 1)
 		} else {
-			s.wantWaiting(t, i)
+			h.wantWaiting(t, i)
 		}
 	}
 	all[5].leave()
-	s.wantWaiting(t, n-2)
-	for range n - 1 {
-		g.pass(t, http.StatusOK)
+	h.wantWaiting(t, n-2)
+	if _, err := conn.Write(body[10:]); err != nil {
+		t.Fatal(err)
 	}
-	for i, q := range all {
-		if a := q.wait(t); i != 5 && !a.ok() {
-			t.Errorf("request %d: status %d, error %v", i, a.status, a.err)
-		}
+	h.wantWaiting(t, n-1)
+	for range n {
+		h.gates[0].pass(t, http.StatusOK)
 	}
-	var order []string
-	for _, r := range engines[0].Journal() {
-		_, rest, _ := bytes.Cut(r.Body, []byte("request "))
-		order = append(order, string(rest[:2]))
+	h.wantServed(t, "", append(all[:5], all[6:]...)...)
+	if _, err := io.ReadAtLeast(conn, make([]byte, 12), 12); err != nil {
+		t.Error(err)
 	}
-	if got, want := strings.Join(order, " "), "00 01 02 03 04 06 07 08 09 10 11"; got != want {
+	if got, want := order(h.engines[0]), "0 1 2 3 4 6 7 slow"; got != want {
 		t.Errorf("served in the order %s, want %s", got, want)
 	}
-	s.slotsFree(t)
+}
+
+// TestPrioritiesOrderTheQueue has requests wait whose priorities come from nvext and from
+// headers, and one whose client is not trusted with any.
+func TestPrioritiesOrderTheQueue(t *testing.T) {
+	h := startGated(t, 1, trust("priorities"), "queue {\nmax_waiting 7\n}")
+	all := h.startChats(t, 1)
+	runs(t, h.gates[0], 1)
+	for i, v := range []struct {
+		nvext  string
+		header []string
+	}{
+		{`{}`, trusted},
+		{`{"agent_hints":{"priority":60}}`, trusted},
+		{`{"agent_hints":{"latency_sensitivity":30}}`, trusted},
+		{`{"agent_hints":{"priority":-5}}`, trusted}, // there is no time below zero
+		{`{"agent_hints":{"strict_priority":1}}`, trusted},
+		{`{"agent_hints":{"strict_priority":1}}`, append([]string{"X-Dynamo-Request-Strict-Priority", "2"}, trusted...)},
+		{`{"agent_hints":{"strict_priority":9,"priority":99}}`, nil},
+	} {
+		all = append(all, h.start(t, "/v1/chat/completions", string(wishing(fmt.Sprintf("request %d", i+1), v.nvext).body()), v.header...))
+		h.wantWaiting(t, i+1)
+	}
+	// The queue is full: one with a priority takes the place of the last.
+	late := h.start(t, "/v1/chat/completions", string(wishing("request 8", `{"agent_hints":{"priority":120}}`).body()), trusted...)
+	if a := all[7].wait(t); a.status != http.StatusTooManyRequests {
+		t.Errorf("the last one got %d", a.status)
+	}
+	h.finish(t, append(all[:7], late)...)
+	if got, want := order(h.engines[0]), "0 6 5 8 2 3 1 4"; got != want {
+		t.Errorf("served in the order %s, want %s", got, want)
+	}
 }
 
 // TestRetryKeepsItsPlace has one engine refuse a request while later requests wait. The
 // refused request is the first to get the other engine.
 func TestRetryKeepsItsPlace(t *testing.T) {
-	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, route(engines, maxRunning(1)))
-	gates := []*gate{hold(engines[0]), hold(engines[1])}
-	first := s.startChat(t, "the first")
-	eventually(t, 5*time.Second, "it is served", func() bool { return gates[0].running.Load()+gates[1].running.Load() == 1 })
+	h := startGated(t, 2)
+	all := h.startChats(t, 1)
+	h.awaitRunning(t, 1)
 	one, two := 0, 1 // the first one's engine, and the other
-	if gates[1].running.Load() == 1 {
+	if h.gates[1].running.Load() == 1 {
 		one, two = 1, 0
 	}
-	second := s.startChat(t, "the second")
-	eventually(t, 5*time.Second, "both engines are full", func() bool { return gates[two].running.Load() == 1 })
-	third := s.startChat(t, "the third")
-	s.wantWaiting(t, 1)
-	gates[one].pass(t, http.StatusTooManyRequests)
+	all = append(all, h.startChat(t, "request 1"))
+	runs(t, h.gates[two], 1)
+	all = append(all, h.startChat(t, "request 2"))
+	h.wantWaiting(t, 1)
+	h.gates[one].pass(t, http.StatusTooManyRequests)
 	// A refusal marks the worker down for half a second, then the third gets
 	// that slot.
-	eventually(t, 5*time.Second, "the third is served", func() bool { return engines[one].Requests() == 2 })
-	fourth := s.startChat(t, "the fourth")
-	s.wantWaiting(t, 2)
-	gates[two].pass(t, http.StatusOK)
-	eventually(t, 5*time.Second, "the next one is served", func() bool { return engines[two].Requests() == 2 })
-	if last := engines[two].Journal()[1]; !bytes.Contains(last.Body, []byte("the first")) {
-		t.Errorf("%s was served, want the first", last.Body)
+	eventually(t, 5*time.Second, "the third is served", func() bool { return h.engines[one].Requests() == 2 })
+	all = append(all, h.startChat(t, "request 3"))
+	h.wantWaiting(t, 2)
+	h.gates[two].pass(t, http.StatusOK)
+	eventually(t, 5*time.Second, "the next one is served", func() bool { return h.engines[two].Requests() == 2 })
+	if got := order(h.engines[two]); got != "1 0" {
+		t.Errorf("served in the order %s, want the first after the second", got)
 	}
-	gates[one].opened(t)
-	gates[two].opened(t)
-	for i, q := range []asked{first, second, third, fourth} {
-		if a := q.wait(t); !a.ok() {
-			t.Errorf("request %d: status %d, error %v", i+1, a.status, a.err)
-		}
-	}
-	s.slotsFree(t)
+	h.finish(t, all...)
 }
 
 // TestTurnedAwayRequestsAreToldSo fills the queue and exceeds its max_wait, with clients
-// of two APIs.
+// of two APIs. Metrics and access log say who waited and who was turned away.
 func TestTurnedAwayRequestsAreToldSo(t *testing.T) {
 	for _, v := range []struct{ path, full, late string }{
 		{"/v1/chat/completions", "rate_limit_error", "server_error"},
@@ -303,12 +402,14 @@ func TestTurnedAwayRequestsAreToldSo(t *testing.T) {
 	} {
 		t.Run(v.path, func(t *testing.T) {
 			engines := startEngines(t, 1, canned.Pace{})
-			s := startCaddy(t, route(engines, maxRunning(1), "queue {\nmax_waiting 1\nmax_wait 1s\n}"))
+			file := filepath.Join(t.TempDir(), "access.log")
+			s := startCaddy(t, fmt.Sprintf("log {\noutput file %s\nformat json\n}\n", file)+
+				route(engines, maxRunning(1), "queue {\nmax_waiting 1\nmax_wait 1s\n}"))
 			g := hold(engines[0])
 			before := s.scrape(t)
 			body := string(ask("x").body())
 			served := s.start(t, v.path, body)
-			eventually(t, 5*time.Second, "one is served", func() bool { return g.running.Load() == 1 })
+			runs(t, g, 1)
 			late := s.start(t, v.path, body)
 			s.wantWaiting(t, 1)
 			begun := time.Now()
@@ -317,20 +418,39 @@ func TestTurnedAwayRequestsAreToldSo(t *testing.T) {
 				t.Errorf("it was told so after %v, want at once", d)
 			}
 			wantTurnedAway(t, late.wait(t), http.StatusServiceUnavailable, "queue_timeout", v.late)
+			waits := s.start(t, v.path, body)
+			s.wantWaiting(t, 1)
 			g.pass(t, http.StatusOK)
-			if a := served.wait(t); a.status != http.StatusOK {
-				t.Errorf("the one that was served: status %d", a.status)
+			g.pass(t, http.StatusOK)
+			for _, q := range []asked{served, waits} {
+				if a := q.wait(t); a.status != http.StatusOK {
+					t.Errorf("one that is served: status %d", a.status)
+				}
 			}
 			s.wantFigures(t, before, []figure{
 				{queueRejected, []string{`reason="full"`}, 1},
 				{queueRejected, []string{`reason="timeout"`}, 1},
 				{requestsTotal, []string{`outcome="queue_rejected"`}, 2},
-				{requestsTotal, []string{`outcome="ok"`}, 1},
-				{queueWaits, nil, 1},
+				{requestsTotal, []string{`outcome="ok"`}, 2},
+				{queueWaits, nil, 2},
 			})
-			if n := engines[0].Requests(); n != 1 {
-				t.Errorf("the engine was sent %d requests, want 1", n)
-			}
+			lines := make(map[string]int) // by outcome, and whether it waited
+			eventually(t, 5*time.Second, "four lines of the access log", func() bool {
+				data, err := os.ReadFile(file)
+				clear(lines)
+				for line := range strings.Lines(string(data)) {
+					var entry struct {
+						Router *struct {
+							Outcome string
+							Wait    float64 `json:"queue_wait"`
+						} `json:"kv_router"`
+					}
+					if json.Unmarshal([]byte(line), &entry) == nil && entry.Router != nil {
+						lines[fmt.Sprintf("%s %v", entry.Router.Outcome, entry.Router.Wait > 0)]++
+					}
+				}
+				return err == nil && len(lines) == 4
+			})
 			for _, line := range []string{markedDown, "no worker"} {
 				if n := s.logged(t, line); n != 0 {
 					t.Errorf("%d log lines say %q: no worker has failed", n, line)
@@ -354,76 +474,28 @@ func wantTurnedAway(t *testing.T, a answer, status int, code, kind string) {
 	}
 }
 
-// TestWaitIsInTheAccessLog has two requests that wait: one is served, the other is not.
-func TestWaitIsInTheAccessLog(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	file := filepath.Join(t.TempDir(), "access.log")
-	s := startCaddy(t, fmt.Sprintf("log {\noutput file %s\nformat json\n}\n", file)+
-		route(engines, maxRunning(1), "queue {\nmax_waiting 1\n}"))
-	g := hold(engines[0])
-	all := []asked{s.startChat(t, "one")}
-	eventually(t, 5*time.Second, "one is served", func() bool { return g.running.Load() == 1 })
-	all = append(all, s.startChat(t, "two"))
-	s.wantWaiting(t, 1)
-	s.startChat(t, "three").wait(t)
-	g.opened(t)
-	for _, q := range all {
-		if a := q.wait(t); !a.ok() {
-			t.Errorf("status %d, error %v", a.status, a.err)
+// TestHeldRefusals has one engine that refuses, and another that is full. A request waits
+// in vain for the other, and gets the refusal. With a Retry-After it waits no longer than
+// that says.
+func TestHeldRefusals(t *testing.T) {
+	for _, v := range []struct{ wait, after string }{{"300ms", ""}, {"20s", "1"}} {
+		h := startGated(t, 2, "policy round_robin", "queue {\nmax_wait "+v.wait+"\n}")
+		f := canned.Fault{Kind: canned.Status, Status: 503, Body: `{"error":"slow down"}`}
+		if v.after != "" {
+			f.Header = http.Header{"Retry-After": {v.after}}
 		}
-	}
-	lines := make(map[string]int) // by outcome, and whether it waited
-	eventually(t, 5*time.Second, "three lines of the access log", func() bool {
-		data, err := os.ReadFile(file)
-		clear(lines)
-		for line := range strings.Lines(string(data)) {
-			var entry struct {
-				Router *struct {
-					Outcome string
-					Wait    float64 `json:"queue_wait"`
-				} `json:"kv_router"`
-			}
-			if json.Unmarshal([]byte(line), &entry) == nil && entry.Router != nil {
-				lines[fmt.Sprintf("%s %v", entry.Router.Outcome, entry.Router.Wait > 0)]++
-			}
+		h.engines[1].SetHandler(nil)
+		h.engines[1].SetFault(f)
+		served := h.startChat(t, "one")
+		runs(t, h.gates[0], 1)
+		begun := time.Now()
+		wantAnswer(t, h.chat(t.Context(), ask("two")), f)
+		if d := time.Since(begun); d > 8*time.Second {
+			t.Errorf("the refusal came after %v", d)
 		}
-		return err == nil && len(lines) == 3
-	})
-	for _, want := range []string{"ok false", "ok true", "queue_rejected false"} {
-		if lines[want] != 1 {
-			t.Errorf("the access log has %v, want one of %q", lines, want)
-		}
+		h.gates[0].pass(t, http.StatusOK)
+		h.wantServed(t, "e1", served)
 	}
-	s.slotsFree(t)
-}
-
-// TestHeldRefusalGoesFirst has one engine refuse a request, which then waits in vain for
-// the other one. The client gets the refusal.
-func TestHeldRefusalGoesFirst(t *testing.T) {
-	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, route(engines, maxRunning(1), "queue {\nmax_wait 300ms\n}"))
-	gates := []*gate{hold(engines[0]), hold(engines[1])}
-	all := []asked{s.startChat(t, "one"), s.startChat(t, "two")}
-	eventually(t, 5*time.Second, "both are served", func() bool { return gates[0].running.Load()+gates[1].running.Load() == 2 })
-	gates[0].pass(t, http.StatusServiceUnavailable)
-	var refused answer
-	var other asked
-	select {
-	case refused = <-all[0].answer:
-		other = all[1]
-	case refused = <-all[1].answer:
-		other = all[0]
-	case <-time.After(10 * time.Second):
-		t.Fatal("no answer")
-	}
-	if refused.status != http.StatusServiceUnavailable || refused.engine() != "e1" {
-		t.Errorf("status %d from %q: %s; want e1's own 503", refused.status, refused.engine(), refused.body)
-	}
-	gates[1].pass(t, http.StatusOK)
-	if a := other.wait(t); !a.ok() || a.engine() != "e2" {
-		t.Errorf("the other: status %d from %q", a.status, a.engine())
-	}
-	s.slotsFree(t)
 }
 
 // TestFullModelStopsNoOther has requests that wait for a model, and requests for another
@@ -433,36 +505,66 @@ func TestFullModelStopsNoOther(t *testing.T) {
 	s := startCaddy(t, route(engines, maxRunning(2),
 		fmt.Sprintf("worker %s {\nmodels a\n}\nworker %s {\nmodels b\n}", engines[0].Addr(), engines[1].Addr())))
 	g := hold(engines[0])
-	chatOf := func(model string) string {
+	chatOf := func(model string) asked {
 		c := ask("hi")
 		c.Model = model
-		return string(c.body())
+		return s.start(t, "/v1/chat/completions", string(c.body()))
 	}
 	var waiting []asked
 	for range 6 {
-		waiting = append(waiting, s.start(t, "/v1/chat/completions", chatOf("a")))
+		waiting = append(waiting, chatOf("a"))
 	}
 	s.wantWaiting(t, 4)
 	for range 20 {
-		if a := s.start(t, "/v1/chat/completions", chatOf("b")).wait(t); !a.ok() || a.engine() != "e2" {
+		if a := chatOf("b").wait(t); !a.ok() || a.engine() != "e2" {
 			t.Fatalf("status %d, error %v, by %q", a.status, a.err, a.engine())
 		}
 	}
 	// Other requests need no slot.
-	list := make(chan int, 1)
-	go func() {
-		status, _, _ := s.get(t.Context(), s.url+"/v1/models/a")
-		list <- status
-	}()
-	eventually(t, 5*time.Second, "the model's card is asked for", func() bool { return g.running.Load() == 3 })
+	if status, _, err := s.get(t.Context(), s.url+"/v1/models/a"); status != http.StatusOK {
+		t.Errorf("the model's card: status %d, error %v", status, err)
+	}
 	g.opened(t)
-	for _, q := range waiting {
-		if a := q.wait(t); !a.ok() || a.engine() != "e1" {
-			t.Errorf("status %d, error %v, by %q", a.status, a.err, a.engine())
-		}
+	s.wantServed(t, "e1", waiting...)
+}
+
+// TestNobodyIsTurnedAwayWhileAWorkerHasRoom has two engines. One is marked down and gets
+// one trial request at a time. The other is full. Requests that the queue would reject go
+// to the first, whether they have waited or not.
+func TestNobodyIsTurnedAwayWhileAWorkerHasRoom(t *testing.T) {
+	for name, queue := range map[string]string{"Late": "max_wait 300ms", "Overflow": "max_waiting 1\nmax_wait 20s"} {
+		t.Run(name, func(t *testing.T) {
+			engines := startEngines(t, 2, canned.Pace{})
+			s := startCaddy(t, route(engines, "policy round_robin", maxRunning(4), "queue {\n"+queue+"\n}"))
+			engines[1].FailNext(1, refusal)
+			for i := range 2 { // one of them meets the refusal
+				s.mustChat(t, ask(fmt.Sprint("before ", i)))
+			}
+			h := &gated{s, engines, []*gate{hold(engines[0]), hold(engines[1])}}
+			time.Sleep(600 * time.Millisecond) // the mark is over, its window is not
+			var all []asked
+			for i := range 8 {
+				all = append(all, s.startChat(t, fmt.Sprint("request ", i)))
+				if i < 5 {
+					h.awaitRunning(t, int64(i)+1)
+				}
+			}
+			eventually(t, 5*time.Second, "nobody is left with nothing", func() bool {
+				return h.gates[0].running.Load()+h.gates[1].running.Load() >= 7
+			})
+			h.finish(t, all...)
+		})
 	}
-	if status := <-list; status != http.StatusOK {
-		t.Errorf("the model's card: status %d", status)
+}
+
+// TestSlowUploadsHoldNoSlot has clients that send only the beginning of a body that is too
+// long to be read.
+func TestSlowUploadsHoldNoSlot(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	s := startCaddy(t, route(engines, maxRunning(2), "max_body 1KiB", "queue {\nmax_wait 2s\n}"))
+	for range 2 {
+		s.announce(t, 2000, []byte("x"))
 	}
-	s.slotsFree(t)
+	eventually(t, 5*time.Second, "both are at the engine", func() bool { return s.scrape(t).value(workerRequests) == 2 })
+	s.mustChat(t, ask("hi"))
 }

@@ -78,32 +78,10 @@ func TestQueuedFirstRequestBlocksNoOther(t *testing.T) {
 	s.slotsFree(t)
 }
 
-// TestLongAnswerOutlivesItsSessionsTTL has an engine pause in its answer for longer than the
-// session's time to live. The session is bound during the answer, and one time to live after.
-func TestLongAnswerOutlivesItsSessionsTTL(t *testing.T) {
-	engines := startEngines(t, 2, canned.Pace{Words: 2, PerWord: 3500 * time.Millisecond})
-	s := startCaddy(t, route(engines, "policy round_robin", "affinity {\nmode hard\nttl 1s\n}"))
-	done := make(chan answer, 1)
-	go func() { done <- s.chat(t.Context(), controlled("hello", "").streamed()) }()
-	eventually(t, 3*time.Second, "the session to be bound", func() bool { return s.sessionLeft(t) > 0 })
-	select {
-	case a := <-done:
-		t.Fatalf("it was too fast: %+v", a)
-	case <-time.After(2500 * time.Millisecond):
-	}
-	if got := s.sessionLeft(t); got <= 0 {
-		t.Errorf("during a long answer the session has %v left", got)
-	}
-	if a := <-done; !a.ok() {
-		t.Fatalf("status %d, %v", a.status, a.err)
-	}
-	eventually(t, 5*time.Second, "the session to lapse", func() bool { return s.scrape(t).value(sessions) == 0 })
-}
-
 // TestFailedFirstRequestBindsNothing has the first request of a session fail. Nothing is bound,
 // and a request that came meanwhile goes with the first one's next attempt, wherever that is.
 func TestFailedFirstRequestBindsNothing(t *testing.T) {
-	for _, status := range []int{http.StatusBadRequest, http.StatusServiceUnavailable, 0} {
+	for _, status := range []int{http.StatusBadRequest, 0} {
 		t.Run(fmt.Sprint(status), func(t *testing.T) { failFirst(t, status) })
 	}
 }

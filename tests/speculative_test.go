@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -25,63 +26,38 @@ const (
 // prompt contains the answer without the reasoning, so the engine has not computed it.
 // With the hint, the engine has it in its cache when the turn comes.
 func TestNextTurnIsFoundWarm(t *testing.T) {
-	type turn struct{ prompt, cached int }
-	second := func(t *testing.T, hint string) (turn, float64) {
-		e, err := engine.Start(engine.Config{Speed: 100, AnswerTokens: 300, ReasoningTokens: 100})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(e.Close)
-		s := startCaddy(t, simulated([]*engine.Engine{e}, speculates, "response_headers X-KV-"))
-		before := s.scrape(t)
-		c := simChat(strings.Repeat("some words ", 100)).streamed()
-		c.Nvext = json.RawMessage(hint)
-		session := []string{"X-Session-Id", "s", "Authorization", "Bearer client"}
-		first := s.mustChat(t, c, session...)
-		asked := 0.0
-		if strings.Contains(hint, "true") {
-			asked = 1
-		}
-		s.wantFigures(t, before, []figure{
-			{speculativeTotal, []string{`outcome="ok"`}, asked}, {speculativeTotal, nil, asked}, {requestsTotal, nil, 1},
-		})
-		s.booksAtZero(t)
-		c.Messages = append(c.Messages, message{"assistant", first.text}, message{"user", "and then?"})
-		a := s.mustChat(t, c, session...)
-		var own, last engine.Record
-		eventually(t, 5*time.Second, "the engine to have noted the ends", func() bool {
-			own, last = engine.Record{}, engine.Record{}
-			for _, r := range e.Journal() {
-				if r.Header.Get("User-Agent") == "kv_router" && r.Method == http.MethodPost {
-					own = r
-				} else if r.Method == http.MethodPost {
-					last = r
-				}
+	e, err := engine.Start(engine.Config{Speed: 100, AnswerTokens: 300, ReasoningTokens: 100})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Close)
+	s := startCaddy(t, simulated([]*engine.Engine{e}, speculates, "response_headers X-KV-"))
+	before := s.scrape(t)
+	c := simChat(strings.Repeat("some words ", 100)).streamed()
+	c.Nvext = json.RawMessage(wantsPrefill)
+	session := []string{"X-Session-Id", "s", "Authorization", "Bearer client"}
+	first := s.mustChat(t, c, session...)
+	s.speculated(t, before, "ok", 1)
+	s.booksAtZero(t)
+	c.Messages = append(c.Messages, message{"assistant", first.text}, message{"user", "and then?"})
+	a := s.mustChat(t, c, session...)
+	var own, last engine.Record
+	eventually(t, 5*time.Second, "the engine to have noted the ends", func() bool {
+		for _, r := range e.Journal() {
+			if r.Header.Get("User-Agent") == "kv_router" && r.Method == http.MethodPost {
+				own = r
+			} else if r.Method == http.MethodPost {
+				last = r
 			}
-			return own.Outcome != engine.Running && last.Outcome != engine.Running
-		})
-		if (own.Seq > 0) != (asked > 0) {
-			t.Fatalf("the router's own request is %+v", own)
 		}
-		if asked > 0 && (own.AnswerTokens != 1 || own.Outcome != engine.Finished || own.Header.Get("Authorization") != "Bearer client") {
-			t.Errorf("the router's own request: %d tokens, %s, %v", own.AnswerTokens, own.Outcome, own.Header)
-		}
-		var held float64
-		if _, err := fmt.Sscan(a.header.Get("X-KV-Predicted-Cached-Tokens"), &held); err != nil {
-			t.Fatal(err)
-		}
-		return turn{last.PromptTokens, last.CachedTokens}, held
+		return own.Outcome == engine.Finished && last.Outcome == engine.Finished
+	})
+	if own.AnswerTokens != 1 || own.Header.Get("Authorization") != "Bearer client" {
+		t.Errorf("the router's own request: %d tokens, %v", own.AnswerTokens, own.Header)
 	}
-	var cold, warm turn
-	var foreseen, unforeseen float64
-	t.Run("Without", func(t *testing.T) { cold, unforeseen = second(t, `{}`) })
-	t.Run("With", func(t *testing.T) { warm, foreseen = second(t, wantsPrefill) })
-	t.Logf("cached of the second turn: %+v, and with the hint %+v; foreseen %v and %v", cold, warm, unforeseen, foreseen)
-	if warm.cached-cold.cached < 150 || warm.prompt-warm.cached > 60 {
-		t.Errorf("the second turn's cached tokens are %d of %d, without the hint %d of %d", warm.cached, warm.prompt, cold.cached, cold.prompt)
-	}
-	if foreseen-unforeseen < 100 {
-		t.Errorf("the router expects %v cached tokens, without the hint %v", foreseen, unforeseen)
+	foreseen, _ := strconv.Atoi(a.header.Get("X-KV-Predicted-Cached-Tokens"))
+	if last.PromptTokens < 400 || last.PromptTokens-last.CachedTokens > 60 || last.CachedTokens-foreseen > 60 {
+		t.Errorf("of the second turn's %d tokens %d are cached, the router foresaw %d", last.PromptTokens, last.CachedTokens, foreseen)
 	}
 }
 
@@ -180,18 +156,6 @@ func TestSpeculativeRequestIsTheTurnWithItsAnswer(t *testing.T) {
 			`{"model":"m", "messages":[{"role":"user","content":"q"} ],"tools":[{"type":"function","function":{"name":"f"}}],"stream":true,"stream_options":{"include_usage":true},"max_completion_tokens":50,"temperature":0.5,"nvext":` + wantsPrefill + `}`,
 			streamOf(`{"role":"assistant","content":""}`, `{"reasoning_content":"let me see"}`, `{"content":"the "}`, `{"content":"\"answer\""}`),
 			`{"model":"m","messages":[{"role":"user","content":"q"} ` + more + `,"tools":[{"type":"function","function":{"name":"f"}}],"temperature":0.5,"max_tokens":1,"stream":false}`,
-		},
-		{
-			"ReasoningInTheText", "/v1/chat/completions",
-			`{"messages":[{"role":"user","content":"q"}],"stream":true,"nvext":` + wantsPrefill + `}`,
-			streamOf(`{"content":"<think>let me see</think>\n\nthe \"answer\""}`),
-			`{"messages":[{"role":"user","content":"q"}` + more + `,"max_tokens":1,"stream":false}`,
-		},
-		{
-			"Plain", "/v1/chat/completions",
-			`{"messages":[{"role":"user","content":"q"}],"nvext":` + wantsPrefill + `}`,
-			`{"choices":[{"index":0,"message":{"role":"assistant","content":"the \"answer\"","reasoning":"hm"},"finish_reason":"stop"}]}`,
-			`{"messages":[{"role":"user","content":"q"}` + more + `,"max_tokens":1,"stream":false}`,
 		},
 		{
 			"Messages", "/v1/messages",
@@ -437,81 +401,5 @@ func pause(ctx context.Context) bool {
 		return false
 	case <-time.After(time.Millisecond):
 		return true
-	}
-}
-
-// TestManyTurnsLeaveNothingBehind runs conversations in which every turn asks for a
-// speculative prefill. Meanwhile an engine dies, and a reload happens.
-func TestManyTurnsLeaveNothingBehind(t *testing.T) {
-	var engines []*engine.Engine
-	for i := range 3 {
-		e, err := engine.Start(engine.Config{Name: fmt.Sprintf("e%d", i+1), Speed: 100, AnswerTokens: 60, ReasoningTokens: 30})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(e.Close)
-		engines = append(engines, e)
-	}
-	site := simulated(engines, speculates, maxRunning(6))
-	s := startCaddy(t, site)
-	before := s.scrape(t)
-	const conversations, turns = 24, 6
-	var clients sync.WaitGroup
-	for i := range conversations {
-		clients.Go(func() {
-			c := simChat(fmt.Sprintf("conversation %d: %s", i, strings.Repeat("some words ", 60))).streamed()
-			c.Nvext = json.RawMessage(wantsPrefill)
-			for turn := range turns {
-				var header []string
-				if i%2 == 0 {
-					header = []string{"X-Session-Id", fmt.Sprint(i)}
-				}
-				a := s.chat(t.Context(), c, header...)
-				for try := 0; !a.ok() && try < 20; try++ { // its engine died under it
-					a = s.chat(t.Context(), c, header...)
-				}
-				if !a.ok() {
-					t.Errorf("turn %d: status %d, error %v, body %.200q", turn, a.status, a.err, a.body)
-					return
-				}
-				if i%3 == 0 { // the others hardly wait
-					time.Sleep(20 * time.Millisecond)
-				}
-				c.Messages = append(c.Messages, message{"assistant", a.text}, message{"user", "and then?"})
-			}
-		})
-	}
-	served := func(n float64) func() bool {
-		return func() bool {
-			m := s.scrape(t)
-			return m != nil && m.value(requestsTotal)-before.value(requestsTotal) >= n
-		}
-	}
-	eventually(t, 30*time.Second, "the first turns", served(conversations))
-	engines[1].Kill()
-	eventually(t, 30*time.Second, "some more", served(2*conversations))
-	if err := engines[1].Restart(); err != nil {
-		t.Error(err)
-	}
-	if err := s.load(site + "\nheader X-New 1"); err != nil {
-		t.Error(err)
-	}
-	clients.Wait()
-	eventually(t, 10*time.Second, "all to end", func() bool {
-		m := s.scrape(t)
-		return m != nil && m.value(leases) == 0 && s.bodyBytes(t) == 0
-	})
-	s.booksAtZero(t)
-	s.slotsFree(t)
-	after := s.scrape(t)
-	outcomes := make(map[string]float64)
-	for _, o := range []string{"ok", "failed", "timeout", "stopped", "busy", "limit", "memory", "unfit", "off"} {
-		if n := after.value(speculativeTotal, `outcome="`+o+`"`) - before.value(speculativeTotal, `outcome="`+o+`"`); n > 0 {
-			outcomes[o] = n
-		}
-	}
-	t.Logf("%v of %v requests", outcomes, after.value(requestsTotal)-before.value(requestsTotal))
-	if outcomes["ok"] == 0 {
-		t.Error("no prefix was computed")
 	}
 }

@@ -1,11 +1,9 @@
 package tests
 
 import (
-	"bufio"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -15,150 +13,339 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 )
 
+// eventuallyTold waits until an engine has reported its type.
+func eventuallyTold(t *testing.T, s *server, e *engine.Engine, kind string) {
+	t.Helper()
+	eventually(t, 10*time.Second, "the engine to be found out", func() bool { return s.told(t, e).Engine.Type == kind })
+}
+
 // digest is how a text is known that an engine cannot have as it is.
 func digest(s string) string {
 	sum := sha256.Sum256([]byte(s))
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// TestTenantsOfAnyName has names that a Dynamo cannot read in a header, or that
-// are longer than a salt may be. What the client writes beside them never counts.
+// TestTenantsShareNothing sends one prompt and one session key of two tenants, which are
+// named by header, by nvext, and by the body's salt.
+func TestTenantsShareNothing(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{}) // which the policy cannot spread the prompt from
+	prompt := strings.Repeat("the same prompt of everybody, some blocks long ", 20)
+	body := func(salts string) []byte {
+		return []byte(`{"model":"m",` + salts + `"messages":[{"role":"user","content":"` + prompt + `"}]}`)
+	}
+	s := startCaddy(t, route(engines, "response_headers X-KV-", "trust tenants"))
+	for i, v := range []struct {
+		salts  string
+		header []string
+		warm   bool
+	}{
+		{"", nil, false},
+		{"", nil, true},
+		{"", []string{"X-Tenant-Id", "a"}, false},
+		{"", []string{"X-Tenant-Id", "b"}, false},
+		{"", []string{"X-Tenant-Id", "a"}, true},
+		{`"nvext":{"cache_salt":"a"},`, nil, true}, // it is the same salt
+		{`"cache_salt":"a",`, nil, true},
+		{`"nvext":{"cache_salt":"c"},`, nil, false},
+		{`"cache_salt":"c","nvext":{"cache_salt":"d"},`, []string{"X-Tenant-Id", "b"}, true},
+		{`"cache_salt":"d","nvext":{"cache_salt":"c"},`, nil, true},
+	} {
+		a := s.post(t.Context(), "/v1/chat/completions", body(v.salts), v.header...)
+		if warm := a.header.Get("X-KV-Overlap-Blocks") != "0"; !a.ok() || warm != v.warm {
+			t.Errorf("request %d: status %d, overlap %s, want warm %v", i, a.status, a.header.Get("X-KV-Overlap-Blocks"), v.warm)
+		}
+	}
+	for _, tenant := range []string{"", "a", "b"} {
+		header := []string{"X-Session-Id", "mine"}
+		if tenant != "" {
+			header = append(header, "X-Tenant-Id", tenant)
+		}
+		s.mustChat(t, ask("hello"), header...)
+		var session adminSession
+		s.api(t, "GET", defaultPool+"/sessions/mine?tenant="+tenant, nil, &session)
+		if !session.Bound {
+			t.Errorf("tenant %q: the session is not bound", tenant)
+		}
+	}
+	if n := s.pool(t).Sessions; n != 3 {
+		t.Errorf("%d sessions, want 3", n)
+	}
+	// A key that is written as a tenant's is kept is nobody's but the client's.
+	s.mustChat(t, wishing("hello", `{"session_control":{"session_id":"\u0000t1:amine"}}`))
+	s.mustChat(t, wishing("hello", `{"session_params":{"id":"mine"}}`))
+	if n := s.pool(t).Sessions; n != 4 {
+		t.Errorf("%d sessions, want 4", n)
+	}
+	eventually(t, 5*time.Second, "the end", func() bool { return s.pool(t).Leases == 0 })
+}
+
+// TestTenantsHaveNoSaltButTheirOwn has clients send another tenant's salt beside their own
+// tenant. It reaches no engine in any API.
+func TestTenantsHaveNoSaltButTheirOwn(t *testing.T) {
+	e := startEngines(t, 1, canned.Pace{})[0]
+	const mine = `"cache_salt":"mine"`
+	for kind, takes := range map[string]string{
+		"vllm":   "/v1/chat/completions /v1/completions /v1/responses /v1/messages /v1/embeddings /v1/rerank /invocations /inference/v1/generate",
+		"sglang": "/v1/chat/completions /v1/completions /v1/responses /generate /invocations",
+		"trtllm": "/v1/chat/completions", "llamacpp": "", "other": "/v1/chat/completions /v1/completions /v1/responses",
+	} {
+		s := startCaddy(t, route([]*canned.Engine{e}, typed(e, kind), "trust tenants"))
+		for path := range strings.FieldsSeq("/v1/chat/completions /v1/completions /v1/responses /v1/messages /v1/embeddings /v1/rerank /generate /inference/v1/generate /invocations /tokenize /v1/anything") {
+			for _, header := range [][]string{{"X-Tenant-Id", "mine"}, nil} {
+				body := `{"model":"m","cache_salt":"victim","messages":[],"prompt":"x"}`
+				if header == nil {
+					body = strings.Replace(body, "{", `{"nvext":`+"{"+mine+"},", 1)
+				}
+				received := len(e.Journal())
+				s.post(t.Context(), path, []byte(body), header...)
+				got := string(lastOf(e).Body)
+				if len(e.Journal()) == received || strings.Contains(got, "victim") || strings.Contains(got, mine) != containsWord(takes, path) {
+					t.Errorf("%s %s: the engine got %s", kind, path, got)
+				}
+			}
+			// without a tenant it is the client's own, in the engine's own words
+			if path != "/tokenize" {
+				s.post(t.Context(), path, []byte(`{"model":"m","cache_salt":"own"}`))
+				if got := string(lastOf(e).Body); got != `{"model":"m","cache_salt":"own"}` {
+					t.Errorf("%s %s: without a tenant the engine got %s", kind, path, got)
+				}
+			}
+		}
+	}
+}
+
+func containsWord(words, word string) bool { return strings.Contains(" "+words+" ", " "+word+" ") }
+
+// TestSaltsAreEnforced has a pool of two engines, one of which does not keep caches apart.
+// Requests with a salt go to the other one or are refused.
+func TestSaltsAreEnforced(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{})
+	engines[1].SetVersion("0.12.0")
+	block := func(first, second string) string {
+		return route(engines, "worker "+engines[0].Addr()+" {\nid 1\n"+first+"\n}\nworker "+engines[1].Addr()+" {\nid 2\n"+second+"\n}", "enforce_cache_salt", "trust tenants pins", "policy round_robin")
+	}
+	chat := func(s *server, header ...string) answer {
+		return s.post(t.Context(), "/v1/chat/completions", ask("hello").body(), header...)
+	}
+	tenant := []string{"X-Tenant-Id", "mine"}
+	s := startCaddy(t, block("engine llamacpp", "engine vllm"))
+	seen := map[string]bool{}
+	for range 6 {
+		if a := chat(s, tenant...); a.engine() != "e2" {
+			t.Errorf("a tenant's was answered by %q, status %d, %.200s", a.engine(), a.status, a.body)
+		}
+	}
+	for range 6 {
+		seen[chat(s).engine()] = true
+	}
+	if len(seen) != 2 {
+		t.Errorf("without a tenant answered by %v", seen)
+	}
+	for _, salted := range []string{`"cache_salt":"s"`, `"nvext":{"cache_salt":"s"}`} {
+		for range 3 {
+			if a := s.post(t.Context(), "/v1/chat/completions", []byte(`{"model":"m","messages":[],`+salted+`}`)); a.engine() != "e2" {
+				t.Errorf("%s: answered by %q", salted, a.engine())
+			}
+		}
+	}
+	const code = "cache_salt_unsupported"
+	wantError(t, "pinned", chat(s, append([]string{"X-Worker-Instance-Id", "1"}, tenant...)...), 400, code, "worker 1", "chat")
+	for _, path := range []string{"/v1/messages", "/v1/embeddings", "/invocations", "/v1/rerank"} {
+		a := s.post(t.Context(), path, []byte(`{"model":"m","messages":[],"input":"x"}`), tenant...)
+		if a.status != 400 || !strings.Contains(string(a.body), code) {
+			t.Errorf("%s: status %d, body %.300s", path, a.status, a.body)
+		}
+	}
+	if a := s.post(t.Context(), "/v1/messages", []byte(`{"model":"m","messages":[]}`), tenant...); !strings.HasPrefix(string(a.body), `{"type":"error"`) {
+		t.Errorf("Anthropic's shape: %s", a.body)
+	}
+	for _, path := range []string{"/v1/messages/count_tokens", "/tokenize"} { // which leave nothing in a cache
+		if a := s.post(t.Context(), path, []byte(`{"model":"m","messages":[]}`), tenant...); a.engine() == "" {
+			t.Errorf("%s: status %d, %.200s", path, a.status, a.body)
+		}
+	}
+	x := s.explain(t, []byte(`{"model":"m","messages":[],"cache_salt":"s"}`))
+	if len(x.LeftOut) != 1 || x.LeftOut[0].Why != "shares_cache" || x.LeftOut[0].Dial != engines[0].Addr() {
+		t.Errorf("it is explained as %+v", x.LeftOut)
+	}
+	// the one that keeps them apart is gone: nobody else takes its place
+	engines[1].Kill()
+	if a := chat(s, tenant...); a.status != http.StatusServiceUnavailable && a.status != http.StatusBadGateway {
+		t.Errorf("with the other one gone: status %d by %q", a.status, a.engine())
+	}
+	if err := engines[1].Restart(); err != nil {
+		t.Fatal(err)
+	}
+	// the operator says more of them than is known, and that counts
+	if s = startCaddy(t, block("engine llamacpp\ncache_salt on", "engine vllm\ncache_salt off")); true {
+		wantError(t, "said to be off", chat(s, tenant...), 400, code)
+	}
+	s = startCaddy(t, block("engine llamacpp", "engine vllm\ncache_salt on"))
+	for _, path := range []string{"/v1/messages", "/invocations"} {
+		a := s.post(t.Context(), path, []byte(`{"model":"m","messages":[],"cache_salt":"victim"}`), tenant...)
+		if a.engine() != "e2" || !strings.Contains(string(lastOf(engines[1]).Body), `"cache_salt":"mine"`) {
+			t.Errorf("%s, said to be on: status %d, %.200s", path, a.status, a.body)
+		}
+	}
+	wantError(t, "what nobody is told a salt in", s.post(t.Context(), "/encode", []byte(`{"model":"m"}`), tenant...), 400, code)
+	s = startCaddy(t, block("", ""))
+	wantError(t, "not known yet", chat(s, tenant...), 400, code, "is known to")
+	// a version that nobody knows may be one of before
+	engines[1].SetVersion("")
+	s = startCaddy(t, strings.Replace(block("engine llamacpp", "engine vllm"), "{", "{\npool unversioned", 1))
+	wantError(t, "of no version", chat(s, tenant...), 400, code, "is known to")
+	engines[1].SetVersion("0.12.0")
+	// a salt that is no text is none that engines keep apart by
+	s = startCaddy(t, block("engine vllm", "engine vllm"))
+	for _, odd := range []string{`["s"]`, "7", `{"a":1}`, "true"} {
+		body := []byte(`{"model":"m","messages":[],"cache_salt":` + odd + `}`)
+		wantError(t, odd, s.post(t.Context(), "/v1/chat/completions", body), 400, code, "cache_salt: must be a string")
+		if a := s.post(t.Context(), "/v1/chat/completions", body, tenant...); a.engine() != "e2" {
+			t.Errorf("a tenant's that writes %s: status %d, %.200s", odd, a.status, a.body)
+		}
+	}
+	for _, none := range []string{"null", `""`} {
+		if a := s.post(t.Context(), "/v1/chat/completions", []byte(`{"model":"m","messages":[],"cache_salt":`+none+`}`)); !a.ok() {
+			t.Errorf("no salt, %s: status %d, %.200s", none, a.status, a.body)
+		}
+	}
+	// by default they are told apart where that can be, and no more
+	s = startCaddy(t, strings.Replace(block("engine llamacpp", "engine llamacpp"), "enforce_cache_salt", "", 1))
+	if a := chat(s, tenant...); !a.ok() {
+		t.Errorf("by default: status %d", a.status)
+	}
+}
+
+// TestSessionsOfTenantsAreApart has two tenants that name the same session of a Dynamo and
+// of an SGLang.
+func TestSessionsOfTenantsAreApart(t *testing.T) {
+	e := startEngines(t, 1, canned.Pace{})[0]
+	ids := []string{"X-Dynamo-Session-Id", "X-Dynamo-Parent-Session-Id", "X-Session-Id", "X-Claude-Code-Session-Id", "Thread-Id"}
+	for kind, gets := range map[string]func(canned.Request) []string{
+		"dynamo": func(r canned.Request) (got []string) {
+			for _, name := range ids {
+				got = append(got, r.Header.Get(name))
+			}
+			return got
+		},
+		"sglang": func(r canned.Request) []string {
+			return []string{string(r.Body)}
+		},
+	} {
+		s := startCaddy(t, route([]*canned.Engine{e}, typed(e, kind), "trust tenants"))
+		seen := map[string]string{}
+		for _, tenant := range []string{"a", "b", "a", ""} {
+			var header []string
+			if tenant != "" {
+				header = append(header, "X-Tenant-Id", tenant)
+			}
+			for _, name := range ids {
+				header = append(header, name, "s")
+			}
+			body := `{"model":"m","messages":[],"session_id":"s","session_params":{"id":"s","rid":"r"}}`
+			s.post(t.Context(), "/v1/chat/completions", []byte(body), header...)
+			got := fmt.Sprint(gets(lastOf(e)))
+			if before, again := seen[tenant]; again && before != got {
+				t.Errorf("%s: a session of %q became another one: %s, then %s", kind, tenant, before, got)
+			}
+			seen[tenant] = got
+		}
+		if seen["a"] == seen["b"] || seen["a"] == seen[""] {
+			t.Errorf("%s: tenants share a session: %v", kind, seen)
+		}
+		if plain := gets(canned.Request{}); kind == "dynamo" && seen[""] != fmt.Sprint(strings.Fields(strings.Repeat("s ", len(plain)))) {
+			t.Errorf("%s: without a tenant the engine got %s", kind, seen[""])
+		}
+		if kind == "dynamo" && containsWord(strings.Trim(seen["a"], "[]"), "s") {
+			t.Errorf("the Dynamo got the client's own id: %s", seen["a"])
+		}
+		if kind == "sglang" && (strings.Contains(seen["a"], `"id":"s"`) || strings.Contains(seen["a"], `"session_id":"s"`) || !strings.Contains(seen["a"], `"rid":"r"`)) {
+			t.Errorf("the SGLang got %s", seen["a"])
+		}
+	}
+	// what nvext says of the session is scoped in the same way
+	s := startCaddy(t, route([]*canned.Engine{e}, typed(e, "dynamo"), "trust tenants"))
+	session := func(header ...string) string {
+		s.mustChat(t, wishing("hi", `{"session_control":{"session_id":"s"}}`), header...)
+		return lastOf(e).Header.Get("X-Dynamo-Session-Id")
+	}
+	s.mustChat(t, ask("hi"), "X-Tenant-Id", "a", "X-Dynamo-Session-Id", "s")
+	byHeader := lastOf(e).Header.Get("X-Dynamo-Session-Id")
+	if a := session("X-Tenant-Id", "a"); a != byHeader || a == session("X-Tenant-Id", "b") || session() != "s" {
+		t.Errorf("of nvext it is %q, by header %q, without a tenant %q", a, byHeader, session())
+	}
+}
+
+// TestVertexFormNeedsNoIsolation sends bodies of Vertex AI's form, which the router does
+// not read, at any path.
+func TestVertexFormNeedsNoIsolation(t *testing.T) {
+	e := startEngines(t, 1, canned.Pace{})[0]
+	body := `{"instances":[{"text":"x"}],"parameters":{"cache_salt":"victim","session_params":{"id":"s"},"priority":99}}`
+	for _, path := range []string{"/vertex_generate", "/v1/endpoints/1:predict"} {
+		for _, v := range []struct {
+			block, tenant string
+			status        int
+		}{
+			{"trust tenants", "mine", 400},
+			{"trust tenants", "", 200},
+			{"pool default", "mine", 200}, // which is not granted
+			{"enforce_cache_salt", "", 400},
+		} {
+			s := startCaddy(t, route([]*canned.Engine{e}, typed(e, "sglang"), v.block))
+			received := len(e.Journal())
+			a := s.post(t.Context(), path, []byte(body), "X-Tenant-Id", v.tenant)
+			if v.status != 200 {
+				wantError(t, path+", "+v.block, a, v.status, "body_unreadable")
+				if len(e.Journal()) != received {
+					t.Errorf("%s, %s: the engine got %s", path, v.block, lastOf(e).Body)
+				}
+			} else if got := string(lastOf(e).Body); a.status != 200 || got != body {
+				t.Errorf("%s, %s: status %d, the engine got %s", path, v.block, a.status, got)
+			}
+		}
+	}
+}
+
+// TestTenantsOfAnyName has names that a Dynamo cannot read in a header, or that are longer
+// than a salt may be. What the client writes beside them never counts.
 func TestTenantsOfAnyName(t *testing.T) {
 	e := startEngines(t, 1, canned.Pace{})[0]
 	long := strings.Repeat("x", 9000)
 	const body = `{"model":"m","messages":[],"cache_salt":"victim","nvext":{"cache_salt":"victim","greed_sampling":true}}`
-	for _, block := range []string{"", "enforce_cache_salt"} {
-		for _, v := range []struct{ kind, tenant, want string }{
-			{"dynamo", "mine", "mine"},
-			{"dynamo", "my own", "my own"},
-			{"dynamo", "müller", digest("müller")},
-			{"dynamo", "m\xfcller", digest("m\xfcller")},
-			{"dynamo", long, digest(long)},
-			{"vllm", "müller", "müller"},
-			{"vllm", long, digest(long)},
-		} {
-			s := startCaddy(t, route([]*canned.Engine{e}, typed(e, v.kind, "cache_salt on"), "trust tenants", block))
-			a := s.post(t.Context(), "/v1/chat/completions", []byte(body), "X-Tenant-Id", v.tenant)
-			got := lastOf(e)
-			if a.status != 200 || strings.Contains(string(got.Body), "victim") {
-				t.Errorf("%s, %.20q: status %d, the engine got %.200s", v.kind, v.tenant, a.status, got.Body)
-			}
-			if v.kind == "dynamo" && fmt.Sprint(got.Header["X-Tenant-Id"]) != "["+v.want+"]" {
-				t.Errorf("%.20q: the Dynamo got the tenant %.100q", v.tenant, got.Header["X-Tenant-Id"])
-			}
-			if v.kind == "vllm" && !strings.Contains(string(got.Body), `"cache_salt":"`+v.want+`"`) {
-				t.Errorf("%.20q: the engine got %.200s", v.tenant, got.Body)
-			}
-			if !strings.Contains(string(got.Body), `"greed_sampling":true`) && v.kind == "dynamo" {
-				t.Errorf("the rest of nvext is lost: %s", got.Body)
-			}
+	for _, v := range []struct{ kind, tenant, want string }{
+		{"dynamo", "my own", "my own"},
+		{"dynamo", "müller", digest("müller")},
+		{"dynamo", long, digest(long)},
+		{"vllm", "müller", "müller"},
+		{"vllm", long, digest(long)},
+	} {
+		s := startCaddy(t, route([]*canned.Engine{e}, typed(e, v.kind, "cache_salt on"), "trust tenants", "enforce_cache_salt"))
+		a := s.post(t.Context(), "/v1/chat/completions", []byte(body), "X-Tenant-Id", v.tenant)
+		got := lastOf(e)
+		if a.status != 200 || strings.Contains(string(got.Body), "victim") {
+			t.Errorf("%s, %.20q: status %d, the engine got %.200s", v.kind, v.tenant, a.status, got.Body)
+		}
+		if v.kind == "dynamo" && (fmt.Sprint(got.Header["X-Tenant-Id"]) != "["+v.want+"]" || !strings.Contains(string(got.Body), `"greed_sampling":true`)) {
+			t.Errorf("%.20q: the Dynamo got the tenant %.100q, and %s", v.tenant, got.Header["X-Tenant-Id"], got.Body)
+		}
+		if v.kind == "vllm" && !strings.Contains(string(got.Body), `"cache_salt":"`+v.want+`"`) {
+			t.Errorf("%.20q: the engine got %.200s", v.tenant, got.Body)
 		}
 	}
 	// a gateway that adds its tenant behind a name of the client's
 	s := startCaddy(t, "request_header +X-Tenant-Id mine\n"+route([]*canned.Engine{e}, typed(e, "vllm"), "trust tenants"))
-	both := strings.Repeat("x", 8190)
-	s.post(t.Context(), "/v1/chat/completions", []byte(body), "X-Tenant-Id", both)
-	if got := string(lastOf(e).Body); !strings.Contains(got, `"cache_salt":"`+digest(both+", mine")+`"`) {
+	s.post(t.Context(), "/v1/chat/completions", []byte(body), "X-Tenant-Id", "other")
+	if got := string(lastOf(e).Body); !strings.Contains(got, `"cache_salt":"other, mine"`) {
 		t.Errorf("the engine got %.200s", got)
 	}
 	// who is not granted it has none, however long
 	s = startCaddy(t, route([]*canned.Engine{e}, typed(e, "vllm")))
-	before := s.scrape(t)
+	before := s.dropped(t, "tenants")
 	s.post(t.Context(), "/v1/chat/completions", []byte(`{"messages":[],"cache_salt":"own"}`), "X-Tenant-Id", long)
 	if got := string(lastOf(e).Body); got != `{"messages":[],"cache_salt":"own"}` || lastOf(e).Header.Get("X-Tenant-Id") != "" {
 		t.Errorf("without trust the engine got %s", got)
 	}
-	if n := s.scrape(t).value(nvextDropped, `grant="tenants"`) - before.value(nvextDropped, `grant="tenants"`); n != 1 {
+	if n := s.dropped(t, "tenants") - before; n != 1 {
 		t.Errorf("%v dropped of tenants, want 1", n)
-	}
-}
-
-// TestOverrideHeadersDoNotPass has headers that an SGLang may take for members of
-// the body, of clients with trust and without.
-func TestOverrideHeadersDoNotPass(t *testing.T) {
-	e := startEngines(t, 1, canned.Pace{})[0]
-	s := startCaddy(t, route([]*canned.Engine{e}, typed(e, "sglang", "dp_size 2"), trust("priorities pins")))
-	header := []string{"X-Override-Routed-Dp-Rank", "1", "X-Override-Priority", "99", "X-Override-Rid", "r"}
-	for _, trusts := range []bool{false, true} {
-		before := s.scrape(t)
-		all := append([]string(nil), header...)
-		if trusts {
-			all = append(all, trusted...)
-		}
-		s.post(t.Context(), "/generate", []byte(`{"text":"x"}`), all...)
-		for name := range lastOf(e).Header {
-			if strings.HasPrefix(name, "X-Override-") {
-				t.Errorf("trusted %v: the engine got %s", trusts, name)
-			}
-		}
-		drops := map[bool]float64{false: 1}[trusts]
-		if n := s.scrape(t).value(nvextDropped, `grant="pins"`) - before.value(nvextDropped, `grant="pins"`); n != drops {
-			t.Errorf("trusted %v: %v dropped of pins", trusts, n)
-		}
-	}
-}
-
-// TestTrailersDoNotPass has trailers behind a body, with routing headers among them.
-func TestTrailersDoNotPass(t *testing.T) {
-	trailers := make(chan http.Header, 1)
-	ln, err := canned.Listen()
-	if err != nil {
-		t.Fatal(err)
-	}
-	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body)
-		if r.UserAgent() != "kv_router" {
-			trailers <- r.Trailer
-		}
-		_, _ = io.WriteString(w, "{}")
-	})}
-	go func() { _ = srv.Serve(ln) }()
-	t.Cleanup(func() { _ = srv.Close() })
-	s := startCaddy(t, "kv_router "+ln.Addr().String()+" {\npool trailers\nmax_body 64KiB\ntrust priorities\n}")
-	for _, v := range []struct{ path, body string }{
-		{"/v1/chat/completions", `{"messages":[]}`}, // which is read
-		{"/v1/chat/completions", `{"x":"` + strings.Repeat("x", 128<<10) + `"}`},
-		{"/upload", "x"},
-	} {
-		conn := s.connect(t)
-		fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/octet-stream\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n"+
-			"Trailer: X-Tenant-Id, X-Dynamo-Request-Priority, X-Sum\r\n\r\n%x\r\n%s\r\n0\r\nX-Tenant-Id: victim\r\nX-Dynamo-Request-Priority: 9\r\nX-Override-Priority: 9\r\nX-Sum: 1\r\n\r\n",
-			v.path, s.addr, len(v.body), v.body)
-		_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
-		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
-		if err != nil || resp.StatusCode != http.StatusOK {
-			t.Fatalf("%s: %v, %v", v.path, resp, err)
-		}
-		resp.Body.Close()
-		conn.Close()
-		select {
-		case got := <-trailers:
-			if len(got) != 0 {
-				t.Errorf("%s of %d bytes: the engine got the trailer %v", v.path, len(v.body), got)
-			}
-		case <-time.After(5 * time.Second):
-			t.Fatalf("%s did not reach the engine", v.path)
-		}
-	}
-	s.booksAtZero(t)
-}
-
-// TestFirstRequestsAreHeldToTheSame has an SGLang that orders by priority, and that
-// the router has not asked yet what it is.
-func TestFirstRequestsAreHeldToTheSame(t *testing.T) {
-	for i := range 3 {
-		e := startSimulated(t, engine.Config{Flavour: engine.SGLang, KeepBodies: true, ServerInfo: map[string]any{"enable_priority_scheduling": true}})
-		s := startCaddy(t, simulated([]*engine.Engine{e}, fmt.Sprintf("pool first%d", i)))
-		const path = "/v1/chat/completions"
-		got := s.receivedBy(t, e, path, `{"model":"sim-8b","messages":[{"role":"user","content":"hi"}],"max_tokens":2,"priority":99}`)
-		if strings.Contains(string(got.Body), "priority") {
-			t.Errorf("the engine got %s", got.Body)
-		}
-	}
-	// who has told nothing by then is served as by any proxy
-	e := startEngines(t, 1, canned.Pace{})[0]
-	s := startCaddy(t, route([]*canned.Engine{e}, "pool third"))
-	if a := s.post(t.Context(), "/v1/chat/completions", []byte(`{"messages":[],"priority":99}`)); a.status != 200 || !strings.Contains(string(lastOf(e).Body), `"priority":99`) {
-		t.Errorf("status %d, the engine got %s", a.status, lastOf(e).Body)
 	}
 }

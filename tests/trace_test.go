@@ -224,21 +224,6 @@ func TestTraceHasTheRouteAndItsChoices(t *testing.T) {
 	}
 }
 
-// TestTraceHasTheUsage reads the counts of an engine that reports all of them.
-func TestTraceHasTheUsage(t *testing.T) {
-	spans := startCollector(t)
-	engines := startEngines(t, 1, canned.Pace{})
-	engines[0].SetHandler(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		fmt.Fprint(w, `{"object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"hi"}}],`+
-			`"usage":{"prompt_tokens":40,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":32}}}`)
-	})
-	s := startCaddy(t, "tracing\n"+route(engines))
-	s.mustChat(t, ask("hello there"))
-	_, route, _ := spans.trace(t, 1)
-	hasAttributes(t, route, "input_tokens", "40", "output_tokens", "2", "cached_tokens", "32", "session", "false")
-}
-
 // isChild checks that a span is a child of another.
 func isChild(t *testing.T, child, parent *tracepb.Span) {
 	t.Helper()
@@ -304,18 +289,4 @@ func TestTraceContextWithoutTracing(t *testing.T) {
 		t.Errorf("header_up took the context out, and the engine got %q", got.Get("Traceparent"))
 	}
 	spans.trace(t, 1)
-}
-
-// TestTraceContextOfWhatIsNotSampled has a Caddy that traces but does not sample this
-// request. The engine gets the unsampled context.
-func TestTraceContextOfWhatIsNotSampled(t *testing.T) {
-	startCollector(t)
-	t.Setenv("OTEL_TRACES_SAMPLER", "always_off")
-	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, "tracing\n"+route(engines))
-	s.mustChat(t, ask("hello"), "Traceparent", clientContext)
-	got := chats(engines[0])[0].Header.Get("Traceparent")
-	if !strings.HasPrefix(got, "00-"+clientTrace+"-") || !strings.HasSuffix(got, "-00") || strings.Contains(got, "-"+clientSpan+"-") {
-		t.Errorf("the engine got traceparent %q, want the client's trace, Caddy's span, and that it is not sampled", got)
-	}
 }

@@ -1,15 +1,18 @@
 package tests
 
 import (
+	"bufio"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 )
 
 const (
@@ -74,6 +77,48 @@ var routingHeaders = []string{
 	"X-Dynamo-Worker-Instance-Id", "X-Worker-Instance-Id", "X-Dynamo-Prefill-Instance-Id", "X-Prefill-Instance-Id",
 	"X-Dynamo-Dp-Rank", "X-Dp-Rank", "X-Data-Parallel-Rank", "X-Dynamo-Prefill-Dp-Rank", "X-Prefill-Dp-Rank",
 	"X-Dynamo-Request-Priority", "X-Dynamo-Request-Strict-Priority", "X-Tenant-Id",
+}
+
+// typed returns the worker option with an engine's type, and further lines of it.
+func typed(e *canned.Engine, kind string, more ...string) string {
+	return "worker " + e.Addr() + " {\nid 1\nengine " + kind + "\n" + strings.Join(more, "\n") + "\n}"
+}
+
+// members returns the members of a body that an engine received.
+func members(t *testing.T, body []byte) (names []string) {
+	t.Helper()
+	var m map[string]json.RawMessage
+	if err := json.Unmarshal(body, &m); err != nil {
+		t.Fatalf("the engine got %s: %v", body, err)
+	}
+	for name := range m {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// headed sends a request with pairs of header names and values, and reads its answer.
+func (s *server) headed(t *testing.T, method, path, body string, header ...string) answer {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, s.url+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	return s.do(req)
+}
+
+// dropped returns how many wishes were dropped for the lack of a grant, empty for any.
+func (s *server) dropped(t *testing.T, grant string) float64 {
+	t.Helper()
+	if grant == "" {
+		return s.scrape(t).value(nvextDropped)
+	}
+	return s.scrape(t).value(nvextDropped, `grant="`+grant+`"`)
 }
 
 // TestGrants sends each kind of wish from a client with the grant and from one without.
@@ -176,31 +221,6 @@ func TestMalformedHeadersLeaveTheBody(t *testing.T) {
 	}
 }
 
-// TestWrongNvextIsRefused sends nvext that is a 400 for every client.
-func TestWrongNvextIsRefused(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	for _, v := range []struct{ block, nvext, field string }{
-		{"", `{"backend_instance_id":"2"}`, "nvext.backend_instance_id"},
-		{"", `{"dp_rank":1.5}`, "nvext.dp_rank"},
-		{"", `{"backend_instance_id":-1}`, "nvext.backend_instance_id"},
-		{"", `{"metadata_upload":{"url":" "}}`, "nvext.metadata_upload.url"},
-		{"", `{"agent_hints":{"priority":"high"}}`, "nvext.agent_hints.priority"},
-		{"", `{"agent_hints":[]}`, "nvext.agent_hints"},
-		{"strict_nvext", `{"backend_instance":2}`, "nvext.backend_instance"},
-		{"strict_nvext", `{"agent_hints":{"mood":1}}`, "nvext.agent_hints.mood"},
-		{"trust explain", `{"extra_fields":["completion_token_ids"]}`, "exactly one"},
-	} {
-		s := startCaddy(t, route(engines, v.block))
-		c := []byte(`{"model":"m","n":2,"messages":[],"nvext":` + v.nvext + `}`)
-		wantError(t, v.nvext, s.post(t.Context(), "/v1/chat/completions", c), 400, "invalid_nvext", v.field)
-	}
-	if n := engines[0].Requests(); n != 0 {
-		t.Errorf("the engine was sent %d requests", n)
-	}
-	s := startCaddy(t, route(engines))
-	s.mustChat(t, wishing("hi", `{"unknown":1,"agent_hints":{"mood":1}}`))
-}
-
 // TestSpoofedHeadersDoNotPass sends routing headers on requests whose body the router does
 // not read, and on requests that are not inference requests.
 func TestSpoofedHeadersDoNotPass(t *testing.T) {
@@ -224,39 +244,31 @@ func TestSpoofedHeadersDoNotPass(t *testing.T) {
 			{"POST", "/v1/chat/completions", `{"model":`, ""},
 		} {
 			before := engines[0].Requests()
-			req, err := http.NewRequestWithContext(t.Context(), r.method, s.url+r.path, strings.NewReader(r.body))
-			if err != nil {
-				t.Fatal(err)
-			}
-			req.Header.Set("Content-Type", "application/json")
+			var header []string
 			if r.coding != "" {
-				req.Header.Set("Content-Encoding", r.coding)
+				header = []string{"Content-Encoding", r.coding}
 			}
 			for _, name := range routingHeaders {
-				req.Header.Set(name, "1")
+				value := "1"
 				if strings.Contains(name, "Rank") {
-					req.Header.Set(name, "0")
+					value = "0"
 				}
 				if strings.Contains(name, "Prefill") {
-					req.Header.Set(name, "4294967295x") // one that is granted would be a 400
+					value = "4294967295x" // one that is granted would be a 400
 				}
+				header = append(header, name, value)
 			}
-			resp, err := s.client.Do(req)
-			if err != nil {
-				t.Fatal(err)
-			}
-			_, _ = io.Copy(io.Discard, resp.Body)
-			resp.Body.Close()
+			a := s.headed(t, r.method, r.path, r.body, header...)
 			journal := engines[0].Journal()[before:]
 			unread := r.coding != "" || len(r.body) > 1024 || r.body == `{"model":`
 			if unread && strings.Contains(v.block, "tenants") {
-				if len(journal) != 0 || resp.StatusCode < 400 {
-					t.Errorf("a tenant's body that was not read: status %d", resp.StatusCode)
+				if len(journal) != 0 || a.status < 400 {
+					t.Errorf("a tenant's body that was not read: status %d", a.status)
 				}
 				continue
 			}
 			if len(journal) != 1 {
-				t.Errorf("%s %s: status %d, the engine was sent %d requests", r.method, r.path, resp.StatusCode, len(journal))
+				t.Errorf("%s %s: status %d, the engine was sent %d requests", r.method, r.path, a.status, len(journal))
 				continue
 			}
 			var got []string
@@ -272,56 +284,214 @@ func TestSpoofedHeadersDoNotPass(t *testing.T) {
 	}
 }
 
-// TestTenantsShareNothing sends one prompt and one session key of two tenants, which are
-// named by header, by nvext, and by the body's salt.
-func TestTenantsShareNothing(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{}) // which the policy cannot spread the prompt from
-	prompt := strings.Repeat("the same prompt of everybody, some blocks long ", 20)
-	body := func(salts string) []byte {
-		return []byte(`{"model":"m",` + salts + `"messages":[{"role":"user","content":"` + prompt + `"}]}`)
-	}
-	s := startCaddy(t, route(engines, "response_headers X-KV-", "trust tenants"))
-	for i, v := range []struct {
-		salts  string
-		header []string
-		warm   bool
+// TestEnginesOwnMembersNeedTrust has clients use the engine's own members for wishes that
+// need a grant in nvext. Without the grant, the router removes and counts them.
+func TestEnginesOwnMembersNeedTrust(t *testing.T) {
+	e := startEngines(t, 1, canned.Pace{})[0]
+	for _, v := range []struct {
+		kind, worker, path, own, grant string
+		kept                           string // of own, by who is not trusted
 	}{
-		{"", nil, false},
-		{"", nil, true},
-		{"", []string{"X-Tenant-Id", "a"}, false},
-		{"", []string{"X-Tenant-Id", "b"}, false},
-		{"", []string{"X-Tenant-Id", "a"}, true},
-		{`"nvext":{"cache_salt":"a"},`, nil, true}, // it is the same salt
-		{`"cache_salt":"a",`, nil, true},
-		{`"nvext":{"cache_salt":"c"},`, nil, false},
-		{`"cache_salt":"c","nvext":{"cache_salt":"d"},`, []string{"X-Tenant-Id", "b"}, true},
-		{`"cache_salt":"d","nvext":{"cache_salt":"c"},`, nil, true},
+		{"vllm", "priority on", "/v1/chat/completions", `"priority":-2147483648`, "priorities", ""},
+		{"vllm", "priority on", "/invocations", `"priority":-5`, "priorities", ""},
+		{"vllm", "priority off", "/v1/chat/completions", `"priority":0`, "priorities", "priority"},
+		{"trtllm", "priority on", "/v1/completions", `"priority":1`, "priorities", ""},
+		{"sglang", "priority on", "/generate", `"priority":9`, "priorities", ""},
+		{"sglang", "", "/v1/chat/completions", `"routed_dp_rank":1,"data_parallel_rank":1`, "pins", ""},
+		{"sglang", "dp_size 2", "/v1/chat/completions", `"routed_dp_rank":1`, "pins", "data_parallel_rank routed_dp_rank"},
+		{"llamacpp", "", "/v1/chat/completions", `"id_slot":0`, "pins", ""},
+		{"other", "priority on", "/v1/responses", `"routed_dp_rank":1,"priority":1`, "pins priorities", ""},
 	} {
-		a := s.post(t.Context(), "/v1/chat/completions", body(v.salts), v.header...)
-		if warm := a.header.Get("X-KV-Overlap-Blocks") != "0"; !a.ok() || warm != v.warm {
-			t.Errorf("request %d: status %d, overlap %s, want warm %v", i, a.status, a.header.Get("X-KV-Overlap-Blocks"), v.warm)
+		s := startCaddy(t, route([]*canned.Engine{e}, typed(e, v.kind, v.worker), trust(v.grant)))
+		body := []byte(`{"model":"m","messages":[],"prompt":"x","text":"x","input":"x",` + v.own + `}`)
+		plain := strings.Fields("input messages model prompt text")
+		before := s.dropped(t, "")
+		if a := s.post(t.Context(), v.path, body, trusted...); a.status != 200 {
+			t.Fatalf("%s: status %d, %.200s", v.kind, a.status, a.body)
+		}
+		if got := lastOf(e); !strings.Contains(v.worker, "dp_size") && string(got.Body) != string(body) {
+			t.Errorf("%s, %s: of a client that is trusted the engine got %s", v.kind, v.worker, got.Body)
+		}
+		if n := s.dropped(t, "") - before; n != 0 {
+			t.Errorf("%s: %v wishes of the trusted client were dropped", v.kind, n)
+		}
+		s.post(t.Context(), v.path, body)
+		want := append(strings.Fields(v.kept), plain...)
+		slices.Sort(want)
+		if got := members(t, lastOf(e).Body); !slices.Equal(got, want) {
+			t.Errorf("%s, %s: of one that is not, it got %v, want %v", v.kind, v.worker, got, want)
+		}
+		drops := float64(len(strings.Fields(v.grant)))
+		if v.kept == "priority" {
+			drops = 0
+		}
+		if n := s.dropped(t, "") - before; n != drops {
+			t.Errorf("%s, %s: %v wishes dropped, want %v", v.kind, v.worker, n, drops)
+		}
+		s.booksAtZero(t)
+	}
+}
+
+// TestCacheIsHeldForThoseWhoAreTrusted has an SGLang that keeps the cache of requests with
+// a priority. Clients with and without the grant ask it to keep theirs for years.
+func TestCacheIsHeldForThoseWhoAreTrusted(t *testing.T) {
+	e := startSimulated(t, engine.Config{Flavour: engine.SGLang, KeepBodies: true, ServerInfo: map[string]any{"radix_eviction_policy": "priority"}})
+	s := startCaddy(t, simulated([]*engine.Engine{e}, trust("priorities"), "affinity {\nttl 2h\n}", "worker "+e.Addr()+" {\nengine sglang\n}"))
+	s.mustChat(t, simChat("hello"))
+	eventuallyTold(t, s, e, "sglang")
+	before := s.dropped(t, "priorities")
+	const path = "/v1/chat/completions"
+	const body = `{"model":"sim-8b","messages":[{"role":"user","content":"hi"}],"max_tokens":2,%s}`
+	const wish = `"nvext":{"cache_control":{"ttl":"100000h"}}`
+	for _, v := range []struct {
+		says   string
+		header []string
+		want   string
+	}{
+		{wish, nil, ""},
+		{wish, trusted, `"retention_seconds":7200`},
+		{`"nvext":{"cache_control":{"ttl":"5m"}}`, trusted, `"retention_seconds":300`},
+		{`"retention_seconds":31536000,"priority":9`, nil, ""},
+	} {
+		got := string(s.receivedBy(t, e, path, fmt.Sprintf(body, v.says), v.header...).Body)
+		if has := strings.Contains(got, "retention_seconds"); has != (v.want != "") || !strings.Contains(got, v.want) || v.header == nil && strings.Contains(got, "priority") {
+			t.Errorf("%s with %v became %s", v.says, v.header, got)
 		}
 	}
-	for _, tenant := range []string{"", "a", "b"} {
-		header := []string{"X-Session-Id", "mine"}
-		if tenant != "" {
-			header = append(header, "X-Tenant-Id", tenant)
+	if n := s.dropped(t, "priorities") - before; n != 2 {
+		t.Errorf("%v requests of which something was dropped, want 2", n)
+	}
+}
+
+// TestNvextOfOtherAPIs has requests of unknown APIs. Their nvext needs the same trust, and
+// reaches no engine that does not know nvext.
+func TestNvextOfOtherAPIs(t *testing.T) {
+	e := startEngines(t, 1, canned.Pace{})[0]
+	const path, rest = "/v1/images/generations", `"model":"m","prompt":"x"`
+	const wishes = `"nvext":{"metadata_upload":{"url":"http://169.254.169.254/"},"backend_instance_id":1,"greed_sampling":true}`
+	deep := `"x":` + strings.Repeat("[", 300) + strings.Repeat("]", 300) + ","
+	for _, v := range []struct{ kind, sent, want string }{
+		{"vllm", "{" + wishes + "," + rest + "}", "{" + rest + "}"},
+		{"dynamo", "{" + wishes + "," + rest + "}", `{"nvext":{"greed_sampling":true},` + rest + "}"},
+		{"trtllm", `{"nvext":null,` + rest + "}", "{" + rest + "}"},
+		{"vllm", `{"nvext":null,` + rest + "}", `{"nvext":null,` + rest + "}"},
+		{"vllm", "{" + rest + "}", "{" + rest + "}"},
+		{"dynamo", "{" + deep + wishes + "," + rest + "}", "{" + deep + wishes + "," + rest + "}"}, // it cannot be read
+		{"vllm", "[" + rest, "[" + rest},
+	} {
+		s := startCaddy(t, route([]*canned.Engine{e}, typed(e, v.kind)))
+		for _, header := range [][]string{
+			{"Content-Type", "application/json"},
+			{"Content-Type", "application/problem+json"},
+			{"Content-Type", "application/json", "Content-Encoding", "foo"},
+		} {
+			received := len(e.Journal())
+			a := s.post(t.Context(), path, []byte(v.sent), header...)
+			if got := string(lastOf(e).Body); len(e.Journal()) != received+1 || got != v.want {
+				t.Errorf("%s, %v: %s became %s, want %s; status %d", v.kind, header, v.sent, got, v.want, a.status)
+			}
 		}
-		s.mustChat(t, ask("hello"), header...)
-		var session adminSession
-		s.api(t, "GET", defaultPool+"/sessions/mine?tenant="+tenant, nil, &session)
-		if !session.Bound {
-			t.Errorf("tenant %q: the session is not bound", tenant)
+		s.booksAtZero(t)
+	}
+	s := startCaddy(t, route([]*canned.Engine{e}, typed(e, "vllm")))
+	if a := s.post(t.Context(), path, []byte(`{"nvext":{"greed_sampling":1}}`)); a.status != 400 {
+		t.Errorf("a malformed nvext: status %d", a.status)
+	}
+	large := `{"x":"` + strings.Repeat("x", 1<<20) + `",` + rest + "}"
+	if s.post(t.Context(), path, []byte(large)); string(lastOf(e).Body) != large {
+		t.Errorf("a long body became one of %d bytes", len(lastOf(e).Body))
+	}
+}
+
+// TestHeadersOfEnginesNeedTrust sends headers by which a Dynamo chooses a request's class in
+// its queue, and those that an SGLang may take for members of the body. The latter never pass.
+func TestHeadersOfEnginesNeedTrust(t *testing.T) {
+	e := startEngines(t, 1, canned.Pace{})[0]
+	for _, v := range []struct {
+		kind, grant, path string
+		header            []string
+		passes            bool // if the client is trusted
+	}{
+		{"dynamo", "priorities", "/v1/chat/completions", []string{"X-Dynamo-Meta-Policy-Class", "gold", "X-Dynamo-Meta-Other", "x"}, true},
+		{"dynamo", "priorities", "/v1/audio/speech", []string{"X-Dynamo-Meta-Policy-Class", "gold"}, true},
+		{"sglang", "pins", "/generate", []string{"X-Override-Routed-Dp-Rank", "1", "X-Override-Priority", "99", "X-Override-Rid", "r"}, false},
+	} {
+		s := startCaddy(t, route([]*canned.Engine{e}, typed(e, v.kind, "dp_size 2"), trust(v.grant)))
+		for _, trusts := range []bool{false, true} {
+			before := s.dropped(t, v.grant)
+			all, drops := append([]string{"X-Dynamo-Session-Id", "s", "X-Dynamo-Session-Final", "true"}, v.header...), 1.0
+			if trusts {
+				all, drops = append(all, trusted...), 0
+			}
+			s.headed(t, "POST", v.path, string(ask("hi").body()), all...)
+			got := lastOf(e).Header
+			for i := 0; i < len(v.header); i += 2 {
+				if (got.Get(v.header[i]) != "") != (trusts && v.passes) {
+					t.Errorf("%s, trusted %v: the engine got %v", v.path, trusts, got)
+				}
+			}
+			if v.kind == "dynamo" && (got.Get("X-Dynamo-Session-Id") != "s" || got.Get("X-Dynamo-Session-Final") != "true") {
+				t.Errorf("%s, trusted %v: the Dynamo got %v", v.path, trusts, got)
+			}
+			if n := s.dropped(t, v.grant) - before; n != drops {
+				t.Errorf("%s, trusted %v: %v dropped", v.path, trusts, n)
+			}
 		}
 	}
-	if n := s.pool(t).Sessions; n != 3 {
-		t.Errorf("%d sessions, want 3", n)
+}
+
+// TestTrailersDoNotPass has trailers behind a body, with routing headers among them.
+func TestTrailersDoNotPass(t *testing.T) {
+	trailers := make(chan http.Header, 1)
+	addr := serveRaw(t, func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		if r.UserAgent() != "kv_router" {
+			trailers <- r.Trailer
+		}
+		_, _ = io.WriteString(w, "{}")
+	})
+	s := startCaddy(t, "kv_router "+addr+" {\npool trailers\nmax_body 64KiB\ntrust priorities\n}")
+	for _, v := range []struct{ path, body string }{
+		{"/v1/chat/completions", `{"messages":[]}`}, // which is read
+		{"/v1/chat/completions", `{"x":"` + strings.Repeat("x", 128<<10) + `"}`},
+		{"/upload", "x"},
+	} {
+		conn := s.connect(t)
+		fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/octet-stream\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n"+
+			"Trailer: X-Tenant-Id, X-Dynamo-Request-Priority, X-Sum\r\n\r\n%x\r\n%s\r\n0\r\nX-Tenant-Id: victim\r\nX-Dynamo-Request-Priority: 9\r\nX-Override-Priority: 9\r\nX-Sum: 1\r\n\r\n",
+			v.path, s.addr, len(v.body), v.body)
+		_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil || resp.StatusCode != http.StatusOK {
+			t.Fatalf("%s: %v, %v", v.path, resp, err)
+		}
+		resp.Body.Close()
+		conn.Close()
+		select {
+		case got := <-trailers:
+			if len(got) != 0 {
+				t.Errorf("%s of %d bytes: the engine got the trailer %v", v.path, len(v.body), got)
+			}
+		case <-time.After(5 * time.Second):
+			t.Fatalf("%s did not reach the engine", v.path)
+		}
 	}
-	// A key that is written as a tenant's is kept is nobody's but the client's.
-	s.mustChat(t, wishing("hello", `{"session_control":{"session_id":"\u0000t1:amine"}}`))
-	s.mustChat(t, wishing("hello", `{"session_params":{"id":"mine"}}`))
-	if n := s.pool(t).Sessions; n != 4 {
-		t.Errorf("%d sessions, want 4", n)
+	s.booksAtZero(t)
+}
+
+// TestFirstRequestsAreHeldToTheSame has an SGLang that orders by priority, and that
+// the router has not asked yet what it is.
+func TestFirstRequestsAreHeldToTheSame(t *testing.T) {
+	sim := startSimulated(t, engine.Config{Flavour: engine.SGLang, KeepBodies: true, ServerInfo: map[string]any{"enable_priority_scheduling": true}})
+	s := startCaddy(t, simulated([]*engine.Engine{sim}, "pool first"))
+	got := s.receivedBy(t, sim, "/v1/chat/completions", `{"model":"sim-8b","messages":[{"role":"user","content":"hi"}],"max_tokens":2,"priority":99}`)
+	if strings.Contains(string(got.Body), "priority") {
+		t.Errorf("the engine got %s", got.Body)
 	}
-	eventually(t, 5*time.Second, "the end", func() bool { return s.pool(t).Leases == 0 })
+	// who has told nothing by then is served as by any proxy
+	e := startEngines(t, 1, canned.Pace{})[0]
+	s = startCaddy(t, route([]*canned.Engine{e}, "pool third"))
+	if a := s.post(t.Context(), "/v1/chat/completions", []byte(`{"messages":[],"priority":99}`)); a.status != 200 || !strings.Contains(string(lastOf(e).Body), `"priority":99`) {
+		t.Errorf("status %d, the engine got %s", a.status, lastOf(e).Body)
+	}
 }

@@ -1,70 +1,113 @@
 package tests
 
 import (
-	"fmt"
 	"net/http"
 	"strings"
 	"testing"
+	"unicode/utf16"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
-// TestTrustDoesNotEndWhereBodiesAreNotRead has a tenant that tries to have a body passed
-// unread. The body contains wishes without a grant.
-func TestTrustDoesNotEndWhereBodiesAreNotRead(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	const wishes = `"cache_salt":"victim","nvext":{"metadata_upload":{"url":"http://169.254.169.254/"},"backend_instance_id":7,"agent_hints":{"strict_priority":9}}`
-	body := `{"model":"m","messages":[{"role":"user","content":"hi"}],` + wishes + `}`
-	deep := strings.Replace(body, `"model"`, `"x":`+strings.Repeat("[", 300)+strings.Repeat("]", 300)+`,"model"`, 1)
-	long := strings.Replace(body, `"hi"`, `"`+strings.Repeat("long ", 2000)+`"`, 1)
-	many := strings.Replace(body, `"model"`, strings.Repeat(`"a":1,`, 5000)+`"model"`, 1)
-	for _, kind := range []string{"dynamo", "vllm"} {
-		s := startCaddy(t, route(engines, fmt.Sprintf("worker %s {\nengine %s\n}", engines[0].Addr(), kind), "max_body 8KiB", trust("tenants")))
-		for _, v := range []struct {
-			name, body, coding string
-			status             int
+// inUTF16 returns a text as Python's json.loads reads it, too.
+func inUTF16(s string) string {
+	var b strings.Builder
+	for _, c := range utf16.Encode([]rune(s)) {
+		b.WriteByte(byte(c))
+		b.WriteByte(byte(c >> 8))
+	}
+	return b.String()
+}
+
+// TestUnreadBodies has bodies that the router cannot read. They are refused for a
+// tenant and where salts are enforced, and pass as they are otherwise.
+func TestUnreadBodies(t *testing.T) {
+	e := startEngines(t, 1, canned.Pace{})[0]
+	const plain = `{"cache_salt":"victim","session_id":"victim","id_slot":7,"priority":-9}`
+	form := "--b\r\nContent-Disposition: form-data; name=\"file\"\r\n\r\nsound\r\n--b--\r\n"
+	for _, v := range []struct {
+		name, path, kind, body string
+		status                 int // of the refusal
+	}{
+		{"byte order mark", "/v1/chat/completions", "application/json", "\xef\xbb\xbf" + plain, 400},
+		{"UTF-16", "/v1/chat/completions", "text/plain", inUTF16(plain), 400},
+		{"words", "/v1/chat/completions", "text/plain", "some words", 400},
+		{"gzip", "/v1/chat/completions", "application/json; gzip", gzipped(plain), 400},
+		{"too long", "/v1/chat/completions", "application/json", strings.Replace(plain, "victim", strings.Repeat("x", 50<<10), 1), 413},
+		{"nested deeply", "/invocations", "application/json", `{"x":` + strings.Repeat("[", 300) + strings.Repeat("]", 300) + "," + plain[1:], 400},
+		{"many members", "/close_session", "application/json", "{" + strings.Repeat(`"a":1,`, 5000) + plain[1:], 400},
+		{"too long for another path", "/tokenize", "application/json", strings.Replace(plain, "victim", strings.Repeat("x", 50<<10), 1), 413},
+		{"another type", "/invocations", "text/plain", plain, 400},
+		{"no type", "/completion", "", plain, 400},
+		{"form", "/v1/audio/transcriptions", "multipart/form-data; boundary=b", form, 400},
+		{"anything", "/upload", "application/octet-stream", "\x00\x01", 400},
+	} {
+		for _, c := range []struct {
+			block, tenant string
+			refuses       bool
 		}{
-			{"plain", body, "", 200},
-			{"said to be gzip", body, "gzip", 200},
-			{"said to be something", body, "foo", 200},
-			{"with a byte order mark", "\xef\xbb\xbf" + body, "", 400},
-			{"nested deeply", deep, "", 400},
-			{"too long", long, "", 413},
-			{"of many members", many[:8000], "", 400},
+			{"trust tenants", "mine", true},
+			{"enforce_cache_salt", "", true},
+			{"trust tenants", "", false},
+			{"pool default", "mine", false}, // which is not granted
 		} {
-			header := append([]string{"X-Tenant-Id", "mine", "Connection", "close, X-Tenant-Id"}, trusted...)
-			if v.coding != "" {
-				header = append(header, "Content-Encoding", v.coding)
+			s := startCaddy(t, route([]*canned.Engine{e}, typed(e, "vllm", "priority on"), "max_body 40KiB", c.block))
+			received := len(e.Journal())
+			header := []string{"X-Tenant-Id", c.tenant, "Content-Type", v.kind}
+			if v.name == "gzip" {
+				header = append(header, "Content-Encoding", "gzip")
 			}
-			received := len(engines[0].Journal())
-			a := s.post(t.Context(), "/v1/chat/completions", []byte(v.body), header...)
-			if a.status != v.status {
-				t.Errorf("%s, %s: status %d, want %d; body %.200s", kind, v.name, a.status, v.status, a.body)
+			a := s.sendBy(t, http.MethodPost, v.path, v.body, header...)
+			if c.refuses {
+				wantError(t, v.name+", "+c.block, a, v.status, "body_unreadable", "the router cannot read the body")
 			}
-			if len(engines[0].Journal()) == received {
-				continue
+			if arrived := len(e.Journal()) > received; arrived == c.refuses {
+				t.Errorf("%s, %s, tenant %q: arrived %v, status %d", v.name, c.block, c.tenant, arrived, a.status)
+			} else if arrived && string(lastOf(e).Body) != v.body {
+				t.Errorf("%s, %s: the engine got another body", v.name, c.block)
 			}
-			got := lastOf(engines[0])
-			for _, wish := range []string{"169.254", "backend_instance_id", "strict_priority"} {
-				if strings.Contains(string(got.Body), wish) {
-					t.Errorf("%s, %s: the engine got %s", kind, v.name, got.Body)
+			s.booksAtZero(t)
+		}
+	}
+}
+
+// TestTenantsBodiesAreReadWhereverEnginesCompute has tenants write another one's
+// salt, session and slot at paths of no known API: these are cut.
+func TestTenantsBodiesAreReadWhereverEnginesCompute(t *testing.T) {
+	e := startEngines(t, 1, canned.Pace{})[0]
+	const plain = `{"cache_salt":"victim","session_id":"victim","id_slot":7,"priority":-9}`
+	for _, v := range []struct{ kind, path, never string }{
+		{"vllm", "/invocations", `"cache_salt":"victim" "priority":-9`},
+		{"sglang", "/close_session", `"cache_salt":"victim" "session_id":"victim" "priority":-9`},
+		{"llamacpp", "/completion", `"cache_salt":"victim" "id_slot":7`},
+		{"dynamo", "/v1/images/generations", `victim backend_instance_id`},
+	} {
+		s := startCaddy(t, route([]*canned.Engine{e}, typed(e, v.kind, "priority on"), "trust tenants"))
+		body := plain
+		if v.kind == "dynamo" {
+			body = `{"nvext":{"cache_salt":"victim","backend_instance_id":7}}`
+		}
+		for _, coding := range []string{"", "gzip"} { // which it is not
+			received := len(e.Journal())
+			long := strings.Replace(body, "{", `{"x":"`+strings.Repeat("x", 2<<20)+`",`, 1)
+			for _, sent := range []string{body, long} {
+				a := s.sendBy(t, http.MethodPost, v.path, sent, "X-Tenant-Id", "mine", "Content-Type", "application/json", "Content-Encoding", coding)
+				if a.status != 200 || len(e.Journal()) == received {
+					t.Errorf("%s %s: status %d, %.200s", v.kind, v.path, a.status, a.body)
+					continue
 				}
-			}
-			if kind == "vllm" && strings.Contains(string(got.Body), "victim") {
-				t.Errorf("%s, %s: the engine got another tenant's salt: %s", kind, v.name, got.Body)
-			}
-			if kind == "dynamo" && got.Header.Get("X-Tenant-Id") != "mine" {
-				t.Errorf("%s, %s: the engine got the tenant %q", kind, v.name, got.Header.Get("X-Tenant-Id"))
+				got := string(lastOf(e).Body)
+				for wish := range strings.FieldsSeq(v.never) {
+					if strings.Contains(got, wish) {
+						t.Errorf("%s %s: the engine got %s", v.kind, v.path, got[max(0, len(got)-300):])
+					}
+				}
+				if v.kind == "vllm" && !strings.Contains(got, `"cache_salt":"mine"`) {
+					t.Errorf("%s: the engine is not told the tenant", v.path)
+				}
 			}
 		}
 		s.booksAtZero(t)
-	}
-	// without a tenant the engine judges
-	s := startCaddy(t, route(engines, "max_body 8KiB"))
-	for _, b := range []string{deep, long} {
-		if a := s.post(t.Context(), "/v1/chat/completions", []byte(b)); a.status != http.StatusOK {
-			t.Errorf("status %d of %.40s", a.status, b)
-		}
 	}
 }
 
@@ -83,28 +126,5 @@ func TestTenantsOfTwoNames(t *testing.T) {
 	s.mustChat(t, ask("hello"), "X-Tenant-Id", "mine")
 	if got := lastOf(engines[0]); !strings.Contains(string(got.Body), `"cache_salt":"mine"`) {
 		t.Errorf("the engine got %s", got.Body)
-	}
-}
-
-// TestTokensInPlaceOfThePrompt has prompts that differ for the router and for the engine.
-func TestTokensInPlaceOfThePrompt(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, route(engines, "response_headers X-KV-", "pool tokendata"))
-	text := strings.Repeat("a prompt that is long enough for blocks ", 50)
-	body := func(nvext string) []byte { return []byte(fmt.Sprintf(`{"model":"m","prompt":%q%s}`, text, nvext)) }
-	for range 3 {
-		s.post(t.Context(), "/v1/completions", body(`,"nvext":{"token_data":[1,2,3]}`))
-	}
-	a := s.post(t.Context(), "/v1/completions", body(""))
-	if got := a.header.Get("X-KV-Overlap-Blocks"); a.status != http.StatusOK || got != "0" {
-		t.Errorf("status %d, %s blocks are thought to be there that were never computed", a.status, got)
-	}
-}
-
-// TestWorkerIDsThatJSONRounds are refused.
-func TestWorkerIDsThatJSONRounds(t *testing.T) {
-	s := startCaddy(t, "respond 204")
-	if err := s.load("kv_router a:1 {\nworker a:1 {\nid 9007199254740993\n}\n}"); err == nil || !strings.Contains(err.Error(), "id: must be at most 9007199254740991") {
-		t.Errorf("got the error %v", err)
 	}
 }

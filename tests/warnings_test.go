@@ -2,11 +2,12 @@ package tests
 
 import (
 	"encoding/json"
-	"io"
+	"fmt"
 	"net/http"
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -105,49 +106,6 @@ func TestSettingsThatDoNotHurtAreNotNamed(t *testing.T) {
 	}
 }
 
-// TestTokensComeAtOnceThoughFlushesAreRare shows why the router does not warn of
-// flush_interval: streams do not wait for it.
-func TestTokensComeAtOnceThoughFlushesAreRare(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	gate := make(chan struct{})
-	engines[0].SetHandler(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "text/event-stream")
-		io.WriteString(w, `data: {"choices":[{"delta":{"content":"first"}}]}`+"\n\n")
-		http.NewResponseController(w).Flush()
-		select {
-		case <-gate:
-		case <-r.Context().Done():
-		}
-		io.WriteString(w, "data: [DONE]\n\n")
-	})
-	s := startCaddy(t, "kv_router {\nreverse_proxy "+engines[0].Addr()+" {\nflush_interval 1h\n}\n}")
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+"/v1/chat/completions", strings.NewReader(string(ask("a").streamed().body())))
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := s.client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	first := make(chan error, 1)
-	go func() {
-		_, err := resp.Body.Read(make([]byte, 100))
-		first <- err
-	}()
-	select {
-	case err := <-first:
-		if err != nil {
-			t.Error(err)
-		}
-	case <-time.After(10 * time.Second):
-		t.Error("the first token does not come while the second is awaited")
-	}
-	close(gate)
-	_, _ = io.ReadAll(resp.Body)
-}
-
 // TestCompressedStreamsAreNoticed has an encode before kv_router that
 // compresses event streams, and then one that does not.
 func TestCompressedStreamsAreNoticed(t *testing.T) {
@@ -177,6 +135,111 @@ func TestCompressedStreamsAreNoticed(t *testing.T) {
 	for pool, want := range map[string]float64{"plain": 0, "squeezed": 1} {
 		if v := s.scrape(t).value("caddy_kv_router_incidents", `pool="`+pool+`"`); v != want {
 			t.Errorf("pool %s has %v incidents, want %v", pool, v, want)
+		}
+	}
+}
+
+const engineWarnings = "caddy_kv_router_worker_engine_warnings"
+
+// wantWarning waits for a warning of a worker's engine in the log, the admin API and the
+// metrics.
+func (s *server) wantWarning(t *testing.T, dial, what, flag string) {
+	t.Helper()
+	eventually(t, 10*time.Second, "a warning: "+what, func() bool { return len(s.conditions(t, what)) > 0 })
+	if l := s.conditions(t, what); len(l) != 1 || l[0].Upstream != dial || !strings.Contains(l[0].Advice, flag) {
+		t.Errorf("the log says %+v, want one line with the advice %s", l, flag)
+	}
+	if w := s.limited(t, dial).Engine.Warnings; len(w) != 1 || w[0].What != what || w[0].Effect == "" || !strings.Contains(w[0].Advice, flag) {
+		t.Errorf("the admin API says %+v", w)
+	}
+	if n := s.scrape(t).value(engineWarnings, `worker="`+dial+`"`); n != 1 {
+		t.Errorf("%s is %v, want 1", engineWarnings, n)
+	}
+}
+
+func TestEnginesWithoutAPrefixCacheAreWarnedOf(t *testing.T) {
+	const what = "prefix caching is off"
+	for name, v := range map[string]struct {
+		tells func(http.ResponseWriter, *http.Request) bool
+		flag  string
+	}{
+		"vLLM": {fakeVLLM("0.32.0", func() string {
+			return `vllm:cache_config_info{engine="0",block_size="16",num_gpu_blocks="1000",enable_prefix_caching="False"} 1` + "\n"
+		}), "--enable-prefix-caching"},
+		"SGLang": {fakeSGLang(`"version":"0.5.19","page_size":16,"dp_size":1,"disable_radix_cache":true`), "--disable-radix-cache"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f, fine := startFake(t, v.tells), startFake(t, fakeVLLM("0.32.0", func() string { return vllmRanks(1) }))
+			s := startCaddy(t, "kv_router "+f.addr()+" "+fine.addr())
+			s.wantWarning(t, f.addr(), what, v.flag)
+			if w := s.fakeWorker(t, f.addr()); len(w.Engine.Contradictions) > 0 {
+				t.Errorf("contradictions %q", w.Engine.Contradictions)
+			}
+			if w := s.limited(t, fine.addr()).Engine.Warnings; w == nil || len(w) > 0 {
+				t.Errorf("warnings of the other worker: %+v", w)
+			}
+		})
+	}
+}
+
+// TestAnswersWithoutCachedTokensAreWarnedOf has an engine that reports no cached tokens,
+// until it does.
+func TestAnswersWithoutCachedTokensAreWarnedOf(t *testing.T) {
+	const what = "answers carry no cached-token counts"
+	tells := fakeSGLang(`"version":"0.5.19","page_size":16,"dp_size":1`)
+	var reports atomic.Bool
+	f := startFake(t, func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method != http.MethodPost {
+			return tells(w, r)
+		}
+		usage := ""
+		if reports.Load() {
+			usage = fmt.Sprintf(withCached, 1900)
+		}
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprint(w, fakeChat(usage))
+		return true
+	})
+	s := startCaddy(t, "kv_router "+f.addr())
+	eventually(t, 10*time.Second, "the engine to be found out", func() bool { return s.fakeWorker(t, f.addr()).Engine.Type != "" })
+	for i := range 30 { // prompts that no engine has cached
+		s.mustChat(t, simChat(fmt.Sprint(i, " ", someWords(200))))
+	}
+	if w := s.limited(t, f.addr()).Engine.Warnings; len(w) > 0 {
+		t.Fatalf("warnings %+v before a prompt was cached", w)
+	}
+	for range 21 {
+		s.mustChat(t, simChat(someWords(1200)))
+	}
+	s.wantWarning(t, f.addr(), what, "--enable-cache-report")
+	reports.Store(true)
+	s.mustChat(t, simChat(someWords(1200)))
+	eventually(t, 5*time.Second, "the warning to be over", func() bool { return s.logged(t, `"condition":"`+what) == 2 })
+	if w := s.limited(t, f.addr()).Engine.Warnings; len(w) > 0 {
+		t.Errorf("the admin API says %+v", w)
+	}
+}
+
+// TestUnrelatedSitesOfOnePoolAreWarnedOf has sites that name no pool.
+func TestUnrelatedSitesOfOnePoolAreWarnedOf(t *testing.T) {
+	e := startEngines(t, 3, canned.Pace{})
+	site := func(path, block string, engines ...*canned.Engine) string {
+		return "handle " + path + " {\n" + route(engines, block) + "\n}\n"
+	}
+	s := startCaddy(t, site("/a/*", "", e[0], e[1])+site("/b/*", "", e[1])+site("/c/*", "pool other", e[2]))
+	if l := s.entries(t, hurts+"pool"); len(l) > 0 {
+		t.Errorf("sites with a common upstream, or with a name: %+v", l)
+	}
+	if err := s.reload(site("/a/*", "", e[0], e[1]) + site("/c/*", "", e[2])); err != nil {
+		t.Fatal(err)
+	}
+	l := s.entries(t, hurts+"pool")
+	if len(l) != 1 || l[0].Level != "warn" || l[0].Pool != "default" || l[0].Effect == "" || l[0].Advice == "" {
+		t.Fatalf("the log says %+v, want one warning", l)
+	}
+	for _, e := range e {
+		if !strings.Contains(l[0].Value, e.Addr()) {
+			t.Errorf("the log says %q, want %s in it", l[0].Value, e.Addr())
 		}
 	}
 }

@@ -192,7 +192,7 @@ func drain(r *http.Request, p *pool.Pool) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if w.Drain.Or(pool.DrainAsked) == 0 {
+	if w.Drain() {
 		p.Logger().Info("worker is drained: it gets no new requests", zap.String("upstream", w.Dial))
 	}
 	return viewOf(p, w)
@@ -203,10 +203,11 @@ func undrain(r *http.Request, p *pool.Pool) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	switch w.Drain.And(^pool.DrainAsked) {
-	case pool.DrainConfigured:
+	changed := w.EndDrain()
+	switch _, configured := w.Drains(); {
+	case configured && !changed:
 		return nil, apiError(http.StatusConflict, "the configuration drains worker %s: change it there", w.Dial)
-	case pool.DrainAsked:
+	case changed && !configured:
 		p.Logger().Info("worker is no longer drained", zap.String("upstream", w.Dial))
 	}
 	return viewOf(p, w)

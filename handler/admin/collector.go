@@ -109,7 +109,7 @@ func (Collector) Collect(ch chan<- prometheus.Metric) {
 func collectPool(to sink, p *pool.Pool, t time.Time) {
 	s := p.Scheduler.Stats()
 	to.gauge(descLeases, float64(s.Leases))
-	to.gauge(descWaiting, float64(p.Queue.Length.Load()))
+	to.gauge(descWaiting, float64(p.Waiting()))
 	to.emit(descExpired, prometheus.CounterValue, float64(s.Expired))
 	to.emit(descUntracked, prometheus.CounterValue, float64(s.Untracked))
 	to.emit(descFaults, prometheus.CounterValue, float64(s.PolicyFaults))
@@ -155,12 +155,12 @@ func collectWorker(to sink, p *pool.Pool, w *pool.Worker, t time.Time, proxy map
 		to.gauge(descAvailable, asNumber(*yes))
 	}
 	e := viewEngine(p, w)
-	to.gauge(descEngine, 1, p.EngineOf(w).Type, w.Engine.Info().Version, e.Source)
+	to.gauge(descEngine, 1, w.Engine().Type, w.Engine().Info.Version, e.Source)
 	if e.Contradictions != nil {
 		to.gauge(descContrary, float64(len(e.Contradictions)))
 	}
 	to.gauge(descWarnings, float64(len(e.Warnings)))
-	to.gauge(descHung, asNumber(w.Progress.IsHung()))
+	to.gauge(descHung, asNumber(w.IsHung()))
 	collectEvents(to, w, t)
 }
 

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
@@ -45,11 +46,11 @@ type infoView struct {
 }
 
 func viewEngine(p *pool.Pool, w *pool.Worker) engineView {
-	s, info := p.Settings.Load(), w.Engine.Info()
+	s, info := p.Settings.Load(), w.Engine().Info
 	set := s.Worker(w.Dial)
 	v := engineView{
-		Type: known(p.EngineOf(w).Type), Source: fromConfig, Version: known(info.Version),
-		Contradictions: slices.Sorted(maps.Values(p.ContradictionsOf(w))), Warnings: p.EngineWarnings(time.Now(), w),
+		Type: known(w.Engine().Type), Source: fromConfig, Version: known(info.Version),
+		Contradictions: slices.Sorted(maps.Values(discovery.Of(w).Contradictions())), Warnings: discovery.Of(w).Warnings(time.Now()),
 		Info: infoView{
 			Type: known(info.Type), KVTokens: known(info.KVTokens), BlockSize: known(info.BlockSize), DPSize: known(info.DPSize),
 			ContextTokens: known(info.ContextTokens), MaxRunning: known(info.MaxRunning),
@@ -223,7 +224,7 @@ type cacheSize struct {
 
 func viewCache(p *pool.Pool, w *pool.Worker, l *kvscore.Load) cacheSize {
 	v := cacheSize{Capacity: l.CapacityTokens, Learned: l.CapacityTokens != l.ReportedTokens, Cached: l.CachedTokens}
-	if p.Settings.Load().Worker(w.Dial).KVTokens > 0 || w.Engine.Info().KVTokens > 0 {
+	if p.Settings.Load().Worker(w.Dial).KVTokens > 0 || w.Engine().Info.KVTokens > 0 {
 		v.Reported = new(l.ReportedTokens)
 	}
 	return v

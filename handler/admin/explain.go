@@ -175,10 +175,10 @@ func (x *Explainer) view(ctx context.Context, p *plan.Plan, c *dispatch.DryChoic
 		e.Refused = &refusalView{own.Status, own.Code, own.Error()}
 	}
 	if c.Full {
-		e.Waits = &waitView{int(x.Pool.Queue.Length.Load())}
+		e.Waits = &waitView{x.Pool.Waiting()}
 	}
 	for _, l := range c.LeftOut {
-		e.LeftOut = append(e.LeftOut, leftOutView{l.Worker.ID, l.Worker.Dial, l.Why})
+		e.LeftOut = append(e.LeftOut, leftOutView{l.Worker.ID, l.Worker.Dial, l.Why.String()})
 	}
 	if len(c.Candidates) == 0 {
 		return e
@@ -263,9 +263,9 @@ func why(p *plan.Plan, c *dispatch.DryChoice) string {
 		}
 	}
 	switch {
-	case c.Used.Draining:
+	case c.Tier >= pool.Draining:
 		text += "; only draining workers are left, so that draining is ignored"
-	case c.Used.Marked:
+	case c.Tier == pool.MarkedDown:
 		text += "; all workers are marked down, so that marks are ignored"
 	}
 	return text

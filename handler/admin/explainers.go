@@ -6,12 +6,22 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"go.uber.org/zap"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // Explainer explains where the requests of one handler would go.
 type Explainer struct {
-	*dispatch.Dispatcher
-	Reader *plan.Reader
+	Pool       *pool.Pool
+	Reader     *plan.Reader
+	Dispatcher *dispatch.Dispatcher
+	Client     *upstream.Client // asks engines for token ids
+	Policy     kvscore.Policy
+	Static     reverseproxy.UpstreamPool
+	Logger     *zap.Logger
 }
 
 // explainers are those that answer for the pools in use.

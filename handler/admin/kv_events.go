@@ -4,6 +4,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/events"
 	"github.com/prometheus/client_golang/prometheus"
@@ -41,7 +42,7 @@ type eventsView struct {
 }
 
 func viewEvents(w *pool.Worker, t time.Time) []eventsView {
-	following := w.Following()
+	following := discovery.Of(w).Following()
 	list := make([]eventsView, 0, len(following))
 	for rank := range following {
 		f := &following[rank]
@@ -68,7 +69,7 @@ func viewEvents(w *pool.Worker, t time.Time) []eventsView {
 }
 
 // skipped returns the events that the router did not use, by reason.
-func skipped(f *pool.Following) map[string]uint64 {
+func skipped(f *discovery.Following) map[string]uint64 {
 	by := make(map[string]uint64)
 	add := func(reason string, n uint64) {
 		if n > 0 {
@@ -103,7 +104,7 @@ var (
 )
 
 func collectEvents(to sink, w *pool.Worker, t time.Time) {
-	following := w.Following()
+	following := discovery.Of(w).Following()
 	for rank := range following {
 		f, to := &following[rank], to.with(strconv.Itoa(rank))
 		to.gauge(descFollowed, 1, f.State.String(), f.Knowledge.String())

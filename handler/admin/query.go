@@ -46,7 +46,7 @@ func (x *Explainer) AnswerQuery(w http.ResponseWriter, r *http.Request, p *plan.
 	if err != nil {
 		return err
 	}
-	x.Figures.Requests[dispatch.OutcomeQuery].Inc()
+	x.Dispatcher.PoolMetrics.Requests[dispatch.OutcomeQuery].Inc()
 	stream := p.Request.Stream
 	p.Close() // the client may take its time to read
 	kind := "application/json"
@@ -124,7 +124,7 @@ const (
 func (x *Explainer) askTokens(r *http.Request, p *plan.Plan, w *pool.Worker) (ids []byte) {
 	q := questionOf(p)
 	if q == nil {
-		x.FallBack(dispatch.FallbackUntokenized)
+		x.Dispatcher.FallBack(dispatch.FallbackUntokenized)
 		return nil
 	}
 	size := p.Body.Size
@@ -135,12 +135,12 @@ func (x *Explainer) askTokens(r *http.Request, p *plan.Plan, w *pool.Worker) (id
 	asking := x.Pool.Asking.Add(1)
 	defer x.Pool.Asking.Add(-1)
 	if !within || asking > maxAsking {
-		x.FallBack(dispatch.FallbackUntokenized)
+		x.Dispatcher.FallBack(dispatch.FallbackUntokenized)
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), tokenizeTimeout)
 	defer cancel()
-	e := x.Pool.EngineOf(w)
+	e := w.Engine()
 	ids = e.Tokenize(q, func(path string, body []byte) (int, []byte) {
 		status, answer, err := x.Client.Fetch(ctx, w.Dial, http.MethodPost, path, body, r.Header["Authorization"], most)
 		if c := x.Logger.Check(zap.DebugLevel, "asked a worker for token ids"); c != nil {
@@ -152,7 +152,7 @@ func (x *Explainer) askTokens(r *http.Request, p *plan.Plan, w *pool.Worker) (id
 		return status, answer
 	})
 	if ids == nil {
-		x.FallBack(dispatch.FallbackUntokenized)
+		x.Dispatcher.FallBack(dispatch.FallbackUntokenized)
 	}
 	return ids
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
@@ -27,7 +28,7 @@ import (
 // room for it one is asked, which is not there.
 func TestQuestionsAreBounded(t *testing.T) {
 	var dials atomic.Int32
-	the, err := pool.New("test", new(pool.Settings).WithDefaults())
+	the, err := pool.New("test", new(pool.Settings).WithDefaults(), discovery.NewWatch)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,10 +42,10 @@ func TestQuestionsAreBounded(t *testing.T) {
 			return nil, errors.New("nobody is there")
 		},
 	}}}
-	x := &Explainer{Dispatcher: &dispatch.Dispatcher{
-		Pool: the, Metrics: dispatch.AllMetrics(), Logger: zap.NewNop(),
+	x := &Explainer{
+		Pool: the, Logger: zap.NewNop(), Dispatcher: &dispatch.Dispatcher{Pool: the, Metrics: dispatch.AllMetrics()},
 		Client: upstream.NewClient(new(reverseproxy.Handler), transport, func(string) string { return "" }),
-	}}
+	}
 	prompt := `{"prompt":"` + strings.Repeat("x", 1000) + `","nvext":{"annotations":["query_instance_id"]}}`
 	for _, v := range []struct {
 		asking int32

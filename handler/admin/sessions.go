@@ -9,6 +9,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
@@ -131,7 +132,7 @@ func unbind(r *http.Request, p *pool.Pool) (any, error) {
 	}
 	for b := e.Binding; b.Version != 0; {
 		var ended bool
-		if b, ended, err = p.EndSession(r.Context(), e.Key, b.Version, true); err != nil {
+		if b, ended, err = turn.Unbind(r.Context(), p, e.Key, b.Version); err != nil {
 			return nil, unreadStore(err)
 		} else if ended {
 			return viewSession(e.Key, &b, dials(p), time.Now()), nil

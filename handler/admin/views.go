@@ -2,11 +2,11 @@ package admin
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
@@ -91,7 +91,7 @@ type incidentView struct {
 func viewPool(p *pool.Pool, t time.Time) poolView {
 	s, set := p.Scheduler.Stats(), p.Settings.Load()
 	v := poolView{
-		Name: p.Name, Leases: s.Leases, Waiting: int(p.Queue.Length.Load()), Sessions: p.Sessions.Len(), SessionBytes: p.Sessions.Bytes(), Responses: p.Responses.Count(),
+		Name: p.Name, Leases: s.Leases, Waiting: p.Waiting(), Sessions: p.Sessions.Len(), SessionBytes: p.Sessions.Bytes(), Responses: p.Responses.Count(),
 		IndexBytes: s.IndexBytes, ExactBytes: s.ExactBytes, IndexBlocks: s.IndexBlocks, BodyBytes: p.Memory.Held.Load(), Speculative: p.Background.Running(),
 		Settings: settingsView{set.Memory, set.BlockSize, blockSource(p, set), set.TextBlock, time.Duration(set.TTL).Seconds(), set.MaxSessions, set.MaxWaiting, time.Duration(set.MaxWait).Seconds()},
 		Latency:  viewLatency(&s), PrefillRate: known(s.PrefillRate),
@@ -239,7 +239,7 @@ type proxyState struct {
 func proxyOf(p *pool.Pool) map[string]proxyState {
 	said := make(map[string]proxyState)
 	if x := explainerOf(p); x != nil {
-		for _, up := range x.Proxy.Upstreams {
+		for _, up := range x.Static {
 			said[up.Dial] = proxyState{pool.Available(up), up.Host == nil || up.Healthy()}
 		}
 	}
@@ -247,20 +247,22 @@ func proxyOf(p *pool.Pool) map[string]proxyState {
 }
 
 func viewWorker(w *pool.Worker, t time.Time, load *kvscore.Load, proxy map[string]proxyState, set pool.WorkerSettings) workerView {
-	drain, health := w.Drain.Load(), w.Health.State(t)
+	hits := &discovery.Of(w).Hits
+	health := w.Health.State(t)
+	asked, configured := w.Drains()
 	v := workerView{
 		ID: w.ID, Dial: w.Dial, Taints: w.Tainted(),
-		Draining: drain != 0, DrainAsked: drain&pool.DrainAsked != 0, DrainConfigured: drain&pool.DrainConfigured != 0,
-		Drained: drain != 0 && load.Requests == 0,
+		Draining: asked || configured, DrainAsked: asked, DrainConfigured: configured,
+		Drained: (asked || configured) && load.Requests == 0,
 		Health: healthView{
-			Available: isAvailable(w, &health, proxy), Hung: w.Progress.IsHung(),
+			Available: isAvailable(w, &health, proxy), Hung: w.IsHung(),
 			LetBack: known(max(0, health.Window)), Failures: health.Fails, Answers: health.Answers, Errors: health.Errors,
 		},
 		Load:    viewWorkerLoad(w, load, set),
 		Prefill: rateView{load.PrefillRate, load.Timings > 0},
 		Hits: hitsView{
-			Estimated: w.Hits.Estimated.Load(), Predicted: w.Hits.Foreseen.Load(),
-			Prompt: w.Hits.Prompt.Load(), Cached: w.Hits.Cached.Load(),
+			Estimated: hits.Estimated.Load(), Predicted: hits.Foreseen.Load(),
+			Prompt: hits.Prompt.Load(), Cached: hits.Cached.Load(),
 		},
 	}
 	if state, said := proxy[w.Dial]; said {
@@ -274,18 +276,13 @@ func viewWorker(w *pool.Worker, t time.Time, load *kvscore.Load, proxy map[strin
 		until := health.Until.UTC()
 		v.Health.MarkedDownUntil, v.Health.MarkedDownSeconds = &until, until.Sub(t).Seconds()
 	}
-	if set := w.Configured.Load(); set != nil {
-		v.Models.Configured = slices.Sorted(maps.Keys(*set))
-	}
-	if list := w.Models.Load(); list != nil {
-		v.Models.Listed = slices.Sorted(maps.Keys(list.IDs))
-	}
+	v.Models.Configured, v.Models.Listed = w.ModelsOf()
 	return v
 }
 
 func viewWorkerLoad(w *pool.Worker, load *kvscore.Load, set pool.WorkerSettings) loadView {
-	limit := max(0, w.Slots.Limit.Load())
-	return loadView{viewLoad(load), w.Slots.Running.Load(), known(limit), limitSource(set, limit)}
+	running, limit := w.Running()
+	return loadView{viewLoad(load), running, known(limit), limitSource(set, limit)}
 }
 
 // isAvailable returns whether a worker gets new requests as others do. A worker that
@@ -293,7 +290,7 @@ func viewWorkerLoad(w *pool.Worker, load *kvscore.Load, set pool.WorkerSettings)
 // was tried yet.
 func isAvailable(w *pool.Worker, s *pool.HealthState, proxy map[string]proxyState) *bool {
 	state, said := proxy[w.Dial]
-	yes := (state.healthy || !said) && !w.Draining() && !w.Progress.IsHung() && s.Well && !s.Away
+	yes := (state.healthy || !said) && !w.Draining() && !w.IsHung() && s.Well && !s.Away
 	if yes && s.Reach == pool.ReachUnknown {
 		return nil
 	}

@@ -44,25 +44,25 @@ type Answer struct {
 	prompt, completion, cached int64
 	fresh, created             int64 // of the prompt, where they are reported apart
 
-	kept   kept   // for the next turn
-	steady bool   // the prediction is still possible
-	hash   hasher // continues the prompt's; blocks are the answer's
-	args   []byte // of the last tool call
-	ids    idChain
-	think  thinkWatch
-	calls  callState
-	grown  grownText
-	repeat repeat
+	kept        kept   // for the next turn
+	predictable bool   // the prediction is still possible
+	hash        hasher // continues the prompt's; blocks are the answer's
+	args        []byte // of the last tool call
+	ids         idChain
+	think       thinkWatch
+	calls       callState
+	grown       grownText
+	repeat      repeat
 }
 
 // NewAnswer returns the observer of one attempt. The response's content type
 // decides stream: text/event-stream, or else plain JSON.
 func (r *Request) NewAnswer(stream bool) *Answer {
 	a := &Answer{
-		req: r, stream: stream, steady: r.steady,
+		req: r, stream: stream, predictable: r.predictable,
 		prompt: unknown, completion: unknown, cached: unknown, fresh: unknown, created: unknown,
 	}
-	if a.steady {
+	if a.predictable {
 		a.hash = r.rest.follow()
 		r.API.begin(a)
 	}
@@ -92,7 +92,7 @@ func (a *Answer) Write(p []byte) {
 		a.body = append(a.body, p[max(0, len(p)-maxResult):]...)
 		a.body = append(a.body[:0], a.body[max(0, len(a.body)-maxResult):]...)
 	case len(a.body)+len(p) > maxAnswer:
-		a.lost, a.body, a.steady, a.legible = true, nil, false, true
+		a.lost, a.body, a.predictable, a.legible = true, nil, false, true
 	default:
 		a.body = append(a.body, p...)
 	}
@@ -176,7 +176,7 @@ func (a *Answer) resultsEnd() {
 
 // Prediction returns the blocks with which the next turn's prompt begins if the
 // client sends this answer back: those of prompt and answer together. Call it
-// after Finish. It is nil if
+// after Finish. It is valid until another answer to the request has one. It is nil if
 //   - the prompt is unknown, or it is token ids and the answer's ids are unknown,
 //   - there are several answers,
 //   - the answer is unfinished, failed or too long,
@@ -186,8 +186,8 @@ func (a *Answer) Prediction() []uint64 {
 	case a.failed || a.finished == 0 && !a.done:
 	case a.ids.whole():
 		return slices.Concat(a.req.Blocks, a.ids.blocks)
-	case a.steady:
-		return slices.Concat(a.req.Blocks, a.hash.blocks)
+	case a.predictable:
+		return append(a.req.Blocks, a.hash.blocks...) // in the room behind them, if there is enough
 	}
 	return nil
 }
@@ -195,7 +195,7 @@ func (a *Answer) Prediction() []uint64 {
 // PredictionPast returns how far the text of prompt and answer goes on behind the
 // last block of the Prediction, in blocks.
 func (a *Answer) PredictionPast() float32 {
-	if !a.steady {
+	if !a.predictable {
 		return 0
 	}
 	return a.hash.past()
@@ -233,19 +233,13 @@ var ping, progress = []byte(`"ping"`), []byte(`"prompt_progress"`)
 // read reads one event's data from data[i] on. It returns false if it is
 // malformed.
 func (a *Answer) read(data []byte, i int) bool {
-	repeats := a.stream && !a.repeat.off
-	var before outcome
-	if repeats {
-		before = a.outcome()
-		a.repeat.chunk, a.repeat.texts, a.repeat.text = false, 0, nil
-	}
+	before := a.outcome()
+	a.repeat.chunk, a.repeat.texts, a.repeat.text = false, 0, nil
 	ok := a.req.API.event(a, data, i)
 	if !ok {
 		a.unpredictable()
 	}
-	if repeats {
-		a.remember(data, before)
-	}
+	a.remember(data, before)
 	a.repeat.text = nil // it points into data
 	return ok
 }
@@ -328,7 +322,7 @@ func (a *Answer) text(raw []byte) {
 	if a.kept.most > 0 {
 		a.kept.add(raw)
 	}
-	if a.steady {
+	if a.predictable {
 		a.hash.addString(raw)
 		a.bound()
 	}
@@ -337,7 +331,7 @@ func (a *Answer) text(raw []byte) {
 // bound ends the prediction of an answer that is too long.
 func (a *Answer) bound() {
 	if len(a.hash.blocks)*a.hash.size+len(a.args) > maxAnswer {
-		a.steady = false
+		a.predictable = false
 		a.hash.blocks, a.args = nil, nil
 	}
 }

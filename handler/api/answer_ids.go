@@ -4,7 +4,7 @@ import (
 	"math"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // idChain continues the blocks of a prompt of token ids with the answer's ids.
@@ -24,7 +24,7 @@ func (c *idChain) begin(r *Request) {
 	if r.Kind != Tokens || r.prompts != 1 || r.Choices != 1 || r.API.Work() != Generate {
 		return
 	}
-	c.on, c.hash, c.block = true, kvscore.NewTokenHash(r.seed), make([]byte, 4*r.block)
+	c.on, c.hash, c.block = true, cache.NewTokenHash(r.seed), make([]byte, 4*r.block)
 	c.fill = copy(c.block, r.tail)
 }
 

@@ -110,64 +110,6 @@ func TestNoPrediction(t *testing.T) {
 	}
 }
 
-func TestPlainAnswers(t *testing.T) {
-	for body, want := range map[string]struct {
-		first, done, failed, prediction bool
-		cached                          int64
-	}{
-		`{"choices":[{"index":0,"message":{"role":"assistant","content":"hi","reasoning_content":null,"tool_calls":[]},"finish_reason":"stop"}],"usage":{"prompt_tokens":3,"prompt_tokens_details":null}}`: {true, true, false, true, -1},
-		`{"choices":[{"index":0,"message":{"content":"hi","reasoning":"x"},"finish_reason":"stop"}],"usage":{"prompt_tokens_details":{"cached_tokens":0}}}`:                                                {true, true, false, false, 0},
-		`{"error":{"message":"no such model","code":404}}`:   {false, false, true, false, -1},
-		`{"object":"error","message":"no"}`:                  {false, false, true, false, -1},
-		`{"choices":[{"index":0,"message":{"content":"hi"},`: {false, false, false, false, -1},
-		`<html>`: {false, false, false, false, -1},
-		``:       {false, false, false, false, -1},
-		`{"choices":[{"finish_reason":"stop","x":"` + strings.Repeat("x", maxAnswer) + `"}]}`: {false, false, false, false, -1},
-	} {
-		a := observe(mustParse(t, chat{}, askHello), false)
-		for p := range slices.Chunk([]byte(body), 1000) {
-			a.Write(p)
-		}
-		if cap(a.body) > 2*maxAnswer {
-			t.Errorf("%d bytes kept", cap(a.body))
-		}
-		a.Finish()
-		_, _, cached := a.Usage()
-		if a.FirstToken() != want.first || a.Done() != want.done || a.Failed() != want.failed || (a.Prediction() != nil) != want.prediction || cached != want.cached {
-			t.Errorf("%.100s: %+v", body, a)
-		}
-	}
-}
-
-func TestSSEForms(t *testing.T) {
-	for _, stream := range []string{
-		"data: A\n\ndata: B\n\n",
-		"data:A\r\n\r\ndata:B\r\n\r\n",
-		"data: A\r\rdata: B\r\r",
-		"\xEF\xBB\xBFdata: A\n\n:data: X\nevent: y\nid: 3\ndata: B\nretry: 5\n\n",
-		"\n\ndata: A\n\n\n\ndatax: X\n\ndata: B",
-		"data: {\ndata:\"choices\":\ndata: [{\"delta\":{\"content\":\"x\"}}]\ndata: }\n\ndata\n\ndata: B\n\n",
-		": " + strings.Repeat("x", 2*rawjson.MaxFrame) + "\ndata: A\n\ndata: B\n\n",
-		"data: A\n\ndata: " + strings.Repeat("x", 2*rawjson.MaxFrame) + "\n\ndata: B\n\n",
-		"data: A\n\n" + strings.Repeat("data: xxx\n", rawjson.MaxFrame/4) + "\ndata: B\n\n",
-	} {
-		stream = strings.ReplaceAll(strings.ReplaceAll(stream, "A", delta(`{"content":"x"}`)), "B", stop)
-		for _, size := range []int{1, 2, 3, 1000, len(stream)} {
-			if size < 1000 && len(stream) > rawjson.MaxFrame {
-				continue
-			}
-			a := observe(mustParse(t, chat{}, askHello), true)
-			for p := range slices.Chunk([]byte(stream), size) {
-				a.Write(p)
-			}
-			a.Finish()
-			if a.Chunks() != 1 || !a.Done() || (a.Prediction() == nil) != strings.Contains(stream[2:], "data: xxx") {
-				t.Errorf("%.60q in reads of %d: chunks %d done %v prediction %v", stream, size, a.Chunks(), a.Done(), a.Prediction() != nil)
-			}
-		}
-	}
-}
-
 func TestEndlessAnswerIsBounded(t *testing.T) {
 	a := observe(mustParse(t, chat{}, askHello), true)
 	e := []byte("data: " + delta(`{"content":"`+strings.Repeat("x", 1<<18)+`"}`) + "\n\n")
@@ -209,8 +151,8 @@ func TestRepeatsAreRead(t *testing.T) {
 				}
 			}
 		}
-		if name == "same" && quick.repeat.used != 8 {
-			t.Errorf("%d of 8 repeats were taken for such", quick.repeat.used)
+		if name == "same" && !quick.again([]byte(chunk("1", "z", "")[len("data: "):])[:len(chunk("1", "z", ""))-len("data: \n\n")]) {
+			t.Error("a repeat is not taken for one")
 		}
 	}
 }
@@ -251,13 +193,14 @@ func FuzzSSE(f *testing.F) {
 		if plain.Chunks() > 1 {
 			t.Fatalf("%d chunks in a plain answer", plain.Chunks())
 		}
-		if one.FirstToken() != slow.FirstToken() || one.Chunks() != slow.Chunks() || one.outcome() != slow.outcome() || !slices.Equal(one.Prediction(), slow.Prediction()) {
+		predicted := slices.Clone(one.Prediction())
+		if one.FirstToken() != slow.FirstToken() || one.Chunks() != slow.Chunks() || one.outcome() != slow.outcome() || !slices.Equal(predicted, slow.Prediction()) {
 			t.Fatalf("repeats matter:\n%+v\n%+v", one, slow)
 		}
 		p1, c1, k1 := one.Usage()
 		p2, c2, k2 := many.Usage()
 		if one.FirstToken() != many.FirstToken() || one.Chunks() != many.Chunks() || one.Done() != many.Done() || one.Failed() != many.Failed() ||
-			p1 != p2 || c1 != c2 || k1 != k2 || !slices.Equal(one.Prediction(), many.Prediction()) || (one.Prediction() == nil) != (many.Prediction() == nil) {
+			p1 != p2 || c1 != c2 || k1 != k2 || !slices.Equal(predicted, many.Prediction()) || (predicted == nil) != (many.Prediction() == nil) {
 			t.Fatalf("the split matters:\n%+v\n%+v", one, many)
 		}
 	})
@@ -311,24 +254,6 @@ func TestLegibleIsWhatItSaysItIs(t *testing.T) {
 			a.Finish()
 			if a.Legible() != v.want {
 				t.Errorf("%s in pieces of %d: legible %v", name, size, a.Legible())
-			}
-		}
-	}
-}
-
-// TestCapturedAnswersAreLegible reads what the engines answer in each API.
-func TestCapturedAnswersAreLegible(t *testing.T) {
-	for _, api := range every {
-		for _, name := range []string{"answer.json", "stream.txt"} {
-			body := goldenFile(t, api.Name(), name)
-			if body == nil {
-				continue
-			}
-			a := observe(mustParse(t, api, string(goldenFile(t, api.Name(), "request.json"))), name == "stream.txt")
-			a.Write(body)
-			a.Finish()
-			if !a.Legible() {
-				t.Errorf("%s: %s is not legible", api.Name(), name)
 			}
 		}
 	}

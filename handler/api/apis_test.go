@@ -99,28 +99,6 @@ func TestAnswersOfOtherAPIs(t *testing.T) {
 	}
 }
 
-func TestUsageOfOtherAPIs(t *testing.T) {
-	for name, c := range map[string]struct {
-		answer *observed
-		want   [3]int64
-	}{
-		"messages without a cache": {answerOf(t, messages{}, askMessages, true, `{"type":"message_start","message":{"usage":{"input_tokens":538,"cache_read_input_tokens":null,"output_tokens":0}}}`, `{"type":"message_delta","usage":{"output_tokens":7}}`), [3]int64{538, 7, -1}},
-		"messages split at the end": {answerOf(t, messages{}, askMessages, true, `{"type":"message_start","message":{"usage":{"input_tokens":538,"output_tokens":0}}}`,
-			`{"type":"message_delta","usage":{"input_tokens":26,"cache_read_input_tokens":512,"output_tokens":7}}`), [3]int64{538, 7, 512}},
-		"messages of Anthropic": {answerOf(t, messages{}, askMessages, true, `{"type":"message_start","message":{"usage":{"input_tokens":10,"cache_read_input_tokens":100,"cache_creation_input_tokens":5,"output_tokens":1}}}`,
-			`{"type":"message_delta","usage":{"output_tokens":7}}`), [3]int64{115, 7, 100}},
-		"responses without details": {answerOf(t, responses{}, askResponses, false, `{"status":"completed","output":[],"usage":{"input_tokens":5,"output_tokens":2}}`), [3]int64{5, 2, -1}},
-		"generate n":                {answerOf(t, generate{}, `{"text":"x","sampling_params":{"n":2}}`, false, `[{"text":"a","meta_info":{"prompt_tokens":5,"completion_tokens":2,"cached_tokens":1}},{"text":"b","meta_info":{"prompt_tokens":5,"completion_tokens":3,"cached_tokens":1}}]`), [3]int64{5, 5, 1}},
-		"generate batch":            {answerOf(t, generate{}, `{"text":["x","y"]}`, false, `[{"text":"a","meta_info":{"prompt_tokens":5,"completion_tokens":2}},{"text":"b","meta_info":{"prompt_tokens":7,"completion_tokens":3}}]`), [3]int64{12, 5, -1}},
-		"generate batch streamed":   {answerOf(t, generate{}, `{"text":["x","y"]}`, true, `{"index":1,"text":"a","meta_info":{"prompt_tokens":5,"completion_tokens":2}}`), [3]int64{-1, -1, -1}},
-	} {
-		p, k, cached := c.answer.Usage()
-		if got := [3]int64{p, k, cached}; got != c.want {
-			t.Errorf("%s: %v, want %v", name, got, c.want)
-		}
-	}
-}
-
 func TestPromptsInOtherForms(t *testing.T) {
 	words := "a text that is longer than two blocks\n"
 	quoted := `"a text that is longer than two blocks\n"`

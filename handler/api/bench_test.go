@@ -7,9 +7,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-
-	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
-	"github.com/tidwall/gjson"
 )
 
 // chatOf returns a conversation of about size bytes of JSON: turns of prose
@@ -57,18 +54,6 @@ func BenchmarkParse(b *testing.B) {
 	}
 }
 
-// BenchmarkParseMessages reads the same conversation as Anthropic's.
-func BenchmarkParseMessages(b *testing.B) {
-	body := chatOf(16 << 10)
-	b.SetBytes(int64(len(body)))
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := Parse(messages{}, body, Options{}); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
 func BenchmarkParseTokens(b *testing.B) {
 	body := []byte(`{"prompt":[1`)
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -82,41 +67,6 @@ func BenchmarkParseTokens(b *testing.B) {
 		if _, err := Parse(completions{}, body, Options{}); err != nil {
 			b.Fatal(err)
 		}
-	}
-}
-
-// BenchmarkScan is the structural pass alone, beside two ways to do the same
-// with gjson: validating, and walking the top-level members and messages.
-func BenchmarkScan(b *testing.B) {
-	for _, size := range []int{16, 256} {
-		body := chatOf(size << 10)
-		run := func(name string, f func()) {
-			b.Run(fmt.Sprintf("%s/%dKB", name, size), func(b *testing.B) {
-				b.SetBytes(int64(len(body)))
-				b.ReportAllocs()
-				for b.Loop() {
-					f()
-				}
-			})
-		}
-		run("own", func() {
-			p := parse{req: &Request{API: completions{}}, body: body}
-			if p.scan() != nil {
-				b.Fatal()
-			}
-		})
-		run("gjsonValid", func() { gjson.ValidBytes(body) })
-		run("gjsonForEach", func() {
-			gjson.Parse(rawjson.View(body)).ForEach(func(k, v gjson.Result) bool {
-				if k.Str == "messages" {
-					v.ForEach(func(_, m gjson.Result) bool {
-						m.ForEach(func(_, _ gjson.Result) bool { return true })
-						return true
-					})
-				}
-				return true
-			})
-		})
 	}
 }
 

@@ -83,7 +83,7 @@ func (a *Answer) toolCalls(b []byte, v rawjson.Span) {
 		if named || t.args.HasContent(b) || t.id.HasContent(b) {
 			a.bearing, a.kept.lost = true, true
 		}
-		if !a.steady {
+		if !a.predictable {
 			continue
 		}
 		index, ok := integer(t.index.Of(b))
@@ -94,7 +94,7 @@ func (a *Answer) toolCalls(b []byte, v rawjson.Span) {
 			}
 		}
 		if a.calls.legacy || index < 0 || a.calls.open && index < a.calls.index {
-			a.steady = false
+			a.predictable = false
 			continue
 		}
 		begins := !a.calls.open || index > a.calls.index
@@ -110,9 +110,9 @@ func (a *Answer) functionCall(b []byte, v rawjson.Span) {
 	}
 	a.bearing, a.kept.lost = true, true
 	if a.calls.open && !a.calls.legacy {
-		a.steady = false
+		a.predictable = false
 	}
-	if a.steady {
+	if a.predictable {
 		begins := !a.calls.open
 		a.calls.legacy = true
 		a.call(b, t, begins)
@@ -123,7 +123,7 @@ func (a *Answer) functionCall(b []byte, v rawjson.Span) {
 // than at the beginning ends the prediction.
 func (a *Answer) call(b []byte, t toolCall, begins bool) {
 	if begins != t.name.HasContent(b) {
-		a.steady = false
+		a.predictable = false
 	} else if begins {
 		a.beginCall(b, t)
 	}
@@ -134,13 +134,13 @@ func (a *Answer) call(b []byte, t toolCall, begins bool) {
 func (a *Answer) beginCall(b []byte, t toolCall) {
 	a.endCall()
 	a.calls.open = true
-	if a.steady {
+	if a.predictable {
 		a.hash.beginCall(b, t)
 	}
 }
 
 func (a *Answer) addArguments(b []byte, args rawjson.Span) {
-	if a.steady {
+	if a.predictable {
 		a.args = appendArguments(a.args, b, args)
 		a.bound()
 	}
@@ -148,7 +148,7 @@ func (a *Answer) addArguments(b []byte, args rawjson.Span) {
 
 // endCall writes the arguments of the last call.
 func (a *Answer) endCall() {
-	if a.steady {
+	if a.predictable {
 		a.hash.addArguments(a.args)
 	}
 	a.args = a.args[:0]

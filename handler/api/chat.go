@@ -146,7 +146,7 @@ func (a *Answer) delta(b []byte, v rawjson.Span) {
 			}
 		case "reasoning", "reasoning_content", "reasoning_details", "thinking":
 			if v.HasContent(b) {
-				a.bearing, a.steady = true, false
+				a.bearing, a.predictable = true, false
 			}
 		case "refusal", "audio":
 			if v.HasContent(b) {

@@ -53,47 +53,6 @@ func TestNextTurnExtendsPromptAndAnswer(t *testing.T) {
 
 func chatBody(messages string) string { return `{"messages":[` + messages + `]}` }
 
-func TestSamePromptInOtherForms(t *testing.T) {
-	for _, forms := range [][]string{
-		{
-			`{"role":"user","content":"café 😀 and some more text"}`,
-			`{"content":"caf\u00e9 \ud83d\ude00 and some more text","role":"user"}`,
-			`{"role":"us\u0065r","content":[{"type":"text","text":"caf"},{"text":"é 😀 and some more text","type":"text","cache_control":{"type":"ephemeral"}}]}`,
-			`{"role":"user","name":"x","content":["café 😀 and ","some more text"]}`,
-			`{"r\u006fle":"user","content":"first","content":"café 😀 and some more text"}`,
-		},
-		{
-			`{"role":"user","content":"lone \ud83d and \udc00, both replaced"}`,
-			`{"role":"user","content":"lone � and �, both replaced"}`,
-		},
-		{
-			`{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,aa/bb"}}]}`,
-			`{"role":"user","content":[{"image_url":{"detail":"low","url":"data:image\/png;base64,aa\/bb"},"type":"image_url"}]}`,
-			`{"role":"user","content":[{"type":"image_url","image_url":"data:image/png;base64,aa/bb"}]}`,
-		},
-		{
-			`{"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"lookup","arguments":"{\"a\":1}"}}]}`,
-			`{"role":"assistant","tool_calls":[{"function":{"arguments":"{\u0022a\u0022:1}","name":"lookup"},"id":"2"}],"content":""}`,
-			`{"role":"assistant","content":[],"function_call":{"name":"lookup","arguments":"{\"a\":1}"}}`,
-			`{"role":"assistant","reasoning":"long","function_call":{"name":"lookup","arguments":{"a": 1}}}`,
-		},
-	} {
-		want := mustParse(t, chat{}, chatBody(forms[0]))
-		if len(want.Blocks) == 0 {
-			t.Fatalf("no blocks: %s", forms[0])
-		}
-		for _, f := range forms[1:] {
-			got := mustParse(t, chat{}, chatBody(f))
-			if !slices.Equal(got.Blocks, want.Blocks) || got.Bytes != want.Bytes || !bytes.Equal(got.rest.tail, want.rest.tail) {
-				t.Errorf("differ:\n%s\n%s\n%q %q", forms[0], f, want.rest.tail, got.rest.tail)
-			}
-			if got.Media != want.Media {
-				t.Errorf("%d media parts, want %d: %s", got.Media, want.Media, f)
-			}
-		}
-	}
-}
-
 func TestDifferentPromptsDiffer(t *testing.T) {
 	pad := ` - some text to fill a block`
 	seen := map[string]string{}
@@ -122,21 +81,6 @@ func TestDifferentPromptsDiffer(t *testing.T) {
 			t.Errorf("same:\n%s\n%s", other, m)
 		}
 		seen[key] = m
-	}
-}
-
-func TestToolsStandFirst(t *testing.T) {
-	msgs := `"messages":[{"role":"user","content":"hello there, you"}]`
-	plain := mustParse(t, chat{}, `{`+msgs+`}`)
-	for _, none := range []string{`"tools":null`, `"tools":[]`, `"tools":[ ]`, `"functions":{}`} {
-		if r := mustParse(t, chat{}, `{`+msgs+`,`+none+`}`); !slices.Equal(r.Blocks, plain.Blocks) {
-			t.Errorf("%s counts", none)
-		}
-	}
-	a := mustParse(t, chat{}, `{`+msgs+`,"tools":[{"name": "a  b"}]}`)
-	b := mustParse(t, chat{}, `{"tools":[ { "name":"a  b" } ],`+msgs+`}`)
-	if !slices.Equal(a.Blocks, b.Blocks) || slices.Equal(a.Blocks, plain.Blocks) {
-		t.Errorf("tools: %x %x %x", a.Blocks, b.Blocks, plain.Blocks)
 	}
 }
 

@@ -35,7 +35,8 @@ func (completions) event(a *Answer, b []byte, i int) bool { return a.chunk(b, i,
 // completionChoice is a [choice].
 func completionChoice(a *Answer, b []byte, i int) int {
 	var index, txt, finish, ids rawjson.Span
-	end := rawjson.ReadAt(b, i, rawjson.To("index", &index), rawjson.To("text", &txt), rawjson.To("finish_reason", &finish),
+	end := rawjson.ReadAt(b, i,
+		rawjson.To("index", &index), rawjson.To("text", &txt), rawjson.To("finish_reason", &finish),
 		rawjson.To("token_ids", &ids))
 	if end < 0 {
 		return -1

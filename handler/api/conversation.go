@@ -4,7 +4,7 @@ import (
 	"encoding/binary"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
-	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // Marks divide the canonical text of a conversation. UTF-8 has none of these
@@ -75,7 +75,7 @@ func (c *conversation) seal() {
 		binary.LittleEndian.PutUint64(buf[:], block)
 		d.add(buf[:])
 	}
-	head := d.sum64() &^ index.KindMask // kinds stay
+	head := d.sum64() &^ cache.KindMask // kinds stay
 	for i := range c.h.blocks {
 		c.h.blocks[i] ^= head
 	}

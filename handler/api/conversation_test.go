@@ -4,11 +4,7 @@ import (
 	"bytes"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"testing"
-	"unicode/utf8"
-
-	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 const someTools = `[ {"type": "function", "function":{"name":"f", "description":"a \" b  cé", "parameters": {"type": "object", "x": [1, "a b"]}}},
@@ -104,24 +100,6 @@ func same(t *testing.T, forms map[string]API) {
 	}
 }
 
-func TestSystemPromptThroughAllAPIs(t *testing.T) {
-	same(t, map[string]API{
-		`{"model":"m","messages":[{"role":"system","content":"You are kind."},{"role":"user","content":"hello there"}]}`:                                                                                               chat{},
-		`{"model":"m","system":"You are kind.","messages":[{"role":"user","content":"hello there"}]}`:                                                                                                                  messages{},
-		`{"model":"m","system":[{"type":"text","text":"You are ","cache_control":{"type":"ephemeral"}},{"type":"text","text":"kind."}],"messages":[{"role":"user","content":[{"type":"text","text":"hello there"}]}]}`: messages{},
-		`{"model":"m","instructions":"You are kind.","input":"hello there"}`:                                                                                                                                           responses{},
-		`{"model":"m","instructions":null,"input":[{"role":"system","content":"You are kind."},{"role":"user","content":[{"type":"input_text","text":"hello there"}]}]}`:                                               responses{},
-	})
-	same(t, map[string]API{
-		`{"messages":[{"role":"developer","content":"Be brief."},{"role":"user","content":"hello"}]}`: chat{},
-		`{"input":[{"role":"developer","content":"Be brief."},{"role":"user","content":"hello"}]}`:    responses{},
-	})
-	if a, b := mustParse(t, chat{}, `{"messages":[{"role":"developer","content":"Be brief, please."}]}`),
-		mustParse(t, responses{}, `{"instructions":"Be brief, please.","input":""}`); a.Blocks[0] == b.Blocks[0] {
-		t.Error("developer is not system")
-	}
-}
-
 func TestToolsThroughAllAPIs(t *testing.T) {
 	user := `"messages":[{"role":"user","content":"hello"}]`
 	same(t, map[string]API{
@@ -135,21 +113,6 @@ func TestToolsThroughAllAPIs(t *testing.T) {
 	same(t, map[string]API{ // of servers' tools a moved breakpoint does not count
 		`{"tools":[{"type":"web_search_20250305","name":"web_search","max_uses":5}],` + user + `}`:                                       messages{},
 		`{"tools":[{"type":"web_search_20250305","name":"web_search","max_uses": 5,"cache_control":{"type":"ephemeral"}}],` + user + `}`: messages{},
-	})
-}
-
-func TestToolCallsThroughAllAPIs(t *testing.T) {
-	same(t, map[string]API{
-		`{"messages":[{"role":"user","content":"hi"},{"role":"assistant","content":"let me see","tool_calls":[{"id":"1","type":"function","function":{"name":"w","arguments":"{\"city\": \"Z\u00fcrich \\\"x\\\"\", \"n\": 1}"}}]},{"role":"tool","tool_call_id":"1","content":"20 degrees"},{"role":"user","content":"thanks"}]}`:                                                                 chat{},
-		`{"messages":[{"role":"user","content":"hi"},{"role":"assistant","content":"let me see","tool_calls":[{"function":{"name":"w","arguments":"\n{\"city\":\"Z\\u00FCrich \\u0022x\\\"\",\"n\":1}"}}]},{"role":"tool","content":[{"type":"text","text":"20 degrees"}]},{"role":"user","content":"thanks"}]}`:                                                                                   chat{},
-		`{"messages":[{"role":"user","content":"hi"},{"role":"assistant","content":[{"type":"thinking","thinking":"hm"},{"type":"text","text":"let me see"},{"type":"tool_use","id":"t","name":"w","input":{ "city" : "Zürich \"x\"", "n":1 }}]},{"role":"user","content":[{"type":"tool_result","tool_use_id":"t","content":"20 degrees"},{"type":"text","text":"thanks"}]}]}`:                    messages{},
-		`{"messages":[{"role":"user","content":"hi"},{"role":"assistant","content":[{"type":"tool_use","id":"t","name":"w","input":{"city":"Z\u00fcrich \"x\"","n":1}},{"type":"text","text":"let me see"}]},{"role":"user","content":[{"type":"text","text":"thanks"},{"type":"tool_result","tool_use_id":"t","content":[{"type":"text","text":"20 degrees"}]}]}]}`:                               messages{},
-		`{"input":[{"role":"user","content":"hi"},{"type":"message","role":"assistant","content":[{"type":"output_text","text":"let me see"}]},{"type":"reasoning","summary":[]},{"type":"function_call","call_id":"1","name":"w","arguments":"{\"city\":\"Zürich \\\"x\\\"\",\"n\":1}"},{"type":"function_call_output","call_id":"1","output":"20 degrees"},{"role":"user","content":"thanks"}]}`: responses{},
-	})
-	same(t, map[string]API{ // calls without text, and two of them
-		`{"messages":[{"role":"user","content":"hello you"},{"role":"assistant","content":null,"tool_calls":[{"function":{"name":"a","arguments":"{}"}},{"function":{"name":"b","arguments":"{ }"}}]},{"role":"tool","content":"1"},{"role":"tool","content":"2"}]}`:                           chat{},
-		`{"messages":[{"role":"user","content":"hello you"},{"role":"assistant","content":[{"type":"tool_use","name":"a","input":{}},{"type":"tool_use","name":"b","input":{}}]},{"role":"user","content":[{"type":"tool_result","content":"1"},{"type":"tool_result","content":"2"}]}]}`:      messages{},
-		`{"input":[{"role":"user","content":"hello you"},{"type":"function_call","name":"a","arguments":"{}"},{"type":"function_call","name":"b","arguments":"{}"},{"type":"function_call_output","output":"1"},{"type":"function_call_output","output":[{"type":"input_text","text":"2"}]}]}`: responses{},
 	})
 }
 
@@ -182,43 +145,4 @@ func TestSessionIdentity(t *testing.T) {
 			t.Errorf("%s: %q", body, r.SessionID)
 		}
 	}
-}
-
-// What a call's arguments are must not depend on how they are cut, nor on
-// whether they came as text or as a value.
-func TestArgumentsInPieces(t *testing.T) {
-	s := speller{rand.New(rand.NewPCG(21, 22))}
-	for range 2000 {
-		raw := s.members([]string{s.words(4), s.words(20), s.words(4), s.words(20)})
-		if s.IntN(4) == 0 { // broken escapes, too
-			at := s.IntN(len(raw))
-			for !utf8.RuneStart(raw[at]) {
-				at--
-			}
-			raw = raw[:at] + []string{`\u12`, `\ud83d`, `\ud83d\u0041`, `\x`, `\ud83d\ud83d\ude00`}[s.IntN(5)] + raw[at:]
-		}
-		whole, pieces := newHasher(16, 1), newHasher(16, 1)
-		whole.addArguments([]byte(raw))
-		var args []byte
-		for _, piece := range s.split(raw) {
-			piece = s.str(piece)
-			args = appendArguments(args, []byte(piece), rawjson.Span{End: len(piece)})
-		}
-		pieces.addArguments(args)
-		if !slices.Equal(pieces.blocks, whole.blocks) || !bytes.Equal(pieces.tail, whole.tail) {
-			t.Fatalf("%s: %q %q", raw, pieces.tail, whole.tail)
-		}
-		if mustScan(raw) && strings.HasPrefix(raw, "{") {
-			value := newHasher(16, 1)
-			value.addJSON([]byte(raw))
-			if !slices.Equal(value.blocks, whole.blocks) || !bytes.Equal(value.tail, whole.tail) {
-				t.Fatalf("%s: %q %q", raw, value.tail, whole.tail)
-			}
-		}
-	}
-}
-
-func mustScan(raw string) bool {
-	v, ok := rawjson.ValueAt([]byte(raw), 0)
-	return ok && v.End == len(raw)
 }

@@ -12,9 +12,10 @@ import (
 // larger bodies, which no usual client sends, again.
 const keptMembers = 16
 
-// maxMembers and maxElements bound what is edited, and maxWithin the members of
-// all objects within a body. Each costs more memory than it takes in the body.
-const maxMembers, maxElements, maxWithin = 4096, 1024, 32 << 10
+// maxMembers bounds the members of a body that are edited, maxWithin those of an
+// object within it, and maxElements the objects of a list. Each costs more memory
+// than it takes in the body.
+const maxMembers, maxWithin, maxElements = 4096, 256, 1024
 
 const nameNVExt = "nvext"
 
@@ -28,9 +29,7 @@ type Editor struct {
 	members []member
 	added   []addition
 	raw     []rawjson.Edit
-	objects []object
-	within  []*Editor
-	room    *int // for members of objects within the body; all its Editors share it
+	within  []object
 }
 
 // member is a member of the object, and its change.
@@ -46,9 +45,9 @@ type addition struct {
 	text []byte
 }
 
-// object is a member whose own members are changed.
+// object is an object within the body whose members are changed.
 type object struct {
-	name string
+	name string // the member's; empty for an element of a list
 	*Editor
 }
 
@@ -58,7 +57,7 @@ func (r *Request) Editor(body []byte) *Editor {
 		return nil
 	}
 	if r.memberCount > keptMembers || r.size > math.MaxUint32 {
-		return editObject(body, r.brace, nil)
+		return editObject(body, r.brace, maxMembers)
 	}
 	e := &Editor{body: body, end: r.closing, members: make([]member, r.memberCount)}
 	for i, m := range r.members[:r.memberCount] {
@@ -75,31 +74,20 @@ func (r *Request) note(key int, v rawjson.Span) {
 	r.memberCount++
 }
 
-// editObject returns an Editor for the valid object at body[at]; nil if it has too
-// many members. Those of an object within another one use up the room.
-func editObject(body []byte, at int, room *int) *Editor {
-	e := &Editor{body: body, room: room}
+// editObject returns an Editor for the valid object at body[at]; nil if it has more
+// than most members.
+func editObject(body []byte, at, most int) *Editor {
+	e := &Editor{body: body}
 	c := rawjson.Enter(body, at)
 	for c.Next() {
 		v := c.Value()
-		if len(e.members) == maxMembers || room != nil && *room == 0 {
+		if len(e.members) == most {
 			return nil
-		}
-		if room != nil {
-			*room--
 		}
 		e.members = append(e.members, member{key: c.KeyAt, Span: v})
 	}
 	e.end = c.At - 1
 	return e
-}
-
-func (e *Editor) roomWithin() *int {
-	if e.room == nil {
-		e.room = new(int)
-		*e.room = maxWithin
-	}
-	return e.room
 }
 
 // is returns whether a member has a name.
@@ -194,7 +182,7 @@ func (e *Editor) OnlyNVExt() {
 // this one's. An absent or null member is made once something is added to it. It is
 // not ok if the value is something else, which the engine will refuse.
 func (e *Editor) Object(name string) (in *Editor, ok bool) {
-	for _, o := range e.objects {
+	for _, o := range e.within {
 		if o.name == name {
 			return o.Editor, true
 		}
@@ -202,17 +190,16 @@ func (e *Editor) Object(name string) (in *Editor, ok bool) {
 	m := e.last(name)
 	switch {
 	case m == nil || m.IsNull(e.body):
-		in = &Editor{body: e.body, room: e.roomWithin()}
+		in = &Editor{body: e.body}
 	case m.First(e.body) == '{':
-		if in = editObject(e.body, m.Start, e.roomWithin()); in == nil {
+		if in = editObject(e.body, m.Start, maxWithin); in == nil {
 			return nil, false
 		}
 		e.keepOnly(name, m)
-		e.within = append(e.within, in)
 	default:
 		return nil, false
 	}
-	e.objects = append(e.objects, object{name, in})
+	e.within = append(e.within, object{name, in})
 	return in, true
 }
 
@@ -227,66 +214,17 @@ func (e *Editor) Elements(name string) (in []*Editor, ok bool) {
 		if v.First(e.body) != '{' {
 			return nil, false
 		}
-		one := editObject(e.body, v.Start, e.roomWithin())
+		one := editObject(e.body, v.Start, maxWithin)
 		if one == nil || len(in) == maxElements {
 			return nil, false
 		}
 		in = append(in, one)
 	}
 	e.keepOnly(name, m)
-	e.within = append(e.within, in...)
+	for _, one := range in {
+		e.within = append(e.within, object{Editor: one})
+	}
 	return in, true
-}
-
-// Inner returns the places of a member's values within another member of the body:
-// an object, or a list of objects and nulls. If the inner name repeats, Inner
-// returns all of its values, because readers differ. It is not ok if the value is
-// something else, or has too many.
-func (e *Editor) Inner(name, inner string) (at []rawjson.Span, ok bool) {
-	m := e.last(name)
-	if m == nil {
-		return nil, true
-	}
-	if at, ok = e.InnerAt(m.Span, inner); ok {
-		e.keepOnly(name, m)
-	}
-	return at, ok
-}
-
-// InnerAt is Inner for a value in the body.
-func (e *Editor) InnerAt(value rawjson.Span, inner string) (at []rawjson.Span, ok bool) {
-	switch value.First(e.body) {
-	case '{':
-		return e.appendInner(nil, value, inner)
-	case '[':
-		ok = true
-		for v := range value.Elements(e.body) {
-			if ok && !v.IsNull(e.body) {
-				at, ok = e.appendInner(at, v, inner)
-			}
-		}
-		return at, ok
-	}
-	return nil, value.IsNull(e.body)
-}
-
-func (e *Editor) appendInner(at []rawjson.Span, v rawjson.Span, inner string) (all []rawjson.Span, ok bool) {
-	if v.First(e.body) != '{' {
-		return nil, false
-	}
-	c := rawjson.Enter(e.body, v.Start)
-	for c.Next() {
-		found := string(c.Key()) == inner
-		v := c.Value()
-		if !found {
-			continue
-		}
-		if len(at) == maxElements {
-			return nil, false
-		}
-		at = append(at, v)
-	}
-	return at, c.Err == nil
 }
 
 // Replace makes a change within a value that does not change otherwise, or between
@@ -311,10 +249,13 @@ func (e *Editor) Edits() []rawjson.Edit {
 }
 
 func (e *Editor) appendTo(edits []rawjson.Edit) []rawjson.Edit {
-	e.makeObjects()
 	edits = append(edits, e.raw...)
-	for _, in := range e.within {
-		edits = in.appendTo(edits)
+	for _, o := range e.within {
+		if o.end != 0 {
+			edits = o.appendTo(edits)
+		} else {
+			e.make(o)
+		}
 	}
 	w := rawjson.Object{} // More once a member stays
 	for i := range e.members {
@@ -337,25 +278,21 @@ func (e *Editor) appendTo(edits []rawjson.Edit) []rawjson.Edit {
 	return edits
 }
 
-// makeObjects sets the members that are new objects.
-func (e *Editor) makeObjects() {
-	for _, o := range e.objects {
-		if o.end != 0 {
-			continue
-		}
-		o.makeObjects()
-		if len(o.added) == 0 {
-			continue
-		}
-		var w rawjson.Object
-		w.Open()
-		for _, a := range o.added {
-			w.Raw(a.name, a.text)
-		}
-		w.Close()
-		e.Set(o.name, w.Buf)
+// make sets a member that is a new object, if something was added to it.
+func (e *Editor) make(o object) {
+	for _, in := range o.within {
+		o.make(in)
 	}
-	e.objects = nil
+	if len(o.added) == 0 {
+		return
+	}
+	var w rawjson.Object
+	w.Open()
+	for _, a := range o.added {
+		w.Raw(a.name, a.text)
+	}
+	w.Close()
+	e.Set(o.name, w.Buf)
 }
 
 // withComma returns what is cut out with a member: the comma before it, or behind

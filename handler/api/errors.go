@@ -125,7 +125,8 @@ const (
 	brokenResponses = "event: error\ndata: " +
 		// OpenAI's reference has flat members, its servers and libraries an
 		// object. The number is required, but unknown here.
-		`{"type":"error","code":"stream_broken",` + brokenText + `,"param":null,"sequence_number":0,"error":` + brokenError + "}\n\n"
+		`{"type":"error","code":"stream_broken",` + brokenText + `,"param":null,"sequence_number":0,"error":` +
+		brokenError + "}\n\n"
 	brokenAnthropic = "event: error\ndata: " +
 		`{"type":"error","error":{"type":"api_error",` + brokenText + `,"code":"stream_broken"}}` + "\n\n"
 )

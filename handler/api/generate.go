@@ -88,9 +88,9 @@ type grownText struct {
 }
 
 // event reads one output, or the list of them in a plain answer to a batch.
-func (generate) event(a *Answer, b []byte, i int) bool {
+func (g generate) event(a *Answer, b []byte, i int) bool {
 	if b[i] == '{' {
-		return a.output(b, i, true) >= 0
+		return g.output(a, b, i, true) >= 0
 	}
 	c := rawjson.Enter(b, i)
 	for n := 0; c.Next(); n++ {
@@ -99,7 +99,7 @@ func (generate) event(a *Answer, b []byte, i int) bool {
 			continue
 		}
 		// All outputs of a prompt repeat its length.
-		c.At = a.output(b, c.At, n%a.req.answers == 0)
+		c.At = g.output(a, b, c.At, n%a.req.answers == 0)
 		if c.At < 0 {
 			return false
 		}
@@ -114,7 +114,7 @@ type metaInfo struct {
 
 // output reads the object at b[i] and returns the index behind it, or -1 if it
 // is malformed. With prompt, its counts of prompt tokens are added up.
-func (a *Answer) output(b []byte, i int, prompt bool) int {
+func (g generate) output(a *Answer, b []byte, i int, prompt bool) int {
 	var txt, ids, meta, object, fail rawjson.Span
 	end := rawjson.ReadAt(b, i, rawjson.To("text", &txt), rawjson.To("output_ids", &ids), rawjson.To("meta_info", &meta),
 		rawjson.To("object", &object), rawjson.To("error", &fail))
@@ -128,14 +128,14 @@ func (a *Answer) output(b []byte, i int, prompt bool) int {
 	if m.finish.First(b) == '{' {
 		m.finish = m.finish.Get(b, "type")
 	}
-	a.outputUsage(b, m, prompt)
-	a.outputText(b, txt, ids, m)
+	g.outputUsage(a, b, m, prompt)
+	g.outputText(a, b, txt, ids, m)
 	return end
 }
 
 // outputUsage reads the counts of one output. In a plain answer to a batch they
 // add up; a stream mixes the outputs, and their sum stays unknown.
-func (a *Answer) outputUsage(b []byte, m metaInfo, prompt bool) {
+func (generate) outputUsage(a *Answer, b []byte, m metaInfo, prompt bool) {
 	if a.req.Answers() == 1 {
 		count(&a.prompt, b, m.prompt)
 		count(&a.completion, b, m.completion)
@@ -162,7 +162,7 @@ func add(to *int64, b []byte, v rawjson.Span) {
 // outputText reads an output's text. Each event of a stream repeats the text from
 // its beginning, so only the last one's is hashed. With an option, the engine
 // sends pieces instead: their text begins otherwise, and ends the prediction.
-func (a *Answer) outputText(b []byte, txt, ids rawjson.Span, m metaInfo) {
+func (generate) outputText(a *Answer, b []byte, txt, ids rawjson.Span, m metaInfo) {
 	raw, ok := txt.Str(b)
 	g := &a.grown
 	tokens := int64(unknown)
@@ -171,7 +171,7 @@ func (a *Answer) outputText(b []byte, txt, ids rawjson.Span, m metaInfo) {
 	a.ids.grow(b, ids, tokens, !a.stream || ends)
 	switch {
 	case !ok: // vLLM's list of texts, each with its prompt
-		a.steady = false
+		a.predictable = false
 		a.bearing = a.bearing || txt.HasContent(b) || ids.HasContent(b)
 	case a.req.Answers() > 1: // mixed
 		a.bearing = a.bearing || len(raw) > 0
@@ -182,12 +182,12 @@ func (a *Answer) outputText(b []byte, txt, ids rawjson.Span, m metaInfo) {
 	}
 	a.finishReason(b, m.finish)
 	a.done = a.done || txt.First(b) == '[' && !a.stream
-	if a.steady && g.n == 0 {
+	if a.predictable && g.n == 0 {
 		g.n = copy(g.head[:], raw)
 	}
-	a.steady = a.steady && len(raw) >= g.size && bytes.HasPrefix(raw, g.head[:g.n])
+	a.predictable = a.predictable && len(raw) >= g.size && bytes.HasPrefix(raw, g.head[:g.n])
 	g.tokens, g.size = tokens, len(raw)
-	if a.steady && ends {
+	if a.predictable && ends {
 		a.hash.addString(raw)
 		a.bound()
 	}

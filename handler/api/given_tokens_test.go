@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // TestGivenTokensAreThePrompt gives requests of all forms the same token ids: they
@@ -76,7 +76,7 @@ func TestChains(t *testing.T) {
 		tokens = append(tokens, uint32(n))
 	}
 	for i, size := range o.Sizes {
-		key := kvscore.NewTokenHash(o.Seed)
+		key := cache.NewTokenHash(o.Seed)
 		want := key.AppendBlocks(nil, tokens, size)
 		for _, r := range []*Request{r, given} {
 			if c := r.Chains[i]; c.BlockSize != size || !slices.Equal(c.Blocks, want) {
@@ -124,48 +124,6 @@ func TestGivenTokensThatAreNotAll(t *testing.T) {
 		want := mustParse(t, For(v.path), v.body)
 		if r.Give([]byte(v.ids), testOptions) || r.Kind != want.Kind || !slices.Equal(r.Blocks, want.Blocks) || r.Root != want.Root || r.Tokens != want.Tokens || r.Bytes != want.Bytes {
 			t.Errorf("%s with %s: kind %d, %d blocks, %d tokens", v.body, v.ids, r.Kind, len(r.Blocks), r.Tokens)
-		}
-	}
-}
-
-// TestHowTextIsWrittenIsNothingToTokens has members that change how text becomes
-// tokens, and such that also change what is computed of tokens.
-func TestHowTextIsWrittenIsNothingToTokens(t *testing.T) {
-	root := func(prompt, member string) uint64 {
-		return mustParse(t, completions{}, `{"model":"m","prompt":`+prompt+member+`}`).Root
-	}
-	for member, same := range map[string]bool{
-		`"reasoning_effort":"low"`: true, `"add_special_tokens":false`: true, `"chat_template_kwargs":{"a":1}`: true,
-		`"lora":"x"`: false, `"extra_key":"x"`: false, `"truncate_prompt_tokens":5`: false, `"suffix":"x"`: false,
-	} {
-		if (root("[1,2]", ","+member) == root("[1,2]", "")) != same {
-			t.Errorf("%s: the root of token ids is the same: %v", member, !same)
-		}
-		if root(`"x"`, ","+member) == root(`"x"`, "") {
-			t.Errorf("%s: the root of text is the same", member)
-		}
-	}
-}
-
-// BenchmarkGive hashes the ids of a long prompt.
-func BenchmarkGive(b *testing.B) {
-	var ids strings.Builder
-	ids.WriteString("[1")
-	for i := range 32767 {
-		ids.WriteString("," + strconv.Itoa(i*3))
-	}
-	ids.WriteString("]")
-	raw := []byte(ids.String())
-	o := Options{BlockSize: 16, Seed: testSeed}
-	r, err := Parse(completions{}, []byte(`{"prompt":"x"}`), o)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.SetBytes(int64(len(raw)))
-	b.ReportAllocs()
-	for b.Loop() {
-		if !r.Give(raw, o) {
-			b.Fatal("no ids")
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"github.com/zeebo/xxh3"
 )
 
@@ -20,7 +21,8 @@ type hasher struct {
 	size   int    // of a block, in bytes
 	tail   []byte // of the block that is not full yet
 	blocks []uint64
-	before int64 // bytes in full blocks that are not in blocks
+	before int   // full blocks that are not in blocks
+	kind   uint8 // of the last block, see kvscore.TextBlock
 }
 
 func newHasher(size int, seed uint64) hasher {
@@ -39,11 +41,9 @@ func (h *hasher) add(p []byte) {
 		h.full(h.tail)
 		h.tail = h.tail[:0]
 	}
-	blocks, size, seed := h.blocks, h.size, h.seed // in registers
-	for ; len(p) >= size; p = p[size:] {
-		blocks = append(blocks, kvscore.TextBlock(xxh3.HashSeed(p[:size], seed), p[:size]))
+	for ; len(p) >= h.size; p = p[h.size:] {
+		h.full(p[:h.size])
 	}
-	h.blocks = blocks
 	h.tail = append(h.tail, p...)
 }
 
@@ -126,14 +126,21 @@ func (h *hasher) addJSON(raw []byte) {
 	}
 }
 
+// Far into a long text, the kind of one block stands for sampled blocks. This costs
+// less than a kind for each, and the sum over a long text needs no more.
+const nearBlocks, sampled = 64, 4
+
+// full appends the hash of a full block.
 func (h *hasher) full(block []byte) {
-	block = block[:h.size]
-	h.blocks = append(h.blocks, kvscore.TextBlock(xxh3.HashSeed(block, h.seed), block))
+	if n := h.before + len(h.blocks); n < nearBlocks || n%sampled == 0 {
+		h.kind = kvscore.TextKind(block)
+	}
+	h.blocks = append(h.blocks, kvscore.TextBlock(xxh3.HashSeed(block, h.seed), h.kind))
 }
 
 // written returns the length of the text so far, in bytes.
 func (h *hasher) written() int64 {
-	return h.before + int64(len(h.blocks)*h.size+len(h.tail))
+	return int64((h.before+len(h.blocks))*h.size + len(h.tail))
 }
 
 // past returns how far the text goes on behind its last full block, in blocks.
@@ -144,7 +151,7 @@ func (h *hasher) past() float32 { return float32(len(h.tail)) / float32(h.size) 
 func (h *hasher) follow() hasher {
 	c := *h
 	c.tail = append(make([]byte, 0, h.size), h.tail...)
-	c.before += int64(len(h.blocks) * h.size)
+	c.before += len(h.blocks)
 	c.blocks = nil
 	return c
 }
@@ -213,7 +220,7 @@ func (c *compact) next() []byte {
 // idHasher turns token ids into the hashes of their full blocks. Callers keep the
 // memory for one block, which can thus be on the stack.
 type idHasher struct {
-	hash   kvscore.TokenHash
+	hash   cache.TokenHash
 	fill   int // bytes of block in use
 	blocks []uint64
 }

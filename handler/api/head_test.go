@@ -135,29 +135,6 @@ func TestSystemMessagesAreHoisted(t *testing.T) {
 	}
 }
 
-// Engines end streams with errors in more ways than one.
-func TestErrorsInStreams(t *testing.T) {
-	begin := "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"x\"}}]}\n\n"
-	for _, end := range []string{
-		"event: error\n: the engine died\n\n",
-		"event: error\n: the engine died\n\ndata: [DONE]\n\n",
-		"event:error\r\ndata: {\"message\":\"m\",\"code\":500}\r\n\r\n",
-		"error: {\"code\":500}\n\n",
-		"data: {\"error\":{\"message\":\"m\"}}\n\n",
-	} {
-		for _, size := range []int{1, 7, 1000} {
-			n := observe(mustParse(t, chat{}, askHello), true)
-			for p := range slices.Chunk([]byte(begin+end), size) {
-				n.Write(p)
-			}
-			n.Finish()
-			if !n.Failed() || n.Prediction() != nil {
-				t.Errorf("%q in reads of %d is no failure", end, size)
-			}
-		}
-	}
-}
-
 // A stream is over when it says so, not when the last choice has its reason.
 func TestStreamsSayThatTheyAreOver(t *testing.T) {
 	n := observe(mustParse(t, chat{}, askHello), true)

@@ -12,7 +12,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"github.com/zeebo/xxh3"
 )
 
@@ -43,12 +43,16 @@ func blocksOf(text []byte) (out []uint64) {
 		}
 		sum := xxh3.Hash128(head).Bytes()
 		for i := range out[:n/size] {
-			out[i] ^= binary.LittleEndian.Uint64(sum[:]) &^ index.KindMask
+			out[i] ^= binary.LittleEndian.Uint64(sum[:]) &^ cache.KindMask
 		}
 	}(text)
+	kind := uint8(0)
 	for len(text) >= testOptions.TextBlock {
 		block := text[:testOptions.TextBlock]
-		out = append(out, kvscore.TextBlock(xxh3.HashSeed(block, testSeed), block))
+		if n := len(out); n < 64 || n%4 == 0 {
+			kind = kvscore.TextKind(block)
+		}
+		out = append(out, kvscore.TextBlock(xxh3.HashSeed(block, testSeed), kind))
 		text = text[testOptions.TextBlock:]
 	}
 	return out

@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // idsGiven reads the token ids that a client sent in place of the prompt. It
@@ -170,7 +170,7 @@ func (p *parse) chains(v rawjson.Span) {
 // blocksOf divides a valid list of token ids into blocks of a size.
 func (p *parse) blocksOf(v rawjson.Span, size int) []uint64 {
 	b, block := p.body, make([]byte, 4*size)
-	h := idHasher{hash: kvscore.NewTokenHash(p.opt.Seed), blocks: make([]uint64, 0, min(v.Len()/(2*size), 4096))}
+	h := idHasher{hash: cache.NewTokenHash(p.opt.Seed), blocks: make([]uint64, 0, min(v.Len()/(2*size), 4096))}
 	for i := v.Start + 1; ; i++ {
 		i, _ = h.run(block, b, i)
 		id, end := readID(b, i)
@@ -187,7 +187,7 @@ func (p *parse) tokens(v rawjson.Span, hash bool) (n int64, ok bool) {
 	b, size := p.body, 4*p.opt.BlockSize
 	var stack [1024]byte
 	block := stack[:]
-	h := idHasher{hash: kvscore.NewTokenHash(p.opt.Seed)}
+	h := idHasher{hash: cache.NewTokenHash(p.opt.Seed)}
 	if hash {
 		if size > len(stack) {
 			block = make([]byte, size)

@@ -30,12 +30,9 @@ func (p *parse) field(key []byte, v rawjson.Span) {
 			p.vary(key, v) // a batch has a list
 		}
 	case "cache_salt":
-		r.OddSalt = ""
+		r.OddSalt = v.First(b) != '"' && !v.IsNull(b)
 		if r.Salt = v.Text(b); r.Salt == "" {
 			p.vary(key, v)
-			if raw := v.Of(b); raw[0] != '"' && !v.IsNull(b) {
-				r.OddSalt = string(raw[:min(len(raw), 64)])
-			}
 		}
 	case "stream":
 		r.Stream = isTrue(v.Of(b))
@@ -88,11 +85,11 @@ func (p *parse) limit(to *int64, v rawjson.Span) {
 
 // vary records a member that changes the whole prompt, or selects the part of the
 // cache in which the engine looks for it. The members' order does not matter.
-func (p *parse) vary(key []byte, v rawjson.Span) { p.req.variant ^= p.digestOf(key, v) }
+func (p *parse) vary(key []byte, v rawjson.Span) { p.req.cacheVariant ^= p.digestOf(key, v) }
 
 // writing records a member that changes how text becomes the prompt's tokens. It
 // does not change a prompt of token ids.
-func (p *parse) writing(key []byte, v rawjson.Span) { p.req.written ^= p.digestOf(key, v) }
+func (p *parse) writing(key []byte, v rawjson.Span) { p.req.templateVariant ^= p.digestOf(key, v) }
 
 // digestOf returns a hash of a member, 0 if it has no value.
 func (p *parse) digestOf(key []byte, v rawjson.Span) uint64 {
@@ -144,6 +141,7 @@ func (p *parse) choices(v rawjson.Span, sent bool) {
 // session reads session_params, in which SGLang's clients name a session. The
 // member session_id has precedence.
 func (p *parse) session(v rawjson.Span) {
+	p.req.SessionList = v.First(p.body) == '['
 	if v.First(p.body) != '{' {
 		return
 	}

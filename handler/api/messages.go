@@ -181,7 +181,7 @@ func kindAndText(b []byte, v rawjson.Span) (kind, txt []byte) {
 func (messages) begin(a *Answer) { a.beginMessage() }
 
 // event reads an event, whose data repeat its type, or a plain answer.
-func (messages) event(a *Answer, b []byte, i int) bool {
+func (m messages) event(a *Answer, b []byte, i int) bool {
 	var kind, message, block, delta, usage, content, stop, fail rawjson.Span
 	if b[i] != '{' || rawjson.ReadAt(b, i,
 		rawjson.To("type", &kind), rawjson.To("message", &message), rawjson.To("content_block", &block),
@@ -191,16 +191,16 @@ func (messages) event(a *Answer, b []byte, i int) bool {
 		return false
 	}
 	a.fault(b, fail, rawjson.Span{})
-	a.messageUsage(b, usage)
+	m.messageUsage(a, b, usage)
 	switch name, _ := kind.Str(b); string(name) {
 	case "content_block_delta":
-		a.blockDelta(b, delta)
+		m.blockDelta(a, b, delta)
 	case "content_block_start":
-		a.blockStart(b, block)
+		m.blockStart(a, b, block)
 	case "content_block_stop":
-		a.blockStop()
+		m.blockStop(a)
 	case "message_start":
-		a.messageUsage(b, message.Get(b, "usage"))
+		m.messageUsage(a, b, message.Get(b, "usage"))
 	case "message_delta":
 		a.finishReason(b, delta.Get(b, "stop_reason"))
 	case "message_stop":
@@ -209,8 +209,8 @@ func (messages) event(a *Answer, b []byte, i int) bool {
 		bearing := false
 		for v := range content.Elements(b) {
 			a.bearing = false
-			a.blockStart(b, v)
-			a.blockStop()
+			m.blockStart(a, b, v)
+			m.blockStop(a)
 			bearing = bearing || a.bearing
 		}
 		a.bearing = bearing
@@ -239,7 +239,7 @@ func readBlock(b []byte, v rawjson.Span) (t contentBlock) {
 	return t
 }
 
-func (a *Answer) blockStart(b []byte, v rawjson.Span) {
+func (messages) blockStart(a *Answer, b []byte, v rawjson.Span) {
 	t := readBlock(b, v)
 	switch string(t.kind) {
 	case "text":
@@ -253,7 +253,7 @@ func (a *Answer) blockStart(b []byte, v rawjson.Span) {
 			a.addArguments(b, t.call.args)
 		}
 	case "thinking", "redacted_thinking":
-		a.steady = false
+		a.predictable = false
 		a.bearing = t.thinking.HasContent(b) || t.data.HasContent(b)
 	default: // clients send the server's own tools back in another form
 		a.unpredictable()
@@ -261,7 +261,7 @@ func (a *Answer) blockStart(b []byte, v rawjson.Span) {
 	}
 }
 
-func (a *Answer) blockDelta(b []byte, v rawjson.Span) {
+func (messages) blockDelta(a *Answer, b []byte, v rawjson.Span) {
 	t := readBlock(b, v)
 	switch string(t.kind) {
 	case "text_delta":
@@ -271,17 +271,17 @@ func (a *Answer) blockDelta(b []byte, v rawjson.Span) {
 			return
 		}
 		a.bearing, a.kept.lost = true, true
-		a.steady = a.steady && a.calls.open
+		a.predictable = a.predictable && a.calls.open
 		a.addArguments(b, t.partial)
 	case "thinking_delta":
-		a.steady = false
+		a.predictable = false
 		a.bearing = t.thinking.HasContent(b)
 	}
 }
 
 // blockStop ends a block. Clients send a call without arguments back with an
 // empty object.
-func (a *Answer) blockStop() {
+func (messages) blockStop(a *Answer) {
 	if a.calls.open && rawjson.SkipSpace(a.args, 0) == len(a.args) {
 		a.args = append(a.args, "{}"...)
 	}
@@ -290,7 +290,7 @@ func (a *Answer) blockStop() {
 // messageUsage reads a usage object. Its input_tokens omits tokens that were read
 // from the cache or written to it. vLLM gives the whole prompt in a stream's
 // first event, and splits it in the last: the last value of each counts.
-func (a *Answer) messageUsage(b []byte, v rawjson.Span) {
+func (messages) messageUsage(a *Answer, b []byte, v rawjson.Span) {
 	var fresh, cached, created, completion rawjson.Span
 	v.Read(b, rawjson.To("input_tokens", &fresh), rawjson.To("cache_read_input_tokens", &cached),
 		rawjson.To("cache_creation_input_tokens", &created), rawjson.To("output_tokens", &completion))

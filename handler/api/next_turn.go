@@ -26,7 +26,7 @@ func (k *kept) add(raw []byte) {
 
 // unpredictable records that a part of the answer, other than reasoning, comes
 // back in another form.
-func (a *Answer) unpredictable() { a.steady, a.kept.lost = false, true }
+func (a *Answer) unpredictable() { a.predictable, a.kept.lost = false, true }
 
 // KeepText lets the answer keep its text for Text, up to most bytes of JSON. Call
 // it before the first Write.

@@ -108,23 +108,6 @@ func TestBlocksWithAnswerBeginTheNextTurn(t *testing.T) {
 	}
 }
 
-func TestContinues(t *testing.T) {
-	for body, want := range map[string]bool{
-		`{"messages":[{"role":"user","content":"q"}]}`:       true,
-		`{"messages":[{"role":"user","content":"q"}],"n":2}`: false,
-		`{"messages":[]}`: false,
-		`{"messages":[{"role":"user","content":"q"}],"input_ids":[1,2]}`:                                                false,
-		`{"messages":[{"role":"user","content":"q"},{"role":"assistant","content":"a"}],"continue_final_message":true}`: false,
-	} {
-		if got := mustParse(t, chat{}, body).Continues(); got != want {
-			t.Errorf("%s: %v", body, got)
-		}
-	}
-	if mustParse(t, completions{}, `{"prompt":"q"}`).Continues() {
-		t.Error("a completion has no next turn")
-	}
-}
-
 func TestNextTurn(t *testing.T) {
 	const two = `,{"role":"assistant","content":"A"},{"role":"user","content":"."}]`
 	const asks = `"max_tokens":1,"stream":false}`

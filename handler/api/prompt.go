@@ -19,9 +19,9 @@ func (r *Request) root() uint64 {
 		buf = binary.LittleEndian.AppendUint64(buf, uint64(len(s)))
 		buf = append(buf, s...)
 	}
-	variant := r.variant
+	variant := r.cacheVariant
 	if r.Kind != Tokens {
-		variant ^= r.written
+		variant ^= r.templateVariant
 	}
 	buf = binary.LittleEndian.AppendUint64(buf, variant)
 	return xxh3.HashSeed(buf, r.seed)
@@ -73,7 +73,7 @@ func (r *Request) PromptText(body []byte) []byte {
 // is shared. It keeps no reference to raw.
 func (r *Request) Give(raw []byte, o Options) (ok bool) {
 	v := rawjson.Span{End: len(raw)}
-	if r.blended || v.First(raw) != '[' {
+	if r.mixed || v.First(raw) != '[' {
 		return false
 	}
 	p := parse{req: r, opt: o.withDefaults(), body: raw}
@@ -82,17 +82,17 @@ func (r *Request) Give(raw []byte, o Options) (ok bool) {
 		return false
 	}
 	r.Kind, r.Tokens, r.First, r.block = Tokens, n, n, p.opt.BlockSize
-	if r.variant != 0 {
+	if r.cacheVariant != 0 {
 		r.Chains = nil
 	}
-	r.Bytes, r.Media, r.MediaTokens, r.prompts, r.ids, r.steady = 0, 0, 0, 1, rawjson.Span{}, false
+	r.Bytes, r.Media, r.MediaTokens, r.prompts, r.ids, r.predictable = 0, 0, 0, 1, rawjson.Span{}, false
 	r.Root = r.root()
 	return true
 }
 
 // Continues returns whether NextTurn can continue the request and its answer: it
 // is a conversation whose next turn begins with both.
-func (r *Request) Continues() bool { return r.steady && r.API.traits().continues }
+func (r *Request) Continues() bool { return r.predictable && r.API.traits().continues }
 
 // BlocksWith returns the blocks of the prompt and an answer's Text together, and
 // how far both go on behind the last of these, in blocks. Use it if Continues.

@@ -3,6 +3,7 @@ package api
 import (
 	"errors"
 	"strconv"
+	"sync"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
@@ -81,9 +82,8 @@ type Request struct {
 	// Model, LoRA (SGLang's lora_path) and Salt (cache_salt) are empty if the
 	// body lacks them, or if they are no strings. Root covers them in any form.
 	Model, LoRA, Salt string
-	// OddSalt is a salt that is neither a string nor null: its first 64 bytes.
-	// It is empty if there is no such salt.
-	OddSalt string
+	// OddSalt is whether the salt is neither a string nor null.
+	OddSalt bool
 	// Stream is whether the client asked for a stream of events.
 	Stream bool
 	// Choices is how many answers to one prompt are computed: the larger of n
@@ -102,8 +102,8 @@ type Request struct {
 	// Anthropic's Messages.
 	CacheKey, SessionID, UserSession string
 	// SessionHeld is whether session_params names a session, whose state the
-	// engine keeps.
-	SessionHeld bool
+	// engine keeps. SessionList is whether it is a list, for several prompts.
+	SessionHeld, SessionList bool
 	// MaxTokens is the limit of the answer's tokens; 0 is unknown.
 	MaxTokens int64
 
@@ -170,12 +170,14 @@ type Request struct {
 	ids     rawjson.Span // the prompt's token ids, if Kind is Tokens and it is one prompt
 	block   int          // the block size in Root
 	seed    uint64       // of Root
-	variant uint64       // of what changes the whole prompt, or selects a part of the cache
-	written uint64       // of what changes how text becomes the prompt's tokens
-	blended bool         // the engine computes more than the prompt's tokens, or may do so
-	steady  bool         // prompt and answer together begin the next turn's prompt
-	rest    hasher       // continues the prompt's text
-	tail    []byte       // the prompt's ids behind the last of Blocks, as they are hashed
+	// cacheVariant hashes members that change the whole prompt, or select a part of the
+	// cache. templateVariant hashes members that change how text becomes tokens.
+	cacheVariant, templateVariant uint64
+
+	mixed       bool   // the ids are not the whole prompt: media or text stand beside them
+	predictable bool   // prompt and answer together begin the next turn's prompt
+	rest        hasher // continues the prompt's text
+	tail        []byte // the prompt's ids behind the last of Blocks, as they are hashed
 
 	memberCount int // of the body
 	members     [keptMembers][3]uint32
@@ -198,6 +200,9 @@ type parse struct {
 	maxTokens                                  int64 // the older max_tokens
 	hash                                       hasher
 }
+
+// parses keeps the memory of parses for reuse: the methods of an API make it escape.
+var parses = sync.Pool{New: func() any { return new(parse) }}
 
 // ErrMembers means that a body has more than 4096 members.
 var ErrMembers = errors.New("too many members")
@@ -222,7 +227,12 @@ func (e *ScanError) Unwrap() error { return e.err }
 // members.
 func Parse(a API, body []byte, o Options) (*Request, error) {
 	r := &Request{API: a, Choices: 1, size: len(body), prompts: 1, answers: 1}
-	p := &parse{req: r, opt: o.withDefaults(), body: body}
+	p := parses.Get().(*parse)
+	defer func() {
+		*p = parse{} // release the body
+		parses.Put(p)
+	}()
+	*p = parse{req: r, opt: o.withDefaults(), body: body}
 	if err := p.scan(); err != nil {
 		return nil, err
 	}
@@ -235,8 +245,8 @@ func Parse(a API, body []byte, o Options) (*Request, error) {
 	}
 	// Media take places among the ids; embeddings and other ids precede them.
 	mixed := p.opaque || r.Media > 0 || p.beside(nil) > 0
-	r.blended = mixed || p.ids.HasContent(body)
-	if mixed || r.variant != 0 || r.Kind != Tokens {
+	r.mixed = mixed || p.ids.HasContent(body)
+	if mixed || r.cacheVariant != 0 || r.Kind != Tokens {
 		r.Chains = nil
 	}
 	if r.Kind == Text {
@@ -245,7 +255,7 @@ func Parse(a API, body []byte, o Options) (*Request, error) {
 	}
 	generates := a.Work() == Generate
 	r.Stream = r.Stream && generates
-	r.steady = r.Kind == Text && generates && r.Choices == 1 && r.prompts == 1 && !p.echo && !p.resume
+	r.predictable = r.Kind == Text && generates && r.Choices == 1 && r.prompts == 1 && !p.echo && !p.resume
 	r.block, r.seed = p.opt.TextBlock, p.opt.Seed
 	if r.Kind == Tokens {
 		r.block = p.opt.BlockSize

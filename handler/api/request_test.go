@@ -2,7 +2,6 @@ package api
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -60,34 +59,6 @@ func TestMalformedBodies(t *testing.T) {
 	}
 }
 
-func TestCut(t *testing.T) {
-	for _, c := range []struct{ body, want, nvext string }{
-		{`{"a":1}`, ``, ``},
-		{`{"nvext":null,"a":1}`, ``, ``},
-		{`{"nvext":{}}`, `{}`, `{}`},
-		{`{ "nvext" : 5 }`, `{  }`, `5`},
-		{`{"nvext":{"x":1},"a":1}`, `{"a":1}`, `{"x":1}`},
-		{`{"a":1,"nvext":{"x":1}}`, `{"a":1}`, `{"x":1}`},
-		{`{"a":1, "nvext":{"x":1} ,"b":2}`, `{"a":1 ,"b":2}`, `{"x":1}`},
-		{`{"nvext":1,"nvext":2}`, `{}`, `2`},
-		{`{"nvext":1,"nvext":2,"a":3,"nvext":4,"nvext":null,"nvext":5}`, `{"a":3}`, `5`},
-		{`{"nvext":1,"nvext":null}`, `{}`, `1`},
-		{`{"nvext":null,"nvext":null}`, ``, ``},
-		{`{"nve\u0078t":{"x":1},"a":1}`, `{"a":1}`, `{"x":1}`},
-		{`{"a":{"nvext":1},"NVEXT":1,"nvext ":1}`, ``, ``},
-	} {
-		r := mustParse(t, chat{}, c.body)
-		e := r.Editor([]byte(c.body))
-		e.CutNVExt()
-		if got := string(spliced(t, []byte(c.body), e.Edits())); got != cmp.Or(c.want, c.body) || string(r.NVExt) != c.nvext {
-			t.Errorf("%s: cut to %s, nvext %s", c.body, got, r.NVExt)
-		}
-		if r.Editor([]byte(c.body+" ")) != nil {
-			t.Errorf("%s: another body is cut", c.body)
-		}
-	}
-}
-
 // spelled is text in JSON's shortest spelling.
 func spelled(text string) []byte {
 	var out []byte
@@ -104,31 +75,6 @@ func spelled(text string) []byte {
 		}
 	}
 	return out
-}
-
-func TestHasherPieces(t *testing.T) {
-	s := speller{rand.New(rand.NewPCG(1, 2))}
-	for range 300 {
-		text := s.words(300)
-		h := newHasher(testOptions.TextBlock, testSeed)
-		var before hasher
-		var held []uint64
-		rest := []string{}
-		pieces := s.split(text)
-		for i, p := range pieces {
-			if i == len(pieces)/2 {
-				before, held, rest = h.follow(), h.blocks, pieces[i:]
-			}
-			raw := s.str(p)
-			h.addString([]byte(raw[1 : len(raw)-1]))
-		}
-		for _, p := range rest {
-			before.add(spelled(p))
-		}
-		if want := blocksOf(spelled(text)); !slices.Equal(h.blocks, want) || !slices.Equal(slices.Concat(held, before.blocks), want) || before.written() != h.written() || h.written() != int64(len(spelled(text))) {
-			t.Fatalf("%q: %x %x, want %x", text, h.blocks, before.blocks, want)
-		}
-	}
 }
 
 func TestUnescapeAsEncodingJSON(t *testing.T) {

@@ -114,7 +114,7 @@ func (t *conversation) item(v rawjson.Span) bool {
 // event reads an event, whose data have its type, or a plain answer. The last
 // event repeats the whole response, which is what the client sends back. Deltas
 // only show that tokens come.
-func (responses) event(a *Answer, b []byte, i int) bool {
+func (r responses) event(a *Answer, b []byte, i int) bool {
 	if b[i] != '{' {
 		return false
 	}
@@ -130,10 +130,10 @@ func (responses) event(a *Answer, b []byte, i int) bool {
 	name, _ := kind.Str(b)
 	switch string(name) {
 	case "": // a plain answer
-		a.response(b, rawjson.Span{Start: i, End: end})
+		r.response(a, b, rawjson.Span{Start: i, End: end})
 	case "response.completed", "response.incomplete", "response.failed":
 		if response.First(b) == '{' {
-			a.response(b, response)
+			r.response(a, b, response)
 		}
 		a.failed = a.failed || string(name) == "response.failed"
 	case "response.created", "response.queued", "response.in_progress":
@@ -147,14 +147,14 @@ func (responses) event(a *Answer, b []byte, i int) bool {
 	default:
 		if bytes.HasSuffix(name, []byte(".delta")) {
 			a.bearing = delta.HasContent(b)
-			a.steady = a.steady && !bytes.HasPrefix(name, []byte("response.reasoning"))
+			a.predictable = a.predictable && !bytes.HasPrefix(name, []byte("response.reasoning"))
 		}
 	}
 	return true
 }
 
 // response reads a whole response.
-func (a *Answer) response(b []byte, v rawjson.Span) {
+func (r responses) response(a *Answer, b []byte, v rawjson.Span) {
 	var id, status, output, usage, fail rawjson.Span
 	v.Read(b, rawjson.To("id", &id), rawjson.To("status", &status), rawjson.To("output", &output),
 		rawjson.To("usage", &usage), rawjson.To("error", &fail))
@@ -171,14 +171,14 @@ func (a *Answer) response(b []byte, v rawjson.Span) {
 		return
 	}
 	if output.First(b) != '[' || !output.HasContent(b) {
-		a.steady = false // the engine did not repeat it
+		a.predictable = false // the engine did not repeat it
 		return
 	}
 	if !a.first {
 		a.bearing = true
 	}
-	if a.steady {
-		a.items(b, output)
+	if a.predictable {
+		r.items(a, b, output)
 	}
 }
 
@@ -193,11 +193,11 @@ func (a *Answer) keepID(id string) {
 }
 
 // items writes a response's output.
-func (a *Answer) items(b []byte, output rawjson.Span) {
+func (r responses) items(a *Answer, b []byte, output rawjson.Span) {
 	t := conversation{h: &a.hash, b: b}
 	for v := range output.Elements(b) {
-		if v.First(b) != '{' || !a.comesBack(b, v) || !t.item(v) {
-			a.steady = false
+		if v.First(b) != '{' || !r.comesBack(a, b, v) || !t.item(v) {
+			a.predictable = false
 			return
 		}
 		a.bound()
@@ -207,7 +207,7 @@ func (a *Answer) items(b []byte, output rawjson.Span) {
 // comesBack returns whether the next prompt will have an item of the output as it
 // is. Templates drop reasoning, also in a message's text, and the server rewrites
 // its own tools' items.
-func (a *Answer) comesBack(b []byte, v rawjson.Span) bool {
+func (responses) comesBack(a *Answer, b []byte, v rawjson.Span) bool {
 	it := readItem(b, v)
 	switch kind, _ := it.kind.Str(b); string(kind) {
 	case "function_call", "custom_tool_call":

@@ -32,25 +32,6 @@ func TestSaltFromOutsideIsTheBodys(t *testing.T) {
 	}
 }
 
-func TestTokenIDsOfTheBody(t *testing.T) {
-	for _, v := range []struct{ path, body, want string }{
-		{"/v1/completions", `{"prompt":[1, 2 ,` + "\n" + `3]}`, "[1,2,3]"},
-		{"/v1/completions", `{"prompt":[[1,2]]}`, ""},
-		{"/v1/completions", `{"prompt":[1,-2]}`, ""},
-		{"/v1/completions", `{"prompt":"x","prompt_token_ids":[4]}`, "[4]"},
-		{"/v1/chat/completions", `{"messages":[]}`, ""},
-		{"/generate", `{"text":"x"}`, ""},
-	} {
-		r, err := Parse(For(v.path), []byte(v.body), testOptions)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := string(r.AppendTokens(nil, []byte(v.body))); got != v.want {
-			t.Errorf("%s: token ids %s, want %s", v.body, got, v.want)
-		}
-	}
-}
-
 // TestResponseIDs reads the id of a response, as soon as it is there, and of
 // nothing else.
 func TestResponseIDs(t *testing.T) {

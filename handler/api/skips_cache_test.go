@@ -1,8 +1,6 @@
 package api
 
 import (
-	"fmt"
-	"strings"
 	"testing"
 )
 
@@ -37,33 +35,5 @@ func TestSkipsCache(t *testing.T) {
 		if r := mustParse(t, c.api, c.body); r.SkipsCache != c.want {
 			t.Errorf("%s %s: %v, want %v", c.api.Name(), c.body, r.SkipsCache, c.want)
 		}
-	}
-}
-
-// BenchmarkRepeatedIDs reads an answer of SGLang's, which has all ids in each event.
-// That of a prompt of ids, whose chain goes on with them, should cost as much as
-// that of a text.
-func BenchmarkRepeatedIDs(b *testing.B) {
-	var events []string
-	size := 0
-	ids := ""
-	for i := range 2000 {
-		ids += fmt.Sprint(100000+i) + ", "
-		e := fmt.Sprintf("data: {\"text\": \"\", \"output_ids\": [%s], \"meta_info\": {\"prompt_tokens\": 6, \"completion_tokens\": %d, \"finish_reason\": null}}\n\n",
-			strings.TrimSuffix(ids, ", "), i+1)
-		events, size = append(events, e), size+len(e)
-	}
-	for name, body := range map[string]string{"text": `{"text":"hello hello hello","stream":true}`, "ids": `{"input_ids":[1,2,3,4,5,6],"stream":true}`} {
-		b.Run(name, func(b *testing.B) {
-			b.SetBytes(int64(size))
-			for b.Loop() {
-				r := mustParse(b, generate{}, body)
-				a := observe(r, true)
-				for _, e := range events {
-					a.Write([]byte(e))
-				}
-				a.Finish()
-			}
-		})
 	}
 }

@@ -58,8 +58,8 @@ func (w *thinkWatch) byte(c byte) bool {
 // chatText reads a piece of a message's text, given between its quotes.
 func (a *Answer) chatText(raw []byte) {
 	a.repeat.chat = true
-	if a.steady && len(raw) > 0 && (a.calls.open || a.think.saw(raw)) {
-		a.steady = false
+	if a.predictable && len(raw) > 0 && (a.calls.open || a.think.saw(raw)) {
+		a.predictable = false
 	}
 	a.text(raw)
 }

@@ -171,13 +171,3 @@ func checkAsked(t *testing.T, out []byte, want map[string]json.RawMessage) {
 		t.Fatalf("%s and %s, want %s and %s", got, options, rest, before)
 	}
 }
-
-func BenchmarkUsageIn(b *testing.B) {
-	chunk := []byte(`data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.completion.chunk","created":1795000000,"model":"meta-llama/Llama-3.3-70B-Instruct","choices":[{"index":0,"delta":{"content":" token"},"logprobs":null,"finish_reason":null,"token_ids":null}]}` + "\n\n")
-	f := rawjson.Framer{Edits: true}
-	b.SetBytes(int64(len(chunk)))
-	b.ReportAllocs()
-	for b.Loop() {
-		withoutUsage(&f, chunk, false)
-	}
-}

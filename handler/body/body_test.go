@@ -18,21 +18,6 @@ func bufferOf(p []byte) *Buffer {
 	return b
 }
 
-// TestBufferHasTheRoomAskedFor asks for sizes around those that are kept, again
-// after memory was given back.
-func TestBufferHasTheRoomAskedFor(t *testing.T) {
-	for range 3 {
-		for _, size := range []int64{0, 1, small - 1, small, small + 1, 2*small - 1, 2 * small, 2*small + 1, small << (classes - 1), small<<(classes-1) + 1, small << classes} {
-			b := NewBuffer(size)
-			if len(b.Data) != 0 || int64(cap(b.Data)) < size || int64(cap(b.Data)) > max(size, small, 2*size) {
-				t.Errorf("asked for %d bytes, got %d of %d", size, len(b.Data), cap(b.Data))
-			}
-			b.Data = append(b.Data, 1, 2, 3)
-			b.free()
-		}
-	}
-}
-
 // TestReplayIsTheSameEachTime opens a body again and again, and
 // reads it in pieces of random size, to the end or not.
 func TestReplayIsTheSameEachTime(t *testing.T) {

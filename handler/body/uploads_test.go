@@ -1,12 +1,9 @@
 package body
 
 import (
-	"bytes"
-	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"testing"
 	"time"
 
@@ -118,36 +115,4 @@ func TestSlowUploadsEndOnlyIfMemoryIsShort(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestUploadEndedAtItsLastByte has an upload whole when its connection has got a
-// deadline already.
-func TestUploadEndedAtItsLastByte(t *testing.T) {
-	var m Memory
-	for _, limit := range []int64{1 << 20, 1000} { // read whole, and a stream
-		r := httptest.NewRequest(http.MethodPost, "/", nil)
-		r.ContentLength, r.Body = -1, io.NopCloser(io.MultiReader(bytes.NewReader(noise(50_000)), endsAll{&m}))
-		all, rest, err := m.Read(r, limit)
-		if limit == 1000 && rest != nil { // it was not read to where it ends
-			rest.Done()
-		} else if all != nil || rest != nil || !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("a body: %v, a rest: %v, error %v", all != nil, rest != nil, err)
-		}
-		if m.Held.Load() != 0 || len(m.uploads) != 0 {
-			t.Errorf("%d bytes stay counted, %d uploads stay listed", m.Held.Load(), len(m.uploads))
-		}
-	}
-}
-
-// endsAll is read as empty, and has all uploads ended then.
-type endsAll struct{ m *Memory }
-
-// Read implements io.Reader.
-func (e endsAll) Read([]byte) (int, error) {
-	e.m.mu.Lock()
-	defer e.m.mu.Unlock()
-	for up := range e.m.uploads {
-		up.ended = true
-	}
-	return 0, io.EOF
 }

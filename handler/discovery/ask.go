@@ -24,13 +24,14 @@ const (
 // detect asks a worker about its engine, if that is due. It returns whether it asked.
 func (p *Prober) detect(ctx context.Context, w *pool.Worker) bool {
 	set := p.pool.Settings.Load().Worker(w.Dial)
-	if set.Engine == engine.Other || !w.Engine.Claim(time.Now()) {
+	x := Of(w)
+	if set.Engine == engine.Other || !x.probing.claim(time.Now()) {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(ctx, detectTimeout)
 	defer cancel()
 	get := func(path string) (int, []byte) {
-		if path == pathModels && w.Refusals.Load() > 0 {
+		if path == pathModels && x.probing.refusals.Load() > 0 {
 			return http.StatusUnauthorized, nil // it was just asked
 		}
 		status, body, err := p.client.Fetch(ctx, w.Dial, http.MethodGet, path, nil, nil, engine.MaxBody)
@@ -39,11 +40,11 @@ func (p *Prober) detect(ctx context.Context, w *pool.Worker) bool {
 		}
 		return status, body
 	}
-	kind := p.pool.EngineOf(w).Type
-	if !engine.Shows(kind) || set.Engine == pool.EngineAuto && w.Engine.IsSilent() {
-		p.pool.Learn(w, engine.Ask(get))
+	kind := w.Engine().Type
+	if !engine.Shows(kind) || set.Engine == pool.EngineAuto && x.probing.isSilent() {
+		x.learn(engine.Ask(get))
 	} else {
-		p.pool.Learn(w, engine.AskAs(kind, get))
+		x.learn(engine.AskAs(kind, get))
 	}
 	return true
 }
@@ -57,15 +58,15 @@ func (p *Prober) askModels(ctx context.Context, w *pool.Worker) (answers bool) {
 	}
 	closed := status == http.StatusUnauthorized || status == http.StatusForbidden
 	if !closed {
-		w.Refusals.Store(0)
+		Of(w).probing.refusals.Store(0)
 	}
 	switch {
 	case err != nil:
 	case status == http.StatusOK:
 		w.Learn(readModels(body), p.logger)
 	case status == http.StatusNotFound || status == http.StatusMethodNotAllowed || status == http.StatusNotImplemented:
-		w.Models.Store(nil) // it has no list
-	case closed && w.Refusals.Add(1) == 1:
+		w.Learn(nil, p.logger) // it has no list
+	case closed && Of(w).probing.refusals.Add(1) == 1:
 		p.logger.Warn("worker lists its models only with its api_key; the router probes it less and less often", zap.String("upstream", w.Dial))
 	}
 	return true

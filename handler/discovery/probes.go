@@ -1,10 +1,11 @@
-// Package discovery asks workers what they are and what they serve, and reports it to the
-// pool.
+// Package discovery asks workers what they are, what they serve, hold and bear. It judges
+// whether that is true, and reports it to the pool. It chooses no worker.
 package discovery
 
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"net/http"
 	"slices"
 	"sync"
@@ -35,6 +36,7 @@ const (
 type Prober struct {
 	pool   *pool.Pool
 	proxy  *reverseproxy.Handler // whose upstreams it probes
+	static map[string]bool       // the dial addresses of these, if they are not dynamic
 	client *upstream.Client
 	config *pool.SharedSettings // identifies the configuration
 	logger *zap.Logger
@@ -44,8 +46,7 @@ type Prober struct {
 	// the engines hold. It is set before Start.
 	AwaitEvents time.Duration
 
-	caller pool.Caller
-	id     uint64 // unique in the pool
+	id     uint64 // random; a dynamic source's workers have it
 	start  sync.Once
 	wanted chan struct{} // a worker is to be probed at once
 	first  chan struct{} // closed after the first probes, or after firstWait
@@ -53,12 +54,13 @@ type Prober struct {
 
 // New returns the prober of a configuration, which ends with ctx.
 func New(ctx context.Context, p *pool.Pool, proxy *reverseproxy.Handler, client *upstream.Client, config *pool.SharedSettings, logger *zap.Logger) *Prober {
+	static := make(map[string]bool)
+	for _, up := range proxy.Upstreams {
+		static[up.Dial] = true
+	}
 	return &Prober{
-		pool: p, proxy: proxy, client: client, config: config, logger: logger, ctx: ctx,
-		caller: func(ctx context.Context, dial, path string, body []byte) (int, []byte, error) {
-			return client.Fetch(ctx, dial, http.MethodPost, path, body, nil, engine.MaxBody)
-		},
-		id: p.Probers.Add(1), wanted: make(chan struct{}, 1), first: make(chan struct{}),
+		pool: p, proxy: proxy, static: static, client: client, config: config, logger: logger, ctx: ctx,
+		id: rand.Uint64(), wanted: make(chan struct{}, 1), first: make(chan struct{}),
 	}
 }
 
@@ -72,11 +74,12 @@ func (p *Prober) run() {
 		close(p.first)
 		return
 	}
+	context.AfterFunc(ctx, p.pool.Join(p))
 	go func() {
 		// After a reload the pool knows its workers, and requests need not wait.
 		admit := sync.OnceFunc(func() { close(p.first) })
 		began := time.Now()
-		waits := slices.ContainsFunc(p.own(), func(w *pool.Worker) bool { return !w.WasProbed() })
+		waits := slices.ContainsFunc(p.workers(), func(w *pool.Worker) bool { return !w.WasProbed() })
 		if !waits {
 			admit()
 		}
@@ -94,9 +97,10 @@ func (p *Prober) run() {
 			case <-ctx.Done():
 				return
 			case t := <-ticker.C:
-				p.askLoads(ctx)
-				for _, w := range p.own() {
-					p.pool.ReviewEngine(t, w)
+				p.askLoads(ctx, t)
+				for _, w := range p.workers() {
+					Of(w).trustEventsAgain(t)
+					Of(w).review(t)
 				}
 			case <-p.wanted:
 			}
@@ -110,22 +114,23 @@ func (p *Prober) firstProbes(ctx context.Context) {
 	over := make(chan struct{})
 	go func() {
 		var under sync.WaitGroup
-		for _, w := range p.own() {
-			if w.ProbedFor.Swap(p.config) == p.config {
-				under.Go(func() { <-w.Probed }) // another handler of the pool probes it
+		for _, w := range p.workers() {
+			if !p.config.FirstToProbe(w.Dial) {
+				under.Go(func() { <-w.Probed() }) // another handler of the pool probes it
 				continue
 			}
-			w.ProbedAt.Store(time.Now().UnixNano())
-			began := w.Probing.CompareAndSwap(false, true)
+			q := &Of(w).probing
+			q.at.Store(time.Now().UnixNano())
+			began := q.underWay.CompareAndSwap(false, true)
 			under.Go(func() {
 				p.probe(ctx, w, true)
 				if began {
-					w.Probing.Store(false)
+					q.underWay.Store(false)
 				}
 			})
 		}
 		under.Wait()
-		p.pool.AgreeOnBlocks()
+		agreeOnBlocks(p.pool)
 		close(over)
 	}()
 	timer := time.NewTimer(firstWait)
@@ -133,17 +138,17 @@ func (p *Prober) firstProbes(ctx context.Context) {
 	select {
 	case <-over:
 	case <-timer.C:
-		p.pool.AgreeOnBlocks() // among those that answered in time
+		agreeOnBlocks(p.pool) // among those that answered in time
 	case <-ctx.Done():
 	}
 }
 
 // awaitEvents waits until the router knows what the engines' KV events have told so far.
 func (p *Prober) awaitEvents(ctx context.Context, deadline time.Time) {
-	ready := pool.EventsReady(p.own())
+	ready := eventsReady(p.workers())
 	for !ready && time.Now().Before(deadline) && ctx.Err() == nil {
 		time.Sleep(eventsTick)
-		ready = pool.EventsReady(p.own())
+		ready = eventsReady(p.workers())
 	}
 	if !ready && p.AwaitEvents > 0 {
 		p.logger.Warn("requests no longer wait for the engines' KV events: index await_events is over")
@@ -159,44 +164,44 @@ func (p *Prober) Await(ctx context.Context) {
 	}
 }
 
-// own returns the workers that this handler probes: its upstreams, or those that its
-// dynamic source returned lately. Other workers of the pool may be reached in another
-// way, or have an address that a client chose.
-func (p *Prober) own() []*pool.Worker {
-	if p.proxy.DynamicUpstreams != nil {
-		return slices.DeleteFunc(p.pool.All(), func(w *pool.Worker) bool {
-			return w.Prober.Load() != p.id || p.pool.LastRequest.Load()-w.Seen.Load() > int64(pool.WorkerGrace/time.Second)
-		})
+// Reaches returns whether a worker is one that this handler probes: one of its upstreams, or
+// of those that its dynamic source returned lately. Other workers of the pool may be reached
+// in another way, or have an address that a client chose.
+func (p *Prober) Reaches(w *pool.Worker) bool {
+	if p.proxy.DynamicUpstreams == nil {
+		return p.static[w.Dial]
 	}
-	list := make([]*pool.Worker, 0, len(p.proxy.Upstreams))
-	for _, up := range p.proxy.Upstreams {
-		if w := p.pool.Known(up.Dial); w != nil {
-			list = append(list, w)
-		}
-	}
-	return list
+	return Of(w).probing.source.Load() == p.id && p.pool.WasOffered(w, pool.WorkerGrace)
+}
+
+// Call implements pool.Member.
+func (p *Prober) Call(ctx context.Context, w *pool.Worker, path string, body []byte) (status int, answer []byte, err error) {
+	return p.client.Fetch(ctx, w.Dial, http.MethodPost, path, body, nil, engine.MaxBody)
+}
+
+// workers returns the workers that this handler probes.
+func (p *Prober) workers() []*pool.Worker {
+	return slices.DeleteFunc(p.pool.All(), func(w *pool.Worker) bool { return !p.Reaches(w) })
 }
 
 // TakesTokenData returns whether the engines of all workers accept the ids of
 // nvext.token_data in an API. If one does not, the body's prompt counts for all.
 func (p *Prober) TakesTokenData(api string) bool {
-	workers := p.own()
+	workers := p.workers()
 	if len(workers) == 0 {
 		return new(engine.Engine).TakesTokenData(api)
 	}
 	return !slices.ContainsFunc(workers, func(w *pool.Worker) bool {
-		e := p.pool.EngineOf(w)
-		return !e.TakesTokenData(api)
+		return !w.Engine().TakesTokenData(api)
 	})
 }
 
-// Met records that a dynamic source gave a worker to this handler. A new worker is
+// Discovered records that a dynamic source gave a worker to this handler. A new worker is
 // probed at once.
-func (p *Prober) Met(w *pool.Worker) {
-	if p.proxy.DynamicUpstreams == nil || w.Prober.Load() == p.id {
+func (p *Prober) Discovered(w *pool.Worker) {
+	if p.proxy.DynamicUpstreams == nil || Of(w).probing.source.Swap(p.id) == p.id {
 		return
 	}
-	w.Prober.Store(p.id)
 	if !w.WasProbed() {
 		p.soon()
 	}
@@ -204,11 +209,12 @@ func (p *Prober) Met(w *pool.Worker) {
 
 // AskAgain asks a worker soon which models it serves, because its list is wrong.
 func (p *Prober) AskAgain(w *pool.Worker) {
-	if time.Now().UnixNano()-w.Asked.Load() < int64(soonest) {
+	q := &Of(w).probing
+	if time.Now().UnixNano()-q.listed.Load() < int64(soonest) {
 		return
 	}
-	w.Asked.Store(0)
-	w.ProbedAt.Store(0)
+	q.listed.Store(0)
+	q.at.Store(0)
 	p.soon()
 }
 
@@ -222,18 +228,19 @@ func (p *Prober) soon() {
 
 // probeDue starts a probe of each worker that is due.
 func (p *Prober) probeDue(ctx context.Context) {
-	for _, w := range p.own() {
-		t, last := time.Now().UnixNano(), w.ProbedAt.Load()
-		if w.Probing.Load() || t-last < int64(pauseOf(w)) || !w.ProbedAt.CompareAndSwap(last, t) {
+	for _, w := range p.workers() {
+		q, now := &Of(w).probing, time.Now()
+		t, last := now.UnixNano(), q.at.Load()
+		if q.underWay.Load() || t-last < int64(pauseOf(w)) || !q.at.CompareAndSwap(last, t) {
 			continue // another handler of the pool probes it, or has just done so
 		}
-		w.Probing.Store(true)
-		ask := t-w.Asked.Load() >= int64(p.pool.ModelsInterval(w))
+		q.underWay.Store(true)
+		ask := t-q.listed.Load() >= int64(Of(w).modelsInterval(now))
 		go func() {
 			detected := p.probe(ctx, w, ask)
-			w.Probing.Store(false)
+			q.underWay.Store(false)
 			if detected {
-				p.pool.AgreeOnBlocks()
+				agreeOnBlocks(p.pool)
 			}
 		}()
 	}
@@ -243,13 +250,13 @@ func (p *Prober) probeDue(ctx context.Context) {
 // serves and, if that is due, what it is. It returns whether it asked the latter.
 func (p *Prober) probe(whole context.Context, w *pool.Worker, ask bool) (detected bool) {
 	defer w.MarkProbed()
-	defer p.pool.Follow(w)
-	w.Caller.Store(&p.caller)
+	defer Of(w).follow()
+	eventResyncs.WithLabelValues(p.pool.Name, w.Dial) // so that its 0 is visible
 	ctx, cancel := context.WithTimeout(whole, probeTimeout)
 	defer cancel()
 	if ask {
-		w.Asked.Store(time.Now().UnixNano())
-		if w.Configured.Load() == nil ||
+		Of(w).probing.listed.Store(time.Now().UnixNano())
+		if !w.HasConfiguredModels() ||
 			// the operator lists its models: it is asked only to end an absence
 			w.Health.Reach() == pool.Unresponsive && p.pool.Settings.Load().Worker(w.Dial).Engine != engine.Other {
 			return p.askModels(ctx, w) && p.detect(whole, w)

@@ -4,9 +4,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
-	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 )
 
@@ -27,34 +25,27 @@ type delivery struct {
 // deliver prepares an answer for the client.
 func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Response {
 	a := d.attempt
-	d.dropHeld()
-	if d.foresee(resp); !d.KeepBody && d.next == nil {
+	d.held.drop()
+	if d.prepareFollowUp(resp); !d.KeepBody && d.followUp == nil {
 		d.dropBody()
 	}
-	d.label(resp.Header, a)
+	a.label(resp.Header)
 	if resp.StatusCode == http.StatusSwitchingProtocols {
-		a.lease.Prefilled(time.Now())
-		a.lease.Hold() // a tunnel may be silent for as long as it is open
+		a.Prefilled(time.Now())
+		a.Hold() // a tunnel may be silent for as long as it is open
 		return resp
 	}
-	had := d.bound.Target
-	if resp.StatusCode < 300 {
-		d.keepSession()
-		d.commit(req.Context())
-	} else if resp.StatusCode == http.StatusBadRequest {
-		d.doubtSession()
-	}
-	d.use.Yield() // if commit has not bound the session, others need not wait for it
-	d.noticeSession(resp.Header, had)
-	if d.plan.Lists && !response.MergeModels(resp, d.Pool.ModelsBeside(a.Worker, d.workersOffered())) {
+	d.commit(req.Context(), resp)
+	if d.plan.Lists && !response.MergeModels(resp, d.Pool.ModelsBeside(a.Worker, d.offers.Workers())) {
 		d.FallBack(fallbackUnmerged)
 	}
-	d.observe(req, resp)
+	a.observe(req, resp)
 	return resp
 }
 
 // deliveryOf makes the delivery of an attempt's answer, and replaces the answer's body.
-func (d *Dispatch) deliveryOf(a *attempt, resp *http.Response) *delivery {
+func (a *attempt) deliveryOf(resp *http.Response) *delivery {
+	d := a.d
 	o := &delivery{d: d, attempt: a}
 	opts := response.Options{Listener: o}
 	if d.plan.Request != nil && resp.StatusCode < 300 {
@@ -70,7 +61,7 @@ func (d *Dispatch) deliveryOf(a *attempt, resp *http.Response) *delivery {
 		if a.watch != nil {
 			opts.Ctx = a.watch.ctx
 		}
-		opts.Extras = d.extras(a, opts.Request != nil)
+		opts.Extras = a.extras(opts.Request != nil)
 	}
 	o.body = response.NewBody(resp, opts)
 	o.Summary = o.body.Sum
@@ -80,7 +71,8 @@ func (d *Dispatch) deliveryOf(a *attempt, resp *http.Response) *delivery {
 
 // extras returns the nvext that the answer carries; nil if none. It counts what the answer
 // cannot carry.
-func (d *Dispatch) extras(a *attempt, readable bool) *response.Extras {
+func (a *attempt) extras(readable bool) *response.Extras {
+	d := a.d
 	x := d.plan.Answer
 	if x == nil {
 		return nil
@@ -93,21 +85,21 @@ func (d *Dispatch) extras(a *attempt, readable bool) *response.Extras {
 		Fields: x.Fields, Annotations: x.Annotations, ID: x.ID, IDs: x.IDs, Prompt: x.Prompt,
 		Worker: a.Target.Worker, Rank: a.Target.Rank, Waiting: x.Waiting, Received: d.start, Begun: a.Begun, HitRate: -1,
 	}
-	if to := d.Pool.EngineOf(a.Worker); to.ReadsNVExt() {
+	if to := a.Worker.Engine(); to.ReadsNVExt() {
 		e.Annotations = 0 // it gets the request's nvext, and writes them itself
 	}
-	if n := a.prompt.tokens; n > 0 {
-		e.HitRate = float64(a.terms.OverlapTokens) / float64(n)
+	if n := a.Tokens; n > 0 {
+		e.HitRate = float64(a.Terms.OverlapTokens) / float64(n)
 	}
 	return e
 }
 
 // observe delivers an attempt's answer, and records what its header shows.
-func (d *Dispatch) observe(req *http.Request, resp *http.Response) {
-	a, noBody := d.attempt, req.Method == http.MethodHead || resp.Body == http.NoBody
+func (a *attempt) observe(req *http.Request, resp *http.Response) {
+	d, noBody := a.d, req.Method == http.MethodHead || resp.Body == http.NoBody
 	o := a.answer
 	if o == nil {
-		o = d.deliveryOf(a, resp)
+		o = a.deliveryOf(resp)
 	}
 	d.answer = o
 	t := time.Now()
@@ -116,9 +108,9 @@ func (d *Dispatch) observe(req *http.Request, resp *http.Response) {
 	case o.Read:
 		o.header = t // the answer was complete then
 	case good && !o.Stream:
-		a.prefilled(t)
+		a.FirstToken(t)
 	default:
-		a.lease.Prefilled(t)
+		a.Prefilled(t)
 	}
 	if noBody {
 		resp.Body = http.NoBody
@@ -126,19 +118,10 @@ func (d *Dispatch) observe(req *http.Request, resp *http.Response) {
 	}
 }
 
-// prefilled records a first token. The prefills of a hung worker are not measured.
-func (a *attempt) prefilled(t time.Time) {
-	if a.Worker.Progress.IsHung() {
-		a.lease.Prefilled(t)
-	} else {
-		a.lease.FirstToken(t)
-	}
-}
-
 func (o *delivery) Waits() {
 	a := o.attempt
 	o.waits = true
-	a.Waiting.Store(true)
+	a.Seat.Waits(true)
 	if a.watch != nil && !o.alive.IsZero() {
 		a.watch.await(true)
 	}
@@ -149,40 +132,33 @@ func (o *delivery) Received(t time.Time, n, tokens int) {
 	a := o.attempt
 	if o.waits {
 		o.waits = false
-		a.Waiting.Store(false)
+		a.Seat.Waits(false)
 		if a.watch != nil {
 			a.watch.await(false)
 		}
 	}
 	if n > 0 && t.Sub(o.alive) > time.Second {
 		o.alive = t
-		a.lease.Alive(t)
+		a.Alive(t)
 	}
-	if n > 0 && a.Kind != pool.KindOther && o.Status < 300 {
-		a.Worker.Progress.LastOutput.Store(pool.Ticks(t))
+	if n > 0 && o.Status < 300 {
+		a.Progress(t)
 	}
 	if tokens == o.tokens {
 		return
 	}
 	o.tokens = tokens
-	a.lease.Output(t, int64(tokens))
+	a.Output(t, int64(tokens))
 }
 
 func (o *delivery) FirstToken(t time.Time) {
-	o.attempt.prefilled(t)
-	o.d.Figures.ttft.Observe(t.Sub(o.d.start).Seconds())
-	o.d.Pool.Report(o.attempt.Worker, o.d.good(o.attempt))
+	o.attempt.FirstToken(t)
+	o.d.PoolMetrics.ttft.Observe(t.Sub(o.d.start).Seconds())
+	o.d.Pool.Report(o.attempt.Worker, o.attempt.good())
 }
 
 func (o *delivery) ResponseID(id string) {
-	if o.d.plan.Request.Unstored {
-		return
-	}
-	session := o.d.plan.Session.Identity
-	if session == (affinity.Identity{}) {
-		session = o.d.Pool.Secret.Identity(id) // the response begins a conversation
-	}
-	o.d.Pool.Responses.Keep(id, o.attempt.lease.Target(), session)
+	o.d.turn.KeepResponse(id, o.attempt.Target)
 }
 
 func (o *delivery) Ended(s response.Summary) {
@@ -195,21 +171,20 @@ func (o *delivery) Ended(s response.Summary) {
 	}
 	switch a := o.attempt; {
 	case s.Garbled:
-		o.d.garbled(a)
+		a.garbled()
 		return
 	case !s.First.IsZero(): // the first token has shown that the worker is well
 	case s.Failed:
-		o.d.doubtSession()
-		o.d.Pool.Report(a.Worker, o.d.errored(a, "an error in an answer with status 2xx", false))
+		o.d.Pool.Report(a.Worker, a.errored("an error in an answer with status 2xx", false))
 	default:
 		if !s.Stream {
 			completion := s.Completion
 			if completion > 1 {
 				completion = -1 // most of its time went to these tokens, not to the prefill
 			}
-			a.lease.Answered(o.header, completion)
+			a.Answered(o.header, completion)
 		}
-		o.d.Pool.Report(a.Worker, o.d.good(a))
+		o.d.Pool.Report(a.Worker, a.good())
 	}
 	o.learn()
 }

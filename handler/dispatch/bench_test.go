@@ -11,12 +11,10 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -109,20 +107,17 @@ func BenchmarkObserve(b *testing.B) {
 		[]byte(`data: {"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}`+"\n\n"),
 		[]byte(`data: {"id":"c","choices":[],"usage":{"prompt_tokens":4000,"completion_tokens":100}}`+"\n\n"),
 		[]byte("data: [DONE]\n\n"))
-	w := h.pool.Worker("127.0.0.1:1")
 	repl := caddy.NewReplacer()
 	buf := make([]byte, 32<<10)
 	b.ReportAllocs()
 	for b.Loop() {
 		d := newTestDispatch(h, p)
 		d.repl, d.returned = repl, true
-		d.takeScratch()
-		_, lease := h.pool.Scheduler.Select(time.Now(), &p.Score, []kvscore.Target{w.Target(0)}, -1, &passThroughPolicy, &d.scratch.Sel)
-		d.attempt = &attempt{Attempt: pool.Attempt{Worker: w, Begun: d.start}, lease: lease, terms: d.scratch.Sel.Candidates[0]}
-		d.attempt.Kind = d.kind()
-		w.Progress.Begin(&d.attempt.Attempt)
+		if d.Select(b.Context(), h.ReverseProxy.Upstreams) == nil {
+			b.Fatal("no worker")
+		}
 		resp := &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: io.NopCloser(&pieces{chunked})}
-		d.observe(r, resp)
+		d.attempt.observe(r, resp)
 		for err = nil; err == nil; {
 			_, err = resp.Body.Read(buf)
 		}
@@ -149,20 +144,20 @@ func BenchmarkWatch(b *testing.B) {
 			defer leave()
 			r = r.WithContext(client)
 			d := newTestDispatch(h, p)
-			d.takeScratch()
+			var ups reverseproxy.UpstreamPool
 			for i := range workers {
-				d.offered = append(d.offered, &reverseproxy.Upstream{Dial: fmt.Sprintf("127.0.0.1:%d", i+1), Host: new(reverseproxy.Host)})
+				ups = append(ups, &reverseproxy.Upstream{Dial: fmt.Sprintf("127.0.0.1:%d", i+1), Host: new(reverseproxy.Host)})
 			}
-			w := h.pool.Worker(d.offered[0].Dial)
-			_, lease := h.pool.Scheduler.Select(d.start, &p.Score, []kvscore.Target{w.Target(0)}, -1, &passThroughPolicy, &d.scratch.Sel)
-			defer lease.End(false, nil)
+			if d.Select(b.Context(), ups) == nil {
+				b.Fatal("no worker")
+			}
+			defer d.End()
+			a := d.attempt
 			b.ReportAllocs()
 			for b.Loop() {
-				a := &attempt{Attempt: pool.Attempt{Worker: w, Begun: d.start}, lease: lease}
-				a.Kind, d.attempt = d.kind(), a
-				a.Worker.Progress.Begin(&a.Attempt)
-				d.watched(r)
-				if err := d.arrived(new(http.Response), nil); err != nil {
+				a.watch = nil
+				a.watched(r)
+				if err := a.arrived(new(http.Response), nil); err != nil {
 					b.Fatal(err)
 				}
 				if movable := a.watch != nil; movable != (workers > 1) {
@@ -170,7 +165,6 @@ func BenchmarkWatch(b *testing.B) {
 				} else if movable {
 					a.watch.cancel(nil) // as the end of the request does
 				}
-				a.Worker.Progress.End(&a.Attempt)
 			}
 		})
 	}
@@ -228,7 +222,8 @@ func (h *harness) attemptAt(tb testing.TB, body []byte) *http.Request {
 	}
 	w := h.pool.Worker("127.0.0.1:1")
 	d := newTestAttempt(h, p, w)
-	out := d.request(r, new(atomic.Int32))
+	e := EngineRequest{Pool: h.pool, Plan: p, Body: d.Body, Worker: w, Target: w.Target(0)}
+	out := e.Build(r)
 	out.Body.Close()
 	d.Body.Done()
 	return out

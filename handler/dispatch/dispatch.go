@@ -8,19 +8,18 @@ import (
 	"maps"
 	"net/http"
 	"strconv"
-	"sync/atomic"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
 
-	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
@@ -35,58 +34,34 @@ func dispatchOf(ctx context.Context) *Dispatch {
 // Dispatch is one request over all its attempts. Only the goroutine that serves the
 // request touches it.
 type Dispatch struct {
-	*Dispatcher
-	plan  *plan.Plan
-	start time.Time
-	ready time.Time // when its body was read
-	repl  *caddy.Replacer
-	only  only // the one worker that may serve it, if there is one
-	apart bool // only engines that isolate its cache may serve it
+	route
 	tries
-	binding
-	backed engineSession
-	wait   waiting // its state in the queue
 	outgoing
 	result
-	trace    *dispatchTrace
-	dry      bool        // the dispatch explains the choice, and changes nothing
-	dryTable *pool.Table // of the upstreams of a dry dispatch
+	start time.Time
+	wait  waiting // in the queue
+	trace *dispatchTrace
 }
 
 // tries is the choice of workers so far.
 type tries struct {
-	scratch     *pool.Scratch // nil outside Select and Explain
-	offered     reverseproxy.UpstreamPool
-	model       string // the worker must be known to serve it; empty if any worker may be chosen
 	attempt     *attempt
 	attempts    int
-	suspects    int                    // failed attempts that may have reached an engine
-	tried       []*pool.Worker         // in this round over the workers
-	usual       [4]*pool.Worker        // the memory of tried, unless that outgrows it
-	last        *reverseproxy.Upstream // of the last attempt
-	failure     error                  // of the last attempt
+	suspects    int             // failed attempts that may have reached an engine
+	triedBuf    [4]*pool.Worker // backs tried for the first four workers
+	failure     error           // of the last attempt
 	held        heldAnswer
 	exhausted   bool // no attempt follows: RoundTrip answers the client
 	retryWanted bool // the proxy must make another attempt
 }
 
-// binding is the session's binding as the request last saw it.
-type binding struct {
-	use     affinity.Use     // the request's part in the session; none if it must not bind it
-	bound   affinity.Binding // zero if there is none
-	pending bool             // a concurrent first request has not bound the session yet
-	waited  bool             // this attempt has waited for that
-	away    bool             // this turn goes to another worker, and the session stays bound where it is
-	near    kvscore.Target   // of the parent of an unbound session; the zero Target if none
-}
-
 // outgoing is what workers are sent.
 type outgoing struct {
-	Body *body.Replay  // the request's body; nil if it is not in memory, or is not sent again
-	next FollowUp      // needs the body after the answer; nil if nothing follows
-	lazy *body.Lazy    // the body as the proxy sees it
-	sent *http.Request // the request of the last attempt
-	cut  nvext.Grants  // the grants that were missing for members cut out of the body
+	Body     *body.Replay  // the request's body; nil if it is not in memory, or is not sent again
+	followUp FollowUp      // needs the body after the answer; nil if nothing follows
+	lazy     *body.Lazy    // the body as the proxy sees it
+	sent     *http.Request // the request of the last attempt
+	cut      nvext.Grants  // the grants that were missing for members cut out of the body
 }
 
 // result is what the client gets.
@@ -99,15 +74,9 @@ type result struct {
 
 // attempt is one try on one worker.
 type attempt struct {
-	pool.Attempt
-	lease  *kvscore.Lease
-	terms  kvscore.Candidate
+	pool.Seat
+	d      *Dispatch
 	reason string
-	prompt promptLength
-	mark   uint64 // result of Health.Admit, for Health.Leave
-	slot   bool   // it holds a slot of the worker
-	bound  bool   // the pin or the session decided, so there is no cost
-	ended  bool
 	watch  *watch    // may end it early; nil if nothing may
 	answer *delivery // nil until its answer is read
 }
@@ -128,21 +97,24 @@ func (s *Dispatcher) Begin(r *http.Request, p *plan.Plan, start time.Time) (*Dis
 	if refused := s.checkModel(p); refused != nil {
 		return nil, refused
 	}
-	d := &Dispatch{Dispatcher: s, plan: p, start: start, ready: time.Now(), outgoing: outgoing{Body: p.Body}, result: result{cached: -1}}
-	d.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	d := &Dispatch{route: s.routeOf(r, p), start: start, outgoing: outgoing{Body: p.Body}, result: result{cached: -1}}
+	var err error
+	if d.turn, err = s.Sessions.Enter(r.Context(), p, false); err != nil {
+		return nil, err
+	}
 	begun := false
 	defer func() {
 		if !begun {
-			d.leaveSession()
+			d.turn.End(false)
 		}
 	}()
-	if err := d.narrow(r); err != nil {
+	if err = d.narrow(r); err != nil {
 		return nil, err
 	}
 	d.CountDropped(p)
 	d.noticeIneffective()
 	s.Pool.Spending.Request(d.ready)
-	d.tried = d.usual[:0]
+	d.tried = d.triedBuf[:0]
 	p.Body = nil
 	d.repl.Map(d.placeholder)
 	if p.Fallback != "" {
@@ -177,6 +149,9 @@ func (s *Dispatcher) FallBack(reason string) {
 	s.Pool.Incidents.Raise(time.Now(), "fallback "+reason, s.Pool.Logger)
 }
 
+// Unbound records that the store could not find or bind a session.
+func (s *Dispatcher) Unbound() { s.FallBack(fallbackUnbound) }
+
 // Request returns the request as the proxy gets it.
 func (d *Dispatch) Request(r *http.Request) *http.Request {
 	out := r.WithContext(context.WithValue(d.startTrace(r.Context()), dispatchKey{}, d))
@@ -206,21 +181,15 @@ func (d *Dispatch) Request(r *http.Request) *http.Request {
 // prompt.
 func (d *Dispatch) endAttempt(computed bool) {
 	a := d.attempt
-	if a == nil || a.ended {
+	if a == nil || a.Left() {
 		return
 	}
-	a.ended = true
 	var answer []uint64
 	if computed && d.answer != nil {
 		answer = d.answer.Blocks
 	}
-	a.lease.End(computed, answer) // first: what it books must not outlive a panic below
-	if a.slot {
-		d.Pool.FreeSlot(a.Worker)
-	}
-	a.Worker.Health.Leave(a.mark)
-	a.Worker.Progress.End(&a.Attempt)
-	d.rollBack()
+	a.Leave(computed, answer)
+	d.turn.RollBack()
 }
 
 // Dispatcher sends the requests of one configuration to the workers of its pool. It is made
@@ -231,33 +200,30 @@ type Dispatcher struct {
 	Proxy     *reverseproxy.Handler // makes the attempts
 	Transport *upstream.Transport
 
-	Policy     kvscore.Policy
-	Hard       bool    // a turn waits for its session's worker if that is full
-	Soft       bool    // leaving a session's worker has a price
-	Shadow     *shadow // nil if none is configured
-	Timeouts   Timeouts
-	Limits     Limits
-	KeepBody   bool   // other handlers may read the body after the answer's header
-	RefuseBusy bool   // a concurrent turn of an engine-backed session is refused, not kept waiting
-	Labels     string // prefix of the response headers that say how a request was routed
+	Policy   kvscore.Policy
+	Sessions *turn.Sessions
+	Shadow   *shadow // nil if none is configured
+	Timeouts Timeouts
+	Limits   Limits
+	KeepBody bool   // other handlers may read the body after the answer's header
+	Labels   string // prefix of the response headers that say how a request was routed
 
 	Probes    asker
 	FollowUps followUps
 	// Speculative allows clients to ask for speculative prefills.
 	Speculative bool
-	Context     context.Context // ends with the configuration
 	Client      *upstream.Client
 
-	lastTable atomic.Pointer[pool.Table] // of the upstreams last offered
-	Metrics   *Metrics
-	Figures   *Figures
-	Logger    *zap.Logger
+	tables      pool.Tables
+	Metrics     *Metrics
+	PoolMetrics *PoolMetrics
+	Logger      *zap.Logger
 }
 
 // asker asks workers what they serve.
 type asker interface {
-	// Met records that a dynamic source returned a worker.
-	Met(*pool.Worker)
+	// Discovered records that a dynamic source returned a worker.
+	Discovered(*pool.Worker)
 	// AskAgain soon asks a worker again which models it serves.
 	AskAgain(*pool.Worker)
 }
@@ -276,10 +242,9 @@ func AttemptOf(ctx context.Context) http.RoundTripper {
 func (d *Dispatch) End() *Report {
 	defer d.dropBody()
 	defer d.plan.Once.Done()
-	defer d.leaveSession()
-	d.giveBackGranted()
+	defer func() { d.turn.End(d.answer.computed()) }()
 	if d.wait.waited > 0 {
-		d.Figures.queueWait.Observe(d.wait.waited.Seconds())
+		d.PoolMetrics.queueWait.Observe(d.wait.waited.Seconds())
 	}
 	if d.attempt != nil {
 		d.endLast()
@@ -291,41 +256,23 @@ func (d *Dispatch) End() *Report {
 
 // endLast ends the last attempt, and records what the request has shown.
 func (d *Dispatch) endLast() {
-	d.dropHeld()
+	d.held.drop()
 	o := d.answer
 	if o != nil {
 		_ = o.body.Close() // if the proxy has not
 	}
 	d.endAttempt(o.computed())
-	d.endTurn(o.computed())
 	outcome := d.outcome()
 	if outcome == outcomeBroken {
 		d.Pool.Report(o.attempt.Worker, o.attempt.shows(pool.OutcomeBroken, "stream broke: "+o.Broken.Error()))
 	}
 	d.follow(outcome)
-	if n := d.attempt.prompt.tokens; d.plan.Request != nil && n > 0 {
-		d.Figures.predictedHits.Observe(float64(d.attempt.terms.OverlapTokens) / float64(n))
+	if n := d.attempt.Tokens; d.plan.Request != nil && n > 0 {
+		d.PoolMetrics.predictedHits.Observe(float64(d.attempt.Terms.OverlapTokens) / float64(n))
 		if o.computed() {
-			o.attempt.Worker.Hits.Predicted(o.attempt.terms.OverlapTokens, o.attempt.prompt.tokens)
+			discovery.Of(o.attempt.Worker).Hits.Predicted(o.attempt.Terms.OverlapTokens, o.attempt.Tokens)
 		}
 	}
-}
-
-// kind returns the kind of an attempt of the request.
-func (d *Dispatch) kind() pool.AttemptKind {
-	switch {
-	case !d.plan.Computes:
-		return pool.KindOther
-	case d.plan.Request != nil && d.plan.Request.Stream:
-		return pool.KindStream
-	}
-	return pool.KindPlain
-}
-
-// promptLength is the estimated length of a prompt when an attempt was booked.
-type promptLength struct {
-	tokens int64 // 0 is unknown
-	known  kvscore.Known
 }
 
 // Fallbacks that are found after the plan was made.

@@ -1,13 +1,16 @@
 package dispatch
 
 import (
+	"context"
 	"net/http"
 	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
 
@@ -17,8 +20,11 @@ import (
 // newTestDispatch returns a dispatch of the plan as Begin makes it, without a
 // request behind it. All tests that need such a dispatch use this constructor.
 func newTestDispatch(h *harness, p *plan.Plan) *Dispatch {
-	d := &Dispatch{Dispatcher: testDispatcher(h), plan: p, start: time.Now(), result: result{cached: -1}}
-	d.ready, d.tried = d.start, d.usual[:0]
+	d := &Dispatch{route: route{Dispatcher: testDispatcher(h), plan: p}, start: time.Now(), result: result{cached: -1}}
+	d.ready, d.tried = d.start, d.triedBuf[:0]
+	if p != nil {
+		d.turn, _ = d.Sessions.Enter(context.Background(), p, false)
+	}
 	return d
 }
 
@@ -26,7 +32,7 @@ func newTestDispatch(h *harness, p *plan.Plan) *Dispatch {
 // worker's first rank.
 func newTestAttempt(h *harness, p *plan.Plan, w *pool.Worker) *Dispatch {
 	d := newTestDispatch(h, p)
-	d.Body, d.attempt = p.Body, &attempt{Attempt: pool.Attempt{Worker: w, Target: w.Target(0)}}
+	d.Body, d.attempt = p.Body, &attempt{d: d, Seat: pool.Seat{Worker: w, Target: w.Target(0)}}
 	return d
 }
 
@@ -54,7 +60,7 @@ func testHandler(t testing.TB, dials ...string) *harness {
 	m := AllMetrics()
 	h.dispatcher = &Dispatcher{
 		Pool: h.pool, Proxy: h.ReverseProxy, Policy: h.policy, FollowUps: noFollowUps{}, Probes: noProbes{},
-		Metrics: m, Figures: m.Of("test"), Logger: zap.NewNop(),
+		Metrics: m, PoolMetrics: m.Of("test"), Logger: zap.NewNop(), Sessions: turn.NewSessions(&turn.Sessions{Pool: h.pool, Failed: func() {}}),
 	}
 	h.reader = &plan.Reader{
 		MaxBody: 64 << 20, Grants: func(*http.Request) nvext.Grants { return 0 },
@@ -84,8 +90,8 @@ func testDispatcher(h *harness) *Dispatcher {
 // noProbes asks no worker anything.
 type noProbes struct{}
 
-func (noProbes) Met(*pool.Worker)      {}
-func (noProbes) AskAgain(*pool.Worker) {}
+func (noProbes) Discovered(*pool.Worker) {}
+func (noProbes) AskAgain(*pool.Worker)   {}
 
 // noFollowUps makes no requests of the router's own.
 type noFollowUps struct{}
@@ -95,7 +101,7 @@ func (noFollowUps) Answering(Turn, *http.Response) FollowUp { return nil }
 // testPool opens a pool of its own.
 func testPool(t testing.TB, s *pool.Settings) *pool.Pool {
 	t.Helper()
-	p, err := pool.New("test", s.WithDefaults())
+	p, err := pool.New("test", s.WithDefaults(), discovery.NewWatch)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,15 +10,13 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-
-	"github.com/caddyserver/caddy/v2"
 )
 
 // DryChoice is the choice that would be made for a request at this moment.
 type DryChoice struct {
 	Refused *api.Refusal // by the router itself; nil if it would not
 	Full    bool         // the request would wait, because all workers are full
-	LeftOut []leftOut
+	LeftOut []LeftOut
 
 	// What follows is empty if no worker would be chosen.
 	Candidates []kvscore.Candidate
@@ -28,8 +26,8 @@ type DryChoice struct {
 	Unit       string // of the costs; empty if the policy compares none
 	Bound      bool   // the session or the request decided, and no policy was asked
 	Home       *DryHome
-	Used       pool.Resort
-	Tokens     int64 // of the prompt
+	Tier       pool.Verdict // of the candidates
+	Tokens     int64        // of the prompt
 }
 
 // DryHome is the target that a session is bound to.
@@ -42,55 +40,60 @@ type DryHome struct {
 	Stays    bool // the session is still bound to it after this turn
 }
 
-// leftOut is an offered worker that is not a candidate.
-type leftOut struct {
+// LeftOut is an offered worker that is not a candidate.
+type LeftOut struct {
 	Worker *pool.Worker
-	Why    string
+	Why    pool.Verdict
 }
 
 // Explain returns the choice for a request without booking it, and leaves nothing behind. A
 // query gets a worker even if all are full: its client will wait for that one.
 func (s *Dispatcher) Explain(r *http.Request, p *plan.Plan) *DryChoice {
 	t := time.Now()
-	d := &Dispatch{Dispatcher: s, plan: p, start: t, result: result{cached: -1}, dry: true}
-	d.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
-	d.takeScratch()
-	defer d.returnScratch()
+	rt := s.routeOf(r, p)
 	if own := s.checkModel(p); own != nil {
 		return &DryChoice{Refused: own}
 	}
-	if own, ok := errors.AsType[*api.Refusal](d.narrow(r)); ok {
+	rt.offers = s.Pool.Peek(s.upstreams(r), rt.repl)
+	var err error
+	if rt.turn, err = s.Sessions.Enter(r.Context(), p, true); err == nil {
+		err = rt.narrow(r)
+	}
+	if own, ok := errors.AsType[*api.Refusal](err); ok {
 		return &DryChoice{Refused: own}
 	}
-	d.offered = s.upstreams(r)
+	want := rt.wants()
+	among := s.Pool.Candidates(&want, rt.offers, t)
+	defer func() { s.Pool.Return(among) }()
 	c := new(DryChoice)
-	used, found := d.gather(d.offered, t)
-	if !found && len(d.scratch.Full) > 0 {
+	if len(among.Targets) == 0 && len(among.Full) > 0 {
 		c.Full = true
 		if p.Ext.QueryOnly() {
-			want := d.wants()
-			want.Slot = false
-			used, found = d.Pool.Gather(d.scratch, &want, d.model, d.offers(), nil, t)
+			s.Pool.Return(among)
+			unlimited := want
+			unlimited.Kind = pool.KindOther
+			among = s.Pool.Candidates(&unlimited, rt.offers, t)
 		}
 	}
-	c.LeftOut = d.leftOut()
-	if !found {
+	c.LeftOut = rt.leftOut(&want, among)
+	if len(among.Targets) == 0 {
 		if !c.Full {
-			c.Refused = &api.Refusal{API: p.API, Status: http.StatusServiceUnavailable, Code: api.CodeNoWorker, Err: d.errNobody()}
+			c.Refused = &api.Refusal{API: p.API, Status: http.StatusServiceUnavailable, Code: api.CodeNoWorker, Err: rt.errNobody()}
 		}
 		return c
 	}
-	d.findSession(r.Context())
-	bound := d.boundPosition()
-	targets := make([]kvscore.Target, 0, len(d.scratch.Targets))
-	for _, ref := range d.scratch.Targets {
+	rt.turn.Find(r.Context())
+	choice := rt.choice(among)
+	targets := make([]kvscore.Target, 0, len(among.Targets))
+	for _, ref := range among.Targets {
 		targets = append(targets, ref.Target)
 	}
-	sel := &d.scratch.Sel
-	c.Picked = d.Pool.Scheduler.Explain(t, d.score(), targets, bound, d.policy(), sel)
-	c.Candidates, c.Workers = slices.Clone(sel.Candidates), slices.Clone(d.scratch.Workers)
-	c.Reason, c.Unit, c.Bound = d.reasonOf(bound, &sel.Candidates[c.Picked.Chosen]), kvscore.CostUnit(d.policy()), bound >= 0
-	c.Home, c.Used, c.Tokens = d.homeOf(c.Picked.Chosen), used, sel.Tokens
+	sel := &among.Sel
+	c.Picked = s.Pool.Scheduler.Explain(t, choice.Request, targets, choice.Bound, choice.Policy, sel)
+	c.Candidates, c.Workers = slices.Clone(sel.Candidates), slices.Clone(among.Workers)
+	c.Bound = choice.Bound >= 0
+	c.Reason, c.Unit = rt.reasonOf(c.Bound, &sel.Candidates[c.Picked.Chosen]), kvscore.CostUnit(choice.Policy)
+	c.Home, c.Tier, c.Tokens = rt.homeOf(sel, c.Picked.Chosen), among.Tier, sel.Tokens
 	return c
 }
 
@@ -104,13 +107,13 @@ func (c *DryChoice) Overlap() (most int64) {
 
 // homeOf returns the session's target in a choice; nil if there is none. chosen is the
 // position of the chosen target.
-func (d *Dispatch) homeOf(chosen int) *DryHome {
-	if !d.homed() {
+func (rt *route) homeOf(sel *kvscore.Selection, chosen int) *DryHome {
+	if !rt.homed() {
 		return nil
 	}
-	sel := &d.scratch.Sel
-	h := &DryHome{Target: d.bound.Target, Position: sel.Home, Holds: sel.HomeHolds(), Priced: d.mayLeave() && !d.pinned()}
-	h.Stays = chosen == sel.Home || d.away || d.mayLeave() && h.Holds
+	home, priced := rt.turn.Home()
+	h := &DryHome{Target: home, Position: sel.Home, Holds: sel.HomeHolds(), Priced: priced && !rt.pinned()}
+	h.Stays = chosen == sel.Home || rt.turn.IsAway() || priced && h.Holds
 	for i := range sel.Candidates {
 		h.Leave = max(h.Leave, sel.Candidates[i].Terms.Leave)
 	}
@@ -118,31 +121,11 @@ func (d *Dispatch) homeOf(chosen int) *DryHome {
 }
 
 // leftOut returns the workers that are offered but are not candidates, with the reason.
-func (d *Dispatch) leftOut() (list []leftOut) {
-	want, rows := d.wants(), d.table(d.offered).Rows // which gather has used
-	for i, up := range d.offered {
-		w := rows[i].Worker
-		if slices.Contains(d.scratch.Workers, w) {
-			continue
+func (rt *route) leftOut(want *pool.Wants, among *pool.Candidates) (list []LeftOut) {
+	for i, v := range rt.Pool.Judge(want, rt.offers, among.At) {
+		if w := rt.offers.Table.Rows[i].Worker; !slices.Contains(among.Workers, w) {
+			list = append(list, LeftOut{w, v})
 		}
-		why := "marked_down"
-		switch {
-		case !pool.Available(up):
-			why = "proxy_unavailable" // by its health checks, or it is full
-		case d.pinned() && w != d.only.worker:
-			why = "not_named"
-		case !d.Pool.Isolates(&want, w):
-			why = "shares_cache"
-		case !d.Pool.Permits(&want, w):
-			why = "not_allowed"
-		case !d.Pool.Fits(&want, d.model, w):
-			why = "other_models"
-		case slices.Contains(d.scratch.Full, w):
-			why = "full"
-		case w.Draining():
-			why = "draining"
-		}
-		list = append(list, leftOut{w, why})
 	}
 	return list
 }

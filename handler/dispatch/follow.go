@@ -36,27 +36,27 @@ type Turn struct {
 // MaxKeptText bounds the text that is kept of an answer, in bytes of JSON.
 const MaxKeptText = 256 << 10
 
-// foresee prepares the follow-up when an answer begins.
-func (d *Dispatch) foresee(resp *http.Response) {
-	if d.next != nil { // of an answer that the operator's retry_match retried
-		d.next(nil, nil, nil)
+// prepareFollowUp prepares the follow-up when an answer begins.
+func (d *Dispatch) prepareFollowUp(resp *http.Response) {
+	if d.followUp != nil { // of an answer that the operator's retry_match retried
+		d.followUp(nil, nil, nil)
 	}
-	t := Turn{Plan: d.plan, Size: -1, Worker: d.attempt.Worker, Target: d.attempt.Target, Upstream: d.last, Held: d.backed.id != ""}
+	t := Turn{Plan: d.plan, Size: -1, Worker: d.attempt.Worker, Target: d.attempt.Target, Upstream: d.attempt.Upstream, Held: d.turn.EngineSession() != ""}
 	if d.Body != nil {
 		t.Size = d.Body.Size
 	}
-	d.next = d.FollowUps.Answering(t, resp)
+	d.followUp = d.FollowUps.Answering(t, resp)
 }
 
 // follow starts the follow-up of a request that has ended.
 func (d *Dispatch) follow(outcome string) {
-	if d.next == nil {
+	if d.followUp == nil {
 		return
 	}
 	var text []byte
 	if o := d.answer; outcome == outcomeOK && o.computed() {
 		text = o.Text
 	}
-	d.next(text, d.takeBody(), d.sent)
-	d.next = nil
+	d.followUp(text, d.takeBody(), d.sent)
+	d.followUp = nil
 }

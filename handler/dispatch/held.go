@@ -20,7 +20,7 @@ type heldAnswer struct {
 func (d *Dispatch) hold(req *http.Request, resp *http.Response) *http.Response {
 	a := d.attempt
 	d.endAttempt(false)
-	d.dropHeld()
+	d.held.drop()
 	d.held = heldAnswer{resp, a}
 	shown := *resp
 	shown.Header, shown.Body, shown.Request = maps.Clone(resp.Header), http.NoBody, req
@@ -34,8 +34,8 @@ func (d *Dispatch) takeHeld() *http.Response {
 		return nil
 	}
 	d.held = heldAnswer{}
-	d.label(h.resp.Header, h.attempt)
-	d.answer = d.deliveryOf(h.attempt, h.resp)
+	h.attempt.label(h.resp.Header)
+	d.answer = h.attempt.deliveryOf(h.resp)
 	return h.resp
 }
 
@@ -53,10 +53,10 @@ func (d *Dispatch) writeHeld(w http.ResponseWriter) bool {
 	return true
 }
 
-// dropHeld drops the held answer.
-func (d *Dispatch) dropHeld() {
-	if d.held.resp != nil {
-		_ = d.held.resp.Body.Close()
-		d.held = heldAnswer{}
+// drop drops the answer.
+func (h *heldAnswer) drop() {
+	if h.resp != nil {
+		_ = h.resp.Body.Close()
+		*h = heldAnswer{}
 	}
 }

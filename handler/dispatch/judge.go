@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -40,11 +39,11 @@ type verdict struct {
 // judge decides what follows from an attempt. It changes nothing, but lacksModel may read the
 // beginning of resp.Body and put it back. resent: net/http sent the request twice, and err is
 // the error of the second time. docs/reliability.md shows the result for each fault.
-func (d *Dispatch) judge(ctx context.Context, resp *http.Response, resent bool, err error) verdict {
+func (a *attempt) judge(ctx context.Context, resp *http.Response, resent bool, err error) verdict {
 	if err != nil {
-		return d.judgeFailure(ctx, resent, err)
+		return a.judgeFailure(ctx, resent, err)
 	}
-	a, status := d.attempt, resp.StatusCode
+	d, status := a.d, resp.StatusCode
 	v := verdict{do: deliver, outcome: a.shows(pool.OutcomeAnswered, "")}
 	switch {
 	case retryable(status):
@@ -55,18 +54,19 @@ func (d *Dispatch) judge(ctx context.Context, resp *http.Response, resent bool, 
 		if d.repeatable(true) && d.anotherTry(d.suspects) {
 			v.do, v.reason = retry, strconv.Itoa(status)
 		}
-	case d.otherMayServe(resp) && d.anotherTry(d.suspects) && lacksModel(resp):
+	case a.otherMayServe(resp) && d.anotherTry(d.suspects) && lacksModel(resp):
 		v.do, v.reason = retry, strconv.Itoa(status)
 	case workersFault(status):
-		v.outcome = d.errored(a, resp.Status, status >= 500)
+		v.outcome = a.errored(resp.Status, status >= 500)
 	case status < 300 && (d.plan.Request == nil || body.Compressed(resp.Header)):
-		v.outcome = d.good(a) // an answer that is read shows more
+		v.outcome = a.good() // an answer that is read shows more
 	}
 	return v
 }
 
 // judgeFailure judges an attempt without an answer.
-func (d *Dispatch) judgeFailure(ctx context.Context, resent bool, err error) verdict {
+func (a *attempt) judgeFailure(ctx context.Context, resent bool, err error) verdict {
+	d := a.d
 	if ctx.Err() != nil || d.plan.Once != nil && d.plan.Once.Failed.Load() {
 		return verdict{do: abandon}
 	}
@@ -74,7 +74,7 @@ func (d *Dispatch) judgeFailure(ctx context.Context, resent bool, err error) ver
 		return verdict{do: fail}
 	}
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)
-	v := verdict{do: fail, outcome: d.attempt.shows(pool.OutcomeBroken, err.Error()), suspect: !unconnected || resent}
+	v := verdict{do: fail, outcome: a.shows(pool.OutcomeBroken, err.Error()), suspect: !unconnected || resent}
 	if pool.Refused(err) {
 		v.outcome.Kind = pool.OutcomeRefused
 	} else if unconnected {
@@ -130,18 +130,16 @@ func retryAfter(h http.Header) time.Duration {
 
 // otherMayServe returns whether the worker answered 404 and an untried worker may serve the
 // request's model. The engine computed nothing, so any request may be sent again.
-func (d *Dispatch) otherMayServe(resp *http.Response) bool {
-	a := d.attempt
+func (a *attempt) otherMayServe(resp *http.Response) bool {
+	d := a.d
 	if resp.StatusCode != http.StatusNotFound || d.plan.Model == "" || d.plan.Once != nil || d.pinned() || body.Compressed(resp.Header) {
 		return false
 	}
 	_, told := a.Worker.Serves(d.plan.Model)
-	for i, row := range d.table(d.offered).Rows {
-		w := row.Worker
-		if w == a.Worker || !pool.Available(d.offered[i]) || slices.Contains(d.tried, w) || !d.permits(w) {
-			continue
-		}
-		if yes, known := w.Serves(d.plan.Model); yes || !known && (told || !w.WasProbed()) {
+	want := d.wants()
+	for i, v := range d.Pool.Judge(&want, d.offers, time.Now()) {
+		w := d.offers.Table.Rows[i].Worker
+		if yes, known := w.Serves(d.plan.Model); (v.Possible() || v == pool.OtherModels) && (yes || !known && (told || !w.WasProbed())) {
 			return true
 		}
 	}

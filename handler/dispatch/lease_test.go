@@ -33,7 +33,7 @@ func TestPanicWhileBookingLeavesNothing(t *testing.T) {
 	if s := h.pool.Scheduler.Stats(); s.Leases != 0 {
 		t.Errorf("%d leases are left", s.Leases)
 	}
-	if n := w.Slots.Running.Load(); n != 0 {
+	if n := running(w); n != 0 {
 		t.Errorf("%d slots are taken", n)
 	}
 }

@@ -5,9 +5,11 @@ import (
 	"sync"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 )
@@ -26,7 +28,6 @@ type Metrics struct {
 	queueWait                   *prometheus.HistogramVec
 	dropped, malformed          *prometheus.CounterVec
 	turns, moves                *prometheus.CounterVec
-	Speculative                 *prometheus.CounterVec
 }
 
 // Outcomes of a request.
@@ -42,8 +43,8 @@ const (
 	OutcomeQuery         = "query"           // a query, which is answered with the choice
 )
 
-// Figures are the collectors that each request moves, for one pool.
-type Figures struct {
+// PoolMetrics are the collectors that each request moves, for one pool.
+type PoolMetrics struct {
 	Requests                    map[string]prometheus.Counter // by outcome
 	ttft, itl                   prometheus.Observer
 	inputTokens, outputTokens   prometheus.Observer
@@ -52,12 +53,12 @@ type Figures struct {
 	// of answers that tell what was cached, in tokens
 	comparedPrompt, comparedPredicted, comparedReported prometheus.Counter
 	queueWait                                           prometheus.Observer
-	turns                                               map[string]prometheus.Counter // by the session's state
+	turns                                               map[turn.State]prometheus.Counter
 }
 
-// Of returns the figures of a pool.
-func (m *Metrics) Of(pool string) *Figures {
-	f := &Figures{
+// Of returns the collectors of a pool.
+func (m *Metrics) Of(pool string) *PoolMetrics {
+	f := &PoolMetrics{
 		Requests: make(map[string]prometheus.Counter),
 		ttft:     m.ttft.WithLabelValues(pool), itl: m.itl.WithLabelValues(pool),
 		inputTokens: m.inputTokens.WithLabelValues(pool), outputTokens: m.outputTokens.WithLabelValues(pool),
@@ -70,9 +71,9 @@ func (m *Metrics) Of(pool string) *Figures {
 			api.CodeQueueTimeout: m.turnedAway.WithLabelValues(pool, "timeout"),
 		},
 	}
-	f.turns = make(map[string]prometheus.Counter)
-	for _, state := range sessionStates {
-		f.turns[state] = m.turns.WithLabelValues(pool, state)
+	f.turns = make(map[turn.State]prometheus.Counter)
+	for _, state := range turn.States {
+		f.turns[state] = m.turns.WithLabelValues(pool, string(state))
 	}
 	for _, reason := range []string{movedGone, movedFailed, movedUnavailable, movedCost} {
 		m.moves.WithLabelValues(pool, reason)
@@ -109,7 +110,6 @@ var AllMetrics = sync.OnceValue(func() *Metrics {
 		unsupported:   counter("nvext_unsupported_total", "Attempts without an nvext field, because the engine or the API does not support it.", "pool", "engine", "field"),
 		turns:         counter("session_turns_total", "Answered turns of sessions, by what became of the session.", "pool", "state"),
 		moves:         counter("session_moves_total", "Sessions that moved to another target, by reason.", "pool", "reason"),
-		Speculative:   counter("speculative_total", "Turns whose clients asked for a speculative prefill, by its outcome.", "pool", "outcome"),
 		queueWait:     histogram("queue_wait_seconds", "Time in the queue, of requests that waited.", prometheus.ExponentialBucketsRange(0.005, 300, 14)),
 		compared:      counter("compared_tokens_total", "Tokens of the prompt, predicted as cached and reported as cached, of answers that report cached tokens.", "pool", "tokens"),
 		ttft:          histogram("time_to_first_token_seconds", "Time from the request to the first token of a streamed answer.", prometheus.ExponentialBucketsRange(0.001, 480, 18)),
@@ -124,9 +124,9 @@ var AllMetrics = sync.OnceValue(func() *Metrics {
 // Register registers the collectors of requests and others. Several handlers may do so.
 func Register(r *prometheus.Registry, logger *zap.Logger, others ...prometheus.Collector) *Metrics {
 	m := AllMetrics()
-	for _, c := range append(append(pool.Collectors(), others...), []prometheus.Collector{
+	for _, c := range append(append(append(pool.Collectors(), discovery.Collectors()...), others...), []prometheus.Collector{
 		m.requests, m.fallbacks, m.shadow, m.shadowFaults, m.ttft, m.itl, m.inputTokens, m.outputTokens,
-		m.predictedHits, m.reportedHits, m.compared, m.turnedAway, m.unsupported, m.queueWait, m.dropped, m.malformed, m.turns, m.moves, m.Speculative,
+		m.predictedHits, m.reportedHits, m.compared, m.turnedAway, m.unsupported, m.queueWait, m.dropped, m.malformed, m.turns, m.moves,
 	}...) {
 		var already prometheus.AlreadyRegisteredError
 		if err := r.Register(c); err != nil && !errors.As(err, &already) {

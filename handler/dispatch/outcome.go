@@ -4,8 +4,8 @@ import (
 	"encoding/binary"
 	"math/bits"
 
-	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
@@ -17,8 +17,8 @@ func (a *attempt) shows(kind pool.OutcomeKind, why string) pool.Outcome {
 }
 
 // good returns the outcome of an attempt with a good answer.
-func (d *Dispatch) good(a *attempt) pool.Outcome {
-	if !d.plan.ShowsHealth {
+func (a *attempt) good() pool.Outcome {
+	if !a.d.plan.ShowsHealth {
 		return a.shows(pool.OutcomeAnswered, "")
 	}
 	return a.shows(pool.OutcomeGood, "")
@@ -26,30 +26,31 @@ func (d *Dispatch) good(a *attempt) pool.Outcome {
 
 // errored returns the outcome of an attempt whose answer is an error, which may be the
 // worker's fault. own: the error is probably not the client's fault.
-func (d *Dispatch) errored(a *attempt, why string, own bool) pool.Outcome {
+func (a *attempt) errored(why string, own bool) pool.Outcome {
+	d := a.d
 	if !d.plan.ShowsHealth {
 		return a.shows(pool.OutcomeAnswered, "")
 	}
 	o := a.shows(pool.OutcomeErrored, why)
-	o.Own, o.Blame, o.Peers = own, d.blameKey(), d.table(d.offered).Rows
+	o.Own, o.Blame, o.Peers = own, d.blameKey(), d.offers.Table.Rows
 	return o
 }
 
 // garbled records an answer that does not match its content type. The session leaves the
 // worker. One such answer may have other causes; a worker that gives only such answers is
 // failing.
-func (d *Dispatch) garbled(a *attempt) {
+func (a *attempt) garbled() {
+	d := a.d
 	d.FallBack(fallbackUnreadable)
-	d.Pool.Report(a.Worker, d.errored(a, "the answer does not match its content type", true))
-	if d.bound.Target == a.lease.Target() && d.bound.Kind == affinity.RouterOnly {
-		d.unbind(false)
-	}
+	d.Pool.Report(a.Worker, a.errored("the answer does not match its content type", true))
+	d.turn.Forget(a.Target)
 }
 
 // blameKey identifies the session or prompt of an error: one client alone must not mark a
 // worker down. Requests without an API share one key. Each request without a known prompt has
 // its own.
 func (d *Dispatch) blameKey() uint64 {
+	const blamedBlocks = 64 // of a long prompt, about
 	switch {
 	case d.plan.API == nil:
 		return 0
@@ -58,23 +59,23 @@ func (d *Dispatch) blameKey() uint64 {
 	case len(d.plan.Score.Blocks) == 0:
 		return uint64(d.ready.UnixNano()) //nolint:gosec // after 1970
 	}
-	key := d.plan.Score.Root
-	for _, b := range d.plan.Score.Blocks {
-		key = (bits.RotateLeft64(key, 5) ^ b) * 0x9e3779b97f4a7c15
+	key, blocks := d.plan.Score.Root, d.plan.Score.Blocks
+	for i := len(blocks) - 1; i >= 0; i -= 1 + len(blocks)/blamedBlocks { // from the last, where prompts differ
+		key = (bits.RotateLeft64(key, 5) ^ blocks[i]) * 0x9e3779b97f4a7c15
 	}
 	return key
 }
 
-// learn records what the engine has counted in a prompt and its answer.
+// learn feeds the engine's usage into metrics, ratios and the cache check.
 func (o *delivery) learn() {
-	m := o.d.Figures
-	cached := o.attempt.Worker.CachedTokens(pool.ReportKind{API: o.d.plan.API.Name(), Stream: o.Stream}, o.Cached)
+	m := o.d.PoolMetrics
+	cached := discovery.Of(o.attempt.Worker).CachedTokens(discovery.ReportKind{API: o.d.plan.API.Name(), Stream: o.Stream}, o.Cached)
 	if o.Prompt > 0 {
 		m.inputTokens.Observe(float64(o.Prompt))
 		o.count(cached)
 		if cached >= 0 {
 			m.reportedHits.Observe(float64(cached) / float64(o.Prompt))
-			o.attempt.Worker.Hits.Reported(cached, o.Prompt)
+			discovery.Of(o.attempt.Worker).Hits.Reported(cached, o.Prompt)
 		}
 	}
 	if o.Completion >= 0 {
@@ -112,13 +113,13 @@ func (o *delivery) count(cached int64) {
 	if o.Completion > 0 && req.Choices == 1 && !o.Failed {
 		c.Answer = o.Prompt + o.Completion - 1 // the last token need not be computed
 	}
-	o.attempt.lease.Counted(c)
+	o.attempt.Counted(c)
 }
 
 // learnRatios learns from the new part of the prompt, if the engine's count of the rest is
 // known, else from all of it. A batch's first prompt stands for all.
 func (o *delivery) learnRatios(req *api.Request) {
-	k, size := o.attempt.prompt.known, o.d.plan.TextBlock
+	k, size := o.attempt.Known, o.d.plan.TextBlock
 	if !k.Counted || req.Batch() {
 		k = kvscore.Known{}
 	}
@@ -131,21 +132,21 @@ func (o *delivery) learnRatios(req *api.Request) {
 // unknown.
 func (o *delivery) verify(cached int64) {
 	a, d := o.attempt, o.d
-	if a.prompt.tokens == 0 || o.Prompt <= 0 || d.plan.Score.SkipsCache {
+	if a.Tokens == 0 || o.Prompt <= 0 || d.plan.Score.SkipsCache {
 		return
 	}
-	predicted := &pool.Prediction{Begun: a.Begun, Prompt: d.blameKey(), Tokens: a.terms.OverlapTokens, Shared: a.terms.SharedBlocks, Knowledge: a.terms.Knowledge}
+	predicted := &discovery.Prediction{Begun: a.Begun, Prompt: d.blameKey(), Tokens: a.Terms.OverlapTokens, Shared: a.Terms.SharedBlocks, Knowledge: a.Terms.Knowledge}
 	if d.plan.API.Work() == api.Generate {
-		d.Pool.CountedCache(a.Worker, predicted, cached >= 0)
+		discovery.Of(a.Worker).CountedCache(predicted, cached >= 0)
 	}
 	if cached < 0 || !o.knowsRank() {
 		return
 	}
-	m := d.Figures
+	m := d.PoolMetrics
 	m.comparedPrompt.Add(float64(o.Prompt))
-	m.comparedPredicted.Add(float64(a.terms.OverlapTokens))
+	m.comparedPredicted.Add(float64(a.Terms.OverlapTokens))
 	m.comparedReported.Add(float64(cached))
-	d.Pool.Verify(a.Worker, predicted, cached)
+	discovery.Of(a.Worker).Verify(predicted, cached)
 }
 
 // knowsRank returns whether the attempt's target has computed the request. It is false if the
@@ -155,6 +156,6 @@ func (o *delivery) knowsRank() bool {
 	if w.Ranks() < 2 {
 		return true
 	}
-	e := o.d.Pool.EngineOf(w)
+	e := w.Engine()
 	return e.TakesRankIn(o.d.plan.API.Name())
 }

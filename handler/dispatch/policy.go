@@ -4,6 +4,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
@@ -11,24 +12,21 @@ import (
 
 // score returns the scheduler's view of the request: the plan's, with the client's preferred
 // taints and the target of the session or of its parent.
-func (d *Dispatch) score() *kvscore.Request {
-	prefers := d.plan.Ext.RoutingConstraints.PreferredTaints
-	home := d.near
-	if d.homed() {
-		home = d.bound.Target
-	}
+func (rt *route) score(c *pool.Candidates) *kvscore.Request {
+	prefers := rt.plan.Ext.RoutingConstraints.PreferredTaints
+	home := rt.turn.Warm()
 	if len(prefers) == 0 && home == (kvscore.Target{}) {
-		return &d.plan.Score
+		return &rt.plan.Score
 	}
-	scored := &d.scratch.Scored
-	*scored = d.plan.Score // the plan does not change
+	scored := &c.Scored
+	*scored = rt.plan.Score // the plan does not change
 	scored.Home = home
 	if len(prefers) == 0 {
 		return scored
 	}
-	d.scratch.Factors = slices.Grow(d.scratch.Factors[:0], len(d.scratch.Workers))[:len(d.scratch.Workers)]
-	scored.Factors = d.scratch.Factors
-	for i, w := range d.scratch.Workers {
+	c.Factors = slices.Grow(c.Factors[:0], len(c.Workers))[:len(c.Workers)]
+	scored.Factors = c.Factors
+	for i, w := range c.Workers {
 		sum := 0.0
 		for _, taint := range prefers {
 			if slices.Contains(w.Tainted(), taint.Name) {
@@ -64,31 +62,31 @@ func NewShadow(p kvscore.Policy, m *Metrics, pool string) *shadow {
 
 // compare asks the shadow for the choice that the active policy has just made. chosen is the
 // position of that.
-func (s *shadow) compare(d *Dispatch, chosen int) {
-	sel := d.scratch.Sel // and candidates of its own, without the active policy's costs
-	d.scratch.Shadow = append(d.scratch.Shadow[:0], d.scratch.Sel.Candidates...)
-	sel.Candidates = d.scratch.Shadow
+func (s *shadow) compare(d *Dispatch, c *pool.Candidates, chosen int) {
+	sel := c.Sel // and candidates of its own, without the active policy's costs
+	c.Shadow = append(c.Shadow[:0], c.Sel.Candidates...)
+	sel.Candidates = c.Shadow
 	for i := range sel.Candidates {
 		sel.Candidates[i].Cost, sel.Candidates[i].Terms = 0, kvscore.Terms{}
 	}
 	i, panicked := s.ask(&sel)
-	same := func(c kvscore.Candidate, t kvscore.TargetRef) bool { return c.Target == t.Target }
+	same := func(one kvscore.Candidate, t kvscore.TargetRef) bool { return one.Target == t.Target }
 	switch {
-	case panicked != nil || i < 0 || i >= len(d.scratch.Targets) || !slices.EqualFunc(sel.Candidates, d.scratch.Targets, same):
+	case panicked != nil || i < 0 || i >= len(c.Targets) || !slices.EqualFunc(sel.Candidates, c.Targets, same):
 		s.fault.Inc()
 		d.Pool.Incidents.Raise(d.start, "the shadow policy returns invalid workers", d.Pool.Logger)
-		if c := d.Logger.Check(zap.DebugLevel, "shadow policy returned an invalid worker"); c != nil {
-			c.Write(zap.Int("position", i), zap.Any("panic", panicked))
+		if log := d.Logger.Check(zap.DebugLevel, "shadow policy returned an invalid worker"); log != nil {
+			log.Write(zap.Int("position", i), zap.Any("panic", panicked))
 		}
 	case i == chosen:
 		s.agreed.Inc()
 	default:
 		s.differed.Inc()
-		if c := d.Logger.Check(zap.DebugLevel, "shadow policy chose another worker"); c != nil {
-			a, b := &d.scratch.Sel.Candidates[chosen], &sel.Candidates[i]
-			c.Write(zap.Stringer("target", d.scratch.Targets[chosen]), zap.String("upstream", d.scratch.Workers[chosen].Dial),
+		if log := d.Logger.Check(zap.DebugLevel, "shadow policy chose another worker"); log != nil {
+			a, b := &c.Sel.Candidates[chosen], &sel.Candidates[i]
+			log.Write(zap.Stringer("target", c.Targets[chosen]), zap.String("upstream", c.Workers[chosen].Dial),
 				zap.Float64("cost", a.Cost), zap.Float64("overlap_blocks", a.OverlapBlocks), zap.Float64("predicted_ttft_ms", a.TTFT()),
-				zap.Stringer("shadow_target", d.scratch.Targets[i]), zap.String("shadow_upstream", d.scratch.Workers[i].Dial),
+				zap.Stringer("shadow_target", c.Targets[i]), zap.String("shadow_upstream", c.Workers[i].Dial),
 				zap.Float64("shadow_cost", b.Cost), zap.Float64("shadow_overlap_blocks", b.OverlapBlocks), zap.Float64("shadow_predicted_ttft_ms", b.TTFT()))
 		}
 	}
@@ -104,19 +102,20 @@ func (s *shadow) ask(sel *kvscore.Selection) (chosen int, panicked any) {
 // passThroughPolicy chooses for requests that are no inference requests.
 var passThroughPolicy kvscore.LeastLoad
 
-func (d *Dispatch) policy() kvscore.Policy {
-	if d.plan.Request == nil {
+func (rt *route) policy() kvscore.Policy {
+	if rt.plan.Request == nil {
 		return &passThroughPolicy
 	}
-	return d.Policy
+	return rt.Policy
 }
 
 // reasonOf returns why a candidate was chosen.
-func (d *Dispatch) reasonOf(bound int, c *kvscore.Candidate) string {
+func (rt *route) reasonOf(unpriced bool, c *kvscore.Candidate) string {
+	home, _ := rt.turn.Home()
 	switch {
-	case d.pinned():
-		return d.only.reason
-	case bound >= 0 || d.homed() && c.Target == d.bound.Target:
+	case rt.pinned():
+		return rt.fixed.reason
+	case unpriced || c.Target == home:
 		return ReasonSession
 	case c.OverlapBlocks > 0:
 		return reasonOverlap
@@ -125,17 +124,17 @@ func (d *Dispatch) reasonOf(bound int, c *kvscore.Candidate) string {
 }
 
 // costsTime returns whether the attempt's cost is in milliseconds, and has terms.
-func (d *Dispatch) costsTime(a *attempt) bool {
-	return !a.bound && kvscore.CostUnit(d.policy()) == kvscore.UnitMilliseconds
+func (a *attempt) costsTime() bool {
+	return !a.Unpriced && kvscore.CostUnit(a.d.policy()) == kvscore.UnitMilliseconds
 }
 
 // noticeIneffective records granted wishes that the policy ignores.
-func (d *Dispatch) noticeIneffective() {
-	p := d.plan
+func (rt *route) noticeIneffective() {
+	p := rt.plan
 	if p.Score.Override == nil && p.Ext.RoutingConstraints.PreferredTaints == nil {
 		return
 	}
-	if unit := kvscore.CostUnit(d.Policy); unit != kvscore.UnitMilliseconds && unit != kvscore.UnitBlocks {
-		d.Pool.Incidents.Raise(d.start, "preferred taints or overrides have no effect under this policy", d.Pool.Logger)
+	if unit := kvscore.CostUnit(rt.Policy); unit != kvscore.UnitMilliseconds && unit != kvscore.UnitBlocks {
+		rt.Pool.Incidents.Raise(rt.ready, "preferred taints or overrides have no effect under this policy", rt.Pool.Logger)
 	}
 }

@@ -3,15 +3,10 @@ package dispatch
 import (
 	"context"
 	"errors"
-	"fmt"
-	"net/http"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
-	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 )
 
@@ -23,15 +18,8 @@ type Report struct {
 	// TurnedAway says that the router refused the request because all workers were full.
 	TurnedAway bool
 
-	// Chosen is whether a worker was chosen. The next fields describe the one that
-	// answered, else the last one.
-	Chosen       bool
-	Target       kvscore.Target
-	Upstream     string
-	Reason       string
-	Overlap      float64 // blocks
-	Predicted    int64   // tokens of the prompt that the worker was predicted to hold
-	PromptTokens int64   // as estimated
+	// attempt is the one that answered, else the last one; nil if no worker was chosen.
+	attempt *attempt
 
 	Status int   // of the answer; 0 if there was none
 	Err    error // the failure of the last attempt or of the answer; nil if none
@@ -43,12 +31,7 @@ type Report struct {
 // report sums up the request, which has ended.
 func (d *Dispatch) report() *Report {
 	r := &Report{Outcome: d.outcome(), Attempts: d.attempts, Waited: d.wait.waited, TurnedAway: d.wait.turnedAway != nil, Counts: response.Counts{Prompt: -1, Completion: -1, Cached: -1}}
-	if a := d.shown(); a != nil {
-		r.Chosen, r.Target, r.Upstream, r.Reason = true, a.Target, a.Worker.Dial, a.reason
-		r.Overlap, r.Predicted, r.PromptTokens = a.terms.OverlapBlocks, a.terms.OverlapTokens, a.prompt.tokens
-	}
-	r.Err = d.failure
-	if r.Err == nil {
+	if r.attempt, r.Err = d.reported(), d.failure; r.Err == nil {
 		r.Err = d.err
 	}
 	o := d.answer
@@ -72,20 +55,14 @@ func (d *Dispatch) report() *Report {
 // MarshalLogObject writes the field kv_router of the access log. Session keys are secret and
 // left out.
 func (r *Report) MarshalLogObject(e zapcore.ObjectEncoder) error {
-	if r.Chosen {
-		e.AddUint64("worker", r.Target.Worker)
-		e.AddString("upstream", r.Upstream)
-		e.AddUint32("dp_rank", r.Target.Rank)
-		e.AddString("reason", r.Reason)
+	if r.attempt != nil {
+		for _, f := range r.attempt.fields() {
+			f.AddTo(e)
+		}
 	}
 	e.AddString("outcome", r.Outcome)
 	e.AddInt("attempts", r.Attempts)
-	if r.Chosen {
-		e.AddInt64("overlap_blocks", int64(r.Overlap))
-		e.AddInt64("predicted_cached_tokens", r.Predicted)
-		e.AddInt64("estimated_prompt_tokens", r.PromptTokens)
-	}
-	if r.Waited > 0 || !r.Chosen {
+	if r.Waited > 0 || r.attempt == nil {
 		e.AddDuration("queue_wait", r.Waited)
 	}
 	if r.TTFT > 0 {
@@ -123,7 +100,7 @@ func (r *Report) fault() (why string, bad bool) {
 
 // Logged returns whether the access log has the report: a worker was chosen, or the request
 // waited for one.
-func (r *Report) Logged() bool { return r.Chosen || r.Waited > 0 || r.TurnedAway }
+func (r *Report) Logged() bool { return r.attempt != nil || r.Waited > 0 || r.TurnedAway }
 
 // outcome returns the outcome of the request, as metrics name it.
 func (d *Dispatch) outcome() string {
@@ -145,82 +122,10 @@ func (d *Dispatch) outcome() string {
 	return outcomeOK
 }
 
-// label adds the response headers that say how the request was routed.
-func (d *Dispatch) label(h http.Header, a *attempt) {
-	prefix := d.Labels
-	if prefix == "" {
-		return
-	}
-	h.Set(prefix+"Worker", strconv.FormatUint(a.Target.Worker, 10))
-	h.Set(prefix+"Dp-Rank", strconv.FormatUint(uint64(a.Target.Rank), 10))
-	h.Set(prefix+"Reason", a.reason)
-	h.Set(prefix+"Overlap-Blocks", strconv.FormatInt(int64(a.terms.OverlapBlocks), 10))
-	h.Set(prefix+"Predicted-Cached-Tokens", strconv.FormatInt(a.terms.OverlapTokens, 10))
-}
-
-// placeholder returns the value of one of our placeholders.
-func (d *Dispatch) placeholder(key string) (any, bool) {
-	name, ours := strings.CutPrefix(key, "http.kv_router.")
-	if !ours {
-		return nil, false
-	}
-	a := d.shown()
-	switch {
-	case name == "session":
-		return d.plan.Session.Key.String(), !d.plan.Session.Key.IsZero()
-	case name == "cached_tokens":
-		return d.cached, d.cached >= 0
-	case a == nil:
-		return nil, false
-	}
-	switch name {
-	case "worker":
-		return a.Target.Worker, true
-	case "dp_rank":
-		return a.Target.Rank, true
-	case "overlap_blocks":
-		return int64(a.terms.OverlapBlocks), true
-	case "predicted_cached_tokens":
-		return a.terms.OverlapTokens, true
-	case "reason":
-		return a.reason, true
-	}
-	return nil, false
-}
-
-// shown returns the attempt that answers the client, else the latest; nil if there was none.
-func (d *Dispatch) shown() *attempt {
+// reported returns the attempt that answers the client, else the latest; nil if there was none.
+func (d *Dispatch) reported() *attempt {
 	if d.answer != nil {
 		return d.answer.attempt
 	}
 	return d.attempt
-}
-
-// show logs the choice.
-func (d *Dispatch) show(a *attempt) {
-	if c := d.Logger.Check(zap.DebugLevel, ""); c != nil {
-		c.Message = fmt.Sprintf("[ROUTING] Best: worker_%d dp_rank=%d with %d/%d blocks overlap",
-			a.Target.Worker, a.Target.Rank, int64(a.terms.OverlapBlocks), int64(a.terms.RequestBlocks))
-		fields := []zap.Field{
-			zap.String("upstream", a.Worker.Dial), zap.String("reason", a.reason), zap.Int64("prompt_tokens", a.prompt.tokens),
-			zap.Float64("predicted_ttft_ms", a.terms.TTFT()), zap.Float64("cost", a.terms.Cost),
-		}
-		if d.costsTime(a) {
-			fields = append(fields, zap.Object("cost_terms_ms", termFields(a.terms.Terms)))
-		}
-		c.Write(fields...)
-	}
-}
-
-// termFields logs the terms of a cost, in milliseconds.
-type termFields kvscore.Terms
-
-func (f termFields) MarshalLogObject(e zapcore.ObjectEncoder) error {
-	e.AddFloat64("wait", f.Wait)
-	e.AddFloat64("prefill", f.Prefill)
-	e.AddFloat64("delay", f.Delay)
-	e.AddFloat64("decode", f.Decode)
-	e.AddFloat64("turns", f.Turns)
-	e.AddFloat64("leave", f.Leave)
-	return nil
 }

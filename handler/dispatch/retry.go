@@ -76,7 +76,7 @@ func (d *Dispatch) countRetry(a *attempt, reason string) {
 // from a hung worker.
 func (d *Dispatch) affordable(a *attempt, err error) bool {
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)
-	return unconnected || a.Moved || d.Pool.MayRetry(time.Now())
+	return unconnected || a.Moved() || d.Pool.MayRetry(time.Now())
 }
 
 var errNoWorker = errors.New("no worker is available")

@@ -98,7 +98,8 @@ func TestFailedConnectionsAreAbsences(t *testing.T) {
 	d, _ := plannedDispatch(t, h, 10)
 	defer d.End()
 	w := h.pool.Worker("a:1")
-	d.attempt = &attempt{Attempt: pool.Attempt{Worker: w}, ended: true}
+	d.attempt = &attempt{d: d, Seat: pool.Seat{Worker: w}}
+	d.attempt.Leave(false, nil)
 	for _, v := range []struct {
 		err  error
 		want pool.OutcomeKind
@@ -108,7 +109,7 @@ func TestFailedConnectionsAreAbsences(t *testing.T) {
 		{reverseproxy.NewDialError(errors.New("dial tcp: lookup gpu-1: no such host")), pool.OutcomeUnreachable},
 		{errors.New("read tcp 10.0.0.2:1->10.0.0.1:8000: connection reset by peer"), pool.OutcomeBroken},
 	} {
-		o := d.judge(t.Context(), nil, false, v.err).outcome
+		o := d.attempt.judge(t.Context(), nil, false, v.err).outcome
 		if o.Kind != v.want {
 			t.Errorf("%v: outcome %d, want %d", v.err, o.Kind, v.want)
 		}

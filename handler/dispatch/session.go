@@ -2,226 +2,161 @@ package dispatch
 
 import (
 	"context"
+	"fmt"
+	"net/http"
 	"slices"
-	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
-// findSession looks up what the session is bound to. A request that may bind the session
-// becomes a live request of it.
-func (d *Dispatch) findSession(ctx context.Context) {
-	d.away = false
-	if d.backed.id != "" {
-		return // enterSession has found it, and nothing else counts
+// stayAt makes the target whose engine holds the session the only one. A turn that opens the
+// session again may go elsewhere if that worker cannot be used, and a last one if the client
+// says so.
+func (rt *route) stayAt(r *http.Request, at kvscore.Target) error {
+	rt.lookUp(r)
+	p, w := rt.plan, rt.offers.Worker(at.Worker)
+	switch {
+	case p.Session.Opens() && (w == nil || !w.TakesRequests(rt.ready)):
+		rt.turn.Leave()
+		return nil
+	case w == nil && rt.Pool.IsNowUpstream(at.Worker):
+		return &api.Refusal{
+			API: p.API, Status: http.StatusServiceUnavailable, Code: api.CodeNoWorker, RetryAfter: 1,
+			Err: fmt.Errorf("worker %d, whose engine holds the session, is not offered for this request now; try again later", at.Worker),
+		}
+	case w == nil:
+		return rt.turn.Gone()
 	}
-	d.bound, d.pending, d.near = affinity.Binding{}, false, kvscore.Target{}
-	s := &d.plan.Session
-	if s.Key.IsZero() {
-		return
+	if e := w.Engine(); !e.HoldsSessions(p.Name) {
+		return turn.NotOpened(p, http.StatusBadRequest, fmt.Errorf("the engine of worker %d holds the session, but not in the API %s", w.ID, p.Name))
 	}
-	if d.binds() {
-		d.bound, d.pending = d.find(ctx)
-	} else {
-		d.bound = d.peek(ctx, s.Key)
+	if p.Pin.Named && p.Pin.Worker != w.ID || p.Pin.Rank.Set && p.Pin.Rank.Value != at.Rank {
+		if !p.Session.Final {
+			return rt.badPin("nvext: the session is on worker %d, rank %d, whose engine holds it", w.ID, at.Rank)
+		}
+		rt.turn.Leave()
+		return nil
 	}
-	if s.BackedOnly && d.bound.Kind != affinity.EngineBacked {
-		d.bound, d.pending = affinity.Binding{}, false
+	if want := rt.wants(); !rt.Pool.Isolates(&want, w) {
+		return rt.shared("not the engine with the session")
 	}
-	if !d.homed() {
-		d.near = d.nearParent(ctx)
-	}
+	rt.fixed = fixed{w, nvext.Some(at.Rank), ReasonSession}
+	rt.turn.Stay()
+	return nil
 }
 
-// find returns what the session is bound to, as Use.Find does. The request becomes a live one of
-// the session.
-func (d *Dispatch) find(ctx context.Context) (b affinity.Binding, pending bool) {
-	key := d.plan.Session.Key
-	if !d.use.Begun(key) {
-		d.Pool.Sessions.Begin(&d.use, key)
-	}
-	b, pending, err := d.use.Find(ctx, 0)
-	if err != nil { // it is routed as if it had no session
-		d.FallBack(fallbackUnbound)
-		_ = d.use.End(ctx, 0)
-	}
-	return b, pending
-}
-
-// peek returns what a session is bound to, without extending its life.
-func (d *Dispatch) peek(ctx context.Context, key affinity.Key) affinity.Binding {
-	b, ok, err := d.Pool.Sessions.Peek(ctx, key)
-	if err != nil && !d.dry {
-		d.FallBack(fallbackUnbound)
-	}
-	if !ok {
-		return affinity.Binding{}
-	}
-	return b
-}
-
-// nearParent returns the target that the parent session is bound to, the zero Target if
-// there is none. Leaving that target then has a price for the first turn of a sub-agent. So
-// the sub-agent starts where its parent's prefix is cached, unless waiting there costs more.
-func (d *Dispatch) nearParent(ctx context.Context) kvscore.Target {
-	parent := d.plan.Session.Parent
-	if parent.IsZero() || !d.mayLeave() {
-		return kvscore.Target{}
-	}
-	return d.peek(ctx, parent).Target
-}
-
-// binds returns whether the request binds its session.
-func (d *Dispatch) binds() bool {
-	return !d.dry && d.plan.Request != nil && !d.plan.Session.Final && !d.plan.Session.BackedOnly
-}
-
-// homed returns whether the session has a target: it is bound, or a concurrent first request
-// has chosen one.
-func (d *Dispatch) homed() bool {
-	return d.bound.Target != kvscore.Target{}
-}
-
-// awaitsFirst returns whether the request waits for a concurrent first request of its session,
-// which it does once an attempt. It does not if it is pinned, or already holds a place on a worker.
-func (d *Dispatch) awaitsFirst() bool {
-	return d.pending && !d.waited && !d.pinned() && d.wait.granted == nil
-}
-
-// awaitFirst waits for a concurrent first request of the session. It returns false if the
-// client left meanwhile.
-func (d *Dispatch) awaitFirst(ctx context.Context) bool {
-	d.waited = true
-	_, _, _ = d.use.Find(ctx, affinity.Patience) // findSession reads all, and any error
-	d.wait.left = ctx.Err()
-	return d.wait.left == nil
-}
-
-// crowd is the most requests of a session that run at once and count as one conversation.
-const crowd = 8
-
-// crowded returns whether many clients share the session's key. Then it must not bind them all to
-// one worker.
-func (d *Dispatch) crowded() bool {
-	return !d.Hard && !d.plan.Session.Held && d.use.Live() > crowd
-}
-
-// excluded returns whether the client's constraints, which hold for this request only, exclude a
-// target that is still an upstream.
-func (d *Dispatch) excluded(t kvscore.Target) bool {
-	if !d.plan.Constrained() {
-		return false
-	}
-	w := d.named(d.offered, t.Worker)
-	return w != nil && !d.permits(w)
+// homed returns whether the session has a home.
+func (rt *route) homed() bool {
+	home, _ := rt.turn.Home()
+	return home != kvscore.Target{}
 }
 
 // fullHome returns the session's worker if that is full and the operator wants the turn to wait
 // for it; nil otherwise.
-func (d *Dispatch) fullHome() *pool.Worker {
-	if !d.Hard || !d.homed() || d.pinned() || d.wait.homeless {
+func (rt *route) fullHome(c *pool.Candidates) *pool.Worker {
+	home, _ := rt.turn.Home()
+	if !rt.Sessions.Hard || rt.pinned() {
 		return nil
 	}
-	return d.full(d.bound.Target)
+	return fullOf(c, home)
 }
 
-// full returns the worker of a target if that is left out only because it is full; nil
+// fullOf returns the worker of a target if that is left out only because it is full; nil
 // otherwise.
-func (d *Dispatch) full(t kvscore.Target) *pool.Worker {
-	i := slices.IndexFunc(d.scratch.Full, func(w *pool.Worker) bool { return w.ID == t.Worker })
+func fullOf(c *pool.Candidates, t kvscore.Target) *pool.Worker {
+	i := slices.IndexFunc(c.Full, func(w *pool.Worker) bool { return w.ID == t.Worker })
 	if i < 0 {
 		return nil
 	}
-	return d.scratch.Full[i]
+	return c.Full[i]
 }
 
-// mayLeave returns whether the policy may leave the session's worker. It may not if the
-// prompt is unknown: then only the session shows what is cached.
-func (d *Dispatch) mayLeave() bool {
-	r := d.plan.Request
-	return d.Soft && !d.plan.Session.Held && r != nil && r.Kind != api.None
-}
-
-// sessionTTL returns how long the session is remembered after its last use.
-func (d *Dispatch) sessionTTL() time.Duration {
-	if idle := d.plan.Session.TTL; idle > 0 {
-		return idle
+// excluded returns whether the client's constraints, which hold for this request only, exclude a
+// target that is still an upstream.
+func (rt *route) excluded(t kvscore.Target) bool {
+	if !rt.plan.Constrained() {
+		return false
 	}
-	if d.bound.Version != 0 {
-		return d.bound.TTL // that of an earlier turn
-	}
-	return time.Duration(d.Pool.Settings.Load().TTL)
-}
-
-// commit binds the session to the target that answers it.
-func (d *Dispatch) commit(ctx context.Context) {
-	if !d.use.Begun(d.plan.Session.Key) || d.away || d.bound.Kind == affinity.EngineBacked {
-		return // a session that is bound elsewhere stays there for its next turn, and one in an engine always
-	}
-	target, idle := d.attempt.lease.Target(), d.plan.Session.TTL
-	if d.bound.Version != 0 && d.bound.Target == target && (idle == 0 || idle == d.bound.TTL) {
-		return
-	}
-	b, _, err := d.use.Bind(ctx, d.bound.Version, affinity.Want{
-		Target: target, TTL: d.sessionTTL(), Scope: d.plan.Session.Scope, Kind: affinity.RouterOnly,
-	})
-	if err != nil {
-		d.FallBack(fallbackUnbound) // live requests of others use all bindings
-		return
-	}
-	if d.bound.Version == 0 {
-		d.Pool.BoundModels.Add(d.plan.Model)
-	}
-	d.bound = b
-}
-
-// endTurn ends the request's part in the session. A computed turn restarts the binding's time to
-// live: Use.End calls Touch. The client's final turn, computed or not, removes the binding that
-// the choice has seen, but no newer one.
-func (d *Dispatch) endTurn(computed bool) {
-	switch {
-	case d.plan.Session.Key.IsZero():
-	case d.plan.Session.Final:
-		d.unbind(false)
-	case computed:
-		_ = d.use.End(context.Background(), d.bound.Version) // also if the client has left
-	}
-}
-
-// unbind ends the binding that the choice has seen, if the session still has it. lost: a turn
-// to come must be told if an engine held the session.
-func (d *Dispatch) unbind(lost bool) {
-	if v := d.bound.Version; v != 0 && !d.dry {
-		_, _, _ = d.Pool.EndSession(context.Background(), d.plan.Session.Key, v, lost)
-	}
+	w, want := rt.offers.Worker(t.Worker), rt.wants()
+	return w != nil && rt.Pool.Meets(&want, w) != pool.Fits
 }
 
 // boundPosition returns the position of the target that the pin or the session decides on; -1
 // if the policy chooses.
-func (d *Dispatch) boundPosition() int {
-	target := d.bound.Target
-	if d.pinned() {
-		if len(d.scratch.Targets) != 1 {
+func (rt *route) boundPosition(c *pool.Candidates) int {
+	home, priced := rt.turn.Home()
+	if rt.pinned() {
+		if len(c.Targets) != 1 {
 			return -1 // the policy chooses among the ranks
 		}
-		// a session that is bound to another target stays bound there
-		d.away = d.homed() && target != d.scratch.Targets[0].Target
+		if rt.homed() && home != c.Targets[0].Target {
+			rt.turn.GoAway()
+		}
 		return 0
 	}
-	if !d.homed() {
+	if !rt.homed() {
 		return -1
 	}
-	// A worker that is left out because it is full, or for this request only, keeps the session.
-	d.away = d.full(target) != nil || d.excluded(target)
-	if d.mayLeave() {
+	if fullOf(c, home) != nil || rt.excluded(home) { // for this request only
+		rt.turn.GoAway()
+	}
+	if priced {
 		return -1
 	}
-	if d.crowded() {
-		d.away = true
+	if rt.turn.Crowded() {
+		rt.turn.GoAway()
 		return -1
 	}
-	return slices.IndexFunc(d.scratch.Targets, func(t kvscore.TargetRef) bool { return t.Target == target })
+	return slices.IndexFunc(c.Targets, func(t kvscore.TargetRef) bool { return t.Target == home })
+}
+
+// commit binds the session to the target of a good answer. It counts what became of the session,
+// and says it in the response headers.
+func (d *Dispatch) commit(ctx context.Context, resp *http.Response) {
+	a := d.attempt
+	home, _ := d.turn.Home()
+	good := resp.StatusCode < 300
+	state := d.turn.Commit(ctx, a.Target, good)
+	if good && d.turn.EngineSession() != "" { // opened by this request: no other worker may serve it from now on
+		d.fixed = fixed{a.Worker, nvext.Some(a.Target.Rank), ReasonSession}
+	}
+	if state == turn.None {
+		return
+	}
+	d.PoolMetrics.turns[state].Inc()
+	if state == turn.Moved {
+		d.Metrics.moves.WithLabelValues(d.Pool.Name, d.whyMoved(home)).Inc()
+	}
+	if d.Labels != "" {
+		resp.Header.Set(d.Labels+"Session-Source", d.plan.Session.Source)
+		resp.Header.Set(d.Labels+"Session-State", string(state))
+	}
+}
+
+// Reasons why a session moved from its home.
+const (
+	movedGone        = "gone"        // home is no upstream any more
+	movedFailed      = "failed"      // home failed to serve this turn
+	movedUnavailable = "unavailable" // home is marked down, hung or draining
+	movedCost        = "cost"        // another target was cheaper, and home holds little of the prompt
+)
+
+// whyMoved returns why the session moved from its home.
+func (d *Dispatch) whyMoved(home kvscore.Target) string {
+	w := d.offers.Worker(home.Worker)
+	switch {
+	case w == nil:
+		return movedGone
+	case w == d.attempt.Worker: // another rank
+		return movedCost
+	case slices.Contains(d.tried, w):
+		return movedFailed
+	case !w.TakesRequests(d.attempt.Begun):
+		return movedUnavailable
+	}
+	return movedCost
 }

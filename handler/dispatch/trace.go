@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"go.opentelemetry.io/contrib/propagators/autoprop"
 	"go.opentelemetry.io/otel/attribute"
@@ -60,43 +59,12 @@ func (d *Dispatch) startTrace(ctx context.Context) context.Context {
 	return t.ctx
 }
 
-// selected records an attempt's choice, which began at the given time, with the chosen
-// candidate's terms.
-func (t *dispatchTrace) selected(d *Dispatch, a *attempt, begun time.Time) {
+// selected records an attempt's choice with the chosen candidate's terms.
+func (t *dispatchTrace) selected(a *attempt) {
 	if t == nil {
 		return
 	}
-	c := &a.terms
-	attrs := []attribute.KeyValue{
-		attribute.Int("kv_router.attempt", d.attempts),
-		attribute.Int("kv_router.candidates", len(d.scratch.Sel.Candidates)),
-		// ids have 64 bits, and numbers here 63
-		attribute.String("kv_router.worker", strconv.FormatUint(c.Target.Worker, 10)),
-		attribute.String("kv_router.upstream", a.Worker.Dial),
-		attribute.Int64("kv_router.dp_rank", int64(c.Target.Rank)),
-		attribute.String("kv_router.reason", a.reason),
-		attribute.Int64("kv_router.prompt_tokens", a.prompt.tokens),
-		attribute.Int64("kv_router.predicted_cached_tokens", c.OverlapTokens),
-		attribute.Float64("kv_router.overlap_blocks", c.OverlapBlocks),
-		attribute.Float64("kv_router.request_blocks", c.RequestBlocks),
-		attribute.Float64("kv_router.shared_blocks", c.SharedBlocks),
-		attribute.Int64("kv_router.booked_prefill_tokens", c.PrefillTokens),
-		attribute.Float64("kv_router.booked_prompt_blocks", c.PromptBlocks),
-		attribute.Float64("kv_router.booked_unshared_blocks", c.UnsharedBlocks),
-		attribute.Float64("kv_router.booked_output_blocks", c.OutputBlocks),
-		attribute.Int("kv_router.active_requests", c.Requests),
-		attribute.Float64("kv_router.predicted_time_to_first_token_seconds", c.TTFT()/1e3),
-	}
-	if !a.bound { // else no policy was asked for a cost
-		attrs = append(attrs, attribute.Float64("kv_router.cost", c.Cost))
-	}
-	if d.costsTime(a) {
-		attrs = append(attrs,
-			attribute.Float64("kv_router.cost_wait_ms", c.Terms.Wait), attribute.Float64("kv_router.cost_prefill_ms", c.Terms.Prefill),
-			attribute.Float64("kv_router.cost_delay_ms", c.Terms.Delay), attribute.Float64("kv_router.cost_decode_ms", c.Terms.Decode),
-			attribute.Float64("kv_router.cost_turns_ms", c.Terms.Turns), attribute.Float64("kv_router.cost_leave_ms", c.Terms.Leave))
-	}
-	_, span := t.tracer.Start(t.ctx, spanSelect, trace.WithTimestamp(begun), trace.WithAttributes(attrs...))
+	_, span := t.tracer.Start(t.ctx, spanSelect, trace.WithTimestamp(a.Begun), trace.WithAttributes(a.attributes()...))
 	span.End()
 }
 
@@ -139,7 +107,7 @@ func (t *dispatchTrace) end(r *Report) {
 	}
 	if r.Status != 0 {
 		attrs = append(attrs, attribute.Int("kv_router.status", r.Status),
-			attribute.String("kv_router.worker", strconv.FormatUint(r.Target.Worker, 10)))
+			attribute.String("kv_router.worker", strconv.FormatUint(r.attempt.Target.Worker, 10)))
 	}
 	if r.TTFT > 0 {
 		attrs = append(attrs, attribute.Float64("kv_router.time_to_first_token_seconds", r.TTFT.Seconds()))

@@ -7,24 +7,28 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
-	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // setLimits sets the limits of a handler's workers, in their order.
 func setLimits(h *harness, limits ...int) []*pool.Worker {
-	h.adopt() // else its settings come later
 	var workers []*pool.Worker
 	for i, up := range h.ReverseProxy.Upstreams {
-		w := h.pool.Worker(up.Dial)
-		w.Slots.Limit.Store(int64(limits[i]))
-		workers = append(workers, w)
+		h.settings.Upstreams[up.Dial] = true
+		h.settings.Workers[up.Dial] = pool.WorkerSettings{Dial: up.Dial, MaxRunning: pool.RequestLimit(limits[i])}
+		workers = append(workers, h.pool.Worker(up.Dial))
 	}
+	h.adopt()
 	return workers
+}
+
+func running(w *pool.Worker) int64 {
+	n, _ := w.Running()
+	return n
 }
 
 // TestSlotIsReturnedHoweverTheAttemptEnds ends attempts more than once.
@@ -37,99 +41,19 @@ func TestSlotIsReturnedHoweverTheAttemptEnds(t *testing.T) {
 		if up := d.Select(context.Background(), h.ReverseProxy.Upstreams); up != h.ReverseProxy.Upstreams[0] {
 			t.Fatalf("got %v", up)
 		}
-		if n := w.Slots.Running.Load(); n != int64(i+1) {
+		if n := running(w); n != int64(i+1) {
 			t.Errorf("%d slots are taken, want %d", n, i+1)
 		}
 	}
 	one.endAttempt(false)
 	one.endAttempt(false)
 	one.End()
-	if n := w.Slots.Running.Load(); n != 1 {
+	if n := running(w); n != 1 {
 		t.Errorf("%d slots are taken after one has ended, want 1", n)
 	}
 	two.End()
-	if n := w.Slots.Running.Load(); n != 0 {
+	if n := running(w); n != 0 {
 		t.Errorf("%d slots are taken after both have ended", n)
-	}
-}
-
-// TestNewcomersDoNotOvertake frees a slot and sends a new request before the queued request
-// gets the slot.
-func TestNewcomersDoNotOvertake(t *testing.T) {
-	h := testHandler(t, "a:1")
-	w := setLimits(h, 1)[0]
-	w.Slots.Take()
-	first := newTestDispatch(h, &plan.Plan{Wishes: plan.Wishes{Ext: &plan.NoExt}, Handling: plan.Handling{Computes: true}})
-	first.offered = h.ReverseProxy.Upstreams
-	granted := make(chan *pool.Worker, 1)
-	go func() {
-		g, _ := h.pool.Wait(t.Context(), first.wants(), first.offers(), time.Minute)
-		granted <- g.Worker
-	}()
-	for h.pool.Queue.Length.Load() == 0 {
-		time.Sleep(time.Millisecond)
-	}
-	d, _ := plannedDispatch(t, h, 10)
-	w.Slots.Running.Add(-1)
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if up := d.Select(ctx, h.ReverseProxy.Upstreams); up != noUpstream {
-		t.Errorf("the newcomer got %v", up)
-	}
-	d.End()
-	if got := <-granted; got != w {
-		t.Errorf("the request that waited got %v", got)
-	}
-	h.pool.FreeSlot(w)
-	if n := w.Slots.Running.Load(); n != 0 || h.pool.Queue.Length.Load() != 0 {
-		t.Errorf("%d running at the end", n)
-	}
-}
-
-// TestGrantedSlotIsReturned has a slot granted to a request that then cannot
-// or need not use it.
-func TestGrantedSlotIsReturned(t *testing.T) {
-	h := testHandler(t, "a:1", "b:1")
-	workers := setLimits(h, 1, 1)
-	ups := h.ReverseProxy.Upstreams
-	for _, v := range []struct {
-		name    string
-		prepare func(d *Dispatch)
-		want    int // position of the worker, -1 if none
-	}{
-		{"Used", func(*Dispatch) { workers[1].Slots.Take() }, 0},
-		{"MarkedDown", func(*Dispatch) { workers[0].Health.Fail(time.Now(), time.Now(), 0, false) }, 0},
-		{"Tried", func(d *Dispatch) { d.tried = append(d.tried, workers[0]) }, 1},
-		{"NeverAsked", nil, -1},
-	} {
-		t.Run(v.name, func(t *testing.T) {
-			d, _ := plannedDispatch(t, h, 10)
-			workers[0].Slots.Take()
-			d.wait.granted = workers[0]
-			if v.prepare != nil {
-				v.prepare(d)
-				if up := d.Select(context.Background(), ups); up != ups[v.want] {
-					t.Errorf("got %v, want %v", up, ups[v.want])
-				}
-			}
-			for i, w := range workers {
-				if n := w.Slots.Running.Load(); v.want >= 0 && n != 1 && i == v.want {
-					t.Errorf("%s has %d slots taken, want 1", w.Dial, n)
-				}
-			}
-			d.End()
-			for _, w := range workers {
-				w.Health = pool.Health{}
-			}
-			if v.name == "Used" {
-				workers[1].Slots.Running.Add(-1)
-			}
-			for _, w := range workers {
-				if n := w.Slots.Running.Load(); n != 0 {
-					t.Errorf("%s has %d slots taken at the end", w.Dial, n)
-				}
-			}
-		})
 	}
 }
 
@@ -140,7 +64,7 @@ func TestFullQueueRejectsNoHeldAnswer(t *testing.T) {
 	ups := h.ReverseProxy.Upstreams
 	workers := setLimits(h, 1, 1)
 	for _, w := range workers {
-		w.Slots.Take()
+		h.pool.SeatAt(w, w.Target(0), &kvscore.Request{}, new(pool.Seat))
 	}
 	full := *h.pool.Settings.Load()
 	full.MaxWaiting = 0
@@ -151,9 +75,9 @@ func TestFullQueueRejectsNoHeldAnswer(t *testing.T) {
 		if held {
 			d.held = heldAnswer{
 				&http.Response{StatusCode: http.StatusServiceUnavailable, Header: http.Header{}, Body: http.NoBody},
-				&attempt{Attempt: pool.Attempt{Worker: workers[0], Target: workers[0].Target(0)}},
+				&attempt{d: d, Seat: pool.Seat{Worker: workers[0], Target: workers[0].Target(0), Upstream: ups[0]}},
 			}
-			d.tried, d.last, want = append(d.tried, workers[0]), ups[0], ups[0]
+			d.tried, want = append(d.tried, workers[0]), ups[0]
 		}
 		if up := d.Select(t.Context(), ups); up != want || !d.exhausted {
 			t.Errorf("held %v: got %v", held, up)

@@ -62,9 +62,9 @@ type watch struct {
 
 // watched returns the request of an attempt. If a deadline may end the attempt, or another
 // worker may take over, the request has a watch.
-func (d *Dispatch) watched(req *http.Request) *http.Request {
-	a := d.attempt
-	probes := a.Worker.Progress.IsHung() // the request shows whether the worker still hangs
+func (a *attempt) watched(req *http.Request) *http.Request {
+	d := a.d
+	probes := a.Worker.IsHung() // the request shows whether the worker still hangs
 	if a.Kind == pool.KindOther || a.Kind == pool.KindPlain && !probes {
 		return req
 	}
@@ -72,7 +72,7 @@ func (d *Dispatch) watched(req *http.Request) *http.Request {
 	if t := d.Timeouts; a.Kind == pool.KindStream {
 		limit, pause = time.Duration(t.FirstToken), time.Duration(t.StreamIdle)
 	}
-	movable := d.movable()
+	movable := a.movable()
 	if limit == 0 && pause == 0 && !movable {
 		return req
 	}
@@ -80,7 +80,7 @@ func (d *Dispatch) watched(req *http.Request) *http.Request {
 	w.ctx, w.cancel = context.WithCancelCause(req.Context())
 	a.watch = w
 	if movable {
-		a.Worker.Progress.Allow(&a.Attempt, &pool.Move{Cancel: func() { w.cancel(errHangs) }, Want: d.wants(), Offers: d.offers()})
+		a.MayMove(&pool.Move{Cancel: func() { w.cancel(errHangs) }, Want: d.wants(), Offers: d.offers})
 	}
 	if limit > 0 {
 		w.first = time.AfterFunc(limit, func() { w.cancel(errFirstToken) })
@@ -93,27 +93,27 @@ func (d *Dispatch) watched(req *http.Request) *http.Request {
 
 // movable returns whether another worker may take over the attempt. It asks before the attempt
 // ends, and cannot know whether another worker will be free then.
-func (d *Dispatch) movable() bool {
-	return d.plan.Request != nil && d.repeatable(true) && !d.pinned() && len(d.offered) > 1 && !d.lastSuspect() &&
+func (a *attempt) movable() bool {
+	d := a.d
+	return d.plan.Request != nil && d.repeatable(true) && !d.pinned() && len(d.offers.Ups) > 1 && !d.lastSuspect() &&
 		(!d.Limits.Set() || d.anotherRound())
 }
 
 // arrived ends the wait for an attempt's header and returns its error. While another worker
 // could take over a stream, arrived also waits for the first token.
-func (d *Dispatch) arrived(resp *http.Response, err error) error {
-	a := d.attempt
+func (a *attempt) arrived(resp *http.Response, err error) error {
 	w := a.watch
 	if w == nil {
-		a.Waiting.Store(false)
+		a.Waits(false)
 		return err
 	}
-	if err == nil && a.Kind == pool.KindStream && (w.first != nil || d.movable()) &&
+	if err == nil && a.Kind == pool.KindStream && (w.first != nil || a.movable()) &&
 		resp.StatusCode < 300 && body.MediaType(resp.Header) == body.EventStream && !body.Compressed(resp.Header) {
-		a.answer = d.deliveryOf(a, resp)
+		a.answer = a.deliveryOf(resp)
 		err = a.answer.body.AwaitToken(w.held)
 	}
 	var ended *endedError
-	if a.Worker.Progress.Arrived(&a.Attempt) {
+	if a.Arrived() {
 		ended = errHangs
 	}
 	if w.first != nil && !w.first.Stop() {

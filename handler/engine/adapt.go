@@ -87,9 +87,9 @@ type Adapted struct {
 	// Headers are to be set. The caller removes the client's headers that name a
 	// worker or a rank.
 	Headers []Header
-	// Lacks are the fields of nvext that this engine cannot use in this API. Adapt
+	// Unsupported are the fields of nvext that this engine cannot use in this API. Adapt
 	// has dropped them.
-	Lacks Fields
+	Unsupported Fields
 	// Dropped are the grants that the client lacks for members of the engine's own.
 	// Adapt has removed those members.
 	Dropped nvext.Grants
@@ -127,8 +127,8 @@ func (f Fields) Names(yield func(string) bool) {
 	}
 }
 
-// said returns the fields that a client's nvext has.
-func said(e *nvext.Ext) (f Fields) {
+// requested returns the fields that a client's nvext has.
+func requested(e *nvext.Ext) (f Fields) {
 	for n, there := range [fieldCount]bool{
 		e.GreedSampling.Value, e.UseRawPrompt.Value, e.TokenCount > 0, e.MaxThinkingTokens.Set, e.SessionParams.Span.End > 0,
 		e.CacheTTL.Set, e.Salt("") != "", e.AgentHints.Priority.Set, e.MetadataUpload != "",
@@ -143,12 +143,12 @@ func said(e *nvext.Ext) (f Fields) {
 // Speaks returns whether a client says anything for the engine, in headers or in
 // its body.
 func Speaks(e *nvext.Ext) bool {
-	return said(e) != 0 || e.Session() != "" || e.BackendInstanceID.Set || e.DecodeWorkerID.Set
+	return requested(e) != 0 || e.Session() != "" || e.BackendInstanceID.Set || e.DecodeWorkerID.Set
 }
 
 // Adapt puts a request into the engine's own members and headers. It edits r.Body.
 func (e *Engine) Adapt(r *Request) Adapted {
-	f := fit{Request: r, Engine: e, kind: kindOf(e.Type), said: said(r.Ext)}
+	f := adapter{Request: r, Engine: e, kind: kindOf(e.Type), requested: requested(r.Ext)}
 	if f.Ranks > 1 && e.TakesRankIn(f.API) {
 		f.header(HeaderRank, strconv.FormatUint(uint64(f.Rank), 10))
 	}
@@ -163,13 +163,13 @@ func (e *Engine) Adapt(r *Request) Adapted {
 		f.fields()
 		f.guard()
 	}
-	f.Lacks |= f.said
+	f.Unsupported |= f.requested
 	return f.Adapted
 }
 
 // fields gives the engine the fields of nvext.
-func (f *fit) fields() {
-	if f.said == 0 {
+func (f *adapter) fields() {
+	if f.requested == 0 {
 		return
 	}
 	f.greedy()
@@ -184,37 +184,37 @@ func (f *fit) fields() {
 // Newer versions of SGLang read it, too.
 const HeaderRank = "X-Data-Parallel-Rank"
 
-// fit is one request for one engine.
-type fit struct {
+// adapter is one request for one engine.
+type adapter struct {
 	*Request
 	*Engine
 	*kind
 	Adapted
-	said      Fields        // the fields that the engine did not get yet
+	requested Fields        // the fields that the engine did not get yet
 	samplings []*api.Editor // see sampling
 	scope     string        // of the salt, see sglangSessions
 }
 
-func (f *fit) on(apis ...string) bool { return slices.Contains(apis, f.API) }
+func (f *adapter) on(apis ...string) bool { return slices.Contains(apis, f.API) }
 
 // takes returns whether the caller must give a field to the engine: the client
 // said it, and the engine accepts it (ok). The field is then dealt with.
-func (f *fit) takes(field Fields, ok bool) bool {
-	if f.said&field == 0 || !ok {
+func (f *adapter) takes(field Fields, ok bool) bool {
+	if f.requested&field == 0 || !ok {
 		return false
 	}
-	f.said &^= field
+	f.requested &^= field
 	return true
 }
 
-func (f *fit) header(name, value string) {
+func (f *adapter) header(name, value string) {
 	f.Headers = append(f.Headers, Header{Name: name, Value: value})
 }
 
 // greedy asks for the likeliest token each time: temperature 0.
-func (f *fit) greedy() {
+func (f *adapter) greedy() {
 	all, ok := []*api.Editor{f.Body}, f.on(api.NameChat, api.NameCompletions, api.NameResponses, api.NameMessages)
-	if f.said&GreedSampling != 0 && f.on(api.NameGenerate, api.NameTokens) {
+	if f.requested&GreedSampling != 0 && f.on(api.NameGenerate, api.NameTokens) {
 		all, ok = f.sampling()
 	}
 	if f.takes(GreedSampling, ok) {
@@ -226,7 +226,7 @@ func (f *fit) greedy() {
 
 // sampling returns the objects in sampling_params: one object, or a list with one
 // for each prompt.
-func (f *fit) sampling() (all []*api.Editor, ok bool) {
+func (f *adapter) sampling() (all []*api.Editor, ok bool) {
 	if f.samplings == nil {
 		if in, ok := f.Body.Object("sampling_params"); ok {
 			f.samplings = []*api.Editor{in}
@@ -239,9 +239,9 @@ func (f *fit) sampling() (all []*api.Editor, ok bool) {
 
 const nameBudget = "thinking_token_budget" // vLLM's and TensorRT-LLM's
 
-func (f *fit) integer(member string, n int64) { f.Body.Set(member, strconv.AppendInt(nil, n, 10)) }
+func (f *adapter) integer(member string, n int64) { f.Body.Set(member, strconv.AppendInt(nil, n, 10)) }
 
-func (f *fit) text(member, s string) { f.Body.Set(member, quoted(s)) }
+func (f *adapter) text(member, s string) { f.Body.Set(member, quoted(s)) }
 
 func quoted(s string) []byte { return rawjson.AppendString(nil, s) }
 

@@ -60,7 +60,7 @@ func adapted(t testing.TB, kind, path, body string, set func(*asked)) outcome {
 		set(&r)
 	}
 	got := r.Adapt(&r.Request)
-	o := outcome{headers: got.Headers, lacks: slices.Collect(got.Lacks.Names)}
+	o := outcome{headers: got.Headers, lacks: slices.Collect(got.Unsupported.Names)}
 	o.body = string(spliced(t, []byte(body), r.Body.Edits()))
 	return o
 }
@@ -153,7 +153,7 @@ func TestAdapt(t *testing.T) {
 		{"salt and SGLang's extra_key", SGLang, chat, `{"extra_key":"k","nvext":{"cache_salt":"s"}}`, `{"extra_key":"` + short("s", 0) + `k","cache_salt":"s"}`, nil, ""},
 		{"SGLang's extra_key alone", SGLang, chat, `{"extra_key":"k"}`, `{"extra_key":"k"}`, nil, ""},
 		{"salt of SGLang's generate", SGLang, generate, `{"text":"x","extra_key":["a"],"nvext":{"cache_salt":"s"}}`, `{"text":"x","extra_key":"` + short("s", 0) + `[\"a\"]","cache_salt":"s"}`, nil, ""},
-		{"session of a tenant", SGLang, chat, `{"nvext":{"cache_salt":"t","session_params":{"rid":"r" , "id":"\u0073","offset":1}}}`, `{"cache_salt":"t","session_params":{"rid":"r" , "id":"` + ScopedSession("t", `\u0073`) + `","offset":1}}`, salt("t"), ""},
+		{"session of a tenant", SGLang, chat, `{"nvext":{"cache_salt":"t","session_params":{"rid":"r" , "id":"\u0073","offset":1}}}`, `{"session_params":{"id":"` + ScopedSession("t", `\u0073`) + `","offset":1,"rid":"r"},"cache_salt":"t"}`, salt("t"), ""},
 		{"session of a salt beside", SGLang, chat, `{"cache_salt":"t","session_id":"s","session_params":{"id":"s","rid":"r"}}`, `{"cache_salt":"t","session_id":"` + ScopedSession("t", "s") + `","session_params":{"id":"` + ScopedSession("t", "s") + `","rid":"r"}}`, salt("t"), ""},
 		{"session that is scoped already", SGLang, chat, `{"session_id":"` + ScopedSession("t", "s") + `"}`, `{"session_id":"` + ScopedSession("t", "s") + `"}`, salt("t"), ""},
 		{"session of another one's scope", SGLang, chat, `{"session_id":"` + ScopedSession("u", "s") + `"}`, `{"session_id":"` + ScopedSession("t", ScopedSession("u", "s")) + `"}`, salt("t"), ""},
@@ -245,7 +245,7 @@ func TestBodyThatWasNotRead(t *testing.T) {
 		ext := nvext.Ext{Tenant: "t"}
 		e := Engine{Type: kind}
 		got := e.Adapt(&Request{API: "chat", Ext: &ext, Rank: 1, Ranks: 2})
-		if lacks := slices.Collect(got.Lacks.Names); kind != Dynamo && !slices.Equal(lacks, []string{"cache_salt"}) {
+		if lacks := slices.Collect(got.Unsupported.Names); kind != Dynamo && !slices.Equal(lacks, []string{"cache_salt"}) {
 			t.Errorf("%s lacks %v", kind, lacks)
 		}
 		if rank := (Header{Name: HeaderRank, Value: "1"}); slices.Contains(got.Headers, rank) != e.TakesRankIn("chat") {

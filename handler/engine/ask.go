@@ -17,44 +17,46 @@ const MaxBody = 4 << 20
 // body up to MaxBody. The status is 0 if there is no answer.
 type Get func(path string) (status int, body []byte)
 
-// Info is what a server reports about itself. What it does not report is zero.
+// Info is what a server reports about itself. What it does not report is zero. As JSON it is
+// for the log.
 type Info struct { // one member for each fact
 	// Type is the engine type that the answers show; Other if the server answers
 	// and is of no known type.
-	Type    string
-	Version string
+	Type    string `json:"type"`
+	Version string `json:"version,omitzero"`
 	// KVTokens is the size of one data-parallel rank's KV cache, in tokens: of the
 	// smallest one, if they differ.
-	KVTokens int64
+	KVTokens int64 `json:"kv_tokens,omitzero"`
 	// BlockSize is the number of tokens in one KV block.
-	BlockSize int
+	BlockSize int `json:"block_size,omitzero"`
 	// DPSize is the number of data-parallel ranks behind the address.
-	DPSize int
+	DPSize int `json:"dp_size,omitzero"`
 	// ContextTokens is the longest prompt and answer together, in tokens.
-	ContextTokens int64
+	ContextTokens int64 `json:"context_tokens,omitzero"`
 	// MaxRunning is the largest number of requests that one rank runs at a time.
-	MaxRunning int
+	MaxRunning int `json:"max_running,omitzero"`
 	// NoPrefixCache says that the engine keeps no KV cache between requests.
-	NoPrefixCache bool
-	// Priority says that the engine orders requests by priority. LowFirst says
-	// that the lowest comes first instead of the highest.
-	Priority, LowFirst bool
+	NoPrefixCache bool `json:"-"`
+	// Priority says that the engine orders requests by priority.
+	Priority bool `json:"priority_scheduling,omitzero"`
+	// LowFirst says that the lowest priority comes first instead of the highest.
+	LowFirst bool `json:"-"`
 	// PriorityEviction says that the KV cache evicts low priorities first.
-	PriorityEviction bool
+	PriorityEviction bool `json:"-"`
 	// StrictThinking says that the engine heeds a limit of reasoning tokens.
-	StrictThinking bool
+	StrictThinking bool `json:"-"`
 	// NoSessions says that the engine holds no sessions, or only such that the router
 	// cannot use.
-	NoSessions bool
+	NoSessions bool `json:"-"`
 	// KVEvents says where it publishes its KV events.
-	KVEvents KVEvents
+	KVEvents KVEvents `json:"-"`
 	// Started is when the server's process started.
-	Started time.Time
+	Started time.Time `json:"-"`
 	// Life changes with each start of the server. It is empty if the server reports
 	// nothing of that kind.
-	Life string
+	Life string `json:"-"`
 	// Unsure says that the type is Other because some answers were missing.
-	Unsure bool
+	Unsure bool `json:"-"`
 }
 
 // Or fills gaps in t with what the same server reported before: a busy server may

@@ -17,7 +17,7 @@ const Dynamo = "dynamo"
 var dynamo = kind{
 	name: Dynamo, shows: (*server).isDynamo, read: (*server).readDynamo,
 	salts:      salted{sure: []string{api.NameChat, api.NameCompletions}, since: []int{1, 3}, everywhere: true},
-	always:     (*fit).toDynamo,
+	always:     (*adapter).toDynamo,
 	tokenize:   (*Question).askDynamo,
 	readsNVExt: true,
 }
@@ -47,7 +47,7 @@ const maxDynamoSession = 256
 // toDynamo keeps nvext in the body, once, without what the Dynamo must not see or
 // would refuse. Session and pin go into headers. Dynamo's workers are not ours: a
 // pin names one of its instances only if the operator says which.
-func (f *fit) toDynamo() {
+func (f *adapter) toDynamo() {
 	if n := f.Settings.DynamoInstance; n != 0 && (f.Ext.BackendInstanceID.Set || f.Ext.DecodeWorkerID.Set) {
 		f.header("X-Dynamo-Worker-Instance-Id", strconv.FormatUint(n, 10))
 		if r := f.Ext.DPRank; r.Set {
@@ -61,7 +61,7 @@ func (f *fit) toDynamo() {
 	if f.Body == nil {
 		return
 	}
-	if f.said&CacheSalt != 0 {
+	if f.requested&CacheSalt != 0 {
 		f.Body.Cut(nameSalt) // nvext or the tenant's header has it
 	}
 	f.Body.OnlyNVExt()
@@ -88,7 +88,7 @@ var dynamoSessions = []string{
 // dynamoSession sends the session as a header, and scopes sessions in the client's
 // headers. X-Dynamo-Session-Final needs no change: it ends only the request's own
 // session.
-func (f *fit) dynamoSession() {
+func (f *adapter) dynamoSession() {
 	if id := f.Ext.Session(); id != "" {
 		f.Headers = append(f.Headers, Header{nvext.HeaderSession, f.session(id), true})
 	}
@@ -105,7 +105,7 @@ func (f *fit) dynamoSession() {
 }
 
 // session returns a session's id for a Dynamo.
-func (f *fit) session(id string) string {
+func (f *adapter) session(id string) string {
 	if f.Salt != "" {
 		return short(ScopedSession(f.Salt, id), 0)
 	}

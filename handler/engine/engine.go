@@ -43,9 +43,9 @@ type kind struct { // one field for each difference
 	// steers are members that do what nvext needs a grant for. nil: none.
 	steers []steering
 	// always edits each request. nil: nothing.
-	always func(*fit)
+	always func(*adapter)
 	// adapt sets the engine's own members for nvext. nil: nothing.
-	adapt func(*fit)
+	adapt func(*adapter)
 	// sessions says how the engine holds sessions. nil: it holds none.
 	sessions *sessions
 	// tokenize asks for the token ids of a prompt. nil: the engine cannot tell.

@@ -19,7 +19,7 @@ var llamaCpp = kind{
 	name: LlamaCpp, owner: "llamacpp", shows: (*server).isLlamaCpp, read: (*server).readLlamaCpp,
 	paths:    []string{"/completion", "/infill", "/embedding", "/reranking"},
 	steers:   []steering{{"id_slot", nvext.Pins, nil}},
-	adapt:    (*fit).toLlamaCpp,
+	adapt:    (*adapter).toLlamaCpp,
 	tokenize: (*Question).askLlamaCpp,
 	loads:    llamaCppLoads,
 }
@@ -43,7 +43,7 @@ func (s *server) readLlamaCpp(info *Info) {
 
 // toLlamaCpp sets the members of llama.cpp's server, which ignores unknown ones:
 // older versions do not limit reasoning.
-func (f *fit) toLlamaCpp() {
+func (f *adapter) toLlamaCpp() {
 	if f.takes(MaxThinkingTokens, f.on(api.NameChat) && f.Settings.ThinkingBudget != Off) {
 		f.integer("thinking_budget_tokens", int64(f.Ext.MaxThinkingTokens.Value))
 	}

@@ -40,8 +40,8 @@ const nameSalt = "cache_salt"
 // the client's own member, which could name another tenant's salt. A digest replaces
 // a salt that is too long, or has invalid UTF-8, which JSON cannot express: two salts
 // must not become one.
-func (f *fit) cacheSalt() {
-	if f.said&CacheSalt == 0 {
+func (f *adapter) cacheSalt() {
+	if f.requested&CacheSalt == 0 {
 		return
 	}
 	if !f.takes(CacheSalt, f.on(f.salts.sure...) || f.on(f.salts.also...)) {

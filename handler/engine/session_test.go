@@ -134,10 +134,10 @@ func TestTurnsNameTheirSession(t *testing.T) {
 		{"several ids", `,"session_params":{"id":"s","id":"t"}`, `{"id":"held"}`},
 		{"a list", `,"session_params":[{"id":"s"},{"id":"t"}]`, `{"id":"held"}`},
 		{"a text", `,"session_params":"s"`, `{"id":"held"}`},
-		{"nvext's", `,"nvext":{"session_params":{"id":"s","rid":"r","replace":true}}`, `{"id":"held","rid":"r","replace":true}`},
+		{"nvext's", `,"nvext":{"session_params":{"id":"s","rid":"r","replace":true}}`, `{"id":"held","replace":true,"rid":"r"}`},
 		{"nvext's without an id", `,"nvext":{"session_params":{"rid":"r"}}`, `{"id":"held","rid":"r"}`},
 		{"nvext's empty", `,"nvext":{"session_params":{ }}`, `{"id":"held"}`},
-		{"nvext's with several ids", `,"nvext":{"session_params":{"id":"s","drop_previous_output":false,"id":"t"}}`, `{"id":"held","drop_previous_output":false,"id":"held"}`},
+		{"nvext's with several ids", `,"nvext":{"session_params":{"id":"s","drop_previous_output":false,"id":"t"}}`, `{"drop_previous_output":false,"id":"held"}`},
 		{"both", `,"session_params":{"id":"s","rid":"own"},"nvext":{"session_params":{"id":"t","rid":"nv"}}`, `{"id":"held","rid":"nv"}`},
 		{"session_control alone", `,"nvext":{"session_control":{"session_id":"s","action":"open"}}`, `{"id":"held"}`},
 	} {

@@ -27,8 +27,8 @@ var sglang = kind{
 	tokens: map[string]string{api.NameChat: "input_ids", api.NameGenerate: "input_ids"},
 	steers: append(slices.Clone(rankSteering),
 		steering{namePriority, nvext.Priorities, (*Engine).sglangOrders}, steering{nameRetention, nvext.Priorities, (*Engine).sglangEvicts}),
-	always:          (*fit).sglangAlways,
-	adapt:           (*fit).toSGLang,
+	always:          (*adapter).sglangAlways,
+	adapt:           (*adapter).toSGLang,
 	sessions:        &sglangHeld,
 	tokenize:        (*Question).askSGLang,
 	loads:           sglangLoads,
@@ -89,7 +89,7 @@ func (s *server) readSGLang(to *Info) {
 // sglangAlways sets the rank in the body, too: version and path decide whether SGLang
 // heeds the header or the body. In newer versions the older name is an alias: the
 // client's value must not win. It also scopes the client's sessions.
-func (f *fit) sglangAlways() {
+func (f *adapter) sglangAlways() {
 	if f.Body == nil {
 		return
 	}
@@ -108,9 +108,8 @@ func (f *fit) sglangAlways() {
 // --schedule-low-priority-values-first reverses that. SGLang heeds priorities with
 // --enable-priority-scheduling; its cache does with --radix-eviction-policy
 // priority. A limit of reasoning needs --enable-strict-thinking.
-func (f *fit) toSGLang() {
+func (f *adapter) toSGLang() {
 	f.extraKey()
-	f.sessionParams()
 	own := f.on(api.NameChat, api.NameCompletions, api.NameGenerate)
 	if f.takes(Priority, own && f.sglangOrders()) {
 		n := int64(f.Ext.AgentHints.Priority.Value)
@@ -136,7 +135,7 @@ func (e *Engine) sglangOrders() bool {
 // extraKey puts the salt before SGLang's other member that isolates caches. SGLang
 // joins the two: a client could otherwise turn its tenant's salt into another's.
 // Older versions of /generate know this member only, so there it is always set.
-func (f *fit) extraKey() {
+func (f *adapter) extraKey() {
 	salt := short(f.Ext.Salt(""), 0)
 	if salt == "" {
 		return
@@ -156,8 +155,8 @@ func (f *fit) extraKey() {
 	}
 }
 
-func (f *fit) sglangThinking(own bool) {
-	if !own || f.said&MaxThinkingTokens == 0 || !f.Settings.ThinkingBudget.or(f.Info.StrictThinking) {
+func (f *adapter) sglangThinking(own bool) {
+	if !own || f.requested&MaxThinkingTokens == 0 || !f.Settings.ThinkingBudget.or(f.Info.StrictThinking) {
 		return
 	}
 	all, ok := []*api.Editor{f.Body}, true

@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
-	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 const nameSession, nameParams, nameID = "session_id", "session_params", "id"
@@ -17,17 +16,65 @@ const nameSession, nameParams, nameID = "session_id", "session_params", "id"
 // session_params of nvext that is rewritten, in bytes.
 const maxWritten, maxParams = 1 << 10, 128 << 10
 
-// sglangSessions scopes the sessions in the client's own members. It removes members
-// that it cannot scope: they could name another tenant's session.
-func (f *fit) sglangSessions() {
-	held := f.Session != "" && f.onSessions()
-	if held {
-		f.turn()
+// sglangSessions names the session that the request continues in session_params: in
+// those of nvext, else in the client's own. Their other members stay. With a salt, it
+// scopes the sessions that the client names, and removes members that it cannot scope:
+// they could name another tenant's session.
+func (f *adapter) sglangSessions() {
+	if f.Salt != "" {
+		f.scope = scopeOf(f.Salt)
+		f.scopeSessionID()
 	}
-	if f.Salt == "" {
+	turns := f.on(api.NameChat, api.NameCompletions, api.NameGenerate)
+	at, has := f.Body.NVExt()
+	switch {
+	case turns && has && f.takes(SessionParams, true):
+		f.takeParams(f.Body.Text(at.Within(f.Ext.SessionParams.Span)))
+	case turns && f.Session != "":
+		if in, ok := f.Body.Object(nameParams); ok {
+			in.Set(nameID, quoted(f.Session))
+		} else { // such as a list, for several prompts: one session has one turn at a time
+			f.Body.Set(nameParams, onlyID(f.Session))
+		}
+	case f.Salt != "":
+		f.scopeParams()
+	}
+}
+
+// takeParams gives SGLang the session_params of nvext. Where the id changes, the members are
+// sorted, and of equal ones only the last stays.
+func (f *adapter) takeParams(raw []byte) {
+	if f.Session == "" && f.Salt == "" {
+		f.Body.Set(nameParams, raw)
 		return
 	}
-	f.scope = scopeOf(f.Salt) // once: a salt may be long, and there may be many sessions
+	var in map[string]json.RawMessage
+	ok := len(raw) <= maxParams && json.Unmarshal(raw, &in) == nil && in != nil
+	switch {
+	case f.Session != "" && ok:
+		in[nameID] = quoted(f.Session)
+	case f.Session != "":
+		f.Body.Set(nameParams, onlyID(f.Session))
+	case ok && !isNull(in[nameID]):
+		in[nameID], ok = f.scoped(in[nameID])
+	}
+	if ok {
+		raw, _ = json.Marshal(in) // its values were read from JSON
+		f.Body.Set(nameParams, raw)
+		return
+	}
+	f.Unsupported |= SessionParams
+	if f.Session == "" {
+		f.Body.Cut(nameParams)
+	}
+}
+
+func onlyID(session string) []byte {
+	return slices.Concat([]byte(`{"id":`), quoted(session), []byte{'}'})
+}
+
+// scopeSessionID scopes the client's own session_id.
+func (f *adapter) scopeSessionID() {
 	raw := f.Body.Value(nameSession)
 	if text, ok := f.scoped(raw); f.API == OpenSession && (raw == nil || raw[0] != '"') {
 		f.text(nameSession, f.scope+rand.Text()) // SGLang would choose an id without a scope
@@ -35,54 +82,34 @@ func (f *fit) sglangSessions() {
 		f.Body.Set(nameSession, text)
 	} else if !isNull(raw) {
 		f.Body.Cut(nameSession)
-		f.Lacks |= SessionParams
-	}
-	if !held && (f.said&SessionParams == 0 || !f.onSessions()) { // else nvext's replace them
-		f.scopeParams()
+		f.Unsupported |= SessionParams
 	}
 }
 
-// turn names the session that the request continues in session_params: in those of
-// nvext, else in the client's own. Their other members stay.
-func (f *fit) turn() {
-	id := quoted(f.Session)
-	if at, ok := f.Body.NVExt(); ok && f.takes(SessionParams, true) {
-		f.Body.Set(nameParams, f.withID(at.Within(f.Ext.SessionParams.Span), id))
-	} else if in, ok := f.Body.Object(nameParams); ok {
-		in.Set(nameID, id)
-	} else { // such as a list, for several prompts: one session has one turn at a time
-		f.Body.Set(nameParams, onlyID(id))
+// scopeParams scopes the client's own session_params, if they are one object. The router
+// refuses lists: see package plan. The rid stays: SGLang looks it up within the session only.
+func (f *adapter) scopeParams() {
+	if isNull(f.Body.Value(nameParams)) {
+		return
 	}
+	if in, ok := f.Body.Object(nameParams); ok {
+		id := in.Value(nameID)
+		if isNull(id) {
+			in.Cut(nameID) // of several, the last counts
+			return
+		}
+		if text, ok := f.scoped(id); ok {
+			in.Set(nameID, text)
+			return
+		}
+	}
+	f.Body.Cut(nameParams)
+	f.Unsupported |= SessionParams
 }
-
-func onlyID(id []byte) []byte { return slices.Concat([]byte(`{"id":`), id, []byte{'}'}) }
-
-// withID returns the object at a place of the body with another id.
-func (f *fit) withID(at rawjson.Span, id []byte) []byte {
-	raw := f.Body.Text(at)
-	ids, ok := f.Body.InnerAt(at, nameID)
-	if !ok || len(raw) > maxParams {
-		f.Lacks |= SessionParams
-		return onlyID(id)
-	}
-	var edits []rawjson.Edit
-	for _, s := range ids {
-		edits = append(edits, rawjson.Edit{Span: rawjson.Span{Start: s.Start - at.Start, End: s.End - at.Start}, Text: id})
-	}
-	if first := rawjson.SkipSpace(raw, 1); len(ids) == 0 && raw[first] == '}' {
-		return onlyID(id)
-	} else if len(ids) == 0 {
-		edits = []rawjson.Edit{{Span: rawjson.Span{Start: 1, End: 1}, Text: slices.Concat([]byte(`"id":`), id, []byte{','})}}
-	}
-	return rawjson.Splice(nil, raw, edits)
-}
-
-// onSessions returns whether SGLang gets nvext's session_params in this API.
-func (f *fit) onSessions() bool { return f.on(api.NameChat, api.NameCompletions, api.NameGenerate) }
 
 // scoped returns a session's id with its scope, both as JSON. It is not ok for an id
 // that is no text. An empty id is an ordinary name in SGLang.
-func (f *fit) scoped(raw []byte) (text []byte, ok bool) {
+func (f *adapter) scoped(raw []byte) (text []byte, ok bool) {
 	if len(raw) < 2 || raw[0] != '"' {
 		return nil, false
 	}
@@ -94,66 +121,6 @@ func (f *fit) scoped(raw []byte) (text []byte, ok bool) {
 		return raw, true
 	}
 	return behind(f.scope, raw), true
-}
-
-// scopeParams scopes the body's session_params: one object, or a list with one for
-// each prompt. Their rid stays: SGLang looks it up within the session only.
-func (f *fit) scopeParams() {
-	edits, ok := f.scopeAll(f.Body.Inner(nameParams, nameID))
-	if !ok {
-		f.Body.Cut(nameParams)
-		f.Lacks |= SessionParams
-		return
-	}
-	for _, e := range edits {
-		f.Body.Replace(e)
-	}
-}
-
-// scopeAll returns the edits that scope the ids at these places of the body. It is
-// not ok if an id is no text, or the places were not found.
-func (f *fit) scopeAll(at []rawjson.Span, found bool) (edits []rawjson.Edit, ok bool) {
-	if !found {
-		return nil, false
-	}
-	for _, s := range at {
-		raw := f.Body.Text(s)
-		if isNull(raw) {
-			continue
-		}
-		text, ok := f.scoped(raw)
-		if !ok {
-			return nil, false
-		}
-		edits = append(edits, rawjson.Edit{Span: s, Text: text})
-	}
-	return edits, true
-}
-
-// sessionParams gives SGLang the session of nvext.
-func (f *fit) sessionParams() {
-	at, ok := f.Body.NVExt()
-	if f.said&SessionParams == 0 || !ok || !f.onSessions() {
-		return
-	}
-	at = at.Within(f.Ext.SessionParams.Span)
-	raw := f.Body.Text(at)
-	if f.Salt != "" && len(raw) > maxParams {
-		ok = false
-	} else if f.Salt != "" {
-		var edits []rawjson.Edit
-		edits, ok = f.scopeAll(f.Body.InnerAt(at, nameID))
-		for i := range edits {
-			edits[i].Start -= at.Start
-			edits[i].End -= at.Start
-		}
-		raw = rawjson.Splice(nil, raw, edits)
-	}
-	if f.takes(SessionParams, ok) {
-		f.Body.Set(nameParams, raw)
-	} else {
-		f.Body.Cut(nameParams)
-	}
 }
 
 // behind returns a JSON text with a prefix that needs no escapes.

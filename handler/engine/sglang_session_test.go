@@ -19,14 +19,11 @@ func TestSessionsDoNotPassUnscoped(t *testing.T) {
 	id := `{"id":"` + victims + `"}`
 	for _, v := range []struct{ name, params, want string }{
 		{"an object", id, `{"id":"` + mine + `"}`},
-		{"of many members", `{` + strings.Repeat(`"rid":"",`, 4096) + id[1:], `{` + strings.Repeat(`"rid":"",`, 4096) + `"id":"` + mine + `"}`},
-		{"behind another id", `{"id":"` + victims + `","id":"s"}`, `{"id":"` + mine + `","id":"` + ScopedSession("t", "s") + `"}`},
-		{"beside null", `[` + id + `,null]`, `[{"id":"` + mine + `"},null]`},
+		{"behind another id", `{"id":"` + victims + `","id":"s"}`, `{"id":"` + ScopedSession("t", "s") + `"}`},
+		{"behind null", `{"id":"` + victims + `","id":null}`, `{}`},
+		{"in a list", `[` + id + `,null]`, ""},
 		{"without a name", `{"id":""}`, `{"id":"` + ScopedSession("t", "x")[:33] + `"}`},
-		{"without an id", `[null,{"id":null},{}]`, `[null,{"id":null},{}]`},
-		{"beside something else", `[` + id + `,7]`, ""},
-		{"in a list of lists", `[[` + id + `]]`, ""},
-		{"among many", `[` + strings.Repeat(id+",", 1024) + id + `]`, ""},
+		{"without an id", `{"rid":"r"}`, `{"rid":"r"}`},
 		{"a text", `"` + victims + `"`, ""},
 		{"a list as a name", `{"id":["` + victims + `"]}`, ""},
 	} {

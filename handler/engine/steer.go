@@ -21,7 +21,7 @@ var (
 
 // guard removes the members that steer the engine without the client's grant.
 // Members that the engine ignores stay.
-func (f *fit) guard() {
+func (f *adapter) guard() {
 	for _, s := range f.steers {
 		if f.Grants&s.grant != 0 || s.heeds != nil && !s.heeds(f.Engine) || isNull(f.Body.Value(s.member)) {
 			continue

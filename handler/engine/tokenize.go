@@ -124,7 +124,7 @@ func (e *Engine) TakesTokenData(api string) bool {
 
 // giveTokens makes the ids of token_data the engine's prompt, if the caller has
 // planned that and the engine accepts them.
-func (f *fit) giveTokens() {
+func (f *adapter) giveTokens() {
 	to := f.tokenMember(f.API)
 	at, ok := f.Body.NVExt()
 	if !f.takes(TokenData, ok && to != "" && f.GiveTokens) {

@@ -16,8 +16,8 @@ var trtllm = kind{
 	salts:  salted{sure: []string{api.NameChat}},
 	tokens: map[string]string{api.NameChat: "prompt_token_ids"},
 	steers: prioritySteering,
-	always: (*fit).cutForTRTLLM,
-	adapt:  (*fit).toTRTLLM,
+	always: (*adapter).cutForTRTLLM,
+	adapt:  (*adapter).toTRTLLM,
 }
 
 // isTRTLLM returns whether the server is a trtllm-serve: its /server_info is about
@@ -32,7 +32,7 @@ func (s *server) readTRTLLM(info *Info) {
 }
 
 // cutForTRTLLM removes nvext even if it is null: the server refuses unknown members.
-func (f *fit) cutForTRTLLM() {
+func (f *adapter) cutForTRTLLM() {
 	if f.Body != nil {
 		f.Body.Cut("nvext")
 	}
@@ -41,7 +41,7 @@ func (f *fit) cutForTRTLLM() {
 // toTRTLLM sets TensorRT-LLM's own members. The operator must turn on what
 // depends on the version. Its priorities are
 // from 0 to 1: a higher one is earlier, and 0.5 is the default.
-func (f *fit) toTRTLLM() {
+func (f *adapter) toTRTLLM() {
 	if f.takes(Priority, f.on(api.NameChat, api.NameCompletions) && f.Settings.Priority == On) {
 		n := float64(f.Ext.AgentHints.Priority.Value)
 		f.Body.Set(namePriority, strconv.AppendFloat(nil, 0.5+n/(1+math.Abs(n))/2, 'f', -1, 64))

@@ -26,9 +26,9 @@ var vllm = kind{
 	},
 	tokens:   map[string]string{api.NameTokens: "token_ids"},
 	steers:   prioritySteering,
-	always:   (*fit).reportCache,
+	always:   (*adapter).reportCache,
 	namesAll: true,
-	adapt:    (*fit).toVLLM,
+	adapt:    (*adapter).toVLLM,
 	tokenize: (*Question).askVLLM,
 	loads:    vllmLoads,
 }
@@ -141,7 +141,7 @@ func ranksOf(names map[string]bool) int {
 
 // reportCache has vLLM announce the whole cached prefix in its KV events, not only what it
 // stores anew. Other versions refuse or ignore that.
-func (f *fit) reportCache() {
+func (f *adapter) reportCache() {
 	if !f.ReportCache || f.Body == nil || f.Info.Version == "" || before(f.Info.Version, 0, 32, 0) || !f.on(api.NameChat, api.NameCompletions) {
 		return
 	}
@@ -156,7 +156,7 @@ func (f *fit) reportCache() {
 // toVLLM sets vLLM's own members. A lower priority is earlier. vLLM refuses
 // priorities without --scheduling-policy priority, and thinking_token_budget if
 // it does not know how the model's reasoning ends. It reports neither setting.
-func (f *fit) toVLLM() {
+func (f *adapter) toVLLM() {
 	if f.takes(Priority, f.on(api.NameChat, api.NameCompletions, api.NameResponses, api.NameTokens) && f.Settings.Priority == On) {
 		f.integer(namePriority, -int64(f.Ext.AgentHints.Priority.Value))
 	}

@@ -4,8 +4,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-
-	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // withTokens returns an nvext with every field and that many token ids.
@@ -15,20 +13,6 @@ func withTokens(n int) []byte {
 		ids[i] = uint32(i * 7919 % 128256)
 	}
 	return []byte(strings.Replace(every, "[0,1,4294967295]", string(AppendTokens(nil, ids)), 1))
-}
-
-// Parse allocates the same however many tokens there are.
-func TestParseAllocations(t *testing.T) {
-	count := func(raw []byte) float64 {
-		return testing.AllocsPerRun(20, func() {
-			if _, err := Parse(raw, Options{}); err != nil {
-				t.Fatal(err)
-			}
-		})
-	}
-	if few, many := count(withTokens(1)), count(withTokens(100_000)); many > few {
-		t.Errorf("%v allocations, %v with many tokens", few, many)
-	}
 }
 
 func BenchmarkParse(b *testing.B) {
@@ -43,24 +27,5 @@ func BenchmarkParse(b *testing.B) {
 				}
 			}
 		})
-	}
-}
-
-func BenchmarkCuts(b *testing.B) {
-	raw := []byte(every)
-	var cuts []rawjson.Edit
-	b.ReportAllocs()
-	for b.Loop() {
-		cuts = Cuts(cuts[:0], raw, 0, false)
-	}
-}
-
-func BenchmarkEditChunk(b *testing.B) {
-	chunk := []byte(`data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.completion.chunk","created":1795000000,"model":"meta-llama/Llama-3.3-70B-Instruct","choices":[{"index":0,"delta":{"content":" token"},"logprobs":null,"finish_reason":null,"token_ids":null}]}` + "\n\n")
-	f, a := rawjson.Framer{Edits: true}, marks
-	b.SetBytes(int64(len(chunk)))
-	b.ReportAllocs()
-	for b.Loop() {
-		chunked(&f, &a, chunk, false)
 	}
 }

@@ -37,16 +37,28 @@ func indexOf(fields []field, name string) int {
 var fields = []field{
 	{name: "greed_sampling", read: boolean(func(e *Ext) *Opt[bool] { return &e.GreedSampling })},
 	{name: "use_raw_prompt", read: boolean(func(e *Ext) *Opt[bool] { return &e.UseRawPrompt })},
-	{name: "backend_instance_id", needs: Pins, read: integer64(func(e *Ext) *Opt[uint64] { return &e.BackendInstanceID })},
+	{
+		name: "backend_instance_id", needs: Pins,
+		read: integer64(func(e *Ext) *Opt[uint64] { return &e.BackendInstanceID }),
+	},
 	{name: "decode_worker_id", needs: Pins, read: integer64(func(e *Ext) *Opt[uint64] { return &e.DecodeWorkerID })},
-	{name: "prefill_worker_id", needs: Pins, read: integer64(func(e *Ext) *Opt[uint64] { return &e.PrefillWorkerID })},
+	{
+		name: "prefill_worker_id", needs: Pins,
+		read: integer64(func(e *Ext) *Opt[uint64] { return &e.PrefillWorkerID }),
+	},
 	{name: "dp_rank", needs: Pins, read: rank(func(e *Ext) *Opt[uint32] { return &e.DPRank })},
 	{name: "prefill_dp_rank", needs: Pins, read: rank(func(e *Ext) *Opt[uint32] { return &e.PrefillDPRank })},
 	{name: "max_thinking_tokens", read: integer32(func(e *Ext) *Opt[uint32] { return &e.MaxThinkingTokens })},
 	{name: "request_timestamp_ms"},
 	{name: "cache_salt", read: text(func(e *Ext) *string { return &e.CacheSalt })},
-	{name: "annotations", needs: Explain, read: words(func(e *Ext, name string) { e.Annotations |= annotationNamed(name) })},
-	{name: "extra_fields", needs: Explain, read: words(func(e *Ext, name string) { e.ExtraFields |= fieldNamed(name) })},
+	{
+		name: "annotations", needs: Explain,
+		read: words(func(e *Ext, name string) { e.Annotations |= annotationNamed(name) }),
+	},
+	{
+		name: "extra_fields", needs: Explain,
+		read: words(func(e *Ext, name string) { e.ExtraFields |= fieldNamed(name) }),
+	},
 	{name: "allowed_worker_ids", needs: Overrides, own: true, read: workers},
 	{name: "token_data", read: tokenData},
 	{name: "agent_hints", in: hintFields},
@@ -60,11 +72,20 @@ var fields = []field{
 }
 
 var hintFields = []field{
-	{name: "priority", needs: Priorities, read: whole(math.MinInt32, math.MaxInt32, func(e *Ext) *Opt[int32] { return &e.AgentHints.Priority })},
-	{name: "strict_priority", needs: Priorities, read: integer32(func(e *Ext) *Opt[uint32] { return &e.AgentHints.StrictPriority })},
+	{
+		name: "priority", needs: Priorities,
+		read: whole(math.MinInt32, math.MaxInt32, func(e *Ext) *Opt[int32] { return &e.AgentHints.Priority }),
+	},
+	{
+		name: "strict_priority", needs: Priorities,
+		read: integer32(func(e *Ext) *Opt[uint32] { return &e.AgentHints.StrictPriority }),
+	},
 	{name: "osl", read: integer32(func(e *Ext) *Opt[uint32] { return &e.AgentHints.OSL })},
 	{name: "speculative_prefill", read: boolean(func(e *Ext) *Opt[bool] { return &e.AgentHints.SpeculativePrefill })},
-	{name: "latency_sensitivity", needs: Priorities, read: number(-math.MaxFloat64, func(e *Ext) *Opt[float64] { return &e.AgentHints.LatencySensitivity })},
+	{
+		name: "latency_sensitivity", needs: Priorities,
+		read: number(-math.MaxFloat64, func(e *Ext) *Opt[float64] { return &e.AgentHints.LatencySensitivity }),
+	},
 }
 
 var controlFields = []field{
@@ -75,7 +96,10 @@ var controlFields = []field{
 
 var paramFields = []field{
 	{name: "id", read: text(func(e *Ext) *string { return &e.SessionParams.ID })},
-	{name: "rid"}, {name: "offset"}, {name: "replace"}, {name: "drop_previous_output"},
+	{name: "rid"},
+	{name: "offset"},
+	{name: "replace"},
+	{name: "drop_previous_output"},
 }
 
 var cacheFields = []field{
@@ -84,12 +108,27 @@ var cacheFields = []field{
 }
 
 var overrideFields = []field{
-	{name: "overlap_score_credit", needs: Overrides, read: number(0, func(e *Ext) *Opt[float64] { return &e.Override.OverlapScoreCredit })},
-	{name: "prefill_load_scale", needs: Overrides, read: number(0, func(e *Ext) *Opt[float64] { return &e.Override.PrefillLoadScale })},
-	{name: "router_temperature", needs: Overrides, read: number(0, func(e *Ext) *Opt[float64] { return &e.Override.RouterTemperature })},
+	{
+		name: "overlap_score_credit", needs: Overrides,
+		read: number(0, func(e *Ext) *Opt[float64] { return &e.Override.OverlapScoreCredit }),
+	},
+	{
+		name: "prefill_load_scale", needs: Overrides,
+		read: number(0, func(e *Ext) *Opt[float64] { return &e.Override.PrefillLoadScale }),
+	},
+	{
+		name: "router_temperature", needs: Overrides,
+		read: number(0, func(e *Ext) *Opt[float64] { return &e.Override.RouterTemperature }),
+	},
 	{name: "shared_cache_multiplier", needs: Overrides},
-	{name: "assume_kv_reuse", needs: Overrides, read: boolean(func(e *Ext) *Opt[bool] { return &e.Override.AssumeKVReuse })},
-	{name: "track_prefill_tokens", needs: Overrides, read: boolean(func(e *Ext) *Opt[bool] { return &e.Override.TrackPrefillTokens })},
+	{
+		name: "assume_kv_reuse", needs: Overrides,
+		read: boolean(func(e *Ext) *Opt[bool] { return &e.Override.AssumeKVReuse }),
+	},
+	{
+		name: "track_prefill_tokens", needs: Overrides,
+		read: boolean(func(e *Ext) *Opt[bool] { return &e.Override.TrackPrefillTokens }),
+	},
 	{name: "allowed_worker_ids", needs: Overrides, read: workers},
 }
 

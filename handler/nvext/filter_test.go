@@ -101,48 +101,6 @@ func cut(r *rand.Rand, b []byte) (reads [][]byte) {
 	return reads
 }
 
-// Chunks get their members and everything else stays, wherever the stream is cut.
-func TestEditChunkChangesChunksOnly(t *testing.T) {
-	for seed := range uint64(3000) {
-		r := rand.New(rand.NewPCG(seed, 7))
-		eol := []string{"\n", "\r\n", "\r"}[r.IntN(3)]
-		event := func(lines ...string) string { return strings.Join(lines, eol) + eol + eol }
-		long := strings.Repeat("x", r.IntN(300))
-		others := []string{
-			event(": ping"), ": ping" + eol, eol, event("event: x", "id: 7"), event("data: [DONE]"), event("data:"), event("data"), event("event: token_ids", ": [1]"),
-			event("event: error", `data: {"choices":[]}`), event(`data: {"choices":[]}`, "event: x"), event("data: {", `data: "choices":[]}`), event(`data: {"choices":[]}`, "data"),
-			event(`data: {"error":{"message":"m"},"choices":[]}`), event(`data: {"object":"error"}`), event(`data: {"choices":[]`), event("xdata: " + `{"choices":[]}`),
-			event("data: " + long), event(`data: {"choices":[],"nvext":7}`),
-		}
-		chunks := [][2]string{
-			{event(`data: {"choices":[{"delta":{"content":"` + long + `"}}]}`), event(`data: {"choices":[{"delta":{"content":"` + long + `"}}],"nvext":{` + markEach + `}}`)},
-			{event(`data:{"choices":[{"finish_reason":"stop"}]}`), event(`data:{"choices":[{"finish_reason":"stop"}],"nvext":{` + markBoth + `}}`)},
-			{event("id: 3", `data: {"choices":[]} `, ": x", "retry: 3"), event("id: 3", `data: {"choices":[],"nvext":{`+markEach+`}} `, ": x", "retry: 3")},
-			{event(`data: {"nvext":{"a":1},"choices":[]}`), event(`data: {"nvext":{"a":1,` + markEach + `},"choices":[]}`)},
-		}
-		var in, want strings.Builder
-		for range 1 + r.IntN(6) {
-			if r.IntN(2) == 0 {
-				c := chunks[r.IntN(len(chunks))]
-				in.WriteString(c[0])
-				want.WriteString(c[1])
-				continue
-			}
-			o := others[r.IntN(len(others))]
-			in.WriteString(o)
-			want.WriteString(o)
-		}
-		if r.IntN(4) == 0 { // a stream that ends in the middle
-			in.WriteString(`data: {"choices":[`)
-			want.WriteString(`data: {"choices":[`)
-		}
-		reads := cut(r, []byte(in.String()))
-		if got := filtered(reads); string(got) != want.String() {
-			t.Fatalf("seed %d: %q\nbecame %q\nwant   %q", seed, reads, got, want.String())
-		}
-	}
-}
-
 func TestEditChunkDoesNotAllocate(t *testing.T) {
 	chunk := []byte(`data: {"id":"c","choices":[{"index":0,"text":"a \"b\"\n","logprobs":null,"finish_reason":null}]}` + "\n\n")
 	f, a := rawjson.Framer{Edits: true}, marks

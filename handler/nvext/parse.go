@@ -49,17 +49,17 @@ type parser struct {
 }
 
 // object reads an object's fields in the table's order.
-func (p *parser) object(fields []field, v gjson.Result) *wrong {
+func (p *parser) object(fields []field, v gjson.Result) *fieldError {
 	if !v.IsObject() {
 		return expected("an object", v)
 	}
 	var last [maxFields]gjson.Result
-	var unknown *wrong
+	var unknown *fieldError
 	v.ForEach(func(key, v gjson.Result) bool {
 		if n := indexOf(fields, key.Str); n >= 0 {
 			last[n] = v
 		} else if p.opt.Strict && unknown == nil {
-			unknown = &wrong{field: "." + shown(key.Str)}
+			unknown = &fieldError{field: "." + shown(key.Str)}
 		}
 		return true
 	})
@@ -73,10 +73,10 @@ func (p *parser) object(fields []field, v gjson.Result) *wrong {
 }
 
 // read reads the value of a field, which is Null if the object lacks the field.
-func (p *parser) read(f *field, v gjson.Result) *wrong {
+func (p *parser) read(f *field, v gjson.Result) *fieldError {
 	switch {
 	case v.Type == gjson.Null && f.required:
-		return &wrong{want: "a string", got: "nothing"}
+		return &fieldError{want: "a string", got: "nothing"}
 	case v.Type == gjson.Null:
 		return nil
 	case f.in != nil:
@@ -90,15 +90,15 @@ func (p *parser) read(f *field, v gjson.Result) *wrong {
 	return f.read(p, v)
 }
 
-// wrong says which field of an nvext is wrong. Without want the field is unknown.
-type wrong struct {
+// fieldError says which field of an nvext is wrong. Without want the field is unknown.
+type fieldError struct {
 	// field is the path to the field, such as "nvext.token_data[2]".
 	field     string
 	want, got string
 }
 
 // Error returns a text that may be shown to the client.
-func (w *wrong) Error() string {
+func (w *fieldError) Error() string {
 	if w.want == "" {
 		return w.field + ": unknown field"
 	}
@@ -107,7 +107,7 @@ func (w *wrong) Error() string {
 
 // expected says that a value should be something else. It shows numbers and
 // booleans, which are rarely secret and often the mistake itself.
-func expected(want string, v gjson.Result) *wrong {
+func expected(want string, v gjson.Result) *fieldError {
 	got := "an object"
 	switch {
 	case v.Type == gjson.Null:
@@ -121,11 +121,11 @@ func expected(want string, v gjson.Result) *wrong {
 	case v.IsArray():
 		got = "an array"
 	}
-	return &wrong{want: want, got: strings.Clone(got)}
+	return &fieldError{want: want, got: strings.Clone(got)}
 }
 
 // expectedWord is expected for a text that should be one of a few words.
-func expectedWord(want string, v gjson.Result) *wrong {
+func expectedWord(want string, v gjson.Result) *fieldError {
 	w := expected(want, v)
 	if v.Type == gjson.String {
 		w.got = strconv.Quote(shown(v.Str))
@@ -143,10 +143,10 @@ func shown(s string) string {
 }
 
 // reader reads the value of a field into a parser's ext.
-type reader func(p *parser, v gjson.Result) *wrong
+type reader func(p *parser, v gjson.Result) *fieldError
 
 func boolean(to func(*Ext) *Opt[bool]) reader {
-	return func(p *parser, v gjson.Result) *wrong {
+	return func(p *parser, v gjson.Result) *fieldError {
 		if !v.IsBool() {
 			return expected("a boolean", v)
 		}
@@ -157,7 +157,7 @@ func boolean(to func(*Ext) *Opt[bool]) reader {
 
 // whole reads an integer from least to most.
 func whole[T uint64 | uint32 | int32](least int64, most uint64, to func(*Ext) *Opt[T]) reader {
-	return func(p *parser, v gjson.Result) *wrong {
+	return func(p *parser, v gjson.Result) *fieldError {
 		n, ok := integer(v, least, most)
 		if !ok {
 			return expected("an integer from "+strconv.FormatInt(least, 10)+" to "+strconv.FormatUint(most, 10), v)
@@ -186,7 +186,7 @@ func integer32(to func(*Ext) *Opt[uint32]) reader { return whole(0, math.MaxUint
 // rank reads a data-parallel rank.
 func rank(to func(*Ext) *Opt[uint32]) reader {
 	read := integer32(to)
-	return func(p *parser, v gjson.Result) *wrong {
+	return func(p *parser, v gjson.Result) *fieldError {
 		if v.Raw == strconv.Itoa(UnsetRank) {
 			return nil
 		}
@@ -196,7 +196,7 @@ func rank(to func(*Ext) *Opt[uint32]) reader {
 
 // number reads a number from least on.
 func number(least float64, to func(*Ext) *Opt[float64]) reader {
-	return func(p *parser, v gjson.Result) *wrong {
+	return func(p *parser, v gjson.Result) *fieldError {
 		n, err := strconv.ParseFloat(v.Raw, 64)
 		switch {
 		case v.Type == gjson.Number && err == nil && n >= least:
@@ -211,7 +211,7 @@ func number(least float64, to func(*Ext) *Opt[float64]) reader {
 
 // text reads a text of at most MaxText.
 func text(to func(*Ext) *string) reader {
-	return func(p *parser, v gjson.Result) *wrong {
+	return func(p *parser, v gjson.Result) *fieldError {
 		s, w := str(v, MaxText)
 		*to(&p.ext) = s
 		return w
@@ -219,19 +219,19 @@ func text(to func(*Ext) *string) reader {
 }
 
 // str reads a text of at most so many bytes.
-func str(v gjson.Result, most int) (string, *wrong) {
+func str(v gjson.Result, most int) (string, *fieldError) {
 	switch {
 	case v.Type != gjson.String:
 		return "", expected("a string", v)
 	case len(v.Str) > most:
 		want := "a string of at most " + strconv.Itoa(most) + " bytes"
-		return "", &wrong{want: want, got: "one of " + strconv.Itoa(len(v.Str))}
+		return "", &fieldError{want: want, got: "one of " + strconv.Itoa(len(v.Str))}
 	}
 	return strings.Clone(v.Str), nil
 }
 
 // list calls each for every element of a list of at most so many.
-func list(v gjson.Result, most int, of string, each func(v gjson.Result) *wrong) (w *wrong) {
+func list(v gjson.Result, most int, of string, each func(v gjson.Result) *fieldError) (w *fieldError) {
 	want := "an array of at most " + strconv.Itoa(most) + " " + of
 	if !v.IsArray() {
 		return expected(want, v)
@@ -239,7 +239,7 @@ func list(v gjson.Result, most int, of string, each func(v gjson.Result) *wrong)
 	n := 0
 	v.ForEach(func(_, v gjson.Result) bool {
 		if n == most {
-			w = &wrong{want: want, got: "more"}
+			w = &fieldError{want: want, got: "more"}
 		} else if w = each(v); w != nil {
 			w.field = "[" + strconv.Itoa(n) + "]"
 		}
@@ -251,8 +251,8 @@ func list(v gjson.Result, most int, of string, each func(v gjson.Result) *wrong)
 
 // words reads a list of texts of at most MaxName, of which the parser keeps none.
 func words(each func(e *Ext, name string)) reader {
-	return func(p *parser, v gjson.Result) *wrong {
-		return list(v, MaxList, "strings", func(v gjson.Result) *wrong {
+	return func(p *parser, v gjson.Result) *fieldError {
+		return list(v, MaxList, "strings", func(v gjson.Result) *fieldError {
 			name, w := str(v, MaxName)
 			if w == nil {
 				each(&p.ext, name)
@@ -263,9 +263,9 @@ func words(each func(e *Ext, name string)) reader {
 }
 
 // workers reads allowed_worker_ids.
-func workers(p *parser, v gjson.Result) *wrong {
+func workers(p *parser, v gjson.Result) *fieldError {
 	p.ext.AllowedWorkerIDs = []uint64{}
-	return list(v, MaxWorkers, "integers", func(v gjson.Result) *wrong {
+	return list(v, MaxWorkers, "integers", func(v gjson.Result) *fieldError {
 		id, ok := integer(v, 0, math.MaxUint64)
 		if !ok {
 			return expected("an integer from 0 to 18446744073709551615", v)
@@ -276,7 +276,7 @@ func workers(p *parser, v gjson.Result) *wrong {
 }
 
 // tokenData locates and counts the ids of token_data.
-func tokenData(p *parser, v gjson.Result) *wrong {
+func tokenData(p *parser, v gjson.Result) *fieldError {
 	_, n, end := scanTokens(p.raw, v.Index, nil)
 	if end == 0 || n > MaxTokens {
 		return expected("an array of at most 16777216 integers from 0 to 4294967295", v)
@@ -285,7 +285,7 @@ func tokenData(p *parser, v gjson.Result) *wrong {
 	return nil
 }
 
-func action(p *parser, v gjson.Result) *wrong {
+func action(p *parser, v gjson.Result) *fieldError {
 	for _, a := range []Action{ActionOpen, ActionBind, ActionClose} {
 		if v.Type == gjson.String && v.Str == a.String() {
 			p.ext.SessionControl.Action = a
@@ -295,7 +295,7 @@ func action(p *parser, v gjson.Result) *wrong {
 	return expectedWord(`"open", "bind" or "close"`, v)
 }
 
-func timeout(p *parser, v gjson.Result) *wrong {
+func timeout(p *parser, v gjson.Result) *fieldError {
 	n, ok := integer(v, 0, math.MaxUint64)
 	if !ok {
 		return expected("an integer from 0 to 18446744073709551615", v)
@@ -306,11 +306,11 @@ func timeout(p *parser, v gjson.Result) *wrong {
 
 // sessionControl completes session_control. An empty session_id means that the
 // request has no session, so there can be no action.
-func sessionControl(p *parser, _ gjson.Result) *wrong {
+func sessionControl(p *parser, _ gjson.Result) *fieldError {
 	c := &p.ext.SessionControl
 	switch {
 	case c.SessionID == "" && c.Action != ActionNone:
-		return &wrong{field: ".session_id", want: "a string that is not empty", got: "an empty one"}
+		return &fieldError{field: ".session_id", want: "a string that is not empty", got: "an empty one"}
 	case c.SessionID == "":
 		c.Timeout = 0
 	case !c.Timed:
@@ -319,12 +319,12 @@ func sessionControl(p *parser, _ gjson.Result) *wrong {
 	return nil
 }
 
-func sessionParams(p *parser, v gjson.Result) *wrong {
+func sessionParams(p *parser, v gjson.Result) *fieldError {
 	p.ext.SessionParams.Span = rawjson.Span{Start: v.Index, End: v.Index + len(v.Raw)}
 	return nil
 }
 
-func cacheType(_ *parser, v gjson.Result) *wrong {
+func cacheType(_ *parser, v gjson.Result) *fieldError {
 	if v.Type == gjson.String && v.Str == "ephemeral" {
 		return nil
 	}
@@ -332,7 +332,7 @@ func cacheType(_ *parser, v gjson.Result) *wrong {
 }
 
 // ttl reads a time to live: seconds, or a text of a number and s, m or h.
-func ttl(p *parser, v gjson.Result) *wrong {
+func ttl(p *parser, v gjson.Result) *fieldError {
 	digits, unit := v.Raw, uint64(1)
 	if v.Type == gjson.String {
 		digits = strings.TrimRight(v.Str, "smh")
@@ -355,21 +355,21 @@ func ttl(p *parser, v gjson.Result) *wrong {
 }
 
 // cacheControl completes cache_control, which may lack the time to live.
-func cacheControl(p *parser, _ gjson.Result) *wrong {
+func cacheControl(p *parser, _ gjson.Result) *fieldError {
 	p.ext.CacheTTL = Some(p.opt.retention(p.ext.CacheTTL.Or(DefaultTTL)))
 	return nil
 }
 
-func uploadURL(p *parser, v gjson.Result) *wrong {
+func uploadURL(p *parser, v gjson.Result) *fieldError {
 	url, w := str(v, MaxText)
 	if p.ext.MetadataUpload = strings.TrimSpace(url); w == nil && p.ext.MetadataUpload == "" {
-		return &wrong{want: "a string that is not empty", got: "an empty one"}
+		return &fieldError{want: "a string that is not empty", got: "an empty one"}
 	}
 	return w
 }
 
 // preferredTaints reads the object of preferred taints.
-func preferredTaints(p *parser, v gjson.Result) (w *wrong) {
+func preferredTaints(p *parser, v gjson.Result) (w *fieldError) {
 	const want = "an object of at most 64 finite numbers of 32 bits"
 	if !v.IsObject() {
 		return expected(want, v)
@@ -385,7 +385,7 @@ func preferredTaints(p *parser, v gjson.Result) (w *wrong) {
 		case i >= 0:
 			(*taints)[i].Weight = float32(weight)
 		case len(*taints) == MaxList:
-			w = &wrong{want: want, got: "more"}
+			w = &fieldError{want: want, got: "more"}
 		default:
 			*taints = append(*taints, Taint{strings.Clone(key.Str), float32(weight)})
 		}

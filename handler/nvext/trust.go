@@ -107,7 +107,8 @@ func (e *Ext) Needs() (g Grants) {
 	for n, said := range [grantCount]bool{
 		e.BackendInstanceID.Set || e.DecodeWorkerID.Set || e.PrefillWorkerID.Set || e.DPRank.Set || e.PrefillDPRank.Set,
 		h.Priority.Set || h.StrictPriority.Set || h.LatencySensitivity.Set || e.CacheTTL.Set,
-		e.Override != RouterConfigOverride{} || e.AllowedWorkerIDs != nil || c.RequiredTaints != nil || c.PreferredTaints != nil,
+		e.Override != RouterConfigOverride{} || e.AllowedWorkerIDs != nil ||
+			c.RequiredTaints != nil || c.PreferredTaints != nil,
 		e.Tenant != "",
 		e.MetadataUpload != "",
 		e.Annotations&^annotationsHarmless != 0 || e.ExtraFields != 0,

@@ -179,29 +179,3 @@ func TestHeaderNeeds(t *testing.T) {
 		}
 	}
 }
-
-// Each header has a canonical name, and Restrict drops what it sets.
-func TestHeaders(t *testing.T) {
-	all := 0
-	for _, h := range headers {
-		for _, header := range h.names {
-			all++
-			if header != http.CanonicalHeaderKey(header) || HeaderNeeds(header) != h.needs {
-				t.Errorf("%s needs %v", header, HeaderNeeds(header))
-			}
-			var e Ext
-			if bad := e.ApplyHeaders(func(name string) (string, bool) { return "1", name == header }); len(bad) > 0 {
-				t.Errorf("%s is malformed", header)
-			}
-			if dropped := e.Restrict(0); dropped != h.needs || !reflect.DeepEqual(e, Ext{}) {
-				t.Errorf("%s: dropped %v, left %+v", header, dropped, e)
-			}
-		}
-	}
-	if all != 12 {
-		t.Errorf("%d headers", all)
-	}
-	if HeaderSession != http.CanonicalHeaderKey(HeaderSession) {
-		t.Error("the session's header")
-	}
-}

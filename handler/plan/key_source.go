@@ -141,7 +141,8 @@ var ofRequests = []string{
 // identifiesRequest returns whether a source is known to be different for each request of a
 // session.
 func identifiesRequest(source string) bool {
-	return source == "{http.request.uuid}" || source == "{http.vars.trace_id}" || slices.Contains(ofRequests, headerIn(source))
+	return source == "{http.request.uuid}" || source == "{http.vars.trace_id}" ||
+		slices.Contains(ofRequests, headerIn(source))
 }
 
 // PlaceholderName returns the name of a single placeholder in braces; ok is false for other

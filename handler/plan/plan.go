@@ -70,7 +70,7 @@ type Content struct {
 
 // Handling is how the router must treat the request.
 type Handling struct {
-	Computes   bool // it takes a slot of its worker
+	TakesSlot  bool // it counts against max_running
 	Repeatable bool // it may be sent again after an attempt that reached a worker
 	Isolated   bool // it goes only where its cache is kept apart
 	Lists      bool // the answer is the list of models, to be completed
@@ -168,15 +168,17 @@ type Pin struct {
 var errDirect = errors.New("Worker ID required (--direct-route) but none found in request. " + //nolint:staticcheck // as Dynamo writes it
 	"Expected decode_worker_id or backend_instance_id to be set by external router (e.g., EPP).")
 
+const cannotPrefill = "cannot do the prefill alone, because every worker does both prefill and decode"
+
 // takePin records which worker the request names. All workers prefill and decode: the router
 // refuses a request that names another worker for the prefill.
 func (p *Plan) takePin() error {
 	e := p.Ext
 	switch {
 	case e.PrefillWorkerID.Set && !samePhases(e):
-		return fmt.Errorf("nvext.prefill_worker_id: worker %d cannot do the prefill alone, because every worker does both prefill and decode", e.PrefillWorkerID.Value)
+		return fmt.Errorf("nvext.prefill_worker_id: worker %d "+cannotPrefill, e.PrefillWorkerID.Value)
 	case e.PrefillDPRank.Set && !samePhases(e):
-		return fmt.Errorf("nvext.prefill_dp_rank: rank %d cannot do the prefill alone, because every worker does both prefill and decode", e.PrefillDPRank.Value)
+		return fmt.Errorf("nvext.prefill_dp_rank: rank %d "+cannotPrefill, e.PrefillDPRank.Value)
 	case e.DecodeWorkerID.Set:
 		p.Pin = Pin{true, e.DecodeWorkerID.Value, "nvext.decode_worker_id", e.DPRank}
 	case e.BackendInstanceID.Set:

@@ -7,7 +7,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // identify fills in the scheduler's view of the prompt.
@@ -15,7 +15,8 @@ func (p *Plan) identify(opts api.Options, ratios *kvscore.Ratios, adapter func(m
 	req, score, size := p.Request, &p.Score, opts.TextBlock
 	score.Streamed, score.SkipsCache = req.Stream, req.SkipsCache
 	score.Identities = nil
-	score.Weights, score.MediaTokens, score.OtherTokens, score.MediaEnd = index.Weights{}, 0, 0, 0 // withTokens identifies again
+	// WithTokens identifies again.
+	score.Weights, score.MediaTokens, score.OtherTokens, score.MediaEnd = cache.Weights{}, 0, 0, 0
 	if req.API.Work() == api.Count {
 		score.Tokens = 0 // nothing is computed: any worker can do it
 		return
@@ -40,7 +41,7 @@ func (p *Plan) identify(opts api.Options, ratios *kvscore.Ratios, adapter func(m
 
 // identities returns a prompt of token ids as the engines' KV events name it. adapterOf
 // is Reader.Adapter.
-func identities(req *api.Request, seed uint64, adapterOf func(model string) (string, bool)) []kvscore.Identity {
+func identities(req *api.Request, seed uint64, adapterOf func(model string) (string, bool)) []cache.Identity {
 	if len(req.Chains) == 0 {
 		return nil
 	}
@@ -48,10 +49,10 @@ func identities(req *api.Request, seed uint64, adapterOf func(model string) (str
 	if adapter = cmp.Or(req.LoRA, adapter); adapter == "" && !known {
 		return nil
 	}
-	list := make([]kvscore.Identity, 0, len(req.Chains))
+	list := make([]cache.Identity, 0, len(req.Chains))
 	for _, c := range req.Chains {
-		list = append(list, kvscore.Identity{
-			BlockTokens: c.BlockSize, Root: kvscore.IdentityRoot(seed, c.BlockSize, adapter, req.Salt), Blocks: c.Blocks,
+		list = append(list, cache.Identity{
+			BlockTokens: c.BlockSize, Root: cache.IdentityRoot(seed, c.BlockSize, adapter, req.Salt), Blocks: c.Blocks,
 			Adapter: adapter != "", Salted: req.Salt != "",
 		})
 	}

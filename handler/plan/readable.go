@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 
@@ -21,16 +22,24 @@ func (rd *Reader) mustRead(p *Plan) error {
 		status = http.StatusServiceUnavailable
 	}
 	return &api.Refusal{API: OrUnplanned(p.API), Status: status, Code: api.CodeUnreadable, Err: fmt.Errorf(
-		"the router cannot read the body (%s), and must, because the request has a tenant or enforce_cache_salt is on", p.unread)}
+		"the router cannot read the body (%s), and must, "+
+			"because the request has a tenant or enforce_cache_salt is on", p.unread)}
 }
 
 // saltIsText refuses a salt that is not a string if enforce_cache_salt is on and no tenant's
 // salt replaces it. No known engine uses such a salt.
 func (rd *Reader) saltIsText(p *Plan) error {
 	req := p.Parsed()
-	if !rd.EnforcesSalt || req == nil || req.OddSalt == "" || p.Ext.Salt("") != "" || !p.prefills {
+	if !rd.EnforcesSalt || req == nil || !req.OddSalt || p.Ext.Salt("") != "" || !p.prefills {
 		return nil
 	}
-	return &api.Refusal{API: OrUnplanned(p.API), Status: http.StatusBadRequest, Code: api.CodeShared, Param: "cache_salt", Err: fmt.Errorf(
-		"cache_salt: must be a string, got %s", req.OddSalt)}
+	return &api.Refusal{
+		API: OrUnplanned(p.API), Status: http.StatusBadRequest,
+		Code: api.CodeShared, Param: "cache_salt", Err: errOddSalt,
+	}
 }
+
+var (
+	errOddSalt     = errors.New("cache_salt: must be a string")
+	errSessionList = errors.New("session_params: must be one object if the request has a salt (cache_salt or X-Tenant-Id)")
+)

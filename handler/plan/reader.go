@@ -171,7 +171,7 @@ func (rd *Reader) parse(h http.Header, p *Plan, whole *body.Buffer) {
 func (rd *Reader) fill(r *http.Request, p *Plan) error {
 	// A body that is streamed through takes no slot: its client decides how long that
 	// takes, and the engine computes nothing meanwhile.
-	p.Computes = p.API != nil && p.prefills && p.Once == nil
+	p.TakesSlot = p.API != nil && p.prefills && p.Once == nil
 	p.ShowsHealth = p.prefills || p.API == nil && r.Method == http.MethodPost
 	var raw []byte
 	req := p.Parsed()
@@ -196,6 +196,9 @@ func (rd *Reader) fill(r *http.Request, p *Plan) error {
 	}
 	if err := rd.saltIsText(p); err != nil {
 		return err
+	}
+	if req != nil && req.SessionList && p.Salt() != "" {
+		return &api.Refusal{API: OrUnplanned(p.API), Status: http.StatusBadRequest, Code: api.CodeShared, Param: "session_params", Err: errSessionList}
 	}
 	p.Isolated = rd.EnforcesSalt && p.prefills && p.Salt() != ""
 	if p.API == nil {
@@ -267,7 +270,10 @@ func (rd *Reader) extend(r *http.Request, p *Plan, raw []byte) error {
 		}
 	}
 	if rd.Direct && !p.Pin.Named && (p.API != nil || p.prefills) {
-		return &api.Refusal{API: OrUnplanned(p.API), Status: http.StatusBadRequest, Code: api.CodePin, Param: "nvext", Err: errDirect}
+		return &api.Refusal{
+			API: OrUnplanned(p.API), Status: http.StatusBadRequest,
+			Code: api.CodePin, Param: "nvext", Err: errDirect,
+		}
 	}
 	return nil
 }

@@ -33,33 +33,6 @@ func ordinary() *http.Request {
 	return r
 }
 
-// BenchmarkExtend is what a request's wishes cost: none, by header, in nvext.
-func BenchmarkExtend(b *testing.B) {
-	a := api.For("/v1/chat/completions")
-	routed := ordinary()
-	routed.Header.Set("X-Worker-Instance-Id", "1")
-	for _, v := range []struct {
-		name string
-		r    *http.Request
-		raw  []byte
-	}{
-		{"None", ordinary(), nil},
-		{"Header", routed, nil},
-		{"Body", ordinary(), []byte(`{"backend_instance_id":1,"agent_hints":{"priority":5,"osl":100},"session_control":{"session_id":"abc"},"cache_salt":"x"}`)},
-	} {
-		b.Run(v.name, func(b *testing.B) {
-			rd := testReader(0)
-			p := &Plan{API: a}
-			b.ReportAllocs()
-			for b.Loop() {
-				if err := rd.extend(v.r, p, v.raw); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}
-
 // TestRequestWithoutWishesCostsNothing reads one, and makes nothing of it.
 func TestRequestWithoutWishesCostsNothing(t *testing.T) {
 	rd, r, p := new(Reader), ordinary(), &Plan{API: api.For("/v1/chat/completions")}

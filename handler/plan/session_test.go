@@ -183,17 +183,6 @@ func TestKeysOfOperators(t *testing.T) {
 	}
 }
 
-func TestKeySourcesThatCannotBe(t *testing.T) {
-	for _, source := range []string{
-		"", "header:", "header", "cookie:", "query:", "body:", "body:user", "uri:x", "{}", "{a", "a}", "{a}{b}", "{a}-{b}", "X-Session-Id",
-		"header:x-request-id", "header:traceparent", "{http.request.uuid}", "{http.request.header.X-Request-ID}", "header:X-B3-TraceId",
-	} {
-		if _, err := ParseKeySource(source); err == nil || !strings.HasPrefix(err.Error(), "affinity key: ") {
-			t.Errorf("%q: %v", source, err)
-		}
-	}
-}
-
 // TestLongKeysAreRefused has a key at the bound and one beyond it in each place. The error
 // names the place.
 func TestLongKeysAreRefused(t *testing.T) {
@@ -332,5 +321,27 @@ func BenchmarkSession(b *testing.B) {
 				_, _ = s.find(r, req, ext)
 			}
 		})
+	}
+}
+
+// TestListsOfSessionsNeedNoSalt has session_params for several prompts, with and without a salt.
+func TestListsOfSessionsNeedNoSalt(t *testing.T) {
+	for body, code := range map[string]string{
+		`{"text":["a","b"],"session_params":[{"id":"s"},null]}`:             "",
+		`{"text":"a","session_params":{"id":"s"},"cache_salt":"t"}`:         "",
+		`{"text":["a"],"session_params":[{"id":"s"}],"cache_salt":"t"}`:     api.CodeShared,
+		`{"text":["a"],"session_params":[],"nvext":{"cache_salt":"salty"}}`: api.CodeShared,
+	} {
+		r := httptest.NewRequest(http.MethodPost, "/generate", strings.NewReader(body))
+		rd := testReader(nvext.Everything)
+		rd.Sessions = *sessionRules(t)
+		p, err := rd.Read(r)
+		if p != nil {
+			p.Close()
+		}
+		own, _ := errors.AsType[*api.Refusal](err)
+		if (own != nil) != (code != "") || own != nil && own.Code != code {
+			t.Errorf("%s: %v", body, err)
+		}
 	}
 }

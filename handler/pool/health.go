@@ -89,6 +89,8 @@ const (
 	growAfter = time.Second
 	// errorMemory is the age at which an answer counts a third.
 	errorMemory = 10 * time.Second
+	// fewPrompts is the least number of prompts or sessions that must show a fault.
+	fewPrompts = 3
 	// fewErrors is the least number of errors that may mark a worker down.
 	fewErrors = 5
 	// idleMarkShown is how long the admin API shows a mark of a worker without requests.

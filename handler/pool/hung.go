@@ -6,7 +6,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
 )
 
@@ -19,22 +18,6 @@ const (
 	KindPlain                     // nothing before the end, or it is not known
 )
 
-// Attempt is what the pool knows of an attempt, to find hung workers. Package dispatch embeds
-// it in its own attempt.
-type Attempt struct {
-	Worker  *Worker
-	Target  kvscore.Target // the worker's rank
-	Begun   time.Time
-	Kind    AttemptKind
-	Ahead   int64       // prefill tokens before the first token, with the attempt's own
-	Waiting atomic.Bool // for the worker, and not for the client
-
-	// the lock of progress guards these
-	pos   int   // in attempts
-	move  *Move // nil if no other worker may serve the request, or the header has come
-	Moved bool  // the pool has canceled the attempt to move it
-}
-
 // Move is how an attempt moves to another worker. The pool cancels the attempt, and the
 // ordinary retry selects the other worker.
 type Move struct {
@@ -45,42 +28,42 @@ type Move struct {
 
 // progress is the output of a worker, and the attempts that wait for it.
 type progress struct {
-	LastOutput atomic.Int64 // when the last byte of an inference came, in ticks
-	HungSince  atomic.Int64 // when the pool found the worker hung, in ticks; 0 if it is not
+	lastOutput atomic.Int64 // when the last byte of an inference came, in ticks
+	hungSince  atomic.Int64 // when the pool found the worker hung, in ticks; 0 if it is not
 
 	suspected int // checks in a row that found the worker hung; only the upkeep uses it
 
 	mu       sync.Mutex
-	attempts []*Attempt // but none of KindOther
+	attempts []*Seat // but none of KindOther
 }
 
 // started is the zero of ticks. It has a monotonic reading, so a change of the system's
 // clock makes no worker hung.
 var started = time.Now()
 
-// Ticks returns a time as nanoseconds since started, at least 1.
-func Ticks(t time.Time) int64 { return max(int64(t.Sub(started)), 1) }
+// ticks returns a time as nanoseconds since started, at least 1.
+func ticks(t time.Time) int64 { return max(int64(t.Sub(started)), 1) }
 
-// tickTime is the reverse of Ticks.
+// tickTime is the reverse of ticks.
 func tickTime(n int64) time.Time { return started.Add(time.Duration(n)) }
 
 // IsHung returns whether the worker is hung.
-func (f *progress) IsHung() bool { return f.HungSince.Load() != 0 }
+func (w *Worker) IsHung() bool { return w.progress.hungSince.Load() != 0 }
 
-// Begin records that an attempt begins.
-func (f *progress) Begin(a *Attempt) {
+// begin records that an attempt begins.
+func (f *progress) begin(a *Seat) {
 	if a.Kind == KindOther {
 		return
 	}
-	a.Waiting.Store(true)
+	a.waiting.Store(true)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	a.pos = len(f.attempts)
 	f.attempts = append(f.attempts, a)
 }
 
-// End records that an attempt has ended.
-func (f *progress) End(a *Attempt) {
+// end records that an attempt has ended.
+func (f *progress) end(a *Seat) {
 	if a.Kind == KindOther {
 		return
 	}
@@ -93,42 +76,25 @@ func (f *progress) End(a *Attempt) {
 	f.attempts = f.attempts[:last]
 }
 
-// Allow lets an attempt move to another worker. The caller then sends it.
-func (f *progress) Allow(a *Attempt, m *Move) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	a.move = m
-}
-
-// Arrived records that an attempt has its header, or failed before it. It returns whether
-// the pool has canceled the attempt to move it.
-func (f *progress) Arrived(a *Attempt) (moved bool) {
-	a.Waiting.Store(false)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	a.move = nil
-	return a.Moved
-}
-
 // movable returns the attempts that can move to another worker, oldest first.
-func (f *progress) movable() []*Attempt {
+func (f *progress) movable() []*Seat {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	var list []*Attempt
+	var list []*Seat
 	for _, a := range f.attempts {
 		if a.move != nil {
 			list = append(list, a)
 		}
 	}
-	slices.SortFunc(list, func(a, b *Attempt) int { return a.Begun.Compare(b.Begun) })
+	slices.SortFunc(list, func(a, b *Seat) int { return a.Begun.Compare(b.Begun) })
 	return list
 }
 
 // silence is how long a worker has been silent, and what waits for it.
 type silence struct {
 	since   time.Time
-	longest *Attempt // the stream with the most prefill ahead
-	waiting int      // number of streams that wait for output
+	longest *Seat // the stream with the most prefill ahead
+	waiting int   // number of streams that wait for output
 }
 
 // silence returns the worker's silence. waited is false if no stream waits for output.
@@ -136,19 +102,19 @@ func (f *progress) silence() (s silence, waited bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, a := range f.attempts {
-		if a.Kind == KindStream && a.Waiting.Load() {
+		if a.Kind == KindStream && a.waiting.Load() {
 			if s.waiting == 0 || a.Begun.Before(s.since) {
 				s.since = a.Begun
 			}
 			s.waiting++
 		}
 	}
-	if last := tickTime(f.LastOutput.Load()); s.since.Before(last) {
+	if last := tickTime(f.lastOutput.Load()); s.since.Before(last) {
 		s.since = last
 	}
 	for _, a := range f.attempts {
 		// an attempt that begins later does not explain the silence
-		if a.Kind == KindStream && (s.longest == nil || a.Ahead >= s.longest.Ahead) && a.Begun.Before(s.since.Add(hungCheck)) {
+		if a.Kind == KindStream && (s.longest == nil || a.ahead >= s.longest.ahead) && a.Begun.Before(s.since.Add(hungCheck)) {
 			s.longest = a
 		}
 	}
@@ -173,14 +139,14 @@ const (
 type hungWatch struct{ *Pool }
 
 // patience returns how long an attempt's target may be silent.
-func (h hungWatch) patience(a *Attempt) time.Duration {
+func (h hungWatch) patience(a *Seat) time.Duration {
 	rate := leastRate
 	if load, ok := h.Scheduler.Load(time.Now(), a.Target); ok {
 		if rate = load.PrefillRate; load.Timings == 0 {
 			rate = min(rate, leastRate)
 		}
 	}
-	return max(hungAfter, time.Duration(hungPrefills*float64(a.Ahead)/rate*float64(time.Second)))
+	return max(hungAfter, time.Duration(hungPrefills*float64(a.ahead)/rate*float64(time.Second)))
 }
 
 // check finds hung workers: none of their active streams has produced output for longer
@@ -189,7 +155,7 @@ func (h hungWatch) check(t time.Time) {
 	workers := h.All()
 	var first, second int64 // the latest outputs of two workers
 	for _, w := range workers {
-		switch last := w.Progress.LastOutput.Load(); {
+		switch last := w.progress.lastOutput.Load(); {
 		case last > first:
 			first, second = last, first
 		case last > second:
@@ -197,12 +163,12 @@ func (h hungWatch) check(t time.Time) {
 		}
 	}
 	for _, w := range workers {
-		f, others := &w.Progress, first
-		if f.LastOutput.Load() == first {
+		f, others := &w.progress, first
+		if f.lastOutput.Load() == first {
 			others = second
 		}
-		if since := f.HungSince.Load(); since != 0 {
-			if f.LastOutput.Load() > since {
+		if since := f.hungSince.Load(); since != 0 {
+			if f.lastOutput.Load() > since {
 				h.markProgress(w, t)
 			} else {
 				h.moveAway(w, t)
@@ -233,7 +199,7 @@ func (h hungWatch) isTooLong(t time.Time, s *silence, others time.Time) bool {
 // markHung records that a worker is hung, and marks it down. The worker then gets one
 // request at a time, until one shows progress.
 func (h hungWatch) markHung(w *Worker, t time.Time, s silence) {
-	w.Progress.HungSince.Store(Ticks(t))
+	w.progress.hungSince.Store(ticks(t))
 	w.Health.markHung(t)
 	h.Logger().Warn("worker is hung, and marked down until it makes progress", zap.String("upstream", w.Dial),
 		zap.Duration("silent", t.Sub(s.since)), zap.Int("streams", s.waiting))
@@ -245,8 +211,8 @@ func (h hungWatch) markHung(w *Worker, t time.Time, s silence) {
 // the worker hung shows whether it still does, so it stays for a while.
 func (h hungWatch) moveAway(w *Worker, t time.Time) {
 	placed := make(map[*Worker]int64)
-	for _, a := range w.Progress.movable() {
-		if Ticks(a.Begun) >= w.Progress.HungSince.Load() && t.Sub(a.Begun) < h.patience(a) {
+	for _, a := range w.progress.movable() {
+		if ticks(a.Begun) >= w.progress.hungSince.Load() && t.Sub(a.Begun) < h.patience(a) {
 			continue
 		}
 		if cancel := h.claim(a, placed); cancel != nil {
@@ -258,32 +224,40 @@ func (h hungWatch) moveAway(w *Worker, t time.Time) {
 // claim decides whether an attempt moves to another worker, and counts it in placed. It
 // returns how to cancel the attempt; nil if it stays. An attempt stays on a target that never
 // sent a first token. The engine may send each answer whole, and is then silent while it works.
-func (h hungWatch) claim(a *Attempt, placed map[*Worker]int64) (cancel func()) {
+func (h hungWatch) claim(a *Seat, placed map[*Worker]int64) (cancel func()) {
 	t := time.Now()
 	if load, ok := h.Scheduler.Load(t, a.Target); !ok || load.Predictions == 0 {
 		return nil
 	}
-	a.Worker.Progress.mu.Lock()
-	defer a.Worker.Progress.mu.Unlock()
+	a.Worker.progress.mu.Lock()
+	defer a.Worker.progress.mu.Unlock()
 	m := a.move
 	if m == nil {
 		return nil
 	}
-	others := h.eligible(nil, &m.Want, m.Offers)
-	i := slices.IndexFunc(others, func(o offer) bool {
-		return o.allowed(Resort{}, t) && o.worker.Slots.room() > placed[o.worker]
-	})
-	if i < 0 || !h.MayRetry(t) {
+	to := h.freeFor(m, t, placed)
+	if to == nil || !h.MayRetry(t) {
 		return nil
 	}
-	placed[others[i].worker]++
-	a.move, a.Moved = nil, true
+	placed[to]++
+	a.move, a.moved = nil, true
 	return m.Cancel
+}
+
+// freeFor returns a worker with a free slot for an attempt, beside those that are placed there
+// already; nil if there is none.
+func (h hungWatch) freeFor(m *Move, t time.Time, placed map[*Worker]int64) *Worker {
+	for i, v := range h.Judge(&m.Want, m.Offers, t) {
+		if w := m.Offers.Table.Rows[i].Worker; v == Fits && w.slots.room() > placed[w] {
+			return w
+		}
+	}
+	return nil
 }
 
 // markProgress records that a hung worker makes progress again.
 func (h hungWatch) markProgress(w *Worker, t time.Time) {
-	since := tickTime(w.Progress.HungSince.Swap(0))
+	since := tickTime(w.progress.hungSince.Swap(0))
 	w.Health.Succeed(t, t)
 	h.Logger().Info("worker makes progress again", zap.String("upstream", w.Dial), zap.Duration("hung", t.Sub(since)))
 }

@@ -21,16 +21,15 @@ type flowTest struct {
 func newFlowTest(t *testing.T) *flowTest {
 	t.Helper()
 	// without the upkeep, which has a clock of its own
-	p := &Pool{Name: "test", Scheduler: kvscore.NewScheduler(kvscore.Settings{}), members: members{Workers: make(map[string]*Worker)}}
+	p := &Pool{Name: "test", Scheduler: kvscore.NewScheduler(kvscore.Settings{}), members: members{workers: make(map[string]*Worker)}}
 	p.Settings.Store(wanted().WithDefaults())
-	p.Queue.pool = p
+	p.queue.pool = p
 	return &flowTest{p, p.Worker("a:1"), p.Worker("b:1"), epoch}
 }
 
 // booked is an attempt with its booking.
 type booked struct {
-	Attempt
-	lease  *kvscore.Lease
+	Seat
 	caused atomic.Bool // it was canceled to move
 }
 
@@ -39,8 +38,8 @@ func (f *flowTest) begin(w *Worker, kind AttemptKind, ahead int64) *booked {
 	var sel kvscore.Selection
 	sel.Rand = newRandom()
 	_, lease := f.p.Scheduler.Select(f.now, &kvscore.Request{Tokens: ahead, Streamed: true}, []kvscore.Target{w.Target(0)}, -1, &kvscore.LeastLoad{}, &sel)
-	a := &booked{Attempt: Attempt{Worker: w, Target: w.Target(0), Begun: f.now, Kind: kind, Ahead: ahead}, lease: lease}
-	w.Progress.Begin(&a.Attempt)
+	a := &booked{Seat: Seat{Worker: w, Target: w.Target(0), Begun: f.now, Kind: kind, ahead: ahead, lease: lease}}
+	w.progress.begin(&a.Seat)
 	return a
 }
 
@@ -49,7 +48,7 @@ func (f *flowTest) showsRate(w *Worker) {
 	a := f.begin(w, KindStream, 512)
 	a.lease.FirstToken(f.now.Add(time.Duration(512 / leastRate * float64(time.Second))))
 	a.lease.End(true, nil)
-	w.Progress.End(&a.Attempt)
+	w.progress.end(&a.Seat)
 }
 
 // moved returns which of the attempts were canceled to move, and checks how many.
@@ -70,9 +69,8 @@ func (f *flowTest) moved(t *testing.T, all []*booked, want int) (moved []bool) {
 // allow lets an attempt move to another worker than a.
 func (f *flowTest) allow(a *booked) {
 	ups := reverseproxy.UpstreamPool{{Dial: f.a.Dial}, {Dial: f.b.Dial}}
-	tab, _ := f.p.NewTable(ups, nil, false)
-	want := Wants{Rank: AnyRank, Slot: true, Tried: []*Worker{f.a}}
-	a.Worker.Progress.Allow(&a.Attempt, &Move{func() { a.caused.Store(true) }, want, Offers{ups, tab}})
+	want := Wants{Rank: AnyRank, Kind: KindStream, Tried: []*Worker{f.a}}
+	a.MayMove(&Move{func() { a.caused.Store(true) }, want, f.p.Peek(ups, nil)})
 }
 
 // pass lets time pass while the given workers produce output. It returns the time until the
@@ -81,10 +79,10 @@ func (f *flowTest) pass(d time.Duration, from ...*Worker) time.Duration {
 	for i := range int(d / hungCheck) {
 		f.now = f.now.Add(hungCheck)
 		for _, w := range from {
-			w.Progress.LastOutput.Store(Ticks(f.now))
+			w.progress.lastOutput.Store(ticks(f.now))
 		}
 		hungWatch{f.p}.check(f.now)
-		if f.a.Progress.IsHung() || f.b.Progress.IsHung() {
+		if f.a.IsHung() || f.b.IsHung() {
 			return time.Duration(i+1) * hungCheck
 		}
 	}
@@ -112,8 +110,8 @@ func TestWorkerHangs(t *testing.T) {
 		{"nothing is asked of it", func(f *flowTest) []*Worker { return []*Worker{f.b} }, 0},
 		{"its stream has ended", func(f *flowTest) []*Worker {
 			x, y := f.begin(f.a, KindStream, 10), f.begin(f.a, KindStream, 10)
-			f.a.Progress.End(&x.Attempt)
-			f.a.Progress.End(&y.Attempt)
+			f.a.progress.end(&x.Seat)
+			f.a.progress.end(&y.Seat)
 			return []*Worker{f.b}
 		}, 0},
 		{"nobody makes progress", func(f *flowTest) []*Worker {
@@ -139,7 +137,7 @@ func TestWorkerHangs(t *testing.T) {
 			return []*Worker{f.b}
 		}, soon},
 		{"the client does not read", func(f *flowTest) []*Worker {
-			f.begin(f.a, KindStream, 10).Waiting.Store(false)
+			f.begin(f.a, KindStream, 10).waiting.Store(false)
 			return []*Worker{f.b}
 		}, 0},
 		{"a long prompt", func(f *flowTest) []*Worker {
@@ -153,8 +151,8 @@ func TestWorkerHangs(t *testing.T) {
 			return []*Worker{f.b}
 		}, soon - 5*time.Second},
 		{"a stream that waits for a client, and a new one", func(f *flowTest) []*Worker {
-			f.begin(f.a, KindStream, 10).Waiting.Store(false)
-			f.a.Progress.LastOutput.Store(Ticks(f.now))
+			f.begin(f.a, KindStream, 10).waiting.Store(false)
+			f.a.progress.lastOutput.Store(ticks(f.now))
 			f.now = f.now.Add(time.Minute)
 			f.begin(f.a, KindStream, 10)
 			return []*Worker{f.b}
@@ -166,7 +164,7 @@ func TestWorkerHangs(t *testing.T) {
 			if got := f.pass(10*time.Minute, others...); got != v.want {
 				t.Errorf("found to hang after %v, want %v", got, v.want)
 			}
-			if f.b.Progress.IsHung() {
+			if f.b.IsHung() {
 				t.Error("the other one is said to hang")
 			}
 			if v.want > 0 && f.a.Health.Available(f.now) {
@@ -194,11 +192,11 @@ func TestOneLateByteIsEnough(t *testing.T) {
 	f.begin(f.a, KindStream, 10)
 	f.now = f.now.Add(time.Hour)
 	for range 20 {
-		f.b.Progress.LastOutput.Store(Ticks(f.now))
+		f.b.progress.lastOutput.Store(ticks(f.now))
 		hungWatch{f.p}.check(f.now)
 		f.now = f.now.Add(hungCheck)
-		f.a.Progress.LastOutput.Store(Ticks(f.now)) // it comes a moment after the check
-		if f.a.Progress.IsHung() {
+		f.a.progress.lastOutput.Store(ticks(f.now)) // it comes a moment after the check
+		if f.a.IsHung() {
 			t.Fatal("found to hang, though something came")
 		}
 	}
@@ -215,14 +213,14 @@ func TestHungWorkerFlowsAgain(t *testing.T) {
 		f.now = f.now.Add(hungCheck)
 		hungWatch{f.p}.check(f.now)
 	}
-	if !f.a.Progress.IsHung() {
+	if !f.a.IsHung() {
 		t.Fatal("it is forgotten that it hangs")
 	}
 	f.now = f.now.Add(hungCheck)
-	f.a.Progress.LastOutput.Store(Ticks(f.now))
+	f.a.progress.lastOutput.Store(ticks(f.now))
 	hungWatch{f.p}.check(f.now)
-	if f.a.Progress.IsHung() || !f.a.Health.Available(f.now) {
-		t.Errorf("hangs: %v, available: %v", f.a.Progress.IsHung(), f.a.Health.Available(f.now))
+	if f.a.IsHung() || !f.a.Health.Available(f.now) {
+		t.Errorf("hangs: %v, available: %v", f.a.IsHung(), f.a.Health.Available(f.now))
 	}
 }
 
@@ -235,7 +233,7 @@ func TestHungWorkerStaysMarkedWhenItsServerAnswers(t *testing.T) {
 		f.a.Health.recordAway(f.now, Unresponsive)
 		f.pass(hungCheck, f.b)
 	}
-	if !f.a.Progress.IsHung() {
+	if !f.a.IsHung() {
 		t.Fatal("the worker is not hung")
 	}
 	f.p.answered(f.a)
@@ -264,13 +262,13 @@ func TestUnheadedRequestsAreMoved(t *testing.T) {
 	}{
 		{"all", 100, func(f *flowTest) {}, 8, 8},
 		{"the budget", 4, func(f *flowTest) {}, 4, 4},
-		{"some room", 100, func(f *flowTest) { f.b.Slots.Limit.Store(3) }, 3, 4},
+		{"some room", 100, func(f *flowTest) { f.b.slots.limit.Store(3) }, 3, 4},
 		{"no room", 100, func(f *flowTest) {
-			f.b.Slots.Limit.Store(1)
-			f.b.Slots.Take()
+			f.b.slots.limit.Store(1)
+			f.b.slots.take()
 		}, 0, 1},
 		{"the other is marked down", 100, func(f *flowTest) { f.b.Health.Fail(time.Now(), time.Now(), 0, false) }, 0, 0},
-		{"the other drains", 100, func(f *flowTest) { f.b.Drain.Store(DrainAsked) }, 0, 0},
+		{"the other drains", 100, func(f *flowTest) { f.b.drain.Store(drainAsked) }, 0, 0},
 		{"it has given no first token", 100, func(f *flowTest) {
 			f.p.Scheduler = kvscore.NewScheduler(kvscore.Settings{})
 			f.p.Scheduler.Declare(f.a.Target(0), 1<<20)
@@ -289,10 +287,10 @@ func TestUnheadedRequestsAreMoved(t *testing.T) {
 				a := f.begin(f.a, KindStream, 10)
 				f.allow(a)
 				all = append(all, a)
-				if i%2 == 0 && f.a.Progress.Arrived(&a.Attempt) {
+				if i%2 == 0 && a.Arrived() {
 					t.Error("moved before it hangs")
 				}
-				a.Waiting.Store(true)
+				a.waiting.Store(true)
 			}
 			if f.pass(time.Minute, f.b) == 0 {
 				t.Fatal("it does not hang")
@@ -303,9 +301,9 @@ func TestUnheadedRequestsAreMoved(t *testing.T) {
 				}
 			}
 			for range v.want { // the retries take their slots
-				f.b.Slots.Take()
+				f.b.slots.take()
 			}
-			f.b.Slots.Running.Add(-1)
+			f.b.slots.running.Add(-1)
 			hungWatch{f.p}.check(f.now.Add(hungCheck))
 			f.moved(t, all, v.later)
 		})
@@ -320,7 +318,7 @@ func TestFlowCountsWhatIsThere(t *testing.T) {
 	for range 2000 {
 		if len(live) > 0 && rng.IntN(2) == 0 {
 			i := rng.IntN(len(live))
-			f.a.Progress.End(&live[i].Attempt)
+			f.a.progress.end(&live[i].Seat)
 			live[i].lease.End(false, nil)
 			live[i] = live[len(live)-1]
 			live = live[:len(live)-1]
@@ -332,12 +330,12 @@ func TestFlowCountsWhatIsThere(t *testing.T) {
 			if a.Kind == KindOther {
 				continue
 			}
-			if want++; f.a.Progress.attempts[a.pos] != &a.Attempt {
+			if want++; f.a.progress.attempts[a.pos] != &a.Seat {
 				t.Fatal("an attempt is not where it says it is")
 			}
 		}
-		if len(f.a.Progress.attempts) != want {
-			t.Fatalf("%d attempts, want %d", len(f.a.Progress.attempts), want)
+		if len(f.a.progress.attempts) != want {
+			t.Fatalf("%d attempts, want %d", len(f.a.progress.attempts), want)
 		}
 	}
 }
@@ -365,9 +363,9 @@ func TestProbeIsNotLost(t *testing.T) {
 		a := f.begin(f.a, v.kind, 10)
 		f.allow(a)
 		if v.arrived {
-			f.a.Progress.Arrived(&a.Attempt)
+			a.Arrived()
 		}
-		f.a.Progress.HungSince.Store(1) // before the attempt began
+		f.a.progress.hungSince.Store(1) // before the attempt began
 		hungWatch{f.p}.check(f.now.Add(hungAfter - hungCheck))
 		if a.caused.Load() {
 			t.Errorf("%s: canceled too soon", v.name)
@@ -376,7 +374,7 @@ func TestProbeIsNotLost(t *testing.T) {
 		if got := a.caused.Load(); got != v.moved {
 			t.Errorf("%s: canceled %v, want %v", v.name, got, v.moved)
 		}
-		if moved := f.a.Progress.Arrived(&a.Attempt); moved != v.moved {
+		if moved := a.Arrived(); moved != v.moved {
 			t.Errorf("%s: moved %v, want %v", v.name, moved, v.moved)
 		}
 	}

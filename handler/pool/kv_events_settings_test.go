@@ -1,58 +1,9 @@
 package pool
 
 import (
-	"errors"
-	"slices"
 	"strings"
 	"testing"
-
-	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 )
-
-func TestPublishersOfAWorker(t *testing.T) {
-	two := engine.KVEvents{Endpoint: "tcp://*:5557", Replay: "tcp://*:6557", Topic: "t", Publishers: 2}
-	one := two
-	one.Publishers = 1
-	path, dials := one, one
-	path.Endpoint, dials.Endpoint = "ipc:///run/x", "tcp://127.0.0.1:5557"
-	bound := engine.KVEvents{Endpoint: "tcp://0.0.0.0:39121", Publishers: 1}
-	for _, c := range []struct {
-		name  string
-		dial  string
-		set   *KVEventsSettings
-		of    engine.KVEvents
-		ranks int
-		want  []publisher
-		why   error
-	}{
-		{"nothing", "10.0.0.1:8000", nil, engine.KVEvents{}, 1, nil, nil},
-		{"reported", "10.0.0.1:8000", nil, one, 1, []publisher{{"tcp://10.0.0.1:5557", "tcp://10.0.0.1:6557", "t"}}, nil},
-		{"reported by ranks", "[fd00::1]:8000", nil, two, 2, []publisher{
-			{"tcp://[fd00::1]:5557", "tcp://[fd00::1]:6557", "t"}, {"tcp://[fd00::1]:5558", "tcp://[fd00::1]:6558", "t"},
-		}, nil},
-		{"reported as bound", "gpu:8000", nil, bound, 1, []publisher{{"tcp://gpu:39121", "", ""}}, nil},
-		{"of ranks that the engine chooses", "gpu:8000", nil, two, 1, nil, errRanks},
-		{"of an engine that connects", "gpu:8000", nil, dials, 1, nil, errDials},
-		{"at a path here", "127.0.0.1:8000", nil, path, 1, []publisher{{"ipc:///run/x", "tcp://127.0.0.1:6557", "t"}}, nil},
-		{"at a path elsewhere", "gpu:8000", nil, path, 1, nil, errPath},
-		{"off", "gpu:8000", &KVEventsSettings{Source: "off"}, one, 1, nil, nil},
-		{"with a topic and another replay", "gpu:8000", &KVEventsSettings{Topic: "a", Replay: "7000"}, one, 1, []publisher{{"tcp://gpu:5557", "tcp://gpu:7000", "a"}}, nil},
-		{"port", "tcp/gpu:8000", &KVEventsSettings{Source: "5557", Replay: "5600"}, engine.KVEvents{}, 2, []publisher{
-			{"tcp://gpu:5557", "tcp://gpu:5600", ""}, {"tcp://gpu:5558", "tcp://gpu:5601", ""},
-		}, nil},
-		{"endpoint", "unix//run/x", &KVEventsSettings{Source: "tcp://127.0.0.1:9"}, one, 1, []publisher{{"tcp://127.0.0.1:9", "", ""}}, nil},
-		{"path of ranks", "127.0.0.1:8000", &KVEventsSettings{Source: "ipc:///run/x"}, one, 2, nil, errUnread},
-	} {
-		if err := c.set.check(false); err != nil {
-			t.Errorf("%s: %v", c.name, err)
-		}
-		w := WorkerSettings{Dial: c.dial, KVEvents: c.set}
-		got, why := w.publishers(engine.Info{KVEvents: c.of}, c.ranks)
-		if !slices.Equal(got, c.want) || !errors.Is(why, c.why) {
-			t.Errorf("%s: %v, %v; want %v, %v", c.name, got, why, c.want, c.why)
-		}
-	}
-}
 
 func TestSettingsOfKVEventsThatAreWrong(t *testing.T) {
 	for text, set := range map[string]KVEventsSettings{

@@ -59,11 +59,11 @@ func (l *RequestLimit) UnmarshalJSON(b []byte) error {
 func (w *Worker) limitSlots(set WorkerSettings) {
 	limit := int64(set.MaxRunning)
 	if set.MaxRunning == LimitAuto {
-		info, ranks := w.Engine.Info(), w.Ranks()
+		info, ranks := &w.Engine().Info, w.Ranks()
 		if ranks == 1 { // the engine may have ranks that the router does not choose
 			ranks = max(1, info.DPSize)
 		}
 		limit = int64(info.MaxRunning) * int64(ranks)
 	}
-	w.Slots.Limit.Store(limit)
+	w.slots.limit.Store(limit)
 }

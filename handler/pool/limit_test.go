@@ -13,14 +13,13 @@ import (
 // engine that reports none.
 func TestAutoLimitIsTheEngines(t *testing.T) {
 	p := testPool(t, wanted(WorkerSettings{Dial: "a:1", MaxRunning: LimitAuto}, WorkerSettings{Dial: "b:1", MaxRunning: 7}, WorkerSettings{Dial: "c:1"}))
-	limit := func(dial string) int64 { return p.Worker(dial).Slots.Limit.Load() }
+	limit := func(dial string) int64 { return p.Worker(dial).slots.limit.Load() }
 	for _, v := range []struct {
 		info engine.Info
 		want int64
 	}{
 		{engine.Info{}, 0},
 		{engine.Info{Type: engine.SGLang, MaxRunning: 4, DPSize: 2}, 8},
-		{engine.Info{}, 8}, // it did not answer
 		{engine.Info{Type: engine.SGLang, MaxRunning: 5, DPSize: 1}, 5},
 		{engine.Info{Type: engine.Dynamo, MaxRunning: 3, DPSize: 4}, 12}, // its ranks are no targets
 		{engine.Info{Type: engine.LlamaCpp, MaxRunning: 3}, 3},
@@ -49,11 +48,11 @@ func TestHigherAutoLimitServesTheQueue(t *testing.T) {
 	p := testPool(t, wanted(WorkerSettings{Dial: "a:1", MaxRunning: LimitAuto}))
 	w := p.tell("a:1", engine.Info{Type: engine.SGLang, MaxRunning: 1})
 	m := newWaiter(time.Now(), w)
-	if !w.Slots.Take() || !p.Queue.enter(m, 10) {
+	if !w.slots.take() || !p.queue.enter(m, 10) {
 		t.Fatal("the request does not wait")
 	}
 	p.tell("a:1", engine.Info{Type: engine.SGLang, MaxRunning: 2})
-	if g, ok := m.decided(); !ok || g.Worker != w {
+	if g, ok := m.decided(); !ok || g.worker != w {
 		t.Errorf("decided %v, granted %+v", ok, g)
 	}
 }
@@ -79,16 +78,16 @@ func TestRequestLimitInJSON(t *testing.T) {
 func TestAutoLimitSurvivesAnotherID(t *testing.T) {
 	p := testPool(t, wanted(WorkerSettings{Dial: "a:1", MaxRunning: LimitAuto}))
 	w := p.tell("a:1", engine.Info{Type: engine.SGLang, MaxRunning: 2, DPSize: 2})
-	for w.Slots.Take() {
+	for w.slots.take() {
 		continue
 	}
 	m := newWaiter(time.Now(), w)
-	if !p.Queue.enter(m, 10) {
+	if !p.queue.enter(m, 10) {
 		t.Fatal("the request does not wait")
 	}
 	p.Apply(wanted(WorkerSettings{Dial: "a:1", ID: 77, MaxRunning: LimitAuto}).WithDefaults())
 	w = p.Worker("a:1")
-	if n := w.Slots.Limit.Load(); n != 4 || w.Ranks() != 2 {
+	if n := w.slots.limit.Load(); n != 4 || w.Ranks() != 2 {
 		t.Errorf("limit %d of %d ranks, want 4 of 2", n, w.Ranks())
 	}
 	if v, ok := m.decided(); ok {

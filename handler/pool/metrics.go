@@ -9,12 +9,6 @@ var (
 	retriesDenied      = poolCounter("retries_denied_total", "Retries that the retry budget did not allow.")
 	cachesCleared      = poolCounter("cache_model_cleared_total", "How often a worker lost its KV cache and the router cleared its cache model, by reason.", "worker", "reason")
 	engineSessionCalls = poolCounter("engine_sessions_total", "Sessions that engines opened and closed for the router, by outcome.", "action", "outcome")
-	eventResyncs       = poolCounter("kv_events_resyncs_total", "How often the router asked for a worker's KV events anew because the engine reported far fewer cached tokens than they said.", "worker")
-	predictionErrors   = prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Namespace: "caddy", Subsystem: "kv_router", Name: "prediction_error_tokens",
-		Help:    "Absolute difference between predicted and reported cached tokens.",
-		Buckets: []float64{0, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536},
-	}, []string{"pool", "worker"})
 )
 
 func poolCounter(name, help string, labels ...string) *prometheus.CounterVec {
@@ -24,7 +18,7 @@ func poolCounter(name, help string, labels ...string) *prometheus.CounterVec {
 
 // Collectors returns the collectors of the pools, to be registered.
 func Collectors() []prometheus.Collector {
-	return []prometheus.Collector{retriesMade, retriesDenied, cachesCleared, engineSessionCalls, eventResyncs, predictionErrors}
+	return []prometheus.Collector{retriesMade, retriesDenied, cachesCleared, engineSessionCalls}
 }
 
 // CountRetries counts n retries of attempts on a worker.
@@ -32,16 +26,8 @@ func (p *Pool) CountRetries(w *Worker, reason string, n int) {
 	retriesMade.WithLabelValues(p.Name, w.Dial, reason).Add(float64(n))
 }
 
-// CountOpened counts a session that an engine opened, or failed to open.
-func (p *Pool) CountOpened(opened bool) {
-	outcome := "opened"
-	if !opened {
-		outcome = "failed"
-	}
-	p.countSession("open", outcome)
-}
-
-func (p *Pool) countSession(action, outcome string) {
+// CountSession counts a session that an engine was asked to open or close.
+func (p *Pool) CountSession(action, outcome string) {
 	engineSessionCalls.WithLabelValues(p.Name, action, outcome).Inc()
 }
 
@@ -51,7 +37,6 @@ func (p *Pool) countFromZero(w *Worker) {
 	for _, reason := range []string{"refused", "broken", "first_token", "hung", "404", "429", "503", "529", "resend", "reconnect"} {
 		p.CountRetries(w, reason, 0)
 	}
-	eventResyncs.WithLabelValues(p.Name, w.Dial)
 	for _, why := range []string{clearedRefused, clearedRestarted, clearedMismatch} {
 		cachesCleared.WithLabelValues(p.Name, w.Dial, why)
 	}
@@ -62,6 +47,4 @@ func (p *Pool) forgetCounts(w *Worker) {
 	labels := prometheus.Labels{"pool": p.Name, "worker": w.Dial}
 	retriesMade.DeletePartialMatch(labels)
 	cachesCleared.DeletePartialMatch(labels)
-	eventResyncs.DeletePartialMatch(labels)
-	predictionErrors.DeletePartialMatch(labels)
 }

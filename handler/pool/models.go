@@ -31,13 +31,34 @@ type ModelEntry struct {
 
 // Serves returns whether a worker serves a model, and whether that is known.
 func (w *Worker) Serves(model string) (yes, known bool) {
-	if set := w.Configured.Load(); set != nil {
+	if set := w.configured.Load(); set != nil {
 		return (*set)[model], true
 	}
-	if list := w.Models.Load(); list != nil {
+	if list := w.list.Load(); list != nil {
 		return list.has(model), true
 	}
 	return false, false
+}
+
+// ModelsOf returns the ids of the models that the operator lists for the worker, and of those
+// that it lists itself, in order; nil without a list.
+func (w *Worker) ModelsOf() (configured, own []string) {
+	if set := w.configured.Load(); set != nil {
+		configured = slices.Sorted(maps.Keys(*set))
+	}
+	if list := w.list.Load(); list != nil {
+		own = slices.Sorted(maps.Keys(list.IDs))
+	}
+	return configured, own
+}
+
+// HasConfiguredModels returns whether the operator lists the worker's models.
+func (w *Worker) HasConfiguredModels() bool { return w.configured.Load() != nil }
+
+// KnownToServe returns whether a worker is known to serve a model.
+func (w *Worker) KnownToServe(model string) bool {
+	yes, _ := w.Serves(model)
+	return yes
 }
 
 // has returns whether a model is in the list. Searching a short list is faster than a map.
@@ -55,7 +76,7 @@ func (p *Pool) NoneServes(ups reverseproxy.UpstreamPool, model string) bool {
 		if strings.Contains(up.Dial, "{") {
 			return false
 		}
-		set := p.peek(up.Dial).Configured.Load()
+		set := p.peek(up.Dial).configured.Load()
 		if set == nil || (*set)[model] {
 			return false
 		}
@@ -65,12 +86,12 @@ func (p *Pool) NoneServes(ups reverseproxy.UpstreamPool, model string) bool {
 
 // Learn records a worker's list of models, nil if it has none, and logs a change.
 func (w *Worker) Learn(list *ModelList, logger *zap.Logger) {
-	old := w.Models.Load()
+	old := w.list.Load()
 	same := old != nil && list != nil && maps.Equal(old.IDs, list.IDs)
 	if same && slices.Equal(old.Entries, list.Entries) {
 		return
 	}
-	w.Models.Store(list)
+	w.list.Store(list)
 	if same || list == nil {
 		return
 	}
@@ -109,11 +130,11 @@ func (p *Pool) Adapter(model string) (name string, known bool) {
 		return "", true
 	}
 	known = true
-	p.Mu.RLock()
-	defer p.Mu.RUnlock()
+	p.members.mu.RLock()
+	defer p.members.mu.RUnlock()
 	base, adapter, isPair := strings.Cut(model, ":")
-	for _, w := range p.Workers {
-		list := w.Models.Load()
+	for _, w := range p.workers {
+		list := w.list.Load()
 		if list == nil {
 			continue
 		}
@@ -174,10 +195,10 @@ func (p *Pool) SessionModels() []string {
 // listed returns the models that the operator lists, or else those that the worker lists.
 func (w *Worker) listed() []ModelEntry {
 	var own []ModelEntry
-	if l := w.Models.Load(); l != nil {
+	if l := w.list.Load(); l != nil {
 		own = l.Entries
 	}
-	set := w.Configured.Load()
+	set := w.configured.Load()
 	if set == nil {
 		return own
 	}

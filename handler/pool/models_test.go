@@ -15,7 +15,7 @@ func TestEqualModelListIsNoNews(t *testing.T) {
 	w, first, other := new(Worker), list("1"), list("2")
 	for i, v := range []struct{ own, want *ModelList }{{first, first}, {list("1"), first}, {other, other}, {nil, nil}, {first, first}} {
 		w.Learn(v.own, zap.NewNop())
-		if w.Models.Load() != v.want {
+		if w.list.Load() != v.want {
 			t.Errorf("step %d: another list than wanted", i)
 		}
 	}

@@ -1,6 +1,6 @@
-// Package pool is the workers and everything known of them: health, capacity, queue,
-// models, engines, cache checks. It survives reloads, and knows no configuration and no
-// request.
+// Package pool is the workers: health, capacity, queue, models, seats. It survives
+// reloads, and knows no configuration and no request. What is found out of the workers'
+// engines is in package discovery.
 package pool
 
 import (
@@ -41,34 +41,36 @@ type Pool struct {
 	members
 	prompts
 	configs
+	joined joined
 	conversations
 
-	Sessions *affinity.Sessions
-	engineSessions
-	lostSessions
-	Queue      queue
+	Sessions   *affinity.Sessions
+	holderMu   sync.Mutex
+	holder     Holder // nil until the first call of Holder
+	queue      queue
 	Spending   spending
 	Background background
 	Memory     body.Memory // of request bodies
 	Incidents  Incidents
 	snapshots  snapshots
 
-	scratches sync.Pool // of *Scratch
-	stop      chan struct{}
-	following sync.WaitGroup // of KV events
-	life      context.Context
-	endLife   context.CancelFunc
+	choices  sync.Pool // of *Candidates
+	newWatch func(*Pool, *Worker) Watch
+	stop     chan struct{}
+	life     context.Context
+	endLife  context.CancelFunc
+	tasks    sync.WaitGroup // see Go
 }
 
 // members are the workers of a pool.
 type members struct {
-	LastRequest atomic.Int64  // Unix seconds; Worker.Seen is compared with it
-	Layout      atomic.Uint64 // grows when a table becomes invalid: a worker, or its ranks, changed
+	lastRequest atomic.Int64  // Unix seconds; Worker.Seen is compared with it
+	layout      atomic.Uint64 // grows when a table becomes invalid: a worker, or its ranks, changed
 
-	Mu        sync.RWMutex
-	Workers   map[string]*Worker // by dial address
+	mu        sync.RWMutex
+	workers   map[string]*Worker // by dial address
 	swept     time.Time          // when idle workers were last dropped for want of room
-	unnamed   *Worker            // stands for the workers above maxOthers
+	overflow  *Worker            // stands for the workers above maxOverflow
 	blockSize int                // of the engines, in tokens; 0 if they do not agree
 }
 
@@ -88,28 +90,29 @@ type conversations struct {
 
 // configs are the configurations that use a pool.
 type configs struct {
-	ServingSince atomic.Int64  // when the last one began to serve, Unix seconds
-	Probers      atomic.Uint64 // how many there were; numbers the next one
+	servingSince atomic.Int64 // when the last one began to serve, Unix seconds
 
 	agreeMu sync.Mutex
 	config  *prometheus.Registry // identifies the one last provisioned
 	agreed  *SharedSettings      // of its handlers
 }
 
-// New makes a pool and begins its upkeep.
-func New(name string, s *Settings) (*Pool, error) {
+// New makes a pool and begins its upkeep. watch begins what discovery keeps of a worker; nil:
+// nothing.
+func New(name string, s *Settings, watch func(*Pool, *Worker) Watch) (*Pool, error) {
 	p := &Pool{
 		Name:          name,
 		Scheduler:     kvscore.NewScheduler(s.schedulerSettings()),
-		members:       members{Workers: make(map[string]*Worker)},
+		members:       members{workers: make(map[string]*Worker)},
 		prompts:       prompts{seed: rand.Uint64()}, //nolint:gosec // unknown outside of the process is enough
 		conversations: conversations{Secret: affinity.NewSecret()},
+		newWatch:      watch,
 		stop:          make(chan struct{}),
 	}
 	p.life, p.endLife = context.WithCancel(context.Background())
 	store, err := affinity.NewRistretto(affinity.Options{
 		MaxSessions: s.MaxSessions,
-		OnExpire:    func(key affinity.Key, b affinity.Binding, _ affinity.Reason) { p.bindingEnded(key, b.Want) },
+		OnExpire:    func(key affinity.Key, b affinity.Binding, why affinity.Reason) { p.sessionEnded(key, &b.Want, why) },
 	})
 	if err != nil {
 		return nil, err
@@ -118,8 +121,8 @@ func New(name string, s *Settings) (*Pool, error) {
 	p.key(p.seed)
 	p.snapshots.wake, p.snapshots.ended = make(chan struct{}, 1), make(chan struct{})
 	p.Settings.Store(s)
-	p.Queue.pool = p
-	p.unnamed = p.nameless()
+	p.queue.pool = p
+	p.overflow = p.newOverflow()
 	retriesDenied.WithLabelValues(name) // so that its 0 is visible
 	p.declareAll(s)
 	go p.maintain()
@@ -138,20 +141,29 @@ func (p *Pool) key(seed uint64) {
 // Destruct writes the last snapshot or closes the sessions that engines hold, ends the upkeep,
 // and closes the store.
 func (p *Pool) Destruct() error {
-	if !p.hasSnapshot() {
-		p.closeAll()
+	if h := p.Holder(nil); h != nil && !p.hasSnapshot() {
+		h.CloseAll()
 	}
 	close(p.stop)
 	p.endLife()
-	p.following.Wait()
+	p.tasks.Wait()
 	p.endSnapshots()
 	return p.Sessions.Close()
 }
+
+// Life ends when the pool ends.
+func (p *Pool) Life() context.Context { return p.life }
+
+// Go runs a task that ends with the pool. Destruct waits for it.
+func (p *Pool) Go(task func()) { p.tasks.Go(task) }
 
 // Logger returns the logger of the pool, which no configuration owns.
 func (p *Pool) Logger() *zap.Logger {
 	return caddy.Log().Named("http.handlers.kv_router").With(zap.String("pool", p.Name))
 }
+
+// Serve records that a configuration begins to serve.
+func (p *Pool) Serve(t time.Time) { p.servingSince.Store(t.Unix()) }
 
 // Agree adds the settings of one handler, and returns those of all handlers of its
 // configuration. The metrics registry identifies the configuration.
@@ -170,32 +182,28 @@ func (p *Pool) Agree(config *prometheus.Registry, s *Settings) (*SharedSettings,
 
 // Apply replaces the pool's settings, and returns whether they changed.
 func (p *Pool) Apply(s *Settings) bool {
-	defer func() { // deferred before the unlock, so it runs after it
-		p.Queue.reviewAll()
-		for _, w := range p.All() {
-			p.Follow(w)
-		}
-	}()
-	p.Mu.Lock()
-	defer p.Mu.Unlock()
+	defer p.queue.reviewAll() // after the unlock
+	p.members.mu.Lock()
+	defer p.members.mu.Unlock()
 	p.adoptBlockSize(s)
 	old := p.Settings.Swap(s)
 	for dial := range old.Upstreams {
-		if w := p.Workers[dial]; w != nil && !s.Upstreams[dial] {
-			w.Seen.Store(time.Now().Unix()) // it was an upstream until now
+		if w := p.workers[dial]; w != nil && !s.Upstreams[dial] {
+			w.seen.Store(time.Now().Unix()) // it was an upstream until now
 		}
 	}
-	p.unnamed.configure(s.Worker(dialOthers))
+	p.overflow.configure(s.Worker(dialOverflow))
 	p.Scheduler.Apply(s.schedulerSettings())
 	go func() { // in steps: requests go on in between
-		for p.Scheduler.Step(2048) {
+		for p.Scheduler.Caches().Step(2048) {
 			runtime.Gosched()
 		}
 	}()
 	p.Sessions.SetMaxSessions(s.MaxSessions)
 	p.renumber(s)
-	for dial, w := range p.Workers {
+	for dial, w := range p.workers {
 		set := s.Worker(dial)
+		w.describe(set, w.Engine().Info)
 		p.declareRanks(w, set)
 		if s.Others || s.Upstreams[dial] { // else requests may still wait for it with the old limit
 			w.limitSlots(set)
@@ -226,9 +234,7 @@ func (p *Pool) maintain() {
 				p.Incidents.Raise(t, "no room in the cache model for some prompts", p.Logger)
 			}
 			p.forget(t)
-			for _, w := range p.All() {
-				p.trustEventsAgain(t, w)
-			}
+			p.pruneMembers(t)
 			if p.Memory.Upkeep(t) > 0 {
 				p.Incidents.Raise(t, "the router ended slow uploads", p.Logger)
 			}

@@ -11,7 +11,7 @@ import (
 // testPool opens a pool of its own.
 func testPool(t testing.TB, s *Settings) *Pool {
 	t.Helper()
-	p, err := New("test", s.WithDefaults())
+	p, err := New("test", s.WithDefaults(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,9 +62,9 @@ func TestIdlePoolForgetsNothing(t *testing.T) {
 	}
 	long := time.Now().Add(-10 * WorkerGrace).Unix()
 	for _, w := range []*Worker{static, dynamic} {
-		w.Seen.Store(long)
+		w.seen.Store(long)
 	}
-	p.LastRequest.Store(long)
+	p.lastRequest.Store(long)
 	p.forget(time.Now())
 	for _, w := range []*Worker{static, dynamic} {
 		if p.Worker(w.Dial) != w || p.cached(w) != 1600 {
@@ -83,15 +83,15 @@ func TestWorkerThatIsGoneIsForgotten(t *testing.T) {
 	p.serve(static).End(true, nil)
 	lease := p.serve(gone)
 	seen := time.Now().Unix()
-	static.Seen.Store(seen)
-	gone.Seen.Store(seen)
+	static.seen.Store(seen)
+	gone.seen.Store(seen)
 
-	p.LastRequest.Store(seen + int64(WorkerGrace/time.Second))
+	p.lastRequest.Store(seen + int64(WorkerGrace/time.Second))
 	p.forget(time.Now())
 	if len(p.All()) != 2 {
 		t.Error("forgotten before its time")
 	}
-	p.LastRequest.Store(seen + int64(WorkerGrace/time.Second) + 1)
+	p.lastRequest.Store(seen + int64(WorkerGrace/time.Second) + 1)
 	p.forget(time.Now())
 	if len(p.All()) != 2 {
 		t.Error("forgotten with a request under way")
@@ -240,7 +240,7 @@ func TestHandlersOfOneConfigurationAgree(t *testing.T) {
 func TestRemovedWorkerKeepsItsLimit(t *testing.T) {
 	p := testPool(t, wanted(WorkerSettings{Dial: "a:1", ID: 1, MaxRunning: 3}))
 	w := p.Worker("a:1")
-	w.Slots.Take()
+	w.slots.take()
 	for _, v := range []struct {
 		settings *Settings
 		limit    int64
@@ -253,13 +253,13 @@ func TestRemovedWorkerKeepsItsLimit(t *testing.T) {
 		{&Settings{Others: true}, 0},
 	} {
 		p.Apply(v.settings.WithDefaults())
-		s := p.Worker("a:1").Slots
-		if limit, running := s.Limit.Load(), s.Running.Load(); limit != v.limit || running != 1 {
+		s := p.Worker("a:1").slots
+		if limit, running := s.limit.Load(), s.running.Load(); limit != v.limit || running != 1 {
 			t.Errorf("with %v: limit %d, want %d; %d running, want 1", v.settings.Workers, limit, v.limit, running)
 		}
 	}
-	p.FreeSlot(w)
-	if n := p.Worker("a:1").Slots.Running.Load(); n != 0 {
+	p.freeSlot(w)
+	if n := p.Worker("a:1").slots.running.Load(); n != 0 {
 		t.Errorf("%d running at the end", n)
 	}
 }

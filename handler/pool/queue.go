@@ -13,7 +13,7 @@ import (
 // the first request that can use it.
 type queue struct {
 	pool   *Pool
-	Length atomic.Int32 // number of waiters; readable without the lock
+	length atomic.Int32 // number of waiters; readable without the lock
 
 	mu        sync.Mutex
 	waiting   []*waiter // in order
@@ -27,21 +27,44 @@ const reviewEvery = 250 * time.Millisecond
 
 const incidentFull = "all workers are full, and requests wait"
 
-// Wait queues a request until the queue grants it a slot of a worker, for at most the
-// time given. It returns how long the request waited.
-func (p *Pool) Wait(ctx context.Context, want Wants, o Offers, most time.Duration) (v Grant, waited time.Duration) {
-	m := &waiter{want: want, offers: o, verdict: make(chan Grant, 1)}
-	if !p.Queue.enter(m, p.Settings.Load().MaxWaiting) {
-		return <-m.verdict, 0
+// Waiting returns how many requests wait in the queue.
+func (p *Pool) Waiting() int { return p.queue.Len() }
+
+// Len returns how many requests wait.
+func (q *queue) Len() int { return int(q.length.Load()) }
+
+// wait queues a request until the queue grants it a slot of a worker, for at most the time
+// given. It returns how long the request waited. The worker is nil if there is none to wait
+// for; the request then chooses again. The errors are ErrQueueFull, ErrWaited and the context's.
+func (q *queue) wait(
+	ctx context.Context, want *Wants, o Offers, most time.Duration,
+) (w *Worker, waited time.Duration, err error) {
+	m := &waiter{want: *want, offers: o, verdict: make(chan grant, 1)}
+	var v grant
+	if q.enter(m, q.pool.Settings.Load().MaxWaiting) {
+		began := time.Now()
+		q.pool.Incidents.Raise(began, incidentFull, q.pool.Logger)
+		v = q.outcome(ctx, m, most)
+		waited = time.Since(began)
+	} else {
+		v = <-m.verdict
 	}
-	began := time.Now()
-	p.Incidents.Raise(began, incidentFull, p.Logger)
-	v = p.Queue.outcome(ctx, m, most)
-	return v, time.Since(began)
+	switch {
+	case ctx.Err() != nil:
+		if v.worker != nil {
+			q.pool.freeSlot(v.worker)
+		}
+		return nil, waited, ctx.Err()
+	case v.full:
+		return nil, waited, ErrQueueFull
+	case v.late:
+		return nil, waited, ErrWaited
+	}
+	return v.worker, waited, nil
 }
 
 // outcome waits for the waiter's verdict.
-func (q *queue) outcome(ctx context.Context, m *waiter, most time.Duration) Grant {
+func (q *queue) outcome(ctx context.Context, m *waiter, most time.Duration) grant {
 	timer := time.NewTimer(most)
 	defer timer.Stop()
 	select {
@@ -51,7 +74,7 @@ func (q *queue) outcome(ctx context.Context, m *waiter, most time.Duration) Gran
 		return q.atLast(m)
 	case <-ctx.Done():
 		if q.leave(m) {
-			return Grant{Late: true}
+			return grant{late: true}
 		}
 		return <-m.verdict
 	}
@@ -68,12 +91,12 @@ func (q *queue) enter(m *waiter, most int) (waits bool) {
 	q.refresh(m)
 	i, _ := slices.BinarySearchFunc(q.waiting, m, (*waiter).compare)
 	q.waiting = slices.Insert(q.waiting, i, m)
-	q.Length.Add(1)
+	q.length.Add(1)
 	q.place(m, t)
 	if len(q.waiting) > most {
 		last := q.waiting[len(q.waiting)-1]
-		w := last.takeWorse()
-		q.decide(last, Grant{Worker: w, Full: w == nil})
+		w := last.takeWorse(t)
+		q.decide(last, grant{worker: w, full: w == nil})
 	}
 	waits = !m.out
 	if waits && !q.reviewing {
@@ -84,12 +107,12 @@ func (q *queue) enter(m *waiter, most int) (waits bool) {
 }
 
 // atLast removes a waiter whose time is up. It may get a worker that is marked down.
-func (q *queue) atLast(m *waiter) Grant {
+func (q *queue) atLast(m *waiter) grant {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if !m.out {
-		w := m.takeWorse()
-		q.decide(m, Grant{Worker: w, Late: w == nil})
+		w := m.takeWorse(time.Now())
+		q.decide(m, grant{worker: w, late: w == nil})
 	}
 	return <-m.verdict
 }
@@ -106,9 +129,9 @@ func (q *queue) leave(m *waiter) bool {
 }
 
 // freed gives the free slots of a worker to waiters. It takes no lock if the queue is
-// empty, because a request looks at the slots only after Length counts it.
+// empty, because a request looks at the slots only after length counts it.
 func (q *queue) freed(w *Worker) {
-	if q.Length.Load() == 0 {
+	if q.length.Load() == 0 {
 		return
 	}
 	q.mu.Lock()
@@ -118,21 +141,21 @@ func (q *queue) freed(w *Worker) {
 	}
 }
 
-// TakeUnclaimed takes a slot of a worker unless a queued request has first claim.
-func (q *queue) TakeUnclaimed(w *Worker) bool {
-	if q.Length.Load() > 0 {
+// takeUnclaimed takes a slot of a worker unless a queued request has first claim.
+func (q *queue) takeUnclaimed(w *Worker) bool {
+	if q.length.Load() > 0 {
 		q.mu.Lock()
 		defer q.mu.Unlock()
 		if q.firstFor(w, time.Now()) != nil {
 			return false
 		}
 	}
-	return w.Slots.Take()
+	return w.slots.take()
 }
 
 // reviewAll reviews all waiters after a change of settings.
 func (q *queue) reviewAll() {
-	if q.Length.Load() == 0 {
+	if q.length.Load() == 0 {
 		return
 	}
 	q.mu.Lock()
@@ -165,21 +188,32 @@ func (q *queue) review(t time.Time) {
 	}
 }
 
-// refresh evaluates which workers may serve a waiter. The caller holds the lock.
+// refresh finds out again which models are served, and which workers are at the offered
+// addresses. The caller holds the lock.
 func (q *queue) refresh(m *waiter) {
-	m.eligible = q.pool.eligible(m.eligible[:0], &m.want, m.offers)
+	m.workers = nil
+	if q.pool.isStale(m.offers) {
+		for _, row := range m.offers.Table.Rows {
+			w := row.Worker
+			if w != q.pool.overflow {
+				w = q.pool.Known(w.Dial)
+			}
+			m.workers = append(m.workers, w)
+		}
+	}
+	m.judge = q.pool.judgment(&m.want, m.offers, time.Time{})
 }
 
 // place gives a waiter a free slot that no earlier waiter can use. The caller holds the
 // lock.
 func (q *queue) place(m *waiter, t time.Time) {
 	for !m.out {
-		r, some := m.resort(t)
-		if !some {
-			q.decide(m, Grant{})
+		best := m.best(t)
+		if !best.Possible() {
+			q.decide(m, grant{})
 			return
 		}
-		w := m.leastBusy(func(s offer) bool { return s.allowed(r, t) })
+		w := m.leastBusy(t, func(w *Worker, v Verdict) bool { return v.tier() == best })
 		if w == nil || !q.give(w, t) {
 			return
 		}
@@ -189,14 +223,14 @@ func (q *queue) place(m *waiter, t time.Time) {
 // give gives a free slot of a worker to the first waiter that can use it. It returns false
 // if there is no such slot or waiter. The caller holds the lock.
 func (q *queue) give(w *Worker, t time.Time) bool {
-	if w.Slots.full() {
+	if w.slots.full() {
 		return false
 	}
 	m := q.firstFor(w, t)
-	if m == nil || !w.Slots.Take() {
+	if m == nil || !w.slots.take() {
 		return false
 	}
-	q.decide(m, Grant{Worker: w})
+	q.decide(m, grant{worker: w})
 	return true
 }
 
@@ -210,7 +244,7 @@ func (q *queue) firstFor(w *Worker, t time.Time) *waiter {
 }
 
 // decide removes a waiter and sends its verdict. The caller holds the lock.
-func (q *queue) decide(m *waiter, v Grant) {
+func (q *queue) decide(m *waiter, v grant) {
 	q.remove(m)
 	m.verdict <- v
 }
@@ -220,7 +254,7 @@ func (q *queue) remove(m *waiter) {
 	i, _ := slices.BinarySearchFunc(q.waiting, m, (*waiter).compare)
 	q.waiting = slices.Delete(q.waiting, i, i+1)
 	m.out = true
-	q.Length.Add(-1)
+	q.length.Add(-1)
 }
 
 // waiter is one request in the queue.
@@ -229,43 +263,58 @@ type waiter struct {
 	offers Offers
 	number uint64 // in the order of entering
 
-	eligible []offer    // the workers that may serve the request now
-	verdict  chan Grant // gets one Grant when the waiter leaves the queue
-	out      bool       // it has left the queue
+	// as of the last review
+	judge   judgment
+	workers []*Worker  // at the offered addresses, nil where the pool has forgotten it; nil: as offered
+	verdict chan grant // gets one grant when the waiter leaves the queue
+	out     bool       // it has left the queue
 }
 
-// Grant says how a wait ended. The zero Grant says that there is no worker to wait for;
+// grant says how a wait ended. The zero grant says that there is no worker to wait for;
 // the request then chooses again.
-type Grant struct {
-	Worker *Worker // the queue has taken a slot of it for the request
-	Full   bool    // too many requests wait
-	Late   bool    // the request waited too long, or the client left
+type grant struct {
+	worker *Worker // the queue has taken a slot of it for the request
+	full   bool    // too many requests wait
+	late   bool    // the request waited too long, or the client left
 }
 
 func (m *waiter) compare(o *waiter) int {
-	return cmp.Or(cmp.Compare(m.want.Tier, o.want.Tier), m.want.Arrival.Compare(o.want.Arrival), cmp.Compare(m.number, o.number))
+	a, b := &m.want, &o.want
+	return cmp.Or(cmp.Compare(a.Tier, b.Tier), a.Arrival.Compare(b.Arrival), cmp.Compare(m.number, o.number))
 }
 
-// resort returns the first resort at which a worker may serve the waiter, full or not. some
-// is false if there is none.
-func (m *waiter) resort(t time.Time) (r Resort, some bool) {
-	for _, r := range resorts {
-		for _, s := range m.eligible {
-			if s.allowed(r, t) {
-				return r, true
-			}
+// worker returns an offered worker, nil if the pool has forgotten it.
+func (m *waiter) worker(i int) *Worker {
+	if m.workers != nil {
+		return m.workers[i]
+	}
+	return m.offers.Table.Rows[i].Worker
+}
+
+// of returns the verdict on an offered worker.
+func (m *waiter) of(i int, t time.Time) Verdict {
+	m.judge.at = t
+	return m.judge.of(m.offers.Ups[i], m.worker(i))
+}
+
+// best returns the best tier of the offered workers, full or not.
+func (m *waiter) best(t time.Time) Verdict {
+	best := Gone
+	for i := range m.offers.Ups {
+		if best = min(best, m.of(i, t).tier()); best == Fits {
+			break
 		}
 	}
-	return Resort{}, false
+	return best
 }
 
 // leastBusy returns the least busy worker with room that mayUse accepts; nil if there is
 // none.
-func (m *waiter) leastBusy(mayUse func(offer) bool) (least *Worker) {
-	for _, s := range m.eligible {
-		if mayUse(s) && !s.worker.Slots.full() &&
-			(least == nil || s.worker.Slots.Running.Load() < least.Slots.Running.Load()) {
-			least = s.worker
+func (m *waiter) leastBusy(t time.Time, mayUse func(*Worker, Verdict) bool) (least *Worker) {
+	for i := range m.offers.Ups {
+		if w := m.worker(i); mayUse(w, m.of(i, t)) && !w.slots.full() &&
+			(least == nil || w.slots.running.Load() < least.slots.running.Load()) {
+			least = w
 		}
 	}
 	return least
@@ -273,11 +322,9 @@ func (m *waiter) leastBusy(mayUse func(offer) bool) (least *Worker) {
 
 // takeWorse takes a slot for a waiter that the queue would otherwise refuse. The worker may
 // be marked down, but neither hung nor draining. It returns nil if there is none.
-func (m *waiter) takeWorse() *Worker {
-	w := m.leastBusy(func(s offer) bool {
-		return Available(s.up) && !s.worker.Draining() && !s.worker.Progress.IsHung()
-	})
-	if w == nil || !w.Slots.Take() {
+func (m *waiter) takeWorse(t time.Time) *Worker {
+	w := m.leastBusy(t, func(w *Worker, v Verdict) bool { return v <= MarkedDown && !w.IsHung() })
+	if w == nil || !w.slots.take() {
 		return nil
 	}
 	return w
@@ -285,10 +332,11 @@ func (m *waiter) takeWorse() *Worker {
 
 // canUse returns whether the waiter can use a slot of the worker.
 func (m *waiter) canUse(w *Worker, t time.Time) bool {
-	i := slices.IndexFunc(m.eligible, func(s offer) bool { return s.worker == w })
-	if i < 0 {
-		return false
+	v := Gone
+	for i := range m.offers.Ups {
+		if m.worker(i) == w {
+			v = min(v, m.of(i, t).tier())
+		}
 	}
-	r, some := m.resort(t)
-	return some && m.eligible[i].allowed(r, t)
+	return v == Fits || v.Possible() && v == m.best(t)
 }

@@ -17,15 +17,15 @@ import (
 
 // queueRoom is a queue before workers with the given limits.
 func queueRoom(limits ...int) (*queue, []*Worker) {
-	p := &Pool{members: members{Workers: make(map[string]*Worker)}}
+	p := &Pool{members: members{workers: make(map[string]*Worker)}}
 	p.Settings.Store(wanted().WithDefaults())
-	p.Queue.pool = p
+	p.queue.pool = p
 	workers := make([]*Worker, len(limits))
 	for i, n := range limits {
-		workers[i] = newWorker(WorkerSettings{Dial: fmt.Sprint(i), ID: uint64(i + 1), MaxRunning: RequestLimit(n)})
-		p.Workers[workers[i].Dial] = workers[i]
+		workers[i] = p.newWorker(WorkerSettings{Dial: fmt.Sprint(i), ID: uint64(i + 1), MaxRunning: RequestLimit(n)})
+		p.workers[workers[i].Dial] = workers[i]
 	}
-	return &p.Queue, workers
+	return &p.queue, workers
 }
 
 // newWaiter is one that any of the workers may serve.
@@ -35,16 +35,16 @@ func newWaiter(arrival time.Time, workers ...*Worker) *waiter {
 		o.Ups = append(o.Ups, new(reverseproxy.Upstream))
 		o.Table.Rows = append(o.Table.Rows, TableRow{Worker: w})
 	}
-	return &waiter{want: Wants{Rank: AnyRank, Slot: true, Arrival: arrival}, offers: o, verdict: make(chan Grant, 1)}
+	return &waiter{want: Wants{Rank: AnyRank, Kind: KindPlain, Arrival: arrival}, offers: o, verdict: make(chan grant, 1)}
 }
 
 // decided returns the verdict, if there is one.
-func (m *waiter) decided() (Grant, bool) {
+func (m *waiter) decided() (grant, bool) {
 	select {
 	case v := <-m.verdict:
 		return v, true
 	default:
-		return Grant{}, false
+		return grant{}, false
 	}
 }
 
@@ -54,7 +54,7 @@ type plainQueue struct {
 	waiting []*waiter
 	running map[*Worker]int
 	allowed map[*waiter][]*Worker
-	got     map[*waiter]Grant
+	got     map[*waiter]grant
 }
 
 func (p *plainQueue) look() {
@@ -70,7 +70,7 @@ func (p *plainQueue) look() {
 	p.waiting = rest
 }
 
-func (p *plainQueue) serve(m *waiter) (Grant, bool) {
+func (p *plainQueue) serve(m *waiter) (grant, bool) {
 	var there []*Worker // those that are not drained, else all
 	for _, w := range p.allowed[m] {
 		if !w.Draining() {
@@ -82,7 +82,7 @@ func (p *plainQueue) serve(m *waiter) (Grant, bool) {
 	}
 	var best *Worker
 	for _, w := range there {
-		limit := int(w.Slots.Limit.Load())
+		limit := int(w.slots.limit.Load())
 		if (limit == 0 || p.running[w] < limit) && (best == nil || p.running[w] < p.running[best]) {
 			best = w
 		}
@@ -90,7 +90,7 @@ func (p *plainQueue) serve(m *waiter) (Grant, bool) {
 	if best != nil {
 		p.running[best]++
 	}
-	return Grant{Worker: best}, best != nil || len(there) == 0
+	return grant{worker: best}, best != nil || len(there) == 0
 }
 
 // TestQueueDoesWhatAPlainOneDoes applies random events to a queue and to its model. Both must
@@ -101,7 +101,7 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 1))
 			q, workers := queueRoom(2, 1, 3, 2)
-			p := &plainQueue{running: map[*Worker]int{}, allowed: map[*waiter][]*Worker{}, got: map[*waiter]Grant{}}
+			p := &plainQueue{running: map[*Worker]int{}, allowed: map[*waiter][]*Worker{}, got: map[*waiter]grant{}}
 			begun := time.Now()
 			const most = 12
 			for step := range 3000 {
@@ -129,7 +129,7 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 						continue
 					}
 					p.running[w]--
-					w.Slots.Running.Add(-1)
+					w.slots.running.Add(-1)
 					q.freed(w)
 				case op < 18: // a client leaves
 					if len(p.waiting) == 0 {
@@ -141,17 +141,17 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 					}
 					p.waiting = slices.Delete(p.waiting, i, i+1)
 				case op < 19: // the operator changes a limit
-					workers[rng.IntN(len(workers))].Slots.Limit.Store(int64(rng.IntN(5)))
+					workers[rng.IntN(len(workers))].slots.limit.Store(int64(rng.IntN(5)))
 					q.reviewAll()
 				default: // or drains a worker, or ends that
 					w := workers[rng.IntN(len(workers))]
-					w.Drain.Store(DrainAsked - w.Drain.Load())
+					w.drain.Store(drainAsked - w.drain.Load())
 					q.reviewAll()
 				}
 				p.look()
 				if len(p.waiting) > most {
 					last := p.waiting[most]
-					p.got[last] = Grant{Full: true}
+					p.got[last] = grant{full: true}
 					p.waiting = p.waiting[:most]
 				}
 				for m, want := range p.got {
@@ -159,9 +159,9 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 					if !ok || got != want {
 						t.Fatalf("seed %d, step %d: got %+v (%v), want %+v", seed, step, got, ok, want)
 					}
-					if got.Full {
+					if got.full {
 						refused++
-					} else if got.Worker != nil {
+					} else if got.worker != nil {
 						served++
 					}
 				}
@@ -171,11 +171,11 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 						t.Fatalf("seed %d, step %d: %+v, and the plain queue lets it wait", seed, step, v)
 					}
 				}
-				if n := int(q.Length.Load()); n != len(p.waiting) {
+				if n := int(q.length.Load()); n != len(p.waiting) {
 					t.Fatalf("seed %d, step %d: length %d, want %d", seed, step, n, len(p.waiting))
 				}
 				for i, w := range workers {
-					if n := int(w.Slots.Running.Load()); n != p.running[w] {
+					if n := int(w.slots.running.Load()); n != p.running[w] {
 						t.Fatalf("seed %d, step %d: worker %d has %d, want %d", seed, step, i, n, p.running[w])
 					}
 				}
@@ -207,11 +207,11 @@ func TestWaitEndsInTime(t *testing.T) {
 	}{
 		{"TimeIsUp", nil, most, false},
 		{"ClientLeaves", func(_ *queue, _ *Worker, leave func()) { leave() }, 5 * time.Second, false},
-		{"SlotIsFree", func(q *queue, w *Worker, _ func()) { w.Slots.Running.Add(-1); q.freed(w) }, 5 * time.Second, true},
-		{"LimitIsRaised", func(_ *queue, w *Worker, _ func()) { w.Slots.Limit.Store(2) }, 5*time.Second + reviewEvery, true},
+		{"SlotIsFree", func(q *queue, w *Worker, _ func()) { w.slots.running.Add(-1); q.freed(w) }, 5 * time.Second, true},
+		{"LimitIsRaised", func(_ *queue, w *Worker, _ func()) { w.slots.limit.Store(2) }, 5*time.Second + reviewEvery, true},
 		{"WorkerIsGone", func(q *queue, w *Worker, _ func()) {
-			delete(q.pool.Workers, w.Dial) // the pool has forgotten it
-			q.pool.Layout.Add(1)
+			delete(q.pool.workers, w.Dial) // the pool has forgotten it
+			q.pool.layout.Add(1)
 			q.reviewAll()
 		}, 5 * time.Second, true},
 	} {
@@ -219,7 +219,7 @@ func TestWaitEndsInTime(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				q, workers := queueRoom(1)
 				w := workers[0]
-				w.Slots.Take()
+				w.slots.take()
 				ctx, leave := context.WithCancel(t.Context())
 				defer leave()
 				m := newWaiter(time.Now(), w)
@@ -229,13 +229,13 @@ func TestWaitEndsInTime(t *testing.T) {
 					time.AfterFunc(5*time.Second, func() { v.happens(q, w, leave) })
 				}
 				got := q.outcome(ctx, m, most)
-				if decided := !got.Late; decided != v.decided || decided && v.name != "WorkerIsGone" && got.Worker != w {
+				if decided := !got.late; decided != v.decided || decided && v.name != "WorkerIsGone" && got.worker != w {
 					t.Errorf("decided %v: %+v", decided, got)
 				}
 				if d := time.Now().Sub(begun); d < v.after-reviewEvery || d > v.after+reviewEvery {
 					t.Errorf("after %v, want %v", d, v.after)
 				}
-				if n := q.Length.Load(); n != 0 {
+				if n := q.length.Load(); n != 0 {
 					t.Errorf("%d still wait", n)
 				}
 				time.Sleep(2 * reviewEvery)
@@ -257,15 +257,15 @@ func TestSlotsAreNeverLostNorTooMany(t *testing.T) {
 				m := newWaiter(time.Now(), workers[i%3/2:]...)
 				q.enter(m, 20)
 				v := q.outcome(ctx, m, time.Minute)
-				if w := v.Worker; w != nil {
-					if running, limit := w.Slots.Running.Load(), w.Slots.Limit.Load(); running > limit {
+				if w := v.worker; w != nil {
+					if running, limit := w.slots.running.Load(), w.slots.limit.Load(); running > limit {
 						t.Errorf("%d are running, %d may", running, limit)
 					}
 					served.Add(1)
 					if n%4 == 0 {
 						time.Sleep(100 * time.Microsecond)
 					}
-					w.Slots.Running.Add(-1)
+					w.slots.running.Add(-1)
 					q.freed(w)
 				}
 				cancel()
@@ -278,30 +278,30 @@ func TestSlotsAreNeverLostNorTooMany(t *testing.T) {
 		t.Error("nobody was served")
 	}
 	for i, w := range workers {
-		if n := w.Slots.Running.Load(); n != 0 {
+		if n := w.slots.running.Load(); n != 0 {
 			t.Errorf("worker %d has %d slots taken at the end", i, n)
 		}
 	}
-	if q.Length.Load() != 0 || len(q.waiting) != 0 {
-		t.Errorf("%d wait at the end, %d are counted", len(q.waiting), q.Length.Load())
+	if q.length.Load() != 0 || len(q.waiting) != 0 {
+		t.Errorf("%d wait at the end, %d are counted", len(q.waiting), q.length.Load())
 	}
 }
 
 // TestOnlyUnclaimedSlotsAreTaken has one that waits for the first worker.
 func TestOnlyUnclaimedSlotsAreTaken(t *testing.T) {
 	q, workers := queueRoom(1, 1)
-	workers[0].Slots.Take()
+	workers[0].slots.take()
 	m := newWaiter(time.Now(), workers[0])
 	q.enter(m, 10)
-	workers[0].Slots.Running.Add(-1) // and is not said to be free yet
-	if q.TakeUnclaimed(workers[0]) {
+	workers[0].slots.running.Add(-1) // and is not said to be free yet
+	if q.takeUnclaimed(workers[0]) {
 		t.Error("a slot was taken that another one waits for")
 	}
-	if !q.TakeUnclaimed(workers[1]) || q.TakeUnclaimed(workers[1]) {
+	if !q.takeUnclaimed(workers[1]) || q.takeUnclaimed(workers[1]) {
 		t.Error("the other worker has one slot to take")
 	}
 	q.freed(workers[0])
-	if v, ok := m.decided(); !ok || v.Worker != workers[0] {
+	if v, ok := m.decided(); !ok || v.worker != workers[0] {
 		t.Errorf("%+v, %v", v, ok)
 	}
 }
@@ -314,7 +314,7 @@ func BenchmarkFreedSlot(b *testing.B) {
 			b.Run(fmt.Sprintf("waiting=%d/unfit=%d", n, unfit), func(b *testing.B) {
 				q, workers := queueRoom(slices.Repeat([]int{1}, 16)...)
 				for _, w := range workers {
-					w.Slots.Take()
+					w.slots.take()
 				}
 				for i := range n {
 					if i < unfit {
@@ -327,7 +327,7 @@ func BenchmarkFreedSlot(b *testing.B) {
 				i := 0
 				for b.Loop() {
 					w := workers[i%8]
-					w.Slots.Running.Add(-1)
+					w.slots.running.Add(-1)
 					q.freed(w)
 					q.enter(newWaiter(time.Now(), workers[:8]...), n+1)
 					i++
@@ -345,7 +345,7 @@ func BenchmarkReview(b *testing.B) {
 	}
 	q, workers := queueRoom(limits...)
 	for _, w := range workers {
-		w.Slots.Take()
+		w.slots.take()
 	}
 	for range 1000 {
 		q.enter(newWaiter(time.Now(), workers...), 1000)
@@ -363,18 +363,18 @@ func TestRepeatedUpstreamWaits(t *testing.T) {
 	// Caddy's active health checks set this field, and nothing else can.
 	unhealthy := reflect.ValueOf(list[0]).Elem().FieldByName("unhealthy").Addr().UnsafePointer()
 	(*atomic.Int32)(unhealthy).Store(1)
-	table, _ := p.NewTable(list, nil, false)
-	w := table.Rows[0].Worker
-	if !w.Slots.Take() {
+	o := p.Peek(list, nil)
+	w := o.Table.Rows[0].Worker
+	if !w.slots.take() {
 		t.Fatal("the worker has no slot")
 	}
 	m := newWaiter(time.Now())
-	m.offers = Offers{list, table}
-	if !p.Queue.enter(m, 10) {
+	m.offers = o
+	if !p.queue.enter(m, 10) {
 		t.Fatal("the request does not wait")
 	}
-	p.FreeSlot(w)
-	if v, ok := m.decided(); !ok || v.Worker != w {
+	p.freeSlot(w)
+	if v, ok := m.decided(); !ok || v.worker != w {
 		t.Errorf("got %v, %v, want the slot of the worker", v, ok)
 	}
 }

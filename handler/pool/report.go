@@ -49,16 +49,16 @@ func (p *Pool) Report(w *Worker, o Outcome) {
 		p.answered(w)
 	case OutcomeGood:
 		p.answered(w)
-		if !w.Progress.IsHung() && w.Health.Succeed(t, o.Begun) { // a header alone is no progress
+		if !w.IsHung() && w.Health.Succeed(t, o.Begun) { // a header alone is no progress
 			p.logWell(w)
 		}
 	case OutcomeRefused:
-		w.Engine.AskAgain() // it may have restarted
+		w.AskAgain() // it may have restarted
 		p.away(w, refusing, o.Why)
 	case OutcomeUnreachable:
 		p.away(w, unreachable, o.Why)
 	case OutcomeBroken:
-		w.Engine.AskAgain()
+		w.AskAgain()
 		p.markDown(w, t, &o)
 	case OutcomeBusy:
 		p.answered(w)
@@ -119,12 +119,7 @@ func (p *Pool) clear(w *Worker, why string) {
 	for rank := range w.Ranks() {
 		p.Scheduler.Clear(w.Target(rank))
 	}
-	w.cacheCheck.reset(t)
-	if why != clearedMismatch {
-		w.eventsCheck.reset()
-		w.events.doubt(false)
-		w.events.resync()
-	}
+	w.watch.CacheCleared(why != clearedMismatch)
 	if cached == 0 {
 		return // there was nothing to lose
 	}
@@ -139,7 +134,6 @@ func (p *Pool) away(w *Worker, r reach, why string) {
 	previous, wasWell := w.Health.recordAway(time.Now(), r)
 	if r == refusing && previous != refusing {
 		p.clear(w, clearedRefused)
-		p.loseSessions(w, false)
 	}
 	if wasWell {
 		p.logMark(w, why)
@@ -153,7 +147,7 @@ func (p *Pool) answered(w *Worker) {
 	}
 	previous, wasAbsent := w.Health.endAbsence()
 	if previous.Away() {
-		w.probeAgain()
+		w.watch.AskAgain(true)
 	}
 	if wasAbsent {
 		p.logWell(w)
@@ -163,7 +157,7 @@ func (p *Pool) answered(w *Worker) {
 // Connected records that the router could connect to a worker.
 func (p *Pool) Connected(w *Worker) {
 	if previous := w.Health.connected(time.Now()); previous == refusing || previous == unreachable {
-		w.probeAgain()
+		w.watch.AskAgain(true)
 	}
 }
 
@@ -180,7 +174,7 @@ func (p *Pool) RecordOwnRequest(ctx context.Context, w *Worker, status int, err 
 	case errors.As(err, &dial):
 		p.away(w, unreachable, err.Error())
 	default:
-		w.Engine.AskAgain()
+		w.AskAgain()
 		p.unanswered(w, err)
 	}
 	return status != 0
@@ -189,7 +183,7 @@ func (p *Pool) RecordOwnRequest(ctx context.Context, w *Worker, status int, err 
 // unanswered records that a worker left a request of the router's own unanswered. A
 // worker that sends tokens may be too busy to answer.
 func (p *Pool) unanswered(w *Worker, err error) {
-	if last := w.Progress.LastOutput.Load(); last != 0 && time.Since(tickTime(last)) < ProbeEvery {
+	if last := w.progress.lastOutput.Load(); last != 0 && time.Since(tickTime(last)) < ProbeEvery {
 		return
 	}
 	if w.Health.unanswered.Add(1) >= fewUnanswered || w.Health.Reach().Away() {

@@ -1,7 +1,7 @@
 package pool
 
 import (
-	"slices"
+	"container/list"
 	"sync"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
@@ -9,8 +9,7 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// maxResponses is how many responses the pool remembers at least. It remembers at most
-// twice as many, in about 10 MiB.
+// maxResponses is how many responses the pool remembers, in about 10 MiB.
 const maxResponses = 1 << 16
 
 // responses remembers which target keeps which response of the responses API, and to which
@@ -20,12 +19,13 @@ type responses struct {
 	seed uint64 // of the ids' hashes: nobody outside can choose collisions
 
 	mu    sync.Mutex
-	kept  generations[uint64, keptResponse] // by the hash of the id
-	order [2][]uint64                       // the keys of the older and the newer half in their order
+	byID  map[uint64]*list.Element // by the hash of the id
+	order list.List                // of keptResponse, the one named last at the front
 }
 
 // keptResponse is what the pool remembers of a response.
 type keptResponse struct {
+	hash    uint64
 	target  kvscore.Target
 	session affinity.Identity
 }
@@ -34,62 +34,46 @@ type keptResponse struct {
 func (r *responses) Keep(id string, t kvscore.Target, session affinity.Identity) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.add(xxh3.HashStringSeed(id, r.seed), keptResponse{t, session})
+	r.keep(keptResponse{xxh3.HashStringSeed(id, r.seed), t, session})
 }
 
-// add makes an entry the newest. The caller holds the lock.
-func (r *responses) add(key uint64, kept keptResponse) {
-	_, known, aging := r.kept.get(key)
-	turned := r.kept.put(key, kept, maxResponses)
-	if turned {
-		r.order = [2][]uint64{r.order[1], nil}
+// keep makes a response the newest. The caller holds the lock.
+func (r *responses) keep(one keptResponse) {
+	if old := r.byID[one.hash]; old != nil {
+		old.Value = one
+		r.order.MoveToFront(old)
+		return
 	}
-	if !known || aging || turned {
-		r.order[1] = append(r.order[1], key)
+	if r.byID == nil {
+		r.byID = make(map[uint64]*list.Element)
 	}
-}
-
-// dump passes all responses to each, the oldest first. It holds the lock for a thousand at a
-// time. Those that are named meanwhile may come twice.
-func (r *responses) dump(each func(hash uint64, kept keptResponse)) {
-	r.mu.Lock()
-	order := r.order
-	r.mu.Unlock()
-	for _, keys := range order {
-		for keys := range slices.Chunk(keys, 1024) {
-			for _, one := range r.several(keys) {
-				each(one.hash, one.keptResponse)
-			}
-		}
+	r.byID[one.hash] = r.order.PushFront(one)
+	if len(r.byID) > maxResponses {
+		oldest, _ := r.order.Remove(r.order.Back()).(keptResponse)
+		delete(r.byID, oldest.hash)
 	}
 }
 
-type hashedResponse struct {
-	hash uint64
-	keptResponse
-}
-
-// several returns the responses with the keys that are still known.
-func (r *responses) several(keys []uint64) []hashedResponse {
-	list := make([]hashedResponse, 0, len(keys))
+// dump returns all responses, the oldest first.
+func (r *responses) dump() []keptResponse {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, key := range keys {
-		if kept, ok, _ := r.kept.get(key); ok {
-			list = append(list, hashedResponse{key, kept})
-		}
+	all := make([]keptResponse, 0, len(r.byID))
+	for e := r.order.Back(); e != nil; e = e.Prev() {
+		one, _ := e.Value.(keptResponse)
+		all = append(all, one)
 	}
-	return list
+	return all
 }
 
 // restore adds a response of an earlier run, and returns whether it was not known.
-func (r *responses) restore(hash uint64, kept keptResponse) bool {
+func (r *responses) restore(one keptResponse) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, known, _ := r.kept.get(hash); known {
+	if r.byID[one.hash] != nil {
 		return false
 	}
-	r.add(hash, kept)
+	r.keep(one)
 	return true
 }
 
@@ -107,13 +91,16 @@ func (r *responses) Session(id string) (session affinity.Identity, ok bool) {
 }
 
 func (r *responses) find(id string, use bool) (kept keptResponse, ok bool) {
-	key := xxh3.HashStringSeed(id, r.seed)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	kept, ok, aging := r.kept.get(key)
-	if aging && use {
-		r.add(key, kept)
+	e := r.byID[xxh3.HashStringSeed(id, r.seed)]
+	if e == nil {
+		return kept, false
 	}
+	if use {
+		r.order.MoveToFront(e)
+	}
+	kept, ok = e.Value.(keptResponse)
 	return kept, ok
 }
 
@@ -121,5 +108,5 @@ func (r *responses) find(id string, use bool) (kept keptResponse, ok bool) {
 func (r *responses) Count() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.kept.count()
+	return len(r.byID)
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/snapshot"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"go.uber.org/zap"
 )
 
@@ -71,8 +71,7 @@ type restorer struct {
 // restoredWorker is a worker of the snapshot. The zero value is one that is no upstream.
 type restoredWorker struct {
 	*Worker
-	same     bool // its engine has not restarted, as far as is known
-	hasCache bool // and may have its cache still
+	hasCache bool // its engine has not restarted, as far as is known, and may have its cache still
 }
 
 // readAll reads all parts. Without the first one, the others name unknown workers.
@@ -129,21 +128,20 @@ func (r *restorer) read(ctx context.Context, part *snapshot.Part) {
 // worker returns the worker at an address, if it is still an upstream.
 func (r *restorer) worker(saved *snapshot.Worker) restoredWorker {
 	p, s := r.pool, r.settings
-	if !s.Upstreams[saved.Dial] && !s.Others || !speakable(saved.Dial) {
+	if !s.Upstreams[saved.Dial] && !s.Others || !validDial(saved.Dial) {
 		return restoredWorker{}
 	}
 	isNew := p.Known(saved.Dial) == nil
 	w := p.Worker(saved.Dial)
-	if w == p.unnamed {
+	if w == p.overflow {
 		return restoredWorker{}
 	}
 	if isNew && !s.Upstreams[saved.Dial] {
-		w.Seen.Store(saved.Seen.Unix()) // no source has named it in this run
+		w.seen.Store(saved.Seen.Unix()) // no source has named it in this run
 	}
-	same := w.Engine.recall(saved.Life)
-	one := restoredWorker{w, same, same && r.caches}
+	one := restoredWorker{w, p.recallLife(w, saved.Life) && r.caches}
 	if one.hasCache {
-		w.cacheCheck.recall(saved.Confirmed)
+		w.watch.Recall(saved.Confirmed)
 	}
 	return one
 }
@@ -170,50 +168,39 @@ func (r *restorer) binding(ctx context.Context, rec *snapshot.Record) {
 	t, ok := r.target(rec.Target)
 	b := &rec.Binding
 	if !ok {
-		if b.Kind == affinity.EngineBacked {
-			r.pool.lose(b.Key)
-		}
 		return
 	}
 	b.Target = t
 	b.Idle += r.down
-	expired, held := b.Idle >= b.TTL, b.Kind == affinity.EngineBacked
-	if expired {
+	held := b.Kind == affinity.EngineBacked
+	if b.Idle >= b.TTL {
 		r.Expired++
-	}
-	if held && !r.workers[rec.Target.Worker].same {
-		r.pool.lose(b.Key)
-		return
-	}
-	if expired {
 		if held {
 			r.awaitProbes(ctx) // they show which engine it is
-			r.pool.lose(b.Key)
-			r.pool.CloseSession(b.Want)
+			r.pool.sessionEnded(b.Key, &b.Want, affinity.Expired)
 		}
 		return
 	}
-	done, _ := r.pool.Sessions.Restore(ctx, b)
-	if done {
+	if done, _ := r.pool.Sessions.Restore(ctx, b); done {
 		r.Sessions++
 	} else if held {
-		r.pool.bindingEnded(b.Key, b.Want)
+		r.pool.sessionEnded(b.Key, &b.Want, affinity.Replaced)
 	}
 }
 
 func (r *restorer) response(rec *snapshot.Record) {
-	if t, ok := r.target(rec.Target); ok && r.pool.Responses.restore(rec.Response.Hash, keptResponse{t, rec.Response.Session}) {
+	if t, ok := r.target(rec.Target); ok && r.pool.Responses.restore(keptResponse{rec.Response.Hash, t, rec.Response.Session}) {
 		r.Responses++
 	}
 }
 
-func (r *restorer) chain(ctx context.Context, of snapshot.Target, c *index.Held) {
+func (r *restorer) chain(ctx context.Context, of snapshot.Target, c *cache.Chain) {
 	t, ok := r.target(of)
 	if !ok || !r.workers[of.Worker].hasCache {
 		return
 	}
 	r.awaitProbes(ctx)
-	r.CachedTokens += r.pool.Scheduler.RestoreCache(t, c)
+	r.CachedTokens += r.pool.Scheduler.Caches().Restore(t, c)
 }
 
 // awaitProbes waits once for the first probes of the workers, for a while.
@@ -229,7 +216,7 @@ func (r *restorer) awaitProbes(ctx context.Context) {
 			continue
 		}
 		select {
-		case <-w.Probed:
+		case <-w.probed:
 		case <-timeout:
 			return
 		case <-ctx.Done():

@@ -8,6 +8,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/snapshot"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"go.uber.org/zap"
 )
 
@@ -101,11 +102,11 @@ func (p *Pool) write(w *snapshot.Writer, now time.Time) {
 	if !whole {
 		w.Fail(affinity.ErrClosed)
 	}
-	p.Responses.dump(func(hash uint64, kept keptResponse) {
+	for _, kept := range p.Responses.dump() {
 		if t, known := n.of(kept.target); known {
-			w.Response(&snapshot.Response{Hash: hash, Session: kept.session}, t)
+			w.Response(&snapshot.Response{Hash: kept.hash, Session: kept.session}, t)
 		}
-	})
+	}
 	p.writeCaches(w, n)
 }
 
@@ -115,13 +116,13 @@ func (p *Pool) writeWorkers(w *snapshot.Writer) numbers {
 		if !snapshot.Fits(one.Dial) {
 			continue
 		}
-		life := one.Engine.life()
+		life := one.Engine().Info.Life
 		if !snapshot.Fits(life) {
 			life = ""
 		}
 		n[one.ID] = len(n)
 		w.Worker(&snapshot.Worker{
-			Dial: one.Dial, Life: life, Seen: time.Unix(one.Seen.Load(), 0), Confirmed: one.cacheCheck.confirmations(),
+			Dial: one.Dial, Life: life, Seen: time.Unix(one.seen.Load(), 0), Confirmed: one.watch.Confirmed(),
 		})
 	}
 	return n
@@ -143,10 +144,10 @@ func (p *Pool) writeLearned(w *snapshot.Writer, n numbers, now time.Time) {
 
 // writeCaches writes the cache models, the most recently used chains first.
 func (p *Pool) writeCaches(w *snapshot.Writer, n numbers) {
-	var walk kvscore.CacheWalk
+	var walk cache.Walk
 	most, late := w.Bytes()+maxCaches, false
 	for more := true; more && w.Err() == nil; {
-		more = p.Scheduler.ReadCaches(&walk)
+		more = p.Scheduler.Caches().Read(&walk)
 		for i := range walk.Chains {
 			if t, known := n.of(walk.Targets[i]); known {
 				w.Chain(&walk.Chains[i], t)

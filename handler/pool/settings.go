@@ -270,6 +270,7 @@ type SharedSettings struct {
 	mu      sync.Mutex
 	All     *Settings
 	unnamed map[string]bool // upstreams of the handlers that name no pool
+	probed  map[string]bool // see FirstToProbe
 	warned  bool            // of the queue without a limit
 }
 
@@ -278,6 +279,21 @@ func (s *SharedSettings) Get() *Settings {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.All.WithDefaults()
+}
+
+// FirstToProbe returns true once for each address. The handlers of a configuration share their
+// first probes.
+func (s *SharedSettings) FirstToProbe(dial string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.probed[dial] {
+		return false
+	}
+	if s.probed == nil {
+		s.probed = make(map[string]bool)
+	}
+	s.probed[dial] = true
+	return true
 }
 
 func (s *SharedSettings) add(one *Settings) error {
@@ -293,5 +309,5 @@ func (s *SharedSettings) add(one *Settings) error {
 // Hashing returns how prompts are divided into blocks.
 func (p *Pool) Hashing() api.Options {
 	set := p.Settings.Load()
-	return api.Options{TextBlock: set.TextBlock, BlockSize: set.BlockSize, Sizes: p.Scheduler.BlockSizes(), Seed: p.seed}
+	return api.Options{TextBlock: set.TextBlock, BlockSize: set.BlockSize, Sizes: p.Scheduler.Caches().BlockSizes(), Seed: p.seed}
 }

@@ -102,7 +102,7 @@ func (p *Pool) Recall(at *snapshot.Place) {
 	s := &p.snapshots
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if p.ServingSince.Load() != 0 || s.recalled != nil || s.tried == at.Name() {
+	if p.servingSince.Load() != 0 || s.recalled != nil || s.tried == at.Name() {
 		return
 	}
 	s.tried = at.Name()

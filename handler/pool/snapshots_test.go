@@ -30,7 +30,7 @@ func keepingSettings(dials ...string) *Settings {
 // keeping starts a pool that keeps its snapshots in the storage.
 func keeping(t testing.TB, store *snapshottest.Memory, s *Settings) *Pool {
 	t.Helper()
-	p, err := New("kept", s)
+	p, err := New("kept", s, func(*Pool, *Worker) Watch { return new(confirming) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +39,7 @@ func keeping(t testing.TB, store *snapshottest.Memory, s *Settings) *Pool {
 	for _, w := range p.All() {
 		w.MarkProbed()
 	}
-	p.ServingSince.Store(time.Now().Unix())
+	p.servingSince.Store(time.Now().Unix())
 	p.Persist(at)
 	return p
 }
@@ -106,7 +106,7 @@ func TestPoolSurvivesARestart(t *testing.T) {
 	store := new(snapshottest.Memory)
 	old := keeping(t, store, keepingSettings(one, two, gone))
 	awaitRestored(t, old)
-	old.Learn(old.Worker(one), engine.Info{Type: engine.VLLM, Life: "life 1"})
+	old.begin(old.Worker(one), "life 1")
 	use(t, old, "a", one, 20)
 	use(t, old, "bb", two, 30)
 	use(t, old, "ccc", gone, 40)
@@ -144,11 +144,11 @@ func TestPoolSurvivesARestart(t *testing.T) {
 	if p.Sessions.Changes() <= version {
 		t.Error("versions recur")
 	}
-	p.Learn(p.Worker(one), engine.Info{Type: engine.VLLM, Life: "life 1"})
+	p.begin(p.Worker(one), "life 1")
 	if cachedOn(p, one) != 320 {
 		t.Error("an engine that has not restarted has lost its cache")
 	}
-	p.Learn(p.Worker(one), engine.Info{Type: engine.VLLM, Life: "life 2"})
+	p.begin(p.Worker(one), "life 2")
 	if cachedOn(p, one) != 0 || homeOf(t, p, "a") != one {
 		t.Error("an engine that has restarted has a cache, or lost its sessions")
 	}
@@ -175,11 +175,11 @@ func TestDynamicWorkersSurvive(t *testing.T) {
 	old := keeping(t, store, dynamic())
 	awaitRestored(t, old)
 	use(t, old, "a", one, 20)
-	old.Worker(one).Seen.Store(time.Now().Unix() - 100)
+	old.Worker(one).seen.Store(time.Now().Unix() - 100)
 	old.Destruct()
 	p := keeping(t, store, dynamic())
 	defer p.Destruct()
-	p.LastRequest.Store(time.Now().Unix())
+	p.lastRequest.Store(time.Now().Unix())
 	if got := awaitRestored(t, p).Restored; got.Sessions != 1 || got.CachedTokens != 320 {
 		t.Errorf("restored %+v", got)
 	}
@@ -188,35 +188,16 @@ func TestDynamicWorkersSurvive(t *testing.T) {
 	}
 }
 
-// TestResponsesAreDumpedInOrder keeps more than are remembered.
-func TestResponsesAreDumpedInOrder(t *testing.T) {
-	var r responses
-	for i := range 3 * maxResponses {
-		r.Keep(fmt.Sprint(i), kvscore.Target{Worker: uint64(i)}, affinity.Identity{})
-	}
-	r.Find(fmt.Sprint(maxResponses+5), true)
-	n, seen := 0, make(map[uint64]bool)
-	r.dump(func(hash uint64, _ keptResponse) {
-		if !seen[hash] {
-			n++
-		}
-		seen[hash] = true
-	})
-	if n != r.Count() || len(r.order[0])+len(r.order[1]) > 2*maxResponses {
-		t.Errorf("%d responses of %d are dumped", n, r.Count())
-	}
-}
-
 // TestEngineRestartedBeforeTheCacheIsRestored has an engine that reports another start first.
 func TestEngineRestartedBeforeTheCacheIsRestored(t *testing.T) {
 	store := new(snapshottest.Memory)
 	old := keeping(t, store, keepingSettings(one))
 	awaitRestored(t, old)
-	old.Learn(old.Worker(one), engine.Info{Type: engine.VLLM, Life: "life 1"})
+	old.begin(old.Worker(one), "life 1")
 	use(t, old, "a", one, 20)
 	old.Destruct()
 
-	p, err := New("kept", keepingSettings(one))
+	p, err := New("kept", keepingSettings(one), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -224,7 +205,7 @@ func TestEngineRestartedBeforeTheCacheIsRestored(t *testing.T) {
 	at := snapshot.At(store, "router", "kept")
 	p.Recall(at)
 	p.Worker(one).MarkProbed()
-	p.Learn(p.Worker(one), engine.Info{Type: engine.VLLM, Life: "life 2"})
+	p.begin(p.Worker(one), "life 2")
 	p.Persist(at)
 	awaitRestored(t, p)
 	if cachedOn(p, one) != 0 || homeOf(t, p, "a") != one {
@@ -232,30 +213,30 @@ func TestEngineRestartedBeforeTheCacheIsRestored(t *testing.T) {
 	}
 }
 
-// TestRestoredCachesCanBeWrong has an engine that reports no start. After its restart, it
-// reports that nothing is cached.
-func TestRestoredCachesCanBeWrong(t *testing.T) {
+// confirming is a watch that keeps the number of right predictions.
+type confirming struct {
+	noWatch
+	n int
+}
+
+func (c *confirming) Confirmed() int { return c.n }
+func (c *confirming) Recall(n int)   { c.n = n }
+
+// TestConfirmationsAreRestored lets wrong predictions count after the start: the restored cache
+// model can be wrong.
+func TestConfirmationsAreRestored(t *testing.T) {
 	store := new(snapshottest.Memory)
 	old := keeping(t, store, keepingSettings(one))
 	awaitRestored(t, old)
 	use(t, old, "a", one, 100)
-	w := old.Worker(one)
-	for i := range fewConfirmations {
-		old.Verify(w, &Prediction{Begun: time.Now(), Prompt: uint64(i), Tokens: 1600}, 1600)
-	}
+	old.Worker(one).Watch().Recall(7)
 	old.Destruct()
 
 	p := keeping(t, store, keepingSettings(one))
 	defer p.Destruct()
 	awaitRestored(t, p)
-	if cachedOn(p, one) != 1600 {
-		t.Fatalf("%d tokens are cached", cachedOn(p, one))
-	}
-	for i := range fewMisses {
-		p.Verify(p.Worker(one), &Prediction{Begun: time.Now(), Prompt: uint64(i), Tokens: 1600}, 0)
-	}
-	if n := cachedOn(p, one); n != 0 {
-		t.Errorf("%d tokens are cached after %d wrong predictions", n, fewMisses)
+	if n := p.Worker(one).Watch().Confirmed(); n != 7 || cachedOn(p, one) != 1600 {
+		t.Errorf("%d predictions were right, and %d tokens are cached", n, cachedOn(p, one))
 	}
 }
 
@@ -366,7 +347,7 @@ func TestStorageThatFailsIsOneCondition(t *testing.T) {
 	}
 
 	begun = time.Now() // a start on a storage that hangs
-	fresh, err := New("kept", keepingSettings(one))
+	fresh, err := New("kept", keepingSettings(one), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -382,7 +363,7 @@ func TestStorageThatFailsIsOneCondition(t *testing.T) {
 func TestSnapshotsAreWrittenOnlyIfNeeded(t *testing.T) {
 	store := new(snapshottest.Memory)
 	at := snapshot.At(store, "router", "kept")
-	p, err := New("kept", keepingSettings(one))
+	p, err := New("kept", keepingSettings(one), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -476,5 +457,14 @@ func BenchmarkMillionSessions(b *testing.B) {
 		b.ReportMetric(time.Since(begun).Seconds(), "s/restore")
 		b.ReportMetric(float64(n), "sessions")
 		p.Destruct()
+	}
+}
+
+// begin has a worker's engine report its start, as discovery does.
+func (p *Pool) begin(w *Worker, life string) {
+	before := w.Engine().Info.Life
+	p.SetInfo(w, engine.Info{Type: engine.VLLM, Life: life})
+	if before != "" && before != life {
+		p.Restarted(w)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/zeebo/xxh3"
 )
@@ -14,10 +15,10 @@ import (
 // Worker is one engine process behind one dial address.
 type Worker struct {
 	// each choice reads these of all workers
-	Seen atomic.Int64 // last time that it was an upstream, Unix seconds
+	seen atomic.Int64 // last time that it was an upstream, Unix seconds
 	models
-	Slots  *slots
-	Drain  atomic.Uint32 // reasons, see DrainConfigured
+	slots  *slots
+	drain  atomic.Uint32 // reasons, see drainConfigured
 	Health Health
 
 	Dial   string
@@ -25,46 +26,30 @@ type Worker struct {
 	dp     atomic.Int32             // data-parallel ranks
 	taints atomic.Pointer[[]string] // configured
 
-	Engine   engineState
-	Caller   atomic.Pointer[Caller] // of the configuration that last probed it; nil before
-	Progress progress
-	events   subscription
-	loads    loadReports
-	cache
-	probes
+	engine     atomic.Pointer[engine.Engine]
+	watch      Watch
+	progress   progress
+	probed     chan struct{} // closed after the first probe
+	probedOnce sync.Once     // closes probed
 }
 
 // models are what a worker serves.
 type models struct {
-	Models     atomic.Pointer[ModelList]       // its own list; nil if it has none
-	Configured atomic.Pointer[map[string]bool] // the operator's list; nil if there is none
+	list       atomic.Pointer[ModelList]       // its own; nil if it has none
+	configured atomic.Pointer[map[string]bool] // the operator's list; nil if there is none
 }
 
-// cache compares what a worker's cache model predicts with what the engine reports.
-type cache struct {
-	cacheCheck  cacheCheck
-	eventsCheck eventsCheck
-	Hits        hitSums
-}
-
-// probes is what discovery has asked a worker.
-type probes struct {
-	Prober     atomic.Uint64                  // the prober that last had the worker from a dynamic source
-	ProbedFor  atomic.Pointer[SharedSettings] // the configuration that last made a first probe
-	ProbedAt   atomic.Int64                   // the last probe, Unix nanoseconds
-	Probing    atomic.Bool                    // a probe is under way
-	Asked      atomic.Int64                   // when it was last asked which models it serves, Unix nanoseconds
-	Refusals   atomic.Int32                   // how often in a row it refused that, for want of a key
-	Probed     chan struct{}                  // closed after the first probe
-	probedOnce sync.Once                      // closes Probed
-}
-
-func newWorker(set WorkerSettings) *Worker {
-	w := &Worker{Dial: set.Dial, ID: set.ID, Slots: new(slots), probes: probes{Probed: make(chan struct{})}}
+// newWorker returns a worker of the pool, which need not know it.
+func (p *Pool) newWorker(set WorkerSettings) *Worker {
+	w := &Worker{Dial: set.Dial, ID: set.ID, slots: new(slots), watch: noWatch{}, probed: make(chan struct{})}
+	w.describe(set, engine.Info{})
 	w.dp.Store(int32(set.DPSize))
 	w.limitSlots(set)
-	w.Seen.Store(time.Now().Unix())
+	w.seen.Store(time.Now().Unix())
 	w.configure(set)
+	if p.newWatch != nil {
+		w.watch = p.newWatch(p, w)
+	}
 	return w
 }
 
@@ -77,53 +62,62 @@ func DerivedID(dial string) uint64 {
 // configure stores the worker's settings.
 func (w *Worker) configure(set WorkerSettings) {
 	if set.Drain != nil && *set.Drain {
-		w.Drain.Or(DrainConfigured)
+		w.drain.Or(drainConfigured)
 	} else {
-		w.Drain.And(^DrainConfigured)
+		w.drain.And(^drainConfigured)
 	}
 	w.taints.Store(&set.Taints)
 	if len(set.Models) == 0 {
-		w.Configured.Store(nil)
+		w.configured.Store(nil)
 		return
 	}
 	models := make(map[string]bool, len(set.Models))
 	for _, m := range set.Models {
 		models[m] = true
 	}
-	w.Configured.Store(&models)
+	w.configured.Store(&models)
 }
 
-// Reasons why a worker drains, as bits of Worker.Drain.
+// Reasons why a worker drains, as bits of Worker.drain.
 const (
-	DrainConfigured uint32 = 1 << iota
-	DrainAsked             // by the admin API
+	drainConfigured uint32 = 1 << iota
+	drainAsked             // by the admin API
 )
 
 // Draining returns whether the worker gets no new requests.
-func (w *Worker) Draining() bool { return w.Drain.Load() != 0 }
+func (w *Worker) Draining() bool { return w.drain.Load() != 0 }
+
+// Drains returns who wants that the worker drains: the admin API, the configuration, or both.
+func (w *Worker) Drains() (asked, configured bool) {
+	reasons := w.drain.Load()
+	return reasons&drainAsked != 0, reasons&drainConfigured != 0
+}
+
+// Drain lets the worker get no new requests, by the admin API's wish. It returns whether the
+// worker got some before.
+func (w *Worker) Drain() (changed bool) { return w.drain.Or(drainAsked) == 0 }
+
+// EndDrain ends the admin API's wish, and returns whether there was one. The worker drains on
+// if its configuration says so.
+func (w *Worker) EndDrain() (changed bool) { return w.drain.And(^drainAsked)&drainAsked != 0 }
 
 // Tainted returns the taints that the operator configured for the worker.
 func (w *Worker) Tainted() []string { return *w.taints.Load() }
 
 // MarkProbed records the end of a probe.
-func (p *probes) MarkProbed() { p.probedOnce.Do(func() { close(p.Probed) }) }
+func (w *Worker) MarkProbed() { w.probedOnce.Do(func() { close(w.probed) }) }
+
+// Probed is closed after the first probe.
+func (w *Worker) Probed() <-chan struct{} { return w.probed }
 
 // WasProbed returns whether a probe of the worker has ended.
-func (p *probes) WasProbed() bool {
+func (w *Worker) WasProbed() bool {
 	select {
-	case <-p.Probed:
+	case <-w.probed:
 		return true
 	default:
 		return false
 	}
-}
-
-// probeAgain makes the next probe ask a worker that was away, because it may be another
-// engine now.
-func (w *Worker) probeAgain() {
-	w.Engine.AskAgain()
-	w.Asked.Store(0)
-	w.ProbedAt.Store(0)
 }
 
 // Ranks returns how many data-parallel ranks the worker has. Each is a target with a KV
@@ -139,10 +133,11 @@ func (w *Worker) Target(rank int) kvscore.Target {
 // configured one, or else the one that the engine reports. The caller holds the lock, or
 // nothing uses the pool yet.
 func (p *Pool) declareRanks(w *Worker, set WorkerSettings) {
-	info := w.Engine.Info()
+	e := w.Engine()
+	info := &e.Info
 	capacity := cmp.Or(set.KVTokens, info.KVTokens)
 	size := 1
-	if e := set.describe(info); e.TakesRank() { // other engines choose the rank themselves
+	if e.TakesRank() { // other engines choose the rank themselves
 		size = max(1, cmp.Or(set.DPSize, info.DPSize))
 	}
 	before := w.Ranks()
@@ -153,7 +148,7 @@ func (p *Pool) declareRanks(w *Worker, set WorkerSettings) {
 	w.dp.Store(int32(size))
 	p.retireRanks(w, size, before)
 	if size != before {
-		p.Layout.Add(1)
+		p.layout.Add(1)
 	}
 }
 
@@ -182,11 +177,15 @@ func (p *Pool) Load(t time.Time, w *Worker) kvscore.Load {
 	return sum
 }
 
+// Running returns how many inference requests the worker runs, and how many it may; 0 is no
+// limit.
+func (w *Worker) Running() (n, limit int64) { return w.slots.running.Load(), w.slots.limit.Load() }
+
 // slots count and bound the inference attempts at one dial address. They stay when its
 // worker gets another id.
 type slots struct {
-	Running atomic.Int64
-	Limit   atomic.Int64 // 0 = none
+	running atomic.Int64
+	limit   atomic.Int64 // 0 = none
 }
 
 // full returns whether no slot is free.
@@ -194,31 +193,22 @@ func (s *slots) full() bool { return s.room() <= 0 }
 
 // room returns how many slots are free.
 func (s *slots) room() int64 {
-	limit := s.Limit.Load()
+	limit := s.limit.Load()
 	if limit == 0 {
 		return math.MaxInt64
 	}
-	return limit - s.Running.Load()
+	return limit - s.running.Load()
 }
 
-// Take takes a slot. It returns false if none is free.
-func (s *slots) Take() bool {
+// take takes a slot. It returns false if none is free.
+func (s *slots) take() bool {
 	for {
-		n := s.Running.Load()
-		if limit := s.Limit.Load(); limit > 0 && n >= limit {
+		n := s.running.Load()
+		if limit := s.limit.Load(); limit > 0 && n >= limit {
 			return false
 		}
-		if s.Running.CompareAndSwap(n, n+1) {
+		if s.running.CompareAndSwap(n, n+1) {
 			return true
 		}
 	}
-}
-
-// TakesRequests returns whether the worker is neither marked down, hung nor draining.
-func (w *Worker) TakesRequests(t time.Time) bool { return Resort{}.allows(w, t) }
-
-// FreeSlot frees a slot of the worker for the queue.
-func (p *Pool) FreeSlot(w *Worker) {
-	w.Slots.Running.Add(-1)
-	p.Queue.freed(w)
 }

@@ -16,37 +16,37 @@ func TestAddressesOfRequestsAreBounded(t *testing.T) {
 	s.Others = true
 	p := testPool(t, s)
 	for _, dial := range []string{"", "127.0.0.1:9\xff", "\xff:9", "a:1-100", "a:b", strings.Repeat("a", 600) + ":1"} {
-		if w := p.Worker(dial); w != p.unnamed {
+		if w := p.Worker(dial); w != p.overflow {
 			t.Errorf("%q became the worker %q", dial, w.Dial)
 		}
 	}
 	old := time.Now().Add(-time.Hour).Unix()
 	busy, drained := p.Worker("busy:1"), p.Worker("drained:1")
 	lease := p.serve(busy)
-	drained.Drain.Or(DrainAsked)
-	for i := range 3 * maxOthers {
+	drained.drain.Or(drainAsked)
+	for i := range 3 * maxOverflow {
 		w := p.Worker(fmt.Sprintf("host-%d:1", i))
-		if i < maxOthers/2 {
-			w.Seen.Store(old)
+		if i < maxOverflow/2 {
+			w.seen.Store(old)
 		}
 	}
-	busy.Seen.Store(old)
-	if n := len(p.All()); n > maxOthers+1 {
+	busy.seen.Store(old)
+	if n := len(p.All()); n > maxOverflow+1 {
 		t.Errorf("%d workers are known", n)
 	}
-	if w := p.Worker("one-more:1"); w != p.unnamed {
+	if w := p.Worker("one-more:1"); w != p.overflow {
 		t.Errorf("with %d workers in use, there is room for %s", len(p.All()), w.Dial)
 	}
-	l := p.serve(p.unnamed)
+	l := p.serve(p.overflow)
 	l.End(true, nil)
-	if n := p.cached(p.unnamed); n > 0 {
+	if n := p.cached(p.overflow); n > 0 {
 		t.Errorf("what is not told apart is thought to hold %d tokens", n)
 	}
 	for _, w := range p.All() {
-		w.Seen.Store(old)
+		w.seen.Store(old)
 	}
 	p.swept = time.Time{}
-	if w := p.Worker("one-more:1"); w == p.unnamed {
+	if w := p.Worker("one-more:1"); w == p.overflow {
 		t.Error("there is no room though nothing is in use")
 	}
 	for _, w := range []*Worker{busy, drained, p.Worker("static:1")} {
@@ -62,7 +62,7 @@ func TestAddressesOfRequestsAreBounded(t *testing.T) {
 func TestRemovedWorkerIsForgottenWithoutTraffic(t *testing.T) {
 	p := testPool(t, wanted(WorkerSettings{Dial: "a:1"}, WorkerSettings{Dial: "b:1"}))
 	b := p.Worker("b:1")
-	b.Seen.Store(time.Now().Add(-time.Hour).Unix())
+	b.seen.Store(time.Now().Add(-time.Hour).Unix())
 	if !p.IsUpstream(p.Settings.Load(), b) {
 		t.Error("an upstream is said to be none")
 	}
@@ -88,8 +88,8 @@ func TestNothingIsKeptOfUnnamedWorkersThoughManyGo(t *testing.T) {
 		p.Scheduler.Retire(kvscore.Target{Worker: id + 1})
 	}
 	p.forget(time.Now())
-	p.serve(p.unnamed).End(true, nil)
-	if n := p.cached(p.unnamed); n != -1 {
+	p.serve(p.overflow).End(true, nil)
+	if n := p.cached(p.overflow); n != -1 {
 		t.Errorf("%d tokens are kept", n)
 	}
 }

@@ -111,7 +111,10 @@ func (f *Framer) Next() (Frame, bool) {
 // next returns the next frame of the part that is being read.
 func (f *Framer) next() (Frame, bool) {
 	for f.now.begin < len(f.b) {
-		whole := f.quick() || f.read()
+		if frame, ok := f.quick(); ok {
+			return frame, true
+		}
+		whole := f.read()
 		if !whole && !f.over {
 			break
 		}
@@ -135,21 +138,36 @@ func (f *Framer) next() (Frame, bool) {
 }
 
 // quick reads an event of one line of data and two LF, the usual form.
-func (f *Framer) quick() bool {
-	if f.now.seen != f.now.begin || !f.late || !bytes.HasPrefix(f.b[f.now.begin:], quickStart) {
-		return false
+func (f *Framer) quick() (frame Frame, ok bool) {
+	begin := f.now.begin
+	if f.now.seen != begin || !f.late || !bytes.HasPrefix(f.b[begin:], quickStart) {
+		return frame, false
 	}
-	at := f.now.begin + len(quickStart)
+	at := begin + len(quickStart)
 	n := bytes.IndexByte(f.b[at:], '\n')
-	if end := at + n + 2; n < 0 || end > len(f.b) || f.b[end-1] != '\n' || bytes.IndexByte(f.b[at:at+n], '\r') >= 0 {
-		return false
+	end := at + n + 2
+	if n < 0 || end > len(f.b) || end-begin > MaxFrame || f.b[end-1] != '\n' || bytes.IndexByte(f.b[at:at+n], '\r') >= 0 {
+		return frame, false
 	}
-	f.now.at, f.now.end = Span{at, at + n}, at+n+2
-	f.now.Lines, f.now.fields = 1, 1
-	return true
+	f.last.begin, f.last.at, f.last.end = begin, Span{at, at + n}, end
+	f.now.begin, f.now.line, f.now.seen = end, end, end
+	f.cr, f.drop = false, false
+	return Frame{Data: f.b[at : at+n], Lines: 1}, true
 }
 
-var quickStart = []byte("data: ")
+var quickStart, quickEnd = []byte("data: "), []byte("\n\n")
+
+// Whole returns the frame of a read that is one event of the usual form, if no other
+// event has begun and nothing is edited. Such a read need not be written.
+func (f *Framer) Whole(p []byte) (frame Frame, ok bool) {
+	if f.Edits || f.cr || !f.late || f.now.Long || len(f.held) > 0 || len(p) > MaxFrame ||
+		!bytes.HasPrefix(p, quickStart) || !bytes.HasSuffix(p, quickEnd) {
+		return frame, false
+	}
+	data := p[len(quickStart) : len(p)-len(quickEnd)]
+	ok = bytes.IndexByte(data, '\n') < 0 && bytes.IndexByte(data, '\r') < 0
+	return Frame{Data: data, Lines: 1}, ok
+}
 
 // read reads an event up to its end, and returns false if that has not come yet. A
 // comment before the first field, which may keep a connection alive, is an event of

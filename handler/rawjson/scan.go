@@ -22,7 +22,8 @@ const maxShort = 48
 // escapes. Most strings are short, like keys: it compares their bytes eight at a
 // time.
 func SkipString(b []byte, i int) (end int, plain bool) {
-	for j := i + 1; j+8 <= len(b) && j < i+maxShort; j += 8 {
+	j := i + 1
+	for ; j+8 <= len(b) && j < i+maxShort; j += 8 {
 		x := binary.LittleEndian.Uint64(b[j:])
 		if m := bytesEqual(x, '"') | bytesEqual(x, '\\'); m != 0 {
 			j += bits.TrailingZeros64(m) >> 3
@@ -32,15 +33,15 @@ func SkipString(b []byte, i int) (end int, plain bool) {
 			return j + 1, true
 		}
 	}
-	return skipLong(b, i), false
+	return skipLong(b, i+1, j), false
 }
 
-// skipLong returns the index behind the string that opens at b[i], or -1 if
-// it does not end. A quote ends it unless an odd number of backslashes stands
-// before it; no backslash is counted for two quotes, so the time is linear.
-func skipLong(b []byte, i int) int {
-	start := i + 1
-	for j := start; ; j++ {
+// skipLong returns the index behind the string whose text begins at b[start] and
+// has no quote before b[j], or -1 if it does not end. A quote ends it unless an
+// odd number of backslashes stands before it; no backslash is counted for two
+// quotes, so the time is linear.
+func skipLong(b []byte, start, j int) int {
+	for ; ; j++ {
 		k := bytes.IndexByte(b[j:], '"')
 		if k < 0 {
 			return -1

@@ -96,8 +96,8 @@ type Body struct {
 	named      bool // the listener has the response's id
 	told       bool // the listener has the summary
 
-	frames rawjson.Framer
-	added  *added // the nvext that is added; nil if none
+	frames *rawjson.Framer // of a stream; nil for other answers
+	added  *added          // the nvext that is added; nil if none
 	edits  []rawjson.Edit
 	tail   [4]byte // the last bytes that the client got; 0 where there are none
 	rest   []byte  // bytes that the client gets next
@@ -126,7 +126,9 @@ func NewBody(resp *http.Response, o Options) *Body {
 		resp.Header.Del("Content-Length")
 		resp.ContentLength = -1
 	}
-	b.frames.Edits = b.CutUsage || b.added != nil && b.added.stream != nil
+	if o.Stream {
+		b.frames = &rawjson.Framer{Edits: b.CutUsage || b.added != nil && b.added.stream != nil}
+	}
 	b.extensible = o.Stream && resp.ContentLength < 0
 	return b
 }
@@ -284,15 +286,15 @@ func (b *Body) readOn(t time.Time, p []byte, last bool) (out []byte, tokens int)
 		return p, 0
 	}
 	before := b.reader.Chunks()
-	b.frames.Write(p, last)
-	for f, ok := b.frames.Next(); ok; f, ok = b.frames.Next() {
-		b.reader.Event(f)
-		if b.Sum.First.IsZero() && b.reader.FirstToken() {
-			b.Sum.First = t
-			b.Listener.FirstToken(t)
-		}
-		if b.frames.Edits {
-			b.edit(f)
+	if f, ok := b.frames.Whole(p); ok && !last {
+		b.event(t, f)
+	} else {
+		b.frames.Write(p, last)
+		for f, ok := b.frames.Next(); ok; f, ok = b.frames.Next() {
+			b.event(t, f)
+			if b.frames.Edits {
+				b.edit(f)
+			}
 		}
 	}
 	b.tellID()
@@ -303,6 +305,15 @@ func (b *Body) readOn(t time.Time, p []byte, last bool) (out []byte, tokens int)
 		return b.frames.Forward(), tokens
 	}
 	return p, tokens
+}
+
+// event reads the next event.
+func (b *Body) event(t time.Time, f rawjson.Frame) {
+	b.reader.Event(f)
+	if b.Sum.First.IsZero() && b.reader.FirstToken() {
+		b.Sum.First = t
+		b.Listener.FirstToken(t)
+	}
 }
 
 // tellID gives the listener the id under which the engine keeps the answer, as soon as it is

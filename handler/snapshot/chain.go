@@ -5,7 +5,7 @@ import (
 	"math"
 	"slices"
 
-	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // Prompts share beginnings. A chain names an earlier chain of its part and the number of
@@ -39,7 +39,7 @@ func (s *sharing) reset() {
 }
 
 // hash records the chain's beginnings: their hashes and lengths, at the ends of its parts.
-func (s *sharing) hash(c *index.Held) {
+func (s *sharing) hash(c *cache.Chain) {
 	s.chain = s.chain[:0]
 	hash, pos := mix(c.Root), 0
 	for i := range c.Parts {
@@ -88,7 +88,7 @@ const (
 )
 
 // appendChain appends a chain, of which from covers the first parts.
-func appendChain(b []byte, c *index.Held, t Target, from shared, parts int) []byte {
+func appendChain(b []byte, c *cache.Chain, t Target, from shared, parts int) []byte {
 	b = appendTarget(append(b, byte(KindChain)), t)
 	b = binary.AppendUvarint(b, uint64(from.chain)) //nolint:gosec // positive
 	if from.chain == 0 {
@@ -106,7 +106,7 @@ func appendChain(b []byte, c *index.Held, t Target, from shared, parts int) []by
 	return b
 }
 
-func appendPart(b []byte, p *index.Part) []byte {
+func appendPart(b []byte, p *cache.Part) []byte {
 	flags := byte(0)
 	if p.Weighed {
 		flags |= flagWeighed
@@ -135,20 +135,20 @@ type piece struct {
 	parent int // 0: none
 	shares int // blocks of the parent
 	blocks []uint64
-	parts  []index.Part
+	parts  []cache.Part
 }
 
 // chain reads a chain into to, whose slices the Part owns.
-func (p *Part) chain(to *index.Held) (t Target) {
+func (p *Part) chain(to *cache.Chain) (t Target) {
 	r := &p.r
 	t = r.target()
 	var n piece
 	if n.parent = r.small(len(p.pieces) - 1); n.parent == 0 {
 		n.root = r.fixed()
 	} else {
-		n.root, n.shares = p.pieces[n.parent].root, r.small(index.MaxHeld)
+		n.root, n.shares = p.pieces[n.parent].root, r.small(cache.MaxChain)
 	}
-	own := r.readParts(&n, r.small(min(index.MaxHeld, len(r.b))))
+	own := r.readParts(&n, r.small(min(cache.MaxChain, len(r.b))))
 	raw := r.bytes(own * 8)
 	n.blocks = make([]uint64, len(raw)/8)
 	for i := range n.blocks {
@@ -159,7 +159,7 @@ func (p *Part) chain(to *index.Held) (t Target) {
 		r.fail()
 		return t
 	}
-	*to = index.Held{Root: n.root, Blocks: p.blocks, Parts: p.parts}
+	*to = cache.Chain{Root: n.root, Blocks: p.blocks, Parts: p.parts}
 	if !to.Valid() {
 		r.fail()
 	}
@@ -173,14 +173,14 @@ func (r *reader) readParts(n *piece, parts int) (blocks int) {
 		if b := r.bytes(1); b != nil {
 			flags = b[0]
 		}
-		part := index.Part{Blocks: r.small(index.MaxHeld), Weight: int32(r.small(math.MaxInt32)), Weighed: flags&flagWeighed != 0} //nolint:gosec // bounded
+		part := cache.Part{Blocks: r.small(cache.MaxChain), Weight: int32(r.small(math.MaxInt32)), Weighed: flags&flagWeighed != 0} //nolint:gosec // bounded
 		if flags&flagCounted != 0 {
 			part.Count, part.Past = int32(r.small(math.MaxInt32)), uint16(r.small(math.MaxUint16)) //nolint:gosec // bounded
 		}
 		if flags&flagArrivals != 0 {
 			part.Arrivals = uint16(r.small(math.MaxUint16)) //nolint:gosec // bounded
 		}
-		if blocks += part.Blocks; r.failed || blocks > index.MaxHeld {
+		if blocks += part.Blocks; r.failed || blocks > cache.MaxChain {
 			r.fail()
 			return 0
 		}
@@ -197,7 +197,7 @@ func (p *Part) build(id int) bool {
 	for at := id; at != 0; at = p.pieces[at].parent {
 		p.path = append(p.path, at)
 	}
-	if total += p.pieces[id].shares; total > index.MaxHeld {
+	if total += p.pieces[id].shares; total > cache.MaxChain {
 		return false
 	}
 	p.blocks, p.parts = p.blocks[:0], p.parts[:0]

@@ -3,7 +3,7 @@ package snapshot
 import (
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // Part is a part of a snapshot, as read. Its content is right as far as its checksum is.
@@ -14,7 +14,7 @@ type Part struct {
 	// scratch of chain
 	path   []int
 	blocks []uint64
-	parts  []index.Part
+	parts  []cache.Part
 }
 
 // Next reads the next record. It returns false at the end, and if the part is damaged: see

@@ -7,7 +7,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // Kind is the kind of a record.
@@ -51,7 +51,7 @@ type Record struct {
 	Target   Target // of a binding, a chain, a response or a learned target; see there
 	Worker   Worker
 	Binding  affinity.Saved // without its target
-	Chain    index.Held     // valid until the next record; without its slot
+	Chain    cache.Chain    // valid until the next record; without its slot
 	Response Response
 	Learned  kvscore.Learned       // without its targets
 	Of       kvscore.LearnedTarget // without its target

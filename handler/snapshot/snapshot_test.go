@@ -15,7 +15,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/snapshot/snapshottest"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // stored is a record as a test keeps it.
@@ -95,7 +95,7 @@ func records(rnd *rand.Rand, n int) (list []stored) {
 	list = append(list,
 		stored{Kind: KindLearned, Learned: learned},
 		stored{Kind: KindTarget, Target: Target{1, 3}, Of: kvscore.LearnedTarget{Declared: 262144, Capacity: -0.5, Slowness: 0.1, Age: time.Minute, Samples: 4}},
-		stored{Kind: KindRatios, Ratios: kvscore.ModelRatios{Name: 99, Tokens: [index.Kinds]float64{0.25, 0.5}}},
+		stored{Kind: KindRatios, Ratios: kvscore.ModelRatios{Name: 99, Tokens: [cache.Kinds]float64{0.25, 0.5}}},
 	)
 	stem := make([]uint64, 50)
 	for i := range stem {
@@ -115,11 +115,11 @@ func records(rnd *rand.Rand, n int) (list []stored) {
 }
 
 // chain returns one that begins with a part of the stem.
-func chain(rnd *rand.Rand, stem []uint64) index.Held {
-	c := index.Held{Root: 5}
+func chain(rnd *rand.Rand, stem []uint64) cache.Chain {
+	c := cache.Chain{Root: 5}
 	for _, n := range []int{10, 30, 10} {
 		c.Blocks = append(c.Blocks, stem[len(c.Blocks):len(c.Blocks)+n]...)
-		c.Parts = append(c.Parts, index.Part{Blocks: n, Weight: 16000, Arrivals: uint16(n)})
+		c.Parts = append(c.Parts, cache.Part{Blocks: n, Weight: 16000, Arrivals: uint16(n)})
 		if rnd.IntN(3) == 0 {
 			break
 		}
@@ -129,7 +129,7 @@ func chain(rnd *rand.Rand, stem []uint64) index.Held {
 		for range n {
 			c.Blocks = append(c.Blocks, rnd.Uint64())
 		}
-		c.Parts = append(c.Parts, index.Part{Blocks: n, Weight: 15000, Count: int32(rnd.IntN(2) * 1000), Past: 100, Weighed: rnd.IntN(2) > 0})
+		c.Parts = append(c.Parts, cache.Part{Blocks: n, Weight: 15000, Count: int32(rnd.IntN(2) * 1000), Past: 100, Weighed: rnd.IntN(2) > 0})
 		if c.Parts[len(c.Parts)-1].Count == 0 {
 			c.Parts[len(c.Parts)-1].Past = 0
 		}

@@ -7,7 +7,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-	"github.com/caddy-kvrouter/kvrouter/kvscore/index"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // Writer writes a snapshot. It keeps one part in memory. After an error it does nothing.
@@ -112,7 +112,7 @@ func (w *Writer) Ratios(m *kvscore.ModelRatios) {
 }
 
 // Chain writes a chain of a target. It leaves out one that fills more than a part.
-func (w *Writer) Chain(c *index.Held, t Target) {
+func (w *Writer) Chain(c *cache.Chain, t Target) {
 	w.hash(c)
 	from, parts := w.longest()
 	w.record = appendChain(w.record[:0], c, t, from, parts)

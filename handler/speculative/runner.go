@@ -3,11 +3,15 @@
 package speculative
 
 import (
+	"context"
 	"net/http"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // The outcomes of speculative prefills.
@@ -25,18 +29,26 @@ const (
 
 const incidentNoSuccess = "speculative prefills fail"
 
+// Total counts the turns whose clients asked for a speculative prefill. It is made once per
+// process, so that counts survive reloads.
+var Total = prometheus.NewCounterVec(prometheus.CounterOpts{
+	Namespace: "caddy", Subsystem: "kv_router", Name: "speculative_total",
+	Help: "Turns whose clients asked for a speculative prefill, by its outcome.",
+}, []string{"pool", "outcome"})
+
 // Runner makes the speculative prefills of a configuration.
 type Runner struct {
-	*dispatch.Dispatcher
+	ctx     context.Context // ends with the configuration
+	pool    *pool.Pool
+	client  *upstream.Client
 	allowed bool // by the operator
 }
 
-// NewRunner returns the runner of a dispatcher. allowed is whether the operator allows
-// speculative prefills.
-func NewRunner(d *dispatch.Dispatcher, allowed bool) *Runner {
-	r := &Runner{Dispatcher: d, allowed: allowed}
-	d.Metrics.Speculative.WithLabelValues(d.Pool.Name, outcomeOK) // shows 0
-	return r
+// NewRunner returns the runner of a configuration, which ends with ctx. allowed is whether the
+// operator allows speculative prefills.
+func NewRunner(ctx context.Context, p *pool.Pool, client *upstream.Client, allowed bool) *Runner {
+	Total.WithLabelValues(p.Name, outcomeOK) // shows 0
+	return &Runner{ctx: ctx, pool: p, client: client, allowed: allowed}
 }
 
 // Answering implements dispatch's followUps. It expects a speculative prefill if the
@@ -46,7 +58,7 @@ func (r *Runner) Answering(t dispatch.Turn, resp *http.Response) dispatch.Follow
 	if !p.Ext.AgentHints.SpeculativePrefill.Value {
 		return nil
 	}
-	if e := r.Pool.EngineOf(t.Worker); e.ReadsNVExt() {
+	if e := t.Worker.Engine(); e.ReadsNVExt() {
 		return nil
 	}
 	switch {
@@ -58,7 +70,7 @@ func (r *Runner) Answering(t dispatch.Turn, resp *http.Response) dispatch.Follow
 		return nil
 	}
 	s := &speculation{r: r, turn: t, size: dispatch.MaxKeptText + t.Size}
-	if !r.Pool.Background.Reserve(s.size) {
+	if !r.pool.Background.Reserve(s.size) {
 		r.count(outcomeMemory)
 		return nil
 	}
@@ -66,8 +78,8 @@ func (r *Runner) Answering(t dispatch.Turn, resp *http.Response) dispatch.Follow
 }
 
 func (r *Runner) count(outcome string) {
-	r.Metrics.Speculative.WithLabelValues(r.Pool.Name, outcome).Inc()
+	Total.WithLabelValues(r.pool.Name, outcome).Inc()
 	if outcome == outcomeFailed || outcome == outcomeTimeout {
-		r.Pool.Incidents.Raise(time.Now(), incidentNoSuccess, r.Pool.Logger)
+		r.pool.Incidents.Raise(time.Now(), incidentNoSuccess, r.pool.Logger)
 	}
 }

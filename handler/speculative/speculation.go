@@ -16,7 +16,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
 const (
@@ -54,7 +53,7 @@ type speculation struct {
 // begin starts the speculative prefill if the turn has ended well.
 func (s *speculation) begin(text []byte, whole *body.Replay, sent *http.Request) {
 	s.text, s.body, s.sent = text, whole, sent
-	bg, w := &s.r.Pool.Background, s.turn.Worker
+	bg, w := &s.r.pool.Background, s.turn.Worker
 	if text == nil || whole == nil || sent == nil || !s.fits() {
 		s.end(outcomeUnfit)
 		return
@@ -84,37 +83,34 @@ func (s *speculation) end(outcome string) {
 	if s.body != nil {
 		s.body.Done()
 	}
-	s.r.Pool.Background.Release(s.size)
+	s.r.pool.Background.Release(s.size)
 	s.r.count(outcome)
 }
 
 // prefill lets the worker compute the prefix, and returns the outcome.
 func (s *speculation) prefill() (outcome string) {
-	t, w := time.Now(), s.turn.Worker
 	switch {
-	case s.r.Context.Err() != nil:
+	case s.r.ctx.Err() != nil:
 		return outcomeStopped
-	case s.isBusy(t):
+	case s.isBusy(time.Now()):
 		return outcomeBusy
 	}
 	p := s.next()
 	if p == nil {
 		return outcomeUnfit
 	}
-	if !w.Slots.Take() {
+	var seat pool.Seat
+	if !s.r.pool.SeatAt(s.turn.Worker, s.turn.Target, &p.Score, &seat) {
 		return outcomeBusy
 	}
-	var sel kvscore.Selection
-	_, lease := s.r.Pool.Scheduler.Select(t, &p.Score, []kvscore.Target{s.turn.Target}, 0, nil, &sel)
-	ctx, cancel := context.WithTimeout(s.r.Context, maxDuration)
+	ctx, cancel := context.WithTimeout(s.r.ctx, maxDuration)
 	defer cancel()
 	err := s.send(ctx, p)
-	lease.End(err == nil, nil)
-	s.r.Pool.FreeSlot(w)
+	seat.Leave(err == nil, nil)
 	switch {
 	case err == nil:
 		return outcomeOK
-	case s.r.Context.Err() != nil:
+	case s.r.ctx.Err() != nil:
 		return outcomeStopped
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return outcomeTimeout
@@ -126,11 +122,11 @@ func (s *speculation) prefill() (outcome string) {
 // target should get no requests.
 func (s *speculation) isBusy(t time.Time) bool {
 	w := s.turn.Worker
-	load, known := s.r.Pool.Scheduler.Load(t, s.turn.Target)
-	limit := w.Slots.Limit.Load()
+	load, known := s.r.pool.Scheduler.Load(t, s.turn.Target)
+	running, limit := w.Running()
 	return !known || load.Requests > busyRequests || load.PrefillTokens > busyPrefill ||
-		limit > 0 && 2*w.Slots.Running.Load() >= limit || s.r.Pool.Queue.Length.Load() > 0 ||
-		w.Draining() || !w.Health.Available(t) || w.Progress.IsHung() || !pool.Available(s.turn.Upstream)
+		limit > 0 && 2*running >= limit || s.r.pool.Waiting() > 0 ||
+		!w.TakesRequests(t) || w.IsHung() || !pool.Available(s.turn.Upstream)
 }
 
 // next returns the plan of the request that computes the prefix, nil if there can
@@ -140,17 +136,16 @@ func (s *speculation) next() *plan.Plan {
 	b := body.NewBuffer(old.Size + int64(len(s.text)) + 256)
 	data, ok := api.NextTurn(b.Data[:0], old.Data, s.text)
 	b.Data = data
-	s.r.Pool.Memory.Count(b)
+	s.r.pool.Memory.Count(b)
 	s.body = body.NewReplay(b, data)
 	old.Done()
 	if !ok {
 		return nil
 	}
-	req, err := api.Parse(of.API, data, s.r.Pool.Hashing())
+	req, err := api.Parse(of.API, data, s.r.pool.Hashing())
 	if err != nil {
 		return nil
 	}
-	// Computes is not set, so that unsupported fields are not counted.
 	p := &plan.Plan{API: of.API, Request: req, Model: of.Model}
 	p.Ext, p.Grants, p.EditsBody, p.Score = ownExt(of.Ext), of.Grants, true, of.Score
 	p.Score.Blocks, p.Score.Past, p.Score.Tokens, p.Score.Streamed = s.blocks, s.past, of.Score.Tokens+s.behind, false
@@ -169,9 +164,10 @@ func ownExt(e *nvext.Ext) *nvext.Ext {
 // send makes the request once, on a connection of its own. It returns nil if the
 // worker has computed the prefix.
 func (s *speculation) send(ctx context.Context, p *plan.Plan) error {
-	req := s.r.Prepared(ownRequest(ctx, s.sent), p, s.body, s.turn.Worker, s.turn.Target)
+	e := dispatch.EngineRequest{Pool: s.r.pool, Plan: p, Body: s.body, Worker: s.turn.Worker, Target: s.turn.Target}
+	req := e.Build(ownRequest(ctx, s.sent))
 	delete(req.Header, "Idempotency-Key")
-	resp, err := s.r.Client.Forward(req, s.turn.Worker.Dial)
+	resp, err := s.r.client.Forward(req, s.turn.Worker.Dial)
 	if err != nil {
 		return err
 	}

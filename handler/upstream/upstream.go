@@ -35,7 +35,10 @@ type Transport struct {
 // Load makes the transport that a proxy's configuration names, or Caddy's default, and sets
 // it in the proxy. The proxy must not be provisioned yet: that starts its health checks. wrap
 // wraps each connection to a worker.
-func Load(ctx caddy.Context, rp *reverseproxy.Handler, wrap func(net.Conn) net.Conn, attempt func(context.Context) http.RoundTripper) (*Transport, error) {
+func Load(
+	ctx caddy.Context, rp *reverseproxy.Handler,
+	wrap func(net.Conn) net.Conn, attempt func(context.Context) http.RoundTripper,
+) (*Transport, error) {
 	inner := new(reverseproxy.HTTPTransport)
 	if rp.TransportRaw != nil {
 		mod, err := ctx.LoadModule(rp, "TransportRaw")
@@ -163,7 +166,9 @@ func (c *Client) to(ctx context.Context, dial string) (context.Context, string, 
 
 // Do sends a request to an address and returns the answer. authorization is the client's, if
 // the request is made for one; nil sends the worker's API key.
-func (c *Client) Do(ctx context.Context, dial, method, path string, body []byte, authorization []string) (*http.Response, error) {
+func (c *Client) Do(
+	ctx context.Context, dial, method, path string, body []byte, authorization []string,
+) (*http.Response, error) {
 	ctx, host, repl, err := c.to(ctx, dial)
 	if err != nil {
 		return nil, err
@@ -200,7 +205,9 @@ func (c *Client) Do(ctx context.Context, dial, method, path string, body []byte,
 
 // Fetch is Do, and reads the answer. If that is longer than limit bytes, it returns the
 // beginning and ErrTooLong.
-func (c *Client) Fetch(ctx context.Context, dial, method, path string, body []byte, authorization []string, limit int64) (status int, answer []byte, err error) {
+func (c *Client) Fetch(
+	ctx context.Context, dial, method, path string, body []byte, authorization []string, limit int64,
+) (status int, answer []byte, err error) {
 	resp, err := c.Do(ctx, dial, method, path, body, authorization)
 	if err != nil {
 		return 0, nil, err

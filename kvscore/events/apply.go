@@ -6,8 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
-	"github.com/caddy-kvrouter/kvrouter/kvscore/index/exact"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"github.com/zeebo/xxh3"
 )
 
@@ -19,25 +18,27 @@ type Engine struct {
 	// Adapters and Salts say that the events name LoRA adapters, and the cache salt at least
 	// with a prompt's first block. Otherwise the events show whether they do.
 	Adapters, Salts bool
-	// HitsInFlight is that of [kvscore.FeedInfo].
+	// HitsInFlight is that of [cache.FeedInfo].
 	HitsInFlight bool
 }
 
-// Worker records what the publishers of one worker say in the scheduler. Requests of token
+// Worker records what the publishers of one worker say in the caches. Requests of token
 // ids then find it.
 type Worker struct {
 	seed   uint64
-	tokens kvscore.TokenHash // of seed
+	tokens cache.TokenHash // of seed
 	ranks  []*rank
 }
 
 // NewWorker returns a worker with a number of data-parallel ranks. seed keys the hashes; it must
-// be that of the requests. Ranks beyond the scheduler's bound stay without a feed.
-func NewWorker(s *kvscore.Scheduler, seed, id uint64, ranks int, e Engine) *Worker {
-	w := &Worker{seed: seed, tokens: kvscore.NewTokenHash(seed)}
+// be that of the requests. Ranks beyond the caches' bound stay without a feed.
+func NewWorker(c *cache.Caches, seed, id uint64, ranks int, e Engine) *Worker {
+	w := &Worker{seed: seed, tokens: cache.NewTokenHash(seed)}
 	for i := range ranks {
-		r := &rank{engine: e, feed: s.OpenFeed(kvscore.Target{Worker: id, Rank: uint32(i)})} //nolint:gosec // ranks are few
-		r.info = kvscore.FeedInfo{BlockTokens: e.BlockTokens, Adapters: e.Adapters, Salts: e.Salts, HitsInFlight: e.HitsInFlight}
+		r := &rank{engine: e, feed: c.Feed(cache.Target{Worker: id, Rank: uint32(i)})} //nolint:gosec // ranks are few
+		r.info = cache.FeedInfo{
+			BlockTokens: e.BlockTokens, Adapters: e.Adapters, Salts: e.Salts, HitsInFlight: e.HitsInFlight,
+		}
 		w.ranks = append(w.ranks, r)
 	}
 	return w
@@ -48,7 +49,8 @@ func (w *Worker) Learn(e Engine) {
 	for _, r := range w.ranks {
 		r.update(func(r *rank) {
 			r.engine = e
-			r.info.Adapters, r.info.Salts, r.info.HitsInFlight = r.info.Adapters || e.Adapters, r.info.Salts || e.Salts, e.HitsInFlight
+			r.info.Adapters, r.info.Salts = r.info.Adapters || e.Adapters, r.info.Salts || e.Salts
+			r.info.HitsInFlight = e.HitsInFlight
 			if !r.sized {
 				r.info.BlockTokens = e.BlockTokens
 			}
@@ -86,7 +88,7 @@ type Applied struct {
 	Lag       time.Duration
 	// BlockTokens is the size of the blocks; 0 is unknown.
 	BlockTokens int
-	Knowledge   kvscore.Knowledge
+	Knowledge   cache.Knowledge
 	// Held are the blocks that the rank holds, by tier.
 	Held [Tiers]int64
 }
@@ -119,22 +121,22 @@ func (w *Worker) IsPartial(rank int) bool { return rank < len(w.ranks) && w.rank
 // rank is what is known of one data-parallel rank.
 type rank struct {
 	engine Engine
-	feed   *kvscore.Feed // nil if there was no room for one
+	feed   *cache.Feed // nil if there was no room for one
 
 	partial atomic.Bool // the feed counts as partial knowledge
 
 	mu       sync.Mutex // publishers may speak of each other's ranks
-	info     kvscore.FeedInfo
-	told     kvscore.FeedInfo // what the scheduler knows
-	sized    bool             // an event since the last reset has told the block size
-	lost     bool             // an event since the last reset could not be read
-	foreign  bool             // the publisher names a rank that the router does not know
-	doubted  bool             // the engine reports something else
+	info     cache.FeedInfo
+	told     cache.FeedInfo // what the caches know
+	sized    bool           // an event since the last reset has told the block size
+	lost     bool           // an event since the last reset could not be read
+	foreign  bool           // the publisher names a rank that the router does not know
+	doubted  bool           // the engine reports something else
 	state    State
 	complete bool
 	did      Applied
 	contents []uint64
-	stored   exact.Stored
+	stored   cache.Stored
 }
 
 // Recorder is a [Sink] for what one publisher says. Batches may name another rank than that
@@ -206,7 +208,7 @@ func (p *Recorder) State(s State, complete bool) {
 	})
 }
 
-// update changes what is known of the rank, and tells the scheduler.
+// update changes what is known of the rank, and tells the caches.
 func (r *rank) update(by func(*rank)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -261,7 +263,7 @@ func (r *rank) apply(w *Worker, b *Batch, now time.Time) (cleared bool) {
 // store records stored blocks.
 func (r *rank) store(w *Worker, e *Event) {
 	s := &r.stored
-	*s = exact.Stored{Tier: e.Tier, Parent: e.Parent, HasParent: e.HasParent, Names: e.Hashes}
+	*s = cache.Stored{Tier: e.Tier, Parent: e.Parent, HasParent: e.HasParent, Names: e.Hashes}
 	if e.Tokens != nil {
 		if !r.sized {
 			r.info.BlockTokens, r.sized = e.BlockSize, true
@@ -273,19 +275,19 @@ func (r *rank) store(w *Worker, e *Event) {
 		r.info.Adapters = r.info.Adapters || len(e.Adapter) > 0 && !bytes.HasPrefix(e.Adapter, []byte("lora_id:"))
 		r.info.Salts = r.info.Salts || len(e.Salt) > 0
 		if !e.HasParent || !r.engine.Salts { // else only a prompt's first block has the salt
-			s.Root = kvscore.IdentityRoot(w.seed, e.BlockSize, e.Adapter, e.Salt)
+			s.Root = cache.IdentityRoot(w.seed, e.BlockSize, e.Adapter, e.Salt)
 		}
 		s.Blocks = r.hash(w, e)
 	}
 	n, why := r.feed.Stored(s)
 	r.did.Stored += uint64(n) //nolint:gosec // a count
 	switch why {
-	case exact.OK:
-	case exact.UnknownParent, exact.UnknownName:
+	case cache.OK:
+	case cache.UnknownParent, cache.UnknownName:
 		r.did.UnknownParents++
-	case exact.Contradiction:
+	case cache.Contradiction:
 		r.did.Contradictions++
-	case exact.NoRoom, exact.Invalid:
+	case cache.NoRoom, cache.Invalid:
 		r.did.NoRoom++
 	}
 }
@@ -300,22 +302,22 @@ func (r *rank) hash(w *Worker, e *Event) []uint64 {
 	return list
 }
 
-// describe tells the scheduler how far to rely on the events, if that has changed.
+// describe tells the caches how far to rely on the events, if that has changed.
 func (r *rank) describe() {
 	info := r.info
-	info.Knowledge = kvscore.Approximate
+	info.Knowledge = cache.Approximate
 	switch {
 	case r.feed == nil:
 		return
 	case r.foreign, r.doubted:
 	case r.state == Live && r.complete && !r.lost && !r.feed.Incomplete():
-		info.Knowledge = kvscore.Exact
+		info.Knowledge = cache.Exact
 	case r.state == Live || r.state == Untrusted:
-		info.Knowledge = kvscore.Partial
+		info.Knowledge = cache.Partial
 	}
 	if info != r.told {
 		r.told = info
-		r.partial.Store(info.Knowledge == kvscore.Partial)
+		r.partial.Store(info.Knowledge == cache.Partial)
 		r.feed.Describe(info)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 const applySeed = 3
@@ -21,7 +22,7 @@ type applied struct {
 
 func newApplied(t *testing.T, e Engine) *applied {
 	a := &applied{t: t, s: kvscore.NewScheduler(kvscore.Settings{})}
-	a.w = NewWorker(a.s, applySeed, 1, 2, e)
+	a.w = NewWorker(a.s.Caches(), applySeed, 1, 2, e)
 	for rank := range 2 {
 		a.s.Declare(kvscore.Target{Worker: 1, Rank: uint32(rank)}, 0)
 		p := a.w.Recorder(rank)
@@ -37,8 +38,8 @@ func ids(first uint32) []uint32 { return []uint32{first, first + 1, first + 2, f
 // holds returns how many tokens of a prompt a rank is known to hold, and by which knowledge.
 func (a *applied) holds(rank int, adapter, salt string, blocks []uint64) (int64, kvscore.Knowledge) {
 	a.t.Helper()
-	id := kvscore.Identity{BlockTokens: 4, Root: kvscore.IdentityRoot(applySeed, 4, adapter, salt), Blocks: blocks, Adapter: adapter != "", Salted: salt != ""}
-	r := &kvscore.Request{Root: 9, Blocks: id.Blocks, BlockTokens: 4, Tokens: int64(4*len(blocks)) + 1, Identities: []kvscore.Identity{id}}
+	id := cache.Identity{BlockTokens: 4, Root: cache.IdentityRoot(applySeed, 4, adapter, salt), Blocks: blocks, Adapter: adapter != "", Salted: salt != ""}
+	r := &kvscore.Request{Root: 9, Blocks: id.Blocks, BlockTokens: 4, Tokens: int64(4*len(blocks)) + 1, Identities: []cache.Identity{id}}
 	sel := kvscore.Selection{Rand: rand.New(rand.NewPCG(1, 1))}
 	a.s.Explain(time.Now(), r, []kvscore.Target{{Worker: 1}, {Worker: 1, Rank: 1}}, -1, new(kvscore.LeastLoad), &sel)
 	return sel.Candidates[rank].OverlapTokens, sel.Candidates[rank].Knowledge
@@ -53,7 +54,7 @@ func (a *applied) wantsBlocks(what string, rank int, tokens int64, k kvscore.Kno
 
 // blocksOf returns the hashes of blocks of four tokens.
 func blocksOf(prompt ...[]uint32) []uint64 {
-	key := kvscore.NewTokenHash(applySeed)
+	key := cache.NewTokenHash(applySeed)
 	return key.AppendBlocks(nil, slices.Concat(prompt...), 4)
 }
 
@@ -163,4 +164,19 @@ func TestOtherBlockSizes(t *testing.T) {
 	if got := a.w.Applied(0); got.OtherSize != 1 || got.BlockTokens != 4 {
 		t.Errorf("%+v", got)
 	}
+}
+
+// TestOneNameForTwoBlocks has events that contradict themselves. The index keeps what came first.
+func TestOneNameForTwoBlocks(t *testing.T) {
+	a := newApplied(t, namesAll)
+	prompt := slices.Concat(ids(10), ids(20), ids(30))
+	a.told(Event{Kind: Stored, Hashes: []uint64{1, 2, 1}, Tokens: prompt, BlockSize: 4})
+	a.wants("a name twice", 0, 8, cache.Partial, "", prompt)
+	a.told(Event{Kind: Stored, Hashes: []uint64{2}, Parent: 2, HasParent: true, Tokens: ids(30), BlockSize: 4})
+	a.wants("the parent's name", 0, 8, cache.Partial, "", prompt)
+	if got := a.w.Applied(0); got.Contradictions != 2 || got.Stored != 2 {
+		t.Errorf("%+v", got)
+	}
+	a.told(Event{Kind: Removed, Hashes: []uint64{1, 2}})
+	a.wants("removed", 0, 0, cache.Approximate, "", prompt) // the deeper overlap counts
 }

@@ -180,8 +180,6 @@ func TestBadEventCostsOnlyItself(t *testing.T) {
 			stored("token_ids", tokens[:7], "block_size", 0), BlockSizeMismatch,
 		},
 		"tokens without blocks": {stored("block_hashes", list()), BlockSizeMismatch},
-		"hash twice":            {stored("block_hashes", []uint64{h1, h1}), SelfReference},
-		"hash is parent":        {stored("parent_block_hash", uint64(h2)), SelfReference},
 		"long adapter":          {stored("lora_name", long), TooLarge},
 		"long adapter id":       {stored("lora_id", long), TooLarge},
 		"long salt":             {stored("cache_salt", long), TooLarge},

@@ -1,24 +1,25 @@
-// Package events reads the KV events that engines publish. It tells an index of their KV
-// caches which blocks an engine stored, removed or cleared, and in which tier.
+// Package events reads the KV events that engines publish. It tells the caches which blocks an
+// engine stored, removed or cleared, and in which tier.
 //
-// A [Decoder] reads one payload of an engine's event stream, see its documentation for the
-// accepted layouts. Nothing here decides where a request goes.
+// A [Stream] follows one publisher and hands its payloads, in order, to a [Recorder]. The
+// recorder's [Decoder] reads them, and the recorder puts them into the caches. Nothing here
+// decides where a request goes.
 package events
 
-import "github.com/caddy-kvrouter/kvrouter/kvscore/index/exact"
+import "github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 
 // Tier is where an engine keeps a block.
-type Tier = exact.Tier
+type Tier = cache.Tier
 
 // The tiers, from the fastest to the slowest. They are the memory of the accelerator, that of
 // the engine's machine, storage of this engine alone, and storage that other workers read, too.
 // Tiers is their number.
 const (
-	Device = exact.Device
-	Host   = exact.Host
-	Disk   = exact.Disk
-	Shared = exact.Shared
-	Tiers  = exact.Tiers
+	Device = cache.Device
+	Host   = cache.Host
+	Disk   = cache.Disk
+	Shared = cache.Shared
+	Tiers  = cache.Tiers
 )
 
 // Kind is what happened to an event's blocks.
@@ -40,8 +41,8 @@ const (
 type Event struct {
 	Kind Kind
 	Tier Tier
-	// Hashes are the engine's own names of the blocks, in order. In a Stored event no name
-	// occurs twice. Byte strings are folded into their last 8 bytes, big-endian.
+	// Hashes are the engine's own names of the blocks, in order. Byte strings are folded into
+	// their last 8 bytes, big-endian.
 	Hashes []uint64
 	// Parent is the name of the block before the first, valid if HasParent. A Stored event
 	// with tokens and without a parent begins at the prompt's first token.
@@ -102,8 +103,6 @@ const (
 	Remote
 	// BlockSizeMismatch events have more or fewer tokens than their blocks hold.
 	BlockSizeMismatch
-	// SelfReference events store a block twice, or a block as its own parent.
-	SelfReference
 	// TooLarge events exceed a bound of the decoder.
 	TooLarge
 	// Reasons is the number of reasons.
@@ -112,7 +111,7 @@ const (
 
 var reasonNames = [Reasons]string{
 	"malformed", "unknown_tag", "unknown_medium", "not_main_attention",
-	"remote", "block_size_mismatch", "self_reference", "too_large",
+	"remote", "block_size_mismatch", "too_large",
 }
 
 // String returns the reason as a metric's label, "unknown" for a value that is no reason.

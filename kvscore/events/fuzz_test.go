@@ -55,13 +55,6 @@ func checkBatch(t *testing.T, b *Batch, size int) {
 		if e.Extra != nil && len(e.Extra) == 0 || len(e.Salt) > maxText {
 			t.Fatalf("event %d: %+v", i, e)
 		}
-		seen := make(map[uint64]bool)
-		for _, h := range e.Hashes {
-			if e.Kind == Stored && (seen[h] || e.HasParent && h == e.Parent) {
-				t.Fatalf("event %d: hash %x is not unique", i, h)
-			}
-			seen[h] = true
-		}
 	}
 	if values > size {
 		t.Fatalf("%d values from %d bytes", values, size)

@@ -3,10 +3,10 @@ package events
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore/events/zmtp"
+	"golang.org/x/sync/semaphore"
 )
 
 // The bounds of what a stream has received and not yet handled. Beyond them, the connection
@@ -14,22 +14,26 @@ import (
 const (
 	maxQueued      = 1024     // messages
 	maxReplayed    = 16 << 10 // messages of a replay
-	maxQueuedBytes = 32 << 20 // the message that reaches the bound is still accepted
+	maxQueuedBytes = 32 << 20 // a larger message waits until the queue is empty
 	maxSpare       = 16       // messages kept for their memory
 )
 
 // inbox is a connection to the publisher and the messages that have arrived over it.
 type inbox struct {
-	c    *zmtp.Conn
-	q    *queue
-	gone context.Context // ends with the connection; its cause says why
-	end  context.CancelCauseFunc
-	done chan struct{} // the reading goroutine has ended
+	c        *zmtp.Conn
+	messages chan *zmtp.Message // closed behind the last one
+	room     *semaphore.Weighted
+	spare    chan *zmtp.Message
+	gone     context.Context // ends with the connection; its cause says why
+	end      context.CancelCauseFunc
 }
 
 // newInbox reads a connection into a queue of at most n messages.
 func newInbox(c *zmtp.Conn, n int) *inbox {
-	b := &inbox{c: c, q: newQueue(n), done: make(chan struct{})}
+	b := &inbox{
+		c: c, messages: make(chan *zmtp.Message, n), room: semaphore.NewWeighted(maxQueuedBytes),
+		spare: make(chan *zmtp.Message, maxSpare),
+	}
 	b.gone, b.end = context.WithCancelCause(context.Background())
 	go b.read()
 	return b
@@ -37,142 +41,75 @@ func newInbox(c *zmtp.Conn, n int) *inbox {
 
 // read receives messages until the connection ends.
 func (b *inbox) read() {
-	defer close(b.done)
+	defer close(b.messages)
 	for {
-		m := b.q.spare()
+		m := b.empty()
 		if err := b.c.Recv(m); err != nil {
 			b.end(err)
 			return
 		}
-		if !b.q.push(m) {
+		if b.room.Acquire(b.gone, weight(m)) != nil {
+			return
+		}
+		select {
+		case b.messages <- m:
+		case <-b.gone.Done():
 			return
 		}
 	}
 }
 
+func weight(m *zmtp.Message) int64 { return int64(min(m.Size(), maxQueuedBytes)) }
+
+// empty returns a message to receive into.
+func (b *inbox) empty() *zmtp.Message {
+	select {
+	case m := <-b.spare:
+		return m
+	default:
+		return new(zmtp.Message)
+	}
+}
+
+// recycle makes room for others when a message is handled, and keeps its memory for one of them.
+func (b *inbox) recycle(m *zmtp.Message) {
+	b.room.Release(weight(m))
+	select {
+	case b.spare <- m:
+	default:
+	}
+}
+
 // next waits for the oldest message, but not longer than patience. It returns an error when ctx
-// has ended, and when the connection has ended and all its messages are taken.
-func (b *inbox) next(ctx context.Context, patience time.Duration) (*zmtp.Message, error) {
-	var late <-chan time.Time
-	for ctx.Err() == nil {
-		over := b.gone.Err() != nil // asked first: nothing is pushed after that
-		if m, ok := b.q.pop(); ok {
-			return m, nil
-		}
-		if over {
-			return nil, context.Cause(b.gone)
-		}
-		if late == nil {
-			late = time.After(patience)
-		}
+// has ended, and when the connection has ended and all its messages are taken. Give the message
+// back with recycle.
+func (b *inbox) next(ctx context.Context, patience time.Duration) (m *zmtp.Message, err error) {
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	ok := false
+	select {
+	case m, ok = <-b.messages:
+	default:
 		select {
+		case m, ok = <-b.messages:
 		case <-ctx.Done():
-		case <-late:
+			return nil, ctx.Err()
+		case <-time.After(patience):
 			return nil, fmt.Errorf("%w: nothing came for %v", zmtp.ErrSilent, patience)
-		case <-b.q.ready:
-		case <-b.gone.Done():
 		}
 	}
-	return nil, ctx.Err()
+	if !ok {
+		return nil, context.Cause(b.gone)
+	}
+	return m, nil
 }
 
 // stop ends the connection, waits for its goroutine and returns what ended the connection.
 func (b *inbox) stop() error {
 	b.end(context.Canceled)
 	_ = b.c.Close()
-	b.q.close()
-	<-b.done
+	for range b.messages { //nolint:revive // until it is closed
+	}
 	return context.Cause(b.gone)
-}
-
-// queue is a bounded queue of messages. One goroutine pushes and one pops.
-type queue struct {
-	ready chan struct{} // holds a token after a push
-	room  chan struct{} // holds a token after a pop
-
-	mu     sync.Mutex
-	items  []*zmtp.Message // a ring
-	head   int
-	length int
-	bytes  int
-	unused []*zmtp.Message
-	closed bool
-}
-
-func newQueue(n int) *queue {
-	return &queue{items: make([]*zmtp.Message, n), ready: make(chan struct{}, 1), room: make(chan struct{}, 1)}
-}
-
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
-
-// push adds a message as soon as there is room. It returns false once the queue is closed.
-func (q *queue) push(m *zmtp.Message) bool {
-	for {
-		q.mu.Lock()
-		if q.closed {
-			q.mu.Unlock()
-			return false
-		}
-		if q.length < len(q.items) && q.bytes < maxQueuedBytes {
-			q.items[(q.head+q.length)%len(q.items)] = m
-			q.length++
-			q.bytes += m.Size()
-			q.mu.Unlock()
-			signal(q.ready)
-			return true
-		}
-		q.mu.Unlock()
-		<-q.room
-	}
-}
-
-// pop takes the oldest message, if there is one. Give it back with recycle.
-func (q *queue) pop() (*zmtp.Message, bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.length == 0 {
-		return nil, false
-	}
-	m := q.items[q.head]
-	q.items[q.head] = nil
-	q.head = (q.head + 1) % len(q.items)
-	q.length--
-	q.bytes -= m.Size()
-	signal(q.room)
-	return m, true
-}
-
-// recycle keeps a handled message's memory for one to come.
-func (q *queue) recycle(m *zmtp.Message) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if len(q.unused) < maxSpare {
-		q.unused = append(q.unused, m)
-	}
-}
-
-// spare returns a message to receive into.
-func (q *queue) spare() *zmtp.Message {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	n := len(q.unused)
-	if n == 0 {
-		return new(zmtp.Message)
-	}
-	m := q.unused[n-1]
-	q.unused = q.unused[:n-1]
-	return m
-}
-
-// close ends push. What is queued is lost.
-func (q *queue) close() {
-	q.mu.Lock()
-	q.closed = true
-	q.mu.Unlock()
-	signal(q.room)
 }

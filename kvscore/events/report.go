@@ -39,116 +39,82 @@ func (s *Stream) count(change func(*Status)) {
 // noteEvery is the least time between two reports of a degradation in the log.
 const noteEvery = 30 * time.Second
 
-// notes keep the log short while a connection comes and goes.
-type notes struct {
-	ever     bool      // the stream was connected once
-	lostAt   time.Time // zero: connected, or never was
-	noted    bool      // the log has the beginning of a degradation and not its end
-	notedAt  time.Time
-	badSince time.Time // zero: all is well
-	unnoted  int       // degradations that the log does not have
-	partial  time.Time // when the log had an incomplete replay last
+// noted is what the log has, so that it stays short while a connection comes and goes.
+type noted struct {
+	bad     bool      // the beginning of a degradation, and not its end
+	at      time.Time // of that beginning, or of the last one
+	partial bool      // that a replay was incomplete
 }
 
-// enter reports a state to the sink and to Status.
-func (s *Stream) enter(state State, complete bool) {
+// report updates Status, and returns whether the state has changed.
+func (s *Stream) report(state State, complete bool) (changed bool) {
 	s.mu.Lock()
-	changed := s.status.State != state || s.status.Complete != complete
-	s.status.State, s.status.Complete = state, complete
-	s.status.Seq = s.p.next - 1
-	if !s.p.anchored || s.p.void {
-		s.status.Seq = 0
-	}
+	defer s.mu.Unlock()
+	st := &s.status
+	changed = st.State != state || st.Complete != complete
+	st.State, st.Complete, st.Seq = state, complete, max(s.at.next, 1)-1
 	if state == Live {
-		s.status.Err = ""
+		st.Err = ""
 	}
-	s.mu.Unlock()
-	if changed {
-		s.sink.State(state, complete)
-	}
-	if state == Live {
-		s.recovered(complete)
-	}
+	return changed
 }
 
-// degraded logs the beginning of a degradation, or counts it if the log had one recently.
+// degraded logs the beginning of a degradation, unless the log had one recently.
 func (s *Stream) degraded(why string, err error) {
-	if err != nil {
-		s.count(func(st *Status) { st.Err = err.Error() })
-	} else {
-		s.count(func(st *Status) { st.Err = why })
-	}
+	s.count(func(st *Status) {
+		if st.Err = why; err != nil {
+			st.Err = err.Error()
+		}
+	})
 	now := time.Now()
-	if s.n.badSince.IsZero() {
-		s.n.badSince = now
-	}
-	if s.n.noted || !s.n.notedAt.IsZero() && now.Sub(s.n.notedAt) < noteEvery {
-		s.n.unnoted++
+	if s.noted.bad || !s.noted.at.IsZero() && now.Sub(s.noted.at) < noteEvery {
 		return
 	}
-	s.n.noted, s.n.notedAt = true, now
-	s.log.Warn("KV event stream is degraded", zap.String("why", why), zap.Error(err),
-		zap.Stringer("state", s.Status().State), zap.Int("unlogged_since_last", s.n.unnoted))
-	s.n.unnoted = 0
+	s.noted.bad, s.noted.at = true, now
+	s.log.Warn("KV event stream is degraded", zap.String("why", why), zap.Error(err), zap.Stringer("state", s.at.state))
 }
 
 // recovered logs the end of a degradation whose beginning is in the log.
-func (s *Stream) recovered(complete bool) {
-	if s.n.noted {
-		s.log.Warn("KV event stream has recovered", zap.Duration("after", time.Since(s.n.badSince)), zap.Bool("complete", complete))
+func (s *Stream) recovered() {
+	if s.noted.bad {
+		s.noted.bad = false
+		s.log.Warn("KV event stream has recovered",
+			zap.Duration("after", time.Since(s.noted.at)), zap.Bool("complete", s.at.complete))
 	}
-	s.n.noted, s.n.badSince = false, time.Time{}
 }
 
 // connected notes a new subscription.
 func (s *Stream) connected() {
 	s.count(func(st *Status) {
 		st.Connected = true
-		if s.n.ever {
+		if s.at.state != Unknown {
 			st.Reconnects++
 		}
+		if s.cfg.Replay == "" {
+			st.Err = ""
+		}
 	})
-	s.n.ever, s.n.lostAt = true, time.Time{}
 	if s.cfg.Replay == "" { // such a stream gets no better than connected
-		s.count(func(st *Status) { st.Err = "" })
-		s.recovered(false)
+		s.recovered()
 	}
 }
 
-// lost notes the end of a subscription.
-func (s *Stream) lost(ctx context.Context, err error) {
+// disconnected notes the end of a subscription.
+func (s *Stream) disconnected(ctx context.Context, err error) {
 	s.count(func(st *Status) { st.Connected = false })
-	s.n.lostAt = time.Now()
-	if ctx.Err() != nil {
-		return
+	if ctx.Err() == nil {
+		s.lost(err)
+		s.degraded("the connection is lost", err)
 	}
-	s.enter(Gap, false)
-	s.degraded("the connection is lost", err)
 }
 
-// unreachable notes a failed connection.
-func (s *Stream) unreachable(err error) {
-	s.degraded("the publisher cannot be reached", err)
-	s.expire()
-}
-
-// expire makes void what the sink holds if the publisher has been out of reach for too long.
-func (s *Stream) expire() {
-	if s.n.lostAt.IsZero() || s.p.void || time.Since(s.n.lostAt) < staleAfter {
-		return
-	}
-	s.drop("the publisher cannot be reached")
-	s.enter(Untrusted, false)
-}
-
-// partial logs that a replay did not reach back to the publisher's first batch.
+// partial logs the first replay that did not reach back to the publisher's first batch.
 func (s *Stream) partial(first uint64) {
-	if !s.n.partial.IsZero() && time.Since(s.n.partial) < noteEvery {
-		return
+	if !s.noted.partial {
+		s.noted.partial = true
+		s.log.Warn("KV event replay is incomplete: the publisher's buffer does not reach back to its first batch",
+			zap.Uint64("buffer_begins_at", first))
 	}
-	s.n.partial = time.Now()
-	s.log.Warn("KV event replay is incomplete: the publisher's buffer does not reach back to its first batch",
-		zap.Uint64("buffer_begins_at", first))
 }
 
 // malformed counts a live message that is no batch, and logs the first.

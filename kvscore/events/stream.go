@@ -13,13 +13,11 @@ import (
 	"go.uber.org/zap"
 )
 
-// How a stream deals with time. The constants for replays are in replay.go.
+// How a stream reconnects.
 const (
 	firstReconnect = 250 * time.Millisecond // at most, after a connection that held
 	maxReconnect   = 5 * time.Second
-	heldFor        = 5 * time.Second  // a connection that lived longer starts the back-off anew
-	staleAfter     = 30 * time.Second // without a connection, what the sink holds is void
-	coolDown       = 30 * time.Second // between a failed replay and the next one
+	heldFor        = 5 * time.Second // a connection that lived longer starts the back-off anew
 )
 
 // Config says where one publisher is: one worker's one data-parallel rank.
@@ -33,23 +31,14 @@ type Config struct {
 	// Topic selects the messages whose topic begins with it. Default: all messages.
 	Topic string
 
-	// Slots bounds the replays that run at once. The streams of a process share one.
-	// Default: no bound besides the stream's own one replay.
-	Slots Slots
+	// Slots bounds the replays that run at once: each puts a value into it. The streams of a
+	// process share one. Default: no bound besides the stream's own one replay.
+	Slots chan struct{}
 	// Dial opens connections. Default: [zmtp.Dial].
 	Dial func(ctx context.Context, endpoint string) (net.Conn, error)
 	// Rand returns a random number in [0, 1). Default: [rand.Float64].
 	Rand func() float64
 }
-
-// Slots is a bound on the replays that run at once.
-type Slots chan struct{}
-
-// MaxReplays is the recommended size of a process's [Slots].
-const MaxReplays = 8
-
-// NewSlots returns a bound of n replays.
-func NewSlots(n int) Slots { return make(Slots, n) }
 
 // Sink gets what a publisher publishes. The stream calls it from one goroutine. A slow sink
 // slows the publisher's connection down, and loses nothing until the publisher's own queue is
@@ -67,18 +56,17 @@ type Sink interface {
 }
 
 // Stream follows one publisher: it subscribes, replays what was published before, finds gaps
-// and restarts, and hands the batches to its sink in order. It does not decode them. After a
-// lost connection it goes on without a Reset. It begins anew if the publisher has restarted, or
-// no longer has the last batch that the sink got.
+// and restarts, and hands the batches to its sink in order. It does not decode them. With each
+// connection it begins anew.
 type Stream struct {
 	cfg    Config
 	sink   Sink
 	log    *zap.Logger
-	resync chan struct{} // holds a wish of Resync
+	wish   chan struct{} // holds that of Resync
 	marked atomic.Bool   // MarkComplete was called since the last payload
 
-	p progress // of Run's goroutine alone
-	n notes    // of Run's goroutine alone
+	at    position // of Run's goroutine alone, as is noted
+	noted noted
 
 	mu     sync.Mutex
 	status Status
@@ -102,7 +90,7 @@ func New(c Config, sink Sink, log *zap.Logger) (*Stream, error) {
 		c.Rand = rand.Float64
 	}
 	log = log.With(zap.String("endpoint", c.Endpoint))
-	return &Stream{cfg: c, sink: sink, log: log, resync: make(chan struct{}, 1)}, nil
+	return &Stream{cfg: c, sink: sink, log: log, wish: make(chan struct{}, 1)}, nil
 }
 
 // Resync makes everything void that the sink holds, and replays from the beginning. It is for
@@ -110,7 +98,7 @@ func New(c Config, sink Sink, log *zap.Logger) (*Stream, error) {
 // During a replay from the beginning it has no effect.
 func (s *Stream) Resync() {
 	select {
-	case s.resync <- struct{}{}:
+	case s.wish <- struct{}{}:
 	default:
 	}
 }
@@ -122,29 +110,26 @@ func (s *Stream) MarkComplete() { s.marked.Store(true) }
 // Run follows the publisher until ctx ends. It reconnects on its own. It leaves no goroutine
 // and no connection behind. Call it once.
 func (s *Stream) Run(ctx context.Context) {
-	s.drop("the stream begins")
+	s.reset("the stream begins")
 	if s.cfg.Replay == "" {
-		s.log.Warn("KV event stream has no replay endpoint: what the engine cached before is unknown, and lost events stay lost")
+		s.log.Warn("KV event stream has no replay endpoint: what the engine cached before is unknown, " +
+			"and lost events stay lost")
 	}
-	delay := backoff{s: s}
+	delay := backoff{random: s.cfg.Rand}
 	for ctx.Err() == nil {
 		box, err := s.dial(ctx)
-		if err != nil && ctx.Err() != nil {
-			return
+		if err == nil {
+			began := time.Now()
+			s.connected()
+			err = s.follow(ctx, box)
+			s.disconnected(ctx, err)
+			if time.Since(began) >= heldFor {
+				delay.reset()
+			}
+		} else if ctx.Err() == nil {
+			s.degraded("the publisher cannot be reached", err)
 		}
-		if err != nil {
-			s.unreachable(err)
-			s.pause(ctx, delay.next())
-			continue
-		}
-		began := time.Now()
-		s.connected()
-		s.follow(ctx, box)
-		s.lost(ctx, box.stop())
-		if time.Since(began) >= heldFor {
-			delay.reset()
-		}
-		s.pause(ctx, delay.next())
+		sleep(ctx, delay.next())
 	}
 }
 
@@ -165,67 +150,45 @@ func (s *Stream) dial(ctx context.Context) (*inbox, error) {
 	return newInbox(c, maxQueued), nil
 }
 
-// follow reads one connection until it or ctx ends.
-func (s *Stream) follow(ctx context.Context, box *inbox) {
-	s.p.connection = connection{}
-	if !s.resume(ctx, box) {
-		s.p.first = one{}
-		s.begin(ctx, box)
+// follow reads one connection until it or ctx ends, and returns why.
+func (s *Stream) follow(ctx context.Context, box *inbox) error {
+	select { // all begins anew in any case
+	case <-s.wish:
+	default:
 	}
-	again := time.NewTimer(0)
-	defer again.Stop()
-	for ctx.Err() == nil && box.gone.Err() == nil {
-		if m, ok := box.q.pop(); ok {
-			s.receive(ctx, box, m)
-			box.q.recycle(m)
-			continue
-		}
-		again.Reset(s.untilRetry())
+	s.begin(ctx, box)
+	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
-		case <-box.q.ready:
-			s.p.caughtUp = s.p.caughtUp || time.Since(s.p.replayed) > overlapFor
-		case <-box.gone.Done():
-		case <-again.C:
-			s.retry(ctx, box)
-		case <-s.resync:
-			s.drop(asked)
+		case m, ok := <-box.messages:
+			if !ok {
+				return box.stop()
+			}
+			if err := s.receive(ctx, box, m); err != nil {
+				_ = box.stop()
+				return err
+			}
+			box.recycle(m)
+		case <-s.at.retry:
 			s.begin(ctx, box)
+		case <-s.wish:
+			s.resync(ctx, box)
 		}
 	}
+	return box.stop()
 }
-
-// pause waits between two connections. It obeys Resync, and ends what has become stale.
-func (s *Stream) pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
-			s.expire()
-			return
-		case <-s.resync:
-			s.drop(asked)
-		}
-	}
-}
-
-// asked is the reason of a Reset after Resync.
-const asked = "the sink asked for a resync"
 
 // backoff is the delay before each new connection.
 type backoff struct {
-	s     *Stream
-	limit time.Duration // of the next delay; 0 stands for the first one
+	random func() float64
+	limit  time.Duration // of the next delay; 0 stands for the first one
 }
 
 func (b *backoff) reset() { b.limit = 0 }
 
 // next returns up to the limit, at least half of it after the first, and doubles the limit.
 func (b *backoff) next() time.Duration {
-	random := b.s.cfg.Rand()
+	random := b.random()
 	if b.limit == 0 {
 		b.limit = 2 * firstReconnect
 		return time.Duration(random * float64(firstReconnect))

@@ -8,23 +8,15 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/openai/openai-go"
 )
 
-func itoa(n int) string { return strconv.Itoa(n) }
-
 // TestMain lets the test binary be the program's own processes, as the program
-// itself can, and those of the tests.
+// itself can.
 func TestMain(m *testing.M) {
 	child, err := runChild(os.Args[1:])
-	if !child {
-		child, err = runTestChild(os.Args[1:])
-	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -68,25 +60,6 @@ func TestCommandLineIsChecked(t *testing.T) {
 	}
 }
 
-func TestPlaceholdersAreFilledIn(t *testing.T) {
-	own := t.TempDir()
-	template := filepath.Join(t.TempDir(), "x.conf")
-	if err := os.WriteFile(template, []byte("listen {port}; server {upstream2};"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	known := placeholders("127.0.0.1:80", "/caddy", own, []string{"a:1", "b:2"})
-	got, err := expand("run {config:"+template+"} --port {port} {upstreams}", own, known)
-	if want := "run " + filepath.Join(own, "x.conf") + " --port 80 http://a:1 http://b:2"; err != nil || got != want {
-		t.Errorf("got %q, %v, want %q", got, err, want)
-	}
-	if b, err := os.ReadFile(filepath.Join(own, "x.conf")); string(b) != "listen 80; server b:2;" {
-		t.Errorf("got %q, %v", b, err)
-	}
-	if _, err := expand("{config:/nowhere/at/all}", own, known); err == nil {
-		t.Error("a missing file is accepted")
-	}
-}
-
 func TestIncompleteAnswersAreErrors(t *testing.T) {
 	const sse, plain = "text/event-stream; charset=utf-8", "application/json"
 	for _, c := range []struct {
@@ -104,51 +77,6 @@ func TestIncompleteAnswersAreErrors(t *testing.T) {
 		if err := whole(c.contentType, []byte(c.end)); (err == nil) != c.good {
 			t.Errorf("%q: %v", c.end, err)
 		}
-	}
-}
-
-// The answers are what OpenAI's own client takes them for.
-func TestMockAnswersAreOpenAI(t *testing.T) {
-	usage := usageOf(400)
-	var chat openai.ChatCompletion
-	mustRead(t, string(chatAnswers.plain)+usage+"}", &chat)
-	if chat.Choices[0].Message.Content == "" || chat.Choices[0].FinishReason != "stop" || chat.Usage.PromptTokens != 101 {
-		t.Errorf("got %+v", chat)
-	}
-	var text openai.Completion
-	mustRead(t, string(completionAnswers.plain)+usage+"}", &text)
-	if text.Choices[0].Text == "" || text.Usage.TotalTokens != 201 {
-		t.Errorf("got %+v", text)
-	}
-	if n := len(chatAnswers.plain) + len(usage); n < 400 || n > 600 {
-		t.Errorf("%d bytes", n)
-	}
-	for _, c := range []struct {
-		answers *answers
-		object  string
-		events  int
-	}{{&chatAnswers, "chat.completion.chunk", chunks + 2}, {&completionAnswers, "text_completion", chunks + 1}} {
-		if len(c.answers.events) != c.events {
-			t.Errorf("%s: %d events", c.object, len(c.answers.events))
-		}
-		for _, e := range append(c.answers.events, []byte(c.answers.usage+usage+"}\n\n")) {
-			data, ok := bytes.CutPrefix(e, []byte("data: "))
-			if !ok || !bytes.HasSuffix(e, []byte("\n\n")) {
-				t.Fatalf("%q is no event", e)
-			}
-			var chunk openai.ChatCompletionChunk
-			mustRead(t, string(data), &chunk)
-			if string(chunk.Object) != c.object {
-				t.Errorf("object %q", chunk.Object)
-			}
-		}
-	}
-}
-
-func mustRead(t *testing.T, s string, into any) {
-	t.Helper()
-	if err := json.Unmarshal([]byte(s), into); err != nil {
-		t.Fatalf("%s: %v", s, err)
 	}
 }
 
@@ -192,5 +120,12 @@ func TestBenchRuns(t *testing.T) {
 		if _, _, noClock := cpuTime(os.Getpid(), nil); noClock == nil && s["contender"] != "direct" && s["cpu_ms"] == nil {
 			t.Errorf("no CPU time: %v", s)
 		}
+	}
+}
+
+func mustRead(t *testing.T, s string, into any) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(s), into); err != nil {
+		t.Fatalf("%s: %v", s, err)
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 )
 
 // recorder is a mock that remembers what it was sent.
@@ -129,39 +128,4 @@ func (r *recorded) parts(t *testing.T) (header, session, text string, isTokens b
 		text = text[:strings.LastIndexByte(text, ' ')]
 	}
 	return r.header.Get("X-Session-Id"), body.Nvext.Session.ID, text, len(body.Prompt) > 0
-}
-
-// A stream takes at least its chunks times the pace that the upstreams were
-// told, and its first byte does not wait for the rest.
-func TestPacedStreamKeepsItsPace(t *testing.T) {
-	up, err := startUpstreams()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer up.stop()
-	const pace = 4 * time.Millisecond
-	if err := up.pace(pace); err != nil {
-		t.Fatal(err)
-	}
-	var seq atomic.Int64
-	seq.Store(firstNumber)
-	con := &contender{urls: []string{"http://" + up.addrs[0]}}
-	l := newLoad(con, cell{size: 1000, conversations: 1, stream: true, pace: pace}, make(map[traffic]*corpus), &seq)
-	if l.stagger != chunks*pace {
-		t.Errorf("first requests are spread over %s", l.stagger)
-	}
-	one := client{load: l, url: con.urls[0] + l.path, buf: make([]byte, 4096), transport: &http.Transport{}}
-	defer one.transport.CloseIdleConnections()
-	start := time.Now()
-	first, err := one.send(t.Context(), seq.Add(1))
-	whole := time.Since(start)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if whole < chunks*pace {
-		t.Errorf("%d chunks took %s", chunks, whole)
-	}
-	if rest := whole - first.Sub(start); rest < chunks*pace/2 {
-		t.Errorf("after the first byte the stream took %s of %s", rest, whole)
-	}
 }

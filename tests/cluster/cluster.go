@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"time"
 
 	_ "github.com/caddy-kvrouter/kvrouter" // so that Caddy has the directive
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
@@ -79,16 +78,4 @@ func (c *Cluster) Stop() {
 		e.Close()
 	}
 	os.RemoveAll(c.dir) //nolint:errcheck,gosec // it is in the temp dir
-}
-
-// Lag returns the most that a step of an engine came too late, in the engines' time.
-// It does not know of lives that have ended.
-func (c *Cluster) Lag() time.Duration {
-	most := 0.0
-	for _, e := range c.Engines {
-		for _, k := range e.State().Ranks {
-			most = max(most, k.LagMS)
-		}
-	}
-	return time.Duration(most * float64(time.Millisecond))
 }

@@ -5,9 +5,7 @@ import (
 	"encoding/xml"
 	"errors"
 	"io"
-	"math"
 	"net/http"
-	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
 	"os"
@@ -124,29 +122,6 @@ func checkSVG(t *testing.T, svg string, bars int) {
 	}
 }
 
-// TestReportOfNothing writes and draws runs in which no request was answered.
-func TestReportOfNothing(t *testing.T) {
-	r := &result{options: options{seeds: 1}}
-	for _, s := range shapes {
-		cells := []*cell{
-			newCell([]*run{{contender: contender{name: "<&>"}, load: newWorkload(s, 1)}}),
-			newCell([]*run{{contender: contender{name: ours}, load: newWorkload(s, 1)}}),
-		}
-		judge(cells)
-		r.cells = append(r.cells, cells)
-	}
-	r.machine.outside = overhead(r.cells)
-	var text, picture bytes.Buffer
-	r.write(&text)
-	if !strings.Contains(text.String(), "requests were not asked or not answered") || strings.Contains(text.String(), "NaN") {
-		t.Errorf("got\n%s", text.String())
-	}
-	if err := r.draw(&picture); err != nil {
-		t.Fatal(err)
-	}
-	checkSVG(t, picture.String(), 2*len(shapes))
-}
-
 func TestWorkloadFollowsFromItsSeed(t *testing.T) {
 	text := func(s shape, seed uint64) string {
 		var b strings.Builder
@@ -166,51 +141,6 @@ func TestWorkloadFollowsFromItsSeed(t *testing.T) {
 		}
 		if text(s, 1) == text(s, 2) {
 			t.Errorf("%s: two seeds gave one workload", s.title)
-		}
-	}
-}
-
-func TestDocumentsAreShared(t *testing.T) {
-	for _, s := range shapes {
-		documents := make(map[string]int)
-		for _, c := range newWorkload(s, 1).sessions {
-			documents[c.document]++
-		}
-		if want := s.shared > 0; (len(documents) < s.sessions) != want || want && len(documents) > s.shared {
-			t.Errorf("%s: %d documents in %d sessions", s.title, len(documents), s.sessions)
-		}
-	}
-}
-
-// TestTurnIsGivenUp asks a server that has no answer.
-func TestTurnIsGivenUp(t *testing.T) {
-	var ids []string
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		ids = append(ids, r.Header.Get(sessionHeader))
-		w.WriteHeader(http.StatusServiceUnavailable)
-	}))
-	defer server.Close()
-	r := &run{contender: contender{ids: true}, load: &workload{}, addr: server.Listener.Addr().String()}
-	p := newPlayer(r, 100)
-	p.converse(t.Context(), &session{id: 7, turns: make([]turn, 3)})
-	if r.failed != attempts || len(r.trouble) != attempts || len(r.samples) != 0 {
-		t.Errorf("%d requests failed, %d turns answered", r.failed, len(r.samples))
-	}
-	if strings.Join(ids, "") != strings.Repeat("7", attempts) {
-		t.Errorf("the session's header was %q", ids)
-	}
-}
-
-func TestContentOfAnEvent(t *testing.T) {
-	for event, want := range map[string]string{
-		`{"choices":[{"delta":{"content":"two words"}}]}`:        `two words`,
-		`{"choices":[{"delta":{"content": "a \"b\" \\"},"x":1}]`: `a \"b\" \\`,
-		`{"choices":[{"delta":{"role":"assistant","content":""}`: ``,
-		`{"choices":[{"delta":{"content":null}}]}`:               ``,
-		`{"choices":[]}`: ``,
-	} {
-		if got := string(content([]byte(event))); got != want {
-			t.Errorf("%s: got %q", event, got)
 		}
 	}
 }
@@ -235,61 +165,6 @@ func TestTiesAndLossesAreNamed(t *testing.T) {
 	}
 }
 
-// TestOnlyOthersAreJudged has kv_router without ids faster than with ids.
-func TestOnlyOthersAreJudged(t *testing.T) {
-	cells := make([]*cell, len(contenders))
-	for i, c := range contenders {
-		cells[i] = &cell{contender: c, figures: []figures{{mean: float64(len(contenders) - i)}}}
-	}
-	cells[3].figures[0].mean = 0.5
-	judge(cells)
-	for _, c := range cells {
-		if got := compare(c.against) != none; got == c.own {
-			t.Errorf("%s: judged %t, want %t", c.name, got, !c.own)
-		}
-	}
-}
-
-// TestRecovery has requests that are slow or fail for a while after a death.
-func TestRecovery(t *testing.T) {
-	w := newWorkload(shapes[3], 1)
-	death := w.death(1)
-	ask := func(at time.Duration, ttft float64) sample {
-		return sample{at: at, ttft: time.Duration(ttft * float64(time.Second))}
-	}
-	r := &run{load: w, samples: []sample{ask(time.Second, 2), ask(death+time.Second, 1)}}
-	for _, step := range []struct {
-		change func()
-		took   time.Duration
-		ok     bool
-	}{
-		{func() {}, 0, true},
-		{func() { r.trouble = append(r.trouble, death+2*time.Second) }, 2 * time.Second, true},
-		{func() { r.samples = append(r.samples, ask(death+6*time.Second, 2.9)) }, 2 * time.Second, true},
-		{func() { r.samples = append(r.samples, ask(death+6*time.Second, 9)) }, 10 * time.Second, true},
-		{func() { r.samples = append(r.samples, ask(death+11*time.Second, 9)) }, 15 * time.Second, false},
-	} {
-		step.change()
-		if took, ok := recovery([]*run{r}); took != step.took || ok != step.ok {
-			t.Errorf("got %v, %t, want %v, %t", took, ok, step.took, step.ok)
-		}
-	}
-}
-
-func TestFiguresOfARun(t *testing.T) {
-	var samples []sample
-	for i := range 200 {
-		samples = append(samples, sample{ttft: time.Duration(i+1) * time.Second, prompt: 100, cached: 25})
-	}
-	got := summarize(samples)
-	if got.hits != 25 || math.Abs(got.mean-100.5) > 1e-9 || got.p99 != 198 {
-		t.Errorf("got %+v", got)
-	}
-	if got := summarize(nil); got != (figures{}) {
-		t.Errorf("of nothing: %+v", got)
-	}
-}
-
 func TestCommandLine(t *testing.T) {
 	o, err := parse([]string{"-with", "a=run {listen}", "-with", "b=x=y", "-full"})
 	if err != nil {
@@ -302,17 +177,6 @@ func TestCommandLine(t *testing.T) {
 		if _, err := parse(args); err == nil {
 			t.Errorf("%q is accepted", args)
 		}
-	}
-}
-
-func TestRouterThatDoesNotListen(t *testing.T) {
-	p, err := startProcess("echo $UPSTREAMS {addresses} {port} $HOST; exit 1", "127.0.0.1:1", []string{"a:1", "b:2"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.stop()
-	if err := p.await(); err == nil || !strings.Contains(err.Error(), "http://a:1 http://b:2 a:1 b:2 1 127.0.0.1") {
-		t.Errorf("got %v", err)
 	}
 }
 

@@ -213,44 +213,6 @@ func TestHits(t *testing.T) {
 	}
 }
 
-// TestConversationIsFoundAgain has a chat of four turns: each prompt hits all full
-// blocks of the one before it and its answer.
-func TestConversationIsFoundAgain(t *testing.T) {
-	e := start(t, Config{AnswerTokens: 50})
-	turns := []string{strings.Repeat("Tell me more of this. ", 40)}
-	before := 0
-	for turn := range 4 {
-		v := post(t.Context(), e.chatURL(), chatOf(nil, turns...)).json(t)
-		// The end token is computed from nothing, and the prompt begins with it.
-		if want := max(0, before-1) / 16 * 16; cached(v) != want {
-			t.Errorf("turn %d hit %d, want %d", turn, cached(v), want)
-		}
-		before = number(at(v, "usage", "total_tokens"))
-		turns = append(turns, text0(at(v, "choices", 0, "message", "content")), "And then?")
-	}
-}
-
-// TestSameRequestSameAnswer asks two engines with one configuration, one with
-// another seed, and one for another adapter.
-func TestSameRequestSameAnswer(t *testing.T) {
-	a, b, c := start(t, Config{}), start(t, Config{LoRAs: []string{"ad1"}}), start(t, Config{Seed: 1})
-	said := func(e *Engine, body doc) string {
-		return text0(at(post(t.Context(), e.chatURL(), body).json(t), "choices", 0, "message", "content"))
-	}
-	body := chatOf(nil, "Hello")
-	first := said(a, body)
-	if said(a, body) != first || said(b, body) != first {
-		t.Error("one request has two answers")
-	}
-	for i, other := range []string{
-		said(c, body), said(a, chatOf(nil, "Hello!")), said(b, chatOf(doc{"model": "ad1"}, "Hello")), said(a, chatOf(doc{"seed": 4}, "Hello")),
-	} {
-		if other == first {
-			t.Errorf("answer %d is that of another request", i)
-		}
-	}
-}
-
 // TestSurface has what is asked beside inference.
 func TestSurface(t *testing.T) {
 	e := start(t, Config{MaxModelLen: 4096, LoRAs: []string{"ad1"}})
@@ -280,9 +242,5 @@ func TestSurface(t *testing.T) {
 	v = post(t.Context(), e.URL()+"/tokenize", doc{"prompt": "abcdef", "return_token_strs": true}).json(t)
 	if at(v, "token_strs", 0) != "abcd" || at(v, "token_strs", 1) != "ef" {
 		t.Errorf("tokenize: %v", v)
-	}
-	v = post(t.Context(), e.URL()+"/detokenize", doc{"tokens": at(v, "tokens")}).json(t)
-	if at(v, "prompt") != "abcdef" {
-		t.Errorf("detokenize: %v", v)
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -207,5 +206,3 @@ func (e *Engine) lastRecord(t *testing.T, path string) Record {
 	})
 	return out
 }
-
-func label(name, value string) string { return fmt.Sprintf("%s=%q", name, value) }

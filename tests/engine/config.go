@@ -20,9 +20,6 @@ type Config struct {
 	// Addr is the host:port to listen on. Default: a free port of the loopback
 	// below the range of ephemeral ports.
 	Addr string
-	// ControlAddr is that of the control endpoint, which stays up when the engine
-	// is killed. Default: as with Addr.
-	ControlAddr string
 	// Model is the served model's name. Default: sim-8b.
 	Model string
 	// Flavour is the server that the engine looks like, and decides how a request

@@ -53,7 +53,7 @@ func Start(cfg Config) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	control, err := listen(e.cfg.ControlAddr)
+	control, err := listen("")
 	if err != nil {
 		ln.Close()
 		return nil, err

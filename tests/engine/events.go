@@ -1,10 +1,8 @@
 package engine
 
 import (
-	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"strconv"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
@@ -17,9 +15,6 @@ type EventConfig struct {
 	// Port is the PUB socket's of rank 0; each further rank has the next one. Default:
 	// a free range.
 	Port int
-	// Dial is the host:port to which rank 0 connects its PUB socket, each further rank
-	// to the next port. Default: the PUB sockets listen.
-	Dial string
 	// NoReplay leaves out the ROUTER sockets that answer with past batches. Default: they
 	// are there.
 	NoReplay bool
@@ -32,11 +27,6 @@ type EventConfig struct {
 	Topic string
 	// Buffer is how many batches replays go back. Default: 10000.
 	Buffer int
-	// First is the sequence number of the first batch of a life; llm-d's simulator has 1.
-	// Default: 0.
-	First uint64
-	// HighWater is how many messages may wait for one subscriber. Default: 100000.
-	HighWater int
 	// Encoding is how batches are laid out. Default: publisher.Arrays for OldSGLang,
 	// publisher.Maps for others.
 	Encoding publisher.Encoding
@@ -48,8 +38,6 @@ type EventConfig struct {
 	HashSeed uint64
 	// HostBlocks is the size of an SGLang's second tier, in blocks. Default: no such tier.
 	HostBlocks int
-	// Sources is how a vLLM answers GET /kv_event_sources. Default: SourcesByRank.
-	Sources Sources
 }
 
 // ReplayLayout is which frames a replay's messages have.
@@ -63,26 +51,10 @@ const (
 	ReplayPlain ReplayLayout = "plain"
 )
 
-// Sources is the form of the answer to GET /kv_event_sources.
-type Sources string
-
-// The forms. Revisions of vLLM differ.
-const (
-	// SourcesByRank is an object with one member for each rank.
-	SourcesByRank Sources = "ranks"
-	// SourcesList is a list.
-	SourcesList Sources = "list"
-	// SourcesWrapped is a list in the member sources.
-	SourcesWrapped Sources = "wrapped"
-	// NoSources is 404, as before vLLM 0.32.
-	NoSources Sources = "none"
-)
-
 func (f Flavour) sglang() bool { return f == SGLang || f == OldSGLang }
 
 // complete fills in the defaults and checks the result.
 func (c *EventConfig) complete(of *Config) error {
-	orDefault(&c.Sources, SourcesByRank)
 	if of.Flavour.sglang() {
 		orDefault(&c.ReplayLayout, ReplayPlain)
 		orDefault(&c.Hashes, publisher.Signed)
@@ -94,34 +66,14 @@ func (c *EventConfig) complete(of *Config) error {
 	orDefault(&c.Hashes, publisher.Unsigned)
 	orDefault(&c.Encoding, publisher.Maps)
 	orDefault(&c.Buffer, 10000)
-	orDefault(&c.HighWater, 100000)
 	last := of.Ranks - 1
 	switch {
 	case of.Flavour != VLLM && of.Flavour != TRTLLM && !of.Flavour.sglang():
 		return fmt.Errorf("%s publishes no KV events", of.Flavour)
 	case c.Port < 0 || c.Port+last > 65535 || c.ReplayPort < 0 || c.ReplayPort+last > 65535:
 		return fmt.Errorf("ports %d and %d for %d ranks", c.Port, c.ReplayPort, of.Ranks)
-	case c.Buffer < 0 || c.HighWater < 0 || c.HostBlocks < 0:
-		return fmt.Errorf("buffer of %d batches, %d messages for a subscriber, %d blocks of host memory", c.Buffer, c.HighWater, c.HostBlocks)
-	case c.Port > 0 && c.ReplayPort > 0 && max(c.Port, c.ReplayPort)-min(c.Port, c.ReplayPort) <= last && !c.NoReplay && c.Dial == "":
-		return fmt.Errorf("ports from %d and from %d overlap for %d ranks", c.Port, c.ReplayPort, of.Ranks)
-	case c.Dial != "" && c.Port > 0:
-		return errors.New("PUB socket with a port and an address to connect to")
 	case c.HostBlocks > 0 && !of.Flavour.sglang():
 		return fmt.Errorf("%s has no blocks in host memory", of.Flavour)
-	case !slices.Contains([]ReplayLayout{ReplayTopic, ReplayPlain}, c.ReplayLayout):
-		return fmt.Errorf("unknown layout of replays %q", c.ReplayLayout)
-	case !slices.Contains([]publisher.Encoding{publisher.Maps, publisher.Arrays, publisher.AllMaps}, c.Encoding):
-		return fmt.Errorf("unknown encoding of events %q", c.Encoding)
-	case !slices.Contains([]publisher.Hashes{publisher.Unsigned, publisher.Signed, publisher.Bytes}, c.Hashes):
-		return fmt.Errorf("unknown hashes %q", c.Hashes)
-	case !slices.Contains([]Sources{SourcesByRank, SourcesList, SourcesWrapped, NoSources}, c.Sources):
-		return fmt.Errorf("unknown form of event sources %q", c.Sources)
-	}
-	if c.Dial != "" {
-		if _, err := offsetPort(c.Dial, last); err != nil {
-			return fmt.Errorf("address to connect to: %w", err)
-		}
 	}
 	return nil
 }
@@ -138,19 +90,6 @@ func (c *EventConfig) form(f Flavour) publisher.Form {
 	return out
 }
 
-// offsetPort adds a rank to the port of an address.
-func offsetPort(addr string, rank int) (string, error) {
-	host, port, err := net.SplitHostPort(addr)
-	if err != nil {
-		return "", err
-	}
-	n, err := strconv.ParseUint(port, 10, 16)
-	if err != nil || int(n)+rank > 65535 {
-		return "", fmt.Errorf("port %s for rank %d", port, rank)
-	}
-	return net.JoinHostPort(host, strconv.Itoa(int(n)+rank)), nil
-}
-
 // sockets are the addresses of an engine's publishers, by rank. They stay the same over
 // Kill and Restart.
 type sockets struct {
@@ -164,10 +103,8 @@ func (e *Engine) publish() (all []*publisher.Publisher, err error) {
 		return nil, nil
 	}
 	var pubs, replays []net.Listener
-	if c.Dial == "" {
-		if pubs, err = listenRanks(&e.sockets.pub, c.Port, e.cfg.Ranks); err != nil {
-			return nil, err
-		}
+	if pubs, err = listenRanks(&e.sockets.pub, c.Port, e.cfg.Ranks); err != nil {
+		return nil, err
 	}
 	if !c.NoReplay {
 		if replays, err = listenRanks(&e.sockets.replay, c.ReplayPort, e.cfg.Ranks); err != nil {
@@ -177,13 +114,9 @@ func (e *Engine) publish() (all []*publisher.Publisher, err error) {
 	}
 	for i := range e.cfg.Ranks {
 		p := publisher.Config{
-			OldReplay: c.ReplayLayout == ReplayPlain, Topic: c.Topic, Buffer: c.Buffer, First: c.First,
-			HighWater: c.HighWater, Form: c.form(e.cfg.Flavour),
-		}
-		if c.Dial == "" {
-			p.Listener = pubs[i]
-		} else if p.Dial, err = offsetPort(c.Dial, i); err != nil {
-			return nil, err // it was checked before, so this does not happen
+			Listener:  pubs[i],
+			OldReplay: c.ReplayLayout == ReplayPlain, Topic: c.Topic, Buffer: c.Buffer,
+			Form: c.form(e.cfg.Flavour),
 		}
 		if !c.NoReplay {
 			p.Replay = replays[i]

@@ -5,7 +5,6 @@ import (
 	"maps"
 	"net"
 	"net/http"
-	"strconv"
 	"sync"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
@@ -21,15 +20,10 @@ const (
 	Refuse FaultKind = "refuse"
 	// Hang reads the request and then does nothing until the client leaves.
 	Hang FaultKind = "hang"
-	// HangAfterHeader does so after a header with status 200.
-	HangAfterHeader FaultKind = "hang_after_header"
 	// CloseConn reads the request and closes the connection.
 	CloseConn FaultKind = "close"
 	// Reset reads the request and resets the connection.
 	Reset FaultKind = "reset"
-	// Die closes the connection after the number Chunks of content, or in the
-	// middle of an answer that is not streamed.
-	Die FaultKind = "die"
 	// Status answers with an error of that status.
 	Status FaultKind = "status"
 	// NoSessions refuses to open sessions, as an SGLang without them does.
@@ -50,24 +44,15 @@ type Fault struct {
 	// Late has OpenPath or ClosePath fail when the engine has done it, instead of
 	// before.
 	Late bool `json:"late,omitempty"`
-	// Everything makes requests fail that are not inference, too, such as
-	// GET /health. Default: only chat and completions do.
-	Everything bool `json:"everything,omitempty"`
 	// Status is that of Status. Default: 503.
 	Status int `json:"status,omitempty"`
-	// RetryAfter is the answer's Retry-After with Status, in seconds. Default:
-	// none.
-	RetryAfter int `json:"retry_after,omitempty"`
-	// Chunks is how many chunks of content, one for each token, come before the
-	// end in Die; at most all but the last.
-	Chunks int `json:"chunks,omitempty"`
 	// Factor is that of Slow. Default: 10.
 	Factor float64 `json:"factor,omitempty"`
 }
 
 func (f *Fault) complete() error {
 	switch f.Kind {
-	case NoFault, Refuse, Hang, HangAfterHeader, CloseConn, Reset, Die:
+	case NoFault, Refuse, Hang, CloseConn, Reset:
 	case NoSessions:
 		orDefault(&f.Path, OpenPath)
 	case Status:
@@ -86,7 +71,7 @@ func (f *Fault) complete() error {
 	if f.Path != "" && (f.Kind == Refuse || f.Kind == NoSessions && f.Path != OpenPath) || f.Late && f.Path != OpenPath && f.Path != ClosePath {
 		return fmt.Errorf("fault %q for the path %q", f.Kind, f.Path)
 	}
-	if f.Count < 0 || f.Chunks < 0 || f.RetryAfter < 0 {
+	if f.Count < 0 {
 		return fmt.Errorf("fault with a negative number: %+v", *f)
 	}
 	return nil
@@ -146,7 +131,7 @@ func (s *faults) take(path string, inference bool) Fault {
 		return f
 	}
 	f := s.fault
-	if f.Kind == NoFault || f.Kind == Refuse || !inference && !f.Everything {
+	if f.Kind == NoFault || f.Kind == Refuse || !inference {
 		return Fault{}
 	}
 	if f.Count == 1 {
@@ -187,13 +172,9 @@ func (e *Engine) SetFault(f Fault) error {
 // fail does what f says in place of an answer, and says whether it did.
 func (x *exchange) fail(f Fault) bool {
 	switch f.Kind {
-	case NoFault, Refuse, Die, Slow:
+	case NoFault, Refuse, Slow:
 		return false
 	case Hang:
-		x.hang()
-	case HangAfterHeader:
-		x.header(http.StatusOK, "text/event-stream; charset=utf-8")
-		http.NewResponseController(x.w).Flush() //nolint:errcheck // the client may leave
 		x.hang()
 	case NoSessions:
 		x.refuseSession()
@@ -201,9 +182,6 @@ func (x *exchange) fail(f Fault) bool {
 		hangUp(x.w, f.Kind == Reset)
 		x.finish(Broken)
 	case Status:
-		if f.RetryAfter > 0 {
-			x.w.Header().Set("Retry-After", strconv.Itoa(f.RetryAfter))
-		}
 		x.refuse(&apiError{f.Status, "ServiceUnavailableError", "The engine refuses requests.", ""})
 		x.finish(Refused)
 	}

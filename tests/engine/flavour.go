@@ -35,7 +35,7 @@ func init() { // some of these look at the flavour
 		VLLM: {
 			"/health": (*exchange).fine, "/ping": (*exchange).fine, "/version": (*exchange).version, "/load": (*exchange).load,
 			"/v1/models": (*exchange).models, "/metrics": (*exchange).metrics,
-			"/tokenize": (*exchange).tokenize, "/detokenize": (*exchange).detokenize,
+			"/tokenize":         (*exchange).tokenize,
 			"/kv_event_sources": (*exchange).eventSources, ResetPath: (*exchange).resetPrefixCache,
 			"/v1/chat/completions/render": (*exchange).renderedChat, "/v1/completions/render": (*exchange).renderedText,
 		},

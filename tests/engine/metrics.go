@@ -33,7 +33,6 @@ func (x *exchange) metrics() {
 	p.load()
 	p.tokens()
 	p.requests()
-	p.durations()
 	p.config(&x.engine.cfg)
 	x.header(http.StatusOK, "text/plain; version=0.0.4; charset=utf-8")
 	x.w.Write(p.Bytes()) //nolint:errcheck // the client may leave
@@ -111,31 +110,6 @@ func (p *page) requests() {
 		} {
 			p.sample("vllm:request_success_total", p.labels(i, "finished_reason", by.reason), float64(by.n))
 		}
-	}
-}
-
-func (p *page) durations() {
-	p.histogram("vllm:time_to_first_token_seconds", "Time from arrival to the first token.", func(r rankPage) histogram { return r.ttft })
-	p.histogram("vllm:inter_token_latency_seconds", "Time from one token to the next.", func(r rankPage) histogram { return r.itl })
-	p.histogram("vllm:e2e_request_latency_seconds", "Time from arrival to the last token.", func(r rankPage) histogram { return r.e2e })
-	p.histogram("vllm:request_queue_time_seconds", "Time in the queue.", func(r rankPage) histogram { return r.queueing })
-	p.histogram("vllm:request_prefill_time_seconds", "Time from leaving the queue to the first token.", func(r rankPage) histogram { return r.prefills })
-}
-
-func (p *page) histogram(name, help string, of func(rankPage) histogram) {
-	p.family(name, "histogram", help)
-	for i, r := range p.ranks {
-		h, sum := of(r), 0
-		for b, n := range h.counts {
-			le := "+Inf"
-			if b < len(h.bounds) {
-				le = strconv.FormatFloat(h.bounds[b], 'f', -1, 64)
-			}
-			sum += n
-			p.sample(name+"_bucket", p.labels(i, "le", le), float64(sum))
-		}
-		p.sample(name+"_sum", p.labels(i), h.sum)
-		p.sample(name+"_count", p.labels(i), float64(sum))
 	}
 }
 

@@ -35,7 +35,7 @@ type rank struct {
 }
 
 func newRank(c clock, kv *cache.Cache, b *batch.Batcher, ch *changes) *rank {
-	return &rank{clock: c, cache: kv, batch: b, changes: ch, wake: make(chan struct{}, 1), jobs: make(map[uint64]*job), held: make(map[string]*session), stats: newStats()}
+	return &rank{clock: c, cache: kv, batch: b, changes: ch, wake: make(chan struct{}, 1), jobs: make(map[uint64]*job), held: make(map[string]*session)}
 }
 
 // job is one request on its way through a rank.
@@ -200,7 +200,7 @@ func (k *rank) step(at time.Duration) {
 func (k *rank) tell(ev batch.Event) {
 	j := k.jobs[ev.Request.ID]
 	if ev.Kind == batch.Admitted {
-		k.stats.admit(ev, j.arrived)
+		k.stats.admit(ev)
 		j.mu.Lock()
 		j.admitted, j.cached = ev.At, ev.Cached
 		j.mu.Unlock()

@@ -93,9 +93,9 @@ func (x *exchange) infer(s shape, f Fault) {
 	k.submit(j)
 	a := &answer{call: c, created: time.Now().Unix(), blockSize: x.engine.cfg.BlockSize, reasoning: x.engine.cfg.ReasoningTokens}
 	if c.stream {
-		x.stream(a, k, j, f)
+		x.stream(a, k, j)
 	} else {
-		x.whole(a, k, j, f)
+		x.whole(a, k, j)
 	}
 }
 
@@ -135,43 +135,31 @@ func (x *exchange) gone() {
 
 // stream answers with server-sent events. The header goes out at once, as vLLM's
 // does.
-func (x *exchange) stream(a *answer, k *rank, j *job, f Fault) {
+func (x *exchange) stream(a *answer, k *rank, j *job) {
 	x.header(http.StatusOK, "text/event-stream; charset=utf-8")
 	ctl := http.NewResponseController(x.w)
 	if ctl.Flush() != nil {
 		x.leave(k, j)
 		return
 	}
-	last := len(a.answer)
-	if f.Kind == Die {
-		last = min(f.Chunks, last-1)
-	}
 	var buf []byte
 	for sent := 0; ; {
-		if f.Kind == Die && sent == last {
-			hangUp(x.w, false)
-			k.abort(j)
-			x.outcome(j)
-			x.finish(Broken)
-			return
-		}
 		p, ok := x.await(k, j)
 		if !ok {
 			return
 		}
 		buf = buf[:0]
-		for ; sent < min(p.tokens, last); sent++ {
+		for ; sent < p.tokens; sent++ {
 			buf = a.appendChunk(buf, sent, p.cached)
 		}
-		end := p.done && f.Kind != Die
-		if end {
+		if p.done {
 			buf = a.appendEnd(buf, p.cached)
 			x.outcome(j) // before the client knows of the end
 			x.finish(Finished)
 		}
 		_, err := x.w.Write(buf)
 		switch {
-		case end:
+		case p.done:
 			return
 		case err != nil || ctl.Flush() != nil:
 			x.leave(k, j)
@@ -181,23 +169,14 @@ func (x *exchange) stream(a *answer, k *rank, j *job, f Fault) {
 }
 
 // whole answers in one piece.
-func (x *exchange) whole(a *answer, k *rank, j *job, f Fault) {
+func (x *exchange) whole(a *answer, k *rank, j *job) {
 	p, ok := x.await(k, j)
 	if !ok {
 		return
 	}
 	x.outcome(j)
-	body := a.whole(p.cached)
-	if f.Kind != Die {
-		x.finish(Finished)
-		x.json(http.StatusOK, body)
-		return
-	}
-	x.header(http.StatusOK, "application/json")
-	x.w.Write(body[:len(body)/2])           //nolint:errcheck // the client may leave
-	http.NewResponseController(x.w).Flush() //nolint:errcheck // as above
-	hangUp(x.w, false)
-	x.finish(Broken)
+	x.finish(Finished)
+	x.json(http.StatusOK, a.whole(p.cached))
 }
 
 // header sends the answer's header.

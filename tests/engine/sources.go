@@ -27,53 +27,37 @@ type source struct {
 	Rank      int     `json:"data_parallel_rank"`
 }
 
-// EventEndpoints returns where a rank publishes, or connects to, and where it answers
-// with past batches; empty without. They have the form tcp://host:port.
+// EventEndpoints returns where a rank publishes, and where it answers with past batches; empty
+// without. They have the form tcp://host:port.
 func (e *Engine) EventEndpoints(rank int) (pub, replay string) {
 	c := e.cfg.Events
-	switch {
-	case c == nil || rank < 0 || rank >= e.cfg.Ranks:
+	if c == nil || rank < 0 || rank >= e.cfg.Ranks {
 		return "", ""
-	case c.Dial != "":
-		pub, _ = offsetPort(c.Dial, rank)
-	default:
-		pub = e.sockets.pub[rank]
 	}
 	if !c.NoReplay {
 		replay = "tcp://" + e.sockets.replay[rank]
 	}
-	return "tcp://" + pub, replay
+	return "tcp://" + e.sockets.pub[rank], replay
 }
 
 // eventSources answers as a vLLM since 0.32 does.
 func (x *exchange) eventSources() {
 	c := x.engine.cfg.Events
-	if c == nil || c.Sources == NoSources {
+	if c == nil {
 		x.fail404()
 		return
 	}
-	var list []source
 	byRank := make(map[string]source)
 	for i := range x.engine.cfg.Ranks {
-		s := source{Enabled: true, Publisher: "zmq", Buffer: c.Buffer, HighWater: c.HighWater, Queue: 100000, Topic: c.Topic, Rank: i}
+		s := source{Enabled: true, Publisher: "zmq", Buffer: c.Buffer, HighWater: 100000, Queue: 100000, Topic: c.Topic, Rank: i}
 		var replay string
 		if s.Endpoint, replay = x.engine.EventEndpoints(i); replay != "" {
 			s.Replay = &replay
 		}
-		if c.Dial == "" { // vLLM listens only at such addresses
-			s.Endpoint = "tcp://*" + s.Endpoint[strings.LastIndexByte(s.Endpoint, ':'):]
-		}
-		list = append(list, s)
+		s.Endpoint = "tcp://*" + s.Endpoint[strings.LastIndexByte(s.Endpoint, ':'):] // vLLM listens only at such addresses
 		byRank[strconv.Itoa(i)] = s
 	}
-	switch c.Sources {
-	case SourcesList:
-		x.value(list)
-	case SourcesWrapped:
-		x.value(map[string]any{"sources": list})
-	case SourcesByRank, NoSources:
-		x.value(byRank)
-	}
+	x.value(byRank)
 }
 
 // describeEvents returns what an SGLang tells of its publishers; nil without.
@@ -83,13 +67,10 @@ func (e *Engine) describeEvents() map[string]any {
 		return nil
 	}
 	pub, _ := e.EventEndpoints(0)
-	host, port, _ := net.SplitHostPort(pub[len("tcp://"):])
-	if c.Dial == "" {
-		host = "*"
-	}
+	_, port, _ := net.SplitHostPort(pub[len("tcp://"):])
 	base, _ := strconv.Atoi(port)
 	return map[string]any{
-		"publisher": "zmq", "endpoint_host": host, "endpoint_port_base": base, "topic": c.Topic,
+		"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": base, "topic": c.Topic,
 		"block_size": e.cfg.BlockSize, "dp_size": e.cfg.Ranks,
 	}
 }

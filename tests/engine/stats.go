@@ -1,84 +1,34 @@
 package engine
 
 import (
-	"slices"
-	"time"
-
 	"github.com/caddy-kvrouter/kvrouter/tests/engine/batch"
 )
 
 // stats is what a rank has done in this life.
 type stats struct {
-	queries, hits      int // prompt tokens asked for in the cache, and found
-	generated          int // tokens
-	stopped, cutShort  int // requests that ended with the end token, or without
-	aborted            int // requests
-	expired            int // sessions
-	ttft, itl, e2e     histogram
-	queueing, prefills histogram
-}
-
-// The buckets are vLLM's, in seconds.
-var (
-	ttftBuckets = []float64{0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560}
-	itlBuckets  = []float64{0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80}
-	e2eBuckets  = []float64{0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680}
-)
-
-func newStats() stats {
-	return stats{
-		ttft: newHistogram(ttftBuckets), itl: newHistogram(itlBuckets), e2e: newHistogram(e2eBuckets),
-		queueing: newHistogram(e2eBuckets), prefills: newHistogram(e2eBuckets),
-	}
+	queries, hits     int // prompt tokens asked for in the cache, and found
+	generated         int // tokens
+	stopped, cutShort int // requests that ended with the end token, or without
+	aborted           int // requests
+	expired           int // sessions
 }
 
 // admit counts a request that leaves the queue.
-func (s *stats) admit(ev batch.Event, arrived time.Duration) {
+func (s *stats) admit(ev batch.Event) {
 	s.queries += len(ev.Request.Prompt.Tokens)
 	s.hits += ev.Cached
-	s.queueing.observe(ev.At - arrived)
 }
 
 // token counts a token, before the job is told of it.
 func (s *stats) token(ev batch.Event, j *job) {
 	s.generated++
-	if ev.Index == 0 {
-		s.ttft.observe(ev.At - j.arrived)
-		s.prefills.observe(ev.At - j.admitted)
-	} else {
-		s.itl.observe(ev.At - j.last)
-	}
-	if !ev.Last {
-		return
-	}
-	s.e2e.observe(ev.At - j.arrived)
-	if j.reason == "stop" {
+	switch {
+	case !ev.Last:
+	case j.reason == "stop":
 		s.stopped++
-	} else {
+	default:
 		s.cutShort++
 	}
-}
-
-// histogram counts durations.
-type histogram struct {
-	bounds []float64 // seconds
-	counts []int     // one more than the bounds
-	sum    float64   // seconds
-}
-
-func newHistogram(bounds []float64) histogram {
-	return histogram{bounds: bounds, counts: make([]int, len(bounds)+1)}
-}
-
-func (h *histogram) observe(d time.Duration) {
-	i, _ := slices.BinarySearch(h.bounds, d.Seconds())
-	h.counts[i]++
-	h.sum += d.Seconds()
-}
-
-func (h histogram) clone() histogram {
-	h.counts = slices.Clone(h.counts)
-	return h
 }
 
 // State is how an engine is at one moment.
@@ -150,9 +100,6 @@ func (k *rank) snapshot() (RankState, stats) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	s := k.stats
-	for _, h := range []*histogram{&s.ttft, &s.itl, &s.e2e, &s.queueing, &s.prefills} {
-		*h = h.clone()
-	}
 	n := k.cache.Counts()
 	blocks := 0
 	for _, h := range k.held {

@@ -18,7 +18,7 @@ func (x *exchange) surface() {
 	switch x.r.URL.Path {
 	case "/ping":
 		method = x.r.Method
-	case OpenPath, ClosePath, ResetPath, FlushPath, "/tokenize", "/v1/tokenize", "/detokenize", "/apply-template", "/v1/chat/completions/render", "/v1/completions/render":
+	case OpenPath, ClosePath, ResetPath, FlushPath, "/tokenize", "/v1/tokenize", "/apply-template", "/v1/chat/completions/render", "/v1/completions/render":
 		method = http.MethodPost
 	}
 	if serve == nil {
@@ -100,21 +100,4 @@ func (x *exchange) models() {
 		list = append(list, model{ID: l, Object: "model", Created: created, OwnedBy: owner, Root: l, Parent: &cfg.Model})
 	}
 	x.value(map[string]any{"object": "list", "data": list})
-}
-
-// detokenize answers with the text of tokens.
-func (x *exchange) detokenize() {
-	var r struct {
-		Model  string    `json:"model"`
-		Tokens *[]uint32 `json:"tokens"`
-	}
-	if err := json.Unmarshal(x.body, &r); err != nil || r.Tokens == nil {
-		x.reject(invalid("tokens: a list of token ids is required"))
-		return
-	}
-	if _, aerr := x.engine.root(&request{Model: r.Model}); aerr != nil {
-		x.reject(aerr)
-		return
-	}
-	x.value(map[string]string{"prompt": detokenize(*r.Tokens)})
 }

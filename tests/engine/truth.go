@@ -3,7 +3,6 @@ package engine
 import (
 	"errors"
 	"fmt"
-	"net/http"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/engine/cache"
@@ -83,108 +82,43 @@ const (
 	NoEventFault EventFaultKind = ""
 	// DropBatches keeps the next Count batches from subscribers. Replays have them.
 	DropBatches EventFaultKind = "drop"
-	// LoseBatches keeps them from replays, too.
-	LoseBatches EventFaultKind = "lose"
 	// DelayBatches has each batch wait for DelayMS, one after another.
 	DelayBatches EventFaultKind = "delay"
 	// Disconnect closes the connections of the PUB socket, once.
 	Disconnect EventFaultKind = "disconnect"
-	// Wrap leaves Count batches in the buffer for replays, once.
-	Wrap EventFaultKind = "wrap"
-	// MuteReplay answers no request for a replay.
-	MuteReplay EventFaultKind = "mute_replay"
 )
 
-// EventFault says how the events of an engine fail. It adds to those before it.
+// EventFault says how the events of all ranks fail. It adds to those before it.
 type EventFault struct {
-	Kind EventFaultKind `json:"kind"`
-	// Rank is the rank whose events fail. Default: all.
-	Rank *int `json:"rank,omitempty"`
-	// Count is a number of batches. Default: 1; 0 for Wrap.
-	Count int `json:"count,omitempty"`
+	Kind EventFaultKind
+	// Count is a number of batches. Default: 1.
+	Count int
 	// DelayMS is in milliseconds of real time.
-	DelayMS float64 `json:"delay_ms,omitempty"`
+	DelayMS float64
 }
 
-// SetEventFault makes the events of the present life fail. An error says that f makes
-// no sense or that there are no events; then nothing has changed.
+// SetEventFault makes the events of the present life fail.
 func (e *Engine) SetEventFault(f EventFault) error {
 	l := e.enter()
-	if l == nil {
-		return errors.New("engine is killed")
+	if l == nil || e.cfg.Events == nil {
+		return errors.New("the engine is killed, or publishes no KV events")
 	}
 	defer l.handlers.Done()
-	switch {
-	case e.cfg.Events == nil:
-		return errors.New("engine publishes no KV events")
-	case f.Rank != nil && (*f.Rank < 0 || *f.Rank >= len(l.ranks)):
-		return fmt.Errorf("event fault for rank %d of %d", *f.Rank, len(l.ranks))
-	case f.Count < 0 || f.DelayMS < 0:
-		return fmt.Errorf("event fault with a negative number: %+v", f)
-	}
-	apply := f.applied()
-	if apply == nil {
-		return fmt.Errorf("unknown event fault %q", f.Kind)
-	}
-	for i, k := range l.ranks {
-		if f.Rank == nil || *f.Rank == i {
-			apply(k.changes.pub)
+	for _, k := range l.ranks {
+		p := k.changes.pub
+		switch f.Kind {
+		case NoEventFault:
+			p.Drop(0)
+			p.Delay(0)
+		case DropBatches:
+			p.Drop(max(1, f.Count))
+		case DelayBatches:
+			p.Delay(time.Duration(f.DelayMS * float64(time.Millisecond)))
+		case Disconnect:
+			p.Disconnect()
+		default:
+			return fmt.Errorf("unknown event fault %q", f.Kind)
 		}
 	}
 	return nil
-}
-
-// applied returns what a fault does to a publisher; nil for an unknown one.
-func (f EventFault) applied() func(*publisher.Publisher) {
-	count := max(1, f.Count)
-	switch f.Kind {
-	case NoEventFault:
-		return func(p *publisher.Publisher) { p.Drop(0); p.Lose(0); p.Delay(0); p.Mute(false) }
-	case DropBatches:
-		return func(p *publisher.Publisher) { p.Drop(count) }
-	case LoseBatches:
-		return func(p *publisher.Publisher) { p.Lose(count) }
-	case DelayBatches:
-		return func(p *publisher.Publisher) { p.Delay(time.Duration(f.DelayMS * float64(time.Millisecond))) }
-	case Disconnect:
-		return (*publisher.Publisher).Disconnect
-	case Wrap:
-		return func(p *publisher.Publisher) { p.Forget(f.Count) }
-	case MuteReplay:
-		return func(p *publisher.Publisher) { p.Mute(true) }
-	}
-	return nil
-}
-
-// controlEvents answers with the state of each rank.
-func (e *Engine) controlEvents(w http.ResponseWriter, _ *http.Request) {
-	control(w, http.StatusOK, map[string]any{"ranks": e.Events()})
-}
-
-func (e *Engine) controlEventFault(w http.ResponseWriter, r *http.Request) {
-	var f EventFault
-	if err := decodeControl(w, r, &f, 1<<16); err != nil {
-		controlError(w, http.StatusBadRequest, err)
-		return
-	}
-	if err := e.SetEventFault(f); err != nil {
-		controlError(w, http.StatusBadRequest, err)
-		return
-	}
-	e.controlEvents(w, r)
-}
-
-func (e *Engine) controlHolds(w http.ResponseWriter, r *http.Request) {
-	var of struct {
-		Rank   int      `json:"rank"`
-		Tokens []uint32 `json:"tokens"`
-		LoRA   string   `json:"lora"`
-		Salt   string   `json:"salt"`
-	}
-	if err := decodeControl(w, r, &of, maxBody); err != nil {
-		controlError(w, http.StatusBadRequest, err)
-		return
-	}
-	device, host := e.Holds(of.Rank, of.Tokens, of.LoRA, of.Salt)
-	control(w, http.StatusOK, map[string]int{"device": device, "host": host})
 }

@@ -1,182 +1,208 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
+	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
-
-	"github.com/caddy-kvrouter/kvrouter/tests/engine"
-	"github.com/caddy-kvrouter/kvrouter/tests/replay/trace"
 )
 
-// shot is one request and its result. Its times are real.
-type shot struct {
-	n                int
-	due, sent, first time.Time
-	end              time.Time
-	prompt, cached   int
-	engine           string // its name
-	err              error
+// headers is the prefix that the router's response_headers option has.
+const headers = "X-Kv-"
+
+// target is a data-parallel rank of a worker.
+type target struct {
+	Worker uint64 `json:"worker"`
+	Rank   int    `json:"rank"`
 }
 
-// client replays a slice in real time. The trace's times pass rate times as fast.
+// turn is one request and its result.
+type turn struct {
+	Case   string `json:"case"`
+	API    string `json:"api"`
+	Stream bool   `json:"stream"`
+	// Talk and Turn count from 0.
+	Talk   int       `json:"talk"`
+	Turn   int       `json:"turn"`
+	Begun  time.Time `json:"begun"`
+	At     target    `json:"at"`
+	Before target    `json:"before"` // that answered the turn before
+	Reason string    `json:"reason"`
+	// Tokens, as the engine reports them.
+	Prompt     int `json:"prompt"`
+	Completion int `json:"completion"`
+	Reported   int `json:"reported"`
+	// Predicted is the router's.
+	Predicted int `json:"predicted"`
+	// Expected is what an engine reports that has the turn before and its answer, if
+	// the prompt begins with both.
+	Expected int `json:"expected"`
+}
+
+// off is predicted minus reported, in tokens.
+func (t *turn) off() int { return t.Predicted - t.Reported }
+
+// wrong returns whether the prediction is off by more than some tokens.
+func (t *turn) wrong(by int) bool { return max(t.off(), -t.off()) > by }
+
+// client holds conversations before a router.
 type client struct {
-	http  http.Client
-	url   string
-	slice *trace.Trace
-	rate  float64
-	keys  bool // requests name their session
-	zero  time.Time
-	shots []shot
-	ended func()
+	url     string // of the router
+	clients int    // conversations at the same time
+	block   int    // tokens of the engines' KV blocks
+	mayFail string // names the case in which requests may fail
+	rng     *rand.Rand
+
+	mu     sync.Mutex
+	turns  []turn         // that were answered, in the order of their ends
+	failed map[string]int // requests without an answer, by case
 }
 
-func newClient(url string, c *cell, ended func()) *client {
-	return &client{
-		http: http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 4096, DisableCompression: true}},
-		url:  url + "/v1/completions", slice: c.slice, rate: c.speed / c.scale, keys: c.keys,
-		shots: make([]shot, len(c.slice.Requests)), ended: ended,
-	}
-}
-
-// real returns how long a time of the trace takes.
-func (c *client) real(d time.Duration) time.Duration { return time.Duration(float64(d) / c.rate) }
-
-// replay sends all requests and returns when all are answered.
-func (c *client) replay(ctx context.Context) {
-	defer c.http.CloseIdleConnections()
-	c.zero = time.Now()
-	var all sync.WaitGroup
-	defer all.Wait()
-	requests := c.slice.Requests
-	if !c.slice.Closed {
-		for n := range requests {
-			body, due := appendBody(nil, c.slice, n), c.zero.Add(c.real(requests[n].At))
-			if !until(ctx, due) {
-				return
+// hold lets each of the conversations take so many turns. If name is not empty, it is
+// their case. An error ends all, unless the case may fail.
+func (c *client) hold(ctx context.Context, name string, talks []*talk, turns int) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	next := make(chan *talk)
+	var under sync.WaitGroup
+	for range c.clients {
+		under.Go(func() {
+			for t := range next {
+				if name != "" {
+					t.name = name
+				}
+				for range turns {
+					if err := c.turn(ctx, t); err != nil {
+						c.fail(t, err, cancel)
+						break
+					}
+				}
 			}
-			all.Go(func() { c.send(ctx, n, due, body) })
+		})
+	}
+	for _, i := range c.rng.Perm(len(talks)) {
+		select {
+		case next <- talks[i]:
+		case <-ctx.Done():
 		}
+	}
+	close(next)
+	under.Wait()
+	return context.Cause(ctx)
+}
+
+func (c *client) fail(t *talk, err error, cancel context.CancelCauseFunc) {
+	err = fmt.Errorf("%s: conversation %d by %v, turn %d: %w", t.name, t.number, t.api, t.taken, err)
+	if t.name != c.mayFail {
+		cancel(err)
 		return
 	}
-	for n := range requests {
-		if n == 0 || requests[n-1].Session != requests[n].Session {
-			all.Go(func() { c.converse(ctx, n) })
-		}
+	fmt.Fprintln(os.Stderr, err)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.failed == nil {
+		c.failed = make(map[string]int)
 	}
+	c.failed[t.name]++
 }
 
-// converse sends the turns of a session, the first of which is request n.
-func (c *client) converse(ctx context.Context, n int) {
-	due := c.zero.Add(c.real(c.slice.Requests[n].At))
-	for session := c.slice.Requests[n].Session; ; {
-		if !until(ctx, due.Add(-time.Millisecond)) { // the body of a long prompt takes time, too
-			return
-		}
-		body := appendBody(nil, c.slice, n)
-		if !until(ctx, due) {
-			return
-		}
-		c.send(ctx, n, due, body)
-		if n++; n == len(c.slice.Requests) || c.slice.Requests[n].Session != session {
-			return
-		}
-		due = c.shots[n-1].end.Add(c.real(c.slice.Requests[n].Think))
+// turn takes the next turn of a conversation, and asks its other questions beside it. If
+// it fails, the conversation stays as it was.
+func (c *client) turn(ctx context.Context, t *talk) error {
+	t.change()
+	question := t.question()
+	errs := make(chan error, t.branches)
+	others := t.branches * min(t.taken, 1)
+	for b := range others {
+		m := question
+		m.text = fmt.Sprintf("%d. %s", b+1, m.text)
+		go func() {
+			_, _, err := c.ask(ctx, t, append(slices.Clip(t.history), m))
+			errs <- err
+		}()
 	}
-}
-
-// until waits for a moment. It returns false if ctx ended meanwhile.
-func until(ctx context.Context, at time.Time) bool {
-	t := time.NewTimer(time.Until(at))
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
+	history := append(slices.Clip(t.history), question)
+	a, result, err := c.ask(ctx, t, history)
+	for range others {
+		err = errors.Join(err, <-errs)
 	}
-}
-
-// send sends one request and reads the answer.
-func (c *client) send(ctx context.Context, n int, due time.Time, body []byte) {
-	s := &c.shots[n]
-	s.n, s.due = n, due
-	s.err = c.answer(ctx, s, body)
-	s.end = time.Now()
-	c.ended()
-}
-
-func (c *client) answer(ctx context.Context, s *shot, body []byte) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, bytes.NewReader(body))
 	if err != nil {
 		return err
+	}
+	t.history = append(history, a.spoken)
+	t.tokens, t.held, t.at = a.prompt, a.prompt+a.completion, result.At
+	if t.api == tokenIDs && len(a.ids) == 0 { // the engine does not return them
+		t.held = a.prompt
+	}
+	t.taken++
+	return nil
+}
+
+// ask sends a request, reads the answer and keeps the result.
+func (c *client) ask(ctx context.Context, t *talk, history []spoken) (a answer, result turn, err error) {
+	result = turn{
+		Case: t.name, API: t.api.String(), Stream: t.stream, Talk: t.number, Turn: t.taken, Begun: time.Now(), Before: t.at,
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+t.api.path(), bytes.NewReader(t.request(history)))
+	if err != nil {
+		return a, result, err
 	}
 	req.Header.Set("Content-Type", "application/json")
-	if c.keys {
-		req.Header.Set("X-Session-Id", strconv.Itoa(c.slice.Requests[s.n].Session))
+	if t.session != "" {
+		req.Header.Set("X-Session-Id", t.session)
 	}
-	s.sent = time.Now()
-	resp, err := c.http.Do(req)
+	body, head, err := do(req)
 	if err != nil {
-		return err
+		return a, result, err
+	}
+	if a, err = t.read(body); err != nil {
+		return a, result, err
+	}
+	result.At.Worker, _ = strconv.ParseUint(head.Get(headers+"Worker"), 10, 64)
+	result.At.Rank, _ = strconv.Atoi(head.Get(headers + "Dp-Rank"))
+	result.Reason = head.Get(headers + "Reason")
+	result.Predicted, err = strconv.Atoi(head.Get(headers + "Predicted-Cached-Tokens"))
+	if err != nil || a.cached < 0 || a.prompt == 0 || a.text == "" && a.ids == nil {
+		return a, result, fmt.Errorf("no prediction, no usage or no text: header %v, body %.500s", head, body)
+	}
+	result.Prompt, result.Completion, result.Reported = a.prompt, a.completion, a.cached
+	if t.taken > 0 {
+		result.Expected = min(t.held-1, a.prompt-1) / c.block * c.block
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.turns = append(c.turns, result)
+	return a, result, nil
+}
+
+// do returns the body and the header of an answer with status 200.
+func do(req *http.Request) ([]byte, http.Header, error) {
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, nil, err
 	}
 	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		text, _ := io.ReadAll(io.LimitReader(resp.Body, 300)) //nolint:errcheck // it is for the message
-		return fmt.Errorf("status %d: %s", resp.StatusCode, text)
+	body, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s answered %d: %.500s", req.URL, resp.StatusCode, body)
 	}
-	s.engine = resp.Header.Get(engine.EngineHeader)
-	return s.read(resp.Body)
+	return body, resp.Header, err
 }
 
-var (
-	data = []byte("data: ")
-	done = []byte("data: [DONE]")
-)
-
-// read reads a stream to its end. The event before the last has the usage.
-func (s *shot) read(body io.Reader) error {
-	in := bufio.NewReader(body)
-	var last []byte
-	for {
-		line, err := in.ReadSlice('\n')
-		switch {
-		case err != nil:
-			return fmt.Errorf("reading the stream: %w", err)
-		case bytes.HasPrefix(line, done):
-			return s.usage(last)
-		case bytes.HasPrefix(line, data):
-			if s.first.IsZero() {
-				s.first = time.Now()
-			}
-			last = append(last[:0], line[len(data):]...)
-		}
+// call sends a request without a body.
+func call(ctx context.Context, method, url string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, method, url, nil)
+	if err != nil {
+		return nil, err
 	}
-}
-
-func (s *shot) usage(event []byte) error {
-	var doc struct {
-		Usage *struct {
-			Prompt  int `json:"prompt_tokens"`
-			Details struct {
-				Cached int `json:"cached_tokens"`
-			} `json:"prompt_tokens_details"`
-		} `json:"usage"`
-	}
-	if err := json.Unmarshal(event, &doc); err != nil {
-		return fmt.Errorf("parsing the usage: %w", err)
-	}
-	if doc.Usage == nil {
-		return errors.New("the stream has no usage")
-	}
-	s.prompt, s.cached = doc.Usage.Prompt, doc.Usage.Details.Cached
-	return nil
+	body, _, err := do(req)
+	return body, err
 }

@@ -2,209 +2,82 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
-	"fmt"
-	"io"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/tests/replay/trace"
+	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 )
 
-// writeTrace writes a trace of sessions that share a beginning of two blocks, with so
-// many turns each.
-func writeTrace(t *testing.T, closed bool, sessions, turns int) string {
-	t.Helper()
-	const block = 64
-	var b bytes.Buffer
-	fmt.Fprintf(&b, `{"name":"made","block":%d,"closed":%v}`+"\n", block, closed)
-	for k := range turns {
-		for s := range sessions {
-			ids := []int{0, 1}
-			for i := range 2 * (k + 1) {
-				ids = append(ids, 1000*(s+1)+i)
-			}
-			h, _ := json.Marshal(ids)
-			fmt.Fprintf(&b, `{"t":%g,"in":%d,"out":%d,"think":0.1,"h":%s,"s":%d,"k":%d}`+"\n",
-				float64(k)+0.05*float64(s), block*len(ids)+s+1, 1+5*k, h, s, k)
-		}
-	}
-	path := filepath.Join(t.TempDir(), "made.jsonl")
-	if err := os.WriteFile(path, b.Bytes(), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
-// play runs the command and returns what it reports of its only trace.
-func play(t *testing.T, args ...string) *report {
-	t.Helper()
-	var out bytes.Buffer
-	if err := run(t.Context(), append(args, "-json"), &out, io.Discard); err != nil {
-		t.Fatal(err)
-	}
-	var reports []*report
-	if err := json.Unmarshal(out.Bytes(), &reports); err != nil || len(reports) != 1 {
-		t.Fatalf("%d reports: %v", len(reports), err)
-	}
-	return reports[0]
-}
-
-func TestReplaysInRealAndVirtualTime(t *testing.T) {
-	for _, closed := range []bool{false, true} {
-		r := play(t, "-traces", writeTrace(t, closed, 6, 4), "-workers", "2", "-policy", "predicted_latency,round_robin",
-			"-kv-tokens", "20000", "-speed", "2", "-scale", "0.5", "-warmup", "20ms", "-slice", "9s", "-sessions", "key", "-seed", "1")
-		if len(r.Results) != 2 || r.LiveRank == "" || r.ReplayRank == "" {
-			t.Fatalf("got %+v", r)
-		}
-		for _, res := range r.Results {
-			f, p := res.Live, res.Predictions
-			if res.Failed > 0 || f.Requests == 0 || f.MeanTTFT <= 0 || f.P99TTFT < f.P50TTFT || f.MeanE2E < f.MeanTTFT {
-				t.Errorf("%s: %+v, %+v", res.Policy, f, res.health)
-			}
-			if p.Requests != f.Requests || p.Predicted <= 0 || p.Ratios[2] <= 0 {
-				t.Errorf("%s: predictions %+v of %d requests", res.Policy, p, f.Requests)
-			}
-		}
-	}
-}
-
-// TestBothTimesHaveTheSameHits has one worker with memory for all: nothing but the
-// trace decides on the hits.
-func TestBothTimesHaveTheSameHits(t *testing.T) {
-	r := play(t, "-traces", writeTrace(t, false, 6, 4), "-workers", "1", "-policy", "least_load",
-		"-kv-tokens", "40000", "-speed", "1", "-scale", "0.5", "-warmup", "800ms", "-slice", "9s", "-seed", "1")
-	live, replay := r.Results[0].Live, r.Results[0].Replay
-	if live.Requests != 18 || live.Requests != replay.Requests || live.HitRatio == 0 || live.HitRatio != replay.HitRatio {
-		t.Errorf("live %+v, replay %+v", live, replay)
-	}
-}
-
-func TestWritesTables(t *testing.T) {
-	var out bytes.Buffer
-	err := run(t.Context(), []string{
-		"-traces", writeTrace(t, false, 4, 2), "-workers", "2", "-policy", "dynamo,least_load", "-kv-tokens", "20000",
-		"-speed", "2", "-scale", "0.2", "-warmup", "300ms", "-slice", "2s",
-	}, &out, io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{"made: ", "ranking by mean TTFT, live:", "predicted TTFT", "sent late"} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("%q is missing in\n%s", want, out.String())
-		}
-	}
-}
-
-func TestCutsASliceOfAnOpenLoop(t *testing.T) {
-	tr := &trace.Trace{BlockTokens: 16}
-	for i := range 11 {
-		tr.Requests = append(tr.Requests, trace.Request{At: time.Duration(i) * time.Second, In: i + 1})
-	}
-	s, err := cut(tr, 3*time.Second, 2*time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var got []int
-	for _, q := range s.Requests {
-		got = append(got, q.In-1)
-	}
-	if !slices.Equal(got, []int{2, 3, 4, 5, 6}) || s.Requests[1].At != time.Second || tr.Requests[3].At != 3*time.Second {
-		t.Errorf("got %+v", s.Requests)
-	}
-}
-
-func TestCutsASliceOfAClosedLoop(t *testing.T) {
-	tr := &trace.Trace{BlockTokens: 16, Closed: true}
-	for s := range 3 {
-		for k := range 10 {
-			tr.Requests = append(tr.Requests, trace.Request{At: time.Duration(s) * time.Second, Think: 2 * time.Second, Session: s, Turn: k})
-		}
-	}
-	s, err := cut(tr, 3*time.Second, 2*time.Second) // from 7 s to 12 s
-	if err != nil {
-		t.Fatal(err)
-	}
-	var got []string
-	for _, q := range s.Requests {
-		got = append(got, fmt.Sprint(q.Session, q.Turn, q.At.Seconds(), q.Think.Seconds()))
-	}
-	want := []string{"0 4 1 0", "0 5 3 2", "1 3 0 0", "1 4 2 2", "1 5 4 2", "2 3 1 0", "2 4 3 2"}
-	if !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
-	}
-}
-
-// TestPromptsShareTheBlocksOfTheTrace reads bodies as an engine does.
-func TestPromptsShareTheBlocksOfTheTrace(t *testing.T) {
-	tr := &trace.Trace{BlockTokens: 16, Requests: []trace.Request{
-		{In: 50, Out: 3, Blocks: []uint64{trace.Hash(1), trace.Hash(2), trace.Hash(3)}},
-		{In: 48, Out: 1, Blocks: []uint64{trace.Hash(1), trace.Hash(2), trace.Hash(4)}},
-		{In: 50, Out: 1, Blocks: []uint64{trace.Hash(1), trace.Hash(2), trace.Hash(3)}},
-	}}
-	var prompts [][]uint32
-	for n := range tr.Requests {
-		var body struct {
-			Prompt []uint32 `json:"prompt"`
-			Max    int      `json:"max_tokens"`
-		}
-		if err := json.Unmarshal(appendBody(nil, tr, n), &body); err != nil {
-			t.Fatal(err)
-		}
-		if len(body.Prompt) != tr.Requests[n].In || body.Max != tr.Requests[n].Out {
-			t.Errorf("request %d has %d + %d tokens", n, len(body.Prompt), body.Max)
-		}
-		prompts = append(prompts, body.Prompt)
-	}
-	a, b, c := prompts[0], prompts[1], prompts[2]
-	if !slices.Equal(a[:32], b[:32]) || slices.Equal(a[32:48], b[32:48]) || !slices.Equal(a[:48], c[:48]) || slices.Equal(a[48:], c[48:]) {
-		t.Errorf("got %v", prompts)
-	}
-}
-
-func TestRanksPolicies(t *testing.T) {
-	names := []string{"a", "b", "c"}
-	for _, c := range []struct {
-		live, replay []float64
-		rank         string
-		tau          float64
-		ok           bool
-	}{
-		{[]float64{1, 2, 3}, []float64{2, 3, 4}, "a < b < c", 1, true},
-		{[]float64{3, 2, 1}, []float64{2, 3, 4}, "c < b < a", -1, true},
-		{[]float64{1.04, 1, 3}, []float64{2, 2.01, 4}, "b = a < c", 1, true},
-		{[]float64{1, 1, 1}, []float64{2, 3, 4}, "a = b = c", 0, false},
+// TestPredictions has conversations with 2 to 6 bytes a token, which differs between and
+// within them. Some prompts are shared, edited or asked at the same time.
+func TestPredictions(t *testing.T) {
+	for name, o := range map[string]options{
+		"blocks of 16": {conversations: 60, more: true, block: 16, simulated: engine.Config{Blocks: 32768}},
+		"blocks of 32": {conversations: 60, block: 32},
+		// Of blocks of one token there would be too many: the router has larger ones.
+		"SGLang": {conversations: 60, block: 16, simulated: engine.Config{Flavour: engine.SGLang, BlockSize: 1, Blocks: 262144}},
+		// No later prompt has the reasoning, so the engine's cache ends where the prompt ended.
+		"reasoning": {conversations: 60, block: 16, simulated: engine.Config{ReasoningTokens: 18}},
 	} {
-		if got := ranking(names, c.live); got != c.rank {
-			t.Errorf("%v: %s, want %s", c.live, got, c.rank)
-		}
-		if tau, ok := kendall(c.live, c.replay); ok != c.ok || ok && max(tau-c.tau, c.tau-tau) > 1e-9 {
-			t.Errorf("%v and %v: %v, %v", c.live, c.replay, tau, ok)
+		t.Run(name, func(t *testing.T) {
+			o.named, o.model, o.turns, o.clients, o.seed = "sim", "sim-8b", 5, 8, 1
+			o.simulated.Words, o.simulated.Speed, o.simulated.AnswerTokens = true, 100, 60 // some answers are cut before
+			if o.simulated.BlockSize == 0 {
+				o.simulated.BlockSize = o.block
+			}
+			var out bytes.Buffer
+			rows, err := o.run(t.Context(), &out)
+			if t.Logf("\n%s", &out); err != nil {
+				t.Fatal(err)
+			}
+			if len(rows) < 6 {
+				t.Errorf("%d rows", len(rows))
+			}
+		})
+	}
+}
+
+// TestEvents runs all phases before two simulated engines.
+func TestEvents(t *testing.T) {
+	var out bytes.Buffer
+	if err := run(t.Context(), []string{"-events", "-clients", "1", "-blocks", "9000"}, &out); err != nil {
+		t.Fatalf("%v\n%s", err, &out)
+	}
+	for _, phase := range []string{phaseFresh, phaseEvict, phaseReset, phaseDown, phaseBack, "after the reset", "after the restart"} {
+		if !strings.Contains(out.String(), phase) {
+			t.Errorf("the report lacks %q:\n%s", phase, &out)
 		}
 	}
 }
 
-func TestAccuracy(t *testing.T) {
-	a := newAccuracy([]pair{{100, 110}, {100, 90}, {200, 400}})
-	if a.Requests != 3 || a.Observed != 200 || a.Ratios[2] != 1.1 || a.Median < 0.09 || a.Median > 0.11 || a.P90 != 1 || a.Absolute != [2]float64{10, 200} {
-		t.Errorf("got %+v", a)
+// TestAChecksVerdict has predictions that are wrong.
+func TestAChecksVerdict(t *testing.T) {
+	c := &client{block: 16}
+	for i := range 100 {
+		c.turns = append(c.turns, turn{Case: "own", API: "chat", Turn: i % 2, Prompt: 1000, Reported: 512, Predicted: 512 + 200*(i%2)})
 	}
-	if a := newAccuracy(nil); a.Requests != 0 || a.Median != 0 {
-		t.Errorf("of nothing: %+v", a)
+	rows := c.summarize()
+	if rows[0].WithinBlock != 0.5 || rows[0].WithinTenth != 0.5 || rows[0].Worst != 12.5 || rows[0].Later != 50 {
+		t.Errorf("%+v", rows[0])
+	}
+	if err := c.checkTexts(&bytes.Buffer{}, rows); err == nil {
+		t.Error("the check passes")
 	}
 }
 
-func TestBadFlags(t *testing.T) {
-	for _, args := range []string{
-		"", "-traces /nonexistent", "-traces . -policy fastest", "-traces . -workers 0", "-traces . -runs 0", "-traces . -scale 0",
-		"-traces . -sessions yes", "-traces . -slice 0s", "-traces . -load 0", "-traces . -seed x", "-traces . extra", "-traces .",
+// TestAnswersOfRealEngines has the ends of answers as llama.cpp and SGLang write them.
+func TestAnswersOfRealEngines(t *testing.T) {
+	for body, want := range map[string]answer{
+		`{"choices":[{"message":{"role":"assistant","content":"ab"}}],"usage":{"completion_tokens":4,"prompt_tokens":288,"prompt_tokens_details":{"cached_tokens":277}}}`: {spoken: spoken{text: "ab"}, prompt: 288, completion: 4, cached: 277},
+		`{"choices":[{"text":"a","token_ids":[7,8]}],"usage":{"completion_tokens":2,"prompt_tokens":9,"prompt_tokens_details":null}}`:                                     {spoken: spoken{text: "a", ids: []uint32{7, 8}}, prompt: 9, completion: 2, cached: -1},
+		`{"type":"message","content":[{"type":"text","text":"a"}],"usage":{"input_tokens":11,"output_tokens":4,"cache_read_input_tokens":277,"cache_creation_input_tokens":0}}`: {
+			spoken: spoken{text: "a"}, prompt: 288, completion: 4, cached: 277,
+		},
 	} {
-		if err := run(t.Context(), strings.Fields(args), io.Discard, io.Discard); err == nil {
-			t.Errorf("%q was taken", args)
+		a, err := new(talk).read([]byte(body))
+		if err != nil || a.text != want.text || !slices.Equal(a.ids, want.ids) || a.prompt != want.prompt || a.completion != want.completion || a.cached != want.cached {
+			t.Errorf("%s: %+v, %v", body, a, err)
 		}
 	}
 }

@@ -1,9 +1,7 @@
-// Command live checks tests/replay against the router as it serves traffic. It sends a
-// slice of each trace through a real Caddy with kv_router to simulated engines, in real
-// time. It then replays the same slice in virtual time. It does not test kv_router's
-// features.
-//
-//	go run ./tests/live -traces DIR -policy predicted_latency,dynamo,round_robin
+// Command live compares the cached tokens that kv_router predicts with those that engines
+// report. It starts a Caddy with kv_router before running engines, or before simulated
+// ones, and holds conversations by each API. With -events, it checks what the router
+// knows from the engines' KV events. README.md has the commands for each engine.
 package main
 
 import (
@@ -13,112 +11,180 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
+	"os/exec"
 	"os/signal"
-	"runtime/debug"
 	"strings"
-	"time"
+	"syscall"
 
-	"github.com/caddy-kvrouter/kvrouter/tests/replay/sim"
-	"github.com/caddy-kvrouter/kvrouter/tests/replay/trace"
+	"github.com/caddy-kvrouter/kvrouter/tests/cluster"
+	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 )
 
+// kind is what differs between engines.
+type kind struct {
+	apis  []api
+	salts bool   // it heeds cache_salt
+	reset string // path that makes it forget its cache
+	exact bool   // it replays events, so that the router can know all
+}
+
+var engineKinds = map[string]kind{
+	"vllm":     {apis: apis, salts: true, reset: "/reset_prefix_cache", exact: true},
+	"sglang":   {apis: []api{chat, completions, tokenIDs, messages}, reset: "/flush_cache", exact: true},
+	"llamacpp": {apis: []api{chat, completions, responses, messages}},
+	"llmdsim":  {apis: []api{tokenIDs}},
+	"sim":      {apis: apis, salts: true, reset: engine.ResetPath, exact: true},
+}
+
+type options struct {
+	kind                  kind
+	engines, model        string
+	adapter, directives   string
+	conversations, turns  int
+	clients, block        int
+	blocks                int
+	more, events, asJSON  bool
+	out, log              string
+	seed                  uint64
+	restarts              func(context.Context) error // nil: no engine restarts
+	simulated             engine.Config
+	restartCommand, named string
+}
+
 func main() {
-	debug.SetGCPercent(400) // bodies are long, and processors few
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil && !errors.Is(err, flag.ErrHelp) {
+	if err := run(ctx, os.Args[1:], os.Stdout); err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "live:", err)
 		os.Exit(1) //nolint:gocritic // stop has nothing to do any more
 	}
 }
 
-// run does all that the command does.
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	o, err := parse(args, stderr)
-	if err != nil {
+func run(ctx context.Context, args []string, w io.Writer) error {
+	var o options
+	f := flag.NewFlagSet("live", flag.ContinueOnError)
+	f.StringVar(&o.named, "engine", "sim", "the `kind` of the engines: vllm, sglang, llamacpp, llmdsim, sim")
+	f.StringVar(&o.engines, "engines", "", "`HOST:PORT,...` of running engines; sim without it starts two simulated ones")
+	f.StringVar(&o.model, "model", "tiny", "the served model's `name`")
+	f.StringVar(&o.adapter, "adapter", "", "with -events: the `name` of a LoRA adapter that a quarter of the conversations have")
+	f.StringVar(&o.directives, "directives", "", "further `lines` of kv_router's block")
+	f.IntVar(&o.conversations, "conversations", 100, "how many, shared out among the APIs")
+	f.IntVar(&o.turns, "turns", 5, "turns of a conversation")
+	f.IntVar(&o.clients, "clients", 4, "conversations at the same time")
+	f.IntVar(&o.block, "block", 16, "`tokens` of a KV block of the engines")
+	f.IntVar(&o.blocks, "blocks", 0, "KV blocks of each engine, to check what the router has seen; sim: as many has it")
+	f.BoolVar(&o.more, "more", false, "also: shared documents, edited histories, parallel questions; a fifth as many conversations of each")
+	f.BoolVar(&o.events, "events", false, "conversations of token ids without session keys, to check what the router knows from KV events")
+	f.StringVar(&o.restartCommand, "restart", "", "with -events: a shell `command` that restarts the last engine and returns when it serves")
+	f.BoolVar(&o.asJSON, "json", false, "print the figures as JSON")
+	f.StringVar(&o.out, "out", "", "`file` for all turns, as JSON lines")
+	f.StringVar(&o.log, "log", "", "`file` for the router's log; default: a temporary one")
+	f.Uint64Var(&o.seed, "seed", 1, "of the texts and tokens")
+	corpus := f.Bool("corpus", false, "print the text that vllm/setup.sh trains the tokenizer on, and nothing else")
+	if err := f.Parse(args); err != nil {
 		return err
 	}
-	paths, err := o.paths()
-	if err != nil {
-		return err
-	}
-	var reports []*report
-	for _, path := range paths {
-		t, err := trace.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		r, err := o.play(ctx, t, stderr)
-		if err != nil {
-			return fmt.Errorf("%s: %w", t.Name, err)
-		}
-		reports = append(reports, r)
-		if o.json {
-			continue
-		}
-		if err := r.write(stdout, !o.virtual); err != nil {
-			return err
-		}
-		fmt.Fprintln(stdout)
-	}
-	if !o.json {
+	if *corpus {
+		printCorpus(w)
 		return nil
 	}
-	e := json.NewEncoder(stdout)
-	e.SetIndent("", "  ")
-	return e.Encode(reports)
+	if o.restartCommand != "" {
+		o.restarts = func(ctx context.Context) error {
+			out, err := exec.CommandContext(ctx, "/bin/sh", "-c", o.restartCommand).CombinedOutput() //nolint:gosec // the user's
+			if err != nil {
+				return fmt.Errorf("%w: %s", err, out)
+			}
+			return nil
+		}
+	}
+	o.simulated = engine.Config{Model: o.model, Words: true, Speed: 100, BlockSize: o.block, Blocks: o.blocks}
+	rows, err := o.run(ctx, w)
+	if o.asJSON && rows != nil {
+		err = errors.Join(err, json.NewEncoder(w).Encode(rows))
+	}
+	return err
 }
 
-// play replays one slice of a trace with all policies.
-func (o *options) play(ctx context.Context, t *trace.Trace, stderr io.Writer) (*report, error) {
-	s := o.setup(t.Name)
-	c := &cell{workers: o.workers, kvTokens: s.kv, speed: o.speed, scale: s.scale, warmUp: s.warmUp, keys: o.sessions == "key", seeds: o.seeds}
-	if c.speed == 0 {
-		fmt.Fprintf(stderr, "%s: looking for the saturation of %s\n", t.Name, o.saturate)
-		saturation, err := sim.Saturation(sim.Config{Trace: t, Policy: o.saturate, Cluster: c.cluster(), Seed: o.seeds[0]})
+// printCorpus prints texts of all kinds, with form feeds between them.
+func printCorpus(w io.Writer) {
+	rng := rand.New(rand.NewPCG(9, 9)) //nolint:gosec // not a secret
+	for range 400 {
+		for _, k := range kinds {
+			fmt.Fprint(w, textOf(rng, k, 500), "\f")
+		}
+	}
+}
+
+// run starts the router, holds the conversations, and prints and checks the figures.
+func (o *options) run(ctx context.Context, w io.Writer) ([]row, error) {
+	k, ok := engineKinds[o.named]
+	if !ok {
+		return nil, fmt.Errorf("-engine %q is none of vllm, sglang, llamacpp, llmdsim, sim", o.named)
+	}
+	o.kind = k
+	cl, err := cluster.New()
+	if err != nil {
+		return nil, err
+	}
+	defer cl.Stop()
+	addrs, err := o.start(cl)
+	if err != nil {
+		return nil, err
+	}
+	if o.log == "" {
+		o.log = cl.File("caddy.log")
+	}
+	r, err := startRouter(ctx, cl, addrs, o.log, o.directives)
+	if err != nil {
+		return nil, fmt.Errorf("starting the router: %w", err)
+	}
+	c := &client{url: r.url, clients: o.clients, block: o.block, rng: rand.New(rand.NewPCG(o.seed, 7))} //nolint:gosec // not a secret
+	if o.events {
+		c.mayFail = phaseDown
+		e := &events{client: c, o: o, router: r}
+		return nil, e.run(ctx, w)
+	}
+	s := shape{
+		model: o.model, apis: o.kind.apis, conversations: max(1, o.conversations/len(o.kind.apis)),
+		turns: o.turns, minText: 200, maxText: 2000, seed: o.seed,
+	}
+	for _, talks := range s.plans(o.more) {
+		if err := c.hold(ctx, "", talks, o.turns); err != nil {
+			return nil, errors.Join(err, save(o.out, c.turns))
+		}
+	}
+	rows := c.summarize()
+	if o.asJSON {
+		w = io.Discard
+	}
+	printRows(w, rows)
+	return rows, errors.Join(c.checkTexts(w, rows), save(o.out, c.turns))
+}
+
+// start returns the engines' addresses. It starts simulated engines if none are given.
+func (o *options) start(cl *cluster.Cluster) ([]string, error) {
+	if o.engines != "" {
+		return strings.Split(o.engines, ","), nil
+	}
+	if o.named != "sim" {
+		return nil, errors.New("-engines is missing")
+	}
+	if o.events {
+		o.simulated.Events = &engine.EventConfig{}
+	}
+	var addrs []string
+	for range 2 {
+		e, err := cl.StartEngine(o.simulated)
 		if err != nil {
 			return nil, err
 		}
-		c.speed = o.load * saturation
+		addrs = append(addrs, e.Addr())
 	}
-	stretch := func(d time.Duration) time.Duration { return time.Duration(float64(d) * c.speed) }
-	var err error
-	if c.slice, err = cut(t, stretch(s.warmUp+s.slice/2), stretch(s.slice/2)); err != nil {
-		return nil, err
+	last := cl.Engines[len(cl.Engines)-1]
+	o.restarts = func(context.Context) error {
+		return last.Restart()
 	}
-	if err := c.check(); err != nil {
-		return nil, err
-	}
-	r := &report{
-		Trace: t.Name, Requests: len(c.slice.Requests), Workers: c.workers, KVTokens: c.kvTokens,
-		Speed: c.speed, Scale: c.scale, WarmUp: s.warmUp.Seconds(), Slice: s.slice.Seconds(),
-	}
-	for _, policy := range o.policies {
-		res := &result{Policy: policy}
-		r.Results = append(r.Results, res)
-		if err := c.replay(res); err != nil {
-			return nil, err
-		}
-		if o.virtual {
-			continue
-		}
-		told := func() func(int) { return progress(stderr, t.Name, policy, len(c.slice.Requests)) }
-		if err := c.live(ctx, res, o.runs, told); err != nil {
-			return nil, fmt.Errorf("%s: %w", policy, err)
-		}
-	}
-	r.compare(!o.virtual)
-	return r, nil
-}
-
-// progress returns a function that tells how many requests are answered, ten times.
-func progress(w io.Writer, name, policy string, all int) func(int) {
-	told := 0
-	return func(ended int) {
-		if tenths := 10 * ended / all; tenths > told {
-			told = tenths
-			fmt.Fprintf(w, "%s %s: %d of %d requests\n", strings.TrimSpace(name), policy, ended, all)
-		}
-	}
+	return addrs, nil
 }

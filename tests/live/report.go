@@ -1,155 +1,281 @@
 package main
 
 import (
-	"cmp"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
+	"os"
 	"slices"
-	"strings"
 	"text/tabwriter"
+	"time"
 )
 
-// tie is how many times longer a mean TTFT is, at most, that counts as the same.
-const tie = 1.05
-
-// report is one slice with all policies.
-type report struct {
-	Trace      string    `json:"trace"`
-	Requests   int       `json:"requests"`
-	Workers    int       `json:"workers"`
-	KVTokens   int64     `json:"kv_tokens"`
-	Speed      float64   `json:"speed"`
-	Scale      float64   `json:"scale"`
-	WarmUp     float64   `json:"warm_up_seconds"`
-	Slice      float64   `json:"slice_seconds"`
-	Results    []*result `json:"results"`
-	LiveRank   string    `json:"live_ranking,omitempty"`
-	ReplayRank string    `json:"replay_ranking"`
-	// Tau is Kendall's rank correlation; null if all policies are the same.
-	Tau *float64 `json:"kendall_tau,omitempty"`
+// row is the figures of some turns. Errors are predicted minus reported tokens.
+type row struct {
+	Case string `json:"case"`
+	API  string `json:"api"`
+	// Turns is how many there are, Later those after the first of a conversation.
+	Turns int `json:"turns"`
+	Later int `json:"later"`
+	// Exact and WithinBlock are the shares of turns without an error, and with one of a
+	// block at most. WithinTenth is that with an error of a tenth of the prompt at most.
+	Exact       float64 `json:"exact"`
+	WithinBlock float64 `json:"within_block"`
+	WithinTenth float64 `json:"within_tenth"`
+	// AsExpected is the share of later turns in which the engine found the turn before
+	// and its answer, and no more. Moved is that of those that another target answered.
+	AsExpected float64 `json:"as_expected"`
+	Moved      float64 `json:"moved"`
+	// Quantiles are those of 0.05, 0.5 and 0.95 of the errors, Worst is the largest, in blocks.
+	Quantiles [3]float64 `json:"quantiles"`
+	Worst     float64    `json:"worst"`
+	// Hits is the share of prompt tokens that the engines had cached.
+	Hits   float64 `json:"hits"`
+	Failed int     `json:"failed"`
 }
 
-// compare ranks the policies.
-func (r *report) compare(live bool) {
-	names := make([]string, len(r.Results))
-	a, b := make([]float64, len(names)), make([]float64, len(names))
-	for i, res := range r.Results {
-		names[i], a[i], b[i] = res.Policy, res.Live.MeanTTFT, res.Replay.MeanTTFT
+// summarize returns a row for each case and API, in the order of their first turns, and at
+// the end one for all.
+func (c *client) summarize() (rows []row) {
+	var names [][2]string
+	groups := make(map[[2]string][]turn)
+	for _, t := range c.turns {
+		k := [2]string{t.Case, t.API}
+		if groups[k] == nil {
+			names = append(names, k)
+		}
+		groups[k] = append(groups[k], t)
 	}
-	r.ReplayRank = ranking(names, b)
-	if !live {
-		return
+	for _, k := range names {
+		r := figures(groups[k], c.block)
+		r.Case, r.API, r.Failed = k[0], k[1], c.failed[k[0]]
+		rows = append(rows, r)
 	}
-	r.LiveRank = ranking(names, a)
-	if tau, ok := kendall(a, b); ok {
-		r.Tau = &tau
+	all := figures(c.turns, c.block)
+	all.Case, all.API = "all", "all"
+	for _, n := range c.failed {
+		all.Failed += n
 	}
+	return append(rows, all)
 }
 
-// order compares two means: 0 if they are a tie.
-func order(a, b float64) int {
-	if max(a, b) <= tie*min(a, b) {
-		return 0
+func figures(turns []turn, block int) (r row) {
+	var errs []float64
+	prompt, cached := 0, 0
+	for i := range turns {
+		t := &turns[i]
+		r.Turns++
+		prompt, cached = prompt+t.Prompt, cached+t.Reported
+		errs = append(errs, float64(t.off())/float64(block))
+		count(&r.Exact, t.off() == 0)
+		count(&r.WithinBlock, !t.wrong(block))
+		count(&r.WithinTenth, !t.wrong(t.Prompt/10))
+		if t.Turn == 0 {
+			continue
+		}
+		r.Later++
+		count(&r.AsExpected, t.Reported == t.Expected)
+		count(&r.Moved, t.At != t.Before)
 	}
-	return cmp.Compare(a, b)
-}
-
-// kendall returns Kendall's tau-b of two lists of means; false if one of them is all
-// ties.
-func kendall(a, b []float64) (tau float64, ok bool) {
-	sum, inA, inB := 0, 0, 0
-	for i := range a {
-		for j := range i {
-			x, y := order(a[i], a[j]), order(b[i], b[j])
-			sum += x * y
-			inA += x * x
-			inB += y * y
+	for _, share := range []*float64{&r.Exact, &r.WithinBlock, &r.WithinTenth} {
+		*share /= float64(max(1, r.Turns))
+	}
+	for _, share := range []*float64{&r.AsExpected, &r.Moved} {
+		*share /= float64(max(1, r.Later))
+	}
+	r.Hits = float64(cached) / float64(max(1, prompt))
+	slices.Sort(errs)
+	if n := len(errs); n > 0 {
+		for i, q := range []float64{0.05, 0.5, 0.95} {
+			r.Quantiles[i] = errs[int(q*float64(n-1)+0.5)]
+		}
+		if r.Worst = errs[n-1]; math.Abs(errs[0]) > math.Abs(r.Worst) {
+			r.Worst = errs[0]
 		}
 	}
-	if inA == 0 || inB == 0 {
-		return 0, false
-	}
-	return float64(sum) / math.Sqrt(float64(inA)*float64(inB)), true
+	return r
 }
 
-// ranking lists the policies, the best first. Those that tie with the one before them
-// have an equals sign.
-func ranking(names []string, means []float64) string {
-	at := make([]int, len(names))
-	for i := range at {
-		at[i] = i
+func count(share *float64, is bool) {
+	if is {
+		*share++
 	}
-	slices.SortStableFunc(at, func(i, j int) int { return cmp.Compare(means[i], means[j]) })
-	var b strings.Builder
-	for k, i := range at {
-		switch {
-		case k == 0:
-		case order(means[i], means[at[k-1]]) == 0:
-			b.WriteString(" = ")
-		default:
-			b.WriteString(" < ")
+}
+
+// printRows writes rows as a table.
+func printRows(w io.Writer, rows []row) {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "case\tapi\tturns\texact\t<=1 block\t<=10%\tengine found the last turn\tmoved\tq05\tq50\tq95\tworst\thits\tfailed\t")
+	for _, r := range rows {
+		fmt.Fprintf(t, "%s\t%s\t%d\t%.1f %%\t%.1f %%\t%.1f %%\t%.1f %%\t%.1f %%\t%+.1f\t%+.1f\t%+.1f\t%+.1f\t%.1f %%\t%d\t\n",
+			r.Case, r.API, r.Turns, 100*r.Exact, 100*r.WithinBlock, 100*r.WithinTenth, 100*r.AsExpected, 100*r.Moved,
+			r.Quantiles[0], r.Quantiles[1], r.Quantiles[2], r.Worst, 100*r.Hits, r.Failed)
+	}
+	fmt.Fprintln(t)
+	t.Flush()
+}
+
+// look is what the admin API shows after a phase.
+type look struct {
+	phase   string
+	workers []worker
+}
+
+// printStreams writes a table of the streams of KV events.
+func printStreams(w io.Writer, looks []look) {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "after\tengine\trank\tstate\tknowledge\tsequence\tgaps\treplays\treconnects\trestarts\tstored\tremoved\tcleared\theld\t")
+	for _, l := range looks {
+		for i := range l.workers {
+			for rank, s := range l.workers[i].Streams {
+				number := "-"
+				if s.Sequence != nil {
+					number = fmt.Sprint(*s.Sequence)
+				}
+				fmt.Fprintf(t, "%s\t%d\t%d\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t\n", l.phase, i, rank, s.State, s.Knowledge, number,
+					s.Gaps, s.Replays, s.Reconnects, s.Restarts, s.Stored, s.Removed, s.Cleared, s.Held["device"])
+			}
 		}
-		b.WriteString(names[i])
 	}
-	return b.String()
+	fmt.Fprintln(t)
+	t.Flush()
 }
 
-// write writes the tables of a slice.
-func (r *report) write(w io.Writer, live bool) error {
-	fmt.Fprintf(w, "%s: %d requests in %.0f s after %.0f s of warm-up, %d workers of %d KV tokens, speed %.3g, scale %g; times in ms of the engines\n",
-		r.Trace, r.Requests, r.Slice, r.WarmUp, r.Workers, r.KVTokens, r.Speed, r.Scale)
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(tw, "policy\t\tcounted\tTTFT mean\tp50\tp99\te2e mean\thit ratio\tlive/replay")
-	for _, res := range r.Results {
-		if live {
-			res.Live.write(tw, res.Policy, "live")
-			fmt.Fprintf(tw, "%.3f\n", res.Live.MeanTTFT/res.Replay.MeanTTFT)
-		}
-		res.Replay.write(tw, res.Policy, "replay")
-		fmt.Fprintln(tw)
-	}
-	if err := tw.Flush(); err != nil {
-		return err
-	}
-	fmt.Fprintf(w, "ranking by mean TTFT, replay: %s\n", r.ReplayRank)
-	if !live {
-		return nil
-	}
-	fmt.Fprintf(w, "ranking by mean TTFT, live:   %s\n", r.LiveRank)
-	if r.Tau != nil {
-		fmt.Fprintf(w, "Kendall's tau: %.2f\n", *r.Tau)
-	} else {
-		fmt.Fprintln(w, "Kendall's tau: none, for all are ties")
-	}
-	return r.writeRuns(w)
+// checks are what must hold, with what was found.
+type checks struct {
+	w      io.Writer
+	failed bool
 }
 
-func (f *figures) write(w io.Writer, policy, kind string) {
-	fmt.Fprintf(w, "%s\t%s\t%d\t%.0f\t%.0f\t%.0f\t%.0f\t%.3f\t", policy, kind, f.Requests, f.MeanTTFT, f.P50TTFT, f.P99TTFT, f.MeanE2E, f.HitRatio)
+func (c *checks) check(ok bool, format string, args ...any) {
+	verdict := "ok    "
+	if !ok {
+		verdict, c.failed = "FAILED", true
+	}
+	fmt.Fprintf(c.w, "%s  %s\n", verdict, fmt.Sprintf(format, args...))
 }
 
-// writeRuns writes the predictions of the live runs and how far they can be believed.
-func (r *report) writeRuns(w io.Writer) error {
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(tw, "\npredicted TTFT\tof\tpredicted mean\tobserved mean\tobserved/predicted p5\tp25\tp50\tp75\tp95\t|o/p-1| p50\tp90\t|o-p| p50\tp90")
-	for _, res := range r.Results {
-		p := res.Predictions
-		fmt.Fprintf(tw, "%s\t%d\t%.0f\t%.0f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.0f\t%.0f\n", res.Policy, p.Requests, p.Predicted, p.Observed,
-			p.Ratios[0], p.Ratios[1], p.Ratios[2], p.Ratios[3], p.Ratios[4], p.Median, p.P90, p.Absolute[0], p.Absolute[1])
-	}
-	fmt.Fprintln(tw, "\nlive run\tfailed\tsent late p50\tp99\tmax\tsteps late max\tcores\tseconds\truns\t\t\t\t")
-	for _, res := range r.Results {
-		fmt.Fprintf(tw, "%s\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%.2f\t%.0f\t%d\t\t\t\t\n",
-			res.Policy, res.Failed, res.Late[0], res.Late[1], res.Late[2], res.Lag, res.Cores, res.Seconds, res.Runs)
-	}
-	if err := tw.Flush(); err != nil {
-		return err
-	}
-	for _, res := range r.Results {
-		if res.Failed > 0 {
-			fmt.Fprintf(w, "%s: %d requests failed, such as: %s\n", res.Policy, res.Failed, res.Error)
-		}
+func (c *checks) err() error {
+	if c.failed {
+		return errors.New("a check failed")
 	}
 	return nil
+}
+
+// checkTexts checks the predictions of conversations by text.
+func (c *client) checkTexts(w io.Writer, rows []row) error {
+	k := checks{w: w}
+	for _, r := range rows {
+		if r.Case == "own" {
+			k.check(r.WithinBlock >= 0.95, "%s: %.1f %% of predictions are right to one block", r.API, 100*r.WithinBlock)
+		}
+		want := 0.99
+		if r.Case == "parallel" || r.Case == "all" { // which of two requests at once comes first is not known
+			want = 0.9
+		}
+		k.check(r.WithinTenth >= want, "%s, %s: %.1f %% are right to a tenth of the prompt", r.Case, r.API, 100*r.WithinTenth)
+	}
+	return k.err()
+}
+
+// checkEvents checks what the router knew from KV events. It has a second to learn of a
+// reset, and one after a restart.
+func (r *events) checkEvents(w io.Writer) error {
+	k := checks{w: w}
+	moved, later := 0, 0
+	for i := range r.turns {
+		if t := &r.turns[i]; t.Case == phaseFresh && t.Turn > 0 {
+			later++
+			if t.At != t.Before {
+				moved++
+			}
+		}
+	}
+	may := 0.05 // leave an engine because it is busy
+	if r.clients == 1 {
+		may = 0
+	}
+	k.check(float64(moved) <= may*float64(later), "%d of %d later turns left the engine that holds the conversation", moved, later)
+	early := 0
+	for _, at := range []moment{r.reset, r.back} {
+		if at.from.IsZero() {
+			continue
+		}
+		soon, late := r.wrongAfter(at)
+		k.check(late == 0, "after the %s: %d wrong predictions for that engine in the first second, %d later", at.name, soon, late)
+		early += soon
+	}
+	right, n := 0, -early
+	for i := range r.turns {
+		if r.turns[i].Case == phaseDown { // until the router notices, it predicts from the old cache
+			continue
+		}
+		n++
+		if !r.turns[i].wrong(r.block) {
+			right++
+		}
+	}
+	k.check(100*right >= 99*n, "%d of %d predictions are right to one block, besides these %d", right, n, early)
+	if !r.o.kind.exact {
+		return k.err()
+	}
+	k.check(r.restart == nil, "the streams are exact %v after the restart", r.exactAfter.Round(time.Millisecond))
+	var gaps, skipped uint64
+	for _, wk := range r.looks[len(r.looks)-1].workers {
+		for _, s := range wk.Streams {
+			gaps += s.Gaps
+			for _, n := range s.Skipped {
+				skipped += n
+			}
+		}
+	}
+	k.check(gaps == 0 && skipped == 0, "%d gaps in the streams, %d events not used", gaps, skipped)
+	if r.o.blocks > 0 {
+		var most int64
+		for _, l := range r.looks {
+			for i := range l.workers {
+				for _, s := range l.workers[i].Streams {
+					most = max(most, s.Held["device"])
+				}
+			}
+		}
+		k.check(most > 0 && most <= int64(r.o.blocks), "the router has seen up to %d blocks in a cache of %d", most, r.o.blocks)
+	}
+	return k.err()
+}
+
+// wrongAfter counts the wrong predictions for a worker since a moment: those of the first
+// second, and the later ones.
+func (r *events) wrongAfter(at moment) (soon, late int) {
+	for i := range r.turns {
+		t := &r.turns[i]
+		switch {
+		case t.At.Worker != at.worker || t.Begun.Before(at.from) || t.Begun.After(at.to) || !t.wrong(r.block):
+		case t.Begun.Sub(at.from) <= settle:
+			soon++
+		default:
+			late++
+		}
+	}
+	return soon, late
+}
+
+// save writes turns as JSON lines, unless the file has no name.
+func save(file string, turns []turn) error {
+	if file == "" {
+		return nil
+	}
+	f, err := os.Create(file) //nolint:gosec // the user names it
+	if err != nil {
+		return err
+	}
+	enc := json.NewEncoder(f)
+	for i := range turns {
+		if err := enc.Encode(&turns[i]); err != nil {
+			return errors.Join(err, f.Close())
+		}
+	}
+	return f.Close()
 }

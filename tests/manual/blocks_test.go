@@ -3,11 +3,9 @@ package manual
 import (
 	"encoding/json"
 	"fmt"
-	"io/fs"
 	"regexp"
 	"strings"
 	"testing"
-	"testing/fstest"
 
 	_ "github.com/caddy-kvrouter/kvrouter"
 
@@ -100,64 +98,28 @@ func alone(v any) {
 // variable is an environment variable in a Caddyfile, without a default.
 var variable = regexp.MustCompile(`\{\$(\w+)\}`)
 
-// checkBlocks returns the caddyfile blocks that Caddy refuses.
-func checkBlocks(t *testing.T, files fs.FS, names []string, options map[string]bool) (found []string) {
-	t.Helper()
-	for _, name := range names {
-		p, err := readPage(files, name)
-		if err != nil {
-			found = append(found, err.Error())
-			continue
-		}
+func TestCaddyfilesAreValid(t *testing.T) {
+	options := make(map[string]bool)
+	for _, o := range mustCode(t).options() {
+		word, _, _ := strings.Cut(o, " ")
+		options[word] = true
+	}
+	valid := 0
+	for _, p := range mustPages(t) {
 		for _, b := range p.blocks {
 			if b.lang != "caddyfile" {
-				if b.lang != "caddy-syntax" && regexp.MustCompile(`(?m)^\s*kv_router\b.*\{$`).MatchString(b.text) {
-					found = append(found, fmt.Sprintf("%s:%d: a Caddyfile must be fenced as caddyfile, not as %q", name, b.line, b.lang))
-				}
 				continue
 			}
+			valid++
 			if err := validate(t, wholeFile(variable.ReplaceAllString(b.text, "value-of-$1"), options)); err != nil {
-				found = append(found, fmt.Sprintf("%s:%d: %v", name, b.line, err))
+				t.Errorf("%s:%d: %v", p.path, b.line, err)
 			}
 		}
 	}
-	return found
-}
-
-func TestCaddyfilesAreValid(t *testing.T) {
-	needManual(t)
-	names := append(make([]string, 0, len(pages)+1), "README.md")
-	for _, name := range pages {
-		names = append(names, "docs/"+name+".md")
+	if valid < 40 {
+		t.Errorf("found %d Caddyfiles only", valid)
 	}
-	report(t, checkBlocks(t, repository, names, firstWords(codeOptions(t))))
-}
-
-// TestBadCaddyfilesAreFound has one block of each kind, right and wrong.
-func TestBadCaddyfilesAreFound(t *testing.T) {
-	block := func(text string) string { return "```caddyfile\n" + text + "```\n" }
-	files := fstest.MapFS{"docs/a.md": {Data: []byte(
-		block(":80 {\n\tkv_router a:1 b:1\n}\n") +
-			block("# comment\nkv_router a:1 {\n\tpool x\n}\n") +
-			block("worker a:1 {\n\tid 7\n}\npool x\n") +
-			block("reverse_proxy a:1\n") +
-			block("handle /v1/* {\n\tkv_router a:1\n}\n") +
-			block("{\n\tadmin off\n}\n:80 {\n\tkv_router a:1\n}\n") +
-			block("llm.example.com {\n\ttls cert.pem key.pem\n\tkv_router a:1\n}\n") +
-			block(":81 {\n\tkv_router a:1 {\n\t\tnone\n\t}\n}\n") +
-			block("kv_router a:1 {\n\tmax_body x\n}\n") +
-			block("pool x y\n") +
-			block("kv_router\n") +
-			"```\nkv_router a:1 {\n}\n```\n")}}
-	found := checkBlocks(t, files, []string{"docs/a.md"}, map[string]bool{"worker": true, "pool": true})
-	if len(found) != 5 {
-		t.Errorf("found %d errors, want 5:\n%s", len(found), strings.Join(found, "\n"))
-	}
-	for i, want := range []string{
-		"docs/a.md:41: parsing caddyfile tokens for 'kv_router': unrecognized subdirective 'none'", "max_body", "wrong argument count", "no upstreams", "fenced as caddyfile",
-	} {
-		if i < len(found) && !strings.Contains(found[i], want) {
-			t.Errorf("found %q, want %q in it", found[i], want)
-		}
+	if err := validate(t, "kv_router a:1 {\n\tnone\n}\n"); err == nil {
+		t.Error("an unknown option is valid")
 	}
 }

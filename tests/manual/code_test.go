@@ -253,6 +253,18 @@ func (c *code) constants(folder string, name *regexp.Regexp) (values []string) {
 // placeholders returns the names below http.kv_router that the function placeholder knows.
 func (c *code) placeholders() (names []string) {
 	for _, p := range c.packages {
+		for _, f := range p.files { // of the facts of an attempt
+			ast.Inspect(f, func(n ast.Node) bool {
+				if kv, ok := n.(*ast.KeyValueExpr); ok {
+					key, _ := kv.Key.(*ast.Ident)
+					if lit, ok := kv.Value.(*ast.BasicLit); ok && key != nil && key.Name == "placeholder" {
+						name, _ := strconv.Unquote(lit.Value)
+						names = append(names, name)
+					}
+				}
+				return true
+			})
+		}
 		for _, f := range p.funcs["placeholder"] {
 			ast.Inspect(f, func(n ast.Node) bool {
 				if clause, ok := n.(*ast.CaseClause); ok {
@@ -336,19 +348,4 @@ func mustCode(t *testing.T) *code {
 		t.Fatal(err)
 	}
 	return c
-}
-
-func codeOptions(t *testing.T) []string {
-	t.Helper()
-	return mustCode(t).options()
-}
-
-// firstWords returns the options of kv_router itself.
-func firstWords(options []string) map[string]bool {
-	first := make(map[string]bool)
-	for _, o := range options {
-		word, _, _ := strings.Cut(o, " ")
-		first[word] = true
-	}
-	return first
 }

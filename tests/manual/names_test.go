@@ -1,7 +1,18 @@
+// Package manual checks the manual (README.md and docs) against the code. Each block
+// fenced as caddyfile is valid. Each option, JSON field, metric, log line, condition,
+// error code and placeholder of the code is documented, and the other way round. Links
+// lead somewhere, alerts have runbooks, and pages have their lengths.
+//
+// The checks find names in the manual by the form of a page:
+//
+//   - a block fenced as caddy-syntax in docs/configuration.md has all options, and a list
+//     item that begins with the name in bold type describes each;
+//   - tables have a column "JSON" (docs/configuration.md), "metric" and "labels",
+//     "placeholder" (docs/observability.md), "code" (docs/apis.md), "log line",
+//     "condition", or "reason" for fallbacks (docs/troubleshooting.md).
 package manual
 
 import (
-	"fmt"
 	"maps"
 	"reflect"
 	"regexp"
@@ -12,26 +23,30 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler"
 	"github.com/caddy-kvrouter/kvrouter/handler/admin"
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
+	"github.com/caddy-kvrouter/kvrouter/handler/speculative"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2"
 )
 
-// compare returns what is in one of two lists only. documented has the lines of the
-// page.
-func compare(page, kind string, inCode []string, documented map[string]int) (found []string) {
+// compare fails the test for what is in one of two lists only. documented has the lines
+// of the page.
+func compare(t *testing.T, page, kind string, inCode []string, documented map[string]int) {
+	t.Helper()
+	if len(inCode) < 5 {
+		t.Errorf("found %d of kind %s only", len(inCode), kind)
+	}
 	for _, name := range inCode {
 		if _, ok := documented[name]; !ok {
-			found = append(found, fmt.Sprintf("%s: %s %s is not documented", page, kind, name))
+			t.Errorf("%s: %s %s is not documented", page, kind, name)
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(documented)) {
+	for name, line := range documented {
 		if !slices.Contains(inCode, name) {
-			found = append(found, fmt.Sprintf("%s:%d: %s %s is not in the code", page, documented[name], kind, name))
+			t.Errorf("%s:%d: %s %s is not in the code", page, line, kind, name)
 		}
 	}
-	return found
 }
 
 // syntaxOptions returns the options in the page's caddy-syntax block, as paths.
@@ -63,59 +78,6 @@ func syntaxOptions(p *page) map[string]int {
 		}
 	}
 	return found
-}
-
-// checkOptions compares the options with the page's summary of the syntax, and wants
-// each described in a list item that begins with its name.
-func checkOptions(p *page, options []string) (found []string) {
-	var own []string
-	terms := make(map[string]bool)
-	for _, i := range p.items {
-		words := strings.Fields(strings.Trim(i.term, "`"))
-		terms[words[len(words)-1]] = true
-	}
-	blocks := make(map[string]bool)
-	for _, o := range options {
-		if block, _, ok := strings.Cut(o, " "); ok {
-			blocks[block] = true
-		}
-	}
-	for _, o := range options {
-		if strings.HasPrefix(o, "policy ") {
-			continue // see checkPolicyOptions
-		}
-		own = append(own, o)
-		name := o[strings.LastIndex(o, " ")+1:]
-		if !terms[name] && (!blocks[o] || o == "policy") {
-			found = append(found, fmt.Sprintf("%s: option %s is not described: no list item begins with **%s**", p.path, o, name))
-		}
-	}
-	return append(found, compare(p.path, "option", own, syntaxOptions(p))...)
-}
-
-func TestOptionsAreDocumented(t *testing.T) {
-	report(t, checkOptions(mustPage(t, "docs/configuration.md"), codeOptions(t)))
-}
-
-// TestPolicyOptionsAreDocumented wants each option of a policy in a code span.
-func TestPolicyOptionsAreDocumented(t *testing.T) {
-	p := mustPage(t, "docs/routing.md")
-	text := make(map[string]bool)
-	for _, r := range p.rows {
-		for _, cell := range r.cells {
-			for _, span := range spans(cell) {
-				text[strings.Fields(span)[0]] = true
-			}
-		}
-	}
-	for _, i := range p.items {
-		text[strings.Trim(i.term, "`")] = true
-	}
-	for _, o := range codeOptions(t) {
-		if words := strings.Fields(o); words[0] == "policy" && len(words) == 3 && !text[words[2]] {
-			t.Errorf("%s: option %s is in no table and no list", p.path, o)
-		}
-	}
 }
 
 // jsonFields returns the paths of a configuration's fields in JSON: "index.memory",
@@ -180,109 +142,149 @@ func TestJSONFieldsAreDocumented(t *testing.T) {
 		policy := reflect.TypeOf(module.New()).Elem()
 		fields = append(fields, jsonFields(policy, "policy "+module.ID.Name()+".")...)
 	}
-	report(t, compare(p.path, "JSON field", fields, tableFields(p)))
+	compare(t, p.path, "JSON field", fields, tableFields(p))
 }
 
 var descParts = regexp.MustCompile(`fqName: "caddy_kv_router_(\w+)".*variableLabels: \{([^}]*)\}`)
 
-// codeMetrics returns the labels of the metrics, by name without the common prefix.
-func codeMetrics(t *testing.T) map[string][]string {
-	t.Helper()
+// TestOptionsAreDocumented compares the options with the summary of the syntax, and wants
+// each described in a list item that begins with its name. Those of policies are in
+// docs/routing.md.
+func TestOptionsAreDocumented(t *testing.T) {
+	options := mustCode(t).options()
+	p, routing := mustPage(t, "docs/configuration.md"), mustPage(t, "docs/routing.md")
+	for _, r := range routing.rows {
+		for _, span := range spans(strings.Join(r.cells, " ")) {
+			routing.terms[strings.Fields(span)[0]] = true
+		}
+	}
+	terms := make(map[string]bool)
+	for term := range p.terms {
+		words := strings.Fields(term)
+		terms[words[len(words)-1]] = true
+	}
+	var own []string
+	for _, o := range options {
+		name := o[strings.LastIndex(o, " ")+1:]
+		block := slices.ContainsFunc(options, func(other string) bool { return strings.HasPrefix(other, o+" ") })
+		if strings.HasPrefix(o, "policy ") {
+			if !block && !routing.terms[name] {
+				t.Errorf("%s: option %s is in no table and no list", routing.path, o)
+			}
+			continue
+		}
+		own = append(own, o)
+		if !terms[name] && (!block || o == "policy") {
+			t.Errorf("%s: option %s is not described: no list item begins with **%s**", p.path, o, name)
+		}
+	}
+	compare(t, p.path, "option", own, syntaxOptions(p))
+}
+
+// TestMetricsAreDocumented compares the metrics with the tables that have a column
+// "metric". Their column "labels" omits the label pool, which all metrics have.
+func TestMetricsAreDocumented(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
-	dispatch.Register(registry, zap.NewNop(), admin.Collector{})
+	dispatch.Register(registry, zap.NewNop(), admin.Collector{}, speculative.Total)
 	descs := make(chan *prometheus.Desc, 1000)
 	registry.Describe(descs)
 	close(descs)
-	metrics := make(map[string][]string)
-	for d := range descs {
-		m := descParts.FindStringSubmatch(d.String())
-		if m == nil {
-			t.Errorf("metric %s has another prefix", d)
-			continue
-		}
-		metrics[m[1]] = strings.Split(m[2], ",")
+	labels := make(map[string][]string)
+	sorted := func(list []string) []string {
+		return slices.DeleteFunc(slices.Sorted(slices.Values(list)), func(l string) bool { return l == "pool" })
 	}
-	return metrics
-}
-
-// checkMetrics compares the metrics with the tables that have a column "metric". Their
-// column "labels" omits the label pool, which all metrics have.
-func checkMetrics(p *page, metrics map[string][]string) (found []string) {
+	for d := range descs {
+		if m := descParts.FindStringSubmatch(d.String()); m != nil {
+			labels[m[1]] = sorted(strings.Split(m[2], ","))
+		} else {
+			t.Errorf("metric %s has another prefix", d)
+		}
+	}
+	p := mustPage(t, "docs/observability.md")
 	documented := make(map[string]int)
 	for _, r := range p.rows {
 		for _, name := range spans(r.cell("metric")) {
 			name = strings.TrimPrefix(name, "caddy_kv_router_")
 			documented[name] = r.line
-			if !slices.Contains(r.header, "labels") {
-				continue
-			}
-			want := slices.DeleteFunc(slices.Sorted(slices.Values(metrics[name])), func(l string) bool { return l == "pool" })
-			got := slices.DeleteFunc(slices.Sorted(slices.Values(spans(r.cell("labels")))), func(l string) bool { return l == "pool" })
-			if metrics[name] != nil && !slices.Equal(got, want) {
-				found = append(found, fmt.Sprintf("%s:%d: metric %s has the labels %v, the table says %v", p.path, r.line, name, want, got))
+			if got := sorted(spans(r.cell("labels"))); slices.Contains(r.header, "labels") && !slices.Equal(got, labels[name]) {
+				t.Errorf("%s:%d: metric %s has the labels %v, the table says %v", p.path, r.line, name, labels[name], got)
 			}
 		}
 	}
-	return append(found, compare(p.path, "metric", slices.Sorted(maps.Keys(metrics)), documented)...)
+	compare(t, p.path, "metric", slices.Sorted(maps.Keys(labels)), documented)
 }
 
-func TestMetricsAreDocumented(t *testing.T) {
-	metrics := codeMetrics(t)
-	if len(metrics) < 20 {
-		t.Errorf("found %d metrics only", len(metrics))
-	}
-	report(t, checkMetrics(mustPage(t, "docs/observability.md"), metrics))
-}
-
-// TestErrorCodesAreDocumented compares the codes of the router's own errors with the
-// table in docs/apis.md that has a column "code".
-func TestErrorCodesAreDocumented(t *testing.T) {
-	codes := mustCode(t).constants("handler/api", regexp.MustCompile(`^Code[A-Z]`))
-	if len(codes) < 8 {
-		t.Errorf("found %d codes only", len(codes))
-	}
-	p := mustPage(t, "docs/apis.md")
-	report(t, compare(p.path, "error code", codes, p.column("code")))
-	if !p.spans["stream_broken"] {
-		t.Errorf("%s: the error code stream_broken of broken streams is not documented", p.path)
-	}
-}
-
-// TestFallbacksAreDocumented compares the reasons of fallbacks with the table in
-// docs/troubleshooting.md that has a column "reason".
-func TestFallbacksAreDocumented(t *testing.T) {
+// TestConstantsAreDocumented compares codes of errors, reasons of fallbacks and
+// placeholders with the columns of tables.
+func TestConstantsAreDocumented(t *testing.T) {
 	c := mustCode(t)
+	p := mustPage(t, "docs/apis.md")
+	compare(t, p.path, "error code", c.constants("handler/api", regexp.MustCompile(`^Code[A-Z]`)), p.column("code"))
 	var reasons []string
 	for folder := range c.packages {
 		reasons = append(reasons, c.constants(folder, regexp.MustCompile(`^[fF]allback[A-Z]`))...)
 	}
-	if len(reasons) < 5 {
-		t.Errorf("found %d reasons only", len(reasons))
-	}
-	p := mustPage(t, "docs/troubleshooting.md")
-	report(t, compare(p.path, "fallback", reasons, p.column("reason")))
-}
-
-var placeholder = regexp.MustCompile(`^\{http\.kv_router\.(\w+)\}$`)
-
-// checkPlaceholders compares the placeholders with the table that has a column
-// "placeholder".
-func checkPlaceholders(p *page, names []string) []string {
+	p = mustPage(t, "docs/troubleshooting.md")
+	compare(t, p.path, "fallback", reasons, p.column("reason"))
+	p = mustPage(t, "docs/observability.md")
 	documented := make(map[string]int)
 	for span, line := range p.column("placeholder") {
-		if m := placeholder.FindStringSubmatch(span); m != nil {
-			documented[m[1]] = line
-		} else {
-			documented[span] = line
-		}
+		documented[strings.TrimSuffix(strings.TrimPrefix(span, "{http.kv_router."), "}")] = line
 	}
-	return compare(p.path, "placeholder", names, documented)
+	compare(t, p.path, "placeholder", c.placeholders(), documented)
 }
 
-func TestPlaceholdersAreDocumented(t *testing.T) {
-	names := mustCode(t).placeholders()
-	if len(names) < 5 {
-		t.Errorf("found %d placeholders only", len(names))
+// pattern returns the expression for a message of the code as documents write it. A
+// variable part is a word in angle brackets, or a value. They may leave out what
+// follows a last colon.
+func pattern(message string) *regexp.Regexp {
+	message, open := strings.CutSuffix(message, ": "+anything)
+	parts := strings.Split(message, anything)
+	for i, part := range parts {
+		parts[i] = regexp.QuoteMeta(part)
 	}
-	report(t, checkPlaceholders(mustPage(t, "docs/observability.md"), names))
+	expr := strings.Join(parts, ".+")
+	if open {
+		expr += "(: .+)?"
+	}
+	return regexp.MustCompile("^" + expr + "$")
+}
+
+// checkMessages compares messages of the code with the code spans in a column of the
+// page's tables.
+func checkMessages(t *testing.T, p *page, column string, messages []string) {
+	t.Helper()
+	documented := p.column(column)
+	known := make(map[string]bool)
+	for _, m := range messages {
+		expr, has := pattern(m), false
+		for span := range documented {
+			if expr.MatchString(span) {
+				known[span], has = true, true
+			}
+		}
+		if !has {
+			t.Errorf("%s: %s %q is not documented", p.path, column, strings.ReplaceAll(m, anything, "<...>"))
+		}
+	}
+	for span, line := range documented {
+		if !known[span] {
+			t.Errorf("%s:%d: %s %q is not in the code", p.path, line, column, span)
+		}
+	}
+}
+
+// TestLogLinesAreDocumented compares the log lines of level warn and error, and the
+// conditions, with docs/troubleshooting.md. The conditions "fallback <reason>" have a
+// table of their own.
+func TestLogLinesAreDocumented(t *testing.T) {
+	lines, conditions := mustCode(t).messages()
+	conditions = append(conditions, mustCode(t).constants("handler/discovery", regexp.MustCompile("^warn[A-Z]"))...)
+	if len(lines) < 8 || len(conditions) < 10 {
+		t.Errorf("found %d log lines and %d conditions only", len(lines), len(conditions))
+	}
+	conditions = slices.DeleteFunc(conditions, func(s string) bool { return strings.HasPrefix(s, "fallback ") })
+	p := mustPage(t, "docs/troubleshooting.md")
+	checkMessages(t, p, "log line", lines)
+	checkMessages(t, p, "condition", conditions)
 }

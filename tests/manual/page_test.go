@@ -18,8 +18,7 @@ type page struct {
 	anchors map[string]bool
 	links   []link
 	rows    []row
-	items   []item
-	spans   map[string]bool // all code spans
+	terms   map[string]bool // of list items that begin with one in bold type
 }
 
 // block is a fenced block.
@@ -36,14 +35,7 @@ type link struct {
 // row is a row of a table below its header.
 type row struct {
 	line          int
-	heading       string
 	header, cells []string
-}
-
-// item is a list item that begins with a term in bold type.
-type item struct {
-	line int
-	term string
 }
 
 var (
@@ -71,8 +63,7 @@ func readPage(files fs.FS, path string) (*page, error) {
 		return nil, err
 	}
 	lines := strings.Split(strings.TrimSuffix(string(doc), "\n"), "\n")
-	p := &page{path: path, lines: len(lines), anchors: make(map[string]bool), spans: make(map[string]bool)}
-	var heading string
+	p := &page{path: path, lines: len(lines), anchors: make(map[string]bool), terms: make(map[string]bool)}
 	var header []string
 	for i := 0; i < len(lines); i++ {
 		s := lines[i]
@@ -86,9 +77,6 @@ func readPage(files fs.FS, path string) (*page, error) {
 			continue
 		}
 		p.readLinks(i+1, s)
-		for _, span := range spans(s) {
-			p.spans[span] = true
-		}
 		cells := cellsOf(s)
 		switch {
 		case cells == nil:
@@ -97,14 +85,13 @@ func readPage(files fs.FS, path string) (*page, error) {
 			header = cells
 			i++
 		case header != nil:
-			p.rows = append(p.rows, row{i + 1, heading, header, cells})
+			p.rows = append(p.rows, row{i + 1, header, cells})
 		}
 		if text := strings.TrimLeft(s, "#"); text != s && strings.HasPrefix(text, " ") {
-			heading = strings.TrimSpace(text)
-			p.addAnchor(anchorOf(heading))
+			p.addAnchor(anchorOf(text))
 		}
 		if m := boldItem.FindStringSubmatch(s); m != nil {
-			p.items = append(p.items, item{i + 1, m[1]})
+			p.terms[strings.Trim(m[1], "`")] = true
 		}
 	}
 	return p, nil
@@ -175,21 +162,22 @@ func (p *page) column(name string) map[string]int {
 	return found
 }
 
-// report fails the test with all findings.
-func report(t *testing.T, found []string) {
-	t.Helper()
-	for _, f := range found {
-		t.Error(f)
-	}
-}
-
-// mustPage reads a page of the manual.
+// mustPage reads a page.
 func mustPage(t *testing.T, name string) *page {
 	t.Helper()
-	needManual(t)
 	p, err := readPage(repository, name)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return p
+}
+
+// mustPages reads README.md and the manual.
+func mustPages(t *testing.T) (all []*page) {
+	t.Helper()
+	names, _ := fs.Glob(repository, "docs/*.md")
+	for _, name := range append(names, "README.md") {
+		all = append(all, mustPage(t, name))
+	}
+	return all
 }

@@ -74,10 +74,8 @@ func textsOf(name string, src []byte) ([]text, error) {
 		return markdownTexts(string(src)), nil
 	case strings.HasSuffix(base, ".go"):
 		return goTexts(name, src)
-	case base == "alerts.yml":
-		return alertTexts(string(src)), nil
-	case strings.HasPrefix(base, "Caddyfile"):
-		return hashComments(string(src)), nil
+	case base == "alerts.yml" || strings.HasPrefix(base, "Caddyfile"):
+		return hashTexts(string(src)), nil
 	}
 	return nil, nil
 }

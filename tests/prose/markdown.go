@@ -90,39 +90,29 @@ func (p *paragraphs) cells(line int, row string) {
 	}
 }
 
-var annotation = regexp.MustCompile(`^\s*(?:summary|description):\s*(?:>-)?`)
+var annotation = regexp.MustCompile(`^\s*(?:summary|description):\s*(?:>-)?|^\s*#`)
 
-// alertTexts returns the summaries and descriptions in a file of Prometheus rules.
-func alertTexts(src string) []text {
+// hashTexts returns the comments of a Caddyfile, and the summaries and descriptions in a
+// file of Prometheus rules.
+func hashTexts(src string) []text {
 	var p paragraphs
 	inside := false
 	for i, s := range strings.Split(src, "\n") {
 		key := annotation.FindString(s)
-		switch name, _, isKey := strings.Cut(strings.TrimLeft(s, " -"), ":"); {
+		name, _, isKey := strings.Cut(strings.TrimLeft(s, " -"), ":")
+		switch {
 		case key != "":
-			p.end()
+			if !strings.HasSuffix(key, "#") || !inside {
+				p.end()
+			}
 			inside = true
-			p.add(i+1, strings.Trim(s[len(key):], " '"))
-		case strings.TrimSpace(s) == "" || isKey && !strings.Contains(name, " "):
+			p.add(i+1, strings.Trim(s[len(key):], " '#"))
+		case strings.TrimSpace(s) == "" || isKey && !strings.Contains(name, " ") || !strings.HasPrefix(s, "    "):
 			p.end()
 			inside = false
 		case inside:
 			p.add(i+1, s)
 		}
-	}
-	p.end()
-	return p.texts
-}
-
-// hashComments returns the comments of a Caddyfile.
-func hashComments(src string) []text {
-	var p paragraphs
-	for i, s := range strings.Split(src, "\n") {
-		if s = strings.TrimSpace(s); strings.HasPrefix(s, "#") && strings.Trim(s, "# ") != "" {
-			p.add(i+1, strings.TrimLeft(s, "# "))
-			continue
-		}
-		p.end()
 	}
 	p.end()
 	return p.texts

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -40,9 +41,18 @@ var setups = []setup{
 // otherwise is the setup of any other trace.
 var otherwise = setup{"", 8, 500_000, 0, false}
 
-// overloaded is the share of the saturation for overload on other engines, about
-// what the speeds above are of it on the default engine.
-const overloaded = 1.12
+// base is the policy whose saturation the loads are shares of.
+const base = "dynamo"
+
+// overload is the load beyond saturation, which few traces have. On other engines than the
+// default one it is a share, about what the speeds above are of the saturation there.
+const overload = "overload"
+
+// loads are the shares of the speed at saturation.
+var loads = []struct {
+	name  string
+	share float64
+}{{"low", 0.35}, {"middle", 0.7}, {"high", 0.95}, {overload, 1.12}}
 
 // suitePolicies are replayed if no others are named; the first is compared with.
 var suitePolicies = []string{
@@ -91,11 +101,8 @@ func (o *options) runSuite(stdout, stderr io.Writer) error {
 		return err
 	}
 	s := o.summarise(cells)
-	if err := o.draw(func(w io.Writer) error { return o.drawSuite(w, s) }); err != nil {
-		return err
-	}
 	if o.json {
-		return writeSuiteJSON(stdout, o, s)
+		return writeJSON(stdout, s)
 	}
 	return writeSuite(stdout, o, s)
 }
@@ -133,7 +140,7 @@ func (o *options) places() (places []place, err error) {
 		return nil, fmt.Errorf("there is no trace in %s", o.traces)
 	}
 	for _, path := range paths {
-		t, err := o.read(path)
+		t, err := read(path)
 		if err != nil {
 			return nil, err
 		}
@@ -162,38 +169,42 @@ func setupsOf(trace string) []setup {
 // suiteCells finds the saturation of each place and lists its cells.
 func (o *options) suiteCells(places []place, stderr io.Writer) ([]*suiteCell, error) {
 	saturations, errs := make([]float64, len(places)), make([]error, len(places))
-	fmt.Fprintf(stderr, "looking for the saturation of %s in %d places\n", o.saturate, len(places))
+	fmt.Fprintf(stderr, "looking for the saturation of %s in %d places\n", base, len(places))
 	var all sync.WaitGroup
 	for i, p := range places {
 		if p.alone {
 			continue
 		}
 		all.Go(func() {
-			saturations[i], errs[i] = sim.Saturation(sim.Config{Trace: p.trace, Policy: o.saturate, Cluster: o.setUp(p.setup), Seed: o.seeds[0]})
+			saturations[i], errs[i] = sim.Saturation(sim.Config{Trace: p.trace, Policy: base, Cluster: o.setUp(p.setup), Seed: o.seeds[0]})
 		})
 	}
 	all.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("looking for the saturation of %s: %w", base, err)
+	}
 	var cells []*suiteCell
 	for i, p := range places {
-		if errs[i] != nil {
-			return nil, fmt.Errorf("looking for the saturation of %s on %s: %w", o.saturate, p.trace.Name, errs[i])
-		}
-		loads := at(o.loads, saturations[i])
-		if p.alone {
-			loads = []load{{"alone", 1}}
-		}
-		for _, l := range loads {
-			if l.name == overload && p.overload == 0 {
-				continue
-			}
-			if l.name == overload && o.cluster.Engine == engine.Default() {
-				l.speed = p.overload
-			}
+		add := func(load string, speed float64) {
 			for _, sessions := range o.suiteSessions(p.trace) {
 				cells = append(cells, &suiteCell{
-					Trace: p.trace.Name, Workers: p.workers, KVTokens: p.kv, Load: l.name, Speed: l.speed, Sessions: sessions,
+					Trace: p.trace.Name, Workers: p.workers, KVTokens: p.kv, Load: load, Speed: speed, Sessions: sessions,
 					Policies: make(map[string]*sim.Result), at: p.trace, setup: p.setup,
 				})
+			}
+		}
+		if p.alone {
+			add("alone", 1)
+			continue
+		}
+		for _, l := range loads {
+			switch {
+			case l.name != overload:
+				add(l.name, l.share*saturations[i])
+			case p.overload > 0 && o.cluster.Engine == engine.Default():
+				add(l.name, p.overload)
+			case p.overload > 0:
+				add(l.name, l.share*saturations[i])
 			}
 		}
 	}
@@ -251,7 +262,7 @@ func (o *options) fill(cells []*suiteCell, stderr io.Writer) error {
 		speed float64
 		variant
 	}
-	var runs []*running
+	var runs []sim.Config
 	first := make(map[key]int)
 	each := func(f func(c *suiteCell, v variant, k key)) error {
 		for _, c := range cells {
@@ -271,9 +282,9 @@ func (o *options) fill(cells []*suiteCell, stderr io.Writer) error {
 		}
 		first[k] = len(runs)
 		for _, seed := range o.seeds {
-			runs = append(runs, newRun(sim.Config{
+			runs = append(runs, sim.Config{
 				Trace: c.at, Policy: v.policy, Cluster: o.setUp(c.setup), Speed: c.Speed, Seed: seed, Exact: v.exact, Sessions: v.keys,
-			}))
+			})
 		}
 	})
 	if err != nil {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"math"
@@ -148,27 +147,10 @@ func geomean(values []float64) float64 {
 	return sim.Geomean(len(values), func(i int) float64 { return values[i] })
 }
 
-// writeSuiteJSON writes all that the suite found.
-func writeSuiteJSON(w io.Writer, o *options, s *summary) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	return e.Encode(struct {
-		Engine    string   `json:"engine"`
-		Half      string   `json:"half,omitempty"`
-		ToldTimes float64  `json:"told_times,omitempty"`
-		Seeds     []uint64 `json:"seeds"`
-		Base      string   `json:"base"`
-		*summary
-	}{o.cluster.Engine.Name, o.half, o.cluster.ToldTimes, o.seeds, o.policies[0], s})
-}
-
 // writeSuite writes one row per cell for mean TTFT, p99 and hit ratio each, and
 // the summary.
 func writeSuite(w io.Writer, o *options, s *summary) error {
 	fmt.Fprintf(w, "engine %s, seeds %s, all figures relative to %s", o.cluster.Engine.Name, commas(o.seeds), o.policies[0])
-	if o.half != "" {
-		fmt.Fprintf(w, ", %s half", o.half)
-	}
 	fmt.Fprintln(w)
 	names := make([]string, 0, len(s.Policies))
 	for _, t := range s.Policies {

@@ -7,7 +7,6 @@ a line on standard output.
     publish N BYTES    publish N batches
     lose N BYTES       count and buffer N batches without publishing them
     restart            close the sockets, forget everything, and begin anew
-    inplace            begin anew on the same sockets
     stop               end
 """
 
@@ -86,11 +85,10 @@ class Publisher:
         name, *numbers = line.split()
         if name in ("publish", "lose"):
             self.publish(int(numbers[0]), int(numbers[1]), name == "lose")
-        elif name in ("restart", "inplace"):
-            if name == "restart":
-                self.pub.close()
-                self.router.close()
-                self.open()
+        elif name == "restart":
+            self.pub.close()
+            self.router.close()
+            self.open()
             self.life += 1
             self.begin()
 

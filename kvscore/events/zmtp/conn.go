@@ -109,9 +109,6 @@ func New(ctx context.Context, nc net.Conn, endpoint string, o Options) (*Conn, e
 // Close ends the connection and a call of [Conn.Recv].
 func (c *Conn) Close() error { return c.nc.Close() }
 
-// Version is the ZMTP version that the peer announced, such as 3.1.
-func (c *Conn) Version() string { return fmt.Sprintf("%d.%d", c.major, c.minor) }
-
 // heartbeats returns whether the peer must know PING and SUBSCRIBE commands.
 func (c *Conn) heartbeats() bool { return c.major > 3 || c.minor >= 1 }
 

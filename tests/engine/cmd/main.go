@@ -30,17 +30,15 @@ func list(s string) []string {
 
 // options is the command line.
 type options struct {
-	cfg                   engine.Config
-	addrs, controls, lora string
-	name                  string
-	events                events
+	cfg               engine.Config
+	addrs, lora, name string
+	events            bool
 }
 
 func parse(args []string) (*options, error) {
 	o := &options{cfg: engine.Config{Step: batch.DefaultStepModel}}
 	fs := flag.NewFlagSet("engine", flag.ContinueOnError)
 	fs.StringVar(&o.addrs, "addr", "127.0.0.1:8001", "addresses to listen on, one for each engine, separated by commas")
-	fs.StringVar(&o.controls, "control", "", "addresses of the control endpoints, as many (default free ones)")
 	fs.StringVar(&o.name, "name", "e", "what the engines' names begin with, before their number")
 	fs.StringVar(&o.cfg.Model, "model", "", "name of the model (default sim-8b)")
 	fs.StringVar((*string)(&o.cfg.Flavour), "flavour", "", "what they look like: vllm, sglang, sglang-old, trtllm, llamacpp or dynamo (default vllm)")
@@ -60,27 +58,19 @@ func parse(args []string) (*options, error) {
 	fs.Float64Var(&o.cfg.Step.Attention, "step-attention", o.cfg.Step.Attention, "milliseconds for each pair of tokens in a prefill")
 	fs.Float64Var(&o.cfg.Step.DecodeContext, "step-context", o.cfg.Step.DecodeContext, "milliseconds for each token that decodes look back at")
 	fs.Uint64Var(&o.cfg.Seed, "seed", 0, "decides on the answers")
-	o.events.flags(fs)
+	fs.BoolVar(&o.events, "events", false, "publish KV events at free ports, which it prints")
 	return o, fs.Parse(args)
 }
 
 // start starts the engines, or none.
 func start(o *options) ([]*engine.Engine, error) {
-	addrs, controls := list(o.addrs), list(o.controls)
-	if len(addrs) == 0 || len(controls) > 0 && len(controls) != len(addrs) {
-		return nil, fmt.Errorf("%d addresses with %d control addresses", len(addrs), len(controls))
-	}
+	addrs := list(o.addrs)
 	engines := make([]*engine.Engine, 0, len(addrs))
 	for i, addr := range addrs {
 		cfg := o.cfg
 		cfg.Name, cfg.Addr, cfg.LoRAs = fmt.Sprintf("%s%d", o.name, i+1), addr, list(o.lora)
-		if len(controls) > 0 {
-			cfg.ControlAddr = controls[i]
-		}
-		var err error
-		if cfg.Events, err = o.events.of(i, cfg.Ranks); err != nil {
-			stop(engines)
-			return nil, err
+		if o.events {
+			cfg.Events = &engine.EventConfig{}
 		}
 		e, err := engine.Start(cfg)
 		if err != nil {

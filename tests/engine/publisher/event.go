@@ -76,8 +76,6 @@ const (
 	Maps Encoding = "map"
 	// Arrays has events as arrays, too: vLLM up to 0.23.
 	Arrays Encoding = "array"
-	// AllMaps has the batch as a map, too: one stored version of vLLM.
-	AllMaps Encoding = "maps"
 )
 
 // Hashes is how the name of a block is written.
@@ -101,12 +99,6 @@ type Form struct {
 // Append appends a batch as msgpack.
 func (f Form) Append(b []byte, batch *Batch) []byte {
 	ts := float64(batch.Time.UnixNano()) / 1e9
-	if f.Encoding == AllMaps {
-		b = msgp.AppendMapHeader(b, 3)
-		b = msgp.AppendFloat64(msgp.AppendString(b, "ts"), ts)
-		b = f.appendEvents(msgp.AppendString(b, "events"), batch.Events)
-		return appendCount(msgp.AppendString(b, "data_parallel_rank"), batch.Rank)
-	}
 	b = msgp.AppendFloat64(msgp.AppendArrayHeader(b, 3), ts)
 	return appendCount(f.appendEvents(b, batch.Events), batch.Rank)
 }

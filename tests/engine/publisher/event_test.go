@@ -3,9 +3,7 @@ package publisher
 import (
 	"bytes"
 	"encoding/hex"
-	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -130,93 +128,5 @@ func blankDigests(b []byte) {
 			return
 		}
 		i += 34 + next
-	}
-}
-
-// stored is an event of two blocks.
-func stored(more func(*Event)) Event {
-	e := Event{Kind: Stored, Hashes: []uint64{1 << 63, 7}, Parent: 5, Tokens: []uint32{1, 2, 3, 70000}, BlockSize: 2, Medium: "GPU"}
-	if more != nil {
-		more(&e)
-	}
-	return e
-}
-
-// TestLayouts checks the layouts that were not captured, member by member.
-func TestLayouts(t *testing.T) {
-	full := func(e *Event) { e.LoRA, e.LoRAID, e.Salt, e.Session, e.First = "a", 2, "s", "x", true }
-	removed := Event{Kind: Removed, Hashes: []uint64{9}, Medium: "CPU_PINNED"}
-	for name, tc := range map[string]struct {
-		form  Form
-		event Event
-		want  string // of the event, as it is printed
-	}{
-		"arrays": {Form{VLLM, Arrays, Unsigned}, stored(nil), "[BlockStored [9223372036854775808 7] 5 [1 2 3 70000] 2 <nil> GPU <nil> [<nil> <nil>] 0 full_attention]"},
-		"arrays with an adapter": {
-			Form{VLLM, Arrays, Unsigned},
-			stored(full),
-			"[BlockStored [9223372036854775808 7] <nil> [1 2 3 70000] 2 2 GPU a [[a s] [a]] 0 full_attention]",
-		},
-		"arrays, removed":        {Form{VLLM, Arrays, Unsigned}, removed, "[BlockRemoved [9] CPU_PINNED 0]"},
-		"arrays, cleared":        {Form{VLLM, Arrays, Unsigned}, Event{Kind: Cleared}, "[AllBlocksCleared]"},
-		"SGLang":                 {Form{SGLang, Maps, Signed}, stored(nil), "type block_hashes parent_block_hash token_ids block_size lora_id medium"},
-		"SGLang with a salt":     {Form{SGLang, Maps, Signed}, stored(full), "type block_hashes parent_block_hash token_ids block_size lora_id medium cache_salt session_id"},
-		"SGLang, removed":        {Form{SGLang, Maps, Signed}, removed, "type block_hashes medium"},
-		"SGLang, arrays":         {Form{SGLang, Arrays, Signed}, stored(nil), "[BlockStored [-9223372036854775808 7] 5 [1 2 3 70000] 2 <nil> GPU]"},
-		"SGLang, arrays, salt":   {Form{SGLang, Arrays, Signed}, stored(full), "[BlockStored [-9223372036854775808 7] <nil> [1 2 3 70000] 2 <nil> GPU map[cache_salt:s session_id:x]]"},
-		"TensorRT-LLM":           {Form{TRTLLM, Maps, Unsigned}, stored(full), "type block_hashes parent_block_hash token_ids block_size lora_id"},
-		"TensorRT-LLM, removed":  {Form{TRTLLM, Maps, Unsigned}, removed, "type block_hashes"},
-		"vLLM, no session":       {Form{VLLM, Maps, Unsigned}, stored(nil), "type block_hashes parent_block_hash token_ids block_size lora_id medium lora_name extra_keys group_idx kv_cache_spec_kind"},
-		"maps in a map, removed": {Form{VLLM, AllMaps, Unsigned}, removed, "type block_hashes medium group_idx"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := tc.form.Append(nil, &Batch{Time: time.Unix(3, 0), Rank: 1, Events: []Event{tc.event}})
-			var events []any
-			if tc.form.Encoding == AllMaps {
-				doc := decoded(t, b).(map[string]any)
-				events = doc["events"].([]any)
-				if doc["ts"] != 3.0 || integer(doc["data_parallel_rank"]) != 1 || len(doc) != 3 {
-					t.Errorf("batch %v", doc)
-				}
-			} else {
-				doc := decoded(t, b).([]any)
-				events = doc[1].([]any)
-				if doc[0] != 3.0 || integer(doc[2]) != 1 || len(doc) != 3 {
-					t.Errorf("batch %v", doc)
-				}
-			}
-			if got := shape(t, tc.form, events[0], b); got != tc.want {
-				t.Errorf("got %s, want %s", got, tc.want)
-			}
-		})
-	}
-}
-
-// shape returns an array as it is printed, or a map's names in order.
-func shape(t *testing.T, f Form, event any, raw []byte) string {
-	t.Helper()
-	if f.Encoding == Arrays {
-		return fmt.Sprint(event)
-	}
-	m := event.(map[string]any)
-	names := make([]string, 0, len(m))
-	for n := range m {
-		names = append(names, n)
-	}
-	slices.SortFunc(names, func(a, b string) int {
-		return bytes.Index(raw, msgp.AppendString(nil, a)) - bytes.Index(raw, msgp.AppendString(nil, b))
-	})
-	return strings.Join(names, " ")
-}
-
-// TestHashes has the same block by three names, all of which end in the same 64 bits.
-func TestHashes(t *testing.T) {
-	const name = 0xfedcba9876543210
-	for _, h := range []Hashes{Unsigned, Signed, Bytes} {
-		b := Form{VLLM, Maps, h}.Append(nil, &Batch{Time: time.Now(), Events: []Event{{Kind: Removed, Hashes: []uint64{name}}}})
-		m := decoded(t, b).([]any)[1].([]any)[0].(map[string]any)
-		if got := integer(m["block_hashes"].([]any)[0]); got != name {
-			t.Errorf("%s: %x", h, got)
-		}
 	}
 }

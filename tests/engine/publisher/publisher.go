@@ -9,10 +9,8 @@ import (
 
 // Config is a publisher's configuration.
 type Config struct {
-	// Listener is what subscribers connect to. Default: none; then Dial is set.
+	// Listener is what subscribers connect to.
 	Listener net.Listener
-	// Dial is the host:port that the PUB socket connects to.
-	Dial string
 	// Replay is what asks for batches of the past. Default: none.
 	Replay net.Listener
 	// OldReplay has replays lack the frame of the topic, as in vLLM before 0.26 and in
@@ -22,12 +20,11 @@ type Config struct {
 	Topic string
 	// Buffer is how many batches replays go back. Default: 10000.
 	Buffer int
-	// First is the sequence number of the first batch.
-	First uint64
-	// HighWater is how many messages may wait for one subscriber. Default: 100000.
-	HighWater int
-	Form      Form
+	Form   Form
 }
+
+// HighWater is how many messages may wait for one subscriber.
+const HighWater = 100000
 
 // message is one batch as it is sent.
 type message struct {
@@ -60,19 +57,12 @@ func Start(cfg Config) *Publisher {
 	if cfg.Buffer == 0 {
 		cfg.Buffer = 10000
 	}
-	if cfg.HighWater == 0 {
-		cfg.HighWater = 100000
-	}
 	p := &Publisher{
-		cfg: cfg, done: make(chan struct{}), wake: make(chan struct{}, 1), next: cfg.First,
+		cfg: cfg, done: make(chan struct{}), wake: make(chan struct{}, 1),
 		subs: make(map[*subscriber]struct{}), conns: make(map[net.Conn]bool),
 	}
 	p.all.Go(p.run)
-	if cfg.Listener != nil {
-		p.all.Go(func() { p.accept(cfg.Listener, true, p.serveSubscriber) })
-	} else {
-		p.all.Go(p.dial)
-	}
+	p.all.Go(func() { p.accept(cfg.Listener, true, p.serveSubscriber) })
 	if cfg.Replay != nil {
 		p.all.Go(func() { p.accept(cfg.Replay, false, p.serveReplays) })
 	}
@@ -177,10 +167,6 @@ func (p *Publisher) send(payload []byte) {
 	m := &message{seq: p.next, payload: payload}
 	p.next++
 	m.frames = appendMessage(nil, []byte(p.cfg.Topic), binary.BigEndian.AppendUint64(nil, m.seq), payload)
-	if p.faults.lose > 0 {
-		p.faults.lose--
-		return
-	}
 	if p.past = append(p.past, m); len(p.past) > p.cfg.Buffer {
 		p.past = p.past[1:]
 	}
@@ -189,7 +175,7 @@ func (p *Publisher) send(payload []byte) {
 		return
 	}
 	for s := range p.subs {
-		s.offer(m.frames, p.cfg)
+		s.offer(m.frames, p.cfg.Topic)
 	}
 }
 

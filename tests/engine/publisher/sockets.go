@@ -10,9 +10,6 @@ import (
 	"time"
 )
 
-// redialEvery is how long the PUB socket waits between two attempts to connect, as ZeroMQ.
-const redialEvery = 100 * time.Millisecond
-
 // accept serves the connections of a listener until it is closed.
 func (p *Publisher) accept(l net.Listener, pub bool, serve func(net.Conn)) {
 	for {
@@ -30,22 +27,6 @@ func (p *Publisher) accept(l net.Listener, pub bool, serve func(net.Conn)) {
 				defer p.drop(conn)
 				serve(conn)
 			})
-		}
-	}
-}
-
-// dial connects the PUB socket again and again.
-func (p *Publisher) dial() {
-	for {
-		conn, err := net.DialTimeout("tcp", p.cfg.Dial, time.Second)
-		if err == nil && p.keep(conn, true) {
-			p.serveSubscriber(conn)
-			p.drop(conn)
-		}
-		select {
-		case <-time.After(redialEvery):
-		case <-p.done:
-			return
 		}
 	}
 }
@@ -76,7 +57,7 @@ type subscriber struct {
 	mu         sync.Mutex
 	cond       sync.Cond
 	gone       bool
-	prefixes   map[string]int // how often each was subscribed to
+	prefixes   []string
 	unsent     [][]byte
 	overflowed int
 }
@@ -87,7 +68,7 @@ func (p *Publisher) serveSubscriber(conn net.Conn) {
 	if err != nil {
 		return
 	}
-	s := &subscriber{wire: w, prefixes: make(map[string]int)}
+	s := &subscriber{wire: w}
 	s.cond.L = &s.mu
 	p.mu.Lock()
 	p.subs[s] = struct{}{}
@@ -110,47 +91,30 @@ func (p *Publisher) serveSubscriber(conn net.Conn) {
 	writer.Wait()
 }
 
-// subscribe notes a subscription or its end: a command in ZMTP 3.1, a message before.
+// subscribe notes a subscription: a command in ZMTP 3.1, a message before. Nobody ends one.
 func (s *subscriber) subscribe(m incoming) {
-	body, change := m.frames[0], 0
-	switch {
-	case len(body) == 0:
-	case m.command && bytes.HasPrefix(body, []byte("\x09SUBSCRIBE")):
-		body, change = body[10:], 1
-	case m.command && bytes.HasPrefix(body, []byte("\x06CANCEL")):
-		body, change = body[7:], -1
-	case m.command:
-	case body[0] == 1:
-		body, change = body[1:], 1
-	case body[0] == 0:
-		body, change = body[1:], -1
+	prefix, ok := bytes.CutPrefix(m.frames[0], []byte("\x09SUBSCRIBE"))
+	if !m.command {
+		prefix, ok = bytes.CutPrefix(m.frames[0], []byte{1})
 	}
-	if change == 0 {
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.prefixes[string(body)] += change; s.prefixes[string(body)] <= 0 {
-		delete(s.prefixes, string(body))
+	if ok {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.prefixes = append(s.prefixes, string(prefix))
 	}
 }
 
 func (s *subscriber) subscribed(topic string) bool {
-	for prefix := range s.prefixes {
-		if strings.HasPrefix(topic, prefix) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(s.prefixes, func(p string) bool { return strings.HasPrefix(topic, p) })
 }
 
 // offer queues a message, if the peer has subscribed and has room.
-func (s *subscriber) offer(frames []byte, cfg Config) {
+func (s *subscriber) offer(frames []byte, topic string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case !s.subscribed(cfg.Topic):
-	case len(s.unsent) >= cfg.HighWater:
+	case !s.subscribed(topic):
+	case len(s.unsent) >= HighWater:
 		s.overflowed++
 	default:
 		s.unsent = append(s.unsent, frames)
@@ -219,11 +183,8 @@ func (p *Publisher) serveReplays(conn net.Conn) {
 // replay sends all batches of the buffer from a number on, and the mark of the end.
 func (p *Publisher) replay(w *wire, from uint64) error {
 	p.mu.Lock()
-	past, mute := slices.Clip(p.past), p.faults.mute
+	past := slices.Clip(p.past)
 	p.mu.Unlock()
-	if mute {
-		return nil
-	}
 	for _, m := range past {
 		if m.seq >= from {
 			if err := w.write(p.reply(p.cfg.Topic, m.seq, m.payload)); err != nil {

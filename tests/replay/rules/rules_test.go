@@ -129,20 +129,6 @@ func TestGAIEReadsGauges(t *testing.T) {
 	}
 }
 
-func TestSmallestTree(t *testing.T) {
-	v, taken := fleet(3), [3]int{}
-	p := &CacheAware{View: v}
-	for n := range 30 {
-		s := selection(make([]kvscore.Candidate, 3)...)
-		at := p.Choose(s)
-		p.Placed(s, n, at)
-		taken[at]++
-	}
-	if taken != [3]int{10, 10, 10} {
-		t.Errorf("prompts that nobody holds went to %v", taken)
-	}
-}
-
 func TestWaitAges(t *testing.T) {
 	v := fleet(2)
 	m := &MinTTFT{View: v}
@@ -171,37 +157,5 @@ func TestWaitAges(t *testing.T) {
 	near("placed when idle", long)
 	if got := m.Choose(s); got == at {
 		t.Error("chose the one that has work")
-	}
-}
-
-// TestSMetricLeavesABusyMatch books prefills on the best match until it is left.
-func TestSMetricLeavesABusyMatch(t *testing.T) {
-	v := fleet(2)
-	m := smetric(v).(*SMetric)
-	own, each := v.Model.PrefillMS(1440, 160), 0.0
-	for n := 0; ; n++ {
-		s := selection(kvscore.Candidate{OverlapBlocks: 90, Requests: n}, kvscore.Candidate{})
-		at := m.Choose(s)
-		if stays := each+own < SMetricBound; stays != (at == 0) {
-			t.Fatalf("%v ms of wait and %v ms of its own: chose %d", each, own, at)
-		}
-		if at != 0 {
-			break
-		}
-		m.Placed(s, n, 0)
-		each += own
-	}
-}
-
-func TestStickyHashSpreadsSessions(t *testing.T) {
-	v, taken := fleet(4), [4]int{}
-	p := sticky(v)
-	for v.Session = range 400 {
-		taken[p.Choose(selection(make([]kvscore.Candidate, 4)...))]++
-	}
-	for i, n := range taken {
-		if n < 60 || n > 140 {
-			t.Errorf("%d of 400 sessions went to %d", n, i)
-		}
 	}
 }

@@ -21,14 +21,11 @@ type Cluster struct {
 	// rank is an engine with a cache and a queue of its own, and a target.
 	Ranks int
 	// KVTokens is the capacity of each rank, by worker; one value is for all workers.
-	// ToldTokens is what the scheduler gets as the capacity, none for ToldTimes the
-	// same; 0 is 1.
-	KVTokens, ToldTokens []int64
-	ToldTimes            float64
+	KVTokens []int64
+	// ToldTimes is by what the capacity is multiplied for the scheduler; 0 is 1.
+	ToldTimes float64
 	// Slow lists when which workers are slower.
 	Slow []Slow
-	// Join lists when which workers join; the others are there from the start.
-	Join map[int]float64
 }
 
 // Slow makes a worker slower for a part of the trace's duration.
@@ -53,17 +50,10 @@ func (c *Cluster) model() *engine.Model {
 
 func (c *Cluster) ranks() int { return max(1, c.Ranks) }
 
-// of returns the value of a worker.
-func of(values []int64, worker int) int64 {
-	if len(values) == 1 {
-		return values[0]
-	}
-	return values[worker]
-}
-
 // blocks returns the capacity of each rank of a worker.
 func (c *Cluster) blocks(worker, blockTokens int) int {
-	return int(float64(of(c.KVTokens, worker))*c.model().Memory) / blockTokens
+	tokens := c.KVTokens[min(worker, len(c.KVTokens)-1)] // one value is for all
+	return int(float64(tokens)*c.model().Memory) / blockTokens
 }
 
 func (c *Cluster) check(t *trace.Trace) error {
@@ -74,24 +64,10 @@ func (c *Cluster) check(t *trace.Trace) error {
 		return fmt.Errorf("ranks is %d, want at least 0", c.Ranks)
 	case len(c.KVTokens) != 1 && len(c.KVTokens) != c.Workers:
 		return fmt.Errorf("there are %d values of KV tokens for %d workers, want 1 or %d", len(c.KVTokens), c.Workers, c.Workers)
-	case len(c.ToldTokens) > 1 && len(c.ToldTokens) != c.Workers:
-		return fmt.Errorf("there are %d values of told KV tokens for %d workers, want 1 or %d", len(c.ToldTokens), c.Workers, c.Workers)
-	case len(c.Join) >= c.Workers:
-		return fmt.Errorf("all %d workers join later: there is none at the start", c.Workers)
-	}
-	for _, told := range c.ToldTokens {
-		if told < 0 {
-			return fmt.Errorf("told KV tokens is %d, want at least 0", told)
-		}
 	}
 	for _, s := range c.Slow {
 		if s.Worker < 0 || s.Worker >= c.Workers || !(s.Factor > 0) || !(s.From >= 0 && s.From < s.To) {
 			return fmt.Errorf("slow is %d:%v@%v-%v, want a worker from 0 to %d, more than 0, and a span", s.Worker, s.Factor, s.From, s.To, c.Workers-1)
-		}
-	}
-	for w, at := range c.Join {
-		if w < 0 || w >= c.Workers || !(at > 0) {
-			return fmt.Errorf("join is %d@%v, want a worker from 0 to %d and more than 0", w, at, c.Workers-1)
 		}
 	}
 	return c.fits(t)
@@ -112,92 +88,57 @@ func (c *Cluster) fits(t *trace.Trace) error {
 	return nil
 }
 
-// order lists the workers, those that join last. A list of engines that only grows
-// keeps their positions.
-func (c *Cluster) order() []int {
-	workers := make([]int, c.Workers)
-	for w := range workers {
-		workers[w] = w
-	}
-	slices.SortStableFunc(workers, func(a, b int) int { return cmp.Compare(c.Join[a], c.Join[b]) })
-	return workers
-}
-
-// buildCluster makes the engines, and makes those known that are there.
+// buildCluster makes the engines and makes them known.
 func (r *replay) buildCluster() {
-	block, order := r.Trace.BlockTokens, r.order()
+	block := r.Trace.BlockTokens
 	var common *engine.Cache
 	var line *engine.Line
-	switch {
-	case r.spec.unbounded:
-		common, line = engine.NewCache(0), new(engine.Line)
-	case r.spec.pooled:
+	if r.spec.pooled {
 		all := 0
 		for w := range r.Workers {
 			all += r.blocks(w, block) * r.ranks()
 		}
 		common, line = engine.NewCache(all), new(engine.Line)
 	}
-	for _, w := range order {
+	told := max(r.ToldTimes, 0)
+	if told == 0 {
+		told = 1
+	}
+	for w := range r.Workers {
 		for rank := range r.ranks() {
 			cache := common
 			if cache == nil {
 				cache = engine.NewCache(r.blocks(w, block))
 			}
-			r.engines = append(r.engines, engine.New(r.model(), cache, line, block))
-			r.targets = append(r.targets, kvscore.Target{Worker: uint64(w) + 1, Rank: uint32(rank)})
+			r.view.Engines = append(r.view.Engines, engine.New(r.model(), cache, line, block))
+			t := kvscore.Target{Worker: uint64(w) + 1, Rank: uint32(rank)}
+			r.targets = append(r.targets, t)
+			r.scheduler.Declare(t, int64(told*float64(r.blocks(w, block)*block)))
+			r.scheduler.SetPage(t, int64(block))
 		}
 	}
+	r.engines = r.view.Engines
 	r.stepping = make([]bool, len(r.engines))
-	r.join(r.Workers - len(r.Join))
-	r.plan(order)
+	r.refs = r.scheduler.Refs(r.targets)
+	r.plan()
 }
 
 // plan lists the changes of the cluster in their order.
-func (r *replay) plan(order []int) {
+func (r *replay) plan() {
 	whole := r.Trace.Duration()
-	at := func(share float64) time.Duration { return r.scaled(time.Duration(share * float64(whole))) }
-	for i, w := range order[r.Workers-len(r.Join):] {
-		there := r.Workers - len(r.Join) + i + 1
-		r.changes = append(r.changes, change{at(r.Join[w]), func(r *replay) { r.join(there) }})
-	}
 	for _, s := range r.Slow {
-		first := slices.Index(order, s.Worker) * r.ranks()
-		set := func(factor float64) func(*replay) {
-			return func(r *replay) {
-				for _, e := range r.engines[first : first+r.ranks()] {
+		set := func(share, factor float64) {
+			at := r.scaled(time.Duration(share * float64(whole)))
+			r.changes = append(r.changes, change{at, func(r *replay) {
+				for _, e := range r.engines[s.Worker*r.ranks() : (s.Worker+1)*r.ranks()] {
 					e.SetSlow(factor)
 				}
-			}
+			}})
 		}
-		r.changes = append(r.changes, change{at(s.From), set(s.Factor)})
+		set(s.From, s.Factor)
 		if s.To < 1 {
-			r.changes = append(r.changes, change{at(s.To), set(1)})
+			set(s.To, 1)
 		}
 	}
 	slices.SortStableFunc(r.changes, func(a, b change) int { return cmp.Compare(a.at, b.at) })
-}
-
-// told returns the capacity of each rank of a worker as the router gets it.
-func (r *replay) told(worker int) int64 {
-	switch {
-	case len(r.ToldTokens) > 0:
-		return of(r.ToldTokens, worker)
-	case r.ToldTimes > 0:
-		return int64(r.ToldTimes * float64(r.blocks(worker, r.Trace.BlockTokens)*r.Trace.BlockTokens))
-	}
-	return int64(r.blocks(worker, r.Trace.BlockTokens) * r.Trace.BlockTokens)
-}
-
-// join makes the engines of the first so many workers known to the router.
-func (r *replay) join(workers int) {
-	known, n := len(r.view.Engines), workers*r.ranks()
-	for i := known; i < n; i++ {
-		w := int(r.targets[i].Worker) - 1
-		r.scheduler.Declare(r.targets[i], r.told(w))
-		r.scheduler.SetPage(r.targets[i], int64(r.Trace.BlockTokens))
-	}
-	r.refs = r.scheduler.Refs(r.targets[:n])
-	r.view.Engines = r.engines[:n]
-	r.stats.joined(r.now, n)
 }

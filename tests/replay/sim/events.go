@@ -1,6 +1,9 @@
 package sim
 
-import "time"
+import (
+	"container/heap"
+	"time"
+)
 
 // event is the end of engine n's step or the arrival of request n.
 type event struct {
@@ -20,40 +23,23 @@ func (e *event) before(f *event) bool {
 	return e.n < f.n
 }
 
-// events is a heap, without the interface calls of container/heap.
+// events is a heap.
 type events []event
 
-func (q *events) push(e event) {
-	h := append(*q, e)
-	*q = h
-	for i := len(h) - 1; i > 0; {
-		up := (i - 1) / 2
-		if !h[i].before(&h[up]) {
-			return
-		}
-		h[i], h[up] = h[up], h[i]
-		i = up
-	}
+func (q events) Len() int           { return len(q) }
+func (q events) Less(i, j int) bool { return q[i].before(&q[j]) }
+func (q events) Swap(i, j int)      { q[i], q[j] = q[j], q[i] }
+
+// Push implements heap.Interface.
+func (q *events) Push(e any) { *q = append(*q, e.(event)) }
+
+// Pop implements heap.Interface.
+func (q *events) Pop() any {
+	last := len(*q) - 1
+	e := (*q)[last]
+	*q = (*q)[:last]
+	return e
 }
 
-func (q *events) pop() event {
-	h := *q
-	top, last := h[0], len(h)-1
-	h[0] = h[last]
-	h = h[:last]
-	*q = h
-	for i := 0; ; {
-		down := 2*i + 1
-		if down >= last {
-			return top
-		}
-		if down+1 < last && h[down+1].before(&h[down]) {
-			down++
-		}
-		if !h[down].before(&h[i]) {
-			return top
-		}
-		h[i], h[down] = h[down], h[i]
-		i = down
-	}
-}
+func (q *events) push(e event) { heap.Push(q, e) }
+func (q *events) pop() event   { return heap.Pop(q).(event) }

@@ -23,8 +23,6 @@ type spec struct {
 	soft bool
 	// pooled says that all engines have one cache, of the memory of all.
 	pooled bool
-	// unbounded says that they have one without a bound.
-	unbounded bool
 }
 
 var specs = []spec{
@@ -56,7 +54,6 @@ var specs = []spec{
 	{name: "min_ttft", comparison: true, make: func(v *rules.View) kvscore.Policy { return &rules.MinTTFT{View: v} }},
 	{name: "sticky_hash", comparison: true, sessions: true, make: func(v *rules.View) kvscore.Policy { return &rules.StickyHash{View: v} }},
 	{name: "pool", comparison: true, pooled: true, make: leastWork},
-	{name: "infinite", comparison: true, unbounded: true, make: leastWork},
 }
 
 func leastWork(v *rules.View) kvscore.Policy {
@@ -79,4 +76,35 @@ func find(name string) (*spec, error) {
 		return nil, fmt.Errorf("unknown policy %q, want one of %s", name, strings.Join(Policies(), ", "))
 	}
 	return &specs[i], nil
+}
+
+// published are the router's policies that are published rules, unchanged.
+var published = []string{"dynamo", "dynamo_16", "dynamo_agentic", "round_robin", "least_load", "random", "power_of_two", "prefix_hash"}
+
+// ignorant are the policies that do not ask what targets hold.
+var ignorant = []string{"round_robin", "least_load", "random", "power_of_two", "prefix_hash", "sticky_hash"}
+
+// Kind is what a policy is, for comparisons.
+type Kind struct {
+	// Published says that it is a published rule; it does not use the router's
+	// session store.
+	Published bool
+	// Exact says that exact knowledge of the engines' blocks makes a difference.
+	Exact bool
+	// Sessions says that it cannot do without sessions.
+	Sessions bool
+	// Reference says that its engines have one cache: no router can do that.
+	Reference bool
+}
+
+// KindOf returns the kind of a policy.
+func KindOf(policy string) (Kind, error) {
+	sp, err := find(policy)
+	if err != nil {
+		return Kind{}, err
+	}
+	k := Kind{Sessions: sp.sessions, Reference: sp.pooled}
+	k.Exact = !k.Reference && !slices.Contains(ignorant, policy)
+	k.Published = sp.comparison && !k.Reference || slices.Contains(published, policy)
+	return k, nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/engine"
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/rules"
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/trace"
@@ -31,16 +32,6 @@ type Config struct {
 	Exact bool
 	// Sessions binds the requests of a session to one engine.
 	Sessions bool
-	// WarmUp is how long requests that arrive do not count, in virtual time. 0 is the
-	// default of the trace's kind.
-	WarmUp time.Duration
-	// Buckets is how many parts of the time have figures of their own; 0 is none.
-	Buckets int
-	// Progress is told how many requests are over, every now and then.
-	Progress func(over int)
-
-	// key returns the number whose binding a session has; nil stands for its own.
-	key func(session int) int
 }
 
 const (
@@ -48,8 +39,6 @@ const (
 	upkeep = 10 * time.Second
 	// jitter bounds what chance adds to an arrival.
 	jitter = 5 * time.Millisecond
-	// often is how many requests go by between calls of Progress.
-	often = 1000
 )
 
 // epoch is the beginning of virtual time.
@@ -252,12 +241,12 @@ func (r *replay) place(n int) {
 		Tokens: int64(t.In), Streamed: true,
 	}
 	if r.Exact {
-		ask.Identities = []kvscore.Identity{{BlockTokens: block, Root: r.Seed, Blocks: t.Blocks}}
+		ask.Identities = []cache.Identity{{BlockTokens: block, Root: r.Seed, Blocks: t.Blocks}}
 	}
 	r.view.Session = t.Session
 	bound := -1
 	if r.sessions != nil {
-		bound, q.version = r.sessions.bound(r.bindingOf(n))
+		bound, q.version = r.sessions.bound(r.Trace.Requests[n].Session)
 		if r.spec.soft && bound >= 0 {
 			ask.Home, bound = r.refs[bound].Target, -1
 		}
@@ -269,18 +258,8 @@ func (r *replay) place(n int) {
 	}
 	q.Job = engine.Job{Number: n, Chain: t.Blocks, In: t.In, Out: t.Out, Answer: func(i int) uint64 { return trace.Answer(n, i) }}
 	q.arrived = r.now
-	r.stats.arrived(r.now, n, q.at)
 	r.engines[q.at].Add(&q.Job)
 	r.begin(q.at)
-}
-
-// bindingOf returns the number whose binding a request uses.
-func (r *replay) bindingOf(n int) int {
-	session := r.Trace.Requests[n].Session
-	if r.key != nil {
-		return r.key(session)
-	}
-	return session
 }
 
 // begin lets an idle engine begin a step.
@@ -308,7 +287,7 @@ func (r *replay) step(at int) {
 		}
 		if r.sessions != nil && r.err == nil && !q.away {
 			// The store names an engine by its position.
-			r.err = r.sessions.answered(r.bindingOf(j.Number), q.version, kvscore.Target{Worker: uint64(at) + 1})
+			r.err = r.sessions.answered(r.Trace.Requests[j.Number].Session, q.version, kvscore.Target{Worker: uint64(at) + 1})
 		}
 	}
 	for _, j := range over {
@@ -334,14 +313,12 @@ func (r *replay) end(q *request) {
 	})
 	q.lease.End(true, r.answer)
 	if r.sessions != nil {
-		r.sessions.ended(r.bindingOf(q.Number))
+		r.sessions.ended(r.Trace.Requests[q.Number].Session)
 	}
 	q.lease, q.ended = nil, r.now
-	r.stats.ended(r.now, q.at, q.Number, q)
+	r.stats.ended(r.now, q.Number, q)
 	r.next(q.Number)
-	if r.over++; r.Progress != nil && r.over%often == 0 {
-		r.Progress(r.over)
-	}
+	r.over++
 }
 
 // next schedules the next turn of a session, in a closed loop.

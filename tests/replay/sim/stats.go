@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"math"
 	"slices"
 	"time"
 )
@@ -29,8 +30,6 @@ type Result struct {
 	Untracked    uint64 `json:"untracked_prompts"`
 	// Spread is the highest mean TTFT of several seeds over the lowest, less 1.
 	Spread float64 `json:"ttft_mean_spread,omitempty"`
-	// Buckets are the figures over time, of the first seed.
-	Buckets []Bucket `json:"buckets,omitempty"`
 	// Relative are the figures divided by those of the first policy at this speed.
 	Relative *Figures `json:"relative,omitempty"`
 }
@@ -43,10 +42,6 @@ type Figures struct {
 	MeanE2E  float64 `json:"e2e_mean_ms"`
 	// HitRatio is the share of the prompt tokens that engines did not compute.
 	HitRatio float64 `json:"hit_ratio"`
-	// Imbalance is the greatest number of requests in flight on one worker divided
-	// by the mean, averaged over the time in which there are any.
-	Imbalance float64 `json:"imbalance"`
-	PerSecond float64 `json:"requests_per_second"`
 }
 
 // Over returns each figure divided by that of another cell; 0 where that is 0.
@@ -60,8 +55,7 @@ func (f Figures) Over(by Figures) *Figures {
 	return &Figures{
 		MeanTTFT: div(f.MeanTTFT, by.MeanTTFT), P50TTFT: div(f.P50TTFT, by.P50TTFT),
 		P99TTFT: div(f.P99TTFT, by.P99TTFT), MeanE2E: div(f.MeanE2E, by.MeanE2E),
-		HitRatio: div(f.HitRatio, by.HitRatio), Imbalance: div(f.Imbalance, by.Imbalance),
-		PerSecond: div(f.PerSecond, by.PerSecond),
+		HitRatio: div(f.HitRatio, by.HitRatio),
 	}
 }
 
@@ -73,70 +67,24 @@ type stats struct {
 	ttft          []float64
 	e2e           float64
 	prompt, saved int64
-	begun, last   time.Duration // first counted arrival, last counted end
-
-	arriving int // requests that have not arrived
-	inFlight []int
-	all      int
-	since    time.Duration
-	uneven   float64 // max/mean × time
-	busy     time.Duration
 }
 
 func (s *stats) begin(r *replay) {
-	s.inFlight, s.begun, s.arriving = make([]int, len(r.view.Engines)), -1, len(r.Trace.Requests)
-	if r.WarmUp > 0 {
-		s.fromTime = r.WarmUp
-	} else if r.Trace.Closed {
+	if r.Trace.Closed {
 		s.fromTime = min(warmUpClosed, r.scaled(r.Trace.Duration()/4))
 	} else {
 		s.from = int(warmUp * float64(len(r.Trace.Requests)))
 	}
 }
 
-func (s *stats) counts(n int, arrived time.Duration) bool {
-	return n >= s.from && arrived >= s.fromTime
-}
-
-// pass adds the time since the last change to the imbalance. The time after the
-// last arrival, in which the pool runs empty, does not count.
-func (s *stats) pass(now time.Duration) {
-	if s.begun >= 0 && s.all > 0 && s.arriving > 0 {
-		d := now - s.since
-		s.uneven += float64(slices.Max(s.inFlight)) * float64(len(s.inFlight)) / float64(s.all) * d.Seconds()
-		s.busy += d
-	}
-	s.since = now
-}
-
-// joined makes room for engines that join.
-func (s *stats) joined(now time.Duration, engines int) {
-	s.pass(now)
-	s.inFlight = append(s.inFlight, make([]int, engines-len(s.inFlight))...)
-}
-
-func (s *stats) arrived(now time.Duration, n, at int) {
-	s.pass(now)
-	if s.begun < 0 && s.counts(n, now) {
-		s.begun = now
-	}
-	s.arriving--
-	s.inFlight[at]++
-	s.all++
-}
-
-func (s *stats) ended(now time.Duration, at, n int, q *request) {
-	s.pass(now)
-	s.inFlight[at]--
-	s.all--
-	if !s.counts(n, q.arrived) {
+func (s *stats) ended(now time.Duration, n int, q *request) {
+	if n < s.from || q.arrived < s.fromTime {
 		return
 	}
 	s.ttft = append(s.ttft, milliseconds(q.first-q.arrived))
 	s.e2e += milliseconds(now - q.arrived)
 	s.prompt += int64(q.In)
 	s.saved += int64(q.Cached)
-	s.last = now
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
@@ -150,9 +98,6 @@ func (r *replay) result() *Result {
 	if k, err := KindOf(r.Policy); err == nil && r.view.Exact && (k.Exact || k.Reference) {
 		res.Knowledge = "exact"
 	}
-	if r.Buckets > 0 {
-		res.Buckets = r.curve(r.Buckets)
-	}
 	slices.Sort(s.ttft)
 	sum := 0.0
 	for _, t := range s.ttft {
@@ -162,12 +107,6 @@ func (r *replay) result() *Result {
 	res.MeanTTFT, res.MeanE2E = sum/n, s.e2e/n
 	res.P50TTFT, res.P99TTFT = quantile(s.ttft, 0.5), quantile(s.ttft, 0.99)
 	res.HitRatio = float64(s.saved) / float64(s.prompt)
-	if s.busy > 0 {
-		res.Imbalance = s.uneven / s.busy.Seconds()
-	}
-	if took := s.last - s.begun; took > 0 {
-		res.PerSecond = n / took.Seconds()
-	}
 	return res
 }
 
@@ -175,4 +114,41 @@ func (r *replay) result() *Result {
 func quantile(sorted []float64, q float64) float64 {
 	i := int(q*float64(len(sorted))+0.999999) - 1
 	return sorted[min(max(i, 0), len(sorted)-1)]
+}
+
+// Mean returns the geometric means of the figures of one cell with several seeds,
+// and how far its mean TTFTs are apart.
+func Mean(seeds []*Result) *Result {
+	m := *seeds[0]
+	m.Relative = nil
+	lowest, highest := m.MeanTTFT, m.MeanTTFT
+	for _, r := range seeds[1:] {
+		lowest, highest = min(lowest, r.MeanTTFT), max(highest, r.MeanTTFT)
+		m.PolicyFaults += r.PolicyFaults
+		m.Expired += r.Expired
+		m.Untracked += r.Untracked
+	}
+	figures := m.fields()
+	for i := range figures {
+		*figures[i] = Geomean(len(seeds), func(k int) float64 { return *seeds[k].fields()[i] })
+	}
+	m.Spread = highest/lowest - 1
+	return &m
+}
+
+// fields returns all figures.
+func (f *Figures) fields() [5]*float64 {
+	return [...]*float64{&f.MeanTTFT, &f.P50TTFT, &f.P99TTFT, &f.MeanE2E, &f.HitRatio}
+}
+
+// Geomean returns the geometric mean of n values; 0 if one of them is 0.
+func Geomean(n int, value func(i int) float64) float64 {
+	if n == 1 {
+		return value(0)
+	}
+	sum := 0.0
+	for i := range n {
+		sum += math.Log(value(i))
+	}
+	return math.Exp(sum / float64(n))
 }

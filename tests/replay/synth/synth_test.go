@@ -5,8 +5,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/caddy-kvrouter/kvrouter/tests/replay/trace"
 )
 
 func TestTracesAreWellFormed(t *testing.T) {
@@ -56,56 +54,5 @@ func TestASeedDecidesAll(t *testing.T) {
 	}
 	if _, err := Make("x", 1); err == nil || !strings.Contains(err.Error(), `"x"`) {
 		t.Errorf("error %v", err)
-	}
-}
-
-// reusable returns the share of the prompt tokens that are in blocks of an earlier
-// request.
-func reusable(tr *trace.Trace) float64 {
-	seen, tokens, hits := map[uint64]bool{}, 0, 0
-	for i := range tr.Requests {
-		tokens += tr.Requests[i].In
-		for _, h := range tr.Requests[i].Blocks {
-			if seen[h] {
-				hits += block
-			}
-			seen[h] = true
-		}
-	}
-	return float64(hits) / float64(tokens)
-}
-
-func TestReuseIsWhatTheCaseIsAbout(t *testing.T) {
-	for name, want := range map[string][2]float64{
-		"no_reuse": {0, 0}, "giants": {0, 0},
-		"system_fits": {0.9, 0.97}, "system_thrashes": {0.85, 0.97},
-		"chat": {0.6, 0.95}, "agents": {0.9, 0.99}, "regenerate": {0.6, 0.95}, "documents": {0.8, 0.99},
-		"same_prompt_sequence": {0.99, 1}, "same_prompt_at_once": {0.9, 1}, "siblings": {0.8, 0.95}, "idle": {0.4, 0.9},
-	} {
-		tr, _ := Make(name, 1)
-		if got := reusable(tr); got < want[0] || got > want[1] {
-			t.Errorf("%s: %.3f of the tokens can be reused, want %v to %v", name, got, want[0], want[1])
-		}
-	}
-}
-
-func TestSystemPromptsFitOrDoNot(t *testing.T) {
-	for name, fits := range map[string]bool{"system_fits": true, "system_thrashes": false} {
-		tr, _ := Make(name, 1)
-		counts := map[uint64]int{}
-		for i := range tr.Requests {
-			for _, h := range tr.Requests[i].Blocks {
-				counts[h]++
-			}
-		}
-		shared := 0
-		for _, n := range counts {
-			if n > 10 {
-				shared += block
-			}
-		}
-		if fits && shared > 100_000 || !fits && (shared < 300_000 || shared > 1_000_000) {
-			t.Errorf("%s: the system prompts have %d tokens", name, shared)
-		}
 	}
 }

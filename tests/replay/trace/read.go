@@ -154,19 +154,23 @@ func (p *parser) request(l *line) error {
 		names = [...]string{"timestamp", "input_length", "output_length", "hash_ids"}
 		at, in, out, ids, unit = l.Timestamp, l.InputLen, l.OutputLen, l.HashIDs, float64(time.Millisecond)
 	}
+	within := func(i int, v *int, least int) error {
+		if v == nil {
+			return fmt.Errorf("%s is missing", names[i])
+		}
+		if *v < least || *v > maxTokens {
+			return fmt.Errorf("%s is %d, want %d to %d", names[i], *v, least, maxTokens)
+		}
+		return nil
+	}
 	switch {
 	case at == nil:
 		return fmt.Errorf("%s is missing", names[0])
 	case !(*at >= 0 && *at*unit <= maxSeconds*float64(time.Second)):
 		return fmt.Errorf("%s is %v, want 0 to %g s", names[0], *at, float64(maxSeconds))
-	case in == nil:
-		return fmt.Errorf("%s is missing", names[1])
-	case *in < 1 || *in > maxTokens:
-		return fmt.Errorf("%s is %d, want 1 to %d", names[1], *in, maxTokens)
-	case out == nil:
-		return fmt.Errorf("%s is missing", names[2])
-	case *out < 0 || *out > maxTokens:
-		return fmt.Errorf("%s is %d, want 0 to %d", names[2], *out, maxTokens)
+	}
+	if err := errors.Join(within(1, in, 1), within(2, out, 0)); err != nil {
+		return err
 	}
 	r := Request{At: time.Duration(math.Round(*at * unit)), In: *in, Out: max(1, *out)}
 	if err := p.session(l, &r); err != nil {
@@ -262,4 +266,19 @@ func excerpt(raw []byte) string {
 		return fmt.Sprintf("%q...", raw[:most])
 	}
 	return fmt.Sprintf("%q", raw)
+}
+
+// Files lists the traces of a directory, by name; of anything else, its path alone.
+func Files(path string) (files []string, err error) {
+	if info, err := os.Stat(path); err != nil || !info.IsDir() {
+		return []string{path}, nil //nolint:nilerr // whoever reads the file reports it
+	}
+	for _, pattern := range []string{"*.jsonl", "*.jsonl.gz"} {
+		found, err := filepath.Glob(filepath.Join(path, pattern))
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, found...)
+	}
+	return files, nil
 }

@@ -29,9 +29,13 @@ type Conn struct {
 	conn *zmq4.Conn
 }
 
-func open(raw net.Conn, typ zmq4.SocketType, server bool) (*Conn, error) {
+func open(addr string, typ zmq4.SocketType) (*Conn, error) {
+	raw, err := net.Dial("tcp", addr)
+	if err != nil {
+		return nil, err
+	}
 	raw.SetDeadline(time.Now().Add(patience)) //nolint:errcheck // then there is no greeting
-	conn, err := zmq4.Open(raw, null.Security(), typ, nil, server, nil)
+	conn, err := zmq4.Open(raw, null.Security(), typ, nil, false, nil)
 	if err != nil {
 		raw.Close()
 		return nil, err
@@ -42,24 +46,7 @@ func open(raw net.Conn, typ zmq4.SocketType, server bool) (*Conn, error) {
 
 // Subscribe connects to a PUB socket at host:port, for the topics with a prefix.
 func Subscribe(addr, prefix string) (*Conn, error) {
-	raw, err := net.Dial("tcp", addr)
-	if err != nil {
-		return nil, err
-	}
-	return subscribe(raw, prefix, false)
-}
-
-// Accept waits for a PUB socket that connects to a listener, and subscribes to it.
-func Accept(l net.Listener, prefix string) (*Conn, error) {
-	raw, err := l.Accept()
-	if err != nil {
-		return nil, err
-	}
-	return subscribe(raw, prefix, true)
-}
-
-func subscribe(raw net.Conn, prefix string, server bool) (*Conn, error) {
-	c, err := open(raw, zmq4.Sub, server)
+	c, err := open(addr, zmq4.Sub)
 	if err != nil {
 		return nil, err
 	}
@@ -71,13 +58,7 @@ func subscribe(raw net.Conn, prefix string, server bool) (*Conn, error) {
 }
 
 // Dealer connects to a ROUTER socket at host:port.
-func Dealer(addr string) (*Conn, error) {
-	raw, err := net.Dial("tcp", addr)
-	if err != nil {
-		return nil, err
-	}
-	return open(raw, zmq4.Dealer, false)
-}
+func Dealer(addr string) (*Conn, error) { return open(addr, zmq4.Dealer) }
 
 // Send sends one message.
 func (c *Conn) Send(frames ...[]byte) error { return c.conn.SendMsg(zmq4.NewMsgFrom(frames...)) }

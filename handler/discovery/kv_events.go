@@ -1,0 +1,209 @@
+package discovery
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/events"
+	"go.uber.org/zap"
+)
+
+// subscription follows the KV events of a worker: one stream for each data-parallel rank.
+type subscription struct {
+	mu      sync.Mutex
+	from    []publisher
+	engine  events.Engine
+	why     error // why nothing is followed although the engine publishes
+	worker  *events.Worker
+	streams []*events.Stream
+	end     context.CancelFunc // nil: nothing is followed
+	gone    bool               // the pool has forgotten the worker
+	wants   atomic.Pointer[[]publisher]
+
+	unmended atomic.Pointer[events.Worker] // nil if the engine replays, or nothing is followed
+	reported atomic.Int64                  // when a request last had the engine announce a prefix
+}
+
+// replays bounds the replays of all streams of the process, each of which takes memory.
+var replays = make(chan struct{}, 8)
+
+// follow begins, changes or ends the subscription to a worker's KV events, as its settings and
+// what its engine reports demand.
+func (x *Watch) follow() {
+	w, s := x.worker, &x.events
+	set, e := x.pool.Settings.Load().Worker(w.Dial), w.Engine()
+	from, why := publishers(set.KVEvents, hostOf(w.Dial), e.Info.KVEvents, w.Ranks())
+	wanted := from
+	s.wants.Store(&wanted)
+	if x.sharesPublisher(from) {
+		from, why = nil, errShared
+	}
+	facts := events.Engine{
+		BlockTokens: e.Info.BlockSize,
+		Adapters:    e.NamesAll(), Salts: e.NamesAll(), HitsInFlight: e.HitsInFlight(),
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.why = why
+	if slices.Equal(from, s.from) {
+		if s.worker != nil && facts != s.engine {
+			s.engine = facts
+			s.worker.Learn(facts)
+		}
+		return
+	}
+	s.stop()
+	if len(from) == 0 || s.gone {
+		return
+	}
+	s.from, s.engine = from, facts
+	x.subscribe()
+}
+
+// sharesPublisher returns whether another worker has one of these publishers, too. One of the
+// addresses then belongs to another engine, as behind mapped ports.
+func (x *Watch) sharesPublisher(from []publisher) bool {
+	if len(from) == 0 {
+		return false
+	}
+	return slices.ContainsFunc(x.pool.All(), func(o *pool.Worker) bool {
+		wants := Of(o).events.wants.Load()
+		return o != x.worker && wants != nil && slices.ContainsFunc(*wants, func(one publisher) bool {
+			return slices.ContainsFunc(from, func(mine publisher) bool { return mine.endpoint == one.endpoint })
+		})
+	})
+}
+
+// subscribe begins the streams. The subscription's lock is held.
+func (x *Watch) subscribe() {
+	s := &x.events
+	worker := events.NewWorker(x.pool.Scheduler.Caches(), x.pool.Hashing().Seed, x.worker.ID, len(s.from), s.engine)
+	logger := x.pool.Logger().With(zap.String("upstream", x.worker.Dial))
+	streams := make([]*events.Stream, 0, len(s.from))
+	for rank, from := range s.from {
+		sink := worker.Recorder(rank)
+		stream, err := events.New(events.Config{
+			Endpoint: from.endpoint, Replay: from.replay, Topic: from.topic, Slots: replays,
+		}, sink, logger)
+		if err != nil { // the settings were checked, and so was what the engine reports
+			worker.Close()
+			s.from, s.why = nil, err
+			return
+		}
+		sink.Completed = stream.MarkComplete
+		streams = append(streams, stream)
+	}
+	ctx, cancel := context.WithCancel(x.pool.Life())
+	s.worker, s.streams, s.end = worker, streams, cancel
+	if s.from[0].replay == "" {
+		s.unmended.Store(worker)
+	}
+	x.pool.Go(func() {
+		var under sync.WaitGroup
+		for _, stream := range streams {
+			under.Go(func() { stream.Run(ctx) })
+		}
+		under.Wait()
+		worker.Close()
+	})
+}
+
+// stop ends the streams. The lock is held.
+func (s *subscription) stop() {
+	if s.end != nil {
+		s.end()
+	}
+	s.from, s.engine, s.worker, s.streams, s.end = nil, events.Engine{}, nil, nil, nil
+	s.unmended.Store(nil)
+}
+
+// unfollow ends the subscription to the KV events of a worker that the pool forgets.
+func (x *Watch) unfollow() {
+	x.events.mu.Lock()
+	defer x.events.mu.Unlock()
+	x.events.stop()
+	x.events.gone = true
+	x.events.wants.Store(nil)
+}
+
+// WantsReport returns whether a request to a target should have the engine announce all of the
+// prompt that it has cached. That is so if events are missing and the engine does not replay them.
+func (x *Watch) WantsReport(t kvscore.Target) bool {
+	from := x.events.unmended.Load()
+	if from == nil || !from.IsPartial(int(t.Rank)) {
+		return false
+	}
+	now, last := time.Now().UnixNano(), x.events.reported.Load()
+	return now-last >= int64(reportEvery) && x.events.reported.CompareAndSwap(last, now)
+}
+
+// reportEvery is the least time between two such requests to a worker: an announcement has all
+// tokens of the prefix.
+const reportEvery = time.Second
+
+// doubt says whether the engine's reports contradict its events.
+func (s *subscription) doubt(doubted bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.worker != nil {
+		s.worker.Doubt(doubted)
+	}
+}
+
+// resync forgets what a worker's events said, and asks for them anew.
+func (s *subscription) resync() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, stream := range s.streams {
+		stream.Resync()
+	}
+}
+
+// Following is the state of the KV events of one of a worker's ranks.
+type Following struct {
+	Endpoint, Replay string
+	events.Status
+	events.Applied
+}
+
+// Following returns the state of a worker's KV events by rank, none if the router follows none.
+func (x *Watch) Following() []Following {
+	s := &x.events
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := make([]Following, 0, len(s.from))
+	for rank, from := range s.from {
+		list = append(list, Following{from.endpoint, from.replay, s.streams[rank].Status(), s.worker.Applied(rank)})
+	}
+	return list
+}
+
+// unfollowed returns why the router does not follow the events that the engine publishes.
+func (s *subscription) unfollowed() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.why
+}
+
+// isReady returns whether the router knows what a worker's engine holds, or cannot know more.
+func (s *subscription) isReady() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, stream := range s.streams {
+		if state := stream.Status().State; state != events.Live && state != events.Untrusted {
+			return false
+		}
+	}
+	return true
+}
+
+// eventsReady returns whether all of the workers are ready: the router knows what their
+// engines' events have told so far.
+func eventsReady(workers []*pool.Worker) bool {
+	return !slices.ContainsFunc(workers, func(w *pool.Worker) bool { return !Of(w).events.isReady() })
+}

@@ -1,0 +1,133 @@
+package discovery
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"go.uber.org/zap"
+)
+
+const (
+	// sharedWithin is the time in which two changes of start mean a shared address.
+	sharedWithin = time.Minute
+	// maxAdopted is the largest block size that the pool takes from engines, in tokens. The
+	// index cannot compare prompts that are shorter than a block.
+	maxAdopted = 256
+
+	incidentShared = "several engines answer at one address"
+	incidentBlocks = "engines report different KV block sizes"
+)
+
+// learn records the info that the worker's engine reports. An info without a type, or with
+// an unsure one, changes nothing once the type is known.
+func (x *Watch) learn(info engine.Info) {
+	t, before := time.Now(), x.worker.Engine().Info
+	x.probing.answered(t, engine.Shows(info.Type))
+	if (info.Type == "" || info.Unsure) && before.Type != "" {
+		return
+	}
+	info.Unsure = false
+	info = info.Or(before)
+	info.Life = cmp.Or(info.Life, before.Life)
+	if !x.pool.SetInfo(x.worker, info) {
+		return
+	}
+	if logged(info) != logged(before) {
+		x.pool.Logger().Info("worker reports its engine", zap.String("upstream", x.worker.Dial), zap.Reflect("engine", info))
+	}
+	switch changed, shared := x.restarted(t, before.Life, info.Life); {
+	case shared:
+		x.pool.Incidents.Raise(t, incidentShared, x.pool.Logger)
+	case changed, before.Type != "" && info.Type != before.Type:
+		x.pool.Restarted(x.worker)
+	}
+}
+
+// restarted returns whether the engine has restarted, as what it reports of its start shows,
+// and whether that changed twice within sharedWithin.
+func (x *Watch) restarted(t time.Time, before, now string) (changed, shared bool) {
+	if before == "" || now == before {
+		return false, false
+	}
+	q := &x.probing
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	shared = t.Sub(q.changed) < sharedWithin
+	q.changed = t
+	return true, shared
+}
+
+// logged returns the parts of an engine's info that are logged when they change. A
+// restart has a log line of its own.
+func logged(info engine.Info) engine.Info {
+	info.Started, info.Life = time.Time{}, ""
+	return info
+}
+
+// Contradictions returns the options of a worker that its engine's info or KV events
+// contradict, and how.
+func (x *Watch) Contradictions() map[string]string {
+	s := x.pool.Settings.Load()
+	list := contradictions(s, s.Worker(x.worker.Dial), x.worker.Engine())
+	x.eventContradictions(s, list)
+	return list
+}
+
+func contradictions(s *pool.Settings, set pool.WorkerSettings, e *engine.Engine) map[string]string {
+	list, info := make(map[string]string), &e.Info
+	differ := func(what string, configured, actual int64) {
+		if configured > 0 && actual > 0 && configured != actual {
+			list[what] = fmt.Sprintf("%s: configured %d, the engine reports %d", what, configured, actual)
+		}
+	}
+	if off := set.KVTokens - info.KVTokens; off*20 > info.KVTokens || -off*20 > info.KVTokens { // engines round it
+		differ("kv_tokens", set.KVTokens, info.KVTokens)
+	}
+	differ("dp_size", int64(set.DPSize), int64(info.DPSize))
+	switch {
+	case !s.BlockSizeUnset && info.BlockSize > 0 && s.BlockSize%info.BlockSize != 0:
+		list["block_size"] = fmt.Sprintf("index block_size: configured %d, the engine reports %d", s.BlockSize, info.BlockSize)
+	case s.BlockSizeUnset && info.BlockSize > maxAdopted:
+		list["block_size"] = fmt.Sprintf("index block_size: %d, because the engine's blocks of %d tokens are too large for the index", s.BlockSize, info.BlockSize)
+	}
+	if engine.Shows(set.Engine) && engine.Shows(info.Type) && info.Type != set.Engine {
+		list["engine"] = fmt.Sprintf("engine: configured %s, the engine is %s", set.Engine, info.Type)
+	}
+	if set.DPSize > 1 && !e.TakesRank() {
+		list["dp_size"] = fmt.Sprintf("dp_size: configured %d, but %s chooses its ranks itself", set.DPSize, strings.TrimSpace(e.Type+" "+info.Version))
+	}
+	return list
+}
+
+// blockSizeFor returns the index's block size for an engine's block size, in tokens: the
+// smallest multiple that is not below the default.
+func blockSizeFor(size int) int {
+	return (kvscore.DefaultBlockSize + size - 1) / size * size
+}
+
+// agreeOnBlocks has the pool take its block size from the engines, if all of them agree.
+func agreeOnBlocks(p *pool.Pool) {
+	s, size := p.Settings.Load(), 0
+	for _, w := range p.All() {
+		n := Of(w).blockSize()
+		if n == 0 || n > maxAdopted || !p.IsUpstream(s, w) {
+			continue
+		}
+		switch n = blockSizeFor(n); {
+		case n == size:
+		case size == 0:
+			size = n
+		case s.BlockSizeUnset:
+			p.Incidents.Raise(time.Now(), incidentBlocks, p.Logger)
+			return
+		}
+	}
+	if size > 0 {
+		p.AdoptBlockSize(size)
+	}
+}

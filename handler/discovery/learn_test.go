@@ -1,0 +1,250 @@
+package discovery
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+)
+
+func testPool(t *testing.T, s *pool.Settings) *pool.Pool {
+	t.Helper()
+	p, err := pool.New("test", s.WithDefaults(), NewWatch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Destruct(); err != nil {
+			t.Error(err)
+		}
+	})
+	return p
+}
+
+// wanted returns settings with these workers as upstreams.
+func wanted(workers ...pool.WorkerSettings) *pool.Settings {
+	s := &pool.Settings{Workers: make(map[string]pool.WorkerSettings), Upstreams: make(map[string]bool)}
+	for _, w := range workers {
+		s.Workers[w.Dial], s.Upstreams[w.Dial] = w, true
+	}
+	return s
+}
+
+// tell reports a worker's engine.
+func tell(p *pool.Pool, dial string, told engine.Info) *pool.Worker {
+	w := p.Worker(dial)
+	Of(w).learn(told)
+	agreeOnBlocks(p)
+	return w
+}
+
+// TestBlockSizeIsThatOfTheEngines has engines report block sizes one after the other.
+func TestBlockSizeIsThatOfTheEngines(t *testing.T) {
+	all := wanted(pool.WorkerSettings{Dial: "a:1"}, pool.WorkerSettings{Dial: "b:1"}, pool.WorkerSettings{Dial: "c:1"})
+	p := testPool(t, all)
+	for i, step := range []struct {
+		dial           string
+		reports, want  int
+		known, differs bool
+	}{
+		{"a:1", 0, 16, false, false},
+		{"a:1", 32, 32, true, false},
+		{"b:1", 0, 32, true, false},
+		{"b:1", 64, 32, true, true},
+		{"a:1", 64, 64, true, true},
+		{"b:1", 1, 64, true, true},
+		{"a:1", 1, 16, true, true}, // one token each is for no index
+		{"a:1", 16, 16, true, true},
+		{"b:1", 4096, 16, true, true}, // such blocks are for no index
+	} {
+		tell(p, step.dial, engine.Info{Type: engine.VLLM, BlockSize: step.reports, Life: string(rune('a' + i))})
+		s, incidents := p.Settings.Load(), p.Incidents.Open()
+		if s.BlockSize != step.want || p.KnowsBlockSize() != step.known || (incidents[incidentBlocks].Times > 0) != step.differs {
+			t.Errorf("step %d: block size %d, known %t, incidents %+v; want %+v", i, s.BlockSize, p.KnowsBlockSize(), incidents, step)
+		}
+	}
+	if !strings.Contains(Of(p.Worker("b:1")).Contradictions()["block_size"], "too large") {
+		t.Error("no contradiction says that the blocks are too large")
+	}
+	if Apply(p, all.WithDefaults()) {
+		t.Error("the same settings are said to differ")
+	}
+	all.BlockSize = 48
+	Apply(p, all.WithDefaults())
+	if tell(p, "c:1", engine.Info{Type: engine.VLLM, BlockSize: 128}); p.Settings.Load().BlockSize != 48 {
+		t.Errorf("the configured block size became %d", p.Settings.Load().BlockSize)
+	}
+}
+
+func TestBlockSizes(t *testing.T) {
+	for told, want := range map[int]int{1: 16, 8: 16, 10: 20, 16: 16, 32: 32, 128: 128, 4096: 4096} {
+		if got := blockSizeFor(told); got != want {
+			t.Errorf("engines' %d become %d, want %d", told, got, want)
+		}
+	}
+}
+
+// TestToldRanksAreTargets reports an engine's ranks and capacity. Then the operator overrides
+// them, and the engine restarts with fewer.
+func TestToldRanksAreTargets(t *testing.T) {
+	p := testPool(t, wanted(pool.WorkerSettings{Dial: "a:1", ID: 10}))
+	capacities := func(w *pool.Worker) (list []int64) {
+		for rank := range 4 {
+			if load, ok := p.Scheduler.Load(time.Now(), w.Target(rank)); ok {
+				list = append(list, load.CapacityTokens)
+			}
+		}
+		return list
+	}
+	want := func(what string, list ...int64) {
+		t.Helper()
+		w := p.Worker("a:1")
+		if got := capacities(w); w.Ranks() != len(list) || !slices.Equal(got, list) {
+			t.Errorf("%s: %d ranks with %v tokens, want %v", what, w.Ranks(), got, list)
+		}
+	}
+	want("at first", 262144)
+	w := tell(p, "a:1", engine.Info{Type: engine.VLLM, DPSize: 3, KVTokens: 5000, Life: "1"})
+	want("told", 5000, 5000, 5000)
+	tell(p, "a:1", engine.Info{Type: engine.VLLM, Life: "1"})
+	want("told less", 5000, 5000, 5000)
+	tell(p, "a:1", engine.Info{})
+	want("told nothing", 5000, 5000, 5000)
+	Apply(p, wanted(pool.WorkerSettings{Dial: "a:1", ID: 10, DPSize: 2, KVTokens: 7000}).WithDefaults())
+	want("configured", 7000, 7000)
+	Apply(p, wanted(pool.WorkerSettings{Dial: "a:1", ID: 10, KVTokens: 7000}).WithDefaults())
+	want("configured in part", 7000, 7000, 7000)
+	tell(p, "a:1", engine.Info{Type: engine.VLLM, DPSize: 1, Life: "2"})
+	want("restarted with one", 7000)
+	Apply(p, wanted(pool.WorkerSettings{Dial: "a:1", ID: 10, DPSize: 2, Engine: engine.TRTLLM}).WithDefaults())
+	want("of an engine that chooses itself", 262144)
+	if p.Worker("a:1") != w {
+		t.Error("it is another worker")
+	}
+}
+
+func TestContradictions(t *testing.T) {
+	s := wanted().WithDefaults()
+	own := wanted()
+	own.BlockSize = 16
+	for _, c := range []struct {
+		s    *pool.Settings
+		set  pool.WorkerSettings
+		told engine.Info
+		want []string
+	}{
+		{s, pool.WorkerSettings{Engine: pool.EngineAuto}, engine.Info{Type: engine.VLLM, KVTokens: 5, DPSize: 2, BlockSize: 7}, nil},
+		{s, pool.WorkerSettings{Engine: engine.VLLM, KVTokens: 5, DPSize: 2}, engine.Info{}, nil},
+		{s, pool.WorkerSettings{Engine: engine.VLLM, KVTokens: 5, DPSize: 2}, engine.Info{Type: engine.SGLang, KVTokens: 6, DPSize: 4}, []string{"dp_size", "engine", "kv_tokens"}},
+		{s, pool.WorkerSettings{Engine: pool.EngineAuto, KVTokens: 400000}, engine.Info{KVTokens: 399984}, nil},
+		{s, pool.WorkerSettings{Engine: pool.EngineAuto, KVTokens: 400000}, engine.Info{KVTokens: 370000}, []string{"kv_tokens"}},
+		{s, pool.WorkerSettings{Engine: pool.EngineAuto}, engine.Info{BlockSize: 1056}, []string{"block_size"}},
+		{s, pool.WorkerSettings{Engine: pool.EngineAuto, DPSize: 2}, engine.Info{Type: engine.VLLM, Version: "0.8.5"}, []string{"dp_size"}},
+		{s, pool.WorkerSettings{Engine: engine.Other}, engine.Info{Type: engine.SGLang}, nil},
+		{s, pool.WorkerSettings{Engine: pool.EngineAuto, DPSize: 2}, engine.Info{Type: engine.LlamaCpp}, []string{"dp_size"}},
+		{own.WithDefaults(), pool.WorkerSettings{Engine: pool.EngineAuto}, engine.Info{Type: engine.VLLM, BlockSize: 32}, []string{"block_size"}},
+		{own.WithDefaults(), pool.WorkerSettings{Engine: pool.EngineAuto}, engine.Info{Type: engine.SGLang, BlockSize: 1}, nil},
+	} {
+		c.s.Workers = map[string]pool.WorkerSettings{"a:1": c.set}
+		p := testPool(t, c.s)
+		p.SetInfo(p.Worker("a:1"), c.told)
+		var got []string
+		for what := range Of(p.Worker("a:1")).Contradictions() {
+			got = append(got, what)
+		}
+		if slices.Sort(got); !slices.Equal(got, c.want) {
+			t.Errorf("%+v, told %+v: %v, want %v", c.set, c.told, got, c.want)
+		}
+	}
+}
+
+// TestRestartsThatAreTold has one engine restart, and then several engines answer at its
+// address.
+func TestRestartsThatAreTold(t *testing.T) {
+	x, life := new(Watch), ""
+	for i, c := range []struct {
+		at                int // seconds
+		life              string
+		restarted, shared bool
+	}{
+		{0, "", false, false},
+		{0, "a", false, false},
+		{15, "a", false, false},
+		{45, "b", true, false},
+		{120, "c", true, false},
+		{135, "d", true, true},
+		{150, "c", true, true},
+		{300, "e", true, false},
+	} {
+		restarted, shared := x.restarted(time.Unix(1e9+int64(c.at), 0), life, c.life)
+		if life = c.life; restarted != c.restarted || shared != c.shared {
+			t.Errorf("%d: after %q restarted: %v, shared: %v, want %+v", i, c.life, restarted, shared, c)
+		}
+	}
+}
+
+// TestRestartsAreSeenAfterAGap has an engine omit its start in one answer.
+func TestRestartsAreSeenAfterAGap(t *testing.T) {
+	p := testPool(t, wanted(pool.WorkerSettings{Dial: "a:1"}))
+	for i, life := range []string{"a", "", "b"} {
+		w := tell(p, "a:1", engine.Info{Type: engine.VLLM, Life: life})
+		if changed := !Of(w).probing.changed.IsZero(); changed != (life == "b") {
+			t.Errorf("answer %d: restarted is %v", i, changed)
+		}
+	}
+}
+
+// TestUnsureAnswerChangesNothing has an engine fall silent while it is asked.
+func TestUnsureAnswerChangesNothing(t *testing.T) {
+	p := testPool(t, wanted(pool.WorkerSettings{Dial: "a:1"}, pool.WorkerSettings{Dial: "b:1"}))
+	unsure := engine.Info{Type: engine.Other, Unsure: true}
+	if w := tell(p, "a:1", unsure); w.Engine().Info != (engine.Info{Type: engine.Other}) {
+		t.Errorf("it is taken for %+v", w.Engine().Info)
+	}
+	tell(p, "b:1", engine.Info{Type: engine.SGLang})
+	if w := tell(p, "b:1", unsure); w.Engine().Info.Type != engine.SGLang {
+		t.Errorf("an SGLang is now taken for %+v", w.Engine().Info)
+	}
+}
+
+// TestWorkersAreLeftAlone checks the time between probes: in an idle pool, and of a worker
+// that needs a key.
+func TestWorkersAreLeftAlone(t *testing.T) {
+	p := testPool(t, wanted(pool.WorkerSettings{Dial: "a:1"}))
+	w := p.Worker("a:1")
+	want := func(what string, d time.Duration) {
+		t.Helper()
+		if got := Of(w).modelsInterval(time.Now()); got != d {
+			t.Errorf("%s: for %v, want %v", what, got, d)
+		}
+	}
+	p.See(pool.Offers{Table: new(pool.Table)}, time.Now(), false)
+	want("in use", 0)
+	Of(w).probing.refusals.Store(1)
+	want("refused once", 2*probeEvery)
+	Of(w).probing.refusals.Store(1 << 30)
+	want("refused often", askedLess)
+	Of(w).probing.refusals.Store(0)
+	p.See(pool.Offers{Table: new(pool.Table)}, time.Now().Add(-time.Hour), false)
+	want("idle", askedLess)
+	p.Serve(time.Now())
+	want("just begun", 0)
+}
+
+// TestTheSilentAreAskedLessAndLess asks as often as the engine is due in a day.
+func TestTheSilentAreAskedLessAndLess(t *testing.T) {
+	var q probing
+	asked := 0
+	for t := time.Unix(1e9, 0); t.Before(time.Unix(1e9+86400, 0)); t = t.Add(probeEvery) {
+		if q.claim(t) {
+			asked++
+			q.answered(t, false)
+		}
+	}
+	if most := int(24*time.Hour/askedLess) + 10; asked > most || asked < most/2 {
+		t.Errorf("asked %d times in a day, want up to %d", asked, most)
+	}
+}

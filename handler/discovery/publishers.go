@@ -1,0 +1,111 @@
+package discovery
+
+import (
+	"cmp"
+	"errors"
+	"net"
+	"strings"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+)
+
+// publisher is one rank's source of events.
+type publisher struct {
+	endpoint, replay, topic string
+}
+
+// Why a worker has no source of events although it publishes some.
+var (
+	errDials  = errors.New("the engine connects to its endpoint instead of listening: write the endpoint with *")
+	errPath   = errors.New("the engine publishes at a path on its own machine")
+	errRanks  = errors.New("the engine has other data-parallel ranks than the router can address")
+	errShared = errors.New("another worker has the same endpoint, so one of the two is wrong: set kv_events of both workers")
+	errUnread = errors.New("the router cannot read the engine's endpoint")
+)
+
+// publishers returns where the ranks of a worker publish, none if nowhere. The error says why
+// the router cannot use what the engine reports.
+func publishers(set *pool.KVEventsSettings, host string, of engine.KVEvents, ranks int) ([]publisher, error) {
+	if set == nil {
+		set = new(pool.KVEventsSettings)
+	}
+	first, n := publisher{topic: set.Topic}, ranks
+	switch source := cmp.Or(set.Source, pool.EventsAuto); source {
+	case pool.EventsOff:
+		return nil, nil
+	case pool.EventsAuto:
+		if of.Publishers == 0 {
+			return nil, nil
+		}
+		if !engine.Binds(of.Endpoint) {
+			return nil, errDials
+		}
+		first.endpoint, first.replay = fromHere(of.Endpoint, host), fromHere(of.Replay, host)
+		first.topic = cmp.Or(set.Topic, of.Topic)
+		if n = of.Publishers; first.endpoint == "" && strings.HasPrefix(of.Endpoint, "ipc://") {
+			return nil, errPath
+		}
+	default:
+		first.endpoint = at(source, host)
+	}
+	if set.Replay != "" {
+		first.replay = at(set.Replay, host)
+	}
+	if first.endpoint == "" {
+		return nil, errUnread
+	}
+	if n != ranks { // as many ranks as publishers, or the batches cannot be told apart
+		return nil, errRanks
+	}
+	list := make([]publisher, 0, n)
+	for rank := range n {
+		one := first
+		one.endpoint, one.replay = engine.PortAfter(first.endpoint, rank), engine.PortAfter(first.replay, rank)
+		if one.endpoint == "" {
+			return nil, errUnread
+		}
+		list = append(list, one)
+	}
+	return list, nil
+}
+
+// at returns the endpoint that an option names.
+func at(option, host string) string {
+	if pool.PortOf(option) > 0 {
+		return "tcp://" + net.JoinHostPort(host, option)
+	}
+	return option
+}
+
+// fromHere returns the address at which the router reaches an endpoint that an engine has bound;
+// empty if it cannot.
+func fromHere(endpoint, host string) string {
+	if strings.HasPrefix(endpoint, "ipc://") {
+		if ip := net.ParseIP(host); host == "localhost" || ip != nil && ip.IsLoopback() {
+			return endpoint
+		}
+		return ""
+	}
+	i := strings.LastIndexByte(endpoint, ':')
+	if !strings.HasPrefix(endpoint, "tcp://") || i < 0 || pool.PortOf(endpoint[i+1:]) == 0 {
+		return ""
+	}
+	return "tcp://" + net.JoinHostPort(host, endpoint[i+1:])
+}
+
+// hostOf returns the host in a dial address; the loopback for a unix socket.
+func hostOf(dial string) string {
+	if strings.HasPrefix(dial, "unix") {
+		return "127.0.0.1"
+	}
+	_, addr, found := strings.Cut(dial, "/")
+	if !found {
+		addr = dial
+	}
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil || host == "" {
+		return "127.0.0.1"
+	}
+	return host
+}

@@ -1,0 +1,174 @@
+package dispatch
+
+import (
+	"net/http"
+	"strconv"
+	"strings"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.uber.org/zap"
+)
+
+// facts are what an attempt shows of its choice. They have names in the access log, in spans
+// and the log of choices, in response headers and in placeholders. A name is empty where the
+// fact is not shown. A value is nil if there is none.
+var facts = [...]struct {
+	access, name, header, placeholder string
+	of                                func(*attempt) any
+}{
+	{
+		access: "worker", name: "worker", header: "Worker", placeholder: "worker",
+		of: func(a *attempt) any { return a.Target.Worker },
+	},
+	{access: "upstream", name: "upstream", of: func(a *attempt) any { return a.Worker.Dial }},
+	{
+		access: "dp_rank", name: "dp_rank", header: "Dp-Rank", placeholder: "dp_rank",
+		of: func(a *attempt) any { return a.Target.Rank },
+	},
+	{
+		access: "reason", name: "reason", header: "Reason", placeholder: "reason",
+		of: func(a *attempt) any { return a.reason },
+	},
+	{
+		access: "overlap_blocks", name: "overlap_blocks", header: "Overlap-Blocks", placeholder: "overlap_blocks",
+		of: func(a *attempt) any { return a.Terms.OverlapBlocks },
+	},
+	{
+		access: "predicted_cached_tokens", name: "predicted_cached_tokens",
+		header: "Predicted-Cached-Tokens", placeholder: "predicted_cached_tokens",
+		of: func(a *attempt) any { return a.Terms.OverlapTokens },
+	},
+	{access: "estimated_prompt_tokens", name: "prompt_tokens", of: func(a *attempt) any { return a.Tokens }},
+	{name: "attempt", of: func(a *attempt) any { return int64(a.d.attempts) }},
+	{name: "candidates", of: func(a *attempt) any { return int64(a.Among) }},
+	{name: "request_blocks", of: func(a *attempt) any { return a.Terms.RequestBlocks }},
+	{name: "shared_blocks", of: func(a *attempt) any { return a.Terms.SharedBlocks }},
+	{name: "booked_prefill_tokens", of: func(a *attempt) any { return a.Terms.PrefillTokens }},
+	{name: "booked_prompt_blocks", of: func(a *attempt) any { return a.Terms.PromptBlocks }},
+	{name: "booked_unshared_blocks", of: func(a *attempt) any { return a.Terms.UnsharedBlocks }},
+	{name: "booked_output_blocks", of: func(a *attempt) any { return a.Terms.OutputBlocks }},
+	{name: "active_requests", of: func(a *attempt) any { return int64(a.Terms.Requests) }},
+	{name: "predicted_time_to_first_token_seconds", of: func(a *attempt) any { return a.Terms.TTFT() / 1e3 }},
+	{name: "cost", of: func(a *attempt) any {
+		if a.Unpriced {
+			return nil
+		}
+		return a.Terms.Cost
+	}},
+	{name: "cost_wait_ms", of: func(a *attempt) any { return a.term(a.Terms.Terms.Wait) }},
+	{name: "cost_prefill_ms", of: func(a *attempt) any { return a.term(a.Terms.Terms.Prefill) }},
+	{name: "cost_delay_ms", of: func(a *attempt) any { return a.term(a.Terms.Terms.Delay) }},
+	{name: "cost_decode_ms", of: func(a *attempt) any { return a.term(a.Terms.Terms.Decode) }},
+	{name: "cost_turns_ms", of: func(a *attempt) any { return a.term(a.Terms.Terms.Turns) }},
+	{name: "cost_leave_ms", of: func(a *attempt) any { return a.term(a.Terms.Terms.Leave) }},
+}
+
+// term returns a term of the cost, nil if the cost is not in milliseconds.
+func (a *attempt) term(ms float64) any {
+	if !a.costsTime() {
+		return nil
+	}
+	return ms
+}
+
+// whole cuts the fraction of a number of blocks.
+func whole(v any) any {
+	if f, ok := v.(float64); ok {
+		return int64(f)
+	}
+	return v
+}
+
+// text returns a fact for a header.
+func text(v any) string {
+	switch v := whole(v).(type) {
+	case string:
+		return v
+	case uint64:
+		return strconv.FormatUint(v, 10)
+	case uint32:
+		return strconv.FormatUint(uint64(v), 10)
+	case int64:
+		return strconv.FormatInt(v, 10)
+	}
+	return ""
+}
+
+// label adds the response headers that say how the request was routed.
+func (a *attempt) label(h http.Header) {
+	prefix := a.d.Labels
+	if prefix == "" {
+		return
+	}
+	for i := range facts {
+		if f := &facts[i]; f.header != "" {
+			h.Set(prefix+f.header, text(f.of(a)))
+		}
+	}
+}
+
+// fields returns the facts for the access log.
+func (a *attempt) fields() (list []zap.Field) {
+	for i := range facts {
+		if f := &facts[i]; f.access != "" {
+			list = append(list, zap.Any(f.access, whole(f.of(a))))
+		}
+	}
+	return list
+}
+
+// log logs the choice.
+func (a *attempt) log() {
+	c := a.d.Logger.Check(zap.DebugLevel, "worker chosen")
+	if c == nil {
+		return
+	}
+	var fields []zap.Field
+	for i := range facts {
+		if v := facts[i].of(a); v != nil {
+			fields = append(fields, zap.Any(facts[i].name, v))
+		}
+	}
+	c.Write(fields...)
+}
+
+// attributes returns the facts for the span of the choice.
+func (a *attempt) attributes() (list []attribute.KeyValue) {
+	for i := range facts {
+		key := attribute.Key("kv_router." + facts[i].name)
+		switch v := facts[i].of(a).(type) {
+		case string:
+			list = append(list, key.String(v))
+		case uint64: // an id has 64 bits, and a number here 63
+			list = append(list, key.String(strconv.FormatUint(v, 10)))
+		case uint32:
+			list = append(list, key.Int64(int64(v)))
+		case int64:
+			list = append(list, key.Int64(v))
+		case float64:
+			list = append(list, key.Float64(v))
+		}
+	}
+	return list
+}
+
+// placeholder returns the value of one of our placeholders.
+func (d *Dispatch) placeholder(key string) (any, bool) {
+	name, ours := strings.CutPrefix(key, "http.kv_router.")
+	if !ours {
+		return nil, false
+	}
+	switch name {
+	case "session":
+		return d.plan.Session.Key.String(), !d.plan.Session.Key.IsZero()
+	case "cached_tokens":
+		return d.cached, d.cached >= 0
+	}
+	a := d.reported()
+	for i := range facts {
+		if f := &facts[i]; a != nil && f.placeholder == name {
+			return whole(f.of(a)), true
+		}
+	}
+	return nil, false
+}

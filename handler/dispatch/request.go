@@ -1,0 +1,128 @@
+package dispatch
+
+import (
+	"errors"
+	"io"
+	"maps"
+	"net/http"
+	"sync/atomic"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+)
+
+// EngineRequest builds a planned request as the engine of one worker gets it.
+type EngineRequest struct {
+	Pool    *pool.Pool
+	Plan    *plan.Plan
+	Body    *body.Replay // nil if it is not in memory
+	Worker  *pool.Worker
+	Target  kvscore.Target
+	Session string // the engine's id of the request's session; empty if it holds none
+
+	shared bool // an attempt before may still be writing the header
+
+	// What Build has done.
+	engine      string        // the engine's type
+	unsupported engine.Fields // the client's nvext fields that the engine does not support
+	cut         nvext.Grants  // that were missing for members cut out of the body
+	resends     atomic.Int32  // how often net/http has sent the request again
+}
+
+var errResent = errors.New("kv_router: the request was already resent once")
+
+// Build returns the request for the engine, with the body from its first byte.
+func (e *EngineRequest) Build(req *http.Request) *http.Request {
+	fit, send := e.adapt(req)
+	if e.Body == nil {
+		return fit
+	}
+	out := *fit
+	if e.shared {
+		out.Header = maps.Clone(out.Header)
+	}
+	if readsAnswer(e.Plan) {
+		out.Header.Set("Accept-Encoding", "identity")
+	}
+	if e.Body.Size == 0 || req.Body == nil { // the operator's `method GET` has the proxy drop the body
+		return &out
+	}
+	out.Body, out.ContentLength = send.Open(), send.Size
+	if req.ContentLength < 0 {
+		out.ContentLength = -1 // the client sent it in chunks
+	}
+	// Engines close idle connections when they please. net/http repeats such a request if
+	// it has GetBody and is idempotent. A header without values marks it so, and is not sent.
+	if _, set := out.Header["Idempotency-Key"]; !set && e.Plan.API != nil {
+		out.Header["Idempotency-Key"] = []string{}
+	}
+	out.GetBody = func() (io.ReadCloser, error) {
+		if e.resends.Add(1) > 1 {
+			e.resends.Add(-1)
+			return nil, errResent
+		}
+		return send.Open(), nil
+	}
+	return &out
+}
+
+// readsAnswer returns whether the router reads the answer as it passes. It must not be
+// compressed then.
+func readsAnswer(p *plan.Plan) bool { return p.Request != nil || p.Lists }
+
+// adapt returns the request and its body, adapted to the engine.
+func (e *EngineRequest) adapt(req *http.Request) (*http.Request, body.Edited) {
+	var as body.Edited
+	if e.Body != nil {
+		as = body.Edited{Of: e.Body, Size: e.Body.Size}
+	}
+	p, ranks := e.Plan, e.Worker.Ranks()
+	reports := len(p.Score.Identities) > 0 && discovery.Of(e.Worker).WantsReport(e.Target)
+	if ranks < 2 && !p.EditsBody && !p.AsksUsage && e.Session == "" && !reports {
+		return req, as
+	}
+	var edit *api.Editor
+	if read := p.Parsed(); read != nil && e.Body != nil {
+		edit = read.Editor(e.Body.Data)
+	}
+	to := e.Worker.Engine()
+	ask := engine.Request{
+		Body: edit, Ext: p.Ext, Grants: p.Grants, Salt: p.Salt(), Sent: req.Header,
+		Rank: e.Target.Rank, Ranks: ranks, GiveTokens: p.Given, Session: e.Session, ReportCache: reports,
+	}
+	if p.API != nil {
+		ask.API = p.API.Name()
+	} else {
+		ask.API = engine.PostTo(req.URL.Path)
+	}
+	done := to.Adapt(&ask)
+	e.engine, e.unsupported, e.cut = to.Type, done.Unsupported, done.Dropped
+	if edit != nil {
+		if p.AsksUsage {
+			edit.Replace(p.AskUsage)
+		}
+		as = e.Body.Edit(edit.Edits())
+	}
+	return withHeaders(req, done.Headers), as
+}
+
+// withHeaders returns a request with other headers. The attempts of a request share theirs.
+func withHeaders(req *http.Request, headers []engine.Header) *http.Request {
+	if len(headers) == 0 {
+		return req
+	}
+	out := *req
+	out.Header = maps.Clone(req.Header)
+	for _, h := range headers {
+		if !h.Default || len(out.Header[h.Name]) == 0 {
+			out.Header[h.Name] = []string{h.Value}
+		}
+	}
+	return &out
+}

@@ -1,0 +1,181 @@
+package pool
+
+import (
+	"iter"
+	"slices"
+	"time"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// Wants is what a request needs of a worker, and its place in the queue. It is immutable.
+type Wants struct {
+	Model    string        // the worker must serve it, if any worker is known to
+	Only     *Worker       // the one worker that may serve the request; nil = any
+	Rank     int64         // the data-parallel rank, or AnyRank
+	Workers  []uint64      // ids of the workers that the client allows; nil = all
+	Taints   []string      // the worker must have all of these
+	Isolated bool          // the engine must keep the caches of different salts apart, in this API
+	Session  bool          // the engine must be able to hold a session, in this API
+	API      string        // of the request
+	Tried    []*Worker     // the worker must be none of these
+	Kind     AttemptKind   // all but KindOther take one of the worker's slots
+	Tier     int           // lower tiers leave the queue first
+	Arrival  time.Time     // orders a tier, earliest first; includes the priority's head start
+	Patience time.Duration // how long the request may wait in the queue
+}
+
+// AnyRank is the Rank of a request that any rank may serve.
+const AnyRank = -1
+
+// Verdict says whether a request may use an offered worker, and if not, why.
+type Verdict uint8
+
+// The verdicts, from the best to the worst. A request may use a worker up to
+// DrainingMarked, if there is no better one.
+const (
+	Fits           Verdict = iota
+	Full                   // it would fit, but no slot is free
+	MarkedDown             // it is marked down or hung
+	Draining               // a drain is the operator's wish, and a mark ends soon
+	DrainingMarked         // both
+	Tried                  // the request has tried it
+	Unavailable            // Caddy has it not available
+	OtherModels            // it does not serve the model
+	NotAllowed             // the request's constraints, or its wish for a session, exclude it
+	NoRank                 // it lacks the rank
+	SharesCache            // its engine does not keep caches of salts apart
+	NotNamed               // the request names another worker
+	Gone                   // the pool has forgotten it
+)
+
+// String returns the verdict as the admin API shows it.
+func (v Verdict) String() string {
+	return [...]string{
+		"fits", "full", "marked_down", "draining", "draining", "tried", "proxy_unavailable", "other_models",
+		"not_allowed", "not_allowed", "shares_cache", "not_named", "gone",
+	}[v]
+}
+
+// Possible returns whether the worker may serve the request now or once it is free.
+func (v Verdict) Possible() bool { return v <= DrainingMarked }
+
+// tier returns what a full worker would be if it were not full. A request waits for a full
+// worker if there is no free one of its tier.
+func (v Verdict) tier() Verdict {
+	if v == Full {
+		return Fits
+	}
+	return v
+}
+
+// Judge yields the verdict on each offered worker, by its position.
+func (p *Pool) Judge(want *Wants, o Offers, t time.Time) iter.Seq2[int, Verdict] {
+	j := p.judgment(want, o, t)
+	return func(yield func(int, Verdict) bool) {
+		for i, up := range o.Ups {
+			if !yield(i, j.of(up, o.Table.Rows[i].Worker)) {
+				return
+			}
+		}
+	}
+}
+
+// Meets judges a worker by what the request needs, beside the model. Its verdicts are Fits,
+// NotAllowed, NoRank, SharesCache and NotNamed. A worker that the request names always fits.
+func (p *Pool) Meets(want *Wants, w *Worker) Verdict {
+	switch {
+	case want.Only == w:
+		return Fits
+	case want.Only != nil:
+		return NotNamed
+	case want.Isolated && !p.isolates(want, w):
+		return SharesCache
+	case want.Rank >= int64(w.Ranks()):
+		return NoRank
+	case want.Workers != nil && !slices.Contains(want.Workers, w.ID), want.Session && !p.holdsSessions(want, w):
+		return NotAllowed
+	}
+	for _, taint := range want.Taints {
+		if !slices.Contains(w.Tainted(), taint) {
+			return NotAllowed
+		}
+	}
+	return Fits
+}
+
+// Isolates returns whether the worker's engine keeps the request's cache apart, if it must.
+func (p *Pool) Isolates(want *Wants, w *Worker) bool { return !want.Isolated || p.isolates(want, w) }
+
+func (p *Pool) isolates(want *Wants, w *Worker) bool {
+	return w.Engine().IsolatesCaches(want.API)
+}
+
+func (p *Pool) holdsSessions(want *Wants, w *Worker) bool {
+	return w.Engine().HoldsSessions(want.API)
+}
+
+// judgment is what Judge needs for each offer of a list.
+type judgment struct {
+	pool  *Pool
+	want  *Wants
+	model string // the worker must be known to serve it; empty if any may be chosen
+	more  bool   // the request needs more of its worker than the model
+	at    time.Time
+}
+
+func (p *Pool) judgment(want *Wants, o Offers, t time.Time) judgment {
+	j := judgment{pool: p, want: want, at: t}
+	if want.Only == nil {
+		j.model = o.served(want.Model)
+	}
+	j.more = want.Only != nil || want.Isolated || want.Session || want.Rank != AnyRank ||
+		want.Workers != nil || len(want.Taints) > 0
+	return j
+}
+
+// of returns the verdict on a worker behind an upstream; nil is one that the pool has
+// forgotten.
+func (j *judgment) of(up *reverseproxy.Upstream, w *Worker) Verdict {
+	if w == nil {
+		return Gone
+	}
+	if j.more {
+		if v := j.pool.Meets(j.want, w); v != Fits {
+			return v
+		}
+	}
+	switch {
+	case j.model != "" && !w.KnownToServe(j.model):
+		return OtherModels
+	case !Available(up):
+		return Unavailable
+	case slices.Contains(j.want.Tried, w):
+		return Tried
+	}
+	if w.TakesRequests(j.at) {
+		if j.isFull(w) {
+			return Full
+		}
+		return Fits
+	}
+	switch well := w.Health.Available(j.at); {
+	case !w.Draining():
+		return MarkedDown
+	case well:
+		return Draining
+	}
+	return DrainingMarked
+}
+
+// isFull returns whether the request needs a slot of the worker, and none is free.
+func (j *judgment) isFull(w *Worker) bool { return j.want.Kind != KindOther && w.slots.full() }
+
+// Available returns whether Caddy has an upstream available. An upstream of a dynamic
+// source that Caddy has not seen yet has no host, and counts as available.
+func Available(up *reverseproxy.Upstream) bool {
+	return up.Host == nil || up.Available()
+}
+
+// TakesRequests returns whether the worker is neither marked down, hung nor draining.
+func (w *Worker) TakesRequests(t time.Time) bool { return !w.Draining() && w.Health.Available(t) }

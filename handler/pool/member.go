@@ -1,0 +1,100 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Member is one configuration's way to its workers.
+type Member interface {
+	// Reaches returns whether a worker is one of the configuration's.
+	Reaches(w *Worker) bool
+	// Call posts a body to a worker, as a request of the router's own.
+	Call(ctx context.Context, w *Worker, path string, body []byte) (status int, answer []byte, err error)
+}
+
+// joined are the configurations that have joined a pool, the newest last.
+type joined struct {
+	mu   sync.Mutex
+	list []*membership
+}
+
+// membership is a configuration in a pool. One that has ended stays for WorkerGrace if it is
+// the only way to a worker, because sessions are left to be closed there.
+type membership struct {
+	Member
+	left time.Time // zero: the configuration has not ended
+}
+
+// Join adds a configuration to the pool, until it calls leave.
+func (p *Pool) Join(m Member) (leave func()) {
+	one := &membership{Member: m}
+	p.joined.mu.Lock()
+	p.joined.list = append(p.joined.list, one)
+	p.joined.mu.Unlock()
+	p.pruneMembers(time.Now())
+	return sync.OnceFunc(func() {
+		p.joined.mu.Lock()
+		one.left = time.Now()
+		p.joined.mu.Unlock()
+		p.pruneMembers(time.Now())
+	})
+}
+
+// way returns the configuration among all by which the router reaches a worker: the newest, or
+// the one that ended last if all have ended. nil: there is none.
+func way(all []membership, w *Worker) (m Member) {
+	var left time.Time
+	for i := range slices.Backward(all) {
+		switch one := &all[i]; {
+		case !one.Reaches(w):
+		case one.left.IsZero():
+			return one.Member
+		case one.left.After(left):
+			m, left = one.Member, one.left
+		}
+	}
+	return m
+}
+
+// copied returns the configurations. Their methods are called without the lock.
+func (j *joined) copied() []membership {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	all := make([]membership, 0, len(j.list))
+	for _, m := range j.list {
+		all = append(all, *m)
+	}
+	return all
+}
+
+// pruneMembers forgets the configurations that have ended and are no worker's only way.
+func (p *Pool) pruneMembers(t time.Time) {
+	all := p.joined.copied()
+	if !slices.ContainsFunc(all, func(m membership) bool { return !m.left.IsZero() }) {
+		return
+	}
+	needed := make(map[Member]bool)
+	for _, w := range p.All() {
+		needed[way(all, w)] = true
+	}
+	p.joined.mu.Lock()
+	defer p.joined.mu.Unlock()
+	p.joined.list = slices.DeleteFunc(p.joined.list, func(m *membership) bool {
+		return !m.left.IsZero() && (!needed[m.Member] || t.Sub(m.left) > WorkerGrace)
+	})
+}
+
+var errNoMember = errors.New("no configuration has the worker")
+
+// Call posts a body to a worker by a configuration that has it.
+func (p *Pool) Call(ctx context.Context, w *Worker, path string, body []byte) (status int, answer []byte, err error) {
+	m := way(p.joined.copied(), w)
+	if m == nil {
+		return 0, nil, errNoMember
+	}
+	return m.Call(ctx, w, path, body)
+}

@@ -1,0 +1,192 @@
+package pool
+
+import (
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// Offers are the upstreams that the proxy offers for a request, with their workers.
+type Offers struct {
+	Ups   reverseproxy.UpstreamPool
+	Table *Table
+}
+
+// Table maps each upstream of a list to its worker and the worker's targets. A table is
+// immutable, but for seen, and valid until Pool.layout changes.
+type Table struct {
+	layout uint64
+	list   reverseproxy.UpstreamPool // a copy, because a source may change its list in place
+	Rows   []TableRow                // by upstream
+	seen   atomic.Int64              // when a request last saw the workers, Unix seconds
+}
+
+// TableRow is the worker behind an upstream.
+type TableRow struct {
+	Worker   *Worker
+	Targets  []kvscore.TargetRef // by rank
+	Repeated bool                // an earlier upstream has the same worker
+}
+
+// Tables keeps the table of the list of upstreams that the proxy offered last.
+type Tables struct{ last atomic.Pointer[Table] }
+
+// Offers returns the offers of a list of upstreams. repl fills in placeholders. Workers that
+// are new become known to the pool.
+func (k *Tables) Offers(p *Pool, list reverseproxy.UpstreamPool, repl *caddy.Replacer) Offers {
+	t := k.last.Load()
+	if t == nil || t.layout != p.layout.Load() || !t.isOf(list) {
+		var lasting bool
+		if t, lasting = p.tableOf(list, repl, p.Worker); lasting {
+			k.last.Store(t)
+		}
+	}
+	return Offers{list, t}
+}
+
+// Peek returns the offers of a list of upstreams, and makes no worker known to the pool.
+func (p *Pool) Peek(list reverseproxy.UpstreamPool, repl *caddy.Replacer) Offers {
+	t, _ := p.tableOf(list, repl, p.peek)
+	return Offers{list, t}
+}
+
+// isOf returns whether a list has the same addresses as the table's list. A dynamic source
+// makes a new list for each request.
+func (t *Table) isOf(list reverseproxy.UpstreamPool) bool {
+	if len(list) != len(t.list) {
+		return false
+	}
+	for i, up := range t.list {
+		if list[i] != up && list[i].Dial != up.Dial {
+			return false
+		}
+	}
+	return true
+}
+
+// tableOf makes a table of the workers that workerAt returns. lasting is false if other requests
+// must not use the table, because an address has a placeholder or a worker is above
+// maxOverflow.
+func (p *Pool) tableOf(
+	list reverseproxy.UpstreamPool, repl *caddy.Replacer, workerAt func(dial string) *Worker,
+) (t *Table, lasting bool) {
+	layout := p.layout.Load() // first: a change while the table is made must invalidate it
+	workers := make([]*Worker, len(list))
+	lasting = true
+	for i, up := range list {
+		dial := up.Dial
+		if strings.Contains(dial, "{") {
+			dial, lasting = repl.ReplaceAll(dial, ""), false
+		}
+		workers[i] = workerAt(dial)
+		lasting = lasting && workers[i] != p.overflow
+	}
+	return p.newTable(list, workers, layout), lasting
+}
+
+func (p *Pool) newTable(list reverseproxy.UpstreamPool, workers []*Worker, layout uint64) *Table {
+	t := &Table{layout: layout, list: slices.Clone(list), Rows: make([]TableRow, len(list))}
+	found := make(map[*Worker]struct{}, len(list))
+	targets := make([]kvscore.Target, 0, len(list))
+	ranks := make([]int, len(list))
+	for i, w := range workers {
+		_, again := found[w]
+		found[w] = struct{}{}
+		t.Rows[i].Worker, t.Rows[i].Repeated = w, again
+		ranks[i] = w.Ranks()
+		for rank := range ranks[i] {
+			targets = append(targets, w.Target(rank))
+		}
+	}
+	refs := p.Scheduler.Refs(targets)
+	for i, n := range ranks {
+		t.Rows[i].Targets, refs = refs[:n:n], refs[n:]
+	}
+	return t
+}
+
+// isStale returns whether a worker or its ranks have changed since the table was made.
+func (p *Pool) isStale(o Offers) bool { return o.Table.layout != p.layout.Load() }
+
+// renewed returns the offers with the workers of now. A worker that was forgotten is known
+// again, because a request needs it.
+func (p *Pool) renewed(o Offers) Offers {
+	if !p.isStale(o) {
+		return o
+	}
+	layout := p.layout.Load()
+	workers := make([]*Worker, len(o.Ups))
+	for i := range o.Table.Rows {
+		workers[i] = p.Worker(o.Table.Rows[i].Worker.Dial)
+	}
+	return Offers{o.Ups, p.newTable(o.Ups, workers, layout)}
+}
+
+// Worker returns the offered worker with an id, nil if there is none.
+func (o Offers) Worker(id uint64) *Worker {
+	if o.Table != nil {
+		for i := range o.Table.Rows {
+			if w := o.Table.Rows[i].Worker; w.ID == id {
+				return w
+			}
+		}
+	}
+	return nil
+}
+
+// Workers returns the offered workers.
+func (o Offers) Workers() []*Worker {
+	list := make([]*Worker, len(o.Table.Rows))
+	for i := range list {
+		list[i] = o.Table.Rows[i].Worker
+	}
+	return list
+}
+
+// served returns the model that a request's worker must be known to serve. It is empty
+// if no worker is known to, because engines often serve models under names that they do not
+// list. If no worker lists an adapter of SGLang, base:adapter, its base counts.
+func (o Offers) served(model string) string {
+	if model == "" {
+		return ""
+	}
+	isServed := func(model string) bool {
+		return slices.ContainsFunc(o.Table.Rows, func(row TableRow) bool { return row.Worker.KnownToServe(model) })
+	}
+	if isServed(model) {
+		return model
+	}
+	if base, _, ok := strings.Cut(model, ":"); ok && isServed(base) {
+		return base
+	}
+	return ""
+}
+
+// WasOffered returns whether a request was offered a worker within a time before the last
+// request.
+func (p *Pool) WasOffered(w *Worker, within time.Duration) bool {
+	return p.lastRequest.Load()-w.seen.Load() <= int64(within/time.Second)
+}
+
+// See records that a request was offered the workers. For a static list, one request a second
+// does it.
+func (p *Pool) See(o Offers, t time.Time, dynamic bool) {
+	second := t.Unix()
+	if p.lastRequest.Load() != second { // all processors share what is only read
+		p.lastRequest.Store(second)
+	}
+	if o.Table.seen.Swap(second) == second && !dynamic {
+		return
+	}
+	for i := range o.Table.Rows {
+		if w := o.Table.Rows[i].Worker; w.seen.Load() != second {
+			w.seen.Store(second)
+		}
+	}
+}

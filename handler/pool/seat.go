@@ -1,0 +1,347 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// Errors of Pool.Seat.
+var (
+	ErrNoWorker   = errors.New("no worker is available")
+	ErrQueueFull  = errors.New("all workers and the queue are full")
+	ErrWaited     = errors.New("all workers are full, and none had a free slot in time")
+	ErrHomeWaited = errors.New("the session's worker is full, and had no free slot in time")
+)
+
+// Candidates are the targets that a request may choose, and the buffers of one choice. They
+// grow with the pool, so requests share them: one is valid only while a request chooses.
+type Candidates struct {
+	At        time.Time
+	Targets   []kvscore.TargetRef
+	Upstreams []*reverseproxy.Upstream // of targets
+	Workers   []*Worker                // of targets
+	Full      []*Worker                // left out only because they are full
+	Tier      Verdict                  // of the targets: Fits, or what the router puts up with
+	Granted   bool                     // the queue has granted a slot of the only worker
+
+	Sel     kvscore.Selection
+	Factors []float64       // of targets: the client's preferences
+	Scored  kvscore.Request // the request with these
+	Shadow  []kvscore.Candidate
+}
+
+// Chooser is a request that wants a seat.
+type Chooser interface {
+	// Choose says how to choose among candidates. The pool holds no lock.
+	Choose(context.Context, *Candidates) Choice
+	// Chosen sees the chosen candidate's position, and whether the request or its session
+	// decided.
+	Chosen(c *Candidates, i int, unpriced bool)
+	// Waits is called before the request waits in the queue.
+	Waits()
+}
+
+// Choice says how to choose among candidates.
+type Choice struct {
+	Request *kvscore.Request
+	Policy  kvscore.Policy
+	Bound   int // position of the target that the request or its session decides on; -1 if none
+	// Home is the session's worker, if that is full and the request waits for it; nil otherwise.
+	Home *Worker
+	// Wait is what the request must wait for before it chooses again; nil if nothing.
+	Wait func(context.Context) error
+}
+
+// Seat finds the request a worker and takes a place there. It gathers the candidates, lets
+// the request choose, books the choice, and takes a slot. If all workers are full, the
+// request waits in the queue. Seat returns how long. The error is one of those above, or the
+// context's.
+func (p *Pool) Seat(ctx context.Context, want *Wants, o Offers, by Chooser, s *Seat) (waited time.Duration, err error) {
+	var granted *Worker // the queue has taken a slot of it for the request
+	giveBack := func() {
+		if granted != nil {
+			p.freeSlot(granted)
+			granted = nil
+		}
+	}
+	defer giveBack()
+	wait := func(want *Wants) error {
+		by.Waits()
+		w, d, err := p.queue.wait(ctx, want, o, want.Patience-waited)
+		granted = w
+		waited += d
+		return err
+	}
+	for homeless := false; ; {
+		o = p.renewed(o)
+		c := p.candidates(want, o, granted, time.Now())
+		found, full := len(c.Targets) > 0, len(c.Full) > 0
+		var choice Choice
+		seated := false
+		if found {
+			choice = by.Choose(ctx, c)
+			if homeless {
+				choice.Home = nil
+			}
+			seated = choice.Wait == nil && choice.Home == nil && p.sit(s, want, c, &choice, by, &granted)
+		}
+		p.Return(c) // thousands of requests may wait
+		switch {
+		case seated:
+			return waited, nil
+		case !found && granted != nil:
+			giveBack() // its worker cannot be used any more
+		case !found && !full:
+			return waited, ErrNoWorker
+		case choice.Wait != nil:
+			err = choice.Wait(ctx)
+		case choice.Home != nil:
+			giveBack() // of another worker: all were full before
+			home := *want
+			home.Only = choice.Home
+			if err = wait(&home); errors.Is(err, ErrWaited) {
+				return waited, ErrHomeWaited
+			}
+			homeless = granted == nil
+		case found && p.queue.Len() == 0: // the worker has just filled up
+		default:
+			err = wait(want)
+		}
+		if err != nil {
+			return waited, err
+		}
+	}
+}
+
+// candidates gathers the targets of workers that are free, and the best there are. If the
+// queue has granted a slot of a worker, the other workers count as full.
+func (p *Pool) candidates(want *Wants, o Offers, granted *Worker, t time.Time) *Candidates {
+	c, ok := p.choices.Get().(*Candidates)
+	if !ok {
+		c = &Candidates{Sel: kvscore.Selection{Rand: newRandom()}}
+	}
+	c.Targets, c.Upstreams, c.Workers, c.Full = c.Targets[:0], c.Upstreams[:0], c.Workers[:0], c.Full[:0]
+	c.At, c.Granted, c.Tier = t, granted != nil, DrainingMarked
+	j := p.judgment(want, o, t)
+	for i, up := range o.Ups {
+		row := &o.Table.Rows[i]
+		w := row.Worker
+		v := j.of(up, w)
+		full := v == Full || v > Full && v.Possible() && j.isFull(w)
+		if w == granted && v.Possible() {
+			v, full = Fits, false
+		} else if granted != nil {
+			full = true
+		}
+		v = v.tier()
+		if v > c.Tier || row.Repeated && slices.Contains(c.Workers, w) {
+			continue
+		}
+		if v < c.Tier { // the workers so far are worse
+			c.Targets, c.Upstreams, c.Workers, c.Full, c.Tier = c.Targets[:0], c.Upstreams[:0], c.Workers[:0], c.Full[:0], v
+		}
+		if full {
+			c.Full = append(c.Full, w)
+			continue
+		}
+		for rank, target := range row.Targets {
+			if want.Rank == AnyRank || want.Rank == int64(rank) {
+				c.Targets, c.Upstreams, c.Workers = append(c.Targets, target), append(c.Upstreams, up), append(c.Workers, w)
+			}
+		}
+	}
+	return c
+}
+
+// Candidates returns what Seat would let a request choose among at this moment. The caller
+// returns them.
+func (p *Pool) Candidates(want *Wants, o Offers, t time.Time) *Candidates {
+	return p.candidates(want, o, nil, t)
+}
+
+// Return takes the candidates back.
+func (p *Pool) Return(c *Candidates) {
+	c.Sel.Blocks, c.Sel.Override = nil, nil
+	c.Scored = kvscore.Request{}
+	p.choices.Put(c)
+}
+
+// newRandom returns a source of randomness for one goroutine at a time.
+func newRandom() *rand.Rand {
+	return rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())) //nolint:gosec // choices are no secrets
+}
+
+// sit books the choice and takes a slot, which may be the granted one. It returns false if the
+// worker filled up meanwhile, or a queued request has first claim to its slot.
+func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Chooser, granted **Worker) (seated bool) {
+	i, lease := p.Scheduler.SelectAmong(c.At, choice.Request, c.Targets, choice.Bound, choice.Policy, &c.Sel)
+	s.pool, s.lease, s.left = p, lease, false
+	defer func() {
+		if !seated {
+			s.Leave(false, nil) // also if something below panics
+		}
+	}()
+	s.Worker, s.Target, s.Upstream, s.Begun, s.Kind = c.Workers[i], c.Targets[i].Target, c.Upstreams[i], c.At, want.Kind
+	s.Terms, s.Tokens, s.Known = c.Sel.Candidates[i], c.Sel.Tokens, c.Sel.Known
+	s.Among, s.Unpriced = len(c.Targets), choice.Bound >= 0
+	switch {
+	case s.Worker == *granted:
+		s.slot, *granted = true, nil
+	case want.Kind == KindOther:
+	case p.queue.takeUnclaimed(s.Worker):
+		s.slot = true
+	default:
+		return false
+	}
+	s.admit()
+	by.Chosen(c, i, s.Unpriced)
+	return true
+}
+
+// SeatAt takes a place on a target for a request of the router's own, if a slot is free. Such
+// a request shows nothing of the worker's health.
+func (p *Pool) SeatAt(w *Worker, t kvscore.Target, r *kvscore.Request, s *Seat) bool {
+	if !w.slots.take() {
+		return false
+	}
+	var sel kvscore.Selection
+	s.Worker, s.Target, s.Begun, s.pool, s.slot = w, t, time.Now(), p, true
+	_, s.lease = p.Scheduler.Select(s.Begun, r, []kvscore.Target{t}, 0, nil, &sel)
+	return true
+}
+
+// Seat is an attempt's place on a worker: its booking, its slot, and its part in what the
+// worker shows. Leave ends all of it, once.
+type Seat struct {
+	Worker   *Worker
+	Target   kvscore.Target // the worker's rank
+	Upstream *reverseproxy.Upstream
+	Begun    time.Time
+	Kind     AttemptKind
+	Terms    kvscore.Candidate
+	Tokens   int64 // the prompt's, as estimated; 0 is unknown
+	Known    kvscore.Known
+	Among    int  // number of candidates
+	Unpriced bool // the request or its session decided, and no policy gave a cost
+
+	pool   *Pool
+	lease  *kvscore.Lease
+	ticket uint64 // of Health.Admit
+	slot   bool   // it holds a slot of the worker
+	within bool   // it counts in the worker's health and progress
+	left   bool
+
+	ahead   int64       // prefill tokens before the first token, with the attempt's own
+	waiting atomic.Bool // for the worker, and not for the client
+
+	// the lock of progress guards these
+	pos   int   // in attempts
+	move  *Move // nil if no other worker may serve the request, or the header has come
+	moved bool  // the pool has canceled the attempt to move it
+}
+
+// admit counts the attempt in the worker's health and progress.
+func (s *Seat) admit() {
+	s.ahead = s.Terms.PrefillTokens + s.Tokens
+	s.ticket = s.Worker.Health.Admit()
+	s.Worker.progress.begin(s)
+	s.within = true
+}
+
+// Leave ends the attempt. computed: the worker has computed the prompt. answer is the blocks
+// of the answer, if they are known. Only the first call counts.
+func (s *Seat) Leave(computed bool, answer []uint64) {
+	if s.left {
+		return
+	}
+	s.left = true
+	if s.lease != nil {
+		s.lease.End(computed, answer) // first: what it books must not outlive a panic below
+	}
+	if s.slot {
+		s.slot = false
+		s.pool.freeSlot(s.Worker)
+	}
+	if s.within {
+		s.within = false
+		s.Worker.Health.Leave(s.ticket)
+		s.Worker.progress.end(s)
+	}
+}
+
+// Left returns whether the attempt has ended.
+func (s *Seat) Left() bool { return s.left }
+
+// FirstToken records the first token. The prefills of a hung worker are not measured.
+func (s *Seat) FirstToken(t time.Time) {
+	if s.Worker.IsHung() {
+		s.lease.Prefilled(t)
+	} else {
+		s.lease.FirstToken(t)
+	}
+}
+
+// Prefilled records that the prefill has ended at an unknown time before t.
+func (s *Seat) Prefilled(t time.Time) { s.lease.Prefilled(t) }
+
+// Answered records a whole answer, whose header came at t. tokens is its length; -1 if that
+// says nothing of the prefill.
+func (s *Seat) Answered(t time.Time, tokens int64) { s.lease.Answered(t, tokens) }
+
+// Hold keeps the booking of an attempt that may be silent for as long as it is open.
+func (s *Seat) Hold() { s.lease.Hold() }
+
+// Alive records a sign of life, which a long answer gives about once a second.
+func (s *Seat) Alive(t time.Time) { s.lease.Alive(t) }
+
+// Output records the tokens of the answer so far.
+func (s *Seat) Output(t time.Time, tokens int64) { s.lease.Output(t, tokens) }
+
+// Counted records what the engine has counted.
+func (s *Seat) Counted(c kvscore.Counts) { s.lease.Counted(c) }
+
+// Waits records that the attempt waits for the worker, or no longer does.
+func (s *Seat) Waits(waits bool) { s.waiting.Store(waits) }
+
+// Progress records that a part of a good answer has come.
+func (s *Seat) Progress(t time.Time) {
+	if s.Kind != KindOther {
+		s.Worker.progress.lastOutput.Store(ticks(t))
+	}
+}
+
+// MayMove lets the pool move the attempt to another worker. The caller then sends it.
+func (s *Seat) MayMove(m *Move) {
+	f := &s.Worker.progress
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s.move = m
+}
+
+// Arrived records that the attempt has its header, or failed before it. It returns whether
+// the pool has canceled it to move it.
+func (s *Seat) Arrived() (moved bool) {
+	s.waiting.Store(false)
+	f := &s.Worker.progress
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s.move = nil
+	return s.moved
+}
+
+// Moved returns whether the pool has canceled the attempt to move it.
+func (s *Seat) Moved() bool { return s.moved }
+
+// freeSlot frees a slot of the worker for the queue.
+func (p *Pool) freeSlot(w *Worker) {
+	w.slots.running.Add(-1)
+	p.queue.freed(w)
+}

@@ -1,0 +1,419 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+func upstreamsOf(dials ...string) (list reverseproxy.UpstreamPool) {
+	for _, dial := range dials {
+		list = append(list, &reverseproxy.Upstream{Dial: dial, Host: new(reverseproxy.Host)})
+	}
+	return list
+}
+
+// chooser lets the least loaded worker be chosen.
+type chooser struct {
+	home   *Worker // to wait for if it is full
+	wait   func(context.Context) error
+	chosen func()
+	waits  int
+}
+
+func (c *chooser) Choose(_ context.Context, among *Candidates) Choice {
+	choice := Choice{Request: &kvscore.Request{Tokens: 10, Streamed: true}, Policy: &kvscore.LeastLoad{}, Bound: -1}
+	for _, w := range among.Full {
+		if w == c.home {
+			choice.Home = w
+		}
+	}
+	if !among.Granted {
+		choice.Wait, c.wait = c.wait, nil
+	}
+	return choice
+}
+
+func (c *chooser) Chosen(*Candidates, int, bool) {
+	if c.chosen != nil {
+		c.chosen()
+	}
+}
+
+func (c *chooser) Waits() { c.waits++ }
+
+var anyWorker = Wants{Rank: AnyRank, Kind: KindStream, Patience: time.Minute}
+
+// limited returns a pool with workers that run so many requests, and their offers.
+func limited(t testing.TB, limits ...int) (*Pool, []*Worker, Offers) {
+	t.Helper()
+	var set []WorkerSettings
+	var dials []string
+	for i, n := range limits {
+		dials = append(dials, fmt.Sprintf("%c:1", 'a'+i))
+		set = append(set, WorkerSettings{Dial: dials[i], MaxRunning: RequestLimit(n)})
+	}
+	p := testPool(t, wanted(set...))
+	o := new(Tables).Offers(p, upstreamsOf(dials...), nil)
+	return p, o.Workers(), o
+}
+
+// TestSeatEndsOnce leaves seats more than once, and panics while one is taken.
+func TestSeatEndsOnce(t *testing.T) {
+	p, workers, o := limited(t, 2)
+	var one, two, three Seat
+	for _, s := range []*Seat{&one, &two} {
+		if _, err := p.Seat(t.Context(), &anyWorker, o, new(chooser), s); err != nil || s.Worker != workers[0] || s.Upstream != o.Ups[0] {
+			t.Fatalf("error %v, got %+v", err, s)
+		}
+	}
+	one.Leave(true, nil)
+	one.Leave(true, nil)
+	func() {
+		defer func() { _ = recover() }()
+		_, _ = p.Seat(t.Context(), &anyWorker, o, &chooser{chosen: func() { panic("of a policy") }}, &three)
+		t.Error("nothing panicked")
+	}()
+	if n, _ := workers[0].Running(); n != 1 || p.Scheduler.Stats().Leases != 1 || len(workers[0].progress.attempts) != 1 {
+		t.Errorf("%d slots, %+v", n, p.Scheduler.Stats())
+	}
+	two.Leave(false, nil)
+	if n, _ := workers[0].Running(); n != 0 || p.Scheduler.Stats().Leases != 0 || len(workers[0].progress.attempts) != 0 {
+		t.Errorf("%d slots, %+v", n, p.Scheduler.Stats())
+	}
+}
+
+// TestSeatOfAFullPool has all workers full, and then frees one.
+func TestSeatOfAFullPool(t *testing.T) {
+	gone := errors.New("gone")
+	for _, v := range []struct {
+		name    string
+		by      chooser
+		want    Wants
+		free    int // the worker that gets a free slot; -1: the client leaves
+		then    int // another one later
+		err     error
+		at      int // the worker of the seat; -1 is any
+		waiting int // how often the request waits
+	}{
+		{"Freed", chooser{}, anyWorker, 1, -1, nil, 1, 1},
+		{"ClientLeaves", chooser{}, anyWorker, -1, -1, context.Canceled, 0, 1},
+		{"TooLong", chooser{}, Wants{Rank: AnyRank, Kind: KindStream}, 0, -1, ErrWaited, 0, 1},
+		{"NoSlotIsNeeded", chooser{}, Wants{Rank: AnyRank}, 0, -1, nil, -1, 0},
+		{"WaitFails", chooser{wait: func(context.Context) error { return gone }}, Wants{Rank: AnyRank}, 0, -1, gone, 0, 0},
+		{"ForItsHome", chooser{}, anyWorker, 1, 0, nil, 0, 2}, // the slot of the other one goes back
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			p, workers, o := limited(t, 1, 1)
+			var before [2]Seat
+			for i, w := range workers {
+				p.SeatAt(w, w.Target(0), &kvscore.Request{}, &before[i])
+			}
+			if v.name == "ForItsHome" {
+				v.by.home = workers[0]
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			var s Seat
+			done := make(chan error, 1)
+			go func() {
+				_, err := p.Seat(ctx, &v.want, o, &v.by, &s)
+				done <- err
+			}()
+			if v.waiting > 0 && v.err != ErrWaited { //nolint:errorlint // it is the same
+				for p.Waiting() == 0 {
+					time.Sleep(time.Millisecond)
+				}
+				if v.free < 0 {
+					cancel()
+				} else {
+					before[v.free].Leave(false, nil)
+				}
+				for v.then >= 0 && (p.Waiting() == 0 || workers[v.free].slots.full()) {
+					time.Sleep(time.Millisecond)
+				}
+				if v.then >= 0 {
+					before[v.then].Leave(false, nil)
+				}
+			}
+			if err := <-done; !errors.Is(err, v.err) {
+				t.Fatalf("error %v", err)
+			}
+			if v.err == nil && v.at >= 0 && s.Worker != workers[v.at] || v.by.waits != v.waiting {
+				t.Errorf("waited %d times, got %s", v.by.waits, s.Worker.Dial)
+			}
+			s.Leave(false, nil)
+			for i := range before {
+				before[i].Leave(false, nil)
+			}
+			for _, w := range workers {
+				if n, _ := w.Running(); n != 0 {
+					t.Errorf("%s has %d slots taken", w.Dial, n)
+				}
+			}
+			if p.Scheduler.Stats().Leases != 0 || p.Waiting() != 0 {
+				t.Error("something is left")
+			}
+		})
+	}
+}
+
+// TestNewcomersDoNotOvertake frees a slot and sends a new request before the queued request
+// gets the slot.
+func TestNewcomersDoNotOvertake(t *testing.T) {
+	p, workers, o := limited(t, 1)
+	var first, second, third Seat
+	p.SeatAt(workers[0], workers[0].Target(0), &kvscore.Request{}, &first)
+	got := make(chan error, 1)
+	go func() {
+		_, err := p.Seat(t.Context(), &anyWorker, o, new(chooser), &second)
+		got <- err
+	}()
+	for p.Waiting() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	workers[0].slots.running.Add(-1) // and is not said to be free yet
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := p.Seat(ctx, &anyWorker, o, new(chooser), &third); err == nil {
+		t.Error("the newcomer got the slot")
+	}
+	p.queue.freed(workers[0])
+	if err := <-got; err != nil {
+		t.Error(err)
+	}
+	second.Leave(true, nil)
+}
+
+// TestJudge shows the verdict on a worker, and which of two the request gets.
+func TestJudge(t *testing.T) {
+	for _, v := range []struct {
+		name string
+		set  func(p *Pool, w *Worker, want *Wants)
+		want Verdict
+		both Verdict // the tier if the other worker is the same
+	}{
+		{"Fits", func(*Pool, *Worker, *Wants) {}, Fits, Fits},
+		{"Full", func(_ *Pool, w *Worker, _ *Wants) { w.slots.take() }, Full, Fits},
+		{"MarkedDown", func(_ *Pool, w *Worker, _ *Wants) { w.Health.Fail(time.Now(), time.Now(), 0, false) }, MarkedDown, MarkedDown},
+		{"Draining", func(_ *Pool, w *Worker, _ *Wants) { w.drain.Or(drainAsked) }, Draining, Draining},
+		{"DrainingMarked", func(_ *Pool, w *Worker, _ *Wants) {
+			w.drain.Or(drainAsked)
+			w.Health.Fail(time.Now(), time.Now(), 0, false)
+		}, DrainingMarked, DrainingMarked},
+		{"DrainingAndFull", func(_ *Pool, w *Worker, _ *Wants) {
+			w.drain.Or(drainAsked)
+			w.slots.take()
+		}, Draining, Draining},
+		{"Tried", func(_ *Pool, w *Worker, want *Wants) { want.Tried = append(want.Tried, w) }, Tried, Gone},
+		{"OtherModel", func(p *Pool, w *Worker, want *Wants) {
+			want.Model = "m"
+			w.configured.Store(&map[string]bool{"x": true})
+			for _, o := range p.All() {
+				if o != w && o.configured.Load() == nil {
+					o.configured.Store(&map[string]bool{"m": true})
+				}
+			}
+		}, OtherModels, Fits}, // nobody is known to serve it
+		{"Taint", func(_ *Pool, _ *Worker, want *Wants) { want.Taints = []string{"big"} }, NotAllowed, Gone},
+		{"ID", func(_ *Pool, _ *Worker, want *Wants) { want.Workers = []uint64{1} }, NotAllowed, Gone},
+		{"Rank", func(_ *Pool, _ *Worker, want *Wants) { want.Rank = 1 }, NoRank, Gone},
+		{"Isolation", func(_ *Pool, _ *Worker, want *Wants) { want.Isolated = true }, SharesCache, Gone},
+		{"Session", func(_ *Pool, _ *Worker, want *Wants) { want.Session = true }, NotAllowed, Gone},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			p, workers, o := limited(t, 1, 1)
+			want := anyWorker
+			v.set(p, workers[0], &want)
+			for i, got := range p.Judge(&want, o, time.Now()) {
+				if i == 0 && got != v.want {
+					t.Errorf("%s, want %s", got, v.want)
+				}
+			}
+			if v.both == Gone {
+				return
+			}
+			v.set(p, workers[1], &want)
+			if c := p.Candidates(&want, o, time.Now()); c.Tier != v.both || len(c.Targets)+len(c.Full) != 2 {
+				t.Errorf("of two: tier %s, %d free and %d full", c.Tier, len(c.Targets), len(c.Full))
+			}
+		})
+	}
+}
+
+// TestTablesHold looks the same list up again and again, and changes what is behind it in
+// between.
+func TestTablesHold(t *testing.T) {
+	p := testPool(t, wanted(WorkerSettings{Dial: "a:1"}, WorkerSettings{Dial: "b:1"}))
+	list, tables := upstreamsOf("a:1", "b:1", "a:1"), new(Tables)
+	ranked := func(id uint64, ranks int) WorkerSettings {
+		return WorkerSettings{Dial: "a:1", ID: id, Engine: "vllm", DPSize: ranks}
+	}
+	last := tables.Offers(p, list, nil).Table
+	for _, v := range []struct {
+		what   string
+		change func()
+		kept   bool
+	}{
+		{"nothing", func() {}, true},
+		{"a drain", func() { p.Worker("a:1").drain.Or(drainAsked) }, true},
+		{"another worker", func() { p.Worker("c:1") }, false},
+		{"an id and ranks", func() { p.Apply(wanted(ranked(7, 2)).WithDefaults()) }, false},
+		{"ranks", func() { p.Apply(wanted(ranked(7, 4)).WithDefaults()) }, false},
+		{"nothing that is seen here", func() { p.Apply(wanted(ranked(7, 4)).WithDefaults()) }, true},
+		{"a worker that goes", func() { p.dropAt("b:1") }, false},
+		{"a list of the same addresses", func() { list = upstreamsOf("a:1", "b:1", "a:1") }, true},
+		{"another list", func() { list = upstreamsOf("b:1", "a:1", "a:1") }, false},
+		{"the list changed in place", func() { list[1] = upstreamsOf("c:1")[0] }, false},
+	} {
+		v.change()
+		tab := tables.Offers(p, list, nil).Table
+		if (tab == last) != v.kept {
+			t.Errorf("after %s: kept %v, want %v", v.what, tab == last, v.kept)
+		}
+		for i, up := range list {
+			if row := tab.Rows[i]; row.Worker != p.Worker(up.Dial) || len(row.Targets) != row.Worker.Ranks() {
+				t.Fatalf("after %s: %s is worker %d with %d ranks", v.what, up.Dial, row.Worker.ID, len(row.Targets))
+			}
+		}
+		last = tables.Offers(p, list, nil).Table // the first may have made workers known, which makes it void
+	}
+	repl := caddy.NewEmptyReplacer()
+	for i := range 3 { // an address with a placeholder is another one each time
+		repl.Set("up", fmt.Sprintf("d:%d", i+1))
+		if w := tables.Offers(p, upstreamsOf("{up}"), repl).Workers()[0]; w != p.Known(fmt.Sprintf("d:%d", i+1)) {
+			t.Errorf("offered %s", w.Dial)
+		}
+	}
+	if p.Peek(upstreamsOf("e:1"), nil); p.Known("e:1") != nil {
+		t.Error("to peek makes a worker known")
+	}
+}
+
+// dropAt drops the worker at an address.
+func (p *Pool) dropAt(dial string) {
+	p.members.mu.Lock()
+	defer p.members.mu.Unlock()
+	if w := p.workers[dial]; w != nil {
+		p.drop(w)
+	}
+}
+
+// TestTablesHeedNewModels changes the models of workers after the table was made.
+func TestTablesHeedNewModels(t *testing.T) {
+	p, workers, o := limited(t, 0, 0, 0)
+	want := func(model, dials string) {
+		t.Helper()
+		wants := anyWorker
+		wants.Model = model
+		got := ""
+		for _, w := range p.Candidates(&wants, o, time.Now()).Workers {
+			got += w.Dial[:1]
+		}
+		if got != dials {
+			t.Errorf("%s: offered %s, want %s", model, got, dials)
+		}
+	}
+	serve := func(w *Worker, models ...string) {
+		ids := make(map[string]bool)
+		for _, m := range models {
+			ids[m] = true
+		}
+		w.list.Store(&ModelList{IDs: ids})
+	}
+	want("x", "abc") // nobody tells
+	serve(workers[0], "x", "y")
+	serve(workers[1], "x")
+	want("x", "ab")
+	want("y", "a")
+	want("z", "abc")
+	want("x:adapter", "ab")
+	workers[2].configured.Store(&map[string]bool{"y": true})
+	want("y", "ac")
+	workers[1].list.Store(nil)
+	want("x", "a")
+}
+
+// TestLateBookingLeavesNothingOfAForgottenWorker drops a worker between a request's
+// list of candidates and its booking.
+func TestLateBookingLeavesNothingOfAForgottenWorker(t *testing.T) {
+	p, workers, o := limited(t, 0)
+	var s Seat
+	by := &chooser{wait: func(context.Context) error { return nil }}
+	c := p.Candidates(&anyWorker, o, time.Now())
+	p.dropAt("a:1")
+	choice := by.Choose(t.Context(), c)
+	p.sit(&s, &anyWorker, c, &choice, by, new(*Worker))
+	s.Leave(true, nil)
+	if _, known := p.Scheduler.Load(time.Now(), workers[0].Target(0)); known {
+		t.Error("the scheduler knows the worker")
+	}
+}
+
+// TestWorkersChangeWhileRequestsChoose changes ids and ranks of workers, drains, adds and
+// removes workers while requests choose among them. The lists are static and dynamic.
+func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
+	const workers = 12
+	var dials []string
+	for i := range workers {
+		dials = append(dials, fmt.Sprintf("127.0.0.1:%d", i+1))
+	}
+	p := testPool(t, wanted())
+	var tables Tables
+	var choosing, changing sync.WaitGroup
+	stop := make(chan struct{})
+	changing.Go(func() {
+		for n := uint64(1); ; n++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			var set []WorkerSettings
+			for i, dial := range dials {
+				if rand.IntN(4) > 0 {
+					set = append(set, WorkerSettings{Dial: dial, ID: uint64(i+1) + n/4%3, Engine: "vllm", DPSize: 1 + rand.IntN(3), Drain: new(rand.IntN(4) == 0)})
+				}
+			}
+			p.Apply(wanted(set...).WithDefaults())
+			p.dropAt(dials[rand.IntN(workers)])
+		}
+	})
+	for g := range 4 {
+		choosing.Go(func() {
+			for range 300 {
+				list := upstreamsOf(dials...)
+				if g%2 == 1 {
+					list = upstreamsOf(dials[rand.IntN(workers/2):]...)
+				}
+				var s Seat
+				if _, err := p.Seat(t.Context(), &anyWorker, tables.Offers(p, list, nil), new(chooser), &s); err != nil || s.Upstream.Dial != s.Worker.Dial || s.lease.Target() != s.Target {
+					t.Errorf("error %v, got %+v", err, s.Target)
+				}
+				s.Leave(true, nil)
+			}
+		})
+	}
+	choosing.Wait()
+	close(stop)
+	changing.Wait()
+	if s := p.Scheduler.Stats(); s.Leases != 0 || s.PolicyFaults != 0 {
+		t.Errorf("at the end: %+v", s)
+	}
+	for i, row := range tables.Offers(p, upstreamsOf(dials...), nil).Table.Rows {
+		if w := p.Worker(dials[i]); row.Worker != w || len(row.Targets) != w.Ranks() {
+			t.Errorf("%s: the table has another worker or other ranks", dials[i])
+		} else if _, known := p.Scheduler.Load(time.Now(), w.Target(0)); !known {
+			t.Errorf("%s: worker %d has no books", dials[i], w.ID)
+		}
+	}
+}

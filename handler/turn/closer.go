@@ -1,0 +1,224 @@
+package turn
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+)
+
+const (
+	// closeTimeout is how long an engine may take to close a session.
+	closeTimeout = 5 * time.Second
+	// closeTries is how often the router asks an engine to close a session. The engine's own
+	// timeout closes it in the end.
+	closeTries = 5
+	// maxClosing bounds the sessions that wait to be closed on one worker.
+	maxClosing = 1 << 14
+	// lastCloses is how long the pool waits for engines to close sessions when it ends.
+	lastCloses = 5 * time.Second
+	// lostFor is how long the router remembers at least that an engine's session has expired.
+	lostFor = 10 * time.Minute
+)
+
+// closer closes the sessions that engines hold for the router, one by one on each worker, in the
+// background. It lives as long as its pool.
+type closer struct {
+	pool *pool.Pool
+
+	mu      sync.Mutex
+	closing map[*pool.Worker][]closing // the first may be under way; a goroutine closes each list
+}
+
+type closing struct {
+	id   string
+	over chan struct{} // closed when the session is closed, or the router has given up
+}
+
+// closerOf returns the pool's closer.
+func closerOf(p *pool.Pool) *closer {
+	return p.Holder(func() pool.Holder {
+		return &closer{pool: p, closing: make(map[*pool.Worker][]closing)}
+	}).(*closer) //nolint:forcetypeassert // there is no other
+}
+
+// Unbind ends a session's binding, if it has the version. The engine closes the session if it
+// holds it.
+func Unbind(ctx context.Context, p *pool.Pool, key affinity.Key, v affinity.Version) (affinity.Binding, bool, error) {
+	b, ended, err := p.Sessions.Unbind(ctx, key, v)
+	if ended && b.Kind == affinity.EngineBacked {
+		closerOf(p).close(&b.Want)
+	}
+	return b, ended, err
+}
+
+// Ended implements [pool.Holder]. An expired session is bound as a lost one.
+func (c *closer) Ended(key affinity.Key, held *affinity.Want, why affinity.Reason) {
+	if held.EngineSession == "" {
+		return
+	}
+	ctx := context.Background()
+	now, ok, _ := c.pool.Sessions.Peek(ctx, key)
+	if ok && now.Target == held.Target && now.EngineSession == held.EngineSession {
+		return // the client has opened it again, on the same worker
+	}
+	if !ok && why == affinity.Expired {
+		lost := *held
+		lost.EngineSession, lost.TTL = "", max(held.TTL, lostFor)
+		_, _, _ = c.pool.Sessions.Bind(ctx, key, 0, lost)
+	}
+	c.close(held)
+}
+
+// close has the engine of the target close a session.
+func (c *closer) close(held *affinity.Want) {
+	if held.EngineSession == "" {
+		return
+	}
+	w := c.pool.ByID(held.Target.Worker)
+	if w == nil {
+		c.pool.CountSession("close", "gone")
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	list := c.closing[w]
+	if len(list) >= maxClosing {
+		c.pool.CountSession("close", "dropped")
+		return
+	}
+	c.closing[w] = append(list, closing{held.EngineSession, make(chan struct{})})
+	if len(list) == 0 {
+		go c.run(w)
+	}
+}
+
+// run closes the sessions that wait on a worker, until none is left.
+func (c *closer) run(w *pool.Worker) {
+	for left := 1; left > 0; {
+		c.mu.Lock()
+		id := c.closing[w][0].id
+		c.mu.Unlock()
+		outcome := c.ask(w, id)
+		c.mu.Lock()
+		list, over := c.closing[w], 1
+		if outcome == "failed" && c.ended() {
+			over = len(list) // nobody waits for an engine that does not answer
+		}
+		for _, one := range list[:over] {
+			c.pool.CountSession("close", outcome)
+			close(one.over)
+		}
+		if left = len(list) - over; left == 0 {
+			delete(c.closing, w)
+		} else {
+			c.closing[w] = list[over:]
+		}
+		c.mu.Unlock()
+	}
+}
+
+// ended returns whether the pool has ended.
+func (c *closer) ended() bool {
+	select {
+	case <-c.pool.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+// ask asks an engine to close a session, up to closeTries times. It returns what became of it, as
+// the metric says.
+func (c *closer) ask(w *pool.Worker, id string) (outcome string) {
+	life, refused := w.Engine().Info.Life, false
+	for try := range closeTries {
+		if try > 0 && !c.sleep(time.Second<<(try-1)) {
+			break
+		}
+		e := w.Engine()
+		call := e.CloseSession(id)
+		if now := w.Engine().Info.Life; now != life && life != "" || call.Path == "" {
+			return "gone" // the engine has restarted, or is another one
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		status, _, err := c.pool.Call(ctx, w, call.Path, call.Body)
+		cancel()
+		if err == nil && e.Closed(status) {
+			return "closed"
+		}
+		refused = err != nil && pool.Refused(err)
+		if err == nil && (status == http.StatusUnauthorized || status == http.StatusForbidden) {
+			break // it wants a key that the router does not have
+		}
+	}
+	if refused {
+		return "gone" // its process has ended
+	}
+	const incident = "engines fail to close sessions, and close them only by their own timeout"
+	c.pool.Incidents.Raise(time.Now(), incident, c.pool.Logger)
+	return "failed"
+}
+
+// sleep waits. It returns false if the pool ends first.
+func (c *closer) sleep(d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-c.pool.Done():
+		return false
+	}
+}
+
+// await waits until no session of an id is left to be closed on a worker. A client that opens it
+// again must not get the context of the earlier one. The error is the context's.
+func (c *closer) await(ctx context.Context, w *pool.Worker, id string) error {
+	c.pool.Sessions.Reported(ctx)
+	for {
+		c.mu.Lock()
+		list := c.closing[w]
+		i := slices.IndexFunc(list, func(one closing) bool { return one.id == id })
+		c.mu.Unlock()
+		if i < 0 {
+			return ctx.Err()
+		}
+		select {
+		case <-list[i].over:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// CloseAll implements [pool.Holder].
+func (c *closer) CloseAll() {
+	c.pool.Sessions.Reported(context.Background())
+	c.pool.Sessions.Dump(func(part []affinity.Saved) bool {
+		for i := range part {
+			c.close(&part[i].Want)
+		}
+		return true
+	})
+	c.mu.Lock()
+	var all []closing
+	for _, list := range c.closing {
+		all = append(all, list...)
+	}
+	c.mu.Unlock()
+	timer := time.NewTimer(lastCloses)
+	defer timer.Stop()
+	for _, one := range all {
+		select {
+		case <-one.over:
+		case <-timer.C:
+			c.pool.Logger().Warn("engines did not close their sessions in time; their own timeout closes them")
+			return
+		}
+	}
+}

@@ -1,0 +1,126 @@
+package turn
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+)
+
+// closingEngine is an engine that closes sessions one by one, when it may.
+type closingEngine struct {
+	mu     sync.Mutex
+	closed []string
+	next   chan int // the status of the next answer
+}
+
+func (c *closingEngine) Reaches(*pool.Worker) bool { return true }
+
+func (c *closingEngine) Call(ctx context.Context, _ *pool.Worker, _ string, body []byte) (int, []byte, error) {
+	select {
+	case status := <-c.next:
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if status == 200 {
+			c.closed = append(c.closed, strings.Trim(string(body[len(`{"session_id":`):len(body)-1]), `"`))
+		}
+		return status, nil, nil
+	case <-ctx.Done():
+		return 0, nil, ctx.Err()
+	}
+}
+
+func (c *closingEngine) said() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return strings.Join(c.closed, " ")
+}
+
+// testPool returns a pool with a worker that closes sessions.
+func testPool(t *testing.T) (*pool.Pool, *pool.Worker, *closingEngine) {
+	t.Helper()
+	p, err := pool.New(t.Name(), new(pool.Settings).WithDefaults(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, e := p.Worker("127.0.0.1:1"), &closingEngine{next: make(chan int)}
+	p.SetInfo(w, engine.Info{Type: engine.SGLang})
+	p.Join(e)
+	return p, w, e
+}
+
+func (c *closer) closeOne(w *pool.Worker, id string) {
+	c.close(&affinity.Want{Target: w.Target(0), EngineSession: id})
+}
+
+// TestOpensWaitForCloses opens sessions anew that wait to be closed.
+func TestOpensWaitForCloses(t *testing.T) {
+	p, w, e := testPool(t)
+	c := closerOf(p)
+	for i := range 6 {
+		c.closeOne(w, fmt.Sprint(i))
+	}
+	c.closeOne(w, "4") // twice
+	soon, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if err := c.await(soon, w, "4"); err == nil {
+		t.Error("it did not wait")
+	}
+	if err := c.await(t.Context(), w, "none"); err != nil {
+		t.Error(err)
+	}
+	opened := make(chan string, 1)
+	go func() {
+		if err := c.await(t.Context(), w, "4"); err != nil {
+			t.Error(err)
+		}
+		opened <- e.said()
+	}()
+	for range 7 {
+		e.next <- 200
+	}
+	if said := <-opened; strings.Count(said, "4") != 2 {
+		t.Errorf("opened after %s", said)
+	}
+	if err := p.Destruct(); err != nil || e.said() != "0 1 2 3 4 5 4" {
+		t.Errorf("%v after %s", err, e.said())
+	}
+}
+
+// TestClosesAfterTheEnd ends a pool whose engine hangs. A session that ends later is closed
+// all the same, with one try.
+func TestClosesAfterTheEnd(t *testing.T) {
+	p, w, e := testPool(t)
+	c := closerOf(p)
+	if err := p.Destruct(); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 5 {
+		c.closeOne(w, fmt.Sprint(i))
+	}
+	e.next <- 200
+	e.next <- 500 // then the router gives up
+	if err := c.await(t.Context(), w, "4"); err != nil {
+		t.Error(err)
+	}
+	c.closeOne(w, "late")
+	e.next <- 200
+	if err := c.await(t.Context(), w, "late"); err != nil || e.said() != "0 late" {
+		t.Errorf("%v after %s", err, e.said())
+	}
+}
+
+// TestHolderLastsAsLongAsItsPool has two configurations of one pool.
+func TestHolderLastsAsLongAsItsPool(t *testing.T) {
+	p, _, _ := testPool(t)
+	defer p.Destruct()
+	if closerOf(p) != closerOf(p) {
+		t.Error("the pool has two closers")
+	}
+}

@@ -1,0 +1,241 @@
+package turn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+const (
+	// openTimeout is how long an engine may take to open a session.
+	openTimeout = 10 * time.Second
+	// engineGrace is how much longer the engine keeps an idle session than the router, so that
+	// the router closes it first. SGLang counts from the beginning of the latest turn, and the
+	// router from its end, so this includes the longest turn.
+	engineGrace = 10*time.Minute + 30*time.Second
+	// maxOpened bounds an engine's answer to the opening of a session, in bytes.
+	maxOpened = 16 << 10
+)
+
+// isLost returns whether a binding stands for a session that an engine held until it expired. It
+// lives on for a while, so that the next turn is refused: its answer would lack the turns before.
+func isLost(b *affinity.Binding) bool {
+	return b.Kind == affinity.EngineBacked && b.EngineSession == ""
+}
+
+// enterEngine finds out whether an engine holds the session. If so, the request waits until it
+// has the session alone. An engine serves one turn of a session at a time: a second one can end
+// SGLang's scheduler.
+func (t *Turn) enterEngine(ctx context.Context) error {
+	s := &t.plan.Session
+	t.Pool.AwaitRestored(ctx)
+	b := t.peek(ctx, s.Key)
+	if b.Version == 0 {
+		t.Pool.Sessions.Reported(ctx) // it may have expired just now: see isLost
+		b = t.peek(ctx, s.Key)
+	}
+	if b.Kind != affinity.EngineBacked && !s.Opens() && !t.Pool.Sessions.HasAlone(s.Key) {
+		return nil
+	}
+	if !t.dry {
+		if err := t.haveAlone(ctx); err != nil {
+			return err
+		}
+		t.find(ctx) // the turn may have waited long
+		b = t.bound
+	}
+	switch {
+	case b.Kind == affinity.EngineBacked && !isLost(&b):
+		t.bound, t.held = b, b.EngineSession
+		return nil
+	case s.Opens() || s.Action == nvext.ActionBind:
+		return nil
+	}
+	return t.lost(errors.New("the engine no longer holds the session: it expired or was closed; open it again"))
+}
+
+func (t *Turn) haveAlone(ctx context.Context) error {
+	t.Pool.Sessions.Begin(&t.use, t.plan.Session.Key)
+	alone, err := t.use.Alone(ctx, time.Duration(t.Pool.Settings.Load().MaxWait))
+	if err != nil || alone {
+		return err
+	}
+	return &api.Refusal{
+		API: t.plan.API, Status: http.StatusConflict, Code: api.CodeSessionBusy, RetryAfter: 1,
+		Err: errors.New("an earlier turn of the session is still under way, and the engine serves one at a time"),
+	}
+}
+
+// Held returns the target whose engine holds the session; false if none does. All attempts must
+// go there.
+func (t *Turn) Held() (at kvscore.Target, held bool) { return t.bound.Target, t.held != "" }
+
+// EngineSession returns the engine's id of the session, empty if no engine holds it.
+func (t *Turn) EngineSession() string { return t.held }
+
+// Stay says that the turn goes to the engine that holds the session. A final turn unbinds the
+// session at once, and the engine closes it after the turn.
+func (t *Turn) Stay() {
+	if t.plan.Session.Final {
+		t.leave()
+	}
+}
+
+// Leave says that the turn does not go to the engine that held the session, which closes it after
+// the turn.
+func (t *Turn) Leave() {
+	t.leave()
+	t.held, t.bound = "", affinity.Binding{}
+}
+
+func (t *Turn) leave() {
+	if t.dry {
+		return
+	}
+	if old, ended, _ := t.Pool.Sessions.Unbind(context.Background(), t.plan.Session.Key, t.bound.Version); ended {
+		t.closes = &old.Want
+	}
+}
+
+// Gone unbinds a session whose worker is no upstream any more. It returns the refusal.
+func (t *Turn) Gone() error {
+	t.unbind()
+	gone := t.bound.Target.Worker
+	return t.lost(fmt.Errorf("worker %d, whose engine held the session, is gone; open the session again", gone))
+}
+
+func (t *Turn) lost(err error) error {
+	return &api.Refusal{API: t.plan.API, Status: http.StatusGone, Code: api.CodeSessionLost, Err: err}
+}
+
+// NotOpened returns the refusal of a request whose session cannot be opened.
+func NotOpened(p *plan.Plan, status int, err error) error {
+	return &api.Refusal{API: p.API, Status: status, Code: api.CodeSessionOpen, Param: "nvext.session_control", Err: err}
+}
+
+// Open has the engine of an attempt open the session, if the client wants that, and binds it. The
+// error is a refusal, or that of a connection: then another worker may open it.
+func (t *Turn) Open(req *http.Request, w *pool.Worker, at kvscore.Target) error {
+	s := &t.plan.Session
+	if !s.Opens() {
+		return nil
+	}
+	id := t.held // of a session that the client opens once more
+	if id == "" {
+		id = strings.Clone(s.EngineSession) // it outlives the body
+	}
+	want := affinity.Want{Target: at, TTL: t.ttl(), Scope: s.Scope, Kind: affinity.EngineBacked, EngineSession: id}
+	if err := t.ask(req, w, &want); err != nil || t.held != "" {
+		return err
+	}
+	b, ok, err := t.use.Bind(context.Background(), t.bound.Version, want)
+	if err == nil && !ok && b.Kind == affinity.RouterOnly {
+		b, ok, err = t.use.Bind(context.Background(), b.Version, want)
+	}
+	switch {
+	case err != nil:
+		t.closer.close(&want)
+		return NotOpened(t.plan, http.StatusServiceUnavailable, fmt.Errorf("the store cannot bind the session: %w", err))
+	case !ok && (b.Target != at || b.EngineSession != id):
+		t.closer.close(&want)
+		return NotOpened(t.plan, http.StatusConflict, errors.New("another request bound the session meanwhile"))
+	}
+	t.held, t.bound, t.pending = id, b, false
+	if ok {
+		t.opened = b.Version
+	}
+	t.Pool.BoundModels.Add(t.plan.Model)
+	return nil
+}
+
+// ask asks a worker's engine to open a session, and waits for its answer.
+func (t *Turn) ask(req *http.Request, w *pool.Worker, want *affinity.Want) error {
+	e, again := w.Engine(), t.held != ""
+	call, ok := e.OpenSession(want.EngineSession, want.TTL+engineGrace)
+	if !ok {
+		return NotOpened(t.plan, http.StatusBadRequest, fmt.Errorf("the engine of worker %d holds no sessions", w.ID))
+	}
+	waits, cancel := context.WithTimeout(req.Context(), openTimeout)
+	defer cancel()
+	if err := t.closer.await(waits, w, want.EngineSession); err != nil {
+		return NotOpened(t.plan, http.StatusServiceUnavailable, errors.New("the engine is still closing the session of this id"))
+	}
+	var authorization []string
+	if t.Pool.Settings.Load().Worker(w.Dial).APIKey == "" {
+		authorization = req.Header["Authorization"]
+	}
+	// The call goes on if the client leaves: a close could overtake it.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(req.Context()), openTimeout)
+	defer cancel()
+	send := func(c engine.SessionCall) (int, []byte, error) {
+		return t.Client.Fetch(ctx, w.Dial, http.MethodPost, c.Path, c.Body, authorization, maxOpened)
+	}
+	status, answer, err := send(call)
+	if err == nil && status != http.StatusOK && !again && e.Opened(status, answer) == nil {
+		if t.heldForOther(want) {
+			return NotOpened(t.plan, http.StatusConflict,
+				fmt.Errorf("the engine of worker %d holds a session of this id with another model", w.ID))
+		}
+		// The session is open from before, for instance since a restart of the router. The
+		// client sends a new conversation, so the engine must forget the old one.
+		if _, _, err = send(e.CloseSession(want.EngineSession)); err == nil {
+			status, answer, err = send(call)
+		}
+	}
+	if _, unconnected := errors.AsType[reverseproxy.DialError](err); unconnected || err != nil && pool.Refused(err) {
+		return err
+	}
+	if err == nil {
+		err = e.Opened(status, answer)
+	}
+	outcome := "opened"
+	if err != nil {
+		outcome = "failed"
+	}
+	if t.Pool.CountSession("open", outcome); err == nil {
+		return nil
+	}
+	if !again && status/100 != 4 { // the engine may have opened it all the same
+		t.closer.close(want)
+	}
+	if left := req.Context().Err(); left != nil {
+		return left
+	}
+	err = fmt.Errorf("the engine of worker %d did not open the session: %w", w.ID, err)
+	return NotOpened(t.plan, http.StatusBadGateway, err)
+}
+
+// heldForOther returns whether the engine holds a session of the id for another key: that of the
+// same client with another model. It reads all bindings.
+func (t *Turn) heldForOther(want *affinity.Want) (found bool) {
+	t.Pool.Sessions.Dump(func(part []affinity.Saved) bool {
+		for i := range part {
+			b := &part[i]
+			same := b.EngineSession == want.EngineSession && b.Target.Worker == want.Target.Worker
+			found = found || same && b.Key != t.plan.Session.Key
+		}
+		return !found
+	})
+	return found
+}
+
+// RollBack unbinds and closes a session that was opened for a request that got no good answer.
+func (t *Turn) RollBack() {
+	if t.opened != 0 {
+		t.unbind()
+		t.held, t.opened, t.bound = "", 0, affinity.Binding{}
+	}
+}

@@ -1,0 +1,318 @@
+// Package turn is one request's part in its session: which target the session is bound to,
+// and what the request makes of that. It opens and closes the sessions that engines hold.
+//
+// A session's home is the target that it is bound to. The package chooses no target: dispatch
+// asks for the home, chooses, and says what became of it.
+package turn
+
+import (
+	"context"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+)
+
+// Sessions are the sessions of a pool as one configuration treats them.
+type Sessions struct {
+	Pool   *pool.Pool
+	Client *upstream.Client // opens sessions in engines
+	Hard   bool             // a turn waits for its home if that is full
+	Soft   bool             // leaving the home has a price
+	Failed func()           // is called if a session cannot be found or bound
+
+	closer *closer
+}
+
+// NewSessions makes sessions ready for use.
+func NewSessions(s *Sessions) *Sessions {
+	s.closer = closerOf(s.Pool)
+	return s
+}
+
+// State is what an answer made of its session, as the response headers and the metric show it.
+//
+//	state    the session had       the answer came from   the session has now
+//	New      no home               any target             that home
+//	Bound    a home                the home               that home
+//	Away     a home                another target         the same home
+//	Moved    a home                another target         that target as its home
+//	Unbound  no home               any target, or none    no home: an error, or the store is full
+//	Final    a home or none        any target             no home: it ends with this turn
+//	None     the request has no session
+//
+// A session whose concurrent first request has chosen a target has that home.
+type State string
+
+const (
+	None    State = ""
+	New     State = "new"
+	Bound   State = "bound"
+	Away    State = "away"
+	Moved   State = "moved"
+	Unbound State = "unbound"
+	Final   State = "final"
+)
+
+// States are all but None.
+var States = []State{New, Bound, Away, Moved, Unbound, Final}
+
+// Turn is one request's part in its session. One goroutine at a time may use it.
+type Turn struct {
+	*Sessions
+	plan *plan.Plan
+	dry  bool // it changes nothing
+
+	use     affinity.Use     // none if the request must not bind the session
+	bound   affinity.Binding // as last seen; zero if there is none. Without a version: see Use.Find
+	parent  kvscore.Target   // the home of the session that started this unbound one
+	pending bool             // a concurrent first request has not bound the session yet
+	waited  bool             // this attempt has waited for that
+	away    bool             // this turn goes elsewhere, and the session keeps its home
+	chose   bool             // there was an attempt
+
+	held   string           // the engine's id of the session, empty if no engine holds it
+	opened affinity.Version // of the binding made for this request, until an answer begins
+	closes *affinity.Want   // to be closed after the request
+}
+
+// Enter begins a request's part in its session. If an engine holds the session, the request
+// waits until it has the session alone. A dry turn changes nothing and does not wait. The error
+// is a refusal. The turn must End.
+func (s *Sessions) Enter(ctx context.Context, p *plan.Plan, dry bool) (*Turn, error) {
+	t := &Turn{Sessions: s, plan: p, dry: dry}
+	if p.Session.EngineSession == "" || p.Request == nil {
+		return t, nil
+	}
+	if err := t.enterEngine(ctx); err != nil {
+		_ = t.use.End(ctx, 0)
+		return nil, err
+	}
+	return t, nil
+}
+
+// Find looks up the session's home for an attempt. A request that may bind the session becomes
+// a live request of it.
+func (t *Turn) Find(ctx context.Context) {
+	t.away = false
+	s := &t.plan.Session
+	if t.held != "" || s.Key.IsZero() {
+		return
+	}
+	t.bound, t.pending, t.parent = affinity.Binding{}, false, kvscore.Target{}
+	if t.binds() {
+		t.find(ctx)
+	} else {
+		t.bound = t.peek(ctx, s.Key)
+	}
+	switch {
+	case s.BackedOnly && t.bound.Kind != affinity.EngineBacked:
+		t.bound, t.pending = affinity.Binding{}, false
+	case isLost(&t.bound):
+		t.bound = affinity.Binding{Version: t.bound.Version} // the next Bind replaces it
+	}
+	if t.bound.Target == (kvscore.Target{}) && !s.Parent.IsZero() && t.priced() {
+		t.parent = t.peek(ctx, s.Parent).Target
+	}
+}
+
+// find sets what the session is bound to. The request becomes a live one of the session.
+func (t *Turn) find(ctx context.Context) {
+	key := t.plan.Session.Key
+	if !t.use.Begun(key) {
+		t.Pool.Sessions.Begin(&t.use, key)
+	}
+	var err error
+	if t.bound, t.pending, err = t.use.Find(ctx, 0); err != nil { // it is routed as if it had no session
+		t.Failed()
+		_ = t.use.End(ctx, 0)
+	}
+}
+
+// peek returns what a session is bound to, without extending its life.
+func (t *Turn) peek(ctx context.Context, key affinity.Key) affinity.Binding {
+	b, _, err := t.Pool.Sessions.Peek(ctx, key)
+	if err != nil && !t.dry {
+		t.Failed()
+	}
+	return b
+}
+
+// binds returns whether the request binds its session.
+func (t *Turn) binds() bool {
+	return !t.dry && t.plan.Request != nil && !t.plan.Session.Final && !t.plan.Session.BackedOnly
+}
+
+// Pending returns whether a concurrent first request is about to choose the session's home, and
+// this attempt has not waited for that.
+func (t *Turn) Pending() bool { return t.pending && !t.waited }
+
+// Await waits for a concurrent first request of the session. Find then tells what it has found.
+// The error is the context's.
+func (t *Turn) Await(ctx context.Context) error {
+	t.waited = true
+	_, _, _ = t.use.Find(ctx, affinity.Patience)
+	return ctx.Err()
+}
+
+// NextAttempt says that the last attempt has not bound the session.
+func (t *Turn) NextAttempt() {
+	t.waited = false
+	t.use.Yield()
+}
+
+// Yield lets a concurrent request of the session choose its home, for this one waits.
+func (t *Turn) Yield() { t.use.Yield() }
+
+// Choose says to which target the attempt goes.
+func (t *Turn) Choose(at kvscore.Target) {
+	t.chose = true
+	t.use.Choose(at)
+}
+
+// Home returns the session's home, the zero Target if it has none. priced: the policy may leave
+// it, at a price. Otherwise the home decides. If the prompt is unknown it decides, too: then only
+// the session shows what is cached.
+func (t *Turn) Home() (at kvscore.Target, priced bool) { return t.bound.Target, t.priced() }
+
+func (t *Turn) priced() bool {
+	r := t.plan.Request
+	return t.Soft && !t.plan.Session.Held && r != nil && r.Kind != api.None
+}
+
+// Warm returns the target that has a price to leave: the home, else that of the parent session.
+// So the first turn of a sub-agent starts where its parent's prefix is cached, unless waiting
+// there costs more. It is the zero Target if there is none.
+func (t *Turn) Warm() kvscore.Target {
+	if t.bound.Target != (kvscore.Target{}) {
+		return t.bound.Target
+	}
+	return t.parent
+}
+
+// crowd is the most requests of a session that run at once and count as one conversation.
+const crowd = 8
+
+// Crowded returns whether many clients share the session's key. Then it must not bind them all to
+// one worker.
+func (t *Turn) Crowded() bool {
+	return !t.Hard && !t.plan.Session.Held && t.use.Live() > crowd
+}
+
+// GoAway says that this attempt goes elsewhere, and that the session keeps its home.
+func (t *Turn) GoAway() { t.away = true }
+
+// IsAway returns whether GoAway was called for this attempt.
+func (t *Turn) IsAway() bool { return t.away }
+
+// Commit says that an answer of a target begins, and returns what that makes of the session. A
+// good answer binds the session, except after GoAway and if an engine holds the session.
+func (t *Turn) Commit(ctx context.Context, at kvscore.Target, good bool) State {
+	s, had := &t.plan.Session, t.bound.Target
+	if good {
+		t.opened = 0 // the session stays in the engine
+		t.bind(ctx, at)
+	}
+	t.use.Yield() // others need not wait for a session that was not bound
+	switch {
+	case s.Key.IsZero() || t.plan.Request == nil:
+		return None
+	case s.Final:
+		return Final
+	case t.bound.Version == 0 || t.bound.Target == (kvscore.Target{}):
+		return Unbound
+	case t.bound.Target != at:
+		return Away
+	case had == at:
+		return Bound
+	case had != (kvscore.Target{}):
+		return Moved
+	}
+	return New
+}
+
+func (t *Turn) bind(ctx context.Context, at kvscore.Target) {
+	s := &t.plan.Session
+	if !t.use.Begun(s.Key) || t.away || t.bound.Kind == affinity.EngineBacked {
+		return
+	}
+	if t.bound.Version != 0 && t.bound.Target == at && (s.TTL == 0 || s.TTL == t.bound.TTL) {
+		return
+	}
+	b, _, err := t.use.Bind(ctx, t.bound.Version, affinity.Want{Target: at, TTL: t.ttl(), Scope: s.Scope})
+	if err != nil {
+		t.Failed() // live requests of others use all bindings
+		return
+	}
+	if t.bound.Version == 0 {
+		t.Pool.BoundModels.Add(t.plan.Model)
+	}
+	t.bound = b
+}
+
+// ttl returns how long the session is remembered after its last use: as the client says, else as
+// an earlier turn said.
+func (t *Turn) ttl() time.Duration {
+	if idle := t.plan.Session.TTL; idle > 0 {
+		return idle
+	}
+	if t.bound.TTL > 0 {
+		return t.bound.TTL
+	}
+	return time.Duration(t.Pool.Settings.Load().TTL)
+}
+
+// Forget unbinds the session from a target that gives unreadable answers.
+func (t *Turn) Forget(at kvscore.Target) {
+	if t.bound.Target == at && t.bound.Kind == affinity.RouterOnly {
+		t.unbind()
+	}
+}
+
+// unbind ends the binding that the request has seen, but no newer one.
+func (t *Turn) unbind() {
+	if v := t.bound.Version; v != 0 && !t.dry {
+		_, _, _ = Unbind(context.Background(), t.Pool, t.plan.Session.Key, v)
+	}
+}
+
+// End ends the request's part in the session. A computed turn restarts the binding's time to
+// live, also if the client has left. The client's final turn unbinds the session, unless it was
+// refused.
+func (t *Turn) End(computed bool) {
+	var used affinity.Version
+	switch {
+	case t.plan.Session.Key.IsZero():
+	case t.plan.Session.Final && t.chose:
+		t.unbind()
+	case computed:
+		used = t.bound.Version
+	}
+	if t.closes != nil { // before the next turn of the session begins
+		t.closer.close(t.closes)
+		t.closes = nil
+	}
+	_ = t.use.End(context.Background(), used)
+}
+
+// ResponseAt returns the target that keeps the response which the request names; false if none is
+// known to.
+func (t *Turn) ResponseAt() (at kvscore.Target, ok bool) {
+	return t.Pool.Responses.Find(t.plan.Response, !t.dry)
+}
+
+// KeepResponse records the target that keeps a response, unless the client asks not to keep it.
+func (t *Turn) KeepResponse(id string, at kvscore.Target) {
+	if t.plan.Request.Unstored {
+		return
+	}
+	session := t.plan.Session.Identity
+	if session == (affinity.Identity{}) {
+		session = t.Pool.Secret.Identity(id) // the response begins a conversation
+	}
+	t.Pool.Responses.Keep(id, at, session)
+}

@@ -1,0 +1,186 @@
+package turn
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+)
+
+var (
+	key        = affinity.Key{1}
+	none       = kvscore.Target{}
+	one, other = kvscore.Target{Worker: 1}, kvscore.Target{Worker: 2}
+)
+
+// testSessions returns the sessions of a pool of its own.
+func testSessions(t *testing.T) *Sessions {
+	p, _, _ := testPool(t)
+	t.Cleanup(func() { _ = p.Destruct() })
+	return NewSessions(&Sessions{Pool: p, Soft: true, Failed: func() { t.Error("the store failed") }})
+}
+
+// bindTo binds the session, whatever it is bound to.
+func (s *Sessions) bindTo(t *testing.T, want affinity.Want) {
+	t.Helper()
+	b, _, _ := s.Pool.Sessions.Peek(t.Context(), key)
+	want.TTL = time.Hour
+	if _, ok, err := s.Pool.Sessions.Bind(t.Context(), key, b.Version, want); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+}
+
+// enter begins a turn that must not be refused, and finds its session.
+func (s *Sessions) enter(t *testing.T, of plan.Session) *Turn {
+	t.Helper()
+	of.Key = key
+	turn, err := s.Enter(t.Context(), &plan.Plan{Session: of, Request: &api.Request{Kind: api.Text}}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	turn.Find(t.Context())
+	return turn
+}
+
+// TestStates has each row of the table of states.
+func TestStates(t *testing.T) {
+	for _, v := range []struct {
+		name       string
+		home       kvscore.Target // before
+		final      bool
+		away, good bool
+		want       State
+		after      kvscore.Target
+	}{
+		{"first turn", none, false, false, true, New, one},
+		{"at home", one, false, false, true, Bound, one},
+		{"error at home", one, false, false, false, Bound, one},
+		{"away", other, false, true, true, Away, other},
+		{"error elsewhere", other, false, false, false, Away, other},
+		{"moved", other, false, false, true, Moved, one},
+		{"error", none, false, false, false, Unbound, none},
+		{"last turn", one, true, false, true, Final, none},
+		{"last turn of none", none, true, false, true, Final, none},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			s := testSessions(t)
+			if v.home != none {
+				s.bindTo(t, affinity.Want{Target: v.home})
+			}
+			turn := s.enter(t, plan.Session{Final: v.final})
+			if home, priced := turn.Home(); home != v.home || !priced {
+				t.Errorf("home %v, priced %v", home, priced)
+			}
+			turn.Choose(one)
+			if v.away {
+				turn.GoAway()
+			}
+			if got := turn.Commit(t.Context(), one, v.good); got != v.want {
+				t.Errorf("state %q, want %q", got, v.want)
+			}
+			turn.End(true)
+			if b, _, _ := s.Pool.Sessions.Peek(t.Context(), key); b.Target != v.after {
+				t.Errorf("bound to %v, want %v", b.Target, v.after)
+			}
+			if turn.use.Live() != 0 {
+				t.Error("the session is still in use")
+			}
+		})
+	}
+}
+
+// TestLastTurnSparesANewerBinding binds a session anew during its last turn.
+func TestLastTurnSparesANewerBinding(t *testing.T) {
+	s := testSessions(t)
+	s.bindTo(t, affinity.Want{Target: one})
+	turn := s.enter(t, plan.Session{Final: true})
+	s.bindTo(t, affinity.Want{Target: other})
+	turn.Choose(one)
+	turn.End(true)
+	if b, _, _ := s.Pool.Sessions.Peek(t.Context(), key); b.Target != other {
+		t.Errorf("after the last turn, bound to %v", b.Target)
+	}
+}
+
+// TestSubAgentsStartNearTheirParents has first turns of sessions with a parent.
+func TestSubAgentsStartNearTheirParents(t *testing.T) {
+	s := testSessions(t)
+	parent := affinity.Key{2}
+	if _, ok, _ := s.Pool.Sessions.Bind(t.Context(), parent, 0, affinity.Want{Target: other, TTL: time.Hour}); !ok {
+		t.Fatal("not bound")
+	}
+	turn := s.enter(t, plan.Session{Parent: parent})
+	if home, _ := turn.Home(); home != none || turn.Warm() != other {
+		t.Errorf("home %v, warm %v", home, turn.Warm())
+	}
+	turn.Commit(t.Context(), one, true)
+	turn.End(true)
+	if turn = s.enter(t, plan.Session{Parent: parent}); turn.Warm() != one {
+		t.Errorf("the second turn begins at %v", turn.Warm())
+	}
+	turn.End(true)
+}
+
+// TestExpiredSessionsAreLost has turns of a session that an engine held until it expired. Only
+// its client's open or bind begins it anew.
+func TestExpiredSessionsAreLost(t *testing.T) {
+	s := testSessions(t)
+	held := affinity.Want{Target: one, TTL: time.Second, Kind: affinity.EngineBacked, EngineSession: "s"}
+	closerOf(s.Pool).Ended(key, &held, affinity.Expired)
+	enter := func(a nvext.Action) error {
+		turn, err := s.Enter(t.Context(), &plan.Plan{Session: plan.Session{Key: key, EngineSession: "s", Action: a}, Request: &api.Request{}}, false)
+		if err == nil {
+			turn.Find(t.Context())
+			if home, _ := turn.Home(); home != none {
+				t.Errorf("action %v: the home is %v", a, home)
+			}
+			turn.End(false)
+		}
+		return err
+	}
+	for range 2 {
+		if own, ok := errors.AsType[*api.Refusal](enter(0)); !ok || own.Code != api.CodeSessionLost {
+			t.Errorf("refused by %v", own)
+		}
+	}
+	if err := errors.Join(enter(nvext.ActionOpen), enter(nvext.ActionBind)); err != nil {
+		t.Error(err)
+	}
+	turn := s.enter(t, plan.Session{})
+	turn.Commit(t.Context(), other, true)
+	turn.End(true)
+	if turn = s.enter(t, plan.Session{EngineSession: "s"}); turn.Warm() != other {
+		t.Errorf("begun anew at %v", turn.Warm())
+	}
+	turn.End(true)
+}
+
+// TestTurnsOfAnEngineComeOneByOne has two turns of a session that an engine holds.
+func TestTurnsOfAnEngineComeOneByOne(t *testing.T) {
+	s := testSessions(t)
+	s.bindTo(t, affinity.Want{Target: one, Kind: affinity.EngineBacked, EngineSession: "s"})
+	first := s.enter(t, plan.Session{EngineSession: "s"})
+	if at, held := first.Held(); !held || at != one || first.EngineSession() != "s" {
+		t.Errorf("held %v at %v", held, at)
+	}
+	entered := make(chan *Turn)
+	go func() {
+		second, err := s.Enter(t.Context(), &plan.Plan{Session: plan.Session{Key: key, EngineSession: "s"}, Request: new(api.Request)}, false)
+		if err != nil {
+			t.Error(err)
+		}
+		entered <- second
+	}()
+	select {
+	case <-entered:
+		t.Fatal("two turns at once")
+	case <-time.After(20 * time.Millisecond):
+	}
+	first.End(true)
+	(<-entered).End(true)
+}

@@ -1,0 +1,127 @@
+// Package cache knows which leading part of a prompt each target holds in its KV cache. It
+// alone knows that there are two indexes:
+//
+//   - The approximate one is made of the router's own requests. Each target is an LRU of
+//     blocks as large as its engine's cache.
+//   - The exact one is made of the engines' KV events: see [Feed].
+//
+// Beside the exact one are the unconfirmed prompts: those that were sent a moment ago, and of
+// which no event has told yet.
+//
+// It does not know loads, and chooses no target. It uses neither Caddy nor HTTP. The caller
+// passes the time.
+package cache
+
+import (
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache/internal/approx"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache/internal/exact"
+)
+
+// Target is one data-parallel rank of one worker. The router selects, binds, scores and
+// indexes targets. A worker without data parallelism has only rank 0.
+type Target struct {
+	// Worker is the worker's id, configured or derived from its address.
+	Worker uint64
+	// Rank is the data-parallel rank inside the worker.
+	Rank uint32
+}
+
+// String returns worker/rank, both in decimal.
+func (t Target) String() string {
+	return strconv.FormatUint(t.Worker, 10) + "/" + strconv.FormatUint(uint64(t.Rank), 10)
+}
+
+// Kinds is the number of kinds of content blocks. The low bits of the hash of a block of text
+// are its kind: see [KindMask].
+const (
+	Kinds    = approx.Kinds
+	KindMask = approx.KindMask
+)
+
+// Weights says how many tokens a block stands for, in milli-tokens.
+type Weights = approx.Weights
+
+// Same returns equal weights for all blocks, in milli-tokens.
+func Same(milliTokens int64) Weights { return approx.Same(milliTokens) }
+
+// Settings of [Caches].
+type Settings struct {
+	// Memory bounds each of the two indexes, in bytes.
+	Memory int64
+	// BlockSize is the number of tokens in one KV block.
+	BlockSize int
+}
+
+// Caches are the cache models of all targets. Make them with [New].
+//
+// The owner serialises Open, Apply, Book, and the methods of [Slot] and [Ticket]. All others
+// are safe for concurrent use, also beside those.
+type Caches struct {
+	exact *exact.Index // has locks of its own
+
+	mu          sync.RWMutex // guards what follows; a reader of prompts needs the read lock
+	settings    Settings
+	sent        *approx.Index
+	slots       []*Slot // by number in sent; nil if the number is free
+	feeds       feeds
+	unconfirmed unconfirmed
+}
+
+// New returns caches without targets.
+func New(s Settings) *Caches {
+	return &Caches{
+		settings: s, exact: exact.New(s.Memory), sent: approx.New(s.Memory),
+		feeds:       feeds{of: make(map[Target]*Feed)},
+		unconfirmed: unconfirmed{index: approx.New(unconfirmedMemory)},
+	}
+}
+
+// Apply changes the settings of caches in use. It removes only what no longer fits, in steps:
+// see [Caches.Step].
+func (c *Caches) Apply(s Settings) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.settings = s
+	c.sent.SetMemory(s.Memory)
+	c.exact.SetMemory(s.Memory)
+}
+
+// Step does a part of the work that a lower memory or capacity, or a lost cache, leaves. work is
+// the number of records to visit; a thousand take about 0.1 ms. It returns whether there is
+// more. The owner calls it regularly.
+func (c *Caches) Step(work int) (more bool) {
+	if c.exact.Step(work) {
+		return true
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.sent.Step(work)
+}
+
+// Expire forgets the unconfirmed prompts whose time is over.
+func (c *Caches) Expire(now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.expire(now)
+}
+
+// Size is the size of the indexes, in bytes and blocks.
+type Size struct {
+	SentBytes, SentBlocks int64
+	// ExactBytes includes the unconfirmed prompts.
+	ExactBytes, ExactBlocks int64
+}
+
+// Size returns the size of the indexes.
+func (c *Caches) Size() Size {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return Size{
+		SentBytes: c.sent.Bytes(), SentBlocks: c.sent.Blocks(),
+		ExactBytes: c.exact.Bytes() + c.unconfirmed.index.Bytes(), ExactBlocks: c.exact.Distinct(),
+	}
+}

@@ -1,0 +1,333 @@
+package approx
+
+import "math"
+
+// maxRuns bounds the runs of a chain: each call walks all of them.
+const maxRuns = 4096
+
+// Acquire records that a prompt is sent to a slot. The slot holds its blocks from now on.
+// They are in use until [Index.Release], which the caller must call exactly once with the
+// returned Ref. Known blocks keep their weight. matched is Match.Blocks of a recent match.
+//
+// Acquire returns how many leading blocks it tracks. These are fewer than given if the
+// slot's capacity or the memory has no room. It returns zero values for an empty chain, and for
+// a slot that was not declared.
+//
+// It counts an arrival where the chain's match ended before (see [Match]), if there was a
+// match and the tracked blocks reach its end. With a matched of -1 it counts none.
+func (x *Index) Acquire(slot int, c *Chain, matched int) (Ref, int) {
+	s := x.slot(slot)
+	if s == nil {
+		return Ref{}, 0
+	}
+	ref, n := x.acquire(s, uint16(slot), c, matched)
+	x.settle(s)
+	return ref, n
+}
+
+// Touch records that the slot's engine has the whole chain, for example prompt and answer
+// at the end of a request. It inserts what is missing and makes all of it the most recently
+// used. tokens is the engine's count of the chain (see [Index.RecordCount]); 0 is unknown.
+// The rest is as for Acquire.
+func (x *Index) Touch(slot int, c *Chain, tokens int64) {
+	s := x.slot(slot)
+	if s == nil {
+		return
+	}
+	ref, n := x.acquire(s, uint16(slot), c, -1)
+	if n == len(c.Blocks) {
+		x.RecordCount(ref, c, tokens)
+	}
+	x.Release(ref, true)
+}
+
+// acquire pins the chain run by run from the top. Pinned runs are safe from the evictions
+// that make room for the rest. It counts an arrival at the end of the run that ends at the
+// position arrival.
+func (x *Index) acquire(s *slot, slot uint16, c *Chain, arrival int) (Ref, int) {
+	var up *run
+	pos, blocks := 0, c.Blocks
+	for depth := 0; pos < len(blocks) && depth < maxRuns; depth++ {
+		r := x.child(up, c.Root, blocks[pos])
+		if r == nil {
+			rest := blocks[pos:]
+			r = x.grow(s, up, c.Root, rest, pos, clampWeight(c.Weights.Sum(rest)/int64(len(rest))))
+			if r != nil {
+				x.pin(s, slot, r)
+				up, pos = r, pos+len(r.hashes)
+			}
+			break
+		}
+		want := x.affordable(s, slot, r, Common(r.hashes, blocks[pos:]))
+		if want == 0 {
+			break
+		}
+		if ok, evicted := x.room(r.cost(slot, want)); evicted {
+			continue // the run may be another now, or gone
+		} else if !ok {
+			break
+		}
+		if want < len(r.hashes) {
+			r = x.split(r, want, &c.Weights)
+		}
+		x.pin(s, slot, r)
+		up, pos = r, pos+want
+		if pos == arrival {
+			r.arrivals += min(1, math.MaxUint16-r.arrivals)
+		}
+	}
+	if up == nil {
+		return Ref{}, 0
+	}
+	return Ref{run: up, slot: slot, life: s.life}, pos
+}
+
+// affordable returns how many of the run's first blocks the slot can pin in one step. If the
+// slot holds a part of them, it is that part. Confirmed and new blocks must not share a
+// hold, or a failed request could not be undone.
+func (x *Index) affordable(s *slot, slot uint16, r *run, blocks int) int {
+	if h := r.hold(slot); h != nil {
+		return min(blocks, int(h.n))
+	}
+	return x.roomTokens(s, blocks, r.weight)
+}
+
+// cost returns the memory that pinning the run's first blocks takes.
+func (r *run) cost(slot uint16, blocks int) (bytes int64) {
+	if r.hold(slot) == nil {
+		bytes = holdBytes
+	}
+	if blocks < len(r.hashes) {
+		bytes += runBytes + int64(len(r.holds))*holdBytes +
+			hashBytes(blocks) + hashBytes(len(r.hashes)-blocks) - hashSize(r.hashes)
+	}
+	return bytes
+}
+
+// grow adds a run with as many of the blocks as fit, and returns it; nil if none fits.
+func (x *Index) grow(s *slot, up *run, root uint64, blocks []uint64, start int, weight int32) *run {
+	key := x.key(up, root, blocks[0])
+	if x.runs[key] != nil {
+		return nil // two keys are equal
+	}
+	n := x.roomTokens(s, len(blocks), weight)
+	need := int64(runBytes + holdBytes)
+	if ok, _ := x.room(need + hashBytes(n)); !ok {
+		for n > 0 && x.bytes+need+hashBytes(n) > x.limit {
+			n = n * 7 / 8
+		}
+	}
+	if n <= 0 {
+		return nil
+	}
+	r := &run{
+		hashes: append([]uint64(nil), blocks[:n]...),
+		root:   root, up: up, weight: weight, start: int32(start), seed: newSeed(),
+	}
+	x.runs[key] = r
+	x.peak = max(x.peak, len(x.runs))
+	x.bytes += runBytes + hashSize(r.hashes)
+	x.blocks += int64(n)
+	return r
+}
+
+// pin takes the whole run for a request. The slot holds all of it or none.
+func (x *Index) pin(s *slot, slot uint16, r *run) {
+	h := r.hold(slot)
+	if h == nil {
+		h = x.add(s, slot, r)
+		x.push(s, h)
+	}
+	if h.refs == 0 {
+		s.pinned++
+		s.inUse.Add(h.tokens())
+		r.marks.set(slot, true, true)
+	}
+	if h.lost {
+		h.lost, h.confirmed = false, false
+		r.partial--
+		s.used.Add(h.tokens())
+		s.lost -= h.tokens()
+	}
+	h.refs++
+}
+
+// add gives the slot a hold of the whole run, in no place of its order.
+func (x *Index) add(s *slot, slot uint16, r *run) *hold {
+	h := &hold{run: r, n: int32(len(r.hashes)), slot: slot}
+	r.insert(h)
+	s.used.Add(h.tokens())
+	s.holds++
+	x.bytes += holdBytes
+	return h
+}
+
+// tokens returns the milli-tokens of a hold.
+func (h *hold) tokens() int64 { return int64(h.n) * int64(h.run.weight) }
+
+// hold returns the slot's hold of the run, or nil.
+func (r *run) hold(slot uint16) *hold {
+	if i, ok := r.marks.find(slot); ok {
+		return r.holds[i]
+	}
+	return nil
+}
+
+func (r *run) insert(h *hold) {
+	i, _ := r.marks.find(h.slot)
+	r.holds = append(r.holds, nil)
+	copy(r.holds[i+1:], r.holds[i:])
+	r.holds[i] = h
+	r.marks.set(h.slot, true, h.refs > 0)
+	if h.isPartial() {
+		r.partial++
+	}
+}
+
+func (h *hold) isPartial() bool { return h.lost || int(h.n) < len(h.run.hashes) }
+
+// split cuts a run in two and returns the new one, which is the upper. The lower one stays the
+// same record, because Refs name the deepest run of their chain. Both get copies of the
+// hashes, so that either can be freed. The kinds of the blocks divide the run's tokens.
+func (x *Index) split(low *run, at int, w *Weights) *run {
+	upper, lower := w.divide(low, at)
+	up := &run{
+		hashes: append([]uint64(nil), low.hashes[:at]...), root: low.root, up: low.up,
+		weight: low.weight, start: low.start, seed: newSeed(), weighed: low.weighed,
+	}
+	x.runs[x.keyOf(low)] = up
+	x.bytes += runBytes - hashSize(low.hashes)
+	low.hashes = append([]uint64(nil), low.hashes[at:]...)
+	x.bytes += hashSize(low.hashes) + hashSize(up.hashes)
+	low.up = up
+	low.start += int32(at)
+	x.runs[x.keyOf(low)] = low
+
+	holds := low.holds
+	low.holds, low.marks, low.partial = nil, marks{}, 0
+	for _, h := range holds {
+		if int(h.n) <= at { // nothing left for the lower: move it
+			h.run = up
+			up.insert(h)
+			continue
+		}
+		x.splitHold(h, up, int32(at))
+		low.insert(h)
+	}
+	x.reweigh(up, upper)
+	x.reweigh(low, lower)
+	return up
+}
+
+// splitHold gives the upper run a copy of a hold. The copy follows the hold in the slot's
+// order on the recent side, because tails are evicted before heads.
+func (x *Index) splitHold(h *hold, up *run, at int32) {
+	c := new(hold)
+	*c = *h
+	c.run, c.n = up, at
+	up.insert(c)
+	h.n -= at
+	s := x.slots[h.slot]
+	if s.holds++; h.refs > 0 {
+		s.pinned++
+	}
+	c.older = h
+	if h.newer != nil {
+		h.newer.older = c
+	} else {
+		s.front = c
+	}
+	h.newer = c
+	x.bytes += holdBytes
+}
+
+// Release ends the use that Acquire began. The caller calls it exactly once for each Ref
+// that Acquire returned. It ignores the zero Ref.
+//
+// keep says that the engine has computed the prompt, so that its blocks stay. Without keep,
+// Release removes the blocks that no request has confirmed or uses. What stays is the most
+// recently used. After an [Index.Clear] in between, it ignores keep, because the engine has
+// lost the blocks.
+func (x *Index) Release(ref Ref, keep bool) {
+	if ref.run == nil {
+		return
+	}
+	s := x.slots[ref.slot]
+	keep = keep && s.life == ref.life
+	for r := ref.run; r != nil; {
+		up := r.up // the run may be freed below
+		h := r.hold(ref.slot)
+		if h.refs--; h.refs == 0 {
+			s.pinned--
+			s.inUse.Add(-h.tokens())
+			if h.lost {
+				s.lost -= h.tokens()
+			}
+			r.marks.set(ref.slot, true, false)
+		}
+		h.confirmed = h.confirmed || keep
+		if h.refs == 0 && (!h.confirmed || h.lost) {
+			x.remove(h)
+		} else { // from the tail to the head, so that the head is more recent
+			x.refresh(s, h)
+		}
+		r = up
+	}
+	x.settle(s)
+}
+
+// Clear records that the slot's engine has lost its cache, for example by a restart. The
+// index removes what the slot holds. What is in use then goes when it is released.
+func (x *Index) Clear(n int) {
+	s := x.slot(n)
+	if s == nil {
+		return
+	}
+	s.life++
+	for h := s.back; h != nil; {
+		next := h.newer
+		switch {
+		case h.refs == 0:
+			x.remove(h)
+		case !h.lost:
+			if !h.isPartial() {
+				h.run.partial++
+			}
+			h.lost = true
+			s.used.Add(-h.tokens())
+			s.lost += h.tokens()
+		}
+		h = next
+	}
+}
+
+// refresh makes a hold the most recently used.
+func (x *Index) refresh(s *slot, h *hold) {
+	s.unlink(h)
+	x.push(s, h)
+}
+
+func (x *Index) push(s *slot, h *hold) {
+	x.clock++
+	h.touched = x.clock
+	h.newer, h.older = nil, s.front
+	if s.front != nil {
+		s.front.newer = h
+	} else {
+		s.back = h
+	}
+	s.front = h
+}
+
+func (s *slot) unlink(h *hold) {
+	if h.newer != nil {
+		h.newer.older = h.older
+	} else {
+		s.front = h.older
+	}
+	if h.older != nil {
+		h.older.newer = h.newer
+	} else {
+		s.back = h.newer
+	}
+}

@@ -1,0 +1,206 @@
+// Package approx keeps the approximate cache models: which leading part of a prompt each
+// target's engine has in its KV cache. It builds them from the requests that the router has
+// sent, not from the engine's events. Every target is a slot, numbered from 0, with an LRU of
+// blocks as large as its engine's cache. All slots share one compressed trie, so that one walk
+// answers for every slot.
+//
+// It does not tokenize, hash, score or choose a target. The owner locks: [Index.Match],
+// [Walk.Next] and the methods that only return a number need the read lock, everything else the
+// write lock. Used and InUse need none.
+//
+// # Chains
+//
+// A prompt is a root and the content hashes of its full blocks in order. The root stands for
+// everything that must be equal for two prompts to share blocks: the model, a salt. A hash
+// is that of the block alone; the place in the trie stands for the blocks before it. What a
+// slot holds of a chain always begins at the first block and has no holes.
+//
+// # Memory
+//
+// The index stays within a number of bytes, by an estimate of all that it keeps. A prefix with
+// one holder costs about 230 bytes and 8 for each block; another holder costs about 60 more.
+// A full index evicts what was used longest ago on any slot.
+//
+// # Time
+//
+// Each call walks and copies its chain, and evicts what the chain displaces. A lower bound
+// leaves more to evict. Each call does a part of it, and [Index.Step], which the owner calls
+// regularly, does the rest. Until then, a slot may hold more than its capacity, and the index may exceed a
+// lowered bound in bytes.
+package approx
+
+import (
+	"math"
+	"math/rand/v2"
+	"sync/atomic"
+)
+
+// firstTouch leaves room for older values of touched: see [Index.Restore].
+const firstTouch = 1 << 40
+
+// maxSlots bounds slot numbers: a hold keeps its slot in 16 bits.
+const maxSlots = 1 << 16
+
+// Index has the cache models of all slots. Make it with [New].
+type Index struct {
+	runs  map[uint64]*run // by their keys
+	slots []*slot
+	seed  uint64 // for the keys of the first runs
+
+	memory int64  // bound in bytes
+	limit  int64  // the bound now: above memory for a while after memory was lowered
+	bytes  int64  // of runs, their hashes and holds, about
+	blocks int64  // distinct blocks
+	peak   int    // most runs since the map was made
+	clock  uint64 // last value of touched
+	oldest uint64 // least value of touched: see Restore
+}
+
+// run is an edge of the trie: consecutive blocks without a branch in between. A holder of a run
+// holds all of its parent. A run without children is therefore cut as soon as no slot holds its
+// last block, and a run without holds has no children.
+type run struct {
+	hashes []uint64
+	seed   uint64 // random, for the keys of the children
+	root   uint64
+	up     *run    // nil at the top
+	holds  []*hold // by slot
+	marks  marks
+	start  int32 // blocks before this run
+	weight int32 // milli-tokens per block
+	// count is an engine's count of a prompt that ended past blocks after the run, in
+	// tokens; 0 if there is none.
+	count    int32
+	past     uint16 // in 1/65536
+	arrivals uint16 // see Match
+	partial  int32  // holds of a part of the run, and lost ones
+	weighed  bool   // the weight follows from an engine's counts
+}
+
+// hold says that a slot has the first n blocks of a run. If requests in flight use it, refs
+// counts them and n is the whole run. Holds of a slot are in the order of touched. That of a
+// run is touched after those of its children.
+type hold struct {
+	touched      uint64
+	run          *run // nil once the hold is removed
+	newer, older *hold
+	n            int32
+	refs         int32
+	slot         uint16
+	confirmed    bool // a request that used it succeeded
+	lost         bool // the engine has lost its cache since: only requests in flight have it
+}
+
+// slot is one engine's cache. Sums are in milli-tokens.
+type slot struct {
+	capacity    int64        // 0: none
+	used        atomic.Int64 // of all holds but lost ones
+	inUse       atomic.Int64 // of holds with refs
+	lost        int64        // of inUse, that of lost holds
+	front, back *hold        // front is the most recent
+	holds       int
+	pinned      int    // holds with refs
+	life        uint32 // counts clears
+}
+
+// The memory of a run with its entry in the map, and of a hold with its place in the run.
+const (
+	runBytes  = 128 + 36
+	holdBytes = 48 + 12
+)
+
+// Ref names what a request in flight uses: see [Index.Acquire]. The zero value names
+// nothing.
+type Ref struct {
+	run  *run // the deepest; it stays the deepest when split
+	slot uint16
+	life uint32
+}
+
+// New returns an empty index without slots that keeps at most memory bytes.
+func New(memory int64) *Index {
+	return &Index{
+		runs: make(map[uint64]*run), seed: rand.Uint64(),
+		memory: memory, limit: memory, clock: firstTouch, oldest: firstTouch,
+	}
+}
+
+// SetMemory changes the bound in bytes. After a lower bound, the index evicts what was used
+// longest ago in steps: see [Index.Step]. Bytes does not grow until it is within the bound.
+// What is in use stays until released.
+func (x *Index) SetMemory(bytes int64) {
+	x.memory = bytes
+	x.limit = max(bytes, min(x.limit, x.bytes))
+	x.settle(nil)
+}
+
+// SetCapacity declares a slot, or changes the capacity of its engine's cache, in tokens; 0
+// means as much as memory allows. The index evicts what exceeds a lower capacity: see
+// [Index.Step]. What is in use stays until released. Slots are numbers below 65536, and
+// should be dense. Others are ignored.
+func (x *Index) SetCapacity(n int, tokens int64) {
+	if n < 0 || n >= maxSlots {
+		return
+	}
+	for n >= len(x.slots) {
+		x.slots = append(x.slots, nil)
+	}
+	if x.slots[n] == nil {
+		x.slots[n] = new(slot)
+	}
+	s := x.slots[n]
+	s.capacity = min(max(tokens, 0), math.MaxInt64/4000) * 1000
+	x.settle(s)
+}
+
+// slot returns a declared slot or nil.
+func (x *Index) slot(n int) *slot {
+	if n < 0 || n >= len(x.slots) {
+		return nil
+	}
+	return x.slots[n]
+}
+
+// Used returns how many tokens the slot holds, 0 for an unknown slot.
+func (x *Index) Used(slot int) int64 {
+	if s := x.slot(slot); s != nil {
+		return s.used.Load() / 1000
+	}
+	return 0
+}
+
+// InUse returns the tokens that requests in flight use on the slot. Shared tokens count
+// once. 0 for an unknown slot.
+func (x *Index) InUse(slot int) int64 {
+	if s := x.slot(slot); s != nil {
+		return s.inUse.Load() / 1000
+	}
+	return 0
+}
+
+// Blocks returns the number of distinct blocks (by position and content) that
+// any slot holds or uses.
+func (x *Index) Blocks() int64 { return x.blocks }
+
+// Bytes returns about the size of all that the index keeps. It may exceed a bound that was
+// lowered, until Step has caught up and used blocks are released.
+func (x *Index) Bytes() int64 { return x.bytes }
+
+// child returns the run below another that begins with a block, or nil. up is nil at the top.
+func (x *Index) child(up *run, root, block uint64) *run {
+	r := x.runs[x.key(up, root, block)]
+	if r == nil || r.up != up || r.root != root || r.hashes[0] != block {
+		return nil
+	}
+	return r
+}
+
+// key returns the key of a run. Clients know no seed, so they cannot choose runs with equal keys.
+func (x *Index) key(up *run, root, block uint64) uint64 {
+	if up == nil {
+		return block ^ fold(root^x.seed, 0x9e3779b97f4a7c15)
+	}
+	return block ^ up.seed
+}
+
+func (x *Index) keyOf(r *run) uint64 { return x.key(r.up, r.root, r.hashes[0]) }

@@ -1,0 +1,194 @@
+package approx
+
+import (
+	"slices"
+	"testing"
+)
+
+func seq(from, n uint64) []uint64 {
+	b := make([]uint64, n)
+	for i := range b {
+		b[i] = from + uint64(i)
+	}
+	return b
+}
+
+func declared(slots int) *Index {
+	x := New(64 << 20)
+	for i := range slots {
+		x.SetCapacity(i, 0)
+	}
+	return x
+}
+
+func TestUnknownSlotsAndEmptyChains(t *testing.T) {
+	x := declared(2)
+	x.SetCapacity(-1, 5)
+	x.SetCapacity(maxSlots, 5)
+	for _, slot := range []int{-1, 2, 70_000} {
+		if ref, n := x.acquireAll(slot, &Chain{Root: 1, Blocks: seq(1, 4), Weights: Same(1000)}); ref != (Ref{}) || n != 0 {
+			t.Errorf("slot %d: acquired %d", slot, n)
+		}
+		x.Touch(slot, &Chain{Root: 1, Blocks: seq(1, 4), Weights: Same(1000)}, 0)
+		x.Clear(slot)
+		if x.Used(slot) != 0 || x.InUse(slot) != 0 {
+			t.Errorf("slot %d has something", slot)
+		}
+	}
+	ref, n := x.acquireAll(0, &Chain{Root: 1, Blocks: nil, Weights: Same(1000)})
+	x.Release(ref, true)
+	if n != 0 || x.Blocks() != 0 {
+		t.Errorf("acquired %d blocks of an empty chain, %d known", n, x.Blocks())
+	}
+	m := Match{Held: make([]int32, 9), InUse: []int32{7}, Blocks: 3, Arrivals: 3, Holders: 3}
+	x.Match(&Chain{Root: 1, Blocks: nil}, &m)
+	if len(m.Held) != 2 || len(m.InUse) != 2 || m.InUse[0] != 0 || m.Blocks+m.Arrivals+m.Holders != 0 {
+		t.Errorf("match of an empty chain: %+v", m)
+	}
+	x.SetCapacity(5, 0) // 2, 3 and 4 are still unknown
+	if _, n := x.acquireAll(3, &Chain{Root: 1, Blocks: seq(1, 4), Weights: Same(1000)}); n != 0 {
+		t.Errorf("acquired %d blocks on a slot between declared ones", n)
+	}
+}
+
+// The doc of Arrivals, as a test: newcomers below a system prompt are counted
+// where they diverge, a conversation's own turns are not counted up.
+func TestArrivalsTellStemFromHistory(t *testing.T) {
+	x := declared(2)
+	stem := seq(100, 10)
+	var m Match
+	send := func(b []uint64) int {
+		x.Match(&Chain{Root: 1, Blocks: b}, &m)
+		ref, _ := x.acquireAll(int(b[len(b)-1]%2), &Chain{Root: 1, Blocks: b, Weights: Same(1000)})
+		x.Release(ref, true)
+		return m.Arrivals
+	}
+	var got []int
+	for i := range uint64(5) {
+		got = append(got, send(slices.Concat(stem, seq(1000*(i+1), 5))))
+	}
+	if want := []int{0, 0, 1, 2, 3}; !slices.Equal(got, want) {
+		t.Errorf("newcomers find %v, want %v", got, want)
+	}
+	got = got[:0]
+	talk := slices.Concat(stem, seq(1000, 5))
+	for turn := range uint64(4) {
+		talk = slices.Concat(talk, seq(50_000+100*turn, 6))
+		got = append(got, send(talk))
+	}
+	if want := []int{0, 0, 0, 0}; !slices.Equal(got, want) {
+		t.Errorf("turns find %v, want %v", got, want)
+	}
+	got = append(got[:0], send(talk), send(talk))
+	if want := []int{0, 1}; !slices.Equal(got, want) {
+		t.Errorf("the same prompt again finds %v, want %v", got, want)
+	}
+}
+
+func TestFailedRequestIsForgotten(t *testing.T) {
+	x := declared(1)
+	x.SetCapacity(0, 20)
+	x.Touch(0, &Chain{Root: 1, Blocks: seq(1, 4), Weights: Same(1000)}, 0)   // old
+	x.Touch(0, &Chain{Root: 1, Blocks: seq(101, 4), Weights: Same(1000)}, 0) // newer
+	ref, n := x.acquireAll(0, &Chain{Root: 1, Blocks: seq(1, 10), Weights: Same(1000)})
+	if n != 10 || x.Used(0) != 14 || x.InUse(0) != 10 {
+		t.Fatalf("acquired %d, used %d, in use %d", n, x.Used(0), x.InUse(0))
+	}
+	x.Release(ref, false)
+	if x.Used(0) != 8 || x.InUse(0) != 0 {
+		t.Fatalf("used %d, in use %d after the failure", x.Used(0), x.InUse(0))
+	}
+	x.check(t)
+}
+
+func TestReleaseAfterClearConfirmsNothing(t *testing.T) {
+	x := declared(1)
+	x.Touch(0, &Chain{Root: 1, Blocks: seq(1, 5), Weights: Same(1000)}, 0)
+	x.Touch(0, &Chain{Root: 1, Blocks: seq(101, 5), Weights: Same(1000)}, 0)
+	ref, _ := x.acquireAll(0, &Chain{Root: 1, Blocks: seq(1, 10), Weights: Same(1000)})
+	x.Clear(0)
+	x.check(t)
+	var m Match
+	if x.Match(&Chain{Root: 1, Blocks: seq(1, 10)}, &m); x.Used(0) != 0 || x.InUse(0) != 10 || m.Held[0] != 0 {
+		t.Errorf("after Clear: used %d, in use %d, held %d", x.Used(0), x.InUse(0), m.Held[0])
+	}
+	again, n := x.acquireAll(0, &Chain{Root: 1, Blocks: seq(1, 6), Weights: Same(1000)}) // the engine as it is now
+	x.check(t)
+	if x.Match(&Chain{Root: 1, Blocks: seq(1, 10)}, &m); n != 6 || x.Used(0) != 6 || x.InUse(0) != 10 || m.Held[0] != 6 {
+		t.Errorf("again: %d blocks, used %d, in use %d, held %d", n, x.Used(0), x.InUse(0), m.Held[0])
+	}
+	x.Release(ref, true)
+	if x.Used(0) != 6 || x.InUse(0) != 6 || x.Blocks() != 6 {
+		t.Errorf("used %d, in use %d, %d blocks while the new request runs", x.Used(0), x.InUse(0), x.Blocks())
+	}
+	x.Release(again, false)
+	if x.Blocks() != 0 || x.Used(0) != 0 {
+		t.Errorf("%d blocks left, used %d", x.Blocks(), x.Used(0))
+	}
+	x.check(t)
+}
+
+func TestVeryLongChain(t *testing.T) {
+	x := declared(2)
+	long := seq(1, 100_000)
+	x.Touch(0, &Chain{Root: 1, Blocks: long, Weights: Same(16_000)}, 0)
+	ref, n := x.acquireAll(1, &Chain{Root: 1, Blocks: long[:70_000], Weights: Same(16_000)})
+	var m Match
+	x.Match(&Chain{Root: 1, Blocks: long}, &m)
+	if n != 70_000 || m.Held[0] != 100_000 || m.Held[1] != 70_000 || m.InUse[1] != 70_000 || m.Holders != 1 {
+		t.Errorf("%d acquired, %+v", n, m)
+	}
+	x.SetCapacity(0, 16*50_000)
+	x.Release(ref, true)
+	x.check(t)
+	x.Match(&Chain{Root: 1, Blocks: long}, &m)
+	if m.Held[0] != 50_000 || m.Held[1] != 70_000 || x.Blocks() != 70_000 {
+		t.Errorf("%+v, %d blocks", m, x.Blocks())
+	}
+	same := make([]uint64, 5000) // one content hash throughout
+	x.Touch(0, &Chain{Root: 2, Blocks: same, Weights: Same(16_000)}, 0)
+	if x.Match(&Chain{Root: 2, Blocks: same[:4000]}, &m); m.Held[0] != 4000 {
+		t.Errorf("held %d of equal blocks", m.Held[0])
+	}
+	x.check(t)
+}
+
+func TestNoAllocationPerBlock(t *testing.T) {
+	x := declared(8)
+	chain := seq(1, 2000)
+	for i := range 8 {
+		x.Touch(i, &Chain{Root: 1, Blocks: chain[:200*(i+1)], Weights: Same(16_000)}, 0)
+	}
+	var m Match
+	x.Match(&Chain{Root: 1, Blocks: chain}, &m)
+	if n := testing.AllocsPerRun(100, func() { x.Match(&Chain{Root: 1, Blocks: chain}, &m) }); n != 0 {
+		t.Errorf("Match allocates %v times", n)
+	}
+	if n := testing.AllocsPerRun(100, func() {
+		ref, _ := x.Acquire(3, &Chain{Root: 1, Blocks: chain[:800], Weights: Same(16_000)}, -1)
+		x.Release(ref, true)
+	}); n != 0 {
+		t.Errorf("Acquire and Release of what is held allocate %v times", n)
+	}
+	if n := testing.AllocsPerRun(100, func() {
+		ref, _ := x.Acquire(3, &Chain{Root: 2, Blocks: chain, Weights: Same(16_000)}, -1)
+		x.Release(ref, false)
+	}); n > 6 {
+		t.Errorf("Acquire of a new chain allocates %v times", n)
+	}
+}
+
+func TestVeryDeepChain(t *testing.T) {
+	x := declared(1)
+	const long = maxRuns + 500
+	chain := seq(1, long)
+	for i := 1; i < long; i++ { // each is a run longer than the one before
+		x.Touch(0, &Chain{Root: 1, Blocks: chain[:i], Weights: Same(16_000)}, 0)
+	}
+	ref, n := x.acquireAll(0, &Chain{Root: 1, Blocks: chain, Weights: Same(16_000)})
+	if n != maxRuns {
+		t.Errorf("%d blocks are tracked, want %d", n, maxRuns)
+	}
+	x.Release(ref, true)
+	x.check(t)
+}

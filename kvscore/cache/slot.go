@@ -1,0 +1,102 @@
+package cache
+
+import (
+	"slices"
+	"sync/atomic"
+)
+
+// Slot is the cache model of one target.
+type Slot struct {
+	caches *Caches
+	target Target
+	number int                  // in the approximate index
+	feed   atomic.Pointer[Feed] // nil without events
+	page   int64                // tokens in the smallest block that the engine reuses; 0 is unknown
+	losses uint64
+}
+
+// Open returns the slot of a target that has none, with the capacity of its KV cache in tokens.
+func (c *Caches) Open(t Target, capacity int64) *Slot {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	number := slices.Index(c.slots, nil)
+	if number < 0 {
+		number = len(c.slots)
+		c.slots = append(c.slots, nil)
+	}
+	s := &Slot{caches: c, target: t, number: number}
+	c.slots[number] = s
+	if f := c.feeds.of[t]; f != nil {
+		f.attach(s)
+	}
+	c.sent.SetCapacity(number, capacity)
+	return s
+}
+
+// slotOf returns the slot of a target, or nil.
+func (c *Caches) slotOf(t Target) *Slot {
+	for _, s := range c.slots {
+		if s != nil && s.target == t {
+			return s
+		}
+	}
+	return nil
+}
+
+// Close forgets the slot, which no ticket may use. The target's feed stays.
+func (s *Slot) Close() {
+	c := s.caches
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.sent.Clear(s.number)
+	c.slots[s.number] = nil
+	if f := s.feed.Load(); f != nil {
+		f.slot = nil
+	}
+}
+
+// Resize changes the capacity of the target's KV cache, in tokens.
+func (s *Slot) Resize(capacity int64) {
+	s.caches.mu.Lock()
+	defer s.caches.mu.Unlock()
+	s.caches.sent.SetCapacity(s.number, capacity)
+}
+
+// SetPage sets the tokens in the smallest block that the engine reuses. 0 is unknown and stands
+// for Settings.BlockSize.
+func (s *Slot) SetPage(tokens int64) { s.page = tokens }
+
+// Page returns the tokens in the smallest block that the engine reuses.
+func (s *Slot) Page() int64 {
+	if s.page > 0 {
+		return s.page
+	}
+	return int64(s.caches.settings.BlockSize)
+}
+
+// Lose records that the target has lost its cache, for example by a restart. Tickets from before
+// do not change the cache model when they end.
+func (s *Slot) Lose() {
+	s.caches.mu.Lock()
+	defer s.caches.mu.Unlock()
+	s.lose()
+}
+
+func (s *Slot) lose() {
+	s.losses++
+	s.caches.sent.Clear(s.number)
+}
+
+// Used returns how many tokens the target holds, as far as the router's requests tell.
+func (s *Slot) Used() int64 { return s.caches.sent.Used(s.number) }
+
+// InUse returns the tokens that active requests use on the target. Shared ones count once.
+func (s *Slot) InUse() int64 { return s.caches.sent.InUse(s.number) }
+
+// Knowledge returns where the cache model for prompts of token ids comes from.
+func (s *Slot) Knowledge() Knowledge {
+	if f := s.feed.Load(); f != nil {
+		return f.info.Load().Knowledge
+	}
+	return Approximate
+}

@@ -1,0 +1,140 @@
+package cache
+
+import (
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache/internal/approx"
+)
+
+// Ticket is one request's use of a target's cache. [Caches.Book] fills it in, and it must stay
+// where it is until its End.
+type Ticket struct {
+	slot     *Slot
+	losses   uint64 // of the slot
+	ref      approx.Ref
+	chain    approx.Chain // without its blocks
+	blocks   int          // of the prompt
+	tracked  int          // of these, blocks that there was room for
+	held     int          // of these, blocks that the cache model held
+	mediaEnd int
+	estimate int64 // tokens of the prompt, from its text alone
+	waits    waiting
+}
+
+// Book records that the prompt is sent to a target. The target counts as holding it from now on.
+// v is a recent view of the prompt.
+func (c *Caches) Book(now time.Time, t *Ticket, s *Slot, p *Prompt, v *View) {
+	o := v.Of(s)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.unconfirmed.tell(now)
+	*t = Ticket{
+		slot: s, losses: s.losses, chain: p.chain(), blocks: len(p.Blocks), held: o.Held,
+		mediaEnd: p.MediaEnd, estimate: p.Tokens - p.OtherTokens,
+	}
+	t.ref, t.tracked = c.sent.Acquire(s.number, &t.chain, v.sent.Blocks)
+	t.chain.Blocks = nil // the request's own
+	c.add(t, v)
+}
+
+// Untracked returns the share of the prompt's blocks for which there was no room. If active
+// requests share them, the slot does not know it.
+func (t *Ticket) Untracked() float64 {
+	if t.tracked == t.blocks {
+		return 0
+	}
+	return float64(t.blocks-t.tracked) / float64(t.blocks)
+}
+
+// Current returns whether the target has not lost its cache since the booking.
+func (t *Ticket) Current() bool {
+	t.slot.caches.mu.RLock()
+	defer t.slot.caches.mu.RUnlock()
+	return t.losses == t.slot.losses
+}
+
+// Computed records that the engine has computed the prompt.
+func (t *Ticket) Computed(now time.Time) {
+	c := t.slot.caches
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.unconfirmed.tell(now)
+	c.confirmSoon(t)
+}
+
+// End ends the ticket. kept says that the target has computed the prompt, and so holds its blocks
+// now. answer has the blocks of prompt and answer together; nil is unknown.
+func (t *Ticket) End(kept bool, answer []uint64, n Counts) {
+	s := t.slot
+	c := s.caches
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	kept = kept && t.losses == s.losses
+	if kept {
+		c.recordCounts(t, &n)
+	}
+	c.sent.Release(t.ref, kept)
+	if kept {
+		c.confirmSoon(t)
+	} else {
+		c.drop(t)
+	}
+	if kept && len(answer) > 0 {
+		c.touch(t, answer, &n)
+	}
+}
+
+// Counts are an engine's token counts of a prompt and its answer; 0 is unknown.
+type Counts struct {
+	// Prompt is the number of prompt tokens.
+	Prompt int64
+	// Cached is the number of prompt tokens that the engine had cached. CachedReported says
+	// that the engine reported it, even if it is 0.
+	Cached         int64
+	CachedReported bool
+	// Answer is the number of tokens that the engine holds at the end of the answer,
+	// including the prompt. It excludes the last token, which the engine need not compute.
+	Answer int64
+	// AnswerPast is the part of prompt and answer after the last of the blocks that End
+	// gets, in blocks.
+	AnswerPast float32
+}
+
+// maxCount is the greatest believable factor between an engine's count and the estimate.
+const maxCount = 8
+
+// Believable returns a count of tokens, or 0 if it is too far from the estimate.
+func Believable(count, estimate int64) int64 {
+	if count > maxCount*estimate+64 || count < estimate/maxCount {
+		return 0
+	}
+	return count
+}
+
+// recordCounts puts an engine's counts into the index. The index knows the length of a
+// prompt of token ids. An image that ends after the last full block is not in the chain.
+func (c *Caches) recordCounts(t *Ticket, n *Counts) {
+	prompt := Believable(n.Prompt, t.estimate)
+	if t.tracked != t.blocks || t.chain.Weights.Kinds == nil || prompt == 0 {
+		n.Answer = 0
+		return
+	}
+	if n.Cached > 0 {
+		c.sent.RecordCached(t.ref, t.held, float64(n.Cached)+float64(t.slot.Page())/2)
+	}
+	if t.mediaEnd <= t.blocks {
+		c.sent.RecordCount(t.ref, &t.chain, prompt)
+	}
+}
+
+// touch records that the target holds prompt and answer.
+func (c *Caches) touch(t *Ticket, answer []uint64, n *Counts) {
+	t.chain.Blocks, t.chain.Past = answer, n.AnswerPast
+	tokens := int64(0)
+	if t.mediaEnd <= len(answer) && n.Answer > 0 {
+		more := t.chain.Weights.Sum(answer[min(t.blocks, len(answer)):]) / 1000
+		tokens = Believable(n.Answer, t.estimate+more)
+	}
+	c.sent.Touch(t.slot.number, &t.chain, tokens)
+	t.chain.Blocks = nil
+}

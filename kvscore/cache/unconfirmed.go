@@ -1,0 +1,119 @@
+package cache
+
+import (
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache/internal/approx"
+)
+
+// unconfirmed are the prompts that were sent lately to targets with feeds. They count as held
+// until the engines' events arrive.
+type unconfirmed struct {
+	index       *approx.Index // its slots are the feeds' numbers
+	n           int           // tickets in the index
+	first, last *Ticket       // the computed ones, in the order of their ends
+	now         time.Time     // the latest that was told
+}
+
+// waiting is a ticket's part in the unconfirmed prompts.
+type waiting struct {
+	id    *Identity // until the first token, if the engine does not reuse a prefill under way
+	feed  *Feed
+	ref   approx.Ref
+	until time.Time // zero before the first token
+	next  *Ticket
+}
+
+const (
+	// eventTime is how long after its first token, or its end, a prompt counts as held before
+	// an event has said so.
+	eventTime = 5 * time.Second
+	// unconfirmedMemory bounds the memory of the unconfirmed prompts, in bytes.
+	unconfirmedMemory = 64 << 20
+)
+
+// add counts the prompt of a new ticket as held until its event arrives. c.mu is held, as in all
+// functions below.
+func (c *Caches) add(t *Ticket, v *View) {
+	f := t.slot.feed.Load()
+	if f == nil {
+		return
+	}
+	info := f.info.Load()
+	l := v.look(f, info)
+	if l == nil || l.depth(f, Device) == int64(len(l.id.Blocks)) {
+		return // events tell all of it
+	}
+	t.waits.feed, t.waits.id = f, l.id
+	if info.HitsInFlight {
+		c.hold(t)
+	}
+}
+
+// hold makes the prompt count as held.
+func (c *Caches) hold(t *Ticket) {
+	w, u := &t.waits, &c.unconfirmed
+	id := w.id
+	w.id = nil
+	if id == nil || w.feed.closed {
+		return
+	}
+	u.index.SetCapacity(w.feed.number, 0)
+	chain := id.chain()
+	w.ref, _ = u.index.Acquire(w.feed.number, &chain, -1)
+	if w.ref != (approx.Ref{}) {
+		u.n++
+	}
+}
+
+// confirmSoon lets the prompt count as held for a while longer: it is computed.
+func (c *Caches) confirmSoon(t *Ticket) {
+	c.hold(t)
+	w, u := &t.waits, &c.unconfirmed
+	if w.ref == (approx.Ref{}) || !w.until.IsZero() {
+		return
+	}
+	w.until = u.now.Add(eventTime)
+	if u.last != nil {
+		u.last.waits.next = t
+	} else {
+		u.first = t
+	}
+	u.last = t
+}
+
+// drop makes the prompt count as held no more.
+func (c *Caches) drop(t *Ticket) {
+	w := &t.waits
+	w.id = nil
+	if w.ref != (approx.Ref{}) {
+		c.unconfirmed.index.Release(w.ref, false)
+		w.ref = approx.Ref{}
+		c.unconfirmed.n--
+	}
+}
+
+// tell notes the time.
+func (u *unconfirmed) tell(now time.Time) {
+	if now.After(u.now) {
+		u.now = now
+	}
+}
+
+// due reports whether the time of a prompt is over.
+func (u *unconfirmed) due(now time.Time) bool {
+	return u.first != nil && !u.first.waits.until.After(now)
+}
+
+// expire drops the prompts whose time is over.
+func (c *Caches) expire(now time.Time) {
+	u := &c.unconfirmed
+	u.tell(now)
+	for u.due(u.now) {
+		t := u.first
+		c.drop(t)
+		if u.first, t.waits.next = t.waits.next, nil; u.first == nil {
+			u.last = nil
+		}
+	}
+}

@@ -1,0 +1,282 @@
+package cache
+
+import (
+	"math"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache/internal/approx"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache/internal/exact"
+)
+
+// Prompt is what the cache models must know of a request.
+type Prompt struct {
+	// Root identifies the model, LoRA, salt and kind of content. Only prompts with the same
+	// root share blocks.
+	Root uint64
+	// Blocks are the content hashes of the prompt's full blocks in order.
+	Blocks []uint64
+	// Weights are the milli-tokens in a block.
+	Weights Weights
+	// BlockTokens is the number of tokens in one of Blocks, estimated for blocks of text.
+	BlockTokens float64
+	// Past is the length of the prompt after its last full block, in blocks.
+	Past float32
+	// Tokens is the length of the prompt, known or estimated. MediaTokens and OtherTokens are
+	// the part of it that is not in Blocks and Past.
+	Tokens, MediaTokens, OtherTokens int64
+	// MediaEnd is the number of blocks up to the end of the prompt's last image, rounded up; 0
+	// if there is none.
+	MediaEnd int
+	// SkipsCache says that the engine computes the whole prompt even if it is cached.
+	SkipsCache bool
+	// Identities are a prompt of token ids for targets with a [Feed].
+	Identities []Identity
+}
+
+func (p *Prompt) chain() approx.Chain {
+	return approx.Chain{Root: p.Root, Blocks: p.Blocks, Past: p.Past, Media: p.MediaTokens > 0, Weights: p.Weights}
+}
+
+func (id *Identity) chain() approx.Chain {
+	return approx.Chain{Root: id.Root, Blocks: id.Blocks, Weights: Same(int64(id.BlockTokens) * 1000)}
+}
+
+// View is what the cache models said of one prompt at one time. Reuse it: its memory is kept.
+type View struct {
+	// Tokens is the length of the prompt. Engines have counted the part that they have
+	// computed; the rest is known or estimated.
+	Tokens int64
+	// Blocks are the complete KV blocks of the prompt, estimated for text.
+	Blocks float64
+	// Known is the prefix of the prompt that some target holds.
+	Known Known
+	// SharedTokens is the length of the prefix that the prompt shares with several earlier
+	// ones that continue differently, for example a system prompt. It is 0 if there is none.
+	// SharedArrivals is the number of such prompts, SharedHolders the number of targets that
+	// hold the prefix.
+	SharedTokens                  float64
+	SharedArrivals, SharedHolders int
+	// Continues says that the prompt goes on where an earlier prompt or its answer ended, as
+	// the next turn of a conversation does.
+	Continues bool
+
+	blockTokens float64
+	blockSize   int64
+	skipsCache  bool
+	sent        approx.Match
+	looks       []look // one for each identity
+}
+
+// Known is a prefix of a prompt that some target holds: the first Blocks of its blocks, and
+// the share Past of the next one.
+type Known struct {
+	Blocks  int
+	Past    float64
+	Tokens  float64
+	Counted bool // an engine counted Tokens; otherwise they are estimated
+}
+
+// look is what the exact index and the unconfirmed prompts say of one identity of a prompt.
+type look struct {
+	id          *Identity
+	held        exact.Match
+	unconfirmed approx.Match
+	any         bool // there are unconfirmed prompts
+}
+
+// Look matches a prompt in the cache models.
+func (c *Caches) Look(now time.Time, p *Prompt, v *View) {
+	v.looks = v.looks[:0]
+	for i := range p.Identities {
+		if id := &p.Identities[i]; len(id.Blocks) > 0 && len(v.looks) < maxSizes {
+			l := v.add()
+			l.id, l.any = id, false
+			c.exact.Match(id.Root, id.Blocks, &l.held)
+		}
+	}
+	chain := p.chain()
+	c.mu.RLock()
+	if c.unconfirmed.due(now) {
+		c.mu.RUnlock()
+		c.Expire(now)
+		c.mu.RLock()
+	}
+	defer c.mu.RUnlock()
+	c.sent.Match(&chain, &v.sent)
+	for i := range v.looks {
+		if l := &v.looks[i]; c.unconfirmed.n > 0 {
+			chain := l.id.chain()
+			c.unconfirmed.index.Match(&chain, &l.unconfirmed)
+			l.any = true
+		}
+	}
+	v.describe(p, int64(c.settings.BlockSize))
+}
+
+// add returns one more look. It keeps the memory of earlier ones.
+func (v *View) add() *look {
+	if len(v.looks) < cap(v.looks) {
+		v.looks = v.looks[:len(v.looks)+1]
+	} else {
+		v.looks = append(v.looks, look{})
+	}
+	return &v.looks[len(v.looks)-1]
+}
+
+// Drop keeps no reference to the prompt.
+func (v *View) Drop() {
+	for i := range v.looks {
+		v.looks[i].id = nil
+	}
+	v.looks = v.looks[:0]
+}
+
+func (v *View) describe(p *Prompt, blockSize int64) {
+	m := &v.sent
+	v.blockTokens, v.blockSize, v.skipsCache = p.BlockTokens, blockSize, p.SkipsCache
+	v.Tokens, v.Blocks = v.length(p)
+	v.Known = Known{Blocks: m.Blocks, Past: m.Known - float64(m.Blocks), Tokens: float64(m.KnownTokens) / 1000, Counted: m.Counted}
+	v.SharedTokens, v.SharedArrivals, v.SharedHolders = float64(m.SharedTokens)/1000, m.SharedArrivals, m.SharedHolders
+	v.Continues = m.AtEnd && m.Arrivals == 0
+}
+
+// priorTokens is the number of known tokens after which a conversation's own ratio weighs
+// as much as that of its model.
+const priorTokens = 256
+
+// length returns the prompt's length in tokens and its complete KV blocks.
+//
+// An engine has counted the known prefix. The rest is estimated:
+//
+//	tokens = known tokens + ratio x estimate of the rest, by the kinds of its text
+//	ratio  = (known tokens + prior) / (estimate of the known prefix + prior)
+//
+// Tokens of the known prefix above the estimate count as images.
+func (v *View) length(p *Prompt) (tokens int64, blocks float64) {
+	m, size, n := &v.sent, float64(v.blockSize)*1000, float64(len(p.Blocks))
+	behind := p.Weights.Sum(p.Blocks[m.Blocks:])
+	full := float64(p.Weights.Sum(p.Blocks[:m.Blocks]) + behind)
+	if p.Weights.Kinds == nil || m.Blocks == 0 {
+		return p.Tokens, full / size
+	}
+	mean, past := full/n, float64(p.Past)
+	rest := max(0, float64(behind)+(past-(m.Known-float64(m.Blocks)))*mean)
+	known, estimate := float64(m.KnownTokens), full+past*mean-rest
+	media := float64(p.MediaTokens) * 1000
+	seen := min(media, max(0, known-estimate))
+	ratio := (known - seen + priorTokens*1000) / (estimate + priorTokens*1000)
+	text := known - seen + rest*min(max(ratio, 0.25), 4)
+	tokens = int64(math.Round((text+media)/1000)) + p.OtherTokens
+	return max(tokens, 0), max(0, text+seen-past*mean) / size
+}
+
+// Overlap is the leading part of a prompt that a target holds, or is computing now. Blocks are
+// KV blocks.
+type Overlap struct {
+	// Blocks is the overlap, and Held the same in the prompt's own blocks.
+	Blocks float64
+	Held   int
+	// InUse are the leading blocks that an active request on the target also uses.
+	InUse float64
+	// Tokens are the tokens that the engine will report as cached: the overlap in full blocks
+	// of the engine, without the prompt's last token. Engines always compute that one.
+	Tokens int64
+	// Host, Disk and External are the part of Tokens that the engine must load from host
+	// memory, from disk or from external storage.
+	Host, Disk, External int64
+	// Knowledge is where the overlap comes from.
+	Knowledge Knowledge
+}
+
+// Of returns the overlap with what a target holds.
+func (v *View) Of(s *Slot) (o Overlap) {
+	v.sentTo(s, &o)
+	v.reported(s.feed.Load(), &o)
+	return o
+}
+
+// sentTo sets the overlap with the router's own requests.
+func (v *View) sentTo(s *Slot, o *Overlap) {
+	m, number := &v.sent, s.number
+	if number >= len(m.Held) || m.Held[number] == 0 {
+		return
+	}
+	o.Held = int(m.Held[number])
+	blocks := float64(m.Tokens[number]) / float64(1000*v.blockSize)
+	if n := m.InUse[number]; n > 0 {
+		o.InUse = blocks * float64(n) / float64(o.Held)
+	}
+	if v.skipsCache {
+		return
+	}
+	o.Blocks = min(blocks, v.Blocks)
+	reused := max(0, min(m.Tokens[number]/1000, v.Tokens-1))
+	o.Tokens = reused - reused%s.Page()
+}
+
+// look returns what was looked up for a feed, nil if the feed says nothing of the prompt.
+func (v *View) look(f *Feed, info *FeedInfo) *look {
+	if f == nil || info.Knowledge == Approximate {
+		return nil
+	}
+	for i := range v.looks {
+		l := &v.looks[i]
+		if l.id.BlockTokens != info.BlockTokens {
+			continue
+		}
+		if l.id.Adapter && !info.Adapters || l.id.Salted && !info.Salts {
+			return nil
+		}
+		return l
+	}
+	return nil
+}
+
+// depth returns how many leading blocks a target holds in a tier or in a faster one.
+func (l *look) depth(f *Feed, t Tier) int64 {
+	if of := l.held.Depth[t]; f.number < len(of) {
+		return int64(of[f.number])
+	}
+	return 0
+}
+
+// sent returns how many leading blocks unconfirmed prompts have on a target.
+func (l *look) sent(f *Feed) int64 {
+	if l.any && f.number < len(l.unconfirmed.Held) {
+		return int64(l.unconfirmed.Held[f.number])
+	}
+	return 0
+}
+
+// reported replaces the overlap by what the engine's events say.
+func (v *View) reported(f *Feed, o *Overlap) {
+	if f == nil || len(v.looks) == 0 {
+		return
+	}
+	info := f.info.Load()
+	l := v.look(f, info)
+	if l == nil {
+		return
+	}
+	size := int64(info.BlockTokens)
+	most := max(0, v.Tokens-1) / size // in blocks; engines compute the last token always
+	device := min(most, max(l.depth(f, Device), l.sent(f)))
+	held := min(most, max(device, l.depth(f, Shared)))
+	if info.Knowledge == Partial && o.Tokens >= held*size {
+		return // the deeper of both counts
+	}
+	o.Knowledge = info.Knowledge
+	if v.skipsCache {
+		return
+	}
+	o.Tokens = held * size
+	o.Blocks = min(float64(o.Tokens)/float64(v.blockSize), v.Blocks)
+	if v.blockTokens > 0 {
+		o.Held = int(float64(o.Tokens) / v.blockTokens)
+	}
+	if held > device {
+		host := min(most, max(device, l.depth(f, Host)))
+		disk := min(most, max(host, l.depth(f, Disk)))
+		o.Host, o.Disk, o.External = (host-device)*size, (disk-host)*size, (held-disk)*size
+	}
+}

@@ -1,5 +1,0 @@
-//go:build !race
-
-package batch
-
-const operations = 1_000_000

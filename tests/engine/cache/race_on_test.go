@@ -1,6 +1,0 @@
-//go:build race
-
-package cache
-
-// operations is fewer under the race detector, which makes each one slow.
-const operations = 60_000

@@ -1,0 +1,234 @@
+package tests
+
+import (
+	"compress/gzip"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+)
+
+// packs is an engine that compresses all answers, whatever it is asked. Between
+// the events of a stream it waits for next.
+func packs(next <-chan struct{}) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		stream := strings.Contains(string(body), `"stream":true`)
+		w.Header().Set("Content-Encoding", "gzip")
+		z := gzip.NewWriter(w)
+		defer z.Close()
+		switch {
+		case r.URL.Path == "/v1/models":
+			w.Header().Set("Content-Type", "application/json")
+			io.WriteString(z, `{"object":"list","data":[{"id":"m","object":"model"}]}`)
+		case !stream:
+			w.Header().Set("Content-Type", "application/json")
+			io.WriteString(z, withUsage)
+		default:
+			w.Header().Set("Content-Type", "text/event-stream")
+			for _, event := range []string{oneChunk, oneChunk, "data: " + withUsage + "\n\n", "data: [DONE]\n\n"} {
+				io.WriteString(z, event)
+				z.Flush()
+				http.NewResponseController(w).Flush()
+				<-next
+			}
+		}
+	}
+}
+
+const withUsage = `{"object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}],"usage":{"prompt_tokens":9,"completion_tokens":2,"total_tokens":11}}`
+
+// TestAnswersAreUnpacked has an engine that compresses though it is asked not to.
+// A client that asked for nothing gets what it can read, as with reverse_proxy.
+// The router reads it, too, whatever the client asked for.
+func TestAnswersAreUnpacked(t *testing.T) {
+	engine := serveRaw(t, packs(nil))
+	s := startCaddy(t, places([]pair{proxies("served", engine)}, freeAddr(t)))
+	before := s.scrape(t)
+	for _, path := range []string{"/v1/chat/completions", "/v1/models", "/tokenize"} {
+		for _, accepts := range []string{"", "identity", "gzip"} {
+			var got [2]answer
+			for i, directive := range directives {
+				method := http.MethodPost
+				if path == "/v1/models" {
+					method = http.MethodGet
+				}
+				req, err := http.NewRequestWithContext(t.Context(), method, s.url+"/"+directive+"/served"+path, strings.NewReader(`{"model":"m","messages":[{"role":"user","content":"hi"}]}`))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if accepts != "" {
+					req.Header.Set("Accept-Encoding", accepts)
+				}
+				got[i] = s.do(req)
+			}
+			plain, ours := got[0], got[1]
+			if reads := path != "/tokenize"; reads && accepts != "" {
+				if ours.header.Get("Content-Encoding") != "" || !ours.whole {
+					t.Errorf("%s, %q: coding %q, body %q", path, accepts, ours.header.Get("Content-Encoding"), ours.body)
+				}
+			} else if string(ours.body) != string(plain.body) || ours.header.Get("Content-Encoding") != plain.header.Get("Content-Encoding") || ours.header.Get("Content-Length") != plain.header.Get("Content-Length") {
+				t.Errorf("%s, %q: got %v %q, want %v %q", path, accepts, ours.header, ours.body, plain.header, plain.body)
+			}
+		}
+	}
+	s.wantFigures(t, before, []figure{
+		{fallbacksTotal, nil, 0},
+		{inputTokens + "_sum", []string{`pool="served"`}, 3 * 9},
+	})
+	s.booksAtZero(t)
+}
+
+// TestBodyWithAWrongEncodingReachesTheClient has an engine that labels plain JSON
+// as gzip: the client gets the answer.
+func TestBodyWithAWrongEncodingReachesTheClient(t *testing.T) {
+	plain := func(body string) string {
+		return serveRaw(t, func(w http.ResponseWriter, r *http.Request) {
+			io.Copy(io.Discard, r.Body)
+			w.Header().Set("Content-Type", "application/json")
+			w.Header().Set("Content-Encoding", "gzip")
+			io.WriteString(w, body)
+		})
+	}
+	for _, body := range []string{withUsage, "1", ""} {
+		s := startCaddy(t, "kv_router "+plain(body))
+		for _, accepts := range []string{"", "gzip"} {
+			a := s.post(t.Context(), "/v1/chat/completions", ask("hi").body(), "Accept-Encoding", accepts)
+			if a.status != http.StatusOK || a.err != nil || string(a.body) != body {
+				t.Errorf("Accept-Encoding %q: status %d, error %v, body %q, want %q", accepts, a.status, a.err, a.body, body)
+			}
+		}
+	}
+}
+
+const (
+	htmlPage  = "<!DOCTYPE html>\n<html><body>Please log in.</body></html>\n"
+	wholeJSON = `{"id":"1","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}]}`
+)
+
+// illegibles are answers that are not what their content type says.
+var illegibles = []struct {
+	name, kind, body string
+	stream           bool
+}{
+	{"JSONAsStream", "text/event-stream", wholeJSON, true},
+	{"HTMLAsStream", "text/event-stream; charset=utf-8", htmlPage, true},
+	{"EmptyStream", "text/event-stream", "", true},
+	{"HTMLAsJSON", "application/json", htmlPage, false},
+	{"HTML", "text/html", htmlPage, false},
+	{"StreamAsJSON", "application/json", oneChunk + "data: [DONE]\n\n", true},
+	{"CutJSON", "application/json; charset=utf-8", wholeJSON[:60], false},
+	{"NoJSON", "application/json", "", false},
+}
+
+func sendAs(kind, body string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", kind)
+		if !strings.HasPrefix(kind, "text/event-stream") {
+			w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+		}
+		io.WriteString(w, body)
+	}
+}
+
+// TestIllegibleAnswerPassesAndTeachesNothing has engines that answer such
+// things with status 200.
+func TestIllegibleAnswerPassesAndTeachesNothing(t *testing.T) {
+	for _, v := range illegibles {
+		t.Run(v.name, func(t *testing.T) {
+			engines := startEngines(t, 2, canned.Pace{})
+			pool := "illegible-" + v.name
+			s := startCaddy(t, route(engines, "pool "+pool, "response_headers X-KV-"))
+			c := ask(strings.Repeat("some words ", 300))
+			c.Stream = v.stream
+			for _, e := range engines {
+				e.SetHandler(sendAs(v.kind, v.body))
+			}
+			before := s.scrape(t)
+			for i := range 4 {
+				a := s.chat(t.Context(), c, "X-Session-Id", "illegible")
+				s.booksAtZero(t)
+				if a.status != http.StatusOK || a.err != nil || string(a.body) != v.body || a.header.Get("Content-Type") != v.kind {
+					t.Errorf("status %d, error %v, type %q, body %q", a.status, a.err, a.header.Get("Content-Type"), a.body)
+				}
+				if overlap, reason := a.header.Get("X-KV-Overlap-Blocks"), a.header.Get("X-KV-Reason"); overlap != "0" || reason != "load" {
+					t.Errorf("request %d: %q blocks overlap, reason %q", i+1, overlap, reason)
+				}
+			}
+			label := `pool="` + pool + `"`
+			s.wantFigures(t, before, []figure{
+				{fallbacksTotal, []string{label, `reason="answer_unreadable"`}, 4},
+				{requestsTotal, []string{label, `outcome="engine_error"`}, 4},
+				{requestsTotal, []string{label}, 4},
+			})
+			if n := s.scrape(t).value(sessions, label); n != 0 {
+				t.Errorf("%v sessions are bound", n)
+			}
+			if _, page, err := s.get(t.Context(), "http://"+s.admin+"/kv_router/pools/"+pool); err != nil || !strings.Contains(strings.ReplaceAll(page, " ", ""), `"prefill_tokens_per_second":null`) {
+				t.Errorf("error %v; a prefill rate was learned: %s", err, page)
+			}
+			for _, e := range engines {
+				e.SetHandler(nil)
+			}
+			s.mustChat(t, c)
+			s.booksAtZero(t)
+			if a := s.mustChat(t, c); a.header.Get("X-KV-Overlap-Blocks") == "0" {
+				t.Error("a good answer leaves no overlap")
+			}
+		})
+	}
+}
+
+// TestIllegibleEngineIsNoBlackHole has one of four engines answer such things
+// at once, so that it looks like the least busy one, to 32 clients.
+func TestIllegibleEngineIsNoBlackHole(t *testing.T) {
+	for _, v := range illegibles[1:4] {
+		t.Run(v.name, func(t *testing.T) {
+			engines := startEngines(t, 4, canned.Pace{FirstToken: 60 * time.Millisecond})
+			s := startCaddy(t, route(engines))
+			engines[0].SetHandler(sendAs(v.kind, v.body))
+			var all, bad [2]atomic.Int64 // before the mark and after it
+			var marked atomic.Int32
+			ctx, stop := context.WithCancel(t.Context())
+			defer stop()
+			var clients sync.WaitGroup
+			for i := range 32 {
+				clients.Go(func() {
+					for n := 0; ctx.Err() == nil; n++ {
+						phase := marked.Load()
+						c := ask(fmt.Sprint("client", i, n, strings.Repeat(" word", 100)))
+						c.Stream = v.stream
+						a := s.chat(t.Context(), c)
+						all[phase].Add(1)
+						if !a.ok() {
+							bad[phase].Add(1)
+						}
+					}
+				})
+			}
+			eventually(t, 10*time.Second, "the engine is marked down", func() bool { return s.logged(t, markedDown) > 0 })
+			marked.Store(1)
+			time.Sleep(2 * time.Second) // of traffic, with some probes in it
+			stop()
+			clients.Wait()
+			share := func(a, b int64) float64 { return float64(a) / float64(max(b, 1)) }
+			total, after := share(bad[0].Load()+bad[1].Load(), all[0].Load()+all[1].Load()), share(bad[1].Load(), all[1].Load())
+			t.Logf("%d of %d requests got it before the mark, %d of %d after it", bad[0].Load(), all[0].Load(), bad[1].Load(), all[1].Load())
+			if total > 0.3 || after > 0.1 {
+				t.Errorf("a share of %.2f got it after the mark, %.2f in all; want at most 0.1 and 0.3", after, total)
+			}
+			if n := s.logged(t, markedDown); n != 1 {
+				t.Errorf("%d log lines say that a worker is marked down, want 1", n)
+			}
+			s.booksAtZero(t)
+		})
+	}
+}

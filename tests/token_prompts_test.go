@@ -1,0 +1,292 @@
+package tests
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+	"github.com/caddy-kvrouter/kvrouter/tests/engine"
+	"github.com/tidwall/gjson"
+)
+
+// idsFrom returns n token ids as JSON, which do not repeat.
+func idsFrom(first, n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, ",%d", first+i)
+	}
+	return "[" + b.String()[1:] + "]"
+}
+
+// explainAt is explain for another API than chat.
+func (s *server) explainAt(t testing.TB, path, body string, header ...string) (x adminExplained) {
+	t.Helper()
+	s.api(t, "POST", defaultPool+"/explain?path="+path, []byte(body), &x, header...)
+	return x
+}
+
+// TestWhichPromptIsPlanned has requests with token_data before workers of several
+// types. The ids are the prompt if the engines of all workers take them in the API,
+// else the body's prompt is.
+func TestWhichPromptIsPlanned(t *testing.T) {
+	const chats, completions = "/v1/chat/completions", "/v1/completions"
+	const first = `,"backend_instance_id":1`
+	for _, pool := range []struct {
+		types [2]string
+		cases [][4]string // path, what else nvext has, the model, the kind of prompt
+	}{
+		{[2]string{"sglang", "sglang"}, [][4]string{{chats, "", "m", "tokens"}, {completions, "", "m", "tokens"}, {"/generate", "", "m", "tokens"}, {"/v1/messages", "", "m", "text"}}},
+		{[2]string{"vllm", "vllm"}, [][4]string{{chats, "", "m", "text"}, {completions, "", "m", "tokens"}, {"/inference/v1/generate", "", "m", "tokens"}}},
+		{[2]string{"sglang", "vllm"}, [][4]string{
+			{chats, "", "m", "text"},
+			{completions, "", "m", "tokens"},
+			{chats, first, "m", "text"},
+		}},
+		{[2]string{"trtllm", "sglang"}, [][4]string{{chats, "", "m", "tokens"}}},
+		{[2]string{"llamacpp", "other"}, [][4]string{{chats, "", "m", "text"}, {completions, "", "m", "tokens"}}},
+		{[2]string{"dynamo", "vllm"}, [][4]string{{chats, "", "m", "text"}, {completions, "", "m", "text"}}},
+		{[2]string{"auto", "auto"}, [][4]string{{chats, "", "m", "text"}, {completions, "", "m", "tokens"}}},
+	} {
+		t.Run(strings.Join(pool.types[:], ","), func(t *testing.T) {
+			engines := startEngines(t, 2, canned.Pace{})
+			s := startCaddy(t, route(engines, numbered(engines,
+				"models m only1\ntaints a\nengine "+pool.types[0], "models m only2\ntaints b\nengine "+pool.types[1]), "trust pins overrides"))
+			s.mustChat(t, chat{Model: "m", Messages: []message{{"user", "hello"}}})
+			for _, c := range pool.cases {
+				body := `{"model":"` + c[2] + `","messages":[{"role":"user","content":"x"}],"prompt":"x","text":"x","token_ids":[1],"max_tokens":1,"nvext":{"token_data":` + idsFrom(1, 1000) + c[1] + `}}`
+				x := s.explainAt(t, c[0], body)
+				if x.Plan.Kind != c[3] {
+					t.Errorf("%v: the prompt is of kind %s", c, x.Plan.Kind)
+				}
+				if n := x.Plan.Tokens; c[3] == "tokens" && (n != 1000 || x.Plan.Blocks != 62) || c[3] == "text" && n > 100 {
+					t.Errorf("%v: %d tokens and %d blocks are planned", c, n, x.Plan.Blocks)
+				}
+				a := s.post(t.Context(), c[0], []byte(body))
+				if !a.ok() {
+					t.Errorf("%v: status %d, %s", c, a.status, a.body)
+				}
+				var got struct {
+					Given json.RawMessage `json:"input_ids"`
+				}
+				for _, e := range engines {
+					if e.Name() == a.engine() {
+						_ = json.Unmarshal(lastOf(e).Body, &got)
+					}
+				}
+				if c[0] == chats && pool.types[0] == "sglang" && (c[3] == "tokens") != (got.Given != nil) {
+					t.Errorf("%v: the engine got the ids %.40s", c, got.Given)
+				}
+			}
+			s.booksAtZero(t)
+		})
+	}
+}
+
+// TestSecondStageFindsTheFirst has prompts whose later turns come as token_data, and as
+// the prompt itself, in each API that accepts them. Each turn finds the cache of the turns
+// before, and the router predicts how much.
+func TestSecondStageFindsTheFirst(t *testing.T) {
+	for _, v := range []struct {
+		flavour engine.Flavour
+		path    string
+		body    string
+	}{
+		{engine.SGLang, "/v1/chat/completions", `"messages":[{"role":"user","content":"hi"}]`},
+		{engine.TRTLLM, "/v1/chat/completions", `"messages":[{"role":"user","content":"hi"}]`},
+		{engine.VLLM, "/v1/completions", `"prompt":"hi"`},
+		{engine.LlamaCpp, "/v1/completions", `"prompt":"hi"`},
+	} {
+		t.Run(string(v.flavour), func(t *testing.T) {
+			engines := []*engine.Engine{
+				startSimulated(t, engine.Config{Name: "e1", Flavour: v.flavour}), startSimulated(t, engine.Config{Name: "e2", Flavour: v.flavour}),
+				startSimulated(t, engine.Config{Name: "e3", Flavour: v.flavour}),
+			}
+			s := startCaddy(t, simulated(engines, "engine "+string(v.flavour), "response_headers X-KV-", "policy dynamo"))
+			var home string
+			given := func(prompt string) string {
+				return `{"model":"sim-8b",` + v.body + `,"max_tokens":4,"nvext":{"token_data":` + prompt + `}}`
+			}
+			for turn, ask := range []struct{ path, body string }{
+				{v.path, given(idsFrom(5000, 320))},
+				{v.path, given(idsFrom(5000, 640))},
+				{"/v1/completions", `{"model":"sim-8b","prompt":` + idsFrom(5000, 960) + `,"max_tokens":4}`},
+				{v.path, given(idsFrom(5000, 1280))},
+			} {
+				a := s.post(t.Context(), ask.path, []byte(ask.body))
+				if !a.ok() {
+					t.Fatalf("status %d: %s", a.status, a.body)
+				}
+				if turn == 0 {
+					home = a.engine()
+				}
+				held := gjson.GetBytes(a.body, "usage.prompt_tokens_details.cached_tokens").Int()
+				if said := a.header.Get("X-KV-Predicted-Cached-Tokens"); a.engine() != home || held != int64(turn*320) || said != fmt.Sprint(held) {
+					t.Errorf("turn %d: %s answers, not %s, with %d tokens cached; %s were predicted", turn, a.engine(), home, held, said)
+				}
+			}
+			s.booksAtZero(t)
+		})
+	}
+}
+
+// idList returns n token ids as JSON, without brackets.
+func idList(first, n int) string {
+	ids := make([]string, n)
+	for i := range ids {
+		ids[i] = strconv.Itoa(first + i)
+	}
+	return strings.Join(ids, ",")
+}
+
+// tokenAnswers answers prompts of token ids with 40 tokens, whose ids begin at 9000, as
+// vLLM and SGLang do. incremental says that SGLang's streams carry each id once.
+func tokenAnswers(t *testing.T, incremental bool) *fake {
+	t.Helper()
+	tells := fakeVLLM("0.32.0", func() string { return "" })
+	return startFake(t, func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method != http.MethodPost {
+			return tells(w, r)
+		}
+		body, _ := io.ReadAll(r.Body)
+		prompt := len(gjson.GetBytes(body, "prompt").Array()) + len(gjson.GetBytes(body, "input_ids").Array()) + len(gjson.GetBytes(body, "token_ids").Array())
+		told := func(from, n int) string {
+			if gjson.GetBytes(body, "return_token_ids").Bool() || r.URL.Path != "/v1/completions" {
+				return fmt.Sprintf(`,"token_ids":[%s]`, idList(from, n))
+			}
+			return ""
+		}
+		usage := fmt.Sprintf(`"usage":{"prompt_tokens":%d,"completion_tokens":40}`, prompt)
+		stream := gjson.GetBytes(body, "stream").Bool()
+		var events []string
+		switch {
+		case r.URL.Path == "/generate" && stream:
+			for n := 10; n <= 40; n += 10 {
+				from := 0
+				if incremental {
+					from = n - 10
+				}
+				finish := "null"
+				if n == 40 {
+					finish = `{"type":"length"}`
+				}
+				events = append(events, fmt.Sprintf(`{"text":%q,"output_ids":[%s],"meta_info":{"prompt_tokens":%d,"completion_tokens":%d,"finish_reason":%s}}`,
+					strings.Repeat("x ", n), idList(9000+from, n-from), prompt, n, finish))
+			}
+		case r.URL.Path == "/generate":
+			events = append(events, fmt.Sprintf(`{"text":"x","output_ids":[%s],"meta_info":{"prompt_tokens":%d,"completion_tokens":40,"finish_reason":{"type":"length"}}}`, idList(9000, 40), prompt))
+		case stream:
+			for n := 0; n < 40; n += 10 {
+				events = append(events, fmt.Sprintf(`{"choices":[{"index":0,"text":"x"%s,"finish_reason":null}]}`, told(9000+n, 10)))
+			}
+			events = append(events, `{"choices":[{"index":0,"text":"","finish_reason":"length"}],`+usage+`}`)
+		default:
+			events = append(events, fmt.Sprintf(`{"choices":[{"index":0,"text":"x"%s,"finish_reason":"length"}],%s}`, told(9000, 40), usage))
+		}
+		if !stream {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = io.WriteString(w, events[0])
+			return true
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		for _, e := range append(events, "[DONE]") {
+			fmt.Fprintf(w, "data: %s\n\n", e)
+		}
+		return true
+	})
+}
+
+// TestTokenPromptsRememberTheAnswer has conversations of token ids. The second turn begins
+// with the first one and its answer. The engine may not have computed the last token of
+// the answer.
+func TestTokenPromptsRememberTheAnswer(t *testing.T) {
+	for _, c := range []struct {
+		name, path, prompt  string
+		asks                bool // for the answer's ids
+		stream, incremental bool
+	}{
+		{"completions", "/v1/completions", "prompt", true, false, false},
+		{"completions streamed", "/v1/completions", "prompt", true, true, false},
+		{"completions without ids", "/v1/completions", "prompt", false, false, false},
+		{"completions streamed without ids", "/v1/completions", "prompt", false, true, false},
+		{"generate", "/generate", "input_ids", false, false, false},
+		{"generate streamed", "/generate", "input_ids", false, true, false},
+		{"generate streamed in pieces", "/generate", "input_ids", false, true, true},
+		{"tokens", "/inference/v1/generate", "token_ids", false, false, false},
+		{"tokens streamed", "/inference/v1/generate", "token_ids", false, true, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := tokenAnswers(t, c.incremental)
+			s := startCaddy(t, "kv_router "+f.addr()+" {\nresponse_headers X-KV-\n}")
+			ask := func(ids string) string {
+				body := fmt.Sprintf(`{"model":"canned","%s":[%s],"stream":%v,"stream_options":{"include_usage":true},"return_token_ids":%v}`, c.prompt, ids, c.stream, c.asks)
+				a := s.post(t.Context(), c.path, []byte(body))
+				if a.status != http.StatusOK || a.err != nil {
+					t.Fatalf("status %d, error %v, %s", a.status, a.err, a.body)
+				}
+				return a.header.Get("X-KV-Predicted-Cached-Tokens")
+			}
+			prompt := idList(100, 325)
+			if got := ask(prompt); got != "0" {
+				t.Errorf("first turn: %s predicted", got)
+			}
+			want := "352"
+			if !c.asks && c.path == "/v1/completions" {
+				want = "320" // the answer's ids are not known
+			}
+			if got := ask(prompt + "," + idList(9000, 40) + "," + idList(500, 90)); got != want {
+				t.Errorf("second turn: %s predicted, want %s", got, want)
+			}
+			if got := ask(prompt + "," + idList(7000, 40) + "," + idList(500, 90)); got != "320" {
+				t.Errorf("another answer: %s predicted, want 320", got)
+			}
+			if got := ask(prompt); got != "320" {
+				t.Errorf("the first turn again: %s predicted, want 320", got)
+			}
+		})
+	}
+}
+
+// TestRequestsThatSkipTheCacheProveNothing has an engine that computes the whole prompt
+// for its log probabilities, and reports so.
+func TestRequestsThatSkipTheCacheProveNothing(t *testing.T) {
+	f, s := countlessSGLang(t, func(body string) string {
+		if strings.Contains(body, `"prompt_logprobs":0`) || strings.Contains(body, `"cache_prompt":false`) {
+			return fmt.Sprintf(withCached, 0)
+		}
+		return fmt.Sprintf(withCached, 1950)
+	})
+	before := s.scrape(t)
+	prompt := func(i int, member string) []byte {
+		body := string(simChat(strings.Repeat(fmt.Sprint(" some words of ", i%6), 400)).body())
+		return []byte(strings.Replace(body, "{", "{"+member, 1))
+	}
+	for i := range 12 {
+		s.mustPost(t, prompt(i, ""))
+	}
+	for i := range 12 {
+		s.mustPost(t, prompt(i, `"prompt_logprobs":0,`))
+		s.mustPost(t, prompt(i, `"cache_prompt":false,`))
+	}
+	after := s.scrape(t)
+	if n := after.value(mirrorCleared, `worker="`+f.addr()+`"`); n > 0 {
+		t.Errorf("the cache model was cleared %v times", n)
+	}
+	if w := s.fakeWorker(t, f.addr()); w.Cache.Cached == 0 {
+		t.Error("the cache model is empty")
+	}
+	worker := `worker="` + f.addr() + `"`
+	const errors = "caddy_kv_router_prediction_error_tokens_count"
+	if n := after.value(errors, worker) - before.value(errors, worker); n != 12 {
+		t.Errorf("%v predictions were compared, want those of 12 requests", n)
+	}
+	x := s.explain(t, prompt(0, `"prompt_logprobs":2,`))
+	y := s.explain(t, prompt(0, `"prompt_logprobs":null,"cache_prompt":true,`))
+	if x.Candidates[0].Tokens != 0 || y.Candidates[0].Tokens < 1000 {
+		t.Errorf("predicted with and without: %d, %d", x.Candidates[0].Tokens, y.Candidates[0].Tokens)
+	}
+}
