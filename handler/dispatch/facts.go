@@ -9,7 +9,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// facts are what an attempt shows of its choice, with their names in the access log, in spans
+// facts are what an attempt shows of its choice. They have names in the access log, in spans
 // and the log of choices, in response headers and in placeholders. A name is empty where the
 // fact is not shown. A value is nil if there is none.
 var facts = [...]struct {

@@ -66,7 +66,7 @@ func (d *Dispatch) blameKey() uint64 {
 	return key
 }
 
-// learn records what the engine has counted in a prompt and its answer.
+// learn feeds the engine's usage into metrics, ratios and the cache check.
 func (o *delivery) learn() {
 	m := o.d.PoolMetrics
 	cached := discovery.Of(o.attempt.Worker).CachedTokens(discovery.ReportKind{API: o.d.plan.API.Name(), Stream: o.Stream}, o.Cached)

@@ -76,23 +76,6 @@ func (f *progress) end(a *Seat) {
 	f.attempts = f.attempts[:last]
 }
 
-// allow lets an attempt move to another worker. The caller then sends it.
-func (f *progress) allow(a *Seat, m *Move) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	a.move = m
-}
-
-// arrived records that an attempt has its header, or failed before it. It returns whether
-// the pool has canceled the attempt to move it.
-func (f *progress) arrived(a *Seat) (moved bool) {
-	a.waiting.Store(false)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	a.move = nil
-	return a.moved
-}
-
 // movable returns the attempts that can move to another worker, oldest first.
 func (f *progress) movable() []*Seat {
 	f.mu.Lock()
@@ -159,7 +142,7 @@ type hungWatch struct{ *Pool }
 func (h hungWatch) patience(a *Seat) time.Duration {
 	rate := leastRate
 	if load, ok := h.Scheduler.Load(time.Now(), a.Target); ok {
-		if rate = load.PrefillRate; load.Timings == 0 {
+		if rate = load.PrefillRate; !load.RateLearned {
 			rate = min(rate, leastRate)
 		}
 	}

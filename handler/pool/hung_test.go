@@ -70,7 +70,7 @@ func (f *flowTest) moved(t *testing.T, all []*booked, want int) (moved []bool) {
 func (f *flowTest) allow(a *booked) {
 	ups := reverseproxy.UpstreamPool{{Dial: f.a.Dial}, {Dial: f.b.Dial}}
 	want := Wants{Rank: AnyRank, Kind: KindStream, Tried: []*Worker{f.a}}
-	a.Worker.progress.allow(&a.Seat, &Move{func() { a.caused.Store(true) }, want, f.p.Peek(ups, nil)})
+	a.MayMove(&Move{func() { a.caused.Store(true) }, want, f.p.Peek(ups, nil)})
 }
 
 // pass lets time pass while the given workers produce output. It returns the time until the
@@ -287,7 +287,7 @@ func TestUnheadedRequestsAreMoved(t *testing.T) {
 				a := f.begin(f.a, KindStream, 10)
 				f.allow(a)
 				all = append(all, a)
-				if i%2 == 0 && f.a.progress.arrived(&a.Seat) {
+				if i%2 == 0 && a.Arrived() {
 					t.Error("moved before it hangs")
 				}
 				a.waiting.Store(true)
@@ -363,7 +363,7 @@ func TestProbeIsNotLost(t *testing.T) {
 		a := f.begin(f.a, v.kind, 10)
 		f.allow(a)
 		if v.arrived {
-			f.a.progress.arrived(&a.Seat)
+			a.Arrived()
 		}
 		f.a.progress.hungSince.Store(1) // before the attempt began
 		hungWatch{f.p}.check(f.now.Add(hungAfter - hungCheck))
@@ -374,7 +374,7 @@ func TestProbeIsNotLost(t *testing.T) {
 		if got := a.caused.Load(); got != v.moved {
 			t.Errorf("%s: canceled %v, want %v", v.name, got, v.moved)
 		}
-		if moved := f.a.progress.arrived(&a.Seat); moved != v.moved {
+		if moved := a.Arrived(); moved != v.moved {
 			t.Errorf("%s: moved %v, want %v", v.name, moved, v.moved)
 		}
 	}

@@ -57,6 +57,9 @@ func (v Verdict) String() string {
 	}[v]
 }
 
+// MarshalText implements encoding.TextMarshaler.
+func (v Verdict) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
+
 // Possible returns whether the worker may serve the request now or once it is free.
 func (v Verdict) Possible() bool { return v <= DrainingMarked }
 
@@ -81,8 +84,8 @@ func (p *Pool) Judge(want *Wants, o Offers, t time.Time) iter.Seq2[int, Verdict]
 	}
 }
 
-// Meets judges a worker by what the request needs, beside the model: only NoRank,
-// NotAllowed, SharesCache and NotNamed say no. A worker that the request names need not meet more.
+// Meets judges a worker by what the request needs, beside the model. Its verdicts are Fits,
+// NotAllowed, NoRank, SharesCache and NotNamed. A worker that the request names always fits.
 func (p *Pool) Meets(want *Wants, w *Worker) Verdict {
 	switch {
 	case want.Only == w:
@@ -153,17 +156,19 @@ func (j *judgment) of(up *reverseproxy.Upstream, w *Worker) Verdict {
 	case slices.Contains(j.want.Tried, w):
 		return Tried
 	}
-	switch marked := !w.Health.Available(j.at); {
-	case w.Draining() && marked:
-		return DrainingMarked
-	case w.Draining():
-		return Draining
-	case marked:
-		return MarkedDown
-	case j.isFull(w):
-		return Full
+	if w.TakesRequests(j.at) {
+		if j.isFull(w) {
+			return Full
+		}
+		return Fits
 	}
-	return Fits
+	switch well := w.Health.Available(j.at); {
+	case !w.Draining():
+		return MarkedDown
+	case well:
+		return Draining
+	}
+	return DrainingMarked
 }
 
 // isFull returns whether the request needs a slot of the worker, and none is free.

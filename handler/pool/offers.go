@@ -72,7 +72,7 @@ func (t *Table) isOf(list reverseproxy.UpstreamPool) bool {
 
 // tableOf makes a table of the workers that workerAt returns. lasting is false if other requests
 // must not use the table, because an address has a placeholder or a worker is above
-// maxOthers.
+// maxOverflow.
 func (p *Pool) tableOf(
 	list reverseproxy.UpstreamPool, repl *caddy.Replacer, workerAt func(dial string) *Worker,
 ) (t *Table, lasting bool) {

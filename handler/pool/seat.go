@@ -16,7 +16,7 @@ import (
 // Errors of Pool.Seat.
 var (
 	ErrNoWorker   = errors.New("no worker is available")
-	ErrQueueFull  = errors.New("all workers are full, and so is the queue")
+	ErrQueueFull  = errors.New("all workers and the queue are full")
 	ErrWaited     = errors.New("all workers are full, and none had a free slot in time")
 	ErrHomeWaited = errors.New("the session's worker is full, and had no free slot in time")
 )
@@ -319,11 +319,23 @@ func (s *Seat) Progress(t time.Time) {
 }
 
 // MayMove lets the pool move the attempt to another worker. The caller then sends it.
-func (s *Seat) MayMove(m *Move) { s.Worker.progress.allow(s, m) }
+func (s *Seat) MayMove(m *Move) {
+	f := &s.Worker.progress
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s.move = m
+}
 
 // Arrived records that the attempt has its header, or failed before it. It returns whether
 // the pool has canceled it to move it.
-func (s *Seat) Arrived() (moved bool) { return s.Worker.progress.arrived(s) }
+func (s *Seat) Arrived() (moved bool) {
+	s.waiting.Store(false)
+	f := &s.Worker.progress
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s.move = nil
+	return s.moved
+}
 
 // Moved returns whether the pool has canceled the attempt to move it.
 func (s *Seat) Moved() bool { return s.moved }

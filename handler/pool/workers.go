@@ -10,13 +10,13 @@ import (
 )
 
 const (
-	// maxOthers bounds the workers of a pool from placeholders and dynamic sources.
-	maxOthers = 1024
-	// othersKept is the least time for which the pool remembers one of these.
-	othersKept = 10 * time.Second
+	// maxOverflow bounds the workers of a pool from placeholders and dynamic sources.
+	maxOverflow = 1024
+	// overflowKept is the least time for which the pool remembers one of these.
+	overflowKept = 10 * time.Second
 	// maxDial is the longest address of one of these, in bytes.
 	maxDial = 512
-	// dialOverflow is the address of the worker that stands for all above maxOthers.
+	// dialOverflow is the address of the worker that stands for all above maxOverflow.
 	dialOverflow = "(others)"
 	// currentFor is how long one of these counts as an upstream after a request saw it.
 	currentFor = time.Minute
@@ -135,7 +135,7 @@ func (p *Pool) renumber(s *Settings) {
 	}
 }
 
-// newOverflow makes the worker that stands for all upstreams above maxOthers. It has no
+// newOverflow makes the worker that stands for all upstreams above maxOverflow. It has no
 // cache model.
 func (p *Pool) newOverflow() *Worker {
 	set := p.Settings.Load().Worker(dialOverflow)
@@ -165,7 +165,7 @@ func (s *Settings) isNamed(dial string) bool {
 // caller holds the lock.
 func (p *Pool) hasRoom(t time.Time) bool {
 	s := p.Settings.Load()
-	most := maxOthers
+	most := maxOverflow
 	for dial := range s.Upstreams {
 		if s.isNamed(dial) { // placeholders are not
 			most++
@@ -180,12 +180,12 @@ func (p *Pool) hasRoom(t time.Time) bool {
 	p.swept = t
 	var idle []*Worker
 	for dial, w := range p.workers {
-		if !s.isNamed(dial) && t.Unix()-w.seen.Load() > int64(othersKept/time.Second) && !w.Draining() {
+		if !s.isNamed(dial) && t.Unix()-w.seen.Load() > int64(overflowKept/time.Second) && !w.Draining() {
 			idle = append(idle, w)
 		}
 	}
 	slices.SortFunc(idle, func(a, b *Worker) int { return int(a.seen.Load() - b.seen.Load()) })
-	for _, w := range idle[:min(len(idle), maxOthers/4)] {
+	for _, w := range idle[:min(len(idle), maxOverflow/4)] {
 		p.drop(w)
 	}
 	return len(p.workers) < most

@@ -24,14 +24,14 @@ func TestAddressesOfRequestsAreBounded(t *testing.T) {
 	busy, drained := p.Worker("busy:1"), p.Worker("drained:1")
 	lease := p.serve(busy)
 	drained.drain.Or(drainAsked)
-	for i := range 3 * maxOthers {
+	for i := range 3 * maxOverflow {
 		w := p.Worker(fmt.Sprintf("host-%d:1", i))
-		if i < maxOthers/2 {
+		if i < maxOverflow/2 {
 			w.seen.Store(old)
 		}
 	}
 	busy.seen.Store(old)
-	if n := len(p.All()); n > maxOthers+1 {
+	if n := len(p.All()); n > maxOverflow+1 {
 		t.Errorf("%d workers are known", n)
 	}
 	if w := p.Worker("one-more:1"); w != p.overflow {
