@@ -130,9 +130,6 @@ func (h *Handler) wireDispatcher(ctx caddy.Context) error {
 		return err
 	}
 	h.prober = discovery.New(h.ctx, h.pool, h.ReverseProxy, h.client, h.logger)
-	if h.Index != nil {
-		h.prober.AwaitEvents = time.Duration(h.Index.AwaitEvents)
-	}
 	d := &dispatch.Dispatcher{
 		Pool: h.pool, Proxy: h.ReverseProxy, Transport: h.transport, Client: h.client, Probes: h.prober,
 		Policy: h.policy, Shadow: dispatch.NewShadow(h.shadow, h.metrics, h.Pool),

@@ -381,7 +381,7 @@ func TestMediaAmongTokenIDsStayApart(t *testing.T) {
 // router follows none.
 func TestEventsOverAReload(t *testing.T) {
 	engines := publishing(t, 2, engine.Config{})
-	s := startCaddy(t, simulated(engines, "response_headers X-KV-", "index {\nawait_events 5s\n}"))
+	s := startCaddy(t, simulated(engines, "response_headers X-KV-"))
 	for _, e := range engines {
 		s.awaitKnowledge(t, e, "live", "exact")
 	}

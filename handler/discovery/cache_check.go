@@ -65,7 +65,7 @@ const (
 	fewMisses = 5
 	// fewPrompts is the least number of prompts that must show a fault.
 	fewPrompts = 3
-	// clearPause is the least time between two such clearings. Predictions that stay wrong have
+	// clearPause is the least time since the last clearing. Predictions that stay wrong have
 	// another cause, such as a cache that evicts a lot.
 	clearPause = 10 * time.Minute
 )
@@ -73,13 +73,12 @@ const (
 // cacheCheck compares predicted with reported cached tokens. After an unseen restart, or a
 // flush of its cache, an engine reports far fewer for all prompts.
 type cacheCheck struct {
-	mu         sync.Mutex
-	confirmed  int
-	misses     int                 // in a row
-	prompts    map[uint64]bool     // of the misses
-	cleared    time.Time           // when the cache model was last cleared, for any reason
-	mismatched time.Time           // when this check last cleared it
-	reports    map[ReportKind]bool // the kinds that report what was cached
+	mu        sync.Mutex
+	confirmed int
+	misses    int                 // in a row
+	prompts   map[uint64]bool     // of the misses
+	cleared   time.Time           // when the cache model was last cleared, for any reason
+	reports   map[ReportKind]bool // the kinds that report what was cached
 }
 
 // ReportKind is a kind of answer. Which kinds report what was cached depends on the
@@ -151,11 +150,7 @@ func (d *cacheCheck) compare(now, begun time.Time, prompt uint64, predicted, rep
 		d.prompts = make(map[uint64]bool)
 	}
 	d.prompts[prompt] = true
-	if d.misses < fewMisses || len(d.prompts) < fewPrompts || now.Sub(d.mismatched) < clearPause {
-		return false
-	}
-	d.mismatched = now
-	return true
+	return d.misses >= fewMisses && len(d.prompts) >= fewPrompts && now.Sub(d.cleared) >= clearPause
 }
 
 // CachedTokens returns how many prompt tokens the engine had cached, -1 if unknown. Some

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/events"
 	"go.uber.org/zap"
 )
@@ -144,22 +143,4 @@ func (s *subscription) unfollowed() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.why
-}
-
-// isReady returns whether the router knows what a worker's engine holds, or cannot know more.
-func (s *subscription) isReady() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, stream := range s.streams {
-		if state := stream.Status().State; state != events.Live && state != events.Untrusted {
-			return false
-		}
-	}
-	return true
-}
-
-// eventsReady returns whether all of the workers are ready: the router knows what their
-// engines' events have told so far.
-func eventsReady(workers []*pool.Worker) bool {
-	return !slices.ContainsFunc(workers, func(w *pool.Worker) bool { return !Of(w).events.isReady() })
 }

@@ -26,8 +26,6 @@ const (
 	probeTimeout = 2 * time.Second
 	// firstWait is how long after the start requests may wait for the first probes.
 	firstWait = 500 * time.Millisecond
-	// eventsTick is the time between two looks at the state of KV events.
-	eventsTick = 10 * time.Millisecond
 	// soonest is the least time between two questions that clients' requests cause.
 	soonest = 500 * time.Millisecond
 )
@@ -40,10 +38,6 @@ type Prober struct {
 	client *upstream.Client
 	logger *zap.Logger
 	ctx    context.Context // ends with the configuration
-
-	// AwaitEvents is how long after the start requests may wait until the router knows what
-	// the engines hold. It is set before Start.
-	AwaitEvents time.Duration
 
 	id     uint64 // random; a dynamic source's workers have it
 	start  sync.Once
@@ -76,20 +70,12 @@ func (p *Prober) run() {
 	}
 	context.AfterFunc(ctx, p.pool.Join(p))
 	go func() {
-		// After a reload the pool knows its workers, and requests need not wait.
 		admit := sync.OnceFunc(func() { close(p.first) })
-		began := time.Now()
-		waits := slices.ContainsFunc(p.workers(), func(w *pool.Worker) bool { return !w.WasProbed() })
-		if !waits {
-			admit()
+		if !slices.ContainsFunc(p.workers(), func(w *pool.Worker) bool { return !w.WasProbed() }) {
+			admit() // after a reload the pool knows its workers, and requests need not wait
 		}
 		p.firstProbes(ctx)
-		if waits {
-			go func() { // probes go on
-				p.awaitEvents(ctx, began.Add(p.AwaitEvents))
-				admit()
-			}()
-		}
+		admit()
 		ticker := time.NewTicker(probeTick)
 		defer ticker.Stop()
 		for {
@@ -139,20 +125,7 @@ func (p *Prober) firstProbes(ctx context.Context) {
 	}
 }
 
-// awaitEvents waits until the router knows what the engines' KV events have told so far.
-func (p *Prober) awaitEvents(ctx context.Context, deadline time.Time) {
-	ready := eventsReady(p.workers())
-	for !ready && time.Now().Before(deadline) && ctx.Err() == nil {
-		time.Sleep(eventsTick)
-		ready = eventsReady(p.workers())
-	}
-	if !ready && p.AwaitEvents > 0 {
-		p.logger.Warn("requests no longer wait for the engines' KV events: index await_events is over")
-	}
-}
-
-// Await waits for the first probes right after the start, and for the KV events if the
-// configuration says so.
+// Await waits for the first probes right after the start.
 func (p *Prober) Await(ctx context.Context) {
 	select {
 	case <-p.first:

@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -268,29 +267,3 @@ const fuzzed = `{"model":"m","messages":[{"role":"user","content":"hi"}],"prompt
 	`"custom_params":{"a":1},"priority":1,"cache_salt":"a","nvext":{"greed_sampling":true,"use_raw_prompt":true,"token_data":[1,2,3],"max_thinking_tokens":5,` +
 	`"session_params":{"id":"s"},"session_control":{"session_id":"s"},"cache_control":{"ttl":60},"cache_salt":"b","agent_hints":{"priority":2,"osl":1},` +
 	`"metadata_upload":{"url":"u"},"backend_instance_id":1,"dp_rank":0,"zzz":1}}`
-
-// BenchmarkAdapt adapts a request with every field to each engine.
-func BenchmarkAdapt(b *testing.B) {
-	for _, kind := range Names {
-		b.Run(kind, func(b *testing.B) {
-			body := []byte(fuzzed)
-			parsed, err := api.Parse(api.For(paths[0]), body, api.Options{})
-			if err != nil {
-				b.Fatal(err)
-			}
-			ext, err := nvext.Parse(parsed.NVExt, nvext.Options{})
-			if err != nil {
-				b.Fatal(err)
-			}
-			b.ReportAllocs()
-			e := Engine{Type: kind, Settings: Settings{Priority: On, ThinkingBudget: On, DynamoInstance: 1}}
-			for b.Loop() {
-				r := Request{API: "chat", Body: parsed.Editor(body), Ext: &ext, Ranks: 2}
-				e.Adapt(&r)
-				if len(r.Body.Edits()) == 0 {
-					b.Fatal(fmt.Sprint("no change for ", kind))
-				}
-			}
-		})
-	}
-}

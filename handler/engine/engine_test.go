@@ -206,30 +206,6 @@ func TestServerThatFallsSilent(t *testing.T) {
 	}
 }
 
-func TestTakesRank(t *testing.T) {
-	for _, c := range []struct {
-		kind, version string
-		want          bool
-	}{
-		{VLLM, "0.8.5", false},
-		{VLLM, "0.10.2.dev3+gabc", false},
-		{VLLM, "0.11.0", true},
-		{VLLM, "0.32.0+cpu", true},
-		{VLLM, "1.0", true},
-		{VLLM, "", true},
-		{VLLM, "dev", true},
-		{SGLang, "0.4.9.post1", true},
-		{SGLang, "", true},
-		{LlamaCpp, "b6000", false},
-		{Other, "3", true},
-	} {
-		e := Engine{Type: c.kind, Info: Info{Version: c.version}}
-		if got := e.TakesRank(); got != c.want {
-			t.Errorf("%s %s: %v, want %v", c.kind, c.version, got, c.want)
-		}
-	}
-}
-
 // TestTakesRankIn checks in which APIs an engine takes the rank, and that it then gets it.
 func TestTakesRankIn(t *testing.T) {
 	all := []string{
@@ -241,7 +217,8 @@ func TestTakesRankIn(t *testing.T) {
 		kind, version string
 		ignored       []string
 	}{
-		{VLLM, "0.10.2", all},
+		{VLLM, "0.8.5", all},
+		{VLLM, "0.10.2.dev3+gabc", all},
 		{VLLM, "0.11.0", append([]string{api.NameTokens}, chosen...)},
 		{VLLM, "0.31.1.dev7+gabc", append([]string{api.NameTokens}, chosen...)},
 		{VLLM, "0.32.0", chosen},

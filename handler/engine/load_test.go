@@ -2,7 +2,6 @@ package engine
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -93,20 +92,4 @@ func FuzzLoads(f *testing.F) {
 			}
 		}
 	})
-}
-
-// BenchmarkLoads reads a page of the usual size.
-func BenchmarkLoads(b *testing.B) {
-	var page strings.Builder
-	for i := range 2000 {
-		fmt.Fprintf(&page, "vllm:time_to_first_token_seconds_bucket{engine=\"0\",le=\"%d\",model_name=\"m\"} 12345.0\n", i)
-	}
-	page.WriteString(vllmLoadPage)
-	body := []byte(page.String())
-	b.SetBytes(int64(len(body)))
-	for b.Loop() {
-		if list := Loads(VLLM, func(string) (int, []byte) { return 200, body }); len(list) != 2 {
-			b.Fatal(list)
-		}
-	}
 }

@@ -43,10 +43,6 @@ type Index struct {
 	// of at least 16; else 16.
 	BlockSize int `json:"block_size,omitempty"`
 
-	// How long requests may wait after the start until the router has the earlier KV events
-	// of all workers. Default: 0, and requests do not wait.
-	AwaitEvents caddy.Duration `json:"await_events,omitempty"`
-
 	// The number of bytes in a block of prompt text, from 16 to 4096. The router compares
 	// prompts by these blocks if it does not know their tokens. Default: 64.
 	TextBlock int `json:"text_block,omitempty"`
