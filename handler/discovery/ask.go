@@ -65,7 +65,8 @@ func (p *Prober) askModels(ctx context.Context, w *pool.Worker) (answers bool) {
 	case status == http.StatusNotFound || status == http.StatusMethodNotAllowed || status == http.StatusNotImplemented:
 		w.Learn(nil, p.logger) // it has no list
 	case closed && first:
-		p.logger.Warn("worker lists its models only with its api_key; the router probes it every 5 minutes", zap.String("upstream", w.Dial))
+		p.logger.Warn("worker lists its models only with its api_key; the router probes it every 5 minutes",
+			zap.String("upstream", w.Dial))
 	}
 	return true
 }

@@ -87,7 +87,8 @@ func (x *Watch) Contradictions() map[string]string {
 	case !s.BlockSizeUnset && size > 0 && s.BlockSize%size != 0:
 		list["block_size"] = fmt.Sprintf("index block_size: configured %d, the engine reports %d", s.BlockSize, size)
 	case s.BlockSizeUnset && size > maxAdopted:
-		list["block_size"] = fmt.Sprintf("index block_size: %d, because the engine's blocks of %d tokens are too large for the index", s.BlockSize, size)
+		list["block_size"] = fmt.Sprintf("index block_size: %d, because the engine's blocks of %d tokens are too large for the index",
+			s.BlockSize, size)
 	}
 	if engine.Shows(set.Engine) && engine.Shows(info.Type) && info.Type != set.Engine {
 		list["engine"] = fmt.Sprintf("engine: configured %s, the engine is %s", set.Engine, info.Type)
@@ -95,7 +96,8 @@ func (x *Watch) Contradictions() map[string]string {
 	following := x.Following()
 	switch {
 	case set.DPSize > 1 && !e.TakesRank():
-		list["dp_size"] = fmt.Sprintf("dp_size: configured %d, but %s chooses its ranks itself", set.DPSize, strings.TrimSpace(e.Type+" "+info.Version))
+		list["dp_size"] = fmt.Sprintf("dp_size: configured %d, but %s chooses its ranks itself",
+			set.DPSize, strings.TrimSpace(e.Type+" "+info.Version))
 	case slices.ContainsFunc(following, func(f Following) bool { return f.OtherRank > 0 }):
 		list["dp_size"] = fmt.Sprintf("dp_size: %d, but KV events come from ranks above", len(following))
 	}

@@ -46,7 +46,9 @@ type Prober struct {
 }
 
 // New returns the prober of a configuration, which ends with ctx.
-func New(ctx context.Context, p *pool.Pool, proxy *reverseproxy.Handler, client *upstream.Client, logger *zap.Logger) *Prober {
+func New(
+	ctx context.Context, p *pool.Pool, proxy *reverseproxy.Handler, client *upstream.Client, logger *zap.Logger,
+) *Prober {
 	static := make(map[string]bool)
 	for _, up := range proxy.Upstreams {
 		static[up.Dial] = true

@@ -62,7 +62,8 @@ func (x *Watch) Warnings(t time.Time) []pool.Warning {
 	}
 	if x.eventsCheck.isDoubted() {
 		warn(warnDoubted, "the router uses its approximate cache model until the engine restarts or kv_events changes",
-			"check that the endpoint of kv_events is this engine's own; for models with sliding windows or state spaces, set kv_events off")
+			"check that the endpoint of kv_events is this engine's own; "+
+				"for models with sliding windows or state spaces, set kv_events off")
 	}
 	if why := x.events.unfollowed(); why != nil {
 		warn(warnUnfollowed, "the router knows only what it has sent to the engine", why.Error())
@@ -86,7 +87,9 @@ func (x *Watch) review(t time.Time) {
 	defer x.reviewing.Unlock()
 	list := x.Warnings(t)
 	for _, text := range x.Contradictions() {
-		list = append(list, pool.Warning{What: warnContradicts + ": " + text, Effect: "the configuration applies", Advice: "correct one of them"})
+		list = append(list, pool.Warning{
+			What: warnContradicts + ": " + text, Effect: "the configuration applies", Advice: "correct one of them",
+		})
 	}
 	x.warned.Replace(t, list, x.pool.Logger().With(zap.String("upstream", x.worker.Dial)))
 }

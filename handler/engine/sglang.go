@@ -27,7 +27,8 @@ var sglang = kind{
 	},
 	tokens: map[string]string{api.NameChat: "input_ids", api.NameGenerate: "input_ids"},
 	steers: append(slices.Clone(rankSteering),
-		steering{namePriority, nvext.Priorities, (*Engine).sglangOrders}, steering{nameRetention, nvext.Priorities, (*Engine).sglangEvicts}),
+		steering{namePriority, nvext.Priorities, (*Engine).sglangOrders},
+		steering{nameRetention, nvext.Priorities, (*Engine).sglangEvicts}),
 	always:          (*adapter).sglangAlways,
 	adapt:           (*adapter).toSGLang,
 	sessions:        []string{api.NameGenerate},
@@ -71,7 +72,8 @@ func (s *server) readSGLang(to *Info) {
 	to.Priority = yes("enable_priority_scheduling")
 	to.LowFirst = to.Priority && yes("schedule_low_priority_values_first")
 	// SGLang may refuse priorities that it does not schedule by.
-	to.PriorityEviction = info.Get("radix_eviction_policy").Str == "priority" && (to.Priority || !yes("abort_on_priority_when_disabled"))
+	to.PriorityEviction = info.Get("radix_eviction_policy").Str == "priority" &&
+		(to.Priority || !yes("abort_on_priority_when_disabled"))
 	to.StrictThinking = yes("enable_strict_thinking") && info.Get("reasoning_parser").Str != ""
 	// Streaming sessions are an option. Versions that lack it open sessions of another
 	// kind, whose turns do not continue each other.
@@ -190,7 +192,8 @@ func (q *Question) askSGLang(post Post) []byte {
 	case q.says("chat_template", "reasoning", "truncate_prompt_tokens", "suffix"):
 		return nil
 	case q.API == api.NameChat:
-		return tokenize(post, q.only("model", "messages", "tools", "tool_choice", "reasoning_effort", "continue_final_message", "chat_template_kwargs"))
+		return tokenize(post, q.only("model", "messages", "tools", "tool_choice", "reasoning_effort",
+			"continue_final_message", "chat_template_kwargs"))
 	}
 	o := q.only("model")
 	o.Raw("prompt", q.Text)
