@@ -128,14 +128,6 @@ func (p *Plan) Close() {
 	p.Once.Done()
 }
 
-// OrUnplanned returns an API for the shape of its errors.
-func OrUnplanned(a api.API) api.API {
-	if a == nil {
-		return api.Unplanned
-	}
-	return a
-}
-
 // WithoutRouting returns a request's header without the routing headers that the engine must
 // not see. These are not granted, or choose a worker or a rank.
 func (p *Plan) WithoutRouting(h http.Header) http.Header {
@@ -208,18 +200,13 @@ func (p *Plan) Constrained() bool {
 func (p *Plan) ErrNonePermitted() error {
 	var wants []string
 	if ids := p.Ext.AllowedWorkerIDs; ids != nil {
-		more := ""
-		if len(ids) > maxListed {
-			more = fmt.Sprintf(" and %d more", len(ids)-maxListed)
-		}
-		wants = append(wants, fmt.Sprintf("nvext.allowed_worker_ids %v%s", firstOf(ids), more))
+		wants = append(wants, fmt.Sprintf("nvext.allowed_worker_ids %v", ids[:min(len(ids), maxListed)]))
 	}
 	if taints := p.Ext.RoutingConstraints.RequiredTaints; taints != nil {
-		wants = append(wants, fmt.Sprintf("nvext.routing_constraints.required_taints %q", firstOf(taints)))
+		wants = append(wants, fmt.Sprintf("nvext.routing_constraints.required_taints %q", taints[:min(len(taints), maxListed)]))
 	}
 	return fmt.Errorf("no worker meets %s", strings.Join(wants, " and "))
 }
 
+// maxListed is how many ids or taints an error names.
 const maxListed = 8
-
-func firstOf[T any](list []T) []T { return list[:min(len(list), maxListed)] }
