@@ -360,7 +360,9 @@ func TestBrokenStreams(t *testing.T) {
 			for _, e := range engines {
 				e.SetHandler(inferencesOnly(v.h))
 			}
-			a := s.chat(t.Context(), ask("x").streamed())
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			a := s.chat(ctx, ask("x").streamed())
 			if a.status != http.StatusOK || a.err == nil {
 				t.Errorf("status %d, error %v; want 200 and an unexpected end", a.status, a.err)
 			}

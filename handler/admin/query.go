@@ -28,7 +28,7 @@ var errNoQuery = errors.New("nvext.annotations: the router cannot answer query_i
 // the chosen worker's engine is asked for them. Refusals are returned as such.
 func (x *Explainer) AnswerQuery(w http.ResponseWriter, r *http.Request, p *plan.Plan) error {
 	if p.Request == nil {
-		return &api.Refusal{API: p.API, Status: http.StatusBadRequest, Code: api.CodeNVExt, Param: "nvext", Err: errNoQuery}
+		return &api.Refusal{API: plan.OrUnplanned(p.API), Status: http.StatusBadRequest, Code: api.CodeNVExt, Param: "nvext", Err: errNoQuery}
 	}
 	c := x.Dispatcher.Explain(r, p)
 	if c.Refused != nil {

@@ -99,7 +99,7 @@ func (rt *route) shared(format string, args ...any) error {
 	if a := rt.plan.API; a != nil {
 		where = "the API " + a.Name()
 	}
-	return &api.Refusal{API: rt.plan.API, Status: http.StatusBadRequest, Code: api.CodeShared, Param: "cache_salt", Err: fmt.Errorf(
+	return &api.Refusal{API: plan.OrUnplanned(rt.plan.API), Status: http.StatusBadRequest, Code: api.CodeShared, Param: "cache_salt", Err: fmt.Errorf(
 		"the request has a salt (cache_salt or X-Tenant-Id), and %s is known to keep its cache apart in %s", fmt.Sprintf(format, args...), where)}
 }
 

@@ -128,6 +128,14 @@ func (p *Plan) Close() {
 	p.Once.Done()
 }
 
+// OrUnplanned returns an API for the shape of its errors.
+func OrUnplanned(a api.API) api.API {
+	if a == nil {
+		return api.Unplanned
+	}
+	return a
+}
+
 // WithoutRouting returns a request's header without the routing headers that the engine must
 // not see. These are not granted, or choose a worker or a rank.
 func (p *Plan) WithoutRouting(h http.Header) http.Header {

@@ -21,7 +21,7 @@ func (rd *Reader) mustRead(p *Plan) error {
 	case FallbackMemory:
 		status = http.StatusServiceUnavailable
 	}
-	return &api.Refusal{API: p.API, Status: status, Code: api.CodeUnreadable, Err: fmt.Errorf(
+	return &api.Refusal{API: OrUnplanned(p.API), Status: status, Code: api.CodeUnreadable, Err: fmt.Errorf(
 		"the router cannot read the body (%s), and must, "+
 			"because the request has a tenant or enforce_cache_salt is on", p.unread)}
 }

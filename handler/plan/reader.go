@@ -137,12 +137,12 @@ func idempotent(method string) bool {
 
 // parse parses a body. If it cannot, the engine reports to the client what is wrong.
 func (rd *Reader) parse(h http.Header, p *Plan, whole *body.Buffer) {
-	opts, of := api.Options{}, api.Unplanned
+	var opts api.Options
 	if p.API != nil {
-		of, opts, p.Score.Tokens = p.API, rd.Hashing(), estimatedTokens(int64(len(whole.Data)))
+		opts, p.Score.Tokens = rd.Hashing(), estimatedTokens(int64(len(whole.Data)))
 	}
 	p.Body = body.NewReplay(whole, whole.Data)
-	req, err := api.Parse(of, whole.Data, opts)
+	req, err := api.Parse(OrUnplanned(p.API), whole.Data, opts)
 	if err == nil {
 		detach(req)
 		p.Model, p.hashing = req.Model, opts
@@ -278,7 +278,7 @@ const nvextMember = "nvext"
 
 // refuse returns the refusal of a request because of a member of its body.
 func (p *Plan) refuse(code, member string, err error) error {
-	return &api.Refusal{API: p.API, Status: http.StatusBadRequest, Code: code, Param: member, Err: err}
+	return &api.Refusal{API: OrUnplanned(p.API), Status: http.StatusBadRequest, Code: code, Param: member, Err: err}
 }
 
 // takeExt reads nvext and the routing headers, which override it. It drops what is not

@@ -23,6 +23,9 @@ const (
 // String returns the name in the admin API and in metrics.
 func (k Knowledge) String() string { return [...]string{"approximate", "partial", "exact"}[k] }
 
+// MarshalText implements encoding.TextMarshaler.
+func (k Knowledge) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
+
 // Tier is where an engine keeps a block.
 type Tier = exact.Tier
 
@@ -170,7 +173,9 @@ func (f *Feed) Describe(info FeedInfo) {
 // and why not all.
 func (f *Feed) Stored(b *Stored) (int, Outcome) {
 	b.Target = f.number
-	return f.caches.exact.Store(b)
+	n, outcome := f.caches.exact.Store(b)
+	f.caches.confirm(f, b.Blocks[:min(n, len(b.Blocks))])
+	return n, outcome
 }
 
 // Removed records blocks, by the engine's names, that the target no longer holds in a tier.

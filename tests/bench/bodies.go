@@ -13,8 +13,6 @@ const (
 	chats traffic = iota
 	// sessions are chats that name their session in nvext.
 	sessions
-	// headers are chats that name their session in a header.
-	headers
 	// tokens are prompts of token ids, of as many bytes.
 	tokens
 )
@@ -33,9 +31,8 @@ const firstNumber = 100_000_000
 // corpus holds the conversations of a cell. A request is one of them with its
 // own number at its end, so that no two bodies are the same.
 type corpus struct {
-	path    string
-	convs   []conversation
-	session string // prefix of the keys
+	path  string
+	convs []conversation
 }
 
 // conversation is a body without its number, which comes between the two parts.
@@ -46,14 +43,11 @@ type conversation struct {
 // size is the body's length in bytes.
 func (c *conversation) size() int { return len(c.head) + len(strconv.Itoa(firstNumber)) + len(c.tail) }
 
-// key is the session key of a conversation.
-func (c *corpus) key(i int) string { return c.session + "-" + strconv.Itoa(i) }
-
 // newCorpus makes the conversations of a cell. The same cell has the same ones
 // in each round. All of them begin with one system prompt, a quarter of the
 // body.
 func newCorpus(kind traffic, c cell) *corpus {
-	k := &corpus{path: chatPath, session: "bench-" + c.name}
+	k := &corpus{path: chatPath}
 	if kind == tokens {
 		k.path = completionPath
 	}
@@ -64,7 +58,7 @@ func newCorpus(kind traffic, c cell) *corpus {
 		} else {
 			tail := `"}],"max_tokens":100,"temperature":0.7`
 			if kind == sessions {
-				tail += `,"nvext":{"session_control":{"session_id":"` + k.key(i) + `"}}`
+				tail += `,"nvext":{"session_control":{"session_id":"` + "bench-" + c.name + "-" + strconv.Itoa(i) + `"}}`
 			}
 			conv = chat(c, tail+"}", uint64(i)+1)
 		}

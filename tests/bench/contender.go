@@ -19,7 +19,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
-// contender is a router that is measured, or none.
+// contender is a router that is measured.
 type contender struct {
 	name    string
 	traffic traffic
@@ -30,21 +30,18 @@ type contender struct {
 	command string
 	port    int
 
-	urls  []string // where requests go
-	admin string   // a Caddy's admin address
-	proc  *process // nil where there is no router
-	over  bool     // it has ended too early
+	url   string // where requests go
+	admin string // a Caddy's admin address
+	proc  *process
 }
 
 // builtin returns the contenders that are always there.
 func builtin() []*contender {
 	const router = "kv_router {dials}"
 	return []*contender{
-		{name: "direct"},
 		{name: baseline, directive: "reverse_proxy {dials} {\n\t\tlb_policy round_robin\n\t}"},
 		{name: "kv_router", directive: router},
 		{name: "kv_router-session", directive: router, traffic: sessions},
-		{name: "kv_router-header", directive: router, traffic: headers},
 		{name: "kv_router-tokens", directive: router, traffic: tokens},
 	}
 }
@@ -57,36 +54,22 @@ func contenderNames(list []*contender) []string {
 	return names
 }
 
-// external reads name=port=command.
-func external(s string) (*contender, error) {
+// external reads name=port=command. The name is one in tables, in lists, and of files.
+func external(s string, taken []*contender) (*contender, error) {
 	parts := strings.SplitN(s, "=", 3)
 	if len(parts) != 3 || parts[0] == "" || strings.TrimSpace(parts[2]) == "" {
-		return nil, fmt.Errorf("with: expected name=port=command, got %q", s)
+		return nil, fmt.Errorf("expected name=port=command, got %q", s)
 	}
 	port, err := strconv.ParseUint(parts[1], 10, 16)
-	if err != nil {
-		return nil, fmt.Errorf("with: port %q: %w", parts[1], err)
+	switch name := parts[0]; {
+	case err != nil:
+		return nil, fmt.Errorf("port %q: %w", parts[1], err)
+	case slices.Contains(contenderNames(taken), name):
+		return nil, fmt.Errorf("there is a %q already", name)
+	case strings.HasPrefix(name, ".") || strings.ContainsAny(name, `/\,`):
+		return nil, fmt.Errorf("%q cannot be a name", name)
 	}
 	return &contender{name: parts[0], port: int(port), command: parts[2]}, nil
-}
-
-// checkName tells what is wrong with the name of a further contender: it is one
-// in tables, in lists, and of files.
-func checkName(name string, taken []*contender) error {
-	switch {
-	case slices.Contains(contenderNames(taken), name):
-		return fmt.Errorf("with: there is a %q already", name)
-	case name == "." || name == ".." || strings.ContainsAny(name, `/\,`+"\n"):
-		return fmt.Errorf("with: %q cannot be a name", name)
-	}
-	return nil
-}
-
-// surroundings are what contenders run in.
-type surroundings struct {
-	caddy, dir string
-	upstreams  []string
-	watchdog   *watchdog
 }
 
 const site = `{
@@ -105,25 +88,22 @@ http://127.0.0.1:{port} {
 `
 
 // start starts the router and waits until it answers.
-func (c *contender) start(ctx context.Context, in *surroundings) error {
-	if c.directive == "" && c.command == "" {
-		for _, u := range in.upstreams {
-			c.urls = append(c.urls, "http://"+u)
-		}
-		return nil
-	}
-	own := filepath.Join(in.dir, "contenders", c.name)
+func (c *contender) start(ctx context.Context, caddy, dir string, upstreams []string) error {
+	own := filepath.Join(dir, c.name)
 	if err := os.MkdirAll(own, 0o700); err != nil {
 		return err
 	}
-	addr, err := c.listenAddr()
-	if err != nil {
-		return err
+	addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(c.port))
+	var err error
+	if c.port == 0 {
+		if addr, err = canned.FreeAddr(); err != nil {
+			return err
+		}
 	}
-	known := placeholders(addr, in.caddy, own, in.upstreams)
+	known := placeholders(addr, caddy, own, upstreams)
 	cmd := exec.Command("/bin/sh", "-c", c.command)
 	if c.directive != "" {
-		cmd, err = c.caddyCommand(in.caddy, own, known)
+		cmd, err = c.caddyCommand(caddy, own, known)
 	} else {
 		cmd.Args[2], err = expand(c.command, own, known)
 	}
@@ -131,22 +111,15 @@ func (c *contender) start(ctx context.Context, in *surroundings) error {
 		return err
 	}
 	cmd.Env = append(os.Environ(), "XDG_CONFIG_HOME="+own, "XDG_DATA_HOME="+own)
-	if c.proc, err = startProcess(cmd, in.watchdog); err != nil {
+	if c.proc, err = startProcess(cmd, filepath.Join(own, "output.log")); err != nil {
 		return err
 	}
-	c.urls = []string{"http://" + addr}
+	c.url = "http://" + addr
 	if err := c.await(ctx); err != nil {
-		c.stop()
+		c.proc.stop()
 		return err
 	}
 	return nil
-}
-
-func (c *contender) listenAddr() (string, error) {
-	if c.port != 0 {
-		return net.JoinHostPort("127.0.0.1", strconv.Itoa(c.port)), nil
-	}
-	return canned.FreeAddr()
 }
 
 func placeholders(addr, caddy, own string, upstreams []string) map[string]string {
@@ -215,52 +188,31 @@ func (c *contender) await(ctx context.Context) error {
 	body := []byte(`{"model":"` + modelName + `","stream":false,"messages":[{"role":"user","content":"Are you there?"}]}`)
 	transport := &http.Transport{DisableKeepAlives: true}
 	for {
-		status, err := ask(ctx, transport, c.urls[0]+chatPath, body)
-		switch {
-		case err == nil && status == http.StatusOK:
+		err := ask(ctx, transport, c.url+chatPath, body)
+		if err == nil {
 			return nil
-		case err == nil:
-			err = fmt.Errorf("status %d", status)
 		}
 		if ctx.Err() != nil || c.proc.ended() {
-			return errors.Join(fmt.Errorf("it does not answer: %w", err), errors.New(c.proc.output()))
+			return fmt.Errorf("it does not answer: %w: %s", err, c.proc.output())
 		}
 		wait(ctx, 50*time.Millisecond)
 	}
 }
 
-func ask(ctx context.Context, transport http.RoundTripper, url string, body []byte) (int, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
+func ask(ctx context.Context, transport http.RoundTripper, url string, body []byte) error {
+	req, err := newRequest(ctx, url, bytes.NewReader(body))
 	if err != nil {
-		return 0, err
+		return err
 	}
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("Authorization", "Bearer sk-bench")
 	resp, err := transport.RoundTrip(req)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer resp.Body.Close()
-	_, err = io.Copy(io.Discard, resp.Body)
-	return resp.StatusCode, err
-}
-
-// died says that the router has ended, with its last words.
-func (c *contender) died() error { return fmt.Errorf("%s %w: %s", c.name, errEnded, c.proc.output()) }
-
-// stop ends the router.
-func (c *contender) stop() {
-	if c.proc != nil {
-		c.proc.stop()
+	if _, err = io.Copy(io.Discard, resp.Body); err == nil && resp.StatusCode != http.StatusOK {
+		err = errors.New(resp.Status)
 	}
-}
-
-// pid returns the router's process, 0 if there is none.
-func (c *contender) pid() int {
-	if c.proc == nil {
-		return 0
-	}
-	return c.proc.pid()
+	return err
 }
 
 // buildCaddy builds the Caddy with kv_router.
@@ -271,26 +223,4 @@ func buildCaddy(ctx context.Context, dir string) (string, error) {
 		return "", fmt.Errorf("building caddy: %w\n%s", err, out)
 	}
 	return file, nil
-}
-
-// fetchProfile writes one of a Caddy's profiles to a file.
-func fetchProfile(ctx context.Context, admin, profile, file string) error {
-	url := fmt.Sprintf("http://%s/debug/pprof/%s", admin, profile)
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	data, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return err
-	}
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("status %d: %.200s", resp.StatusCode, data)
-	}
-	return os.WriteFile(file, data, 0o600)
 }

@@ -3,16 +3,15 @@ package main
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
 	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
@@ -25,70 +24,52 @@ const (
 	mocks = 4
 )
 
-// upstreams are the process of the mock upstreams. It is one of its own, so
-// that its CPU time is nobody else's.
-type upstreams struct {
-	addrs []string
-	proc  *process
-	in    io.WriteCloser
-	out   *bufio.Reader
-}
+func isMock(args []string) bool { return len(args) == 1 && args[0] == mockCommand }
 
-func startUpstreams() (*upstreams, error) {
-	cmd, err := selfCommand(mockCommand)
+// startUpstreams starts the mock upstreams in a process of their own and returns their
+// addresses. The process ends when its input does.
+func startUpstreams() (addrs []string, stop func(), err error) {
+	self, err := os.Executable()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
+	cmd := exec.Command(self, mockCommand) //nolint:gosec // it is this program
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	proc, err := startProcess(cmd, nil)
+	proc, err := startProcess(cmd, "")
 	if err != nil {
-		return nil, fmt.Errorf("starting upstreams: %w", err)
+		return nil, nil, err
 	}
-	u := &upstreams{proc: proc, in: in, out: bufio.NewReader(out)}
-	line, err := u.out.ReadString('\n')
+	stop = func() {
+		in.Close()
+		proc.stop()
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
 	if err != nil {
-		u.stop()
-		return nil, fmt.Errorf("starting upstreams: %w", err)
+		stop()
+		return nil, nil, err
 	}
-	u.addrs = strings.Fields(line)
-	return u, nil
-}
-
-// pace sets the time between the chunks of all streams to come. It goes through
-// the upstreams' standard input, for a router may drop what a request says.
-func (u *upstreams) pace(d time.Duration) error {
-	if _, err := fmt.Fprintln(u.in, d); err != nil {
-		return fmt.Errorf("setting the upstreams' pace: %w", err)
-	}
-	_, err := u.out.ReadString('\n')
-	return err
-}
-
-// stop ends the process, which ends when its input does.
-func (u *upstreams) stop() {
-	u.in.Close()
-	u.proc.stop()
+	return strings.Fields(line), stop, nil
 }
 
 // mock answers as an engine does, at once.
-type mock struct {
-	pace    atomic.Int64 // nanoseconds between chunks
-	buffers sync.Pool
+type mock struct{ buffers sync.Pool }
+
+func newMock() *mock {
+	return &mock{buffers: sync.Pool{New: func() any { return new(bytes.Buffer) }}}
 }
 
-// serveMock serves the upstreams until in ends. It writes their addresses to
-// out as one line, then a line for each pace that it reads from in.
+// serveMock serves the upstreams until in ends. It writes their addresses to out.
 func serveMock(in io.Reader, out io.Writer) error {
 	debug.SetGCPercent(400)
-	m := &mock{buffers: sync.Pool{New: func() any { return new(bytes.Buffer) }}}
+	m := newMock()
 	addrs := make([]string, 0, mocks)
 	for range mocks {
 		ln, err := canned.Listen()
@@ -101,16 +82,8 @@ func serveMock(in io.Reader, out io.Writer) error {
 		go srv.Serve(ln) //nolint:errcheck // it ends with Close
 	}
 	fmt.Fprintln(out, strings.Join(addrs, " "))
-	lines := bufio.NewScanner(in)
-	for lines.Scan() {
-		d, err := time.ParseDuration(lines.Text())
-		if err != nil {
-			return err
-		}
-		m.pace.Store(int64(d))
-		fmt.Fprintln(out, "ok")
-	}
-	return lines.Err()
+	_, err := io.Copy(io.Discard, in)
+	return err
 }
 
 // ServeHTTP implements http.Handler.
@@ -143,7 +116,7 @@ func (m *mock) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	usage := usageOf(body.Len())
 	if asksForStream(body.Bytes()) {
-		a.stream(r.Context(), w, time.Duration(m.pace.Load()), usage)
+		a.stream(w, usage)
 		return
 	}
 	w.Header()["Content-Type"] = jsonType
@@ -229,7 +202,7 @@ func completionChoice(part, text string) string {
 }
 
 // stream writes each event and flushes it, as engines do.
-func (a *answers) stream(ctx context.Context, w http.ResponseWriter, pace time.Duration, usage string) {
+func (a *answers) stream(w http.ResponseWriter, usage string) {
 	w.Header()["Content-Type"] = streamType
 	flusher := w.(http.Flusher)
 	send := func(event []byte) bool {
@@ -240,9 +213,6 @@ func (a *answers) stream(ctx context.Context, w http.ResponseWriter, pace time.D
 	for _, e := range a.events {
 		if !send(e) {
 			return
-		}
-		if pace > 0 {
-			wait(ctx, pace)
 		}
 	}
 	if send([]byte(a.usage + usage + "}\n\n")) {

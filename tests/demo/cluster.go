@@ -47,8 +47,7 @@ func startEngines(c *cluster.Cluster, speed float64) ([]*engine.Engine, []string
 // arena is all runs: each has its own engines, and one Caddy has a site for each.
 type arena struct {
 	*cluster.Cluster
-	runs      []*run
-	processes []*process
+	runs []*run
 }
 
 // newArena starts engines and routers of all runs.
@@ -59,7 +58,7 @@ func newArena(runs []*run, speed float64) (*arena, error) {
 	}
 	a := &arena{Cluster: c, runs: runs}
 	if err := a.start(speed); err != nil {
-		a.stop()
+		a.Stop()
 		return nil, err
 	}
 	return a, nil
@@ -85,27 +84,7 @@ func (a *arena) start(speed float64) error {
 			return err
 		}
 		r.engines = engines
-		if r.command == "" {
-			fmt.Fprintf(&sites, "http://%s {\n\t%s\n}\n", r.addr, r.route(addrs, fmt.Sprint("run", i), speed))
-			continue
-		}
-		p, err := startProcess(r.command, r.addr, addrs)
-		if err != nil {
-			return fmt.Errorf("%s: %w", r.name, err)
-		}
-		a.processes = append(a.processes, p)
-	}
-	for _, p := range a.processes {
-		if err := p.await(); err != nil {
-			return err
-		}
+		fmt.Fprintf(&sites, "http://%s {\n\t%s\n}\n", r.addr, r.route(addrs, fmt.Sprint("run", i), speed))
 	}
 	return a.Load(quiet, sites.String())
-}
-
-func (a *arena) stop() {
-	for _, p := range a.processes {
-		p.stop()
-	}
-	a.Stop()
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 )
@@ -13,11 +12,10 @@ const sessionHeader = "X-Session-Id"
 
 // contender is one way to route.
 type contender struct {
-	name    string
-	own     bool                                                   // kv_router: not judged against itself
-	ids     bool                                                   // requests have a sessionHeader
-	route   func(addrs []string, run string, speed float64) string // a directive of a Caddyfile
-	command string                                                 // another router's, in place of a directive
+	name  string
+	own   bool                                                   // kv_router: not judged against itself
+	ids   bool                                                   // requests have a sessionHeader
+	route func(addrs []string, run string, speed float64) string // a directive of a Caddyfile
 }
 
 // ours is the contender with which the others are compared.
@@ -47,17 +45,4 @@ func reverseProxy(policy string) func([]string, string, float64) string {
 		return fmt.Sprintf("reverse_proxy %s {\n\t\tlb_policy %s\n\t\tlb_retries 3\n\t\tfail_duration %s\n\t}",
 			strings.Join(addrs, " "), policy, time.Duration(float64(failDuration)/speed))
 	}
-}
-
-// external reads name=command.
-func external(s string, taken []contender) (contender, error) {
-	name, command, found := strings.Cut(s, "=")
-	name, command = strings.TrimSpace(name), strings.TrimSpace(command)
-	switch {
-	case !found || name == "" || command == "" || len(name) > nameWidth:
-		return contender{}, fmt.Errorf("%q is not name=command with a name of at most %d bytes", s, nameWidth)
-	case slices.ContainsFunc(taken, func(c contender) bool { return c.name == name }):
-		return contender{}, fmt.Errorf("there is a contender %q already", name)
-	}
-	return contender{name: name, command: command, ids: true}, nil
 }

@@ -1,10 +1,11 @@
 package main
 
 import (
-	"cmp"
 	"math"
 	"slices"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/stats"
 )
 
 // figures are those of one run. Times are in seconds of the engines.
@@ -27,32 +28,8 @@ func summarize(samples []sample) (f figures) {
 	}
 	slices.Sort(ttft)
 	f.hits = 100 * float64(cached) / float64(max(prompt, 1))
-	f.p99 = quantile(ttft, 0.99)
+	f.p99 = stats.Percentile(ttft, 0.99)
 	return f
-}
-
-// quantile returns the value that a share q of the sorted ones does not exceed
-// (nearest rank).
-func quantile(sorted []float64, q float64) float64 {
-	rank := int(math.Ceil(q * float64(len(sorted))))
-	return sorted[min(max(rank, 1), len(sorted))-1]
-}
-
-// spread is the median of several runs, with the least and the most.
-type spread struct{ least, median, most float64 }
-
-// over returns the spread of a figure over the runs.
-func over[T any](list []T, get func(T) float64) spread {
-	if len(list) == 0 {
-		return spread{}
-	}
-	values := make([]float64, len(list))
-	for i, x := range list {
-		values[i] = get(x)
-	}
-	slices.SortFunc(values, cmp.Compare)
-	n := len(values)
-	return spread{values[0], (values[(n-1)/2] + values[n/2]) / 2, values[n-1]}
 }
 
 // same is the most that two mean TTFTs differ, as a ratio, and count as equal.
@@ -70,13 +47,13 @@ const (
 
 // compare judges the ratios of a contender's mean TTFT to ours, one for each seed. It
 // is a tie if the median is near 1 or if the seeds do not agree.
-func compare(s spread) verdict {
+func compare(s stats.Spread) verdict {
 	switch {
-	case s.median == 0 || math.IsNaN(s.median):
+	case s.Median == 0 || math.IsNaN(s.Median):
 		return none
-	case s.least > 1 && s.median > same:
+	case s.Least > 1 && s.Median > same:
 		return win
-	case s.most < 1 && s.median < 1/same:
+	case s.Most < 1 && s.Median < 1/same:
 		return loss
 	}
 	return tie
@@ -111,17 +88,13 @@ func recovery(runs []*run) (time.Duration, bool) {
 			}
 		}
 	}
-	limit := normal * median(before)
+	limit := normal * stats.Of(before).Median
 	for i, list := range bins {
-		if median(list) > limit {
+		if stats.Of(list).Median > limit {
 			last = max(last, time.Duration(i+1)*bin)
 		}
 	}
 	return last, last < time.Duration(len(bins))*bin
-}
-
-func median(list []float64) float64 {
-	return over(list, func(x float64) float64 { return x }).median
 }
 
 // sinceDeath returns how long before a time the latest death was.

@@ -89,7 +89,7 @@ func (c *cell) given(w io.Writer) {
 			tokens += s.prompt
 		}
 	}
-	fmt.Fprintf(w, "  %-*s %17s %17s %17s  %d\n", nameWidth, c.name, c.hits, c.mean, c.p99, tokens)
+	fmt.Fprintf(w, "  %-*s %17s %17s %17s  %d\n", nameWidth, c.name, times(c.hits), times(c.mean), times(c.p99), tokens)
 	if c.answered < c.asked {
 		fmt.Fprintf(w, "  %d of %d requests were not answered.\n", c.asked-c.answered, c.asked)
 	}

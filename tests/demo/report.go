@@ -1,9 +1,16 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
+	"math"
+	"runtime"
+	"slices"
 	"strconv"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/stats"
 )
 
 // nameWidth is the width of the column of the contenders.
@@ -14,10 +21,10 @@ type cell struct {
 	contender
 	runs     []*run
 	figures  []figures
-	hits     spread
-	mean     spread
-	p99      spread
-	against  spread // the ratios of the mean TTFTs to ours, by seed; zero if not judged
+	hits     stats.Spread
+	mean     stats.Spread
+	p99      stats.Spread
+	against  stats.Spread // the ratios of the mean TTFTs to ours, by seed; zero if not judged
 	answered int
 	asked    int
 }
@@ -30,9 +37,9 @@ func newCell(runs []*run) *cell {
 		c.answered += len(r.samples)
 		c.asked += r.load.requests()
 	}
-	c.hits = over(c.figures, func(f figures) float64 { return f.hits })
-	c.mean = over(c.figures, func(f figures) float64 { return f.mean })
-	c.p99 = over(c.figures, func(f figures) float64 { return f.p99 })
+	c.hits = stats.Over(c.figures, func(f figures) float64 { return f.hits })
+	c.mean = stats.Over(c.figures, func(f figures) float64 { return f.mean })
+	c.p99 = stats.Over(c.figures, func(f figures) float64 { return f.p99 })
 	return c
 }
 
@@ -54,7 +61,7 @@ func judge(cells []*cell) {
 				ratios[i] = f.mean / b
 			}
 		}
-		c.against = over(ratios, func(x float64) float64 { return x })
+		c.against = stats.Of(ratios)
 	}
 }
 
@@ -62,7 +69,8 @@ func judge(cells []*cell) {
 type result struct {
 	options
 	cells   [][]*cell // by workload
-	machine machine
+	outside []extra   // the least first
+	took    time.Duration
 }
 
 // write writes the report.
@@ -90,11 +98,11 @@ func head(w io.Writer, l *workload) {
 // row writes the line of a contender.
 func (c *cell) row(w io.Writer) {
 	if c.runs[0].load.deaths == 0 {
-		fmt.Fprintf(w, "  %-*s %11s %17s %17s  %s\n", nameWidth, c.name, c.hits.whole(), c.mean, c.p99, c.verdict())
+		fmt.Fprintf(w, "  %-*s %11s %17s %17s  %s\n", nameWidth, c.name, whole(c.hits), times(c.mean), times(c.p99), c.verdict())
 		return
 	}
 	failed, broken, saved, of := c.casualties()
-	fmt.Fprintf(w, "  %-*s %7.0f %17s %6d %6d %8s %12s\n", nameWidth, c.name, c.hits.median, c.mean, failed, broken,
+	fmt.Fprintf(w, "  %-*s %7.0f %17s %6d %6d %8s %12s\n", nameWidth, c.name, c.hits.Median, times(c.mean), failed, broken,
 		fmt.Sprintf("%d of %d", saved, of), c.recovered())
 }
 
@@ -119,14 +127,14 @@ func (c *cell) casualties() (failed, broken, saved, of int) {
 
 // verdict writes how a contender compares with ours.
 func (c *cell) verdict() string {
-	times := strconv.FormatFloat(c.against.median, 'f', 2, 64) + "x"
+	ratio := strconv.FormatFloat(c.against.Median, 'f', 2, 64) + "x"
 	switch compare(c.against) {
 	case win:
-		return times
+		return ratio
 	case loss:
-		return times + " LOST"
+		return ratio + " LOST"
 	case tie:
-		return times + " tie"
+		return ratio + " tie"
 	case none:
 	}
 	return ""
@@ -140,14 +148,14 @@ func digits(x float64) string {
 	return strconv.FormatFloat(x, 'f', 2, 64)
 }
 
-// String writes seconds.
-func (s spread) String() string {
-	return fmt.Sprintf("%s (%s-%s)", digits(s.median), digits(s.least), digits(s.most))
+// times writes seconds.
+func times(s stats.Spread) string {
+	return fmt.Sprintf("%s (%s-%s)", digits(s.Median), digits(s.Least), digits(s.Most))
 }
 
 // whole writes whole numbers.
-func (s spread) whole() string {
-	return fmt.Sprintf("%.0f (%.0f-%.0f)", s.median, s.least, s.most)
+func whole(s stats.Spread) string {
+	return fmt.Sprintf("%.0f (%.0f-%.0f)", s.Median, s.Least, s.Most)
 }
 
 // conclude writes what the tables mean, and how far they can be believed.
@@ -171,5 +179,56 @@ LOST: it is faster than %s. tie: within %.0f %%, or the seeds disagree.
 	if lacking > 0 {
 		fmt.Fprintf(w, "%d requests were not asked or not answered.\n", lacking)
 	}
-	r.machine.write(w, r.cells)
+	r.judgeMachine(w)
+}
+
+// extra is the part of the mean time to first token that the engines do not see. The
+// router, the client and the machine take this time.
+type extra struct {
+	name string  // of the contender
+	time float64 // in seconds of the engines
+}
+
+// mostOutside is what a machine that keeps up stays below, in seconds of the engines.
+const mostOutside = 0.1
+
+// overhead returns the mean TTFT outside the engines for each contender, the least
+// first. Where engines die, it would count the retries, so that workload is left out.
+func overhead(cells [][]*cell) []extra {
+	list := make([]extra, len(cells[0]))
+	n := 0.0
+	for _, row := range cells {
+		if row[0].runs[0].load.deaths > 0 {
+			continue
+		}
+		for i, c := range row {
+			list[i].name = c.name
+			for _, r := range c.runs {
+				list[i].time += r.outside().Seconds()
+			}
+		}
+		n += float64(len(row[0].runs))
+	}
+	for i := range list {
+		list[i].time /= max(n, 1)
+	}
+	slices.SortFunc(list, func(a, b extra) int { return cmp.Compare(a.time, b.time) })
+	return list
+}
+
+// judgeMachine writes how well this computer kept up.
+func (r *result) judgeMachine(w io.Writer) {
+	least, most := r.outside[0], r.outside[len(r.outside)-1]
+	fmt.Fprintf(w, "Outside the engines passed %.3f s (%s) to %.3f s (%s)\n"+
+		"of a mean TTFT: router, client and this machine of %d cores. The demo took %.0f s.\n",
+		least.time, least.name, most.time, most.name, runtime.NumCPU(), r.took.Seconds())
+	best := math.Inf(1)
+	for _, list := range r.cells {
+		for _, c := range list {
+			best = min(best, c.mean.Median)
+		}
+	}
+	if most.time > mostOutside || most.time > best/4 {
+		fmt.Fprintln(w, "WARNING: this machine is too slow or busy for the times above.")
+	}
 }

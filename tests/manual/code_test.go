@@ -90,9 +90,8 @@ const anything = "\x00"
 
 var formatVerb = regexp.MustCompile(`%[-+# 0]*[\d.]*[a-zA-Z]`)
 
-// texts returns the strings that an expression may have. within is the function that
-// the expression stands in.
-func (p *goPackage) texts(e ast.Expr, within *ast.FuncDecl, depth int) []string {
+// texts returns the strings that an expression may have.
+func (p *goPackage) texts(e ast.Expr, depth int) []string {
 	if depth > 4 {
 		return []string{anything}
 	}
@@ -102,25 +101,25 @@ func (p *goPackage) texts(e ast.Expr, within *ast.FuncDecl, depth int) []string 
 			return []string{constant.StringVal(constant.MakeFromLiteral(e.Value, e.Kind, 0))}
 		}
 	case *ast.ParenExpr:
-		return p.texts(e.X, within, depth)
+		return p.texts(e.X, depth)
 	case *ast.BinaryExpr:
 		var all []string
-		for _, x := range p.texts(e.X, within, depth+1) {
-			for _, y := range p.texts(e.Y, within, depth+1) {
+		for _, x := range p.texts(e.X, depth+1) {
+			for _, y := range p.texts(e.Y, depth+1) {
 				all = append(all, x+y)
 			}
 		}
 		return all
 	case *ast.Ident:
-		return p.textsOf(e.Name, within, depth)
+		return p.textsOf(e.Name, depth)
 	case *ast.CallExpr:
 		f, ok := e.Fun.(*ast.SelectorExpr)
 		switch {
 		case !ok:
 		case f.Sel.Name == "Error" && len(e.Args) == 0: // of an error that is known by name
-			return p.texts(f.X, within, depth+1)
+			return p.texts(f.X, depth+1)
 		case (f.Sel.Name == "New" || f.Sel.Name == "Errorf" || f.Sel.Name == "Sprintf") && len(e.Args) > 0:
-			all := p.texts(e.Args[0], within, depth+1)
+			all := p.texts(e.Args[0], depth+1)
 			for i, s := range all {
 				all[i] = formatVerb.ReplaceAllString(s, anything)
 			}
@@ -130,47 +129,16 @@ func (p *goPackage) texts(e ast.Expr, within *ast.FuncDecl, depth int) []string 
 	return []string{anything}
 }
 
-// textsOf returns the strings that a name may have, which are those of its
-// values. For a function's parameter they are those of the arguments in the
-// package's calls.
-func (p *goPackage) textsOf(name string, within *ast.FuncDecl, depth int) []string {
-	if at := parameter(within, name); at >= 0 {
-		var all []string
-		p.calls(func(call *ast.CallExpr, from *ast.FuncDecl) {
-			if calledName(call) == within.Name.Name && at < len(call.Args) {
-				all = append(all, p.texts(call.Args[at], from, depth+1)...)
-			}
-		})
-		if len(all) > 0 {
-			return all
-		}
-		return []string{anything}
-	}
+// textsOf returns the strings that a name may have, which are those of its values.
+func (p *goPackage) textsOf(name string, depth int) []string {
 	var all []string
 	for _, value := range p.values[name] {
-		all = append(all, p.texts(value, within, depth+1)...)
+		all = append(all, p.texts(value, depth+1)...)
 	}
 	if len(all) == 0 {
 		return []string{anything}
 	}
 	return all
-}
-
-// parameter returns the place of a function's parameter, -1 if it has none of the name.
-func parameter(f *ast.FuncDecl, name string) int {
-	if f == nil {
-		return -1
-	}
-	at := 0
-	for _, field := range f.Type.Params.List {
-		for _, id := range field.Names {
-			if id.Name == name {
-				return at
-			}
-			at++
-		}
-	}
-	return -1
 }
 
 func calledName(call *ast.CallExpr) string {
@@ -208,11 +176,11 @@ func (c *code) messages() (lines, conditions []string) {
 			}
 			switch name := calledName(call); {
 			case (name == "Warn" || name == "Error") && len(call.Args) > 0 && !logsConditions(within):
-				lines = append(lines, p.texts(call.Args[0], within, 0)...)
+				lines = append(lines, p.texts(call.Args[0], 0)...)
 			case name == "Check" && len(call.Args) == 2 && warns(call.Args[0]):
-				lines = append(lines, p.texts(call.Args[1], within, 0)...)
+				lines = append(lines, p.texts(call.Args[1], 0)...)
 			case name == "Raise" && len(call.Args) > 1:
-				conditions = append(conditions, p.texts(call.Args[1], within, 0)...)
+				conditions = append(conditions, p.texts(call.Args[1], 0)...)
 			}
 		})
 	}
@@ -243,7 +211,7 @@ func (c *code) constants(folder string, name *regexp.Regexp) (values []string) {
 			continue
 		}
 		for _, value := range all {
-			values = append(values, p.texts(value, nil, 0)...)
+			values = append(values, p.texts(value, 0)...)
 		}
 	}
 	slices.Sort(values)
@@ -316,7 +284,7 @@ func (c *code) options() []string {
 				return
 			}
 			nested[lit] = true
-			what := p.texts(call.Args[1], within, 0)[0]
+			what := p.texts(call.Args[1], 0)[0]
 			if policy, ok := strings.CutPrefix(what, "option of policy "); ok {
 				add("policy "+policy, lit)
 			} else {
