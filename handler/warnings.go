@@ -1,7 +1,7 @@
 package handler
 
 import (
-	"net/http"
+	"context"
 	"strconv"
 	"strings"
 	"time"
@@ -100,11 +100,11 @@ func (h *Handler) warnOfIdleQueue() {
 
 // noticeServer warns of harmful settings of the server at the first request. They are
 // not known before.
-func (h *Handler) noticeServer(r *http.Request) {
+func (h *Handler) noticeServer(ctx context.Context) {
 	if h.noticed.Load() || !h.noticed.CompareAndSwap(false, true) {
 		return
 	}
-	server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
+	server, ok := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
 	if !ok || server == nil {
 		return
 	}

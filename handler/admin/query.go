@@ -26,11 +26,11 @@ var errNoQuery = errors.New("nvext.annotations: the router cannot answer query_i
 // and the prompt's token ids under nvext. In a second stage, the client names the
 // worker. Nothing is booked, remembered or computed. If the request has no token ids,
 // the chosen worker's engine is asked for them. Refusals are returned as such.
-func (x *Explainer) AnswerQuery(w http.ResponseWriter, r *http.Request, p *plan.Plan) error {
+func (x *Explainer) AnswerQuery(w http.ResponseWriter, p *plan.Plan) error {
 	if p.Request == nil {
 		return &api.Refusal{API: plan.OrUnplanned(p.API), Status: http.StatusBadRequest, Code: api.CodeNVExt, Param: "nvext", Err: errNoQuery}
 	}
-	c := x.Dispatcher.Explain(r, p)
+	c := x.Dispatcher.Explain(p)
 	if c.Refused != nil {
 		return c.Refused
 	}
@@ -39,10 +39,10 @@ func (x *Explainer) AnswerQuery(w http.ResponseWriter, r *http.Request, p *plan.
 	}
 	ids := tokenIDs(p)
 	if ids == nil {
-		ids = x.askTokens(r, p, c.Workers[c.Picked.Chosen])
-		c = x.explainTokens(r, p, c, ids)
+		ids = x.askTokens(p, c.Workers[c.Picked.Chosen])
+		c = x.explainTokens(p, c, ids)
 	}
-	answer, err := x.encodeQuery(r.Context(), p, c, ids)
+	answer, err := x.encodeQuery(p, c, ids)
 	if err != nil {
 		return err
 	}
@@ -75,14 +75,14 @@ type queryAnswer struct {
 }
 
 // encodeQuery returns the answer as JSON. ids are the prompt's, nil if unknown.
-func (x *Explainer) encodeQuery(ctx context.Context, p *plan.Plan, c *dispatch.DryChoice, ids []byte) ([]byte, error) {
+func (x *Explainer) encodeQuery(p *plan.Plan, c *dispatch.DryChoice, ids []byte) ([]byte, error) {
 	target := c.Candidates[c.Picked.Chosen].Target
 	members := []nvext.Member{{Name: nvext.NameWorkerID, Value: nvext.AppendWorker(nil, target.Worker, target.Rank)}}
 	if ids != nil {
 		members = append(members, nvext.Member{Name: nvext.NameTokenIDs, Value: ids})
 	}
 	if p.Ext.QueryExplains() {
-		why, err := json.Marshal(x.view(ctx, p, c))
+		why, err := json.Marshal(x.view(p, c))
 		if err != nil {
 			return nil, fmt.Errorf("encoding the explanation: %w", err)
 		}
@@ -121,7 +121,7 @@ const (
 // askTokens asks the chosen worker for the prompt's token ids, and returns them as JSON.
 // It returns nil, and counts that, if the worker does not answer with them. The question
 // is not booked, takes no slot, and never marks a worker down.
-func (x *Explainer) askTokens(r *http.Request, p *plan.Plan, w *pool.Worker) (ids []byte) {
+func (x *Explainer) askTokens(p *plan.Plan, w *pool.Worker) (ids []byte) {
 	q := questionOf(p)
 	if q == nil {
 		x.Dispatcher.FallBack(dispatch.FallbackUntokenized)
@@ -138,11 +138,11 @@ func (x *Explainer) askTokens(r *http.Request, p *plan.Plan, w *pool.Worker) (id
 		x.Dispatcher.FallBack(dispatch.FallbackUntokenized)
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), tokenizeTimeout)
+	ctx, cancel := context.WithTimeout(p.HTTP.Context(), tokenizeTimeout)
 	defer cancel()
 	e := w.Engine()
 	ids = e.Tokenize(q, func(path string, body []byte) (int, []byte) {
-		status, answer, err := x.Client.Fetch(ctx, w.Dial, http.MethodPost, path, body, r.Header["Authorization"], most)
+		status, answer, err := x.Client.Fetch(ctx, w.Dial, http.MethodPost, path, body, p.HTTP.Header["Authorization"], most)
 		if c := x.Logger.Check(zap.DebugLevel, "asked a worker for token ids"); c != nil {
 			c.Write(zap.String("upstream", w.Dial), zap.String("path", path), zap.Int("status", status), zap.Int("bytes", len(answer)), zap.Error(err))
 		}
@@ -172,12 +172,12 @@ func questionOf(p *plan.Plan) *engine.Question {
 
 // explainTokens repeats the choice with the token ids of an engine, and returns the
 // choice with more overlap. Second-stage requests are known by ids, not by text.
-func (x *Explainer) explainTokens(r *http.Request, planned *plan.Plan, c *dispatch.DryChoice, ids []byte) *dispatch.DryChoice {
+func (x *Explainer) explainTokens(planned *plan.Plan, c *dispatch.DryChoice, ids []byte) *dispatch.DryChoice {
 	if ids == nil {
 		return c
 	}
 	if p := x.Reader.WithTokens(planned, ids); p != nil {
-		if by := x.Dispatcher.Explain(r, p); by.Overlap() > c.Overlap() {
+		if by := x.Dispatcher.Explain(p); by.Overlap() > c.Overlap() {
 			return by
 		}
 	}
