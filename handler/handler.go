@@ -150,9 +150,7 @@ func (h *Handler) wireDispatcher(ctx caddy.Context) error {
 	}
 	d.FollowUps = speculative.NewRunner(h.ctx, h.pool, h.client, h.SpeculativePrefill)
 	h.dispatcher, h.reader = d, h.newReader()
-	h.explainer = &admin.Explainer{
-		Pool: h.pool, Reader: h.reader, Dispatcher: d, Client: h.client, Policy: h.policy, Static: h.ReverseProxy.Upstreams, Logger: h.logger,
-	}
+	h.explainer = &admin.Explainer{Reader: h.reader, Dispatcher: d}
 	return nil
 }
 

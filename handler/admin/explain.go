@@ -110,9 +110,9 @@ func (x *Explainer) explain(r *http.Request) (*explanation, error) {
 // shows it. There is no plan if the router refuses to make one.
 func (x *Explainer) view(p *plan.Plan, c *dispatch.DryChoice) *explanation {
 	e := &explanation{
-		Pool: x.Pool.Name, Unit: c.Unit, Candidates: []candidateView{}, LeftOut: append([]dispatch.LeftOut{}, c.LeftOut...),
+		Pool: x.Dispatcher.Pool.Name, Unit: c.Unit, Candidates: []candidateView{}, LeftOut: append([]dispatch.LeftOut{}, c.LeftOut...),
 	}
-	if m, ok := x.Policy.(caddy.Module); ok {
+	if m, ok := x.Dispatcher.Policy.(caddy.Module); ok {
 		e.Policy = m.CaddyModule().ID.Name()
 	}
 	if own := c.Refused; own != nil {
@@ -121,9 +121,9 @@ func (x *Explainer) view(p *plan.Plan, c *dispatch.DryChoice) *explanation {
 	if p == nil {
 		return e
 	}
-	e.Plan = viewPlan(x.Pool, p)
+	e.Plan = viewPlan(x.Dispatcher.Pool, p)
 	if c.Full {
-		e.Waits = &waitView{x.Pool.Waiting()}
+		e.Waits = &waitView{x.Dispatcher.Pool.Waiting()}
 	}
 	if len(c.Candidates) == 0 {
 		return e
@@ -134,7 +134,7 @@ func (x *Explainer) view(p *plan.Plan, c *dispatch.DryChoice) *explanation {
 		e.Candidates = append(e.Candidates, candidateView{Target: of.Target, Dial: c.Workers[i].Dial, Candidate: of, TTFT: of.TTFT()})
 	}
 	if h := c.Home; h != nil {
-		e.Home = &homeView{DryHome: h, Dial: dials(x.Pool)[h.Target], Candidate: h.Position >= 0}
+		e.Home = &homeView{DryHome: h, Dial: dials(x.Dispatcher.Pool)[h.Target], Candidate: h.Position >= 0}
 	}
 	e.Chosen = viewChosen(p, c)
 	return e

@@ -56,7 +56,7 @@ func (x *Explainer) AnswerQuery(w http.ResponseWriter, p *plan.Plan) error {
 	}
 	w.Header().Set("Content-Type", kind)
 	w.Header().Set("Content-Length", strconv.Itoa(len(answer)))
-	_, release := x.Pool.Memory.Reserve(int64(len(answer)))
+	_, release := x.Dispatcher.Pool.Memory.Reserve(int64(len(answer)))
 	defer release()
 	_, err = w.Write(answer) //nolint:gosec // JSON, and said to be
 	return err
@@ -130,10 +130,10 @@ func (x *Explainer) askTokens(p *plan.Plan, w *pool.Worker) (ids []byte) {
 	size := p.Body.Size
 	most := min(maxTokenized, leastTokenized+tokenizedPerByte*size)
 	room := 2*size + 3*most // as it comes, as numbers, and as it is answered
-	within, release := x.Pool.Memory.Reserve(room)
+	within, release := x.Dispatcher.Pool.Memory.Reserve(room)
 	defer release()
-	asking := x.Pool.Asking.Add(1)
-	defer x.Pool.Asking.Add(-1)
+	asking := x.Dispatcher.Pool.Asking.Add(1)
+	defer x.Dispatcher.Pool.Asking.Add(-1)
 	if !within || asking > maxAsking {
 		x.Dispatcher.FallBack(dispatch.FallbackUntokenized)
 		return nil
@@ -142,8 +142,8 @@ func (x *Explainer) askTokens(p *plan.Plan, w *pool.Worker) (ids []byte) {
 	defer cancel()
 	e := w.Engine()
 	ids = e.Tokenize(q, func(path string, body []byte) (int, []byte) {
-		status, answer, err := x.Client.Fetch(ctx, w.Dial, http.MethodPost, path, body, p.HTTP.Header["Authorization"], most)
-		if c := x.Logger.Check(zap.DebugLevel, "asked a worker for token ids"); c != nil {
+		status, answer, err := x.Dispatcher.Client.Fetch(ctx, w.Dial, http.MethodPost, path, body, p.HTTP.Header["Authorization"], most)
+		if c := x.Dispatcher.Logger.Check(zap.DebugLevel, "asked a worker for token ids"); c != nil {
 			c.Write(zap.String("upstream", w.Dial), zap.String("path", path), zap.Int("status", status), zap.Int("bytes", len(answer)), zap.Error(err))
 		}
 		if err != nil {

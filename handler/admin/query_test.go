@@ -42,10 +42,10 @@ func TestQuestionsAreBounded(t *testing.T) {
 			return nil, errors.New("nobody is there")
 		},
 	}}}
-	x := &Explainer{
-		Pool: the, Logger: zap.NewNop(), Dispatcher: &dispatch.Dispatcher{Pool: the, Metrics: dispatch.AllMetrics()},
+	x := &Explainer{Dispatcher: &dispatch.Dispatcher{
+		Pool: the, Metrics: dispatch.AllMetrics(), Logger: zap.NewNop(),
 		Client: upstream.NewClient(new(reverseproxy.Handler), transport, func(string) string { return "" }),
-	}
+	}}
 	prompt := `{"prompt":"` + strings.Repeat("x", 1000) + `","nvext":{"annotations":["query_instance_id"]}}`
 	for _, v := range []struct {
 		asking int32

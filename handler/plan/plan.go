@@ -20,9 +20,9 @@ import (
 // its body passes to the dispatch.
 type Plan struct {
 	HTTP  *http.Request // that was read
-	API   api.API // nil if the request passes through
-	Name  string  // the API's name, or that of the path in package engine; may be empty
-	Model string  // empty if the request names none
+	API   api.API       // nil if the request passes through
+	Name  string        // the API's name, or that of the path in package engine; may be empty
+	Model string        // empty if the request names none
 	// Request is the parsed body of an inference request, other that of a request for
 	// no known API. Both are nil if the router did not read or understand the body.
 	Request  *api.Request
