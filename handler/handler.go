@@ -90,12 +90,14 @@ func (h *Handler) provisionProxy(ctx caddy.Context) error {
 	if err != nil {
 		return err
 	}
-	h.client = upstream.NewClient(rp, h.transport, func(dial string) string { return h.pool.Settings.Load().Worker(dial).APIKey })
+	h.client = upstream.NewClient(rp, h.transport, func(dial string) string {
+		return h.pool.Settings.Load().Worker(dial).APIKey
+	})
 	if err := rp.Provision(ctx); err != nil {
 		return fmt.Errorf("provisioning reverse_proxy: %w", err)
 	}
 	h.proxyReady = true
-	h.warn(proxyWarnings(rp, h.transport.HTTPTransport))
+	h.warn(proxyWarnings(rp, h.transport.HTTPTransport)...)
 	return nil
 }
 
@@ -169,7 +171,8 @@ func (h *Handler) newReader() *plan.Reader {
 // sessionRules returns how the configuration finds the sessions of requests.
 func (h *Handler) sessionRules() plan.Sessions {
 	s := plan.Sessions{
-		Keys: h.keys, HeldOnly: h.sessionMode() == affinityOff, Secret: &h.pool.Secret, Conversation: h.pool.Responses.Session,
+		Keys: h.keys, HeldOnly: h.sessionMode() == affinityOff,
+		Secret: &h.pool.Secret, Conversation: h.pool.Responses.Session,
 	}
 	if h.Affinity != nil {
 		s.Scope, _ = plan.PlaceholderName(h.Affinity.Scope)

@@ -20,7 +20,8 @@ import (
 	"go.uber.org/zap"
 )
 
-var errNoQuery = errors.New("nvext.annotations: the router cannot answer query_instance_id, because it cannot read the prompt of this request")
+var errNoQuery = errors.New(
+	"nvext.annotations: the router cannot answer query_instance_id, because it cannot read the prompt of this request")
 
 // AnswerQuery answers a client that asks where its request would go, with the worker
 // and the prompt's token ids under nvext. In a second stage, the client names the
@@ -28,7 +29,9 @@ var errNoQuery = errors.New("nvext.annotations: the router cannot answer query_i
 // the chosen worker's engine is asked for them. Refusals are returned as such.
 func (x *Explainer) AnswerQuery(w http.ResponseWriter, p *plan.Plan) error {
 	if p.Request == nil {
-		return &api.Refusal{API: plan.OrUnplanned(p.API), Status: http.StatusBadRequest, Code: api.CodeNVExt, Param: "nvext", Err: errNoQuery}
+		return &api.Refusal{
+			API: plan.OrUnplanned(p.API), Status: http.StatusBadRequest, Code: api.CodeNVExt, Param: "nvext", Err: errNoQuery,
+		}
 	}
 	c := x.Dispatcher.Explain(p)
 	if c.Refused != nil {
@@ -88,7 +91,9 @@ func (x *Explainer) encodeQuery(p *plan.Plan, c *dispatch.DryChoice, ids []byte)
 		}
 		members = append(members, nvext.Member{Name: "explain", Value: why})
 	}
-	answer := queryAnswer{ID: "query-" + rand.Text(), Created: time.Now().Unix(), Model: p.Model, NVExt: nvext.AppendObject(nil, members)}
+	answer := queryAnswer{
+		ID: "query-" + rand.Text(), Created: time.Now().Unix(), Model: p.Model, NVExt: nvext.AppendObject(nil, members),
+	}
 	if object := p.Request.AnswerObject(); object != "" {
 		answer.Object, answer.Choices = object, new([0]int)
 	}
@@ -142,9 +147,11 @@ func (x *Explainer) askTokens(p *plan.Plan, w *pool.Worker) (ids []byte) {
 	defer cancel()
 	e := w.Engine()
 	ids = e.Tokenize(q, func(path string, body []byte) (int, []byte) {
-		status, answer, err := x.Dispatcher.Client.Fetch(ctx, w.Dial, http.MethodPost, path, body, p.HTTP.Header["Authorization"], most)
+		key := p.HTTP.Header["Authorization"]
+		status, answer, err := x.Dispatcher.Client.Fetch(ctx, w.Dial, http.MethodPost, path, body, key, most)
 		if c := x.Dispatcher.Logger.Check(zap.DebugLevel, "asked a worker for token ids"); c != nil {
-			c.Write(zap.String("upstream", w.Dial), zap.String("path", path), zap.Int("status", status), zap.Int("bytes", len(answer)), zap.Error(err))
+			c.Write(zap.String("upstream", w.Dial), zap.String("path", path), zap.Int("status", status),
+				zap.Int("bytes", len(answer)), zap.Error(err))
 		}
 		if err != nil {
 			return 0, nil
