@@ -19,9 +19,10 @@ import (
 // Plan is what a request asks for. It is complete when it is made, and does not change. Only
 // its body passes to the dispatch.
 type Plan struct {
-	API   api.API // nil if the request passes through
-	Name  string  // the API's name, or that of the path in package engine; may be empty
-	Model string  // empty if the request names none
+	HTTP  *http.Request // that was read
+	API   api.API       // nil if the request passes through
+	Name  string        // the API's name, or that of the path in package engine; may be empty
+	Model string        // empty if the request names none
 	// Request is the parsed body of an inference request, other that of a request for
 	// no known API. Both are nil if the router did not read or understand the body.
 	Request  *api.Request
@@ -113,9 +114,9 @@ func (p *Plan) Salt() string {
 }
 
 // GiveBack returns what was read of the body to the request.
-func (p *Plan) GiveBack(r *http.Request) {
+func (p *Plan) GiveBack() {
 	if p.Body != nil || p.Once != nil {
-		body.GiveBack(r, p.Body, p.Once)
+		body.GiveBack(p.HTTP, p.Body, p.Once)
 	}
 }
 

@@ -40,7 +40,7 @@ type Reader struct {
 
 // Read makes the plan of a request. An error leaves the request with its body.
 func (rd *Reader) Read(r *http.Request) (*Plan, error) {
-	p := &Plan{Name: engine.PostTo(r.URL.Path), Wishes: Wishes{Ext: &NoExt}}
+	p := &Plan{HTTP: r, Name: engine.PostTo(r.URL.Path), Wishes: Wishes{Ext: &NoExt}}
 	if r.Method == http.MethodPost || r.Method == http.MethodPut { // SGLang takes PUT where it takes POST
 		if p.API = api.For(r.URL.Path); p.API != nil {
 			p.Name, p.prefills = p.API.Name(), p.API.Work() != api.Count
@@ -53,7 +53,7 @@ func (rd *Reader) Read(r *http.Request) (*Plan, error) {
 		err = rd.fill(r, p)
 	}
 	if err != nil {
-		p.GiveBack(r)
+		p.GiveBack()
 		p.Close()
 		return nil, err
 	}
