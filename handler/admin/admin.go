@@ -64,7 +64,9 @@ func (Admin) Routes() []caddy.AdminRoute {
 		{Pattern: one + "/workers/{worker}/drain", Handler: methods{http.MethodPost: ofPool(drain)}},
 		{Pattern: one + "/workers/{worker}/undrain", Handler: methods{http.MethodPost: ofPool(undrain)}},
 		{Pattern: one + "/sessions", Handler: methods{http.MethodGet: ofPool(getSessions)}},
-		{Pattern: one + "/sessions/{key}", Handler: methods{http.MethodGet: ofPool(getSession), http.MethodPut: ofPool(rebind), http.MethodDelete: ofPool(unbind)}},
+		{Pattern: one + "/sessions/{key}", Handler: methods{
+			http.MethodGet: ofPool(getSession), http.MethodPut: ofPool(rebind), http.MethodDelete: ofPool(unbind),
+		}},
 		{Pattern: one + "/explain", Handler: methods{http.MethodPost: ofPool(explain)}},
 	}
 }

@@ -181,7 +181,7 @@ type proxyState struct {
 func proxyOf(p *pool.Pool) map[string]proxyState {
 	said := make(map[string]proxyState)
 	if x := explainerOf(p); x != nil {
-		for _, up := range x.Static {
+		for _, up := range x.Dispatcher.Proxy.Upstreams {
 			said[up.Dial] = proxyState{pool.Available(up), up.Host == nil || up.Healthy()}
 		}
 	}
