@@ -209,18 +209,13 @@ func (p *Plan) Constrained() bool {
 func (p *Plan) ErrNonePermitted() error {
 	var wants []string
 	if ids := p.Ext.AllowedWorkerIDs; ids != nil {
-		more := ""
-		if len(ids) > maxListed {
-			more = fmt.Sprintf(" and %d more", len(ids)-maxListed)
-		}
-		wants = append(wants, fmt.Sprintf("nvext.allowed_worker_ids %v%s", firstOf(ids), more))
+		wants = append(wants, fmt.Sprintf("nvext.allowed_worker_ids %v", ids[:min(len(ids), maxListed)]))
 	}
 	if taints := p.Ext.RoutingConstraints.RequiredTaints; taints != nil {
-		wants = append(wants, fmt.Sprintf("nvext.routing_constraints.required_taints %q", firstOf(taints)))
+		wants = append(wants, fmt.Sprintf("nvext.routing_constraints.required_taints %q", taints[:min(len(taints), maxListed)]))
 	}
 	return fmt.Errorf("no worker meets %s", strings.Join(wants, " and "))
 }
 
+// maxListed is how many ids or taints an error names.
 const maxListed = 8
-
-func firstOf[T any](list []T) []T { return list[:min(len(list), maxListed)] }
