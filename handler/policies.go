@@ -301,7 +301,9 @@ func (p *PrefixHash) Provision(caddy.Context) error {
 //	}
 func (p *PrefixHash) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // the policy's name
-	return options{"prefix_tokens": &p.PrefixTokens, "load_factor": &p.LoadFactor}.readBlock(d, "option of policy prefix_hash")
+	return options{
+		"prefix_tokens": &p.PrefixTokens, "load_factor": &p.LoadFactor,
+	}.readBlock(d, "option of policy prefix_hash")
 }
 
 // Interface guards

@@ -110,7 +110,8 @@ func (x *Explainer) explain(r *http.Request) (*explanation, error) {
 // shows it. There is no plan if the router refuses to make one.
 func (x *Explainer) view(p *plan.Plan, c *dispatch.DryChoice) *explanation {
 	e := &explanation{
-		Pool: x.Dispatcher.Pool.Name, Unit: c.Unit, Candidates: []candidateView{}, LeftOut: append([]dispatch.LeftOut{}, c.LeftOut...),
+		Pool: x.Dispatcher.Pool.Name, Unit: c.Unit,
+		Candidates: []candidateView{}, LeftOut: append([]dispatch.LeftOut{}, c.LeftOut...),
 	}
 	if m, ok := x.Dispatcher.Policy.(caddy.Module); ok {
 		e.Policy = m.CaddyModule().ID.Name()
@@ -131,7 +132,9 @@ func (x *Explainer) view(p *plan.Plan, c *dispatch.DryChoice) *explanation {
 	e.Plan.PromptTokens = c.Tokens
 	for i := range c.Candidates {
 		of := &c.Candidates[i]
-		e.Candidates = append(e.Candidates, candidateView{Target: of.Target, Dial: c.Workers[i].Dial, Candidate: of, TTFT: of.TTFT()})
+		e.Candidates = append(e.Candidates, candidateView{
+			Target: of.Target, Dial: c.Workers[i].Dial, Candidate: of, TTFT: of.TTFT(),
+		})
 	}
 	if h := c.Home; h != nil {
 		e.Home = &homeView{DryHome: h, Dial: dials(x.Dispatcher.Pool)[h.Target], Candidate: h.Position >= 0}

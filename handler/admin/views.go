@@ -230,7 +230,8 @@ func viewHealth(w *pool.Worker, t time.Time, proxy map[string]proxyState) health
 func viewHits(w *pool.Worker) hitsView {
 	hits := &discovery.Of(w).Hits
 	v := hitsView{
-		Estimated: hits.Estimated.Load(), Predicted: hits.Foreseen.Load(), Prompt: hits.Prompt.Load(), Cached: hits.Cached.Load(),
+		Estimated: hits.Estimated.Load(), Predicted: hits.Foreseen.Load(),
+		Prompt: hits.Prompt.Load(), Cached: hits.Cached.Load(),
 	}
 	v.PredRatio, v.RepRatio = ratio(v.Predicted, v.Estimated), ratio(v.Cached, v.Prompt)
 	return v
