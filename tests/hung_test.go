@@ -101,7 +101,7 @@ func TestHungEnginesAreFound(t *testing.T) {
 	engines[1].SetFault(canned.Fault{})
 	patient.Wait()
 	if served[1].Load() == 0 || served[2].Load() != 0 {
-		t.Errorf("patient clients were served %d times by e1 and %d times by e2: those of e1 were to be left alone, those of e2 to be moved", served[1].Load(), served[2].Load())
+		t.Errorf("patient clients were served %d times by e1 and %d times by e2, want those of e1 to stay and those of e2 to move", served[1].Load(), served[2].Load())
 	}
 	eventually(t, 30*time.Second, "neither hangs any more", func() bool { return hung() == 0 })
 	was0, was1 := engines[0].Requests(), engines[1].Requests()

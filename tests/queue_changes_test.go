@@ -127,7 +127,7 @@ func TestUnhealthyWorkerIsNotWaitedFor(t *testing.T) {
 }
 
 // TestDrainedWorkerIsNotWaitedFor drains one of two full workers. While it drains it is not
-// used either for a request that the queue turns away.
+// used either for a request that the queue rejects.
 func TestDrainedWorkerIsNotWaitedFor(t *testing.T) {
 	h := startGated(t, 2, "queue {\nmax_wait 2s\n}")
 	all := h.startChats(t, 5)

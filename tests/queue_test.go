@@ -394,7 +394,7 @@ func TestRetryKeepsItsPlace(t *testing.T) {
 }
 
 // TestTurnedAwayRequestsAreToldSo fills the queue and exceeds its max_wait, with clients
-// of two APIs. Metrics and access log say who waited and who was turned away.
+// of two APIs. Metrics and access log say who waited and who was rejected.
 func TestTurnedAwayRequestsAreToldSo(t *testing.T) {
 	for _, v := range []struct{ path, full, late string }{
 		{"/v1/chat/completions", "rate_limit_error", "server_error"},

@@ -404,7 +404,8 @@ func TestNvextOfOtherAPIs(t *testing.T) {
 }
 
 // TestHeadersOfEnginesNeedTrust sends headers by which a Dynamo chooses a request's class in
-// its queue, and those that an SGLang may take for members of the body. The latter never pass.
+// its queue. It also sends headers that an SGLang may take for members of the body, which never
+// pass.
 func TestHeadersOfEnginesNeedTrust(t *testing.T) {
 	e := startEngines(t, 1, canned.Pace{})[0]
 	for _, v := range []struct {

@@ -55,8 +55,8 @@ func (rt *route) lookUp() {
 	}
 }
 
-// closest returns what keeps the worker that comes closest to what the request needs from
-// serving it; Fits if one may serve it, or if no worker is offered.
+// closest returns the best verdict on an offered worker: Fits if one may serve the request, else
+// what keeps it from that. It returns Fits if no worker is offered.
 func (rt *route) closest(want *pool.Wants) pool.Verdict {
 	if len(rt.offers.Ups) == 0 {
 		return pool.Fits

@@ -40,8 +40,8 @@ func (w *Worker) Serves(model string) (yes, known bool) {
 	return false, false
 }
 
-// ModelsOf returns the ids of the models that the operator lists for the worker, and of those
-// that it lists itself, in order; nil without a list.
+// ModelsOf returns the sorted ids of the worker's models: those of the operator's list, and those
+// of its own. A list that does not exist is nil.
 func (w *Worker) ModelsOf() (configured, own []string) {
 	if set := w.configured.Load(); set != nil {
 		configured = slices.Sorted(maps.Keys(*set))
