@@ -22,8 +22,9 @@ type eventsView struct {
 }
 
 func viewEvents(w *pool.Worker, t time.Time) []eventsView {
-	list := []eventsView{}
-	for rank, f := range discovery.Of(w).Following() {
+	following := discovery.Of(w).Following()
+	list := make([]eventsView, 0, len(following))
+	for rank, f := range following {
 		v := eventsView{
 			Rank: rank, Following: f, Lag: f.Lag.Seconds(), Skipped: skipped(&f), Held: make(map[string]int64),
 		}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+
 	"github.com/caddyserver/caddy/v2"
 )
 

@@ -9,8 +9,8 @@ import (
 type traffic int
 
 const (
-	// chats are multi-turn chats without a session.
-	chats traffic = iota
+	// Multi-turn chats without a session.
+	_ traffic = iota
 	// sessions are chats that name their session in nvext.
 	sessions
 	// tokens are prompts of token ids, of as many bytes.

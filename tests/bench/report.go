@@ -41,7 +41,7 @@ func (m *meter) figures(contender, cell string, get func(*sample) float64) map[i
 // there were errors.
 func (m *meter) entry(contender, cell string, get func(*sample) float64) string {
 	values, base := m.figures(contender, cell, get), m.figures(baseline, cell, get)
-	var own, ratios []float64
+	own, ratios := make([]float64, 0, len(values)), make([]float64, 0, len(values))
 	for round, x := range values {
 		own = append(own, x)
 		if y := base[round]; y != 0 {

@@ -142,7 +142,7 @@ func within[T int | float64](name string, v *T, least, most T) error {
 	switch {
 	case v == nil:
 		return fmt.Errorf("%s is missing", name)
-	case !(*v >= least && *v <= most):
+	case *v != *v || *v < least || *v > most: // NaN is none
 		return fmt.Errorf("%s is %v, want %v to %v", name, *v, least, most)
 	}
 	return nil
