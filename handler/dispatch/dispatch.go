@@ -98,8 +98,7 @@ func (s *Dispatcher) Begin(r *http.Request, p *plan.Plan, start time.Time) (*Dis
 		return nil, refused
 	}
 	d := &Dispatch{route: s.routeOf(r, p), start: start, outgoing: outgoing{Body: p.Body}, result: result{cached: -1}}
-	var err error
-	if d.turn, err = s.Sessions.Enter(r.Context(), p, false); err != nil {
+	if err := s.Sessions.Enter(r.Context(), &d.turn, p, false); err != nil {
 		return nil, err
 	}
 	begun := false
@@ -108,7 +107,7 @@ func (s *Dispatcher) Begin(r *http.Request, p *plan.Plan, start time.Time) (*Dis
 			d.turn.End(false)
 		}
 	}()
-	if err = d.narrow(r); err != nil {
+	if err := d.narrow(r); err != nil {
 		return nil, err
 	}
 	d.CountDropped(p)

@@ -55,8 +55,8 @@ func (s *Dispatcher) Explain(r *http.Request, p *plan.Plan) *DryChoice {
 		return &DryChoice{Refused: own}
 	}
 	rt.offers = s.Pool.Peek(s.upstreams(r), rt.repl)
-	var err error
-	if rt.turn, err = s.Sessions.Enter(r.Context(), p, true); err == nil {
+	err := s.Sessions.Enter(r.Context(), &rt.turn, p, true)
+	if err == nil {
 		err = rt.narrow(r)
 	}
 	if own, ok := errors.AsType[*api.Refusal](err); ok {
