@@ -102,6 +102,7 @@ func (r Reason) String() string {
 		return "expired"
 	case Evicted:
 		return "evicted"
+	case Replaced:
 	}
 	return "replaced"
 }

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
+	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
@@ -34,7 +35,7 @@ func TestMatcherThatFailsGrantsNothing(t *testing.T) {
 	if g := h.grants(r); g != nvext.Explain {
 		t.Errorf("granted %v", g)
 	}
-	if n := len(p.Incidents.Open()); n != 1 {
+	if n := len(p.Incidents.Open(time.Now())); n != 1 {
 		t.Errorf("%d conditions last, want 1", n)
 	}
 	h.RequirePin = true

@@ -6,10 +6,11 @@ import "time"
 type EngineLoad struct {
 	// Running is the number of requests that the engine computes, Waiting the number of those
 	// in its queue.
-	Running, Waiting int
+	Running int `json:"running_requests"`
+	Waiting int `json:"waiting_requests"`
 	// WaitingTokens are the prompt tokens that the engine has yet to compute for waiting
 	// requests; -1 is unknown.
-	WaitingTokens int64
+	WaitingTokens int64 `json:"-"`
 }
 
 // foreignTime is how long a report counts. After that, the load of other clients is unknown,

@@ -125,63 +125,66 @@ const (
 // of Selection.BlockSize tokens. For a prompt of text they are estimates and may be
 // fractions.
 type Candidate struct {
-	Target Target
+	Target Target `json:"-"`
 	// OverlapBlocks are the leading blocks of the prompt that the target holds or is
 	// computing now.
-	OverlapBlocks float64
+	OverlapBlocks float64 `json:"overlap_blocks"`
 	// HeldBlocks is the same overlap in the request's own Blocks.
-	HeldBlocks int
+	HeldBlocks int `json:"-"`
 	// OverlapTokens are the tokens that the engine will report as cached: the overlap in
 	// full blocks of the engine, without the prompt's last token. Engines always compute
 	// that one.
-	OverlapTokens int64
+	OverlapTokens int64 `json:"overlap_tokens"`
 	// HostTokens, DiskTokens and ExternalTokens are the part of OverlapTokens that the
 	// engine must load from host memory, from disk or from external storage.
-	HostTokens, DiskTokens, ExternalTokens int64
+	HostTokens     int64 `json:"host_tokens,omitzero"`
+	DiskTokens     int64 `json:"disk_tokens,omitzero"`
+	ExternalTokens int64 `json:"external_tokens,omitzero"`
 	// Knowledge is where the overlap comes from.
-	Knowledge Knowledge
+	Knowledge Knowledge `json:"knowledge"`
 	// PrefillTokens are booked on the target and not yet computed. They include those of
 	// waiting requests of other clients.
-	PrefillTokens int64
+	PrefillTokens int64 `json:"prefill_tokens"`
 	// PromptBlocks are the prompt blocks of active requests. Shared blocks count once.
-	PromptBlocks float64
+	PromptBlocks float64 `json:"prompt_blocks"`
 	// UnsharedBlocks are the same, counted once for each request.
-	UnsharedBlocks float64
+	UnsharedBlocks float64 `json:"unshared_blocks"`
 	// OutputBlocks are the blocks that active requests have generated. If the length of an
 	// answer is expected, its blocks count less as it comes near to that length.
-	OutputBlocks float64
+	OutputBlocks float64 `json:"output_blocks"`
 	// RequestBlocks are the complete blocks of this prompt.
-	RequestBlocks float64
+	RequestBlocks float64 `json:"request_blocks"`
 	// SharedBlocks are the leading RequestBlocks that an active request on the target also
 	// uses.
-	SharedBlocks float64
+	SharedBlocks float64 `json:"shared_blocks"`
 	// Requests is the number of active requests. Foreign are those of them that other
 	// clients than the router have, as the engine reports.
-	Requests, Foreign int
+	Requests int `json:"requests"`
+	Foreign  int `json:"other_clients_requests"`
 	// Unknown says that the scheduler does not know the target. The terms of its load are
 	// then the medians of the known candidates, 0 if there are none.
-	Unknown bool
+	Unknown bool `json:"load_unknown"`
 	// Awaiting is the number of Requests whose prefill is not over.
-	Awaiting int
+	Awaiting int `json:"awaiting_requests"`
 	// WaitTime is the predicted time until the booked prefills are over, in milliseconds.
-	WaitTime float64
+	WaitTime float64 `json:"wait_ms"`
 	// PrefillTime is the predicted time for the part of the prompt that the target lacks,
 	// in milliseconds.
-	PrefillTime float64
+	PrefillTime float64 `json:"prefill_ms"`
 	// Slowness is the target's prefill time divided by the pool's prediction, 1 while the
 	// target has no samples.
-	Slowness float64
+	Slowness float64 `json:"slowness"`
 	// RecentWork is the predicted prefill time of recent requests, in milliseconds. It
 	// decays with a time constant of two minutes.
-	RecentWork float64
+	RecentWork float64 `json:"recent_work_ms"`
 	// Terms are the parts of the cost, if the policy is PredictedLatency.
-	Terms Terms
+	Terms Terms `json:"terms_ms,omitzero"`
 	// Factor multiplies the cost, by the client's preferences. 0 stands for 1. [Dynamo]
 	// and [PredictedLatency] use it.
-	Factor float64
+	Factor float64 `json:"factor,omitzero"`
 	// Cost is the value that the policy compared; lower is better. 0 if the policy compares
 	// no costs or did not run.
-	Cost float64
+	Cost float64 `json:"cost"`
 }
 
 // The part of a computed token's time that a token saves if the engine loads it from a slower

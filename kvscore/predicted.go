@@ -13,24 +13,24 @@ func NewPredictedLatency() *PredictedLatency { return new(PredictedLatency) }
 // Terms are the parts of a candidate's cost, in milliseconds.
 type Terms struct {
 	// Wait is the time until the prefills booked on the target are over.
-	Wait float64
+	Wait float64 `json:"wait"`
 	// Prefill is the time for the part of the prompt that the target lacks.
-	Prefill float64
+	Prefill float64 `json:"prefill"`
 	// Delay is the total time that other requests wait for that prefill. Their number is
 	// estimated from the requests that now await their first token, on all targets and on
 	// this one. If the target lacks a widely shared prefix, that part counts less, because
 	// later requests reuse it.
-	Delay float64
+	Delay float64 `json:"delay"`
 	// Decode is the weighted time that this answer adds to the decode steps of the
 	// target's active requests.
-	Decode float64
+	Decode float64 `json:"decode"`
 	// Turns is the expected prefill time of the conversation's further turns, scaled by two
 	// factors. The first is the target's recent work above the least busy target's,
 	// divided by the mean. The second is the share of the prompt that no target holds.
-	Turns float64
+	Turns float64 `json:"turns"`
 	// Leave is the price of leaving the session's home. It is 0 at home, without a
 	// home, and if home holds nothing of the prompt.
-	Leave float64
+	Leave float64 `json:"leave"`
 }
 
 const (

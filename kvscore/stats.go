@@ -2,33 +2,41 @@ package kvscore
 
 import "time"
 
-// Stats are the totals of a scheduler.
+// Stats are totals over all targets.
 type Stats struct {
-	// Leases is the number of leases that have not ended. Expired is the total number
-	// that Expire has ended.
-	Leases  int
-	Expired uint64
-	// Untracked is the total number of leases whose prompt did not fit into the cache
-	// model, because its capacity or memory was in use. Their blocks are booked, but
-	// shared ones count for each lease.
-	Untracked uint64
-	// PolicyFaults is the total number of invalid choices: see Selection.Fault.
-	PolicyFaults uint64
+	// Leases is the number of leases that have not ended.
+	Leases int `json:"leases"`
+	Totals `json:"totals"`
 	// PrefillRate is the learned prefill rate over all targets for a prompt of 4096 tokens,
 	// in tokens per second; 0 while nothing is learned.
-	PrefillRate float64
+	PrefillRate float64 `json:"prefill_tokens_per_second,omitzero"`
 	// Latency are the learned coefficients of prefill times. Timings is the number of
 	// samples.
-	Latency Latency
-	Timings uint64
+	Latency Latency `json:"-"`
+	Timings uint64  `json:"-"`
 	// ExpectedTurns is the average number of further turns of a new conversation.
 	// ExpectedAnswer is the mean length of an answer in tokens, 0 while none has ended.
-	ExpectedTurns, ExpectedAnswer float64
+	ExpectedTurns  float64 `json:"-"`
+	ExpectedAnswer float64 `json:"-"`
 	// IndexBytes and IndexBlocks are the size of the index in bytes and blocks.
-	IndexBytes, IndexBlocks int64
+	IndexBytes  int64 `json:"index_bytes"`
+	IndexBlocks int64 `json:"index_blocks"`
 	// ExactBytes and ExactBlocks are those of the index from events. ExactBytes includes the
 	// prompts in flight.
-	ExactBytes, ExactBlocks int64
+	ExactBytes  int64 `json:"exact_index_bytes"`
+	ExactBlocks int64 `json:"-"`
+}
+
+// Totals count since the scheduler was made.
+type Totals struct {
+	// Expired are the leases that Expire has ended.
+	Expired uint64 `json:"expired_leases"`
+	// Untracked are the leases whose prompt did not fit into the cache model, because its
+	// capacity or memory was in use. Their blocks are booked, but shared ones count for
+	// each lease.
+	Untracked uint64 `json:"untracked_prompts"`
+	// PolicyFaults are the invalid choices: see Selection.Fault.
+	PolicyFaults uint64 `json:"policy_faults"`
 }
 
 // Stats returns the totals.
@@ -37,8 +45,7 @@ func (s *Scheduler) Stats() Stats {
 	defer s.mu.Unlock()
 	size := s.caches.Size()
 	stats := Stats{
-		Leases: s.live, Expired: s.expired,
-		Untracked: s.untracked, PolicyFaults: s.policyFaults,
+		Leases: s.live, Totals: Totals{Expired: s.expired, Untracked: s.untracked, PolicyFaults: s.policyFaults},
 		Latency: s.latency.latency(), Timings: s.latency.samples,
 		ExpectedTurns: s.traffic.turns(), ExpectedAnswer: s.traffic.meanAnswer(),
 		IndexBytes: size.SentBytes, IndexBlocks: size.SentBlocks,
@@ -50,39 +57,62 @@ func (s *Scheduler) Stats() Stats {
 	return stats
 }
 
-// Load is the load of a target, and the state of its cache model. It has many fields
-// because it is one row of the admin API and of the metrics.
+// Load is the current load of one target.
 type Load struct {
-	Target        Target
-	Requests      int
-	PrefillTokens int64
-	// PromptBlocks counts shared blocks once, if the cache model has room to track them.
-	PromptBlocks float64
-	OutputBlocks int64
-	CachedTokens int64
+	Target       Target `json:"-"`
+	Booked       `json:"load"`
+	Room         `json:"cache"`
+	PrefillSpeed `json:"prefill"`
+	Accuracy     `json:"latency"`
 	// Knowledge says whether requests of token ids use the engine's events.
-	Knowledge Knowledge
+	Knowledge Knowledge `json:"-"`
+	// Engine is the load that the engine reported at EngineAt, which is zero if that is too
+	// long ago. Foreign is the number of requests of other clients in it. Booked does not
+	// include them.
+	Engine   EngineLoad `json:"-"`
+	EngineAt time.Time  `json:"-"`
+	Foreign  int        `json:"-"`
+}
+
+// Booked is what leases have booked on a target.
+type Booked struct {
+	Requests      int   `json:"requests"`
+	PrefillTokens int64 `json:"prefill_tokens"`
+	// PromptBlocks counts shared blocks once, if the cache model has room to track them.
+	PromptBlocks float64 `json:"prompt_blocks"`
+	OutputBlocks int64   `json:"output_blocks"`
+}
+
+// Room is the size of a target's KV cache, and what the cache model holds of it.
+type Room struct {
 	// CapacityTokens is the capacity of the cache model. The scheduler learns it from the
 	// cached tokens that the engine reports. It starts at ReportedTokens, the declared capacity.
-	CapacityTokens, ReportedTokens int64
-	// Slowness is the target's prefill time divided by the pool's prediction. Timings is
-	// the number of samples, LastTiming the time of the last one.
-	Slowness   float64
-	Timings    uint64
-	LastTiming time.Time
+	CapacityTokens  int64 `json:"capacity_tokens"`
+	ReportedTokens  int64 `json:"capacity_reported_tokens,omitzero"`
+	CapacityLearned bool  `json:"capacity_learned"`
+	CachedTokens    int64 `json:"cached_tokens"`
+}
+
+// PrefillSpeed is how fast a target computes prompts.
+type PrefillSpeed struct {
+	// PrefillRate is the predicted prefill rate for a prompt of 4096 tokens, in tokens
+	// per second. Until it is learned, it is the pool's rate or the default.
+	PrefillRate float64 `json:"tokens_per_second"`
+	RateLearned bool    `json:"learned"`
+}
+
+// Accuracy is how a target's times differ from the predictions.
+type Accuracy struct {
+	// Slowness is the target's prefill time divided by the pool's prediction, 0 without
+	// samples. Timings is the number of samples, LastTiming the age of the last one in seconds.
+	Slowness   float64 `json:"slowness,omitzero"`
+	Timings    uint64  `json:"timings"`
+	LastTiming float64 `json:"last_timing_seconds_ago,omitzero"`
 	// ErrorMedian and ErrorP90 are quantiles of the relative error of predicted times to the
 	// first token, |observed/predicted - 1|. Predictions is their number, at most 64.
-	ErrorMedian, ErrorP90 float64
-	Predictions           int
-	// Engine is the load that the engine reported at EngineAt, which is zero if that is too
-	// long ago. Foreign is the number of requests of other clients in it. The fields above
-	// do not include them.
-	Engine   EngineLoad
-	EngineAt time.Time
-	Foreign  int
-	// PrefillRate is the predicted prefill rate for a prompt of 4096 tokens, in tokens
-	// per second. While Timings is 0, it is the pool's rate or the default.
-	PrefillRate float64
+	Predictions int     `json:"ttft_predictions"`
+	ErrorMedian float64 `json:"ttft_error_median,omitzero"`
+	ErrorP90    float64 `json:"ttft_error_p90,omitzero"`
 }
 
 // Load returns the load of a target, and false if the target is unknown.
@@ -95,15 +125,23 @@ func (s *Scheduler) Load(now time.Time, t Target) (Load, bool) {
 	}
 	ld.settle(now)
 	median, p90, n := ld.errors.quantiles()
+	slowness := ld.speed.factor(now)
 	l := Load{
-		ReportedTokens: ld.declared, Slowness: ld.speed.factor(now), Timings: ld.timings, LastTiming: ld.lastTiming,
-		ErrorMedian: median, ErrorP90: p90, Predictions: n,
-		Target: t, Requests: ld.requests, PrefillTokens: ld.prefill,
-		PromptBlocks: ld.promptBlocks(s.settings.BlockSize),
-		OutputBlocks: ld.output,
-		CachedTokens: ld.slot.Used(), Knowledge: ld.slot.Knowledge(),
-		CapacityTokens: ld.capacity,
-		PrefillRate:    s.latency.rate(ld.speed.factor(now)),
+		Target: t,
+		Booked: Booked{
+			Requests: ld.requests, PrefillTokens: ld.prefill,
+			PromptBlocks: ld.promptBlocks(s.settings.BlockSize), OutputBlocks: ld.output,
+		},
+		Room: Room{
+			CapacityTokens: ld.capacity, ReportedTokens: ld.declared, CapacityLearned: ld.capacity != ld.declared,
+			CachedTokens: ld.slot.Used(),
+		},
+		PrefillSpeed: PrefillSpeed{PrefillRate: s.latency.rate(slowness), RateLearned: ld.timings > 0},
+		Accuracy:     Accuracy{Timings: ld.timings, Predictions: n, ErrorMedian: median, ErrorP90: p90},
+		Knowledge:    ld.slot.Knowledge(),
+	}
+	if ld.timings > 0 {
+		l.Slowness, l.LastTiming = slowness, now.Sub(ld.lastTiming).Seconds()
 	}
 	if f := ld.foreign; f.counts(now) {
 		l.Engine, l.EngineAt, l.Foreign = f.reported, f.at, f.rest.requests

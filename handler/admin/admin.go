@@ -148,7 +148,7 @@ func getPools(*http.Request) (any, error) {
 func getPool(_ *http.Request, p *pool.Pool) (any, error) { return viewPool(p, time.Now()), nil }
 
 func getWorkers(_ *http.Request, p *pool.Pool) (any, error) {
-	return viewWorkers(p, time.Now(), func(*pool.Worker) bool { return true }), nil
+	return viewWorkers(p), nil
 }
 
 func getWorker(r *http.Request, p *pool.Pool) (any, error) {
@@ -160,11 +160,12 @@ func getWorker(r *http.Request, p *pool.Pool) (any, error) {
 }
 
 func viewOf(p *pool.Pool, w *pool.Worker) (any, error) {
-	views := viewWorkers(p, time.Now(), func(o *pool.Worker) bool { return o == w })
-	if len(views) == 0 {
-		return nil, apiError(http.StatusNotFound, "pool %s no longer has worker %q", p.Name, w.Dial)
+	for _, v := range viewWorkers(p) {
+		if v.ID == w.ID {
+			return v, nil
+		}
 	}
-	return views[0], nil
+	return nil, apiError(http.StatusNotFound, "pool %s no longer has worker %q", p.Name, w.Dial)
 }
 
 // workerOf returns the worker that the path names by its address or its id.

@@ -120,7 +120,7 @@ func collectPool(to sink, p *pool.Pool, t time.Time) {
 	}
 	to.gauge(descIndex, float64(s.IndexBytes))
 	to.gauge(descExact, float64(s.ExactBytes))
-	for _, in := range viewIncidents(&p.Incidents, t) { // their names are a fixed few
+	for _, in := range p.Incidents.Open(t) { // their names are a fixed few
 		to.gauge(descIncidents, 1, in.What)
 	}
 	collectSnapshots(to, p.Snapshots(), t)

@@ -24,21 +24,14 @@ type explanation struct {
 	// Unit is that of the candidates' costs, empty if the policy compares none.
 	Unit string `json:"cost_unit,omitempty"`
 	// Refused is what the router itself would answer, if it would.
-	Refused    *refusalView    `json:"refused,omitempty"`
-	Plan       *planView       `json:"plan,omitempty"`
-	Home       *homeView       `json:"home,omitempty"`
-	Candidates []candidateView `json:"candidates"`
-	LeftOut    []leftOutView   `json:"left_out"`
-	Chosen     *chosenView     `json:"chosen"`
+	Refused    *refusalView       `json:"refused,omitempty"`
+	Plan       *planView          `json:"plan,omitempty"`
+	Home       *homeView          `json:"home,omitempty"`
+	Candidates []candidateView    `json:"candidates"`
+	LeftOut    []dispatch.LeftOut `json:"left_out"`
+	Chosen     *chosenView        `json:"chosen"`
 	// Waits is there if the request would wait, as all workers are full.
 	Waits *waitView `json:"waits,omitempty"`
-}
-
-// targetView names a target.
-type targetView struct {
-	Worker uint64 `json:"worker"`
-	Dial   string `json:"dial"`
-	Rank   uint32 `json:"dp_rank"`
 }
 
 type refusalView struct {
@@ -66,55 +59,19 @@ type planView struct {
 	Session *sessionView `json:"session"`
 }
 
-// candidateView is a kvscore.Candidate.
+// candidateView adds to a candidate what its numbers stand for.
 type candidateView struct {
-	targetView
-	OverlapBlocks  float64 `json:"overlap_blocks"`
-	OverlapTokens  int64   `json:"overlap_tokens"`
-	Knowledge      string  `json:"knowledge"`
-	PrefillTokens  int64   `json:"prefill_tokens"`
-	PromptBlocks   float64 `json:"prompt_blocks"`
-	UnsharedBlocks float64 `json:"unshared_blocks"`
-	OutputBlocks   float64 `json:"output_blocks"`
-	RequestBlocks  float64 `json:"request_blocks"`
-	SharedBlocks   float64 `json:"shared_blocks"`
-	Requests       int     `json:"requests"`
-	Foreign        int     `json:"other_clients_requests"`
-	Cost           float64 `json:"cost"`
-	// Unknown is whether medians of the others stand for the worker's unknown load.
-	Unknown    bool    `json:"load_unknown"`
-	Awaiting   int     `json:"awaiting_requests"`
-	Wait       float64 `json:"wait_ms"`
-	Prefill    float64 `json:"prefill_ms"`
-	TTFT       float64 `json:"predicted_ttft_ms"`
-	Slowness   float64 `json:"slowness"`
-	RecentWork float64 `json:"recent_work_ms"`
-	// The sum of Terms, times Factor, is Cost; only predicted_latency has terms.
-	Terms *termsView `json:"terms_ms,omitempty"`
-	// Factor is the client's preference; absent if there is none.
-	Factor float64 `json:"factor,omitempty"`
-}
-
-// termsView is a kvscore.Terms.
-type termsView struct {
-	Wait    float64 `json:"wait"`
-	Prefill float64 `json:"prefill"`
-	Delay   float64 `json:"delay"`
-	Decode  float64 `json:"decode"`
-	Turns   float64 `json:"turns"`
-	Leave   float64 `json:"leave"`
+	kvscore.Target
+	Dial string `json:"dial"`
+	*kvscore.Candidate
+	TTFT float64 `json:"predicted_ttft_ms"`
 }
 
 // homeView is the target that a session is bound to, as a choice sees it.
 type homeView struct {
-	targetView
-	Candidate bool `json:"is_candidate"`
-	// Holds is whether it holds at least half of what any candidate holds.
-	Holds bool `json:"holds_prompt"`
-	// Leave is the price of going elsewhere; null where the session must not leave.
-	Leave *float64 `json:"leave_ms"`
-	// Stays is whether the session is still bound to it after this turn.
-	Stays bool `json:"session_stays"`
+	*dispatch.DryHome
+	Dial      string `json:"dial"`
+	Candidate bool   `json:"is_candidate"`
 }
 
 // waitView is how many requests wait already.
@@ -122,15 +79,9 @@ type waitView struct {
 	Before int `json:"waiting_requests"`
 }
 
-// leftOutView is a worker that is no candidate.
-type leftOutView struct {
-	Worker uint64 `json:"worker"`
-	Dial   string `json:"dial"`
-	Why    string `json:"why"`
-}
-
 type chosenView struct {
-	targetView
+	kvscore.Target
+	Dial   string `json:"dial"`
 	Reason string `json:"reason"`
 	Why    string `json:"why"`
 	// Preferred is the policy's choice if the session did not decide.
@@ -147,9 +98,7 @@ var promptKinds = map[api.Kind]string{api.None: "none", api.Text: "text", api.To
 func (x *Explainer) explain(r *http.Request) (*explanation, error) {
 	p, err := x.Reader.Read(r)
 	if own, ok := errors.AsType[*api.Refusal](err); ok {
-		e := x.newExplanation()
-		e.Refused = &refusalView{own.Status, own.Code, own.Error()}
-		return e, nil
+		return x.view(r.Context(), nil, &dispatch.DryChoice{Refused: own}), nil
 	}
 	if err != nil {
 		return nil, err
@@ -158,72 +107,45 @@ func (x *Explainer) explain(r *http.Request) (*explanation, error) {
 	return x.view(r.Context(), p, x.Dispatcher.Explain(r, p)), nil
 }
 
-func (x *Explainer) newExplanation() *explanation {
-	e := &explanation{Pool: x.Pool.Name, Candidates: []candidateView{}, LeftOut: []leftOutView{}}
+// view returns the choice that would be made for a planned request as the admin API
+// shows it. There is no plan if the router refuses to make one.
+func (x *Explainer) view(ctx context.Context, p *plan.Plan, c *dispatch.DryChoice) *explanation {
+	e := &explanation{
+		Pool: x.Pool.Name, Unit: c.Unit, Candidates: []candidateView{}, LeftOut: append([]dispatch.LeftOut{}, c.LeftOut...),
+	}
 	if m, ok := x.Policy.(caddy.Module); ok {
 		e.Policy = m.CaddyModule().ID.Name()
 	}
-	return e
-}
-
-// view returns the choice that would be made for a planned request as the admin API
-// shows it.
-func (x *Explainer) view(ctx context.Context, p *plan.Plan, c *dispatch.DryChoice) *explanation {
-	e := x.newExplanation()
-	e.Plan, e.Unit = viewPlan(ctx, x.Pool, p), c.Unit
 	if own := c.Refused; own != nil {
-		e.Refused = &refusalView{own.Status, own.Code, own.Error()}
+		e.Refused = &refusalView{Status: own.Status, Code: own.Code, Message: own.Error()}
 	}
+	if p == nil {
+		return e
+	}
+	e.Plan = viewPlan(ctx, x.Pool, p)
 	if c.Full {
 		e.Waits = &waitView{x.Pool.Waiting()}
-	}
-	for _, l := range c.LeftOut {
-		e.LeftOut = append(e.LeftOut, leftOutView{l.Worker.ID, l.Worker.Dial, l.Why.String()})
 	}
 	if len(c.Candidates) == 0 {
 		return e
 	}
 	e.Plan.PromptTokens = c.Tokens
 	for i := range c.Candidates {
-		e.Candidates = append(e.Candidates, viewCandidate(&c.Candidates[i], c.Workers[i].Dial, e.Unit))
+		of := &c.Candidates[i]
+		e.Candidates = append(e.Candidates, candidateView{Target: of.Target, Dial: c.Workers[i].Dial, Candidate: of, TTFT: of.TTFT()})
 	}
-	e.Home, e.Chosen = viewHome(x.Pool, c.Home), viewChosen(p, c)
+	if h := c.Home; h != nil {
+		e.Home = &homeView{DryHome: h, Dial: dials(x.Pool)[h.Target], Candidate: h.Position >= 0}
+	}
+	e.Chosen = viewChosen(p, c)
 	return e
 }
 
-func viewCandidate(c *kvscore.Candidate, dial, unit string) candidateView {
-	v := candidateView{
-		targetView{c.Target.Worker, dial, c.Target.Rank},
-		c.OverlapBlocks, c.OverlapTokens, c.Knowledge.String(), c.PrefillTokens,
-		c.PromptBlocks, c.UnsharedBlocks, c.OutputBlocks, c.RequestBlocks, c.SharedBlocks, c.Requests, c.Foreign, c.Cost, c.Unknown,
-		c.Awaiting, c.WaitTime, c.PrefillTime, c.TTFT(), c.Slowness, c.RecentWork, nil, c.Factor,
-	}
-	if unit == kvscore.UnitMilliseconds {
-		v.Terms = (*termsView)(&c.Terms)
-	}
-	return v
-}
-
-// viewHome returns nil if the session is not bound.
-func viewHome(p *pool.Pool, h *dispatch.DryHome) *homeView {
-	if h == nil {
-		return nil
-	}
-	v := &homeView{
-		targetView: targetView{h.Target.Worker, dials(p)[h.Target], h.Target.Rank},
-		Candidate:  h.Position >= 0, Holds: h.Holds, Stays: h.Stays,
-	}
-	if h.Priced {
-		v.Leave = &h.Leave
-	}
-	return v
-}
-
 func viewChosen(p *plan.Plan, c *dispatch.DryChoice) *chosenView {
-	chosen, preferred := c.Candidates[c.Picked.Chosen].Target, c.Candidates[c.Picked.Preferred].Target
+	chosen, preferred := c.Picked.Chosen, c.Candidates[c.Picked.Preferred].Target
 	v := &chosenView{
-		targetView: targetView{chosen.Worker, c.Workers[c.Picked.Chosen].Dial, chosen.Rank},
-		Reason:     c.Reason, Why: why(p, c), Preferred: preferred.Worker, PreferredRank: preferred.Rank,
+		Target: c.Candidates[chosen].Target, Dial: c.Workers[chosen].Dial, Reason: c.Reason, Why: why(p, c),
+		Preferred: preferred.Worker, PreferredRank: preferred.Rank,
 	}
 	if !c.Bound {
 		for _, i := range c.Picked.Drawn {

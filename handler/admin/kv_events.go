@@ -10,53 +10,25 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// eventsView is what the router follows of one publisher of KV events.
+// eventsView is what the router follows of one publisher of KV events. Ages are absent before
+// the first batch, Lag while it is unknown.
 type eventsView struct {
-	Rank     int    `json:"dp_rank"`
-	Endpoint string `json:"endpoint"`
-	Replay   string `json:"replay_endpoint"`
-	// State is that of the stream. Complete says that the router knows all that the rank
-	// holds. Knowledge is what requests of token ids use.
-	State     string  `json:"state"`
-	Complete  bool    `json:"complete"`
-	Knowledge string  `json:"knowledge"`
-	Connected bool    `json:"connected"`
-	Error     *string `json:"error"`
-	// Sequence is the number of the last batch; null before the first.
-	Sequence  *uint64  `json:"sequence"`
-	LastBatch *float64 `json:"last_batch_seconds_ago"`
-	// Lag is the age of the last batch at its arrival, by the engine's clock.
-	Lag        *float64 `json:"lag_seconds"`
-	Gaps       uint64   `json:"gaps"`
-	Replays    uint64   `json:"replays"`
-	Reconnects uint64   `json:"reconnects"`
-	Restarts   uint64   `json:"restarts"`
-
-	BlockSize      *int              `json:"block_size_tokens"`
-	Stored         uint64            `json:"stored_blocks"`
-	Removed        uint64            `json:"removed_blocks"`
-	Cleared        uint64            `json:"cleared"`
-	UnknownRemoved uint64            `json:"unknown_removed_blocks"`
-	Skipped        map[string]uint64 `json:"skipped_events"`
-	Held           map[string]int64  `json:"held_blocks"`
+	Rank int `json:"dp_rank"`
+	discovery.Following
+	LastBatch *float64          `json:"last_batch_seconds_ago,omitzero"`
+	Lag       float64           `json:"lag_seconds,omitzero"`
+	Skipped   map[string]uint64 `json:"skipped_events"`
+	Held      map[string]int64  `json:"held_blocks"`
 }
 
 func viewEvents(w *pool.Worker, t time.Time) []eventsView {
-	following := discovery.Of(w).Following()
-	list := make([]eventsView, 0, len(following))
-	for rank := range following {
-		f := &following[rank]
+	list := []eventsView{}
+	for rank, f := range discovery.Of(w).Following() {
 		v := eventsView{
-			Rank: rank, Endpoint: f.Endpoint, Replay: f.Replay,
-			State: f.State.String(), Complete: f.Complete, Knowledge: f.Knowledge.String(), Connected: f.Connected, Error: known(f.Err),
-			Gaps: f.Gaps, Replays: f.Replays, Reconnects: f.Reconnects, Restarts: f.Restarts,
-			BlockSize: known(f.BlockTokens), Stored: f.Stored, Removed: f.Removed, Cleared: f.Cleared,
-			UnknownRemoved: f.UnknownNames,
-			Skipped:        skipped(f), Held: make(map[string]int64),
+			Rank: rank, Following: f, Lag: f.Lag.Seconds(), Skipped: skipped(&f), Held: make(map[string]int64),
 		}
 		if !f.LastBatch.IsZero() {
-			ago := t.Sub(f.LastBatch).Seconds()
-			v.Sequence, v.LastBatch, v.Lag = &f.Seq, &ago, known(f.Lag.Seconds())
+			v.LastBatch = new(t.Sub(f.LastBatch).Seconds())
 		}
 		for tier, n := range f.Held {
 			if n > 0 {

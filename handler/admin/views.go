@@ -11,41 +11,29 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
-// poolView is a pool, as the admin API shows it. What is not known is null.
+// poolView is a pool, as the admin API shows it. What is not known is absent.
 type poolView struct {
-	Name            string         `json:"name"`
-	Workers         int            `json:"workers"`
-	DrainingWorkers int            `json:"draining_workers"`
-	Leases          int            `json:"leases"`
-	Waiting         int            `json:"waiting_requests"`
-	Sessions        int            `json:"sessions"`
-	SessionBytes    int64          `json:"session_bytes"`
-	Responses       int            `json:"responses"`
-	IndexBytes      int64          `json:"index_bytes"`
-	ExactBytes      int64          `json:"exact_index_bytes"`
-	IndexBlocks     int64          `json:"index_blocks"`
-	BodyBytes       int64          `json:"request_body_bytes"`
-	Speculative     int            `json:"speculative_prefills"`
-	PrefillRate     *float64       `json:"prefill_tokens_per_second"`
-	Latency         latencyView    `json:"latency"`
-	Settings        settingsView   `json:"settings"`
-	Totals          totalsView     `json:"totals"`
-	Incidents       []incidentView `json:"incidents"`
-	Snapshots       *snapshotsView `json:"snapshots"`
+	Name            string `json:"name"`
+	Workers         int    `json:"workers"`
+	DrainingWorkers int    `json:"draining_workers"`
+	kvscore.Stats
+	Waiting      int             `json:"waiting_requests"`
+	Sessions     int             `json:"sessions"`
+	SessionBytes int64           `json:"session_bytes"`
+	Responses    int             `json:"responses"`
+	BodyBytes    int64           `json:"request_body_bytes"`
+	Speculative  int             `json:"speculative_prefills"`
+	Latency      latencyView     `json:"latency"`
+	Settings     settingsView    `json:"settings"`
+	Incidents    []pool.Incident `json:"incidents"`
+	Snapshots    *snapshotsView  `json:"snapshots,omitzero"`
 }
 
-// snapshotsView is what became of a pool's snapshots. Saved and Bytes are null if the router
-// has written none.
+// snapshotsView is what became of a pool's snapshots. Saved and the bytes are absent if the
+// router has written none.
 type snapshotsView struct {
-	Saved    *float64 `json:"saved_seconds_ago"`
-	Bytes    *int64   `json:"bytes"`
-	Errors   uint64   `json:"errors"`
-	Restored struct {
-		Sessions     int   `json:"sessions"`
-		Expired      int   `json:"expired_sessions"`
-		Responses    int   `json:"responses"`
-		CachedTokens int64 `json:"cached_tokens"`
-	} `json:"restored"`
+	Saved float64 `json:"saved_seconds_ago,omitzero"`
+	pool.SnapshotState
 }
 
 // viewSnapshots returns nil if snapshots are off.
@@ -53,13 +41,10 @@ func viewSnapshots(s pool.SnapshotState, t time.Time) *snapshotsView {
 	if !s.On {
 		return nil
 	}
-	v := &snapshotsView{Errors: s.Errors}
+	v := &snapshotsView{SnapshotState: s}
 	if !s.Saved.IsZero() {
-		ago := t.Sub(s.Saved).Seconds()
-		v.Saved, v.Bytes = &ago, &s.Bytes
+		v.Saved = t.Sub(s.Saved).Seconds()
 	}
-	r := &s.Restored
-	v.Restored.Sessions, v.Restored.Expired, v.Restored.Responses, v.Restored.CachedTokens = r.Sessions, r.Expired, r.Responses, r.CachedTokens
 	return v
 }
 
@@ -74,30 +59,17 @@ type settingsView struct {
 	MaxWait     float64 `json:"queue_max_wait_seconds"`
 }
 
-type totalsView struct {
-	ExpiredLeases uint64 `json:"expired_leases"`
-	Untracked     uint64 `json:"untracked_prompts"`
-	PolicyFaults  uint64 `json:"policy_faults"`
-}
-
-// incidentView is a condition that lasts.
-type incidentView struct {
-	What  string  `json:"what"`
-	Begun float64 `json:"begun_seconds_ago"`
-	Last  float64 `json:"last_met_seconds_ago"`
-	Times int     `json:"times"`
-}
-
 func viewPool(p *pool.Pool, t time.Time) poolView {
 	s, set := p.Scheduler.Stats(), p.Settings.Load()
 	v := poolView{
-		Name: p.Name, Leases: s.Leases, Waiting: p.Waiting(), Sessions: p.Sessions.Len(), SessionBytes: p.Sessions.Bytes(), Responses: p.Responses.Count(),
-		IndexBytes: s.IndexBytes, ExactBytes: s.ExactBytes, IndexBlocks: s.IndexBlocks, BodyBytes: p.Memory.Held.Load(), Speculative: p.Background.Running(),
-		Settings: settingsView{set.Memory, set.BlockSize, blockSource(p, set), set.TextBlock, time.Duration(set.TTL).Seconds(), set.MaxSessions, set.MaxWaiting, time.Duration(set.MaxWait).Seconds()},
-		Latency:  viewLatency(&s), PrefillRate: known(s.PrefillRate),
-		Totals:    totalsView{s.Expired, s.Untracked, s.PolicyFaults},
-		Incidents: viewIncidents(&p.Incidents, t),
-		Snapshots: viewSnapshots(p.Snapshots(), t),
+		Name: p.Name, Stats: s, Waiting: p.Waiting(), Sessions: p.Sessions.Len(), SessionBytes: p.Sessions.Bytes(),
+		Responses: p.Responses.Count(), BodyBytes: p.Memory.Held.Load(), Speculative: p.Background.Running(),
+		Latency: viewLatency(&s), Incidents: p.Incidents.Open(t), Snapshots: viewSnapshots(p.Snapshots(), t),
+		Settings: settingsView{
+			IndexMemory: set.Memory, BlockSize: set.BlockSize, BlockSource: blockSource(p, set), TextBlock: set.TextBlock,
+			TTL: time.Duration(set.TTL).Seconds(), MaxSessions: set.MaxSessions,
+			MaxWaiting: set.MaxWaiting, MaxWait: time.Duration(set.MaxWait).Seconds(),
+		},
 	}
 	for _, w := range p.All() {
 		v.Workers++
@@ -106,17 +78,6 @@ func viewPool(p *pool.Pool, t time.Time) poolView {
 		}
 	}
 	return v
-}
-
-// viewIncidents returns the conditions that last, the oldest first.
-func viewIncidents(i *pool.Incidents, t time.Time) []incidentView {
-	open := i.Open()
-	list := make([]incidentView, 0, len(open))
-	for what, in := range open {
-		list = append(list, incidentView{what, t.Sub(in.Begun).Seconds(), t.Sub(in.Last).Seconds(), in.Times})
-	}
-	slices.SortFunc(list, func(a, b incidentView) int { return cmp.Compare(b.Begun, a.Begun) })
-	return list
 }
 
 type workerView struct {
@@ -135,13 +96,13 @@ type workerView struct {
 	Taints  []string   `json:"taints"`
 	Health  healthView `json:"health"`
 	// Load, Cache and Prefill are sums over Ranks.
-	Load    loadView  `json:"load"`
-	Cache   cacheView `json:"cache"`
-	Prefill rateView  `json:"prefill"`
-	// Latency is null where there are several Ranks, which have their own.
-	Latency *speedView `json:"latency"`
-	Ranks   []rankView `json:"dp_ranks"`
-	Hits    hitsView   `json:"hits"`
+	Load    loadView             `json:"load"`
+	Cache   cacheView            `json:"cache"`
+	Prefill kvscore.PrefillSpeed `json:"prefill"`
+	// Latency is absent where there are several Ranks, which have their own.
+	Latency *kvscore.Accuracy `json:"latency,omitzero"`
+	Ranks   []rankView        `json:"dp_ranks"`
+	Hits    hitsView          `json:"hits"`
 	// KVEvents are those that the router follows, one entry for each publisher.
 	KVEvents []eventsView `json:"kv_events"`
 }
@@ -153,77 +114,58 @@ type modelsView struct {
 
 type healthView struct {
 	// Available is the metric worker_available.
-	Available *bool `json:"available"`
+	Available *bool `json:"available,omitzero"`
 	// Proxy is what Caddy's health checks say, and max_requests.
-	Proxy *bool `json:"proxy_available"`
+	Proxy *bool `json:"proxy_available,omitzero"`
 	// Refusing is whether the last connection to it could not be made, or it does
 	// not answer the router's questions.
-	Refusing *bool `json:"refuses_connections"`
+	Refusing *bool `json:"refuses_connections,omitzero"`
 	// Hung is whether nothing comes from it while others make progress.
-	Hung              bool       `json:"hung"`
-	MarkedDownUntil   *time.Time `json:"marked_down_until"`
-	MarkedDownSeconds float64    `json:"marked_down_seconds"`
-	LetBack           *int       `json:"let_back_requests"`
-	Failures          int        `json:"failures_in_a_row"`
-	Answers           float64    `json:"recent_answers"`
-	Errors            float64    `json:"recent_errors"`
+	Hung              bool    `json:"hung"`
+	MarkedDownSeconds float64 `json:"marked_down_seconds"`
+	LetBack           int     `json:"let_back_requests,omitzero"`
+	pool.HealthState
 }
 
 type loadView struct {
-	rankLoad
-	// Running are inferences; MaxRunning is null where there is no limit.
-	Running    int64  `json:"running_requests"`
-	MaxRunning *int64 `json:"max_running_requests"`
+	kvscore.Booked
+	// Running are inferences; MaxRunning is absent where there is no limit.
+	Running    int64 `json:"running_requests"`
+	MaxRunning int64 `json:"max_running_requests,omitzero"`
 	// LimitSource is where MaxRunning comes from. It is unknown while the option is auto
 	// and the engine reports no limit.
 	LimitSource string `json:"max_running_from"`
 }
 
 type cacheView struct {
-	cacheSize
+	kvscore.Room
 	// IndexShare is its part of what all workers of the pool hold.
-	IndexShare *float64 `json:"index_share"`
-}
-
-type rateView struct {
-	Rate    float64 `json:"tokens_per_second"`
-	Learned bool    `json:"learned"`
+	IndexShare *float64 `json:"index_share,omitzero"`
 }
 
 // hitsView has sums since the worker became known.
 type hitsView struct {
 	Estimated int64    `json:"estimated_prompt_tokens"`
 	Predicted int64    `json:"predicted_cached_tokens"`
-	PredRatio *float64 `json:"predicted_hit_ratio"`
+	PredRatio *float64 `json:"predicted_hit_ratio,omitzero"`
 	Prompt    int64    `json:"reported_prompt_tokens"`
 	Cached    int64    `json:"reported_cached_tokens"`
-	RepRatio  *float64 `json:"reported_hit_ratio"`
+	RepRatio  *float64 `json:"reported_hit_ratio,omitzero"`
 }
 
-// viewWorkers returns the views of those of the pool's workers that are wanted.
-func viewWorkers(p *pool.Pool, t time.Time, wanted func(*pool.Worker) bool) []workerView {
-	all := p.All()
+// viewWorkers returns the views of a pool's workers, by address.
+func viewWorkers(p *pool.Pool) []workerView {
+	t, all := time.Now(), p.All()
 	slices.SortFunc(all, func(a, b *pool.Worker) int { return cmp.Compare(a.Dial, b.Dial) })
-	proxy, set := proxyOf(p), p.Settings.Load()
-	loads, sum := make([]kvscore.Load, len(all)), int64(0)
-	for i, w := range all {
-		loads[i] = p.Load(t, w)
-		sum += loads[i].CachedTokens
-	}
-	list := make([]workerView, 0, len(all))
-	for i, w := range all {
-		if !wanted(w) {
-			continue
-		}
-		v := viewWorker(w, t, &loads[i], proxy, set.Worker(w.Dial))
-		v.Engine, v.Ranks, v.KVEvents = viewEngine(p, w), viewRanks(p, t, w), viewEvents(w, t)
-		if len(v.Ranks) == 1 {
-			v.Latency = v.Ranks[0].Latency
-		}
-		v.Cache.cacheSize = viewCache(p, w, &loads[i])
-		v.Static = set.Upstreams[w.Dial]
-		v.Cache.IndexShare = ratio(v.Cache.Cached, sum)
+	proxy := proxyOf(p)
+	list, sum := make([]workerView, 0, len(all)), int64(0)
+	for _, w := range all {
+		v := viewWorker(p, w, t, proxy)
+		sum += v.Cache.CachedTokens
 		list = append(list, v)
+	}
+	for i := range list {
+		list[i].Cache.IndexShare = ratio(list[i].Cache.CachedTokens, sum)
 	}
 	return list
 }
@@ -246,43 +188,52 @@ func proxyOf(p *pool.Pool) map[string]proxyState {
 	return said
 }
 
-func viewWorker(w *pool.Worker, t time.Time, load *kvscore.Load, proxy map[string]proxyState, set pool.WorkerSettings) workerView {
-	hits := &discovery.Of(w).Hits
-	health := w.Health.State(t)
+func viewWorker(p *pool.Pool, w *pool.Worker, t time.Time, proxy map[string]proxyState) workerView {
+	set, load, ranks := p.Settings.Load(), p.Load(t, w), viewRanks(p, t, w)
 	asked, configured := w.Drains()
+	running, limit := w.Running()
 	v := workerView{
-		ID: w.ID, Dial: w.Dial, Taints: w.Tainted(),
+		ID: w.ID, Dial: w.Dial, Static: set.Upstreams[w.Dial], Taints: w.Tainted(),
 		Draining: asked || configured, DrainAsked: asked, DrainConfigured: configured,
 		Drained: (asked || configured) && load.Requests == 0,
-		Health: healthView{
-			Available: isAvailable(w, &health, proxy), Hung: w.IsHung(),
-			LetBack: known(max(0, health.Window)), Failures: health.Fails, Answers: health.Answers, Errors: health.Errors,
+		Engine:  viewEngine(p, w), Health: viewHealth(w, t, proxy), Hits: viewHits(w),
+		Load: loadView{
+			Booked: load.Booked, Running: running, MaxRunning: limit, LimitSource: limitSource(set.Worker(w.Dial), limit),
 		},
-		Load:    viewWorkerLoad(w, load, set),
-		Prefill: rateView{load.PrefillRate, load.Timings > 0},
-		Hits: hitsView{
-			Estimated: hits.Estimated.Load(), Predicted: hits.Foreseen.Load(),
-			Prompt: hits.Prompt.Load(), Cached: hits.Cached.Load(),
-		},
+		Cache: cacheView{Room: roomOf(p, w, &load)}, Prefill: load.PrefillSpeed,
+		Ranks: ranks, KVEvents: viewEvents(w, t),
 	}
-	if state, said := proxy[w.Dial]; said {
-		v.Health.Proxy = &state.available
-	}
-	v.Hits.PredRatio, v.Hits.RepRatio = ratio(v.Hits.Predicted, v.Hits.Estimated), ratio(v.Hits.Cached, v.Hits.Prompt)
-	if health.Reach != pool.ReachUnknown {
-		v.Health.Refusing = &health.Away
-	}
-	if !health.Until.IsZero() {
-		until := health.Until.UTC()
-		v.Health.MarkedDownUntil, v.Health.MarkedDownSeconds = &until, until.Sub(t).Seconds()
+	if len(ranks) == 1 {
+		v.Latency = &ranks[0].Accuracy
 	}
 	v.Models.Configured, v.Models.Listed = w.ModelsOf()
 	return v
 }
 
-func viewWorkerLoad(w *pool.Worker, load *kvscore.Load, set pool.WorkerSettings) loadView {
-	running, limit := w.Running()
-	return loadView{viewLoad(load), running, known(limit), limitSource(set, limit)}
+func viewHealth(w *pool.Worker, t time.Time, proxy map[string]proxyState) healthView {
+	s := w.Health.State(t)
+	v := healthView{
+		Available: isAvailable(w, &s, proxy), Hung: w.IsHung(), LetBack: max(0, s.Window), HealthState: s,
+	}
+	if state, said := proxy[w.Dial]; said {
+		v.Proxy = &state.available
+	}
+	if s.Reach != pool.ReachUnknown {
+		v.Refusing = &s.Away
+	}
+	if !s.Until.IsZero() {
+		v.MarkedDownSeconds = s.Until.Sub(t).Seconds()
+	}
+	return v
+}
+
+func viewHits(w *pool.Worker) hitsView {
+	hits := &discovery.Of(w).Hits
+	v := hitsView{
+		Estimated: hits.Estimated.Load(), Predicted: hits.Foreseen.Load(), Prompt: hits.Prompt.Load(), Cached: hits.Cached.Load(),
+	}
+	v.PredRatio, v.RepRatio = ratio(v.Predicted, v.Estimated), ratio(v.Cached, v.Prompt)
+	return v
 }
 
 // isAvailable returns whether a worker gets new requests as others do. A worker that

@@ -166,7 +166,8 @@ func (s *subscription) resync() {
 
 // Following is the state of the KV events of one of a worker's ranks.
 type Following struct {
-	Endpoint, Replay string
+	Endpoint string `json:"endpoint"`
+	Replay   string `json:"replay_endpoint"`
 	events.Status
 	events.Applied
 }

@@ -61,8 +61,8 @@ func TestBlockSizeIsThatOfTheEngines(t *testing.T) {
 		{"b:1", 4096, 16, true, true}, // such blocks are for no index
 	} {
 		tell(p, step.dial, engine.Info{Type: engine.VLLM, BlockSize: step.reports, Life: string(rune('a' + i))})
-		s, incidents := p.Settings.Load(), p.Incidents.Open()
-		if s.BlockSize != step.want || p.KnowsBlockSize() != step.known || (incidents[incidentBlocks].Times > 0) != step.differs {
+		s, incidents := p.Settings.Load(), p.Incidents.Open(time.Now())
+		if s.BlockSize != step.want || p.KnowsBlockSize() != step.known || slices.ContainsFunc(incidents, func(in pool.Incident) bool { return in.What == incidentBlocks }) != step.differs {
 			t.Errorf("step %d: block size %d, known %t, incidents %+v; want %+v", i, s.BlockSize, p.KnowsBlockSize(), incidents, step)
 		}
 	}

@@ -60,7 +60,8 @@ func New(ctx context.Context, p *pool.Pool, proxy *reverseproxy.Handler, client 
 	}
 	return &Prober{
 		pool: p, proxy: proxy, static: static, client: client, config: config, logger: logger, ctx: ctx,
-		id: rand.Uint64(), wanted: make(chan struct{}, 1), first: make(chan struct{}),
+		id:     rand.Uint64(), //nolint:gosec // tells probers apart
+		wanted: make(chan struct{}, 1), first: make(chan struct{}),
 	}
 }
 

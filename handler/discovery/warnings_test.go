@@ -14,9 +14,9 @@ import (
 func warned(p *pool.Pool, dial string) (list []string, advice string) {
 	x, now := Of(p.Worker(dial)), time.Now()
 	x.review(now)
-	logged := x.warned.Open()
+	logged := x.warned.Open(now)
 	for _, v := range x.Warnings(now) {
-		if logged[v.What].Times == 0 {
+		if !slices.ContainsFunc(logged, func(in pool.Incident) bool { return in.What == v.What }) {
 			v.What += " is not logged"
 		}
 		list, advice = append(list, v.What), v.Advice

@@ -32,18 +32,18 @@ type DryChoice struct {
 
 // DryHome is the target that a session is bound to.
 type DryHome struct {
-	Target   kvscore.Target
-	Position int  // among the candidates; -1 if it is none
-	Holds    bool // at least half of what any candidate holds of the prompt
-	Priced   bool // the policy may leave it, at the price Leave
-	Leave    float64
-	Stays    bool // the session is still bound to it after this turn
+	kvscore.Target
+	Position int      `json:"-"`                 // among the candidates; -1 if it is none
+	Holds    bool     `json:"holds_prompt"`      // at least half of what any candidate holds of the prompt
+	Leave    *float64 `json:"leave_ms,omitzero"` // the price of going elsewhere; nil if the session must not leave
+	Stays    bool     `json:"session_stays"`     // the session is still bound to it after this turn
 }
 
 // LeftOut is an offered worker that is not a candidate.
 type LeftOut struct {
-	Worker *pool.Worker
-	Why    pool.Verdict
+	Worker uint64       `json:"worker"`
+	Dial   string       `json:"dial"`
+	Why    pool.Verdict `json:"why"`
 }
 
 // Explain returns the choice for a request without booking it, and leaves nothing behind. A
@@ -112,10 +112,13 @@ func (rt *route) homeOf(sel *kvscore.Selection, chosen int) *DryHome {
 		return nil
 	}
 	home, priced := rt.turn.Home()
-	h := &DryHome{Target: home, Position: sel.Home, Holds: sel.HomeHolds(), Priced: priced && !rt.pinned()}
+	h := &DryHome{Target: home, Position: sel.Home, Holds: sel.HomeHolds()}
 	h.Stays = chosen == sel.Home || rt.turn.IsAway() || priced && h.Holds
-	for i := range sel.Candidates {
-		h.Leave = max(h.Leave, sel.Candidates[i].Terms.Leave)
+	if priced && !rt.pinned() {
+		h.Leave = new(float64)
+		for i := range sel.Candidates {
+			*h.Leave = max(*h.Leave, sel.Candidates[i].Terms.Leave)
+		}
 	}
 	return h
 }
@@ -124,7 +127,7 @@ func (rt *route) homeOf(sel *kvscore.Selection, chosen int) *DryHome {
 func (rt *route) leftOut(want *pool.Wants, among *pool.Candidates) (list []LeftOut) {
 	for i, v := range rt.Pool.Judge(want, rt.offers, among.At) {
 		if w := rt.offers.Table.Rows[i].Worker; !slices.Contains(among.Workers, w) {
-			list = append(list, LeftOut{w, v})
+			list = append(list, LeftOut{Worker: w.ID, Dial: w.Dial, Why: v})
 		}
 	}
 	return list

@@ -28,7 +28,7 @@ func TestDryChoiceOfAnUnknownUpstream(t *testing.T) {
 				seen[w.Dial]++
 			}
 			for _, l := range c.LeftOut {
-				seen[l.Worker.Dial]++
+				seen[l.Dial]++
 			}
 			if seen["a:1"] != 1 || seen["new:1"] != 1 {
 				t.Errorf("candidates and left out: %v, want each worker once", seen)

@@ -22,19 +22,19 @@ type Get func(path string) (status int, body []byte)
 type Info struct { // one member for each fact
 	// Type is the engine type that the answers show; Other if the server answers
 	// and is of no known type.
-	Type    string `json:"type"`
+	Type    string `json:"type,omitzero"`
 	Version string `json:"version,omitzero"`
 	// KVTokens is the size of one data-parallel rank's KV cache, in tokens: of the
 	// smallest one, if they differ.
-	KVTokens int64 `json:"kv_tokens,omitzero"`
+	KVTokens int64 `json:"kv_tokens_per_rank,omitzero"`
 	// BlockSize is the number of tokens in one KV block.
-	BlockSize int `json:"block_size,omitzero"`
+	BlockSize int `json:"block_size_tokens,omitzero"`
 	// DPSize is the number of data-parallel ranks behind the address.
 	DPSize int `json:"dp_size,omitzero"`
 	// ContextTokens is the longest prompt and answer together, in tokens.
 	ContextTokens int64 `json:"context_tokens,omitzero"`
 	// MaxRunning is the largest number of requests that one rank runs at a time.
-	MaxRunning int `json:"max_running,omitzero"`
+	MaxRunning int `json:"max_running_requests_per_rank,omitzero"`
 	// NoPrefixCache says that the engine keeps no KV cache between requests.
 	NoPrefixCache bool `json:"-"`
 	// Priority says that the engine orders requests by priority.
@@ -42,16 +42,16 @@ type Info struct { // one member for each fact
 	// LowFirst says that the lowest priority comes first instead of the highest.
 	LowFirst bool `json:"-"`
 	// PriorityEviction says that the KV cache evicts low priorities first.
-	PriorityEviction bool `json:"-"`
+	PriorityEviction bool `json:"priority_eviction,omitzero"`
 	// StrictThinking says that the engine heeds a limit of reasoning tokens.
-	StrictThinking bool `json:"-"`
+	StrictThinking bool `json:"strict_thinking,omitzero"`
 	// NoSessions says that the engine holds no sessions, or only such that the router
 	// cannot use.
 	NoSessions bool `json:"-"`
 	// KVEvents says where it publishes its KV events.
 	KVEvents KVEvents `json:"-"`
 	// Started is when the server's process started.
-	Started time.Time `json:"-"`
+	Started time.Time `json:"started,omitzero"`
 	// Life changes with each start of the server. It is empty if the server reports
 	// nothing of that kind.
 	Life string `json:"-"`

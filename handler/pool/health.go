@@ -311,12 +311,14 @@ func (h *Health) lately(now time.Time) (answers, errors float64) {
 
 // HealthState is a worker's health at one moment.
 type HealthState struct {
-	Well            bool // the worker has no mark
-	Reach           reach
-	Away            bool      // the router cannot connect, or its own requests stay unanswered
-	Until           time.Time // end of the mark's first phase; zero outside it
-	Fails, Window   int
-	Answers, Errors float64
+	Well    bool      `json:"-"` // the worker has no mark
+	Reach   reach     `json:"-"`
+	Away    bool      `json:"-"`                          // the router cannot connect, or its own requests stay unanswered
+	Until   time.Time `json:"marked_down_until,omitzero"` // end of the mark's first phase; zero outside it
+	Fails   int       `json:"failures_in_a_row"`
+	Window  int       `json:"-"`
+	Answers float64   `json:"recent_answers"`
+	Errors  float64   `json:"recent_errors"`
 }
 
 // State returns the health as of now.
@@ -332,7 +334,7 @@ func (h *Health) State(now time.Time) HealthState {
 	}
 	s.Away = s.Reach.Away() && (s.Reach != Unresponsive || h.unanswered.Load() > 0)
 	if now.Before(h.until) {
-		s.Until = h.until
+		s.Until = h.until.UTC()
 	}
 	return s
 }

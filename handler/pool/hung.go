@@ -142,7 +142,7 @@ type hungWatch struct{ *Pool }
 func (h hungWatch) patience(a *Seat) time.Duration {
 	rate := leastRate
 	if load, ok := h.Scheduler.Load(time.Now(), a.Target); ok {
-		if rate = load.PrefillRate; load.Timings == 0 {
+		if rate = load.PrefillRate; !load.RateLearned {
 			rate = min(rate, leastRate)
 		}
 	}

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"slices"
 	"sync"
 	"time"
@@ -48,14 +49,25 @@ func (i *Incidents) meet(now time.Time, name string) (begins bool) {
 	return known.Times == 1
 }
 
-// Open returns the conditions that have not ended, by name.
-func (i *Incidents) Open() map[string]incident {
+// Incident is a condition that lasts.
+type Incident struct {
+	What  string  `json:"what"`
+	Begun float64 `json:"begun_seconds_ago"`
+	Last  float64 `json:"last_met_seconds_ago"`
+	Times int     `json:"times"`
+}
+
+// Open returns the conditions that have not ended, the oldest first.
+func (i *Incidents) Open(now time.Time) []Incident {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	list := make(map[string]incident, len(i.byName))
+	list := make([]Incident, 0, len(i.byName))
 	for name, in := range i.byName {
-		list[name] = *in
+		list = append(list, Incident{
+			What: name, Begun: now.Sub(in.Begun).Seconds(), Last: now.Sub(in.Last).Seconds(), Times: in.Times,
+		})
 	}
+	slices.SortFunc(list, func(a, b Incident) int { return cmp.Compare(b.Begun, a.Begun) })
 	return list
 }
 

@@ -256,7 +256,7 @@ func mergeOptions(to, from any, prefix string) error {
 
 // printable returns a value of an option for an error.
 func printable(v reflect.Value) any {
-	if d, ok := v.Interface().(caddy.Duration); ok {
+	if d, ok := reflect.TypeAssert[caddy.Duration](v); ok {
 		return time.Duration(d)
 	}
 	return reflect.Indirect(v)

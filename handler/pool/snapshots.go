@@ -55,19 +55,21 @@ type snapshots struct {
 
 // SnapshotState is what became of the pool's snapshots.
 type SnapshotState struct {
-	On       bool // the pool writes snapshots
-	Saved    time.Time
-	Bytes    int64
-	Took     time.Duration
-	Errors   uint64 // failed snapshots
-	Restored Restored
+	On       bool          `json:"-"` // the pool writes snapshots
+	Saved    time.Time     `json:"-"`
+	Bytes    int64         `json:"bytes,omitzero"`
+	Took     time.Duration `json:"-"`
+	Errors   uint64        `json:"errors"` // failed snapshots
+	Restored Restored      `json:"restored"`
 }
 
 // Restored counts what the pool took over from an earlier run.
 type Restored struct {
-	Sessions, Expired, Responses int
-	CachedTokens                 int64
-	Age                          time.Duration // of the snapshot
+	Sessions     int           `json:"sessions"`
+	Expired      int           `json:"expired_sessions"`
+	Responses    int           `json:"responses"`
+	CachedTokens int64         `json:"cached_tokens"`
+	Age          time.Duration `json:"-"` // of the snapshot
 }
 
 // changes tell whether there is anything new to save.

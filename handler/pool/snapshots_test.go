@@ -327,17 +327,17 @@ func TestStorageThatFailsIsOneCondition(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 	}
-	if open := p.Incidents.Open(); len(open) != 1 || open[incidentSnapshots].Times != 3 || p.Snapshots().Errors != 3 {
+	if open := p.Incidents.Open(time.Now()); len(open) != 1 || open[0].What != incidentSnapshots || open[0].Times != 3 || p.Snapshots().Errors != 3 {
 		t.Errorf("conditions %+v, %d errors", open, p.Snapshots().Errors)
 	}
 	hangs := make(chan struct{})
 	store.Hang(hangs)
 	p.Incidents.end(time.Now().Add(incidentEnd), p.Logger())
 	go p.save(context.Background(), time.Second) //nolint:errcheck // it is a condition
-	for begun := time.Now(); len(p.Incidents.Open()) == 0 && time.Since(begun) < 5*time.Second; time.Sleep(time.Millisecond) {
+	for begun := time.Now(); len(p.Incidents.Open(time.Now())) == 0 && time.Since(begun) < 5*time.Second; time.Sleep(time.Millisecond) {
 		p.watchSnapshots(time.Now().Add(2 * saveWithin))
 	}
-	if len(p.Incidents.Open()) != 1 {
+	if len(p.Incidents.Open(time.Now())) != 1 {
 		t.Error("nothing shows that the storage hangs")
 	}
 	begun := time.Now()

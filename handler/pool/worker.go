@@ -172,7 +172,8 @@ func (p *Pool) Load(t time.Time, w *Worker) kvscore.Load {
 		sum.CapacityTokens += l.CapacityTokens
 		sum.ReportedTokens += l.ReportedTokens
 		sum.PrefillRate += l.PrefillRate
-		sum.Timings += l.Timings
+		sum.RateLearned = sum.RateLearned || l.RateLearned
+		sum.CapacityLearned = sum.CapacityLearned || l.CapacityLearned
 	}
 	return sum
 }

@@ -155,7 +155,7 @@ func (t *Turn) Pending() bool { return t.pending && !t.waited }
 // The error is the context's.
 func (t *Turn) Await(ctx context.Context) error {
 	t.waited = true
-	_, _, _ = t.use.Find(ctx, affinity.Patience)
+	t.use.Find(ctx, affinity.Patience) //nolint:errcheck // Find is called again
 	return ctx.Err()
 }
 

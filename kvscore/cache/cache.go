@@ -25,9 +25,9 @@ import (
 // indexes targets. A worker without data parallelism has only rank 0.
 type Target struct {
 	// Worker is the worker's id, configured or derived from its address.
-	Worker uint64
+	Worker uint64 `json:"worker"`
 	// Rank is the data-parallel rank inside the worker.
-	Rank uint32
+	Rank uint32 `json:"dp_rank"`
 }
 
 // String returns worker/rank, both in decimal.

@@ -23,6 +23,9 @@ const (
 // String returns the name in the admin API and in metrics.
 func (k Knowledge) String() string { return [...]string{"approximate", "partial", "exact"}[k] }
 
+// MarshalText implements encoding.TextMarshaler.
+func (k Knowledge) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
+
 // Tier is where an engine keeps a block.
 type Tier = exact.Tier
 

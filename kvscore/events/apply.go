@@ -70,27 +70,33 @@ func (w *Worker) Close() {
 // Applied counts what one rank's events did to the index.
 type Applied struct {
 	// Stored and Removed count blocks, Cleared events.
-	Stored, Removed, Cleared uint64
+	Stored  uint64 `json:"stored_blocks"`
+	Removed uint64 `json:"removed_blocks"`
+	Cleared uint64 `json:"cleared"`
 	// Skipped counts events that the decoder left out, by reason. OtherSize counts those with
 	// another block size than the first. OtherRank counts batches of ranks that the router
 	// does not know, Undecoded those that were no batches.
-	Skipped                         [Reasons]uint64
-	OtherSize, OtherRank, Undecoded uint64
+	Skipped   [Reasons]uint64 `json:"-"`
+	OtherSize uint64          `json:"-"`
+	OtherRank uint64          `json:"-"`
+	Undecoded uint64          `json:"-"`
 	// UnknownParents and Contradictions count events whose blocks the index refused: the
 	// parent is unknown, or the name stands for another content already. NoRoom counts those
 	// that the index had no memory for.
-	UnknownParents, Contradictions, NoRoom uint64
+	UnknownParents uint64 `json:"-"`
+	Contradictions uint64 `json:"-"`
+	NoRoom         uint64 `json:"-"`
 	// UnknownNames counts removed blocks that the index did not know.
-	UnknownNames uint64
+	UnknownNames uint64 `json:"unknown_removed_blocks"`
 	// LastBatch is when the last batch came. Lag is the age of the last live one by the
 	// engine's clock at its arrival; 0 is unknown.
-	LastBatch time.Time
-	Lag       time.Duration
+	LastBatch time.Time     `json:"-"`
+	Lag       time.Duration `json:"-"`
 	// BlockTokens is the size of the blocks; 0 is unknown.
-	BlockTokens int
-	Knowledge   cache.Knowledge
+	BlockTokens int             `json:"block_size_tokens,omitzero"`
+	Knowledge   cache.Knowledge `json:"knowledge"`
 	// Held are the blocks that the rank holds, by tier.
-	Held [Tiers]int64
+	Held [Tiers]int64 `json:"-"`
 }
 
 // Applied returns the counts of a rank.

@@ -87,7 +87,7 @@ func (b *inbox) next(ctx context.Context, patience time.Duration) (m *zmtp.Messa
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
-	ok := false
+	var ok bool
 	select {
 	case m, ok = <-b.messages:
 	default:

@@ -10,17 +10,17 @@ import (
 
 // Status is what an operator sees of a stream.
 type Status struct {
-	State     State
-	Complete  bool   // what the sink holds is all that the publisher holds
-	Connected bool   // the subscription stands
-	Seq       uint64 // of the last batch that the sink got
-	Err       string // what ended the last connection or replay; empty while all is well
+	State     State  `json:"state"`
+	Complete  bool   `json:"complete"`       // what the sink holds is all that the publisher holds
+	Connected bool   `json:"connected"`      // the subscription stands
+	Seq       uint64 `json:"sequence"`       // of the last batch that the sink got
+	Err       string `json:"error,omitzero"` // what ended the last connection or replay; empty while all is well
 
-	Gaps       uint64 // holes between live batches
-	Replays    uint64 // replays begun
-	Reconnects uint64 // connections after the first
-	Restarts   uint64 // of the publisher, seen by a falling sequence
-	Malformed  uint64 // live messages that are not topic, sequence number and payload
+	Gaps       uint64 `json:"gaps"`       // holes between live batches
+	Replays    uint64 `json:"replays"`    // replays begun
+	Reconnects uint64 `json:"reconnects"` // connections after the first
+	Restarts   uint64 `json:"restarts"`   // of the publisher, seen by a falling sequence
+	Malformed  uint64 `json:"-"`          // live messages that are not topic, sequence number and payload
 }
 
 // Status returns the stream's condition. Any goroutine may call it.

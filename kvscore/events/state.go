@@ -37,6 +37,9 @@ func (s State) String() string {
 	return "invalid"
 }
 
+// MarshalText implements encoding.TextMarshaler.
+func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
 const (
 	// overlapFor is how long after a replay live batches may arrive that the replay covered.
 	overlapFor = 2 * time.Second
@@ -54,8 +57,8 @@ const (
 //	Unknown, Gap  a connection, without                    Untrusted
 //	Replaying     the answer is complete                   Live              has got it
 //	Replaying     it fails, or lacks what came live        Untrusted         Reset, if it began
-//	Live          the next batch                           Live              gets it
-//	Live          a later batch, with a replay endpoint    Replaying, next   gets it after Live
+//	Live          the next batch                           (stays)           gets it
+//	Live          a later batch, with a replay endpoint    Replaying, next   gets it later
 //	Live          a later batch, without                   Untrusted         Reset, gets it
 //	Untrusted     the next batch                           Untrusted         gets it
 //	Untrusted     batch 0, or the engine clears its cache  Live              gets it
@@ -143,7 +146,7 @@ func (s *Stream) catchUp(ctx context.Context, box *inbox, from, need uint64) {
 	s.enter(Replaying)
 	began, continues := false, p.begun && from == p.next
 	r, err := s.replay(ctx, box, from, func(seq uint64, payload []byte) {
-		if !began && !(continues && seq == from) {
+		if !began && (!continues || seq != from) {
 			s.reset(fmt.Sprintf("a replay begins at batch %d", seq))
 		}
 		began = true

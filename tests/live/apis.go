@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -92,7 +93,7 @@ func (t *talk) request(history []spoken) []byte {
 	case tokenIDs:
 		prompt := t.head
 		for _, m := range history {
-			prompt = append(prompt[:len(prompt):len(prompt)], m.ids...)
+			prompt = append(slices.Clip(prompt), m.ids...)
 		}
 		v["prompt"], v["return_token_ids"], v["ignore_eos"] = prompt, true, true
 	case responses:

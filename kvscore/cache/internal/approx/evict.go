@@ -1,8 +1,11 @@
 package approx
 
-import "math/rand/v2"
+import (
+	"maps"
+	"math/rand/v2"
+)
 
-func newSeed() uint64 { return rand.Uint64() }
+func newSeed() uint64 { return rand.Uint64() } //nolint:gosec // unknown outside of the process is enough
 
 // Bounds of the holds that a call evicts.
 const (
@@ -51,8 +54,8 @@ func (x *Index) settle(s *slot) {
 
 // shrink brings the index below its bound. The reserve gives most chains room without work.
 func (x *Index) shrink(evictions int) {
-	for over := int64(0); evictions > 0; evictions-- {
-		if over = x.bytes - x.memory + x.memory/64; over <= 0 || !x.evictOldest(over) {
+	for ; evictions > 0; evictions-- {
+		if over := x.bytes - x.memory + x.memory/64; over <= 0 || !x.evictOldest(over) {
 			break
 		}
 	}
@@ -205,9 +208,7 @@ func (x *Index) shrinkMap() {
 		return
 	}
 	runs := make(map[uint64]*run, len(x.runs))
-	for key, r := range x.runs {
-		runs[key] = r
-	}
+	maps.Copy(runs, x.runs)
 	x.runs, x.peak = runs, len(runs)
 }
 

@@ -31,7 +31,6 @@ package approx
 
 import (
 	"math"
-	"math/rand/v2"
 	"sync/atomic"
 )
 
@@ -120,7 +119,7 @@ type Ref struct {
 // New returns an empty index without slots that keeps at most memory bytes.
 func New(memory int64) *Index {
 	return &Index{
-		runs: make(map[uint64]*run), seed: rand.Uint64(),
+		runs: make(map[uint64]*run), seed: newSeed(),
 		memory: memory, limit: memory, clock: firstTouch, oldest: firstTouch,
 	}
 }

@@ -142,7 +142,7 @@ func (x *Index) lay(s *Stored, at cursor) (n int, o Outcome) {
 		root = at.run.root
 	}
 	for n < len(s.Blocks) && o == OK {
-		taken := 0
+		var taken int
 		if r := at.run; r != nil {
 			hashes := r.view.Load().hashes
 			if same := approx.Common(hashes[at.i:], s.Blocks[n:]); same > 0 {
