@@ -111,7 +111,6 @@ func (s *Dispatcher) Begin(r *http.Request, p *plan.Plan, start time.Time) (*Dis
 		return nil, err
 	}
 	d.CountDropped(p)
-	d.noticeIneffective()
 	s.Pool.Spending.Request(d.ready)
 	d.tried = d.triedBuf[:0]
 	p.Body = nil

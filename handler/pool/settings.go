@@ -271,7 +271,6 @@ type SharedSettings struct {
 	All     *Settings
 	unnamed map[string]bool // upstreams of the handlers that name no pool
 	probed  map[string]bool // see FirstToProbe
-	warned  bool            // of the queue without a limit
 }
 
 // Get returns the settings, with defaults.
