@@ -282,25 +282,6 @@ func TestSlotsAreNeverLostNorTooMany(t *testing.T) {
 	}
 }
 
-// TestOnlyUnclaimedSlotsAreTaken has one that waits for the first worker.
-func TestOnlyUnclaimedSlotsAreTaken(t *testing.T) {
-	q, workers := queueRoom(1, 1)
-	workers[0].slots.take()
-	m := newWaiter(time.Now(), workers[0])
-	q.enter(m, 10)
-	workers[0].slots.running.Add(-1) // and is not said to be free yet
-	if q.takeUnclaimed(workers[0]) {
-		t.Error("a slot was taken that another one waits for")
-	}
-	if !q.takeUnclaimed(workers[1]) || q.takeUnclaimed(workers[1]) {
-		t.Error("the other worker has one slot to take")
-	}
-	q.freed(workers[0])
-	if v, ok := m.decided(); !ok || v.worker != workers[0] {
-		t.Errorf("%+v, %v", v, ok)
-	}
-}
-
 // BenchmarkFreedSlot frees a slot while many wait: the first of them for it, or all but
 // the last for another worker.
 func BenchmarkFreedSlot(b *testing.B) {
@@ -329,24 +310,6 @@ func BenchmarkFreedSlot(b *testing.B) {
 				}
 			})
 		}
-	}
-}
-
-// BenchmarkReview looks at 1000 waiters anew, as happens every lookAfter.
-func BenchmarkReview(b *testing.B) {
-	limits := make([]int, 16)
-	for i := range limits {
-		limits[i] = 1
-	}
-	q, workers := queueRoom(limits...)
-	for _, w := range workers {
-		w.slots.take()
-	}
-	for range 1000 {
-		q.enter(newWaiter(time.Now(), workers...), 1000)
-	}
-	for b.Loop() {
-		q.reviewAll()
 	}
 }
 
