@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
-	"unsafe"
 )
 
 // TestSimultaneousRequestsTakeTurns has pairs of requests choose at the same
@@ -48,10 +47,12 @@ func TestSimultaneousRequestsTakeTurns(t *testing.T) {
 	}
 }
 
-// TestPolicyThatReordersIsRefused has policies that change the list of
+// TestInvalidChoicesAreRefused has policies that return no position, or that change the list of
 // candidates: a position in it would be another target's.
-func TestPolicyThatReordersIsRefused(t *testing.T) {
+func TestInvalidChoicesAreRefused(t *testing.T) {
 	for name, p := range map[string]choose{
+		"negative": func(*Selection) int { return -1 },
+		"too high": func(*Selection) int { return 3 },
 		"sorts": func(s *Selection) int {
 			slices.SortFunc(s.Candidates, func(a, b Candidate) int { return a.Requests - b.Requests })
 			return 0
@@ -88,32 +89,6 @@ func TestPolicyThatReordersIsRefused(t *testing.T) {
 		l.End(true, nil)
 		idle(t, s, ts, epoch)
 	}
-}
-
-// stepped returns a time whose wall clock was set forward, and whose monotonic
-// clock was not. The first word of a time.Time with both holds the wall clock's
-// seconds above 30 bits of nanoseconds.
-func stepped(at time.Time, step time.Duration) time.Time {
-	*(*uint64)(unsafe.Pointer(&at)) += uint64(step/time.Second) << 30 //nolint:gosec // there is no other way to step the clock
-	return at
-}
-
-func TestWallClockStepEndsNoLease(t *testing.T) {
-	s, ts := NewScheduler(Settings{LeaseExpiry: time.Minute}), targets(1)
-	t0 := time.Now()
-	later := stepped(t0.Add(time.Second), time.Hour)
-	if later.Sub(t0) != time.Second || later.UnixNano()-t0.UnixNano() < int64(time.Hour) {
-		t.Fatal("time.Time is not what it was")
-	}
-	_, l := s.Select(t0, prompt(1), ts, 0, nil, &Selection{})
-	l.Alive(t0.Add(time.Millisecond))
-	if n := s.Expire(later); n != 0 {
-		t.Errorf("%d leases expired a second after their last sign of life", n)
-	}
-	if n := s.Expire(t0.Add(time.Minute + time.Millisecond)); n != 1 {
-		t.Errorf("%d leases expired a minute after their last sign of life, want 1", n)
-	}
-	idle(t, s, ts, t0)
 }
 
 // answer books a prompt of 10,000 tokens on the first target, which prefills at the

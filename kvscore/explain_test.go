@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 )
 
 // explained are the policies that the tests explain choices of.
@@ -20,21 +21,23 @@ func explained() map[string]func() Policy {
 	}
 }
 
-// TestExplainAgreesWithSelect explains each of 1,000 random choices, several
-// times, before it is made with the same source of randomness. What is
-// explained must come, with the same terms; and the choices must be those of a
-// scheduler that never explains anything.
+// TestExplainAgreesWithSelect explains each of 1,000 random choices in virtual time, several
+// times, before it is made with the same source of randomness. What is explained must come, with
+// the same terms. Choices and terms must be those of a scheduler that never explains anything.
 func TestExplainAgreesWithSelect(t *testing.T) {
 	for name, policy := range explained() {
 		t.Run(name, func(t *testing.T) {
-			asked, quiet, ts := NewScheduler(Settings{}), NewScheduler(Settings{}), targets(5)
+			asked, ts := declared(5)
+			quiet, _ := declared(5)
+			at := epoch
 			p, q := policy(), policy()
 			rnd := rand.New(rand.NewPCG(1, 2))
 			var live [][2]*Lease
 			drawn := 0
 			for i := range uint64(1000) {
 				r := prompt(upTo(rnd.Uint64N(80))...)
-				r.Root = rnd.Uint64N(8)
+				r.Root, r.Streamed, r.Home = rnd.Uint64N(8), rnd.IntN(4) > 0, ts[rnd.IntN(5)]
+				at = at.Add(time.Duration(rnd.IntN(2000)) * time.Millisecond)
 				bound := -1
 				if rnd.IntN(4) == 0 {
 					bound = rnd.IntN(len(ts))
@@ -43,12 +46,12 @@ func TestExplainAgreesWithSelect(t *testing.T) {
 				var e Explanation
 				for range 3 {
 					sel.Rand = seeded(i)
-					e = asked.Explain(epoch, r, ts, bound, p, &sel)
+					e = asked.Explain(at, r, ts, bound, p, &sel)
 				}
 				terms := append([]Candidate(nil), sel.Candidates...)
 				drawn += min(1, len(e.Drawn))
 				sel.Rand = seeded(i)
-				got, l := asked.Select(epoch, r, ts, bound, p, &sel)
+				got, l := asked.Select(at, r, ts, bound, p, &sel)
 				if got != e.Chosen || bound < 0 && got != e.Preferred || bound >= 0 && got != bound || e.Fault {
 					t.Fatalf("choice %d: explained %+v with bound %d, chose %d", i, e, bound, got)
 				}
@@ -61,14 +64,16 @@ func TestExplainAgreesWithSelect(t *testing.T) {
 					}
 				}
 				other := Selection{Rand: seeded(i)}
-				want, l2 := quiet.Select(epoch, r, ts, bound, q, &other)
-				if got != want {
+				want, l2 := quiet.Select(at, r, ts, bound, q, &other)
+				if got != want || !slices.Equal(sel.Candidates, other.Candidates) {
 					t.Fatalf("choice %d: %d after it was explained, %d otherwise", i, got, want)
 				}
 				if live = append(live, [2]*Lease{l, l2}); len(live) > 12 {
 					k := rnd.IntN(len(live))
-					live[k][0].End(true, nil)
-					live[k][1].End(true, nil)
+					for _, l := range live[k] {
+						l.FirstToken(at)
+						l.End(true, nil)
+					}
 					live[k] = live[len(live)-1]
 					live = live[:len(live)-1]
 				}
@@ -103,24 +108,4 @@ func TestExplainOwesNothing(t *testing.T) {
 		t.Errorf("one candidate: %+v", e)
 	}
 	idle(t, s, ts, epoch)
-}
-
-// TestExplainOfNothing has no targets, and policies that return no position.
-func TestExplainOfNothing(t *testing.T) {
-	s, ts := NewScheduler(Settings{}), targets(2)
-	if e := s.Explain(epoch, prompt(1), nil, 0, NewDynamo(), &Selection{}); e.Chosen != -1 || e.Preferred != -1 {
-		t.Errorf("chose %+v", e)
-	}
-	for _, p := range []choose{
-		func(*Selection) int { return 2 },
-		func(s *Selection) int { s.Candidates = nil; return 0 },
-	} {
-		sel := &Selection{Rand: seeded(1)}
-		if e := s.Explain(epoch, prompt(1), ts, -1, p, sel); !e.Fault || e.Chosen != 0 || len(sel.Candidates) != 2 {
-			t.Errorf("chose %+v among %d", e, len(sel.Candidates))
-		}
-	}
-	if s.Stats().PolicyFaults != 0 {
-		t.Error("a fault of an explanation is counted")
-	}
 }

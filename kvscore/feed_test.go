@@ -162,6 +162,17 @@ func TestPromptsInFlight(t *testing.T) {
 		f.now = f.now.Add(1)
 		f.wants(r, 0, Exact)
 	})
+	t.Run("that the engine evicts soon after its event", func(t *testing.T) {
+		f := newFed(t, exactInfo)
+		r := tokenPrompt(10, "", "")
+		l := f.sent(r)
+		f.store(r, 10)
+		l.FirstToken(f.now)
+		l.End(true, nil)
+		f.wants(r, 160, Exact)
+		f.feed.Removed(cache.Device, []uint64{4, 5, 6, 7, 8, 9, 10})
+		f.wants(r, 48, Exact)
+	})
 	t.Run("of an engine that reuses finished prefills only", func(t *testing.T) {
 		f := newFed(t, cache.FeedInfo{Knowledge: Exact, BlockTokens: 16})
 		r := tokenPrompt(10, "", "")

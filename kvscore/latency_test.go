@@ -79,16 +79,6 @@ func TestEstimatorLearnsCoefficients(t *testing.T) {
 	}
 }
 
-func TestEstimatorLearnsFromFewSamples(t *testing.T) {
-	for name, e := range map[string]engine{"fast": fastEngine, "slow": slowEngine} {
-		learned := newEstimator()
-		e.teach(learned, seeded(1), 100)
-		if got, want := learned.latency().Prefill(4000, 0, 0), e.Prefill(4000, 0, 0); !near(got, want, 0.15) {
-			t.Errorf("%s: %.1f ms, want %.1f", name, got, want)
-		}
-	}
-}
-
 func TestOutliersDoNotSpoilTheEstimate(t *testing.T) {
 	for _, tc := range []struct {
 		name   string

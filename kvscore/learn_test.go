@@ -19,17 +19,6 @@ func lastTiming(t *testing.T, s *Scheduler, l *Lease, computed bool) (x features
 	return m.x, m.ms, samples(s) > before
 }
 
-func TestTimingOfOne(t *testing.T) {
-	s, ts := NewScheduler(Settings{}), targets(1)
-	l := book(s, ts, 2000, epoch)
-	l.FirstToken(after(90))
-	x, ms, learned := lastTiming(t, s, l, true)
-	if want := featuresOf(1, workOf(2000, 0), 0); x != want || ms != 90 || !learned {
-		t.Errorf("learned %v: %v in %v ms, want %v in 90", learned, x, ms, want)
-	}
-	idle(t, s, ts, epoch)
-}
-
 func TestPrefillsThatFollowEachOtherShareATiming(t *testing.T) {
 	s, ts := NewScheduler(Settings{}), targets(1)
 	var live []*Lease
@@ -133,65 +122,6 @@ func TestTimingNeedsAKnownBeginning(t *testing.T) {
 			t.Errorf("%s: %d timings are learned, want %d", name, samples(s), tc.want)
 		}
 		idle(t, s, ts, epoch)
-	}
-}
-
-// TestPlainAnswersTeach has an engine that is slower, or faster, than predicted, and
-// other requests that read the load meanwhile.
-func TestPlainAnswersTeach(t *testing.T) {
-	for name, ms := range map[string]float64{"slower": 400, "faster": 20} {
-		s, ts := NewScheduler(Settings{}), targets(1)
-		s.Declare(ts[0], 0)
-		at := epoch
-		sel := &Selection{Rand: seeded(1)}
-		for range 300 {
-			_, l := s.Select(at, &Request{Tokens: 4000}, ts, 0, nil, sel)
-			answered := at.Add(time.Duration(ms * float64(time.Millisecond)))
-			waits(s, ts, answered.Add(-time.Microsecond))
-			l.Answered(answered, shortAnswer)
-			l.End(true, nil)
-			at = answered.Add(time.Second)
-		}
-		s.Explain(at, &Request{Tokens: 4000}, ts, 0, new(LeastLoad), sel)
-		if got := sel.Candidates[0].PrefillTime; !near(got, ms, 0.1) {
-			t.Errorf("%s: predicted %.1f ms, want %.1f; %d timings", name, got, ms, samples(s))
-		}
-	}
-}
-
-// TestPoolThatChangesIsFollowed has all of a pool's engines become faster or slower, as
-// with another model.
-func TestPoolThatChangesIsFollowed(t *testing.T) {
-	for name, times := range map[string]float64{"3 times slower": 3, "3 times faster": 1. / 3} {
-		s, ts := NewScheduler(Settings{}), targets(4)
-		at, rnd := epoch, seeded(3)
-		e := engine{Latency{10, 0.05, 1e-6, 0}, 0.1}
-		run := func(n int, times float64) {
-			for i := range n {
-				tokens := 200 + rnd.Int64N(8000)
-				ms := e.Prefill(tokens, 0, 0) * times * max(0.1, 1+e.noise*rnd.NormFloat64())
-				_, l := s.Select(at, &Request{Tokens: tokens, Streamed: true}, ts, i%4, nil, &Selection{Rand: rnd})
-				l.FirstToken(at.Add(time.Duration(ms * float64(time.Millisecond))))
-				l.End(true, nil)
-				at = at.Add(time.Duration(ms / 4 * float64(time.Millisecond))) // all four work
-			}
-		}
-		check := func(times float64) {
-			t.Helper()
-			sel := &Selection{Rand: rnd}
-			for _, tokens := range []int64{1000, 4000, 8000} {
-				s.Explain(at, &Request{Tokens: tokens}, ts, -1, new(LeastLoad), sel)
-				for i, c := range sel.Candidates {
-					if want := e.Prefill(tokens, 0, 0) * times; !near(c.PrefillTime, want, 0.25) {
-						t.Errorf("%s: target %d: %d tokens take %.0f ms, predicted %.0f", name, i, tokens, want, c.PrefillTime)
-					}
-				}
-			}
-		}
-		run(1000, 1)
-		check(1)
-		run(300, times)
-		check(times)
 	}
 }
 

@@ -243,22 +243,6 @@ func TestFactorOfPredictedLatency(t *testing.T) {
 	}
 }
 
-func TestTemperatureOfPredictedLatency(t *testing.T) {
-	s := three()
-	s.Candidates = s.Candidates[:2]
-	s.Candidates[1].WaitTime = 50
-	p := NewPredictedLatency()
-	s.Override = &Override{Temperature: pointer(1.)}
-	// the worst has weight 1/e of the best: 0.269
-	if n := counts(p, s, 10_000)[1]; n < 2500 || n > 2880 {
-		t.Errorf("the worse of two was chosen %d times of 10000, want about 2690", n)
-	}
-	s.Override = &Override{Temperature: pointer(0.)}
-	if n := counts(p, s, 100)[1]; n != 0 {
-		t.Errorf("the worse of two was chosen %d times without a temperature", n)
-	}
-}
-
 func TestHomeHolds(t *testing.T) {
 	for name, tc := range map[string]struct {
 		home        int

@@ -132,35 +132,6 @@ func TestPrefixHashKeepsTheBound(t *testing.T) {
 	}
 }
 
-// A full target's prompts go to the second in their order, always the same,
-// and whatever loads there are, some target is below the bound.
-func TestPrefixHashGoesToTheNextInOrder(t *testing.T) {
-	p := &PrefixHash{}
-	rnd := seeded(10)
-	for i := range uint64(300) {
-		s := asked(6, 1, i)
-		home := p.Choose(s)
-		s.Candidates[home].Requests = 2
-		second := p.Choose(s)
-		if second == home {
-			t.Fatal("a target above the bound was chosen")
-		}
-		without := asked(6, 1, i)
-		without.Candidates = slices.Delete(without.Candidates, home, home+1)
-		if got, want := s.Candidates[second].Target, chosen(p, without); got != want {
-			t.Errorf("prompt %d goes to %s, want %s, the next in order", i, got, want)
-		}
-		all := 1
-		for j := range s.Candidates {
-			s.Candidates[j].Requests = rnd.IntN(50)
-			all += s.Candidates[j].Requests
-		}
-		if got := s.Candidates[p.Choose(s)].Requests + 1; float64(got) > math.Ceil(1.25*float64(all)/6) {
-			t.Errorf("a target with %d of %d requests was chosen", got, all)
-		}
-	}
-}
-
 func TestRandomIsUniform(t *testing.T) {
 	for _, n := range []int{1, 2, 7} {
 		for i, k := range counts(Random{}, asked(n, 1), 7000) {
@@ -209,13 +180,4 @@ func TestPowerOfTwoTakesTheBetterOfTwo(t *testing.T) {
 	if costs != 10 {
 		t.Errorf("the costs add up to %v, want those of two", costs)
 	}
-}
-
-// simplePolicies are those without a cost function, among 64 loaded targets.
-func simplePolicies() (map[string]Policy, *Selection) {
-	s := asked(64, 1, upTo(250)...)
-	for i := range s.Candidates {
-		s.Candidates[i].Requests, s.Candidates[i].PrefillTokens = i%9, int64(i*37%900)
-	}
-	return map[string]Policy{"random": Random{}, "power_of_two": PowerOfTwo{}, "prefix_hash": &PrefixHash{}}, s
 }

@@ -17,6 +17,15 @@ func targets(n int) []Target {
 	return list
 }
 
+// declared returns a scheduler with so many idle targets that it knows.
+func declared(n int) (*Scheduler, []Target) {
+	s, ts := NewScheduler(Settings{}), targets(n)
+	for _, t := range ts {
+		s.Declare(t, 0)
+	}
+	return s, ts
+}
+
 func seeded(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, seed)) }
 
 func prompt(blocks ...uint64) *Request {
@@ -196,25 +205,6 @@ func TestRetire(t *testing.T) {
 	}
 	if len(s.retired) > maxRetired {
 		t.Errorf("%d retired targets are remembered", len(s.retired))
-	}
-}
-
-// A smaller memory is reached step by step, by Expire alone if need be.
-func TestMemoryIsLoweredInSteps(t *testing.T) {
-	s, ts := NewScheduler(Settings{Memory: 16 << 20}), targets(1)
-	s.Declare(ts[0], 1<<40)
-	for i := range uint64(100_000) {
-		_, l := s.Select(epoch, prompt(i), ts, 0, nil, &Selection{})
-		l.End(true, nil)
-	}
-	before := s.Stats().IndexBytes
-	s.Apply(Settings{Memory: 2 << 20})
-	if now := s.Stats().IndexBytes; before < 8<<20 || now < before/2 {
-		t.Errorf("%d bytes became %d at once", before, now)
-	}
-	s.Expire(epoch)
-	if now := s.Stats().IndexBytes; now > 2<<20 || now < 1<<20 {
-		t.Errorf("%d bytes after the upkeep", now)
 	}
 }
 

@@ -191,9 +191,11 @@ func (s *Scheduler) fill(now time.Time, r *Request, ld *load, c *Candidate, sel 
 	if len(ld.due) > 0 {
 		ld.settle(now)
 	}
-	o := sel.view.Of(ld.slot)
-	c.OverlapBlocks, c.HeldBlocks, c.OverlapTokens, c.SharedBlocks = o.Blocks, o.Held, o.Tokens, o.InUse
-	c.HostTokens, c.DiskTokens, c.ExternalTokens, c.Knowledge = o.Host, o.Disk, o.External, o.Knowledge
+	if sel.view.Any(ld.slot) {
+		o := sel.view.Of(ld.slot)
+		c.OverlapBlocks, c.HeldBlocks, c.OverlapTokens, c.SharedBlocks = o.Blocks, o.Held, o.Tokens, o.InUse
+		c.HostTokens, c.DiskTokens, c.ExternalTokens, c.Knowledge = o.Host, o.Disk, o.External, o.Knowledge
+	}
 	c.PrefillTokens = ld.prefill
 	if ld.requests > 0 {
 		c.PromptBlocks = ld.promptBlocks(s.settings.BlockSize)

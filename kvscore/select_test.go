@@ -20,35 +20,6 @@ func distinct(seed uint64, n int) []uint64 {
 	return blocks
 }
 
-func TestPolicyThatReturnsNoPosition(t *testing.T) {
-	s, ts := NewScheduler(Settings{}), targets(3)
-	for _, target := range ts {
-		s.Declare(target, 0)
-	}
-	_, busy := s.Select(epoch, prompt(99), ts, 0, nil, &Selection{})
-	faults, chosen := uint64(0), map[int]int{}
-	for name, p := range map[string]choose{
-		"negative": func(*Selection) int { return -1 },
-		"too high": func(*Selection) int { return 3 },
-		"truncates": func(s *Selection) int {
-			s.Candidates = s.Candidates[:0]
-			return 0
-		},
-	} {
-		i, l := s.Select(epoch, prompt(upTo(4)...), ts, -1, p, &Selection{Rand: seeded(1)})
-		faults++
-		if chosen[i]++; i == 0 || l.Target() != ts[i] || s.Stats().PolicyFaults != faults {
-			t.Errorf("%s: chose %d, %d faults are counted", name, i, s.Stats().PolicyFaults)
-		}
-		l.End(true, nil)
-	}
-	if len(chosen) != 2 {
-		t.Errorf("the two idle targets were chosen %v times", chosen)
-	}
-	busy.End(true, nil)
-	idle(t, s, ts, epoch)
-}
-
 func TestPolicyThatPanics(t *testing.T) {
 	s, ts := NewScheduler(Settings{}), targets(2)
 	func() {
@@ -69,6 +40,9 @@ func TestPolicyThatPanics(t *testing.T) {
 func TestSelectAmongNone(t *testing.T) {
 	if i, l := NewScheduler(Settings{}).Select(epoch, prompt(1), nil, 0, NewDynamo(), &Selection{}); i != -1 || l != nil {
 		t.Errorf("chose %d", i)
+	}
+	if e := NewScheduler(Settings{}).Explain(epoch, prompt(1), nil, 0, NewDynamo(), &Selection{}); e.Chosen != -1 || e.Preferred != -1 {
+		t.Errorf("explained %+v", e)
 	}
 }
 

@@ -79,7 +79,7 @@ func keepBusy(t *testing.T, e *engine.Engine, n int) (stop func()) {
 	}
 	eventually(t, 10*time.Second, "the engine to be busy", func() bool {
 		running := 0
-		for _, r := range e.State().Ranks {
+		for _, r := range e.Loads() {
 			running += r.Running + r.Waiting
 		}
 		return running == n
@@ -157,7 +157,7 @@ func TestLoadIsSeenByRank(t *testing.T) {
 				s.api(t, http.MethodGet, defaultPool+"/workers/"+e.Addr(), nil, &w)
 				return len(w.Ranks) == 2 && s.others(t, e) == 8
 			})
-			for rank, is := range e.State().Ranks {
+			for rank, is := range e.Loads() {
 				told := w.Ranks[rank].Engine
 				if told == nil || told.Running != is.Running || told.Waiting != is.Waiting || (told.Tokens != nil) != (f == engine.SGLang) || told.Tokens != nil && (*told.Tokens > 0) != (is.Waiting > 0) {
 					t.Errorf("rank %d: reported %+v, is %+v", rank, told, is)
@@ -175,7 +175,7 @@ func TestLoadIsSeenByRank(t *testing.T) {
 			if len(x.Candidates) != 2 {
 				t.Fatalf("candidates %+v", x.Candidates)
 			}
-			for rank, is := range e.State().Ranks {
+			for rank, is := range e.Loads() {
 				if c := x.Candidates[rank]; c.Requests != is.Running+is.Waiting || c.Others != c.Requests || c.Awaiting != is.Waiting || (c.Wait > 0) != (is.Waiting > 0) {
 					t.Errorf("rank %d: candidate %+v, is %+v", rank, c, is)
 				}

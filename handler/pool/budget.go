@@ -72,7 +72,7 @@ func (s *spending) lately(now time.Time) (requests, retries int) {
 	return requests, retries
 }
 
-const budgetSpent = "retry budget spent"
+const incidentBudget = "retry budget spent"
 
 // MayRetry charges one more retry to the pool's budget, unless that would exceed it.
 func (p *Pool) MayRetry(t time.Time) bool {
@@ -80,6 +80,6 @@ func (p *Pool) MayRetry(t time.Time) bool {
 		return true
 	}
 	retriesDenied.WithLabelValues(p.Name).Inc()
-	p.Incidents.Raise(t, budgetSpent, p.Logger)
+	p.Incidents.Raise(t, incidentBudget, p.Logger)
 	return false
 }

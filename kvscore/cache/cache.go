@@ -76,7 +76,7 @@ func New(s Settings) *Caches {
 	return &Caches{
 		settings: s, exact: exact.New(s.Memory), sent: approx.New(s.Memory),
 		feeds:       feeds{of: make(map[Target]*Feed)},
-		unconfirmed: unconfirmed{index: approx.New(unconfirmedMemory)},
+		unconfirmed: unconfirmed{index: approx.New(unconfirmedMemory), ends: make(map[end]*Ticket)},
 	}
 }
 

@@ -173,7 +173,9 @@ func (f *Feed) Describe(info FeedInfo) {
 // and why not all.
 func (f *Feed) Stored(b *Stored) (int, Outcome) {
 	b.Target = f.number
-	return f.caches.exact.Store(b)
+	n, outcome := f.caches.exact.Store(b)
+	f.caches.confirm(f, b.Blocks[:min(n, len(b.Blocks))])
+	return n, outcome
 }
 
 // Removed records blocks, by the engine's names, that the target no longer holds in a tier.

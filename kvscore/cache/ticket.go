@@ -55,6 +55,9 @@ func (t *Ticket) Current() bool {
 
 // Computed records that the engine has computed the prompt.
 func (t *Ticket) Computed(now time.Time) {
+	if t.waits.feed == nil {
+		return
+	}
 	c := t.slot.caches
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -7,12 +7,19 @@ import (
 )
 
 // unconfirmed are the prompts that were sent lately to targets with feeds. They count as held
-// until the engines' events arrive.
+// until the engines' events arrive: see [Caches.confirm].
 type unconfirmed struct {
 	index       *approx.Index // its slots are the feeds' numbers
 	n           int           // tickets in the index
-	first, last *Ticket       // the computed ones, in the order of their ends
-	now         time.Time     // the latest that was told
+	ends        map[end]*Ticket
+	first, last *Ticket   // the computed ones, in the order of their ends
+	now         time.Time // the latest that was told
+}
+
+// end is the last block of a prompt that was sent to a target with a feed.
+type end struct {
+	feed  int // its number
+	block uint64
 }
 
 // waiting is a ticket's part in the unconfirmed prompts.
@@ -20,6 +27,7 @@ type waiting struct {
 	id    *Identity // until the first token, if the engine does not reuse a prefill under way
 	feed  *Feed
 	ref   approx.Ref
+	end   end
 	until time.Time // zero before the first token
 	next  *Ticket
 }
@@ -63,6 +71,31 @@ func (c *Caches) hold(t *Ticket) {
 	w.ref, _ = u.index.Acquire(w.feed.number, &chain, -1)
 	if w.ref != (approx.Ref{}) {
 		u.n++
+		w.end = end{w.feed.number, id.Blocks[len(id.Blocks)-1]}
+		u.ends[w.end] = t
+	}
+}
+
+// confirm drops the prompts of which an event has named the last block. The index of events says
+// from now on whether the engine holds them, also if it evicts them soon.
+func (c *Caches) confirm(f *Feed, blocks []uint64) {
+	var found []end
+	c.mu.RLock()
+	for _, b := range blocks {
+		if e := (end{f.number, b}); c.unconfirmed.ends[e] != nil {
+			found = append(found, e)
+		}
+	}
+	c.mu.RUnlock()
+	if len(found) == 0 {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, e := range found {
+		if t := c.unconfirmed.ends[e]; t != nil {
+			c.drop(t)
+		}
 	}
 }
 
@@ -90,6 +123,9 @@ func (c *Caches) drop(t *Ticket) {
 		c.unconfirmed.index.Release(w.ref, false)
 		w.ref = approx.Ref{}
 		c.unconfirmed.n--
+		if c.unconfirmed.ends[w.end] == t {
+			delete(c.unconfirmed.ends, w.end)
+		}
 	}
 }
 

@@ -168,15 +168,6 @@ func text0(v any) string {
 // cached returns the cached tokens of an answer's usage.
 func cached(v any) int { return number(at(v, "usage", "prompt_tokens_details", "cached_tokens")) }
 
-// tokens returns n token ids that no other start has.
-func tokens(start, n int) []int {
-	out := make([]int, n)
-	for i := range out {
-		out[i] = start + i
-	}
-	return out
-}
-
 func chatOf(more doc, contents ...string) doc {
 	list := make([]any, len(contents))
 	for i, c := range contents {

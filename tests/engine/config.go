@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/engine/batch"
 )
@@ -61,13 +60,6 @@ type Config struct {
 	Speed float64
 	// Step is the step times. Default: batch.DefaultStepModel.
 	Step StepModel
-	// Seed, with the prompt, decides on the answers. Default: 0.
-	Seed uint64
-	// KeepAlive is for how long an idle connection is kept, in real time.
-	// Default: 5s, as vLLM's server.
-	KeepAlive time.Duration
-	// JournalSize is how many requests the journal remembers. Default: 100000.
-	JournalSize int
 	// KeepBodies lets the journal have the bodies, too. Default: digests only.
 	KeepBodies bool
 	// Priority is whether a vLLM takes requests with a priority. They are not
@@ -107,8 +99,6 @@ func (c *Config) complete() error {
 	orDefault(&c.AnswerTokens, 64)
 	orDefault(&c.Speed, 1)
 	orDefault(&c.Step, batch.DefaultStepModel)
-	orDefault(&c.KeepAlive, 5*time.Second)
-	orDefault(&c.JournalSize, 100000)
 	for _, f := range []struct {
 		name  string
 		value int
@@ -121,7 +111,6 @@ func (c *Config) complete() error {
 		{"running requests", c.MaxRunning},
 		{"answer tokens", c.AnswerTokens},
 		{"reasoning tokens", c.ReasoningTokens},
-		{"journal size", c.JournalSize},
 	} {
 		if f.value < 0 {
 			return fmt.Errorf("%s of %d", f.name, f.value)

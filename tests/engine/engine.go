@@ -27,9 +27,6 @@ type Engine struct {
 	faults  faults
 	ids     atomic.Uint64 // of requests
 
-	controlAddr string
-	control     *http.Server
-
 	// ops is held through Kill, Restart, Close and SetFault, so that they come one
 	// after another. No request ever waits for it.
 	ops      sync.Mutex
@@ -43,6 +40,9 @@ type Engine struct {
 	life *life // nil while killed
 }
 
+// keepAlive is for how long an idle connection is kept, as vLLM's server does.
+const keepAlive = 5 * time.Second
+
 // Start starts an engine. Close must be called when it is not needed any more.
 func Start(cfg Config) (*Engine, error) {
 	e, err := newEngine(cfg)
@@ -53,17 +53,9 @@ func Start(cfg Config) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	control, err := listen("")
-	if err != nil {
-		ln.Close()
-		return nil, err
-	}
-	e.addr, e.controlAddr = ln.Addr().String(), control.Addr().String()
-	e.control = newServer(e.controlHandler(), time.Minute)
-	go e.control.Serve(control) //nolint:errcheck // it ends with Close
+	e.addr = ln.Addr().String()
 	if err := e.boot(); err != nil {
 		ln.Close()
-		e.control.Close()
 		return nil, err
 	}
 	e.serve(ln)
@@ -75,7 +67,7 @@ func newEngine(cfg Config) (*Engine, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("configuring engine: %w", err)
 	}
-	return &Engine{cfg: cfg, clock: clock{time.Now(), cfg.Speed}, journal: newJournal(cfg.JournalSize)}, nil
+	return &Engine{cfg: cfg, clock: clock{time.Now(), cfg.Speed}, journal: new(journal)}, nil
 }
 
 func listen(addr string) (net.Listener, error) {
@@ -97,10 +89,6 @@ func (e *Engine) Addr() string { return e.addr }
 
 // URL returns the engine's base URL, without a slash at the end.
 func (e *Engine) URL() string { return "http://" + e.addr }
-
-// ControlURL returns the base URL of the control endpoint, without a slash at the
-// end.
-func (e *Engine) ControlURL() string { return "http://" + e.controlAddr }
 
 // boot begins a new life, with empty caches. The caller holds ops, or nothing
 // else has the engine.
@@ -128,7 +116,7 @@ func (e *Engine) boot() error {
 // serve lets requests in through ln. The caller holds ops, as with boot.
 func (e *Engine) serve(ln net.Listener) {
 	if e.srv == nil {
-		e.srv = newServer(e, e.cfg.KeepAlive)
+		e.srv = newServer(e, keepAlive)
 	}
 	e.srv.SetKeepAlivesEnabled(true)
 	e.listener = ln
@@ -192,15 +180,12 @@ func (e *Engine) Restart() error {
 	return nil
 }
 
-// Close ends the engine and its control endpoint for good.
+// Close ends the engine for good.
 func (e *Engine) Close() {
 	e.ops.Lock()
 	defer e.ops.Unlock()
 	e.kill()
 	e.closed = true
-	if e.control != nil {
-		e.control.Close()
-	}
 }
 
 // enter returns the present life for one request, which must leave it. It returns
@@ -215,4 +200,4 @@ func (e *Engine) enter() *life {
 }
 
 // Journal returns what the engine received, the oldest first.
-func (e *Engine) Journal() []Record { return e.journal.after(0, e.cfg.JournalSize) }
+func (e *Engine) Journal() []Record { return e.journal.all() }

@@ -12,14 +12,9 @@ import (
 // EventConfig is how an engine publishes KV events. The zero value of each field is its
 // default. All sockets are on the loopback.
 type EventConfig struct {
-	// Port is the PUB socket's of rank 0; each further rank has the next one. Default:
-	// a free range.
-	Port int
 	// NoReplay leaves out the ROUTER sockets that answer with past batches. Default: they
 	// are there.
 	NoReplay bool
-	// ReplayPort is as Port, of the ROUTER sockets. Default: a free range.
-	ReplayPort int
 	// ReplayLayout is how replays are answered. Default: ReplayPlain for an SGLang,
 	// ReplayTopic for others.
 	ReplayLayout ReplayLayout
@@ -66,12 +61,9 @@ func (c *EventConfig) complete(of *Config) error {
 	orDefault(&c.Hashes, publisher.Unsigned)
 	orDefault(&c.Encoding, publisher.Maps)
 	orDefault(&c.Buffer, 10000)
-	last := of.Ranks - 1
 	switch {
 	case of.Flavour != VLLM && of.Flavour != TRTLLM && !of.Flavour.sglang():
 		return fmt.Errorf("%s publishes no KV events", of.Flavour)
-	case c.Port < 0 || c.Port+last > 65535 || c.ReplayPort < 0 || c.ReplayPort+last > 65535:
-		return fmt.Errorf("ports %d and %d for %d ranks", c.Port, c.ReplayPort, of.Ranks)
 	case c.HostBlocks > 0 && !of.Flavour.sglang():
 		return fmt.Errorf("%s has no blocks in host memory", of.Flavour)
 	}
@@ -103,11 +95,11 @@ func (e *Engine) publish() (all []*publisher.Publisher, err error) {
 		return nil, nil
 	}
 	var pubs, replays []net.Listener
-	if pubs, err = listenRanks(&e.sockets.pub, c.Port, e.cfg.Ranks); err != nil {
+	if pubs, err = listenRanks(&e.sockets.pub, e.cfg.Ranks); err != nil {
 		return nil, err
 	}
 	if !c.NoReplay {
-		if replays, err = listenRanks(&e.sockets.replay, c.ReplayPort, e.cfg.Ranks); err != nil {
+		if replays, err = listenRanks(&e.sockets.replay, e.cfg.Ranks); err != nil {
 			closeAll(pubs)
 			return nil, err
 		}
@@ -126,9 +118,9 @@ func (e *Engine) publish() (all []*publisher.Publisher, err error) {
 	return all, nil
 }
 
-// listenRanks listens on one port for each rank: those of addrs, or else from the first
-// port on, or else a free range. It fills in addrs.
-func listenRanks(addrs *[]string, first, n int) ([]net.Listener, error) {
+// listenRanks listens on one port for each rank: those of addrs, or else a free range. It
+// fills in addrs.
+func listenRanks(addrs *[]string, n int) ([]net.Listener, error) {
 	if len(*addrs) > 0 {
 		return listenAt(*addrs, canned.ListenAgain)
 	}
@@ -136,20 +128,17 @@ func listenRanks(addrs *[]string, first, n int) ([]net.Listener, error) {
 	var out []net.Listener
 	var err error
 	for range 100 {
-		start := first
-		if first == 0 {
-			var ln net.Listener
-			if ln, err = canned.Listen(); err != nil {
-				return nil, err
-			}
-			start = ln.Addr().(*net.TCPAddr).Port
-			ln.Close()
+		var ln net.Listener
+		if ln, err = canned.Listen(); err != nil {
+			return nil, err
 		}
+		start := ln.Addr().(*net.TCPAddr).Port
+		ln.Close()
 		*addrs = (*addrs)[:0]
 		for i := range n {
 			*addrs = append(*addrs, net.JoinHostPort("127.0.0.1", strconv.Itoa(start+i)))
 		}
-		if out, err = listenAt(*addrs, plain); err == nil || first > 0 {
+		if out, err = listenAt(*addrs, plain); err == nil {
 			break
 		}
 	}

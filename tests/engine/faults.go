@@ -2,7 +2,6 @@ package engine
 
 import (
 	"fmt"
-	"maps"
 	"net"
 	"net/http"
 	"sync"
@@ -34,20 +33,20 @@ const (
 
 // Fault says how an engine fails. The zero value is that it does not.
 type Fault struct {
-	Kind FaultKind `json:"kind"`
+	Kind FaultKind
 	// Count is for how many requests the fault is. Default: all, until another
 	// fault is set. Refuse cannot count.
-	Count int `json:"count,omitempty"`
+	Count int
 	// Path is the path whose requests the fault is for, whatever they are. Each path
 	// has its own fault, beside the one for all. Default: none; OpenPath for NoSessions.
-	Path string `json:"path,omitempty"`
+	Path string
 	// Late has OpenPath or ClosePath fail when the engine has done it, instead of
 	// before.
-	Late bool `json:"late,omitempty"`
+	Late bool
 	// Status is that of Status. Default: 503.
-	Status int `json:"status,omitempty"`
+	Status int
 	// Factor is that of Slow. Default: 10.
-	Factor float64 `json:"factor,omitempty"`
+	Factor float64
 }
 
 func (f *Fault) complete() error {
@@ -106,13 +105,6 @@ func (s *faults) clear() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.fault, s.paths = Fault{}, nil
-}
-
-// get returns the faults that are set, with the requests that are left to them.
-func (s *faults) get() (Fault, map[string]Fault) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.fault, maps.Clone(s.paths)
 }
 
 // take returns the fault that the next request meets: its path's, or else the one for

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 )
@@ -73,16 +74,14 @@ type Record struct {
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// journal is a ring of the latest records.
+// journalSize is how many requests the journal remembers.
+const journalSize = 100_000
+
+// journal has the latest records, the oldest first.
 type journal struct {
 	mu   sync.Mutex
-	ring []*Record
+	list []*Record
 	last uint64 // Seq of the latest
-	size uint64
-}
-
-func newJournal(size int) *journal {
-	return &journal{size: uint64(size)}
 }
 
 // add enters a record and gives it its Seq.
@@ -91,11 +90,10 @@ func (j *journal) add(r *Record) {
 	defer j.mu.Unlock()
 	j.last++
 	r.Seq = j.last
-	if uint64(len(j.ring)) < j.size {
-		j.ring = append(j.ring, r)
-		return
+	if len(j.list) == journalSize {
+		j.list = slices.Delete(j.list, 0, journalSize/10)
 	}
-	j.ring[(r.Seq-1)%j.size] = r
+	j.list = append(j.list, r)
 }
 
 // note changes a record.
@@ -105,15 +103,12 @@ func (j *journal) note(r *Record, change func(*Record)) {
 	change(r)
 }
 
-// after returns up to n records whose Seq is more than seq, the oldest first.
-func (j *journal) after(seq uint64, n int) []Record {
+func (j *journal) all() []Record {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	oldest := j.last - uint64(len(j.ring))
-	from := max(seq, oldest)
-	out := make([]Record, 0, min(uint64(max(n, 0)), j.last-min(from, j.last)))
-	for s := from + 1; s <= j.last && len(out) < n; s++ {
-		out = append(out, *j.ring[(s-1)%j.size])
+	out := make([]Record, len(j.list))
+	for i, r := range j.list {
+		out[i] = *r
 	}
 	return out
 }

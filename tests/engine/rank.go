@@ -30,8 +30,6 @@ type rank struct {
 	inbox   []*job        // not yet in the batch, in order of arrival
 	busy    bool          // a step is under way
 	ends    time.Duration // when it ends, or the last one did
-	lag     time.Duration // the most that a step came too late
-	stats   stats
 }
 
 func newRank(c clock, kv *cache.Cache, b *batch.Batcher, ch *changes) *rank {
@@ -108,7 +106,6 @@ func (k *rank) abort(j *job) bool {
 	}
 	k.changes.settle()
 	delete(k.jobs, j.req.ID)
-	k.stats.aborted++
 	k.free()
 	if j.session != nil {
 		j.session.busy = false // what the turns before have computed is gone, if this one ran
@@ -164,7 +161,6 @@ func (k *rank) advance(now time.Duration) (time.Duration, bool) {
 		if k.ends > now {
 			break
 		}
-		k.lag = max(k.lag, now-k.ends)
 		k.step(k.ends)
 	}
 	return k.ends, true
@@ -196,17 +192,15 @@ func (k *rank) step(at time.Duration) {
 	k.busy, k.ends = d > 0, at+d
 }
 
-// tell tells a job what happened to it, and counts it.
+// tell tells a job what happened to it.
 func (k *rank) tell(ev batch.Event) {
 	j := k.jobs[ev.Request.ID]
 	if ev.Kind == batch.Admitted {
-		k.stats.admit(ev)
 		j.mu.Lock()
 		j.admitted, j.cached = ev.At, ev.Cached
 		j.mu.Unlock()
 		return
 	}
-	k.stats.token(ev, j)
 	if ev.Last {
 		delete(k.jobs, ev.Request.ID)
 		if j.session != nil {

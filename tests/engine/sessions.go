@@ -307,9 +307,6 @@ func (k *rank) reap(now time.Time) {
 	defer k.mu.Unlock()
 	for id, s := range k.held {
 		idle := s.timeout > 0 && now.Sub(s.active) > s.timeout
-		if idle && !s.closing {
-			k.stats.expired++
-		}
 		if s.closing && !s.busy || idle {
 			k.end(id)
 		}

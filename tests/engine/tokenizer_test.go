@@ -106,7 +106,7 @@ func TestNextTurnExtendsThePrompt(t *testing.T) {
 	messages := []message{{Role: "system", Content: "You are brief."}, {Role: "user", Content: "Why? é"}}
 	tools := json.RawMessage(`[{"type": "function"}]`)
 	first := tokenize(renderChat(messages, tools, true, false))
-	answer := words(1, 2, 33)
+	answer := words(1, 33)
 	messages = append(messages, message{Role: "assistant", Content: content(detokenize(answer))}, message{Role: "user", Content: "And?"})
 	second := tokenize(renderChat(messages, tools, true, false))
 	if n := len(first) + len(answer); !slices.Equal(second[:n], slices.Concat(first, answer)) {

@@ -10,7 +10,7 @@ var syllables = [...]string{"ba", "ke", "mi", "no", "ru", "sel", "tor", "vin", "
 
 // answer returns the tokens of the answer to a prompt, and why it ends: "stop"
 // with the end token, or "length" after most tokens. It depends on nothing but
-// the prompt, what the request says of it, and the engine's seed.
+// the prompt and what the request says of it.
 func (e *Engine) answer(p *cache.Prompt, r *request, most int) ([]uint32, string) {
 	n := max(e.cfg.AnswerTokens, r.MinTokens)
 	stop := n <= most
@@ -29,16 +29,16 @@ func (e *Engine) answer(p *cache.Prompt, r *request, most int) ([]uint32, string
 // words returns n tokens of made-up words.
 func (e *Engine) words(sum uint64, n int) []uint32 {
 	if !e.cfg.Words {
-		return words(sum, e.cfg.Seed, n)
+		return words(sum, n)
 	}
-	text := detokenize(words(sum, e.cfg.Seed, 3*n)) // at most 7 of their bytes are a token
+	text := detokenize(words(sum, 3*n)) // at most 7 of their bytes are a token
 	return cutWords(" " + text)[:n]
 }
 
 // words returns n tokens of made-up words. The text is ASCII without newlines, so
 // any of its tokens' prefixes is tokenized as it was generated.
-func words(a, b uint64, n int) []uint32 {
-	rng := rand.New(rand.NewPCG(a, b)) //nolint:gosec // not a secret
+func words(seed uint64, n int) []uint32 {
+	rng := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // not a secret
 	text := make([]byte, 0, 4*n+16)
 	for len(text) < 4*n {
 		for range 2 + rng.IntN(3) {

@@ -78,51 +78,28 @@ func prose(lit *ast.BasicLit) (string, bool) {
 	return s, err == nil && someWords.MatchString(s) && !strings.ContainsAny(s, "{}<>\n")
 }
 
-var (
-	directive  = regexp.MustCompile(`^//[a-z]+:|^//nolint|^// Code generated`)
-	godocItem  = regexp.MustCompile(`^\s+(?:[-*+•]|\d+[.)])\s+`)
-	godocTable = regexp.MustCompile(`\s\|\s`)
-)
+var directive = regexp.MustCompile(`^//[a-z]+:|^//nolint|^// Code generated`)
 
-// commentTexts returns the paragraphs, list items and table cells of a comment. It skips
-// indented lines, which are code, and directives.
+// commentTexts returns the paragraphs and list items of a comment. It skips indented
+// lines outside items, which are code, and directives.
 func commentTexts(line int, group *ast.CommentGroup) []text {
 	var p paragraphs
 	inItem := false
 	for _, c := range group.List {
-		body := c.Text
-		if nolint := strings.Index(body, "//nolint"); nolint > 0 {
-			body = body[:nolint]
-		}
-		if directive.MatchString(body) {
-			line++
-			continue
+		body, _, _ := strings.Cut(c.Text, "//nolint")
+		if directive.MatchString(c.Text) {
+			body = ""
 		}
 		body = strings.TrimSuffix(strings.TrimPrefix(strings.TrimPrefix(body, "//"), "/*"), "*/")
 		for s := range strings.SplitSeq(body, "\n") {
 			s = strings.TrimPrefix(s, " ")
-			switch {
-			case strings.TrimSpace(s) == "" || s == "---":
-				p.end()
-				inItem = false
-			case godocItem.MatchString(s):
-				p.end()
-				inItem = true
-				p.add(line, godocItem.ReplaceAllString(s, ""))
-			case s[0] == '\t' || s[0] == ' ':
-				if inItem {
-					p.add(line, s)
-				} else {
-					p.end()
-				}
-			case tableRule.MatchString(s):
-				p.end()
-			case godocTable.MatchString(s):
-				p.end()
-				p.cells(line, s)
-			default:
-				p.add(line, strings.TrimLeft(s, "# "))
+			switch isItem := listItem.MatchString(s); {
+			case isItem || strings.TrimSpace(s) == "":
+				inItem = isItem
+			case (s[0] == '\t' || s[0] == ' ') && !inItem:
+				s = ""
 			}
+			p.take(line, s)
 			line++
 		}
 	}

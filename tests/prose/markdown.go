@@ -57,33 +57,36 @@ func markdownTexts(doc string) []text {
 			inside = m[1]
 			continue
 		}
-		switch {
-		case strings.TrimSpace(s) == "" || linkDef.MatchString(s) || tableRule.MatchString(s):
-			p.end()
-		case strings.HasPrefix(strings.TrimSpace(s), "|"):
-			p.end()
-			p.cells(line, s)
-		case strings.HasPrefix(s, "#"):
-			p.end()
-			p.add(line, strings.TrimLeft(s, "# "))
-			p.end()
-		case listItem.MatchString(s):
-			p.end()
-			p.add(line, listItem.ReplaceAllString(s, ""))
-		default:
-			p.add(line, quote.ReplaceAllString(s, ""))
-		}
+		p.take(line, s)
 	}
 	p.end()
 	return p.texts
 }
 
-var barInCode = regexp.MustCompile("`[^`]*`")
+// take adds a line outside code blocks.
+func (p *paragraphs) take(line int, s string) {
+	switch {
+	case strings.TrimSpace(s) == "" || linkDef.MatchString(s) || tableRule.MatchString(s):
+		p.end()
+	case strings.HasPrefix(strings.TrimSpace(s), "|") || strings.Contains(s, " | "): // godoc has no outer bars
+		p.end()
+		p.cells(line, s)
+	case strings.HasPrefix(s, "#"):
+		p.end()
+		p.add(line, strings.TrimLeft(s, "# "))
+		p.end()
+	case listItem.MatchString(s):
+		p.end()
+		p.add(line, listItem.ReplaceAllString(s, ""))
+	default:
+		p.add(line, quote.ReplaceAllString(s, ""))
+	}
+}
 
 // cells adds the cells of a table's row. A bar within a code span separates none.
 func (p *paragraphs) cells(line int, row string) {
 	row = strings.ReplaceAll(row, `\|`, "/")
-	row = barInCode.ReplaceAllStringFunc(row, func(s string) string { return strings.ReplaceAll(s, "|", "/") })
+	row = codeSpan.ReplaceAllStringFunc(row, func(s string) string { return strings.ReplaceAll(s, "|", "/") })
 	for cell := range strings.SplitSeq(row, "|") {
 		p.add(line, cell)
 		p.end()

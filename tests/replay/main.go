@@ -9,7 +9,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -48,7 +47,6 @@ type options struct {
 	cluster   sim.Cluster
 	knowledge string
 	sessions  string
-	json      bool
 }
 
 func parse(args []string, stderr io.Writer) (*options, error) {
@@ -70,7 +68,6 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	f.StringVar(&o.knowledge, "knowledge", "approximate", "approximate, or exact: the policies see the engines' blocks in place of the router's mirror; approximate or both with -suite")
 	f.StringVar(&o.sessions, "sessions", "", "none, or key: each request names its session, and the router binds it to a worker; the suite has both")
 	f.StringVar(&slow, "slow", "", "`worker:factor[@from-to]`: what the step times of a worker (from 0) are multiplied with; from and to are shares of the trace's duration")
-	f.BoolVar(&o.json, "json", false, "write JSON in place of a table")
 	if err := f.Parse(args); err != nil {
 		return nil, err
 	}
@@ -156,11 +153,24 @@ func run(args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	if o.suite {
-		return o.runSuite(stdout, stderr)
+		s, err := o.runSuite(stderr)
+		if err != nil {
+			return err
+		}
+		return writeSuite(stdout, o, s)
 	}
-	t, err := read(o.trace)
+	t, results, err := o.replay(stderr)
 	if err != nil {
 		return err
+	}
+	return o.write(stdout, t, results)
+}
+
+// replay replays a trace at each speed with each policy.
+func (o *options) replay(stderr io.Writer) (*trace.Trace, []*sim.Result, error) {
+	t, err := read(o.trace)
+	if err != nil {
+		return nil, nil, err
 	}
 	var runs []sim.Config
 	for _, speed := range o.speeds {
@@ -174,7 +184,7 @@ func run(args []string, stdout, stderr io.Writer) error {
 	}
 	all, err := replayAll(runs, stderr)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	var results []*sim.Result
 	for same := range slices.Chunk(all, len(o.seeds)) {
@@ -182,10 +192,7 @@ func run(args []string, stdout, stderr io.Writer) error {
 		results = append(results, r)
 		r.Relative = r.Over(results[(len(results)-1)/len(o.policies)*len(o.policies)].Figures)
 	}
-	if o.json {
-		return writeJSON(stdout, results)
-	}
-	return o.write(stdout, t, results)
+	return t, results, nil
 }
 
 // read returns the trace in a file, or a synthetic one.
@@ -224,12 +231,6 @@ func replayAll(runs []sim.Config, stderr io.Writer) ([]*sim.Result, error) {
 	all.Wait()
 	fmt.Fprintln(stderr)
 	return results, errors.Join(errs...)
-}
-
-func writeJSON(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	return e.Encode(v)
 }
 
 func commas[T any](values []T) string {

@@ -62,23 +62,23 @@ var suitePolicies = []string{
 
 // suiteCell is one row of the suite: a trace with a setup at a load.
 type suiteCell struct {
-	Trace    string  `json:"trace"`
-	Workers  int     `json:"workers"`
-	KVTokens int64   `json:"kv_tokens"`
-	Load     string  `json:"load"`
-	Speed    float64 `json:"speed"`
-	Sessions string  `json:"sessions"`
+	Trace    string
+	Workers  int
+	KVTokens int64
+	Load     string
+	Speed    float64
+	Sessions string
 	// Policies are the figures of each policy, with Relative to the base. The name
 	// of a policy with exact knowledge ends in exactly.
-	Policies map[string]*sim.Result `json:"policies"`
+	Policies map[string]*sim.Result
 	// Best is the published rule with the lowest mean TTFT, BestExact the one
 	// among those with exact knowledge.
-	Best      string `json:"best_published,omitempty"`
-	BestExact string `json:"best_published_exact,omitempty"`
+	Best      string
+	BestExact string
 	// OverBest is the mean TTFT of each policy relative to the best published rule;
 	// OverBestExact that to the best one with exact knowledge.
-	OverBest      map[string]float64 `json:"ttft_mean_over_best"`
-	OverBestExact map[string]float64 `json:"ttft_mean_over_best_exact,omitempty"`
+	OverBest      map[string]float64
+	OverBestExact map[string]float64
 
 	at    *trace.Trace
 	setup setup
@@ -87,24 +87,20 @@ type suiteCell struct {
 // exactly marks the policies with exact knowledge in the suite.
 const exactly = "!exact"
 
-// runSuite replays all policies on all cells.
-func (o *options) runSuite(stdout, stderr io.Writer) error {
+// runSuite replays all policies on all cells, and sums up.
+func (o *options) runSuite(stderr io.Writer) (*summary, error) {
 	places, err := o.places()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	cells, err := o.suiteCells(places, stderr)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := o.fill(cells, stderr); err != nil {
-		return err
+		return nil, err
 	}
-	s := o.summarise(cells)
-	if o.json {
-		return writeJSON(stdout, s)
-	}
-	return writeSuite(stdout, o, s)
+	return o.summarise(cells), nil
 }
 
 // place is a trace with a setup.

@@ -2,8 +2,8 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -34,12 +34,12 @@ func TestTheSuite(t *testing.T) {
 		}
 	}
 	args := []string{"-suite", "-traces", dir, "-seed", "1,2", "-knowledge", "both", "-policy", "dynamo,lmetric,min_ttft,sticky_hash,predicted_latency,pool", "-told-kv-tokens", "x0.5"}
-	var out, progress bytes.Buffer
-	if err := run(append(args, "-json"), &out, &progress); err != nil {
+	o, err := parse(args, io.Discard)
+	if err != nil {
 		t.Fatal(err)
 	}
-	var got summary
-	if err := json.Unmarshal(out.Bytes(), &got); err != nil {
+	got, err := o.runSuite(io.Discard)
+	if err != nil {
 		t.Fatal(err)
 	}
 	// Both traces have 3 loads, one of them overload, each without keys and with.
@@ -71,8 +71,8 @@ func TestTheSuite(t *testing.T) {
 			t.Errorf("the base is %+v in all", p)
 		}
 	}
-	out.Reset()
-	if err := run(args, &out, &progress); err != nil {
+	var out bytes.Buffer
+	if err := writeSuite(&out, o, got); err != nil {
 		t.Fatal(err)
 	}
 	if n := strings.Count(out.String(), "\n"); n != 1+3*(3+14)+13 {

@@ -13,28 +13,28 @@ import (
 
 // summary is what the suite shows of each policy over all cells.
 type summary struct {
-	Cells    []*suiteCell `json:"cells"`
-	Policies []*total     `json:"policies"`
+	Cells    []*suiteCell
+	Policies []*total
 }
 
 // total is one policy over the cells that it has.
 type total struct {
-	Policy string `json:"policy"`
+	Policy string
 	// Cells is how many cells it has.
-	Cells int `json:"cells"`
+	Cells int
 	// MeanTTFT, P99TTFT and HitRatio are geometric means of the ratios to the base.
 	// Cells without hits are left out of HitRatio.
-	MeanTTFT float64 `json:"ttft_mean"`
-	P99TTFT  float64 `json:"ttft_p99"`
-	HitRatio float64 `json:"hit_ratio"`
+	MeanTTFT float64
+	P99TTFT  float64
+	HitRatio float64
 	// OverBest is the geometric mean of the mean TTFT relative to the best published
 	// rule of each cell, Worst the highest of these ratios.
-	OverBest  float64 `json:"ttft_mean_over_best"`
-	Worst     float64 `json:"worst_over_best"`
-	WorstCell string  `json:"worst_cell"`
+	OverBest  float64
+	Worst     float64
+	WorstCell string
 	// OverPool is the lowest hit ratio relative to that of pool; 0 without pool.
-	OverPool     float64 `json:"lowest_hit_ratio_over_pool"`
-	OverPoolCell string  `json:"lowest_hit_ratio_over_pool_cell"`
+	OverPool     float64
+	OverPoolCell string
 }
 
 func (c *suiteCell) String() string {

@@ -10,7 +10,8 @@ import (
 // Percentile returns the value that a share q of the sorted values does not exceed
 // (nearest rank). There must be at least one value.
 func Percentile[T any](sorted []T, q float64) T {
-	rank := int(math.Ceil(q * float64(len(sorted))))
+	const rounding = 1e-6 // 0.99 times 700 is above 693
+	rank := int(math.Ceil(q*float64(len(sorted)) - rounding))
 	return sorted[min(max(rank, 1), len(sorted))-1]
 }
 

@@ -2,8 +2,8 @@
 //
 //	go run ./tests/engine/cmd -addr 127.0.0.1:8001,127.0.0.1:8002 -speed 10
 //
-// It prints one line for each engine: its name, its URL and that of its control
-// endpoint, and "ready" when all of them take requests. With -events it prints another
+// It prints one line for each engine, with its name and its URL, and "ready" when all of
+// them take requests. With -events it prints another
 // line for each rank, with its endpoints of KV events.
 package main
 
@@ -20,55 +20,39 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/engine/batch"
 )
 
-// list splits a comma-separated list; the empty text has no elements.
-func list(s string) []string {
-	if s == "" {
-		return nil
-	}
-	return strings.Split(s, ",")
-}
-
 // options is the command line.
 type options struct {
-	cfg               engine.Config
-	addrs, lora, name string
-	events            bool
+	cfg    engine.Config
+	addrs  string
+	events bool
 }
 
 func parse(args []string) (*options, error) {
 	o := &options{cfg: engine.Config{Step: batch.DefaultStepModel}}
 	fs := flag.NewFlagSet("engine", flag.ContinueOnError)
 	fs.StringVar(&o.addrs, "addr", "127.0.0.1:8001", "addresses to listen on, one for each engine, separated by commas")
-	fs.StringVar(&o.name, "name", "e", "what the engines' names begin with, before their number")
 	fs.StringVar(&o.cfg.Model, "model", "", "name of the model (default sim-8b)")
 	fs.StringVar((*string)(&o.cfg.Flavour), "flavour", "", "what they look like: vllm, sglang, sglang-old, trtllm, llamacpp or dynamo (default vllm)")
-	fs.BoolVar(&o.cfg.StreamingSessions, "streaming-sessions", false, "an SGLang opens streaming sessions")
-	fs.BoolVar(&o.cfg.SessionsInChat, "sessions-in-chat", false, "chat and completions heed session_params, not only /generate")
-	fs.StringVar(&o.lora, "lora", "", "names of LoRA adapters, separated by commas")
 	fs.IntVar(&o.cfg.Ranks, "ranks", 1, "data-parallel ranks of each engine")
 	fs.IntVar(&o.cfg.BlockSize, "block-size", 16, "tokens in a KV block")
 	fs.IntVar(&o.cfg.Blocks, "blocks", 16384, "KV blocks of each rank")
-	fs.IntVar(&o.cfg.MaxModelLen, "max-model-len", 0, "longest context in tokens (default 131072, or what the blocks hold)")
 	fs.IntVar(&o.cfg.TokenBudget, "token-budget", 4096, "most tokens in a step")
-	fs.IntVar(&o.cfg.MaxRunning, "max-running", 0, "most requests that run at once on a rank (default 256)")
-	fs.IntVar(&o.cfg.AnswerTokens, "answer-tokens", 64, "tokens of an answer, unless the request says")
 	fs.Float64Var(&o.cfg.Speed, "speed", 1, "how much faster than real time, up to 100")
 	fs.Float64Var(&o.cfg.Step.Base, "step-base", o.cfg.Step.Base, "milliseconds of each step")
 	fs.Float64Var(&o.cfg.Step.PerToken, "step-token", o.cfg.Step.PerToken, "milliseconds for each token of a step")
 	fs.Float64Var(&o.cfg.Step.Attention, "step-attention", o.cfg.Step.Attention, "milliseconds for each pair of tokens in a prefill")
 	fs.Float64Var(&o.cfg.Step.DecodeContext, "step-context", o.cfg.Step.DecodeContext, "milliseconds for each token that decodes look back at")
-	fs.Uint64Var(&o.cfg.Seed, "seed", 0, "decides on the answers")
 	fs.BoolVar(&o.events, "events", false, "publish KV events at free ports, which it prints")
 	return o, fs.Parse(args)
 }
 
 // start starts the engines, or none.
 func start(o *options) ([]*engine.Engine, error) {
-	addrs := list(o.addrs)
+	addrs := strings.Split(o.addrs, ",")
 	engines := make([]*engine.Engine, 0, len(addrs))
 	for i, addr := range addrs {
 		cfg := o.cfg
-		cfg.Name, cfg.Addr, cfg.LoRAs = fmt.Sprintf("%s%d", o.name, i+1), addr, list(o.lora)
+		cfg.Name, cfg.Addr = fmt.Sprintf("e%d", i+1), addr
 		if o.events {
 			cfg.Events = &engine.EventConfig{}
 		}
@@ -101,7 +85,7 @@ func main() {
 		os.Exit(1)
 	}
 	for _, e := range engines {
-		fmt.Println(e.Name(), e.URL(), e.ControlURL())
+		fmt.Println(e.Name(), e.URL())
 		for i, s := range e.Events() {
 			fmt.Println(e.Name(), "rank", i, "events", s.Endpoint, s.Replay)
 		}

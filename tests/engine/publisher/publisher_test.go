@@ -3,31 +3,12 @@ package publisher
 import (
 	"encoding/binary"
 	"net"
-	"runtime"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 	"github.com/caddy-kvrouter/kvrouter/tests/engine/publisher/peer"
 )
-
-// leftOver fails the test if goroutines of this package outlive it. It is called before
-// anything is started.
-func leftOver(t *testing.T) {
-	t.Helper()
-	t.Cleanup(func() {
-		var stacks string
-		for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-			buf := make([]byte, 1<<20)
-			stacks = string(buf[:runtime.Stack(buf, true)])
-			if !strings.Contains(stacks, "publisher.(*") {
-				return
-			}
-		}
-		t.Errorf("goroutines are left:\n%s", stacks)
-	})
-}
 
 func listen(t *testing.T) net.Listener {
 	t.Helper()
@@ -41,7 +22,6 @@ func listen(t *testing.T) net.Listener {
 // start starts a publisher that is closed with the test.
 func start(t *testing.T, cfg Config) *Publisher {
 	t.Helper()
-	leftOver(t)
 	if cfg.Listener == nil {
 		cfg.Listener = listen(t)
 	}
@@ -176,65 +156,4 @@ func TestReplay(t *testing.T) {
 			check(9, 9, 9)
 		})
 	}
-}
-
-func TestFaults(t *testing.T) {
-	p := start(t, Config{Form: Form{Encoding: Maps}})
-	c := subscribe(t, p, "")
-	publish(p, 0, 1)
-	expect(t, c, "", 0, 0)
-	p.Drop(2)
-	publish(p, 1, 3)
-	expect(t, c, "", 3, 3)
-	got, err := must(t)(peer.Dealer(p.cfg.Replay.Addr().String())).Replay(0)
-	if err != nil || len(got) != 5 { // 0 to 3 and the end
-		t.Errorf("%d messages in the replay, %v", len(got), err)
-	}
-	p.Delay(time.Hour)
-	publish(p, 4, 2)
-	eventually(t, "a batch waits", func() bool { return p.Status().Pending == 2 })
-	if f, err := c.Frames(50 * time.Millisecond); err == nil {
-		t.Errorf("a delayed batch came: %q", f)
-	}
-	c = subscribe(t, p, "")
-	p.Delay(0)
-	expect(t, c, "", 4, 4)
-	expect(t, c, "", 5, 5)
-	p.Disconnect()
-	if f, err := c.Frames(5 * time.Second); err == nil {
-		t.Errorf("got %q", f)
-	}
-	eventually(t, "no connection is left", func() bool { return p.Status().Subscribers == 0 })
-	c = subscribe(t, p, "")
-	publish(p, 6, 1)
-	expect(t, c, "", 6, 6)
-}
-
-// TestStartsAgain starts a second publisher at the addresses of one that was closed.
-func TestStartsAgain(t *testing.T) {
-	p := start(t, Config{Form: Form{Encoding: Maps}})
-	c := subscribe(t, p, "")
-	publish(p, 0, 3)
-	settled(t, p)
-	p.Close()
-	p.Publish(&Batch{}) // changes nothing
-	for range 3 {
-		if _, err := c.Next(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if _, err := c.Next(); err == nil {
-		t.Error("the connection outlived its publisher")
-	}
-	var again [2]net.Listener
-	for i, ln := range []net.Listener{p.cfg.Listener, p.cfg.Replay} {
-		var err error
-		if again[i], err = canned.ListenAgain(ln.Addr().String()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	q := start(t, Config{Listener: again[0], Replay: again[1], Form: Form{Encoding: Maps}})
-	c = subscribe(t, q, "")
-	publish(q, 7, 1)
-	expect(t, c, "", 0, 7)
 }

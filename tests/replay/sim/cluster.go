@@ -93,7 +93,7 @@ func (r *replay) buildCluster() {
 	block := r.Trace.BlockTokens
 	var common *engine.Cache
 	var line *engine.Line
-	if r.spec.pooled {
+	if r.spec.Reference {
 		all := 0
 		for w := range r.Workers {
 			all += r.blocks(w, block) * r.ranks()

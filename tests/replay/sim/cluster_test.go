@@ -2,7 +2,6 @@ package sim
 
 import (
 	"math"
-	"slices"
 	"testing"
 	"time"
 
@@ -31,27 +30,6 @@ func run(t *testing.T, c Config) *replay {
 		t.Fatal(err)
 	}
 	return r
-}
-
-// placed counts the requests of each target.
-func (r *replay) placed() []int {
-	n := make([]int, len(r.targets))
-	for i := range r.requests {
-		n[r.requests[i].at]++
-	}
-	return n
-}
-
-func TestEachRankIsATarget(t *testing.T) {
-	c := cell(apart(600, 1600), "least_load")
-	c.Ranks, c.Speed = 2, 1000
-	r := run(t, c)
-	if len(r.engines) != 6 || slices.Min(r.placed()) < 90 {
-		t.Errorf("600 requests went to %v", r.placed())
-	}
-	if t1 := r.targets[3]; t1.Worker != 2 || t1.Rank != 1 {
-		t.Errorf("target 3 is %v", t1)
-	}
 }
 
 func TestSessionsStayOnTheirRank(t *testing.T) {

@@ -74,7 +74,7 @@ type replay struct {
 	targets   []kvscore.Target // of all engines, those that join later included
 	changes   []change         // of the cluster that are still to come
 	events    events
-	stats     stats
+	tally     tally
 	now       time.Duration
 	swept     time.Duration
 	err       error
@@ -123,7 +123,7 @@ func replayed(c Config) (*replay, error) {
 		return nil, fmt.Errorf("%d of %d requests never ended", len(c.Trace.Requests)-r.over, len(c.Trace.Requests))
 	case r.scheduler.Stats().Leases != 0:
 		return nil, fmt.Errorf("%d leases never ended", r.scheduler.Stats().Leases)
-	case len(r.stats.ttft) == 0:
+	case len(r.tally.ttft) == 0:
 		return nil, errors.New("no request arrives after the warm-up")
 	}
 	return r, nil
@@ -138,7 +138,7 @@ func (c *Config) check() (*spec, error) {
 		return nil, errors.New("there is no trace")
 	case !(c.Speed > 0):
 		return nil, fmt.Errorf("speed is %v, want more than 0", c.Speed)
-	case sp.sessions && !c.Trace.Sessions:
+	case sp.Kind.Sessions && !c.Trace.Sessions:
 		return nil, fmt.Errorf("the policy %s needs sessions, and the trace has none", c.Policy)
 	case c.Sessions && !c.Trace.Sessions:
 		return nil, errors.New("the trace has no sessions")
@@ -166,7 +166,7 @@ func (r *replay) build() {
 // arrivals schedules what does not depend on the end of another request. For an
 // open loop that is the first arrival, for a closed one the first of each session.
 func (r *replay) arrivals() {
-	r.stats.begin(r)
+	r.tally.begin(r)
 	for i := range r.Trace.Requests {
 		q := &r.Trace.Requests[i]
 		if i == 0 || r.Trace.Closed && r.Trace.Requests[i-1].Session != q.Session {
@@ -294,7 +294,7 @@ func (r *replay) step(at int) {
 		r.end(&r.requests[j.Number])
 	}
 	r.begin(at)
-	if r.spec.pooled { // others may have waited for memory
+	if r.spec.Reference { // others may have waited for memory
 		for i := range r.engines {
 			r.begin(i)
 		}
@@ -316,7 +316,7 @@ func (r *replay) end(q *request) {
 		r.sessions.ended(r.Trace.Requests[q.Number].Session)
 	}
 	q.lease, q.ended = nil, r.now
-	r.stats.ended(r.now, q.Number, q)
+	r.tally.ended(r.now, q.Number, q)
 	r.next(q.Number)
 	r.over++
 }

@@ -100,28 +100,6 @@ func TestASeedDecidesAll(t *testing.T) {
 	}
 }
 
-func TestSettingsMatter(t *testing.T) {
-	tr := synthetic(t, 1500, false)
-	base := cell(tr, "lmetric")
-	base.KVTokens = []int64{30_000}
-	want := mustRun(t, base)
-	for name, change := range map[string]func(*Config){
-		"workers":     func(c *Config) { c.Workers = 5 },
-		"KV tokens":   func(c *Config) { c.KVTokens = []int64{25_000} },
-		"told tokens": func(c *Config) { c.ToldTimes = 0.1 },
-		"speed":       func(c *Config) { c.Speed = 2 },
-		"exact":       func(c *Config) { c.Exact = true },
-		"sessions":    func(c *Config) { c.Sessions = true },
-		"slow":        func(c *Config) { c.Slow = []Slow{{1, 2, 0, 1}} },
-	} {
-		c := base
-		change(&c)
-		if got := mustRun(t, c); got.MeanTTFT == want.MeanTTFT {
-			t.Errorf("%s: the same result", name)
-		}
-	}
-}
-
 // TestOneRequest compares with what the model's formula gives.
 func TestOneRequest(t *testing.T) {
 	tr := &trace.Trace{BlockTokens: 16, Sessions: true, Requests: []trace.Request{{In: 5000, Out: 3, Blocks: blocks(5000 / 16)}}}
@@ -161,19 +139,6 @@ func TestOneHistoryIsComputedOnce(t *testing.T) {
 		if res := mustRun(t, c); math.Abs(res.HitRatio-want) > 1e-9 {
 			t.Errorf("%s: hit ratio %v, want %v", policy, res.HitRatio, want)
 		}
-	}
-}
-
-// TestTurnsFollowEachOther replays a session whose second turn comes after the
-// first has ended and the user has thought.
-func TestTurnsFollowEachOther(t *testing.T) {
-	tr := &trace.Trace{BlockTokens: 16, Sessions: true, Closed: true, Requests: []trace.Request{
-		{At: 100 * time.Second, In: 320, Out: 10, Blocks: blocks(20)},
-		{Turn: 1, Think: 4 * time.Second, In: 640, Out: 10, Blocks: blocks(40)},
-	}}
-	res := mustRun(t, cell(tr, "dynamo"))
-	if res.Requests != 2 || math.Abs(res.HitRatio-320.0/960) > 1e-9 {
-		t.Errorf("%d requests with a hit ratio of %v", res.Requests, res.HitRatio)
 	}
 }
 
@@ -290,20 +255,5 @@ func TestSaturationOfAnOpenLoop(t *testing.T) {
 	}
 	if again, _ := Saturation(c); again != speed {
 		t.Errorf("%v and then %v", speed, again)
-	}
-}
-
-func TestMeanOverSeeds(t *testing.T) {
-	a := &Result{Policy: "x", Figures: Figures{MeanTTFT: 10, P99TTFT: 100, HitRatio: 0.5}, Expired: 1}
-	b := &Result{Policy: "x", Figures: Figures{MeanTTFT: 40, P99TTFT: 100}, Expired: 2}
-	m := Mean([]*Result{a, b})
-	if math.Abs(m.MeanTTFT-20) > 1e-9 || math.Abs(m.P99TTFT-100) > 1e-9 || m.HitRatio != 0 || m.Spread != 3 || m.Expired != 3 {
-		t.Errorf("the mean is %+v", m)
-	}
-	if a.MeanTTFT != 10 || a.Expired != 1 {
-		t.Errorf("a seed changed: %+v", a)
-	}
-	if one := Mean([]*Result{a}); one.Figures != a.Figures || one.Spread != 0 {
-		t.Errorf("the mean of one is %+v", one)
 	}
 }

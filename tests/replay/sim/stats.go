@@ -4,6 +4,8 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/stats"
 )
 
 const (
@@ -16,32 +18,32 @@ const (
 
 // Result is what a cell showed, without the warm-up.
 type Result struct {
-	Policy    string  `json:"policy"`
-	Speed     float64 `json:"speed"`
-	Knowledge string  `json:"knowledge"`
+	Policy    string
+	Speed     float64
+	Knowledge string
 	Figures
 	// Requests is how many requests the figures are of.
-	Requests int `json:"requests"`
+	Requests int
 	// PolicyFaults are choices that the policy spoilt. Expired are leases that
 	// expired before their request ended. Untracked are prompts that did not go
 	// into the cache model whole.
-	PolicyFaults uint64 `json:"policy_faults"`
-	Expired      uint64 `json:"expired_leases"`
-	Untracked    uint64 `json:"untracked_prompts"`
+	PolicyFaults uint64
+	Expired      uint64
+	Untracked    uint64
 	// Spread is the highest mean TTFT of several seeds over the lowest, less 1.
-	Spread float64 `json:"ttft_mean_spread,omitempty"`
+	Spread float64
 	// Relative are the figures divided by those of the first policy at this speed.
-	Relative *Figures `json:"relative,omitempty"`
+	Relative *Figures
 }
 
 // Figures are the figures of a cell. Times are in milliseconds.
 type Figures struct {
-	MeanTTFT float64 `json:"ttft_mean_ms"`
-	P50TTFT  float64 `json:"ttft_p50_ms"`
-	P99TTFT  float64 `json:"ttft_p99_ms"`
-	MeanE2E  float64 `json:"e2e_mean_ms"`
+	MeanTTFT float64
+	P50TTFT  float64
+	P99TTFT  float64
+	MeanE2E  float64
 	// HitRatio is the share of the prompt tokens that engines did not compute.
-	HitRatio float64 `json:"hit_ratio"`
+	HitRatio float64
 }
 
 // Over returns each figure divided by that of another cell; 0 where that is 0.
@@ -59,8 +61,8 @@ func (f Figures) Over(by Figures) *Figures {
 	}
 }
 
-// stats gathers the figures. They count from a request or from a time on.
-type stats struct {
+// tally gathers the figures. They count from a request or from a time on.
+type tally struct {
 	from     int
 	fromTime time.Duration
 
@@ -69,7 +71,7 @@ type stats struct {
 	prompt, saved int64
 }
 
-func (s *stats) begin(r *replay) {
+func (s *tally) begin(r *replay) {
 	if r.Trace.Closed {
 		s.fromTime = min(warmUpClosed, r.scaled(r.Trace.Duration()/4))
 	} else {
@@ -77,7 +79,7 @@ func (s *stats) begin(r *replay) {
 	}
 }
 
-func (s *stats) ended(now time.Duration, n int, q *request) {
+func (s *tally) ended(now time.Duration, n int, q *request) {
 	if n < s.from || q.arrived < s.fromTime {
 		return
 	}
@@ -90,12 +92,12 @@ func (s *stats) ended(now time.Duration, n int, q *request) {
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
 func (r *replay) result() *Result {
-	s, totals := &r.stats, r.scheduler.Stats()
+	s, totals := &r.tally, r.scheduler.Stats()
 	res := &Result{
 		Policy: r.Policy, Speed: r.Speed, Knowledge: "approximate", Requests: len(s.ttft),
 		PolicyFaults: totals.PolicyFaults, Expired: totals.Expired, Untracked: totals.Untracked,
 	}
-	if k, err := KindOf(r.Policy); err == nil && r.view.Exact && (k.Exact || k.Reference) {
+	if r.view.Exact && (r.spec.Kind.Exact || r.spec.Reference) {
 		res.Knowledge = "exact"
 	}
 	slices.Sort(s.ttft)
@@ -105,15 +107,9 @@ func (r *replay) result() *Result {
 	}
 	n := float64(len(s.ttft))
 	res.MeanTTFT, res.MeanE2E = sum/n, s.e2e/n
-	res.P50TTFT, res.P99TTFT = quantile(s.ttft, 0.5), quantile(s.ttft, 0.99)
+	res.P50TTFT, res.P99TTFT = stats.Percentile(s.ttft, 0.5), stats.Percentile(s.ttft, 0.99)
 	res.HitRatio = float64(s.saved) / float64(s.prompt)
 	return res
-}
-
-// quantile returns the smallest value of a sorted list that so many are not above.
-func quantile(sorted []float64, q float64) float64 {
-	i := int(q*float64(len(sorted))+0.999999) - 1
-	return sorted[min(max(i, 0), len(sorted)-1)]
 }
 
 // Mean returns the geometric means of the figures of one cell with several seeds,

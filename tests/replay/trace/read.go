@@ -117,66 +117,55 @@ type parser struct {
 func (p *parser) line(raw []byte) error {
 	var l line
 	if err := json.Unmarshal(raw, &l); err != nil {
-		return unmarshalError(err, raw)
+		return fmt.Errorf("parsing %.60q: %w", raw, err)
 	}
-	if p.trace.BlockTokens == 0 {
-		return p.first(&l, raw)
-	}
-	return p.request(&l)
-}
-
-// first reads the header, or the first request of Mooncake's format.
-func (p *parser) first(l *line, raw []byte) error {
-	if l.Timestamp != nil {
-		p.mooncake, p.trace.BlockTokens = true, mooncakeBlock
-		return p.request(l)
-	}
-	if l.Block == nil {
-		return fmt.Errorf(`%s is neither a header with "block" nor a Mooncake request with "timestamp"`, excerpt(raw))
-	}
-	if *l.Block < 1 || *l.Block > maxTokens {
-		return fmt.Errorf("block is %d, want 1 to %d", *l.Block, maxTokens)
+	t := p.trace
+	switch {
+	case t.BlockTokens > 0:
+		return p.request(&l)
+	case l.Timestamp != nil:
+		p.mooncake, t.BlockTokens = true, mooncakeBlock
+		return p.request(&l)
+	case l.Block == nil:
+		return fmt.Errorf(`%.60q is neither a header with "block" nor a Mooncake request with "timestamp"`, raw)
 	}
 	if l.Name != nil {
-		p.trace.Name = *l.Name
+		t.Name = *l.Name
 	}
-	p.trace.BlockTokens, p.trace.Closed, p.trace.Sessions = *l.Block, l.Closed, true
-	if l.Closed {
-		p.sessions = make(map[int]int)
+	t.BlockTokens, t.Closed, t.Sessions = *l.Block, l.Closed, true
+	p.sessions = make(map[int]int)
+	return within("block", l.Block, 1, maxTokens)
+}
+
+// within checks that there is a value between two others.
+func within[T int | float64](name string, v *T, least, most T) error {
+	switch {
+	case v == nil:
+		return fmt.Errorf("%s is missing", name)
+	case !(*v >= least && *v <= most):
+		return fmt.Errorf("%s is %v, want %v to %v", name, *v, least, most)
 	}
 	return nil
 }
 
 func (p *parser) request(l *line) error {
 	names := [...]string{"t", "in", "out", "h"}
-	at, in, out, ids, unit := l.T, l.In, l.Out, l.Hashes, float64(time.Second)
+	at, in, out, ids, unit := l.T, l.In, l.Out, l.Hashes, time.Second
 	if p.mooncake {
 		names = [...]string{"timestamp", "input_length", "output_length", "hash_ids"}
-		at, in, out, ids, unit = l.Timestamp, l.InputLen, l.OutputLen, l.HashIDs, float64(time.Millisecond)
+		at, in, out, ids, unit = l.Timestamp, l.InputLen, l.OutputLen, l.HashIDs, time.Millisecond
 	}
-	within := func(i int, v *int, least int) error {
-		if v == nil {
-			return fmt.Errorf("%s is missing", names[i])
-		}
-		if *v < least || *v > maxTokens {
-			return fmt.Errorf("%s is %d, want %d to %d", names[i], *v, least, maxTokens)
-		}
-		return nil
-	}
-	switch {
-	case at == nil:
-		return fmt.Errorf("%s is missing", names[0])
-	case !(*at >= 0 && *at*unit <= maxSeconds*float64(time.Second)):
-		return fmt.Errorf("%s is %v, want 0 to %g s", names[0], *at, float64(maxSeconds))
-	}
-	if err := errors.Join(within(1, in, 1), within(2, out, 0)); err != nil {
+	err := errors.Join(
+		within(names[0], at, 0, maxSeconds*float64(time.Second/unit)),
+		within(names[1], in, 1, maxTokens), within(names[2], out, 0, maxTokens),
+	)
+	if err != nil {
 		return err
 	}
-	r := Request{At: time.Duration(math.Round(*at * unit)), In: *in, Out: max(1, *out)}
+	r := Request{At: time.Duration(math.Round(*at * float64(unit))), In: *in, Out: max(1, *out)}
 	if err := p.session(l, &r); err != nil {
 		return err
 	}
-	var err error
 	if r.Blocks, err = p.blocks(ids, *in, names[3]); err != nil {
 		return err
 	}
@@ -185,19 +174,15 @@ func (p *parser) request(l *line) error {
 }
 
 func (p *parser) session(l *line, r *Request) error {
-	if p.mooncake {
-		return nil
-	}
 	switch {
-	case l.Session == nil && p.trace.Closed:
-		return errors.New("s is missing in a closed loop")
-	case l.Session == nil:
+	case p.mooncake:
+		return nil
+	case l.Session == nil && !p.trace.Closed:
 		p.trace.Sessions = false
 		return nil
-	case *l.Session < 0 || *l.Session > maxNumber:
-		return fmt.Errorf("s is %d, want 0 to %d", *l.Session, maxNumber)
-	case l.Turn < 0 || l.Turn > maxNumber:
-		return fmt.Errorf("k is %d, want 0 to %d", l.Turn, maxNumber)
+	}
+	if err := errors.Join(within("s", l.Session, 0, maxNumber), within("k", &l.Turn, 0, maxNumber)); err != nil {
+		return err
 	}
 	r.Session, r.Turn = *l.Session, l.Turn
 	if !p.trace.Closed {
@@ -207,11 +192,8 @@ func (p *parser) session(l *line, r *Request) error {
 		return fmt.Errorf("k is %d, but session %d had turn %d before", l.Turn, r.Session, last)
 	}
 	p.sessions[r.Session] = l.Turn
-	if !(l.Think >= 0 && l.Think <= maxSeconds) {
-		return fmt.Errorf("think is %v, want 0 to %g s", l.Think, float64(maxSeconds))
-	}
 	r.Think = time.Duration(math.Round(l.Think * float64(time.Second)))
-	return nil
+	return within("think", &l.Think, 0, maxSeconds)
 }
 
 // blocks returns the hashes of the full blocks. A last block that is not full may
@@ -250,22 +232,6 @@ func (p *parser) done() (*Trace, error) {
 	}
 	t.Sort()
 	return t, nil
-}
-
-// unmarshalError says which value is wrong.
-func unmarshalError(err error, raw []byte) error {
-	if typ, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-		return fmt.Errorf("%s is a JSON %s, want %s", typ.Field, typ.Value, typ.Type)
-	}
-	return fmt.Errorf("parsing %s: %w", excerpt(raw), err)
-}
-
-func excerpt(raw []byte) string {
-	const most = 60
-	if len(raw) > most {
-		return fmt.Sprintf("%q...", raw[:most])
-	}
-	return fmt.Sprintf("%q", raw)
 }
 
 // Files lists the traces of a directory, by name; of anything else, its path alone.

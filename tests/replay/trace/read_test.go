@@ -70,23 +70,15 @@ func TestBadInputNamesLineAndValue(t *testing.T) {
 		in   string
 		want []string
 	}{
-		"empty":             {"", []string{"no requests"}},
-		"header only":       {header, []string{"no requests"}},
-		"no JSON":           {"hello\n", []string{"line 1", `"hello"`}},
-		"no header":         {`{"t":0,"in":4,"out":1,"h":[1]}`, []string{"line 1", "header"}},
-		"block size":        {`{"name":"x","block":-3}`, []string{"line 1", "-3"}},
-		"no arrival":        {header + `{"in":4,"out":1,"h":[1]}`, []string{"line 2", "t is missing"}},
-		"negative arrival":  {header + `{"t":-2.5,"in":4,"out":1,"h":[1]}`, []string{"line 2", "t is -2.5"}},
-		"empty prompt":      {header + `{"t":0,"in":0,"out":1,"h":[]}`, []string{"line 2", "in is 0"}},
-		"too few ids":       {header + `{"t":0,"in":12,"out":1,"h":[1]}`, []string{"line 2", "h has 1 ids", "12 tokens"}},
-		"id of two places":  {header + `{"t":0,"in":8,"out":1,"h":[1,2]}` + "\n" + `{"t":0,"in":4,"out":1,"h":[2]}`, []string{"line 3", "id 2"}},
-		"negative session":  {header + `{"t":0,"in":4,"out":1,"h":[1],"s":-4}`, []string{"line 2", "s is -4"}},
-		"closed, no s":      {closed + `{"t":0,"in":4,"out":1,"h":[1],"think":0}`, []string{"line 2", "s is missing"}},
-		"closed, turns":     {closed + strings.Repeat(`{"t":0,"in":4,"out":1,"h":[1],"s":4,"k":3}`+"\n", 2), []string{"line 3", "k is 3", "session 4"}},
-		"mooncake, prompt":  {`{"timestamp":0,"input_length":-5,"output_length":1,"hash_ids":[1]}`, []string{"line 1", "input_length is -5"}},
-		"mixed":             {`{"timestamp":0,"input_length":5,"output_length":1,"hash_ids":[1]}` + "\n" + `{"t":0,"in":4,"out":1,"h":[1]}`, []string{"line 2", "timestamp is missing"}},
-		"long line":         {header + strings.Repeat(" ", maxLine+1), []string{"line 2", "too long"}},
-		"id above the rest": {header + `{"t":0,"in":4,"out":1,"h":[9223372036854775807]}`, []string{"line 2", "9223372036854775807"}},
+		"empty":            {"", []string{"no requests"}},
+		"no JSON":          {"hello\n", []string{"line 1", `"hello"`}},
+		"block size":       {`{"name":"x","block":-3}`, []string{"line 1", "-3"}},
+		"no arrival":       {header + `{"in":4,"out":1,"h":[1]}`, []string{"line 2", "t is missing"}},
+		"empty prompt":     {header + `{"t":0,"in":0,"out":1,"h":[]}`, []string{"line 2", "in is 0"}},
+		"too few ids":      {header + `{"t":0,"in":12,"out":1,"h":[1]}`, []string{"line 2", "h has 1 ids", "12 tokens"}},
+		"id of two places": {header + `{"t":0,"in":8,"out":1,"h":[1,2]}` + "\n" + `{"t":0,"in":4,"out":1,"h":[2]}`, []string{"line 3", "id 2"}},
+		"closed, turns":    {closed + strings.Repeat(`{"t":0,"in":4,"out":1,"h":[1],"s":4,"k":3}`+"\n", 2), []string{"line 3", "k is 3", "session 4"}},
+		"mooncake, prompt": {`{"timestamp":0,"input_length":-5,"output_length":1,"hash_ids":[1]}`, []string{"line 1", "input_length is -5"}},
 	} {
 		_, err := Read(strings.NewReader(c.in))
 		if err == nil {
@@ -99,32 +91,4 @@ func TestBadInputNamesLineAndValue(t *testing.T) {
 			}
 		}
 	}
-}
-
-func FuzzRead(f *testing.F) {
-	f.Add([]byte(header + `{"t":0,"in":8,"out":1,"think":-1,"h":[1,2],"s":0,"k":0}`))
-	f.Add([]byte(`{"name":"x","block":4,"closed":true}` + "\n" + `{"t":0,"in":4,"out":1,"think":0,"h":[1],"s":0,"k":0}`))
-	f.Add([]byte(`{"timestamp":0,"input_length":513,"output_length":1,"hash_ids":[1,2]}`))
-	f.Fuzz(func(t *testing.T, in []byte) {
-		tr, err := Read(bytes.NewReader(in))
-		if err != nil {
-			return
-		}
-		if len(tr.Requests) == 0 || tr.BlockTokens < 1 {
-			t.Fatalf("accepted %+v", tr)
-		}
-		before := map[uint64]uint64{}
-		for i, r := range tr.Requests {
-			if r.In < 1 || r.Out < 1 || r.At < 0 || r.Think < 0 || len(r.Blocks) != r.In/tr.BlockTokens {
-				t.Fatalf("accepted request %d: %+v", i, r)
-			}
-			last := uint64(0)
-			for _, b := range r.Blocks {
-				if was, ok := before[b]; ok && was != last {
-					t.Fatalf("accepted a block of two places in request %d", i)
-				}
-				before[b], last = last, b
-			}
-		}
-	})
 }

@@ -85,49 +85,6 @@ func TestArrivalsTellStemFromHistory(t *testing.T) {
 	}
 }
 
-func TestFailedRequestIsForgotten(t *testing.T) {
-	x := declared(1)
-	x.SetCapacity(0, 20)
-	x.Touch(0, &Chain{Root: 1, Blocks: seq(1, 4), Weights: Same(1000)}, 0)   // old
-	x.Touch(0, &Chain{Root: 1, Blocks: seq(101, 4), Weights: Same(1000)}, 0) // newer
-	ref, n := x.acquireAll(0, &Chain{Root: 1, Blocks: seq(1, 10), Weights: Same(1000)})
-	if n != 10 || x.Used(0) != 14 || x.InUse(0) != 10 {
-		t.Fatalf("acquired %d, used %d, in use %d", n, x.Used(0), x.InUse(0))
-	}
-	x.Release(ref, false)
-	if x.Used(0) != 8 || x.InUse(0) != 0 {
-		t.Fatalf("used %d, in use %d after the failure", x.Used(0), x.InUse(0))
-	}
-	x.check(t)
-}
-
-func TestReleaseAfterClearConfirmsNothing(t *testing.T) {
-	x := declared(1)
-	x.Touch(0, &Chain{Root: 1, Blocks: seq(1, 5), Weights: Same(1000)}, 0)
-	x.Touch(0, &Chain{Root: 1, Blocks: seq(101, 5), Weights: Same(1000)}, 0)
-	ref, _ := x.acquireAll(0, &Chain{Root: 1, Blocks: seq(1, 10), Weights: Same(1000)})
-	x.Clear(0)
-	x.check(t)
-	var m Match
-	if x.Match(&Chain{Root: 1, Blocks: seq(1, 10)}, &m); x.Used(0) != 0 || x.InUse(0) != 10 || m.Held[0] != 0 {
-		t.Errorf("after Clear: used %d, in use %d, held %d", x.Used(0), x.InUse(0), m.Held[0])
-	}
-	again, n := x.acquireAll(0, &Chain{Root: 1, Blocks: seq(1, 6), Weights: Same(1000)}) // the engine as it is now
-	x.check(t)
-	if x.Match(&Chain{Root: 1, Blocks: seq(1, 10)}, &m); n != 6 || x.Used(0) != 6 || x.InUse(0) != 10 || m.Held[0] != 6 {
-		t.Errorf("again: %d blocks, used %d, in use %d, held %d", n, x.Used(0), x.InUse(0), m.Held[0])
-	}
-	x.Release(ref, true)
-	if x.Used(0) != 6 || x.InUse(0) != 6 || x.Blocks() != 6 {
-		t.Errorf("used %d, in use %d, %d blocks while the new request runs", x.Used(0), x.InUse(0), x.Blocks())
-	}
-	x.Release(again, false)
-	if x.Blocks() != 0 || x.Used(0) != 0 {
-		t.Errorf("%d blocks left, used %d", x.Blocks(), x.Used(0))
-	}
-	x.check(t)
-}
-
 func TestVeryLongChain(t *testing.T) {
 	x := declared(2)
 	long := seq(1, 100_000)
