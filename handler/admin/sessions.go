@@ -64,7 +64,7 @@ func unreadStore(err error) error {
 }
 
 // sessionsNamed returns the keys of the sessions that the path may name. A client's key names a
-// session for each model. If the query names no model, all that are listed count.
+// session for each model. If the query names no model, all that the pool knows count.
 func sessionsNamed(r *http.Request, p *pool.Pool) ([]affinity.Key, error) {
 	name, q := r.PathValue("key"), r.URL.Query()
 	if q.Has("hashed") {
@@ -76,7 +76,7 @@ func sessionsNamed(r *http.Request, p *pool.Pool) ([]affinity.Key, error) {
 	}
 	models := []string{q.Get("model")}
 	if !q.Has("model") {
-		models = slices.Compact(slices.Sorted(slices.Values(append(models, p.ServedModels()...))))
+		models = slices.Compact(slices.Sorted(slices.Values(append(models, p.SessionModels()...))))
 	}
 	id, of := p.Secret.Identity(strings.TrimSpace(name)), affinity.Tenant{q.Get("scope"), q.Get("tenant")}
 	keys := make([]affinity.Key, 0, len(models))

@@ -82,8 +82,9 @@ type prompts struct {
 
 // conversations says which conversation a request belongs to.
 type conversations struct {
-	Secret    affinity.Secret // of the hashes of session keys
-	Responses responses
+	Secret      affinity.Secret // of the hashes of session keys
+	Responses   responses
+	BoundModels boundModels
 }
 
 // configs are the configurations that use a pool.

@@ -157,6 +157,7 @@ func (t *Turn) Open(req *http.Request, w *pool.Worker, at kvscore.Target) error 
 	if ok {
 		t.opened = b.Version
 	}
+	t.Pool.BoundModels.Add(t.plan.Model)
 	return nil
 }
 
