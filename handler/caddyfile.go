@@ -139,7 +139,8 @@ func (h *Handler) options() options {
 		"index": func(d *caddyfile.Dispenser) error {
 			h.Index = new(pool.Index)
 			return options{
-				"memory": size{&h.Index.Memory}, "block_size": &h.Index.BlockSize, "text_block": &h.Index.TextBlock, "await_events": &h.Index.AwaitEvents,
+				"memory": size{&h.Index.Memory}, "block_size": &h.Index.BlockSize, "text_block": &h.Index.TextBlock,
+				"await_events": &h.Index.AwaitEvents,
 			}.readBlock(d, "index option")
 		},
 		"affinity": func(d *caddyfile.Dispenser) error {
@@ -185,8 +186,9 @@ func (h *Handler) unmarshalWorker(d *caddyfile.Dispenser) error {
 	h.Workers = append(h.Workers, w)
 	return options{
 		"id": &w.ID, "engine": &w.Engine, "dp_size": &w.DPSize, "kv_tokens": &w.KVTokens, "max_running": &w.MaxRunning,
-		"models": &w.Models, "taints": &w.Taints, "api_key": &w.APIKey, "drain": &w.Drain, "dynamo_instance_id": &w.DynamoInstanceID,
-		"priority": onOffAuto{&w.Priority}, "thinking_budget": onOffAuto{&w.ThinkingBudget}, "cache_salt": onOffAuto{&w.CacheSalt},
+		"models": &w.Models, "taints": &w.Taints, "api_key": &w.APIKey, "drain": &w.Drain,
+		"dynamo_instance_id": &w.DynamoInstanceID, "priority": onOffAuto{&w.Priority},
+		"thinking_budget": onOffAuto{&w.ThinkingBudget}, "cache_salt": onOffAuto{&w.CacheSalt},
 		"sessions": onOffAuto{&w.Sessions}, "engine_load": &w.EngineLoad,
 		"kv_events": func(d *caddyfile.Dispenser) error {
 			w.KVEvents = new(pool.KVEventsSettings)

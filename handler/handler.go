@@ -90,12 +90,14 @@ func (h *Handler) provisionProxy(ctx caddy.Context) error {
 	if err != nil {
 		return err
 	}
-	h.client = upstream.NewClient(rp, h.transport, func(dial string) string { return h.pool.Settings.Load().Worker(dial).APIKey })
+	h.client = upstream.NewClient(rp, h.transport, func(dial string) string {
+		return h.pool.Settings.Load().Worker(dial).APIKey
+	})
 	if err := rp.Provision(ctx); err != nil {
 		return fmt.Errorf("provisioning reverse_proxy: %w", err)
 	}
 	h.proxyReady = true
-	h.warn(proxyWarnings(rp, h.transport.HTTPTransport))
+	h.warn(proxyWarnings(rp, h.transport.HTTPTransport)...)
 	return nil
 }
 
@@ -150,9 +152,7 @@ func (h *Handler) wireDispatcher(ctx caddy.Context) error {
 	}
 	d.FollowUps = speculative.NewRunner(h.ctx, h.pool, h.client, h.SpeculativePrefill)
 	h.dispatcher, h.reader = d, h.newReader()
-	h.explainer = &admin.Explainer{
-		Pool: h.pool, Reader: h.reader, Dispatcher: d, Client: h.client, Policy: h.policy, Static: h.ReverseProxy.Upstreams, Logger: h.logger,
-	}
+	h.explainer = &admin.Explainer{Reader: h.reader, Dispatcher: d}
 	return nil
 }
 
@@ -171,7 +171,8 @@ func (h *Handler) newReader() *plan.Reader {
 // sessionRules returns how the configuration finds the sessions of requests.
 func (h *Handler) sessionRules() plan.Sessions {
 	s := plan.Sessions{
-		Keys: h.keys, HeldOnly: h.sessionMode() == affinityOff, Secret: &h.pool.Secret, Conversation: h.pool.Responses.Session,
+		Keys: h.keys, HeldOnly: h.sessionMode() == affinityOff,
+		Secret: &h.pool.Secret, Conversation: h.pool.Responses.Session,
 	}
 	if h.Affinity != nil {
 		s.Scope, _ = plan.PlaceholderName(h.Affinity.Scope)
@@ -222,6 +223,14 @@ func (h *Handler) adopt() {
 	}
 }
 
+// ready prepares the handler for a request: it may be the first, and come before adoptWhenLive.
+func (h *Handler) ready(ctx context.Context) {
+	h.adopt()
+	h.noticeServer(ctx)
+	h.prober.Start() // if adopt has not
+	h.prober.Await(ctx)
+}
+
 // Cleanup lets go of the pool. Requests may still be under way.
 func (h *Handler) Cleanup() error {
 	var err error
@@ -245,10 +254,7 @@ func (h *Handler) Cleanup() error {
 // ServeHTTP routes one request.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	start := time.Now()
-	h.adopt()
-	h.noticeServer(r)
-	h.prober.Start() // if adopt has not
-	h.prober.Await(r.Context())
+	h.ready(r.Context())
 	p, err := h.reader.Read(r)
 	if err != nil {
 		return h.refuse(w, r, err)
@@ -257,14 +263,14 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	if p.Ext.QueryOnly() {
 		return h.answerQuery(w, r, p)
 	}
-	d, err := h.dispatcher.Begin(r, p, start)
+	d, err := h.dispatcher.Begin(p, start)
 	if err != nil {
-		p.GiveBack(r)
+		p.GiveBack()
 		return h.refuse(w, r, err)
 	}
 	defer func() { h.report(r, d.End()) }()
 	err = h.ReverseProxy.ServeHTTP(w, d.Request(r), next)
-	if err = answer(w, r, d.Settle(w, r, err)); err != nil {
+	if err = answer(w, r, d.Settle(w, err)); err != nil {
 		body.GiveBack(r, d.Body, p.Once)
 	}
 	return err
@@ -281,9 +287,9 @@ func (h *Handler) report(r *http.Request, report *dispatch.Report) {
 // answerQuery answers a request that only asks where it would go.
 func (h *Handler) answerQuery(w http.ResponseWriter, r *http.Request, p *plan.Plan) error {
 	h.dispatcher.CountDropped(p)
-	err := h.explainer.AnswerQuery(w, r, p)
+	err := h.explainer.AnswerQuery(w, p)
 	if err != nil {
-		p.GiveBack(r)
+		p.GiveBack()
 	}
 	return h.refuse(w, r, err)
 }

@@ -17,18 +17,16 @@ import (
 const policyNamespace = "http.handlers.kv_router.policies"
 
 func init() {
-	caddy.RegisterModule(PredictedLatency{})
-	caddy.RegisterModule(Dynamo{})
-	caddy.RegisterModule(RoundRobin{})
-	caddy.RegisterModule(LeastLoad{})
-	caddy.RegisterModule(Random{})
-	caddy.RegisterModule(PowerOfTwo{})
-	caddy.RegisterModule(PrefixHash{})
+	for _, m := range []caddy.Module{
+		new(PredictedLatency), new(Dynamo), new(RoundRobin), new(LeastLoad), new(Random), new(PowerOfTwo), new(PrefixHash),
+	} {
+		caddy.RegisterModule(m)
+	}
 }
 
 func (h *Handler) loadPolicy(ctx caddy.Context) (err error) {
 	if h.PolicyRaw == nil {
-		h.policy = &PredictedLatency{PredictedLatency: kvscore.NewPredictedLatency()}
+		h.policy = new(PredictedLatency)
 		return nil
 	}
 	h.policy, err = h.policyOf(ctx, "PolicyRaw")
@@ -61,6 +59,14 @@ func (h *Handler) policyOf(ctx caddy.Context, field string) (kvscore.Policy, err
 	return p, nil
 }
 
+// policyInfo returns the module information of a policy, whose zero value is ready for use.
+func policyInfo[T any, P interface {
+	*T
+	caddy.Module
+}](name string) caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: policyNamespace + "." + caddy.ModuleID(name), New: func() caddy.Module { return P(new(T)) }}
+}
+
 // PredictedLatency takes the worker with the lowest cost in milliseconds. Workers of equal
 // cost share evenly. The policy learns how fast workers are from the times of their first
 // tokens. It has no options. The cost is the sum of:
@@ -70,14 +76,12 @@ func (h *Handler) policyOf(ctx caddy.Context, field string) (kvscore.Policy, err
 //   - the price of leaving its session's worker
 type PredictedLatency struct {
 	noOptions
-	*kvscore.PredictedLatency `json:"-"`
+	kvscore.PredictedLatency `json:"-"`
 }
 
 // CaddyModule returns the Caddy module information.
-func (PredictedLatency) CaddyModule() caddy.ModuleInfo {
-	return caddy.ModuleInfo{ID: policyNamespace + ".predicted_latency", New: func() caddy.Module {
-		return &PredictedLatency{PredictedLatency: kvscore.NewPredictedLatency()}
-	}}
+func (*PredictedLatency) CaddyModule() caddy.ModuleInfo {
+	return policyInfo[PredictedLatency]("predicted_latency")
 }
 
 // Dynamo is the cost function of NVIDIA Dynamo's KV router, with its options and its
@@ -130,9 +134,7 @@ type Dynamo struct {
 const presetAgentic = "agentic"
 
 // CaddyModule returns the Caddy module information.
-func (Dynamo) CaddyModule() caddy.ModuleInfo {
-	return caddy.ModuleInfo{ID: policyNamespace + ".dynamo", New: func() caddy.Module { return new(Dynamo) }}
-}
+func (*Dynamo) CaddyModule() caddy.ModuleInfo { return policyInfo[Dynamo]("dynamo") }
 
 // Provision checks the options.
 func (p *Dynamo) Provision(caddy.Context) error {
@@ -206,29 +208,21 @@ func (p *Dynamo) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 // RoundRobin takes the workers in turn, whatever their caches hold. It has no options.
 type RoundRobin struct {
 	noOptions
-	*kvscore.RoundRobin `json:"-"`
+	kvscore.RoundRobin `json:"-"`
 }
 
 // CaddyModule returns the Caddy module information.
-func (RoundRobin) CaddyModule() caddy.ModuleInfo {
-	return caddy.ModuleInfo{ID: policyNamespace + ".round_robin", New: func() caddy.Module {
-		return &RoundRobin{RoundRobin: new(kvscore.RoundRobin)}
-	}}
-}
+func (*RoundRobin) CaddyModule() caddy.ModuleInfo { return policyInfo[RoundRobin]("round_robin") }
 
 // LeastLoad takes the worker with the fewest active requests. Among several, it takes the
 // one with the fewest prompt tokens still to be computed. It has no options.
 type LeastLoad struct {
 	noOptions
-	*kvscore.LeastLoad `json:"-"`
+	kvscore.LeastLoad `json:"-"`
 }
 
 // CaddyModule returns the Caddy module information.
-func (LeastLoad) CaddyModule() caddy.ModuleInfo {
-	return caddy.ModuleInfo{ID: policyNamespace + ".least_load", New: func() caddy.Module {
-		return &LeastLoad{LeastLoad: new(kvscore.LeastLoad)}
-	}}
-}
+func (*LeastLoad) CaddyModule() caddy.ModuleInfo { return policyInfo[LeastLoad]("least_load") }
 
 // Random takes any worker, each as likely as the others. It has no options.
 type Random struct {
@@ -237,9 +231,7 @@ type Random struct {
 }
 
 // CaddyModule returns the Caddy module information.
-func (Random) CaddyModule() caddy.ModuleInfo {
-	return caddy.ModuleInfo{ID: policyNamespace + ".random", New: func() caddy.Module { return new(Random) }}
-}
+func (*Random) CaddyModule() caddy.ModuleInfo { return policyInfo[Random]("random") }
 
 // PowerOfTwo draws two workers and takes the one with fewer active requests. If both have
 // the same number, it takes the one with fewer prompt tokens still to be computed. It has
@@ -250,9 +242,7 @@ type PowerOfTwo struct {
 }
 
 // CaddyModule returns the Caddy module information.
-func (PowerOfTwo) CaddyModule() caddy.ModuleInfo {
-	return caddy.ModuleInfo{ID: policyNamespace + ".power_of_two", New: func() caddy.Module { return new(PowerOfTwo) }}
-}
+func (*PowerOfTwo) CaddyModule() caddy.ModuleInfo { return policyInfo[PowerOfTwo]("power_of_two") }
 
 // noOptions is embedded in policies without options.
 type noOptions struct{}
@@ -288,9 +278,7 @@ type PrefixHash struct {
 }
 
 // CaddyModule returns the Caddy module information.
-func (PrefixHash) CaddyModule() caddy.ModuleInfo {
-	return caddy.ModuleInfo{ID: policyNamespace + ".prefix_hash", New: func() caddy.Module { return new(PrefixHash) }}
-}
+func (*PrefixHash) CaddyModule() caddy.ModuleInfo { return policyInfo[PrefixHash]("prefix_hash") }
 
 // Provision checks the options.
 func (p *PrefixHash) Provision(caddy.Context) error {
@@ -313,7 +301,9 @@ func (p *PrefixHash) Provision(caddy.Context) error {
 //	}
 func (p *PrefixHash) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // the policy's name
-	return options{"prefix_tokens": &p.PrefixTokens, "load_factor": &p.LoadFactor}.readBlock(d, "option of policy prefix_hash")
+	return options{
+		"prefix_tokens": &p.PrefixTokens, "load_factor": &p.LoadFactor,
+	}.readBlock(d, "option of policy prefix_hash")
 }
 
 // Interface guards

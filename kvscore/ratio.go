@@ -1,7 +1,10 @@
 package kvscore
 
 import (
+	"cmp"
+	"maps"
 	"math"
+	"slices"
 	"sync"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
@@ -33,17 +36,15 @@ type Ratios struct {
 	Seed uint64
 
 	mu     sync.Mutex
-	all    textRatios // over all models
-	models map[uint64]*modelRatio
-	used   modelRatio // head of the ring of all models, newest first
+	all    textRatios             // over all models
+	models map[uint64]*modelRatio // by the hashes of their names, which may be long
+	clock  uint64                 // the last value of used
 }
 
-// modelRatio has the ratios of one model. It keeps only a hash of the name, which may be
-// long.
+// modelRatio has the ratios of one model.
 type modelRatio struct {
-	name         uint64
-	ratios       textRatios
-	newer, older *modelRatio
+	ratios textRatios
+	used   uint64
 }
 
 // textRatios are tokens per byte by the kind of text.
@@ -154,32 +155,32 @@ func (r *Ratios) Learn(model string, blocks []uint64, past float64, size int, to
 
 // find returns the model or nil, and makes it the most recently used. The lock is held.
 func (r *Ratios) find(model string) *modelRatio {
-	if r.models == nil {
-		return nil
-	}
 	m := r.models[xxh3.HashStringSeed(model, r.Seed)]
-	if m != nil && r.used.older != m {
-		m.unlink()
-		r.push(m)
+	if m != nil {
+		r.clock++
+		m.used = r.clock
 	}
 	return m
 }
 
-// add adds a model by the hash of its name. At the bound it replaces the least recently used one. The lock is held.
+// add adds a model by the hash of its name. At the bound it replaces the least recently used
+// one. The lock is held.
 func (r *Ratios) add(name uint64) *modelRatio {
 	if r.models == nil {
 		r.models = make(map[uint64]*modelRatio)
-		r.used.newer, r.used.older = &r.used, &r.used
 	}
-	m := new(modelRatio)
+	r.clock++
 	if len(r.models) >= maxRatios {
-		m = r.used.newer // the least recently used
-		m.unlink()
-		delete(r.models, m.name)
+		oldest, used := name, r.clock
+		for other, m := range r.models {
+			if m.used < used {
+				oldest, used = other, m.used
+			}
+		}
+		delete(r.models, oldest)
 	}
-	m.name = name
-	r.models[m.name] = m
-	r.push(m)
+	m := &modelRatio{used: r.clock}
+	r.models[name] = m
 	return m
 }
 
@@ -198,8 +199,11 @@ func (r *Ratios) Learned() []ModelRatios {
 		return nil
 	}
 	list := append(make([]ModelRatios, 0, len(r.models)+1), ModelRatios{0, r.all.tokens})
-	for m := r.used.older; m != &r.used; m = m.older {
-		list = append(list, ModelRatios{m.name, m.ratios.tokens})
+	names := slices.SortedFunc(maps.Keys(r.models), func(a, b uint64) int {
+		return cmp.Compare(r.models[b].used, r.models[a].used)
+	})
+	for _, name := range names {
+		list = append(list, ModelRatios{name, r.models[name].ratios.tokens})
 	}
 	return list
 }
@@ -224,13 +228,4 @@ func (r *Ratios) Restore(list []ModelRatios) {
 			r.add(one.Name).ratios = textRatios{tokens: one.Tokens, learned: true}
 		}
 	}
-}
-
-func (r *Ratios) push(m *modelRatio) {
-	m.newer, m.older = &r.used, r.used.older
-	m.older.newer, r.used.older = m, m
-}
-
-func (m *modelRatio) unlink() {
-	m.newer.older, m.older.newer = m.older, m.newer
 }

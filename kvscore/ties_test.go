@@ -47,44 +47,6 @@ func TestRoutersAgreeOnANewSession(t *testing.T) {
 	}
 }
 
-// TestNewSessionsSpread counts the sessions of each target. A further target takes its share
-// of them, and no session moves between the others.
-func TestNewSessionsSpread(t *testing.T) {
-	const sessions, n = 4000, 8
-	p := NewPredictedLatency()
-	before, after := make(map[Target]int), make(map[Target]int)
-	moved, more := 0, targets(n+1)
-	for session := range uint64(sessions) {
-		session = mix(session)
-		a, b := first(t, p, session, more[:n]), first(t, p, session, more)
-		before[a]++
-		after[b]++
-		if a == b {
-			continue
-		}
-		if moved++; b != more[n] {
-			t.Errorf("session %x moves from %s to %s", session, a, b)
-		}
-	}
-	for _, v := range []struct {
-		n    int
-		got  map[Target]int
-		most float64 // chi-square, which is more once in 1,000 times
-	}{{n, before, 24.3}, {n + 1, after, 26.1}} {
-		chi, mean := 0.0, float64(sessions)/float64(v.n)
-		for _, target := range more[:v.n] {
-			d := float64(v.got[target]) - mean
-			chi += d * d / mean
-		}
-		if chi > v.most {
-			t.Errorf("%d targets: %v, chi-square %.1f", v.n, v.got, chi)
-		}
-	}
-	if share := sessions / (n + 1); moved < share*8/10 || moved > share*12/10 {
-		t.Errorf("%d of %d sessions moved to a ninth target", moved, sessions)
-	}
-}
-
 // TestLoadOutweighsRendezvous books many requests of one session at once. They spread, for
 // only the first finds equal targets.
 func TestLoadOutweighsRendezvous(t *testing.T) {

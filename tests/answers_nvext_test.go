@@ -387,7 +387,7 @@ func TestDynamoIsLeftToItself(t *testing.T) {
 	before := s.scrape(t)
 	a := s.post(t.Context(), "/v1/chat/completions", []byte(`{"messages":[{"role":"user","content":"q"}],"stream":true,"nvext":{"annotations":["request_id"],"extra_fields":["worker_id"],"agent_hints":{"speculative_prefill":true}}}`))
 	if !a.ok() || strings.Count(string(a.body), "event: ") != 1 || !strings.HasPrefix(string(a.body), "event: request_id\n: \"theirs\"\n\n") ||
-		!strings.Contains(string(a.body), `"nvext":{"worker_id":{"prefill_worker_id":42,"prefill_dp_rank":0,"decode_worker_id":42,"decode_dp_rank":0},"mine":1}`) {
+		!strings.Contains(string(a.body), `"nvext":{"mine":1,"worker_id":{"prefill_worker_id":42,"prefill_dp_rank":0,"decode_worker_id":42,"decode_dp_rank":0}}`) {
 		t.Errorf("status %d, error %v, body %s", a.status, a.err, a.body)
 	}
 	s.booksAtZero(t)

@@ -64,7 +64,9 @@ func (Admin) Routes() []caddy.AdminRoute {
 		{Pattern: one + "/workers/{worker}/drain", Handler: methods{http.MethodPost: ofPool(drain)}},
 		{Pattern: one + "/workers/{worker}/undrain", Handler: methods{http.MethodPost: ofPool(undrain)}},
 		{Pattern: one + "/sessions", Handler: methods{http.MethodGet: ofPool(getSessions)}},
-		{Pattern: one + "/sessions/{key}", Handler: methods{http.MethodGet: ofPool(getSession), http.MethodPut: ofPool(rebind), http.MethodDelete: ofPool(unbind)}},
+		{Pattern: one + "/sessions/{key}", Handler: methods{
+			http.MethodGet: ofPool(getSession), http.MethodPut: ofPool(rebind), http.MethodDelete: ofPool(unbind),
+		}},
 		{Pattern: one + "/explain", Handler: methods{http.MethodPost: ofPool(explain)}},
 	}
 }
@@ -85,7 +87,8 @@ func (m methods) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 	if f == nil {
 		allowed := slices.Sorted(maps.Keys(m))
 		w.Header().Set("Allow", strings.Join(allowed, ", "))
-		return apiError(http.StatusMethodNotAllowed, "method %s is not allowed: use %s", r.Method, strings.Join(allowed, " or "))
+		return apiError(http.StatusMethodNotAllowed,
+			"method %s is not allowed: use %s", r.Method, strings.Join(allowed, " or "))
 	}
 	v, err := f(r)
 	if err != nil {
@@ -217,7 +220,8 @@ func undrain(r *http.Request, p *pool.Pool) (any, error) {
 func explain(r *http.Request, p *pool.Pool) (any, error) {
 	path := r.URL.Query().Get("path")
 	if !strings.HasPrefix(path, "/") {
-		return nil, apiError(http.StatusBadRequest, "path: must be the path of a request, such as /v1/chat/completions, got %q", path)
+		return nil, apiError(http.StatusBadRequest,
+			"path: must be the path of a request, such as /v1/chat/completions, got %q", path)
 	}
 	client, err := asClient(r, path)
 	if err != nil {

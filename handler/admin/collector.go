@@ -15,52 +15,77 @@ import (
 type Collector struct{}
 
 var (
-	descLeases    = desc("leases", "Attempts under way.", "pool")
-	descWaiting   = desc("waiting_requests", "Requests in the queue.", "pool")
-	descExpired   = desc("leases_expired_total", "Leases that leaked and that the router ended.", "pool")
-	descUntracked = desc("untracked_prompts_total", "Prompts that had no room in the cache model, in whole or in part.", "pool")
-	descFaults    = desc("policy_faults_total", "Choices in which the policy returned an invalid worker or changed the list of candidates. The router took the least loaded worker.", "pool")
-	descSessions  = desc("sessions", "Sessions bound to a worker.", "pool")
-	descWaiters   = desc("sessions_waiting", "Requests that wait for a concurrent first request of their session.", "pool")
-	descEnds      = desc("session_ends_total", "Bindings of sessions that the router ended: their time to live was over, or it needed room.", "pool", "reason")
-	descIndex     = desc("index_bytes", "Size of the index.", "pool")
-	descPrefills  = desc("prefill_cost_seconds", "Learned prefill time over all workers: for each step, 1000 tokens, a million token pairs in attention, or 1000 context tokens of active requests.", "pool", "per")
-	descIncidents = desc("incidents", "1 for each condition that lasts.", "pool", "condition")
+	descLeases    = poolDesc("leases", "Attempts under way.")
+	descWaiting   = poolDesc("waiting_requests", "Requests in the queue.")
+	descExpired   = poolDesc("leases_expired_total", "Leases that leaked and that the router ended.")
+	descUntracked = poolDesc("untracked_prompts_total",
+		"Prompts that had no room in the cache model, in whole or in part.")
+	descFaults = poolDesc("policy_faults_total",
+		"Choices in which the policy returned an invalid worker or changed the list of candidates. The router "+
+			"took the least loaded worker.")
+	descSessions = poolDesc("sessions", "Sessions bound to a worker.")
+	descWaiters  = poolDesc("sessions_waiting", "Requests that wait for a concurrent first request of their session.")
+	descEnds     = poolDesc("session_ends_total",
+		"Bindings of sessions that the router ended: their time to live was over, or it needed room.", "reason")
+	descIndex    = poolDesc("index_bytes", "Size of the index.")
+	descPrefills = poolDesc("prefill_cost_seconds",
+		"Learned prefill time over all workers: for each step, 1000 tokens, a million token pairs in "+
+			"attention, or 1000 context tokens of active requests.", "per")
+	descIncidents = poolDesc("incidents", "1 for each condition that lasts.", "condition")
 
-	descSnapshotAge    = desc("snapshot_age_seconds", "Time since the last snapshot that the router wrote.", "pool")
-	descSnapshotBytes  = desc("snapshot_bytes", "Size of the last snapshot that the router wrote.", "pool")
-	descSnapshotErrors = desc("snapshot_errors_total", "Snapshots that the router could not write.", "pool")
-	descRestored       = desc("snapshot_restored", "What the router restored at its start: sessions, responses, or tokens in cache models.", "pool", "what")
+	descSnapshotAge    = poolDesc("snapshot_age_seconds", "Time since the last snapshot that the router wrote.")
+	descSnapshotBytes  = poolDesc("snapshot_bytes", "Size of the last snapshot that the router wrote.")
+	descSnapshotErrors = poolDesc("snapshot_errors_total", "Snapshots that the router could not write.")
+	descRestored       = poolDesc("snapshot_restored",
+		"What the router restored at its start: sessions, responses, or tokens in cache models.", "what")
 
-	descHung      = desc("workers_hung", "1 while the worker is hung: it has requests and produces no output, while others make progress.", "pool", "worker")
-	descAvailable = desc("worker_available", "1 if the worker gets new requests as others do. 0 if it is marked down, hung, draining, gets only a few trial requests, refuses connections, or fails Caddy's health checks.", "pool", "worker")
-	descEngine    = desc("worker_engine_info", "1, with the worker's engine and version as labels, as configured or found.", "pool", "worker", "engine", "version", "source")
-	descWarnings  = desc("worker_engine_warnings", "Warnings about the worker's engine that last.", "pool", "worker")
-	descContrary  = desc("worker_contradictions", "Settings of the worker that its engine contradicts.", "pool", "worker")
+	descHung = workerDesc("workers_hung",
+		"1 while the worker is hung: it has requests and produces no output, while others make progress.")
+	descAvailable = workerDesc("worker_available",
+		"1 if the worker gets new requests as others do. 0 if it is marked down, hung, draining, gets only a "+
+			"few trial requests, refuses connections, or fails Caddy's health checks.")
+	descEngine = workerDesc("worker_engine_info",
+		"1, with the worker's engine and version as labels, as configured or found.", "engine", "version", "source")
+	descWarnings = workerDesc("worker_engine_warnings", "Warnings about the worker's engine that last.")
+	descContrary = workerDesc("worker_contradictions", "Settings of the worker that its engine contradicts.")
 
-	descRequests = desc("worker_requests", "Requests under way on the worker's rank.", "pool", "worker", "dp_rank")
-	descReported = desc("worker_engine_requests", "Requests that the engine reports of the worker's rank: running or waiting. Absent if it has not reported them lately.", "pool", "worker", "dp_rank", "state")
-	descPrefill  = desc("worker_prefill_tokens", "Prompt tokens booked on the worker's rank and not computed yet.", "pool", "worker", "dp_rank")
-	descBlocks   = desc("worker_blocks", "KV blocks of the active requests of the worker's rank.", "pool", "worker", "dp_rank")
-	descCached   = desc("worker_cached_tokens", "Tokens that the cache model of the worker's rank holds.", "pool", "worker", "dp_rank")
-	descCapacity = desc("worker_capacity_tokens", "Capacity that the router assumes for the KV cache of the worker's rank, in tokens: configured, reported, or learned from reported cached tokens.", "pool", "worker", "dp_rank")
-	descSlowness = desc("worker_slowness", "How many times longer a prefill takes on the worker's rank than the pool predicts.", "pool", "worker", "dp_rank")
-	descError    = desc("worker_ttft_error_ratio", "Median and 90th percentile of the error of the last 64 predicted times to first token: |observed / predicted - 1|.", "pool", "worker", "dp_rank", "quantile")
+	descRequests = rankDesc("worker_requests", "Requests under way on the worker's rank.")
+	descReported = rankDesc("worker_engine_requests",
+		"Requests that the engine reports of the worker's rank: running or waiting. Absent if it has not "+
+			"reported them lately.", "state")
+	descPrefill  = rankDesc("worker_prefill_tokens", "Prompt tokens booked on the worker's rank and not computed yet.")
+	descBlocks   = rankDesc("worker_blocks", "KV blocks of the active requests of the worker's rank.")
+	descCached   = rankDesc("worker_cached_tokens", "Tokens that the cache model of the worker's rank holds.")
+	descCapacity = rankDesc("worker_capacity_tokens",
+		"Capacity that the router assumes for the KV cache of the worker's rank, in tokens: configured, "+
+			"reported, or learned from reported cached tokens.")
+	descSlowness = rankDesc("worker_slowness",
+		"How many times longer a prefill takes on the worker's rank than the pool predicts.")
+	descError = rankDesc("worker_ttft_error_ratio",
+		"Median and 90th percentile of the error of the last 64 predicted times to first token: |observed / "+
+			"predicted - 1|.", "quantile")
 )
 
-func desc(name, help string, labels ...string) *prometheus.Desc {
-	return prometheus.NewDesc("caddy_kv_router_"+name, help, labels, nil)
+// descs are all of them.
+var descs []*prometheus.Desc
+
+func poolDesc(name, help string, labels ...string) *prometheus.Desc {
+	d := prometheus.NewDesc("caddy_kv_router_"+name, help, append([]string{"pool"}, labels...), nil)
+	descs = append(descs, d)
+	return d
+}
+
+func workerDesc(name, help string, labels ...string) *prometheus.Desc {
+	return poolDesc(name, help, append([]string{"worker"}, labels...)...)
+}
+
+func rankDesc(name, help string, labels ...string) *prometheus.Desc {
+	return workerDesc(name, help, append([]string{"dp_rank"}, labels...)...)
 }
 
 // Describe implements prometheus.Collector.
 func (Collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{
-		descLeases, descWaiting, descExpired, descUntracked, descFaults, descSessions, descWaiters, descEnds, descIndex, descPrefills, descIncidents,
-		descSnapshotAge, descSnapshotBytes, descSnapshotErrors, descRestored,
-		descExact, descFollowed, descBehind, descLag, descGaps, descReplays, descReconnects, descRestarts, descApplied, descSkippedEvents, descHeld,
-		descHung, descAvailable, descEngine, descContrary, descWarnings,
-		descRequests, descReported, descPrefill, descBlocks, descCached, descCapacity, descSlowness, descError,
-	} {
+	for _, d := range descs {
 		ch <- d
 	}
 }

@@ -1,7 +1,6 @@
 package admin
 
 import (
-	"context"
 	"errors"
 	"net/http"
 	"net/url"
@@ -98,22 +97,23 @@ var promptKinds = map[api.Kind]string{api.None: "none", api.Text: "text", api.To
 func (x *Explainer) explain(r *http.Request) (*explanation, error) {
 	p, err := x.Reader.Read(r)
 	if own, ok := errors.AsType[*api.Refusal](err); ok {
-		return x.view(r.Context(), nil, &dispatch.DryChoice{Refused: own}), nil
+		return x.view(nil, &dispatch.DryChoice{Refused: own}), nil
 	}
 	if err != nil {
 		return nil, err
 	}
 	defer p.Close()
-	return x.view(r.Context(), p, x.Dispatcher.Explain(r, p)), nil
+	return x.view(p, x.Dispatcher.Explain(p)), nil
 }
 
 // view returns the choice that would be made for a planned request as the admin API
 // shows it. There is no plan if the router refuses to make one.
-func (x *Explainer) view(ctx context.Context, p *plan.Plan, c *dispatch.DryChoice) *explanation {
+func (x *Explainer) view(p *plan.Plan, c *dispatch.DryChoice) *explanation {
 	e := &explanation{
-		Pool: x.Pool.Name, Unit: c.Unit, Candidates: []candidateView{}, LeftOut: append([]dispatch.LeftOut{}, c.LeftOut...),
+		Pool: x.Dispatcher.Pool.Name, Unit: c.Unit,
+		Candidates: []candidateView{}, LeftOut: append([]dispatch.LeftOut{}, c.LeftOut...),
 	}
-	if m, ok := x.Policy.(caddy.Module); ok {
+	if m, ok := x.Dispatcher.Policy.(caddy.Module); ok {
 		e.Policy = m.CaddyModule().ID.Name()
 	}
 	if own := c.Refused; own != nil {
@@ -122,9 +122,9 @@ func (x *Explainer) view(ctx context.Context, p *plan.Plan, c *dispatch.DryChoic
 	if p == nil {
 		return e
 	}
-	e.Plan = viewPlan(ctx, x.Pool, p)
+	e.Plan = viewPlan(x.Dispatcher.Pool, p)
 	if c.Full {
-		e.Waits = &waitView{x.Pool.Waiting()}
+		e.Waits = &waitView{x.Dispatcher.Pool.Waiting()}
 	}
 	if len(c.Candidates) == 0 {
 		return e
@@ -132,10 +132,12 @@ func (x *Explainer) view(ctx context.Context, p *plan.Plan, c *dispatch.DryChoic
 	e.Plan.PromptTokens = c.Tokens
 	for i := range c.Candidates {
 		of := &c.Candidates[i]
-		e.Candidates = append(e.Candidates, candidateView{Target: of.Target, Dial: c.Workers[i].Dial, Candidate: of, TTFT: of.TTFT()})
+		e.Candidates = append(e.Candidates, candidateView{
+			Target: of.Target, Dial: c.Workers[i].Dial, Candidate: of, TTFT: of.TTFT(),
+		})
 	}
 	if h := c.Home; h != nil {
-		e.Home = &homeView{DryHome: h, Dial: dials(x.Pool)[h.Target], Candidate: h.Position >= 0}
+		e.Home = &homeView{DryHome: h, Dial: dials(x.Dispatcher.Pool)[h.Target], Candidate: h.Position >= 0}
 	}
 	e.Chosen = viewChosen(p, c)
 	return e
@@ -193,7 +195,7 @@ func why(p *plan.Plan, c *dispatch.DryChoice) string {
 	return text
 }
 
-func viewPlan(ctx context.Context, of *pool.Pool, p *plan.Plan) *planView {
+func viewPlan(of *pool.Pool, p *plan.Plan) *planView {
 	v := &planView{
 		Model: p.Model, Streamed: p.Score.Streamed, PromptKind: promptKinds[api.None],
 		PromptTokens: p.Score.Tokens, TokensEstimated: p.Score.Tokens > 0,
@@ -214,7 +216,7 @@ func viewPlan(ctx context.Context, of *pool.Pool, p *plan.Plan) *planView {
 	}
 	if key := p.Session.Key; !key.IsZero() {
 		v.Session = &sessionView{KeyHash: key.String()}
-		if b, ok, _ := of.Sessions.Peek(ctx, key); ok {
+		if b, ok, _ := of.Sessions.Peek(p.HTTP.Context(), key); ok {
 			*v.Session = viewSession(key, &b, dials(of), time.Now())
 		}
 	}

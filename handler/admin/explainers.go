@@ -6,22 +6,12 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
-	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
-	"go.uber.org/zap"
-
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // Explainer explains where the requests of one handler would go.
 type Explainer struct {
-	Pool       *pool.Pool
 	Reader     *plan.Reader
 	Dispatcher *dispatch.Dispatcher
-	Client     *upstream.Client // asks engines for token ids
-	Policy     kvscore.Policy
-	Static     reverseproxy.UpstreamPool
-	Logger     *zap.Logger
 }
 
 // explainers are those that answer for the pools in use.
@@ -29,13 +19,13 @@ var explainers sync.Map // *pool.Pool -> *Explainer
 
 // Join makes an explainer answer for its pool, unless another one does. Its configuration may
 // still be rejected.
-func (x *Explainer) Join() { explainers.LoadOrStore(x.Pool, x) }
+func (x *Explainer) Join() { explainers.LoadOrStore(x.Dispatcher.Pool, x) }
 
 // Lead makes an explainer answer for its pool. Its configuration has begun to serve.
-func (x *Explainer) Lead() { explainers.Store(x.Pool, x) }
+func (x *Explainer) Lead() { explainers.Store(x.Dispatcher.Pool, x) }
 
 // Leave ends Join and Lead, unless another explainer has taken over.
-func (x *Explainer) Leave() { explainers.CompareAndDelete(x.Pool, x) }
+func (x *Explainer) Leave() { explainers.CompareAndDelete(x.Dispatcher.Pool, x) }
 
 // explainerOf returns the explainer that answers for a pool: that of the handler which led
 // last. It returns nil for a moment when a pool begins or ends.

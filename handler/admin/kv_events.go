@@ -62,17 +62,22 @@ func skipped(f *discovery.Following) map[string]uint64 {
 }
 
 var (
-	descExact         = desc("exact_index_bytes", "Size of the index of what the engines' KV events say.", "pool")
-	descFollowed      = desc("kv_events_state", "1 for the state of the stream of KV events, and for what requests of token ids use: exact, partial or approximate knowledge.", "pool", "worker", "dp_rank", "state", "knowledge")
-	descBehind        = desc("kv_events_last_batch_seconds", "Time since the last batch of KV events came.", "pool", "worker", "dp_rank")
-	descLag           = desc("kv_events_lag_seconds", "Age of the last batch of KV events at its arrival, by the engine's clock.", "pool", "worker", "dp_rank")
-	descGaps          = desc("kv_events_gaps_total", "Gaps in the sequence of batches of KV events.", "pool", "worker", "dp_rank")
-	descReplays       = desc("kv_events_replays_total", "Replays of earlier KV events that the router asked for.", "pool", "worker", "dp_rank")
-	descReconnects    = desc("kv_events_reconnects_total", "Connections to the publisher of KV events after the first.", "pool", "worker", "dp_rank")
-	descRestarts      = desc("kv_events_restarts_total", "Restarts of the publisher, seen by a falling sequence.", "pool", "worker", "dp_rank")
-	descApplied       = desc("kv_events_blocks_total", "Blocks that KV events stored or removed.", "pool", "worker", "dp_rank", "kind")
-	descSkippedEvents = desc("kv_events_skipped_total", "KV events that the router did not use, by reason.", "pool", "worker", "dp_rank", "reason")
-	descHeld          = desc("kv_events_held_blocks", "Blocks that the worker's rank holds, as its KV events say.", "pool", "worker", "dp_rank", "tier")
+	descExact    = poolDesc("exact_index_bytes", "Size of the index of what the engines' KV events say.")
+	descFollowed = rankDesc("kv_events_state",
+		"1 for the state of the stream of KV events, and for what requests of token ids use: exact, partial "+
+			"or approximate knowledge.", "state", "knowledge")
+	descBehind = rankDesc("kv_events_last_batch_seconds", "Time since the last batch of KV events came.")
+	descLag    = rankDesc("kv_events_lag_seconds",
+		"Age of the last batch of KV events at its arrival, by the engine's clock.")
+	descGaps       = rankDesc("kv_events_gaps_total", "Gaps in the sequence of batches of KV events.")
+	descReplays    = rankDesc("kv_events_replays_total", "Replays of earlier KV events that the router asked for.")
+	descReconnects = rankDesc("kv_events_reconnects_total",
+		"Connections to the publisher of KV events after the first.")
+	descRestarts      = rankDesc("kv_events_restarts_total", "Restarts of the publisher, seen by a falling sequence.")
+	descApplied       = rankDesc("kv_events_blocks_total", "Blocks that KV events stored or removed.", "kind")
+	descSkippedEvents = rankDesc("kv_events_skipped_total", "KV events that the router did not use, by reason.", "reason")
+	descHeld          = rankDesc("kv_events_held_blocks",
+		"Blocks that the worker's rank holds, as its KV events say.", "tier")
 )
 
 func collectEvents(to sink, w *pool.Worker, t time.Time) {

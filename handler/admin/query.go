@@ -20,17 +20,20 @@ import (
 	"go.uber.org/zap"
 )
 
-var errNoQuery = errors.New("nvext.annotations: the router cannot answer query_instance_id, because it cannot read the prompt of this request")
+var errNoQuery = errors.New(
+	"nvext.annotations: the router cannot answer query_instance_id, because it cannot read the prompt of this request")
 
 // AnswerQuery answers a client that asks where its request would go, with the worker
 // and the prompt's token ids under nvext. In a second stage, the client names the
 // worker. Nothing is booked, remembered or computed. If the request has no token ids,
 // the chosen worker's engine is asked for them. Refusals are returned as such.
-func (x *Explainer) AnswerQuery(w http.ResponseWriter, r *http.Request, p *plan.Plan) error {
+func (x *Explainer) AnswerQuery(w http.ResponseWriter, p *plan.Plan) error {
 	if p.Request == nil {
-		return &api.Refusal{API: plan.OrUnplanned(p.API), Status: http.StatusBadRequest, Code: api.CodeNVExt, Param: "nvext", Err: errNoQuery}
+		return &api.Refusal{
+			API: plan.OrUnplanned(p.API), Status: http.StatusBadRequest, Code: api.CodeNVExt, Param: "nvext", Err: errNoQuery,
+		}
 	}
-	c := x.Dispatcher.Explain(r, p)
+	c := x.Dispatcher.Explain(p)
 	if c.Refused != nil {
 		return c.Refused
 	}
@@ -39,10 +42,10 @@ func (x *Explainer) AnswerQuery(w http.ResponseWriter, r *http.Request, p *plan.
 	}
 	ids := tokenIDs(p)
 	if ids == nil {
-		ids = x.askTokens(r, p, c.Workers[c.Picked.Chosen])
-		c = x.explainTokens(r, p, c, ids)
+		ids = x.askTokens(p, c.Workers[c.Picked.Chosen])
+		c = x.explainTokens(p, c, ids)
 	}
-	answer, err := x.encodeQuery(r.Context(), p, c, ids)
+	answer, err := x.encodeQuery(p, c, ids)
 	if err != nil {
 		return err
 	}
@@ -56,7 +59,7 @@ func (x *Explainer) AnswerQuery(w http.ResponseWriter, r *http.Request, p *plan.
 	}
 	w.Header().Set("Content-Type", kind)
 	w.Header().Set("Content-Length", strconv.Itoa(len(answer)))
-	_, release := x.Pool.Memory.Reserve(int64(len(answer)))
+	_, release := x.Dispatcher.Pool.Memory.Reserve(int64(len(answer)))
 	defer release()
 	_, err = w.Write(answer) //nolint:gosec // JSON, and said to be
 	return err
@@ -75,20 +78,22 @@ type queryAnswer struct {
 }
 
 // encodeQuery returns the answer as JSON. ids are the prompt's, nil if unknown.
-func (x *Explainer) encodeQuery(ctx context.Context, p *plan.Plan, c *dispatch.DryChoice, ids []byte) ([]byte, error) {
+func (x *Explainer) encodeQuery(p *plan.Plan, c *dispatch.DryChoice, ids []byte) ([]byte, error) {
 	target := c.Candidates[c.Picked.Chosen].Target
 	members := []nvext.Member{{Name: nvext.NameWorkerID, Value: nvext.AppendWorker(nil, target.Worker, target.Rank)}}
 	if ids != nil {
 		members = append(members, nvext.Member{Name: nvext.NameTokenIDs, Value: ids})
 	}
 	if p.Ext.QueryExplains() {
-		why, err := json.Marshal(x.view(ctx, p, c))
+		why, err := json.Marshal(x.view(p, c))
 		if err != nil {
 			return nil, fmt.Errorf("encoding the explanation: %w", err)
 		}
 		members = append(members, nvext.Member{Name: "explain", Value: why})
 	}
-	answer := queryAnswer{ID: "query-" + rand.Text(), Created: time.Now().Unix(), Model: p.Model, NVExt: nvext.AppendObject(nil, members)}
+	answer := queryAnswer{
+		ID: "query-" + rand.Text(), Created: time.Now().Unix(), Model: p.Model, NVExt: nvext.AppendObject(nil, members),
+	}
 	if object := p.Request.AnswerObject(); object != "" {
 		answer.Object, answer.Choices = object, new([0]int)
 	}
@@ -121,7 +126,7 @@ const (
 // askTokens asks the chosen worker for the prompt's token ids, and returns them as JSON.
 // It returns nil, and counts that, if the worker does not answer with them. The question
 // is not booked, takes no slot, and never marks a worker down.
-func (x *Explainer) askTokens(r *http.Request, p *plan.Plan, w *pool.Worker) (ids []byte) {
+func (x *Explainer) askTokens(p *plan.Plan, w *pool.Worker) (ids []byte) {
 	q := questionOf(p)
 	if q == nil {
 		x.Dispatcher.FallBack(dispatch.FallbackUntokenized)
@@ -130,21 +135,23 @@ func (x *Explainer) askTokens(r *http.Request, p *plan.Plan, w *pool.Worker) (id
 	size := p.Body.Size
 	most := min(maxTokenized, leastTokenized+tokenizedPerByte*size)
 	room := 2*size + 3*most // as it comes, as numbers, and as it is answered
-	within, release := x.Pool.Memory.Reserve(room)
+	within, release := x.Dispatcher.Pool.Memory.Reserve(room)
 	defer release()
-	asking := x.Pool.Asking.Add(1)
-	defer x.Pool.Asking.Add(-1)
+	asking := x.Dispatcher.Pool.Asking.Add(1)
+	defer x.Dispatcher.Pool.Asking.Add(-1)
 	if !within || asking > maxAsking {
 		x.Dispatcher.FallBack(dispatch.FallbackUntokenized)
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), tokenizeTimeout)
+	ctx, cancel := context.WithTimeout(p.HTTP.Context(), tokenizeTimeout)
 	defer cancel()
 	e := w.Engine()
 	ids = e.Tokenize(q, func(path string, body []byte) (int, []byte) {
-		status, answer, err := x.Client.Fetch(ctx, w.Dial, http.MethodPost, path, body, r.Header["Authorization"], most)
-		if c := x.Logger.Check(zap.DebugLevel, "asked a worker for token ids"); c != nil {
-			c.Write(zap.String("upstream", w.Dial), zap.String("path", path), zap.Int("status", status), zap.Int("bytes", len(answer)), zap.Error(err))
+		key := p.HTTP.Header["Authorization"]
+		status, answer, err := x.Dispatcher.Client.Fetch(ctx, w.Dial, http.MethodPost, path, body, key, most)
+		if c := x.Dispatcher.Logger.Check(zap.DebugLevel, "asked a worker for token ids"); c != nil {
+			c.Write(zap.String("upstream", w.Dial), zap.String("path", path), zap.Int("status", status),
+				zap.Int("bytes", len(answer)), zap.Error(err))
 		}
 		if err != nil {
 			return 0, nil
@@ -172,12 +179,12 @@ func questionOf(p *plan.Plan) *engine.Question {
 
 // explainTokens repeats the choice with the token ids of an engine, and returns the
 // choice with more overlap. Second-stage requests are known by ids, not by text.
-func (x *Explainer) explainTokens(r *http.Request, planned *plan.Plan, c *dispatch.DryChoice, ids []byte) *dispatch.DryChoice {
+func (x *Explainer) explainTokens(planned *plan.Plan, c *dispatch.DryChoice, ids []byte) *dispatch.DryChoice {
 	if ids == nil {
 		return c
 	}
 	if p := x.Reader.WithTokens(planned, ids); p != nil {
-		if by := x.Dispatcher.Explain(r, p); by.Overlap() > c.Overlap() {
+		if by := x.Dispatcher.Explain(p); by.Overlap() > c.Overlap() {
 			return by
 		}
 	}

@@ -42,10 +42,10 @@ func TestQuestionsAreBounded(t *testing.T) {
 			return nil, errors.New("nobody is there")
 		},
 	}}}
-	x := &Explainer{
-		Pool: the, Logger: zap.NewNop(), Dispatcher: &dispatch.Dispatcher{Pool: the, Metrics: dispatch.AllMetrics()},
+	x := &Explainer{Dispatcher: &dispatch.Dispatcher{
+		Pool: the, Metrics: dispatch.AllMetrics(), Logger: zap.NewNop(),
 		Client: upstream.NewClient(new(reverseproxy.Handler), transport, func(string) string { return "" }),
-	}
+	}}
 	prompt := `{"prompt":"` + strings.Repeat("x", 1000) + `","nvext":{"annotations":["query_instance_id"]}}`
 	for _, v := range []struct {
 		asking int32
@@ -59,10 +59,10 @@ func TestQuestionsAreBounded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := &plan.Plan{API: of, Request: req, Wishes: plan.Wishes{Ext: &plan.NoExt}, Content: plan.Content{Body: body.NewReplay(whole, whole.Data)}}
+		p := &plan.Plan{HTTP: httptest.NewRequest(http.MethodPost, "/v1/completions", nil), API: of, Request: req, Wishes: plan.Wishes{Ext: &plan.NoExt}, Content: plan.Content{Body: body.NewReplay(whole, whole.Data)}}
 		the.Asking.Store(v.asking)
 		the.Memory.Held.Add(v.bodies)
-		ids := x.askTokens(httptest.NewRequest(http.MethodPost, "/v1/completions", nil), p, the.Worker("127.0.0.1:1"))
+		ids := x.askTokens(p, the.Worker("127.0.0.1:1"))
 		if refused := v.asking > 0 || v.bodies > 0; ids != nil || (dials.Load() == 0) != refused {
 			t.Errorf("%+v: the worker was dialled %d times, the ids are %s", v, dials.Load(), ids)
 		}

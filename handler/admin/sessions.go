@@ -31,7 +31,8 @@ func getSessions(r *http.Request, p *pool.Pool) (any, error) {
 	if s := r.URL.Query().Get("after"); s != "" {
 		var ok bool
 		if after, ok = affinity.ParseKey(s); !ok {
-			return nil, apiError(http.StatusBadRequest, "after: must be the hash of a session, %d hexadecimal digits, got %q", 2*len(after), s)
+			return nil, apiError(http.StatusBadRequest,
+				"after: must be the hash of a session, %d hexadecimal digits, got %q", 2*len(after), s)
 		}
 	}
 	limit := defaultPage
@@ -169,7 +170,8 @@ func targetIn(r *http.Request, p *pool.Pool) (kvscore.Target, error) {
 	q := r.URL.Query()
 	w := workerNamed(p, q.Get("worker"))
 	if w == nil {
-		return kvscore.Target{}, apiError(http.StatusBadRequest, "worker: must be the address or the id of a worker, got %q", q.Get("worker"))
+		return kvscore.Target{}, apiError(http.StatusBadRequest,
+			"worker: must be the address or the id of a worker, got %q", q.Get("worker"))
 	}
 	rank := uint64(0)
 	if s := q.Get("rank"); s != "" {

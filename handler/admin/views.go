@@ -181,7 +181,7 @@ type proxyState struct {
 func proxyOf(p *pool.Pool) map[string]proxyState {
 	said := make(map[string]proxyState)
 	if x := explainerOf(p); x != nil {
-		for _, up := range x.Static {
+		for _, up := range x.Dispatcher.Proxy.Upstreams {
 			said[up.Dial] = proxyState{pool.Available(up), up.Host == nil || up.Healthy()}
 		}
 	}
@@ -230,7 +230,8 @@ func viewHealth(w *pool.Worker, t time.Time, proxy map[string]proxyState) health
 func viewHits(w *pool.Worker) hitsView {
 	hits := &discovery.Of(w).Hits
 	v := hitsView{
-		Estimated: hits.Estimated.Load(), Predicted: hits.Foreseen.Load(), Prompt: hits.Prompt.Load(), Cached: hits.Cached.Load(),
+		Estimated: hits.Estimated.Load(), Predicted: hits.Foreseen.Load(),
+		Prompt: hits.Prompt.Load(), Cached: hits.Cached.Load(),
 	}
 	v.PredRatio, v.RepRatio = ratio(v.Predicted, v.Estimated), ratio(v.Cached, v.Prompt)
 	return v

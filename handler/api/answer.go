@@ -3,7 +3,6 @@ package api
 import (
 	"bytes"
 	"encoding/json"
-	"slices"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
@@ -48,8 +47,7 @@ type Answer struct {
 	predictable bool   // the prediction is still possible
 	hash        hasher // continues the prompt's; blocks are the answer's
 	args        []byte // of the last tool call
-	ids         idChain
-	think       thinkWatch
+	spoke       bool   // the answer's text has begun, see thinks
 	calls       callState
 	grown       grownText
 	repeat      repeat
@@ -66,7 +64,6 @@ func (r *Request) NewAnswer(stream bool) *Answer {
 		a.hash = r.rest.follow()
 		r.API.begin(a)
 	}
-	a.ids.begin(r)
 	return a
 }
 
@@ -177,15 +174,13 @@ func (a *Answer) resultsEnd() {
 // Prediction returns the blocks with which the next turn's prompt begins if the
 // client sends this answer back: those of prompt and answer together. Call it
 // after Finish. It is valid until another answer to the request has one. It is nil if
-//   - the prompt is unknown, or it is token ids and the answer's ids are unknown,
+//   - the prompt is unknown, or it is token ids,
 //   - there are several answers,
 //   - the answer is unfinished, failed or too long,
 //   - it does not come back in the same form, as with reasoning.
 func (a *Answer) Prediction() []uint64 {
 	switch {
 	case a.failed || a.finished == 0 && !a.done:
-	case a.ids.whole():
-		return slices.Concat(a.req.Blocks, a.ids.blocks)
 	case a.predictable:
 		return append(a.req.Blocks, a.hash.blocks...) // in the room behind them, if there is enough
 	}

@@ -24,15 +24,10 @@ func (chat) field(p *parse, key []byte, v rawjson.Span) {
 		p.functions = v
 	case "input_ids", "prompt_token_ids":
 		p.ids = v
-	case "top_logprobs":
-		p.noTop = v.IsNull(p.body)
 	}
 }
 
 func (chat) prompt(p *parse) {
-	// With echo, vLLM sets prompt_logprobs from top_logprobs (default 0), and
-	// computes the whole prompt.
-	p.req.SkipsCache = p.req.SkipsCache || p.echo && !p.noTop
 	if p.idsGiven() { // in place of the template's output
 		// The ids do not show which images take the places of their tokens.
 		p.opaque = p.opaque || showsMedia(p.main.Of(p.body))
@@ -110,13 +105,12 @@ func (chat) event(a *Answer, b []byte, i int) bool { return a.chunk(b, i, chatCh
 
 // chatChoice is a [choice].
 func chatChoice(a *Answer, b []byte, i int) int {
-	var index, delta, finish, ids rawjson.Span
+	var index, delta, finish rawjson.Span
 	end := rawjson.ReadAt(b, i, rawjson.To("index", &index), rawjson.To("delta", &delta), rawjson.To("message", &delta),
-		rawjson.To("finish_reason", &finish), rawjson.To("token_ids", &ids))
+		rawjson.To("finish_reason", &finish))
 	if end < 0 {
 		return -1
 	}
-	a.ids.add(b, ids, 0)
 	a.firstChoice(b, index)
 	if delta.First(b) == '{' {
 		a.delta(b, delta)
@@ -128,7 +122,7 @@ func chatChoice(a *Answer, b []byte, i int) int {
 // delta reads what a chunk adds to the message, or the message of a plain
 // answer. As in a prompt, it writes text before tool calls.
 func (a *Answer) delta(b []byte, v rawjson.Span) {
-	var content, calls, call rawjson.Span
+	var content, calls rawjson.Span
 	c := rawjson.Enter(b, v.Start)
 	for c.Next() {
 		key := c.Key()
@@ -138,8 +132,6 @@ func (a *Answer) delta(b []byte, v rawjson.Span) {
 			content = v
 		case "tool_calls":
 			calls = v
-		case "function_call":
-			call = v
 		case "role":
 			if raw, ok := v.Str(b); ok && len(raw) > 0 && string(raw) != "assistant" {
 				a.unpredictable()
@@ -148,7 +140,7 @@ func (a *Answer) delta(b []byte, v rawjson.Span) {
 			if v.HasContent(b) {
 				a.bearing, a.predictable = true, false
 			}
-		case "refusal", "audio":
+		case "refusal", "audio", "function_call":
 			if v.HasContent(b) {
 				a.bearing = true
 				a.unpredictable()
@@ -162,7 +154,4 @@ func (a *Answer) delta(b []byte, v rawjson.Span) {
 		a.unpredictable() // clients send parts back in another form
 	}
 	a.toolCalls(b, calls)
-	if call.First(b) == '{' {
-		a.functionCall(b, call)
-	}
 }

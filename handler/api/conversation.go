@@ -155,15 +155,11 @@ func (c *conversation) part(v rawjson.Span) {
 	case "thinking", "redacted_thinking", "reasoning":
 		return
 	}
-	m := medium{class: classOf(name)}
-	if len(name) > 0 {
-		m.read(c.b, v, name)
-	}
-	c.medium(&m, v)
+	c.medium(classOf(name), v)
 }
 
 // medium writes a part that is not text.
-func (c *conversation) medium(m *medium, v rawjson.Span) {
+func (c *conversation) medium(m mediaClass, v rawjson.Span) {
 	if c.media >= maxParts {
 		c.over = true
 		return
@@ -173,7 +169,7 @@ func (c *conversation) medium(m *medium, v rawjson.Span) {
 	c.h.add(sum[:])
 	c.mediaEnd = c.h.written()
 	c.media++
-	c.mediaTokens = min(c.mediaTokens+m.tokens(v), maxMediaTokens)
+	c.mediaTokens = min(c.mediaTokens+m.tokens(v.Len()), maxMediaTokens)
 }
 
 // tools writes a list of tools. All APIs' forms give the same text.

@@ -2,83 +2,9 @@ package api
 
 import (
 	"bytes"
-	"math/rand/v2"
 	"slices"
 	"testing"
 )
-
-const someTools = `[ {"type": "function", "function":{"name":"f", "description":"a \" b  cé", "parameters": {"type": "object", "x": [1, "a b"]}}},
-	{"type":"function","function":{"parameters":{"type":"object"},"name":"g"}} ]`
-
-// A conversation has one canonical text in every API and spelling. Each turn's
-// prediction is what the next turn begins with, also when that uses another
-// API.
-func TestOneConversationThroughAllAPIs(t *testing.T) {
-	apis := []struct {
-		api           API
-		request       func(speller, string, []message) string
-		stream, plain func(speller, message) [][]byte
-	}{
-		{chat{}, speller.request, speller.stream, speller.plain},
-		{responses{}, speller.responsesRequest, speller.responsesStream, speller.responsesPlain},
-		{messages{}, speller.messagesRequest, speller.messagesStream, speller.messagesPlain},
-	}
-	for seed := range uint64(250) {
-		s := speller{rand.New(rand.NewPCG(seed, 11))}
-		tools := ""
-		if s.IntN(2) == 0 {
-			tools = someTools
-		}
-		var msgs []message
-		if s.IntN(2) == 0 {
-			msgs = append(msgs, message{role: "system", text: "x" + s.words(60)})
-		}
-		role := "user"
-		for turn := range 4 {
-			if role == "tool" && s.IntN(2) == 0 {
-				msgs = append(msgs, message{role: role, text: s.words(40)})
-				role = "user"
-			}
-			msgs = append(msgs, message{role: role, text: s.words(60)})
-			via := apis[s.IntN(len(apis))]
-			r := mustParse(t, via.api, via.request(s, tools, msgs))
-			want := canonical(tools, msgs)
-			if r.Kind != Text || r.Bytes != int64(len(want)) || !slices.Equal(r.Blocks, blocksOf(want)) {
-				t.Fatalf("seed %d turn %d: %s does not read the prompt as %q", seed, turn, via.api.Name(), want)
-			}
-			answer := message{role: "assistant", text: s.words(60)}
-			role = "user"
-			for range s.IntN(3) {
-				answer.calls = append(answer.calls, s.call(false))
-				role = "tool"
-			}
-			stream := s.IntN(3) > 0
-			reads := via.plain
-			if stream {
-				reads = via.stream
-			}
-			a := observe(r, stream)
-			var all []byte
-			for _, p := range reads(s, answer) {
-				p = slices.Clone(p)
-				all = append(all, p...)
-				a.Write(p)
-				clear(p) // it must not have been kept
-			}
-			a.Finish()
-			msgs = append(msgs, answer)
-			if got := a.Prediction(); !a.Done() || !slices.Equal(got, blocksOf(canonical(tools, msgs))) {
-				t.Fatalf("seed %d turn %d: %s predicts %d blocks, done %v, answer %+v\n%s", seed, turn, via.api.Name(), len(got), a.Done(), answer, all)
-			}
-			if n, _, cached := a.Usage(); n != 9 || cached != -1 {
-				t.Fatalf("seed %d: %s: usage %d, %d", seed, via.api.Name(), n, cached)
-			}
-			if (answer.text != "" || len(answer.calls) > 0) && !a.FirstToken() {
-				t.Fatalf("seed %d: %s: no first token\n%s", seed, via.api.Name(), all)
-			}
-		}
-	}
-}
 
 // same parses bodies of several APIs and checks that they have one chain.
 func same(t *testing.T, forms map[string]API) {

@@ -48,7 +48,6 @@ const (
 	shapeOpenAI shape = iota
 	shapeResponses
 	shapeAnthropic
-	shapeSGLang
 )
 
 func shapeOf(a API) shape {
@@ -144,7 +143,7 @@ func BrokenEvent(a API, before []byte) []byte {
 		event = brokenResponses
 	case shapeAnthropic:
 		event = brokenAnthropic
-	case shapeOpenAI, shapeSGLang: // both have {"error":{"message"}}
+	case shapeOpenAI:
 	}
 	return []byte(eventEnd(before) + event)
 }

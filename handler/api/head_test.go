@@ -125,16 +125,6 @@ func TestBillingHeadersAreLeftOut(t *testing.T) {
 	}
 }
 
-// Engines make one system prompt of all that the request has.
-func TestSystemMessagesAreHoisted(t *testing.T) {
-	turns := `{"role":"user","content":"hello"},{"role":"assistant","content":"hi there"},{"role":"user","content":"` + strings.Repeat("go on ", 20) + `"}`
-	hoisted := mustParse(t, messages{}, `{"system":"be kind","messages":[`+turns+`,{"role":"system","content":"and brief"}]}`)
-	want := mustParse(t, messages{}, `{"system":[{"type":"text","text":"be kind"},{"type":"text","text":"and brief"}],"messages":[`+turns+`]}`)
-	if !slices.Equal(hoisted.Blocks, want.Blocks) || hoisted.Bytes != want.Bytes {
-		t.Error("a system message stays where it was")
-	}
-}
-
 // A stream is over when it says so, not when the last choice has its reason.
 func TestStreamsSayThatTheyAreOver(t *testing.T) {
 	n := observe(mustParse(t, chat{}, askHello), true)

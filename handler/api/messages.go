@@ -32,47 +32,19 @@ func (messages) prompt(p *parse) {
 	}
 	t := p.text(p.main.Len())
 	t.tools(p.tools)
-	hoisted := bytes.Contains(p.main.Of(b), []byte(`"system"`)) // or a text of that name
-	t.systemOf(p.system, p.main, hoisted)
+	if p.system.HasContent(b) {
+		t.open(roleSystem)
+		t.unbilled(p.system)
+	}
 	before := t.messages
 	for v := range p.main.Objects(b) {
-		if !hoisted || !isSystem(b, v) {
-			t.turn(v)
-		}
+		t.turn(v)
 	}
 	if t.messages == before {
 		t.messages = 0 // a system prompt alone is no prompt
 	}
 	p.resume = t.assistant // the answer continues that message
 	p.conversed(&t)
-}
-
-// systemOf writes the system prompt. Engines move messages of the role system
-// to it, wherever they stand (vLLM, entrypoints/anthropic/serving.py).
-func (t *conversation) systemOf(system, messages rawjson.Span, hoisted bool) {
-	b := t.b
-	add := func(v rawjson.Span) {
-		if t.messages == 0 {
-			t.open(roleSystem)
-		}
-		t.unbilled(v)
-	}
-	if system.HasContent(b) {
-		add(system)
-	}
-	if !hoisted {
-		return
-	}
-	for v := range messages.Objects(b) {
-		if isSystem(b, v) {
-			add(v.Get(b, "content"))
-		}
-	}
-}
-
-// isSystem returns whether a message has the role system.
-func isSystem(b []byte, v rawjson.Span) bool {
-	return v.Get(b, "role").Text(b) == "system"
 }
 
 // billing begins a block of a system prompt that Claude Code changes with each

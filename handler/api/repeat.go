@@ -25,7 +25,6 @@ type outcome struct {
 	finished                                   int
 	done, failed, predictable                  bool
 	prompt, completion, cached, fresh, created int64
-	ids                                        int64
 	calls                                      callState
 	args                                       int
 }
@@ -34,7 +33,7 @@ func (a *Answer) outcome() outcome {
 	return outcome{
 		finished: a.finished, done: a.done, failed: a.failed, predictable: a.predictable,
 		prompt: a.prompt, completion: a.completion, cached: a.cached, fresh: a.fresh, created: a.created,
-		ids: a.ids.count, calls: a.calls, args: len(a.args),
+		calls: a.calls, args: len(a.args),
 	}
 }
 

@@ -93,12 +93,12 @@ const (
 
 // Begin begins to dispatch a request, and takes over the plan's body. The error is a
 // refusal; the plan then keeps its body.
-func (s *Dispatcher) Begin(r *http.Request, p *plan.Plan, start time.Time) (*Dispatch, error) {
+func (s *Dispatcher) Begin(p *plan.Plan, start time.Time) (*Dispatch, error) {
 	if refused := s.checkModel(p); refused != nil {
 		return nil, refused
 	}
-	d := &Dispatch{route: s.routeOf(r, p), start: start, outgoing: outgoing{Body: p.Body}, result: result{cached: -1}}
-	if err := s.Sessions.Enter(r.Context(), &d.turn, p, false); err != nil {
+	d := &Dispatch{route: s.routeOf(p), start: start, outgoing: outgoing{Body: p.Body}, result: result{cached: -1}}
+	if err := s.Sessions.Enter(p.HTTP.Context(), &d.turn, p, false); err != nil {
 		return nil, err
 	}
 	begun := false
@@ -107,7 +107,7 @@ func (s *Dispatcher) Begin(r *http.Request, p *plan.Plan, start time.Time) (*Dis
 			d.turn.End(false)
 		}
 	}()
-	if err := d.narrow(r); err != nil {
+	if err := d.narrow(); err != nil {
 		return nil, err
 	}
 	d.CountDropped(p)
@@ -124,14 +124,14 @@ func (s *Dispatcher) Begin(r *http.Request, p *plan.Plan, start time.Time) (*Dis
 
 // Settle ends what the proxy has left open. It gives the client a held answer, or returns the
 // error for the client. err is what the proxy returned.
-func (d *Dispatch) Settle(w http.ResponseWriter, r *http.Request, err error) error {
+func (d *Dispatch) Settle(w http.ResponseWriter, err error) error {
 	d.err, d.returned = err, true
 	d.noticeEncoding(w)
 	if d.err == nil || d.writeHeld(w) {
 		d.err = nil
 		return nil
 	}
-	if d.answer != nil || d.plan.API == nil || r.Context().Err() != nil {
+	if d.answer != nil || d.plan.API == nil || d.plan.HTTP.Context().Err() != nil {
 		return d.err
 	}
 	if d.wait.turnedAway != nil {

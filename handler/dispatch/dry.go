@@ -48,16 +48,16 @@ type LeftOut struct {
 
 // Explain returns the choice for a request without booking it, and leaves nothing behind. A
 // query gets a worker even if all are full: its client will wait for that one.
-func (s *Dispatcher) Explain(r *http.Request, p *plan.Plan) *DryChoice {
+func (s *Dispatcher) Explain(p *plan.Plan) *DryChoice {
 	t := time.Now()
-	rt := s.routeOf(r, p)
+	rt := s.routeOf(p)
 	if own := s.checkModel(p); own != nil {
 		return &DryChoice{Refused: own}
 	}
-	rt.offers = s.Pool.Peek(s.upstreams(r), rt.repl)
-	err := s.Sessions.Enter(r.Context(), &rt.turn, p, true)
+	rt.offers = s.Pool.Peek(rt.upstreams(), rt.repl)
+	err := s.Sessions.Enter(p.HTTP.Context(), &rt.turn, p, true)
 	if err == nil {
-		err = rt.narrow(r)
+		err = rt.narrow()
 	}
 	if own, ok := errors.AsType[*api.Refusal](err); ok {
 		return &DryChoice{Refused: own}
@@ -82,7 +82,7 @@ func (s *Dispatcher) Explain(r *http.Request, p *plan.Plan) *DryChoice {
 		}
 		return c
 	}
-	rt.turn.Find(r.Context())
+	rt.turn.Find(p.HTTP.Context())
 	choice := rt.choice(among)
 	targets := make([]kvscore.Target, 0, len(among.Targets))
 	for _, ref := range among.Targets {

@@ -17,9 +17,10 @@ func TestDryChoiceOfAnUnknownUpstream(t *testing.T) {
 		"pinned": {Wishes: plan.Wishes{Ext: &plan.NoExt}, Pin: plan.Pin{Named: true, Worker: pool.DerivedID("new:1"), Field: "x"}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			p.HTTP = httptest.NewRequest(http.MethodGet, "/", nil)
 			h := testHandler(t, "a:1")
 			h.ReverseProxy.Upstreams = upstreamsOf("a:1", "new:1")
-			c := testDispatcher(h).Explain(httptest.NewRequest(http.MethodGet, "/", nil), p)
+			c := testDispatcher(h).Explain(p)
 			if c.Refused != nil {
 				t.Fatalf("refused: %+v", c.Refused)
 			}

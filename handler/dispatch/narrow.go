@@ -16,17 +16,17 @@ import (
 
 // narrow finds before the first choice which workers the request allows. The error is a
 // *api.Refusal if none can be chosen.
-func (rt *route) narrow(r *http.Request) error {
+func (rt *route) narrow() error {
 	p := rt.plan
 	if at, held := rt.turn.Held(); held {
-		if err := rt.stayAt(r, at); err != nil || rt.pinned() {
+		if err := rt.stayAt(at); err != nil || rt.pinned() {
 			return err
 		}
 	}
 	if !p.Pin.Named && !p.Pin.Rank.Set && !p.Constrained() && p.Response == "" && !p.Isolated && !p.Session.Opens() {
 		return nil
 	}
-	rt.lookUp(r)
+	rt.lookUp()
 	want := rt.wants()
 	met := rt.closest(&want)
 	switch {
@@ -49,9 +49,9 @@ func (rt *route) narrow(r *http.Request) error {
 }
 
 // lookUp looks up the upstreams that the proxy would offer, unless they are known.
-func (rt *route) lookUp(r *http.Request) {
+func (rt *route) lookUp() {
 	if rt.offers.Table == nil {
-		rt.offers = rt.tables.Offers(rt.Pool, rt.upstreams(r), rt.repl)
+		rt.offers = rt.tables.Offers(rt.Pool, rt.upstreams(), rt.repl)
 	}
 }
 
@@ -138,13 +138,13 @@ func (rt *route) errNobody() error {
 }
 
 // upstreams returns those that the proxy would offer for a request.
-func (s *Dispatcher) upstreams(r *http.Request) reverseproxy.UpstreamPool {
-	if source := s.Proxy.DynamicUpstreams; source != nil {
-		if ups, err := source.GetUpstreams(r); err == nil {
+func (rt *route) upstreams() reverseproxy.UpstreamPool {
+	if source := rt.Proxy.DynamicUpstreams; source != nil {
+		if ups, err := source.GetUpstreams(rt.plan.HTTP); err == nil {
 			return ups
 		}
 	}
-	return s.Proxy.Upstreams
+	return rt.Proxy.Upstreams
 }
 
 // checkModel refuses an inference request for a model that no worker serves; nil otherwise.

@@ -113,7 +113,7 @@ func plannedDispatch(t *testing.T, h *harness, size int) (*Dispatch, int64) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := testDispatcher(h).Begin(r, p, time.Now())
+	d, err := testDispatcher(h).Begin(p, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}

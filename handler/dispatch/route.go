@@ -1,7 +1,6 @@
 package dispatch
 
 import (
-	"net/http"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
@@ -32,9 +31,9 @@ type fixed struct {
 }
 
 // routeOf returns the route of a request.
-func (s *Dispatcher) routeOf(r *http.Request, p *plan.Plan) route {
+func (s *Dispatcher) routeOf(p *plan.Plan) route {
 	rt := route{Dispatcher: s, plan: p, ready: time.Now()}
-	rt.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	rt.repl, _ = p.HTTP.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	return rt
 }
 

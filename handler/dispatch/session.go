@@ -16,8 +16,8 @@ import (
 // stayAt makes the target whose engine holds the session the only one. A turn that opens the
 // session again may go elsewhere if that worker cannot be used, and a last one if the client
 // says so.
-func (rt *route) stayAt(r *http.Request, at kvscore.Target) error {
-	rt.lookUp(r)
+func (rt *route) stayAt(at kvscore.Target) error {
+	rt.lookUp()
 	p, w := rt.plan, rt.offers.Worker(at.Worker)
 	switch {
 	case p.Session.Opens() && (w == nil || !w.TakesRequests(rt.ready)):

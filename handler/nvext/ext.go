@@ -1,6 +1,7 @@
 package nvext
 
 import (
+	"cmp"
 	"errors"
 	"strings"
 	"time"
@@ -44,34 +45,14 @@ const (
 type Options struct {
 	// Strict makes unknown fields an error. Default: they are ignored.
 	Strict bool
-	// MinTimeout and MaxTimeout bound session_control.timeout. Default: one second
-	// and MaxTTL.
-	MinTimeout, MaxTimeout time.Duration
-	// MaxRetention bounds cache_control.ttl. Default: MaxTTL.
-	MaxRetention time.Duration
+	// Longest bounds session_control.timeout and cache_control.ttl. Default: MaxTTL.
+	Longest time.Duration
 }
 
-// retention returns the life of a cached prefix within its bound.
-func (o Options) retention(ttl time.Duration) time.Duration {
-	if o.MaxRetention > 0 {
-		return min(ttl, o.MaxRetention)
-	}
-	return ttl
-}
-
-// clamp returns a timeout of that many seconds within its bounds.
+// clamp returns a time of that many seconds within its bounds: one second and Longest.
 func (o Options) clamp(seconds uint64) time.Duration {
-	lo, hi := o.MinTimeout, o.MaxTimeout
-	if lo <= 0 {
-		lo = time.Second
-	}
-	if hi <= 0 {
-		hi = MaxTTL
-	}
-	if seconds > uint64(hi/time.Second) {
-		return hi
-	}
-	return max(lo, time.Duration(seconds)*time.Second)
+	longest := cmp.Or(o.Longest, MaxTTL)
+	return min(max(time.Duration(min(seconds, uint64(MaxTTL/time.Second)))*time.Second, time.Second), longest)
 }
 
 // Opt is a value that may be absent.
@@ -125,8 +106,7 @@ type Ext struct { // one member for each field of the protocol
 	SessionControl SessionControl
 	SessionParams  SessionParams
 	// CacheTTL is how long the engine should keep the prompt's cache: the ttl of
-	// cache_control, or DefaultTTL. It is between a second and the smaller of
-	// MaxTTL and Options.MaxRetention.
+	// cache_control, or DefaultTTL. It is between a second and Options.Longest.
 	CacheTTL Opt[time.Duration]
 
 	RoutingConstraints RoutingConstraints
@@ -166,18 +146,7 @@ const (
 )
 
 // String returns the protocol's word, empty for ActionNone.
-func (a Action) String() string {
-	switch a {
-	case ActionOpen:
-		return "open"
-	case ActionBind:
-		return "bind"
-	case ActionClose:
-		return "close"
-	case ActionNone:
-	}
-	return ""
-}
+func (a Action) String() string { return [...]string{"", "open", "bind", "close"}[a] }
 
 // SessionControl names the session of a request and what to do with it.
 type SessionControl struct {

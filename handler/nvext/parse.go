@@ -21,8 +21,8 @@ var ErrMalformed = errors.New("nvext: malformed JSON")
 // counts. Integers have neither a point nor an exponent. router_config_override
 // may contain allowed_worker_ids, which then replaces the one beside it.
 //
-// The error is ErrMalformed, or its text names a wrong field, what the field
-// should be, and what it is. The text may be shown to the client.
+// The error is ErrMalformed, or its text names a wrong field and what the field
+// should be. The text may be shown to the client.
 func Parse(raw []byte, o Options) (Ext, error) {
 	// The scan bounds the nesting: gjson recurses.
 	_, ok := rawjson.ValueAt(raw, rawjson.SkipSpace(raw, 0))
@@ -51,7 +51,7 @@ type parser struct {
 // object reads an object's fields in the table's order.
 func (p *parser) object(fields []field, v gjson.Result) *fieldError {
 	if !v.IsObject() {
-		return expected("an object", v)
+		return expected("an object")
 	}
 	var last [maxFields]gjson.Result
 	var unknown *fieldError
@@ -76,7 +76,7 @@ func (p *parser) object(fields []field, v gjson.Result) *fieldError {
 func (p *parser) read(f *field, v gjson.Result) *fieldError {
 	switch {
 	case v.Type == gjson.Null && f.required:
-		return &fieldError{want: "a string", got: "nothing"}
+		return expected("a string")
 	case v.Type == gjson.Null:
 		return nil
 	case f.in != nil:
@@ -93,8 +93,8 @@ func (p *parser) read(f *field, v gjson.Result) *fieldError {
 // fieldError says which field of an nvext is wrong. Without want the field is unknown.
 type fieldError struct {
 	// field is the path to the field, such as "nvext.token_data[2]".
-	field     string
-	want, got string
+	field string
+	want  string
 }
 
 // Error returns a text that may be shown to the client.
@@ -102,38 +102,13 @@ func (w *fieldError) Error() string {
 	if w.want == "" {
 		return w.field + ": unknown field"
 	}
-	return w.field + ": expected " + w.want + ", got " + w.got
+	return w.field + ": expected " + w.want
 }
 
-// expected says that a value should be something else. It shows numbers and
-// booleans, which are rarely secret and often the mistake itself.
-func expected(want string, v gjson.Result) *fieldError {
-	got := "an object"
-	switch {
-	case v.Type == gjson.Null:
-		got = "null"
-	case v.Type == gjson.String:
-		got = "a string"
-	case v.IsBool():
-		got = v.Raw
-	case v.Type == gjson.Number:
-		got = shown(v.Raw)
-	case v.IsArray():
-		got = "an array"
-	}
-	return &fieldError{want: want, got: strings.Clone(got)}
-}
+// expected says what a value should be.
+func expected(want string) *fieldError { return &fieldError{want: want} }
 
-// expectedWord is expected for a text that should be one of a few words.
-func expectedWord(want string, v gjson.Result) *fieldError {
-	w := expected(want, v)
-	if v.Type == gjson.String {
-		w.got = strconv.Quote(shown(v.Str))
-	}
-	return w
-}
-
-// shown returns the part of a client's name or number that an error repeats.
+// shown returns the part of a client's name that an error repeats.
 func shown(s string) string {
 	const most = 32
 	if len(s) > most {
@@ -148,7 +123,7 @@ type reader func(p *parser, v gjson.Result) *fieldError
 func boolean(to func(*Ext) *Opt[bool]) reader {
 	return func(p *parser, v gjson.Result) *fieldError {
 		if !v.IsBool() {
-			return expected("a boolean", v)
+			return expected("a boolean")
 		}
 		*to(&p.ext) = Some(v.Bool())
 		return nil
@@ -160,7 +135,7 @@ func whole[T uint64 | uint32 | int32](least int64, most uint64, to func(*Ext) *O
 	return func(p *parser, v gjson.Result) *fieldError {
 		n, ok := integer(v, least, most)
 		if !ok {
-			return expected("an integer from "+strconv.FormatInt(least, 10)+" to "+strconv.FormatUint(most, 10), v)
+			return expected("an integer from " + strconv.FormatInt(least, 10) + " to " + strconv.FormatUint(most, 10))
 		}
 		*to(&p.ext) = Some(T(n))
 		return nil
@@ -203,9 +178,9 @@ func number(least float64, to func(*Ext) *Opt[float64]) reader {
 			*to(&p.ext) = Some(n)
 			return nil
 		case least < 0:
-			return expected("a finite number", v)
+			return expected("a finite number")
 		}
-		return expected("a finite number that is not negative", v)
+		return expected("a finite number that is not negative")
 	}
 }
 
@@ -222,10 +197,9 @@ func text(to func(*Ext) *string) reader {
 func str(v gjson.Result, most int) (string, *fieldError) {
 	switch {
 	case v.Type != gjson.String:
-		return "", expected("a string", v)
+		return "", expected("a string")
 	case len(v.Str) > most:
-		want := "a string of at most " + strconv.Itoa(most) + " bytes"
-		return "", &fieldError{want: want, got: "one of " + strconv.Itoa(len(v.Str))}
+		return "", expected("a string of at most " + strconv.Itoa(most) + " bytes")
 	}
 	return strings.Clone(v.Str), nil
 }
@@ -234,12 +208,12 @@ func str(v gjson.Result, most int) (string, *fieldError) {
 func list(v gjson.Result, most int, of string, each func(v gjson.Result) *fieldError) (w *fieldError) {
 	want := "an array of at most " + strconv.Itoa(most) + " " + of
 	if !v.IsArray() {
-		return expected(want, v)
+		return expected(want)
 	}
 	n := 0
 	v.ForEach(func(_, v gjson.Result) bool {
 		if n == most {
-			w = &fieldError{want: want, got: "more"}
+			w = expected(want)
 		} else if w = each(v); w != nil {
 			w.field = "[" + strconv.Itoa(n) + "]"
 		}
@@ -268,7 +242,7 @@ func workers(p *parser, v gjson.Result) *fieldError {
 	return list(v, MaxWorkers, "integers", func(v gjson.Result) *fieldError {
 		id, ok := integer(v, 0, math.MaxUint64)
 		if !ok {
-			return expected("an integer from 0 to 18446744073709551615", v)
+			return expected("an integer from 0 to 18446744073709551615")
 		}
 		p.ext.AllowedWorkerIDs = append(p.ext.AllowedWorkerIDs, id)
 		return nil
@@ -279,7 +253,7 @@ func workers(p *parser, v gjson.Result) *fieldError {
 func tokenData(p *parser, v gjson.Result) *fieldError {
 	_, n, end := scanTokens(p.raw, v.Index, nil)
 	if end == 0 || n > MaxTokens {
-		return expected("an array of at most 16777216 integers from 0 to 4294967295", v)
+		return expected("an array of at most 16777216 integers from 0 to 4294967295")
 	}
 	p.ext.TokenCount, p.ext.TokenSpan = n, rawjson.Span{Start: v.Index, End: end}
 	return nil
@@ -292,13 +266,13 @@ func action(p *parser, v gjson.Result) *fieldError {
 			return nil
 		}
 	}
-	return expectedWord(`"open", "bind" or "close"`, v)
+	return expected(`"open", "bind" or "close"`)
 }
 
 func timeout(p *parser, v gjson.Result) *fieldError {
 	n, ok := integer(v, 0, math.MaxUint64)
 	if !ok {
-		return expected("an integer from 0 to 18446744073709551615", v)
+		return expected("an integer from 0 to 18446744073709551615")
 	}
 	p.ext.SessionControl.Timeout, p.ext.SessionControl.Timed = p.opt.clamp(n), true
 	return nil
@@ -310,7 +284,7 @@ func sessionControl(p *parser, _ gjson.Result) *fieldError {
 	c := &p.ext.SessionControl
 	switch {
 	case c.SessionID == "" && c.Action != ActionNone:
-		return &fieldError{field: ".session_id", want: "a string that is not empty", got: "an empty one"}
+		return &fieldError{field: ".session_id", want: "a string that is not empty"}
 	case c.SessionID == "":
 		c.Timeout = 0
 	case !c.Timed:
@@ -328,7 +302,7 @@ func cacheType(_ *parser, v gjson.Result) *fieldError {
 	if v.Type == gjson.String && v.Str == "ephemeral" {
 		return nil
 	}
-	return expectedWord(`"ephemeral"`, v)
+	return expected(`"ephemeral"`)
 }
 
 // ttl reads a time to live: seconds, or a text of a number and s, m or h.
@@ -348,22 +322,24 @@ func ttl(p *parser, v gjson.Result) *fieldError {
 	}
 	n, err := strconv.ParseUint(digits, 10, 64)
 	if err != nil && !errors.Is(err, strconv.ErrRange) || n == 0 {
-		return expectedWord(`a number of seconds from 1 on, or a string such as "300", "5m" or "1h"`, v)
+		return expected(`a number of seconds from 1 on, or a string such as "300", "5m" or "1h"`)
 	}
-	p.ext.CacheTTL = Some(time.Duration(min(n, uint64(MaxTTL/time.Second)/unit)*unit) * time.Second)
+	p.ext.CacheTTL = Some(p.opt.clamp(min(n, uint64(MaxTTL/time.Second)) * unit))
 	return nil
 }
 
 // cacheControl completes cache_control, which may lack the time to live.
 func cacheControl(p *parser, _ gjson.Result) *fieldError {
-	p.ext.CacheTTL = Some(p.opt.retention(p.ext.CacheTTL.Or(DefaultTTL)))
+	if !p.ext.CacheTTL.Set {
+		p.ext.CacheTTL = Some(p.opt.clamp(uint64(DefaultTTL.Seconds())))
+	}
 	return nil
 }
 
 func uploadURL(p *parser, v gjson.Result) *fieldError {
 	url, w := str(v, MaxText)
 	if p.ext.MetadataUpload = strings.TrimSpace(url); w == nil && p.ext.MetadataUpload == "" {
-		return &fieldError{want: "a string that is not empty", got: "an empty one"}
+		return expected("a string that is not empty")
 	}
 	return w
 }
@@ -372,7 +348,7 @@ func uploadURL(p *parser, v gjson.Result) *fieldError {
 func preferredTaints(p *parser, v gjson.Result) (w *fieldError) {
 	const want = "an object of at most 64 finite numbers of 32 bits"
 	if !v.IsObject() {
-		return expected(want, v)
+		return expected(want)
 	}
 	taints := &p.ext.RoutingConstraints.PreferredTaints
 	v.ForEach(func(key, v gjson.Result) bool {
@@ -380,12 +356,12 @@ func preferredTaints(p *parser, v gjson.Result) (w *fieldError) {
 		i := slices.IndexFunc(*taints, func(t Taint) bool { return t.Name == key.Str })
 		switch {
 		case v.Type != gjson.Number || err != nil || len(key.Str) > MaxName:
-			w = expected(want, v)
+			w = expected(want)
 			w.field = "." + shown(key.Str)
 		case i >= 0:
 			(*taints)[i].Weight = float32(weight)
 		case len(*taints) == MaxList:
-			w = &fieldError{want: want, got: "more"}
+			w = expected(want)
 		default:
 			*taints = append(*taints, Taint{strings.Clone(key.Str), float32(weight)})
 		}

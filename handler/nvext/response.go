@@ -77,10 +77,20 @@ func AppendTokens(dst []byte, ids []uint32) []byte {
 // AppendObject appends an nvext with these members.
 func AppendObject(dst []byte, all []Member) []byte {
 	o := rawjson.Object{Buf: dst}
-	o.Open()
-	appendMembers(&o, all, 0)
-	o.Close()
+	appendObject(&o, all)
 	return o.Buf
+}
+
+func appendObject(o *rawjson.Object, all []Member) {
+	o.Open()
+	appendMembers(o, all)
+	o.Close()
+}
+
+func appendMembers(o *rawjson.Object, all []Member) {
+	for _, one := range all {
+		o.Raw(one.Name, one.Value)
+	}
 }
 
 // AppendAnnotation appends an annotation in Dynamo's form: an event with a name,
@@ -108,14 +118,5 @@ func appendLine(dst, line []byte) []byte {
 func appendFloat(o *rawjson.Object, name string, n Opt[float64]) {
 	if n.Set {
 		o.Float(name, n.Value)
-	}
-}
-
-// appendMembers appends the members whose bit in skip is not set.
-func appendMembers(o *rawjson.Object, all []Member, skip uint64) {
-	for i, one := range all {
-		if skip>>i&1 == 0 {
-			o.Raw(one.Name, one.Value)
-		}
 	}
 }

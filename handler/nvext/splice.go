@@ -1,6 +1,10 @@
 package nvext
 
-import "github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+import (
+	"slices"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+)
 
 // Additions are members to add to the nvext of an answer. They replace the
 // engine's members of the same name: the client does not know the engine's own
@@ -12,13 +16,10 @@ type Additions struct {
 	// for a plain answer. It may be nil.
 	Final func() []Member
 
+	all   []Member // of Each and of Final, while an object is edited
 	edits []rawjson.Edit
 	text  []byte
 }
-
-// maxMembers is the number of members, of Each and of Final, that may replace the
-// engine's: more than the protocol has.
-const maxMembers = 64
 
 // EditChunk returns the edits that put the additions into an event of a stream.
 // It returns none if the event has a name, several lines of data, or no end.
@@ -38,11 +39,11 @@ func (a *Additions) Edits(b []byte, chunk bool) []rawjson.Edit {
 	if !ok || chunk && !o.choices {
 		return nil
 	}
-	lists := [2][]Member{a.Each}
+	a.all = append(a.all[:0], a.Each...)
 	if a.Final != nil && (o.finished || !chunk) {
-		lists[1] = a.Final()
+		a.all = append(a.all, a.Final()...)
 	}
-	if len(lists[0])+len(lists[1]) == 0 {
+	if len(a.all) == 0 {
 		return nil
 	}
 	a.edits = a.edits[:0]
@@ -51,12 +52,12 @@ func (a *Additions) Edits(b []byte, chunk bool) []rawjson.Edit {
 	switch v := o.nvext; {
 	case v.End == 0:
 		w.Name("nvext")
-		appendObject(&w, lists)
+		appendObject(&w, a.all)
 	case v.IsNull(b):
 		at = v
-		appendObject(&w, lists)
+		appendObject(&w, a.all)
 	case v.First(b) == '{':
-		at = a.merge(&w, b, v.Start, lists)
+		at = a.merge(&w, b, v.Start)
 	default:
 		return nil
 	}
@@ -65,36 +66,23 @@ func (a *Additions) Edits(b []byte, chunk bool) []rawjson.Edit {
 	return a.edits
 }
 
-// appendObject appends an nvext with the members of both lists.
-func appendObject(w *rawjson.Object, lists [2][]Member) {
-	w.Open()
-	for _, all := range lists {
-		appendMembers(w, all, 0)
-	}
-	w.Close()
-}
-
-// merge adds edits that replace members of the nvext that opens at b[i], and
-// writes the missing members to w. It returns their place.
-func (a *Additions) merge(w *rawjson.Object, b []byte, i int, lists [2][]Member) rawjson.Span {
-	var has [2]uint64
+// merge adds edits that cut members of the same names out of the nvext that opens at
+// b[i], and writes the additions to w. It returns their place.
+func (a *Additions) merge(w *rawjson.Object, b []byte, i int) rawjson.Span {
+	w.More = false
+	cut := rawjson.Cutter{Edits: &a.edits}
 	c := rawjson.Enter(b, i)
 	for c.Next() {
 		name := c.Name()
 		v := c.Value()
-		for l, all := range lists {
-			for n, one := range all {
-				if one.Name == name && n < maxMembers {
-					has[l] |= 1 << n
-					a.edits = append(a.edits, rawjson.Edit{Span: v, Text: one.Value})
-				}
-			}
+		if slices.ContainsFunc(a.all, func(m Member) bool { return m.Name == name }) {
+			cut.Drop(&c, v)
+		} else {
+			cut.Keep(&c)
+			w.More = true
 		}
 	}
-	w.More = !c.Empty
-	for l, all := range lists {
-		appendMembers(w, all, has[l])
-	}
+	appendMembers(w, a.all)
 	return rawjson.Span{Start: c.At - 1, End: c.At - 1}
 }
 

@@ -19,9 +19,10 @@ import (
 // Plan is what a request asks for. It is complete when it is made, and does not change. Only
 // its body passes to the dispatch.
 type Plan struct {
-	API   api.API // nil if the request passes through
-	Name  string  // the API's name, or that of the path in package engine; may be empty
-	Model string  // empty if the request names none
+	HTTP  *http.Request // that was read
+	API   api.API       // nil if the request passes through
+	Name  string        // the API's name, or that of the path in package engine; may be empty
+	Model string        // empty if the request names none
 	// Request is the parsed body of an inference request, other that of a request for
 	// no known API. Both are nil if the router did not read or understand the body.
 	Request  *api.Request
@@ -113,9 +114,9 @@ func (p *Plan) Salt() string {
 }
 
 // GiveBack returns what was read of the body to the request.
-func (p *Plan) GiveBack(r *http.Request) {
+func (p *Plan) GiveBack() {
 	if p.Body != nil || p.Once != nil {
-		body.GiveBack(r, p.Body, p.Once)
+		body.GiveBack(p.HTTP, p.Body, p.Once)
 	}
 }
 
@@ -208,18 +209,13 @@ func (p *Plan) Constrained() bool {
 func (p *Plan) ErrNonePermitted() error {
 	var wants []string
 	if ids := p.Ext.AllowedWorkerIDs; ids != nil {
-		more := ""
-		if len(ids) > maxListed {
-			more = fmt.Sprintf(" and %d more", len(ids)-maxListed)
-		}
-		wants = append(wants, fmt.Sprintf("nvext.allowed_worker_ids %v%s", firstOf(ids), more))
+		wants = append(wants, fmt.Sprintf("nvext.allowed_worker_ids %v", ids[:min(len(ids), maxListed)]))
 	}
 	if taints := p.Ext.RoutingConstraints.RequiredTaints; taints != nil {
-		wants = append(wants, fmt.Sprintf("nvext.routing_constraints.required_taints %q", firstOf(taints)))
+		wants = append(wants, fmt.Sprintf("nvext.routing_constraints.required_taints %q", taints[:min(len(taints), maxListed)]))
 	}
 	return fmt.Errorf("no worker meets %s", strings.Join(wants, " and "))
 }
 
+// maxListed is how many ids or taints an error names.
 const maxListed = 8
-
-func firstOf[T any](list []T) []T { return list[:min(len(list), maxListed)] }

@@ -33,10 +33,7 @@ func (rd *Reader) saltIsText(p *Plan) error {
 	if !rd.EnforcesSalt || req == nil || !req.OddSalt || p.Ext.Salt("") != "" || !p.prefills {
 		return nil
 	}
-	return &api.Refusal{
-		API: OrUnplanned(p.API), Status: http.StatusBadRequest,
-		Code: api.CodeShared, Param: "cache_salt", Err: errOddSalt,
-	}
+	return p.refuse(api.CodeShared, "cache_salt", errOddSalt)
 }
 
 var (

@@ -40,7 +40,7 @@ type Reader struct {
 
 // Read makes the plan of a request. An error leaves the request with its body.
 func (rd *Reader) Read(r *http.Request) (*Plan, error) {
-	p := &Plan{Name: engine.PostTo(r.URL.Path), Wishes: Wishes{Ext: &NoExt}}
+	p := &Plan{HTTP: r, Name: engine.PostTo(r.URL.Path), Wishes: Wishes{Ext: &NoExt}}
 	if r.Method == http.MethodPost || r.Method == http.MethodPut { // SGLang takes PUT where it takes POST
 		if p.API = api.For(r.URL.Path); p.API != nil {
 			p.Name, p.prefills = p.API.Name(), p.API.Work() != api.Count
@@ -53,7 +53,7 @@ func (rd *Reader) Read(r *http.Request) (*Plan, error) {
 		err = rd.fill(r, p)
 	}
 	if err != nil {
-		p.GiveBack(r)
+		p.GiveBack()
 		p.Close()
 		return nil, err
 	}
@@ -143,20 +143,20 @@ func (rd *Reader) parse(h http.Header, p *Plan, whole *body.Buffer) {
 	}
 	p.Body = body.NewReplay(whole, whole.Data)
 	req, err := api.Parse(OrUnplanned(p.API), whole.Data, opts)
-	if err == nil && !req.Vertex {
+	if err == nil {
 		detach(req)
-		if p.API != nil {
-			p.Request = req
-		} else {
-			p.other = req
-		}
 		p.Model, p.hashing = req.Model, opts
-		return
+		switch {
+		case p.API != nil:
+			p.Request = req
+			return
+		case !req.Vertex:
+			p.other = req
+			return
+		}
 	}
 	why := fallbackMalformed
-	if p.API == nil {
-		p.Model = strings.Clone(api.Model(whole.Data))
-	} else {
+	if p.API != nil {
 		if body.Compressed(h) {
 			why = fallbackCompressed
 		}
@@ -198,7 +198,7 @@ func (rd *Reader) fill(r *http.Request, p *Plan) error {
 		return err
 	}
 	if req != nil && req.SessionList && p.Salt() != "" {
-		return &api.Refusal{API: OrUnplanned(p.API), Status: http.StatusBadRequest, Code: api.CodeShared, Param: "session_params", Err: errSessionList}
+		return p.refuse(api.CodeShared, "session_params", errSessionList)
 	}
 	p.Isolated = rd.EnforcesSalt && p.prefills && p.Salt() != ""
 	if p.API == nil {
@@ -211,7 +211,7 @@ func (rd *Reader) fill(r *http.Request, p *Plan) error {
 func (rd *Reader) infer(r *http.Request, p *Plan) error {
 	req, data := p.Request, p.Body.Buffer.Data
 	if err := p.Ext.CheckChoices(req.Answers()); err != nil {
-		return p.refuse(api.CodeNVExt, err)
+		return p.refuse(api.CodeNVExt, nvextMember, err)
 	}
 	p.Response = req.PreviousResponse
 	req.SetSalt(p.Ext.Salt(req.Salt))
@@ -250,8 +250,7 @@ func (p *Plan) namePath(r *http.Request, merges bool) {
 const longestTimeout = time.Hour
 
 func (rd *Reader) extOptions() nvext.Options {
-	longest := max(longestTimeout, rd.TTL())
-	return nvext.Options{Strict: rd.Strict, MinTimeout: time.Second, MaxTimeout: longest, MaxRetention: longest}
+	return nvext.Options{Strict: rd.Strict, Longest: max(longestTimeout, rd.TTL())}
 }
 
 // NoExt is the nvext of most requests. It is shared and never changes.
@@ -263,24 +262,23 @@ func (rd *Reader) extend(r *http.Request, p *Plan, raw []byte) error {
 	p.Ext, p.headers = &NoExt, headersNeed(r.Header)
 	if raw != nil || p.headers != 0 || p.steers() {
 		if err := rd.takeExt(r, p, raw); err != nil {
-			return p.refuse(api.CodeNVExt, err)
+			return p.refuse(api.CodeNVExt, nvextMember, err)
 		}
 		if err := p.takePin(); err != nil {
-			return p.refuse(api.CodePin, err)
+			return p.refuse(api.CodePin, nvextMember, err)
 		}
 	}
 	if rd.Direct && !p.Pin.Named && (p.API != nil || p.prefills) {
-		return &api.Refusal{
-			API: OrUnplanned(p.API), Status: http.StatusBadRequest,
-			Code: api.CodePin, Param: "nvext", Err: errDirect,
-		}
+		return p.refuse(api.CodePin, nvextMember, errDirect)
 	}
 	return nil
 }
 
-// refuse returns the refusal of a request whose nvext cannot be honoured.
-func (p *Plan) refuse(code string, err error) error {
-	return &api.Refusal{API: p.API, Status: http.StatusBadRequest, Code: code, Param: "nvext", Err: err}
+const nvextMember = "nvext"
+
+// refuse returns the refusal of a request because of a member of its body.
+func (p *Plan) refuse(code, member string, err error) error {
+	return &api.Refusal{API: OrUnplanned(p.API), Status: http.StatusBadRequest, Code: code, Param: member, Err: err}
 }
 
 // takeExt reads nvext and the routing headers, which override it. It drops what is not

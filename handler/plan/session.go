@@ -116,7 +116,7 @@ func (s *Sessions) identify(source *KeySource, t turn) (id affinity.Identity, ha
 	}
 	if len(key) > maxSessionKey {
 		return id, 0, "", &api.Refusal{
-			API: OrUnplanned(t.req.API), Status: http.StatusBadRequest, Code: api.CodeSessionKey, Param: source.name,
+			API: t.req.API, Status: http.StatusBadRequest, Code: api.CodeSessionKey, Param: source.name,
 			Err: fmt.Errorf("%s: a session key must have at most %d bytes", source.name, maxSessionKey),
 		}
 	}

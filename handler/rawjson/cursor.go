@@ -253,8 +253,8 @@ func (c *Cursor) Value() Span {
 	return Span{at, end}
 }
 
-// Key returns the member's key, unescaped if it then has at most 32 bytes. A key with
-// escapes costs an allocation.
+// Key returns the member's key, see UnescapeKey. A key with escapes costs an
+// allocation.
 func (c *Cursor) Key() []byte {
 	raw := c.b[c.KeyAt+1 : c.KeyEnd-1]
 	if c.plain {
@@ -273,21 +273,13 @@ func (c *Cursor) Name() string {
 	return Text(raw)
 }
 
-// UnescapeKey unescapes a key, given between its quotes. It returns a key without
-// escapes, or of more than 32 bytes, unchanged.
+// UnescapeKey unescapes a key, given between its quotes. It returns a key that is
+// longer than any known one unchanged.
 func UnescapeKey(raw []byte) []byte {
 	if len(raw) > 6*maxKey || bytes.IndexByte(raw, '\\') < 0 {
 		return raw
 	}
-	out := make([]byte, 0, maxKey)
-	r := Runs{Raw: raw}
-	for p := r.Next(); p != nil; p = r.Next() {
-		if len(out)+len(p) > maxKey {
-			return raw
-		}
-		out = append(out, p...)
-	}
-	return out
+	return AppendText(make([]byte, 0, maxKey), raw)
 }
 
 // Fail stops the Cursor with ErrMalformed, at an index. It is for owners that

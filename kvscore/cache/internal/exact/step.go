@@ -30,7 +30,11 @@ func (x *Index) Step(work int) (more bool) {
 			s.leaves = x.dirty
 		}
 		if s.next < len(x.runs) {
-			work -= x.sweepRun(x.runs[s.next])
+			work -= 2
+			if r := x.runs[s.next]; r != nil && x.normalise(r) {
+				work -= len(r.names)
+				x.tidy(r)
+			}
 			s.next++
 			continue
 		}
@@ -38,19 +42,6 @@ func (x *Index) Step(work int) (more bool) {
 		x.reuse()
 	}
 	return !x.dirty.isZero() || x.memory.limit > x.memory.bound
-}
-
-// sweepRun visits a run, and returns the work.
-func (x *Index) sweepRun(r *run) int {
-	if r == nil {
-		return 1
-	}
-	work := 2
-	if x.normalise(r) {
-		work += len(r.names)
-		x.tidy(r)
-	}
-	return work
 }
 
 // reuse frees the columns that no set has any more.
