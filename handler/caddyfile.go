@@ -73,7 +73,6 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //			memory <size>
 //			block_size <tokens>
 //			text_block <bytes>
-//			await_events <duration>
 //		}
 //		affinity {
 //			mode soft|hard|off
@@ -140,7 +139,6 @@ func (h *Handler) options() options {
 			h.Index = new(pool.Index)
 			return options{
 				"memory": size{&h.Index.Memory}, "block_size": &h.Index.BlockSize, "text_block": &h.Index.TextBlock,
-				"await_events": &h.Index.AwaitEvents,
 			}.readBlock(d, "index option")
 		},
 		"affinity": func(d *caddyfile.Dispenser) error {

@@ -131,10 +131,7 @@ func (h *Handler) wireDispatcher(ctx caddy.Context) error {
 	if err != nil {
 		return err
 	}
-	h.prober = discovery.New(h.ctx, h.pool, h.ReverseProxy, h.client, h.config, h.logger)
-	if h.Index != nil {
-		h.prober.AwaitEvents = time.Duration(h.Index.AwaitEvents)
-	}
+	h.prober = discovery.New(h.ctx, h.pool, h.ReverseProxy, h.client, h.logger)
 	d := &dispatch.Dispatcher{
 		Pool: h.pool, Proxy: h.ReverseProxy, Transport: h.transport, Client: h.client, Probes: h.prober,
 		Policy: h.policy, Shadow: dispatch.NewShadow(h.shadow, h.metrics, h.Pool),

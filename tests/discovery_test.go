@@ -112,37 +112,6 @@ func TestWorkersAreKnownWithoutRequests(t *testing.T) {
 	}
 }
 
-// TestFirstRequestGoesToNoDeadWorker checks that the router finds a dead worker before the
-// first request, and its return before the next.
-func TestFirstRequestGoesToNoDeadWorker(t *testing.T) {
-	a, b := startFake(t, nil), startFake(t, nil)
-	s := startCaddy(t, "kv_router "+a.addr()+" "+b.addr()+" {\npolicy round_robin\n}")
-	b.stop()
-	before := s.scrape(t).value(retriesTotal)
-	eventually(t, inTime, "its death to be known", func() bool { return s.health(t, b.addr()).admin == "no" })
-	for range 4 {
-		s.mustChat(t, simChat("hello"))
-	}
-	if n := s.scrape(t).value(retriesTotal) - before; n != 0 {
-		t.Errorf("%v requests were sent to the dead worker", n)
-	}
-	b.again(t)
-	eventually(t, inTime, "its return to be known", func() bool { return s.health(t, b.addr()).admin == "yes" })
-	for range 2 {
-		s.mustChat(t, simChat("hello"))
-	}
-	if n := b.asked("/v1/chat/completions"); n != 1 {
-		t.Errorf("the worker that is back got %d of 2 requests", n)
-	}
-	a.stop()
-	b.stop()
-	eventually(t, inTime, "both deaths to be known", func() bool {
-		return s.health(t, a.addr()).admin == "no" && s.health(t, b.addr()).admin == "no"
-	})
-	a.again(t)
-	s.mustChat(t, simChat("marks never empty a pool"))
-}
-
 // TestRefusedConnectionLosesTheCache stops an engine without requests and starts it again.
 func TestRefusedConnectionLosesTheCache(t *testing.T) {
 	for name, tells := range map[string]func(http.ResponseWriter, *http.Request) bool{
@@ -177,7 +146,6 @@ func TestFirstPromptsOfTokenIDsAreFoundAgain(t *testing.T) {
 		slow       time.Duration
 	}{
 		"prompt, 32":      {"/v1/completions", `{"model":"sim-8b","prompt":` + idsFrom(1, 2000) + `}`, 32, 0},
-		"prompt, 32 slow": {"/v1/completions", `{"model":"sim-8b","prompt":` + idsFrom(1, 2000) + `}`, 32, 300 * time.Millisecond},
 		"prompt, 64 slow": {"/v1/completions", `{"model":"sim-8b","prompt":` + idsFrom(1, 2000) + `}`, 64, 300 * time.Millisecond},
 		"text, 64 slow":   {"/v1/completions", `{"model":"sim-8b","prompt":"` + someWords(1000) + `"}`, 64, 300 * time.Millisecond},
 	} {

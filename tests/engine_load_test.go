@@ -97,7 +97,7 @@ func TestOtherClientsAreSeen(t *testing.T) {
 	for _, v := range []struct {
 		flavour engine.Flavour
 		option  string
-	}{{engine.VLLM, ""}, {engine.VLLM, "engine_load"}, {engine.SGLang, "engine_load on"}, {engine.OldSGLang, "engine_load"}} {
+	}{{engine.VLLM, ""}, {engine.VLLM, "engine_load"}, {engine.SGLang, "engine_load on"}} {
 		t.Run(fmt.Sprint(v.flavour, " ", v.option), func(t *testing.T) {
 			engines := []*engine.Engine{
 				startLoaded(t, engine.Config{Name: "busy", Flavour: v.flavour}), startLoaded(t, engine.Config{Name: "free", Flavour: v.flavour}),

@@ -260,7 +260,7 @@ func TestWorkerThatWantsAKeyIsNoIncident(t *testing.T) {
 	})
 	s := startCaddy(t, "kv_router "+f.addr())
 	s.mustChat(t, simChat("hello"), "Authorization", "Bearer clients-own")
-	const line = "worker lists its models only with its api_key; the router probes it less and less often"
+	const line = "worker lists its models only with its api_key; the router probes it every 5 minutes"
 	eventually(t, 5*time.Second, "the log to say so", func() bool { return len(s.entries(t, line)) == 1 })
 	time.Sleep(11 * time.Second)
 	if n := f.asked("/v1/models"); n > 2 {

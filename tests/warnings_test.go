@@ -157,31 +157,6 @@ func (s *server) wantWarning(t *testing.T, dial, what, flag string) {
 	}
 }
 
-func TestEnginesWithoutAPrefixCacheAreWarnedOf(t *testing.T) {
-	const what = "prefix caching is off"
-	for name, v := range map[string]struct {
-		tells func(http.ResponseWriter, *http.Request) bool
-		flag  string
-	}{
-		"vLLM": {fakeVLLM("0.32.0", func() string {
-			return `vllm:cache_config_info{engine="0",block_size="16",num_gpu_blocks="1000",enable_prefix_caching="False"} 1` + "\n"
-		}), "--enable-prefix-caching"},
-		"SGLang": {fakeSGLang(`"version":"0.5.19","page_size":16,"dp_size":1,"disable_radix_cache":true`), "--disable-radix-cache"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			f, fine := startFake(t, v.tells), startFake(t, fakeVLLM("0.32.0", func() string { return vllmRanks(1) }))
-			s := startCaddy(t, "kv_router "+f.addr()+" "+fine.addr())
-			s.wantWarning(t, f.addr(), what, v.flag)
-			if w := s.fakeWorker(t, f.addr()); len(w.Engine.Contradictions) > 0 {
-				t.Errorf("contradictions %q", w.Engine.Contradictions)
-			}
-			if w := s.limited(t, fine.addr()).Engine.Warnings; w == nil || len(w) > 0 {
-				t.Errorf("warnings of the other worker: %+v", w)
-			}
-		})
-	}
-}
-
 // TestAnswersWithoutCachedTokensAreWarnedOf has an engine that reports no cached tokens,
 // until it does.
 func TestAnswersWithoutCachedTokensAreWarnedOf(t *testing.T) {

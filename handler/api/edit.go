@@ -13,9 +13,9 @@ import (
 const keptMembers = 16
 
 // maxMembers bounds the members of a body that are edited, maxWithin those of an
-// object within it, and maxElements the objects of a list. Each costs more memory
+// object within it. Each costs more memory
 // than it takes in the body.
-const maxMembers, maxWithin, maxElements = 4096, 256, 1024
+const maxMembers, maxWithin = 4096, 256
 
 const nameNVExt = "nvext"
 
@@ -47,7 +47,7 @@ type addition struct {
 
 // object is an object within the body whose members are changed.
 type object struct {
-	name string // the member's; empty for an element of a list
+	name string // the member's
 	*Editor
 }
 
@@ -89,6 +89,9 @@ func editObject(body []byte, at, most int) *Editor {
 	e.end = c.At - 1
 	return e
 }
+
+// EditObject returns an Editor for a valid object; nil if it has too many members.
+func EditObject(text []byte) *Editor { return editObject(text, 0, maxWithin) }
 
 // is returns whether a member has a name.
 func (e *Editor) is(m *member, name string) bool {
@@ -200,30 +203,6 @@ func (e *Editor) Object(name string) (in *Editor, ok bool) {
 		return nil, false
 	}
 	e.within = append(e.within, object{name, in})
-	return in, true
-}
-
-// Elements returns Editors for the objects in a member's list. It is not ok if the
-// value is no list, has something else in it, or too much.
-func (e *Editor) Elements(name string) (in []*Editor, ok bool) {
-	m := e.last(name)
-	if m == nil || m.First(e.body) != '[' {
-		return nil, false
-	}
-	for v := range m.Span.Elements(e.body) {
-		if v.First(e.body) != '{' {
-			return nil, false
-		}
-		one := editObject(e.body, v.Start, maxWithin)
-		if one == nil || len(in) == maxElements {
-			return nil, false
-		}
-		in = append(in, one)
-	}
-	e.keepOnly(name, m)
-	for _, one := range in {
-		e.within = append(e.within, object{Editor: one})
-	}
 	return in, true
 }
 

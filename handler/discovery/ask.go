@@ -31,7 +31,7 @@ func (p *Prober) detect(ctx context.Context, w *pool.Worker) bool {
 	ctx, cancel := context.WithTimeout(ctx, detectTimeout)
 	defer cancel()
 	get := func(path string) (int, []byte) {
-		if path == pathModels && x.probing.refusals.Load() > 0 {
+		if path == pathModels && x.probing.refused.Load() {
 			return http.StatusUnauthorized, nil // it was just asked
 		}
 		status, body, err := p.client.Fetch(ctx, w.Dial, http.MethodGet, path, nil, nil, engine.MaxBody)
@@ -57,17 +57,16 @@ func (p *Prober) askModels(ctx context.Context, w *pool.Worker) (answers bool) {
 		return false
 	}
 	closed := status == http.StatusUnauthorized || status == http.StatusForbidden
-	if !closed {
-		Of(w).probing.refusals.Store(0)
-	}
+	first := !Of(w).probing.refused.Swap(closed)
 	switch {
 	case err != nil:
 	case status == http.StatusOK:
 		w.Learn(readModels(body), p.logger)
 	case status == http.StatusNotFound || status == http.StatusMethodNotAllowed || status == http.StatusNotImplemented:
 		w.Learn(nil, p.logger) // it has no list
-	case closed && Of(w).probing.refusals.Add(1) == 1:
-		p.logger.Warn("worker lists its models only with its api_key; the router probes it less and less often", zap.String("upstream", w.Dial))
+	case closed && first:
+		p.logger.Warn("worker lists its models only with its api_key; the router probes it every 5 minutes",
+			zap.String("upstream", w.Dial))
 	}
 	return true
 }

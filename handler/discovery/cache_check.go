@@ -62,25 +62,23 @@ const (
 	// cleared, before wrong ones count. If none is ever right, clearing does not help.
 	fewConfirmations = 3
 	// fewMisses is how many predictions in a row must be wrong to clear the cache model.
-	// The number doubles with each time, up to manyMisses.
-	fewMisses, manyMisses = 5, 80
+	fewMisses = 5
 	// fewPrompts is the least number of prompts that must show a fault.
 	fewPrompts = 3
-	// forgiven is the time after which fewMisses counts again.
-	forgiven = time.Hour
+	// clearPause is the least time since the last clearing. Predictions that stay wrong have
+	// another cause, such as a cache that evicts a lot.
+	clearPause = 10 * time.Minute
 )
 
 // cacheCheck compares predicted with reported cached tokens. After an unseen restart, or a
 // flush of its cache, an engine reports far fewer for all prompts.
 type cacheCheck struct {
-	mu         sync.Mutex
-	confirmed  int
-	misses     int                 // in a row
-	prompts    map[uint64]bool     // of the misses
-	cleared    time.Time           // when the cache model was last cleared, for any reason
-	mismatched time.Time           // when this check last cleared it
-	needed     int                 // misses to clear it; 0 = fewMisses
-	reports    map[ReportKind]bool // the kinds that report what was cached
+	mu        sync.Mutex
+	confirmed int
+	misses    int                 // in a row
+	prompts   map[uint64]bool     // of the misses
+	cleared   time.Time           // when the cache model was last cleared, for any reason
+	reports   map[ReportKind]bool // the kinds that report what was cached
 }
 
 // ReportKind is a kind of answer. Which kinds report what was cached depends on the
@@ -152,14 +150,7 @@ func (d *cacheCheck) compare(now, begun time.Time, prompt uint64, predicted, rep
 		d.prompts = make(map[uint64]bool)
 	}
 	d.prompts[prompt] = true
-	if now.Sub(d.mismatched) > forgiven {
-		d.needed = fewMisses
-	}
-	if d.misses < d.needed || len(d.prompts) < fewPrompts {
-		return false
-	}
-	d.mismatched, d.needed = now, min(2*d.needed, manyMisses)
-	return true
+	return d.misses >= fewMisses && len(d.prompts) >= fewPrompts && now.Sub(d.cleared) >= clearPause
 }
 
 // CachedTokens returns how many prompt tokens the engine had cached, -1 if unknown. Some

@@ -17,9 +17,9 @@ func TestEventsAreDoubted(t *testing.T) {
 		doubted             bool
 	}{
 		{"as predicted", 5000, 4900, 100, 100, false},
-		{"far less, again and again", 5000, 0, 100, fewPrompts * (manyResyncs + 1), true},
-		{"far less, until the last resync", 5000, 0, 100, fewPrompts*(manyResyncs+1) - 1, false},
-		{"far less of two prompts", 5000, 0, fewPrompts - 1, 100, false},
+		{"far less, again and again", 5000, 0, 100, manyMissed, true},
+		{"far less, not often enough", 5000, 0, 100, manyMissed - 1, false},
+		{"far less of few prompts", 5000, 0, manyMissed - 1, 100, false},
 		{"cached, and no event says so", 0, 640, 100, manyUnmatched, true},
 		{"not often enough", 0, 640, 100, manyUnmatched - 1, false},
 	} {
@@ -30,9 +30,9 @@ func TestEventsAreDoubted(t *testing.T) {
 		if got := x.eventsCheck.isDoubted(); got != c.doubted {
 			t.Errorf("%s: doubted is %v, want %v", c.name, got, c.doubted)
 		}
-		x.trustEventsAgain(time.Now().Add(forgiven + time.Minute))
+		x.CacheCleared(true)
 		if x.eventsCheck.isDoubted() {
-			t.Errorf("%s: doubted after %v", c.name, forgiven)
+			t.Errorf("%s: doubted after a restart", c.name)
 		}
 	}
 }

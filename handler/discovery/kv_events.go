@@ -4,11 +4,7 @@ import (
 	"context"
 	"slices"
 	"sync"
-	"sync/atomic"
-	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/pool"
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/events"
 	"go.uber.org/zap"
 )
@@ -23,10 +19,6 @@ type subscription struct {
 	streams []*events.Stream
 	end     context.CancelFunc // nil: nothing is followed
 	gone    bool               // the pool has forgotten the worker
-	wants   atomic.Pointer[[]publisher]
-
-	unmended atomic.Pointer[events.Worker] // nil if the engine replays, or nothing is followed
-	reported atomic.Int64                  // when a request last had the engine announce a prefix
 }
 
 // replays bounds the replays of all streams of the process, each of which takes memory.
@@ -38,11 +30,6 @@ func (x *Watch) follow() {
 	w, s := x.worker, &x.events
 	set, e := x.pool.Settings.Load().Worker(w.Dial), w.Engine()
 	from, why := publishers(set.KVEvents, hostOf(w.Dial), e.Info.KVEvents, w.Ranks())
-	wanted := from
-	s.wants.Store(&wanted)
-	if x.sharesPublisher(from) {
-		from, why = nil, errShared
-	}
 	facts := events.Engine{
 		BlockTokens: e.Info.BlockSize,
 		Adapters:    e.NamesAll(), Salts: e.NamesAll(), HitsInFlight: e.HitsInFlight(),
@@ -63,20 +50,6 @@ func (x *Watch) follow() {
 	}
 	s.from, s.engine = from, facts
 	x.subscribe()
-}
-
-// sharesPublisher returns whether another worker has one of these publishers, too. One of the
-// addresses then belongs to another engine, as behind mapped ports.
-func (x *Watch) sharesPublisher(from []publisher) bool {
-	if len(from) == 0 {
-		return false
-	}
-	return slices.ContainsFunc(x.pool.All(), func(o *pool.Worker) bool {
-		wants := Of(o).events.wants.Load()
-		return o != x.worker && wants != nil && slices.ContainsFunc(*wants, func(one publisher) bool {
-			return slices.ContainsFunc(from, func(mine publisher) bool { return mine.endpoint == one.endpoint })
-		})
-	})
 }
 
 // subscribe begins the streams. The subscription's lock is held.
@@ -100,9 +73,7 @@ func (x *Watch) subscribe() {
 	}
 	ctx, cancel := context.WithCancel(x.pool.Life())
 	s.worker, s.streams, s.end = worker, streams, cancel
-	if s.from[0].replay == "" {
-		s.unmended.Store(worker)
-	}
+	x.eventsCheck.reset()
 	x.pool.Go(func() {
 		var under sync.WaitGroup
 		for _, stream := range streams {
@@ -119,7 +90,6 @@ func (s *subscription) stop() {
 		s.end()
 	}
 	s.from, s.engine, s.worker, s.streams, s.end = nil, events.Engine{}, nil, nil, nil
-	s.unmended.Store(nil)
 }
 
 // unfollow ends the subscription to the KV events of a worker that the pool forgets.
@@ -128,23 +98,7 @@ func (x *Watch) unfollow() {
 	defer x.events.mu.Unlock()
 	x.events.stop()
 	x.events.gone = true
-	x.events.wants.Store(nil)
 }
-
-// WantsReport returns whether a request to a target should have the engine announce all of the
-// prompt that it has cached. That is so if events are missing and the engine does not replay them.
-func (x *Watch) WantsReport(t kvscore.Target) bool {
-	from := x.events.unmended.Load()
-	if from == nil || !from.IsPartial(int(t.Rank)) {
-		return false
-	}
-	now, last := time.Now().UnixNano(), x.events.reported.Load()
-	return now-last >= int64(reportEvery) && x.events.reported.CompareAndSwap(last, now)
-}
-
-// reportEvery is the least time between two such requests to a worker: an announcement has all
-// tokens of the prefix.
-const reportEvery = time.Second
 
 // doubt says whether the engine's reports contradict its events.
 func (s *subscription) doubt(doubted bool) {
@@ -189,22 +143,4 @@ func (s *subscription) unfollowed() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.why
-}
-
-// isReady returns whether the router knows what a worker's engine holds, or cannot know more.
-func (s *subscription) isReady() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, stream := range s.streams {
-		if state := stream.Status().State; state != events.Live && state != events.Untrusted {
-			return false
-		}
-	}
-	return true
-}
-
-// eventsReady returns whether all of the workers are ready: the router knows what their
-// engines' events have told so far.
-func eventsReady(workers []*pool.Worker) bool {
-	return !slices.ContainsFunc(workers, func(w *pool.Worker) bool { return !Of(w).events.isReady() })
 }

@@ -3,6 +3,7 @@ package discovery
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -32,7 +33,6 @@ func (x *Watch) learn(info engine.Info) {
 		return
 	}
 	info.Unsure = false
-	info = info.Or(before)
 	info.Life = cmp.Or(info.Life, before.Life)
 	if !x.pool.SetInfo(x.worker, info) {
 		return
@@ -72,14 +72,8 @@ func logged(info engine.Info) engine.Info {
 // Contradictions returns the options of a worker that its engine's info or KV events
 // contradict, and how.
 func (x *Watch) Contradictions() map[string]string {
-	s := x.pool.Settings.Load()
-	list := contradictions(s, s.Worker(x.worker.Dial), x.worker.Engine())
-	x.eventContradictions(s, list)
-	return list
-}
-
-func contradictions(s *pool.Settings, set pool.WorkerSettings, e *engine.Engine) map[string]string {
-	list, info := make(map[string]string), &e.Info
+	s, e, size := x.pool.Settings.Load(), x.worker.Engine(), x.blockSize()
+	set, info, list := s.Worker(x.worker.Dial), &e.Info, make(map[string]string)
 	differ := func(what string, configured, actual int64) {
 		if configured > 0 && actual > 0 && configured != actual {
 			list[what] = fmt.Sprintf("%s: configured %d, the engine reports %d", what, configured, actual)
@@ -90,16 +84,22 @@ func contradictions(s *pool.Settings, set pool.WorkerSettings, e *engine.Engine)
 	}
 	differ("dp_size", int64(set.DPSize), int64(info.DPSize))
 	switch {
-	case !s.BlockSizeUnset && info.BlockSize > 0 && s.BlockSize%info.BlockSize != 0:
-		list["block_size"] = fmt.Sprintf("index block_size: configured %d, the engine reports %d", s.BlockSize, info.BlockSize)
-	case s.BlockSizeUnset && info.BlockSize > maxAdopted:
-		list["block_size"] = fmt.Sprintf("index block_size: %d, because the engine's blocks of %d tokens are too large for the index", s.BlockSize, info.BlockSize)
+	case !s.BlockSizeUnset && size > 0 && s.BlockSize%size != 0:
+		list["block_size"] = fmt.Sprintf("index block_size: configured %d, the engine reports %d", s.BlockSize, size)
+	case s.BlockSizeUnset && size > maxAdopted:
+		list["block_size"] = fmt.Sprintf("index block_size: %d, because the engine's blocks of %d tokens are too large for the index",
+			s.BlockSize, size)
 	}
 	if engine.Shows(set.Engine) && engine.Shows(info.Type) && info.Type != set.Engine {
 		list["engine"] = fmt.Sprintf("engine: configured %s, the engine is %s", set.Engine, info.Type)
 	}
-	if set.DPSize > 1 && !e.TakesRank() {
-		list["dp_size"] = fmt.Sprintf("dp_size: configured %d, but %s chooses its ranks itself", set.DPSize, strings.TrimSpace(e.Type+" "+info.Version))
+	following := x.Following()
+	switch {
+	case set.DPSize > 1 && !e.TakesRank():
+		list["dp_size"] = fmt.Sprintf("dp_size: configured %d, but %s chooses its ranks itself",
+			set.DPSize, strings.TrimSpace(e.Type+" "+info.Version))
+	case slices.ContainsFunc(following, func(f Following) bool { return f.OtherRank > 0 }):
+		list["dp_size"] = fmt.Sprintf("dp_size: %d, but KV events come from ranks above", len(following))
 	}
 	return list
 }

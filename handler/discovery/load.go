@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
 const (
@@ -16,8 +15,8 @@ const (
 	loadPeriod, loadSlack = time.Second, 100 * time.Millisecond
 	// loadTimeout is how long an engine may take to answer.
 	loadTimeout = time.Second
-	// loadAskedLess is the longest such time, for an engine that does not answer.
-	loadAskedLess = 30 * time.Second
+	// loadPause is that time for an engine that has not answered.
+	loadPause = 10 * time.Second
 	// loadLacks is how long an engine may report no load before the router warns of it.
 	loadLacks = 10 * time.Second
 )
@@ -25,12 +24,10 @@ const (
 // loadReports are the reports of a worker's engine about its load. They are a correction, and
 // nothing waits for them.
 type loadReports struct {
-	mu       sync.Mutex
-	asking   bool
-	next     time.Time // when the engine may be asked again
-	failures int       // in a row
-	page     int       // see engine.Loads
-	known    time.Time // when all ranks were last reported, or the router began to ask; zero: it does not ask
+	mu     sync.Mutex
+	asking bool
+	next   time.Time // when the engine may be asked again
+	known  time.Time // when all ranks were last reported, or the router began to ask; zero: it does not ask
 }
 
 // askLoads asks the engines for their load where the operator wants that and it is due.
@@ -47,7 +44,7 @@ func (p *Prober) askLoads(ctx context.Context, t time.Time) {
 func (p *Prober) askLoad(whole context.Context, x *Watch) {
 	ctx, cancel := context.WithTimeout(whole, loadTimeout)
 	defer cancel()
-	list, page := engine.Loads(x.worker.Engine().Type, x.loads.first(), func(path string) (int, []byte) {
+	list := engine.Loads(x.worker.Engine().Type, func(path string) (int, []byte) {
 		status, answer, err := p.client.Fetch(ctx, x.worker.Dial, http.MethodGet, path, nil, nil, engine.MaxBody)
 		if err != nil {
 			return 0, nil
@@ -58,7 +55,7 @@ func (p *Prober) askLoad(whole context.Context, x *Watch) {
 		x.loads.end()
 		return
 	}
-	x.reportLoad(time.Now(), list, page)
+	x.reportLoad(time.Now(), list)
 }
 
 // claimLoad returns whether the engine must be asked for its load now. The caller then asks, and
@@ -69,7 +66,7 @@ func (x *Watch) claimLoad(t time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !asks {
-		r.known, r.next, r.failures = time.Time{}, time.Time{}, 0
+		r.known, r.next = time.Time{}, time.Time{}
 		return false
 	}
 	if r.known.IsZero() {
@@ -88,13 +85,6 @@ func (x *Watch) wantsLoad() bool {
 	return on != nil && *on
 }
 
-// first returns the page to begin with.
-func (r *loadReports) first() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.page
-}
-
 // end ends a question that has no result.
 func (r *loadReports) end() {
 	r.mu.Lock()
@@ -102,21 +92,17 @@ func (r *loadReports) end() {
 	r.asking = false
 }
 
-// reportLoad records what the engine has just reported of its load, and the page on which it
-// did. A rank that is not in the list has an unknown load, which is not the same as none. The
-// router asks an engine without an answer less and less often.
-func (x *Watch) reportLoad(t time.Time, list []engine.RankLoad, page int) {
+// reportLoad records what the engine has just reported of its load. A rank that is not in the
+// list has an unknown load, which is not the same as none.
+func (x *Watch) reportLoad(t time.Time, list []engine.RankLoad) {
 	all := x.applyLoad(t, list)
 	r := &x.loads
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.asking, r.page = false, page
+	r.asking = false
 	if len(list) == 0 {
-		r.failures++
-		r.next = t.Add(min(loadPeriod<<min(r.failures, 8), loadAskedLess))
-		return
+		r.next = t.Add(loadPause)
 	}
-	r.failures = 0
 	if all {
 		r.known = t
 	}
@@ -126,11 +112,11 @@ func (x *Watch) reportLoad(t time.Time, list []engine.RankLoad, page int) {
 func (x *Watch) applyLoad(t time.Time, list []engine.RankLoad) (all bool) {
 	w, scheduler := x.worker, x.pool.Scheduler
 	ranks := w.Ranks()
-	if ranks == 1 { // the engine may choose among its ranks itself
-		if len(list) < max(1, w.Engine().Info.DPSize) {
-			return false
+	if ranks == 1 { // it may be one of a larger set
+		if len(list) != 1 || w.Engine().Info.DPSize > 1 {
+			return false // the engine chooses among its ranks itself
 		}
-		scheduler.ReportLoad(t, w.Target(0), sumOf(list))
+		scheduler.ReportLoad(t, w.Target(0), list[0].EngineLoad)
 		return true
 	}
 	reported := 0
@@ -143,40 +129,12 @@ func (x *Watch) applyLoad(t time.Time, list []engine.RankLoad) (all bool) {
 	return reported == ranks
 }
 
-func sumOf(list []engine.RankLoad) (sum kvscore.EngineLoad) {
-	for i := range list {
-		l := &list[i]
-		sum.Running += l.Running
-		sum.Waiting += l.Waiting
-		if l.WaitingTokens < 0 || sum.WaitingTokens < 0 {
-			sum.WaitingTokens = -1
-		} else {
-			sum.WaitingTokens += l.WaitingTokens
-		}
-	}
-	return sum
-}
-
-// lacksLoad returns what the operator can do if the load of a worker's engine is wanted and
-// unknown; empty otherwise.
-func (x *Watch) lacksLoad(t time.Time, kind string) (advice string) {
-	switch {
-	case !x.wantsLoad() || kind == "":
-		return ""
-	case !engine.ReportsLoad(kind):
-		return "set engine_load off: engines of this type report no load"
+// lacksLoad returns whether the load of a worker's engine is wanted and unknown.
+func (x *Watch) lacksLoad(t time.Time) bool {
+	if kind := x.worker.Engine().Type; !x.wantsLoad() || !engine.ReportsLoad(kind) {
+		return x.wantsLoad() && kind != ""
 	}
 	x.loads.mu.Lock()
 	defer x.loads.mu.Unlock()
-	if x.loads.known.IsZero() || t.Sub(x.loads.known) <= loadLacks {
-		return ""
-	}
-	return loadAdvice[kind]
-}
-
-// loadAdvice is what the operator can do, by engine type.
-var loadAdvice = map[string]string{
-	engine.VLLM:     "let the router read vLLM's /metrics within a second",
-	engine.SGLang:   "let the router read SGLang's /v1/loads within a second; set api_key if it needs one",
-	engine.LlamaCpp: "start llama.cpp with --metrics",
+	return !x.loads.known.IsZero() && t.Sub(x.loads.known) > loadLacks
 }

@@ -26,8 +26,6 @@ const (
 	probeTimeout = 2 * time.Second
 	// firstWait is how long after the start requests may wait for the first probes.
 	firstWait = 500 * time.Millisecond
-	// eventsTick is the time between two looks at the state of KV events.
-	eventsTick = 10 * time.Millisecond
 	// soonest is the least time between two questions that clients' requests cause.
 	soonest = 500 * time.Millisecond
 )
@@ -38,13 +36,8 @@ type Prober struct {
 	proxy  *reverseproxy.Handler // whose upstreams it probes
 	static map[string]bool       // the dial addresses of these, if they are not dynamic
 	client *upstream.Client
-	config *pool.SharedSettings // identifies the configuration
 	logger *zap.Logger
 	ctx    context.Context // ends with the configuration
-
-	// AwaitEvents is how long after the start requests may wait until the router knows what
-	// the engines hold. It is set before Start.
-	AwaitEvents time.Duration
 
 	id     uint64 // random; a dynamic source's workers have it
 	start  sync.Once
@@ -53,13 +46,15 @@ type Prober struct {
 }
 
 // New returns the prober of a configuration, which ends with ctx.
-func New(ctx context.Context, p *pool.Pool, proxy *reverseproxy.Handler, client *upstream.Client, config *pool.SharedSettings, logger *zap.Logger) *Prober {
+func New(
+	ctx context.Context, p *pool.Pool, proxy *reverseproxy.Handler, client *upstream.Client, logger *zap.Logger,
+) *Prober {
 	static := make(map[string]bool)
 	for _, up := range proxy.Upstreams {
 		static[up.Dial] = true
 	}
 	return &Prober{
-		pool: p, proxy: proxy, static: static, client: client, config: config, logger: logger, ctx: ctx,
+		pool: p, proxy: proxy, static: static, client: client, logger: logger, ctx: ctx,
 		id:     rand.Uint64(), //nolint:gosec // tells probers apart
 		wanted: make(chan struct{}, 1), first: make(chan struct{}),
 	}
@@ -77,20 +72,12 @@ func (p *Prober) run() {
 	}
 	context.AfterFunc(ctx, p.pool.Join(p))
 	go func() {
-		// After a reload the pool knows its workers, and requests need not wait.
 		admit := sync.OnceFunc(func() { close(p.first) })
-		began := time.Now()
-		waits := slices.ContainsFunc(p.workers(), func(w *pool.Worker) bool { return !w.WasProbed() })
-		if !waits {
-			admit()
+		if !slices.ContainsFunc(p.workers(), func(w *pool.Worker) bool { return !w.WasProbed() }) {
+			admit() // after a reload the pool knows its workers, and requests need not wait
 		}
 		p.firstProbes(ctx)
-		if waits {
-			go func() { // probes go on
-				p.awaitEvents(ctx, began.Add(p.AwaitEvents))
-				admit()
-			}()
-		}
+		admit()
 		ticker := time.NewTicker(probeTick)
 		defer ticker.Stop()
 		for {
@@ -100,7 +87,6 @@ func (p *Prober) run() {
 			case t := <-ticker.C:
 				p.askLoads(ctx, t)
 				for _, w := range p.workers() {
-					Of(w).trustEventsAgain(t)
 					Of(w).review(t)
 				}
 			case <-p.wanted:
@@ -116,18 +102,15 @@ func (p *Prober) firstProbes(ctx context.Context) {
 	go func() {
 		var under sync.WaitGroup
 		for _, w := range p.workers() {
-			if !p.config.FirstToProbe(w.Dial) {
+			q := &Of(w).probing
+			if !q.underWay.CompareAndSwap(false, true) {
 				under.Go(func() { <-w.Probed() }) // another handler of the pool probes it
 				continue
 			}
-			q := &Of(w).probing
 			q.at.Store(time.Now().UnixNano())
-			began := q.underWay.CompareAndSwap(false, true)
 			under.Go(func() {
 				p.probe(ctx, w, true)
-				if began {
-					q.underWay.Store(false)
-				}
+				q.underWay.Store(false)
 			})
 		}
 		under.Wait()
@@ -144,20 +127,7 @@ func (p *Prober) firstProbes(ctx context.Context) {
 	}
 }
 
-// awaitEvents waits until the router knows what the engines' KV events have told so far.
-func (p *Prober) awaitEvents(ctx context.Context, deadline time.Time) {
-	ready := eventsReady(p.workers())
-	for !ready && time.Now().Before(deadline) && ctx.Err() == nil {
-		time.Sleep(eventsTick)
-		ready = eventsReady(p.workers())
-	}
-	if !ready && p.AwaitEvents > 0 {
-		p.logger.Warn("requests no longer wait for the engines' KV events: index await_events is over")
-	}
-}
-
-// Await waits for the first probes right after the start, and for the KV events if the
-// configuration says so.
+// Await waits for the first probes right after the start.
 func (p *Prober) Await(ctx context.Context) {
 	select {
 	case <-p.first:
@@ -252,7 +222,6 @@ func (p *Prober) probeDue(ctx context.Context) {
 func (p *Prober) probe(whole context.Context, w *pool.Worker, ask bool) (detected bool) {
 	defer w.MarkProbed()
 	defer Of(w).follow()
-	eventResyncs.WithLabelValues(p.pool.Name, w.Dial) // so that its 0 is visible
 	ctx, cancel := context.WithTimeout(whole, probeTimeout)
 	defer cancel()
 	if ask {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddyserver/caddy/v2"
 )
 
 // publisher is one rank's source of events.
@@ -18,10 +19,8 @@ type publisher struct {
 // Why a worker has no source of events although it publishes some.
 var (
 	errDials  = errors.New("the engine connects to its endpoint instead of listening: write the endpoint with *")
-	errPath   = errors.New("the engine publishes at a path on its own machine")
 	errRanks  = errors.New("the engine has other data-parallel ranks than the router can address")
-	errShared = errors.New("another worker has the same endpoint, so one of the two is wrong: set kv_events of both workers")
-	errUnread = errors.New("the router cannot read the engine's endpoint")
+	errUnread = errors.New("the router cannot reach the engine's endpoint")
 )
 
 // publishers returns where the ranks of a worker publish, none if nowhere. The error says why
@@ -43,9 +42,7 @@ func publishers(set *pool.KVEventsSettings, host string, of engine.KVEvents, ran
 		}
 		first.endpoint, first.replay = fromHere(of.Endpoint, host), fromHere(of.Replay, host)
 		first.topic = cmp.Or(set.Topic, of.Topic)
-		if n = of.Publishers; first.endpoint == "" && strings.HasPrefix(of.Endpoint, "ipc://") {
-			return nil, errPath
-		}
+		n = of.Publishers
 	default:
 		first.endpoint = at(source, host)
 	}
@@ -96,16 +93,9 @@ func fromHere(endpoint, host string) string {
 
 // hostOf returns the host in a dial address; the loopback for a unix socket.
 func hostOf(dial string) string {
-	if strings.HasPrefix(dial, "unix") {
+	addr, err := caddy.ParseNetworkAddress(dial)
+	if err != nil || addr.IsUnixNetwork() || addr.Host == "" {
 		return "127.0.0.1"
 	}
-	_, addr, found := strings.Cut(dial, "/")
-	if !found {
-		addr = dial
-	}
-	host, _, err := net.SplitHostPort(addr)
-	if err != nil || host == "" {
-		return "127.0.0.1"
-	}
-	return host
+	return addr.Host
 }

@@ -34,7 +34,7 @@ func TestPublishersOfAWorker(t *testing.T) {
 		{"of ranks that the engine chooses", "gpu:8000", nil, two, 1, nil, errRanks},
 		{"of an engine that connects", "gpu:8000", nil, dials, 1, nil, errDials},
 		{"at a path here", "127.0.0.1:8000", nil, path, 1, []publisher{{"ipc:///run/x", "tcp://127.0.0.1:6557", "t"}}, nil},
-		{"at a path elsewhere", "gpu:8000", nil, path, 1, nil, errPath},
+		{"at a path elsewhere", "gpu:8000", nil, path, 1, nil, errUnread},
 		{"off", "gpu:8000", &pool.KVEventsSettings{Source: "off"}, one, 1, nil, nil},
 		{"with a topic and another replay", "gpu:8000", &pool.KVEventsSettings{Topic: "a", Replay: "7000"}, one, 1, []publisher{{"tcp://gpu:5557", "tcp://gpu:7000", "a"}}, nil},
 		{"port", "tcp/gpu:8000", &pool.KVEventsSettings{Source: "5557", Replay: "5600"}, engine.KVEvents{}, 2, []publisher{

@@ -20,21 +20,26 @@ const (
 	warnNoLimit      = "max_running is auto, and the engine reports no limit"
 )
 
-// The flags that end a warning, by engine type.
-var (
-	prefixCacheFlags = map[string]string{
+// advices are what the operator can do, by warning and engine type.
+var advices = map[string]map[string]string{
+	warnPrefixCache: {
 		engine.VLLM:   "start vLLM with --enable-prefix-caching",
 		engine.SGLang: "start SGLang without --disable-radix-cache",
-	}
-	cachedTokensFlags = map[string]string{
+	},
+	warnCachedTokens: {
 		engine.VLLM:   "start vLLM with --enable-prompt-tokens-details",
 		engine.SGLang: "start SGLang with --enable-cache-report",
-	}
-	limitFlags = map[string]string{
+	},
+	warnNoLimit: {
 		engine.VLLM:   "set max_running to vLLM's --max-num-seqs, times its data-parallel ranks",
 		engine.TRTLLM: "set max_running to TensorRT-LLM's --max_batch_size",
-	}
-)
+	},
+	warnNoLoad: {
+		engine.VLLM:     "let the router read vLLM's /metrics within a second",
+		engine.SGLang:   "let the router read SGLang's /v1/loads within a second; set api_key if it needs one",
+		engine.LlamaCpp: "start llama.cpp with --metrics",
+	},
+}
 
 // uncountedAnswers is how many answers in a row must lack a count of cached tokens for a
 // warning.
@@ -45,30 +50,32 @@ func (x *Watch) Warnings(t time.Time) []pool.Warning {
 	info, kind := &x.worker.Engine().Info, x.worker.Engine().Type
 	list := []pool.Warning{}
 	warn := func(what, effect, advice string) {
-		list = append(list, pool.Warning{What: what, Effect: effect, Advice: advice})
+		list = append(list, pool.Warning{What: what, Effect: effect, Advice: cmp.Or(advices[what][kind], advice)})
 	}
 	switch {
 	case info.NoPrefixCache:
 		warn(warnPrefixCache, "the engine computes every prompt from its beginning, so routing by overlap gains nothing",
-			cmp.Or(prefixCacheFlags[kind], "switch prefix caching on"))
+			"switch prefix caching on")
 	case x.uncounted.Load() >= uncountedAnswers:
 		warn(warnCachedTokens, "hit ratios are unknown, and the router cannot correct its cache model",
-			cmp.Or(cachedTokensFlags[kind], "have the engine report usage.prompt_tokens_details.cached_tokens"))
+			"have the engine report usage.prompt_tokens_details.cached_tokens")
 	}
 	if x.eventsCheck.isDoubted() {
-		warn(warnDoubted, "the router uses its approximate cache model for an hour",
-			"check that the endpoint of kv_events is this engine's own; for models with sliding windows or state spaces, set kv_events off")
+		warn(warnDoubted, "the router uses its approximate cache model until the engine restarts or kv_events changes",
+			"check that the endpoint of kv_events is this engine's own; "+
+				"for models with sliding windows or state spaces, set kv_events off")
 	}
 	if why := x.events.unfollowed(); why != nil {
 		warn(warnUnfollowed, "the router knows only what it has sent to the engine", why.Error())
 	}
-	if advice := x.lacksLoad(t, kind); advice != "" {
-		warn(warnNoLoad, "the router does not see what other clients send to the engine", advice)
+	if x.lacksLoad(t) {
+		warn(warnNoLoad, "the router does not see what other clients send to the engine",
+			"set engine_load off: engines of this type report no load")
 	}
 	auto := x.pool.Settings.Load().Worker(x.worker.Dial).MaxRunning == pool.LimitAuto
 	if auto && (info.Type != "" || kind == engine.Other) && info.MaxRunning == 0 {
 		warn(warnNoLimit, "the worker has no limit, so no request waits in the queue for it",
-			cmp.Or(limitFlags[kind], "set max_running to the number of requests that the engine runs at a time"))
+			"set max_running to the number of requests that the engine runs at a time")
 	}
 	return list
 }
@@ -80,7 +87,9 @@ func (x *Watch) review(t time.Time) {
 	defer x.reviewing.Unlock()
 	list := x.Warnings(t)
 	for _, text := range x.Contradictions() {
-		list = append(list, pool.Warning{What: warnContradicts + ": " + text, Effect: "the configuration applies", Advice: "correct one of them"})
+		list = append(list, pool.Warning{
+			What: warnContradicts + ": " + text, Effect: "the configuration applies", Advice: "correct one of them",
+		})
 	}
 	x.warned.Replace(t, list, x.pool.Logger().With(zap.String("upstream", x.worker.Dial)))
 }

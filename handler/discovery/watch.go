@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
-	"github.com/prometheus/client_golang/prometheus"
 )
 
 // Watch is what discovery keeps of one worker: when it is asked, its load reports, its KV
@@ -50,7 +49,7 @@ type probing struct {
 	at       atomic.Int64  // the last probe, Unix nanoseconds
 	underWay atomic.Bool
 	listed   atomic.Int64 // when it was last asked which models it serves, Unix nanoseconds
-	refusals atomic.Int32 // how often in a row it refused that, for want of a key
+	refused  atomic.Bool  // it refused that, for want of a key
 
 	mu      sync.Mutex
 	next    time.Time // when it is asked again what its engine is
@@ -114,11 +113,8 @@ func (q *probing) answered(t time.Time, did bool) {
 
 // modelsInterval returns the least time between two questions to the worker about its models.
 func (x *Watch) modelsInterval(t time.Time) time.Duration {
-	if x.pool.IsIdle(t) {
+	if x.pool.IsIdle(t) || x.probing.refused.Load() {
 		return askedLess
-	}
-	if n := x.probing.refusals.Load(); n > 0 {
-		return min(probeEvery<<min(n, 8), askedLess)
 	}
 	return 0
 }
@@ -140,7 +136,5 @@ func (x *Watch) Recall(confirmed int) { x.cacheCheck.recall(confirmed) }
 // Close implements pool.Watch.
 func (x *Watch) Close() {
 	x.unfollow()
-	labels := prometheus.Labels{"pool": x.pool.Name, "worker": x.worker.Dial}
-	eventResyncs.DeletePartialMatch(labels)
-	predictionErrors.DeletePartialMatch(labels)
+	predictionErrors.DeleteLabelValues(x.pool.Name, x.worker.Dial)
 }

@@ -9,7 +9,6 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
-	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
@@ -83,8 +82,7 @@ func (e *EngineRequest) adapt(req *http.Request) (*http.Request, body.Edited) {
 		as = body.Edited{Of: e.Body, Size: e.Body.Size}
 	}
 	p, ranks := e.Plan, e.Worker.Ranks()
-	reports := len(p.Score.Identities) > 0 && discovery.Of(e.Worker).WantsReport(e.Target)
-	if ranks < 2 && !p.EditsBody && !p.AsksUsage && e.Session == "" && !reports {
+	if ranks < 2 && !p.EditsBody && !p.AsksUsage && e.Session == "" {
 		return req, as
 	}
 	var edit *api.Editor
@@ -94,7 +92,7 @@ func (e *EngineRequest) adapt(req *http.Request) (*http.Request, body.Edited) {
 	to := e.Worker.Engine()
 	ask := engine.Request{
 		Body: edit, Ext: p.Ext, Grants: p.Grants, Salt: p.Salt(), Sent: req.Header,
-		Rank: e.Target.Rank, Ranks: ranks, GiveTokens: p.Given, Session: e.Session, ReportCache: reports,
+		Rank: e.Target.Rank, Ranks: ranks, GiveTokens: p.Given, Session: e.Session,
 	}
 	if p.API != nil {
 		ask.API = p.API.Name()

@@ -33,9 +33,6 @@ type Request struct {
 	Ranks int
 	// GiveTokens replaces the body's prompt by the ids of token_data.
 	GiveTokens bool
-	// ReportCache has the engine announce in its KV events the whole prefix that it has
-	// cached, if the engine is known to understand that.
-	ReportCache bool
 }
 
 // Settings are what an operator says of an engine that may not report it.
@@ -190,9 +187,8 @@ type adapter struct {
 	*Engine
 	*kind
 	Adapted
-	requested Fields        // the fields that the engine did not get yet
-	samplings []*api.Editor // see sampling
-	scope     string        // of the salt, see sglangSessions
+	requested Fields // the fields that the engine did not get yet
+	scope     string // of the salt, see sglangSessions
 }
 
 func (f *adapter) on(apis ...string) bool { return slices.Contains(apis, f.API) }
@@ -213,29 +209,18 @@ func (f *adapter) header(name, value string) {
 
 // greedy asks for the likeliest token each time: temperature 0.
 func (f *adapter) greedy() {
-	all, ok := []*api.Editor{f.Body}, f.on(api.NameChat, api.NameCompletions, api.NameResponses, api.NameMessages)
+	in, ok := f.Body, f.on(api.NameChat, api.NameCompletions, api.NameResponses, api.NameMessages)
 	if f.requested&GreedSampling != 0 && f.on(api.NameGenerate, api.NameTokens) {
-		all, ok = f.sampling()
+		in, ok = f.Body.Object(nameSampling)
 	}
 	if f.takes(GreedSampling, ok) {
-		for _, in := range all {
-			in.Set("temperature", []byte{'0'})
-		}
+		in.Set("temperature", []byte{'0'})
 	}
 }
 
-// sampling returns the objects in sampling_params: one object, or a list with one
-// for each prompt.
-func (f *adapter) sampling() (all []*api.Editor, ok bool) {
-	if f.samplings == nil {
-		if in, ok := f.Body.Object("sampling_params"); ok {
-			f.samplings = []*api.Editor{in}
-		} else {
-			f.samplings, _ = f.Body.Elements("sampling_params")
-		}
-	}
-	return f.samplings, f.samplings != nil
-}
+// nameSampling has the sampling parameters of SGLang's /generate and vLLM's
+// /inference/v1/generate. Lists of them, for several prompts, stay as they are.
+const nameSampling = "sampling_params"
 
 const nameBudget = "thinking_token_budget" // vLLM's and TensorRT-LLM's
 

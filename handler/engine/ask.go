@@ -59,27 +59,6 @@ type Info struct { // one member for each fact
 	Unsure bool `json:"-"`
 }
 
-// Or fills gaps in t with what the same server reported before: a busy server may
-// omit a part. It uses nothing from another server or another life.
-func (t Info) Or(before Info) Info {
-	if t.Type != before.Type || t.Life != before.Life && t.Life != "" && before.Life != "" {
-		return t
-	}
-	if t.KVTokens == 0 && t.BlockSize == 0 { // the same page reports all of these
-		t.NoPrefixCache, t.NoSessions = before.NoPrefixCache, before.NoSessions
-		t.Priority, t.LowFirst, t.PriorityEviction, t.StrictThinking = before.Priority, before.LowFirst, before.PriorityEviction, before.StrictThinking
-	}
-	t.Version, t.Life = cmp.Or(t.Version, before.Version), cmp.Or(t.Life, before.Life)
-	t.KVTokens, t.BlockSize = cmp.Or(t.KVTokens, before.KVTokens), cmp.Or(t.BlockSize, before.BlockSize)
-	t.DPSize, t.MaxRunning = cmp.Or(t.DPSize, before.DPSize), cmp.Or(t.MaxRunning, before.MaxRunning)
-	t.ContextTokens = cmp.Or(t.ContextTokens, before.ContextTokens)
-	t.KVEvents = cmp.Or(t.KVEvents, before.KVEvents)
-	if t.Started.IsZero() {
-		t.Started = before.Started
-	}
-	return t
-}
-
 // OmitsZeroCached returns whether the engine's answers omit a count of 0 cached tokens.
 func (t Info) OmitsZeroCached() bool { return kindOf(t.Type).omitsZeroCached }
 
@@ -100,9 +79,9 @@ func Ask(get Get) Info {
 }
 
 // AskAs asks a server of an expected type what it reports. The result's Type is
-// what the answers show, which may be another type; empty if they show nothing.
+// what the answers show, which may be another type; empty if they show nothing or one fails.
 func AskAs(name string, get Get) Info {
-	s := &server{get: get, had: make(map[string]answer)}
+	s := &server{get: get, had: make(map[string]answer), strict: true}
 	k := cmp.Or(s.owner(), kindOf(name))
 	info := s.info(k)
 	if s.kind([]*kind{k}) == nil {
@@ -140,6 +119,8 @@ type server struct {
 	get  Get
 	had  map[string]answer
 	gone bool // it failed to answer: do not ask again
+	// strict: a status from 500 is a failure, too, for it had an answer before.
+	strict bool
 }
 
 type answer struct {
@@ -153,7 +134,7 @@ func (s *server) ask(path string) (int, []byte) {
 	if !had && !s.gone {
 		a.status, a.body = s.get(path)
 		s.had[path] = a
-		s.gone = a.status == 0
+		s.gone = a.status == 0 || s.strict && a.status >= 500
 	}
 	return a.status, a.body
 }

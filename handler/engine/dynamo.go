@@ -107,7 +107,7 @@ func (f *adapter) dynamoSession() {
 // session returns a session's id for a Dynamo.
 func (f *adapter) session(id string) string {
 	if f.Salt != "" {
-		return short(ScopedSession(f.Salt, id), 0)
+		return short(SessionID(f.Salt, "", id), 0)
 	}
 	return short(visible(id, ""), maxDynamoSession)
 }

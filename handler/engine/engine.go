@@ -46,12 +46,13 @@ type kind struct { // one field for each difference
 	always func(*adapter)
 	// adapt sets the engine's own members for nvext. nil: nothing.
 	adapt func(*adapter)
-	// sessions says how the engine holds sessions. nil: it holds none.
-	sessions *sessions
+	// sessions are the APIs in which the engine heeds a session that it holds. In those of
+	// someSessions, only some builds do. The words are SGLang's, see OpenSession.
+	sessions, someSessions []string
 	// tokenize asks for the token ids of a prompt. nil: the engine cannot tell.
 	tokenize func(*Question, Post) []byte
-	// loads are the pages on which the engine reports its load. nil: nowhere.
-	loads []loadPage
+	// loads is the page on which the engine reports its load. nil: nowhere.
+	loads *loadPage
 	// omitsZeroCached: answers omit a count of 0 cached tokens.
 	omitsZeroCached bool
 	// namesAll: KV events name the adapter and the salt of a prompt in all versions.
@@ -131,16 +132,16 @@ const (
 	// Invocations is SageMaker's request to a container: a request of any API that
 	// the server has, mostly chat.
 	Invocations = "invocations"
-	// OpenSession and CloseSession open and close a session that SGLang holds.
-	OpenSession  = "open_session"
-	CloseSession = "close_session"
+	// They open and close a session that SGLang holds.
+	openSession  = "open_session"
+	closeSession = "close_session"
 )
 
 // PostTo returns the name of a request to a path outside the clients' APIs, empty
 // for a request without a name.
 func PostTo(path string) string {
 	switch last := path[strings.LastIndexByte(path, '/')+1:]; last {
-	case Invocations, OpenSession, CloseSession:
+	case Invocations, openSession, closeSession:
 		return last
 	}
 	return ""

@@ -206,30 +206,6 @@ func TestServerThatFallsSilent(t *testing.T) {
 	}
 }
 
-func TestTakesRank(t *testing.T) {
-	for _, c := range []struct {
-		kind, version string
-		want          bool
-	}{
-		{VLLM, "0.8.5", false},
-		{VLLM, "0.10.2.dev3+gabc", false},
-		{VLLM, "0.11.0", true},
-		{VLLM, "0.32.0+cpu", true},
-		{VLLM, "1.0", true},
-		{VLLM, "", true},
-		{VLLM, "dev", true},
-		{SGLang, "0.4.9.post1", true},
-		{SGLang, "", true},
-		{LlamaCpp, "b6000", false},
-		{Other, "3", true},
-	} {
-		e := Engine{Type: c.kind, Info: Info{Version: c.version}}
-		if got := e.TakesRank(); got != c.want {
-			t.Errorf("%s %s: %v, want %v", c.kind, c.version, got, c.want)
-		}
-	}
-}
-
 // TestTakesRankIn checks in which APIs an engine takes the rank, and that it then gets it.
 func TestTakesRankIn(t *testing.T) {
 	all := []string{
@@ -241,7 +217,8 @@ func TestTakesRankIn(t *testing.T) {
 		kind, version string
 		ignored       []string
 	}{
-		{VLLM, "0.10.2", all},
+		{VLLM, "0.8.5", all},
+		{VLLM, "0.10.2.dev3+gabc", all},
 		{VLLM, "0.11.0", append([]string{api.NameTokens}, chosen...)},
 		{VLLM, "0.31.1.dev7+gabc", append([]string{api.NameTokens}, chosen...)},
 		{VLLM, "0.32.0", chosen},
@@ -269,20 +246,18 @@ func TestTakesRankIn(t *testing.T) {
 	}
 }
 
-func TestInfoFillsGaps(t *testing.T) {
-	before := Info{Type: VLLM, KVTokens: 5, DPSize: 2, Life: "a", Started: time.UnixMilli(5), Priority: true, StrictThinking: true, NoPrefixCache: true}
-	for _, c := range []struct {
-		now  Info
-		want Info
-	}{
-		{Info{Type: VLLM, Version: "1"}, Info{Type: VLLM, Version: "1", KVTokens: 5, DPSize: 2, Life: "a", Started: time.UnixMilli(5), Priority: true, StrictThinking: true, NoPrefixCache: true}},
-		{Info{Type: VLLM, DPSize: 1, Life: "a"}, Info{Type: VLLM, KVTokens: 5, DPSize: 1, Life: "a", Started: time.UnixMilli(5), Priority: true, StrictThinking: true, NoPrefixCache: true}},
-		{Info{Type: VLLM, Life: "b"}, Info{Type: VLLM, Life: "b"}},
-		{Info{Type: SGLang}, Info{Type: SGLang}},
-		{Info{Type: VLLM, KVTokens: 5}, Info{Type: VLLM, KVTokens: 5, DPSize: 2, Life: "a", Started: time.UnixMilli(5)}},
-	} {
-		if got := c.now.Or(before); got != c.want {
-			t.Errorf("%+v becomes %+v, want %+v", c.now, got, c.want)
+// TestFailingServerReportsNothing has a server of a known type answer with errors. What it
+// reported before stays.
+func TestFailingServerReportsNothing(t *testing.T) {
+	for path, want := range map[string]string{pathVersion: "", pathMetrics: "", "/other": VLLM} {
+		got := AskAs(VLLM, func(asked string) (int, []byte) {
+			if asked == path {
+				return 503, nil
+			}
+			return 200, []byte(`{"data":[{"id":"m","owned_by":"vllm"}]}`)
+		})
+		if got.Type != want {
+			t.Errorf("%s fails: the server shows to be %q, want %q", path, got.Type, want)
 		}
 	}
 }

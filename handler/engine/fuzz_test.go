@@ -79,7 +79,7 @@ func FuzzAdapt(f *testing.F) {
 		}
 		r.Salt = ext.Salt(parsed.Salt)
 		if bit(16) {
-			r.Session = ScopedSession(r.Salt, "held")
+			r.Session = SessionID(r.Salt, "", "held")
 		}
 		got := r.Adapt(&r.Request)
 		for _, h := range got.Headers {

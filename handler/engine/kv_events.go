@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"net"
 	"strconv"
 	"strings"
 
@@ -36,16 +35,6 @@ func endpointIn(r gjson.Result) string {
 }
 
 const maxPort = 1<<16 - 1
-
-func joinHostPort(host string, port int) string {
-	if host == "" {
-		host = "*"
-	}
-	if host == "*" {
-		return "*:" + strconv.Itoa(port)
-	}
-	return net.JoinHostPort(host, strconv.Itoa(port))
-}
 
 // PortAfter returns a tcp endpoint with a higher port. It returns other endpoints unchanged
 // for n = 0, and "" for other n.

@@ -2,7 +2,6 @@ package engine
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -10,22 +9,16 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
-// loadsOf reads the pages that a server has, beginning with the first. It returns the load by rank,
-// the number of the page that answered, and the paths that were asked for.
-func loadsOf(name string, first int, pages map[string]string) (list []RankLoad, page int, asked []string) {
-	list, page = Loads(name, first, func(path string) (int, []byte) {
-		asked = append(asked, path)
-		switch body, found := pages[path]; {
-		case !found:
+// loadsOf reads a page of a server. It returns the load by rank.
+func loadsOf(name, path, page string) []RankLoad {
+	list := Loads(name, func(asked string) (int, []byte) {
+		if asked != path {
 			return 404, []byte("Not Found")
-		case body == "":
-			return 0, nil
-		default:
-			return 200, []byte(body)
 		}
+		return 200, []byte(page)
 	})
 	slices.SortFunc(list, func(a, b RankLoad) int { return cmp.Compare(a.Rank, b.Rank) })
-	return list, page, asked
+	return list
 }
 
 func rank(n, running, waiting int, tokens int64) RankLoad {
@@ -44,7 +37,7 @@ vllm:num_preemptions_total{engine="0",model_name="m"} 7.0
 `
 
 func TestLoadsAreReadByRank(t *testing.T) {
-	const metrics, loads, older = "/metrics", "/v1/loads?include=core", "/get_load"
+	const metrics, loads = "/metrics", "/v1/loads?include=core"
 	gauges := func(running, waiting string) string {
 		return "vllm:num_requests_running" + running + "\nvllm:num_requests_waiting" + waiting + "\n"
 	}
@@ -65,11 +58,9 @@ func TestLoadsAreReadByRank(t *testing.T) {
 			`{"dp_rank":1,"num_running_reqs":"2","num_waiting_reqs":0},{"dp_rank":9000,"num_running_reqs":1,"num_waiting_reqs":0}]}`, nil},
 		{"SGLang, at its start", SGLang, loads, `{"loads":[]}`, nil},
 		{"SGLang, cut", SGLang, loads, `{"loads":[{"dp_rank":0,"num_running_reqs":1,"num_waiting_reqs":0}`, nil},
-		{"older SGLang", SGLang, older, `[{"dp_rank":0,"num_reqs":4,"num_waiting_reqs":1,"num_tokens":99,"ts_tic":1.5},{"dp_rank":1,"num_reqs":1,"num_waiting_reqs":2}]`, []RankLoad{rank(0, 3, 1, -1)}},
-		{"very old SGLang", SGLang, older, `{"load":3}`, nil},
 		{"llama.cpp", LlamaCpp, metrics, "llamacpp:requests_processing 2\nllamacpp:requests_deferred 1\n", []RankLoad{rank(0, 2, 1, -1)}},
 	} {
-		if got, _, _ := loadsOf(tc.kind, 0, map[string]string{tc.path: tc.page}); !slices.Equal(got, tc.want) {
+		if got := loadsOf(tc.kind, tc.path, tc.page); !slices.Equal(got, tc.want) {
 			t.Errorf("%s: read %+v, want %+v", tc.name, got, tc.want)
 		}
 	}
@@ -80,67 +71,25 @@ func TestLoadsAreReadByRank(t *testing.T) {
 	}
 }
 
-// TestOldSGLangIsAskedOnce has a server with the older page only. The next question begins there. A
-// server that does not answer is asked for one page.
-func TestOldSGLangIsAskedOnce(t *testing.T) {
-	old := map[string]string{"/get_load": `[{"dp_rank":0,"num_reqs":1,"num_waiting_reqs":0}]`}
-	page := 0
-	for i, want := range []int{2, 1, 1} {
-		var list []RankLoad
-		var asked []string
-		if list, page, asked = loadsOf(SGLang, page, old); len(list) != 1 || page != 1 || len(asked) != want {
-			t.Errorf("question %d: %+v on page %d after %q", i, list, page, asked)
-		}
-	}
-	updated := map[string]string{"/v1/loads?include=core": `{"loads":[{"dp_rank":0,"num_running_reqs":1,"num_waiting_reqs":0}]}`}
-	if list, page, _ := loadsOf(SGLang, page, updated); len(list) != 1 || page != 0 {
-		t.Errorf("after an update: %+v on page %d", list, page)
-	}
-	if list, page, asked := loadsOf(SGLang, 0, map[string]string{"/v1/loads?include=core": ""}); list != nil || page != 0 || len(asked) != 1 {
-		t.Errorf("without an answer: %+v on page %d after %q", list, page, asked)
-	}
-	if list, _, asked := loadsOf(TRTLLM, 0, nil); list != nil || len(asked) != 0 {
-		t.Errorf("TensorRT-LLM is asked for %q", asked)
-	}
-}
-
 // FuzzLoads reads any page as each type does.
 func FuzzLoads(f *testing.F) {
 	for _, page := range []string{
 		vllmLoadPage, "llamacpp:requests_processing 2\nllamacpp:requests_deferred 1", "vllm:num_requests_running{", `vllm:num_requests_waiting{engine="`,
 		"vllm:num_requests_running{} \nvllm:num_requests_waiting }{ 1", `{"loads":[{"dp_rank":0,"num_running_reqs":1,"num_waiting_reqs":0,"num_waiting_uncached_tokens":-4}]}`,
-		`[{"dp_rank":0,"num_reqs":4,"num_waiting_reqs":1}]`, `{"loads":{"0":{"dp_rank":0,"num_running_reqs":1e99}}}`, `[[]]`, "",
+		`{"loads":{"0":{"dp_rank":0,"num_running_reqs":1e99}}}`, `[[]]`, "",
 	} {
 		f.Add([]byte(page))
 	}
 	f.Fuzz(func(t *testing.T, page []byte) {
 		for _, kind := range Names {
-			for first := range max(1, len(kindOf(kind).loads)) {
-				list, _ := Loads(kind, first, func(string) (int, []byte) { return 200, page })
-				seen := make(map[int]bool)
-				for _, l := range list {
-					if l.Rank < 0 || l.Rank >= maxRanks || seen[l.Rank] || l.Running < 0 || l.Running > maxCount || l.Waiting < 0 || l.Waiting > maxCount || l.WaitingTokens < -1 || l.WaitingTokens > maxCount {
-						t.Fatalf("%s reads %+v", kind, l)
-					}
-					seen[l.Rank] = true
+			seen := make(map[int]bool)
+			for _, l := range Loads(kind, func(string) (int, []byte) { return 200, page }) {
+				if l.Rank < 0 || l.Rank >= maxRanks || seen[l.Rank] || l.Running < 0 || l.Running > maxCount ||
+					l.Waiting < 0 || l.Waiting > maxCount || l.WaitingTokens < -1 || l.WaitingTokens > maxCount {
+					t.Fatalf("%s reads %+v", kind, l)
 				}
+				seen[l.Rank] = true
 			}
 		}
 	})
-}
-
-// BenchmarkLoads reads a page of the usual size.
-func BenchmarkLoads(b *testing.B) {
-	var page strings.Builder
-	for i := range 2000 {
-		fmt.Fprintf(&page, "vllm:time_to_first_token_seconds_bucket{engine=\"0\",le=\"%d\",model_name=\"m\"} 12345.0\n", i)
-	}
-	page.WriteString(vllmLoadPage)
-	body := []byte(page.String())
-	b.SetBytes(int64(len(body)))
-	for b.Loop() {
-		if list, _ := Loads(VLLM, 0, func(string) (int, []byte) { return 200, body }); len(list) != 2 {
-			b.Fatal(list)
-		}
-	}
 }

@@ -3,10 +3,7 @@ package engine
 import (
 	"bytes"
 	"slices"
-	"strings"
 	"unicode/utf8"
-
-	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 )
 
 // salted says in which APIs an engine takes a salt for its cache.
@@ -54,24 +51,6 @@ func (f *adapter) cacheSalt() {
 	}
 	f.text(nameSalt, salt)
 }
-
-// ScopedSession returns an engine's id for a session of a request with a salt. It is a
-// digest of the salt and the client's id, so that no tenant can name another's session. An
-// id with that digest stays unchanged, because the engine reports it to the client. Without
-// a salt it is the client's id.
-func ScopedSession(salt, id string) string {
-	if salt == "" || id == "" {
-		return id
-	}
-	scope := scopeOf(salt)
-	if strings.HasPrefix(id, scope) {
-		return id
-	}
-	return scope + id
-}
-
-// scopeOf returns the prefix of the session ids of requests with a salt.
-func scopeOf(salt string) string { return nvext.Digest([]byte(salt))[:32] + ":" }
 
 // isNull returns whether a member is absent or null, which engines treat alike.
 func isNull(value []byte) bool { return value == nil || bytes.Equal(value, []byte("null")) }

@@ -96,7 +96,7 @@ func TestSGLangSessionsAreOpenedInTheirScope(t *testing.T) {
 		return got.Session
 	}
 	mine := send("/open_session", `{"capacity_of_str_len":1000,"session_id":"s"}`)
-	if mine != ScopedSession("t", "s") || mine == ScopedSession("u", "s") || send("/open_session", `{"session_id":"`+mine+`"}`) != mine {
+	if mine != SessionID("t", "", "s") || mine == SessionID("u", "", "s") || send("/open_session", `{"session_id":"`+mine+`"}`) != mine {
 		t.Errorf("opened as %q", mine)
 	}
 	if got := send("/close_session", `{"session_id":"s"}`); got != mine {
@@ -116,7 +116,7 @@ func TestSGLangSessionsAreOpenedInTheirScope(t *testing.T) {
 	if got := send("/generate_from_file", `{}`); got != "" {
 		t.Errorf("what opens none has the session %q", got)
 	}
-	if ScopedSession("", "s") != "s" || ScopedSession("t", "") != "" {
+	if SessionID("", "", "s") != "s" || SessionID("t", "", "") != "" {
 		t.Error("what needs no scope has one")
 	}
 }
@@ -132,7 +132,7 @@ func TestInfers(t *testing.T) {
 			t.Errorf("%s: %v", path, !want)
 		}
 	}
-	for path, want := range map[string]string{"/invocations": Invocations, "/x/close_session": CloseSession, "/open_sessions": "", "": ""} {
+	for path, want := range map[string]string{"/invocations": Invocations, "/x/close_session": closeSession, "/open_sessions": "", "": ""} {
 		if got := PostTo(path); got != want {
 			t.Errorf("%s is %q", path, got)
 		}

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"cmp"
+	"net"
 	"slices"
 	"strconv"
 	"time"
@@ -26,10 +27,12 @@ var sglang = kind{
 	},
 	tokens: map[string]string{api.NameChat: "input_ids", api.NameGenerate: "input_ids"},
 	steers: append(slices.Clone(rankSteering),
-		steering{namePriority, nvext.Priorities, (*Engine).sglangOrders}, steering{nameRetention, nvext.Priorities, (*Engine).sglangEvicts}),
+		steering{namePriority, nvext.Priorities, (*Engine).sglangOrders},
+		steering{nameRetention, nvext.Priorities, (*Engine).sglangEvicts}),
 	always:          (*adapter).sglangAlways,
 	adapt:           (*adapter).toSGLang,
-	sessions:        &sglangHeld,
+	sessions:        []string{api.NameGenerate},
+	someSessions:    []string{api.NameChat, api.NameCompletions},
 	tokenize:        (*Question).askSGLang,
 	loads:           sglangLoads,
 	omitsZeroCached: true,
@@ -69,7 +72,8 @@ func (s *server) readSGLang(to *Info) {
 	to.Priority = yes("enable_priority_scheduling")
 	to.LowFirst = to.Priority && yes("schedule_low_priority_values_first")
 	// SGLang may refuse priorities that it does not schedule by.
-	to.PriorityEviction = info.Get("radix_eviction_policy").Str == "priority" && (to.Priority || !yes("abort_on_priority_when_disabled"))
+	to.PriorityEviction = info.Get("radix_eviction_policy").Str == "priority" &&
+		(to.Priority || !yes("abort_on_priority_when_disabled"))
 	to.StrictThinking = yes("enable_strict_thinking") && info.Get("reasoning_parser").Str != ""
 	// Streaming sessions are an option. Versions that lack it open sessions of another
 	// kind, whose turns do not continue each other.
@@ -84,6 +88,24 @@ func (s *server) readSGLang(to *Info) {
 	if seed := info.Get("random_seed"); seed.Type == gjson.Number {
 		to.Life = cleaned(seed.Raw + "/" + info.Get("max_total_num_tokens").Raw)
 	}
+}
+
+// readSGLangEvents reads the member kv_events of /server_info.
+func readSGLangEvents(info gjson.Result, to *KVEvents) {
+	e := info.Get("kv_events")
+	at := func(name string) string {
+		port := within(count(e.Get(name+"_port_base")), maxPort)
+		if port == 0 {
+			return ""
+		}
+		return "tcp://" + net.JoinHostPort(cmp.Or(endpointIn(e.Get(name+"_host")), "*"), strconv.Itoa(port))
+	}
+	if to.Endpoint = at("endpoint"); to.Endpoint == "" || e.Get("publisher").Str != "zmq" {
+		*to = KVEvents{}
+		return
+	}
+	to.Replay, to.Topic = at("replay_endpoint"), endpointIn(e.Get("topic"))
+	to.Publishers = max(1, within(count(e.Get("dp_size")), maxRanks))
 }
 
 // sglangAlways sets the rank in the body, too: version and path decide whether SGLang
@@ -136,22 +158,13 @@ func (e *Engine) sglangOrders() bool {
 // joins the two: a client could otherwise turn its tenant's salt into another's.
 // Older versions of /generate know this member only, so there it is always set.
 func (f *adapter) extraKey() {
-	salt := short(f.Ext.Salt(""), 0)
-	if salt == "" {
-		return
-	}
-	own := f.Body.Value(nameExtraKey)
-	if isNull(own) {
-		own = nil
-	}
+	salt, own := short(f.Ext.Salt(""), 0), f.Body.Value(nameExtraKey)
 	switch {
-	case own == nil && !f.on(api.NameGenerate):
-	case len(own) > maxWritten:
+	case salt == "" || isNull(own) && !f.on(api.NameGenerate):
+	case isNull(own):
+		f.text(nameExtraKey, salt)
+	default:
 		f.text(nameExtraKey, salt+digest(own))
-	case own != nil && own[0] == '"':
-		f.Body.Set(nameExtraKey, behind(salt, own))
-	default: // none, or a list
-		f.text(nameExtraKey, salt+string(own))
 	}
 }
 
@@ -159,17 +172,16 @@ func (f *adapter) sglangThinking(own bool) {
 	if !own || f.requested&MaxThinkingTokens == 0 || !f.Settings.ThinkingBudget.or(f.Info.StrictThinking) {
 		return
 	}
-	all, ok := []*api.Editor{f.Body}, true
+	in, ok := f.Body, true
 	if f.on(api.NameGenerate) {
-		all, ok = f.sampling()
+		in, ok = f.Body.Object(nameSampling)
 	}
-	for _, in := range all {
-		params, isObject := in.Object("custom_params")
-		if ok = ok && isObject; isObject {
-			params.Set("thinking_budget", strconv.AppendUint(nil, uint64(f.Ext.MaxThinkingTokens.Value), 10))
-		}
+	if !ok {
+		return
 	}
-	f.takes(MaxThinkingTokens, ok)
+	if params, ok := in.Object("custom_params"); f.takes(MaxThinkingTokens, ok) {
+		params.Set("thinking_budget", strconv.AppendUint(nil, uint64(f.Ext.MaxThinkingTokens.Value), 10))
+	}
 }
 
 // askSGLang asks SGLang's tokenizer. Versions before 2026 refuse conversations.
@@ -180,7 +192,8 @@ func (q *Question) askSGLang(post Post) []byte {
 	case q.says("chat_template", "reasoning", "truncate_prompt_tokens", "suffix"):
 		return nil
 	case q.API == api.NameChat:
-		return tokenize(post, q.only("model", "messages", "tools", "tool_choice", "reasoning_effort", "continue_final_message", "chat_template_kwargs"))
+		return tokenize(post, q.only("model", "messages", "tools", "tool_choice", "reasoning_effort",
+			"continue_final_message", "chat_template_kwargs"))
 	}
 	o := q.only("model")
 	o.Raw("prompt", q.Text)

@@ -30,43 +30,60 @@ func (f *adapter) sglangSessions() {
 	switch {
 	case turns && has && f.takes(SessionParams, true):
 		f.takeParams(f.Body.Text(at.Within(f.Ext.SessionParams.Span)))
-	case turns && f.Session != "":
-		if in, ok := f.Body.Object(nameParams); ok {
-			in.Set(nameID, quoted(f.Session))
-		} else { // such as a list, for several prompts: one session has one turn at a time
-			f.Body.Set(nameParams, onlyID(f.Session))
+	case (!turns || f.Session == "") && (f.Salt == "" || isNull(f.Body.Value(nameParams))):
+	default:
+		if in, ok := f.Body.Object(nameParams); !ok || !f.nameTurn(in, turns) {
+			f.dropParams(turns)
 		}
-	case f.Salt != "":
-		f.scopeParams()
 	}
 }
 
-// takeParams gives SGLang the session_params of nvext. Where the id changes, the members are
-// sorted, and of equal ones only the last stays.
+// takeParams gives SGLang the session_params of nvext.
 func (f *adapter) takeParams(raw []byte) {
-	if f.Session == "" && f.Salt == "" {
-		f.Body.Set(nameParams, raw)
-		return
+	if f.Session != "" || f.Salt != "" {
+		var in *api.Editor
+		if len(raw) <= maxParams {
+			in = api.EditObject(raw)
+		}
+		if in == nil || !f.nameTurn(in, true) {
+			f.Unsupported |= SessionParams
+			f.dropParams(true)
+			return
+		}
+		raw = in.Apply()
 	}
-	var in map[string]json.RawMessage
-	ok := len(raw) <= maxParams && json.Unmarshal(raw, &in) == nil && in != nil
+	f.Body.Set(nameParams, raw)
+}
+
+// nameTurn names the session in session_params: the turn's, or else the client's with its scope.
+// It returns false for an id that cannot have one.
+func (f *adapter) nameTurn(in *api.Editor, turns bool) bool {
+	id := in.Value(nameID)
 	switch {
-	case f.Session != "" && ok:
-		in[nameID] = quoted(f.Session)
-	case f.Session != "":
-		f.Body.Set(nameParams, onlyID(f.Session))
-	case ok && !isNull(in[nameID]):
-		in[nameID], ok = f.scoped(in[nameID])
+	case turns && f.Session != "":
+		in.Set(nameID, quoted(f.Session))
+	case f.Salt == "":
+	case isNull(id):
+		in.Cut(nameID) // of several, the last counts
+	default:
+		text, ok := f.scoped(id)
+		if !ok {
+			return false
+		}
+		in.Set(nameID, text)
 	}
-	if ok {
-		raw, _ = json.Marshal(in) // its values were read from JSON
-		f.Body.Set(nameParams, raw)
+	return true
+}
+
+// dropParams removes session_params that cannot be scoped, such as a list for several prompts.
+// A session that the engine holds has one turn at a time.
+func (f *adapter) dropParams(turns bool) {
+	if turns && f.Session != "" {
+		f.Body.Set(nameParams, onlyID(f.Session))
 		return
 	}
 	f.Unsupported |= SessionParams
-	if f.Session == "" {
-		f.Body.Cut(nameParams)
-	}
+	f.Body.Cut(nameParams)
 }
 
 func onlyID(session string) []byte {
@@ -76,7 +93,7 @@ func onlyID(session string) []byte {
 // scopeSessionID scopes the client's own session_id.
 func (f *adapter) scopeSessionID() {
 	raw := f.Body.Value(nameSession)
-	if text, ok := f.scoped(raw); f.API == OpenSession && (raw == nil || raw[0] != '"') {
+	if text, ok := f.scoped(raw); f.API == openSession && (raw == nil || raw[0] != '"') {
 		f.text(nameSession, f.scope+rand.Text()) // SGLang would choose an id without a scope
 	} else if ok {
 		f.Body.Set(nameSession, text)
@@ -84,27 +101,6 @@ func (f *adapter) scopeSessionID() {
 		f.Body.Cut(nameSession)
 		f.Unsupported |= SessionParams
 	}
-}
-
-// scopeParams scopes the client's own session_params, if they are one object. The router
-// refuses lists: see package plan. The rid stays: SGLang looks it up within the session only.
-func (f *adapter) scopeParams() {
-	if isNull(f.Body.Value(nameParams)) {
-		return
-	}
-	if in, ok := f.Body.Object(nameParams); ok {
-		id := in.Value(nameID)
-		if isNull(id) {
-			in.Cut(nameID) // of several, the last counts
-			return
-		}
-		if text, ok := f.scoped(id); ok {
-			in.Set(nameID, text)
-			return
-		}
-	}
-	f.Body.Cut(nameParams)
-	f.Unsupported |= SessionParams
 }
 
 // scoped returns a session's id with its scope, both as JSON. It is not ok for an id
@@ -120,10 +116,5 @@ func (f *adapter) scoped(raw []byte) (text []byte, ok bool) {
 	if json.Unmarshal(raw, &id) == nil && strings.HasPrefix(id, f.scope) {
 		return raw, true
 	}
-	return behind(f.scope, raw), true
-}
-
-// behind returns a JSON text with a prefix that needs no escapes.
-func behind(prefix string, raw []byte) []byte {
-	return append([]byte(`"`+prefix), raw[1:]...)
+	return append([]byte(`"`+f.scope), raw[1:]...), true
 }

@@ -14,15 +14,15 @@ import (
 // TestSessionsDoNotPassUnscoped has a tenant name another tenant's session in all
 // ways that cannot be scoped, or that hide the id.
 func TestSessionsDoNotPassUnscoped(t *testing.T) {
-	victims := ScopedSession("victim", "s")
-	mine := ScopedSession("t", victims)
+	victims := SessionID("victim", "", "s")
+	mine := SessionID("t", "", victims)
 	id := `{"id":"` + victims + `"}`
 	for _, v := range []struct{ name, params, want string }{
 		{"an object", id, `{"id":"` + mine + `"}`},
-		{"behind another id", `{"id":"` + victims + `","id":"s"}`, `{"id":"` + ScopedSession("t", "s") + `"}`},
+		{"behind another id", `{"id":"` + victims + `","id":"s"}`, `{"id":"` + SessionID("t", "", "s") + `"}`},
 		{"behind null", `{"id":"` + victims + `","id":null}`, `{}`},
 		{"in a list", `[` + id + `,null]`, ""},
-		{"without a name", `{"id":""}`, `{"id":"` + ScopedSession("t", "x")[:33] + `"}`},
+		{"without a name", `{"id":""}`, `{"id":"` + SessionID("t", "", "x")[:33] + `"}`},
 		{"without an id", `{"rid":"r"}`, `{"rid":"r"}`},
 		{"a text", `"` + victims + `"`, ""},
 		{"a list as a name", `{"id":["` + victims + `"]}`, ""},
@@ -127,7 +127,7 @@ func TestLongNamesStayApart(t *testing.T) {
 	if session("t", long+"a") != a || session("t", a) != a {
 		t.Errorf("%q has another name when it comes back", a)
 	}
-	if got := session("t", ScopedSession("t", long)); len(got) > 200 || !strings.HasPrefix(got, scopeOf("t")) {
+	if got := session("t", SessionID("t", "", long)); len(got) > 200 || !strings.HasPrefix(got, scopeOf("t")) {
 		t.Errorf("named %q", got)
 	}
 }

@@ -3,11 +3,11 @@ package engine
 import (
 	"bytes"
 	"net/http"
-	"regexp"
 	"strconv"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/tidwall/gjson"
 )
 
 // VLLM is vLLM's OpenAI server.
@@ -26,7 +26,6 @@ var vllm = kind{
 	},
 	tokens:   map[string]string{api.NameTokens: "token_ids"},
 	steers:   prioritySteering,
-	always:   (*adapter).reportCache,
 	namesAll: true,
 	adapt:    (*adapter).toVLLM,
 	tokenize: (*Question).askVLLM,
@@ -77,45 +76,35 @@ func (s *server) readVLLM(info *Info) {
 // context: vLLM does not start with less.
 const leastBlocks, leastContexts = 16, 8
 
-// labelPair is a label of a sample: its name, and its value as it is written.
-var labelPair = regexp.MustCompile(`(\w+)="((?:[^"\\]|\\.)*)"`)
-
-// labels are the labels of one sample by name.
-type labels map[string]string
-
 // readVLLMMetrics reads vllm:cache_config_info, which each rank has, and
 // process_start_time_seconds, which is missing if API servers share a page.
 func readVLLMMetrics(page []byte, info *Info) {
+	const start, config = "process_start_time_seconds", "vllm:cache_config_info"
 	ranks := make(map[string]bool)
-	var caches []labels
-	for line := range bytes.Lines(page) { // a page has thousands of other lines
-		if value, ok := bytes.CutPrefix(line, []byte("process_start_time_seconds ")); ok {
-			if at, _ := strconv.ParseFloat(string(bytes.TrimSpace(value)), 64); at > 0 && at < maxCount {
-				info.Started = time.UnixMilli(int64(at * 1000))
-				info.Life = strconv.FormatInt(info.Started.UnixMilli(), 10)
-			}
-		} else if config, ok := bytes.CutPrefix(line, []byte("vllm:cache_config_info{")); ok && len(caches) < maxRanks {
-			l := make(labels)
-			for _, pair := range labelPair.FindAllSubmatch(config, -1) {
-				l[string(pair[1])] = string(pair[2])
-			}
-			ranks[l["engine"]] = true
-			caches = append(caches, l)
+	var caches []sample
+	for _, s := range samplesOf(page, start, config) {
+		switch {
+		case s.name == config:
+			ranks[s.labels["engine"]] = true
+			caches = append(caches, s)
+		case s.value > 0 && s.value < maxCount:
+			info.Started = time.UnixMilli(int64(s.value * 1000))
+			info.Life = strconv.FormatInt(info.Started.UnixMilli(), 10)
 		}
 	}
-	for _, l := range caches {
-		info.addVLLMCache(l, len(ranks))
+	for i := range caches {
+		info.addVLLMCache(&caches[i], len(ranks))
 	}
 	info.DPSize = ranksOf(ranks)
 }
 
 // addVLLMCache records the cache of one of some ranks. The smallest one counts. num_gpu_blocks
 // is the sum of all ranks on the page (vllm/v1/engine/core_client.py).
-func (t *Info) addVLLMCache(l labels, ranks int) {
-	size := l.count("block_size")
-	tokens := l.count("kv_cache_size_tokens")
+func (t *Info) addVLLMCache(s *sample, ranks int) {
+	size := s.count("block_size")
+	tokens := s.count("kv_cache_size_tokens")
 	if tokens == 0 { // older versions have the number of blocks only
-		tokens = l.count("num_gpu_blocks") / int64(ranks) * int64(within(size, maxBlockSize))
+		tokens = s.count("num_gpu_blocks") / int64(ranks) * int64(within(size, maxBlockSize))
 	}
 	if tokens < leastBlocks*max(size, 1) {
 		tokens = 0
@@ -124,7 +113,7 @@ func (t *Info) addVLLMCache(l labels, ranks int) {
 		t.KVTokens = tokens
 	}
 	t.BlockSize = within(size, maxBlockSize)
-	t.NoPrefixCache = l["enable_prefix_caching"] == "False"
+	t.NoPrefixCache = s.labels["enable_prefix_caching"] == "False"
 }
 
 // ranksOf returns the number of ranks with these names. It returns 0 if several
@@ -139,17 +128,46 @@ func ranksOf(names map[string]bool) int {
 	return len(names)
 }
 
-// reportCache has vLLM announce the whole cached prefix in its KV events, not only what it
-// stores anew. Other versions refuse or ignore that.
-func (f *adapter) reportCache() {
-	if !f.ReportCache || f.Body == nil || f.Info.Version == "" || before(f.Info.Version, 0, 32, 0) || !f.on(api.NameChat, api.NameCompletions) {
+// pathKVEvents names the publishers of vLLM 0.32 and later.
+const pathKVEvents = "/kv_event_sources"
+
+// sourcesByRank reads {"0": {"endpoint": ..., "replay_endpoint": ..., "topic": ...}, ...}.
+func (s *server) sourcesByRank() map[int]gjson.Result {
+	of := make(map[int]gjson.Result)
+	s.json(pathKVEvents).ForEach(func(key, one gjson.Result) bool {
+		if rank, err := strconv.Atoi(key.Str); err == nil && rank >= 0 && rank < maxRanks && one.IsObject() {
+			of[rank] = one
+		}
+		return true
+	})
+	return of
+}
+
+// readVLLMEvents reads the publishers. It ignores them if the ports of their ranks do not
+// follow each other.
+func (s *server) readVLLMEvents(to *KVEvents) {
+	of := s.sourcesByRank()
+	if len(of) == 0 {
 		return
 	}
-	const mode = "kv_cache_report_mode"
-	if args, isObject := f.Body.Object("vllm_xargs"); isObject && args.Value(mode) == nil {
-		args.Set(mode, []byte(`"full"`))
-	} else if isNull(f.Body.Value("vllm_xargs")) {
-		f.Body.Set("vllm_xargs", []byte(`{"`+mode+`":"full"}`))
+	lowest := maxRanks
+	for rank := range of {
+		lowest = min(lowest, rank)
+	}
+	if lowest > 0 && len(of) > 1 {
+		return // a part of a larger set, which the router cannot address
+	}
+	found := KVEvents{
+		Endpoint: endpointIn(of[lowest].Get("endpoint")), Replay: endpointIn(of[lowest].Get("replay_endpoint")),
+		Topic: endpointIn(of[lowest].Get("topic")), Publishers: len(of),
+	}
+	for rank, one := range of {
+		if PortAfter(found.Endpoint, rank-lowest) != one.Get("endpoint").Str {
+			return
+		}
+	}
+	if found.Endpoint != "" {
+		*to = found
 	}
 }
 
@@ -165,8 +183,8 @@ func (f *adapter) toVLLM() {
 	case f.takes(MaxThinkingTokens, takes && f.on(api.NameChat, api.NameCompletions)):
 		f.integer(nameBudget, budget)
 	case takes && f.on(api.NameTokens):
-		if all, ok := f.sampling(); f.takes(MaxThinkingTokens, ok) {
-			all[0].Set(nameBudget, strconv.AppendInt(nil, budget, 10))
+		if in, ok := f.Body.Object(nameSampling); f.takes(MaxThinkingTokens, ok) {
+			in.Set(nameBudget, strconv.AppendInt(nil, budget, 10))
 		}
 	}
 }
@@ -199,13 +217,4 @@ func (q *Question) askTokenizer(post Post) []byte {
 			"chat_template", "chat_template_kwargs"))
 	}
 	return tokenize(post, q.only("model", "prompt", "add_special_tokens"))
-}
-
-// count returns a label's positive whole number, 0 for anything else.
-func (l labels) count(name string) int64 {
-	n, err := strconv.ParseInt(l[name], 10, 64)
-	if err != nil || n < 1 || n > maxCount {
-		return 0
-	}
-	return n
 }

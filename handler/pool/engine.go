@@ -16,7 +16,7 @@ const (
 )
 
 // Watch is what package discovery keeps of a worker's engine. It lives as long as the worker.
-// The pool may hold its lock when it calls the methods.
+// The pool may hold its lock when it calls the other methods.
 type Watch interface {
 	// AskAgain has discovery ask the worker what it is, for it may be another engine now. The
 	// next probe does. It is due at once if soon is set.
@@ -28,7 +28,7 @@ type Watch interface {
 	// snapshot.
 	Confirmed() int
 	Recall(confirmed int)
-	// Close says that the pool has forgotten the worker.
+	// Close says that the pool has forgotten the worker. The pool holds no lock.
 	Close()
 }
 

@@ -43,10 +43,6 @@ type Index struct {
 	// of at least 16; else 16.
 	BlockSize int `json:"block_size,omitempty"`
 
-	// How long requests may wait after the start until the router has the earlier KV events
-	// of all workers. Default: 0, and requests do not wait.
-	AwaitEvents caddy.Duration `json:"await_events,omitempty"`
-
 	// The number of bytes in a block of prompt text, from 16 to 4096. The router compares
 	// prompts by these blocks if it does not know their tokens. Default: 64.
 	TextBlock int `json:"text_block,omitempty"`
@@ -270,7 +266,6 @@ type SharedSettings struct {
 	mu      sync.Mutex
 	All     *Settings
 	unnamed map[string]bool // upstreams of the handlers that name no pool
-	probed  map[string]bool // see FirstToProbe
 }
 
 // Get returns the settings, with defaults.
@@ -278,21 +273,6 @@ func (s *SharedSettings) Get() *Settings {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.All.WithDefaults()
-}
-
-// FirstToProbe returns true once for each address. The handlers of a configuration share their
-// first probes.
-func (s *SharedSettings) FirstToProbe(dial string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.probed[dial] {
-		return false
-	}
-	if s.probed == nil {
-		s.probed = make(map[string]bool)
-	}
-	s.probed[dial] = true
-	return true
 }
 
 func (s *SharedSettings) add(one *Settings) error {

@@ -116,7 +116,7 @@ func (p *Pool) renumber(s *Settings) {
 		}
 		old = append(old, w)
 		delete(p.workers, dial)
-		w.watch.Close()
+		p.Go(w.watch.Close)
 		p.retireRanks(w, 0, w.Ranks())
 		for rank := range w.Ranks() { // a retired target stays while it has leases
 			p.Scheduler.Clear(w.Target(rank))
@@ -184,7 +184,7 @@ func (p *Pool) drop(w *Worker) {
 	}
 	p.retireRanks(w, 0, w.Ranks())
 	delete(p.workers, w.Dial)
-	w.watch.Close()
+	p.Go(w.watch.Close)
 	p.forgetCounts(w)
 }
 

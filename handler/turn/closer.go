@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 )
 
@@ -140,15 +141,14 @@ func (c *closer) ask(w *pool.Worker, id string) (outcome string) {
 		if try > 0 && !c.sleep(time.Second<<(try-1)) {
 			break
 		}
-		e := w.Engine()
-		call := e.CloseSession(id)
-		if now := w.Engine().Info.Life; now != life && life != "" || call.Path == "" {
-			return "gone" // the engine has restarted, or is another one
+		if now := w.Engine().Info.Life; now != life && life != "" {
+			return "gone" // the engine has restarted
 		}
+		call := engine.CloseSession(id)
 		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 		status, _, err := c.pool.Call(ctx, w, call.Path, call.Body)
 		cancel()
-		if err == nil && e.Closed(status) {
+		if err == nil && engine.Closed(status) {
 			return "closed"
 		}
 		refused = err != nil && pool.Refused(err)

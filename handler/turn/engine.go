@@ -163,11 +163,7 @@ func (t *Turn) Open(req *http.Request, w *pool.Worker, at kvscore.Target) error 
 
 // ask asks a worker's engine to open a session, and waits for its answer.
 func (t *Turn) ask(req *http.Request, w *pool.Worker, want *affinity.Want) error {
-	e, again := w.Engine(), t.held != ""
-	call, ok := e.OpenSession(want.EngineSession, want.TTL+engineGrace)
-	if !ok {
-		return NotOpened(t.plan, http.StatusBadRequest, fmt.Errorf("the engine of worker %d holds no sessions", w.ID))
-	}
+	call, again := engine.OpenSession(want.EngineSession, want.TTL+engineGrace), t.held != ""
 	waits, cancel := context.WithTimeout(req.Context(), openTimeout)
 	defer cancel()
 	if err := t.closer.await(waits, w, want.EngineSession); err != nil {
@@ -184,14 +180,14 @@ func (t *Turn) ask(req *http.Request, w *pool.Worker, want *affinity.Want) error
 		return t.Client.Fetch(ctx, w.Dial, http.MethodPost, c.Path, c.Body, authorization, maxOpened)
 	}
 	status, answer, err := send(call)
-	if err == nil && status != http.StatusOK && !again && e.Opened(status, answer) == nil {
+	if err == nil && status != http.StatusOK && !again && engine.Opened(status, answer) == nil {
 		if t.heldForOther(want) {
 			return NotOpened(t.plan, http.StatusConflict,
 				fmt.Errorf("the engine of worker %d holds a session of this id with another model", w.ID))
 		}
 		// The session is open from before, for instance since a restart of the router. The
 		// client sends a new conversation, so the engine must forget the old one.
-		if _, _, err = send(e.CloseSession(want.EngineSession)); err == nil {
+		if _, _, err = send(engine.CloseSession(want.EngineSession)); err == nil {
 			status, answer, err = send(call)
 		}
 	}
@@ -199,7 +195,7 @@ func (t *Turn) ask(req *http.Request, w *pool.Worker, want *affinity.Want) error
 		return err
 	}
 	if err == nil {
-		err = e.Opened(status, answer)
+		err = engine.Opened(status, answer)
 	}
 	outcome := "opened"
 	if err != nil {

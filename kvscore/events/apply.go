@@ -3,7 +3,6 @@ package events
 import (
 	"bytes"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
@@ -121,15 +120,10 @@ func (w *Worker) Doubt(doubted bool) {
 	}
 }
 
-// IsPartial returns whether the events of a rank name only a part of what it holds.
-func (w *Worker) IsPartial(rank int) bool { return rank < len(w.ranks) && w.ranks[rank].partial.Load() }
-
 // rank is what is known of one data-parallel rank.
 type rank struct {
 	engine Engine
 	feed   *cache.Feed // nil if there was no room for one
-
-	partial atomic.Bool // the feed counts as partial knowledge
 
 	mu       sync.Mutex // publishers may speak of each other's ranks
 	info     cache.FeedInfo
@@ -323,7 +317,6 @@ func (r *rank) describe() {
 	}
 	if info != r.told {
 		r.told = info
-		r.partial.Store(info.Knowledge == cache.Partial)
 		r.feed.Describe(info)
 	}
 }

@@ -47,7 +47,7 @@ func init() { // some of these look at the flavour
 			OpenPath:  (*exchange).openSession, ClosePath: (*exchange).closeSession, "/v1/loads": (*exchange).loads,
 		},
 		OldSGLang: {
-			"/health": (*exchange).fine, "/v1/models": (*exchange).models, "/get_server_info": (*exchange).serverInfo, "/get_load": (*exchange).oldLoads,
+			"/health": (*exchange).fine, "/v1/models": (*exchange).models, "/get_server_info": (*exchange).serverInfo,
 			FlushPath: (*exchange).flushCache,
 		},
 		TRTLLM: {

@@ -13,9 +13,3 @@ func (l lenient) text() (s string) {
 	}
 	return s
 }
-
-// reportsHits returns whether the request has a vLLM tell of the blocks that it hits.
-func (r *request) reportsHits() bool {
-	var args map[string]any
-	return json.Unmarshal(r.XArgs.RawMessage, &args) == nil && args["kv_cache_report_mode"] == "full"
-}

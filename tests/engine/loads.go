@@ -32,16 +32,6 @@ func (x *exchange) loads() {
 	x.value(map[string]any{"timestamp": x.life.started, "version": version, "loads": list})
 }
 
-// oldLoads is the answer of an older SGLang.
-func (x *exchange) oldLoads() {
-	list := make([]any, 0, len(x.life.ranks))
-	for i, k := range x.life.ranks {
-		running, waiting := k.load()
-		list = append(list, map[string]any{"dp_rank": i, "num_reqs": running + waiting, "num_waiting_reqs": waiting, "ts_tic": 0.5})
-	}
-	x.value(list)
-}
-
 // waitingTokens returns the tokens of the prompts that are not admitted.
 func (k *rank) waitingTokens() (n int) {
 	k.mu.Lock()

@@ -39,7 +39,6 @@ type request struct {
 	InputIDs             []uint32 `json:"input_ids"`
 	PromptTokenIDs       []uint32 `json:"prompt_token_ids"`
 	Session              lenient  `json:"session_id"`
-	XArgs                lenient  `json:"vllm_xargs"`
 	otherAPIs
 	ofGenerate
 	ofTokensIn
@@ -156,7 +155,7 @@ func (e *Engine) answered(c *call, context []uint32) *apiError {
 		return aerr
 	}
 	c.prompt = cache.NewMediaPrompt(c.asked.root, tokens, e.cfg.BlockSize, c.asked.media)
-	c.prompt.Session, c.prompt.Report = c.asked.session, e.cfg.Flavour == VLLM && c.asked.request.reportsHits()
+	c.prompt.Session = c.asked.session
 	c.answer, c.reason = e.answer(c.prompt, c.asked.request, length)
 	return nil
 }

@@ -38,9 +38,6 @@ type Prompt struct {
 	Keys []Key
 	// Session goes to the listener with each run of blocks.
 	Session string
-	// Report sends the blocks that the prompt hits to the listener, too, as one run.
-	// Such a run adds no removal later.
-	Report bool
 
 	size  int // tokens in a block
 	media []Media

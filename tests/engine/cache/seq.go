@@ -36,9 +36,6 @@ func (c *Cache) Open(p *Prompt, tokens int) (*Seq, bool) {
 		s.blocks = append(s.blocks, c.hold(k))
 		s.parent = k
 	}
-	if p.Report && hits > 0 && c.listener != nil {
-		c.listener.Stored(p.run(0, hits))
-	}
 	for len(s.blocks) < need {
 		s.blocks = append(s.blocks, c.take())
 	}
