@@ -106,18 +106,6 @@ func (h *Handler) warnOfSharing() {
 	}
 }
 
-// warnOfIdleQueue warns if the pool's queue is configured and no worker has a limit. This
-// is known when all handlers of the pool are provisioned.
-func (h *Handler) warnOfIdleQueue() {
-	if h.config.QueueIsIdle() {
-		h.warn(warning{
-			setting: "queue", value: "without max_running",
-			effect: "no request ever waits in the queue, because no worker has a limit",
-			advice: "set max_running of the workers, or auto, or remove queue",
-		})
-	}
-}
-
 // noticeServer warns of harmful settings of the server at the first request. They are
 // not known before.
 func (h *Handler) noticeServer(ctx context.Context) {

@@ -2,22 +2,16 @@ package dispatch
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // benchHandler returns a harness with one worker.
@@ -129,47 +123,6 @@ func BenchmarkObserve(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/chunks, "ns/chunk")
 }
 
-// BenchmarkWatch measures what it costs an attempt at a stream that another worker could
-// take over. With one worker there is no other.
-func BenchmarkWatch(b *testing.B) {
-	for _, workers := range []int{1, 2} {
-		b.Run(fmt.Sprintf("%dworkers", workers), func(b *testing.B) {
-			h := benchHandler(b)
-			r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", bytes.NewReader(chatBody(b, 1<<10, true)))
-			p, err := h.reader.Read(r)
-			if err != nil {
-				b.Fatal(err)
-			}
-			client, leave := context.WithCancel(b.Context())
-			defer leave()
-			r = r.WithContext(client)
-			d := newTestDispatch(h, p)
-			var ups reverseproxy.UpstreamPool
-			for i := range workers {
-				ups = append(ups, &reverseproxy.Upstream{Dial: fmt.Sprintf("127.0.0.1:%d", i+1), Host: new(reverseproxy.Host)})
-			}
-			if d.Select(b.Context(), ups) == nil {
-				b.Fatal("no worker")
-			}
-			defer d.End()
-			a := d.attempt
-			b.ReportAllocs()
-			for b.Loop() {
-				a.watch = nil
-				a.watched(r)
-				if err := a.arrived(new(http.Response), nil); err != nil {
-					b.Fatal(err)
-				}
-				if movable := a.watch != nil; movable != (workers > 1) {
-					b.Fatalf("movable: %v", movable)
-				} else if movable {
-					a.watch.cancel(nil) // as the end of the request does
-				}
-			}
-		})
-	}
-}
-
 // everyField is an nvext with every field, less the token ids.
 const everyField = `{"greed_sampling":true,"use_raw_prompt":true,"annotations":["request_id","token_ids"],"backend_instance_id":1,"max_thinking_tokens":512,` +
 	`"extra_fields":["worker_id","timing"],"prefill_worker_id":1,"decode_worker_id":2,"dp_rank":0,"prefill_dp_rank":0,` +
@@ -177,39 +130,6 @@ const everyField = `{"greed_sampling":true,"use_raw_prompt":true,"annotations":[
 	`"session_control":{"session_id":"s","timeout":60},"session_params":{"id":"s"},"cache_control":{"type":"ephemeral","ttl":"1h"},"cache_salt":"salt",` +
 	`"routing_constraints":{"required_taints":["a"],"preferred_taints":{"b":1}},"router":{"ttft_target":200,"itl_target":5},` +
 	`"metadata_upload":{"url":"s3://b/x"},"allowed_worker_ids":[1,2],"router_config_override":{"router_temperature":0.5},"token_data":[1,2,3]}`
-
-// BenchmarkNVExt plans a chat and makes the request of an attempt, with every
-// field of nvext and without: ratio is that of the median times.
-func BenchmarkNVExt(b *testing.B) {
-	for _, kib := range []int{16, 512} {
-		for _, kind := range []string{"vllm", "sglang", "dynamo"} {
-			b.Run(fmt.Sprintf("%s/%dKiB", kind, kib), func(b *testing.B) {
-				h := benchHandler(b)
-				s := *h.pool.Settings.Load()
-				s.Workers = map[string]pool.WorkerSettings{pool.AllWorkers: {Engine: kind, Priority: "on", ThinkingBudget: "on"}}
-				h.pool.Settings.Store(&s)
-				plain := chatBody(b, kib<<10, false)
-				full := append([]byte(`{"nvext":`+everyField+`,`), plain[1:]...)
-				b.ReportAllocs()
-				var spent [2][]time.Duration
-				for b.Loop() {
-					for i, body := range [][]byte{plain, full} {
-						start := time.Now()
-						out := h.attemptAt(b, body)
-						spent[i] = append(spent[i], time.Since(start))
-						if (out.ContentLength == int64(len(plain))) != (i == 0) {
-							b.Fatal(out.ContentLength)
-						}
-					}
-				}
-				slices.Sort(spent[0])
-				slices.Sort(spent[1])
-				middle := len(spent[0]) / 2
-				b.ReportMetric(float64(spent[1][middle])/float64(spent[0][middle]), "ratio")
-			})
-		}
-	}
-}
 
 // attemptAt plans a request and returns that of an attempt, as the transport has
 // it.

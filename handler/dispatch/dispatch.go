@@ -98,8 +98,7 @@ func (s *Dispatcher) Begin(p *plan.Plan, start time.Time) (*Dispatch, error) {
 		return nil, refused
 	}
 	d := &Dispatch{route: s.routeOf(p), start: start, outgoing: outgoing{Body: p.Body}, result: result{cached: -1}}
-	var err error
-	if d.turn, err = s.Sessions.Enter(p.HTTP.Context(), p, false); err != nil {
+	if err := s.Sessions.Enter(p.HTTP.Context(), &d.turn, p, false); err != nil {
 		return nil, err
 	}
 	begun := false
@@ -108,11 +107,10 @@ func (s *Dispatcher) Begin(p *plan.Plan, start time.Time) (*Dispatch, error) {
 			d.turn.End(false)
 		}
 	}()
-	if err = d.narrow(); err != nil {
+	if err := d.narrow(); err != nil {
 		return nil, err
 	}
 	d.CountDropped(p)
-	d.noticeIneffective()
 	s.Pool.Spending.Request(d.ready)
 	d.tried = d.triedBuf[:0]
 	p.Body = nil

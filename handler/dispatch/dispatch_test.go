@@ -23,7 +23,7 @@ func newTestDispatch(h *harness, p *plan.Plan) *Dispatch {
 	d := &Dispatch{route: route{Dispatcher: testDispatcher(h), plan: p}, start: time.Now(), result: result{cached: -1}}
 	d.ready, d.tried = d.start, d.triedBuf[:0]
 	if p != nil {
-		d.turn, _ = d.Sessions.Enter(context.Background(), p, false)
+		_ = d.Sessions.Enter(context.Background(), &d.turn, p, false)
 	}
 	return d
 }
@@ -96,7 +96,7 @@ func (noProbes) AskAgain(*pool.Worker)   {}
 // noFollowUps makes no requests of the router's own.
 type noFollowUps struct{}
 
-func (noFollowUps) Answering(Turn, *http.Response) FollowUp { return nil }
+func (noFollowUps) Answering(Answering, *http.Response) FollowUp { return nil }
 
 // testPool opens a pool of its own.
 func testPool(t testing.TB, s *pool.Settings) *pool.Pool {

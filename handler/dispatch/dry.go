@@ -55,8 +55,8 @@ func (s *Dispatcher) Explain(p *plan.Plan) *DryChoice {
 		return &DryChoice{Refused: own}
 	}
 	rt.offers = s.Pool.Peek(rt.upstreams(), rt.repl)
-	var err error
-	if rt.turn, err = s.Sessions.Enter(p.HTTP.Context(), p, true); err == nil {
+	err := s.Sessions.Enter(p.HTTP.Context(), &rt.turn, p, true)
+	if err == nil {
 		err = rt.narrow()
 	}
 	if own, ok := errors.AsType[*api.Refusal](err); ok {

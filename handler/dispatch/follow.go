@@ -15,7 +15,7 @@ import (
 type followUps interface {
 	// Answering is called when an answer begins. It returns nil if nothing follows. Otherwise
 	// the dispatch keeps the request's body.
-	Answering(Turn, *http.Response) FollowUp
+	Answering(Answering, *http.Response) FollowUp
 }
 
 // FollowUp is called once, when a request has ended. It owns the body. text is the answer's
@@ -23,8 +23,8 @@ type followUps interface {
 // three are nil if the operator's retry_match retries the answer.
 type FollowUp func(text []byte, whole *body.Replay, sent *http.Request)
 
-// Turn is a request whose answer begins.
-type Turn struct {
+// Answering is a request whose answer begins.
+type Answering struct {
 	Plan     *plan.Plan
 	Size     int64 // of its body; -1 if that is not in memory
 	Worker   *pool.Worker
@@ -41,7 +41,10 @@ func (d *Dispatch) prepareFollowUp(resp *http.Response) {
 	if d.followUp != nil { // of an answer that the operator's retry_match retried
 		d.followUp(nil, nil, nil)
 	}
-	t := Turn{Plan: d.plan, Size: -1, Worker: d.attempt.Worker, Target: d.attempt.Target, Upstream: d.attempt.Upstream, Held: d.turn.EngineSession() != ""}
+	t := Answering{
+		Plan: d.plan, Size: -1, Worker: d.attempt.Worker, Target: d.attempt.Target, Upstream: d.attempt.Upstream,
+		Held: d.turn.EngineSession() != "",
+	}
 	if d.Body != nil {
 		t.Size = d.Body.Size
 	}

@@ -17,7 +17,7 @@ type route struct {
 	plan   *plan.Plan
 	ready  time.Time // when its body was read
 	repl   *caddy.Replacer
-	turn   *turn.Turn     // its part in its session
+	turn   turn.Turn      // its part in its session
 	offers pool.Offers    // the proxy's latest
 	fixed  fixed          // the one worker that may serve it, if there is one
 	tried  []*pool.Worker // in this round over the workers

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
-	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 )
 
 // tracedDispatch is a dispatch whose worker is chosen, and its request.
@@ -40,27 +39,6 @@ func TestUntracedRequestsCostNoAllocation(t *testing.T) {
 	without := testing.AllocsPerRun(100, func() { d.sent = d.built(req) })
 	if untraced != without || d.trace != nil {
 		t.Errorf("%v allocations for a request that is not traced, %v without the calls", untraced, without)
-	}
-}
-
-// BenchmarkTrace is what tracing costs a request of one attempt, beside the
-// export of its spans.
-func BenchmarkTrace(b *testing.B) {
-	provider := sdktrace.NewTracerProvider()
-	defer func() { _ = provider.Shutdown(context.Background()) }()
-	traced, span := provider.Tracer("test").Start(context.Background(), "handler")
-	defer span.End()
-	for _, c := range []struct {
-		name string
-		ctx  context.Context
-	}{{"off", context.Background()}, {"on", traced}} {
-		b.Run(c.name, func(b *testing.B) {
-			d, req := tracedDispatch(b, c.ctx)
-			b.ReportAllocs()
-			for b.Loop() {
-				d.walk(req)
-			}
-		})
 	}
 }
 

@@ -1,17 +1,12 @@
 package dispatch
 
 import (
-	"bytes"
 	"context"
-	"fmt"
 	"net/http"
-	"net/http/httptest"
 	"testing"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // setLimits sets the limits of a handler's workers, in their order.
@@ -91,35 +86,5 @@ func TestFullQueueRejectsNoHeldAnswer(t *testing.T) {
 		if r := d.End(); r.TurnedAway == held {
 			t.Errorf("held %v: the report says rejected %v", held, r.TurnedAway)
 		}
-	}
-}
-
-// BenchmarkChoose chooses and books a worker out of four, and ends that.
-func BenchmarkChoose(b *testing.B) {
-	for _, limit := range []int{0, 256} {
-		b.Run(fmt.Sprintf("max_running=%d", limit), func(b *testing.B) {
-			h := benchHandler(b)
-			var ups reverseproxy.UpstreamPool
-			for i := range 4 {
-				ups = append(ups, &reverseproxy.Upstream{Dial: fmt.Sprintf("127.0.0.1:%d", i+1)})
-			}
-			h.ReverseProxy.Upstreams = ups
-			setLimits(h, limit, limit, limit, limit)
-			h.policy = &passThroughPolicy
-			r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", bytes.NewReader(chatBody(b, 1<<10, true)))
-			p, err := h.reader.Read(r)
-			if err != nil {
-				b.Fatal(err)
-			}
-			p.Score.Blocks = nil // the cache model is not what is measured
-			b.ReportAllocs()
-			for b.Loop() {
-				d := newTestDispatch(h, p)
-				if d.Select(b.Context(), ups) == nil {
-					b.Fatal("no worker")
-				}
-				d.End()
-			}
-		})
 	}
 }

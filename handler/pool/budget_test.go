@@ -1,8 +1,6 @@
 package pool
 
 import (
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -36,29 +34,6 @@ func TestBudgetIsAShareAndARate(t *testing.T) {
 	}
 }
 
-// TestBudgetForgets spends everything, and comes back later.
-func TestBudgetForgets(t *testing.T) {
-	var s spending
-	b := &RetryBudget{Percent: 0, PerSecond: 1}
-	for range budgetWindow {
-		if !s.retry(epoch, b) {
-			t.Fatal("not even the rate is allowed")
-		}
-	}
-	for _, v := range []struct {
-		after time.Duration
-		want  bool
-	}{
-		{0, false},
-		{(budgetWindow - 1) * time.Second, false},
-		{budgetWindow * time.Second, true},
-	} {
-		if got := s.retry(epoch.Add(v.after), b); got != v.want {
-			t.Errorf("after %v: allowed %v", v.after, got)
-		}
-	}
-}
-
 // TestBudgetSlides makes a request a tenth of a second, and as many retries as
 // there may be. In no ten seconds are there more than the budget says.
 func TestBudgetSlides(t *testing.T) {
@@ -86,36 +61,4 @@ func TestBudgetSlides(t *testing.T) {
 	if n := len(made); n < 30 {
 		t.Errorf("retries in %d of 100 seconds: the budget does not come back", n)
 	}
-}
-
-// TestBudgetIsNotOverspentTogether asks from many goroutines.
-func TestBudgetIsNotOverspentTogether(t *testing.T) {
-	var s spending
-	var made atomic.Int64
-	var all sync.WaitGroup
-	for range 16 {
-		all.Go(func() {
-			for range 200 {
-				s.Request(epoch)
-				if s.retry(epoch, &RetryBudget{Percent: 10, PerSecond: 5}) {
-					made.Add(1)
-				}
-			}
-		})
-	}
-	all.Wait()
-	requests, retries := s.lately(epoch)
-	if requests != 3200 || int64(retries) != made.Load() || retries > 370 {
-		t.Errorf("%d requests and %d retries counted, %d made; want 3200, and at most 370", requests, retries, made.Load())
-	}
-}
-
-func BenchmarkBudgetRequest(b *testing.B) {
-	var s spending
-	b.ReportAllocs()
-	b.RunParallel(func(pb *testing.PB) {
-		for pb.Next() {
-			s.Request(epoch)
-		}
-	})
 }

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
-
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
@@ -32,24 +31,6 @@ func (a *asked) AskAgain(soon bool) {
 	}
 }
 
-// TestRefusedIsLost has connections be refused: whatever the engine is, and
-// whatever it tells when it is back, its cache is gone.
-func TestRefusedIsLost(t *testing.T) {
-	for _, before := range []engine.Info{{}, {Type: engine.VLLM}, {Type: engine.VLLM, Life: "a"}, {Type: engine.LlamaCpp}} {
-		p := testPool(t, wanted(WorkerSettings{Dial: "a:1"}))
-		w := p.tell("a:1", before)
-		p.serve(w).End(true, nil)
-		p.RecordOwnRequest(t.Context(), w, 0, reverseproxy.NewDialError(errors.New("dial tcp: i/o timeout")))
-		if got := p.cached(w); got != 1600 {
-			t.Errorf("%+v: %d tokens are thought to be there after a timeout, want 1600", before, got)
-		}
-		p.Report(w, Outcome{Kind: OutcomeRefused, Begun: time.Now()})
-		if got := p.cached(w); got != 0 {
-			t.Errorf("%+v: %d tokens are thought to be there after a refusal", before, got)
-		}
-	}
-}
-
 // TestMirrorIsClearedOnAllRanks clears, and tells of it only if there was
 // anything.
 func TestMirrorIsClearedOnAllRanks(t *testing.T) {
@@ -59,6 +40,10 @@ func TestMirrorIsClearedOnAllRanks(t *testing.T) {
 	p.serve(w).End(true, nil)
 	if load := p.Load(time.Now(), w); load.CachedTokens != 1600 || load.CapacityTokens != 2*262144 {
 		t.Errorf("load of both ranks %+v", load)
+	}
+	p.RecordOwnRequest(t.Context(), w, 0, reverseproxy.NewDialError(errors.New("dial tcp: i/o timeout")))
+	if got := p.cached(w); got != 1600 {
+		t.Errorf("%d tokens are cached after a timeout, want 1600", got)
 	}
 	p.Report(w, Outcome{Kind: OutcomeRefused, Begun: time.Now()})
 	p.Report(w, Outcome{Kind: OutcomeRefused, Begun: time.Now()})

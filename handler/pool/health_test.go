@@ -351,19 +351,3 @@ func TestComparisonForgetsOldErrors(t *testing.T) {
 		t.Error("the worker that fails is not worse than the others")
 	}
 }
-
-// TestComparisonCountsEachWorkerOnce lists a failing worker twice among the peers.
-func TestComparisonCountsEachWorkerOnce(t *testing.T) {
-	a, b, c := new(Worker), new(Worker), new(Worker)
-	rows := []TableRow{{Worker: a}, {Worker: b}, {Worker: b, Repeated: true}, {Worker: c}}
-	isWorse := false
-	for n := range uint64(10) {
-		b.Health.recordError(epoch, false, n)
-		c.Health.Succeed(epoch, epoch)
-		c.Health.Succeed(epoch, epoch)
-		isWorse = a.isWorse(epoch, &Outcome{Blame: n, Peers: rows})
-	}
-	if !isWorse {
-		t.Error("a worker that fails all is not worse than others that fail a third")
-	}
-}

@@ -34,7 +34,7 @@ type progress struct {
 	suspected int // checks in a row that found the worker hung; only the upkeep uses it
 
 	mu       sync.Mutex
-	attempts []*Seat // but none of KindOther
+	attempts map[*Seat]struct{} // but none of KindOther
 }
 
 // started is the zero of ticks. It has a monotonic reading, so a change of the system's
@@ -58,22 +58,17 @@ func (f *progress) begin(a *Seat) {
 	a.waiting.Store(true)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	a.pos = len(f.attempts)
-	f.attempts = append(f.attempts, a)
+	if f.attempts == nil {
+		f.attempts = make(map[*Seat]struct{})
+	}
+	f.attempts[a] = struct{}{}
 }
 
 // end records that an attempt has ended.
 func (f *progress) end(a *Seat) {
-	if a.Kind == KindOther {
-		return
-	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	last := len(f.attempts) - 1
-	f.attempts[a.pos] = f.attempts[last]
-	f.attempts[a.pos].pos = a.pos
-	f.attempts[last] = nil
-	f.attempts = f.attempts[:last]
+	delete(f.attempts, a)
 }
 
 // movable returns the attempts that can move to another worker, oldest first.
@@ -81,7 +76,7 @@ func (f *progress) movable() []*Seat {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var list []*Seat
-	for _, a := range f.attempts {
+	for a := range f.attempts {
 		if a.move != nil {
 			list = append(list, a)
 		}
@@ -101,7 +96,7 @@ type silence struct {
 func (f *progress) silence() (s silence, waited bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, a := range f.attempts {
+	for a := range f.attempts {
 		if a.Kind == KindStream && a.waiting.Load() {
 			if s.waiting == 0 || a.Begun.Before(s.since) {
 				s.since = a.Begun
@@ -112,7 +107,7 @@ func (f *progress) silence() (s silence, waited bool) {
 	if last := tickTime(f.lastOutput.Load()); s.since.Before(last) {
 		s.since = last
 	}
-	for _, a := range f.attempts {
+	for a := range f.attempts {
 		// an attempt that begins later does not explain the silence
 		if a.Kind == KindStream && (s.longest == nil || a.ahead >= s.longest.ahead) && a.Begun.Before(s.since.Add(hungCheck)) {
 			s.longest = a

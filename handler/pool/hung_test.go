@@ -1,7 +1,6 @@
 package pool
 
 import (
-	"math/rand/v2"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -307,36 +306,6 @@ func TestUnheadedRequestsAreMoved(t *testing.T) {
 			hungWatch{f.p}.check(f.now.Add(hungCheck))
 			f.moved(t, all, v.later)
 		})
-	}
-}
-
-// TestFlowCountsWhatIsThere begins and ends attempts in any order.
-func TestFlowCountsWhatIsThere(t *testing.T) {
-	f := newFlowTest(t)
-	rng := rand.New(rand.NewPCG(1, 2))
-	var live []*booked
-	for range 2000 {
-		if len(live) > 0 && rng.IntN(2) == 0 {
-			i := rng.IntN(len(live))
-			f.a.progress.end(&live[i].Seat)
-			live[i].lease.End(false, nil)
-			live[i] = live[len(live)-1]
-			live = live[:len(live)-1]
-		} else {
-			live = append(live, f.begin(f.a, AttemptKind(rng.IntN(3)), 1))
-		}
-		want := 0
-		for _, a := range live {
-			if a.Kind == KindOther {
-				continue
-			}
-			if want++; f.a.progress.attempts[a.pos] != &a.Seat {
-				t.Fatal("an attempt is not where it says it is")
-			}
-		}
-		if len(f.a.progress.attempts) != want {
-			t.Fatalf("%d attempts, want %d", len(f.a.progress.attempts), want)
-		}
 	}
 }
 

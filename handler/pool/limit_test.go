@@ -72,25 +72,3 @@ func TestRequestLimitInJSON(t *testing.T) {
 		}
 	}
 }
-
-// TestAutoLimitSurvivesAnotherID changes the id of a worker with the limit of its engine.
-// Requests wait for it meanwhile.
-func TestAutoLimitSurvivesAnotherID(t *testing.T) {
-	p := testPool(t, wanted(WorkerSettings{Dial: "a:1", MaxRunning: LimitAuto}))
-	w := p.tell("a:1", engine.Info{Type: engine.SGLang, MaxRunning: 2, DPSize: 2})
-	for w.slots.take() {
-		continue
-	}
-	m := newWaiter(time.Now(), w)
-	if !p.queue.enter(m, 10) {
-		t.Fatal("the request does not wait")
-	}
-	p.Apply(wanted(WorkerSettings{Dial: "a:1", ID: 77, MaxRunning: LimitAuto}).WithDefaults())
-	w = p.Worker("a:1")
-	if n := w.slots.limit.Load(); n != 4 || w.Ranks() != 2 {
-		t.Errorf("limit %d of %d ranks, want 4 of 2", n, w.Ranks())
-	}
-	if v, ok := m.decided(); ok {
-		t.Errorf("the request has the verdict %v, want it to wait", v)
-	}
-}

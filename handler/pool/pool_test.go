@@ -181,28 +181,6 @@ func TestIDsMoveAmongWorkers(t *testing.T) {
 	}
 }
 
-// TestSettingsOfAWorkerTakeEffect keeps a worker's identity and cache model while its
-// room changes.
-func TestSettingsOfAWorkerTakeEffect(t *testing.T) {
-	s := wanted(WorkerSettings{Dial: "a:1", ID: 10}).WithDefaults()
-	p := testPool(t, s)
-	w := p.Worker("a:1")
-	p.serve(w).End(true, nil)
-	if p.Apply(s) {
-		t.Error("the same settings are said to differ")
-	}
-	if !p.Apply(wanted(WorkerSettings{Dial: "a:1", ID: 10, KVTokens: 5000}, WorkerSettings{Dial: "b:1"}).WithDefaults()) {
-		t.Error("other settings are said to be the same")
-	}
-	load, _ := p.Scheduler.Load(time.Now(), w.Target(0))
-	if p.Worker("a:1") != w || load.CapacityTokens != 5000 || load.CachedTokens != 1600 {
-		t.Errorf("another worker, or its load is %+v", load)
-	}
-	if len(p.All()) != 2 {
-		t.Errorf("%d workers, want the new one among 2", len(p.All()))
-	}
-}
-
 // TestHandlersOfOneConfigurationAgree has two configurations: what those of the
 // first want does not bind the second, and stays what they have.
 func TestHandlersOfOneConfigurationAgree(t *testing.T) {

@@ -209,11 +209,6 @@ func TestWaitEndsInTime(t *testing.T) {
 		{"ClientLeaves", func(_ *queue, _ *Worker, leave func()) { leave() }, 5 * time.Second, false},
 		{"SlotIsFree", func(q *queue, w *Worker, _ func()) { w.slots.running.Add(-1); q.freed(w) }, 5 * time.Second, true},
 		{"LimitIsRaised", func(_ *queue, w *Worker, _ func()) { w.slots.limit.Store(2) }, 5*time.Second + reviewEvery, true},
-		{"WorkerIsGone", func(q *queue, w *Worker, _ func()) {
-			delete(q.pool.workers, w.Dial) // the pool has forgotten it
-			q.pool.layout.Add(1)
-			q.reviewAll()
-		}, 5 * time.Second, true},
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -229,7 +224,7 @@ func TestWaitEndsInTime(t *testing.T) {
 					time.AfterFunc(5*time.Second, func() { v.happens(q, w, leave) })
 				}
 				got := q.outcome(ctx, m, most)
-				if decided := !got.late; decided != v.decided || decided && v.name != "WorkerIsGone" && got.worker != w {
+				if decided := !got.late; decided != v.decided || decided && got.worker != w {
 					t.Errorf("decided %v: %+v", decided, got)
 				}
 				if d := time.Now().Sub(begun); d < v.after-reviewEvery || d > v.after+reviewEvery {
@@ -287,25 +282,6 @@ func TestSlotsAreNeverLostNorTooMany(t *testing.T) {
 	}
 }
 
-// TestOnlyUnclaimedSlotsAreTaken has one that waits for the first worker.
-func TestOnlyUnclaimedSlotsAreTaken(t *testing.T) {
-	q, workers := queueRoom(1, 1)
-	workers[0].slots.take()
-	m := newWaiter(time.Now(), workers[0])
-	q.enter(m, 10)
-	workers[0].slots.running.Add(-1) // and is not said to be free yet
-	if q.takeUnclaimed(workers[0]) {
-		t.Error("a slot was taken that another one waits for")
-	}
-	if !q.takeUnclaimed(workers[1]) || q.takeUnclaimed(workers[1]) {
-		t.Error("the other worker has one slot to take")
-	}
-	q.freed(workers[0])
-	if v, ok := m.decided(); !ok || v.worker != workers[0] {
-		t.Errorf("%+v, %v", v, ok)
-	}
-}
-
 // BenchmarkFreedSlot frees a slot while many wait: the first of them for it, or all but
 // the last for another worker.
 func BenchmarkFreedSlot(b *testing.B) {
@@ -334,24 +310,6 @@ func BenchmarkFreedSlot(b *testing.B) {
 				}
 			})
 		}
-	}
-}
-
-// BenchmarkReview looks at 1000 waiters anew, as happens every lookAfter.
-func BenchmarkReview(b *testing.B) {
-	limits := make([]int, 16)
-	for i := range limits {
-		limits[i] = 1
-	}
-	q, workers := queueRoom(limits...)
-	for _, w := range workers {
-		w.slots.take()
-	}
-	for range 1000 {
-		q.enter(newWaiter(time.Now(), workers...), 1000)
-	}
-	for b.Loop() {
-		q.reviewAll()
 	}
 }
 

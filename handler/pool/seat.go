@@ -243,7 +243,6 @@ type Seat struct {
 	waiting atomic.Bool // for the worker, and not for the client
 
 	// the lock of progress guards these
-	pos   int   // in attempts
 	move  *Move // nil if no other worker may serve the request, or the header has come
 	moved bool  // the pool has canceled the attempt to move it
 }

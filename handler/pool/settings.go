@@ -266,7 +266,6 @@ type SharedSettings struct {
 	mu      sync.Mutex
 	All     *Settings
 	unnamed map[string]bool // upstreams of the handlers that name no pool
-	warned  bool            // of the queue without a limit
 }
 
 // Get returns the settings, with defaults.

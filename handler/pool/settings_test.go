@@ -108,31 +108,6 @@ func TestNoTwoWorkersHaveOneID(t *testing.T) {
 	}
 }
 
-// TestRefusedSettingsAreNotShared adds the settings of handlers one by one: one
-// that contradicts leaves the others' as they are.
-func TestRefusedSettingsAreNotShared(t *testing.T) {
-	first := wanted(WorkerSettings{Dial: "a:1", ID: 7})
-	first.TextBlock = 32
-	s := &SharedSettings{All: first}
-	if err := s.add(wanted(WorkerSettings{Dial: "b:1", ID: 8})); err != nil {
-		t.Fatal(err)
-	}
-	bad := wanted(WorkerSettings{Dial: "c:1", ID: 9})
-	bad.TextBlock, bad.BlockSize = 64, 128
-	if err := s.add(bad); err == nil {
-		t.Error("a contradiction was added")
-	}
-	got := s.Get()
-	want := wanted(WorkerSettings{Dial: "a:1", ID: 7}, WorkerSettings{Dial: "b:1", ID: 8})
-	want.TextBlock = 32
-	if !reflect.DeepEqual(got, want.WithDefaults()) {
-		t.Errorf("got %+v, want %+v", got, want.WithDefaults())
-	}
-	if got.BlockSize == 0 || got.Memory == 0 || got.TTL != defaultTTL || got.MaxSessions != defaultMaxSessions {
-		t.Errorf("defaults are missing: %+v", got)
-	}
-}
-
 // TestSettingsOfEngines has those that are refused, with field and value.
 func TestSettingsOfEngines(t *testing.T) {
 	for _, v := range []struct {

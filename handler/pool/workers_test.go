@@ -21,9 +21,8 @@ func TestAddressesOfRequestsAreBounded(t *testing.T) {
 		}
 	}
 	old := time.Now().Add(-time.Hour).Unix()
-	busy, drained := p.Worker("busy:1"), p.Worker("drained:1")
+	busy := p.Worker("busy:1")
 	lease := p.serve(busy)
-	drained.drain.Or(drainAsked)
 	for i := range 3 * maxOverflow {
 		w := p.Worker(fmt.Sprintf("host-%d:1", i))
 		if i < maxOverflow/2 {
@@ -45,11 +44,12 @@ func TestAddressesOfRequestsAreBounded(t *testing.T) {
 	for _, w := range p.All() {
 		w.seen.Store(old)
 	}
-	p.swept = time.Time{}
+	p.lastRequest.Store(time.Now().Unix())
+	p.forget(time.Now())
 	if w := p.Worker("one-more:1"); w == p.overflow {
 		t.Error("there is no room though nothing is in use")
 	}
-	for _, w := range []*Worker{busy, drained, p.Worker("static:1")} {
+	for _, w := range []*Worker{busy, p.Worker("static:1")} {
 		if p.Known(w.Dial) != w {
 			t.Errorf("%s was forgotten", w.Dial)
 		}

@@ -53,7 +53,7 @@ func NewRunner(ctx context.Context, p *pool.Pool, client *upstream.Client, allow
 
 // Answering implements dispatch's followUps. It expects a speculative prefill if the
 // client asked for one. An engine that gets the hint prefills by itself.
-func (r *Runner) Answering(t dispatch.Turn, resp *http.Response) dispatch.FollowUp {
+func (r *Runner) Answering(t dispatch.Answering, resp *http.Response) dispatch.FollowUp {
 	p := t.Plan
 	if !p.Ext.AgentHints.SpeculativePrefill.Value {
 		return nil

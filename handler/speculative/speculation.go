@@ -38,7 +38,7 @@ const (
 // the next turn will.
 type speculation struct {
 	r    *Runner
-	turn dispatch.Turn
+	turn dispatch.Answering
 	size int64 // bytes that are reserved for it
 
 	// set when it begins

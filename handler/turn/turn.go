@@ -82,17 +82,17 @@ type Turn struct {
 
 // Enter begins a request's part in its session. If an engine holds the session, the request
 // waits until it has the session alone. A dry turn changes nothing and does not wait. The error
-// is a refusal. The turn must End.
-func (s *Sessions) Enter(ctx context.Context, p *plan.Plan, dry bool) (*Turn, error) {
-	t := &Turn{Sessions: s, plan: p, dry: dry}
+// is a refusal. Otherwise the turn must End. Enter fills in t, which the caller must not copy.
+func (s *Sessions) Enter(ctx context.Context, t *Turn, p *plan.Plan, dry bool) error {
+	t.Sessions, t.plan, t.dry = s, p, dry
 	if p.Session.EngineSession == "" || p.Request == nil {
-		return t, nil
+		return nil
 	}
-	if err := t.enterEngine(ctx); err != nil {
+	err := t.enterEngine(ctx)
+	if err != nil {
 		_ = t.use.End(ctx, 0)
-		return nil, err
 	}
-	return t, nil
+	return err
 }
 
 // Find looks up the session's home for an attempt. A request that may bind the session becomes

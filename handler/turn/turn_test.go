@@ -39,7 +39,8 @@ func (s *Sessions) bindTo(t *testing.T, want affinity.Want) {
 func (s *Sessions) enter(t *testing.T, of plan.Session) *Turn {
 	t.Helper()
 	of.Key = key
-	turn, err := s.Enter(t.Context(), &plan.Plan{Session: of, Request: &api.Request{Kind: api.Text}}, false)
+	turn := new(Turn)
+	err := s.Enter(t.Context(), turn, &plan.Plan{Session: of, Request: &api.Request{Kind: api.Text}}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +134,8 @@ func TestExpiredSessionsAreLost(t *testing.T) {
 	held := affinity.Want{Target: one, TTL: time.Second, Kind: affinity.EngineBacked, EngineSession: "s"}
 	closerOf(s.Pool).Ended(key, &held, affinity.Expired)
 	enter := func(a nvext.Action) error {
-		turn, err := s.Enter(t.Context(), &plan.Plan{Session: plan.Session{Key: key, EngineSession: "s", Action: a}, Request: &api.Request{}}, false)
+		turn := new(Turn)
+		err := s.Enter(t.Context(), turn, &plan.Plan{Session: plan.Session{Key: key, EngineSession: "s", Action: a}, Request: &api.Request{}}, false)
 		if err == nil {
 			turn.Find(t.Context())
 			if home, _ := turn.Home(); home != none {
@@ -170,7 +172,8 @@ func TestTurnsOfAnEngineComeOneByOne(t *testing.T) {
 	}
 	entered := make(chan *Turn)
 	go func() {
-		second, err := s.Enter(t.Context(), &plan.Plan{Session: plan.Session{Key: key, EngineSession: "s"}, Request: new(api.Request)}, false)
+		second := new(Turn)
+		err := s.Enter(t.Context(), second, &plan.Plan{Session: plan.Session{Key: key, EngineSession: "s"}, Request: new(api.Request)}, false)
 		if err != nil {
 			t.Error(err)
 		}
