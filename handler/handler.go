@@ -214,6 +214,7 @@ func (h *Handler) adopt() {
 			h.logger.Info("pool settings changed", zap.String("pool", h.Pool))
 		}
 		h.persist()
+		h.warnOfIdleQueue()
 		h.pool.Serve(time.Now())
 		h.explainer.Lead()
 		h.prober.Start()

@@ -106,6 +106,18 @@ func (h *Handler) warnOfSharing() {
 	}
 }
 
+// warnOfIdleQueue warns if the pool's queue is configured and no worker has a limit. This
+// is known when all handlers of the pool are provisioned.
+func (h *Handler) warnOfIdleQueue() {
+	if h.config.QueueIsIdle() {
+		h.warn([]warning{{
+			"queue", "without max_running",
+			"no request ever waits in the queue, because no worker has a limit",
+			"set max_running of the workers, or auto, or remove queue",
+		}})
+	}
+}
+
 // noticeServer warns of harmful settings of the server at the first request. They are
 // not known before.
 func (h *Handler) noticeServer(ctx context.Context) {

@@ -63,7 +63,7 @@ func viewPool(p *pool.Pool, t time.Time) poolView {
 	s, set := p.Scheduler.Stats(), p.Settings.Load()
 	v := poolView{
 		Name: p.Name, Stats: s, Waiting: p.Waiting(), Sessions: p.Sessions.Len(), SessionBytes: p.Sessions.Bytes(),
-		Responses: p.Responses.Count(), BodyBytes: p.Memory.Held.Load(), Speculative: int(p.Background.Running.Load()),
+		Responses: p.Responses.Count(), BodyBytes: p.Memory.Held.Load(), Speculative: p.Background.Running(),
 		Latency: viewLatency(&s), Incidents: p.Incidents.Open(t), Snapshots: viewSnapshots(p.Snapshots(), t),
 		Settings: settingsView{
 			IndexMemory: set.Memory, BlockSize: set.BlockSize, BlockSource: blockSource(p, set), TextBlock: set.TextBlock,

@@ -1,46 +1,72 @@
 package pool
 
-import "sync/atomic"
+import "sync"
 
 const (
-	// maxBackground bounds the router's own requests beside clients' requests on one worker.
-	maxBackground = 2
-	// maxBackgroundBytes bounds the memory that future ones reserve in a pool.
+	// maxBackground and maxBackgroundWorker bound the router's own requests beside clients'
+	// requests, in a pool and on one worker.
+	maxBackground, maxBackgroundWorker = 64, 2
+	// maxBackgroundBytes bounds the memory that future ones reserve.
 	maxBackgroundBytes = 256 << 20
 )
 
-// background bounds the router's own requests that run beside clients' requests.
+// background bounds the router's own requests that run beside clients' requests. The zero
+// value is ready.
 type background struct {
-	reserved atomic.Int64 // bytes
-	Running  atomic.Int64
+	mu       sync.Mutex
+	reserved int64 // bytes
+	running  int
+	on       map[*Worker]int // how many run on each worker
 }
 
 // Reserve reserves n bytes for a future request, until the caller calls Release. It returns
 // false if there is no room for them.
 func (b *background) Reserve(n int64) bool {
-	if b.reserved.Add(n) > maxBackgroundBytes {
-		b.reserved.Add(-n)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.reserved+n > maxBackgroundBytes {
 		return false
 	}
+	b.reserved += n
 	return true
 }
 
 // Release ends a reservation.
-func (b *background) Release(n int64) { b.reserved.Add(-n) }
+func (b *background) Release(n int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.reserved -= n
+}
+
+// Running returns how many requests run.
+func (b *background) Running() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.running
+}
 
 // Begin registers a request on a worker, until the caller calls End. It returns false if
 // there are too many.
 func (b *background) Begin(w *Worker) bool {
-	if w.background.Add(1) > maxBackground {
-		w.background.Add(-1)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.running >= maxBackground || b.on[w] >= maxBackgroundWorker {
 		return false
 	}
-	b.Running.Add(1)
+	if b.on == nil {
+		b.on = make(map[*Worker]int)
+	}
+	b.running++
+	b.on[w]++
 	return true
 }
 
 // End records that a request has ended.
 func (b *background) End(w *Worker) {
-	w.background.Add(-1)
-	b.Running.Add(-1)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.running--
+	if b.on[w]--; b.on[w] == 0 {
+		delete(b.on, w)
+	}
 }

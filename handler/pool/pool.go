@@ -69,6 +69,7 @@ type members struct {
 
 	mu        sync.RWMutex
 	workers   map[string]*Worker // by dial address
+	swept     time.Time          // when idle workers were last dropped for want of room
 	overflow  *Worker            // stands for the workers above maxOverflow
 	blockSize int                // of the engines, in tokens; 0 if they do not agree
 }

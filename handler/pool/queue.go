@@ -71,12 +71,13 @@ func (q *queue) outcome(ctx context.Context, m *waiter, most time.Duration) gran
 	case v := <-m.verdict:
 		return v
 	case <-timer.C:
+		return q.atLast(m)
 	case <-ctx.Done():
+		if q.leave(m) {
+			return grant{late: true}
+		}
+		return <-m.verdict
 	}
-	if q.leave(m) {
-		return grant{late: true}
-	}
-	return <-m.verdict
 }
 
 // enter queues a request and returns whether it has to wait. If more than most requests
@@ -93,7 +94,9 @@ func (q *queue) enter(m *waiter, most int) (waits bool) {
 	q.length.Add(1)
 	q.place(m, t)
 	if len(q.waiting) > most {
-		q.decide(q.waiting[len(q.waiting)-1], grant{full: true})
+		last := q.waiting[len(q.waiting)-1]
+		w := last.takeWorse(t)
+		q.decide(last, grant{worker: w, full: w == nil})
 	}
 	waits = !m.out
 	if waits && !q.reviewing {
@@ -101,6 +104,17 @@ func (q *queue) enter(m *waiter, most int) (waits bool) {
 		go q.reviewUntilEmpty()
 	}
 	return waits
+}
+
+// atLast removes a waiter whose time is up. It may get a worker that is marked down.
+func (q *queue) atLast(m *waiter) grant {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !m.out {
+		w := m.takeWorse(time.Now())
+		q.decide(m, grant{worker: w, late: w == nil})
+	}
+	return <-m.verdict
 }
 
 // leave removes a waiter. It returns false if the waiter already has its verdict.
@@ -177,7 +191,16 @@ func (q *queue) review(t time.Time) {
 // refresh finds out again which models are served, and which workers are at the offered
 // addresses. The caller holds the lock.
 func (q *queue) refresh(m *waiter) {
-	m.offers = q.pool.renewed(m.offers)
+	m.workers = nil
+	if q.pool.isStale(m.offers) {
+		for _, row := range m.offers.Table.Rows {
+			w := row.Worker
+			if w != q.pool.overflow {
+				w = q.pool.Known(w.Dial)
+			}
+			m.workers = append(m.workers, w)
+		}
+	}
 	m.judge = q.pool.judgment(&m.want, m.offers, time.Time{})
 }
 
@@ -190,7 +213,7 @@ func (q *queue) place(m *waiter, t time.Time) {
 			q.decide(m, grant{})
 			return
 		}
-		w := m.leastBusy(t, best)
+		w := m.leastBusy(t, func(w *Worker, v Verdict) bool { return v.tier() == best })
 		if w == nil || !q.give(w, t) {
 			return
 		}
@@ -240,7 +263,9 @@ type waiter struct {
 	offers Offers
 	number uint64 // in the order of entering
 
-	judge   judgment   // as of the last review
+	// as of the last review
+	judge   judgment
+	workers []*Worker  // at the offered addresses, nil where the pool has forgotten it; nil: as offered
 	verdict chan grant // gets one grant when the waiter leaves the queue
 	out     bool       // it has left the queue
 }
@@ -258,8 +283,13 @@ func (m *waiter) compare(o *waiter) int {
 	return cmp.Or(cmp.Compare(a.Tier, b.Tier), a.Arrival.Compare(b.Arrival), cmp.Compare(m.number, o.number))
 }
 
-// worker returns an offered worker.
-func (m *waiter) worker(i int) *Worker { return m.offers.Table.Rows[i].Worker }
+// worker returns an offered worker, nil if the pool has forgotten it.
+func (m *waiter) worker(i int) *Worker {
+	if m.workers != nil {
+		return m.workers[i]
+	}
+	return m.offers.Table.Rows[i].Worker
+}
 
 // of returns the verdict on an offered worker.
 func (m *waiter) of(i int, t time.Time) Verdict {
@@ -269,7 +299,7 @@ func (m *waiter) of(i int, t time.Time) Verdict {
 
 // best returns the best tier of the offered workers, full or not.
 func (m *waiter) best(t time.Time) Verdict {
-	best := NotNamed
+	best := Gone
 	for i := range m.offers.Ups {
 		if best = min(best, m.of(i, t).tier()); best == Fits {
 			break
@@ -278,10 +308,11 @@ func (m *waiter) best(t time.Time) Verdict {
 	return best
 }
 
-// leastBusy returns the least busy worker of a tier with room; nil if there is none.
-func (m *waiter) leastBusy(t time.Time, tier Verdict) (least *Worker) {
+// leastBusy returns the least busy worker with room that mayUse accepts; nil if there is
+// none.
+func (m *waiter) leastBusy(t time.Time, mayUse func(*Worker, Verdict) bool) (least *Worker) {
 	for i := range m.offers.Ups {
-		if w := m.worker(i); m.of(i, t).tier() == tier && !w.slots.full() &&
+		if w := m.worker(i); mayUse(w, m.of(i, t)) && !w.slots.full() &&
 			(least == nil || w.slots.running.Load() < least.slots.running.Load()) {
 			least = w
 		}
@@ -289,9 +320,19 @@ func (m *waiter) leastBusy(t time.Time, tier Verdict) (least *Worker) {
 	return least
 }
 
+// takeWorse takes a slot for a waiter that the queue would otherwise refuse. The worker may
+// be marked down, but neither hung nor draining. It returns nil if there is none.
+func (m *waiter) takeWorse(t time.Time) *Worker {
+	w := m.leastBusy(t, func(w *Worker, v Verdict) bool { return v <= MarkedDown && !w.IsHung() })
+	if w == nil || !w.slots.take() {
+		return nil
+	}
+	return w
+}
+
 // canUse returns whether the waiter can use a slot of the worker.
 func (m *waiter) canUse(w *Worker, t time.Time) bool {
-	v := NotNamed
+	v := Gone
 	for i := range m.offers.Ups {
 		if m.worker(i) == w {
 			v = min(v, m.of(i, t).tier())

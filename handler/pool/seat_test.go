@@ -214,7 +214,7 @@ func TestJudge(t *testing.T) {
 			w.drain.Or(drainAsked)
 			w.slots.take()
 		}, Draining, Draining},
-		{"Tried", func(_ *Pool, w *Worker, want *Wants) { want.Tried = append(want.Tried, w) }, Tried, NotNamed},
+		{"Tried", func(_ *Pool, w *Worker, want *Wants) { want.Tried = append(want.Tried, w) }, Tried, Gone},
 		{"OtherModel", func(p *Pool, w *Worker, want *Wants) {
 			want.Model = "m"
 			w.configured.Store(&map[string]bool{"x": true})
@@ -224,11 +224,11 @@ func TestJudge(t *testing.T) {
 				}
 			}
 		}, OtherModels, Fits}, // nobody is known to serve it
-		{"Taint", func(_ *Pool, _ *Worker, want *Wants) { want.Taints = []string{"big"} }, NotAllowed, NotNamed},
-		{"ID", func(_ *Pool, _ *Worker, want *Wants) { want.Workers = []uint64{1} }, NotAllowed, NotNamed},
-		{"Rank", func(_ *Pool, _ *Worker, want *Wants) { want.Rank = 1 }, NoRank, NotNamed},
-		{"Isolation", func(_ *Pool, _ *Worker, want *Wants) { want.Isolated = true }, SharesCache, NotNamed},
-		{"Session", func(_ *Pool, _ *Worker, want *Wants) { want.Session = true }, NotAllowed, NotNamed},
+		{"Taint", func(_ *Pool, _ *Worker, want *Wants) { want.Taints = []string{"big"} }, NotAllowed, Gone},
+		{"ID", func(_ *Pool, _ *Worker, want *Wants) { want.Workers = []uint64{1} }, NotAllowed, Gone},
+		{"Rank", func(_ *Pool, _ *Worker, want *Wants) { want.Rank = 1 }, NoRank, Gone},
+		{"Isolation", func(_ *Pool, _ *Worker, want *Wants) { want.Isolated = true }, SharesCache, Gone},
+		{"Session", func(_ *Pool, _ *Worker, want *Wants) { want.Session = true }, NotAllowed, Gone},
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			p, workers, o := limited(t, 1, 1)
@@ -239,7 +239,7 @@ func TestJudge(t *testing.T) {
 					t.Errorf("%s, want %s", got, v.want)
 				}
 			}
-			if v.both == NotNamed {
+			if v.both == Gone {
 				return
 			}
 			v.set(p, workers[1], &want)

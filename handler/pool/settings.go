@@ -266,6 +266,7 @@ type SharedSettings struct {
 	mu      sync.Mutex
 	All     *Settings
 	unnamed map[string]bool // upstreams of the handlers that name no pool
+	warned  bool            // of the queue without a limit
 }
 
 // Get returns the settings, with defaults.

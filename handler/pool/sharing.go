@@ -21,3 +21,20 @@ func (s *SharedSettings) MeetUnnamed(upstreams []string) (unrelated []string) {
 	}
 	return unrelated
 }
+
+// QueueIsIdle returns true once if the queue is configured and no worker has a limit, so
+// that no request ever waits.
+func (s *SharedSettings) QueueIsIdle() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.warned || s.All.MaxWaiting == 0 && s.All.MaxWait == 0 {
+		return false
+	}
+	for _, w := range s.All.Workers {
+		if w.MaxRunning != 0 {
+			return false
+		}
+	}
+	s.warned = true
+	return true
+}

@@ -21,3 +21,25 @@ func TestUnnamedPoolsAreComparedByUpstream(t *testing.T) {
 		}
 	}
 }
+
+func TestIdleQueueIsNoticedOnce(t *testing.T) {
+	for _, v := range []struct {
+		waiting int
+		limit   RequestLimit
+		want    bool
+	}{
+		{0, 0, false},
+		{10, 3, false},
+		{10, LimitAuto, false},
+		{10, 0, true},
+	} {
+		s := &SharedSettings{All: wanted(WorkerSettings{Dial: AllWorkers, MaxRunning: v.limit})}
+		s.All.MaxWaiting = v.waiting
+		if got := s.QueueIsIdle(); got != v.want {
+			t.Errorf("%d may wait, limit %v: idle %v", v.waiting, v.limit, got)
+		}
+		if s.QueueIsIdle() {
+			t.Error("it is noticed twice")
+		}
+	}
+}

@@ -29,7 +29,6 @@ type Worker struct {
 	engine     atomic.Pointer[engine.Engine]
 	watch      Watch
 	progress   progress
-	background atomic.Int32  // requests of the router's own, see background
 	probed     chan struct{} // closed after the first probe
 	probedOnce sync.Once     // closes probed
 }

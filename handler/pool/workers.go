@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -11,6 +12,8 @@ import (
 const (
 	// maxOverflow bounds the workers of a pool from placeholders and dynamic sources.
 	maxOverflow = 1024
+	// overflowKept is the least time for which the pool remembers one of these.
+	overflowKept = 10 * time.Second
 	// maxDial is the longest address of one of these, in bytes.
 	maxDial = 512
 	// dialOverflow is the address of the worker that stands for all above maxOverflow.
@@ -39,7 +42,7 @@ func (p *Pool) Worker(dial string) *Worker {
 func (p *Pool) other(dial string) *Worker {
 	p.members.mu.Lock()
 	defer p.members.mu.Unlock()
-	if p.workers[dial] == nil && !p.Settings.Load().isNamed(dial) && !p.hasRoom() {
+	if p.workers[dial] == nil && !p.Settings.Load().isNamed(dial) && !p.hasRoom(time.Now()) {
 		return p.overflow
 	}
 	return p.declare(dial)
@@ -158,14 +161,32 @@ func (s *Settings) isNamed(dial string) bool {
 }
 
 // hasRoom returns whether the pool may know one more worker that the configuration does
-// not name. The caller holds the lock.
-func (p *Pool) hasRoom() bool {
+// not name. If there are too many, it drops those that were not seen for longest. The
+// caller holds the lock.
+func (p *Pool) hasRoom(t time.Time) bool {
 	s := p.Settings.Load()
 	most := maxOverflow
 	for dial := range s.Upstreams {
 		if s.isNamed(dial) { // placeholders are not
 			most++
 		}
+	}
+	if len(p.workers) < most {
+		return true
+	}
+	if t.Sub(p.swept) < time.Second {
+		return false
+	}
+	p.swept = t
+	var idle []*Worker
+	for dial, w := range p.workers {
+		if !s.isNamed(dial) && t.Unix()-w.seen.Load() > int64(overflowKept/time.Second) && !w.Draining() {
+			idle = append(idle, w)
+		}
+	}
+	slices.SortFunc(idle, func(a, b *Worker) int { return int(a.seen.Load() - b.seen.Load()) })
+	for _, w := range idle[:min(len(idle), maxOverflow/4)] {
+		p.drop(w)
 	}
 	return len(p.workers) < most
 }

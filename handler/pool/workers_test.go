@@ -21,8 +21,9 @@ func TestAddressesOfRequestsAreBounded(t *testing.T) {
 		}
 	}
 	old := time.Now().Add(-time.Hour).Unix()
-	busy := p.Worker("busy:1")
+	busy, drained := p.Worker("busy:1"), p.Worker("drained:1")
 	lease := p.serve(busy)
+	drained.drain.Or(drainAsked)
 	for i := range 3 * maxOverflow {
 		w := p.Worker(fmt.Sprintf("host-%d:1", i))
 		if i < maxOverflow/2 {
@@ -44,12 +45,11 @@ func TestAddressesOfRequestsAreBounded(t *testing.T) {
 	for _, w := range p.All() {
 		w.seen.Store(old)
 	}
-	p.lastRequest.Store(time.Now().Unix())
-	p.forget(time.Now())
+	p.swept = time.Time{}
 	if w := p.Worker("one-more:1"); w == p.overflow {
 		t.Error("there is no room though nothing is in use")
 	}
-	for _, w := range []*Worker{busy, p.Worker("static:1")} {
+	for _, w := range []*Worker{busy, drained, p.Worker("static:1")} {
 		if p.Known(w.Dial) != w {
 			t.Errorf("%s was forgotten", w.Dial)
 		}
