@@ -110,11 +110,11 @@ func (h *Handler) warnOfSharing() {
 // is known when all handlers of the pool are provisioned.
 func (h *Handler) warnOfIdleQueue() {
 	if h.config.QueueIsIdle() {
-		h.warn([]warning{{
-			"queue", "without max_running",
-			"no request ever waits in the queue, because no worker has a limit",
-			"set max_running of the workers, or auto, or remove queue",
-		}})
+		h.warn(warning{
+			setting: "queue", value: "without max_running",
+			effect: "no request ever waits in the queue, because no worker has a limit",
+			advice: "set max_running of the workers, or auto, or remove queue",
+		})
 	}
 }
 

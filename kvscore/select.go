@@ -104,6 +104,7 @@ func (s *Scheduler) SelectAmong(now time.Time, r *Request, among []TargetRef, bo
 	}
 	l := s.book(now, r, among[bound], tokens, &sel.Candidates[bound], sel)
 	sel.view.Drop()
+	sel.prompt = cache.Prompt{} // a Selection is used again
 	return bound, l
 }
 

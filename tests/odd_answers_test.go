@@ -172,7 +172,7 @@ func TestIllegibleAnswerPassesAndTeachesNothing(t *testing.T) {
 			if n := s.scrape(t).value(sessions, label); n != 0 {
 				t.Errorf("%v sessions are bound", n)
 			}
-			if _, page, err := s.get(t.Context(), "http://"+s.admin+"/kv_router/pools/"+pool); err != nil || !strings.Contains(strings.ReplaceAll(page, " ", ""), `"prefill_tokens_per_second":null`) {
+			if _, page, err := s.get(t.Context(), "http://"+s.admin+"/kv_router/pools/"+pool); err != nil || strings.Contains(page, `"prefill_tokens_per_second"`) {
 				t.Errorf("error %v; a prefill rate was learned: %s", err, page)
 			}
 			for _, e := range engines {

@@ -3,6 +3,8 @@ package tests
 import (
 	"encoding/json"
 	"fmt"
+	"io"
+	"net/http"
 	"strconv"
 	"strings"
 	"testing"
@@ -139,6 +141,114 @@ func idList(first, n int) string {
 		ids[i] = strconv.Itoa(first + i)
 	}
 	return strings.Join(ids, ",")
+}
+
+// tokenAnswers answers prompts of token ids with 40 tokens, whose ids begin at 9000, as
+// vLLM and SGLang do. incremental says that SGLang's streams carry each id once.
+func tokenAnswers(t *testing.T, incremental bool) *fake {
+	t.Helper()
+	tells := fakeVLLM("0.32.0", func() string { return "" })
+	return startFake(t, func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method != http.MethodPost {
+			return tells(w, r)
+		}
+		body, _ := io.ReadAll(r.Body)
+		prompt := len(gjson.GetBytes(body, "prompt").Array()) + len(gjson.GetBytes(body, "input_ids").Array()) + len(gjson.GetBytes(body, "token_ids").Array())
+		told := func(from, n int) string {
+			if gjson.GetBytes(body, "return_token_ids").Bool() || r.URL.Path != "/v1/completions" {
+				return fmt.Sprintf(`,"token_ids":[%s]`, idList(from, n))
+			}
+			return ""
+		}
+		usage := fmt.Sprintf(`"usage":{"prompt_tokens":%d,"completion_tokens":40}`, prompt)
+		stream := gjson.GetBytes(body, "stream").Bool()
+		var events []string
+		switch {
+		case r.URL.Path == "/generate" && stream:
+			for n := 10; n <= 40; n += 10 {
+				from := 0
+				if incremental {
+					from = n - 10
+				}
+				finish := "null"
+				if n == 40 {
+					finish = `{"type":"length"}`
+				}
+				events = append(events, fmt.Sprintf(`{"text":%q,"output_ids":[%s],"meta_info":{"prompt_tokens":%d,"completion_tokens":%d,"finish_reason":%s}}`,
+					strings.Repeat("x ", n), idList(9000+from, n-from), prompt, n, finish))
+			}
+		case r.URL.Path == "/generate":
+			events = append(events, fmt.Sprintf(`{"text":"x","output_ids":[%s],"meta_info":{"prompt_tokens":%d,"completion_tokens":40,"finish_reason":{"type":"length"}}}`, idList(9000, 40), prompt))
+		case stream:
+			for n := 0; n < 40; n += 10 {
+				events = append(events, fmt.Sprintf(`{"choices":[{"index":0,"text":"x"%s,"finish_reason":null}]}`, told(9000+n, 10)))
+			}
+			events = append(events, `{"choices":[{"index":0,"text":"","finish_reason":"length"}],`+usage+`}`)
+		default:
+			events = append(events, fmt.Sprintf(`{"choices":[{"index":0,"text":"x"%s,"finish_reason":"length"}],%s}`, told(9000, 40), usage))
+		}
+		if !stream {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = io.WriteString(w, events[0])
+			return true
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		for _, e := range append(events, "[DONE]") {
+			fmt.Fprintf(w, "data: %s\n\n", e)
+		}
+		return true
+	})
+}
+
+// TestTokenPromptsRememberTheAnswer has conversations of token ids. The second turn begins
+// with the first one and its answer. The engine may not have computed the last token of
+// the answer.
+func TestTokenPromptsRememberTheAnswer(t *testing.T) {
+	for _, c := range []struct {
+		name, path, prompt  string
+		asks                bool // for the answer's ids
+		stream, incremental bool
+	}{
+		{"completions", "/v1/completions", "prompt", true, false, false},
+		{"completions streamed", "/v1/completions", "prompt", true, true, false},
+		{"completions without ids", "/v1/completions", "prompt", false, false, false},
+		{"completions streamed without ids", "/v1/completions", "prompt", false, true, false},
+		{"generate", "/generate", "input_ids", false, false, false},
+		{"generate streamed", "/generate", "input_ids", false, true, false},
+		{"generate streamed in pieces", "/generate", "input_ids", false, true, true},
+		{"tokens", "/inference/v1/generate", "token_ids", false, false, false},
+		{"tokens streamed", "/inference/v1/generate", "token_ids", false, true, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := tokenAnswers(t, c.incremental)
+			s := startCaddy(t, "kv_router "+f.addr()+" {\nresponse_headers X-KV-\n}")
+			ask := func(ids string) string {
+				body := fmt.Sprintf(`{"model":"canned","%s":[%s],"stream":%v,"stream_options":{"include_usage":true},"return_token_ids":%v}`, c.prompt, ids, c.stream, c.asks)
+				a := s.post(t.Context(), c.path, []byte(body))
+				if a.status != http.StatusOK || a.err != nil {
+					t.Fatalf("status %d, error %v, %s", a.status, a.err, a.body)
+				}
+				return a.header.Get("X-KV-Predicted-Cached-Tokens")
+			}
+			prompt := idList(100, 325)
+			if got := ask(prompt); got != "0" {
+				t.Errorf("first turn: %s predicted", got)
+			}
+			want := "352"
+			if !c.asks && c.path == "/v1/completions" {
+				want = "320" // the answer's ids are not known
+			}
+			if got := ask(prompt + "," + idList(9000, 40) + "," + idList(500, 90)); got != want {
+				t.Errorf("second turn: %s predicted, want %s", got, want)
+			}
+			if got := ask(prompt + "," + idList(7000, 40) + "," + idList(500, 90)); got != "320" {
+				t.Errorf("another answer: %s predicted, want 320", got)
+			}
+			if got := ask(prompt); got != "320" {
+				t.Errorf("the first turn again: %s predicted, want 320", got)
+			}
+		})
+	}
 }
 
 // TestRequestsThatSkipTheCacheProveNothing has an engine that computes the whole prompt

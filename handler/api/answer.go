@@ -3,6 +3,7 @@ package api
 import (
 	"bytes"
 	"encoding/json"
+	"slices"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
@@ -47,7 +48,8 @@ type Answer struct {
 	predictable bool   // the prediction is still possible
 	hash        hasher // continues the prompt's; blocks are the answer's
 	args        []byte // of the last tool call
-	spoke       bool   // the answer's text has begun, see thinks
+	ids         idChain
+	think       thinkWatch
 	calls       callState
 	grown       grownText
 	repeat      repeat
@@ -64,6 +66,7 @@ func (r *Request) NewAnswer(stream bool) *Answer {
 		a.hash = r.rest.follow()
 		r.API.begin(a)
 	}
+	a.ids.begin(r)
 	return a
 }
 
@@ -174,13 +177,15 @@ func (a *Answer) resultsEnd() {
 // Prediction returns the blocks with which the next turn's prompt begins if the
 // client sends this answer back: those of prompt and answer together. Call it
 // after Finish. It is valid until another answer to the request has one. It is nil if
-//   - the prompt is unknown, or it is token ids,
+//   - the prompt is unknown, or it is token ids and the answer's ids are unknown,
 //   - there are several answers,
 //   - the answer is unfinished, failed or too long,
 //   - it does not come back in the same form, as with reasoning.
 func (a *Answer) Prediction() []uint64 {
 	switch {
 	case a.failed || a.finished == 0 && !a.done:
+	case a.ids.whole():
+		return slices.Concat(a.req.Blocks, a.ids.blocks)
 	case a.predictable:
 		return append(a.req.Blocks, a.hash.blocks...) // in the room behind them, if there is enough
 	}

@@ -70,9 +70,9 @@ func TestNoPrediction(t *testing.T) {
 		"reasoning_content":   {events: []string{delta(`{"reasoning_content":"hm"}`), delta(`{"content":"hi"}`), stop}, done: true},
 		"reasoning":           {events: []string{delta(`{"reasoning":"hm"}`), stop}, done: true},
 		"empty reasoning":     {events: []string{delta(`{"reasoning":"","content":"hi"}`), stop}, prediction: true, done: true},
-		"think":               {events: []string{delta(`{"content":"\n "}`), delta(`{"content":"<think>hm"}`), stop}, done: true},
+		"think":               {events: []string{delta(`{"content":"\n <th"}`), delta(`{"content":"in\u006b>hm"}`), stop}, done: true},
 		"late think":          {events: []string{delta(`{"content":"a <think> b"}`), stop}, prediction: true, done: true},
-		"think end":           {events: []string{delta(`{"content":"hm"}`), delta(`{"content":"</think>hi"}`), stop}, done: true},
+		"think end":           {events: []string{delta(`{"content":"hm<<\/th"}`), delta(`{"content":"ink>hi"}`), stop}, done: true},
 		"n":                   {request: `{"n":2,"messages":[{"role":"user","content":"x"}]}`, events: []string{delta(`{"content":"hi"}`), stop}},
 		"n done":              {request: `{"n":2,"messages":[{"role":"user","content":"x"}]}`, events: []string{stop, stop}, done: true},
 		"best_of":             {request: `{"best_of":2,"messages":[{"role":"user","content":"x"}]}`, events: []string{stop}, done: true},
@@ -88,7 +88,7 @@ func TestNoPrediction(t *testing.T) {
 		"tool without a name": {events: []string{delta(`{"tool_calls":[{"index":0,"function":{"arguments":"}"}}]}`), stop}, done: true},
 		"tool named twice":    {events: []string{toolA, toolA, stop}, done: true},
 		"both kinds of calls": {events: []string{toolA, delta(`{"function_call":{"name":"g"}}`), stop}, done: true},
-		"function call":       {events: []string{delta(`{"function_call":{"name":"g","arguments":""}}`), delta(`{"function_call":{"arguments":"{}"}}`), stop}, done: true},
+		"function call":       {events: []string{delta(`{"function_call":{"name":"g","arguments":""}}`), delta(`{"function_call":{"arguments":"{}"}}`), stop}, prediction: true, done: true},
 		"other role":          {events: []string{delta(`{"role":"tool","content":"x"}`), stop}, done: true},
 		"refusal":             {events: []string{delta(`{"refusal":"no"}`), stop}, done: true},
 		"broken event":        {events: []string{`{"choices":[{"index":0,"delta":{"content":"x"`, stop}, done: true},
@@ -137,7 +137,7 @@ func TestRepeatsAreRead(t *testing.T) {
 		"changes":   {chunk("1", "a", ""), chunk("2", "b", ""), chunk("2", "c", ""), chunk("3", "d", "")},
 		"reasoning": {chunk("1", "a", ""), `data: {"id":"c","created":1,"choices":[{"index":0,"delta":{"content":"x","reasoning":"y"}}]}` + "\n\n", chunk("1", "b", "")},
 		"usage":     {chunk("1", "a", `}],"usage":{"prompt_tokens":1},"x":[{"y":1`), chunk("1", "b", `}],"usage":{"prompt_tokens":2},"x":[{"y":1`)},
-		"think":     {chunk("1", "a", ""), chunk("1", "</think>", ""), chunk("1", "b", "")},
+		"think":     {chunk("1", "a", ""), chunk("1", "</thi", ""), chunk("1", "nk>", ""), chunk("1", "b", "")},
 	} {
 		r := mustParse(t, chat{}, `{"messages":[{"role":"user","content":"tell me"}]}`)
 		quick, slow := observe(r, true), observe(r, true)

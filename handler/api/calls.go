@@ -69,8 +69,9 @@ func (h *hasher) addArguments(text []byte) {
 // callState is the state of a stream's tool calls. The last one's arguments are
 // in Answer.args.
 type callState struct {
-	open  bool // a call has begun
-	index int64
+	open   bool // a call has begun
+	legacy bool // it is a function_call
+	index  int64
 }
 
 // toolCalls reads a delta's tool calls. The first delta of a call has its name;
@@ -92,12 +93,28 @@ func (a *Answer) toolCalls(b []byte, v rawjson.Span) {
 				index++
 			}
 		}
-		if index < 0 || a.calls.open && index < a.calls.index {
+		if a.calls.legacy || index < 0 || a.calls.open && index < a.calls.index {
 			a.predictable = false
 			continue
 		}
 		begins := !a.calls.open || index > a.calls.index
 		a.calls.index = index
+		a.call(b, t, begins)
+	}
+}
+
+func (a *Answer) functionCall(b []byte, v rawjson.Span) {
+	t := readFunction(b, v)
+	if !t.name.HasContent(b) && !t.args.HasContent(b) {
+		return
+	}
+	a.bearing, a.kept.lost = true, true
+	if a.calls.open && !a.calls.legacy {
+		a.predictable = false
+	}
+	if a.predictable {
+		begins := !a.calls.open
+		a.calls.legacy = true
 		a.call(b, t, begins)
 	}
 }

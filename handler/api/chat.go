@@ -24,10 +24,15 @@ func (chat) field(p *parse, key []byte, v rawjson.Span) {
 		p.functions = v
 	case "input_ids", "prompt_token_ids":
 		p.ids = v
+	case "top_logprobs":
+		p.noTop = v.IsNull(p.body)
 	}
 }
 
 func (chat) prompt(p *parse) {
+	// With echo, vLLM sets prompt_logprobs from top_logprobs (default 0), and
+	// computes the whole prompt.
+	p.req.SkipsCache = p.req.SkipsCache || p.echo && !p.noTop
 	if p.idsGiven() { // in place of the template's output
 		// The ids do not show which images take the places of their tokens.
 		p.opaque = p.opaque || showsMedia(p.main.Of(p.body))
@@ -105,12 +110,13 @@ func (chat) event(a *Answer, b []byte, i int) bool { return a.chunk(b, i, chatCh
 
 // chatChoice is a [choice].
 func chatChoice(a *Answer, b []byte, i int) int {
-	var index, delta, finish rawjson.Span
+	var index, delta, finish, ids rawjson.Span
 	end := rawjson.ReadAt(b, i, rawjson.To("index", &index), rawjson.To("delta", &delta), rawjson.To("message", &delta),
-		rawjson.To("finish_reason", &finish))
+		rawjson.To("finish_reason", &finish), rawjson.To("token_ids", &ids))
 	if end < 0 {
 		return -1
 	}
+	a.ids.add(b, ids, 0)
 	a.firstChoice(b, index)
 	if delta.First(b) == '{' {
 		a.delta(b, delta)
@@ -122,7 +128,7 @@ func chatChoice(a *Answer, b []byte, i int) int {
 // delta reads what a chunk adds to the message, or the message of a plain
 // answer. As in a prompt, it writes text before tool calls.
 func (a *Answer) delta(b []byte, v rawjson.Span) {
-	var content, calls rawjson.Span
+	var content, calls, call rawjson.Span
 	c := rawjson.Enter(b, v.Start)
 	for c.Next() {
 		key := c.Key()
@@ -132,6 +138,8 @@ func (a *Answer) delta(b []byte, v rawjson.Span) {
 			content = v
 		case "tool_calls":
 			calls = v
+		case "function_call":
+			call = v
 		case "role":
 			if raw, ok := v.Str(b); ok && len(raw) > 0 && string(raw) != "assistant" {
 				a.unpredictable()
@@ -140,7 +148,7 @@ func (a *Answer) delta(b []byte, v rawjson.Span) {
 			if v.HasContent(b) {
 				a.bearing, a.predictable = true, false
 			}
-		case "refusal", "audio", "function_call":
+		case "refusal", "audio":
 			if v.HasContent(b) {
 				a.bearing = true
 				a.unpredictable()
@@ -154,4 +162,7 @@ func (a *Answer) delta(b []byte, v rawjson.Span) {
 		a.unpredictable() // clients send parts back in another form
 	}
 	a.toolCalls(b, calls)
+	if call.First(b) == '{' {
+		a.functionCall(b, call)
+	}
 }

@@ -17,10 +17,14 @@ func (completions) field(p *parse, key []byte, v rawjson.Span) {
 		p.main = v
 	case "input_ids", "prompt_token_ids":
 		p.ids = v
+	case "logprobs":
+		p.logprobs = !v.IsNull(p.body)
 	}
 }
 
 func (completions) prompt(p *parse) {
+	// With echo, vLLM sets prompt_logprobs from logprobs.
+	p.req.SkipsCache = p.req.SkipsCache || p.echo && p.logprobs
 	if !p.idsGiven() {
 		p.input(p.main)
 	}
@@ -30,12 +34,14 @@ func (completions) event(a *Answer, b []byte, i int) bool { return a.chunk(b, i,
 
 // completionChoice is a [choice].
 func completionChoice(a *Answer, b []byte, i int) int {
-	var index, txt, finish rawjson.Span
+	var index, txt, finish, ids rawjson.Span
 	end := rawjson.ReadAt(b, i,
-		rawjson.To("index", &index), rawjson.To("text", &txt), rawjson.To("finish_reason", &finish))
+		rawjson.To("index", &index), rawjson.To("text", &txt), rawjson.To("finish_reason", &finish),
+		rawjson.To("token_ids", &ids))
 	if end < 0 {
 		return -1
 	}
+	a.ids.add(b, ids, 0)
 	a.firstChoice(b, index)
 	if raw, ok := txt.Str(b); ok {
 		a.text(raw)

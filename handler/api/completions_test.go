@@ -24,7 +24,7 @@ func TestCompletionsPrompts(t *testing.T) {
 	}{
 		{`"a text that is longer than two blocks\n"`, Text, blocksOf(spelled(text)), 39, 0, true},
 		{`[ "a text that is longer than two blocks\u000a" ]`, Text, blocksOf(spelled(text)), 39, 0, true},
-		{`["a text that is longer than two blocks\n","\u00e9"]`, Text, blocksOf(spelled(text)), 45, 0, false},
+		{`["a text that is longer than two blocks\n","\u00e9"]`, Text, blocksOf(spelled(text)), 41, 0, false},
 		{`[1,2,3,4294967295,5]`, Tokens, tokenBlocks(4, 1, 2, 3, 4294967295), 0, 5, false},
 		{`[[1, 2 ,3,4]]`, Tokens, tokenBlocks(4, 1, 2, 3, 4), 0, 4, false},
 		{`[[1,2,3,4],[9,8]]`, Tokens, tokenBlocks(4, 1, 2, 3, 4), 0, 6, false},

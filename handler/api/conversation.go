@@ -155,11 +155,15 @@ func (c *conversation) part(v rawjson.Span) {
 	case "thinking", "redacted_thinking", "reasoning":
 		return
 	}
-	c.medium(classOf(name), v)
+	m := medium{class: classOf(name)}
+	if len(name) > 0 {
+		m.read(c.b, v, name)
+	}
+	c.medium(&m, v)
 }
 
 // medium writes a part that is not text.
-func (c *conversation) medium(m mediaClass, v rawjson.Span) {
+func (c *conversation) medium(m *medium, v rawjson.Span) {
 	if c.media >= maxParts {
 		c.over = true
 		return
@@ -169,7 +173,7 @@ func (c *conversation) medium(m mediaClass, v rawjson.Span) {
 	c.h.add(sum[:])
 	c.mediaEnd = c.h.written()
 	c.media++
-	c.mediaTokens = min(c.mediaTokens+m.tokens(v.Len()), maxMediaTokens)
+	c.mediaTokens = min(c.mediaTokens+m.tokens(v), maxMediaTokens)
 }
 
 // tools writes a list of tools. All APIs' forms give the same text.

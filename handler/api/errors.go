@@ -48,6 +48,7 @@ const (
 	shapeOpenAI shape = iota
 	shapeResponses
 	shapeAnthropic
+	shapeSGLang
 )
 
 func shapeOf(a API) shape {
@@ -143,7 +144,7 @@ func BrokenEvent(a API, before []byte) []byte {
 		event = brokenResponses
 	case shapeAnthropic:
 		event = brokenAnthropic
-	case shapeOpenAI:
+	case shapeOpenAI, shapeSGLang: // both have {"error":{"message"}}
 	}
 	return []byte(eventEnd(before) + event)
 }

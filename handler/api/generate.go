@@ -10,7 +10,8 @@ import (
 // prompt in a member of that name.
 type generate struct{ base }
 
-func (generate) Name() string { return NameGenerate }
+func (generate) Name() string   { return NameGenerate }
+func (generate) traits() traits { return traits{shape: shapeSGLang} }
 
 func (generate) field(p *parse, key []byte, v rawjson.Span) {
 	switch string(key) {
@@ -26,13 +27,17 @@ func (generate) field(p *parse, key []byte, v rawjson.Span) {
 		p.media[2] = v
 	case "sampling_params":
 		p.sampling(v)
-	case "logprob_start_len": // SGLang computes everything from there on
+	case "return_logprob":
+		p.logprobs = isTrue(v.Of(p.body))
+	case "logprob_start_len":
 		n, ok := integer(firstOf(p.body, v).Of(p.body))
-		p.req.SkipsCache = p.req.SkipsCache || ok && n >= 0
+		p.fromStart = ok && n >= 0 && n < int64(p.opt.BlockSize)
 	}
 }
 
 func (generate) prompt(p *parse) {
+	// SGLang computes everything from logprob_start_len on.
+	p.req.SkipsCache = p.req.SkipsCache || p.logprobs && p.fromStart
 	if !p.idsGiven() {
 		p.input(p.main)
 	}
@@ -85,49 +90,89 @@ type grownText struct {
 // event reads one output, or the list of them in a plain answer to a batch.
 func (g generate) event(a *Answer, b []byte, i int) bool {
 	if b[i] == '{' {
-		return g.output(a, b, i) >= 0
+		return g.output(a, b, i, true) >= 0
 	}
-	return a.choices(b, i, g.output) >= 0
+	c := rawjson.Enter(b, i)
+	for n := 0; c.Next(); n++ {
+		if b[c.At] != '{' {
+			c.Value()
+			continue
+		}
+		// All outputs of a prompt repeat its length.
+		c.At = g.output(a, b, c.At, n%a.req.answers == 0)
+		if c.At < 0 {
+			return false
+		}
+	}
+	return c.Err == nil
 }
 
-// output is a [choice]. The counts of several outputs stay unknown.
-func (g generate) output(a *Answer, b []byte, i int) int {
-	var txt, ids, meta, object, fail, prompt, completion, cached, finish rawjson.Span
+// metaInfo is where the parts of a meta_info are.
+type metaInfo struct {
+	prompt, completion, cached, finish rawjson.Span
+}
+
+// output reads the object at b[i] and returns the index behind it, or -1 if it
+// is malformed. With prompt, its counts of prompt tokens are added up.
+func (g generate) output(a *Answer, b []byte, i int, prompt bool) int {
+	var txt, ids, meta, object, fail rawjson.Span
 	end := rawjson.ReadAt(b, i, rawjson.To("text", &txt), rawjson.To("output_ids", &ids), rawjson.To("meta_info", &meta),
 		rawjson.To("object", &object), rawjson.To("error", &fail))
 	if end < 0 {
 		return -1
 	}
 	a.fault(b, fail, object)
-	meta.Read(b, rawjson.To("prompt_tokens", &prompt), rawjson.To("completion_tokens", &completion),
-		rawjson.To("cached_tokens", &cached), rawjson.To("finish_reason", &finish))
-	if finish.First(b) == '{' {
-		finish = finish.Get(b, "type")
+	var m metaInfo
+	meta.Read(b, rawjson.To("prompt_tokens", &m.prompt), rawjson.To("completion_tokens", &m.completion),
+		rawjson.To("cached_tokens", &m.cached), rawjson.To("finish_reason", &m.finish))
+	if m.finish.First(b) == '{' {
+		m.finish = m.finish.Get(b, "type")
 	}
-	tokens := int64(unknown)
-	count(&tokens, b, completion)
-	if a.req.Answers() == 1 {
-		count(&a.prompt, b, prompt)
-		count(&a.completion, b, completion)
-		count(&a.cached, b, cached)
-	}
-	if raw, ok := txt.Str(b); ok {
-		g.outputText(a, raw, tokens, finish.HasContent(b))
-	} else { // vLLM's list of texts, each with its prompt
-		a.predictable = false
-		a.bearing = a.bearing || txt.HasContent(b) || ids.HasContent(b)
-		a.done = a.done || txt.First(b) == '[' && !a.stream
-	}
-	a.finishReason(b, finish)
+	g.outputUsage(a, b, m, prompt)
+	g.outputText(a, b, txt, ids, m)
 	return end
+}
+
+// outputUsage reads the counts of one output. In a plain answer to a batch they
+// add up; a stream mixes the outputs, and their sum stays unknown.
+func (generate) outputUsage(a *Answer, b []byte, m metaInfo, prompt bool) {
+	if a.req.Answers() == 1 {
+		count(&a.prompt, b, m.prompt)
+		count(&a.completion, b, m.completion)
+		count(&a.cached, b, m.cached)
+		return
+	}
+	if a.stream {
+		return
+	}
+	add(&a.completion, b, m.completion)
+	if prompt {
+		add(&a.prompt, b, m.prompt)
+		add(&a.cached, b, m.cached)
+	}
+}
+
+func add(to *int64, b []byte, v rawjson.Span) {
+	n := int64(unknown)
+	if count(&n, b, v); n >= 0 {
+		*to = max(*to, 0) + n
+	}
 }
 
 // outputText reads an output's text. Each event of a stream repeats the text from
 // its beginning, so only the last one's is hashed. With an option, the engine
 // sends pieces instead: their text begins otherwise, and ends the prediction.
-func (generate) outputText(a *Answer, raw []byte, tokens int64, ends bool) {
+func (generate) outputText(a *Answer, b []byte, txt, ids rawjson.Span, m metaInfo) {
+	raw, ok := txt.Str(b)
 	g := &a.grown
+	tokens := int64(unknown)
+	count(&tokens, b, m.completion)
+	ends := m.finish.HasContent(b)
+	a.ids.grow(b, ids, tokens, !a.stream || ends)
 	switch {
+	case !ok: // vLLM's list of texts, each with its prompt
+		a.predictable = false
+		a.bearing = a.bearing || txt.HasContent(b) || ids.HasContent(b)
 	case a.req.Answers() > 1: // mixed
 		a.bearing = a.bearing || len(raw) > 0
 	case tokens < 0:
@@ -135,6 +180,8 @@ func (generate) outputText(a *Answer, raw []byte, tokens int64, ends bool) {
 	default:
 		a.bearing = a.bearing || tokens > g.tokens
 	}
+	a.finishReason(b, m.finish)
+	a.done = a.done || txt.First(b) == '[' && !a.stream
 	if a.predictable && g.n == 0 {
 		g.n = copy(g.head[:], raw)
 	}

@@ -36,7 +36,7 @@ func TestGolden(t *testing.T) {
 		{"/v1/messages", Generate, Text, 5, 212, 28, 192, true},
 		{"/v1/messages/count_tokens", Count, None, 0, -1, -1, -1, false},
 		{"/generate", Generate, Text, 3, 11, 7, 8, true},
-		{"/inference/v1/generate", Generate, Tokens, 2, 40, 3, 32, false},
+		{"/inference/v1/generate", Generate, Tokens, 2, 40, 3, 32, true},
 		{"/v1/embeddings", Prefill, Text, 0, 14, 0, -1, false},
 		{"/classify", Prefill, Text, 0, 14, 0, -1, false},
 		{"/pooling", Prefill, Text, 0, 14, 0, -1, false},

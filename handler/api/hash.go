@@ -163,6 +163,14 @@ func (d *digest) add(p []byte) {
 	_, _ = d.h.Write(p) // it never fails
 }
 
+// addString adds the text of a JSON string, given between its quotes.
+func (d *digest) addString(raw []byte) {
+	r := rawjson.Runs{Raw: raw}
+	for p := r.Next(); p != nil; p = r.Next() {
+		d.add(p)
+	}
+}
+
 // addJSON adds a JSON value without the white space outside its strings.
 func (d *digest) addJSON(raw []byte) {
 	c := compact{raw}

@@ -1,6 +1,9 @@
 package api
 
 import (
+	"bytes"
+	"slices"
+
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
@@ -74,12 +77,21 @@ func (p *parse) texts(v rawjson.Span, list bool) {
 			p.hash.addString(raw)
 			size = p.hash.written()
 		} else {
-			size += int64(len(raw))
+			size += textLen(raw)
 		}
 		n++
 	}
 	p.opaque = p.opaque || n > 1 && t.media > 0 // the media's prompts are unknown
 	r.Kind, r.Bytes, r.prompts = Text, size, n
+}
+
+// textLen returns the length of a JSON string's text, in bytes.
+func textLen(raw []byte) (n int64) {
+	r := rawjson.Runs{Raw: raw}
+	for p := r.Next(); p != nil; p = r.Next() {
+		n += int64(len(p))
+	}
+	return n
 }
 
 // beside reads the media beside a prompt, each a string or a list of strings,
@@ -109,7 +121,15 @@ func (p *parse) listed(t *conversation, class mediaClass, v rawjson.Span, depth 
 	if t == nil {
 		return 1
 	}
-	t.medium(class, v)
+	m := medium{class: class}
+	if raw, ok := v.Str(b); !ok {
+		m.read(b, v, []byte("data"))
+	} else if bytes.IndexByte(raw[:min(len(raw), 16)], ':') > 0 {
+		m.set(raw, mediaURL)
+	} else {
+		m.set(raw, mediaData)
+	}
+	t.medium(&m, v)
 	return 1
 }
 
@@ -194,6 +214,7 @@ func (p *parse) tokens(v rawjson.Span, hash bool) (n int64, ok bool) {
 		case ']':
 			if hash {
 				p.req.Blocks, p.req.Past = h.blocks, float32(h.fill)/float32(size)
+				p.req.tail = slices.Clone(block[:h.fill])
 				p.chains(v)
 			}
 			return n, true

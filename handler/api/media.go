@@ -7,7 +7,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-// mediaClass is the kind of content of a part that is not text.
+// mediaClass is the kind of content of a part.
 type mediaClass uint8
 
 const (
@@ -17,6 +17,25 @@ const (
 	mediaAudio
 	mediaFile
 )
+
+// mediaForm is the form of a part's content in the body.
+type mediaForm uint8
+
+const (
+	mediaNone mediaForm = iota // unknown
+	mediaID                    // the id of a file on the server
+	mediaData                  // base64
+	mediaURL
+)
+
+// medium is a part that is not text.
+type medium struct {
+	class mediaClass
+	form  mediaForm
+	rank  int    // of raw, among the members that may have the content
+	raw   []byte // as it stands between its quotes; of a data URL the base64
+	low   bool   // an image for low detail
+}
 
 // classOf returns the class that the type of a part, or the name of a member, has.
 func classOf(name []byte) mediaClass {
@@ -33,13 +52,71 @@ func classOf(name []byte) mediaClass {
 	return mediaOther
 }
 
-// digest hashes a part by its members.
-func (m mediaClass) digest(b []byte, v rawjson.Span, seed uint64) [16]byte {
+// read reads the content from an object, and from the objects in it that the type
+// names. Of several members, the one with the highest rank counts. Chat has
+// {"type":"image_url","image_url":{"url"}}, also with a string instead of the inner
+// object. Responses has {"type":"input_image","image_url"}, and Messages
+// {"type":"image","source":{"data"}}.
+func (m *medium) read(b []byte, v rawjson.Span, kind []byte) {
+	c := rawjson.Enter(b, v.Start)
+	for c.Next() {
+		key := c.Key()
+		v := c.Value()
+		form, rank := mediaURL, 4
+		switch string(key) {
+		case "url", "image_url", "file_url", "video_url", "audio_url":
+		case "data", "input_audio":
+			form, rank = mediaData, 3
+		case "file_data":
+			form, rank = mediaData, 2
+		case "file_id":
+			form, rank = mediaID, 1
+		case "detail":
+			raw, _ := v.Str(b)
+			m.low = m.low || string(raw) == "low"
+			continue
+		case "source", "file":
+			rank = 0
+		default:
+			if len(kind) == 0 || string(key) != string(kind) {
+				continue
+			}
+		}
+		if v.First(b) == '{' && len(kind) > 0 {
+			m.read(b, v, nil)
+		} else if raw, ok := v.Str(b); ok && len(raw) > 0 && rank > 0 && rank >= m.rank {
+			m.set(raw, form)
+			m.rank = rank
+		}
+	}
+}
+
+// set records the content. A data URL is the same as its data alone.
+func (m *medium) set(raw []byte, form mediaForm) {
+	m.raw, m.form = raw, form
+	if !bytes.HasPrefix(raw, []byte("data:")) {
+		return
+	}
+	const head = 256 // the media type and its parameters
+	mark := []byte(";base64,")
+	if i := bytes.Index(raw[:min(len(raw), head)], mark); i >= 0 {
+		m.raw, m.form = raw[i+len(mark):], mediaData
+	}
+}
+
+// digest hashes a part by its content: hints beside it and the API do not matter.
+// The same base64 has one digest as a data URL and as Anthropic's source. In an
+// unknown form, all members count.
+func (m *medium) digest(b []byte, v rawjson.Span, seed uint64) [16]byte {
 	var d digest
-	var head [9]byte
+	var head [10]byte
 	binary.LittleEndian.PutUint64(head[:], seed)
-	head[8] = byte(m)
+	head[8], head[9] = byte(m.class), byte(m.form)
 	d.add(head[:])
+	if m.form != mediaNone {
+		d.addString(m.raw)
+		return d.sum()
+	}
 	if v.First(b) != '{' {
 		d.addJSON(v.Of(b))
 		return d.sum()
@@ -65,28 +142,29 @@ const (
 	// maxMediaTokens bounds all parts of a request: a client must not make a
 	// worker look overloaded with URLs.
 	maxMediaTokens = 128 << 10
-	// unknownMedia is for a part of unknown size: a URL or a file's id, in a part of
-	// at most maxReference bytes.
-	unknownMedia, maxReference = 1024, 1024
+	// unknownMedia is for a part of unknown size: a URL, a file's id.
+	unknownMedia = 1024
+	// lowDetail is OpenAI's count for an image with "detail":"low".
+	lowDetail = 85
 )
 
 // bytesPerToken are rules of thumb. Qwen2-VL and its successors have a token for 28 by
 // 28 pixels, which are 100 to 400 bytes. Qwen2-Audio has one for 40 ms, here at 128
 // kbit/s. Gemini has 263 for a second of video, here at 2 Mbit/s.
-var bytesPerToken = [...]int64{mediaImage: 200, mediaVideo: 950, mediaAudio: 640, mediaFile: 4}
+var bytesPerToken = [...]int64{mediaOther: 4, mediaImage: 200, mediaVideo: 950, mediaAudio: 640, mediaFile: 4}
 
-// tokens estimates a part's tokens in the prompt by its size bytes of JSON, most of
-// which are base64.
-func (m mediaClass) tokens(size int) int64 {
-	n := int64(size)
+// tokens estimates the part's tokens in the prompt by its length in bytes. v is the
+// whole part, whose length counts if its form is unknown.
+func (m *medium) tokens(v rawjson.Span) int64 {
+	n := int64(len(m.raw)) * 3 / 4 / bytesPerToken[m.class]
 	switch {
-	case m == mediaOther:
-		return min(n/4, maxMedia)
-	case size <= maxReference:
+	case m.class == mediaImage && m.low:
+		return lowDetail
+	case m.form == mediaNone:
+		n = int64(v.Len()) / bytesPerToken[mediaOther]
+	case m.form != mediaData:
 		return unknownMedia
-	}
-	n = n * 3 / 4 / bytesPerToken[m]
-	if m == mediaImage {
+	case m.class == mediaImage:
 		n = max(n, minImage)
 	}
 	return min(n, maxMedia)

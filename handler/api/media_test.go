@@ -4,24 +4,26 @@ import (
 	"encoding/base64"
 	"strings"
 	"testing"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 func encode(b []byte) string { return base64.StdEncoding.EncodeToString(b) }
 
 func TestMediaTokens(t *testing.T) {
-	url := func(kind, media string, size int) string {
-		return `{"type":"` + kind + `","` + kind + `":{"url":"data:` + media + `;base64,` + encode(make([]byte, size)) + `"}}`
-	}
 	for part, want := range map[string]int64{
-		url("image_url", "image/png", 120_000):                       600,
-		url("image_url", "image/png", 8_000_000):                     16384,
-		url("image_url", "image/png", 1000):                          64,
-		url("video_url", "video/mp4", 500_000):                       526,
-		url("audio_url", "audio/mp3", 160_000):                       250,
-		url("file", "application/pdf", 400_000):                      16384,
-		`{"type":"image_url","image_url":{"url":"https://a/b.png"}}`: 1024,
-		`{"type":"file","file":{"file_id":"f"}}`:                     1024,
-		`{"type":"odd","x":"` + strings.Repeat("x", 100) + `"}`:      30,
+		`{"type":"image_url","image_url":{"url":"data:image/png;base64,` + encode(make([]byte, 120_000)) + `"}}`:               600,
+		`{"type":"image_url","image_url":{"url":"data:image/png;base64,` + encode(make([]byte, 8_000_000)) + `"}}`:             16384,
+		`{"type":"image_url","image_url":{"url":"https://a/b.png"}}`:                                                           1024,
+		`{"type":"image_url","image_url":{"url":"https://a/b.png","detail":"low"}}`:                                            85,
+		`{"type":"image_url","image_url":{"url":"data:image/png;base64,AAAA"}}`:                                                64,
+		`{"type":"input_audio","input_audio":{"format":"mp3","data":"` + encode(make([]byte, 160_000)) + `"}}`:                 250,
+		`{"type":"audio_url","audio_url":{"url":"https://a/b"}}`:                                                               1024,
+		`{"type":"video_url","video_url":{"url":"data:video/mp4;base64,` + encode(make([]byte, 500_000)) + `"}}`:               526,
+		`{"type":"file","file":{"file_data":"data:application/pdf;base64,` + encode(make([]byte, 4000)) + `","filename":"x"}}`: 1000,
+		`{"type":"file","file":{"file_data":"` + encode(make([]byte, 400_000)) + `"}}`:                                         16384,
+		`{"type":"file","file":{"file_id":"f"}}`:                                                                               1024,
+		`{"type":"odd","x":"` + strings.Repeat("x", 100) + `"}`:                                                                30,
 	} {
 		if r := mustParse(t, chat{}, `{"messages":[{"role":"user","content":[`+part+`]}]}`); r.Media != 1 || r.MediaTokens != want {
 			t.Errorf("%.80s: %d parts, %d tokens, want %d", part, r.Media, r.MediaTokens, want)
@@ -29,21 +31,48 @@ func TestMediaTokens(t *testing.T) {
 	}
 }
 
-// A part is the same wherever it stands, and another one is not.
-func TestMedia(t *testing.T) {
+func TestMediaThroughAllAPIs(t *testing.T) {
+	data := encode([]byte("\x89PNG >?>?>?")) // with slashes in base64
 	chatWith := func(part string) string {
 		return `{"messages":[{"role":"user","content":[{"type":"text","text":"look:"},` + part + `]}]}`
 	}
 	same(t, map[string]API{
-		chatWith(`{"type":"image","source":{"data":"AAAA"}}`):                                       messages{},
-		chatWith(`{"type":"image","source":{"data":"AAAA"},"cache_control":{}}`):                    messages{},
-		chatWith(`{"type":"image", "source":{"data": "AAAA"}}`):                                     chat{},
-		`{"input":[{"role":"user","content":["look:",{"type":"image","source":{"data":"AAAA"}}]}]}`: responses{},
+		chatWith(`{"type":"image_url","image_url":{"url":"data:image/png;base64,` + data + `"}}`):                                                              chat{},
+		chatWith(`{"type":"image_url","image_url":{"url":"data:image\/png;base64,` + strings.ReplaceAll(data, "/", `\/`) + `","detail":"high"}}`):              chat{},
+		chatWith(`{"cache_control":{"type":"ephemeral"},"type":"image","source":{"type":"base64","media_type":"image/png","data":"` + data + `"}}`):            messages{},
+		`{"input":[{"role":"user","content":[{"type":"input_text","text":"look:"},{"type":"input_image","image_url":"data:image/png;base64,` + data + `"}]}]}`: responses{},
 	})
-	a := mustParse(t, generate{}, `{"text":"<image> what is it?","image_data":["AAAA","https://a/b.png"],"audio_data":null}`)
-	b := mustParse(t, generate{}, `{"image_data":[["AAAA"],["https://a/b.png"]],"text":"<image> what is it?"}`)
-	c := mustParse(t, generate{}, `{"text":"<image> what is it?","image_data":["AAAB","https://a/b.png"]}`)
-	if a.Media != 2 || a.MediaTokens != 2*1024 || a.Blocks[0] != b.Blocks[0] || b.Media != 2 || c.Blocks[0] == a.Blocks[0] {
+	same(t, map[string]API{
+		chatWith(`{"type":"image_url","image_url":{"url":"https://a/b.png"}}`):                                                                 chat{},
+		chatWith(`{"type":"image","source":{"type":"url","url":"https://a/b.png"}}`):                                                           messages{},
+		`{"input":[{"role":"user","content":[{"type":"input_text","text":"look:"},{"type":"input_image","image_url":"https:\/\/a\/b.png"}]}]}`: responses{},
+	})
+	same(t, map[string]API{
+		chatWith(`{"type":"file","file":{"file_data":"data:application/pdf;base64,AAAABBBBCCCC","filename":"a"}}`):                                                  chat{},
+		chatWith(`{"type":"document","source":{"type":"base64","media_type":"application/pdf","data":"AAAABBBBCCCC"},"title":"b"}`):                                 messages{},
+		`{"input":[{"role":"user","content":[{"type":"input_text","text":"look:"},{"type":"input_file","file_data":"data:application/pdf;base64,AAAABBBBCCCC"}]}]}`: responses{},
+	})
+	same(t, map[string]API{ // a tool's images are the user's
+		`{"messages":[{"role":"tool","content":"see"},{"role":"user","content":[{"type":"image_url","image_url":{"url":"https://a/b.png"}}]}]}`:                                       chat{},
+		`{"messages":[{"role":"user","content":[{"type":"tool_result","content":[{"type":"text","text":"see"},{"type":"image","source":{"type":"url","url":"https://a/b.png"}}]}]}]}`: messages{},
+	})
+	a := mustParse(t, generate{}, `{"text":"<image> what is it?","image_data":["`+data+`","https://a/b.png"],"audio_data":null}`)
+	b := mustParse(t, generate{}, `{"text":"<image> what is it?","image_data":["data:image/png;base64,`+data+`",{"url":"https://a/b.png"}]}`)
+	c := mustParse(t, generate{}, `{"text":"<image> what is it?","image_data":"https://a/c.png"}`)
+	if a.Media != 2 || a.MediaTokens != 64+1024 || a.Blocks[0] != b.Blocks[0] || b.Media != 2 || c.Blocks[0] == a.Blocks[0] {
 		t.Errorf("%+v\n%+v\n%+v", a, b, c)
 	}
+}
+
+func FuzzMedia(f *testing.F) {
+	f.Add([]byte(`UklGRg\/`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		for class := mediaOther; class <= mediaFile; class++ {
+			m := medium{class: class}
+			m.set(raw, mediaData)
+			if n := m.tokens(rawjson.Span{End: len(raw)}); n < 0 || n > maxMedia {
+				t.Fatalf("%d tokens", n)
+			}
+		}
+	})
 }

@@ -41,7 +41,7 @@ func (a *Answer) Text() []byte {
 	if a.kept.lost || a.failed || a.finished == 0 && !a.done {
 		return nil
 	}
-	raw := a.kept.raw
+	raw := withoutThinking(a.kept.raw)
 	if len(raw) == 0 || !json.Valid(slices.Concat([]byte{'"'}, raw, []byte{'"'})) {
 		return nil
 	}

@@ -25,6 +25,7 @@ type outcome struct {
 	finished                                   int
 	done, failed, predictable                  bool
 	prompt, completion, cached, fresh, created int64
+	ids                                        int64
 	calls                                      callState
 	args                                       int
 }
@@ -33,7 +34,7 @@ func (a *Answer) outcome() outcome {
 	return outcome{
 		finished: a.finished, done: a.done, failed: a.failed, predictable: a.predictable,
 		prompt: a.prompt, completion: a.completion, cached: a.cached, fresh: a.fresh, created: a.created,
-		calls: a.calls, args: len(a.args),
+		ids: a.ids.count, calls: a.calls, args: len(a.args),
 	}
 }
 

@@ -2,6 +2,7 @@ package api
 
 import (
 	"errors"
+	"strconv"
 	"sync"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
@@ -129,7 +130,7 @@ type Request struct {
 	First int64
 	// SkipsCache is whether the engine computes the whole prompt, even what its
 	// cache holds. vLLM and SGLang do for log probabilities of prompt tokens,
-	// llama.cpp with cache_prompt false. Echoed prompts may have them.
+	// llama.cpp with cache_prompt false.
 	SkipsCache bool
 	// Truncated is whether the engine may cut the prompt (truncate_prompt_tokens).
 	// Its count then differs from the text's.
@@ -176,6 +177,7 @@ type Request struct {
 	mixed       bool   // the ids are not the whole prompt: media or text stand beside them
 	predictable bool   // prompt and answer together begin the next turn's prompt
 	rest        hasher // continues the prompt's text
+	tail        []byte // the prompt's ids behind the last of Blocks, as they are hashed
 
 	memberCount int // of the body
 	members     [keptMembers][3]uint32
@@ -193,6 +195,7 @@ type parse struct {
 	media                                      [3]rawjson.Span // beside the prompt: images, videos, audio
 	template                                   bool            // the server keeps the prompt
 	echo, resume                               bool
+	logprobs, noTop, fromStart                 bool  // of log probabilities, see each API's prompt
 	opaque                                     bool  // a part of the prompt has an unknown form
 	maxTokens                                  int64 // the older max_tokens
 	hash                                       hasher
@@ -204,9 +207,24 @@ var parses = sync.Pool{New: func() any { return new(parse) }}
 // ErrMembers means that a body has more than 4096 members.
 var ErrMembers = errors.New("too many members")
 
-// Parse reads a request body. Members that are absent or of a wrong type are
-// unknown and never an error: the engine judges them. The error is
+// ScanError is what Parse returns for a body that it cannot read. It wraps
 // rawjson.ErrMalformed, rawjson.ErrDepth or ErrMembers.
+type ScanError struct {
+	// Offset is the byte of the body at which reading stopped.
+	Offset int
+	err    error
+}
+
+// Error returns the reason and the offset.
+func (e *ScanError) Error() string { return e.err.Error() + " at byte " + strconv.Itoa(e.Offset) }
+
+// Unwrap returns the reason.
+func (e *ScanError) Unwrap() error { return e.err }
+
+// Parse reads a request body. Members that are absent or of a wrong type are
+// unknown and never an error: the engine judges them. The error is a
+// [*ScanError]: the body is no JSON object, nests too deeply, or has too many
+// members.
 func Parse(a API, body []byte, o Options) (*Request, error) {
 	r := &Request{API: a, Choices: 1, size: len(body), prompts: 1, answers: 1}
 	p := parses.Get().(*parse)
@@ -251,7 +269,7 @@ func (p *parse) scan() error {
 	b := p.body
 	c, ok := rawjson.Open(b)
 	if !ok {
-		return c.Err
+		return &ScanError{c.At, c.Err}
 	}
 	p.req.brace = c.At - 1
 	for c.Next() {
@@ -261,7 +279,7 @@ func (p *parse) scan() error {
 			break
 		}
 		if p.req.note(c.KeyAt, v); p.req.memberCount > maxMembers {
-			return ErrMembers
+			return &ScanError{c.At, ErrMembers}
 		}
 		if string(key) == nameNVExt {
 			if v.IsNull(b) {
@@ -274,11 +292,11 @@ func (p *parse) scan() error {
 		p.field(key, v)
 	}
 	if c.Err != nil {
-		return c.Err
+		return &ScanError{c.At, c.Err}
 	}
 	p.req.closing = c.At - 1
 	if !c.Alone() {
-		return rawjson.ErrMalformed
+		return &ScanError{rawjson.SkipSpace(b, c.At), rawjson.ErrMalformed}
 	}
 	return nil
 }

@@ -17,18 +17,36 @@ import (
 )
 
 func TestMalformedBodies(t *testing.T) {
-	for body, want := range map[string]error{
-		"": rawjson.ErrMalformed, `  `: rawjson.ErrMalformed, `[]`: rawjson.ErrMalformed, `"x"`: rawjson.ErrMalformed,
-		`{`: rawjson.ErrMalformed, `{"a":1`: rawjson.ErrMalformed, `{"a":1]`: rawjson.ErrMalformed, `{"a":[}`: rawjson.ErrMalformed,
-		`{"a":"b}`: rawjson.ErrMalformed, `{"a":"b\"}`: rawjson.ErrMalformed, `{"a" 1}`: rawjson.ErrMalformed, `{"a":}`: rawjson.ErrMalformed,
-		`{"a":1,}`: rawjson.ErrMalformed, `{,"a":1}`: rawjson.ErrMalformed, `{a:1}`: rawjson.ErrMalformed,
-		`{"a":1 "b":2}`: rawjson.ErrMalformed, `{"a":tr"u}`: rawjson.ErrMalformed, `{} {}`: rawjson.ErrMalformed,
-		`{"a":` + strings.Repeat("[", rawjson.MaxDepth) + strings.Repeat("]", rawjson.MaxDepth) + `}`: rawjson.ErrDepth,
-		`{"a":` + strings.Repeat(`{"a":`, 1<<20):                                                      rawjson.ErrDepth,
-		`{` + strings.Repeat(`"a":1,`, maxMembers) + `"a":1}`:                                         ErrMembers,
+	for _, c := range []struct {
+		body   string
+		err    error
+		offset int
+	}{
+		{``, rawjson.ErrMalformed, 0},
+		{`  `, rawjson.ErrMalformed, 2},
+		{`[]`, rawjson.ErrMalformed, 0},
+		{`"x"`, rawjson.ErrMalformed, 0},
+		{`{`, rawjson.ErrMalformed, 1},
+		{`{"a":1`, rawjson.ErrMalformed, 6},
+		{`{"a":1]`, rawjson.ErrMalformed, 6},
+		{`{"a":[}`, rawjson.ErrMalformed, 6},
+		{`{"a":"b}`, rawjson.ErrMalformed, 5},
+		{`{"a":"b\"}`, rawjson.ErrMalformed, 5},
+		{`{"a" 1}`, rawjson.ErrMalformed, 5},
+		{`{"a":}`, rawjson.ErrMalformed, 5},
+		{`{"a":1,}`, rawjson.ErrMalformed, 7},
+		{`{,"a":1}`, rawjson.ErrMalformed, 1},
+		{`{a:1}`, rawjson.ErrMalformed, 1},
+		{`{"a":1 "b":2}`, rawjson.ErrMalformed, 7},
+		{`{"a":tr"u}`, rawjson.ErrMalformed, 7},
+		{`{} {}`, rawjson.ErrMalformed, 3},
+		{`{"a":` + strings.Repeat("[", rawjson.MaxDepth) + strings.Repeat("]", rawjson.MaxDepth) + `}`, rawjson.ErrDepth, 5 + rawjson.MaxDepth - 1},
+		{`{"a":` + strings.Repeat(`{"a":`, 1<<20), rawjson.ErrDepth, 5 * rawjson.MaxDepth},
 	} {
-		if _, err := Parse(chat{}, []byte(body), Options{}); !errors.Is(err, want) {
-			t.Errorf("%.40s: %v, want %v", body, err, want)
+		_, err := Parse(chat{}, []byte(c.body), Options{})
+		var e *ScanError
+		if !errors.Is(err, c.err) || !errors.As(err, &e) || e.Offset != c.offset {
+			t.Errorf("%.40s: %v, want %v at %d", c.body, err, c.err, c.offset)
 		}
 	}
 	for _, body := range []string{
@@ -71,7 +89,7 @@ func TestUnescapeAsEncodingJSON(t *testing.T) {
 		if err := json.Unmarshal([]byte(`"`+raw+`"`), &want); err != nil {
 			t.Fatal(err)
 		}
-		if got := rawjson.Text([]byte(raw)); got != want {
+		if got := rawjson.Text([]byte(raw)); got != want || textLen([]byte(raw)) != int64(len(want)) {
 			t.Fatalf("%s: %q, want %q", raw, got, want)
 		}
 	}

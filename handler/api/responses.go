@@ -218,7 +218,7 @@ func (responses) comesBack(a *Answer, b []byte, v rawjson.Span) bool {
 	}
 	for v := range it.content.Elements(b) {
 		kind, txt := kindAndText(b, v)
-		if string(kind) != "output_text" || a.thinks(txt) {
+		if string(kind) != "output_text" || a.think.saw(txt) {
 			return false
 		}
 	}

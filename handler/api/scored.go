@@ -38,7 +38,7 @@ func (scored) prompt(p *parse) {
 }
 
 // passages writes the first of one side's texts. It returns their number and
-// their total length in bytes, which is that of the JSON for the others.
+// their total length in bytes.
 func (t *conversation) passages(v rawjson.Span) (n int, size int64) {
 	before := t.h.written()
 	if v.First(t.b) != '[' {
@@ -49,6 +49,8 @@ func (t *conversation) passages(v rawjson.Span) (n int, size int64) {
 		if n == 0 {
 			t.passage(v)
 			size = t.h.written() - before
+		} else if raw, ok := v.Str(t.b); ok {
+			size += textLen(raw)
 		} else {
 			size += int64(v.Len())
 		}

@@ -2,7 +2,7 @@ package api
 
 import (
 	"bytes"
-	"strings"
+	"slices"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
@@ -12,27 +12,77 @@ const (
 	thinkShut = "</think>"
 )
 
-// thinks returns whether a piece of the text has reasoning that an engine without a
-// reasoning parser leaves there. Such a text begins with <think>, or has a </think>,
-// which is alone if the template wrote the opening. Both are one token in most models,
-// and so in one piece. Templates drop reasoning from earlier turns.
-func (a *Answer) thinks(raw []byte) bool {
-	if bytes.Contains(raw, []byte(thinkShut)) {
-		return true
-	}
-	if a.spoke {
+// thinkWatch finds reasoning that an engine without a reasoning parser leaves in
+// the text. Such a text begins with <think>, or has a </think>, which is alone if
+// the template wrote the opening. Templates drop reasoning from earlier turns.
+type thinkWatch struct {
+	past       bool // the text does not begin with <think>
+	open, shut int  // matched so far
+}
+
+// saw reads on. It returns true once it has found reasoning.
+func (w *thinkWatch) saw(raw []byte) bool {
+	if w.past && w.shut == 0 && bytes.IndexByte(raw, '<') < 0 && bytes.IndexByte(raw, '\\') < 0 {
 		return false
 	}
-	text := strings.TrimSpace(rawjson.Text(raw))
-	a.spoke = text != ""
-	return strings.HasPrefix(text, thinkOpen)
+	r := rawjson.Runs{Raw: raw}
+	for p := r.Next(); p != nil; p = r.Next() {
+		if slices.ContainsFunc(p, w.byte) {
+			return true
+		}
+	}
+	return false
+}
+
+func (w *thinkWatch) byte(c byte) bool {
+	if !w.past && (w.open > 0 || c != ' ' && c != '\n' && c != '\r' && c != '\t') {
+		if c == thinkOpen[w.open] {
+			if w.open++; w.open == len(thinkOpen) {
+				return true
+			}
+		} else {
+			w.past = true
+		}
+	}
+	switch c {
+	case thinkShut[w.shut]:
+		w.shut++
+	case '<':
+		w.shut = 1
+	default:
+		w.shut = 0
+	}
+	return w.shut == len(thinkShut)
 }
 
 // chatText reads a piece of a message's text, given between its quotes.
 func (a *Answer) chatText(raw []byte) {
 	a.repeat.chat = true
-	if a.predictable && (a.calls.open || a.thinks(raw)) {
-		a.unpredictable()
+	if a.predictable && len(raw) > 0 && (a.calls.open || a.think.saw(raw)) {
+		a.predictable = false
 	}
 	a.text(raw)
+}
+
+// withoutThinking cuts such reasoning off, as templates do. It returns nothing if
+// the text is reasoning to its end.
+func withoutThinking(raw []byte) []byte {
+	if !bytes.Contains(raw, []byte("think")) && bytes.IndexByte(raw, '\\') < 0 {
+		return raw
+	}
+	text := []byte(rawjson.Text(raw))
+	i := bytes.LastIndex(text, []byte(thinkShut))
+	switch {
+	case i >= 0:
+		text = bytes.TrimLeft(text[i+len(thinkShut):], " \t\r\n")
+	case bytes.HasPrefix(bytes.TrimLeft(text, " \t\r\n"), []byte(thinkOpen)):
+		return nil
+	default:
+		return raw
+	}
+	out := make([]byte, 0, len(text))
+	for k := range text {
+		out = spell(out, text[k:k+1])
+	}
+	return out
 }

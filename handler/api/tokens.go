@@ -30,6 +30,7 @@ func tokensChoice(a *Answer, b []byte, i int) int {
 		return -1
 	}
 	a.bearing = a.bearing || ids.HasContent(b)
+	a.ids.add(b, ids, 0)
 	a.finishReason(b, finish)
 	return end
 }

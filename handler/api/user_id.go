@@ -30,10 +30,16 @@ func sessionOfUser(id string) string {
 	if id = strings.TrimSpace(id); id == "" || id[0] != '{' {
 		return ""
 	}
-	b := []byte(id)
-	v, ok := rawjson.ValueAt(b, 0)
-	if !ok {
+	b, session := []byte(id), ""
+	c, _ := rawjson.Open(b)
+	for c.Next() {
+		is := string(c.Key()) == "session_id"
+		if v := c.Value(); is {
+			session = v.Text(b)
+		}
+	}
+	if c.Err != nil || !c.Alone() {
 		return ""
 	}
-	return strings.TrimSpace(v.Get(b, "session_id").Text(b))
+	return strings.TrimSpace(session)
 }

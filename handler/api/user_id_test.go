@@ -19,6 +19,7 @@ func TestSessionOfUser(t *testing.T) {
 		`{"session_id":7}`:                  "",
 		`{"device_id":"` + hash + `"}`:      "",
 		`{"session_id":"s"`:                 "",
+		`{"session_id":"s"}{}`:              "",
 		`{"a":{"session_id":"s"}}`:          "",
 		`["session_id","s"]`:                "",
 		"alice@example.com":                 "",

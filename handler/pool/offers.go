@@ -123,7 +123,9 @@ func (p *Pool) renewed(o Offers) Offers {
 	layout := p.layout.Load()
 	workers := make([]*Worker, len(o.Ups))
 	for i := range o.Table.Rows {
-		workers[i] = p.Worker(o.Table.Rows[i].Worker.Dial)
+		if workers[i] = o.Table.Rows[i].Worker; workers[i] != p.overflow { // which has no address of its own
+			workers[i] = p.Worker(workers[i].Dial)
+		}
 	}
 	return Offers{o.Ups, p.newTable(o.Ups, workers, layout)}
 }
