@@ -270,6 +270,20 @@ func TestSessionsAreOpenedTwice(t *testing.T) {
 	closedOnce(t, engines, "once", 1)
 }
 
+// TestSessionIsOpenedAgainOnADrainingWorker has a turn leave its draining worker, which is the only
+// one, and open the session there again. The end of that turn must not close it.
+func TestSessionIsOpenedAgainOnADrainingWorker(t *testing.T) {
+	engines := holders(t, 1, engine.Config{})
+	s := startHolding(t, engines)
+	s.mustTurn(t, turn{action: "open"})
+	s.mustTurn(t, turn{})
+	s.api(t, http.MethodPost, defaultPool+"/workers/"+engines[0].Addr()+"/drain", nil, new(adminWorker))
+	s.mustTurn(t, turn{action: "open"})
+	for range 3 {
+		s.mustTurn(t, turn{})
+	}
+}
+
 // TestSessionsThatCannotBeOpened has opens that fail. The client gets a clear error, and
 // nothing is left open or bound.
 func TestSessionsThatCannotBeOpened(t *testing.T) {
