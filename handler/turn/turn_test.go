@@ -135,7 +135,7 @@ func TestExpiredSessionsAreLost(t *testing.T) {
 	closerOf(s.Pool).Ended(key, &held, affinity.Expired)
 	enter := func(a nvext.Action) error {
 		turn := new(Turn)
-	err := s.Enter(t.Context(), turn, &plan.Plan{Session: plan.Session{Key: key, EngineSession: "s", Action: a}, Request: &api.Request{}}, false)
+		err := s.Enter(t.Context(), turn, &plan.Plan{Session: plan.Session{Key: key, EngineSession: "s", Action: a}, Request: &api.Request{}}, false)
 		if err == nil {
 			turn.Find(t.Context())
 			if home, _ := turn.Home(); home != none {
