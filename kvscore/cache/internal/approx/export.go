@@ -128,6 +128,10 @@ func (w *Walk) next() int {
 func (w *Walk) read(x *Index, slot int, b *Batch, left *int) bool {
 	p := &w.slots[slot]
 	h := p.resume(x.slots[slot])
+	for h != nil && h.touched > p.at { // read before; they must not use up the visits
+		h = h.older
+		*left--
+	}
 	for range slotVisits {
 		*left--
 		if h == nil || h.touched <= w.from {

@@ -145,3 +145,27 @@ func TestRestoreEvictsNothing(t *testing.T) {
 		t.Error("an unknown slot takes something")
 	}
 }
+
+// TestWalkEndsIfAllThatItReadLastMoves touches the holds that a walk has read last, which it
+// remembers to find its place.
+func TestWalkEndsIfAllThatItReadLastMoves(t *testing.T) {
+	x := New(64 << 20)
+	x.SetCapacity(0, 0)
+	chain := func(i int) *Chain {
+		return &Chain{Root: uint64(i + 1), Blocks: []uint64{uint64(i+1) * 0x9e3779b97f4a7c15}, Weights: Same(16000)}
+	}
+	for i := range 2000 {
+		x.Touch(0, chain(i), 0)
+	}
+	var w Walk
+	var b Batch
+	w.Next(x, &b)
+	for k := range len(w.slots[0].last) {
+		x.Touch(0, chain(2000-len(b.Chains)+k), 0)
+	}
+	for steps := 0; w.Next(x, &b); steps++ {
+		if steps == 10_000 {
+			t.Fatal("the walk does not end")
+		}
+	}
+}

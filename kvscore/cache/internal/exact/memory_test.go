@@ -2,6 +2,7 @@ package exact
 
 import (
 	"math/rand/v2"
+	"runtime"
 	"testing"
 )
 
@@ -124,4 +125,24 @@ func TestRefusals(t *testing.T) {
 		t.Errorf("%d unknown", n)
 	}
 	x.check(t)
+}
+
+// TestManyTargetsCount has more targets than one word has columns.
+func TestManyTargetsCount(t *testing.T) {
+	x := New(64 << 20)
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	for target := range 1024 {
+		for i := range 32 {
+			block := uint64(target*32+i+1) * 0x9e3779b97f4a7c15
+			x.Store(&Stored{Target: target, Root: 1, Names: []uint64{block}, Blocks: []uint64{block}})
+		}
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	if heap, counted := int64(after.HeapAlloc-before.HeapAlloc), x.Bytes(); counted < heap*9/10 {
+		t.Errorf("%d KiB are counted of %d KiB", counted>>10, heap>>10)
+	}
+	runtime.KeepAlive(x)
 }

@@ -87,10 +87,22 @@ func (v *view) bytes() int64 {
 	if len(v.device) > len(v.inline) {
 		n += int64(len(v.device)) * segmentBytes
 	}
+	n += moreBytes(v.device)
 	if v.slow != nil {
 		n += int64(unsafe.Sizeof(*v.slow))
 		for _, s := range v.slow {
-			n += int64(len(s)) * segmentBytes
+			n += int64(len(s))*segmentBytes + moreBytes(s)
+		}
+	}
+	return n
+}
+
+// moreBytes returns the memory of the columns from 64 on. Segments may share it; it counts for
+// each of them.
+func moreBytes(segments []segment) (n int64) {
+	for i := range segments {
+		if m := segments[i].more; m != nil {
+			n += int64(unsafe.Sizeof(*m)) + 8*int64(len(*m))
 		}
 	}
 	return n
