@@ -177,7 +177,7 @@ func TestNvextIsCutOut(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// sendBy makes a request of any method.
+// sendBy makes a request of any method, with pairs of header names and values, and reads its answer.
 func (s *server) sendBy(t *testing.T, method, path, body string, header ...string) answer {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, s.url+path, strings.NewReader(body))

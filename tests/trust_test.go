@@ -98,20 +98,6 @@ func members(t *testing.T, body []byte) (names []string) {
 	return names
 }
 
-// headed sends a request with pairs of header names and values, and reads its answer.
-func (s *server) headed(t *testing.T, method, path, body string, header ...string) answer {
-	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), method, s.url+path, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.Header.Set("Content-Type", "application/json")
-	for i := 0; i < len(header); i += 2 {
-		req.Header.Set(header[i], header[i+1])
-	}
-	return s.do(req)
-}
-
 // dropped returns how many wishes were dropped for the lack of a grant, empty for any.
 func (s *server) dropped(t *testing.T, grant string) float64 {
 	t.Helper()
@@ -258,7 +244,7 @@ func TestSpoofedHeadersDoNotPass(t *testing.T) {
 				}
 				header = append(header, name, value)
 			}
-			a := s.headed(t, r.method, r.path, r.body, header...)
+			a := s.sendBy(t, r.method, r.path, r.body, header...)
 			journal := engines[0].Journal()[before:]
 			unread := r.coding != "" || len(r.body) > 1024 || r.body == `{"model":`
 			if unread && strings.Contains(v.block, "tenants") {
@@ -424,7 +410,7 @@ func TestHeadersOfEnginesNeedTrust(t *testing.T) {
 			if trusts {
 				all, drops = append(all, trusted...), 0
 			}
-			s.headed(t, "POST", v.path, string(ask("hi").body()), all...)
+			s.sendBy(t, "POST", v.path, string(ask("hi").body()), all...)
 			got := lastOf(e).Header
 			for i := 0; i < len(v.header); i += 2 {
 				if (got.Get(v.header[i]) != "") != (trusts && v.passes) {
