@@ -11,13 +11,13 @@ const maxRuns = 4096
 //
 // Acquire returns how many leading blocks it tracks. These are fewer than given if the
 // slot's capacity or the memory has no room. It returns zero values for an empty chain, and for
-// a slot that was not declared.
+// a slot that was not declared or is being cleared.
 //
 // It counts an arrival where the chain's match ended before (see [Match]), if there was a
 // match and the tracked blocks reach its end. With a matched of -1 it counts none.
 func (x *Index) Acquire(slot int, c *Chain, matched int) (Ref, int) {
 	s := x.slot(slot)
-	if s == nil {
+	if s == nil || s.clearing {
 		return Ref{}, 0
 	}
 	ref, n := x.acquire(s, uint16(slot), c, matched)
@@ -31,7 +31,7 @@ func (x *Index) Acquire(slot int, c *Chain, matched int) (Ref, int) {
 // The rest is as for Acquire.
 func (x *Index) Touch(slot int, c *Chain, tokens int64) {
 	s := x.slot(slot)
-	if s == nil {
+	if s == nil || s.clearing {
 		return
 	}
 	ref, n := x.acquire(s, uint16(slot), c, -1)
@@ -260,13 +260,13 @@ func (x *Index) Release(ref Ref, keep bool) {
 		if h.refs--; h.refs == 0 {
 			s.pinned--
 			s.inUse.Add(-h.tokens())
-			if h.lost {
+			if s.hasLost(h) {
 				s.lost -= h.tokens()
 			}
 			r.marks.set(ref.slot, true, false)
 		}
 		h.confirmed = h.confirmed || keep
-		if h.refs == 0 && (!h.confirmed || h.lost) {
+		if h.refs == 0 && (!h.confirmed || h.lost) && !s.clearing {
 			x.remove(h)
 		} else { // from the tail to the head, so that the head is more recent
 			x.refresh(s, h)
@@ -276,30 +276,48 @@ func (x *Index) Release(ref Ref, keep bool) {
 	x.settle(s)
 }
 
-// Clear records that the slot's engine has lost its cache, for example by a restart. The
-// index removes what the slot holds. What is in use then goes when it is released.
+// Clear records that the slot's engine has lost its cache, for example by a restart. Nothing of
+// it matches any more. The index removes what the slot holds, and what is in use when it is
+// released. Of many holds it leaves some to [Index.Step]. Until these are gone, the slot takes
+// no chains.
 func (x *Index) Clear(n int) {
 	s := x.slot(n)
 	if s == nil {
 		return
 	}
 	s.life++
-	for h := s.back; h != nil; {
-		next := h.newer
-		switch {
-		case h.refs == 0:
+	s.used.Store(0)
+	s.lost = s.inUse.Load()
+	if !s.clearing {
+		s.clearing = true
+		x.clearing = append(x.clearing, n)
+	}
+	x.clear(roomEvictions)
+}
+
+// clear removes holds from the slots that are being cleared. Those in use are lost.
+func (x *Index) clear(work int) {
+	for ; len(x.clearing) > 0; x.clearing = x.clearing[1:] {
+		s := x.slots[x.clearing[0]]
+		for h := x.evictable(s); h != nil; h = x.evictable(s) {
+			if work--; work < 0 {
+				return
+			}
 			x.remove(h)
-		case !h.lost:
-			if !h.isPartial() {
+		}
+		for h := s.front; h != nil; h = h.older {
+			if !h.lost && !h.isPartial() {
 				h.run.partial++
 			}
 			h.lost = true
-			s.used.Add(-h.tokens())
-			s.lost += h.tokens()
 		}
-		h = next
+		s.clearing = false
 	}
+	x.clearing = nil
 }
+
+// hasLost reports whether the slot's engine has lost the blocks of a hold.
+func (s *slot) hasLost(h *hold) bool { return h.lost || s.clearing }
 
 // refresh makes a hold the most recently used.
 func (x *Index) refresh(s *slot, h *hold) {

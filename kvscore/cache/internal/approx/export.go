@@ -139,7 +139,7 @@ func (w *Walk) read(x *Index, slot int, b *Batch, left *int) bool {
 			return true
 		}
 		if h.touched <= p.at {
-			if h.confirmed && !h.lost && !w.continues(h) && !w.copy(slot, h, b, left) {
+			if h.confirmed && !x.slots[slot].hasLost(h) && !w.continues(h) && !w.copy(slot, h, b, left) {
 				return false
 			}
 			p.at = h.touched
@@ -218,7 +218,7 @@ func (b *Batch) finish() {
 // not declared, or the memory is full.
 func (x *Index) Restore(slot int, c *Held) bool {
 	s := x.slot(slot)
-	if s == nil || s.capacity > 0 && s.used.Load() >= s.capacity || x.bytes > x.memory-x.memory/64 {
+	if s == nil || s.clearing || s.capacity > 0 && s.used.Load() >= s.capacity || x.bytes > x.memory-x.memory/64 {
 		return false
 	}
 	var up *run

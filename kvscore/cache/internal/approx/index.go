@@ -46,6 +46,8 @@ type Index struct {
 	slots []*slot
 	seed  uint64 // for the keys of the first runs
 
+	clearing []int // slots that are
+
 	memory int64  // bound in bytes
 	limit  int64  // the bound now: above memory for a while after memory was lowered
 	bytes  int64  // of runs, their hashes and holds, about
@@ -100,6 +102,7 @@ type slot struct {
 	holds       int
 	pinned      int    // holds with refs
 	life        uint32 // counts clears
+	clearing    bool   // all holds are lost: see Clear
 }
 
 // The memory of a run with its entry in the map, and of a hold with its place in the run.

@@ -193,13 +193,14 @@ func (x *Index) reweigh(r *run, weight int32) {
 	r.weight = weight
 	for _, h := range r.holds {
 		s := x.slots[h.slot]
-		if h.lost {
-			s.lost += int64(h.n) * more
-		} else {
-			s.used.Add(int64(h.n) * more)
-		}
 		if h.refs > 0 {
 			s.inUse.Add(int64(h.n) * more)
+		}
+		switch {
+		case !s.hasLost(h):
+			s.used.Add(int64(h.n) * more)
+		case h.refs > 0:
+			s.lost += int64(h.n) * more
 		}
 	}
 }
