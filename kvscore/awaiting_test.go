@@ -4,13 +4,15 @@ import (
 	"math"
 	"testing"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 func after(ms float64) time.Time { return epoch.Add(time.Duration(ms * float64(time.Millisecond))) }
 
 // book books a prompt on the first target, of which no target holds anything.
 func book(s *Scheduler, ts []Target, tokens int64, at time.Time) *Lease {
-	_, l := s.Select(at, &Request{Tokens: tokens, Streamed: true}, ts[:1], 0, nil, &Selection{Rand: seeded(1)})
+	_, l := s.Select(at, &Request{Prompt: cache.Prompt{Tokens: tokens}, Streamed: true}, ts[:1], 0, nil, &Selection{Rand: seeded(1)})
 	return l
 }
 
@@ -23,7 +25,7 @@ func alone(s *Scheduler, tokens int64) float64 {
 // waits returns the wait on the first target.
 func waits(s *Scheduler, ts []Target, at time.Time) float64 {
 	sel := &Selection{Rand: seeded(1)}
-	s.Explain(at, &Request{Tokens: 16}, ts, 0, new(LeastLoad), sel)
+	s.Explain(at, &Request{Prompt: cache.Prompt{Tokens: 16}}, ts, 0, new(LeastLoad), sel)
 	return sel.Candidates[0].WaitTime
 }
 

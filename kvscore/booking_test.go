@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // TestSimultaneousRequestsTakeTurns has pairs of requests choose at the same
@@ -94,7 +96,7 @@ func TestInvalidChoicesAreRefused(t *testing.T) {
 // answer books a prompt of 10,000 tokens on the first target, which prefills at the
 // rate. Its answer is streamed, or has so many tokens, -1 for unknown.
 func answer(s *Scheduler, ts []Target, output int64, rate float64) {
-	_, l := s.Select(epoch, &Request{Tokens: 10_000, Streamed: output == streamed}, ts, 0, nil, &Selection{})
+	_, l := s.Select(epoch, &Request{Prompt: cache.Prompt{Tokens: 10_000}, Streamed: output == streamed}, ts, 0, nil, &Selection{})
 	at := epoch.Add(time.Duration(10_000 / rate * float64(time.Second)))
 	if output == streamed {
 		l.FirstToken(at)
@@ -159,7 +161,7 @@ func TestPrefillRateFallsAndRises(t *testing.T) {
 		s.Declare(ts[0], 0)
 		tc.do(s, ts)
 		sel := &Selection{Rand: seeded(1)}
-		s.Explain(epoch, &Request{Tokens: 10_000}, ts, 0, new(LeastLoad), sel)
+		s.Explain(epoch, &Request{Prompt: cache.Prompt{Tokens: 10_000}}, ts, 0, new(LeastLoad), sel)
 		rate := 1e7 / sel.Candidates[0].PrefillTime
 		if rate < tc.low-1e-6 || rate > tc.up+1e-6 {
 			t.Errorf("%s: rate %.0f, want %.0f to %.0f", tc.name, rate, tc.low, tc.up)

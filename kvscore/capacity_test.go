@@ -23,7 +23,8 @@ func newServed(tokens int64) *served {
 
 // serve computes a prompt and its answer, and returns what of the prompt was cached.
 func (e *served) serve(r *Request, answer []uint64) (cached int64) {
-	p := r.prompt()
+	p := r.Prompt
+	p.Weights = cache.Same(int64(r.BlockTokens * 1000))
 	now := time.Unix(0, 0)
 	e.caches.Look(now, &p, &e.view)
 	cached = e.view.Of(e.slot).Tokens

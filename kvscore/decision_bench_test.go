@@ -29,7 +29,7 @@ func decide(b *testing.B, blocks, n int, p Policy) {
 	for i := range ids {
 		ids[i] = rand.Uint32N(100_000)
 	}
-	r := &Request{Root: 1, BlockTokens: 16, Tokens: int64(len(ids)), Blocks: make([]uint64, blocks), Streamed: true}
+	r := &Request{Prompt: cache.Prompt{Root: 1, BlockTokens: 16, Tokens: int64(len(ids)), Blocks: make([]uint64, blocks)}, Streamed: true}
 	key := cache.NewTokenHash(testSeed)
 	hash := func() {
 		r.Blocks = key.AppendBlocks(r.Blocks[:0], ids, 16)

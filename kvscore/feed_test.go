@@ -37,7 +37,7 @@ func newFed(t *testing.T, info cache.FeedInfo) *fed {
 
 // tokenPrompt returns a request with a number of blocks of 16 tokens, and a half one.
 func tokenPrompt(blocks int, adapter, salt string) *Request {
-	r := &Request{Root: 1, BlockTokens: 16, Tokens: int64(blocks)*16 + 8, Streamed: true}
+	r := &Request{Prompt: cache.Prompt{Root: 1, BlockTokens: 16, Tokens: int64(blocks)*16 + 8}, Streamed: true}
 	ids := make([]uint32, 16*blocks)
 	for i := range blocks {
 		ids[16*i] = uint32(i)

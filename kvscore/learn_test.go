@@ -3,6 +3,8 @@ package kvscore
 import (
 	"testing"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // samples returns how many timings the pool has learned from.
@@ -130,7 +132,7 @@ func TestSlowTargetIsTold(t *testing.T) {
 	s, ts := NewScheduler(Settings{}), targets(4)
 	at := epoch
 	for i := range 400 {
-		_, l := s.Select(at, &Request{Tokens: 4000, Streamed: true}, ts, i%4, nil, &Selection{Rand: seeded(1)})
+		_, l := s.Select(at, &Request{Prompt: cache.Prompt{Tokens: 4000}, Streamed: true}, ts, i%4, nil, &Selection{Rand: seeded(1)})
 		ms := 200.
 		if i%4 == 2 {
 			ms = 400

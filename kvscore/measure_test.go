@@ -14,7 +14,7 @@ func text(blocks int, past float32) *Request {
 	for k := range w {
 		w[k] = 16_000
 	}
-	r := &Request{BlockTokens: 16, Past: past, Weights: cache.Weights{Kinds: w}}
+	r := &Request{Prompt: cache.Prompt{BlockTokens: 16, Past: past, Weights: cache.Weights{Kinds: w}}}
 	for i := range blocks {
 		r.Blocks = append(r.Blocks, uint64(i+1)<<5)
 	}
@@ -74,7 +74,7 @@ func TestPromptsHaveTheEnginesCounts(t *testing.T) {
 // Engines whose block size is unknown are taken to have the pool's.
 func TestCachedTokensAreRounded(t *testing.T) {
 	now, target := time.Now(), Target{Worker: 1}
-	ids := &Request{BlockTokens: 16, Tokens: 330, Past: 10. / 16}
+	ids := &Request{Prompt: cache.Prompt{BlockTokens: 16, Tokens: 330, Past: 10. / 16}}
 	for i := range uint64(20) {
 		ids.Blocks = append(ids.Blocks, i+1)
 	}

@@ -4,6 +4,8 @@ import (
 	"math"
 	"slices"
 	"testing"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // asked returns a selection of a prompt among idle targets 1 to n.
@@ -52,7 +54,7 @@ func TestPrefixHashIgnoresTheLearnedRatio(t *testing.T) {
 	s, ts := NewScheduler(Settings{}), targets(8)
 	sel := &Selection{Rand: seeded(1)}
 	for i := range uint64(50) {
-		r := &Request{Root: 1, Blocks: distinct(i, 40), BlockTokens: 16, NominalBlockTokens: 16}
+		r := &Request{Prompt: cache.Prompt{Root: 1, Blocks: distinct(i, 40), BlockTokens: 16}, NominalBlockTokens: 16}
 		home, l := s.Select(epoch, r, ts, -1, &PrefixHash{}, sel)
 		l.End(true, nil)
 		r.BlockTokens = 16 * (0.5 + float64(i)/25)

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 var epoch = time.Unix(1_700_000_000, 0)
@@ -29,7 +31,7 @@ func declared(n int) (*Scheduler, []Target) {
 func seeded(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, seed)) }
 
 func prompt(blocks ...uint64) *Request {
-	return &Request{Root: 1, Blocks: blocks, BlockTokens: 16, Tokens: int64(len(blocks)) * 16, Streamed: true}
+	return &Request{Prompt: cache.Prompt{Root: 1, Blocks: blocks, BlockTokens: 16, Tokens: int64(len(blocks)) * 16}, Streamed: true}
 }
 
 func upTo(n uint64) []uint64 {

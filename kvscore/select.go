@@ -10,35 +10,12 @@ import (
 // Request is what a scheduler must know of a request. It has many fields because it is all
 // that a choice depends on.
 type Request struct {
-	// Identities are a prompt of token ids for targets with a feed of KV events, one for each
-	// size of [cache.Caches.BlockSizes].
-	Identities []cache.Identity
-	// Root identifies the model, LoRA, salt and kind of content. Only prompts with the
-	// same root share blocks.
-	Root uint64
-	// Blocks are the content hashes of the prompt's full blocks in order.
-	Blocks []uint64
-	// BlockTokens is the number of tokens in one of Blocks, estimated for blocks of text.
-	BlockTokens float64
-	// Weights are the milli-tokens in a block of text, by its kind. The zero value stands
-	// for BlockTokens in each of Blocks.
-	Weights cache.Weights
-	// Past is the length of the prompt after its last full block, in blocks.
-	Past float32
-	// MediaTokens and OtherTokens are the part of Tokens that is not in Blocks and Past.
-	// They count images and other media, and the other prompts of a batch.
-	MediaTokens, OtherTokens int64
-	// MediaEnd is the number of blocks up to the end of the prompt's last image, rounded
-	// up; 0 if there is none. It can be len(Blocks) + 1.
-	MediaEnd int
-	// SkipsCache says that the engine computes the whole prompt even if it is cached, as
-	// vLLM does for prompt_logprobs. The engine caches the result as usual.
-	SkipsCache bool
+	// Prompt is the prompt. The zero value of its Weights stands for BlockTokens in each of
+	// its Blocks.
+	cache.Prompt
 	// NominalBlockTokens is BlockTokens before the router has learned anything, for choices
 	// that must not change by learning. 0 stands for BlockTokens.
 	NominalBlockTokens float64
-	// Tokens is the length of the prompt, known or estimated.
-	Tokens int64
 	// Streamed says that the router will see the first token. The prefill of other requests
 	// ends at its predicted time.
 	Streamed bool
@@ -108,22 +85,12 @@ func (s *Scheduler) SelectAmong(now time.Time, r *Request, among []TargetRef, bo
 	return bound, l
 }
 
-// prompt returns what the cache models must know of the request.
-func (r *Request) prompt() cache.Prompt {
-	p := cache.Prompt{
-		Root: r.Root, Blocks: r.Blocks, Weights: r.Weights, BlockTokens: r.BlockTokens, Past: r.Past,
-		Tokens: r.Tokens, MediaTokens: r.MediaTokens, OtherTokens: r.OtherTokens, MediaEnd: r.MediaEnd,
-		SkipsCache: r.SkipsCache, Identities: r.Identities,
-	}
-	if p.Weights.Kinds == nil && p.Weights.All == 0 {
-		p.Weights = cache.Same(int64(r.BlockTokens * 1000))
-	}
-	return p
-}
-
 // lookUp matches the request in the cache models, before the lock is taken.
 func (s *Scheduler) lookUp(now time.Time, r *Request, sel *Selection) {
-	sel.prompt = r.prompt()
+	sel.prompt = r.Prompt
+	if w := &sel.prompt.Weights; w.Kinds == nil && w.All == 0 {
+		*w = cache.Same(int64(r.BlockTokens * 1000))
+	}
 	s.caches.Look(now, &sel.prompt, &sel.view)
 }
 

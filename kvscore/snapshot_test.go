@@ -21,7 +21,7 @@ func TestRestoredSchedulerChoosesAlike(t *testing.T) {
 	}
 	var sel Selection
 	request := func(i, n int) *Request {
-		r := &Request{Root: 7, BlockTokens: 16, Tokens: int64(16 * n), Streamed: true}
+		r := &Request{Prompt: cache.Prompt{Root: 7, BlockTokens: 16, Tokens: int64(16 * n)}, Streamed: true}
 		for b := range n {
 			r.Blocks = append(r.Blocks, uint64(i*1000+b))
 		}

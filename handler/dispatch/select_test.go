@@ -6,6 +6,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
@@ -22,7 +23,7 @@ func TestChoosingAllocatesAsMuchAmongMany(t *testing.T) {
 		}
 		h := testHandler(t, dials...)
 		h.policy = kvscore.NewDynamo()
-		p := &plan.Plan{Wishes: plan.Wishes{Ext: &plan.NoExt}, Prompt: plan.Prompt{Score: kvscore.Request{Tokens: 100, Streamed: true}}}
+		p := &plan.Plan{Wishes: plan.Wishes{Ext: &plan.NoExt}, Prompt: plan.Prompt{Score: kvscore.Request{Prompt: cache.Prompt{Tokens: 100}, Streamed: true}}}
 		return testing.AllocsPerRun(200, func() {
 			d := newTestDispatch(h, p)
 			if d.Select(t.Context(), h.ReverseProxy.Upstreams) == nil {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
@@ -36,7 +37,7 @@ type booked struct {
 func (f *flowTest) begin(w *Worker, kind AttemptKind, ahead int64) *booked {
 	var sel kvscore.Selection
 	sel.Rand = newRandom()
-	_, lease := f.p.Scheduler.Select(f.now, &kvscore.Request{Tokens: ahead, Streamed: true}, []kvscore.Target{w.Target(0)}, -1, &kvscore.LeastLoad{}, &sel)
+	_, lease := f.p.Scheduler.Select(f.now, &kvscore.Request{Prompt: cache.Prompt{Tokens: ahead}, Streamed: true}, []kvscore.Target{w.Target(0)}, -1, &kvscore.LeastLoad{}, &sel)
 	a := &booked{Seat: Seat{Worker: w, Target: w.Target(0), Begun: f.now, Kind: kind, ahead: ahead, lease: lease}}
 	w.progress.begin(&a.Seat)
 	return a

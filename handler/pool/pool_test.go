@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -31,7 +32,7 @@ func (p *Pool) serve(w *Worker) *kvscore.Lease {
 	}
 	var sel kvscore.Selection
 	sel.Rand = newRandom()
-	r := &kvscore.Request{Root: 1, Blocks: blocks, BlockTokens: 16, Tokens: 1600, Streamed: true}
+	r := &kvscore.Request{Prompt: cache.Prompt{Root: 1, Blocks: blocks, BlockTokens: 16, Tokens: 1600}, Streamed: true}
 	_, l := p.Scheduler.Select(time.Now(), r, []kvscore.Target{w.Target(0)}, -1, &kvscore.LeastLoad{}, &sel)
 	l.FirstToken(time.Now())
 	return l

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -31,7 +32,7 @@ type chooser struct {
 }
 
 func (c *chooser) Choose(_ context.Context, among *Candidates) Choice {
-	choice := Choice{Request: &kvscore.Request{Tokens: 10, Streamed: true}, Policy: &kvscore.LeastLoad{}, Bound: -1}
+	choice := Choice{Request: &kvscore.Request{Prompt: cache.Prompt{Tokens: 10}, Streamed: true}, Policy: &kvscore.LeastLoad{}, Bound: -1}
 	for _, w := range among.Full {
 		if w == c.home {
 			choice.Home = w

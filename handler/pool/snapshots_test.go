@@ -16,6 +16,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/snapshot"
 	"github.com/caddy-kvrouter/kvrouter/handler/snapshot/snapshottest"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // keepingSettings are those of a pool with two workers that writes snapshots.
@@ -75,7 +76,7 @@ func use(t testing.TB, p *Pool, session string, dial string, blocks int) {
 }
 
 func promptOf(p *Pool, text string, blocks int) *kvscore.Request {
-	r := &kvscore.Request{Root: p.seed, BlockTokens: 16, Tokens: int64(16 * blocks)}
+	r := &kvscore.Request{Prompt: cache.Prompt{Root: p.seed, BlockTokens: 16, Tokens: int64(16 * blocks)}}
 	for i := range blocks {
 		r.Blocks = append(r.Blocks, p.seed^uint64(i)<<8^uint64(len(text)))
 	}

@@ -22,14 +22,17 @@ type Prompt struct {
 	// Past is the length of the prompt after its last full block, in blocks.
 	Past float32
 	// Tokens is the length of the prompt, known or estimated. MediaTokens and OtherTokens are
-	// the part of it that is not in Blocks and Past.
+	// the part of it that is not in Blocks and Past: images and other media, and the other
+	// prompts of a batch.
 	Tokens, MediaTokens, OtherTokens int64
 	// MediaEnd is the number of blocks up to the end of the prompt's last image, rounded up; 0
-	// if there is none.
+	// if there is none. It can be len(Blocks) + 1.
 	MediaEnd int
-	// SkipsCache says that the engine computes the whole prompt even if it is cached.
+	// SkipsCache says that the engine computes the whole prompt even if it is cached, as
+	// vLLM does for prompt_logprobs. The engine caches the result as usual.
 	SkipsCache bool
-	// Identities are a prompt of token ids for targets with a [Feed].
+	// Identities are a prompt of token ids for targets with a [Feed], one for each size of
+	// [Caches.BlockSizes].
 	Identities []Identity
 }
 

@@ -39,7 +39,7 @@ func ids(first uint32) []uint32 { return []uint32{first, first + 1, first + 2, f
 func (a *applied) holds(rank int, adapter, salt string, blocks []uint64) (int64, kvscore.Knowledge) {
 	a.t.Helper()
 	id := cache.Identity{BlockTokens: 4, Root: cache.IdentityRoot(applySeed, 4, adapter, salt), Blocks: blocks, Adapter: adapter != "", Salted: salt != ""}
-	r := &kvscore.Request{Root: 9, Blocks: id.Blocks, BlockTokens: 4, Tokens: int64(4*len(blocks)) + 1, Identities: []cache.Identity{id}}
+	r := &kvscore.Request{Prompt: cache.Prompt{Root: 9, Blocks: id.Blocks, BlockTokens: 4, Tokens: int64(4*len(blocks)) + 1, Identities: []cache.Identity{id}}}
 	sel := kvscore.Selection{Rand: rand.New(rand.NewPCG(1, 1))}
 	a.s.Explain(time.Now(), r, []kvscore.Target{{Worker: 1}, {Worker: 1, Rank: 1}}, -1, new(kvscore.LeastLoad), &sel)
 	return sel.Candidates[rank].OverlapTokens, sel.Candidates[rank].Knowledge
@@ -132,7 +132,7 @@ func TestRanksThatTheRouterDoesNotKnow(t *testing.T) {
 func TestClearsOfLongAgo(t *testing.T) {
 	for state, forgets := range map[State]bool{Live: true, Untrusted: true, Replaying: false} {
 		a := newApplied(t, namesAll)
-		r := &kvscore.Request{Root: 9, Blocks: []uint64{1}, BlockTokens: 16, Tokens: 17}
+		r := &kvscore.Request{Prompt: cache.Prompt{Root: 9, Blocks: []uint64{1}, BlockTokens: 16, Tokens: 17}}
 		sel := kvscore.Selection{Rand: rand.New(rand.NewPCG(1, 1))}
 		_, l := a.s.Select(time.Now(), r, []kvscore.Target{{Worker: 1}}, 0, nil, &sel)
 		l.End(true, nil)

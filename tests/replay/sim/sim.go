@@ -235,11 +235,7 @@ func (r *replay) place(n int) {
 	t, q := &r.Trace.Requests[n], &r.requests[n]
 	r.outputs(false)
 	block := r.Trace.BlockTokens
-	ask := kvscore.Request{
-		Root: r.Seed, Blocks: t.Blocks, BlockTokens: float64(block),
-		Past:   float32(t.In%block) / float32(block),
-		Tokens: int64(t.In), Streamed: true,
-	}
+	ask := kvscore.Request{Prompt: cache.Prompt{Root: r.Seed, Blocks: t.Blocks, BlockTokens: float64(block), Past: float32(t.In%block) / float32(block), Tokens: int64(t.In)}, Streamed: true}
 	if r.Exact {
 		ask.Identities = []cache.Identity{{BlockTokens: block, Root: r.Seed, Blocks: t.Blocks}}
 	}
