@@ -14,12 +14,13 @@ import (
 // runs that do not look at the caches differ by a few percent.
 const leastGain = 1.3
 
-// TestShowsWhatItIsFor plays all workloads, much shortened.
+// TestShowsWhatItIsFor plays all workloads, much shortened. The median of three seeds counts:
+// which engine has which session is chance where one dies.
 func TestShowsWhatItIsFor(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
 	}
-	o := &options{seed: 1, seeds: 1, speed: 20}
+	o := &options{seed: 1, seeds: 3, speed: 20}
 	list := slices.Clone(shapes)
 	for i := range list {
 		list[i].sessions, list[i].window = list[i].sessions/3, window/2
@@ -30,17 +31,13 @@ func TestShowsWhatItIsFor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, cells := range r.cells {
+	for _, cells := range r.cells {
 		for _, c := range cells {
 			checkCell(t, c)
 		}
-		gain := leastGain
-		if list[i].deaths > 0 { // which caches die is chance, in so short a time
-			gain = 1.1
-		}
-		if plain, kv := cells[0].hits.Median, cells[4].hits.Median; kv < gain*plain {
+		if plain, kv := cells[0].hits.Median, cells[4].hits.Median; kv < leastGain*plain {
 			t.Errorf("%s: hit ratio %.0f %%, want %g times that of %s, which is %.0f %%",
-				cells[0].runs[0].load.title, kv, gain, cells[0].name, plain)
+				cells[0].runs[0].load.title, kv, leastGain, cells[0].name, plain)
 		}
 	}
 	var text strings.Builder

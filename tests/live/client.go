@@ -123,7 +123,7 @@ func (c *client) turn(ctx context.Context, t *talk) error {
 	others := t.branches * min(t.taken, 1)
 	for b := range others {
 		m := question
-		m.text = fmt.Sprintf("%d. %s", b+1, m.text)
+		m.text, m.ids = fmt.Sprintf("%d. %s", b+1, m.text), append(newTokens(t.rng, 1), m.ids...)
 		go func() {
 			_, _, err := c.ask(ctx, t, append(slices.Clip(t.history), m))
 			errs <- err
