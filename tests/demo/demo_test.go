@@ -10,17 +10,17 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/stats"
 )
 
-// leastGain is how many times round_robin's hit ratio that of kv_router is at least. Two
-// runs that do not look at the caches differ by a few percent.
+// leastGain is how many times the hit ratio of round_robin and least_conn that of kv_router is at
+// least.
 const leastGain = 1.3
 
-// TestShowsWhatItIsFor plays all workloads, much shortened. The median of three seeds counts:
-// which engine has which session is chance where one dies.
+// TestShowsWhatItIsFor plays all workloads, much shortened. It compares the hits of two contenders
+// with those of two: which caches die with an engine is chance.
 func TestShowsWhatItIsFor(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
 	}
-	o := &options{seed: 1, seeds: 3, speed: 20}
+	o := &options{seed: 1, seeds: 1, speed: 20}
 	list := slices.Clone(shapes)
 	for i := range list {
 		list[i].sessions, list[i].window = list[i].sessions/3, window/2
@@ -35,9 +35,10 @@ func TestShowsWhatItIsFor(t *testing.T) {
 		for _, c := range cells {
 			checkCell(t, c)
 		}
-		if plain, kv := cells[0].hits.Median, cells[4].hits.Median; kv < leastGain*plain {
-			t.Errorf("%s: hit ratio %.0f %%, want %g times that of %s, which is %.0f %%",
-				cells[0].runs[0].load.title, kv, leastGain, cells[0].name, plain)
+		plain, kv := cells[0].hits.Median+cells[1].hits.Median, cells[3].hits.Median+cells[4].hits.Median
+		if kv < leastGain*plain {
+			t.Errorf("%s: mean hit ratio %.0f %%, want %g times that of %s and %s, which is %.0f %%",
+				cells[0].runs[0].load.title, kv/2, leastGain, cells[0].name, cells[1].name, plain/2)
 		}
 	}
 	var text strings.Builder
