@@ -30,7 +30,7 @@ func waits(s *Scheduler, ts []Target, at time.Time) float64 {
 }
 
 func TestWaitAges(t *testing.T) {
-	s, ts := NewScheduler(Settings{}), targets(1)
+	s, ts := declared(1)
 	first, second := alone(s, 10_000), alone(s, 2000)
 	fixed := s.latency.predict(featuresOf(1, work{}, 0))
 	a := book(s, ts, 10_000, epoch)

@@ -15,7 +15,7 @@ import (
 // time: each spends one turn, so that a pair is spread over two targets.
 func TestSimultaneousRequestsTakeTurns(t *testing.T) {
 	for name, turns := range map[string]Policy{"round_robin": new(RoundRobin), "ties": NewDynamo()} {
-		s, ts := NewScheduler(Settings{}), targets(2)
+		s, ts := declared(2)
 		var calls atomic.Int32
 		p := choose(func(sel *Selection) int {
 			calls.Add(1)
@@ -68,7 +68,7 @@ func TestInvalidChoicesAreRefused(t *testing.T) {
 			return 0
 		},
 	} {
-		s, ts := NewScheduler(Settings{}), targets(3)
+		s, ts := declared(3)
 		var busy []*Lease
 		for _, i := range []int{0, 0, 1, 2, 2} { // the second has the least load
 			_, l := s.Select(epoch, prompt(1), ts, i, nil, &Selection{})
@@ -157,8 +157,7 @@ func TestPrefillRateFallsAndRises(t *testing.T) {
 			}
 		}, 18_000, 22_000},
 	} {
-		s, ts := NewScheduler(Settings{}), targets(1)
-		s.Declare(ts[0], 0)
+		s, ts := declared(1)
 		tc.do(s, ts)
 		sel := &Selection{Rand: seeded(1)}
 		s.Explain(epoch, &Request{Prompt: cache.Prompt{Tokens: 10_000}}, ts, 0, new(LeastLoad), sel)

@@ -74,7 +74,7 @@ func TestCapacityIsLearned(t *testing.T) {
 		"declared half of it":        {is / 2, 0.75, 1.25},
 	} {
 		for seed := range uint64(3) {
-			s, ts := NewScheduler(Settings{}), targets(1)
+			s, ts := declared(1)
 			s.Declare(ts[0], tc.declared)
 			c, rnd := newServed(is), seeded(seed)
 			talk(s, ts, c, rnd, 3000)
@@ -93,7 +93,7 @@ func TestCapacityIsLearned(t *testing.T) {
 }
 
 func TestLearnedCapacityIsBounded(t *testing.T) {
-	s, ts := NewScheduler(Settings{}), targets(1)
+	s, ts := declared(1)
 	s.Declare(ts[0], 16_000)
 	sel := &Selection{}
 	report := func(i uint64, cached int64) {
@@ -120,7 +120,7 @@ func TestLearnedCapacityIsBounded(t *testing.T) {
 // TestWhatTeachesNoCapacity has an engine that reports nothing cached of a prompt that
 // the cache model has whole, for reasons that say nothing of its capacity.
 func TestWhatTeachesNoCapacity(t *testing.T) {
-	const declared = 100_000
+	const told = 100_000
 	for name, tc := range map[string]struct {
 		do   func(s *Scheduler, ts []Target, send func() *Lease, end func(l *Lease))
 		less bool
@@ -156,8 +156,8 @@ func TestWhatTeachesNoCapacity(t *testing.T) {
 			l.End(true, nil)
 		}, false},
 	} {
-		s, ts := NewScheduler(Settings{}), targets(1)
-		s.Declare(ts[0], declared)
+		s, ts := declared(1)
+		s.Declare(ts[0], told)
 		send := func() *Lease {
 			_, l := s.Select(epoch, prompt(upTo(1000)...), ts, 0, nil, &Selection{Rand: seeded(1)})
 			return l
@@ -168,15 +168,15 @@ func TestWhatTeachesNoCapacity(t *testing.T) {
 			l.Counted(Counts{Prompt: 16_000, CachedReported: true})
 			l.End(true, nil)
 		})
-		if got := capacity(s, ts[0]); (got < declared) != tc.less || got > declared {
-			t.Errorf("%s: capacity %v of %d declared", name, got, declared)
+		if got := capacity(s, ts[0]); (got < told) != tc.less || got > told {
+			t.Errorf("%s: capacity %v of %d declared", name, got, told)
 		}
 		idle(t, s, ts, epoch)
 	}
 }
 
 func TestDeclareKeepsWhatWasLearned(t *testing.T) {
-	s, ts := NewScheduler(Settings{}), targets(1)
+	s, ts := declared(1)
 	s.Declare(ts[0], 800_000)
 	talk(s, ts, newServed(100_000), seeded(1), 2000)
 	learned := capacity(s, ts[0])

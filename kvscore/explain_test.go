@@ -88,7 +88,8 @@ func TestExplainAgreesWithSelect(t *testing.T) {
 // TestExplainOwesNothing has targets tied: explaining must leave their debts as
 // they are, and name those that chance decides among.
 func TestExplainOwesNothing(t *testing.T) {
-	s, ts, p := NewScheduler(Settings{}), targets(4), &LeastLoad{}
+	s, ts := declared(4)
+	p := &LeastLoad{}
 	sel := &Selection{Rand: seeded(1)}
 	if e := s.Explain(epoch, prompt(), ts, -1, p, sel); len(e.Drawn) != 4 || len(p.ties.debts) != 0 {
 		t.Errorf("drawn from %v, debts %v", e.Drawn, p.ties.debts)

@@ -15,8 +15,7 @@ func (s *Scheduler) look(at time.Time, r *Request, t Target) Candidate {
 // TestOtherClientsLoadIsWhatLeasesLeave has an engine that reports the router's own requests
 // with those of other clients.
 func TestOtherClientsLoadIsWhatLeasesLeave(t *testing.T) {
-	s, ts := NewScheduler(Settings{}), targets(1)
-	s.Declare(ts[0], 0)
+	s, ts := declared(1)
 	sel := &Selection{Rand: seeded(1)}
 	var leases []*Lease
 	for i := range uint64(3) {
@@ -60,10 +59,7 @@ func TestOtherClientsLoadIsWhatLeasesLeave(t *testing.T) {
 // TestOtherClientsWaitingCostsTime compares two targets, one of which has a queue of other
 // clients' requests.
 func TestOtherClientsWaitingCostsTime(t *testing.T) {
-	s, ts := NewScheduler(Settings{}), targets(2)
-	for _, target := range ts {
-		s.Declare(target, 0)
-	}
+	s, ts := declared(2)
 	for range 2 {
 		s.ReportLoad(epoch, ts[0], EngineLoad{Running: 8, Waiting: 4, WaitingTokens: 40_000})
 	}
@@ -103,8 +99,7 @@ func TestReportsGrowOld(t *testing.T) {
 // TestOneReportTooManyIsNoLoad has a report that still includes a request of the router which
 // has just ended, and then load that stays.
 func TestOneReportTooManyIsNoLoad(t *testing.T) {
-	s, ts := NewScheduler(Settings{}), targets(1)
-	s.Declare(ts[0], 0)
+	s, ts := declared(1)
 	r := prompt(upTo(10)...)
 	for i, step := range []struct{ reported, want int }{{0, 0}, {1, 0}, {0, 0}, {3, 0}, {4, 3}, {1, 1}, {0, 0}} {
 		at := epoch.Add(time.Duration(i) * time.Second)
@@ -118,8 +113,7 @@ func TestOneReportTooManyIsNoLoad(t *testing.T) {
 // TestWaitsForOthersTeachNothing has prefills that wait behind those of other clients. They say
 // nothing of the target's speed.
 func TestWaitsForOthersTeachNothing(t *testing.T) {
-	s, ts := NewScheduler(Settings{}), targets(1)
-	s.Declare(ts[0], 0)
+	s, ts := declared(1)
 	sel := &Selection{Rand: seeded(1)}
 	for i, waiting := range []int{3, 0} {
 		s.ReportLoad(epoch, ts[0], EngineLoad{Running: 1, Waiting: waiting, WaitingTokens: -1})

@@ -22,7 +22,7 @@ func lastTiming(t *testing.T, s *Scheduler, l *Lease, computed bool) (x features
 }
 
 func TestPrefillsThatFollowEachOtherShareATiming(t *testing.T) {
-	s, ts := NewScheduler(Settings{}), targets(1)
+	s, ts := declared(1)
 	var live []*Lease
 	for _, tokens := range []int64{1000, 2000, 3000} {
 		live = append(live, book(s, ts, tokens, epoch))
@@ -46,7 +46,7 @@ func TestPrefillsThatFollowEachOtherShareATiming(t *testing.T) {
 
 func TestFailedLeaseSpoilsItsTiming(t *testing.T) {
 	for failed := range 3 {
-		s, ts := NewScheduler(Settings{}), targets(1)
+		s, ts := declared(1)
 		var live []*Lease
 		for range 3 {
 			live = append(live, book(s, ts, 1000, epoch))
@@ -80,7 +80,7 @@ func TestCountsCorrectATiming(t *testing.T) {
 		"a cached part":    {Counts{Prompt: 1000, Cached: 800, CachedReported: true}, workOf(200, 800)},
 		"not how many are": {Counts{Prompt: 1500, Cached: 800}, workOf(1000, 0)},
 	} {
-		s, ts := NewScheduler(Settings{}), targets(1)
+		s, ts := declared(1)
 		a, b := book(s, ts, 1000, epoch), book(s, ts, 3000, epoch)
 		a.FirstToken(after(40))
 		b.FirstToken(after(150))
@@ -107,7 +107,7 @@ func TestTimingNeedsAKnownBeginning(t *testing.T) {
 		"the second": {1, 1}, // a and c share one: it is unknown whether b was computed
 		"the last":   {2, 1}, // a and b
 	} {
-		s, ts := NewScheduler(Settings{}), targets(1)
+		s, ts := declared(1)
 		var live []*Lease
 		for range 3 {
 			live = append(live, book(s, ts, 1000, epoch))
@@ -129,7 +129,7 @@ func TestTimingNeedsAKnownBeginning(t *testing.T) {
 
 // TestSlowTargetIsTold has one target of four that takes twice as long.
 func TestSlowTargetIsTold(t *testing.T) {
-	s, ts := NewScheduler(Settings{}), targets(4)
+	s, ts := declared(4)
 	at := epoch
 	for i := range 400 {
 		_, l := s.Select(at, &Request{Prompt: cache.Prompt{Tokens: 4000}, Streamed: true}, ts, i%4, nil, &Selection{Rand: seeded(1)})

@@ -32,15 +32,14 @@ type Lease struct {
 	expected  int64 // tokens of the answer; 0 is unknown
 
 	// guarded by the scheduler's lock
-	prefill    int64 // still booked
-	unshared   float64
-	untracked  float64 // blocks
-	output     int64   // blocks
-	faded      float64 // of output, blocks that do not count because the answer nears its end
-	due        time.Time
-	duePos     int
-	ended      bool
-	prev, next *Lease
+	prefill   int64 // still booked
+	unshared  float64
+	untracked float64 // blocks
+	output    int64   // blocks
+	faded     float64 // of output, blocks that do not count because the answer nears its end
+	due       time.Time
+	duePos    int
+	ended     bool
 
 	work          work
 	ahead, behind *Lease // in awaiting
@@ -175,10 +174,9 @@ func (s *Scheduler) end(l *Lease, computed bool, answer []uint64) bool {
 		ld.unshared, ld.untracked, ld.faded = 0, 0, 0 // rounding errors
 	}
 	l.ticket.End(computed, answer, l.counts)
-	s.leases.remove(l)
-	s.live--
+	delete(s.leases, l)
 	s.changes++
-	if _, ok := s.retired[ld.target]; ok {
+	if ld.retired {
 		s.forget(ld.target)
 	}
 	return true
@@ -200,25 +198,3 @@ func (l *Lease) computed(at time.Time, seen bool) {
 }
 
 func blocksOf(tokens, size int64) int64 { return (tokens + size - 1) / size }
-
-// leaseList holds the live leases, in no order that matters.
-type leaseList struct{ first *Lease }
-
-func (s *leaseList) push(l *Lease) {
-	if l.next = s.first; l.next != nil {
-		l.next.prev = l
-	}
-	s.first = l
-}
-
-func (s *leaseList) remove(l *Lease) {
-	if l.prev != nil {
-		l.prev.next = l.next
-	} else {
-		s.first = l.next
-	}
-	if l.next != nil {
-		l.next.prev = l.prev
-	}
-	l.prev, l.next = nil, nil
-}

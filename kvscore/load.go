@@ -21,6 +21,7 @@ type load struct {
 	faded     float64  // of output, blocks that do not count because their answers end soon
 	due       dueList  // prefills with an end that the router cannot see, soonest first
 	forgotten bool     // the scheduler has removed it
+	retired   bool     // the scheduler removes it when its last lease ends
 	foreign   *foreign // nil before the engine's first report
 
 	capacity     int64

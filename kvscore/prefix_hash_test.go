@@ -51,7 +51,7 @@ func TestPrefixHashGoesByTheBeginning(t *testing.T) {
 
 // What is learned of the text's tokens must not move a prompt.
 func TestPrefixHashIgnoresTheLearnedRatio(t *testing.T) {
-	s, ts := NewScheduler(Settings{}), targets(8)
+	s, ts := declared(8)
 	sel := &Selection{Rand: seeded(1)}
 	for i := range uint64(50) {
 		r := &Request{Prompt: cache.Prompt{Root: 1, Blocks: distinct(i, 40), BlockTokens: 16}, NominalBlockTokens: 16}

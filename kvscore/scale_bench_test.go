@@ -48,10 +48,9 @@ func BenchmarkSelectAmong(b *testing.B) {
 		for _, n := range []int{8, 64, 512} {
 			for _, requests := range []int{0, 4} {
 				b.Run(fmt.Sprintf("%s/%dtargets/%drequests", policy.name, n, requests), func(b *testing.B) {
-					s, ts := NewScheduler(Settings{}), targets(n)
+					s, ts := declared(n)
 					p, sel := policy.new(), &Selection{Rand: seeded(1)}
-					for i, t := range ts {
-						s.Declare(t, 0)
+					for i := range ts {
 						if i%4 == 0 {
 							_, l := s.Select(epoch, prompt(upTo(uint64(16+i%7))...), ts, i, nil, sel)
 							l.FirstToken(epoch.Add(100 * time.Millisecond))

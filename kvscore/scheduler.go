@@ -38,9 +38,7 @@ type Scheduler struct {
 	settings Settings
 	caches   *cache.Caches // has a lock of its own
 	targets  map[Target]*load
-	retired  map[Target]struct{}
-	leases   leaseList
-	live     int
+	leases   map[*Lease]struct{}
 	latency  *estimator
 	traffic  traffic
 	learned  float64 // logarithm of capacity/declared, over all targets
@@ -54,7 +52,7 @@ type Scheduler struct {
 
 // NewScheduler returns a scheduler without targets.
 func NewScheduler(s Settings) *Scheduler {
-	sch := &Scheduler{targets: make(map[Target]*load), retired: make(map[Target]struct{})}
+	sch := &Scheduler{targets: make(map[Target]*load), leases: make(map[*Lease]struct{})}
 	sch.settings = s.withDefaults()
 	sch.latency = newEstimator()
 	sch.traffic.answer = assumedAnswer
@@ -96,8 +94,7 @@ func (s *Scheduler) Apply(settings Settings) {
 func (s *Scheduler) Declare(t Target, capacity int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.retired, t)
-	s.declare(t, capacity)
+	s.declare(t, capacity).retired = false
 }
 
 func (s *Scheduler) declare(t Target, capacity int64) *load {
@@ -159,28 +156,20 @@ func (s *Scheduler) forget(t Target) bool {
 	return true
 }
 
-// maxRetired bounds the number of retired targets.
-const maxRetired = 1024
-
-// Retire removes a target as soon as it has no leases. A request with an older list of
-// targets may still book it; the scheduler then removes it again. Declare reverts Retire.
+// Retire removes a target as soon as it has no leases. Declare reverts it. Requests may book a
+// target that is not declared: it is retired from the beginning.
 func (s *Scheduler) Retire(t Target) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.retired) >= maxRetired {
-		for old := range s.retired {
-			if s.targets[old] == nil {
-				delete(s.retired, old)
-			}
-		}
+	if ld := s.targets[t]; ld != nil {
+		ld.retired = true
+		s.forget(t)
 	}
-	s.retired[t] = struct{}{}
-	s.forget(t)
 }
 
 // Expire ends the leases without a sign of life for Settings.LeaseExpiry, and returns their
-// number. It also does what a lower memory, or lost
-// caches, have left to do. The owner calls it regularly.
+// number. It also does what a lower memory, or lost caches, have left to do. The owner calls it
+// regularly.
 func (s *Scheduler) Expire(now time.Time) int {
 	n := s.expire(now)
 	for range stepsAtOnce {
@@ -196,13 +185,11 @@ func (s *Scheduler) expire(now time.Time) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := 0
-	for l := s.leases.first; l != nil; {
-		next := l.next
+	for l := range s.leases {
 		if l.quiet(now) >= s.settings.LeaseExpiry {
 			s.end(l, false, nil)
 			n++
 		}
-		l = next
 	}
 	s.expired += uint64(n)
 	s.caches.Expire(now)

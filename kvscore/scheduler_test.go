@@ -56,7 +56,7 @@ func idle(t *testing.T, s *Scheduler, ts []Target, at time.Time) {
 }
 
 func TestPrefillIsBookedUntilTheFirstToken(t *testing.T) {
-	s, ts := NewScheduler(Settings{}), targets(1)
+	s, ts := declared(1)
 	sel := &Selection{Rand: seeded(1)}
 	_, l := s.Select(epoch, prompt(upTo(10)...), ts, -1, NewDynamo(), sel)
 	if load, _ := s.Load(epoch, ts[0]); load.PrefillTokens != 160 || load.Requests != 1 || load.PromptBlocks != 10 {
@@ -87,7 +87,7 @@ func TestPrefillIsBookedUntilTheFirstToken(t *testing.T) {
 }
 
 func TestUnseenPrefillEndsWhenPredicted(t *testing.T) {
-	s, ts := NewScheduler(Settings{}), targets(1)
+	s, ts := declared(1)
 	r := prompt(upTo(1000)...)
 	r.Streamed = false
 	sel := &Selection{Rand: seeded(1)}
@@ -104,7 +104,7 @@ func TestUnseenPrefillEndsWhenPredicted(t *testing.T) {
 }
 
 func TestAnswerIsPartOfTheNextTurn(t *testing.T) {
-	s, ts := NewScheduler(Settings{}), targets(4)
+	s, ts := declared(4)
 	sel := &Selection{Rand: seeded(3)}
 	i, l := s.Select(epoch, prompt(upTo(5)...), ts, -1, NewDynamo(), sel)
 	l.End(true, upTo(9))
@@ -123,7 +123,7 @@ func TestAnswerIsPartOfTheNextTurn(t *testing.T) {
 
 func TestLeaseFromBeforeARestartLeavesNothing(t *testing.T) {
 	for _, computed := range []bool{false, true} {
-		s, ts := NewScheduler(Settings{}), targets(2)
+		s, ts := declared(2)
 		s.Declare(ts[0], 1<<40)
 		sel := &Selection{}
 		for i := range uint64(3000) { // more than is forgotten at once
@@ -201,12 +201,6 @@ func TestRetire(t *testing.T) {
 	_, l = s.Select(epoch, prompt(1), ts, 3, nil, &Selection{})
 	if l.End(true, nil); known(0) || known(1) {
 		t.Error("a retired target is known after it was offered")
-	}
-	for i := range uint64(5000) {
-		s.Retire(Target{Worker: 100 + i})
-	}
-	if len(s.retired) > maxRetired {
-		t.Errorf("%d retired targets are remembered", len(s.retired))
 	}
 }
 
@@ -327,7 +321,7 @@ func TestLoadsComeBackToZero(t *testing.T) {
 }
 
 func TestConcurrentLeases(t *testing.T) {
-	s, ts := NewScheduler(Settings{}), targets(3)
+	s, ts := declared(3)
 	p := NewDynamo()
 	done := make(chan struct{})
 	for g := range 8 {

@@ -214,6 +214,7 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 	ld := s.loadOf(t)
 	if ld == nil {
 		ld = s.declare(t.Target, 0)
+		ld.retired = true
 	}
 	prefill := max(0, tokens-c.OverlapTokens)
 	l := &Lease{
@@ -253,7 +254,6 @@ func (s *Scheduler) addLoad(l *Lease, now time.Time) {
 	if !l.streamed {
 		ld.expect(l, now.Add(time.Duration(l.predicted*float64(time.Millisecond))))
 	}
-	s.leases.push(l)
-	s.live++
+	s.leases[l] = struct{}{}
 	s.changes++
 }

@@ -48,7 +48,7 @@ func TestSelectAmongNone(t *testing.T) {
 
 // The cache model tracks no more than its capacity, the load all that is booked.
 func TestActiveBlocksBeyondTheCapacity(t *testing.T) {
-	s, ts := NewScheduler(Settings{}), targets(1)
+	s, ts := declared(1)
 	s.Declare(ts[0], 16_000) // 1000 blocks
 	sel := &Selection{}
 	var live []*Lease

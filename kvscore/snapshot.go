@@ -11,7 +11,7 @@ import (
 func (s *Scheduler) Changes() (n uint64, busy bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.changes, s.live > 0
+	return s.changes, len(s.leases) > 0
 }
 
 // Learned is what a scheduler has learned of the engines and of the traffic, apart from the

@@ -1,6 +1,10 @@
 package kvscore
 
-import "time"
+import (
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
+)
 
 // Stats are totals over all targets.
 type Stats struct {
@@ -18,13 +22,7 @@ type Stats struct {
 	// ExpectedAnswer is the mean length of an answer in tokens, 0 while none has ended.
 	ExpectedTurns  float64 `json:"-"`
 	ExpectedAnswer float64 `json:"-"`
-	// IndexBytes and IndexBlocks are the size of the index in bytes and blocks.
-	IndexBytes  int64 `json:"index_bytes"`
-	IndexBlocks int64 `json:"index_blocks"`
-	// ExactBytes and ExactBlocks are those of the index from events. ExactBytes includes the
-	// prompts in flight.
-	ExactBytes  int64 `json:"exact_index_bytes"`
-	ExactBlocks int64 `json:"-"`
+	cache.Size
 }
 
 // Totals count since the scheduler was made.
@@ -43,13 +41,10 @@ type Totals struct {
 func (s *Scheduler) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	size := s.caches.Size()
 	stats := Stats{
-		Leases: s.live, Totals: Totals{Expired: s.expired, Untracked: s.untracked, PolicyFaults: s.policyFaults},
+		Leases: len(s.leases), Size: s.caches.Size(), Totals: Totals{Expired: s.expired, Untracked: s.untracked, PolicyFaults: s.policyFaults},
 		Latency: s.latency.latency(), Timings: s.latency.samples,
 		ExpectedTurns: s.traffic.turns(), ExpectedAnswer: s.traffic.meanAnswer(),
-		IndexBytes: size.SentBytes, IndexBlocks: size.SentBlocks,
-		ExactBytes: size.ExactBytes, ExactBlocks: size.ExactBlocks,
 	}
 	if stats.Timings > 0 {
 		stats.PrefillRate = s.latency.rate(1)

@@ -51,11 +51,9 @@ func TestRoutersAgreeOnANewSession(t *testing.T) {
 // only the first finds equal targets.
 func TestLoadOutweighsRendezvous(t *testing.T) {
 	for name, p := range tiePolicies() {
-		s, ts, sel := NewScheduler(Settings{}), targets(4), &Selection{Rand: seeded(1)}
+		s, ts := declared(4)
+		sel := &Selection{Rand: seeded(1)}
 		got := make([]int, len(ts))
-		for _, target := range ts {
-			s.Declare(target, 0)
-		}
 		for i := range 40 {
 			r := prompt(uint64(2*i+1), uint64(2*i+2))
 			r.Session = 17

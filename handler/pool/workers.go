@@ -226,7 +226,6 @@ func (p *Pool) IsNowUpstream(id uint64) bool {
 func (p *Pool) forget(t time.Time) {
 	p.members.mu.Lock()
 	defer p.members.mu.Unlock()
-	p.Scheduler.Retire(p.overflow.Target(0)) // again, because the scheduler may have forgotten it
 	s := p.Settings.Load()
 	last := t.Unix()
 	if s.Others {

@@ -111,9 +111,11 @@ func (c *Caches) Expire(now time.Time) {
 
 // Size is the size of the indexes, in bytes and blocks.
 type Size struct {
-	SentBytes, SentBlocks int64
+	IndexBytes  int64 `json:"index_bytes"`
+	IndexBlocks int64 `json:"index_blocks"`
 	// ExactBytes includes the unconfirmed prompts.
-	ExactBytes, ExactBlocks int64
+	ExactBytes  int64 `json:"exact_index_bytes"`
+	ExactBlocks int64 `json:"-"`
 }
 
 // Size returns the size of the indexes.
@@ -121,7 +123,7 @@ func (c *Caches) Size() Size {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return Size{
-		SentBytes: c.sent.Bytes(), SentBlocks: c.sent.Blocks(),
+		IndexBytes: c.sent.Bytes(), IndexBlocks: c.sent.Blocks(),
 		ExactBytes: c.exact.Bytes() + c.unconfirmed.index.Bytes(), ExactBlocks: c.exact.Distinct(),
 	}
 }

@@ -9,11 +9,11 @@ import (
 // unconfirmed are the prompts that were sent lately to targets with feeds. They count as held
 // until the engines' events arrive: see [Caches.confirm].
 type unconfirmed struct {
-	index       *approx.Index // its slots are the feeds' numbers
-	n           int           // tickets in the index
-	ends        map[end]*Ticket
-	first, last *Ticket   // the computed ones, in the order of their ends
-	now         time.Time // the latest that was told
+	index    *approx.Index // its slots are the feeds' numbers
+	n        int           // tickets in the index
+	ends     map[end]*Ticket
+	computed []*Ticket // in the order of their times
+	now      time.Time // the latest that was told
 }
 
 // end is the last block of a prompt that was sent to a target with a feed.
@@ -29,7 +29,6 @@ type waiting struct {
 	ref   approx.Ref
 	end   end
 	until time.Time // zero before the first token
-	next  *Ticket
 }
 
 const (
@@ -107,12 +106,7 @@ func (c *Caches) confirmSoon(t *Ticket) {
 		return
 	}
 	w.until = u.now.Add(eventTime)
-	if u.last != nil {
-		u.last.waits.next = t
-	} else {
-		u.first = t
-	}
-	u.last = t
+	u.computed = append(u.computed, t)
 }
 
 // drop makes the prompt count as held no more.
@@ -138,7 +132,7 @@ func (u *unconfirmed) tell(now time.Time) {
 
 // due reports whether the time of a prompt is over.
 func (u *unconfirmed) due(now time.Time) bool {
-	return u.first != nil && !u.first.waits.until.After(now)
+	return len(u.computed) > 0 && !u.computed[0].waits.until.After(now)
 }
 
 // expire drops the prompts whose time is over.
@@ -146,10 +140,8 @@ func (c *Caches) expire(now time.Time) {
 	u := &c.unconfirmed
 	u.tell(now)
 	for u.due(u.now) {
-		t := u.first
-		c.drop(t)
-		if u.first, t.waits.next = t.waits.next, nil; u.first == nil {
-			u.last = nil
-		}
+		c.drop(u.computed[0])
+		u.computed[0] = nil
+		u.computed = u.computed[1:]
 	}
 }

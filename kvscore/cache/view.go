@@ -67,7 +67,8 @@ type View struct {
 	blockSize   int64
 	skipsCache  bool
 	sent        approx.Match
-	looks       []look // one for each identity
+	looks       [maxSizes]look // of identities
+	n           int            // how many there are
 }
 
 // Known is a prefix of a prompt that some target holds: the first Blocks of its blocks, and
@@ -89,12 +90,13 @@ type look struct {
 
 // Look matches a prompt in the cache models.
 func (c *Caches) Look(now time.Time, p *Prompt, v *View) {
-	v.looks = v.looks[:0]
+	v.n = 0
 	for i := range p.Identities {
-		if id := &p.Identities[i]; len(id.Blocks) > 0 && len(v.looks) < maxSizes {
-			l := v.add()
+		if id := &p.Identities[i]; len(id.Blocks) > 0 && v.n < maxSizes {
+			l := &v.looks[v.n]
 			l.id, l.any = id, false
 			c.exact.Match(id.Root, id.Blocks, &l.held)
+			v.n++
 		}
 	}
 	chain := p.chain()
@@ -106,7 +108,7 @@ func (c *Caches) Look(now time.Time, p *Prompt, v *View) {
 	}
 	defer c.mu.RUnlock()
 	c.sent.Match(&chain, &v.sent)
-	for i := range v.looks {
+	for i := range v.n {
 		if l := &v.looks[i]; c.unconfirmed.n > 0 {
 			chain := l.id.chain()
 			c.unconfirmed.index.Match(&chain, &l.unconfirmed)
@@ -116,22 +118,12 @@ func (c *Caches) Look(now time.Time, p *Prompt, v *View) {
 	v.describe(p, int64(c.settings.BlockSize))
 }
 
-// add returns one more look. It keeps the memory of earlier ones.
-func (v *View) add() *look {
-	if len(v.looks) < cap(v.looks) {
-		v.looks = v.looks[:len(v.looks)+1]
-	} else {
-		v.looks = append(v.looks, look{})
-	}
-	return &v.looks[len(v.looks)-1]
-}
-
 // Drop keeps no reference to the prompt.
 func (v *View) Drop() {
-	for i := range v.looks {
+	for i := range v.n {
 		v.looks[i].id = nil
 	}
-	v.looks = v.looks[:0]
+	v.n = 0
 }
 
 func (v *View) describe(p *Prompt, blockSize int64) {
@@ -227,7 +219,7 @@ func (v *View) look(f *Feed, info *FeedInfo) *look {
 	if f == nil || info.Knowledge == Approximate {
 		return nil
 	}
-	for i := range v.looks {
+	for i := range v.n {
 		l := &v.looks[i]
 		if l.id.BlockTokens != info.BlockTokens {
 			continue
@@ -258,7 +250,7 @@ func (l *look) sent(f *Feed) int64 {
 
 // reported replaces the overlap by what the engine's events say.
 func (v *View) reported(f *Feed, o *Overlap) {
-	if f == nil || len(v.looks) == 0 {
+	if f == nil || v.n == 0 {
 		return
 	}
 	info := f.info.Load()

@@ -79,7 +79,7 @@ func (x *Index) acquire(s *slot, slot uint16, c *Chain, arrival int) (Ref, int) 
 	if up == nil {
 		return Ref{}, 0
 	}
-	return Ref{run: up, slot: slot, life: s.life}, pos
+	return Ref{run: up, slot: slot}, pos
 }
 
 // affordable returns how many of the run's first blocks the slot can pin in one step. If the
@@ -246,14 +246,13 @@ func (x *Index) splitHold(h *hold, up *run, at int32) {
 //
 // keep says that the engine has computed the prompt, so that its blocks stay. Without keep,
 // Release removes the blocks that no request has confirmed or uses. What stays is the most
-// recently used. After an [Index.Clear] in between, it ignores keep, because the engine has
-// lost the blocks.
+// recently used. After an [Index.Clear] in between, keep must be false: the engine has lost the
+// blocks.
 func (x *Index) Release(ref Ref, keep bool) {
 	if ref.run == nil {
 		return
 	}
 	s := x.slots[ref.slot]
-	keep = keep && s.life == ref.life
 	for r := ref.run; r != nil; {
 		up := r.up // the run may be freed below
 		h := r.hold(ref.slot)
@@ -285,7 +284,6 @@ func (x *Index) Clear(n int) {
 	if s == nil {
 		return
 	}
-	s.life++
 	s.used.Store(0)
 	s.lost = s.inUse.Load()
 	if !s.clearing {

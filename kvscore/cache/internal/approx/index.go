@@ -100,9 +100,8 @@ type slot struct {
 	lost        int64        // of inUse, that of lost holds
 	front, back *hold        // front is the most recent
 	holds       int
-	pinned      int    // holds with refs
-	life        uint32 // counts clears
-	clearing    bool   // all holds are lost: see Clear
+	pinned      int  // holds with refs
+	clearing    bool // all holds are lost: see Clear
 }
 
 // The memory of a run with its entry in the map, and of a hold with its place in the run.
@@ -116,7 +115,6 @@ const (
 type Ref struct {
 	run  *run // the deepest; it stays the deepest when split
 	slot uint16
-	life uint32
 }
 
 // New returns an empty index without slots that keeps at most memory bytes.

@@ -139,7 +139,6 @@ func (m *model) acquire(slot int, ps []string, weight int64, count bool) modelRe
 
 func (m *model) release(r modelRef, keep bool) {
 	s := &m.slots[r.slot]
-	keep = keep && s.life == r.life
 	for i := len(r.prefixes) - 1; i >= 0; i-- {
 		b := s.blocks[r.prefixes[i]]
 		b.refs--
@@ -342,6 +341,7 @@ func held(root uint64, blocks []uint64, next func(int) int) *Held {
 }
 
 func (w *world) release(i int, keep bool) {
+	keep = keep && w.m.slots[w.mrefs[i].slot].life == w.mrefs[i].life
 	w.x.Release(w.refs[i], keep)
 	w.m.release(w.mrefs[i], keep)
 	last := len(w.refs) - 1
@@ -403,9 +403,10 @@ func TestClearInSteps(t *testing.T) {
 		w.refs = append(w.refs, ref)
 		return c, n
 	}
+	kept := true
 	end := func() {
 		k := rnd.IntN(len(w.refs))
-		w.x.Release(w.refs[k], true)
+		w.x.Release(w.refs[k], kept || w.refs[k].slot == 1)
 		w.refs = slices.Delete(w.refs, k, k+1)
 	}
 	for i := range 40_000 {
@@ -418,6 +419,7 @@ func TestClearInSteps(t *testing.T) {
 		t.Fatalf("%d holds", n)
 	}
 	w.x.Clear(0)
+	kept = false
 	steps := 0
 	for more := true; more; steps++ {
 		c, _ := take(1)
@@ -439,8 +441,8 @@ func TestClearInSteps(t *testing.T) {
 	if steps < 20 {
 		t.Errorf("%d steps", steps)
 	}
-	for _, ref := range w.refs {
-		w.x.Release(ref, true)
+	for len(w.refs) > 0 {
+		end()
 	}
 	w.x.check(t)
 	if s := w.x.slots[0]; s.holds > 0 {
