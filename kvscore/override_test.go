@@ -6,46 +6,6 @@ import (
 	"time"
 )
 
-// TestOverrideChangesTheCosts changes each option for one request, and none for
-// the next.
-func TestOverrideChangesTheCosts(t *testing.T) {
-	yes, no, half := true, false, 0.5
-	two := func() *Selection {
-		return &Selection{Tokens: 160, BlockSize: 16, Rand: seeded(1), Candidates: []Candidate{
-			{Target: Target{Worker: 1, Rank: 0}, OverlapBlocks: 4, PrefillTokens: 320, PromptBlocks: 30, UnsharedBlocks: 50, RequestBlocks: 10, SharedBlocks: 3},
-			{Target: Target{Worker: 2, Rank: 0}, RequestBlocks: 10},
-		}}
-	}
-	d := &Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1}
-	plain := [2]float64{26 + 30 + 7, 20}
-	for name, v := range map[string]struct {
-		override *Override
-		want     [2]float64
-	}{
-		"none":        {nil, plain},
-		"empty":       {&Override{}, plain},
-		"credit":      {&Override{OverlapScoreCredit: &half}, [2]float64{28 + 37, 20}},
-		"scale":       {&Override{PrefillLoadScale: &half}, [2]float64{13 + 37, 5 + 10}},
-		"no reuse":    {&Override{AssumeKVReuse: &no}, [2]float64{26 + 60, 20}},
-		"reuse":       {&Override{AssumeKVReuse: &yes}, plain},
-		"no prefill":  {&Override{TrackPrefillTokens: &no}, [2]float64{37, 10}},
-		"temperature": {&Override{Temperature: &half}, plain},
-	} {
-		s := two()
-		s.Override = v.override
-		d.Choose(s)
-		if got := [2]float64{s.Candidates[0].Cost, s.Candidates[1].Cost}; got != v.want {
-			t.Errorf("%s: costs %v, want %v", name, got, v.want)
-		}
-	}
-	hot := two()
-	hot.Override = &Override{Temperature: &half}
-	drawn := counts(d, hot, 200)
-	if drawn[0] == 0 {
-		t.Errorf("with a temperature, choices %v", drawn)
-	}
-}
-
 // TestFactorsSteer has idle targets of which a factor makes one cheaper: it gets
 // all that comes.
 func TestFactorsSteer(t *testing.T) {

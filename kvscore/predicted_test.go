@@ -95,11 +95,6 @@ func TestTerms(t *testing.T) {
 			with(func(t *Terms) { t.Delay = 100 * (others(1000)); t.Decode = 4 * maxDecode * decode }),
 			[]int{0, 2},
 		},
-		"decode of an answer of unknown length": {
-			func(_ *Selection, c *Candidate) { c.Requests = 4 },
-			idleTerms, idleTerms,
-			[]int{0, 1, 2},
-		},
 		// the others have 30, 60 on average
 		"turns": {
 			func(s *Selection, c *Candidate) {
@@ -117,11 +112,6 @@ func TestTerms(t *testing.T) {
 			},
 			idleTerms, with(func(t *Terms) { t.Turns = turnsWorth * 3 * 40 * 120 / 40 / 4 }),
 			[]int{0, 2},
-		},
-		"turns of which there are none": {
-			func(s *Selection, c *Candidate) { s.TurnTime = 40; c.RecentWork = 120 },
-			idleTerms, idleTerms,
-			[]int{0, 1, 2},
 		},
 		"turns of a prompt of which nothing is known": {
 			func(s *Selection, c *Candidate) {
@@ -192,22 +182,6 @@ func TestTerms(t *testing.T) {
 			},
 			idleTerms, idleTerms,
 			[]int{0, 1, 2},
-		},
-		"prefill tokens": {
-			func(s *Selection, c *Candidate) {
-				s.Override = &Override{TrackPrefillTokens: pointer(true)}
-				c.WaitTime = 70
-			},
-			idleTerms, with(func(t *Terms) { t.Wait = 70 }),
-			[]int{0, 2},
-		},
-		"reuse, which is always counted": {
-			func(s *Selection, c *Candidate) {
-				s.Override = &Override{AssumeKVReuse: pointer(false)}
-				c.WaitTime = 70
-			},
-			idleTerms, with(func(t *Terms) { t.Wait = 70 }),
-			[]int{0, 2},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

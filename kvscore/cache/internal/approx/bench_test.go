@@ -2,7 +2,6 @@ package approx
 
 import (
 	"fmt"
-	"runtime"
 	"testing"
 	"time"
 )
@@ -47,28 +46,5 @@ func BenchmarkMatch(b *testing.B) {
 				})
 			})
 		}
-	}
-}
-
-func BenchmarkMemory(b *testing.B) {
-	for _, c := range []struct{ long, holders int }{{16, 1}, {64, 1}, {512, 1}, {16, 8}, {64, 8}, {512, 8}} {
-		b.Run(fmt.Sprintf("%dx%d", c.long, c.holders), func(b *testing.B) {
-			for b.Loop() {
-				before := heap()
-				x := declared(8)
-				n := 0
-				for i := 0; n < 500_000; i++ {
-					chain := seq(uint64(i)*1000, uint64(c.long))
-					for h := range c.holders {
-						x.Touch((i+h)%8, &Chain{Root: 1, Blocks: chain, Weights: Same(16_000)}, 0)
-						n += c.long
-					}
-				}
-				b.ReportMetric(float64(heap()-before)/float64(n), "heap-B/entry")
-				b.ReportMetric(float64(x.Bytes())/float64(n), "counted-B/entry")
-				runtime.KeepAlive(x)
-			}
-			b.ReportMetric(0, "ns/op")
-		})
 	}
 }
