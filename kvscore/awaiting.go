@@ -1,12 +1,14 @@
 package kvscore
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
-// awaiting is the list of a target's leases whose prefill is not over, in booking order.
+// awaiting are a target's leases whose prefill is not over.
 type awaiting struct {
-	first, last *Lease
-	n           int
-	work        work
+	leases []*Lease // in booking order
+	work   work
 	// since is the earliest time at which the engine can have begun the first prefill:
 	// its booking, or the end of the prefill before it. Zero is unknown.
 	since   time.Time
@@ -14,13 +16,10 @@ type awaiting struct {
 }
 
 func (q *awaiting) push(l *Lease, now time.Time) {
-	if q.last == nil {
-		q.first, q.since, q.guessed = l, now, false
-	} else {
-		q.last.behind, l.ahead = l, q.last
+	if len(q.leases) == 0 {
+		q.since, q.guessed = now, false
 	}
-	q.last = l
-	q.n++
+	q.leases = append(q.leases, l)
 	q.work.add(l.work)
 }
 
@@ -28,26 +27,16 @@ func (q *awaiting) push(l *Lease, now time.Time) {
 // unknown. If the end was seen and not guessed, all prefills booked before it have ended
 // too, because engines prefill in order.
 func (q *awaiting) remove(l *Lease, at time.Time, seen bool) {
-	for p := q.first; seen && p != l; p = p.behind {
-		p.passed = true
+	i := slices.Index(q.leases, l)
+	for _, before := range q.leases[:i] {
+		before.passed = before.passed || seen
 	}
-	if seen || q.first == l {
+	if seen || i == 0 {
 		q.since, q.guessed = at, !seen
 	}
-	if l.ahead != nil {
-		l.ahead.behind = l.behind
-	} else {
-		q.first = l.behind
-	}
-	if l.behind != nil {
-		l.behind.ahead = l.ahead
-	} else {
-		q.last = l.ahead
-	}
-	l.ahead, l.behind = nil, nil
-	q.n--
+	q.leases = slices.Delete(q.leases, i, i+1)
 	q.work.sub(l.work)
-	if q.n == 0 {
+	if len(q.leases) == 0 {
 		q.work = work{} // rounding errors
 	}
 }
@@ -75,13 +64,14 @@ const maxOverdue = 60_000
 // for memory or slots; wait assumes that it takes as long again as it is overdue.
 func (s *Scheduler) wait(ld *load, now time.Time, dry bool, factor, context float64) float64 {
 	q := &ld.awaiting
-	if q.n == 0 {
+	if len(q.leases) == 0 {
 		return 0
 	}
-	head := factor * s.latency.predict(featuresOf(0, q.first.work, context))
+	first := q.leases[0]
+	head := factor * s.latency.predict(featuresOf(0, first.work, context))
 	all := factor * s.latency.predict(featuresOf(0, q.work, context))
 	ran := q.ran(now, dry)
-	if late := ran - factor*s.latency.predict(featuresOf(1, q.first.work, context)); late > 0 && !q.first.passed {
+	if late := ran - factor*s.latency.predict(featuresOf(1, first.work, context)); late > 0 && !first.passed {
 		return all - head + min(late, maxOverdue)
 	}
 	return all - min(ran, head)

@@ -51,7 +51,7 @@ func (s *Scheduler) ReportLoad(now time.Time, t Target, l EngineLoad) {
 	}
 	ld.settle(now)
 	r := remainder{requests: max(0, l.Running+l.Waiting-ld.requests), tokens: -1}
-	r.waiting = min(r.requests, max(0, l.Waiting-ld.awaiting.n))
+	r.waiting = min(r.requests, max(0, l.Waiting-len(ld.awaiting.leases)))
 	if l.WaitingTokens >= 0 {
 		r.tokens = max(0, l.WaitingTokens-ld.prefill)
 	}

@@ -38,12 +38,11 @@ func (s *Scheduler) observe(l *Lease, now time.Time) {
 		return
 	}
 	ld.errors.add(l.predicted, milliseconds(now.Sub(l.booked)))
-	first, since := ld.awaiting.first, ld.awaiting.since
-	switch {
-	case !l.isAwaiting: // settle has ended it already
-		first, since = l, l.began
-	case ld.awaiting.guessed, first != l && !first.streamed: // the start of this prefill is unknown
-		since = time.Time{}
+	first, since := l, l.began // of a prefill that settle has ended
+	if q := &ld.awaiting; l.isAwaiting {
+		if first, since = q.leases[0], q.since; q.guessed || first != l && !first.streamed {
+			since = time.Time{} // the start of this prefill is unknown
+		}
 	}
 	if since.IsZero() || ld.context(s.settings.BlockSize) > fullMemory*float64(ld.capacity) || ld.foreign.isQueued(now) {
 		ld.timing = nil
@@ -175,7 +174,7 @@ func (s *Scheduler) predict(now time.Time, ld *load, c *Candidate, sel *Selectio
 	c.WaitTime = s.wait(ld, now, sel.Dry, c.Slowness, context)
 	n := max(0, sel.Tokens-c.OverlapTokens) + int64(c.loading())
 	c.PrefillTime = c.Slowness * s.latency.predict(featuresOf(1, workOf(n, c.OverlapTokens), context))
-	c.Awaiting = ld.awaiting.n
+	c.Awaiting = len(ld.awaiting.leases)
 	c.RecentWork = ld.recent.value(now)
 }
 

@@ -41,9 +41,8 @@ type Lease struct {
 	duePos    int
 	ended     bool
 
-	work          work
-	ahead, behind *Lease // in awaiting
-	isAwaiting    bool
+	work       work
+	isAwaiting bool // is in the load's awaiting
 	passed        bool      // a prefill that was booked later is over
 	began         time.Time // start of a prefill that settle has ended; zero is unknown
 	over          bool      // its prefill is over, as seen in the answer

@@ -48,8 +48,8 @@ func (ld *load) promptBlocks(blockSize int) float64 {
 func (ld *load) settle(now time.Time) {
 	for len(ld.due) > 0 && !ld.due[0].due.After(now) {
 		l := ld.due[0]
-		if ld.awaiting.first == l && !ld.awaiting.guessed {
-			l.began = ld.awaiting.since
+		if q := &ld.awaiting; len(q.leases) > 0 && q.leases[0] == l && !q.guessed {
+			l.began = q.since
 		}
 		l.computed(l.due, false)
 	}

@@ -306,7 +306,7 @@ func TestLoadsComeBackToZero(t *testing.T) {
 	for _, b := range s.targets {
 		q := &b.awaiting
 		if b.unshared != 0 || b.untracked != 0 || b.faded != 0 || len(b.due) != 0 ||
-			q.n != 0 || q.first != nil || q.last != nil || q.work != (work{}) || b.timing != nil {
+			len(q.leases) != 0 || q.work != (work{}) || b.timing != nil {
 			t.Errorf("the load of %s is not zero: %+v", b.target, b)
 		}
 	}

@@ -222,7 +222,7 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 		blockSize: int64(s.settings.BlockSize), streamed: r.Streamed, expected: r.ExpectedTokens,
 		prefill: prefill, unshared: c.RequestBlocks,
 		work: workOf(prefill, c.OverlapTokens), cached: c.OverlapTokens, knowledge: c.Knowledge,
-		inFlight: c.SharedBlocks > 0, queued: ld.awaiting.n > 0, predicted: c.WaitTime + c.PrefillTime,
+		inFlight: c.SharedBlocks > 0, queued: len(ld.awaiting.leases) > 0, predicted: c.WaitTime + c.PrefillTime,
 	}
 	l.total = blocksOf(l.tokens, l.blockSize)
 	s.traffic.arrived(sel)
