@@ -32,12 +32,12 @@ type Record struct {
 	// read.
 	Seq uint64 `json:"seq"`
 	// Life counts the engine's starts from 1.
-	Life   int         `json:"life"`
-	AtMS   float64     `json:"at_ms"`
-	Method string      `json:"method"`
-	Path   string      `json:"path"`
-	Header http.Header `json:"header"`
-	BodyBytes  int    `json:"body_bytes"`
+	Life      int         `json:"life"`
+	AtMS      float64     `json:"at_ms"`
+	Method    string      `json:"method"`
+	Path      string      `json:"path"`
+	Header    http.Header `json:"header"`
+	BodyBytes int         `json:"body_bytes"`
 	// Body is the body as it was sent, if bodies are kept.
 	Body []byte `json:"-"`
 
