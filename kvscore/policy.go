@@ -38,7 +38,7 @@ type Selection struct {
 	// same root share blocks.
 	Root uint64
 	// Blocks are the content hashes of the prompt's full blocks in order, none if the
-	// prompt is unknown. They belong to the request; a policy must not change them.
+	// prompt is unknown. They belong to the request: a policy must not change or keep them.
 	Blocks []uint64
 	// NominalBlockTokens is the number of tokens in one of Blocks, as assumed before the
 	// router learned anything. It does not change while the size of the blocks is the

@@ -8,9 +8,7 @@ replace github.com/caddy-kvrouter/kvrouter => ../
 
 require (
 	github.com/caddyserver/caddy/v2 v2.11.9
-	github.com/go-zeromq/zmq4 v0.17.0
 	github.com/miekg/dns v1.1.73
-	github.com/openai/openai-go v1.12.0
 	github.com/prometheus/client_golang v1.24.1
 	github.com/tidwall/gjson v1.18.0
 	github.com/tinylib/msgp v1.6.3
@@ -19,7 +17,6 @@ require (
 
 require (
 	github.com/dgraph-io/ristretto/v2 v2.4.2 // indirect
-	github.com/go-zeromq/goczmq/v4 v4.2.2 // indirect
 	github.com/philhofer/fwd v1.2.0 // indirect
 )
 
@@ -129,7 +126,6 @@ require (
 	github.com/tailscale/tscert v0.0.0-20251216020129-aea342f6d747 // indirect
 	github.com/tidwall/match v1.1.1 // indirect
 	github.com/tidwall/pretty v1.2.1 // indirect
-	github.com/tidwall/sjson v1.2.5 // indirect
 	github.com/urfave/cli v1.22.17 // indirect
 	github.com/x448/float16 v0.8.4 // indirect
 	github.com/yuin/goldmark v1.8.6 // indirect

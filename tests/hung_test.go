@@ -117,44 +117,6 @@ func TestHungEnginesAreFound(t *testing.T) {
 	goroutines(t, s, engines, level)
 }
 
-// TestHungRequestsMoveWhenThereIsRoom hangs one of two engines. Both are full, and other
-// requests wait. The hung requests stay until no other request waits. Then the other
-// engine serves them, and none is rejected.
-func TestHungRequestsMoveWhenThereIsRoom(t *testing.T) {
-	takesSeconds(t)
-	engines := startEngines(t, 2, canned.Pace{Words: 10, FirstToken: 20 * time.Millisecond, PerWord: 10 * time.Millisecond})
-	s := startCaddy(t, route(engines, "policy round_robin", maxRunning(4), "queue {\nmax_wait 5s\n}"))
-	ctx, stop := context.WithCancel(t.Context())
-	defer stop()
-	var clients sync.WaitGroup
-	var longest atomic.Int64
-	prompt := strings.Repeat(" once upon a time", 150)
-	for i := range 12 {
-		clients.Go(func() {
-			for n := 0; ctx.Err() == nil; n++ {
-				begun := time.Now()
-				a := s.chat(t.Context(), ask(fmt.Sprint("client ", i, n, prompt)).streamed())
-				if !a.ok() {
-					t.Errorf("status %d, error %v, body %q", a.status, a.err, a.body)
-					return
-				}
-				longest.Store(max(longest.Load(), int64(time.Since(begun))))
-			}
-		})
-	}
-	eventually(t, 10*time.Second, "both have shown how fast they are", func() bool { return engines[0].Requests() > 20 && engines[1].Requests() > 20 })
-	engines[0].SetFault(canned.Fault{Kind: canned.HangBeforeHeader})
-	moved := func() float64 { return s.scrape(t).value(retriesTotal, `pool="default"`, `reason="hung"`) }
-	eventually(t, time.Minute, "it is found to hang", func() bool { return s.scrape(t).value(workersHung, `pool="default"`) == 1 })
-	stop()
-	eventually(t, time.Minute, "all that hung were made elsewhere", func() bool { return moved() >= 4 })
-	engines[0].SetFault(canned.Fault{})
-	clients.Wait()
-	t.Logf("%v were made elsewhere, the longest took %v", moved(), time.Duration(longest.Load()))
-	s.booksAtZero(t)
-	s.slotsFree(t)
-}
-
 // TestRetriesStayWithinTheBudget has both engines refuse, with a small retry budget.
 // Further requests get the refusal, and the engines get no more retries than the budget
 // allows.

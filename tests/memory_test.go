@@ -17,14 +17,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
-// count returns how many clients a test has: usually, and in its long form.
-func count(usual, long int) int {
-	if inLong {
-		return long
-	}
-	return usual
-}
-
 // announce opens a connection on which a chat of length bytes is announced, and
 // its first bytes are sent.
 func (s *server) announce(t *testing.T, length int, first []byte) net.Conn {
@@ -48,7 +40,7 @@ func TestAnnouncedBodiesTakeNoMemory(t *testing.T) {
 	s := startCaddy(t, route(engines, "worker "+engines[0].Addr()+" {\nengine dynamo\n}", trust("tenants")))
 	s.mustChat(t, ask("hi"))
 	const each = 16 << 10 // bytes that a body takes of which almost nothing has arrived
-	n := count(1000, 5000)
+	const n = 1000
 	clients := make([]net.Conn, n)
 	for i := range clients {
 		clients[i] = s.announce(t, 600_000, []byte("{"))
@@ -78,7 +70,7 @@ type manifold struct {
 
 // TestManifoldRequestsLeaveBoundedTraces sends requests with 10,000 models,
 // thousands of paths and new header values. Each has its own session. There are
-// 12,000 sessions, 100,000 in the long form, and fewer under the race detector.
+// 12,000 sessions, and fewer under the race detector.
 // The state that remains must have its configured size. The metrics must have no
 // more series, and the admin API no longer pages, than after the first few
 // requests.
@@ -86,11 +78,8 @@ func TestManifoldRequestsLeaveBoundedTraces(t *testing.T) {
 	takesSeconds(t)
 	const maxSessions, indexMemory = 1000, 8 << 20
 	mf := manifold{requests: 12000, models: 10000, sessions: 12000, headers: 10000, paths: 1000}
-	switch {
-	case underRace:
+	if underRace {
 		mf.requests = 2000
-	case inLong:
-		mf.requests, mf.sessions = 100000, 100000
 	}
 	urls := []string{terseEngine(t), terseEngine(t)}
 	s := startCaddy(t, fmt.Sprintf("kv_router %s {\nindex {\nmemory %d\n}\naffinity {\nmax_sessions %d\n}\nresponse_headers X-KV-\n}",

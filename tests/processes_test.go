@@ -24,7 +24,6 @@ var waiting = []string{
 	"TestOfficialPythonClients",
 	"TestRestartWithinAPoll",
 	"TestHungEnginesAreFound",
-	"TestHungRequestsMoveWhenThereIsRoom",
 	"TestRestartInTheMiddle",
 	"TestEngineWithoutLoadIsWarnedOf",
 	"TestWorkerThatWantsAKeyIsNoIncident",

@@ -41,10 +41,9 @@ func (h *hasher) add(p []byte) {
 		h.full(h.tail)
 		h.tail = h.tail[:0]
 	}
-	for ; len(p) >= h.size; p = p[h.size:] {
-		h.full(p[:h.size])
-	}
-	h.tail = append(h.tail, p...)
+	full := len(p) - len(p)%h.size
+	h.full(p[:full])
+	h.tail = append(h.tail, p[full:]...)
 }
 
 // addByte appends one byte: text, or a mark.
@@ -130,12 +129,18 @@ func (h *hasher) addJSON(raw []byte) {
 // less than a kind for each, and the sum over a long text needs no more.
 const nearBlocks, sampled = 64, 4
 
-// full appends the hash of a full block.
-func (h *hasher) full(block []byte) {
-	if n := h.before + len(h.blocks); n < nearBlocks || n%sampled == 0 {
-		h.kind = kvscore.TextKind(block)
+// full appends the hashes of full blocks.
+func (h *hasher) full(p []byte) {
+	blocks, kind, size, seed := h.blocks, h.kind, h.size, h.seed
+	for n := h.before + len(blocks); len(p) >= size; n++ {
+		block := p[:size]
+		p = p[size:]
+		if n < nearBlocks || n%sampled == 0 {
+			kind = kvscore.TextKind(block)
+		}
+		blocks = append(blocks, kvscore.TextBlock(xxh3.HashSeed(block, seed), kind))
 	}
-	h.blocks = append(h.blocks, kvscore.TextBlock(xxh3.HashSeed(block, h.seed), h.kind))
+	h.blocks, h.kind = blocks, kind
 }
 
 // written returns the length of the text so far, in bytes.

@@ -45,7 +45,7 @@ func (p *parse) text(size int) conversation {
 	const most = 4096 // a large body is often one image, which is one block
 	size += p.tools.Len() + p.system.Len()
 	p.hash = newHasher(p.opt.TextBlock, p.opt.Seed)
-	p.hash.blocks = make([]uint64, 0, min(size/p.opt.TextBlock+1, most))
+	p.hash.blocks = newBlocks(min(size/p.opt.TextBlock+1, most))
 	return conversation{h: &p.hash, b: p.body, seed: p.opt.Seed}
 }
 

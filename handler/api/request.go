@@ -111,7 +111,7 @@ type Request struct {
 	Kind Kind
 	// Blocks are the content hashes of the prompt's full blocks, in order, of
 	// Options.TextBlock bytes or Options.BlockSize tokens each. For a batch
-	// they are those of the first prompt.
+	// they are those of the first prompt. They are valid until Done.
 	Blocks []uint64
 	// Chains are the full blocks of a (first) prompt of token ids in each of Options.Sizes.
 	// There are none if the body has media, or a member that selects a part of the cache. What

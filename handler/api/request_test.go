@@ -196,3 +196,26 @@ func FuzzHasher(f *testing.F) {
 		}
 	})
 }
+
+func TestDoneBlocksAreUsedAgain(t *testing.T) {
+	body := chatOf(64 << 10)
+	parsed := func() *Request {
+		r, err := Parse(chat{}, body, testOptions)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	want := slices.Clone(parsed().Blocks)
+	for range 4 {
+		r := parsed()
+		if !slices.Equal(r.Blocks, want) {
+			t.Fatal("blocks differ in memory that was used before")
+		}
+		clear(r.Blocks[:cap(r.Blocks)])
+		r.Done()
+		if r.Blocks != nil {
+			t.Error("Blocks can still be used")
+		}
+	}
+}

@@ -55,13 +55,11 @@ func NewBuffer(size int64) *Buffer {
 func (b *Buffer) count(held *atomic.Int64) {
 	b.held, b.size = held, int64(cap(b.Data))
 	held.Add(b.size)
-	bodyMemory.add(b.size)
 }
 
 func (b *Buffer) uncount() {
 	if b.held != nil {
 		b.held.Add(-b.size)
-		bodyMemory.add(-b.size)
 		b.held = nil
 	}
 }

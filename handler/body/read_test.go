@@ -7,6 +7,8 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"net/http/httptest"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/iotest"
@@ -220,5 +222,18 @@ func TestOnceKnowsWhatBecameOfIt(t *testing.T) {
 		if o.Touched.Load() != v.touched || o.Failed.Load() != v.failed {
 			t.Errorf("%s: touched %v, failed %v", v.name, o.Touched.Load(), o.Failed.Load())
 		}
+	}
+}
+
+// TestHalfSentBodyIsNotGivenBack hands back a body that an attempt has read a part of. The rest
+// alone would be another request.
+func TestHalfSentBodyIsNotGivenBack(t *testing.T) {
+	r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader("the rest"))
+	once := restOf(NewBuffer(8), r.Body, false)
+	once.Touched.Store(true)
+	once.Done()
+	GiveBack(r, nil, once)
+	if n, err := r.Body.Read(make([]byte, 8)); n != 0 || !errors.Is(err, http.ErrBodyReadAfterClose) {
+		t.Errorf("%d bytes, error %v", n, err)
 	}
 }

@@ -54,7 +54,7 @@ func (a *attempt) judge(ctx context.Context, resp *http.Response, resent bool, e
 		if d.repeatable(true) && d.anotherTry(d.suspects) {
 			v.do, v.reason = retry, strconv.Itoa(status)
 		}
-	case a.otherMayServe(resp) && d.anotherTry(d.suspects) && lacksModel(resp):
+	case status == http.StatusNotFound && a.otherMayServe(resp) && d.anotherTry(d.suspects) && lacksModel(resp):
 		v.do, v.reason = retry, strconv.Itoa(status)
 	case workersFault(status):
 		v.outcome = a.errored(resp.Status, status >= 500)
@@ -128,11 +128,11 @@ func retryAfter(h http.Header) time.Duration {
 	return time.Duration(s) * time.Second
 }
 
-// otherMayServe returns whether the worker answered 404 and an untried worker may serve the
-// request's model. The engine computed nothing, so any request may be sent again.
+// otherMayServe returns whether an untried worker may serve the model of a request that was
+// answered 404. The engine computed nothing, so any request may be sent again.
 func (a *attempt) otherMayServe(resp *http.Response) bool {
 	d := a.d
-	if resp.StatusCode != http.StatusNotFound || d.plan.Model == "" || d.plan.Once != nil || d.pinned() || body.Compressed(resp.Header) {
+	if d.plan.Model == "" || d.plan.Once != nil || d.pinned() || body.Compressed(resp.Header) {
 		return false
 	}
 	_, told := a.Worker.Serves(d.plan.Model)

@@ -235,9 +235,6 @@ func (p *Pool) maintain() {
 			}
 			p.forget(t)
 			p.pruneMembers(t)
-			if p.Memory.Upkeep(t) > 0 {
-				p.Incidents.Raise(t, "the router ended slow uploads", p.Logger)
-			}
 			p.watchSnapshots(t)
 			p.Incidents.end(t, p.Logger())
 		}

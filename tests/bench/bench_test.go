@@ -23,32 +23,6 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func TestCommandLineIsChecked(t *testing.T) {
-	for _, args := range [][]string{
-		{"-contenders", "caddy,nobody"},
-		{"-cells", "3k-c1"},
-		{"-with", "x=port=cmd"},
-		{"-with", "caddy=0=cmd"},
-		{"-with", "a/b=0=cmd"},
-		{"-rounds", "0"},
-		{"rest"},
-	} {
-		if _, err := parse(args, io.Discard); err == nil {
-			t.Errorf("%v is accepted", args)
-		}
-	}
-	o, err := parse([]string{"-with", "x=1234=run --a=b", "-contenders", "x,caddy", "-cells", "16k-c1"}, io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if x := o.contenders[0]; x.name != "x" || x.port != 1234 || x.command != "run --a=b" {
-		t.Errorf("got %+v", x)
-	}
-	if len(o.contenders) != 2 || len(o.cells) != 1 || o.cells[0].size != 16<<10 {
-		t.Errorf("got %v %v", contenderNames(o.contenders), o.cells)
-	}
-}
-
 func TestIncompleteAnswersAreErrors(t *testing.T) {
 	const sse, plain = "text/event-stream; charset=utf-8", "application/json"
 	for _, c := range []struct {

@@ -32,14 +32,12 @@ type Record struct {
 	// read.
 	Seq uint64 `json:"seq"`
 	// Life counts the engine's starts from 1.
-	Life   int         `json:"life"`
-	AtMS   float64     `json:"at_ms"`
-	Method string      `json:"method"`
-	Path   string      `json:"path"`
-	Header http.Header `json:"header"`
-	// BodySHA256 is in hexadecimal digits.
-	BodySHA256 string `json:"body_sha256"`
-	BodyBytes  int    `json:"body_bytes"`
+	Life      int         `json:"life"`
+	AtMS      float64     `json:"at_ms"`
+	Method    string      `json:"method"`
+	Path      string      `json:"path"`
+	Header    http.Header `json:"header"`
+	BodyBytes int         `json:"body_bytes"`
 	// Body is the body as it was sent, if bodies are kept.
 	Body []byte `json:"-"`
 
@@ -66,10 +64,8 @@ type Record struct {
 	Status int `json:"status"`
 	// Fault is the fault that the request met; empty for none.
 	Fault FaultKind `json:"fault,omitempty"`
-	// Zero until it was so.
-	AdmittedMS   float64 `json:"admitted_ms"`
+	// FirstTokenMS is 0 until it was so.
 	FirstTokenMS float64 `json:"first_token_ms"`
-	EndMS        float64 `json:"end_ms"`
 }
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -49,12 +49,12 @@ type job struct {
 	progress
 }
 
-// progress is how far a job has come. Times are virtual.
+// progress is how far a job has come. The time is virtual.
 type progress struct {
-	admitted, first, last time.Duration
-	cached                int // tokens; -1 until admitted
-	tokens                int // of the answer
-	done                  bool
+	first  time.Duration
+	cached int // tokens; -1 until admitted
+	tokens int // of the answer
+	done   bool
 }
 
 func newJob(r *batch.Request, each bool) *job {
@@ -197,7 +197,7 @@ func (k *rank) tell(ev batch.Event) {
 	j := k.jobs[ev.Request.ID]
 	if ev.Kind == batch.Admitted {
 		j.mu.Lock()
-		j.admitted, j.cached = ev.At, ev.Cached
+		j.cached = ev.Cached
 		j.mu.Unlock()
 		return
 	}
@@ -209,7 +209,6 @@ func (k *rank) tell(ev batch.Event) {
 	}
 	j.advance(func(p *progress) {
 		p.tokens, p.done = ev.Index+1, ev.Last
-		p.last = ev.At
 		if ev.Index == 0 {
 			p.first = ev.At
 		}

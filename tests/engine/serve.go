@@ -1,8 +1,6 @@
 package engine
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"io"
 	"net/http"
 	"time"
@@ -34,10 +32,9 @@ func (e *Engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer l.handlers.Done()
 	// To its end: only then does the server notice that the client leaves.
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
-	sum := sha256.Sum256(body)
 	x := &exchange{engine: e, life: l, w: w, r: r, body: body, record: &Record{
 		Life: l.number, AtMS: ms(e.clock.now()), Method: r.Method, Path: r.URL.Path, Header: r.Header.Clone(),
-		BodySHA256: hex.EncodeToString(sum[:]), BodyBytes: len(body), Rank: -1, CachedTokens: -1, Outcome: Running,
+		BodyBytes: len(body), Rank: -1, CachedTokens: -1, Outcome: Running,
 	}}
 	if e.cfg.KeepBodies {
 		x.record.Body = body
@@ -193,21 +190,11 @@ func (x *exchange) outcome(j *job) {
 	p := j.look()
 	x.note(func(r *Record) {
 		r.CachedTokens, r.AnswerTokens = p.cached, p.tokens
-		r.AdmittedMS, r.FirstTokenMS = ms(p.admitted), ms(p.first)
-		if p.done {
-			r.EndMS = ms(p.last)
-		}
+		r.FirstTokenMS = ms(p.first)
 	})
 }
 
-// finish notes what became of a request. An answer that the engine has made ended
-// with its last token, any other one ends now.
+// finish notes what became of a request.
 func (x *exchange) finish(o Outcome) {
-	now := x.engine.clock.now()
-	x.note(func(r *Record) {
-		r.Outcome = o
-		if r.EndMS == 0 {
-			r.EndMS = ms(now)
-		}
-	})
+	x.note(func(r *Record) { r.Outcome = o })
 }

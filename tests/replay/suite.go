@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 
@@ -60,48 +59,23 @@ var suitePolicies = []string{
 	"predicted_latency", "pool",
 }
 
-// suiteCell is one row of the suite: a trace with a setup at a load.
-type suiteCell struct {
-	Trace    string
-	Workers  int
-	KVTokens int64
-	Load     string
-	Speed    float64
-	Sessions string
-	// Policies are the figures of each policy, with Relative to the base. The name
-	// of a policy with exact knowledge ends in exactly.
-	Policies map[string]*sim.Result
-	// Best is the published rule with the lowest mean TTFT, BestExact the one
-	// among those with exact knowledge.
-	Best      string
-	BestExact string
-	// OverBest is the mean TTFT of each policy relative to the best published rule;
-	// OverBestExact that to the best one with exact knowledge.
-	OverBest      map[string]float64
-	OverBestExact map[string]float64
-
-	at    *trace.Trace
-	setup setup
+// cell is one row of the tables: a trace with a setup, at a load.
+type cell struct {
+	setup
+	trace    *trace.Trace
+	load     string
+	speed    float64
+	sessions string
+	// policies are the figures of each policy. The name of one with exact knowledge ends
+	// in exactly.
+	policies map[string]*sim.Result
+	// best is the published rule with the lowest mean TTFT, bestExact the one among
+	// those with exact knowledge, if there are any.
+	best, bestExact string
 }
 
-// exactly marks the policies with exact knowledge in the suite.
+// exactly marks the policies with exact knowledge.
 const exactly = "!exact"
-
-// runSuite replays all policies on all cells, and sums up.
-func (o *options) runSuite(stderr io.Writer) (*summary, error) {
-	places, err := o.places()
-	if err != nil {
-		return nil, err
-	}
-	cells, err := o.suiteCells(places, stderr)
-	if err != nil {
-		return nil, err
-	}
-	if err := o.fill(cells, stderr); err != nil {
-		return nil, err
-	}
-	return o.summarise(cells), nil
-}
 
 // place is a trace with a setup.
 type place struct {
@@ -109,10 +83,10 @@ type place struct {
 	trace *trace.Trace
 }
 
-// setUp returns the cluster of a setup, with what the flags change in it.
-func (o *options) setUp(s setup) sim.Cluster {
+// on returns the cluster of a setup.
+func (o *options) on(s setup) sim.Cluster {
 	c := o.cluster
-	c.Workers, c.KVTokens = s.workers, []int64{s.kv}
+	c.Workers, c.KVTokens = s.workers, s.kv
 	return c
 }
 
@@ -126,11 +100,7 @@ func (o *options) places() (places []place, err error) {
 			}
 			continue
 		}
-		found, err := trace.Files(path)
-		if err != nil {
-			return nil, err
-		}
-		paths = append(paths, found...)
+		paths = append(paths, trace.Files(path)...)
 	}
 	if len(paths) == 0 {
 		return nil, fmt.Errorf("there is no trace in %s", o.traces)
@@ -140,7 +110,11 @@ func (o *options) places() (places []place, err error) {
 		if err != nil {
 			return nil, err
 		}
-		for _, s := range setupsOf(filepath.Base(path)) {
+		setups := []setup{{workers: o.cluster.Workers, kv: o.cluster.KVTokens}}
+		if o.suite {
+			setups = setupsOf(filepath.Base(path))
+		}
+		for _, s := range setups {
 			places = append(places, place{s, t})
 		}
 	}
@@ -162,9 +136,55 @@ func setupsOf(trace string) []setup {
 	return fit
 }
 
-// suiteCells finds the saturation of each place and lists its cells.
-func (o *options) suiteCells(places []place, stderr io.Writer) ([]*suiteCell, error) {
-	saturations, errs := make([]float64, len(places)), make([]error, len(places))
+// cells lists the rows. In the suite it finds the saturation of each place first.
+func (o *options) cells(stderr io.Writer) ([]*cell, error) {
+	places, err := o.places()
+	if err != nil {
+		return nil, err
+	}
+	saturations, err := o.saturations(places, stderr)
+	if err != nil {
+		return nil, fmt.Errorf("looking for the saturation of %s: %w", base, err)
+	}
+	var cells []*cell
+	for i, p := range places {
+		add := func(load string, speed float64) {
+			for _, sessions := range []string{"none", "key"} {
+				if (o.sessions == "both" || o.sessions == sessions) && (sessions == "none" || p.trace.Sessions) {
+					cells = append(cells, &cell{
+						setup: p.setup, trace: p.trace, load: load, speed: speed, sessions: sessions, policies: make(map[string]*sim.Result),
+					})
+				}
+			}
+		}
+		switch {
+		case !o.suite:
+			for _, speed := range o.speeds {
+				add("given", speed)
+			}
+			continue
+		case p.alone:
+			add("alone", 1)
+			continue
+		}
+		for _, l := range loads {
+			switch {
+			case l.name != overload || p.overload > 0 && o.cluster.Engine != engine.Default():
+				add(l.name, l.share*saturations[i])
+			case p.overload > 0:
+				add(l.name, p.overload)
+			}
+		}
+	}
+	return cells, nil
+}
+
+// saturations returns the saturation of each place whose loads are shares of it.
+func (o *options) saturations(places []place, stderr io.Writer) ([]float64, error) {
+	speeds, errs := make([]float64, len(places)), make([]error, len(places))
+	if !o.suite {
+		return speeds, nil
+	}
 	fmt.Fprintf(stderr, "looking for the saturation of %s in %d places\n", base, len(places))
 	var all sync.WaitGroup
 	for i, p := range places {
@@ -172,48 +192,11 @@ func (o *options) suiteCells(places []place, stderr io.Writer) ([]*suiteCell, er
 			continue
 		}
 		all.Go(func() {
-			saturations[i], errs[i] = sim.Saturation(sim.Config{Trace: p.trace, Policy: base, Cluster: o.setUp(p.setup), Seed: o.seeds[0]})
+			speeds[i], errs[i] = sim.Saturation(sim.Config{Trace: p.trace, Policy: base, Cluster: o.on(p.setup), Seed: o.seeds[0]})
 		})
 	}
 	all.Wait()
-	if err := errors.Join(errs...); err != nil {
-		return nil, fmt.Errorf("looking for the saturation of %s: %w", base, err)
-	}
-	var cells []*suiteCell
-	for i, p := range places {
-		add := func(load string, speed float64) {
-			for _, sessions := range o.suiteSessions(p.trace) {
-				cells = append(cells, &suiteCell{
-					Trace: p.trace.Name, Workers: p.workers, KVTokens: p.kv, Load: load, Speed: speed, Sessions: sessions,
-					Policies: make(map[string]*sim.Result), at: p.trace, setup: p.setup,
-				})
-			}
-		}
-		if p.alone {
-			add("alone", 1)
-			continue
-		}
-		for _, l := range loads {
-			switch {
-			case l.name != overload:
-				add(l.name, l.share*saturations[i])
-			case p.overload > 0 && o.cluster.Engine == engine.Default():
-				add(l.name, p.overload)
-			case p.overload > 0:
-				add(l.name, l.share*saturations[i])
-			}
-		}
-	}
-	return cells, nil
-}
-
-func (o *options) suiteSessions(t *trace.Trace) []string {
-	if o.sessions == "both" && t.Sessions {
-		return []string{"none", "key"}
-	} else if o.sessions == "both" {
-		return []string{"none"}
-	}
-	return []string{o.sessions}
+	return speeds, errors.Join(errs...)
 }
 
 // variant is a policy as a cell has it.
@@ -231,12 +214,9 @@ func (v variant) name() string {
 
 // variants lists the policies of a cell. Published rules have no use for session
 // keys, but for those that cannot do without.
-func (o *options) variants(sessions string) (list []variant, err error) {
+func (o *options) variants(sessions string) (list []variant) {
 	for _, p := range o.policies {
-		k, err := sim.KindOf(p)
-		if err != nil {
-			return nil, err
-		}
+		k := sim.KindOf(p)
 		if k.Sessions && sessions == "none" {
 			continue
 		}
@@ -246,12 +226,12 @@ func (o *options) variants(sessions string) (list []variant, err error) {
 			list = append(list, variant{p, true, keys})
 		}
 	}
-	return list, nil
+	return list
 }
 
 // fill replays all variants of all cells. What a session key does not change is
 // replayed once.
-func (o *options) fill(cells []*suiteCell, stderr io.Writer) error {
+func (o *options) fill(cells []*cell, stderr io.Writer) error {
 	type key struct {
 		trace *trace.Trace
 		setup setup
@@ -260,37 +240,30 @@ func (o *options) fill(cells []*suiteCell, stderr io.Writer) error {
 	}
 	var runs []sim.Config
 	first := make(map[key]int)
-	each := func(f func(c *suiteCell, v variant, k key)) error {
-		for _, c := range cells {
-			variants, err := o.variants(c.Sessions)
-			if err != nil {
-				return err
+	for _, c := range cells {
+		for _, v := range o.variants(c.sessions) {
+			k := key{c.trace, c.setup, c.speed, v}
+			if _, known := first[k]; known {
+				continue
 			}
-			for _, v := range variants {
-				f(c, v, key{c.at, c.setup, c.Speed, v})
+			first[k] = len(runs)
+			for _, seed := range o.seeds {
+				runs = append(runs, sim.Config{
+					Trace: c.trace, Policy: v.policy, Cluster: o.on(c.setup), Speed: c.speed, Seed: seed, Exact: v.exact, Sessions: v.keys,
+				})
 			}
 		}
-		return nil
-	}
-	err := each(func(c *suiteCell, v variant, k key) {
-		if _, known := first[k]; known {
-			return
-		}
-		first[k] = len(runs)
-		for _, seed := range o.seeds {
-			runs = append(runs, sim.Config{
-				Trace: c.at, Policy: v.policy, Cluster: o.setUp(c.setup), Speed: c.Speed, Seed: seed, Exact: v.exact, Sessions: v.keys,
-			})
-		}
-	})
-	if err != nil {
-		return err
 	}
 	results, err := replayAll(runs, stderr)
 	if err != nil {
 		return err
 	}
-	return each(func(c *suiteCell, v variant, k key) {
-		c.Policies[v.name()] = sim.Mean(slices.Clone(results[first[k] : first[k]+len(o.seeds)]))
-	})
+	for _, c := range cells {
+		for _, v := range o.variants(c.sessions) {
+			n := first[key{c.trace, c.setup, c.speed, v}]
+			c.policies[v.name()] = sim.Mean(results[n : n+len(o.seeds)])
+		}
+		c.compare(o.policies[0])
+	}
+	return nil
 }

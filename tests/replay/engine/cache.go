@@ -9,7 +9,7 @@ import "slices"
 // prefixes: it never holds a block without those before it. That follows from the
 // order alone, as requests use whole prefixes and give them back tail first.
 type Cache struct {
-	capacity int // blocks; 0 is no bound
+	capacity int // blocks
 	at       map[uint64]int32
 	nodes    []node // the first is the ring of unused blocks, oldest first
 	spare    []int32
@@ -17,7 +17,7 @@ type Cache struct {
 	used     int // blocks that requests use, those without a hash included
 	changes  int // how often blocks were reserved or released
 	found    []int32
-	hear     []Listener
+	hear     Listener // nil: none
 }
 
 // Listener hears what becomes of a cache's blocks, as the subscriber of an engine's KV events
@@ -29,21 +29,19 @@ type Listener interface {
 	Removed(block uint64)
 }
 
-// Listen adds a listener. The cache must be empty.
-func (c *Cache) Listen(l Listener) { c.hear = append(c.hear, l) }
+// Listen sets the listener. The cache must be empty.
+func (c *Cache) Listen(l Listener) { c.hear = l }
 
-// tell tells the listeners of the blocks of a chain from a position on.
+// tell tells the listener of the blocks of a chain from a position on.
 func (c *Cache) tell(chain []uint64, from int) {
-	if from == len(chain) {
+	if c.hear == nil || from == len(chain) {
 		return
 	}
 	parent := uint64(0)
 	if from > 0 {
 		parent = chain[from-1]
 	}
-	for _, l := range c.hear {
-		l.Stored(parent, from > 0, chain[from:])
-	}
+	c.hear.Stored(parent, from > 0, chain[from:])
 }
 
 type node struct {
@@ -52,13 +50,10 @@ type node struct {
 	refs       int32
 }
 
-// NewCache returns an empty cache for so many blocks, 0 for any number.
+// NewCache returns an empty cache for so many blocks.
 func NewCache(capacity int) *Cache {
 	return &Cache{capacity: capacity, at: make(map[uint64]int32), nodes: make([]node, 1)}
 }
-
-// Capacity returns the blocks that the cache has room for; 0 is no bound.
-func (c *Cache) Capacity() int { return c.capacity }
 
 // Held returns how many leading blocks of a chain the cache holds.
 func (c *Cache) Held(chain []uint64) int {
@@ -70,13 +65,8 @@ func (c *Cache) Held(chain []uint64) int {
 	return len(chain)
 }
 
-// Usage returns the share of the cache that requests use; 0 without a bound.
-func (c *Cache) Usage() float64 {
-	if c.capacity == 0 {
-		return 0
-	}
-	return float64(c.used) / float64(c.capacity)
-}
+// Usage returns the share of the cache that requests use.
+func (c *Cache) Usage() float64 { return float64(c.used) / float64(c.capacity) }
 
 // Reserve takes so many blocks in all for a request, the blocks of its prompt among
 // them. It returns how many leading ones the cache held, or false if there is
@@ -94,7 +84,7 @@ func (c *Cache) Reserve(chain []uint64, total int) (held int, ok bool) {
 		found = append(found, i)
 	}
 	c.found, held = found, len(found)
-	if c.capacity > 0 && c.used+revived+total-held > c.capacity {
+	if c.used+revived+total-held > c.capacity {
 		return held, false
 	}
 	c.changes++
@@ -125,7 +115,7 @@ func (c *Cache) Release(chain, answer []uint64, total int) {
 	for _, h := range slices.Backward(answer) {
 		c.push(c.add(h))
 	}
-	if len(c.hear) > 0 {
+	if c.hear != nil {
 		c.tell(slices.Concat(chain, answer), len(chain))
 	}
 	for _, h := range slices.Backward(chain) {
@@ -139,15 +129,12 @@ func (c *Cache) Release(chain, answer []uint64, total int) {
 
 // evict drops the oldest unused blocks until there is room for so many more.
 func (c *Cache) evict(more int) {
-	if c.capacity == 0 {
-		return
-	}
 	for c.used+c.unused+more > c.capacity {
 		i := c.nodes[0].next
 		c.unlink(i)
 		delete(c.at, c.nodes[i].hash)
-		for _, l := range c.hear {
-			l.Removed(c.nodes[i].hash)
+		if c.hear != nil {
+			c.hear.Removed(c.nodes[i].hash)
 		}
 		c.spare = append(c.spare, i)
 		c.unused--

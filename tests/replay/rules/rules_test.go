@@ -3,7 +3,6 @@ package rules
 import (
 	"math/rand/v2"
 	"testing"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/engine"
@@ -31,13 +30,6 @@ func selection(candidates ...kvscore.Candidate) *kvscore.Selection {
 		s.Candidates = append(s.Candidates, c)
 	}
 	return s
-}
-
-// fill makes an engine hold so many blocks of the prompt.
-func fill(v *View, i, blocks int, s *kvscore.Selection) {
-	c := v.Engines[i].Cache()
-	c.Reserve(s.Blocks[:blocks], blocks)
-	c.Release(s.Blocks[:blocks], nil, blocks)
 }
 
 func TestChoices(t *testing.T) {
@@ -80,82 +72,3 @@ func smetric(v *View) kvscore.Policy   { return &SMetric{MinTTFT{View: v}, SMetr
 func gaie(v *View) kvscore.Policy      { return &GAIE{View: v} }
 func leastWork(v *View) kvscore.Policy { return &LeastWork{MinTTFT{View: v}} }
 func sticky(v *View) kvscore.Policy    { return &StickyHash{View: v} }
-
-func TestExactKnowledgeIsTheEngines(t *testing.T) {
-	for name, rule := range map[string]func(*View) kvscore.Policy{"lmetric": lmetric, "cache_aware": aware, "min_ttft": minTTFT, "smetric": smetric, "gaie": gaie} {
-		v := fleet(2)
-		s := selection(kvscore.Candidate{OverlapBlocks: 80}, kvscore.Candidate{})
-		fill(v, 1, 60, s)
-		if got := rule(v).Choose(s); got != 0 {
-			t.Errorf("%s chose %d by the cache model, want 0", name, got)
-		}
-		v.Exact = true
-		if got := rule(v).Choose(s); got != 1 {
-			t.Errorf("%s chose %d by the engines' blocks, want 1", name, got)
-		}
-	}
-}
-
-func TestGAIEReadsGauges(t *testing.T) {
-	v, s := fleet(2), selection(kvscore.Candidate{OverlapBlocks: 60}, kvscore.Candidate{})
-	v.Engines[0].Add(&engine.Job{In: 5, Out: 1}) // 3×0.6 against 2×1
-	if got := gaie(v).Choose(s); got != 1 {
-		t.Errorf("chose %d, want the one without a queue", got)
-	}
-	// Gauges are read every 50 ms.
-	old := gaie(v)
-	old.Choose(s)
-	v.Engines[0], v.Engines[1] = v.Engines[1], v.Engines[0]
-	v.Now = 49 * time.Millisecond
-	if got := old.Choose(s); got != 1 {
-		t.Errorf("after 49 ms: chose %d, want the one that had no queue", got)
-	}
-	v.Now = 50 * time.Millisecond
-	if got := old.Choose(s); got != 0 {
-		t.Errorf("after 50 ms: chose %d, want the one that has no queue", got)
-	}
-	v = fleet(2)
-	v.Engines[0].Cache().Reserve(nil, 950)
-	if got := gaie(v).Choose(s); got != 1 {
-		t.Errorf("chose %d, want the one with free memory", got)
-	}
-	// Only the first 256 blocks match.
-	v = fleet(2)
-	long := selection(kvscore.Candidate{OverlapBlocks: 900, Requests: 1}, kvscore.Candidate{OverlapBlocks: 256})
-	long.RequestBlocks, long.Tokens = 1000, 16_000
-	gaie(v).Choose(long)
-	if a, b := long.Candidates[0].Cost, long.Candidates[1].Cost; a != b {
-		t.Errorf("costs are %v and %v, want the same", a, b)
-	}
-}
-
-func TestWaitAges(t *testing.T) {
-	v := fleet(2)
-	m := &MinTTFT{View: v}
-	s := selection(make([]kvscore.Candidate, 2)...)
-	long := v.Model.PrefillMS(0, 1600)
-	at := m.Choose(s)
-	m.Placed(s, 1, at)
-	m.Placed(s, 2, at)
-	wait := func() float64 { return m.waits[at].left(v.Now) }
-	near := func(what string, want float64) {
-		t.Helper()
-		if got := wait(); got < want-1e-6 || got > want+1e-6 {
-			t.Errorf("%s: %v ms are left, want %v", what, got, want)
-		}
-	}
-	near("placed", 2*long)
-	v.Now = 10 * time.Millisecond
-	near("after 10 ms", 2*long-10)
-	v.Now = time.Second
-	near("overdue", long)
-	m.FirstToken(1, at)
-	near("the second", long)
-	m.FirstToken(2, at)
-	near("idle", 0)
-	m.Placed(s, 3, at)
-	near("placed when idle", long)
-	if got := m.Choose(s); got == at {
-		t.Error("chose the one that has work")
-	}
-}

@@ -3,7 +3,6 @@ package sim
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/rules"
@@ -24,12 +23,6 @@ type spec struct {
 
 var specs = []spec{
 	{name: "predicted_latency", Kind: own, soft: true, make: func(*rules.View) kvscore.Policy { return kvscore.NewPredictedLatency() }},
-	{name: "predicted_latency-wait", Kind: own, soft: true, make: ablated(noWait)},
-	{name: "predicted_latency-delay", Kind: own, soft: true, make: ablated(noDelay)},
-	{name: "predicted_latency-queue", Kind: own, soft: true, make: ablated(noQueue)},
-	{name: "predicted_latency-decode", Kind: own, soft: true, make: ablated(noDecode)},
-	{name: "predicted_latency-turns", Kind: own, soft: true, make: ablated(noTurns)},
-	{name: "predicted_latency-leave", Kind: own, soft: true, make: ablated(noLeave)},
 	{name: "dynamo", Kind: rule, make: func(*rules.View) kvscore.Policy { return kvscore.NewDynamo() }},
 	{name: "dynamo_16", Kind: rule, make: func(*rules.View) kvscore.Policy {
 		d := kvscore.NewDynamo()
@@ -70,18 +63,18 @@ func Policies() []string {
 func find(name string) (*spec, error) {
 	i := slices.IndexFunc(specs, func(s spec) bool { return s.name == name })
 	if i < 0 {
-		return nil, fmt.Errorf("unknown policy %q, want one of %s", name, strings.Join(Policies(), ", "))
+		return nil, fmt.Errorf("unknown policy %q", name)
 	}
 	return &specs[i], nil
 }
 
-// KindOf returns the kind of a policy.
-func KindOf(policy string) (Kind, error) {
+// KindOf returns the kind of one of Policies.
+func KindOf(policy string) Kind {
 	sp, err := find(policy)
 	if err != nil {
-		return Kind{}, err
+		return Kind{}
 	}
-	return sp.Kind, nil
+	return sp.Kind
 }
 
 // Kind is what a policy is, for comparisons.

@@ -54,7 +54,6 @@ type request struct {
 	away    bool             // from the session's home, where its next turn is at home again
 	arrived time.Duration
 	first   time.Duration
-	ended   time.Duration
 }
 
 // replay is a cell in progress.
@@ -71,11 +70,11 @@ type replay struct {
 	requests  []request
 	engines   []*engine.Engine
 	stepping  []bool
-	targets   []kvscore.Target // of all engines, those that join later included
-	changes   []change         // of the cluster that are still to come
+	targets   []kvscore.Target // of all engines
 	events    events
 	tally     tally
 	now       time.Duration
+	whole     time.Duration // of the trace
 	swept     time.Duration
 	err       error
 	answer    []uint64
@@ -134,8 +133,6 @@ func (c *Config) check() (*spec, error) {
 	switch {
 	case err != nil:
 		return nil, err
-	case c.Trace == nil || len(c.Trace.Requests) == 0:
-		return nil, errors.New("there is no trace")
 	case !(c.Speed > 0):
 		return nil, fmt.Errorf("speed is %v, want more than 0", c.Speed)
 	case sp.Kind.Sessions && !c.Trace.Sessions:
@@ -153,8 +150,8 @@ func (c *Config) check() (*spec, error) {
 func (r *replay) build() {
 	r.scheduler = kvscore.NewScheduler(kvscore.Settings{})
 	r.selection.Rand = rand.New(rand.NewPCG(r.Seed, 0)) //nolint:gosec // to be repeated
-	r.requests = make([]request, len(r.Trace.Requests))
-	r.view = rules.View{Block: r.Trace.BlockTokens, Exact: r.Exact, Model: r.model()}
+	r.requests, r.whole = make([]request, len(r.Trace.Requests)), r.Trace.Duration()
+	r.view = rules.View{Block: r.Trace.BlockTokens, Exact: r.Exact, Model: r.Engine}
 	r.buildCluster()
 	r.policy = r.spec.make(&r.view)
 	r.observer, _ = r.policy.(rules.Observer)
@@ -194,10 +191,7 @@ func (r *replay) scaled(t time.Duration) time.Duration { return time.Duration(fl
 
 func (r *replay) setTime(t time.Duration) {
 	r.now, r.view.Now = t, t
-	for len(r.changes) > 0 && r.changes[0].at <= t {
-		r.changes[0].apply(r)
-		r.changes = r.changes[1:]
-	}
+	r.slow()
 	if r.sessions != nil {
 		r.sessions.now.Store(int64(t))
 	}
@@ -311,7 +305,7 @@ func (r *replay) end(q *request) {
 	if r.sessions != nil {
 		r.sessions.ended(r.Trace.Requests[q.Number].Session)
 	}
-	q.lease, q.ended = nil, r.now
+	q.lease = nil
 	r.tally.ended(r.now, q.Number, q)
 	r.next(q.Number)
 	r.over++

@@ -51,7 +51,7 @@ func synthetic(tb testing.TB, requests int, closed bool) *trace.Trace {
 }
 
 func cell(t *trace.Trace, policy string) Config {
-	return Config{Trace: t, Policy: policy, Cluster: Cluster{Workers: 3, KVTokens: []int64{60_000}}, Speed: 1, Seed: 1}
+	return Config{Trace: t, Policy: policy, Cluster: Cluster{Engine: engine.Default(), Workers: 3, KVTokens: 60_000, ToldTimes: 1}, Speed: 1, Seed: 1}
 }
 
 func mustRun(tb testing.TB, c Config) *Result {
@@ -68,17 +68,8 @@ func TestEveryPolicyReplaysATrace(t *testing.T) {
 	for _, policy := range Policies() {
 		for _, tr := range []*trace.Trace{open, closed} {
 			res := mustRun(t, cell(tr, policy))
-			if !(res.P50TTFT > 8 && res.P50TTFT <= res.P99TTFT && res.MeanTTFT < res.MeanE2E) {
-				t.Errorf("%s: TTFT %+v", policy, res.Figures)
-			}
-			if !(res.HitRatio > 0.1 && res.HitRatio < 1) {
-				t.Errorf("%s: %+v", policy, res.Figures)
-			}
-			if res.PolicyFaults+res.Expired != 0 {
-				t.Errorf("%s: %d faults, %d leases expired", policy, res.PolicyFaults, res.Expired)
-			}
-			if !tr.Closed && res.Requests != 450 {
-				t.Errorf("%s: the figures are of %d requests, want 450", policy, res.Requests)
+			if !(res.MeanTTFT > 8 && res.MeanTTFT <= res.P99TTFT && res.MeanTTFT < res.MeanE2E && res.HitRatio > 0.1 && res.HitRatio < 1) {
+				t.Errorf("%s: %+v", policy, res)
 			}
 		}
 	}
@@ -104,8 +95,9 @@ func TestASeedDecidesAll(t *testing.T) {
 func TestOneRequest(t *testing.T) {
 	tr := &trace.Trace{BlockTokens: 16, Sessions: true, Requests: []trace.Request{{In: 5000, Out: 3, Blocks: blocks(5000 / 16)}}}
 	c := cell(tr, "dynamo")
-	for factor, slow := range map[float64][]Slow{1: nil, 2.5: {{0, 2.5, 0, 1}, {1, 2.5, 0, 1}, {2, 2.5, 0, 1}}} {
-		c.Slow = slow
+	c.Workers = 1
+	for _, factor := range []float64{1, 2.5} {
+		c.Slow = Slow{0, factor, 0, 1}
 		res := mustRun(t, c)
 		ttft := factor * engine.Default().PrefillMS(0, 5000)
 		e2e := ttft + factor*(2*(8+0.04)+5e-5*(5001+5002))
@@ -121,25 +113,6 @@ func blocks(n int) []uint64 {
 		list[i] = uint64(i) + 1
 	}
 	return list
-}
-
-// TestOneHistoryIsComputedOnce asks six times with one long history and new tails.
-func TestOneHistoryIsComputedOnce(t *testing.T) {
-	const history, tail = 6000, 8
-	tr := &trace.Trace{BlockTokens: 16, Sessions: true}
-	for i := range 6 {
-		chain := blocks(history + 6*tail)
-		chain = append(chain[:history:history], chain[history+i*tail:history+(i+1)*tail]...)
-		tr.Requests = append(tr.Requests, trace.Request{At: time.Duration(i) * time.Minute, In: 16 * len(chain), Out: 20, Blocks: chain, Session: i})
-	}
-	for _, policy := range []string{"dynamo", "lmetric", "min_ttft", "pool"} {
-		c := cell(tr, policy)
-		c.KVTokens = []int64{200_000}
-		want := 1 - float64(16*(history+6*tail))/float64(6*16*(history+tail))
-		if res := mustRun(t, c); math.Abs(res.HitRatio-want) > 1e-9 {
-			t.Errorf("%s: hit ratio %v, want %v", policy, res.HitRatio, want)
-		}
-	}
 }
 
 // TestSessionsStayWhereTheyAre replays sessions bound to an engine, with a policy
@@ -158,31 +131,6 @@ func TestSessionsStayWhereTheyAre(t *testing.T) {
 	}
 }
 
-func TestBadSettings(t *testing.T) {
-	tr := synthetic(t, 50, false)
-	for want, change := range map[string]func(*Config){
-		`unknown policy "best"`: func(c *Config) { c.Policy = "best" },
-		"workers is 0":          func(c *Config) { c.Workers = 0 },
-		"speed is -1":           func(c *Config) { c.Speed = -1 },
-		"speed is NaN":          func(c *Config) { c.Speed = math.NaN() },
-		"into 64 KV tokens":     func(c *Config) { c.KVTokens = []int64{100} },
-		"slow is 3:2":           func(c *Config) { c.Slow = []Slow{{3, 2, 0, 1}} },
-		"no trace":              func(c *Config) { c.Trace = nil },
-		"has no sessions": func(c *Config) {
-			c.Sessions, c.Trace = true, &trace.Trace{BlockTokens: 16, Requests: tr.Requests}
-		},
-		"needs sessions": func(c *Config) {
-			c.Policy, c.Trace = "sticky_hash", &trace.Trace{BlockTokens: 16, Requests: tr.Requests}
-		},
-	} {
-		c := cell(tr, "dynamo")
-		change(&c)
-		if _, err := Run(c); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("error %v, want %q", err, want)
-		}
-	}
-}
-
 // TestExactKnowledgeIsTheEngines shows a policy of the router a cache model that is
 // far too small, and then the engines' own blocks.
 func TestExactKnowledgeIsTheEngines(t *testing.T) {
@@ -191,8 +139,8 @@ func TestExactKnowledgeIsTheEngines(t *testing.T) {
 	blind := mustRun(t, c)
 	c.Exact = true
 	seeing := mustRun(t, c)
-	if seeing.Knowledge != "exact" || seeing.HitRatio < 1.1*blind.HitRatio {
-		t.Errorf("hit ratio %v blind, %v with exact knowledge (%s)", blind.HitRatio, seeing.HitRatio, seeing.Knowledge)
+	if seeing.HitRatio < 1.1*blind.HitRatio {
+		t.Errorf("hit ratio %v blind, %v with exact knowledge", blind.HitRatio, seeing.HitRatio)
 	}
 }
 
@@ -201,8 +149,11 @@ func TestNothingIsLeft(t *testing.T) {
 	for _, policy := range Policies() {
 		for _, closed := range []bool{false, true} {
 			c := cell(synthetic(t, 200, closed), policy)
-			c.Ranks, c.Sessions, c.KVTokens = 2, closed, []int64{25_000}
-			r := run(t, c)
+			c.Sessions, c.KVTokens = closed, 25_000
+			r, err := replayed(c)
+			if err != nil {
+				t.Fatal(err)
+			}
 			for i, e := range r.engines {
 				if e.Waiting() != 0 || e.Cache().Usage() != 0 || r.stepping[i] {
 					t.Errorf("%s: engine %d has %d jobs waiting and uses %v of its memory", policy, i, e.Waiting(), e.Cache().Usage())
@@ -222,38 +173,5 @@ func TestNothingIsLeft(t *testing.T) {
 				}
 			}
 		}
-	}
-}
-
-// TestSaturationOfAnOpenLoop looks for the speed at which requests arrive as fast as
-// one engine serves them.
-func TestSaturationOfAnOpenLoop(t *testing.T) {
-	if testing.Short() {
-		t.Skip("many replays in one goroutine")
-	}
-	tr := apart(400, 1600)
-	for i := range tr.Requests {
-		tr.Requests[i].At /= 10 // one a second
-	}
-	c := cell(tr, "dynamo")
-	c.Workers = 1
-	speed, err := Saturation(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	// A request takes a step of 1600 tokens, and its second token most of a further
-	// one.
-	if speed < 11 || speed > 17 {
-		t.Errorf("saturated at %v requests a second, want about 13", speed)
-	}
-	at := func(speed float64) float64 {
-		c.Speed = speed
-		return mustRun(t, c).MeanTTFT
-	}
-	if at(speed) > 5*at(speed/4) || at(speed*1.03) <= 5*at(speed*1.03/4) {
-		t.Errorf("TTFT at %v is %v, faster %v", speed, at(speed), at(speed*1.03))
-	}
-	if again, _ := Saturation(c); again != speed {
-		t.Errorf("%v and then %v", speed, again)
 	}
 }

@@ -235,16 +235,11 @@ func (p *parser) done() (*Trace, error) {
 }
 
 // Files lists the traces of a directory, by name; of anything else, its path alone.
-func Files(path string) (files []string, err error) {
-	if info, err := os.Stat(path); err != nil || !info.IsDir() {
-		return []string{path}, nil //nolint:nilerr // whoever reads the file reports it
+func Files(path string) []string {
+	plain, _ := filepath.Glob(filepath.Join(path, "*.jsonl"))
+	gzipped, _ := filepath.Glob(filepath.Join(path, "*.jsonl.gz"))
+	if len(plain)+len(gzipped) == 0 {
+		return []string{path} // if it cannot be read, that says why
 	}
-	for _, pattern := range []string{"*.jsonl", "*.jsonl.gz"} {
-		found, err := filepath.Glob(filepath.Join(path, pattern))
-		if err != nil {
-			return nil, err
-		}
-		files = append(files, found...)
-	}
-	return files, nil
+	return append(plain, gzipped...)
 }

@@ -70,15 +70,10 @@ func TestBadInputNamesLineAndValue(t *testing.T) {
 		in   string
 		want []string
 	}{
-		"empty":            {"", []string{"no requests"}},
-		"no JSON":          {"hello\n", []string{"line 1", `"hello"`}},
-		"block size":       {`{"name":"x","block":-3}`, []string{"line 1", "-3"}},
 		"no arrival":       {header + `{"in":4,"out":1,"h":[1]}`, []string{"line 2", "t is missing"}},
-		"empty prompt":     {header + `{"t":0,"in":0,"out":1,"h":[]}`, []string{"line 2", "in is 0"}},
 		"too few ids":      {header + `{"t":0,"in":12,"out":1,"h":[1]}`, []string{"line 2", "h has 1 ids", "12 tokens"}},
 		"id of two places": {header + `{"t":0,"in":8,"out":1,"h":[1,2]}` + "\n" + `{"t":0,"in":4,"out":1,"h":[2]}`, []string{"line 3", "id 2"}},
 		"closed, turns":    {closed + strings.Repeat(`{"t":0,"in":4,"out":1,"h":[1],"s":4,"k":3}`+"\n", 2), []string{"line 3", "k is 3", "session 4"}},
-		"mooncake, prompt": {`{"timestamp":0,"input_length":-5,"output_length":1,"hash_ids":[1]}`, []string{"line 1", "input_length is -5"}},
 	} {
 		_, err := Read(strings.NewReader(c.in))
 		if err == nil {
