@@ -105,7 +105,7 @@ func TestBodyTellsWhatItShows(t *testing.T) {
 		{"no JSON", false, "word", nil, nil, Summary{Whole: true, Garbled: true}, false},
 	} {
 		t.Run(v.name, func(t *testing.T) {
-			from := io.Reader(strings.NewReader(v.sent))
+			from := iotest.OneByteReader(strings.NewReader(v.sent))
 			if v.err != nil {
 				from = io.MultiReader(from, iotest.ErrReader(v.err))
 			}
@@ -117,7 +117,7 @@ func TestBodyTellsWhatItShows(t *testing.T) {
 			}
 			b.Close()
 			added := strings.TrimPrefix(string(got), v.sent)
-			if !strings.HasPrefix(string(got), v.sent) || strings.Contains(added, "error") != v.event || !v.event && added != "" {
+			if !strings.HasPrefix(string(got), v.sent) || strings.Contains(added, "error") != v.event || v.event != strings.HasPrefix(added, "data: ") || !v.event && added != "" {
 				t.Errorf("the client got %q", got)
 			}
 			s := l.sum

@@ -89,9 +89,10 @@ func (r *replay) result() *Result {
 
 // Mean returns the geometric means of the figures of one cell with several seeds.
 func Mean(seeds []*Result) *Result {
-	var ttft, p99, hits []float64
-	for _, r := range seeds {
-		ttft, p99, hits = append(ttft, r.MeanTTFT), append(p99, r.P99TTFT), append(hits, r.HitRatio)
+	n := len(seeds)
+	ttft, p99, hits := make([]float64, n), make([]float64, n), make([]float64, n)
+	for i, r := range seeds {
+		ttft[i], p99[i], hits[i] = r.MeanTTFT, r.P99TTFT, r.HitRatio
 	}
 	return &Result{Figures: Figures{Geomean(ttft), Geomean(p99), Geomean(hits)}}
 }
