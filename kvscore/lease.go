@@ -42,19 +42,19 @@ type Lease struct {
 	ended     bool
 
 	work       work
-	isAwaiting bool // is in the load's awaiting
-	passed        bool      // a prefill that was booked later is over
-	began         time.Time // start of a prefill that settle has ended; zero is unknown
-	over          bool      // its prefill is over, as seen in the answer
-	cached        int64     // prompt tokens that the cache model held
-	knowledge     Knowledge // where cached comes from
-	inFlight      bool      // another active request uses some of them
-	queued        bool      // other prefills were booked before
-	predicted     float64   // milliseconds to the first token
-	own           timing
-	context       float64      // of the target at the first token
-	timing        *timing      // own, or that of an earlier lease
-	answered      atomic.Int64 // tokens of the answer
+	isAwaiting bool      // is in the load's awaiting
+	passed     bool      // a prefill that was booked later is over
+	began      time.Time // start of a prefill that settle has ended; zero is unknown
+	over       bool      // its prefill is over, as seen in the answer
+	cached     int64     // prompt tokens that the cache model held
+	knowledge  Knowledge // where cached comes from
+	inFlight   bool      // another active request uses some of them
+	queued     bool      // other prefills were booked before
+	predicted  float64   // milliseconds to the first token
+	own        timing
+	context    float64      // of the target at the first token
+	timing     *timing      // own, or that of an earlier lease
+	answered   atomic.Int64 // tokens of the answer
 }
 
 // Target returns the target that the lease is on.
