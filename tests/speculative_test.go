@@ -293,7 +293,7 @@ func TestWhatEndsASpeculativePrefill(t *testing.T) {
 		then         func(t *testing.T, s *server, site string)
 		outcome      string
 	}{
-		{"SlotIsNeeded", maxRunning(1), func(t *testing.T, s *server, _ string) {
+		{"NoAnswer", maxRunning(2), func(t *testing.T, s *server, _ string) {
 			s.mustPost(t, ask("another client").streamed().body())
 		}, "timeout"},
 		{"Reload", "", func(t *testing.T, s *server, site string) {

@@ -45,7 +45,6 @@ func (rt *route) stayAt(at kvscore.Target) error {
 		return rt.shared("not the engine with the session")
 	}
 	rt.fixed = fixed{w, nvext.Some(at.Rank), ReasonSession}
-	rt.turn.Stay()
 	return nil
 }
 

@@ -125,7 +125,7 @@ func (s *speculation) isBusy(t time.Time) bool {
 	load, known := s.r.pool.Scheduler.Load(t, s.turn.Target)
 	running, limit := w.Running()
 	return !known || load.Requests > busyRequests || load.PrefillTokens > busyPrefill ||
-		limit > 0 && 2*running >= limit || s.r.pool.Waiting() > 0 ||
+		limit > 0 && 2*(running+1) > limit || s.r.pool.Waiting() > 0 ||
 		!w.TakesRequests(t) || w.IsHung() || !pool.Available(s.turn.Upstream)
 }
 

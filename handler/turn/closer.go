@@ -176,24 +176,45 @@ func (c *closer) sleep(d time.Duration) bool {
 	}
 }
 
-// await waits until no session of an id is left to be closed on a worker. A client that opens it
-// again must not get the context of the earlier one. The error is the context's.
+// await waits until no session of an id is left to be closed on a worker; these are closed first.
+// A client that opens it again must not get the context of the earlier one. The error is the
+// context's.
 func (c *closer) await(ctx context.Context, w *pool.Worker, id string) error {
 	c.pool.Sessions.Reported(ctx)
 	for {
-		c.mu.Lock()
-		list := c.closing[w]
-		i := slices.IndexFunc(list, func(one closing) bool { return one.id == id })
-		c.mu.Unlock()
-		if i < 0 {
+		over := c.hasten(w, id)
+		if over == nil {
 			return ctx.Err()
 		}
 		select {
-		case <-list[i].over:
+		case <-over:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
+}
+
+// hasten puts the sessions of an id before the others that wait on a worker. It returns what is
+// closed when the first of them is over, nil if there is none.
+func (c *closer) hasten(w *pool.Worker, id string) (over <-chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	list := c.closing[w]
+	if len(list) > 1 {
+		slices.SortStableFunc(list[1:], func(a, b closing) int {
+			switch {
+			case (a.id == id) == (b.id == id):
+				return 0
+			case a.id == id:
+				return -1
+			}
+			return 1
+		})
+	}
+	if i := slices.IndexFunc(list, func(one closing) bool { return one.id == id }); i >= 0 {
+		over = list[i].over
+	}
+	return over
 }
 
 // CloseAll implements [pool.Holder].

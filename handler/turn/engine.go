@@ -86,28 +86,15 @@ func (t *Turn) Held() (at kvscore.Target, held bool) { return t.bound.Target, t.
 // EngineSession returns the engine's id of the session, empty if no engine holds it.
 func (t *Turn) EngineSession() string { return t.held }
 
-// Stay says that the turn goes to the engine that holds the session. A final turn unbinds the
-// session at once, and the engine closes it after the turn.
-func (t *Turn) Stay() {
-	if t.plan.Session.Final {
-		t.leave()
-	}
-}
-
 // Leave says that the turn does not go to the engine that held the session, which closes it after
 // the turn.
 func (t *Turn) Leave() {
-	t.leave()
+	if !t.dry {
+		if old, ended, _ := t.Pool.Sessions.Unbind(context.Background(), t.plan.Session.Key, t.bound.Version); ended {
+			t.closes = &old.Want
+		}
+	}
 	t.held, t.bound = "", affinity.Binding{}
-}
-
-func (t *Turn) leave() {
-	if t.dry {
-		return
-	}
-	if old, ended, _ := t.Pool.Sessions.Unbind(context.Background(), t.plan.Session.Key, t.bound.Version); ended {
-		t.closes = &old.Want
-	}
 }
 
 // Gone unbinds a session whose worker is no upstream any more. It returns the refusal.

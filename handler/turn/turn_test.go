@@ -95,6 +95,28 @@ func TestStates(t *testing.T) {
 	}
 }
 
+// TestLastTurnOfAHeldSession ends it, unless the turn is refused.
+func TestLastTurnOfAHeldSession(t *testing.T) {
+	s := testSessions(t)
+	for _, sent := range []bool{false, true} {
+		b, _, _ := s.Pool.Sessions.Peek(t.Context(), key)
+		if b.Version == 0 {
+			s.bindTo(t, affinity.Want{Target: one, Kind: affinity.EngineBacked, EngineSession: "id"})
+		}
+		turn := s.enter(t, plan.Session{Final: true, EngineSession: "id"})
+		if at, held := turn.Held(); at != one || !held {
+			t.Fatalf("held by %v: %v", at, held)
+		}
+		if sent {
+			turn.Choose(one)
+		}
+		turn.End(sent)
+		if b, _, _ := s.Pool.Sessions.Peek(t.Context(), key); (b.Version == 0) != sent {
+			t.Errorf("sent %v: bound to %v", sent, b.Target)
+		}
+	}
+}
+
 // TestLastTurnSparesANewerBinding binds a session anew during its last turn.
 func TestLastTurnSparesANewerBinding(t *testing.T) {
 	s := testSessions(t)
