@@ -46,14 +46,13 @@ const (
 	NoRank                 // it lacks the rank
 	SharesCache            // its engine does not keep caches of salts apart
 	NotNamed               // the request names another worker
-	Gone                   // the pool has forgotten it
 )
 
 // String returns the verdict as the admin API shows it.
 func (v Verdict) String() string {
 	return [...]string{
 		"fits", "full", "marked_down", "draining", "draining", "tried", "proxy_unavailable", "other_models",
-		"not_allowed", "not_allowed", "shares_cache", "not_named", "gone",
+		"not_allowed", "not_allowed", "shares_cache", "not_named",
 	}[v]
 }
 
@@ -137,12 +136,8 @@ func (p *Pool) judgment(want *Wants, o Offers, t time.Time) judgment {
 	return j
 }
 
-// of returns the verdict on a worker behind an upstream; nil is one that the pool has
-// forgotten.
+// of returns the verdict on a worker behind an upstream.
 func (j *judgment) of(up *reverseproxy.Upstream, w *Worker) Verdict {
-	if w == nil {
-		return Gone
-	}
 	if j.more {
 		if v := j.pool.Meets(j.want, w); v != Fits {
 			return v

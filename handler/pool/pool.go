@@ -154,8 +154,12 @@ func (p *Pool) Destruct() error {
 // Life ends when the pool ends.
 func (p *Pool) Life() context.Context { return p.life }
 
-// Go runs a task that ends with the pool. Destruct waits for it.
-func (p *Pool) Go(task func()) { p.tasks.Go(task) }
+// Go runs a task that ends with the pool, unless the pool has ended. Destruct waits for it.
+func (p *Pool) Go(task func()) {
+	if p.life.Err() == nil {
+		p.tasks.Go(task)
+	}
+}
 
 // Logger returns the logger of the pool, which no configuration owns.
 func (p *Pool) Logger() *zap.Logger {

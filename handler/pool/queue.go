@@ -134,6 +134,9 @@ func (q *queue) freed(w *Worker) {
 	if q.length.Load() == 0 {
 		return
 	}
+	if now := q.pool.Known(w.Dial); now != nil {
+		w = now // it may have got another id
+	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for t := time.Now(); q.give(w, t); {
@@ -191,16 +194,7 @@ func (q *queue) review(t time.Time) {
 // refresh finds out again which models are served, and which workers are at the offered
 // addresses. The caller holds the lock.
 func (q *queue) refresh(m *waiter) {
-	m.workers = nil
-	if q.pool.isStale(m.offers) {
-		for _, row := range m.offers.Table.Rows {
-			w := row.Worker
-			if w != q.pool.overflow {
-				w = q.pool.Known(w.Dial)
-			}
-			m.workers = append(m.workers, w)
-		}
-	}
+	m.offers = q.pool.renewed(m.offers)
 	m.judge = q.pool.judgment(&m.want, m.offers, time.Time{})
 }
 
@@ -265,7 +259,6 @@ type waiter struct {
 
 	// as of the last review
 	judge   judgment
-	workers []*Worker  // at the offered addresses, nil where the pool has forgotten it; nil: as offered
 	verdict chan grant // gets one grant when the waiter leaves the queue
 	out     bool       // it has left the queue
 }
@@ -283,13 +276,8 @@ func (m *waiter) compare(o *waiter) int {
 	return cmp.Or(cmp.Compare(a.Tier, b.Tier), a.Arrival.Compare(b.Arrival), cmp.Compare(m.number, o.number))
 }
 
-// worker returns an offered worker, nil if the pool has forgotten it.
-func (m *waiter) worker(i int) *Worker {
-	if m.workers != nil {
-		return m.workers[i]
-	}
-	return m.offers.Table.Rows[i].Worker
-}
+// worker returns an offered worker.
+func (m *waiter) worker(i int) *Worker { return m.offers.Table.Rows[i].Worker }
 
 // of returns the verdict on an offered worker.
 func (m *waiter) of(i int, t time.Time) Verdict {
@@ -299,7 +287,7 @@ func (m *waiter) of(i int, t time.Time) Verdict {
 
 // best returns the best tier of the offered workers, full or not.
 func (m *waiter) best(t time.Time) Verdict {
-	best := Gone
+	best := NotNamed
 	for i := range m.offers.Ups {
 		if best = min(best, m.of(i, t).tier()); best == Fits {
 			break
@@ -332,7 +320,7 @@ func (m *waiter) takeWorse(t time.Time) *Worker {
 
 // canUse returns whether the waiter can use a slot of the worker.
 func (m *waiter) canUse(w *Worker, t time.Time) bool {
-	v := Gone
+	v := NotNamed
 	for i := range m.offers.Ups {
 		if m.worker(i) == w {
 			v = min(v, m.of(i, t).tier())

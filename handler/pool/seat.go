@@ -62,9 +62,10 @@ type Choice struct {
 
 // Seat finds the request a worker and takes a place there. It gathers the candidates, lets
 // the request choose, books the choice, and takes a slot. If all workers are full, the
-// request waits in the queue. Seat returns how long. The error is one of those above, or the
+// request waits in the queue. Seat returns how long, and renews the offers if workers change. The
+// error is one of those above, or the
 // context's.
-func (p *Pool) Seat(ctx context.Context, want *Wants, o Offers, by Chooser, s *Seat) (waited time.Duration, err error) {
+func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *Seat) (waited time.Duration, err error) {
 	var granted *Worker // the queue has taken a slot of it for the request
 	giveBack := func() {
 		if granted != nil {
@@ -75,14 +76,14 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o Offers, by Chooser, s *S
 	defer giveBack()
 	wait := func(want *Wants) error {
 		by.Waits()
-		w, d, err := p.queue.wait(ctx, want, o, want.Patience-waited)
+		w, d, err := p.queue.wait(ctx, want, *o, want.Patience-waited)
 		granted = w
 		waited += d
 		return err
 	}
 	for homeless := false; ; {
-		o = p.renewed(o)
-		c := p.candidates(want, o, granted, time.Now())
+		*o = p.renewed(*o)
+		c := p.candidates(want, *o, granted, time.Now())
 		found, full := len(c.Targets) > 0, len(c.Full) > 0
 		var choice Choice
 		seated := false
