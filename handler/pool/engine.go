@@ -32,15 +32,6 @@ type Watch interface {
 	Close()
 }
 
-// noWatch is the watch of workers in a pool without discovery.
-type noWatch struct{}
-
-func (noWatch) AskAgain(bool)     {}
-func (noWatch) CacheCleared(bool) {}
-func (noWatch) Confirmed() int    { return 0 }
-func (noWatch) Recall(int)        {}
-func (noWatch) Close()            {}
-
 // Watch returns what discovery keeps of the worker.
 func (w *Worker) Watch() Watch { return w.watch }
 

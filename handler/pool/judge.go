@@ -91,11 +91,11 @@ func (p *Pool) Meets(want *Wants, w *Worker) Verdict {
 		return Fits
 	case want.Only != nil:
 		return NotNamed
-	case want.Isolated && !p.isolates(want, w):
+	case !p.Isolates(want, w):
 		return SharesCache
 	case want.Rank >= int64(w.Ranks()):
 		return NoRank
-	case want.Workers != nil && !slices.Contains(want.Workers, w.ID), want.Session && !p.holdsSessions(want, w):
+	case want.Workers != nil && !slices.Contains(want.Workers, w.ID), want.Session && !w.Engine().HoldsSessions(want.API):
 		return NotAllowed
 	}
 	for _, taint := range want.Taints {
@@ -107,14 +107,8 @@ func (p *Pool) Meets(want *Wants, w *Worker) Verdict {
 }
 
 // Isolates returns whether the worker's engine keeps the request's cache apart, if it must.
-func (p *Pool) Isolates(want *Wants, w *Worker) bool { return !want.Isolated || p.isolates(want, w) }
-
-func (p *Pool) isolates(want *Wants, w *Worker) bool {
-	return w.Engine().IsolatesCaches(want.API)
-}
-
-func (p *Pool) holdsSessions(want *Wants, w *Worker) bool {
-	return w.Engine().HoldsSessions(want.API)
+func (p *Pool) Isolates(want *Wants, w *Worker) bool {
+	return !want.Isolated || w.Engine().IsolatesCaches(want.API)
 }
 
 // judgment is what Judge needs for each offer of a list.

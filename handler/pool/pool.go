@@ -56,7 +56,6 @@ type Pool struct {
 
 	choices  sync.Pool // of *Candidates
 	newWatch func(*Pool, *Worker) Watch
-	stop     chan struct{}
 	life     context.Context
 	endLife  context.CancelFunc
 	tasks    sync.WaitGroup // see Go
@@ -97,8 +96,7 @@ type configs struct {
 	agreed  *SharedSettings      // of its handlers
 }
 
-// New makes a pool and begins its upkeep. watch begins what discovery keeps of a worker; nil:
-// nothing.
+// New makes a pool and begins its upkeep. watch begins what discovery keeps of a worker.
 func New(name string, s *Settings, watch func(*Pool, *Worker) Watch) (*Pool, error) {
 	p := &Pool{
 		Name:          name,
@@ -107,7 +105,6 @@ func New(name string, s *Settings, watch func(*Pool, *Worker) Watch) (*Pool, err
 		prompts:       prompts{seed: rand.Uint64()}, //nolint:gosec // unknown outside of the process is enough
 		conversations: conversations{Secret: affinity.NewSecret()},
 		newWatch:      watch,
-		stop:          make(chan struct{}),
 	}
 	p.life, p.endLife = context.WithCancel(context.Background())
 	store, err := affinity.NewRistretto(affinity.Options{
@@ -144,7 +141,6 @@ func (p *Pool) Destruct() error {
 	if h := p.Holder(nil); h != nil && !p.hasSnapshot() {
 		h.CloseAll()
 	}
-	close(p.stop)
 	p.endLife()
 	p.tasks.Wait()
 	p.endSnapshots()
@@ -225,7 +221,7 @@ func (p *Pool) maintain() {
 	defer often.Stop()
 	for {
 		select {
-		case <-p.stop:
+		case <-p.life.Done():
 			return
 		case t := <-often.C:
 			hungWatch{p}.check(t)

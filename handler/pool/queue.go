@@ -71,13 +71,9 @@ func (q *queue) outcome(ctx context.Context, m *waiter, most time.Duration) gran
 	case v := <-m.verdict:
 		return v
 	case <-timer.C:
-		return q.atLast(m)
 	case <-ctx.Done():
-		if q.leave(m) {
-			return grant{late: true}
-		}
-		return <-m.verdict
 	}
+	return q.atLast(m)
 }
 
 // enter queues a request and returns whether it has to wait. If more than most requests
@@ -106,7 +102,8 @@ func (q *queue) enter(m *waiter, most int) (waits bool) {
 	return waits
 }
 
-// atLast removes a waiter whose time is up. It may get a worker that is marked down.
+// atLast removes a waiter whose time is up, or whose client has left. It may get a worker that
+// is marked down.
 func (q *queue) atLast(m *waiter) grant {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -115,17 +112,6 @@ func (q *queue) atLast(m *waiter) grant {
 		q.decide(m, grant{worker: w, late: w == nil})
 	}
 	return <-m.verdict
-}
-
-// leave removes a waiter. It returns false if the waiter already has its verdict.
-func (q *queue) leave(m *waiter) bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if m.out {
-		return false
-	}
-	q.remove(m)
-	return true
 }
 
 // freed gives the free slots of a worker to waiters. It takes no lock if the queue is
@@ -239,16 +225,11 @@ func (q *queue) firstFor(w *Worker, t time.Time) *waiter {
 
 // decide removes a waiter and sends its verdict. The caller holds the lock.
 func (q *queue) decide(m *waiter, v grant) {
-	q.remove(m)
-	m.verdict <- v
-}
-
-// remove removes a waiter. The caller holds the lock.
-func (q *queue) remove(m *waiter) {
 	i, _ := slices.BinarySearchFunc(q.waiting, m, (*waiter).compare)
 	q.waiting = slices.Delete(q.waiting, i, i+1)
 	m.out = true
 	q.length.Add(-1)
+	m.verdict <- v
 }
 
 // waiter is one request in the queue.

@@ -17,7 +17,7 @@ import (
 
 // queueRoom is a queue before workers with the given limits.
 func queueRoom(limits ...int) (*queue, []*Worker) {
-	p := &Pool{members: members{workers: make(map[string]*Worker)}}
+	p := &Pool{members: members{workers: make(map[string]*Worker)}, newWatch: unwatched}
 	p.Settings.Store(wanted().WithDefaults())
 	p.queue.pool = p
 	workers := make([]*Worker, len(limits))
@@ -136,7 +136,7 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 						continue
 					}
 					i := rng.IntN(len(p.waiting))
-					if !q.leave(p.waiting[i]) {
+					if v := q.atLast(p.waiting[i]); !v.late {
 						t.Fatal("one that waits has left before")
 					}
 					p.waiting = slices.Delete(p.waiting, i, i+1)
@@ -181,7 +181,7 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 				}
 			}
 			for _, m := range p.waiting {
-				q.leave(m)
+				q.atLast(m)
 			}
 			time.Sleep(2 * reviewEvery) // then nobody looks any more
 			synctest.Wait()

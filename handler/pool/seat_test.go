@@ -55,6 +55,13 @@ func (c *chooser) Waits() { c.waits++ }
 
 var anyWorker = Wants{Rank: AnyRank, Kind: KindStream, Patience: time.Minute}
 
+func (o Offers) workers() (list []*Worker) {
+	for _, row := range o.Table.Rows {
+		list = append(list, row.Worker)
+	}
+	return list
+}
+
 // limited returns a pool with workers that run so many requests, and their offers.
 func limited(t testing.TB, limits ...int) (*Pool, []*Worker, Offers) {
 	t.Helper()
@@ -66,7 +73,7 @@ func limited(t testing.TB, limits ...int) (*Pool, []*Worker, Offers) {
 	}
 	p := testPool(t, wanted(set...))
 	o := new(Tables).Offers(p, upstreamsOf(dials...), nil)
-	return p, o.Workers(), o
+	return p, o.workers(), o
 }
 
 // TestSeatEndsOnce leaves seats more than once, and panics while one is taken.
@@ -214,7 +221,7 @@ func TestWorkerGetsAnotherID(t *testing.T) {
 		freed := time.Now()
 		before.Leave(true, nil)
 		if err := <-got; err != nil || s.Worker.ID != 7 || o.Worker(7) != s.Worker {
-			t.Errorf("error %v, worker %d, of the offers %v", err, s.Worker.ID, o.Workers())
+			t.Errorf("error %v, worker %d, of the offers %v", err, s.Worker.ID, o.workers())
 		}
 		if d := time.Since(freed); d > 0 {
 			t.Errorf("the request waited for %s after a slot was free", d)
@@ -320,7 +327,7 @@ func TestTablesHold(t *testing.T) {
 	repl := caddy.NewEmptyReplacer()
 	for i := range 3 { // an address with a placeholder is another one each time
 		repl.Set("up", fmt.Sprintf("d:%d", i+1))
-		if w := tables.Offers(p, upstreamsOf("{up}"), repl).Workers()[0]; w != p.Known(fmt.Sprintf("d:%d", i+1)) {
+		if w := tables.Offers(p, upstreamsOf("{up}"), repl).workers()[0]; w != p.Known(fmt.Sprintf("d:%d", i+1)) {
 			t.Errorf("offered %s", w.Dial)
 		}
 	}
@@ -427,7 +434,7 @@ func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
 				}
 				var s Seat
 				o := tables.Offers(p, list, nil)
-				if _, err := p.Seat(t.Context(), &anyWorker, &o, new(chooser), &s); err != nil || s.Upstream.Dial != s.Worker.Dial || s.lease.Target() != s.Target {
+				if _, err := p.Seat(t.Context(), &anyWorker, &o, new(chooser), &s); err != nil || s.Upstream.Dial != s.Worker.Dial || s.Lease.Target() != s.Target {
 					t.Errorf("error %v, got %+v", err, s.Target)
 				}
 				s.Leave(true, nil)

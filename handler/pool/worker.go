@@ -41,15 +41,13 @@ type models struct {
 
 // newWorker returns a worker of the pool, which need not know it.
 func (p *Pool) newWorker(set WorkerSettings) *Worker {
-	w := &Worker{Dial: set.Dial, ID: set.ID, slots: new(slots), watch: noWatch{}, probed: make(chan struct{})}
+	w := &Worker{Dial: set.Dial, ID: set.ID, slots: new(slots), probed: make(chan struct{})}
 	w.describe(set, engine.Info{})
 	w.dp.Store(int32(set.DPSize))
 	w.limitSlots(set)
 	w.seen.Store(time.Now().Unix())
 	w.configure(set)
-	if p.newWatch != nil {
-		w.watch = p.newWatch(p, w)
-	}
+	w.watch = p.newWatch(p, w)
 	return w
 }
 
