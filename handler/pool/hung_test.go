@@ -21,7 +21,10 @@ type flowTest struct {
 func newFlowTest(t *testing.T) *flowTest {
 	t.Helper()
 	// without the upkeep, which has a clock of its own
-	p := &Pool{Name: "test", Scheduler: kvscore.NewScheduler(kvscore.Settings{}), members: members{workers: make(map[string]*Worker)}}
+	p := &Pool{
+		Name: "test", Scheduler: kvscore.NewScheduler(kvscore.Settings{}),
+		members: members{workers: make(map[string]*Worker)}, newWatch: unwatched,
+	}
 	p.Settings.Store(wanted().WithDefaults())
 	p.queue.pool = p
 	return &flowTest{p, p.Worker("a:1"), p.Worker("b:1"), epoch}

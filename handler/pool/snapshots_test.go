@@ -198,7 +198,7 @@ func TestEngineRestartedBeforeTheCacheIsRestored(t *testing.T) {
 	use(t, old, "a", one, 20)
 	old.Destruct()
 
-	p, err := New("kept", keepingSettings(one), nil)
+	p, err := New("kept", keepingSettings(one), unwatched)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -348,7 +348,7 @@ func TestStorageThatFailsIsOneCondition(t *testing.T) {
 	}
 
 	begun = time.Now() // a start on a storage that hangs
-	fresh, err := New("kept", keepingSettings(one), nil)
+	fresh, err := New("kept", keepingSettings(one), unwatched)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -364,7 +364,7 @@ func TestStorageThatFailsIsOneCondition(t *testing.T) {
 func TestSnapshotsAreWrittenOnlyIfNeeded(t *testing.T) {
 	store := new(snapshottest.Memory)
 	at := snapshot.At(store, "router", "kept")
-	p, err := New("kept", keepingSettings(one), nil)
+	p, err := New("kept", keepingSettings(one), unwatched)
 	if err != nil {
 		t.Fatal(err)
 	}
