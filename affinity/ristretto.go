@@ -122,9 +122,7 @@ func NewRistretto(o Options) (*Ristretto, error) {
 		return nil, fmt.Errorf("affinity: creating cache: %w", err)
 	}
 	r.cache = cache
-	if o.OnExpire != nil {
-		r.queue = newQueue(o.OnExpire)
-	}
+	r.queue = newQueue(o.OnExpire)
 	go r.sweepLoop(o.Sweep)
 	return r, nil
 }

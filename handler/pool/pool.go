@@ -174,10 +174,15 @@ func (p *Pool) Agree(config *prometheus.Registry, s *Settings) (*SharedSettings,
 		p.config, p.agreed = config, &SharedSettings{All: s}
 		return p.agreed, nil
 	}
-	if err := p.agreed.add(s); err != nil {
+	a := p.agreed
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	all, err := a.All.merge(s)
+	if err != nil {
 		return nil, fmt.Errorf("pool %s: handlers that name it contradict each other: %w", p.Name, err)
 	}
-	return p.agreed, nil
+	a.All = all
+	return a, nil
 }
 
 // Apply replaces the pool's settings, and returns whether they changed.

@@ -28,10 +28,7 @@ const reviewEvery = 250 * time.Millisecond
 const incidentFull = "all workers are full, and requests wait"
 
 // Waiting returns how many requests wait in the queue.
-func (p *Pool) Waiting() int { return p.queue.Len() }
-
-// Len returns how many requests wait.
-func (q *queue) Len() int { return int(q.length.Load()) }
+func (p *Pool) Waiting() int { return int(p.queue.length.Load()) }
 
 // wait queues a request until the queue grants it a slot of a worker, for at most the time
 // given. It returns how long the request waited. The worker is nil if there is none to wait

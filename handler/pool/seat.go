@@ -83,7 +83,7 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *
 	}
 	for homeless := false; ; {
 		*o = p.renewed(*o)
-		c := p.candidates(want, *o, granted, time.Now())
+		c := p.Candidates(want, *o, granted, time.Now())
 		found, full := len(c.Targets) > 0, len(c.Full) > 0
 		var choice Choice
 		seated := false
@@ -112,7 +112,7 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *
 				return waited, ErrHomeWaited
 			}
 			homeless = granted == nil
-		case found && p.queue.Len() == 0: // the worker has just filled up
+		case found && p.Waiting() == 0: // the worker has just filled up
 		default:
 			err = wait(want)
 		}
@@ -122,9 +122,10 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *
 	}
 }
 
-// candidates gathers the targets of workers that are free, and the best there are. If the
-// queue has granted a slot of a worker, the other workers count as full.
-func (p *Pool) candidates(want *Wants, o Offers, granted *Worker, t time.Time) *Candidates {
+// Candidates gathers the targets of workers that are free, and the best there are. If the
+// queue has granted a slot of a worker, the other workers count as full. The caller returns the
+// candidates.
+func (p *Pool) Candidates(want *Wants, o Offers, granted *Worker, t time.Time) *Candidates {
 	c, ok := p.choices.Get().(*Candidates)
 	if !ok {
 		c = &Candidates{Sel: kvscore.Selection{Rand: newRandom()}}
@@ -160,12 +161,6 @@ func (p *Pool) candidates(want *Wants, o Offers, granted *Worker, t time.Time) *
 		}
 	}
 	return c
-}
-
-// Candidates returns what Seat would let a request choose among at this moment. The caller
-// returns them.
-func (p *Pool) Candidates(want *Wants, o Offers, t time.Time) *Candidates {
-	return p.candidates(want, o, nil, t)
 }
 
 // Return takes the candidates back.

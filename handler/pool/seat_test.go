@@ -280,7 +280,7 @@ func TestJudge(t *testing.T) {
 				return
 			}
 			v.set(p, workers[1], &want)
-			if c := p.Candidates(&want, o, time.Now()); c.Tier != v.both || len(c.Targets)+len(c.Full) != 2 {
+			if c := p.Candidates(&want, o, nil, time.Now()); c.Tier != v.both || len(c.Targets)+len(c.Full) != 2 {
 				t.Errorf("of two: tier %s, %d free and %d full", c.Tier, len(c.Targets), len(c.Full))
 			}
 		})
@@ -353,7 +353,7 @@ func TestTablesHeedNewModels(t *testing.T) {
 		wants := anyWorker
 		wants.Model = model
 		got := ""
-		for _, w := range p.Candidates(&wants, o, time.Now()).Workers {
+		for _, w := range p.Candidates(&wants, o, nil, time.Now()).Workers {
 			got += w.Dial[:1]
 		}
 		if got != dials {
@@ -386,7 +386,7 @@ func TestLateBookingLeavesNothingOfAForgottenWorker(t *testing.T) {
 	p, workers, o := limited(t, 0)
 	var s Seat
 	by := &chooser{wait: func(context.Context) error { return nil }}
-	c := p.Candidates(&anyWorker, o, time.Now())
+	c := p.Candidates(&anyWorker, o, nil, time.Now())
 	p.dropAt("a:1")
 	choice := by.Choose(t.Context(), c)
 	p.sit(&s, &anyWorker, c, &choice, by, new(*Worker))

@@ -164,12 +164,7 @@ func (s *Settings) isNamed(dial string) bool {
 // holds the lock.
 func (p *Pool) hasRoom(t time.Time) bool {
 	s := p.Settings.Load()
-	most := maxOverflow
-	for dial := range s.Upstreams {
-		if s.isNamed(dial) { // placeholders are not
-			most++
-		}
-	}
+	most := maxOverflow + len(s.Upstreams)
 	if len(p.workers) < most {
 		return true
 	}
