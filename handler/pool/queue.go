@@ -46,18 +46,13 @@ func (q *queue) wait(
 	} else {
 		v = <-m.verdict
 	}
-	switch {
-	case ctx.Err() != nil:
+	if ctx.Err() != nil {
 		if v.worker != nil {
 			q.pool.freeSlot(v.worker)
 		}
 		return nil, waited, ctx.Err()
-	case v.full:
-		return nil, waited, ErrQueueFull
-	case v.late:
-		return nil, waited, ErrWaited
 	}
-	return v.worker, waited, nil
+	return v.worker, waited, v.err
 }
 
 // outcome waits for the waiter's verdict.
@@ -88,8 +83,7 @@ func (q *queue) enter(m *waiter, most int) (waits bool) {
 	q.place(m, t)
 	if len(q.waiting) > most {
 		last := q.waiting[len(q.waiting)-1]
-		w := last.takeWorse(t)
-		q.decide(last, grant{worker: w, full: w == nil})
+		q.decide(last, last.takeWorse(t, ErrQueueFull))
 	}
 	waits = !m.out
 	if waits && !q.reviewing {
@@ -105,8 +99,7 @@ func (q *queue) atLast(m *waiter) grant {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if !m.out {
-		w := m.takeWorse(time.Now())
-		q.decide(m, grant{worker: w, late: w == nil})
+		q.decide(m, m.takeWorse(time.Now(), ErrWaited))
 	}
 	return <-m.verdict
 }
@@ -245,8 +238,7 @@ type waiter struct {
 // the request then chooses again.
 type grant struct {
 	worker *Worker // the queue has taken a slot of it for the request
-	full   bool    // too many requests wait
-	late   bool    // the request waited too long, or the client left
+	err    error   // too many requests wait, or this one waited too long
 }
 
 func (m *waiter) compare(o *waiter) int {
@@ -287,13 +279,13 @@ func (m *waiter) leastBusy(t time.Time, mayUse func(*Worker, Verdict) bool) (lea
 }
 
 // takeWorse takes a slot for a waiter that the queue would otherwise refuse. The worker may
-// be marked down, but neither hung nor draining. It returns nil if there is none.
-func (m *waiter) takeWorse(t time.Time) *Worker {
+// be marked down, but neither hung nor draining. If there is none, the grant has the error.
+func (m *waiter) takeWorse(t time.Time, otherwise error) grant {
 	w := m.leastBusy(t, func(w *Worker, v Verdict) bool { return v <= MarkedDown && !w.IsHung() })
 	if w == nil || !w.slots.take() {
-		return nil
+		return grant{err: otherwise}
 	}
-	return w
+	return grant{worker: w}
 }
 
 // canUse returns whether the waiter can use a slot of the worker.

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"reflect"
@@ -136,7 +137,7 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 						continue
 					}
 					i := rng.IntN(len(p.waiting))
-					if v := q.atLast(p.waiting[i]); !v.late {
+					if v := q.atLast(p.waiting[i]); !errors.Is(v.err, ErrWaited) {
 						t.Fatal("one that waits has left before")
 					}
 					p.waiting = slices.Delete(p.waiting, i, i+1)
@@ -151,7 +152,7 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 				p.look()
 				if len(p.waiting) > most {
 					last := p.waiting[most]
-					p.got[last] = grant{full: true}
+					p.got[last] = grant{err: ErrQueueFull}
 					p.waiting = p.waiting[:most]
 				}
 				for m, want := range p.got {
@@ -159,7 +160,7 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 					if !ok || got != want {
 						t.Fatalf("seed %d, step %d: got %+v (%v), want %+v", seed, step, got, ok, want)
 					}
-					if got.full {
+					if got.err != nil {
 						refused++
 					} else if got.worker != nil {
 						served++
@@ -224,7 +225,7 @@ func TestWaitEndsInTime(t *testing.T) {
 					time.AfterFunc(5*time.Second, func() { v.happens(q, w, leave) })
 				}
 				got := q.outcome(ctx, m, most)
-				if decided := !got.late; decided != v.decided || decided && got.worker != w {
+				if decided := got.err == nil; decided != v.decided || decided && got.worker != w {
 					t.Errorf("decided %v: %+v", decided, got)
 				}
 				if d := time.Now().Sub(begun); d < v.after-reviewEvery || d > v.after+reviewEvery {

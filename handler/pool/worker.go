@@ -15,11 +15,12 @@ import (
 // Worker is one engine process behind one dial address.
 type Worker struct {
 	// each choice reads these of all workers
-	seen atomic.Int64 // last time that it was an upstream, Unix seconds
-	models
-	slots  *slots
-	drain  atomic.Uint32 // reasons, see drainConfigured
-	Health Health
+	seen       atomic.Int64                    // last time that it was an upstream, Unix seconds
+	list       atomic.Pointer[ModelList]       // its own models; nil if it has no list
+	configured atomic.Pointer[map[string]bool] // the operator's list; nil if there is none
+	slots      *slots
+	drain      atomic.Uint32 // reasons, see drainConfigured
+	Health     Health
 
 	Dial   string
 	ID     uint64
@@ -31,12 +32,6 @@ type Worker struct {
 	progress   progress
 	probed     chan struct{} // closed after the first probe
 	probedOnce sync.Once     // closes probed
-}
-
-// models are what a worker serves.
-type models struct {
-	list       atomic.Pointer[ModelList]       // its own; nil if it has none
-	configured atomic.Pointer[map[string]bool] // the operator's list; nil if there is none
 }
 
 // newWorker returns a worker of the pool, which need not know it.
