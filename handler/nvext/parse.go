@@ -52,7 +52,9 @@ type parser struct {
 	raw []byte
 	opt Options
 	ext Ext
-	ids int // how many ids the last token_data has, -1 for a value that is no list of ids
+
+	checked bool // the members of the outermost object are valid JSON
+	ids     int  // how many ids the last token_data has, -1 for a value that is no list of ids
 }
 
 // object reads the fields of the object at raw[i] in the table's order. It returns the
@@ -61,20 +63,22 @@ func (p *parser) object(fields []field, i int) (unknown *fieldError, end int) {
 	var last [maxFields]gjson.Result
 	c := rawjson.Enter(p.raw, i)
 	for c.Next() {
-		key := gjson.ParseBytes(p.raw[c.KeyAt:c.KeyEnd])
-		v, ok := p.value(&c, key.Str)
-		if !ok || !gjson.Valid(key.Raw) {
+		name := c.Name()
+		ok := p.checked || gjson.Valid(rawjson.View(p.raw[c.KeyAt:c.KeyEnd]))
+		v, valid := p.value(&c, name)
+		if !ok || !valid {
 			return nil, 0
 		}
-		if n := indexOf(fields, key.Str); n >= 0 {
+		if n := indexOf(fields, name); n >= 0 {
 			last[n] = v
 		} else if p.opt.Strict && unknown == nil {
-			unknown = &fieldError{field: "." + shown(key.Str)}
+			unknown = &fieldError{field: "." + shown(name)}
 		}
 	}
 	if !c.Done {
 		return nil, 0
 	}
+	p.checked = true
 	for n := range fields {
 		if w := p.read(&fields[n], last[n]); w != nil {
 			w.field = "." + fields[n].name + w.field
@@ -99,7 +103,7 @@ func (p *parser) value(c *rawjson.Cursor, name string) (v gjson.Result, ok bool)
 	raw := rawjson.View(c.Value().Of(p.raw)) // which bounds the nesting: gjson recurses
 	v = gjson.Parse(raw)
 	v.Index = at
-	return v, gjson.Valid(raw)
+	return v, len(raw) > 0 && (p.checked || gjson.Valid(raw))
 }
 
 // read reads the value of a field, which is Null if the object lacks the field.
