@@ -38,7 +38,7 @@ func newQueue(deliver func(Key, Binding, Reason)) *queue {
 func (q *queue) push(ev event) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if !q.closed && len(q.events) < maxEnds {
+	if !q.closed && q.deliver != nil && len(q.events) < maxEnds {
 		q.events = append(q.events, ev)
 		q.more.Signal()
 	}
@@ -76,7 +76,7 @@ func (q *queue) run() {
 		q.mu.Unlock()
 		if ev.passed != nil {
 			close(ev.passed)
-		} else if q.deliver != nil {
+		} else {
 			q.deliver(ev.key, ev.binding, ev.why)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -101,8 +102,8 @@ func NewRistretto(o Options) (*Ristretto, error) {
 	}
 	// The versions of an earlier run began at its start and grew by one a Bind. They stay
 	// below the present time, for no store binds 10^9 times a second.
-	r.version.Store(uint64(max(start.UnixNano(), 1))) //nolint:gosec // positive
-	r.roster = roster{share: o.Share, counts: make(map[uint32]int)}
+	r.version.Store(uint64(max(start.UnixNano(), 1)))                                      //nolint:gosec // positive
+	r.roster = roster{share: o.Share, random: rand.Uint64(), counts: make(map[uint32]int)} //nolint:gosec // only samples
 	r.roster.limit(o.MaxSessions)
 	r.live.init()
 

@@ -1,9 +1,6 @@
 package affinity
 
-import (
-	"math/rand/v2"
-	"sync"
-)
+import "sync"
 
 const (
 	// sampleSize is the number of bindings in a sample from which the longest idle one is
@@ -26,6 +23,7 @@ type roster struct {
 	share    float64
 	max      int // of entries; SetMaxSessions lowers it in steps
 	maxShare int // of a scope's entries
+	random   uint64
 }
 
 // slot is an entry's place in the roster.
@@ -101,7 +99,7 @@ func (ro *roster) pick(now int64, scope uint32, own bool) (victim *entry) {
 	for i, seen := 0, 0; i < min(n, draws) && (small || seen < sampleSize); i++ {
 		at := i
 		if !small {
-			at = rand.IntN(n) //nolint:gosec // only samples
+			at = int(ro.next() % uint64(n)) //nolint:gosec // below n
 		}
 		e := ro.slots[at].entry
 		if own && e.scope != scope {
@@ -116,6 +114,16 @@ func (ro *roster) pick(now int64, scope uint32, own bool) (victim *entry) {
 		}
 	}
 	return victim
+}
+
+// next is SplitMix64 (Steele, Lea and Flood, 2014). It is good enough for the sample. With
+// math/rand/v2, a Bind in a full store takes a fifth longer.
+func (ro *roster) next() uint64 {
+	ro.random += 0x9e3779b97f4a7c15
+	z := ro.random
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return z ^ z>>31
 }
 
 // limit sets the bounds. It does not set max below the present number of entries.
