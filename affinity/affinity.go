@@ -1,8 +1,8 @@
 // Package affinity keeps the bindings of sessions to targets, so that the turns of one
 // conversation go where their prefix is already cached.
 //
-// A [Store] maps a session's [Key] to a [Binding]: a target (worker and data-parallel rank)
-// and a sliding time to live. [Ristretto] is the store in memory.
+// [Ristretto], the store, maps a session's [Key] to a [Binding]: a target (worker and
+// data-parallel rank) and a sliding time to live.
 //
 // [Sessions] coordinates the requests of one router over a store. Concurrent first requests
 // of a session go to one target. A binding does not expire while a request uses it.
@@ -18,7 +18,6 @@
 package affinity
 
 import (
-	"context"
 	"encoding/hex"
 	"errors"
 	"time"
@@ -138,59 +137,4 @@ type Binding struct {
 type Entry struct {
 	Key Key
 	Binding
-}
-
-// Store keeps the bindings of sessions. Several routers may share one. Its methods are safe
-// for concurrent use, also during and after Close: then they return [ErrClosed].
-//
-// Every read sees the writes that returned before it, in any router. Writes are conditional
-// on a version, so that no router overwrites a binding that it has not seen. If the condition
-// does not hold, the method returns the current binding, false and no error. The binding is
-// zero if the session has none. Losing a race is an ordinary outcome, and the caller needs
-// the winner.
-//
-// An error means that the store could not be asked. A write that returns an error other than
-// ErrTTL, ErrFull and ErrClosed may have happened: the next read tells. The error of a
-// context that has ended is the context's; a store that does not wait may ignore contexts.
-type Store interface {
-	// Get returns the session's binding and restarts its time to live. It returns false
-	// for a session that is unknown or expired.
-	Get(ctx context.Context, key Key) (Binding, bool, error)
-
-	// Peek returns the session's binding without extending its life. It returns false for
-	// a session that is unknown or expired.
-	Peek(ctx context.Context, key Key) (Binding, bool, error)
-
-	// Bind binds the session if its present binding has the version expect, or for 0, if
-	// it has no binding. It returns the new binding and true. If there is no room, the
-	// store evicts another session's binding.
-	//
-	// Bind to the same target renews the binding and reports no end, even if the kind
-	// changes. A caller that makes an EngineBacked binding RouterOnly must release the
-	// engine's session itself.
-	Bind(ctx context.Context, key Key, expect Version, want Want) (Binding, bool, error)
-
-	// Unbind ends the session's binding if it has the version expect, and returns it. The
-	// store does not report this end.
-	Unbind(ctx context.Context, key Key, expect Version) (Binding, bool, error)
-
-	// Touch restarts the binding's time to live if it has the version expect.
-	Touch(ctx context.Context, key Key, expect Version) (Binding, bool, error)
-
-	// List returns up to limit live bindings with keys greater than after, ordered by key.
-	// Start with the zero Key and continue with the last key of a full page. List never
-	// returns the zero Key. It may read the whole store for every page and is meant for
-	// administration.
-	List(ctx context.Context, after Key, limit int) ([]Entry, error)
-
-	// Len returns the number of bindings in this router's memory. An expired one counts
-	// until its end is noticed.
-	Len() int
-
-	// Bytes estimates the memory of the bindings that Len counts, in bytes.
-	Bytes() int64
-
-	// Close ends every goroutine of the store. A store in memory ends all bindings without
-	// reporting them.
-	Close() error
 }

@@ -27,7 +27,12 @@ const (
 	refused // ErrFull
 )
 
-// Bind implements [Store].
+// Bind binds the session if its present binding has the version expect, or for 0, if it has no
+// binding. It returns the new binding and true. If there is no room, it evicts another session's
+// binding.
+//
+// Bind to the same target renews the binding and reports no end, even if the kind changes. A
+// caller that makes an EngineBacked binding RouterOnly must release the engine's session itself.
 func (r *Ristretto) Bind(_ context.Context, key Key, expect Version, want Want) (b Binding, bound bool, err error) {
 	if want.TTL <= 0 {
 		return Binding{}, false, ErrTTL

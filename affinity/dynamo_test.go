@@ -26,7 +26,7 @@ func TestAsDynamo(t *testing.T) {
 		}
 		return b
 	}
-	resolves := func(w *world, find func(Store, string) (Binding, bool), target kvscore.Target) {
+	resolves := func(w *world, find func(*Ristretto, string) (Binding, bool), target kvscore.Target) {
 		w.Helper()
 		if b, ok := find(w.r, "sess"); !ok || b.Target != target {
 			w.Errorf("resolved to %+v, %v", b, ok)

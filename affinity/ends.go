@@ -16,10 +16,10 @@ type event struct {
 }
 
 // queue delivers ends to the owner, one at a time and in order, on its own goroutine. It never
-// blocks those that add to it. A nil queue delivers nothing.
+// blocks those that add to it.
 type queue struct {
-	deliver func(key Key, b Binding, why Reason)
-	done    chan struct{} // closed when the delivering goroutine has ended
+	deliver func(key Key, b Binding, why Reason) // nil: nobody wants them
+	done    chan struct{}                        // closed when the delivering goroutine has ended
 
 	mu     sync.Mutex
 	more   sync.Cond // events were added, or the queue closed
@@ -36,12 +36,9 @@ func newQueue(deliver func(Key, Binding, Reason)) *queue {
 
 // push adds an end. It drops the end if too many wait.
 func (q *queue) push(ev event) {
-	if q == nil {
-		return
-	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if !q.closed && len(q.events) < maxEnds {
+	if !q.closed && q.deliver != nil && len(q.events) < maxEnds {
 		q.events = append(q.events, ev)
 		q.more.Signal()
 	}
@@ -49,9 +46,6 @@ func (q *queue) push(ev event) {
 
 // flush waits until the ends that were added before have been delivered.
 func (q *queue) flush(ctx context.Context) {
-	if q == nil {
-		return
-	}
 	ev := event{passed: make(chan struct{})}
 	q.mu.Lock()
 	q.events = append(q.events, ev)
@@ -90,9 +84,6 @@ func (q *queue) run() {
 
 // close waits for the current delivery and drops the others.
 func (q *queue) close() {
-	if q == nil {
-		return
-	}
 	q.mu.Lock()
 	q.closed, q.events = true, nil
 	q.more.Signal()

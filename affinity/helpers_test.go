@@ -78,22 +78,22 @@ func want(t kvscore.Target, ttl time.Duration, kind Kind) Want {
 	return Want{Target: t, TTL: ttl, Kind: kind}
 }
 
-func get(r Store, session string) (Binding, bool) {
+func get(r *Ristretto, session string) (Binding, bool) {
 	b, ok, _ := r.Get(background, named(session))
 	return b, ok
 }
 
-func peek(r Store, session string) (Binding, bool) {
+func peek(r *Ristretto, session string) (Binding, bool) {
 	b, ok, _ := r.Peek(background, named(session))
 	return b, ok
 }
 
-func bind(r Store, session string, expect Version, t kvscore.Target, ttl time.Duration, kind Kind) (Binding, bool, error) {
+func bind(r *Ristretto, session string, expect Version, t kvscore.Target, ttl time.Duration, kind Kind) (Binding, bool, error) {
 	return r.Bind(background, named(session), expect, want(t, ttl, kind))
 }
 
 // put binds the session whatever it is bound to.
-func put(r Store, session string, t kvscore.Target, ttl time.Duration, kind Kind) (Binding, error) {
+func put(r *Ristretto, session string, t kvscore.Target, ttl time.Duration, kind Kind) (Binding, error) {
 	b, _ := peek(r, session)
 	for {
 		next, ok, err := bind(r, session, b.Version, t, ttl, kind)
@@ -104,7 +104,7 @@ func put(r Store, session string, t kvscore.Target, ttl time.Duration, kind Kind
 	}
 }
 
-func mustPut(t testing.TB, r Store, session string, worker uint64, ttl time.Duration, kind Kind) Binding {
+func mustPut(t testing.TB, r *Ristretto, session string, worker uint64, ttl time.Duration, kind Kind) Binding {
 	t.Helper()
 	b, err := put(r, session, on(worker), ttl, kind)
 	if err != nil {

@@ -51,9 +51,16 @@ type Options struct {
 	OnExpire func(key Key, b Binding, why Reason)
 }
 
-// Ristretto is a [Store] in memory. It uses ristretto only as a concurrent map, and has its
-// own deadlines, eviction and bounds. Ristretto's admission prefers frequent to recent
-// keys, drops writes under load, and may delete a key during its renewal.
+// Ristretto keeps the bindings of sessions in memory. Its methods are safe for concurrent use,
+// also during and after Close: then they return [ErrClosed].
+//
+// Every read sees the writes that returned before it. Writes are conditional on a version, so
+// that nobody overwrites a binding that he has not seen. If the condition does not hold, the
+// method returns the current binding, false and no error: the caller needs the winner.
+//
+// It uses ristretto only as a concurrent map, and has its own deadlines, eviction and bounds.
+// Ristretto's admission prefers frequent to recent keys, drops writes under load, and may delete
+// a key during its renewal.
 type Ristretto struct {
 	cache   *ristretto.Cache[uint64, *entry]
 	clock   func() time.Time // nil stands for time.Now
@@ -116,9 +123,7 @@ func NewRistretto(o Options) (*Ristretto, error) {
 		return nil, fmt.Errorf("affinity: creating cache: %w", err)
 	}
 	r.cache = cache
-	if o.OnExpire != nil {
-		r.queue = newQueue(o.OnExpire)
-	}
+	r.queue = newQueue(o.OnExpire)
 	go r.sweepLoop(o.Sweep)
 	return r, nil
 }
@@ -170,17 +175,18 @@ func (r *Ristretto) enter(hash uint64) (*sync.RWMutex, bool) {
 	return g, true
 }
 
-// Get implements [Store].
+// Get returns the session's binding and restarts its time to live. It returns false for a session
+// that is unknown or expired.
 func (r *Ristretto) Get(_ context.Context, key Key) (Binding, bool, error) {
 	return r.read(&key, anyVersion, true)
 }
 
-// Peek implements [Store].
+// Peek returns the session's binding without extending its life.
 func (r *Ristretto) Peek(_ context.Context, key Key) (Binding, bool, error) {
 	return r.read(&key, anyVersion, false)
 }
 
-// Touch implements [Store].
+// Touch restarts the binding's time to live if it has the version expect.
 func (r *Ristretto) Touch(_ context.Context, key Key, expect Version) (Binding, bool, error) {
 	return r.read(&key, expect, true)
 }
@@ -208,7 +214,8 @@ func (r *Ristretto) read(key *Key, v Version, slide bool) (b Binding, ok bool, e
 	return b, ok, nil
 }
 
-// Unbind implements [Store].
+// Unbind ends the session's binding if it has the version expect, and returns it. OnExpire does
+// not get this end.
 func (r *Ristretto) Unbind(_ context.Context, key Key, expect Version) (b Binding, ok bool, err error) {
 	g, open := r.enter(key.hash())
 	if !open {
@@ -230,13 +237,13 @@ func (r *Ristretto) Unbind(_ context.Context, key Key, expect Version) (b Bindin
 // it.
 func (r *Ristretto) Reported(ctx context.Context) { r.queue.flush(ctx) }
 
-// Len implements [Store].
+// Len returns the number of bindings. An expired one counts until its end is noticed.
 func (r *Ristretto) Len() int { return r.roster.size() }
 
 // Ended returns how many bindings have Expired or were Evicted.
 func (r *Ristretto) Ended(why Reason) uint64 { return r.ends[why].Load() }
 
-// Bytes implements [Store].
+// Bytes estimates the memory of the bindings that Len counts.
 func (r *Ristretto) Bytes() int64 { return int64(r.Len()) * entryBytes }
 
 // SetMaxSessions changes the bound of a store in use; zero or less stands for the default. It
@@ -271,7 +278,7 @@ func (r *Ristretto) SetMaxSessions(maxSessions int) {
 	}
 }
 
-// Close implements [Store]. It waits for current operations and the current OnExpire call,
+// Close ends the store and all bindings, without reporting them. It waits for current operations and the current OnExpire call,
 // so OnExpire must not call it.
 func (r *Ristretto) Close() error {
 	r.closeOnce.Do(func() {
@@ -295,6 +302,3 @@ func (r *Ristretto) Close() error {
 	})
 	return nil
 }
-
-// Interface guard
-var _ Store = (*Ristretto)(nil)

@@ -278,7 +278,7 @@ func (s *Sessions) HasAlone(key Key) bool {
 	return a != nil && len(a.alone) > 0
 }
 
-// Bind binds the session as [Store.Bind] does, and ends the choice of the first request. Any
+// Bind binds the session as [Ristretto.Bind] does, and ends the choice of the first request. Any
 // request of the session may bind it.
 func (u *Use) Bind(ctx context.Context, expect Version, want Want) (Binding, bool, error) {
 	if u.active == nil {

@@ -52,7 +52,9 @@ func (r *Ristretto) pass(overdue bool, each func(e *entry, now int64), after fun
 	return true
 }
 
-// List implements [Store].
+// List returns up to limit live bindings with keys greater than after, ordered by key. Start with
+// the zero Key and continue with the last key of a full page. It may read the whole store for
+// every page and is meant for administration.
 func (r *Ristretto) List(_ context.Context, after Key, limit int) ([]Entry, error) {
 	if r.closed.Load() {
 		return nil, ErrClosed

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 
@@ -22,7 +23,7 @@ func (failing) MatchWithError(*http.Request) (bool, error) { return true, fmt.Er
 // TestMatcherThatFailsGrantsNothing has one that says yes with an error, beside
 // lines that hold.
 func TestMatcherThatFailsGrantsNothing(t *testing.T) {
-	p, err := pool.New("trust", new(pool.Settings).WithDefaults(), nil)
+	p, err := pool.New("trust", new(pool.Settings).WithDefaults(), discovery.NewWatch)
 	if err != nil {
 		t.Fatal(err)
 	}

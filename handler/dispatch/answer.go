@@ -36,7 +36,7 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 		return resp
 	}
 	d.commit(req.Context(), resp)
-	if d.plan.Lists && !response.MergeModels(resp, d.Pool.ModelsBeside(a.Worker, d.offers.Workers())) {
+	if d.plan.Lists && !response.MergeModels(resp, d.Pool.ModelsBeside(a.Worker, d.offers)) {
 		d.FallBack(fallbackUnmerged)
 	}
 	a.observe(req, resp)

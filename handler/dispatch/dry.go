@@ -63,7 +63,7 @@ func (s *Dispatcher) Explain(p *plan.Plan) *DryChoice {
 		return &DryChoice{Refused: own}
 	}
 	want := rt.wants()
-	among := s.Pool.Candidates(&want, rt.offers, t)
+	among := s.Pool.Candidates(&want, rt.offers, nil, t)
 	defer func() { s.Pool.Return(among) }()
 	c := new(DryChoice)
 	if len(among.Targets) == 0 && len(among.Full) > 0 {
@@ -72,7 +72,7 @@ func (s *Dispatcher) Explain(p *plan.Plan) *DryChoice {
 			s.Pool.Return(among)
 			unlimited := want
 			unlimited.Kind = pool.KindOther
-			among = s.Pool.Candidates(&unlimited, rt.offers, t)
+			among = s.Pool.Candidates(&unlimited, rt.offers, nil, t)
 		}
 	}
 	c.LeftOut = rt.leftOut(&want, among)

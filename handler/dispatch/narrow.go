@@ -61,7 +61,7 @@ func (rt *route) closest(want *pool.Wants) pool.Verdict {
 	if len(rt.offers.Ups) == 0 {
 		return pool.Fits
 	}
-	closest := pool.Gone
+	closest := pool.NotNamed
 	for i := range rt.offers.Table.Rows {
 		closest = min(closest, rt.Pool.Meets(want, rt.offers.Table.Rows[i].Worker))
 	}

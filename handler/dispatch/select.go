@@ -61,7 +61,7 @@ func (d *Dispatch) see(ups reverseproxy.UpstreamPool) {
 func (d *Dispatch) seat(ctx context.Context) error {
 	want, a := d.wants(), &attempt{d: d}
 	want.Patience = d.patience()
-	waited, err := d.Pool.Seat(ctx, &want, d.offers, d, &a.Seat)
+	waited, err := d.Pool.Seat(ctx, &want, &d.offers, d, &a.Seat)
 	d.wait.waited += waited
 	if err != nil {
 		return err

@@ -110,8 +110,8 @@ const (
 )
 
 var fieldNames = [fieldCount]string{
-	"greed_sampling", "use_raw_prompt", "token_data", "max_thinking_tokens", "session_params", "cache_control", "cache_salt",
-	"agent_hints.priority", "metadata_upload",
+	"greed_sampling", "use_raw_prompt", "token_data", "max_thinking_tokens", "session_params", "cache_control",
+	"cache_salt", "agent_hints.priority", "metadata_upload",
 }
 
 // Names is an iterator over the names of the fields in f. They are fit for label

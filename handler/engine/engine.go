@@ -150,9 +150,9 @@ func PostTo(path string) string {
 // inferences are the ends of the paths outside the clients' APIs at which engines of
 // several types use a model.
 var inferences = []string{
-	"/" + Invocations, "/generate", "/chat", "/embed", "/generative_scoring", "/chat/completions/batch", "/completions/batch",
-	"/audio/transcriptions", "/audio/translations", "/audio/speech", "/images/generations", "/images/edits", "/images/variations",
-	"/videos", "/predict", "/judge",
+	"/" + Invocations, "/generate", "/chat", "/embed", "/generative_scoring",
+	"/chat/completions/batch", "/completions/batch", "/audio/transcriptions", "/audio/translations", "/audio/speech",
+	"/images/generations", "/images/edits", "/images/variations", "/videos", "/predict", "/judge",
 }
 
 // Infers returns whether some engine uses a model for a POST to a path outside

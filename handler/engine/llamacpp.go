@@ -18,7 +18,7 @@ const LlamaCpp = "llamacpp"
 var llamaCpp = kind{
 	name: LlamaCpp, owner: "llamacpp", shows: (*server).isLlamaCpp, read: (*server).readLlamaCpp,
 	paths:    []string{"/completion", "/infill", "/embedding", "/reranking"},
-	steers:   []steering{{"id_slot", nvext.Pins, nil}},
+	steers:   []steering{{member: "id_slot", grant: nvext.Pins}},
 	adapt:    (*adapter).toLlamaCpp,
 	tokenize: (*Question).askLlamaCpp,
 	loads:    llamaCppLoads,

@@ -13,10 +13,17 @@ const namePriority, nameRank, nameOldRank = "priority", "routed_dp_rank", "data_
 
 var (
 	// rankSteering are SGLang's members for ranks.
-	rankSteering = []steering{{nameRank, nvext.Pins, nil}, {nameOldRank, nvext.Pins, nil}, {"disagg_prefill_dp_rank", nvext.Pins, nil}}
+	rankSteering = []steering{
+		{member: nameRank, grant: nvext.Pins},
+		{member: nameOldRank, grant: nvext.Pins},
+		{member: "disagg_prefill_dp_rank", grant: nvext.Pins},
+	}
 	// prioritySteering is the priority of engines that do not report whether they
 	// heed it.
-	prioritySteering = []steering{{namePriority, nvext.Priorities, func(e *Engine) bool { return e.Settings.Priority == On }}}
+	prioritySteering = []steering{{
+		member: namePriority, grant: nvext.Priorities,
+		heeds: func(e *Engine) bool { return e.Settings.Priority == On },
+	}}
 )
 
 // guard removes the members that steer the engine without the client's grant.

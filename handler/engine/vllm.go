@@ -19,7 +19,8 @@ var vllm = kind{
 	name: VLLM, owner: "vllm", shows: (*server).isVLLM, read: (*server).readVLLM,
 	takesRank: vllmTakesRank,
 	salts: salted{
-		sure: []string{api.NameChat, api.NameCompletions, api.NameResponses, api.NameTokens}, since: []int{0, 10, 1}, most: maxVLLMSalt,
+		sure:  []string{api.NameChat, api.NameCompletions, api.NameResponses, api.NameTokens},
+		since: []int{0, 10, 1}, most: maxVLLMSalt,
 		also: []string{
 			api.NameMessages, api.NameEmbeddings, api.NameRerank, api.NameScore, api.NameClassify, api.NamePooling, Invocations,
 		},
@@ -175,7 +176,8 @@ func (s *server) readVLLMEvents(to *KVEvents) {
 // priorities without --scheduling-policy priority, and thinking_token_budget if
 // it does not know how the model's reasoning ends. It reports neither setting.
 func (f *adapter) toVLLM() {
-	if f.takes(Priority, f.on(api.NameChat, api.NameCompletions, api.NameResponses, api.NameTokens) && f.Settings.Priority == On) {
+	heeds := f.Settings.Priority == On
+	if f.takes(Priority, heeds && f.on(api.NameChat, api.NameCompletions, api.NameResponses, api.NameTokens)) {
 		f.integer(namePriority, -int64(f.Ext.AgentHints.Priority.Value))
 	}
 	budget := int64(f.Ext.MaxThinkingTokens.Value)
@@ -213,8 +215,8 @@ func (q *Question) askTokenizer(post Post) []byte {
 	case q.says("reasoning_effort", "reasoning", "documents", "truncate_prompt_tokens", "suffix"):
 		return nil
 	case q.API == api.NameChat:
-		return tokenize(post, q.only("model", "messages", "tools", "add_generation_prompt", "continue_final_message", "add_special_tokens",
-			"chat_template", "chat_template_kwargs"))
+		return tokenize(post, q.only("model", "messages", "tools", "add_generation_prompt",
+			"continue_final_message", "add_special_tokens", "chat_template", "chat_template_kwargs"))
 	}
 	return tokenize(post, q.only("model", "prompt", "add_special_tokens"))
 }

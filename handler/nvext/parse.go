@@ -24,17 +24,23 @@ var ErrMalformed = errors.New("nvext: malformed JSON")
 // The error is ErrMalformed, or its text names a wrong field and what the field
 // should be. The text may be shown to the client.
 func Parse(raw []byte, o Options) (Ext, error) {
-	// The scan bounds the nesting: gjson recurses.
-	_, ok := rawjson.ValueAt(raw, rawjson.SkipSpace(raw, 0))
-	if !ok || !gjson.Valid(rawjson.View(raw)) {
-		return Ext{}, ErrMalformed
+	i := rawjson.SkipSpace(raw, 0)
+	if i == len(raw) || raw[i] != '{' {
+		v, ok := rawjson.ValueAt(raw, i)
+		switch {
+		case !ok || !gjson.ValidBytes(raw):
+			return Ext{}, ErrMalformed
+		case v.IsNull(raw):
+			return Ext{}, nil
+		}
+		return Ext{}, &fieldError{"nvext", "an object"}
 	}
 	p := parser{raw: raw, opt: o}
-	v := gjson.Parse(rawjson.View(raw))
-	if v.Type == gjson.Null {
-		return Ext{}, nil
+	w, end := p.object(fields, i)
+	if end == 0 || rawjson.SkipSpace(raw, end) != len(raw) {
+		return Ext{}, ErrMalformed
 	}
-	if w := p.object(fields, v); w != nil {
+	if w != nil {
 		w.field = "nvext" + w.field
 		return Ext{}, w
 	}
@@ -46,30 +52,58 @@ type parser struct {
 	raw []byte
 	opt Options
 	ext Ext
+
+	checked bool // the members of the outermost object are valid JSON
+	ids     int  // how many ids the last token_data has, -1 for a value that is no list of ids
 }
 
-// object reads an object's fields in the table's order.
-func (p *parser) object(fields []field, v gjson.Result) *fieldError {
-	if !v.IsObject() {
-		return expected("an object")
-	}
+// object reads the fields of the object at raw[i] in the table's order. It returns the
+// index behind the object, 0 for malformed JSON, of which it reads no field.
+func (p *parser) object(fields []field, i int) (unknown *fieldError, end int) {
 	var last [maxFields]gjson.Result
-	var unknown *fieldError
-	v.ForEach(func(key, v gjson.Result) bool {
-		if n := indexOf(fields, key.Str); n >= 0 {
+	c := rawjson.Enter(p.raw, i)
+	for c.Next() {
+		name := c.Name()
+		ok := p.checked || gjson.Valid(rawjson.View(p.raw[c.KeyAt:c.KeyEnd]))
+		v, valid := p.value(&c, name)
+		if !ok || !valid {
+			return nil, 0
+		}
+		if n := indexOf(fields, name); n >= 0 {
 			last[n] = v
 		} else if p.opt.Strict && unknown == nil {
-			unknown = &fieldError{field: "." + shown(key.Str)}
+			unknown = &fieldError{field: "." + shown(name)}
 		}
-		return true
-	})
+	}
+	if !c.Done {
+		return nil, 0
+	}
+	p.checked = true
 	for n := range fields {
 		if w := p.read(&fields[n], last[n]); w != nil {
 			w.field = "." + fields[n].name + w.field
-			return w
+			return w, c.At
 		}
 	}
-	return unknown
+	return unknown, c.At
+}
+
+// value passes the value of a field. It is not ok if the value is malformed. Token ids
+// may be most of a body, so one pass checks and counts them.
+func (p *parser) value(c *rawjson.Cursor, name string) (v gjson.Result, ok bool) {
+	at := c.At
+	if name == "token_data" {
+		_, n, end := scanTokens(p.raw, at, nil)
+		if p.ids = n; end > 0 {
+			c.At = end
+			return gjson.Result{Type: gjson.JSON, Raw: rawjson.View(p.raw[at:end]), Index: at}, true
+		}
+		p.ids = -1
+	}
+	raw := rawjson.View(c.Value().Of(p.raw)) // which bounds the nesting: gjson recurses
+	v = gjson.Parse(raw)
+	v.Index = at
+	return v, len(raw) > 0 && (p.checked || gjson.Valid(raw))
 }
 
 // read reads the value of a field, which is Null if the object lacks the field.
@@ -79,8 +113,10 @@ func (p *parser) read(f *field, v gjson.Result) *fieldError {
 		return expected("a string")
 	case v.Type == gjson.Null:
 		return nil
+	case f.in != nil && !v.IsObject():
+		return expected("an object")
 	case f.in != nil:
-		if w := p.object(f.in, v); w != nil {
+		if w, _ := p.object(f.in, v.Index); w != nil {
 			return w
 		}
 	}
@@ -249,13 +285,12 @@ func workers(p *parser, v gjson.Result) *fieldError {
 	})
 }
 
-// tokenData locates and counts the ids of token_data.
+// tokenData judges the token_data that value has passed.
 func tokenData(p *parser, v gjson.Result) *fieldError {
-	_, n, end := scanTokens(p.raw, v.Index, nil)
-	if end == 0 || n > MaxTokens {
+	if p.ids < 0 || p.ids > MaxTokens {
 		return expected("an array of at most 16777216 integers from 0 to 4294967295")
 	}
-	p.ext.TokenCount, p.ext.TokenSpan = n, rawjson.Span{Start: v.Index, End: end}
+	p.ext.TokenCount, p.ext.TokenSpan = p.ids, rawjson.Span{Start: v.Index, End: v.Index + len(v.Raw)}
 	return nil
 }
 

@@ -33,6 +33,9 @@ func scanTokens(b []byte, i int, keep []uint32) (ids []uint32, count, end int) {
 			keep = append(keep, uint32(n))
 		}
 		count++
+		if i < len(b) && b[i] == ',' {
+			continue // the usual form
+		}
 		if i = rawjson.SkipSpace(b, i); i == len(b) || b[i] != ',' {
 			break
 		}

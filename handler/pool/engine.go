@@ -32,15 +32,6 @@ type Watch interface {
 	Close()
 }
 
-// noWatch is the watch of workers in a pool without discovery.
-type noWatch struct{}
-
-func (noWatch) AskAgain(bool)     {}
-func (noWatch) CacheCleared(bool) {}
-func (noWatch) Confirmed() int    { return 0 }
-func (noWatch) Recall(int)        {}
-func (noWatch) Close()            {}
-
 // Watch returns what discovery keeps of the worker.
 func (w *Worker) Watch() Watch { return w.watch }
 
@@ -67,14 +58,7 @@ func (w *Worker) describe(set WorkerSettings, info engine.Info) {
 // SetInfo records what a worker's engine reports. It returns false if the pool has replaced
 // the worker.
 func (p *Pool) SetInfo(w *Worker, info engine.Info) bool {
-	if !p.setInfo(w, info) {
-		return false
-	}
-	p.queue.reviewAll() // the worker's limit may have changed
-	return true
-}
-
-func (p *Pool) setInfo(w *Worker, info engine.Info) bool {
+	defer p.queue.reviewAll() // after the unlock: the worker's limit may have changed
 	p.members.mu.Lock()
 	defer p.members.mu.Unlock()
 	if p.workers[w.Dial] != w {

@@ -65,20 +65,7 @@ type answers struct {
 	all, errors float64 // decayed to at
 	at          time.Time
 	inARow      int      // errors that clients hardly caused, since the last good answer
-	blamed      distinct // sessions or prompts of the recent errors
-}
-
-// distinct collects up to fewPrompts different sessions or prompts.
-type distinct struct {
-	keys [fewPrompts]uint64
-	n    int
-}
-
-func (d *distinct) add(key uint64) {
-	if d.n < fewPrompts && !slices.Contains(d.keys[:d.n], key) {
-		d.keys[d.n] = key
-		d.n++
-	}
+	blamed      []uint64 // up to fewPrompts sessions or prompts of the recent errors
 }
 
 const (
@@ -274,15 +261,17 @@ func (h *Health) recordError(now time.Time, own bool, blame uint64) (errors, sha
 	defer h.mu.Unlock()
 	r := &h.recent
 	if r.inARow == 0 && r.errors*r.keep(now) < 0.5 {
-		r.blamed = distinct{}
+		r.blamed = nil
 	}
 	r.add(now, 1)
-	r.blamed.add(blame)
+	if len(r.blamed) < fewPrompts && !slices.Contains(r.blamed, blame) {
+		r.blamed = append(r.blamed, blame)
+	}
 	if own {
 		r.inARow++
 	}
 	switch {
-	case r.blamed.n < fewPrompts:
+	case len(r.blamed) < fewPrompts:
 		return 0, 0
 	case r.inARow >= allErrors:
 		return float64(r.inARow), 1

@@ -27,6 +27,3 @@ func (p *Pool) sessionEnded(key affinity.Key, held *affinity.Want, why affinity.
 		h.Ended(key, held, why)
 	}
 }
-
-// Done returns a channel that is closed when the pool's upkeep has ended.
-func (p *Pool) Done() <-chan struct{} { return p.stop }

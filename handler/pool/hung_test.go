@@ -21,7 +21,10 @@ type flowTest struct {
 func newFlowTest(t *testing.T) *flowTest {
 	t.Helper()
 	// without the upkeep, which has a clock of its own
-	p := &Pool{Name: "test", Scheduler: kvscore.NewScheduler(kvscore.Settings{}), members: members{workers: make(map[string]*Worker)}}
+	p := &Pool{
+		Name: "test", Scheduler: kvscore.NewScheduler(kvscore.Settings{}),
+		members: members{workers: make(map[string]*Worker)}, newWatch: unwatched,
+	}
 	p.Settings.Store(wanted().WithDefaults())
 	p.queue.pool = p
 	return &flowTest{p, p.Worker("a:1"), p.Worker("b:1"), epoch}
@@ -38,7 +41,7 @@ func (f *flowTest) begin(w *Worker, kind AttemptKind, ahead int64) *booked {
 	var sel kvscore.Selection
 	sel.Rand = newRandom()
 	_, lease := f.p.Scheduler.Select(f.now, &kvscore.Request{Prompt: cache.Prompt{Tokens: ahead}, Streamed: true}, []kvscore.Target{w.Target(0)}, -1, &kvscore.LeastLoad{}, &sel)
-	a := &booked{Seat: Seat{Worker: w, Target: w.Target(0), Begun: f.now, Kind: kind, ahead: ahead, lease: lease}}
+	a := &booked{Seat: Seat{Worker: w, Target: w.Target(0), Begun: f.now, Kind: kind, ahead: ahead, Lease: lease}}
 	w.progress.begin(&a.Seat)
 	return a
 }
@@ -46,8 +49,8 @@ func (f *flowTest) begin(w *Worker, kind AttemptKind, ahead int64) *booked {
 // showsRate has a worker show that it is as fast as is reckoned with.
 func (f *flowTest) showsRate(w *Worker) {
 	a := f.begin(w, KindStream, 512)
-	a.lease.FirstToken(f.now.Add(time.Duration(512 / leastRate * float64(time.Second))))
-	a.lease.End(true, nil)
+	a.Lease.FirstToken(f.now.Add(time.Duration(512 / leastRate * float64(time.Second))))
+	a.Lease.End(true, nil)
 	w.progress.end(&a.Seat)
 }
 

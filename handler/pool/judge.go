@@ -46,14 +46,13 @@ const (
 	NoRank                 // it lacks the rank
 	SharesCache            // its engine does not keep caches of salts apart
 	NotNamed               // the request names another worker
-	Gone                   // the pool has forgotten it
 )
 
 // String returns the verdict as the admin API shows it.
 func (v Verdict) String() string {
 	return [...]string{
 		"fits", "full", "marked_down", "draining", "draining", "tried", "proxy_unavailable", "other_models",
-		"not_allowed", "not_allowed", "shares_cache", "not_named", "gone",
+		"not_allowed", "not_allowed", "shares_cache", "not_named",
 	}[v]
 }
 
@@ -92,11 +91,11 @@ func (p *Pool) Meets(want *Wants, w *Worker) Verdict {
 		return Fits
 	case want.Only != nil:
 		return NotNamed
-	case want.Isolated && !p.isolates(want, w):
+	case !p.Isolates(want, w):
 		return SharesCache
 	case want.Rank >= int64(w.Ranks()):
 		return NoRank
-	case want.Workers != nil && !slices.Contains(want.Workers, w.ID), want.Session && !p.holdsSessions(want, w):
+	case want.Workers != nil && !slices.Contains(want.Workers, w.ID), want.Session && !w.Engine().HoldsSessions(want.API):
 		return NotAllowed
 	}
 	for _, taint := range want.Taints {
@@ -108,14 +107,8 @@ func (p *Pool) Meets(want *Wants, w *Worker) Verdict {
 }
 
 // Isolates returns whether the worker's engine keeps the request's cache apart, if it must.
-func (p *Pool) Isolates(want *Wants, w *Worker) bool { return !want.Isolated || p.isolates(want, w) }
-
-func (p *Pool) isolates(want *Wants, w *Worker) bool {
-	return w.Engine().IsolatesCaches(want.API)
-}
-
-func (p *Pool) holdsSessions(want *Wants, w *Worker) bool {
-	return w.Engine().HoldsSessions(want.API)
+func (p *Pool) Isolates(want *Wants, w *Worker) bool {
+	return !want.Isolated || w.Engine().IsolatesCaches(want.API)
 }
 
 // judgment is what Judge needs for each offer of a list.
@@ -137,12 +130,8 @@ func (p *Pool) judgment(want *Wants, o Offers, t time.Time) judgment {
 	return j
 }
 
-// of returns the verdict on a worker behind an upstream; nil is one that the pool has
-// forgotten.
+// of returns the verdict on a worker behind an upstream.
 func (j *judgment) of(up *reverseproxy.Upstream, w *Worker) Verdict {
-	if w == nil {
-		return Gone
-	}
 	if j.more {
 		if v := j.pool.Meets(j.want, w); v != Fits {
 			return v

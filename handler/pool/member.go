@@ -10,7 +10,8 @@ import (
 
 // Member is one configuration's way to its workers.
 type Member interface {
-	// Reaches returns whether a worker is one of the configuration's.
+	// Reaches returns whether a worker is one of the configuration's. The pool holds a
+	// lock.
 	Reaches(w *Worker) bool
 	// Call posts a body to a worker, as a request of the router's own.
 	Call(ctx context.Context, w *Worker, path string, body []byte) (status int, answer []byte, err error)
@@ -44,47 +45,32 @@ func (p *Pool) Join(m Member) (leave func()) {
 	})
 }
 
-// way returns the configuration among all by which the router reaches a worker: the newest, or
-// the one that ended last if all have ended. nil: there is none.
-func way(all []membership, w *Worker) (m Member) {
-	var left time.Time
-	for i := range slices.Backward(all) {
-		switch one := &all[i]; {
+// way returns the configuration by which the router reaches a worker: the newest, or the one that
+// ended last if all have ended. nil: there is none. The caller holds the lock.
+func (j *joined) way(w *Worker) (m *membership) {
+	for _, one := range slices.Backward(j.list) {
+		switch {
 		case !one.Reaches(w):
 		case one.left.IsZero():
-			return one.Member
-		case one.left.After(left):
-			m, left = one.Member, one.left
+			return one
+		case m == nil || one.left.After(m.left):
+			m = one
 		}
 	}
 	return m
 }
 
-// copied returns the configurations. Their methods are called without the lock.
-func (j *joined) copied() []membership {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	all := make([]membership, 0, len(j.list))
-	for _, m := range j.list {
-		all = append(all, *m)
-	}
-	return all
-}
-
 // pruneMembers forgets the configurations that have ended and are no worker's only way.
 func (p *Pool) pruneMembers(t time.Time) {
-	all := p.joined.copied()
-	if !slices.ContainsFunc(all, func(m membership) bool { return !m.left.IsZero() }) {
-		return
-	}
-	needed := make(map[Member]bool)
-	for _, w := range p.All() {
-		needed[way(all, w)] = true
-	}
+	workers := p.All()
 	p.joined.mu.Lock()
 	defer p.joined.mu.Unlock()
+	needed := make(map[*membership]bool)
+	for _, w := range workers {
+		needed[p.joined.way(w)] = true
+	}
 	p.joined.list = slices.DeleteFunc(p.joined.list, func(m *membership) bool {
-		return !m.left.IsZero() && (!needed[m.Member] || t.Sub(m.left) > WorkerGrace)
+		return !m.left.IsZero() && (!needed[m] || t.Sub(m.left) > WorkerGrace)
 	})
 }
 
@@ -92,7 +78,9 @@ var errNoMember = errors.New("no configuration has the worker")
 
 // Call posts a body to a worker by a configuration that has it.
 func (p *Pool) Call(ctx context.Context, w *Worker, path string, body []byte) (status int, answer []byte, err error) {
-	m := way(p.joined.copied(), w)
+	p.joined.mu.Lock()
+	m := p.joined.way(w)
+	p.joined.mu.Unlock()
 	if m == nil {
 		return 0, nil, errNoMember
 	}

@@ -102,14 +102,15 @@ func (w *Worker) Learn(list *ModelList, logger *zap.Logger) {
 	logger.Info("worker serves models", zap.String("upstream", w.Dial), zap.Strings("models", ids))
 }
 
-// ModelsBeside returns the id and the JSON of each model that the workers serve. It leaves
+// ModelsBeside returns the id and the JSON of each model that the offered workers serve. It leaves
 // out workers with another API key than the worker that answers: the client may have no
 // access to them.
-func (p *Pool) ModelsBeside(answers *Worker, workers []*Worker) iter.Seq2[string, string] {
+func (p *Pool) ModelsBeside(answers *Worker, o Offers) iter.Seq2[string, string] {
 	return func(yield func(id, raw string) bool) {
 		set := p.Settings.Load()
 		key := set.Worker(answers.Dial).APIKey
-		for _, w := range workers {
+		for i := range o.Table.Rows {
+			w := o.Table.Rows[i].Worker
 			if set.Worker(w.Dial).APIKey != key {
 				continue
 			}

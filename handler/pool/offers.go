@@ -111,16 +111,13 @@ func (p *Pool) newTable(list reverseproxy.UpstreamPool, workers []*Worker, layou
 	return t
 }
 
-// isStale returns whether a worker or its ranks have changed since the table was made.
-func (p *Pool) isStale(o Offers) bool { return o.Table.layout != p.layout.Load() }
-
 // renewed returns the offers with the workers of now. A worker that was forgotten is known
 // again, because a request needs it.
 func (p *Pool) renewed(o Offers) Offers {
-	if !p.isStale(o) {
-		return o
-	}
 	layout := p.layout.Load()
+	if o.Table.layout == layout {
+		return o // no worker nor its ranks have changed
+	}
 	workers := make([]*Worker, len(o.Ups))
 	for i := range o.Table.Rows {
 		if workers[i] = o.Table.Rows[i].Worker; workers[i] != p.overflow { // which has no address of its own
@@ -140,15 +137,6 @@ func (o Offers) Worker(id uint64) *Worker {
 		}
 	}
 	return nil
-}
-
-// Workers returns the offered workers.
-func (o Offers) Workers() []*Worker {
-	list := make([]*Worker, len(o.Table.Rows))
-	for i := range list {
-		list[i] = o.Table.Rows[i].Worker
-	}
-	return list
 }
 
 // served returns the model that a request's worker must be known to serve. It is empty

@@ -56,7 +56,6 @@ type Pool struct {
 
 	choices  sync.Pool // of *Candidates
 	newWatch func(*Pool, *Worker) Watch
-	stop     chan struct{}
 	life     context.Context
 	endLife  context.CancelFunc
 	tasks    sync.WaitGroup // see Go
@@ -97,8 +96,7 @@ type configs struct {
 	agreed  *SharedSettings      // of its handlers
 }
 
-// New makes a pool and begins its upkeep. watch begins what discovery keeps of a worker; nil:
-// nothing.
+// New makes a pool and begins its upkeep. watch begins what discovery keeps of a worker.
 func New(name string, s *Settings, watch func(*Pool, *Worker) Watch) (*Pool, error) {
 	p := &Pool{
 		Name:          name,
@@ -107,7 +105,6 @@ func New(name string, s *Settings, watch func(*Pool, *Worker) Watch) (*Pool, err
 		prompts:       prompts{seed: rand.Uint64()}, //nolint:gosec // unknown outside of the process is enough
 		conversations: conversations{Secret: affinity.NewSecret()},
 		newWatch:      watch,
-		stop:          make(chan struct{}),
 	}
 	p.life, p.endLife = context.WithCancel(context.Background())
 	store, err := affinity.NewRistretto(affinity.Options{
@@ -144,7 +141,6 @@ func (p *Pool) Destruct() error {
 	if h := p.Holder(nil); h != nil && !p.hasSnapshot() {
 		h.CloseAll()
 	}
-	close(p.stop)
 	p.endLife()
 	p.tasks.Wait()
 	p.endSnapshots()
@@ -154,8 +150,12 @@ func (p *Pool) Destruct() error {
 // Life ends when the pool ends.
 func (p *Pool) Life() context.Context { return p.life }
 
-// Go runs a task that ends with the pool. Destruct waits for it.
-func (p *Pool) Go(task func()) { p.tasks.Go(task) }
+// Go runs a task that ends with the pool, unless the pool has ended. Destruct waits for it.
+func (p *Pool) Go(task func()) {
+	if p.life.Err() == nil {
+		p.tasks.Go(task)
+	}
+}
 
 // Logger returns the logger of the pool, which no configuration owns.
 func (p *Pool) Logger() *zap.Logger {
@@ -174,10 +174,15 @@ func (p *Pool) Agree(config *prometheus.Registry, s *Settings) (*SharedSettings,
 		p.config, p.agreed = config, &SharedSettings{All: s}
 		return p.agreed, nil
 	}
-	if err := p.agreed.add(s); err != nil {
+	a := p.agreed
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	all, err := a.All.merge(s)
+	if err != nil {
 		return nil, fmt.Errorf("pool %s: handlers that name it contradict each other: %w", p.Name, err)
 	}
-	return p.agreed, nil
+	a.All = all
+	return a, nil
 }
 
 // Apply replaces the pool's settings, and returns whether they changed.
@@ -221,7 +226,7 @@ func (p *Pool) maintain() {
 	defer often.Stop()
 	for {
 		select {
-		case <-p.stop:
+		case <-p.life.Done():
 			return
 		case t := <-often.C:
 			hungWatch{p}.check(t)

@@ -9,10 +9,21 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
+// noWatch is the watch of workers in a pool without discovery.
+type noWatch struct{}
+
+func (noWatch) AskAgain(bool)     {}
+func (noWatch) CacheCleared(bool) {}
+func (noWatch) Confirmed() int    { return 0 }
+func (noWatch) Recall(int)        {}
+func (noWatch) Close()            {}
+
+func unwatched(*Pool, *Worker) Watch { return noWatch{} }
+
 // testPool opens a pool of its own.
 func testPool(t testing.TB, s *Settings) *Pool {
 	t.Helper()
-	p, err := New("test", s.WithDefaults(), nil)
+	p, err := New("test", s.WithDefaults(), unwatched)
 	if err != nil {
 		t.Fatal(err)
 	}

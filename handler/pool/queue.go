@@ -28,10 +28,7 @@ const reviewEvery = 250 * time.Millisecond
 const incidentFull = "all workers are full, and requests wait"
 
 // Waiting returns how many requests wait in the queue.
-func (p *Pool) Waiting() int { return p.queue.Len() }
-
-// Len returns how many requests wait.
-func (q *queue) Len() int { return int(q.length.Load()) }
+func (p *Pool) Waiting() int { return int(p.queue.length.Load()) }
 
 // wait queues a request until the queue grants it a slot of a worker, for at most the time
 // given. It returns how long the request waited. The worker is nil if there is none to wait
@@ -49,18 +46,13 @@ func (q *queue) wait(
 	} else {
 		v = <-m.verdict
 	}
-	switch {
-	case ctx.Err() != nil:
+	if ctx.Err() != nil {
 		if v.worker != nil {
 			q.pool.freeSlot(v.worker)
 		}
 		return nil, waited, ctx.Err()
-	case v.full:
-		return nil, waited, ErrQueueFull
-	case v.late:
-		return nil, waited, ErrWaited
 	}
-	return v.worker, waited, nil
+	return v.worker, waited, v.err
 }
 
 // outcome waits for the waiter's verdict.
@@ -71,13 +63,9 @@ func (q *queue) outcome(ctx context.Context, m *waiter, most time.Duration) gran
 	case v := <-m.verdict:
 		return v
 	case <-timer.C:
-		return q.atLast(m)
 	case <-ctx.Done():
-		if q.leave(m) {
-			return grant{late: true}
-		}
-		return <-m.verdict
 	}
+	return q.atLast(m)
 }
 
 // enter queues a request and returns whether it has to wait. If more than most requests
@@ -95,8 +83,7 @@ func (q *queue) enter(m *waiter, most int) (waits bool) {
 	q.place(m, t)
 	if len(q.waiting) > most {
 		last := q.waiting[len(q.waiting)-1]
-		w := last.takeWorse(t)
-		q.decide(last, grant{worker: w, full: w == nil})
+		q.decide(last, last.takeWorse(t, ErrQueueFull))
 	}
 	waits = !m.out
 	if waits && !q.reviewing {
@@ -106,26 +93,15 @@ func (q *queue) enter(m *waiter, most int) (waits bool) {
 	return waits
 }
 
-// atLast removes a waiter whose time is up. It may get a worker that is marked down.
+// atLast removes a waiter whose time is up, or whose client has left. It may get a worker that
+// is marked down.
 func (q *queue) atLast(m *waiter) grant {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if !m.out {
-		w := m.takeWorse(time.Now())
-		q.decide(m, grant{worker: w, late: w == nil})
+		q.decide(m, m.takeWorse(time.Now(), ErrWaited))
 	}
 	return <-m.verdict
-}
-
-// leave removes a waiter. It returns false if the waiter already has its verdict.
-func (q *queue) leave(m *waiter) bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if m.out {
-		return false
-	}
-	q.remove(m)
-	return true
 }
 
 // freed gives the free slots of a worker to waiters. It takes no lock if the queue is
@@ -133,6 +109,9 @@ func (q *queue) leave(m *waiter) bool {
 func (q *queue) freed(w *Worker) {
 	if q.length.Load() == 0 {
 		return
+	}
+	if now := q.pool.Known(w.Dial); now != nil {
+		w = now // it may have got another id
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -191,16 +170,7 @@ func (q *queue) review(t time.Time) {
 // refresh finds out again which models are served, and which workers are at the offered
 // addresses. The caller holds the lock.
 func (q *queue) refresh(m *waiter) {
-	m.workers = nil
-	if q.pool.isStale(m.offers) {
-		for _, row := range m.offers.Table.Rows {
-			w := row.Worker
-			if w != q.pool.overflow {
-				w = q.pool.Known(w.Dial)
-			}
-			m.workers = append(m.workers, w)
-		}
-	}
+	m.offers = q.pool.renewed(m.offers)
 	m.judge = q.pool.judgment(&m.want, m.offers, time.Time{})
 }
 
@@ -245,16 +215,11 @@ func (q *queue) firstFor(w *Worker, t time.Time) *waiter {
 
 // decide removes a waiter and sends its verdict. The caller holds the lock.
 func (q *queue) decide(m *waiter, v grant) {
-	q.remove(m)
-	m.verdict <- v
-}
-
-// remove removes a waiter. The caller holds the lock.
-func (q *queue) remove(m *waiter) {
 	i, _ := slices.BinarySearchFunc(q.waiting, m, (*waiter).compare)
 	q.waiting = slices.Delete(q.waiting, i, i+1)
 	m.out = true
 	q.length.Add(-1)
+	m.verdict <- v
 }
 
 // waiter is one request in the queue.
@@ -265,7 +230,6 @@ type waiter struct {
 
 	// as of the last review
 	judge   judgment
-	workers []*Worker  // at the offered addresses, nil where the pool has forgotten it; nil: as offered
 	verdict chan grant // gets one grant when the waiter leaves the queue
 	out     bool       // it has left the queue
 }
@@ -274,8 +238,7 @@ type waiter struct {
 // the request then chooses again.
 type grant struct {
 	worker *Worker // the queue has taken a slot of it for the request
-	full   bool    // too many requests wait
-	late   bool    // the request waited too long, or the client left
+	err    error   // too many requests wait, or this one waited too long
 }
 
 func (m *waiter) compare(o *waiter) int {
@@ -283,13 +246,8 @@ func (m *waiter) compare(o *waiter) int {
 	return cmp.Or(cmp.Compare(a.Tier, b.Tier), a.Arrival.Compare(b.Arrival), cmp.Compare(m.number, o.number))
 }
 
-// worker returns an offered worker, nil if the pool has forgotten it.
-func (m *waiter) worker(i int) *Worker {
-	if m.workers != nil {
-		return m.workers[i]
-	}
-	return m.offers.Table.Rows[i].Worker
-}
+// worker returns an offered worker.
+func (m *waiter) worker(i int) *Worker { return m.offers.Table.Rows[i].Worker }
 
 // of returns the verdict on an offered worker.
 func (m *waiter) of(i int, t time.Time) Verdict {
@@ -299,7 +257,7 @@ func (m *waiter) of(i int, t time.Time) Verdict {
 
 // best returns the best tier of the offered workers, full or not.
 func (m *waiter) best(t time.Time) Verdict {
-	best := Gone
+	best := NotNamed
 	for i := range m.offers.Ups {
 		if best = min(best, m.of(i, t).tier()); best == Fits {
 			break
@@ -321,18 +279,18 @@ func (m *waiter) leastBusy(t time.Time, mayUse func(*Worker, Verdict) bool) (lea
 }
 
 // takeWorse takes a slot for a waiter that the queue would otherwise refuse. The worker may
-// be marked down, but neither hung nor draining. It returns nil if there is none.
-func (m *waiter) takeWorse(t time.Time) *Worker {
+// be marked down, but neither hung nor draining. If there is none, the grant has the error.
+func (m *waiter) takeWorse(t time.Time, otherwise error) grant {
 	w := m.leastBusy(t, func(w *Worker, v Verdict) bool { return v <= MarkedDown && !w.IsHung() })
 	if w == nil || !w.slots.take() {
-		return nil
+		return grant{err: otherwise}
 	}
-	return w
+	return grant{worker: w}
 }
 
 // canUse returns whether the waiter can use a slot of the worker.
 func (m *waiter) canUse(w *Worker, t time.Time) bool {
-	v := Gone
+	v := NotNamed
 	for i := range m.offers.Ups {
 		if m.worker(i) == w {
 			v = min(v, m.of(i, t).tier())

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"reflect"
@@ -17,7 +18,7 @@ import (
 
 // queueRoom is a queue before workers with the given limits.
 func queueRoom(limits ...int) (*queue, []*Worker) {
-	p := &Pool{members: members{workers: make(map[string]*Worker)}}
+	p := &Pool{members: members{workers: make(map[string]*Worker)}, newWatch: unwatched}
 	p.Settings.Store(wanted().WithDefaults())
 	p.queue.pool = p
 	workers := make([]*Worker, len(limits))
@@ -136,7 +137,7 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 						continue
 					}
 					i := rng.IntN(len(p.waiting))
-					if !q.leave(p.waiting[i]) {
+					if v := q.atLast(p.waiting[i]); !errors.Is(v.err, ErrWaited) {
 						t.Fatal("one that waits has left before")
 					}
 					p.waiting = slices.Delete(p.waiting, i, i+1)
@@ -151,7 +152,7 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 				p.look()
 				if len(p.waiting) > most {
 					last := p.waiting[most]
-					p.got[last] = grant{full: true}
+					p.got[last] = grant{err: ErrQueueFull}
 					p.waiting = p.waiting[:most]
 				}
 				for m, want := range p.got {
@@ -159,7 +160,7 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 					if !ok || got != want {
 						t.Fatalf("seed %d, step %d: got %+v (%v), want %+v", seed, step, got, ok, want)
 					}
-					if got.full {
+					if got.err != nil {
 						refused++
 					} else if got.worker != nil {
 						served++
@@ -181,7 +182,7 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 				}
 			}
 			for _, m := range p.waiting {
-				q.leave(m)
+				q.atLast(m)
 			}
 			time.Sleep(2 * reviewEvery) // then nobody looks any more
 			synctest.Wait()
@@ -209,11 +210,6 @@ func TestWaitEndsInTime(t *testing.T) {
 		{"ClientLeaves", func(_ *queue, _ *Worker, leave func()) { leave() }, 5 * time.Second, false},
 		{"SlotIsFree", func(q *queue, w *Worker, _ func()) { w.slots.running.Add(-1); q.freed(w) }, 5 * time.Second, true},
 		{"LimitIsRaised", func(_ *queue, w *Worker, _ func()) { w.slots.limit.Store(2) }, 5*time.Second + reviewEvery, true},
-		{"WorkerIsGone", func(q *queue, w *Worker, _ func()) {
-			delete(q.pool.workers, w.Dial) // the pool has forgotten it
-			q.pool.layout.Add(1)
-			q.reviewAll()
-		}, 5 * time.Second, true},
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -229,7 +225,7 @@ func TestWaitEndsInTime(t *testing.T) {
 					time.AfterFunc(5*time.Second, func() { v.happens(q, w, leave) })
 				}
 				got := q.outcome(ctx, m, most)
-				if decided := !got.late; decided != v.decided || decided && v.name != "WorkerIsGone" && got.worker != w {
+				if decided := got.err == nil; decided != v.decided || decided && got.worker != w {
 					t.Errorf("decided %v: %+v", decided, got)
 				}
 				if d := time.Now().Sub(begun); d < v.after-reviewEvery || d > v.after+reviewEvery {

@@ -66,6 +66,12 @@ func (r *responses) dump() []keptResponse {
 	return all
 }
 
+// Session returns the session of a response, which does not count as named.
+func (r *responses) Session(id string) (session affinity.Identity, ok bool) {
+	_, session, ok = r.Find(id, false)
+	return session, ok
+}
+
 // restore adds a response of an earlier run, and returns whether it was not known.
 func (r *responses) restore(one keptResponse) bool {
 	r.mu.Lock()
@@ -77,31 +83,20 @@ func (r *responses) restore(one keptResponse) bool {
 	return true
 }
 
-// Find returns the target that keeps a response. If use is set, the response counts
-// as named.
-func (r *responses) Find(id string, use bool) (t kvscore.Target, ok bool) {
-	kept, ok := r.find(id, use)
-	return kept.target, ok
-}
-
-// Session returns the session of a response. The response does not count as named.
-func (r *responses) Session(id string) (session affinity.Identity, ok bool) {
-	kept, ok := r.find(id, false)
-	return kept.session, ok
-}
-
-func (r *responses) find(id string, use bool) (kept keptResponse, ok bool) {
+// Find returns the target that keeps a response, and the response's session. If use is set, the
+// response counts as named.
+func (r *responses) Find(id string, use bool) (t kvscore.Target, session affinity.Identity, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	e := r.byID[xxh3.HashStringSeed(id, r.seed)]
 	if e == nil {
-		return kept, false
+		return t, session, false
 	}
 	if use {
 		r.order.MoveToFront(e)
 	}
-	kept, ok = e.Value.(keptResponse)
-	return kept, ok
+	kept, ok := e.Value.(keptResponse)
+	return kept.target, kept.session, ok
 }
 
 // Count returns how many responses are remembered.

@@ -19,7 +19,7 @@ func TestResponsesAreBounded(t *testing.T) {
 	for i := range 5 * maxResponses {
 		r.Keep("resp_"+strconv.Itoa(i), unused, affinity.Identity{})
 		if i%1000 == 0 {
-			if got, ok := r.Find("used", true); !ok || got != used {
+			if got, _, ok := r.Find("used", true); !ok || got != used {
 				t.Fatalf("after %d others: %v, %v", i, got, ok)
 			}
 			r.Find("unused", false)
@@ -31,13 +31,13 @@ func TestResponsesAreBounded(t *testing.T) {
 	if n := r.Count(); n != maxResponses {
 		t.Errorf("%d are remembered", n)
 	}
-	if _, ok := r.Find("unused", true); ok {
+	if _, _, ok := r.Find("unused", true); ok {
 		t.Error("one that nobody named for long is remembered")
 	}
-	if _, ok := r.Find("resp_"+strconv.Itoa(5*maxResponses-1), true); !ok {
+	if _, _, ok := r.Find("resp_"+strconv.Itoa(5*maxResponses-1), true); !ok {
 		t.Error("the newest is not remembered")
 	}
-	if _, ok := r.Find("never", true); ok {
+	if _, _, ok := r.Find("never", true); ok {
 		t.Error("one is found that never was")
 	}
 	var again responses

@@ -62,9 +62,10 @@ type Choice struct {
 
 // Seat finds the request a worker and takes a place there. It gathers the candidates, lets
 // the request choose, books the choice, and takes a slot. If all workers are full, the
-// request waits in the queue. Seat returns how long. The error is one of those above, or the
+// request waits in the queue. Seat returns how long, and renews the offers if workers change. The
+// error is one of those above, or the
 // context's.
-func (p *Pool) Seat(ctx context.Context, want *Wants, o Offers, by Chooser, s *Seat) (waited time.Duration, err error) {
+func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *Seat) (waited time.Duration, err error) {
 	var granted *Worker // the queue has taken a slot of it for the request
 	giveBack := func() {
 		if granted != nil {
@@ -75,14 +76,14 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o Offers, by Chooser, s *S
 	defer giveBack()
 	wait := func(want *Wants) error {
 		by.Waits()
-		w, d, err := p.queue.wait(ctx, want, o, want.Patience-waited)
+		w, d, err := p.queue.wait(ctx, want, *o, want.Patience-waited)
 		granted = w
 		waited += d
 		return err
 	}
 	for homeless := false; ; {
-		o = p.renewed(o)
-		c := p.candidates(want, o, granted, time.Now())
+		*o = p.renewed(*o)
+		c := p.Candidates(want, *o, granted, time.Now())
 		found, full := len(c.Targets) > 0, len(c.Full) > 0
 		var choice Choice
 		seated := false
@@ -111,7 +112,7 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o Offers, by Chooser, s *S
 				return waited, ErrHomeWaited
 			}
 			homeless = granted == nil
-		case found && p.queue.Len() == 0: // the worker has just filled up
+		case found && p.Waiting() == 0: // the worker has just filled up
 		default:
 			err = wait(want)
 		}
@@ -121,9 +122,10 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o Offers, by Chooser, s *S
 	}
 }
 
-// candidates gathers the targets of workers that are free, and the best there are. If the
-// queue has granted a slot of a worker, the other workers count as full.
-func (p *Pool) candidates(want *Wants, o Offers, granted *Worker, t time.Time) *Candidates {
+// Candidates gathers the targets of workers that are free, and the best there are. If the
+// queue has granted a slot of a worker, the other workers count as full. The caller returns the
+// candidates.
+func (p *Pool) Candidates(want *Wants, o Offers, granted *Worker, t time.Time) *Candidates {
 	c, ok := p.choices.Get().(*Candidates)
 	if !ok {
 		c = &Candidates{Sel: kvscore.Selection{Rand: newRandom()}}
@@ -161,12 +163,6 @@ func (p *Pool) candidates(want *Wants, o Offers, granted *Worker, t time.Time) *
 	return c
 }
 
-// Candidates returns what Seat would let a request choose among at this moment. The caller
-// returns them.
-func (p *Pool) Candidates(want *Wants, o Offers, t time.Time) *Candidates {
-	return p.candidates(want, o, nil, t)
-}
-
 // Return takes the candidates back.
 func (p *Pool) Return(c *Candidates) {
 	c.Sel.Blocks, c.Sel.Override = nil, nil
@@ -183,7 +179,7 @@ func newRandom() *rand.Rand {
 // worker filled up meanwhile, or a queued request has first claim to its slot.
 func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Chooser, granted **Worker) (seated bool) {
 	i, lease := p.Scheduler.SelectAmong(c.At, choice.Request, c.Targets, choice.Bound, choice.Policy, &c.Sel)
-	s.pool, s.lease, s.left = p, lease, false
+	s.pool, s.Lease, s.left = p, lease, false
 	defer func() {
 		if !seated {
 			s.Leave(false, nil) // also if something below panics
@@ -214,26 +210,26 @@ func (p *Pool) SeatAt(w *Worker, t kvscore.Target, r *kvscore.Request, s *Seat) 
 	}
 	var sel kvscore.Selection
 	s.Worker, s.Target, s.Begun, s.pool, s.slot = w, t, time.Now(), p, true
-	_, s.lease = p.Scheduler.Select(s.Begun, r, []kvscore.Target{t}, 0, nil, &sel)
+	_, s.Lease = p.Scheduler.Select(s.Begun, r, []kvscore.Target{t}, 0, nil, &sel)
 	return true
 }
 
 // Seat is an attempt's place on a worker: its booking, its slot, and its part in what the
 // worker shows. Leave ends all of it, once.
 type Seat struct {
-	Worker   *Worker
-	Target   kvscore.Target // the worker's rank
-	Upstream *reverseproxy.Upstream
-	Begun    time.Time
-	Kind     AttemptKind
-	Terms    kvscore.Candidate
-	Tokens   int64 // the prompt's, as estimated; 0 is unknown
-	Known    kvscore.Known
-	Among    int  // number of candidates
-	Unpriced bool // the request or its session decided, and no policy gave a cost
+	*kvscore.Lease // its booking; nil before it is taken
+	Worker         *Worker
+	Target         kvscore.Target // the worker's rank
+	Upstream       *reverseproxy.Upstream
+	Begun          time.Time
+	Kind           AttemptKind
+	Terms          kvscore.Candidate
+	Tokens         int64 // the prompt's, as estimated; 0 is unknown
+	Known          kvscore.Known
+	Among          int  // number of candidates
+	Unpriced       bool // the request or its session decided, and no policy gave a cost
 
 	pool   *Pool
-	lease  *kvscore.Lease
 	ticket uint64 // of Health.Admit
 	slot   bool   // it holds a slot of the worker
 	within bool   // it counts in the worker's health and progress
@@ -262,8 +258,8 @@ func (s *Seat) Leave(computed bool, answer []uint64) {
 		return
 	}
 	s.left = true
-	if s.lease != nil {
-		s.lease.End(computed, answer) // first: what it books must not outlive a panic below
+	if s.Lease != nil {
+		s.Lease.End(computed, answer) // first: what it books must not outlive a panic below
 	}
 	if s.slot {
 		s.slot = false
@@ -282,30 +278,11 @@ func (s *Seat) Left() bool { return s.left }
 // FirstToken records the first token. The prefills of a hung worker are not measured.
 func (s *Seat) FirstToken(t time.Time) {
 	if s.Worker.IsHung() {
-		s.lease.Prefilled(t)
+		s.Lease.Prefilled(t)
 	} else {
-		s.lease.FirstToken(t)
+		s.Lease.FirstToken(t)
 	}
 }
-
-// Prefilled records that the prefill has ended at an unknown time before t.
-func (s *Seat) Prefilled(t time.Time) { s.lease.Prefilled(t) }
-
-// Answered records a whole answer, whose header came at t. tokens is its length; -1 if that
-// says nothing of the prefill.
-func (s *Seat) Answered(t time.Time, tokens int64) { s.lease.Answered(t, tokens) }
-
-// Hold keeps the booking of an attempt that may be silent for as long as it is open.
-func (s *Seat) Hold() { s.lease.Hold() }
-
-// Alive records a sign of life, which a long answer gives about once a second.
-func (s *Seat) Alive(t time.Time) { s.lease.Alive(t) }
-
-// Output records the tokens of the answer so far.
-func (s *Seat) Output(t time.Time, tokens int64) { s.lease.Output(t, tokens) }
-
-// Counted records what the engine has counted.
-func (s *Seat) Counted(c kvscore.Counts) { s.lease.Counted(c) }
 
 // Waits records that the attempt waits for the worker, or no longer does.
 func (s *Seat) Waits(waits bool) { s.waiting.Store(waits) }

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -54,6 +55,13 @@ func (c *chooser) Waits() { c.waits++ }
 
 var anyWorker = Wants{Rank: AnyRank, Kind: KindStream, Patience: time.Minute}
 
+func (o Offers) workers() (list []*Worker) {
+	for _, row := range o.Table.Rows {
+		list = append(list, row.Worker)
+	}
+	return list
+}
+
 // limited returns a pool with workers that run so many requests, and their offers.
 func limited(t testing.TB, limits ...int) (*Pool, []*Worker, Offers) {
 	t.Helper()
@@ -65,7 +73,7 @@ func limited(t testing.TB, limits ...int) (*Pool, []*Worker, Offers) {
 	}
 	p := testPool(t, wanted(set...))
 	o := new(Tables).Offers(p, upstreamsOf(dials...), nil)
-	return p, o.Workers(), o
+	return p, o.workers(), o
 }
 
 // TestSeatEndsOnce leaves seats more than once, and panics while one is taken.
@@ -73,7 +81,7 @@ func TestSeatEndsOnce(t *testing.T) {
 	p, workers, o := limited(t, 2)
 	var one, two, three Seat
 	for _, s := range []*Seat{&one, &two} {
-		if _, err := p.Seat(t.Context(), &anyWorker, o, new(chooser), s); err != nil || s.Worker != workers[0] || s.Upstream != o.Ups[0] {
+		if _, err := p.Seat(t.Context(), &anyWorker, &o, new(chooser), s); err != nil || s.Worker != workers[0] || s.Upstream != o.Ups[0] {
 			t.Fatalf("error %v, got %+v", err, s)
 		}
 	}
@@ -81,7 +89,7 @@ func TestSeatEndsOnce(t *testing.T) {
 	one.Leave(true, nil)
 	func() {
 		defer func() { _ = recover() }()
-		_, _ = p.Seat(t.Context(), &anyWorker, o, &chooser{chosen: func() { panic("of a policy") }}, &three)
+		_, _ = p.Seat(t.Context(), &anyWorker, &o, &chooser{chosen: func() { panic("of a policy") }}, &three)
 		t.Error("nothing panicked")
 	}()
 	if n, _ := workers[0].Running(); n != 1 || p.Scheduler.Stats().Leases != 1 || len(workers[0].progress.attempts) != 1 {
@@ -127,7 +135,7 @@ func TestSeatOfAFullPool(t *testing.T) {
 			var s Seat
 			done := make(chan error, 1)
 			go func() {
-				_, err := p.Seat(ctx, &v.want, o, &v.by, &s)
+				_, err := p.Seat(ctx, &v.want, &o, &v.by, &s)
 				done <- err
 			}()
 			if v.waiting > 0 && v.err != ErrWaited { //nolint:errorlint // it is the same
@@ -176,7 +184,7 @@ func TestNewcomersDoNotOvertake(t *testing.T) {
 	p.SeatAt(workers[0], workers[0].Target(0), &kvscore.Request{}, &first)
 	got := make(chan error, 1)
 	go func() {
-		_, err := p.Seat(t.Context(), &anyWorker, o, new(chooser), &second)
+		_, err := p.Seat(t.Context(), &anyWorker, &o, new(chooser), &second)
 		got <- err
 	}()
 	for p.Waiting() == 0 {
@@ -185,7 +193,8 @@ func TestNewcomersDoNotOvertake(t *testing.T) {
 	workers[0].slots.running.Add(-1) // and is not said to be free yet
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if _, err := p.Seat(ctx, &anyWorker, o, new(chooser), &third); err == nil {
+	newcomers := o
+	if _, err := p.Seat(ctx, &anyWorker, &newcomers, new(chooser), &third); err == nil {
 		t.Error("the newcomer got the slot")
 	}
 	p.queue.freed(workers[0])
@@ -193,6 +202,33 @@ func TestNewcomersDoNotOvertake(t *testing.T) {
 		t.Error(err)
 	}
 	second.Leave(true, nil)
+}
+
+// TestWorkerGetsAnotherID gives a full worker another id while a request waits. The request
+// gets the slot as soon as it is free, and its offers name the worker by the new id.
+func TestWorkerGetsAnotherID(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, workers, o := limited(t, 1)
+		var before, s Seat
+		p.SeatAt(workers[0], workers[0].Target(0), &kvscore.Request{}, &before)
+		got := make(chan error, 1)
+		go func() {
+			_, err := p.Seat(t.Context(), &anyWorker, &o, new(chooser), &s)
+			got <- err
+		}()
+		synctest.Wait()
+		p.Apply(wanted(WorkerSettings{Dial: "a:1", ID: 7, MaxRunning: 1}).WithDefaults())
+		freed := time.Now()
+		before.Leave(true, nil)
+		if err := <-got; err != nil || s.Worker.ID != 7 || o.Worker(7) != s.Worker {
+			t.Errorf("error %v, worker %d, of the offers %v", err, s.Worker.ID, o.workers())
+		}
+		if d := time.Since(freed); d > 0 {
+			t.Errorf("the request waited for %s after a slot was free", d)
+		}
+		s.Leave(true, nil)
+		time.Sleep(2 * reviewEvery)
+	})
 }
 
 // TestJudge shows the verdict on a worker, and which of two the request gets.
@@ -215,7 +251,7 @@ func TestJudge(t *testing.T) {
 			w.drain.Or(drainAsked)
 			w.slots.take()
 		}, Draining, Draining},
-		{"Tried", func(_ *Pool, w *Worker, want *Wants) { want.Tried = append(want.Tried, w) }, Tried, Gone},
+		{"Tried", func(_ *Pool, w *Worker, want *Wants) { want.Tried = append(want.Tried, w) }, Tried, NotNamed},
 		{"OtherModel", func(p *Pool, w *Worker, want *Wants) {
 			want.Model = "m"
 			w.configured.Store(&map[string]bool{"x": true})
@@ -225,11 +261,11 @@ func TestJudge(t *testing.T) {
 				}
 			}
 		}, OtherModels, Fits}, // nobody is known to serve it
-		{"Taint", func(_ *Pool, _ *Worker, want *Wants) { want.Taints = []string{"big"} }, NotAllowed, Gone},
-		{"ID", func(_ *Pool, _ *Worker, want *Wants) { want.Workers = []uint64{1} }, NotAllowed, Gone},
-		{"Rank", func(_ *Pool, _ *Worker, want *Wants) { want.Rank = 1 }, NoRank, Gone},
-		{"Isolation", func(_ *Pool, _ *Worker, want *Wants) { want.Isolated = true }, SharesCache, Gone},
-		{"Session", func(_ *Pool, _ *Worker, want *Wants) { want.Session = true }, NotAllowed, Gone},
+		{"Taint", func(_ *Pool, _ *Worker, want *Wants) { want.Taints = []string{"big"} }, NotAllowed, NotNamed},
+		{"ID", func(_ *Pool, _ *Worker, want *Wants) { want.Workers = []uint64{1} }, NotAllowed, NotNamed},
+		{"Rank", func(_ *Pool, _ *Worker, want *Wants) { want.Rank = 1 }, NoRank, NotNamed},
+		{"Isolation", func(_ *Pool, _ *Worker, want *Wants) { want.Isolated = true }, SharesCache, NotNamed},
+		{"Session", func(_ *Pool, _ *Worker, want *Wants) { want.Session = true }, NotAllowed, NotNamed},
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			p, workers, o := limited(t, 1, 1)
@@ -240,11 +276,11 @@ func TestJudge(t *testing.T) {
 					t.Errorf("%s, want %s", got, v.want)
 				}
 			}
-			if v.both == Gone {
+			if v.both == NotNamed {
 				return
 			}
 			v.set(p, workers[1], &want)
-			if c := p.Candidates(&want, o, time.Now()); c.Tier != v.both || len(c.Targets)+len(c.Full) != 2 {
+			if c := p.Candidates(&want, o, nil, time.Now()); c.Tier != v.both || len(c.Targets)+len(c.Full) != 2 {
 				t.Errorf("of two: tier %s, %d free and %d full", c.Tier, len(c.Targets), len(c.Full))
 			}
 		})
@@ -291,7 +327,7 @@ func TestTablesHold(t *testing.T) {
 	repl := caddy.NewEmptyReplacer()
 	for i := range 3 { // an address with a placeholder is another one each time
 		repl.Set("up", fmt.Sprintf("d:%d", i+1))
-		if w := tables.Offers(p, upstreamsOf("{up}"), repl).Workers()[0]; w != p.Known(fmt.Sprintf("d:%d", i+1)) {
+		if w := tables.Offers(p, upstreamsOf("{up}"), repl).workers()[0]; w != p.Known(fmt.Sprintf("d:%d", i+1)) {
 			t.Errorf("offered %s", w.Dial)
 		}
 	}
@@ -317,7 +353,7 @@ func TestTablesHeedNewModels(t *testing.T) {
 		wants := anyWorker
 		wants.Model = model
 		got := ""
-		for _, w := range p.Candidates(&wants, o, time.Now()).Workers {
+		for _, w := range p.Candidates(&wants, o, nil, time.Now()).Workers {
 			got += w.Dial[:1]
 		}
 		if got != dials {
@@ -350,7 +386,7 @@ func TestLateBookingLeavesNothingOfAForgottenWorker(t *testing.T) {
 	p, workers, o := limited(t, 0)
 	var s Seat
 	by := &chooser{wait: func(context.Context) error { return nil }}
-	c := p.Candidates(&anyWorker, o, time.Now())
+	c := p.Candidates(&anyWorker, o, nil, time.Now())
 	p.dropAt("a:1")
 	choice := by.Choose(t.Context(), c)
 	p.sit(&s, &anyWorker, c, &choice, by, new(*Worker))
@@ -397,7 +433,8 @@ func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
 					list = upstreamsOf(dials[rand.IntN(workers/2):]...)
 				}
 				var s Seat
-				if _, err := p.Seat(t.Context(), &anyWorker, tables.Offers(p, list, nil), new(chooser), &s); err != nil || s.Upstream.Dial != s.Worker.Dial || s.lease.Target() != s.Target {
+				o := tables.Offers(p, list, nil)
+				if _, err := p.Seat(t.Context(), &anyWorker, &o, new(chooser), &s); err != nil || s.Upstream.Dial != s.Worker.Dial || s.Lease.Target() != s.Target {
 					t.Errorf("error %v, got %+v", err, s.Target)
 				}
 				s.Leave(true, nil)

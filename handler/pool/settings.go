@@ -276,16 +276,6 @@ func (s *SharedSettings) Get() *Settings {
 	return s.All.WithDefaults()
 }
 
-func (s *SharedSettings) add(one *Settings) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	all, err := s.All.merge(one)
-	if err == nil {
-		s.All = all
-	}
-	return err
-}
-
 // Hashing returns how prompts are divided into blocks.
 func (p *Pool) Hashing() api.Options {
 	set := p.Settings.Load()

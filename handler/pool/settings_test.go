@@ -131,7 +131,7 @@ func TestSettingsOfEngines(t *testing.T) {
 		t.Errorf("a:1 is %+v", w)
 	}
 	s = wanted(WorkerSettings{Dial: AllWorkers, Drain: new(true)}, WorkerSettings{Dial: "a:1", Drain: new(false)}, WorkerSettings{Dial: "b:1"}).WithDefaults()
-	if a, b := new(Pool).newWorker(s.Worker("a:1")), new(Pool).newWorker(s.Worker("b:1")); a.Draining() || !b.Draining() {
+	if a, b := (&Pool{newWatch: unwatched}).newWorker(s.Worker("a:1")), (&Pool{newWatch: unwatched}).newWorker(s.Worker("b:1")); a.Draining() || !b.Draining() {
 		t.Errorf("a:1 drains %v, b:1 %v; want the opposite", a.Draining(), b.Draining())
 	}
 }

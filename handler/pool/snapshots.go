@@ -192,7 +192,7 @@ func (p *Pool) keepSnapshots() {
 	defer cancel()
 	go func() {
 		select {
-		case <-p.stop:
+		case <-p.life.Done():
 			cancel()
 		case <-ctx.Done():
 		}

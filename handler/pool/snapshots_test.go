@@ -133,7 +133,7 @@ func TestPoolSurvivesARestart(t *testing.T) {
 	if a, b, c := homeOf(t, p, "a"), homeOf(t, p, "bb"), homeOf(t, p, "ccc"); a != one || b != two || c != "" {
 		t.Errorf("the sessions are at %q, %q and %q", a, b, c)
 	}
-	if target, ok := p.Responses.Find("resp", false); !ok || target.Worker != 77 {
+	if target, _, ok := p.Responses.Find("resp", false); !ok || target.Worker != 77 {
 		t.Errorf("the response is on %v", target)
 	}
 	if got := *p.Ratios.Weights("m", 64).Kinds; slices.MaxFunc(slices.Collect(maps.Keys(differences(got, weights))), func(a, b int32) int { return int(a - b) }) > 1 {
@@ -198,7 +198,7 @@ func TestEngineRestartedBeforeTheCacheIsRestored(t *testing.T) {
 	use(t, old, "a", one, 20)
 	old.Destruct()
 
-	p, err := New("kept", keepingSettings(one), nil)
+	p, err := New("kept", keepingSettings(one), unwatched)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -348,7 +348,7 @@ func TestStorageThatFailsIsOneCondition(t *testing.T) {
 	}
 
 	begun = time.Now() // a start on a storage that hangs
-	fresh, err := New("kept", keepingSettings(one), nil)
+	fresh, err := New("kept", keepingSettings(one), unwatched)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -364,7 +364,7 @@ func TestStorageThatFailsIsOneCondition(t *testing.T) {
 func TestSnapshotsAreWrittenOnlyIfNeeded(t *testing.T) {
 	store := new(snapshottest.Memory)
 	at := snapshot.At(store, "router", "kept")
-	p, err := New("kept", keepingSettings(one), nil)
+	p, err := New("kept", keepingSettings(one), unwatched)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,11 +15,12 @@ import (
 // Worker is one engine process behind one dial address.
 type Worker struct {
 	// each choice reads these of all workers
-	seen atomic.Int64 // last time that it was an upstream, Unix seconds
-	models
-	slots  *slots
-	drain  atomic.Uint32 // reasons, see drainConfigured
-	Health Health
+	seen       atomic.Int64                    // last time that it was an upstream, Unix seconds
+	list       atomic.Pointer[ModelList]       // its own models; nil if it has no list
+	configured atomic.Pointer[map[string]bool] // the operator's list; nil if there is none
+	slots      *slots
+	drain      atomic.Uint32 // reasons, see drainConfigured
+	Health     Health
 
 	Dial   string
 	ID     uint64
@@ -33,23 +34,15 @@ type Worker struct {
 	probedOnce sync.Once     // closes probed
 }
 
-// models are what a worker serves.
-type models struct {
-	list       atomic.Pointer[ModelList]       // its own; nil if it has none
-	configured atomic.Pointer[map[string]bool] // the operator's list; nil if there is none
-}
-
 // newWorker returns a worker of the pool, which need not know it.
 func (p *Pool) newWorker(set WorkerSettings) *Worker {
-	w := &Worker{Dial: set.Dial, ID: set.ID, slots: new(slots), watch: noWatch{}, probed: make(chan struct{})}
+	w := &Worker{Dial: set.Dial, ID: set.ID, slots: new(slots), probed: make(chan struct{})}
 	w.describe(set, engine.Info{})
 	w.dp.Store(int32(set.DPSize))
 	w.limitSlots(set)
 	w.seen.Store(time.Now().Unix())
 	w.configure(set)
-	if p.newWatch != nil {
-		w.watch = p.newWatch(p, w)
-	}
+	w.watch = p.newWatch(p, w)
 	return w
 }
 

@@ -1,7 +1,6 @@
 package pool
 
 import (
-	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -161,16 +160,11 @@ func (s *Settings) isNamed(dial string) bool {
 }
 
 // hasRoom returns whether the pool may know one more worker that the configuration does
-// not name. If there are too many, it drops those that were not seen for longest. The
-// caller holds the lock.
+// not name. If there are too many, it drops those that were not seen lately. The caller
+// holds the lock.
 func (p *Pool) hasRoom(t time.Time) bool {
 	s := p.Settings.Load()
-	most := maxOverflow
-	for dial := range s.Upstreams {
-		if s.isNamed(dial) { // placeholders are not
-			most++
-		}
-	}
+	most := maxOverflow + len(s.Upstreams)
 	if len(p.workers) < most {
 		return true
 	}
@@ -178,16 +172,7 @@ func (p *Pool) hasRoom(t time.Time) bool {
 		return false
 	}
 	p.swept = t
-	var idle []*Worker
-	for dial, w := range p.workers {
-		if !s.isNamed(dial) && t.Unix()-w.seen.Load() > int64(overflowKept/time.Second) && !w.Draining() {
-			idle = append(idle, w)
-		}
-	}
-	slices.SortFunc(idle, func(a, b *Worker) int { return int(a.seen.Load() - b.seen.Load()) })
-	for _, w := range idle[:min(len(idle), maxOverflow/4)] {
-		p.drop(w)
-	}
+	p.dropIdle(s, t.Unix(), overflowKept)
 	return len(p.workers) < most
 }
 
@@ -231,8 +216,15 @@ func (p *Pool) forget(t time.Time) {
 	if s.Others {
 		last = p.lastRequest.Load()
 	}
+	p.dropIdle(s, last, WorkerGrace)
+}
+
+// dropIdle drops the workers that the configuration does not name and that were not seen for a
+// time. A drain is remembered for WorkerGrace. The caller holds the lock.
+func (p *Pool) dropIdle(s *Settings, now int64, after time.Duration) {
 	for dial, w := range p.workers {
-		if !s.Upstreams[dial] && last-w.seen.Load() > int64(WorkerGrace/time.Second) {
+		idle := time.Duration(now-w.seen.Load()) * time.Second
+		if !s.isNamed(dial) && idle > after && (idle > WorkerGrace || !w.Draining()) {
 			p.drop(w)
 		}
 	}

@@ -20,7 +20,7 @@ func TestAddressesOfRequestsAreBounded(t *testing.T) {
 			t.Errorf("%q became the worker %q", dial, w.Dial)
 		}
 	}
-	old := time.Now().Add(-time.Hour).Unix()
+	old := time.Now().Add(-time.Minute).Unix()
 	busy, drained := p.Worker("busy:1"), p.Worker("drained:1")
 	lease := p.serve(busy)
 	drained.drain.Or(drainAsked)

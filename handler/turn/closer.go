@@ -126,7 +126,7 @@ func (c *closer) run(w *pool.Worker) {
 // ended returns whether the pool has ended.
 func (c *closer) ended() bool {
 	select {
-	case <-c.pool.Done():
+	case <-c.pool.Life().Done():
 		return true
 	default:
 		return false
@@ -171,7 +171,7 @@ func (c *closer) sleep(d time.Duration) bool {
 	select {
 	case <-timer.C:
 		return true
-	case <-c.pool.Done():
+	case <-c.pool.Life().Done():
 		return false
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 )
@@ -45,7 +46,7 @@ func (c *closingEngine) said() string {
 // testPool returns a pool with a worker that closes sessions.
 func testPool(t *testing.T) (*pool.Pool, *pool.Worker, *closingEngine) {
 	t.Helper()
-	p, err := pool.New(t.Name(), new(pool.Settings).WithDefaults(), nil)
+	p, err := pool.New(t.Name(), new(pool.Settings).WithDefaults(), discovery.NewWatch)
 	if err != nil {
 		t.Fatal(err)
 	}

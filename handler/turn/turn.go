@@ -302,7 +302,8 @@ func (t *Turn) End(computed bool) {
 // ResponseAt returns the target that keeps the response which the request names; false if none is
 // known to.
 func (t *Turn) ResponseAt() (at kvscore.Target, ok bool) {
-	return t.Pool.Responses.Find(t.plan.Response, !t.dry)
+	at, _, ok = t.Pool.Responses.Find(t.plan.Response, !t.dry)
+	return at, ok
 }
 
 // KeepResponse records the target that keeps a response, unless the client asks not to keep it.
