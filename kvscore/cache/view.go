@@ -21,9 +21,8 @@ type Prompt struct {
 	BlockTokens float64
 	// Past is the length of the prompt after its last full block, in blocks.
 	Past float32
-	// Tokens is the length of the prompt, known or estimated. MediaTokens and OtherTokens are
-	// the part of it that is not in Blocks and Past: images and other media, and the other
-	// prompts of a batch.
+	// Tokens is the length of the prompt, known or estimated. The rest are not in Blocks and
+	// Past: MediaTokens of images and other media, OtherTokens of the other prompts of a batch.
 	Tokens, MediaTokens, OtherTokens int64
 	// MediaEnd is the number of blocks up to the end of the prompt's last image, rounded up; 0
 	// if there is none. It can be len(Blocks) + 1.
