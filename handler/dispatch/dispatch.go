@@ -111,7 +111,6 @@ func (s *Dispatcher) Begin(p *plan.Plan, start time.Time) (*Dispatch, error) {
 		return nil, err
 	}
 	d.CountDropped(p)
-	d.noticeIneffective()
 	s.Pool.Spending.Request(d.ready)
 	d.tried = d.triedBuf[:0]
 	p.Body = nil

@@ -127,14 +127,3 @@ func (rt *route) reasonOf(unpriced bool, c *kvscore.Candidate) string {
 func (a *attempt) costsTime() bool {
 	return !a.Unpriced && kvscore.CostUnit(a.d.policy()) == kvscore.UnitMilliseconds
 }
-
-// noticeIneffective records granted wishes that the policy ignores.
-func (rt *route) noticeIneffective() {
-	p := rt.plan
-	if p.Score.Override == nil && p.Ext.RoutingConstraints.PreferredTaints == nil {
-		return
-	}
-	if unit := kvscore.CostUnit(rt.Policy); unit != kvscore.UnitMilliseconds && unit != kvscore.UnitBlocks {
-		rt.Pool.Incidents.Raise(rt.ready, "preferred taints or overrides have no effect under this policy", rt.Pool.Logger)
-	}
-}

@@ -54,29 +54,25 @@ func (a *attempt) send(req *http.Request) (resp *http.Response, resent bool, err
 	if err = d.turn.Open(req, a.Worker, a.Target); err != nil {
 		return nil, false, err
 	}
-	sent := a.watched(req)
-	resp, resent, err = a.sendOver(d.Transport.Send, sent)
-	if err != nil && resent && d.plan.API != nil && sent.Context().Err() == nil && d.noRetryPossible() {
-		// The only worker closed idle connections, and net/http's second try met
-		// another one of these.
-		d.countRetry(a, "reconnect")
-		resp, _, err = a.sendOver(d.Transport.SendFresh, sent)
-	}
+	resp, resent, err = a.sendOnce(a.watched(req))
 	if err = a.arrived(resp, err); err != nil {
 		return nil, resent, err
 	}
 	return resp, resent, nil
 }
 
-// sendOver makes one round trip. It returns whether net/http sent the request again after a
+// sendOnce makes one round trip. It returns whether net/http sent the request again after a
 // kept connection turned out closed.
-func (a *attempt) sendOver(roundTrip func(*http.Request) (*http.Response, error), req *http.Request) (*http.Response, bool, error) {
+func (a *attempt) sendOnce(req *http.Request) (*http.Response, bool, error) {
 	d := a.d
-	r := EngineRequest{Pool: d.Pool, Plan: d.plan, Body: d.Body, Worker: a.Worker, Target: a.Target, Session: d.turn.EngineSession(), shared: d.sent != nil}
+	r := EngineRequest{
+		Pool: d.Pool, Plan: d.plan, Body: d.Body, Worker: a.Worker, Target: a.Target,
+		Session: d.turn.EngineSession(), shared: d.sent != nil,
+	}
 	d.sent = d.trace.carry(r.Build(req))
 	a.noticeUnsupported(&r)
 	d.noticeCut(r.cut)
-	resp, err := roundTrip(d.sent)
+	resp, err := d.Transport.Send(d.sent)
 	if err == nil && readsAnswer(d.plan) {
 		response.Unpack(resp)
 	}
