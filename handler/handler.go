@@ -281,7 +281,7 @@ func (h *Handler) report(r *http.Request, report *dispatch.Report) {
 
 // answerQuery answers a request that only asks where it would go.
 func (h *Handler) answerQuery(w http.ResponseWriter, r *http.Request, p *plan.Plan) error {
-	h.dispatcher.CountDropped(p)
+	h.dispatcher.CountDropped(p.Dropped, p.Malformed)
 	err := h.explainer.AnswerQuery(w, p)
 	if err != nil {
 		p.GiveBack()

@@ -110,7 +110,7 @@ func (s *Dispatcher) Begin(p *plan.Plan, start time.Time) (*Dispatch, error) {
 	if err := d.narrow(); err != nil {
 		return nil, err
 	}
-	d.CountDropped(p)
+	d.CountDropped(p.Dropped, p.Malformed)
 	s.Pool.Spending.Request(d.ready)
 	d.tried = d.triedBuf[:0]
 	p.Body = nil

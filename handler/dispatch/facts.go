@@ -21,7 +21,10 @@ var facts = [...]struct {
 	{name: "upstream", access: "upstream", of: func(a *attempt) any { return a.Worker.Dial }},
 	{name: "dp_rank", access: "dp_rank", client: true, of: func(a *attempt) any { return a.Target.Rank }},
 	{name: "reason", access: "reason", client: true, of: func(a *attempt) any { return a.reason }},
-	{name: "overlap_blocks", access: "overlap_blocks", client: true, of: func(a *attempt) any { return a.Terms.OverlapBlocks }},
+	{
+		name: "overlap_blocks", access: "overlap_blocks", client: true,
+		of: func(a *attempt) any { return a.Terms.OverlapBlocks },
+	},
 	{
 		name: "predicted_cached_tokens", access: "predicted_cached_tokens", client: true,
 		of: func(a *attempt) any { return a.Terms.OverlapTokens },

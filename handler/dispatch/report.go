@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strconv"
@@ -30,9 +31,10 @@ type Report struct {
 
 // report sums up the request, which has ended.
 func (d *Dispatch) report() *Report {
-	r := &Report{Outcome: d.outcome(), Attempts: d.attempts, Waited: d.wait.waited, TurnedAway: d.wait.turnedAway != nil, Counts: response.Counts{Prompt: -1, Completion: -1, Cached: -1}}
-	if r.attempt, r.Err = d.reported(), d.failure; r.Err == nil {
-		r.Err = d.err
+	r := &Report{
+		Outcome: d.outcome(), Attempts: d.attempts, Waited: d.wait.waited, TurnedAway: d.wait.turnedAway != nil,
+		attempt: d.reported(), Err: cmp.Or(d.failure, d.err),
+		Counts: response.Counts{Prompt: -1, Completion: -1, Cached: -1},
 	}
 	o := d.answer
 	if o == nil {

@@ -7,9 +7,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
-	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
-	"go.uber.org/zap"
 )
 
 // RoundTrip makes the attempt that was selected.
@@ -71,7 +69,9 @@ func (a *attempt) sendOnce(req *http.Request) (*http.Response, bool, error) {
 	}
 	d.sent = d.trace.carry(r.Build(req))
 	a.noticeUnsupported(&r)
-	d.noticeCut(r.cut)
+	cut := r.cut &^ (d.cut | d.plan.Dropped) // counted once per request
+	d.cut |= cut
+	d.CountDropped(cut, nil)
 	resp, err := d.Transport.Send(d.sent)
 	if err == nil && readsAnswer(d.plan) {
 		response.Unpack(resp)
@@ -113,20 +113,4 @@ func (a *attempt) noticeUnsupported(r *EngineRequest) {
 		d.Metrics.unsupported.WithLabelValues(d.Pool.Name, cmp.Or(r.engine, engine.Other), name).Inc()
 	}
 	d.Pool.Incidents.Raise(time.Now(), "clients request nvext fields that the engine does not support", d.Pool.Logger)
-}
-
-// noticeCut counts, once per request, members that were cut out of the body because they were
-// not granted.
-func (d *Dispatch) noticeCut(grants nvext.Grants) {
-	grants &^= d.cut | d.plan.Dropped
-	if grants == 0 {
-		return
-	}
-	d.cut |= grants
-	for name := range grants.Names {
-		d.Metrics.dropped.WithLabelValues(d.Pool.Name, name).Inc()
-	}
-	if c := d.Logger.Check(zap.DebugLevel, "removed body members that trust does not grant"); c != nil {
-		c.Write(zap.Stringer("not_granted", grants))
-	}
 }

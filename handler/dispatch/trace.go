@@ -46,7 +46,8 @@ func (d *Dispatch) startTrace(ctx context.Context) context.Context {
 		attribute.Bool("kv_router.session", !d.plan.Session.Key.IsZero()), // the key is a secret
 	}
 	if p := d.plan; p.API != nil {
-		attrs = append(attrs, attribute.String("kv_router.api", p.API.Name()), attribute.Int64("kv_router.prompt_tokens", p.Score.Tokens))
+		attrs = append(attrs, attribute.String("kv_router.api", p.API.Name()),
+			attribute.Int64("kv_router.prompt_tokens", p.Score.Tokens))
 	}
 	if d.plan.Model != "" {
 		attrs = append(attrs, attribute.String("kv_router.model", forSpan(d.plan.Model)))
