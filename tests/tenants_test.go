@@ -62,7 +62,7 @@ func TestTenantsShareNothing(t *testing.T) {
 		}
 		s.mustChat(t, ask("hello"), header...)
 		var session adminSession
-		s.api(t, "GET", defaultPool+"/sessions/mine?tenant="+tenant, nil, &session)
+		s.api(t, "GET", defaultPool+"/sessions/mine?model=canned&tenant="+tenant, nil, &session)
 		if !session.Bound {
 			t.Errorf("tenant %q: the session is not bound", tenant)
 		}

@@ -147,7 +147,6 @@ func (t *Turn) Open(req *http.Request, w *pool.Worker, at kvscore.Target) error 
 	if c := t.closes; c != nil && c.Target.Worker == at.Worker && c.EngineSession == id {
 		t.closes = nil // the session that the turn left is the one that it has opened again
 	}
-	t.Pool.BoundModels.Add(t.plan.Model)
 	return nil
 }
 
