@@ -64,7 +64,8 @@ func policyInfo[T any, P interface {
 	*T
 	caddy.Module
 }](name string) caddy.ModuleInfo {
-	return caddy.ModuleInfo{ID: policyNamespace + "." + caddy.ModuleID(name), New: func() caddy.Module { return P(new(T)) }}
+	id := policyNamespace + "." + caddy.ModuleID(name)
+	return caddy.ModuleInfo{ID: id, New: func() caddy.Module { return P(new(T)) }}
 }
 
 // PredictedLatency takes the worker with the lowest cost in milliseconds. Workers of equal

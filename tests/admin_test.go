@@ -99,9 +99,8 @@ type (
 			Prefill  int64 `json:"prefill_tokens"`
 		} `json:"load"`
 		Cache struct {
-			Capacity int64    `json:"capacity_tokens"`
-			Cached   int64    `json:"cached_tokens"`
-			Share    *float64 `json:"index_share"`
+			Capacity int64 `json:"capacity_tokens"`
+			Cached   int64 `json:"cached_tokens"`
 		} `json:"cache"`
 		Hits struct {
 			Predicted *float64 `json:"predicted_hit_ratio"`
@@ -180,7 +179,7 @@ func TestAdminShowsThePools(t *testing.T) {
 	first, second := engines[0], engines[1]
 	site := route(engines, "affinity {\nttl 3m\n}", "worker * {\nmodels canned other\n}", fmt.Sprintf("worker %s {\nid 7\nkv_tokens 5000\n}", first.Addr()))
 	s := startCaddy(t, site)
-	if w := s.worker(t, first); w.ID != 7 || !w.Static || w.Hits.Predicted != nil || w.Cache.Share != nil {
+	if w := s.worker(t, first); w.ID != 7 || !w.Static || w.Hits.Predicted != nil {
 		t.Errorf("before the first request: %+v", w)
 	}
 	text := strings.Repeat("some words ", 100)
@@ -201,18 +200,13 @@ func TestAdminShowsThePools(t *testing.T) {
 		if len(ws) != 2 {
 			t.Fatalf("%s: %d workers", when, len(ws))
 		}
-		share := 0.0
 		for _, w := range ws {
-			share += *w.Cache.Share
 			if w.Health.Proxy == nil || !*w.Health.Proxy || !w.Health.Available || !w.Static || w.Draining {
 				t.Errorf("%s: worker %+v", when, w)
 			}
 			if e := engines[slices.IndexFunc(engines, func(e *canned.Engine) bool { return e.Addr() == w.Dial })]; e.Name() == home && (w.Cache.Cached == 0 || w.Hits.Predicted == nil || *w.Hits.Predicted <= 0 || w.Health.Answers < 1) {
 				t.Errorf("%s: the one that answered is %+v", when, w)
 			}
-		}
-		if share != 1 {
-			t.Errorf("%s: index shares come to %v", when, share)
 		}
 		var byID adminWorker
 		s.api(t, http.MethodGet, defaultPool+"/workers/7", nil, &byID)

@@ -126,19 +126,25 @@ func (a *attempt) log() {
 // attributes returns the facts for the span of the choice.
 func (a *attempt) attributes() (list []attribute.KeyValue) {
 	for i := range facts {
-		key := attribute.Key("kv_router." + facts[i].name)
-		switch v := facts[i].of(a).(type) {
-		case string:
-			list = append(list, key.String(v))
-		case uint64: // an id has 64 bits, and a number here 63
-			list = append(list, key.String(strconv.FormatUint(v, 10)))
-		case uint32:
-			list = append(list, key.Int64(int64(v)))
-		case int64:
-			list = append(list, key.Int64(v))
-		case float64:
-			list = append(list, key.Float64(v))
-		}
+		list = appendAttribute(list, facts[i].name, facts[i].of(a))
+	}
+	return list
+}
+
+// appendAttribute appends a fact for a span, if it is not nil.
+func appendAttribute(list []attribute.KeyValue, name string, fact any) []attribute.KeyValue {
+	key := attribute.Key("kv_router." + name)
+	switch v := fact.(type) {
+	case string:
+		return append(list, key.String(v))
+	case uint64: // an id has 64 bits, and a number here 63
+		return append(list, key.String(strconv.FormatUint(v, 10)))
+	case uint32:
+		return append(list, key.Int64(int64(v)))
+	case int64:
+		return append(list, key.Int64(v))
+	case float64:
+		return append(list, key.Float64(v))
 	}
 	return list
 }
