@@ -37,81 +37,8 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 	return hd, hd.ReverseProxy.FinalizeUnmarshalCaddyfile(h)
 }
 
-// UnmarshalCaddyfile sets up the handler from Caddyfile tokens. Syntax:
-//
-//	kv_router [<matcher>] [<upstreams...>] {
-//		pool <name>
-//		engine auto|vllm|sglang|trtllm|llamacpp|dynamo|other
-//		policy <name> {
-//			<options of the policy>
-//		}
-//		shadow <name> {
-//			<options of the policy>
-//		}
-//		worker <dial>|* {
-//			id <number>
-//			engine <type>
-//			dp_size <ranks>
-//			kv_tokens <tokens>
-//			max_running <requests>|auto
-//			models <names...>
-//			api_key <key>
-//			priority [on|off|auto]
-//			thinking_budget [on|off|auto]
-//			cache_salt [on|off|auto]
-//			sessions [on|off|auto]
-//			kv_events auto|off|<port>|<endpoint> {
-//				replay <port>|<endpoint>
-//				topic <prefix>
-//			}
-//			engine_load [on|off]
-//			dynamo_instance_id <id>
-//			drain [on|off]
-//			taints <names...>
-//		}
-//		index {
-//			memory <size>
-//			block_size <tokens>
-//			text_block <bytes>
-//		}
-//		affinity {
-//			mode soft|hard|off
-//			ttl <duration>
-//			max_sessions <number>
-//			key nvext|header:<name>|cookie:<name>|query:<name>|body:<member>|{<placeholder>}...
-//			scope {<placeholder>}
-//			persist [<interval>] {
-//				router <name>
-//			}
-//		}
-//		queue {
-//			max_waiting <requests>
-//			max_wait <duration>
-//		}
-//		timeouts {
-//			first_token <duration>
-//			stream_idle <duration>
-//		}
-//		retry_budget <percent>% <retries>/s
-//		trust pins|priorities|overrides|tenants|uploads|explain... {
-//			<request matchers>
-//		}
-//		strict_nvext [on|off]
-//		enforce_cache_salt [on|off]
-//		require_pin [on|off]
-//		inject_usage [on|off]
-//		speculative_prefill [on|off]
-//		merge_models [on|off]
-//		max_body <size>
-//		response_headers <prefix>
-//		reverse_proxy [<upstreams...>] {
-//			<everything of reverse_proxy but lb_policy>
-//		}
-//	}
-//
-// Upstreams on the first line are short for those of the reverse_proxy block; they
-// exclude each other. An option with [on|off] is on if its word stands alone. worker and
-// trust may repeat, and so may options that take a list, whose values add up.
+// UnmarshalCaddyfile sets up the handler from Caddyfile tokens. docs/configuration.md has the
+// syntax. Upstreams on the first line are short for those of the reverse_proxy block.
 func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // the directive's name
 	line := []caddyfile.Token{d.Token()}

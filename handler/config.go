@@ -155,7 +155,6 @@ type Handler struct { // one field for each option, hence so many
 	pool        *pool.Pool
 	adopted     atomic.Bool
 	holdsPool   bool
-	unnamed     bool // the operator names no pool
 	proxyReady  bool
 	reader      *plan.Reader
 	dispatcher  *dispatch.Dispatcher
@@ -228,7 +227,6 @@ const (
 
 // setDefaults checks the configuration and fills in what it leaves out.
 func (h *Handler) setDefaults() error {
-	h.unnamed = h.Pool == ""
 	h.Pool = cmp.Or(h.Pool, "default")
 	h.MaxBody = cmp.Or(h.MaxBody, 64<<20)
 	if h.MaxBody < 0 {

@@ -71,9 +71,7 @@ func (h *Handler) openPool(caddy.Context) error {
 		return fmt.Errorf("opening pool %s: %w", h.Pool, err)
 	}
 	h.pool, h.holdsPool = value.(*pool.Pool), true
-	if h.config, err = h.pool.Agree(h.registry, h.settings); err == nil {
-		h.warnOfSharing()
-	}
+	h.config, err = h.pool.Agree(h.registry, h.settings)
 	return err
 }
 
@@ -214,7 +212,6 @@ func (h *Handler) adopt() {
 			h.logger.Info("pool settings changed", zap.String("pool", h.Pool))
 		}
 		h.persist()
-		h.warnOfIdleQueue()
 		h.pool.Serve(time.Now())
 		h.explainer.Lead()
 		h.prober.Start()
@@ -284,7 +281,7 @@ func (h *Handler) report(r *http.Request, report *dispatch.Report) {
 
 // answerQuery answers a request that only asks where it would go.
 func (h *Handler) answerQuery(w http.ResponseWriter, r *http.Request, p *plan.Plan) error {
-	h.dispatcher.CountDropped(p)
+	h.dispatcher.CountDropped(p.Dropped, p.Malformed)
 	err := h.explainer.AnswerQuery(w, p)
 	if err != nil {
 		p.GiveBack()

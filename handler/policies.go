@@ -64,7 +64,8 @@ func policyInfo[T any, P interface {
 	*T
 	caddy.Module
 }](name string) caddy.ModuleInfo {
-	return caddy.ModuleInfo{ID: policyNamespace + "." + caddy.ModuleID(name), New: func() caddy.Module { return P(new(T)) }}
+	id := policyNamespace + "." + caddy.ModuleID(name)
+	return caddy.ModuleInfo{ID: id, New: func() caddy.Module { return P(new(T)) }}
 }
 
 // PredictedLatency takes the worker with the lowest cost in milliseconds. Workers of equal
@@ -180,20 +181,7 @@ func unset(to *bool, v *bool) {
 	}
 }
 
-// UnmarshalCaddyfile sets up the policy from Caddyfile tokens. Syntax:
-//
-//	policy dynamo {
-//		preset agentic
-//		overlap_score_credit <number>
-//		credit_decay <number>
-//		prefill_load_scale <number>
-//		decode_active_request_weight <number>
-//		temperature <number>
-//		track_prefill_tokens [on|off]
-//		track_active_blocks [on|off]
-//		track_output_blocks [on|off]
-//		assume_kv_reuse [on|off]
-//	}
+// UnmarshalCaddyfile sets up the policy from Caddyfile tokens. docs/configuration.md has the syntax.
 func (p *Dynamo) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // the policy's name
 	return options{
@@ -293,12 +281,7 @@ func (p *PrefixHash) Provision(caddy.Context) error {
 	return nil
 }
 
-// UnmarshalCaddyfile sets up the policy from Caddyfile tokens. Syntax:
-//
-//	policy prefix_hash {
-//		prefix_tokens <tokens>
-//		load_factor <number>
-//	}
+// UnmarshalCaddyfile sets up the policy from Caddyfile tokens. docs/configuration.md has the syntax.
 func (p *PrefixHash) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // the policy's name
 	return options{

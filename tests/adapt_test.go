@@ -74,7 +74,6 @@ func TestBadSettingsAreRefused(t *testing.T) {
 		{"SameID", "kv_router a:1 b:1 {\nworker a:1 {\nid 7\n}\nworker b:1 {\nid 7\n}\n}", "7"},
 		{"IDOfAll", "kv_router a:1 b:1 {\nworker * {\nid 7\n}\n}", "id"},
 		{"KeyFromNowhere", "kv_router a:1 {\naffinity {\nkey uri:x\n}\n}", "uri:x"},
-		{"KeyOfARequest", "kv_router a:1 {\naffinity {\nkey header:X-Request-Id\n}\n}", "identifies one request"},
 		{"KeyOfTwoPlaceholders", "kv_router a:1 {\naffinity {\nkey {http.vars.a}{http.vars.b}\n}\n}", "affinity key"},
 		{"Scope", "kv_router a:1 {\naffinity {\nscope user\n}\n}", "affinity scope: must be a placeholder"},
 		{"KeyWithoutName", "kv_router a:1 {\naffinity {\nkey header:\n}\n}", "header:"},

@@ -83,7 +83,7 @@ func (h *homed) busy(t *testing.T, at string) (wait func()) {
 // bound returns where the session is bound, empty if it is not.
 func (h *homed) bound(t *testing.T) string {
 	t.Helper()
-	status, _ := h.api(t, http.MethodGet, defaultPool+"/sessions/s", nil, nil)
+	status, _ := h.api(t, http.MethodGet, defaultPool+"/sessions/s?model=canned", nil, nil)
 	if status != http.StatusOK {
 		return ""
 	}
@@ -91,7 +91,7 @@ func (h *homed) bound(t *testing.T) string {
 		Worker int `json:"worker"`
 		Rank   int `json:"dp_rank"`
 	}
-	h.api(t, http.MethodGet, defaultPool+"/sessions/s", nil, &b)
+	h.api(t, http.MethodGet, defaultPool+"/sessions/s?model=canned", nil, &b)
 	return fmt.Sprintf("e%d/%d", b.Worker, b.Rank)
 }
 

@@ -179,9 +179,4 @@ func TestPreferencesSteer(t *testing.T) {
 	if len(z.Chosen.Drawn) != 3 {
 		t.Errorf("with a temperature: %+v", z.Chosen)
 	}
-	s = startCaddy(t, route(engines, "policy least_load", "trust overrides"))
-	s.mustChat(t, wishing("hello", `{"router_config_override":{"router_temperature":5}}`))
-	if n := s.logged(t, "no effect under this policy"); n != 1 {
-		t.Errorf("%d log lines say that it is without effect", n)
-	}
 }

@@ -121,7 +121,6 @@ func TestShadowIsCountedAndSteersNothing(t *testing.T) {
 		{"prefix_hash {\nload_factor 2\n}", n / 2, n / 2, 0},
 		{"faulty negative", 0, 0, n},
 		{"faulty high", 0, 0, n},
-		{"faulty truncates", 0, 0, n},
 		{"faulty panics", 0, 0, n},
 	} {
 		t.Run(strings.ReplaceAll(strings.Split(v.shadow, " {")[0], " ", "_"), func(t *testing.T) {

@@ -223,7 +223,7 @@ func TestSessionIsAwayForOneTurn(t *testing.T) {
 		}
 	}
 	var bound adminSession
-	f.api(t, http.MethodGet, "/pools/default/sessions/wanderer", nil, &bound)
+	f.api(t, http.MethodGet, "/pools/default/sessions/wanderer?model=canned", nil, &bound)
 	if bound.Dial != f.engine.Addr() {
 		t.Errorf("the session is bound to %s, want %s still", bound.Dial, f.engine.Addr())
 	}

@@ -93,7 +93,7 @@ func TestChoiceIsInPlaceholdersAndAccessLog(t *testing.T) {
 	a := s.mustChat(t, ask("anybody?"), "X-Session-Id", "secret")
 	id := map[string]string{"e1": "11", "e2": "12"}[a.engine()]
 	var session adminSession
-	s.api(t, http.MethodGet, defaultPool+"/sessions/secret", nil, &session)
+	s.api(t, http.MethodGet, defaultPool+"/sessions/secret?model=canned", nil, &session)
 	if got, want := a.header.Get("X-Choice"), id+" 0 load 0 0 "+session.Hash; got != want || len(session.Hash) != 32 {
 		t.Errorf("placeholders %q, want %q", got, want)
 	}

@@ -87,7 +87,7 @@ func TestMovedSessionsAreKeptAsLong(t *testing.T) {
 // sessionLeft returns the remaining lifetime of a session, 0 if it has ended.
 func (s *server) sessionLeft(t *testing.T) time.Duration {
 	t.Helper()
-	status, text := s.api(t, http.MethodGet, defaultPool+"/sessions/s", nil, nil)
+	status, text := s.api(t, http.MethodGet, defaultPool+"/sessions/s?model=canned", nil, nil)
 	if status == http.StatusNotFound {
 		return 0
 	}

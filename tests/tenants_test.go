@@ -62,7 +62,7 @@ func TestTenantsShareNothing(t *testing.T) {
 		}
 		s.mustChat(t, ask("hello"), header...)
 		var session adminSession
-		s.api(t, "GET", defaultPool+"/sessions/mine?tenant="+tenant, nil, &session)
+		s.api(t, "GET", defaultPool+"/sessions/mine?model=canned&tenant="+tenant, nil, &session)
 		if !session.Bound {
 			t.Errorf("tenant %q: the session is not bound", tenant)
 		}
@@ -195,15 +195,7 @@ func TestSaltsAreEnforced(t *testing.T) {
 	s = startCaddy(t, strings.Replace(block("engine llamacpp", "engine vllm"), "{", "{\npool unversioned", 1))
 	wantError(t, "of no version", chat(s, tenant...), 400, code, "is known to")
 	engines[1].SetVersion("0.12.0")
-	// a salt that is no text is none that engines keep apart by
 	s = startCaddy(t, block("engine vllm", "engine vllm"))
-	for _, odd := range []string{`["s"]`, "7", `{"a":1}`, "true"} {
-		body := []byte(`{"model":"m","messages":[],"cache_salt":` + odd + `}`)
-		wantError(t, odd, s.post(t.Context(), "/v1/chat/completions", body), 400, code, "cache_salt: must be a string")
-		if a := s.post(t.Context(), "/v1/chat/completions", body, tenant...); a.engine() != "e2" {
-			t.Errorf("a tenant's that writes %s: status %d, %.200s", odd, a.status, a.body)
-		}
-	}
 	for _, none := range []string{"null", `""`} {
 		if a := s.post(t.Context(), "/v1/chat/completions", []byte(`{"model":"m","messages":[],"cache_salt":`+none+`}`)); !a.ok() {
 			t.Errorf("no salt, %s: status %d, %.200s", none, a.status, a.body)

@@ -50,20 +50,15 @@ func TestSettingsThatHurtAreNamed(t *testing.T) {
 	s := startCaddy(t, `kv_router {
 		pool hurt
 		reverse_proxy `+e.Addr()+` {
-			request_buffers 64KiB
 			response_buffers 4KiB
-			fail_duration 1s
-			unhealthy_latency 20s
 			transport http {
 				response_header_timeout 30s
 				read_timeout 2m
-				max_conns_per_host 64
 			}
 		}
 	}`, "servers {\ntimeouts {\nwrite 1m\n}\n}")
 	want := map[string]string{
-		"request_buffers": "65536", "response_buffers": "4096", "unhealthy_latency": "20s",
-		"response_header_timeout": "30s", "read_timeout": "2m0s", "max_conns_per_host": "64",
+		"response_buffers": "4096", "response_header_timeout": "30s", "read_timeout": "2m0s",
 	}
 	got := s.entries(t, hurts)
 	for _, l := range got {
@@ -91,7 +86,6 @@ func TestSettingsThatDoNotHurtAreNotNamed(t *testing.T) {
 		reverse_proxy `+e.Addr()+` {
 			flush_interval 1s
 			stream_timeout 1m
-			unhealthy_latency 20s
 			lb_try_duration 1s
 			transport http {
 				response_header_timeout 10m
@@ -192,32 +186,5 @@ func TestAnswersWithoutCachedTokensAreWarnedOf(t *testing.T) {
 	eventually(t, 5*time.Second, "the warning to be over", func() bool { return s.logged(t, `"condition":"`+what) == 2 })
 	if w := s.limited(t, f.addr()).Engine.Warnings; len(w) > 0 {
 		t.Errorf("the admin API says %+v", w)
-	}
-}
-
-// TestUnrelatedSitesOfOnePoolAreWarnedOf has sites that name no pool.
-func TestUnrelatedSitesOfOnePoolAreWarnedOf(t *testing.T) {
-	e := startEngines(t, 3, canned.Pace{})
-	site := func(path, block string, engines ...*canned.Engine) string {
-		return "handle " + path + " {\n" + route(engines, block) + "\n}\n"
-	}
-	s := startCaddy(t, site("/a/*", "", e[0], e[1])+site("/b/*", "", e[1])+site("/c/*", "pool other", e[2]))
-	sharing := func() []entry {
-		return slices.DeleteFunc(s.entries(t, hurts), func(e entry) bool { return e.Setting != "pool" })
-	}
-	if l := sharing(); len(l) > 0 {
-		t.Errorf("sites with a common upstream, or with a name: %+v", l)
-	}
-	if err := s.reload(site("/a/*", "", e[0], e[1]) + site("/c/*", "", e[2])); err != nil {
-		t.Fatal(err)
-	}
-	l := sharing()
-	if len(l) != 1 || l[0].Level != "warn" || l[0].Pool != "default" || l[0].Effect == "" || l[0].Advice == "" {
-		t.Fatalf("the log says %+v, want one warning", l)
-	}
-	for _, e := range e {
-		if !strings.Contains(l[0].Value, e.Addr()) {
-			t.Errorf("the log says %q, want %s in it", l[0].Value, e.Addr())
-		}
 	}
 }

@@ -139,14 +139,14 @@ func (x *Explainer) view(p *plan.Plan, c *dispatch.DryChoice) *explanation {
 	if h := c.Home; h != nil {
 		e.Home = &homeView{DryHome: h, Dial: dials(x.Dispatcher.Pool)[h.Target], Candidate: h.Position >= 0}
 	}
-	e.Chosen = viewChosen(p, c)
+	e.Chosen = viewChosen(c)
 	return e
 }
 
-func viewChosen(p *plan.Plan, c *dispatch.DryChoice) *chosenView {
+func viewChosen(c *dispatch.DryChoice) *chosenView {
 	chosen, preferred := c.Picked.Chosen, c.Candidates[c.Picked.Preferred].Target
 	v := &chosenView{
-		Target: c.Candidates[chosen].Target, Dial: c.Workers[chosen].Dial, Reason: c.Reason, Why: why(p, c),
+		Target: c.Candidates[chosen].Target, Dial: c.Workers[chosen].Dial, Reason: c.Reason, Why: why(c),
 		Preferred: preferred.Worker, PreferredRank: preferred.Rank,
 	}
 	if !c.Bound {
@@ -159,32 +159,19 @@ func viewChosen(p *plan.Plan, c *dispatch.DryChoice) *chosenView {
 }
 
 // why returns in words what decided the choice.
-func why(p *plan.Plan, c *dispatch.DryChoice) string {
-	switch c.Reason {
-	case dispatch.ReasonPin:
-		return "the request names it"
-	case dispatch.ReasonResponse:
-		return "it keeps the response that the request names"
-	}
+func why(c *dispatch.DryChoice) string {
 	text := "the policy prefers it"
 	switch {
+	case c.Reason == dispatch.ReasonPin:
+		return "the request names it"
+	case c.Reason == dispatch.ReasonResponse:
+		return "it keeps the response that the request names"
 	case c.Bound:
 		text = "the session is bound to it"
-	case len(c.Candidates) == 1:
-		text = "it is the only candidate"
 	case c.Picked.Fault:
 		text = "the policy returned an invalid worker, and this one has the least load"
 	case len(c.Picked.Drawn) > 0:
 		text = "the policy draws it among several"
-	case p.Request == nil:
-		text = "the request passes through, and it has the least load"
-	}
-	if h := c.Home; !c.Bound && h != nil && h.Position >= 0 {
-		if h.Position == c.Picked.Chosen {
-			text += "; the session is bound to it"
-		} else {
-			text += "; the session is bound to another one, and leaving that costs less"
-		}
 	}
 	switch {
 	case c.Tier >= pool.Draining:

@@ -174,7 +174,9 @@ func questionOf(p *plan.Plan) *engine.Question {
 	if editor == nil {
 		return nil
 	}
-	return &engine.Question{API: p.API.Name(), Body: editor, Text: p.Request.PromptText(data), Raw: p.Ext.UseRawPrompt.Value}
+	return &engine.Question{
+		API: p.API.Name(), Body: editor, Text: p.Request.PromptText(data), Raw: p.Ext.UseRawPrompt.Value,
+	}
 }
 
 // explainTokens repeats the choice with the token ids of an engine, and returns the

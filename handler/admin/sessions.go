@@ -2,7 +2,6 @@ package admin
 
 import (
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -10,7 +9,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/turn"
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
 const (
@@ -64,62 +62,35 @@ func unreadStore(err error) error {
 	return apiError(http.StatusServiceUnavailable, "reading sessions: %w", err)
 }
 
-// sessionsNamed returns the keys of the sessions that the path may name. A client's key names a
-// session for each model. If the query names no model, all that the pool knows count.
-func sessionsNamed(r *http.Request, p *pool.Pool) ([]affinity.Key, error) {
+// sessionNamed returns the bound session that the path and the query name.
+func sessionNamed(r *http.Request, p *pool.Pool) (affinity.Entry, error) {
 	name, q := r.PathValue("key"), r.URL.Query()
+	var key affinity.Key
 	if q.Has("hashed") {
-		key, ok := affinity.ParseKey(name)
-		if !ok {
-			return nil, apiError(http.StatusBadRequest, "the hash of a session has %d hexadecimal digits", 2*len(key))
+		var ok bool
+		if key, ok = affinity.ParseKey(name); !ok {
+			return affinity.Entry{}, apiError(http.StatusBadRequest, "the hash of a session has %d hexadecimal digits", 2*len(key))
 		}
-		return []affinity.Key{key}, nil
+	} else {
+		of := affinity.Tenant{q.Get("scope"), q.Get("tenant")}
+		key = p.Secret.Session(p.Secret.Identity(strings.TrimSpace(name)), of, q.Get("model"))
 	}
-	models := []string{q.Get("model")}
-	if !q.Has("model") {
-		models = slices.Compact(slices.Sorted(slices.Values(append(models, p.SessionModels()...))))
+	b, ok, err := p.Sessions.Peek(r.Context(), key)
+	switch {
+	case err != nil:
+		return affinity.Entry{}, unreadStore(err)
+	case !ok:
+		return affinity.Entry{}, errNoSession(p)
 	}
-	id, of := p.Secret.Identity(strings.TrimSpace(name)), affinity.Tenant{q.Get("scope"), q.Get("tenant")}
-	keys := make([]affinity.Key, 0, len(models))
-	for _, model := range models {
-		keys = append(keys, p.Secret.Session(id, of, model))
-	}
-	return keys, nil
-}
-
-// oneSession returns the bound session that the path names. The error says that there is none,
-// or that there are several.
-func oneSession(r *http.Request, p *pool.Pool) (found affinity.Entry, err error) {
-	keys, err := sessionsNamed(r, p)
-	if err != nil {
-		return found, err
-	}
-	bound := 0
-	for _, key := range keys {
-		b, ok, err := p.Sessions.Peek(r.Context(), key)
-		if err != nil {
-			return found, unreadStore(err)
-		}
-		if ok {
-			bound++
-			found = affinity.Entry{Key: key, Binding: b}
-		}
-	}
-	switch bound {
-	case 0:
-		return found, errNoSession(p)
-	case 1:
-		return found, nil
-	}
-	return found, apiError(http.StatusConflict, "the key names %d sessions, one for each model: add ?model=", bound)
+	return affinity.Entry{Key: key, Binding: b}, nil
 }
 
 func errNoSession(p *pool.Pool) error {
-	return apiError(http.StatusNotFound, "pool %s has no such session", p.Name)
+	return apiError(http.StatusNotFound, "pool %s has no such session of this model, tenant and scope", p.Name)
 }
 
 func getSession(r *http.Request, p *pool.Pool) (any, error) {
-	e, err := oneSession(r, p)
+	e, err := sessionNamed(r, p)
 	if err != nil {
 		return nil, err
 	}
@@ -127,7 +98,7 @@ func getSession(r *http.Request, p *pool.Pool) (any, error) {
 }
 
 func unbind(r *http.Request, p *pool.Pool) (any, error) {
-	e, err := oneSession(r, p)
+	e, err := sessionNamed(r, p)
 	if err != nil {
 		return nil, err
 	}
@@ -140,45 +111,4 @@ func unbind(r *http.Request, p *pool.Pool) (any, error) {
 		} // else it was bound anew meanwhile
 	}
 	return nil, errNoSession(p)
-}
-
-// rebind binds a session to another target.
-func rebind(r *http.Request, p *pool.Pool) (any, error) {
-	e, err := oneSession(r, p)
-	if err != nil {
-		return nil, err
-	}
-	if e.Kind == affinity.EngineBacked {
-		return nil, apiError(http.StatusConflict, "the engine holds the session, which cannot move: delete it")
-	}
-	want := e.Want
-	if want.Target, err = targetIn(r, p); err != nil {
-		return nil, err
-	}
-	b, ok, err := p.Sessions.Bind(r.Context(), e.Key, e.Version, want)
-	switch {
-	case err != nil:
-		return nil, unreadStore(err)
-	case !ok:
-		return nil, apiError(http.StatusConflict, "the session was bound anew meanwhile: try again")
-	}
-	return viewSession(e.Key, &b, dials(p), time.Now()), nil
-}
-
-// targetIn returns the target that the query of a request names.
-func targetIn(r *http.Request, p *pool.Pool) (kvscore.Target, error) {
-	q := r.URL.Query()
-	w := workerNamed(p, q.Get("worker"))
-	if w == nil {
-		return kvscore.Target{}, apiError(http.StatusBadRequest,
-			"worker: must be the address or the id of a worker, got %q", q.Get("worker"))
-	}
-	rank := uint64(0)
-	if s := q.Get("rank"); s != "" {
-		var err error
-		if rank, err = strconv.ParseUint(s, 10, 32); err != nil || rank >= uint64(w.Ranks()) {
-			return kvscore.Target{}, apiError(http.StatusBadRequest, "rank: must be from 0 to %d, got %q", w.Ranks()-1, s)
-		}
-	}
-	return kvscore.Target{Worker: w.ID, Rank: uint32(rank)}, nil
 }

@@ -97,7 +97,7 @@ type workerView struct {
 	Health  healthView `json:"health"`
 	// Load, Cache and Prefill are sums over Ranks.
 	Load    loadView             `json:"load"`
-	Cache   cacheView            `json:"cache"`
+	Cache   kvscore.Room         `json:"cache"`
 	Prefill kvscore.PrefillSpeed `json:"prefill"`
 	// Latency is absent where there are several Ranks, which have their own.
 	Latency *kvscore.Accuracy `json:"latency,omitzero"`
@@ -137,12 +137,6 @@ type loadView struct {
 	LimitSource string `json:"max_running_from"`
 }
 
-type cacheView struct {
-	kvscore.Room
-	// IndexShare is its part of what all workers of the pool hold.
-	IndexShare *float64 `json:"index_share,omitzero"`
-}
-
 // hitsView has sums since the worker became known.
 type hitsView struct {
 	Estimated int64    `json:"estimated_prompt_tokens"`
@@ -158,14 +152,9 @@ func viewWorkers(p *pool.Pool) []workerView {
 	t, all := time.Now(), p.All()
 	slices.SortFunc(all, func(a, b *pool.Worker) int { return cmp.Compare(a.Dial, b.Dial) })
 	proxy := proxyOf(p)
-	list, sum := make([]workerView, 0, len(all)), int64(0)
+	list := make([]workerView, 0, len(all))
 	for _, w := range all {
-		v := viewWorker(p, w, t, proxy)
-		sum += v.Cache.CachedTokens
-		list = append(list, v)
-	}
-	for i := range list {
-		list[i].Cache.IndexShare = ratio(list[i].Cache.CachedTokens, sum)
+		list = append(list, viewWorker(p, w, t, proxy))
 	}
 	return list
 }
@@ -200,7 +189,7 @@ func viewWorker(p *pool.Pool, w *pool.Worker, t time.Time, proxy map[string]prox
 		Load: loadView{
 			Booked: load.Booked, Running: running, MaxRunning: limit, LimitSource: limitSource(set.Worker(w.Dial), limit),
 		},
-		Cache: cacheView{Room: roomOf(p, w, &load)}, Prefill: load.PrefillSpeed,
+		Cache: roomOf(p, w, &load), Prefill: load.PrefillSpeed,
 		Ranks: ranks, KVEvents: viewEvents(w, t),
 	}
 	if len(ranks) == 1 {

@@ -30,7 +30,6 @@ func (p *parse) field(key []byte, v rawjson.Span) {
 			p.vary(key, v) // a batch has a list
 		}
 	case "cache_salt":
-		r.OddSalt = v.First(b) != '"' && !v.IsNull(b)
 		if r.Salt = v.Text(b); r.Salt == "" {
 			p.vary(key, v)
 		}

@@ -82,8 +82,6 @@ type Request struct {
 	// Model, LoRA (SGLang's lora_path) and Salt (cache_salt) are empty if the
 	// body lacks them, or if they are no strings. Root covers them in any form.
 	Model, LoRA, Salt string
-	// OddSalt is whether the salt is neither a string nor null.
-	OddSalt bool
 	// Stream is whether the client asked for a stream of events.
 	Stream bool
 	// Choices is how many answers to one prompt are computed: the larger of n

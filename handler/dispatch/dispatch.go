@@ -101,17 +101,11 @@ func (s *Dispatcher) Begin(p *plan.Plan, start time.Time) (*Dispatch, error) {
 	if err := s.Sessions.Enter(p.HTTP.Context(), &d.turn, p, false); err != nil {
 		return nil, err
 	}
-	begun := false
-	defer func() {
-		if !begun {
-			d.turn.End(false)
-		}
-	}()
 	if err := d.narrow(); err != nil {
+		d.turn.End(false)
 		return nil, err
 	}
-	d.CountDropped(p)
-	d.noticeIneffective()
+	d.CountDropped(p.Dropped, p.Malformed)
 	s.Pool.Spending.Request(d.ready)
 	d.tried = d.triedBuf[:0]
 	p.Body = nil
@@ -119,7 +113,6 @@ func (s *Dispatcher) Begin(p *plan.Plan, start time.Time) (*Dispatch, error) {
 	if p.Fallback != "" {
 		d.FallBack(p.Fallback)
 	}
-	begun = true
 	return d, nil
 }
 

@@ -78,7 +78,9 @@ func (s *Dispatcher) Explain(p *plan.Plan) *DryChoice {
 	c.LeftOut = rt.leftOut(&want, among)
 	if len(among.Targets) == 0 {
 		if !c.Full {
-			c.Refused = &api.Refusal{API: p.API, Status: http.StatusServiceUnavailable, Code: api.CodeNoWorker, Err: rt.errNobody()}
+			c.Refused = &api.Refusal{
+				API: p.API, Status: http.StatusServiceUnavailable, Code: api.CodeNoWorker, Err: rt.errNobody(),
+			}
 		}
 		return c
 	}

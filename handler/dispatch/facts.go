@@ -9,36 +9,27 @@ import (
 	"go.uber.org/zap"
 )
 
-// facts are what an attempt shows of its choice. They have names in the access log, in spans
-// and the log of choices, in response headers and in placeholders. A name is empty where the
-// fact is not shown. A value is nil if there is none.
+// facts are what an attempt shows of its choice. Spans and the log of choices show all of
+// them, the access log and clients only some. A value is nil if there is none.
 var facts = [...]struct {
-	access, name, header, placeholder string
-	of                                func(*attempt) any
+	name   string
+	access string // the name in the access log; empty if that does not show it
+	client bool   // response headers and placeholders show it
+	of     func(*attempt) any
 }{
+	{name: "worker", access: "worker", client: true, of: func(a *attempt) any { return a.Target.Worker }},
+	{name: "upstream", access: "upstream", of: func(a *attempt) any { return a.Worker.Dial }},
+	{name: "dp_rank", access: "dp_rank", client: true, of: func(a *attempt) any { return a.Target.Rank }},
+	{name: "reason", access: "reason", client: true, of: func(a *attempt) any { return a.reason }},
 	{
-		access: "worker", name: "worker", header: "Worker", placeholder: "worker",
-		of: func(a *attempt) any { return a.Target.Worker },
-	},
-	{access: "upstream", name: "upstream", of: func(a *attempt) any { return a.Worker.Dial }},
-	{
-		access: "dp_rank", name: "dp_rank", header: "Dp-Rank", placeholder: "dp_rank",
-		of: func(a *attempt) any { return a.Target.Rank },
-	},
-	{
-		access: "reason", name: "reason", header: "Reason", placeholder: "reason",
-		of: func(a *attempt) any { return a.reason },
-	},
-	{
-		access: "overlap_blocks", name: "overlap_blocks", header: "Overlap-Blocks", placeholder: "overlap_blocks",
+		name: "overlap_blocks", access: "overlap_blocks", client: true,
 		of: func(a *attempt) any { return a.Terms.OverlapBlocks },
 	},
 	{
-		access: "predicted_cached_tokens", name: "predicted_cached_tokens",
-		header: "Predicted-Cached-Tokens", placeholder: "predicted_cached_tokens",
+		name: "predicted_cached_tokens", access: "predicted_cached_tokens", client: true,
 		of: func(a *attempt) any { return a.Terms.OverlapTokens },
 	},
-	{access: "estimated_prompt_tokens", name: "prompt_tokens", of: func(a *attempt) any { return a.Tokens }},
+	{name: "prompt_tokens", access: "estimated_prompt_tokens", of: func(a *attempt) any { return a.Tokens }},
 	{name: "attempt", of: func(a *attempt) any { return int64(a.d.attempts) }},
 	{name: "candidates", of: func(a *attempt) any { return int64(a.Among) }},
 	{name: "request_blocks", of: func(a *attempt) any { return a.Terms.RequestBlocks }},
@@ -101,8 +92,8 @@ func (a *attempt) label(h http.Header) {
 		return
 	}
 	for i := range facts {
-		if f := &facts[i]; f.header != "" {
-			h.Set(prefix+f.header, text(f.of(a)))
+		if f := &facts[i]; f.client {
+			h.Set(prefix+strings.ReplaceAll(f.name, "_", "-"), text(f.of(a)))
 		}
 	}
 }
@@ -135,19 +126,25 @@ func (a *attempt) log() {
 // attributes returns the facts for the span of the choice.
 func (a *attempt) attributes() (list []attribute.KeyValue) {
 	for i := range facts {
-		key := attribute.Key("kv_router." + facts[i].name)
-		switch v := facts[i].of(a).(type) {
-		case string:
-			list = append(list, key.String(v))
-		case uint64: // an id has 64 bits, and a number here 63
-			list = append(list, key.String(strconv.FormatUint(v, 10)))
-		case uint32:
-			list = append(list, key.Int64(int64(v)))
-		case int64:
-			list = append(list, key.Int64(v))
-		case float64:
-			list = append(list, key.Float64(v))
-		}
+		list = appendAttribute(list, facts[i].name, facts[i].of(a))
+	}
+	return list
+}
+
+// appendAttribute appends a fact for a span, if it is not nil.
+func appendAttribute(list []attribute.KeyValue, name string, fact any) []attribute.KeyValue {
+	key := attribute.Key("kv_router." + name)
+	switch v := fact.(type) {
+	case string:
+		return append(list, key.String(v))
+	case uint64: // an id has 64 bits, and a number here 63
+		return append(list, key.String(strconv.FormatUint(v, 10)))
+	case uint32:
+		return append(list, key.Int64(int64(v)))
+	case int64:
+		return append(list, key.Int64(v))
+	case float64:
+		return append(list, key.Float64(v))
 	}
 	return list
 }
@@ -166,7 +163,7 @@ func (d *Dispatch) placeholder(key string) (any, bool) {
 	}
 	a := d.reported()
 	for i := range facts {
-		if f := &facts[i]; a != nil && f.placeholder == name {
+		if f := &facts[i]; a != nil && f.client && f.name == name {
 			return whole(f.of(a)), true
 		}
 	}

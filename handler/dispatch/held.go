@@ -21,7 +21,7 @@ func (d *Dispatch) hold(req *http.Request, resp *http.Response) *http.Response {
 	a := d.attempt
 	d.endAttempt(false)
 	d.held.drop()
-	d.held = heldAnswer{resp, a}
+	d.held = heldAnswer{resp: resp, attempt: a}
 	shown := *resp
 	shown.Header, shown.Body, shown.Request = maps.Clone(resp.Header), http.NoBody, req
 	return &shown

@@ -54,7 +54,7 @@ func (a *attempt) judge(ctx context.Context, resp *http.Response, resent bool, e
 		if d.repeatable(true) && d.anotherTry(d.suspects) {
 			v.do, v.reason = retry, strconv.Itoa(status)
 		}
-	case status == http.StatusNotFound && a.otherMayServe(resp) && d.anotherTry(d.suspects) && lacksModel(resp):
+	case d.mayLackModel(resp) && d.anotherTry(d.suspects) && lacksModel(resp):
 		v.do, v.reason = retry, strconv.Itoa(status)
 	case workersFault(status):
 		v.outcome = a.errored(resp.Status, status >= 500)
@@ -128,22 +128,11 @@ func retryAfter(h http.Header) time.Duration {
 	return time.Duration(s) * time.Second
 }
 
-// otherMayServe returns whether an untried worker may serve the model of a request that was
-// answered 404. The engine computed nothing, so any request may be sent again.
-func (a *attempt) otherMayServe(resp *http.Response) bool {
-	d := a.d
-	if d.plan.Model == "" || d.plan.Once != nil || d.pinned() || body.Compressed(resp.Header) {
-		return false
-	}
-	_, told := a.Worker.Serves(d.plan.Model)
-	want := d.wants()
-	for i, v := range d.Pool.Judge(&want, d.offers, time.Now()) {
-		w := d.offers.Table.Rows[i].Worker
-		if yes, known := w.Serves(d.plan.Model); (v.Possible() || v == pool.OtherModels) && (yes || !known && (told || !w.WasProbed())) {
-			return true
-		}
-	}
-	return false
+// mayLackModel returns whether a worker may have answered 404 because it lacks the model, and
+// another may have it. The engine computed nothing, so any request may be sent again.
+func (d *Dispatch) mayLackModel(resp *http.Response) bool {
+	return resp.StatusCode == http.StatusNotFound && d.plan.Model != "" && d.plan.Once == nil && !d.pinned() &&
+		!body.Compressed(resp.Header) && d.otherLeft()
 }
 
 // longestStall is how long the body of a 404 may take before the router closes it.
@@ -214,10 +203,4 @@ func (d *Dispatch) anotherTry(suspects int) bool {
 // lastSuspect returns whether no attempt may follow if the present one breaks.
 func (d *Dispatch) lastSuspect() bool {
 	return !d.Limits.Set() && d.suspects+1 >= maxSuspects
-}
-
-// noRetryPossible returns whether no attempt on another worker can follow. Either no untried
-// worker is left, or lastSuspect holds, or the retry budget is spent.
-func (d *Dispatch) noRetryPossible() bool {
-	return !d.otherLeft() || d.lastSuspect() || d.Pool.Spending.Spent(time.Now(), d.Pool.Settings.Load().RetryBudget)
 }

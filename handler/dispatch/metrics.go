@@ -2,12 +2,12 @@ package dispatch
 
 import (
 	"errors"
+	"slices"
 	"sync"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
-	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"github.com/prometheus/client_golang/prometheus"
@@ -17,6 +17,7 @@ import (
 // Metrics are the collectors. They are made once per process, so that counts
 // survive reloads, and registered with each configuration's registry.
 type Metrics struct {
+	all                         []prometheus.Collector
 	requests, fallbacks         *prometheus.CounterVec
 	shadow, shadowFaults        *prometheus.CounterVec
 	ttft, itl                   *prometheus.HistogramVec
@@ -63,15 +64,15 @@ func (m *Metrics) Of(pool string) *PoolMetrics {
 		ttft:     m.ttft.WithLabelValues(pool), itl: m.itl.WithLabelValues(pool),
 		inputTokens: m.inputTokens.WithLabelValues(pool), outputTokens: m.outputTokens.WithLabelValues(pool),
 		predictedHits: m.predictedHits.WithLabelValues(pool), reportedHits: m.reportedHits.WithLabelValues(pool),
-		comparedPrompt: m.compared.WithLabelValues(pool, "prompt"), comparedPredicted: m.compared.WithLabelValues(pool, "predicted"),
-		comparedReported: m.compared.WithLabelValues(pool, "reported"),
-		queueWait:        m.queueWait.WithLabelValues(pool),
+		comparedPrompt:    m.compared.WithLabelValues(pool, "prompt"),
+		comparedPredicted: m.compared.WithLabelValues(pool, "predicted"),
+		comparedReported:  m.compared.WithLabelValues(pool, "reported"),
+		queueWait:         m.queueWait.WithLabelValues(pool), turns: make(map[turn.State]prometheus.Counter),
 		turnedAway: map[string]prometheus.Counter{
 			api.CodeQueueFull:    m.turnedAway.WithLabelValues(pool, "full"),
 			api.CodeQueueTimeout: m.turnedAway.WithLabelValues(pool, "timeout"),
 		},
 	}
-	f.turns = make(map[turn.State]prometheus.Counter)
 	for _, state := range turn.States {
 		f.turns[state] = m.turns.WithLabelValues(pool, string(state))
 	}
@@ -82,52 +83,67 @@ func (m *Metrics) Of(pool string) *PoolMetrics {
 		m.dropped.WithLabelValues(pool, grant)
 	}
 	for _, outcome := range []string{
-		outcomeOK, outcomeEngineError, outcomeUnavailable, outcomeBroken, outcomeClientGone, OutcomeRejected, outcomeQueueRejected, OutcomeUnreadable, OutcomeQuery,
+		outcomeOK, outcomeEngineError, outcomeUnavailable, outcomeBroken, outcomeClientGone,
+		OutcomeRejected, outcomeQueueRejected, OutcomeUnreadable, OutcomeQuery,
 	} {
 		f.Requests[outcome] = m.requests.WithLabelValues(pool, outcome)
 	}
 	return f
 }
 
+// AllMetrics makes the collectors at its first call.
 var AllMetrics = sync.OnceValue(func() *Metrics {
+	m := new(Metrics)
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
-		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "caddy", Subsystem: "kv_router", Name: name, Help: help}, labels)
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{
+			Namespace: "caddy", Subsystem: "kv_router", Name: name, Help: help,
+		}, append([]string{"pool"}, labels...))
+		m.all = append(m.all, c)
+		return c
 	}
-	histogram := func(name, help string, buckets []float64) *prometheus.HistogramVec {
-		return prometheus.NewHistogramVec(prometheus.HistogramOpts{
+	histogram := func(name string, buckets []float64, help string) *prometheus.HistogramVec {
+		c := prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Namespace: "caddy", Subsystem: "kv_router", Name: name, Help: help, Buckets: buckets,
 		}, []string{"pool"})
+		m.all = append(m.all, c)
+		return c
 	}
-	ratio := prometheus.LinearBuckets(0, 0.05, 21)
-	return &Metrics{
-		requests:      counter("requests_total", "Requests by outcome.", "pool", "outcome"),
-		fallbacks:     counter("fallbacks_total", "Requests routed with less than full knowledge, by reason.", "pool", "reason"),
-		shadow:        counter("shadow_total", "Choices that the shadow policy made, too, by whether it chose the same worker.", "pool", "agreed"),
-		shadowFaults:  counter("shadow_faults_total", "Choices of the shadow policy that were invalid.", "pool"),
-		turnedAway:    counter("queue_rejected_total", "Requests that the queue rejected: it was full, or they waited too long.", "pool", "reason"),
-		dropped:       counter("nvext_dropped_total", "Requests of which the router dropped something that trust does not grant, by grant.", "pool", "grant"),
-		malformed:     counter("nvext_malformed_headers_total", "Routing headers that could not be read and were ignored.", "pool", "header"),
-		unsupported:   counter("nvext_unsupported_total", "Attempts without an nvext field, because the engine or the API does not support it.", "pool", "engine", "field"),
-		turns:         counter("session_turns_total", "Answered turns of sessions, by what became of the session.", "pool", "state"),
-		moves:         counter("session_moves_total", "Sessions that moved to another target, by reason.", "pool", "reason"),
-		queueWait:     histogram("queue_wait_seconds", "Time in the queue, of requests that waited.", prometheus.ExponentialBucketsRange(0.005, 300, 14)),
-		compared:      counter("compared_tokens_total", "Tokens of the prompt, predicted as cached and reported as cached, of answers that report cached tokens.", "pool", "tokens"),
-		ttft:          histogram("time_to_first_token_seconds", "Time from the request to the first token of a streamed answer.", prometheus.ExponentialBucketsRange(0.001, 480, 18)),
-		itl:           histogram("inter_token_latency_seconds", "Mean time between the chunks of a streamed answer, once per answer.", prometheus.ExponentialBucketsRange(0.001, 2, 13)),
-		inputTokens:   histogram("input_tokens", "Prompt tokens as the engines reported them.", prometheus.ExponentialBucketsRange(50, 128000, 12)),
-		outputTokens:  histogram("output_tokens", "Generated tokens as the engines reported them.", prometheus.ExponentialBucketsRange(50, 32000, 10)),
-		predictedHits: histogram("predicted_hit_ratio", "Share of the prompt that the chosen worker was predicted to hold.", ratio),
-		reportedHits:  histogram("reported_hit_ratio", "Share of the prompt that the engine reported as cached.", ratio),
-	}
+	m.requests = counter("requests_total", "Requests by outcome.", "outcome")
+	m.fallbacks = counter("fallbacks_total", "Requests routed with less than full knowledge, by reason.", "reason")
+	m.shadow = counter("shadow_total",
+		"Choices that the shadow policy made, too, by whether it chose the same worker.", "agreed")
+	m.shadowFaults = counter("shadow_faults_total", "Choices of the shadow policy that were invalid.")
+	m.turnedAway = counter("queue_rejected_total",
+		"Requests that the queue rejected: it was full, or they waited too long.", "reason")
+	m.dropped = counter("nvext_dropped_total",
+		"Requests of which the router dropped something that trust does not grant, by grant.", "grant")
+	m.malformed = counter("nvext_malformed_headers_total",
+		"Routing headers that could not be read and were ignored.", "header")
+	m.unsupported = counter("nvext_unsupported_total",
+		"Attempts without an nvext field, because the engine or the API does not support it.", "engine", "field")
+	m.turns = counter("session_turns_total", "Answered turns of sessions, by what became of the session.", "state")
+	m.moves = counter("session_moves_total", "Sessions that moved to another target, by reason.", "reason")
+	m.compared = counter("compared_tokens_total",
+		"Tokens of the prompt, predicted as cached and reported as cached, of answers that report cached tokens.", "tokens")
+
+	times, ratio := prometheus.ExponentialBucketsRange, prometheus.LinearBuckets(0, 0.05, 21)
+	m.queueWait = histogram("queue_wait_seconds", times(0.005, 300, 14), "Time in the queue, of requests that waited.")
+	m.ttft = histogram("time_to_first_token_seconds", times(0.001, 480, 18),
+		"Time from the request to the first token of a streamed answer.")
+	m.itl = histogram("inter_token_latency_seconds", times(0.001, 2, 13),
+		"Mean time between the chunks of a streamed answer, once per answer.")
+	m.inputTokens = histogram("input_tokens", times(50, 128000, 12), "Prompt tokens as the engines reported them.")
+	m.outputTokens = histogram("output_tokens", times(50, 32000, 10), "Generated tokens as the engines reported them.")
+	m.predictedHits = histogram("predicted_hit_ratio", ratio,
+		"Share of the prompt that the chosen worker was predicted to hold.")
+	m.reportedHits = histogram("reported_hit_ratio", ratio, "Share of the prompt that the engine reported as cached.")
+	return m
 })
 
 // Register registers the collectors of requests and others. Several handlers may do so.
 func Register(r *prometheus.Registry, logger *zap.Logger, others ...prometheus.Collector) *Metrics {
 	m := AllMetrics()
-	for _, c := range append(append(append(pool.Collectors(), discovery.Collectors()...), others...), []prometheus.Collector{
-		m.requests, m.fallbacks, m.shadow, m.shadowFaults, m.ttft, m.itl, m.inputTokens, m.outputTokens,
-		m.predictedHits, m.reportedHits, m.compared, m.turnedAway, m.unsupported, m.queueWait, m.dropped, m.malformed, m.turns, m.moves,
-	}...) {
+	for _, c := range slices.Concat(pool.Collectors(), discovery.Collectors(), m.all, others) {
 		var already prometheus.AlreadyRegisteredError
 		if err := r.Register(c); err != nil && !errors.As(err, &already) {
 			logger.Error("registering metrics failed; the router serves without them", zap.Error(err))
@@ -136,19 +152,19 @@ func Register(r *prometheus.Registry, logger *zap.Logger, others ...prometheus.C
 	return m
 }
 
-// CountDropped counts the wishes of a request that were dropped, and its routing headers
-// that cannot be read.
-func (s *Dispatcher) CountDropped(p *plan.Plan) {
-	for name := range p.Dropped.Names {
-		s.Metrics.dropped.WithLabelValues(s.Pool.Name, name).Inc()
-	}
-	for _, name := range p.Malformed {
-		s.Metrics.malformed.WithLabelValues(s.Pool.Name, name).Inc()
-	}
-	if p.Dropped == 0 && len(p.Malformed) == 0 {
+// CountDropped counts the grants that a request's wishes lack, and its routing headers that
+// cannot be read.
+func (s *Dispatcher) CountDropped(lacks nvext.Grants, malformed []string) {
+	if lacks == 0 && len(malformed) == 0 {
 		return
 	}
+	for name := range lacks.Names {
+		s.Metrics.dropped.WithLabelValues(s.Pool.Name, name).Inc()
+	}
+	for _, name := range malformed {
+		s.Metrics.malformed.WithLabelValues(s.Pool.Name, name).Inc()
+	}
 	if c := s.Logger.Check(zap.DebugLevel, "dropped wishes of a client that are malformed or not granted"); c != nil {
-		c.Write(zap.Stringer("not_granted", p.Dropped), zap.Strings("malformed_headers", p.Malformed))
+		c.Write(zap.Stringer("not_granted", lacks), zap.Strings("malformed_headers", malformed))
 	}
 }

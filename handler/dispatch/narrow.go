@@ -33,7 +33,8 @@ func (rt *route) narrow() error {
 	case met == pool.SharesCache:
 		return rt.shared("no engine")
 	case p.Session.Opens() && met != pool.Fits:
-		return turn.NotOpened(p, http.StatusBadRequest, errors.New("no engine that the request allows can hold a session in this API"))
+		return turn.NotOpened(p, http.StatusBadRequest,
+			errors.New("no engine that the request allows can hold a session in this API"))
 	case p.Pin.Named:
 		return rt.pinTo(&want)
 	case met == pool.NoRank:
@@ -43,7 +44,7 @@ func (rt *route) narrow() error {
 			return rt.shared("not the engine with the named response")
 		}
 	case met != pool.Fits:
-		return &api.Refusal{API: p.API, Status: http.StatusServiceUnavailable, Code: api.CodeNoWorker, Param: "nvext", Err: p.ErrNonePermitted()}
+		return rt.refuse(http.StatusServiceUnavailable, api.CodeNoWorker, "nvext", p.ErrNonePermitted())
 	}
 	return nil
 }
@@ -76,21 +77,28 @@ func (rt *route) pinTo(want *pool.Wants) error {
 	case w == nil:
 		return rt.badPin("%s: no worker of this pool has the id %d", pin.Field, pin.Worker)
 	case pin.Rank.Set && int64(pin.Rank.Value) >= int64(w.Ranks()):
-		return rt.badPin("nvext.dp_rank: worker %d has no rank %d, its ranks are 0 to %d", pin.Worker, pin.Rank.Value, w.Ranks()-1)
+		return rt.badPin("nvext.dp_rank: worker %d has no rank %d, its ranks are 0 to %d",
+			pin.Worker, pin.Rank.Value, w.Ranks()-1)
 	case !pin.Rank.Set && w.Ranks() > 1:
 		// Dynamo's own text (lib/llm/src/kv_router/push_router/selection.rs)
-		return rt.badPin("Pinned worker %d requires an explicit dp_rank because it has multiple or unknown DP ranks", pin.Worker)
+		return rt.badPin("Pinned worker %d requires an explicit dp_rank because it has multiple or unknown DP ranks",
+			pin.Worker)
 	case !rt.Pool.Isolates(want, w):
 		return rt.shared("not the engine of the named worker %d", w.ID)
 	case rt.Pool.Meets(want, w) != pool.Fits:
-		return rt.badPin("%s: worker %d is not one that the request allows: %w", pin.Field, pin.Worker, rt.plan.ErrNonePermitted())
+		return rt.badPin("%s: worker %d is not one that the request allows: %w",
+			pin.Field, pin.Worker, rt.plan.ErrNonePermitted())
 	}
-	rt.fixed = fixed{w, pin.Rank, ReasonPin}
+	rt.fixed = fixed{worker: w, rank: pin.Rank, reason: ReasonPin}
 	return nil
 }
 
 func (rt *route) badPin(format string, args ...any) error {
-	return &api.Refusal{API: rt.plan.API, Status: http.StatusBadRequest, Code: api.CodePin, Param: "nvext", Err: fmt.Errorf(format, args...)}
+	return rt.refuse(http.StatusBadRequest, api.CodePin, "nvext", fmt.Errorf(format, args...))
+}
+
+func (rt *route) refuse(status int, code, member string, err error) error {
+	return &api.Refusal{API: plan.OrUnplanned(rt.plan.API), Status: status, Code: code, Param: member, Err: err}
 }
 
 // shared returns the refusal of a request that would share a cache.
@@ -99,8 +107,9 @@ func (rt *route) shared(format string, args ...any) error {
 	if a := rt.plan.API; a != nil {
 		where = "the API " + a.Name()
 	}
-	return &api.Refusal{API: plan.OrUnplanned(rt.plan.API), Status: http.StatusBadRequest, Code: api.CodeShared, Param: "cache_salt", Err: fmt.Errorf(
-		"the request has a salt (cache_salt or X-Tenant-Id), and %s is known to keep its cache apart in %s", fmt.Sprintf(format, args...), where)}
+	return rt.refuse(http.StatusBadRequest, api.CodeShared, "cache_salt", fmt.Errorf(
+		"the request has a salt (cache_salt or X-Tenant-Id), and %s is known to keep its cache apart in %s",
+		fmt.Sprintf(format, args...), where))
 }
 
 // returnTo makes the worker that keeps the named response the only one. It returns whether
@@ -117,7 +126,7 @@ func (rt *route) returnTo() bool {
 	}
 	rank := nvext.Some(t.Rank)
 	rank.Set = int64(t.Rank) < int64(w.Ranks())
-	rt.fixed = fixed{w, rank, ReasonResponse}
+	rt.fixed = fixed{worker: w, rank: rank, reason: ReasonResponse}
 	return true
 }
 
@@ -126,15 +135,17 @@ func (rt *route) pinned() bool { return rt.fixed.worker != nil }
 
 // errNobody returns the error if no allowed worker can be reached.
 func (rt *route) errNobody() error {
-	switch {
-	case !rt.pinned():
+	if !rt.pinned() {
 		return errors.New("no worker can be reached; try again later")
-	case rt.fixed.reason == ReasonSession:
-		return fmt.Errorf("worker %d, whose engine holds the session, cannot be reached; try again later", rt.fixed.worker.ID)
-	case rt.fixed.reason == ReasonResponse:
-		return fmt.Errorf("worker %d, which keeps the response that the request names, cannot be reached; try again later", rt.fixed.worker.ID)
 	}
-	return fmt.Errorf("worker %d, which the request names, cannot be reached; try again later", rt.fixed.worker.ID)
+	which := "which the request names"
+	switch rt.fixed.reason {
+	case ReasonSession:
+		which = "whose engine holds the session"
+	case ReasonResponse:
+		which = "which keeps the response that the request names"
+	}
+	return fmt.Errorf("worker %d, %s, cannot be reached; try again later", rt.fixed.worker.ID, which)
 }
 
 // upstreams returns those that the proxy would offer for a request.

@@ -69,7 +69,8 @@ func (d *Dispatch) blameKey() uint64 {
 // learn feeds the engine's usage into metrics, ratios and the cache check.
 func (o *delivery) learn() {
 	m := o.d.PoolMetrics
-	cached := discovery.Of(o.attempt.Worker).CachedTokens(discovery.ReportKind{API: o.d.plan.API.Name(), Stream: o.Stream}, o.Cached)
+	kind := discovery.ReportKind{API: o.d.plan.API.Name(), Stream: o.Stream}
+	cached := discovery.Of(o.attempt.Worker).CachedTokens(kind, o.Cached)
 	if o.Prompt > 0 {
 		m.inputTokens.Observe(float64(o.Prompt))
 		o.count(cached)
@@ -135,7 +136,10 @@ func (o *delivery) verify(cached int64) {
 	if a.Tokens == 0 || o.Prompt <= 0 || d.plan.Score.SkipsCache {
 		return
 	}
-	predicted := &discovery.Prediction{Begun: a.Begun, Prompt: d.blameKey(), Tokens: a.Terms.OverlapTokens, Shared: a.Terms.SharedBlocks, Knowledge: a.Terms.Knowledge}
+	predicted := &discovery.Prediction{
+		Begun: a.Begun, Prompt: d.blameKey(), Tokens: a.Terms.OverlapTokens,
+		Shared: a.Terms.SharedBlocks, Knowledge: a.Terms.Knowledge,
+	}
 	if d.plan.API.Work() == api.Generate {
 		discovery.Of(a.Worker).CountedCache(predicted, cached >= 0)
 	}

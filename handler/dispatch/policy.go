@@ -70,24 +70,20 @@ func (s *shadow) compare(d *Dispatch, c *pool.Candidates, chosen int) {
 		sel.Candidates[i].Cost, sel.Candidates[i].Terms = 0, kvscore.Terms{}
 	}
 	i, panicked := s.ask(&sel)
-	same := func(one kvscore.Candidate, t kvscore.TargetRef) bool { return one.Target == t.Target }
 	switch {
-	case panicked != nil || i < 0 || i >= len(c.Targets) || !slices.EqualFunc(sel.Candidates, c.Targets, same):
+	case panicked != nil || i < 0 || i >= len(c.Shadow):
 		s.fault.Inc()
 		d.Pool.Incidents.Raise(d.start, "the shadow policy returns invalid workers", d.Pool.Logger)
-		if log := d.Logger.Check(zap.DebugLevel, "shadow policy returned an invalid worker"); log != nil {
-			log.Write(zap.Int("position", i), zap.Any("panic", panicked))
-		}
 	case i == chosen:
 		s.agreed.Inc()
 	default:
 		s.differed.Inc()
 		if log := d.Logger.Check(zap.DebugLevel, "shadow policy chose another worker"); log != nil {
-			a, b := &c.Sel.Candidates[chosen], &sel.Candidates[i]
+			a, b := &c.Sel.Candidates[chosen], &c.Shadow[i]
 			log.Write(zap.Stringer("target", c.Targets[chosen]), zap.String("upstream", c.Workers[chosen].Dial),
-				zap.Float64("cost", a.Cost), zap.Float64("overlap_blocks", a.OverlapBlocks), zap.Float64("predicted_ttft_ms", a.TTFT()),
+				zap.Float64("cost", a.Cost), zap.Float64("overlap_blocks", a.OverlapBlocks),
 				zap.Stringer("shadow_target", c.Targets[i]), zap.String("shadow_upstream", c.Workers[i].Dial),
-				zap.Float64("shadow_cost", b.Cost), zap.Float64("shadow_overlap_blocks", b.OverlapBlocks), zap.Float64("shadow_predicted_ttft_ms", b.TTFT()))
+				zap.Float64("shadow_cost", b.Cost), zap.Float64("shadow_overlap_blocks", b.OverlapBlocks))
 		}
 	}
 }
@@ -126,15 +122,4 @@ func (rt *route) reasonOf(unpriced bool, c *kvscore.Candidate) string {
 // costsTime returns whether the attempt's cost is in milliseconds, and has terms.
 func (a *attempt) costsTime() bool {
 	return !a.Unpriced && kvscore.CostUnit(a.d.policy()) == kvscore.UnitMilliseconds
-}
-
-// noticeIneffective records granted wishes that the policy ignores.
-func (rt *route) noticeIneffective() {
-	p := rt.plan
-	if p.Score.Override == nil && p.Ext.RoutingConstraints.PreferredTaints == nil {
-		return
-	}
-	if unit := kvscore.CostUnit(rt.Policy); unit != kvscore.UnitMilliseconds && unit != kvscore.UnitBlocks {
-		rt.Pool.Incidents.Raise(rt.ready, "preferred taints or overrides have no effect under this policy", rt.Pool.Logger)
-	}
 }

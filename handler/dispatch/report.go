@@ -1,12 +1,14 @@
 package dispatch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strconv"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
+	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 )
 
@@ -30,9 +32,10 @@ type Report struct {
 
 // report sums up the request, which has ended.
 func (d *Dispatch) report() *Report {
-	r := &Report{Outcome: d.outcome(), Attempts: d.attempts, Waited: d.wait.waited, TurnedAway: d.wait.turnedAway != nil, Counts: response.Counts{Prompt: -1, Completion: -1, Cached: -1}}
-	if r.attempt, r.Err = d.reported(), d.failure; r.Err == nil {
-		r.Err = d.err
+	r := &Report{
+		Outcome: d.outcome(), Attempts: d.attempts, Waited: d.wait.waited, TurnedAway: d.wait.turnedAway != nil,
+		attempt: d.reported(), Err: cmp.Or(d.failure, d.err),
+		Counts: response.Counts{Prompt: -1, Completion: -1, Cached: -1},
 	}
 	o := d.answer
 	if o == nil {
@@ -52,6 +55,37 @@ func (d *Dispatch) report() *Report {
 	return r
 }
 
+// reportFacts are what a report shows in the access log and in the request's span, by their
+// names there. A value is nil if there is none.
+var reportFacts = [...]struct {
+	access, span string
+	of           func(*Report) any
+}{
+	{access: "outcome", span: "outcome", of: func(r *Report) any { return r.Outcome }},
+	{access: "attempts", span: "attempts", of: func(r *Report) any { return int64(r.Attempts) }},
+	{access: "queue_wait", span: "queue_wait_seconds", of: func(r *Report) any { return seconds(r.Waited) }},
+	{access: "ttft", span: "time_to_first_token_seconds", of: func(r *Report) any { return seconds(r.TTFT) }},
+	{access: "prompt_tokens", span: "input_tokens", of: func(r *Report) any { return known(r.Prompt) }},
+	{access: "completion_tokens", span: "output_tokens", of: func(r *Report) any { return known(r.Completion) }},
+	{access: "cached_tokens", span: "cached_tokens", of: func(r *Report) any { return known(r.Cached) }},
+}
+
+// seconds returns a duration, nil if it is 0.
+func seconds(d time.Duration) any {
+	if d == 0 {
+		return nil
+	}
+	return d.Seconds()
+}
+
+// known returns a number of tokens, nil if it is unknown.
+func known(n int64) any {
+	if n < 0 {
+		return nil
+	}
+	return n
+}
+
 // MarshalLogObject writes the field kv_router of the access log. Session keys are secret and
 // left out.
 func (r *Report) MarshalLogObject(e zapcore.ObjectEncoder) error {
@@ -60,23 +94,13 @@ func (r *Report) MarshalLogObject(e zapcore.ObjectEncoder) error {
 			f.AddTo(e)
 		}
 	}
-	e.AddString("outcome", r.Outcome)
-	e.AddInt("attempts", r.Attempts)
-	if r.Waited > 0 || r.attempt == nil {
-		e.AddDuration("queue_wait", r.Waited)
-	}
-	if r.TTFT > 0 {
-		e.AddDuration("ttft", r.TTFT)
-	}
-	for i, name := range [...]string{"prompt_tokens", "completion_tokens", "cached_tokens"} {
-		if n := r.counts()[i]; n >= 0 {
-			e.AddInt64(name, n)
+	for _, f := range reportFacts {
+		if v := f.of(r); v != nil {
+			zap.Any(f.access, v).AddTo(e)
 		}
 	}
 	return nil
 }
-
-func (r *Report) counts() [3]int64 { return [3]int64{r.Prompt, r.Completion, r.Cached} }
 
 // fault returns whether the outcome is an error of the service, and why. An engine's 4xx is the
 // client's error: why then names the status, and bad is false. A client that leaves is no error.

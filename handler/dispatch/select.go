@@ -14,9 +14,10 @@ import (
 // Selector is the proxy's selection policy. The choice itself is the dispatch's.
 type Selector struct{}
 
-func (Selector) Select(offered reverseproxy.UpstreamPool, r *http.Request, _ http.ResponseWriter) *reverseproxy.Upstream {
+// Select implements reverseproxy.Selector.
+func (Selector) Select(ups reverseproxy.UpstreamPool, r *http.Request, _ http.ResponseWriter) *reverseproxy.Upstream {
 	if d := dispatchOf(r.Context()); d != nil {
-		return d.Select(r.Context(), offered)
+		return d.Select(r.Context(), ups)
 	}
 	return nil
 }
@@ -125,7 +126,8 @@ func (d *Dispatch) Waits() { d.turn.Yield() }
 func (d *Dispatch) Chosen(c *pool.Candidates, i int, unpriced bool) {
 	sel := &c.Sel
 	if sel.Fault {
-		d.Pool.Incidents.Raise(c.At, "the policy returns invalid workers, and the router takes the least loaded one", d.Pool.Logger)
+		const incident = "the policy returns invalid workers, and the router takes the least loaded one"
+		d.Pool.Incidents.Raise(c.At, incident, d.Pool.Logger)
 	}
 	if sel.Unknown > 0 {
 		d.Pool.Incidents.Raise(c.At, "the load of some workers is unknown, and the router assumes the median", d.Pool.Logger)

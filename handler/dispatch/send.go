@@ -7,9 +7,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
-	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
-	"go.uber.org/zap"
 )
 
 // RoundTrip makes the attempt that was selected.
@@ -54,29 +52,27 @@ func (a *attempt) send(req *http.Request) (resp *http.Response, resent bool, err
 	if err = d.turn.Open(req, a.Worker, a.Target); err != nil {
 		return nil, false, err
 	}
-	sent := a.watched(req)
-	resp, resent, err = a.sendOver(d.Transport.Send, sent)
-	if err != nil && resent && d.plan.API != nil && sent.Context().Err() == nil && d.noRetryPossible() {
-		// The only worker closed idle connections, and net/http's second try met
-		// another one of these.
-		d.countRetry(a, "reconnect")
-		resp, _, err = a.sendOver(d.Transport.SendFresh, sent)
-	}
+	resp, resent, err = a.sendOnce(a.watched(req))
 	if err = a.arrived(resp, err); err != nil {
 		return nil, resent, err
 	}
 	return resp, resent, nil
 }
 
-// sendOver makes one round trip. It returns whether net/http sent the request again after a
+// sendOnce makes one round trip. It returns whether net/http sent the request again after a
 // kept connection turned out closed.
-func (a *attempt) sendOver(roundTrip func(*http.Request) (*http.Response, error), req *http.Request) (*http.Response, bool, error) {
+func (a *attempt) sendOnce(req *http.Request) (*http.Response, bool, error) {
 	d := a.d
-	r := EngineRequest{Pool: d.Pool, Plan: d.plan, Body: d.Body, Worker: a.Worker, Target: a.Target, Session: d.turn.EngineSession(), shared: d.sent != nil}
+	r := EngineRequest{
+		Pool: d.Pool, Plan: d.plan, Body: d.Body, Worker: a.Worker, Target: a.Target,
+		Session: d.turn.EngineSession(), shared: d.sent != nil,
+	}
 	d.sent = d.trace.carry(r.Build(req))
 	a.noticeUnsupported(&r)
-	d.noticeCut(r.cut)
-	resp, err := roundTrip(d.sent)
+	cut := r.cut &^ (d.cut | d.plan.Dropped) // counted once per request
+	d.cut |= cut
+	d.CountDropped(cut, nil)
+	resp, err := d.Transport.Send(d.sent)
 	if err == nil && readsAnswer(d.plan) {
 		response.Unpack(resp)
 	}
@@ -117,20 +113,4 @@ func (a *attempt) noticeUnsupported(r *EngineRequest) {
 		d.Metrics.unsupported.WithLabelValues(d.Pool.Name, cmp.Or(r.engine, engine.Other), name).Inc()
 	}
 	d.Pool.Incidents.Raise(time.Now(), "clients request nvext fields that the engine does not support", d.Pool.Logger)
-}
-
-// noticeCut counts, once per request, members that were cut out of the body because they were
-// not granted.
-func (d *Dispatch) noticeCut(grants nvext.Grants) {
-	grants &^= d.cut | d.plan.Dropped
-	if grants == 0 {
-		return
-	}
-	d.cut |= grants
-	for name := range grants.Names {
-		d.Metrics.dropped.WithLabelValues(d.Pool.Name, name).Inc()
-	}
-	if c := d.Logger.Check(zap.DebugLevel, "removed body members that trust does not grant"); c != nil {
-		c.Write(zap.Stringer("not_granted", grants))
-	}
 }

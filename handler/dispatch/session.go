@@ -26,13 +26,14 @@ func (rt *route) stayAt(at kvscore.Target) error {
 	case w == nil && rt.Pool.IsNowUpstream(at.Worker):
 		return &api.Refusal{
 			API: p.API, Status: http.StatusServiceUnavailable, Code: api.CodeNoWorker, RetryAfter: 1,
-			Err: fmt.Errorf("worker %d, whose engine holds the session, is not offered for this request now; try again later", at.Worker),
+			Err: fmt.Errorf("worker %d, whose engine holds the session, is not offered now; try again later", at.Worker),
 		}
 	case w == nil:
 		return rt.turn.Gone()
 	}
 	if e := w.Engine(); !e.HoldsSessions(p.Name) {
-		return turn.NotOpened(p, http.StatusBadRequest, fmt.Errorf("the engine of worker %d holds the session, but not in the API %s", w.ID, p.Name))
+		return turn.NotOpened(p, http.StatusBadRequest,
+			fmt.Errorf("the engine of worker %d holds the session, but not in the API %s", w.ID, p.Name))
 	}
 	if p.Pin.Named && p.Pin.Worker != w.ID || p.Pin.Rank.Set && p.Pin.Rank.Value != at.Rank {
 		if !p.Session.Final {
@@ -44,7 +45,7 @@ func (rt *route) stayAt(at kvscore.Target) error {
 	if want := rt.wants(); !rt.Pool.Isolates(&want, w) {
 		return rt.shared("not the engine with the session")
 	}
-	rt.fixed = fixed{w, nvext.Some(at.Rank), ReasonSession}
+	rt.fixed = fixed{worker: w, rank: nvext.Some(at.Rank), reason: ReasonSession}
 	return nil
 }
 
@@ -121,7 +122,7 @@ func (d *Dispatch) commit(ctx context.Context, resp *http.Response) {
 	good := resp.StatusCode < 300
 	state := d.turn.Commit(ctx, a.Target, good)
 	if good && d.turn.EngineSession() != "" { // opened by this request: no other worker may serve it from now on
-		d.fixed = fixed{a.Worker, nvext.Some(a.Target.Rank), ReasonSession}
+		d.fixed = fixed{worker: a.Worker, rank: nvext.Some(a.Target.Rank), reason: ReasonSession}
 	}
 	if state == turn.None {
 		return

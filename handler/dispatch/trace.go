@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/http"
 	"net/textproto"
-	"strconv"
 	"strings"
 	"sync"
 
@@ -46,7 +45,8 @@ func (d *Dispatch) startTrace(ctx context.Context) context.Context {
 		attribute.Bool("kv_router.session", !d.plan.Session.Key.IsZero()), // the key is a secret
 	}
 	if p := d.plan; p.API != nil {
-		attrs = append(attrs, attribute.String("kv_router.api", p.API.Name()), attribute.Int64("kv_router.prompt_tokens", p.Score.Tokens))
+		attrs = append(attrs, attribute.String("kv_router.api", p.API.Name()),
+			attribute.Int64("kv_router.prompt_tokens", p.Score.Tokens))
 	}
 	if d.plan.Model != "" {
 		attrs = append(attrs, attribute.String("kv_router.model", forSpan(d.plan.Model)))
@@ -98,24 +98,13 @@ func (t *dispatchTrace) end(r *Report) {
 	if t == nil {
 		return
 	}
-	attrs := []attribute.KeyValue{
-		attribute.String("kv_router.outcome", r.Outcome),
-		attribute.Int("kv_router.attempts", r.Attempts),
-	}
-	if r.Waited > 0 {
-		attrs = append(attrs, attribute.Float64("kv_router.queue_wait_seconds", r.Waited.Seconds()))
+	var attrs []attribute.KeyValue
+	for _, f := range reportFacts {
+		attrs = appendAttribute(attrs, f.span, f.of(r))
 	}
 	if r.Status != 0 {
-		attrs = append(attrs, attribute.Int("kv_router.status", r.Status),
-			attribute.String("kv_router.worker", strconv.FormatUint(r.attempt.Target.Worker, 10)))
-	}
-	if r.TTFT > 0 {
-		attrs = append(attrs, attribute.Float64("kv_router.time_to_first_token_seconds", r.TTFT.Seconds()))
-	}
-	for i, name := range []string{"kv_router.input_tokens", "kv_router.output_tokens", "kv_router.cached_tokens"} {
-		if n := r.counts()[i]; n >= 0 {
-			attrs = append(attrs, attribute.Int64(name, n))
-		}
+		attrs = append(attrs, attribute.Int("kv_router.status", r.Status))
+		attrs = appendAttribute(attrs, "worker", r.attempt.Target.Worker)
 	}
 	t.span.SetAttributes(attrs...)
 	if why, bad := r.fault(); bad {

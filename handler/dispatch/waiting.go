@@ -41,7 +41,7 @@ func (d *Dispatch) turnAway(err error) {
 	switch {
 	case errors.Is(err, pool.ErrQueueFull):
 		e.Status, e.Code = http.StatusTooManyRequests, api.CodeQueueFull
-		e.Err = fmt.Errorf("all workers are full, and the queue has its maximum of %d requests; try again later", set.MaxWaiting)
+		e.Err = fmt.Errorf("all workers are full, and %d requests wait, which is the most; try again later", set.MaxWaiting)
 		incident = "the queue is full, and rejects requests"
 	case errors.Is(err, pool.ErrHomeWaited):
 		e.Err = fmt.Errorf("the session's worker is full, and had no free slot within %s; try again later", most)

@@ -91,9 +91,6 @@ func (a agent) find(t turn) (key, parent string) {
 
 // ParseKeySource parses an operand of the operator's option.
 func ParseKeySource(name string) (KeySource, error) {
-	if identifiesRequest(name) {
-		return KeySource{}, fmt.Errorf("affinity key: %s identifies one request and not a session", name)
-	}
 	if name == sourceNVExt {
 		return KeySource{name, func(t turn) (string, string) { return strings.TrimSpace(t.ext.Session()), "" }}, nil
 	}
@@ -117,32 +114,9 @@ func ParseKeySource(name string) (KeySource, error) {
 	case kind == "query":
 		return KeySource{name, func(t turn) (string, string) { return strings.TrimSpace(t.r.URL.Query().Get(of)), "" }}, nil
 	}
-	return KeySource{}, fmt.Errorf("affinity key: must be nvext, header:<name>, cookie:<name>, query:<name>, {<placeholder>}, "+
-		"or body: with prompt_cache_key, session_id, metadata.user_id, conversation or previous_response_id, got %q", name)
-}
-
-func headerIn(source string) string {
-	header, ok := strings.CutPrefix(source, "header:")
-	if inner, is := PlaceholderName(source); is {
-		header, ok = strings.CutPrefix(inner, "http.request.header.")
-	}
-	if !ok {
-		return ""
-	}
-	return textproto.CanonicalMIMEHeaderKey(header)
-}
-
-// ofRequests are headers that identify one request or its trace.
-var ofRequests = []string{
-	"X-Request-Id", "Request-Id", "Idempotency-Key", "Traceparent", "Tracestate", "B3", "X-B3-Traceid", "X-B3-Spanid",
-	"Uber-Trace-Id", "X-Amzn-Trace-Id", "X-Cloud-Trace-Context", "X-Datadog-Trace-Id",
-}
-
-// identifiesRequest returns whether a source is known to be different for each request of a
-// session.
-func identifiesRequest(source string) bool {
-	return source == "{http.request.uuid}" || source == "{http.vars.trace_id}" ||
-		slices.Contains(ofRequests, headerIn(source))
+	return KeySource{}, fmt.Errorf("affinity key: must be nvext, header:<name>, cookie:<name>, query:<name>, "+
+		"{<placeholder>}, or body: with prompt_cache_key, session_id, metadata.user_id, conversation or "+
+		"previous_response_id, got %q", name)
 }
 
 // PlaceholderName returns the name of a single placeholder in braces; ok is false for other

@@ -169,7 +169,9 @@ type Pin struct {
 
 // errDirect is Dynamo's own text, which its users know
 // (lib/llm/src/kv_router/push_router.rs).
-var errDirect = errors.New("Worker ID required (--direct-route) but none found in request. " + //nolint:staticcheck // as Dynamo writes it
+//
+//nolint:staticcheck // as Dynamo writes it
+var errDirect = errors.New("Worker ID required (--direct-route) but none found in request. " +
 	"Expected decode_worker_id or backend_instance_id to be set by external router (e.g., EPP).")
 
 const cannotPrefill = "cannot do the prefill alone, because every worker does both prefill and decode"
@@ -184,9 +186,9 @@ func (p *Plan) takePin() error {
 	case e.PrefillDPRank.Set && !samePhases(e):
 		return fmt.Errorf("nvext.prefill_dp_rank: rank %d "+cannotPrefill, e.PrefillDPRank.Value)
 	case e.DecodeWorkerID.Set:
-		p.Pin = Pin{true, e.DecodeWorkerID.Value, "nvext.decode_worker_id", e.DPRank}
+		p.Pin = Pin{Named: true, Worker: e.DecodeWorkerID.Value, Field: "nvext.decode_worker_id", Rank: e.DPRank}
 	case e.BackendInstanceID.Set:
-		p.Pin = Pin{true, e.BackendInstanceID.Value, "nvext.backend_instance_id", e.DPRank}
+		p.Pin = Pin{Named: true, Worker: e.BackendInstanceID.Value, Field: "nvext.backend_instance_id", Rank: e.DPRank}
 	default:
 		p.Pin.Rank = e.DPRank
 	}
@@ -215,7 +217,8 @@ func (p *Plan) ErrNonePermitted() error {
 		wants = append(wants, fmt.Sprintf("nvext.allowed_worker_ids %v", ids[:min(len(ids), maxListed)]))
 	}
 	if taints := p.Ext.RoutingConstraints.RequiredTaints; taints != nil {
-		wants = append(wants, fmt.Sprintf("nvext.routing_constraints.required_taints %q", taints[:min(len(taints), maxListed)]))
+		taints = taints[:min(len(taints), maxListed)]
+		wants = append(wants, fmt.Sprintf("nvext.routing_constraints.required_taints %q", taints))
 	}
 	return fmt.Errorf("no worker meets %s", strings.Join(wants, " and "))
 }

@@ -26,17 +26,5 @@ func (rd *Reader) mustRead(p *Plan) error {
 			"because the request has a tenant or enforce_cache_salt is on", p.unread)}
 }
 
-// saltIsText refuses a salt that is not a string if enforce_cache_salt is on and no tenant's
-// salt replaces it. No known engine uses such a salt.
-func (rd *Reader) saltIsText(p *Plan) error {
-	req := p.Parsed()
-	if !rd.EnforcesSalt || req == nil || !req.OddSalt || p.Ext.Salt("") != "" || !p.prefills {
-		return nil
-	}
-	return p.refuse(api.CodeShared, "cache_salt", errOddSalt)
-}
-
-var (
-	errOddSalt     = errors.New("cache_salt: must be a string")
-	errSessionList = errors.New("session_params: must be one object if the request has a salt (cache_salt or X-Tenant-Id)")
-)
+var errSessionList = errors.New(
+	"session_params: must be one object if the request has a salt (cache_salt or X-Tenant-Id)")

@@ -194,9 +194,6 @@ func (rd *Reader) fill(r *http.Request, p *Plan) error {
 		p.EditsBody = p.EditsBody || req.Steers || raw != nil || req.NullNVExt
 		req.NVExt = nil // it is in the body's memory
 	}
-	if err := rd.saltIsText(p); err != nil {
-		return err
-	}
 	if req != nil && req.SessionList && p.Salt() != "" {
 		return p.refuse(api.CodeShared, "session_params", errSessionList)
 	}

@@ -2,40 +2,16 @@ package pool
 
 import "sync"
 
-const (
-	// maxBackground and maxBackgroundWorker bound the router's own requests beside clients'
-	// requests, in a pool and on one worker.
-	maxBackground, maxBackgroundWorker = 64, 2
-	// maxBackgroundBytes bounds the memory that future ones reserve.
-	maxBackgroundBytes = 256 << 20
-)
+// maxBackground and maxBackgroundWorker bound the router's own requests beside clients'
+// requests, in a pool and on one worker.
+const maxBackground, maxBackgroundWorker = 64, 2
 
 // background bounds the router's own requests that run beside clients' requests. The zero
 // value is ready.
 type background struct {
-	mu       sync.Mutex
-	reserved int64 // bytes
-	running  int
-	on       map[*Worker]int // how many run on each worker
-}
-
-// Reserve reserves n bytes for a future request, until the caller calls Release. It returns
-// false if there is no room for them.
-func (b *background) Reserve(n int64) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.reserved+n > maxBackgroundBytes {
-		return false
-	}
-	b.reserved += n
-	return true
-}
-
-// Release ends a reservation.
-func (b *background) Release(n int64) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.reserved -= n
+	mu      sync.Mutex
+	running int
+	on      map[*Worker]int // how many run on each worker
 }
 
 // Running returns how many requests run.

@@ -5,7 +5,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"go.uber.org/zap"
@@ -150,47 +149,6 @@ func (p *Pool) Adapter(model string) (name string, known bool) {
 		known = false
 	}
 	return "", known
-}
-
-// maxBoundModels bounds the models that boundModels remembers.
-const maxBoundModels = 256
-
-// boundModels remembers the models of sessions, for operators who name a session by its key.
-type boundModels struct {
-	mu  sync.RWMutex
-	ids []string
-}
-
-// Add records the model of a session that was bound. At the bound, it replaces the oldest.
-func (b *boundModels) Add(model string) {
-	b.mu.RLock()
-	known := slices.Contains(b.ids, model)
-	b.mu.RUnlock()
-	if known {
-		return
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if len(b.ids) >= maxBoundModels {
-		b.ids = slices.Delete(b.ids, 0, 1)
-	}
-	b.ids = append(b.ids, strings.Clone(model))
-}
-
-// SessionModels returns the models that sessions may have: those that the workers or the
-// operator list, and those of sessions that were bound.
-func (p *Pool) SessionModels() []string {
-	p.BoundModels.mu.RLock()
-	ids := slices.Clone(p.BoundModels.ids)
-	p.BoundModels.mu.RUnlock()
-	for _, w := range p.All() {
-		for _, e := range w.listed() {
-			if !slices.Contains(ids, e.ID) {
-				ids = append(ids, e.ID)
-			}
-		}
-	}
-	return ids
 }
 
 // listed returns the models that the operator lists, or else those that the worker lists.

@@ -82,9 +82,8 @@ type prompts struct {
 
 // conversations says which conversation a request belongs to.
 type conversations struct {
-	Secret      affinity.Secret // of the hashes of session keys
-	Responses   responses
-	BoundModels boundModels
+	Secret    affinity.Secret // of the hashes of session keys
+	Responses responses
 }
 
 // configs are the configurations that use a pool.

@@ -263,10 +263,8 @@ func isUnset(v reflect.Value) bool { return v.IsZero() || v.Kind() == reflect.Sl
 // SharedSettings are the settings of all handlers of one configuration that name one
 // pool. They grow while the configuration is provisioned.
 type SharedSettings struct {
-	mu      sync.Mutex
-	All     *Settings
-	unnamed map[string]bool // upstreams of the handlers that name no pool
-	warned  bool            // of the queue without a limit
+	mu  sync.Mutex
+	All *Settings
 }
 
 // Get returns the settings, with defaults.

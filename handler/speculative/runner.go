@@ -65,16 +65,18 @@ func (r *Runner) Answering(t dispatch.Answering, resp *http.Response) dispatch.F
 	case !r.allowed:
 		r.count(outcomeOff)
 		return nil
-	case p.Request == nil || !p.Request.Continues() || p.Session.Final || t.Held || p.Ext.TokenCount > 0 || resp.StatusCode != http.StatusOK || body.Compressed(resp.Header) || t.Size < 0:
+	case p.Request == nil || !p.Request.Continues() || p.Session.Final || t.Held || p.Ext.TokenCount > 0,
+		resp.StatusCode != http.StatusOK || body.Compressed(resp.Header) || t.Size < 0:
 		r.count(outcomeUnfit)
 		return nil
 	}
-	s := &speculation{r: r, turn: t, size: dispatch.MaxKeptText + t.Size}
-	if !r.pool.Background.Reserve(s.size) {
+	within, release := r.pool.Memory.Reserve(dispatch.MaxKeptText)
+	if !within {
+		release()
 		r.count(outcomeMemory)
 		return nil
 	}
-	return s.begin
+	return (&speculation{r: r, turn: t, release: release}).begin
 }
 
 func (r *Runner) count(outcome string) {

@@ -37,9 +37,9 @@ const (
 // well, the router sends a request for one token to the same worker. That request begins as
 // the next turn will.
 type speculation struct {
-	r    *Runner
-	turn dispatch.Answering
-	size int64 // bytes that are reserved for it
+	r       *Runner
+	turn    dispatch.Answering
+	release func() // ends the reservation of memory for the answer's text
 
 	// set when it begins
 	body   *body.Replay
@@ -83,7 +83,7 @@ func (s *speculation) end(outcome string) {
 	if s.body != nil {
 		s.body.Done()
 	}
-	s.r.pool.Background.Release(s.size)
+	s.release()
 	s.r.count(outcome)
 }
 
@@ -197,13 +197,13 @@ func ownRequest(ctx context.Context, of *http.Request) *http.Request {
 	req.URL = &u
 	req.Header = of.Header.Clone()
 	for _, name := range []string{
-		plan.HeaderRequestID, "Idempotency-Key", "Content-Length", "Content-Encoding", "Content-Md5", "Digest", "Content-Digest",
-		"Expect", "Trailer", "Upgrade", "Connection",
+		plan.HeaderRequestID, "Idempotency-Key", "Content-Length", "Content-Encoding",
+		"Content-Md5", "Digest", "Content-Digest", "Expect", "Trailer", "Upgrade", "Connection",
 		"Traceparent", "Tracestate", "Baggage", engine.HeaderRank, // the adapter sets it
 	} {
 		delete(req.Header, name)
 	}
 	req.Header.Set("Accept", "application/json")
-	req.Trailer, req.TransferEncoding, req.Response, req.Cancel = nil, nil, nil, nil //nolint:staticcheck // whoever set it is gone
+	req.Trailer, req.TransferEncoding, req.Response = nil, nil, nil
 	return req
 }

@@ -3,7 +3,6 @@ package turn
 import (
 	"context"
 	"net/http"
-	"slices"
 	"sync"
 	"time"
 
@@ -176,45 +175,31 @@ func (c *closer) sleep(d time.Duration) bool {
 	}
 }
 
-// await waits until no session of an id is left to be closed on a worker; these are closed first.
-// A client that opens it again must not get the context of the earlier one. The error is the
-// context's.
+// await waits until no session of an id is left to be closed on a worker. A client that opens it
+// again must not get the context of the earlier one. The error is the context's.
 func (c *closer) await(ctx context.Context, w *pool.Worker, id string) error {
 	c.pool.Sessions.Reported(ctx)
-	for {
-		over := c.hasten(w, id)
-		if over == nil {
-			return ctx.Err()
-		}
+	for over := c.over(w, id); over != nil; over = c.over(w, id) {
 		select {
 		case <-over:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
+	return ctx.Err()
 }
 
-// hasten puts the sessions of an id before the others that wait on a worker. It returns what is
-// closed when the first of them is over, nil if there is none.
-func (c *closer) hasten(w *pool.Worker, id string) (over <-chan struct{}) {
+// over returns what is closed when the first session of an id is closed on a worker, nil if none
+// waits for that.
+func (c *closer) over(w *pool.Worker, id string) <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	list := c.closing[w]
-	if len(list) > 1 {
-		slices.SortStableFunc(list[1:], func(a, b closing) int {
-			switch {
-			case (a.id == id) == (b.id == id):
-				return 0
-			case a.id == id:
-				return -1
-			}
-			return 1
-		})
+	for _, one := range c.closing[w] {
+		if one.id == id {
+			return one.over
+		}
 	}
-	if i := slices.IndexFunc(list, func(one closing) bool { return one.id == id }); i >= 0 {
-		over = list[i].over
-	}
-	return over
+	return nil
 }
 
 // CloseAll implements [pool.Holder].

@@ -83,17 +83,14 @@ func TestOpensWaitForCloses(t *testing.T) {
 		}
 		opened <- e.said()
 	}()
-	for range 3 {
+	for range 7 {
 		e.next <- 200
 	}
-	if said := <-opened; said != "0 4 4" {
+	if said := <-opened; said != "0 1 2 3 4 5 4" {
 		t.Errorf("opened after %s", said)
 	}
-	for range 4 {
-		e.next <- 200
-	}
-	if err := p.Destruct(); err != nil || e.said() != "0 4 4 1 2 3 5" {
-		t.Errorf("%v after %s", err, e.said())
+	if err := p.Destruct(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -147,7 +147,6 @@ func (t *Turn) Open(req *http.Request, w *pool.Worker, at kvscore.Target) error 
 	if c := t.closes; c != nil && c.Target.Worker == at.Worker && c.EngineSession == id {
 		t.closes = nil // the session that the turn left is the one that it has opened again
 	}
-	t.Pool.BoundModels.Add(t.plan.Model)
 	return nil
 }
 
@@ -157,7 +156,8 @@ func (t *Turn) ask(req *http.Request, w *pool.Worker, want *affinity.Want) error
 	waits, cancel := context.WithTimeout(req.Context(), openTimeout)
 	defer cancel()
 	if err := t.closer.await(waits, w, want.EngineSession); err != nil {
-		return NotOpened(t.plan, http.StatusServiceUnavailable, errors.New("the engine is still closing the session of this id"))
+		return NotOpened(t.plan, http.StatusServiceUnavailable,
+			errors.New("the engine is still closing the session of this id"))
 	}
 	var authorization []string
 	if t.Pool.Settings.Load().Worker(w.Dial).APIKey == "" {

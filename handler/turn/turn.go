@@ -248,9 +248,6 @@ func (t *Turn) bind(ctx context.Context, at kvscore.Target) {
 		t.Failed() // live requests of others use all bindings
 		return
 	}
-	if t.bound.Version == 0 {
-		t.Pool.BoundModels.Add(t.plan.Model)
-	}
 	t.bound = b
 }
 
