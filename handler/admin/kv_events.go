@@ -6,6 +6,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/events"
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -33,7 +34,7 @@ func viewEvents(w *pool.Worker, t time.Time) []eventsView {
 		}
 		for tier, n := range f.Held {
 			if n > 0 {
-				v.Held[events.Tier(tier).String()] = n
+				v.Held[cache.Tier(tier).String()] = n
 			}
 		}
 		list = append(list, v)
@@ -105,8 +106,8 @@ func collectEvents(to sink, w *pool.Worker, t time.Time) {
 			count(descSkippedEvents, n, reason)
 		}
 		for tier, n := range f.Held {
-			if n > 0 || tier == int(events.Device) {
-				to.gauge(descHeld, float64(n), events.Tier(tier).String())
+			if n > 0 || tier == int(cache.Device) {
+				to.gauge(descHeld, float64(n), cache.Tier(tier).String())
 			}
 		}
 	}

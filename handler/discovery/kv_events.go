@@ -59,16 +59,14 @@ func (x *Watch) subscribe() {
 	logger := x.pool.Logger().With(zap.String("upstream", x.worker.Dial))
 	streams := make([]*events.Stream, 0, len(s.from))
 	for rank, from := range s.from {
-		sink := worker.Recorder(rank)
 		stream, err := events.New(events.Config{
 			Endpoint: from.endpoint, Replay: from.replay, Topic: from.topic, Slots: replays,
-		}, sink, logger)
+		}, worker.Recorder(rank), logger)
 		if err != nil { // the settings were checked, and so was what the engine reports
 			worker.Close()
 			s.from, s.why = nil, err
 			return
 		}
-		sink.Completed = stream.MarkComplete
 		streams = append(streams, stream)
 	}
 	ctx, cancel := context.WithCancel(x.pool.Life())

@@ -34,12 +34,10 @@ type Worker struct {
 func NewWorker(c *cache.Caches, seed, id uint64, ranks int, e Engine) *Worker {
 	w := &Worker{seed: seed, tokens: cache.NewTokenHash(seed)}
 	for i := range ranks {
-		r := &rank{engine: e, feed: c.Feed(cache.Target{Worker: id, Rank: uint32(i)})} //nolint:gosec // ranks are few
-		r.info = cache.FeedInfo{
-			BlockTokens: e.BlockTokens, Adapters: e.Adapters, Salts: e.Salts, HitsInFlight: e.HitsInFlight,
-		}
-		w.ranks = append(w.ranks, r)
+		feed := c.Feed(cache.Target{Worker: id, Rank: uint32(i)}) //nolint:gosec // ranks are few
+		w.ranks = append(w.ranks, &rank{feed: feed})
 	}
+	w.Learn(e)
 	return w
 }
 
@@ -95,7 +93,7 @@ type Applied struct {
 	BlockTokens int             `json:"block_size_tokens,omitzero"`
 	Knowledge   cache.Knowledge `json:"knowledge"`
 	// Held are the blocks that the rank holds, by tier.
-	Held [Tiers]int64 `json:"-"`
+	Held [cache.Tiers]int64 `json:"-"`
 }
 
 // Applied returns the counts of a rank.
@@ -107,7 +105,7 @@ func (w *Worker) Applied(rank int) Applied {
 	a.BlockTokens, a.Knowledge = r.info.BlockTokens, r.told.Knowledge
 	if r.feed != nil {
 		for t := range a.Held {
-			a.Held[t] = r.feed.Blocks(Tier(t)) //nolint:gosec // a tier
+			a.Held[t] = r.feed.Blocks(cache.Tier(t)) //nolint:gosec // a tier
 		}
 	}
 	return a
@@ -146,24 +144,20 @@ type Recorder struct {
 	rank    int
 	decoder Decoder
 	spoke   []bool // of which ranks, since the last reset
-
-	// Completed is called when the engine has cleared the cache of the publisher's rank: what
-	// follows tells all that the rank holds.
-	Completed func()
 }
 
 // Recorder returns the sink for the publisher of a rank.
 func (w *Worker) Recorder(rank int) *Recorder {
-	return &Recorder{worker: w, rank: rank, spoke: make([]bool, len(w.ranks)), Completed: func() {}}
+	return &Recorder{worker: w, rank: rank, spoke: make([]bool, len(w.ranks))}
 }
 
-// Payload records a batch.
-func (p *Recorder) Payload(_ uint64, payload []byte) {
+// Payload records a batch. It decides all if the engine has cleared the cache of the publisher's rank.
+func (p *Recorder) Payload(_ uint64, payload []byte) (decides bool) {
 	now := time.Now()
 	b, err := p.decoder.Decode(payload)
 	if err != nil {
 		p.worker.ranks[p.rank].update(func(r *rank) { r.did.Undecoded++; r.lost = true })
-		return
+		return false
 	}
 	at := p.rank
 	if b.Rank >= 0 && len(p.worker.ranks) > 1 { // a single rank has its own number, whatever it is to the engine
@@ -178,12 +172,10 @@ func (p *Recorder) Payload(_ uint64, payload []byte) {
 				}
 			})
 		}
-		return
+		return false
 	}
 	p.spoke[at] = true
-	if p.worker.ranks[at].apply(p.worker, b, now) && at == p.rank {
-		p.Completed()
-	}
+	return p.worker.ranks[at].apply(p.worker, b, now) && at == p.rank
 }
 
 // Reset forgets what the publisher said.

@@ -12,14 +12,11 @@ const (
 	maxText   = 4096    // bytes of a name or a salt
 )
 
-// The buffers that a decoder keeps from one batch to the next, in elements. Larger ones are
-// freed, so that one large batch does not cost memory forever.
+// The buffers that a decoder keeps from one batch to the next, in elements: of hashes and tokens,
+// and of all else. Larger ones are freed, so that one large batch does not cost memory forever.
 const (
-	keepEvents = 1 << 12
-	keepHashes = 1 << 16
-	keepTokens = 1 << 19
-	keepExtra  = 1 << 12
-	keepText   = 1 << 12
+	keepNumbers = 1 << 18
+	keepOthers  = 1 << 12
 )
 
 // ErrNotBatch means that a payload is not a batch of KV events, or was cut short.
@@ -61,12 +58,12 @@ func (d *Decoder) Decode(payload []byte) (*Batch, error) {
 // clear empties the buffers.
 func (d *Decoder) clear() {
 	clear(d.batch.Events)
-	d.batch = Batch{Rank: -1, Events: kept(d.batch.Events, keepEvents)}
+	d.batch = Batch{Rank: -1, Events: kept(d.batch.Events, keepOthers)}
 	clear(d.extra)
-	d.extra = kept(d.extra, keepExtra)
-	d.hashes = kept(d.hashes, keepHashes)
-	d.tokens = kept(d.tokens, keepTokens)
-	d.text = kept(d.text, keepText)
+	d.extra = kept(d.extra, keepOthers)
+	d.hashes = kept(d.hashes, keepNumbers)
+	d.tokens = kept(d.tokens, keepNumbers)
+	d.text = kept(d.text, keepOthers)
 }
 
 // kept empties a buffer, and frees it if it is larger than keep.

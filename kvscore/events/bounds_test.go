@@ -62,7 +62,7 @@ func TestBounds(t *testing.T) {
 			t.Fatalf("%d events, %v", len(b.Events), err)
 		}
 		// A batch of this size does not cost memory forever.
-		if b, err = d.Decode(batchOf(stored())); err != nil || cap(b.Events) > keepEvents {
+		if b, err = d.Decode(batchOf(stored())); err != nil || cap(b.Events) > keepOthers {
 			t.Errorf("room for %d events is kept, %v", cap(b.Events), err)
 		}
 	})

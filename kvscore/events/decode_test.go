@@ -5,6 +5,8 @@ import (
 	"math"
 	"strings"
 	"testing"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // pairs is a map in the order of its elements: key, value, key, value.
@@ -194,11 +196,11 @@ func TestBadEventCostsOnlyItself(t *testing.T) {
 }
 
 func TestTiers(t *testing.T) {
-	for medium, want := range map[any]Tier{
-		nil: Device, "": Device, "GPU": Device, "DEVICE": Device, "gpu": Device,
-		"CPU": Host, "CPU_PINNED": Host, "CPU_TIER1": Host,
-		"CPU_TIER2": Disk, "DISK": Disk, "NVME": Disk, "STORAGE": Disk, "FS": Disk, "OBJ": Disk,
-		"EXTERNAL": Shared, "NETWORK": Shared, "REMOTE": Shared, "SHARED": Shared,
+	for medium, want := range map[any]cache.Tier{
+		nil: cache.Device, "": cache.Device, "GPU": cache.Device, "DEVICE": cache.Device, "gpu": cache.Device,
+		"CPU": cache.Host, "CPU_PINNED": cache.Host, "CPU_TIER1": cache.Host,
+		"CPU_TIER2": cache.Disk, "DISK": cache.Disk, "NVME": cache.Disk, "STORAGE": cache.Disk, "FS": cache.Disk, "OBJ": cache.Disk,
+		"EXTERNAL": cache.Shared, "NETWORK": cache.Shared, "REMOTE": cache.Shared, "SHARED": cache.Shared,
 	} {
 		var d Decoder
 		b := decode(t, &d, stored("medium", medium), list("BlockRemoved", list(1), medium))
@@ -206,7 +208,7 @@ func TestTiers(t *testing.T) {
 			t.Errorf("medium %v: %+v, want tier %s", medium, b.Events, want)
 		}
 	}
-	if names := Device.String() + Shared.String() + Tier(9).String() + TooLarge.String() + Reason(99).String(); names != "devicesharedunknowntoo_largeunknown" {
+	if names := cache.Device.String() + cache.Shared.String() + cache.Tier(9).String() + TooLarge.String() + Reason(99).String(); names != "devicesharedunknowntoo_largeunknown" {
 		t.Error(names)
 	}
 }
@@ -226,13 +228,13 @@ func TestMainGroup(t *testing.T) {
 		pairs{"type", "BlockRemoved", "block_hashes", list(4)},
 	)
 	check(t, b, want{
-		events:  []Event{storedEvent(nil), removed(Device, 2), removed(Device, 4)},
+		events:  []Event{storedEvent(nil), removed(cache.Device, 2), removed(cache.Device, 4)},
 		skipped: map[Reason]int{NotMainAttention: 4},
 	})
 
 	// The next batch of the stream knows the group.
 	b = decode(t, &d, pairs{"type", "BlockRemoved", "block_hashes", list(5), "group_idx", 1})
-	check(t, b, want{events: []Event{removed(Device, 5)}})
+	check(t, b, want{events: []Event{removed(cache.Device, 5)}})
 
 	// A restarted engine may have another model.
 	d.Reset()
@@ -376,7 +378,7 @@ func TestBlockSizes(t *testing.T) {
 func TestRemovedHasOnlyHashes(t *testing.T) {
 	var d Decoder
 	event := stored("type", "BlockRemoved", "parent_block_hash", 3, "cache_salt", "s", "locality", "", "extra_keys", list(list("a")))
-	check(t, decode(t, &d, event), want{events: []Event{removed(Device, h1, h2)}})
+	check(t, decode(t, &d, event), want{events: []Event{removed(cache.Device, h1, h2)}})
 }
 
 func TestNotABatch(t *testing.T) {

@@ -8,20 +8,6 @@ package events
 
 import "github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 
-// Tier is where an engine keeps a block.
-type Tier = cache.Tier
-
-// The tiers, from the fastest to the slowest. They are the memory of the accelerator, that of
-// the engine's machine, storage of this engine alone, and storage that other workers read, too.
-// Tiers is their number.
-const (
-	Device = cache.Device
-	Host   = cache.Host
-	Disk   = cache.Disk
-	Shared = cache.Shared
-	Tiers  = cache.Tiers
-)
-
 // Kind is what happened to an event's blocks.
 type Kind uint8
 
@@ -40,7 +26,7 @@ const (
 // [Decoder.Decode] and must not be changed.
 type Event struct {
 	Kind Kind
-	Tier Tier
+	Tier cache.Tier
 	// Hashes are the engine's own names of the blocks, in order. Byte strings are folded into
 	// their last 8 bytes, big-endian.
 	Hashes []uint64
@@ -95,7 +81,7 @@ const (
 	Malformed Reason = iota
 	// UnknownTag events have a type that the decoder does not know.
 	UnknownTag
-	// UnknownMedium events concern a medium that belongs to no [Tier].
+	// UnknownMedium events concern a medium that belongs to no [cache.Tier].
 	UnknownMedium
 	// NotMainAttention events concern other layers than those of full attention.
 	NotMainAttention

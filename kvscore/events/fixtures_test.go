@@ -8,6 +8,8 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // fixture is a payload in testdata, see fixtures.py there.
@@ -71,7 +73,9 @@ func storedEvent(change func(*Event)) Event {
 	return e
 }
 
-func removed(t Tier, hashes ...uint64) Event { return Event{Kind: Removed, Tier: t, Hashes: hashes} }
+func removed(t cache.Tier, hashes ...uint64) Event {
+	return Event{Kind: Removed, Tier: t, Hashes: hashes}
+}
 
 func withParent(e *Event) { e.Parent, e.HasParent = parent, true }
 
@@ -84,20 +88,20 @@ type want struct {
 func ofEngines() map[string]want {
 	cleared := Event{Kind: Cleared}
 	return map[string]want{
-		"vllm-0.9":         {rank: -1, events: []Event{storedEvent(withParent), removed(Device, h3), cleared}},
+		"vllm-0.9":         {rank: -1, events: []Event{storedEvent(withParent), removed(cache.Device, h3), cleared}},
 		"vllm-0.9-lora-id": {rank: -1, events: []Event{storedEvent(func(e *Event) { e.Adapter = []byte("lora_id:7") })}},
-		"vllm-0.11":        {rank: 3, events: []Event{storedEvent(withParent), removed(Host, h3)}},
+		"vllm-0.11":        {rank: 3, events: []Event{storedEvent(withParent), removed(cache.Host, h3)}},
 		"vllm-0.19": {events: []Event{storedEvent(func(e *Event) {
 			e.Adapter, e.Salt = []byte("ad1"), []byte("salt")
 			e.Extra = []ExtraKey{
 				{0, []byte("\x92\xd9\x40" + image + "\x02")}, {1, []byte("\x92\xd9\x40" + image + "\xfe")}, {1, []byte("\xc4\x20" + digest)},
 			}
-		}), removed(Device, h3)}},
+		}), removed(cache.Device, h3)}},
 		"vllm-0.17-media": {events: []Event{storedEvent(func(e *Event) {
 			e.Salt, e.Extra = []byte("salt"), []ExtraKey{{1, []byte(image)}}
 		})}},
 		"vllm-0.23": {
-			events:  []Event{storedEvent(func(e *Event) { e.Tier = Host }), removed(Device, h1), cleared},
+			events:  []Event{storedEvent(func(e *Event) { e.Tier = cache.Host }), removed(cache.Device, h1), cleared},
 			skipped: map[Reason]int{NotMainAttention: 2, Remote: 1},
 		},
 		"dynamo-tail": {events: []Event{{
@@ -109,7 +113,7 @@ func ofEngines() map[string]want {
 			e.Hashes = []uint64{0x18191a1b1c1d1e1f, 0x0706050403020100}
 			e.Parent, e.HasParent = 0x0101010101010101, true
 		})}},
-		"vllm-offload": {events: []Event{{Kind: Stored, Tier: Host, Hashes: []uint64{h1, h2}}}},
+		"vllm-offload": {events: []Event{{Kind: Stored, Tier: cache.Host, Hashes: []uint64{h1, h2}}}},
 		"vllm-maps":    {rank: 5, events: []Event{storedEvent(withParent), cleared}},
 		// A salt of 64 hex digits stays a salt.
 		"salt-hex": {events: []Event{storedEvent(func(e *Event) { e.Salt = []byte(image) })}},
@@ -122,22 +126,22 @@ func ofEngines() map[string]want {
 		})}},
 		"sglang-0.5.3": {rank: -1, events: []Event{storedEvent(func(e *Event) {
 			e.Parent, e.HasParent = h3, true
-		}), removed(Device, h1)}},
+		}), removed(cache.Device, h1)}},
 		"sglang-0.5.18": {rank: 1, events: []Event{storedEvent(func(e *Event) {
-			e.Tier, e.Salt = Host, []byte("s1")
+			e.Tier, e.Salt = cache.Host, []byte("s1")
 		})}},
 		"sglang-0.5.21": {events: []Event{{
 			Kind: Stored, Hashes: []uint64{h1, h2, h3}, Parent: parent, HasParent: true,
 			Tokens: []uint32{5, 151643, 7}, BlockSize: 1, Salt: []byte("s1"),
-		}, removed(Disk, h1)}},
+		}, removed(cache.Disk, h1)}},
 		"sglang-eagle": {events: []Event{{
 			Kind: Stored, Hashes: []uint64{h1, h2}, Tokens: []uint32{1, 2, 70000, 4}, BlockSize: 2,
 		}}},
-		"trtllm":      {events: []Event{storedEvent(nil), removed(Device, h2)}},
+		"trtllm":      {events: []Event{storedEvent(nil), removed(cache.Device, h2)}},
 		"unknown-tag": {events: []Event{storedEvent(withParent)}, skipped: map[Reason]int{UnknownTag: 2}},
-		"int-widths": {events: []Event{removed(Device,
+		"int-widths": {events: []Event{removed(cache.Device,
 			5, 1<<64-1, 1<<64-7, 1<<64-300, 1<<64-70000, 1<<64-5, 9, 9, 9, 9)}},
-		"more-elements": {events: []Event{storedEvent(nil), removed(Device, h3)}},
+		"more-elements": {events: []Event{storedEvent(nil), removed(cache.Device, h3)}},
 		"more-keys":     {rank: 2, events: []Event{storedEvent(withParent)}},
 	}
 }
@@ -255,7 +259,7 @@ func checkOthers(t *testing.T, i int, b *Batch) {
 	switch i {
 	case 8: // evictions, one event for each block, in front of a store
 		for _, e := range b.Events[:29] {
-			if e.Kind != Removed || len(e.Hashes) != 1 || e.Tier != Device {
+			if e.Kind != Removed || len(e.Hashes) != 1 || e.Tier != cache.Device {
 				t.Errorf("batch %d: %+v is no removal of one block", i, e)
 			}
 		}

@@ -1,6 +1,10 @@
 package events
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
+)
 
 func FuzzDecode(f *testing.F) {
 	for _, seed := range append(fixtures(f, "fixtures.txt"), fixtures(f, "vllm-events.txt")...) {
@@ -38,7 +42,7 @@ func checkBatch(t *testing.T, b *Batch, size int) {
 	for i := range b.Events {
 		e := &b.Events[i]
 		values += len(e.Hashes) + len(e.Tokens) + len(e.Extra)
-		if e.Tier >= Tiers || e.Kind < Stored || e.Kind > Cleared || (e.Kind == Cleared) != (len(e.Hashes) == 0) {
+		if e.Tier >= cache.Tiers || e.Kind < Stored || e.Kind > Cleared || (e.Kind == Cleared) != (len(e.Hashes) == 0) {
 			t.Fatalf("event %d: kind %d, tier %d, %d hashes", i, e.Kind, e.Tier, len(e.Hashes))
 		}
 		if e.Tokens != nil && (len(e.Tokens) != len(e.Hashes)*e.BlockSize || e.BlockSize < 1) {

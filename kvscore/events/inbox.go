@@ -3,6 +3,7 @@ package events
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore/events/zmtp"
@@ -15,7 +16,6 @@ const (
 	maxQueued      = 1024     // messages
 	maxReplayed    = 16 << 10 // messages of a replay
 	maxQueuedBytes = 32 << 20 // a larger message waits until the queue is empty
-	maxSpare       = 16       // messages kept for their memory
 )
 
 // inbox is a connection to the publisher and the messages that have arrived over it.
@@ -23,7 +23,7 @@ type inbox struct {
 	c        *zmtp.Conn
 	messages chan *zmtp.Message // closed behind the last one
 	room     *semaphore.Weighted
-	spare    chan *zmtp.Message
+	spare    sync.Pool       // of messages, for their memory
 	gone     context.Context // ends with the connection; its cause says why
 	end      context.CancelCauseFunc
 }
@@ -32,7 +32,7 @@ type inbox struct {
 func newInbox(c *zmtp.Conn, n int) *inbox {
 	b := &inbox{
 		c: c, messages: make(chan *zmtp.Message, n), room: semaphore.NewWeighted(maxQueuedBytes),
-		spare: make(chan *zmtp.Message, maxSpare),
+		spare: sync.Pool{New: func() any { return new(zmtp.Message) }},
 	}
 	b.gone, b.end = context.WithCancelCause(context.Background())
 	go b.read()
@@ -43,7 +43,7 @@ func newInbox(c *zmtp.Conn, n int) *inbox {
 func (b *inbox) read() {
 	defer close(b.messages)
 	for {
-		m := b.empty()
+		m := b.spare.Get().(*zmtp.Message) //nolint:forcetypeassert // the pool has no others
 		if err := b.c.Recv(m); err != nil {
 			b.end(err)
 			return
@@ -61,23 +61,10 @@ func (b *inbox) read() {
 
 func weight(m *zmtp.Message) int64 { return int64(min(m.Size(), maxQueuedBytes)) }
 
-// empty returns a message to receive into.
-func (b *inbox) empty() *zmtp.Message {
-	select {
-	case m := <-b.spare:
-		return m
-	default:
-		return new(zmtp.Message)
-	}
-}
-
 // recycle makes room for others when a message is handled, and keeps its memory for one of them.
 func (b *inbox) recycle(m *zmtp.Message) {
 	b.room.Release(weight(m))
-	select {
-	case b.spare <- m:
-	default:
-	}
+	b.spare.Put(m)
 }
 
 // next waits for the oldest message, but not longer than patience. It returns an error when ctx
@@ -90,14 +77,10 @@ func (b *inbox) next(ctx context.Context, patience time.Duration) (m *zmtp.Messa
 	var ok bool
 	select {
 	case m, ok = <-b.messages:
-	default:
-		select {
-		case m, ok = <-b.messages:
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-time.After(patience):
-			return nil, fmt.Errorf("%w: nothing came for %v", zmtp.ErrSilent, patience)
-		}
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-time.After(patience):
+		return nil, fmt.Errorf("%w: nothing came for %v", zmtp.ErrSilent, patience)
 	}
 	if !ok {
 		return nil, context.Cause(b.gone)

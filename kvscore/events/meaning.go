@@ -3,6 +3,8 @@ package events
 import (
 	"bytes"
 	"slices"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // local is the locality of a worker's own blocks.
@@ -186,7 +188,7 @@ func isMain(kind []byte) bool {
 
 // tierOf returns the tier of a medium, see kv_events.py of vLLM and of SGLang. FS and OBJ are
 // the storage of vLLM 0.26. No medium is the device.
-func tierOf(medium []byte) (t Tier, known bool) {
+func tierOf(medium []byte) (t cache.Tier, known bool) {
 	var upper [16]byte
 	if len(medium) > len(upper) {
 		return 0, false
@@ -199,13 +201,13 @@ func tierOf(medium []byte) (t Tier, known bool) {
 	}
 	switch string(upper[:len(medium)]) {
 	case "", "GPU", "DEVICE":
-		return Device, true
+		return cache.Device, true
 	case "CPU", "CPU_PINNED", "CPU_TIER1":
-		return Host, true
+		return cache.Host, true
 	case "CPU_TIER2", "DISK", "NVME", "STORAGE", "FS", "OBJ":
-		return Disk, true
+		return cache.Disk, true
 	case "EXTERNAL", "NETWORK", "REMOTE", "SHARED":
-		return Shared, true
+		return cache.Shared, true
 	}
 	return 0, false
 }

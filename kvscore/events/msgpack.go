@@ -15,7 +15,6 @@ const (
 	unused   = 0xc1
 	bin8     = 0xc4
 	bin32    = 0xc6
-	float32b = 0xca
 	float64b = 0xcb
 	uint8b   = 0xcc
 	uint16b  = 0xcd
@@ -35,8 +34,9 @@ const (
 // reader reads msgpack values at a position. After a failure it is bad and at the payload's end,
 // so that all that it reads then fails, too. What a failed method returns means nothing.
 //
-// It replaces the functions of tinylib/msgp, which need 15 ns for a token where reader needs 6.
-// They also allocate for an error, and skip nested values by recursion, 100,000 deep.
+// It replaces the functions of tinylib/msgp. These need 15 ns for a token where reader needs 6, and
+// half as much again for a small batch if only the rest is theirs. They also allocate for an error,
+// and skip nested values by recursion, 100,000 deep.
 type reader struct {
 	b   []byte
 	i   int
@@ -208,11 +208,6 @@ func (r *reader) natural(most uint64) uint64 {
 
 // hash reads a block's name: an integer, signed or not, or bytes, of which the last 8 count.
 func (r *reader) hash() uint64 {
-	if len(r.b)-r.i >= 9 && r.b[r.i] == uint64b {
-		v := binary.BigEndian.Uint64(r.b[r.i+1:])
-		r.i += 9
-		return v
-	}
 	if !isBytes(r.lead()) {
 		v, _ := r.integer()
 		return v
@@ -228,21 +223,14 @@ func (r *reader) hash() uint64 {
 	return v
 }
 
-// seconds reads a number as a time; 0 if it is no finite number.
-func (r *reader) seconds() (t float64) {
-	switch c := r.lead(); {
-	case c == float64b:
-		r.i++
-		t = math.Float64frombits(r.number(8))
-	case c == float32b:
-		r.i++
-		t = float64(math.Float32frombits(uint32(r.number(4))))
-	case isInteger(c):
-		v, _ := r.integer()
-		t = float64(int64(v))
-	default:
+// seconds reads a time; 0 if it is none.
+func (r *reader) seconds() float64 {
+	if r.lead() != float64b {
 		r.skip()
+		return 0
 	}
+	r.i++
+	t := math.Float64frombits(r.number(8))
 	if math.IsNaN(t) || math.IsInf(t, 0) {
 		return 0
 	}

@@ -327,9 +327,10 @@ type journal struct {
 	complete  bool
 	began     bool
 	onPayload func(seq uint64)
+	cleared   uint64 // the engine clears its cache in this batch, if it is not 0
 }
 
-func (j *journal) Payload(seq uint64, payload []byte) {
+func (j *journal) Payload(seq uint64, payload []byte) bool {
 	j.mu.Lock()
 	on := j.onPayload
 	j.mu.Unlock()
@@ -346,6 +347,7 @@ func (j *journal) Payload(seq uint64, payload []byte) {
 	}
 	j.since = append(j.since, batch{seq, string(payload)})
 	j.all = append(j.all, report{what: "payload", seq: seq})
+	return seq == j.cleared && seq > 0
 }
 
 func (j *journal) Reset(why string) {

@@ -23,10 +23,6 @@ const (
 	endMarker = math.MaxUint64
 )
 
-// errHole means that batches are missing. A ROUTER socket at its high-water mark leaves some
-// out, and another attempt gets them. Those that the publisher has dropped meanwhile are lost.
-var errHole = errors.New("the replay left batches out")
-
 // replayed is what a replay has delivered.
 type replayed struct {
 	any         bool
@@ -135,8 +131,8 @@ func (r *replayed) accept(m *zmtp.Message, take func(uint64, []byte)) (ended boo
 		return true, nil
 	case seq < r.next: // the publisher did not heed where to begin
 		return false, nil
-	case r.any && seq > r.next:
-		return false, fmt.Errorf("%w: %d to %d", errHole, r.next, seq-1)
+	case r.any && seq > r.next: // by a ROUTER socket at its high-water mark; another attempt gets them
+		return false, fmt.Errorf("the replay left out batches %d to %d", r.next, seq-1)
 	}
 	if !r.any {
 		r.any, r.first = true, seq

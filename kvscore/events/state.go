@@ -3,7 +3,6 @@ package events
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"time"
 
@@ -95,10 +94,6 @@ type position struct {
 	lives [3]time.Time
 }
 
-// errRestarted ends a connection behind which the publisher has begun another life, as a ZeroMQ
-// proxy hides it.
-var errRestarted = errors.New("the publisher restarted")
-
 // enter changes the state, and reports it to the sink and to Status.
 func (s *Stream) enter(to State) {
 	p := &s.at
@@ -127,8 +122,7 @@ func (s *Stream) apply(seq uint64, payload []byte) {
 		p.begun, p.complete = true, seq == 0
 	}
 	p.next, p.last = seq+1, xxh3.Hash(payload)
-	s.sink.Payload(seq, payload)
-	if s.marked.Swap(false) {
+	if s.sink.Payload(seq, payload) {
 		p.complete = true
 	}
 }
@@ -211,12 +205,6 @@ func (s *Stream) catchUp(ctx context.Context, box *inbox, from, need uint64) {
 	if !p.complete && r.first != from {
 		s.partial(r.first)
 	}
-	if from == 0 {
-		select { // a wish that came meanwhile is fulfilled
-		case <-s.wish:
-		default:
-		}
-	}
 	s.enter(Live)
 }
 
@@ -242,9 +230,9 @@ func (s *Stream) receive(ctx context.Context, box *inbox, m *zmtp.Message) error
 	}
 	p, seq := &s.at, binary.BigEndian.Uint64(m.Frame(1))
 	if seq < p.heard || p.heard == 0 && seq < p.next && time.Now().After(p.covered) {
-		err := fmt.Errorf("%w: batch %d follows batch %d", errRestarted, seq, max(p.heard, p.next)-1)
+		last := max(p.heard, p.next) - 1
 		s.restarted()
-		return err
+		return fmt.Errorf("the publisher restarted: batch %d follows batch %d", seq, last)
 	}
 	p.heard = seq + 1
 	if p.begun && seq > p.next {
@@ -267,14 +255,13 @@ func (s *Stream) fill(ctx context.Context, box *inbox, seq uint64) {
 	p := &s.at
 	s.count(func(st *Status) { st.Gaps++ })
 	hole := fmt.Sprintf("batches %d to %d are missing", p.next, seq-1)
-	before, retry := p.state, p.retry
-	s.enter(Gap)
-	s.degraded(hole, nil)
-	if before == Live && s.cfg.Replay != "" {
+	if p.state == Live && s.cfg.Replay != "" {
+		s.enter(Gap)
+		s.degraded(hole, nil)
 		s.catchUp(ctx, box, max(p.next, 1)-1, seq)
 		return
 	}
 	s.reset(hole)
-	p.retry = retry
 	s.enter(Untrusted)
+	s.degraded(hole, nil)
 }

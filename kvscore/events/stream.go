@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore/events/zmtp"
@@ -15,7 +14,7 @@ import (
 
 // How a stream reconnects.
 const (
-	firstReconnect = 250 * time.Millisecond // at most, after a connection that held
+	firstReconnect = 250 * time.Millisecond // at most, after a connection that held; doubled each time
 	maxReconnect   = 5 * time.Second
 	heldFor        = 5 * time.Second // a connection that lived longer starts the back-off anew
 )
@@ -45,8 +44,9 @@ type Config struct {
 // full.
 type Sink interface {
 	// Payload passes one event batch on, still encoded. Since the last Reset, sequence numbers
-	// are consecutive. The payload is valid only during the call.
-	Payload(seq uint64, payload []byte)
+	// are consecutive. The payload is valid only during the call. It decides all if it, with
+	// what follows, decides what the publisher holds: the engine has cleared its cache.
+	Payload(seq uint64, payload []byte) (decides bool)
 	// Reset makes everything void that the publisher has published before. What follows
 	// begins anew. A stream calls Reset before its first payload, too.
 	Reset(why string)
@@ -58,11 +58,10 @@ type Sink interface {
 // Stream follows one publisher: it subscribes, replays what was published before, finds gaps
 // and restarts, and hands the batches to its sink in order. It does not decode them.
 type Stream struct {
-	cfg    Config
-	sink   Sink
-	log    *zap.Logger
-	wish   chan struct{} // holds that of Resync
-	marked atomic.Bool   // MarkComplete was called since the last payload
+	cfg  Config
+	sink Sink
+	log  *zap.Logger
+	wish chan struct{} // holds that of Resync
 
 	at    position // of Run's goroutine alone, as is noted
 	noted noted
@@ -94,17 +93,12 @@ func New(c Config, sink Sink, log *zap.Logger) (*Stream, error) {
 
 // Resync makes everything void that the sink holds, and replays from the beginning. It is for
 // a sink that finds the publisher's events in contradiction to each other or to the engine.
-// During a replay from the beginning it has no effect.
 func (s *Stream) Resync() {
 	select {
 	case s.wish <- struct{}{}:
 	default:
 	}
 }
-
-// MarkComplete says that the payload being handed over, with what follows it, decides what the
-// publisher holds: the engine has cleared its cache. Call it from [Sink.Payload] only.
-func (s *Stream) MarkComplete() { s.marked.Store(true) }
 
 // Run follows the publisher until ctx ends. It reconnects on its own. It leaves no goroutine
 // and no connection behind. Call it once.
@@ -114,7 +108,7 @@ func (s *Stream) Run(ctx context.Context) {
 		s.log.Warn("KV event stream has no replay endpoint: what the engine cached before is unknown, " +
 			"and lost events stay lost")
 	}
-	delay := backoff{random: s.cfg.Rand}
+	delay := firstReconnect
 	for ctx.Err() == nil {
 		box, err := s.dial(ctx)
 		if err == nil {
@@ -123,12 +117,13 @@ func (s *Stream) Run(ctx context.Context) {
 			err = s.follow(ctx, box)
 			s.disconnected(ctx, err)
 			if time.Since(began) >= heldFor {
-				delay.reset()
+				delay = firstReconnect
 			}
 		} else if ctx.Err() == nil {
 			s.degraded("the publisher cannot be reached", err)
 		}
-		sleep(ctx, delay.next())
+		sleep(ctx, time.Duration((0.5+s.cfg.Rand()/2)*float64(delay)))
+		delay = min(2*delay, maxReconnect)
 	}
 }
 
@@ -171,24 +166,4 @@ func (s *Stream) follow(ctx context.Context, box *inbox) error {
 		}
 	}
 	return box.stop()
-}
-
-// backoff is the delay before each new connection.
-type backoff struct {
-	random func() float64
-	limit  time.Duration // of the next delay; 0 stands for the first one
-}
-
-func (b *backoff) reset() { b.limit = 0 }
-
-// next returns up to the limit, at least half of it after the first, and doubles the limit.
-func (b *backoff) next() time.Duration {
-	random := b.random()
-	if b.limit == 0 {
-		b.limit = 2 * firstReconnect
-		return time.Duration(random * float64(firstReconnect))
-	}
-	d := time.Duration((0.5 + random/2) * float64(b.limit))
-	b.limit = min(2*b.limit, maxReconnect)
-	return d
 }

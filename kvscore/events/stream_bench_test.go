@@ -16,10 +16,11 @@ type counter struct {
 	done chan struct{}
 }
 
-func (c *counter) Payload(seq uint64, _ []byte) {
+func (c *counter) Payload(seq uint64, _ []byte) bool {
 	if seq+1 == c.want {
 		close(c.done)
 	}
+	return false
 }
 func (c *counter) Reset(string)      {}
 func (c *counter) State(State, bool) {}

@@ -81,7 +81,7 @@ func TestWrappedBuffer(t *testing.T) {
 	})
 }
 
-func TestMarkComplete(t *testing.T) {
+func TestClearedCacheCompletes(t *testing.T) {
 	for _, replay := range []bool{false, true} {
 		inRig(t, func(p *publisher, c *Config) {
 			p.steps = 4
@@ -95,11 +95,7 @@ func TestMarkComplete(t *testing.T) {
 			if r.complete {
 				t.Error("complete too early")
 			}
-			r.on(func(seq uint64) { // the engine clears its cache in batch 12
-				if seq == 12 {
-					r.s.MarkComplete()
-				}
-			})
+			r.set(func() { r.cleared = 12 })
 			r.publishN(3)
 			r.wait(0)
 			if r.state != Live || !r.complete {
@@ -403,7 +399,7 @@ func TestResync(t *testing.T) {
 		r.s.Resync()
 		r.wait(time.Second)
 		r.holds(0, -1, Replaying, false) // all is void at once
-		r.s.Resync()                     // the replay fulfils this wish, too
+		r.s.Resync()
 		r.set(func() { r.stall = false })
 		r.wait(3 * time.Second)
 		r.holds(0, 4, Live, true)
@@ -414,7 +410,7 @@ func TestResync(t *testing.T) {
 		r.set(func() { r.down = false })
 		r.wait(10 * time.Second)
 		r.holds(0, 4, Live, true)
-		if st := r.s.Status(); st.Replays != 4 { // the third continues, before the wish is seen
+		if st := r.s.Status(); st.Replays != 5 { // the fourth continues, before the wish is seen
 			t.Errorf("status %+v", st)
 		}
 	})

@@ -2,6 +2,7 @@ package zmtp
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,25 +47,14 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	if o.Socket == "" {
-		o.Socket = Sub
+	return Options{
+		Socket:    cmp.Or(o.Socket, Sub),
+		MaxBytes:  cmp.Or(o.MaxBytes, 64<<20),
+		MaxFrames: cmp.Or(o.MaxFrames, 16),
+		Handshake: cmp.Or(o.Handshake, 5*time.Second),
+		Ping:      cmp.Or(o.Ping, 5*time.Second),
+		Dead:      cmp.Or(o.Dead, 15*time.Second),
 	}
-	if o.MaxBytes <= 0 {
-		o.MaxBytes = 64 << 20
-	}
-	if o.MaxFrames <= 0 {
-		o.MaxFrames = 16
-	}
-	if o.Handshake <= 0 {
-		o.Handshake = 5 * time.Second
-	}
-	if o.Ping <= 0 {
-		o.Ping = 5 * time.Second
-	}
-	if o.Dead <= 0 {
-		o.Dead = 15 * time.Second
-	}
-	return o
 }
 
 // Conn is one connection to one peer. One goroutine at a time may call [Conn.Recv]. All other
@@ -173,11 +163,8 @@ type patient Conn
 
 func (p *patient) Read(b []byte) (int, error) {
 	c := (*Conn)(p)
-	if !c.ready {
+	if !c.ready || !c.heartbeats() { // then the handshake's deadline or TCP's keep-alive watches
 		return c.nc.Read(b)
-	}
-	if !c.heartbeats() {
-		return c.nc.Read(b) // TCP's keep-alive watches
 	}
 	wait, pinged := c.opts.Ping, false
 	for {
