@@ -74,7 +74,7 @@ var (
 	descReplays    = rankDesc("kv_events_replays_total", "Replays of earlier KV events that the router asked for.")
 	descReconnects = rankDesc("kv_events_reconnects_total",
 		"Connections to the publisher of KV events after the first.")
-	descRestarts      = rankDesc("kv_events_restarts_total", "Restarts of the publisher, seen by a falling sequence.")
+	descRestarts      = rankDesc("kv_events_restarts_total", "Restarts of the publisher: the sequence fell, or the last batch is another one.")
 	descApplied       = rankDesc("kv_events_blocks_total", "Blocks that KV events stored or removed.", "kind")
 	descSkippedEvents = rankDesc("kv_events_skipped_total", "KV events that the router did not use, by reason.", "reason")
 	descHeld          = rankDesc("kv_events_held_blocks",

@@ -19,7 +19,7 @@ type Status struct {
 	Gaps       uint64 `json:"gaps"`       // holes between live batches
 	Replays    uint64 `json:"replays"`    // replays begun
 	Reconnects uint64 `json:"reconnects"` // connections after the first
-	Restarts   uint64 `json:"restarts"`   // of the publisher, seen by a falling sequence
+	Restarts   uint64 `json:"restarts"`   // of the publisher: the sequence fell, or the last batch is another one
 	Malformed  uint64 `json:"-"`          // live messages that are not topic, sequence number and payload
 }
 

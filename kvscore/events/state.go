@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore/events/zmtp"
+	"github.com/zeebo/xxh3"
 )
 
 // State is how well a stream knows its publisher.
@@ -43,22 +44,27 @@ func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 const (
 	// overlapFor is how long after a replay live batches may arrive that the replay covered.
 	overlapFor = 2 * time.Second
-	// coolDown is the time between a failed replay and the next one.
+	// coolDown is the time between a failed replay and the next one. A publisher that begins three
+	// lives within it gets no replay until it has begun fewer.
 	coolDown = 30 * time.Second
 )
 
-// position is where a stream stands: its state, and what it needs to know in it. What the sink
-// holds came over the present connection. Wherever the stream cannot prove that a batch continues
-// that, the sink gets a Reset, and a replay rebuilds its knowledge. A replay of all begins at
-// batch 0. The stream reports Gap between two states if batches are missing.
+// position is where a stream stands: its state, and what it needs to know in it. The sink holds
+// consecutive batches of one life of the publisher. A replay continues them: it begins with the last
+// one, so that its bytes prove that the publisher is the same. Where the proof fails, the sink gets a
+// Reset, and a replay of all rebuilds its knowledge. The stream reports Gap between two states if
+// batches are missing.
 //
 //	in            when                                       to             the sink
-//	Unknown, Gap  a connection, with a replay endpoint     Replaying, all
+//	Unknown       a connection, with a replay endpoint     Replaying, all
+//	Gap           a connection, with a replay endpoint     Replaying, on
 //	Unknown, Gap  a connection, without                    Untrusted
 //	Replaying     the answer is complete                   Live              has got it
+//	Replaying     the answer is of another life            Replaying, all    Reset
+//	Replaying     that is the third life in coolDown       Untrusted         Reset
 //	Replaying     it fails, or lacks what came live        Untrusted         Reset, if it began
 //	Live          the next batch                           (stays)           gets it
-//	Live          a later batch, with a replay endpoint    Replaying, next   gets it later
+//	Live          a later batch, with a replay endpoint    Replaying, on     gets it later
 //	Live          a later batch, without                   Untrusted         Reset, gets it
 //	Untrusted     the next batch                           Untrusted         gets it
 //	Untrusted     batch 0, or the engine clears its cache  Live              gets it
@@ -66,24 +72,27 @@ const (
 //	Untrusted     coolDown after the failed replay         Replaying, all
 //	any           Resync                                   as with a new connection, after a Reset
 //	any           the sequence falls: another life         Gap; reconnects   Reset
-//	any           the connection is lost                   Gap               Reset
+//	any           the connection is lost                   Gap               Reset, if Untrusted
 //
 // The methods of Stream in this file make these transitions, and no others do.
 type position struct {
 	state State
 	// begun is false until the first batch after a Reset. next is the batch after the sink's
-	// last one.
+	// last one, and last the hash of that one's payload.
 	begun bool
 	next  uint64
+	last  uint64
 	// complete: the sink holds all that the publisher has told up to next.
 	complete bool
-	// heard is the batch after the last live one; 0 if none came.
+	// heard is the batch after the last live one of the connection; 0 if none came.
 	heard uint64
 	// covered is until when live batches before next may be those that the replay has brought.
 	covered time.Time
 	// retry fires when the replay endpoint is to be asked again; nil if it is not. Only an
 	// Untrusted stream has one.
 	retry <-chan time.Time
+	// lives are when the publisher's last lives were noticed, the oldest first.
+	lives [3]time.Time
 }
 
 // errRestarted ends a connection behind which the publisher has begun another life, as a ZeroMQ
@@ -117,47 +126,83 @@ func (s *Stream) apply(seq uint64, payload []byte) {
 	if !p.begun {
 		p.begun, p.complete = true, seq == 0
 	}
-	p.next = seq + 1
+	p.next, p.last = seq+1, xxh3.Hash(payload)
 	s.sink.Payload(seq, payload)
 	if s.marked.Swap(false) {
 		p.complete = true
 	}
 }
 
-// begin brings a sink up to date that holds nothing.
+// begin brings a sink up to date, over a new connection or after a failure.
 func (s *Stream) begin(ctx context.Context, box *inbox) {
-	if s.cfg.Replay == "" {
+	switch p := &s.at; {
+	case s.cfg.Replay == "":
 		s.enter(Untrusted)
-		return
+	case time.Since(p.lives[0]) < coolDown:
+		s.fail("the publisher restarts again and again", nil)
+	case p.state == Untrusted:
+		s.catchUp(ctx, box, 0, p.heard)
+	default:
+		s.catchUp(ctx, box, max(p.next, 1)-1, p.heard)
 	}
-	s.catchUp(ctx, box, 0, s.at.heard)
 }
 
-// lost forgets the connection, and all that came over it.
+// lost ends what depends on the connection.
 func (s *Stream) lost(why error) {
-	s.at = position{state: s.at.state}
-	s.reset("the connection is lost: " + why.Error())
+	if s.cfg.Replay == "" || s.at.state == Untrusted {
+		s.reset("the connection is lost: " + why.Error())
+	}
+	s.at.heard, s.at.covered = 0, time.Time{}
 	s.enter(Gap)
 }
 
-// catchUp replays from a batch on. The answer must reach up to need, excluding it.
+// restarted notes that the publisher has begun another life.
+func (s *Stream) restarted() {
+	p := &s.at
+	p.lives = [...]time.Time{p.lives[1], p.lives[2], time.Now()}
+	s.count(func(st *Status) { st.Restarts++ })
+	s.reset("the publisher restarted")
+}
+
+// catchUp replays from a batch on, which is 0 or the sink's last one. The answer must reach up to
+// need, excluding it.
 func (s *Stream) catchUp(ctx context.Context, box *inbox, from, need uint64) {
 	p := &s.at
+	partial := p.state == Untrusted // the sink keeps its lower bound until the answer begins
 	s.enter(Replaying)
-	began, continues := false, p.begun && from == p.next
+	continues := p.next > 0 && from == p.next-1
+	began, proven := false, !continues
 	r, err := s.replay(ctx, box, from, func(seq uint64, payload []byte) {
-		if !began && (!continues || seq != from) {
+		first := !began
+		began = true
+		if first && continues && seq == from {
+			proven = xxh3.Hash(payload) == p.last
+			return
+		}
+		if first {
+			proven = true // whatever the life: the answer is all that the publisher has buffered
 			s.reset(fmt.Sprintf("a replay begins at batch %d", seq))
 		}
-		began = true
-		s.apply(seq, payload)
+		if proven {
+			s.apply(seq, payload)
+		}
 	})
 	p.covered = time.Now().Add(overlapFor)
 	switch {
 	case ctx.Err() != nil || box.gone.Err() != nil:
 		return // the connection is lost
-	case err != nil || r.next < need:
-		s.fail(began || continues, r.next, need, err)
+	case err == nil && !proven:
+		s.restarted()
+		s.begin(ctx, box)
+		return
+	case err == nil && r.next < need:
+		err = fmt.Errorf("the publisher does not replay batches %d to %d", r.next, need-1)
+		fallthrough
+	case err != nil:
+		if began || !partial {
+			s.reset("the replay failed")
+		}
+		s.fail("the replay failed", err)
 		return
 	case !began && from == 0:
 		s.reset("the publisher has published nothing yet")
@@ -175,15 +220,8 @@ func (s *Stream) catchUp(ctx context.Context, box *inbox, from, need uint64) {
 	s.enter(Live)
 }
 
-// fail leaves the sink without what a replay should have brought.
-func (s *Stream) fail(void bool, next, need uint64, err error) {
-	why := "the replay failed"
-	if err == nil {
-		why = fmt.Sprintf("the publisher does not replay batches %d to %d", next, need-1)
-	}
-	if void {
-		s.reset(why)
-	}
+// fail leaves the sink without a replay until coolDown is over.
+func (s *Stream) fail(why string, err error) {
 	s.at.retry = time.After(coolDown)
 	s.enter(Untrusted)
 	s.degraded(why, err)
@@ -203,9 +241,10 @@ func (s *Stream) receive(ctx context.Context, box *inbox, m *zmtp.Message) error
 		return nil
 	}
 	p, seq := &s.at, binary.BigEndian.Uint64(m.Frame(1))
-	if seq < p.heard || seq < p.next && time.Now().After(p.covered) {
-		s.count(func(st *Status) { st.Restarts++ })
-		return fmt.Errorf("%w: batch %d follows batch %d", errRestarted, seq, max(p.heard, p.next)-1)
+	if seq < p.heard || p.heard == 0 && seq < p.next && time.Now().After(p.covered) {
+		err := fmt.Errorf("%w: batch %d follows batch %d", errRestarted, seq, max(p.heard, p.next)-1)
+		s.restarted()
+		return err
 	}
 	p.heard = seq + 1
 	if p.begun && seq > p.next {
@@ -232,7 +271,7 @@ func (s *Stream) fill(ctx context.Context, box *inbox, seq uint64) {
 	s.enter(Gap)
 	s.degraded(hole, nil)
 	if before == Live && s.cfg.Replay != "" {
-		s.catchUp(ctx, box, p.next, seq)
+		s.catchUp(ctx, box, max(p.next, 1)-1, seq)
 		return
 	}
 	s.reset(hole)

@@ -56,8 +56,7 @@ type Sink interface {
 }
 
 // Stream follows one publisher: it subscribes, replays what was published before, finds gaps
-// and restarts, and hands the batches to its sink in order. It does not decode them. With each
-// connection it begins anew.
+// and restarts, and hands the batches to its sink in order. It does not decode them.
 type Stream struct {
 	cfg    Config
 	sink   Sink
@@ -152,10 +151,6 @@ func (s *Stream) dial(ctx context.Context) (*inbox, error) {
 
 // follow reads one connection until it or ctx ends, and returns why.
 func (s *Stream) follow(ctx context.Context, box *inbox) error {
-	select { // all begins anew in any case
-	case <-s.wish:
-	default:
-	}
 	s.begin(ctx, box)
 	for ctx.Err() == nil {
 		select {
