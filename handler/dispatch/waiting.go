@@ -56,10 +56,8 @@ func (d *Dispatch) turnAway(err error) {
 // pause waits for lb_try_interval. It returns false if the client left meanwhile.
 func (d *Dispatch) pause(ctx context.Context) bool {
 	d.turn.Yield()
-	timer := time.NewTimer(max(d.Limits.Interval, 10*time.Millisecond))
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(max(d.Limits.Interval, 10*time.Millisecond)):
 		return true
 	case <-ctx.Done():
 		return false
