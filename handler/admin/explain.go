@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
@@ -17,33 +16,6 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
-
-// Explainer explains where the requests of one handler would go.
-type Explainer struct {
-	Reader     *plan.Reader
-	Dispatcher *dispatch.Dispatcher
-}
-
-// explainers are those that answer for the pools in use.
-var explainers sync.Map // *pool.Pool -> *Explainer
-
-// Join makes an explainer answer for its pool, unless another one does. Its configuration may
-// still be rejected.
-func (x *Explainer) Join() { explainers.LoadOrStore(x.Dispatcher.Pool, x) }
-
-// Lead makes an explainer answer for its pool. Its configuration has begun to serve.
-func (x *Explainer) Lead() { explainers.Store(x.Dispatcher.Pool, x) }
-
-// Leave ends Join and Lead, unless another explainer has taken over.
-func (x *Explainer) Leave() { explainers.CompareAndDelete(x.Dispatcher.Pool, x) }
-
-// explainerOf returns the explainer that answers for a pool: that of the handler which led
-// last. It returns nil for a moment when a pool begins or ends.
-func explainerOf(p *pool.Pool) *Explainer {
-	x, _ := explainers.Load(p)
-	explainer, _ := x.(*Explainer)
-	return explainer
-}
 
 // explanation is what would become of a request at this moment.
 type explanation struct {

@@ -76,9 +76,8 @@ var (
 		"Connections to the publisher of KV events after the first.")
 	descRestarts      = rankDesc("kv_events_restarts_total", "Restarts of the publisher: the sequence fell, or the last batch is another one.")
 	descApplied       = rankDesc("kv_events_blocks_total", "Blocks that KV events stored or removed.", "kind")
-	descSkippedEvents = rankDesc("kv_events_skipped_total",
-		"KV events that the router did not use, by reason.", "reason")
-	descHeld = rankDesc("kv_events_held_blocks",
+	descSkippedEvents = rankDesc("kv_events_skipped_total", "KV events that the router did not use, by reason.", "reason")
+	descHeld          = rankDesc("kv_events_held_blocks",
 		"Blocks that the worker's rank holds, as its KV events say.", "tier")
 )
 

@@ -119,6 +119,8 @@ const (
 	// more. A short prompt's may have leastTokenized, for templates, and
 	// tokenizedPerByte per byte of the request's body.
 	maxTokenized, leastTokenized, tokenizedPerByte = 16 << 20, 256 << 10, 10
+	// maxAsking is how many engines of a pool are asked at a time.
+	maxAsking = 64
 )
 
 // askTokens asks the chosen worker for the prompt's token ids, and returns them as JSON.
@@ -135,7 +137,9 @@ func (x *Explainer) askTokens(p *plan.Plan, w *pool.Worker) (ids []byte) {
 	room := 2*size + 3*most // as it comes, as numbers, and as it is answered
 	within, release := x.Dispatcher.Pool.Memory.Reserve(room)
 	defer release()
-	if !within {
+	asking := x.Dispatcher.Pool.Asking.Add(1)
+	defer x.Dispatcher.Pool.Asking.Add(-1)
+	if !within || asking > maxAsking {
 		x.Dispatcher.FallBack(dispatch.FallbackUntokenized)
 		return nil
 	}

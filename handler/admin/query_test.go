@@ -23,8 +23,9 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// TestQuestionsAreBounded sends a query while the bound on body memory is reached. The router
-// asks no engine. With room for it one is asked, which is not there.
+// TestQuestionsAreBounded sends a query while the bound on concurrent questions or
+// on body memory is reached. The router asks no engine, and no lease remains. With
+// room for it one is asked, which is not there.
 func TestQuestionsAreBounded(t *testing.T) {
 	var dials atomic.Int32
 	the, err := pool.New("test", new(pool.Settings).WithDefaults(), discovery.NewWatch)
@@ -46,7 +47,10 @@ func TestQuestionsAreBounded(t *testing.T) {
 		Client: upstream.NewClient(new(reverseproxy.Handler), transport, func(string) string { return "" }),
 	}}
 	prompt := `{"prompt":"` + strings.Repeat("x", 1000) + `","nvext":{"annotations":["query_instance_id"]}}`
-	for _, bodies := range []int64{body.MaxBytes - 1000, 0} {
+	for _, v := range []struct {
+		asking int32
+		bodies int64
+	}{{maxAsking, 0}, {0, body.MaxBytes - 1000}, {0, 0}} {
 		the.Memory.Held.Store(0)
 		of, whole := api.For("/v1/completions"), body.NewBuffer(int64(len(prompt)))
 		whole.Data = append(whole.Data[:0], prompt...)
@@ -56,15 +60,16 @@ func TestQuestionsAreBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 		p := &plan.Plan{HTTP: httptest.NewRequest(http.MethodPost, "/v1/completions", nil), API: of, Request: req, Wishes: plan.Wishes{Ext: &plan.NoExt}, Content: plan.Content{Body: body.NewReplay(whole, whole.Data)}}
-		the.Memory.Held.Add(bodies)
+		the.Asking.Store(v.asking)
+		the.Memory.Held.Add(v.bodies)
 		ids := x.askTokens(p, the.Worker("127.0.0.1:1"))
-		if ids != nil || (dials.Load() == 0) != (bodies > 0) {
-			t.Errorf("%d bytes held: the worker was dialled %d times, the ids are %s", bodies, dials.Load(), ids)
+		if refused := v.asking > 0 || v.bodies > 0; ids != nil || (dials.Load() == 0) != refused {
+			t.Errorf("%+v: the worker was dialled %d times, the ids are %s", v, dials.Load(), ids)
 		}
 		p.Close()
-		if held := the.Memory.Held.Load(); held != bodies {
-			t.Errorf("then %d bytes are held, want %d", held, bodies)
+		if n, held := the.Asking.Load(), the.Memory.Held.Load(); n != v.asking || held != v.bodies {
+			t.Errorf("%+v: then %d are asked, and %d bytes held", v, n, held)
 		}
-		the.Memory.Held.Add(-bodies)
+		the.Memory.Held.Add(-v.bodies)
 	}
 }

@@ -69,8 +69,7 @@ func sessionNamed(r *http.Request, p *pool.Pool) (affinity.Entry, error) {
 	if q.Has("hashed") {
 		var ok bool
 		if key, ok = affinity.ParseKey(name); !ok {
-			return affinity.Entry{}, apiError(http.StatusBadRequest,
-				"the hash of a session has %d hexadecimal digits", 2*len(key))
+			return affinity.Entry{}, apiError(http.StatusBadRequest, "the hash of a session has %d hexadecimal digits", 2*len(key))
 		}
 	} else {
 		of := affinity.Tenant{q.Get("scope"), q.Get("tenant")}

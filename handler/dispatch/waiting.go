@@ -56,8 +56,10 @@ func (d *Dispatch) turnAway(err error) {
 // pause waits for lb_try_interval. It returns false if the client left meanwhile.
 func (d *Dispatch) pause(ctx context.Context) bool {
 	d.turn.Yield()
+	timer := time.NewTimer(max(d.Limits.Interval, 10*time.Millisecond))
+	defer timer.Stop()
 	select {
-	case <-time.After(max(d.Limits.Interval, 10*time.Millisecond)):
+	case <-timer.C:
 		return true
 	case <-ctx.Done():
 		return false

@@ -204,27 +204,6 @@ func (rd *Reader) fill(r *http.Request, p *Plan) error {
 	return nil
 }
 
-// mustRead refuses a request whose body the router could not read, for a tenant or if
-// enforce_cache_salt is on. The body could name another tenant's cache or session.
-func (rd *Reader) mustRead(p *Plan) error {
-	if p.unread == "" || p.Ext.Tenant == "" && !rd.EnforcesSalt {
-		return nil
-	}
-	status := http.StatusBadRequest
-	switch p.unread {
-	case fallbackOversized:
-		status = http.StatusRequestEntityTooLarge
-	case FallbackMemory:
-		status = http.StatusServiceUnavailable
-	}
-	return &api.Refusal{API: OrUnplanned(p.API), Status: status, Code: api.CodeUnreadable, Err: fmt.Errorf(
-		"the router cannot read the body (%s), and must, "+
-			"because the request has a tenant or enforce_cache_salt is on", p.unread)}
-}
-
-var errSessionList = errors.New(
-	"session_params: must be one object if the request has a salt (cache_salt or X-Tenant-Id)")
-
 // infer completes the plan of a request for a known API that was parsed.
 func (rd *Reader) infer(r *http.Request, p *Plan) error {
 	req, data := p.Request, p.Body.Buffer.Data

@@ -77,6 +77,7 @@ type members struct {
 type prompts struct {
 	seed   uint64 // of content hashes: nobody outside can choose collisions
 	Ratios kvscore.Ratios
+	Asking atomic.Int32 // questions for token ids under way
 }
 
 // conversations says which conversation a request belongs to.

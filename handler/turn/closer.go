@@ -106,7 +106,7 @@ func (c *closer) run(w *pool.Worker) {
 		outcome := c.ask(w, id)
 		c.mu.Lock()
 		list, over := c.closing[w], 1
-		if outcome == "failed" && c.pool.Life().Err() != nil {
+		if outcome == "failed" && c.ended() {
 			over = len(list) // nobody waits for an engine that does not answer
 		}
 		for _, one := range list[:over] {
@@ -119,6 +119,16 @@ func (c *closer) run(w *pool.Worker) {
 			c.closing[w] = list[over:]
 		}
 		c.mu.Unlock()
+	}
+}
+
+// ended returns whether the pool has ended.
+func (c *closer) ended() bool {
+	select {
+	case <-c.pool.Life().Done():
+		return true
+	default:
+		return false
 	}
 }
 
@@ -155,8 +165,10 @@ func (c *closer) ask(w *pool.Worker, id string) (outcome string) {
 
 // sleep waits. It returns false if the pool ends first.
 func (c *closer) sleep(d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
 	select {
-	case <-time.After(d):
+	case <-timer.C:
 		return true
 	case <-c.pool.Life().Done():
 		return false
@@ -205,11 +217,12 @@ func (c *closer) CloseAll() {
 		all = append(all, list...)
 	}
 	c.mu.Unlock()
-	late := time.After(lastCloses)
+	timer := time.NewTimer(lastCloses)
+	defer timer.Stop()
 	for _, one := range all {
 		select {
 		case <-one.over:
-		case <-late:
+		case <-timer.C:
 			c.pool.Logger().Warn("engines did not close their sessions in time; their own timeout closes them")
 			return
 		}
