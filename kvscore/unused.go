@@ -4,8 +4,8 @@ import "time"
 
 // unused is capacity of a target that answers without work have left unused: errors, empty
 // answers, and first tokens much too soon. It stays booked until the work would have ended.
-// Else a worker that answers at once, because it has the wrong model or is broken, would
-// have the shortest queue, and get most of the requests.
+// A worker with the wrong model may answer at once. Else it would have the shortest queue, and
+// get most of the requests.
 type unused struct {
 	prefills time.Time   // when the prefills would be over
 	ends     []time.Time // of the requests, about in order
@@ -65,8 +65,8 @@ type sudden struct {
 }
 
 // tooSoon reports whether a first token came too soon for the lease's prompt to have been
-// computed. shown says that it does not on other targets: where it does, the engines are faster
-// than the router believes. The lock is held.
+// computed. shown says that this is not usual on other targets. If it is, the engines are faster
+// than predicted. The lock is held.
 func (s *Scheduler) tooSoon(l *Lease, now time.Time) (soon, shown bool) {
 	if l.work.tokens == 0 || len(s.targets) == 1 {
 		return false, false
