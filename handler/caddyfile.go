@@ -270,9 +270,6 @@ func parse(arg string, to any) (want string) {
 	case *float64:
 		*to, err = strconv.ParseFloat(arg, 64)
 		want, ok = "a number", !math.IsNaN(*to) && !math.IsInf(*to, 0)
-	case **float64:
-		*to = new(float64)
-		return parse(arg, *to)
 	case *bool:
 		*to = arg == on
 		want, ok = "on or off", arg == on || arg == off

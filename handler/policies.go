@@ -94,98 +94,73 @@ func (*PredictedLatency) CaddyModule() caddy.ModuleInfo {
 // The lowest cost wins. Workers of equal cost share evenly. All numbers are finite and not
 // negative.
 type Dynamo struct {
-	// The name of the values to start from. `agentic` is Dynamo's tuning for agents:
-	// `overlap_score_credit` 2, `prefill_load_scale` 4 and `decode_active_request_weight`
-	// 64. Options beside it win. Default: none.
-	Preset string `json:"preset,omitempty"`
-
 	// How many blocks a cached block takes off the cost. Default: `1`.
-	OverlapScoreCredit *float64 `json:"overlap_score_credit,omitempty"`
+	OverlapScoreCredit float64 `json:"overlap_score_credit"`
 
 	// How fast the credit falls on workers with more booked prefill than the least busy
 	// one. Default: `0`, it does not fall.
 	CreditDecay float64 `json:"credit_decay,omitempty"`
 
 	// The weight of blocks to be computed against active blocks. Default: `1`.
-	PrefillLoadScale *float64 `json:"prefill_load_scale,omitempty"`
+	PrefillLoadScale float64 `json:"prefill_load_scale"`
 
 	// The cost of each active request, in blocks. Default: `0`.
-	DecodeActiveRequestWeight *float64 `json:"decode_active_request_weight,omitempty"`
+	DecodeActiveRequestWeight float64 `json:"decode_active_request_weight,omitempty"`
 
 	// How much chance decides. Above 0 the policy draws among the workers, by the softmax
 	// of their cost. Default: `0`, the lowest cost wins.
 	Temperature float64 `json:"temperature,omitempty"`
 
 	// Whether prefill counts. Default: `true`.
-	TrackPrefillTokens *bool `json:"track_prefill_tokens,omitempty"`
+	TrackPrefillTokens bool `json:"track_prefill_tokens"`
 
 	// Whether active blocks count. Default: `true`.
-	TrackActiveBlocks *bool `json:"track_active_blocks,omitempty"`
+	TrackActiveBlocks bool `json:"track_active_blocks"`
 
 	// Whether generated blocks count among the active blocks. Default: `false`.
-	TrackOutputBlocks *bool `json:"track_output_blocks,omitempty"`
+	TrackOutputBlocks bool `json:"track_output_blocks,omitempty"`
 
 	// Whether blocks that active requests share count once. Default: `true`.
-	AssumeKVReuse *bool `json:"assume_kv_reuse,omitempty"`
+	AssumeKVReuse bool `json:"assume_kv_reuse"`
 
 	*kvscore.Dynamo `json:"-"`
 }
 
-// presetAgentic is the one value of Dynamo.Preset.
-const presetAgentic = "agentic"
-
 // CaddyModule returns the Caddy module information.
-func (*Dynamo) CaddyModule() caddy.ModuleInfo { return policyInfo[Dynamo]("dynamo") }
+func (*Dynamo) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: policyNamespace + ".dynamo", New: func() caddy.Module {
+		return &Dynamo{
+			OverlapScoreCredit: 1, PrefillLoadScale: 1,
+			TrackPrefillTokens: true, TrackActiveBlocks: true, AssumeKVReuse: true,
+		}
+	}}
+}
 
 // Provision checks the options.
 func (p *Dynamo) Provision(caddy.Context) error {
-	d := kvscore.NewDynamo()
-	switch p.Preset {
-	case "":
-	case presetAgentic:
-		d = kvscore.NewAgenticDynamo()
-	default:
-		return fmt.Errorf("policy dynamo: preset: must be %s, got %q", presetAgentic, p.Preset)
-	}
-	p.Dynamo = d
-	set(&d.OverlapScoreCredit, p.OverlapScoreCredit)
-	set(&d.PrefillLoadScale, p.PrefillLoadScale)
-	set(&d.DecodeActiveRequestWeight, p.DecodeActiveRequestWeight)
-	d.CreditDecay, d.Temperature = p.CreditDecay, p.Temperature
-	unset(&d.IgnorePrefillTokens, p.TrackPrefillTokens)
-	unset(&d.IgnoreActiveBlocks, p.TrackActiveBlocks)
-	unset(&d.IgnoreOutputBlocks, p.TrackOutputBlocks)
-	unset(&d.NoKVReuse, p.AssumeKVReuse)
 	for name, v := range map[string]float64{
-		"overlap_score_credit": d.OverlapScoreCredit, "credit_decay": d.CreditDecay,
-		"prefill_load_scale": d.PrefillLoadScale, "temperature": d.Temperature,
-		"decode_active_request_weight": d.DecodeActiveRequestWeight,
+		"overlap_score_credit": p.OverlapScoreCredit, "credit_decay": p.CreditDecay,
+		"prefill_load_scale": p.PrefillLoadScale, "temperature": p.Temperature,
+		"decode_active_request_weight": p.DecodeActiveRequestWeight,
 	} {
 		if v < 0 || math.IsInf(v, 0) || math.IsNaN(v) {
 			return fmt.Errorf("policy dynamo: %s: must be finite and not negative, got %v", name, v)
 		}
 	}
+	p.Dynamo = &kvscore.Dynamo{
+		OverlapScoreCredit: p.OverlapScoreCredit, CreditDecay: p.CreditDecay, PrefillLoadScale: p.PrefillLoadScale,
+		DecodeActiveRequestWeight: p.DecodeActiveRequestWeight, Temperature: p.Temperature,
+		IgnorePrefillTokens: !p.TrackPrefillTokens, IgnoreActiveBlocks: !p.TrackActiveBlocks,
+		IgnoreOutputBlocks: !p.TrackOutputBlocks, NoKVReuse: !p.AssumeKVReuse,
+	}
 	return nil
-}
-
-func set[T any](to *T, v *T) {
-	if v != nil {
-		*to = *v
-	}
-}
-
-// unset sets what is the opposite of an option.
-func unset(to *bool, v *bool) {
-	if v != nil {
-		*to = !*v
-	}
 }
 
 // UnmarshalCaddyfile sets up the policy from Caddyfile tokens. docs/configuration.md has the syntax.
 func (p *Dynamo) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // the policy's name
 	return options{
-		"preset": &p.Preset, "overlap_score_credit": &p.OverlapScoreCredit, "credit_decay": &p.CreditDecay,
+		"overlap_score_credit": &p.OverlapScoreCredit, "credit_decay": &p.CreditDecay,
 		"prefill_load_scale": &p.PrefillLoadScale, "decode_active_request_weight": &p.DecodeActiveRequestWeight,
 		"temperature": &p.Temperature, "track_prefill_tokens": &p.TrackPrefillTokens,
 		"track_active_blocks": &p.TrackActiveBlocks, "track_output_blocks": &p.TrackOutputBlocks,
@@ -260,24 +235,27 @@ type PrefixHash struct {
 	// The bound of a worker's active requests, as a multiple of the mean. With the new
 	// request it has at most ceil(load_factor × requests / workers). At least 1. A factor
 	// of the number of workers or more bounds nothing. Default: `1.25`.
-	LoadFactor *float64 `json:"load_factor,omitempty"`
+	LoadFactor float64 `json:"load_factor"`
 
 	*kvscore.PrefixHash `json:"-"`
 }
 
 // CaddyModule returns the Caddy module information.
-func (*PrefixHash) CaddyModule() caddy.ModuleInfo { return policyInfo[PrefixHash]("prefix_hash") }
+func (*PrefixHash) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: policyNamespace + ".prefix_hash", New: func() caddy.Module {
+		return &PrefixHash{LoadFactor: kvscore.DefaultLoadFactor}
+	}}
+}
 
 // Provision checks the options.
 func (p *PrefixHash) Provision(caddy.Context) error {
-	p.PrefixHash = &kvscore.PrefixHash{Tokens: p.PrefixTokens, LoadFactor: kvscore.DefaultLoadFactor}
-	set(&p.PrefixHash.LoadFactor, p.LoadFactor)
 	if p.PrefixTokens < 0 {
 		return fmt.Errorf("policy prefix_hash: prefix_tokens: must be positive, got %d", p.PrefixTokens)
 	}
-	if f := p.PrefixHash.LoadFactor; !(f >= 1) || math.IsInf(f, 0) {
-		return fmt.Errorf("policy prefix_hash: load_factor: must be finite and at least 1, got %v", f)
+	if !(p.LoadFactor >= 1) || math.IsInf(p.LoadFactor, 0) {
+		return fmt.Errorf("policy prefix_hash: load_factor: must be finite and at least 1, got %v", p.LoadFactor)
 	}
+	p.PrefixHash = &kvscore.PrefixHash{Tokens: p.PrefixTokens, LoadFactor: p.LoadFactor}
 	return nil
 }
 

@@ -49,15 +49,6 @@ func NewDynamo() *Dynamo {
 	return &Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, IgnoreOutputBlocks: true}
 }
 
-// NewAgenticDynamo returns the policy as Dynamo tunes it for agents. Cached blocks count
-// double, prefill counts four times, and each active request counts as 64 blocks
-// (docs/router-presets of Dynamo's pull request 13447).
-func NewAgenticDynamo() *Dynamo {
-	d := NewDynamo()
-	d.OverlapScoreCredit, d.PrefillLoadScale, d.DecodeActiveRequestWeight = 2, 4, 64
-	return d
-}
-
 // Choose implements Policy.
 func (d *Dynamo) Choose(s *Selection) int {
 	by := d

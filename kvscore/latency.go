@@ -155,7 +155,7 @@ const (
 	// weigh more.
 	factorWeight = 0.05
 	// minFactor and maxFactor bound the factor.
-	minFactor, maxFactor = 0.05, 20
+	minFactor, maxFactor = 1.0 / fastest, 20
 )
 
 // speed is how many times longer a target takes than its pool predicts. Without samples,

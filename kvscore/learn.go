@@ -87,8 +87,8 @@ func (s *Scheduler) learn(l *Lease, computed bool) {
 	if counted && c.Answer >= c.Prompt {
 		answer = c.Answer - c.Prompt + 1
 	}
-	if answer > 0 && computed {
-		s.traffic.answeredWith(min(answer, maxAnswer))
+	if answer > 0 && computed && !l.unworked {
+		s.traffic.answeredWith(min(answer, maxAnswer), milliseconds(time.Duration(l.seen.Load())-l.first))
 	}
 	if counted && c.CachedReported {
 		if m := l.timing; m != nil {
@@ -160,6 +160,7 @@ func (r *errorRing) quantiles() (median, p90 float64, n int) {
 func (s *Scheduler) describe(r *Request, sel *Selection) {
 	sel.Latency = s.latency.latency()
 	sel.ExpectedTurns, sel.TurnTime = s.traffic.turns(), s.traffic.turnTime
+	sel.MeanPrefill = s.latency.predict(featuresOf(0, workOf(int64(s.traffic.prefill), 0), 0))
 	sel.ExpectedAnswer = s.traffic.answer
 	if r.ExpectedTokens > 0 {
 		sel.ExpectedAnswer = float64(r.ExpectedTokens)
@@ -176,6 +177,7 @@ func (s *Scheduler) predict(now time.Time, ld *load, c *Candidate, sel *Selectio
 	c.PrefillTime = c.Slowness * s.latency.predict(featuresOf(1, workOf(n, c.OverlapTokens), context))
 	c.Awaiting = len(ld.awaiting.leases)
 	c.RecentWork = ld.recent.value(now)
+	c.MemoryUse = context / float64(ld.capacity)
 }
 
 // predictUnknown sets the times of a candidate that the scheduler does not know.

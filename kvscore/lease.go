@@ -42,15 +42,18 @@ type Lease struct {
 	ended     bool
 
 	work       work
-	isAwaiting bool      // is in the load's awaiting
-	passed     bool      // a prefill that was booked later is over
-	began      time.Time // start of a prefill that settle has ended; zero is unknown
-	over       bool      // its prefill is over, as seen in the answer
-	cached     int64     // prompt tokens that the cache model held
-	knowledge  Knowledge // where cached comes from
-	inFlight   bool      // another active request uses some of them
-	queued     bool      // other prefills were booked before
-	predicted  float64   // milliseconds to the first token
+	isAwaiting bool          // is in the load's awaiting
+	passed     bool          // a prefill that was booked later is over
+	began      time.Time     // start of a prefill that settle has ended; zero is unknown
+	over       bool          // its prefill is over, as seen in the answer
+	cached     int64         // prompt tokens that the cache model held
+	knowledge  Knowledge     // where cached comes from
+	inFlight   bool          // another active request uses some of them
+	queued     bool          // other prefills were booked before
+	predicted  float64       // milliseconds to the first token
+	alone      float64       // of predicted, for its own prefill
+	first      time.Duration // from booked to the first token
+	unworked   bool          // it was answered without work
 	own        timing
 	context    float64      // of the target at the first token
 	timing     *timing      // own, or that of an earlier lease
@@ -83,13 +86,14 @@ func (l *Lease) Answered(now time.Time, tokens int64) {
 }
 
 // Prefilled records that the prefill is over without a token, for example after an error.
-// The scheduler learns nothing from its time.
+// The scheduler learns nothing from its time. If it is sooner than predicted, the load stays on
+// the target until then.
 func (l *Lease) Prefilled(now time.Time) {
 	l.Alive(now)
 	l.scheduler.mu.Lock()
 	defer l.scheduler.mu.Unlock()
 	if !l.ended && !l.over {
-		l.over = true
+		l.over, l.unworked = true, l.work.tokens > 0 && milliseconds(now.Sub(l.booked)) < l.predicted
 		l.computed(now, false) // an error does not wait for the prefills before it
 	}
 }
@@ -101,10 +105,16 @@ func (l *Lease) prefillOver(now time.Time, learn bool, answered int64) {
 	if l.ended || l.over {
 		return
 	}
-	l.over = true
+	l.over, l.first = true, now.Sub(l.booked)
+	if !l.streamed {
+		l.first = min(l.first, duration(l.predicted))
+	}
 	l.answered.Store(max(l.answered.Load(), answered))
-	if learn {
-		l.scheduler.observe(l, now)
+	s := l.scheduler
+	soon, shown := s.tooSoon(l, now)
+	l.unworked = shown
+	if learn && !soon {
+		s.observe(l, now)
 	}
 	l.ticket.Computed(now)
 	l.computed(now, true)
@@ -171,6 +181,9 @@ func (s *Scheduler) end(l *Lease, computed bool, answer []uint64) bool {
 	ld.untracked -= l.untracked
 	if ld.requests == 0 {
 		ld.unshared, ld.untracked, ld.faded = 0, 0, 0 // rounding errors
+	}
+	if l.unworked && l.counts.Cached <= l.cached && !ld.forgotten {
+		ld.unused.add(l, s.traffic.decoding)
 	}
 	l.ticket.End(computed, answer, l.counts)
 	delete(s.leases, l)

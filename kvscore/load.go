@@ -29,6 +29,8 @@ type load struct {
 	capacityStep step  // of the next correction of capacity
 
 	awaiting   awaiting
+	unused     unused
+	sudden     sudden
 	learned    float64 // logarithm of capacity/declared, less Scheduler.learned
 	applied    float64 // the Scheduler.learned that capacity includes
 	speed      speed

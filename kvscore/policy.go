@@ -82,8 +82,9 @@ type Selection struct {
 	// ExpectedAnswer is the expected length of the answer, in tokens.
 	ExpectedAnswer float64
 	// ExpectedTurns is the average number of further turns of a new conversation. TurnTime
-	// is the predicted prefill time of a turn, in milliseconds.
-	ExpectedTurns, TurnTime float64
+	// is the predicted prefill time of a turn, in milliseconds; MeanPrefill is that of a
+	// request's mean number of tokens that its target lacks.
+	ExpectedTurns, TurnTime, MeanPrefill float64
 	// Latency are the coefficients of the predictions.
 	Latency Latency
 
@@ -157,8 +158,9 @@ type Candidate struct {
 	// SharedBlocks are the leading RequestBlocks that an active request on the target also
 	// uses.
 	SharedBlocks float64 `json:"shared_blocks"`
-	// Requests is the number of active requests. Foreign are those of them that other
-	// clients than the router have, as the engine reports.
+	// Requests is the number of active requests, and of answers without work for as long as
+	// their work would have taken. Foreign are those of them that other clients than the
+	// router have, as the engine reports.
 	Requests int `json:"requests"`
 	Foreign  int `json:"other_clients_requests"`
 	// Unknown says that the scheduler does not know the target. The terms of its load are
@@ -174,6 +176,9 @@ type Candidate struct {
 	// Slowness is the target's prefill time divided by the pool's prediction, 1 while the
 	// target has no samples.
 	Slowness float64 `json:"slowness"`
+	// MemoryUse is the share of the target's KV cache that active requests use. It can be
+	// above 1, for the engine's memory is not known exactly.
+	MemoryUse float64 `json:"memory_use"`
 	// RecentWork is the predicted prefill time of recent requests, in milliseconds. It
 	// decays with a time constant of two minutes.
 	RecentWork float64 `json:"recent_work_ms"`

@@ -23,12 +23,16 @@ func TestDynamoCost(t *testing.T) {
 		// (320+160)/16 − 4 + round(32.4) + 7; 160/16 + 10
 		"dynamo's defaults": {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1}, [2]float64{26 + 32 + 7, 20}, nil},
 		"its router":        {NewDynamo(), [2]float64{26 + 30 + 7, 20}, nil}, // without output blocks
-		"for agents":        {NewAgenticDynamo(), [2]float64{4*(30-8) + 37 + 2*64, 4*10 + 10}, nil},
-		"prompt blocks":     {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, IgnoreOutputBlocks: true}, [2]float64{26 + 30 + 7, 20}, nil},
-		"no reuse":          {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, NoKVReuse: true}, [2]float64{26 + 52 + 10, 20}, nil},
-		"no active blocks":  {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, IgnoreActiveBlocks: true}, [2]float64{26, 10}, nil},
-		"no prefill":        {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, IgnorePrefillTokens: true}, [2]float64{39, 10}, nil},
-		"request weight":    {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, DecodeActiveRequestWeight: 5}, [2]float64{65 + 10, 20}, nil},
+		"for agents": {
+			&Dynamo{OverlapScoreCredit: 2, PrefillLoadScale: 4, DecodeActiveRequestWeight: 64, IgnoreOutputBlocks: true},
+			[2]float64{4*(30-8) + 37 + 2*64, 4*10 + 10},
+			nil,
+		},
+		"prompt blocks":    {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, IgnoreOutputBlocks: true}, [2]float64{26 + 30 + 7, 20}, nil},
+		"no reuse":         {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, NoKVReuse: true}, [2]float64{26 + 52 + 10, 20}, nil},
+		"no active blocks": {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, IgnoreActiveBlocks: true}, [2]float64{26, 10}, nil},
+		"no prefill":       {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, IgnorePrefillTokens: true}, [2]float64{39, 10}, nil},
+		"request weight":   {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, DecodeActiveRequestWeight: 5}, [2]float64{65 + 10, 20}, nil},
 		// decay 1/(1 + 0.5·(320/16)/10) = 0.5
 		"credit decay":        {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, CreditDecay: 0.5}, [2]float64{28 + 39, 20}, nil},
 		"clamped":             {&Dynamo{OverlapScoreCredit: 100, PrefillLoadScale: 1}, [2]float64{39, 20}, nil},

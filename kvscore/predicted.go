@@ -22,7 +22,8 @@ type Terms struct {
 	// later requests reuse it.
 	Delay float64 `json:"delay"`
 	// Decode is the weighted time that this answer adds to the decode steps of the
-	// target's active requests.
+	// target's active requests. Its weight grows where KV caches are full, and with the
+	// share of decoding in the pool's work.
 	Decode float64 `json:"decode"`
 	// Turns is the expected prefill time of the conversation's further turns, scaled by two
 	// factors. The first is the target's recent work above the least busy target's,
@@ -48,9 +49,14 @@ const (
 	// prefix is worth half of its prefill.
 	copyUses = 4
 	// decodeWorth weighs a millisecond of decoding against one before the first token.
-	// decodeLoad adds to it for each waiting request per target, because longer steps
-	// delay first tokens too. maxDecode bounds the sum.
+	// decodeLoad adds to it for each waiting request per target. maxDecode bounds the sum.
+	// Both count as far as decoding limits the pool, for else prefills do: then few running
+	// requests are no reason to join a long queue. decodeLoad counts as far as memory is
+	// full, because prompts then wait for the end of answers. decodeWorth also counts as far
+	// as the requests' work is decoding.
 	decodeWorth, decodeLoad, maxDecode = 0.1, 0.1, 1
+	// nearlyFull is the share of a KV cache in use from which on it becomes full.
+	nearlyFull = 0.8
 	// urgent weighs wait and prefill of a request with a priority above 0; 1/urgent
 	// those of one below 0.
 	urgent = 2.0 // a float: 1/urgent must not be integer division
@@ -79,7 +85,10 @@ type weights struct {
 	credit        float64 // the share of the cached tokens that counts
 	delay, queue  float64
 	shared        float64 // discount in delay for a missing token of the shared prefix, in ms
-	decode        float64
+	added         float64 // by the answer to the steps of each active request, in ms
+	decode        float64 // the weight of added, without growth
+	growth        float64 // of that weight, where memory is full
+	full          float64 // how full the targets are, on average
 	turns, leave  float64
 	leastWork     float64
 }
@@ -102,16 +111,18 @@ func (p *PredictedLatency) weigh(s *Selection) weights {
 		w.shared = s.Latency.Token * float64(s.SharedArrivals) / float64(s.SharedArrivals+copyUses*s.SharedHolders)
 	}
 	w.leastWork = s.Candidates[0].RecentWork
-	work, most := 0.0, int64(0)
+	work, full, most := 0.0, 0.0, int64(0)
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
 		w.leastWork = min(w.leastWork, c.RecentWork)
 		work += c.RecentWork
+		full += fullness(c)
 		most = max(most, c.OverlapTokens)
 	}
 	whole, answer := float64(s.Tokens), s.ExpectedAnswer
-	w.decode = min(maxDecode, decodeWorth+decodeLoad*waiting) *
-		answer * (s.Latency.Token + s.Latency.Context*(whole+answer/2))
+	w.added = answer * (s.Latency.Token + s.Latency.Context*(whole+answer/2))
+	w.full, w.growth = full/n, decodeLoad*waiting
+	w.decode = decodeWorth * max(w.full, w.added/max(w.added+s.MeanPrefill, 1e-9))
 	if work > 0 && s.Tokens > 0 {
 		w.turns = turnsWorth * s.ExpectedTurns * s.TurnTime / (work / n) * (1 - float64(most)/whole)
 	}
@@ -119,6 +130,11 @@ func (p *PredictedLatency) weigh(s *Selection) weights {
 		w.leave = leavePrice * (s.Latency.Prefill(s.Candidates[s.Home].OverlapTokens, 0, 0) - s.Latency.Fixed)
 	}
 	return w
+}
+
+// fullness says how far the memory of a target limits it, from 0 to 1.
+func fullness(c *Candidate) float64 {
+	return min(max(0, c.MemoryUse-nearlyFull)/(1-nearlyFull), 1)
 }
 
 // override applies the request's [Override] to the weights.
@@ -150,7 +166,8 @@ func (w *weights) cost(s *Selection, i int) {
 	t.Prefill = w.prefill * prefill
 	t.Delay = w.delay*(prefill-c.Slowness*w.shared*max(0, s.SharedTokens-float64(c.OverlapTokens))) +
 		w.queue*float64(c.Awaiting)*prefill
-	t.Decode = w.decode * c.Slowness * float64(c.Requests)
+	weight := min(maxDecode, w.decode+w.growth*max(w.full, fullness(c)))
+	t.Decode = weight * w.added * c.Slowness * float64(c.Requests)
 	t.Turns = w.turns * (c.RecentWork - w.leastWork)
 	t.Leave = 0
 	if s.Home >= 0 && i != s.Home {

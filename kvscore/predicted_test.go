@@ -89,8 +89,31 @@ func TestTerms(t *testing.T) {
 			idleTerms, with(func(t *Terms) { t.Decode = 4 * 2 * decodeWorth * decode }),
 			[]int{0, 2},
 		},
-		"decode behind many that wait": {
+		"decode beside prefills of three times its work": {
+			func(s *Selection, c *Candidate) { s.ExpectedAnswer, s.MeanPrefill = 200, 3*decode; c.Requests = 4 },
+			idleTerms, with(func(t *Terms) { t.Decode = 4 * decodeWorth / 4 * decode }),
+			[]int{0, 2},
+		},
+		"decode behind many that wait for prefills": {
 			func(s *Selection, c *Candidate) { s.ExpectedAnswer = 200; s.Awaiting = 3000; c.Requests = 4 },
+			with(func(t *Terms) { t.Delay = 100 * (others(1000)) }),
+			with(func(t *Terms) { t.Delay = 100 * (others(1000)); t.Decode = 4 * decodeWorth * decode }),
+			[]int{0, 2},
+		},
+		"decode behind some that wait, with a half full memory": {
+			func(s *Selection, c *Candidate) {
+				s.ExpectedAnswer, s.Awaiting, c.Requests, c.MemoryUse = 200, 6, 4, (1+nearlyFull)/2
+			},
+			with(func(t *Terms) { t.Delay = 100 * (others(2)) }),
+			with(func(t *Terms) {
+				t.Delay, t.Decode = 100*(others(2)), 4*(decodeWorth+decodeLoad*2/2)*decode
+			}),
+			[]int{0, 2},
+		},
+		"decode behind many that wait, with full memory elsewhere": {
+			func(s *Selection, c *Candidate) {
+				s.ExpectedAnswer, s.Awaiting, c.Requests, s.Candidates[0].MemoryUse = 200, 3000, 4, 1.2
+			},
 			with(func(t *Terms) { t.Delay = 100 * (others(1000)) }),
 			with(func(t *Terms) { t.Delay = 100 * (others(1000)); t.Decode = 4 * maxDecode * decode }),
 			[]int{0, 2},

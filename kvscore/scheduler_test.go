@@ -234,7 +234,7 @@ func TestLoadsComeBackToZero(t *testing.T) {
 	}
 	rnd, at := seeded(7), epoch
 	policies := []Policy{
-		NewDynamo(), NewAgenticDynamo(), &RoundRobin{}, &LeastLoad{}, NewPredictedLatency(), new(PrefixHash),
+		NewDynamo(), &RoundRobin{}, &LeastLoad{}, NewPredictedLatency(), new(PrefixHash),
 		Random{},
 		PowerOfTwo{},
 		&Dynamo{PrefillLoadScale: 1, Temperature: 0.5, NoKVReuse: true},

@@ -172,6 +172,9 @@ func (s *Scheduler) fill(now time.Time, r *Request, ld *load, c *Candidate, sel 
 	c.OutputBlocks = max(0, float64(ld.output)-ld.faded)
 	c.Requests = ld.requests
 	s.predict(now, ld, c, sel)
+	wait, requests := ld.unused.left(now)
+	c.WaitTime += wait
+	c.Requests += requests
 	if ld.foreign != nil {
 		s.addForeign(now, ld, c)
 	}
@@ -187,6 +190,7 @@ func (s *Selection) assume() {
 	assume(s, func(c *Candidate) *int { return &c.Requests })
 	assume(s, func(c *Candidate) *int { return &c.Awaiting })
 	assume(s, func(c *Candidate) *float64 { return &c.WaitTime })
+	assume(s, func(c *Candidate) *float64 { return &c.MemoryUse })
 	assume(s, func(c *Candidate) *float64 { return &c.RecentWork })
 }
 
@@ -222,7 +226,7 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 		blockSize: int64(s.settings.BlockSize), streamed: r.Streamed, expected: r.ExpectedTokens,
 		prefill: prefill, unshared: c.RequestBlocks,
 		work: workOf(prefill, c.OverlapTokens), cached: c.OverlapTokens, knowledge: c.Knowledge,
-		inFlight: c.SharedBlocks > 0, queued: len(ld.awaiting.leases) > 0, predicted: c.WaitTime + c.PrefillTime,
+		inFlight: c.SharedBlocks > 0, queued: len(ld.awaiting.leases) > 0, predicted: c.WaitTime + c.PrefillTime, alone: c.PrefillTime / c.Slowness,
 	}
 	l.total = blocksOf(l.tokens, l.blockSize)
 	s.traffic.arrived(sel)

@@ -78,11 +78,7 @@ type methods map[string]answerer
 
 // ServeHTTP implements caddy.AdminHandler.
 func (m methods) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
-	method := r.Method
-	if method == http.MethodHead {
-		method = http.MethodGet
-	}
-	f := m[method]
+	f := m[r.Method]
 	if f == nil {
 		allowed := slices.Sorted(maps.Keys(m))
 		w.Header().Set("Allow", strings.Join(allowed, ", "))
@@ -158,16 +154,11 @@ func getWorker(r *http.Request, p *pool.Pool) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return viewOf(p, w)
+	return viewOf(p, w), nil
 }
 
-func viewOf(p *pool.Pool, w *pool.Worker) (any, error) {
-	for _, v := range viewWorkers(p) {
-		if v.ID == w.ID {
-			return v, nil
-		}
-	}
-	return nil, apiError(http.StatusNotFound, "pool %s no longer has worker %q", p.Name, w.Dial)
+func viewOf(p *pool.Pool, w *pool.Worker) workerView {
+	return viewWorker(p, w, time.Now(), proxyOf(p))
 }
 
 // workerOf returns the worker that the path names by its address or its id.
@@ -198,7 +189,7 @@ func drain(r *http.Request, p *pool.Pool) (any, error) {
 	if w.Drain() {
 		p.Logger().Info("worker is drained: it gets no new requests", zap.String("upstream", w.Dial))
 	}
-	return viewOf(p, w)
+	return viewOf(p, w), nil
 }
 
 func undrain(r *http.Request, p *pool.Pool) (any, error) {
@@ -213,7 +204,7 @@ func undrain(r *http.Request, p *pool.Pool) (any, error) {
 	case changed && !configured:
 		p.Logger().Info("worker is no longer drained", zap.String("upstream", w.Dial))
 	}
-	return viewOf(p, w)
+	return viewOf(p, w), nil
 }
 
 func explain(r *http.Request, p *pool.Pool) (any, error) {

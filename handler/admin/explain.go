@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
+	"slices"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
@@ -84,11 +85,9 @@ type chosenView struct {
 	Reason string `json:"reason"`
 	Why    string `json:"why"`
 	// Preferred is the policy's choice if the session did not decide.
-	Preferred     uint64 `json:"policy_would_choose"`
-	PreferredRank uint32 `json:"policy_would_choose_dp_rank"`
-	// Drawn and DrawnRanks are the targets that chance decides among.
-	Drawn      []uint64 `json:"drawn_among,omitempty"`
-	DrawnRanks []uint32 `json:"drawn_among_dp_ranks,omitempty"`
+	Preferred kvscore.Target `json:"policy_would_choose"`
+	// Drawn are the targets that chance decides among.
+	Drawn []kvscore.Target `json:"drawn_among,omitempty"`
 }
 
 var promptKinds = map[api.Kind]string{api.None: "none", api.Text: "text", api.Tokens: "tokens"}
@@ -144,15 +143,14 @@ func (x *Explainer) view(p *plan.Plan, c *dispatch.DryChoice) *explanation {
 }
 
 func viewChosen(c *dispatch.DryChoice) *chosenView {
-	chosen, preferred := c.Picked.Chosen, c.Candidates[c.Picked.Preferred].Target
+	chosen := c.Picked.Chosen
 	v := &chosenView{
 		Target: c.Candidates[chosen].Target, Dial: c.Workers[chosen].Dial, Reason: c.Reason, Why: why(c),
-		Preferred: preferred.Worker, PreferredRank: preferred.Rank,
+		Preferred: c.Candidates[c.Picked.Preferred].Target,
 	}
 	if !c.Bound {
 		for _, i := range c.Picked.Drawn {
-			v.Drawn = append(v.Drawn, c.Candidates[i].Target.Worker)
-			v.DrawnRanks = append(v.DrawnRanks, c.Candidates[i].Target.Rank)
+			v.Drawn = append(v.Drawn, c.Candidates[i].Target)
 		}
 	}
 	return v
@@ -187,15 +185,10 @@ func viewPlan(of *pool.Pool, p *plan.Plan) *planView {
 		Model: p.Model, Streamed: p.Score.Streamed, PromptKind: promptKinds[api.None],
 		PromptTokens: p.Score.Tokens, TokensEstimated: p.Score.Tokens > 0,
 		PromptBlocks: len(p.Score.Blocks), BlockTokens: p.Score.BlockTokens, Fallback: p.Fallback,
+		Trusted: slices.Collect(p.Grants.Names), Dropped: slices.Collect(p.Dropped.Names),
 	}
 	if p.API != nil {
 		v.API = p.API.Name()
-	}
-	for name := range p.Grants.Names {
-		v.Trusted = append(v.Trusted, name)
-	}
-	for name := range p.Dropped.Names {
-		v.Dropped = append(v.Dropped, name)
 	}
 	if p.Request != nil {
 		v.PromptKind = promptKinds[p.Request.Kind]

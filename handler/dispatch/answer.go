@@ -177,7 +177,9 @@ func (o *delivery) Ended(s response.Summary) {
 	case s.Failed:
 		o.d.Pool.Report(a.Worker, a.errored("an error in an answer with status 2xx", false))
 	default:
-		if !s.Stream {
+		if s.Stream { // without a token
+			o.attempt.Prefilled(time.Now())
+		} else {
 			completion := s.Completion
 			if completion > 1 {
 				completion = -1 // most of its time went to these tokens, not to the prefill

@@ -58,6 +58,7 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	f.StringVar(&model, "engine", engine.Default().Name, "the `model` of all engines: "+strings.Join(engine.Models(), ", "))
 	f.IntVar(&o.cluster.Workers, "workers", 8, "the number of workers")
 	f.Int64Var(&o.cluster.KVTokens, "kv-tokens", 200_000, "the KV capacity of each worker in `tokens`")
+	f.BoolVar(&o.cluster.Preempt, "preempt", false, "the engines admit prompts without room for their answers, and preempt requests when there is none")
 	f.Float64Var(&o.cluster.ToldTimes, "told-kv-tokens", 1, "how many `times` the right capacity the router is told")
 	f.StringVar(&seeds, "seed", "1", "comma-separated `seeds` for what chance decides; the figures are the geometric means over them")
 	f.StringVar(&o.knowledge, "knowledge", "approximate", "approximate, or both: each policy also sees the engines' blocks in place of the router's mirror")

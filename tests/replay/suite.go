@@ -29,6 +29,8 @@ var setups = []setup{
 	{"synth:idle", 8, 200_000, 0, true},
 	{"synth:same_prompt_sequence", 8, 200_000, 0, true},
 	{"synth:", 8, 200_000, 0, false},
+	{"synth:lognormal", 8, 200_000, 0, false},
+	{"synth:lognormal", 8, 500_000, 0, false},
 	{"mooncake_conversation_a.", 8, 500_000, 2.5, false},
 	{"toolagent_like.", 8, 500_000, 2.0, false},
 	{"shared_prefix.", 8, 200_000, 0, false},

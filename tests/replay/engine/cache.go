@@ -106,6 +106,16 @@ func (c *Cache) Reserve(chain []uint64, total int) (held int, ok bool) {
 	return held, true
 }
 
+// Grow takes one more block for a request. It returns false if there is no room.
+func (c *Cache) Grow() bool {
+	if c.used == c.capacity {
+		return false
+	}
+	c.evict(1)
+	c.used++
+	return true
+}
+
 // Release gives back what Reserve took. The prompt's blocks stay, and the
 // answer's blocks that follow them stay, too. Both become the most recently
 // used.

@@ -23,9 +23,15 @@ type Job struct {
 	// is set when the prefill begins.
 	Cached int
 
-	computed int // prompt tokens that are computed or in the step
+	computed int // tokens that are computed or in the step
 	last     int // the step that makes the last token
+	made     int // tokens of the answer before the engine last took its room away
+	held     int // blocks that it has
+	turn     int // the number of its admission
 }
+
+// tokens returns how many tokens are computed before the next one is made.
+func (j *Job) tokens() int { return j.In + j.made }
 
 // Blocks returns how many blocks of the given number of tokens the job needs.
 func (j *Job) Blocks(tokens int) int { return (j.In + j.Out + tokens - 1) / tokens }
@@ -48,6 +54,10 @@ type Engine struct {
 	block int     // tokens
 	slow  float64 // what the time of a step is multiplied with
 
+	preempts bool
+	turns    int // admissions
+	growing  []*Job
+
 	queue    []*Job // not admitted, the first at head
 	head     int
 	prefill  *Job // admitted, its prompt not yet computed
@@ -69,6 +79,11 @@ func New(m *Model, cache *Cache, line *Line, block int) *Engine {
 
 // SetSlow sets what the time of each step is multiplied with, from the next one on.
 func (e *Engine) SetSlow(factor float64) { e.slow = factor }
+
+// Preempt makes the engine admit prompts without room for their answers, as vLLM does. Where a
+// decoding job has no room for its next token, the job that was admitted last gives up its own.
+// It comes first again, and its prompt and answer so far are computed again.
+func (e *Engine) Preempt() { e.preempts = true }
 
 // Line is the order in which jobs of several engines get room in one cache: that of
 // their numbers. Without it, the engine that has most of the room would get all of
@@ -113,6 +128,9 @@ func (e *Engine) Decoding(f func(j *Job, tokens int)) {
 // Begin begins a step and returns how long it takes; false if there is nothing to
 // do, or no memory to do it.
 func (e *Engine) Begin() (time.Duration, bool) {
+	if e.preempts {
+		e.grow()
+	}
 	tokens := len(e.decoding)
 	attention := 0.0
 	for tokens < e.model.Budget {
@@ -120,10 +138,10 @@ func (e *Engine) Begin() (time.Duration, bool) {
 		if j == nil {
 			break
 		}
-		n := min(j.In-j.computed, e.model.Budget-tokens)
+		n := min(j.tokens()-j.computed, e.model.Budget-tokens)
 		attention += float64(n) * (float64(j.computed) + float64(n)/2)
 		tokens += n
-		if j.computed += n; j.computed == j.In {
+		if j.computed += n; j.computed == j.tokens() {
 			e.finishing = append(e.finishing, j)
 			e.prefill = nil
 		}
@@ -148,7 +166,11 @@ func (e *Engine) next() *Job {
 	j := e.queue[e.head]
 	held, ok := 0, false
 	if !e.line.ahead(j.Number) {
-		held, ok = e.cache.Reserve(j.Chain, j.Blocks(e.block))
+		j.held = j.Blocks(e.block)
+		if e.preempts {
+			j.held = j.tokens()/e.block + 1
+		}
+		held, ok = e.cache.Reserve(j.Chain, j.held)
 	}
 	if !ok {
 		e.line.join(j.Number)
@@ -156,6 +178,8 @@ func (e *Engine) next() *Job {
 		return nil
 	}
 	e.refused = -1
+	e.turns++
+	j.turn = e.turns
 	e.line.leave(j.Number)
 	e.queue[e.head] = nil
 	if e.head++; e.head == len(e.queue) {
@@ -165,9 +189,49 @@ func (e *Engine) next() *Job {
 		e.head = 0
 	}
 	// The last block of a prompt is always computed, also if it is held.
-	j.Cached = min(held, (j.In-1)/e.block) * e.block
-	j.computed, e.prefill = j.Cached, j
+	j.computed, e.prefill = min(held, (j.In-1)/e.block)*e.block, j
+	if j.made == 0 {
+		j.Cached = j.computed
+	}
 	return j
+}
+
+// grow gives each decoding job room for its next token.
+func (e *Engine) grow() {
+	e.growing = append(e.growing[:0], e.decoding...)
+	for _, j := range e.growing {
+		for j.turn > 0 && j.held*e.block <= j.In+j.Out-(j.last-e.steps) {
+			if e.cache.Grow() {
+				j.held++
+			} else {
+				e.preempt()
+			}
+		}
+	}
+}
+
+// preempt takes away the room of the job that was admitted last.
+func (e *Engine) preempt() {
+	j := e.prefill
+	if e.prefill = nil; j == nil {
+		at := 0
+		for i := range e.decoding {
+			if e.decoding[i].turn > e.decoding[at].turn {
+				at = i
+			}
+		}
+		j = heap.Remove(&e.decoding, at).(*Job)
+		j.made = j.Out - (j.last - e.steps)
+		e.context -= j.tokens()
+	}
+	j.turn = 0
+	e.cache.Release(j.Chain, nil, j.held)
+	if e.head > 0 {
+		e.head--
+		e.queue[e.head] = j
+	} else {
+		e.queue = slices.Insert(e.queue, 0, j)
+	}
 }
 
 // End ends the step. It returns the jobs whose first token came, and those that are
@@ -181,14 +245,17 @@ func (e *Engine) End() (first, over []*Job) {
 		e.context -= j.In + j.Out
 		e.end(j)
 	}
-	first = e.finishing
-	for _, j := range first {
-		if j.Out == 1 {
+	first = e.finishing[:0]
+	for _, j := range e.finishing {
+		if j.made == 0 {
+			first = append(first, j)
+		}
+		if j.Out == j.made+1 {
 			e.end(j)
 			continue
 		}
-		j.last = e.steps + j.Out - 1
-		e.context += j.In + 1
+		j.last = e.steps + j.Out - j.made - 1
+		e.context += j.tokens() + 1
 		heap.Push(&e.decoding, j)
 	}
 	e.finishing = e.finishing[:0]
@@ -197,7 +264,7 @@ func (e *Engine) End() (first, over []*Job) {
 
 func (e *Engine) end(j *Job) {
 	e.chain = j.Chained(e.chain[:0], e.block)
-	e.cache.Release(j.Chain, e.chain[len(j.Chain):], j.Blocks(e.block))
+	e.cache.Release(j.Chain, e.chain[len(j.Chain):], j.held)
 	e.over = append(e.over, j)
 }
 

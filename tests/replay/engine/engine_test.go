@@ -2,6 +2,7 @@ package engine
 
 import (
 	"math"
+	"slices"
 	"testing"
 	"time"
 )
@@ -69,5 +70,35 @@ func TestTheLastPromptBlockIsComputed(t *testing.T) {
 		if _, over := e.End(); len(over) != 1 || j.Cached != c.cached {
 			t.Errorf("%d prompt tokens: %d cached, want %d", c.in, j.Cached, c.cached)
 		}
+	}
+}
+
+// TestPreempts admits two jobs whose answers do not both fit.
+func TestPreempts(t *testing.T) {
+	e := New(Default(), NewCache(10), nil, 16)
+	e.Preempt()
+	e.Add(&Job{Number: 1, Chain: []uint64{1, 2, 3}, In: 60, Out: 40, Answer: unique})
+	e.Add(&Job{Number: 2, Chain: []uint64{11, 12, 13}, In: 60, Out: 40, Answer: unique})
+	var firsts, overs []int
+	for range 200 {
+		if _, ok := e.Begin(); !ok {
+			break
+		}
+		first, over := e.End()
+		for _, j := range first {
+			firsts = append(firsts, j.Number)
+		}
+		for _, j := range over {
+			overs = append(overs, j.Number)
+		}
+	}
+	if !slices.Equal(firsts, []int{1, 2}) || !slices.Equal(overs, []int{1, 2}) {
+		t.Errorf("first tokens of %v, ends of %v, want each once", firsts, overs)
+	}
+	if e.steps <= 40 || e.steps > 80 {
+		t.Errorf("%d steps, want more than of an answer, for the second waited", e.steps)
+	}
+	if e.context != 0 || e.cache.Usage() != 0 {
+		t.Errorf("%d tokens of context and %v of the memory are left", e.context, e.cache.Usage())
 	}
 }

@@ -19,6 +19,8 @@ type Cluster struct {
 	KVTokens int64
 	// ToldTimes is by what the capacity is multiplied for the scheduler.
 	ToldTimes float64
+	// Preempt says that the engines admit prompts without room for their answers.
+	Preempt bool
 	// Slow says when which worker is slower.
 	Slow Slow
 }
@@ -67,7 +69,11 @@ func (r *replay) buildCluster() {
 		if cache == nil {
 			cache = engine.NewCache(each)
 		}
-		r.view.Engines = append(r.view.Engines, engine.New(r.Engine, cache, line, block))
+		e := engine.New(r.Engine, cache, line, block)
+		if r.Preempt {
+			e.Preempt()
+		}
+		r.view.Engines = append(r.view.Engines, e)
 		t := kvscore.Target{Worker: uint64(w) + 1}
 		r.targets = append(r.targets, t)
 		r.scheduler.Declare(t, int64(r.ToldTimes*float64(each*block)))

@@ -29,7 +29,11 @@ var specs = []spec{
 		d.PrefillLoadScale = 16
 		return d
 	}},
-	{name: "dynamo_agentic", Kind: rule, make: func(*rules.View) kvscore.Policy { return kvscore.NewAgenticDynamo() }},
+	{name: "dynamo_agentic", Kind: rule, make: func(*rules.View) kvscore.Policy { // router presets, Dynamo's pull request 13447
+		d := kvscore.NewDynamo()
+		d.OverlapScoreCredit, d.PrefillLoadScale, d.DecodeActiveRequestWeight = 2, 4, 64
+		return d
+	}},
 	{name: "round_robin", Kind: ignorant, make: func(*rules.View) kvscore.Policy { return new(kvscore.RoundRobin) }},
 	{name: "least_load", Kind: ignorant, make: func(*rules.View) kvscore.Policy { return new(kvscore.LeastLoad) }},
 	{name: "random", Kind: ignorant, make: func(*rules.View) kvscore.Policy { return kvscore.Random{} }},

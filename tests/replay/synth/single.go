@@ -10,6 +10,34 @@ func noReuse(m *maker) {
 	}
 }
 
+// lognormal is short chats without reuse: many short prompts and a few long ones.
+func lognormal(m *maker) { chats(m, 1) }
+
+// lognormalBursts has four times the rate for a fifth of the time.
+func lognormalBursts(m *maker) { chats(m, 4) }
+
+// chats is single prompts. For a fifth of the time, the rate is burst times that of the rest.
+func chats(m *maker, burst float64) {
+	const requests, rate, in, longest, out, hot, cold = 6000, 30.0, 1000.0, 14_000, 170.0, 4.0, 16.0
+	at, until, bursting := 0.0, 0.0, burst > 1
+	for range requests {
+		for burst > 1 && at >= until {
+			bursting = !bursting
+			length := cold
+			if bursting {
+				length = hot
+			}
+			until += m.ExpFloat64() * length
+		}
+		now := rate * (hot + cold) / (hot*burst + cold)
+		if bursting {
+			now *= burst
+		}
+		at += m.gap(now)
+		m.ask(at, m.session(), 0, m.fresh(min(longest, m.tokens(in, 1))), m.tokens(out, 0.8), 0)
+	}
+}
+
 // systemFits has few system prompts: each worker can hold all of them, and should.
 func systemFits(m *maker) { systems(m, 8) }
 

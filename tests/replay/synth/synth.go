@@ -31,6 +31,8 @@ var cases = []struct {
 	make   func(*maker)
 }{
 	{"no_reuse", false, noReuse},
+	{"lognormal", false, lognormal},
+	{"lognormal_bursts", false, lognormalBursts},
 	{"system_fits", false, systemFits},
 	{"system_thrashes", false, systemThrashes},
 	{"chat", true, chat},
