@@ -125,7 +125,7 @@ func (d *Dispatch) Settle(w http.ResponseWriter, err error) error {
 		d.err = nil
 		return nil
 	}
-	if d.answer != nil || d.plan.API == nil || d.plan.HTTP.Context().Err() != nil {
+	if d.answer != nil || d.plan.HTTP.Context().Err() != nil {
 		return d.err
 	}
 	if d.wait.turnedAway != nil {

@@ -178,7 +178,12 @@ func (rd *Reader) fill(r *http.Request, p *Plan) error {
 	if req != nil {
 		raw = req.NVExt
 	}
-	if err := rd.extend(r, p, raw); err != nil {
+	err := rd.extend(r, p, raw)
+	if err != nil && raw != nil && p.API == nil && !p.prefills { // to such a path, it may mean anything
+		raw = nil
+		err = rd.extend(r, p, nil)
+	}
+	if err != nil {
 		return err
 	}
 	if err := rd.mustRead(p); err != nil {

@@ -48,7 +48,8 @@ type Sessions struct {
 	Conversation func(response string) (affinity.Identity, bool)
 }
 
-// maxSessionKey is the longest session key that a client may send, in bytes.
+// maxSessionKey is the longest session key in nvext, in bytes. Other places of a key may have
+// another meaning to the client, so a long one there is hashed like all.
 const maxSessionKey = 1 << 10
 
 // Opens returns whether the engine must open the session before this turn.
@@ -114,13 +115,13 @@ func (s *Sessions) identify(source *KeySource, t turn) (id affinity.Identity, ha
 	if key == "" {
 		return id, 0, "", nil
 	}
-	if len(key) > maxSessionKey {
+	if len(key) > maxSessionKey && source.name == sourceNVExt {
 		return id, 0, "", &api.Refusal{
 			API: t.req.API, Status: http.StatusBadRequest, Code: api.CodeSessionKey, Param: source.name,
 			Err: fmt.Errorf("%s: a session key must have at most %d bytes", source.name, maxSessionKey),
 		}
 	}
-	if parent == key || len(parent) > maxSessionKey {
+	if parent == key {
 		parent = ""
 	}
 	return s.Secret.Identity(key), xxh3.HashString(key), parent, nil

@@ -181,7 +181,7 @@ func (t *Turn) Home() (at kvscore.Target, priced bool) { return t.bound.Target, 
 
 func (t *Turn) priced() bool {
 	r := t.plan.Request
-	return t.Soft && !t.plan.Session.Held && r != nil && r.Kind != api.None
+	return t.Soft && !t.plan.Session.Held && t.bound.Kind != affinity.Fixed && r != nil && r.Kind != api.None
 }
 
 // Warm returns the target that has a price to leave: the home, else that of the parent session.
@@ -200,7 +200,7 @@ const crowd = 8
 // Crowded returns whether many clients share the session's key. Then it must not bind them all to
 // one worker.
 func (t *Turn) Crowded() bool {
-	return !t.Hard && !t.plan.Session.Held && t.use.Live() > crowd
+	return !t.Hard && !t.plan.Session.Held && t.bound.Kind != affinity.Fixed && t.use.Live() > crowd
 }
 
 // GoAway says that this attempt goes elsewhere, and that the session keeps its home.
@@ -238,6 +238,9 @@ func (t *Turn) Commit(ctx context.Context, at kvscore.Target, good bool) State {
 func (t *Turn) bind(ctx context.Context, at kvscore.Target) {
 	s := &t.plan.Session
 	if !t.use.Begun(s.Key) || t.away || t.bound.Kind == affinity.EngineBacked {
+		return
+	}
+	if t.bound.Kind == affinity.Fixed && t.Pool.IsNowUpstream(t.bound.Target.Worker) {
 		return
 	}
 	if t.bound.Version != 0 && t.bound.Target == at && (s.TTL == 0 || s.TTL == t.bound.TTL) {
