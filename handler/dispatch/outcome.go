@@ -32,7 +32,13 @@ func (a *attempt) errored(why string, own bool) pool.Outcome {
 		return a.shows(pool.OutcomeAnswered, "")
 	}
 	o := a.shows(pool.OutcomeErrored, why)
-	o.Own, o.Blame, o.Peers = own, d.blameKey(), d.offers.Table.Rows
+	o.Own, o.Blame = own, d.blameKey()
+	return a.odd(o)
+}
+
+// odd says that the answer is an error or empty.
+func (a *attempt) odd(o pool.Outcome) pool.Outcome {
+	o.Odd, o.Peers = a.d.plan.ShowsHealth, a.d.offers.Table.Rows
 	return o
 }
 
