@@ -206,3 +206,9 @@ func (d *Dispatch) anotherTry(suspects int) bool {
 func (d *Dispatch) lastSuspect() bool {
 	return !d.Limits.Set() && d.suspects+1 >= maxSuspects
 }
+
+// noRetryPossible returns whether no attempt on another worker can follow. Either no untried
+// worker is left, or lastSuspect holds, or the retry budget is spent.
+func (d *Dispatch) noRetryPossible() bool {
+	return !d.otherLeft() || d.lastSuspect() || d.Pool.Spending.Spent(time.Now(), d.Pool.Settings.Load().RetryBudget)
+}
