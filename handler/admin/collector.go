@@ -39,7 +39,7 @@ var (
 	descRestored       = poolDesc("snapshot_restored",
 		"What the router restored at its start: sessions, responses, or tokens in cache models.", "what")
 
-	descOdd   = workerDesc("worker_error_ratio", "Share of errors and empty answers, whoever caused them, in the last two minutes.")
+	descOdd   = workerDesc("worker_error_ratio", "Share of errors and empty answers in the last two minutes, those by clients' mistakes too.")
 	descApart = workerDesc("worker_errors_apart",
 		"1 while the worker has far more errors and empty answers than the others for the same model.")
 	descHung = workerDesc("workers_hung",

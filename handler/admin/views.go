@@ -124,8 +124,8 @@ type healthView struct {
 	Hung              bool    `json:"hung"`
 	MarkedDownSeconds float64 `json:"marked_down_seconds"`
 	LetBack           int     `json:"let_back_requests,omitzero"`
-	// ErrorRatio is the share of errors and empty answers, whoever caused them, in the last
-	// two minutes. ErrorsApart is whether it is far above that of the other workers.
+	// ErrorRatio is the share of errors and empty answers in the last two minutes, those by
+	// clients' mistakes too. ErrorsApart is whether it is far above that of the other workers.
 	ErrorRatio  float64 `json:"error_ratio"`
 	ErrorsApart bool    `json:"errors_apart"`
 	pool.HealthState

@@ -6,15 +6,11 @@ import (
 	"time"
 )
 
-const (
-	// apartMemory is the age at which an answer counts a third in [Apart].
-	apartMemory = 2 * time.Minute
-	// apartCondition is the condition that a worker is apart from others.
-	apartCondition = "a worker answers with errors or nothing, unlike the others"
-)
+// apartMemory is the age at which an answer counts a third in [Apart].
+const apartMemory = 2 * time.Minute
 
-// Apart counts the answers of a worker, and the odd ones among them: errors and empty answers,
-// whoever caused them. They mark no worker down. But a worker that has far more of them than the
+// Apart counts the answers of a worker, and the odd ones among them: errors and empty answers.
+// They mark no worker down, because clients may have caused them. But a worker that has far more of them than the
 // others for the same model probably serves something else, or is broken.
 type Apart struct {
 	mu       sync.Mutex
@@ -34,8 +30,8 @@ func (a *Apart) add(now time.Time, odd bool) (n, share float64) {
 	return a.odd, a.odd / a.all
 }
 
-// Share returns the share of odd answers in the recent ones, and whether it was found to be far
-// above that of others within the last minute.
+// Share returns the share of odd answers in the recent ones. apart says that it was far above
+// that of others within the last minute.
 func (a *Apart) Share(now time.Time) (share float64, apart bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -62,5 +58,5 @@ func (p *Pool) compare(w *Worker, t time.Time, o *Outcome) {
 	w.Apart.mu.Lock()
 	w.Apart.last = t
 	w.Apart.mu.Unlock()
-	p.Incidents.Raise(t, apartCondition, p.Logger)
+	p.Incidents.Raise(t, "a worker answers with errors or nothing, unlike the others", p.Logger)
 }

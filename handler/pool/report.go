@@ -34,7 +34,7 @@ type Outcome struct {
 	Why   string        // for the log
 	Wait  time.Duration // the worker's Retry-After; 0 if it sent none
 
-	Odd   bool       // an error or an empty answer, whoever caused it
+	Odd   bool       // an error or an empty answer, also by a client's mistake
 	Peers []TableRow // the workers to compare with; of odd answers only
 
 	// of OutcomeErrored only
