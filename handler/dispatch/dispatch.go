@@ -101,6 +101,7 @@ func (s *Dispatcher) Begin(p *plan.Plan, start time.Time) (*Dispatch, error) {
 	if err := s.Sessions.Enter(p.HTTP.Context(), &d.turn, p, false); err != nil {
 		return nil, err
 	}
+	d.forgetPrompt()
 	if err := d.narrow(); err != nil {
 		d.turn.End(false)
 		return nil, err
@@ -177,7 +178,7 @@ func (d *Dispatch) endAttempt(computed bool) {
 		return
 	}
 	var answer []uint64
-	if computed && d.answer != nil {
+	if computed && d.answer != nil && !d.holds() {
 		answer = d.answer.Blocks
 	}
 	a.Leave(computed, answer)

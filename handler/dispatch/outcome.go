@@ -79,6 +79,8 @@ func (o *delivery) learn() {
 	cached := discovery.Of(o.attempt.Worker).CachedTokens(kind, o.Cached)
 	if o.Prompt > 0 {
 		m.inputTokens.Observe(float64(o.Prompt))
+	}
+	if o.Prompt > 0 && !o.d.holds() {
 		o.count(cached)
 		if cached >= 0 {
 			m.reportedHits.Observe(float64(cached) / float64(o.Prompt))
@@ -88,7 +90,9 @@ func (o *delivery) learn() {
 	if o.Completion >= 0 {
 		m.outputTokens.Observe(float64(o.Completion))
 	}
-	o.verify(cached)
+	if !o.d.holds() {
+		o.verify(cached)
+	}
 	if o.Cached >= 0 {
 		o.d.cached = o.Cached
 	}

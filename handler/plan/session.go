@@ -61,6 +61,9 @@ func (s *Sessions) find(r *http.Request, req *api.Request, ext *nvext.Ext) (Sess
 	if s.HeldOnly && !held && ext.SessionControl.SessionID == "" {
 		return Session{}, nil
 	}
+	if req.SessionHeld && ext.Session() == "" {
+		return s.held(r, req.SessionID, req.Salt), nil
+	}
 	t := turn{r, req, ext}
 	for i := range s.Keys {
 		source := &s.Keys[i]
@@ -87,6 +90,17 @@ func (s *Sessions) find(r *http.Request, req *api.Request, ext *nvext.Ext) (Sess
 		return found, nil
 	}
 	return Session{}, nil
+}
+
+// held returns the session that a client has opened in an engine itself, by its id there. It
+// counts in every configuration, and for all models: an engine's own requests need not name one.
+func (s *Sessions) held(r *http.Request, id, salt string) Session {
+	tenant := affinity.Tenant{placeholder(r, s.Scope), salt}
+	name := s.Secret.Identity("session_params " + id)
+	return Session{
+		Key: s.Secret.Session(name, tenant, ""), Scope: s.Secret.Scope(tenant), Identity: name,
+		Source: "session_params", Held: true,
+	}
 }
 
 // control applies the client's nvext.session_control, if there is one.

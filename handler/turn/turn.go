@@ -85,10 +85,13 @@ type Turn struct {
 // is a refusal. Otherwise the turn must End. Enter fills in t, which the caller must not copy.
 func (s *Sessions) Enter(ctx context.Context, t *Turn, p *plan.Plan, dry bool) error {
 	t.Sessions, t.plan, t.dry = s, p, dry
-	if p.Session.EngineSession == "" || p.Request == nil {
-		return nil
+	var err error
+	switch s := &p.Session; {
+	case s.EngineSession != "" && p.Request != nil:
+		err = t.enterEngine(ctx)
+	case s.Held && !dry && !s.Key.IsZero():
+		err = t.haveAlone(ctx) // a second turn, or a close, can end SGLang's scheduler
 	}
-	err := t.enterEngine(ctx)
 	if err != nil {
 		_ = t.use.End(ctx, 0)
 	}
@@ -237,7 +240,7 @@ func (t *Turn) Commit(ctx context.Context, at kvscore.Target, good bool) State {
 
 func (t *Turn) bind(ctx context.Context, at kvscore.Target) {
 	s := &t.plan.Session
-	if !t.use.Begun(s.Key) || t.away || t.bound.Kind == affinity.EngineBacked {
+	if !t.use.Begun(s.Key) || t.away || t.bound.Kind == affinity.EngineBacked || t.plan.Request == nil {
 		return
 	}
 	if t.bound.Kind == affinity.Fixed && t.Pool.IsNowUpstream(t.bound.Target.Worker) {
@@ -252,6 +255,18 @@ func (t *Turn) bind(ctx context.Context, at kvscore.Target) {
 		return
 	}
 	t.bound = b
+}
+
+// Opened binds the session of an id that the client has opened itself in the engine of a target.
+// Its turns and its close go there, and nowhere else while the worker exists.
+func (t *Turn) Opened(ctx context.Context, s *plan.Session, at kvscore.Target) {
+	old := t.peek(ctx, s.Key)
+	_, _, err := t.Pool.Sessions.Bind(ctx, s.Key, old.Version, affinity.Want{
+		Target: at, TTL: t.ttl(), Scope: s.Scope, Kind: affinity.Fixed,
+	})
+	if err != nil {
+		t.Failed()
+	}
 }
 
 // ttl returns how long the session is remembered after its last use: as the client says, else as
