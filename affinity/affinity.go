@@ -71,12 +71,19 @@ const (
 	// EngineBacked bindings have a counterpart in the engine that must be released. The
 	// store reports their end: see [Options.OnExpire].
 	EngineBacked
+	// Fixed bindings exist only in the router, too. An operator made them, and they do not
+	// change while their worker exists.
+	Fixed
 )
 
-// String returns "router_only" or "engine_backed".
+// String returns "router_only", "engine_backed" or "fixed".
 func (k Kind) String() string {
-	if k == EngineBacked {
+	switch k {
+	case EngineBacked:
 		return "engine_backed"
+	case Fixed:
+		return "fixed"
+	case RouterOnly:
 	}
 	return "router_only"
 }

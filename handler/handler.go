@@ -296,7 +296,7 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, err error) erro
 		if e.Code == api.CodeUnreadable || e.Code == api.CodeTooLarge {
 			outcome = dispatch.OutcomeUnreadable
 		}
-		h.poolMetrics.Requests[outcome].Inc()
+		h.report(r, dispatch.Refused(outcome, e))
 	}
 	return answer(w, r, err)
 }
@@ -313,15 +313,14 @@ func answer(w http.ResponseWriter, r *http.Request, err error) error {
 	if !ok {
 		return err
 	}
+	if server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok && server.Errors != nil {
+		return caddyhttp.Error(e.Status, e.Err) // the error routes' answer may be another's
+	}
 	switch {
 	case e.RetryAfter > 0:
 		w.Header().Set("Retry-After", strconv.Itoa(e.RetryAfter))
 	case e.Status == http.StatusServiceUnavailable:
 		w.Header().Set("Retry-After", retryLater)
-	}
-	server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
-	if e.API == nil || ok && server.Errors != nil {
-		return caddyhttp.Error(e.Status, e.Err)
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(e.Status)

@@ -242,6 +242,30 @@ func TestAffinityModes(t *testing.T) {
 	h.booksAtZero(t)
 }
 
+// TestOperatorsBindingHolds binds a session to another worker by hand.
+func TestOperatorsBindingHolds(t *testing.T) {
+	h := startHomed(t, 2, 1)
+	home, _ := h.turn(t)
+	other := map[string]string{"e1/0": "e2/0", "e2/0": "e1/0"}[home]
+	h.api(t, http.MethodPut, defaultPool+"/sessions/s?model=canned&worker="+h.engines[other[1]-'1'].Addr(), nil, nil)
+	for range 3 {
+		h.wantTurn(t, "bound by hand", other, "session")
+	}
+	h.engines[other[1]-'1'].Kill()
+	h.turn(t)
+	if b := h.bound(t); b != other {
+		t.Errorf("bound to %s while its worker is down, want %s", b, other)
+	}
+	left := h.engines[home[1]-'1']
+	if err := h.reload(simulated([]*engine.Engine{left}, fmt.Sprintf("worker %s {\nid %c\n}", left.Addr(), home[1]))); err != nil {
+		t.Fatal(err)
+	}
+	h.turn(t)
+	if b := h.bound(t); b == other {
+		t.Errorf("bound to %s, which is no upstream any more", b)
+	}
+}
+
 // TestSessionsOfEnginesNeverLeave has engine-backed sessions. They stay with their engine
 // in every mode.
 func TestSessionsOfEnginesNeverLeave(t *testing.T) {

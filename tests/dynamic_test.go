@@ -88,8 +88,8 @@ func TestDynamicUpstreamsMayBeNone(t *testing.T) {
 		}
 		list(dead)
 		status, _, err := s.get(t.Context(), s.url+"/v1/models")
-		if status != http.StatusBadGateway || lookUps() > 3 {
-			t.Errorf("GET with a dead one: status %d, error %v, %d look-ups; want 502 and at most 3", status, err, lookUps())
+		if status != http.StatusServiceUnavailable || lookUps() > 3 {
+			t.Errorf("GET with a dead one: status %d, error %v, %d look-ups; want 503 and at most 3", status, err, lookUps())
 		}
 		list(dead)
 		if a := s.chat(t.Context(), ask("x")); a.status != http.StatusServiceUnavailable || lookUps() > 3 {

@@ -83,8 +83,7 @@ func TestErrorAnswersReachTheClientWhole(t *testing.T) {
 
 // TestEngineThatHangsUpLosesNoRequest has engines that close idle connections,
 // as uvicorn does when its timeout runs out. The proxy writes requests into
-// connections that are closed already, or just then. A single engine that closes each of its
-// connections only then can fail a request: it is sent again once.
+// connections that are closed already, or just then.
 func TestEngineThatHangsUpLosesNoRequest(t *testing.T) {
 	for _, v := range []struct {
 		name    string
@@ -92,6 +91,7 @@ func TestEngineThatHangsUpLosesNoRequest(t *testing.T) {
 		when    canned.HangUp
 	}{
 		{"OneEngine/AfterAnswer", 1, canned.AfterAnswer},
+		{"OneEngine/AtNextRequest", 1, canned.AtNextRequest},
 		{"FourEngines/AfterAnswer", 4, canned.AfterAnswer},
 		{"FourEngines/AtNextRequest", 4, canned.AtNextRequest},
 	} {

@@ -2,10 +2,12 @@ package tests
 
 import (
 	"fmt"
+	"io"
 	"math"
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -165,20 +167,51 @@ func TestFallbacksAreCounted(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestResendsAreCounted has an engine that closes each kept connection at its next request.
-func TestResendsAreCounted(t *testing.T) {
+// TestResendsAreBoundedAndCounted fills the proxy's connections to an engine, which closes
+// each at its next request. net/http would try them all. The router lets it resend once,
+// and then opens a new connection.
+func TestResendsAreBoundedAndCounted(t *testing.T) {
+	const conns = 6
 	engines := startEngines(t, 1, canned.Pace{})
 	s := startCaddy(t, route(engines, "pool resends"))
-	s.mustPass(t, "/v1/chat/completions")
+	all := make(chan struct{})
+	engines[0].SetHandler(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case <-all:
+		case <-r.Context().Done():
+		}
+		w.Header().Set("Content-Type", "application/json")
+		io.WriteString(w, `{"choices":[]}`)
+	})
+	var clients sync.WaitGroup
+	for range conns {
+		clients.Go(func() { s.mustPass(t, "/v1/chat/completions") })
+	}
+	eventually(t, 5*time.Second, "the engine has all the connections", func() bool { return engines[0].Active() == conns })
+	close(all)
+	clients.Wait()
+	s.booksAtZero(t)
+	engines[0].SetHandler(nil)
 	engines[0].SetHangUp(canned.AtNextRequest)
 	before := s.scrape(t)
+	s.mustPass(t, "/v1/chat/completions")
+	pool := `pool="resends"`
+	s.wantFigures(t, before, []figure{
+		{requestsTotal, []string{pool, `outcome="ok"`}, 1},
+		{retriesTotal, []string{pool, `reason="resend"`}, 1},
+		{retriesTotal, []string{pool, `reason="reconnect"`}, 1},
+		{retriesTotal, []string{pool}, 2},
+	})
+
+	// From here on there is one connection, made at the first request, which
+	// closes at each one after.
 	for range 5 {
 		s.mustPass(t, "/v1/chat/completions")
 	}
-	pool := `pool="resends"`
 	s.wantFigures(t, before, []figure{
-		{requestsTotal, []string{pool, `outcome="ok"`}, 5},
+		{requestsTotal, []string{pool, `outcome="ok"`}, 6},
 		{retriesTotal, []string{pool, `reason="resend"`}, 5},
+		{retriesTotal, []string{pool, `reason="reconnect"`}, 1},
 	})
 	s.booksAtZero(t)
 }

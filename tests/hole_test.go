@@ -85,6 +85,16 @@ func TestWorkerThatAnswersAtOnce(t *testing.T) {
 				wg.Wait()
 				share := float64(hole.Load()) / float64(all.Load())
 				t.Logf("%d of %d requests: %.0f %%", hole.Load(), all.Load(), 100*share)
+				var w struct {
+					Health struct {
+						Ratio float64 `json:"error_ratio"`
+						Apart bool    `json:"errors_apart"`
+					} `json:"health"`
+				}
+				s.api(t, http.MethodGet, defaultPool+"/workers/"+dials[0], nil, &w)
+				if odd := name != "one token"; w.Health.Apart != odd || (w.Health.Ratio > 0.9) != odd {
+					t.Errorf("the admin API says %+v", w.Health)
+				}
 				if share > 1.3/4 {
 					t.Errorf("the engine that answers at once got %.0f %% of %d requests", 100*share, all.Load())
 				}

@@ -38,6 +38,7 @@ func init() {
 // `GET /kv_router/pools/{pool}/sessions?after=&limit=` | Bound sessions in the order of their keys' hashes, at most `limit` of them (default 100, at most 1000) that come after the hash `after`. Keys are secrets: the router keeps and shows only their hashes, of 32 hexadecimal digits
 // `GET /kv_router/pools/{pool}/sessions/{key}` | One session by its key. `?tenant=` names its tenant or cache salt, `?scope=` the value of its `affinity scope`, `?model=` its model. With `?hashed`, the path has the hash. Looking does not extend its life
 // `DELETE /kv_router/pools/{pool}/sessions/{key}` | Unbinds the session: its next turn goes where it is cheapest. If an engine holds the session, the engine closes it, and its next turn gets 410 (`session_lost`)
+// `PUT /kv_router/pools/{pool}/sessions/{key}?worker=&rank=` | Binds the session to another worker, by its address or its id, until the binding expires or the worker is gone. 409 if an engine holds the session
 // `POST /kv_router/pools/{pool}/explain?path=/v1/chat/completions` | Where a request with this body and these headers would go, and why: each candidate with every term of its cost. Nothing is booked or remembered. If several handlers share the pool, one of them answers, with its settings
 //
 // Addresses and keys with a slash in them are written with `%2F`. Caddy logs
@@ -64,7 +65,7 @@ func (Admin) Routes() []caddy.AdminRoute {
 		{Pattern: one + "/workers/{worker}/undrain", Handler: methods{http.MethodPost: ofPool(undrain)}},
 		{Pattern: one + "/sessions", Handler: methods{http.MethodGet: ofPool(getSessions)}},
 		{Pattern: one + "/sessions/{key}", Handler: methods{
-			http.MethodGet: ofPool(getSession), http.MethodDelete: ofPool(unbind),
+			http.MethodGet: ofPool(getSession), http.MethodPut: ofPool(rebind), http.MethodDelete: ofPool(unbind),
 		}},
 		{Pattern: one + "/explain", Handler: methods{http.MethodPost: ofPool(explain)}},
 	}

@@ -39,6 +39,9 @@ var (
 	descRestored       = poolDesc("snapshot_restored",
 		"What the router restored at its start: sessions, responses, or tokens in cache models.", "what")
 
+	descOdd   = workerDesc("worker_error_ratio", "Share of errors and empty answers in the last two minutes, those by clients' mistakes too.")
+	descApart = workerDesc("worker_errors_apart",
+		"1 while the worker has far more errors and empty answers than the others for the same model.")
 	descHung = workerDesc("workers_hung",
 		"1 while the worker is hung: it has requests and produces no output, while others make progress.")
 	descAvailable = workerDesc("worker_available",
@@ -186,6 +189,9 @@ func collectWorker(to sink, p *pool.Pool, w *pool.Worker, t time.Time, proxy map
 	}
 	to.gauge(descWarnings, float64(len(e.Warnings)))
 	to.gauge(descHung, asNumber(w.IsHung()))
+	share, apart := w.Apart.Share(t)
+	to.gauge(descOdd, share)
+	to.gauge(descApart, asNumber(apart))
 	collectEvents(to, w, t)
 }
 

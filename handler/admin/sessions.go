@@ -9,6 +9,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/turn"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
 const (
@@ -111,4 +112,46 @@ func unbind(r *http.Request, p *pool.Pool) (any, error) {
 		} // else it was bound anew meanwhile
 	}
 	return nil, errNoSession(p)
+}
+
+// rebind binds a session to another target.
+func rebind(r *http.Request, p *pool.Pool) (any, error) {
+	e, err := sessionNamed(r, p)
+	if err != nil {
+		return nil, err
+	}
+	if e.Kind == affinity.EngineBacked {
+		return nil, apiError(http.StatusConflict, "the engine holds the session, which cannot move: delete it")
+	}
+	want := e.Want
+	want.Kind = affinity.Fixed
+	if want.Target, err = targetIn(r, p); err != nil {
+		return nil, err
+	}
+	b, ok, err := p.Sessions.Bind(r.Context(), e.Key, e.Version, want)
+	switch {
+	case err != nil:
+		return nil, unreadStore(err)
+	case !ok:
+		return nil, apiError(http.StatusConflict, "the session was bound anew meanwhile: try again")
+	}
+	return viewSession(e.Key, &b, dials(p), time.Now()), nil
+}
+
+// targetIn returns the target that the query of a request names.
+func targetIn(r *http.Request, p *pool.Pool) (kvscore.Target, error) {
+	q := r.URL.Query()
+	w := workerNamed(p, q.Get("worker"))
+	if w == nil {
+		return kvscore.Target{}, apiError(http.StatusBadRequest,
+			"worker: must be the address or the id of a worker, got %q", q.Get("worker"))
+	}
+	rank := uint64(0)
+	if s := q.Get("rank"); s != "" {
+		var err error
+		if rank, err = strconv.ParseUint(s, 10, 32); err != nil || rank >= uint64(w.Ranks()) {
+			return kvscore.Target{}, apiError(http.StatusBadRequest, "rank: must be from 0 to %d, got %q", w.Ranks()-1, s)
+		}
+	}
+	return kvscore.Target{Worker: w.ID, Rank: uint32(rank)}, nil
 }

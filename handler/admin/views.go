@@ -124,6 +124,10 @@ type healthView struct {
 	Hung              bool    `json:"hung"`
 	MarkedDownSeconds float64 `json:"marked_down_seconds"`
 	LetBack           int     `json:"let_back_requests,omitzero"`
+	// ErrorRatio is the share of errors and empty answers in the last two minutes, those by
+	// clients' mistakes too. ErrorsApart is whether it is far above that of the other workers.
+	ErrorRatio  float64 `json:"error_ratio"`
+	ErrorsApart bool    `json:"errors_apart"`
 	pool.HealthState
 }
 
@@ -204,6 +208,7 @@ func viewHealth(w *pool.Worker, t time.Time, proxy map[string]proxyState) health
 	v := healthView{
 		Available: isAvailable(w, &s, proxy), Hung: w.IsHung(), LetBack: max(0, s.Window), HealthState: s,
 	}
+	v.ErrorRatio, v.ErrorsApart = w.Apart.Share(t)
 	if state, said := proxy[w.Dial]; said {
 		v.Proxy = &state.available
 	}

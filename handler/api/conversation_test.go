@@ -66,7 +66,7 @@ func TestSessionIdentity(t *testing.T) {
 	if r.UserSession != "b" || r.CacheKey != "k" || r.SessionID != "s" {
 		t.Errorf("%+v", r)
 	}
-	for _, body := range []string{`{"session_params":{"id":"s"}}`, `{"session_params":{"session_id":"s","offset":1}}`, `{"session_params":{"id":"x"},"session_id":"s"}`, `{"session_id":"s","session_params":{"id":"x"}}`} {
+	for _, body := range []string{`{"session_params":{"id":"s"}}`, `{"session_params":{"session_id":"s","offset":1}}`, `{"session_params":{"id":"s"},"session_id":"x"}`, `{"session_id":"x","session_params":{"id":"s"}}`} {
 		if r := mustParse(t, generate{}, body); r.SessionID != "s" {
 			t.Errorf("%s: %q", body, r.SessionID)
 		}

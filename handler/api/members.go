@@ -40,7 +40,9 @@ func (p *parse) field(key []byte, v rawjson.Span) {
 	case "prompt_cache_key":
 		r.CacheKey = v.Text(b)
 	case "session_id":
-		r.SessionID = v.Text(b)
+		if !r.SessionHeld {
+			r.SessionID = v.Text(b)
+		}
 	case "session_params":
 		p.session(v)
 	case "echo":
@@ -137,14 +139,13 @@ func (p *parse) choices(v rawjson.Span, sent bool) {
 	}
 }
 
-// session reads session_params, in which SGLang's clients name a session. The
-// member session_id has precedence.
+// session reads session_params, in which SGLang's clients name a session. It has precedence over
+// the member session_id.
 func (p *parse) session(v rawjson.Span) {
 	p.req.SessionList = v.First(p.body) == '['
 	if v.First(p.body) != '{' {
 		return
 	}
-	known := p.req.SessionID != ""
 	c := rawjson.Enter(p.body, v.Start)
 	for c.Next() {
 		key := c.Key()
@@ -152,10 +153,8 @@ func (p *parse) session(v rawjson.Span) {
 		if k := string(key); k != "id" && k != "session_id" {
 			continue
 		}
-		id := v.Text(p.body)
-		p.req.SessionHeld = id != ""
-		if !known {
-			p.req.SessionID = id
+		if id := v.Text(p.body); id != "" {
+			p.req.SessionHeld, p.req.SessionID = true, id
 		}
 	}
 }

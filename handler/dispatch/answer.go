@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 )
@@ -177,16 +178,21 @@ func (o *delivery) Ended(s response.Summary) {
 	case s.Failed:
 		o.d.Pool.Report(a.Worker, a.errored("an error in an answer with status 2xx", false))
 	default:
+		shown := a.good()
 		if s.Stream { // without a token
-			o.attempt.Prefilled(time.Now())
+			a.Prefilled(time.Now())
+			shown = a.odd(shown)
 		} else {
+			if s.Completion == 0 && o.d.plan.API.Work() == api.Generate {
+				shown = a.odd(shown)
+			}
 			completion := s.Completion
 			if completion > 1 {
 				completion = -1 // most of its time went to these tokens, not to the prefill
 			}
 			a.Answered(o.header, completion)
 		}
-		o.d.Pool.Report(a.Worker, a.good())
+		o.d.Pool.Report(a.Worker, shown)
 	}
 	o.learn()
 }

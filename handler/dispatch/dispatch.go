@@ -101,6 +101,7 @@ func (s *Dispatcher) Begin(p *plan.Plan, start time.Time) (*Dispatch, error) {
 	if err := s.Sessions.Enter(p.HTTP.Context(), &d.turn, p, false); err != nil {
 		return nil, err
 	}
+	d.forgetPrompt()
 	if err := d.narrow(); err != nil {
 		d.turn.End(false)
 		return nil, err
@@ -125,7 +126,7 @@ func (d *Dispatch) Settle(w http.ResponseWriter, err error) error {
 		d.err = nil
 		return nil
 	}
-	if d.answer != nil || d.plan.API == nil || d.plan.HTTP.Context().Err() != nil {
+	if d.answer != nil || d.plan.HTTP.Context().Err() != nil {
 		return d.err
 	}
 	if d.wait.turnedAway != nil {
@@ -177,7 +178,7 @@ func (d *Dispatch) endAttempt(computed bool) {
 		return
 	}
 	var answer []uint64
-	if computed && d.answer != nil {
+	if computed && d.answer != nil && !d.holds() {
 		answer = d.answer.Blocks
 	}
 	a.Leave(computed, answer)

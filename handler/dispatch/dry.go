@@ -57,6 +57,7 @@ func (s *Dispatcher) Explain(p *plan.Plan) *DryChoice {
 	rt.offers = s.Pool.Peek(rt.upstreams(), rt.repl)
 	err := s.Sessions.Enter(p.HTTP.Context(), &rt.turn, p, true)
 	if err == nil {
+		rt.forgetPrompt()
 		err = rt.narrow()
 	}
 	if own, ok := errors.AsType[*api.Refusal](err); ok {

@@ -58,6 +58,8 @@ func (a *attempt) judge(ctx context.Context, resp *http.Response, resent bool, e
 		v.do, v.reason = retry, strconv.Itoa(status)
 	case workersFault(status):
 		v.outcome = a.errored(resp.Status, status >= 500)
+	case status >= 400:
+		v.outcome = a.odd(v.outcome)
 	case status < 300 && (d.plan.Request == nil || body.Compressed(resp.Header)):
 		v.outcome = a.good() // an answer that is read shows more
 	}
@@ -203,4 +205,10 @@ func (d *Dispatch) anotherTry(suspects int) bool {
 // lastSuspect returns whether no attempt may follow if the present one breaks.
 func (d *Dispatch) lastSuspect() bool {
 	return !d.Limits.Set() && d.suspects+1 >= maxSuspects
+}
+
+// noRetryPossible returns whether no attempt on another worker can follow. Either no untried
+// worker is left, or lastSuspect holds, or the retry budget is spent.
+func (d *Dispatch) noRetryPossible() bool {
+	return !d.otherLeft() || d.lastSuspect() || d.Pool.Spending.Spent(time.Now(), d.Pool.Settings.Load().RetryBudget)
 }

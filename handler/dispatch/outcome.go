@@ -32,7 +32,13 @@ func (a *attempt) errored(why string, own bool) pool.Outcome {
 		return a.shows(pool.OutcomeAnswered, "")
 	}
 	o := a.shows(pool.OutcomeErrored, why)
-	o.Own, o.Blame, o.Peers = own, d.blameKey(), d.offers.Table.Rows
+	o.Own, o.Blame = own, d.blameKey()
+	return a.odd(o)
+}
+
+// odd says that the answer is an error or empty.
+func (a *attempt) odd(o pool.Outcome) pool.Outcome {
+	o.Odd, o.Peers = a.d.plan.ShowsHealth, a.d.offers.Table.Rows
 	return o
 }
 
@@ -73,6 +79,8 @@ func (o *delivery) learn() {
 	cached := discovery.Of(o.attempt.Worker).CachedTokens(kind, o.Cached)
 	if o.Prompt > 0 {
 		m.inputTokens.Observe(float64(o.Prompt))
+	}
+	if o.Prompt > 0 && !o.d.holds() {
 		o.count(cached)
 		if cached >= 0 {
 			m.reportedHits.Observe(float64(cached) / float64(o.Prompt))
@@ -82,7 +90,9 @@ func (o *delivery) learn() {
 	if o.Completion >= 0 {
 		m.outputTokens.Observe(float64(o.Completion))
 	}
-	o.verify(cached)
+	if !o.d.holds() {
+		o.verify(cached)
+	}
 	if o.Cached >= 0 {
 		o.d.cached = o.Cached
 	}

@@ -55,6 +55,11 @@ func (d *Dispatch) report() *Report {
 	return r
 }
 
+// Refused returns the report of a request that was refused before a worker was chosen.
+func Refused(outcome string, err error) *Report {
+	return &Report{Outcome: outcome, Err: err, Counts: response.Counts{Prompt: -1, Completion: -1, Cached: -1}}
+}
+
 // reportFacts are what a report shows in the access log and in the request's span, by their
 // names there. A value is nil if there is none.
 var reportFacts = [...]struct {
@@ -123,8 +128,10 @@ func (r *Report) fault() (why string, bad bool) {
 }
 
 // Logged returns whether the access log has the report: a worker was chosen, or the request
-// waited for one.
-func (r *Report) Logged() bool { return r.attempt != nil || r.Waited > 0 || r.TurnedAway }
+// waited for one or was refused.
+func (r *Report) Logged() bool {
+	return r.attempt != nil || r.Waited > 0 || r.TurnedAway || r.Attempts == 0 && r.Err != nil
+}
 
 // outcome returns the outcome of the request, as metrics name it.
 func (d *Dispatch) outcome() string {

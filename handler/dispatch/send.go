@@ -52,16 +52,23 @@ func (a *attempt) send(req *http.Request) (resp *http.Response, resent bool, err
 	if err = d.turn.Open(req, a.Worker, a.Target); err != nil {
 		return nil, false, err
 	}
-	resp, resent, err = a.sendOnce(a.watched(req))
+	sent := a.watched(req)
+	resp, resent, err = a.sendOver(d.Transport.Send, sent)
+	if err != nil && resent && d.plan.API != nil && sent.Context().Err() == nil && d.noRetryPossible() {
+		// The only worker closed idle connections, and net/http's second try met
+		// another one of these.
+		d.countRetry(a, "reconnect")
+		resp, _, err = a.sendOver(d.Transport.SendFresh, sent)
+	}
 	if err = a.arrived(resp, err); err != nil {
 		return nil, resent, err
 	}
 	return resp, resent, nil
 }
 
-// sendOnce makes one round trip. It returns whether net/http sent the request again after a
+// sendOver makes one round trip. It returns whether net/http sent the request again after a
 // kept connection turned out closed.
-func (a *attempt) sendOnce(req *http.Request) (*http.Response, bool, error) {
+func (a *attempt) sendOver(roundTrip func(*http.Request) (*http.Response, error), req *http.Request) (*http.Response, bool, error) {
 	d := a.d
 	r := EngineRequest{
 		Pool: d.Pool, Plan: d.plan, Body: d.Body, Worker: a.Worker, Target: a.Target,
@@ -72,7 +79,7 @@ func (a *attempt) sendOnce(req *http.Request) (*http.Response, bool, error) {
 	cut := r.cut &^ (d.cut | d.plan.Dropped) // counted once per request
 	d.cut |= cut
 	d.CountDropped(cut, nil)
-	resp, err := d.Transport.Send(d.sent)
+	resp, err := roundTrip(d.sent)
 	if err == nil && readsAnswer(d.plan) {
 		response.Unpack(resp)
 	}

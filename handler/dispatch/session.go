@@ -3,14 +3,18 @@ package dispatch
 import (
 	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/tidwall/gjson"
 )
 
 // stayAt makes the target whose engine holds the session the only one. A turn that opens the
@@ -114,12 +118,45 @@ func (rt *route) boundPosition(c *pool.Candidates) int {
 	return slices.IndexFunc(c.Targets, func(t kvscore.TargetRef) bool { return t.Target == home })
 }
 
+// holds returns whether the engine of the worker holds the session's state. Its turns send only
+// what is new, so they are no prompts of the cache model, and their counts show nothing of it.
+func (rt *route) holds() bool {
+	return rt.plan.Session.Held || rt.plan.Session.Opens() || rt.turn.EngineSession() != ""
+}
+
+// forgetPrompt makes the prompt of a turn unknown that is only a part of what the engine has.
+func (rt *route) forgetPrompt() {
+	if score := &rt.plan.Score; rt.holds() {
+		score.Blocks, score.Past, score.Identities = nil, 0, nil
+	}
+}
+
+// bindOpened binds the session that a client has opened in the engine itself. The answer has its
+// id.
+func (d *Dispatch) bindOpened(ctx context.Context, resp *http.Response) {
+	p := d.plan
+	if p.Opened == nil || resp.StatusCode != http.StatusOK || body.Compressed(resp.Header) {
+		return
+	}
+	const most = 16 << 10
+	begin, err := io.ReadAll(io.LimitReader(resp.Body, most))
+	resp.Body = &response.Replayed{ReadCloser: resp.Body, Begin: begin, Err: err}
+	if id := gjson.ParseBytes(begin); id.Type == gjson.String && id.Str != "" {
+		s := p.Opened(id.Str)
+		d.turn.Opened(ctx, &s, d.attempt.Target)
+	}
+	if !p.Session.Key.IsZero() { // the engine may have got the client's id with its tenant's
+		d.turn.Opened(ctx, &p.Session, d.attempt.Target)
+	}
+}
+
 // commit binds the session to the target of a good answer. It counts what became of the session,
 // and says it in the response headers.
 func (d *Dispatch) commit(ctx context.Context, resp *http.Response) {
 	a := d.attempt
 	home, _ := d.turn.Home()
 	good := resp.StatusCode < 300
+	d.bindOpened(ctx, resp)
 	state := d.turn.Commit(ctx, a.Target, good)
 	if good && d.turn.EngineSession() != "" { // opened by this request: no other worker may serve it from now on
 		d.fixed = fixed{worker: a.Worker, rank: nvext.Some(a.Target.Rank), reason: ReasonSession}

@@ -137,6 +137,11 @@ const (
 	closeSession = "close_session"
 )
 
+// OpensSession and ClosesSession return whether a request of this name, see [PostTo], opens or
+// closes a session that SGLang holds.
+func OpensSession(name string) bool  { return name == openSession }
+func ClosesSession(name string) bool { return name == closeSession }
+
 // PostTo returns the name of a request to a path outside the clients' APIs, empty
 // for a request without a name.
 func PostTo(path string) string {

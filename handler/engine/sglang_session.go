@@ -26,6 +26,9 @@ func (f *adapter) sglangSessions() {
 		f.scopeSessionID()
 	}
 	turns := f.on(api.NameChat, api.NameCompletions, api.NameGenerate)
+	if turns && f.Session != "" {
+		f.Body.Cut(nameSession) // SGLang refuses it beside session_params
+	}
 	at, has := f.Body.NVExt()
 	switch {
 	case turns && has && f.takes(SessionParams, true):

@@ -46,6 +46,10 @@ func TestSessionsDoNotPassUnscoped(t *testing.T) {
 			}
 		}
 	}
+	// SGLang refuses session_id beside the session_params that the router sets
+	if got := adapted(t, SGLang, "/generate", `{"text":"x","session_id":"a"}`, func(r *asked) { r.Session = "s" }); got.body != `{"text":"x","session_params":{"id":"s"}}` {
+		t.Errorf("became %.300s", got.body)
+	}
 	// session_params of nvext that is too long removes the body's own, too
 	pad := strings.Repeat(" ", maxParams)
 	got := adapted(t, SGLang, "/generate", `{"session_params":`+id+`,"nvext":{"session_params":{"id":"s"`+pad+`}}}`, func(r *asked) { r.Salt = "t" })

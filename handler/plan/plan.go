@@ -25,9 +25,12 @@ type Plan struct {
 	Model string        // empty if the request names none
 	// Request is the parsed body of an inference request, other that of a request for
 	// no known API. Both are nil if the router did not read or understand the body.
-	Request  *api.Request
-	other    *api.Request
-	Session  Session
+	Request *api.Request
+	other   *api.Request
+	Session Session
+	// Opened returns the session of an id that the engine opens for the client itself; nil for
+	// other requests.
+	Opened   func(id string) Session
 	Response string // the id of the response that the request names, or empty
 	Pin      Pin
 	Answer   *AnswerExt // what the answer must carry for the client, nil if nothing

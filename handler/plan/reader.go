@@ -178,7 +178,12 @@ func (rd *Reader) fill(r *http.Request, p *Plan) error {
 	if req != nil {
 		raw = req.NVExt
 	}
-	if err := rd.extend(r, p, raw); err != nil {
+	err := rd.extend(r, p, raw)
+	if err != nil && raw != nil && p.API == nil && !p.prefills { // to such a path, it may mean anything
+		raw = nil
+		err = rd.extend(r, p, nil)
+	}
+	if err != nil {
 		return err
 	}
 	if err := rd.mustRead(p); err != nil {
@@ -200,8 +205,24 @@ func (rd *Reader) fill(r *http.Request, p *Plan) error {
 	p.Isolated = rd.EnforcesSalt && p.prefills && p.Salt() != ""
 	if p.API == nil {
 		p.namePath(r, rd.MergesModels)
+		rd.nameSession(r, p)
 	}
 	return nil
+}
+
+// nameSession records the session that a client opens or closes itself in an engine.
+func (rd *Reader) nameSession(r *http.Request, p *Plan) {
+	opens, closes := engine.OpensSession(p.Name), engine.ClosesSession(p.Name)
+	if p.other == nil || !opens && !closes {
+		return
+	}
+	if p.other.SessionID != "" {
+		p.Session = rd.Sessions.held(r, p.other.SessionID, p.Salt())
+		p.Session.Final = closes
+	}
+	if opens {
+		p.Opened = func(id string) Session { return rd.Sessions.held(r, id, p.Salt()) }
+	}
 }
 
 // infer completes the plan of a request for a known API that was parsed.

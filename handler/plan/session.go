@@ -48,7 +48,8 @@ type Sessions struct {
 	Conversation func(response string) (affinity.Identity, bool)
 }
 
-// maxSessionKey is the longest session key that a client may send, in bytes.
+// maxSessionKey is the longest session key in nvext, in bytes. Other places of a key may have
+// another meaning to the client, so a long one there is hashed like all.
 const maxSessionKey = 1 << 10
 
 // Opens returns whether the engine must open the session before this turn.
@@ -59,6 +60,9 @@ func (s *Sessions) find(r *http.Request, req *api.Request, ext *nvext.Ext) (Sess
 	held := req.SessionHeld || ext.SessionParams.ID != ""
 	if s.HeldOnly && !held && ext.SessionControl.SessionID == "" {
 		return Session{}, nil
+	}
+	if req.SessionHeld && ext.Session() == "" {
+		return s.held(r, req.SessionID, req.Salt), nil
 	}
 	t := turn{r, req, ext}
 	for i := range s.Keys {
@@ -88,6 +92,17 @@ func (s *Sessions) find(r *http.Request, req *api.Request, ext *nvext.Ext) (Sess
 	return Session{}, nil
 }
 
+// held returns the session that a client has opened in an engine itself, by its id there. It
+// counts in every configuration, and for all models: an engine's own requests need not name one.
+func (s *Sessions) held(r *http.Request, id, salt string) Session {
+	tenant := affinity.Tenant{placeholder(r, s.Scope), salt}
+	name := s.Secret.Identity("session_params " + id)
+	return Session{
+		Key: s.Secret.Session(name, tenant, ""), Scope: s.Secret.Scope(tenant), Identity: name,
+		Source: "session_params", Held: true,
+	}
+}
+
 // control applies the client's nvext.session_control, if there is one.
 func (s *Session) control(c *nvext.SessionControl) {
 	if c.SessionID == "" {
@@ -114,13 +129,13 @@ func (s *Sessions) identify(source *KeySource, t turn) (id affinity.Identity, ha
 	if key == "" {
 		return id, 0, "", nil
 	}
-	if len(key) > maxSessionKey {
+	if len(key) > maxSessionKey && source.name == sourceNVExt {
 		return id, 0, "", &api.Refusal{
 			API: t.req.API, Status: http.StatusBadRequest, Code: api.CodeSessionKey, Param: source.name,
 			Err: fmt.Errorf("%s: a session key must have at most %d bytes", source.name, maxSessionKey),
 		}
 	}
-	if parent == key || len(parent) > maxSessionKey {
+	if parent == key {
 		parent = ""
 	}
 	return s.Secret.Identity(key), xxh3.HashString(key), parent, nil

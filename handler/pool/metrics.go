@@ -34,7 +34,7 @@ func (p *Pool) CountSession(action, outcome string) {
 // countFromZero creates the series of a worker: Prometheus does not see the first event
 // of a series that begins with it.
 func (p *Pool) countFromZero(w *Worker) {
-	for _, reason := range []string{"refused", "broken", "first_token", "hung", "404", "429", "503", "529", "resend"} {
+	for _, reason := range []string{"refused", "broken", "first_token", "hung", "404", "429", "503", "529", "resend", "reconnect"} {
 		p.CountRetries(w, reason, 0)
 	}
 	for _, why := range []string{clearedRefused, clearedRestarted, clearedMismatch} {

@@ -156,9 +156,20 @@ func (p *Pool) Go(task func()) {
 	}
 }
 
-// Logger returns the logger of the pool, which no configuration owns.
+// logs names the logs of all pools, so that operators can direct them with the handler's.
+type logs struct{}
+
+// CaddyModule implements caddy.Module.
+func (logs) CaddyModule() caddy.ModuleInfo { return caddy.ModuleInfo{ID: "http.handlers.kv_router"} }
+
+// Logger returns the logger of the pool. No configuration owns a pool, so it writes to the logs of
+// the one that serves.
 func (p *Pool) Logger() *zap.Logger {
-	return caddy.Log().Named("http.handlers.kv_router").With(zap.String("pool", p.Name))
+	log, serving := caddy.Log().Named(string(logs{}.CaddyModule().ID)), caddy.ActiveContext()
+	if serving.GetMetricsRegistry() != nil {
+		log = serving.Logger(logs{})
+	}
+	return log.With(zap.String("pool", p.Name))
 }
 
 // Serve records that a configuration begins to serve.

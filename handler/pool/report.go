@@ -34,15 +34,20 @@ type Outcome struct {
 	Why   string        // for the log
 	Wait  time.Duration // the worker's Retry-After; 0 if it sent none
 
+	Odd   bool       // an error or an empty answer, also by a client's mistake
+	Peers []TableRow // the workers to compare with; of odd answers only
+
 	// of OutcomeErrored only
-	Own   bool       // the client hardly caused the error
-	Blame uint64     // identifies the session or the prompt
-	Peers []TableRow // the workers to compare with
+	Own   bool   // the client hardly caused the error
+	Blame uint64 // identifies the session or the prompt
 }
 
 // Report records the outcome of an attempt on a worker.
 func (p *Pool) Report(w *Worker, o Outcome) {
 	t := time.Now()
+	if o.Kind == OutcomeGood || o.Odd {
+		p.compare(w, t, &o)
+	}
 	switch o.Kind {
 	case OutcomeNone:
 	case OutcomeAnswered:

@@ -21,6 +21,7 @@ type Worker struct {
 	slots      *slots
 	drain      atomic.Uint32 // reasons, see drainConfigured
 	Health     Health
+	Apart      Apart
 
 	Dial   string
 	ID     uint64

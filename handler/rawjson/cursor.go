@@ -174,10 +174,17 @@ func Enter(b []byte, i int) Cursor {
 	return Cursor{b: b, At: i + 1, depth: 1, shut: b[i] + 2, Empty: true} // '{'+2 is '}', as '['+2 is ']'
 }
 
-// Open returns a Cursor over the object in b, which may have white space around it.
-// It is not ok if b begins with something else.
+// byteOrderMark is that of UTF-8. Some clients begin with it, and engines in Python skip it.
+var byteOrderMark = []byte("\xef\xbb\xbf")
+
+// Open returns a Cursor over the object in b, which may have white space around it, and a byte
+// order mark before. It is not ok if b begins with something else.
 func Open(b []byte) (c Cursor, ok bool) {
-	i := SkipSpace(b, 0)
+	i := 0
+	if bytes.HasPrefix(b, byteOrderMark) {
+		i = len(byteOrderMark)
+	}
+	i = SkipSpace(b, i)
 	if i == len(b) || b[i] != '{' {
 		return Cursor{At: i, Err: ErrMalformed}, false
 	}

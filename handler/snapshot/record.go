@@ -136,7 +136,7 @@ func (r *reader) binding(to *affinity.Saved) (t Target) {
 	t = r.target()
 	to.TTL, to.Idle = r.millis(), r.millis()
 	to.Scope = uint32(r.small(math.MaxUint32)) //nolint:gosec // bounded
-	to.Kind = affinity.Kind(r.small(int(affinity.EngineBacked)))
+	to.Kind = affinity.Kind(r.small(int(affinity.Fixed)))
 	to.EngineSession = r.text()
 	return t
 }

@@ -191,7 +191,10 @@ func (t *Turn) ask(req *http.Request, w *pool.Worker, want *affinity.Want) error
 	if err != nil {
 		outcome = "failed"
 	}
-	if t.Pool.CountSession("open", outcome); err == nil {
+	if !again {
+		t.Pool.CountSession("open", outcome)
+	}
+	if err == nil {
 		return nil
 	}
 	if !again && status/100 != 4 { // the engine may have opened it all the same

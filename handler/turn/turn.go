@@ -85,10 +85,13 @@ type Turn struct {
 // is a refusal. Otherwise the turn must End. Enter fills in t, which the caller must not copy.
 func (s *Sessions) Enter(ctx context.Context, t *Turn, p *plan.Plan, dry bool) error {
 	t.Sessions, t.plan, t.dry = s, p, dry
-	if p.Session.EngineSession == "" || p.Request == nil {
-		return nil
+	var err error
+	switch s := &p.Session; {
+	case s.EngineSession != "" && p.Request != nil:
+		err = t.enterEngine(ctx)
+	case s.Held && !dry && !s.Key.IsZero():
+		err = t.haveAlone(ctx) // a second turn, or a close, can end SGLang's scheduler
 	}
-	err := t.enterEngine(ctx)
 	if err != nil {
 		_ = t.use.End(ctx, 0)
 	}
@@ -181,7 +184,7 @@ func (t *Turn) Home() (at kvscore.Target, priced bool) { return t.bound.Target, 
 
 func (t *Turn) priced() bool {
 	r := t.plan.Request
-	return t.Soft && !t.plan.Session.Held && r != nil && r.Kind != api.None
+	return t.Soft && !t.plan.Session.Held && t.bound.Kind != affinity.Fixed && r != nil && r.Kind != api.None
 }
 
 // Warm returns the target that has a price to leave: the home, else that of the parent session.
@@ -200,7 +203,7 @@ const crowd = 8
 // Crowded returns whether many clients share the session's key. Then it must not bind them all to
 // one worker.
 func (t *Turn) Crowded() bool {
-	return !t.Hard && !t.plan.Session.Held && t.use.Live() > crowd
+	return !t.Hard && !t.plan.Session.Held && t.bound.Kind != affinity.Fixed && t.use.Live() > crowd
 }
 
 // GoAway says that this attempt goes elsewhere, and that the session keeps its home.
@@ -237,7 +240,10 @@ func (t *Turn) Commit(ctx context.Context, at kvscore.Target, good bool) State {
 
 func (t *Turn) bind(ctx context.Context, at kvscore.Target) {
 	s := &t.plan.Session
-	if !t.use.Begun(s.Key) || t.away || t.bound.Kind == affinity.EngineBacked {
+	if !t.use.Begun(s.Key) || t.away || t.bound.Kind == affinity.EngineBacked || t.plan.Request == nil {
+		return
+	}
+	if t.bound.Kind == affinity.Fixed && t.Pool.IsNowUpstream(t.bound.Target.Worker) {
 		return
 	}
 	if t.bound.Version != 0 && t.bound.Target == at && (s.TTL == 0 || s.TTL == t.bound.TTL) {
@@ -249,6 +255,18 @@ func (t *Turn) bind(ctx context.Context, at kvscore.Target) {
 		return
 	}
 	t.bound = b
+}
+
+// Opened binds the session of an id that the client has opened itself in the engine of a target.
+// Its turns and its close go there, and nowhere else while the worker exists.
+func (t *Turn) Opened(ctx context.Context, s *plan.Session, at kvscore.Target) {
+	old := t.peek(ctx, s.Key)
+	_, _, err := t.Pool.Sessions.Bind(ctx, s.Key, old.Version, affinity.Want{
+		Target: at, TTL: t.ttl(), Scope: s.Scope, Kind: affinity.Fixed,
+	})
+	if err != nil {
+		t.Failed()
+	}
 }
 
 // ttl returns how long the session is remembered after its last use: as the client says, else as

@@ -25,6 +25,8 @@ import (
 // interfaces that the proxy looks for.
 type Transport struct {
 	*reverseproxy.HTTPTransport
+	// fresh takes a new connection for each request.
+	fresh *http.Transport
 	// attempt returns the round tripper of a request; nil for an ordinary request, such as a
 	// health check.
 	attempt func(context.Context) http.RoundTripper
@@ -59,7 +61,8 @@ func Load(
 			return wrap(conn), nil
 		}
 	}
-	t := &Transport{HTTPTransport: inner, attempt: attempt}
+	t := &Transport{HTTPTransport: inner, fresh: inner.Transport.Clone(), attempt: attempt}
+	t.fresh.DisableKeepAlives = true
 	rp.Transport = t
 	return t, nil
 }
@@ -74,6 +77,13 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 // Send makes one round trip.
 func (t *Transport) Send(req *http.Request) (*http.Response, error) {
 	return t.HTTPTransport.RoundTrip(req)
+}
+
+// SendFresh makes one round trip on a new connection, and closes the idle ones.
+func (t *Transport) SendFresh(req *http.Request) (*http.Response, error) {
+	t.CloseIdle()
+	t.SetScheme(req)
+	return t.fresh.RoundTrip(req)
 }
 
 // CloseIdle closes the connections that no request uses. Caddy cleans up the transports that
