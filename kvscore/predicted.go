@@ -86,9 +86,9 @@ type weights struct {
 	delay, queue  float64
 	shared        float64 // discount in delay for a missing token of the shared prefix, in ms
 	added         float64 // by the answer to the steps of each active request, in ms
-	decode        float64 // the weight of added, without growth
-	growth        float64 // of that weight, where memory is full
 	full          float64 // how full the targets are, on average
+	decode        float64 // weighted added, where a target is no fuller
+	growth        float64 // of decode, from an empty target to a full one
 	turns, leave  float64
 	leastWork     float64
 }
@@ -121,8 +121,9 @@ func (p *PredictedLatency) weigh(s *Selection) weights {
 	}
 	whole, answer := float64(s.Tokens), s.ExpectedAnswer
 	w.added = answer * (s.Latency.Token + s.Latency.Context*(whole+answer/2))
-	w.full, w.growth = full/n, decodeLoad*waiting
-	w.decode = decodeWorth * max(w.full, w.added/max(w.added+s.MeanPrefill, 1e-9))
+	w.full, w.growth = full/n, decodeLoad*waiting*w.added
+	w.decode = decodeWorth * w.added * max(w.full, w.added/max(w.added+s.MeanPrefill, 1e-9))
+	w.decode = min(maxDecode*w.added, w.decode+w.growth*w.full)
 	if work > 0 && s.Tokens > 0 {
 		w.turns = turnsWorth * s.ExpectedTurns * s.TurnTime / (work / n) * (1 - float64(most)/whole)
 	}
@@ -134,7 +135,10 @@ func (p *PredictedLatency) weigh(s *Selection) weights {
 
 // fullness says how far the memory of a target limits it, from 0 to 1.
 func fullness(c *Candidate) float64 {
-	return min(max(0, c.MemoryUse-nearlyFull)/(1-nearlyFull), 1)
+	if c.MemoryUse <= nearlyFull { // mostly
+		return 0
+	}
+	return min((c.MemoryUse-nearlyFull)/(1-nearlyFull), 1)
 }
 
 // override applies the request's [Override] to the weights.
@@ -166,8 +170,11 @@ func (w *weights) cost(s *Selection, i int) {
 	t.Prefill = w.prefill * prefill
 	t.Delay = w.delay*(prefill-c.Slowness*w.shared*max(0, s.SharedTokens-float64(c.OverlapTokens))) +
 		w.queue*float64(c.Awaiting)*prefill
-	weight := min(maxDecode, w.decode+w.growth*max(w.full, fullness(c)))
-	t.Decode = weight * w.added * c.Slowness * float64(c.Requests)
+	t.Decode = w.decode
+	if f := fullness(c); f > w.full {
+		t.Decode = min(maxDecode*w.added, w.decode+(f-w.full)*w.growth)
+	}
+	t.Decode *= c.Slowness * float64(c.Requests)
 	t.Turns = w.turns * (c.RecentWork - w.leastWork)
 	t.Leave = 0
 	if s.Home >= 0 && i != s.Home {

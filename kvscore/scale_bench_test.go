@@ -64,7 +64,7 @@ func BenchmarkSelectAmong(b *testing.B) {
 					b.ReportAllocs()
 					for b.Loop() {
 						_, l := s.SelectAmong(at, r, refs, -1, p, sel)
-						at = at.Add(time.Millisecond)
+						at = at.Add(200 * time.Millisecond)
 						l.FirstToken(at)
 						l.End(false, nil)
 					}
@@ -84,7 +84,7 @@ func BenchmarkSelectParallel(b *testing.B) {
 				sel := &Selection{Rand: seeded(1)}
 				for pb.Next() {
 					_, l := s.SelectAmong(epoch, r, refs, -1, p, sel)
-					l.FirstToken(epoch)
+					l.FirstToken(epoch.Add(time.Second))
 					l.End(false, nil)
 				}
 			})

@@ -172,9 +172,11 @@ func (s *Scheduler) fill(now time.Time, r *Request, ld *load, c *Candidate, sel 
 	c.OutputBlocks = max(0, float64(ld.output)-ld.faded)
 	c.Requests = ld.requests
 	s.predict(now, ld, c, sel)
-	wait, requests := ld.unused.left(now)
-	c.WaitTime += wait
-	c.Requests += requests
+	if len(ld.unused.ends) > 0 {
+		wait, requests := ld.unused.left(now)
+		c.WaitTime += wait
+		c.Requests += requests
+	}
 	if ld.foreign != nil {
 		s.addForeign(now, ld, c)
 	}
