@@ -106,11 +106,12 @@ func (m *Match) matchWord(k *kids, r *run, blocks []uint64) {
 
 // lose writes the depth of columns of a word that hold no more.
 func (m *Match) lose(t Tier, word int, gone uint64, at int) {
-	if at == 0 {
+	if gone == 0 || at == 0 {
 		return
 	}
+	depth, target := m.Depth[t], m.of.target[word*64:]
 	for ; gone != 0; gone &= gone - 1 {
-		m.Depth[t][m.of.target[word*64+bits.TrailingZeros64(gone)]] = int32(at)
+		depth[target[bits.TrailingZeros64(gone)]] = int32(at)
 	}
 }
 
