@@ -62,6 +62,12 @@ func (f *fed) store(r *Request, blocks int) {
 	}
 }
 
+// silent lets the time pass in which an event should tell of a prompt, and other events come.
+func (f *fed) silent() {
+	f.feed.Removed(cache.Device, nil)
+	f.now = f.now.Add(eventTime)
+}
+
 // look returns the first target's terms for the request.
 func (f *fed) look(r *Request) Candidate {
 	sel := Selection{Rand: seeded(1)}
@@ -92,7 +98,7 @@ func TestEventsReplaceTheApproximateModel(t *testing.T) {
 	l := f.sent(r)
 	l.FirstToken(f.now)
 	l.End(true, nil)
-	f.now = f.now.Add(eventTime) // no event has said that the engine holds it
+	f.silent()
 	f.wants(r, 0, Exact)
 	f.store(r, 6)
 	f.wants(r, 96, Exact)
@@ -159,7 +165,7 @@ func TestPromptsInFlight(t *testing.T) {
 		l.FirstToken(f.now)
 		f.now = f.now.Add(eventTime - 1)
 		f.wants(r, 160, Exact)
-		f.now = f.now.Add(1)
+		f.silent()
 		f.wants(r, 0, Exact)
 	})
 	t.Run("that the engine evicts soon after its event", func(t *testing.T) {
@@ -180,8 +186,41 @@ func TestPromptsInFlight(t *testing.T) {
 		f.wants(r, 0, Exact)
 		l.FirstToken(f.now)
 		f.wants(r, 160, Exact)
-		f.now = f.now.Add(eventTime)
+		f.silent()
 		f.wants(r, 0, Exact)
+	})
+	t.Run("with their answers", func(t *testing.T) {
+		f := newFed(t, exactInfo)
+		next := tokenPrompt(14, "", "")
+		turn := func(ends time.Duration) {
+			f.feed.Cleared()
+			r := tokenPrompt(10, "", "")
+			l := f.sent(r)
+			l.FirstToken(f.now)
+			f.store(r, 10)
+			f.now = f.now.Add(ends)
+			f.wants(next, 160, Exact)
+			l.End(true, &Answer{Identities: tokenPrompt(13, "", "").Identities})
+			f.wants(next, 208, Exact)
+		}
+		turn(time.Minute)
+		f.silent()
+		f.wants(next, 160, Exact)
+		turn(time.Second)
+		f.store(tokenPrompt(13, "", ""), 13)
+		f.feed.Removed(cache.Device, []uint64{12, 13})
+		f.wants(next, 176, Exact)
+		turn(time.Second) // the engine publishes nothing for a while
+		f.now = f.now.Add(4 * eventTime)
+		f.wants(next, 208, Exact)
+		f.silent()
+		f.wants(next, 160, Exact)
+		turn(time.Second)
+		for range 12 {
+			f.now = f.now.Add(eventTime)
+			f.look(next)
+		}
+		f.wants(next, 160, Exact)
 	})
 	t.Run("that failed", func(t *testing.T) {
 		f := newFed(t, exactInfo)
@@ -262,7 +301,7 @@ func TestEventsBesideLeases(t *testing.T) {
 		f.feed.Removed(cache.Device, []uint64{1, 2, 3, 4, 5, 6, 7, 8, 9, 10})
 	}
 	<-done
-	f.now = f.now.Add(eventTime)
+	f.silent()
 	f.wants(r, 0, Exact)
 	idle(t, f.Scheduler, f.targets, f.now)
 }

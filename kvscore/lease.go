@@ -149,6 +149,9 @@ func (l *Lease) Output(now time.Time, tokens int64) {
 // Counts are an engine's token counts of a prompt and its answer; 0 is unknown.
 type Counts = cache.Counts
 
+// Answer is a prompt and its answer together.
+type Answer = cache.Answer
+
 // Counted records the engine's counts. The caller calls it before End.
 func (l *Lease) Counted(c Counts) {
 	l.scheduler.mu.Lock()
@@ -157,16 +160,15 @@ func (l *Lease) Counted(c Counts) {
 }
 
 // End ends the lease. It returns whether this call was the first to do so. computed says
-// that the target has computed the prompt, and so holds its blocks now. answer has the
-// blocks of prompt and answer together; nil is unknown.
-func (l *Lease) End(computed bool, answer []uint64) bool {
+// that the target has computed the prompt, and so holds its blocks now. A nil answer is unknown.
+func (l *Lease) End(computed bool, answer *Answer) bool {
 	l.scheduler.mu.Lock()
 	defer l.scheduler.mu.Unlock()
 	return l.scheduler.end(l, computed, answer)
 }
 
 // end removes the lease from the load of its target. The lock is held.
-func (s *Scheduler) end(l *Lease, computed bool, answer []uint64) bool {
+func (s *Scheduler) end(l *Lease, computed bool, answer *Answer) bool {
 	if l.ended {
 		return false
 	}

@@ -179,6 +179,8 @@ func tokenAnswers(t *testing.T, incremental bool) *fake {
 			}
 		case r.URL.Path == "/generate":
 			events = append(events, fmt.Sprintf(`{"text":"x","output_ids":[%s],"meta_info":{"prompt_tokens":%d,"completion_tokens":40,"finish_reason":{"type":"length"}}}`, idList(9000, 40), prompt))
+		case r.URL.Path == "/v1/chat/completions":
+			events = append(events, fmt.Sprintf(`{"choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"length","response_token_ids":[%s]}],%s}`, idList(9000, 40), usage))
 		case stream:
 			for n := 0; n < 40; n += 10 {
 				events = append(events, fmt.Sprintf(`{"choices":[{"index":0,"text":"x"%s,"finish_reason":null}]}`, told(9000+n, 10)))
@@ -216,6 +218,7 @@ func TestTokenPromptsRememberTheAnswer(t *testing.T) {
 		{"generate", "/generate", "input_ids", false, false, false},
 		{"generate streamed", "/generate", "input_ids", false, true, false},
 		{"generate streamed in pieces", "/generate", "input_ids", false, true, true},
+		{"chat of SGLang", "/v1/chat/completions", "input_ids", true, false, false},
 		{"tokens", "/inference/v1/generate", "token_ids", false, false, false},
 		{"tokens streamed", "/inference/v1/generate", "token_ids", false, true, false},
 	} {
@@ -248,6 +251,32 @@ func TestTokenPromptsRememberTheAnswer(t *testing.T) {
 				t.Errorf("the first turn again: %s predicted, want 320", got)
 			}
 		})
+	}
+}
+
+// TestPromptsWithoutAModel asks SGLang in its own form, which has no model, and in OpenAI's.
+func TestPromptsWithoutAModel(t *testing.T) {
+	tells := fakeSGLang(`"version":"0.5.23"`)
+	f := startFake(t, func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method == http.MethodPost {
+			fmt.Fprint(w, `{"choices":[{"index":0,"text":"x","finish_reason":"length"}],"text":"x","meta_info":{"finish_reason":{"type":"length"}}}`)
+			return true
+		}
+		return tells(w, r)
+	})
+	s := startCaddy(t, "kv_router "+f.addr()+" {\nresponse_headers X-KV-\n}")
+	text := strings.Repeat("some words of a prompt ", 60)
+	s.mustPost(t, fmt.Appendf(nil, `{"model":"sim-8b","messages":[]}`)) // the model is known now
+	for i, c := range []struct{ path, body string }{
+		{"/v1/completions", `{"model":"sim-8b","prompt":%q}`},
+		{"/generate", `{"text":%q}`},
+		{"/v1/completions", `{"prompt":%q}`},
+		{"/v1/completions", `{"model":"sim-8b","prompt":%q}`},
+	} {
+		a := s.post(t.Context(), c.path, fmt.Appendf(nil, c.body, text))
+		if got := a.header.Get("X-KV-Predicted-Cached-Tokens"); a.status != http.StatusOK || (got == "0") != (i == 0) {
+			t.Errorf("%s %.30s: status %d, %s tokens predicted", c.path, c.body, a.status, got)
+		}
 	}
 }
 

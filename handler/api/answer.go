@@ -185,11 +185,24 @@ func (a *Answer) Prediction() []uint64 {
 	switch {
 	case a.failed || a.finished == 0 && !a.done:
 	case a.ids.whole():
-		return slices.Concat(a.req.Blocks, a.ids.blocks)
+		return a.ids.after(Chain{BlockSize: a.req.block, Blocks: a.req.Blocks, tail: a.req.tail}, a.req.seed)
 	case a.predictable:
 		return append(a.req.Blocks, a.hash.blocks...) // in the room behind them, if there is enough
 	}
 	return nil
+}
+
+// Chains returns the full blocks of prompt and answer together, as in Request.Chains, if all ids
+// of the answer are known. Call it after Finish.
+func (a *Answer) Chains() []Chain {
+	if a.failed || a.finished == 0 && !a.done || !a.ids.whole() {
+		return nil
+	}
+	list := slices.Clone(a.req.Chains)
+	for i, c := range list {
+		list[i] = Chain{BlockSize: c.BlockSize, Blocks: a.ids.after(c, a.req.seed)}
+	}
+	return list
 }
 
 // PredictionPast returns how far the text of prompt and answer goes on behind the

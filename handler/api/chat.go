@@ -112,7 +112,7 @@ func (chat) event(a *Answer, b []byte, i int) bool { return a.chunk(b, i, chatCh
 func chatChoice(a *Answer, b []byte, i int) int {
 	var index, delta, finish, ids rawjson.Span
 	end := rawjson.ReadAt(b, i, rawjson.To("index", &index), rawjson.To("delta", &delta), rawjson.To("message", &delta),
-		rawjson.To("finish_reason", &finish), rawjson.To("token_ids", &ids))
+		rawjson.To("finish_reason", &finish), rawjson.To("token_ids", &ids), rawjson.To("response_token_ids", &ids))
 	if end < 0 {
 		return -1
 	}

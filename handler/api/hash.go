@@ -238,6 +238,15 @@ func (h *idHasher) put(block []byte, id uint32) {
 	}
 }
 
+// idsOf returns the ids of a block that is not full.
+func idsOf(block []byte) []uint32 {
+	ids := make([]uint32, len(block)/4)
+	for i := range ids {
+		ids[i] = binary.LittleEndian.Uint32(block[4*i:])
+	}
+	return ids
+}
+
 // run puts the ids from b[i] on that have less than eight digits and a comma
 // directly behind them. It returns the index behind the last comma and the number
 // of ids.

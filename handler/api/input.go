@@ -2,7 +2,6 @@ package api
 
 import (
 	"bytes"
-	"slices"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
@@ -159,16 +158,16 @@ func (p *parse) tokenLists(v rawjson.Span) {
 func (p *parse) chains(v rawjson.Span) {
 	p.req.Chains = nil
 	for _, size := range p.opt.Sizes {
-		c := Chain{BlockSize: size, Blocks: p.req.Blocks}
+		c := Chain{BlockSize: size, Blocks: p.req.Blocks, tail: p.req.tail}
 		if size != p.opt.BlockSize {
-			c.Blocks = p.blocksOf(v, size)
+			c.Blocks, c.tail = p.blocksOf(v, size)
 		}
 		p.req.Chains = append(p.req.Chains, c)
 	}
 }
 
-// blocksOf divides a valid list of token ids into blocks of a size.
-func (p *parse) blocksOf(v rawjson.Span, size int) []uint64 {
+// blocksOf divides a valid list of token ids into blocks of a size, and the ids behind them.
+func (p *parse) blocksOf(v rawjson.Span, size int) (blocks []uint64, tail []uint32) {
 	b, block := p.body, make([]byte, 4*size)
 	h := idHasher{hash: cache.NewTokenHash(p.opt.Seed), blocks: make([]uint64, 0, min(v.Len()/(2*size), 4096))}
 	for i := v.Start + 1; ; i++ {
@@ -176,7 +175,7 @@ func (p *parse) blocksOf(v rawjson.Span, size int) []uint64 {
 		id, end := readID(b, i)
 		h.put(block, id)
 		if i = end; b[i] == ']' {
-			return h.blocks
+			return h.blocks, idsOf(block[:h.fill])
 		}
 	}
 }
@@ -214,7 +213,7 @@ func (p *parse) tokens(v rawjson.Span, hash bool) (n int64, ok bool) {
 		case ']':
 			if hash {
 				p.req.Blocks, p.req.Past = h.blocks, float32(h.fill)/float32(size)
-				p.req.tail = slices.Clone(block[:h.fill])
+				p.req.tail = idsOf(block[:h.fill])
 				p.chains(v)
 			}
 			return n, true

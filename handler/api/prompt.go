@@ -36,6 +36,13 @@ func (r *Request) SetSalt(salt string) {
 	}
 }
 
+// SetModel names the model of a request that names none, and changes Root accordingly. Call it
+// before the request is shared.
+func (r *Request) SetModel(model string) {
+	r.Model = model
+	r.Root = r.root()
+}
+
 // Batch returns whether the body has several prompts.
 func (r *Request) Batch() bool { return r.First != max(r.Bytes, r.Tokens) }
 

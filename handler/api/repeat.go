@@ -34,7 +34,7 @@ func (a *Answer) outcome() outcome {
 	return outcome{
 		finished: a.finished, done: a.done, failed: a.failed, predictable: a.predictable,
 		prompt: a.prompt, completion: a.completion, cached: a.cached, fresh: a.fresh, created: a.created,
-		ids: a.ids.count, calls: a.calls, args: len(a.args),
+		ids: int64(len(a.ids.ids)), calls: a.calls, args: len(a.args),
 	}
 }
 

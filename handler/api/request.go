@@ -58,6 +58,8 @@ func (r *Request) AnswerObject() string {
 type Chain struct {
 	BlockSize int
 	Blocks    []uint64 // content hashes of the full blocks, in order
+
+	tail []uint32 // the ids behind them
 }
 
 // Kind is what a prompt's blocks are made of.
@@ -172,10 +174,10 @@ type Request struct {
 	// cache. templateVariant hashes members that change how text becomes tokens.
 	cacheVariant, templateVariant uint64
 
-	mixed       bool   // the ids are not the whole prompt: media or text stand beside them
-	predictable bool   // prompt and answer together begin the next turn's prompt
-	rest        hasher // continues the prompt's text
-	tail        []byte // the prompt's ids behind the last of Blocks, as they are hashed
+	mixed       bool     // the ids are not the whole prompt: media or text stand beside them
+	predictable bool     // prompt and answer together begin the next turn's prompt
+	rest        hasher   // continues the prompt's text
+	tail        []uint32 // the prompt's ids behind the last of Blocks
 
 	memberCount int // of the body
 	members     [keptMembers][3]uint32

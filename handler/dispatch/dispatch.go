@@ -177,9 +177,9 @@ func (d *Dispatch) endAttempt(computed bool) {
 	if a == nil || a.Left() {
 		return
 	}
-	var answer []uint64
+	var answer *kvscore.Answer
 	if computed && d.answer != nil && !d.holds() {
-		answer = d.answer.Blocks
+		answer = &kvscore.Answer{Blocks: d.answer.Blocks, Identities: d.plan.IdentitiesOf(d.answer.Chains)}
 	}
 	a.Leave(computed, answer)
 	d.turn.RollBack()

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"cmp"
+	"slices"
 	"strings"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
@@ -55,6 +56,19 @@ func identities(req *api.Request, seed uint64, adapterOf func(model string) (str
 			BlockTokens: c.BlockSize, Root: cache.IdentityRoot(seed, c.BlockSize, adapter, req.Salt), Blocks: c.Blocks,
 			Adapter: adapter != "", Salted: req.Salt != "",
 		})
+	}
+	return list
+}
+
+// IdentitiesOf returns the identities of a prompt and its answer, divided as the request's Chains;
+// nil if there are none.
+func (p *Plan) IdentitiesOf(chains []api.Chain) []cache.Identity {
+	if len(chains) != len(p.Score.Identities) {
+		return nil
+	}
+	list := slices.Clone(p.Score.Identities)
+	for i := range list {
+		list[i].Blocks = chains[i].Blocks
 	}
 	return list
 }

@@ -33,6 +33,7 @@ type Reader struct {
 	Ratios      *kvscore.Ratios
 	Hashing     func() api.Options
 	Adapter     func(model string) (name string, known bool) // the LoRA adapter that a model's name stands for, if any
+	OnlyModel   func() string                                // the model of requests that name none; empty if there are several
 	TakesTokens func(api string) bool                        // all engines take nvext.token_data in the API
 	TTL         func() time.Duration                         // of a session's binding
 	Waiting     func() uint64                                // requests in the queue
@@ -244,6 +245,9 @@ func (rd *Reader) infer(r *http.Request, p *Plan) error {
 	p.Answer = rd.answerExt(r, req, p.Ext, data)
 	if rd.InjectsUsage {
 		p.AskUsage, p.AsksUsage = req.AskUsage(data)
+	}
+	if req.Model == "" {
+		req.SetModel(rd.OnlyModel()) // not p.Model: the client has named none
 	}
 	p.identify(p.hashing, rd.Ratios, rd.Adapter)
 	return nil

@@ -151,6 +151,26 @@ func (p *Pool) Adapter(model string) (name string, known bool) {
 	return "", known
 }
 
+// OnlyModel returns the model that requests mean which name none: the one that all workers list
+// beside adapters. It is empty if there is none, or several.
+func (p *Pool) OnlyModel() (model string) {
+	p.members.mu.RLock()
+	defer p.members.mu.RUnlock()
+	for _, w := range p.workers {
+		own := w.list.Load()
+		for _, e := range w.listed() {
+			if own != nil && own.Adapters[e.ID] {
+				continue
+			}
+			if model != "" && e.ID != model {
+				return ""
+			}
+			model = e.ID
+		}
+	}
+	return model
+}
+
 // listed returns the models that the operator lists, or else those that the worker lists.
 func (w *Worker) listed() []ModelEntry {
 	var own []ModelEntry

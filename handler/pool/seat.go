@@ -251,9 +251,9 @@ func (s *Seat) admit() {
 	s.within = true
 }
 
-// Leave ends the attempt. computed: the worker has computed the prompt. answer is the blocks
-// of the answer, if they are known. Only the first call counts.
-func (s *Seat) Leave(computed bool, answer []uint64) {
+// Leave ends the attempt. computed: the worker has computed the prompt. A nil answer is unknown.
+// Only the first call counts.
+func (s *Seat) Leave(computed bool, answer *kvscore.Answer) {
 	if s.left {
 		return
 	}

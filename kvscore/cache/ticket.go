@@ -66,8 +66,8 @@ func (t *Ticket) Computed(now time.Time) {
 }
 
 // End ends the ticket. kept says that the target has computed the prompt, and so holds its blocks
-// now. answer has the blocks of prompt and answer together; nil is unknown.
-func (t *Ticket) End(kept bool, answer []uint64, n Counts) {
+// now. A nil answer is unknown.
+func (t *Ticket) End(kept bool, answer *Answer, n Counts) {
 	s := t.slot
 	c := s.caches
 	c.mu.Lock()
@@ -77,14 +77,23 @@ func (t *Ticket) End(kept bool, answer []uint64, n Counts) {
 		c.recordCounts(t, &n)
 	}
 	c.sent.Release(t.ref, kept)
-	if kept {
-		c.confirmSoon(t)
-	} else {
+	if !kept {
 		c.drop(t)
+		return
 	}
-	if kept && len(answer) > 0 {
-		c.touch(t, answer, &n)
+	c.answered(t, answer)
+	c.confirmSoon(t)
+	if answer != nil && len(answer.Blocks) > 0 {
+		c.touch(t, answer.Blocks, &n)
 	}
+}
+
+// Answer is a prompt and its answer together, which an engine has computed.
+type Answer struct {
+	// Blocks are the hashes of the full blocks, as in [Prompt]; nil is unknown.
+	Blocks []uint64
+	// Identities are the ids of both if all are known, as in [Prompt].
+	Identities []Identity
 }
 
 // Counts are an engine's token counts of a prompt and its answer; 0 is unknown.

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache/internal/approx"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache/internal/exact"
 )
 
 // unconfirmed are the prompts that were sent lately to targets with feeds. They count as held
@@ -12,8 +13,15 @@ type unconfirmed struct {
 	index    *approx.Index // its slots are the feeds' numbers
 	n        int           // tickets in the index
 	ends     map[end]*Ticket
-	computed []*Ticket // in the order of their times
-	now      time.Time // the latest that was told
+	computed []expiry    // in the order of their times
+	now      time.Time   // the latest that was told
+	match    exact.Match // memory for told
+}
+
+// expiry is a ticket's time to expire. If it is no longer the ticket's, another follows.
+type expiry struct {
+	ticket *Ticket
+	until  time.Time
 }
 
 // end is the last block of a prompt that was sent to a target with a feed.
@@ -26,15 +34,19 @@ type end struct {
 type waiting struct {
 	id    *Identity // until the first token, if the engine does not reuse a prefill under way
 	feed  *Feed
+	size  int // of the feed's blocks
 	ref   approx.Ref
 	end   end
 	until time.Time // zero before the first token
+	news  uint64    // the feed's at the start of this time
+	times int       // that it has started
 }
 
 const (
 	// eventTime is how long after its first token, or its end, a prompt counts as held before
-	// an event has said so.
-	eventTime = 5 * time.Second
+	// an event has said so. SGLang publishes rarely while it decodes: if it has published nothing
+	// meanwhile, the time starts anew, at most eventTimes times.
+	eventTime, eventTimes = 5 * time.Second, 12
 	// unconfirmedMemory bounds the memory of the unconfirmed prompts, in bytes.
 	unconfirmedMemory = 64 << 20
 )
@@ -48,11 +60,14 @@ func (c *Caches) add(t *Ticket, v *View) {
 	}
 	info := f.info.Load()
 	l := v.look(f, info)
-	if l == nil || l.depth(f, Device) == int64(len(l.id.Blocks)) {
+	if l == nil {
+		return
+	}
+	t.waits.feed, t.waits.size = f, l.id.BlockTokens
+	if l.depth(f, Device) == int64(len(l.id.Blocks)) {
 		return // events tell all of it
 	}
-	t.waits.feed, t.waits.id = f, l.id
-	if info.HitsInFlight {
+	if t.waits.id = l.id; info.HitsInFlight {
 		c.hold(t)
 	}
 }
@@ -101,12 +116,37 @@ func (c *Caches) confirm(f *Feed, blocks []uint64) {
 // confirmSoon lets the prompt count as held for a while longer: it is computed.
 func (c *Caches) confirmSoon(t *Ticket) {
 	c.hold(t)
-	w, u := &t.waits, &c.unconfirmed
-	if w.ref == (approx.Ref{}) || !w.until.IsZero() {
+	if w := &t.waits; w.ref == (approx.Ref{}) || !w.until.IsZero() {
 		return
 	}
-	w.until = u.now.Add(eventTime)
-	u.computed = append(u.computed, t)
+	c.wait(t)
+}
+
+// wait starts the time in which events may come.
+func (c *Caches) wait(t *Ticket) {
+	w, u := &t.waits, &c.unconfirmed
+	w.until, w.news = u.now.Add(eventTime), w.feed.news.Load()
+	w.times++
+	u.computed = append(u.computed, expiry{t, w.until})
+}
+
+// answered makes the prompt and its answer count as held, if events have not told of both.
+func (c *Caches) answered(t *Ticket, a *Answer) {
+	w, u := &t.waits, &c.unconfirmed
+	if w.feed == nil || a == nil {
+		return
+	}
+	for i := range a.Identities {
+		id := &a.Identities[i]
+		if id.BlockTokens != w.size || len(id.Blocks) == 0 {
+			continue
+		}
+		c.drop(t)
+		c.exact.Match(id.Root, id.Blocks, &u.match)
+		if of := u.match.Depth[Device]; w.feed.number >= len(of) || int(of[w.feed.number]) < len(id.Blocks) {
+			w.id, w.until, w.times = id, time.Time{}, 0
+		}
+	}
 }
 
 // drop makes the prompt count as held no more.
@@ -132,7 +172,7 @@ func (u *unconfirmed) tell(now time.Time) {
 
 // due reports whether the time of a prompt is over.
 func (u *unconfirmed) due(now time.Time) bool {
-	return len(u.computed) > 0 && !u.computed[0].waits.until.After(now)
+	return len(u.computed) > 0 && !u.computed[0].until.After(now)
 }
 
 // expire drops the prompts whose time is over.
@@ -140,8 +180,16 @@ func (c *Caches) expire(now time.Time) {
 	u := &c.unconfirmed
 	u.tell(now)
 	for u.due(u.now) {
-		c.drop(u.computed[0])
-		u.computed[0] = nil
+		e := u.computed[0]
+		u.computed[0] = expiry{}
 		u.computed = u.computed[1:]
+		w := &e.ticket.waits
+		switch {
+		case w.ref == (approx.Ref{}) || !w.until.Equal(e.until):
+		case w.news == w.feed.news.Load() && w.times < eventTimes:
+			c.wait(e.ticket)
+		default:
+			c.drop(e.ticket)
+		}
 	}
 }

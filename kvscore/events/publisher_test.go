@@ -50,7 +50,7 @@ type publisher struct {
 	onReplay   func() // runs before an answer
 	dials      []time.Time
 	asked      []uint64
-	replaying  int
+	replaying  int // connections that the streams have open for replays
 	mostAtOnce int
 }
 
@@ -78,8 +78,23 @@ func (p *publisher) dial(_ context.Context, endpoint string) (net.Conn, error) {
 	} else {
 		p.routers[far] = true
 		go p.serveReplay(far)
+		p.replaying++
+		p.mostAtOnce = max(p.mostAtOnce, p.replaying)
+		near = &replayConn{Conn: near, p: p}
 	}
 	return near, nil
+}
+
+// replayConn is the stream's end of a connection for replays.
+type replayConn struct {
+	net.Conn
+	p    *publisher
+	once sync.Once
+}
+
+func (c *replayConn) Close() error {
+	c.once.Do(func() { c.p.set(func() { c.p.replaying-- }) })
+	return c.Conn.Close()
 }
 
 func (p *publisher) greet(nc net.Conn, socket string) bool {
@@ -243,8 +258,6 @@ func (p *publisher) serveReplay(nc net.Conn) {
 	if !p.greet(nc, "ROUTER") {
 		return
 	}
-	p.set(func() { p.replaying++; p.mostAtOnce = max(p.mostAtOnce, p.replaying) })
-	defer p.set(func() { p.replaying-- })
 	for question := 0; ; question++ {
 		delimiter, err := readFrame(nc)
 		if err != nil || len(delimiter) != 1 || delimiter[0] != 1 {

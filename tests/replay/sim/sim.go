@@ -301,7 +301,7 @@ func (r *replay) end(q *request) {
 		Prompt: in, Cached: int64(q.Cached), CachedReported: true, Answer: in + out - 1,
 		AnswerPast: float32((q.In+q.Out-1)%block) / float32(block),
 	})
-	q.lease.End(true, r.answer)
+	q.lease.End(true, &kvscore.Answer{Blocks: r.answer})
 	if r.sessions != nil {
 		r.sessions.ended(r.Trace.Requests[q.Number].Session)
 	}
