@@ -282,6 +282,8 @@ func (a *Answer) chunk(b []byte, i int, read choice) bool {
 			}
 		case "usage":
 			a.usage(b, c.Value())
+		case "timings":
+			a.timings(b, c.Value())
 		case "error":
 			a.fault(b, c.Value(), rawjson.Span{})
 		case "object":
@@ -291,6 +293,19 @@ func (a *Answer) chunk(b []byte, i int, read choice) bool {
 		}
 	}
 	return c.Err == nil
+}
+
+// timings reads llama.cpp's report, which streams have without being asked for usage.
+func (a *Answer) timings(b []byte, v rawjson.Span) {
+	var computed, cached, predicted rawjson.Span
+	v.Read(b, rawjson.To("prompt_n", &computed), rawjson.To("cache_n", &cached), rawjson.To("predicted_n", &predicted))
+	n, ok := integer(computed.Of(b))
+	k, known := integer(cached.Of(b))
+	if !ok || !known || n < 0 || k < 0 || a.req.Answers() > 1 {
+		return
+	}
+	a.prompt, a.cached = n+k, k
+	count(&a.completion, b, predicted)
 }
 
 // fault records an error member, unless it is null, or SGLang's "object":"error".

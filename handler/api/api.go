@@ -24,6 +24,7 @@ const (
 const (
 	NameChat        = "chat"
 	NameCompletions = "completions"
+	NameCompletion  = "completion" // llama.cpp's
 	NameResponses   = "responses"
 	NameMessages    = "messages"
 	NameGenerate    = "generate" // SGLang's
@@ -101,6 +102,7 @@ var apis = [...]struct {
 }{
 	{"/chat/completions", anywhere, chat{}},
 	{"/completions", anywhere, completions{}},
+	{"/completion", alone, completion{}},
 	{"/responses", versioned, responses{}},
 	{"/messages", versioned, messages{}},
 	{"/messages/count_tokens", versioned, countTokens{}},

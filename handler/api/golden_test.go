@@ -19,8 +19,8 @@ func goldenFile(t testing.TB, dir, name string) []byte {
 	return b
 }
 
-// Each API's request and its answers, streamed and plain, in the form of real
-// engines' (vLLM 0.32, SGLang 0.5.21), and the turn that follows.
+// Each API's request, its answers, streamed and plain, and the turn that follows. They have
+// the form of vLLM 0.32, SGLang 0.5.21 and llama.cpp b1-1652066.
 func TestGolden(t *testing.T) {
 	for _, c := range []struct {
 		path                       string
@@ -32,6 +32,7 @@ func TestGolden(t *testing.T) {
 	}{
 		{"/v1/chat/completions", Generate, Text, 5, 212, 28, 192, true},
 		{"/v1/completions", Generate, Text, 2, 11, 7, -1, true},
+		{"/completion", Generate, Text, 6, 21, 6, 0, true},
 		{"/v1/responses", Generate, Text, 5, 212, 28, 192, true},
 		{"/v1/messages", Generate, Text, 5, 212, 28, 192, true},
 		{"/v1/messages/count_tokens", Count, None, 0, -1, -1, -1, false},

@@ -19,6 +19,8 @@ const (
 	loadPause = 10 * time.Second
 	// loadLacks is how long an engine may report no load before the router warns of it.
 	loadLacks = 10 * time.Second
+	// loadLate is the same for an engine that answers too late, which is no absence.
+	loadLate = time.Minute
 )
 
 // loadReports are the reports of a worker's engine about its load. They are a correction, and
@@ -27,6 +29,7 @@ type loadReports struct {
 	mu     sync.Mutex
 	asking bool
 	next   time.Time // when the engine may be asked again
+	late   bool      // the last answer did not come in time
 	known  time.Time // when all ranks were last reported, or the router began to ask; zero: it does not ask
 }
 
@@ -53,6 +56,10 @@ func (p *Prober) askLoad(whole context.Context, x *Watch) {
 	})
 	if whole.Err() != nil { // the configuration has ended
 		x.loads.end()
+		return
+	}
+	if ctx.Err() != nil {
+		x.loads.tooLate()
 		return
 	}
 	x.reportLoad(time.Now(), list)
@@ -85,6 +92,13 @@ func (x *Watch) wantsLoad() bool {
 	return on != nil && *on
 }
 
+// tooLate ends a question without an answer in time. The engine is asked again as usual.
+func (r *loadReports) tooLate() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.asking, r.late = false, true
+}
+
 // end ends a question that has no result.
 func (r *loadReports) end() {
 	r.mu.Lock()
@@ -99,7 +113,7 @@ func (x *Watch) reportLoad(t time.Time, list []engine.RankLoad) {
 	r := &x.loads
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.asking = false
+	r.asking, r.late = false, false
 	if len(list) == 0 {
 		r.next = t.Add(loadPause)
 	}
@@ -136,5 +150,9 @@ func (x *Watch) lacksLoad(t time.Time) bool {
 	}
 	x.loads.mu.Lock()
 	defer x.loads.mu.Unlock()
-	return !x.loads.known.IsZero() && t.Sub(x.loads.known) > loadLacks
+	lacks := loadLacks
+	if x.loads.late {
+		lacks = loadLate
+	}
+	return !x.loads.known.IsZero() && t.Sub(x.loads.known) > lacks
 }

@@ -154,3 +154,20 @@ func TestLackOfLoadIsWarnedOf(t *testing.T) {
 		t.Error("the option is off, and there is a warning")
 	}
 }
+
+// TestLateLoadIsNoAbsence has an engine answer too late, or without load.
+func TestLateLoadIsNoAbsence(t *testing.T) {
+	_, x, now := loadPool(t, engine.Info{Type: engine.LlamaCpp}, true)
+	x.claimLoad(now)
+	x.loads.tooLate()
+	if x.lacksLoad(now.Add(loadLacks+time.Second)) || !x.claimLoad(now.Add(loadPeriod)) {
+		t.Error("an engine that answers too late has no load, or is asked less often")
+	}
+	if !x.lacksLoad(now.Add(loadLate + time.Second)) {
+		t.Error("nothing is said of an engine that always answers too late")
+	}
+	x.reportLoad(now.Add(2*time.Second), nil)
+	if !x.lacksLoad(now.Add(loadLacks + time.Second)) {
+		t.Error("an answer without load is one that comes too late")
+	}
+}

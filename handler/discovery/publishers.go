@@ -38,7 +38,7 @@ func publishers(set *pool.KVEventsSettings, host string, of engine.KVEvents, ran
 		if of.Publishers == 0 {
 			return nil, nil
 		}
-		if !engine.Binds(of.Endpoint) {
+		if !of.Listens && !engine.Binds(of.Endpoint) {
 			return nil, errDials
 		}
 		first.endpoint, first.replay = fromHere(of.Endpoint, host), fromHere(of.Replay, host)

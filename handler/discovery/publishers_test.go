@@ -14,6 +14,7 @@ func TestPublishersOfAWorker(t *testing.T) {
 	one := two
 	one.Publishers = 1
 	path, dials := one, one
+	listens := engine.KVEvents{Endpoint: "tcp://127.0.0.1:5557", Publishers: 1, Listens: true}
 	path.Endpoint, dials.Endpoint = "ipc:///run/x", "tcp://127.0.0.1:5557"
 	bound := engine.KVEvents{Endpoint: "tcp://0.0.0.0:39121", Publishers: 1}
 	for _, c := range []struct {
@@ -33,6 +34,7 @@ func TestPublishersOfAWorker(t *testing.T) {
 		{"reported as bound", "gpu:8000", nil, bound, 1, []publisher{{"tcp://gpu:39121", "", ""}}, nil},
 		{"of ranks that the engine chooses", "gpu:8000", nil, two, 1, nil, errRanks},
 		{"of an engine that connects", "gpu:8000", nil, dials, 1, nil, errDials},
+		{"of an engine that listens at one address", "gpu:8000", nil, listens, 1, []publisher{{"tcp://gpu:5557", "", ""}}, nil},
 		{"at a path here", "127.0.0.1:8000", nil, path, 1, []publisher{{"ipc:///run/x", "tcp://127.0.0.1:6557", "t"}}, nil},
 		{"at a path elsewhere", "gpu:8000", nil, path, 1, nil, errUnread},
 		{"off", "gpu:8000", &pool.KVEventsSettings{Source: "off"}, one, 1, nil, nil},

@@ -68,6 +68,11 @@ var sites = []struct {
 		pathModels:     `{"data":[{"id":"m","owned_by":"sglang"}]}`,
 		pathServerInfo: `{"max_total_num_tokens":100000,"kv_events":{"publisher":"zmq","endpoint_host":"::","endpoint_port_base":5557,"replay_endpoint_port_base":6557}}`,
 	}, Info{Type: SGLang, KVTokens: 100000, KVEvents: KVEvents{Endpoint: "tcp://[::]:5557", Replay: "tcp://*:6557", Publishers: 1}}},
+	{"SGLang that listens where others connect", site{
+		pathModels: `{"data":[{"id":"m","owned_by":"sglang"}]}`,
+		pathServerInfo: `{"max_total_num_tokens":100000,"kv_events_config":"{\"publisher\":\"zmq\",\"bind\":true}",` +
+			`"kv_events":{"publisher":"zmq","endpoint_host":"10.0.0.1","endpoint_port_base":5557}}`,
+	}, Info{Type: SGLang, KVTokens: 100000, KVEvents: KVEvents{Endpoint: "tcp://10.0.0.1:5557", Publishers: 1, Listens: true}}},
 	{"SGLang without events", site{
 		pathModels:     `{"data":[{"id":"m","owned_by":"sglang"}]}`,
 		pathServerInfo: `{"max_total_num_tokens":100000,"kv_events":{"publisher":"null","endpoint_port_base":5557}}`,
@@ -135,7 +140,7 @@ var sites = []struct {
 	{"llama.cpp", site{
 		pathModels: `{"models":[],"object":"list","data":[{"id":"m","object":"model","owned_by":"llamacpp"}]}`,
 		"/props":   `{"default_generation_settings":{"id":0,"n_ctx":16384},"total_slots":4,"build_info":"b6000-abc"}`,
-	}, Info{Type: LlamaCpp, Version: "b6000-abc", KVTokens: 16384, ContextTokens: 16384, MaxRunning: 4}},
+	}, Info{Type: LlamaCpp, Version: "b6000-abc", KVTokens: 4 * 16384, ContextTokens: 16384, MaxRunning: 4}},
 	{"Dynamo", site{
 		pathModels:  `{"object":"list","data":[{"id":"m","object":"object","owned_by":"nvidia"}]}`,
 		pathMetrics: "# TYPE dynamo_frontend_inflight_requests gauge\ndynamo_frontend_inflight_requests{model=\"m\"} 0\n",

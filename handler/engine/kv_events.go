@@ -15,6 +15,8 @@ type KVEvents struct {
 	Topic            string
 	// Publishers is the number of ranks that publish, each at the port after the one before.
 	Publishers int
+	// Listens says that the publisher listens at any Endpoint: see [Binds].
+	Listens bool
 }
 
 // Binds returns whether the publisher listens at an endpoint. vLLM connects to all other

@@ -30,15 +30,16 @@ func (s *server) isLlamaCpp() bool {
 }
 
 // readLlamaCpp reads /props of llama.cpp's server. Its cache has no blocks: each
-// slot keeps its latest prompt. Each slot reports the size of the whole cache,
-// unless the slots split it. KVTokens is the smaller size, which is certain.
+// slot keeps its latest prompt, and the server keeps further ones in host memory
+// (--cache-ram). KVTokens is the context of all slots together. Without --cache-ram,
+// it is too much for slots that share one cache: see --kv-unified.
 func (s *server) readLlamaCpp(info *Info) {
 	props := s.json("/props")
 	info.Version = cleaned(props.Get("build_info").Str)
 	info.MaxRunning = within(count(props.Get("total_slots")), 1<<16)
 	now, older := props.Get("default_generation_settings.n_ctx"), props.Get("n_ctx")
 	info.ContextTokens = cmp.Or(count(now), count(older))
-	info.KVTokens = info.ContextTokens
+	info.KVTokens = info.ContextTokens * int64(max(1, info.MaxRunning))
 }
 
 // toLlamaCpp sets the members of llama.cpp's server, which ignores unknown ones:

@@ -105,6 +105,7 @@ func readSGLangEvents(info gjson.Result, to *KVEvents) {
 		return
 	}
 	to.Replay, to.Topic = at("replay_endpoint"), endpointIn(e.Get("topic"))
+	to.Listens = gjson.Get(info.Get("kv_events_config").Str, "bind").Bool()
 	to.Publishers = max(1, within(count(e.Get("dp_size")), maxRanks))
 }
 

@@ -123,6 +123,9 @@ func (w *Worker) Target(rank int) kvscore.Target {
 	return kvscore.Target{Worker: w.ID, Rank: uint32(rank)}
 }
 
+// maxClaimed bounds how many ranks an engine can claim. Each is a target, with a stream of KV events.
+const maxClaimed = 128
+
 // declareRanks declares the worker's targets to the scheduler. Their capacity is the
 // configured one, or else the one that the engine reports. The caller holds the lock, or
 // nothing uses the pool yet.
@@ -132,7 +135,7 @@ func (p *Pool) declareRanks(w *Worker, set WorkerSettings) {
 	capacity := cmp.Or(set.KVTokens, info.KVTokens)
 	size := 1
 	if e.TakesRank() { // other engines choose the rank themselves
-		size = max(1, cmp.Or(set.DPSize, info.DPSize))
+		size = max(1, cmp.Or(set.DPSize, min(info.DPSize, maxClaimed)))
 	}
 	before := w.Ranks()
 	for rank := range size {

@@ -2,6 +2,7 @@ package events
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -15,26 +16,45 @@ import (
 const (
 	maxQueued      = 1024     // messages
 	maxReplayed    = 16 << 10 // messages of a replay
-	maxQueuedBytes = 32 << 20 // a larger message waits until the queue is empty
+	maxQueuedBytes = 32 << 20
+	// maxMessage bounds a message, in bytes. A batch of a million tokens has 5 MB.
+	maxMessage = 16 << 20
+	// maxBytes bounds the sum over all streams of the process. Beside it, each connection may
+	// receive one message of up to 1 MiB.
+	maxBytes = 256 << 20
+	// largeTime bounds how long a message of more than 1 MiB may take, because it holds its bytes
+	// from its beginning.
+	largeTime = 30 * time.Second
+)
+
+// allBytes is what all streams of the process may still receive.
+var allBytes = semaphore.NewWeighted(maxBytes)
+
+var (
+	errLate = fmt.Errorf("a message of more than 1 MiB took longer than %v", largeTime)
+	errTwo  = errors.New("a message has two frames of more than 1 MiB")
 )
 
 // inbox is a connection to the publisher and the messages that have arrived over it.
 type inbox struct {
 	c        *zmtp.Conn
 	messages chan *zmtp.Message // closed behind the last one
-	room     *semaphore.Weighted
+	bytes    *semaphore.Weighted
 	spare    sync.Pool       // of messages, for their memory
 	gone     context.Context // ends with the connection; its cause says why
 	end      context.CancelCauseFunc
+	taken    int64       // bytes of the large frame of the message that is received
+	late     *time.Timer // ends the connection if that does not come; nil without one
 }
 
 // newInbox reads a connection into a queue of at most n messages.
 func newInbox(c *zmtp.Conn, n int) *inbox {
 	b := &inbox{
-		c: c, messages: make(chan *zmtp.Message, n), room: semaphore.NewWeighted(maxQueuedBytes),
+		c: c, messages: make(chan *zmtp.Message, n), bytes: semaphore.NewWeighted(maxQueuedBytes),
 		spare: sync.Pool{New: func() any { return new(zmtp.Message) }},
 	}
 	b.gone, b.end = context.WithCancelCause(context.Background())
+	c.Room = b.begin
 	go b.read()
 	return b
 }
@@ -44,26 +64,78 @@ func (b *inbox) read() {
 	defer close(b.messages)
 	for {
 		m := b.spare.Get().(*zmtp.Message) //nolint:forcetypeassert // the pool has no others
-		if err := b.c.Recv(m); err != nil {
+		err := b.c.Recv(m)
+		if b.late != nil {
+			b.late.Stop()
+			b.late = nil
+		}
+		if err != nil {
 			b.end(err)
+			b.release(b.taken)
 			return
 		}
-		if b.room.Acquire(b.gone, weight(m)) != nil {
+		if b.taken == 0 && b.take(weight(m)) != nil {
 			return
 		}
+		b.taken = 0
 		select {
 		case b.messages <- m:
 		case <-b.gone.Done():
+			b.recycle(m)
 			return
 		}
 	}
 }
 
-func weight(m *zmtp.Message) int64 { return int64(min(m.Size(), maxQueuedBytes)) }
+// weight is the size of a message's large frame, or of all its frames if there is none.
+func weight(m *zmtp.Message) int64 {
+	for i := range m.Frames() {
+		if n := len(m.Frame(i)); n > zmtp.LargeFrame {
+			return int64(n)
+		}
+	}
+	return int64(m.Size())
+}
 
-// recycle makes room for others when a message is handled, and keeps its memory for one of them.
+// begin makes room for a large frame. Batches have one. A stream that held one and waited
+// for another could hold up all streams.
+func (b *inbox) begin(n int) error {
+	if b.taken > 0 {
+		return errTwo
+	}
+	if err := b.take(int64(n)); err != nil {
+		return err
+	}
+	b.taken = int64(n)
+	b.late = time.AfterFunc(largeTime, func() {
+		b.end(errLate)
+		_ = b.c.Close()
+	})
+	return nil
+}
+
+// take waits for room.
+func (b *inbox) take(n int64) error {
+	if err := b.bytes.Acquire(b.gone, n); err != nil {
+		return context.Cause(b.gone)
+	}
+	if err := allBytes.Acquire(b.gone, n); err != nil {
+		b.bytes.Release(n)
+		return context.Cause(b.gone)
+	}
+	return nil
+}
+
+func (b *inbox) release(n int64) {
+	b.bytes.Release(n)
+	allBytes.Release(n)
+}
+
+// recycle makes room for others when a message is handled, and keeps a small one's memory.
 func (b *inbox) recycle(m *zmtp.Message) {
-	b.room.Release(weight(m))
+	n := weight(m)
+	m.Reset()
+	b.release(n)
 	b.spare.Put(m)
 }
 
@@ -92,7 +164,8 @@ func (b *inbox) next(ctx context.Context, patience time.Duration) (m *zmtp.Messa
 func (b *inbox) stop() error {
 	b.end(context.Canceled)
 	_ = b.c.Close()
-	for range b.messages { //nolint:revive // until it is closed
+	for m := range b.messages {
+		b.recycle(m)
 	}
 	return context.Cause(b.gone)
 }

@@ -85,7 +85,7 @@ func (s *Stream) attempt(ctx context.Context, r *replayed, take func(uint64, []b
 	if err != nil {
 		return err
 	}
-	c, err := zmtp.New(ctx, nc, s.cfg.Replay, zmtp.Options{Socket: zmtp.Dealer})
+	c, err := zmtp.New(ctx, nc, s.cfg.Replay, zmtp.Options{Socket: zmtp.Dealer, MaxBytes: maxMessage})
 	if err != nil {
 		return err
 	}

@@ -133,7 +133,7 @@ func (s *Stream) dial(ctx context.Context) (*inbox, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := zmtp.New(ctx, nc, s.cfg.Endpoint, zmtp.Options{Socket: zmtp.Sub})
+	c, err := zmtp.New(ctx, nc, s.cfg.Endpoint, zmtp.Options{Socket: zmtp.Sub, MaxBytes: maxMessage})
 	if err != nil {
 		return nil, err
 	}
@@ -154,11 +154,16 @@ func (s *Stream) follow(ctx context.Context, box *inbox) error {
 			if !ok {
 				return box.stop()
 			}
-			if err := s.receive(ctx, box, m); err != nil {
+			if box.gone.Err() != nil { // the queue of a lost connection is not worth its memory
+				box.recycle(m)
+				return box.stop()
+			}
+			err := s.receive(ctx, box, m)
+			box.recycle(m)
+			if err != nil {
 				_ = box.stop()
 				return err
 			}
-			box.recycle(m)
 		case <-s.at.retry:
 			s.begin(ctx, box)
 		case <-s.wish:

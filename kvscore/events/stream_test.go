@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/sync/semaphore"
 )
 
 func TestReplayThenLive(t *testing.T) {
@@ -496,4 +497,65 @@ func TestStateNames(t *testing.T) {
 	if got := fmt.Sprint(Unknown, Replaying, Live, Gap, Untrusted, State(9)); got != "unknown replaying live gap untrusted invalid" {
 		t.Error(got)
 	}
+}
+
+// TestStreamsShareABudget has other streams of the process hold all bytes for a while.
+func TestStreamsShareABudget(t *testing.T) {
+	for _, size := range []int{100, 2 << 20} {
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			others := allBytes
+			defer func() { allBytes = others }()
+			inRig(t, nil, func(r *rig) {
+				allBytes = semaphore.NewWeighted(maxBytes)
+				allBytes.TryAcquire(maxBytes - 1)
+				batches := 0
+				r.on(func(uint64) { batches++ })
+				r.set(func() { r.pad = strings.Repeat("x", size) })
+				r.publish(false)
+				r.publish(false)
+				r.wait(10 * time.Second)
+				if batches != 0 {
+					t.Errorf("%d batches came through", batches)
+				}
+				free := int64(size) + 64 // for one batch at a time
+				allBytes.Release(free - 1)
+				r.wait(time.Second)
+				r.holds(0, 1, Live, true)
+				allBytes.Release(maxBytes - free)
+				r.publish(false)
+				r.disconnect()
+				r.wait(time.Second)
+				if !allBytes.TryAcquire(maxBytes) {
+					t.Error("a handled message, or the queue of a lost connection, holds bytes")
+				}
+				allBytes.Release(maxBytes)
+			})
+		})
+	}
+}
+
+// TestLargeMessageThatNeverEnds has an engine announce 10 MiB and send a byte each second.
+func TestLargeMessageThatNeverEnds(t *testing.T) {
+	inRig(t, nil, func(r *rig) {
+		r.wait(time.Second)
+		whole := encode([]byte("topic"), be(0), make([]byte, 10<<20))
+		r.set(func() {
+			for _, out := range r.subs {
+				out <- whole[:64]
+			}
+		})
+		for i := range 40 {
+			r.wait(time.Second)
+			r.set(func() {
+				for _, out := range r.subs {
+					if len(r.dials) == 1 {
+						out <- whole[64+i : 65+i]
+					}
+				}
+			})
+		}
+		if n := len(r.dials); n != 2 {
+			t.Errorf("%d connections, want a second one after 30 s", n)
+		}
+	})
 }

@@ -66,8 +66,13 @@ type Conn struct {
 	major, minor byte // of the peer's protocol
 	ready        bool // the handshake is over
 	r            *bufio.Reader
-	head         [9]byte // of the last frame
-	cmd          []byte  // the last command
+
+	// Room is called before the memory for a frame of more than LargeFrame is taken. The connection
+	// ends with its error. Set it before Recv; nil allows all.
+	Room func(bytes int) error
+
+	head [9]byte // of the last frame
+	cmd  []byte  // the last command
 
 	write sync.Mutex // keeps frames of two writers apart
 }

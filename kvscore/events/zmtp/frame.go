@@ -19,6 +19,9 @@ const (
 	keepBytes  = 64 << 10 // of a message's buffer that is kept for the next message
 )
 
+// LargeFrame is the size in bytes above which a frame needs room: see [Conn.Room].
+const LargeFrame = 1 << 20
+
 // Message is one message of one or more frames. Its memory is used again by the next
 // [Conn.Recv] into it. The zero value is ready for use.
 type Message struct {
@@ -41,7 +44,8 @@ func (m *Message) Frame(i int) []byte {
 // Size is the number of bytes in all frames.
 func (m *Message) Size() int { return len(m.buf) }
 
-func (m *Message) reset() {
+// Reset empties the message and gives large memory back.
+func (m *Message) Reset() {
 	if cap(m.buf) > keepBytes {
 		m.buf = nil
 	}
@@ -87,7 +91,7 @@ func inside(err error) error {
 // Recv reads the next message into m. It answers the peer's heartbeats on the way. After an
 // error, the connection is of no more use.
 func (c *Conn) Recv(m *Message) error {
-	m.reset()
+	m.Reset()
 	for {
 		h, err := c.header()
 		if err != nil {
@@ -115,6 +119,11 @@ func (c *Conn) frame(m *Message, size uint64) error {
 	}
 	if size > uint64(c.opts.MaxBytes-len(m.buf)) {
 		return fmt.Errorf("the peer sent a message of more than %d bytes: one frame has %d", c.opts.MaxBytes, size)
+	}
+	if size > LargeFrame && c.Room != nil {
+		if err := c.Room(int(size)); err != nil {
+			return err
+		}
 	}
 	for left := int(size); left > 0; {
 		n := min(left, growBytes)
