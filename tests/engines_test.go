@@ -101,7 +101,7 @@ func TestEnginesAreFoundOut(t *testing.T) {
 		engine.SGLang:    {"sglang", 9600, 4096, 32, 1, 4},
 		engine.OldSGLang: {"sglang", 9600, 4096, 32, 1, 4},
 		engine.TRTLLM:    {"trtllm", 0, 0, 0, 0, 0},
-		engine.LlamaCpp:  {"llamacpp", 4096, 4096, 0, 0, 4},
+		engine.LlamaCpp:  {"llamacpp", 4 * 4096, 4096, 0, 0, 4},
 		engine.Dynamo:    {"dynamo", 0, 0, 0, 0, 0},
 	}
 	for i, f := range flavours {

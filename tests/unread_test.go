@@ -37,7 +37,7 @@ func TestUnreadBodies(t *testing.T) {
 		{"many members", "/close_session", "application/json", "{" + strings.Repeat(`"a":1,`, 5000) + plain[1:], 400},
 		{"too long for another path", "/tokenize", "application/json", strings.Replace(plain, "victim", strings.Repeat("x", 50<<10), 1), 413},
 		{"another type", "/invocations", "text/plain", plain, 400},
-		{"no type", "/completion", "", plain, 400},
+		{"no type", "/infill", "", plain, 400},
 		{"form", "/v1/audio/transcriptions", "multipart/form-data; boundary=b", form, 400},
 		{"anything", "/upload", "application/octet-stream", "\x00\x01", 400},
 	} {
