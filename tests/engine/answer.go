@@ -26,6 +26,7 @@ type document struct {
 	Model             string   `json:"model"`
 	Choices           []choice `json:"choices"`
 	Usage             *usage   `json:"usage,omitempty"`
+	Timings           *timings `json:"timings,omitempty"` // of llama.cpp
 	SystemFingerprint *string  `json:"system_fingerprint,omitempty"`
 	// Only where vLLM has the field; there it is null unless it was asked for.
 	PromptTokenIDs json.RawMessage `json:"prompt_token_ids,omitempty"`
@@ -48,6 +49,12 @@ type spoken struct {
 	Role      string `json:"role,omitempty"`
 	Content   string `json:"content"`
 	Reasoning string `json:"reasoning_content,omitempty"`
+}
+
+type timings struct {
+	Cached    int `json:"cache_n"`
+	Computed  int `json:"prompt_n"`
+	Predicted int `json:"predicted_n"`
 }
 
 type usage struct {
@@ -74,6 +81,15 @@ func (a *answer) ids(tokens []uint32) json.RawMessage {
 	}
 	out, _ := json.Marshal(slices.Concat([]uint32{}, tokens)) // [] and not null if there are none
 	return out
+}
+
+// timings returns what llama.cpp adds to the last event, also of a stream without usage, and to
+// plain answers. It is nil for other engines.
+func (a *answer) timings(cached int) *timings {
+	if !a.timed {
+		return nil
+	}
+	return &timings{cached, len(a.prompt.Tokens) - cached, len(a.answer)}
 }
 
 // usageAt returns the usage after the given number of answer tokens.
@@ -141,6 +157,9 @@ func (a *answer) appendChunk(buf []byte, i, cached int) []byte {
 		c.FinishReason = &a.reason
 	}
 	d := a.chunk(c)
+	if i == len(a.answer)-1 {
+		d.Timings = a.timings(cached)
+	}
 	d.Usage = a.running(i+1, cached)
 	return appendEvent(buf, d)
 }
@@ -196,7 +215,7 @@ func (a *answer) whole(cached int) []byte {
 	if a.chat {
 		d.PromptTokenIDs = a.ids(a.prompt.Tokens)
 	}
-	d.Usage = a.usageAt(len(a.answer), cached)
+	d.Usage, d.Timings = a.usageAt(len(a.answer), cached), a.timings(cached)
 	out, _ := json.Marshal(d)
 	return out
 }

@@ -57,6 +57,7 @@ type call struct {
 	rankFrom   string // where the rank was asked for: header or body
 	stream     bool
 	usage      bool
+	timed      bool // answers have timings
 	continuous bool
 	tokenIDs   bool
 	asked      unanswered
@@ -112,7 +113,7 @@ func (e *Engine) understand(s shape, body []byte, h http.Header) (*call, *apiErr
 	}
 	c := &call{
 		shape: s, chat: s == chats, model: r.Model, stream: r.Stream, usage: r.StreamOptions.IncludeUsage,
-		continuous: r.StreamOptions.ContinuousUsageStats, tokenIDs: r.ReturnTokenIDs,
+		continuous: r.StreamOptions.ContinuousUsageStats, tokenIDs: r.ReturnTokenIDs, timed: e.cfg.Flavour == LlamaCpp,
 	}
 	orDefault(&c.model, e.cfg.Model)
 	if c.rank, c.rankFrom, aerr = e.pinned(s, &r, h); aerr != nil {
