@@ -3,6 +3,7 @@ package api
 import (
 	"bytes"
 	"encoding/json"
+	"math"
 	"slices"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
@@ -301,7 +302,7 @@ func (a *Answer) timings(b []byte, v rawjson.Span) {
 	v.Read(b, rawjson.To("prompt_n", &computed), rawjson.To("cache_n", &cached), rawjson.To("predicted_n", &predicted))
 	n, ok := integer(computed.Of(b))
 	k, known := integer(cached.Of(b))
-	if !ok || !known || n < 0 || k < 0 || a.req.Answers() > 1 {
+	if !ok || !known || min(n, k) < 0 || max(n, k) > math.MaxInt32 || a.req.Answers() > 1 {
 		return
 	}
 	a.prompt, a.cached = n+k, k

@@ -175,9 +175,11 @@ func checkAsked(t *testing.T, out []byte, want map[string]json.RawMessage) {
 // TestTimings has a stream of llama.cpp's that was not asked for usage.
 func TestTimings(t *testing.T) {
 	for timings, want := range map[string][3]int64{
-		`{"cache_n":12,"prompt_n":3,"predicted_n":6}`: {15, 6, 12},
-		`{"prompt_n":3,"predicted_n":6}`:              {-1, -1, -1}, // of an older server, which leaves the cached ones out
-		`null`:                                        {-1, -1, -1},
+		`{"cache_n":12,"prompt_n":3,"predicted_n":6}`:     {15, 6, 12},
+		`{"prompt_n":3,"predicted_n":6}`:                  {-1, -1, -1}, // of an older server, which leaves the cached ones out
+		`null`:                                            {-1, -1, -1},
+		`{"cache_n":9e18,"prompt_n":9000000000000000000}`: {-1, -1, -1},
+		`{"cache_n":9000000000000000000,"prompt_n":9000000000000000000}`: {-1, -1, -1},
 	} {
 		a := answerOf(t, chat{}, `{"messages":[{"role":"user","content":"x"}],"stream":true}`, true,
 			`{"choices":[{"index":0,"delta":{"content":"y"}}]}`, `{"choices":[{"index":0,"delta":{},"finish_reason":"stop"}],"timings":`+timings+`}`)
