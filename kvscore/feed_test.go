@@ -62,11 +62,8 @@ func (f *fed) store(r *Request, blocks int) {
 	}
 }
 
-// silent lets the time pass in which an event should tell of a prompt, and other events come.
-func (f *fed) silent() {
-	f.feed.Removed(cache.Device, nil)
-	f.now = f.now.Add(eventTime)
-}
+// silent lets the time pass in which an event should tell of a prompt.
+func (f *fed) silent() { f.now = f.now.Add(eventTime) }
 
 // look returns the first target's terms for the request.
 func (f *fed) look(r *Request) Candidate {
@@ -210,17 +207,14 @@ func TestPromptsInFlight(t *testing.T) {
 		f.store(tokenPrompt(13, "", ""), 13)
 		f.feed.Removed(cache.Device, []uint64{12, 13})
 		f.wants(next, 176, Exact)
-		turn(time.Second) // the engine publishes nothing for a while
-		f.now = f.now.Add(4 * eventTime)
-		f.wants(next, 208, Exact)
-		f.silent()
-		f.wants(next, 160, Exact)
-		turn(time.Second)
-		for range 12 {
-			f.now = f.now.Add(eventTime)
-			f.look(next)
-		}
-		f.wants(next, 160, Exact)
+
+		f.feed.Cleared() // the engine evicts the prompt before the router sees the answer's end
+		r := tokenPrompt(10, "", "")
+		l := f.sent(r)
+		f.store(r, 10)
+		f.feed.Removed(cache.Device, []uint64{6, 7, 8, 9, 10})
+		l.End(true, &Answer{Identities: tokenPrompt(13, "", "").Identities})
+		f.wants(next, 80, Exact)
 	})
 	t.Run("that failed", func(t *testing.T) {
 		f := newFed(t, exactInfo)

@@ -78,7 +78,6 @@ type Feed struct {
 	target Target
 	number int // of the target in the exact index
 	info   atomic.Pointer[FeedInfo]
-	news   atomic.Uint64 // how often the engine has published
 
 	// guarded by the caches' lock
 	slot   *Slot // nil if the target has none
@@ -173,7 +172,6 @@ func (f *Feed) Describe(info FeedInfo) {
 // Stored records blocks that the target holds now. It returns how many blocks it has recorded,
 // and why not all.
 func (f *Feed) Stored(b *Stored) (int, Outcome) {
-	f.news.Add(1)
 	b.Target = f.number
 	n, outcome := f.caches.exact.Store(b)
 	f.caches.confirm(f, b.Blocks[:min(n, len(b.Blocks))])
@@ -183,7 +181,6 @@ func (f *Feed) Stored(b *Stored) (int, Outcome) {
 // Removed records blocks, by the engine's names, that the target no longer holds in a tier.
 // It returns how many of the names are unknown.
 func (f *Feed) Removed(t Tier, names []uint64) (unknown int) {
-	f.news.Add(1)
 	return f.caches.exact.Remove(f.number, t, names)
 }
 

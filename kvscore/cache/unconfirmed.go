@@ -35,18 +35,16 @@ type waiting struct {
 	id    *Identity // until the first token, if the engine does not reuse a prefill under way
 	feed  *Feed
 	size  int // of the feed's blocks
+	n     int // blocks of the prompt
 	ref   approx.Ref
 	end   end
 	until time.Time // zero before the first token
-	news  uint64    // the feed's at the start of this time
-	times int       // that it has started
 }
 
 const (
 	// eventTime is how long after its first token, or its end, a prompt counts as held before
-	// an event has said so. SGLang publishes rarely while it decodes: if it has published nothing
-	// meanwhile, the time starts anew, at most eventTimes times.
-	eventTime, eventTimes = 5 * time.Second, 12
+	// an event has said so. While it decodes, SGLang publishes at every 40th step.
+	eventTime = 5 * time.Second
 	// unconfirmedMemory bounds the memory of the unconfirmed prompts, in bytes.
 	unconfirmedMemory = 64 << 20
 )
@@ -63,7 +61,7 @@ func (c *Caches) add(t *Ticket, v *View) {
 	if l == nil {
 		return
 	}
-	t.waits.feed, t.waits.size = f, l.id.BlockTokens
+	t.waits.feed, t.waits.size, t.waits.n = f, l.id.BlockTokens, len(l.id.Blocks)
 	if l.depth(f, Device) == int64(len(l.id.Blocks)) {
 		return // events tell all of it
 	}
@@ -116,21 +114,16 @@ func (c *Caches) confirm(f *Feed, blocks []uint64) {
 // confirmSoon lets the prompt count as held for a while longer: it is computed.
 func (c *Caches) confirmSoon(t *Ticket) {
 	c.hold(t)
-	if w := &t.waits; w.ref == (approx.Ref{}) || !w.until.IsZero() {
+	w, u := &t.waits, &c.unconfirmed
+	if w.ref == (approx.Ref{}) || !w.until.IsZero() {
 		return
 	}
-	c.wait(t)
-}
-
-// wait starts the time in which events may come.
-func (c *Caches) wait(t *Ticket) {
-	w, u := &t.waits, &c.unconfirmed
-	w.until, w.news = u.now.Add(eventTime), w.feed.news.Load()
-	w.times++
+	w.until = u.now.Add(eventTime)
 	u.computed = append(u.computed, expiry{t, w.until})
 }
 
-// answered makes the prompt and its answer count as held, if events have not told of both.
+// answered makes the prompt and its answer count as held, if events have not told of both, and
+// not of the eviction of the prompt.
 func (c *Caches) answered(t *Ticket, a *Answer) {
 	w, u := &t.waits, &c.unconfirmed
 	if w.feed == nil || a == nil {
@@ -141,10 +134,14 @@ func (c *Caches) answered(t *Ticket, a *Answer) {
 		if id.BlockTokens != w.size || len(id.Blocks) == 0 {
 			continue
 		}
+		awaited, told := w.ref != (approx.Ref{}), 0
 		c.drop(t)
 		c.exact.Match(id.Root, id.Blocks, &u.match)
-		if of := u.match.Depth[Device]; w.feed.number >= len(of) || int(of[w.feed.number]) < len(id.Blocks) {
-			w.id, w.until, w.times = id, time.Time{}, 0
+		if of := u.match.Depth[Device]; w.feed.number < len(of) {
+			told = int(of[w.feed.number])
+		}
+		if told < len(id.Blocks) && (awaited || told >= w.n) {
+			w.id, w.until = id, time.Time{}
 		}
 	}
 }
@@ -183,12 +180,7 @@ func (c *Caches) expire(now time.Time) {
 		e := u.computed[0]
 		u.computed[0] = expiry{}
 		u.computed = u.computed[1:]
-		w := &e.ticket.waits
-		switch {
-		case w.ref == (approx.Ref{}) || !w.until.Equal(e.until):
-		case w.news == w.feed.news.Load() && w.times < eventTimes:
-			c.wait(e.ticket)
-		default:
+		if e.ticket.waits.until.Equal(e.until) {
 			c.drop(e.ticket)
 		}
 	}
