@@ -32,7 +32,7 @@ var allBytes = semaphore.NewWeighted(maxBytes)
 
 var (
 	errLate = fmt.Errorf("a message of more than 1 MiB took longer than %v", largeTime)
-	errTwo  = errors.New("a message has two frames of more than 1 MiB")
+	errMore = errors.New("a message goes on after a frame that made it larger than 1 MiB")
 )
 
 // inbox is a connection to the publisher and the messages that have arrived over it.
@@ -43,7 +43,7 @@ type inbox struct {
 	spare    sync.Pool       // of messages, for their memory
 	gone     context.Context // ends with the connection; its cause says why
 	end      context.CancelCauseFunc
-	taken    int64       // bytes of the large frame of the message that is received
+	taken    int64       // bytes of the large message that is received
 	late     *time.Timer // ends the connection if that does not come; nil without one
 }
 
@@ -74,7 +74,7 @@ func (b *inbox) read() {
 			b.release(b.taken)
 			return
 		}
-		if b.taken == 0 && b.take(weight(m)) != nil {
+		if b.taken == 0 && b.take(int64(m.Size())) != nil {
 			return
 		}
 		b.taken = 0
@@ -87,21 +87,11 @@ func (b *inbox) read() {
 	}
 }
 
-// weight is the size of a message's large frame, or of all its frames if there is none.
-func weight(m *zmtp.Message) int64 {
-	for i := range m.Frames() {
-		if n := len(m.Frame(i)); n > zmtp.LargeFrame {
-			return int64(n)
-		}
-	}
-	return int64(m.Size())
-}
-
-// begin makes room for a large frame. Batches have one. A stream that held one and waited
-// for another could hold up all streams.
+// begin makes room for a large message. The last frame of a batch makes it large. A stream that
+// held room and waited for more could hold up all streams.
 func (b *inbox) begin(n int) error {
 	if b.taken > 0 {
-		return errTwo
+		return errMore
 	}
 	if err := b.take(int64(n)); err != nil {
 		return err
@@ -133,7 +123,7 @@ func (b *inbox) release(n int64) {
 
 // recycle makes room for others when a message is handled, and keeps a small one's memory.
 func (b *inbox) recycle(m *zmtp.Message) {
-	n := weight(m)
+	n := int64(m.Size())
 	m.Reset()
 	b.release(n)
 	b.spare.Put(m)

@@ -534,6 +534,24 @@ func TestStreamsShareABudget(t *testing.T) {
 	}
 }
 
+// TestLargeMessageGoesOn has an engine publish frames that are small, of a message that is not: only
+// the last frame of a message may take it above 1 MiB, because the room for all is taken then.
+func TestLargeMessageGoesOn(t *testing.T) {
+	inRig(t, nil, func(r *rig) {
+		r.wait(time.Second)
+		frame := make([]byte, 900<<10)
+		r.set(func() {
+			for _, out := range r.subs {
+				out <- encode(frame, frame, frame)
+			}
+		})
+		r.wait(10 * time.Second)
+		if n := len(r.dials); n != 2 {
+			t.Errorf("%d connections, want a second one", n)
+		}
+	})
+}
+
 // TestLargeMessageThatNeverEnds has an engine announce 10 MiB and send a byte each second.
 func TestLargeMessageThatNeverEnds(t *testing.T) {
 	inRig(t, nil, func(r *rig) {

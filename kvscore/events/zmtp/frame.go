@@ -19,8 +19,8 @@ const (
 	keepBytes  = 64 << 10 // of a message's buffer that is kept for the next message
 )
 
-// LargeFrame is the size in bytes above which a frame needs room: see [Conn.Room].
-const LargeFrame = 1 << 20
+// LargeMessage is the size in bytes above which a message needs room: see [Conn.Room].
+const LargeMessage = 1 << 20
 
 // Message is one message of one or more frames. Its memory is used again by the next
 // [Conn.Recv] into it. The zero value is ready for use.
@@ -120,8 +120,8 @@ func (c *Conn) frame(m *Message, size uint64) error {
 	if size > uint64(c.opts.MaxBytes-len(m.buf)) {
 		return fmt.Errorf("the peer sent a message of more than %d bytes: one frame has %d", c.opts.MaxBytes, size)
 	}
-	if size > LargeFrame && c.Room != nil {
-		if err := c.Room(int(size)); err != nil {
+	if total := len(m.buf) + int(size); total > LargeMessage && size > 0 && c.Room != nil {
+		if err := c.Room(total); err != nil {
 			return err
 		}
 	}
