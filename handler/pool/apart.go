@@ -10,8 +10,8 @@ import (
 const apartMemory = 2 * time.Minute
 
 // Apart counts the answers of a worker, and the odd ones among them: errors and empty answers.
-// They mark no worker down, because clients may have caused them. But a worker that has far more of them than the
-// others for the same model probably serves something else, or is broken.
+// They mark no worker down, because clients may have caused them. But a worker that has far more
+// of them than the others for the same model probably serves something else, or is broken.
 type Apart struct {
 	mu       sync.Mutex
 	all, odd float64 // decayed to at
