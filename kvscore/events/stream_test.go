@@ -534,8 +534,8 @@ func TestStreamsShareABudget(t *testing.T) {
 	}
 }
 
-// TestLargeMessageGoesOn has an engine publish frames that are small, of a message that is not: only
-// the last frame of a message may take it above 1 MiB, because the room for all is taken then.
+// TestLargeMessageGoesOn has an engine publish a large message of small frames. Only the last frame
+// may take it above 1 MiB, because the room for all is taken then.
 func TestLargeMessageGoesOn(t *testing.T) {
 	inRig(t, nil, func(r *rig) {
 		r.wait(time.Second)

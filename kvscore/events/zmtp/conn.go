@@ -67,9 +67,9 @@ type Conn struct {
 	ready        bool // the handshake is over
 	r            *bufio.Reader
 
-	// Room is called before the memory for a frame is taken that makes a message larger than
-	// LargeMessage, with the message's size up to its end. The connection ends with its error. Set
-	// it before Recv; nil allows all.
+	// Room is called before the memory for a frame is taken with which a message exceeds
+	// LargeMessage. It gets the message's size so far, and ends the connection with its error. Set it
+	// before Recv; nil allows all.
 	Room func(bytes int) error
 
 	head [9]byte // of the last frame
