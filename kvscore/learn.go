@@ -120,6 +120,7 @@ func (s *Scheduler) learnTiming(l *Lease, computed bool) {
 	}
 	predicted := s.latency.predict(m.x)
 	factor := ld.speed.factor(m.until)
+	s.paced(ld, m.x, m.ms)
 	ld.timings++
 	ld.lastTiming = m.until
 	if s.latency.samples >= trusting {

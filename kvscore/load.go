@@ -30,7 +30,7 @@ type load struct {
 
 	awaiting   awaiting
 	unused     unused
-	sudden     sudden
+	pace       pace
 	learned    float64 // logarithm of capacity/declared, less Scheduler.learned
 	applied    float64 // the Scheduler.learned that capacity includes
 	speed      speed

@@ -41,14 +41,30 @@ type Scheduler struct {
 	leases   map[*Lease]struct{}
 	latency  *estimator
 	traffic  traffic
+	paces    paces
 	learned  float64 // logarithm of capacity/declared, over all targets
 	restored map[Target]*LearnedTarget
-	changes  uint64 // see Changes
+	journal  Journal
 
 	fallback LeastLoad // for policies that return an invalid choice
 
 	expired, untracked, policyFaults uint64 // see Stats
 }
+
+// Journal is told what a scheduler does. Its methods return at once. They must not call the
+// scheduler, which may hold its lock.
+type Journal interface {
+	// Booked is told of a request, and what the cache models said of it. It returns a number for
+	// Ended; 0 is none. expected is the length of the answer, if it is known.
+	Booked(now time.Time, t Target, p *cache.Prompt, v *cache.View, expected int64) (request uint64)
+	// Ended is told of the end of a request. If the target has computed the prompt and has not lost
+	// it since, computed is set. The counts are those that the cache model uses. The answer is its
+	// blocks behind those of the prompt, nil if they are unknown.
+	Ended(request uint64, computed bool, n Counts, answer []uint64)
+}
+
+// SetJournal sets the scheduler's journal. Call it before all else.
+func (s *Scheduler) SetJournal(j Journal) { s.journal = j }
 
 // NewScheduler returns a scheduler without targets.
 func NewScheduler(s Settings) *Scheduler {
@@ -151,6 +167,7 @@ func (s *Scheduler) forget(t Target) bool {
 		return false
 	}
 	ld.slot.Close()
+	s.unpaced(ld)
 	delete(s.targets, t)
 	ld.forgotten = true
 	return true

@@ -70,6 +70,16 @@ func (s *Scheduler) SelectAmong(now time.Time, r *Request, among []TargetRef, bo
 		return -1, nil
 	}
 	s.lookUp(now, r, sel)
+	bound, l := s.selectAmong(now, r, among, bound, p, sel)
+	if s.journal != nil {
+		l.journaled = s.journal.Booked(now, l.load.target, &sel.prompt, &sel.view, r.ExpectedTokens)
+	}
+	sel.view.Drop()
+	sel.prompt = cache.Prompt{} // a Selection is used again
+	return bound, l
+}
+
+func (s *Scheduler) selectAmong(now time.Time, r *Request, among []TargetRef, bound int, p Policy, sel *Selection) (int, *Lease) {
 	s.mu.Lock()
 	defer s.mu.Unlock() // also if the policy panics
 	s.snapshot(now, r, among, sel)
@@ -79,10 +89,7 @@ func (s *Scheduler) SelectAmong(now time.Time, r *Request, among []TargetRef, bo
 			s.policyFaults++
 		}
 	}
-	l := s.book(now, r, among[bound], tokens, &sel.Candidates[bound], sel)
-	sel.view.Drop()
-	sel.prompt = cache.Prompt{} // a Selection is used again
-	return bound, l
+	return bound, s.book(now, r, among[bound], tokens, &sel.Candidates[bound], sel)
 }
 
 // lookUp matches the request in the cache models, before the lock is taken.
@@ -172,7 +179,7 @@ func (s *Scheduler) fill(now time.Time, r *Request, ld *load, c *Candidate, sel 
 	c.OutputBlocks = max(0, float64(ld.output)-ld.faded)
 	c.Requests = ld.requests
 	s.predict(now, ld, c, sel)
-	if len(ld.unused.ends) > 0 {
+	if !ld.unused.prefills.IsZero() {
 		wait, requests := ld.unused.left(now)
 		c.WaitTime += wait
 		c.Requests += requests
@@ -261,5 +268,4 @@ func (s *Scheduler) addLoad(l *Lease, now time.Time) {
 		ld.expect(l, now.Add(time.Duration(l.predicted*float64(time.Millisecond))))
 	}
 	s.leases[l] = struct{}{}
-	s.changes++
 }

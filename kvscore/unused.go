@@ -1,13 +1,16 @@
 package kvscore
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
 // unused is capacity of a target that answers without work have left unused: errors, empty
 // answers, and first tokens much too soon. It stays booked until the work would have ended.
 // A worker with the wrong model may answer at once. Else it would have the shortest queue, and
 // get most of the requests.
 type unused struct {
-	prefills time.Time   // when the prefills would be over
+	prefills time.Time   // when the prefills would be over; zero if nothing is booked
 	ends     []time.Time // of the requests, about in order
 }
 
@@ -18,9 +21,9 @@ const (
 	// maxIdle bounds how long an answer without work stays booked, maxIdles their number on
 	// a target.
 	maxIdle, maxIdles = 30 * time.Second, 1024
-	// suddenWeight is the weight of an answer in sudden. enoughAnswers of other targets show
-	// what is usual.
-	suddenWeight, enoughAnswers = 0.05, 4
+	// paceWeight is the weight of an answer in a pace. enoughAnswers of other targets show what
+	// is usual.
+	paceWeight, enoughAnswers = 0.05, 4
 )
 
 // add books what the lease has not used.
@@ -37,7 +40,11 @@ func (i *unused) left(now time.Time) (wait float64, requests int) {
 	for len(i.ends) > 0 && !i.ends[0].After(now) {
 		i.ends = i.ends[1:]
 	}
-	return max(0, milliseconds(i.prefills.Sub(now))), len(i.ends)
+	wait = max(0, milliseconds(i.prefills.Sub(now)))
+	if wait == 0 && len(i.ends) == 0 {
+		i.prefills = time.Time{}
+	}
+	return wait, len(i.ends)
 }
 
 func duration(ms float64) time.Duration {
@@ -58,41 +65,65 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// sudden is how often first tokens of a target came too soon.
-type sudden struct {
-	share   float64
+// pace is how much longer prefills of a target take than with priorTimes: a measure that does not
+// change with what is learned. One target that answers very often may teach the scheduler its own
+// times.
+type pace struct {
+	log float64 // natural logarithm of the factor
+	n   uint64
+}
+
+// paces is what the paces of all targets add up to.
+type paces struct {
+	sum     float64
+	targets float64 // that have one
 	answers uint64
 }
 
+// paced learns the pace of a target from a prefill.
+func (s *Scheduler) paced(ld *load, x features, ms float64) {
+	p, all := &ld.pace, &s.paces
+	if p.n == 0 {
+		all.targets++
+	}
+	all.answers++
+	p.n++
+	step := (math.Log(max(ms, 1e-3)/max(x.times(&priorTimes), 1)) - p.log) * max(paceWeight, 1/float64(p.n))
+	p.log += step
+	all.sum += step
+}
+
+// unpaced forgets the pace of a target.
+func (s *Scheduler) unpaced(ld *load) {
+	if p := &ld.pace; p.n > 0 {
+		s.paces.sum -= p.log
+		s.paces.targets--
+		s.paces.answers -= p.n
+		*p = pace{}
+	}
+}
+
 // tooSoon reports whether a first token came too soon for the lease's prompt to have been
-// computed. shown says that this is not usual on other targets. If it is, the engines are faster
-// than predicted. The lock is held.
+// computed. shown says that the times of other targets show that: the lease then books what they would
+// have taken. The lock is held.
 func (s *Scheduler) tooSoon(l *Lease, now time.Time) (soon, shown bool) {
 	if l.work.tokens == 0 || len(s.targets) == 1 {
 		return false, false
 	}
-	v, of := 0.0, &l.load.sudden
-	if soon = fastest*milliseconds(now.Sub(l.booked)) < l.alone; soon {
-		v = 1
+	sum, targets, answers := s.paces.sum, s.paces.targets, s.paces.answers
+	if own := &l.load.pace; own.n > 0 {
+		sum, targets, answers = sum-own.log, targets-1, answers-own.n
 	}
-	of.answers++
-	of.share += (v - of.share) * max(suddenWeight, 1/float64(of.answers))
-	if !soon {
+	took, usual, x := milliseconds(now.Sub(l.booked)), l.alone, featuresOf(1, l.work, 0)
+	if shown = answers >= enoughAnswers; shown {
+		usual = x.times(&priorTimes) * math.Exp(sum/targets)
+	}
+	if soon = fastest*took < usual; !soon {
 		return false, false
 	}
-	answers, share, n := uint64(0), 0.0, 0.0
-	for _, ld := range s.targets {
-		if ld != l.load && ld.sudden.answers > 0 {
-			answers += ld.sudden.answers
-			share += ld.sudden.share
-			n++
-		}
+	s.paced(l.load, x, took)
+	if shown {
+		l.alone, l.predicted = max(l.alone, usual), max(l.predicted, usual)
 	}
-	if answers < enoughAnswers {
-		return true, false
-	}
-	if share > n/2 {
-		return false, false
-	}
-	return true, true
+	return true, shown
 }

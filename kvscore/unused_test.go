@@ -68,6 +68,61 @@ func TestAnswersWithoutWork(t *testing.T) {
 	}
 }
 
+// TestTargetThatIsMuchFasterThanOthers has 16 clients, and a target that answers in a fraction of the
+// time in which the others do. The time is one that the scheduler believes in the beginning.
+func TestTargetThatIsMuchFasterThanOthers(t *testing.T) {
+	for seed := range uint64(5) {
+		s, rng := NewScheduler(Settings{}), seeded(seed)
+		targets := []Target{{Worker: 1}, {Worker: 2}, {Worker: 3}, {Worker: 4}}
+		for _, target := range targets {
+			s.Declare(target, 0)
+		}
+		sel := &Selection{Rand: rng}
+		begun := time.Unix(1000, 0)
+		now, sent, all, fast := begun, 0, 0, 0
+		var busy [4]time.Time
+		type client struct {
+			at    time.Time
+			lease *Lease
+		}
+		clients := make([]client, 16)
+		for i := range clients {
+			clients[i].at = begun.Add(time.Duration(i) * time.Millisecond)
+		}
+		for now.Before(begun.Add(30 * time.Second)) {
+			c := &clients[0]
+			for i := range clients {
+				if clients[i].at.Before(c.at) {
+					c = &clients[i]
+				}
+			}
+			now = c.at
+			if c.lease != nil {
+				c.lease.FirstToken(now)
+				c.lease.End(true, nil)
+				c.lease, c.at = nil, now.Add(duration(20*rng.Float64()))
+				continue
+			}
+			r := prompt(upTo(uint64(50 + rng.IntN(120)))...)
+			r.Root, r.Streamed = uint64(1000+sent), true //nolint:gosec // small
+			var i int
+			i, c.lease = s.Select(now, r, targets, -1, new(PredictedLatency), sel)
+			if c.at = now.Add(duration(10 + 40*rng.Float64())); i > 0 {
+				busy[i] = later(busy[i], now).Add(duration(0.5 * float64(r.Tokens)))
+				c.at = busy[i]
+			}
+			if sent++; now.Sub(begun) > 10*time.Second {
+				if all++; i == 0 {
+					fast++
+				}
+			}
+		}
+		if share := float64(fast) / float64(all); share > 1.3/4 {
+			t.Errorf("it got %.0f %% of %d requests", 100*share, all)
+		}
+	}
+}
+
 // TestFasterEnginesAreBelieved has all engines become ten times as fast.
 func TestFasterEnginesAreBelieved(t *testing.T) {
 	s := NewScheduler(Settings{})

@@ -65,7 +65,7 @@ func TestWorkerThatAnswersAtOnce(t *testing.T) {
 				t.Cleanup(broken.Close)
 				dials[0] = broken.Listener.Addr().String()
 				s := startCaddy(t, "kv_router "+strings.Join(dials, " "))
-				ctx, stop := context.WithTimeout(t.Context(), 4*time.Second)
+				ctx, stop := context.WithTimeout(t.Context(), 6*time.Second)
 				defer stop()
 				var wg sync.WaitGroup
 				for i := range clients {
@@ -79,7 +79,7 @@ func TestWorkerThatAnswersAtOnce(t *testing.T) {
 						}
 					})
 				}
-				time.Sleep(time.Second) // until times are learned
+				time.Sleep(2 * time.Second) // until times are learned
 				hole.Store(0)
 				all.Store(0)
 				wg.Wait()
