@@ -11,7 +11,10 @@ require (
 	golang.org/x/sync v0.23.0
 )
 
-require github.com/miekg/dns v1.1.73 // indirect
+require (
+	github.com/gofrs/flock v0.13.0 // indirect
+	github.com/miekg/dns v1.1.73 // indirect
+)
 
 require (
 	cel.dev/cel-go v0.32.0 // indirect

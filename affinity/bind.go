@@ -53,6 +53,9 @@ func (r *Ristretto) Bind(_ context.Context, key Key, expect Version, want Want) 
 	if res == refused {
 		return Binding{}, false, ErrFull
 	}
+	if res == written && r.journal != nil {
+		r.journal.Bound(key, want)
+	}
 	return b, res == written, nil
 }
 

@@ -49,6 +49,20 @@ type Options struct {
 	// session that is back on the same target. A slow OnExpire delays later calls. While
 	// 65,536 ends wait for it, the store drops further ones. Default: no reports.
 	OnExpire func(key Key, b Binding, why Reason)
+
+	// Journal is told of the changes that requests make. Default: none.
+	Journal Journal
+}
+
+// Journal is told what becomes of bindings, except that they expire or are evicted. Its methods
+// return at once, and do not call the store.
+type Journal interface {
+	// Bound is told of each Bind that has bound a session.
+	Bound(key Key, want Want)
+	// Used is told of each Touch that has restarted a time to live.
+	Used(key Key)
+	// Unbound is told of each Unbind that has ended a binding.
+	Unbound(key Key)
 }
 
 // Ristretto keeps the bindings of sessions in memory. Its methods are safe for concurrent use,
@@ -64,6 +78,7 @@ type Options struct {
 type Ristretto struct {
 	cache   *ristretto.Cache[uint64, *entry]
 	clock   func() time.Time // nil stands for time.Now
+	journal Journal          // may be nil
 	start   time.Time
 	version atomic.Uint64
 	live    live
@@ -95,10 +110,11 @@ func NewRistretto(o Options) (*Ristretto, error) {
 	o.MaxSessions = limit(o.MaxSessions)
 
 	r := &Ristretto{
-		clock: o.Clock,
-		start: start,
-		stop:  make(chan struct{}),
-		swept: make(chan struct{}),
+		clock:   o.Clock,
+		journal: o.Journal,
+		start:   start,
+		stop:    make(chan struct{}),
+		swept:   make(chan struct{}),
 	}
 	// The versions of an earlier run began at its start and grew by one a Bind. They stay
 	// below the present time, for no store binds 10^9 times a second.
@@ -188,7 +204,11 @@ func (r *Ristretto) Peek(_ context.Context, key Key) (Binding, bool, error) {
 
 // Touch restarts the binding's time to live if it has the version expect.
 func (r *Ristretto) Touch(_ context.Context, key Key, expect Version) (Binding, bool, error) {
-	return r.read(&key, expect, true)
+	b, ok, err := r.read(&key, expect, true)
+	if ok && r.journal != nil {
+		r.journal.Used(key)
+	}
+	return b, ok, err
 }
 
 // anyVersion is a version that no binding reaches.
@@ -229,6 +249,9 @@ func (r *Ristretto) Unbind(_ context.Context, key Key, expect Version) (b Bindin
 				r.finish(e, 0)
 			}
 		})
+	}
+	if ok && r.journal != nil {
+		r.journal.Unbound(key)
 	}
 	return b, ok, nil
 }

@@ -60,7 +60,8 @@ func (h *Handler) options() options {
 		"strict_nvext": &h.StrictNVExt, "enforce_cache_salt": &h.EnforceCacheSalt, "require_pin": &h.RequirePin,
 		"inject_usage": &h.InjectUsage, "speculative_prefill": &h.SpeculativePrefill, "merge_models": &h.MergeModels,
 		"policy": policy{&h.PolicyRaw}, "shadow": policy{&h.ShadowRaw},
-		"worker": repeated(h.unmarshalWorker), "trust": repeated(h.unmarshalTrust),
+		"journal": h.unmarshalJournal,
+		"worker":  repeated(h.unmarshalWorker), "trust": repeated(h.unmarshalTrust),
 		"retry_budget": h.unmarshalRetryBudget, "reverse_proxy": h.unmarshalProxy,
 		"index": func(d *caddyfile.Dispenser) error {
 			h.Index = new(pool.Index)
@@ -72,7 +73,7 @@ func (h *Handler) options() options {
 			h.Affinity = new(Affinity)
 			return options{
 				"mode": &h.Affinity.Mode, "ttl": &h.Affinity.TTL, "max_sessions": &h.Affinity.MaxSessions, "key": &h.Affinity.Key,
-				"scope": &h.Affinity.Scope, "persist": h.unmarshalPersist,
+				"scope": &h.Affinity.Scope,
 			}.readBlock(d, "affinity option")
 		},
 		"queue": func(d *caddyfile.Dispenser) error {
@@ -127,15 +128,14 @@ func (h *Handler) unmarshalWorker(d *caddyfile.Dispenser) error {
 	}.readBlock(d, "worker option")
 }
 
-func (h *Handler) unmarshalPersist(d *caddyfile.Dispenser) error {
-	p := new(Persist)
-	h.Affinity.Persist = p
+func (h *Handler) unmarshalJournal(d *caddyfile.Dispenser) error {
+	h.Journal = new(pool.Journal)
 	if d.NextArg() {
-		if want := parse(d.Val(), &p.Interval); want != "" {
-			return d.Errf("persist: must be %s, got '%s'", want, d.Val())
+		if want := parse(d.Val(), &h.Journal.Enabled); want != "" {
+			return d.Errf("journal: must be %s, got '%s'", want, d.Val())
 		}
 	}
-	return options{"router": &p.Router}.readBlock(d, "affinity persist option")
+	return options{"file": &h.Journal.File, "max_size": size{&h.Journal.MaxSize}}.readBlock(d, "journal option")
 }
 
 func (h *Handler) unmarshalRetryBudget(d *caddyfile.Dispenser) error {

@@ -14,7 +14,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
-	"github.com/caddy-kvrouter/kvrouter/handler/snapshot"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/prometheus/client_golang/prometheus"
@@ -89,6 +88,9 @@ type Handler struct { // one field for each option, hence so many
 	// How requests wait while all workers are at `max_running`.
 	Queue *pool.Queue `json:"queue,omitempty"`
 
+	// What the router keeps on disk for its next run.
+	Journal *pool.Journal `json:"journal,omitempty"`
+
 	// How long workers may be silent. Default: as long as the reverse proxy allows.
 	Timeouts *dispatch.Timeouts `json:"timeouts,omitempty"`
 
@@ -151,7 +153,6 @@ type Handler struct { // one field for each option, hence so many
 	keys        []plan.KeySource
 	settings    *pool.Settings
 	config      *pool.SharedSettings // those of all handlers that name the pool
-	storage     snapshot.Storage     // for the pool's snapshots; nil if there are none
 	pool        *pool.Pool
 	adopted     atomic.Bool
 	holdsPool   bool
@@ -170,8 +171,8 @@ type Handler struct { // one field for each option, hence so many
 	logger      *zap.Logger
 }
 
-// Affinity configures sessions. All handlers of a pool must agree on `ttl`,
-// `max_sessions` and `persist`.
+// Affinity configures sessions. All handlers of a pool must agree on `ttl` and
+// `max_sessions`.
 type Affinity struct {
 	pool.Sessions
 
@@ -190,10 +191,6 @@ type Affinity struct {
 	//
 	// Default: `soft`.
 	Mode string `json:"mode,omitempty"`
-
-	// Whether what the router knows survives a restart of Caddy, and how. An empty object
-	// turns it on. Default: off.
-	Persist *Persist `json:"persist,omitempty"`
 
 	// The places of a session's key, in order. The first that is not empty counts. Places
 	// are:
@@ -310,10 +307,12 @@ func (h *Handler) poolSettings() (*pool.Settings, error) {
 	}
 	if a := h.Affinity; a != nil {
 		s.Sessions = a.Sessions
-		a.Persist.set(s)
 	}
 	if h.Queue != nil {
 		s.Queue = *h.Queue
+	}
+	if h.Journal != nil {
+		s.Journal = *h.Journal
 	}
 	for _, up := range h.ReverseProxy.Upstreams {
 		s.Upstreams[up.Dial] = true

@@ -11,6 +11,8 @@ import (
 	"math"
 	"net"
 	"net/http"
+	"net/url"
+	"path/filepath"
 	"strconv"
 	"time"
 
@@ -197,6 +199,32 @@ func (h *Handler) adoptWhenLive(ctx context.Context) {
 	}
 }
 
+// keepJournal has the pool keep its journal as all its handlers say.
+func (h *Handler) keepJournal() {
+	set := h.config.Get().Journal
+	set.File = journalFile(&set, h.Pool)
+	h.pool.KeepJournal(set)
+}
+
+// journalFile returns the file of a pool's journal, empty if it has none.
+func journalFile(set *pool.Journal, name string) string {
+	switch {
+	case set.Enabled != nil && !*set.Enabled:
+		return ""
+	case set.File != "":
+		return caddy.NewReplacer().ReplaceAll(set.File, "")
+	}
+	return filepath.Join(caddy.AppDataDir(), "kv_router", url.PathEscape(name)+".journal")
+}
+
+// recallPool has a new pool take over the secret of its journal.
+func (h *Handler) recallPool(caddy.Context) error {
+	if file := journalFile(&h.settings.Journal, h.Pool); file != "" {
+		h.pool.Recall(file)
+	}
+	return nil
+}
+
 // isLive returns whether the handler's configuration serves. A configuration may get
 // requests before: Caddy opens its first listener, and may then reject it because of
 // another one.
@@ -211,7 +239,7 @@ func (h *Handler) adopt() {
 		if discovery.Apply(h.pool, h.config.Get()) {
 			h.logger.Info("pool settings changed", zap.String("pool", h.Pool))
 		}
-		h.persist()
+		h.keepJournal()
 		h.pool.Serve(time.Now())
 		h.explainer.Lead()
 		h.prober.Start()

@@ -23,7 +23,8 @@ type Lease struct {
 	seen      atomic.Int64 // last sign of life, in nanoseconds since booked
 
 	ticket    cache.Ticket
-	estimate  int64 // tokens of the prompt, from its text alone
+	journaled uint64 // its number there
+	estimate  int64  // tokens of the prompt, from its text alone
 	counts    Counts
 	tokens    int64 // of the prompt
 	blockSize int64
@@ -187,9 +188,11 @@ func (s *Scheduler) end(l *Lease, computed bool, answer *Answer) bool {
 	if l.unworked && l.counts.Cached <= l.cached && !ld.forgotten {
 		ld.unused.add(l, s.traffic.decoding)
 	}
-	l.ticket.End(computed, answer, l.counts)
+	kept, n := l.ticket.End(computed, answer, l.counts)
+	if l.journaled != 0 {
+		s.journal.Ended(l.journaled, kept, n, l.ticket.Behind(answer))
+	}
 	delete(s.leases, l)
-	s.changes++
 	if ld.retired {
 		s.forget(ld.target)
 	}

@@ -42,6 +42,7 @@ type server struct {
 func startCaddy(t testing.TB, site string, globals ...string) *server {
 	t.Helper()
 	dir := t.TempDir()
+	t.Setenv("XDG_DATA_HOME", dir) // for the journals
 	s := &server{admin: freeAddr(t), addr: freeAddr(t), log: filepath.Join(dir, "caddy.log")}
 	s.url = "http://" + s.addr
 	s.globals = fmt.Sprintf("storage file_system %s\n%s", dir, strings.Join(globals, "\n"))

@@ -22,8 +22,7 @@ func startHolder(t *testing.T, c *child, engines []*engine.Engine, block ...stri
 	c.knows(t, engines)
 }
 
-// TestSessionsAndTheEndOfCaddy ends Caddy in the middle of conversations. By a signal it closes
-// the sessions. If it is killed, the next one finds them open, and begins them anew.
+// TestSessionsAndTheEndOfCaddy ends a Caddy without a journal. By a signal it closes the sessions. If it is killed, the next one finds them open, and begins them anew.
 func TestSessionsAndTheEndOfCaddy(t *testing.T) {
 	engines := holders(t, 2, engine.Config{})
 	const n = 5
@@ -34,7 +33,7 @@ func TestSessionsAndTheEndOfCaddy(t *testing.T) {
 		return list
 	}
 	c := newChild(t)
-	startHolder(t, c, engines)
+	startHolder(t, c, engines, "journal off")
 	for _, id := range ids("t") {
 		c.mustTurn(t, turn{id: id, action: "open"})
 	}
@@ -44,12 +43,12 @@ func TestSessionsAndTheEndOfCaddy(t *testing.T) {
 	}
 
 	engines = engines[:1] // else the next Caddy may open them elsewhere
-	startHolder(t, c, engines)
+	startHolder(t, c, engines, "journal off")
 	for _, id := range ids("k") {
 		c.mustTurn(t, turn{id: id, action: "open"})
 	}
 	c.end(syscall.SIGKILL)
-	startHolder(t, c, engines)
+	startHolder(t, c, engines, "journal off")
 	for _, id := range ids("k") {
 		if open(engines[0], id) != 1 {
 			t.Errorf("%s: the engine did %v", id, did(engines, id))
@@ -63,13 +62,12 @@ func TestSessionsAndTheEndOfCaddy(t *testing.T) {
 	}
 }
 
-// TestPersistedSessionsStayOpen restarts Caddy with persist. Sessions go on where they were, and
+// TestJournaledSessionsStayOpen restarts Caddy. Sessions go on where they were, and
 // those that expired meanwhile are closed.
-func TestPersistedSessionsStayOpen(t *testing.T) {
+func TestJournaledSessionsStayOpen(t *testing.T) {
 	engines := holders(t, 3, engine.Config{})
-	const persist = "affinity {\npersist 1s\n}"
 	c := newChild(t)
-	startHolder(t, c, engines, persist)
+	startHolder(t, c, engines)
 	for i := range 6 {
 		c.mustTurn(t, turn{id: fmt.Sprint(i), action: "open"})
 	}
@@ -79,8 +77,8 @@ func TestPersistedSessionsStayOpen(t *testing.T) {
 		t.Errorf("a session was closed at the end: %v", n)
 	}
 	time.Sleep(1100 * time.Millisecond)
-	startHolder(t, c, engines, persist)
-	eventually(t, 10*time.Second, "the snapshot to be restored", func() bool { return c.logged(t, "snapshot is restored") > 0 })
+	startHolder(t, c, engines)
+	eventually(t, 10*time.Second, "the journal to be restored", func() bool { return c.logged(t, "the journal is restored") > 0 })
 	for i := range 6 {
 		id := fmt.Sprint(i)
 		c.mustTurn(t, turn{id: id})

@@ -234,7 +234,7 @@ func TestRestartedWorkersLoseTheirSessions(t *testing.T) {
 // TestBindingsThatEndCloseTheirSessions has bindings that end without a last turn.
 func TestBindingsThatEndCloseTheirSessions(t *testing.T) {
 	engines := holders(t, 3, engine.Config{})
-	s := startHolding(t, engines, "affinity {\nttl 5m\n}")
+	s := startHolding(t, engines, "journal off", "affinity {\nttl 5m\n}")
 	t.Run("Expiry", func(t *testing.T) {
 		const n = 16
 		var late sync.WaitGroup

@@ -20,9 +20,9 @@ var layers = [][]string{
 	{"handler/dispatch"},
 	{"handler/turn", "handler/discovery"},
 	{"handler/plan", "handler/response", "handler/pool", "handler/upstream"},
-	{"handler/engine"},
-	{"handler/body", "handler/api", "handler/nvext", "handler/snapshot"},
-	{"handler/rawjson", "affinity", "kvscore/events", "handler/snapshot/snapshottest"},
+	{"handler/engine", "handler/journal"},
+	{"handler/body", "handler/api", "handler/nvext"},
+	{"handler/rawjson", "affinity", "kvscore/events"},
 	{"kvscore", "kvscore/events/zmtp"},
 	{"kvscore/cache"},
 	{"kvscore/cache/internal/exact"}, // Go keeps the others out
@@ -31,7 +31,7 @@ var layers = [][]string{
 
 // pure are the packages that import neither Caddy nor net/http, so that they can be
 // tested, fuzzed and replayed alone.
-var pure = []string{"kvscore", "kvscore/events", "kvscore/events/zmtp", "kvscore/cache", "kvscore/cache/internal/approx", "kvscore/cache/internal/exact", "affinity", "handler/rawjson", "handler/api", "handler/nvext", "handler/snapshot", "handler/snapshot/snapshottest"}
+var pure = []string{"kvscore", "kvscore/events", "kvscore/events/zmtp", "kvscore/cache", "kvscore/cache/internal/approx", "kvscore/cache/internal/exact", "affinity", "handler/rawjson", "handler/api", "handler/nvext", "handler/journal"}
 
 func TestImportsPointDown(t *testing.T) {
 	layer := make(map[string]int)

@@ -33,10 +33,10 @@ var (
 			"attention, or 1000 context tokens of active requests.", "per")
 	descIncidents = poolDesc("incidents", "1 for each condition that lasts.", "condition")
 
-	descSnapshotAge    = poolDesc("snapshot_age_seconds", "Time since the last snapshot that the router wrote.")
-	descSnapshotBytes  = poolDesc("snapshot_bytes", "Size of the last snapshot that the router wrote.")
-	descSnapshotErrors = poolDesc("snapshot_errors_total", "Snapshots that the router could not write.")
-	descRestored       = poolDesc("snapshot_restored",
+	descJournalBytes  = poolDesc("journal_bytes", "Size of the journal on disk.")
+	descJournalErrors = poolDesc("journal_errors_total", "Writes of the journal that failed.")
+	descJournalLost   = poolDesc("journal_lost_records_total", "Records for which there was no room in memory.")
+	descRestored      = poolDesc("journal_restored",
 		"What the router restored at its start: sessions, responses, or tokens in cache models.", "what")
 
 	descOdd   = workerDesc("worker_error_ratio", "Share of errors and empty answers in the last two minutes, those by clients' mistakes too.")
@@ -151,7 +151,7 @@ func collectPool(to sink, p *pool.Pool, t time.Time) {
 	for _, in := range p.Incidents.Open(t) { // their names are a fixed few
 		to.gauge(descIncidents, 1, in.What)
 	}
-	collectSnapshots(to, p.Snapshots(), t)
+	collectJournal(to, p.JournalState())
 	if s.Timings == 0 {
 		return // the coefficients are assumptions
 	}
@@ -162,16 +162,13 @@ func collectPool(to sink, p *pool.Pool, t time.Time) {
 	to.gauge(descPrefills, v.Context/1e3, "1000_context_tokens")
 }
 
-// collectSnapshots omits figures of snapshots that are off, or that were never written.
-func collectSnapshots(to sink, s pool.SnapshotState, t time.Time) {
+func collectJournal(to sink, s pool.JournalState) {
 	if !s.On {
 		return
 	}
-	to.emit(descSnapshotErrors, prometheus.CounterValue, float64(s.Errors))
-	if !s.Saved.IsZero() {
-		to.gauge(descSnapshotAge, t.Sub(s.Saved).Seconds())
-		to.gauge(descSnapshotBytes, float64(s.Bytes))
-	}
+	to.emit(descJournalErrors, prometheus.CounterValue, float64(s.Errors))
+	to.emit(descJournalLost, prometheus.CounterValue, float64(s.Lost))
+	to.gauge(descJournalBytes, float64(s.Bytes))
 	to.gauge(descRestored, float64(s.Restored.Sessions), "sessions")
 	to.gauge(descRestored, float64(s.Restored.Responses), "responses")
 	to.gauge(descRestored, float64(s.Restored.CachedTokens), "cached_tokens")

@@ -26,24 +26,23 @@ type poolView struct {
 	Latency      latencyView     `json:"latency"`
 	Settings     settingsView    `json:"settings"`
 	Incidents    []pool.Incident `json:"incidents"`
-	Snapshots    *snapshotsView  `json:"snapshots,omitzero"`
+	Journal      *journalView    `json:"journal,omitzero"`
 }
 
-// snapshotsView is what became of a pool's snapshots. Saved and the bytes are absent if the
-// router has written none.
-type snapshotsView struct {
-	Saved float64 `json:"saved_seconds_ago,omitzero"`
-	pool.SnapshotState
+// journalView is how a pool's journal fares. Written is absent if the router has written nothing.
+type journalView struct {
+	Written float64 `json:"written_seconds_ago,omitzero"`
+	pool.JournalState
 }
 
-// viewSnapshots returns nil if snapshots are off.
-func viewSnapshots(s pool.SnapshotState, t time.Time) *snapshotsView {
+// viewJournal returns nil if there is no journal.
+func viewJournal(s pool.JournalState, t time.Time) *journalView {
 	if !s.On {
 		return nil
 	}
-	v := &snapshotsView{SnapshotState: s}
-	if !s.Saved.IsZero() {
-		v.Saved = t.Sub(s.Saved).Seconds()
+	v := &journalView{JournalState: s}
+	if !s.Written.IsZero() {
+		v.Written = t.Sub(s.Written).Seconds()
 	}
 	return v
 }
@@ -64,7 +63,7 @@ func viewPool(p *pool.Pool, t time.Time) poolView {
 	v := poolView{
 		Name: p.Name, Stats: s, Waiting: p.Waiting(), Sessions: p.Sessions.Len(), SessionBytes: p.Sessions.Bytes(),
 		Responses: p.Responses.Count(), BodyBytes: p.Memory.Held.Load(), Speculative: p.Background.Running(),
-		Latency: viewLatency(&s), Incidents: p.Incidents.Open(t), Snapshots: viewSnapshots(p.Snapshots(), t),
+		Latency: viewLatency(&s), Incidents: p.Incidents.Open(t), Journal: viewJournal(p.JournalState(), t),
 		Settings: settingsView{
 			IndexMemory: set.Memory, BlockSize: set.BlockSize, BlockSource: blockSource(p, set), TextBlock: set.TextBlock,
 			TTL: time.Duration(set.TTL).Seconds(), MaxSessions: set.MaxSessions,

@@ -24,8 +24,8 @@ type Watch interface {
 	// CacheCleared says that the pool has cleared the worker's cache model, because the engine
 	// has restarted or because the model was wrong.
 	CacheCleared(restarted bool)
-	// Confirmed is how many predictions were right since then. Recall restores that from a
-	// snapshot.
+	// Confirmed is how many predictions were right since then. Recall restores that from the
+	// journal.
 	Confirmed() int
 	Recall(confirmed int)
 	// Close says that the pool has forgotten the worker. The pool holds no lock.

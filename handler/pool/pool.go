@@ -52,7 +52,7 @@ type Pool struct {
 	Background background
 	Memory     body.Memory // of request bodies
 	Incidents  Incidents
-	snapshots  snapshots
+	kept       kept
 
 	choices  sync.Pool // of *Candidates
 	newWatch func(*Pool, *Worker) Watch
@@ -108,6 +108,7 @@ func New(name string, s *Settings, watch func(*Pool, *Worker) Watch) (*Pool, err
 	p.life, p.endLife = context.WithCancel(context.Background())
 	store, err := affinity.NewRistretto(affinity.Options{
 		MaxSessions: s.MaxSessions,
+		Journal:     &p.kept.journal,
 		OnExpire:    func(key affinity.Key, b affinity.Binding, why affinity.Reason) { p.sessionEnded(key, &b.Want, why) },
 	})
 	if err != nil {
@@ -115,7 +116,8 @@ func New(name string, s *Settings, watch func(*Pool, *Worker) Watch) (*Pool, err
 	}
 	p.Sessions = affinity.NewSessions(store)
 	p.key(p.seed)
-	p.snapshots.wake, p.snapshots.ended = make(chan struct{}, 1), make(chan struct{})
+	p.Scheduler.SetJournal(&p.kept.journal)
+	p.Responses.journal = &p.kept.journal
 	p.Settings.Store(s)
 	p.queue.pool = p
 	p.overflow = p.newOverflow()
@@ -134,15 +136,15 @@ func (p *Pool) key(seed uint64) {
 	p.seed, p.Ratios.Seed, p.Responses.seed = seed, seed, seed
 }
 
-// Destruct writes the last snapshot or closes the sessions that engines hold, ends the upkeep,
+// Destruct writes the end of the journal or closes the sessions that engines hold, ends the upkeep,
 // and closes the store.
 func (p *Pool) Destruct() error {
-	if h := p.Holder(nil); h != nil && !p.hasSnapshot() {
+	if h := p.Holder(nil); h != nil && !p.JournalState().On {
 		h.CloseAll()
 	}
 	p.endLife()
 	p.tasks.Wait()
-	p.endSnapshots()
+	p.KeepJournal(Journal{})
 	return p.Sessions.Close()
 }
 
@@ -250,7 +252,7 @@ func (p *Pool) maintain() {
 			}
 			p.forget(t)
 			p.pruneMembers(t)
-			p.watchSnapshots(t)
+			p.watchJournal(t)
 			p.Incidents.end(t, p.Logger())
 		}
 	}

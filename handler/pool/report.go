@@ -124,6 +124,7 @@ func (p *Pool) clear(w *Worker, why string) {
 	for rank := range w.Ranks() {
 		p.Scheduler.Clear(w.Target(rank))
 	}
+	p.kept.journal.LostCache(w.ID)
 	w.watch.CacheCleared(why != clearedMismatch)
 	if cached == 0 {
 		return // there was nothing to lose

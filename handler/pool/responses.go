@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/journal"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/zeebo/xxh3"
 )
@@ -16,7 +17,8 @@ const maxResponses = 1 << 16
 // session it belongs. A request that names a response must go to its target. At the bound,
 // the responses that no request has named for longest go first.
 type responses struct {
-	seed uint64 // of the ids' hashes: nobody outside can choose collisions
+	seed    uint64 // of the ids' hashes: nobody outside can choose collisions
+	journal *journal.Journal
 
 	mu    sync.Mutex
 	byID  map[uint64]*list.Element // by the hash of the id
@@ -32,9 +34,11 @@ type keptResponse struct {
 
 // Keep records the target that keeps a response, and its session.
 func (r *responses) Keep(id string, t kvscore.Target, session affinity.Identity) {
+	one := keptResponse{xxh3.HashStringSeed(id, r.seed), t, session}
+	r.journal.Kept(journal.Response{Hash: one.hash, Session: session}, t)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.keep(keptResponse{xxh3.HashStringSeed(id, r.seed), t, session})
+	r.keep(one)
 }
 
 // keep makes a response the newest. The caller holds the lock.

@@ -1,222 +1,295 @@
 package pool
 
 import (
+	"cmp"
 	"context"
+	"runtime"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
-	"github.com/caddy-kvrouter/kvrouter/handler/snapshot"
+	"github.com/caddy-kvrouter/kvrouter/handler/journal"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"go.uber.org/zap"
 )
 
 const (
-	// restoreWithin bounds the time that restoring takes.
-	restoreWithin = 2 * time.Minute
-	// firstProbes is how long the cache models wait for the first probes of workers:
-	// engines report the size of their caches.
+	// firstProbes is how long the cache models wait for the first probes of workers: engines
+	// report the size of their caches.
 	firstProbes = 3 * time.Second
-	// oldestCaches is the greatest age of a snapshot whose cache models are right.
+	// oldestCaches is the greatest age of a journal whose cache models are right.
 	oldestCaches = time.Hour
 )
 
-// restore restores the snapshot that Recall has found. What the pool has learned since its
-// start counts, and not what the snapshot says.
-func (p *Pool) restore(ctx context.Context) {
-	s := &p.snapshots
-	s.mu.Lock()
-	at, head := s.place, s.recalled
-	s.mu.Unlock()
-	if head == nil || at == nil {
-		return
-	}
+// restore takes over what an earlier run has left in the log. What the pool has learned since its
+// start counts, and not what the log says.
+func (p *Pool) restore(ctx context.Context, log *journal.Log, head *journal.Head) {
 	begun := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, restoreWithin)
-	defer cancel()
-	r := &restorer{pool: p, settings: p.Settings.Load(), begun: begun, down: max(0, begun.Sub(head.Saved))}
-	r.caches = r.down <= oldestCaches && head.TextBlock == r.settings.TextBlock
-	r.readAll(ctx, at, head)
-	r.Age = r.down
-	s.mu.Lock()
-	s.state.Restored = r.Restored
-	s.mu.Unlock()
+	r := &restorer{
+		pool: p, settings: p.Settings.Load(), begun: begun, byDial: make(map[string]*restoredWorker),
+		bindings: make(map[affinity.Key]*restoredBinding),
+	}
+	skipped, err := log.Read(ctx, r.read)
+	if ctx.Err() != nil {
+		return // the log has more than what was read
+	}
+	if r.last.IsZero() {
+		r.last = begun
+	}
+	r.Age = max(0, begun.Sub(r.last))
+	r.finish(ctx, head)
+	p.kept.mu.Lock()
+	p.kept.restored = r.Restored
+	p.kept.mu.Unlock()
 	fields := []zap.Field{
 		zap.Int("sessions", r.Sessions), zap.Int("expired_sessions", r.Expired), zap.Int("responses", r.Responses),
-		zap.Int64("cached_tokens", r.CachedTokens), zap.Duration("age", r.down), zap.Duration("took", time.Since(begun)),
+		zap.Int64("cached_tokens", r.CachedTokens), zap.Duration("age", r.Age), zap.Duration("took", time.Since(begun)),
 	}
-	if r.err != nil {
-		p.Logger().Warn("snapshot is restored in part", append(fields, zap.Int("lost_parts", r.lost), zap.Int("parts", head.Parts()), zap.Error(r.err))...)
+	if err != nil || skipped != (journal.Damage{}) {
+		p.Logger().Warn("the journal is restored in part", append(fields, zap.Int("lost_entries", skipped.Entries),
+			zap.Int("lost_records", skipped.Records), zap.Error(err))...)
 		return
 	}
-	p.Logger().Info("snapshot is restored", fields...)
+	p.Logger().Info("the journal is restored", fields...)
 }
 
-// restorer restores one snapshot.
+// restorer restores one log.
 type restorer struct {
 	Restored
 	pool     *Pool
 	settings *Settings
 	begun    time.Time
-	down     time.Duration // since the snapshot
-	caches   bool          // its cache models can be right
-	probed   bool          // the first probes have ended
-	workers  []restoredWorker
-	learned  *kvscore.Learned
-	ratios   []kvscore.ModelRatios
-	lost     int   // parts
-	err      error // the first
+	last     time.Time // of the last record
+
+	numbers   map[int]*restoredWorker // as the records name them now
+	byDial    map[string]*restoredWorker
+	bindings  map[affinity.Key]*restoredBinding
+	responses responses
+	prompts   []restoredPrompt // in the order of their ends
+	learned   *journal.State
+	learnedAt time.Time
+	blocks    []uint64 // scratch
 }
 
-// restoredWorker is a worker of the snapshot. The zero value is one that is no upstream.
+// restoredWorker is a worker of the log.
 type restoredWorker struct {
-	*Worker
-	hasCache bool // its engine has not restarted, as far as is known, and may have its cache still
+	is    *Worker // nil if it is no upstream
+	isNew bool
+	was   journal.Worker
+	lost  int // that many of the prompts are not in its cache any more
 }
 
-// readAll reads all parts. Without the first one, the others name unknown workers.
-func (r *restorer) readAll(ctx context.Context, at *snapshot.Place, head *snapshot.Head) {
-	for number := 1; number <= head.Parts(); number++ {
-		part, err := head.ReadPart(ctx, at, number)
-		if err == nil {
-			r.read(ctx, part)
-			err = part.Err()
-		}
-		if err != nil {
-			if r.lost++; r.err == nil {
-				r.err = err
-			}
-		}
-		if ctx.Err() != nil || len(r.workers) == 0 {
-			r.lost += head.Parts() - number
-			break
-		}
+// target returns a target by its present name.
+func (w *restoredWorker) target(rank uint32) kvscore.Target {
+	return kvscore.Target{Worker: w.is.ID, Rank: rank}
+}
+
+// restoredBinding is a binding, which was used last at a time.
+type restoredBinding struct {
+	affinity.Saved
+	of   *restoredWorker
+	used time.Time
+}
+
+// restoredPrompt is a prompt that a worker's engine has computed.
+type restoredPrompt struct {
+	*journal.Prompt
+	of      *restoredWorker
+	rank    uint32
+	tokens  int64
+	matched int
+}
+
+// read takes one record.
+func (r *restorer) read(rec *journal.Record) {
+	if rec.At.After(r.last) {
+		r.last = rec.At
 	}
-	r.finishLearned()
-}
-
-// read restores the records of a part.
-func (r *restorer) read(ctx context.Context, part *snapshot.Part) {
-	var rec snapshot.Record
-	for ctx.Err() == nil && part.Next(&rec) {
-		switch rec.Kind {
-		case snapshot.KindWorker:
-			r.workers = append(r.workers, r.worker(&rec.Worker))
-		case snapshot.KindLearned:
-			learned := rec.Learned
-			r.learned = &learned
-		case snapshot.KindTarget:
-			if t, ok := r.target(rec.Target); ok && r.learned != nil {
-				rec.Of.Target = t
-				rec.Of.Age += r.down
-				r.learned.Targets = append(r.learned.Targets, rec.Of)
-			}
-		case snapshot.KindRatios:
-			r.ratios = append(r.ratios, rec.Ratios)
-		case snapshot.KindBinding:
-			r.finishLearned()
-			r.binding(ctx, &rec)
-		case snapshot.KindResponse:
-			r.response(&rec)
-		case snapshot.KindChain:
-			r.finishLearned()
-			r.chain(ctx, rec.Target, &rec.Chain)
+	w := r.numbers[rec.Target.Worker]
+	switch rec.Kind {
+	case journal.KindBegin:
+		r.numbers = make(map[int]*restoredWorker)
+	case journal.KindWorker:
+		r.numbers[rec.Target.Worker] = r.worker(rec.Dial)
+	case journal.KindEnded:
+		r.ended(w, &rec.End)
+	case journal.KindBound:
+		r.bindings[rec.Binding.Key] = &restoredBinding{rec.Binding, w, rec.At.Add(-rec.Binding.Idle)}
+		r.bindings[rec.Binding.Key].Target.Rank = rec.Target.Rank
+	case journal.KindUsed:
+		if b := r.bindings[rec.Binding.Key]; b != nil {
+			b.used = rec.At
 		}
+	case journal.KindUnbound:
+		delete(r.bindings, rec.Binding.Key)
+	case journal.KindResponse:
+		if w.is != nil {
+			r.responses.keep(keptResponse{rec.Response.Hash, w.target(rec.Target.Rank), rec.Response.Session})
+		}
+	case journal.KindLost:
+		w.lost = len(r.prompts)
+	case journal.KindState:
+		r.state(&rec.State, rec.At)
 	}
 }
 
-// worker returns the worker at an address, if it is still an upstream.
-func (r *restorer) worker(saved *snapshot.Worker) restoredWorker {
+// state takes what was learned. With another life, an engine has lost its cache.
+func (r *restorer) state(s *journal.State, at time.Time) {
+	r.learned, r.learnedAt = s, at
+	for i := range s.Workers {
+		was := &s.Workers[i]
+		w := r.worker(was.Dial)
+		if was.Life != "" && w.was.Life != "" && was.Life != w.was.Life {
+			w.lost = len(r.prompts)
+		}
+		was.Life = cmp.Or(was.Life, w.was.Life)
+		w.was = *was
+	}
+}
+
+// worker returns the worker at an address.
+func (r *restorer) worker(dial string) *restoredWorker {
+	w := r.byDial[dial]
+	if w == nil {
+		w = &restoredWorker{was: journal.Worker{Dial: dial, Seen: r.begun}}
+		w.is, w.isNew = r.upstream(dial)
+		r.byDial[dial] = w
+	}
+	return w
+}
+
+// upstream returns the worker at an address, nil if it is no upstream now. It is new if no source
+// has named it in this run.
+func (r *restorer) upstream(dial string) (w *Worker, isNew bool) {
 	p, s := r.pool, r.settings
-	if !s.Upstreams[saved.Dial] && !s.Others || !validDial(saved.Dial) {
-		return restoredWorker{}
+	if !s.Upstreams[dial] && !s.Others || !validDial(dial) {
+		return nil, false
 	}
-	isNew := p.Known(saved.Dial) == nil
-	w := p.Worker(saved.Dial)
-	if w == p.overflow {
-		return restoredWorker{}
+	isNew = p.Known(dial) == nil && !s.Upstreams[dial]
+	if w = p.Worker(dial); w == p.overflow {
+		return nil, false
 	}
-	if isNew && !s.Upstreams[saved.Dial] {
-		w.seen.Store(saved.Seen.Unix()) // no source has named it in this run
-	}
-	one := restoredWorker{w, p.recallLife(w, saved.Life) && r.caches}
-	if one.hasCache {
-		w.watch.Recall(saved.Confirmed)
-	}
-	return one
+	return w, isNew
 }
 
-// target returns a target of the snapshot by its present name; false if it is not known.
-func (r *restorer) target(t snapshot.Target) (kvscore.Target, bool) {
-	if t.Worker >= len(r.workers) || r.workers[t.Worker].Worker == nil {
-		return kvscore.Target{}, false
-	}
-	return kvscore.Target{Worker: r.workers[t.Worker].ID, Rank: t.Rank}, true
-}
-
-// finishLearned restores what was learned, once all of it was read.
-func (r *restorer) finishLearned() {
-	if r.learned == nil {
+// ended notes the prompt and the answer of a request.
+func (r *restorer) ended(w *restoredWorker, end *journal.End) {
+	b := end.Booking
+	if !end.Computed || b.Prompt == nil || w.is == nil {
 		return
 	}
-	r.pool.Scheduler.RestoreLearned(r.begun, r.learned)
-	r.pool.Ratios.Restore(r.ratios)
-	r.learned, r.ratios = nil, nil
+	r.prompts = append(r.prompts, restoredPrompt{b.Prompt, w, b.Target.Rank, end.Tokens, b.Matched})
+	if end.Answer != nil {
+		if end.Answer.Weight == 0 {
+			end.Answer.Weight = b.Prompt.Weight
+		}
+		r.prompts = append(r.prompts, restoredPrompt{end.Answer, w, b.Target.Rank, end.AnswerTokens, -1})
+	}
 }
 
-func (r *restorer) binding(ctx context.Context, rec *snapshot.Record) {
-	t, ok := r.target(rec.Target)
-	b := &rec.Binding
-	if !ok {
+// finish restores what was read.
+func (r *restorer) finish(ctx context.Context, head *journal.Head) {
+	p := r.pool
+	r.restoreLearned()
+	var over []*restoredBinding
+	for _, b := range r.bindings {
+		if !r.binding(ctx, b) {
+			over = append(over, b)
+		}
+	}
+	for _, one := range r.responses.dump() {
+		if p.Responses.restore(one) {
+			r.Responses++
+		}
+	}
+	p.restoredAll()
+	r.awaitProbes(ctx) // they show which engine it is, and its capacity
+	for _, b := range over {
+		p.sessionEnded(b.Key, &b.Want, affinity.Expired)
+	}
+	hasCache := make(map[*restoredWorker]bool)
+	for _, w := range r.byDial {
+		if w.is == nil {
+			continue
+		}
+		if w.isNew {
+			w.is.seen.Store(w.was.Seen.Unix())
+		}
+		if hasCache[w] = p.recallLife(w.is, w.was.Life); hasCache[w] {
+			w.is.watch.Recall(w.was.Confirmed)
+		}
+	}
+	if r.Age > oldestCaches || head.TextBlock != r.settings.TextBlock {
 		return
 	}
-	b.Target = t
-	b.Idle += r.down
+	for i := 0; i < len(r.prompts) && ctx.Err() == nil; i++ {
+		if w := r.prompts[i].of; hasCache[w] && i >= w.lost {
+			r.prompt(&r.prompts[i])
+		}
+		runtime.Gosched()
+	}
+}
+
+// restoreLearned restores what was learned last.
+func (r *restorer) restoreLearned() {
+	s := r.learned
+	if s == nil {
+		return
+	}
+	now := make(map[uint64]*Worker) // by the id then
+	for i := range s.Workers {
+		now[s.Workers[i].ID] = r.byDial[s.Workers[i].Dial].is
+	}
+	l := s.Learned
+	l.Targets = nil
+	for _, one := range s.Learned.Targets {
+		if w := now[one.Target.Worker]; w != nil {
+			one.Target.Worker = w.ID
+			one.Age += max(0, r.begun.Sub(r.learnedAt))
+			l.Targets = append(l.Targets, one)
+		}
+	}
+	r.pool.Scheduler.RestoreLearned(r.begun, &l)
+	r.pool.Ratios.Restore(s.Ratios)
+}
+
+// prompt restores a part of a cache model.
+func (r *restorer) prompt(one *restoredPrompt) {
+	r.blocks = one.Append(r.blocks[:0])
+	r.CachedTokens += r.pool.Scheduler.Caches().Recall(one.of.target(one.rank), &cache.Past{
+		Root: one.Root(), Blocks: r.blocks, Past: one.Past, Weight: one.Weight, Tokens: one.tokens, Matched: one.matched,
+	})
+}
+
+// binding restores a binding. It returns false if that is over, and an engine held the session.
+func (r *restorer) binding(ctx context.Context, b *restoredBinding) (ok bool) {
+	if b.of.is == nil {
+		return true
+	}
+	b.Target = b.of.target(b.Target.Rank)
+	b.Idle = max(0, r.begun.Sub(b.used))
 	held := b.Kind == affinity.EngineBacked
 	if b.Idle >= b.TTL {
 		r.Expired++
-		if held {
-			r.awaitProbes(ctx) // they show which engine it is
-			r.pool.sessionEnded(b.Key, &b.Want, affinity.Expired)
-		}
-		return
+		return !held
 	}
-	if done, _ := r.pool.Sessions.Restore(ctx, b); done {
+	if done, _ := r.pool.Sessions.Restore(ctx, &b.Saved); done {
 		r.Sessions++
 	} else if held {
 		r.pool.sessionEnded(b.Key, &b.Want, affinity.Replaced)
 	}
+	return true
 }
 
-func (r *restorer) response(rec *snapshot.Record) {
-	if t, ok := r.target(rec.Target); ok && r.pool.Responses.restore(keptResponse{rec.Response.Hash, t, rec.Response.Session}) {
-		r.Responses++
-	}
-}
-
-func (r *restorer) chain(ctx context.Context, of snapshot.Target, c *cache.Chain) {
-	t, ok := r.target(of)
-	if !ok || !r.workers[of.Worker].hasCache {
-		return
-	}
-	r.awaitProbes(ctx)
-	r.CachedTokens += r.pool.Scheduler.Caches().Restore(t, c)
-}
-
-// awaitProbes waits once for the first probes of the workers, for a while.
+// awaitProbes waits for the first probes of the workers, for a while.
 func (r *restorer) awaitProbes(ctx context.Context) {
-	if r.probed {
-		return
-	}
-	r.probed = true
 	timeout := time.After(firstProbes)
-	for i := range r.workers {
-		w := r.workers[i].Worker
-		if w == nil || !r.settings.Upstreams[w.Dial] {
+	for _, w := range r.byDial {
+		if w.is == nil || !r.settings.Upstreams[w.is.Dial] {
 			continue
 		}
 		select {
-		case <-w.probed:
+		case <-w.is.probed:
 		case <-timeout:
 			return
 		case <-ctx.Done():

@@ -24,8 +24,7 @@ type Settings struct {
 	Index          `json:"index"`
 	BlockSizeUnset bool // the operator did not set BlockSize
 	Sessions       `json:"affinity"`
-	Persist        time.Duration `json:"affinity persist"`        // between snapshots; 0: none
-	Router         string        `json:"affinity persist router"` // names the snapshots' owner
+	Journal        Journal `json:"journal"`
 	Queue          `json:"queue"`
 	RetryBudget    *RetryBudget              `json:"retry_budget"`
 	Workers        map[string]WorkerSettings `json:"-"` // by dial address, as far as configured
@@ -57,6 +56,23 @@ type Sessions struct {
 	// The most sessions that the router remembers. It forgets the longest idle first.
 	// Default: 1000000.
 	MaxSessions int `json:"max_sessions,omitempty"`
+}
+
+// Journal keeps on disk what the router does, so that its next run knows it: the sessions, the
+// cache models, and what it has learned of the engines. It contains hashes and no text. All
+// handlers of a pool must agree on it.
+type Journal struct {
+	// Whether there is a journal. Default: true.
+	Enabled *bool `json:"enabled,omitempty"`
+
+	// The file. There is another one beside it, with `.1` at the end of its name. Pools, and
+	// Caddy processes, need files of their own. Global placeholders such as `{env.HOME}` are
+	// allowed. Default: `kv_router/<pool>.journal` in Caddy's data directory.
+	File string `json:"file,omitempty"`
+
+	// The bytes of both files together, at least 1 MiB. What is oldest goes first; sessions
+	// stay. Default: 64 MiB.
+	MaxSize int64 `json:"max_size,omitempty"`
 }
 
 // Queue bounds the requests that wait while all workers that can serve them are at
@@ -95,15 +111,14 @@ const (
 	defaultTextBlock   = 64
 	defaultTTL         = caddy.Duration(5 * time.Minute)
 	defaultMaxSessions = 1_000_000
-	minPersist         = time.Second
-	// DefaultPersist is the time between two snapshots.
-	DefaultPersist    = 30 * time.Second
-	defaultMaxWaiting = 1024
-	defaultMaxWait    = caddy.Duration(30 * time.Second)
-	minIndexMemory    = 1 << 20
-	minTextBlock      = 16
-	maxTextBlock      = 4096
-	maxBlockSize      = 4096
+	defaultJournal     = 64 << 20
+	minJournal         = 1 << 20
+	defaultMaxWaiting  = 1024
+	defaultMaxWait     = caddy.Duration(30 * time.Second)
+	minIndexMemory     = 1 << 20
+	minTextBlock       = 16
+	maxTextBlock       = 4096
+	maxBlockSize       = 4096
 )
 
 // Add adds the settings of one worker. dynamic says that the worker need not be a static
@@ -138,8 +153,8 @@ func (s *Settings) Check() error {
 		return fmt.Errorf("affinity ttl: must be at least 1s, got %s", time.Duration(s.TTL))
 	case full.MaxSessions < 1:
 		return fmt.Errorf("affinity max_sessions: must be at least 1, got %d", s.MaxSessions)
-	case s.Persist != 0 && s.Persist < minPersist:
-		return fmt.Errorf("affinity persist interval: must be at least %s, got %s", minPersist, s.Persist)
+	case full.Journal.MaxSize < minJournal:
+		return fmt.Errorf("journal max_size: must be at least %d bytes, got %d", minJournal, s.Journal.MaxSize)
 	case full.MaxWaiting < 0:
 		return fmt.Errorf("queue max_waiting: must be at least 1, got %d", s.MaxWaiting)
 	case full.MaxWait < 0:
@@ -181,6 +196,7 @@ func (s *Settings) WithDefaults() *Settings {
 	full.TextBlock = cmp.Or(s.TextBlock, defaultTextBlock)
 	full.TTL = cmp.Or(s.TTL, defaultTTL)
 	full.MaxSessions = cmp.Or(s.MaxSessions, defaultMaxSessions)
+	full.Journal.MaxSize = cmp.Or(s.Journal.MaxSize, defaultJournal)
 	full.MaxWaiting = cmp.Or(s.MaxWaiting, defaultMaxWaiting)
 	full.MaxWait = cmp.Or(s.MaxWait, defaultMaxWait)
 	full.RetryBudget = cmp.Or(s.RetryBudget, &RetryBudget{Percent: 20, PerSecond: 10})

@@ -65,27 +65,36 @@ func (t *Ticket) Computed(now time.Time) {
 	c.confirmSoon(t)
 }
 
-// End ends the ticket. kept says that the target has computed the prompt, and so holds its blocks
-// now. A nil answer is unknown.
-func (t *Ticket) End(kept bool, answer *Answer, n Counts) {
+// End ends the ticket. computed says that the target has computed the prompt, and so holds its
+// blocks now. A nil answer is unknown. End returns whether the target has not lost the blocks since
+// the booking, and the counts that the cache model uses.
+func (t *Ticket) End(computed bool, answer *Answer, n Counts) (kept bool, used Counts) {
 	s := t.slot
 	c := s.caches
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	kept = kept && t.losses == s.losses
-	if kept {
+	if kept = computed && t.losses == s.losses; kept {
 		c.recordCounts(t, &n)
 	}
 	c.sent.Release(t.ref, kept)
 	if !kept {
 		c.drop(t)
-		return
+		return false, Counts{}
 	}
 	c.answered(t, answer)
 	c.confirmSoon(t)
 	if answer != nil && len(answer.Blocks) > 0 {
 		c.touch(t, answer.Blocks, &n)
 	}
+	return true, n
+}
+
+// Behind returns the blocks of an answer behind those of the prompt.
+func (t *Ticket) Behind(answer *Answer) []uint64 {
+	if answer == nil || len(answer.Blocks) <= t.blocks {
+		return nil
+	}
+	return answer.Blocks[t.blocks:]
 }
 
 // Answer is a prompt and its answer together, which an engine has computed.
@@ -128,7 +137,7 @@ func Believable(count, estimate int64) int64 {
 func (c *Caches) recordCounts(t *Ticket, n *Counts) {
 	prompt := Believable(n.Prompt, t.estimate)
 	if t.tracked != t.blocks || t.chain.Weights.Kinds == nil || prompt == 0 {
-		n.Answer = 0
+		n.Prompt, n.Answer = 0, 0
 		return
 	}
 	if n.Cached > 0 {

@@ -134,6 +134,16 @@ func (v *View) describe(p *Prompt, blockSize int64) {
 	v.Continues = m.AtEnd && m.Arrivals == 0
 }
 
+// NewWeight returns the milli-tokens in each of the prompt's blocks behind the known prefix.
+func (v *View) NewWeight(p *Prompt) int64 {
+	blocks := float64(len(p.Blocks)) + float64(p.Past) - float64(v.Known.Blocks) - v.Known.Past
+	tokens := float64(v.Tokens-p.MediaTokens-p.OtherTokens) - v.Known.Tokens
+	if blocks < 1 || tokens < blocks/maxCount || tokens > blocks*p.BlockTokens*maxCount {
+		return int64(1000 * p.BlockTokens)
+	}
+	return int64(1000 * tokens / blocks)
+}
+
 // priorTokens is the number of known tokens after which a conversation's own ratio weighs
 // as much as that of its model.
 const priorTokens = 256

@@ -61,6 +61,9 @@ func (c *Cluster) Load(options, sites string) error {
 	}
 %s}
 %s`, c.dir, options, sites)
+	if err := os.Setenv("XDG_DATA_HOME", c.dir); err != nil { // for the journals
+		return err
+	}
 	cfg, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(file), nil)
 	if err != nil {
 		return fmt.Errorf("adapting the Caddyfile: %w", err)

@@ -34,9 +34,6 @@ import (
 	"sync/atomic"
 )
 
-// firstTouch leaves room for older values of touched: see [Index.Restore].
-const firstTouch = 1 << 40
-
 // maxSlots bounds slot numbers: a hold keeps its slot in 16 bits.
 const maxSlots = 1 << 16
 
@@ -54,7 +51,6 @@ type Index struct {
 	blocks int64  // distinct blocks
 	peak   int    // most runs since the map was made
 	clock  uint64 // last value of touched
-	oldest uint64 // least value of touched: see Restore
 }
 
 // run is an edge of the trie: consecutive blocks without a branch in between. A holder of a run
@@ -121,7 +117,7 @@ type Ref struct {
 func New(memory int64) *Index {
 	return &Index{
 		runs: make(map[uint64]*run), seed: newSeed(),
-		memory: memory, limit: memory, clock: firstTouch, oldest: firstTouch,
+		memory: memory, limit: memory,
 	}
 }
 

@@ -12,7 +12,6 @@ type model struct {
 	slots    []modelSlot
 	arrivals map[string]int
 	clock    int
-	oldest   int
 }
 
 type modelSlot struct {
@@ -153,31 +152,6 @@ func (m *model) release(r modelRef, keep bool) {
 	m.room(s, 0)
 }
 
-// restore adds what the slot had before all else, as far as there is room.
-func (m *model) restore(slot int, ps []string, weight int64) {
-	s := &m.slots[slot]
-	if used, _ := s.used(); s.capacity > 0 && used >= s.capacity {
-		return
-	}
-	for _, p := range ps {
-		b := s.blocks[p]
-		if b != nil && b.lost {
-			return
-		}
-		if used, _ := s.used(); b == nil && s.capacity > 0 && used+weight > s.capacity {
-			return
-		}
-		if b == nil {
-			b = &modelBlock{weight: weight}
-			s.blocks[p] = b
-		}
-		if !b.confirmed {
-			m.oldest--
-			b.touched, b.confirmed = m.oldest, true
-		}
-	}
-}
-
 func (m *model) clear(slot int) {
 	s := &m.slots[slot]
 	for p, b := range s.blocks {
@@ -304,10 +278,6 @@ func (w *world) step(t testing.TB) {
 		if len(w.refs) > 0 {
 			w.release(w.next(len(w.refs)), w.next(3) > 0)
 		}
-	case op < 85:
-		root, b := w.chain()
-		w.x.Restore(slot, held(root, b, w.next))
-		w.m.restore(slot, prefixes(root, b), weight(root))
 	case op < 96:
 		root, b := w.chain()
 		w.x.Touch(slot, &Chain{Root: root, Blocks: b, Weights: Same(weight(root))}, 0)
@@ -327,17 +297,6 @@ func (w *world) step(t testing.TB) {
 	}
 	root, b := w.chain()
 	w.m.compare(t, w.x, root, b, &w.match)
-}
-
-// held returns the chain in random parts.
-func held(root uint64, blocks []uint64, next func(int) int) *Held {
-	h := &Held{Root: root, Blocks: blocks}
-	for left := len(blocks); left > 0; {
-		n := 1 + next(left)
-		h.Parts = append(h.Parts, Part{Blocks: n, Weight: int32(weight(root))})
-		left -= n
-	}
-	return h
 }
 
 func (w *world) release(i int, keep bool) {

@@ -10,11 +10,33 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
+// recorder keeps the prompts that targets have computed.
+type recorder struct {
+	past  []cache.Past
+	at    []Target
+	ended []int // requests
+}
+
+func (j *recorder) Booked(_ time.Time, t Target, p *cache.Prompt, v *cache.View, _ int64) uint64 {
+	j.past = append(j.past, cache.Past{
+		Root: p.Root, Blocks: slices.Clone(p.Blocks), Past: p.Past, Weight: v.NewWeight(p), Matched: v.Known.Blocks,
+	})
+	j.at = append(j.at, t)
+	return uint64(len(j.past))
+}
+
+func (j *recorder) Ended(request uint64, computed bool, _ Counts, _ []uint64) {
+	if computed {
+		j.ended = append(j.ended, int(request)-1)
+	}
+}
+
 // TestRestoredSchedulerChoosesAlike restores into a new scheduler what another one has
 // learned and holds. Both then foresee the same.
 func TestRestoredSchedulerChoosesAlike(t *testing.T) {
 	now := time.Unix(1e9, 0)
-	old := NewScheduler(Settings{})
+	old, journal := NewScheduler(Settings{}), new(recorder)
+	old.SetJournal(journal)
 	targets := []Target{{Worker: 1, Rank: 0}, {Worker: 2, Rank: 0}, {Worker: 3, Rank: 0}}
 	for _, tg := range targets {
 		old.Declare(tg, 100_000)
@@ -42,13 +64,9 @@ func TestRestoredSchedulerChoosesAlike(t *testing.T) {
 	for _, tg := range targets {
 		fresh.Declare(tg, 100_000)
 	}
-	var w cache.Walk
 	restored, cached := int64(0), int64(0)
-	for more := true; more; {
-		more = old.Caches().Read(&w)
-		for i := range w.Chains {
-			restored += fresh.Caches().Restore(w.Targets[i], &w.Chains[i])
-		}
+	for _, i := range journal.ended {
+		restored += fresh.Caches().Recall(journal.at[i], &journal.past[i])
 	}
 	for _, tg := range targets {
 		l, _ := old.Load(now, tg)
@@ -84,17 +102,17 @@ func TestClearedTargetTakesNoOldCache(t *testing.T) {
 	s := NewScheduler(Settings{})
 	tg := Target{Worker: 1, Rank: 0}
 	s.Declare(tg, 0)
-	held := &cache.Chain{Root: 1, Blocks: []uint64{1, 2, 3}, Parts: []cache.Part{{Blocks: 3, Weight: 16000}}}
-	if s.Caches().Restore(tg, held) != 48 {
+	past := &cache.Past{Root: 1, Blocks: []uint64{1, 2, 3}, Weight: 16000, Matched: -1}
+	if s.Caches().Recall(tg, past) != 48 {
 		t.Fatal("it takes nothing")
 	}
 	s.Clear(tg)
-	held.Root = 2
-	if s.Caches().Restore(tg, held) != 0 {
-		t.Error("it takes a chain after it has lost its cache")
+	past.Root = 2
+	if s.Caches().Recall(tg, past) != 0 {
+		t.Error("it takes a prompt after it has lost its cache")
 	}
-	if s.Caches().Restore(Target{Worker: 2, Rank: 0}, held) != 0 {
-		t.Error("an unknown target takes a chain")
+	if s.Caches().Recall(Target{Worker: 2, Rank: 0}, past) != 0 {
+		t.Error("an unknown target takes a prompt")
 	}
 	if l, _ := s.Load(time.Now(), tg); l.CachedTokens != 0 {
 		t.Errorf("%d tokens are cached", l.CachedTokens)

@@ -6,14 +6,6 @@ import (
 	"time"
 )
 
-// Changes returns a number that grows with each booking and with each end of a lease, and
-// whether there are leases.
-func (s *Scheduler) Changes() (n uint64, busy bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.changes, len(s.leases) > 0
-}
-
 // Learned is what a scheduler has learned of the engines and of the traffic, apart from the
 // cache models.
 type Learned struct {

@@ -1,0 +1,346 @@
+package journal
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"io"
+	"math"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/zeebo/xxh3"
+)
+
+// maxEntry bounds an entry, in bytes. Entries are far smaller, but for one long prompt.
+const maxEntry = 4 << 20
+
+// Damage is what a reader of a log has skipped.
+type Damage struct {
+	Entries int // damaged, or of another version of the format
+	Records int // within good entries
+}
+
+// Read passes the records of a log to each, until each returns false. A record is valid during the
+// call, but its Booking, Prompt and Answer stay valid. Read skips what is damaged. At an end
+// that was not written whole, it stops, and whole is the length up to there. The error is that of
+// the reader.
+func Read(from io.Reader, each func(*Record) bool) (whole int64, skipped Damage, err error) {
+	d := decoder{damage: &skipped}
+	var frame [4]byte
+	for {
+		if _, err = io.ReadFull(from, frame[:]); err != nil {
+			return whole, skipped, unlessEnd(err)
+		}
+		n := binary.LittleEndian.Uint32(frame[:])
+		if n == 0 || n > maxEntry {
+			skipped.Entries++
+			return whole, skipped, nil // nothing shows where the next one begins
+		}
+		b := make([]byte, int(n)+sumBytes)
+		if _, err = io.ReadFull(from, b); err != nil {
+			return whole, skipped, unlessEnd(err)
+		}
+		whole += int64(len(frame) + len(b))
+		if !d.entry(b) {
+			skipped.Entries++
+			continue
+		}
+		var r Record
+		for d.next(&r) {
+			if !each(&r) {
+				return whole, skipped, nil
+			}
+		}
+	}
+}
+
+func unlessEnd(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return nil
+	}
+	return err
+}
+
+const sumBytes = 8
+
+// decoder reads entries of one log.
+type decoder struct {
+	damage  *Damage
+	rest    reader // of the entry
+	base    int64
+	workers map[int]bool // by number
+	prompts []*Prompt    // by number; nil where one is unknown, and at 0
+	open    map[uint64]*Booking
+	last    uint64
+}
+
+// entry begins an entry. It returns false if that is damaged.
+func (d *decoder) entry(b []byte) bool {
+	body := b[:len(b)-sumBytes]
+	if body[0] != version || xxh3.Hash(body) != binary.LittleEndian.Uint64(b[len(body):]) {
+		return false
+	}
+	d.rest, d.last = reader{b: body[1:]}, 0
+	d.base = d.rest.varint()
+	n := 1 + d.rest.small(maxPrompts)
+	if missing := n - len(d.prompts); missing > 0 {
+		d.prompts = append(d.prompts, make([]*Prompt, missing)...)
+	}
+	d.prompts = d.prompts[:n]
+	return !d.rest.failed
+}
+
+// maxPrompts bounds the prompts between two KindBegin records.
+const maxPrompts = 1 << 22
+
+// next reads the next good record of the entry. It returns false at the end.
+func (d *decoder) next(to *Record) bool {
+	for len(d.rest.b) > 0 {
+		kind := Kind(d.rest.bytes(1)[0])
+		r := reader{b: d.rest.bytes(d.rest.small(maxEntry))}
+		if d.rest.failed {
+			d.damage.Records++
+			return false
+		}
+		*to = Record{Kind: kind, At: time.UnixMilli(d.base + r.varint())}
+		switch usable := d.record(&r, to); {
+		case r.failed:
+			d.damage.Records++
+		case usable:
+			return true
+		}
+	}
+	return false
+}
+
+// record reads the fields of a record. It returns false if its kind or its worker is unknown.
+func (d *decoder) record(r *reader, to *Record) (usable bool) {
+	switch to.Kind {
+	case KindBegin:
+		r.json(&to.Head)
+		d.workers, d.prompts, d.open = make(map[int]bool), d.prompts[:1], make(map[uint64]*Booking)
+	case KindWorker:
+		to.Target.Worker = r.small(maxWorkers)
+		if to.Dial = r.text(); !r.failed && d.workers != nil {
+			d.workers[to.Target.Worker] = true
+		}
+	case KindBooked:
+		return d.booked(r, to)
+	case KindEnded:
+		return d.ended(r, to)
+	case KindBound:
+		known := d.target(r, &to.Target)
+		r.binding(&to.Binding)
+		return known
+	case KindUsed, KindUnbound:
+		copy(to.Binding.Key[:], r.bytes(len(affinity.Key{})))
+	case KindResponse:
+		known := d.target(r, &to.Target)
+		to.Response.Hash = r.fixed()
+		copy(to.Response.Session[:], r.bytes(len(affinity.Identity{})))
+		return known
+	case KindLost:
+		return d.target(r, &to.Target)
+	case KindState:
+		r.json(&to.State)
+	default:
+		return false
+	}
+	return true
+}
+
+// target reads a target. It reports whether the worker is known: its entry may be lost.
+func (d *decoder) target(r *reader, to *Target) (known bool) {
+	*to = Target{r.small(maxWorkers), uint32(r.small(maxRank))} //nolint:gosec // bounded
+	return d.workers[to.Worker]
+}
+
+// request reads the number of a request.
+func (d *decoder) request(r *reader) uint64 {
+	d.last += uint64(r.varint()) //nolint:gosec // wraps around
+	return d.last
+}
+
+func (d *decoder) booked(r *reader, to *Record) (usable bool) {
+	id, b := d.request(r), new(Booking)
+	usable = d.target(r, &b.Target)
+	b.Tokens, b.Expected, b.Matched = r.count(), r.count(), r.small(math.MaxInt32)
+	if len(r.b) > 0 {
+		b.Prompt = d.prompt(r) // also without a worker, so that the numbers stay right
+	}
+	if !usable || r.failed {
+		return false
+	}
+	if len(d.open) == maxOpen {
+		clear(d.open) // no router has so many requests
+	}
+	d.open[id] = b
+	to.Target, to.Booking = b.Target, b
+	return true
+}
+
+// maxOpen bounds the requests that have begun and not ended.
+const maxOpen = 1 << 20
+
+// prompt reads a prompt. It is nil if what it shares is unknown.
+func (d *decoder) prompt(r *reader) *Prompt {
+	p := new(Prompt)
+	at := r.small(maxPrompts)
+	if at == 0 {
+		p.root = r.fixed()
+		return d.add(r, p)
+	}
+	p.shares = r.small(maxBlocks)
+	if at < len(d.prompts) {
+		p.up = d.prompts[at]
+	}
+	return d.add(r, p)
+}
+
+// add reads the blocks of a prompt, and gives it a number.
+func (d *decoder) add(r *reader, p *Prompt) *Prompt {
+	raw := r.bytes(8 * r.small(maxBlocks))
+	p.Weight, p.Past = int64(r.small(math.MaxInt32)), float32(r.small(math.MaxUint16))/(1<<16)
+	switch {
+	case r.failed || len(d.prompts) > maxPrompts:
+		r.fail()
+		p = nil
+	case p.shares > 0 && (p.up == nil || p.shares > p.up.Len() || p.up.depth >= maxDepth):
+		p = nil
+	case p.shares+len(raw)/8 > maxBlocks:
+		p = nil
+	default:
+		p.blocks = make([]uint64, len(raw)/8)
+		for i := range p.blocks {
+			p.blocks[i] = binary.LittleEndian.Uint64(raw[8*i:])
+		}
+		if p.up != nil {
+			p.root, p.depth = p.up.root, p.up.depth+1
+		}
+	}
+	d.prompts = append(d.prompts, p)
+	return p
+}
+
+func (d *decoder) ended(r *reader, to *Record) (usable bool) {
+	id := d.request(r)
+	b := d.open[id]
+	delete(d.open, id)
+	flags := r.bytes(1)
+	if flags == nil {
+		return false
+	}
+	to.End = End{Booking: b, Computed: flags[0]&flagComputed != 0, Tokens: r.count(), AnswerTokens: r.count()}
+	if flags[0]&flagAnswer != 0 {
+		p := &Prompt{shares: 1} // of an unknown one
+		if b != nil && b.Prompt != nil {
+			p.up, p.shares = b.Prompt, b.Prompt.Len()
+		}
+		to.End.Answer = d.add(r, p)
+	}
+	if b == nil {
+		return false // it began before the log
+	}
+	to.Target = b.Target
+	return true
+}
+
+// Lengths and numbers that a record may have.
+const (
+	maxText    = 2048 // bytes of an address, or of an engine's session id with its tenant's prefix
+	maxWorkers = 1 << 16
+	maxRank    = 1 << 16
+)
+
+// fits reports whether a text is short enough for a record.
+func fits(text string) bool { return len(text) <= maxText }
+
+func (r *reader) binding(to *affinity.Saved) {
+	copy(to.Key[:], r.bytes(len(to.Key)))
+	to.TTL, to.Idle = r.millis(), r.millis()
+	to.Scope = uint32(r.small(math.MaxUint32)) //nolint:gosec // bounded
+	to.Kind = affinity.Kind(r.small(int(affinity.Fixed)))
+	to.EngineSession = r.text()
+}
+
+// reader reads the fields of a record. After a failure it returns zeroes.
+type reader struct {
+	b      []byte
+	failed bool
+}
+
+func (r *reader) fail() {
+	r.b, r.failed = nil, true
+}
+
+func (r *reader) uvarint() uint64 {
+	v, n := binary.Uvarint(r.b)
+	if n <= 0 {
+		r.fail()
+		return 0
+	}
+	r.b = r.b[n:]
+	return v
+}
+
+func (r *reader) varint() int64 {
+	v, n := binary.Varint(r.b)
+	if n <= 0 {
+		r.fail()
+		return 0
+	}
+	r.b = r.b[n:]
+	return v
+}
+
+// small reads a number that must be at most most.
+func (r *reader) small(most int) int {
+	v := r.uvarint()
+	if most < 0 || v > uint64(most) {
+		r.fail()
+		return 0
+	}
+	return int(v) //nolint:gosec // bounded
+}
+
+// count reads a number of tokens.
+func (r *reader) count() int64 { return int64(r.small(math.MaxInt)) }
+
+func (r *reader) fixed() uint64 {
+	if b := r.bytes(8); b != nil {
+		return binary.LittleEndian.Uint64(b)
+	}
+	return 0
+}
+
+// bytes returns the next n bytes, nil if there are fewer.
+func (r *reader) bytes(n int) []byte {
+	if n > len(r.b) {
+		r.fail()
+		return nil
+	}
+	b := r.b[:n]
+	r.b = r.b[n:]
+	return b
+}
+
+// text returns the rest, which is a text.
+func (r *reader) text() string {
+	if len(r.b) > maxText {
+		r.fail()
+	}
+	return string(r.bytes(len(r.b)))
+}
+
+// json reads the rest, which is JSON.
+func (r *reader) json(to any) {
+	if json.Unmarshal(r.bytes(len(r.b)), to) != nil {
+		r.fail()
+	}
+}
+
+// millis reads a time in milliseconds.
+func (r *reader) millis() time.Duration {
+	return time.Duration(r.small(math.MaxInt64/int(time.Millisecond))) * time.Millisecond
+}

@@ -1,0 +1,271 @@
+package journal
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/zeebo/xxh3"
+)
+
+// markEvery is the distance in blocks of the places in a prompt that others can share up to,
+// beside its end and the place where it was new.
+const markEvery = 64
+
+// Encoder writes records of one run into entries. The zero value is ready for Begin.
+type Encoder struct {
+	base    int64 // the entry's time, Unix milliseconds
+	first   int   // prompts before the entry
+	records []byte
+	fields  []byte // of the present record
+	kind    Kind
+
+	workers map[uint64]int // numbers, by id
+	prompts int            // since Begin
+	marks   map[uint64]mark
+	open    map[uint64]told // requests that have not ended
+	last    uint64          // number of the entry's last request
+	path    []mark          // scratch: see share
+	out     func(entry []byte)
+}
+
+// mark is a place in a prompt: the first blocks of the prompt of that number.
+type mark struct {
+	hash   uint64 // of all up to there
+	prompt int
+	blocks int
+	depth  int
+}
+
+// told is the prompt of a request that has not ended.
+type told struct {
+	prompt, blocks, depth int
+	hash                  uint64
+}
+
+// maxMarks bounds the memory of an encoder, about 50 bytes each.
+const maxMarks = 1 << 20
+
+// Full says that it is time for Begin, because the encoder takes much memory.
+func (e *Encoder) Full() bool { return len(e.marks) > maxMarks }
+
+// Entry returns what was written since the last Entry, as one entry; nil if that is nothing. It is
+// valid until the next write.
+func (e *Encoder) Entry() []byte {
+	if len(e.records) == 0 {
+		return nil
+	}
+	b := e.fields[:0]
+	b = append(binary.LittleEndian.AppendUint32(b, 0), version)
+	b = binary.AppendUvarint(binary.AppendVarint(b, e.base), uint64(e.first)) //nolint:gosec // positive
+	b = append(b, e.records...)
+	binary.LittleEndian.PutUint32(b, uint32(len(b)-4)) //nolint:gosec // less than maxEntry
+	b = binary.LittleEndian.AppendUint64(b, xxh3.Hash(b[4:]))
+	e.fields, e.records = b[:0], e.records[:0]
+	return b
+}
+
+func (e *Encoder) begin(k Kind, at int64) {
+	if len(e.records) == 0 {
+		e.base, e.first, e.last = at, e.prompts, 0
+	}
+	e.kind = k
+	e.fields = binary.AppendVarint(e.fields[:0], at-e.base)
+}
+
+func (e *Encoder) end() {
+	e.records = binary.AppendUvarint(append(e.records, byte(e.kind)), uint64(len(e.fields)))
+	e.records = append(e.records, e.fields...)
+	if len(e.records) > entryBytes && e.out != nil {
+		e.out(e.Entry())
+	}
+}
+
+func (e *Encoder) number(n int64) { e.fields = binary.AppendUvarint(e.fields, uint64(max(0, n))) } //nolint:gosec // positive
+
+// Begin writes a KindBegin record. The numbers of workers and prompts begin anew.
+func (e *Encoder) Begin(at int64, h *Head) {
+	e.workers, e.marks = make(map[uint64]int), make(map[uint64]mark)
+	e.open, e.prompts = make(map[uint64]told), 0
+	e.begin(KindBegin, at)
+	e.json(h)
+}
+
+// State writes a state.
+func (e *Encoder) State(at int64, s *State) {
+	e.begin(KindState, at)
+	e.json(s)
+}
+
+// json ends a record that is JSON.
+func (e *Encoder) json(v any) {
+	if b, err := json.Marshal(v); err == nil { // else a number is infinite
+		e.fields = append(e.fields, b...)
+		e.end()
+	}
+}
+
+// Worker gives the worker of an id a number, if it has none.
+func (e *Encoder) Worker(at int64, id uint64, dial string) {
+	if !fits(dial) || len(e.workers) == maxWorkers || e.Knows(id) {
+		return
+	}
+	e.workers[id] = len(e.workers)
+	e.begin(KindWorker, at)
+	e.number(int64(e.workers[id]))
+	e.fields = append(e.fields, dial...)
+	e.end()
+}
+
+// Knows returns whether the worker of an id has a number.
+func (e *Encoder) Knows(id uint64) bool {
+	_, known := e.workers[id]
+	return known
+}
+
+func (e *Encoder) target(t kvscore.Target) {
+	e.number(int64(e.workers[t.Worker]))
+	e.number(int64(t.Rank))
+}
+
+// Lost says that a worker has lost its KV cache.
+func (e *Encoder) Lost(at int64, id uint64) {
+	e.begin(KindLost, at)
+	e.target(kvscore.Target{Worker: id})
+	e.end()
+}
+
+// booked writes a booking.
+func (e *Encoder) booked(at int64, r *record, blocks []uint64) {
+	e.begin(KindBooked, at)
+	e.fields = binary.AppendVarint(e.fields, int64(r.request-e.last)) //nolint:gosec // wraps around
+	e.last = r.request
+	e.target(r.target)
+	e.number(r.tokens)
+	e.number(r.expected)
+	e.number(int64(r.matched))
+	if blocks = blocks[:min(len(blocks), maxBlocks)]; len(blocks) > 0 {
+		e.open[r.request] = e.prompt(r, blocks)
+	}
+	e.end()
+}
+
+// prompt writes a prompt, as what it shares with an earlier one and what is new.
+func (e *Encoder) prompt(r *record, blocks []uint64) told {
+	shared := e.share(r, blocks)
+	e.number(int64(shared.prompt))
+	if shared.prompt == 0 {
+		e.fields = binary.LittleEndian.AppendUint64(e.fields, r.root)
+	} else {
+		e.number(int64(shared.blocks))
+	}
+	e.blocks(blocks[shared.blocks:], r)
+	t := told{e.prompts, len(blocks), shared.depth + 1, e.path[len(e.path)-1].hash}
+	for _, m := range e.path {
+		if _, known := e.marks[m.hash]; !known && m.blocks > shared.blocks {
+			e.marks[m.hash] = mark{m.hash, t.prompt, m.blocks, t.depth}
+		}
+	}
+	return t
+}
+
+func (e *Encoder) blocks(blocks []uint64, r *record) {
+	e.prompts++
+	e.number(int64(len(blocks)))
+	for _, b := range blocks {
+		e.fields = binary.LittleEndian.AppendUint64(e.fields, b)
+	}
+	e.number(r.weight)
+	e.number(int64(r.past * (1 << 16)))
+}
+
+// share returns the earlier prompt with the longest common beginning, as far as the marks show
+// it. It leaves the places of the prompt in path.
+func (e *Encoder) share(r *record, blocks []uint64) (longest mark) {
+	e.path = e.path[:0]
+	hash := mix(r.root)
+	for i, b := range blocks {
+		hash = mix(hash ^ b)
+		if n := i + 1; n%markEvery == 0 || n == r.matched || n == len(blocks) {
+			e.path = append(e.path, mark{hash: hash, blocks: n})
+			if m, known := e.marks[hash]; known && m.depth < maxDepth {
+				longest = m
+			}
+		}
+	}
+	return longest
+}
+
+// ended writes the end of a request. blocks are those of the answer, behind those of the prompt.
+func (e *Encoder) ended(at int64, r *record, blocks []uint64) {
+	e.begin(KindEnded, at)
+	e.fields = binary.AppendVarint(e.fields, int64(r.request-e.last)) //nolint:gosec // wraps around
+	e.last = r.request
+	p, known := e.open[r.request]
+	delete(e.open, r.request)
+	flags := byte(0)
+	if r.computed {
+		flags |= flagComputed
+	}
+	if known && r.computed && len(blocks) > 0 && p.blocks+len(blocks) <= maxBlocks && p.depth < maxDepth {
+		flags |= flagAnswer
+	}
+	e.fields = append(e.fields, flags)
+	e.number(r.tokens)
+	e.number(r.answerTokens)
+	if flags&flagAnswer != 0 {
+		e.blocks(blocks, r)
+		hash := p.hash
+		for _, b := range blocks {
+			hash = mix(hash ^ b)
+		}
+		e.marks[hash] = mark{hash, e.prompts, p.blocks + len(blocks), p.depth + 1}
+	}
+	e.end()
+}
+
+// Flags of KindEnded.
+const (
+	flagComputed = 1 << iota
+	flagAnswer
+)
+
+// mix is the output function of SplitMix64 (Steele, Lea and Flood, 2014).
+func mix(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// Bound writes a binding, which was last used some time ago, in milliseconds.
+func (e *Encoder) Bound(at int64, s *affinity.Saved) {
+	if !fits(s.EngineSession) {
+		return
+	}
+	e.begin(KindBound, at)
+	e.target(s.Target)
+	e.fields = append(e.fields, s.Key[:]...)
+	e.number((s.TTL + time.Millisecond - 1).Milliseconds()) // so that it stays positive
+	e.number(s.Idle.Milliseconds())
+	e.number(int64(s.Scope))
+	e.fields = append(append(e.fields, byte(s.Kind)), s.EngineSession...)
+	e.end()
+}
+
+// key writes a record of a session's key only: KindUsed or KindUnbound.
+func (e *Encoder) key(k Kind, at int64, key affinity.Key) {
+	e.begin(k, at)
+	e.fields = append(e.fields, key[:]...)
+	e.end()
+}
+
+// Response writes a response that an engine keeps.
+func (e *Encoder) Response(at int64, one *Response, t kvscore.Target) {
+	e.begin(KindResponse, at)
+	e.target(t)
+	e.fields = append(binary.LittleEndian.AppendUint64(e.fields, one.Hash), one.Session[:]...)
+	e.end()
+}

@@ -1,0 +1,483 @@
+package journal
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
+)
+
+// talk is a conversation, as a router sees it.
+type talk struct {
+	root   uint64
+	blocks []uint64
+	ids    []uint64
+}
+
+// world books requests of conversations that share beginnings, and knows what a reader must see.
+type world struct {
+	*rand.Rand
+	Journal
+	stem  []uint64
+	talks []*talk
+	want  map[uint64][]uint64 // the blocks of prompt and answer, by request
+	fresh int                 // blocks that a reader cannot know
+}
+
+func newWorld(seed uint64) *world {
+	w := &world{Rand: rand.New(rand.NewPCG(seed, 1)), want: make(map[uint64][]uint64)}
+	w.Take(true)
+	w.stem = w.some(300)
+	for i := range 20 {
+		w.talks = append(w.talks, &talk{root: uint64(i % 3), blocks: slices.Clone(w.stem[:w.IntN(300)])})
+		w.fresh += len(w.talks[i].blocks)
+	}
+	return w
+}
+
+func (w *world) some(n int) []uint64 {
+	b := make([]uint64, n)
+	for i := range b {
+		b[i] = w.Uint64()
+	}
+	return b
+}
+
+// turn books a turn of a conversation and ends it.
+func (w *world) turn(now time.Time) {
+	k := w.talks[w.IntN(len(w.talks))]
+	matched := len(k.blocks)
+	if w.IntN(10) == 0 {
+		k.blocks = k.blocks[:w.IntN(len(k.blocks)+1)] // an edited history
+		w.fresh += markEvery
+	}
+	known := len(k.blocks)
+	k.blocks = append(slices.Clip(k.blocks), w.some(w.IntN(30))...)
+	p := &cache.Prompt{Root: k.root, Blocks: k.blocks, Past: 0.5, BlockTokens: 16, Tokens: int64(16*len(k.blocks) + 8)}
+	v := &cache.View{Tokens: p.Tokens, Known: cache.Known{Blocks: matched}}
+	id := w.Booked(now, kvscore.Target{Worker: uint64(w.IntN(3)), Rank: 1}, p, v, 100)
+	answer := w.some(w.IntN(5))
+	w.Ended(id, true, kvscore.Counts{Prompt: p.Tokens, Answer: p.Tokens + 100, AnswerPast: 0.25}, answer)
+	w.want[id] = append(slices.Clip(k.blocks), answer...)
+	w.fresh += len(w.want[id]) - known
+	k.blocks = w.want[id]
+}
+
+func named(id uint64) string { return fmt.Sprint("10.0.0.", id) }
+
+// learned is a state with something in each part.
+func learned() *State {
+	s := &State{
+		Workers: []Worker{{Dial: "10.0.0.1:8000", ID: 5, Life: "1700000000.25", Seen: time.UnixMilli(1.7e12).UTC(), Confirmed: 3}},
+		Learned: kvscore.Learned{Samples: 7, Continued: 0.5, Capacity: -0.25, Answers: 1 << 40},
+		Ratios:  []kvscore.ModelRatios{{Name: 1<<64 - 1, Tokens: [cache.Kinds]float64{0.25, 0.5}}},
+	}
+	s.Learned.Latency[1], s.Learned.Squares[15] = 30.5, 1e9
+	s.Learned.Targets = []kvscore.LearnedTarget{{
+		Target: kvscore.Target{Worker: 6, Rank: 1}, Declared: 262144, Capacity: -0.5, Slowness: 0.1, Age: time.Minute, Samples: 4,
+	}}
+	return s
+}
+
+// TestPromptsReadAsWritten reads the prompts of conversations back, from entries of which some
+// are lost. What is there is right, and what builds on lost prompts is not there.
+func TestPromptsReadAsWritten(t *testing.T) {
+	for _, lossy := range []bool{false, true} {
+		w := newWorld(7)
+		var e Encoder
+		var log bytes.Buffer
+		var raw, blocks, entries, gone int
+		e.Begin(0, &Head{Seed: 9})
+		for range 400 {
+			for range 1 + w.IntN(5) {
+				w.turn(time.UnixMilli(1e12))
+			}
+			b := w.take(batch{})
+			e.write(&b, named)
+			entry := e.Entry()
+			if entries++; lossy && entries > 1 && w.IntN(10) == 0 {
+				gone++
+				continue
+			}
+			raw += len(entry)
+			log.Write(entry)
+		}
+		seen, right := 0, 0
+		_, damage, err := Read(&log, func(r *Record) bool {
+			if r.Kind != KindEnded {
+				return true
+			}
+			seen++
+			if r.End.Booking.Prompt == nil || !r.End.Computed {
+				return true
+			}
+			p := r.End.Answer
+			if p == nil {
+				p = r.End.Booking.Prompt
+			} else if r.End.AnswerTokens != r.End.Tokens+100 || p.Past != 0.25 {
+				t.Fatalf("answer %+v", r.End)
+			}
+			got := p.Append(nil)
+			for _, want := range w.want {
+				if slices.Equal(got, want) {
+					right++
+					return true
+				}
+			}
+			t.Fatalf("a prompt of %d blocks that nobody has sent", len(got))
+			return true
+		})
+		for _, b := range w.want {
+			blocks += len(b)
+		}
+		if err != nil || damage != (Damage{}) {
+			t.Errorf("%+v, %v", damage, err)
+		}
+		if !lossy && (seen != len(w.want) || right != seen) {
+			t.Errorf("%d of %d requests are right, %d were read", right, len(w.want), seen)
+		}
+		if lossy && (gone == 0 || right < len(w.want)/20) {
+			t.Errorf("%d of %d requests are right without %d entries", right, len(w.want), gone)
+		}
+		if most := 8*w.fresh + 64*len(w.want); !lossy && raw > most {
+			t.Errorf("%d bytes for %d requests, want at most %d; all blocks would be %d", raw, len(w.want), most, 8*blocks)
+		}
+	}
+}
+
+// records writes one of each kind but prompts.
+func records(e *Encoder) {
+	e.Begin(1000, &Head{Secret: affinity.Secret{1, 2}, Seed: 3, Version: 4, TextBlock: 64})
+	e.Worker(1001, 5, "10.0.0.1:8000")
+	e.Worker(1001, 6, "unix//run/engine.sock")
+	e.Bound(999, &affinity.Saved{Key: affinity.Key{9}, Idle: time.Second, Want: affinity.Want{
+		Target: kvscore.Target{Worker: 6, Rank: 3}, TTL: 5 * time.Minute, Scope: 77, Kind: affinity.EngineBacked, EngineSession: "s",
+	}})
+	e.key(KindUsed, 1002, affinity.Key{9})
+	e.key(KindUnbound, 1003, affinity.Key{9})
+	e.Response(1004, &Response{Hash: 12, Session: affinity.Identity{4}}, kvscore.Target{Worker: 5})
+	e.Lost(1005, 6)
+	e.State(1006, learned())
+}
+
+func readAll(t testing.TB, b []byte) (all []Record, d Damage) {
+	t.Helper()
+	_, d, err := Read(bytes.NewReader(b), func(r *Record) bool {
+		all = append(all, *r)
+		return true
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all, d
+}
+
+func TestRecordsReadAsWritten(t *testing.T) {
+	var e Encoder
+	records(&e)
+	all, damage := readAll(t, e.Entry())
+	if len(all) != 9 || damage != (Damage{}) {
+		t.Fatalf("%d records, %+v", len(all), damage)
+	}
+	at := func(ms int64) time.Time { return time.UnixMilli(ms) }
+	key := affinity.Saved{Key: affinity.Key{9}}
+	want := []Record{
+		{Kind: KindBegin, At: at(1000), Head: Head{Secret: affinity.Secret{1, 2}, Seed: 3, Version: 4, TextBlock: 64}},
+		{Kind: KindWorker, At: at(1001), Dial: "10.0.0.1:8000"},
+		{Kind: KindWorker, At: at(1001), Target: Target{Worker: 1}, Dial: "unix//run/engine.sock"},
+		{Kind: KindBound, At: at(999), Target: Target{1, 3}, Binding: affinity.Saved{Key: affinity.Key{9}, Idle: time.Second, Want: affinity.Want{
+			TTL: 5 * time.Minute, Scope: 77, Kind: affinity.EngineBacked, EngineSession: "s",
+		}}},
+		{Kind: KindUsed, At: at(1002), Binding: key},
+		{Kind: KindUnbound, At: at(1003), Binding: key},
+		{Kind: KindResponse, At: at(1004), Response: Response{Hash: 12, Session: affinity.Identity{4}}},
+		{Kind: KindLost, At: at(1005), Target: Target{Worker: 1}},
+		{Kind: KindState, At: at(1006), State: *learned()},
+	}
+	for i := range want {
+		if !reflect.DeepEqual(all[i], want[i]) {
+			t.Errorf("record %d: %+v\nwant %+v", i, all[i], want[i])
+		}
+	}
+}
+
+// TestNewerRecordsAreSkipped reads kinds and fields that this version does not know.
+func TestNewerRecordsAreSkipped(t *testing.T) {
+	var e Encoder
+	records(&e)
+	e.begin(200, 1008)
+	e.fields = append(e.fields, "of the future"...)
+	e.end()
+	e.begin(KindUsed, 1009)
+	e.fields = append(e.fields, "0123456789abcdef and more"...)
+	e.end()
+	all, damage := readAll(t, e.Entry())
+	if len(all) != 10 || damage != (Damage{}) || string(all[9].Binding.Key[:]) != "0123456789abcdef" {
+		t.Errorf("%d records, %+v", len(all), damage)
+	}
+	e.key(KindUsed, 1, affinity.Key{})
+	entry := slices.Clone(e.Entry())
+	entry[4]++
+	if all, damage = readAll(t, entry); len(all) != 0 || damage.Entries != 1 {
+		t.Errorf("%d records of another version, %+v", len(all), damage)
+	}
+}
+
+// keeping has a journal written to a log while f runs.
+func keeping(t testing.TB, path string, most int64, j *Journal, f func(*Log)) *Log {
+	t.Helper()
+	l, err := Open(path, most)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if _, err = l.Read(t.Context(), func(*Record) {}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, end := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		j.Keep(ctx, l, &Source{
+			Head: func() Head { return Head{Seed: 1} }, Dial: named, State: func() *State { return new(State) },
+			Bindings: func(e *Encoder, at int64) {
+				e.Worker(at, 1, named(1))
+				e.Bound(at, &affinity.Saved{Key: affinity.Key{8}, Want: affinity.Want{Target: kvscore.Target{Worker: 1}, TTL: time.Hour}})
+			},
+			Failed: func(err error) { t.Error(err) },
+		})
+	})
+	f(l)
+	end()
+	wg.Wait()
+	return l
+}
+
+func kinds(t testing.TB, path string) (n map[Kind]int, d Damage) {
+	t.Helper()
+	l, err := Open(path, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	n = make(map[Kind]int)
+	if d, err = l.Read(t.Context(), func(r *Record) { n[r.Kind]++ }); err != nil {
+		t.Fatal(err)
+	}
+	return n, d
+}
+
+// TestLogIsBounded writes more than the log keeps. The bindings are in what it keeps.
+func TestLogIsBounded(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "deeper", "journal")
+	w := newWorld(3)
+	const most = 64 << 10
+	keeping(t, path, most, &w.Journal, func(*Log) {
+		for range 8 {
+			for range 100 {
+				w.turn(time.Now())
+			}
+			time.Sleep(150 * time.Millisecond)
+		}
+	})
+	bytes := int64(0)
+	for _, name := range []string{path, path + ".1"} {
+		info, err := os.Stat(name)
+		if err != nil || info.Mode().Perm() != 0o600 {
+			t.Fatal(err, info)
+		}
+		bytes += info.Size()
+	}
+	n, damage := kinds(t, path)
+	if bytes > 2*most || n[KindBegin] != 2 || n[KindBound] != 2 || n[KindEnded] < 50 || n[KindEnded] == 800 || damage != (Damage{}) {
+		t.Errorf("%d bytes, %v, %+v", bytes, n, damage)
+	}
+}
+
+// TestLogsGoOn ends a log in all the ways in which a process can end, and goes on with it.
+func TestLogsGoOn(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "journal")
+	var ended int
+	for i, harm := range []func([]byte) []byte{
+		func(b []byte) []byte { return b },
+		func(b []byte) []byte { return append(b, 200, 0, 0, 0, 1, 2, 3) },          // half an entry
+		func(b []byte) []byte { return append(b, 200) },                            // half a length
+		func(b []byte) []byte { return append(b, 0xff, 0xff, 0xff, 0xff, 1, 2) },   // no length
+		func(b []byte) []byte { return append(b, bytes.Repeat([]byte{0}, 50)...) }, // as after a power cut
+	} {
+		w := newWorld(uint64(i))
+		keeping(t, path, 1<<20, &w.Journal, func(*Log) {
+			for range 10 {
+				w.turn(time.Now())
+			}
+		})
+		b, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, damage := kinds(t, path)
+		if ended += 10; n[KindEnded] != ended || damage != (Damage{}) {
+			t.Errorf("%d: %v, want %d ends, %+v", i, n, ended, damage)
+		}
+		if err = os.WriteFile(path, harm(b), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if h, _, err := ReadHead(path); err != nil || h.Seed != 1 {
+			t.Errorf("%d: %+v, %v", i, h, err)
+		}
+	}
+}
+
+func TestLogHasOneOwner(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "journal")
+	l, err := Open(path, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err = Open(path, 1<<20); !errors.Is(err, ErrTaken) {
+		t.Errorf("the second owner got %v", err)
+	}
+	l.Close()
+	if l, err = Open(path, 1<<20); err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+}
+
+// TestFullJournalLosesRecords gathers more than there is room for, without a log that takes it.
+func TestFullJournalLosesRecords(t *testing.T) {
+	var j Journal
+	j.Bound(affinity.Key{1}, affinity.Want{})
+	if b := j.take(batch{}); len(b.records) != 0 {
+		t.Error("it gathers though no log takes it")
+	}
+	j.Take(true)
+	for range maxRecords + 5 {
+		j.Used(affinity.Key{1})
+	}
+	if j.Lost() != 5 {
+		t.Errorf("%d records are lost", j.Lost())
+	}
+	j.Take(false)
+	j.Take(true)
+	p := &cache.Prompt{Blocks: make([]uint64, maxWaiting+1)}
+	if id := j.Booked(time.Now(), kvscore.Target{}, p, new(cache.View), 0); id != 0 || j.Lost() != 6 {
+		t.Errorf("request %d, %d records are lost", id, j.Lost())
+	}
+}
+
+// TestFailedWritesHarmNothing has a disk that is full for a while.
+func TestFailedWritesHarmNothing(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "journal")
+	w := newWorld(5)
+	l, err := Open(path, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := l.file
+	failed := 0
+	k := keeper{journal: &w.Journal, log: l, source: &Source{
+		Dial: named, State: func() *State { return new(State) }, Failed: func(error) { failed++ }, Head: func() Head { return Head{} },
+	}}
+	k.encoder.out = k.append
+	k.encoder.Begin(0, &Head{})
+	for i := range 9 {
+		if l.file = good; i%3 == 1 {
+			l.file, _ = os.Open(os.DevNull) // cannot be written
+		}
+		k.retry = time.Time{}
+		w.turn(time.Now())
+		k.write(time.Now())
+	}
+	l.file = good
+	l.Close()
+	if n, damage := kinds(t, path); failed != 3 || n[KindEnded] != 6 || damage != (Damage{}) || l.Status().Errors != 3 {
+		t.Errorf("%d failures, %v, %+v", failed, n, damage)
+	}
+}
+
+// FuzzRead reads anything, alone and as the records of an entry whose sum is right.
+func FuzzRead(f *testing.F) {
+	var e Encoder
+	records(&e)
+	f.Add(slices.Clone(e.Entry()))
+	w := newWorld(1)
+	for range 5 {
+		w.turn(time.UnixMilli(1))
+	}
+	b := w.take(batch{})
+	e.write(&b, named)
+	f.Add(e.records)
+	f.Add([]byte(strings.Repeat("\x03\x05\x00\x01\x00\x00\x00", 3)))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		for _, log := range [][]byte{b, entryOf(b)} {
+			_, _, err := Read(bytes.NewReader(log), func(r *Record) bool {
+				if p := r.Booking; p != nil && p.Prompt != nil {
+					if n := len(p.Prompt.Append(nil)); n != p.Prompt.Len() || n > maxBlocks {
+						t.Errorf("%d blocks of %d", n, p.Prompt.Len())
+					}
+				}
+				return true
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+// entryOf returns an entry of records.
+func entryOf(b []byte) []byte {
+	var e Encoder
+	e.Begin(0, &Head{})
+	e.Worker(0, 1, "a:1")
+	e.records = append(e.records, b...)
+	return e.Entry()
+}
+
+// BenchmarkJournal compares a request's part in the journal with nothing, and measures a log.
+func BenchmarkJournal(b *testing.B) {
+	w := newWorld(2)
+	p := &cache.Prompt{Blocks: w.some(256), BlockTokens: 16, Tokens: 4096}
+	v := &cache.View{Tokens: p.Tokens, Known: cache.Known{Blocks: 240}}
+	b.Run("request", func(b *testing.B) {
+		b.ReportAllocs()
+		for i := 0; b.Loop(); i++ {
+			id := w.Booked(time.Now(), kvscore.Target{Worker: 1}, p, v, 100)
+			w.Used(affinity.Key{1})
+			w.Ended(id, true, kvscore.Counts{Prompt: 4096}, nil)
+			if i%1000 == 0 {
+				b.StopTimer()
+				w.Journal.batch.records, w.Journal.batch.blocks = w.Journal.batch.records[:0], w.Journal.batch.blocks[:0]
+				b.StartTimer()
+			}
+		}
+	})
+	b.Run("encode", func(b *testing.B) {
+		var e Encoder
+		e.Begin(0, &Head{})
+		bytes, n := 0, 0
+		for b.Loop() {
+			w.turn(time.Now())
+			batch := w.take(batch{})
+			e.write(&batch, named)
+			bytes += len(e.Entry())
+			if n++; e.Full() {
+				e.Begin(0, &Head{})
+			}
+		}
+		b.ReportMetric(float64(bytes)/float64(n), "bytes/request")
+	})
+}

@@ -1,0 +1,178 @@
+// Package journal keeps what a router did as records, so that its next run knows it: prompts
+// and their answers by worker, the bindings of sessions, and what was learned. Text never leaves
+// the process; a record has keyed hashes of it.
+//
+// A [Journal] gathers records, in memory, from requests that do not wait for it. Its log writes
+// them to disk about ten times a second. [Read] reads them back. The package decides neither what
+// is still right, nor where a request goes.
+//
+// # Format
+//
+// A log is entries, and each is a unit that is there whole or not at all:
+//
+//	4 bytes   length of the following, without the sum
+//	1 byte    version of the format: a reader skips entries of others
+//	varint    the time, Unix milliseconds
+//	varint    prompts since the last KindBegin
+//	          records: kind (1 byte), length (varint), fields
+//	8 bytes   XXH3 of all but the length
+//
+// A reader skips kinds that it does not know, and the fields behind those that it knows. So newer
+// versions may add both. Numbers are varints, or have the fixed length that [Encoder] gives them.
+// KindBegin and KindState, which are rare, are JSON.
+//
+// Records name workers and prompts by their numbers, which count from a [KindBegin] record. A
+// prompt is an earlier one, the number of blocks that it shares with that, and its further blocks,
+// of 8 bytes. If an entry is lost, prompts that build on its prompts are unknown.
+package journal
+
+import (
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+)
+
+// version is that of the format. It must also grow if the hashes of sessions or of prompts change.
+const version = 1
+
+// Kind is the kind of a record.
+type Kind byte
+
+// The kinds of records. The numbers are part of the format.
+const (
+	// KindBegin begins a run of a router, or a file. Numbers of workers and prompts begin anew.
+	KindBegin Kind = iota + 1
+	// KindWorker gives a worker a number.
+	KindWorker
+	// KindBooked is a request that was sent to a worker.
+	KindBooked
+	// KindEnded is the end of such a request.
+	KindEnded
+	// KindBound binds a session, KindUsed restarts its time to live, and KindUnbound ends it.
+	KindBound
+	KindUsed
+	KindUnbound
+	// KindResponse is a response that an engine keeps.
+	KindResponse
+	// KindLost says that a worker has lost its KV cache.
+	KindLost
+	// KindState is what was learned, and what is known of the workers.
+	KindState
+)
+
+// Head is what must be known before all else.
+type Head struct {
+	Secret  affinity.Secret  `json:"secret"` // of the hashes of sessions
+	Seed    uint64           `json:"seed"`   // of the hashes of prompts
+	Version affinity.Version `json:"version"`
+	// TextBlock is the bytes in a block of prompt text.
+	TextBlock int `json:"text_block"`
+}
+
+// State is what was learned, and what is known of the workers. Targets name workers by the ids in
+// Workers.
+type State struct {
+	Workers []Worker              `json:"workers"`
+	Learned kvscore.Learned       `json:"learned"`
+	Ratios  []kvscore.ModelRatios `json:"ratios"`
+}
+
+// Worker is a worker by its address: its id may change.
+type Worker struct {
+	Dial      string    `json:"dial"`
+	ID        uint64    `json:"id"`
+	Life      string    `json:"life,omitempty"` // what the engine reported of its start, empty if nothing
+	Seen      time.Time `json:"seen"`           // when it was last an upstream
+	Confirmed int       `json:"confirmed"`      // predictions of its cached tokens that were right
+}
+
+// Target is a rank of the worker with that number.
+type Target struct {
+	Worker int
+	Rank   uint32
+}
+
+// Response is a response that an engine keeps.
+type Response struct {
+	Hash    uint64 // of its id
+	Session affinity.Identity
+}
+
+// Booking is a request that was sent to a target.
+type Booking struct {
+	Target   Target
+	Prompt   *Prompt // nil if it is unknown
+	Tokens   int64   // of the prompt, about
+	Expected int64   // tokens of the answer; 0 is unknown
+	// Matched is how many leading blocks of the prompt were known before, on any target.
+	Matched int
+}
+
+// End is the end of a request that a target has computed.
+type End struct {
+	*Booking
+	Computed bool
+	Tokens   int64 // of the prompt, as the engine counted them; 0 is unknown
+	// Answer is the prompt and its answer, nil if they are unknown. AnswerTokens are the tokens of
+	// both; 0 is unknown.
+	Answer       *Prompt
+	AnswerTokens int64
+}
+
+// Record is one record. Only the fields of its kind are set.
+type Record struct {
+	Kind     Kind
+	At       time.Time
+	Target   Target // of all kinds with a worker; of KindWorker and KindLost without its rank
+	Head     Head
+	Dial     string // of KindWorker
+	Booking  *Booking
+	End      End
+	Binding  affinity.Saved // without its target; only the key if the session is used or unbound
+	Response Response
+	State    State
+}
+
+// Prompt is the blocks of a prompt. Those that it shares with an earlier one are there once.
+type Prompt struct {
+	root   uint64
+	up     *Prompt
+	shares int // blocks of up
+	blocks []uint64
+	depth  int
+
+	// Weight is the milli-tokens in each of the blocks that it does not share, and Past the length
+	// behind its last block, in blocks.
+	Weight int64
+	Past   float32
+}
+
+// Bounds of prompts. A longer prompt is told up to its bound.
+const (
+	maxBlocks = 64 << 10
+	maxDepth  = 1 << 10
+)
+
+// Root identifies the prompt's model, LoRA, salt and kind of content.
+func (p *Prompt) Root() uint64 { return p.root }
+
+// Len returns the number of the prompt's blocks.
+func (p *Prompt) Len() int { return p.shares + len(p.blocks) }
+
+// Append appends the hashes of the prompt's blocks.
+func (p *Prompt) Append(b []uint64) []uint64 {
+	from := len(b)
+	n := p.Len()
+	if cap(b)-from < n {
+		b = append(make([]uint64, 0, from+n), b...)
+	}
+	b = b[:from+n]
+	for ; p != nil; p = p.up {
+		if n > p.shares {
+			copy(b[from+p.shares:from+n], p.blocks)
+			n = p.shares
+		}
+	}
+	return b
+}

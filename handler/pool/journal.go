@@ -1,0 +1,287 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/journal"
+	"go.uber.org/zap"
+)
+
+const (
+	// recallWithin bounds the time for which a start waits for the journal's file.
+	recallWithin = time.Second
+	// openWithin is how long the journal waits for an earlier configuration to let go of the file.
+	openWithin = 5 * time.Second
+	// lastWithin bounds the last write: service managers kill a Caddy that takes long.
+	lastWithin = 3 * time.Second
+	// versionsApart is more than the versions that a store uses between a write and its end.
+	versionsApart = affinity.Version(24 * time.Hour)
+	// turnsWithin is how long a turn of a session waits for the bindings of an earlier run.
+	turnsWithin = 5 * time.Second
+
+	incidentJournal     = "the journal cannot be written"
+	incidentJournalLost = "records have no room in the journal"
+)
+
+// kept is the pool's journal, and what keeps it on disk.
+type kept struct {
+	journal journal.Journal
+	lost    uint64 // of the journal's, those that were reported
+
+	mu       sync.Mutex
+	tried    string        // the path whose head was read
+	recalled *journal.Head // of tried, if its secret and seed are in use
+	set      Journal       // as it is kept; no File: it is not
+	end      context.CancelFunc
+	ended    chan struct{} // closed when the log's goroutine has ended
+	log      *journal.Log  // nil while none is open
+	restored Restored
+
+	restoring atomic.Pointer[chan struct{}] // nil unless bindings are being restored; then closed
+}
+
+// JournalState is how the pool's journal fares.
+type JournalState struct {
+	On bool `json:"-"` // a log takes it
+	journal.Status
+	Lost     uint64   `json:"lost_records"` // there was no room for them
+	Restored Restored `json:"restored"`
+}
+
+// Restored counts what the pool took over from an earlier run.
+type Restored struct {
+	Sessions     int           `json:"sessions"`
+	Expired      int           `json:"expired_sessions"`
+	Responses    int           `json:"responses"`
+	CachedTokens int64         `json:"cached_tokens"`
+	Age          time.Duration `json:"-"` // of the last record
+}
+
+// JournalState returns how the pool's journal fares.
+func (p *Pool) JournalState() JournalState {
+	k := &p.kept
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	s := JournalState{On: k.log != nil, Lost: k.journal.Lost(), Restored: k.restored}
+	if s.On {
+		s.Status = k.log.Status()
+	}
+	return s
+}
+
+// Recall takes over the secret and the seeds of the journal in a file, because all that it holds
+// is keyed by them. It does nothing to a pool that is in use. It waits for at most a second, and
+// then the pool begins anew. It writes nothing, because Caddy may reject the configuration.
+func (p *Pool) Recall(path string) {
+	k := &p.kept
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if p.servingSince.Load() != 0 || k.tried != "" {
+		return
+	}
+	k.tried = path
+	h, written, err := readHead(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	if err != nil {
+		p.Logger().Warn("the journal is ignored, and the pool begins anew", zap.String("file", path), zap.Error(err))
+		return
+	}
+	p.key(h.Seed)
+	p.Secret = h.Secret
+	p.Sessions.Skip(max(h.Version, affinity.Version(max(written.UnixNano(), 0))) + versionsApart) //nolint:gosec // positive
+	k.recalled = h
+}
+
+// readHead reads the head in time, even from a file system that hangs.
+func readHead(path string) (h *journal.Head, written time.Time, err error) {
+	done := make(chan struct{})
+	var head *journal.Head
+	var at time.Time
+	var failed error
+	go func() {
+		defer close(done)
+		head, at, failed = journal.ReadHead(path)
+	}()
+	select {
+	case <-done:
+		return head, at, failed
+	case <-time.After(recallWithin):
+		return nil, time.Time{}, fmt.Errorf("the file system has not answered for %v", recallWithin)
+	}
+}
+
+// KeepJournal keeps the journal as the settings say, in their File. Without a File, it keeps none.
+// The first call restores what Recall has found.
+func (p *Pool) KeepJournal(set Journal) {
+	k := &p.kept
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if set == k.set {
+		return
+	}
+	p.endJournal()
+	k.set = set
+	k.journal.Take(set.File != "")
+	if set.File == "" {
+		return
+	}
+	var head *journal.Head
+	if set.File == k.tried {
+		head, k.recalled = k.recalled, nil
+	}
+	if head != nil {
+		over := make(chan struct{})
+		k.restoring.Store(&over)
+	}
+	ctx, end := context.WithCancel(context.Background())
+	k.end, k.ended = end, make(chan struct{})
+	go p.keepJournal(ctx, set, head, k.ended)
+}
+
+// endJournal ends the log, with a last write. The lock of kept is held.
+func (p *Pool) endJournal() {
+	k := &p.kept
+	if k.end == nil {
+		return
+	}
+	k.end()
+	k.mu.Unlock()
+	select {
+	case <-k.ended:
+	case <-time.After(lastWithin): // the file system does not answer
+	}
+	k.mu.Lock()
+	k.end, k.log = nil, nil
+}
+
+// keepJournal reads the log, and then writes it until the context ends.
+func (p *Pool) keepJournal(ctx context.Context, set Journal, head *journal.Head, ended chan struct{}) {
+	defer close(ended)
+	k := &p.kept
+	log, err := p.openJournal(ctx, set)
+	if err == nil {
+		defer log.Close()
+		if head == nil {
+			err = log.Reset()
+		} else {
+			p.restore(ctx, log, head)
+		}
+	}
+	p.restoredAll()
+	if ctx.Err() != nil {
+		return
+	}
+	if err != nil {
+		k.journal.Take(false)
+		p.Logger().Warn("there is no journal: what this router knows ends with its process",
+			zap.String("file", set.File), zap.Error(err))
+		return
+	}
+	k.mu.Lock()
+	k.log = log
+	k.mu.Unlock()
+	k.journal.Keep(ctx, log, &journal.Source{
+		Head: func() journal.Head {
+			return journal.Head{
+				Secret: p.Secret, Seed: p.seed, Version: p.Sessions.Changes(), TextBlock: p.Settings.Load().TextBlock,
+			}
+		},
+		Dial: func(id uint64) string {
+			if w := p.ByID(id); w != nil {
+				return w.Dial
+			}
+			return ""
+		},
+		State: p.journalState, Bindings: p.writeBindings,
+		Failed: func(err error) {
+			p.Incidents.Raise(time.Now(), incidentJournal, func() *zap.Logger { return p.Logger().With(zap.Error(err)) })
+		},
+	})
+}
+
+// openJournal opens the log. It waits while another configuration, which ends, has it.
+func (p *Pool) openJournal(ctx context.Context, set Journal) (*journal.Log, error) {
+	for begun := time.Now(); ; {
+		log, err := journal.Open(set.File, set.MaxSize)
+		if !errors.Is(err, journal.ErrTaken) || time.Since(begun) > openWithin || ctx.Err() != nil {
+			return log, err
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// restoredAll ends the waiting of AwaitRestored.
+func (p *Pool) restoredAll() {
+	if over := p.kept.restoring.Swap(nil); over != nil {
+		close(*over)
+	}
+}
+
+// AwaitRestored waits until the bindings of an earlier run are restored, for a while. Without them,
+// the turn of a session that an engine holds would go to another one.
+func (p *Pool) AwaitRestored(ctx context.Context) {
+	over := p.kept.restoring.Load()
+	if over == nil {
+		return
+	}
+	timer := time.NewTimer(turnsWithin)
+	defer timer.Stop()
+	select {
+	case <-*over:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// watchJournal raises a condition if records get lost.
+func (p *Pool) watchJournal(t time.Time) {
+	if n := p.kept.journal.Lost(); n > p.kept.lost {
+		p.kept.lost = n
+		p.Incidents.Raise(t, incidentJournalLost, p.Logger)
+	}
+}
+
+// journalState returns what was learned.
+func (p *Pool) journalState() *journal.State {
+	s := &journal.State{Learned: p.Scheduler.Learned(time.Now()), Ratios: p.Ratios.Learned()}
+	for _, w := range p.All() {
+		s.Workers = append(s.Workers, journal.Worker{
+			Dial: w.Dial, ID: w.ID, Life: w.Engine().Info.Life, Seen: time.Unix(w.seen.Load(), 0), Confirmed: w.watch.Confirmed(),
+		})
+	}
+	return s
+}
+
+// writeBindings writes the bindings and the responses that live.
+func (p *Pool) writeBindings(e *journal.Encoder, at int64) {
+	for _, w := range p.All() {
+		e.Worker(at, w.ID, w.Dial)
+	}
+	p.Sessions.Dump(func(part []affinity.Saved) bool {
+		for i := range part {
+			if e.Knows(part[i].Target.Worker) {
+				e.Bound(at, &part[i])
+			}
+		}
+		runtime.Gosched()
+		return true
+	})
+	for _, one := range p.Responses.dump() {
+		if e.Knows(one.target.Worker) {
+			e.Response(at, &journal.Response{Hash: one.hash, Session: one.session}, one.target)
+		}
+	}
+}
