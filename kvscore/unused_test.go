@@ -69,7 +69,7 @@ func TestAnswersWithoutWork(t *testing.T) {
 }
 
 // TestTargetThatIsMuchFasterThanOthers has 16 clients, and a target that answers in a fraction of the
-// time in which the others do. The time is one that the scheduler believes in the beginning.
+// time in which the others do. In the beginning, the scheduler expects about that time.
 func TestTargetThatIsMuchFasterThanOthers(t *testing.T) {
 	for seed := range uint64(5) {
 		s, rng := NewScheduler(Settings{}), seeded(seed)

@@ -274,7 +274,7 @@ func TestBindingsThatEndCloseTheirSessions(t *testing.T) {
 		for i := range n {
 			s.mustTurn(t, turn{id: fmt.Sprintf("v%d", i), action: "open"})
 		}
-		if err := s.reload(simulated(engines, fmt.Sprintf("affinity {\nttl 5m\nmax_sessions %d\n}", most))); err != nil {
+		if err := s.reload(simulated(engines, "journal off", fmt.Sprintf("affinity {\nttl 5m\nmax_sessions %d\n}", most))); err != nil {
 			t.Fatal(err)
 		}
 		eventually(t, 10*time.Second, "the longest idle to be closed", func() bool {

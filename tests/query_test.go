@@ -111,6 +111,7 @@ func TestQueryLeavesNothingBehind(t *testing.T) {
 	s := startCaddy(t, route(engines, numbered(engines), "policy round_robin", "trust explain pins overrides", "affinity {\nttl 10m\n}"))
 	prompt := strings.Repeat("the prompt of a session, of several blocks ", 20)
 	home := s.mustChat(t, ask(prompt), "X-Session-Id", "bound").engine()
+	time.Sleep(300 * time.Millisecond) // until the journal has it
 	s.booksAtZero(t)
 	var was, is adminSession
 	pool, asked := s.pool(t), [2]int{engines[0].Requests(), engines[1].Requests()}

@@ -10,8 +10,8 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// markEvery is the distance in blocks of the places in a prompt that others can share up to,
-// beside its end and the place where it was new.
+// markEvery is the distance, in blocks, of the places in a prompt up to which others can share it.
+// Its end is such a place, too, and where it was new.
 const markEvery = 64
 
 // Encoder writes records of one run into entries. The zero value is ready for Begin.

@@ -164,31 +164,39 @@ func (e *Encoder) write(b *batch, dial func(id uint64) string) {
 		r := &b.records[i]
 		own := blocks[:r.blocks]
 		blocks = blocks[r.blocks:]
-		switch r.kind {
-		case KindEnded:
-			e.ended(r.at, r, own)
-			continue
-		case KindUsed, KindUnbound:
-			e.key(r.kind, r.at, r.binding.Key)
-			continue
+		if e.names(r, dial) {
+			e.add(r, own)
 		}
-		if id := r.target.Worker; !e.Knows(id) {
-			if at := dial(id); at != "" {
-				e.Worker(r.at, id, at)
-			}
-			if !e.Knows(id) {
-				continue
-			}
-		}
-		switch r.kind {
-		case KindBooked:
-			e.booked(r.at, r, own)
-		case KindBound:
-			e.Bound(r.at, &r.binding)
-		case KindResponse:
-			e.Response(r.at, &r.response, r.target)
-		case KindLost:
-			e.Lost(r.at, r.target.Worker)
-		}
+	}
+}
+
+// names makes the record's worker known. It returns false if that is gone.
+func (e *Encoder) names(r *record, dial func(id uint64) string) bool {
+	id := r.target.Worker
+	if r.kind == KindEnded || r.kind == KindUsed || r.kind == KindUnbound || e.Knows(id) {
+		return true
+	}
+	if at := dial(id); at != "" {
+		e.Worker(r.at, id, at)
+	}
+	return e.Knows(id)
+}
+
+// add writes a record of a batch.
+func (e *Encoder) add(r *record, blocks []uint64) {
+	switch r.kind {
+	case KindBooked:
+		e.booked(r.at, r, blocks)
+	case KindEnded:
+		e.ended(r.at, r, blocks)
+	case KindBound:
+		e.Bound(r.at, &r.binding)
+	case KindUsed, KindUnbound:
+		e.key(r.kind, r.at, r.binding.Key)
+	case KindResponse:
+		e.Response(r.at, &r.response, r.target)
+	case KindLost:
+		e.Lost(r.at, r.target.Worker)
+	case KindBegin, KindWorker, KindState: // these are not gathered
 	}
 }

@@ -1,6 +1,6 @@
-// Package journal keeps what a router did as records, so that its next run knows it: prompts
-// and their answers by worker, the bindings of sessions, and what was learned. Text never leaves
-// the process; a record has keyed hashes of it.
+// Package journal keeps what a router did as records, so that its next run knows it. They tell of
+// prompts and their answers by worker, of the bindings of sessions, and of what was learned. Text
+// never leaves the process; a record has keyed hashes of it.
 //
 // A [Journal] gathers records, in memory, from requests that do not wait for it. Its log writes
 // them to disk about ten times a second. [Read] reads them back. The package decides neither what

@@ -111,6 +111,7 @@ func (r *restorer) read(rec *journal.Record) {
 		r.numbers = make(map[int]*restoredWorker)
 	case journal.KindWorker:
 		r.numbers[rec.Target.Worker] = r.worker(rec.Dial)
+	case journal.KindBooked: // the end counts
 	case journal.KindEnded:
 		r.ended(w, &rec.End)
 	case journal.KindBound:

@@ -58,8 +58,8 @@ type Sessions struct {
 	MaxSessions int `json:"max_sessions,omitempty"`
 }
 
-// Journal keeps on disk what the router does, so that its next run knows it: the sessions, the
-// cache models, and what it has learned of the engines. It contains hashes and no text. All
+// Journal keeps on disk what the router does. Its next run then knows the sessions, the cache
+// models, and what it has learned of the engines. The files contain hashes and no text. All
 // handlers of a pool must agree on it.
 type Journal struct {
 	// Whether there is a journal. Default: true.
