@@ -3,6 +3,7 @@ package journal
 import (
 	"encoding/binary"
 	"encoding/json"
+	"slices"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
@@ -28,6 +29,7 @@ type Encoder struct {
 	open    map[uint64]told // requests that have not ended
 	last    uint64          // number of the entry's last request
 	path    []mark          // scratch: see share
+	whole   uint64          // the same: hash up to the last place of markEvery
 	out     func(entry []byte)
 }
 
@@ -42,7 +44,8 @@ type mark struct {
 // told is the prompt of a request that has not ended.
 type told struct {
 	prompt, blocks, depth int
-	hash                  uint64
+	rest                  []uint64 // of the blocks, those behind the last place of markEvery
+	whole                 uint64   // hash of all before
 }
 
 // maxMarks bounds the memory of an encoder, about 50 bytes each.
@@ -162,7 +165,8 @@ func (e *Encoder) prompt(r *record, blocks []uint64) told {
 		e.number(int64(shared.blocks))
 	}
 	e.blocks(blocks[shared.blocks:], r)
-	t := told{e.prompts, len(blocks), shared.depth + 1, e.path[len(e.path)-1].hash}
+	rest := blocks[len(blocks)/markEvery*markEvery:]
+	t := told{e.prompts, len(blocks), shared.depth + 1, slices.Clone(rest), e.whole}
 	for _, m := range e.path {
 		if _, known := e.marks[m.hash]; !known && m.blocks > shared.blocks {
 			e.marks[m.hash] = mark{m.hash, t.prompt, m.blocks, t.depth}
@@ -185,17 +189,42 @@ func (e *Encoder) blocks(blocks []uint64, r *record) {
 // it. It leaves the places of the prompt in path.
 func (e *Encoder) share(r *record, blocks []uint64) (longest mark) {
 	e.path = e.path[:0]
-	hash := mix(r.root)
-	for i, b := range blocks {
-		hash = mix(hash ^ b)
-		if n := i + 1; n%markEvery == 0 || n == r.matched || n == len(blocks) {
-			e.path = append(e.path, mark{hash: hash, blocks: n})
-			if m, known := e.marks[hash]; known && m.depth < maxDepth {
-				longest = m
-			}
+	e.whole = mix(r.root)
+	for at := 0; at < len(blocks); at += markEvery {
+		end := min(at+markEvery, len(blocks))
+		if r.matched > at && r.matched < end {
+			e.pass(&longest, mark{hash: span(e.whole, blocks[at:r.matched]), blocks: r.matched})
 		}
+		hash := span(e.whole, blocks[at:end])
+		if end-at == markEvery {
+			e.whole = hash
+		}
+		e.pass(&longest, mark{hash: hash, blocks: end})
 	}
 	return longest
+}
+
+// pass adds a place to the path. If it is known, it is the longest common beginning so far.
+func (e *Encoder) pass(longest *mark, at mark) {
+	e.path = append(e.path, at)
+	if m, known := e.marks[at.hash]; known && m.depth < maxDepth {
+		*longest = m
+	}
+}
+
+// span returns the hash of a prompt's beginning, from that of all but its last blocks. Four
+// independent products take less time than one.
+func span(hash uint64, blocks []uint64) uint64 {
+	const odd = 0x9e3779b97f4a7c15
+	x := [4]uint64{hash, hash + 1, hash + 2, hash + 3}
+	for ; len(blocks) >= 4; blocks = blocks[4:] {
+		b := (*[4]uint64)(blocks)
+		x = [4]uint64{(x[0] ^ b[0]) * odd, (x[1] ^ b[1]) * odd, (x[2] ^ b[2]) * odd, (x[3] ^ b[3]) * odd}
+	}
+	for i, b := range blocks {
+		x[i] = (x[i] ^ b) * odd
+	}
+	return mix(mix(mix(mix(x[0])^x[1])^x[2])^x[3]) + uint64(len(blocks)) //nolint:gosec // positive
 }
 
 // ended writes the end of a request. blocks are those of the answer, behind those of the prompt.
@@ -217,11 +246,12 @@ func (e *Encoder) ended(at int64, r *record, blocks []uint64) {
 	e.number(r.answerTokens)
 	if flags&flagAnswer != 0 {
 		e.blocks(blocks, r)
-		hash := p.hash
-		for _, b := range blocks {
-			hash = mix(hash ^ b)
+		rest, at := append(p.rest, blocks...), p.blocks-len(p.rest)
+		for whole := p.whole; len(rest) > 0; {
+			n := min(markEvery, len(rest))
+			whole, rest, at = span(whole, rest[:n]), rest[n:], at+n
+			e.marks[whole] = mark{whole, e.prompts, at, p.depth + 1}
 		}
-		e.marks[hash] = mark{hash, e.prompts, p.blocks + len(blocks), p.depth + 1}
 	}
 	e.end()
 }
