@@ -202,8 +202,7 @@ func (h *Handler) adoptWhenLive(ctx context.Context) {
 // keepJournal has the pool keep its journal as all its handlers say.
 func (h *Handler) keepJournal() {
 	set := h.config.Get().Journal
-	set.File = journalFile(&set, h.Pool)
-	h.pool.KeepJournal(set)
+	h.pool.KeepJournal(pool.Journal{File: journalFile(&set, h.Pool), MaxSize: set.MaxSize})
 }
 
 // journalFile returns the file of a pool's journal, empty if it has none.

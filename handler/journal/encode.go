@@ -28,17 +28,21 @@ type Encoder struct {
 	marks   map[uint64]mark
 	open    map[uint64]told // requests that have not ended
 	last    uint64          // number of the entry's last request
-	path    []mark          // scratch: see share
+	path    []place         // scratch: see share
 	whole   uint64          // the same: hash up to the last place of markEvery
 	out     func(entry []byte)
 }
 
 // mark is a place in a prompt: the first blocks of the prompt of that number.
 type mark struct {
+	prompt, blocks uint32
+	depth          uint16
+}
+
+// place is a place in the prompt at hand.
+type place struct {
 	hash   uint64 // of all up to there
-	prompt int
 	blocks int
-	depth  int
 }
 
 // told is the prompt of a request that has not ended.
@@ -48,7 +52,7 @@ type told struct {
 	whole                 uint64   // hash of all before
 }
 
-// maxMarks bounds the memory of an encoder, about 50 bytes each.
+// maxMarks bounds the memory of an encoder, about 40 bytes each.
 const maxMarks = 1 << 20
 
 // Full says that it is time for Begin, because the encoder takes much memory.
@@ -166,13 +170,18 @@ func (e *Encoder) prompt(r *record, blocks []uint64) told {
 	}
 	e.blocks(blocks[shared.blocks:], r)
 	rest := blocks[len(blocks)/markEvery*markEvery:]
-	t := told{e.prompts, len(blocks), shared.depth + 1, slices.Clone(rest), e.whole}
-	for _, m := range e.path {
-		if _, known := e.marks[m.hash]; !known && m.blocks > shared.blocks {
-			e.marks[m.hash] = mark{m.hash, t.prompt, m.blocks, t.depth}
+	t := told{e.prompts, len(blocks), int(shared.depth) + 1, slices.Clone(rest), e.whole}
+	for _, at := range e.path {
+		if _, known := e.marks[at.hash]; !known && at.blocks > int(shared.blocks) {
+			e.mark(at, &t)
 		}
 	}
 	return t
+}
+
+// mark lets later prompts share a place.
+func (e *Encoder) mark(at place, t *told) {
+	e.marks[at.hash] = mark{uint32(t.prompt), uint32(at.blocks), uint16(t.depth)} //nolint:gosec // bounded
 }
 
 func (e *Encoder) blocks(blocks []uint64, r *record) {
@@ -193,19 +202,19 @@ func (e *Encoder) share(r *record, blocks []uint64) (longest mark) {
 	for at := 0; at < len(blocks); at += markEvery {
 		end := min(at+markEvery, len(blocks))
 		if r.matched > at && r.matched < end {
-			e.pass(&longest, mark{hash: span(e.whole, blocks[at:r.matched]), blocks: r.matched})
+			e.pass(&longest, place{span(e.whole, blocks[at:r.matched]), r.matched})
 		}
 		hash := span(e.whole, blocks[at:end])
 		if end-at == markEvery {
 			e.whole = hash
 		}
-		e.pass(&longest, mark{hash: hash, blocks: end})
+		e.pass(&longest, place{hash, end})
 	}
 	return longest
 }
 
 // pass adds a place to the path. If it is known, it is the longest common beginning so far.
-func (e *Encoder) pass(longest *mark, at mark) {
+func (e *Encoder) pass(longest *mark, at place) {
 	e.path = append(e.path, at)
 	if m, known := e.marks[at.hash]; known && m.depth < maxDepth {
 		*longest = m
@@ -247,10 +256,11 @@ func (e *Encoder) ended(at int64, r *record, blocks []uint64) {
 	if flags&flagAnswer != 0 {
 		e.blocks(blocks, r)
 		rest, at := append(p.rest, blocks...), p.blocks-len(p.rest)
+		p.prompt, p.depth = e.prompts, p.depth+1
 		for whole := p.whole; len(rest) > 0; {
 			n := min(markEvery, len(rest))
 			whole, rest, at = span(whole, rest[:n]), rest[n:], at+n
-			e.marks[whole] = mark{whole, e.prompts, at, p.depth + 1}
+			e.mark(place{whole, at}, &p)
 		}
 	}
 	e.end()

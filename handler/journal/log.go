@@ -97,8 +97,9 @@ func ReadHead(path string) (h *Head, written time.Time, err error) {
 
 // The files beside the newest one.
 const (
-	older = ".1"
-	next  = ".new"
+	older  = ".1"
+	next   = ".new"
+	unread = ".unread"
 )
 
 // Read passes all records to each, the oldest first. It removes an end that was not written whole.
@@ -125,12 +126,25 @@ func (l *Log) Read(ctx context.Context, each func(*Record)) (skipped Damage, err
 	return skipped, err
 }
 
-// Reset begins the log anew, because what it has is of no use.
+// Reset begins the log anew, because what it has is of no use. A file that is not empty stays under
+// another name: it may be somebody else's.
 func (l *Log) Reset() error {
 	if err := os.Remove(l.path + older); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	return l.end(0)
+	if info, err := l.file.Stat(); err != nil || info.Size() == 0 {
+		return err
+	}
+	if err := os.Rename(l.path, l.path+unread); err != nil {
+		return err
+	}
+	file, err := os.OpenFile(l.path, os.O_CREATE|os.O_RDWR, 0o600) //nolint:gosec // the operator's
+	if err != nil {
+		return err
+	}
+	_ = l.file.Close()
+	l.file = file
+	return nil
 }
 
 // end makes the file so long.

@@ -129,8 +129,8 @@ func (p *Pool) KeepJournal(set Journal) {
 	if set == k.set {
 		return
 	}
+	k.set = set // first: another handler of the pool may ask for the same
 	p.endJournal()
-	k.set = set
 	k.journal.Take(set.File != "")
 	if set.File == "" {
 		return
@@ -171,10 +171,13 @@ func (p *Pool) keepJournal(ctx context.Context, set Journal, head *journal.Head,
 	log, err := p.openJournal(ctx, set)
 	if err == nil {
 		defer log.Close()
-		if head == nil {
-			err = log.Reset()
-		} else {
+		switch {
+		case head != nil:
 			p.restore(ctx, log, head)
+		case p.wrote(set.File):
+			_, err = log.Read(ctx, func(*journal.Record) {})
+		default:
+			err = log.Reset()
 		}
 	}
 	p.restoredAll()
@@ -207,6 +210,12 @@ func (p *Pool) keepJournal(ctx context.Context, set Journal, head *journal.Head,
 			p.Incidents.Raise(time.Now(), incidentJournal, func() *zap.Logger { return p.Logger().With(zap.Error(err)) })
 		},
 	})
+}
+
+// wrote returns whether the pool has written the journal in a file, before a reload.
+func (p *Pool) wrote(file string) bool {
+	h, _, err := journal.ReadHead(file)
+	return err == nil && h.Secret == p.Secret && h.Seed == p.seed
 }
 
 // openJournal opens the log. It waits while another configuration, which ends, has it.

@@ -384,6 +384,41 @@ func TestJournalIsTurnedOff(t *testing.T) {
 	}
 }
 
+// TestJournalOverReloads changes the size, and turns the journal off and on. What it has stays.
+func TestJournalOverReloads(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "journal")
+	p := keeping(t, file, keepingSettings(one))
+	use(t, p, "a", one, 20)
+	for i, set := range []Journal{{File: file, MaxSize: 2 << 20}, {}, {File: file, MaxSize: 2 << 20}} {
+		p.KeepJournal(set)
+		if set.File != "" {
+			awaitJournal(t, p)
+		}
+		use(t, p, fmt.Sprint("after reload ", i), one, 20)
+	}
+	p.Destruct()
+	p = keeping(t, file, keepingSettings(one))
+	defer p.Destruct()
+	for _, session := range []string{"a", "after reload 0", "after reload 2"} {
+		if homeOf(t, p, session) != one {
+			t.Errorf("session %s is lost", session)
+		}
+	}
+}
+
+// TestForeignFileStays has a journal whose file is somebody else's.
+func TestForeignFileStays(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "journal")
+	if err := os.WriteFile(file, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := keeping(t, file, keepingSettings(one))
+	p.Destruct()
+	if b, err := os.ReadFile(file + ".unread"); string(b) != "precious" {
+		t.Errorf("it has %q, %v", b, err)
+	}
+}
+
 // TestManyRunsInOneFile restarts a pool again and again, with a file that is too small for all. The
 // sessions stay, and what was used last.
 func TestManyRunsInOneFile(t *testing.T) {
