@@ -390,11 +390,15 @@ func TestFailedWritesHarmNothing(t *testing.T) {
 	failed := 0
 	k := keeper{journal: &w.Journal, log: l, source: &Source{
 		Dial: named, State: func() *State { return new(State) }, Failed: func(error) { failed++ }, Head: func() Head { return Head{} },
+		Bindings: func(e *Encoder, at int64) {
+			e.Worker(at, 1, named(1))
+			e.Response(at, &Response{}, kvscore.Target{Worker: 1})
+		},
 	}}
 	k.encoder.out = k.append
 	k.encoder.Begin(0, &Head{})
 	for i := range 9 {
-		if l.file = good; i%3 == 1 {
+		if l.file = good; i%3 == 0 {
 			l.file, _ = os.Open(os.DevNull) // cannot be written
 		}
 		k.retry = time.Time{}
@@ -403,7 +407,7 @@ func TestFailedWritesHarmNothing(t *testing.T) {
 	}
 	l.file = good
 	l.Close()
-	if n, damage := kinds(t, path); failed != 3 || n[KindEnded] != 6 || damage != (Damage{}) || l.Status().Errors != 3 {
+	if n, damage := kinds(t, path); failed != 3 || n[KindEnded] != 6 || n[KindResponse] != 3 || damage != (Damage{}) || l.Status().Errors != 3 {
 		t.Errorf("%d failures, %v, %+v", failed, n, damage)
 	}
 }

@@ -206,6 +206,8 @@ type keeper struct {
 	encoder Encoder
 	spare   batch
 	news    bool      // since the last state
+	gap     bool      // records are lost; bindings may be missing
+	lost    uint64    // of the journal's, those that were noticed
 	state   time.Time // of the last one
 	retry   time.Time // not before
 	entries bytes.Buffer
@@ -213,6 +215,15 @@ type keeper struct {
 
 // write writes what the journal has gathered.
 func (k *keeper) write(now time.Time) {
+	if n := k.journal.Lost(); n > k.lost {
+		k.lost, k.gap = n, true
+	}
+	if k.gap && !now.Before(k.retry) {
+		k.gap = false
+		h := k.source.Head()
+		k.encoder.Begin(now.UnixMilli(), &h) // what others built on may be lost, too
+		k.source.Bindings(&k.encoder, now.UnixMilli())
+	}
 	b := k.journal.take(k.spare)
 	k.spare = b
 	k.encoder.write(&b, k.source.Dial)
@@ -240,7 +251,7 @@ func (k *keeper) flush() {
 	n := 0
 	var err error
 	if now.Before(k.retry) {
-		k.journal.lost.Add(1)
+		k.gap = true
 	} else if n, err = l.file.Write(k.entries.Bytes()); err != nil {
 		n = 0
 		err = errors.Join(err, l.end(l.size))
@@ -262,7 +273,7 @@ func (k *keeper) note(n int64, now time.Time, err error) {
 	}
 	l.mu.Unlock()
 	if err != nil {
-		k.retry = now.Add(afterError)
+		k.retry, k.gap = now.Add(afterError), true
 		k.source.Failed(err)
 	}
 }
