@@ -25,7 +25,7 @@ func (j *recorder) Booked(_ time.Time, t Target, p *cache.Prompt, v *cache.View,
 	return uint64(len(j.past))
 }
 
-func (j *recorder) Ended(request uint64, computed bool, _ Counts, _ []uint64) {
+func (j *recorder) Ended(request uint64, computed bool, _ int64, _ Counts, _ []uint64) {
 	if computed {
 		j.ended = append(j.ended, int(request)-1)
 	}

@@ -190,7 +190,11 @@ func (s *Scheduler) end(l *Lease, computed bool, answer *Answer) bool {
 	}
 	kept, n := l.ticket.End(computed, answer, l.counts)
 	if l.journaled != 0 {
-		s.journal.Ended(l.journaled, kept, n, l.ticket.Behind(answer))
+		tokens := l.answered.Load()
+		if n.Prompt > 0 && n.Answer >= n.Prompt {
+			tokens = n.Answer - n.Prompt + 1
+		}
+		s.journal.Ended(l.journaled, kept, tokens, n, l.ticket.Behind(answer))
 	}
 	delete(s.leases, l)
 	if ld.retired {

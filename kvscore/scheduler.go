@@ -58,9 +58,9 @@ type Journal interface {
 	// Ended; 0 is none. expected is the length of the answer, if it is known.
 	Booked(now time.Time, t Target, p *cache.Prompt, v *cache.View, expected int64) (request uint64)
 	// Ended is told of the end of a request. If the target has computed the prompt and has not lost
-	// it since, computed is set. The counts are those that the cache model uses. The answer is its
-	// blocks behind those of the prompt, nil if they are unknown.
-	Ended(request uint64, computed bool, n Counts, answer []uint64)
+	// it since, computed is set. tokens is the length of the answer. The counts are those that the
+	// cache model uses. The answer is its blocks behind those of the prompt, nil if they are unknown.
+	Ended(request uint64, computed bool, tokens int64, n Counts, answer []uint64)
 }
 
 // SetJournal sets the scheduler's journal. Call it before all else.

@@ -163,7 +163,7 @@ func (d *decoder) request(r *reader) uint64 {
 }
 
 func (d *decoder) booked(r *reader, to *Record) (usable bool) {
-	id, b := d.request(r), new(Booking)
+	id, b := d.request(r), &Booking{At: to.At}
 	usable = d.target(r, &b.Target)
 	b.Tokens, b.Expected, b.Matched = r.count(), r.count(), r.small(math.MaxInt32)
 	if len(r.b) > 0 {
@@ -238,6 +238,9 @@ func (d *decoder) ended(r *reader, to *Record) (usable bool) {
 			p.up, p.shares = b.Prompt, b.Prompt.Len()
 		}
 		to.End.Answer = d.add(r, p)
+	}
+	if len(r.b) > 0 {
+		to.End.Output = r.count()
 	}
 	if b == nil {
 		return false // it began before the log

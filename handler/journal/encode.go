@@ -263,6 +263,7 @@ func (e *Encoder) ended(at int64, r *record, blocks []uint64) {
 			e.mark(place{whole, at}, &p)
 		}
 	}
+	e.number(r.expected)
 	e.end()
 }
 

@@ -102,10 +102,10 @@ func (j *Journal) Booked(now time.Time, t kvscore.Target, p *cache.Prompt, v *ca
 }
 
 // Ended implements [kvscore.Journal].
-func (j *Journal) Ended(request uint64, computed bool, n kvscore.Counts, answer []uint64) {
+func (j *Journal) Ended(request uint64, computed bool, tokens int64, n kvscore.Counts, answer []uint64) {
 	r := record{
 		kind: KindEnded, at: time.Now().UnixMilli(), request: request, computed: computed, tokens: n.Prompt,
-		answerTokens: n.Answer, past: n.AnswerPast,
+		expected: tokens, answerTokens: n.Answer, past: n.AnswerPast,
 	}
 	if n.Answer > n.Prompt && n.Prompt > 0 && len(answer) > 0 {
 		r.weight = 1000 * (n.Answer - n.Prompt) / int64(len(answer))

@@ -70,7 +70,7 @@ func (w *world) turn(now time.Time) {
 	v := &cache.View{Tokens: p.Tokens, Known: cache.Known{Blocks: matched}}
 	id := w.Booked(now, kvscore.Target{Worker: uint64(w.IntN(3)), Rank: 1}, p, v, 100)
 	answer := w.some(w.IntN(5))
-	w.Ended(id, true, kvscore.Counts{Prompt: p.Tokens, Answer: p.Tokens + 100, AnswerPast: 0.25}, answer)
+	w.Ended(id, true, 101, kvscore.Counts{Prompt: p.Tokens, Answer: p.Tokens + 100, AnswerPast: 0.25}, answer)
 	w.want[id] = append(slices.Clip(k.blocks), answer...)
 	w.fresh += len(w.want[id]) - known
 	k.blocks = w.want[id]
@@ -461,7 +461,7 @@ func BenchmarkJournal(b *testing.B) {
 		for i := 0; b.Loop(); i++ {
 			id := w.Booked(time.Now(), kvscore.Target{Worker: 1}, p, v, 100)
 			w.Used(affinity.Key{1})
-			w.Ended(id, true, kvscore.Counts{Prompt: 4096}, nil)
+			w.Ended(id, true, 101, kvscore.Counts{Prompt: 4096}, nil)
 			if i%1000 == 0 {
 				b.StopTimer()
 				w.Journal.batch.records, w.Journal.batch.blocks = w.Journal.batch.records[:0], w.Journal.batch.blocks[:0]

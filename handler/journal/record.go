@@ -101,6 +101,7 @@ type Response struct {
 
 // Booking is a request that was sent to a target.
 type Booking struct {
+	At       time.Time
 	Target   Target
 	Prompt   *Prompt // nil if it is unknown
 	Tokens   int64   // of the prompt, about
@@ -114,6 +115,7 @@ type End struct {
 	*Booking
 	Computed bool
 	Tokens   int64 // of the prompt, as the engine counted them; 0 is unknown
+	Output   int64 // tokens of the answer, as far as they were seen
 	// Answer is the prompt and its answer, nil if they are unknown. AnswerTokens are the tokens of
 	// both; 0 is unknown.
 	Answer       *Prompt
@@ -159,6 +161,15 @@ func (p *Prompt) Root() uint64 { return p.root }
 
 // Len returns the number of the prompt's blocks.
 func (p *Prompt) Len() int { return p.shares + len(p.blocks) }
+
+// Continues returns the prompt or the answer that this one goes on from, as the next turn of a
+// conversation does; nil if there is none.
+func (p *Prompt) Continues() *Prompt {
+	if p.up != nil && p.shares == p.up.Len() {
+		return p.up
+	}
+	return nil
+}
 
 // Append appends the hashes of the prompt's blocks.
 func (p *Prompt) Append(b []uint64) []uint64 {

@@ -1,0 +1,138 @@
+package journal
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"slices"
+	"time"
+)
+
+// groupBlocks is how many blocks of the router are one block of a trace.
+const groupBlocks = 8
+
+// traced is a request of a trace.
+type traced struct {
+	at            time.Time
+	length        float64 // blocks of the router
+	output        int64
+	session, turn int
+	ids           []int
+}
+
+// tracer makes a trace of records.
+type tracer struct {
+	requests         []traced
+	tokens, length   float64
+	ids              map[uint64]int // of prompts up to a block, by their hash
+	sessions         map[*Prompt]int
+	turns            []int // by session
+	blocks           []uint64
+	prompts, unknown int
+}
+
+// Trace writes the requests in the log at a path as a trace for tests/replay: when they arrived,
+// how long prompts and answers were, and which prompts begin alike. Prompts are numbers that begin
+// at 0, which lead back to no text and to no hash. A conversation is a session: a prompt that goes on
+// from an earlier prompt or its answer. The requests must have ended, and their prompts be known.
+// It returns their number, and that of the others.
+//
+// All prompts have as many tokens for a block of the router as they have on average.
+func Trace(path string, to io.Writer) (requests, others int, err error) {
+	t := tracer{ids: make(map[uint64]int), sessions: make(map[*Prompt]int)}
+	found := false
+	for _, name := range []string{path + older, path} {
+		f, err := os.Open(name) //nolint:gosec // the operator's
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return 0, 0, err
+		}
+		found = true
+		_, _, err = Read(f, func(r *Record) bool {
+			if r.Kind == KindEnded {
+				t.add(&r.End)
+			}
+			return true
+		})
+		_ = f.Close()
+		if err != nil {
+			return 0, 0, fmt.Errorf("reading %s: %w", name, err)
+		}
+	}
+	switch {
+	case !found:
+		return 0, 0, fmt.Errorf("reading %s: %w", path, os.ErrNotExist)
+	case len(t.requests) == 0:
+		return 0, t.unknown, fmt.Errorf("%s has no requests with known prompts", path)
+	}
+	return len(t.requests), t.unknown, t.write(to)
+}
+
+func (t *tracer) add(e *End) {
+	p := e.Prompt
+	if p == nil || !e.Computed || e.Booking.Tokens <= 0 {
+		t.unknown++
+		return
+	}
+	one := traced{at: e.At, length: float64(p.Len()) + float64(p.Past), output: e.Output}
+	session, known := t.sessions[p.Continues()]
+	if !known {
+		session = len(t.turns)
+		t.turns = append(t.turns, 0)
+	}
+	one.session, one.turn = session, t.turns[session]
+	t.turns[session]++
+	t.sessions[p] = session
+	if e.Answer != nil {
+		t.sessions[e.Answer] = session
+	}
+	t.blocks = p.Append(t.blocks[:0])
+	hash := mix(p.root)
+	for g := range slices.Chunk(t.blocks, groupBlocks) {
+		if len(g) < groupBlocks {
+			break
+		}
+		hash = span(hash, g)
+		id, known := t.ids[hash]
+		if !known {
+			id = len(t.ids)
+			t.ids[hash] = id
+		}
+		one.ids = append(one.ids, id)
+	}
+	t.tokens, t.length = t.tokens+float64(e.Booking.Tokens), t.length+one.length
+	t.requests = append(t.requests, one)
+}
+
+// write writes the trace, by the times of arrival.
+func (t *tracer) write(to io.Writer) error {
+	slices.SortStableFunc(t.requests, func(a, b traced) int { return a.at.Compare(b.at) })
+	block := max(1, math.Round(groupBlocks*t.tokens/max(t.length, 1)))
+	w := bufio.NewWriter(to)
+	out := json.NewEncoder(w)
+	err := out.Encode(map[string]any{"name": "journal", "block": int(block), "closed": false})
+	for i := range t.requests {
+		one := &t.requests[i]
+		ids := one.ids
+		if ids == nil {
+			ids = []int{}
+		}
+		in := max(1, int(one.length/groupBlocks*block))
+		err = errors.Join(err, out.Encode(struct {
+			T       float64 `json:"t"`
+			In      int     `json:"in"`
+			Out     int64   `json:"out"`
+			Session int     `json:"s"`
+			Turn    int     `json:"k"`
+			Think   float64 `json:"think"`
+			IDs     []int   `json:"h"`
+		}{one.at.Sub(t.requests[0].at).Seconds(), in, max(1, one.output), one.session, one.turn, -1, ids[:min(len(ids), in/int(block))]}))
+	}
+	return errors.Join(err, w.Flush())
+}
