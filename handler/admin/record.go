@@ -9,8 +9,9 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/journal"
 	"github.com/spf13/cobra"
 
-	"github.com/caddyserver/caddy/v2"
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+
+	"github.com/caddyserver/caddy/v2"
 )
 
 func init() {

@@ -162,8 +162,8 @@ func (p *Prompt) Root() uint64 { return p.root }
 // Len returns the number of the prompt's blocks.
 func (p *Prompt) Len() int { return p.shares + len(p.blocks) }
 
-// Continues returns the prompt or the answer that this one goes on from, as the next turn of a
-// conversation does; nil if there is none.
+// Continues returns the prompt or the answer that this one goes on from; nil if there is none. The
+// next turn of a conversation does so.
 func (p *Prompt) Continues() *Prompt {
 	if p.up != nil && p.shares == p.up.Len() {
 		return p.up

@@ -26,20 +26,20 @@ type traced struct {
 
 // tracer makes a trace of records.
 type tracer struct {
-	requests         []traced
-	tokens, length   float64
-	ids              map[uint64]int // of prompts up to a block, by their hash
-	sessions         map[*Prompt]int
-	turns            []int // by session
-	blocks           []uint64
-	prompts, unknown int
+	requests       []traced
+	tokens, length float64
+	ids            map[uint64]int // of prompts up to a block, by their hash
+	sessions       map[*Prompt]int
+	turns          []int // by session
+	blocks         []uint64
+	unknown        int
 }
 
-// Trace writes the requests in the log at a path as a trace for tests/replay: when they arrived,
-// how long prompts and answers were, and which prompts begin alike. Prompts are numbers that begin
-// at 0, which lead back to no text and to no hash. A conversation is a session: a prompt that goes on
-// from an earlier prompt or its answer. The requests must have ended, and their prompts be known.
-// It returns their number, and that of the others.
+// Trace writes the requests in the log at a path as a trace for tests/replay. It tells when they
+// arrived, how long prompts and answers were, and which prompts begin alike. Prompts are numbers that
+// begin at 0, which lead back to no text and to no hash. A prompt that goes on from an earlier one,
+// or from its answer, is a turn of its session. The requests must have ended, and their prompts be
+// known. Trace returns their number, and that of the others.
 //
 // All prompts have as many tokens for a block of the router as they have on average.
 func Trace(path string, to io.Writer) (requests, others int, err error) {
