@@ -11,8 +11,6 @@ import (
 	"math"
 	"net"
 	"net/http"
-	"net/url"
-	"path/filepath"
 	"strconv"
 	"time"
 
@@ -213,7 +211,7 @@ func journalFile(set *pool.Journal, name string) string {
 	case set.File != "":
 		return caddy.NewReplacer().ReplaceAll(set.File, "")
 	}
-	return filepath.Join(caddy.AppDataDir(), "kv_router", url.PathEscape(name)+".journal")
+	return pool.JournalFile(name)
 }
 
 // recallPool has a new pool take over the secret of its journal.

@@ -4,14 +4,12 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/journal"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/spf13/cobra"
 
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
-
-	"github.com/caddyserver/caddy/v2"
 )
 
 func init() {
@@ -38,7 +36,7 @@ of one. The router may be running.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if from == "" {
-				from = filepath.Join(caddy.AppDataDir(), "kv_router", "default.journal")
+				from = pool.JournalFile("default")
 			}
 			var out io.Writer = os.Stdout
 			if to != "" {

@@ -277,16 +277,6 @@ func (r *reader) fail() {
 	r.b, r.failed = nil, true
 }
 
-func (r *reader) uvarint() uint64 {
-	v, n := binary.Uvarint(r.b)
-	if n <= 0 {
-		r.fail()
-		return 0
-	}
-	r.b = r.b[n:]
-	return v
-}
-
 func (r *reader) varint() int64 {
 	v, n := binary.Varint(r.b)
 	if n <= 0 {
@@ -299,11 +289,12 @@ func (r *reader) varint() int64 {
 
 // small reads a number that must be at most most.
 func (r *reader) small(most int) int {
-	v := r.uvarint()
-	if most < 0 || v > uint64(most) {
+	v, n := binary.Uvarint(r.b)
+	if n <= 0 || v > uint64(most) { //nolint:gosec // positive
 		r.fail()
 		return 0
 	}
+	r.b = r.b[n:]
 	return int(v) //nolint:gosec // bounded
 }
 

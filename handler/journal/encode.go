@@ -137,6 +137,12 @@ func (e *Encoder) target(t kvscore.Target) {
 	e.number(int64(t.Rank))
 }
 
+// request writes the number of a record's request.
+func (e *Encoder) request(r *record) {
+	e.fields = binary.AppendVarint(e.fields, int64(r.request-e.last)) //nolint:gosec // wraps around
+	e.last = r.request
+}
+
 // Lost says that a worker has lost its KV cache.
 func (e *Encoder) Lost(at int64, id uint64) {
 	e.begin(KindLost, at)
@@ -147,8 +153,7 @@ func (e *Encoder) Lost(at int64, id uint64) {
 // booked writes a booking.
 func (e *Encoder) booked(at int64, r *record, blocks []uint64) {
 	e.begin(KindBooked, at)
-	e.fields = binary.AppendVarint(e.fields, int64(r.request-e.last)) //nolint:gosec // wraps around
-	e.last = r.request
+	e.request(r)
 	e.target(r.target)
 	e.number(r.tokens)
 	e.number(r.expected)
@@ -239,8 +244,7 @@ func span(hash uint64, blocks []uint64) uint64 {
 // ended writes the end of a request. blocks are those of the answer, behind those of the prompt.
 func (e *Encoder) ended(at int64, r *record, blocks []uint64) {
 	e.begin(KindEnded, at)
-	e.fields = binary.AppendVarint(e.fields, int64(r.request-e.last)) //nolint:gosec // wraps around
-	e.last = r.request
+	e.request(r)
 	p, known := e.open[r.request]
 	delete(e.open, r.request)
 	flags := byte(0)

@@ -251,7 +251,7 @@ func keeping(t testing.TB, path string, most int64, j *Journal, f func(*Log)) *L
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		j.Keep(ctx, l, &Source{
-			Head: func() Head { return Head{Seed: 1} }, Dial: named, State: func() *State { return new(State) },
+			Head: func() *Head { return &Head{Seed: 1} }, Dial: named, State: func() *State { return new(State) },
 			Bindings: func(e *Encoder, at int64) {
 				e.Worker(at, 1, named(1))
 				e.Bound(at, &affinity.Saved{Key: affinity.Key{8}, Want: affinity.Want{Target: kvscore.Target{Worker: 1}, TTL: time.Hour}})
@@ -389,7 +389,7 @@ func TestFailedWritesHarmNothing(t *testing.T) {
 	good := l.file
 	failed := 0
 	k := keeper{journal: &w.Journal, log: l, source: &Source{
-		Dial: named, State: func() *State { return new(State) }, Failed: func(error) { failed++ }, Head: func() Head { return Head{} },
+		Dial: named, State: func() *State { return new(State) }, Failed: func(error) { failed++ }, Head: func() *Head { return new(Head) },
 		Bindings: func(e *Encoder, at int64) {
 			e.Worker(at, 1, named(1))
 			e.Response(at, &Response{}, kvscore.Target{Worker: 1})

@@ -69,8 +69,8 @@ func Open(path string, most int64) (*Log, error) {
 	return l, nil
 }
 
-// ReadHead reads the latest head of the log at a path, and when the log was written last. The error satisfies
-// errors.Is(err, fs.ErrNotExist) if there is no log.
+// ReadHead reads the head with which the log at a path begins, and when the log was written last.
+// The error satisfies errors.Is(err, fs.ErrNotExist) if there is no log.
 func ReadHead(path string) (h *Head, written time.Time, err error) {
 	f, err := os.Open(path) //nolint:gosec // the operator's
 	if errors.Is(err, os.ErrNotExist) {
@@ -168,7 +168,7 @@ func (l *Log) Status() Status {
 
 // Source is what a log asks of its pool.
 type Source struct {
-	Head func() Head
+	Head func() *Head
 	// Dial returns the address of a worker, empty if that is gone.
 	Dial func(id uint64) string
 	// State returns what was learned. Bindings writes what a new file needs besides.
@@ -184,8 +184,7 @@ func (j *Journal) Keep(ctx context.Context, l *Log, s *Source) {
 	k := keeper{journal: j, log: l, source: s}
 	e := &k.encoder
 	e.out = k.append
-	h := s.Head()
-	e.Begin(time.Now().UnixMilli(), &h)
+	e.Begin(time.Now().UnixMilli(), s.Head())
 	ticker := time.NewTicker(writeEvery)
 	defer ticker.Stop()
 	for open := true; open; {
@@ -220,8 +219,7 @@ func (k *keeper) write(now time.Time) {
 	}
 	if k.gap && !now.Before(k.retry) {
 		k.gap = false
-		h := k.source.Head()
-		k.encoder.Begin(now.UnixMilli(), &h) // what others built on may be lost, too
+		k.encoder.Begin(now.UnixMilli(), k.source.Head()) // what others built on may be lost, too
 		k.source.Bindings(&k.encoder, now.UnixMilli())
 	}
 	b := k.journal.take(k.spare)
@@ -289,12 +287,12 @@ func (k *keeper) rotate(now time.Time) {
 		k.note(0, now, err)
 		return
 	}
-	h, size := k.source.Head(), int64(0)
+	size := int64(0)
 	e := &Encoder{out: func(entry []byte) {
 		n, failed := file.Write(entry)
 		size, err = size+int64(n), errors.Join(err, failed)
 	}}
-	e.Begin(at, &h)
+	e.Begin(at, k.source.Head())
 	k.source.Bindings(e, at)
 	e.State(at, k.source.State())
 	e.out(e.Entry())
@@ -310,9 +308,7 @@ func (k *keeper) rotate(now time.Time) {
 	before := l.size
 	l.file, l.size, l.start = file, size, size
 	e.out = k.append
-	e.open = nil // requests under way are in the older file
-	k.encoder = *e
-	k.encoder.open = make(map[uint64]told)
+	k.encoder = *e // requests under way are in the older file
 	l.mu.Lock()
 	l.status.Bytes = before
 	l.mu.Unlock()

@@ -80,7 +80,7 @@ func (t *tracer) add(e *End) {
 		t.unknown++
 		return
 	}
-	one := traced{at: e.At, length: float64(p.Len()) + float64(p.Past), output: e.Output}
+	one := traced{at: e.At, length: float64(p.Len()) + float64(p.Past), output: e.Output, ids: []int{}}
 	session, known := t.sessions[p.Continues()]
 	if !known {
 		session = len(t.turns)
@@ -119,10 +119,6 @@ func (t *tracer) write(to io.Writer) error {
 	err := out.Encode(map[string]any{"name": "journal", "block": int(block), "closed": false})
 	for i := range t.requests {
 		one := &t.requests[i]
-		ids := one.ids
-		if ids == nil {
-			ids = []int{}
-		}
 		in := max(1, int(one.length/groupBlocks*block))
 		err = errors.Join(err, out.Encode(struct {
 			T       float64 `json:"t"`
@@ -132,7 +128,7 @@ func (t *tracer) write(to io.Writer) error {
 			Turn    int     `json:"k"`
 			Think   float64 `json:"think"`
 			IDs     []int   `json:"h"`
-		}{one.at.Sub(t.requests[0].at).Seconds(), in, max(1, one.output), one.session, one.turn, -1, ids[:min(len(ids), in/int(block))]}))
+		}{one.at.Sub(t.requests[0].at).Seconds(), in, max(1, one.output), one.session, one.turn, -1, one.ids[:min(len(one.ids), in/int(block))]}))
 	}
 	return errors.Join(err, w.Flush())
 }

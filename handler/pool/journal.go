@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/url"
+	"path/filepath"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -13,6 +15,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/journal"
 	"go.uber.org/zap"
+
+	"github.com/caddyserver/caddy/v2"
 )
 
 const (
@@ -75,6 +79,11 @@ func (p *Pool) JournalState() JournalState {
 		s.Status = k.log.Status()
 	}
 	return s
+}
+
+// JournalFile returns the default file of a pool's journal.
+func JournalFile(pool string) string {
+	return filepath.Join(caddy.AppDataDir(), "kv_router", url.PathEscape(pool)+".journal")
 }
 
 // Recall takes over the secret and the seeds of the journal in a file, because all that it holds
@@ -194,8 +203,8 @@ func (p *Pool) keepJournal(ctx context.Context, set Journal, head *journal.Head,
 	k.log = log
 	k.mu.Unlock()
 	k.journal.Keep(ctx, log, &journal.Source{
-		Head: func() journal.Head {
-			return journal.Head{
+		Head: func() *journal.Head {
+			return &journal.Head{
 				Secret: p.Secret, Seed: p.seed, Version: p.Sessions.Changes(), TextBlock: p.Settings.Load().TextBlock,
 			}
 		},

@@ -115,8 +115,8 @@ func (r *restorer) read(rec *journal.Record) {
 	case journal.KindEnded:
 		r.ended(w, &rec.End)
 	case journal.KindBound:
+		rec.Binding.Target.Rank = rec.Target.Rank
 		r.bindings[rec.Binding.Key] = &restoredBinding{rec.Binding, w, rec.At.Add(-rec.Binding.Idle)}
-		r.bindings[rec.Binding.Key].Target.Rank = rec.Target.Rank
 	case journal.KindUsed:
 		if b := r.bindings[rec.Binding.Key]; b != nil {
 			b.used = rec.At
