@@ -12,7 +12,10 @@ require (
 	golang.org/x/sync v0.23.0
 )
 
-require github.com/miekg/dns v1.1.73 // indirect
+require (
+	github.com/miekg/dns v1.1.73 // indirect
+	github.com/valkey-io/valkey-go v1.0.79 // indirect
+)
 
 require (
 	cel.dev/cel-go v0.32.0 // indirect

@@ -13,8 +13,9 @@ type write struct {
 	Want
 	expect   Version
 	now      int64
-	idle     int64 // time since the last use, of a restored binding
-	restores bool  // see Restore
+	idle     int64   // time since the last use, of a restored binding
+	restores bool    // see Restore
+	version  Version // of another router's binding; 0: a new one
 }
 
 // result is the outcome of a write.
@@ -54,7 +55,7 @@ func (r *Ristretto) Bind(_ context.Context, key Key, expect Version, want Want) 
 		return Binding{}, false, ErrFull
 	}
 	if res == written && r.journal != nil {
-		r.journal.Bound(key, want)
+		r.journal.Bound(key, want, b.Version)
 	}
 	return b, res == written, nil
 }
@@ -69,7 +70,7 @@ func (r *Ristretto) rebind(e *entry, w *write) (Binding, result) {
 		r.queue.push(event{key: e.key, binding: r.binding(e), why: Replaced})
 	}
 	due := e.due.Load()
-	if e.set(w, r.next()); e.due.Load() < due {
+	if e.set(w, r.versionOf(w)); e.due.Load() < due {
 		r.roster.hasten(e)
 	}
 	return r.binding(e), written
@@ -77,6 +78,14 @@ func (r *Ristretto) rebind(e *entry, w *write) (Binding, result) {
 
 // next returns a version that was never used.
 func (r *Ristretto) next() Version { return Version(r.version.Add(1)) }
+
+// versionOf returns the version that a write gives the binding.
+func (r *Ristretto) versionOf(w *write) Version {
+	if w.version != 0 {
+		return w.version
+	}
+	return r.next()
+}
 
 // insert stores a new entry for a session that had no live one when last seen. The caller holds
 // no stripe.
@@ -108,7 +117,7 @@ func (r *Ristretto) insertInStripe(key *Key, w *write) (b Binding, res result, e
 	}
 
 	e := &entry{key: *key, scope: w.Scope, slot: -1}
-	e.set(w, r.next())
+	e.set(w, r.versionOf(w))
 	b = r.binding(e)
 	ok, evicted := r.admit(e, w)
 	if !ok {

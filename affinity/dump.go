@@ -2,6 +2,7 @@ package affinity
 
 import (
 	"context"
+	"math"
 	"time"
 )
 
@@ -11,6 +12,8 @@ type Saved struct {
 	Want
 	// Idle is the time since the last use, 0 while a request uses the binding.
 	Idle time.Duration
+	// Version is that of the binding.
+	Version Version
 }
 
 // Dump passes all live bindings to each, in no order and in parts of up to 1,024. It holds no
@@ -21,7 +24,7 @@ func (r *Ristretto) Dump(each func([]Saved) bool) bool {
 	part := make([]Saved, 0, chunkSize)
 	return r.pass(false, func(e *entry, now int64) {
 		r.visit(e, now, func() {
-			one := Saved{Key: e.key, Want: r.binding(e).Want}
+			one := Saved{Key: e.key, Want: r.binding(e).Want, Version: e.version}
 			if !r.live.use(e.key, e.version) {
 				one.Idle = time.Duration(max(0, now-e.used.Load()))
 			}
@@ -57,6 +60,60 @@ func (r *Ristretto) Restore(_ context.Context, s *Saved) (bool, error) {
 	}
 	_, res := r.insert(&s.Key, &w)
 	return res == written, nil
+}
+
+// Follow takes over a binding that another router has made, if it is later than the session's own:
+// if its version is greater. Of two with one version, all routers keep that with the greater
+// target. It returns whether it has taken over the binding. The Journal is not told.
+func (r *Ristretto) Follow(s *Saved) bool {
+	if s.TTL <= 0 || s.Idle >= s.TTL || s.Version == 0 || s.Version >= maxFollowed {
+		return false
+	}
+	g, ok := r.enter(s.Key.hash())
+	if !ok {
+		return false
+	}
+	defer g.RUnlock()
+	r.Skip(s.Version)
+	w := write{Want: s.Want, now: r.now(), idle: int64(max(0, s.Idle)), version: s.Version}
+	w.TTL = min(w.TTL, maxTTL)
+	res := absent
+	if e := r.find(&s.Key); e != nil {
+		r.visit(e, w.now, func() {
+			if w.expect = e.version; w.expect < w.version || w.expect == w.version && e.target().Less(w.Target) {
+				_, res = r.rebind(e, &w)
+			} else {
+				res = lost
+			}
+		})
+	}
+	if res == absent {
+		_, res = r.insert(&s.Key, &w)
+	}
+	return res == written
+}
+
+// maxFollowed bounds the versions of others: they are times in nanoseconds, and one that cannot be
+// right would make all further ones too great.
+const maxFollowed = math.MaxInt64
+
+// FollowUse restarts the time to live of a session that another router has used.
+func (r *Ristretto) FollowUse(key Key) { _, _, _ = r.read(&key, anyVersion, true) } //nolint:dogsled // if it is there
+
+// FollowEnd ends a binding that another router has ended, unless the session has a later one.
+func (r *Ristretto) FollowEnd(key Key, v Version) {
+	g, open := r.enter(key.hash())
+	if !open {
+		return
+	}
+	defer g.RUnlock()
+	if e := r.find(&key); e != nil {
+		r.visit(e, r.now(), func() {
+			if e.version <= v {
+				r.finish(e, 0)
+			}
+		})
+	}
 }
 
 // Changes returns a number that grows with each Bind.

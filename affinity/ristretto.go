@@ -58,11 +58,11 @@ type Options struct {
 // return at once, and do not call the store.
 type Journal interface {
 	// Bound is told of each Bind that has bound a session.
-	Bound(key Key, want Want)
+	Bound(key Key, want Want, v Version)
 	// Used is told of each Touch that has restarted a time to live.
 	Used(key Key)
-	// Unbound is told of each Unbind that has ended a binding.
-	Unbound(key Key)
+	// Unbound is told of each Unbind that has ended a binding of the version.
+	Unbound(key Key, v Version)
 }
 
 // Ristretto keeps the bindings of sessions in memory. Its methods are safe for concurrent use,
@@ -251,7 +251,7 @@ func (r *Ristretto) Unbind(_ context.Context, key Key, expect Version) (b Bindin
 		})
 	}
 	if ok && r.journal != nil {
-		r.journal.Unbound(key)
+		r.journal.Unbound(key, expect)
 	}
 	return b, ok, nil
 }

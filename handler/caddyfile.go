@@ -60,8 +60,8 @@ func (h *Handler) options() options {
 		"strict_nvext": &h.StrictNVExt, "enforce_cache_salt": &h.EnforceCacheSalt, "require_pin": &h.RequirePin,
 		"inject_usage": &h.InjectUsage, "speculative_prefill": &h.SpeculativePrefill, "merge_models": &h.MergeModels,
 		"policy": policy{&h.PolicyRaw}, "shadow": policy{&h.ShadowRaw},
-		"journal": h.unmarshalJournal,
-		"worker":  repeated(h.unmarshalWorker), "trust": repeated(h.unmarshalTrust),
+		"journal": h.unmarshalJournal, "share": h.unmarshalShare,
+		"worker": repeated(h.unmarshalWorker), "trust": repeated(h.unmarshalTrust),
 		"retry_budget": h.unmarshalRetryBudget, "reverse_proxy": h.unmarshalProxy,
 		"index": func(d *caddyfile.Dispenser) error {
 			h.Index = new(pool.Index)
@@ -136,6 +136,17 @@ func (h *Handler) unmarshalJournal(d *caddyfile.Dispenser) error {
 		}
 	}
 	return options{"file": &h.Journal.File, "max_size": size{&h.Journal.MaxSize}}.readBlock(d, "journal option")
+}
+
+func (h *Handler) unmarshalShare(d *caddyfile.Dispenser) error {
+	h.Share = &pool.Share{Servers: d.RemainingArgs()}
+	if len(h.Share.Servers) == 0 {
+		return d.ArgErr()
+	}
+	return options{
+		"username": &h.Share.Username, "password": &h.Share.Password, "prefix": &h.Share.Prefix,
+		"tls_ca": &h.Share.CA, "tls_cert": &h.Share.Cert, "tls_key": &h.Share.Key,
+	}.readBlock(d, "share option")
 }
 
 func (h *Handler) unmarshalRetryBudget(d *caddyfile.Dispenser) error {

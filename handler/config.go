@@ -91,6 +91,9 @@ type Handler struct { // one field for each option, hence so many
 	// What the router keeps on disk for its next run.
 	Journal *pool.Journal `json:"journal,omitempty"`
 
+	// The other routers in front of the same engines.
+	Share *pool.Share `json:"share,omitempty"`
+
 	// How long workers may be silent. Default: as long as the reverse proxy allows.
 	Timeouts *dispatch.Timeouts `json:"timeouts,omitempty"`
 
@@ -313,6 +316,9 @@ func (h *Handler) poolSettings() (*pool.Settings, error) {
 	}
 	if h.Journal != nil {
 		s.Journal = *h.Journal
+	}
+	if h.Share != nil {
+		s.Share = *h.Share
 	}
 	for _, up := range h.ReverseProxy.Upstreams {
 		s.Upstreams[up.Dial] = true

@@ -167,7 +167,7 @@ func (h *Handler) newReader() *plan.Reader {
 func (h *Handler) sessionRules() plan.Sessions {
 	s := plan.Sessions{
 		Keys: h.keys, HeldOnly: h.sessionMode() == affinityOff,
-		Secret: &h.pool.Secret, Conversation: h.pool.Responses.Session,
+		Secret: h.pool.Secret, Conversation: h.pool.Responses.Session,
 	}
 	if h.Affinity != nil {
 		s.Scope, _ = plan.PlaceholderName(h.Affinity.Scope)
@@ -201,6 +201,7 @@ func (h *Handler) adoptWhenLive(ctx context.Context) {
 func (h *Handler) keepJournal() {
 	set := h.config.Get().Journal
 	h.pool.KeepJournal(pool.Journal{File: journalFile(&set, h.Pool), MaxSize: set.MaxSize})
+	h.pool.KeepShare(h.config.Get().Share)
 }
 
 // journalFile returns the file of a pool's journal, empty if it has none.

@@ -17,13 +17,15 @@ type recorder struct {
 	ended []int // requests
 }
 
-func (j *recorder) Booked(_ time.Time, t Target, p *cache.Prompt, v *cache.View, _ int64) uint64 {
+func (j *recorder) Booked(_ time.Time, t Target, p *cache.Prompt, v *cache.View, _ bool, _ int64) uint64 {
 	j.past = append(j.past, cache.Past{
 		Root: p.Root, Blocks: slices.Clone(p.Blocks), Past: p.Past, Weight: v.NewWeight(p), Matched: v.Known.Blocks,
 	})
 	j.at = append(j.at, t)
 	return uint64(len(j.past))
 }
+
+func (j *recorder) Answered(uint64, time.Time, Sign, int64) {}
 
 func (j *recorder) Ended(request uint64, computed bool, _ int64, _ Counts, _ []uint64) {
 	if computed {

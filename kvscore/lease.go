@@ -30,6 +30,7 @@ type Lease struct {
 	blockSize int64
 	total     int64 // blocks of prompt and output so far, rounded up
 	streamed  bool
+	told      bool  // of another router
 	expected  int64 // tokens of the answer; 0 is unknown
 
 	// guarded by the scheduler's lock
@@ -76,14 +77,21 @@ func (l *Lease) quiet(now time.Time) time.Duration {
 	return now.Sub(l.booked) - time.Duration(l.seen.Load())
 }
 
+// tell tells the journal.
+func (l *Lease) tell(now time.Time, how Sign, tokens int64) {
+	if l.journaled != 0 {
+		l.scheduler.journal.Answered(l.journaled, now, how, tokens)
+	}
+}
+
 // FirstToken records the first token of a stream, or an answer of unknown length that was
 // not streamed. The prefill is over. The scheduler learns from the time of a stream.
-func (l *Lease) FirstToken(now time.Time) { l.prefillOver(now, l.streamed, 0) }
+func (l *Lease) FirstToken(now time.Time) { l.prefillOver(now, SignFirstToken, l.streamed, 0) }
 
 // Answered records an answer that was not streamed, with its length in tokens; -1 is
 // unknown. The scheduler learns a prefill time from a short answer.
 func (l *Lease) Answered(now time.Time, tokens int64) {
-	l.prefillOver(now, tokens >= 0 && tokens <= shortAnswer, tokens)
+	l.prefillOver(now, SignAnswered, tokens >= 0 && tokens <= shortAnswer, tokens)
 }
 
 // Prefilled records that the prefill is over without a token, for example after an error.
@@ -94,18 +102,20 @@ func (l *Lease) Prefilled(now time.Time) {
 	l.scheduler.mu.Lock()
 	defer l.scheduler.mu.Unlock()
 	if !l.ended && !l.over {
+		l.tell(now, SignPrefilled, -1)
 		l.over, l.unworked = true, l.work.tokens > 0 && milliseconds(now.Sub(l.booked)) < l.predicted
 		l.computed(now, false) // an error does not wait for the prefills before it
 	}
 }
 
-func (l *Lease) prefillOver(now time.Time, learn bool, answered int64) {
+func (l *Lease) prefillOver(now time.Time, how Sign, learn bool, answered int64) {
 	l.Alive(now)
 	l.scheduler.mu.Lock()
 	defer l.scheduler.mu.Unlock()
 	if l.ended || l.over {
 		return
 	}
+	l.tell(now, how, answered)
 	l.over, l.first = true, now.Sub(l.booked)
 	if !l.streamed {
 		l.first = min(l.first, duration(l.predicted))
@@ -160,6 +170,14 @@ func (l *Lease) Counted(c Counts) {
 	l.counts = c
 }
 
+// Ended is Counted and End for a request of another router, whose answer had some tokens.
+func (l *Lease) Ended(now time.Time, tokens int64, c Counts, computed bool, answer *Answer) {
+	l.Alive(now)
+	l.answered.Store(tokens)
+	l.Counted(c)
+	l.End(computed, answer)
+}
+
 // End ends the lease. It returns whether this call was the first to do so. computed says
 // that the target has computed the prompt, and so holds its blocks now. A nil answer is unknown.
 func (l *Lease) End(computed bool, answer *Answer) bool {
@@ -178,6 +196,9 @@ func (s *Scheduler) end(l *Lease, computed bool, answer *Answer) bool {
 	ld := l.load
 	s.learn(l, computed)
 	ld.requests--
+	if l.told {
+		ld.told--
+	}
 	ld.output -= l.output
 	ld.faded -= l.faded
 	ld.unshared -= l.unshared
@@ -188,10 +209,12 @@ func (s *Scheduler) end(l *Lease, computed bool, answer *Answer) bool {
 	if l.unworked && l.counts.Cached <= l.cached && !ld.forgotten {
 		ld.unused.add(l, s.traffic.decoding)
 	}
-	kept, n := l.ticket.End(computed, answer, l.counts)
+	kept := l.ticket.End(computed, answer, l.counts)
 	if l.journaled != 0 {
-		tokens := l.answered.Load()
-		if n.Prompt > 0 && n.Answer >= n.Prompt {
+		n, tokens := l.counts, l.answered.Load()
+		if !kept || cache.Believable(n.Prompt, l.estimate) == 0 {
+			n = Counts{}
+		} else if n.Answer >= n.Prompt {
 			tokens = n.Answer - n.Prompt + 1
 		}
 		s.journal.Ended(l.journaled, kept, tokens, n, l.ticket.Behind(answer))

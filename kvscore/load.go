@@ -14,6 +14,7 @@ type load struct {
 	target    Target
 	slot      *cache.Slot
 	requests  int
+	told      int      // of requests, those of other routers
 	prefill   int64    // tokens booked and not computed
 	unshared  float64  // complete prompt blocks, counted for each request
 	untracked float64  // of unshared, those that the cache model has no room for

@@ -163,6 +163,8 @@ type Candidate struct {
 	// router have, as the engine reports.
 	Requests int `json:"requests"`
 	Foreign  int `json:"other_clients_requests"`
+	// Told are those of Requests that other routers have sent.
+	Told int `json:"other_routers_requests"`
 	// Unknown says that the scheduler does not know the target. The terms of its load are
 	// then the medians of the known candidates, 0 if there are none.
 	Unknown bool `json:"load_unknown"`

@@ -32,7 +32,7 @@ const (
 // goroutines.
 type Ratios struct {
 	// Seed keys the hashes of models' names, so that clients cannot choose colliding names.
-	// It must not change after the first use.
+	// After the first use, only Rekey changes it.
 	Seed uint64
 
 	mu     sync.Mutex
@@ -108,6 +108,13 @@ func (t *textRatios) learn(bytes *[cache.Kinds]float64, tokens float64) {
 		t.tokens[k] = min(max(t.tokens[k]*math.Exp(by), 1/maxRatio), 1/minRatio)
 	}
 	t.learned, t.weights = true, nil
+}
+
+// Rekey replaces the Seed. It forgets the models, and what all have in common stays.
+func (r *Ratios) Rekey(seed uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.Seed, r.models = seed, nil
 }
 
 // Weights returns the tokens in blocks of size bytes of a model's text. If the model is

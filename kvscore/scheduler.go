@@ -56,12 +56,25 @@ type Scheduler struct {
 type Journal interface {
 	// Booked is told of a request, and what the cache models said of it. It returns a number for
 	// Ended; 0 is none. expected is the length of the answer, if it is known.
-	Booked(now time.Time, t Target, p *cache.Prompt, v *cache.View, expected int64) (request uint64)
+	Booked(now time.Time, t Target, p *cache.Prompt, v *cache.View, streamed bool, expected int64) (request uint64)
+	// Answered is told of the first sign that the prefill of a request is over. tokens is the length
+	// of an answer that was not streamed, -1 if it is unknown.
+	Answered(request uint64, now time.Time, how Sign, tokens int64)
 	// Ended is told of the end of a request. If the target has computed the prompt and has not lost
-	// it since, computed is set. tokens is the length of the answer. The counts are those that the
-	// cache model uses. The answer is its blocks behind those of the prompt, nil if they are unknown.
+	// it since, computed is set. tokens is the length of the answer. The counts are zero if they
+	// cannot be right. The answer is its blocks behind those of the prompt, nil if they are unknown.
 	Ended(request uint64, computed bool, tokens int64, n Counts, answer []uint64)
 }
+
+// Sign is what showed that a prefill is over.
+type Sign uint8
+
+// The signs, by the methods of [Lease].
+const (
+	SignFirstToken Sign = iota
+	SignAnswered
+	SignPrefilled
+)
 
 // SetJournal sets the scheduler's journal. Call it before all else.
 func (s *Scheduler) SetJournal(j Journal) { s.journal = j }

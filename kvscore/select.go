@@ -34,6 +34,8 @@ type Request struct {
 	// [Ties]. It needs no secret. A client that chooses its key by the hash can only choose
 	// among targets that are equally good for its request.
 	Session uint64
+	// Told says that another router has sent the request. The journal is not told of it again.
+	Told bool
 	// Priority is the client's wish: above 0, the request's own time weighs more; below 0,
 	// less.
 	Priority int
@@ -71,8 +73,8 @@ func (s *Scheduler) SelectAmong(now time.Time, r *Request, among []TargetRef, bo
 	}
 	s.lookUp(now, r, sel)
 	bound, l := s.selectAmong(now, r, among, bound, p, sel)
-	if s.journal != nil {
-		l.journaled = s.journal.Booked(now, l.load.target, &sel.prompt, &sel.view, r.ExpectedTokens)
+	if s.journal != nil && !r.Told {
+		l.journaled = s.journal.Booked(now, l.load.target, &sel.prompt, &sel.view, r.Streamed, r.ExpectedTokens)
 	}
 	sel.view.Drop()
 	sel.prompt = cache.Prompt{} // a Selection is used again
@@ -177,7 +179,7 @@ func (s *Scheduler) fill(now time.Time, r *Request, ld *load, c *Candidate, sel 
 	}
 	c.UnsharedBlocks = ld.unshared
 	c.OutputBlocks = max(0, float64(ld.output)-ld.faded)
-	c.Requests = ld.requests
+	c.Requests, c.Told = ld.requests, ld.told
 	s.predict(now, ld, c, sel)
 	if !ld.unused.prefills.IsZero() {
 		wait, requests := ld.unused.left(now)
@@ -232,7 +234,7 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 	prefill := max(0, tokens-c.OverlapTokens)
 	l := &Lease{
 		scheduler: s, load: ld, booked: now, estimate: r.Tokens - r.OtherTokens, tokens: tokens,
-		blockSize: int64(s.settings.BlockSize), streamed: r.Streamed, expected: r.ExpectedTokens,
+		blockSize: int64(s.settings.BlockSize), streamed: r.Streamed, told: r.Told, expected: r.ExpectedTokens,
 		prefill: prefill, unshared: c.RequestBlocks,
 		work: workOf(prefill, c.OverlapTokens), cached: c.OverlapTokens, knowledge: c.Knowledge,
 		inFlight: c.SharedBlocks > 0, queued: len(ld.awaiting.leases) > 0, predicted: c.WaitTime + c.PrefillTime, alone: c.PrefillTime / c.Slowness,
@@ -257,6 +259,9 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 func (s *Scheduler) addLoad(l *Lease, now time.Time) {
 	ld := l.load
 	ld.requests++
+	if l.told {
+		ld.told++
+	}
 	ld.unshared += l.unshared
 	ld.untracked += l.untracked
 	ld.prefill += l.prefill

@@ -71,7 +71,9 @@ type Load struct {
 
 // Booked is what leases have booked on a target.
 type Booked struct {
-	Requests      int   `json:"requests"`
+	Requests int `json:"requests"`
+	// Told are those of Requests that other routers have sent.
+	Told          int   `json:"other_routers_requests,omitzero"`
 	PrefillTokens int64 `json:"prefill_tokens"`
 	// PromptBlocks counts shared blocks once, if the cache model has room to track them.
 	PromptBlocks float64 `json:"prompt_blocks"`
@@ -124,7 +126,7 @@ func (s *Scheduler) Load(now time.Time, t Target) (Load, bool) {
 	l := Load{
 		Target: t,
 		Booked: Booked{
-			Requests: ld.requests, PrefillTokens: ld.prefill,
+			Requests: ld.requests, Told: ld.told, PrefillTokens: ld.prefill,
 			PromptBlocks: ld.promptBlocks(s.settings.BlockSize), OutputBlocks: ld.output,
 		},
 		Room: Room{

@@ -17,7 +17,9 @@ require (
 
 require (
 	github.com/dgraph-io/ristretto/v2 v2.4.2 // indirect
+	github.com/gofrs/flock v0.13.0 // indirect
 	github.com/philhofer/fwd v1.2.0 // indirect
+	github.com/valkey-io/valkey-go v1.0.79 // indirect
 )
 
 require (

@@ -187,7 +187,7 @@ func drain(r *http.Request, p *pool.Pool) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if w.Drain() {
+	if p.Drain(w) {
 		p.Logger().Info("worker is drained: it gets no new requests", zap.String("upstream", w.Dial))
 	}
 	return viewOf(p, w), nil
@@ -198,7 +198,7 @@ func undrain(r *http.Request, p *pool.Pool) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	changed := w.EndDrain()
+	changed := p.EndDrain(w)
 	switch _, configured := w.Drains(); {
 	case configured && !changed:
 		return nil, apiError(http.StatusConflict, "the configuration drains worker %s: change it there", w.Dial)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/zeebo/xxh3"
 )
 
@@ -21,38 +22,69 @@ type Damage struct {
 	Records int // within good entries
 }
 
-// Read passes the records of a log to each, until each returns false. A record is valid during the
+// Read is [Decoder.Read] of a log. whole is the length of its entries.
+func Read(from io.Reader, each func(*Record) bool) (whole int64, skipped Damage, err error) {
+	d := new(Decoder)
+	whole, err = d.Read(from, each)
+	return whole, d.Damage, err
+}
+
+// Decoder reads the entries of one router. The zero value is ready for use.
+type Decoder struct {
+	Damage Damage
+	// Lost, if it is not nil, gets each request whose end will not be told.
+	Lost func(*Booking)
+
+	rest    reader // of the entry
+	base    int64
+	run     uint64
+	workers map[int]bool // by number
+	prompts []*Prompt    // by number; nil where one is unknown, and at 0
+	open    map[uint64]*Booking
+	last    uint64
+}
+
+// Read passes the records of entries to each, until each returns false. A record is valid during the
 // call, but its Booking, Prompt and Answer stay valid. Read skips what is damaged. At an end
 // that was not written whole, it stops, and whole is the length up to there. The error is that of
-// the reader.
-func Read(from io.Reader, each func(*Record) bool) (whole int64, skipped Damage, err error) {
-	d := decoder{damage: &skipped}
+// the reader. Further entries may follow with another call.
+func (d *Decoder) Read(from io.Reader, each func(*Record) bool) (whole int64, err error) {
 	var frame [4]byte
 	for {
 		if _, err = io.ReadFull(from, frame[:]); err != nil {
-			return whole, skipped, unlessEnd(err)
+			return whole, unlessEnd(err)
 		}
 		n := binary.LittleEndian.Uint32(frame[:])
 		if n == 0 || n > maxEntry {
-			skipped.Entries++
-			return whole, skipped, nil // nothing shows where the next one begins
+			d.Damage.Entries++
+			return whole, nil // nothing shows where the next one begins
 		}
 		b := make([]byte, int(n)+sumBytes)
 		if _, err = io.ReadFull(from, b); err != nil {
-			return whole, skipped, unlessEnd(err)
+			return whole, unlessEnd(err)
 		}
 		whole += int64(len(frame) + len(b))
 		if !d.entry(b) {
-			skipped.Entries++
+			d.Damage.Entries++
 			continue
 		}
 		var r Record
 		for d.next(&r) {
 			if !each(&r) {
-				return whole, skipped, nil
+				return whole, nil
 			}
 		}
 	}
+}
+
+// Forget gives up the requests that have not ended.
+func (d *Decoder) Forget() {
+	if d.Lost != nil {
+		for _, b := range d.open {
+			d.Lost(b)
+		}
+	}
+	d.open = make(map[uint64]*Booking)
 }
 
 func unlessEnd(err error) error {
@@ -64,19 +96,8 @@ func unlessEnd(err error) error {
 
 const sumBytes = 8
 
-// decoder reads entries of one log.
-type decoder struct {
-	damage  *Damage
-	rest    reader // of the entry
-	base    int64
-	workers map[int]bool // by number
-	prompts []*Prompt    // by number; nil where one is unknown, and at 0
-	open    map[uint64]*Booking
-	last    uint64
-}
-
 // entry begins an entry. It returns false if that is damaged.
-func (d *decoder) entry(b []byte) bool {
+func (d *Decoder) entry(b []byte) bool {
 	body := b[:len(b)-sumBytes]
 	if body[0] != version || xxh3.Hash(body) != binary.LittleEndian.Uint64(b[len(body):]) {
 		return false
@@ -95,18 +116,18 @@ func (d *decoder) entry(b []byte) bool {
 const maxPrompts = 1 << 22
 
 // next reads the next good record of the entry. It returns false at the end.
-func (d *decoder) next(to *Record) bool {
+func (d *Decoder) next(to *Record) bool {
 	for len(d.rest.b) > 0 {
 		kind := Kind(d.rest.bytes(1)[0])
 		r := reader{b: d.rest.bytes(d.rest.small(maxEntry))}
 		if d.rest.failed {
-			d.damage.Records++
+			d.Damage.Records++
 			return false
 		}
 		*to = Record{Kind: kind, At: time.UnixMilli(d.base + r.varint())}
 		switch usable := d.record(&r, to); {
 		case r.failed:
-			d.damage.Records++
+			d.Damage.Records++
 		case usable:
 			return true
 		}
@@ -115,11 +136,16 @@ func (d *decoder) next(to *Record) bool {
 }
 
 // record reads the fields of a record. It returns false if its kind or its worker is unknown.
-func (d *decoder) record(r *reader, to *Record) (usable bool) {
+func (d *Decoder) record(r *reader, to *Record) (usable bool) {
 	switch to.Kind {
 	case KindBegin:
 		r.json(&to.Head)
-		d.workers, d.prompts, d.open = make(map[int]bool), d.prompts[:1], make(map[uint64]*Booking)
+		d.workers, d.prompts = make(map[int]bool), d.prompts[:1]
+		clear(d.prompts[:cap(d.prompts)])
+		if d.run != to.Head.Run || d.open == nil {
+			d.run = to.Head.Run
+			d.Forget()
+		}
 	case KindWorker:
 		to.Target.Worker = r.small(maxWorkers)
 		if to.Dial = r.text(); !r.failed && d.workers != nil {
@@ -135,6 +161,17 @@ func (d *decoder) record(r *reader, to *Record) (usable bool) {
 		return known
 	case KindUsed, KindUnbound:
 		copy(to.Binding.Key[:], r.bytes(len(affinity.Key{})))
+		to.Binding.Version = affinity.Version(r.count()) //nolint:gosec // positive
+	case KindAnswered:
+		to.Answered = Answered{d.open[d.request(r)], kvscore.Sign(r.small(math.MaxUint8)), r.count() - 1}
+		if to.Answered.Booking != nil {
+			to.Target = to.Answered.Target
+		}
+		return to.Answered.Booking != nil
+	case KindDrained:
+		known := d.target(r, &to.Target)
+		to.Drained = r.flags()&1 != 0
+		return known
 	case KindResponse:
 		known := d.target(r, &to.Target)
 		to.Response.Hash = r.fixed()
@@ -151,21 +188,23 @@ func (d *decoder) record(r *reader, to *Record) (usable bool) {
 }
 
 // target reads a target. It reports whether the worker is known: its entry may be lost.
-func (d *decoder) target(r *reader, to *Target) (known bool) {
+func (d *Decoder) target(r *reader, to *Target) (known bool) {
 	*to = Target{r.small(maxWorkers), uint32(r.small(maxRank))} //nolint:gosec // bounded
 	return d.workers[to.Worker]
 }
 
 // request reads the number of a request.
-func (d *decoder) request(r *reader) uint64 {
+func (d *Decoder) request(r *reader) uint64 {
 	d.last += uint64(r.varint()) //nolint:gosec // wraps around
 	return d.last
 }
 
-func (d *decoder) booked(r *reader, to *Record) (usable bool) {
+func (d *Decoder) booked(r *reader, to *Record) (usable bool) {
 	id, b := d.request(r), &Booking{At: to.At}
 	usable = d.target(r, &b.Target)
 	b.Tokens, b.Expected, b.Matched = r.count(), r.count(), r.small(math.MaxInt32)
+	flags := r.flags()
+	b.Streamed, b.Text = flags&1 != 0, flags&2 != 0
 	if len(r.b) > 0 {
 		b.Prompt = d.prompt(r) // also without a worker, so that the numbers stay right
 	}
@@ -173,7 +212,7 @@ func (d *decoder) booked(r *reader, to *Record) (usable bool) {
 		return false
 	}
 	if len(d.open) == maxOpen {
-		clear(d.open) // no router has so many requests
+		d.Forget() // no router has so many requests
 	}
 	d.open[id] = b
 	to.Target, to.Booking = b.Target, b
@@ -184,7 +223,7 @@ func (d *decoder) booked(r *reader, to *Record) (usable bool) {
 const maxOpen = 1 << 20
 
 // prompt reads a prompt. It is nil if what it shares is unknown.
-func (d *decoder) prompt(r *reader) *Prompt {
+func (d *Decoder) prompt(r *reader) *Prompt {
 	p := new(Prompt)
 	at := r.small(maxPrompts)
 	if at == 0 {
@@ -199,7 +238,7 @@ func (d *decoder) prompt(r *reader) *Prompt {
 }
 
 // add reads the blocks of a prompt, and gives it a number.
-func (d *decoder) add(r *reader, p *Prompt) *Prompt {
+func (d *Decoder) add(r *reader, p *Prompt) *Prompt {
 	raw := r.bytes(8 * r.small(maxBlocks))
 	p.Weight, p.Past = int64(r.small(math.MaxInt32)), float32(r.small(math.MaxUint16))/(1<<16)
 	switch {
@@ -223,25 +262,20 @@ func (d *decoder) add(r *reader, p *Prompt) *Prompt {
 	return p
 }
 
-func (d *decoder) ended(r *reader, to *Record) (usable bool) {
+func (d *Decoder) ended(r *reader, to *Record) (usable bool) {
 	id := d.request(r)
 	b := d.open[id]
 	delete(d.open, id)
-	flags := r.bytes(1)
-	if flags == nil {
-		return false
-	}
-	to.End = End{Booking: b, Computed: flags[0]&flagComputed != 0, Tokens: r.count(), AnswerTokens: r.count()}
-	if flags[0]&flagAnswer != 0 {
+	flags := r.flags()
+	to.End = End{Booking: b, Computed: flags&1 != 0, Tokens: r.count(), AnswerTokens: r.count()}
+	if flags&2 != 0 {
 		p := &Prompt{shares: 1} // of an unknown one
 		if b != nil && b.Prompt != nil {
 			p.up, p.shares = b.Prompt, b.Prompt.Len()
 		}
 		to.End.Answer = d.add(r, p)
 	}
-	if len(r.b) > 0 {
-		to.End.Output = r.count()
-	}
+	to.End.Output, to.End.Cached = r.count(), r.count()-1
 	if b == nil {
 		return false // it began before the log
 	}
@@ -263,6 +297,7 @@ func (r *reader) binding(to *affinity.Saved) {
 	copy(to.Key[:], r.bytes(len(to.Key)))
 	to.TTL, to.Idle = r.millis(), r.millis()
 	to.Scope = uint32(r.small(math.MaxUint32)) //nolint:gosec // bounded
+	to.Version = affinity.Version(r.count())   //nolint:gosec // positive
 	to.Kind = affinity.Kind(r.small(int(affinity.Fixed)))
 	to.EngineSession = r.text()
 }
@@ -300,6 +335,14 @@ func (r *reader) small(most int) int {
 
 // count reads a number of tokens.
 func (r *reader) count() int64 { return int64(r.small(math.MaxInt)) }
+
+// flags reads bits.
+func (r *reader) flags() byte {
+	if b := r.bytes(1); b != nil {
+		return b[0]
+	}
+	return 0
+}
 
 func (r *reader) fixed() uint64 {
 	if b := r.bytes(8); b != nil {

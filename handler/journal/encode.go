@@ -92,10 +92,12 @@ func (e *Encoder) end() {
 
 func (e *Encoder) number(n int64) { e.fields = binary.AppendUvarint(e.fields, uint64(max(0, n))) } //nolint:gosec // positive
 
-// Begin writes a KindBegin record. The numbers of workers and prompts begin anew.
+// Begin writes a KindBegin record. The numbers of workers and prompts begin anew. Requests go on.
 func (e *Encoder) Begin(at int64, h *Head) {
 	e.workers, e.marks = make(map[uint64]int), make(map[uint64]mark)
-	e.open, e.prompts = make(map[uint64]told), 0
+	if e.prompts = 0; e.open == nil {
+		e.open = make(map[uint64]told)
+	}
 	e.begin(KindBegin, at)
 	e.json(h)
 }
@@ -158,10 +160,22 @@ func (e *Encoder) booked(at int64, r *record, blocks []uint64) {
 	e.number(r.tokens)
 	e.number(r.expected)
 	e.number(int64(r.matched))
+	e.flags(r.streamed, r.text)
 	if blocks = blocks[:min(len(blocks), maxBlocks)]; len(blocks) > 0 {
 		e.open[r.request] = e.prompt(r, blocks)
 	}
 	e.end()
+}
+
+// flags writes bits, the first one the lowest.
+func (e *Encoder) flags(set ...bool) {
+	b := byte(0)
+	for i, one := range set {
+		if one {
+			b |= 1 << i
+		}
+	}
+	e.fields = append(e.fields, b)
 }
 
 // prompt writes a prompt, as what it shares with an earlier one and what is new.
@@ -247,17 +261,11 @@ func (e *Encoder) ended(at int64, r *record, blocks []uint64) {
 	e.request(r)
 	p, known := e.open[r.request]
 	delete(e.open, r.request)
-	flags := byte(0)
-	if r.computed {
-		flags |= flagComputed
-	}
-	if known && r.computed && len(blocks) > 0 && p.blocks+len(blocks) <= maxBlocks && p.depth < maxDepth {
-		flags |= flagAnswer
-	}
-	e.fields = append(e.fields, flags)
+	answer := known && r.computed && len(blocks) > 0 && p.blocks+len(blocks) <= maxBlocks && p.depth < maxDepth
+	e.flags(r.computed, answer)
 	e.number(r.tokens)
 	e.number(r.answerTokens)
-	if flags&flagAnswer != 0 {
+	if answer {
 		e.blocks(blocks, r)
 		rest, at := append(p.rest, blocks...), p.blocks-len(p.rest)
 		p.prompt, p.depth = e.prompts, p.depth+1
@@ -268,14 +276,26 @@ func (e *Encoder) ended(at int64, r *record, blocks []uint64) {
 		}
 	}
 	e.number(r.expected)
+	e.number(r.cached + 1)
 	e.end()
 }
 
-// Flags of KindEnded.
-const (
-	flagComputed = 1 << iota
-	flagAnswer
-)
+// answered writes that a prefill is over.
+func (e *Encoder) answered(at int64, r *record) {
+	e.begin(KindAnswered, at)
+	e.request(r)
+	e.fields = append(e.fields, byte(r.sign))
+	e.number(r.expected + 1)
+	e.end()
+}
+
+// Drained writes that the drain of a worker begins or ends.
+func (e *Encoder) Drained(at int64, id uint64, drains bool) {
+	e.begin(KindDrained, at)
+	e.target(kvscore.Target{Worker: id})
+	e.flags(drains)
+	e.end()
+}
 
 // mix is the output function of SplitMix64 (Steele, Lea and Flood, 2014).
 func mix(x uint64) uint64 {
@@ -296,14 +316,16 @@ func (e *Encoder) Bound(at int64, s *affinity.Saved) {
 	e.number((s.TTL + time.Millisecond - 1).Milliseconds()) // so that it stays positive
 	e.number(s.Idle.Milliseconds())
 	e.number(int64(s.Scope))
+	e.number(int64(s.Version)) //nolint:gosec // less than 2^63
 	e.fields = append(append(e.fields, byte(s.Kind)), s.EngineSession...)
 	e.end()
 }
 
-// key writes a record of a session's key only: KindUsed or KindUnbound.
-func (e *Encoder) key(k Kind, at int64, key affinity.Key) {
+// key writes a record of a session's key and version only: KindUsed or KindUnbound.
+func (e *Encoder) key(k Kind, at int64, s *affinity.Saved) {
 	e.begin(k, at)
-	e.fields = append(e.fields, key[:]...)
+	e.fields = append(e.fields, s.Key[:]...)
+	e.number(int64(s.Version)) //nolint:gosec // less than 2^63
 	e.end()
 }
 

@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,17 +17,55 @@ const (
 	maxWaiting = 2 << 20 // blocks
 )
 
-// Journal gathers the records of one pool. While no log takes them, it gathers none. The zero value
-// is ready for use. Its methods never wait, but for each other.
+// Journal gathers the records of one pool for its outlets. Without any, it gathers none. The zero
+// value is ready for use. Its methods never wait, but for each other.
 //
 // It implements [kvscore.Journal] and [affinity.Journal].
 type Journal struct {
-	on   atomic.Bool
-	lost atomic.Uint64
+	on atomic.Bool // there are outlets
 
 	mu       sync.Mutex
 	requests uint64 // numbers given
-	batch    batch
+	outlets  []*Outlet
+}
+
+// Outlet is where one log takes the records.
+type Outlet struct {
+	journal *Journal
+	live    bool          // it takes KindAnswered, too
+	wake    chan struct{} // gets a value when records wait
+	lost    atomic.Uint64
+	batch   batch // the journal's lock guards it
+}
+
+// Open returns a new outlet. A live one takes records of KindAnswered, too.
+func (j *Journal) Open(live bool) *Outlet {
+	o := &Outlet{journal: j, live: live, wake: make(chan struct{}, 1)}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.outlets = append(slices.Clip(j.outlets), o)
+	j.on.Store(true)
+	return o
+}
+
+// Close ends an outlet, which may be nil. What waits is dropped.
+func (o *Outlet) Close() {
+	if o == nil {
+		return
+	}
+	j := o.journal
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.outlets = slices.DeleteFunc(slices.Clone(j.outlets), func(one *Outlet) bool { return one == o })
+	j.on.Store(len(j.outlets) > 0)
+}
+
+// Lost returns how many records had no room. The outlet may be nil.
+func (o *Outlet) Lost() uint64 {
+	if o == nil {
+		return 0
+	}
+	return o.lost.Load()
 }
 
 // batch is records in their order, and the blocks of their prompts.
@@ -38,7 +77,10 @@ type batch struct {
 // record is a record that waits.
 type record struct {
 	kind     Kind
-	computed bool
+	computed bool // of KindDrained: it begins
+	streamed bool
+	text     bool
+	sign     kvscore.Sign
 	at       int64 // Unix milliseconds
 	target   kvscore.Target
 	request  uint64
@@ -47,28 +89,31 @@ type record struct {
 	root                 uint64
 	tokens, expected     int64
 	answerTokens, weight int64
+	cached               int64
 	matched              int
 	past                 float32
 	binding              affinity.Saved // also the key alone
 	response             Response
 }
 
-// On returns whether a log takes records.
-func (j *Journal) On() bool { return j.on.Load() }
-
-// Lost returns how many records had no room.
-func (j *Journal) Lost() uint64 { return j.lost.Load() }
-
-// add adds a record. The lock is held. It returns false if there is no room.
-func (j *Journal) add(r record, blocks []uint64) bool {
-	b := &j.batch
-	if len(b.records) == maxRecords || len(b.blocks)+len(blocks) > maxWaiting {
-		j.lost.Add(1)
-		return false
-	}
+// add adds a record for all outlets. The lock is held.
+func (j *Journal) add(r *record, blocks []uint64) {
 	r.blocks = len(blocks)
-	b.records, b.blocks = append(b.records, r), append(b.blocks, blocks...)
-	return true
+	for _, o := range j.outlets {
+		b := &o.batch
+		switch {
+		case r.kind == KindAnswered && !o.live:
+			continue
+		case len(b.records) == maxRecords || len(b.blocks)+len(blocks) > maxWaiting:
+			o.lost.Add(1)
+			continue
+		}
+		b.records, b.blocks = append(b.records, *r), append(b.blocks, blocks...)
+		select {
+		case o.wake <- struct{}{}:
+		default:
+		}
+	}
 }
 
 // note adds a record without blocks.
@@ -79,52 +124,53 @@ func (j *Journal) note(r record) {
 	r.at = time.Now().UnixMilli()
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.add(r, nil)
+	j.add(&r, nil)
 }
 
 // Booked implements [kvscore.Journal].
-func (j *Journal) Booked(now time.Time, t kvscore.Target, p *cache.Prompt, v *cache.View, expected int64) (request uint64) {
+func (j *Journal) Booked(now time.Time, t kvscore.Target, p *cache.Prompt, v *cache.View, streamed bool, expected int64) (request uint64) {
 	if !j.on.Load() {
 		return 0
 	}
 	r := record{
 		kind: KindBooked, at: now.UnixMilli(), target: t, root: p.Root, tokens: v.Tokens, expected: expected,
-		matched: v.Known.Blocks, past: p.Past, weight: v.NewWeight(p),
+		matched: v.Known.Blocks, past: p.Past, weight: v.NewWeight(p), streamed: streamed, text: p.Weights.Kinds != nil,
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.requests++
 	r.request = j.requests
-	if !j.add(r, p.Blocks) {
-		return 0
-	}
+	j.add(&r, p.Blocks)
 	return r.request
+}
+
+// Answered implements [kvscore.Journal].
+func (j *Journal) Answered(request uint64, now time.Time, how kvscore.Sign, tokens int64) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.add(&record{kind: KindAnswered, at: now.UnixMilli(), request: request, sign: how, expected: tokens}, nil)
 }
 
 // Ended implements [kvscore.Journal].
 func (j *Journal) Ended(request uint64, computed bool, tokens int64, n kvscore.Counts, answer []uint64) {
 	r := record{
 		kind: KindEnded, at: time.Now().UnixMilli(), request: request, computed: computed, tokens: n.Prompt,
-		expected: tokens, answerTokens: n.Answer, past: n.AnswerPast,
+		expected: tokens, answerTokens: n.Answer, past: n.AnswerPast, cached: -1,
+	}
+	if n.CachedReported {
+		r.cached = n.Cached
 	}
 	if n.Answer > n.Prompt && n.Prompt > 0 && len(answer) > 0 {
 		r.weight = 1000 * (n.Answer - n.Prompt) / int64(len(answer))
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.add(r, answer)
-}
-
-// Take has the journal gather records, or not. What waits is dropped then.
-func (j *Journal) Take(on bool) {
-	if j.on.Swap(on); !on {
-		j.take(batch{})
-	}
+	j.add(&r, answer)
 }
 
 // Bound implements [affinity.Journal].
-func (j *Journal) Bound(key affinity.Key, want affinity.Want) {
-	j.note(record{kind: KindBound, target: want.Target, binding: affinity.Saved{Key: key, Want: want}})
+func (j *Journal) Bound(key affinity.Key, want affinity.Want, v affinity.Version) {
+	j.note(record{kind: KindBound, target: want.Target, binding: affinity.Saved{Key: key, Want: want, Version: v}})
 }
 
 // Used implements [affinity.Journal].
@@ -133,8 +179,8 @@ func (j *Journal) Used(key affinity.Key) {
 }
 
 // Unbound implements [affinity.Journal].
-func (j *Journal) Unbound(key affinity.Key) {
-	j.note(record{kind: KindUnbound, binding: affinity.Saved{Key: key}})
+func (j *Journal) Unbound(key affinity.Key, v affinity.Version) {
+	j.note(record{kind: KindUnbound, binding: affinity.Saved{Key: key, Version: v}})
 }
 
 // Kept records a response that the engine of a target keeps.
@@ -147,13 +193,18 @@ func (j *Journal) LostCache(worker uint64) {
 	j.note(record{kind: KindLost, target: kvscore.Target{Worker: worker}})
 }
 
+// Drained records that the drain of a worker begins or ends.
+func (j *Journal) Drained(worker uint64, drains bool) {
+	j.note(record{kind: KindDrained, target: kvscore.Target{Worker: worker}, computed: drains})
+}
+
 // take returns what waits. to is used again.
-func (j *Journal) take(to batch) batch {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	b := j.batch
+func (o *Outlet) take(to batch) batch {
+	o.journal.mu.Lock()
+	defer o.journal.mu.Unlock()
+	b := o.batch
 	clear(to.records) // they have strings
-	j.batch = batch{to.records[:0], to.blocks[:0]}
+	o.batch = batch{to.records[:0], to.blocks[:0]}
 	return b
 }
 
@@ -173,7 +224,11 @@ func (e *Encoder) write(b *batch, dial func(id uint64) string) {
 // names makes the record's worker known. It returns false if that is gone.
 func (e *Encoder) names(r *record, dial func(id uint64) string) bool {
 	id := r.target.Worker
-	if r.kind == KindEnded || r.kind == KindUsed || r.kind == KindUnbound || e.Knows(id) {
+	switch r.kind {
+	case KindEnded, KindAnswered, KindUsed, KindUnbound: // these name none
+		return true
+	}
+	if e.Knows(id) {
 		return true
 	}
 	if at := dial(id); at != "" {
@@ -192,7 +247,11 @@ func (e *Encoder) add(r *record, blocks []uint64) {
 	case KindBound:
 		e.Bound(r.at, &r.binding)
 	case KindUsed, KindUnbound:
-		e.key(r.kind, r.at, r.binding.Key)
+		e.key(r.kind, r.at, &r.binding)
+	case KindAnswered:
+		e.answered(r.at, r)
+	case KindDrained:
+		e.Drained(r.at, r.target.Worker, r.computed)
 	case KindResponse:
 		e.Response(r.at, &r.response, r.target)
 	case KindLost:

@@ -31,15 +31,16 @@ type talk struct {
 type world struct {
 	*rand.Rand
 	Journal
-	stem  []uint64
-	talks []*talk
-	want  map[uint64][]uint64 // the blocks of prompt and answer, by request
-	fresh int                 // blocks that a reader cannot know
+	outlet *Outlet
+	stem   []uint64
+	talks  []*talk
+	want   map[uint64][]uint64 // the blocks of prompt and answer, by request
+	fresh  int                 // blocks that a reader cannot know
 }
 
 func newWorld(seed uint64) *world {
 	w := &world{Rand: rand.New(rand.NewPCG(seed, 1)), want: make(map[uint64][]uint64)}
-	w.Take(true)
+	w.outlet = w.Open(true)
 	w.stem = w.some(300)
 	for i := range 20 {
 		w.talks = append(w.talks, &talk{root: uint64(i % 3), blocks: slices.Clone(w.stem[:w.IntN(300)])})
@@ -68,7 +69,7 @@ func (w *world) turn(now time.Time) {
 	k.blocks = append(slices.Clip(k.blocks), w.some(w.IntN(30))...)
 	p := &cache.Prompt{Root: k.root, Blocks: k.blocks, Past: 0.5, BlockTokens: 16, Tokens: int64(16*len(k.blocks) + 8)}
 	v := &cache.View{Tokens: p.Tokens, Known: cache.Known{Blocks: matched}}
-	id := w.Booked(now, kvscore.Target{Worker: uint64(w.IntN(3)), Rank: 1}, p, v, 100)
+	id := w.Booked(now, kvscore.Target{Worker: uint64(w.IntN(3)), Rank: 1}, p, v, true, 100)
 	answer := w.some(w.IntN(5))
 	w.Ended(id, true, 101, kvscore.Counts{Prompt: p.Tokens, Answer: p.Tokens + 100, AnswerPast: 0.25}, answer)
 	w.want[id] = append(slices.Clip(k.blocks), answer...)
@@ -105,7 +106,7 @@ func TestPromptsReadAsWritten(t *testing.T) {
 			for range 1 + w.IntN(5) {
 				w.turn(time.UnixMilli(1e12))
 			}
-			b := w.take(batch{})
+			b := w.outlet.take(batch{})
 			e.write(&b, named)
 			entry := e.Entry()
 			if entries++; lossy && entries > 1 && w.IntN(10) == 0 {
@@ -165,12 +166,13 @@ func records(e *Encoder) {
 	e.Worker(1001, 6, "unix//run/engine.sock")
 	e.Bound(999, &affinity.Saved{Key: affinity.Key{9}, Idle: time.Second, Want: affinity.Want{
 		Target: kvscore.Target{Worker: 6, Rank: 3}, TTL: 5 * time.Minute, Scope: 77, Kind: affinity.EngineBacked, EngineSession: "s",
-	}})
-	e.key(KindUsed, 1002, affinity.Key{9})
-	e.key(KindUnbound, 1003, affinity.Key{9})
+	}, Version: 6})
+	e.key(KindUsed, 1002, &affinity.Saved{Key: affinity.Key{9}})
+	e.key(KindUnbound, 1003, &affinity.Saved{Key: affinity.Key{9}, Version: 7})
 	e.Response(1004, &Response{Hash: 12, Session: affinity.Identity{4}}, kvscore.Target{Worker: 5})
 	e.Lost(1005, 6)
 	e.State(1006, learned())
+	e.Drained(1007, 6, true)
 }
 
 func readAll(t testing.TB, b []byte) (all []Record, d Damage) {
@@ -189,7 +191,7 @@ func TestRecordsReadAsWritten(t *testing.T) {
 	var e Encoder
 	records(&e)
 	all, damage := readAll(t, e.Entry())
-	if len(all) != 9 || damage != (Damage{}) {
+	if len(all) != 10 || damage != (Damage{}) {
 		t.Fatalf("%d records, %+v", len(all), damage)
 	}
 	at := func(ms int64) time.Time { return time.UnixMilli(ms) }
@@ -200,12 +202,13 @@ func TestRecordsReadAsWritten(t *testing.T) {
 		{Kind: KindWorker, At: at(1001), Target: Target{Worker: 1}, Dial: "unix//run/engine.sock"},
 		{Kind: KindBound, At: at(999), Target: Target{1, 3}, Binding: affinity.Saved{Key: affinity.Key{9}, Idle: time.Second, Want: affinity.Want{
 			TTL: 5 * time.Minute, Scope: 77, Kind: affinity.EngineBacked, EngineSession: "s",
-		}}},
+		}, Version: 6}},
 		{Kind: KindUsed, At: at(1002), Binding: key},
-		{Kind: KindUnbound, At: at(1003), Binding: key},
+		{Kind: KindUnbound, At: at(1003), Binding: affinity.Saved{Key: affinity.Key{9}, Version: 7}},
 		{Kind: KindResponse, At: at(1004), Response: Response{Hash: 12, Session: affinity.Identity{4}}},
 		{Kind: KindLost, At: at(1005), Target: Target{Worker: 1}},
 		{Kind: KindState, At: at(1006), State: *learned()},
+		{Kind: KindDrained, At: at(1007), Target: Target{Worker: 1}, Drained: true},
 	}
 	for i := range want {
 		if !reflect.DeepEqual(all[i], want[i]) {
@@ -222,13 +225,13 @@ func TestNewerRecordsAreSkipped(t *testing.T) {
 	e.fields = append(e.fields, "of the future"...)
 	e.end()
 	e.begin(KindUsed, 1009)
-	e.fields = append(e.fields, "0123456789abcdef and more"...)
+	e.fields = append(e.fields, "0123456789abcdef\x00 and more"...)
 	e.end()
 	all, damage := readAll(t, e.Entry())
-	if len(all) != 10 || damage != (Damage{}) || string(all[9].Binding.Key[:]) != "0123456789abcdef" {
+	if len(all) != 11 || damage != (Damage{}) || string(all[10].Binding.Key[:]) != "0123456789abcdef" {
 		t.Errorf("%d records, %+v", len(all), damage)
 	}
-	e.key(KindUsed, 1, affinity.Key{})
+	e.key(KindUsed, 1, new(affinity.Saved))
 	entry := slices.Clone(e.Entry())
 	entry[4]++
 	if all, damage = readAll(t, entry); len(all) != 0 || damage.Entries != 1 {
@@ -237,7 +240,7 @@ func TestNewerRecordsAreSkipped(t *testing.T) {
 }
 
 // keeping has a journal written to a log while f runs.
-func keeping(t testing.TB, path string, most int64, j *Journal, f func(*Log)) *Log {
+func keeping(t testing.TB, path string, most int64, o *Outlet, f func(*Log)) *Log {
 	t.Helper()
 	l, err := Open(path, most)
 	if err != nil {
@@ -250,9 +253,9 @@ func keeping(t testing.TB, path string, most int64, j *Journal, f func(*Log)) *L
 	ctx, end := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		j.Keep(ctx, l, &Source{
+		o.Keep(ctx, l, &Source{
 			Head: func() *Head { return &Head{Seed: 1} }, Dial: named, State: func() *State { return new(State) },
-			Bindings: func(e *Encoder, at int64) {
+			Bindings: func(e *Encoder, at int64, _ time.Duration) {
 				e.Worker(at, 1, named(1))
 				e.Bound(at, &affinity.Saved{Key: affinity.Key{8}, Want: affinity.Want{Target: kvscore.Target{Worker: 1}, TTL: time.Hour}})
 			},
@@ -284,7 +287,7 @@ func TestLogIsBounded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "deeper", "journal")
 	w := newWorld(3)
 	const most = 64 << 10
-	keeping(t, path, most, &w.Journal, func(*Log) {
+	keeping(t, path, most, w.outlet, func(*Log) {
 		for range 8 {
 			for range 100 {
 				w.turn(time.Now())
@@ -318,7 +321,7 @@ func TestLogsGoOn(t *testing.T) {
 		func(b []byte) []byte { return append(b, bytes.Repeat([]byte{0}, 50)...) }, // as after a power cut
 	} {
 		w := newWorld(uint64(i))
-		keeping(t, path, 1<<20, &w.Journal, func(*Log) {
+		keeping(t, path, 1<<20, w.outlet, func(*Log) {
 			for range 10 {
 				w.turn(time.Now())
 			}
@@ -359,22 +362,30 @@ func TestLogHasOneOwner(t *testing.T) {
 // TestFullJournalLosesRecords gathers more than there is room for, without a log that takes it.
 func TestFullJournalLosesRecords(t *testing.T) {
 	var j Journal
-	j.Bound(affinity.Key{1}, affinity.Want{})
-	if b := j.take(batch{}); len(b.records) != 0 {
+	if id := j.Booked(time.Now(), kvscore.Target{}, new(cache.Prompt), new(cache.View), false, 0); id != 0 {
 		t.Error("it gathers though no log takes it")
 	}
-	j.Take(true)
+	o, other := j.Open(false), j.Open(true)
 	for range maxRecords + 5 {
 		j.Used(affinity.Key{1})
 	}
-	if j.Lost() != 5 {
-		t.Errorf("%d records are lost", j.Lost())
+	if o.Lost() != 5 || other.Lost() != 5 {
+		t.Errorf("%d and %d records are lost", o.Lost(), other.Lost())
 	}
-	j.Take(false)
-	j.Take(true)
+	other.take(batch{})
+	j.Used(affinity.Key{1})
+	if b := other.take(batch{}); o.Lost() != 6 || other.Lost() != 5 || len(b.records) != 1 {
+		t.Errorf("%d and %d records are lost, %d wait", o.Lost(), other.Lost(), len(b.records))
+	}
+	o.take(batch{})
 	p := &cache.Prompt{Blocks: make([]uint64, maxWaiting+1)}
-	if id := j.Booked(time.Now(), kvscore.Target{}, p, new(cache.View), 0); id != 0 || j.Lost() != 6 {
-		t.Errorf("request %d, %d records are lost", id, j.Lost())
+	if j.Booked(time.Now(), kvscore.Target{}, p, new(cache.View), false, 0); o.Lost() != 7 {
+		t.Errorf("%d records are lost", o.Lost())
+	}
+	o.Close()
+	other.Close()
+	if j.on.Load() {
+		t.Error("it gathers on")
 	}
 }
 
@@ -388,9 +399,9 @@ func TestFailedWritesHarmNothing(t *testing.T) {
 	}
 	good := l.file
 	failed := 0
-	k := keeper{journal: &w.Journal, log: l, source: &Source{
+	k := keeper{outlet: w.outlet, log: l, source: &Source{
 		Dial: named, State: func() *State { return new(State) }, Failed: func(error) { failed++ }, Head: func() *Head { return new(Head) },
-		Bindings: func(e *Encoder, at int64) {
+		Bindings: func(e *Encoder, at int64, _ time.Duration) {
 			e.Worker(at, 1, named(1))
 			e.Response(at, &Response{}, kvscore.Target{Worker: 1})
 		},
@@ -421,7 +432,7 @@ func FuzzRead(f *testing.F) {
 	for range 5 {
 		w.turn(time.UnixMilli(1))
 	}
-	b := w.take(batch{})
+	b := w.outlet.take(batch{})
 	e.write(&b, named)
 	f.Add(e.records)
 	f.Add([]byte(strings.Repeat("\x03\x05\x00\x01\x00\x00\x00", 3)))
@@ -459,12 +470,12 @@ func BenchmarkJournal(b *testing.B) {
 	b.Run("request", func(b *testing.B) {
 		b.ReportAllocs()
 		for i := 0; b.Loop(); i++ {
-			id := w.Booked(time.Now(), kvscore.Target{Worker: 1}, p, v, 100)
+			id := w.Booked(time.Now(), kvscore.Target{Worker: 1}, p, v, true, 100)
 			w.Used(affinity.Key{1})
 			w.Ended(id, true, 101, kvscore.Counts{Prompt: 4096}, nil)
 			if i%1000 == 0 {
 				b.StopTimer()
-				w.Journal.batch.records, w.Journal.batch.blocks = w.Journal.batch.records[:0], w.Journal.batch.blocks[:0]
+				w.outlet.batch.records, w.outlet.batch.blocks = w.outlet.batch.records[:0], w.outlet.batch.blocks[:0]
 				b.StartTimer()
 			}
 		}
@@ -475,7 +486,7 @@ func BenchmarkJournal(b *testing.B) {
 		bytes, n := 0, 0
 		for b.Loop() {
 			w.turn(time.Now())
-			batch := w.take(batch{})
+			batch := w.outlet.take(batch{})
 			e.write(&batch, named)
 			bytes += len(e.Entry())
 			if n++; e.Full() {

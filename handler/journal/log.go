@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"sync"
@@ -171,20 +172,20 @@ type Source struct {
 	Head func() *Head
 	// Dial returns the address of a worker, empty if that is gone.
 	Dial func(id uint64) string
-	// State returns what was learned. Bindings writes what a new file needs besides.
+	// State returns what was learned. Bindings writes what a reader needs besides: of sessions, all
+	// that were used in a time, or for 0, all.
 	State    func() *State
-	Bindings func(e *Encoder, at int64)
-	// Failed gets the error of a write.
+	Bindings func(e *Encoder, at int64, used time.Duration)
+	// Failed gets the error of a write to disk.
 	Failed func(error)
 }
 
-// Keep writes what the journal gathers to the log until the context ends, and then once more. The
-// log was read before.
-func (j *Journal) Keep(ctx context.Context, l *Log, s *Source) {
-	k := keeper{journal: j, log: l, source: s}
-	e := &k.encoder
-	e.out = k.append
-	e.Begin(time.Now().UnixMilli(), s.Head())
+// Keep writes what the outlet takes to the log until the context ends, and then once more. The log
+// was read before.
+func (o *Outlet) Keep(ctx context.Context, l *Log, s *Source) {
+	k := keeper{outlet: o, log: l, source: s}
+	k.encoder.out = k.append
+	k.begin(time.Now().UnixMilli())
 	ticker := time.NewTicker(writeEvery)
 	defer ticker.Stop()
 	for open := true; open; {
@@ -199,10 +200,11 @@ func (j *Journal) Keep(ctx context.Context, l *Log, s *Source) {
 
 // keeper writes a journal to a log.
 type keeper struct {
-	journal *Journal
+	outlet  *Outlet
 	log     *Log
 	source  *Source
 	encoder Encoder
+	run     uint64
 	spare   batch
 	news    bool      // since the last state
 	gap     bool      // records are lost; bindings may be missing
@@ -214,15 +216,15 @@ type keeper struct {
 
 // write writes what the journal has gathered.
 func (k *keeper) write(now time.Time) {
-	if n := k.journal.Lost(); n > k.lost {
+	if n := k.outlet.Lost(); n > k.lost {
 		k.lost, k.gap = n, true
 	}
 	if k.gap && !now.Before(k.retry) {
 		k.gap = false
-		k.encoder.Begin(now.UnixMilli(), k.source.Head()) // what others built on may be lost, too
-		k.source.Bindings(&k.encoder, now.UnixMilli())
+		k.begin(now.UnixMilli()) // what others built on may be lost, too
+		k.source.Bindings(&k.encoder, now.UnixMilli(), 0)
 	}
-	b := k.journal.take(k.spare)
+	b := k.outlet.take(k.spare)
 	k.spare = b
 	k.encoder.write(&b, k.source.Dial)
 	k.news = k.news || len(b.records) > 0
@@ -234,6 +236,19 @@ func (k *keeper) write(now time.Time) {
 	if l := k.log; l.size > l.most/2 && l.size-l.start > l.most/8 || k.encoder.Full() {
 		k.rotate(now)
 	}
+}
+
+// begin begins a new run.
+func (k *keeper) begin(at int64) {
+	k.run, k.encoder.open = rand.Uint64(), nil //nolint:gosec // only differs
+	k.encoder.Begin(at, k.head())
+}
+
+// head returns the head of the run.
+func (k *keeper) head() *Head {
+	h := k.source.Head()
+	h.Run = k.run
+	return h
 }
 
 // append is the encoder's output.
@@ -288,12 +303,12 @@ func (k *keeper) rotate(now time.Time) {
 		return
 	}
 	size := int64(0)
-	e := &Encoder{out: func(entry []byte) {
+	e := &Encoder{open: k.encoder.open, out: func(entry []byte) {
 		n, failed := file.Write(entry)
 		size, err = size+int64(n), errors.Join(err, failed)
 	}}
-	e.Begin(at, k.source.Head())
-	k.source.Bindings(e, at)
+	e.Begin(at, k.head())
+	k.source.Bindings(e, at, 0)
 	e.State(at, k.source.State())
 	e.out(e.Entry())
 	if err == nil {
@@ -308,7 +323,7 @@ func (k *keeper) rotate(now time.Time) {
 	before := l.size
 	l.file, l.size, l.start = file, size, size
 	e.out = k.append
-	k.encoder = *e // requests under way are in the older file
+	k.encoder = *e
 	l.mu.Lock()
 	l.status.Bytes = before
 	l.mu.Unlock()

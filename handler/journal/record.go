@@ -2,9 +2,9 @@
 // prompts and their answers by worker, of the bindings of sessions, and of what was learned. Text
 // never leaves the process; a record has keyed hashes of it.
 //
-// A [Journal] gathers records, in memory, from requests that do not wait for it. Its log writes
-// them to disk about ten times a second. [Read] reads them back. The package decides neither what
-// is still right, nor where a request goes.
+// A [Journal] gathers records, in memory, from requests that do not wait for it. A [Log] has them on
+// disk, and [Read] reads them back. A [Stream] has those of several routers, and a [Follower] applies
+// those of the others. The package does not decide where a request goes.
 //
 // # Format
 //
@@ -23,7 +23,8 @@
 //
 // Records name workers and prompts by their numbers, which count from a [KindBegin] record. A
 // prompt is an earlier one, the number of blocks that it shares with that, and its further blocks,
-// of 8 bytes. If an entry is lost, prompts that build on its prompts are unknown.
+// of 8 bytes. If an entry is lost, prompts that build on its prompts are unknown. A request that has
+// not ended goes on over a KindBegin of the same run.
 package journal
 
 import (
@@ -34,7 +35,7 @@ import (
 )
 
 // version is that of the format. It must also grow if the hashes of sessions or of prompts change.
-const version = 1
+const version = 2
 
 // Kind is the kind of a record.
 type Kind byte
@@ -59,6 +60,10 @@ const (
 	KindLost
 	// KindState is what was learned, and what is known of the workers.
 	KindState
+	// KindAnswered says that the prefill of a request is over. Logs on disk do without.
+	KindAnswered
+	// KindDrained begins or ends the drain of a worker by the admin API.
+	KindDrained
 )
 
 // Head is what must be known before all else.
@@ -66,8 +71,14 @@ type Head struct {
 	Secret  affinity.Secret  `json:"secret"` // of the hashes of sessions
 	Seed    uint64           `json:"seed"`   // of the hashes of prompts
 	Version affinity.Version `json:"version"`
-	// TextBlock is the bytes in a block of prompt text.
+	// TextBlock is the bytes in a block of prompt text, and BlockSize the tokens in a KV block.
 	TextBlock int `json:"text_block"`
+	BlockSize int `json:"block_size"`
+	// Run is a random number of the run. Requests have numbers of their own in each.
+	Run uint64 `json:"run"`
+	// Name is the router's, and Keys identifies its secret and seed.
+	Name string `json:"name,omitempty"`
+	Keys uint64 `json:"keys,omitempty"`
 }
 
 // State is what was learned, and what is known of the workers. Targets name workers by the ids in
@@ -108,6 +119,18 @@ type Booking struct {
 	Expected int64   // tokens of the answer; 0 is unknown
 	// Matched is how many leading blocks of the prompt were known before, on any target.
 	Matched int
+	// Streamed says that the answer is streamed, and Text that the blocks are of text: their tokens
+	// are estimates.
+	Streamed, Text bool
+
+	lease *kvscore.Lease // of a Follower
+}
+
+// Answered is the first sign that the prefill of a request is over.
+type Answered struct {
+	*Booking
+	Sign   kvscore.Sign
+	Tokens int64 // of an answer that was not streamed; -1 is unknown
 }
 
 // End is the end of a request that a target has computed.
@@ -115,6 +138,7 @@ type End struct {
 	*Booking
 	Computed bool
 	Tokens   int64 // of the prompt, as the engine counted them; 0 is unknown
+	Cached   int64 // of these, those that it had cached; -1 is unknown
 	Output   int64 // tokens of the answer, as far as they were seen
 	// Answer is the prompt and its answer, nil if they are unknown. AnswerTokens are the tokens of
 	// both; 0 is unknown.
@@ -130,7 +154,9 @@ type Record struct {
 	Head     Head
 	Dial     string // of KindWorker
 	Booking  *Booking
+	Answered Answered
 	End      End
+	Drained  bool
 	Binding  affinity.Saved // without its target; only the key if the session is used or unbound
 	Response Response
 	State    State

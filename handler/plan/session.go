@@ -42,7 +42,7 @@ type Sessions struct {
 	// request's salt. Empty adds nothing.
 	Scope    string
 	HeldOnly bool // only sessions that an engine holds count
-	Secret   *affinity.Secret
+	Secret   func() *affinity.Secret
 	// Conversation returns the session of an earlier response, which may be another
 	// tenant's.
 	Conversation func(response string) (affinity.Identity, bool)
@@ -76,12 +76,12 @@ func (s *Sessions) find(r *http.Request, req *api.Request, ext *nvext.Ext) (Sess
 		}
 		tenant := affinity.Tenant{placeholder(r, s.Scope), req.Salt}
 		found := Session{
-			Key: s.Secret.Session(id, tenant, req.Model), Scope: s.Secret.Scope(tenant), Identity: id, Source: source.name,
+			Key: s.Secret().Session(id, tenant, req.Model), Scope: s.Secret().Scope(tenant), Identity: id, Source: source.name,
 			Held: held, Final: isFinal(r.Header), BackedOnly: s.HeldOnly && !held,
 			Rendezvous: rendezvous(hash, tenant),
 		}
 		if parent != "" {
-			found.Parent = s.Secret.Session(s.Secret.Identity(parent), tenant, req.Model)
+			found.Parent = s.Secret().Session(s.Secret().Identity(parent), tenant, req.Model)
 		}
 		if source.name == sourceNVExt {
 			found.control(&ext.SessionControl)
@@ -96,9 +96,9 @@ func (s *Sessions) find(r *http.Request, req *api.Request, ext *nvext.Ext) (Sess
 // counts in every configuration, and for all models: an engine's own requests need not name one.
 func (s *Sessions) held(r *http.Request, id, salt string) Session {
 	tenant := affinity.Tenant{placeholder(r, s.Scope), salt}
-	name := s.Secret.Identity("session_params " + id)
+	name := s.Secret().Identity("session_params " + id)
 	return Session{
-		Key: s.Secret.Session(name, tenant, ""), Scope: s.Secret.Scope(tenant), Identity: name,
+		Key: s.Secret().Session(name, tenant, ""), Scope: s.Secret().Scope(tenant), Identity: name,
 		Source: "session_params", Held: true,
 	}
 }
@@ -138,7 +138,7 @@ func (s *Sessions) identify(source *KeySource, t turn) (id affinity.Identity, ha
 	if parent == key {
 		parent = ""
 	}
-	return s.Secret.Identity(key), xxh3.HashString(key), parent, nil
+	return s.Secret().Identity(key), xxh3.HashString(key), parent, nil
 }
 
 // rendezvous adds the tenant to the hash of a client's key. Routers have different secrets, so

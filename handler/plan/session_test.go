@@ -21,7 +21,7 @@ import (
 func sessionRules(t testing.TB, keys ...string) *Sessions {
 	t.Helper()
 	secret := affinity.NewSecret()
-	s := &Sessions{Secret: &secret}
+	s := &Sessions{Secret: func() *affinity.Secret { return &secret }}
 	for _, key := range keys {
 		source, err := ParseKeySource(key)
 		if err != nil {
@@ -78,7 +78,7 @@ func (s *Sessions) of(t testing.TB, a asked) (Session, error) {
 
 // named returns the hash of a client's key without a tenant.
 func (s *Sessions) named(key string) affinity.Key {
-	return s.Secret.Session(s.Secret.Identity(key), affinity.Tenant{}, "")
+	return s.Secret().Session(s.Secret().Identity(key), affinity.Tenant{}, "")
 }
 
 // TestKeysOfClients has a request of each client in the manual's table.
@@ -115,7 +115,7 @@ func TestKeysOfClients(t *testing.T) {
 		}
 		want := Session{Source: v.source}
 		if v.key != "" {
-			want.Key, want.Identity = s.named(v.key), s.Secret.Identity(v.key)
+			want.Key, want.Identity = s.named(v.key), s.Secret().Identity(v.key)
 		}
 		if v.parent != "" {
 			want.Parent = s.named(v.parent)
@@ -226,7 +226,7 @@ func TestKeysAreATenants(t *testing.T) {
 		r, req, ext := asked{headers: "X-Session-Id: k\nX-Parent-Session-Id: p\nX-User: " + v.user}.read(t)
 		req.Salt = v.salt
 		got, err := s.find(r, req, ext)
-		if err != nil || got.Identity != s.Secret.Identity("k") {
+		if err != nil || got.Identity != s.Secret().Identity("k") {
 			t.Fatalf("%+v: %+v, %v", v, got, err)
 		}
 		name := v.user + "/" + v.salt
@@ -249,7 +249,7 @@ func TestKeysAreATenants(t *testing.T) {
 // TestResponsesContinueTheirSession names an earlier response, known and unknown.
 func TestResponsesContinueTheirSession(t *testing.T) {
 	s := sessionRules(t, DefaultKeys...)
-	first := s.Secret.Identity("first")
+	first := s.Secret().Identity("first")
 	s.Conversation = func(response string) (id affinity.Identity, ok bool) {
 		if response == "resp_1" {
 			return first, true

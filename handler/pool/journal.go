@@ -38,7 +38,7 @@ const (
 // kept is the pool's journal, and what keeps it on disk.
 type kept struct {
 	journal journal.Journal
-	lost    uint64 // of the journal's, those that were reported
+	lost    uint64 // of the outlet's, those that were reported
 
 	mu       sync.Mutex
 	tried    string        // the path whose head was read
@@ -46,7 +46,8 @@ type kept struct {
 	set      Journal       // as it is kept; no File: it is not
 	end      context.CancelFunc
 	ended    chan struct{} // closed when the log's goroutine has ended
-	log      *journal.Log  // nil while none is open
+	outlet   *journal.Outlet
+	log      *journal.Log // nil while none is open
 	restored Restored
 
 	restoring atomic.Pointer[chan struct{}] // nil unless bindings are being restored; then closed
@@ -74,7 +75,7 @@ func (p *Pool) JournalState() JournalState {
 	k := &p.kept
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	s := JournalState{On: k.log != nil, Lost: k.journal.Lost(), Restored: k.restored}
+	s := JournalState{On: k.log != nil, Lost: k.outlet.Lost(), Restored: k.restored}
 	if s.On {
 		s.Status = k.log.Status()
 	}
@@ -105,8 +106,7 @@ func (p *Pool) Recall(path string) {
 		p.Logger().Warn("the journal is ignored, and the pool begins anew", zap.String("file", path), zap.Error(err))
 		return
 	}
-	p.key(h.Seed)
-	p.Secret = h.Secret
+	p.setKeys(journal.Keys{Secret: h.Secret, Seed: h.Seed})
 	p.Sessions.Skip(max(h.Version, affinity.Version(max(written.UnixNano(), 0))) + versionsApart) //nolint:gosec // positive
 	k.recalled = h
 }
@@ -140,10 +140,11 @@ func (p *Pool) KeepJournal(set Journal) {
 	}
 	k.set = set // first: another handler of the pool may ask for the same
 	p.endJournal()
-	k.journal.Take(set.File != "")
-	if set.File == "" {
+	k.outlet.Close()
+	if k.outlet = nil; set.File == "" {
 		return
 	}
+	k.outlet = k.journal.Open(false)
 	var head *journal.Head
 	if set.File == k.tried {
 		head, k.recalled = k.recalled, nil
@@ -154,7 +155,7 @@ func (p *Pool) KeepJournal(set Journal) {
 	}
 	ctx, end := context.WithCancel(context.Background())
 	k.end, k.ended = end, make(chan struct{})
-	go p.keepJournal(ctx, set, head, k.ended)
+	go p.keepJournal(ctx, set, head, k.outlet, k.ended)
 }
 
 // endJournal ends the log, with a last write. The lock of kept is held.
@@ -174,7 +175,7 @@ func (p *Pool) endJournal() {
 }
 
 // keepJournal reads the log, and then writes it until the context ends.
-func (p *Pool) keepJournal(ctx context.Context, set Journal, head *journal.Head, ended chan struct{}) {
+func (p *Pool) keepJournal(ctx context.Context, set Journal, head *journal.Head, outlet *journal.Outlet, ended chan struct{}) {
 	defer close(ended)
 	k := &p.kept
 	log, err := p.openJournal(ctx, set)
@@ -194,7 +195,7 @@ func (p *Pool) keepJournal(ctx context.Context, set Journal, head *journal.Head,
 		return
 	}
 	if err != nil {
-		k.journal.Take(false)
+		outlet.Close()
 		p.Logger().Warn("there is no journal: what this router knows ends with its process",
 			zap.String("file", set.File), zap.Error(err))
 		return
@@ -202,10 +203,16 @@ func (p *Pool) keepJournal(ctx context.Context, set Journal, head *journal.Head,
 	k.mu.Lock()
 	k.log = log
 	k.mu.Unlock()
-	k.journal.Keep(ctx, log, &journal.Source{
+	outlet.Keep(ctx, log, p.journalSource())
+}
+
+// journalSource returns what journals ask of the pool.
+func (p *Pool) journalSource() *journal.Source {
+	return &journal.Source{
 		Head: func() *journal.Head {
+			keys, set := p.keys.Load(), p.Settings.Load()
 			return &journal.Head{
-				Secret: p.Secret, Seed: p.seed, Version: p.Sessions.Changes(), TextBlock: p.Settings.Load().TextBlock,
+				Secret: keys.Secret, Seed: keys.Seed, Version: p.Sessions.Changes(), TextBlock: set.TextBlock, BlockSize: set.BlockSize,
 			}
 		},
 		Dial: func(id uint64) string {
@@ -218,13 +225,13 @@ func (p *Pool) keepJournal(ctx context.Context, set Journal, head *journal.Head,
 		Failed: func(err error) {
 			p.Incidents.Raise(time.Now(), incidentJournal, func() *zap.Logger { return p.Logger().With(zap.Error(err)) })
 		},
-	})
+	}
 }
 
 // wrote returns whether the pool has written the journal in a file, before a reload.
 func (p *Pool) wrote(file string) bool {
 	h, _, err := journal.ReadHead(file)
-	return err == nil && h.Secret == p.Secret && h.Seed == p.seed
+	return err == nil && (journal.Keys{Secret: h.Secret, Seed: h.Seed}) == *p.keys.Load()
 }
 
 // openJournal opens the log. It waits while another configuration, which ends, has it.
@@ -266,7 +273,7 @@ func (p *Pool) AwaitRestored(ctx context.Context) {
 
 // watchJournal raises a condition if records get lost.
 func (p *Pool) watchJournal(t time.Time) {
-	if n := p.kept.journal.Lost(); n > p.kept.lost {
+	if n := p.JournalState().Lost; n != p.kept.lost {
 		p.kept.lost = n
 		p.Incidents.Raise(t, incidentJournalLost, p.Logger)
 	}
@@ -283,14 +290,18 @@ func (p *Pool) journalState() *journal.State {
 	return s
 }
 
-// writeBindings writes the bindings and the responses that live.
-func (p *Pool) writeBindings(e *journal.Encoder, at int64) {
+// writeBindings writes the drains, the responses, and the bindings that live. used is as in
+// [journal.Source].
+func (p *Pool) writeBindings(e *journal.Encoder, at int64, used time.Duration) {
 	for _, w := range p.All() {
 		e.Worker(at, w.ID, w.Dial)
+		if asked, _ := w.Drains(); asked && e.Knows(w.ID) {
+			e.Drained(at, w.ID, true)
+		}
 	}
 	p.Sessions.Dump(func(part []affinity.Saved) bool {
 		for i := range part {
-			if e.Knows(part[i].Target.Worker) {
+			if e.Knows(part[i].Target.Worker) && (used == 0 || part[i].Idle <= used) {
 				e.Bound(at, &part[i])
 			}
 		}

@@ -58,7 +58,7 @@ func awaitJournal(t testing.TB, p *Pool) {
 // use binds a session and computes a prompt on a worker.
 func use(t testing.TB, p *Pool, session string, dial string, blocks int) {
 	t.Helper()
-	key := p.Secret.Session(p.Secret.Identity(session), affinity.Tenant{}, "")
+	key := p.Secret().Session(p.Secret().Identity(session), affinity.Tenant{}, "")
 	target := p.Worker(dial).Target(0)
 	if _, _, err := p.Sessions.Bind(t.Context(), key, 0, affinity.Want{Target: target, TTL: time.Minute}); err != nil {
 		t.Fatal(err)
@@ -70,9 +70,9 @@ func use(t testing.TB, p *Pool, session string, dial string, blocks int) {
 }
 
 func promptOf(p *Pool, text string, blocks int) *kvscore.Request {
-	r := &kvscore.Request{Prompt: cache.Prompt{Root: p.seed, BlockTokens: 16, Tokens: int64(16 * blocks)}}
+	r := &kvscore.Request{Prompt: cache.Prompt{Root: p.keys.Load().Seed, BlockTokens: 16, Tokens: int64(16 * blocks)}}
 	for i := range blocks {
-		r.Blocks = append(r.Blocks, p.seed^uint64(i)^xxh3.HashString(text))
+		r.Blocks = append(r.Blocks, p.keys.Load().Seed^uint64(i)^xxh3.HashString(text))
 	}
 	return r
 }
@@ -80,7 +80,7 @@ func promptOf(p *Pool, text string, blocks int) *kvscore.Request {
 // homeOf returns the address that a session is bound to, empty if it is not.
 func homeOf(t testing.TB, p *Pool, session string) string {
 	t.Helper()
-	b, ok, _ := p.Sessions.Peek(t.Context(), p.Secret.Session(p.Secret.Identity(session), affinity.Tenant{}, ""))
+	b, ok, _ := p.Sessions.Peek(t.Context(), p.Secret().Session(p.Secret().Identity(session), affinity.Tenant{}, ""))
 	for _, w := range p.All() {
 		if ok && w.ID == b.Target.Worker {
 			return w.Dial
@@ -104,7 +104,7 @@ func TestPoolSurvivesARestart(t *testing.T) {
 	use(t, old, "a", one, 20)
 	use(t, old, "bb", two, 30)
 	use(t, old, "ccc", gone, 40)
-	old.Responses.Keep("resp", old.Worker(two).Target(0), old.Secret.Identity("bb"))
+	old.Responses.Keep("resp", old.Worker(two).Target(0), old.Secret().Identity("bb"))
 	old.Ratios.Learn("m", []uint64{1, 2, 3}, 0, 64, 50)
 	weights := *old.Ratios.Weights("m", 64).Kinds
 	version := old.Sessions.Changes()
@@ -119,7 +119,7 @@ func TestPoolSurvivesARestart(t *testing.T) {
 	if got := p.JournalState().Restored; got.Sessions != 2 || got.Responses != 1 || got.CachedTokens != 16*50 {
 		t.Errorf("restored %+v", got)
 	}
-	if p.Secret != old.Secret || p.seed != old.seed || p.Hashing().Seed != old.seed {
+	if *p.keys.Load() != *old.keys.Load() || p.Hashing().Seed != old.keys.Load().Seed {
 		t.Error("another secret or seed")
 	}
 	if a, b, c := homeOf(t, p, "a"), homeOf(t, p, "bb"), homeOf(t, p, "ccc"); a != one || b != two || c != "" {
@@ -269,8 +269,8 @@ func TestUselessJournals(t *testing.T) {
 			}
 			p := keeping(t, file, s)
 			got := p.JournalState().Restored
-			if got.Sessions != c.sessions || got.CachedTokens != c.cached || (p.Secret == old.Secret) != c.recalled {
-				t.Errorf("restored %+v, the secret is the same: %v", got, p.Secret == old.Secret)
+			if got.Sessions != c.sessions || got.CachedTokens != c.cached || (*p.Secret() == *old.Secret()) != c.recalled {
+				t.Errorf("restored %+v, the secret is the same: %v", got, *p.Secret() == *old.Secret())
 			}
 			use(t, p, "later", one, 30)
 			p.Destruct()
@@ -344,10 +344,10 @@ func TestJournalThatCannotBeOpened(t *testing.T) {
 	}
 	for _, name := range []string{file, filepath.Dir(file)} {
 		second.KeepJournal(Journal{File: name, MaxSize: defaultJournal})
-		for begun := time.Now(); second.kept.journal.On(); time.Sleep(10 * time.Millisecond) {
-			if time.Since(begun) > 2*openWithin {
-				t.Fatal("it waits")
-			}
+		select {
+		case <-second.kept.ended:
+		case <-time.After(2 * openWithin):
+			t.Fatal("it waits")
 		}
 		use(t, second, name, one, 20)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/journal"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
@@ -53,6 +54,7 @@ type Pool struct {
 	Memory     body.Memory // of request bodies
 	Incidents  Incidents
 	kept       kept
+	shared     shared
 
 	choices  sync.Pool // of *Candidates
 	newWatch func(*Pool, *Worker) Watch
@@ -75,14 +77,13 @@ type members struct {
 
 // prompts says how prompts become blocks and tokens.
 type prompts struct {
-	seed   uint64 // of content hashes: nobody outside can choose collisions
 	Ratios kvscore.Ratios
 	Asking atomic.Int32 // questions for token ids under way
 }
 
 // conversations says which conversation a request belongs to.
 type conversations struct {
-	Secret    affinity.Secret // of the hashes of session keys
+	keys      atomic.Pointer[journal.Keys] // of all hashes: nobody outside can choose collisions
 	Responses responses
 }
 
@@ -98,12 +99,10 @@ type configs struct {
 // New makes a pool and begins its upkeep. watch begins what discovery keeps of a worker.
 func New(name string, s *Settings, watch func(*Pool, *Worker) Watch) (*Pool, error) {
 	p := &Pool{
-		Name:          name,
-		Scheduler:     kvscore.NewScheduler(s.schedulerSettings()),
-		members:       members{workers: make(map[string]*Worker)},
-		prompts:       prompts{seed: rand.Uint64()}, //nolint:gosec // unknown outside of the process is enough
-		conversations: conversations{Secret: affinity.NewSecret()},
-		newWatch:      watch,
+		Name:      name,
+		Scheduler: kvscore.NewScheduler(s.schedulerSettings()),
+		members:   members{workers: make(map[string]*Worker)},
+		newWatch:  watch,
 	}
 	p.life, p.endLife = context.WithCancel(context.Background())
 	store, err := affinity.NewRistretto(affinity.Options{
@@ -115,7 +114,7 @@ func New(name string, s *Settings, watch func(*Pool, *Worker) Watch) (*Pool, err
 		return nil, err
 	}
 	p.Sessions = affinity.NewSessions(store)
-	p.key(p.seed)
+	p.setKeys(journal.Keys{Secret: affinity.NewSecret(), Seed: rand.Uint64()}) //nolint:gosec // unknown outside is enough
 	p.Scheduler.SetJournal(&p.kept.journal)
 	p.Responses.journal = &p.kept.journal
 	p.Settings.Store(s)
@@ -131,11 +130,6 @@ func (s *Settings) schedulerSettings() kvscore.Settings {
 	return kvscore.Settings{Memory: s.Memory, BlockSize: s.BlockSize}
 }
 
-// key sets the seed of all hashes but those of sessions. Nothing may use the pool yet.
-func (p *Pool) key(seed uint64) {
-	p.seed, p.Ratios.Seed, p.Responses.seed = seed, seed, seed
-}
-
 // Destruct writes the end of the journal or closes the sessions that engines hold, ends the upkeep,
 // and closes the store.
 func (p *Pool) Destruct() error {
@@ -144,6 +138,7 @@ func (p *Pool) Destruct() error {
 	}
 	p.endLife()
 	p.tasks.Wait()
+	p.KeepShare(Share{})
 	p.KeepJournal(Journal{})
 	return p.Sessions.Close()
 }

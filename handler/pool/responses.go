@@ -3,6 +3,7 @@ package pool
 import (
 	"container/list"
 	"sync"
+	"sync/atomic"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/journal"
@@ -17,7 +18,7 @@ const maxResponses = 1 << 16
 // session it belongs. A request that names a response must go to its target. At the bound,
 // the responses that no request has named for longest go first.
 type responses struct {
-	seed    uint64 // of the ids' hashes: nobody outside can choose collisions
+	seed    atomic.Uint64 // of the ids' hashes: nobody outside can choose collisions
 	journal *journal.Journal
 
 	mu    sync.Mutex
@@ -34,7 +35,7 @@ type keptResponse struct {
 
 // Keep records the target that keeps a response, and its session.
 func (r *responses) Keep(id string, t kvscore.Target, session affinity.Identity) {
-	one := keptResponse{xxh3.HashStringSeed(id, r.seed), t, session}
+	one := keptResponse{xxh3.HashStringSeed(id, r.seed.Load()), t, session}
 	r.journal.Kept(journal.Response{Hash: one.hash, Session: session}, t)
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -76,6 +77,13 @@ func (r *responses) Session(id string) (session affinity.Identity, ok bool) {
 	return session, ok
 }
 
+// follow records a response of another router.
+func (r *responses) follow(one keptResponse) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.keep(one)
+}
+
 // restore adds a response of an earlier run, and returns whether it was not known.
 func (r *responses) restore(one keptResponse) bool {
 	r.mu.Lock()
@@ -92,7 +100,7 @@ func (r *responses) restore(one keptResponse) bool {
 func (r *responses) Find(id string, use bool) (t kvscore.Target, session affinity.Identity, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	e := r.byID[xxh3.HashStringSeed(id, r.seed)]
+	e := r.byID[xxh3.HashStringSeed(id, r.seed.Load())]
 	if e == nil {
 		return t, session, false
 	}

@@ -13,7 +13,7 @@ import (
 // TestResponsesAreBounded keeps many more responses than there is room for: the
 // number stays within the bound, and one that is named again and again stays.
 func TestResponsesAreBounded(t *testing.T) {
-	r := responses{seed: 1, journal: new(journal.Journal)}
+	r := responses{journal: new(journal.Journal)}
 	used, unused := kvscore.Target{Worker: 1, Rank: 2}, kvscore.Target{Worker: 2}
 	r.Keep("used", used, affinity.Identity{7})
 	r.Keep("unused", unused, affinity.Identity{})

@@ -111,7 +111,8 @@ func (r *restorer) read(rec *journal.Record) {
 		r.numbers = make(map[int]*restoredWorker)
 	case journal.KindWorker:
 		r.numbers[rec.Target.Worker] = r.worker(rec.Dial)
-	case journal.KindBooked: // the end counts
+	case journal.KindBooked, journal.KindAnswered: // the end counts
+	case journal.KindDrained: // a drain ends with its process
 	case journal.KindEnded:
 		r.ended(w, &rec.End)
 	case journal.KindBound:
@@ -153,7 +154,7 @@ func (r *restorer) worker(dial string) *restoredWorker {
 	w := r.byDial[dial]
 	if w == nil {
 		w = &restoredWorker{was: journal.Worker{Dial: dial, Seen: r.begun}}
-		w.is, w.isNew = r.upstream(dial)
+		w.is, w.isNew = r.pool.upstream(dial)
 		r.byDial[dial] = w
 	}
 	return w
@@ -161,8 +162,8 @@ func (r *restorer) worker(dial string) *restoredWorker {
 
 // upstream returns the worker at an address, nil if it is no upstream now. It is new if no source
 // has named it in this run.
-func (r *restorer) upstream(dial string) (w *Worker, isNew bool) {
-	p, s := r.pool, r.settings
+func (p *Pool) upstream(dial string) (w *Worker, isNew bool) {
+	s := p.Settings.Load()
 	if !s.Upstreams[dial] && !s.Others || !validDial(dial) {
 		return nil, false
 	}
@@ -179,6 +180,9 @@ func (r *restorer) ended(w *restoredWorker, end *journal.End) {
 	if !end.Computed || b.Prompt == nil || w.is == nil {
 		return
 	}
+	if !b.Text { // the blocks have a known length
+		end.Tokens, end.AnswerTokens = 0, 0
+	}
 	r.prompts = append(r.prompts, restoredPrompt{b.Prompt, w, b.Target.Rank, end.Tokens, b.Matched})
 	if end.Answer != nil {
 		if end.Answer.Weight == 0 {
@@ -191,7 +195,9 @@ func (r *restorer) ended(w *restoredWorker, end *journal.End) {
 // finish restores what was read.
 func (r *restorer) finish(ctx context.Context, head *journal.Head) {
 	p := r.pool
-	r.restoreLearned()
+	if r.learned != nil {
+		p.restoreLearned(r.learned, r.begun.Sub(r.learnedAt), func(dial string) *Worker { return r.byDial[dial].is })
+	}
 	var over []*restoredBinding
 	for _, b := range r.bindings {
 		if !r.binding(ctx, b) {
@@ -231,27 +237,23 @@ func (r *restorer) finish(ctx context.Context, head *journal.Head) {
 	}
 }
 
-// restoreLearned restores what was learned last.
-func (r *restorer) restoreLearned() {
-	s := r.learned
-	if s == nil {
-		return
-	}
+// restoreLearned takes over what was learned some time ago.
+func (p *Pool) restoreLearned(s *journal.State, age time.Duration, at func(dial string) *Worker) {
 	now := make(map[uint64]*Worker) // by the id then
 	for i := range s.Workers {
-		now[s.Workers[i].ID] = r.byDial[s.Workers[i].Dial].is
+		now[s.Workers[i].ID] = at(s.Workers[i].Dial)
 	}
 	l := s.Learned
 	l.Targets = nil
 	for _, one := range s.Learned.Targets {
 		if w := now[one.Target.Worker]; w != nil {
 			one.Target.Worker = w.ID
-			one.Age += max(0, r.begun.Sub(r.learnedAt))
+			one.Age += max(0, age)
 			l.Targets = append(l.Targets, one)
 		}
 	}
-	r.pool.Scheduler.RestoreLearned(r.begun, &l)
-	r.pool.Ratios.Restore(s.Ratios)
+	p.Scheduler.RestoreLearned(time.Now(), &l)
+	p.Ratios.Restore(s.Ratios)
 }
 
 // prompt restores a part of a cache model.

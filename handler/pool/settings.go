@@ -25,6 +25,7 @@ type Settings struct {
 	BlockSizeUnset bool // the operator did not set BlockSize
 	Sessions       `json:"affinity"`
 	Journal        Journal `json:"journal"`
+	Share          Share   `json:"share"`
 	Queue          `json:"queue"`
 	RetryBudget    *RetryBudget              `json:"retry_budget"`
 	Workers        map[string]WorkerSettings `json:"-"` // by dial address, as far as configured
@@ -166,7 +167,7 @@ func (s *Settings) Check() error {
 	case !knownEngine(s.Engine):
 		return fmt.Errorf("engine: %w, got %q", errEngine, s.Engine)
 	}
-	return nil
+	return s.Share.check()
 }
 
 // CheckIDs returns an error if two workers have one id.
@@ -257,8 +258,8 @@ func mergeOptions(to, from any, prefix string) error {
 		case isUnset(other) || reflect.DeepEqual(own.Interface(), other.Interface()):
 		case isUnset(own):
 			own.Set(other)
-		case option == "api_key": // a secret
-			err = errors.Join(err, fmt.Errorf("%sapi_key: must be the same in all handlers", prefix))
+		case option == "api_key", option == "password", option == "servers": // secrets
+			err = errors.Join(err, fmt.Errorf("%s%s: must be the same in all handlers", prefix, option))
 		default:
 			err = errors.Join(err, fmt.Errorf("%s%s: must be the same in all handlers, got %v and %v", prefix, option, printable(own), printable(other)))
 		}
@@ -293,5 +294,5 @@ func (s *SharedSettings) Get() *Settings {
 // Hashing returns how prompts are divided into blocks.
 func (p *Pool) Hashing() api.Options {
 	set := p.Settings.Load()
-	return api.Options{TextBlock: set.TextBlock, BlockSize: set.BlockSize, Sizes: p.Scheduler.Caches().BlockSizes(), Seed: p.seed}
+	return api.Options{TextBlock: set.TextBlock, BlockSize: set.BlockSize, Sizes: p.Scheduler.Caches().BlockSizes(), Seed: p.keys.Load().Seed}
 }

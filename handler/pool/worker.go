@@ -89,11 +89,17 @@ func (w *Worker) Drains() (asked, configured bool) {
 
 // Drain lets the worker get no new requests, by the admin API's wish. It returns whether the
 // worker got some before.
-func (w *Worker) Drain() (changed bool) { return w.drain.Or(drainAsked) == 0 }
+func (p *Pool) Drain(w *Worker) (changed bool) {
+	p.kept.journal.Drained(w.ID, true)
+	return w.drain.Or(drainAsked) == 0
+}
 
 // EndDrain ends the admin API's wish, and returns whether there was one. The worker drains on
 // if its configuration says so.
-func (w *Worker) EndDrain() (changed bool) { return w.drain.And(^drainAsked)&drainAsked != 0 }
+func (p *Pool) EndDrain(w *Worker) (changed bool) {
+	p.kept.journal.Drained(w.ID, false)
+	return w.setDrain(false)
+}
 
 // Tainted returns the taints that the operator configured for the worker.
 func (w *Worker) Tainted() []string { return *w.taints.Load() }
@@ -183,6 +189,7 @@ func (w *Worker) Running() (n, limit int64) { return w.slots.running.Load(), w.s
 // worker gets another id.
 type slots struct {
 	running atomic.Int64
+	others  atomic.Int64 // of other routers
 	limit   atomic.Int64 // 0 = none
 }
 
@@ -195,14 +202,14 @@ func (s *slots) room() int64 {
 	if limit == 0 {
 		return math.MaxInt64
 	}
-	return limit - s.running.Load()
+	return limit - s.running.Load() - s.others.Load()
 }
 
 // take takes a slot. It returns false if none is free.
 func (s *slots) take() bool {
 	for {
 		n := s.running.Load()
-		if limit := s.limit.Load(); limit > 0 && n >= limit {
+		if limit := s.limit.Load(); limit > 0 && n+s.others.Load() >= limit {
 			return false
 		}
 		if s.running.CompareAndSwap(n, n+1) {

@@ -328,7 +328,7 @@ func (t *Turn) KeepResponse(id string, at kvscore.Target) {
 	}
 	session := t.plan.Session.Identity
 	if session == (affinity.Identity{}) {
-		session = t.Pool.Secret.Identity(id) // the response begins a conversation
+		session = t.Pool.Secret().Identity(id) // the response begins a conversation
 	}
 	t.Pool.Responses.Keep(id, at, session)
 }

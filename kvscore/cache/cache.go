@@ -35,6 +35,11 @@ func (t Target) String() string {
 	return strconv.FormatUint(t.Worker, 10) + "/" + strconv.FormatUint(uint64(t.Rank), 10)
 }
 
+// Less orders targets.
+func (t Target) Less(o Target) bool {
+	return t.Worker < o.Worker || t.Worker == o.Worker && t.Rank < o.Rank
+}
+
 // Kinds is the number of kinds of content blocks. The low bits of the hash of a block of text
 // are its kind: see [KindMask].
 const (

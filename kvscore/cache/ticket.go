@@ -66,9 +66,9 @@ func (t *Ticket) Computed(now time.Time) {
 }
 
 // End ends the ticket. computed says that the target has computed the prompt, and so holds its
-// blocks now. A nil answer is unknown. End returns whether the target has not lost the blocks since
-// the booking, and the counts that the cache model uses.
-func (t *Ticket) End(computed bool, answer *Answer, n Counts) (kept bool, used Counts) {
+// blocks now. A nil answer is unknown. End returns whether the target has computed the prompt and not
+// lost the blocks since.
+func (t *Ticket) End(computed bool, answer *Answer, n Counts) (kept bool) {
 	s := t.slot
 	c := s.caches
 	c.mu.Lock()
@@ -79,14 +79,14 @@ func (t *Ticket) End(computed bool, answer *Answer, n Counts) (kept bool, used C
 	c.sent.Release(t.ref, kept)
 	if !kept {
 		c.drop(t)
-		return false, Counts{}
+		return false
 	}
 	c.answered(t, answer)
 	c.confirmSoon(t)
 	if answer != nil && len(answer.Blocks) > 0 {
 		c.touch(t, answer.Blocks, &n)
 	}
-	return true, n
+	return true
 }
 
 // Behind returns the blocks of an answer behind those of the prompt.

@@ -1,0 +1,316 @@
+package journal
+
+import (
+	"bytes"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
+)
+
+const (
+	// silence is the time after which a router that tells nothing has ended. Each tells something
+	// once a second.
+	silence = 5 * time.Second
+	// remembered is how long a silent router stays in lists.
+	remembered = 5 * time.Minute
+	// maxPeers bounds the routers. Those beyond it are ignored.
+	maxPeers = 256
+	// maxLate bounds the age of a record when it is applied.
+	maxLate = 15 * time.Minute
+	// clockWindow is how long the earliest record counts that shows how far two clocks are apart.
+	clockWindow = time.Minute
+)
+
+// Sent is what one router appended to a stream at a time.
+type Sent struct {
+	Router uint64 // a random id of its process
+	Number uint64 // 1, 2, 3 ... of each router
+	// Entries are records, by an [Encoder]. They may be empty: the router lives.
+	Entries []byte
+}
+
+// Follower applies what other routers tell to one pool: through the same calls as own requests, so
+// that they count alike in loads, cache models and what is learned. One goroutine may use it.
+type Follower struct {
+	Scheduler *kvscore.Scheduler
+	// Sessions may be nil.
+	Sessions *affinity.Ristretto
+	// Worker returns the id here of the worker at an address, and false if it is none of the pool's.
+	Worker func(dial string) (id uint64, ok bool)
+	// Refuse says why a router with that head is not followed; nil if it is.
+	Refuse func(*Head) error
+	// Other gets the records that the Follower does not apply itself: KindState, and those of a worker
+	// of the pool that tell of a kept response, a lost cache or a drain.
+	Other func(r *Record, worker uint64)
+
+	// Running is told of requests that begin or end on a worker. It may be nil.
+	Running func(worker uint64, n int64)
+	// Refused gets each router that is not followed.
+	Refused func(*Peer)
+	// Joined gets each router that has begun to tell while this one followed.
+	Joined func(*Peer)
+
+	peers     map[uint64]*peer
+	selection kvscore.Selection
+	blocks    []uint64
+}
+
+// Peer is how another router fares.
+type Peer struct {
+	ID       uint64    `json:"-"`
+	Name     string    `json:"name"`
+	Seen     time.Time `json:"-"`
+	Requests int       `json:"requests"` // under way
+	Told     uint64    `json:"told_requests"`
+	// Late is the time from an event to its application here, in milliseconds, at least: what
+	// differs from the earliest.
+	Late    float64 `json:"late_ms"`
+	Missed  uint64  `json:"missed_entries,omitzero"`
+	Refused string  `json:"refused,omitempty"`
+	Live    bool    `json:"live"`
+}
+
+type peer struct {
+	Peer
+	decoder Decoder
+	number  uint64
+	workers map[int]uint64 // ids here, by number; nil while it is refused, or its beginning unknown
+	greeted bool
+	told    bool // it was said that it is refused
+
+	// ahead is the least of own clock less the router's, in milliseconds, in this window and in the
+	// last one.
+	ahead, aheadBefore int64
+	windowEnds         time.Time
+}
+
+// Take applies what another router has sent. behind says that it is of the past.
+func (f *Follower) Take(now time.Time, s *Sent, behind bool) {
+	p := f.peers[s.Router]
+	if p == nil {
+		if len(f.peers) >= maxPeers {
+			return
+		}
+		if f.peers == nil {
+			f.peers = make(map[uint64]*peer)
+		}
+		p = &peer{Peer: Peer{ID: s.Router}}
+		p.decoder.Lost = func(b *Booking) { f.lost(p, b) }
+		f.peers[s.Router] = p
+	}
+	if p.number != 0 && s.Number <= p.number {
+		return // twice
+	}
+	if p.number != 0 && s.Number > p.number+1 {
+		p.Missed += s.Number - p.number - 1
+		p.decoder.Forget() // some ends may be missing
+	}
+	p.number, p.Seen, p.Live = s.Number, now, true
+	first := true
+	_, _ = p.decoder.Read(bytes.NewReader(s.Entries), func(r *Record) bool { // a buffer has no errors
+		if first && !behind {
+			p.compareClocks(now, r.At)
+			first = false
+		}
+		if r.Kind == KindBegin {
+			f.begin(p, r, behind)
+		} else if p.workers != nil { // it is not refused, and its beginning is known
+			f.apply(p, r, now.Add(-p.late(now, r.At, behind)), behind)
+		}
+		return true
+	})
+}
+
+// compareClocks notes how far the router's clock is behind at most.
+func (p *peer) compareClocks(now, at time.Time) {
+	d := now.UnixMilli() - at.UnixMilli()
+	if now.After(p.windowEnds) {
+		if p.aheadBefore = p.ahead; p.windowEnds.IsZero() {
+			p.aheadBefore = d
+		}
+		p.ahead, p.windowEnds = d, now.Add(clockWindow)
+	}
+	p.ahead = min(p.ahead, d)
+	p.Late = float64(d - min(p.ahead, p.aheadBefore))
+}
+
+// late returns how long ago the time of a record was.
+func (p *peer) late(now, at time.Time, behind bool) time.Duration {
+	d := now.UnixMilli() - at.UnixMilli()
+	if !behind {
+		d -= min(p.ahead, p.aheadBefore)
+	}
+	return min(max(0, time.Duration(d)*time.Millisecond), maxLate)
+}
+
+// lost ends the lease of a request whose end will not be told.
+func (f *Follower) lost(p *peer, b *Booking) {
+	if l := f.taken(p, b); l != nil {
+		l.End(false, nil)
+	}
+}
+
+// taken takes the lease of a request that ends; nil if it has none.
+func (f *Follower) taken(p *peer, b *Booking) *kvscore.Lease {
+	l := b.lease
+	if l == nil {
+		return nil
+	}
+	b.lease = nil
+	p.Requests--
+	if f.Running != nil {
+		f.Running(l.Target().Worker, -1)
+	}
+	return l
+}
+
+// apply applies one record of a time.
+func (f *Follower) apply(p *peer, r *Record, at time.Time, behind bool) {
+	id, known := p.workers[r.Target.Worker]
+	switch r.Kind {
+	case KindWorker:
+		delete(p.workers, r.Target.Worker)
+		if id, ok := f.Worker(r.Dial); ok {
+			p.workers[r.Target.Worker] = id
+		}
+	case KindBooked:
+		if known {
+			f.booked(p, r.Booking, id, at)
+		}
+	case KindAnswered:
+		if l := r.Answered.lease; l != nil {
+			answered(l, &r.Answered, at)
+		}
+	case KindEnded:
+		f.ended(p, &r.End, at)
+	case KindBound, KindUsed, KindUnbound:
+		if f.Sessions != nil && (known || r.Kind != KindBound) {
+			r.Binding.Target = kvscore.Target{Worker: id, Rank: r.Target.Rank}
+			f.bound(r)
+		}
+	case KindState:
+		if behind { // later, this router learns itself
+			f.Other(r, 0)
+		}
+	case KindResponse, KindLost, KindDrained:
+		if known {
+			f.Other(r, id)
+		}
+	case KindBegin: // see begin
+	}
+}
+
+// begin begins a run of a router, or its words anew.
+func (f *Follower) begin(p *peer, r *Record, behind bool) {
+	p.Name, p.Refused = r.Head.Name, ""
+	if err := f.Refuse(&r.Head); err != nil {
+		p.Refused, p.workers = err.Error(), nil
+		p.decoder.Forget()
+		if !p.told && !behind {
+			p.told = true
+			f.Refused(&p.Peer)
+		}
+	} else {
+		p.workers = make(map[int]uint64)
+	}
+	if !p.greeted && !behind {
+		f.Joined(&p.Peer)
+	}
+	p.greeted = true
+}
+
+// booked books a request as its router has done.
+func (f *Follower) booked(p *peer, b *Booking, worker uint64, at time.Time) {
+	r := kvscore.Request{Streamed: b.Streamed, ExpectedTokens: b.Expected, Told: true}
+	r.Tokens = b.Tokens
+	if b.Prompt != nil {
+		f.blocks = b.Prompt.Append(f.blocks[:0])
+		r.Root, r.Blocks, r.Past = b.Prompt.Root(), f.blocks, b.Prompt.Past
+		r.Weights, r.BlockTokens = cache.Same(b.Prompt.Weight), float64(b.Prompt.Weight)/1000
+		if b.Text {
+			r.Weights.Kinds = new([cache.Kinds]int32)
+			for i := range r.Weights.Kinds {
+				r.Weights.Kinds[i] = r.Weights.All
+			}
+		}
+	}
+	_, b.lease = f.Scheduler.Select(at, &r, []kvscore.Target{{Worker: worker, Rank: b.Target.Rank}}, 0, nil, &f.selection)
+	p.Requests++
+	p.Told++
+	if f.Running != nil {
+		f.Running(worker, 1)
+	}
+}
+
+// answered applies the sign that a prefill is over.
+func answered(l *kvscore.Lease, a *Answered, at time.Time) {
+	switch a.Sign {
+	case kvscore.SignFirstToken:
+		l.FirstToken(at)
+	case kvscore.SignAnswered:
+		l.Answered(at, a.Tokens)
+	case kvscore.SignPrefilled:
+		l.Prefilled(at)
+	}
+}
+
+// ended ends a request.
+func (f *Follower) ended(p *peer, e *End, at time.Time) {
+	l := f.taken(p, e.Booking)
+	if l == nil {
+		return
+	}
+	n := kvscore.Counts{Prompt: e.Tokens, Cached: max(0, e.Cached), CachedReported: e.Cached >= 0, Answer: e.AnswerTokens}
+	var answer *kvscore.Answer
+	if e.Answer != nil {
+		f.blocks = e.Answer.Append(f.blocks[:0])
+		answer, n.AnswerPast = &kvscore.Answer{Blocks: f.blocks}, e.Answer.Past
+	}
+	l.Ended(at, e.Output, n, e.Computed, answer)
+}
+
+// bound applies a binding, its use or its end. A session that an engine holds is its router's.
+func (f *Follower) bound(r *Record) {
+	switch b := &r.Binding; {
+	case r.Kind == KindUsed:
+		f.Sessions.FollowUse(b.Key)
+	case r.Kind == KindUnbound:
+		f.Sessions.FollowEnd(b.Key, b.Version)
+	case b.Kind != affinity.EngineBacked:
+		f.Sessions.Follow(b)
+	}
+}
+
+// Expire gives up routers that are silent, and returns those that became so.
+func (f *Follower) Expire(now time.Time) (silent []Peer) {
+	for id, p := range f.peers {
+		age := now.Sub(p.Seen)
+		if age > silence && p.Live {
+			p.decoder.Forget()
+			p.Live = false
+			silent = append(silent, p.Peer)
+		}
+		if age > remembered {
+			delete(f.peers, id)
+		}
+	}
+	return silent
+}
+
+// Close gives up all routers.
+func (f *Follower) Close() {
+	for _, p := range f.peers {
+		p.decoder.Forget()
+	}
+	f.peers = nil
+}
+
+// Peers returns the routers, in no order.
+func (f *Follower) Peers() (list []Peer) {
+	for _, p := range f.peers {
+		list = append(list, p.Peer)
+	}
+	return list
+}

@@ -1,0 +1,400 @@
+package journal
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/zeebo/xxh3"
+)
+
+const (
+	// gather is how long records wait for others before they are sent together.
+	gather = time.Millisecond
+	// beat is the time between two words of a router that has nothing to tell.
+	beat = time.Second
+	// sendWithin bounds one append, and readWithin one read. The choice waits for neither.
+	sendWithin, readWithin = 2 * time.Second, 2 * time.Second
+	// again is the time between two attempts at a stream that fails.
+	again = time.Second
+	// PastBytes and PastTime are how much of a stream stays. A router begins its words anew within
+	// half of that, so that those who join understand the rest.
+	PastBytes = 64 << 20
+	PastTime  = 15 * time.Minute
+)
+
+// Keys key the hashes that routers tell each other. All that share a stream have the same ones.
+type Keys struct {
+	Secret affinity.Secret
+	Seed   uint64
+}
+
+// id identifies the keys, and does not lead back to them.
+func (k *Keys) id() uint64 { return xxh3.HashSeed(k.Secret[:], k.Seed) }
+
+// bytes is the reverse of parseKeys.
+func (k *Keys) bytes() []byte {
+	return binary.LittleEndian.AppendUint64(slices.Clone(k.Secret[:]), k.Seed)
+}
+
+// parseKeys returns false for bytes that are no keys.
+func parseKeys(b []byte) (k Keys, ok bool) {
+	if len(b) != len(k.Secret)+8 {
+		return k, false
+	}
+	copy(k.Secret[:], b)
+	k.Seed = binary.LittleEndian.Uint64(b[len(k.Secret):])
+	return k, true
+}
+
+// Stream is a log that several routers append to and read. Its methods may be called at the same
+// time, and return within the context's time.
+type Stream interface {
+	// Keys returns the keys of all routers: its own if there are none yet.
+	Keys(ctx context.Context, own Keys) (Keys, error)
+	// Append appends what a router sends.
+	Append(ctx context.Context, s *Sent) error
+	// Read passes what follows a position to each, the oldest first, and returns the position behind
+	// that. If there is nothing, it waits for so long. The empty position is the beginning. What each
+	// gets is valid during the call.
+	Read(ctx context.Context, from string, wait time.Duration, each func(*Sent)) (to string, err error)
+	// Trim removes what is older than PastTime, and all but about the last entries.
+	Trim(ctx context.Context, entries int64) error
+	Close()
+}
+
+// Sharer shares the records of one pool with other routers.
+type Sharer struct {
+	// Dial connects to the stream.
+	Dial func() (Stream, error)
+	// Keys returns this router's keys, and Adopt replaces them.
+	Keys  func() Keys
+	Adopt func(Keys)
+	// Source says what the others must know besides.
+	Source *Source
+	// Follower applies what they tell. Its Refuse is the Sharer's.
+	Follower *Follower
+	// Failed gets each error of the stream, Silent each router that has ended, and Refused each that
+	// must not be followed.
+	Failed          func(error)
+	Silent, Refused func(*Peer)
+
+	id     uint64
+	outlet *Outlet
+	stream Stream
+
+	// of the writer alone
+	encoder Encoder
+	entries bytes.Buffer
+	spare   batch
+	run     uint64
+	number  uint64
+	lost    uint64
+	fresh   bool      // records are lost, so that a new run begins
+	sent    time.Time // when the last append went well
+	begun   time.Time // when the words began anew
+
+	mu     sync.Mutex
+	status ShareStatus
+	read   uint64    // entries
+	size   float64   // of an entry, on average
+	bytes  int64     // that were read since begun
+	joined bool      // another router has joined since begun
+	tells  bool      // and this one is to tell it what all know
+	sentAt time.Time // of the last entry
+}
+
+// ShareStatus is how the sharing fares.
+type ShareStatus struct {
+	Connected bool   `json:"connected"`
+	Error     string `json:"error,omitempty"` // the last one, while not connected
+	Errors    uint64 `json:"errors"`
+	Lost      uint64 `json:"lost_records"` // there was no room for them, or no stream
+	// Late is the time until this router reads its own words in the stream, in milliseconds.
+	Late  float64 `json:"late_ms"`
+	Bytes uint64  `json:"sent_bytes"`
+	Peers []Peer  `json:"routers"`
+}
+
+// Status returns how the sharing fares.
+func (s *Sharer) Status() ShareStatus {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := s.status
+	st.Peers = slices.Clone(st.Peers)
+	slices.SortFunc(st.Peers, func(a, b Peer) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID)) })
+	return st
+}
+
+// Run shares what the outlet takes until the context ends.
+func (s *Sharer) Run(ctx context.Context, o *Outlet) {
+	s.outlet = o
+	s.encoder.out = func(entry []byte) { s.entries.Write(entry) }
+	s.Follower.Refuse = func(h *Head) error { return s.head().agrees(h) }
+	s.Follower.Joined, s.Follower.Refused = s.noteJoined, s.Refused
+	for ctx.Err() == nil {
+		if stream, err := s.Dial(); err != nil {
+			s.fail(ctx, err)
+		} else {
+			s.stream = stream
+			for ctx.Err() == nil {
+				s.share(ctx)
+			}
+			stream.Close()
+		}
+	}
+}
+
+// share reads and writes until the context ends, or the keys change.
+func (s *Sharer) share(ctx context.Context) {
+	for {
+		within, end := context.WithTimeout(ctx, sendWithin)
+		_, err := s.agree(within)
+		end()
+		if err == nil {
+			break
+		}
+		if s.fail(ctx, err); ctx.Err() != nil {
+			return
+		}
+	}
+	s.id, s.number = rand.Uint64(), 0 //nolint:gosec // only differs
+	defer s.Follower.Close()
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	var reads sync.WaitGroup
+	reads.Go(func() { s.readAll(ctx) })
+	s.writeAll(ctx)
+	end()
+	reads.Wait()
+}
+
+// agree takes over the keys of the other routers. It returns whether they have changed.
+func (s *Sharer) agree(ctx context.Context) (changed bool, err error) {
+	own := s.Keys()
+	keys, err := s.stream.Keys(ctx, own)
+	if changed = err == nil && keys != own; changed {
+		s.Adopt(keys)
+	}
+	return changed, err
+}
+
+// fail notes an error of the stream, and waits for a while.
+func (s *Sharer) fail(ctx context.Context, err error) {
+	if ctx.Err() != nil {
+		return
+	}
+	s.mu.Lock()
+	s.status.Connected, s.status.Error = false, err.Error()
+	s.status.Errors++
+	s.mu.Unlock()
+	s.Failed(err)
+	pause(ctx, again)
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
+
+// readAll reads the stream until the context ends: first its past, then what comes.
+func (s *Sharer) readAll(ctx context.Context) {
+	position, wait := "", time.Duration(0)
+	var listed time.Time
+	for ctx.Err() == nil {
+		none := true
+		within, end := context.WithTimeout(ctx, readWithin)
+		to, err := s.stream.Read(within, position, wait, func(e *Sent) {
+			none = false
+			s.take(e, wait == 0)
+		})
+		end()
+		now := time.Now()
+		if now.Sub(listed) > beat/2 {
+			listed = now
+			for _, p := range s.Follower.Expire(now) {
+				s.Silent(&p)
+			}
+			s.mu.Lock()
+			s.status.Peers = s.Follower.Peers()
+			s.mu.Unlock()
+		}
+		if err != nil {
+			s.fail(ctx, err)
+			continue
+		}
+		if position = to; none {
+			wait = beat // that was the past
+		}
+	}
+}
+
+// take takes one entry of the stream.
+func (s *Sharer) take(e *Sent, past bool) {
+	now, n := time.Now(), len(e.Entries)+sentBytes
+	s.mu.Lock()
+	s.read++
+	s.size += (float64(n) - s.size) / min(1000, float64(s.read))
+	s.bytes += int64(n)
+	if e.Router == s.id {
+		s.status.Late = float64(now.Sub(s.sentAt)) / float64(time.Millisecond)
+	}
+	s.mu.Unlock()
+	if e.Router != s.id {
+		s.Follower.Take(now, e, past)
+	}
+}
+
+// sentBytes is about what a stream needs for an entry besides.
+const sentBytes = 64
+
+// noteJoined notes that another router has joined.
+func (s *Sharer) noteJoined(joined *Peer) {
+	first := true // of those that can tell it what all know
+	for _, p := range s.Follower.Peers() {
+		first = first && (p.ID > s.id || p.ID == joined.ID || !p.Live)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.joined, s.tells = true, s.tells || first
+}
+
+// writeAll writes to the stream until the keys change, or the context ends. Then it writes once more.
+func (s *Sharer) writeAll(ctx context.Context) {
+	s.fresh = true
+	tick := time.NewTicker(beat)
+	defer tick.Stop()
+	for beats := true; ; {
+		within, end := context.WithTimeout(ctx, sendWithin)
+		err := s.write(within, time.Now())
+		changed := false
+		if err == nil && beats {
+			if changed, err = s.agree(within); err == nil {
+				err = s.stream.Trim(within, s.entriesKept())
+			}
+		}
+		end()
+		if changed {
+			return
+		}
+		if err != nil {
+			s.fresh = true
+			s.fail(ctx, err)
+		}
+		select {
+		case <-s.outlet.wake:
+			pause(ctx, gather)
+			beats = false
+		case <-tick.C:
+			beats = true
+		case <-ctx.Done():
+			last, end := context.WithTimeout(context.Background(), beat)
+			defer end()
+			_ = s.write(last, time.Now())
+			return
+		}
+	}
+}
+
+// entriesKept returns about how many entries have PastBytes.
+func (s *Sharer) entriesKept() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return int64(PastBytes / max(s.size, sentBytes))
+}
+
+// write sends what there is to tell. It may be nothing: the router lives.
+func (s *Sharer) write(ctx context.Context, now time.Time) error {
+	s.entries.Reset()
+	s.begin(now)
+	b := s.outlet.take(s.spare)
+	s.spare = b
+	s.encoder.write(&b, s.Source.Dial)
+	s.entries.Write(s.encoder.Entry())
+	s.number++
+	s.mu.Lock()
+	s.sentAt = now
+	s.mu.Unlock()
+	err := s.stream.Append(ctx, &Sent{Router: s.id, Number: s.number, Entries: s.entries.Bytes()})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.status.Lost = s.outlet.Lost(); err != nil {
+		return err
+	}
+	s.sent = now
+	s.status.Connected, s.status.Error = true, ""
+	s.status.Bytes += uint64(s.entries.Len()) //nolint:gosec // positive
+	return nil
+}
+
+// begin begins the router's words anew, if it is time: with a new run if records are lost, and so
+// that those who join understand what follows.
+func (s *Sharer) begin(now time.Time) {
+	if n := s.outlet.Lost(); n > s.lost {
+		s.lost, s.fresh = n, true
+	}
+	s.mu.Lock()
+	since := now.Sub(s.begun)
+	joined, tells := s.joined && since > beginsApart, s.tells
+	due := s.fresh || joined || tells || since > PastTime/2 || s.bytes > PastBytes/2
+	if due {
+		s.bytes, s.joined, s.tells = 0, false, false
+	}
+	s.mu.Unlock()
+	if !due && !s.encoder.Full() {
+		return
+	}
+	at, used := now.UnixMilli(), time.Duration(0)
+	switch {
+	case tells: // all
+	case s.fresh && !s.sent.IsZero():
+		used = now.Sub(s.sent) + beat
+	default:
+		used = -1
+	}
+	if s.fresh {
+		s.fresh, s.encoder.open, s.run = false, nil, rand.Uint64() //nolint:gosec // only differs
+	}
+	s.begun = now
+	h := s.head()
+	h.Run = s.run
+	s.encoder.Begin(at, h)
+	s.encoder.State(at, s.Source.State())
+	if used >= 0 {
+		s.Source.Bindings(&s.encoder, at, used)
+	}
+}
+
+// beginsApart is the least time between two beginnings for those who join.
+const beginsApart = 10 * time.Second
+
+// head returns what others must know before all else. The secret is not among it.
+func (s *Sharer) head() *Head {
+	h, keys := s.Source.Head(), s.Keys()
+	h.Secret, h.Seed, h.Keys = affinity.Secret{}, 0, keys.id()
+	return h
+}
+
+// agrees returns why a router must not follow one with another head: the hashes of the one mean
+// nothing to the other.
+func (h *Head) agrees(o *Head) error {
+	switch {
+	case h.Keys != o.Keys:
+		return errors.New("its hashes have another secret")
+	case h.TextBlock != o.TextBlock:
+		return fmt.Errorf("its index has a text_block of %d bytes, and this one has %d", o.TextBlock, h.TextBlock)
+	case h.BlockSize != o.BlockSize:
+		return fmt.Errorf("its index has a block_size of %d tokens, and this one has %d", o.BlockSize, h.BlockSize)
+	}
+	return nil
+}

@@ -1,0 +1,335 @@
+package journal
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
+)
+
+// memory is a stream in memory.
+type memory struct {
+	mu      sync.Mutex
+	changed *sync.Cond
+	keys    *Keys
+	sent    []Sent
+	broken  bool // it fails
+	drop    bool // it loses what is appended
+}
+
+func newMemory() *memory {
+	m := new(memory)
+	m.changed = sync.NewCond(&m.mu)
+	return m
+}
+
+func (m *memory) set(f func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f()
+	m.changed.Broadcast()
+}
+
+var errBroken = errors.New("it is broken")
+
+func (m *memory) Keys(_ context.Context, own Keys) (Keys, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.broken {
+		return own, errBroken
+	}
+	if m.keys == nil {
+		m.keys = &own
+	}
+	return *m.keys, nil
+}
+
+func (m *memory) Append(_ context.Context, s *Sent) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.broken {
+		return errBroken
+	}
+	if !m.drop {
+		m.sent = append(m.sent, Sent{s.Router, s.Number, slices.Clone(s.Entries)})
+	}
+	m.changed.Broadcast()
+	return nil
+}
+
+func (m *memory) Read(ctx context.Context, from string, wait time.Duration, each func(*Sent)) (string, error) {
+	at, _ := strconv.Atoi(from)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	ctx, end := context.WithTimeout(ctx, wait)
+	defer end()
+	defer context.AfterFunc(ctx, func() { m.set(func() {}) })()
+	for at >= len(m.sent) && !m.broken && ctx.Err() == nil {
+		m.changed.Wait()
+	}
+	if m.broken {
+		return from, errBroken
+	}
+	for ; at < len(m.sent); at++ {
+		each(&m.sent[at])
+	}
+	return strconv.Itoa(at), nil
+}
+
+func (m *memory) Trim(context.Context, int64) error { return nil }
+func (m *memory) Close()                            {}
+
+// router is a scheduler and a store with what shares them.
+type router struct {
+	*kvscore.Scheduler
+	*Sharer
+	journal  Journal
+	sessions *affinity.Ristretto
+	end      context.CancelFunc
+	ended    chan struct{}
+	keys     Keys
+}
+
+var hosts = []kvscore.Target{{Worker: 1}, {Worker: 2}, {Worker: 3}}
+
+func startRouter(t *testing.T, m *memory, name string, blockSize int) *router {
+	t.Helper()
+	r := &router{Scheduler: kvscore.NewScheduler(kvscore.Settings{BlockSize: blockSize}), ended: make(chan struct{})}
+	store, err := affinity.NewRistretto(affinity.Options{Journal: &r.journal})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.sessions = store
+	r.SetJournal(&r.journal)
+	for _, h := range hosts {
+		r.Declare(h, 100_000)
+	}
+	r.keys = Keys{Secret: affinity.NewSecret(), Seed: rand.Uint64()}
+	var mu sync.Mutex
+	r.Sharer = &Sharer{
+		Dial: func() (Stream, error) { return m, nil },
+		Keys: func() Keys {
+			mu.Lock()
+			defer mu.Unlock()
+			return r.keys
+		},
+		Adopt: func(k Keys) {
+			mu.Lock()
+			defer mu.Unlock()
+			r.keys = k
+		},
+		Source: &Source{
+			Head: func() *Head { return &Head{Name: name, TextBlock: 64, BlockSize: blockSize} }, Dial: named,
+			State: func() *State { return new(State) },
+			Bindings: func(e *Encoder, at int64, _ time.Duration) {
+				for _, h := range hosts {
+					e.Worker(at, h.Worker, named(h.Worker))
+				}
+				store.Dump(func(part []affinity.Saved) bool {
+					for i := range part {
+						e.Bound(at, &part[i])
+					}
+					return true
+				})
+			},
+		},
+		Follower: &Follower{
+			Scheduler: r.Scheduler, Sessions: store, Other: func(*Record, uint64) {},
+			Worker: func(dial string) (id uint64, ok bool) {
+				_, err := fmt.Sscanf(dial, "10.0.0.%d", &id)
+				return id, err == nil && id <= 3
+			},
+		},
+		Failed: func(error) {}, Silent: func(*Peer) {}, Refused: func(*Peer) {},
+	}
+	var ctx context.Context
+	ctx, r.end = context.WithCancel(context.Background())
+	o := r.journal.Open(true)
+	go func() {
+		defer close(r.ended)
+		r.Run(ctx, o)
+	}()
+	t.Cleanup(r.stop)
+	return r
+}
+
+func (r *router) stop() {
+	r.end()
+	<-r.ended
+}
+
+// book books a prompt on a target.
+func (r *router) book(at kvscore.Target, blocks []uint64) *kvscore.Lease {
+	var sel kvscore.Selection
+	p := cache.Prompt{Root: 1, Blocks: blocks, BlockTokens: 16, Tokens: int64(16 * len(blocks))}
+	_, l := r.Select(time.Now(), &kvscore.Request{Prompt: p, Streamed: true}, []kvscore.Target{at}, 0, nil, &sel)
+	return l
+}
+
+// overlap returns the tokens of a prompt that the router believes on a target.
+func (r *router) overlap(at kvscore.Target, blocks []uint64) int64 {
+	p := &cache.Prompt{Root: 1, Blocks: blocks, BlockTokens: 16, Tokens: int64(16*len(blocks)) + 1, Weights: cache.Same(16_000)}
+	var sel kvscore.Selection
+	r.Explain(time.Now(), &kvscore.Request{Prompt: *p}, []kvscore.Target{at}, 0, new(kvscore.LeastLoad), &sel)
+	return sel.Candidates[0].OverlapTokens
+}
+
+func (r *router) running(at kvscore.Target) kvscore.Booked {
+	l, _ := r.Load(time.Now(), at)
+	return l.Booked
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal(what)
+		}
+	}
+}
+
+func someBlocks(n int) []uint64 {
+	b := make([]uint64, n)
+	for i := range b {
+		b[i] = rand.Uint64()
+	}
+	return b
+}
+
+// TestRoutersKnowWhatOthersDo has two routers that share from the start, and a third that joins.
+func TestRoutersKnowWhatOthersDo(t *testing.T) {
+	m := newMemory()
+	a, b := startRouter(t, m, "a", 16), startRouter(t, m, "b", 16)
+	eventually(t, "they do not meet", func() bool { return len(a.Status().Peers) == 1 && len(b.Status().Peers) == 1 })
+	prompt := someBlocks(300)
+	before := b.Stats().Timings
+	l := a.book(hosts[1], prompt[:200])
+	eventually(t, "no booking", func() bool {
+		load := b.running(hosts[1])
+		return load.Requests == 1 && load.Told == 1 && load.PrefillTokens == 3200 && load.PromptBlocks > 199
+	})
+	if own := a.running(hosts[1]); own.Told != 0 || own.Requests != 1 {
+		t.Errorf("its own request came back: %+v", own)
+	}
+	time.Sleep(50 * time.Millisecond)
+	l.FirstToken(time.Now())
+	eventually(t, "no first token", func() bool { return b.running(hosts[1]).PrefillTokens == 0 })
+	l.Output(time.Now(), 160)
+	l.Counted(kvscore.Counts{Prompt: 3200, CachedReported: true, Answer: 3360})
+	l.End(true, &kvscore.Answer{Blocks: prompt[:210]})
+	eventually(t, "no end", func() bool { return b.running(hosts[1]).Requests == 0 })
+	if got := b.overlap(hosts[1], prompt); got != 3360 {
+		t.Errorf("%d tokens of the conversation are known", got)
+	}
+	if got := b.Stats().Timings - before; got != 1 {
+		t.Errorf("it has learned from %d first tokens", got)
+	}
+	key := affinity.Key{7}
+	_, ok, err := a.sessions.Bind(t.Context(), key, 0, affinity.Want{Target: hosts[2], TTL: time.Minute})
+	if !ok || err != nil {
+		t.Fatal(err)
+	}
+	var bound affinity.Binding
+	eventually(t, "no binding", func() bool {
+		bound, ok, _ = b.sessions.Peek(t.Context(), key)
+		return ok && bound.Target == hosts[2]
+	})
+	open := a.book(hosts[0], prompt[:10])
+
+	c := startRouter(t, m, "c", 16) // it reads the past
+	eventually(t, "the third does not know the conversation", func() bool { return c.overlap(hosts[1], prompt) == 3360 })
+	eventually(t, "nor the binding", func() bool {
+		_, ok, _ = c.sessions.Peek(t.Context(), key)
+		return ok
+	})
+	eventually(t, "nor what is under way", func() bool { return c.running(hosts[0]).Told == 1 })
+	if _, ok, err = c.sessions.Bind(t.Context(), key, bound.Version, affinity.Want{Target: hosts[0], TTL: time.Minute}); !ok || err != nil {
+		t.Fatal("it cannot move the session", err)
+	}
+	for _, r := range []*router{a, b} {
+		eventually(t, "the session has not moved", func() bool {
+			bound, _, _ := r.sessions.Peek(t.Context(), key)
+			return bound.Target == hosts[0]
+		})
+	}
+	a.stop()
+	eventually(t, "its requests stay", func() bool { return b.running(hosts[0]).Requests+c.running(hosts[0]).Requests == 0 })
+	open.End(false, nil)
+}
+
+// TestStreamsFail breaks the stream in all the ways in which it can break. Afterwards, all routers
+// know the same.
+func TestStreamsFail(t *testing.T) {
+	m := newMemory()
+	a, b := startRouter(t, m, "a", 16), startRouter(t, m, "b", 16)
+	eventually(t, "they do not meet", func() bool { return len(a.Status().Peers) == 1 && len(b.Status().Peers) == 1 })
+	prompt := someBlocks(100)
+	for i, harm := range []struct{ break_, mend func() }{
+		{func() { m.broken = true }, func() { m.broken = false }},
+		{func() { m.drop = true }, func() { m.drop = false }},
+		{func() { m.sent, m.keys = nil, nil }, func() {}}, // then they read no more of it
+		{func() {
+			for range 1000 {
+				m.sent = append(m.sent, Sent{rand.Uint64N(100), rand.Uint64N(9) + 1, binary.BigEndian.AppendUint64(nil, rand.Uint64())})
+			}
+		}, func() {}},
+	} {
+		if i == 2 {
+			continue
+		}
+		l := a.book(hosts[0], prompt)
+		eventually(t, "no booking", func() bool { return b.running(hosts[0]).Requests == 1 })
+		m.set(harm.break_)
+		l.End(true, nil)
+		time.Sleep(1200 * time.Millisecond)
+		m.set(harm.mend)
+		eventually(t, "its requests stay", func() bool { return b.running(hosts[0]).Requests == 0 })
+		l = a.book(hosts[1], prompt)
+		eventually(t, "it tells nothing any more", func() bool { return b.running(hosts[1]).Requests == 1 && b.overlap(hosts[1], prompt) == 1600 })
+		l.End(true, nil)
+		eventually(t, "it tells no end", func() bool { return b.running(hosts[1]).Requests == 0 })
+	}
+	other := startRouter(t, m, "other", 32)
+	eventually(t, "routers with other blocks are not refused", func() bool {
+		s := other.Status()
+		return len(s.Peers) >= 2 && slices.ContainsFunc(s.Peers, func(p Peer) bool { return p.Name == "a" && p.Refused != "" })
+	})
+}
+
+// FuzzFollow has a router tell anything. It leaves no load behind.
+func FuzzFollow(f *testing.F) {
+	w := newWorld(1)
+	for range 5 {
+		w.turn(time.UnixMilli(1))
+	}
+	b := w.outlet.take(batch{})
+	var e Encoder
+	e.Begin(0, &Head{})
+	e.write(&b, named)
+	f.Add(slices.Clone(e.records))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		s := kvscore.NewScheduler(kvscore.Settings{})
+		follower := &Follower{
+			Scheduler: s, Refuse: func(*Head) error { return nil }, Other: func(*Record, uint64) {}, Joined: func(*Peer) {},
+			Worker: func(string) (uint64, bool) { return 1, true },
+		}
+		for i := range uint64(2) {
+			follower.Take(time.Now(), &Sent{Router: i, Number: 1, Entries: entryOf(b)}, i == 0)
+			follower.Take(time.Now(), &Sent{Router: i, Number: 2, Entries: b}, i == 0)
+		}
+		follower.Close()
+		if s.Stats().Leases != 0 {
+			t.Error("leases stay")
+		}
+	})
+}

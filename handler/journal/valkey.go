@@ -1,0 +1,113 @@
+package journal
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/valkey-io/valkey-go"
+)
+
+// Valkey is a [Stream] in a Valkey or Redis server, 6.2 or later.
+type Valkey struct {
+	client       valkey.Client
+	stream, keys string
+}
+
+// readAtOnce bounds the entries of one read.
+const readAtOnce = 512
+
+// DialValkey connects to a server. All keys begin with the prefix, and are those of the pool.
+func DialValkey(o valkey.ClientOption, prefix, pool string) (*Valkey, error) {
+	o.DisableCache, o.DisableRetry = true, true // a command that was sent twice is two entries
+	o.Dialer.Timeout, o.ConnWriteTimeout = sendWithin, 2*sendWithin
+	o.ClientName = "kv_router"
+	client, err := valkey.NewClient(o)
+	if err != nil {
+		return nil, err
+	}
+	pool = prefix + "{" + pool + "}:" // one slot of a cluster
+	return &Valkey{client: client, stream: pool + "journal", keys: pool + "keys"}, nil
+}
+
+// Close implements [Stream].
+func (v *Valkey) Close() { v.client.Close() }
+
+// Keys implements [Stream].
+func (v *Valkey) Keys(ctx context.Context, own Keys) (Keys, error) {
+	b := v.client.B()
+	done := v.client.DoMulti(ctx, b.Setnx().Key(v.keys).Value(valkey.BinaryString(own.bytes())).Build(), b.Get().Key(v.keys).Build())
+	text, err := done[1].AsBytes()
+	if err != nil {
+		return own, errors.Join(done[0].Error(), err)
+	}
+	keys, ok := parseKeys(text)
+	if !ok {
+		return own, fmt.Errorf("%s has %d bytes, which are no keys of kv_router", v.keys, len(text))
+	}
+	return keys, nil
+}
+
+// Append implements [Stream].
+func (v *Valkey) Append(ctx context.Context, s *Sent) error {
+	id := binary.LittleEndian.AppendUint64(nil, s.Router)
+	return v.client.Do(ctx, v.client.B().Xadd().Key(v.stream).Id("*").FieldValue().
+		FieldValue("r", valkey.BinaryString(id)).FieldValue("n", strconv.FormatUint(s.Number, 10)).
+		FieldValue("e", valkey.BinaryString(s.Entries)).Build()).Error()
+}
+
+// Read implements [Stream].
+func (v *Valkey) Read(ctx context.Context, from string, wait time.Duration, each func(*Sent)) (string, error) {
+	if from == "" {
+		from = "0"
+	}
+	cmd := v.client.B().Xread().Count(readAtOnce)
+	var done valkey.ValkeyResult
+	if wait > 0 {
+		done = v.client.Do(ctx, cmd.Block(wait.Milliseconds()).Streams().Key(v.stream).Id(from).Build())
+	} else {
+		done = v.client.Do(ctx, cmd.Streams().Key(v.stream).Id(from).Build())
+	}
+	streams, err := done.AsXRead()
+	if valkey.IsValkeyNil(err) {
+		return from, nil
+	}
+	if err != nil {
+		return from, err
+	}
+	for _, e := range streams[v.stream] {
+		from = e.ID
+		if s, ok := parseSent(e.FieldValues); ok {
+			each(s)
+		}
+	}
+	return from, nil
+}
+
+// parseSent returns what a router has appended; false if another program has.
+func parseSent(fields map[string]string) (*Sent, bool) {
+	id := []byte(fields["r"])
+	number, err := strconv.ParseUint(fields["n"], 10, 64)
+	if len(id) != 8 || err != nil || number == 0 {
+		return nil, false
+	}
+	return &Sent{Router: binary.LittleEndian.Uint64(id), Number: number, Entries: []byte(fields["e"])}, true
+}
+
+// Trim implements [Stream]. A stream that nobody uses ends by itself.
+func (v *Valkey) Trim(ctx context.Context, entries int64) error {
+	b := v.client.B()
+	oldest := strconv.FormatInt(time.Now().Add(-PastTime).UnixMilli(), 10)
+	var err error
+	for _, done := range v.client.DoMulti(ctx,
+		b.Xtrim().Key(v.stream).Maxlen().Almost().Threshold(strconv.FormatInt(entries, 10)).Build(),
+		b.Xtrim().Key(v.stream).Minid().Almost().Threshold(oldest).Build(),
+		b.Pexpire().Key(v.stream).Milliseconds((2 * PastTime).Milliseconds()).Build(),
+	) {
+		err = errors.Join(err, done.Error())
+	}
+	return err
+}
