@@ -7,6 +7,7 @@ require github.com/caddy-kvrouter/kvrouter v0.0.0
 replace github.com/caddy-kvrouter/kvrouter => ../
 
 require (
+	github.com/alicebob/miniredis/v2 v2.35.0
 	github.com/caddyserver/caddy/v2 v2.11.9
 	github.com/miekg/dns v1.1.73
 	github.com/prometheus/client_golang v1.24.1
@@ -20,6 +21,7 @@ require (
 	github.com/gofrs/flock v0.13.0 // indirect
 	github.com/philhofer/fwd v1.2.0 // indirect
 	github.com/valkey-io/valkey-go v1.0.79 // indirect
+	github.com/yuin/gopher-lua v1.1.1 // indirect
 )
 
 require (

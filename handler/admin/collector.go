@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/journal"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/prometheus/client_golang/prometheus"
@@ -39,6 +40,13 @@ var (
 	descRestored      = poolDesc("journal_restored",
 		"What the router restored at its start: sessions, responses, or tokens in cache models.", "what")
 
+	descShared     = poolDesc("share_connected", "1 while the router shares what it does with others, 0 while their server fails.")
+	descShareLost  = poolDesc("share_lost_records_total", "Records for other routers for which there was no room in memory.")
+	descShareError = poolDesc("share_errors_total", "Failed calls of the server that routers share.")
+	descShareLate  = poolDesc("share_late_seconds", "Time until the router read back what it told the others last.")
+	descShareBytes = poolDesc("share_sent_bytes_total", "Bytes that the router told the others.")
+	descPeers      = poolDesc("share_routers", "Other routers, by state: live, silent or refused.", "state")
+
 	descOdd   = workerDesc("worker_error_ratio", "Share of errors and empty answers in the last two minutes, those by clients' mistakes too.")
 	descApart = workerDesc("worker_errors_apart",
 		"1 while the worker has far more errors and empty answers than the others for the same model.")
@@ -53,6 +61,7 @@ var (
 	descContrary = workerDesc("worker_contradictions", "Settings of the worker that its engine contradicts.")
 
 	descRequests = rankDesc("worker_requests", "Requests under way on the worker's rank.")
+	descTold     = rankDesc("worker_other_routers_requests", "Of worker_requests, those of other routers.")
 	descReported = rankDesc("worker_engine_requests",
 		"Requests that the engine reports of the worker's rank: running or waiting. Absent if it has not "+
 			"reported them lately.", "state")
@@ -152,6 +161,9 @@ func collectPool(to sink, p *pool.Pool, t time.Time) {
 		to.gauge(descIncidents, 1, in.What)
 	}
 	collectJournal(to, p.JournalState())
+	if s, on := p.ShareState(); on {
+		collectShare(to, &s)
+	}
 	if s.Timings == 0 {
 		return // the coefficients are assumptions
 	}
@@ -174,6 +186,21 @@ func collectJournal(to sink, s pool.JournalState) {
 	to.gauge(descRestored, float64(s.Restored.CachedTokens), "cached_tokens")
 }
 
+func collectShare(to sink, s *journal.ShareStatus) {
+	to.gauge(descShared, asNumber(s.Connected))
+	to.emit(descShareLost, prometheus.CounterValue, float64(s.Lost))
+	to.emit(descShareError, prometheus.CounterValue, float64(s.Errors))
+	to.emit(descShareBytes, prometheus.CounterValue, float64(s.Bytes))
+	to.gauge(descShareLate, s.Late/1e3)
+	states := make(map[string]float64)
+	for i := range s.Peers {
+		states[s.Peers[i].State()]++
+	}
+	for _, state := range journal.PeerStates {
+		to.gauge(descPeers, states[state], state)
+	}
+}
+
 func collectWorker(to sink, p *pool.Pool, w *pool.Worker, t time.Time, proxy map[string]proxyState) {
 	health := w.Health.State(t)
 	if yes := isAvailable(w, &health, proxy); yes != nil {
@@ -194,6 +221,7 @@ func collectWorker(to sink, p *pool.Pool, w *pool.Worker, t time.Time, proxy map
 
 func collectRank(to sink, l *kvscore.Load, known bool) {
 	to.gauge(descRequests, float64(l.Requests))
+	to.gauge(descTold, float64(l.Told))
 	to.gauge(descPrefill, float64(l.PrefillTokens))
 	to.gauge(descBlocks, l.PromptBlocks+float64(l.OutputBlocks))
 	to.gauge(descCached, float64(l.CachedTokens))

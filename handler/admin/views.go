@@ -7,6 +7,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
+	"github.com/caddy-kvrouter/kvrouter/handler/journal"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
@@ -27,6 +28,31 @@ type poolView struct {
 	Settings     settingsView    `json:"settings"`
 	Incidents    []pool.Incident `json:"incidents"`
 	Journal      *journalView    `json:"journal,omitzero"`
+	Share        *shareView      `json:"share,omitzero"`
+}
+
+// shareView is how a pool shares what it does with other routers.
+type shareView struct {
+	journal.ShareStatus
+	Peers []peerView `json:"routers"`
+}
+
+type peerView struct {
+	journal.Peer
+	Seen float64 `json:"seen_seconds_ago"`
+}
+
+// viewShare returns nil if nothing is shared.
+func viewShare(p *pool.Pool, t time.Time) *shareView {
+	s, on := p.ShareState()
+	if !on {
+		return nil
+	}
+	v := &shareView{ShareStatus: s, Peers: make([]peerView, 0, len(s.Peers))}
+	for _, one := range s.Peers {
+		v.Peers = append(v.Peers, peerView{one, t.Sub(one.Seen).Seconds()})
+	}
+	return v
 }
 
 // journalView is how a pool's journal fares. Written is absent if the router has written nothing.
@@ -63,7 +89,7 @@ func viewPool(p *pool.Pool, t time.Time) poolView {
 	v := poolView{
 		Name: p.Name, Stats: s, Waiting: p.Waiting(), Sessions: p.Sessions.Len(), SessionBytes: p.Sessions.Bytes(),
 		Responses: p.Responses.Count(), BodyBytes: p.Memory.Held.Load(), Speculative: p.Background.Running(),
-		Latency: viewLatency(&s), Incidents: p.Incidents.Open(t), Journal: viewJournal(p.JournalState(), t),
+		Latency: viewLatency(&s), Incidents: p.Incidents.Open(t), Journal: viewJournal(p.JournalState(), t), Share: viewShare(p, t),
 		Settings: settingsView{
 			IndexMemory: set.Memory, BlockSize: set.BlockSize, BlockSource: blockSource(p, set), TextBlock: set.TextBlock,
 			TTL: time.Duration(set.TTL).Seconds(), MaxSessions: set.MaxSessions,

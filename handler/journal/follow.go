@@ -72,6 +72,20 @@ type Peer struct {
 	Live    bool    `json:"live"`
 }
 
+// PeerStates are the states of routers.
+var PeerStates = []string{"live", "silent", "refused"}
+
+// State returns one of PeerStates.
+func (p *Peer) State() string {
+	switch {
+	case !p.Live:
+		return PeerStates[1]
+	case p.Refused != "":
+		return PeerStates[2]
+	}
+	return PeerStates[0]
+}
+
 type peer struct {
 	Peer
 	decoder Decoder

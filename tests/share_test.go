@@ -1,0 +1,339 @@
+package tests
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/engine"
+	"github.com/caddy-kvrouter/kvrouter/tests/valkey"
+)
+
+func startValkey(t testing.TB, options ...string) *valkey.Server {
+	t.Helper()
+	v, err := valkey.Start(options...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(v.Stop)
+	return v
+}
+
+// startRouters starts routers that share a server.
+func startRouters(t testing.TB, n int, engines []*engine.Engine, share string, block ...string) []*child {
+	t.Helper()
+	routers := make([]*child, n)
+	for i := range routers {
+		routers[i] = newChild(t)
+		routers[i].start(t, simulated(engines, append(block, share)...))
+	}
+	for _, r := range routers {
+		r.awaitRouters(t, n-1)
+	}
+	return routers
+}
+
+type sharing struct {
+	Connected bool    `json:"connected"`
+	Error     string  `json:"error"`
+	Late      float64 `json:"late_ms"`
+	Routers   []struct {
+		Live    bool   `json:"live"`
+		Refused string `json:"refused"`
+		Told    int    `json:"told_requests"`
+	} `json:"routers"`
+}
+
+// sharing returns how the router shares.
+func (s *server) sharing(t testing.TB) sharing {
+	t.Helper()
+	var p struct{ Share sharing }
+	s.api(t, http.MethodGet, defaultPool, nil, &p)
+	return p.Share
+}
+
+func (s *server) awaitRouters(t testing.TB, n int) {
+	t.Helper()
+	eventually(t, 15*time.Second, fmt.Sprint(n, " other routers"), func() bool {
+		state, live := s.sharing(t), 0
+		for _, r := range state.Routers {
+			if r.Live && r.Refused == "" {
+				live++
+			}
+		}
+		return state.Connected && live == n
+	})
+}
+
+// othersRequests returns how many requests of others a router counts on all workers.
+func (s *server) othersRequests(t testing.TB) (n int) {
+	t.Helper()
+	var workers []struct {
+		Ranks []struct {
+			Load struct {
+				Others int `json:"other_routers_requests"`
+			} `json:"load"`
+		} `json:"dp_ranks"`
+	}
+	s.api(t, http.MethodGet, defaultPool+"/workers", nil, &workers)
+	for _, w := range workers {
+		for _, r := range w.Ranks {
+			n += r.Load.Others
+		}
+	}
+	return n
+}
+
+// cached returns the tokens of a prompt that the engine had, and all of them.
+func (a *answer) cached(t testing.TB) (cached, prompt int) {
+	t.Helper()
+	var doc struct {
+		Usage struct {
+			Prompt  int `json:"prompt_tokens"`
+			Details struct {
+				Cached int `json:"cached_tokens"`
+			} `json:"prompt_tokens_details"`
+		} `json:"usage"`
+	}
+	if err := json.Unmarshal(a.body, &doc); err != nil {
+		t.Error(err)
+	}
+	return doc.Usage.Details.Cached, doc.Usage.Prompt
+}
+
+// TestRoutersActAsOne has conversations, sessions, loads and drains go on over several routers.
+func TestRoutersActAsOne(t *testing.T) {
+	takesSeconds(t)
+	v := startValkey(t)
+	var engines []*engine.Engine
+	for range 3 {
+		engines = append(engines, startLoaded(t, engine.Config{Step: engine.StepModel{Base: 2}}))
+	}
+	site := "share " + v.URL()
+	routers := startRouters(t, 2, engines, site, "response_headers X-KV-", "affinity {\n\tmode hard\n}")
+	a, b := routers[0], routers[1]
+	rng := rand.New(rand.NewPCG(1, 1)) //nolint:gosec // a test
+	turn := func(r *child, c *chat, header ...string) answer {
+		t.Helper()
+		c.MaxTokens = 16
+		c.Messages = append(c.Messages, message{"user", prose(rng, 3000, 4000)})
+		got := r.mustChat(t, *c, header...)
+		time.Sleep(50 * time.Millisecond) // far more than its way to the others
+		c.Messages = append(c.Messages, message{"assistant", got.text})
+		return got
+	}
+	turn(b, &chat{Model: "sim-8b"}) // the first one shows how long tokens are
+	for i := range 9 {
+		c := chat{Model: "sim-8b"}
+		first := turn(routers[i%2], &c)
+		second := turn(routers[(i+1)%2], &c)
+		if home, now := first.header.Get("X-Kv-Worker"), second.header.Get("X-Kv-Worker"); home != now {
+			t.Errorf("a conversation went from worker %s to %s", home, now)
+		}
+		var predicted int
+		_, _ = fmt.Sscan(second.header.Get("X-Kv-Predicted-Cached-Tokens"), &predicted)
+		if cached, prompt := second.cached(t); max(predicted-cached, cached-predicted) > 64 || 3*cached < prompt {
+			t.Errorf("%d tokens are cached, and %d were predicted, of %d", cached, predicted, prompt)
+		}
+	}
+	session := []string{"X-Session-Id", "one"}
+	c := chat{Model: "sim-8b"}
+	first := turn(a, &c, session...)
+	c = chat{Model: "sim-8b"} // nothing but the session leads back
+	if got := turn(b, &c, session...); got.header.Get("X-Kv-Worker") != first.header.Get("X-Kv-Worker") || got.header.Get("X-Kv-Session-State") != "bound" {
+		t.Errorf("the session's home is %s, and the turn went to %s: %s", first.header.Get("X-Kv-Worker"), got.header.Get("X-Kv-Worker"), got.header.Get("X-Kv-Session-State"))
+	}
+
+	a.api(t, http.MethodPost, defaultPool+"/workers/"+engines[2].Addr()+"/drain", nil, new(any))
+	drains := func(r *child) func() bool {
+		return func() bool {
+			var w struct{ Draining bool }
+			r.api(t, http.MethodGet, defaultPool+"/workers/"+engines[2].Addr(), nil, &w)
+			return w.Draining
+		}
+	}
+	eventually(t, 5*time.Second, "the drain at the other router", drains(b))
+	third := newChild(t)
+	third.start(t, simulated(engines, site, "affinity {\n\tmode hard\n}"))
+	third.awaitRouters(t, 2)
+	eventually(t, 15*time.Second, "the drain at the one that joins", drains(third))
+	b.api(t, http.MethodPost, defaultPool+"/workers/"+engines[2].Addr()+"/undrain", nil, new(any))
+	eventually(t, 5*time.Second, "the end of the drain", func() bool { return !drains(a)() && !drains(third)() })
+
+	long := c
+	long.MaxTokens = 4000
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	for range 5 {
+		go a.chat(ctx, long)
+	}
+	eventually(t, 5*time.Second, "the load of the other router", func() bool { return b.othersRequests(t) == 5 && third.othersRequests(t) == 5 })
+	a.end(syscall.SIGKILL)
+	eventually(t, 8*time.Second, "no load of a dead router", func() bool { return b.othersRequests(t) == 0 && third.othersRequests(t) == 0 })
+
+	other := newChild(t)
+	other.start(t, simulated(engines, site, "affinity {\n\tmode hard\n}\nindex {\n\ttext_block 128\n}"))
+	eventually(t, 10*time.Second, "a router with other blocks to be refused", func() bool {
+		list := other.sharing(t).Routers
+		return len(list) > 0 && strings.Contains(list[0].Refused+list[len(list)-1].Refused, "text_block")
+	})
+	turn(other, &chat{Model: "sim-8b"})
+}
+
+// loaded is conversations that go on over routers at random.
+type loaded struct {
+	t               *testing.T
+	stop            atomic.Bool
+	all             sync.WaitGroup
+	mu              sync.Mutex
+	failed, n       int
+	cached, prompts int
+	slowest         time.Duration
+	took            time.Duration
+	routers         []*child
+}
+
+func startLoad(t *testing.T, routers []*child, clients int) *loaded {
+	l := &loaded{t: t, routers: routers}
+	for i := range clients {
+		l.all.Go(func() {
+			rng := rand.New(rand.NewPCG(9, uint64(i))) //nolint:gosec // a test
+			for !l.stop.Load() {
+				c := chat{Model: "sim-8b", Messages: []message{{"system", prose(rng, 1500, 3000)}}}
+				for range 6 {
+					l.turn(&c, rng)
+					time.Sleep(time.Duration(rng.IntN(30)) * time.Millisecond)
+				}
+			}
+		})
+	}
+	return l
+}
+
+func (l *loaded) turn(c *chat, rng *rand.Rand) {
+	c.Messages = append(c.Messages, message{"user", prose(rng, 200, 800)})
+	l.mu.Lock()
+	r := l.routers[rng.IntN(len(l.routers))]
+	l.mu.Unlock()
+	begun := time.Now()
+	a := r.chat(l.t.Context(), *c)
+	took := time.Since(begun)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.n++
+	l.took += took
+	l.slowest = max(l.slowest, took)
+	if !a.ok() {
+		l.failed++
+		return
+	}
+	cached, prompt := a.cached(l.t)
+	l.cached, l.prompts = l.cached+cached, l.prompts+prompt
+	c.Messages = append(c.Messages, message{"assistant", a.text})
+}
+
+// row returns the figures since the last row.
+func (l *loaded) row() (text string, failed int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	text = fmt.Sprintf("%5d requests, %d failed, hits %5.1f %%, mean %4.0f ms, longest %5.0f ms",
+		l.n, l.failed, 100*float64(l.cached)/float64(max(l.prompts, 1)), float64(l.took.Milliseconds())/float64(max(l.n, 1)), float64(l.slowest.Milliseconds()))
+	failed = l.failed
+	l.failed, l.n, l.cached, l.prompts, l.slowest, l.took = 0, 0, 0, 0, 0, 0
+	return text, failed
+}
+
+// TestShareFaults harms the server in all ways under load. No request fails, and afterwards the
+// routers share again.
+func TestShareFaults(t *testing.T) {
+	takesSeconds(t)
+	v := startValkey(t)
+	if !v.Real {
+		t.Skip("there is no Valkey or Redis server on this machine")
+	}
+	var engines []*engine.Engine
+	for range 4 {
+		engines = append(engines, startSimulated(t, engine.Config{Blocks: 32768}))
+	}
+	routers := startRouters(t, 3, engines, "share "+v.URL())
+	ask := func(words ...string) {
+		t.Helper()
+		if answer, err := v.Ask(words...); err != nil || strings.HasPrefix(answer, "-") {
+			t.Error(words, answer, err)
+		}
+	}
+	load := startLoad(t, routers, 12)
+	defer load.all.Wait()
+	defer load.stop.Store(true)
+	const lasts = 4 * time.Second
+	for _, c := range []struct {
+		name       string
+		harm, mend func()
+	}{
+		{"nothing", func() {}, func() {}},
+		{"killed, and started empty", v.Kill, func() {
+			if err := v.Restart(); err != nil {
+				t.Error(err)
+			}
+		}},
+		{"flushed", func() { ask("FLUSHALL") }, func() {}},
+		{"stopped by SIGSTOP", func() { _ = v.Signal(syscall.SIGSTOP) }, func() { _ = v.Signal(syscall.SIGCONT) }},
+		{"memory full", func() { ask("CONFIG", "SET", "maxmemory", "1") }, func() { ask("CONFIG", "SET", "maxmemory", "0") }},
+		{"a password that the routers do not have", func() {
+			ask("CONFIG", "SET", "requirepass", "x")
+			if _, err := v.AskAs("x", "CLIENT", "KILL", "TYPE", "normal"); err != nil {
+				t.Error(err)
+			}
+		}, func() {
+			conn, err := v.AskAs("x", "CONFIG", "SET", "requirepass", "")
+			if err != nil {
+				t.Error(conn, err)
+			}
+		}},
+		{"something else under the key", func() {
+			ask("DEL", "kv_router:{default}:journal")
+			ask("SET", "kv_router:{default}:journal", "text")
+		}, func() { ask("DEL", "kv_router:{default}:journal") }},
+		{"garbage in the stream", func() {
+			for i := range 200 {
+				ask("XADD", "kv_router:{default}:journal", "*", "r", "12345678", "n", fmt.Sprint(i+1), "e", strings.Repeat("\x08\x00\x00\x00", i))
+				ask("XADD", "kv_router:{default}:journal", "*", "other", "fields")
+			}
+		}, func() {}},
+	} {
+		c.harm()
+		time.Sleep(lasts)
+		row, failed := load.row()
+		t.Logf("%-42s %s", c.name, row)
+		c.mend()
+		if failed > 0 {
+			t.Errorf("%s: %d requests failed", c.name, failed)
+		}
+		for _, r := range routers {
+			r.awaitRouters(t, 2)
+		}
+		load.row()
+	}
+	load.mu.Lock()
+	load.routers = routers[1:]
+	load.mu.Unlock()
+	time.Sleep(500 * time.Millisecond) // what is under way
+	routers[0].end(syscall.SIGKILL)
+	eventually(t, 8*time.Second, "no load of a dead router", func() bool {
+		routers[1].awaitRouters(t, 1)
+		return true
+	})
+	if row, failed := load.row(); failed > 0 {
+		t.Error("a router killed:", row)
+	} else {
+		t.Logf("%-42s %s", "one of three routers killed", row)
+	}
+}
