@@ -22,6 +22,9 @@ const (
 //
 // It implements [kvscore.Journal] and [affinity.Journal].
 type Journal struct {
+	// Clock returns the time; nil stands for time.Now.
+	Clock func() time.Time
+
 	on atomic.Bool // there are outlets
 
 	mu       sync.Mutex
@@ -36,6 +39,7 @@ type Outlet struct {
 	wake    chan struct{} // gets a value when records wait
 	lost    atomic.Uint64
 	batch   batch // the journal's lock guards it
+	spare   batch // of the one that writes
 }
 
 // Open returns a new outlet. A live one takes records of KindAnswered, too.
@@ -121,7 +125,7 @@ func (j *Journal) note(r record) {
 	if !j.on.Load() {
 		return
 	}
-	r.at = time.Now().UnixMilli()
+	r.at = j.now()
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.add(&r, nil)
@@ -154,7 +158,7 @@ func (j *Journal) Answered(request uint64, now time.Time, how kvscore.Sign, toke
 // Ended implements [kvscore.Journal].
 func (j *Journal) Ended(request uint64, computed bool, tokens int64, n kvscore.Counts, answer []uint64) {
 	r := record{
-		kind: KindEnded, at: time.Now().UnixMilli(), request: request, computed: computed, tokens: n.Prompt,
+		kind: KindEnded, at: j.now(), request: request, computed: computed, tokens: n.Prompt,
 		expected: tokens, answerTokens: n.Answer, past: n.AnswerPast, cached: -1,
 	}
 	if n.CachedReported {
@@ -198,18 +202,28 @@ func (j *Journal) Drained(worker uint64, drains bool) {
 	j.note(record{kind: KindDrained, target: kvscore.Target{Worker: worker}, computed: drains})
 }
 
-// take returns what waits. to is used again.
-func (o *Outlet) take(to batch) batch {
+// now returns the time in Unix milliseconds.
+func (j *Journal) now() int64 {
+	if j.Clock != nil {
+		return j.Clock().UnixMilli()
+	}
+	return time.Now().UnixMilli()
+}
+
+// take takes what waits.
+func (o *Outlet) take() batch {
+	clear(o.spare.records) // they have strings
 	o.journal.mu.Lock()
 	defer o.journal.mu.Unlock()
 	b := o.batch
-	clear(to.records) // they have strings
-	o.batch = batch{to.records[:0], to.blocks[:0]}
+	o.batch, o.spare = batch{o.spare.records[:0], o.spare.blocks[:0]}, b
 	return b
 }
 
-// write writes a batch. dial returns the address of a worker; it is empty if that is gone.
-func (e *Encoder) write(b *batch, dial func(id uint64) string) {
+// Write writes what waits, and returns whether there was anything. dial returns the address of a
+// worker; it is empty if that is gone. One goroutine may write.
+func (o *Outlet) Write(e *Encoder, dial func(id uint64) string) bool {
+	b := o.take()
 	blocks := b.blocks
 	for i := range b.records {
 		r := &b.records[i]
@@ -219,6 +233,7 @@ func (e *Encoder) write(b *batch, dial func(id uint64) string) {
 			e.add(r, own)
 		}
 	}
+	return len(b.records) > 0
 }
 
 // names makes the record's worker known. It returns false if that is gone.

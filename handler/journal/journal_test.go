@@ -106,8 +106,7 @@ func TestPromptsReadAsWritten(t *testing.T) {
 			for range 1 + w.IntN(5) {
 				w.turn(time.UnixMilli(1e12))
 			}
-			b := w.outlet.take(batch{})
-			e.write(&b, named)
+			w.outlet.Write(&e, named)
 			entry := e.Entry()
 			if entries++; lossy && entries > 1 && w.IntN(10) == 0 {
 				gone++
@@ -372,12 +371,12 @@ func TestFullJournalLosesRecords(t *testing.T) {
 	if o.Lost() != 5 || other.Lost() != 5 {
 		t.Errorf("%d and %d records are lost", o.Lost(), other.Lost())
 	}
-	other.take(batch{})
+	other.take()
 	j.Used(affinity.Key{1})
-	if b := other.take(batch{}); o.Lost() != 6 || other.Lost() != 5 || len(b.records) != 1 {
+	if b := other.take(); o.Lost() != 6 || other.Lost() != 5 || len(b.records) != 1 {
 		t.Errorf("%d and %d records are lost, %d wait", o.Lost(), other.Lost(), len(b.records))
 	}
-	o.take(batch{})
+	o.take()
 	p := &cache.Prompt{Blocks: make([]uint64, maxWaiting+1)}
 	if j.Booked(time.Now(), kvscore.Target{}, p, new(cache.View), false, 0); o.Lost() != 7 {
 		t.Errorf("%d records are lost", o.Lost())
@@ -432,8 +431,7 @@ func FuzzRead(f *testing.F) {
 	for range 5 {
 		w.turn(time.UnixMilli(1))
 	}
-	b := w.outlet.take(batch{})
-	e.write(&b, named)
+	w.outlet.Write(&e, named)
 	f.Add(e.records)
 	f.Add([]byte(strings.Repeat("\x03\x05\x00\x01\x00\x00\x00", 3)))
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -486,8 +484,7 @@ func BenchmarkJournal(b *testing.B) {
 		bytes, n := 0, 0
 		for b.Loop() {
 			w.turn(time.Now())
-			batch := w.outlet.take(batch{})
-			e.write(&batch, named)
+			w.outlet.Write(&e, named)
 			bytes += len(e.Entry())
 			if n++; e.Full() {
 				e.Begin(0, &Head{})

@@ -205,7 +205,6 @@ type keeper struct {
 	source  *Source
 	encoder Encoder
 	run     uint64
-	spare   batch
 	news    bool      // since the last state
 	gap     bool      // records are lost; bindings may be missing
 	lost    uint64    // of the journal's, those that were noticed
@@ -224,10 +223,9 @@ func (k *keeper) write(now time.Time) {
 		k.begin(now.UnixMilli()) // what others built on may be lost, too
 		k.source.Bindings(&k.encoder, now.UnixMilli(), 0)
 	}
-	b := k.outlet.take(k.spare)
-	k.spare = b
-	k.encoder.write(&b, k.source.Dial)
-	k.news = k.news || len(b.records) > 0
+	if k.outlet.Write(&k.encoder, k.source.Dial) {
+		k.news = true
+	}
 	if k.news && now.Sub(k.state) >= stateEvery {
 		k.state, k.news = now, false
 		k.encoder.State(now.UnixMilli(), k.source.State())

@@ -94,7 +94,6 @@ type Sharer struct {
 	// of the writer alone
 	encoder Encoder
 	entries bytes.Buffer
-	spare   batch
 	run     uint64
 	number  uint64
 	lost    uint64
@@ -317,9 +316,7 @@ func (s *Sharer) entriesKept() int64 {
 func (s *Sharer) write(ctx context.Context, now time.Time) error {
 	s.entries.Reset()
 	s.begin(now)
-	b := s.outlet.take(s.spare)
-	s.spare = b
-	s.encoder.write(&b, s.Source.Dial)
+	s.outlet.Write(&s.encoder, s.Source.Dial)
 	s.entries.Write(s.encoder.Entry())
 	s.number++
 	s.mu.Lock()

@@ -312,10 +312,9 @@ func FuzzFollow(f *testing.F) {
 	for range 5 {
 		w.turn(time.UnixMilli(1))
 	}
-	b := w.outlet.take(batch{})
 	var e Encoder
 	e.Begin(0, &Head{})
-	e.write(&b, named)
+	w.outlet.Write(&e, named)
 	f.Add(slices.Clone(e.records))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s := kvscore.NewScheduler(kvscore.Settings{})

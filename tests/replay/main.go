@@ -20,6 +20,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/engine"
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/sim"
@@ -44,11 +45,15 @@ type options struct {
 	cluster   sim.Cluster
 	knowledge string
 	sessions  string
+	spread    bool
+	routers   []int
+	share     []string
+	late      []time.Duration
 }
 
 func parse(args []string, stderr io.Writer) (*options, error) {
 	o := new(options)
-	var policies, speeds, seeds, slow, model string
+	var policies, speeds, seeds, slow, model, routers, share, late string
 	f := flag.NewFlagSet("replay", flag.ContinueOnError)
 	f.SetOutput(stderr)
 	f.StringVar(&o.traces, "traces", "", "comma-separated `files` and directories of traces: JSON lines, plain or gzipped; synth is all generated ones, synth:name one of them: "+strings.Join(synth.Names(), ", "))
@@ -63,6 +68,10 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	f.StringVar(&seeds, "seed", "1", "comma-separated `seeds` for what chance decides; the figures are the geometric means over them")
 	f.StringVar(&o.knowledge, "knowledge", "approximate", "approximate, or both: each policy also sees the engines' blocks in place of the router's mirror")
 	f.StringVar(&o.sessions, "sessions", "both", "none, key or both; key: each request names its session, and the router binds it to a worker")
+	f.BoolVar(&o.spread, "spread", false, "spread requests that arrive at one time evenly up to the next arrival")
+	f.StringVar(&routers, "routers", "1", "comma-separated `numbers` of routers that share the requests out by chance, for policies of the router")
+	f.StringVar(&share, "share", "journal", "what several routers tell each other: none, journal, or both with a comma")
+	f.StringVar(&late, "late", "10ms", "comma-separated `times` that this takes")
 	f.StringVar(&slow, "slow", "", "`worker:factor[@from-to]`: what the step times of a worker (from 0) are multiplied with; from and to are shares of the trace's duration")
 	if err := f.Parse(args); err != nil {
 		return nil, err
@@ -96,6 +105,26 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 			return nil, fmt.Errorf("-seed: %w", err)
 		}
 		o.seeds = append(o.seeds, v)
+	}
+	for n := range strings.SplitSeq(routers, ",") {
+		v, err := strconv.Atoi(n)
+		if err != nil || v < 1 {
+			return nil, fmt.Errorf("-routers has %q, want numbers from 1 on", n)
+		}
+		o.routers = append(o.routers, v)
+	}
+	for what := range strings.SplitSeq(share, ",") {
+		if what != "none" && what != "journal" {
+			return nil, fmt.Errorf("-share has %q, want none or journal", what)
+		}
+		o.share = append(o.share, what)
+	}
+	for d := range strings.SplitSeq(late, ",") {
+		v, err := time.ParseDuration(d)
+		if err != nil {
+			return nil, fmt.Errorf("-late: %w", err)
+		}
+		o.late = append(o.late, v)
 	}
 	var err error
 	if o.cluster.Engine, err = engine.Find(model); err != nil {

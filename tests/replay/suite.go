@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
@@ -76,8 +77,8 @@ type cell struct {
 	best, bestExact string
 }
 
-// exactly marks the policies with exact knowledge.
-const exactly = "!exact"
+// exactly marks the policies with exact knowledge, several those with several routers.
+const exactly, several = "!exact", " x"
 
 // place is a trace with a setup.
 type place struct {
@@ -111,6 +112,9 @@ func (o *options) places() (places []place, err error) {
 		t, err := read(path)
 		if err != nil {
 			return nil, err
+		}
+		if o.spread {
+			t.Spread()
 		}
 		setups := []setup{{workers: o.cluster.Workers, kv: o.cluster.KVTokens}}
 		if o.suite {
@@ -205,13 +209,19 @@ func (o *options) saturations(places []place, stderr io.Writer) ([]float64, erro
 type variant struct {
 	policy      string
 	exact, keys bool
+	routers     sim.Routers
 }
 
 func (v variant) name() string {
-	if v.exact {
+	switch {
+	case v.exact:
 		return v.policy + exactly
+	case v.routers.Number < 2:
+		return v.policy
+	case v.routers.Share:
+		return fmt.Sprintf("%s%d journal %v", v.policy+several, v.routers.Number, v.routers.Late)
 	}
-	return v.policy
+	return fmt.Sprintf("%s%d none", v.policy+several, v.routers.Number)
 }
 
 // variants lists the policies of a cell. Published rules have no use for session
@@ -223,9 +233,31 @@ func (o *options) variants(sessions string) (list []variant) {
 			continue
 		}
 		keys := sessions == "key" && !k.Published && !k.Reference
-		list = append(list, variant{p, false, keys})
+		list = append(list, variant{policy: p, keys: keys})
 		if k.Exact && o.knowledge == "both" {
-			list = append(list, variant{p, true, keys})
+			list = append(list, variant{policy: p, exact: true, keys: keys})
+		}
+		for _, n := range o.routers {
+			list = append(list, o.several(p, keys, n)...)
+		}
+	}
+	return list
+}
+
+// several lists how several routers may fare.
+func (o *options) several(policy string, keys bool, n int) (list []variant) {
+	if n < 2 {
+		return nil
+	}
+	for _, share := range o.share {
+		for _, late := range o.late {
+			v := variant{policy: policy, keys: keys, routers: sim.Routers{Number: n, Share: share == "journal", Late: late}}
+			if !v.routers.Share {
+				v.routers.Late = 0
+			}
+			if !slices.Contains(list, v) {
+				list = append(list, v)
+			}
 		}
 	}
 	return list
@@ -251,7 +283,7 @@ func (o *options) fill(cells []*cell, stderr io.Writer) error {
 			first[k] = len(runs)
 			for _, seed := range o.seeds {
 				runs = append(runs, sim.Config{
-					Trace: c.trace, Policy: v.policy, Cluster: o.on(c.setup), Speed: c.speed, Seed: seed, Exact: v.exact, Sessions: v.keys,
+					Trace: c.trace, Policy: v.policy, Cluster: o.on(c.setup), Speed: c.speed, Seed: seed, Exact: v.exact, Sessions: v.keys, Routers: v.routers,
 				})
 			}
 		}

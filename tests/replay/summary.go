@@ -34,6 +34,7 @@ func (c *cell) String() string {
 func (c *cell) compare(base string) {
 	for name, r := range c.policies {
 		policy, exact := strings.CutSuffix(name, exactly)
+		policy, _, _ = strings.Cut(policy, several)
 		r.Relative = r.Over(c.policies[base].Figures)
 		k := sim.KindOf(policy)
 		if !k.Published {
@@ -95,6 +96,11 @@ func (o *options) write(w io.Writer, cells []*cell) error {
 	names := slices.Clone(o.policies)
 	for _, p := range o.policies {
 		names = append(names, p+exactly)
+		for _, n := range o.routers {
+			for _, v := range o.several(p, false, n) {
+				names = append(names, v.name())
+			}
+		}
 	}
 	var totals []*total
 	for _, name := range names {

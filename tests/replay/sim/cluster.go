@@ -76,12 +76,16 @@ func (r *replay) buildCluster() {
 		r.view.Engines = append(r.view.Engines, e)
 		t := kvscore.Target{Worker: uint64(w) + 1}
 		r.targets = append(r.targets, t)
-		r.scheduler.Declare(t, int64(r.ToldTimes*float64(each*block)))
-		r.scheduler.SetPage(t, int64(block))
+		for _, o := range r.routers {
+			o.scheduler.Declare(t, int64(r.ToldTimes*float64(each*block)))
+			o.scheduler.SetPage(t, int64(block))
+		}
 	}
 	r.engines = r.view.Engines
 	r.stepping = make([]bool, len(r.engines))
-	r.refs = r.scheduler.Refs(r.targets)
+	for _, o := range r.routers {
+		o.refs = o.scheduler.Refs(r.targets)
+	}
 }
 
 // slow sets how fast the slow worker is now.

@@ -5,20 +5,23 @@ import (
 	"time"
 )
 
-// event is the end of engine n's step or the arrival of request n.
+// event is the end of engine n's step, what a router told, or the arrival of request n.
 type event struct {
 	at      time.Duration
 	arrival bool
 	n       int
+	tell    *telling
 }
 
-// before orders events: at the same time ends of steps come first, then by number.
+// before orders events: at the same time ends of steps come first, arrivals last, then by number.
 func (e *event) before(f *event) bool {
 	switch {
 	case e.at != f.at:
 		return e.at < f.at
 	case e.arrival != f.arrival:
 		return f.arrival
+	case (e.tell != nil) != (f.tell != nil):
+		return f.tell != nil
 	}
 	return e.n < f.n
 }

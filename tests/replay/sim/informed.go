@@ -11,7 +11,7 @@ import (
 // without delay.
 func (r *replay) follow() {
 	for i, e := range r.engines {
-		f := r.scheduler.Caches().Feed(r.targets[i])
+		f := r.routers[0].scheduler.Caches().Feed(r.targets[i])
 		f.Describe(cache.FeedInfo{Knowledge: kvscore.Exact, BlockTokens: r.Trace.BlockTokens, HitsInFlight: true})
 		e.Cache().Listen(&informant{f, r})
 	}

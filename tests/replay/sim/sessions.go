@@ -22,11 +22,12 @@ type sessions struct {
 	now   atomic.Int64 // virtual; the store's sweeper reads it, too
 }
 
-func newSessions() (*sessions, error) {
+func newSessions(j affinity.Journal) (*sessions, error) {
 	s := new(sessions)
 	var err error
 	s.store, err = affinity.NewRistretto(affinity.Options{
-		Clock: func() time.Time { return epoch.Add(time.Duration(s.now.Load())) },
+		Journal: j,
+		Clock:   func() time.Time { return epoch.Add(time.Duration(s.now.Load())) },
 	})
 	return s, err
 }
@@ -58,5 +59,7 @@ func (s *sessions) answered(session int, version affinity.Version, t kvscore.Tar
 
 // ended renews the binding at the end of a turn.
 func (s *sessions) ended(session int) {
-	_, _, _ = s.store.Get(context.Background(), sessionKey(session)) //nolint:dogsled // one that lapsed stays so
+	if b, ok, _ := s.store.Get(context.Background(), sessionKey(session)); ok { // one that lapsed stays so
+		_, _, _ = s.store.Touch(context.Background(), sessionKey(session), b.Version) //nolint:dogsled // the same
+	}
 }

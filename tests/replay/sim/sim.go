@@ -32,6 +32,7 @@ type Config struct {
 	Exact bool
 	// Sessions binds the requests of a session to one engine.
 	Sessions bool
+	Routers
 }
 
 const (
@@ -48,6 +49,7 @@ var epoch = time.Unix(1_700_000_000, 0)
 type request struct {
 	engine.Job
 	lease   *kvscore.Lease
+	router  *router
 	version affinity.Version // of the session's binding
 	at      int              // engine
 	booked  int              // blocks of prompt and answer that the lease was told of
@@ -59,26 +61,23 @@ type request struct {
 // replay is a cell in progress.
 type replay struct {
 	Config
-	spec      *spec
-	policy    kvscore.Policy
-	observer  rules.Observer // the policy, if it is one
-	view      rules.View
-	scheduler *kvscore.Scheduler
-	refs      []kvscore.TargetRef
-	selection kvscore.Selection
-	sessions  *sessions // nil without
-	requests  []request
-	engines   []*engine.Engine
-	stepping  []bool
-	targets   []kvscore.Target // of all engines
-	events    events
-	tally     tally
-	now       time.Duration
-	whole     time.Duration // of the trace
-	swept     time.Duration
-	err       error
-	answer    []uint64
-	over      int
+	spec     *spec
+	routers  []*router
+	tellings int
+	observer rules.Observer // the policy, if it is one
+	view     rules.View
+	requests []request
+	engines  []*engine.Engine
+	stepping []bool
+	targets  []kvscore.Target // of all engines
+	events   events
+	tally    tally
+	now      time.Duration
+	whole    time.Duration // of the trace
+	swept    time.Duration
+	err      error
+	answer   []uint64
+	over     int
 }
 
 // Run replays one cell.
@@ -97,31 +96,38 @@ func replayed(c Config) (*replay, error) {
 		return nil, err
 	}
 	r := &replay{Config: c, spec: sp}
-	if c.Sessions {
-		if r.sessions, err = newSessions(); err != nil {
-			return nil, fmt.Errorf("opening the session store: %w", err)
+	defer func() {
+		for _, o := range r.routers {
+			if o.sessions != nil {
+				_ = o.sessions.store.Close()
+			}
 		}
-		defer r.sessions.store.Close()
+	}()
+	if err := r.build(); err != nil {
+		return nil, err
 	}
-	r.build()
 	r.arrivals()
 	for len(r.events) > 0 && r.err == nil {
 		e := r.events.pop()
 		r.setTime(e.at)
 		r.upkeep()
-		if e.arrival {
+		switch {
+		case e.tell != nil:
+			r.hear(e.tell)
+		case e.arrival:
 			r.arrive(e.n)
-		} else {
+		default:
 			r.step(e.n)
 		}
+		r.tell()
 	}
 	switch {
 	case r.err != nil:
 		return nil, r.err
 	case r.over != len(c.Trace.Requests):
 		return nil, fmt.Errorf("%d of %d requests never ended", len(c.Trace.Requests)-r.over, len(c.Trace.Requests))
-	case r.scheduler.Stats().Leases != 0:
-		return nil, fmt.Errorf("%d leases never ended", r.scheduler.Stats().Leases)
+	case r.leases() != 0:
+		return nil, fmt.Errorf("%d leases never ended", r.leases())
 	case len(r.tally.ttft) == 0:
 		return nil, errors.New("no request arrives after the warm-up")
 	}
@@ -137,6 +143,8 @@ func (c *Config) check() (*spec, error) {
 		return nil, fmt.Errorf("speed is %v, want more than 0", c.Speed)
 	case sp.Kind.Sessions && !c.Trace.Sessions:
 		return nil, fmt.Errorf("the policy %s needs sessions, and the trace has none", c.Policy)
+	case c.Number > 1 && (sp.comparison || c.Exact):
+		return nil, fmt.Errorf("there is one router only of %s, and with exact knowledge", c.Policy)
 	case c.Sessions && !c.Trace.Sessions:
 		return nil, errors.New("the trace has no sessions")
 	}
@@ -147,17 +155,26 @@ func (c *Config) check() (*spec, error) {
 }
 
 // build makes engines, scheduler and policy.
-func (r *replay) build() {
-	r.scheduler = kvscore.NewScheduler(kvscore.Settings{})
-	r.selection.Rand = rand.New(rand.NewPCG(r.Seed, 0)) //nolint:gosec // to be repeated
+func (r *replay) build() error {
 	r.requests, r.whole = make([]request, len(r.Trace.Requests)), r.Trace.Duration()
 	r.view = rules.View{Block: r.Trace.BlockTokens, Exact: r.Exact, Model: r.Engine}
+	if err := r.buildRouters(); err != nil {
+		return err
+	}
 	r.buildCluster()
-	r.policy = r.spec.make(&r.view)
-	r.observer, _ = r.policy.(rules.Observer)
+	r.observer, _ = r.routers[0].policy.(rules.Observer)
 	if r.Exact && !r.spec.comparison {
 		r.follow()
 	}
+	return nil
+}
+
+// leases returns how many leases have not ended.
+func (r *replay) leases() (n int) {
+	for _, o := range r.routers {
+		n += o.scheduler.Stats().Leases
+	}
+	return n
 }
 
 // arrivals schedules what does not depend on the end of another request. For an
@@ -192,8 +209,10 @@ func (r *replay) scaled(t time.Duration) time.Duration { return time.Duration(fl
 func (r *replay) setTime(t time.Duration) {
 	r.now, r.view.Now = t, t
 	r.slow()
-	if r.sessions != nil {
-		r.sessions.now.Store(int64(t))
+	for _, o := range r.routers {
+		if o.sessions != nil {
+			o.sessions.now.Store(int64(t))
+		}
 	}
 }
 
@@ -204,7 +223,9 @@ func (r *replay) upkeep() {
 	if r.now-r.swept >= upkeep {
 		r.swept = r.now
 		r.outputs(true)
-		r.scheduler.Expire(r.clock())
+		for _, o := range r.routers {
+			o.scheduler.Expire(r.clock())
+		}
 	}
 }
 
@@ -234,17 +255,18 @@ func (r *replay) place(n int) {
 		ask.Identities = []cache.Identity{{BlockTokens: block, Root: r.Seed, Blocks: t.Blocks}}
 	}
 	r.view.Session = t.Session
-	bound := -1
-	if r.sessions != nil {
-		bound, q.version = r.sessions.bound(r.Trace.Requests[n].Session)
+	bound, o := -1, r.route(n)
+	if o.sessions != nil {
+		bound, q.version = o.sessions.bound(r.Trace.Requests[n].Session)
 		if r.spec.soft && bound >= 0 {
-			ask.Home, bound = r.refs[bound].Target, -1
+			ask.Home, bound = o.refs[bound].Target, -1
 		}
 	}
-	q.at, q.lease = r.scheduler.SelectAmong(r.clock(), &ask, r.refs, bound, r.policy, &r.selection)
-	q.away = ask.Home != (kvscore.Target{}) && q.lease.Target() != ask.Home && r.selection.HomeHolds()
+	q.router = o
+	q.at, q.lease = o.scheduler.SelectAmong(r.clock(), &ask, o.refs, bound, o.policy, &o.selection)
+	q.away = ask.Home != (kvscore.Target{}) && q.lease.Target() != ask.Home && o.selection.HomeHolds()
 	if r.observer != nil {
-		r.observer.Placed(&r.selection, n, q.at)
+		r.observer.Placed(&o.selection, n, q.at)
 	}
 	q.Job = engine.Job{Number: n, Chain: t.Blocks, In: t.In, Out: t.Out, Answer: func(i int) uint64 { return trace.Answer(n, i) }}
 	q.arrived = r.now
@@ -275,9 +297,9 @@ func (r *replay) step(at int) {
 		if r.observer != nil {
 			r.observer.FirstToken(j.Number, at)
 		}
-		if r.sessions != nil && r.err == nil && !q.away {
+		if s := q.router.sessions; s != nil && r.err == nil && !q.away {
 			// The store names an engine by its position.
-			r.err = r.sessions.answered(r.Trace.Requests[j.Number].Session, q.version, kvscore.Target{Worker: uint64(at) + 1})
+			r.err = s.answered(r.Trace.Requests[j.Number].Session, q.version, kvscore.Target{Worker: uint64(at) + 1})
 		}
 	}
 	for _, j := range over {
@@ -302,8 +324,8 @@ func (r *replay) end(q *request) {
 		AnswerPast: float32((q.In+q.Out-1)%block) / float32(block),
 	})
 	q.lease.End(true, &kvscore.Answer{Blocks: r.answer})
-	if r.sessions != nil {
-		r.sessions.ended(r.Trace.Requests[q.Number].Session)
+	if s := q.router.sessions; s != nil {
+		s.ended(r.Trace.Requests[q.Number].Session)
 	}
 	q.lease = nil
 	r.tally.ended(r.now, q.Number, q)

@@ -158,7 +158,7 @@ func TestNothingIsLeft(t *testing.T) {
 				if e.Waiting() != 0 || e.Cache().Usage() != 0 || r.stepping[i] {
 					t.Errorf("%s: engine %d has %d jobs waiting and uses %v of its memory", policy, i, e.Waiting(), e.Cache().Usage())
 				}
-				load, _ := r.scheduler.Load(r.clock(), r.targets[i])
+				load, _ := r.routers[0].scheduler.Load(r.clock(), r.targets[i])
 				if load.Requests != 0 || load.PrefillTokens != 0 || load.PromptBlocks != 0 || load.OutputBlocks != 0 {
 					t.Errorf("%s: booked on target %d: %+v", policy, i, load)
 				}

@@ -50,6 +50,24 @@ func (t *Trace) Sort() {
 	})
 }
 
+// Spread spreads requests with one arrival evenly up to the next arrival: a trace may have its times
+// in whole seconds. It changes no closed loop.
+func (t *Trace) Spread() {
+	q := t.Requests
+	for i, end := 0, 0; i < len(q) && !t.Closed; i = end {
+		for end = i; end < len(q) && q[end].At == q[i].At; {
+			end++
+		}
+		if end == len(q) {
+			return
+		}
+		at, gap := q[i].At, q[end].At-q[i].At
+		for k := range end - i {
+			q[i+k].At = at + gap*time.Duration(k)/time.Duration(end-i)
+		}
+	}
+}
+
 // maxID bounds the block ids of a trace; Answer uses the numbers above.
 const maxID = 1 << 62
 
