@@ -8,14 +8,12 @@ require (
 	github.com/gofrs/flock v0.13.0
 	github.com/prometheus/client_golang v1.24.1
 	github.com/tidwall/gjson v1.18.0
+	github.com/valkey-io/valkey-go v1.0.79
 	github.com/zeebo/xxh3 v1.0.2
 	golang.org/x/sync v0.23.0
 )
 
-require (
-	github.com/miekg/dns v1.1.73 // indirect
-	github.com/valkey-io/valkey-go v1.0.79 // indirect
-)
+require github.com/miekg/dns v1.1.73 // indirect
 
 require (
 	cel.dev/cel-go v0.32.0 // indirect

@@ -62,9 +62,9 @@ func (r *Ristretto) Restore(_ context.Context, s *Saved) (bool, error) {
 	return res == written, nil
 }
 
-// Follow takes over a binding that another router has made, if it is later than the session's own:
-// if its version is greater. Of two with one version, all routers keep that with the greater
-// target. It returns whether it has taken over the binding. The Journal is not told.
+// Follow takes over a binding that another router has made, if its version is greater than that of
+// the session's own. If both are equal, all routers keep the greater target. Follow returns
+// whether it has taken over the binding, and does not call the Journal.
 func (r *Ristretto) Follow(s *Saved) bool {
 	if s.TTL <= 0 || s.Idle >= s.TTL || s.Version == 0 || s.Version >= maxFollowed {
 		return false

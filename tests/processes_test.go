@@ -20,9 +20,11 @@ import (
 // waiting are tests that take seconds, those that take longest first. Most of them do nothing
 // for most of their time. Each has a process of its own. -short leaves them out.
 var waiting = []string{
+	"TestShareFaults",
 	"TestFaultTable",
 	"TestOfficialPythonClients",
 	"TestRestartWithinAPoll",
+	"TestRoutersActAsOne",
 	"TestHungEnginesAreFound",
 	"TestRestartInTheMiddle",
 	"TestEngineWithoutLoadIsWarnedOf",

@@ -44,7 +44,7 @@ var (
 	descShareLost  = poolDesc("share_lost_records_total", "Records for other routers for which there was no room in memory.")
 	descShareError = poolDesc("share_errors_total", "Failed calls of the server that routers share.")
 	descShareLate  = poolDesc("share_late_seconds", "Time until the router read back what it told the others last.")
-	descShareBytes = poolDesc("share_sent_bytes_total", "Bytes that the router told the others.")
+	descShareBytes = poolDesc("share_sent_bytes_total", "Bytes that the router sent to the others.")
 	descPeers      = poolDesc("share_routers", "Other routers, by state: live, silent or refused.", "state")
 
 	descOdd   = workerDesc("worker_error_ratio", "Share of errors and empty answers in the last two minutes, those by clients' mistakes too.")

@@ -31,8 +31,8 @@ type Sent struct {
 	Entries []byte
 }
 
-// Follower applies what other routers tell to one pool: through the same calls as own requests, so
-// that they count alike in loads, cache models and what is learned. One goroutine may use it.
+// Follower applies the records of other routers to one pool, through the same calls as own requests.
+// So they count alike in loads, cache models and what is learned. One goroutine may use it.
 type Follower struct {
 	Scheduler *kvscore.Scheduler
 	// Sessions may be nil.
@@ -41,8 +41,8 @@ type Follower struct {
 	Worker func(dial string) (id uint64, ok bool)
 	// Refuse says why a router with that head is not followed; nil if it is.
 	Refuse func(*Head) error
-	// Other gets the records that the Follower does not apply itself: KindState, and those of a worker
-	// of the pool that tell of a kept response, a lost cache or a drain.
+	// Other gets the records that the Follower does not apply itself. These are KindState, and
+	// KindResponse, KindLost and KindDrained of a worker of the pool.
 	Other func(r *Record, worker uint64)
 
 	// Running is told of requests that begin or end on a worker. It may be nil.

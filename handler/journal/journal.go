@@ -239,11 +239,8 @@ func (o *Outlet) Write(e *Encoder, dial func(id uint64) string) bool {
 // names makes the record's worker known. It returns false if that is gone.
 func (e *Encoder) names(r *record, dial func(id uint64) string) bool {
 	id := r.target.Worker
-	switch r.kind {
-	case KindEnded, KindAnswered, KindUsed, KindUnbound: // these name none
-		return true
-	}
-	if e.Knows(id) {
+	none := r.kind == KindEnded || r.kind == KindAnswered || r.kind == KindUsed || r.kind == KindUnbound
+	if none || e.Knows(id) {
 		return true
 	}
 	if at := dial(id); at != "" {

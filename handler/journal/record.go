@@ -3,8 +3,8 @@
 // never leaves the process; a record has keyed hashes of it.
 //
 // A [Journal] gathers records, in memory, from requests that do not wait for it. A [Log] has them on
-// disk, and [Read] reads them back. A [Stream] has those of several routers, and a [Follower] applies
-// those of the others. The package does not decide where a request goes.
+// disk, and [Read] reads them back. A [Stream] has those of several routers. A [Follower] applies those
+// of the others. The package does not decide where a request goes.
 //
 // # Format
 //

@@ -26,12 +26,12 @@ const (
 	// again is the time between two attempts at a stream that fails.
 	again = time.Second
 	// PastBytes and PastTime are how much of a stream stays. A router begins its words anew within
-	// half of that, so that those who join understand the rest.
+	// half of that, so that one that joins understands the rest.
 	PastBytes = 64 << 20
 	PastTime  = 15 * time.Minute
 )
 
-// Keys key the hashes that routers tell each other. All that share a stream have the same ones.
+// Keys key all hashes. All routers that share a stream have the same ones.
 type Keys struct {
 	Secret affinity.Secret
 	Seed   uint64
@@ -334,8 +334,8 @@ func (s *Sharer) write(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// begin begins the router's words anew, if it is time: with a new run if records are lost, and so
-// that those who join understand what follows.
+// begin begins the router's words anew if it is time, so that one that joins understands what
+// follows. If records are lost, a new run begins.
 func (s *Sharer) begin(now time.Time) {
 	if n := s.outlet.Lost(); n > s.lost {
 		s.lost, s.fresh = n, true
@@ -372,7 +372,7 @@ func (s *Sharer) begin(now time.Time) {
 	}
 }
 
-// beginsApart is the least time between two beginnings for those who join.
+// beginsApart is the least time between two beginnings for routers that join.
 const beginsApart = 10 * time.Second
 
 // head returns what others must know before all else. The secret is not among it.

@@ -176,7 +176,7 @@ func (r *router) book(at kvscore.Target, blocks []uint64) *kvscore.Lease {
 	return l
 }
 
-// overlap returns the tokens of a prompt that the router believes on a target.
+// overlap returns the tokens of a prompt that the cache model has on a target.
 func (r *router) overlap(at kvscore.Target, blocks []uint64) int64 {
 	p := &cache.Prompt{Root: 1, Blocks: blocks, BlockTokens: 16, Tokens: int64(16*len(blocks)) + 1, Weights: cache.Same(16_000)}
 	var sel kvscore.Selection
@@ -306,7 +306,47 @@ func TestStreamsFail(t *testing.T) {
 	})
 }
 
-// FuzzFollow has a router tell anything. It leaves no load behind.
+// TestClocksMayDiffer follows a router whose clock is a minute ahead, or behind. Its requests take as
+// long as there.
+func TestClocksMayDiffer(t *testing.T) {
+	for _, ahead := range []time.Duration{0, time.Minute, -time.Minute} {
+		var j Journal
+		o := j.Open(true)
+		s := kvscore.NewScheduler(kvscore.Settings{})
+		f := Follower{
+			Scheduler: s, Refuse: func(*Head) error { return nil }, Joined: func(*Peer) {},
+			Worker: func(string) (uint64, bool) { return 1, true },
+		}
+		var e Encoder
+		number := uint64(0)
+		tell := func(now time.Time) {
+			o.Write(&e, named)
+			number++
+			f.Take(now, &Sent{Router: 1, Number: number, Entries: e.Entry()}, false)
+		}
+		now := time.Now()
+		e.Begin(now.Add(ahead).UnixMilli(), new(Head))
+		tell(now)
+		for i := range 30 {
+			now = now.Add(time.Second)
+			p := &cache.Prompt{Root: 1, Blocks: someBlocks(200), BlockTokens: 16, Tokens: 3200}
+			id := j.Booked(now.Add(ahead), hosts[0], p, &cache.View{Tokens: 3200}, true, 0)
+			late := time.Duration(i%2) * 80 * time.Millisecond
+			if late == 0 { // else both are told at once
+				tell(now)
+			}
+			j.Answered(id, now.Add(ahead+100*time.Millisecond), kvscore.SignFirstToken, 0)
+			j.Clock = func() time.Time { return now.Add(ahead + 100*time.Millisecond) }
+			j.Ended(id, true, 1, kvscore.Counts{Prompt: 3200, CachedReported: true}, nil)
+			tell(now.Add(100*time.Millisecond + late))
+		}
+		if took, n := s.Stats().Latency.Prefill(3200, 0, 0), s.Stats().Timings; n != 30 || took < 95 || took > 105 {
+			t.Errorf("clock %v ahead: %d prefills took %.0f ms", ahead, n, took)
+		}
+	}
+}
+
+// FuzzFollow follows anything. It leaves no load behind.
 func FuzzFollow(f *testing.F) {
 	w := newWorld(1)
 	for range 5 {

@@ -27,7 +27,7 @@ import (
 // pool must agree on it. Values may be global placeholders such as `{env.VALKEY_PASSWORD}`.
 type Share struct {
 	// The server, such as `valkey://10.0.0.5:6379/0`: with the scheme `valkey`, `redis`, or for TLS
-	// `valkeys`, `rediss`. Several are the nodes of a cluster. With `?master_set=<name>` they are
+	// `valkeys`, `rediss`. Several are those of a cluster. With `?master_set=<name>` they are
 	// sentinels. Default: none, and the router shares nothing.
 	Servers []string `json:"servers,omitempty"`
 
@@ -230,7 +230,7 @@ func (p *Pool) rekey(k journal.Keys) {
 	}
 }
 
-// follow takes what another router has told of a worker, or of what it has learned.
+// follow takes a record of another router.
 func (p *Pool) follow(r *journal.Record, worker uint64) {
 	if r.Kind == journal.KindState {
 		p.restoreLearned(&r.State, 0, func(dial string) *Worker {
@@ -243,7 +243,7 @@ func (p *Pool) follow(r *journal.Record, worker uint64) {
 	if w == nil {
 		return
 	}
-	switch r.Kind {
+	switch r.Kind { //nolint:exhaustive // the others are applied already
 	case journal.KindResponse:
 		p.Responses.follow(keptResponse{r.Response.Hash, kvscore.Target{Worker: worker, Rank: r.Target.Rank}, r.Response.Session})
 	case journal.KindLost:

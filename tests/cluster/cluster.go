@@ -51,6 +51,21 @@ func (c *Cluster) StartEngine(cfg engine.Config) (*engine.Engine, error) {
 // Load starts Caddy with global options and sites of a Caddyfile. The options that
 // keep Caddy on the loopback and out of the user's files are always there.
 func (c *Cluster) Load(options, sites string) error {
+	if err := os.Setenv("XDG_DATA_HOME", c.dir); err != nil { // for the journals
+		return err
+	}
+	cfg, err := Adapt(c.dir, options, sites)
+	if err != nil {
+		return err
+	}
+	if err := caddy.Load(cfg, true); err != nil {
+		return fmt.Errorf("starting Caddy: %w", err)
+	}
+	return nil
+}
+
+// Adapt returns the configuration that [Cluster.Load] loads, for a Caddy with its data in dir.
+func Adapt(dir, options, sites string) ([]byte, error) {
 	file := fmt.Sprintf(`{
 	persist_config off
 	auto_https off
@@ -60,18 +75,12 @@ func (c *Cluster) Load(options, sites string) error {
 		protocols h1
 	}
 %s}
-%s`, c.dir, options, sites)
-	if err := os.Setenv("XDG_DATA_HOME", c.dir); err != nil { // for the journals
-		return err
-	}
+%s`, dir, options, sites)
 	cfg, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(file), nil)
 	if err != nil {
-		return fmt.Errorf("adapting the Caddyfile: %w", err)
+		return nil, fmt.Errorf("adapting the Caddyfile: %w", err)
 	}
-	if err := caddy.Load(cfg, true); err != nil {
-		return fmt.Errorf("starting Caddy: %w", err)
-	}
-	return nil
+	return cfg, nil
 }
 
 // Stop stops Caddy and the engines, and removes the temporary directory.

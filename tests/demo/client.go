@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"strconv"
 	"time"
@@ -125,7 +126,8 @@ func (p *player) ask(ctx context.Context, c *session, body []byte) *answer {
 }
 
 func (p *player) read(ctx context.Context, c *session, body []byte, a *answer) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+p.addr+"/v1/chat/completions", bytes.NewReader(body))
+	router := p.addrs[rand.IntN(len(p.addrs))] //nolint:gosec // not a secret
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+router+"/v1/chat/completions", bytes.NewReader(body))
 	if err != nil {
 		return err
 	}

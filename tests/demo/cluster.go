@@ -80,11 +80,12 @@ func (a *arena) start(speed float64) error {
 		if err != nil {
 			return err
 		}
-		if r.addr, err = canned.FreeAddr(); err != nil {
+		addr, err := canned.FreeAddr()
+		if err != nil {
 			return err
 		}
-		r.engines = engines
-		fmt.Fprintf(&sites, "http://%s {\n\t%s\n}\n", r.addr, r.route(addrs, fmt.Sprint("run", i), speed))
+		r.engines, r.addrs = engines, []string{addr}
+		fmt.Fprintf(&sites, "http://%s {\n\t%s\n}\n", addr, r.route(addrs, fmt.Sprint("run", i), speed))
 	}
 	return a.Load(quiet, sites.String())
 }

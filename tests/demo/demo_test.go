@@ -1,10 +1,14 @@
 package main
 
 import (
+	"bytes"
+	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 	"github.com/caddy-kvrouter/kvrouter/tests/stats"
@@ -148,5 +152,39 @@ func TestGivenEngines(t *testing.T) {
 	o.model = "unknown"
 	if _, err := o.playGiven(t.Context(), list, io.Discard, io.Discard); err == nil {
 		t.Error("no error although the engines serve another model")
+	}
+}
+
+func TestMain(m *testing.M) {
+	if file := os.Getenv(childConfig); file != "" {
+		fmt.Println(serve(file))
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+// TestSeveralRouters plays a few sessions: routers that share are as good as one.
+func TestSeveralRouters(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts 17 processes")
+	}
+	s := shapes[1]
+	s.sessions, s.shared, s.window = 24, 6, 60*time.Second
+	var out bytes.Buffer
+	if err := (&options{seed: 1, seeds: 1, speed: 12}).playRouters(t.Context(), []shape{s}, &out, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	hits := make(map[string]float64)
+	for _, g := range groups {
+		_, row, _ := strings.Cut(out.String(), "\n  "+g.name+" ")
+		var h float64
+		if _, err := fmt.Sscan(row, &h); err != nil {
+			t.Errorf("%s: %v", g.name, err)
+		}
+		hits[g.name] = h
+	}
+	one := hits["1 router"]
+	if one-hits["2 routers, share"] > 3 || one-hits["4 routers, share"] > 3 || one-hits["4 routers alone"] < 5 {
+		t.Errorf("hit ratios %v", hits)
 	}
 }

@@ -59,12 +59,14 @@ func (o *options) before(ctx context.Context, r *run, progress io.Writer) error 
 		return err
 	}
 	defer c.Stop()
-	if r.addr, err = canned.FreeAddr(); err != nil {
+	addr, err := canned.FreeAddr()
+	if err != nil {
 		return err
 	}
+	r.addrs = []string{addr}
 	own := fmt.Sprintf("%016x", rand.Uint64()) //nolint:gosec // not a secret
 	r.load.prompt = own + " " + r.load.prompt
-	if err := c.Load(quiet, fmt.Sprintf("http://%s {\n\t%s\n}\n", r.addr, r.route(o.given, own, o.speed))); err != nil {
+	if err := c.Load(quiet, fmt.Sprintf("http://%s {\n\t%s\n}\n", addr, r.route(o.given, own, o.speed))); err != nil {
 		return err
 	}
 	bounded, cancel := context.WithTimeout(ctx, patient)

@@ -20,6 +20,9 @@
 // contenders cope with eviction. Answers are short. A step of the engines takes what a
 // formula says, not what a GPU takes.
 //
+// -routers compares two and four routers, which share by a Valkey or Redis server or not, with
+// one. Each is a process. It plays chat and shared documents, without session ids.
+//
 // -engines host:port,... compares round_robin and kv_router before engines that run
 // already. Runs come one after another, and no engine dies. The number of sessions is
 // in proportion to the number of engines. -speed is 1 by default. The engines must
@@ -50,6 +53,8 @@ type options struct {
 	speed float64
 	given []string // engines that run already, host:port; empty: the demo starts its own
 	model string   // that these serve
+
+	routers bool // compare several routers with one
 }
 
 // quickSpeed is how much faster than real the simulated engines run by default.
@@ -73,6 +78,7 @@ func parse(args []string) (*options, error) {
 		o.given = strings.Split(s, ",")
 		return nil
 	})
+	fs.BoolVar(&o.routers, "routers", false, "compare several routers with one, with the first two workloads")
 	fs.StringVar(&o.model, "model", model, "with -engines: the model that they serve")
 	if err := fs.Parse(args); err != nil {
 		return nil, err
@@ -91,6 +97,10 @@ func parse(args []string) (*options, error) {
 }
 
 func main() {
+	if file := os.Getenv(childConfig); file != "" {
+		fmt.Fprintln(os.Stderr, "demo:", serve(file))
+		os.Exit(1)
+	}
 	o, err := parse(os.Args[1:])
 	if errors.Is(err, flag.ErrHelp) {
 		return
@@ -101,6 +111,8 @@ func main() {
 	defer cancel()
 	switch {
 	case err != nil:
+	case o.routers:
+		err = o.playRouters(ctx, shapes[:2], os.Stdout, os.Stderr)
 	case o.given != nil:
 		_, err = o.playGiven(ctx, shapes, os.Stdout, os.Stderr)
 	default:

@@ -23,7 +23,7 @@ type run struct {
 	contender
 	load    *workload
 	model   string
-	addr    string // of the router
+	addrs   []string // of the routers
 	engines []*engine.Engine
 
 	mu      sync.Mutex

@@ -1,5 +1,5 @@
-// Package valkey runs a server for tests of several routers: a Valkey or Redis server if this machine
-// has one, else one in this process, which knows the commands and no faults.
+// Package valkey runs a server for tests of several routers. It is a Valkey or Redis server if this
+// machine has one. Else it is one in this process, which cannot be killed or stopped.
 package valkey
 
 import (

@@ -60,7 +60,7 @@ func (r *replay) buildRouters() error {
 	return nil
 }
 
-// share has the router tell the others what it does.
+// share opens the router's journal, and follows those of the others.
 func (o *router) share(r *replay) {
 	o.outlet = o.journal.Open(true)
 	o.scheduler.SetJournal(&o.journal)

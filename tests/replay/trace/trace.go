@@ -54,8 +54,9 @@ func (t *Trace) Sort() {
 // in whole seconds. It changes no closed loop.
 func (t *Trace) Spread() {
 	q := t.Requests
-	for i, end := 0, 0; i < len(q) && !t.Closed; i = end {
-		for end = i; end < len(q) && q[end].At == q[i].At; {
+	for i := 0; i < len(q) && !t.Closed; {
+		end := i
+		for end < len(q) && q[end].At == q[i].At {
 			end++
 		}
 		if end == len(q) {
@@ -65,6 +66,7 @@ func (t *Trace) Spread() {
 		for k := range end - i {
 			q[i+k].At = at + gap*time.Duration(k)/time.Duration(end-i)
 		}
+		i = end
 	}
 }
 

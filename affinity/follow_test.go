@@ -1,0 +1,94 @@
+package affinity
+
+import (
+	"context"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+)
+
+// told is what a store tells others, in order.
+type told struct{ list []func(*Ristretto) }
+
+func (o *told) Bound(key Key, want Want, v Version) {
+	o.list = append(o.list, func(r *Ristretto) { r.Follow(&Saved{Key: key, Want: want, Version: v}) })
+}
+
+func (o *told) Used(key Key) {
+	o.list = append(o.list, func(r *Ristretto) { r.FollowUse(key) })
+}
+
+func (o *told) Unbound(key Key, v Version) {
+	o.list = append(o.list, func(r *Ristretto) { r.FollowEnd(key, v) })
+}
+
+// TestStoresAgree has three stores bind, use and unbind a few sessions, and hear of each other late.
+// In the end all have the same bindings.
+func TestStoresAgree(t *testing.T) {
+	for seed := range uint64(20) {
+		rng := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // to be repeated
+		var stores [3]*Ristretto
+		var tells [3]told
+		var heard [3][3]int // by the store, and by the one that told
+		for i := range stores {
+			r, err := NewRistretto(Options{Journal: &tells[i], Clock: func() time.Time { return time.Unix(1e9, 0) }})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer r.Close()
+			stores[i] = r
+		}
+		hear := func(i, from, most int) {
+			for ; most > 0 && heard[i][from] < len(tells[from].list); most-- {
+				tells[from].list[heard[i][from]](stores[i])
+				heard[i][from]++
+			}
+		}
+		ctx := context.Background()
+		for range 500 {
+			i, key := rng.IntN(3), Key{byte(rng.IntN(4))}
+			b, _, err := stores[i].Peek(ctx, key)
+			if err != nil {
+				t.Fatal(err)
+			}
+			switch rng.IntN(5) {
+			case 0:
+				_, _, err = stores[i].Unbind(ctx, key, b.Version)
+			case 1:
+				_, _, err = stores[i].Touch(ctx, key, b.Version)
+			default:
+				_, _, err = stores[i].Bind(ctx, key, b.Version, Want{Target: kvscore.Target{Worker: rng.Uint64N(9)}, TTL: time.Hour})
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			hear(rng.IntN(3), (i+1)%3, rng.IntN(20))
+			hear((i+1)%3, i, rng.IntN(20))
+		}
+		for _, key := range []Key{{0}, {1}, {2}, {3}} { // the last word, which is the latest
+			for i := range stores {
+				for from := range stores {
+					if from != i {
+						hear(i, from, 1000)
+					}
+				}
+			}
+			b, _, _ := stores[0].Peek(ctx, key)
+			if _, ok, err := stores[0].Bind(ctx, key, b.Version, Want{Target: kvscore.Target{Worker: 77}, TTL: time.Hour}); !ok || err != nil {
+				t.Fatal(ok, err)
+			}
+		}
+		for i := 1; i < 3; i++ {
+			hear(i, 0, 1000)
+			for _, key := range []Key{{0}, {1}, {2}, {3}} {
+				a, _, _ := stores[0].Peek(ctx, key)
+				b, _, _ := stores[i].Peek(ctx, key)
+				if a.Target != b.Target || a.Version != b.Version {
+					t.Errorf("seed %d: %v and %v", seed, a, b)
+				}
+			}
+		}
+	}
+}
