@@ -12,7 +12,7 @@ type Saved struct {
 	Want
 	// Idle is the time since the last use, 0 while a request uses the binding.
 	Idle time.Duration
-	// Version is that of the binding.
+	// Version is that of the binding, 0 if it is unknown.
 	Version Version
 }
 
@@ -50,7 +50,8 @@ func (r *Ristretto) Restore(_ context.Context, s *Saved) (bool, error) {
 		return false, ErrClosed
 	}
 	defer g.RUnlock()
-	w := write{Want: s.Want, now: r.now(), idle: int64(max(0, s.Idle)), restores: true}
+	r.Skip(min(s.Version, maxFollowed))
+	w := write{Want: s.Want, now: r.now(), idle: int64(max(0, s.Idle)), restores: true, version: min(s.Version, maxFollowed)}
 	w.TTL = min(w.TTL, maxTTL)
 	if s.Idle >= w.TTL {
 		return false, nil

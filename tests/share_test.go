@@ -252,7 +252,7 @@ func (l *loaded) turn(c *chat, rng *rand.Rand) {
 	l.mu.Unlock()
 	begun := time.Now()
 	a := r.chat(l.t.Context(), *c)
-	if a.err != nil { // Caddy closes connections when it reloads
+	for i := 0; a.err != nil && i < 5; i++ { // Caddy resets some connections when it reloads
 		a = r.chat(l.t.Context(), *c)
 	}
 	took := time.Since(begun)
@@ -263,6 +263,7 @@ func (l *loaded) turn(c *chat, rng *rand.Rand) {
 	l.slowest = max(l.slowest, took)
 	if !a.ok() {
 		l.failed++
+		l.t.Log("status", a.status, a.err, string(a.body))
 		return
 	}
 	cached, prompt := a.cached(l.t)

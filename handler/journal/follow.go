@@ -45,8 +45,9 @@ type Follower struct {
 	// KindResponse, KindLost and KindDrained of a worker of the pool.
 	Other func(r *Record, worker uint64)
 
-	// Running is told of requests that begin or end on a worker. It may be nil.
-	Running func(worker uint64, n int64)
+	// Began is told of each request that begins on a worker. It returns what is called at the end. It
+	// may be nil.
+	Began func(worker uint64) (over func())
 	// Refused gets each router that is not followed.
 	Refused func(*Peer)
 	// Joined gets each router that has begun to tell while this one followed.
@@ -111,7 +112,7 @@ func (f *Follower) Take(now time.Time, s *Sent, behind bool) {
 			f.peers = make(map[uint64]*peer)
 		}
 		p = &peer{Peer: Peer{ID: s.Router}}
-		p.decoder.Lost = func(b *Booking) { f.lost(p, b) }
+		p.decoder.Lost = p.lost
 		f.peers[s.Router] = p
 	}
 	if p.number != 0 && s.Number <= p.number {
@@ -160,22 +161,22 @@ func (p *peer) late(now, at time.Time, behind bool) time.Duration {
 }
 
 // lost ends the lease of a request whose end will not be told.
-func (f *Follower) lost(p *peer, b *Booking) {
-	if l := f.taken(p, b); l != nil {
+func (p *peer) lost(b *Booking) {
+	if l := p.taken(b); l != nil {
 		l.End(false, nil)
 	}
 }
 
 // taken takes the lease of a request that ends; nil if it has none.
-func (f *Follower) taken(p *peer, b *Booking) *kvscore.Lease {
+func (p *peer) taken(b *Booking) *kvscore.Lease {
 	l := b.lease
 	if l == nil {
 		return nil
 	}
 	b.lease = nil
 	p.Requests--
-	if f.Running != nil {
-		f.Running(l.Target().Worker, -1)
+	if b.over != nil {
+		b.over()
 	}
 	return l
 }
@@ -253,8 +254,8 @@ func (f *Follower) booked(p *peer, b *Booking, worker uint64, at time.Time) {
 	_, b.lease = f.Scheduler.Select(at, &r, []kvscore.Target{{Worker: worker, Rank: b.Target.Rank}}, 0, nil, &f.selection)
 	p.Requests++
 	p.Told++
-	if f.Running != nil {
-		f.Running(worker, 1)
+	if f.Began != nil {
+		b.over = f.Began(worker)
 	}
 }
 
@@ -272,7 +273,7 @@ func answered(l *kvscore.Lease, a *Answered, at time.Time) {
 
 // ended ends a request.
 func (f *Follower) ended(p *peer, e *End, at time.Time) {
-	l := f.taken(p, e.Booking)
+	l := p.taken(e.Booking)
 	if l == nil {
 		return
 	}

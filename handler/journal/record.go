@@ -124,6 +124,7 @@ type Booking struct {
 	Streamed, Text bool
 
 	lease *kvscore.Lease // of a Follower
+	over  func()         // the same: see its Began
 }
 
 // Answered is the first sign that the prefill of a request is over.

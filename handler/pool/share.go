@@ -195,11 +195,15 @@ func (p *Pool) newSharer(set *Share) *journal.Sharer {
 				}
 				return 0, false
 			},
-			Running: func(worker uint64, n int64) {
-				if w := p.ByID(worker); w != nil {
-					if w.slots.others.Add(n); n < 0 {
-						p.queue.freed(w)
-					}
+			Began: func(worker uint64) (over func()) {
+				w := p.ByID(worker)
+				if w == nil {
+					return nil
+				}
+				w.slots.others.Add(1)
+				return func() {
+					w.slots.others.Add(-1)
+					p.queue.freed(w)
 				}
 			},
 		},
