@@ -117,7 +117,7 @@ func TestRoutersActAsOne(t *testing.T) {
 	v := startValkey(t)
 	var engines []*engine.Engine
 	for range 3 {
-		engines = append(engines, startLoaded(t, engine.Config{Step: engine.StepModel{Base: 2}}))
+		engines = append(engines, startLoaded(t, engine.Config{BlockSize: 32, Step: engine.StepModel{Base: 2}}))
 	}
 	site := "share " + v.URL()
 	routers := startRouters(t, 2, engines, site, "response_headers X-KV-", "affinity {\n\tmode hard\n}")

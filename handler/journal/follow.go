@@ -48,7 +48,7 @@ type Follower struct {
 	// Began is told of each request that begins on a worker. It returns what is called at the end. It
 	// may be nil.
 	Began func(worker uint64) (over func())
-	// Refused gets each router that is not followed.
+	// Refused gets each router that is not followed for a while.
 	Refused func(*Peer)
 	// Joined gets each router that has begun to tell while this one followed.
 	Joined func(*Peer)
@@ -93,7 +93,8 @@ type peer struct {
 	number  uint64
 	workers map[int]uint64 // ids here, by number; nil while it is refused, or its beginning unknown
 	greeted bool
-	told    bool // it was said that it is refused
+	refused time.Time // since when; zero if it is not
+	told    bool      // that was told Refused
 
 	// ahead is the least of own clock less the router's, in milliseconds, in this window and in the
 	// last one.
@@ -223,12 +224,11 @@ func (f *Follower) begin(p *peer, r *Record, behind bool) {
 	if err := f.Refuse(&r.Head); err != nil {
 		p.Refused, p.workers = err.Error(), nil
 		p.decoder.Forget()
-		if !p.told && !behind {
-			p.told = true
-			f.Refused(&p.Peer)
+		if p.refused.IsZero() {
+			p.refused = p.Seen
 		}
 	} else {
-		p.workers = make(map[int]uint64)
+		p.workers, p.refused = make(map[int]uint64), time.Time{}
 	}
 	if !p.greeted && !behind {
 		f.Joined(&p.Peer)
@@ -307,7 +307,11 @@ func (f *Follower) Expire(now time.Time) (silent []Peer) {
 			p.Live = false
 			silent = append(silent, p.Peer)
 		}
-		if age > remembered {
+		if p.Live && !p.told && !p.refused.IsZero() && now.Sub(p.refused) > silence { // at a start, sizes may change
+			p.told = true
+			f.Refused(&p.Peer)
+		}
+		if age > remembered || age > silence && !p.greeted {
 			delete(f.peers, id)
 		}
 	}

@@ -100,6 +100,7 @@ type Sharer struct {
 	fresh   bool      // records are lost, so that a new run begins
 	sent    time.Time // when the last append went well
 	begun   time.Time // when the words began anew
+	told    Head      // then
 
 	mu     sync.Mutex
 	status ShareStatus
@@ -340,10 +341,12 @@ func (s *Sharer) begin(now time.Time) {
 	if n := s.outlet.Lost(); n > s.lost {
 		s.lost, s.fresh = n, true
 	}
+	h := s.head()
 	s.mu.Lock()
 	since := now.Sub(s.begun)
 	joined, tells := s.joined && since > beginsApart, s.tells
-	due := s.fresh || joined || tells || since > PastTime/2 || s.bytes > PastBytes/2
+	changed := h.agrees(&s.told) != nil // engines report the size of their blocks
+	due := s.fresh || changed || joined || tells || since > PastTime/2 || s.bytes > PastBytes/2
 	if due {
 		s.bytes, s.joined, s.tells = 0, false, false
 	}
@@ -362,9 +365,8 @@ func (s *Sharer) begin(now time.Time) {
 	if s.fresh {
 		s.fresh, s.encoder.open, s.run = false, nil, rand.Uint64() //nolint:gosec // only differs
 	}
-	s.begun = now
-	h := s.head()
 	h.Run = s.run
+	s.begun, s.told = now, *h
 	s.encoder.Begin(at, h)
 	s.encoder.State(at, s.Source.State())
 	if used >= 0 {
