@@ -214,6 +214,9 @@ func (d *Decoder) booked(r *reader, to *Record) (usable bool) {
 	if len(d.open) == maxOpen {
 		d.Forget() // no router has so many requests
 	}
+	if twice := d.open[id]; twice != nil && d.Lost != nil {
+		d.Lost(twice)
+	}
 	d.open[id] = b
 	to.Target, to.Booking = b.Target, b
 	return true
@@ -265,7 +268,6 @@ func (d *Decoder) add(r *reader, p *Prompt) *Prompt {
 func (d *Decoder) ended(r *reader, to *Record) (usable bool) {
 	id := d.request(r)
 	b := d.open[id]
-	delete(d.open, id)
 	flags := r.flags()
 	to.End = End{Booking: b, Computed: flags&1 != 0, Tokens: r.count(), AnswerTokens: r.count()}
 	if flags&2 != 0 {
@@ -276,9 +278,10 @@ func (d *Decoder) ended(r *reader, to *Record) (usable bool) {
 		to.End.Answer = d.add(r, p)
 	}
 	to.End.Output, to.End.Cached = r.count(), r.count()-1
-	if b == nil {
-		return false // it began before the log
+	if b == nil || r.failed {
+		return false // it began before the log, or the record is damaged
 	}
+	delete(d.open, id)
 	to.Target = b.Target
 	return true
 }

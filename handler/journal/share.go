@@ -17,8 +17,9 @@ import (
 )
 
 const (
-	// gather is how long records wait for others before they are sent together.
-	gather = time.Millisecond
+	// gather is how long records wait for others before they are sent together. At a high rate it is
+	// more, so that appends are apart.
+	gather, apart = time.Millisecond, 4 * time.Millisecond
 	// beat is the time between two words of a router that has nothing to tell.
 	beat = time.Second
 	// sendWithin bounds one append, and readWithin one read. The choice waits for neither.
@@ -293,7 +294,7 @@ func (s *Sharer) writeAll(ctx context.Context) {
 		}
 		select {
 		case <-s.outlet.wake:
-			pause(ctx, gather)
+			pause(ctx, max(gather, apart-time.Since(s.sent)))
 			beats = false
 		case <-tick.C:
 			beats = true
