@@ -304,7 +304,7 @@ func TestShareFaults(t *testing.T) {
 	load := startLoad(t, routers, 12)
 	defer load.all.Wait()
 	defer load.stop.Store(true)
-	const lasts = 4 * time.Second
+	const lasts = 2500 * time.Millisecond
 	for _, c := range []struct {
 		name       string
 		harm, mend func()
@@ -322,9 +322,9 @@ func TestShareFaults(t *testing.T) {
 				ask("CLIENT", "PAUSE", "200")
 			}
 		}, func() {}},
-		{"routers reloaded each second", func() {
+		{"routers reloaded twice a second", func() {
 			for range 4 {
-				time.Sleep(time.Second)
+				time.Sleep(lasts / 5)
 				for _, r := range routers {
 					r.postConfig(t)
 				}

@@ -86,7 +86,7 @@ func (s *Server) AskAs(password string, words ...string) (string, error) {
 		return "", err
 	}
 	defer conn.Close()
-	if err = conn.SetDeadline(time.Now().Add(time.Second)); err != nil {
+	if err = conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
 		return "", err
 	}
 	if password != "" {
