@@ -81,7 +81,9 @@ func (r *Ristretto) Follow(s *Saved) bool {
 	res := absent
 	if e := r.find(&s.Key); e != nil {
 		r.visit(e, w.now, func() {
-			if w.expect = e.version; w.expect < w.version || w.expect == w.version && e.target().Less(w.Target) {
+			if w.expect = e.version; e.kind == EngineBacked { // its router's alone
+				res = lost
+			} else if w.expect < w.version || w.expect == w.version && e.target().Less(w.Target) {
 				_, res = r.rebind(e, &w)
 			} else {
 				res = lost
@@ -101,7 +103,8 @@ const maxFollowed = math.MaxInt64
 // FollowUse restarts the time to live of a session that another router has used.
 func (r *Ristretto) FollowUse(key Key) { _, _, _ = r.read(&key, anyVersion, true) } //nolint:dogsled // if it is there
 
-// FollowEnd ends a binding that another router has ended, unless the session has a later one.
+// FollowEnd ends a binding that another router has ended, unless the session has a later one. It
+// ends any of an engine's session, without a report: the other router has closed it.
 func (r *Ristretto) FollowEnd(key Key, v Version) {
 	g, open := r.enter(key.hash())
 	if !open {
@@ -110,7 +113,7 @@ func (r *Ristretto) FollowEnd(key Key, v Version) {
 	defer g.RUnlock()
 	if e := r.find(&key); e != nil {
 		r.visit(e, r.now(), func() {
-			if e.version <= v {
+			if e.version <= v || e.kind == EngineBacked {
 				r.finish(e, 0)
 			}
 		})

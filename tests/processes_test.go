@@ -25,6 +25,7 @@ var waiting = []string{
 	"TestOfficialPythonClients",
 	"TestRestartWithinAPoll",
 	"TestRoutersActAsOne",
+	"TestEngineSessionsOverRouters",
 	"TestHungEnginesAreFound",
 	"TestRestartInTheMiddle",
 	"TestEngineWithoutLoadIsWarnedOf",

@@ -72,6 +72,26 @@ type Stream interface {
 	Close()
 }
 
+// Claims are what must be certain among routers: who has a name, and with which value. The methods
+// return within the context's time.
+type Claims interface {
+	// Claim claims a name for a time. It returns false if another has it.
+	Claim(ctx context.Context, name, value string, ttl time.Duration) (mine bool, err error)
+	// Find returns the value, empty if nobody has the name, and the time that is left.
+	Find(ctx context.Context, name string) (value string, left time.Duration, err error)
+	// Renew gives a claim of the value a new time, and Release ends it. They return false if there
+	// is none of that value.
+	Renew(ctx context.Context, name, value string, ttl time.Duration) (ok bool, err error)
+	Release(ctx context.Context, name, value string) (ok bool, err error)
+}
+
+// Claims returns the claims of the stream's server, nil while there is no connection.
+func (s *Sharer) Claims() Claims {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.claims
+}
+
 // Sharer shares the records of one pool with other routers.
 type Sharer struct {
 	// Dial connects to the stream.
@@ -105,6 +125,7 @@ type Sharer struct {
 
 	mu     sync.Mutex
 	status ShareStatus
+	claims Claims
 	read   uint64    // entries
 	size   float64   // of an entry, on average
 	bytes  int64     // that were read since begun
@@ -146,6 +167,9 @@ func (s *Sharer) Run(ctx context.Context, o *Outlet) {
 			s.fail(ctx, err)
 		} else {
 			s.stream = stream
+			s.mu.Lock()
+			s.claims, _ = stream.(Claims)
+			s.mu.Unlock()
 			for ctx.Err() == nil {
 				s.share(ctx)
 			}

@@ -111,3 +111,43 @@ func (v *Valkey) Trim(ctx context.Context, entries int64) error {
 	}
 	return err
 }
+
+// The scripts act on a claim if it still has the value.
+var (
+	renewClaim   = valkey.NewLuaScript(`if redis.call("GET", KEYS[1]) == ARGV[1] then return redis.call("PEXPIRE", KEYS[1], ARGV[2]) end return 0`)
+	releaseClaim = valkey.NewLuaScript(`if redis.call("GET", KEYS[1]) == ARGV[1] then return redis.call("DEL", KEYS[1]) end return 0`)
+)
+
+func (v *Valkey) claim(name string) string { return v.keys[:len(v.keys)-len("keys")] + name }
+
+// Claim implements [Claims].
+func (v *Valkey) Claim(ctx context.Context, name, value string, ttl time.Duration) (mine bool, err error) {
+	err = v.client.Do(ctx, v.client.B().Set().Key(v.claim(name)).Value(value).Nx().Px(ttl).Build()).Error()
+	if valkey.IsValkeyNil(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// Find implements [Claims].
+func (v *Valkey) Find(ctx context.Context, name string) (value string, left time.Duration, err error) {
+	b, key := v.client.B(), v.claim(name)
+	done := v.client.DoMulti(ctx, b.Get().Key(key).Build(), b.Pttl().Key(key).Build())
+	if value, err = done[0].ToString(); valkey.IsValkeyNil(err) {
+		return "", 0, nil
+	}
+	ms, _ := done[1].AsInt64()
+	return value, time.Duration(max(0, ms)) * time.Millisecond, err
+}
+
+// Renew implements [Claims].
+func (v *Valkey) Renew(ctx context.Context, name, value string, ttl time.Duration) (bool, error) {
+	n, err := renewClaim.Exec(ctx, v.client, []string{v.claim(name)}, []string{value, strconv.FormatInt(ttl.Milliseconds(), 10)}).AsInt64()
+	return n == 1, err
+}
+
+// Release implements [Claims].
+func (v *Valkey) Release(ctx context.Context, name, value string) (bool, error) {
+	n, err := releaseClaim.Exec(ctx, v.client, []string{v.claim(name)}, []string{value}).AsInt64()
+	return n == 1, err
+}

@@ -138,6 +138,27 @@ func (p *Pool) ShareState() (s journal.ShareStatus, on bool) {
 	return sharer.Status(), true
 }
 
+// Claims are what is certain among routers.
+type Claims = journal.Claims
+
+// Upstream returns the worker at an address, nil if it is no upstream.
+func (p *Pool) Upstream(dial string) *Worker {
+	w, _ := p.upstream(dial)
+	return w
+}
+
+// Claims returns what is certain among the routers, and whether they share at all. It is nil if
+// their server cannot be reached.
+func (p *Pool) Claims() (c Claims, shares bool) {
+	p.shared.mu.Lock()
+	sharer := p.shared.sharer
+	p.shared.mu.Unlock()
+	if sharer == nil {
+		return nil, false
+	}
+	return sharer.Claims(), true
+}
+
 // KeepShare shares as the settings say. It does not wait for a server.
 func (p *Pool) KeepShare(set Share) {
 	k := &p.shared

@@ -50,7 +50,7 @@ func closerOf(p *pool.Pool) *closer {
 // holds it.
 func Unbind(ctx context.Context, p *pool.Pool, key affinity.Key, v affinity.Version) (affinity.Binding, bool, error) {
 	b, ended, err := p.Sessions.Unbind(ctx, key, v)
-	if ended && b.Kind == affinity.EngineBacked {
+	if ended && b.Kind == affinity.EngineBacked && endClaim(p, key) {
 		closerOf(p).close(&b.Want)
 	}
 	return b, ended, err
@@ -65,6 +65,13 @@ func (c *closer) Ended(key affinity.Key, held *affinity.Want, why affinity.Reaso
 	now, ok, _ := c.pool.Sessions.Peek(ctx, key)
 	if ok && now.Target == held.Target && now.EngineSession == held.EngineSession {
 		return // the client has opened it again, on the same worker
+	}
+	if _, shares := c.pool.Claims(); shares && why != affinity.Replaced {
+		l := endUnused(c.pool, key)
+		if l == nil {
+			return // another router uses it, or has closed it
+		}
+		defer l.endAfter(c, held)
 	}
 	if !ok && why == affinity.Expired {
 		lost := *held
@@ -204,6 +211,9 @@ func (c *closer) over(w *pool.Worker, id string) <-chan struct{} {
 
 // CloseAll implements [pool.Holder].
 func (c *closer) CloseAll() {
+	if _, shares := c.pool.Claims(); shares {
+		return // the other routers go on with them
+	}
 	c.pool.Sessions.Reported(context.Background())
 	c.pool.Sessions.Dump(func(part []affinity.Saved) bool {
 		for i := range part {

@@ -47,6 +47,9 @@ func (t *Turn) enterEngine(ctx context.Context) error {
 		t.Pool.Sessions.Reported(ctx) // it may have expired just now: see isLost
 		b = t.peek(ctx, s.Key)
 	}
+	if b.Version == 0 && !s.Opens() && !t.dry {
+		b = t.claimed(ctx)
+	}
 	if b.Kind != affinity.EngineBacked && !s.Opens() && !t.Pool.Sessions.HasAlone(s.Key) {
 		return nil
 	}
@@ -55,6 +58,9 @@ func (t *Turn) enterEngine(ctx context.Context) error {
 			return err
 		}
 		t.find(ctx) // the turn may have waited long
+		if err := t.followClaim(ctx); err != nil {
+			return err
+		}
 		b = t.bound
 	}
 	switch {
@@ -70,6 +76,9 @@ func (t *Turn) enterEngine(ctx context.Context) error {
 func (t *Turn) haveAlone(ctx context.Context) error {
 	t.Pool.Sessions.Begin(&t.use, t.plan.Session.Key)
 	alone, err := t.use.Alone(ctx, time.Duration(t.Pool.Settings.Load().MaxWait))
+	if err == nil && alone {
+		alone, err = t.lockOut(ctx)
+	}
 	if err != nil || alone {
 		return err
 	}
@@ -93,6 +102,7 @@ func (t *Turn) Leave() {
 		if old, ended, _ := t.Pool.Sessions.Unbind(context.Background(), t.plan.Session.Key, t.bound.Version); ended {
 			t.closes = &old.Want
 		}
+		t.dropClaim()
 	}
 	t.held, t.bound = "", affinity.Binding{}
 }
@@ -143,6 +153,10 @@ func (t *Turn) Open(req *http.Request, w *pool.Worker, at kvscore.Target) error 
 	t.held, t.bound, t.pending = id, b, false
 	if ok {
 		t.opened = b.Version
+	}
+	if err := t.makeClaim(); err != nil {
+		t.RollBack()
+		return err
 	}
 	if c := t.closes; c != nil && c.Target.Worker == at.Worker && c.EngineSession == id {
 		t.closes = nil // the session that the turn left is the one that it has opened again

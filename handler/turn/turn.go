@@ -78,6 +78,8 @@ type Turn struct {
 	held   string           // the engine's id of the session, empty if no engine holds it
 	opened affinity.Version // of the binding made for this request, until an answer begins
 	closes *affinity.Want   // to be closed after the request
+	claim  string           // of an engine's session, if routers share it
+	lock   *lock            // the same: no other router has a turn of the session
 }
 
 // Enter begins a request's part in its session. If an engine holds the session, the request
@@ -93,6 +95,7 @@ func (s *Sessions) Enter(ctx context.Context, t *Turn, p *plan.Plan, dry bool) e
 		err = t.haveAlone(ctx) // a second turn, or a close, can end SGLang's scheduler
 	}
 	if err != nil {
+		t.leaveClaims(false, &t.bound.Want)
 		_ = t.use.End(ctx, 0)
 	}
 	return err
@@ -307,10 +310,12 @@ func (t *Turn) End(computed bool) {
 	case computed:
 		used = t.bound.Version
 	}
+	held := t.bound.Want
 	if t.closes != nil { // before the next turn of the session begins
 		t.closer.close(t.closes)
-		t.closes = nil
+		held, t.closes = *t.closes, nil
 	}
+	t.leaveClaims(computed, &held)
 	_ = t.use.End(context.Background(), used)
 }
 

@@ -1,0 +1,294 @@
+package turn
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"math/rand/v2"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"go.uber.org/zap"
+)
+
+// With several routers, an engine's session is claimed in the server that they share: its claim says
+// which engine holds it. A lock beside it keeps turns through other routers out.
+
+const (
+	// claimWithin bounds each question to the server.
+	claimWithin = time.Second
+	// lockFor is how long a lock outlives its router. It is renewed lockRenewals times in that.
+	lockFor, lockRenewals = 15 * time.Second, 3
+	// lockPause is the time between two tries to get a lock.
+	lockPause = 10 * time.Millisecond
+)
+
+// claim is the value of a claim.
+type claim struct {
+	Dial    string        `json:"dial"`
+	Rank    uint32        `json:"rank"`
+	Session string        `json:"session"` // the engine's id
+	TTL     time.Duration `json:"ttl"`
+	Number  uint64        `json:"number"` // no two claims are equal
+}
+
+func claimName(key affinity.Key) string { return "session:" + key.String() }
+
+var errNoClaims = errors.New("there is no connection")
+
+// ask asks the server that routers share, if they do. f is not called without a connection.
+func ask(ctx context.Context, p *pool.Pool, f func(context.Context, pool.Claims) error) error {
+	c, shares := p.Claims()
+	if !shares {
+		return nil
+	}
+	if c == nil {
+		return errNoClaims
+	}
+	ctx, end := context.WithTimeout(ctx, claimWithin)
+	defer end()
+	return f(ctx, c)
+}
+
+// uncertain returns the refusal of a turn while the server cannot be asked.
+func (t *Turn) uncertain(err error) error {
+	t.Pool.Logger().Debug("the server of share cannot be asked", zap.Error(err)) // the client must not see its address
+	return NotOpened(t.plan, http.StatusServiceUnavailable,
+		errors.New("other routers may use the session of the engine, and the router cannot ask them now"))
+}
+
+// lock keeps turns of a session through other routers out.
+type lock struct {
+	name, value string
+	end         context.CancelFunc
+}
+
+// lockOut keeps turns of other routers out. It returns false if one of them is still under way when
+// the time is up.
+func (t *Turn) lockOut(ctx context.Context) (alone bool, err error) {
+	if _, shares := t.Pool.Claims(); !shares || t.lock != nil {
+		return true, nil
+	}
+	l := newLock(t.plan.Session.Key)
+	for end := time.Now().Add(time.Duration(t.Pool.Settings.Load().MaxWait)); ; {
+		err = ask(ctx, t.Pool, func(ctx context.Context, c pool.Claims) (err error) {
+			alone, err = c.Claim(ctx, l.name, l.value, lockFor)
+			return err
+		})
+		switch {
+		case ctx.Err() != nil:
+			return false, ctx.Err()
+		case err != nil:
+			return false, t.uncertain(err)
+		case alone:
+			t.lock = l
+			var renews context.Context
+			renews, l.end = context.WithCancel(context.Background())
+			go l.renew(renews, t.Pool)
+			return true, nil
+		case time.Now().After(end):
+			return false, nil
+		}
+		select {
+		case <-time.After(lockPause):
+		case <-ctx.Done():
+			return false, ctx.Err()
+		}
+	}
+}
+
+// renew renews the lock until it ends.
+func (l *lock) renew(ctx context.Context, p *pool.Pool) {
+	ticker := time.NewTicker(lockFor / lockRenewals)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			_ = ask(ctx, p, func(ctx context.Context, c pool.Claims) error {
+				_, err := c.Renew(ctx, l.name, l.value, lockFor)
+				return err
+			})
+		}
+	}
+}
+
+// leaveClaims renews the claim of a turn that was computed, and ends the lock: after the engine has
+// closed the session, if it is to. A close must not meet the next opening.
+func (t *Turn) leaveClaims(computed bool, held *affinity.Want) {
+	if t.lock == nil {
+		return
+	}
+	l := t.lock
+	t.lock = nil
+	if computed && t.claim != "" {
+		_ = ask(context.Background(), t.Pool, func(ctx context.Context, c pool.Claims) error {
+			_, err := c.Renew(ctx, claimName(t.plan.Session.Key), t.claim, t.ttl()+engineGrace)
+			return err
+		})
+	}
+	l.endAfter(t.closer, held)
+}
+
+// endAfter ends the lock when the closing of a session is over, if there is one.
+func (l *lock) endAfter(c *closer, held *affinity.Want) {
+	end := func() {
+		l.end()
+		_ = ask(context.Background(), c.pool, func(ctx context.Context, c pool.Claims) error {
+			_, err := c.Release(ctx, l.name, l.value)
+			return err
+		})
+	}
+	w := c.pool.ByID(held.Target.Worker)
+	if w == nil || c.over(w, held.EngineSession) == nil {
+		end()
+		return
+	}
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), openTimeout)
+		defer cancel()
+		_ = c.await(ctx, w, held.EngineSession)
+		end()
+	}()
+}
+
+// claimed asks once whether an engine holds a session that this router does not know. If so, it is
+// bound as such.
+func (t *Turn) claimed(ctx context.Context) affinity.Binding {
+	value := ""
+	_ = ask(ctx, t.Pool, func(ctx context.Context, c pool.Claims) (err error) {
+		value, _, err = c.Find(ctx, claimName(t.plan.Session.Key))
+		return err
+	})
+	if value != "" {
+		t.bindClaim(ctx, value, affinity.Binding{})
+	}
+	return t.peek(ctx, t.plan.Session.Key)
+}
+
+// followClaim binds the session to where its claim says. The turn has the lock. Without a claim, what
+// this router knows is claimed: the server may have lost it.
+func (t *Turn) followClaim(ctx context.Context) error {
+	if t.lock == nil {
+		return nil
+	}
+	err := ask(ctx, t.Pool, func(ctx context.Context, c pool.Claims) (err error) {
+		t.claim, _, err = c.Find(ctx, claimName(t.plan.Session.Key))
+		return err
+	})
+	switch {
+	case err != nil:
+		return t.uncertain(err)
+	case t.claim != "":
+		t.bindClaim(ctx, t.claim, t.bound)
+		t.find(ctx)
+	case t.bound.Kind == affinity.EngineBacked && !isLost(&t.bound):
+		return t.makeClaim()
+	}
+	return nil
+}
+
+// bindClaim binds the session to where a claim says, in place of what this router has seen.
+func (t *Turn) bindClaim(ctx context.Context, value string, seen affinity.Binding) {
+	var one claim
+	if json.Unmarshal([]byte(value), &one) != nil || one.Session == "" || one.TTL <= 0 {
+		return // of another version
+	}
+	w := t.Pool.Upstream(one.Dial)
+	if w == nil {
+		return
+	}
+	want := affinity.Want{
+		Target: kvscore.Target{Worker: w.ID, Rank: one.Rank}, TTL: one.TTL, Scope: t.plan.Session.Scope,
+		Kind: affinity.EngineBacked, EngineSession: one.Session,
+	}
+	if seen.Target == want.Target && seen.EngineSession == want.EngineSession && seen.Kind == want.Kind {
+		return
+	}
+	if _, _, err := t.Pool.Sessions.Bind(ctx, t.plan.Session.Key, seen.Version, want); err != nil {
+		t.Failed()
+	}
+}
+
+// makeClaim claims the session that an engine holds. The turn has the lock.
+func (t *Turn) makeClaim() error {
+	w := t.Pool.ByID(t.bound.Target.Worker)
+	if t.lock == nil || t.claim != "" || w == nil {
+		return nil
+	}
+	value, err := json.Marshal(claim{w.Dial, t.bound.Target.Rank, t.bound.EngineSession, t.bound.TTL, rand.Uint64()}) //nolint:gosec // only differs
+	if err != nil {
+		return err
+	}
+	err = ask(context.Background(), t.Pool, func(ctx context.Context, c pool.Claims) error {
+		mine, err := c.Claim(ctx, claimName(t.plan.Session.Key), string(value), t.bound.TTL+engineGrace)
+		if err == nil && !mine {
+			err = errors.New("another router has claimed it meanwhile")
+		}
+		return err
+	})
+	if err != nil {
+		return t.uncertain(err)
+	}
+	t.claim = string(value)
+	return nil
+}
+
+// dropClaim ends the claim of the session that the turn leaves.
+func (t *Turn) dropClaim() {
+	if t.claim != "" {
+		endClaim(t.Pool, t.plan.Session.Key)
+		t.claim = ""
+	}
+}
+
+// endClaim ends a session's claim, and returns whether the session is to be closed: not if another
+// router has ended the claim.
+func endClaim(p *pool.Pool, key affinity.Key) (closes bool) {
+	ended := true
+	err := ask(context.Background(), p, func(ctx context.Context, c pool.Claims) error {
+		value, _, err := c.Find(ctx, claimName(key))
+		if err == nil {
+			ended, err = c.Release(ctx, claimName(key), value)
+		}
+		return err
+	})
+	return ended || err != nil
+}
+
+// endUnused ends the claim of a session that has expired here, unless another router has used it since,
+// or uses it now. It returns the lock, which ends after the closing; nil if the session is not to be
+// closed. Without the server, the engine's own timeout decides.
+func endUnused(p *pool.Pool, key affinity.Key) *lock {
+	l := newLock(key)
+	ended := false
+	_ = ask(context.Background(), p, func(ctx context.Context, c pool.Claims) error {
+		mine, err := c.Claim(ctx, l.name, l.value, lockFor)
+		if err != nil || !mine {
+			return err
+		}
+		value, left, err := c.Find(ctx, claimName(key))
+		if err == nil && value != "" && left <= engineGrace+claimWithin {
+			ended, err = c.Release(ctx, claimName(key), value)
+		}
+		if !ended {
+			_, _ = c.Release(ctx, l.name, l.value)
+		}
+		return err
+	})
+	if !ended {
+		return nil
+	}
+	return l
+}
+
+// newLock returns a lock that nobody has yet.
+func newLock(key affinity.Key) *lock {
+	value := strconv.FormatUint(rand.Uint64(), 36) //nolint:gosec // only differs
+	return &lock{name: "turn:" + key.String(), value: value, end: func() {}}
+}
