@@ -85,10 +85,13 @@ type Claims interface {
 	Release(ctx context.Context, name, value string) (ok bool, err error)
 }
 
-// Claims returns the claims of the stream's server, nil while there is no connection.
+// Claims returns the claims of the stream's server, nil while that fails.
 func (s *Sharer) Claims() Claims {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if !s.status.Connected {
+		return nil
+	}
 	return s.claims
 }
 

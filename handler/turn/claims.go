@@ -21,6 +21,8 @@ import (
 const (
 	// claimWithin bounds each question to the server.
 	claimWithin = time.Second
+	// claimedWithin bounds the question that may also concern an ordinary session.
+	claimedWithin = 200 * time.Millisecond
 	// lockFor is how long a lock outlives its router. It is renewed lockRenewals times in that.
 	lockFor, lockRenewals = 15 * time.Second, 3
 	// lockPause is the time between two tries to get a lock.
@@ -80,9 +82,11 @@ func (t *Turn) lockOut(ctx context.Context) (alone bool, err error) {
 			return err
 		})
 		switch {
-		case ctx.Err() != nil:
-			return false, ctx.Err()
 		case err != nil:
+			go l.release(t.Pool) //nolint:gosec // the server may have locked it all the same, also for a client that has left
+			if ctx.Err() != nil {
+				return false, ctx.Err()
+			}
 			return false, t.uncertain(err)
 		case alone:
 			t.lock = l
@@ -118,6 +122,14 @@ func (l *lock) renew(ctx context.Context, p *pool.Pool) {
 	}
 }
 
+// release ends the lock in the server.
+func (l *lock) release(p *pool.Pool) {
+	_ = ask(context.Background(), p, func(ctx context.Context, c pool.Claims) error {
+		_, err := c.Release(ctx, l.name, l.value)
+		return err
+	})
+}
+
 // leaveClaims renews the claim of a turn that was computed, and ends the lock: after the engine has
 // closed the session, if it is to. A close must not meet the next opening.
 func (t *Turn) leaveClaims(computed bool, held *affinity.Want) {
@@ -139,10 +151,7 @@ func (t *Turn) leaveClaims(computed bool, held *affinity.Want) {
 func (l *lock) endAfter(c *closer, held *affinity.Want) {
 	end := func() {
 		l.end()
-		_ = ask(context.Background(), c.pool, func(ctx context.Context, c pool.Claims) error {
-			_, err := c.Release(ctx, l.name, l.value)
-			return err
-		})
+		l.release(c.pool)
 	}
 	w := c.pool.ByID(held.Target.Worker)
 	if w == nil || c.over(w, held.EngineSession) == nil {
@@ -161,7 +170,9 @@ func (l *lock) endAfter(c *closer, held *affinity.Want) {
 // bound as such.
 func (t *Turn) claimed(ctx context.Context) affinity.Binding {
 	value := ""
-	_ = ask(ctx, t.Pool, func(ctx context.Context, c pool.Claims) (err error) {
+	within, end := context.WithTimeout(ctx, claimedWithin)
+	defer end()
+	_ = ask(within, t.Pool, func(ctx context.Context, c pool.Claims) (err error) {
 		value, _, err = c.Find(ctx, claimName(t.plan.Session.Key))
 		return err
 	})
