@@ -273,10 +273,11 @@ func (p *Pool) AwaitRestored(ctx context.Context) {
 
 // watchJournal raises a condition if records get lost.
 func (p *Pool) watchJournal(t time.Time) {
-	if n := p.JournalState().Lost; n != p.kept.lost {
-		p.kept.lost = n
+	n := p.JournalState().Lost
+	if n > p.kept.lost {
 		p.Incidents.Raise(t, incidentJournalLost, p.Logger)
 	}
+	p.kept.lost = n // less if the journal was opened anew
 }
 
 // journalState returns what was learned.
