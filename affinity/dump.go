@@ -50,9 +50,8 @@ func (r *Ristretto) Restore(_ context.Context, s *Saved) (bool, error) {
 		return false, ErrClosed
 	}
 	defer g.RUnlock()
-	r.Skip(min(s.Version, maxFollowed))
-	w := write{Want: s.Want, now: r.now(), idle: int64(max(0, s.Idle)), restores: true, version: min(s.Version, maxFollowed)}
-	w.TTL = min(w.TTL, maxTTL)
+	w := r.saved(s)
+	w.restores = true
 	if s.Idle >= w.TTL {
 		return false, nil
 	}
@@ -75,9 +74,7 @@ func (r *Ristretto) Follow(s *Saved) bool {
 		return false
 	}
 	defer g.RUnlock()
-	r.Skip(s.Version)
-	w := write{Want: s.Want, now: r.now(), idle: int64(max(0, s.Idle)), version: s.Version}
-	w.TTL = min(w.TTL, maxTTL)
+	w := r.saved(s)
 	res := absent
 	if e := r.find(&s.Key); e != nil {
 		r.visit(e, w.now, func() {
@@ -96,6 +93,14 @@ func (r *Ristretto) Follow(s *Saved) bool {
 	return res == written
 }
 
+// saved returns the write of a saved binding. Further versions are greater than its own.
+func (r *Ristretto) saved(s *Saved) write {
+	w := write{Want: s.Want, now: r.now(), idle: int64(max(0, s.Idle)), version: min(s.Version, maxFollowed)}
+	w.TTL = min(w.TTL, maxTTL)
+	r.Skip(w.version)
+	return w
+}
+
 // maxFollowed bounds the versions of others: they are times in nanoseconds, and one that cannot be
 // right would make all further ones too great.
 const maxFollowed = math.MaxInt64
@@ -106,18 +111,7 @@ func (r *Ristretto) FollowUse(key Key) { _, _, _ = r.read(&key, anyVersion, true
 // FollowEnd ends a binding that another router has ended, unless the session has a later one. It
 // ends any of an engine's session, without a report: the other router has closed it.
 func (r *Ristretto) FollowEnd(key Key, v Version) {
-	g, open := r.enter(key.hash())
-	if !open {
-		return
-	}
-	defer g.RUnlock()
-	if e := r.find(&key); e != nil {
-		r.visit(e, r.now(), func() {
-			if e.version <= v || e.kind == EngineBacked {
-				r.finish(e, 0)
-			}
-		})
-	}
+	_, _, _ = r.end(&key, func(e *entry) bool { return e.version <= v || e.kind == EngineBacked }) //nolint:dogsled // if it is there
 }
 
 // Changes returns a number that grows with each Bind.

@@ -237,21 +237,28 @@ func (r *Ristretto) read(key *Key, v Version, slide bool) (b Binding, ok bool, e
 // Unbind ends the session's binding if it has the version expect, and returns it. OnExpire does
 // not get this end.
 func (r *Ristretto) Unbind(_ context.Context, key Key, expect Version) (b Binding, ok bool, err error) {
+	b, ok, err = r.end(&key, func(e *entry) bool { return e.version == expect })
+	if ok && r.journal != nil {
+		r.journal.Unbound(key, expect)
+	}
+	return b, ok, err
+}
+
+// end ends the session's binding without a report, if its entry is one that ends. It returns the
+// binding.
+func (r *Ristretto) end(key *Key, ends func(*entry) bool) (b Binding, ok bool, err error) {
 	g, open := r.enter(key.hash())
 	if !open {
 		return Binding{}, false, ErrClosed
 	}
 	defer g.RUnlock()
-	if e := r.find(&key); e != nil {
+	if e := r.find(key); e != nil {
 		r.visit(e, r.now(), func() {
 			b = r.binding(e)
-			if ok = e.version == expect; ok {
+			if ok = ends(e); ok {
 				r.finish(e, 0)
 			}
 		})
-	}
-	if ok && r.journal != nil {
-		r.journal.Unbound(key, expect)
 	}
 	return b, ok, nil
 }

@@ -197,7 +197,7 @@ func (h *Handler) adoptWhenLive(ctx context.Context) {
 	}
 }
 
-// keepJournal has the pool keep its journal as all its handlers say.
+// keepJournal has the pool keep its journal, and share it, as all its handlers say.
 func (h *Handler) keepJournal() {
 	set := h.config.Get().Journal
 	h.pool.KeepJournal(pool.Journal{File: journalFile(&set, h.Pool), MaxSize: set.MaxSize})

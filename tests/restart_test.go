@@ -2,7 +2,6 @@ package tests
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -16,8 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/tests/cluster"
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
-	"github.com/caddyserver/caddy/v2"
 )
 
 // talk is a conversation across a restart.
@@ -122,17 +121,7 @@ func (r *restart) count(k *talk, run int32, a *answer) {
 	if k.session != "" {
 		keyed = "with key"
 	}
-	var doc struct {
-		Usage struct {
-			Prompt  int `json:"prompt_tokens"`
-			Details struct {
-				Cached int `json:"cached_tokens"`
-			} `json:"prompt_tokens_details"`
-		} `json:"usage"`
-	}
-	if err := json.Unmarshal(a.body, &doc); err != nil {
-		r.t.Error(err)
-	}
+	cached, prompt := a.cached(r.t)
 	var predicted int
 	_, _ = fmt.Sscan(a.header.Get("X-Kv-Predicted-Cached-Tokens"), &predicted)
 	r.mu.Lock()
@@ -147,7 +136,7 @@ func (r *restart) count(k *talk, run int32, a *answer) {
 	if a.header.Get("X-Kv-Worker") == k.home {
 		f.atHome++
 	}
-	f.predicted, f.cached, f.prompt = f.predicted+predicted, f.cached+doc.Usage.Details.Cached, f.prompt+doc.Usage.Prompt
+	f.predicted, f.cached, f.prompt = f.predicted+predicted, f.cached+cached, f.prompt+prompt
 }
 
 // interrupt holds conversations, and restarts Caddy after half of their turns.
@@ -263,16 +252,8 @@ const childConfig = "KV_ROUTER_TEST_CHILD"
 
 // runChild runs a Caddy until it is told to end.
 func runChild(file string) {
-	cfg, err := os.ReadFile(file) //nolint:gosec // the test's
-	if err == nil {
-		caddy.TrapSignals()
-		err = caddy.Load(cfg, true)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	select {}
+	fmt.Fprintln(os.Stderr, cluster.Serve(file))
+	os.Exit(1)
 }
 
 // child is a Caddy in a process of its own, which can be killed.

@@ -3,6 +3,7 @@ package journal
 import (
 	"encoding/binary"
 	"encoding/json"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -23,6 +24,7 @@ type Encoder struct {
 	fields  []byte // of the present record
 	kind    Kind
 
+	run     uint64
 	workers map[uint64]int // numbers, by id
 	prompts int            // since Begin
 	marks   map[uint64]mark
@@ -92,14 +94,19 @@ func (e *Encoder) end() {
 
 func (e *Encoder) number(n int64) { e.fields = binary.AppendUvarint(e.fields, uint64(max(0, n))) } //nolint:gosec // positive
 
+// NewRun has the next Begin begin a run of its own. Requests under way are given up.
+func (e *Encoder) NewRun() { e.run, e.open = rand.Uint64(), nil } //nolint:gosec // only differs
+
 // Begin writes a KindBegin record. The numbers of workers and prompts begin anew. Requests go on.
 func (e *Encoder) Begin(at int64, h *Head) {
 	e.workers, e.marks = make(map[uint64]int), make(map[uint64]mark)
 	if e.prompts = 0; e.open == nil {
 		e.open = make(map[uint64]told)
 	}
+	own := *h
+	own.Run = e.run
 	e.begin(KindBegin, at)
-	e.json(h)
+	e.json(&own)
 }
 
 // State writes a state.

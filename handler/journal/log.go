@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"sync"
@@ -204,7 +203,6 @@ type keeper struct {
 	log     *Log
 	source  *Source
 	encoder Encoder
-	run     uint64
 	news    bool      // since the last state
 	gap     bool      // records are lost; bindings may be missing
 	lost    uint64    // of the journal's, those that were noticed
@@ -238,15 +236,8 @@ func (k *keeper) write(now time.Time) {
 
 // begin begins a new run.
 func (k *keeper) begin(at int64) {
-	k.run, k.encoder.open = rand.Uint64(), nil //nolint:gosec // only differs
-	k.encoder.Begin(at, k.head())
-}
-
-// head returns the head of the run.
-func (k *keeper) head() *Head {
-	h := k.source.Head()
-	h.Run = k.run
-	return h
+	k.encoder.NewRun()
+	k.encoder.Begin(at, k.source.Head())
 }
 
 // append is the encoder's output.
@@ -301,11 +292,11 @@ func (k *keeper) rotate(now time.Time) {
 		return
 	}
 	size := int64(0)
-	e := &Encoder{open: k.encoder.open, out: func(entry []byte) {
+	e := &Encoder{run: k.encoder.run, open: k.encoder.open, out: func(entry []byte) {
 		n, failed := file.Write(entry)
 		size, err = size+int64(n), errors.Join(err, failed)
 	}}
-	e.Begin(at, k.head())
+	e.Begin(at, k.source.Head())
 	k.source.Bindings(e, at, 0)
 	e.State(at, k.source.State())
 	e.out(e.Entry())

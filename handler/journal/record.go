@@ -74,7 +74,7 @@ type Head struct {
 	// TextBlock is the bytes in a block of prompt text, and BlockSize the tokens in a KV block.
 	TextBlock int `json:"text_block"`
 	BlockSize int `json:"block_size"`
-	// Run is a random number of the run. Requests have numbers of their own in each.
+	// Run is a random number of the run, of the encoder. Requests have numbers of their own in each.
 	Run uint64 `json:"run"`
 	// Name is the router's, and Keys identifies its secret and seed.
 	Name string `json:"name,omitempty"`

@@ -97,6 +97,8 @@ func (s *Sharer) Claims() Claims {
 
 // Sharer shares the records of one pool with other routers.
 type Sharer struct {
+	// Name is this router's.
+	Name string
 	// Dial connects to the stream.
 	Dial func() (Stream, error)
 	// Keys returns this router's keys, and Adopt replaces them.
@@ -118,7 +120,6 @@ type Sharer struct {
 	// of the writer alone
 	encoder Encoder
 	entries bytes.Buffer
-	run     uint64
 	number  uint64
 	lost    uint64
 	fresh   bool      // records are lost, so that a new run begins
@@ -391,9 +392,9 @@ func (s *Sharer) begin(now time.Time) {
 		used = -1
 	}
 	if s.fresh {
-		s.fresh, s.encoder.open, s.run = false, nil, rand.Uint64() //nolint:gosec // only differs
+		s.fresh = false
+		s.encoder.NewRun()
 	}
-	h.Run = s.run
 	s.begun, s.told = now, *h
 	s.encoder.Begin(at, h)
 	s.encoder.State(at, s.Source.State())
@@ -408,7 +409,7 @@ const beginsApart = 10 * time.Second
 // head returns what others must know before all else. The secret is not among it.
 func (s *Sharer) head() *Head {
 	h, keys := s.Source.Head(), s.Keys()
-	h.Secret, h.Seed, h.Keys = affinity.Secret{}, 0, keys.id()
+	h.Secret, h.Seed, h.Keys, h.Name = affinity.Secret{}, 0, keys.id(), s.Name
 	return h
 }
 

@@ -13,8 +13,8 @@ import (
 
 // Valkey is a [Stream] in a Valkey or Redis server, 6.2 or later.
 type Valkey struct {
-	client       valkey.Client
-	stream, keys string
+	client valkey.Client
+	pool   string // what its keys begin with
 }
 
 // readAtOnce bounds the entries of one read.
@@ -29,9 +29,10 @@ func DialValkey(o valkey.ClientOption, prefix, pool string) (*Valkey, error) {
 	if err != nil {
 		return nil, err
 	}
-	pool = prefix + "{" + pool + "}:" // one slot of a cluster
-	return &Valkey{client: client, stream: pool + "journal", keys: pool + "keys"}, nil
+	return &Valkey{client: client, pool: prefix + "{" + pool + "}:"}, nil // one slot of a cluster
 }
+
+func (v *Valkey) key(name string) string { return v.pool + name }
 
 // Close implements [Stream].
 func (v *Valkey) Close() { v.client.Close() }
@@ -39,14 +40,14 @@ func (v *Valkey) Close() { v.client.Close() }
 // Keys implements [Stream].
 func (v *Valkey) Keys(ctx context.Context, own Keys) (Keys, error) {
 	b := v.client.B()
-	done := v.client.DoMulti(ctx, b.Setnx().Key(v.keys).Value(valkey.BinaryString(own.bytes())).Build(), b.Get().Key(v.keys).Build())
+	done := v.client.DoMulti(ctx, b.Setnx().Key(v.key("keys")).Value(valkey.BinaryString(own.bytes())).Build(), b.Get().Key(v.key("keys")).Build())
 	text, err := done[1].AsBytes()
 	if err != nil {
 		return own, errors.Join(done[0].Error(), err)
 	}
 	keys, ok := parseKeys(text)
 	if !ok {
-		return own, fmt.Errorf("%s has %d bytes, which are no keys of kv_router", v.keys, len(text))
+		return own, fmt.Errorf("%s has %d bytes, which are no keys of kv_router", v.key("keys"), len(text))
 	}
 	return keys, nil
 }
@@ -54,7 +55,7 @@ func (v *Valkey) Keys(ctx context.Context, own Keys) (Keys, error) {
 // Append implements [Stream].
 func (v *Valkey) Append(ctx context.Context, s *Sent) error {
 	id := binary.LittleEndian.AppendUint64(nil, s.Router)
-	return v.client.Do(ctx, v.client.B().Xadd().Key(v.stream).Id("*").FieldValue().
+	return v.client.Do(ctx, v.client.B().Xadd().Key(v.key("journal")).Id("*").FieldValue().
 		FieldValue("r", valkey.BinaryString(id)).FieldValue("n", strconv.FormatUint(s.Number, 10)).
 		FieldValue("e", valkey.BinaryString(s.Entries)).Build()).Error()
 }
@@ -67,9 +68,9 @@ func (v *Valkey) Read(ctx context.Context, from string, wait time.Duration, each
 	cmd := v.client.B().Xread().Count(readAtOnce)
 	var done valkey.ValkeyResult
 	if wait > 0 {
-		done = v.client.Do(ctx, cmd.Block(wait.Milliseconds()).Streams().Key(v.stream).Id(from).Build())
+		done = v.client.Do(ctx, cmd.Block(wait.Milliseconds()).Streams().Key(v.key("journal")).Id(from).Build())
 	} else {
-		done = v.client.Do(ctx, cmd.Streams().Key(v.stream).Id(from).Build())
+		done = v.client.Do(ctx, cmd.Streams().Key(v.key("journal")).Id(from).Build())
 	}
 	streams, err := done.AsXRead()
 	if valkey.IsValkeyNil(err) {
@@ -78,7 +79,7 @@ func (v *Valkey) Read(ctx context.Context, from string, wait time.Duration, each
 	if err != nil {
 		return from, err
 	}
-	for _, e := range streams[v.stream] {
+	for _, e := range streams[v.key("journal")] {
 		from = e.ID
 		if s, ok := parseSent(e.FieldValues); ok {
 			each(s)
@@ -103,9 +104,9 @@ func (v *Valkey) Trim(ctx context.Context, entries int64) error {
 	oldest := strconv.FormatInt(time.Now().Add(-PastTime).UnixMilli(), 10)
 	var err error
 	for _, done := range v.client.DoMulti(ctx,
-		b.Xtrim().Key(v.stream).Maxlen().Almost().Threshold(strconv.FormatInt(entries, 10)).Build(),
-		b.Xtrim().Key(v.stream).Minid().Almost().Threshold(oldest).Build(),
-		b.Pexpire().Key(v.stream).Milliseconds((2 * PastTime).Milliseconds()).Build(),
+		b.Xtrim().Key(v.key("journal")).Maxlen().Almost().Threshold(strconv.FormatInt(entries, 10)).Build(),
+		b.Xtrim().Key(v.key("journal")).Minid().Almost().Threshold(oldest).Build(),
+		b.Pexpire().Key(v.key("journal")).Milliseconds((2 * PastTime).Milliseconds()).Build(),
 	) {
 		err = errors.Join(err, done.Error())
 	}
@@ -118,11 +119,9 @@ var (
 	releaseClaim = valkey.NewLuaScript(`if redis.call("GET", KEYS[1]) == ARGV[1] then return redis.call("DEL", KEYS[1]) end return 0`)
 )
 
-func (v *Valkey) claim(name string) string { return v.keys[:len(v.keys)-len("keys")] + name }
-
 // Claim implements [Claims].
 func (v *Valkey) Claim(ctx context.Context, name, value string, ttl time.Duration) (mine bool, err error) {
-	err = v.client.Do(ctx, v.client.B().Set().Key(v.claim(name)).Value(value).Nx().Px(ttl).Build()).Error()
+	err = v.client.Do(ctx, v.client.B().Set().Key(v.key(name)).Value(value).Nx().Px(ttl).Build()).Error()
 	if valkey.IsValkeyNil(err) {
 		return false, nil
 	}
@@ -131,7 +130,7 @@ func (v *Valkey) Claim(ctx context.Context, name, value string, ttl time.Duratio
 
 // Find implements [Claims].
 func (v *Valkey) Find(ctx context.Context, name string) (value string, left time.Duration, err error) {
-	b, key := v.client.B(), v.claim(name)
+	b, key := v.client.B(), v.key(name)
 	done := v.client.DoMulti(ctx, b.Get().Key(key).Build(), b.Pttl().Key(key).Build())
 	if value, err = done[0].ToString(); valkey.IsValkeyNil(err) {
 		return "", 0, nil
@@ -142,12 +141,12 @@ func (v *Valkey) Find(ctx context.Context, name string) (value string, left time
 
 // Renew implements [Claims].
 func (v *Valkey) Renew(ctx context.Context, name, value string, ttl time.Duration) (bool, error) {
-	n, err := renewClaim.Exec(ctx, v.client, []string{v.claim(name)}, []string{value, strconv.FormatInt(ttl.Milliseconds(), 10)}).AsInt64()
+	n, err := renewClaim.Exec(ctx, v.client, []string{v.key(name)}, []string{value, strconv.FormatInt(ttl.Milliseconds(), 10)}).AsInt64()
 	return n == 1, err
 }
 
 // Release implements [Claims].
 func (v *Valkey) Release(ctx context.Context, name, value string) (bool, error) {
-	n, err := releaseClaim.Exec(ctx, v.client, []string{v.claim(name)}, []string{value}).AsInt64()
+	n, err := releaseClaim.Exec(ctx, v.client, []string{v.key(name)}, []string{value}).AsInt64()
 	return n == 1, err
 }

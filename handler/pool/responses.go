@@ -37,9 +37,7 @@ type keptResponse struct {
 func (r *responses) Keep(id string, t kvscore.Target, session affinity.Identity) {
 	one := keptResponse{xxh3.HashStringSeed(id, r.seed.Load()), t, session}
 	r.journal.Kept(journal.Response{Hash: one.hash, Session: session}, t)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.keep(one)
+	r.follow(one)
 }
 
 // keep makes a response the newest. The caller holds the lock.
@@ -77,7 +75,7 @@ func (r *responses) Session(id string) (session affinity.Identity, ok bool) {
 	return session, ok
 }
 
-// follow records a response of another router.
+// follow records a response, perhaps of another router.
 func (r *responses) follow(one keptResponse) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -129,13 +129,17 @@ type shared struct {
 
 // ShareState returns how the sharing fares, and false if there is none.
 func (p *Pool) ShareState() (s journal.ShareStatus, on bool) {
-	p.shared.mu.Lock()
-	sharer := p.shared.sharer
-	p.shared.mu.Unlock()
-	if sharer == nil {
-		return s, false
+	if sharer := p.sharer(); sharer != nil {
+		return sharer.Status(), true
 	}
-	return sharer.Status(), true
+	return s, false
+}
+
+// sharer returns what shares the pool's records, nil if nothing does.
+func (p *Pool) sharer() *journal.Sharer {
+	p.shared.mu.Lock()
+	defer p.shared.mu.Unlock()
+	return p.shared.sharer
 }
 
 // Claims are what is certain among routers.
@@ -150,13 +154,10 @@ func (p *Pool) Upstream(dial string) *Worker {
 // Claims returns what is certain among the routers, and whether they share at all. It is nil if
 // their server cannot be reached.
 func (p *Pool) Claims() (c Claims, shares bool) {
-	p.shared.mu.Lock()
-	sharer := p.shared.sharer
-	p.shared.mu.Unlock()
-	if sharer == nil {
-		return nil, false
+	if sharer := p.sharer(); sharer != nil {
+		return sharer.Claims(), true
 	}
-	return sharer.Claims(), true
+	return nil, false
 }
 
 // KeepShare shares as the settings say. It does not wait for a server.
@@ -192,14 +193,8 @@ func (p *Pool) KeepShare(set Share) {
 func (p *Pool) newSharer(set *Share) *journal.Sharer {
 	name, _ := os.Hostname()
 	prefix := cmp.Or(caddy.NewReplacer().ReplaceAll(set.Prefix, ""), "kv_router:")
-	source := p.journalSource()
-	head := source.Head
-	source.Head = func() *journal.Head {
-		h := head()
-		h.Name = name
-		return h
-	}
 	return &journal.Sharer{
+		Name: name,
 		Dial: func() (journal.Stream, error) {
 			o, err := set.options(true)
 			if err != nil {
@@ -207,11 +202,11 @@ func (p *Pool) newSharer(set *Share) *journal.Sharer {
 			}
 			return journal.DialValkey(o, prefix, p.Name)
 		},
-		Keys: func() journal.Keys { return *p.keys.Load() }, Adopt: p.rekey, Source: source,
+		Keys: func() journal.Keys { return *p.keys.Load() }, Adopt: p.rekey, Source: p.journalSource(),
 		Follower: &journal.Follower{
 			Scheduler: p.Scheduler, Sessions: p.Sessions.Ristretto, Other: p.follow,
 			Worker: func(dial string) (id uint64, ok bool) {
-				if w, _ := p.upstream(dial); w != nil {
+				if w := p.Upstream(dial); w != nil {
 					return w.ID, true
 				}
 				return 0, false
@@ -258,10 +253,7 @@ func (p *Pool) rekey(k journal.Keys) {
 // follow takes a record of another router.
 func (p *Pool) follow(r *journal.Record, worker uint64) {
 	if r.Kind == journal.KindState {
-		p.restoreLearned(&r.State, 0, func(dial string) *Worker {
-			w, _ := p.upstream(dial)
-			return w
-		})
+		p.restoreLearned(&r.State, 0, p.Upstream)
 		return
 	}
 	w := p.ByID(worker)
@@ -281,14 +273,6 @@ func (p *Pool) follow(r *journal.Record, worker uint64) {
 				zap.String("upstream", w.Dial), zap.Bool("drains", w.Draining()))
 		}
 	}
-}
-
-// setDrain begins or ends the admin API's wish that the worker drains.
-func (w *Worker) setDrain(drains bool) (changed bool) {
-	if drains {
-		return w.drain.Or(drainAsked)&drainAsked == 0
-	}
-	return w.drain.And(^drainAsked)&drainAsked != 0
 }
 
 // Secret returns the secret of the hashes of session keys.

@@ -101,6 +101,14 @@ func (p *Pool) EndDrain(w *Worker) (changed bool) {
 	return w.setDrain(false)
 }
 
+// setDrain begins or ends the admin API's wish that the worker drains.
+func (w *Worker) setDrain(drains bool) (changed bool) {
+	if drains {
+		return w.drain.Or(drainAsked)&drainAsked == 0
+	}
+	return w.drain.And(^drainAsked)&drainAsked != 0
+}
+
 // Tainted returns the taints that the operator configured for the worker.
 func (w *Worker) Tainted() []string { return *w.taints.Load() }
 

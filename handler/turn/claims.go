@@ -166,17 +166,21 @@ func (l *lock) endAfter(c *closer, held *affinity.Want) {
 	}()
 }
 
-// claimed asks once whether an engine holds a session that this router does not know. If so, it is
-// bound as such.
-func (t *Turn) claimed(ctx context.Context) affinity.Binding {
-	value := ""
-	within, end := context.WithTimeout(ctx, claimedWithin)
-	defer end()
-	_ = ask(within, t.Pool, func(ctx context.Context, c pool.Claims) (err error) {
+// findClaim returns the session's claim, empty if there is none.
+func (t *Turn) findClaim(ctx context.Context) (value string, err error) {
+	err = ask(ctx, t.Pool, func(ctx context.Context, c pool.Claims) (err error) {
 		value, _, err = c.Find(ctx, claimName(t.plan.Session.Key))
 		return err
 	})
-	if value != "" {
+	return value, err
+}
+
+// claimed asks once whether an engine holds a session that this router does not know. If so, it is
+// bound as such.
+func (t *Turn) claimed(ctx context.Context) affinity.Binding {
+	within, end := context.WithTimeout(ctx, claimedWithin)
+	defer end()
+	if value, err := t.findClaim(within); err == nil && value != "" {
 		t.bindClaim(ctx, value, affinity.Binding{})
 	}
 	return t.peek(ctx, t.plan.Session.Key)
@@ -188,11 +192,8 @@ func (t *Turn) followClaim(ctx context.Context) error {
 	if t.lock == nil {
 		return nil
 	}
-	err := ask(ctx, t.Pool, func(ctx context.Context, c pool.Claims) (err error) {
-		t.claim, _, err = c.Find(ctx, claimName(t.plan.Session.Key))
-		return err
-	})
-	switch {
+	var err error
+	switch t.claim, err = t.findClaim(ctx); {
 	case err != nil:
 		return t.uncertain(err)
 	case t.claim != "":
@@ -287,12 +288,10 @@ func endUnused(p *pool.Pool, key affinity.Key) *lock {
 		if err == nil && value != "" && left <= engineGrace+claimWithin {
 			ended, err = c.Release(ctx, claimName(key), value)
 		}
-		if !ended {
-			_, _ = c.Release(ctx, l.name, l.value)
-		}
 		return err
 	})
 	if !ended {
+		l.release(p)
 		return nil
 	}
 	return l

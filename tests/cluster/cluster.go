@@ -83,6 +83,20 @@ func Adapt(dir, options, sites string) ([]byte, error) {
 	return cfg, nil
 }
 
+// Serve runs a Caddy with the configuration in a file until a signal ends the process. The error is
+// that of the start.
+func Serve(file string) error {
+	cfg, err := os.ReadFile(file) //nolint:gosec // the caller's
+	if err != nil {
+		return err
+	}
+	caddy.TrapSignals()
+	if err := caddy.Load(cfg, true); err != nil {
+		return err
+	}
+	select {}
+}
+
 // Stop stops Caddy and the engines, and removes the temporary directory.
 func (c *Cluster) Stop() {
 	caddy.Stop() //nolint:errcheck // the process or the next Caddy ends what is left

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/tests/cluster"
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 	"github.com/caddy-kvrouter/kvrouter/tests/stats"
 )
@@ -157,7 +158,7 @@ func TestGivenEngines(t *testing.T) {
 
 func TestMain(m *testing.M) {
 	if file := os.Getenv(childConfig); file != "" {
-		fmt.Println(serve(file))
+		fmt.Println(cluster.Serve(file))
 		os.Exit(1)
 	}
 	os.Exit(m.Run())

@@ -44,6 +44,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/cluster"
 )
 
 // options is the command line.
@@ -98,7 +100,7 @@ func parse(args []string) (*options, error) {
 
 func main() {
 	if file := os.Getenv(childConfig); file != "" {
-		fmt.Fprintln(os.Stderr, "demo:", serve(file))
+		fmt.Fprintln(os.Stderr, "demo:", cluster.Serve(file))
 		os.Exit(1)
 	}
 	o, err := parse(os.Args[1:])

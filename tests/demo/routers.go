@@ -15,8 +15,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 	"github.com/caddy-kvrouter/kvrouter/tests/cluster"
 	"github.com/caddy-kvrouter/kvrouter/tests/valkey"
-
-	"github.com/caddyserver/caddy/v2"
 )
 
 // group is routers that requests are spread over by chance, each a process of its own.
@@ -38,18 +36,6 @@ var groups = []group{
 
 // childConfig names the configuration of a Caddy that this program runs in place of the demo.
 const childConfig = "KV_ROUTER_DEMO_CADDY"
-
-// serve runs a Caddy until it is killed.
-func serve(file string) error {
-	cfg, err := os.ReadFile(file) //nolint:gosec // the demo's own
-	if err != nil {
-		return err
-	}
-	if err := caddy.Load(cfg, true); err != nil {
-		return err
-	}
-	select {}
-}
 
 // routers are the processes of a group.
 type routers struct {
