@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"encoding/xml"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -68,5 +70,17 @@ func TestTheSuite(t *testing.T) {
 	}
 	if n := strings.Count(out.String(), "\n"); n != 1+3*(3+14)+13 {
 		t.Errorf("a table of %d lines:\n%s", n, out.String())
+	}
+
+	var picture bytes.Buffer
+	if err = errors.Join(o.draw(&picture, cells), xml.Unmarshal(picture.Bytes(), new(struct{}))); err != nil {
+		t.Error(err)
+	}
+	bars := 0
+	for _, c := range cells {
+		bars += len(c.policies)
+	}
+	if got := strings.Count(picture.String(), "<rect") - 1; got != bars {
+		t.Errorf("%d bars, want %d", got, bars)
 	}
 }

@@ -91,8 +91,8 @@ func addUp(name string, cells []*cell) *total {
 	return t
 }
 
-// write writes one row per cell for mean TTFT, p99 and hit ratio each, and the sums.
-func (o *options) write(w io.Writer, cells []*cell) error {
+// names returns the names of all rows' policies, in order.
+func (o *options) names() []string {
 	names := slices.Clone(o.policies)
 	for _, p := range o.policies {
 		names = append(names, p+exactly)
@@ -102,8 +102,13 @@ func (o *options) write(w io.Writer, cells []*cell) error {
 			}
 		}
 	}
+	return names
+}
+
+// write writes one row per cell for mean TTFT, p99 and hit ratio each, and the sums.
+func (o *options) write(w io.Writer, cells []*cell) error {
 	var totals []*total
-	for _, name := range names {
+	for _, name := range o.names() {
 		if t := addUp(name, cells); t.cells > 0 {
 			totals = append(totals, t)
 		}
