@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/xml"
 	"fmt"
 	"io"
 	"os"
@@ -49,6 +50,16 @@ func TestShowsWhatItIsFor(t *testing.T) {
 	var text strings.Builder
 	r.write(&text)
 	t.Logf("\n%s", text.String())
+	var picture strings.Builder
+	if err := r.draw(&picture); err != nil {
+		t.Fatal(err)
+	}
+	if bars := strings.Count(picture.String(), `class="range"`); bars != len(r.cells)*len(r.cells[0]) {
+		t.Errorf("the picture has %d bars", bars)
+	}
+	if err := xml.Unmarshal([]byte(picture.String()), new(struct{})); err != nil {
+		t.Errorf("the picture is not well-formed: %v", err)
+	}
 	lines := strings.Split(strings.TrimSpace(text.String()), "\n")
 	if len(lines) > 40 { // a screen
 		t.Errorf("%d lines", len(lines))
@@ -102,10 +113,10 @@ func TestTiesAndLossesAreNamed(t *testing.T) {
 		want   string
 	}{
 		{[]float64{1.8, 2, 3}, "2.00x"},
-		{[]float64{0.99, 2, 3}, "2.00x tie"},
+		{[]float64{0.99, 2, 3}, "2.00x unclear"},
 		{[]float64{1.01, 1.04, 2}, "1.04x tie"},
 		{[]float64{0.5, 0.8, 0.9}, "0.80x LOST"},
-		{[]float64{0.5, 0.8, 1.1}, "0.80x tie"},
+		{[]float64{0.5, 0.8, 1.1}, "0.80x unclear"},
 		{nil, ""},
 		{[]float64{0, 0, 0}, ""},
 	} {
