@@ -21,9 +21,9 @@
 // formula says, not what a GPU takes.
 //
 // -with 'name=command' adds another router, which a shell starts once for each run. The command
-// has the placeholders {listen}, {host} and {port} for the address to listen on, and {upstreams}
-// for the engines' base URLs with spaces between them. Requests to it have the session's id in
-// the header X-Session-Id. peers.sh installs two such routers and runs the demo with them.
+// has placeholders: {listen}, {host} and {port} for the address to listen on, {upstreams} for
+// the engines' base URLs with spaces between them. Requests to it have the session's id in the
+// header X-Session-Id. peers.sh installs two such routers and runs the demo with them.
 //
 // -rush plays one workload alone, in which documents are unequally popular and sessions begin in
 // bursts. It takes longer than the others, so it is not among them.
