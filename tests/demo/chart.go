@@ -75,9 +75,9 @@ func (r *result) draw(w io.Writer) error {
 	c.printf(`<style>%s</style>`, chartStyle)
 	c.printf(`<rect class="back" width="%d" height="%d"/>`, chartWidth, bottom)
 	c.label(margin, 28, "title", "start", title)
-	c.label(margin, 50, "small", "start", fmt.Sprintf("Bar: median of %d seeds; line: least to most. %%: cached prompt tokens.", r.seeds))
-	c.label(margin, 68, "small", "start", fmt.Sprintf("%d engines: %s, simulated at %gx speed. The router and the machine add %.2f s at most.",
-		engineCount, hardware, r.speed, r.outside[len(r.outside)-1].time))
+	c.label(margin, 50, "small", "start", fmt.Sprintf("Bar: median of %d seeds; line: least to most. The router and the machine add %.2f s at most.",
+		r.seeds, r.outside[len(r.outside)-1].time))
+	c.label(margin, 68, "small", "start", fmt.Sprintf("%d engines: %s, simulated at %gx speed.", engineCount, hardware, r.speed))
 	for s := 0.0; s <= c.most; s++ {
 		c.printf(`<path class="tick" d="M%.1f %dV%d"/>`, c.at(s), headHeight, bottom-margin)
 		c.label(c.at(s), headHeight-4, "small", "middle", fmt.Sprintf("%g s", s))

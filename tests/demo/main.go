@@ -25,8 +25,7 @@
 // the engines' base URLs with spaces between them. Requests to it have the session's id in the
 // header X-Session-Id. peers.sh installs two such routers and runs the demo with them.
 //
-// -rush plays one workload alone, in which documents are unequally popular and sessions begin in
-// bursts. It takes longer than the others, so it is not among them.
+// -full plays workloads three times as long.
 //
 // -routers compares two and four routers, which share by a Valkey or Redis server or not, with
 // one. Each is a process. It plays chat and shared documents, without session ids.
@@ -66,7 +65,6 @@ type options struct {
 	model string   // that these serve
 
 	routers bool // compare several routers with one
-	rush    bool // play the workload rush alone
 	full    bool // longer workloads
 	with    []contender
 	svg     string // a file for the picture; empty: none
@@ -75,8 +73,7 @@ type options struct {
 // quickSpeed is how much faster than real the simulated engines run by default.
 const quickSpeed = 3
 
-// limit bounds all runs before simulated engines, in real time. fullLimit does so with -full
-// and -rush.
+// limit bounds all runs before simulated engines, in real time. fullLimit does so with -full.
 const (
 	limit     = 54 * time.Second
 	fullLimit = 280 * time.Second
@@ -98,7 +95,6 @@ func parse(args []string) (*options, error) {
 		return nil
 	})
 	fs.BoolVar(&o.routers, "routers", false, "compare several routers with one, with the first two workloads")
-	fs.BoolVar(&o.rush, "rush", false, "play the workload Rush alone")
 	fs.BoolVar(&o.full, "full", false, "workloads three times as long")
 	fs.StringVar(&o.svg, "svg", "", "draw a picture into this `file`")
 	fs.Func("with", "compare another router, too: `name=command`, with {listen} and {upstreams} in the command; repeatable", func(s string) error {
@@ -154,9 +150,6 @@ func main() {
 // demo plays all runs, reports on them and draws the picture.
 func (o *options) demo(ctx context.Context, out, progress io.Writer) error {
 	list := slices.Clone(shapes)
-	if o.rush {
-		list = []shape{rush}
-	}
 	if o.full {
 		for i := range list {
 			list[i].sessions, list[i].shared, list[i].window = 3*list[i].sessions, 3*list[i].shared, 3*list[i].window
@@ -200,7 +193,7 @@ func (o *options) play(ctx context.Context, list []shape, progress io.Writer) (*
 	}
 	defer a.stop()
 	most := limit
-	if o.full || o.rush {
+	if o.full {
 		most = fullLimit
 	}
 	bounded, cancel := context.WithTimeout(ctx, most)

@@ -19,7 +19,7 @@ type process struct {
 }
 
 // patience is how long another router may take to start.
-const patience = time.Minute
+const patience = 4 * time.Minute
 
 // startProcess starts another router with a shell, which gives its place to the command. The
 // placeholders of the command are those of -with.

@@ -33,9 +33,6 @@ type shape struct {
 	// it always passes; the rest is exponential, with an end at three times the mean.
 	think  time.Duration
 	deaths int // engines that die in turn; each comes back
-	// burst is how many times the mean rate sessions begin at in bursts, which take a fifth of
-	// the time. 0: they begin evenly.
-	burst float64
 }
 
 // window is how long sessions begin, in the engines' time.
@@ -65,20 +62,6 @@ var shapes = []shape{
 		sessions: 32, window: window, system: 300,
 		document: span{2500, 5000}, turns: span{2, 4}, question: span{20, 120}, answer: span{16, 40}, think: 5 * time.Second, deaths: 3,
 	},
-}
-
-// rush is the workload in which placing decides how long requests wait. Its figures are those of
-// traces of package replay, and not of a result:
-//
-//   - The most popular document has 22 % of the sessions, the next one 11 %, as the system prompts of
-//     shared_prefix. That is Zipf's law for 50 documents. One engine's cache holds about 29 of them.
-//   - A fifth of the time has 2.5 times the mean rate, as the fullest 5 s of mooncake_conversation_a.
-//   - The load is 0.9 of the load that saturates policy dynamo, by the definition of package replay.
-var rush = shape{
-	title: "Rush", about: "50 documents, some popular; bursts at 0.9 of saturation",
-	sessions: 100, window: 2 * window, system: 300,
-	shared: 50, document: span{2000, 4000}, turns: span{1, 3}, question: span{20, 120}, answer: span{16, 40}, think: 5 * time.Second,
-	burst: 2.5,
 }
 
 // workload is all that is asked, and when. It follows from a shape and a seed, and
@@ -113,7 +96,7 @@ func newWorkload(s shape, seed uint64) *workload {
 	}
 	begins := make([]time.Duration, s.sessions)
 	for i := range begins {
-		begins[i] = s.begin(rng)
+		begins[i] = time.Duration(rng.Int64N(int64(s.window)))
 	}
 	slices.Sort(begins)
 	for i, at := range begins {
@@ -127,23 +110,6 @@ func newWorkload(s shape, seed uint64) *workload {
 		w.sessions = append(w.sessions, c)
 	}
 	return w
-}
-
-// bursts is how many bursts a window has.
-const bursts = 4
-
-// begin draws when a session begins. A burst is at the end of each fourth of the window.
-func (s *shape) begin(rng *rand.Rand) time.Duration {
-	at := rng.Float64()
-	if s.burst > 0 {
-		part := float64(rng.IntN(bursts))
-		if rng.Float64() < s.burst/5 {
-			at = (part + 0.8 + at/5) / bursts
-		} else {
-			at = (part + 0.8*at) / bursts
-		}
-	}
-	return time.Duration(at * float64(s.window))
 }
 
 // popular draws one of n: number k with a weight of 1/(k+1), as Zipf's law has it.
