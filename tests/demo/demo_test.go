@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 	"github.com/caddy-kvrouter/kvrouter/tests/cluster"
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 	"github.com/caddy-kvrouter/kvrouter/tests/stats"
@@ -165,6 +166,27 @@ func TestGivenEngines(t *testing.T) {
 	if _, err := o.playGiven(t.Context(), list, io.Discard, io.Discard); err == nil {
 		t.Error("no error although the engines serve another model")
 	}
+}
+
+// TestAddressesArePromisedOnce asks for so many addresses that the ports of the process begin again.
+func TestAddressesArePromisedOnce(t *testing.T) {
+	promised := make(map[string]bool)
+	for n := 1; n <= 700; n++ {
+		if addr, err := freeAddr(promised); err != nil || len(promised) != n {
+			t.Fatalf("address %d is %s, error %v", n, addr, err)
+		}
+	}
+	for range 1000 { // the ports begin again
+		if addr, err := canned.FreeAddr(); err != nil {
+			t.Fatal(err)
+		} else if promised[addr] {
+			if again, err := freeAddr(promised); err != nil || len(promised) != 701 {
+				t.Fatalf("%s after %s, error %v", again, addr, err)
+			}
+			return
+		}
+	}
+	t.Error("the ports did not begin again: the test shows nothing")
 }
 
 func TestMain(m *testing.M) {

@@ -12,9 +12,9 @@ func noReuse(m *maker) {
 	}
 }
 
-// rush is questions about documents in bursts. The figures are those of recorded traces: the
-// popularity of the system prompts of shared_prefix (22 %, 11 %, 7 %, ...), and the fullest 5 s
-// of mooncake_conversation_a, which have 2.5 times the mean rate.
+// rush is questions about documents in bursts. Documents are as popular as the system prompts
+// of the trace shared_prefix: 22 %, 11 %, 7 % and so on. Bursts have 2.5 times the mean rate,
+// as the fullest 5 s of mooncake_conversation_a.
 func rush(m *maker) {
 	const requests, rate, n, length, popular, question, answer = 6000, 12.0, 50, 7000.0, 1.0, 100.0, 290.0
 	const hot, cold, burst = 5.0, 20.0, 2.5
