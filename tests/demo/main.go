@@ -163,7 +163,7 @@ func (o *options) demo(ctx context.Context, out, progress io.Writer) error {
 	if o.svg == "" {
 		return nil
 	}
-	f, err := os.Create(o.svg)
+	f, err := os.Create(o.svg) //nolint:gosec // where the user wants it
 	if err != nil {
 		return err
 	}
