@@ -177,7 +177,7 @@ without a token, on an engine as it died, that got an answer all the same.
 normal in: no failures, and median TTFT up to %gx that before the first death.
 mean/ids, a mean TTFT divided by that of %s:
 %d wins, %d ties, %d unclear, %d losses.
-LOST: it is faster than %s. tie: within %.0f %%. unclear: the seeds disagree.
+LOST: faster than %s. tie: within %.0f %%. unclear: the seeds disagree.
 `, normal, ours, counts[win], counts[tie], counts[unclear], counts[loss], ours, (same-1)*100)
 	if lacking > 0 {
 		fmt.Fprintf(w, "%d requests were not asked or not answered.\n", lacking)
