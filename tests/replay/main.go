@@ -170,7 +170,12 @@ func run(args []string, stdout, stderr io.Writer) error {
 		if err != nil {
 			return err
 		}
-		if err = errors.Join(o.draw(f, cells), f.Close()); err != nil {
+		if o.suite {
+			err = o.drawMeans(f, o.totals(cells))
+		} else {
+			err = o.draw(f, cells)
+		}
+		if err = errors.Join(err, f.Close()); err != nil {
 			return err
 		}
 	}

@@ -80,7 +80,16 @@ func TestTheSuite(t *testing.T) {
 	for _, c := range cells {
 		bars += len(c.policies)
 	}
-	if got := strings.Count(picture.String(), "<rect") - 1; got != bars {
-		t.Errorf("%d bars, want %d", got, bars)
+	var means bytes.Buffer
+	if err = errors.Join(o.drawMeans(&means, o.totals(cells)), xml.Unmarshal(means.Bytes(), new(struct{}))); err != nil {
+		t.Error(err)
+	}
+	for _, c := range []struct {
+		picture string
+		bars    int
+	}{{picture.String(), bars}, {means.String(), len(o.totals(cells))}} {
+		if got := strings.Count(c.picture, "<rect") - 1; got != c.bars || strings.Contains(c.picture, "%!") {
+			t.Errorf("%d bars, want %d, or a bad format:\n%s", got, c.bars, c.picture)
+		}
 	}
 }
