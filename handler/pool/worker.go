@@ -104,7 +104,7 @@ func (p *Pool) EndDrain(w *Worker) (changed bool) {
 }
 
 // followDrain takes over what another router's admin API was told, unless this one knows of a later
-// call. Of two at once, the drain counts.
+// call. If two calls come at once, the drain counts.
 func (w *Worker) followDrain(drains bool, version uint64) (changed bool) {
 	own := w.drainVersion.Load()
 	if version < own || version == own && !drains {
