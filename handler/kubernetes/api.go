@@ -90,7 +90,7 @@ func (c *client) call(ctx context.Context, verb string, query url.Values) (io.Re
 		return nil, err
 	}
 	if resp.StatusCode == http.StatusOK {
-		return limited{io.LimitReader(resp.Body, maxAnswer), resp.Body}, nil
+		return resp.Body, nil
 	}
 	defer resp.Body.Close()
 	answer, _ := io.ReadAll(io.LimitReader(resp.Body, 4096))
@@ -102,12 +102,6 @@ func (c *client) call(ctx context.Context, verb string, query url.Values) (io.Re
 		e.message = said.Message
 	}
 	return nil, e
-}
-
-// limited closes a body and reads its beginning.
-type limited struct {
-	io.Reader
-	io.Closer
 }
 
 // refusal is an error of the API server's.
@@ -150,7 +144,7 @@ func readList(r io.Reader, port string) (version string, bySlice map[string]slic
 		} `json:"metadata"`
 		Items []endpointSlice `json:"items"`
 	}
-	if err := json.NewDecoder(r).Decode(&list); err != nil {
+	if err := json.NewDecoder(io.LimitReader(r, maxAnswer)).Decode(&list); err != nil {
 		return "", nil, err
 	}
 	if list.Kind != "EndpointSliceList" { // an error page must not empty the pool
@@ -166,7 +160,7 @@ func readList(r io.Reader, port string) (version string, bySlice map[string]slic
 // readEvents reads the answer to a watch until it ends, or has an error. changed gets each slice that
 // changed; nil if it is gone. Without a name, nothing changed.
 func readEvents(r io.Reader, port string, changed func(name string, s *slice)) error {
-	for d := json.NewDecoder(r); ; {
+	for d := json.NewDecoder(io.LimitReader(r, maxAnswer)); ; {
 		var event struct {
 			Type   string        `json:"type"`
 			Object endpointSlice `json:"object"`

@@ -94,8 +94,8 @@ func (s *endpointSlice) read(port string) slice {
 	return slice{endpoints: list}
 }
 
-// portOf returns the number of the wanted port among those of a slice: a number is itself, a name is
-// looked up, and without either the only port counts, or the one named http.
+// portOf returns the number of the wanted port. A number is itself, and a name is looked up in the
+// slice's ports. Without either, the only port counts, or the one named http.
 func portOf(ports []slicePort, want string) (string, error) {
 	if _, err := strconv.Atoi(want); err == nil {
 		return want, nil
@@ -131,9 +131,9 @@ type listing struct {
 	ready, leaving, others int      // pods: ready, terminating, and neither
 }
 
-// merge makes a listing of the endpoints of all slices. A pod can be in several of them: a
-// dual-stack Service has slices for each family of addresses, and while Kubernetes moves an endpoint
-// it can be in two. Pods that terminate are used if no other serves, as kube-proxy does.
+// merge makes a listing of the endpoints of all slices. A pod can be in several of them: those of
+// IPv4 and IPv6 addresses, and two while Kubernetes moves it. Pods that terminate are used if no
+// other serves, as kube-proxy does.
 func merge(bySlice map[string]slice) *listing {
 	pods := make(map[string]endpoint)
 	for _, s := range bySlice {

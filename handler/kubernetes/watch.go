@@ -3,7 +3,6 @@ package kubernetes
 import (
 	"context"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net/http"
 	"net/url"
@@ -167,7 +166,6 @@ func (w *watcher) list(ctx context.Context) (version string, err error) {
 	if err != nil {
 		return "", fmt.Errorf("reading the list of endpointslices: %w", err)
 	}
-	_, _ = io.Copy(io.Discard, io.LimitReader(body, 1024)) // so that the connection can be used again
 	w.bySlice = bySlice
 	w.confirmed.Store(time.Now().UnixNano())
 	w.publish()

@@ -23,6 +23,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler"
 	"github.com/caddy-kvrouter/kvrouter/handler/admin"
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
+	"github.com/caddy-kvrouter/kvrouter/handler/kubernetes"
 	"github.com/caddy-kvrouter/kvrouter/handler/speculative"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
@@ -185,7 +186,7 @@ func TestOptionsAreDocumented(t *testing.T) {
 // "metric". Their column "labels" omits the label pool, which all metrics have.
 func TestMetricsAreDocumented(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
-	dispatch.Register(registry, zap.NewNop(), admin.Collector{}, speculative.Total)
+	dispatch.Register(registry, zap.NewNop(), admin.Collector{}, speculative.Total, kubernetes.Collector{})
 	descs := make(chan *prometheus.Desc, 1000)
 	registry.Describe(descs)
 	close(descs)
