@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -33,15 +34,16 @@ type kubeCluster struct {
 	source  string             // the Caddyfile's
 	address string             // of all pods
 	pods    int
+	ports   map[int]bool // of all pods so far
 }
 
-// startCluster starts a small API server, or uses a real one: at KVROUTER_KUBERNETES, with the
-// certificate, an administrator's token and the router's token in the files ca, admin and router of
-// KVROUTER_KUBERNETES_FILES, with a namespace models. A real one accepts no loopback address:
-// KVROUTER_KUBERNETES_ADDRESS is that of the pods.
+// startCluster starts a small API server, or uses a real one with a namespace models. Its URL is in
+// KVROUTER_KUBERNETES. The folder KVROUTER_KUBERNETES_FILES has its certificate in the file ca, and
+// the tokens of an administrator and of the router in admin and router. A real one accepts no
+// loopback address: KVROUTER_KUBERNETES_ADDRESS is that of the pods.
 func startCluster(t *testing.T) *kubeCluster {
 	t.Helper()
-	c := &kubeCluster{address: cmp.Or(os.Getenv("KVROUTER_KUBERNETES_ADDRESS"), "127.0.0.1")}
+	c := &kubeCluster{ports: make(map[int]bool), address: cmp.Or(os.Getenv("KVROUTER_KUBERNETES_ADDRESS"), "127.0.0.1")}
 	api, files, admin := os.Getenv("KVROUTER_KUBERNETES"), os.Getenv("KVROUTER_KUBERNETES_FILES"), []byte(nil)
 	if api == "" {
 		c.server, files = kubernetes.StartServer(), t.TempDir()
@@ -106,9 +108,12 @@ func (c *kubeCluster) start(t *testing.T, pace canned.Pace) *livePod {
 		t.Fatal(err)
 	}
 	t.Cleanup(e.Kill)
+	number := int(netip.MustParseAddrPort(e.Addr()).Port())
+	if c.ports[number] { // the worker at this address refuses connections, as far as the router knows
+		return c.start(t, pace)
+	}
+	c.ports[number] = true
 	e.SetPace(pace)
-	_, port, _ := net.SplitHostPort(e.Addr())
-	number, _ := strconv.Atoi(port)
 	p := &livePod{e, name, number}
 	t.Cleanup(func() { _ = c.Delete(context.Background(), name) })
 	c.set(t, p, kubernetes.Loading)

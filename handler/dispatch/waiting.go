@@ -37,7 +37,8 @@ func (d *Dispatch) turnAway(err error) {
 		API: d.plan.API, Status: http.StatusServiceUnavailable, Code: api.CodeQueueTimeout,
 		RetryAfter: max(1, int(min(most, time.Minute)/time.Second)), // by then, all that wait now have left the queue
 	}
-	incident, all := "requests waited too long, and the queue rejected them", "all workers are full"
+	incident := "requests waited too long, and the queue rejected them"
+	all := "all workers are full"
 	if len(d.offers.Ups) == 0 {
 		all = "there are no workers now"
 	}

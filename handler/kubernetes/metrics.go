@@ -11,7 +11,7 @@ type Collector struct{}
 
 var (
 	descAge = desc("age_seconds",
-		"Time since the API server last reported the pods of the Kubernetes service. Below about 60 while all is well.")
+		"Time since the API server last reported the pods of the Kubernetes service. At most 60 while all is well.")
 	descFailures = desc("failures_total", "Failed calls of the Kubernetes API server.")
 	descPods     = desc("pods", "Pods of the Kubernetes service, by state: ready, terminating or not_ready.", "state")
 )

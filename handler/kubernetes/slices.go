@@ -79,7 +79,7 @@ func (s *endpointSlice) read(port string) slice {
 		}
 		ready, leaving := is(from.Conditions.Ready, true), is(from.Conditions.Terminating, false)
 		e := endpoint{
-			pod: from.TargetRef.UID, dial: net.JoinHostPort(addr.String(), number), six: addr.Is6(), leaving: leaving,
+			pod: from.TargetRef.UID, dial: net.JoinHostPort(addr.WithZone("").String(), number), six: addr.Is6(), leaving: leaving,
 			// A Service with publishNotReadyAddresses has all pods ready, also those that do not serve.
 			serving: is(from.Conditions.Serving, ready) && (ready || leaving),
 		}

@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -142,7 +142,7 @@ func FuzzAnswers(f *testing.F) {
 			t.Errorf("%+v", l)
 		}
 		for _, dial := range l.dials {
-			if _, _, err := net.SplitHostPort(dial); err != nil {
+			if _, err := netip.ParseAddrPort(dial); err != nil {
 				t.Error(err)
 			}
 		}
