@@ -220,7 +220,7 @@ func TestRollingUpdates(t *testing.T) {
 		slices.Sort(took)
 		t.Logf("%s: median %s, 99 %% %s, most %s", what, took[len(took)/2], took[len(took)*99/100], took[len(took)-1])
 	}
-	if most := listed[len(listed)-1]; most > 1500*time.Millisecond {
+	if most := listed[len(listed)-1]; most > 2500*time.Millisecond {
 		t.Errorf("a new pod was listed %s after it was ready", most)
 	}
 }
