@@ -52,6 +52,7 @@ func (c *client) connect() error {
 			TLSClientConfig:     set,
 			TLSHandshakeTimeout: 5 * time.Second,
 			ForceAttemptHTTP2:   true,
+			IdleConnTimeout:     90 * time.Second, // longer than a watch; ends what hangUp leaves behind
 			// A connection that is half open is found by pings, not only by the next list.
 			HTTP2: &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 5 * time.Second},
 		},

@@ -133,7 +133,6 @@ func (w *watcher) follow(ctx context.Context) error {
 	case err != nil:
 		return err
 	}
-	defer changes.Close()
 	w.recovered()
 	err = readEvents(changes, w.of.port, func(name string, s *slice) {
 		w.confirmed.Store(time.Now().UnixNano())
@@ -147,6 +146,7 @@ func (w *watcher) follow(ctx context.Context) error {
 		}
 		w.publish()
 	})
+	changes.Close()
 	if err != nil { // a broken or silent connection
 		w.hangUp()
 	}
