@@ -69,7 +69,7 @@ func (q *queue) outcome(ctx context.Context, m *waiter, most time.Duration) gran
 	timer := time.NewTimer(most)
 	defer timer.Stop()
 	var tick <-chan time.Time
-	if _, follows := m.renew(); follows {
+	if m.renew != nil {
 		ticker := time.NewTicker(reviewEvery)
 		defer ticker.Stop()
 		tick = ticker.C
@@ -209,7 +209,10 @@ func (q *queue) refresh(m *waiter) {
 // place gives a waiter a free slot that no earlier waiter can use. The caller holds the
 // lock.
 func (q *queue) place(m *waiter, t time.Time) {
-	for !m.out && len(m.offers.Ups) > 0 { // without offers, it waits for some
+	if m.renew != nil && len(m.offers.Ups) == 0 {
+		return // it waits for offers
+	}
+	for !m.out {
 		best := m.best(t)
 		if !best.Possible() {
 			q.decide(m, grant{})
@@ -258,7 +261,7 @@ func (q *queue) decide(m *waiter, v grant) {
 type waiter struct {
 	want   Wants
 	offers Offers
-	renew  func() (Offers, bool) // see Chooser
+	renew  func() (Offers, bool) // see Chooser; nil if the source does not follow its upstreams
 	number uint64                // in the order of entering
 
 	// as of the last review

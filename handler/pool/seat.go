@@ -79,7 +79,11 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *
 	defer giveBack()
 	wait := func(want *Wants) error {
 		by.Waits()
-		w, d, err := p.queue.wait(ctx, want, o, want.Patience-waited, by.Renew)
+		renew := by.Renew
+		if _, follows := renew(); !follows {
+			renew = nil
+		}
+		w, d, err := p.queue.wait(ctx, want, o, want.Patience-waited, renew)
 		granted = w
 		waited += d
 		return err
