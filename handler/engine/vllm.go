@@ -25,12 +25,15 @@ var vllm = kind{
 			api.NameMessages, api.NameEmbeddings, api.NameRerank, api.NameScore, api.NameClassify, api.NamePooling, Invocations,
 		},
 	},
-	tokens:   map[string]string{api.NameTokens: "token_ids"},
-	steers:   prioritySteering,
-	namesAll: true,
-	adapt:    (*adapter).toVLLM,
-	tokenize: (*Question).askVLLM,
-	loads:    vllmLoads,
+	tokens:     map[string]string{api.NameTokens: "token_ids"},
+	steers:     prioritySteering,
+	namesAll:   true,
+	adapt:      (*adapter).toVLLM,
+	tokenize:   (*Question).askVLLM,
+	continues:  []string{api.NameChat},
+	continuing: []steadyMember{{"continue_final_message", "true"}, {"add_generation_prompt", "false"}},
+	countText:  countPrompt,
+	loads:      vllmLoads,
 }
 
 // maxVLLMSalt is the longest salt that vLLM accepts, in characters.
