@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
@@ -61,7 +62,9 @@ type outgoing struct {
 	Body     *body.Replay  // the request's body; nil if it is not in memory, or is not sent again
 	followUp FollowUp      // needs the body after the answer; nil if nothing follows
 	lazy     *body.Lazy    // the body as the proxy sees it
+	proxied  *http.Request // the proxy's request of its last attempt
 	sent     *http.Request // the request of the last attempt
+	rest     *api.Rest     // what it asks for; nil for the whole answer
 	cut      nvext.Grants  // the grants that were missing for members cut out of the body
 }
 
@@ -78,8 +81,7 @@ type attempt struct {
 	pool.Seat
 	d      *Dispatch
 	reason string
-	watch  *watch    // may end it early; nil if nothing may
-	answer *delivery // nil until its answer is read
+	watch  *watch // may end it early; nil if nothing may
 }
 
 // Reasons of a choice.
@@ -198,6 +200,7 @@ type Dispatcher struct {
 	Sessions *turn.Sessions
 	Shadow   *shadow // nil if none is configured
 	Timeouts Timeouts
+	Resume   Resume
 	Limits   Limits
 	KeepBody bool   // other handlers may read the body after the answer's header
 	Labels   string // prefix of the response headers that say how a request was routed
@@ -257,7 +260,7 @@ func (d *Dispatch) endLast() {
 	}
 	d.endAttempt(o.computed())
 	outcome := d.outcome()
-	if outcome == outcomeBroken {
+	if outcome == outcomeBroken && !o.told {
 		d.Pool.Report(o.attempt.Worker, o.attempt.shows(pool.OutcomeBroken, "stream broke: "+o.Broken.Error()))
 	}
 	d.follow(outcome)

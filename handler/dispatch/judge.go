@@ -77,6 +77,9 @@ func (a *attempt) judgeFailure(ctx context.Context, resent bool, err error) verd
 	}
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)
 	v := verdict{do: fail, outcome: a.shows(pool.OutcomeBroken, err.Error()), suspect: !unconnected || resent}
+	if errors.Is(err, errDrained) {
+		v.outcome, v.suspect = pool.Outcome{}, false
+	}
 	if pool.Refused(err) {
 		v.outcome.Kind = pool.OutcomeRefused
 	} else if unconnected {

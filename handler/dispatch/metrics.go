@@ -29,6 +29,7 @@ type Metrics struct {
 	queueWait                   *prometheus.HistogramVec
 	dropped, malformed          *prometheus.CounterVec
 	turns, moves                *prometheus.CounterVec
+	resumed, stayed             *prometheus.CounterVec
 	users                       users
 }
 
@@ -128,6 +129,10 @@ var AllMetrics = sync.OnceValue(func() *Metrics {
 		"Attempts without an nvext field, because the engine or the API does not support it.", "engine", "field")
 	m.turns = counter("session_turns_total", "Answered turns of sessions, by what became of the session.", "state")
 	m.moves = counter("session_moves_total", "Sessions that moved to another target, by reason.", "reason")
+	m.resumed = counter("resumed_total",
+		"Streams that broke off and were asked for at another worker, by cause, by what was asked for, and by whether they went on.",
+		"cause", "way", "outcome")
+	m.stayed = counter("resume_refused_total", "Streams that broke off and did not go on elsewhere, by reason.", "reason")
 	m.compared = counter("compared_tokens_total",
 		"Tokens of the prompt, predicted as cached and reported as cached, of answers that report cached tokens.", "tokens")
 

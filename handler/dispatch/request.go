@@ -25,7 +25,8 @@ type EngineRequest struct {
 	Target  kvscore.Target
 	Session string // the engine's id of the request's session; empty if it holds none
 
-	shared bool // an attempt before may still be writing the header
+	shared bool      // an attempt before may still be writing the header
+	rest   *api.Rest // of an answer, that the engine gives; nil for the whole one
 
 	// What Build has done.
 	engine      string        // the engine's type
@@ -82,7 +83,7 @@ func (e *EngineRequest) adapt(req *http.Request) (*http.Request, body.Edited) {
 		as = body.Edited{Of: e.Body, Size: e.Body.Size}
 	}
 	p, ranks := e.Plan, e.Worker.Ranks()
-	if ranks < 2 && !p.EditsBody && !p.AsksUsage && e.Session == "" {
+	if ranks < 2 && !p.EditsBody && !p.AsksUsage && e.Session == "" && e.rest == nil {
 		return req, as
 	}
 	var edit *api.Editor
@@ -102,6 +103,9 @@ func (e *EngineRequest) adapt(req *http.Request) (*http.Request, body.Edited) {
 	done := to.Adapt(&ask)
 	e.engine, e.unsupported, e.cut = to.Type, done.Unsupported, done.Dropped
 	if edit != nil {
+		if e.rest != nil {
+			to.Continue(edit, ask.API, e.rest)
+		}
 		if p.AsksUsage {
 			edit.Replace(p.AskUsage)
 		}
