@@ -186,6 +186,9 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 	if reason = staysBudget; charged || d.awaitBudget(ctx) {
 		part, reason = o.goOn(ctx, rest, drained)
 	}
+	if part == nil && ctx.Err() != nil {
+		return nil // the client has left
+	}
 	cause, outcome := causeOf(why), "ok"
 	if part == nil {
 		outcome = "failed"
