@@ -154,6 +154,7 @@ func (o *delivery) Received(t time.Time, n, tokens int) {
 
 func (o *delivery) FirstToken(t time.Time) {
 	o.attempt.FirstToken(t)
+	o.attempt.figures().FirstToken(t, t.Sub(o.attempt.Begun))
 	o.d.PoolMetrics.ttft.Observe(t.Sub(o.d.start).Seconds())
 	o.d.Pool.Report(o.attempt.Worker, o.attempt.good())
 }

@@ -53,6 +53,7 @@ type Pool struct {
 	Background background
 	Memory     body.Memory // of request bodies
 	Incidents  Incidents
+	past       choices
 	kept       kept
 	shared     shared
 
