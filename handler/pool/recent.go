@@ -100,14 +100,15 @@ func (r *Recent) Add(now time.Time, sum *Sums, line []Sums) {
 		if s.Slot <= last-RecentSlots {
 			continue
 		}
-		sum.add(s)
+		sum.Add(s)
 		if len(line) > 0 && s.Slot >= line[0].Slot && s.Slot < line[0].Slot+int64(len(line)) {
-			line[s.Slot-line[0].Slot].add(s)
+			line[s.Slot-line[0].Slot].Add(s)
 		}
 	}
 }
 
-func (s *Sums) add(o *Sums) {
+// Add adds other sums.
+func (s *Sums) Add(o *Sums) {
 	s.Attempts, s.Failed = s.Attempts+o.Attempts, s.Failed+o.Failed
 	s.Prompt, s.Predicted, s.Cached, s.Reports = s.Prompt+o.Prompt, s.Predicted+o.Predicted, s.Cached+o.Cached, s.Reports+o.Reports
 	s.Paces, s.paces, s.FirstTokens = s.Paces+o.Paces, s.paces+o.paces, s.FirstTokens+o.FirstTokens
@@ -118,7 +119,7 @@ func (s *Sums) add(o *Sums) {
 	}
 }
 
-// TTFT returns a quantile of the times to first token, 0 without any. It is exact to about 15 %.
+// TTFT returns a quantile of the times to first token, 0 without any. It is exact to about 20 %.
 func (s *Sums) TTFT(q float64) time.Duration {
 	if s.FirstTokens == 0 {
 		return 0
