@@ -2,7 +2,6 @@ package admin
 
 import (
 	"fmt"
-	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -109,7 +108,7 @@ func writeChecked(p *pool.Pool, w *pool.Worker) (problems int) {
 	case v.Health.Refusing != nil && *v.Health.Refusing:
 		say("it refuses connections, or does not answer")
 	case len(models) == 0:
-		say("it names no model: GET /v1/models has no answer, or needs an api_key (status %d)", http.StatusUnauthorized)
+		say("its models are unknown: GET /v1/models needs an api_key, or is not served")
 	}
 	for _, s := range e.Contradictions {
 		say("%s", s)
