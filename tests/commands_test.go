@@ -134,7 +134,7 @@ func TestCommandsMeetReloads(t *testing.T) {
 // TestPage reads the page and its state at the admin endpoint and on a site.
 func TestPage(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, "handle /status {\nkv_router_status\n}\nhandle {\n"+route(engines, "worker * {\napi_key very-secret\n}")+"\n}")
+	s := startCaddy(t, "kv_router_status /status\n"+route(engines, "worker * {\napi_key very-secret\n}"))
 	s.mustChat(t, ask("a private prompt").streamed(), "X-Session-Id", "session-key", "X-Request-Id", "client-id")
 	status, page, err := s.get(t.Context(), s.url+"/status")
 	if err != nil || status != http.StatusOK || !strings.Contains(page, "<script>") {
@@ -198,7 +198,7 @@ func TestPageInABrowser(t *testing.T) {
 		t.Skip("chromium is not installed")
 	}
 	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, "handle /status {\nkv_router_status\n}\nhandle {\n"+route(engines)+"\n}")
+	s := startCaddy(t, "kv_router_status /status\n"+route(engines))
 	for range 7 {
 		s.mustChat(t, ask("hello").streamed())
 	}
