@@ -62,6 +62,8 @@ type workerState struct {
 	Drain    bool        `json:"drain_by_admin_api"`
 	Recent   recentView  `json:"recent"`
 	Line     []pointView `json:"line"`
+
+	slowness float64 // of prefills, in relation to the prediction; 0 is unknown
 }
 
 // recentView is what happened in the last five minutes.
@@ -202,7 +204,11 @@ func viewWorkerState(p *pool.Pool, w *pool.Worker, t time.Time, proxy map[string
 		s.Held = round(float64(held) / float64(load.CapacityTokens))
 	}
 	for rank := range w.Ranks() {
-		if l, _ := p.Scheduler.Load(t, w.Target(rank)); !l.EngineAt.IsZero() {
+		l, _ := p.Scheduler.Load(t, w.Target(rank))
+		if l.Timings >= fewSamples {
+			s.slowness = max(s.slowness, l.Slowness)
+		}
+		if !l.EngineAt.IsZero() {
 			if s.Waiting == nil {
 				s.Waiting = new(int64)
 			}
@@ -261,7 +267,7 @@ func stateOf(w *pool.Worker, h *pool.HealthState, proxy map[string]proxyState, i
 
 // The signs of a worker that differs from its peers. The alerts have the same bounds.
 const (
-	signSlow    = "slow"    // twice their time to first token, or between tokens
+	signSlow    = "slow"    // twice their time between tokens, or twice the predicted prefill time
 	signFailing = "failing" // more than 10 % of its attempts fail
 	signCold    = "cold"    // half their hit ratio
 
@@ -269,7 +275,7 @@ const (
 )
 
 // findApart compares each worker with those that serve the same models. Without enough samples a
-// worker has no sign.
+// worker has no sign. Times to first token say little here: they depend on the prompts and the load.
 func findApart(list []workerState, sums []pool.Sums) {
 	groups := make(map[string][]int)
 	for i := range list {
@@ -291,7 +297,6 @@ func findApart(list []workerState, sums []pool.Sums) {
 			}
 			return all[(len(all)-1)/2]
 		}
-		ttft := func(i int) (float64, bool) { return list[i].Recent.P50, sums[i].FirstTokens >= fewSamples }
 		pace := func(i int) (float64, bool) { return list[i].Recent.Pace, sums[i].Paces >= fewSamples }
 		hits := func(i int) (float64, bool) {
 			if sums[i].Reports < fewSamples || list[i].Recent.Hits == nil {
@@ -299,13 +304,11 @@ func findApart(list []workerState, sums []pool.Sums) {
 			}
 			return *list[i].Recent.Hits, true
 		}
-		usual, steps, held := median(ttft, false), median(pace, false), median(hits, true)
+		steps, held := median(pace, false), median(hits, true)
 		for _, i := range group {
 			w := &list[i]
 			r := &w.Recent
-			t, ok1 := ttft(i)
-			s, ok2 := pace(i)
-			if ok1 && usual > 0 && t > 2*usual && t-usual > 20 || ok2 && steps > 0 && s > 2*steps {
+			if s, ok := pace(i); ok && steps > 0 && s > 2*steps || w.slowness > 2 {
 				w.Signs = append(w.Signs, signSlow)
 			}
 			if r.Failed >= 3 && 10*r.Failed > r.Attempts && !slices.Contains(w.Signs, signFailing) {
