@@ -53,7 +53,7 @@ func viewPast(c *pool.PastChoice, candidates bool, t time.Time) pastView {
 	return v
 }
 
-// showRequest shows the request's id to those who may steer: clients may have chosen it.
+// showRequest shows the request's id if the client may steer: other clients may have chosen it.
 func (v *pastView) showRequest(may bool) {
 	if may {
 		v.Request = v.request

@@ -55,7 +55,7 @@ func TestFiguresAreBounded(t *testing.T) {
 		p.Figures(w, m)
 	}
 	if got := len(w.figures.byModel); got != maxModelLabels {
-		t.Errorf("%d models of a worker are told apart, want %d", got, maxModelLabels)
+		t.Errorf("%d models of a worker have labels, want %d", got, maxModelLabels)
 	}
 	for i := range 5000 {
 		w := p.Worker(fmt.Sprintf("10.1.%d.%d:8000", i/250, i%250))
