@@ -108,16 +108,9 @@ func getChoices(r *http.Request, p *pool.Pool) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	id, most := q.Get("request_id"), defaultPage
-	match := func(*pool.PastChoice) bool { return true }
-	switch {
-	case id != "":
-		match = func(c *pool.PastChoice) bool { return c.Request == id }
-	case n > 0:
-		match, most = func(c *pool.PastChoice) bool { return c.N == uint64(n) }, 1 //nolint:gosec // it is positive
-	}
+	id := q.Get("request_id")
 	list := []pastView{}
-	for _, c := range p.Past(most, match) {
+	for _, c := range p.Past(defaultPage, id, uint64(n)) { //nolint:gosec // it is not negative
 		v := viewPast(&c, true, time.Now())
 		v.showRequest(true)
 		list = append(list, v)

@@ -48,7 +48,7 @@ func (c *client) pageProxy(at *net.TCPAddr) http.Handler {
 		_, port, _ := net.SplitHostPort(r.Host)
 		switch err := ownSite.Check(r); {
 		case r.Host != at.String() && r.Host != net.JoinHostPort("localhost", port) || port != fmt.Sprint(at.Port):
-			http.Error(w, "another site's name leads here", http.StatusForbidden)
+			http.Error(w, fmt.Sprintf("open this page as http://%s/", at), http.StatusForbidden)
 			return
 		case err != nil:
 			http.Error(w, err.Error(), http.StatusForbidden)

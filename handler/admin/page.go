@@ -46,20 +46,23 @@ func servePage(w http.ResponseWriter, r *http.Request, only string, steers bool)
 	h, q := w.Header(), r.URL.Query()
 	h.Set("Cache-Control", "no-store")
 	h.Set("X-Content-Type-Options", "nosniff")
-	var answer answerer
-	switch {
-	case q.Has("state"):
-		answer = func(r *http.Request) (any, error) { return pageState(r, only, steers) }
-	case q.Has("choice"):
-		answer = func(r *http.Request) (any, error) { return pageChoice(r, only, steers) }
-	default:
+	if !q.Has("state") && !q.Has("choice") {
 		h.Set("Content-Type", "text/html; charset=utf-8")
 		h.Set("Content-Security-Policy", pagePolicy())
 		h.Set("Referrer-Policy", "same-origin") // Caddy's admin endpoint asks for it
 		_, err := w.Write(page)
 		return err
 	}
-	v, err := answer(r)
+	p, err := pagePool(r, only)
+	if err != nil {
+		return err
+	}
+	var v any
+	if q.Has("state") {
+		v, err = pageState(r, p, only, steers)
+	} else {
+		v, err = pageChoice(r, p, steers)
+	}
 	if err != nil {
 		return err
 	}
@@ -79,36 +82,20 @@ func pagePool(r *http.Request, only string) (*pool.Pool, error) {
 	return nil, apiError(http.StatusNotFound, "there is no such pool")
 }
 
-func pageState(r *http.Request, only string, steers bool) (*stateView, error) {
-	since, err := numberIn(r, "state")
-	if err != nil {
-		return nil, err
-	}
-	p, err := pagePool(r, only)
-	if err != nil {
-		return nil, err
-	}
-	v := viewState(p, since, time.Now())
-	v.Steers = steers
-	if only != "" {
+func pageState(r *http.Request, p *pool.Pool, only string, steers bool) (*stateView, error) {
+	v, err := stateSince(r, "state", p, steers)
+	if err == nil && only != "" {
 		v.Pools = []string{only}
 	}
-	for i := range v.Choices {
-		v.Choices[i].showRequest(steers)
-	}
-	return v, nil
+	return v, err
 }
 
-func pageChoice(r *http.Request, only string, steers bool) (*pastView, error) {
+func pageChoice(r *http.Request, p *pool.Pool, steers bool) (*pastView, error) {
 	n, err := numberIn(r, "choice")
 	if err != nil {
 		return nil, err
 	}
-	p, err := pagePool(r, only)
-	if err != nil {
-		return nil, err
-	}
-	for _, c := range p.Past(1, func(c *pool.PastChoice) bool { return c.N == uint64(n) }) { //nolint:gosec // it is not negative
+	for _, c := range p.Past(1, "", uint64(n)) { //nolint:gosec // it is not negative
 		v := viewPast(&c, true, time.Now())
 		v.showRequest(steers)
 		return &v, nil

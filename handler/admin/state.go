@@ -164,7 +164,7 @@ func viewState(p *pool.Pool, since int64, t time.Time) *stateView {
 	}
 	findApart(v.Workers, sums)
 	v.Recent, v.Line = viewRecent(&all), viewLine(whole)
-	for _, c := range p.Past(shownChoices, func(*pool.PastChoice) bool { return true }) {
+	for _, c := range p.Past(shownChoices, "", 0) {
 		v.Choices = append(v.Choices, viewPast(&c, false, t))
 	}
 	if s, on := p.ShareState(); on {
@@ -321,15 +321,19 @@ func findApart(list []workerState, sums []pool.Sums) {
 	}
 }
 
-func getState(r *http.Request, p *pool.Pool) (any, error) {
-	since, err := numberIn(r, "since")
+func getState(r *http.Request, p *pool.Pool) (any, error) { return stateSince(r, "since", p, true) }
+
+// stateSince returns the state with the slots after the one that a parameter has. steers: the client
+// may drain workers.
+func stateSince(r *http.Request, param string, p *pool.Pool, steers bool) (*stateView, error) {
+	since, err := numberIn(r, param)
 	if err != nil {
 		return nil, err
 	}
 	v := viewState(p, since, time.Now())
-	v.Steers = true
+	v.Steers = steers
 	for i := range v.Choices {
-		v.Choices[i].showRequest(true)
+		v.Choices[i].showRequest(steers)
 	}
 	return v, nil
 }

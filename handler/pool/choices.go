@@ -58,13 +58,14 @@ func (p *Pool) Remember(c *PastChoice) {
 	r.ring[r.n%keptChoices] = *c
 }
 
-// Past returns the newest choices that match, the newest first, at most most.
-func (p *Pool) Past(most int, match func(*PastChoice) bool) (list []PastChoice) {
+// Past returns the newest choices, the newest first, at most most. If request is not empty, they are
+// those for that request; if number is not 0, it is the one with that number.
+func (p *Pool) Past(most int, request string, number uint64) (list []PastChoice) {
 	r := &p.past
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for n := r.n; n > 0 && n+keptChoices > r.n && len(list) < most; n-- {
-		if c := &r.ring[n%keptChoices]; match(c) {
+		if c := &r.ring[n%keptChoices]; (request == "" || c.Request == request) && (number == 0 || c.N == number) {
 			list = append(list, *c)
 		}
 	}

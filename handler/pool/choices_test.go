@@ -47,14 +47,13 @@ func TestLastChoicesAreRemembered(t *testing.T) {
 	for i := range keptChoices + 10 {
 		p.Remember(&PastChoice{Request: fmt.Sprint(i)})
 	}
-	of := func(id string) func(*PastChoice) bool { return func(c *PastChoice) bool { return c.Request == id } }
-	if got := p.Past(keptChoices*2, func(*PastChoice) bool { return true }); len(got) != keptChoices || got[0].Request != fmt.Sprint(keptChoices+9) {
+	if got := p.Past(keptChoices*2, "", 0); len(got) != keptChoices || got[0].Request != fmt.Sprint(keptChoices+9) {
 		t.Errorf("%d choices", len(got))
 	}
-	if got := p.Past(9, of("9")); len(got) != 0 {
+	if got := p.Past(9, "9", 0); len(got) != 0 {
 		t.Errorf("a choice is remembered for too long: %v", got[0].N)
 	}
-	if got := p.Past(9, of("10")); len(got) != 1 || got[0].N != 11 {
+	if got := p.Past(9, "10", 11); len(got) != 1 || got[0].N != 11 {
 		t.Errorf("the oldest choice: %d found", len(got))
 	}
 }

@@ -162,16 +162,16 @@ func (f *Figures) Compared(prompt, predicted, reported int64) {
 
 // ForgetModels deletes the figures for models that the worker no longer lists.
 func (p *Pool) ForgetModels(w *Worker) {
-	p.forgetFigures(w, func(model string) bool { return model == "" || model == modelOther || w.KnownToServe(model) })
+	p.forgetFigures(w, false)
 }
 
-// forgetFigures deletes the figures for the models that keep does not want.
-func (p *Pool) forgetFigures(w *Worker, keep func(model string) bool) {
+// forgetFigures deletes all figures of a worker, or those for models that it no longer lists.
+func (p *Pool) forgetFigures(w *Worker, all bool) {
 	f := &w.figures
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for model := range f.byModel {
-		if keep(model) {
+		if !all && (model == "" || model == modelOther || w.KnownToServe(model)) {
 			continue
 		}
 		delete(f.byModel, model)

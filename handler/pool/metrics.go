@@ -56,6 +56,6 @@ func (p *Pool) forgetCounts(w *Worker) {
 	labels := prometheus.Labels{"pool": p.Name, "worker": w.Dial}
 	retriesMade.DeletePartialMatch(labels)
 	cachesCleared.DeletePartialMatch(labels)
-	p.forgetFigures(w, func(string) bool { return false })
+	p.forgetFigures(w, true)
 	deleteFigures(labels) // also those of a worker that had another id
 }

@@ -139,6 +139,9 @@ func (p *Pool) Destruct() error {
 	}
 	p.endLife()
 	p.tasks.Wait()
+	for _, w := range p.All() {
+		p.forgetFigures(w, true)
+	}
 	p.KeepShare(Share{})
 	p.KeepJournal(Journal{})
 	return p.Sessions.Close()

@@ -41,11 +41,10 @@ type Sums struct {
 // SlotOf returns the number of the slot of a time.
 func SlotOf(t time.Time) int64 { return t.UnixNano() / int64(SlotTime) }
 
-// at changes the sums of the slot of a time.
-func (r *Recent) at(t time.Time, change func(*Sums)) {
+// open locks r, and returns the slot of a time. The caller unlocks r.
+func (r *Recent) open(t time.Time) *Sums {
 	n := SlotOf(t)
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	if r.slots == nil {
 		r.slots = make([]Sums, RecentSlots)
 	}
@@ -53,40 +52,38 @@ func (r *Recent) at(t time.Time, change func(*Sums)) {
 	if s.Slot != n {
 		*s = Sums{Slot: n}
 	}
-	change(s)
+	return s
 }
 
 func (r *Recent) attempt(t time.Time, n int, failed bool) {
-	r.at(t, func(s *Sums) {
-		s.Attempts += int64(n)
-		if failed {
-			s.Failed += int64(n)
-		}
-	})
+	s := r.open(t)
+	defer r.mu.Unlock()
+	s.Attempts += int64(n)
+	if failed {
+		s.Failed += int64(n)
+	}
 }
 
 func (r *Recent) firstToken(t time.Time, after time.Duration) {
 	step := math.Log(float64(after)/float64(time.Millisecond)) / math.Log(ttftStep)
-	r.at(t, func(s *Sums) {
-		s.FirstTokens++
-		s.ttft[int(min(max(step, 0), ttftSteps-1))]++
-	})
+	s := r.open(t)
+	defer r.mu.Unlock()
+	s.FirstTokens++
+	s.ttft[int(min(max(step, 0), ttftSteps-1))]++
 }
 
 func (r *Recent) pace(t time.Time, mean time.Duration) {
-	r.at(t, func(s *Sums) {
-		s.Paces++
-		s.paces += mean
-	})
+	s := r.open(t)
+	defer r.mu.Unlock()
+	s.Paces++
+	s.paces += mean
 }
 
 func (r *Recent) compared(t time.Time, prompt, predicted, cached int64) {
-	r.at(t, func(s *Sums) {
-		s.Reports++
-		s.Prompt += prompt
-		s.Predicted += predicted
-		s.Cached += cached
-	})
+	s := r.open(t)
+	defer r.mu.Unlock()
+	s.Reports++
+	s.Prompt, s.Predicted, s.Cached = s.Prompt+prompt, s.Predicted+predicted, s.Cached+cached
 }
 
 // Add adds to sum what the worker did in all slots, and to each of line what it did in that slot. The
