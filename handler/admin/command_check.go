@@ -35,8 +35,8 @@ func runCheck(fl caddycmd.Flags) (int, error) {
 	if err != nil {
 		return exitFailed, err
 	}
-	var cfg *caddy.Config
-	if err = caddy.StrictUnmarshalJSON(caddy.RemoveMetaFields(input), &cfg); err != nil {
+	cfg := new(caddy.Config)
+	if err = caddy.StrictUnmarshalJSON(caddy.RemoveMetaFields(input), cfg); err != nil {
 		return exitFailed, fmt.Errorf("decoding config: %w", err)
 	}
 	// the log of the service is not this command's
