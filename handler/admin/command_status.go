@@ -69,7 +69,7 @@ func writeStatus(to io.Writer, s *stateView) {
 	fmt.Fprintf(to, "last 5 minutes: %d requests, %d failed, TTFT p50 %s, p99 %s, hits %s (predicted %s)\n\n",
 		r.Attempts, r.Failed, millis(r.P50), millis(r.P99), percent(r.Hits), percent(r.Foreseen))
 	t := newTable("WORKER", "STATE", "MODEL", ">RUN", ">WAIT", ">KV", ">HITS", ">P50", ">P99", ">REQS", ">FAIL", "EVENTS")
-	t.most = []int{22, 17, 12, 5, 4, 4, 4, 6, 6, 6, 5, 9}
+	t.most = []int{20, 19, 8, 4, 4, 4, 4, 5, 5, 5, 4, 7} // 100 columns with the spaces
 	for i := range s.Workers {
 		w := &s.Workers[i]
 		state := w.State
@@ -80,7 +80,7 @@ func writeStatus(to io.Writer, s *stateView) {
 		if w.Waiting != nil {
 			waiting = fmt.Sprint(*w.Waiting)
 		}
-		_, knowledge, _ := strings.Cut(w.Events, " ")
+		_, knowledge, _ := strings.Cut(strings.Replace(w.Events, "approximate", "approx", 1), " ")
 		t.row(w.Dial, state, strings.Join(w.Models, ","), fmt.Sprint(w.Running), waiting, percent(&w.Held), percent(w.Recent.Hits),
 			millis(w.Recent.P50), millis(w.Recent.P99), fmt.Sprint(w.Recent.Attempts), fmt.Sprint(w.Recent.Failed), knowledge)
 	}

@@ -269,7 +269,7 @@ func stateOf(w *pool.Worker, h *pool.HealthState, proxy map[string]proxyState, i
 const (
 	signSlow    = "slow"    // twice their time between tokens, or twice the predicted prefill time
 	signFailing = "failing" // more than 10 % of its attempts fail
-	signCold    = "cold"    // half their hit ratio
+	signCold    = "cold"    // a hit ratio 20 points below theirs
 
 	fewSamples = 10
 )
@@ -314,7 +314,7 @@ func findApart(list []workerState, sums []pool.Sums) {
 			if r.Failed >= 3 && 10*r.Failed > r.Attempts && !slices.Contains(w.Signs, signFailing) {
 				w.Signs = append(w.Signs, signFailing)
 			}
-			if h, ok := hits(i); ok && held >= 0.2 && h < held/2 {
+			if h, ok := hits(i); ok && h < held-0.2 {
 				w.Signs = append(w.Signs, signCold)
 			}
 		}
