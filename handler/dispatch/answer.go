@@ -164,6 +164,7 @@ func (o *delivery) Begun() { o.attempt.watch.stopFirst() }
 func (o *delivery) FirstToken(t time.Time) {
 	o.begin()
 	o.attempt.FirstToken(t)
+	o.attempt.figures().FirstToken(t, t.Sub(o.attempt.Begun))
 	o.d.PoolMetrics.ttft.Observe(t.Sub(o.d.start).Seconds())
 	o.d.Pool.Report(o.attempt.Worker, o.attempt.good())
 }

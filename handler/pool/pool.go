@@ -53,6 +53,7 @@ type Pool struct {
 	Background background
 	Memory     body.Memory // of request bodies
 	Incidents  Incidents
+	past       choices
 	kept       kept
 	shared     shared
 
@@ -138,6 +139,9 @@ func (p *Pool) Destruct() error {
 	}
 	p.endLife()
 	p.tasks.Wait()
+	for _, w := range p.All() {
+		p.forgetFigures(w, true)
+	}
 	p.KeepShare(Share{})
 	p.KeepJournal(Journal{})
 	return p.Sessions.Close()
