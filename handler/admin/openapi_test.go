@@ -33,7 +33,7 @@ var operations = map[string]struct {
 	"GET /kv_router/pools/{pool}/choices":                   {[]pastView{}, "request_id n", "Past choices"},
 	"GET /kv_router/pools/{pool}/workers":                   {[]workerView{}, "", "A pool's workers"},
 	"GET /kv_router/pools/{pool}/workers/{worker}":          {workerView{}, "", "A worker, by its address or id"},
-	"POST /kv_router/pools/{pool}/workers/{worker}/drain":   {workerView{}, "", "The worker gets no new requests"},
+	"POST /kv_router/pools/{pool}/workers/{worker}/drain":   {workerView{}, "move", "The worker gets no new requests"},
 	"POST /kv_router/pools/{pool}/workers/{worker}/undrain": {workerView{}, "", "Ends a drain"},
 	"GET /kv_router/pools/{pool}/sessions":                  {sessionPage{}, "after limit", "Bound sessions"},
 	"GET /kv_router/pools/{pool}/sessions/{key}":            {sessionView{}, "hashed tenant scope model", "A session"},
