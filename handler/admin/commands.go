@@ -86,7 +86,7 @@ func (c *client) do(method, uri string, headers http.Header, body []byte) (*http
 		got := make(chan result, 1)
 		go func() {
 			var r result
-			r.resp, r.err = caddycmd.AdminAPIRequest(c.addr, method, uri, headers, bytes.NewReader(body))
+			r.resp, r.err = caddycmd.AdminAPIRequest(c.addr, method, uri, headers, bytes.NewReader(body)) //nolint:bodyclose // call does
 			got <- r
 		}()
 		select {

@@ -36,7 +36,7 @@ func (j *Joint) Event(data []byte) (out []byte, ok bool) {
 	if data[i] != '{' || e == nil {
 		return nil, false
 	}
-	keep := true
+	var keep bool
 	switch j.answer.req.API.(type) {
 	case chat, completions:
 		keep, ok = j.chunk(e)

@@ -125,7 +125,7 @@ func (s *Dispatcher) Begin(p *plan.Plan, start time.Time) (*Dispatch, error) {
 
 // requestID returns the id of a request in logs and explanations.
 func requestID(r *http.Request) string {
-	if id := r.Header.Get("X-Request-Id"); pool.ValidRequestID(id) {
+	if id := r.Header.Get("X-Request-Id"); pool.ValidRequestID(id) { //nolint:canonicalheader // as Go spells it
 		return id
 	}
 	return strconv.FormatUint(rand.Uint64(), 16) //nolint:gosec // no secret
