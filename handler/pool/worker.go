@@ -20,6 +20,7 @@ type Worker struct {
 	configured atomic.Pointer[map[string]bool] // the operator's list; nil if there is none
 	slots      *slots
 	drain      atomic.Uint32 // reasons, see drainConfigured
+	serves     atomic.Uint32 // see serves
 	Health     Health
 	Apart      Apart
 
