@@ -327,7 +327,7 @@ func TestClocksMayDiffer(t *testing.T) {
 		for i := range 30 {
 			now = now.Add(time.Second)
 			p := &cache.Prompt{Root: 1, Blocks: someBlocks(200), BlockTokens: 16, Tokens: 3200}
-			id := j.Booked(now.Add(ahead), hosts[0], p, &cache.View{Tokens: 3200}, true, 0)
+			id := j.Booked(now.Add(ahead), hosts[0], p, &cache.View{Tokens: 3200}, true, 0, kvscore.LegWhole)
 			late := time.Duration(i%2) * 80 * time.Millisecond
 			if late == 0 { // else both are told at once
 				tell(now)
