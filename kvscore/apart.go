@@ -53,6 +53,16 @@ const (
 	LegDecode
 )
 
+// Way is how a candidate can serve a request.
+type Way uint8
+
+// The ways.
+const (
+	EitherWay  Way = iota
+	OnlyWhole      // its engine cannot share a request with that of the prefill target
+	OnlyParted     // its engine cannot compute a prompt
+)
+
 // Apart is what the choice of a decode target must know to part a request. The zero value does
 // not part it. [Scheduler.Forecast] makes it.
 type Apart struct {
@@ -120,8 +130,22 @@ func (s *Scheduler) part(r *Request, among []TargetRef, sel *Selection) {
 		// further.
 		step := c.Slowness * sel.Latency.Prefill(stepTokens, 0, 0)
 		c.PartedTime = a.Time + c.TransferTime + min(c.WaitTime, step)
-		c.Parted = a.parts(sel, c)
+		c.way = r.way(i)
+		switch c.way {
+		case EitherWay:
+			c.Parted = a.parts(sel, c)
+		case OnlyParted:
+			c.Parted = true
+		case OnlyWhole:
+		}
 	}
+}
+
+func (r *Request) way(i int) Way {
+	if i < len(r.Ways) {
+		return r.Ways[i]
+	}
+	return EitherWay
 }
 
 // parts says whether the rule parts the request if it is decoded on a candidate.

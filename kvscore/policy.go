@@ -183,6 +183,7 @@ type Candidate struct {
 	Parted       bool    `json:"parted,omitzero"`
 	PartedTime   float64 `json:"parted_ms,omitzero"`
 	TransferTime float64 `json:"transfer_ms,omitzero"`
+	way          Way
 	// Slowness is the target's prefill time divided by the pool's prediction, 1 while the
 	// target has no samples.
 	Slowness float64 `json:"slowness"`

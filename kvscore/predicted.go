@@ -202,7 +202,7 @@ func (w *weights) cost(s *Selection, i int) {
 func (w *weights) part(s *Selection, c *Candidate) {
 	a, t := &s.Apart, &c.Terms
 	t.Stall = w.prefill * c.stall()
-	if a.Legs == LegsAuto {
+	if a.Legs == LegsAuto && c.way == EitherWay {
 		c.Parted = a.Cost+w.wait*(c.PartedTime-a.Time) < t.Wait+t.Prefill+t.Delay+t.Stall
 	}
 	if c.Parted {

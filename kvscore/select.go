@@ -38,6 +38,8 @@ type Request struct {
 	Leg Leg
 	// Apart says whether and how the request may be parted. The zero value does not part it.
 	Apart Apart
+	// Ways say how the targets can serve the request, by position. Nil stands for EitherWay.
+	Ways []Way
 	// Told says that another router has sent the request. The journal is not told of it again.
 	Told bool
 	// Priority is the client's wish: above 0, the request's own time weighs more; below 0,
