@@ -114,6 +114,7 @@ func (s *Scheduler) part(r *Request, among []TargetRef, sel *Selection) {
 		a.Legs = LegsNever
 	case LegDecode:
 		a.Legs = LegsAlways
+	case LegWhole:
 	}
 	if a.Legs == LegsNever {
 		return
@@ -126,11 +127,15 @@ func (s *Scheduler) part(r *Request, among []TargetRef, sel *Selection) {
 			speed = s.transfers.between(a.from, to)
 		}
 		c.TransferTime = speed.predict(sel.Tokens - c.OverlapTokens)
-		// The first token is made in the next step. Prefills booked before it do not delay it
-		// further.
-		step := c.Slowness * sel.Latency.Prefill(stepTokens, 0, 0)
-		c.PartedTime = a.Time + c.TransferTime + min(c.WaitTime, step)
-		c.way = r.way(i)
+		c.PartedTime = a.Time + c.TransferTime
+		if left := c.WaitTime - c.PartedTime; left > 0 {
+			// It comes before the prefills in the queue, but not before the one that runs: on
+			// average, half of that is left.
+			c.PartedTime += min(left, c.WaitTime/float64(2*max(1, c.Awaiting)))
+		}
+		if c.way = r.way(i); c.way == EitherWay && r.Leg == LegWhole && c.Target.Worker == a.Prefill.Worker {
+			c.way = OnlyWhole // it would hand the KV to itself
+		}
 		switch c.way {
 		case EitherWay:
 			c.Parted = a.parts(sel, c)
@@ -163,7 +168,8 @@ func (a *Apart) parts(s *Selection, c *Candidate) bool {
 	case LegsPrefillLoad:
 		return !busy || c.MemoryUse > fullMemory
 	case LegsISLOrLoad:
-		return !(short || busy) || c.MemoryUse > fullMemory
+		return !short && !busy || c.MemoryUse > fullMemory
+	case LegsNever:
 	}
 	return false
 }
