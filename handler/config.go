@@ -50,6 +50,8 @@ import (
 // ------------|-------------
 // `{http.kv_router.worker}` | The id of the chosen worker
 // `{http.kv_router.dp_rank}` | The chosen data-parallel rank
+// `{http.kv_router.prefill_worker}` | The id of the worker that computes the prompt, if it is another one
+// `{http.kv_router.prefill_dp_rank}` | Its data-parallel rank
 // `{http.kv_router.overlap_blocks}` | Leading KV blocks of the prompt that the worker holds
 // `{http.kv_router.predicted_cached_tokens}` | The same in tokens
 // `{http.kv_router.reason}` | Why this worker. `session`: it has the session. `overlap`: the policy chose it, and it holds a part of the prompt. `load`: the policy chose it, and it holds nothing. `pin`: the request names it. `response`: it keeps the response that the request names.

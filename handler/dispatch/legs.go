@@ -49,8 +49,8 @@ type legs struct {
 const (
 	// legPatience is how much longer than predicted a leg may be silent.
 	legPatience = 10 * time.Second
-	// fetchTime is how long a decode leg goes on after its client left, so that its worker
-	// fetches the prompt and the prefill worker can free it.
+	// fetchTime is how long a decode leg goes on after its client left. Its worker then
+	// fetches the prompt, and the prefill worker can free it.
 	fetchTime = 30 * time.Second
 	// maxHandedOver is the longest answer to a prefill leg, in bytes.
 	maxHandedOver = 8 << 20
@@ -229,7 +229,7 @@ func (l *legs) run(req *http.Request) (err error) {
 	clients := status >= 400 && status < 500 && !retryable(status) && !workersFault(status)
 	switch {
 	case clients && l.prefill.Worker.Engine().Together():
-		return nil // the decode worker tells the client
+		return nil // the decode worker's answer says what is wrong
 	case err != nil:
 		l.abort(p)
 		return &legError{legPrefill, fmt.Errorf("worker %s: %w", p.Worker.Dial, err), clients || errors.Is(err, errNotHanded)}

@@ -77,8 +77,8 @@ func (p *parting) settled(of *pool.Pool, resp *http.Response) {
 	}
 }
 
-// noAnswer is what the proxy sees of an attempt whose legs failed: an answer, because an error
-// would count against the decode worker in the proxy's health checks.
+// noAnswer is what the proxy sees of an attempt whose legs failed. An error would count against
+// the decode worker in the proxy's health checks.
 func noAnswer(req *http.Request) *http.Response {
 	return &http.Response{
 		Status: "200 OK", StatusCode: http.StatusOK, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
