@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -180,6 +181,7 @@ func TestFaultsOfLegs(t *testing.T) {
 		"prefill resets":      {2, func(p *apart) error { return p.prefill[0].SetFault(engine.Fault{Kind: engine.Reset}) }, "prefill", true, "", false},
 		"prefill is gone":     {2, func(p *apart) error { p.prefill[0].Kill(); return nil }, "prefill", true, "", false},
 		"prefill hangs":       {2, func(p *apart) error { return p.prefill[0].SetFault(engine.Fault{Kind: engine.Hang}) }, "prefill", true, engine.VLLM, true},
+		"decode resets":       {1, func(p *apart) error { return p.decode[0].SetFault(engine.Fault{Kind: engine.Reset, Count: 1}) }, "broken", true, engine.VLLM, false},
 		"the only one fails":  {1, func(p *apart) error { return p.prefill[0].SetFault(engine.Fault{Kind: engine.Status, Status: 500}) }, "prefill", false, engine.VLLM, false},
 		"the transfer fails":  {1, func(p *apart) error { return p.decode[0].SetFault(engine.Fault{Kind: engine.FailTransfer}) }, "transfer", false, engine.VLLM, false},
 	} {
@@ -192,7 +194,11 @@ func TestFaultsOfLegs(t *testing.T) {
 					continue
 				}
 				t.Run(fmt.Sprint(name, "/", f, "/", stream), func(t *testing.T) {
-					p := startApart(t, f, v.prefills, 1, "legs always")
+					decodes := 1
+					if v.reason == "broken" { // the other one gets the same blocks
+						decodes = 2
+					}
+					p := startApart(t, f, v.prefills, decodes, "legs always")
 					if err := v.fail(p); err != nil {
 						t.Fatal(err)
 					}
@@ -215,7 +221,7 @@ func TestFaultsOfLegs(t *testing.T) {
 						t.Error("no retry")
 					}
 					m := p.scrape(t)
-					if m.value("caddy_kv_router_worker_available", `worker="`+p.decode[0].Addr()+`"`) != 1 {
+					if decodes == 1 && m.value("caddy_kv_router_worker_available", `worker="`+p.decode[0].Addr()+`"`) != 1 {
 						t.Error("the decode worker is marked down")
 					}
 					p.settled(t)
@@ -335,6 +341,77 @@ func TestClientsLeaveLegs(t *testing.T) {
 			p.settled(t)
 			for _, e := range p.prefill {
 				t.Logf("%+v", e.Transfers())
+			}
+		})
+	}
+}
+
+// TestStormOfLegs has engines fail and clients leave at random. Nothing is left of any request.
+func TestStormOfLegs(t *testing.T) {
+	takesSeconds(t)
+	requests := 1000
+	if inLong {
+		requests = 10_000
+	}
+	for _, f := range []engine.Flavour{engine.VLLM, engine.SGLang} {
+		t.Run(string(f), func(t *testing.T) {
+			p := startApart(t, f, 2, 2, "legs always", "affinity {\nttl 1s\n}")
+			all := append(append([]*engine.Engine(nil), p.prefill...), p.decode...)
+			over := make(chan struct{})
+			var faults sync.WaitGroup
+			faults.Go(func() {
+				kinds := []engine.FaultKind{engine.Reset, engine.CloseConn, engine.Hang, engine.Status, engine.FailTransfer, engine.NoFault}
+				for {
+					select {
+					case <-over:
+						return
+					case <-time.After(100 * time.Millisecond):
+					}
+					e := all[rand.IntN(len(all))]
+					_ = e.SetFault(engine.Fault{Kind: kinds[rand.IntN(len(kinds))], Count: 1 + rand.IntN(3)})
+					if rand.IntN(20) == 0 {
+						e.Kill()
+						if err := e.Restart(); err != nil {
+							t.Error(err)
+						}
+					}
+				}
+			})
+			next, served := make(chan int), atomic.Int64{}
+			var clients sync.WaitGroup
+			for range 32 {
+				clients.Go(func() {
+					for i := range next {
+						ctx, leave := context.WithTimeout(t.Context(), 20*time.Second)
+						if i%3 == 0 {
+							leave()
+							ctx, leave = context.WithTimeout(t.Context(), time.Duration(rand.IntN(40))*time.Millisecond)
+						}
+						c := long(i % 50)
+						c.Stream = i%2 == 0
+						if p.chat(ctx, c, "X-Session-Id", fmt.Sprint(i%100)).ok() {
+							served.Add(1)
+						}
+						leave()
+					}
+				})
+			}
+			for i := range requests {
+				next <- i
+			}
+			close(next)
+			clients.Wait()
+			close(over)
+			faults.Wait()
+			for _, e := range all {
+				_ = e.SetFault(engine.Fault{})
+			}
+			eventually(t, 60*time.Second, "all legs to end", func() bool { return p.scrape(t).value(leases) == 0 })
+			p.settled(t)
+			eventually(t, 10*time.Second, "the sessions to end", func() bool { return p.scrape(t).value(sessions) == 0 })
+			t.Logf("%d of %d served", served.Load(), requests)
+			for _, e := range p.prefill {
+				t.Logf("%s: %+v", e.Name(), e.Transfers())
 			}
 		})
 	}
