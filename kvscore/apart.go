@@ -107,7 +107,7 @@ func (s *Scheduler) Forecast(now time.Time, r *Request, among []TargetRef, p Pol
 
 // part sets the terms of a parted request for each candidate, and what the rule says. The lock
 // is held.
-func (s *Scheduler) part(r *Request, among []TargetRef, sel *Selection) {
+func (s *Scheduler) part(now time.Time, r *Request, among []TargetRef, sel *Selection) {
 	a := &sel.Apart
 	switch *a = r.Apart; r.Leg {
 	case LegPrefill:
@@ -119,12 +119,12 @@ func (s *Scheduler) part(r *Request, among []TargetRef, sel *Selection) {
 	if a.Legs == LegsNever {
 		return
 	}
-	speed, to := s.transfers.between(a.from, 0), uint32(0)
+	speed, to := s.transfers.between(now, a.from, 0), uint32(0)
 	for i := range sel.Candidates {
 		c := &sel.Candidates[i]
 		if ld := s.loadOf(among[i]); ld != nil && ld.group != to {
 			to = ld.group
-			speed = s.transfers.between(a.from, to)
+			speed = s.transfers.between(now, a.from, to)
 		}
 		c.TransferTime = speed.predict(sel.Tokens - c.OverlapTokens)
 		c.PartedTime = a.Time + c.TransferTime

@@ -36,6 +36,12 @@ func (p *pair) ahead(now time.Time, r *Request) *Lease {
 	return l
 }
 
+// between returns the time for 4,000 tokens.
+func (p *pair) between(now time.Time, from, to uint32) float64 {
+	t := p.transfers.between(now, from, to)
+	return t.predict(4000)
+}
+
 func TestRulesOfLegs(t *testing.T) {
 	const yes, no = true, false
 	for name, c := range map[string]struct {
@@ -169,7 +175,7 @@ func TestTransferTimesAreLearned(t *testing.T) {
 			l := p.choose(now, r, LegsAlways)
 			now = now.Add(300 * time.Millisecond)
 			l.HandedOver(now)
-			ms := first + 3 + token*float64(r.Tokens) + p.latency.predict(featuresOf(1, work{}, 0))
+			ms := first + 3 + token*float64(r.Tokens)
 			now, first = now.Add(time.Duration(ms*float64(time.Millisecond))), 0
 			l.FirstToken(now)
 			l.End(true, nil)
@@ -177,12 +183,12 @@ func TestTransferTimesAreLearned(t *testing.T) {
 	}
 	near := func(from, to uint32, token float64) {
 		t.Helper()
-		if got, want := p.transfers.between(from, to).predict(4000), 3+4000*token; math.Abs(got-want) > 0.1*want {
+		if got, want := p.between(now, from, to), 3+4000*token; math.Abs(got-want) > 0.1*want {
 			t.Errorf("between %d and %d: 4,000 tokens take %.1f ms, want %.1f", from, to, got, want)
 		}
 	}
 	send(1, 0.0066, 5000)
-	if got := p.transfers.all.predict(4000); got > 100 {
+	if got := p.between(now, 0, 7); got != 30 {
 		t.Errorf("after a handshake, a transfer takes %.0f ms", got)
 	}
 	send(100, 0.0066, 0)
@@ -194,8 +200,11 @@ func TestTransferTimesAreLearned(t *testing.T) {
 	p.SetGroup(Target{Worker: 2}, 7)
 	send(100, 0.0013, 0) // the network has changed
 	near(0, 7, 0.0013)
+	if got := p.between(now.Add(time.Hour), 0, 7); math.Abs(got-30) > 1e-3 {
+		t.Errorf("an hour later, 4,000 tokens take %.1f ms, want the prior's 30", got)
+	}
 	for i := range uint32(2 * maxPairs) {
-		p.transfers.learn(i, 1, 1000, 5)
+		p.transfers.learn(now, i, 1, 1000, 5)
 	}
 	if n := len(p.transfers.pairs); n > maxPairs {
 		t.Errorf("%d pairs", n)
