@@ -2,8 +2,8 @@ package kvscore
 
 import "time"
 
-// Legs is the rule by which a request is parted: one worker prefills its prompt and another one,
-// which gets the KV cache from it, decodes the answer. The zero value parts no request.
+// Legs is the rule by which a request is parted. One worker then prefills its prompt. Another one
+// gets the KV cache from it and decodes the answer. The zero value parts no request.
 type Legs uint8
 
 // The rules. The last three are those of Dynamo's conditional disaggregation
@@ -46,8 +46,8 @@ type Leg uint8
 const (
 	// LegWhole is all of it, or the decode leg if the choice parts the request.
 	LegWhole Leg = iota
-	// LegPrefill computes the prompt and one token. It ends with the engine's answer, which is
-	// to be told as the first token: set Request.Streamed.
+	// LegPrefill computes the prompt and one token. The engine's answer is its first token: set
+	// Request.Streamed, and call FirstToken when the answer comes.
 	LegPrefill
 	// LegDecode is the decode leg of a request that is parted already.
 	LegDecode
@@ -174,8 +174,8 @@ func (a *Apart) parts(s *Selection, c *Candidate) bool {
 	return false
 }
 
-// stall returns what a prefill on the candidate costs those who decode there, in milliseconds:
-// each of their answers waits for it.
+// stall returns the weighted time that a prefill on the candidate delays the answers which it
+// decodes, in milliseconds.
 func (c *Candidate) stall() float64 {
 	return stallWorth * float64(max(0, c.Requests-c.Awaiting)) * c.PrefillTime
 }

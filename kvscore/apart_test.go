@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// pair is a prefill and a decode target, whose scheduler believes priorTimes.
+// pair is a prefill and a decode target. Their scheduler has learned nothing.
 type pair struct {
 	*Scheduler
 	prefill, decode []TargetRef
