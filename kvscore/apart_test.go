@@ -97,6 +97,9 @@ func TestPartedIfThatIsSooner(t *testing.T) {
 			if l.Parted() != c.want || chosen.Parted != c.want {
 				t.Errorf("%s, %T: parted %v; %+v", name, policy, l.Parted(), chosen)
 			}
+			if sum := chosen.Terms.sum() + chosen.Terms.Stall + chosen.Terms.Transfer; chosen.Cost != 0 && math.Abs(chosen.Cost-sum) > 1e-9*sum {
+				t.Errorf("%s: cost %v is not the sum of %+v", name, chosen.Cost, chosen.Terms)
+			}
 			if c.want && chosen.TTFT() != p.sel.Apart.Time+chosen.TransferTime+chosen.WaitTime {
 				t.Errorf("%s, %T: predicted %v ms of %+v", name, policy, chosen.TTFT(), chosen)
 			}
