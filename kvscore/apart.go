@@ -81,8 +81,9 @@ type Apart struct {
 }
 
 // Forecast asks the policy for the best of the targets that could prefill a request whose legs
-// are parted by a rule. It books and remembers nothing. The prefill leg is booked by
-// another choice, after that of the decode target. r.Apart of the latter is the result.
+// are parted by a rule; r.Leg is LegPrefill. It books and remembers nothing. Its result is
+// r.Apart of the choice of the decode target. If that parts the request, another choice books the
+// prefill leg.
 func (s *Scheduler) Forecast(now time.Time, r *Request, among []TargetRef, p Policy, legs Legs, sel *Selection) Apart {
 	if len(among) == 0 || legs == LegsNever {
 		return Apart{}

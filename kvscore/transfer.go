@@ -100,8 +100,8 @@ func (t *transfers) learn(now time.Time, from, to uint32, tokens int64, ms float
 	t.all.learn(now, tokens, ms, transfer{fixed: priorFixed, token: priorToken})
 }
 
-// SetGroup sets the group of a target: between targets of two groups, the KV cache is transferred
-// at one speed. Groups are for example hosts. All targets are in group 0 at first.
+// SetGroup sets the group of a target, for example by its host. Between targets of two groups, the
+// KV cache is transferred at one speed. All targets are in group 0 at first.
 func (s *Scheduler) SetGroup(t Target, group uint32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

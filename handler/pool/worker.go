@@ -3,6 +3,7 @@ package pool
 import (
 	"cmp"
 	"math"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -153,9 +154,11 @@ func (p *Pool) declareRanks(w *Worker, set WorkerSettings) {
 		size = max(1, cmp.Or(set.DPSize, min(info.DPSize, maxClaimed)))
 	}
 	before := w.Ranks()
+	host, _, _ := net.SplitHostPort(w.Dial) // workers of one host share its network
 	for rank := range size {
 		p.Scheduler.Declare(w.Target(rank), capacity)
 		p.Scheduler.SetPage(w.Target(rank), int64(info.BlockSize))
+		p.Scheduler.SetGroup(w.Target(rank), uint32(DerivedID(host))) //nolint:gosec // any bits will do
 	}
 	w.dp.Store(int32(size))
 	p.retireRanks(w, size, before)
