@@ -163,7 +163,7 @@ func (a *Apart) parts(s *Selection, c *Candidate) bool {
 	case LegsAlways:
 		return true
 	case LegsAuto:
-		return c.PartedTime < c.WaitTime+c.PrefillTime+c.stall()
+		return c.PartedTime < c.WaitTime+c.PrefillTime+c.stall(s)
 	case LegsISLBounding:
 		return !short || c.MemoryUse > fullMemory
 	case LegsPrefillLoad:
@@ -176,7 +176,7 @@ func (a *Apart) parts(s *Selection, c *Candidate) bool {
 }
 
 // stall returns the weighted time that a prefill on the candidate delays the answers which it
-// decodes, in milliseconds.
-func (c *Candidate) stall() float64 {
-	return stallWorth * float64(max(0, c.Requests-c.Awaiting)) * c.PrefillTime
+// decodes, in milliseconds. The fixed cost of their steps is due without it, too.
+func (c *Candidate) stall(s *Selection) float64 {
+	return stallWorth * float64(max(0, c.Requests-c.Awaiting)) * max(0, c.PrefillTime-c.Slowness*s.Latency.Fixed)
 }
