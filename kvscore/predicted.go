@@ -64,7 +64,7 @@ const (
 	// nearlyFull is the share of a KV cache in use from which on it becomes full.
 	nearlyFull = 0.8
 	// stallWorth weighs a millisecond that an active request waits for a prefill.
-	stallWorth = 0.5
+	stallWorth = 0.4
 	// urgent weighs wait and prefill of a request with a priority above 0; 1/urgent
 	// those of one below 0.
 	urgent = 2.0 // a float: 1/urgent must not be integer division
