@@ -47,6 +47,7 @@ func (p *parse) field(key []byte, v rawjson.Span) {
 		p.session(v)
 	case "echo":
 		p.echo = isTrue(v.Of(b))
+		r.Echoes = p.echo
 	case "cache_prompt":
 		r.SkipsCache = r.SkipsCache || string(v.Of(b)) == "false"
 	case "prompt_logprobs":

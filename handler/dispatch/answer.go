@@ -27,6 +27,7 @@ type delivery struct {
 func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Response {
 	a := d.attempt
 	d.held.drop()
+	d.parting.settled(d.Pool, resp)
 	if d.prepareFollowUp(resp); !d.KeepBody && d.followUp == nil {
 		d.dropBody()
 	}
@@ -89,8 +90,12 @@ func (a *attempt) extras(readable bool) *response.Extras {
 	if to := a.Worker.Engine(); to.ReadsNVExt() {
 		e.Annotations = 0 // it gets the request's nvext, and writes them itself
 	}
-	if n := a.Tokens; n > 0 {
-		e.HitRate = float64(a.Terms.OverlapTokens) / float64(n)
+	by := a.computes()
+	if n := by.Tokens; n > 0 {
+		e.HitRate = float64(by.Terms.OverlapTokens) / float64(n)
+	}
+	if e.Prefill, e.PrefillRank = by.Target.Worker, by.Target.Rank; by != a {
+		e.Begun, e.Prefilled = by.Begun, a.legs.prefilled
 	}
 	return e
 }

@@ -78,6 +78,7 @@ type attempt struct {
 	d      *Dispatch
 	reason string
 	watch  *watch    // may end it early; nil if nothing may
+	legs   *legs     // nil if the request is not parted
 	answer *delivery // nil until its answer is read
 }
 
@@ -181,6 +182,7 @@ func (d *Dispatch) endAttempt(computed bool) {
 	if computed && d.answer != nil && !d.holds() {
 		answer = &kvscore.Answer{Blocks: d.answer.Blocks, Identities: d.plan.IdentitiesOf(d.answer.Chains)}
 	}
+	a.legs.leave()
 	a.Leave(computed, answer)
 	d.turn.RollBack()
 }
@@ -198,8 +200,9 @@ type Dispatcher struct {
 	Shadow   *shadow // nil if none is configured
 	Timeouts Timeouts
 	Limits   Limits
-	KeepBody bool   // other handlers may read the body after the answer's header
-	Labels   string // prefix of the response headers that say how a request was routed
+	Legs     kvscore.Legs // the rule by which requests are parted
+	KeepBody bool         // other handlers may read the body after the answer's header
+	Labels   string       // prefix of the response headers that say how a request was routed
 
 	Probes    asker
 	FollowUps followUps
@@ -260,10 +263,11 @@ func (d *Dispatch) endLast() {
 		d.Pool.Report(o.attempt.Worker, o.attempt.shows(pool.OutcomeBroken, "stream broke: "+o.Broken.Error()))
 	}
 	d.follow(outcome)
-	if n := d.attempt.Tokens; d.plan.Request != nil && n > 0 {
-		d.PoolMetrics.predictedHits.Observe(float64(d.attempt.Terms.OverlapTokens) / float64(n))
+	if a := d.attempt.computes(); d.plan.Request != nil && a.Tokens > 0 {
+		d.PoolMetrics.predictedHits.Observe(float64(a.Terms.OverlapTokens) / float64(a.Tokens))
 		if o.computed() {
-			discovery.Of(o.attempt.Worker).Hits.Predicted(o.attempt.Terms.OverlapTokens, o.attempt.Tokens)
+			a = o.attempt.computes()
+			discovery.Of(a.Worker).Hits.Predicted(a.Terms.OverlapTokens, a.Tokens)
 		}
 	}
 }

@@ -52,6 +52,9 @@ func (a *attempt) send(req *http.Request) (resp *http.Response, resent bool, err
 	if err = d.turn.Open(req, a.Worker, a.Target); err != nil {
 		return nil, false, err
 	}
+	if err = a.startLegs(req); err != nil {
+		return nil, false, err
+	}
 	sent := a.watched(req)
 	resp, resent, err = a.sendOver(d.Transport.Send, sent)
 	if err != nil && resent && d.plan.API != nil && sent.Context().Err() == nil && d.noRetryPossible() {
@@ -72,7 +75,10 @@ func (a *attempt) sendOver(roundTrip func(*http.Request) (*http.Response, error)
 	d := a.d
 	r := EngineRequest{
 		Pool: d.Pool, Plan: d.plan, Body: d.Body, Worker: a.Worker, Target: a.Target,
-		Session: d.turn.EngineSession(), shared: d.sent != nil,
+		Session: d.turn.EngineSession(), shared: d.sent != nil || a.legs != nil,
+	}
+	if a.legs != nil {
+		r.Leg = &a.legs.leg
 	}
 	d.sent = d.trace.carry(r.Build(req))
 	a.noticeUnsupported(&r)

@@ -65,20 +65,21 @@ type watch struct {
 func (a *attempt) watched(req *http.Request) *http.Request {
 	d := a.d
 	probes := a.Worker.IsHung() // the request shows whether the worker still hangs
-	if a.Kind == pool.KindOther || a.Kind == pool.KindPlain && !probes {
+	if a.legs == nil && (a.Kind == pool.KindOther || a.Kind == pool.KindPlain && !probes) {
 		return req
 	}
 	var limit, pause time.Duration
 	if t := d.Timeouts; a.Kind == pool.KindStream {
-		limit, pause = time.Duration(t.FirstToken), time.Duration(t.StreamIdle)
+		limit, pause = a.legs.limit(time.Duration(t.FirstToken)), time.Duration(t.StreamIdle)
 	}
 	movable := a.movable()
-	if limit == 0 && pause == 0 && !movable {
+	if a.legs == nil && limit == 0 && pause == 0 && !movable {
 		return req
 	}
 	w := &watch{pause: pause}
-	w.ctx, w.cancel = context.WithCancelCause(req.Context())
+	w.ctx, w.cancel = context.WithCancelCause(a.legs.detach(req.Context()))
 	a.watch = w
+	a.legs.watch(w.cancel)
 	if movable {
 		a.MayMove(&pool.Move{Cancel: func() { w.cancel(errHangs) }, Want: d.wants(), Offers: d.offers})
 	}
@@ -120,7 +121,7 @@ func (a *attempt) arrived(resp *http.Response, err error) error {
 		ended = errFirstToken
 	}
 	if ended == nil {
-		return err // the worker's or the client's
+		return a.legs.arrived(w.ctx, err) // the worker's or the client's
 	}
 	w.cancel(ended) // if that has not happened yet
 	if resp != nil {

@@ -8,9 +8,9 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// sglangLegs are SGLang's: both engines get the request at once, with the address of the
-// prefill engine's bootstrap server and the number of a room where they meet
-// (python/sglang/srt/disaggregation). To wait for the prefill would block both. An engine for
+// sglangLegs are SGLang's (python/sglang/srt/disaggregation). Both engines get the request at
+// once, with the address of the prefill engine's bootstrap server, and the number of a room where
+// they meet. To wait for the prefill would block both. An engine for
 // one leg refuses a request without a room. A room that is used twice ends both schedulers. Both
 // legs may be aborted by their id at any time. If the transfer fails, the decode engine answers
 // with 500.

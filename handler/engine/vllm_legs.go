@@ -7,9 +7,9 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// vllmLegs are vLLM's with the NIXL connector, which pulls: the answer to the prefill leg says
-// where the prompt's blocks are, and the decode engine fetches them
-// (vllm/distributed/kv_transfer/kv_connector/v1/nixl). The prefill engine keeps them for 30 s,
+// vllmLegs are vLLM's with the NIXL connector that pulls
+// (vllm/distributed/kv_transfer/kv_connector/v1/nixl). The answer to the prefill leg says where
+// the prompt's blocks are, and the decode engine fetches them. The prefill engine keeps them for 30 s,
 // and longer while the decode engine says that it still needs them. Either leg may be canceled
 // at any time. If the decode engine cannot fetch the blocks, it answers with 500.
 var vllmLegs = legs{

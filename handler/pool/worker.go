@@ -154,17 +154,26 @@ func (p *Pool) declareRanks(w *Worker, set WorkerSettings) {
 		size = max(1, cmp.Or(set.DPSize, min(info.DPSize, maxClaimed)))
 	}
 	before := w.Ranks()
-	host, _, _ := net.SplitHostPort(w.Dial) // workers of one host share its network
 	for rank := range size {
 		p.Scheduler.Declare(w.Target(rank), capacity)
 		p.Scheduler.SetPage(w.Target(rank), int64(info.BlockSize))
-		p.Scheduler.SetGroup(w.Target(rank), uint32(DerivedID(host))) //nolint:gosec // any bits will do
+		p.Scheduler.SetGroup(w.Target(rank), w.host())
 	}
 	w.dp.Store(int32(size))
 	p.retireRanks(w, size, before)
 	if size != before {
 		p.layout.Add(1)
 	}
+}
+
+// host returns a number for the worker's host: the KV cache goes from one host to another at one
+// speed.
+func (w *Worker) host() uint32 {
+	name, _, err := net.SplitHostPort(w.Dial)
+	if err != nil {
+		name = w.Dial
+	}
+	return uint32(xxh3.HashString(name)) //nolint:gosec // a part of the hash is enough
 }
 
 // retireRanks makes the scheduler remove targets as soon as they have no leases.

@@ -59,6 +59,11 @@ func (b *Body) AwaitToken(limit time.Duration) error {
 	}
 }
 
+// FailedFirst returns whether a stream brought an error in place of its first token.
+func (b *Body) FailedFirst() bool {
+	return b.Stream && b.reader != nil && b.reader.Failed() && !b.reader.FirstToken()
+}
+
 // readAhead begins a read from the worker. Its result comes through b.ahead; closing the body
 // ends it.
 func (b *Body) readAhead(p []byte) {
