@@ -246,6 +246,9 @@ func (l *legs) run(req *http.Request) (err error) {
 func (l *legs) call(req *http.Request) (status int, counts response.Counts, err error) {
 	p, d := l.prefill, l.decode.d
 	limit := legPatience + time.Duration(p.Terms.TTFT()*float64(time.Millisecond))
+	if most := time.Duration(d.Timeouts.FirstToken); most > 0 && d.plan.Request.Stream {
+		limit = min(limit, most)
+	}
 	if p.Worker.Engine().Together() { // its answer comes after the transfer
 		limit += time.Duration(l.decode.Terms.PartedTime * float64(time.Millisecond))
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"go.uber.org/zap"
 )
 
 // judgeLegs decides what follows from an attempt whose pair of workers failed. ok is false if it
@@ -41,6 +42,9 @@ func (a *attempt) judgeLegs(ctx context.Context, resp *http.Response, err error)
 func (d *Dispatch) askForLegs(req *http.Request, resp *http.Response, e *legError) *http.Response {
 	a := d.attempt
 	d.countRetry(a.computes(), e.reason)
+	if c := d.Logger.Check(zap.DebugLevel, "legs failed"); c != nil {
+		c.Write(zap.String("prefill", a.computes().Worker.Dial), zap.String("decode", a.Worker.Dial), zap.Error(e))
+	}
 	d.parting.retryLegs(d, a, e)
 	if resp != nil {
 		d.hold(req, resp)

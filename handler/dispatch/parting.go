@@ -112,7 +112,7 @@ func (rt *route) pinPrefill() error {
 // part returns which part of the request its worker must serve.
 func (rt *route) part() pool.Part {
 	switch {
-	case !rt.plan.ShowsHealth:
+	case rt.plan.API == nil || !rt.plan.ShowsHealth:
 		return pool.Any
 	case rt.hasPrefill():
 		return pool.Answer
@@ -130,8 +130,8 @@ func (rt *route) hasPrefill() bool {
 	if rt.parting.handed.serves(now) {
 		return true
 	}
-	for _, v := range rt.Pool.Judge(&want, rt.offers, now) {
-		if v.Possible() {
+	for i, v := range rt.Pool.Judge(&want, rt.offers, now) {
+		if e := t.Rows[i].Worker.Engine(); v.Possible() && e.Parts(rt.plan.Name) {
 			return true
 		}
 	}
@@ -225,7 +225,7 @@ func (rt *route) pairless(decode *pool.Worker) (list []*pool.Worker) {
 func (rt *route) errUnparted() error {
 	why := rt.parting.whole
 	if why == "" {
-		why = "no prefill worker is available"
+		why = "no prefill worker is available whose engine can part requests of the API " + rt.plan.Name
 	}
 	return fmt.Errorf("the engines of the available workers serve only one leg of requests, and this request is not parted: %s", why)
 }

@@ -80,9 +80,13 @@ type Leg struct {
 // Pairs returns whether the engine can compute the prompt of a request in an API for a decode
 // engine. Only engines of one type and version share a format of the KV cache.
 func (e *Engine) Pairs(decode *Engine, name string) bool {
+	return e.Parts(name) && e.Type == decode.Type && e.Info.Version == decode.Info.Version
+}
+
+// Parts returns whether two engines of the type can share a request in an API.
+func (e *Engine) Parts(name string) bool {
 	l := kindOf(e.Type).legs
-	return l != nil && e.Type == decode.Type && e.Info.Version == decode.Info.Version &&
-		slices.Contains(l.apis, name)
+	return l != nil && slices.Contains(l.apis, name)
 }
 
 // Together returns whether both legs are sent at once.

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 
@@ -70,10 +71,10 @@ func TestHanded(t *testing.T) {
 	e := &Engine{Type: VLLM}
 	for answer, want := range map[string]string{
 		`{"choices":[],"kv_transfer_params":{"do_remote_prefill":true,"remote_host":"a","remote_port":1}}`: `{"do_remote_prefill":true,"remote_host":"a","remote_port":1}`,
-		`{"kv_transfer_params":{"do_remote_prefill":true,"remote_host":null}}`:                               `{"do_remote_prefill":true,"remote_host":"h"}`,
-		`{"kv_transfer_params":{"do_remote_prefill":true}}`:                                                  `{"do_remote_prefill":true,"remote_host":"h"}`,
-		`{"kv_transfer_params":{"do_remote_prefill":false,"remote_host":"a"}}`:                               ``,
-		`{"kv_transfer_params":null}`: ``, `{"kv_transfer_params":[1]}`: ``, `{}`: ``, `no JSON`: ``, ``: ``,
+		`{"kv_transfer_params":{"do_remote_prefill":true,"remote_host":null}}`:                             `{"do_remote_prefill":true,"remote_host":"h"}`,
+		`{"kv_transfer_params":{"do_remote_prefill":true}}`:                                                `{"do_remote_prefill":true,"remote_host":"h"}`,
+		`{"kv_transfer_params":{"do_remote_prefill":false,"remote_host":"a"}}`:                             ``,
+		`{"kv_transfer_params":null}`:                                                                      ``, `{"kv_transfer_params":[1]}`: ``, `{}`: ``, `no JSON`: ``, ``: ``,
 	} {
 		l := &Leg{Host: "h"}
 		if ok := e.Handed([]byte(answer), l); ok != (want != "") || string(l.Handed) != want && ok {
@@ -139,4 +140,16 @@ func TestRoles(t *testing.T) {
 	if path, body := (&Engine{Type: SGLang}).Abort("kvr-1"); path != "/abort_request" || !strings.Contains(string(body), `"kvr-1"`) {
 		t.Errorf("abort: %s %s", path, body)
 	}
+}
+
+// FuzzHanded reads any answer to a prefill leg. What the decode engine gets of it is a JSON object.
+func FuzzHanded(f *testing.F) {
+	f.Add([]byte(`{"kv_transfer_params":{"do_remote_prefill":true,"remote_host":null,"x":[1,{"y":"z"}]}}`))
+	f.Add([]byte(`{"kv_transfer_params":{"do_remote_prefill":true`))
+	f.Fuzz(func(t *testing.T, answer []byte) {
+		l := &Leg{Host: "h\""}
+		if (&Engine{Type: VLLM}).Handed(answer, l) && !json.Valid(l.Handed) {
+			t.Errorf("%q gives %q", answer, l.Handed)
+		}
+	})
 }

@@ -56,7 +56,7 @@ func (f *adapter) vllmDecode() { f.Body.Set(nameTransfer, f.Leg.Handed) }
 // vllmHanded takes kv_transfer_params from the answer. An engine without a connector has none.
 func vllmHanded(answer []byte, l *Leg) bool {
 	params := gjson.GetBytes(answer, nameTransfer)
-	if !params.IsObject() || !params.Get("do_remote_prefill").Bool() {
+	if !gjson.ValidBytes(answer) || !params.IsObject() || !params.Get("do_remote_prefill").Bool() {
 		return false
 	}
 	l.Handed = []byte(params.Raw)
