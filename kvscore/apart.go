@@ -2,8 +2,8 @@ package kvscore
 
 import "time"
 
-// Legs is the rule by which a request is parted: one worker prefills its prompt and another one,
-// which gets the KV cache from it, decodes the answer. The zero value parts no request.
+// Legs is the rule by which a request is parted. One worker then prefills its prompt. Another one
+// gets the KV cache from it and decodes the answer. The zero value parts no request.
 type Legs uint8
 
 // The rules. The last three are those of Dynamo's conditional disaggregation
@@ -46,8 +46,8 @@ type Leg uint8
 const (
 	// LegWhole is all of it, or the decode leg if the choice parts the request.
 	LegWhole Leg = iota
-	// LegPrefill computes the prompt and one token. It ends with the engine's answer, which is
-	// to be told as the first token: set Request.Streamed.
+	// LegPrefill computes the prompt and one token. The engine's answer is its first token: set
+	// Request.Streamed, and call FirstToken when the answer comes.
 	LegPrefill
 	// LegDecode is the decode leg of a request that is parted already.
 	LegDecode
@@ -81,8 +81,9 @@ type Apart struct {
 }
 
 // Forecast asks the policy for the best of the targets that could prefill a request whose legs
-// are parted by a rule. It books and remembers nothing. The prefill leg is booked by
-// another choice, after that of the decode target. r.Apart of the latter is the result.
+// are parted by a rule; r.Leg is LegPrefill. It books and remembers nothing. Its result is
+// r.Apart of the choice of the decode target. If that parts the request, another choice books the
+// prefill leg.
 func (s *Scheduler) Forecast(now time.Time, r *Request, among []TargetRef, p Policy, legs Legs, sel *Selection) Apart {
 	if len(among) == 0 || legs == LegsNever {
 		return Apart{}
@@ -107,7 +108,7 @@ func (s *Scheduler) Forecast(now time.Time, r *Request, among []TargetRef, p Pol
 
 // part sets the terms of a parted request for each candidate, and what the rule says. The lock
 // is held.
-func (s *Scheduler) part(r *Request, among []TargetRef, sel *Selection) {
+func (s *Scheduler) part(now time.Time, r *Request, among []TargetRef, sel *Selection) {
 	a := &sel.Apart
 	switch *a = r.Apart; r.Leg {
 	case LegPrefill:
@@ -119,12 +120,12 @@ func (s *Scheduler) part(r *Request, among []TargetRef, sel *Selection) {
 	if a.Legs == LegsNever {
 		return
 	}
-	speed, to := s.transfers.between(a.from, 0), uint32(0)
+	speed, to := s.transfers.between(now, a.from, 0), uint32(0)
 	for i := range sel.Candidates {
 		c := &sel.Candidates[i]
 		if ld := s.loadOf(among[i]); ld != nil && ld.group != to {
 			to = ld.group
-			speed = s.transfers.between(a.from, to)
+			speed = s.transfers.between(now, a.from, to)
 		}
 		c.TransferTime = speed.predict(sel.Tokens - c.OverlapTokens)
 		c.PartedTime = a.Time + c.TransferTime
@@ -162,7 +163,7 @@ func (a *Apart) parts(s *Selection, c *Candidate) bool {
 	case LegsAlways:
 		return true
 	case LegsAuto:
-		return c.PartedTime < c.WaitTime+c.PrefillTime+c.stall()
+		return c.PartedTime < c.WaitTime+c.PrefillTime+c.stall(s)
 	case LegsISLBounding:
 		return !short || c.MemoryUse > fullMemory
 	case LegsPrefillLoad:
@@ -174,8 +175,8 @@ func (a *Apart) parts(s *Selection, c *Candidate) bool {
 	return false
 }
 
-// stall returns what a prefill on the candidate costs those who decode there, in milliseconds:
-// each of their answers waits for it.
-func (c *Candidate) stall() float64 {
-	return stallWorth * float64(max(0, c.Requests-c.Awaiting)) * c.PrefillTime
+// stall returns the weighted time that a prefill on the candidate delays the answers which it
+// decodes, in milliseconds. The fixed cost of their steps is due without it, too.
+func (c *Candidate) stall(s *Selection) float64 {
+	return stallWorth * float64(max(0, c.Requests-c.Awaiting)) * max(0, c.PrefillTime-c.Slowness*s.Latency.Fixed)
 }

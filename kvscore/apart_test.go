@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// pair is a prefill and a decode target, whose scheduler believes priorTimes.
+// pair is a prefill and a decode target. Their scheduler has learned nothing.
 type pair struct {
 	*Scheduler
 	prefill, decode []TargetRef
@@ -34,6 +34,12 @@ func (p *pair) ahead(now time.Time, r *Request) *Lease {
 	leg.Leg, leg.Apart, leg.ExpectedTokens = LegPrefill, Apart{}, 1
 	_, l := p.SelectAmong(now, &leg, p.prefill, -1, p.policy, &p.sel)
 	return l
+}
+
+// between returns the time for 4,000 tokens.
+func (p *pair) between(now time.Time, from, to uint32) float64 {
+	t := p.transfers.between(now, from, to)
+	return t.predict(4000)
 }
 
 func TestRulesOfLegs(t *testing.T) {
@@ -90,6 +96,9 @@ func TestPartedIfThatIsSooner(t *testing.T) {
 			chosen := &p.sel.Candidates[0]
 			if l.Parted() != c.want || chosen.Parted != c.want {
 				t.Errorf("%s, %T: parted %v; %+v", name, policy, l.Parted(), chosen)
+			}
+			if sum := chosen.Terms.sum() + chosen.Terms.Stall + chosen.Terms.Transfer; chosen.Cost != 0 && math.Abs(chosen.Cost-sum) > 1e-9*sum {
+				t.Errorf("%s: cost %v is not the sum of %+v", name, chosen.Cost, chosen.Terms)
 			}
 			if c.want && chosen.TTFT() != p.sel.Apart.Time+chosen.TransferTime+chosen.WaitTime {
 				t.Errorf("%s, %T: predicted %v ms of %+v", name, policy, chosen.TTFT(), chosen)
@@ -169,7 +178,7 @@ func TestTransferTimesAreLearned(t *testing.T) {
 			l := p.choose(now, r, LegsAlways)
 			now = now.Add(300 * time.Millisecond)
 			l.HandedOver(now)
-			ms := first + 3 + token*float64(r.Tokens) + p.latency.predict(featuresOf(1, work{}, 0))
+			ms := first + 3 + token*float64(r.Tokens)
 			now, first = now.Add(time.Duration(ms*float64(time.Millisecond))), 0
 			l.FirstToken(now)
 			l.End(true, nil)
@@ -177,12 +186,12 @@ func TestTransferTimesAreLearned(t *testing.T) {
 	}
 	near := func(from, to uint32, token float64) {
 		t.Helper()
-		if got, want := p.transfers.between(from, to).predict(4000), 3+4000*token; math.Abs(got-want) > 0.1*want {
+		if got, want := p.between(now, from, to), 3+4000*token; math.Abs(got-want) > 0.1*want {
 			t.Errorf("between %d and %d: 4,000 tokens take %.1f ms, want %.1f", from, to, got, want)
 		}
 	}
 	send(1, 0.0066, 5000)
-	if got := p.transfers.all.predict(4000); got > 100 {
+	if got := p.between(now, 0, 7); got != 30 {
 		t.Errorf("after a handshake, a transfer takes %.0f ms", got)
 	}
 	send(100, 0.0066, 0)
@@ -194,8 +203,11 @@ func TestTransferTimesAreLearned(t *testing.T) {
 	p.SetGroup(Target{Worker: 2}, 7)
 	send(100, 0.0013, 0) // the network has changed
 	near(0, 7, 0.0013)
+	if got := p.between(now.Add(time.Hour), 0, 7); math.Abs(got-30) > 1e-3 {
+		t.Errorf("an hour later, 4,000 tokens take %.1f ms, want the prior's 30", got)
+	}
 	for i := range uint32(2 * maxPairs) {
-		p.transfers.learn(i, 1, 1000, 5)
+		p.transfers.learn(now, i, 1, 1000, 5)
 	}
 	if n := len(p.transfers.pairs); n > maxPairs {
 		t.Errorf("%d pairs", n)

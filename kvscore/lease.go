@@ -35,7 +35,8 @@ type Lease struct {
 	parted    bool  // it is a decode leg
 	lacks     int64 // tokens of the prompt
 	from      uint32
-	expected  int64 // tokens of the answer; 0 is unknown
+	ahead     Target // of the prefill leg, as forecast
+	expected  int64  // tokens of the answer; 0 is unknown
 
 	// guarded by the scheduler's lock
 	prefill   int64 // still booked

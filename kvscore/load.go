@@ -24,6 +24,7 @@ type load struct {
 	forgotten bool     // the scheduler has removed it
 	retired   bool     // the scheduler removes it when its last lease ends
 	group     uint32   // see SetGroup
+	met       []Target // prefill targets
 	foreign   *foreign // nil before the engine's first report
 
 	capacity     int64

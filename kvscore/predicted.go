@@ -63,8 +63,8 @@ const (
 	decodeWorth, decodeLoad, maxDecode = 0.1, 0.1, 1
 	// nearlyFull is the share of a KV cache in use from which on it becomes full.
 	nearlyFull = 0.8
-	// stallWorth weighs a millisecond that an active request waits for a prefill, as decodeWorth.
-	stallWorth = 0.1
+	// stallWorth weighs a millisecond that an active request waits for a prefill.
+	stallWorth = 0.4
 	// urgent weighs wait and prefill of a request with a priority above 0; 1/urgent
 	// those of one below 0.
 	urgent = 2.0 // a float: 1/urgent must not be integer division
@@ -201,7 +201,7 @@ func (w *weights) cost(s *Selection, i int) {
 // and the rule is LegsAuto.
 func (w *weights) part(s *Selection, c *Candidate) {
 	a, t := &s.Apart, &c.Terms
-	t.Stall = w.prefill * c.stall()
+	t.Stall = w.prefill * c.stall(s)
 	if a.Legs == LegsAuto && c.way == EitherWay {
 		c.Parted = a.Cost+w.wait*(c.PartedTime-a.Time) < t.Wait+t.Prefill+t.Delay+t.Stall
 	}

@@ -171,7 +171,7 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 	for i := range sel.Candidates {
 		sel.Awaiting += sel.Candidates[i].Awaiting
 	}
-	s.part(r, among, sel)
+	s.part(now, r, among, sel)
 }
 
 // fill sets the terms of a candidate from its target's load. The lock is held.
@@ -253,7 +253,7 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 		prefill: prefill, unshared: c.RequestBlocks,
 		work: workOf(prefill, c.OverlapTokens), cached: c.OverlapTokens, knowledge: c.Knowledge,
 		inFlight: c.SharedBlocks > 0, queued: len(ld.awaiting.leases) > 0, predicted: c.TTFT(), alone: time / c.Slowness,
-		leg: r.Leg, parted: c.Parted, lacks: lacks, from: r.Apart.from,
+		leg: r.Leg, parted: c.Parted, lacks: lacks, from: r.Apart.from, ahead: r.Apart.Prefill,
 	}
 	l.total = blocksOf(l.tokens, l.blockSize)
 	if r.Leg != LegPrefill {

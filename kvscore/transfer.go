@@ -1,38 +1,50 @@
 package kvscore
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // transfer predicts the time to hand the KV cache of a prompt from a prefill worker to a decode
 // worker:
 //
 //	fixed + token·n
 //
-// milliseconds for n thousand tokens that the decode worker lacks. It minimises the sum of squared errors,
-// weighted with 1/(time + 5 ms). A weak prior decides what the samples do not show.
+// milliseconds for n thousand tokens that the decode worker lacks. The fixed part includes the step
+// that makes the first token. transfer minimises the sum of squared errors, weighted with
+// 1/(time + 5 ms). A weak prior decides what the samples do not show. Without samples, the times
+// decay to the prior: else nothing would be transferred again where transfers were once slow.
 type transfer struct {
 	fixed, token    float64
 	w, x, xx, y, xy float64 // weighted sums
 	outliers        int     // in a row
+	at              time.Time
 }
 
 const (
-	// priorFixed is about one round trip of the engines, in milliseconds. priorToken is the time
+	// priorFixed is about one step of the decode engine, in milliseconds. priorToken is the time
 	// for 1,000 tokens of 128 KiB each (a model of 8B parameters) at 25 GB/s.
-	priorFixed, priorToken = 2, 5
+	priorFixed, priorToken = 10, 5
 	// keptTransfer is the factor on the weight of older samples with each new one.
 	keptTransfer = 0.95
-	// maxPairs bounds the pairs of groups.
-	maxPairs = 1024
+	// maxPairs bounds the pairs of groups, maxMet the prefill targets that a decode target has met.
+	maxPairs, maxMet = 1024, 64
 )
 
 func (t *transfer) predict(tokens int64) float64 {
 	return t.fixed + t.token*float64(max(0, tokens))/1e3
 }
 
+// faded returns the times at a later time.
+func (t *transfer) faded(now time.Time) transfer {
+	left := decay(now.Sub(t.at).Truncate(time.Second))
+	return transfer{fixed: priorFixed + (t.fixed-priorFixed)*left, token: priorToken + (t.token-priorToken)*left}
+}
+
 // learn adds a sample. prior is what decides without samples.
-func (t *transfer) learn(tokens int64, ms float64, prior transfer) {
-	// The first transfer of a pair of engines includes their handshake, of seconds.
-	if most := maxOutlier * (t.predict(tokens) + priorFixed); ms <= most {
+func (t *transfer) learn(now time.Time, tokens int64, ms float64, prior transfer) {
+	t.at = now
+	if most := maxOutlier * max(t.predict(tokens), priorFixed); ms <= most {
 		t.outliers = 0
 	} else if t.outliers++; t.outliers < 3 {
 		ms = most
@@ -64,14 +76,14 @@ func newTransfers() transfers {
 	return transfers{all: transfer{fixed: priorFixed, token: priorToken}, pairs: make(map[[2]uint32]*transfer)}
 }
 
-func (t *transfers) between(from, to uint32) *transfer {
+func (t *transfers) between(now time.Time, from, to uint32) transfer {
 	if one := t.pairs[[2]uint32{from, to}]; one != nil {
-		return one
+		return one.faded(now)
 	}
-	return &t.all
+	return t.all.faded(now)
 }
 
-func (t *transfers) learn(from, to uint32, tokens int64, ms float64) {
+func (t *transfers) learn(now time.Time, from, to uint32, tokens int64, ms float64) {
 	pair := [2]uint32{from, to}
 	one := t.pairs[pair]
 	if one == nil {
@@ -84,12 +96,12 @@ func (t *transfers) learn(from, to uint32, tokens int64, ms float64) {
 		one = &transfer{fixed: t.all.fixed, token: t.all.token}
 		t.pairs[pair] = one
 	}
-	one.learn(tokens, ms, t.all)
-	t.all.learn(tokens, ms, transfer{fixed: priorFixed, token: priorToken})
+	one.learn(now, tokens, ms, t.all)
+	t.all.learn(now, tokens, ms, transfer{fixed: priorFixed, token: priorToken})
 }
 
-// SetGroup sets the group of a target: between targets of two groups, the KV cache is transferred
-// at one speed. Groups are for example hosts. All targets are in group 0 at first.
+// SetGroup sets the group of a target, for example by its host. Between targets of two groups, the
+// KV cache is transferred at one speed. All targets are in group 0 at first.
 func (s *Scheduler) SetGroup(t Target, group uint32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -116,6 +128,20 @@ func (s *Scheduler) observeTransfer(l *Lease, now time.Time) {
 	if l.handed.IsZero() || l.lacks <= 0 || ld.context(s.settings.BlockSize) > fullMemory*float64(ld.capacity) {
 		return // a full memory delays it, too
 	}
-	step := s.latency.predict(featuresOf(1, work{}, ld.context(s.settings.BlockSize)))
-	s.transfers.learn(l.from, ld.group, l.lacks, max(0, milliseconds(now.Sub(l.handed))-step))
+	if !ld.meet(l.ahead) {
+		return // the first transfer of two engines includes their handshake, of seconds
+	}
+	s.transfers.learn(now, l.from, ld.group, l.lacks, max(0, milliseconds(now.Sub(l.handed))))
+}
+
+// meet returns whether the target has had KV from a prefill target before, and notes that it has.
+func (ld *load) meet(t Target) bool {
+	if slices.Contains(ld.met, t) {
+		return true
+	}
+	if len(ld.met) == maxMet {
+		ld.met = ld.met[:0]
+	}
+	ld.met = append(ld.met, t)
+	return false
 }

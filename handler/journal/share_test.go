@@ -235,6 +235,13 @@ func TestRoutersKnowWhatOthersDo(t *testing.T) {
 	if got := b.Stats().Timings - before; got != 1 {
 		t.Errorf("it has learned from %d first tokens", got)
 	}
+	p := cache.Prompt{Root: 1, Blocks: prompt[:100], BlockTokens: 16, Tokens: 1600}
+	_, l = a.Select(time.Now(), &kvscore.Request{Prompt: p, Streamed: true, Leg: kvscore.LegDecode}, hosts[2:3], 0, nil, new(kvscore.Selection))
+	eventually(t, "no decode leg", func() bool {
+		load := b.running(hosts[2])
+		return load.Requests == 1 && load.PrefillTokens == 0 && load.PromptBlocks > 99
+	})
+	l.End(false, nil)
 	key := affinity.Key{7}
 	_, ok, err := a.sessions.Bind(t.Context(), key, 0, affinity.Want{Target: hosts[2], TTL: time.Minute})
 	if !ok || err != nil {

@@ -44,7 +44,7 @@ type choice struct {
 	Logprobs     *string `json:"logprobs"`
 	FinishReason *string `json:"finish_reason"`
 	StopReason   *string `json:"stop_reason"`
-	// Of a TensorRT-LLM's prefill leg.
+	// A TensorRT-LLM's prefill leg has it.
 	Disaggregated *disaggregated `json:"disaggregated_params,omitempty"`
 	// Null unless asked for.
 	TokenIDs       json.RawMessage `json:"token_ids"`

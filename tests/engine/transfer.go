@@ -26,8 +26,8 @@ const (
 	DecodeLegs  Role = "decode"
 )
 
-// Transfer is how an engine hands the KV of prompts to other engines, and gets it from them: with
-// NIXL's words as a vLLM, and with their own as an SGLang and a TensorRT-LLM. All times are virtual.
+// Transfer is how an engine hands the KV of prompts to other engines, and gets it from them. A vLLM
+// uses NIXL's words, an SGLang and a TensorRT-LLM their own. All times are virtual.
 type Transfer struct {
 	Role Role
 	// Fixed and PerToken are the milliseconds of a transfer. Transfers do not slow each other.
@@ -93,7 +93,7 @@ type side struct {
 	rooms map[uint64]*room
 }
 
-// offer is what a prefill engine tells of a prompt. Cached is what it had cached.
+// offer is a prompt whose KV a prefill engine has. Cached are the tokens that it had cached.
 type offer struct {
 	Tokens int `json:"tokens"`
 	Cached int `json:"cached"`
@@ -106,7 +106,7 @@ type kept struct {
 	slot *batch.Slot
 }
 
-// room is where the two legs of an SGLang meet. Whoever comes first makes it.
+// room is where the two legs of an SGLang meet. The first one makes it.
 type room struct {
 	prefill, decode bool // it is there
 	met             chan struct{}

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// event is the end of engine n's step, what a router told, the arrival of request n, or that its KV
-// has come to its decode worker.
+// event is the end of engine n's step, what a router told, the arrival of request n, or the end of
+// its transfer.
 type event struct {
 	at      time.Duration
 	arrival bool
