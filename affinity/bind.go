@@ -14,6 +14,7 @@ type write struct {
 	expect   Version
 	now      int64
 	idle     int64   // time since the last use, of a restored binding
+	follows  bool    // another router's, or an earlier run's: the end of what it replaces is not reported
 	restores bool    // see Restore
 	version  Version // of another router's binding; 0: a new one
 }
@@ -66,7 +67,7 @@ func (r *Ristretto) rebind(e *entry, w *write) (Binding, result) {
 	if e.version != w.expect {
 		return r.binding(e), lost
 	}
-	if e.kind == EngineBacked && e.target() != w.Target {
+	if e.kind == EngineBacked && e.target() != w.Target && !w.follows {
 		r.queue.push(event{key: e.key, binding: r.binding(e), why: Replaced})
 	}
 	due := e.due.Load()

@@ -2,7 +2,6 @@ package affinity
 
 import (
 	"context"
-	"math"
 	"time"
 )
 
@@ -64,9 +63,10 @@ func (r *Ristretto) Restore(_ context.Context, s *Saved) (bool, error) {
 
 // Follow takes over a binding that another router has made, if its version is greater than that of
 // the session's own. If both are equal, all routers keep the greater target. Follow returns
-// whether it has taken over the binding, and does not call the Journal.
+// whether it has taken over the binding, and does not call the Journal. Only another session of an
+// engine replaces an engine's session.
 func (r *Ristretto) Follow(s *Saved) bool {
-	if s.TTL <= 0 || s.Idle >= s.TTL || s.Version == 0 || s.Version >= maxFollowed {
+	if s.TTL <= 0 || s.Idle >= s.TTL || s.Version == 0 || s.Version > r.lastVersion() {
 		return false
 	}
 	g, ok := r.enter(s.Key.hash())
@@ -78,12 +78,10 @@ func (r *Ristretto) Follow(s *Saved) bool {
 	res := absent
 	if e := r.find(&s.Key); e != nil {
 		r.visit(e, w.now, func() {
-			if w.expect = e.version; e.kind == EngineBacked { // its router's alone
-				res = lost
-			} else if w.expect < w.version || w.expect == w.version && e.target().Less(w.Target) {
+			w.expect, res = e.version, lost
+			later := w.expect < w.version || w.expect == w.version && e.target().Less(w.Target)
+			if later && (w.EngineSession != "" || e.kind != EngineBacked) { // who does not know the engine's session cannot end it
 				_, res = r.rebind(e, &w)
-			} else {
-				res = lost
 			}
 		})
 	}
@@ -95,15 +93,20 @@ func (r *Ristretto) Follow(s *Saved) bool {
 
 // saved returns the write of a saved binding. Further versions are greater than its own.
 func (r *Ristretto) saved(s *Saved) write {
-	w := write{Want: s.Want, now: r.now(), idle: int64(max(0, s.Idle)), version: min(s.Version, maxFollowed)}
+	w := write{Want: s.Want, now: r.now(), idle: int64(max(0, s.Idle)), follows: true}
+	if s.Version <= r.lastVersion() {
+		w.version = s.Version
+	}
 	w.TTL = min(w.TTL, maxTTL)
 	r.Skip(w.version)
 	return w
 }
 
-// maxFollowed bounds the versions of others: they are times in nanoseconds, and one that cannot be
-// right would make all further ones too great.
-const maxFollowed = math.MaxInt64
+// lastVersion bounds the versions of others and of earlier runs. They are times in nanoseconds: one
+// that cannot be right would make all further ones too great.
+func (r *Ristretto) lastVersion() Version {
+	return Version(max(0, r.start.AddDate(10, 0, 0).UnixNano())) //nolint:gosec // not negative
+}
 
 // FollowUse restarts the time to live of a session that another router has used.
 func (r *Ristretto) FollowUse(key Key) { _, _, _ = r.read(&key, anyVersion, true) } //nolint:dogsled // if it is there
@@ -118,11 +121,12 @@ func (r *Ristretto) FollowEnd(key Key, v Version) {
 func (r *Ristretto) Changes() Version { return Version(r.version.Load()) }
 
 // Skip makes all further versions greater than v. The owner passes a version above all of an
-// earlier run, so that none recurs if the wall clock has gone back.
+// earlier run, so that none recurs if the wall clock has gone back. Skip ignores a version that
+// cannot be right.
 func (r *Ristretto) Skip(v Version) {
 	for {
 		now := r.version.Load()
-		if now >= uint64(v) || r.version.CompareAndSwap(now, uint64(v)) {
+		if now >= uint64(v) || v > r.lastVersion() || r.version.CompareAndSwap(now, uint64(v)) {
 			return
 		}
 	}

@@ -2,6 +2,7 @@ package affinity
 
 import (
 	"context"
+	"math"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -91,4 +92,45 @@ func TestStoresAgree(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestFollowedSessionsOfEngines follows another router's binding of an engine's session. One that does
+// not know the engine's session does not replace it, and nothing reports an end: the other router does.
+func TestFollowedSessionsOfEngines(t *testing.T) {
+	r, err := NewRistretto(Options{OnExpire: func(_ Key, b Binding, why Reason) { t.Errorf("%v of %+v", why, b) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	first := r.Changes()
+	target := func(n uint64) kvscore.Target { return kvscore.Target{Worker: n} }
+	follow := func(kind Kind, session string, at uint64, v Version) bool {
+		return r.Follow(&Saved{Key: Key{1}, Version: first + v, Want: Want{Kind: kind, EngineSession: session, Target: target(at), TTL: time.Hour}})
+	}
+	for _, c := range []struct {
+		kind    Kind
+		session string
+		at      uint64
+		version Version
+		follows bool
+	}{
+		{RouterOnly, "", 1, 10, true},
+		{EngineBacked, "s", 2, 11, true},
+		{RouterOnly, "", 3, 12, false},
+		{EngineBacked, "", 2, 13, false}, // it has expired there
+		{EngineBacked, "s", 4, 14, true},
+		{EngineBacked, "s", 5, 13, false},
+		{EngineBacked, "s", 5, math.MaxInt64 - first - 1, false}, // a version that cannot be right
+	} {
+		if got := follow(c.kind, c.session, c.at, c.version); got != c.follows {
+			t.Errorf("%+v: %v", c, got)
+		}
+	}
+	if b, _, _ := r.Peek(t.Context(), Key{1}); b.Target != target(4) || b.EngineSession != "s" {
+		t.Errorf("%+v", b)
+	}
+	if r.Skip(math.MaxInt64 - 1); r.Changes() > first+1000 {
+		t.Error("the versions of further bindings cannot be right")
+	}
+	r.Reported(t.Context())
 }

@@ -99,3 +99,97 @@ func TestEngineSessionsOverRouters(t *testing.T) {
 	routers[0].mustTurn(t, turn{id: "certain", action: "close"})
 	closedOnce(t, engines, "certain", 1)
 }
+
+// TestEngineSessionsOfOtherRouters has turns through a router that has not used the session, while the
+// server is well, has forgotten everything, and is gone. No turn may go where its context is not.
+func TestEngineSessionsOfOtherRouters(t *testing.T) {
+	takesSeconds(t)
+	v := startValkey(t)
+	engines := holders(t, 3, engine.Config{})
+	r := startRouters(t, 2, engines, "share "+v.URL())
+	for _, one := range r {
+		one.knows(t, engines)
+	}
+	for i := range 3 {
+		r[0].mustTurn(t, turn{id: fmt.Sprint("expires", i), action: "open", ttl: 1})
+		r[1].mustTurn(t, turn{id: fmt.Sprint("expires", i)})
+		r[0].mustTurn(t, turn{id: fmt.Sprint("flushed", i), action: "open"})
+		r[0].mustTurn(t, turn{id: fmt.Sprint("down", i), action: "open"})
+	}
+	time.Sleep(3 * time.Second)
+	for i := range 3 {
+		for _, one := range r {
+			one.refusedTurn(t, turn{id: fmt.Sprint("expires", i)}, http.StatusGone, "session_lost")
+		}
+		closedOnce(t, engines, fmt.Sprint("expires", i), 1)
+	}
+	if !v.Real {
+		return
+	}
+	if _, err := v.Ask("FLUSHALL"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 10*time.Second, "the routers to go on", func() bool {
+		return r[0].sharing(t).Connected && r[1].sharing(t).Connected
+	})
+	for i := range 3 {
+		id := fmt.Sprint("flushed", i)
+		r[1].mustTurn(t, turn{id: id})
+		r[1].mustTurn(t, turn{id: id, action: "open"})
+		if n := did(engines, id); n[engine.Opened]-n[engine.Closed] != 1 {
+			t.Errorf("session %s: the engines did %v", id, n)
+		}
+	}
+	drain := defaultPool + "/workers/" + engines[2].Addr()
+	drains := func(one *child) bool {
+		var w struct{ Draining bool }
+		one.api(t, http.MethodGet, drain, nil, &w)
+		return w.Draining
+	}
+	r[0].api(t, http.MethodPost, drain+"/drain", nil, new(any))
+	eventually(t, 5*time.Second, "the other router to drain it", func() bool { return drains(r[1]) })
+	v.Kill()
+	for i := range 3 {
+		r[1].refusedTurn(t, turn{id: fmt.Sprint("down", i)}, http.StatusServiceUnavailable, "session_not_opened")
+	}
+	r[0].api(t, http.MethodPost, drain+"/undrain", nil, new(any)) // this, too, is told later
+	time.Sleep(1500 * time.Millisecond)
+	if err := v.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 10*time.Second, "the end of the drain", func() bool { return !drains(r[0]) && !drains(r[1]) })
+	time.Sleep(time.Second)
+	if drains(r[0]) || drains(r[1]) {
+		t.Error("the drain came back")
+	}
+}
+
+// TestLockOfATurnIsRenewed lets the server forget the lock of a turn that is under way. A turn through
+// another router still waits.
+func TestLockOfATurnIsRenewed(t *testing.T) {
+	takesSeconds(t)
+	v := startValkey(t)
+	engines := holders(t, 3, engine.Config{Step: engine.StepModel{Base: 500}})
+	r := startRouters(t, 2, engines, "share "+v.URL())
+	for _, one := range r {
+		one.knows(t, engines)
+	}
+	r[0].mustTurn(t, turn{id: "l", action: "open"})
+	body := fmt.Sprintf(`{"text":%q,"sampling_params":{"max_new_tokens":700,"ignore_eos":true},"stream":true,`+
+		`"nvext":{"session_control":{"session_id":"l"}}}`, text)
+	ended := make(chan time.Time, 1)
+	go func() {
+		r[0].post(t.Context(), atGenerate, []byte(body))
+		ended <- time.Now()
+	}()
+	time.Sleep(500 * time.Millisecond)
+	if _, err := v.Ask("FLUSHALL"); err != nil {
+		t.Skip("this server cannot forget")
+	}
+	time.Sleep(1500 * time.Millisecond) // a renewal
+	r[1].mustTurn(t, turn{id: "l"})
+	over := time.Now()
+	if late := (<-ended).Sub(over); late > 500*time.Millisecond { // its client hears of the end while the second turn runs
+		t.Errorf("the first turn ended %v after the second", late)
+	}
+}

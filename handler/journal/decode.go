@@ -105,7 +105,13 @@ func (d *Decoder) entry(b []byte) bool {
 	d.rest, d.last = reader{b: body[1:]}, 0
 	d.base = d.rest.varint()
 	n := 1 + d.rest.small(maxPrompts)
-	if missing := n - len(d.prompts); missing > 0 {
+	if d.workers == nil {
+		n = 1 // before KindBegin, no record is usable
+	}
+	switch missing := n - len(d.prompts); {
+	case missing > maxMissing:
+		return false
+	case missing > 0:
 		d.prompts = append(d.prompts, make([]*Prompt, missing)...)
 	}
 	d.prompts = d.prompts[:n]
@@ -114,6 +120,9 @@ func (d *Decoder) entry(b []byte) bool {
 
 // maxPrompts bounds the prompts between two KindBegin records.
 const maxPrompts = 1 << 22
+
+// maxMissing bounds the prompts of lost entries between two others.
+const maxMissing = 1 << 16
 
 // next reads the next good record of the entry. It returns false at the end.
 func (d *Decoder) next(to *Record) bool {
@@ -139,7 +148,10 @@ func (d *Decoder) next(to *Record) bool {
 func (d *Decoder) record(r *reader, to *Record) (usable bool) {
 	switch to.Kind {
 	case KindBegin:
-		r.json(&to.Head)
+		if r.json(&to.Head); len(to.Head.Name) > maxText {
+			r.fail()
+			return true
+		}
 		d.workers, d.prompts = make(map[int]bool), d.prompts[:1]
 		clear(d.prompts[:cap(d.prompts)])
 		if d.run != to.Head.Run || d.open == nil {
@@ -171,6 +183,7 @@ func (d *Decoder) record(r *reader, to *Record) (usable bool) {
 	case KindDrained:
 		known := d.target(r, &to.Target)
 		to.Drained = r.flags()&1 != 0
+		to.Version = uint64(r.count()) //nolint:gosec // positive
 		return known
 	case KindResponse:
 		known := d.target(r, &to.Target)

@@ -296,11 +296,13 @@ func (e *Encoder) answered(at int64, r *record) {
 	e.end()
 }
 
-// Drained writes that the drain of a worker begins or ends.
-func (e *Encoder) Drained(at int64, id uint64, drains bool) {
+// Drained writes that the drain of a worker begins or ends, and
+// after how many calls of the admin API for it.
+func (e *Encoder) Drained(at int64, id uint64, drains bool, version uint64) {
 	e.begin(KindDrained, at)
 	e.target(kvscore.Target{Worker: id})
 	e.flags(drains)
+	e.number(int64(version)) //nolint:gosec // it counts from 0
 	e.end()
 }
 

@@ -27,6 +27,8 @@ const (
 type Sent struct {
 	Router uint64 // a random id of its process
 	Number uint64 // 1, 2, 3 ... of each router
+	// Begun is the Number with which its words last began anew; 0 is unknown.
+	Begun uint64
 	// Entries are records, by an [Encoder]. They may be empty: the router lives.
 	Entries []byte
 }
@@ -91,6 +93,7 @@ type peer struct {
 	Peer
 	decoder Decoder
 	number  uint64
+	begun   uint64         // with which number its words began
 	workers map[int]uint64 // ids here, by number; nil while it is refused, or its beginning unknown
 	greeted bool
 	refused time.Time // since when; zero if it is not
@@ -124,6 +127,9 @@ func (f *Follower) Take(now time.Time, s *Sent, behind bool) {
 		p.decoder.Forget() // some ends may be missing
 	}
 	p.number, p.Seen, p.Live = s.Number, now, true
+	if s.Begun != 0 && s.Begun != s.Number && s.Begun != p.begun {
+		p.workers = nil // its beginning is missing, and so is what its numbers mean
+	}
 	first := true
 	_, _ = p.decoder.Read(bytes.NewReader(s.Entries), func(r *Record) bool { // a buffer has no errors
 		if first && !behind {
@@ -228,7 +234,7 @@ func (f *Follower) begin(p *peer, r *Record, behind bool) {
 			p.refused = p.Seen
 		}
 	} else {
-		p.workers, p.refused = make(map[int]uint64), time.Time{}
+		p.workers, p.begun, p.refused = make(map[int]uint64), p.number, time.Time{}
 	}
 	if !p.greeted && !behind {
 		f.Joined(&p.Peer)
@@ -286,14 +292,14 @@ func (f *Follower) ended(p *peer, e *End, at time.Time) {
 	l.Ended(at, e.Output, n, e.Computed, answer)
 }
 
-// bound applies a binding, its use or its end. A session that an engine holds is its router's.
+// bound applies a binding, its use or its end.
 func (f *Follower) bound(r *Record) {
-	switch b := &r.Binding; {
-	case r.Kind == KindUsed:
+	switch b := &r.Binding; r.Kind { //nolint:exhaustive // the others are no bindings
+	case KindUsed:
 		f.Sessions.FollowUse(b.Key)
-	case r.Kind == KindUnbound:
+	case KindUnbound:
 		f.Sessions.FollowEnd(b.Key, b.Version)
-	case b.Kind != affinity.EngineBacked:
+	case KindBound:
 		f.Sessions.Follow(b)
 	}
 }

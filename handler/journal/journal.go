@@ -92,7 +92,7 @@ type record struct {
 	blocks   int // in the batch
 
 	root                 uint64
-	tokens, expected     int64
+	tokens, expected     int64 // expected: of KindDrained its version
 	answerTokens, weight int64
 	cached               int64
 	matched              int
@@ -198,9 +198,10 @@ func (j *Journal) LostCache(worker uint64) {
 	j.note(record{kind: KindLost, target: kvscore.Target{Worker: worker}})
 }
 
-// Drained records that the drain of a worker begins or ends.
-func (j *Journal) Drained(worker uint64, drains bool) {
-	j.note(record{kind: KindDrained, target: kvscore.Target{Worker: worker}, computed: drains})
+// Drained records that the drain of a worker begins or ends, and
+// after how many calls of the admin API for it.
+func (j *Journal) Drained(worker uint64, drains bool, version uint64) {
+	j.note(record{kind: KindDrained, target: kvscore.Target{Worker: worker}, computed: drains, expected: int64(version)}) //nolint:gosec // it counts from 0
 }
 
 // now returns the time in Unix milliseconds.
@@ -264,7 +265,7 @@ func (e *Encoder) add(r *record, blocks []uint64) {
 	case KindAnswered:
 		e.answered(r.at, r)
 	case KindDrained:
-		e.Drained(r.at, r.target.Worker, r.computed)
+		e.Drained(r.at, r.target.Worker, r.computed, uint64(r.expected)) //nolint:gosec // not negative
 	case KindResponse:
 		e.Response(r.at, &r.response, r.target)
 	case KindLost:

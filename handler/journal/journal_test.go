@@ -171,7 +171,7 @@ func records(e *Encoder) {
 	e.Response(1004, &Response{Hash: 12, Session: affinity.Identity{4}}, kvscore.Target{Worker: 5})
 	e.Lost(1005, 6)
 	e.State(1006, learned())
-	e.Drained(1007, 6, true)
+	e.Drained(1007, 6, true, 3)
 }
 
 func readAll(t testing.TB, b []byte) (all []Record, d Damage) {
@@ -207,7 +207,7 @@ func TestRecordsReadAsWritten(t *testing.T) {
 		{Kind: KindResponse, At: at(1004), Response: Response{Hash: 12, Session: affinity.Identity{4}}},
 		{Kind: KindLost, At: at(1005), Target: Target{Worker: 1}},
 		{Kind: KindState, At: at(1006), State: *learned()},
-		{Kind: KindDrained, At: at(1007), Target: Target{Worker: 1}, Drained: true},
+		{Kind: KindDrained, At: at(1007), Target: Target{Worker: 1}, Drained: true, Version: 3},
 	}
 	for i := range want {
 		if !reflect.DeepEqual(all[i], want[i]) {

@@ -160,6 +160,7 @@ type Record struct {
 	Answered Answered
 	End      End
 	Drained  bool
+	Version  uint64         // of KindDrained: the admin API's calls up to this one
 	Binding  affinity.Saved // without its target; only the key if the session is used or unbound
 	Response Response
 	State    State

@@ -26,6 +26,8 @@ const (
 	sendWithin, readWithin = 2 * time.Second, 2 * time.Second
 	// again is the time between two attempts at a stream that fails.
 	again = time.Second
+	// entriesKept is the most memory that is kept for what the next append sends, in bytes.
+	entriesKept = 1 << 20
 	// PastBytes and PastTime are how much of a stream stays. A router begins its words anew within
 	// half of that, so that one that joins understands the rest.
 	PastBytes = 64 << 20
@@ -121,6 +123,7 @@ type Sharer struct {
 	encoder Encoder
 	entries bytes.Buffer
 	number  uint64
+	anew    uint64 // the number with which the words last began anew
 	lost    uint64
 	fresh   bool      // records are lost, so that a new run begins
 	sent    time.Time // when the last append went well
@@ -195,7 +198,7 @@ func (s *Sharer) share(ctx context.Context) {
 			return
 		}
 	}
-	s.id, s.number = rand.Uint64(), 0 //nolint:gosec // only differs
+	s.id, s.number, s.anew = rand.Uint64(), 0, 0 //nolint:gosec // only differs
 	defer s.Follower.Close()
 	ctx, end := context.WithCancel(ctx)
 	defer end()
@@ -239,13 +242,16 @@ func pause(ctx context.Context, d time.Duration) {
 // readAll reads the stream until the context ends: first its past, then what comes.
 func (s *Sharer) readAll(ctx context.Context) {
 	position, wait := "", time.Duration(0)
-	var listed time.Time
+	listed, heard := time.Time{}, time.Now() // heard: the last own word
 	for ctx.Err() == nil {
 		none := true
 		within, end := context.WithTimeout(ctx, readWithin)
 		to, err := s.stream.Read(within, position, wait, func(e *Sent) {
 			none = false
 			s.take(e, wait == 0)
+			if e.Router == s.id {
+				heard, wait = time.Now(), beat // what follows is not the past
+			}
 		})
 		end()
 		now := time.Now()
@@ -265,7 +271,19 @@ func (s *Sharer) readAll(ctx context.Context) {
 		if position = to; none {
 			wait = beat // that was the past
 		}
+		if now.Sub(heard) > silence && s.speaks(now) {
+			// The server has another stream, on another clock: it was started anew.
+			s.fail(ctx, errors.New("this router's own words are missing in the stream, which it reads anew"))
+			position, wait, heard = "", 0, time.Now()
+		}
 	}
+}
+
+// speaks returns whether appends have gone well of late.
+func (s *Sharer) speaks(now time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.status.Connected && now.Sub(s.sentAt) < 2*beat
 }
 
 // take takes one entry of the stream.
@@ -309,7 +327,7 @@ func (s *Sharer) writeAll(ctx context.Context) {
 		changed := false
 		if err == nil && beats {
 			if changed, err = s.agree(within); err == nil {
-				err = s.stream.Trim(within, s.entriesKept())
+				err = s.stream.Trim(within, s.mostEntries())
 			}
 		}
 		end()
@@ -335,8 +353,8 @@ func (s *Sharer) writeAll(ctx context.Context) {
 	}
 }
 
-// entriesKept returns about how many entries have PastBytes.
-func (s *Sharer) entriesKept() int64 {
+// mostEntries returns about how many entries have PastBytes.
+func (s *Sharer) mostEntries() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return int64(PastBytes / max(s.size, sentBytes))
@@ -349,10 +367,14 @@ func (s *Sharer) write(ctx context.Context, now time.Time) error {
 	s.outlet.Write(&s.encoder, s.Source.Dial)
 	s.entries.Write(s.encoder.Entry())
 	s.number++
+	n := s.entries.Len()
 	s.mu.Lock()
 	s.sentAt = now
 	s.mu.Unlock()
-	err := s.stream.Append(ctx, &Sent{Router: s.id, Number: s.number, Entries: s.entries.Bytes()})
+	err := s.stream.Append(ctx, &Sent{Router: s.id, Number: s.number, Begun: s.anew, Entries: s.entries.Bytes()})
+	if err != nil || s.entries.Cap() > entriesKept {
+		s.entries = bytes.Buffer{} // the client may still read it, or it is large
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.status.Lost = s.outlet.Lost(); err != nil {
@@ -360,7 +382,7 @@ func (s *Sharer) write(ctx context.Context, now time.Time) error {
 	}
 	s.sent = now
 	s.status.Connected, s.status.Error = true, ""
-	s.status.Bytes += uint64(s.entries.Len()) //nolint:gosec // positive
+	s.status.Bytes += uint64(n) //nolint:gosec // positive
 	return nil
 }
 
@@ -395,7 +417,7 @@ func (s *Sharer) begin(now time.Time) {
 		s.fresh = false
 		s.encoder.NewRun()
 	}
-	s.begun, s.told = now, *h
+	s.begun, s.told, s.anew = now, *h, s.number+1
 	s.encoder.Begin(at, h)
 	s.encoder.State(at, s.Source.State())
 	if used >= 0 {

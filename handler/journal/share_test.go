@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -15,6 +16,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
+	"github.com/zeebo/xxh3"
 )
 
 // memory is a stream in memory.
@@ -61,7 +63,7 @@ func (m *memory) Append(_ context.Context, s *Sent) error {
 		return errBroken
 	}
 	if !m.drop {
-		m.sent = append(m.sent, Sent{s.Router, s.Number, slices.Clone(s.Entries)})
+		m.sent = append(m.sent, Sent{s.Router, s.Number, s.Begun, slices.Clone(s.Entries)})
 	}
 	m.changed.Broadcast()
 	return nil
@@ -287,7 +289,7 @@ func TestStreamsFail(t *testing.T) {
 		{func() { m.drop = true }, func() { m.drop = false }},
 		{func() {
 			for range 1000 {
-				m.sent = append(m.sent, Sent{rand.Uint64N(100), rand.Uint64N(9) + 1, binary.BigEndian.AppendUint64(nil, rand.Uint64())})
+				m.sent = append(m.sent, Sent{rand.Uint64N(100), rand.Uint64N(9) + 1, 0, binary.BigEndian.AppendUint64(nil, rand.Uint64())})
 			}
 		}, func() {}},
 	} {
@@ -375,4 +377,140 @@ func FuzzFollow(f *testing.F) {
 			t.Error("leases stay")
 		}
 	})
+}
+
+// aFollower returns a follower of workers 1 to 3, and its scheduler.
+func aFollower() (*kvscore.Scheduler, *Follower) {
+	s := kvscore.NewScheduler(kvscore.Settings{BlockSize: 16})
+	for _, h := range hosts {
+		s.Declare(h, 100_000)
+	}
+	return s, &Follower{
+		Scheduler: s, Refuse: func(*Head) error { return nil }, Joined: func(*Peer) {}, Other: func(*Record, uint64) {},
+		Worker: func(dial string) (id uint64, ok bool) {
+			_, err := fmt.Sscanf(dial, "10.0.0.%d", &id)
+			return id, err == nil && id <= 3
+		},
+	}
+}
+
+// TestLostBeginning loses the entry with which the words of a router begin anew. The numbers in the
+// next ones mean other workers.
+func TestLostBeginning(t *testing.T) {
+	s, f := aFollower()
+	var j Journal
+	o := j.Open(true)
+	var e Encoder
+	n, begun := uint64(0), uint64(0)
+	begin := func(first, second uint64) {
+		at := time.Now().UnixMilli()
+		e.Begin(at, new(Head))
+		e.Worker(at, first, named(first))
+		e.Worker(at, second, named(second))
+		begun = n + 1
+	}
+	tell := func(lost bool) {
+		o.Write(&e, named)
+		n++
+		if b := e.Entry(); !lost {
+			f.Take(time.Now(), &Sent{Router: 1, Number: n, Begun: begun, Entries: b}, false)
+		}
+	}
+	book := func() {
+		p := &cache.Prompt{Root: 1, Blocks: someBlocks(10), BlockTokens: 16, Tokens: 160}
+		j.Booked(time.Now(), hosts[1], p, &cache.View{Tokens: 160}, true, 0, kvscore.LegWhole) // on worker 2
+	}
+	requests := func(h kvscore.Target) int {
+		l, _ := s.Load(time.Now(), h)
+		return l.Booked.Requests
+	}
+	e.NewRun()
+	begin(1, 2)
+	tell(false)
+	begin(2, 1)
+	tell(true)
+	book()
+	tell(false)
+	if n := requests(hosts[0]) + requests(hosts[1]); n != 0 {
+		t.Errorf("%d requests count, and nobody knows where they are", n)
+	}
+	begin(2, 1)
+	book()
+	tell(false)
+	if requests(hosts[0]) != 0 || requests(hosts[1]) != 1 {
+		t.Errorf("%d and %d requests, want 0 and 1", requests(hosts[0]), requests(hosts[1]))
+	}
+}
+
+// TestHostileEntriesTakeNoMemory has entries that claim millions of earlier prompts.
+func TestHostileEntriesTakeNoMemory(t *testing.T) {
+	entry := func(begun bool) []byte {
+		var e Encoder
+		if e.Begin(0, new(Head)); !begun {
+			e.Entry()
+		}
+		body := binary.AppendUvarint(binary.AppendVarint([]byte{version}, 0), maxPrompts)
+		b := append(binary.LittleEndian.AppendUint32(slices.Clone(e.Entry()), uint32(len(body))), body...)
+		return binary.LittleEndian.AppendUint64(b, xxh3.Hash(body))
+	}
+	for _, begun := range []bool{false, true} {
+		var d Decoder
+		if _, err := d.Read(bytes.NewReader(entry(begun)), func(*Record) bool { return true }); err != nil || cap(d.prompts) > maxMissing {
+			t.Errorf("%v: room for %d prompts, %v", begun, cap(d.prompts), err)
+		}
+	}
+}
+
+// TestServerStartsAnew reads the stream of a server that has lost the old one. Its clock is behind, so
+// that the position is ahead of all that comes.
+func TestServerStartsAnew(t *testing.T) {
+	m := newMemory()
+	for i := range uint64(1000) {
+		m.sent = append(m.sent, Sent{Router: 9, Number: 1 + i})
+	}
+	a := startRouter(t, m, "a", 16)
+	read := func() uint64 {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return a.read
+	}
+	eventually(t, "the past is not read", func() bool { return read() > 1000 })
+	m.set(func() { m.sent = nil })
+	before := read()
+	eventually(t, "the new stream is not read", func() bool { return read() > before })
+}
+
+// TestPastEnds reads a stream to which others append before each read.
+func TestPastEnds(t *testing.T) {
+	m := newMemory()
+	for i := range uint64(100) {
+		m.sent = append(m.sent, Sent{Router: 1 + i%2, Number: 1 + i})
+	}
+	ctx, end := context.WithCancel(t.Context())
+	waits := 0
+	_, f := aFollower()
+	s := &Sharer{Follower: f, Failed: func(error) {}, Silent: func(*Peer) {}, id: 2, stream: readOne{m, func(wait time.Duration) {
+		if wait > 0 {
+			end()
+		}
+		waits++
+	}}}
+	if s.readAll(ctx); waits > 5 {
+		t.Errorf("%d reads of the past", waits)
+	}
+}
+
+// readOne returns an entry at a time.
+type readOne struct {
+	*memory
+	reads func(time.Duration)
+}
+
+func (r readOne) Read(_ context.Context, from string, wait time.Duration, each func(*Sent)) (string, error) {
+	r.reads(wait)
+	i, _ := strconv.Atoi(from)
+	if i < len(r.sent) {
+		each(&r.sent[i])
+	}
+	return strconv.Itoa(i + 1), nil
 }

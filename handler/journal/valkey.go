@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/valkey-io/valkey-go"
@@ -14,7 +16,8 @@ import (
 // Valkey is a [Stream] in a Valkey or Redis server, 6.2 or later.
 type Valkey struct {
 	client valkey.Client
-	pool   string // what its keys begin with
+	pool   string       // what its keys begin with
+	latest atomic.Int64 // the server's time of the last Append, Unix milliseconds; 0 if there was none
 }
 
 // readAtOnce bounds the entries of one read.
@@ -55,9 +58,14 @@ func (v *Valkey) Keys(ctx context.Context, own Keys) (Keys, error) {
 // Append implements [Stream].
 func (v *Valkey) Append(ctx context.Context, s *Sent) error {
 	id := binary.LittleEndian.AppendUint64(nil, s.Router)
-	return v.client.Do(ctx, v.client.B().Xadd().Key(v.key("journal")).Id("*").FieldValue().
+	at, err := v.client.Do(ctx, v.client.B().Xadd().Key(v.key("journal")).Id("*").FieldValue().
 		FieldValue("r", valkey.BinaryString(id)).FieldValue("n", strconv.FormatUint(s.Number, 10)).
-		FieldValue("e", valkey.BinaryString(s.Entries)).Build()).Error()
+		FieldValue("b", strconv.FormatUint(s.Begun, 10)).FieldValue("e", valkey.BinaryString(s.Entries)).Build()).ToString()
+	if ms, _, ok := strings.Cut(at, "-"); ok {
+		n, _ := strconv.ParseInt(ms, 10, 64) // 0 trims nothing
+		v.latest.Store(n)
+	}
+	return err
 }
 
 // Read implements [Stream].
@@ -95,13 +103,14 @@ func parseSent(fields map[string]string) (*Sent, bool) {
 	if len(id) != 8 || err != nil || number == 0 {
 		return nil, false
 	}
-	return &Sent{Router: binary.LittleEndian.Uint64(id), Number: number, Entries: []byte(fields["e"])}, true
+	begun, _ := strconv.ParseUint(fields["b"], 10, 64)
+	return &Sent{Router: binary.LittleEndian.Uint64(id), Number: number, Begun: begun, Entries: []byte(fields["e"])}, true
 }
 
 // Trim implements [Stream]. A stream that nobody uses ends by itself.
 func (v *Valkey) Trim(ctx context.Context, entries int64) error {
 	b := v.client.B()
-	oldest := strconv.FormatInt(time.Now().Add(-PastTime).UnixMilli(), 10)
+	oldest := strconv.FormatInt(max(0, v.latest.Load()-PastTime.Milliseconds()), 10) // by the server's clock
 	var err error
 	for _, done := range v.client.DoMulti(ctx,
 		b.Xtrim().Key(v.key("journal")).Maxlen().Almost().Threshold(strconv.FormatInt(entries, 10)).Build(),

@@ -296,8 +296,9 @@ func (p *Pool) journalState() *journal.State {
 func (p *Pool) writeBindings(e *journal.Encoder, at int64, used time.Duration) {
 	for _, w := range p.All() {
 		e.Worker(at, w.ID, w.Dial)
-		if asked, _ := w.Drains(); asked && e.Knows(w.ID) {
-			e.Drained(at, w.ID, true)
+		if v := w.drainVersion.Load(); v > 0 && e.Knows(w.ID) {
+			asked, _ := w.Drains()
+			e.Drained(at, w.ID, asked, v)
 		}
 	}
 	p.Sessions.Dump(func(part []affinity.Saved) bool {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/journal"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"github.com/zeebo/xxh3"
@@ -512,4 +513,44 @@ func (p *Pool) begin(w *Worker, life string) {
 	if before != "" && before != life {
 		p.Restarted(w)
 	}
+}
+
+// TestDamagedJournalCostsItsRecords starts pools on files whose records refer to what is missing.
+func TestDamagedJournalCostsItsRecords(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "journal")
+	old := keeping(t, file, keepingSettings(one))
+	time.Sleep(200 * time.Millisecond)
+	use(t, old, "a", one, 20)
+	old.Destruct()
+	bad, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bad[30] ^= 1 // the older file has no head
+	if err := os.WriteFile(file+".1", bad, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	keeping(t, file, keepingSettings(one)).Destruct()
+
+	var j journal.Journal // words begin anew while a request is under way
+	o := j.Open(false)
+	var e journal.Encoder
+	var b bytes.Buffer
+	write := func() {
+		o.Write(&e, func(uint64) string { return one })
+		b.Write(e.Entry())
+	}
+	e.NewRun()
+	e.Begin(time.Now().UnixMilli(), &journal.Head{TextBlock: 64})
+	p := &cache.Prompt{Root: 1, Blocks: []uint64{1, 2}, BlockTokens: 16, Tokens: 32}
+	id := j.Booked(time.Now(), kvscore.Target{Worker: 1}, p, &cache.View{Tokens: 32}, true, 0, kvscore.LegWhole)
+	write()
+	e.Begin(time.Now().UnixMilli(), &journal.Head{TextBlock: 64})
+	j.Ended(id, true, 1, kvscore.Counts{Prompt: 32}, nil)
+	write()
+	other := file + "2"
+	if err := os.WriteFile(other, b.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	keeping(t, other, keepingSettings(one)).Destruct()
 }

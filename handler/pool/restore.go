@@ -27,7 +27,7 @@ func (p *Pool) restore(ctx context.Context, log *journal.Log, head *journal.Head
 	begun := time.Now()
 	r := &restorer{
 		pool: p, settings: p.Settings.Load(), begun: begun, byDial: make(map[string]*restoredWorker),
-		bindings: make(map[affinity.Key]*restoredBinding),
+		bindings: make(map[affinity.Key]*restoredBinding), numbers: make(map[int]*restoredWorker),
 	}
 	skipped, err := log.Read(ctx, r.read)
 	if ctx.Err() != nil {
@@ -177,7 +177,7 @@ func (p *Pool) upstream(dial string) (w *Worker, isNew bool) {
 // ended notes the prompt and the answer of a request.
 func (r *restorer) ended(w *restoredWorker, end *journal.End) {
 	b := end.Booking
-	if !end.Computed || b.Prompt == nil || w.is == nil {
+	if !end.Computed || b.Prompt == nil || w == nil || w.is == nil { // w: its words began anew meanwhile
 		return
 	}
 	if !b.Text { // the blocks have a known length

@@ -11,6 +11,7 @@ import (
 	"os"
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
@@ -63,8 +64,8 @@ func (s *Share) options(files bool) (o valkey.ClientOption, err error) {
 	repl := caddy.NewReplacer()
 	for i, server := range s.Servers {
 		one, err := valkey.ParseURL(repl.ReplaceAll(server, ""))
-		if parsed, ok := errors.AsType[*url.Error](err); ok {
-			err = parsed.Err // without the address, which may have a password
+		if _, ok := errors.AsType[*url.Error](err); ok { // its text has the address, or a part: maybe the password
+			err = errors.New("it is no URL; escape special characters of a password, or use the option password")
 		}
 		if err != nil {
 			return o, fmt.Errorf("share: server %d: must be like valkey://host:6379/0: %w", i+1, err)
@@ -120,26 +121,20 @@ const incidentShare = "what other routers do is not known: the server of share f
 
 // shared is how a pool shares its records.
 type shared struct {
-	mu     sync.Mutex
-	set    Share
-	end    context.CancelFunc
-	ended  chan struct{}
-	sharer *journal.Sharer // nil: it shares nothing
+	mu    sync.Mutex // of the fields up to sharer; KeepShare holds it for long
+	set   Share
+	end   context.CancelFunc
+	ended chan struct{}
+
+	sharer atomic.Pointer[journal.Sharer] // nil: it shares nothing
 }
 
 // ShareState returns how the sharing fares, and false if there is none.
 func (p *Pool) ShareState() (s journal.ShareStatus, on bool) {
-	if sharer := p.sharer(); sharer != nil {
+	if sharer := p.shared.sharer.Load(); sharer != nil {
 		return sharer.Status(), true
 	}
 	return s, false
-}
-
-// sharer returns what shares the pool's records, nil if nothing does.
-func (p *Pool) sharer() *journal.Sharer {
-	p.shared.mu.Lock()
-	defer p.shared.mu.Unlock()
-	return p.shared.sharer
 }
 
 // Claims are what is certain among routers.
@@ -154,7 +149,7 @@ func (p *Pool) Upstream(dial string) *Worker {
 // Claims returns what is certain among the routers, and whether they share at all. It is nil if
 // their server cannot be reached.
 func (p *Pool) Claims() (c Claims, shares bool) {
-	if sharer := p.sharer(); sharer != nil {
+	if sharer := p.shared.sharer.Load(); sharer != nil {
 		return sharer.Claims(), true
 	}
 	return nil, false
@@ -175,18 +170,21 @@ func (p *Pool) KeepShare(set Share) {
 		case <-k.ended:
 		case <-time.After(lastWithin):
 		}
-		k.end, k.sharer = nil, nil
+		k.end = nil
+		k.sharer.Store(nil)
 	}
 	if len(set.Servers) == 0 {
 		return
 	}
 	ctx, end := context.WithCancel(context.Background())
-	k.end, k.ended, k.sharer = end, make(chan struct{}), p.newSharer(&set)
+	s := p.newSharer(&set)
+	k.end, k.ended = end, make(chan struct{})
+	k.sharer.Store(s)
 	go func(s *journal.Sharer, o *journal.Outlet, ended chan struct{}) {
 		defer close(ended)
 		defer o.Close()
 		s.Run(ctx, o)
-	}(k.sharer, p.kept.journal.Open(true), k.ended)
+	}(s, p.kept.journal.Open(true), k.ended)
 }
 
 // newSharer returns what shares the pool's records.
@@ -268,7 +266,7 @@ func (p *Pool) follow(r *journal.Record, worker uint64) {
 			p.Scheduler.Clear(w.Target(rank))
 		}
 	case journal.KindDrained:
-		if changed := w.setDrain(r.Drained); changed {
+		if changed := w.followDrain(r.Drained, r.Version); changed {
 			p.Logger().Info("another router's admin API began or ended the drain of a worker",
 				zap.String("upstream", w.Dial), zap.Bool("drains", w.Draining()))
 		}

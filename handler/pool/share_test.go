@@ -20,6 +20,7 @@ func TestShareOptions(t *testing.T) {
 		{share: Share{Prefix: "x"}, err: "the address of a server is missing"},
 		{share: Share{Servers: []string{"http://a"}}, err: "server 1: must be like valkey://"},
 		{share: Share{Servers: []string{"redis://a", "redis://u:s3cret@b:x/0"}}, err: "server 2: must be like valkey://"},
+		{share: Share{Servers: []string{"redis://:s3cret/def@host:6379/0"}}, err: "escape special characters"},
 		{share: Share{Servers: []string{"redis://a", "rediss://b"}}, err: "TLS"},
 		{share: Share{Servers: []string{"redis://a"}, CA: "/none"}, err: "tls_ca"},
 		{share: Share{Servers: []string{"rediss://a"}, Cert: "/none"}, err: "tls_cert and tls_key"},

@@ -22,8 +22,10 @@ type Worker struct {
 	slots      *slots
 	drain      atomic.Uint32 // reasons, see drainConfigured
 	serves     atomic.Uint32 // see serves
-	Health     Health
-	Apart      Apart
+	// drainVersion counts the calls of all routers' admin APIs that began or ended a drain.
+	drainVersion atomic.Uint64
+	Health       Health
+	Apart        Apart
 
 	Dial   string
 	ID     uint64
@@ -92,15 +94,26 @@ func (w *Worker) Drains() (asked, configured bool) {
 // Drain lets the worker get no new requests, by the admin API's wish. It returns whether the
 // worker got some before.
 func (p *Pool) Drain(w *Worker) (changed bool) {
-	p.kept.journal.Drained(w.ID, true)
+	p.kept.journal.Drained(w.ID, true, w.drainVersion.Add(1))
 	return w.drain.Or(drainAsked) == 0
 }
 
 // EndDrain ends the admin API's wish, and returns whether there was one. The worker drains on
 // if its configuration says so.
 func (p *Pool) EndDrain(w *Worker) (changed bool) {
-	p.kept.journal.Drained(w.ID, false)
+	p.kept.journal.Drained(w.ID, false, w.drainVersion.Add(1))
 	return w.setDrain(false)
+}
+
+// followDrain takes over what another router's admin API was told, unless this one knows of a later
+// call. If two calls come at once, the drain counts.
+func (w *Worker) followDrain(drains bool, version uint64) (changed bool) {
+	own := w.drainVersion.Load()
+	if version < own || version == own && !drains {
+		return false
+	}
+	w.drainVersion.Store(version)
+	return w.setDrain(drains)
 }
 
 // setDrain begins or ends the admin API's wish that the worker drains.

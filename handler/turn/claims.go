@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -23,8 +24,8 @@ const (
 	claimWithin = time.Second
 	// claimedWithin bounds the question that may also concern an ordinary session.
 	claimedWithin = 200 * time.Millisecond
-	// lockFor is how long a lock outlives its router. It is renewed lockRenewals times in that.
-	lockFor, lockRenewals = 15 * time.Second, 3
+	// lockFor is how long a lock outlives its router. It is renewed each renewEvery.
+	lockFor, renewEvery = 15 * time.Second, time.Second
 	// lockPause is the time between two tries to get a lock.
 	lockPause = 10 * time.Millisecond
 )
@@ -105,9 +106,9 @@ func (t *Turn) lockOut(ctx context.Context) (alone bool, err error) {
 	}
 }
 
-// renew renews the lock until it ends.
+// renew renews the lock until it ends. If the server has lost it, renew locks anew.
 func (l *lock) renew(ctx context.Context, p *pool.Pool) {
-	ticker := time.NewTicker(lockFor / lockRenewals)
+	ticker := time.NewTicker(renewEvery)
 	defer ticker.Stop()
 	for {
 		select {
@@ -115,7 +116,10 @@ func (l *lock) renew(ctx context.Context, p *pool.Pool) {
 			return
 		case <-ticker.C:
 			_ = ask(ctx, p, func(ctx context.Context, c pool.Claims) error {
-				_, err := c.Renew(ctx, l.name, l.value, lockFor)
+				ok, err := c.Renew(ctx, l.name, l.value, lockFor)
+				if err == nil && !ok {
+					_, err = c.Claim(ctx, l.name, l.value, lockFor)
+				}
 				return err
 			})
 		}
@@ -175,9 +179,16 @@ func (t *Turn) findClaim(ctx context.Context) (value string, err error) {
 	return value, err
 }
 
-// claimed asks once whether an engine holds a session that this router does not know. If so, it is
-// bound as such.
-func (t *Turn) claimed(ctx context.Context) affinity.Binding {
+// claimed asks once whether an engine holds a session that this router does not know: another may
+// have opened it just now. If so, it is bound as such.
+func (t *Turn) claimed(ctx context.Context) (b affinity.Binding) {
+	holds := func(w *pool.Worker) bool {
+		e := w.Engine()
+		return e.HoldsSessions(t.plan.Name)
+	}
+	if _, shares := t.Pool.Claims(); !shares || !slices.ContainsFunc(t.Pool.All(), holds) {
+		return b
+	}
 	within, end := context.WithTimeout(ctx, claimedWithin)
 	defer end()
 	if value, err := t.findClaim(within); err == nil && value != "" {

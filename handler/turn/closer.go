@@ -21,6 +21,8 @@ const (
 	maxClosing = 1 << 14
 	// lastCloses is how long the pool waits for engines to close sessions when it ends.
 	lastCloses = 5 * time.Second
+	// maxEnders is how many ends of sessions the closer takes up with other routers at a time.
+	maxEnders = 8
 	// lostFor is how long the router remembers at least that an engine's session has expired.
 	lostFor = 10 * time.Minute
 )
@@ -32,6 +34,14 @@ type closer struct {
 
 	mu      sync.Mutex
 	closing map[*pool.Worker][]closing // the first may be under way; a goroutine closes each list
+	ends    []end                      // of sessions that other routers may use; up to maxEnders goroutines take them
+	enders  int
+}
+
+// end is the end of an engine's session here.
+type end struct {
+	key  affinity.Key
+	held affinity.Want
 }
 
 type closing struct {
@@ -56,7 +66,8 @@ func Unbind(ctx context.Context, p *pool.Pool, key affinity.Key, v affinity.Vers
 	return b, ended, err
 }
 
-// Ended implements [pool.Holder]. An expired session is bound as a lost one.
+// Ended implements [pool.Holder]. An expired session is bound as a lost one, at once. If another
+// router still uses it, the next turn here finds its claim.
 func (c *closer) Ended(key affinity.Key, held *affinity.Want, why affinity.Reason) {
 	if held.EngineSession == "" {
 		return
@@ -66,19 +77,44 @@ func (c *closer) Ended(key affinity.Key, held *affinity.Want, why affinity.Reaso
 	if ok && now.Target == held.Target && now.EngineSession == held.EngineSession {
 		return // the client has opened it again, on the same worker
 	}
-	if _, shares := c.pool.Claims(); shares && why != affinity.Replaced {
-		l := endUnused(c.pool, key)
-		if l == nil {
-			return // another router uses it, or has closed it
-		}
-		defer l.endAfter(c, held)
-	}
 	if !ok && why == affinity.Expired {
 		lost := *held
 		lost.EngineSession, lost.TTL = "", max(held.TTL, lostFor)
 		_, _, _ = c.pool.Sessions.Bind(ctx, key, 0, lost)
 	}
-	c.close(held)
+	if _, shares := c.pool.Claims(); !shares || why == affinity.Replaced {
+		c.close(held)
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.ends) >= maxClosing {
+		c.pool.CountSession("close", "dropped")
+		return
+	}
+	if c.ends = append(c.ends, end{key, *held}); c.enders < maxEnders {
+		c.enders++
+		go c.endAll()
+	}
+}
+
+// endAll closes the sessions that have ended here, unless another router uses or has closed them. The
+// server of share may be slow, and nobody waits for it.
+func (c *closer) endAll() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	defer func() { c.enders-- }()
+	for len(c.ends) > 0 {
+		one := c.ends[0]
+		c.ends = c.ends[1:]
+		c.mu.Unlock()
+		if l := endUnused(c.pool, one.key); l != nil {
+			c.close(&one.held)
+			l.endAfter(c, &one.held)
+		}
+		c.mu.Lock()
+	}
+	c.ends = nil
 }
 
 // close has the engine of the target close a session.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
@@ -47,7 +48,8 @@ func startEngines(c *cluster.Cluster, speed float64) ([]*engine.Engine, []string
 // arena is all runs: each has its own engines, and one Caddy has a site for each.
 type arena struct {
 	*cluster.Cluster
-	runs []*run
+	runs      []*run
+	processes []*process
 }
 
 // newArena starts engines and routers of all runs.
@@ -58,7 +60,7 @@ func newArena(runs []*run, speed float64) (*arena, error) {
 	}
 	a := &arena{Cluster: c, runs: runs}
 	if err := a.start(speed); err != nil {
-		a.Stop()
+		a.stop()
 		return nil, err
 	}
 	return a, nil
@@ -73,19 +75,58 @@ const quiet = `
 	}
 `
 
+// start starts the engines first. A free address is only a promise until the router listens
+// there, and no engine may take it meanwhile.
 func (a *arena) start(speed float64) error {
-	var sites strings.Builder
+	behind := make([][]string, len(a.runs))
 	for i, r := range a.runs {
-		engines, addrs, err := startEngines(a.Cluster, speed)
+		var err error
+		if r.engines, behind[i], err = startEngines(a.Cluster, speed); err != nil {
+			return err
+		}
+	}
+	var sites strings.Builder
+	promised := make(map[string]bool)
+	for i, r := range a.runs {
+		addr, err := freeAddr(promised)
 		if err != nil {
 			return err
 		}
-		addr, err := canned.FreeAddr()
+		r.addrs = []string{addr}
+		if r.command == "" {
+			fmt.Fprintf(&sites, "http://%s {\n\t%s\n}\n", addr, r.route(behind[i], fmt.Sprint("run", i), speed))
+			continue
+		}
+		p, err := startProcess(r.command, addr, behind[i])
 		if err != nil {
+			return fmt.Errorf("%s: %w", r.name, err)
+		}
+		a.processes = append(a.processes, p)
+	}
+	for _, p := range a.processes {
+		if err := p.await(); err != nil {
 			return err
 		}
-		r.engines, r.addrs = engines, []string{addr}
-		fmt.Fprintf(&sites, "http://%s {\n\t%s\n}\n", addr, r.route(addrs, fmt.Sprint("run", i), speed))
 	}
 	return a.Load(quiet, sites.String())
+}
+
+// freeAddr returns a free address that is not among those promised, and adds it to them. The
+// ports of a process begin again after the last one.
+func freeAddr(promised map[string]bool) (string, error) {
+	for range 2000 {
+		addr, err := canned.FreeAddr()
+		if err != nil || !promised[addr] {
+			promised[addr] = true
+			return addr, err
+		}
+	}
+	return "", errors.New("all ports of this process are taken: play fewer runs")
+}
+
+func (a *arena) stop() {
+	for _, p := range a.processes {
+		p.stop()
+	}
+	a.Stop()
 }

@@ -16,6 +16,17 @@ type contender struct {
 	own   bool                                                   // kv_router: not judged against itself
 	ids   bool                                                   // requests have a sessionHeader
 	route func(addrs []string, run string, speed float64) string // a directive of a Caddyfile
+
+	command string // another router's, in place of a directive
+}
+
+// external reads name=command.
+func external(s string) (contender, error) {
+	name, command, found := strings.Cut(s, "=")
+	if !found || name == "" || command == "" || len(name) > nameWidth {
+		return contender{}, fmt.Errorf("%q is not name=command with a name of at most %d bytes", s, nameWidth)
+	}
+	return contender{name: name, command: command, ids: true}, nil
 }
 
 // ours is the contender with which the others are compared.

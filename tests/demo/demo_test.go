@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/xml"
 	"fmt"
 	"io"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 	"github.com/caddy-kvrouter/kvrouter/tests/cluster"
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 	"github.com/caddy-kvrouter/kvrouter/tests/stats"
@@ -49,6 +51,16 @@ func TestShowsWhatItIsFor(t *testing.T) {
 	var text strings.Builder
 	r.write(&text)
 	t.Logf("\n%s", text.String())
+	var picture strings.Builder
+	if err := r.draw(&picture); err != nil {
+		t.Fatal(err)
+	}
+	if bars := strings.Count(picture.String(), `class="range"`); bars != len(r.cells)*len(r.cells[0]) {
+		t.Errorf("the picture has %d bars", bars)
+	}
+	if err := xml.Unmarshal([]byte(picture.String()), new(struct{})); err != nil {
+		t.Errorf("the picture is not well-formed: %v", err)
+	}
 	lines := strings.Split(strings.TrimSpace(text.String()), "\n")
 	if len(lines) > 40 { // a screen
 		t.Errorf("%d lines", len(lines))
@@ -102,10 +114,10 @@ func TestTiesAndLossesAreNamed(t *testing.T) {
 		want   string
 	}{
 		{[]float64{1.8, 2, 3}, "2.00x"},
-		{[]float64{0.99, 2, 3}, "2.00x tie"},
+		{[]float64{0.99, 2, 3}, "2.00x unclear"},
 		{[]float64{1.01, 1.04, 2}, "1.04x tie"},
 		{[]float64{0.5, 0.8, 0.9}, "0.80x LOST"},
-		{[]float64{0.5, 0.8, 1.1}, "0.80x tie"},
+		{[]float64{0.5, 0.8, 1.1}, "0.80x unclear"},
 		{nil, ""},
 		{[]float64{0, 0, 0}, ""},
 	} {
@@ -154,6 +166,27 @@ func TestGivenEngines(t *testing.T) {
 	if _, err := o.playGiven(t.Context(), list, io.Discard, io.Discard); err == nil {
 		t.Error("no error although the engines serve another model")
 	}
+}
+
+// TestAddressesArePromisedOnce asks for so many addresses that the ports of the process begin again.
+func TestAddressesArePromisedOnce(t *testing.T) {
+	promised := make(map[string]bool)
+	for n := 1; n <= 700; n++ {
+		if addr, err := freeAddr(promised); err != nil || len(promised) != n {
+			t.Fatalf("address %d is %s, error %v", n, addr, err)
+		}
+	}
+	for range 1000 { // the ports begin again
+		if addr, err := canned.FreeAddr(); err != nil {
+			t.Fatal(err)
+		} else if promised[addr] {
+			if again, err := freeAddr(promised); err != nil || len(promised) != 701 {
+				t.Fatalf("%s after %s, error %v", again, addr, err)
+			}
+			return
+		}
+	}
+	t.Error("the ports did not begin again: the test shows nothing")
 }
 
 func TestMain(m *testing.M) {

@@ -39,24 +39,27 @@ const same = 1.05
 type verdict int
 
 const (
-	none verdict = iota // kv_router itself, or nothing to compare
-	tie
-	win  // ours is faster
-	loss // ours is slower
+	none    verdict = iota // kv_router itself, or nothing to compare
+	tie                    // within 5 %
+	unclear                // the seeds disagree
+	win                    // ours is faster
+	loss                   // ours is slower
 )
 
 // compare judges the ratios of a contender's mean TTFT to ours, one for each seed. It
-// is a tie if the median is near 1 or if the seeds do not agree.
+// is a tie if the median is near 1, and unclear if the seeds do not agree.
 func compare(s stats.Spread) verdict {
 	switch {
 	case s.Median == 0 || math.IsNaN(s.Median):
 		return none
-	case s.Least > 1 && s.Median > same:
+	case s.Median <= same && s.Median >= 1/same:
+		return tie
+	case s.Least > 1:
 		return win
-	case s.Most < 1 && s.Median < 1/same:
+	case s.Most < 1:
 		return loss
 	}
-	return tie
+	return unclear
 }
 
 // Requests are normal again if the median TTFT of a bin after a death is low enough. It is

@@ -20,6 +20,13 @@
 // contenders cope with eviction. Answers are short. A step of the engines takes what a
 // formula says, not what a GPU takes.
 //
+// -with 'name=command' adds another router, which a shell starts once for each run. The command
+// has placeholders: {listen}, {host} and {port} for the address to listen on, {upstreams} for
+// the engines' base URLs with spaces between them. Requests to it have the session's id in the
+// header X-Session-Id. peers.sh installs two such routers and runs the demo with them.
+//
+// -full plays workloads three times as long.
+//
 // -routers compares two and four routers, which share by a Valkey or Redis server or not, with
 // one. Each is a process. It plays chat and shared documents, without session ids.
 //
@@ -41,6 +48,7 @@ import (
 	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -57,13 +65,19 @@ type options struct {
 	model string   // that these serve
 
 	routers bool // compare several routers with one
+	full    bool // longer workloads
+	with    []contender
+	svg     string // a file for the picture; empty: none
 }
 
 // quickSpeed is how much faster than real the simulated engines run by default.
 const quickSpeed = 3
 
-// limit bounds all runs before simulated engines, in real time.
-const limit = 54 * time.Second
+// limit bounds all runs before simulated engines, in real time. fullLimit does so with -full.
+const (
+	limit     = 54 * time.Second
+	fullLimit = 280 * time.Second
+)
 
 // threads is the least number of threads that run Go code. The machine's own work adds
 // time to the mean TTFT. On two cores that were busy with other work, 2 threads added
@@ -81,6 +95,13 @@ func parse(args []string) (*options, error) {
 		return nil
 	})
 	fs.BoolVar(&o.routers, "routers", false, "compare several routers with one, with the first two workloads")
+	fs.BoolVar(&o.full, "full", false, "workloads three times as long")
+	fs.StringVar(&o.svg, "svg", "", "draw a picture into this `file`")
+	fs.Func("with", "compare another router, too: `name=command`, with {listen} and {upstreams} in the command; repeatable", func(s string) error {
+		c, err := external(s)
+		o.with = append(o.with, c)
+		return err
+	})
 	fs.StringVar(&o.model, "model", model, "with -engines: the model that they serve")
 	if err := fs.Parse(args); err != nil {
 		return nil, err
@@ -118,10 +139,7 @@ func main() {
 	case o.given != nil:
 		_, err = o.playGiven(ctx, shapes, os.Stdout, os.Stderr)
 	default:
-		var r *result
-		if r, err = o.play(ctx, shapes, os.Stderr); err == nil {
-			r.write(os.Stdout)
-		}
+		err = o.demo(ctx, os.Stdout, os.Stderr)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "demo:", err)
@@ -129,9 +147,33 @@ func main() {
 	}
 }
 
+// demo plays all runs, reports on them and draws the picture.
+func (o *options) demo(ctx context.Context, out, progress io.Writer) error {
+	list := slices.Clone(shapes)
+	if o.full {
+		for i := range list {
+			list[i].sessions, list[i].shared, list[i].window = 3*list[i].sessions, 3*list[i].shared, 3*list[i].window
+		}
+	}
+	r, err := o.play(ctx, list, progress)
+	if err != nil {
+		return err
+	}
+	r.write(out)
+	if o.svg == "" {
+		return nil
+	}
+	f, err := os.Create(o.svg) //nolint:gosec // where the user wants it
+	if err != nil {
+		return err
+	}
+	return errors.Join(r.draw(f), f.Close())
+}
+
 // play plays all contenders with the workloads.
 func (o *options) play(ctx context.Context, list []shape, progress io.Writer) (*result, error) {
 	began := time.Now()
+	contenders := slices.Concat(contenders, o.with)
 	runs := make([]*run, 0, len(list)*len(contenders)*o.seeds)
 	table := make([][][]*run, len(list)) // by workload and contender
 	for i, s := range list {
@@ -149,8 +191,12 @@ func (o *options) play(ctx context.Context, list []shape, progress io.Writer) (*
 	if err != nil {
 		return nil, err
 	}
-	defer a.Stop()
-	bounded, cancel := context.WithTimeout(ctx, limit)
+	defer a.stop()
+	most := limit
+	if o.full {
+		most = fullLimit
+	}
+	bounded, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
 	for _, s := range list {
 		fmt.Fprintf(progress, "%-17s %s\n", s.title, s.about)

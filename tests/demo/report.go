@@ -135,6 +135,8 @@ func (c *cell) verdict() string {
 		return ratio + " LOST"
 	case tie:
 		return ratio + " tie"
+	case unclear:
+		return ratio + " unclear"
 	case none:
 	}
 	return ""
@@ -173,9 +175,10 @@ func (r *result) conclude(w io.Writer) {
 failed: no token came; broken: one had come. Clients ask again. saved: requests
 without a token, on an engine as it died, that got an answer all the same.
 normal in: no failures, and median TTFT up to %gx that before the first death.
-mean/ids, a mean TTFT divided by that of %s: %d wins, %d ties, %d losses.
-LOST: it is faster than %s. tie: within %.0f %%, or the seeds disagree.
-`, normal, ours, counts[win], counts[tie], counts[loss], ours, (same-1)*100)
+mean/ids, a mean TTFT divided by that of %s:
+%d wins, %d ties, %d unclear, %d losses.
+LOST: faster than %s. tie: within %.0f %%. unclear: the seeds disagree.
+`, normal, ours, counts[win], counts[tie], counts[unclear], counts[loss], ours, (same-1)*100)
 	if lacking > 0 {
 		fmt.Fprintf(w, "%d requests were not asked or not answered.\n", lacking)
 	}

@@ -8,8 +8,8 @@
 //   - a block fenced as caddy-syntax in docs/configuration.md has all options, and a list
 //     item that begins with the name in bold type describes each;
 //   - tables have a column "JSON" (docs/configuration.md), "metric" and "labels",
-//     "placeholder" (docs/observability.md), "code" (docs/apis.md), "log line",
-//     "condition", or "reason" for fallbacks (docs/troubleshooting.md).
+//     "placeholder" (docs/observability.md), "code" (docs/apis.md), "log line"
+//     (docs/log-lines.md), "condition", or "reason" for fallbacks (docs/conditions.md).
 package manual
 
 import (
@@ -221,7 +221,7 @@ func TestConstantsAreDocumented(t *testing.T) {
 	p := mustPage(t, "docs/apis.md")
 	compare(t, p.path, "error code", c.all("handler/api", `\bCode[A-Z]\w* *= "([^"]+)"`), p.column("code"))
 	reasons := c.all("handler", `\b[fF]allback[A-Z]\w* *= "([^"]+)"`)
-	p = mustPage(t, "docs/troubleshooting.md")
+	p = mustPage(t, "docs/conditions.md")
 	compare(t, p.path, "fallback", reasons, p.column("reason"))
 	p = mustPage(t, "docs/observability.md")
 	documented := make(map[string]int)
@@ -271,16 +271,15 @@ func checkMessages(t *testing.T, p *page, column string, messages []string) {
 	}
 }
 
-// TestLogLinesAreDocumented compares the log lines of level warn and error, and the
-// conditions, with docs/troubleshooting.md. The conditions "fallback <reason>" have a
-// table of their own.
+// TestLogLinesAreDocumented compares the log lines of level warn and error with
+// docs/log-lines.md, and the conditions with docs/conditions.md. The conditions
+// "fallback <reason>" have a table of their own.
 func TestLogLinesAreDocumented(t *testing.T) {
 	lines, conditions := mustCode(t).messages()
 	if len(lines) < 8 || len(conditions) < 10 {
 		t.Errorf("found %d log lines and %d conditions only", len(lines), len(conditions))
 	}
 	conditions = slices.DeleteFunc(conditions, func(s string) bool { return strings.HasPrefix(s, "fallback ") })
-	p := mustPage(t, "docs/troubleshooting.md")
-	checkMessages(t, p, "log line", lines)
-	checkMessages(t, p, "condition", conditions)
+	checkMessages(t, mustPage(t, "docs/log-lines.md"), "log line", lines)
+	checkMessages(t, mustPage(t, "docs/conditions.md"), "condition", conditions)
 }

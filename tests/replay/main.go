@@ -50,6 +50,7 @@ type options struct {
 	routers   []int
 	share     []string
 	late      []time.Duration
+	picture   string
 }
 
 func parse(args []string, stderr io.Writer) (*options, error) {
@@ -75,6 +76,7 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	f.StringVar(&share, "share", "journal", "what several routers tell each other: none, journal, or both with a comma")
 	f.StringVar(&late, "late", "10ms", "comma-separated `times` that this takes")
 	f.StringVar(&slow, "slow", "", "`worker:factor[@from-to]`: what the step times of a worker (from 0) are multiplied with; from and to are shares of the trace's duration")
+	f.StringVar(&o.picture, "svg", "", "the `file` for a picture of the mean times to the first token")
 	if err := f.Parse(args); err != nil {
 		return nil, err
 	}
@@ -167,6 +169,20 @@ func run(args []string, stdout, stderr io.Writer) error {
 	}
 	if err := o.fill(cells, stderr); err != nil {
 		return err
+	}
+	if o.picture != "" {
+		f, err := os.Create(o.picture)
+		if err != nil {
+			return err
+		}
+		if o.suite {
+			err = o.drawMeans(f, o.totals(cells))
+		} else {
+			err = o.draw(f, cells)
+		}
+		if err = errors.Join(err, f.Close()); err != nil {
+			return err
+		}
 	}
 	return o.write(stdout, cells)
 }

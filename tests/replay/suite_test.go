@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"encoding/xml"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -68,5 +70,26 @@ func TestTheSuite(t *testing.T) {
 	}
 	if n := strings.Count(out.String(), "\n"); n != 1+3*(3+14)+13 {
 		t.Errorf("a table of %d lines:\n%s", n, out.String())
+	}
+
+	var picture bytes.Buffer
+	if err = errors.Join(o.draw(&picture, cells), xml.Unmarshal(picture.Bytes(), new(struct{}))); err != nil {
+		t.Error(err)
+	}
+	bars := 0
+	for _, c := range cells {
+		bars += len(c.policies)
+	}
+	var means bytes.Buffer
+	if err = errors.Join(o.drawMeans(&means, o.totals(cells)), xml.Unmarshal(means.Bytes(), new(struct{}))); err != nil {
+		t.Error(err)
+	}
+	for _, c := range []struct {
+		picture string
+		bars    int
+	}{{picture.String(), bars}, {means.String(), len(o.totals(cells))}} {
+		if got := strings.Count(c.picture, "<rect") - 1; got != c.bars || strings.Contains(c.picture, "%!") {
+			t.Errorf("%d bars, want %d, or a bad format:\n%s", got, c.bars, c.picture)
+		}
 	}
 }

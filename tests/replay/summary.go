@@ -91,8 +91,8 @@ func addUp(name string, cells []*cell) *total {
 	return t
 }
 
-// write writes one row per cell for mean TTFT, p99 and hit ratio each, and the sums.
-func (o *options) write(w io.Writer, cells []*cell) error {
+// names returns the names of all rows' policies, in order.
+func (o *options) names() []string {
 	names := slices.Clone(o.policies)
 	for _, p := range o.policies {
 		names = append(names, p+exactly)
@@ -102,12 +102,22 @@ func (o *options) write(w io.Writer, cells []*cell) error {
 			}
 		}
 	}
-	var totals []*total
-	for _, name := range names {
+	return names
+}
+
+// totals returns the sums of the policies that any cell has.
+func (o *options) totals(cells []*cell) (totals []*total) {
+	for _, name := range o.names() {
 		if t := addUp(name, cells); t.cells > 0 {
 			totals = append(totals, t)
 		}
 	}
+	return totals
+}
+
+// write writes one row per cell for mean TTFT, p99 and hit ratio each, and the sums.
+func (o *options) write(w io.Writer, cells []*cell) error {
+	totals := o.totals(cells)
 	fmt.Fprintf(w, "engine %s, seeds %s, all figures relative to %s\n", o.cluster.Engine.Name, strings.Trim(strings.ReplaceAll(fmt.Sprint(o.seeds), " ", ","), "[]"), o.policies[0])
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, f := range []struct {

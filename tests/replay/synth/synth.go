@@ -44,6 +44,7 @@ var cases = []struct {
 	{"regenerate", true, regenerate},
 	{"idle", false, idle},
 	{"documents", false, documents},
+	{"rush", false, rush},
 }
 
 // Names returns the names of all traces.
