@@ -80,7 +80,7 @@ func (r *Ristretto) Follow(s *Saved) bool {
 		r.visit(e, w.now, func() {
 			w.expect, res = e.version, lost
 			later := w.expect < w.version || w.expect == w.version && e.target().Less(w.Target)
-			if later && (w.EngineSession != "" || e.kind != EngineBacked) { // who does not know the engine's session cannot end it
+			if later && (w.EngineSession != "" || e.kind != EngineBacked) { // a router without the engine's session cannot end it
 				_, res = r.rebind(e, &w)
 			}
 		})

@@ -300,6 +300,10 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 // report counts a request that has ended, and adds to its access log.
 func (h *Handler) report(r *http.Request, report *dispatch.Report) {
 	h.poolMetrics.Requests[report.Outcome].Inc()
+	if repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
+		user, _ := repl.GetString("http.auth.user.id")
+		h.metrics.CountUser(h.Pool, user, report)
+	}
 	if extra, ok := r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok && report.Logged() {
 		extra.Set(zap.Object("kv_router", report))
 	}

@@ -33,6 +33,7 @@ type Metrics struct {
 	turns, moves                *prometheus.CounterVec
 	legs                        *prometheus.CounterVec
 	legTimes                    *prometheus.HistogramVec
+	users                       users
 }
 
 // Outcomes of a request.
@@ -122,6 +123,10 @@ var AllMetrics = sync.OnceValue(func() *Metrics {
 		return c
 	}
 	m.requests = counter("requests_total", "Requests by outcome.", "outcome")
+	m.users.names = make(map[string]bool)
+	m.users.requests = counter("user_requests_total", "Requests of authenticated users, by outcome.", "user", "outcome")
+	m.users.tokens = counter("user_tokens_total",
+		"Tokens that the engines reported to authenticated users: prompt, cached of these, and output.", "user", "tokens")
 	m.fallbacks = counter("fallbacks_total", "Requests routed with less than full knowledge, by reason.", "reason")
 	m.shadow = counter("shadow_total",
 		"Choices that the shadow policy made, too, by whether it chose the same worker.", "agreed")

@@ -279,7 +279,7 @@ func (s *Sharer) readAll(ctx context.Context) {
 	}
 }
 
-// speaks returns whether appends have gone well of late.
+// speaks returns whether the last append was recent and went well.
 func (s *Sharer) speaks(now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

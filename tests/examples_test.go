@@ -1,0 +1,101 @@
+package tests
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+)
+
+// siteOf returns what is in the last site block of a Caddyfile, with replacements.
+func siteOf(t *testing.T, file, address string, replace ...string) string {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, site, found := strings.Cut(string(text), "\n"+address+" {\n")
+	site, closed := strings.CutSuffix(site, "\n}\n")
+	if !found || !closed {
+		t.Fatalf("%s has no site %s at its end", file, address)
+	}
+	return strings.NewReplacer(replace...).Replace(site)
+}
+
+type keyed struct {
+	path   string
+	header []string
+	status int
+}
+
+// TestExamplesLetClientsIn sends requests to the Caddyfiles for production, with and without a key.
+func TestExamplesLetClientsIn(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{})
+	one, two := engines[0].Addr(), engines[1].Addr()
+	t.Setenv("LLM_KEY_ALICE", "alice-key")
+	t.Setenv("LLM_KEY_BATCH", "") // lets nobody in
+	t.Setenv("KV_ROUTER_UPSTREAMS", one+" "+two)
+	t.Setenv("KV_ROUTER_API_KEY", "alice-key")
+	t.Setenv("KV_ROUTER_OPTIONS", "response_headers X-KV-\nmax_body 1MiB")
+	t.Setenv("KV_ROUTER_PATHS", "/detokenize")
+	const chats = "/v1/chat/completions"
+	bearer := []string{"Authorization", "Bearer alice-key"}
+	both := []keyed{
+		{chats, bearer, 200},
+		{chats, []string{"Authorization", "bearer alice-key"}, 200},
+		{"/v1/messages", []string{"X-Api-Key", "alice-key"}, 200},
+		{chats, nil, 401},
+		{chats, []string{"Authorization", "Bearer other"}, 401},
+		{chats, []string{"Authorization", "Bearer "}, 401},
+		{chats, []string{"X-Api-Key", ""}, 401},
+		{chats, []string{"X-Api-Key", "batch"}, 401},
+		{"/v1/load_lora_adapter", bearer, 404},
+		{"/v1/models/../load_lora_adapter", bearer, 404},
+		{"/v1/models/..%2fload_lora_adapter", bearer, 404},
+		{"/sleep", bearer, 404},
+	}
+	for _, v := range []struct {
+		name, site string
+		requests   []keyed
+	}{
+		{
+			"production", // first: the image lets keys through to engines
+			siteOf(t, "../Caddyfile.example", "llm.example.com", "gpu-1:8000", one, "gpu-2:8000", two, " gpu-3:8000 gpu-4:8000", "", "gpu-4:8000", two),
+			[]keyed{{"/detokenize", bearer, 404}},
+		},
+		{
+			"image",
+			siteOf(t, "../handler/operations/Caddyfile", ":8080"),
+			[]keyed{{"/detokenize", bearer, 200}},
+		},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			s := startCaddy(t, v.site)
+			before := s.scrape(t)
+			for _, e := range append(both, v.requests...) {
+				a := s.post(t.Context(), e.path, []byte(`{"model":"m","max_tokens":4,"messages":[{"role":"user","content":"Hello"}]}`), e.header...)
+				if a.status != e.status {
+					t.Errorf("%s with %q: status %d, want %d: %.200s", e.path, e.header, a.status, e.status, a.body)
+				}
+			}
+			if v.name != "production" {
+				return
+			}
+			for _, e := range engines {
+				for _, r := range e.Journal() {
+					if r.Header.Get("Authorization") != "" || r.Header.Get("X-Api-Key") != "" {
+						t.Errorf("an engine got a client's key with %s", r.URI)
+					}
+				}
+			}
+			log, err := os.ReadFile(s.log)
+			if err != nil || strings.Count(string(log), `"user_id":"alice"`) < 3 {
+				t.Errorf("the access log does not name the user: %v", err)
+			}
+			s.wantFigures(t, before, []figure{
+				{"caddy_kv_router_user_requests_total", []string{`user="alice"`, `outcome="ok"`}, 3},
+			})
+		})
+	}
+}
