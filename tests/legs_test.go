@@ -48,6 +48,7 @@ func startApart(t *testing.T, f engine.Flavour, prefills, decodes int, options .
 	}
 	block := append([]string{roles.String(), "response_headers X-KV-", "trust pins explain"}, options...)
 	p.server = startCaddy(t, simulated(all, block...))
+	_, _, _ = p.get(t.Context(), p.url+"/v1/models") // the pool then knows its workers
 	eventually(t, 10*time.Second, "the engines to be found out", func() bool {
 		for i, e := range all {
 			var w struct {

@@ -91,7 +91,7 @@ func (rt *route) pinPrefill() error {
 	rt.lookUp()
 	if !pin.Prefill.Set {
 		if want := rt.prefillWants(); rt.closest(&want) != pool.Fits || !rt.offers.Table.Apart {
-			return rt.badPin("%s: no worker for prefills has the rank %d", field, pin.PrefillRank.Value)
+			return rt.badPin("%s: rank %d is not one of a worker for prefills", field, pin.PrefillRank.Value)
 		}
 		return nil
 	}
