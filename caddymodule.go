@@ -13,4 +13,5 @@ package kvrouter
 
 import (
 	_ "github.com/caddy-kvrouter/kvrouter/handler"
+	_ "github.com/caddy-kvrouter/kvrouter/handler/kubernetes"
 )

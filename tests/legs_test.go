@@ -182,7 +182,7 @@ func TestFaultsOfLegs(t *testing.T) {
 		"prefill resets":      {2, func(p *apart) error { return p.prefill[0].SetFault(engine.Fault{Kind: engine.Reset}) }, "prefill", true, "", false},
 		"prefill is gone":     {2, func(p *apart) error { p.prefill[0].Kill(); return nil }, "prefill", true, "", false},
 		"prefill hangs":       {2, func(p *apart) error { return p.prefill[0].SetFault(engine.Fault{Kind: engine.Hang}) }, "prefill", true, engine.VLLM, true},
-		"decode resets":       {1, func(p *apart) error { return p.decode[0].SetFault(engine.Fault{Kind: engine.Reset, Count: 1}) }, "broken", true, engine.VLLM, false},
+		"decode resets":       {1, func(p *apart) error { return p.decode[0].SetFault(engine.Fault{Kind: engine.Reset, Count: 2}) }, "broken", true, engine.VLLM, false},
 		"the only one fails":  {1, func(p *apart) error { return p.prefill[0].SetFault(engine.Fault{Kind: engine.Status, Status: 500}) }, "prefill", false, engine.VLLM, false},
 		"the transfer fails":  {1, func(p *apart) error { return p.decode[0].SetFault(engine.Fault{Kind: engine.FailTransfer}) }, "transfer", false, engine.VLLM, false},
 	} {
@@ -207,7 +207,7 @@ func TestFaultsOfLegs(t *testing.T) {
 					retried := func() float64 {
 						return p.scrape(t).value(retriesTotal, `reason="`+v.reason+`"`) - before
 					}
-					for i := 0; i < 8 && retried() == 0; i++ { // until the failing one is chosen
+					for i := 0; i < 40 && retried() == 0; i++ { // until the failing one is chosen
 						c := long(i)
 						c.Stream = stream
 						a := p.chat(t.Context(), c)

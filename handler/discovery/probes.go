@@ -150,9 +150,11 @@ func (p *Prober) Call(ctx context.Context, w *pool.Worker, path string, body []b
 	return p.client.Fetch(ctx, w.Dial, http.MethodPost, path, body, nil, engine.MaxBody)
 }
 
-// workers returns the workers that this handler probes.
+// workers returns the workers that this handler probes. The address of one that its source no longer
+// returns may soon be another program's.
 func (p *Prober) workers() []*pool.Worker {
-	return slices.DeleteFunc(p.pool.All(), func(w *pool.Worker) bool { return !p.Reaches(w) })
+	set := p.pool.Settings.Load()
+	return slices.DeleteFunc(p.pool.All(), func(w *pool.Worker) bool { return !p.Reaches(w) || !p.pool.IsUpstream(set, w) })
 }
 
 // TakesTokenData returns whether the engines of all workers accept the ids of

@@ -38,9 +38,10 @@ type Dispatch struct {
 	tries
 	outgoing
 	result
-	start time.Time
-	wait  waiting // in the queue
-	trace *dispatchTrace
+	start   time.Time
+	wait    waiting // in the queue
+	version uint64  // of the offers, see follower
+	trace   *dispatchTrace
 }
 
 // tries is the choice of workers so far.

@@ -206,8 +206,10 @@ func (l *legs) request(req *http.Request) *http.Request {
 	d, p, leg := l.decode.d, l.prefill, l.leg
 	leg.Prefill = true
 	r := EngineRequest{Pool: d.Pool, Plan: d.plan, Body: d.Body, Worker: p.Worker, Target: p.Target, Leg: &leg, shared: true}
-	out := r.Build(req)
-	return d.trace.carry(out)
+	out := *d.trace.carry(r.Build(req))
+	u := *out.URL // the transport changes it, and that of the decode leg
+	out.URL = &u
+	return &out
 }
 
 // run makes the prefill leg. It ends its seat, and reports what the leg has shown of its worker.

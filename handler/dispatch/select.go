@@ -37,7 +37,11 @@ func (d *Dispatch) Select(ctx context.Context, ups reverseproxy.UpstreamPool) *r
 	}
 	switch {
 	case err == nil:
-		return d.attempt.Upstream
+		up := d.attempt.Upstream
+		if up.Host == nil { // Renew found it, and the proxy has not seen it
+			up.Host = new(reverseproxy.Host)
+		}
+		return up
 	case errors.Is(err, pool.ErrNoWorker) && d.anotherRound() && ctx.Err() == nil:
 		d.attempts++
 		d.retryWanted = true
@@ -56,6 +60,29 @@ func (d *Dispatch) see(ups reverseproxy.UpstreamPool) {
 			d.Probes.Discovered(d.offers.Table.Rows[i].Worker)
 		}
 	}
+}
+
+// follower is a source of upstreams that knows at once when they change, and never blocks.
+type follower interface {
+	// Version changes with the upstreams. It is 0 while the source does not know them.
+	Version() uint64
+}
+
+// Renew implements pool.Chooser.
+func (d *Dispatch) Renew() (o pool.Offers, follows bool) {
+	source, ok := d.Proxy.DynamicUpstreams.(follower)
+	if !ok {
+		return d.offers, false
+	}
+	if v := source.Version(); v != d.version {
+		ups, err := d.Proxy.DynamicUpstreams.GetUpstreams(d.plan.HTTP)
+		if err != nil {
+			return d.offers, false
+		}
+		d.version = v
+		d.see(ups)
+	}
+	return d.offers, d.version != 0
 }
 
 // seat finds a seat on a worker, and begins an attempt there.

@@ -38,15 +38,19 @@ func (d *Dispatch) turnAway(err error) {
 		RetryAfter: max(1, int(min(most, time.Minute)/time.Second)), // by then, all that wait now have left the queue
 	}
 	incident := "requests waited too long, and the queue rejected them"
+	all := "all workers are full"
+	if len(d.offers.Ups) == 0 {
+		all = "there are no workers now"
+	}
 	switch {
 	case errors.Is(err, pool.ErrQueueFull):
 		e.Status, e.Code = http.StatusTooManyRequests, api.CodeQueueFull
-		e.Err = fmt.Errorf("all workers are full, and %d requests wait, which is the most; try again later", set.MaxWaiting)
+		e.Err = fmt.Errorf("%s, and %d requests wait, which is the most; try again later", all, set.MaxWaiting)
 		incident = "the queue is full, and rejects requests"
 	case errors.Is(err, pool.ErrHomeWaited):
 		e.Err = fmt.Errorf("the session's worker is full, and had no free slot within %s; try again later", most)
 	default:
-		e.Err = fmt.Errorf("all workers are full, and none had a free slot within %s; try again later", most)
+		e.Err = fmt.Errorf("%s, and none had a free slot within %s; try again later", all, most)
 	}
 	d.Pool.Incidents.Raise(time.Now(), incident, d.Pool.Logger)
 	d.PoolMetrics.turnedAway[e.Code].Inc()

@@ -25,22 +25,31 @@ type queue struct {
 // get another model, while no slot becomes free.
 const reviewEvery = 250 * time.Millisecond
 
-const incidentFull = "all workers are full, and requests wait"
+const (
+	incidentFull  = "all workers are full, and requests wait"
+	incidentEmpty = "there are no upstreams, and requests wait"
+)
 
 // Waiting returns how many requests wait in the queue.
 func (p *Pool) Waiting() int { return int(p.queue.length.Load()) }
 
 // wait queues a request until the queue grants it a slot of a worker, for at most the time
-// given. It returns how long the request waited. The worker is nil if there is none to wait
-// for; the request then chooses again. The errors are ErrQueueFull, ErrWaited and the context's.
+// given. It returns how long the request waited, and leaves the offers of then in o. The worker is
+// nil if there is none to wait for; the request then chooses again. The errors are ErrQueueFull,
+// ErrWaited and the context's.
 func (q *queue) wait(
-	ctx context.Context, want *Wants, o Offers, most time.Duration,
+	ctx context.Context, want *Wants, o *Offers, most time.Duration, renew func() (Offers, bool),
 ) (w *Worker, waited time.Duration, err error) {
-	m := &waiter{want: *want, offers: o, verdict: make(chan grant, 1)}
+	m := &waiter{want: *want, offers: *o, verdict: make(chan grant, 1), renew: renew}
+	defer func() { *o = m.offers }()
 	var v grant
 	if q.enter(m, q.pool.Settings.Load().MaxWaiting) {
 		began := time.Now()
-		q.pool.Incidents.Raise(began, incidentFull, q.pool.Logger)
+		incident := incidentFull
+		if len(o.Ups) == 0 {
+			incident = incidentEmpty
+		}
+		q.pool.Incidents.Raise(began, incident, q.pool.Logger)
 		v = q.outcome(ctx, m, most)
 		waited = time.Since(began)
 	} else {
@@ -59,13 +68,36 @@ func (q *queue) wait(
 func (q *queue) outcome(ctx context.Context, m *waiter, most time.Duration) grant {
 	timer := time.NewTimer(most)
 	defer timer.Stop()
-	select {
-	case v := <-m.verdict:
-		return v
-	case <-timer.C:
-	case <-ctx.Done():
+	var tick <-chan time.Time
+	if m.renew != nil {
+		ticker := time.NewTicker(reviewEvery)
+		defer ticker.Stop()
+		tick = ticker.C
 	}
-	return q.atLast(m)
+	for {
+		select {
+		case v := <-m.verdict:
+			return v
+		case <-tick:
+			o, _ := m.renew()
+			q.renew(m, o)
+			continue
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+		return q.atLast(m)
+	}
+}
+
+// renew gives a waiter other offers.
+func (q *queue) renew(m *waiter, o Offers) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if was := m.offers.Ups; !m.out && (len(was) != len(o.Ups) || len(was) > 0 && was[0] != o.Ups[0]) { // another list
+		m.offers = o
+		q.refresh(m)
+		q.place(m, time.Now())
+	}
 }
 
 // enter queues a request and returns whether it has to wait. If more than most requests
@@ -177,6 +209,9 @@ func (q *queue) refresh(m *waiter) {
 // place gives a waiter a free slot that no earlier waiter can use. The caller holds the
 // lock.
 func (q *queue) place(m *waiter, t time.Time) {
+	if m.renew != nil && len(m.offers.Ups) == 0 {
+		return // it waits for offers
+	}
 	for !m.out {
 		best := m.best(t)
 		if !best.Possible() {
@@ -226,7 +261,8 @@ func (q *queue) decide(m *waiter, v grant) {
 type waiter struct {
 	want   Wants
 	offers Offers
-	number uint64 // in the order of entering
+	renew  func() (Offers, bool) // see Chooser; nil if the source does not follow its upstreams
+	number uint64                // in the order of entering
 
 	// as of the last review
 	judge   judgment

@@ -48,6 +48,9 @@ type Chooser interface {
 	Chosen(c *Candidates, i int, unpriced bool)
 	// Waits is called before the request waits in the queue.
 	Waits()
+	// Renew returns the present offers. follows says that they come from a source that knows at
+	// once when they change. The pool holds no lock.
+	Renew() (o Offers, follows bool)
 }
 
 // Choice says how to choose among candidates.
@@ -63,8 +66,8 @@ type Choice struct {
 
 // Seat finds the request a worker and takes a place there. It gathers the candidates, lets
 // the request choose, books the choice, and takes a slot. If all workers are full, the
-// request waits in the queue. Seat returns how long, and renews the offers if workers change. The
-// error is one of those above, or the
+// request waits in the queue, also while a source that follows its upstreams has none. Seat returns
+// how long, and renews the offers if workers change. The error is one of those above, or the
 // context's.
 func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *Seat) (waited time.Duration, err error) {
 	var granted *Worker // the queue has taken a slot of it for the request
@@ -77,7 +80,11 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *
 	defer giveBack()
 	wait := func(want *Wants) error {
 		by.Waits()
-		w, d, err := p.queue.wait(ctx, want, *o, want.Patience-waited)
+		renew := by.Renew
+		if _, follows := renew(); !follows {
+			renew = nil
+		}
+		w, d, err := p.queue.wait(ctx, want, o, want.Patience-waited, renew)
 		granted = w
 		waited += d
 		return err
@@ -102,7 +109,9 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *
 		case !found && granted != nil:
 			giveBack() // its worker cannot be used any more
 		case !found && !full:
-			return waited, ErrNoWorker
+			if err = p.awaitOffers(want, o, by, wait); err != nil {
+				return waited, err
+			}
 		case choice.Wait != nil:
 			err = choice.Wait(ctx)
 		case choice.Home != nil:
@@ -121,6 +130,21 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *
 			return waited, err
 		}
 	}
+}
+
+// awaitOffers has a request wait that is offered nothing, if its source follows its upstreams.
+func (p *Pool) awaitOffers(want *Wants, o *Offers, by Chooser, wait func(*Wants) error) error {
+	if len(o.Ups) > 0 || want.Kind == KindOther {
+		return ErrNoWorker
+	}
+	now, follows := by.Renew()
+	if !follows {
+		return ErrNoWorker
+	}
+	if *o = now; len(now.Ups) > 0 {
+		return nil
+	}
+	return wait(want)
 }
 
 // Candidates gathers the targets of workers that are free, and the best there are. If the

@@ -30,6 +30,7 @@ type chooser struct {
 	wait   func(context.Context) error
 	chosen func()
 	waits  int
+	renew  func() Offers // of a source that follows its upstreams
 }
 
 func (c *chooser) Choose(_ context.Context, among *Candidates) Choice {
@@ -52,6 +53,13 @@ func (c *chooser) Chosen(*Candidates, int, bool) {
 }
 
 func (c *chooser) Waits() { c.waits++ }
+
+func (c *chooser) Renew() (Offers, bool) {
+	if c.renew == nil {
+		return Offers{}, false
+	}
+	return c.renew(), true
+}
 
 var anyWorker = Wants{Rank: AnyRank, Kind: KindStream, Patience: time.Minute}
 

@@ -236,18 +236,15 @@ func (c *Client) Forward(req *http.Request, dial string) (*http.Response, error)
 	return c.transport.Send(req)
 }
 
-// Leg sends a request that was made from a client's to another worker, over the connections for
-// clients' requests.
+// Leg sends a request that was made from a client's, with a URL of its own, to another worker. It
+// takes the connections for clients' requests.
 func (c *Client) Leg(req *http.Request, dial string) (*http.Response, error) {
 	ctx, host, _, err := c.to(req.Context(), dial)
 	if err != nil {
 		return nil, err
 	}
-	u := *req.URL
-	u.Host = host
-	out := req.WithContext(ctx)
-	out.URL = &u
-	return c.transport.Send(out)
+	req.URL.Host = host
+	return c.transport.Send(req.WithContext(ctx))
 }
 
 // Connect opens and closes a connection to an address, which costs the worker nothing. tried

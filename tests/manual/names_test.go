@@ -23,6 +23,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler"
 	"github.com/caddy-kvrouter/kvrouter/handler/admin"
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
+	"github.com/caddy-kvrouter/kvrouter/handler/kubernetes"
 	"github.com/caddy-kvrouter/kvrouter/handler/speculative"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
@@ -182,10 +183,10 @@ func TestOptionsAreDocumented(t *testing.T) {
 }
 
 // TestMetricsAreDocumented compares the metrics with the tables that have a column
-// "metric". Their column "labels" omits the label pool, which all metrics have.
+// "metric". Their column "labels" omits the label pool.
 func TestMetricsAreDocumented(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
-	dispatch.Register(registry, zap.NewNop(), admin.Collector{}, speculative.Total)
+	dispatch.Register(registry, zap.NewNop(), admin.Collector{}, speculative.Total, kubernetes.Collector{})
 	descs := make(chan *prometheus.Desc, 1000)
 	registry.Describe(descs)
 	close(descs)
@@ -202,7 +203,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	}
 	p := mustPage(t, "docs/observability.md")
 	documented := make(map[string]int)
-	for _, r := range p.rows {
+	for _, r := range slices.Concat(p.rows, mustPage(t, "docs/kubernetes.md").rows) {
 		for _, name := range spans(r.cell("metric")) {
 			name = strings.TrimPrefix(name, "caddy_kv_router_")
 			documented[name] = r.line

@@ -1,0 +1,186 @@
+package kubernetes
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+)
+
+// maxAnswer bounds a list, and what one watch reports, in bytes.
+const maxAnswer = 64 << 20
+
+// client calls the API server.
+type client struct {
+	of   target
+	http *http.Client // nil before the first call, and after hangUp
+}
+
+// hangUp lets the next call have a new connection, and the certificates of then.
+func (c *client) hangUp() {
+	if c.http != nil {
+		c.http.CloseIdleConnections()
+		c.http = nil
+	}
+}
+
+func (c *client) connect() error {
+	set := &tls.Config{MinVersion: tls.VersionTLS12}
+	if c.of.caFile != "" {
+		pem, err := os.ReadFile(c.of.caFile)
+		if err != nil {
+			return fmt.Errorf("reading ca_file: %w", err)
+		}
+		set.RootCAs = x509.NewCertPool()
+		if !set.RootCAs.AppendCertsFromPEM(pem) {
+			return fmt.Errorf("reading ca_file: %s has no certificate", c.of.caFile)
+		}
+	}
+	c.http = &http.Client{
+		Transport: &http.Transport{
+			Proxy:               http.ProxyFromEnvironment,
+			DialContext:         (&net.Dialer{Timeout: 5 * time.Second}).DialContext,
+			TLSClientConfig:     set,
+			TLSHandshakeTimeout: 5 * time.Second,
+			ForceAttemptHTTP2:   true,
+			IdleConnTimeout:     90 * time.Second, // longer than a watch; ends what hangUp leaves behind
+			// A connection that is half open is found by pings, not only by the next list.
+			HTTP2: &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 5 * time.Second},
+		},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // the token goes nowhere else
+	}
+	return nil
+}
+
+// call asks the API server for the Service's slices. The verb is what the server must allow.
+func (c *client) call(ctx context.Context, verb string, query url.Values) (io.ReadCloser, error) {
+	if c.http == nil {
+		if err := c.connect(); err != nil {
+			return nil, err
+		}
+	}
+	if query == nil {
+		query = make(url.Values)
+	}
+	query.Set("labelSelector", "kubernetes.io/service-name="+c.of.service)
+	where := c.of.api + "/apis/discovery.k8s.io/v1/namespaces/" + c.of.namespace + "/endpointslices?" + query.Encode()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, where, nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Accept", "application/json")
+	req.Header.Set("User-Agent", "kv_router")
+	if c.of.tokenFile != "" {
+		token, err := os.ReadFile(c.of.tokenFile)
+		if err != nil {
+			return nil, fmt.Errorf("reading token_file: %w", err)
+		}
+		req.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode == http.StatusOK {
+		return resp.Body, nil
+	}
+	defer resp.Body.Close()
+	answer, _ := io.ReadAll(io.LimitReader(resp.Body, 4096))
+	e := &refusal{code: resp.StatusCode, verb: verb, of: c.of}
+	var said struct {
+		Message string `json:"message"`
+	}
+	if json.Unmarshal(answer, &said) == nil {
+		e.message = said.Message
+	}
+	return nil, e
+}
+
+// refusal is an error of the API server's.
+type refusal struct {
+	code    int
+	message string // the server's
+	verb    string
+	of      target
+}
+
+func (e *refusal) Error() string {
+	said := fmt.Sprintf("the API server answers %d %s", e.code, http.StatusText(e.code))
+	if e.message != "" {
+		said += ": " + e.message
+	}
+	switch e.code {
+	case http.StatusForbidden:
+		return fmt.Sprintf("the router may not %s endpointslices in namespace %s: its service account needs a Role there with "+
+			"apiGroups [discovery.k8s.io], resources [endpointslices], verbs [get, list, watch] (%s)", e.verb, e.of.namespace, said)
+	case http.StatusUnauthorized:
+		return fmt.Sprintf("the API server does not accept the token of token_file %q (%s)", e.of.tokenFile, said)
+	}
+	return said
+}
+
+// statusOf returns the status of a refusal, and 0 for other errors.
+func statusOf(err error) int {
+	if e := new(refusal); errors.As(err, &e) {
+		return e.code
+	}
+	return 0
+}
+
+// readList reads the answer to a list: its version and its slices by name.
+func readList(r io.Reader, port string) (version string, bySlice map[string]slice, err error) {
+	var list struct {
+		Kind     string `json:"kind"`
+		Metadata struct {
+			ResourceVersion string `json:"resourceVersion"`
+		} `json:"metadata"`
+		Items []endpointSlice `json:"items"`
+	}
+	if err := json.NewDecoder(io.LimitReader(r, maxAnswer)).Decode(&list); err != nil {
+		return "", nil, err
+	}
+	if list.Kind != "EndpointSliceList" { // an error page must not empty the pool
+		return "", nil, fmt.Errorf("the answer is of kind %q, want EndpointSliceList", list.Kind)
+	}
+	bySlice = make(map[string]slice, len(list.Items))
+	for i := range list.Items {
+		bySlice[list.Items[i].Metadata.Name] = list.Items[i].read(port)
+	}
+	return list.Metadata.ResourceVersion, bySlice, nil
+}
+
+// readEvents reads the answer to a watch until it ends, or has an error. changed gets each slice that
+// changed; nil if it is gone. Without a name, nothing changed.
+func readEvents(r io.Reader, port string, changed func(name string, s *slice)) error {
+	for d := json.NewDecoder(io.LimitReader(r, maxAnswer)); ; {
+		var event struct {
+			Type   string        `json:"type"`
+			Object endpointSlice `json:"object"`
+		}
+		if err := d.Decode(&event); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		switch o := &event.Object; event.Type {
+		case "ADDED", "MODIFIED":
+			s := o.read(port)
+			changed(o.Metadata.Name, &s)
+		case "DELETED":
+			changed(o.Metadata.Name, nil)
+		case "ERROR":
+			return nil // most often 410; if another one lasts, the next call meets it, too
+		default: // BOOKMARK
+			changed("", nil)
+		}
+	}
+}

@@ -1,0 +1,171 @@
+package kubernetes
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// endpointSlice is the part of an EndpointSlice that the router uses (discovery.k8s.io/v1).
+type endpointSlice struct {
+	Metadata struct {
+		Name string `json:"name"`
+	} `json:"metadata"`
+	AddressType string `json:"addressType"` // IPv4, IPv6 or FQDN
+	Endpoints   []struct {
+		Addresses  []string `json:"addresses"`
+		Conditions struct {
+			Ready       *bool `json:"ready"`
+			Serving     *bool `json:"serving"`
+			Terminating *bool `json:"terminating"`
+		} `json:"conditions"`
+		TargetRef struct {
+			Namespace string `json:"namespace"`
+			Name      string `json:"name"`
+			UID       string `json:"uid"`
+		} `json:"targetRef"`
+	} `json:"endpoints"`
+	Ports []slicePort `json:"ports"`
+}
+
+type slicePort struct {
+	Name     string `json:"name"`
+	Port     int    `json:"port"`
+	Protocol string `json:"protocol"`
+}
+
+// endpoint is one address of a pod in one slice.
+type endpoint struct {
+	pod     string // the same for all addresses of a pod
+	dial    string
+	six     bool // an IPv6 address
+	serving bool
+	leaving bool // the pod terminates
+}
+
+// slice is what the router keeps of an EndpointSlice.
+type slice struct {
+	endpoints []endpoint
+	unfit     error // why its endpoints cannot be used
+}
+
+// read returns what the router keeps of a slice. port is the wanted one.
+func (s *endpointSlice) read(port string) slice {
+	if s.AddressType == "FQDN" || len(s.Endpoints) == 0 {
+		return slice{} // Kubernetes deprecates host names, and makes none
+	}
+	number, err := portOf(s.Ports, port)
+	if err != nil {
+		return slice{unfit: err}
+	}
+	list := make([]endpoint, 0, len(s.Endpoints))
+	for i := range s.Endpoints {
+		from := &s.Endpoints[i]
+		if len(from.Addresses) == 0 {
+			continue
+		}
+		addr, err := netip.ParseAddr(from.Addresses[0]) // the others are the same pod's
+		if err != nil {
+			continue
+		}
+		is := func(condition *bool, unknown bool) bool {
+			if condition == nil {
+				return unknown
+			}
+			return *condition
+		}
+		ready, leaving := is(from.Conditions.Ready, true), is(from.Conditions.Terminating, false)
+		e := endpoint{
+			pod: from.TargetRef.UID, dial: net.JoinHostPort(addr.WithZone("").String(), number), six: addr.Is6(), leaving: leaving,
+			// A Service with publishNotReadyAddresses has all pods ready, also those that do not serve.
+			serving: is(from.Conditions.Serving, ready) && (ready || leaving),
+		}
+		if e.pod == "" {
+			e.pod = from.TargetRef.Namespace + "/" + from.TargetRef.Name
+		}
+		if e.pod == "/" {
+			e.pod = e.dial
+		}
+		list = append(list, e)
+	}
+	return slice{endpoints: list}
+}
+
+// portOf returns the number of the wanted port. A number is itself, and a name is looked up in the
+// slice's ports. Without either, the only port counts, or the one named http.
+func portOf(ports []slicePort, want string) (string, error) {
+	if _, err := strconv.Atoi(want); err == nil {
+		return want, nil
+	}
+	ports = slices.DeleteFunc(slices.Clone(ports), func(p slicePort) bool {
+		return p.Protocol != "" && p.Protocol != "TCP" || p.Port < 1 || p.Port > 65535
+	})
+	name := want
+	if want == "" {
+		name = "http"
+	}
+	i := slices.IndexFunc(ports, func(p slicePort) bool { return p.Name == name })
+	if want == "" && len(ports) == 1 {
+		i = 0
+	}
+	if i >= 0 {
+		return strconv.Itoa(ports[i].Port), nil
+	}
+	has := "no TCP port"
+	if len(ports) > 0 {
+		named := make([]string, len(ports))
+		for i, p := range ports {
+			named[i] = fmt.Sprintf("%q (%d)", p.Name, p.Port)
+		}
+		has = "the ports " + strings.Join(named, ", ")
+	}
+	return "", fmt.Errorf("no port is named %q; the Service has %s", name, has)
+}
+
+// listing is what is known of the pods of a Service.
+type listing struct {
+	dials                  []string // of the pods to use, in order
+	ready, leaving, others int      // pods: ready, terminating, and neither
+}
+
+// merge makes a listing of the endpoints of all slices. A pod can be in several of them: those of
+// IPv4 and IPv6 addresses, and two while Kubernetes moves it. Pods that terminate are used if no
+// other serves, as kube-proxy does.
+func merge(bySlice map[string]slice) *listing {
+	pods := make(map[string]endpoint)
+	for _, s := range bySlice {
+		for _, e := range s.endpoints {
+			if known, ok := pods[e.pod]; ok {
+				if known.six == e.six && known.dial < e.dial || known.six != e.six && e.six {
+					e.dial, e.six = known.dial, known.six // IPv4 goes first, and the choice depends on no order
+				}
+				e.serving, e.leaving = e.serving || known.serving, e.leaving || known.leaving
+			}
+			pods[e.pod] = e
+		}
+	}
+	l := new(listing)
+	var leaving []string
+	for _, e := range pods {
+		switch {
+		case e.leaving:
+			l.leaving++
+			if e.serving {
+				leaving = append(leaving, e.dial)
+			}
+		case e.serving:
+			l.dials = append(l.dials, e.dial)
+		default:
+			l.others++
+		}
+	}
+	if l.ready = len(l.dials); l.ready == 0 {
+		l.dials = leaving
+	}
+	slices.Sort(l.dials)
+	l.dials = slices.Compact(l.dials)
+	return l
+}

@@ -1,0 +1,185 @@
+package kubernetes
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// sliceJSON is a slice with the members that differ between tests.
+func sliceJSON(name, family, ports string, endpoints ...string) string {
+	return fmt.Sprintf(`{"metadata":{"name":%q},"addressType":%q,"ports":%s,"endpoints":[%s]}`,
+		name, family, ports, strings.Join(endpoints, ","))
+}
+
+// pod is an endpoint of a pod with a uid. The conditions are a JSON object.
+func pod(uid, address, conditions string) string {
+	return fmt.Sprintf(`{"addresses":[%q],"conditions":%s,"targetRef":{"kind":"Pod","uid":%q}}`, address, conditions, uid)
+}
+
+const (
+	web   = `[{"name":"http","port":8000,"protocol":"TCP"}]`
+	ready = `{"ready":true,"serving":true,"terminating":false}`
+	ends  = `{"ready":false,"serving":true,"terminating":true}`
+	ended = `{"ready":false,"serving":false,"terminating":true}`
+	loads = `{"ready":false,"serving":false,"terminating":false}`
+)
+
+// read reads slices as a list has them.
+func read(t testing.TB, port string, list ...string) *listing {
+	t.Helper()
+	_, bySlice, err := readList(strings.NewReader(listJSON("1", list...)), port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return merge(bySlice)
+}
+
+func listJSON(version string, list ...string) string {
+	return fmt.Sprintf(`{"kind":"EndpointSliceList","metadata":{"resourceVersion":%q},"items":[%s]}`, version, strings.Join(list, ","))
+}
+
+// TestPodsThatAreUsed has the cases of the conditions, and of pods that are in several slices.
+func TestPodsThatAreUsed(t *testing.T) {
+	one := func(endpoints ...string) []string { return []string{sliceJSON("a", "IPv4", web, endpoints...)} }
+	for name, c := range map[string]struct {
+		list                   []string
+		want                   string
+		ready, leaving, others int
+	}{
+		"ready":                  {one(pod("1", "10.0.0.1", ready), pod("2", "10.0.0.2", ready)), "10.0.0.1:8000 10.0.0.2:8000", 2, 0, 0},
+		"unknown is ready":       {one(pod("1", "10.0.0.1", "{}")), "10.0.0.1:8000", 1, 0, 0},
+		"loading":                {one(pod("1", "10.0.0.1", loads)), "", 0, 0, 1},
+		"publishNotReady":        {one(pod("1", "10.0.0.1", `{"ready":true,"serving":false}`)), "", 0, 0, 1},
+		"terminating":            {one(pod("1", "10.0.0.1", ready), pod("2", "10.0.0.2", ends)), "10.0.0.1:8000", 1, 1, 0},
+		"only terminating":       {one(pod("1", "10.0.0.1", loads), pod("2", "10.0.0.2", ends)), "10.0.0.2:8000", 0, 1, 1},
+		"terminated":             {one(pod("1", "10.0.0.1", ended)), "", 0, 1, 0},
+		"no pods":                {[]string{`{"metadata":{"name":"a"},"addressType":"IPv4","endpoints":null,"ports":null}`}, "", 0, 0, 0},
+		"host names":             {[]string{sliceJSON("a", "FQDN", web, pod("1", "a.example", ready))}, "", 0, 0, 0},
+		"IPv6":                   {[]string{sliceJSON("a", "IPv6", web, pod("1", "fd00::1", ready))}, "[fd00::1]:8000", 1, 0, 0},
+		"no reference":           {one(`{"addresses":["10.0.0.1"]}`, `{"addresses":["10.0.0.2"]}`), "10.0.0.1:8000 10.0.0.2:8000", 2, 0, 0},
+		"reference without uid":  {one(`{"addresses":["10.0.0.1"],"targetRef":{"namespace":"n","name":"p"}}`), "10.0.0.1:8000", 1, 0, 0},
+		"garbage is no address":  {one(pod("1", "10.0.0.1:80", ready), pod("2", "", ready), `{"addresses":[]}`), "", 0, 0, 0},
+		"first of two addresses": {one(`{"addresses":["10.0.0.1","10.0.0.9"]}`), "10.0.0.1:8000", 1, 0, 0},
+		"dual stack": {
+			[]string{sliceJSON("6", "IPv6", web, pod("1", "fd00::1", ready)), sliceJSON("4", "IPv4", web, pod("1", "10.0.0.1", ready))},
+			"10.0.0.1:8000", 1, 0, 0,
+		},
+		"moves between slices": {
+			[]string{sliceJSON("a", "IPv4", web, pod("1", "10.0.0.1", loads)), sliceJSON("b", "IPv4", web, pod("1", "10.0.0.1", ready))},
+			"10.0.0.1:8000", 1, 0, 0,
+		},
+		"terminates in one of two slices": {
+			[]string{sliceJSON("a", "IPv4", web, pod("1", "10.0.0.1", ends)), sliceJSON("b", "IPv4", web, pod("1", "10.0.0.1", ready), pod("2", "10.0.0.2", ready))},
+			"10.0.0.2:8000", 1, 1, 0,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for range 4 { // in another order of the map
+				l := read(t, "", c.list...)
+				if got := strings.Join(l.dials, " "); got != c.want || l.ready != c.ready || l.leaving != c.leaving || l.others != c.others {
+					t.Errorf("got %q and %d, %d, %d pods, want %q and %d, %d, %d", got, l.ready, l.leaving, l.others, c.want, c.ready, c.leaving, c.others)
+				}
+			}
+		})
+	}
+}
+
+func TestPorts(t *testing.T) {
+	two := `[{"name":"metrics","port":9000},{"name":"http","port":8000,"protocol":"TCP"}]`
+	for _, c := range []struct{ ports, want, number, problem string }{
+		{web, "", "8000", ""},
+		{`[{"name":"","port":8000}]`, "", "8000", ""},
+		{`[{"name":"grpc","port":9001}]`, "", "9001", ""},
+		{two, "", "8000", ""},
+		{two, "metrics", "9000", ""},
+		{two, "8080", "8080", ""},
+		{`null`, "8080", "8080", ""},
+		{`null`, "", "", `no port is named "http"; the Service has no TCP port`},
+		{two, "web", "", `no port is named "web"; the Service has the ports "metrics" (9000), "http" (8000)`},
+		{`[{"name":"http","port":8000,"protocol":"UDP"}]`, "http", "", "no TCP port"},
+		{`[{"name":"http","port":70000}]`, "", "", "no TCP port"},
+	} {
+		var ports []slicePort
+		if err := json.Unmarshal([]byte(c.ports), &ports); err != nil {
+			t.Fatal(err)
+		}
+		number, err := portOf(ports, c.want)
+		if number != c.number || (err == nil) != (c.problem == "") || err != nil && !strings.Contains(err.Error(), c.problem) {
+			t.Errorf("port %q of %s: %q, %v; want %q, %q", c.want, c.ports, number, err, c.number, c.problem)
+		}
+	}
+}
+
+// FuzzAnswers feeds answers of the API server to the readers. What they accept must be addresses.
+func FuzzAnswers(f *testing.F) {
+	a := sliceJSON("a", "IPv4", web, pod("1", "10.0.0.1", ready), pod("2", "fe80::1%eth0", ends))
+	f.Add([]byte(listJSON("7", a, sliceJSON("b", "IPv6", web, pod("1", "fd00::1", "{}")))), "")
+	f.Add([]byte(`{"type":"ADDED","object":`+a+`}{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"8"}}}{"type":"DELETED","object":`+a+`}`), "http")
+	f.Add([]byte(`{"type":"ERROR","object":{"kind":"Status","code":410,"message":"too old resource version"}}`), "8000")
+	f.Add([]byte(`{"type":"ERROR","object":{"code":403}}`), "8000")
+	f.Fuzz(func(t *testing.T, answer []byte, port string) {
+		if (&target{namespace: "n", service: "s", api: "https://a", port: port}).check() != nil {
+			return
+		}
+		_, bySlice, err := readList(bytes.NewReader(answer), port)
+		if err != nil {
+			bySlice = make(map[string]slice)
+		}
+		_ = readEvents(bytes.NewReader(answer), port, func(name string, s *slice) {
+			if s == nil {
+				delete(bySlice, name)
+			} else {
+				bySlice[name] = *s
+			}
+		})
+		l := merge(bySlice)
+		if !slices.IsSorted(l.dials) || len(l.dials) > l.ready+l.leaving {
+			t.Errorf("%+v", l)
+		}
+		for _, dial := range l.dials {
+			if _, err := netip.ParseAddrPort(dial); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+// many is the list of a Service with n pods, 100 in a slice, as Kubernetes makes them.
+func many(n int) string {
+	var list []string
+	for first := 0; first < n; first += 100 {
+		var pods []string
+		for i := first; i < min(first+100, n); i++ {
+			pods = append(pods, pod(fmt.Sprintf("%08d-0000-0000-0000-000000000000", i), fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255), ready))
+		}
+		list = append(list, sliceJSON(fmt.Sprint("vllm-", first), "IPv4", web, pods...))
+	}
+	return listJSON("1", list...)
+}
+
+func BenchmarkList5000(b *testing.B) {
+	answer := many(5000)
+	b.ReportAllocs()
+	for b.Loop() {
+		_, bySlice, err := readList(strings.NewReader(answer), "")
+		if err != nil || len(merge(bySlice).dials) != 5000 {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkMerge5000(b *testing.B) {
+	_, bySlice, err := readList(strings.NewReader(many(5000)), "")
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		merge(bySlice)
+	}
+}

@@ -1,0 +1,216 @@
+package kubernetes
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+const (
+	// relistEvery is the time between two full lists. A watch can stop to report changes without an
+	// error, for instance behind a load balancer. A list puts that right.
+	relistEvery = time.Minute
+	// listTimeout is how long the API server may take for a list.
+	listTimeout = 15 * time.Second
+	// firstWait is how long requests wait for the first list.
+	firstWait = 3 * time.Second
+	// leastPause is the least time between two lists. After failures it doubles, up to mostPause.
+	leastPause, mostPause = time.Second, 15 * time.Second
+)
+
+// watcher follows the EndpointSlices of a Service: it lists them, and watches them from there until
+// the next list is due. It remembers no version, so a watch that breaks, or whose version is gone,
+// only makes the next list come early.
+type watcher struct {
+	of     target
+	relist time.Duration // between two full lists
+	pause  time.Duration // at least between two lists
+	logger func() *zap.Logger
+	end    context.CancelFunc
+	ended  chan struct{}
+
+	first     chan struct{} // closed after the first list or failure
+	firstOnce sync.Once
+	known     atomic.Pointer[listing] // nil before the first list
+	version   atomic.Uint64           // grows when known changes
+	confirmed atomic.Int64            // when the API server last reported pods, Unix nanoseconds
+	failures  atomic.Int64
+	failure   atomic.Pointer[string] // nil while the router follows the Service
+
+	// the goroutine of run alone uses these
+	client
+	bySlice map[string]slice
+	status  int    // of failure, see statusOf
+	unfit   string // why no endpoint can be used, as logged
+}
+
+func newWatcher(of target, relist, pause time.Duration, logger func() *zap.Logger) *watcher {
+	w := &watcher{
+		of: of, relist: relist, pause: pause, logger: logger,
+		client: client{of: of}, ended: make(chan struct{}), first: make(chan struct{}),
+	}
+	ctx, end := context.WithCancel(context.Background())
+	w.end = end
+	time.AfterFunc(firstWait, w.waitNoMore)
+	go w.run(ctx)
+	return w
+}
+
+// Destruct ends the watcher. Requests that are under way still use what it knows.
+func (w *watcher) Destruct() error {
+	w.end()
+	<-w.ended
+	return nil
+}
+
+func (w *watcher) waitNoMore() { w.firstOnce.Do(func() { close(w.first) }) }
+
+// dials returns the addresses of the pods to use. Nobody may change the list.
+func (w *watcher) dials(ctx context.Context) ([]string, error) {
+	select {
+	case <-w.first:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if l := w.known.Load(); l != nil {
+		return l.dials, nil
+	}
+	why := "the API server has not answered yet"
+	if failure := w.failure.Load(); failure != nil {
+		why = *failure
+	}
+	return nil, fmt.Errorf("the pods of Kubernetes service %s are unknown: %s", w.of, why)
+}
+
+// run lists and watches until the watcher ends.
+func (w *watcher) run(ctx context.Context) {
+	defer close(w.ended)
+	defer w.hangUp()
+	for pause := w.pause; ctx.Err() == nil; {
+		began := time.Now()
+		err := w.follow(ctx)
+		wait := w.pause - time.Since(began)
+		if err != nil && ctx.Err() == nil {
+			w.failed(err)
+			wait = pause/2 + rand.N(pause/2) //nolint:gosec // spreads the calls of routers
+			pause = min(2*pause, mostPause)
+		} else {
+			pause = w.pause
+		}
+		w.waitNoMore()
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// follow lists the slices, and applies their changes until the watch ends: because the next list is
+// due, its version is gone, or it breaks. An error says that the API server refused a call.
+func (w *watcher) follow(ctx context.Context) error {
+	version, err := w.list(ctx)
+	if err != nil {
+		return err
+	}
+	w.waitNoMore()
+	ctx, cancel := context.WithTimeout(ctx, w.relist+w.pause) // the API server ends the watch before
+	defer cancel()
+	changes, err := w.call(ctx, "watch", url.Values{
+		"watch": {"true"}, "resourceVersion": {version}, "timeoutSeconds": {strconv.Itoa(int(w.relist / time.Second))},
+	})
+	switch {
+	case statusOf(err) == http.StatusGone:
+		return nil
+	case err != nil:
+		return err
+	}
+	w.recovered()
+	err = readEvents(changes, w.of.port, func(name string, s *slice) {
+		w.confirmed.Store(time.Now().UnixNano())
+		switch {
+		case name == "": // nothing changed
+			return
+		case s == nil:
+			delete(w.bySlice, name)
+		default:
+			w.bySlice[name] = *s
+		}
+		w.publish()
+	})
+	changes.Close()
+	if err != nil { // a broken or silent connection
+		w.hangUp()
+	}
+	return nil
+}
+
+// list reads all slices of the Service, and returns their version.
+func (w *watcher) list(ctx context.Context) (version string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	defer cancel()
+	body, err := w.call(ctx, "list", nil)
+	if err != nil {
+		return "", err
+	}
+	defer body.Close()
+	version, bySlice, err := readList(body, w.of.port)
+	if err != nil {
+		return "", fmt.Errorf("reading the list of endpointslices: %w", err)
+	}
+	w.bySlice = bySlice
+	w.confirmed.Store(time.Now().UnixNano())
+	w.publish()
+	return version, nil
+}
+
+// publish makes what the slices say known to requests. It logs once why there is no pod to use, unless
+// the Service has none.
+func (w *watcher) publish() {
+	l := merge(w.bySlice)
+	if was := w.known.Load(); was != nil && slices.Equal(was.dials, l.dials) {
+		l.dials = was.dials // nothing to renew
+	} else {
+		defer w.version.Add(1) // after known
+	}
+	w.known.Store(l)
+	why := ""
+	if len(w.bySlice) == 0 {
+		why = "it has no endpointslices; does the Service exist, and does it select pods?"
+	}
+	for _, s := range w.bySlice {
+		if s.unfit != nil {
+			why = max(why, s.unfit.Error()) // the same one each time
+		}
+	}
+	if why != "" && why != w.unfit {
+		w.logger().Warn("endpoints of a Kubernetes service cannot be used", zap.String("reason", why))
+	}
+	w.unfit = why
+}
+
+// failed records a failure. The log gets one line for each status of failures in a row.
+func (w *watcher) failed(err error) {
+	w.hangUp()
+	w.failures.Add(1)
+	text := err.Error()
+	if status := statusOf(err); w.failure.Swap(&text) == nil || w.status != status {
+		w.status = status
+		w.logger().Warn("the router cannot follow a Kubernetes service, and uses the last known pods", zap.Error(err))
+	}
+}
+
+// recovered records that the router follows the Service.
+func (w *watcher) recovered() {
+	if w.failure.Swap(nil) != nil {
+		w.logger().Info("the router follows the Kubernetes service again")
+	}
+}
