@@ -81,6 +81,15 @@ func (h *Handler) options() options {
 			h.Queue = new(pool.Queue)
 			return options{"max_waiting": &h.Queue.MaxWaiting, "max_wait": &h.Queue.MaxWait}.readBlock(d, "queue option")
 		},
+		"resume": func(d *caddyfile.Dispenser) error {
+			h.Resume = new(dispatch.Resume)
+			if d.NextArg() {
+				if h.Resume.Mode = d.Val(); h.Resume.Mode != on && h.Resume.Mode != off {
+					return d.Errf("resume: must be on or off, got '%s'", h.Resume.Mode)
+				}
+			}
+			return options{"tokens": &h.Resume.Tokens, "tries": &h.Resume.Tries}.readBlock(d, "resume option")
+		},
 		"timeouts": func(d *caddyfile.Dispenser) error {
 			h.Timeouts = new(dispatch.Timeouts)
 			return options{

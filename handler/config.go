@@ -36,7 +36,7 @@ import (
 // there is another worker and no part of an answer was forwarded. A worker refuses by a
 // failed connection, by closing it without an answer (retried once only), or by status
 // 429, 503 or 529. When no worker is left, the client gets the last engine's answer
-// unchanged.
+// unchanged. A stream whose engine dies later goes on at another worker, see `resume`.
 //
 // With Caddy's `tracing` handler before it, a request has a span
 // `kv_router.route_request` over all its attempts, which is the parent of the engine's
@@ -99,6 +99,9 @@ type Handler struct { // one field for each option, hence so many
 
 	// How long workers may be silent. Default: as long as the reverse proxy allows.
 	Timeouts *dispatch.Timeouts `json:"timeouts,omitempty"`
+
+	// What becomes of streams whose engine dies. Default: they go on at other workers.
+	Resume *dispatch.Resume `json:"resume,omitempty"`
 
 	// How many retries are allowed, in proportion to requests. Default: 20 percent of
 	// the requests and 10 a second.
@@ -272,6 +275,12 @@ func (h *Handler) setDefaults() error {
 	}
 	h.legs = kvscore.Legs(rule) //nolint:gosec // it is one of them
 	var err error
+	if h.Resume == nil {
+		h.Resume = new(dispatch.Resume)
+	}
+	if err = h.Resume.Complete(); err != nil {
+		return err
+	}
 	if err = h.checkAffinity(); err != nil {
 		return err
 	}

@@ -33,7 +33,7 @@ func init() {
 // `GET /kv_router/pools/{pool}` | One pool
 // `GET /kv_router/pools/{pool}/workers` | Its workers: models, health, load, cache, hit ratios, draining
 // `GET /kv_router/pools/{pool}/workers/{worker}` | One worker, by its address or its id
-// `POST /kv_router/pools/{pool}/workers/{worker}/drain` | The worker gets no new requests; what runs on it ends there; its sessions move with their next turn. Where no other worker is left to serve a request, draining is ignored. A drain outlives reloads, also those whose configuration does not drain the worker. It ends with `undrain`, with a restart of Caddy, or with a dynamic upstream that is gone for ten minutes
+// `POST /kv_router/pools/{pool}/workers/{worker}/drain` | The worker gets no new requests; what runs on it ends there. With `?move`, its streams go on at other workers as far as they can. Its sessions move with their next turn. Where no other worker is left to serve a request, draining is ignored. A drain outlives reloads, also those whose configuration does not drain the worker. It ends with `undrain`, with a restart of Caddy, or with a dynamic upstream that is gone for ten minutes
 // `POST /kv_router/pools/{pool}/workers/{worker}/undrain` | The end of `drain`; 409 if only the configuration drains the worker
 // `GET /kv_router/pools/{pool}/sessions?after=&limit=` | Bound sessions in the order of their keys' hashes, at most `limit` of them (default 100, at most 1000) that come after the hash `after`. Keys are secrets: the router keeps and shows only their hashes, of 32 hexadecimal digits
 // `GET /kv_router/pools/{pool}/sessions/{key}` | One session by its key. `?tenant=` names its tenant or cache salt, `?scope=` the value of its `affinity scope`, `?model=` its model. With `?hashed`, the path has the hash. Looking does not extend its life
@@ -189,6 +189,9 @@ func drain(r *http.Request, p *pool.Pool) (any, error) {
 	}
 	if p.Drain(w) {
 		p.Logger().Info("worker is drained: it gets no new requests", zap.String("upstream", w.Dial))
+	}
+	if r.URL.Query().Has("move") && p.MoveStreams(w) {
+		p.Logger().Info("streams of a drained worker move to other workers", zap.String("upstream", w.Dial))
 	}
 	return viewOf(p, w), nil
 }

@@ -54,6 +54,7 @@ type Answer struct {
 	calls       callState
 	grown       grownText
 	repeat      repeat
+	track       track
 }
 
 // NewAnswer returns the observer of one attempt. The response's content type
@@ -79,6 +80,9 @@ func (a *Answer) Event(f rawjson.Frame) {
 	if f.Long {
 		a.unpredictable()
 		a.legible = true
+	}
+	if f.Lines == 0 {
+		a.stay(StaysUnread)
 	}
 	a.event(f.Data)
 }
@@ -230,6 +234,9 @@ func (a *Answer) event(data []byte) {
 		return
 	}
 	a.bearing = false
+	if a.track.on {
+		a.seen(data)
+	}
 	if a.again(data) || a.read(data, i) {
 		a.legible = true
 	}
@@ -344,7 +351,7 @@ func (a *Answer) firstChoice(b []byte, index rawjson.Span) {
 func (a *Answer) text(raw []byte) {
 	a.repeat.texts++
 	a.repeat.text = raw
-	if len(raw) == 0 {
+	if a.track.last = len(raw); len(raw) == 0 {
 		return
 	}
 	a.bearing = true
@@ -372,6 +379,6 @@ func (a *Answer) finishReason(b []byte, v rawjson.Span) {
 	}
 	a.finished++
 	if string(raw) == "abort" || string(raw) == "error" {
-		a.failed = true
+		a.failed, a.track.aborted = true, true
 	}
 }

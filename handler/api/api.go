@@ -67,6 +67,9 @@ type traits struct {
 	// continues: the answer's text, as one more of `messages`, begins the next
 	// turn.
 	continues bool
+	// joins: a stream without text can go on elsewhere after its first events.
+	// joinsText: a stream with text can go on elsewhere.
+	joins, joinsText bool
 	// object and chunk are the member object of plain answers and of events. They
 	// are empty for an API whose answers carry no nvext.
 	object, chunk string

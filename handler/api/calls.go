@@ -82,6 +82,7 @@ func (a *Answer) toolCalls(b []byte, v rawjson.Span) {
 		named := t.name.HasContent(b)
 		if named || t.args.HasContent(b) || t.id.HasContent(b) {
 			a.bearing, a.kept.lost = true, true
+			a.stay(StaysToolCall)
 		}
 		if !a.predictable {
 			continue
@@ -109,6 +110,7 @@ func (a *Answer) functionCall(b []byte, v rawjson.Span) {
 		return
 	}
 	a.bearing, a.kept.lost = true, true
+	a.stay(StaysToolCall)
 	if a.calls.open && !a.calls.legacy {
 		a.predictable = false
 	}

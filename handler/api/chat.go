@@ -11,7 +11,7 @@ type chat struct{ base }
 
 func (chat) Name() string { return NameChat }
 func (chat) traits() traits {
-	return traits{asksUsage: true, continues: true, object: "chat.completion", chunk: "chat.completion.chunk"}
+	return traits{asksUsage: true, continues: true, joins: true, joinsText: true, object: "chat.completion", chunk: "chat.completion.chunk"}
 }
 
 func (chat) field(p *parse, key []byte, v rawjson.Span) {
@@ -147,6 +147,7 @@ func (a *Answer) delta(b []byte, v rawjson.Span) {
 		case "reasoning", "reasoning_content", "reasoning_details", "thinking":
 			if v.HasContent(b) {
 				a.bearing, a.predictable = true, false
+				a.stay(StaysReasoning)
 			}
 		case "refusal", "audio":
 			if v.HasContent(b) {

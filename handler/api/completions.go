@@ -8,7 +8,7 @@ type completions struct{ base }
 
 func (completions) Name() string { return NameCompletions }
 func (completions) traits() traits {
-	return traits{asksUsage: true, object: "text_completion", chunk: "text_completion"}
+	return traits{asksUsage: true, joins: true, joinsText: true, object: "text_completion", chunk: "text_completion"}
 }
 
 func (completions) field(p *parse, key []byte, v rawjson.Span) {

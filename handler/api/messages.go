@@ -9,8 +9,10 @@ import (
 // messages is Anthropic's /v1/messages.
 type messages struct{ base }
 
-func (messages) Name() string   { return NameMessages }
-func (messages) traits() traits { return traits{shape: shapeAnthropic, continues: true} }
+func (messages) Name() string { return NameMessages }
+func (messages) traits() traits {
+	return traits{shape: shapeAnthropic, continues: true, joins: true, joinsText: true}
+}
 
 func (messages) field(p *parse, key []byte, v rawjson.Span) {
 	switch string(key) {
@@ -213,6 +215,9 @@ func readBlock(b []byte, v rawjson.Span) (t contentBlock) {
 
 func (messages) blockStart(a *Answer, b []byte, v rawjson.Span) {
 	t := readBlock(b, v)
+	if a.track.on {
+		a.track.begin(string(t.kind))
+	}
 	switch string(t.kind) {
 	case "text":
 		if len(t.text) > 0 {
@@ -220,12 +225,14 @@ func (messages) blockStart(a *Answer, b []byte, v rawjson.Span) {
 		}
 	case "tool_use":
 		a.bearing, a.kept.lost = true, true
+		a.stay(StaysToolCall)
 		a.beginCall(b, t.call)
 		if t.call.args.HasContent(b) { // else they follow in deltas
 			a.addArguments(b, t.call.args)
 		}
 	case "thinking", "redacted_thinking":
 		a.predictable = false
+		a.stay(StaysReasoning)
 		a.bearing = t.thinking.HasContent(b) || t.data.HasContent(b)
 	default: // clients send the server's own tools back in another form
 		a.unpredictable()
@@ -247,6 +254,7 @@ func (messages) blockDelta(a *Answer, b []byte, v rawjson.Span) {
 		a.addArguments(b, t.partial)
 	case "thinking_delta":
 		a.predictable = false
+		a.stay(StaysReasoning)
 		a.bearing = t.thinking.HasContent(b)
 	}
 }

@@ -9,9 +9,11 @@ import (
 
 // kept is the text of an answer, for the next turn.
 type kept struct {
-	most int    // bytes; 0 if nothing is to be kept
-	raw  []byte // what stands between the quotes of JSON strings, put together
-	lost bool   // the answer has something else than text, or too much of it
+	most int            // bytes; 0 if nothing is to be kept
+	raw  []byte         // what stands between the quotes of JSON strings, put together
+	lost bool           // the answer has something else than text, or too much of it
+	room func(int) bool // whether so many bytes more may be used; nil if they may
+	why  string         // the reason to stay if there was no room
 }
 
 func (k *kept) add(raw []byte) {
@@ -19,14 +21,30 @@ func (k *kept) add(raw []byte) {
 	case k.lost:
 	case len(k.raw)+len(raw) > k.most:
 		k.lost, k.raw = true, nil
+	case len(k.raw)+len(raw) > cap(k.raw) && !k.grow(len(raw)):
+		k.lost, k.raw, k.why = true, nil, StaysMemory
 	default:
 		k.raw = append(k.raw, raw...)
 	}
 }
 
+// grow makes room for n bytes more. It returns false if there is none.
+func (k *kept) grow(n int) bool {
+	const least = 512
+	size := max(least, 2*cap(k.raw), len(k.raw)+n)
+	if k.room != nil && !k.room(size-cap(k.raw)) {
+		return false
+	}
+	k.raw = append(make([]byte, 0, size), k.raw...)
+	return true
+}
+
 // unpredictable records that a part of the answer, other than reasoning, comes
 // back in another form.
-func (a *Answer) unpredictable() { a.predictable, a.kept.lost = false, true }
+func (a *Answer) unpredictable() {
+	a.predictable, a.kept.lost = false, true
+	a.stay(StaysUnread)
+}
 
 // KeepText lets the answer keep its text for Text, up to most bytes of JSON. Call
 // it before the first Write.

@@ -11,7 +11,7 @@ import (
 type responses struct{ base }
 
 func (responses) Name() string   { return NameResponses }
-func (responses) traits() traits { return traits{shape: shapeResponses} }
+func (responses) traits() traits { return traits{shape: shapeResponses, joins: true} }
 
 func (responses) field(p *parse, key []byte, v rawjson.Span) {
 	r, b := p.req, p.body

@@ -58,8 +58,9 @@ func (w *thinkWatch) byte(c byte) bool {
 // chatText reads a piece of a message's text, given between its quotes.
 func (a *Answer) chatText(raw []byte) {
 	a.repeat.chat = true
-	if a.predictable && len(raw) > 0 && (a.calls.open || a.think.saw(raw)) {
+	if len(raw) > 0 && (a.predictable || a.track.on) && (a.calls.open || a.think.saw(raw)) {
 		a.predictable = false
+		a.stay(StaysReasoning)
 	}
 	a.text(raw)
 }

@@ -17,6 +17,8 @@ type delivery struct {
 	attempt          *attempt
 	body             *response.Body
 
+	moves // of a stream
+
 	header time.Time // when the header of an answer that is no stream came
 	alive  time.Time // the lease's latest sign of life
 	tokens int       // events with tokens so far
@@ -27,9 +29,11 @@ type delivery struct {
 func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Response {
 	a := d.attempt
 	d.held.drop()
-	d.parting.settled(d.Pool, resp)
-	if d.prepareFollowUp(resp); !d.KeepBody && d.followUp == nil {
-		d.dropBody()
+	if !a.streams(resp) {
+		d.parting.settled(d.Pool, resp.StatusCode < 300)
+	}
+	if d.prepareFollowUp(resp); !d.keepsBody(a, resp) {
+		d.freeBody()
 	}
 	a.label(resp.Header)
 	if resp.StatusCode == http.StatusSwitchingProtocols {
@@ -64,6 +68,9 @@ func (a *attempt) deliveryOf(resp *http.Response) *delivery {
 			opts.Ctx = a.watch.ctx
 		}
 		opts.Extras = a.extras(opts.Request != nil)
+		if opts.Request != nil && opts.Stream && d.mayGoOn() {
+			opts.Mover = o
+		}
 	}
 	o.body = response.NewBody(resp, opts)
 	o.Summary = o.body.Sum
@@ -103,10 +110,7 @@ func (a *attempt) extras(readable bool) *response.Extras {
 // observe delivers an attempt's answer, and records what its header shows.
 func (a *attempt) observe(req *http.Request, resp *http.Response) {
 	d, noBody := a.d, req.Method == http.MethodHead || resp.Body == http.NoBody
-	o := a.answer
-	if o == nil {
-		o = a.deliveryOf(resp)
-	}
+	o := a.deliveryOf(resp)
 	d.answer = o
 	t := time.Now()
 	switch good := d.plan.Request != nil && resp.StatusCode < 300; {
@@ -153,11 +157,21 @@ func (o *delivery) Received(t time.Time, n, tokens int) {
 	if tokens == o.tokens {
 		return
 	}
+	if o.moved > 0 && o.tokens == o.before { // of the rest
+		a.FirstToken(t)
+		o.d.Pool.Report(a.Worker, a.good())
+	}
 	o.tokens = tokens
-	a.Output(t, int64(tokens))
+	a.Output(t, int64(tokens-o.before))
 }
 
+// Begun implements response.Listener.
+func (o *delivery) Begun() { o.attempt.watch.stopFirst() }
+
 func (o *delivery) FirstToken(t time.Time) {
+	o.attempt.legs.got()
+	o.d.parting.settled(o.d.Pool, true)
+	o.begin()
 	o.attempt.FirstToken(t)
 	o.d.PoolMetrics.ttft.Observe(t.Sub(o.d.start).Seconds())
 	o.d.Pool.Report(o.attempt.Worker, o.attempt.good())
@@ -169,6 +183,7 @@ func (o *delivery) ResponseID(id string) {
 
 func (o *delivery) Ended(s response.Summary) {
 	o.Summary = s
+	o.free()
 	if s.Skipped {
 		o.d.FallBack(fallbackOmitted)
 	}
@@ -199,7 +214,9 @@ func (o *delivery) Ended(s response.Summary) {
 		}
 		o.d.Pool.Report(a.Worker, shown)
 	}
-	o.learn()
+	if o.moved == 0 { // two engines' figures show nothing of either
+		o.learn()
+	}
 }
 
 // computed returns whether the worker has certainly computed the prompt.

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
@@ -61,7 +62,9 @@ type outgoing struct {
 	Body     *body.Replay  // the request's body; nil if it is not in memory, or is not sent again
 	followUp FollowUp      // needs the body after the answer; nil if nothing follows
 	lazy     *body.Lazy    // the body as the proxy sees it
+	proxied  *http.Request // the proxy's request of its last attempt
 	sent     *http.Request // the request of the last attempt
+	rest     *api.Rest     // what it asks for; nil for the whole answer
 	cut      nvext.Grants  // the grants that were missing for members cut out of the body
 }
 
@@ -78,9 +81,8 @@ type attempt struct {
 	pool.Seat
 	d      *Dispatch
 	reason string
-	watch  *watch    // may end it early; nil if nothing may
-	legs   *legs     // nil if the request is not parted
-	answer *delivery // nil until its answer is read
+	watch  *watch // may end it early; nil if nothing may
+	legs   *legs  // nil if the request is not parted
 }
 
 // Reasons of a choice.
@@ -183,7 +185,6 @@ func (d *Dispatch) endAttempt(computed bool) {
 	if computed && d.answer != nil && !d.holds() {
 		answer = &kvscore.Answer{Blocks: d.answer.Blocks, Identities: d.plan.IdentitiesOf(d.answer.Chains)}
 	}
-	a.legs.leave()
 	a.Leave(computed, answer)
 	d.turn.RollBack()
 }
@@ -200,6 +201,7 @@ type Dispatcher struct {
 	Sessions *turn.Sessions
 	Shadow   *shadow // nil if none is configured
 	Timeouts Timeouts
+	Resume   Resume
 	Limits   Limits
 	Legs     kvscore.Legs // the rule by which requests are parted
 	KeepBody bool         // other handlers may read the body after the answer's header
@@ -260,7 +262,7 @@ func (d *Dispatch) endLast() {
 	}
 	d.endAttempt(o.computed())
 	outcome := d.outcome()
-	if outcome == outcomeBroken {
+	if outcome == outcomeBroken && !o.told {
 		d.Pool.Report(o.attempt.Worker, o.attempt.shows(pool.OutcomeBroken, "stream broke: "+o.Broken.Error()))
 	}
 	d.follow(outcome)

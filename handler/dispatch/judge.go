@@ -81,6 +81,9 @@ func (a *attempt) judgeFailure(ctx context.Context, resent bool, err error) verd
 	}
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)
 	v := verdict{do: fail, outcome: a.failureOutcome(err), suspect: !unconnected || resent}
+	if errors.Is(err, errDrained) {
+		v.outcome, v.suspect = pool.Outcome{}, false
+	}
 	suspects := d.suspects
 	if v.suspect {
 		suspects++

@@ -381,36 +381,43 @@ func (l *legs) limit(timeout time.Duration) time.Duration {
 	return own
 }
 
-// arrived records that the decode leg has its header, or the first token of a stream, or failed
-// before it. It returns the error of the attempt. ctx is the leg's.
-func (l *legs) arrived(ctx context.Context, err error) error {
+// arrived records that the decode leg has its header, or failed before it. It returns the error of
+// the attempt. ctx is the leg's. A stream has the prompt with its first token only.
+func (l *legs) arrived(ctx context.Context, streams bool, err error) error {
 	if l == nil {
 		return err
 	}
-	a := l.decode
-	switch o := a.answer; {
-	case err != nil && context.Cause(ctx) != nil:
+	if err != nil && context.Cause(ctx) != nil {
 		return context.Cause(ctx) // such as the failure of the prefill leg
-	case err != nil:
-		return err
-	case o != nil && o.body.FailedFirst():
-		_ = o.body.Close()
-		a.answer = nil
-		return &legError{legTransfer, errors.New("the stream begins with an error"), false}
+	}
+	if err == nil && !streams {
+		l.got()
+	}
+	return err
+}
+
+// got records that the decode worker has the prompt.
+func (l *legs) got() {
+	if l == nil {
+		return
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.fetched = true; l.client.Err() != nil {
 		l.end(errClientLeft)
 	}
-	return nil
+}
+
+// Leave ends the attempt with its legs: see pool.Seat.
+func (a *attempt) Leave(computed bool, answer *kvscore.Answer) {
+	if a.legs != nil && !a.Left() {
+		a.legs.leave()
+	}
+	a.Seat.Leave(computed, answer)
 }
 
 // leave ends the legs with their attempt.
 func (l *legs) leave() {
-	if l == nil {
-		return
-	}
 	if l.cancel != nil {
 		l.cancel(errClientLeft)
 	}

@@ -6,7 +6,9 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"go.uber.org/zap"
 )
 
@@ -37,6 +39,38 @@ func (a *attempt) judgeLegs(ctx context.Context, resp *http.Response, err error)
 	return v, true
 }
 
+// brokeBefore returns whether a stream broke because its decode worker did not get the prompt; nil
+// if it did not.
+func (l *legs) brokeBefore(why error) *legError {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.fetched {
+		return nil
+	}
+	if e, ok := errors.AsType[*legError](why); ok {
+		return e
+	}
+	if errors.Is(why, errFirstToken) || errors.Is(why, response.ErrEvent) {
+		return &legError{legTransfer, why, false}
+	}
+	return nil
+}
+
+// moveLegs prepares the move of a stream. It returns why the legs of its attempt failed, if they did:
+// the next attempt may then be on the same decode worker.
+func (d *Dispatch) moveLegs(a *attempt, why error, way string) (failed *legError) {
+	if a.legs != nil {
+		if failed = a.legs.brokeBefore(why); failed != nil {
+			d.countRetry(a.computes(), failed.reason)
+			d.parting.retryLegs(d, a, failed)
+		}
+	}
+	if way != api.WayWhole {
+		d.parting.whole = "its stream goes on elsewhere" // no prefill leg has the text so far
+	}
+	return failed
+}
+
 // askForLegs makes the proxy try again after a pair of workers failed, and returns what the proxy
 // sees of the attempt.
 func (d *Dispatch) askForLegs(req *http.Request, resp *http.Response, e *legError) *http.Response {
@@ -55,7 +89,9 @@ func (d *Dispatch) askForLegs(req *http.Request, resp *http.Response, e *legErro
 // retryLegs records that a pair of workers failed. The next attempt uses another pair, or serves the
 // request whole; the decode worker has not failed.
 func (p *parting) retryLegs(d *Dispatch, a *attempt, e *legError) {
-	d.tried = d.tried[:len(d.tried)-1]
+	if n := len(d.tried); n > 0 && d.tried[n-1] == a.Worker {
+		d.tried = d.tried[:n-1]
+	}
 	p.handed = nil
 	p.tries++
 	prefill := a.legs.prefill
@@ -73,11 +109,12 @@ func (p *parting) retryLegs(d *Dispatch, a *attempt, e *legError) {
 
 // settled avoids a pair whose transfer failed, once a good answer to the same request has shown
 // that the request was not to blame.
-func (p *parting) settled(of *pool.Pool, resp *http.Response) {
+func (p *parting) settled(of *pool.Pool, good bool) {
 	p.handed = nil
-	if p.blame[0] != nil && resp.StatusCode < 300 {
+	if p.blame[0] != nil && good {
 		of.AvoidPair(p.blame[0], p.blame[1], time.Now())
 		of.Incidents.Raise(time.Now(), incidentTransfers, of.Logger)
+		p.blame = [2]*pool.Worker{}
 	}
 }
 

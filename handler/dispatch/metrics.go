@@ -33,6 +33,7 @@ type Metrics struct {
 	turns, moves                *prometheus.CounterVec
 	legs                        *prometheus.CounterVec
 	legTimes                    *prometheus.HistogramVec
+	resumed, stayed             *prometheus.CounterVec
 	users                       users
 }
 
@@ -141,6 +142,10 @@ var AllMetrics = sync.OnceValue(func() *Metrics {
 		"Attempts without an nvext field, because the engine or the API does not support it.", "engine", "field")
 	m.turns = counter("session_turns_total", "Answered turns of sessions, by what became of the session.", "state")
 	m.moves = counter("session_moves_total", "Sessions that moved to another target, by reason.", "reason")
+	m.resumed = counter("resumed_total",
+		"Streams that broke off and were asked for at another worker, by cause, by what was asked for, and by whether they went on.",
+		"cause", "way", "outcome")
+	m.stayed = counter("resume_refused_total", "Streams that broke off and did not go on elsewhere, by reason.", "reason")
 	m.compared = counter("compared_tokens_total",
 		"Tokens of the prompt, predicted as cached and reported as cached, of answers that report cached tokens.", "tokens")
 	m.legs = counter("legs_total", "Legs of requests over two workers, by outcome.", "leg", "outcome")

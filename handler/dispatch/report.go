@@ -26,7 +26,8 @@ type Report struct {
 	Status int   // of the answer; 0 if there was none
 	Err    error // the failure of the last attempt or of the answer; nil if none
 
-	TTFT time.Duration // 0 if unknown
+	TTFT    time.Duration // 0 if unknown
+	Resumed int           // how often the stream went on elsewhere
 	response.Counts
 }
 
@@ -51,7 +52,7 @@ func (d *Dispatch) report() *Report {
 	if !o.First.IsZero() {
 		r.TTFT = o.First.Sub(d.start)
 	}
-	r.Counts = o.Counts
+	r.Counts, r.Resumed = o.Counts, o.moved
 	return r
 }
 
@@ -68,6 +69,12 @@ var reportFacts = [...]struct {
 }{
 	{access: "outcome", span: "outcome", of: func(r *Report) any { return r.Outcome }},
 	{access: "attempts", span: "attempts", of: func(r *Report) any { return int64(r.Attempts) }},
+	{access: "resumed", span: "resumed", of: func(r *Report) any {
+		if r.Resumed == 0 {
+			return nil
+		}
+		return int64(r.Resumed)
+	}},
 	{access: "queue_wait", span: "queue_wait_seconds", of: func(r *Report) any { return seconds(r.Waited) }},
 	{access: "ttft", span: "time_to_first_token_seconds", of: func(r *Report) any { return seconds(r.TTFT) }},
 	{access: "prompt_tokens", span: "input_tokens", of: func(r *Report) any { return known(r.Prompt) }},

@@ -26,7 +26,8 @@ type EngineRequest struct {
 	Session string      // the engine's id of the request's session; empty if it holds none
 	Leg     *engine.Leg // the part of the request that the worker serves; nil: the whole request
 
-	shared bool // an attempt before may still be writing the header
+	shared bool      // an attempt before may still be writing the header
+	rest   *api.Rest // of an answer, that the engine gives; nil for the whole one
 
 	// What Build has done.
 	engine      string        // the engine's type
@@ -85,7 +86,7 @@ func (e *EngineRequest) adapt(req *http.Request) (*http.Request, body.Edited) {
 		as = body.Edited{Of: e.Body, Size: e.Body.Size}
 	}
 	p, ranks := e.Plan, e.Worker.Ranks()
-	if ranks < 2 && !p.EditsBody && !p.AsksUsage && e.Session == "" && e.Leg == nil {
+	if ranks < 2 && !p.EditsBody && !p.AsksUsage && e.Session == "" && e.Leg == nil && e.rest == nil {
 		return req, as
 	}
 	var edit *api.Editor
@@ -105,6 +106,9 @@ func (e *EngineRequest) adapt(req *http.Request) (*http.Request, body.Edited) {
 	done := to.Adapt(&ask)
 	e.engine, e.unsupported, e.cut = to.Type, done.Unsupported, done.Dropped
 	if edit != nil {
+		if e.rest != nil {
+			to.Continue(edit, ask.API, e.rest)
+		}
 		if p.AsksUsage && (e.Leg == nil || !e.Leg.Prefill) {
 			edit.Replace(p.AskUsage)
 		}

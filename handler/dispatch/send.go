@@ -16,6 +16,7 @@ func (d *Dispatch) RoundTrip(req *http.Request) (*http.Response, error) {
 		return d.giveUp()
 	}
 	a := d.attempt
+	d.proxied = req
 	resp, resent, err := a.send(req)
 	v := a.judge(req.Context(), resp, resent, err)
 	if v.do == retry && !d.affordable(a, err) {
@@ -75,7 +76,7 @@ func (a *attempt) sendOver(roundTrip func(*http.Request) (*http.Response, error)
 	d := a.d
 	r := EngineRequest{
 		Pool: d.Pool, Plan: d.plan, Body: d.Body, Worker: a.Worker, Target: a.Target,
-		Session: d.turn.EngineSession(), shared: d.sent != nil || a.legs != nil,
+		Session: d.turn.EngineSession(), shared: d.sent != nil || a.legs != nil, rest: d.rest,
 	}
 	if a.legs != nil {
 		r.Leg = &a.legs.leg

@@ -93,6 +93,15 @@ func (t *dispatchTrace) leg(name string, a *attempt) func(error) {
 	}
 }
 
+// resumed records that a stream went on elsewhere, or could not.
+func (t *dispatchTrace) resumed(a *attempt, cause, way, outcome string) {
+	if t != nil {
+		t.span.AddEvent("resume", trace.WithAttributes(
+			attribute.String("kv_router.upstream", a.Worker.Dial), attribute.String("kv_router.cause", cause),
+			attribute.String("kv_router.way", way), attribute.String("kv_router.outcome", outcome)))
+	}
+}
+
 // carry makes the request's span the engine's parent. If header_up removed Caddy's own,
 // nothing is added.
 func (t *dispatchTrace) carry(req *http.Request) *http.Request {

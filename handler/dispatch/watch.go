@@ -21,6 +21,7 @@ var (
 	errFirstToken = &endedError{"first_token", "no first token in time"}
 	errStalled    = &endedError{"stream_idle", "the stream stalled"}
 	errHangs      = &endedError{"hung", "the worker is hung"}
+	errDrained    = &endedError{"drain", "the worker is drained, and its streams move"}
 )
 
 func (e *endedError) Error() string { return e.text }
@@ -34,20 +35,15 @@ func (*endedError) Temporary() bool { return false }
 // default, because prompts may take long.
 type Timeouts struct {
 	// How long the first token may take after the router has sent the request. The router
-	// then tries one other worker. It answers with 504 if that is late, too, or no worker
-	// is left. It holds the answer's header back until the first token. Default: no limit;
-	// the router holds the header back for 10 s at most.
+	// then tries one other worker. If that is late, too, or no worker is left, it answers with
+	// 504. A client that has the answer's header gets an error event. Default: no limit.
 	FirstToken caddy.Duration `json:"first_token,omitempty"`
 
-	// How long an answer that has begun may pause. The router then ends it as a broken
-	// stream. Time that a client takes to read does not count. Default: no limit.
+	// How long an answer that has begun may pause. The stream then goes on at another worker,
+	// or ends as a broken stream if it cannot. Time that a client takes to read does not
+	// count. Default: no limit.
 	StreamIdle caddy.Duration `json:"stream_idle,omitempty"`
 }
-
-// heldFor is the longest time for which the router holds back the header of a stream without
-// a token. The engine may send the header long before. Until the client has it, another
-// worker can take over. Clients may have a limit of their own.
-const heldFor = 10 * time.Second
 
 // watch may end an attempt before its worker or its client does. docs/reliability.md
 // shows when.
@@ -55,7 +51,6 @@ type watch struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	first  *time.Timer   // ends the attempt; nil if the first token has no deadline
-	held   time.Duration // how long the header may be held back; 0 is no limit
 	pause  time.Duration // the longest one of an answer; 0 is no limit
 	idle   *time.Timer   // made when it is first needed
 }
@@ -72,8 +67,8 @@ func (a *attempt) watched(req *http.Request) *http.Request {
 	if t := d.Timeouts; a.Kind == pool.KindStream {
 		limit, pause = a.legs.limit(time.Duration(t.FirstToken)), time.Duration(t.StreamIdle)
 	}
-	movable := a.movable()
-	if a.legs == nil && limit == 0 && pause == 0 && !movable {
+	movable, goesOn := a.movable(), d.goesOn()
+	if a.legs == nil && limit == 0 && pause == 0 && !movable && !goesOn {
 		return req
 	}
 	w := &watch{pause: pause}
@@ -81,15 +76,27 @@ func (a *attempt) watched(req *http.Request) *http.Request {
 	a.watch = w
 	a.legs.watch(w.cancel)
 	if movable {
-		a.MayMove(&pool.Move{Cancel: func() { w.cancel(errHangs) }, Want: d.wants(), Offers: d.offers})
+		a.mayMove()
 	}
 	if limit > 0 {
 		w.first = time.AfterFunc(limit, func() { w.cancel(errFirstToken) })
 	}
-	if limit == 0 && !probes {
-		w.held = heldFor // a deadline, or a move, ends the wait of others
-	}
 	return req.WithContext(w.ctx)
+}
+
+// mayMove lets the pool move the attempt to another worker.
+func (a *attempt) mayMove() {
+	w := a.watch
+	a.MayMove(&pool.Move{
+		Cancel: func(drained bool) {
+			if drained {
+				w.cancel(errDrained)
+			} else {
+				w.cancel(errHangs)
+			}
+		},
+		Want: a.d.wants(), Offers: a.d.offers,
+	})
 }
 
 // movable returns whether another worker may take over the attempt. It asks before the attempt
@@ -100,37 +107,41 @@ func (a *attempt) movable() bool {
 		(!d.Limits.Set() || d.anotherRound())
 }
 
-// arrived ends the wait for an attempt's header and returns its error. While another worker
-// could take over a stream, arrived also waits for the first token.
+// arrived ends the wait for an attempt's header and returns its error. A stream may still move.
 func (a *attempt) arrived(resp *http.Response, err error) error {
 	w := a.watch
 	if w == nil {
 		a.Waits(false)
 		return err
 	}
-	if err == nil && a.Kind == pool.KindStream && (w.first != nil || a.movable()) &&
-		resp.StatusCode < 300 && body.MediaType(resp.Header) == body.EventStream && !body.Compressed(resp.Header) {
-		a.answer = a.deliveryOf(resp)
-		err = a.answer.body.AwaitToken(w.held)
+	streams := err == nil && a.streams(resp)
+	moved := a.Arrived()
+	if !moved && streams && a.d.goesOn() {
+		a.mayMove()
 	}
-	var ended *endedError
-	if a.Arrived() {
-		ended = errHangs
+	if !moved && (streams || !w.stopFirst()) {
+		return a.legs.arrived(w.ctx, streams, err) // the worker's or the client's
 	}
-	if w.first != nil && !w.first.Stop() {
-		ended = errFirstToken
-	}
-	if ended == nil {
-		return a.legs.arrived(w.ctx, err) // the worker's or the client's
-	}
-	w.cancel(ended) // if that has not happened yet
 	if resp != nil {
 		_ = resp.Body.Close()
 	}
-	if cause := context.Cause(w.ctx); cause != nil {
-		return cause // the client may have left first
+	w.cancel(errFirstToken)     // if nothing has canceled it yet
+	return context.Cause(w.ctx) // the client may have left first
+}
+
+// streams returns whether an answer is a stream whose events the router may see.
+func (a *attempt) streams(resp *http.Response) bool {
+	return a.Kind == pool.KindStream && resp.StatusCode < 300 && body.MediaType(resp.Header) == body.EventStream
+}
+
+// stopFirst ends the deadline of the first token, and returns whether it is over.
+func (w *watch) stopFirst() (late bool) {
+	if w == nil || w.first == nil {
+		return false
 	}
-	return ended
+	late = !w.first.Stop()
+	w.first = nil
+	return late
 }
 
 // await begins or ends a wait for more of an answer. A wait longer than the allowed pause ends

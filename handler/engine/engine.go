@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // Engine is what the router knows of one engine.
@@ -51,6 +53,14 @@ type kind struct { // one field for each difference
 	sessions, someSessions []string
 	// tokenize asks for the token ids of a prompt. nil: the engine cannot tell.
 	tokenize func(*Question, Post) []byte
+	// continues are the APIs besides completions in which the engine goes on with a last
+	// message of the assistant. continuing are the members that ask for it.
+	continues  []string
+	continuing []steadyMember
+	// countText is the body that asks for the tokens of a text. nil: the engine cannot tell.
+	countText func(model string, text []byte) *rawjson.Object
+	// unlimited: completions without a limit have none.
+	unlimited bool
 	// loads is the page on which the engine reports its load. nil: nowhere.
 	loads *loadPage
 	// omitsZeroCached: answers omit a count of 0 cached tokens.

@@ -26,13 +26,16 @@ var vllm = kind{
 			api.NameMessages, api.NameEmbeddings, api.NameRerank, api.NameScore, api.NameClassify, api.NamePooling, Invocations,
 		},
 	},
-	tokens:   map[string]string{api.NameTokens: "token_ids"},
-	steers:   slices.Concat(prioritySteering, ownLegs(nameTransfer)),
-	legs:     &vllmLegs,
-	namesAll: true,
-	adapt:    (*adapter).toVLLM,
-	tokenize: (*Question).askVLLM,
-	loads:    vllmLoads,
+	tokens:     map[string]string{api.NameTokens: "token_ids"},
+	steers:     slices.Concat(prioritySteering, ownLegs(nameTransfer)),
+	legs:       &vllmLegs,
+	namesAll:   true,
+	adapt:      (*adapter).toVLLM,
+	tokenize:   (*Question).askVLLM,
+	continues:  []string{api.NameChat},
+	continuing: []steadyMember{{"continue_final_message", "true"}, {"add_generation_prompt", "false"}},
+	countText:  countPrompt,
+	loads:      vllmLoads,
 }
 
 // maxVLLMSalt is the longest salt that vLLM accepts, in characters.

@@ -18,11 +18,11 @@ const (
 	KindPlain                     // nothing before the end, or it is not known
 )
 
-// Move is how an attempt moves to another worker. The pool cancels the attempt, and the
-// ordinary retry selects the other worker.
+// Move is how an attempt moves to another worker. The pool cancels the attempt. The ordinary
+// retry, or the stream that goes on, selects the other worker.
 type Move struct {
-	Cancel func()
-	Want   Wants // of the other worker
+	Cancel func(drained bool) // the worker drains, and does not hang
+	Want   Wants              // of the other worker
 	Offers Offers
 }
 
@@ -158,6 +158,9 @@ func (h hungWatch) check(t time.Time) {
 		}
 	}
 	for _, w := range workers {
+		if w.drain.Load()&drainMoves != 0 {
+			h.moveDrained(w)
+		}
 		f, others := &w.progress, first
 		if f.lastOutput.Load() == first {
 			others = second
@@ -210,20 +213,33 @@ func (h hungWatch) moveAway(w *Worker, t time.Time) {
 		if ticks(a.Begun) >= w.progress.hungSince.Load() && t.Sub(a.Begun) < h.patience(a) {
 			continue
 		}
-		if cancel := h.claim(a, placed); cancel != nil {
-			cancel()
+		if load, ok := h.Scheduler.Load(t, a.Target); !ok || load.Predictions == 0 {
+			continue // the engine may send each answer whole, and is then silent while it works
 		}
+		h.moveOne(a, placed, false)
+	}
+}
+
+// moveDrained cancels the attempts on a draining worker as moveAway does. Those for which no slot
+// is free, or the retry budget has no room, follow with the next check.
+func (h hungWatch) moveDrained(w *Worker) {
+	placed := make(map[*Worker]int64)
+	for _, a := range w.progress.movable() {
+		h.moveOne(a, placed, true)
+	}
+}
+
+// moveOne cancels an attempt that moves to another worker.
+func (h hungWatch) moveOne(a *Seat, placed map[*Worker]int64, drained bool) {
+	if cancel := h.claim(a, placed); cancel != nil {
+		cancel(drained)
 	}
 }
 
 // claim decides whether an attempt moves to another worker, and counts it in placed. It
-// returns how to cancel the attempt; nil if it stays. An attempt stays on a target that never
-// sent a first token. The engine may send each answer whole, and is then silent while it works.
-func (h hungWatch) claim(a *Seat, placed map[*Worker]int64) (cancel func()) {
+// returns how to cancel the attempt; nil if it stays.
+func (h hungWatch) claim(a *Seat, placed map[*Worker]int64) (cancel func(drained bool)) {
 	t := time.Now()
-	if load, ok := h.Scheduler.Load(t, a.Target); !ok || load.Predictions == 0 {
-		return nil
-	}
 	a.Worker.progress.mu.Lock()
 	defer a.Worker.progress.mu.Unlock()
 	m := a.move

@@ -264,7 +264,7 @@ type Seat struct {
 	waiting atomic.Bool // for the worker, and not for the client
 
 	// the lock of progress guards these
-	move  *Move // nil if no other worker may serve the request, or the header has come
+	move  *Move // nil if no other worker may serve the request, or its rest
 	moved bool  // the pool has canceled the attempt to move it
 }
 
@@ -327,10 +327,15 @@ func (s *Seat) MayMove(m *Move) {
 	s.move = m
 }
 
-// Arrived records that the attempt has its header, or failed before it. It returns whether
-// the pool has canceled it to move it.
+// Arrived records that the attempt has its header, or failed before it. See Stay.
 func (s *Seat) Arrived() (moved bool) {
 	s.waiting.Store(false)
+	return s.Stay()
+}
+
+// Stay records that the attempt cannot move any more. It returns whether the pool has canceled
+// it to move it.
+func (s *Seat) Stay() (moved bool) {
 	f := &s.Worker.progress
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -80,6 +80,7 @@ func (w *Worker) configure(set WorkerSettings) {
 const (
 	drainConfigured uint32 = 1 << iota
 	drainAsked             // by the admin API
+	drainMoves             // by the admin API, and streams are moved away
 )
 
 // Draining returns whether the worker gets no new requests.
@@ -97,6 +98,10 @@ func (p *Pool) Drain(w *Worker) (changed bool) {
 	p.kept.journal.Drained(w.ID, true, w.drainVersion.Add(1))
 	return w.drain.Or(drainAsked) == 0
 }
+
+// MoveStreams has the streams of a draining worker move to others, as far as they can. It returns
+// whether that is new.
+func (p *Pool) MoveStreams(w *Worker) (changed bool) { return w.drain.Or(drainMoves)&drainMoves == 0 }
 
 // EndDrain ends the admin API's wish, and returns whether there was one. The worker drains on
 // if its configuration says so.
@@ -121,7 +126,7 @@ func (w *Worker) setDrain(drains bool) (changed bool) {
 	if drains {
 		return w.drain.Or(drainAsked)&drainAsked == 0
 	}
-	return w.drain.And(^drainAsked)&drainAsked != 0
+	return w.drain.And(^(drainAsked|drainMoves))&drainAsked != 0
 }
 
 // Tainted returns the taints that the operator configured for the worker.

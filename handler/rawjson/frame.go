@@ -158,9 +158,9 @@ func (f *Framer) quick() (frame Frame, ok bool) {
 var quickStart, quickEnd = []byte("data: "), []byte("\n\n")
 
 // Whole returns the frame of a read that is one event of the usual form, if no other
-// event has begun and nothing is edited. Such a read need not be written.
+// event has begun. Such a read need not be written if nothing in it is edited.
 func (f *Framer) Whole(p []byte) (frame Frame, ok bool) {
-	if f.Edits || f.cr || !f.late || f.now.Long || len(f.held) > 0 || len(p) > MaxFrame ||
+	if f.cr || !f.late || f.now.Long || len(f.held) > 0 || len(p) > MaxFrame ||
 		!bytes.HasPrefix(p, quickStart) || !bytes.HasSuffix(p, quickEnd) {
 		return frame, false
 	}
@@ -287,6 +287,12 @@ func (f *Framer) Edit(edits []Edit) {
 	data := f.last.at
 	f.out = Splice(append(f.out, f.b[f.from:data.Start]...), data.Of(f.b), edits)
 	f.from = data.End
+}
+
+// Before returns the bytes to forward before the frame that Next has returned, if the stream ends
+// there.
+func (f *Framer) Before() []byte {
+	return append(f.out, f.b[f.from:f.last.begin]...)
 }
 
 // Drop takes out the frame that Next has returned.

@@ -27,6 +27,9 @@ type Listener interface {
 	// Waits says that a stream waits for the worker, until Received is called. The
 	// time that a client takes is not the worker's.
 	Waits()
+	// Begun says, once, that a stream shows something: its first token, an error or its end.
+	// A stream with many other events counts, too: the router may not see its tokens.
+	Begun()
 	// FirstToken says that a stream has brought its first token.
 	FirstToken(t time.Time)
 	// ResponseID gives, once, the id under which the engine keeps the answer. A
@@ -81,11 +84,13 @@ type Options struct {
 	// Ctx is the attempt's. Its cause says why a read failed; nil if unknown.
 	Ctx      context.Context
 	Listener Listener
+	// Mover finds the rest of a stream that breaks off. It is nil if the stream stays.
+	Mover Mover
 }
 
-// Body is an answer's body as the client gets it. It changes no byte, with three exceptions.
+// Body is an answer's body as the client gets it. It changes no byte, with four exceptions.
 // It removes usage that the client did not ask for. It adds the nvext that the client asked
-// for. It ends a broken stream with an error event.
+// for. It joins a stream that goes on elsewhere. It ends a broken stream with an error event.
 type Body struct {
 	Options
 	Sum    Summary // its counts are set at the end
@@ -97,15 +102,16 @@ type Body struct {
 	named      bool // the listener has the response's id
 	told       bool // the listener has the summary
 
-	frames *rawjson.Framer // of a stream; nil for other answers
-	added  *added          // the nvext that is added; nil if none
-	edits  []rawjson.Edit
-	tail   [4]byte // the last bytes that the client got; 0 where there are none
-	rest   []byte  // bytes that the client gets next
-	after  error   // what follows them
-	early  error   // what ended the answer while AwaitToken read it
+	frames  *rawjson.Framer // of a stream; nil for other answers
+	added   *added          // the nvext that is added; nil if none
+	changes []rawjson.Edit  // of an event
+	tail    [4]byte         // the last bytes that the client got; 0 where there are none
+	rest    []byte          // bytes that the client gets next
+	after   error           // what follows them
 
-	ahead chan chunk // the result of a read that AwaitToken began; nil if none is under way
+	joint *api.Joint // edits the events of a stream that goes on elsewhere; nil for others
+	stays bool       // the mover knows that the stream cannot go on elsewhere
+	begun bool       // the listener knows that it has begun
 }
 
 // NewBody makes the body of an answer. It removes the answer's Content-Length if the
@@ -127,11 +133,22 @@ func NewBody(resp *http.Response, o Options) *Body {
 		resp.Header.Del("Content-Length")
 		resp.ContentLength = -1
 	}
-	if o.Stream {
-		b.frames = &rawjson.Framer{Edits: b.CutUsage || b.added != nil && b.added.stream != nil}
+	if b.extensible = o.Stream && resp.ContentLength < 0; !b.extensible {
+		b.Mover = nil
 	}
-	b.extensible = o.Stream && resp.ContentLength < 0
+	if o.Stream {
+		// the client of a stream that may go on elsewhere gets whole events only
+		b.frames = &rawjson.Framer{Edits: b.edits() || b.Mover != nil}
+	}
+	if b.Mover != nil {
+		b.Mover.Track(b.reader)
+	}
 	return b
+}
+
+// edits returns whether events are edited.
+func (b *Body) edits() bool {
+	return b.CutUsage || b.added != nil && b.added.stream != nil || b.joint != nil
 }
 
 // promises returns whether answers of a media type must be readable: streams of events
@@ -151,7 +168,7 @@ func (b *Body) Read(p []byte) (int, error) {
 		return n, b.after
 	}
 	in, err := b.receive(p)
-	out := b.pass(in, err)
+	out, err := b.pass(in, err)
 	m := copy(p, out)
 	b.after = err
 	if m < len(out) {
@@ -161,37 +178,32 @@ func (b *Body) Read(p []byte) (int, error) {
 	return m, err
 }
 
-// receive reads from the worker, into p if AwaitToken has no read under way.
+// receive reads from the worker into p.
 func (b *Body) receive(p []byte) (in []byte, err error) {
-	if b.early != nil {
-		return nil, b.early
+	if b.Stream {
+		b.Listener.Waits()
 	}
-	if !b.Stream {
-		n, err := b.from.Read(p)
-		return p[:n], err
-	}
-	b.Listener.Waits()
-	if b.ahead != nil {
-		c := <-b.ahead
-		b.ahead, in, err = nil, c.data, c.err
-	} else {
-		var n int
-		n, err = b.from.Read(p)
-		in = p[:n]
-	}
-	if err != nil && b.Ctx != nil && b.Ctx.Err() != nil && !errors.Is(err, io.EOF) {
+	n, err := b.from.Read(p)
+	if b.Stream && err != nil && b.Ctx != nil && b.Ctx.Err() != nil && !errors.Is(err, io.EOF) {
 		err = context.Cause(b.Ctx) // HTTP/2 says only that the request was canceled
 	}
-	return in, err
+	return p[:n], err
 }
 
-// pass reads the next bytes of the answer, and returns what the client gets of them.
-func (b *Body) pass(p []byte, err error) []byte {
-	t, out, tokens := time.Now(), p, 0
-	if b.reader != nil {
-		out, tokens = b.readOn(t, p, err != nil)
+// pass reads the next bytes of the answer, and returns what the client gets of them. The error
+// is err, or nil if the stream goes on elsewhere.
+func (b *Body) pass(p []byte, err error) ([]byte, error) {
+	t, out := time.Now(), p
+	switch {
+	case b.reader == nil:
+		b.begins(len(p) > 0 || err != nil)
+		b.Listener.Received(t, len(p), 0)
+	case b.Stream:
+		out, err = b.stream(t, p, err)
+	default:
+		b.reader.Write(p)
+		b.Listener.Received(t, len(p), 0)
 	}
-	b.Listener.Received(t, len(p), tokens)
 	if b.added != nil {
 		out = b.addTo(out, len(p) > 0, err != nil)
 	}
@@ -199,9 +211,11 @@ func (b *Body) pass(p []byte, err error) []byte {
 		b.keepTail(out)
 	}
 	if err != nil {
-		out = b.end(out, err)
+		if out = b.end(out, err); b.Sum.Whole {
+			err = io.EOF // also if the connection broke behind the answer's end
+		}
 	}
-	return out
+	return out, err
 }
 
 // keepTail keeps the last bytes that the client gets.
@@ -261,7 +275,10 @@ func (b *Body) tell() {
 		s.Counts = b.usage()
 		if s.Whole && !s.Garbled {
 			b.tellID()
-			s.Blocks, s.Past, s.Text, s.Chains = r.Prediction(), r.PredictionPast(), r.Text(), r.Chains()
+			s.Blocks, s.Past, s.Chains = r.Prediction(), r.PredictionPast(), r.Chains()
+			if b.KeepText > 0 {
+				s.Text = r.Text()
+			}
 		}
 	}
 	b.Listener.Ended(b.Sum)
@@ -279,42 +296,117 @@ func (b *Body) usage() Counts {
 	return Counts{prompt, believed(completion, maxCount), believed(cached, prompt)}
 }
 
-// readOn reads the next bytes. It returns them with the events edited, and the number of
-// events with tokens that a stream has brought so far.
-func (b *Body) readOn(t time.Time, p []byte, last bool) (out []byte, tokens int) {
-	if !b.Stream {
-		b.reader.Write(p)
-		return p, 0
+// maxUnread is the most events without a token before a stream counts as begun: the router
+// may not see its tokens.
+const maxUnread = 8
+
+// begins tells the listener that a stream has begun, once it has.
+func (b *Body) begins(begun bool) {
+	if begun && !b.begun && b.Stream {
+		b.begun = true
+		b.Listener.Begun()
 	}
-	before := b.reader.Chunks()
-	if f, ok := b.frames.Whole(p); ok && !last {
-		b.event(t, f)
+}
+
+// stream reads the next bytes of a stream, which err ends if it is not nil. It returns what the
+// client gets of them, and nil in place of err if the stream goes on elsewhere.
+func (b *Body) stream(t time.Time, p []byte, err error) (out []byte, _ error) {
+	r, before := b.reader, b.reader.Chunks()
+	held := b.Mover != nil // the beginning of an event
+	var fault error
+	f, whole := b.frames.Whole(p)
+	if whole = whole && err == nil && !b.edits(); whole {
+		fault = b.event(t, f)
 	} else {
-		b.frames.Write(p, last)
-		for f, ok := b.frames.Next(); ok; f, ok = b.frames.Next() {
-			b.event(t, f)
-			if b.frames.Edits {
-				b.edit(f)
-			}
-		}
+		b.frames.Write(p, err != nil && !held)
+		fault = b.events(t)
 	}
 	b.tellID()
-	if tokens = b.reader.Chunks(); tokens != before {
+	if r.Chunks() != before {
 		b.Sum.Last = t
 	}
-	if b.frames.Edits {
-		return b.frames.Forward(), tokens
+	b.begins(r.FirstToken() || r.Failed() || r.Done() || r.Others() > maxUnread || err != nil)
+	b.Listener.Received(t, len(p), r.Chunks())
+	if fault != nil {
+		if !whole {
+			out = b.frames.Before()
+		}
+		if b.move(fault) {
+			return out, nil
+		}
+		if errors.Is(fault, errShape) {
+			return out, fault
+		}
+		if !whole {
+			_ = b.events(t) // as they are
+		}
 	}
-	return p, tokens
+	if out = p; b.frames.Edits && !whole {
+		out = b.frames.Forward()
+	}
+	switch {
+	case !held:
+	case err == nil:
+		if !b.stays && b.Mover != nil && r.Stays() != "" {
+			b.stays = true
+			b.Mover.Stays()
+		}
+	case b.broke(err) && b.move(err):
+		return out, nil
+	default:
+		if b.joint != nil && errors.Is(err, io.EOF) && b.broke(err) {
+			err = io.ErrUnexpectedEOF // it was to have an end
+		}
+		out = slices.Clone(out)
+		b.frames.Write(nil, true)
+		_ = b.events(t)
+		out = append(out, b.frames.Forward()...)
+	}
+	return out, err
+}
+
+// Why a stream goes on elsewhere although its connection is well.
+var (
+	ErrEvent = errors.New("the engine sent an error event")
+	errShape = errors.New("the stream does not go on where it broke off")
+)
+
+// events reads the events that were written. The error says why the stream must go on elsewhere
+// before the last one; it is nil if the mover is.
+func (b *Body) events(t time.Time) error {
+	for f, ok := b.frames.Next(); ok; f, ok = b.frames.Next() {
+		length := len(f.Data)
+		if b.joint != nil && (f.Lines > 0 || f.Long) {
+			if f.Data, ok = b.joint.Event(f.Data); !ok || f.Lines != 1 {
+				return errShape
+			}
+			if f.Data == nil {
+				b.frames.Drop()
+				continue
+			}
+		}
+		if err := b.event(t, f); err != nil {
+			return err
+		}
+		if b.edits() {
+			b.edit(f, length)
+		}
+	}
+	return nil
 }
 
 // event reads the next event.
-func (b *Body) event(t time.Time, f rawjson.Frame) {
+func (b *Body) event(t time.Time, f rawjson.Frame) error {
+	failed, chunks := b.reader.Failed(), b.reader.Chunks()
 	b.reader.Event(f)
 	if b.Sum.First.IsZero() && b.reader.FirstToken() {
 		b.Sum.First = t
 		b.Listener.FirstToken(t)
 	}
+	if b.Mover != nil && !failed && b.reader.Failed() && b.reader.Chunks() == chunks {
+		return ErrEvent
+	}
+	return nil
 }
 
 // tellID gives the listener the id under which the engine keeps the answer, as soon as it is
@@ -330,9 +422,9 @@ func (b *Body) tellID() {
 }
 
 // edit removes the usage that the client did not ask for from an event, and adds the nvext
-// that it did ask for.
-func (b *Body) edit(f rawjson.Frame) {
-	b.edits = b.edits[:0]
+// that it did ask for. length is that of the data as the engine sent them.
+func (b *Body) edit(f rawjson.Frame, length int) {
+	b.changes = b.changes[:0]
 	if b.CutUsage {
 		cut, all := api.UsageIn(f.Data)
 		if all {
@@ -340,15 +432,21 @@ func (b *Body) edit(f rawjson.Frame) {
 			return
 		}
 		if cut.Len() > 0 && f.Lines == 1 { // no engine has several
-			b.edits = append(b.edits, rawjson.Edit{Span: cut})
+			b.changes = append(b.changes, rawjson.Edit{Span: cut})
 		}
 	}
 	if b.added != nil && b.added.stream != nil {
-		b.edits = append(b.edits, b.added.stream.EditChunk(f)...)
+		b.changes = append(b.changes, b.added.stream.EditChunk(f)...)
 		b.Sum.Skipped = b.Sum.Skipped || f.Long
 	}
-	if len(b.edits) > 0 {
-		slices.SortStableFunc(b.edits, func(x, y rawjson.Edit) int { return cmp.Compare(x.Start, y.Start) })
-		b.frames.Edit(b.edits)
+	if len(b.changes) > 1 {
+		slices.SortStableFunc(b.changes, func(x, y rawjson.Edit) int { return cmp.Compare(x.Start, y.Start) })
+	}
+	if b.joint != nil {
+		all := rawjson.Edit{Span: rawjson.Span{End: length}, Text: rawjson.Splice(nil, f.Data, b.changes)}
+		b.changes = append(b.changes[:0], all)
+	}
+	if len(b.changes) > 0 {
+		b.frames.Edit(b.changes)
 	}
 }

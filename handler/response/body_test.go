@@ -24,6 +24,9 @@ func (nobody) Waits() {}
 // Received implements Listener.
 func (nobody) Received(time.Time, int, int) {}
 
+// Begun implements Listener.
+func (nobody) Begun() {}
+
 // FirstToken implements Listener.
 func (nobody) FirstToken(time.Time) {}
 
@@ -112,7 +115,7 @@ func TestBodyTellsWhatItShows(t *testing.T) {
 			l := new(told)
 			b := testBody(t, v.stream, from, Options{Listener: l})
 			got, err := io.ReadAll(b)
-			if !errors.Is(err, v.err) {
+			if !errors.Is(err, v.err) && !v.want.Whole {
 				t.Error(err)
 			}
 			b.Close()
@@ -128,86 +131,6 @@ func TestBodyTellsWhatItShows(t *testing.T) {
 				t.Errorf("told %q", l.events)
 			}
 		})
-	}
-}
-
-// TestBodyAwaitsItsFirstToken reads streams up to their first token, and then to their end.
-func TestBodyAwaitsItsFirstToken(t *testing.T) {
-	reset := errors.New("connection reset")
-	for _, v := range []struct {
-		name string
-		sent []string
-		err  error
-		held error
-	}{
-		{"a token", []string{testRole, testToken, testToken, testEnd}, nil, nil},
-		{"breaks behind it", []string{testRole, testToken}, reset, nil},
-		{"breaks before it", []string{testRole}, reset, reset},
-		{"ends before it", []string{testRole}, nil, nil},
-	} {
-		var from []io.Reader
-		for _, s := range v.sent {
-			from = append(from, strings.NewReader(s))
-		}
-		if v.err != nil {
-			from = append(from, iotest.ErrReader(v.err))
-		}
-		l := new(told)
-		b := testBody(t, true, io.MultiReader(from...), Options{Listener: l})
-		if err := b.AwaitToken(0); !errors.Is(err, v.held) {
-			t.Errorf("%s: it awaited a token with %v", v.name, err)
-		}
-		if v.held != nil {
-			continue
-		}
-		if l.ends != 0 {
-			t.Errorf("%s: it ended before it was read", v.name)
-		}
-		got, err := io.ReadAll(b)
-		if !errors.Is(err, v.err) || !strings.HasPrefix(string(got), strings.Join(v.sent, "")) || l.ends != 1 {
-			t.Errorf("%s: %q, %v, ended %d times", v.name, got, err, l.ends)
-		}
-	}
-}
-
-// TestBodyAwaitsItsFirstTokenForAWhile passes a stream on whose first token is late. No byte
-// is lost, and a small buffer of the client's is enough.
-func TestBodyAwaitsItsFirstTokenForAWhile(t *testing.T) {
-	from, engine := io.Pipe()
-	go func() {
-		_, _ = io.WriteString(engine, testRole)
-	}()
-	l := new(told)
-	b := testBody(t, true, from, Options{Listener: l})
-	if err := b.AwaitToken(50 * time.Millisecond); err != nil || l.ends != 0 {
-		t.Fatalf("%v, ended %d times", err, l.ends)
-	}
-	go func() {
-		_, _ = io.WriteString(engine, testToken+testToken)
-		_, _ = io.WriteString(engine, testEnd)
-		_ = engine.Close()
-	}()
-	got, err := io.ReadAll(iotest.OneByteReader(b))
-	if want := testRole + testToken + testToken + testEnd; err != nil || string(got) != want || !l.sum.Whole {
-		t.Errorf("%q, %v, %+v", got, err, l.sum)
-	}
-}
-
-// TestBodyIsClosedBeforeItsFirstToken closes a stream while a read is under way.
-func TestBodyIsClosedBeforeItsFirstToken(t *testing.T) {
-	from, engine := io.Pipe()
-	defer engine.Close()
-	l := new(told)
-	b := testBody(t, true, from, Options{Listener: l})
-	b.from = from // which testBody does not close
-	if err := b.AwaitToken(time.Millisecond); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.Close(); err != nil || l.ends != 1 {
-		t.Errorf("%v, ended %d times", err, l.ends)
-	}
-	if c := <-b.ahead; !errors.Is(c.err, io.ErrClosedPipe) {
-		t.Errorf("the read ended with %v", c.err)
 	}
 }
 
@@ -229,16 +152,46 @@ type tokens struct{}
 // Read implements io.Reader.
 func (tokens) Read(p []byte) (int, error) { return copy(p, testToken), nil }
 
-// TestBodyAllocatesNothingPerEvent reads a long stream event by event.
+// mover keeps text, and finds the rest of no stream.
+type mover struct{}
+
+// Track implements Mover.
+func (mover) Track(a *api.Answer) { a.Track(nil, 32<<10, nil) }
+
+// Stays implements Mover.
+func (mover) Stays() {}
+
+// Move implements Mover.
+func (mover) Move(error, *api.Answer) *Rest { return nil }
+
+// TestBodyAllocatesNothingPerEvent reads long streams event by event, also one that may move.
 func TestBodyAllocatesNothingPerEvent(t *testing.T) {
-	b := testBody(t, true, tokens{}, Options{Listener: nobody{}})
-	p := make([]byte, 4<<10)
-	n := testing.AllocsPerRun(1000, func() {
-		if _, err := b.Read(p); err != nil {
-			t.Fatal(err)
+	for _, m := range []Mover{nil, mover{}} {
+		b := testBody(t, true, tokens{}, Options{Listener: nobody{}, Mover: m})
+		p := make([]byte, 4<<10)
+		n := testing.AllocsPerRun(1000, func() {
+			if _, err := b.Read(p); err != nil {
+				t.Fatal(err)
+			}
+		})
+		if n > 0 {
+			t.Errorf("%v allocations for each event", n)
 		}
-	})
-	if n > 0 {
-		t.Errorf("%v allocations for each event", n)
+	}
+}
+
+// BenchmarkBody reads a stream event by event: one that stays, and one that may move.
+func BenchmarkBody(b *testing.B) {
+	for name, m := range map[string]Mover{"stays": nil, "may move": mover{}} {
+		b.Run(name, func(b *testing.B) {
+			body := testBody(b, true, tokens{}, Options{Listener: nobody{}, Mover: m})
+			p := make([]byte, 4<<10)
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := body.Read(p); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -133,25 +134,34 @@ const (
 // ErrNoDial means that an address is no single socket.
 var ErrNoDial = errors.New("the address has placeholders, or is not one socket")
 
+// dialInfo returns how the transport dials an address.
+func dialInfo(dial string) (addr caddy.NetworkAddress, info reverseproxy.DialInfo, err error) {
+	if strings.Contains(dial, "{") {
+		return addr, info, ErrNoDial
+	}
+	if addr, err = caddy.ParseNetworkAddress(dial); err != nil {
+		return addr, info, err
+	}
+	if addr.PortRangeSize() != 1 && !addr.IsUnixNetwork() {
+		return addr, info, ErrNoDial
+	}
+	info = reverseproxy.DialInfo{Network: addr.Network, Address: addr.JoinHostPort(0), Host: addr.Host}
+	if !addr.IsUnixNetwork() {
+		info.Port = strconv.FormatUint(uint64(addr.StartPort), 10)
+	}
+	return addr, info, nil
+}
+
 // to returns the context for a request to an address, the host in the request, and the
 // context's replacer.
 func (c *Client) to(ctx context.Context, dial string) (context.Context, string, *caddy.Replacer, error) {
-	if strings.Contains(dial, "{") {
-		return nil, "", nil, ErrNoDial
-	}
-	addr, err := caddy.ParseNetworkAddress(dial)
+	addr, info, err := dialInfo(dial)
 	if err != nil {
 		return nil, "", nil, err
 	}
-	if addr.PortRangeSize() != 1 && !addr.IsUnixNetwork() {
-		return nil, "", nil, ErrNoDial
-	}
-	host := addr.JoinHostPort(0)
-	info := reverseproxy.DialInfo{Network: addr.Network, Address: host, Host: addr.Host}
+	host := info.Address
 	if addr.IsUnixNetwork() {
 		host = "localhost"
-	} else {
-		info.Port = strconv.FormatUint(uint64(addr.StartPort), 10)
 	}
 	repl := caddy.NewReplacer()
 	repl.Set("http.reverse_proxy.upstream.hostport", host)
@@ -245,6 +255,35 @@ func (c *Client) Leg(req *http.Request, dial string) (*http.Response, error) {
 	}
 	req.URL.Host = host
 	return c.transport.Send(req.WithContext(ctx))
+}
+
+// Redirect returns a request that Caddy's proxy made for one worker as it makes it for another one,
+// with the header of the first.
+func Redirect(req *http.Request, dial string) (*http.Request, error) {
+	_, info, err := dialInfo(dial)
+	if err != nil {
+		return nil, err
+	}
+	host := info.Address
+	if repl, ok := req.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
+		repl.Set("http.reverse_proxy.upstream.address", info.String())
+		repl.Set("http.reverse_proxy.upstream.hostport", host)
+		repl.Set("http.reverse_proxy.upstream.host", info.Host)
+		repl.Set("http.reverse_proxy.upstream.port", info.Port)
+	}
+	out := req.WithContext(context.WithValue(req.Context(), dialInfoKey, info))
+	at := *req.URL
+	if out.URL = &at; out.Host == at.Host {
+		out.Host = host
+	}
+	at.Host = host // net/http tells connections apart by it
+	if old, ok := reverseproxy.GetDialInfo(req.Context()); ok {
+		client, others := strings.CutSuffix(req.URL.Host, url.QueryEscape("->"+old.Address))
+		if others { // as Caddy does for the PROXY protocol
+			at.Host = client + url.QueryEscape("->"+host)
+		}
+	}
+	return out, nil
 }
 
 // Connect opens and closes a connection to an address, which costs the worker nothing. tried

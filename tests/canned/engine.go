@@ -7,8 +7,10 @@
 package canned
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"sync"
@@ -203,6 +205,7 @@ func (e *Engine) serveHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case e.fail(w, r, fault):
 	case h != nil:
+		r.Body = io.NopCloser(bytes.NewReader(rec.Body))
 		h.ServeHTTP(w, r)
 	default:
 		e.answer(w, r, rec.Body, pace, fault)

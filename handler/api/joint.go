@@ -1,0 +1,243 @@
+package api
+
+import (
+	"bytes"
+	"encoding/json"
+	"strconv"
+	"strings"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+)
+
+// Joint makes the stream of another engine go on where the client's has broken off. It gives it
+// the first one's id and the usage of both, and takes out its beginning and text that comes twice.
+type Joint struct {
+	answer         *Answer // what the client has
+	prompt, cached int64   // of the first part; -1 is unknown
+	tokens         int64   // of the first part, as far as the prompt of this one goes on with them
+	owed           string  // text that the client has and the engine writes again
+	events, blocks int     // that the client had of the first part
+	finished       bool    // the client has the reason of the end
+	end            bool    // the client gets no more text
+	began          int     // events of a beginning that were left out
+}
+
+// Event returns the data of an event as the client gets it; nil if the client gets nothing of
+// it. It is not ok if the event does not belong to a stream that goes on.
+func (j *Joint) Event(data []byte) (out []byte, ok bool) {
+	if j.events == 0 || string(bytes.TrimSpace(data)) == "[DONE]" {
+		return data, true
+	}
+	if !json.Valid(data) {
+		return nil, false
+	}
+	i := rawjson.SkipSpace(data, 0)
+	e := editObject(data, i, maxMembers)
+	if data[i] != '{' || e == nil {
+		return nil, false
+	}
+	keep := true
+	switch j.answer.req.API.(type) {
+	case chat, completions:
+		keep, ok = j.chunk(e)
+	case messages:
+		keep, ok = j.message(e)
+	case responses:
+		keep, ok = j.response(e), true
+	default:
+		return nil, false
+	}
+	if !keep || !ok {
+		return nil, ok
+	}
+	return e.Apply(), true
+}
+
+// chunk edits a chunk of OpenAI's older APIs.
+func (j *Joint) chunk(e *Editor) (keep, ok bool) {
+	if e.last("choices") == nil || e.notNull("error") {
+		return false, false
+	}
+	j.identify(e, j.answer.track.first)
+	if e.notNull("usage") {
+		j.usage(e, "prompt_tokens", "completion_tokens")
+	}
+	says, choices := false, 0
+	for v := range e.last("choices").Elements(e.body) {
+		choices++
+		in := editObject(e.body, v.Start, maxWithin)
+		if v.First(e.body) != '{' || in == nil {
+			return false, false
+		}
+		says = j.choice(in) || says
+		e.within = append(e.within, object{Editor: in})
+	}
+	// a chunk without choices has usage, or llama.cpp's timings
+	return says || choices == 0, true
+}
+
+// choice edits a choice, and returns whether it says anything to the client.
+func (j *Joint) choice(e *Editor) (says bool) {
+	text, name := e, "text"
+	if e.last("delta") != nil {
+		text, _ = e.Object("delta")
+		name = "content"
+	}
+	if text == nil {
+		return true
+	}
+	if text.last("role") != nil {
+		text.Cut("role")
+	}
+	says = j.text(text, name)
+	for _, other := range [...]string{"reasoning", "reasoning_content", "tool_calls", "function_call", "refusal"} {
+		m := text.last(other)
+		says = says || m != nil && m.HasContent(text.body) && !j.end
+	}
+	if m := e.last("finish_reason"); m != nil && m.HasContent(e.body) {
+		if j.end && !j.finished {
+			e.Set("finish_reason", []byte(`"length"`))
+		}
+		says = !j.finished
+	}
+	return says
+}
+
+// text edits a member that is a piece of the answer's text. It returns whether the client gets any
+// of it.
+func (j *Joint) text(e *Editor, name string) bool {
+	m := e.last(name)
+	if m == nil {
+		return false
+	}
+	raw, ok := m.Str(e.body)
+	if !ok || len(raw) == 0 {
+		return false
+	}
+	if j.end {
+		e.Set(name, []byte(`""`))
+		return false
+	}
+	if j.owed == "" {
+		return true
+	}
+	text := rawjson.Text(raw)
+	n := 0
+	for n < min(len(text), len(j.owed)) && text[n] == j.owed[n] {
+		n++
+	}
+	if j.owed = j.owed[n:]; n < len(text) {
+		j.owed = "" // it writes something else, or all of it has come
+	}
+	e.Set(name, rawjson.AppendString(nil, text[n:]))
+	return n < len(text)
+}
+
+// identify gives an object the identity of the first part's first event.
+func (j *Joint) identify(e *Editor, first []byte) {
+	in := rawjson.Span{End: len(first)}
+	for _, name := range [...]string{"id", "created", "model"} {
+		if first == nil || e.last(name) == nil {
+			continue
+		}
+		if v := in.Get(first, name); v.Len() > 0 {
+			e.Set(name, v.Of(first))
+		}
+	}
+}
+
+// usage edits the counts in a member usage. The prompt's and the cached tokens are those of the
+// first part. The answer's are those of both.
+func (j *Joint) usage(e *Editor, prompt, completion string) {
+	if j.tokens == 0 && !j.end {
+		return
+	}
+	u, ok := e.Object("usage")
+	if !ok {
+		return
+	}
+	set := func(in *Editor, name string, n int64) {
+		if in.last(name) != nil {
+			in.Set(name, strconv.AppendInt(nil, max(n, 0), 10))
+		}
+	}
+	p, _ := integer(u.Value(prompt))
+	c, _ := integer(u.Value(completion))
+	if p -= j.tokens; j.prompt >= 0 {
+		p = j.prompt
+	}
+	if c += j.tokens; j.end {
+		c = j.tokens
+	}
+	set(u, prompt, p)
+	set(u, completion, c)
+	set(u, "total_tokens", p+c)
+	if u.notNull("prompt_tokens_details") {
+		d, ok := u.Object("prompt_tokens_details")
+		if n, known := integer(d.Value("cached_tokens")); ok && known {
+			if n = min(n, p); j.cached >= 0 {
+				n = j.cached
+			}
+			set(d, "cached_tokens", n)
+		}
+	}
+}
+
+// notNull returns whether the object has a member that is not null.
+func (e *Editor) notNull(name string) bool {
+	m := e.last(name)
+	return m != nil && !m.IsNull(e.body)
+}
+
+// message edits an event of Anthropic's messages.
+func (j *Joint) message(e *Editor) (keep, ok bool) {
+	kind := rawjson.Span{End: len(e.body)}.Get(e.body, "type").Text(e.body)
+	switch kind {
+	case "message_start":
+		return false, true
+	case "content_block_start":
+		block := rawjson.Span{End: len(e.body)}.Get(e.body, "content_block").Get(e.body, "type").Text(e.body)
+		if j.blocks == 0 {
+			return true, true
+		}
+		j.blocks--
+		return false, block == j.answer.track.block
+	case "content_block_delta":
+		delta, ok := e.Object("delta")
+		if ok && string(delta.Value("type")) == `"text_delta"` {
+			return j.text(delta, "text"), true
+		}
+		return !j.end, ok
+	case "content_block_stop":
+		return !j.finished, true
+	case "message_delta":
+		if j.finished {
+			return false, true
+		}
+		if delta, ok := e.Object("delta"); ok && j.end {
+			delta.Set("stop_reason", []byte(`"max_tokens"`))
+		}
+		if e.notNull("usage") {
+			j.usage(e, "", "output_tokens") // the first event had the prompt's
+		}
+	case "error":
+		return false, false
+	}
+	return true, true
+}
+
+// response drops the events that tell of a response's life if the client has had them. A move
+// comes before any other event, and the events' numbers go on.
+func (j *Joint) response(e *Editor) (keep bool) {
+	kind := rawjson.Span{End: len(e.body)}.Get(e.body, "type").Text(e.body)
+	if j.began < j.events && lifeEvent(kind) {
+		j.began++
+		return false
+	}
+	return true
+}
+
+// lifeEvent returns whether an event of the responses API comes before anything is computed.
+func lifeEvent(kind string) bool {
+	return strings.HasPrefix(kind, "response.") && (kind == "response.created" || kind == "response.queued" || kind == "response.in_progress")
+}

@@ -1,0 +1,395 @@
+package api
+
+import (
+	"bytes"
+	"cmp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+)
+
+// Reasons why a stream stays with its engine. Metrics have them as labels.
+const (
+	StaysAPI       = "api"        // the API has no way to continue an answer
+	StaysChoices   = "choices"    // several answers or prompts, beam search
+	StaysFormat    = "format"     // a grammar restarts at its root
+	StaysLength    = "length"     // more text than the router keeps
+	StaysLogprobs  = "logprobs"   // those of the first tokens would count other contexts
+	StaysMemory    = "memory"     // there was no room for its text or its body
+	StaysPrompt    = "prompt"     // the prompt has a form that cannot be continued
+	StaysReasoning = "reasoning"  // the answer has reasoning
+	StaysTokenIDs  = "token_ids"  // the prompt is token ids, and those of the answer are not all known
+	StaysToolCall  = "tool_call"  // the answer has a tool call
+	StaysUnread    = "unreadable" // an event has an unknown form
+)
+
+// Ways in which the rest of an answer is asked for.
+const (
+	WayWhole = "whole" // the client has no text, so the request is sent again
+	WayText  = "text"  // the prompt goes on with the answer's text
+	WayIDs   = "ids"   // the prompt goes on with the answer's token ids
+	WayEnd   = "end"   // the client has all text, and lacks the stream's end
+)
+
+// track is what the client has of a stream, for the case that it must go on elsewhere.
+type track struct {
+	on      bool
+	first   []byte // the data of the first event; nil if it is too long
+	stays   string // why the stream must stay; empty if it may go on elsewhere
+	request string // the same, from the request: why it must stay once it has text
+	events  int    // with data
+	aborted bool   // the engine ended the answer for the reason abort or error
+	last    int    // the length of the last piece of text, in bytes of JSON
+	blocks  int    // of messages, that have begun
+	block   string // the kind of the first of them
+}
+
+// Track has the answer keep what Rest needs: its text, up to most bytes of JSON. room returns
+// whether so many bytes more may be used. body is the request's. Call it before the first event.
+func (a *Answer) Track(body []byte, most int, room func(int) bool) {
+	a.track.on, a.track.request = true, a.req.stays(body)
+	a.kept.most, a.kept.room = max(a.kept.most, most), room
+}
+
+// stay records that the stream cannot go on elsewhere.
+func (a *Answer) stay(why string) {
+	if a.track.stays == "" {
+		a.track.stays = why
+	}
+}
+
+// begin records that a block of messages begins. Text that goes on is in one block.
+func (t *track) begin(kind string) {
+	if t.blocks++; t.blocks == 1 {
+		t.block = kind
+	} else if t.stays == "" {
+		t.stays = StaysUnread
+	}
+}
+
+// seen keeps the first event.
+func (a *Answer) seen(data []byte) {
+	if a.track.events++; a.track.events == 1 && len(data) <= maxRepeat {
+		a.track.first = bytes.Clone(data)
+	}
+}
+
+// Stays returns why the stream cannot go on elsewhere; empty if it may. A client that has no text
+// can get the answer to the whole request.
+func (a *Answer) Stays() string {
+	t := &a.track
+	switch {
+	case t.stays == StaysUnread:
+		return t.stays
+	case !a.first && t.events > 0 && !a.req.API.traits().joins:
+		return StaysAPI
+	case !a.first:
+		return ""
+	case !a.req.API.traits().joinsText:
+		return StaysAPI
+	case t.request != "":
+		return t.request
+	case t.stays != "":
+		return t.stays
+	case a.kept.lost:
+		return cmp.Or(a.kept.why, StaysLength)
+	}
+	return ""
+}
+
+// Tokens returns the number of the answer's tokens that the client has. It is an estimate unless
+// exact.
+func (a *Answer) Tokens() (n int64, exact bool) {
+	switch {
+	case a.completion >= 0:
+		return a.completion, true
+	case a.ids.whole():
+		return int64(len(a.ids.ids)), true
+	}
+	return int64(a.chunks), a.chunks == 0
+}
+
+// Retract says that the client does not get the last event.
+func (a *Answer) Retract() {
+	if a.track.aborted {
+		a.track.aborted = false
+		a.finished--
+	}
+	if a.track.events--; a.track.events == 0 {
+		a.track.first = nil
+	}
+}
+
+// Revive forgets that the answer has failed or ended: it goes on elsewhere.
+func (a *Answer) Revive() {
+	a.failed, a.done = false, false
+	a.responseID = ""
+	a.ids.lost = a.ids.lost || a.ids.on && !a.ids.whole()
+}
+
+// Rest is the part of an answer that another engine is asked for.
+type Rest struct {
+	Way    string
+	Text   string // that the prompt goes on with
+	Tokens int64  // of it; the caller may count them better, unless Exact
+	Exact  bool
+	Joint  *Joint
+
+	ids []uint32
+	req *Request
+}
+
+// Rest returns how to ask for the rest of a stream. body is the request's. The reason is empty,
+// or one of the reasons to stay.
+func (a *Answer) Rest(body []byte) (rest *Rest, reason string) {
+	if reason = a.Stays(); reason != "" {
+		return nil, reason
+	}
+	j := &Joint{answer: a, prompt: unknown, cached: unknown, events: a.track.events, blocks: a.track.blocks}
+	rest = &Rest{Way: WayWhole, Exact: true, Joint: j, req: a.req}
+	if !a.first && a.finished == 0 {
+		return rest, ""
+	}
+	j.prompt, j.cached, j.finished = a.prompt, a.cached, a.finished > 0
+	rest.Tokens, rest.Exact = a.Tokens()
+	rest.Way = WayText
+	if a.req.Kind == Tokens {
+		rest.Way, rest.ids = WayIDs, a.ids.ids
+		if a.req.API.Name() != NameCompletions || !a.ids.whole() || a.track.last == 0 || a.req.value(body, "stop").HasContent(body) {
+			return nil, StaysTokenIDs
+		}
+	} else if rest.Text = rawjson.Text(a.kept.raw); a.finished == 0 {
+		kept := splitAt(rest.Text, a.req.stops(body), a.req.API.Name() != NameCompletions)
+		if rest.Text, j.owed = rest.Text[:kept], rest.Text[kept:]; j.owed != "" {
+			rest.Exact = false
+			if last := a.kept.raw[len(a.kept.raw)-a.track.last:]; strings.HasSuffix(j.owed, rawjson.Text(last)) {
+				rest.Tokens-- // a token that the engine gives again
+			}
+		}
+		if rest.Text == "" {
+			rest.Way, rest.Tokens, rest.Exact = WayWhole, 0, true
+		}
+	}
+	return rest, ""
+}
+
+// splitAt returns how much of a text the prompt goes on with. The engine writes what is behind
+// that again. That may be the beginning of a stop string, which it would not see in the prompt.
+// With trim, white space at the end belongs to it, because templates may cut that off.
+func splitAt(text string, stops []string, trim bool) int {
+	kept := len(text)
+	for _, stop := range stops {
+		for n := min(len(stop)-1, len(text)); n > 0; n-- {
+			if strings.HasSuffix(text, stop[:n]) {
+				kept = min(kept, len(text)-n)
+				break
+			}
+		}
+	}
+	if trim {
+		kept = len(strings.TrimRight(text[:kept], " \t\r\n"))
+	}
+	return kept
+}
+
+// stops returns the request's stop strings.
+func (r *Request) stops(body []byte) (list []string) {
+	for _, name := range [...]string{"stop", "stop_sequences"} {
+		v := r.value(body, name)
+		if raw, ok := v.Str(body); ok {
+			list = append(list, rawjson.Text(raw))
+		}
+		for v := range v.Elements(body) {
+			if raw, ok := v.Str(body); ok {
+				list = append(list, rawjson.Text(raw))
+			}
+		}
+	}
+	return list
+}
+
+// value returns a member of the body, whose last occurrence counts.
+func (r *Request) value(body []byte, name string) (v rawjson.Span) {
+	r.each(body, func(key []byte, at rawjson.Span) {
+		if string(key) == name {
+			v = at
+		}
+	})
+	return v
+}
+
+// each calls f for the members of the body.
+func (r *Request) each(body []byte, f func(key []byte, v rawjson.Span)) {
+	call := func(at int, v rawjson.Span) {
+		end, _ := rawjson.SkipString(body, at)
+		f(rawjson.UnescapeKey(body[at+1:end-1]), v)
+	}
+	if r.memberCount > keptMembers {
+		for _, m := range r.Editor(body).members {
+			call(m.key, m.Span)
+		}
+		return
+	}
+	for _, m := range r.members[:r.memberCount] {
+		call(int(m[0]), rawjson.Span{Start: int(m[1]), End: int(m[2])})
+	}
+}
+
+// stays returns why the request's answer cannot be continued; empty if it can.
+func (r *Request) stays(body []byte) (why string) {
+	switch {
+	case len(body) != r.size || r.Kind == None:
+		return StaysPrompt
+	case r.Choices > 1 || r.prompts > 1:
+		return StaysChoices
+	}
+	r.each(body, func(key []byte, v rawjson.Span) {
+		if why == "" && !isNo(v.Of(body)) {
+			why = staysFor(string(key), body, v)
+		}
+	})
+	return why
+}
+
+// staysFor returns why a member, which is neither null nor false, keeps an answer from being
+// continued; empty if it does not.
+func staysFor(key string, body []byte, v rawjson.Span) string {
+	kind := func(v rawjson.Span) string {
+		if v.First(body) == '{' {
+			v = v.Get(body, "type")
+		}
+		return v.Text(body)
+	}
+	switch key {
+	case "response_format":
+		if kind(v) == "text" {
+			return ""
+		}
+		return StaysFormat
+	case "tool_choice":
+		if k := kind(v); k == "auto" || k == "none" {
+			return ""
+		}
+		return StaysFormat
+	case "output_config":
+		if v.Get(body, "format").HasContent(body) {
+			return StaysFormat
+		}
+	case "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding",
+		"structural_tag", "grammar", "json_schema", "regex", "ebnf":
+		return StaysFormat
+	case "logprobs", "prompt_logprobs", "return_logprob":
+		return StaysLogprobs
+	case "use_beam_search":
+		return StaysChoices
+	case "echo", "suffix", "prompt_embeds", "input_embeds":
+		return StaysPrompt
+	}
+	return ""
+}
+
+// limits are the members for the most tokens of an answer.
+var limits = [...]string{"max_tokens", "max_completion_tokens", "n_predict"}
+
+// leastLimit is the number of tokens in an answer of completions whose request has no limit.
+const leastLimit = 16
+
+// Fits returns whether the prompt can go on with the answer. It spoils the editor.
+func (r *Rest) Fits(e *Editor) bool {
+	return r.Way == WayWhole || r.Text == "" && r.ids == nil || e != nil && r.continuePrompt(e)
+}
+
+// Ask edits the request's body, which Fits, so that the engine gives the rest. unlimited: the
+// engine sets no limit of its own.
+func (r *Rest) Ask(e *Editor, unlimited bool) {
+	if r.Way == WayWhole {
+		return
+	}
+	if r.Text != "" || r.ids != nil {
+		r.continuePrompt(e)
+	}
+	limit := int64(-1)
+	for _, name := range limits {
+		if n, ok := integer(e.Value(name)); ok && n > 0 {
+			limit = max(n-r.Tokens, 0)
+			e.Set(name, strconv.AppendInt(nil, max(limit, 1), 10))
+		}
+	}
+	if limit < 0 && r.req.API.Name() == NameCompletions && !unlimited {
+		limit = max(leastLimit-r.Tokens, 0)
+		e.Set("max_tokens", strconv.AppendInt(nil, max(limit, 1), 10))
+	}
+	if n, ok := integer(e.Value("min_tokens")); ok && n > 0 {
+		e.Set("min_tokens", strconv.AppendInt(nil, max(n-r.Tokens, 0), 10))
+	}
+	if r.Joint.tokens = r.Tokens; limit == 0 || r.Joint.finished { // the engine gives one token, which nobody gets
+		r.Way, r.Joint.end, r.Joint.owed = WayEnd, true, ""
+		for _, name := range limits {
+			if e.Value(name) != nil {
+				e.Set(name, []byte{'1'})
+			}
+		}
+		if e.Value("min_tokens") != nil {
+			e.Set("min_tokens", []byte{'0'})
+		}
+	}
+}
+
+// continuePrompt puts the answer so far behind the prompt.
+func (r *Rest) continuePrompt(e *Editor) bool {
+	text := rawjson.AppendString(nil, r.Text)
+	switch r.req.API.Name() {
+	case NameChat, NameMessages:
+		return e.appendMessage(text)
+	case NameCompletions:
+		m := e.last("prompt")
+		if m == nil {
+			return false
+		}
+		at, add := m.End-1, text[1:len(text)-1]
+		if r.ids != nil {
+			add = nil
+			for _, id := range r.ids {
+				add = strconv.AppendUint(append(add, ','), uint64(id), 10)
+			}
+		} else if m.First(e.body) == '[' { // a list of one text
+			for v := range m.Elements(e.body) {
+				at = v.End - 1
+			}
+		}
+		e.Replace(rawjson.Edit{Span: rawjson.Span{Start: at, End: at}, Text: add})
+		return true
+	}
+	return false
+}
+
+// appendMessage adds the assistant's message of this text, which is a JSON string. If the last
+// message is the assistant's, and to be continued, its text goes on.
+func (e *Editor) appendMessage(text []byte) bool {
+	m := e.last("messages")
+	if m == nil || m.First(e.body) != '[' || !m.HasContent(e.body) {
+		return false
+	}
+	var last rawjson.Span
+	for v := range m.Elements(e.body) {
+		last = v
+	}
+	role := last.Get(e.body, "role").Text(e.body)
+	at, add := m.End-1, slices.Concat([]byte(`,{"role":"assistant","content":`), text, []byte{'}'})
+	if string(e.Value("continue_final_message")) == "true" {
+		content := last.Get(e.body, "content")
+		if content.First(e.body) != '"' {
+			return false
+		}
+		at, add = content.End-1, text[1:len(text)-1]
+	} else if role == string(roleAssistant) {
+		return false
+	}
+	e.Replace(rawjson.Edit{Span: rawjson.Span{Start: at, End: at}, Text: add})
+	return true
+}
+
+// Ends returns whether a stream of the API shows that it has ended.
+func (a *Answer) Ends() bool { return a.req.API.traits().joins }

@@ -1,0 +1,399 @@
+package dispatch
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/response"
+	"github.com/caddy-kvrouter/kvrouter/handler/turn"
+	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
+	"go.uber.org/zap"
+)
+
+// Resume configures what becomes of a stream whose engine dies, is cut off, stalls, hangs, or is
+// drained with `move`. The stream goes on at another worker, and its client sees one stream.
+type Resume struct {
+	// Whether streams go on elsewhere: `on` or `off`. With `off`, a broken stream ends with an
+	// error event. Default: `on`.
+	Mode string `json:"mode,omitempty"`
+
+	// How many tokens of an answer the router keeps for that, at about 8 bytes each. A stream
+	// with more stays with its worker. Default: 32768.
+	Tokens int `json:"tokens,omitempty"`
+
+	// How often one stream may go on elsewhere. Default: 2.
+	Tries int `json:"tries,omitempty"`
+}
+
+// Complete checks the configuration and fills in what it leaves out.
+func (r *Resume) Complete() error {
+	r.Mode, r.Tokens, r.Tries = cmp.Or(r.Mode, resumeOn), cmp.Or(r.Tokens, 32768), cmp.Or(r.Tries, 2)
+	switch {
+	case r.Mode != resumeOn && r.Mode != resumeOff:
+		return fmt.Errorf("resume: must be on or off, got %q", r.Mode)
+	case r.Tokens < 0 || r.Tokens > mostTokens:
+		return fmt.Errorf("resume tokens: must be from 1 to %d, got %d", mostTokens, r.Tokens)
+	case r.Tries < 0:
+		return fmt.Errorf("resume tries: must be positive, got %d", r.Tries)
+	}
+	return nil
+}
+
+const (
+	resumeOn, resumeOff = "on", "off"
+	mostTokens          = 1 << 24
+)
+
+// bytesPerToken is the assumed length of a token's text, in bytes of JSON.
+const bytesPerToken = 8
+
+// moves are the moves of a stream from worker to worker.
+type moves struct {
+	moved  int   // how often it has moved
+	before int   // events with tokens before the last move
+	told   bool  // the pool knows that its attempt has ended
+	noRoom bool  // its body was not kept
+	room   int64 // bytes that are reserved for its text
+}
+
+// Reasons why a stream stays, beside those of package api.
+const (
+	staysBudget   = "budget"    // the retry budget had no room in time
+	staysEngine   = "engine"    // no other engine can continue an answer
+	staysNoWorker = "no_worker" // no other worker took it
+	staysTries    = "tries"     // it has moved too often, or may be what ends engines
+)
+
+// mayGoOn returns whether the request's stream may go on elsewhere.
+func (d *Dispatch) mayGoOn() bool {
+	return d.Resume.Mode == resumeOn && d.plan.Request != nil && d.plan.Request.Stream && d.plan.Once == nil && d.plan.Repeatable &&
+		!d.plan.Given && !d.pinned() && !d.holds() && len(d.offers.Ups) > 1
+}
+
+// goesOn is mayGoOn, and returns whether the body for it is there.
+func (d *Dispatch) goesOn() bool { return d.Body != nil && d.mayGoOn() }
+
+// keepsBody returns whether the body is kept while the answer streams. Bodies of streams have
+// half of the memory for bodies, so that there is room for those of new requests.
+func (d *Dispatch) keepsBody(a *attempt, resp *http.Response) bool {
+	return a.streams(resp) && !body.Compressed(resp.Header) && resp.ContentLength < 0 && d.goesOn() &&
+		d.Pool.Memory.Held.Load() <= body.MaxBytes/2
+}
+
+// freeBody frees the body, unless something else needs it.
+func (d *Dispatch) freeBody() {
+	if !d.KeepBody && d.followUp == nil {
+		d.dropBody()
+	}
+}
+
+// Track implements response.Mover.
+func (o *delivery) Track(a *api.Answer) {
+	d := o.d
+	if o.noRoom = d.Body == nil; o.noRoom {
+		return
+	}
+	memory := &d.Pool.Memory.Held
+	a.Track(d.Body.Data, d.Resume.Tokens*bytesPerToken, func(n int) bool {
+		o.room += int64(n)
+		return memory.Add(int64(n)) <= body.MaxBytes
+	})
+}
+
+// free frees what was reserved for the text.
+func (o *delivery) free() {
+	o.d.Pool.Memory.Held.Add(-o.room)
+	o.room = 0
+}
+
+// Stays implements response.Mover.
+func (o *delivery) Stays() {
+	o.attempt.Stay()
+	o.d.freeBody()
+}
+
+// begin is called with the stream's first token. The rest of a stream without one can come from
+// any engine.
+func (o *delivery) begin() {
+	d := o.d
+	if d.Body == nil || !d.mayGoOn() {
+		return
+	}
+	for i := range d.offers.Table.Rows {
+		if w := d.offers.Table.Rows[i].Worker; w != o.attempt.Worker && d.continues(w) {
+			return
+		}
+	}
+	o.Stays()
+}
+
+// continues returns whether a worker's engine can go on with an answer to the request.
+func (d *Dispatch) continues(w *pool.Worker) bool {
+	e := w.Engine()
+	return e.Continues(d.plan.API.Name())
+}
+
+// causes are the causes of moves, as metrics name them.
+const (
+	causeBroken = "broken" // the connection broke, or the stream ended early
+	causeError  = "error"  // the engine sent an error event
+)
+
+func causeOf(err error) string {
+	if ended, ok := errors.AsType[*endedError](err); ok {
+		return ended.reason
+	}
+	if errors.Is(err, response.ErrEvent) {
+		return causeError
+	}
+	return causeBroken
+}
+
+// Move implements response.Mover. The rest is asked for as an ordinary attempt: with a lease, in
+// the queue, within the retry budget.
+func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
+	d := o.d
+	ctx := d.proxied.Context()
+	if ctx.Err() != nil {
+		return nil
+	}
+	rest, reason := o.rest(a)
+	drained := errors.Is(why, errDrained)
+	legsFailed := o.attempt.legs != nil && o.attempt.legs.brokeBefore(why) != nil
+	if reason == "" && rest.Way == api.WayWhole && !a.FirstToken() && !drained && !legsFailed {
+		if d.suspects++; d.suspects >= maxSuspects && !d.Limits.Set() {
+			reason = staysTries
+		}
+	}
+	charged := o.attempt.Stay() // by the pool, to the budget
+	if reason != "" {
+		d.refuseMove(reason)
+		return nil
+	}
+	old := o.attempt.Worker
+	if d.moveLegs(o.attempt, why, rest.Way) != nil {
+		old, drained = nil, true // the decode worker is well
+	}
+	if o.told = true; !drained {
+		d.Pool.Report(o.attempt.Worker, o.attempt.shows(pool.OutcomeBroken, "stream broke: "+why.Error()))
+	}
+	o.attempt.Leave(a.FirstToken(), nil)
+	var part *response.Rest
+	if reason = staysBudget; charged || d.awaitBudget(ctx) {
+		part, reason = o.goOn(ctx, rest, old, drained)
+	}
+	if part == nil && ctx.Err() != nil {
+		return nil // the client has left
+	}
+	cause, outcome := causeOf(why), "ok"
+	if part == nil {
+		outcome = "failed"
+		d.refuseMove(reason)
+	}
+	d.Metrics.resumed.WithLabelValues(d.Pool.Name, cause, rest.Way, outcome).Inc()
+	d.trace.resumed(d.attempt, cause, rest.Way, outcome)
+	return part
+}
+
+func (d *Dispatch) refuseMove(reason string) {
+	d.Metrics.stayed.WithLabelValues(d.Pool.Name, reason).Inc()
+	d.Pool.Incidents.Raise(time.Now(), "streams break that cannot go on at other workers", d.Pool.Logger)
+}
+
+// rest returns how to ask for the rest of the stream, or the reason why it stays.
+func (o *delivery) rest(a *api.Answer) (*api.Rest, string) {
+	d := o.d
+	switch {
+	case o.noRoom:
+		return nil, api.StaysMemory
+	case a.Stays() != "":
+		return nil, a.Stays()
+	case o.moved >= d.Resume.Tries:
+		return nil, staysTries
+	case d.Body == nil:
+		return nil, staysEngine // see begin
+	}
+	rest, reason := a.Rest(d.Body.Data)
+	if reason == "" && !rest.Fits(d.plan.Request.Editor(d.Body.Data)) {
+		reason = api.StaysPrompt
+	}
+	return rest, reason
+}
+
+// budgetPatience is how long a stream waits for room in the retry budget. Many streams break at once
+// when their engine dies.
+const budgetPatience = time.Minute
+
+// awaitBudget charges a move to the retry budget, once that has room.
+func (d *Dispatch) awaitBudget(ctx context.Context) bool {
+	for begun := time.Now(); ; {
+		spent := d.Pool.Spending.Spent(time.Now(), d.Pool.Settings.Load().RetryBudget)
+		if !spent || time.Since(begun) > budgetPatience {
+			return d.Pool.MayRetry(time.Now())
+		}
+		timer := time.NewTimer(100 * time.Millisecond)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return false
+		case <-timer.C:
+		}
+	}
+}
+
+// mostAttempts is how many workers are asked for the rest of a stream.
+const mostAttempts = 3
+
+// goOn asks other workers for the rest until one gives it, or returns the reason why none does.
+// drained: the worker so far is well, and so is its host.
+// old is the worker so far, nil if it may serve the rest.
+func (o *delivery) goOn(ctx context.Context, rest *api.Rest, old *pool.Worker, drained bool) (*response.Rest, string) {
+	d, before := o.d, o.attempt.Worker
+	failed, reason := d.without(old, rest)
+	for range mostAttempts {
+		if reason == staysEngine {
+			break
+		}
+		reason = staysNoWorker
+		d.turn.NextAttempt()
+		if d.seatApart(ctx, before, failed, !drained) != nil {
+			break
+		}
+		a := d.attempt
+		failed = append(failed, a.Worker)
+		d.tried = []*pool.Worker{a.Worker} // the stream may come back to the others later
+		d.count(ctx, a, rest)
+		resp, err := a.goOn(rest)
+		v := a.judge(ctx, resp, false, err)
+		if err == nil && a.streams(resp) && !body.Compressed(resp.Header) {
+			d.Pool.Report(a.Worker, v.outcome)
+			o.arrive(ctx, a, drained)
+			return &response.Rest{From: resp.Body, Ctx: a.watch.ctx, Joint: rest.Joint}, ""
+		}
+		a.Leave(false, nil)
+		if err == nil {
+			_ = resp.Body.Close()
+			if !retryable(resp.StatusCode) { // it may be the rest's fault
+				v.outcome = a.shows(pool.OutcomeAnswered, "")
+			}
+		}
+		d.Pool.Report(a.Worker, v.outcome)
+		if ctx.Err() != nil || !d.affordable(a, err) {
+			break
+		}
+	}
+	return nil, reason
+}
+
+// without returns the workers that cannot give the rest: the one so far, and those whose engines
+// continue no answers. If there are no others, it returns the reason.
+func (d *Dispatch) without(old *pool.Worker, rest *api.Rest) (list []*pool.Worker, reason string) {
+	if old != nil {
+		list = append(list, old)
+	}
+	reason = staysEngine
+	for i := range d.offers.Table.Rows {
+		switch w := d.offers.Table.Rows[i].Worker; {
+		case w == old:
+		case rest.Way == api.WayWhole || d.continues(w):
+			reason = ""
+		default:
+			list = append(list, w)
+		}
+	}
+	return list, reason
+}
+
+// seatApart finds a seat on none of the failed workers. After a fault it prefers those on other
+// hosts than the old worker's.
+func (d *Dispatch) seatApart(ctx context.Context, old *pool.Worker, failed []*pool.Worker, fault bool) error {
+	host := hostOf(old)
+	d.tried = slices.Clone(failed)
+	if fault {
+		for i := range d.offers.Table.Rows {
+			if w := d.offers.Table.Rows[i].Worker; hostOf(w) == host {
+				d.tried = append(d.tried, w)
+			}
+		}
+		if err := d.seat(ctx); !errors.Is(err, pool.ErrNoWorker) {
+			return err
+		}
+		d.tried = slices.Clone(failed)
+	}
+	return d.seat(ctx)
+}
+
+// hostOf returns the host of a worker's address.
+func hostOf(w *pool.Worker) string {
+	host, _, err := net.SplitHostPort(w.Dial)
+	if err != nil {
+		return w.Dial
+	}
+	return host
+}
+
+// countTimeout bounds the question for the number of tokens.
+const countTimeout = 2 * time.Second
+
+// count asks the engine how many tokens the text so far has, unless the first one has said so.
+func (d *Dispatch) count(ctx context.Context, a *attempt, rest *api.Rest) {
+	if rest.Exact {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, countTimeout)
+	defer cancel()
+	const most = 8 << 20
+	e := a.Worker.Engine()
+	n, ok := e.CountText(d.plan.Model, rest.Text, func(path string, ask []byte) (int, []byte) {
+		key := d.plan.HTTP.Header["Authorization"]
+		status, answer, err := d.Client.Fetch(ctx, a.Worker.Dial, http.MethodPost, path, ask, key, most)
+		if err != nil {
+			return 0, nil
+		}
+		return status, answer
+	})
+	if ok {
+		rest.Tokens, rest.Exact = n, true
+	}
+}
+
+// goOn asks the attempt's worker for the rest of a stream.
+func (a *attempt) goOn(rest *api.Rest) (*http.Response, error) {
+	d := a.d
+	req, err := upstream.Redirect(d.proxied, a.Worker.Dial)
+	if err != nil {
+		return nil, &api.Refusal{Err: err} // not the worker's fault
+	}
+	d.rest = rest
+	resp, _, err := a.send(req)
+	return resp, err
+}
+
+// arrive records that the stream goes on with an attempt.
+func (o *delivery) arrive(ctx context.Context, a *attempt, drained bool) {
+	d := o.d
+	o.attempt, o.told = a, false
+	o.moved++
+	o.before, o.waits, o.alive = o.tokens, false, time.Time{}
+	state := d.turn.Commit(ctx, a.Target, true)
+	if state == turn.Moved {
+		why := movedFailed
+		if drained {
+			why = movedUnavailable
+		}
+		d.Metrics.moves.WithLabelValues(d.Pool.Name, why).Inc()
+	}
+	d.Pool.Incidents.Raise(time.Now(), "streams break off, and go on at other workers", d.Pool.Logger)
+	if c := d.Logger.Check(zap.DebugLevel, "stream goes on at another worker"); c != nil {
+		c.Write(zap.String("upstream", a.Worker.Dial), zap.Int("moves", o.moved))
+	}
+}

@@ -1,0 +1,62 @@
+package engine
+
+import (
+	"bytes"
+	"slices"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+)
+
+// steadyMember is a member with a value that does not depend on the request.
+type steadyMember struct{ name, value string }
+
+// Continues returns whether the engine can go on with an answer in an API that another engine has
+// begun. All engines go on with the prompt of completions.
+func (e *Engine) Continues(name string) bool {
+	return name == api.NameCompletions || slices.Contains(kindOf(e.Type).continues, name)
+}
+
+// Continue edits a request, after Adapt, so that the engine gives the rest of an answer.
+func (e *Engine) Continue(body *api.Editor, name string, rest *api.Rest) {
+	k := kindOf(e.Type)
+	if rest.Way != api.WayWhole && rest.Text != "" && slices.Contains(k.continues, name) {
+		for _, m := range k.continuing {
+			body.Set(m.name, []byte(m.value))
+		}
+	}
+	rest.Ask(body, k.unlimited)
+}
+
+// CountText asks the engine for the number of tokens of a text. It is not ok if the engine cannot
+// tell.
+func (e *Engine) CountText(model, text string, post Post) (n int64, ok bool) {
+	k := kindOf(e.Type)
+	if k.countText == nil {
+		return 0, false
+	}
+	ids := tokenize(post, k.countText(model, quoted(text)))
+	if ids == nil {
+		return 0, false
+	}
+	return int64(bytes.Count(ids, []byte{','}) + 1), true
+}
+
+// countPrompt asks vLLM and SGLang.
+func countPrompt(model string, text []byte) *rawjson.Object {
+	var o rawjson.Object
+	o.Open()
+	o.Text("model", model)
+	o.Raw("prompt", text)
+	o.Raw("add_special_tokens", []byte("false"))
+	return &o
+}
+
+// countContent asks llama.cpp.
+func countContent(_ string, text []byte) *rawjson.Object {
+	var o rawjson.Object
+	o.Open()
+	o.Raw("content", text)
+	o.Raw("add_special", []byte("false"))
+	return &o
+}
