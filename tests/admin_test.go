@@ -318,7 +318,6 @@ func TestAdminRefusesWhatCannotBe(t *testing.T) {
 		status       int
 		want         string
 	}{
-		{"GET", "/", 404, "/kv_router/pools"},
 		{"GET", "/nothing", 404, "/kv_router/pools"},
 		{"GET", "/pools/none", 404, "none"},
 		{"GET", "/pools/none/workers", 404, "none"},

@@ -14,7 +14,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/admin"
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 const operations = "../handler/operations/"
@@ -122,6 +124,24 @@ func scrapedLabels(m metrics) map[string]map[string]bool {
 	return labels
 }
 
+var descOf = regexp.MustCompile(`fqName: "(\w+)".*variableLabels: \{([^}]*)\}`)
+
+// describe adds the metrics that only exist beside other engines, such as those of KV events.
+func describe(labels map[string]map[string]bool) {
+	descs := make(chan *prometheus.Desc, 1000)
+	admin.Collector{}.Describe(descs)
+	close(descs)
+	for d := range descs {
+		m := descOf.FindStringSubmatch(d.String())
+		if labels[m[1]] == nil {
+			labels[m[1]] = make(map[string]bool)
+			for l := range strings.SplitSeq(m[2], ",") {
+				labels[m[1]][l] = true
+			}
+		}
+	}
+}
+
 var (
 	selectorOf = regexp.MustCompile(`(caddy_\w+)(?:\{([^}]*)\})?`)
 	matcherOf  = regexp.MustCompile(`(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"`)
@@ -188,6 +208,7 @@ func eventful(t *testing.T) metrics {
 // alert rules with the metrics of a Caddy that served requests.
 func TestDashboardAndAlertsNameWhatIsThere(t *testing.T) {
 	scraped := scrapedLabels(eventful(t))
+	describe(scraped)
 	d := readDashboard(t)
 	for title, exprs := range d.expressions() {
 		for _, expr := range exprs {

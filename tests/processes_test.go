@@ -15,6 +15,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 )
 
 // waiting are tests that take seconds, those that take longest first. Most of them do nothing
@@ -34,6 +36,7 @@ var waiting = []string{
 	"TestStreamsSurviveReload",
 	"TestOfficialNodeClients",
 	"TestRefusedConnectionLosesTheCache",
+	"TestCommands",
 	"TestManifoldRequestsLeaveBoundedTraces",
 	"TestConversationsReturnToTheirEngine",
 	"TestIndexIsTheEnginesCaches",
@@ -85,6 +88,10 @@ const (
 func TestMain(m *testing.M) {
 	if file := os.Getenv(childConfig); file != "" {
 		runChild(file)
+	}
+	if os.Getenv(asCaddy) != "" {
+		caddycmd.Main() // with the arguments of this process
+		os.Exit(0)
 	}
 	flag.Parse()
 	// Some tests read files of another module, whose changes go does not notice. Without a

@@ -29,10 +29,13 @@ func init() {
 //
 // Request | What it does
 // --------|-------------
+// `GET /kv_router/` | A page that shows the pools and drains workers
 // `GET /kv_router/pools` | The pools, with sizes, settings in force and conditions that last
 // `GET /kv_router/pools/{pool}` | One pool
 // `GET /kv_router/pools/{pool}/workers` | Its workers: models, health, load, cache, hit ratios, draining
 // `GET /kv_router/pools/{pool}/workers/{worker}` | One worker, by its address or its id
+// `GET /kv_router/pools/{pool}/state?since=` | What the page and the command `status` show: workers, the last five minutes, the last choices. Lines have the slots of ten seconds after `since`
+// `GET /kv_router/pools/{pool}/choices?request_id=&n=` | Past choices: those for a request, the one with a number, or the last 100
 // `POST /kv_router/pools/{pool}/workers/{worker}/drain` | The worker gets no new requests; what runs on it ends there. With `?move`, its streams go on at other workers as far as they can. Its sessions move with their next turn. Where no other worker is left to serve a request, draining is ignored. A drain outlives reloads, also those whose configuration does not drain the worker. It ends with `undrain`, with a restart of Caddy, or with a dynamic upstream that is gone for ten minutes
 // `POST /kv_router/pools/{pool}/workers/{worker}/undrain` | The end of `drain`; 409 if only the configuration drains the worker
 // `GET /kv_router/pools/{pool}/sessions?after=&limit=` | Bound sessions in the order of their keys' hashes, at most `limit` of them (default 100, at most 1000) that come after the hash `after`. Keys are secrets: the router keeps and shows only their hashes, of 32 hexadecimal digits
@@ -57,8 +60,11 @@ func (Admin) Routes() []caddy.AdminRoute {
 	const one = "/kv_router/pools/{pool}"
 	return []caddy.AdminRoute{
 		{Pattern: "/kv_router/", Handler: caddy.AdminHandlerFunc(notThere)},
+		{Pattern: "/kv_router/{$}", Handler: caddy.AdminHandlerFunc(adminPage)},
 		{Pattern: "/kv_router/pools", Handler: methods{http.MethodGet: getPools}},
 		{Pattern: one, Handler: methods{http.MethodGet: ofPool(getPool)}},
+		{Pattern: one + "/state", Handler: methods{http.MethodGet: ofPool(getState)}},
+		{Pattern: one + "/choices", Handler: methods{http.MethodGet: ofPool(getChoices)}},
 		{Pattern: one + "/workers", Handler: methods{http.MethodGet: ofPool(getWorkers)}},
 		{Pattern: one + "/workers/{worker}", Handler: methods{http.MethodGet: ofPool(getWorker)}},
 		{Pattern: one + "/workers/{worker}/drain", Handler: methods{http.MethodPost: ofPool(drain)}},
@@ -74,6 +80,10 @@ func (Admin) Routes() []caddy.AdminRoute {
 // answerer returns the value that is the answer, as JSON.
 type answerer func(*http.Request) (any, error)
 
+// ownSite refuses what other sites have a browser send. Caddy checks the origin only of requests
+// that name one, and of none that a form of another site sends.
+var ownSite = http.NewCrossOriginProtection()
+
 // methods are the methods of a path.
 type methods map[string]answerer
 
@@ -85,6 +95,9 @@ func (m methods) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 		w.Header().Set("Allow", strings.Join(allowed, ", "))
 		return apiError(http.StatusMethodNotAllowed,
 			"method %s is not allowed: use %s", r.Method, strings.Join(allowed, " or "))
+	}
+	if err := ownSite.Check(r); err != nil {
+		return apiError(http.StatusForbidden, "%w", err)
 	}
 	v, err := f(r)
 	if err != nil {

@@ -85,6 +85,8 @@ type chosenView struct {
 	Dial   string `json:"dial"`
 	Reason string `json:"reason"`
 	Why    string `json:"why"`
+	// Sentence says it with figures.
+	Sentence string `json:"sentence"`
 	// Preferred is the policy's choice if the session did not decide.
 	Preferred kvscore.Target `json:"policy_would_choose"`
 	// Drawn are the targets that chance decides among.
@@ -113,9 +115,7 @@ func (x *Explainer) view(p *plan.Plan, c *dispatch.DryChoice) *explanation {
 		Pool: x.Dispatcher.Pool.Name, Unit: c.Unit,
 		Candidates: []candidateView{}, LeftOut: append([]dispatch.LeftOut{}, c.LeftOut...),
 	}
-	if m, ok := x.Dispatcher.Policy.(caddy.Module); ok {
-		e.Policy = m.CaddyModule().ID.Name()
-	}
+	e.Policy = x.policyName()
 	if own := c.Refused; own != nil {
 		e.Refused = &refusalView{Status: own.Status, Code: own.Code, Message: own.Error()}
 	}
@@ -149,6 +149,17 @@ func viewChosen(c *dispatch.DryChoice) *chosenView {
 		Target: c.Candidates[chosen].Target, Dial: c.Workers[chosen].Dial, Reason: c.Reason, Why: why(c),
 		Preferred: c.Candidates[c.Picked.Preferred].Target,
 	}
+	var next *pool.PastCandidate
+	for i := range c.Candidates {
+		if i != chosen && (next == nil || c.Candidates[i].Cost < next.Cost) {
+			next = &pool.PastCandidate{Dial: c.Workers[i].Dial, Candidate: c.Candidates[i]}
+		}
+	}
+	unit := c.Unit
+	if c.Bound {
+		unit = ""
+	}
+	v.Sentence = sentence(c.Reason, unit, c.Tokens, &pool.PastCandidate{Dial: v.Dial, Candidate: c.Candidates[chosen]}, next)
 	if !c.Bound {
 		for _, i := range c.Picked.Drawn {
 			v.Drawn = append(v.Drawn, c.Candidates[i].Target)

@@ -8,21 +8,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/journal"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/spf13/cobra"
-
-	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 )
-
-func init() {
-	caddycmd.RegisterCommand(caddycmd.Command{
-		Name:  "kv-router",
-		Usage: "record [--journal <file>] [--out <file>]",
-		Short: "Works with what kv_router keeps on disk",
-		CobraFunc: func(cmd *cobra.Command) {
-			cmd.AddCommand(recordCommand())
-			cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
-		},
-	})
-}
 
 // recordCommand makes a trace of a journal.
 func recordCommand() *cobra.Command {

@@ -62,6 +62,7 @@ func (p *Prober) askModels(ctx context.Context, w *pool.Worker) (answers bool) {
 	case err != nil:
 	case status == http.StatusOK:
 		w.Learn(readModels(body), p.logger)
+		p.pool.ForgetModels(w)
 	case status == http.StatusNotFound || status == http.StatusMethodNotAllowed || status == http.StatusNotImplemented:
 		w.Learn(nil, p.logger) // it has no list
 	case closed && first:

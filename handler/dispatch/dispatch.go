@@ -6,6 +6,7 @@ package dispatch
 import (
 	"context"
 	"maps"
+	"math/rand/v2"
 	"net/http"
 	"strconv"
 	"time"
@@ -39,6 +40,7 @@ type Dispatch struct {
 	tries
 	outgoing
 	result
+	id      string // the client's X-Request-Id, or a random one
 	start   time.Time
 	wait    waiting // in the queue
 	version uint64  // of the offers, see follower
@@ -81,6 +83,7 @@ type attempt struct {
 	pool.Seat
 	d      *Dispatch
 	reason string
+	counts *pool.Figures
 	watch  *watch // may end it early; nil if nothing may
 	legs   *legs  // nil if the request is not parted
 }
@@ -101,7 +104,7 @@ func (s *Dispatcher) Begin(p *plan.Plan, start time.Time) (*Dispatch, error) {
 	if refused := s.checkModel(p); refused != nil {
 		return nil, refused
 	}
-	d := &Dispatch{route: s.routeOf(p), start: start, outgoing: outgoing{Body: p.Body}, result: result{cached: -1}}
+	d := &Dispatch{route: s.routeOf(p), id: requestID(p.HTTP), start: start, outgoing: outgoing{Body: p.Body}, result: result{cached: -1}}
 	if err := s.Sessions.Enter(p.HTTP.Context(), &d.turn, p, false); err != nil {
 		return nil, err
 	}
@@ -119,6 +122,14 @@ func (s *Dispatcher) Begin(p *plan.Plan, start time.Time) (*Dispatch, error) {
 		d.FallBack(p.Fallback)
 	}
 	return d, nil
+}
+
+// requestID returns the id of a request in logs and explanations.
+func requestID(r *http.Request) string {
+	if id := r.Header.Get("X-Request-Id"); pool.ValidRequestID(id) {
+		return id
+	}
+	return strconv.FormatUint(rand.Uint64(), 16) //nolint:gosec // no secret
 }
 
 // Settle ends what the proxy has left open. It gives the client a held answer, or returns the
@@ -249,6 +260,10 @@ func (d *Dispatch) End() *Report {
 		d.endLast()
 	}
 	report := d.report()
+	if a := report.attempt; a != nil {
+		_, bad := report.fault()
+		a.figures().Ended(report.Outcome, bad)
+	}
 	d.trace.end(report)
 	return report
 }

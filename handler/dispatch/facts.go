@@ -33,6 +33,7 @@ var facts = [...]struct {
 		of: func(a *attempt) any { return a.Terms.OverlapTokens },
 	},
 	{name: "prompt_tokens", access: "estimated_prompt_tokens", of: func(a *attempt) any { return a.Tokens }},
+	{name: "request_id", access: "request_id", client: true, of: func(a *attempt) any { return a.d.id }},
 	{name: "attempt", of: func(a *attempt) any { return int64(a.d.attempts) }},
 	{name: "candidates", of: func(a *attempt) any { return int64(a.Among) }},
 	{name: "request_blocks", of: func(a *attempt) any { return a.Terms.RequestBlocks }},

@@ -3,6 +3,7 @@ package dispatch
 import (
 	"encoding/binary"
 	"math/bits"
+	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
@@ -91,6 +92,7 @@ func (o *delivery) learn() {
 		}
 	}
 	if o.Completion >= 0 {
+		o.attempt.figures().Generated(o.Completion)
 		m.outputTokens.Observe(float64(o.Completion))
 	}
 	if !o.d.holds() && o.attempt.legs == nil {
@@ -100,7 +102,9 @@ func (o *delivery) learn() {
 		o.d.cached = o.Cached
 	}
 	if o.Chunks > 1 {
-		m.itl.Observe(o.Last.Sub(o.First).Seconds() / float64(o.Chunks-1))
+		mean := o.Last.Sub(o.First) / time.Duration(o.Chunks-1)
+		o.attempt.figures().Pace(mean)
+		m.itl.Observe(mean.Seconds())
 	}
 }
 
@@ -159,6 +163,7 @@ func (o *delivery) verify(cached int64) {
 	if cached < 0 || !o.knowsRank() {
 		return
 	}
+	a.figures().Compared(o.Prompt, a.Terms.OverlapTokens, cached)
 	m := d.PoolMetrics
 	m.comparedPrompt.Add(float64(o.Prompt))
 	m.comparedPredicted.Add(float64(a.Terms.OverlapTokens))

@@ -161,6 +161,7 @@ func (d *Dispatch) Chosen(c *pool.Candidates, i int, unpriced bool) {
 	if sel.Unknown > 0 {
 		d.Pool.Incidents.Raise(c.At, "the load of some workers is unknown, and the router assumes the median", d.Pool.Logger)
 	}
+	d.remember(c, i, unpriced)
 	if unpriced {
 		return
 	}

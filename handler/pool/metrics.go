@@ -1,6 +1,10 @@
 package pool
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
 
 // The collectors of the pools. The series of a worker go when the pool forgets it.
 var (
@@ -18,12 +22,17 @@ func poolCounter(name, help string, labels ...string) *prometheus.CounterVec {
 
 // Collectors returns the collectors of the pools, to be registered.
 func Collectors() []prometheus.Collector {
-	return []prometheus.Collector{retriesMade, retriesDenied, cachesCleared, engineSessionCalls}
+	return []prometheus.Collector{
+		retriesMade, retriesDenied, cachesCleared, engineSessionCalls, workerOutcomes, workerTokens, workerTTFT, workerITL,
+	}
 }
 
 // CountRetries counts n retries of attempts on a worker.
 func (p *Pool) CountRetries(w *Worker, reason string, n int) {
 	retriesMade.WithLabelValues(p.Name, w.Dial, reason).Add(float64(n))
+	if n > 0 && reason != "resend" && reason != "reconnect" { // these are of connections, and no answer failed
+		w.Recent.attempt(time.Now(), n, true)
+	}
 }
 
 // CountSession counts a session that an engine was asked to open or close.
@@ -47,4 +56,6 @@ func (p *Pool) forgetCounts(w *Worker) {
 	labels := prometheus.Labels{"pool": p.Name, "worker": w.Dial}
 	retriesMade.DeletePartialMatch(labels)
 	cachesCleared.DeletePartialMatch(labels)
+	p.forgetFigures(w, true)
+	deleteFigures(labels) // also those of a worker that had another id
 }

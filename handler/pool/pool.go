@@ -54,6 +54,7 @@ type Pool struct {
 	Memory     body.Memory // of request bodies
 	Incidents  Incidents
 	pairs      pairs
+	past       choices
 	kept       kept
 	shared     shared
 
@@ -139,6 +140,9 @@ func (p *Pool) Destruct() error {
 	}
 	p.endLife()
 	p.tasks.Wait()
+	for _, w := range p.All() {
+		p.forgetFigures(w, true)
+	}
 	p.KeepShare(Share{})
 	p.KeepJournal(Journal{})
 	return p.Sessions.Close()

@@ -26,6 +26,8 @@ type Worker struct {
 	drainVersion atomic.Uint64
 	Health       Health
 	Apart        Apart
+	Recent       Recent
+	figures      figures
 
 	Dial   string
 	ID     uint64

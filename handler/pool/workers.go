@@ -119,6 +119,7 @@ func (p *Pool) renumber(s *Settings) {
 		old = append(old, w)
 		delete(p.workers, dial)
 		p.Go(w.watch.Close)
+		p.forgetFigures(w, true)
 		p.retireRanks(w, 0, w.Ranks())
 		for rank := range w.Ranks() { // a retired target stays while it has leases
 			p.Scheduler.Clear(w.Target(rank))

@@ -8,7 +8,7 @@
 //   - a block fenced as caddy-syntax in docs/configuration.md has all options, and a list
 //     item that begins with the name in bold type describes each;
 //   - tables have a column "JSON" (docs/configuration.md), "metric" and "labels",
-//     "placeholder" (docs/observability.md), "code" (docs/apis.md), "log line"
+//     "placeholder" (docs/observability.md), "command" (docs/commands.md), "code" (docs/apis.md), "log line"
 //     (docs/log-lines.md), "condition", or "reason" for fallbacks (docs/conditions.md).
 package manual
 
@@ -230,6 +230,17 @@ func TestConstantsAreDocumented(t *testing.T) {
 		documented[strings.TrimSuffix(strings.TrimPrefix(span, "{http.kv_router."), "}")] = line
 	}
 	compare(t, p.path, "placeholder", c.placeholders(), documented)
+}
+
+// TestCommandsAreDocumented compares the commands of `caddy kv-router` with the column "command".
+func TestCommandsAreDocumented(t *testing.T) {
+	p := mustPage(t, "docs/commands.md")
+	documented := make(map[string]int)
+	for span, line := range p.column("command") {
+		name, _, _ := strings.Cut(strings.TrimPrefix(span, "caddy kv-router "), " ")
+		documented[name] = line
+	}
+	compare(t, p.path, "command", mustCode(t).all("handler/admin", `(?:\bcommand\(|\bUse: *|\bdrainCommand\()"(\w+)`), documented)
 }
 
 // pattern returns the expression for a message of the code as documents write it. A

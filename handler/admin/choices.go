@@ -1,0 +1,122 @@
+package admin
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+)
+
+// pastView is a choice that was made.
+type pastView struct {
+	N       uint64  `json:"n"`
+	Age     float64 `json:"seconds_ago"`
+	Request string  `json:"request_id,omitzero"` // it may be the client's
+	Model   string  `json:"model"`
+	Attempt int     `json:"attempt"`
+	Tokens  int64   `json:"prompt_tokens"`
+	Queued  float64 `json:"queued_ms,omitzero"`
+	Reason  string  `json:"reason"`
+	Dial    string  `json:"dial"`
+	// Sentence says in words why.
+	Sentence string `json:"sentence"`
+	Unit     string `json:"cost_unit,omitzero"`
+	Among    int    `json:"candidates_in_all"`
+	// Candidates are the chosen one and the best others.
+	Candidates []candidateView `json:"candidates,omitzero"`
+
+	request string
+}
+
+// viewPast returns the view of a choice, with its candidates if they are wanted.
+func viewPast(c *pool.PastChoice, candidates bool, t time.Time) pastView {
+	chosen := &c.Candidates[0]
+	v := pastView{
+		N: c.N, Age: round(t.Sub(c.At).Seconds()), Model: c.Model, Attempt: c.Attempt, Tokens: c.Tokens, Queued: ms(c.Waited),
+		Reason: c.Reason, Dial: chosen.Dial, Unit: c.Unit, Among: c.Among, request: c.Request,
+	}
+	var next *pool.PastCandidate
+	if c.Kept > 1 {
+		next = &c.Candidates[1]
+	}
+	v.Sentence = sentence(c.Reason, c.Unit, c.Tokens, chosen, next)
+	if candidates {
+		for i := range c.Candidates[:c.Kept] {
+			of := &c.Candidates[i]
+			v.Candidates = append(v.Candidates, candidateView{Target: of.Target, Dial: of.Dial, Candidate: &of.Candidate, TTFT: of.TTFT()})
+		}
+	}
+	return v
+}
+
+// showRequest shows the request's id if the client may steer: other clients may have chosen it.
+func (v *pastView) showRequest(may bool) {
+	if may {
+		v.Request = v.request
+	}
+}
+
+// sentence says why a candidate was chosen. next is the best of the others, nil if there was none.
+// The unit is empty if no policy compared costs.
+func sentence(reason, unit string, tokens int64, chosen, next *pool.PastCandidate) string {
+	var b strings.Builder
+	say := func(format string, args ...any) { fmt.Fprintf(&b, format, args...) }
+	switch {
+	case reason == dispatch.ReasonPin:
+		return "The request names it."
+	case reason == dispatch.ReasonResponse:
+		return "It keeps the response that the request names."
+	case reason == dispatch.ReasonSession && unit == "":
+		say("The session is bound to it. ")
+	case reason == dispatch.ReasonSession:
+		say("It is the session's home. ")
+	}
+	switch {
+	case tokens == 0:
+		say("The prompt is unknown.")
+	case chosen.OverlapTokens == 0:
+		say("It holds nothing of %d prompt tokens.", tokens)
+	default:
+		say("It holds %d of %d prompt tokens.", chosen.OverlapTokens, tokens)
+	}
+	switch {
+	case next == nil:
+		say(" It is the only candidate.")
+	case unit != "" && next.Cost < chosen.Cost:
+		say(" Cost %s, near the lowest (%s, %s): a tie-break decided.", cost(chosen.Cost, unit), next.Dial, cost(next.Cost, unit))
+	case unit != "":
+		say(" Cost %s; next: %s, %s.", cost(chosen.Cost, unit), next.Dial, cost(next.Cost, unit))
+	}
+	return b.String()
+}
+
+func cost(v float64, unit string) string {
+	if unit == kvscore.UnitMilliseconds && v >= 10 {
+		return fmt.Sprintf("%.0f ms", v)
+	}
+	return fmt.Sprintf("%.1f %s", v, unit)
+}
+
+// getChoices returns past choices: those of a request, the one with a number, or the last ones.
+func getChoices(r *http.Request, p *pool.Pool) (any, error) {
+	q := r.URL.Query()
+	n, err := numberIn(r, "n")
+	if err != nil {
+		return nil, err
+	}
+	id := q.Get("request_id")
+	list := []pastView{}
+	for _, c := range p.Past(defaultPage, id, uint64(n)) { //nolint:gosec // it is not negative
+		v := viewPast(&c, true, time.Now())
+		v.showRequest(true)
+		list = append(list, v)
+	}
+	if len(list) == 0 && (id != "" || n > 0) {
+		return nil, apiError(http.StatusNotFound, "pool %s remembers no such choice; it keeps the last 4096", p.Name)
+	}
+	return list, nil
+}

@@ -1,0 +1,127 @@
+package admin
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+
+	"github.com/caddyserver/caddy/v2"
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+)
+
+func checkCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "check", Short: "Asks the engines of a configuration what they are, and says what is wrong", Args: cobra.NoArgs, SilenceUsage: true, SilenceErrors: true,
+		Long: `Reads a configuration as caddy validate does, and asks its engines what they are,
+serve and hold. It says what contradicts the configuration, and what keeps the
+router from routing well. It serves nothing and writes nothing. It ends with code
+2 if it finds a problem.`,
+	}
+	cmd.Flags().StringP("config", "c", "Caddyfile", "Configuration file")
+	cmd.Flags().StringP("adapter", "a", "", "Name of the config adapter")
+	cmd.Flags().Duration("timeout", 6*time.Second, "How long the engines may take")
+	cmd.RunE = caddycmd.WrapCommandFuncForCobra(runCheck)
+	return cmd
+}
+
+func runCheck(fl caddycmd.Flags) (int, error) {
+	input, _, _, err := caddycmd.LoadConfig(fl.String("config"), fl.String("adapter"))
+	if err != nil {
+		return exitFailed, err
+	}
+	cfg := new(caddy.Config)
+	if err = caddy.StrictUnmarshalJSON(caddy.RemoveMetaFields(input), cfg); err != nil {
+		return exitFailed, fmt.Errorf("decoding config: %w", err)
+	}
+	// the log of the service is not this command's
+	cfg.Logging = &caddy.Logging{Logs: map[string]*caddy.CustomLog{"default": {BaseLog: caddy.BaseLog{Level: zap.WarnLevel.CapitalString()}}}}
+	if _, err = caddy.ProvisionContext(cfg); err != nil {
+		return exitFailed, err
+	}
+	end := time.Now().Add(fl.Duration("timeout"))
+	found, workers := 0, 0
+	for x := range joined.Range {
+		if prober, ok := x.(*Explainer).Dispatcher.Probes.(*discovery.Prober); ok {
+			prober.Start()
+		}
+	}
+	for _, p := range sortedPools() {
+		fmt.Printf("pool %s\n", p.Name)
+		all := p.All()
+		slices.SortFunc(all, func(a, b *pool.Worker) int { return strings.Compare(a.Dial, b.Dial) })
+		for _, w := range all {
+			select {
+			case <-w.Probed():
+			case <-time.After(time.Until(end)):
+			}
+			found += writeChecked(p, w)
+			workers++
+		}
+		if set := p.Settings.Load(); set.Others {
+			fmt.Println("  workers of a dynamic source, or with a placeholder, are found by requests: they are not checked")
+		}
+		for _, in := range p.Incidents.Open(time.Now()) {
+			fmt.Printf("  problem: %s\n", in.What)
+			found++
+		}
+	}
+	switch {
+	case len(sortedPools()) == 0:
+		return exitFailed, fmt.Errorf("the configuration has no kv_router")
+	case found > 0:
+		fmt.Printf("%d problems\n", found)
+		return exitLook, nil
+	}
+	fmt.Printf("%d workers are well\n", workers)
+	return exitOK, nil
+}
+
+// writeChecked prints what is known of a worker, and returns the number of its problems.
+func writeChecked(p *pool.Pool, w *pool.Worker) (problems int) {
+	v := viewWorker(p, w, time.Now(), nil)
+	models := v.Models.Configured
+	if models == nil {
+		models = v.Models.Listed
+	}
+	e := &v.Engine
+	fmt.Printf("  %s: %s %s, models %s", w.Dial, orUnknown(e.Type), e.Version, orUnknown(strings.Join(models, " ")))
+	if n := v.Cache.CapacityTokens; n > 0 {
+		fmt.Printf(", %d KV tokens", n)
+	}
+	if n := v.Load.MaxRunning; n > 0 {
+		fmt.Printf(", max_running %d", n)
+	}
+	fmt.Println()
+	say := func(format string, args ...any) {
+		problems++
+		fmt.Printf("    problem: "+format+"\n", args...)
+	}
+	switch {
+	case !w.WasProbed():
+		say("it has not answered in time")
+	case v.Health.Refusing != nil && *v.Health.Refusing:
+		say("it refuses connections, or does not answer")
+	case len(models) == 0:
+		say("its models are unknown: GET /v1/models needs an api_key, or is not served")
+	}
+	for _, s := range e.Contradictions {
+		say("%s", s)
+	}
+	for _, of := range e.Warnings {
+		say("%s: %s; %s", of.What, of.Effect, of.Advice)
+	}
+	return problems
+}
+
+func orUnknown(s string) string {
+	if s == "" {
+		return "unknown"
+	}
+	return s
+}

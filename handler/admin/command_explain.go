@@ -1,0 +1,151 @@
+package admin
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/spf13/cobra"
+
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+)
+
+func explainCommand() *cobra.Command {
+	cmd := command("explain (<request id> | --file <request>)", "Says why a request went, or would go, to a worker", cobra.MaximumNArgs(1), runExplain)
+	cmd.Long = `Says why a request went to its worker. Its id is request_id in the access log and
+in the debug log. The router remembers the last 4096 choices.
+
+With --file, it says where a request with this body would go now.`
+	cmd.Flags().StringP("file", "f", "", "File of the request's body in JSON; - is standard input")
+	cmd.Flags().String("path", "/v1/chat/completions", "The request's path")
+	cmd.Flags().StringArrayP("header", "H", nil, "A header of the request, such as 'X-Session-Id: 1'")
+	return cmd
+}
+
+// The parts of explanations that the command shows.
+type (
+	shownCandidate struct {
+		Dial          string        `json:"dial"`
+		Rank          uint32        `json:"dp_rank"`
+		OverlapTokens int64         `json:"overlap_tokens"`
+		Requests      int           `json:"requests"`
+		TTFT          float64       `json:"predicted_ttft_ms"`
+		Cost          float64       `json:"cost"`
+		Terms         kvscore.Terms `json:"terms_ms"`
+	}
+	shownPast struct {
+		pastView
+		Candidates []shownCandidate `json:"candidates"`
+	}
+	shownExplanation struct {
+		Unit       string           `json:"cost_unit"`
+		Refused    *refusalView     `json:"refused"`
+		Waits      *waitView        `json:"waits"`
+		Candidates []shownCandidate `json:"candidates"`
+		Chosen     *struct {
+			Dial     string `json:"dial"`
+			Sentence string `json:"sentence"`
+		} `json:"chosen"`
+		LeftOut []struct {
+			Dial string `json:"dial"`
+			Why  string `json:"why"`
+		} `json:"left_out"`
+	}
+)
+
+func runExplain(c *client, fl caddycmd.Flags) (int, error) {
+	file := fl.String("file")
+	switch {
+	case file == "" && fl.NArg() == 1:
+		var past []shownPast
+		if err := c.call(http.MethodGet, "/choices?request_id="+url.QueryEscape(fl.Arg(0)), nil, nil, &past); err != nil {
+			return exitFailed, err
+		}
+		for i := len(past) - 1; i >= 0; i-- { // the oldest first
+			v := &past[i]
+			fmt.Printf("%s ago, attempt %d, %d of %d candidates: %s\n%s\n\n",
+				age(v.Age), v.Attempt, len(v.Candidates), v.Among, v.Dial, v.Sentence)
+			writeCandidates(os.Stdout, v.Candidates, v.Unit)
+		}
+		return exitOK, nil
+	case file == "" || fl.NArg() > 0:
+		return exitFailed, fmt.Errorf("explain: needs either the id of a request or --file")
+	}
+	in := io.ReadCloser(os.Stdin)
+	if file != "-" {
+		var err error
+		if in, err = os.Open(file); err != nil { //nolint:gosec // the operator's
+			return exitFailed, err
+		}
+		defer in.Close()
+	}
+	body, err := io.ReadAll(in)
+	if err != nil {
+		return exitFailed, err
+	}
+	headers := make(http.Header)
+	given, err := fl.GetStringArray("header")
+	if err != nil {
+		return exitFailed, err
+	}
+	for _, h := range given {
+		name, value, ok := strings.Cut(h, ":")
+		if !ok {
+			return exitFailed, fmt.Errorf("header: must be of the form 'name: value', got %q", h)
+		}
+		headers.Add(name, strings.TrimSpace(value))
+	}
+	var x shownExplanation
+	if err := c.call(http.MethodPost, "/explain?path="+url.QueryEscape(fl.String("path")), headers, body, &x); err != nil {
+		return exitFailed, err
+	}
+	code := exitOK
+	switch {
+	case x.Refused != nil:
+		fmt.Printf("The router would refuse it with status %d, %s: %s\n", x.Refused.Status, x.Refused.Code, x.Refused.Message)
+		code = exitLook
+	case x.Waits != nil:
+		fmt.Printf("It would wait in the queue after %d others: all workers are full.\n", x.Waits.Before)
+	}
+	if x.Chosen != nil {
+		fmt.Printf("%s\n%s\n\n", x.Chosen.Dial, x.Chosen.Sentence)
+		writeCandidates(os.Stdout, x.Candidates, x.Unit)
+	}
+	for _, w := range x.LeftOut {
+		fmt.Printf("left out: %s, %s\n", w.Dial, w.Why)
+	}
+	return code, nil
+}
+
+// writeCandidates writes the candidates with the terms of their costs.
+func writeCandidates(to io.Writer, list []shownCandidate, unit string) {
+	heads := []string{"CANDIDATE", ">HELD", ">RUNNING", ">TTFT"}
+	if unit != "" {
+		heads = append(heads, ">COST "+unit)
+	}
+	if unit == kvscore.UnitMilliseconds {
+		heads = append(heads, ">wait", ">prefill", ">delay", ">decode", ">turns", ">leave")
+	}
+	t := newTable(heads...)
+	for i := range list {
+		x := &list[i]
+		cells := []string{x.Dial, fmt.Sprint(x.OverlapTokens), fmt.Sprint(x.Requests), millis(x.TTFT)}
+		if x.Rank > 0 {
+			cells[0] += fmt.Sprintf(" rank %d", x.Rank)
+		}
+		if unit != "" {
+			cells = append(cells, fmt.Sprintf("%.1f", x.Cost))
+		}
+		if unit == kvscore.UnitMilliseconds {
+			for _, v := range []float64{x.Terms.Wait, x.Terms.Prefill, x.Terms.Delay, x.Terms.Decode, x.Terms.Turns, x.Terms.Leave} {
+				cells = append(cells, fmt.Sprintf("%.1f", v))
+			}
+		}
+		t.row(cells...)
+	}
+	t.write(to)
+}

@@ -1,0 +1,239 @@
+package admin
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+)
+
+func init() {
+	caddycmd.RegisterCommand(caddycmd.Command{
+		Name:  "kv-router",
+		Usage: "status|explain|drain|undrain|sessions|page|check|record",
+		Short: "Shows and steers kv_router",
+		Long: `
+Shows and steers a kv_router that runs, by Caddy's admin endpoint: that of
+--address, or else of the configuration file, or else the default one.
+
+Commands end with code 0. Code 1 means that the command failed. Code 2 means that
+something needs a look: a worker of status, a refused request of explain, a
+problem of check, or a drain that did not end in time.`,
+		CobraFunc: func(cmd *cobra.Command) {
+			cmd.AddCommand(statusCommand(), explainCommand(), drainCommand("drain"), drainCommand("undrain"),
+				sessionsCommand(), pageCommand(), checkCommand(), recordCommand())
+			cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+		},
+	})
+}
+
+// The codes with which commands end. Caddy's own ones begin with these.
+const (
+	exitOK = iota
+	exitFailed
+	exitLook
+)
+
+// command returns a command of the admin endpoint.
+func command(use, short string, args cobra.PositionalArgs, run func(*client, caddycmd.Flags) (int, error)) *cobra.Command {
+	cmd := &cobra.Command{Use: use, Short: short, Args: args, SilenceUsage: true, SilenceErrors: true}
+	cmd.Flags().StringP("address", "", "", "Address of the admin endpoint")
+	cmd.Flags().StringP("config", "c", "", "Configuration file that names the admin endpoint")
+	cmd.Flags().StringP("adapter", "a", "", "Name of the config adapter of that file")
+	cmd.Flags().StringP("pool", "p", "default", "Name of the pool")
+	cmd.RunE = caddycmd.WrapCommandFuncForCobra(func(fl caddycmd.Flags) (int, error) {
+		addr, err := caddycmd.DetermineAdminAPIAddress(fl.String("address"), nil, fl.String("config"), fl.String("adapter"))
+		if err != nil {
+			return exitFailed, err
+		}
+		return run(&client{addr: addr, pool: fl.String("pool")}, fl)
+	})
+	return cmd
+}
+
+// client asks the admin endpoint.
+type client struct{ addr, pool string }
+
+const (
+	// adminTimeout is how long the admin endpoint may take.
+	adminTimeout = 20 * time.Second
+	// adminTries and adminPause are for reloads, in which Caddy replaces its admin endpoint.
+	adminTries, adminPause = 4, 300 * time.Millisecond
+)
+
+// do makes a request to the admin endpoint. What it asks for may be done twice.
+func (c *client) do(method, uri string, headers http.Header, body []byte) (*http.Response, error) {
+	type result struct {
+		resp *http.Response
+		err  error
+	}
+	if headers == nil {
+		headers = make(http.Header)
+	}
+	headers.Set("Connection", "close") // each call has a client of its own
+	for try := 1; ; try++ {
+		got := make(chan result, 1)
+		go func() {
+			var r result
+			r.resp, r.err = caddycmd.AdminAPIRequest(c.addr, method, uri, headers, bytes.NewReader(body))
+			got <- r
+		}()
+		select {
+		case r := <-got:
+			text := fmt.Sprint(r.err)
+			if try < adminTries && (strings.HasSuffix(text, "EOF") || strings.HasSuffix(text, "reset by peer")) {
+				time.Sleep(adminPause)
+				continue
+			}
+			if _, answer, failed := strings.Cut(text, "caddy responded with error: "); failed {
+				return nil, errors.New(readable(answer))
+			}
+			return r.resp, r.err
+		case <-time.After(adminTimeout):
+			return nil, fmt.Errorf("%s has not answered in %s", c.addr, adminTimeout)
+		}
+	}
+}
+
+// readable returns the text of an error of the admin endpoint.
+func readable(answer string) string {
+	status, body, _ := strings.Cut(answer, ": ")
+	var e struct {
+		Error string `json:"error"`
+	}
+	if json.Unmarshal([]byte(body), &e) != nil || e.Error == "" {
+		return answer
+	}
+	return e.Error + " (" + status + ")"
+}
+
+// call makes a request about the pool, and decodes the answer into v.
+func (c *client) call(method, path string, headers http.Header, body []byte, v any) error {
+	resp, err := c.do(method, "/kv_router/pools/"+url.PathEscape(c.pool)+path, headers, body)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return err
+	}
+	if raw, ok := v.(*json.RawMessage); ok {
+		*raw = data
+		return nil
+	}
+	return json.Unmarshal(data, v)
+}
+
+func drainCommand(what string) *cobra.Command {
+	short := map[string]string{"drain": "Lets a worker get no new requests", "undrain": "Ends a drain"}[what]
+	cmd := command(what+" <worker>", short, cobra.ExactArgs(1), func(c *client, fl caddycmd.Flags) (int, error) {
+		path := "/workers/" + url.PathEscape(fl.Arg(0))
+		var w struct {
+			Dial    string `json:"dial"`
+			Drained bool   `json:"drained"`
+			Load    struct {
+				Requests int `json:"requests"`
+			} `json:"load"`
+		}
+		var wait time.Duration
+		action := what
+		if what == "drain" {
+			if wait = fl.Duration("wait"); fl.Bool("move") {
+				action += "?move"
+			}
+		}
+		if err := c.call(http.MethodPost, path+"/"+action, nil, nil, &w); err != nil {
+			return exitFailed, err
+		}
+		for end := time.Now().Add(wait); !w.Drained && time.Now().Before(end); {
+			time.Sleep(time.Second)
+			if err := c.call(http.MethodGet, path, nil, nil, &w); err != nil {
+				return exitFailed, err
+			}
+		}
+		switch {
+		case what == "undrain":
+			fmt.Printf("%s gets new requests\n", w.Dial)
+		case w.Drained:
+			fmt.Printf("%s is drained: nothing runs on it\n", w.Dial)
+		default:
+			fmt.Printf("%s drains: %d requests run on it\n", w.Dial, w.Load.Requests)
+			if wait > 0 {
+				return exitLook, nil
+			}
+		}
+		return exitOK, nil
+	})
+	if what == "drain" {
+		cmd.Flags().Duration("wait", 0, "Wait so long until nothing runs on it")
+		cmd.Flags().Bool("move", false, "Its streams go on at other workers, as far as they can")
+	}
+	return cmd
+}
+
+func sessionsCommand() *cobra.Command {
+	cmd := command("sessions [show|unbind <key>]", "Lists, shows and unbinds sessions", cobra.MaximumNArgs(2), runSessions)
+	cmd.Long = `Lists the bound sessions by the hashes of their keys, or shows or unbinds one.`
+	cmd.Flags().Bool("hashed", false, "The key is a hash of the list")
+	cmd.Flags().String("model", "", "The session's model")
+	cmd.Flags().String("tenant", "", "The session's tenant or cache salt")
+	cmd.Flags().String("scope", "", "The session's scope")
+	cmd.Flags().Int("limit", defaultPage, "Sessions to list")
+	cmd.Flags().String("after", "", "List those after this hash")
+	return cmd
+}
+
+func runSessions(c *client, fl caddycmd.Flags) (int, error) {
+	var page sessionPage
+	method, q := "", url.Values{}
+	switch what := fl.Arg(0); {
+	case what == "":
+		q.Set("limit", fmt.Sprint(fl.Int("limit")))
+		q.Set("after", fl.String("after"))
+		if err := c.call(http.MethodGet, "/sessions?"+q.Encode(), nil, nil, &page); err != nil {
+			return exitFailed, err
+		}
+	case fl.Arg(1) == "":
+		return exitFailed, fmt.Errorf("sessions %s: the session's key is missing", what)
+	case what == "show":
+		method = http.MethodGet
+	case what == "unbind":
+		method = http.MethodDelete
+	default:
+		return exitFailed, fmt.Errorf("sessions: must be followed by show or unbind, got %q", what)
+	}
+	if method != "" {
+		for _, name := range []string{"model", "tenant", "scope"} {
+			q.Set(name, fl.String(name))
+		}
+		if fl.Bool("hashed") {
+			q.Set("hashed", "")
+		}
+		var one sessionView
+		if err := c.call(method, "/sessions/"+url.PathEscape(fl.Arg(1))+"?"+q.Encode(), nil, nil, &one); err != nil {
+			return exitFailed, err
+		}
+		page.Sessions = []sessionView{one}
+	}
+	t := newTable("HASH OF THE KEY", "WORKER", "KIND", ">EXPIRES")
+	for _, s := range page.Sessions {
+		t.row(s.KeyHash, cmp.Or(s.Dial, fmt.Sprint(s.Worker)), s.Kind, age(s.Expires))
+	}
+	t.write(os.Stdout)
+	if page.Next != "" {
+		fmt.Printf("%d in all; the next ones: --after %s\n", page.Total, page.Next)
+	}
+	return exitOK, nil
+}

@@ -1,0 +1,123 @@
+package admin
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+)
+
+// testPool returns a pool with n workers.
+func testPool(t testing.TB, n int) *pool.Pool {
+	s := &pool.Settings{Upstreams: make(map[string]bool), Workers: make(map[string]pool.WorkerSettings)}
+	for i := range n {
+		s.Upstreams[fmt.Sprintf("10.0.%d.%d:8000", i/256, i%256)] = true
+	}
+	p, err := pool.New(t.Name(), s.WithDefaults(), discovery.NewWatch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = p.Destruct() })
+	return p
+}
+
+// serve lets a worker answer requests of a model.
+func serve(p *pool.Pool, w *pool.Worker, model string, n, failed int, ttft time.Duration, cached int64) {
+	f := p.Figures(w, model)
+	for i := range n {
+		f.Ended("ok", i < failed)
+		f.FirstToken(time.Now(), ttft)
+		f.Pace(ttft / 10)
+		f.Compared(1000, cached, cached)
+	}
+}
+
+// TestWorkersApartHaveSigns makes one of eight workers slow, one failing and one cold.
+func TestWorkersApartHaveSigns(t *testing.T) {
+	p := testPool(t, 8)
+	workers := p.All()
+	slices.SortFunc(workers, func(a, b *pool.Worker) int { return strings.Compare(a.Dial, b.Dial) })
+	want := map[int]string{2: signSlow, 4: signFailing, 6: signCold}
+	for i, w := range workers {
+		n, failed, ttft, cached := 20, 1, 100*time.Millisecond, int64(800)
+		switch want[i] {
+		case signSlow:
+			ttft *= 3
+		case signFailing:
+			failed = 4
+		case signCold:
+			cached = 100
+		}
+		serve(p, w, "", n, failed, ttft, cached)
+	}
+	for i, w := range viewState(p, 0, time.Now()).Workers {
+		if got := strings.Join(w.Signs, " "); got != want[i] {
+			t.Errorf("worker %d: signs %q, want %q", i, got, want[i])
+		}
+	}
+	if got := viewState(testPool(t, 1), 0, time.Now()).Workers[0].Signs; len(got) > 0 {
+		t.Errorf("a worker without requests has signs: %v", got)
+	}
+}
+
+// TestLineGoesOn asks for a line in two parts.
+func TestLineGoesOn(t *testing.T) {
+	p := testPool(t, 1)
+	now := time.Now()
+	first := viewState(p, 0, now)
+	if len(first.Line) != pool.RecentSlots-1 || first.Slot != pool.SlotOf(now)-1 {
+		t.Errorf("%d slots to %d", len(first.Line), first.Slot)
+	}
+	for slots, want := range []int{0, 1, 2} {
+		if got := viewState(p, first.Slot, now.Add(time.Duration(slots)*pool.SlotTime)); len(got.Line) != want || len(got.Workers[0].Line) != want {
+			t.Errorf("%d slots later: %d new ones, %d of the worker", slots, len(got.Line), len(got.Workers[0].Line))
+		}
+	}
+}
+
+func TestSentences(t *testing.T) {
+	at := func(dial string, cost float64, held int64) *pool.PastCandidate {
+		return &pool.PastCandidate{Dial: dial, Candidate: kvscore.Candidate{Cost: cost, OverlapTokens: held}}
+	}
+	for _, c := range []struct {
+		reason, unit string
+		tokens       int64
+		chosen, next *pool.PastCandidate
+		want         string
+	}{
+		{"pin", "", 9, at("a", 0, 0), nil, "The request names it."},
+		{"load", "ms", 0, at("a", 5, 0), nil, "The prompt is unknown. It is the only candidate."},
+		{"session", "", 90, at("a", 0, 80), at("b", 0, 0), "The session is bound to it. It holds 80 of 90 prompt tokens."},
+		{"overlap", "ms", 90, at("a", 5.25, 80), at("b", 12.6, 0), "It holds 80 of 90 prompt tokens. Cost 5.2 ms; next: b, 13 ms."},
+		{"load", "blocks", 90, at("a", 3, 0), at("b", 2, 0), "It holds nothing of 90 prompt tokens. Cost 3.0 blocks, near the lowest (b, 2.0 blocks): a tie-break decided."},
+	} {
+		if got := sentence(c.reason, c.unit, c.tokens, c.chosen, c.next); got != c.want {
+			t.Errorf("got  %s\nwant %s", got, c.want)
+		}
+	}
+}
+
+// BenchmarkState makes the state that the page asks for once a second.
+func BenchmarkState(b *testing.B) {
+	p := testPool(b, 512)
+	for _, w := range p.All() {
+		serve(p, w, "", 100, 1, 100*time.Millisecond, 800)
+	}
+	now := time.Now()
+	b.ReportAllocs()
+	size := 0
+	for b.Loop() {
+		data, err := json.Marshal(viewState(p, pool.SlotOf(now)-1, now))
+		if err != nil {
+			b.Fatal(err)
+		}
+		size = len(data)
+	}
+	b.ReportMetric(float64(size), "B/answer")
+}

@@ -1,0 +1,32 @@
+package dispatch
+
+import (
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+)
+
+// remember has the pool remember the choice of an inference request, so that it can be explained
+// later.
+func (d *Dispatch) remember(c *pool.Candidates, chosen int, unpriced bool) {
+	if d.plan.Request == nil {
+		return
+	}
+	past := pool.PastChoice{
+		At: c.At, Request: d.id, Model: d.Pool.Figures(c.Workers[chosen], d.plan.Model).Model,
+		Reason: d.reasonOf(unpriced, &c.Sel.Candidates[chosen]), Tokens: c.Sel.Tokens,
+		Attempt: d.attempts + 1, Waited: d.wait.waited,
+	}
+	if !unpriced {
+		past.Unit = kvscore.CostUnit(d.policy())
+	}
+	past.Note(c, chosen)
+	d.Pool.Remember(&past)
+}
+
+// figures returns what counts the attempt's worker and model.
+func (a *attempt) figures() *pool.Figures {
+	if a.counts == nil {
+		a.counts = a.d.Pool.Figures(a.Worker, a.d.plan.Model)
+	}
+	return a.counts
+}

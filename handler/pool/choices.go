@@ -1,0 +1,121 @@
+package pool
+
+import (
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+)
+
+const (
+	// keptChoices is how many choices a pool remembers: 10 MB of them.
+	keptChoices = 4096
+	// choicesAtOnce is how many of them it makes room for at a time.
+	choicesAtOnce = 128
+	// KeptCandidates is how many candidates of a choice it remembers: the chosen one and the best others.
+	KeptCandidates = 8
+)
+
+// PastChoice is a choice as it was made, without the prompt and the session's key.
+type PastChoice struct {
+	N       uint64 // its number in the pool, from 1
+	At      time.Time
+	Request string // the request's id
+	Model   string // as metrics name it
+	Reason  string
+	Tokens  int64 // of the prompt, as estimated; 0 is unknown
+	Attempt int   // of the request, from 1
+	Among   int   // number of candidates
+	Waited  time.Duration
+	Unit    string // of the costs; empty if no policy compared any
+
+	Kept       int // number of Candidates
+	Candidates [KeptCandidates]PastCandidate
+}
+
+// PastCandidate is a candidate of a past choice. The first is the chosen one.
+type PastCandidate struct {
+	Dial string
+	kvscore.Candidate
+}
+
+// choices are the last choices of a pool.
+type choices struct {
+	mu   sync.Mutex
+	ring [keptChoices / choicesAtOnce][]PastChoice // those that were not needed yet are nil
+	n    uint64
+}
+
+// at returns the place of a choice.
+func (r *choices) at(n uint64) *PastChoice {
+	part := &r.ring[n%keptChoices/choicesAtOnce]
+	if *part == nil {
+		*part = make([]PastChoice, choicesAtOnce)
+	}
+	return &(*part)[n%choicesAtOnce]
+}
+
+// Remember remembers a choice.
+func (p *Pool) Remember(c *PastChoice) {
+	r := &p.past
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.n++
+	c.N = r.n
+	*r.at(r.n) = *c
+}
+
+// Past returns the newest choices, the newest first, at most most. If request is not empty, they are
+// those for that request; if number is not 0, it is the one with that number.
+func (p *Pool) Past(most int, request string, number uint64) (list []PastChoice) {
+	r := &p.past
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for n := r.n; n > 0 && n+keptChoices > r.n && len(list) < most; n-- {
+		if c := r.at(n); (request == "" || c.Request == request) && (number == 0 || c.N == number) {
+			list = append(list, *c)
+		}
+	}
+	return list
+}
+
+// Note fills in the kept candidates of a selection: the chosen one, and those with the lowest cost.
+func (c *PastChoice) Note(among *Candidates, chosen int) {
+	sel := among.Sel.Candidates
+	rank := func(i int) float64 {
+		if c.Unit == "" {
+			return sel[i].TTFT()
+		}
+		return sel[i].Cost
+	}
+	var best [KeptCandidates]int
+	best[0], c.Kept = chosen, 1
+	for i := range sel {
+		if i == chosen {
+			continue
+		}
+		at := c.Kept
+		for at > 1 && rank(i) < rank(best[at-1]) {
+			at--
+		}
+		if at == KeptCandidates {
+			continue
+		}
+		c.Kept = min(c.Kept+1, KeptCandidates)
+		copy(best[at+1:c.Kept], best[at:])
+		best[at] = i
+	}
+	for k, i := range best[:c.Kept] {
+		c.Candidates[k] = PastCandidate{among.Workers[i].Dial, sel[i]}
+	}
+	c.Among = len(sel)
+}
+
+// maxRequestID is the longest id of a request that the router takes from its client, in bytes.
+const maxRequestID = 128
+
+// ValidRequestID returns whether a client's id of a request can be logged and shown.
+func ValidRequestID(id string) bool {
+	return id != "" && len(id) <= maxRequestID && strings.IndexFunc(id, func(r rune) bool { return r <= ' ' || r > '~' }) < 0
+}

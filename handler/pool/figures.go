@@ -1,0 +1,185 @@
+package pool
+
+import (
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+const (
+	// maxModelLabels bounds the models of a worker that metrics tell apart, maxFigures those of all
+	// workers of all pools. modelOther stands for the others.
+	maxModelLabels = 16
+	maxFigures     = 2048
+	modelOther     = "other"
+	// maxModelLabel is the longest name of a model in a label, in bytes.
+	maxModelLabel = 128
+)
+
+// The collectors of workers and models. The series of a worker go when the pool forgets it.
+var (
+	workerOutcomes = modelCounter("worker_outcomes_total", "Requests by outcome, of the worker that answered, else the last one tried.", "outcome")
+	workerTokens   = modelCounter("worker_tokens_total",
+		"Tokens that the worker's answers report: of prompts, predicted as cached and reported as cached of these, and generated.", "tokens")
+	workerTTFT = modelHistogram("worker_time_to_first_token_seconds", prometheus.ExponentialBucketsRange(0.01, 120, 14),
+		"Time from the choice of the worker to the first token of a streamed answer.")
+	workerITL = modelHistogram("worker_inter_token_latency_seconds", prometheus.ExponentialBucketsRange(0.002, 2, 10),
+		"Mean time between the chunks of a streamed answer, once per answer.")
+)
+
+func modelCounter(name, help, label string) *prometheus.CounterVec {
+	return poolCounter(name, help, "worker", "model", label)
+}
+
+func modelHistogram(name string, buckets []float64, help string) *prometheus.HistogramVec {
+	opts := prometheus.HistogramOpts{Namespace: "caddy", Subsystem: "kv_router", Name: name, Help: help, Buckets: buckets}
+	return prometheus.NewHistogramVec(opts, []string{"pool", "worker", "model"})
+}
+
+// deleteFigures deletes the series with these labels.
+func deleteFigures(labels prometheus.Labels) {
+	workerOutcomes.DeletePartialMatch(labels)
+	workerTokens.DeletePartialMatch(labels)
+	workerTTFT.DeletePartialMatch(labels)
+	workerITL.DeletePartialMatch(labels)
+}
+
+// answerOutcomes are the outcomes of requests that had a worker.
+var answerOutcomes = [...]string{"ok", "engine_error", "unavailable", "broken", "client_gone"}
+
+// Figures count the requests of one worker for one model, as metrics and in [Recent].
+type Figures struct {
+	Model     string // as metrics name it: empty if the request names none, other if the worker does not list it
+	recent    *Recent
+	outcomes  [len(answerOutcomes)]prometheus.Counter
+	ttft, itl prometheus.Observer
+
+	prompt, predicted, reported, generated prometheus.Counter
+}
+
+// figures are those of a worker, by model.
+type figures struct {
+	mu      sync.RWMutex
+	byModel map[string]*Figures
+}
+
+// modelLabels counts the models that metrics tell apart, over all workers.
+var modelLabels struct {
+	mu sync.Mutex
+	n  int
+}
+
+// Figures returns the figures for a model. Only models that the operator or the engine lists have
+// some of their own: other names come from clients.
+func (p *Pool) Figures(w *Worker, model string) *Figures {
+	label := model
+	if model != "" && (len(model) > maxModelLabel || !w.KnownToServe(model)) {
+		label = modelOther
+	}
+	f := &w.figures
+	f.mu.RLock()
+	known := f.byModel[label]
+	f.mu.RUnlock()
+	if known != nil {
+		return known
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if label != "" && label != modelOther && !f.takeLabel(label) {
+		label = modelOther
+	}
+	if f.byModel[label] == nil {
+		if f.byModel == nil {
+			f.byModel = make(map[string]*Figures)
+		}
+		label = strings.Clone(label) // the request's body may hold it
+		f.byModel[label] = p.newFigures(w, label)
+	}
+	return f.byModel[label]
+}
+
+// takeLabel returns whether metrics can tell one more model of the worker apart.
+func (f *figures) takeLabel(label string) bool {
+	modelLabels.mu.Lock()
+	defer modelLabels.mu.Unlock()
+	if f.byModel[label] == nil {
+		if len(f.byModel) >= maxModelLabels || modelLabels.n >= maxFigures {
+			return false
+		}
+		modelLabels.n++
+	}
+	return true
+}
+
+func (p *Pool) newFigures(w *Worker, model string) *Figures {
+	of := []string{p.Name, w.Dial, model}
+	f := &Figures{
+		Model: model, recent: &w.Recent, ttft: workerTTFT.WithLabelValues(of...), itl: workerITL.WithLabelValues(of...),
+		prompt: workerTokens.WithLabelValues(append(of, "prompt")...), predicted: workerTokens.WithLabelValues(append(of, "predicted")...),
+		reported: workerTokens.WithLabelValues(append(of, "reported")...), generated: workerTokens.WithLabelValues(append(of, "generated")...),
+	}
+	for i, outcome := range answerOutcomes {
+		f.outcomes[i] = workerOutcomes.WithLabelValues(append(of, outcome)...)
+	}
+	return f
+}
+
+// Ended counts a request. failed: it failed by the worker's fault, as far as the router knows.
+func (f *Figures) Ended(outcome string, failed bool) {
+	for i, name := range answerOutcomes {
+		if name == outcome {
+			f.outcomes[i].Inc()
+			f.recent.attempt(time.Now(), 1, failed)
+		}
+	}
+}
+
+// FirstToken counts a first token that came at t, so long after the choice of the worker.
+func (f *Figures) FirstToken(t time.Time, after time.Duration) {
+	f.ttft.Observe(after.Seconds())
+	f.recent.firstToken(t, after)
+}
+
+// Pace counts the mean time between the chunks of an answer.
+func (f *Figures) Pace(mean time.Duration) {
+	f.itl.Observe(mean.Seconds())
+	f.recent.pace(time.Now(), mean)
+}
+
+// Generated counts the tokens of an answer.
+func (f *Figures) Generated(n int64) { f.generated.Add(float64(n)) }
+
+// Compared counts the tokens of a prompt: all, those predicted as cached, and those reported as
+// cached.
+func (f *Figures) Compared(prompt, predicted, reported int64) {
+	f.prompt.Add(float64(prompt))
+	f.predicted.Add(float64(predicted))
+	f.reported.Add(float64(reported))
+	f.recent.compared(time.Now(), prompt, predicted, reported)
+}
+
+// ForgetModels deletes the figures for models that the worker no longer lists.
+func (p *Pool) ForgetModels(w *Worker) {
+	p.forgetFigures(w, false)
+}
+
+// forgetFigures deletes all figures of a worker, or those for models that it no longer lists.
+func (p *Pool) forgetFigures(w *Worker, all bool) {
+	f := &w.figures
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for model := range f.byModel {
+		if !all && (model == "" || model == modelOther || w.KnownToServe(model)) {
+			continue
+		}
+		delete(f.byModel, model)
+		deleteFigures(prometheus.Labels{"pool": p.Name, "worker": w.Dial, "model": model})
+		if model != "" && model != modelOther {
+			modelLabels.mu.Lock()
+			modelLabels.n--
+			modelLabels.mu.Unlock()
+		}
+	}
+}

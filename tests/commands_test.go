@@ -1,0 +1,254 @@
+package tests
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+)
+
+// asCaddy has the test binary be a Caddy's command line.
+const asCaddy = "KVROUTER_TEST_AS_CADDY"
+
+// kvRouter runs `caddy kv-router` with arguments, and returns its code and what it printed.
+func kvRouter(t testing.TB, args ...string) (code int, out string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), os.Args[0], append([]string{"kv-router"}, args...)...)
+	cmd.Env = append(os.Environ(), asCaddy+"=1")
+	var b, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &b, &errs
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return cmd.ProcessState.ExitCode(), b.String() + errs.String()
+}
+
+// TestCommands runs each command against a Caddy, by TCP and by a unix socket.
+func TestCommands(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{})
+	site := route(engines)
+	s := startCaddy(t, site)
+	a, b := engines[0].Addr(), engines[1].Addr()
+	for range 4 {
+		s.mustChat(t, ask("hello").streamed(), "X-Session-Id", "secret-1", "X-Request-Id", "req-1")
+	}
+	dir := t.TempDir()
+	body := filepath.Join(dir, "body.json")
+	write(t, body, `{"model":"canned","messages":[{"role":"user","content":"hello"}]}`)
+	socket := "unix/" + filepath.Join(dir, "admin.sock")
+	for _, address := range []string{s.admin, socket} {
+		if address == socket {
+			s.admin = socket
+			if err := s.reload(site); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, c := range []struct {
+			args string
+			code int
+			want string
+		}{
+			{"status", 0, `(?s)pool default.*WORKER +STATE.*` + regexp.QuoteMeta(a) + ` +ok `},
+			{"status --json", 0, `"workers": \[`},
+			{"drain " + a, 0, "is drained: nothing runs on it"},
+			{"status", 0, regexp.QuoteMeta(a) + " +drained"},
+			{"undrain " + a, 0, "gets new requests"},
+			{"drain nobody:1", 1, "no worker with the address or id"},
+			{"explain req-1", 0, `(?s)attempt 1, 2 of 2 candidates: \S+\nIt .*\n\nCANDIDATE +HELD`},
+			{"explain nothing", 1, "remembers no such choice"},
+			{"explain --file " + body, 0, `(?s)^\S+\nIt .*CANDIDATE`},
+			{"explain --file " + body + " --path nowhere", 1, "must be the path of a request"},
+			{"explain", 1, "needs either"},
+			{"sessions", 0, `(?s)HASH OF THE KEY.*[0-9a-f]{32} \S+ +router_only`},
+			{"sessions show secret-1 --model canned", 0, `[0-9a-f]{32} \S+ +router_only`},
+			{"sessions unbind secret-1 --model other", 1, "has no such session"},
+			{"sessions burn secret-1", 1, "must be followed by show or unbind"},
+			{"status --pool nothing", 1, `no pool has the name`},
+		} {
+			code, out := kvRouter(t, append(strings.Fields(c.args), "--address", address)...)
+			if code != c.code || !regexp.MustCompile(c.want).MatchString(out) {
+				t.Errorf("%s %s: code %d, want %d\n%s\nwant %s", c.args, address, code, c.code, out, c.want)
+			}
+			for line := range strings.Lines(out) {
+				if c.args == "status" && utf8.RuneCountInString(line) > 101 {
+					t.Errorf("%d columns: %s", utf8.RuneCountInString(line), line)
+				}
+			}
+		}
+	}
+	if code, out := kvRouter(t, "sessions", "unbind", "secret-1", "--model", "canned", "--address", socket); code != 0 {
+		t.Errorf("unbind: code %d\n%s", code, out)
+	}
+	if code, out := kvRouter(t, "status", "--address", freeAddr(t)); code != 1 || !strings.Contains(out, "connection refused") {
+		t.Errorf("a wrong address: code %d\n%s", code, out)
+	}
+	engines[1].Kill()
+	eventually(t, 10*time.Second, "the dead worker needs a look", func() bool {
+		s.chat(t.Context(), ask("hello"))
+		code, out := kvRouter(t, "status", "--address", socket)
+		return code == 2 && regexp.MustCompile(regexp.QuoteMeta(b)+" +unreachable").MatchString(out)
+	})
+	config := filepath.Join(dir, "Caddyfile")
+	write(t, config, s.caddyfile(site))
+	code, out := kvRouter(t, "check", "--config", config)
+	if code != 2 || !strings.Contains(out, a+": ") || !strings.Contains(out, b+": unknown") || !strings.Contains(out, "2 problems") {
+		t.Errorf("check: code %d\n%s", code, out)
+	}
+}
+
+// TestCommandsMeetReloads asks for the status while Caddy reloads.
+func TestCommandsMeetReloads(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{})
+	s := startCaddy(t, route(engines))
+	s.mustChat(t, ask("hello"))
+	var reloads sync.WaitGroup
+	reloads.Go(func() {
+		for i := range 10 {
+			if err := s.load(route(engines, fmt.Sprintf("max_body %d", 1000+i))); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+	})
+	for range 10 {
+		if code, out := kvRouter(t, "status", "--address", s.admin); code != 0 {
+			t.Errorf("code %d\n%s", code, out)
+		}
+	}
+	reloads.Wait()
+}
+
+// TestPage reads the page and its state at the admin endpoint and on a site.
+func TestPage(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{})
+	s := startCaddy(t, "kv_router_status /status\n"+route(engines, "worker * {\napi_key very-secret\n}"))
+	s.mustChat(t, ask("a private prompt").streamed(), "X-Session-Id", "session-key", "X-Request-Id", "client-id")
+	status, page, err := s.get(t.Context(), s.url+"/status")
+	if err != nil || status != http.StatusOK || !strings.Contains(page, "<script>") {
+		t.Fatalf("status %d, %v", status, err)
+	}
+	for _, loaded := range []string{" src=", "@import", "url("} {
+		if strings.Contains(page, loaded) {
+			t.Errorf("the page has %q, and must load nothing", loaded)
+		}
+	}
+	if _, own, err := s.get(t.Context(), "http://"+s.admin+"/kv_router/"); err != nil || own != page {
+		t.Errorf("the page of the admin endpoint differs: %v", err)
+	}
+	for _, path := range []string{"/status?state=0", "/status?choice=1", "/status?state=0&pool=default"} {
+		status, state, err := s.get(t.Context(), s.url+path)
+		if err != nil || status != http.StatusOK || !strings.Contains(state, engines[0].Addr()) {
+			t.Errorf("%s: status %d, %v: %.200s", path, status, err, state)
+		}
+		for _, secret := range []string{"private", "session-key", "client-id", "very-secret", "key_hash", `"steers":true`} {
+			if strings.Contains(state, secret) {
+				t.Errorf("%s shows %s", path, secret)
+			}
+		}
+	}
+	if status, _, _ := s.get(t.Context(), s.url+"/status?state=0&pool=other"); status != http.StatusNotFound {
+		t.Errorf("another pool: status %d", status)
+	}
+	if a := s.post(t.Context(), "/status?state=0", nil); a.status != http.StatusMethodNotAllowed {
+		t.Errorf("POST: status %d", a.status)
+	}
+	_, state, _ := s.get(t.Context(), "http://"+s.admin+"/kv_router/?state=0")
+	if !strings.Contains(state, `"steers":true`) || !strings.Contains(state, "client-id") {
+		t.Errorf("the admin endpoint's state: %.300s", state)
+	}
+}
+
+// TestOtherSitesCannotSteer sends what a browser sends for a form of another site.
+func TestOtherSitesCannotSteer(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	s := startCaddy(t, route(engines))
+	path := "/pools/default/workers/" + engines[0].Addr() + "/drain"
+	for _, header := range [][]string{
+		{"Sec-Fetch-Site", "cross-site"},
+		{"Sec-Fetch-Site", "same-site"},
+		{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Referer", "http://" + s.admin + "/"},
+		{"Origin", "http://evil.example"},
+	} {
+		if status, answer := s.api(t, http.MethodPost, path, nil, nil, header...); status != http.StatusForbidden {
+			t.Errorf("%v: status %d %s", header, status, answer)
+		}
+	}
+	if status, answer := s.api(t, http.MethodPost, path, nil, nil, "Origin", "http://"+s.admin, "Sec-Fetch-Site", "same-origin"); status != http.StatusOK {
+		t.Errorf("its own page: status %d %s", status, answer)
+	}
+}
+
+// TestPageInABrowser compares what Chromium shows with the API.
+func TestPageInABrowser(t *testing.T) {
+	chromium, err := exec.LookPath("chromium")
+	if err != nil {
+		t.Skip("chromium is not installed")
+	}
+	engines := startEngines(t, 2, canned.Pace{})
+	s := startCaddy(t, "kv_router_status /status\n"+route(engines))
+	for range 7 {
+		s.mustChat(t, ask("hello").streamed())
+	}
+	dump := func() string {
+		out, err := exec.CommandContext(t.Context(), chromium, "--headless=new", "--no-sandbox", "--disable-gpu", //nolint:gosec // found above
+			"--user-data-dir="+t.TempDir(), "--virtual-time-budget=2500", "--dump-dom", s.url+"/status").Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(out)
+	}
+	var v struct {
+		Workers []struct {
+			Dial   string `json:"dial"`
+			State  string `json:"state"`
+			Recent struct {
+				Attempts int `json:"attempts"`
+			} `json:"recent"`
+		} `json:"workers"`
+	}
+	compare := func() {
+		t.Helper()
+		s.api(t, http.MethodGet, "/pools/default/state", nil, &v)
+		dom := dump()
+		for _, w := range v.Workers {
+			row := regexp.MustCompile(`(?s)` + regexp.QuoteMeta(w.Dial) + `</th>.*?</tr>`).FindString(dom)
+			if !strings.Contains(row, ">"+w.State+"<") || !strings.Contains(row, fmt.Sprintf(`class="n">%d<`, w.Recent.Attempts)) {
+				t.Errorf("the page does not show %+v:\n%s", w, row)
+			}
+		}
+	}
+	compare()
+	engines[0].Kill()
+	killed := time.Now()
+	eventually(t, 2*time.Second, "the killed engine is seen", func() bool {
+		s.chat(t.Context(), ask(fmt.Sprint(time.Since(killed))))
+		s.api(t, http.MethodGet, "/pools/default/state", nil, &v)
+		for _, w := range v.Workers {
+			if w.Dial == engines[0].Addr() && w.State == "unreachable" {
+				return true
+			}
+		}
+		return false
+	})
+	compare()
+}
+
+func write(t testing.TB, file, text string) {
+	t.Helper()
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
