@@ -57,6 +57,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 func (h *Handler) options() options {
 	return options{
 		"pool": &h.Pool, "engine": &h.Engine, "max_body": size{&h.MaxBody}, "response_headers": &h.ResponseHeaders,
+		"legs":         &h.Legs,
 		"strict_nvext": &h.StrictNVExt, "enforce_cache_salt": &h.EnforceCacheSalt, "require_pin": &h.RequirePin,
 		"inject_usage": &h.InjectUsage, "speculative_prefill": &h.SpeculativePrefill, "merge_models": &h.MergeModels,
 		"policy": policy{&h.PolicyRaw}, "shadow": policy{&h.ShadowRaw},
@@ -121,7 +122,7 @@ func (h *Handler) unmarshalWorker(d *caddyfile.Dispenser) error {
 	h.Workers = append(h.Workers, w)
 	return options{
 		"id": &w.ID, "engine": &w.Engine, "dp_size": &w.DPSize, "kv_tokens": &w.KVTokens, "max_running": &w.MaxRunning,
-		"models": &w.Models, "taints": &w.Taints, "api_key": &w.APIKey, "drain": &w.Drain,
+		"models": &w.Models, "role": &w.Role, "taints": &w.Taints, "api_key": &w.APIKey, "drain": &w.Drain,
 		"dynamo_instance_id": &w.DynamoInstanceID, "priority": onOffAuto{&w.Priority},
 		"thinking_budget": onOffAuto{&w.ThinkingBudget}, "cache_salt": onOffAuto{&w.CacheSalt},
 		"sessions": onOffAuto{&w.Sessions}, "engine_load": &w.EngineLoad,

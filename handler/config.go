@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -49,6 +50,8 @@ import (
 // ------------|-------------
 // `{http.kv_router.worker}` | The id of the chosen worker
 // `{http.kv_router.dp_rank}` | The chosen data-parallel rank
+// `{http.kv_router.prefill_worker}` | The id of the worker that computes the prompt, if it is another one
+// `{http.kv_router.prefill_dp_rank}` | Its data-parallel rank
 // `{http.kv_router.overlap_blocks}` | Leading KV blocks of the prompt that the worker holds
 // `{http.kv_router.predicted_cached_tokens}` | The same in tokens
 // `{http.kv_router.reason}` | Why this worker. `session`: it has the session. `overlap`: the policy chose it, and it holds a part of the prompt. `load`: the policy chose it, and it holds nothing. `pin`: the request names it. `response`: it keeps the response that the request names.
@@ -150,10 +153,27 @@ type Handler struct { // one field for each option, hence so many
 	// that only other workers of the pool serve. Default: `true`.
 	MergeModels *bool `json:"merge_models,omitempty"`
 
+	// Whether a request is parted over two workers, of which one computes the prompt and the
+	// other the answer. It takes workers with the roles `prefill` and `decode`. The values are:
+	//
+	// - `auto`: if the first token is predicted to come sooner then, with what a prefill on
+	//   the decode worker costs the answers there.
+	// - `always`: each request that can be parted.
+	// - `never`: none.
+	// - `isl_bounding`: unless the decode worker lacks less than 2048 tokens and less than 70
+	//   percent of the prompt.
+	// - `prefill_load`: unless more than 8192 tokens wait at the best prefill worker.
+	// - `isl_or_load`: unless either of the last two holds.
+	//
+	// The last three are Dynamo's rules. With them a request is parted in any case while the KV
+	// cache of its decode worker is nearly full. Default: `auto`.
+	Legs string `json:"legs,omitempty"`
+
 	// The reverse proxy that performs the round trips, with all options of Caddy's own
 	// except the selection policy. It needs at least one upstream, or a dynamic source.
 	ReverseProxy *reverseproxy.Handler `json:"reverse_proxy,omitempty"`
 
+	legs        kvscore.Legs
 	policy      kvscore.Policy
 	shadow      kvscore.Policy // nil if none is configured
 	keys        []plan.KeySource
@@ -249,6 +269,11 @@ func (h *Handler) setDefaults() error {
 	} else if t != nil && t.StreamIdle < 0 {
 		return fmt.Errorf("timeouts stream_idle: must be positive, got %s", time.Duration(t.StreamIdle))
 	}
+	rule := slices.Index(kvscore.LegsNames[:], cmp.Or(h.Legs, kvscore.LegsAuto.String()))
+	if rule < 0 {
+		return fmt.Errorf("legs: must be auto, always, never, isl_bounding, prefill_load or isl_or_load, got %q", h.Legs)
+	}
+	h.legs = kvscore.Legs(rule) //nolint:gosec // it is one of them
 	var err error
 	if h.Resume == nil {
 		h.Resume = new(dispatch.Resume)

@@ -138,7 +138,7 @@ func (h *Handler) wireDispatcher(ctx caddy.Context) error {
 			// Only a policy whose costs are times knows the price of leaving a session's home.
 			Soft: h.sessionMode() == affinitySoft && kvscore.CostUnit(h.policy) == kvscore.UnitMilliseconds,
 		}),
-		Resume: *h.Resume, Limits: limits, KeepBody: keepBody, Labels: h.ResponseHeaders, Speculative: h.SpeculativePrefill,
+		Resume: *h.Resume, Limits: limits, Legs: h.legs, KeepBody: keepBody, Labels: h.ResponseHeaders, Speculative: h.SpeculativePrefill,
 		Metrics: h.metrics, PoolMetrics: h.poolMetrics, Logger: h.logger,
 	}
 	d.Sessions.Failed = d.Unbound

@@ -17,13 +17,16 @@ func BenchmarkDecision(b *testing.B) {
 	for _, c := range []struct{ blocks, targets int }{{2048, 8}, {2048, 64}, {8192, 8}, {8192, 64}} {
 		for _, policy := range []Policy{NewDynamo(), NewPredictedLatency()} {
 			b.Run(fmt.Sprintf("%T/%dx%d", policy, c.blocks, c.targets), func(b *testing.B) {
-				decide(b, c.blocks, c.targets, policy)
+				decide(b, c.blocks, c.targets, policy, LegsNever)
+			})
+			b.Run(fmt.Sprintf("%T/%dx%d/apart", policy, c.blocks, c.targets), func(b *testing.B) {
+				decide(b, c.blocks, c.targets, policy, LegsAuto)
 			})
 		}
 	}
 }
 
-func decide(b *testing.B, blocks, n int, p Policy) {
+func decide(b *testing.B, blocks, n int, p Policy, legs Legs) {
 	s := NewScheduler(Settings{})
 	ids := make([]uint32, 16*blocks)
 	for i := range ids {
@@ -47,6 +50,7 @@ func decide(b *testing.B, blocks, n int, p Policy) {
 		}
 	}
 	refs := s.Refs(ts)
+	decode := refs
 	sel := &Selection{Rand: seeded(1)}
 	now := epoch
 	for range 4 * n { // each target has had the prompt
@@ -61,7 +65,12 @@ func decide(b *testing.B, blocks, n int, p Policy) {
 	for b.Loop() {
 		begin := time.Now()
 		hash()
-		i, l := s.SelectAmong(now, r, refs, -1, p, sel)
+		if legs != LegsNever { // half of the targets prefill
+			r.Leg, r.Apart = LegPrefill, Apart{}
+			r.Apart = s.Forecast(now, r, refs[:n/2], p, legs, sel)
+			r.Leg, decode = LegWhole, refs[n/2:]
+		}
+		i, l := s.SelectAmong(now, r, decode, -1, p, sel)
 		if sel.Candidates[i].OverlapBlocks < float64(blocks-1) {
 			b.Fatalf("overlap %v", sel.Candidates[i].OverlapBlocks)
 		}

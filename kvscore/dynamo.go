@@ -52,14 +52,37 @@ func NewDynamo() *Dynamo {
 // Choose implements Policy.
 func (d *Dynamo) Choose(s *Selection) int {
 	by := d
-	if s.Override != nil {
-		by = s.Override.of(d)
+	var changed Dynamo
+	if s.Apart.Legs != LegsNever || s.Override != nil {
+		by = &changed
+		by.like(d)
+		by.decode(s.Apart.Legs)
+		s.Override.change(by)
 	}
 	by.score(s)
 	if by.Temperature > 0 {
 		return softmax(s, by.Temperature)
 	}
 	return d.ties.Cheapest(s)
+}
+
+// like copies the options of another policy.
+func (d *Dynamo) like(o *Dynamo) {
+	d.OverlapScoreCredit, d.CreditDecay, d.PrefillLoadScale = o.OverlapScoreCredit, o.CreditDecay, o.PrefillLoadScale
+	d.DecodeActiveRequestWeight, d.Temperature, d.IgnorePrefillTokens = o.DecodeActiveRequestWeight, o.Temperature, o.IgnorePrefillTokens
+	d.IgnoreActiveBlocks, d.IgnoreOutputBlocks, d.NoKVReuse = o.IgnoreActiveBlocks, o.IgnoreOutputBlocks, o.NoKVReuse
+}
+
+// decode makes the options those with which Dynamo chooses decode workers
+// (lib/llm/src/kv_router/prefill_router). If the request may stay whole, what they hold counts.
+func (d *Dynamo) decode(legs Legs) {
+	if legs == LegsNever {
+		return
+	}
+	d.IgnorePrefillTokens, d.NoKVReuse = true, true
+	if legs == LegsAlways {
+		d.OverlapScoreCredit = 0
+	}
 }
 
 // score sets each candidate's cost.

@@ -87,7 +87,7 @@ func (s *Scheduler) learn(l *Lease, computed bool) {
 	if counted && c.Answer >= c.Prompt {
 		answer = c.Answer - c.Prompt + 1
 	}
-	if answer > 0 && computed && !l.unworked {
+	if answer > 0 && computed && !l.unworked && l.leg != LegPrefill {
 		s.traffic.answeredWith(min(answer, maxAnswer), milliseconds(time.Duration(l.seen.Load())-l.first))
 	}
 	if counted && c.CachedReported {

@@ -31,7 +31,12 @@ type Lease struct {
 	total     int64 // blocks of prompt and output so far, rounded up
 	streamed  bool
 	told      bool  // of another router
-	expected  int64 // tokens of the answer; 0 is unknown
+	leg       Leg   // as asked for
+	parted    bool  // it is a decode leg
+	lacks     int64 // tokens of the prompt
+	from      uint32
+	ahead     Target // of the prefill leg, as forecast
+	expected  int64  // tokens of the answer; 0 is unknown
 
 	// guarded by the scheduler's lock
 	prefill   int64 // still booked
@@ -44,6 +49,7 @@ type Lease struct {
 	ended     bool
 
 	work       work
+	handed     time.Time     // when the prefill leg had answered
 	isAwaiting bool          // is in the load's awaiting
 	passed     bool          // a prefill that was booked later is over
 	began      time.Time     // start of a prefill that settle has ended; zero is unknown
@@ -124,7 +130,10 @@ func (l *Lease) prefillOver(now time.Time, how Sign, learn bool, answered int64)
 	s := l.scheduler
 	soon, shown := s.tooSoon(l, now)
 	l.unworked = shown
-	if learn && !soon {
+	switch {
+	case learn && l.parted:
+		s.observeTransfer(l, now)
+	case learn && !soon:
 		s.observe(l, now)
 	}
 	l.ticket.Computed(now)
@@ -163,11 +172,14 @@ type Counts = cache.Counts
 // Answer is a prompt and its answer together.
 type Answer = cache.Answer
 
-// Counted records the engine's counts. The caller calls it before End.
+// Counted records the engine's counts. The caller calls it before End. A decode leg's cached
+// tokens say nothing of its target: engines repeat those of the prefill leg.
 func (l *Lease) Counted(c Counts) {
 	l.scheduler.mu.Lock()
 	defer l.scheduler.mu.Unlock()
-	l.counts = c
+	if l.counts = c; l.parted {
+		l.counts.Cached, l.counts.CachedReported = 0, false
+	}
 }
 
 // Ended is Counted and End for a request of another router, whose answer had some tokens.

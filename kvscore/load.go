@@ -23,6 +23,8 @@ type load struct {
 	due       dueList  // prefills with an end that the router cannot see, soonest first
 	forgotten bool     // the scheduler has removed it
 	retired   bool     // the scheduler removes it when its last lease ends
+	group     uint32   // see SetGroup
+	met       []Target // prefill targets
 	foreign   *foreign // nil before the engine's first report
 
 	capacity     int64

@@ -20,13 +20,10 @@ type Override struct {
 	TrackPrefillTokens *bool
 }
 
-// of returns a copy of the policy with the changes, without its ties.
-func (o *Override) of(d *Dynamo) *Dynamo {
-	by := &Dynamo{
-		OverlapScoreCredit: d.OverlapScoreCredit, CreditDecay: d.CreditDecay, PrefillLoadScale: d.PrefillLoadScale,
-		DecodeActiveRequestWeight: d.DecodeActiveRequestWeight, Temperature: d.Temperature,
-		IgnorePrefillTokens: d.IgnorePrefillTokens, IgnoreActiveBlocks: d.IgnoreActiveBlocks,
-		IgnoreOutputBlocks: d.IgnoreOutputBlocks, NoKVReuse: d.NoKVReuse,
+// change changes a copy of the policy. Nil changes nothing.
+func (o *Override) change(by *Dynamo) {
+	if o == nil {
+		return
 	}
 	put(&by.OverlapScoreCredit, o.OverlapScoreCredit)
 	put(&by.PrefillLoadScale, o.PrefillLoadScale)
@@ -37,7 +34,6 @@ func (o *Override) of(d *Dynamo) *Dynamo {
 	if o.TrackPrefillTokens != nil {
 		by.IgnorePrefillTokens = !*o.TrackPrefillTokens
 	}
-	return by
 }
 
 func put(to, from *float64) {

@@ -32,6 +32,12 @@ type Terms struct {
 	// Leave is the price of leaving the session's home. It is 0 at home, without a
 	// home, and if home holds nothing of the prompt.
 	Leave float64 `json:"leave"`
+	// Stall is the weighted total time that the target's active requests wait for that prefill.
+	// It counts for requests that could be parted.
+	Stall float64 `json:"stall,omitzero"`
+	// Transfer is the time to get the KV cache from the prefill worker if the request is parted.
+	// Wait, Prefill and Delay are then those of the prefill worker.
+	Transfer float64 `json:"transfer,omitzero"`
 }
 
 const (
@@ -57,6 +63,8 @@ const (
 	decodeWorth, decodeLoad, maxDecode = 0.1, 0.1, 1
 	// nearlyFull is the share of a KV cache in use from which on it becomes full.
 	nearlyFull = 0.8
+	// stallWorth weighs a millisecond that an active request waits for a prefill.
+	stallWorth = 0.4
 	// urgent weighs wait and prefill of a request with a priority above 0; 1/urgent
 	// those of one below 0.
 	urgent = 2.0 // a float: 1/urgent must not be integer division
@@ -170,6 +178,9 @@ func (w *weights) cost(s *Selection, i int) {
 	t.Prefill = w.prefill * prefill
 	t.Delay = w.delay*(prefill-c.Slowness*w.shared*max(0, s.SharedTokens-float64(c.OverlapTokens))) +
 		w.queue*float64(c.Awaiting)*prefill
+	if s.Apart.Legs != LegsNever {
+		w.part(s, c)
+	}
 	t.Decode = w.decode
 	if f := fullness(c); f > w.full {
 		t.Decode = min(maxDecode*w.added, w.decode+(f-w.full)*w.growth)
@@ -180,8 +191,21 @@ func (w *weights) cost(s *Selection, i int) {
 	if s.Home >= 0 && i != s.Home {
 		t.Leave = w.leave
 	}
-	c.Cost = t.Wait + t.Prefill + t.Delay + t.Decode + t.Turns + t.Leave
+	c.Cost = t.Wait + t.Prefill + t.Delay + t.Decode + t.Turns + t.Leave + t.Stall + t.Transfer
 	if c.Factor != 0 {
 		c.Cost *= c.Factor
+	}
+}
+
+// part makes the terms those of a parted request if the rule says so, or if their sum is lower
+// and the rule is LegsAuto.
+func (w *weights) part(s *Selection, c *Candidate) {
+	a, t := &s.Apart, &c.Terms
+	t.Stall = w.prefill * c.stall(s)
+	if a.Legs == LegsAuto && c.way == EitherWay {
+		c.Parted = a.Cost+w.wait*(c.PartedTime-a.Time) < t.Wait+t.Prefill+t.Delay+t.Stall
+	}
+	if c.Parted {
+		*t = Terms{Wait: w.wait * (c.PartedTime - c.TransferTime - a.Time), Prefill: a.Time, Delay: a.Cost - a.Time, Transfer: w.wait * c.TransferTime}
 	}
 }

@@ -34,17 +34,18 @@ type Settings struct {
 // and a model of its KV cache. Leases are the only way to change a load; [Scheduler.ReportLoad]
 // adds the load of other clients beside it. It is safe for concurrent use.
 type Scheduler struct {
-	mu       sync.Mutex
-	settings Settings
-	caches   *cache.Caches // has a lock of its own
-	targets  map[Target]*load
-	leases   map[*Lease]struct{}
-	latency  *estimator
-	traffic  traffic
-	paces    paces
-	learned  float64 // logarithm of capacity/declared, over all targets
-	restored map[Target]*LearnedTarget
-	journal  Journal
+	mu        sync.Mutex
+	settings  Settings
+	caches    *cache.Caches // has a lock of its own
+	targets   map[Target]*load
+	leases    map[*Lease]struct{}
+	latency   *estimator
+	traffic   traffic
+	paces     paces
+	transfers transfers
+	learned   float64 // logarithm of capacity/declared, over all targets
+	restored  map[Target]*LearnedTarget
+	journal   Journal
 
 	fallback LeastLoad // for policies that return an invalid choice
 
@@ -55,8 +56,9 @@ type Scheduler struct {
 // scheduler, which may hold its lock.
 type Journal interface {
 	// Booked is told of a request, and what the cache models said of it. It returns a number for
-	// Ended; 0 is none. expected is the length of the answer, if it is known.
-	Booked(now time.Time, t Target, p *cache.Prompt, v *cache.View, streamed bool, expected int64) (request uint64)
+	// Ended; 0 is none. expected is the length of the answer, if it is known. leg is LegDecode if
+	// the request is parted.
+	Booked(now time.Time, t Target, p *cache.Prompt, v *cache.View, streamed bool, expected int64, leg Leg) (request uint64)
 	// Answered is told of the first sign that the prefill of a request is over. tokens is the length
 	// of an answer that was not streamed, -1 if it is unknown.
 	Answered(request uint64, now time.Time, how Sign, tokens int64)
@@ -85,6 +87,7 @@ func NewScheduler(s Settings) *Scheduler {
 	sch.settings = s.withDefaults()
 	sch.latency = newEstimator()
 	sch.traffic.answer = assumedAnswer
+	sch.transfers = newTransfers()
 	sch.caches = cache.New(sch.settings.caches())
 	return sch
 }

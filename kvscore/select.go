@@ -34,6 +34,12 @@ type Request struct {
 	// [Ties]. It needs no secret. A client that chooses its key by the hash can only choose
 	// among targets that are equally good for its request.
 	Session uint64
+	// Leg is the part of the request that the chosen target does.
+	Leg Leg
+	// Apart says whether and how the request may be parted. The zero value does not part it.
+	Apart Apart
+	// Ways say how the targets can serve the request, by position. Nil stands for EitherWay.
+	Ways []Way
 	// Told says that another router has sent the request. The journal is not told of it again.
 	Told bool
 	// Priority is the client's wish: above 0, the request's own time weighs more; below 0,
@@ -74,7 +80,11 @@ func (s *Scheduler) SelectAmong(now time.Time, r *Request, among []TargetRef, bo
 	s.lookUp(now, r, sel)
 	bound, l := s.selectAmong(now, r, among, bound, p, sel)
 	if s.journal != nil && !r.Told {
-		l.journaled = s.journal.Booked(now, l.load.target, &sel.prompt, &sel.view, r.Streamed, r.ExpectedTokens)
+		leg := r.Leg
+		if l.parted {
+			leg = LegDecode
+		}
+		l.journaled = s.journal.Booked(now, l.load.target, &sel.prompt, &sel.view, r.Streamed, r.ExpectedTokens, leg)
 	}
 	sel.view.Drop()
 	sel.prompt = cache.Prompt{} // a Selection is used again
@@ -161,6 +171,7 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 	for i := range sel.Candidates {
 		sel.Awaiting += sel.Candidates[i].Awaiting
 	}
+	s.part(now, r, among, sel)
 }
 
 // fill sets the terms of a candidate from its target's load. The lock is held.
@@ -231,18 +242,27 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 		ld = s.declare(t.Target, 0)
 		ld.retired = true
 	}
-	prefill := max(0, tokens-c.OverlapTokens)
+	lacks := max(0, tokens-c.OverlapTokens)
+	prefill, time := lacks, c.PrefillTime
+	if c.Parted {
+		prefill, time = 0, 0 // another lease books them
+	}
 	l := &Lease{
 		scheduler: s, load: ld, booked: now, estimate: r.Tokens - r.OtherTokens, tokens: tokens,
 		blockSize: int64(s.settings.BlockSize), streamed: r.Streamed, told: r.Told, expected: r.ExpectedTokens,
 		prefill: prefill, unshared: c.RequestBlocks,
 		work: workOf(prefill, c.OverlapTokens), cached: c.OverlapTokens, knowledge: c.Knowledge,
-		inFlight: c.SharedBlocks > 0, queued: len(ld.awaiting.leases) > 0, predicted: c.WaitTime + c.PrefillTime, alone: c.PrefillTime / c.Slowness,
+		inFlight: c.SharedBlocks > 0, queued: len(ld.awaiting.leases) > 0, predicted: c.TTFT(), alone: time / c.Slowness,
+		leg: r.Leg, parted: c.Parted, lacks: lacks, from: r.Apart.from, ahead: r.Apart.Prefill,
 	}
 	l.total = blocksOf(l.tokens, l.blockSize)
-	s.traffic.arrived(sel)
-	s.traffic.booked(prefill)
-	ld.recent.add(now, c.PrefillTime)
+	if r.Leg != LegPrefill {
+		s.traffic.arrived(sel)
+	}
+	if !c.Parted {
+		s.traffic.booked(prefill)
+		ld.recent.add(now, time)
+	}
 	if ld.applied != s.learned {
 		s.applyCapacity(ld)
 	}

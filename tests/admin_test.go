@@ -119,7 +119,14 @@ type (
 			Code   string `json:"code"`
 		} `json:"refused"`
 		Policy string `json:"policy"`
-		Plan   struct {
+		Legs   *struct {
+			Parted  bool   `json:"parted"`
+			Why     string `json:"whole_because"`
+			Prefill struct {
+				Worker uint64 `json:"worker"`
+			} `json:"prefill"`
+		} `json:"legs"`
+		Plan struct {
 			API      string        `json:"api"`
 			Kind     string        `json:"prompt_kind"`
 			Tokens   int64         `json:"prompt_tokens"`

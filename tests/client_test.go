@@ -87,6 +87,11 @@ func (s *server) do(req *http.Request) answer {
 	if err != nil {
 		return answer{err: err}
 	}
+	return read(resp)
+}
+
+// read reads a whole answer.
+func read(resp *http.Response) answer {
 	defer resp.Body.Close()
 	a := answer{status: resp.StatusCode, header: resp.Header}
 	a.body, a.err = io.ReadAll(resp.Body)

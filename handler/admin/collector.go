@@ -57,6 +57,7 @@ var (
 			"few trial requests, refuses connections, or fails Caddy's health checks.")
 	descEngine = workerDesc("worker_engine_info",
 		"1, with the worker's engine and version as labels, as configured or found.", "engine", "version", "source")
+	descRole     = workerDesc("worker_role", "1, with the worker's role as a label: both, prefill or decode.", "role")
 	descWarnings = workerDesc("worker_engine_warnings", "Warnings about the worker's engine that last.")
 	descContrary = workerDesc("worker_contradictions", "Settings of the worker that its engine contradicts.")
 
@@ -208,6 +209,7 @@ func collectWorker(to sink, p *pool.Pool, w *pool.Worker, t time.Time, proxy map
 	}
 	e := viewEngine(p, w)
 	to.gauge(descEngine, 1, w.Engine().Type, w.Engine().Info.Version, e.Source)
+	to.gauge(descRole, 1, string(w.Engine().Role()))
 	if e.Contradictions != nil {
 		to.gauge(descContrary, float64(len(e.Contradictions)))
 	}

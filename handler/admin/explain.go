@@ -30,6 +30,7 @@ type explanation struct {
 	Candidates []candidateView    `json:"candidates"`
 	LeftOut    []dispatch.LeftOut `json:"left_out"`
 	Chosen     *chosenView        `json:"chosen"`
+	Legs       *dispatch.DryLegs  `json:"legs,omitempty"`
 	// Waits is there if the request would wait, as all workers are full.
 	Waits *waitView `json:"waits,omitempty"`
 }
@@ -138,7 +139,7 @@ func (x *Explainer) view(p *plan.Plan, c *dispatch.DryChoice) *explanation {
 	if h := c.Home; h != nil {
 		e.Home = &homeView{DryHome: h, Dial: dials(x.Dispatcher.Pool)[h.Target], Candidate: h.Position >= 0}
 	}
-	e.Chosen = viewChosen(c)
+	e.Chosen, e.Legs = viewChosen(c), c.Legs
 	return e
 }
 
@@ -183,6 +184,8 @@ func why(c *dispatch.DryChoice) string {
 		text = "the policy draws it among several"
 	}
 	switch {
+	case c.Tier == pool.Reluctant:
+		text += "; only prefill workers are left, so that their role is ignored"
 	case c.Tier >= pool.Draining:
 		text += "; only draining workers are left, so that draining is ignored"
 	case c.Tier == pool.MarkedDown:

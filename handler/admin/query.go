@@ -79,8 +79,9 @@ type queryAnswer struct {
 
 // encodeQuery returns the answer as JSON. ids are the prompt's, nil if unknown.
 func (x *Explainer) encodeQuery(p *plan.Plan, c *dispatch.DryChoice, ids []byte) ([]byte, error) {
-	target := c.Candidates[c.Picked.Chosen].Target
-	members := []nvext.Member{{Name: nvext.NameWorkerID, Value: nvext.AppendWorker(nil, target.Worker, target.Rank)}}
+	prefill, decode := c.Prefill(), c.Candidates[c.Picked.Chosen].Target
+	workers := nvext.AppendWorker(nil, prefill.Worker, prefill.Rank, decode.Worker, decode.Rank)
+	members := []nvext.Member{{Name: nvext.NameWorkerID, Value: workers}}
 	if ids != nil {
 		members = append(members, nvext.Member{Name: nvext.NameTokenIDs, Value: ids})
 	}

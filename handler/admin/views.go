@@ -7,6 +7,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/journal"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -110,10 +111,11 @@ type workerView struct {
 	Dial string `json:"dial"`
 	// Static is whether it is an upstream by the configuration; others come
 	// from a dynamic source, or are not forgotten yet.
-	Static          bool `json:"static_upstream"`
-	Draining        bool `json:"draining"`
-	DrainAsked      bool `json:"drain_by_admin_api"`
-	DrainConfigured bool `json:"drain_by_config"`
+	Static          bool        `json:"static_upstream"`
+	Role            engine.Role `json:"role"`
+	Draining        bool        `json:"draining"`
+	DrainAsked      bool        `json:"drain_by_admin_api"`
+	DrainConfigured bool        `json:"drain_by_config"`
 	// Drained is whether it is draining, and nothing runs on any of its ranks.
 	Drained bool       `json:"drained"`
 	Engine  engineView `json:"engine"`
@@ -211,7 +213,7 @@ func viewWorker(p *pool.Pool, w *pool.Worker, t time.Time, proxy map[string]prox
 	asked, configured := w.Drains()
 	running, limit := w.Running()
 	v := workerView{
-		ID: w.ID, Dial: w.Dial, Static: set.Upstreams[w.Dial], Taints: w.Tainted(),
+		ID: w.ID, Dial: w.Dial, Static: set.Upstreams[w.Dial], Role: w.Engine().Role(), Taints: w.Tainted(),
 		Draining: asked || configured, DrainAsked: asked, DrainConfigured: configured,
 		Drained: (asked || configured) && load.Requests == 0,
 		Engine:  viewEngine(p, w), Health: viewHealth(w, t, proxy), Hits: viewHits(w),

@@ -47,6 +47,7 @@ func (p *parse) field(key []byte, v rawjson.Span) {
 		p.session(v)
 	case "echo":
 		p.echo = isTrue(v.Of(b))
+		r.Echoes = p.echo
 	case "cache_prompt":
 		r.SkipsCache = r.SkipsCache || string(v.Of(b)) == "false"
 	case "prompt_logprobs":
@@ -70,6 +71,8 @@ func (p *parse) field(key []byte, v rawjson.Span) {
 		p.writingMembers(key, v)
 	case "prompt_embeds", "input_embeds":
 		p.opaque = p.opaque || v.HasContent(b)
+	case "kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "disaggregated_params":
+		r.Steers, r.NamesLegs = true, r.NamesLegs || !v.IsNull(b)
 	case "priority", "routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank", "id_slot", "retention_seconds":
 		r.Steers = true
 	default:

@@ -156,6 +156,11 @@ type Request struct {
 	// Steers is whether a member sets an engine's rank, slot, priority or cache
 	// retention.
 	Steers bool
+	// Echoes is whether the answer begins with the prompt (echo).
+	Echoes bool
+	// NamesLegs is whether a member names the prefill or the decode of the request on another
+	// server.
+	NamesLegs bool
 	// Vertex is whether the body of an unknown API has Vertex AI's form, whose
 	// `instances` and `parameters` are not read.
 	Vertex bool

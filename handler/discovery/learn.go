@@ -93,6 +93,9 @@ func (x *Watch) Contradictions() map[string]string {
 	if engine.Shows(set.Engine) && engine.Shows(info.Type) && info.Type != set.Engine {
 		list["engine"] = fmt.Sprintf("engine: configured %s, the engine is %s", set.Engine, info.Type)
 	}
+	if set.Role != "" && info.Role != "" && engine.Role(set.Role) != info.Role {
+		list["role"] = fmt.Sprintf("role: configured %s, the engine is started for %s", set.Role, info.Role)
+	}
 	following := x.Following()
 	switch {
 	case set.DPSize > 1 && !e.TakesRank():

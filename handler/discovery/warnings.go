@@ -53,7 +53,7 @@ func (x *Watch) Warnings(t time.Time) []pool.Warning {
 		list = append(list, pool.Warning{What: what, Effect: effect, Advice: cmp.Or(advices[what][kind], advice)})
 	}
 	switch {
-	case info.NoPrefixCache:
+	case info.NoPrefixCache && !x.worker.IsDecode(): // decode engines of SGLang keep no prompts
 		warn(warnPrefixCache, "the engine computes every prompt from its beginning, so routing by overlap gains nothing",
 			"switch prefix caching on")
 	case x.uncounted.Load() >= uncountedAnswers:

@@ -29,6 +29,9 @@ type delivery struct {
 func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Response {
 	a := d.attempt
 	d.held.drop()
+	if !a.streams(resp) {
+		d.parting.settled(d.Pool, resp.StatusCode < 300)
+	}
 	if d.prepareFollowUp(resp); !d.keepsBody(a, resp) {
 		d.freeBody()
 	}
@@ -94,8 +97,12 @@ func (a *attempt) extras(readable bool) *response.Extras {
 	if to := a.Worker.Engine(); to.ReadsNVExt() {
 		e.Annotations = 0 // it gets the request's nvext, and writes them itself
 	}
-	if n := a.Tokens; n > 0 {
-		e.HitRate = float64(a.Terms.OverlapTokens) / float64(n)
+	by := a.computes()
+	if n := by.Tokens; n > 0 {
+		e.HitRate = float64(by.Terms.OverlapTokens) / float64(n)
+	}
+	if e.Prefill, e.PrefillRank = by.Target.Worker, by.Target.Rank; by != a {
+		e.Begun, e.Prefilled = by.Begun, a.legs.prefilled
 	}
 	return e
 }
@@ -162,6 +169,8 @@ func (o *delivery) Received(t time.Time, n, tokens int) {
 func (o *delivery) Begun() { o.attempt.watch.stopFirst() }
 
 func (o *delivery) FirstToken(t time.Time) {
+	o.attempt.legs.got()
+	o.d.parting.settled(o.d.Pool, true)
 	o.begin()
 	o.attempt.FirstToken(t)
 	o.attempt.figures().FirstToken(t, t.Sub(o.attempt.Begun))

@@ -85,6 +85,7 @@ type attempt struct {
 	reason string
 	counts *pool.Figures
 	watch  *watch // may end it early; nil if nothing may
+	legs   *legs  // nil if the request is not parted
 }
 
 // Reasons of a choice.
@@ -213,8 +214,9 @@ type Dispatcher struct {
 	Timeouts Timeouts
 	Resume   Resume
 	Limits   Limits
-	KeepBody bool   // other handlers may read the body after the answer's header
-	Labels   string // prefix of the response headers that say how a request was routed
+	Legs     kvscore.Legs // the rule by which requests are parted
+	KeepBody bool         // other handlers may read the body after the answer's header
+	Labels   string       // prefix of the response headers that say how a request was routed
 
 	Probes    asker
 	FollowUps followUps
@@ -279,10 +281,11 @@ func (d *Dispatch) endLast() {
 		d.Pool.Report(o.attempt.Worker, o.attempt.shows(pool.OutcomeBroken, "stream broke: "+o.Broken.Error()))
 	}
 	d.follow(outcome)
-	if n := d.attempt.Tokens; d.plan.Request != nil && n > 0 {
-		d.PoolMetrics.predictedHits.Observe(float64(d.attempt.Terms.OverlapTokens) / float64(n))
+	if a := d.attempt.computes(); d.plan.Request != nil && a.Tokens > 0 {
+		d.PoolMetrics.predictedHits.Observe(float64(a.Terms.OverlapTokens) / float64(a.Tokens))
 		if o.computed() {
-			discovery.Of(o.attempt.Worker).Hits.Predicted(o.attempt.Terms.OverlapTokens, o.attempt.Tokens)
+			a = o.attempt.computes()
+			discovery.Of(a.Worker).Hits.Predicted(a.Terms.OverlapTokens, a.Tokens)
 		}
 	}
 }

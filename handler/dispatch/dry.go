@@ -28,6 +28,17 @@ type DryChoice struct {
 	Home       *DryHome
 	Tier       pool.Verdict // of the candidates
 	Tokens     int64        // of the prompt
+	Legs       *DryLegs     // nil if no worker is for prefills or decodes
+}
+
+// DryLegs says whether the request would be parted over two workers.
+type DryLegs struct {
+	Parted bool   `json:"parted"`
+	Why    string `json:"whole_because,omitzero"` // it cannot be parted; empty if the choice decides
+	// Prefill is the best worker for the prefill leg, and Time the predicted time to its end.
+	Prefill kvscore.Target `json:"prefill,omitzero"`
+	Dial    string         `json:"prefill_dial,omitzero"`
+	Time    float64        `json:"prefill_ms,omitzero"`
 }
 
 // DryHome is the target that a session is bound to.
@@ -97,7 +108,30 @@ func (s *Dispatcher) Explain(p *plan.Plan) *DryChoice {
 	c.Bound = choice.Bound >= 0
 	c.Reason, c.Unit = rt.reasonOf(c.Bound, &sel.Candidates[c.Picked.Chosen]), kvscore.CostUnit(choice.Policy)
 	c.Home, c.Tier, c.Tokens = rt.homeOf(sel, c.Picked.Chosen), among.Tier, sel.Tokens
+	c.Legs = rt.legsOf(&sel.Candidates[c.Picked.Chosen])
 	return c
+}
+
+// legsOf returns how a choice parts the request; nil if no worker is for one leg.
+func (rt *route) legsOf(chosen *kvscore.Candidate) *DryLegs {
+	if !rt.offers.Table.Apart {
+		return nil
+	}
+	l, p := &DryLegs{Parted: chosen.Parted, Why: rt.parting.whole}, &rt.parting
+	if w := p.prefill; w != nil {
+		l.Prefill, l.Dial, l.Time = p.apart.Prefill, w.Dial, p.apart.Time
+	} else if l.Why == "" && !l.Parted {
+		l.Why = "no prefill worker is available"
+	}
+	return l
+}
+
+// Prefill returns the target that would compute the prompt.
+func (c *DryChoice) Prefill() kvscore.Target {
+	if l := c.Legs; l != nil && l.Parted && l.Prefill != (kvscore.Target{}) {
+		return l.Prefill
+	}
+	return c.Candidates[c.Picked.Chosen].Target
 }
 
 // Overlap returns the most tokens of the prompt that a candidate holds.

@@ -17,10 +17,13 @@ var facts = [...]struct {
 	client bool   // response headers and placeholders show it
 	of     func(*attempt) any
 }{
-	{name: "worker", access: "worker", client: true, of: func(a *attempt) any { return a.Target.Worker }},
-	{name: "upstream", access: "upstream", of: func(a *attempt) any { return a.Worker.Dial }},
-	{name: "dp_rank", access: "dp_rank", client: true, of: func(a *attempt) any { return a.Target.Rank }},
+	{name: "worker", access: "worker", client: true, of: idOf},
+	{name: "upstream", access: "upstream", of: dialOf},
+	{name: "dp_rank", access: "dp_rank", client: true, of: rankOf},
 	{name: "reason", access: "reason", client: true, of: func(a *attempt) any { return a.reason }},
+	{name: "prefill_worker", access: "prefill_worker", client: true, of: func(a *attempt) any { return a.prefillFact(idOf) }},
+	{name: "prefill_upstream", access: "prefill_upstream", of: func(a *attempt) any { return a.prefillFact(dialOf) }},
+	{name: "prefill_dp_rank", access: "prefill_dp_rank", client: true, of: func(a *attempt) any { return a.prefillFact(rankOf) }},
 	{
 		name: "overlap_blocks", access: "overlap_blocks", client: true,
 		of: func(a *attempt) any { return a.Terms.OverlapBlocks },
@@ -53,6 +56,26 @@ var facts = [...]struct {
 	{name: "cost_decode_ms", of: func(a *attempt) any { return a.term(a.Terms.Terms.Decode) }},
 	{name: "cost_turns_ms", of: func(a *attempt) any { return a.term(a.Terms.Terms.Turns) }},
 	{name: "cost_leave_ms", of: func(a *attempt) any { return a.term(a.Terms.Terms.Leave) }},
+	{name: "cost_stall_ms", of: func(a *attempt) any { return a.term(a.Terms.Terms.Stall) }},
+	{name: "cost_transfer_ms", of: func(a *attempt) any { return a.term(a.Terms.Terms.Transfer) }},
+	{name: "parted", of: func(a *attempt) any {
+		if a.Terms.Parted {
+			return "true"
+		}
+		return nil
+	}},
+}
+
+func idOf(a *attempt) any   { return a.Target.Worker }
+func dialOf(a *attempt) any { return a.Worker.Dial }
+func rankOf(a *attempt) any { return a.Target.Rank }
+
+// prefillFact returns a fact of the attempt's prefill leg, nil if there is none.
+func (a *attempt) prefillFact(of func(*attempt) any) any {
+	if by := a.computes(); by != a {
+		return of(by)
+	}
+	return nil
 }
 
 // term returns a term of the cost, nil if the cost is not in milliseconds.
@@ -93,7 +116,7 @@ func (a *attempt) label(h http.Header) {
 		return
 	}
 	for i := range facts {
-		if f := &facts[i]; f.client {
+		if f := &facts[i]; f.client && f.of(a) != nil {
 			h.Set(prefix+strings.ReplaceAll(f.name, "_", "-"), text(f.of(a)))
 		}
 	}
@@ -103,7 +126,9 @@ func (a *attempt) label(h http.Header) {
 func (a *attempt) fields() (list []zap.Field) {
 	for i := range facts {
 		if f := &facts[i]; f.access != "" {
-			list = append(list, zap.Any(f.access, whole(f.of(a))))
+			if v := f.of(a); v != nil {
+				list = append(list, zap.Any(f.access, whole(v)))
+			}
 		}
 	}
 	return list

@@ -33,6 +33,7 @@ type verdict struct {
 	do      action
 	reason  string       // of a retry, as metrics name it
 	outcome pool.Outcome // what the pool records of the worker
+	legs    *legError    // the pair of workers failed, and not the attempt's worker; nil otherwise
 	suspect bool         // the engine may have begun to compute: the request may have crashed it
 }
 
@@ -40,6 +41,9 @@ type verdict struct {
 // beginning of resp.Body and put it back. resent: net/http sent the request twice, and err is
 // the error of the second time. docs/reliability.md shows the result for each fault.
 func (a *attempt) judge(ctx context.Context, resp *http.Response, resent bool, err error) verdict {
+	if v, failed := a.judgeLegs(ctx, resp, err); failed {
+		return v
+	}
 	if err != nil {
 		return a.judgeFailure(ctx, resent, err)
 	}
@@ -76,14 +80,9 @@ func (a *attempt) judgeFailure(ctx context.Context, resent bool, err error) verd
 		return verdict{do: fail}
 	}
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)
-	v := verdict{do: fail, outcome: a.shows(pool.OutcomeBroken, err.Error()), suspect: !unconnected || resent}
+	v := verdict{do: fail, outcome: a.failureOutcome(err), suspect: !unconnected || resent}
 	if errors.Is(err, errDrained) {
 		v.outcome, v.suspect = pool.Outcome{}, false
-	}
-	if pool.Refused(err) {
-		v.outcome.Kind = pool.OutcomeRefused
-	} else if unconnected {
-		v.outcome.Kind = pool.OutcomeUnreachable
 	}
 	suspects := d.suspects
 	if v.suspect {
@@ -98,6 +97,17 @@ func (a *attempt) judgeFailure(ctx context.Context, resent bool, err error) verd
 		}
 	}
 	return v
+}
+
+// failureOutcome returns what an attempt without an answer has shown of its worker.
+func (a *attempt) failureOutcome(err error) pool.Outcome {
+	o := a.shows(pool.OutcomeBroken, err.Error())
+	if pool.Refused(err) {
+		o.Kind = pool.OutcomeRefused
+	} else if _, unconnected := errors.AsType[reverseproxy.DialError](err); unconnected {
+		o.Kind = pool.OutcomeUnreachable
+	}
+	return o
 }
 
 // unsendable returns whether net/http refused the request before it dialed: its method or

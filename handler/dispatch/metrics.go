@@ -1,9 +1,11 @@
 package dispatch
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
@@ -29,6 +31,8 @@ type Metrics struct {
 	queueWait                   *prometheus.HistogramVec
 	dropped, malformed          *prometheus.CounterVec
 	turns, moves                *prometheus.CounterVec
+	legs                        *prometheus.CounterVec
+	legTimes                    *prometheus.HistogramVec
 	resumed, stayed             *prometheus.CounterVec
 	users                       users
 }
@@ -57,6 +61,8 @@ type PoolMetrics struct {
 	comparedPrompt, comparedPredicted, comparedReported prometheus.Counter
 	queueWait                                           prometheus.Observer
 	turns                                               map[turn.State]prometheus.Counter
+	legs                                                map[[2]string]prometheus.Counter // by leg and outcome
+	legTimes                                            map[string]prometheus.Observer   // by leg
 }
 
 // Of returns the collectors of a pool.
@@ -74,6 +80,13 @@ func (m *Metrics) Of(pool string) *PoolMetrics {
 			api.CodeQueueFull:    m.turnedAway.WithLabelValues(pool, "full"),
 			api.CodeQueueTimeout: m.turnedAway.WithLabelValues(pool, "timeout"),
 		},
+	}
+	f.legs, f.legTimes = make(map[[2]string]prometheus.Counter), make(map[string]prometheus.Observer)
+	for _, leg := range []string{legPrefill, legDecode} {
+		f.legTimes[leg] = m.legTimes.WithLabelValues(pool, leg)
+		for _, outcome := range []string{legOK, legFailed, legCanceled} {
+			f.legs[[2]string{leg, outcome}] = m.legs.WithLabelValues(pool, leg, outcome)
+		}
 	}
 	for _, state := range turn.States {
 		f.turns[state] = m.turns.WithLabelValues(pool, string(state))
@@ -103,10 +116,10 @@ var AllMetrics = sync.OnceValue(func() *Metrics {
 		m.all = append(m.all, c)
 		return c
 	}
-	histogram := func(name string, buckets []float64, help string) *prometheus.HistogramVec {
+	histogram := func(name string, buckets []float64, help string, labels ...string) *prometheus.HistogramVec {
 		c := prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Namespace: "caddy", Subsystem: "kv_router", Name: name, Help: help, Buckets: buckets,
-		}, []string{"pool"})
+		}, append([]string{"pool"}, labels...))
 		m.all = append(m.all, c)
 		return c
 	}
@@ -135,6 +148,7 @@ var AllMetrics = sync.OnceValue(func() *Metrics {
 	m.stayed = counter("resume_refused_total", "Streams that broke off and did not go on elsewhere, by reason.", "reason")
 	m.compared = counter("compared_tokens_total",
 		"Tokens of the prompt, predicted as cached and reported as cached, of answers that report cached tokens.", "tokens")
+	m.legs = counter("legs_total", "Legs of requests over two workers, by outcome.", "leg", "outcome")
 
 	times, ratio := prometheus.ExponentialBucketsRange, prometheus.LinearBuckets(0, 0.05, 21)
 	m.queueWait = histogram("queue_wait_seconds", times(0.005, 300, 14), "Time in the queue, of requests that waited.")
@@ -142,6 +156,7 @@ var AllMetrics = sync.OnceValue(func() *Metrics {
 		"Time from the request to the first token of a streamed answer.")
 	m.itl = histogram("inter_token_latency_seconds", times(0.001, 2, 13),
 		"Mean time between the chunks of a streamed answer, once per answer.")
+	m.legTimes = histogram("leg_seconds", times(0.001, 480, 18), "Time of the legs of requests over two workers.", "leg")
 	m.inputTokens = histogram("input_tokens", times(50, 128000, 12), "Prompt tokens as the engines reported them.")
 	m.outputTokens = histogram("output_tokens", times(50, 32000, 10), "Generated tokens as the engines reported them.")
 	m.predictedHits = histogram("predicted_hit_ratio", ratio,
@@ -149,6 +164,29 @@ var AllMetrics = sync.OnceValue(func() *Metrics {
 	m.reportedHits = histogram("reported_hit_ratio", ratio, "Share of the prompt that the engine reported as cached.")
 	return m
 })
+
+// Legs, and their outcomes.
+const (
+	legDecode = "decode" // the other one is legPrefill
+
+	legOK       = "ok"
+	legFailed   = "failed"
+	legCanceled = "canceled" // the client left, or the other leg failed
+)
+
+// leg records a leg that has ended.
+func (f *PoolMetrics) leg(name string, err error, took time.Duration) {
+	outcome := legOK
+	switch {
+	case errors.Is(err, context.Canceled):
+		outcome = legCanceled
+	case err != nil:
+		outcome = legFailed
+	default:
+		f.legTimes[name].Observe(took.Seconds())
+	}
+	f.legs[[2]string{name, outcome}].Inc()
+}
 
 // Register registers the collectors of requests and others. Several handlers may do so.
 func Register(r *prometheus.Registry, logger *zap.Logger, others ...prometheus.Collector) *Metrics {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
@@ -18,6 +19,9 @@ import (
 // *api.Refusal if none can be chosen.
 func (rt *route) narrow() error {
 	p := rt.plan
+	if err := rt.pinPrefill(); err != nil {
+		return err
+	}
 	if at, held := rt.turn.Held(); held {
 		if err := rt.stayAt(at); err != nil || rt.pinned() {
 			return err
@@ -133,8 +137,27 @@ func (rt *route) returnTo() bool {
 // pinned returns whether only one worker may serve the request.
 func (rt *route) pinned() bool { return rt.fixed.worker != nil }
 
+// onlyLegs returns whether the available workers could serve a leg of the request, but not all
+// of it.
+func (rt *route) onlyLegs() bool {
+	if rt.offers.Table == nil || !rt.offers.Table.Apart {
+		return false
+	}
+	want, found := rt.wants(), false
+	for _, v := range rt.Pool.Judge(&want, rt.offers, time.Now()) {
+		if v.Possible() || v == pool.Tried {
+			return false
+		}
+		found = found || v == pool.OtherRole
+	}
+	return found
+}
+
 // errNobody returns the error if no allowed worker can be reached.
 func (rt *route) errNobody() error {
+	if rt.onlyLegs() {
+		return rt.errUnparted()
+	}
 	if !rt.pinned() {
 		return errors.New("no worker can be reached; try again later")
 	}

@@ -77,7 +77,10 @@ func (d *Dispatch) blameKey() uint64 {
 func (o *delivery) learn() {
 	m := o.d.PoolMetrics
 	kind := discovery.ReportKind{API: o.d.plan.API.Name(), Stream: o.Stream}
-	cached := discovery.Of(o.attempt.Worker).CachedTokens(kind, o.Cached)
+	cached := int64(-1)
+	if o.attempt.legs == nil { // else the prefill leg has told
+		cached = discovery.Of(o.attempt.Worker).CachedTokens(kind, o.Cached)
+	}
 	if o.Prompt > 0 {
 		m.inputTokens.Observe(float64(o.Prompt))
 	}
@@ -92,7 +95,7 @@ func (o *delivery) learn() {
 		o.attempt.figures().Generated(o.Completion)
 		m.outputTokens.Observe(float64(o.Completion))
 	}
-	if !o.d.holds() {
+	if !o.d.holds() && o.attempt.legs == nil {
 		o.verify(cached)
 	}
 	if o.Cached >= 0 {

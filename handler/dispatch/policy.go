@@ -15,12 +15,13 @@ import (
 func (rt *route) score(c *pool.Candidates) *kvscore.Request {
 	prefers := rt.plan.Ext.RoutingConstraints.PreferredTaints
 	home := rt.turn.Warm()
-	if len(prefers) == 0 && home == (kvscore.Target{}) {
+	apart, ways := rt.partings(c)
+	if len(prefers) == 0 && home == (kvscore.Target{}) && ways == nil {
 		return &rt.plan.Score
 	}
 	scored := &c.Scored
 	*scored = rt.plan.Score // the plan does not change
-	scored.Home = home
+	scored.Home, scored.Apart, scored.Ways = home, apart, ways
 	if len(prefers) == 0 {
 		return scored
 	}

@@ -23,7 +23,8 @@ type EngineRequest struct {
 	Body    *body.Replay // nil if it is not in memory
 	Worker  *pool.Worker
 	Target  kvscore.Target
-	Session string // the engine's id of the request's session; empty if it holds none
+	Session string      // the engine's id of the request's session; empty if it holds none
+	Leg     *engine.Leg // the part of the request that the worker serves; nil: the whole request
 
 	shared bool      // an attempt before may still be writing the header
 	rest   *api.Rest // of an answer, that the engine gives; nil for the whole one
@@ -59,7 +60,9 @@ func (e *EngineRequest) Build(req *http.Request) *http.Request {
 	}
 	// Engines close idle connections when they please. net/http repeats such a request if
 	// it has GetBody and is idempotent. A header without values marks it so, and is not sent.
-	if _, set := out.Header["Idempotency-Key"]; !set && e.Plan.API != nil {
+	// Two engines that get a leg at once must not get it twice.
+	once := e.Leg != nil && e.Worker.Engine().Together()
+	if _, set := out.Header["Idempotency-Key"]; !set && e.Plan.API != nil && !once {
 		out.Header["Idempotency-Key"] = []string{}
 	}
 	out.GetBody = func() (io.ReadCloser, error) {
@@ -83,7 +86,7 @@ func (e *EngineRequest) adapt(req *http.Request) (*http.Request, body.Edited) {
 		as = body.Edited{Of: e.Body, Size: e.Body.Size}
 	}
 	p, ranks := e.Plan, e.Worker.Ranks()
-	if ranks < 2 && !p.EditsBody && !p.AsksUsage && e.Session == "" && e.rest == nil {
+	if ranks < 2 && !p.EditsBody && !p.AsksUsage && e.Session == "" && e.Leg == nil && e.rest == nil {
 		return req, as
 	}
 	var edit *api.Editor
@@ -93,7 +96,7 @@ func (e *EngineRequest) adapt(req *http.Request) (*http.Request, body.Edited) {
 	to := e.Worker.Engine()
 	ask := engine.Request{
 		Body: edit, Ext: p.Ext, Grants: p.Grants, Salt: p.Salt(), Sent: req.Header,
-		Rank: e.Target.Rank, Ranks: ranks, GiveTokens: p.Given, Session: e.Session,
+		Rank: e.Target.Rank, Ranks: ranks, GiveTokens: p.Given, Session: e.Session, Leg: e.Leg,
 	}
 	if p.API != nil {
 		ask.API = p.API.Name()
@@ -106,7 +109,7 @@ func (e *EngineRequest) adapt(req *http.Request) (*http.Request, body.Edited) {
 		if e.rest != nil {
 			to.Continue(edit, ask.API, e.rest)
 		}
-		if p.AsksUsage {
+		if p.AsksUsage && (e.Leg == nil || !e.Leg.Prefill) {
 			edit.Replace(p.AskUsage)
 		}
 		as = e.Body.Edit(edit.Edits())

@@ -168,7 +168,8 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 	}
 	rest, reason := o.rest(a)
 	drained := errors.Is(why, errDrained)
-	if reason == "" && rest.Way == api.WayWhole && !a.FirstToken() && !drained {
+	legsFailed := o.attempt.legs != nil && o.attempt.legs.brokeBefore(why) != nil
+	if reason == "" && rest.Way == api.WayWhole && !a.FirstToken() && !drained && !legsFailed {
 		if d.suspects++; d.suspects >= maxSuspects && !d.Limits.Set() {
 			reason = staysTries
 		}
@@ -178,13 +179,17 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 		d.refuseMove(reason)
 		return nil
 	}
+	old := o.attempt.Worker
+	if d.moveLegs(o.attempt, why, rest.Way) != nil {
+		old, drained = nil, true // the decode worker is well
+	}
 	if o.told = true; !drained {
 		d.Pool.Report(o.attempt.Worker, o.attempt.shows(pool.OutcomeBroken, "stream broke: "+why.Error()))
 	}
 	o.attempt.Leave(a.FirstToken(), nil)
 	var part *response.Rest
 	if reason = staysBudget; charged || d.awaitBudget(ctx) {
-		part, reason = o.goOn(ctx, rest, drained)
+		part, reason = o.goOn(ctx, rest, old, drained)
 	}
 	if part == nil && ctx.Err() != nil {
 		return nil // the client has left
@@ -250,16 +255,17 @@ const mostAttempts = 3
 
 // goOn asks other workers for the rest until one gives it, or returns the reason why none does.
 // drained: the worker so far is well, and so is its host.
-func (o *delivery) goOn(ctx context.Context, rest *api.Rest, drained bool) (*response.Rest, string) {
-	d, old := o.d, o.attempt
-	failed, reason := d.without(old.Worker, rest)
+// old is the worker so far, nil if it may serve the rest.
+func (o *delivery) goOn(ctx context.Context, rest *api.Rest, old *pool.Worker, drained bool) (*response.Rest, string) {
+	d, before := o.d, o.attempt.Worker
+	failed, reason := d.without(old, rest)
 	for range mostAttempts {
 		if reason == staysEngine {
 			break
 		}
 		reason = staysNoWorker
 		d.turn.NextAttempt()
-		if d.seatApart(ctx, old.Worker, failed, !drained) != nil {
+		if d.seatApart(ctx, before, failed, !drained) != nil {
 			break
 		}
 		a := d.attempt
@@ -291,7 +297,10 @@ func (o *delivery) goOn(ctx context.Context, rest *api.Rest, drained bool) (*res
 // without returns the workers that cannot give the rest: the one so far, and those whose engines
 // continue no answers. If there are no others, it returns the reason.
 func (d *Dispatch) without(old *pool.Worker, rest *api.Rest) (list []*pool.Worker, reason string) {
-	list, reason = append(list, old), staysEngine
+	if old != nil {
+		list = append(list, old)
+	}
+	reason = staysEngine
 	for i := range d.offers.Table.Rows {
 		switch w := d.offers.Table.Rows[i].Worker; {
 		case w == old:

@@ -55,8 +55,11 @@ func RetryMatchers(ctx caddy.Context) (caddyhttp.MatcherSets, error) {
 
 // askForRetry makes the proxy try again, and returns what the proxy sees of this attempt.
 func (d *Dispatch) askForRetry(req *http.Request, resp *http.Response, v *verdict, err error) (*http.Response, error) {
-	d.countRetry(d.attempt, v.reason)
 	d.retryWanted = true
+	if v.legs != nil {
+		return d.askForLegs(req, resp, v.legs), nil
+	}
+	d.countRetry(d.attempt, v.reason)
 	if err != nil {
 		return nil, err
 	}

@@ -21,6 +21,7 @@ type route struct {
 	offers pool.Offers    // the proxy's latest
 	fixed  fixed          // the one worker that may serve it, if there is one
 	tried  []*pool.Worker // in this round over the workers
+	parting
 }
 
 // fixed is the one worker that may serve a request.
@@ -51,6 +52,13 @@ func (rt *route) kind() pool.AttemptKind {
 // wants returns the requirements on the next attempt's worker, and the request's place in the
 // queue.
 func (rt *route) wants() pool.Wants {
+	want := rt.requires()
+	want.Part = rt.part()
+	return want
+}
+
+// requires returns the requirements on the workers of both legs.
+func (rt *route) requires() pool.Wants {
 	e := rt.plan.Ext
 	tier, arrival := rt.precedence()
 	want := pool.Wants{

@@ -128,6 +128,8 @@ var noUpstream = &reverseproxy.Upstream{Host: new(reverseproxy.Host), Dial: "loc
 func (d *Dispatch) Choose(ctx context.Context, c *pool.Candidates) pool.Choice {
 	switch {
 	case d.pinned(): // whatever it is at
+	case c.Tier == pool.Reluctant:
+		d.Pool.Incidents.Raise(c.At, incidentOnlyPrefill, d.Pool.Logger)
 	case c.Tier >= pool.Draining:
 		d.Pool.Incidents.Raise(c.At, "only draining workers are left, and the router uses them", d.Pool.Logger)
 	case c.Tier == pool.MarkedDown && len(d.tried) == 0:

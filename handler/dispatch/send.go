@@ -53,6 +53,9 @@ func (a *attempt) send(req *http.Request) (resp *http.Response, resent bool, err
 	if err = d.turn.Open(req, a.Worker, a.Target); err != nil {
 		return nil, false, err
 	}
+	if err = a.startLegs(req); err != nil {
+		return nil, false, err
+	}
 	sent := a.watched(req)
 	resp, resent, err = a.sendOver(d.Transport.Send, sent)
 	if err != nil && resent && d.plan.API != nil && sent.Context().Err() == nil && d.noRetryPossible() {
@@ -73,7 +76,10 @@ func (a *attempt) sendOver(roundTrip func(*http.Request) (*http.Response, error)
 	d := a.d
 	r := EngineRequest{
 		Pool: d.Pool, Plan: d.plan, Body: d.Body, Worker: a.Worker, Target: a.Target,
-		Session: d.turn.EngineSession(), shared: d.sent != nil, rest: d.rest,
+		Session: d.turn.EngineSession(), shared: d.sent != nil || a.legs != nil, rest: d.rest,
+	}
+	if a.legs != nil {
+		r.Leg = &a.legs.leg
 	}
 	d.sent = d.trace.carry(r.Build(req))
 	a.noticeUnsupported(&r)

@@ -18,6 +18,9 @@ const (
 	tracerName = "github.com/caddy-kvrouter/kvrouter/handler"
 	// spanRoute lasts as long as the request, over all its attempts.
 	spanRoute = "kv_router.route_request"
+	// spanPrefill and spanDecode are the legs of a request over two workers, in spanRoute.
+	spanPrefill = "kv_router.prefill"
+	spanDecode  = "kv_router.decode"
 	// spanSelect is one choice of a worker, in spanRoute.
 	spanSelect = "kv_router.select_worker"
 	// longestTraced bounds, in bytes, what comes from outside into a span.
@@ -73,6 +76,20 @@ func (t *dispatchTrace) retried(a *attempt, reason string) {
 	if t != nil {
 		t.span.AddEvent("retry", trace.WithAttributes(
 			attribute.String("kv_router.upstream", a.Worker.Dial), attribute.String("kv_router.reason", reason)))
+	}
+}
+
+// leg begins the span of a leg. The function ends it.
+func (t *dispatchTrace) leg(name string, a *attempt) func(error) {
+	if t == nil {
+		return func(error) {}
+	}
+	_, span := t.tracer.Start(t.ctx, name, trace.WithAttributes(a.attributes()...))
+	return func(err error) {
+		if err != nil {
+			span.SetStatus(codes.Error, forSpan(err.Error()))
+		}
+		span.End()
 	}
 }
 

@@ -60,20 +60,21 @@ type watch struct {
 func (a *attempt) watched(req *http.Request) *http.Request {
 	d := a.d
 	probes := a.Worker.IsHung() // the request shows whether the worker still hangs
-	if a.Kind == pool.KindOther || a.Kind == pool.KindPlain && !probes {
+	if a.legs == nil && (a.Kind == pool.KindOther || a.Kind == pool.KindPlain && !probes) {
 		return req
 	}
 	var limit, pause time.Duration
 	if t := d.Timeouts; a.Kind == pool.KindStream {
-		limit, pause = time.Duration(t.FirstToken), time.Duration(t.StreamIdle)
+		limit, pause = a.legs.limit(time.Duration(t.FirstToken)), time.Duration(t.StreamIdle)
 	}
 	movable, goesOn := a.movable(), d.goesOn()
-	if limit == 0 && pause == 0 && !movable && !goesOn {
+	if a.legs == nil && limit == 0 && pause == 0 && !movable && !goesOn {
 		return req
 	}
 	w := &watch{pause: pause}
-	w.ctx, w.cancel = context.WithCancelCause(req.Context())
+	w.ctx, w.cancel = context.WithCancelCause(a.legs.detach(req.Context()))
 	a.watch = w
+	a.legs.watch(w.cancel)
 	if movable {
 		a.mayMove()
 	}
@@ -119,7 +120,7 @@ func (a *attempt) arrived(resp *http.Response, err error) error {
 		a.mayMove()
 	}
 	if !moved && (streams || !w.stopFirst()) {
-		return err // the worker's or the client's
+		return a.legs.arrived(w.ctx, streams, err) // the worker's or the client's
 	}
 	if resp != nil {
 		_ = resp.Body.Close()

@@ -33,6 +33,8 @@ type Request struct {
 	Ranks int
 	// GiveTokens replaces the body's prompt by the ids of token_data.
 	GiveTokens bool
+	// Leg is the part of the request that the engine serves. nil: the whole request.
+	Leg *Leg
 }
 
 // Settings are what an operator says of an engine that may not report it.
@@ -48,6 +50,9 @@ type Settings struct {
 	// Sessions says whether the engine holds sessions. On means in each API in which
 	// it gets a session's id; Auto only in those in which its type is known to heed it.
 	Sessions Switch
+	// Role is which part of requests the worker serves. Empty: the role that the engine
+	// reports.
+	Role Role
 	// DynamoInstance is the instance of the Dynamo behind the worker that a pin to
 	// the worker means. 0 means no instance.
 	DynamoInstance uint64
@@ -158,6 +163,7 @@ func (e *Engine) Adapt(r *Request) Adapted {
 	if f.Body != nil {
 		f.Body.CutNVExt()
 		f.fields()
+		f.leg() // first: what it sets, guard leaves
 		f.guard()
 	}
 	f.Unsupported |= f.requested

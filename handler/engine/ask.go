@@ -48,6 +48,10 @@ type Info struct { // one member for each fact
 	// NoSessions says that the engine holds no sessions, or only such that the router
 	// cannot use.
 	NoSessions bool `json:"-"`
+	// Role is which part of requests the server is started for; empty if it does not say.
+	Role Role `json:"role,omitzero"`
+	// TransferPort is where decode engines ask a prefill engine for a transfer.
+	TransferPort int `json:"transfer_port,omitzero"`
 	// KVEvents says where it publishes its KV events.
 	KVEvents KVEvents `json:"-"`
 	// Started is when the server's process started.

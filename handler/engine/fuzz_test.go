@@ -15,13 +15,20 @@ import (
 
 // steeringBody has the engines' own members, and those of nvext.
 const steeringBody = `{"model":"m","priority":-5,"routed_dp_rank":3,"data_parallel_rank":3,"disagg_prefill_dp_rank":0,"id_slot":1,"retention_seconds":9,` +
-	`"session_id":"s","session_params":{"id":"s","rid":"r"},"extra_key":"k","cache_salt":"victim","n":1,"nvext":{"cache_salt":"mine"}}`
+	`"session_id":"s","session_params":{"id":"s","rid":"r"},"extra_key":"k","cache_salt":"victim","n":1,"kv_transfer_params":{"remote_host":"evil"},"bootstrap_host":"evil","bootstrap_port":1,"bootstrap_room":1,` +
+	`"disaggregated_params":{},"nvext":{"cache_salt":"mine"}}`
 
 // edited are the members that Adapt may change for some engine.
 var edited = []string{
 	"nvext", "temperature", "sampling_params", "custom_params", nameBudget, "thinking_budget_tokens", "prompt", "text", "token_ids", "input_ids",
 	"prompt_token_ids", nameSession, nameParams, nameExtraKey, nameSalt, namePriority, nameRetention, nameRank, nameOldRank,
-	"disagg_prefill_dp_rank", "id_slot",
+	"disagg_prefill_dp_rank", "id_slot", nameTransfer, nameHost, namePort, nameRoom, "disaggregated_params",
+}
+
+// ofLegs are those that it changes for a leg.
+var ofLegs = []string{
+	nameTransfer, nameHost, namePort, nameRoom, namePrefillRank,
+	"stream", "stream_options", "max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "store", "background", "rid",
 }
 
 // FuzzAdapt checks what must hold of the body for every engine, API and request. Other members
@@ -40,7 +47,7 @@ func FuzzAdapt(f *testing.F) {
 	} {
 		for path := range paths {
 			for kind := range len(Names) + 1 {
-				for _, bits := range []uint32{0, uint32(nvext.Everything), 1 << 7, 1<<6 | 1<<7 | 1<<8 | 1<<16} {
+				for _, bits := range []uint32{0, uint32(nvext.Everything), 1 << 7, 1<<6 | 1<<7 | 1<<8 | 1<<16, 1 << 17, 1<<6 | 3<<17} {
 					f.Add([]byte(body), uint8(path), uint8(kind), bits)
 				}
 			}
@@ -81,6 +88,9 @@ func FuzzAdapt(f *testing.F) {
 		if bit(16) {
 			r.Session = SessionID(r.Salt, "", "held")
 		}
+		if bit(17) {
+			r.Leg = &Leg{Prefill: bit(18), ID: "kvr-1", Room: 7, Host: "h", Port: 1, Ranks: 2, Handed: []byte(`{}`)}
+		}
 		got := r.Adapt(&r.Request)
 		for _, h := range got.Headers {
 			if strings.ContainsAny(h.Name+h.Value, "\r\n\x00") {
@@ -100,6 +110,10 @@ func FuzzAdapt(f *testing.F) {
 
 // checkAdapted returns which rule the body that an engine gets breaks.
 func checkAdapted(r *asked, sent, is map[string]any) (broken string) {
+	edited := edited
+	if r.Leg != nil {
+		edited = append(slices.Clip(edited), ofLegs...)
+	}
 	for name, value := range sent {
 		if !slices.Contains(edited, name) && !reflect.DeepEqual(is[name], value) {
 			return name + " changed"
@@ -122,7 +136,7 @@ func checkAdapted(r *asked, sent, is map[string]any) (broken string) {
 	}
 	for _, s := range kindOf(r.Type).steers {
 		isOurs := (s.member == nameRank || s.member == nameOldRank) && r.Ranks > 1 || s.member == namePriority && r.Ext.AgentHints.Priority.Set ||
-			s.member == nameRetention && r.Ext.CacheTTL.Set
+			s.member == nameRetention && r.Ext.CacheTTL.Set || r.Leg != nil && slices.Contains(ofLegs, s.member)
 		if r.Grants&s.grant == 0 && (s.heeds == nil || s.heeds(&r.Engine)) && is[s.member] != nil && !isOurs {
 			return s.member + " is not granted"
 		}

@@ -26,9 +26,10 @@ var sglang = kind{
 		also: []string{Invocations},
 	},
 	tokens: map[string]string{api.NameChat: "input_ids", api.NameGenerate: "input_ids"},
-	steers: append(slices.Clone(rankSteering),
+	steers: append(slices.Concat(rankSteering, ownLegs(nameHost, namePort, nameRoom)),
 		steering{namePriority, nvext.Priorities, (*Engine).sglangOrders},
 		steering{nameRetention, nvext.Priorities, (*Engine).sglangEvicts}),
+	legs:            &sglangLegs,
 	always:          (*adapter).sglangAlways,
 	adapt:           (*adapter).toSGLang,
 	sessions:        []string{api.NameGenerate},
@@ -86,6 +87,7 @@ func (s *server) readSGLang(to *Info) {
 		to.NoSessions = to.Version != "" && before(to.Version, 0, 5, 9)
 	}
 	readSGLangEvents(info, &to.KVEvents)
+	readSGLangRole(info, to)
 	// SGLang does not report when it started. It draws a seed at its start, and the
 	// cache's size depends on the free memory at that time.
 	if seed := info.Get("random_seed"); seed.Type == gjson.Number {

@@ -16,7 +16,7 @@ var (
 	rankSteering = []steering{
 		{member: nameRank, grant: nvext.Pins},
 		{member: nameOldRank, grant: nvext.Pins},
-		{member: "disagg_prefill_dp_rank", grant: nvext.Pins},
+		{member: namePrefillRank, grant: nvext.Pins},
 	}
 	// prioritySteering is the priority of engines that do not report whether they
 	// heed it.

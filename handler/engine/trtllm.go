@@ -2,6 +2,7 @@ package engine
 
 import (
 	"math"
+	"slices"
 	"strconv"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
@@ -15,7 +16,7 @@ var trtllm = kind{
 	name: TRTLLM, owner: "tensorrt_llm", shows: (*server).isTRTLLM, read: (*server).readTRTLLM,
 	salts:  salted{sure: []string{api.NameChat}},
 	tokens: map[string]string{api.NameChat: "prompt_token_ids"},
-	steers: prioritySteering,
+	steers: slices.Concat(prioritySteering, ownLegs("disaggregated_params")),
 	always: (*adapter).cutForTRTLLM,
 	adapt:  (*adapter).toTRTLLM,
 }

@@ -3,6 +3,7 @@ package engine
 import (
 	"bytes"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -26,7 +27,8 @@ var vllm = kind{
 		},
 	},
 	tokens:     map[string]string{api.NameTokens: "token_ids"},
-	steers:     prioritySteering,
+	steers:     slices.Concat(prioritySteering, ownLegs(nameTransfer)),
+	legs:       &vllmLegs,
 	namesAll:   true,
 	adapt:      (*adapter).toVLLM,
 	tokenize:   (*Question).askVLLM,

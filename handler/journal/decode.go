@@ -218,6 +218,12 @@ func (d *Decoder) booked(r *reader, to *Record) (usable bool) {
 	b.Tokens, b.Expected, b.Matched = r.count(), r.count(), r.small(math.MaxInt32)
 	flags := r.flags()
 	b.Streamed, b.Text = flags&1 != 0, flags&2 != 0
+	switch {
+	case flags&4 != 0:
+		b.Leg = kvscore.LegPrefill
+	case flags&8 != 0:
+		b.Leg = kvscore.LegDecode
+	}
 	if len(r.b) > 0 {
 		b.Prompt = d.prompt(r) // also without a worker, so that the numbers stay right
 	}

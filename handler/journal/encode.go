@@ -167,7 +167,7 @@ func (e *Encoder) booked(at int64, r *record, blocks []uint64) {
 	e.number(r.tokens)
 	e.number(r.expected)
 	e.number(int64(r.matched))
-	e.flags(r.streamed, r.text)
+	e.flags(r.streamed, r.text, r.leg == kvscore.LegPrefill, r.leg == kvscore.LegDecode)
 	if blocks = blocks[:min(len(blocks), maxBlocks)]; len(blocks) > 0 {
 		e.open[r.request] = e.prompt(r, blocks)
 	}

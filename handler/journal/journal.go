@@ -84,6 +84,7 @@ type record struct {
 	computed bool // of KindDrained: it begins
 	streamed bool
 	text     bool
+	leg      kvscore.Leg
 	sign     kvscore.Sign
 	at       int64 // Unix milliseconds
 	target   kvscore.Target
@@ -132,13 +133,13 @@ func (j *Journal) note(r record) {
 }
 
 // Booked implements [kvscore.Journal].
-func (j *Journal) Booked(now time.Time, t kvscore.Target, p *cache.Prompt, v *cache.View, streamed bool, expected int64) (request uint64) {
+func (j *Journal) Booked(now time.Time, t kvscore.Target, p *cache.Prompt, v *cache.View, streamed bool, expected int64, leg kvscore.Leg) (request uint64) {
 	if !j.on.Load() {
 		return 0
 	}
 	r := record{
 		kind: KindBooked, at: now.UnixMilli(), target: t, root: p.Root, tokens: v.Tokens, expected: expected,
-		matched: v.Known.Blocks, past: p.Past, weight: v.NewWeight(p), streamed: streamed, text: p.Weights.Kinds != nil,
+		matched: v.Known.Blocks, past: p.Past, weight: v.NewWeight(p), streamed: streamed, text: p.Weights.Kinds != nil, leg: leg,
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -122,6 +122,8 @@ type Booking struct {
 	// Streamed says that the answer is streamed, and Text that the blocks are of text: their tokens
 	// are estimates.
 	Streamed, Text bool
+	// Leg is what the target does of the request.
+	Leg kvscore.Leg
 
 	lease *kvscore.Lease // of a Follower
 	over  func()         // the same: see its Began

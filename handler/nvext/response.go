@@ -21,15 +21,15 @@ type Member struct {
 	Value []byte // valid JSON
 }
 
-// AppendWorker appends the value of the member worker_id: one worker has done all of
-// the request.
-func AppendWorker(dst []byte, id uint64, rank uint32) []byte {
+// AppendWorker appends the value of the member worker_id: the worker that computed the prompt, and
+// the one that answers. They are mostly the same.
+func AppendWorker(dst []byte, prefill uint64, prefillRank uint32, decode uint64, decodeRank uint32) []byte {
 	o := rawjson.Object{Buf: dst}
 	o.Open()
-	o.Uint("prefill_worker_id", id)
-	o.Uint("prefill_dp_rank", uint64(rank))
-	o.Uint("decode_worker_id", id)
-	o.Uint("decode_dp_rank", uint64(rank))
+	o.Uint("prefill_worker_id", prefill)
+	o.Uint("prefill_dp_rank", uint64(prefillRank))
+	o.Uint("decode_worker_id", decode)
+	o.Uint("decode_dp_rank", uint64(decodeRank))
 	o.Close()
 	return o.Buf
 }

@@ -10,8 +10,8 @@ import (
 // The shapes are those of dynamo-llm's WorkerIdInfo, TimingInfo and Annotated.
 func TestAppend(t *testing.T) {
 	for want, got := range map[string][]byte{
-		`x{"prefill_worker_id":18446744073709551615,"prefill_dp_rank":4294967295,"decode_worker_id":18446744073709551615,"decode_dp_rank":4294967295}`: AppendWorker([]byte("x"), math.MaxUint64, math.MaxUint32),
-		`{"request_received_ms":0,"router_queue_depth":0}`: Timing{TTFTMS: Some(math.NaN()), TotalTimeMS: Some(math.Inf(1))}.Append(nil),
+		`x{"prefill_worker_id":7,"prefill_dp_rank":1,"decode_worker_id":18446744073709551615,"decode_dp_rank":4294967295}`: AppendWorker([]byte("x"), 7, 1, math.MaxUint64, math.MaxUint32),
+		`{"request_received_ms":0,"router_queue_depth":0}`:                                                                 Timing{TTFTMS: Some(math.NaN()), TotalTimeMS: Some(math.Inf(1))}.Append(nil),
 		`{"request_received_ms":1795000000000,"prefill_wait_time_ms":0.5,"prefill_time_ms":12,"ttft_ms":12.5,"total_time_ms":100.25,"kv_hit_rate":0.75,"router_queue_depth":3}`: Timing{
 			1795000000000, Some(0.5), Some(12.0), Some(12.5), Some(100.25), Some(0.75), 3,
 		}.Append(nil),

@@ -168,6 +168,9 @@ type Pin struct {
 	Worker uint64
 	Field  string // that names the worker
 	Rank   nvext.Opt[uint32]
+	// Prefill is the worker that the request names for its prefill, PrefillRank its rank.
+	Prefill     nvext.Opt[uint64]
+	PrefillRank nvext.Opt[uint32]
 }
 
 // errDirect is Dynamo's own text, which its users know
@@ -177,35 +180,24 @@ type Pin struct {
 var errDirect = errors.New("Worker ID required (--direct-route) but none found in request. " +
 	"Expected decode_worker_id or backend_instance_id to be set by external router (e.g., EPP).")
 
-const cannotPrefill = "cannot do the prefill alone, because every worker does both prefill and decode"
-
-// takePin records which worker the request names. All workers prefill and decode: the router
-// refuses a request that names another worker for the prefill.
-func (p *Plan) takePin() error {
+// takePin records which workers the request names.
+func (p *Plan) takePin() {
 	e := p.Ext
 	switch {
-	case e.PrefillWorkerID.Set && !samePhases(e):
-		return fmt.Errorf("nvext.prefill_worker_id: worker %d "+cannotPrefill, e.PrefillWorkerID.Value)
-	case e.PrefillDPRank.Set && !samePhases(e):
-		return fmt.Errorf("nvext.prefill_dp_rank: rank %d "+cannotPrefill, e.PrefillDPRank.Value)
 	case e.DecodeWorkerID.Set:
-		p.Pin = Pin{Named: true, Worker: e.DecodeWorkerID.Value, Field: "nvext.decode_worker_id", Rank: e.DPRank}
+		p.Pin = Pin{Named: true, Worker: e.DecodeWorkerID.Value, Field: "nvext.decode_worker_id"}
 	case e.BackendInstanceID.Set:
-		p.Pin = Pin{Named: true, Worker: e.BackendInstanceID.Value, Field: "nvext.backend_instance_id", Rank: e.DPRank}
-	default:
-		p.Pin.Rank = e.DPRank
+		p.Pin = Pin{Named: true, Worker: e.BackendInstanceID.Value, Field: "nvext.backend_instance_id"}
 	}
-	return nil
+	p.Pin.Rank, p.Pin.Prefill, p.Pin.PrefillRank = e.DPRank, e.PrefillWorkerID, e.PrefillDPRank
 }
 
-// samePhases returns whether the request names one worker and rank for both phases, as the
-// router's own answers do.
-func samePhases(e *nvext.Ext) bool {
-	decode := e.DecodeWorkerID
-	if !decode.Set {
-		decode = e.BackendInstanceID
-	}
-	return decode.Set && e.PrefillWorkerID == decode && (!e.PrefillDPRank.Set || e.PrefillDPRank == e.DPRank)
+// PinsPrefill returns whether the request names a worker or rank for its prefill. sole: it is the
+// one that it names for all, as the router's own answers do.
+func (p *Plan) PinsPrefill() (pins, sole bool) {
+	n := &p.Pin
+	sole = n.Named && n.Prefill.Set && n.Prefill.Value == n.Worker && (!n.PrefillRank.Set || n.PrefillRank == n.Rank)
+	return n.Prefill.Set || n.PrefillRank.Set, sole
 }
 
 // Constrained returns whether the client excludes workers.

@@ -286,9 +286,7 @@ func (rd *Reader) extend(r *http.Request, p *Plan, raw []byte) error {
 		if err := rd.takeExt(r, p, raw); err != nil {
 			return p.refuse(api.CodeNVExt, nvextMember, err)
 		}
-		if err := p.takePin(); err != nil {
-			return p.refuse(api.CodePin, nvextMember, err)
-		}
+		p.takePin()
 	}
 	if rd.Direct && !p.Pin.Named && (p.API != nil || p.prefills) {
 		return p.refuse(api.CodePin, nvextMember, errDirect)

@@ -43,16 +43,19 @@ func (w *Worker) AskAgain() { w.watch.AskAgain(false) }
 func (w *Worker) Engine() *engine.Engine { return w.engine.Load() }
 
 // describe stores what is known of the worker's engine. Its type is the configured one, or
-// else the one that it shows.
-func (w *Worker) describe(set WorkerSettings, info engine.Info) {
+// else the one that it shows. changed: the worker serves other parts of requests than before.
+func (w *Worker) describe(set WorkerSettings, info engine.Info) (changed bool) {
 	e := engine.Engine{Type: info.Type, Info: info, Settings: engine.Settings{
 		Priority: engine.Switch(set.Priority), ThinkingBudget: engine.Switch(set.ThinkingBudget),
 		CacheSalt: engine.Switch(set.CacheSalt), Sessions: engine.Switch(set.Sessions), DynamoInstance: set.DynamoInstanceID,
+		Role: engine.Role(set.Role),
 	}}
 	if set.Engine != EngineAuto {
 		e.Type = set.Engine
 	}
 	w.engine.Store(&e)
+	now := uint32(servedBy(&e))
+	return w.serves.Swap(now) != now
 }
 
 // SetInfo records what a worker's engine reports. It returns false if the pool has replaced
@@ -65,7 +68,9 @@ func (p *Pool) SetInfo(w *Worker, info engine.Info) bool {
 		return false
 	}
 	set := p.Settings.Load().Worker(w.Dial)
-	w.describe(set, info)
+	if w.describe(set, info) {
+		p.layout.Add(1)
+	}
 	p.declareRanks(w, set)
 	if set.MaxRunning == LimitAuto {
 		w.limitSlots(set)

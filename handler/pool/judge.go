@@ -19,6 +19,7 @@ type Wants struct {
 	Session  bool          // the engine must be able to hold a session, in this API
 	API      string        // of the request
 	Tried    []*Worker     // the worker must be none of these
+	Part     Part          // of a request that the worker must serve
 	Kind     AttemptKind   // all but KindOther take one of the worker's slots
 	Tier     int           // lower tiers leave the queue first
 	Arrival  time.Time     // orders a tier, earliest first; includes the priority's head start
@@ -32,16 +33,18 @@ const AnyRank = -1
 type Verdict uint8
 
 // The verdicts, from the best to the worst. A request may use a worker up to
-// DrainingMarked, if there is no better one.
+// Reluctant, if there is no better one.
 const (
 	Fits           Verdict = iota
 	Full                   // it would fit, but no slot is free
 	MarkedDown             // it is marked down or hung
 	Draining               // a drain is the operator's wish, and a mark ends soon
 	DrainingMarked         // both
+	Reluctant              // it is for prefills, but can serve a whole request
 	Tried                  // the request has tried it
 	Unavailable            // Caddy has it not available
 	OtherModels            // it does not serve the model
+	OtherRole              // it does not serve this part of requests
 	NotAllowed             // the request's constraints, or its wish for a session, exclude it
 	NoRank                 // it lacks the rank
 	SharesCache            // its engine does not keep caches of salts apart
@@ -51,8 +54,8 @@ const (
 // String returns the verdict as the admin API shows it.
 func (v Verdict) String() string {
 	return [...]string{
-		"fits", "full", "marked_down", "draining", "draining", "tried", "proxy_unavailable", "other_models",
-		"not_allowed", "not_allowed", "shares_cache", "not_named",
+		"fits", "full", "marked_down", "draining", "draining", "other_role", "tried", "proxy_unavailable", "other_models",
+		"other_role", "not_allowed", "not_allowed", "shares_cache", "not_named",
 	}[v]
 }
 
@@ -60,7 +63,7 @@ func (v Verdict) String() string {
 func (v Verdict) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
 
 // Possible returns whether the worker may serve the request now or once it is free.
-func (v Verdict) Possible() bool { return v <= DrainingMarked }
+func (v Verdict) Possible() bool { return v <= Reluctant }
 
 // tier returns what a full worker would be if it were not full. A request waits for a full
 // worker if there is no free one of its tier.
@@ -137,13 +140,18 @@ func (j *judgment) of(up *reverseproxy.Upstream, w *Worker) Verdict {
 			return v
 		}
 	}
+	role := w.judgeRole(j.want)
 	switch {
+	case role > Reluctant:
+		return role
 	case j.model != "" && !w.KnownToServe(j.model):
 		return OtherModels
 	case !Available(up):
 		return Unavailable
 	case slices.Contains(j.want.Tried, w):
 		return Tried
+	case role == Reluctant:
+		return role
 	}
 	if w.TakesRequests(j.at) {
 		if j.isFull(w) {

@@ -24,6 +24,7 @@ type Table struct {
 	layout uint64
 	list   reverseproxy.UpstreamPool // a copy, because a source may change its list in place
 	Rows   []TableRow                // by upstream
+	Apart  bool                      // some workers are for prefills or for decodes
 	seen   atomic.Int64              // when a request last saw the workers, Unix seconds
 }
 
@@ -99,6 +100,7 @@ func (p *Pool) newTable(list reverseproxy.UpstreamPool, workers []*Worker, layou
 		_, again := found[w]
 		found[w] = struct{}{}
 		t.Rows[i].Worker, t.Rows[i].Repeated = w, again
+		t.Apart = t.Apart || w.IsPrefill() || w.IsDecode()
 		ranks[i] = w.Ranks()
 		for rank := range ranks[i] {
 			targets = append(targets, w.Target(rank))

@@ -53,6 +53,7 @@ type Pool struct {
 	Background background
 	Memory     body.Memory // of request bodies
 	Incidents  Incidents
+	pairs      pairs
 	past       choices
 	kept       kept
 	shared     shared
@@ -219,7 +220,9 @@ func (p *Pool) Apply(s *Settings) bool {
 	p.renumber(s)
 	for dial, w := range p.workers {
 		set := s.Worker(dial)
-		w.describe(set, w.Engine().Info)
+		if w.describe(set, w.Engine().Info) {
+			p.layout.Add(1)
+		}
 		p.declareRanks(w, set)
 		if s.Others || s.Upstreams[dial] { // else requests may still wait for it with the old limit
 			w.limitSlots(set)

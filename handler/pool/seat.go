@@ -34,6 +34,7 @@ type Candidates struct {
 
 	Sel     kvscore.Selection
 	Factors []float64       // of targets: the client's preferences
+	Ways    []kvscore.Way   // of targets, if the request may be parted
 	Scored  kvscore.Request // the request with these
 	Shadow  []kvscore.Candidate
 }
@@ -155,7 +156,7 @@ func (p *Pool) Candidates(want *Wants, o Offers, granted *Worker, t time.Time) *
 		c = &Candidates{Sel: kvscore.Selection{Rand: newRandom()}}
 	}
 	c.Targets, c.Upstreams, c.Workers, c.Full = c.Targets[:0], c.Upstreams[:0], c.Workers[:0], c.Full[:0]
-	c.At, c.Granted, c.Tier = t, granted != nil, DrainingMarked
+	c.At, c.Granted, c.Tier = t, granted != nil, Reluctant
 	j := p.judgment(want, o, t)
 	for i, up := range o.Ups {
 		row := &o.Table.Rows[i]

@@ -119,6 +119,7 @@ func TestSettingsOfEngines(t *testing.T) {
 		{WorkerSettings{Dial: "a:1", Priority: "true"}, `priority: must be on, off or auto, got "true"`},
 		{WorkerSettings{Dial: "a:1", CacheSalt: "yes"}, `cache_salt: must be on, off or auto, got "yes"`},
 		{WorkerSettings{Dial: "a:1", ThinkingBudget: "1"}, `thinking_budget: must be on, off or auto, got "1"`},
+		{WorkerSettings{Dial: "a:1", Role: "draft"}, `role: must be both, prefill or decode, got "draft"`},
 		{WorkerSettings{Dial: AllWorkers, DynamoInstanceID: 7}, "dynamo_instance_id: must be unique, so worker * cannot have one, got 7"},
 	} {
 		err := v.w.check()

@@ -3,6 +3,7 @@ package pool
 import (
 	"cmp"
 	"math"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,6 +21,7 @@ type Worker struct {
 	configured atomic.Pointer[map[string]bool] // the operator's list; nil if there is none
 	slots      *slots
 	drain      atomic.Uint32 // reasons, see drainConfigured
+	serves     atomic.Uint32 // see serves
 	// drainVersion counts the calls of all routers' admin APIs that began or ended a drain.
 	drainVersion atomic.Uint64
 	Health       Health
@@ -175,12 +177,23 @@ func (p *Pool) declareRanks(w *Worker, set WorkerSettings) {
 	for rank := range size {
 		p.Scheduler.Declare(w.Target(rank), capacity)
 		p.Scheduler.SetPage(w.Target(rank), int64(info.BlockSize))
+		p.Scheduler.SetGroup(w.Target(rank), w.host())
 	}
 	w.dp.Store(int32(size))
 	p.retireRanks(w, size, before)
 	if size != before {
 		p.layout.Add(1)
 	}
+}
+
+// host returns a number for the worker's host: the KV cache goes from one host to another at one
+// speed.
+func (w *Worker) host() uint32 {
+	name, _, err := net.SplitHostPort(w.Dial)
+	if err != nil {
+		name = w.Dial
+	}
+	return uint32(xxh3.HashString(name)) //nolint:gosec // a part of the hash is enough
 }
 
 // retireRanks makes the scheduler remove targets as soon as they have no leases.

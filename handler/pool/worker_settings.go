@@ -2,6 +2,7 @@ package pool
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
@@ -96,6 +97,13 @@ type WorkerSettings struct { // one field for each option
 	// a restart. Default: `false`.
 	Drain *bool `json:"drain,omitempty"`
 
+	// Which part of requests the worker serves: `both`, `prefill` or `decode`. A worker for
+	// `prefill` computes prompts, and one for `decode` the answers to them. Requests that
+	// cannot be divided go whole to workers of the other roles, if their engine can serve
+	// them. See the handler's `legs`. Default: what the engine reports (SGLang, vLLM in
+	// its development mode), else `both`.
+	Role string `json:"role,omitempty"`
+
 	// Words by which clients with the grant `overrides` require or prefer workers
 	// (`nvext.routing_constraints`), at most 64 of up to 256 bytes each. Default: none.
 	Taints []string `json:"taints,omitempty"`
@@ -119,6 +127,8 @@ func (w *WorkerSettings) check() error {
 		return fmt.Errorf("max_running: must be positive or auto, got %d", int(w.MaxRunning))
 	case !knownEngine(w.Engine):
 		return fmt.Errorf("engine: %w, got %q", errEngine, w.Engine)
+	case w.Role != "" && !slices.Contains(engine.Roles, engine.Role(w.Role)):
+		return fmt.Errorf("role: must be both, prefill or decode, got %q", w.Role)
 	case len(w.Taints) > nvext.MaxList:
 		return fmt.Errorf("taints: must be at most %d, got %d", nvext.MaxList, len(w.Taints))
 	case w.ID > maxWorkerID:

@@ -18,9 +18,14 @@ type Extras struct {
 
 	Worker          uint64 // the one that answers
 	Rank            uint32
+	Prefill         uint64 // the one that computes the prompt
+	PrefillRank     uint32
 	Waiting         uint64    // requests in the queue when the request came
-	Received, Begun time.Time // the request, its attempt
-	HitRate         float64   // the predicted share of the prompt that was cached; negative if unknown
+	Received, Begun time.Time // the request, and the attempt that computes the prompt
+	// Prefilled returns when another worker had computed the prompt, the zero time if it has
+	// not; nil if there is no other.
+	Prefilled func() time.Time
+	HitRate   float64 // the predicted share of the prompt that was cached; negative if unknown
 }
 
 // added adds an answer's extras to it.
@@ -39,7 +44,7 @@ func (b *Body) additions() *added {
 	}
 	e, add := new(added), nvext.Additions{}
 	if x.Fields&nvext.FieldWorkerID != 0 {
-		add.Each = []nvext.Member{{Name: nvext.NameWorkerID, Value: nvext.AppendWorker(nil, x.Worker, x.Rank)}}
+		add.Each = []nvext.Member{{Name: nvext.NameWorkerID, Value: nvext.AppendWorker(nil, x.Prefill, x.PrefillRank, x.Worker, x.Rank)}}
 	}
 	if x.Fields&(nvext.FieldTiming|nvext.FieldTokenIDs) != 0 {
 		add.Final = b.finalMembers
@@ -97,6 +102,11 @@ func (b *Body) timing() nvext.Timing {
 	}
 	if !first.IsZero() {
 		t.PrefillTimeMS, t.TTFTMS = ms(first.Sub(x.Begun)), ms(first.Sub(x.Received))
+	}
+	if x.Prefilled != nil {
+		if t.PrefillTimeMS = (nvext.Opt[float64]{}); !x.Prefilled().IsZero() {
+			t.PrefillTimeMS = ms(x.Prefilled().Sub(x.Begun))
+		}
 	}
 	if !b.Stream {
 		b.reader.Finish() // only a whole answer gets here

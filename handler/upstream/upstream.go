@@ -246,6 +246,17 @@ func (c *Client) Forward(req *http.Request, dial string) (*http.Response, error)
 	return c.transport.Send(req)
 }
 
+// Leg sends a request that was made from a client's, with a URL of its own, to another worker. It
+// takes the connections for clients' requests.
+func (c *Client) Leg(req *http.Request, dial string) (*http.Response, error) {
+	ctx, host, _, err := c.to(req.Context(), dial)
+	if err != nil {
+		return nil, err
+	}
+	req.URL.Host = host
+	return c.transport.Send(req.WithContext(ctx))
+}
+
 // Redirect returns a request that Caddy's proxy made for one worker as it makes it for another one,
 // with the header of the first.
 func Redirect(req *http.Request, dial string) (*http.Request, error) {

@@ -13,6 +13,9 @@ type answer struct {
 	blockSize int
 	reasoning int // tokens of a chat's answer
 	events    int // sent, of the responses API
+
+	transfer      *kvTransfer    // of a vLLM's prefill leg
+	disaggregated *disaggregated // of a TensorRT-LLM's
 }
 
 // other is whether the answer is of the responses or the messages API.
@@ -30,6 +33,7 @@ type document struct {
 	SystemFingerprint *string  `json:"system_fingerprint,omitempty"`
 	// Only where vLLM has the field; there it is null unless it was asked for.
 	PromptTokenIDs json.RawMessage `json:"prompt_token_ids,omitempty"`
+	Transfer       *kvTransfer     `json:"kv_transfer_params,omitempty"`
 }
 
 type choice struct {
@@ -40,6 +44,8 @@ type choice struct {
 	Logprobs     *string `json:"logprobs"`
 	FinishReason *string `json:"finish_reason"`
 	StopReason   *string `json:"stop_reason"`
+	// A TensorRT-LLM's prefill leg has it.
+	Disaggregated *disaggregated `json:"disaggregated_params,omitempty"`
 	// Null unless asked for.
 	TokenIDs       json.RawMessage `json:"token_ids"`
 	PromptTokenIDs json.RawMessage `json:"prompt_token_ids,omitempty"`
@@ -214,6 +220,10 @@ func (a *answer) whole(cached int) []byte {
 	d := a.document("chat.completion", "text_completion", c)
 	if a.chat {
 		d.PromptTokenIDs = a.ids(a.prompt.Tokens)
+	}
+	d.Transfer, d.Choices[0].Disaggregated = a.transfer, a.disaggregated
+	if a.disaggregated != nil {
+		d.PromptTokenIDs, _ = json.Marshal(a.prompt.Tokens)
 	}
 	d.Usage, d.Timings = a.usageAt(len(a.answer), cached), a.timings(cached)
 	out, _ := json.Marshal(d)

@@ -76,6 +76,8 @@ type Config struct {
 	ServerInfo map[string]any
 	// Events is how the engine publishes KV events. Default: it does not.
 	Events *EventConfig
+	// Transfer is how the engine hands KV to other engines. Default: it does not.
+	Transfer *Transfer
 }
 
 func orDefault[T comparable](v *T, def T) {
@@ -127,6 +129,16 @@ func (c *Config) complete() error {
 		return errors.New("adapter without a name of its own")
 	case c.Step.Base < 0 || c.Step.PerToken < 0 || c.Step.Attention < 0 || c.Step.DecodeContext < 0:
 		return errors.New("negative step time")
+	}
+	if c.Transfer != nil {
+		transfer := *c.Transfer // it is the caller's
+		c.Transfer = &transfer
+		if err := transfer.complete(c.Flavour); err != nil {
+			return err
+		}
+		if c.StreamingSessions {
+			return errors.New("streaming sessions beside transfers")
+		}
 	}
 	if c.Events == nil {
 		return nil

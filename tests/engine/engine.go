@@ -27,12 +27,15 @@ type Engine struct {
 	faults  faults
 	ids     atomic.Uint64 // of requests
 
+	transfers transferCounts
+
 	// ops is held through Kill, Restart, Close and SetFault, so that they come one
 	// after another. No request ever waits for it.
 	ops      sync.Mutex
 	lives    int
 	closed   bool
 	sockets  sockets
+	sideAddr string
 	srv      *http.Server // nil while killed
 	listener net.Listener // nil while killed or refusing
 
@@ -97,13 +100,19 @@ func (e *Engine) boot() error {
 	if err != nil {
 		return err
 	}
-	l, err := newLife(e.cfg, e.clock, pubs)
+	channel, err := e.openSide()
+	var l *life
+	if err == nil {
+		l, err = newLife(e.cfg, e.clock, pubs)
+	}
 	if err != nil {
+		channel.close()
 		for _, p := range pubs {
 			p.Close()
 		}
 		return err
 	}
+	l.side = channel
 	e.lives++
 	l.number = e.lives
 	e.faults.clear()
@@ -153,6 +162,7 @@ func (e *Engine) kill() {
 		e.srv.Close()
 	}
 	e.srv, e.listener = nil, nil
+	l.side.close()
 	for _, p := range l.publishers {
 		p.Close()
 	}

@@ -27,6 +27,8 @@ const (
 	Status FaultKind = "status"
 	// NoSessions refuses to open sessions, as an SGLang without them does.
 	NoSessions FaultKind = "no_sessions"
+	// FailTransfer has a decode leg get no KV from the prefill engine.
+	FailTransfer FaultKind = "transfer"
 	// Slow makes each step that the request takes part in Factor times longer.
 	Slow FaultKind = "slow"
 )
@@ -51,7 +53,7 @@ type Fault struct {
 
 func (f *Fault) complete() error {
 	switch f.Kind {
-	case NoFault, Refuse, Hang, CloseConn, Reset:
+	case NoFault, Refuse, Hang, CloseConn, Reset, FailTransfer:
 	case NoSessions:
 		orDefault(&f.Path, OpenPath)
 	case Status:
@@ -164,7 +166,7 @@ func (e *Engine) SetFault(f Fault) error {
 // fail does what f says in place of an answer, and says whether it did.
 func (x *exchange) fail(f Fault) bool {
 	switch f.Kind {
-	case NoFault, Refuse, Slow:
+	case NoFault, Refuse, Slow, FailTransfer:
 		return false
 	case Hang:
 		x.hang()

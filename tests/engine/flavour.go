@@ -45,6 +45,7 @@ func init() { // some of these look at the flavour
 			"/tokenize": (*exchange).tokenizeSGLang, "/v1/tokenize": (*exchange).tokenizeSGLang,
 			FlushPath: (*exchange).flushCache,
 			OpenPath:  (*exchange).openSession, ClosePath: (*exchange).closeSession, "/v1/loads": (*exchange).loads,
+			AbortPath: (*exchange).abort,
 		},
 		OldSGLang: {
 			"/health": (*exchange).fine, "/v1/models": (*exchange).models, "/get_server_info": (*exchange).serverInfo,
@@ -94,6 +95,11 @@ func (x *exchange) serverInfo() {
 	}
 	if cfg.Flavour == SGLang {
 		info["enable_streaming_session"] = cfg.StreamingSessions
+		info["disaggregation_mode"], info["disaggregation_bootstrap_port"] = "null", 8998
+		if t := cfg.Transfer; t != nil {
+			info["disaggregation_mode"], info["disaggregation_transfer_backend"] = t.Role, "nixl"
+			_, info["disaggregation_bootstrap_port"] = hostPort(x.engine.sideAddr)
+		}
 		if kv := x.engine.describeEvents(); kv != nil {
 			info["kv_events"] = kv
 		}

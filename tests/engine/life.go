@@ -35,6 +35,8 @@ type life struct {
 	turn       atomic.Uint64
 	load       atomic.Int64 // inference requests that are being answered
 	drains     atomic.Int64 // times that statistics were given away
+	side       *side        // nil without transfers
+	abortable  sync.Map     // id -> context.CancelFunc, of an SGLang's requests
 
 	over     atomic.Bool   // set before the connections are closed
 	dead     chan struct{} // closed after it

@@ -131,7 +131,11 @@ func (a *answer) otherWhole(cached int) []byte {
 	if a.shape == messages {
 		v = a.wholeMessage
 	}
-	out, _ := json.Marshal(v(cached))
+	doc := v(cached)
+	if a.transfer != nil {
+		doc["kv_transfer_params"] = a.transfer
+	}
+	out, _ := json.Marshal(doc)
 	return out
 }
 

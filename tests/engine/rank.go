@@ -44,6 +44,7 @@ type job struct {
 	each    bool   // the handler wants to know of each token, not only of the end
 	session *session
 	ready   chan struct{}
+	told    *int // what it says of its cached tokens; nil: what they are
 
 	mu sync.Mutex
 	progress
@@ -197,7 +198,9 @@ func (k *rank) tell(ev batch.Event) {
 	j := k.jobs[ev.Request.ID]
 	if ev.Kind == batch.Admitted {
 		j.mu.Lock()
-		j.cached = ev.Cached
+		if j.cached = ev.Cached; j.told != nil {
+			j.cached = *j.told
+		}
 		j.mu.Unlock()
 		return
 	}

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"io"
 	"net/http"
 	"time"
@@ -19,7 +20,11 @@ type exchange struct {
 	r      *http.Request
 	body   []byte
 	record *Record
-	late   Fault // after the engine did what it was asked for
+	late   Fault           // after the engine did what it was asked for
+	fault  Fault           // in an inference
+	ctx    context.Context // of an inference: also ends if that is aborted
+	opened bool            // the header of a stream has been sent
+	room   *room           // of an SGLang's prefill leg
 }
 
 // ServeHTTP answers as a vLLM does, or as the fault that is set says.
@@ -71,6 +76,9 @@ func (e *Engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (x *exchange) infer(s shape, f Fault) {
 	x.life.load.Add(1)
 	defer x.life.load.Add(-1)
+	ctx, cancel := context.WithCancel(x.r.Context())
+	defer cancel()
+	x.ctx, x.fault = ctx, f
 	c, aerr := x.engine.understand(s, x.body, x.r.Header)
 	if aerr != nil {
 		x.reject(aerr)
@@ -86,7 +94,14 @@ func (x *exchange) infer(s shape, f Fault) {
 	x.note(func(r *Record) {
 		r.ID, r.Model, r.Rank, r.RankFrom, r.PromptTokens = c.id, c.model, c.rank, c.rankFrom, len(c.prompt.Tokens)
 	})
+	if x.engine.cfg.Flavour == SGLang {
+		x.life.abortable.Store(c.id, cancel)
+		defer x.life.abortable.Delete(c.id)
+	}
 	k := x.life.ranks[c.rank]
+	if !x.beginLeg(c, j, k) {
+		return
+	}
 	k.submit(j)
 	a := &answer{call: c, created: time.Now().Unix(), blockSize: x.engine.cfg.BlockSize, reasoning: x.engine.cfg.ReasoningTokens}
 	if c.stream {
@@ -102,7 +117,7 @@ func (x *exchange) await(k *rank, j *job) (progress, bool) {
 	select {
 	case <-j.ready:
 		return j.look(), true
-	case <-x.r.Context().Done():
+	case <-x.ctx.Done():
 	case <-x.life.dead:
 		hangUp(x.w, false)
 	}
@@ -114,10 +129,14 @@ func (x *exchange) await(k *rank, j *job) (progress, bool) {
 func (x *exchange) leave(k *rank, j *job) {
 	aborted := k.abort(j)
 	x.outcome(j)
-	if aborted {
-		x.gone()
-	} else {
+	switch {
+	case !aborted:
+		x.strand(k, j)
 		x.finish(Finished)
+	case x.life.over.Load():
+		x.gone()
+	default:
+		x.cutOff()
 	}
 }
 
@@ -133,9 +152,8 @@ func (x *exchange) gone() {
 // stream answers with server-sent events. The header goes out at once, as vLLM's
 // does.
 func (x *exchange) stream(a *answer, k *rank, j *job) {
-	x.header(http.StatusOK, "text/event-stream; charset=utf-8")
 	ctl := http.NewResponseController(x.w)
-	if ctl.Flush() != nil {
+	if !x.openStream() {
 		x.leave(k, j)
 		return
 	}
@@ -143,6 +161,9 @@ func (x *exchange) stream(a *answer, k *rank, j *job) {
 	for sent := 0; ; {
 		p, ok := x.await(k, j)
 		if !ok {
+			return
+		}
+		if p.done && !x.endLeg(a, k, j) {
 			return
 		}
 		buf = buf[:0]
@@ -165,10 +186,23 @@ func (x *exchange) stream(a *answer, k *rank, j *job) {
 	}
 }
 
+// openStream sends the header of a stream, once. It returns false if the client is gone.
+func (x *exchange) openStream() bool {
+	if !x.opened {
+		x.opened = true
+		x.header(http.StatusOK, "text/event-stream; charset=utf-8")
+		return http.NewResponseController(x.w).Flush() == nil
+	}
+	return true
+}
+
 // whole answers in one piece.
 func (x *exchange) whole(a *answer, k *rank, j *job) {
 	p, ok := x.await(k, j)
 	if !ok {
+		return
+	}
+	if !x.endLeg(a, k, j) {
 		return
 	}
 	x.outcome(j)

@@ -14,6 +14,9 @@ const (
 	FlushPath = "/flush_cache"
 )
 
+// AbortPath is where an SGLang ends requests.
+const AbortPath = "/abort_request"
+
 // source is one rank's publisher, as a vLLM tells of it.
 type source struct {
 	Enabled   bool    `json:"enable_kv_cache_events"`

@@ -91,9 +91,13 @@ func (a *answer) appendTokensUsage(buf []byte, cached int) []byte {
 
 // wholeTokens returns the body of an answer that is not streamed.
 func (a *answer) wholeTokens(cached int) []byte {
-	out, _ := json.Marshal(object{
+	d := object{
 		"request_id": a.id, "model": a.model, "created": a.created,
 		"choices": a.tokensChoice(a.answer, len(a.answer)), "usage": a.usageAt(len(a.answer), cached),
-	})
+	}
+	if a.transfer != nil {
+		d["kv_transfer_params"] = a.transfer
+	}
+	out, _ := json.Marshal(d)
 	return out
 }

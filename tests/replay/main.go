@@ -39,6 +39,7 @@ func main() {
 type options struct {
 	traces    string
 	suite     bool
+	parted    bool
 	policies  []string
 	speeds    []float64
 	seeds     []uint64
@@ -59,6 +60,7 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	f.SetOutput(stderr)
 	f.StringVar(&o.traces, "traces", "", "comma-separated `files` and directories of traces: JSON lines, plain or gzipped; synth is all generated ones, synth:name one of them: "+strings.Join(synth.Names(), ", "))
 	f.BoolVar(&o.suite, "suite", false, "replay each trace with its own workers and at its own loads, in place of -workers, -kv-tokens and -speed")
+	f.BoolVar(&o.parted, "legs", false, "replay against 8 whole workers, and against 2, 3 and 4 that prefill for the rest, with the first of -policy")
 	f.StringVar(&policies, "policy", strings.Join(suitePolicies, ","), "comma-separated `policies`; the first is compared with. There are "+strings.Join(sim.Policies(), ", "))
 	f.StringVar(&speeds, "speed", "1", "comma-separated `factors` on the speed of the trace, think times included")
 	f.StringVar(&model, "engine", engine.Default().Name, "the `model` of all engines: "+strings.Join(engine.Models(), ", "))
@@ -157,6 +159,9 @@ func run(args []string, stdout, stderr io.Writer) error {
 	o, err := parse(args, stderr)
 	if err != nil {
 		return err
+	}
+	if o.parted {
+		return o.legs(stdout, stderr)
 	}
 	cells, err := o.cells(stderr)
 	if err != nil {

@@ -28,6 +28,9 @@ type Request struct {
 	// Slot keeps the request's KV when it ends, for a longer prompt. One request at
 	// a time has it. The prompt begins with what the slot holds. nil: none.
 	Slot *Slot
+	// Loaded is for how many of the prompt's tokens the KV came from another engine. The last
+	// one is computed in any case.
+	Loaded int
 }
 
 // blockTokens returns for how many tokens a request needs KV. The last one

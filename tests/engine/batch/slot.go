@@ -41,7 +41,7 @@ func (e *entry) enter(c *cache.Cache) bool {
 	}
 	seq, ok := c.Open(e.Prompt, e.blockTokens())
 	if ok {
-		e.seq, e.computed = seq, seq.Hit()
+		e.seq, e.computed = seq, max(seq.Hit(), min(e.Loaded, len(e.Prompt.Tokens)-1))
 	}
 	return ok
 }

@@ -25,6 +25,9 @@ type options struct {
 	cfg    engine.Config
 	addrs  string
 	events bool
+
+	transfer bool
+	role     string
 }
 
 func parse(args []string) (*options, error) {
@@ -42,6 +45,8 @@ func parse(args []string) (*options, error) {
 	fs.Float64Var(&o.cfg.Step.PerToken, "step-token", o.cfg.Step.PerToken, "milliseconds for each token of a step")
 	fs.Float64Var(&o.cfg.Step.Attention, "step-attention", o.cfg.Step.Attention, "milliseconds for each pair of tokens in a prefill")
 	fs.Float64Var(&o.cfg.Step.DecodeContext, "step-context", o.cfg.Step.DecodeContext, "milliseconds for each token that decodes look back at")
+	fs.BoolVar(&o.transfer, "transfer", false, "hand the KV of prompts to other engines, and get it from them")
+	fs.StringVar(&o.role, "role", "", "with -transfer: prefill or decode; an SGLang needs one")
 	fs.BoolVar(&o.events, "events", false, "publish KV events at free ports, which it prints")
 	return o, fs.Parse(args)
 }
@@ -55,6 +60,9 @@ func start(o *options) ([]*engine.Engine, error) {
 		cfg.Name, cfg.Addr = fmt.Sprintf("e%d", i+1), addr
 		if o.events {
 			cfg.Events = &engine.EventConfig{}
+		}
+		if o.transfer {
+			cfg.Transfer = &engine.Transfer{Role: engine.Role(o.role)}
 		}
 		e, err := engine.Start(cfg)
 		if err != nil {

@@ -22,6 +22,11 @@ type Job struct {
 	// Cached is the number of prompt tokens that the engine did not compute. It
 	// is set when the prefill begins.
 	Cached int
+	// Loaded says that the KV of the prompt has come from another engine. Such a job comes before
+	// those that wait for their prefill.
+	Loaded bool
+	// Kept says that another engine is to get the KV: the job's blocks stay in use until Drop.
+	Kept bool
 
 	computed int // tokens that are computed or in the step
 	last     int // the step that makes the last token
@@ -110,7 +115,22 @@ func (l *Line) leave(n int) {
 }
 
 // Add puts a job into the queue.
-func (e *Engine) Add(j *Job) { e.queue = append(e.queue, j) }
+func (e *Engine) Add(j *Job) {
+	if !j.Loaded {
+		e.queue = append(e.queue, j)
+		return
+	}
+	at := e.head
+	for at < len(e.queue) && e.queue[at].Loaded {
+		at++
+	}
+	if e.queue = slices.Insert(e.queue, at, j); at == e.head {
+		e.refused = -1 // another one waits for room now
+	}
+}
+
+// Drop gives the blocks of a job back that is Kept and over.
+func (e *Engine) Drop(j *Job) { e.cache.Release(j.Chain, nil, j.held) }
 
 // Waiting returns how many jobs are not admitted.
 func (e *Engine) Waiting() int { return len(e.queue) - e.head }
@@ -190,6 +210,9 @@ func (e *Engine) next() *Job {
 	}
 	// The last block of a prompt is always computed, also if it is held.
 	j.computed, e.prefill = min(held, (j.In-1)/e.block)*e.block, j
+	if j.Loaded {
+		j.computed = j.In - 1
+	}
 	if j.made == 0 {
 		j.Cached = j.computed
 	}
@@ -224,7 +247,7 @@ func (e *Engine) preempt() {
 		j.made = j.Out - (j.last - e.steps)
 		e.context -= j.tokens()
 	}
-	j.turn = 0
+	j.turn, j.Loaded = 0, false
 	e.cache.Release(j.Chain, nil, j.held)
 	if e.head > 0 {
 		e.head--
@@ -263,9 +286,12 @@ func (e *Engine) End() (first, over []*Job) {
 }
 
 func (e *Engine) end(j *Job) {
+	e.over = append(e.over, j)
+	if j.Kept {
+		return
+	}
 	e.chain = j.Chained(e.chain[:0], e.block)
 	e.cache.Release(j.Chain, e.chain[len(j.Chain):], j.held)
-	e.over = append(e.over, j)
 }
 
 // jobs is a heap by last, then by Number.

@@ -23,6 +23,29 @@ type Cluster struct {
 	Preempt bool
 	// Slow says when which worker is slower.
 	Slow Slow
+	Parted
+}
+
+// Parted is a cluster in which the first workers do prefill legs only.
+type Parted struct {
+	// Prefill is the number of these workers; 0: requests are never parted.
+	Prefill int
+	// Legs is the rule by which requests are parted.
+	Legs kvscore.Legs
+	// GBs is the speed of a transfer of KV, in GB/s. Transfers do not slow each other.
+	GBs float64
+}
+
+const (
+	// kvBytes are those of one token of a model of 8B parameters.
+	kvBytes = 128 << 10
+	// handshake is what a transfer takes at least.
+	handshake = 2 * time.Millisecond
+)
+
+// transfer returns how long a transfer takes.
+func (p *Parted) transfer(tokens int) time.Duration {
+	return handshake + time.Duration(float64(tokens)*kvBytes/p.GBs) // GB/s are bytes a nanosecond
 }
 
 // Slow makes a worker slower for a part of the trace's duration.
@@ -44,6 +67,8 @@ func (c *Cluster) check(t *trace.Trace) error {
 		return fmt.Errorf("workers is %d, want at least 1", c.Workers)
 	case c.Slow.Worker < 0 || c.Slow.Worker >= c.Workers || c.Slow.Factor < 0:
 		return fmt.Errorf("slow is %v, want a worker from 0 to %d and a factor", c.Slow, c.Workers-1)
+	case c.Prefill < 0 || c.Prefill >= c.Workers || c.Prefill > 0 && !(c.GBs > 0):
+		return fmt.Errorf("parted is %+v, want fewer prefill workers than workers, and a speed", c.Parted)
 	}
 	room := c.blocks(t.BlockTokens)
 	for i := range t.Requests {

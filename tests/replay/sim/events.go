@@ -5,12 +5,14 @@ import (
 	"time"
 )
 
-// event is the end of engine n's step, what a router told, or the arrival of request n.
+// event is the end of engine n's step, what a router told, the arrival of request n, or the end of
+// its transfer.
 type event struct {
 	at      time.Duration
 	arrival bool
 	n       int
 	tell    *telling
+	moved   bool
 }
 
 // before orders events: at the same time ends of steps come first, arrivals last, then by number.
@@ -20,6 +22,8 @@ func (e *event) before(f *event) bool {
 		return e.at < f.at
 	case e.arrival != f.arrival:
 		return f.arrival
+	case e.moved != f.moved:
+		return f.moved
 	case (e.tell != nil) != (f.tell != nil):
 		return f.tell != nil
 	}

@@ -48,6 +48,7 @@ var epoch = time.Unix(1_700_000_000, 0)
 // request is a request of the trace on its way.
 type request struct {
 	engine.Job
+	ahead   leg
 	lease   *kvscore.Lease
 	router  *router
 	version affinity.Version // of the session's binding
@@ -78,6 +79,7 @@ type replay struct {
 	err      error
 	answer   []uint64
 	over     int
+	parted   int // requests
 }
 
 // Run replays one cell.
@@ -114,6 +116,8 @@ func replayed(c Config) (*replay, error) {
 		switch {
 		case e.tell != nil:
 			r.hear(e.tell)
+		case e.moved:
+			r.moved(&r.requests[e.n])
 		case e.arrival:
 			r.arrive(e.n)
 		default:
@@ -145,6 +149,8 @@ func (c *Config) check() (*spec, error) {
 		return nil, fmt.Errorf("the policy %s needs sessions, and the trace has none", c.Policy)
 	case c.Number > 1 && (sp.comparison || c.Exact):
 		return nil, fmt.Errorf("there is one router only of %s, and with exact knowledge", c.Policy)
+	case c.Prefill > 0 && (sp.comparison || c.Exact || c.Number > 1):
+		return nil, errors.New("requests are parted by one router, with policies of the router, and without exact knowledge")
 	case c.Sessions && !c.Trace.Sessions:
 		return nil, errors.New("the trace has no sessions")
 	}
@@ -263,13 +269,17 @@ func (r *replay) place(n int) {
 		}
 	}
 	q.router = o
+	q.Job = engine.Job{Number: n, Chain: t.Blocks, In: t.In, Out: t.Out, Answer: func(i int) uint64 { return trace.Answer(n, i) }}
+	q.arrived = r.now
+	if r.Prefill > 0 {
+		r.placeLegs(q, &ask, bound)
+		return
+	}
 	q.at, q.lease = o.scheduler.SelectAmong(r.clock(), &ask, o.refs, bound, o.policy, &o.selection)
 	q.away = ask.Home != (kvscore.Target{}) && q.lease.Target() != ask.Home && o.selection.HomeHolds()
 	if r.observer != nil {
 		r.observer.Placed(&o.selection, n, q.at)
 	}
-	q.Job = engine.Job{Number: n, Chain: t.Blocks, In: t.In, Out: t.Out, Answer: func(i int) uint64 { return trace.Answer(n, i) }}
-	q.arrived = r.now
 	r.engines[q.at].Add(&q.Job)
 	r.begin(q.at)
 }
@@ -291,6 +301,10 @@ func (r *replay) step(at int) {
 	first, over := r.engines[at].End()
 	for _, j := range first {
 		q := &r.requests[j.Number]
+		if j == &q.ahead.Job {
+			r.prefilled(q)
+			continue
+		}
 		q.first = r.now
 		q.lease.FirstToken(r.clock())
 		q.lease.Output(r.clock(), 1)
@@ -303,7 +317,9 @@ func (r *replay) step(at int) {
 		}
 	}
 	for _, j := range over {
-		r.end(&r.requests[j.Number])
+		if q := &r.requests[j.Number]; j == &q.Job {
+			r.end(q)
+		}
 	}
 	r.begin(at)
 	if r.spec.Reference { // others may have waited for memory
@@ -317,6 +333,9 @@ func (r *replay) step(at int) {
 func (r *replay) end(q *request) {
 	in, out := int64(q.In), int64(q.Out)
 	block := r.Trace.BlockTokens
+	if q.ahead.lease != nil {
+		q.Cached = q.ahead.Cached // as engines say
+	}
 	q.lease.Output(r.clock(), out)
 	r.answer = q.Chained(r.answer[:0], block)
 	q.lease.Counted(kvscore.Counts{

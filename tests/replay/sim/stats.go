@@ -21,6 +21,8 @@ type Result struct {
 	Figures
 	// MeanE2E is the mean time to the end of the answer, in milliseconds.
 	MeanE2E float64
+	// Parted is the share of the requests that were parted.
+	Parted float64
 	// Relative are the figures divided by those of the first policy in this cell.
 	Relative *Figures
 }
@@ -29,6 +31,8 @@ type Result struct {
 type Figures struct {
 	MeanTTFT float64
 	P99TTFT  float64
+	// MeanGap is the mean time between two tokens of an answer.
+	MeanGap float64
 	// HitRatio is the share of the prompt tokens that engines did not compute.
 	HitRatio float64
 }
@@ -41,7 +45,7 @@ func (f Figures) Over(by Figures) *Figures {
 		}
 		return a / b
 	}
-	return &Figures{div(f.MeanTTFT, by.MeanTTFT), div(f.P99TTFT, by.P99TTFT), div(f.HitRatio, by.HitRatio)}
+	return &Figures{div(f.MeanTTFT, by.MeanTTFT), div(f.P99TTFT, by.P99TTFT), div(f.MeanGap, by.MeanGap), div(f.HitRatio, by.HitRatio)}
 }
 
 // tally gathers the figures. They count from a request or from a time on.
@@ -50,7 +54,8 @@ type tally struct {
 	fromTime time.Duration
 
 	ttft          []float64
-	e2e           float64
+	e2e, decoding float64
+	gaps          int
 	prompt, saved int64
 }
 
@@ -68,6 +73,8 @@ func (s *tally) ended(now time.Duration, n int, q *request) {
 	}
 	s.ttft = append(s.ttft, milliseconds(q.first-q.arrived))
 	s.e2e += milliseconds(now - q.arrived)
+	s.decoding += milliseconds(now - q.first)
+	s.gaps += q.Out - 1
 	s.prompt += int64(q.In)
 	s.saved += int64(q.Cached)
 }
@@ -83,18 +90,20 @@ func (r *replay) result() *Result {
 	}
 	n := float64(len(s.ttft))
 	return &Result{
-		Figures: Figures{sum / n, stats.Percentile(s.ttft, 0.99), float64(s.saved) / float64(s.prompt)}, MeanE2E: s.e2e / n,
+		Figures: Figures{sum / n, stats.Percentile(s.ttft, 0.99), s.decoding / float64(max(1, s.gaps)), float64(s.saved) / float64(s.prompt)},
+		MeanE2E: s.e2e / n, Parted: float64(r.parted) / float64(len(r.requests)),
 	}
 }
 
 // Mean returns the geometric means of the figures of one cell with several seeds.
 func Mean(seeds []*Result) *Result {
 	n := len(seeds)
-	ttft, p99, hits := make([]float64, n), make([]float64, n), make([]float64, n)
+	ttft, p99, gaps, hits, e2e, parted := make([]float64, n), make([]float64, n), make([]float64, n), make([]float64, n), make([]float64, n), 0.0
 	for i, r := range seeds {
-		ttft[i], p99[i], hits[i] = r.MeanTTFT, r.P99TTFT, r.HitRatio
+		ttft[i], p99[i], gaps[i], hits[i], e2e[i] = r.MeanTTFT, r.P99TTFT, r.MeanGap, r.HitRatio, r.MeanE2E
+		parted += r.Parted / float64(n)
 	}
-	return &Result{Figures: Figures{Geomean(ttft), Geomean(p99), Geomean(hits)}}
+	return &Result{Figures: Figures{Geomean(ttft), Geomean(p99), Geomean(gaps), Geomean(hits)}, MeanE2E: Geomean(e2e), Parted: parted}
 }
 
 // Geomean returns the geometric mean of values; 0 if there are none or one of them is 0.

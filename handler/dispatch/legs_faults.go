@@ -1,0 +1,128 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/response"
+	"go.uber.org/zap"
+)
+
+// judgeLegs decides what follows from an attempt whose pair of workers failed. ok is false if it
+// did not: then the attempt is judged as any other.
+func (a *attempt) judgeLegs(ctx context.Context, resp *http.Response, err error) (v verdict, ok bool) {
+	if a.legs == nil || ctx.Err() != nil {
+		return v, false
+	}
+	d := a.d
+	legs, ok := errors.AsType[*legError](err)
+	switch {
+	case ok:
+	case errors.Is(err, errFirstToken):
+		legs = &legError{legTransfer, err, false}
+	case err == nil && resp.StatusCode >= 500 && !retryable(resp.StatusCode):
+		legs = &legError{legTransfer, errors.New("status " + resp.Status), false} // also from a healthy decode worker
+	default:
+		return v, false
+	}
+	v = verdict{do: retry, reason: legs.reason, legs: legs}
+	if d.Limits.Set() && !d.Limits.allow(d.start, d.attempts) {
+		v.do = fail
+		if resp != nil {
+			v.do = deliver
+		}
+	}
+	return v, true
+}
+
+// brokeBefore returns whether a stream broke because its decode worker did not get the prompt; nil
+// if it did not.
+func (l *legs) brokeBefore(why error) *legError {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.fetched {
+		return nil
+	}
+	if e, ok := errors.AsType[*legError](why); ok {
+		return e
+	}
+	if errors.Is(why, errFirstToken) || errors.Is(why, response.ErrEvent) {
+		return &legError{legTransfer, why, false}
+	}
+	return nil
+}
+
+// moveLegs prepares the move of a stream. It returns why the legs of its attempt failed, if they did:
+// the next attempt may then be on the same decode worker.
+func (d *Dispatch) moveLegs(a *attempt, why error, way string) (failed *legError) {
+	if a.legs != nil {
+		if failed = a.legs.brokeBefore(why); failed != nil {
+			d.countRetry(a.computes(), failed.reason)
+			d.parting.retryLegs(d, a, failed)
+		}
+	}
+	if way != api.WayWhole {
+		d.parting.whole = "its stream goes on elsewhere" // no prefill leg has the text so far
+	}
+	return failed
+}
+
+// askForLegs makes the proxy try again after a pair of workers failed, and returns what the proxy
+// sees of the attempt.
+func (d *Dispatch) askForLegs(req *http.Request, resp *http.Response, e *legError) *http.Response {
+	a := d.attempt
+	d.countRetry(a.computes(), e.reason)
+	if c := d.Logger.Check(zap.DebugLevel, "legs failed"); c != nil {
+		c.Write(zap.String("prefill", a.computes().Worker.Dial), zap.String("decode", a.Worker.Dial), zap.Error(e))
+	}
+	d.parting.retryLegs(d, a, e)
+	if resp != nil {
+		d.hold(req, resp)
+	}
+	return noAnswer(req)
+}
+
+// retryLegs records that a pair of workers failed. The next attempt uses another pair, or serves the
+// request whole; the decode worker has not failed.
+func (p *parting) retryLegs(d *Dispatch, a *attempt, e *legError) {
+	if n := len(d.tried); n > 0 && d.tried[n-1] == a.Worker {
+		d.tried = d.tried[:n-1]
+	}
+	p.handed = nil
+	p.tries++
+	prefill := a.legs.prefill
+	if prefill != nil {
+		p.failed = append(p.failed, prefill.Worker)
+	}
+	if e.reason == legTransfer && prefill != nil {
+		p.blame = [2]*pool.Worker{prefill.Worker, a.Worker}
+		prefill.Worker.AskAgain()
+	}
+	if p.tries >= maxPairsTried || e.whole || e.reason == legTransfer && a.Worker.ServesWhole() {
+		p.whole = "its legs failed: " + e.Error()
+	}
+}
+
+// settled avoids a pair whose transfer failed, once a good answer to the same request has shown
+// that the request was not to blame.
+func (p *parting) settled(of *pool.Pool, good bool) {
+	p.handed = nil
+	if p.blame[0] != nil && good {
+		of.AvoidPair(p.blame[0], p.blame[1], time.Now())
+		of.Incidents.Raise(time.Now(), incidentTransfers, of.Logger)
+		p.blame = [2]*pool.Worker{}
+	}
+}
+
+// noAnswer is what the proxy sees of an attempt whose legs failed. An error would count against
+// the decode worker in the proxy's health checks.
+func noAnswer(req *http.Request) *http.Response {
+	return &http.Response{
+		Status: "200 OK", StatusCode: http.StatusOK, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: make(http.Header), Body: http.NoBody, Request: req,
+	}
+}

@@ -1,0 +1,141 @@
+package engine
+
+import (
+	"slices"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+)
+
+// Role is which part of requests a worker serves.
+type Role string
+
+// The roles.
+const (
+	RoleBoth    Role = "both"    // whole requests
+	RolePrefill Role = "prefill" // the prompts of requests that another worker answers
+	RoleDecode  Role = "decode"  // answers to prompts that another worker computed
+)
+
+// Roles are all roles.
+var Roles = []Role{RoleBoth, RolePrefill, RoleDecode}
+
+// Role returns the operator's role, or else the one that the engine reports.
+func (e *Engine) Role() Role {
+	switch {
+	case e.Settings.Role != "":
+		return e.Settings.Role
+	case e.Info.Role != "":
+		return e.Info.Role
+	}
+	return RoleBoth
+}
+
+// ServesWhole returns whether the engine can serve a whole request.
+func (e *Engine) ServesWhole() bool {
+	l := kindOf(e.Type).legs
+	return l == nil || l.whole || e.Role() == RoleBoth
+}
+
+// legs are how two engines of a type share a request: one computes the prompt, the other the
+// answer.
+type legs struct {
+	// apis are those in which the engines can.
+	apis []string
+	// together: both legs are sent at once, and the decode engine waits for the prompt.
+	// Otherwise the answer to the prefill leg says where the prompt is.
+	together bool
+	// whole: an engine for one leg can also serve a whole request.
+	whole bool
+	// prefill and decode change the body of a leg.
+	prefill, decode func(*adapter)
+	// handed reads what the answer to the prefill leg says for the decode leg. nil: nothing
+	// is said.
+	handed func(answer []byte, l *Leg) bool
+	// keeps is for how long the prefill engine certainly keeps the prompt for the decode
+	// engine.
+	keeps time.Duration
+	// abort is the path to which a leg's id is posted to end it. Empty: the end of the
+	// connection does it.
+	abort string
+}
+
+// Leg is one of the two parts of a request, and what the engine must know of the other one.
+type Leg struct {
+	Prefill bool
+	// ID names the legs to their engines. Room is the id of the transfer. Both are new for
+	// each pair of legs.
+	ID   string
+	Room uint64
+	// Host is the prefill worker's, as the decode engine reaches it. Port is that of
+	// Info.TransferPort. Rank and Ranks are those of the prefill worker.
+	Host  string
+	Port  int
+	Rank  uint32
+	Ranks int
+	// Handed is what the prefill engine answered for the decode engine.
+	Handed []byte
+}
+
+// Pairs returns whether the engine can compute the prompt of a request in an API for a decode
+// engine. Only engines of one type and version share a format of the KV cache.
+func (e *Engine) Pairs(decode *Engine, name string) bool {
+	return e.Parts(name) && e.Type == decode.Type && e.Info.Version == decode.Info.Version
+}
+
+// Parts returns whether two engines of the type can share a request in an API.
+func (e *Engine) Parts(name string) bool {
+	l := kindOf(e.Type).legs
+	return l != nil && slices.Contains(l.apis, name)
+}
+
+// Together returns whether both legs are sent at once.
+func (e *Engine) Together() bool {
+	l := kindOf(e.Type).legs
+	return l != nil && l.together
+}
+
+// Handed reads the answer to the prefill leg. It returns false if the decode engine cannot get
+// the prompt, and must compute it itself.
+func (e *Engine) Handed(answer []byte, leg *Leg) bool {
+	l := kindOf(e.Type).legs
+	return l != nil && (l.handed == nil || l.handed(answer, leg))
+}
+
+// Keeps returns for how long the prefill engine certainly keeps a prompt for a decode engine.
+func (e *Engine) Keeps() time.Duration {
+	if l := kindOf(e.Type).legs; l != nil {
+		return l.keeps
+	}
+	return 0
+}
+
+// Abort returns the path and the body of the request that ends a leg; empty if the end of the
+// connection does it.
+func (e *Engine) Abort(id string) (path string, body []byte) {
+	l := kindOf(e.Type).legs
+	if l == nil || l.abort == "" {
+		return "", nil
+	}
+	return l.abort, append(append([]byte(`{"rid":`), quoted(id)...), '}')
+}
+
+// ownLegs are the grants for the members that name a transfer: only a router in front of this
+// one may choose it.
+func ownLegs(members ...string) (list []steering) {
+	for _, m := range members {
+		list = append(list, steering{member: m, grant: nvext.Pins})
+	}
+	return list
+}
+
+// leg changes the body for one of two legs.
+func (f *adapter) leg() {
+	switch {
+	case f.Leg == nil || f.legs == nil:
+	case f.Leg.Prefill:
+		f.legs.prefill(f)
+	default:
+		f.legs.decode(f)
+	}
+}

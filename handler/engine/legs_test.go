@@ -1,0 +1,155 @@
+package engine
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+)
+
+// TestLegs reads what each engine gets of each leg.
+func TestLegs(t *testing.T) {
+	const room = `"bootstrap_host":"h","bootstrap_port":8998,"bootstrap_room":7`
+	prefill, decode := &Leg{Prefill: true, ID: "kvr-1", Room: 7, Host: "h", Port: 8998, Rank: 1, Ranks: 2}, &Leg{}
+	*decode = *prefill
+	decode.Prefill, decode.Handed = false, []byte(`{"do_remote_prefill":true}`)
+	for name, v := range map[string]struct {
+		kind, path, body string
+		leg              *Leg
+		want             string
+	}{
+		"vLLM chat, prefill": {
+			VLLM, "/v1/chat/completions", `{"messages":[],"stream":true,"stream_options":{"include_usage":true},"max_tokens":9,"max_completion_tokens":8,"min_tokens":3}`, prefill,
+			`{"messages":[],"stream":false,"max_tokens":1,"max_completion_tokens":1,"kv_transfer_params":` + toHandOver + `}`,
+		},
+		"vLLM completions, prefill": {
+			VLLM, "/v1/completions", `{"prompt":"x"}`, prefill,
+			`{"prompt":"x","stream":false,"kv_transfer_params":` + toHandOver + `,"max_tokens":1}`,
+		},
+		"vLLM responses, prefill": {
+			VLLM, "/v1/responses", `{"input":"x","background":true}`, prefill,
+			`{"input":"x","stream":false,"kv_transfer_params":` + toHandOver + `,"max_output_tokens":1,"store":false}`,
+		},
+		"vLLM token ids, prefill": {
+			VLLM, "/inference/v1/generate", `{"token_ids":[1],"sampling_params":{"max_tokens":5,"min_tokens":2}}`, prefill,
+			`{"token_ids":[1],"sampling_params":{"max_tokens":1},"stream":false,"kv_transfer_params":` + toHandOver + `}`,
+		},
+		"vLLM, decode, in place of the client's": {
+			VLLM, "/v1/chat/completions", `{"kv_transfer_params":{"do_remote_prefill":true,"remote_host":"evil"},"messages":[],"stream":true}`, decode,
+			`{"kv_transfer_params":{"do_remote_prefill":true},"messages":[],"stream":true}`,
+		},
+		"SGLang, prefill": {
+			SGLang, "/v1/chat/completions", `{"messages":[],"stream":true,"rid":"mine","stream_options":{}}`, prefill,
+			`{"messages":[],"stream":false,"rid":"kvr-1",` + room + `}`,
+		},
+		"SGLang, decode": {
+			SGLang, "/generate", `{"text":"x","bootstrap_room":1,"stream":true}`, decode,
+			`{"text":"x","bootstrap_room":7,"stream":true,"bootstrap_host":"h","bootstrap_port":8998,"rid":"kvr-1","disagg_prefill_dp_rank":1}`,
+		},
+		"SGLang responses": {
+			SGLang, "/v1/responses", `{"input":"x"}`, prefill, `{"input":"x","stream":false,` + room + `}`,
+		},
+		"whole, untrusted": {VLLM, "/v1/completions", `{"kv_transfer_params":{"remote_host":"evil"},"prompt":"x"}`, nil, `{"prompt":"x"}`},
+		"whole on SGLang":  {SGLang, "/generate", `{"bootstrap_host":"evil","bootstrap_port":1,"bootstrap_room":[1],"text":"x"}`, nil, `{"text":"x"}`},
+		"whole on TRT":     {TRTLLM, "/v1/completions", `{"prompt":"x","disaggregated_params":{"request_type":"context_only"}}`, nil, `{"prompt":"x"}`},
+	} {
+		got := adapted(t, v.kind, v.path, v.body, func(a *asked) { a.Leg, a.Grants = v.leg, 0 })
+		if got.body != v.want {
+			t.Errorf("%s:\ngot  %s\nwant %s", name, got.body, v.want)
+		}
+	}
+	const own = `{"kv_transfer_params":{"remote_host":"peer"},"prompt":"x"}`
+	if got := adapted(t, VLLM, "/v1/completions", own, func(a *asked) { a.Grants = nvext.Pins }); got.body != own {
+		t.Errorf("a trusted client's own transfer is gone: %s", got.body)
+	}
+}
+
+// TestHanded reads answers to prefill legs.
+func TestHanded(t *testing.T) {
+	e := &Engine{Type: VLLM}
+	for answer, want := range map[string]string{
+		`{"choices":[],"kv_transfer_params":{"do_remote_prefill":true,"remote_host":"a","remote_port":1}}`: `{"do_remote_prefill":true,"remote_host":"a","remote_port":1}`,
+		`{"kv_transfer_params":{"do_remote_prefill":true,"remote_host":null}}`:                             `{"do_remote_prefill":true,"remote_host":"h"}`,
+		`{"kv_transfer_params":{"do_remote_prefill":true}}`:                                                `{"do_remote_prefill":true,"remote_host":"h"}`,
+		`{"kv_transfer_params":{"do_remote_prefill":false,"remote_host":"a"}}`:                             ``,
+		`{"kv_transfer_params":null}`:                                                                      ``, `{"kv_transfer_params":[1]}`: ``, `{}`: ``, `no JSON`: ``, ``: ``,
+	} {
+		l := &Leg{Host: "h"}
+		if ok := e.Handed([]byte(answer), l); ok != (want != "") || string(l.Handed) != want && ok {
+			t.Errorf("%s: %v, %s", answer, ok, l.Handed)
+		}
+	}
+	if (&Engine{Type: LlamaCpp}).Handed([]byte(`{}`), new(Leg)) {
+		t.Error("llama.cpp hands over a prompt")
+	}
+}
+
+// TestPairs pairs engines for legs.
+func TestPairs(t *testing.T) {
+	of := func(kind, version string) *Engine { return &Engine{Type: kind, Info: Info{Version: version}} }
+	for _, v := range []struct {
+		prefill, decode *Engine
+		name            string
+		want            bool
+	}{
+		{of(VLLM, "0.32.0"), of(VLLM, "0.32.0"), api.NameChat, true},
+		{of(VLLM, "0.32.0"), of(VLLM, "0.33.0"), api.NameChat, false},
+		{of(VLLM, "0.32.0"), of(VLLM, "0.32.0"), api.NameEmbeddings, false},
+		{of(SGLang, "1"), of(SGLang, "1"), api.NameMessages, false}, // SGLang's has no members for it
+		{of(SGLang, "1"), of(VLLM, "1"), api.NameChat, false},
+		{of(LlamaCpp, ""), of(LlamaCpp, ""), api.NameChat, false},
+		{of("", ""), of("", ""), api.NameChat, false},
+	} {
+		if got := v.prefill.Pairs(v.decode, v.name); got != v.want {
+			t.Errorf("%s %s and %s %s in %s: %v", v.prefill.Type, v.prefill.Info.Version, v.decode.Type, v.decode.Info.Version, v.name, got)
+		}
+	}
+}
+
+// TestRoles finds out the role of engines, and whether these serve whole requests.
+func TestRoles(t *testing.T) {
+	for _, v := range []struct {
+		kind      string
+		set, told Role
+		role      Role
+		whole     bool
+	}{
+		{VLLM, "", "", RoleBoth, true},
+		{VLLM, RoleDecode, "", RoleDecode, true},
+		{SGLang, "", RoleDecode, RoleDecode, false},
+		{SGLang, RoleBoth, RoleDecode, RoleBoth, true}, // the operator knows better
+		{SGLang, RolePrefill, "", RolePrefill, false},
+		{Other, RolePrefill, "", RolePrefill, true},
+	} {
+		e := &Engine{Type: v.kind, Settings: Settings{Role: v.set}, Info: Info{Role: v.told}}
+		if e.Role() != v.role || e.ServesWhole() != v.whole {
+			t.Errorf("%+v: role %s, whole %v", v, e.Role(), e.ServesWhole())
+		}
+	}
+	info := Ask(func(path string) (int, []byte) {
+		if path != pathServerInfo {
+			return 404, nil
+		}
+		return 200, []byte(`{"max_total_num_tokens":1000,"version":"0.5.23","disaggregation_mode":"prefill","disaggregation_bootstrap_port":8990}`)
+	})
+	if info.Role != RolePrefill || info.TransferPort != 8990 {
+		t.Errorf("SGLang for prefill: %+v", info)
+	}
+	if path, body := (&Engine{Type: SGLang}).Abort("kvr-1"); path != "/abort_request" || !strings.Contains(string(body), `"kvr-1"`) {
+		t.Errorf("abort: %s %s", path, body)
+	}
+}
+
+// FuzzHanded reads any answer to a prefill leg. What the decode engine gets of it is a JSON object.
+func FuzzHanded(f *testing.F) {
+	f.Add([]byte(`{"kv_transfer_params":{"do_remote_prefill":true,"remote_host":null,"x":[1,{"y":"z"}]}}`))
+	f.Add([]byte(`{"kv_transfer_params":{"do_remote_prefill":true`))
+	f.Fuzz(func(t *testing.T, answer []byte) {
+		l := &Leg{Host: "h\""}
+		if (&Engine{Type: VLLM}).Handed(answer, l) && !json.Valid(l.Handed) {
+			t.Errorf("%q gives %q", answer, l.Handed)
+		}
+	})
+}

@@ -1,0 +1,215 @@
+package kvscore
+
+import (
+	"math"
+	"testing"
+	"time"
+)
+
+// pair is a prefill and a decode target. Their scheduler has learned nothing.
+type pair struct {
+	*Scheduler
+	prefill, decode []TargetRef
+	sel             Selection
+	policy          Policy
+}
+
+func newPair() *pair {
+	s, ts := declared(2)
+	return &pair{Scheduler: s, prefill: s.Refs(ts[:1]), decode: s.Refs(ts[1:]), sel: Selection{Rand: seeded(1)}, policy: NewPredictedLatency()}
+}
+
+// choose forecasts and books the decode target.
+func (p *pair) choose(now time.Time, r *Request, legs Legs) *Lease {
+	ahead := *r
+	ahead.Leg = LegPrefill
+	r.Apart = p.Forecast(now, &ahead, p.prefill, p.policy, legs, &p.sel)
+	_, l := p.SelectAmong(now, r, p.decode, -1, p.policy, &p.sel)
+	return l
+}
+
+// ahead books the prefill leg.
+func (p *pair) ahead(now time.Time, r *Request) *Lease {
+	leg := *r
+	leg.Leg, leg.Apart, leg.ExpectedTokens = LegPrefill, Apart{}, 1
+	_, l := p.SelectAmong(now, &leg, p.prefill, -1, p.policy, &p.sel)
+	return l
+}
+
+// between returns the time for 4,000 tokens.
+func (p *pair) between(now time.Time, from, to uint32) float64 {
+	t := p.transfers.between(now, from, to)
+	return t.predict(4000)
+}
+
+func TestRulesOfLegs(t *testing.T) {
+	const yes, no = true, false
+	for name, c := range map[string]struct {
+		tokens, held, booked int64
+		use                  float64
+		want                 map[Legs]bool
+	}{
+		"long and fresh":     {5000, 0, 0, 0, map[Legs]bool{LegsAlways: yes, LegsISLBounding: yes, LegsPrefillLoad: yes, LegsISLOrLoad: yes}},
+		"short":              {2047, 700, 0, 0, map[Legs]bool{LegsAlways: yes, LegsISLBounding: no, LegsPrefillLoad: yes, LegsISLOrLoad: no}},
+		"short, all of it":   {2000, 600, 0, 0, map[Legs]bool{LegsISLBounding: yes}},
+		"a long rest":        {9000, 6952, 0, 0, map[Legs]bool{LegsISLBounding: yes, LegsISLOrLoad: yes}},
+		"prefill is busy":    {5000, 0, 8193, 0, map[Legs]bool{LegsAlways: yes, LegsISLBounding: yes, LegsPrefillLoad: no, LegsISLOrLoad: no}},
+		"prefill is at 8192": {5000, 0, 8192, 0, map[Legs]bool{LegsPrefillLoad: yes}},
+		"decode is full":     {2000, 1000, 9000, 0.95, map[Legs]bool{LegsISLBounding: yes, LegsPrefillLoad: yes, LegsISLOrLoad: yes}},
+	} {
+		for legs, want := range c.want {
+			a, s := Apart{Legs: legs, Booked: c.booked}, &Selection{Tokens: c.tokens}
+			if got := a.parts(s, &Candidate{OverlapTokens: c.held, MemoryUse: c.use}); got != want {
+				t.Errorf("%s: %v parts it: %v", name, legs, got)
+			}
+		}
+	}
+}
+
+// TestPartedIfThatIsSooner compares the times of both ways, with priorTimes.
+func TestPartedIfThatIsSooner(t *testing.T) {
+	for name, c := range map[string]struct {
+		held, decoding, queued int // blocks; requests at the decode target; blocks at the prefill target
+		want                   bool
+	}{
+		"nobody decodes: the transfer is for nothing": {0, 0, 0, false},
+		"others decode":                     {0, 20, 0, true},
+		"others decode, prefill is far off": {0, 20, 4000, false},
+		"it holds nearly all":               {490, 20, 0, false},
+	} {
+		for _, policy := range []Policy{NewPredictedLatency(), new(RoundRobin)} {
+			p := newPair()
+			p.policy = policy
+			for range c.decoding {
+				_, l := p.SelectAmong(epoch, prompt(9), p.decode, 0, nil, &p.sel)
+				l.FirstToken(epoch)
+			}
+			if c.held > 0 {
+				_, l := p.SelectAmong(epoch, prompt(upTo(uint64(c.held))...), p.decode, 0, nil, &p.sel)
+				l.FirstToken(epoch)
+				l.End(true, nil)
+			}
+			if c.queued > 0 {
+				p.ahead(epoch, prompt(upTo(uint64(c.queued + 10000))[10000:]...))
+			}
+			l := p.choose(epoch, prompt(upTo(500)...), LegsAuto)
+			chosen := &p.sel.Candidates[0]
+			if l.Parted() != c.want || chosen.Parted != c.want {
+				t.Errorf("%s, %T: parted %v; %+v", name, policy, l.Parted(), chosen)
+			}
+			if sum := chosen.Terms.sum() + chosen.Terms.Stall + chosen.Terms.Transfer; chosen.Cost != 0 && math.Abs(chosen.Cost-sum) > 1e-9*sum {
+				t.Errorf("%s: cost %v is not the sum of %+v", name, chosen.Cost, chosen.Terms)
+			}
+			if c.want && chosen.TTFT() != p.sel.Apart.Time+chosen.TransferTime+chosen.WaitTime {
+				t.Errorf("%s, %T: predicted %v ms of %+v", name, policy, chosen.TTFT(), chosen)
+			}
+		}
+	}
+}
+
+// TestDynamoChoosesDecodeTargets looks at the options with which Dynamo chooses them.
+func TestDynamoChoosesDecodeTargets(t *testing.T) {
+	for legs, want := range map[Legs]float64{LegsNever: (320+160)/16 - 4 + 30 + 7, LegsISLBounding: 50 + 10, LegsAlways: 50 + 10} {
+		s := &Selection{Tokens: 160, BlockSize: 16, Rand: seeded(1), Apart: Apart{Legs: legs}, Candidates: []Candidate{
+			{OverlapBlocks: 4, PrefillTokens: 320, PromptBlocks: 30, UnsharedBlocks: 50, RequestBlocks: 10, SharedBlocks: 3},
+		}}
+		if NewDynamo().Choose(s); s.Candidates[0].Cost != want {
+			t.Errorf("%v: cost %v, want %v", legs, s.Candidates[0].Cost, want)
+		}
+	}
+}
+
+// TestLegsAreBooked follows both leases of a parted request.
+func TestLegsAreBooked(t *testing.T) {
+	p := newPair()
+	r := prompt(upTo(500)...)
+	decode := p.choose(epoch, r, LegsAlways)
+	prefill := p.ahead(epoch, r)
+	expect := func(at []TargetRef, what string, prefill int64, blocks float64, cached int64) {
+		t.Helper()
+		l, _ := p.Load(epoch, at[0].Target)
+		p.Explain(epoch, r, []Target{at[0].Target}, 0, p.policy, &p.sel)
+		if l.PrefillTokens != prefill || l.PromptBlocks != blocks || p.sel.Candidates[0].OverlapTokens < cached {
+			t.Errorf("%s: %d tokens, %v blocks, %d cached", what, l.PrefillTokens, l.PromptBlocks, p.sel.Candidates[0].OverlapTokens)
+		}
+	}
+	expect(p.prefill, "prefill target during its leg", 8000, 500, 0)
+	expect(p.decode, "decode target during the prefill leg", 0, 500, 0)
+
+	now := epoch.Add(240 * time.Millisecond)
+	prefill.FirstToken(now)
+	prefill.Counted(Counts{Prompt: 8000, Cached: 0, CachedReported: true})
+	prefill.End(true, nil)
+	decode.HandedOver(now)
+	expect(p.prefill, "prefill target after its leg", 0, 0, 7984)
+	decode.FirstToken(now.Add(50 * time.Millisecond))
+	decode.Output(now.Add(time.Second), 40)
+	decode.Counted(Counts{Prompt: 8000, Cached: 4000, CachedReported: true})
+	decode.End(true, nil)
+	expect(p.decode, "decode target after its leg", 0, 0, 7984)
+	idle(t, p.Scheduler, targets(2), now)
+	if p.latency.samples != 1 {
+		t.Errorf("%d prefill times, want that of the prefill leg", p.latency.samples)
+	}
+	if p.traffic.answers != 1 || p.traffic.requests != 1 || p.traffic.bookings != 1 {
+		t.Errorf("the legs count as several requests: %+v", p.traffic)
+	}
+
+	retried := prompt(upTo(500)...)
+	retried.Leg = LegDecode
+	if _, l := p.SelectAmong(now, retried, p.decode, -1, p.policy, &p.sel); !l.Parted() || l.prefill != 0 {
+		t.Error("a decode leg on another target is not parted")
+	}
+}
+
+// TestTransferTimesAreLearned hands prompts over between two groups at one speed, and at another
+// one within a group. The first transfer includes the engines' handshake.
+func TestTransferTimesAreLearned(t *testing.T) {
+	p := newPair()
+	p.SetGroup(Target{Worker: 2}, 7)
+	now, rnd := epoch, seeded(2)
+	send := func(n int, token float64, first float64) {
+		for range n {
+			blocks := make([]uint64, 50+rnd.IntN(500))
+			for i := range blocks {
+				blocks[i] = rnd.Uint64()
+			}
+			r := prompt(blocks...)
+			l := p.choose(now, r, LegsAlways)
+			now = now.Add(300 * time.Millisecond)
+			l.HandedOver(now)
+			ms := first + 3 + token*float64(r.Tokens)
+			now, first = now.Add(time.Duration(ms*float64(time.Millisecond))), 0
+			l.FirstToken(now)
+			l.End(true, nil)
+		}
+	}
+	near := func(from, to uint32, token float64) {
+		t.Helper()
+		if got, want := p.between(now, from, to), 3+4000*token; math.Abs(got-want) > 0.1*want {
+			t.Errorf("between %d and %d: 4,000 tokens take %.1f ms, want %.1f", from, to, got, want)
+		}
+	}
+	send(1, 0.0066, 5000)
+	if got := p.between(now, 0, 7); got != 30 {
+		t.Errorf("after a handshake, a transfer takes %.0f ms", got)
+	}
+	send(100, 0.0066, 0)
+	near(0, 7, 0.0066)
+	p.SetGroup(Target{Worker: 2}, 0)
+	send(100, 0.13, 0)
+	near(0, 0, 0.13)
+	near(0, 7, 0.0066)
+	p.SetGroup(Target{Worker: 2}, 7)
+	send(100, 0.0013, 0) // the network has changed
+	near(0, 7, 0.0013)
+	if got := p.between(now.Add(time.Hour), 0, 7); math.Abs(got-30) > 1e-3 {
+		t.Errorf("an hour later, 4,000 tokens take %.1f ms, want the prior's 30", got)
+	}
+	for i := range uint32(2 * maxPairs) {
+		p.transfers.learn(now, i, 1, 1000, 5)
+	}
+	if n := len(p.transfers.pairs); n > maxPairs {
+		t.Errorf("%d pairs", n)
+	}
+}

@@ -1,0 +1,290 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// start starts an engine whose times pass a hundred times as fast.
+func start(t *testing.T, cfg Config) *Engine {
+	t.Helper()
+	cfg.Speed = 100
+	e, err := Start(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Close)
+	return e
+}
+
+// reply is an answer that was not streamed.
+type reply struct {
+	status int
+	text   string
+	body   map[string]any
+}
+
+// post asks for a chat about a topic, with further members.
+func post(t *testing.T, e *Engine, topic string, more map[string]any) reply {
+	t.Helper()
+	body := map[string]any{"messages": []any{map[string]string{"role": "user", "content": strings.Repeat(topic+" ", 400)}}}
+	for k, v := range more {
+		body[k] = v
+	}
+	data, _ := json.Marshal(body)
+	resp, err := http.Post(e.URL()+"/v1/chat/completions", "application/json", bytes.NewReader(data)) //nolint:noctx // it ends with the engine
+	if err != nil {
+		return reply{}
+	}
+	defer resp.Body.Close()
+	all, _ := io.ReadAll(resp.Body)
+	r := reply{status: resp.StatusCode, text: string(all), body: make(map[string]any)}
+	_ = json.Unmarshal(all, &r.body)
+	return r
+}
+
+func (r reply) choice() map[string]any {
+	list, _ := r.body["choices"].([]any)
+	if len(list) == 0 {
+		return map[string]any{}
+	}
+	return list[0].(map[string]any)
+}
+
+func (r reply) said() any {
+	m, _ := r.choice()["message"].(map[string]any)
+	return m["content"]
+}
+
+func (r reply) cached() any {
+	u, _ := r.body["usage"].(map[string]any)
+	d, _ := u["prompt_tokens_details"].(map[string]any)
+	return d["cached_tokens"]
+}
+
+// nixl are the parameters of a vLLM's prefill leg.
+var nixl = map[string]any{"do_remote_decode": true, "do_remote_prefill": false, "remote_engine_id": nil, "remote_block_ids": nil, "remote_host": nil, "remote_port": nil}
+
+// TestVLLMLegs does what was captured of two vLLM 0.32 with NIXL on a CPU.
+func TestVLLMLegs(t *testing.T) {
+	tr := &Transfer{Lease: 20 * time.Second}
+	p, d, whole := start(t, Config{Transfer: tr}), start(t, Config{Transfer: tr}), start(t, Config{})
+	want := post(t, whole, "rivers", nil).said()
+	ahead := func(topic string) any {
+		r := post(t, p, topic, map[string]any{"max_tokens": 1, "kv_transfer_params": nixl})
+		kv, _ := r.body["kv_transfer_params"].(map[string]any)
+		for _, name := range []string{"remote_block_ids", "remote_engine_id", "remote_request_id", "remote_host", "remote_port", "tp_size", "remote_num_tokens", "remote_blocks_expiry_time"} {
+			if kv[name] == nil {
+				t.Fatalf("prefill answers without %s: %s", name, r.text)
+			}
+		}
+		return kv
+	}
+	kv := ahead("rivers")
+	if n := p.Transfers(); n != (Transfers{Held: 1}) {
+		t.Errorf("after the prefill: %+v", n)
+	}
+	for range 2 { // the same object a second time is accepted
+		r := post(t, d, "rivers", map[string]any{"kv_transfer_params": kv})
+		if r.status != 200 || r.said() != want || r.cached() != 0.0 {
+			t.Errorf("decode answers %d with %v, %v cached; want %v", r.status, r.said(), r.cached(), want)
+		}
+	}
+	again := post(t, d, "rivers", nil) // it holds the prompt now
+	if again.cached() == 0.0 {
+		t.Error("decode does not hold what was transferred")
+	}
+	if n := p.Transfers(); n != (Transfers{Fetched: 1}) {
+		t.Errorf("after the decode: %+v", n)
+	}
+
+	ahead("bridges") // nobody fetches it
+	lost := ahead("people")
+	eventually(t, func() bool { return p.Transfers() == Transfers{Fetched: 1, Expired: 2} })
+	p.Kill()
+	began := time.Now()
+	r := post(t, d, "people", map[string]any{"kv_transfer_params": lost})
+	if took := time.Since(began) * 100; r.status != 500 || took < 5*time.Second || took > 20*time.Second || !strings.Contains(r.text, "InternalServerError") {
+		t.Errorf("a lost prefill: %d after %v: %s", r.status, took, r.text)
+	}
+	r = post(t, d, "people", map[string]any{"kv_transfer_params": lost, "stream": true})
+	if r.status != 200 || !strings.HasPrefix(r.text, `data: {"error":`) {
+		t.Errorf("a lost prefill, streamed: %d: %s", r.status, r.text)
+	}
+	if err := p.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.SetFault(Fault{Kind: FailTransfer, Count: 1}); err != nil {
+		t.Fatal(err)
+	}
+	kv = ahead("people")
+	for i, status := range []int{500, 200} {
+		if r := post(t, d, "people", map[string]any{"kv_transfer_params": kv}); r.status != status {
+			t.Errorf("transfer %d: %d, want %d", i, r.status, status)
+		}
+	}
+}
+
+func eventually(t *testing.T, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("it never became so")
+		}
+	}
+}
+
+// TestSGLangLegs does what was captured of two SGLang 0.5.23 over NIXL on a CPU.
+func TestSGLangLegs(t *testing.T) {
+	at := func(r Role) *Engine {
+		return start(t, Config{Flavour: SGLang, Transfer: &Transfer{Role: r, Alone: 100 * time.Second}})
+	}
+	p, d, whole := at(PrefillLegs), at(DecodeLegs), start(t, Config{Flavour: SGLang})
+	resp, err := http.Get(p.URL() + "/server_info") //nolint:noctx // it ends with the engine
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var info struct {
+		Mode string `json:"disaggregation_mode"`
+		Port int    `json:"disaggregation_bootstrap_port"`
+	}
+	if json.NewDecoder(resp.Body).Decode(&info) != nil || info.Mode != "prefill" || info.Port == 0 {
+		t.Fatalf("%+v", info)
+	}
+	both := func(topic string, between func()) (pre, dec reply) {
+		words := map[string]any{"bootstrap_host": "127.0.0.1", "bootstrap_port": info.Port, "bootstrap_room": rand.Uint64() >> 1}
+		var legs sync.WaitGroup
+		legs.Go(func() { dec = post(t, d, topic, words) })
+		between()
+		legs.Go(func() { pre = post(t, p, topic, words) })
+		legs.Wait()
+		return pre, dec
+	}
+	want := post(t, whole, "rivers", nil).said()
+	for range 2 {
+		pre, dec := both("rivers", func() {})
+		if pre.status != 200 || dec.status != 200 || dec.said() != want || pre.cached() != dec.cached() || pre.choice()["finish_reason"] != "length" {
+			t.Errorf("prefill %s\ndecode %s", pre.text, dec.text)
+		}
+	}
+	if n := p.Transfers(); n != (Transfers{Fetched: 2}) {
+		t.Errorf("%+v", n)
+	}
+	if r := post(t, d, "rivers", nil); r.status != 400 || !strings.Contains(r.text, "room") {
+		t.Errorf("a plain request: %d %s", r.status, r.text)
+	}
+	if r := post(t, p, "rivers", map[string]any{"bootstrap_room": 7}); r.status != 500 {
+		t.Errorf("prefill alone: %d %s", r.status, r.text)
+	}
+	var cut reply
+	var leg sync.WaitGroup
+	leg.Go(func() {
+		cut = post(t, d, "rivers", map[string]any{"bootstrap_host": "127.0.0.1", "bootstrap_port": info.Port, "bootstrap_room": 8, "rid": "abc-1"})
+	})
+	eventually(t, func() bool { j := d.Journal(); return j[len(j)-1].Outcome == Running })
+	time.Sleep(20 * time.Millisecond)
+	if resp, err := http.Post(d.URL()+AbortPath, "application/json", strings.NewReader(`{"rid":"abc"}`)); err != nil || resp.Body.Close() != nil { //nolint:noctx // the same
+		t.Fatal(err)
+	}
+	if leg.Wait(); cut.status != 400 {
+		t.Errorf("aborted: %d %s", cut.status, cut.text)
+	}
+	pre, dec := both("people", func() { time.Sleep(20 * time.Millisecond); p.Kill() })
+	if pre.status != 0 || dec.status != 500 || !strings.Contains(dec.text, "Lost connection with prefill instance") {
+		t.Errorf("prefill dies: %d, %d %s", pre.status, dec.status, dec.text)
+	}
+}
+
+func TestTensorRTLegs(t *testing.T) {
+	cfg := Config{Flavour: TRTLLM, Transfer: &Transfer{}}
+	p, d, whole := start(t, cfg), start(t, cfg), start(t, Config{Flavour: TRTLLM})
+	want := post(t, whole, "rivers", nil).said()
+	pre := post(t, p, "rivers", map[string]any{"max_tokens": 1, "disaggregated_params": map[string]any{"request_type": "context_only", "disagg_request_id": 1 << 43}})
+	params, _ := pre.choice()["disaggregated_params"].(map[string]any)
+	if params["request_type"] != "context_only" || params["disagg_request_id"] != float64(1<<43) || pre.body["prompt_token_ids"] == nil {
+		t.Fatalf("prefill: %s", pre.text)
+	}
+	params["request_type"] = "generation_only"
+	dec := post(t, d, "", map[string]any{"disaggregated_params": params, "prompt_token_ids": pre.body["prompt_token_ids"]})
+	if dec.status != 200 || dec.said() != want {
+		t.Errorf("decode: %d %s, want %v", dec.status, dec.text, want)
+	}
+	if n := p.Transfers(); n != (Transfers{Fetched: 1}) {
+		t.Errorf("%+v", n)
+	}
+}
+
+// TestAbandonedLegs has clients that leave at any time. All blocks come back, and each prompt that
+// was kept is counted once.
+func TestAbandonedLegs(t *testing.T) {
+	for flavour, roles := range map[Flavour][2]Role{VLLM: {}, SGLang: {PrefillLegs, DecodeLegs}} {
+		var e [2]*Engine
+		for i, role := range roles {
+			e[i] = start(t, Config{Flavour: flavour, Transfer: &Transfer{Role: role, Lease: 5 * time.Second, Alone: 5 * time.Second}})
+		}
+		_, port := hostPort(e[0].SideAddr())
+		var clients sync.WaitGroup
+		for i := range 200 {
+			clients.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(rand.IntN(60))*time.Millisecond)
+				defer cancel()
+				body := map[string]any{"prompt": strings.Repeat("river ", 200+i), "max_tokens": 20}
+				if flavour == SGLang {
+					body["bootstrap_host"], body["bootstrap_port"], body["bootstrap_room"] = "127.0.0.1", port, i
+					var legs sync.WaitGroup
+					for _, one := range e {
+						legs.Go(func() { complete(ctx, one, body) })
+					}
+					legs.Wait()
+					return
+				}
+				body["kv_transfer_params"] = nixl
+				if kv := complete(ctx, e[0], body)["kv_transfer_params"]; kv != nil {
+					body["kv_transfer_params"] = kv
+					complete(ctx, e[1], body)
+				}
+			})
+		}
+		clients.Wait()
+		for _, one := range e {
+			eventually(t, func() bool {
+				k := one.life.ranks[0]
+				k.mu.Lock()
+				defer k.mu.Unlock()
+				n := k.cache.Counts()
+				return one.Transfers().Held == 0 && len(k.jobs) == 0 && n.Empty+n.Cached == one.cfg.Blocks
+			})
+		}
+		eventually(t, func() bool {
+			s := e[0].life.side
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return len(s.rooms) == 0
+		})
+	}
+}
+
+// complete returns the answer to a completion; nothing if there is none.
+func complete(ctx context.Context, e *Engine, body map[string]any) (answer map[string]any) {
+	data, _ := json.Marshal(body)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, e.URL()+"/v1/completions", bytes.NewReader(data))
+	if err != nil {
+		return nil
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil
+	}
+	defer resp.Body.Close()
+	_ = json.NewDecoder(resp.Body).Decode(&answer)
+	return answer
+}

@@ -1,0 +1,420 @@
+package tests
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/engine"
+)
+
+const (
+	legsTotal     = "caddy_kv_router_legs_total"
+	openIncidents = "caddy_kv_router_incidents"
+)
+
+// apart is a pool of simulated engines: prefill engines first, then decode engines.
+type apart struct {
+	*server
+	prefill, decode []*engine.Engine
+	whole           *engine.Engine // one outside the pool, which answers as they do
+}
+
+// startApart starts prefill and decode engines behind a router.
+func startApart(t *testing.T, f engine.Flavour, prefills, decodes int, options ...string) *apart {
+	t.Helper()
+	p := &apart{whole: startSimulated(t, engine.Config{})}
+	var all []*engine.Engine
+	var roles strings.Builder
+	for i := range prefills + decodes {
+		role, list := engine.PrefillLegs, &p.prefill
+		if i >= prefills {
+			role, list = engine.DecodeLegs, &p.decode
+		}
+		e := startSimulated(t, engine.Config{Name: fmt.Sprint(role, i), Flavour: f, Transfer: &engine.Transfer{Role: role}})
+		*list, all = append(*list, e), append(all, e)
+		fmt.Fprintf(&roles, "worker %s {\nid %d\n", e.Addr(), i+1)
+		if f == engine.VLLM { // which does not report it
+			fmt.Fprintf(&roles, "role %s\n", role)
+		}
+		roles.WriteString("}\n")
+	}
+	block := append([]string{roles.String(), "response_headers X-KV-", "trust pins explain"}, options...)
+	p.server = startCaddy(t, simulated(all, block...))
+	_, _, _ = p.get(t.Context(), p.url+"/v1/models") // the pool then knows its workers
+	eventually(t, 10*time.Second, "the engines to be found out", func() bool {
+		for i, e := range all {
+			var w struct {
+				Role   string
+				Engine struct{ Type string }
+			}
+			p.api(t, http.MethodGet, defaultPool+"/workers/"+e.Addr(), nil, &w)
+			want := "prefill"
+			if i >= prefills {
+				want = "decode"
+			}
+			if w.Engine.Type == "" || w.Role != want {
+				return false
+			}
+		}
+		return true
+	})
+	return p
+}
+
+// long returns a chat that is worth parting.
+func long(topic int) chat {
+	return simChat(strings.Repeat(fmt.Sprintf("topic %d goes on ", topic), 300))
+}
+
+// asWhole returns whether an answer is what one engine alone would give.
+func (p *apart) asWhole(t *testing.T, path string, body []byte, a answer) bool {
+	t.Helper()
+	resp, err := http.Post(p.whole.URL()+path, "application/json", bytes.NewReader(body)) //nolint:noctx // it ends with the engine
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := read(resp)
+	return a.ok() && b.ok() && a.text == b.text
+}
+
+// wasParted returns whether two workers have served the request.
+func (a answer) wasParted() bool { return a.header.Get("X-KV-Prefill-Worker") != "" }
+
+// settled checks that nothing of the requests is left.
+func (p *apart) settled(t *testing.T) {
+	t.Helper()
+	p.booksAtZero(t)
+	eventually(t, 10*time.Second, "no prompt to wait for a decode engine", func() bool {
+		for _, e := range p.prefill {
+			if e.Transfers().Held != 0 {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// TestLegsAnswerAsOneEngine sends requests of each kind, which two engines serve.
+func TestLegsAnswerAsOneEngine(t *testing.T) {
+	for _, f := range []engine.Flavour{engine.VLLM, engine.SGLang} {
+		t.Run(string(f), func(t *testing.T) {
+			p := startApart(t, f, 1, 2, "legs always")
+			n, before := 0, p.scrape(t)
+			for i := range 3 {
+				for _, stream := range []bool{false, true} {
+					c := long(i)
+					c.Stream = stream
+					prompt := fmt.Sprintf(`{"model":"sim-8b","prompt":%q,"stream":%v}`, strings.Repeat(fmt.Sprint("text ", i), 300), stream)
+					for path, body := range map[string][]byte{"/v1/chat/completions": c.body(), "/v1/completions": []byte(prompt)} {
+						n++
+						if a := p.post(t.Context(), path, body); !p.asWhole(t, path, body, a) || !a.wasParted() {
+							t.Errorf("%s, stream %v: status %d, header %v, err %v\n%.300q", path, stream, a.status, a.header, a.err, a.body)
+						}
+					}
+				}
+			}
+			p.settled(t)
+			if got := p.prefill[0].Transfers(); got.Fetched != int64(n) || got.Expired != 0 {
+				t.Errorf("transfers %+v, want %d", got, n)
+			}
+			m := p.scrape(t)
+			for _, leg := range []string{"prefill", "decode"} {
+				labels := []string{`leg="` + leg + `"`, `outcome="ok"`}
+				if v := m.value(legsTotal, labels...) - before.value(legsTotal, labels...); v != float64(n) {
+					t.Errorf("%v %s legs, want %d", v, leg, n)
+				}
+			}
+			c := long(0)
+			c.Nvext = []byte(`{"extra_fields":["worker_id"]}`)
+			if a := p.chat(t.Context(), c); !bytes.Contains(a.body, []byte(`"prefill_worker_id":1,"prefill_dp_rank":0,"decode_worker_id":`)) {
+				t.Errorf("nvext: %s", a.body)
+			}
+			x := p.explain(t, long(1).body())
+			if x.Legs == nil || !x.Legs.Parted || x.Legs.Prefill.Worker != 1 || x.Chosen.Worker == 1 {
+				t.Errorf("explained: %+v, %+v", x.Chosen, x.Legs)
+			}
+		})
+	}
+}
+
+// TestWholeRequests sends requests that no pair of engines can serve.
+func TestWholeRequests(t *testing.T) {
+	p := startApart(t, engine.VLLM, 1, 1, "legs always")
+	for name, body := range map[string]string{
+		"several answers": `{"prompt":"x","n":2}`, // which the simulated engine refuses
+		"only the engine": `{"prompt":"x","echo":true}`,
+		"itself":          `{"prompt":"x","kv_transfer_params":{"do_remote_decode":true}}`,
+		"one token":       `{"prompt":"x","max_tokens":1}`,
+	} {
+		body = strings.Replace(body, "{", `{"model":"sim-8b",`, 1)
+		if a := p.post(t.Context(), "/v1/completions", []byte(body)); a.wasParted() || a.engine() != p.decode[0].Name() {
+			t.Errorf("%s: status %d, answered by %s, header %v", name, a.status, a.engine(), a.header)
+		}
+		if x := p.explainAt(t, "/v1/completions", body); x.Legs == nil || x.Legs.Parted || !strings.Contains(x.Legs.Why, name) {
+			t.Errorf("%s: explained %+v", name, x.Legs)
+		}
+	}
+	p.settled(t)
+}
+
+// TestFaultsOfLegs makes a leg fail. The client sees nothing of it, and a healthy worker is not
+// marked down.
+func TestFaultsOfLegs(t *testing.T) {
+	takesSeconds(t)
+	for name, v := range map[string]struct {
+		prefills int
+		fail     func(p *apart) error
+		reason   string // of the retry
+		parted   bool   // the answer comes of another pair
+		only     engine.Flavour
+		takes10s bool
+	}{
+		"prefill answers 500": {2, func(p *apart) error { return p.prefill[0].SetFault(engine.Fault{Kind: engine.Status, Status: 500}) }, "prefill", true, "", false},
+		"prefill is busy":     {2, func(p *apart) error { return p.prefill[0].SetFault(engine.Fault{Kind: engine.Status, Status: 429}) }, "prefill", true, "", false},
+		"prefill resets":      {2, func(p *apart) error { return p.prefill[0].SetFault(engine.Fault{Kind: engine.Reset}) }, "prefill", true, "", false},
+		"prefill is gone":     {2, func(p *apart) error { p.prefill[0].Kill(); return nil }, "prefill", true, "", false},
+		"prefill hangs":       {2, func(p *apart) error { return p.prefill[0].SetFault(engine.Fault{Kind: engine.Hang}) }, "prefill", true, engine.VLLM, true},
+		"decode resets":       {1, func(p *apart) error { return p.decode[0].SetFault(engine.Fault{Kind: engine.Reset, Count: 2}) }, "broken", true, engine.VLLM, false},
+		"the only one fails":  {1, func(p *apart) error { return p.prefill[0].SetFault(engine.Fault{Kind: engine.Status, Status: 500}) }, "prefill", false, engine.VLLM, false},
+		"the transfer fails":  {1, func(p *apart) error { return p.decode[0].SetFault(engine.Fault{Kind: engine.FailTransfer}) }, "transfer", false, engine.VLLM, false},
+	} {
+		for _, f := range []engine.Flavour{engine.VLLM, engine.SGLang} {
+			if v.only != "" && v.only != f {
+				continue
+			}
+			for _, stream := range []bool{false, true} {
+				if stream && v.takes10s {
+					continue
+				}
+				t.Run(fmt.Sprint(name, "/", f, "/", stream), func(t *testing.T) {
+					decodes := 1
+					if v.reason == "broken" { // the other one gets the same blocks
+						decodes = 2
+					}
+					p := startApart(t, f, v.prefills, decodes, "legs always")
+					if err := v.fail(p); err != nil {
+						t.Fatal(err)
+					}
+					before := p.scrape(t).value(retriesTotal, `reason="`+v.reason+`"`)
+					retried := func() float64 {
+						return p.scrape(t).value(retriesTotal, `reason="`+v.reason+`"`) - before
+					}
+					for i := 0; i < 40 && retried() == 0; i++ { // until the failing one is chosen
+						c := long(i)
+						c.Stream = stream
+						a := p.chat(t.Context(), c)
+						if !p.asWhole(t, "/v1/chat/completions", c.body(), a) {
+							t.Fatalf("status %d, err %v, %.300q", a.status, a.err, a.body)
+						}
+						headerWasOut := stream && v.reason == "transfer" // it names the first pair
+						if retried() > 0 && !headerWasOut && a.wasParted() != v.parted {
+							t.Errorf("parted: %v", a.wasParted())
+						}
+					}
+					if retried() == 0 {
+						t.Error("no retry")
+					}
+					m := p.scrape(t)
+					if decodes == 1 && m.value("caddy_kv_router_worker_available", `worker="`+p.decode[0].Addr()+`"`) != 1 {
+						t.Error("the decode worker is marked down")
+					}
+					p.settled(t)
+				})
+			}
+		}
+	}
+}
+
+// TestPairsAreAvoided has all transfers of a pair fail: later requests go whole at once.
+func TestPairsAreAvoided(t *testing.T) {
+	p := startApart(t, engine.VLLM, 1, 1, "legs always")
+	before := p.scrape(t).value(retriesTotal, `reason="transfer"`)
+	if err := p.decode[0].SetFault(engine.Fault{Kind: engine.FailTransfer}); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 4 {
+		if a := p.chat(t.Context(), long(i)); !a.ok() || a.wasParted() {
+			t.Errorf("request %d: status %d, header %v", i, a.status, a.header)
+		}
+	}
+	if n := p.scrape(t).value(retriesTotal, `reason="transfer"`) - before; n != 1 {
+		t.Errorf("%v requests tried the pair", n)
+	}
+	p.settled(t)
+}
+
+// TestNoPrefillWorker has requests go whole while no prefill worker is there.
+func TestNoPrefillWorker(t *testing.T) {
+	p := startApart(t, engine.VLLM, 1, 1, "legs always")
+	p.prefill[0].Kill()
+	for i := range 4 {
+		if a := p.chat(t.Context(), long(i)); !a.ok() || a.wasParted() {
+			t.Errorf("request %d: status %d, header %v", i, a.status, a.header)
+		}
+	}
+	p.settled(t)
+	if err := p.prefill[0].Restart(); err != nil {
+		t.Fatal(err)
+	}
+	i := 10
+	eventually(t, 20*time.Second, "requests to be parted again", func() bool {
+		i++
+		return p.chat(t.Context(), long(i)).wasParted()
+	})
+}
+
+// TestRolesWithoutTheOther has pools with one role only.
+func TestRolesWithoutTheOther(t *testing.T) {
+	for _, v := range []struct {
+		flavour           engine.Flavour
+		prefills, decodes int
+		status            int
+		said              string
+	}{
+		{engine.VLLM, 1, 0, 200, ""},
+		{engine.VLLM, 0, 1, 200, ""},
+		{engine.SGLang, 0, 1, 503, "serve only one leg"},
+		{engine.SGLang, 1, 0, 503, "serve only one leg"},
+	} {
+		p := startApart(t, v.flavour, v.prefills, v.decodes)
+		if a := p.chat(t.Context(), long(1)); a.status != v.status || !strings.Contains(string(a.body), v.said) {
+			t.Errorf("%+v: status %d, %.300q", v, a.status, a.body)
+		}
+		if p.scrape(t).value(openIncidents) == 0 {
+			t.Errorf("%+v: no condition tells it", v)
+		}
+	}
+}
+
+// TestPinnedLegs names the workers of both legs.
+func TestPinnedLegs(t *testing.T) {
+	q := startApart(t, engine.VLLM, 2, 2)
+	for prefill := 1; prefill <= 2; prefill++ {
+		for decode := 3; decode <= 4; decode++ {
+			c := simChat("short")
+			c.Nvext = fmt.Appendf(nil, `{"prefill_worker_id":%d,"decode_worker_id":%d}`, prefill, decode)
+			a := q.chat(t.Context(), c)
+			if !a.ok() || a.header.Get("X-KV-Prefill-Worker") != fmt.Sprint(prefill) || a.header.Get("X-KV-Worker") != fmt.Sprint(decode) {
+				t.Errorf("%s: status %d, header %v, %.200q", c.Nvext, a.status, a.header, a.body)
+			}
+		}
+	}
+	for nvext, want := range map[string]string{
+		`{"prefill_worker_id":3}`:                     "not for prefills",
+		`{"prefill_worker_id":9}`:                     "no worker of this pool",
+		`{"prefill_worker_id":1,"prefill_dp_rank":5}`: "has no rank 5",
+		`{"prefill_dp_rank":5}`:                       "rank 5",
+	} {
+		c := simChat("short")
+		c.Nvext = []byte(nvext)
+		if a := q.chat(t.Context(), c); a.status != 400 || !strings.Contains(string(a.body), want) {
+			t.Errorf("%s: status %d, %.200q", nvext, a.status, a.body)
+		}
+	}
+	q.settled(t)
+}
+
+// TestClientsLeaveLegs has clients leave at random times. Nothing is left behind.
+func TestClientsLeaveLegs(t *testing.T) {
+	takesSeconds(t)
+	for _, f := range []engine.Flavour{engine.VLLM, engine.SGLang} {
+		t.Run(string(f), func(t *testing.T) {
+			p := startApart(t, f, 1, 2, "legs always")
+			var all sync.WaitGroup
+			for i := range 100 {
+				all.Go(func() {
+					ctx, leave := context.WithTimeout(t.Context(), time.Duration(rand.IntN(60))*time.Millisecond)
+					defer leave()
+					c := long(i)
+					c.Stream = i%2 == 0
+					p.chat(ctx, c)
+				})
+			}
+			all.Wait()
+			eventually(t, 40*time.Second, "the legs to end", func() bool { return p.scrape(t).value(leases) == 0 })
+			p.settled(t)
+			for _, e := range p.prefill {
+				t.Logf("%+v", e.Transfers())
+			}
+		})
+	}
+}
+
+// TestStormOfLegs has engines fail and clients leave at random. Nothing is left of any request.
+func TestStormOfLegs(t *testing.T) {
+	takesSeconds(t)
+	requests := 1000
+	if inLong {
+		requests = 10_000
+	}
+	for _, f := range []engine.Flavour{engine.VLLM, engine.SGLang} {
+		t.Run(string(f), func(t *testing.T) {
+			p := startApart(t, f, 2, 2, "legs always", "affinity {\nttl 1s\n}")
+			all := append(append([]*engine.Engine(nil), p.prefill...), p.decode...)
+			over := make(chan struct{})
+			var faults sync.WaitGroup
+			faults.Go(func() {
+				kinds := []engine.FaultKind{engine.Reset, engine.CloseConn, engine.Hang, engine.Status, engine.FailTransfer, engine.NoFault}
+				for {
+					select {
+					case <-over:
+						return
+					case <-time.After(100 * time.Millisecond):
+					}
+					e := all[rand.IntN(len(all))]
+					_ = e.SetFault(engine.Fault{Kind: kinds[rand.IntN(len(kinds))], Count: 1 + rand.IntN(3)})
+					if rand.IntN(20) == 0 {
+						e.Kill()
+						if err := e.Restart(); err != nil {
+							t.Error(err)
+						}
+					}
+				}
+			})
+			next, served := make(chan int), atomic.Int64{}
+			var clients sync.WaitGroup
+			for range 32 {
+				clients.Go(func() {
+					for i := range next {
+						ctx, leave := context.WithTimeout(t.Context(), 20*time.Second)
+						if i%3 == 0 {
+							leave()
+							ctx, leave = context.WithTimeout(t.Context(), time.Duration(rand.IntN(40))*time.Millisecond)
+						}
+						c := long(i % 50)
+						c.Stream = i%2 == 0
+						if p.chat(ctx, c, "X-Session-Id", fmt.Sprint(i%100)).ok() {
+							served.Add(1)
+						}
+						leave()
+					}
+				})
+			}
+			for i := range requests {
+				next <- i
+			}
+			close(next)
+			clients.Wait()
+			close(over)
+			faults.Wait()
+			for _, e := range all {
+				_ = e.SetFault(engine.Fault{})
+			}
+			eventually(t, 60*time.Second, "all legs to end", func() bool { return p.scrape(t).value(leases) == 0 })
+			p.settled(t)
+			eventually(t, 10*time.Second, "the sessions to end", func() bool { return p.scrape(t).value(sessions) == 0 })
+			t.Logf("%d of %d served", served.Load(), requests)
+			for _, e := range p.prefill {
+				t.Logf("%s: %+v", e.Name(), e.Transfers())
+			}
+		})
+	}
+}
