@@ -76,6 +76,9 @@ func writeStatus(to io.Writer, s *stateView) {
 		if len(w.Signs) > 0 {
 			state = strings.TrimPrefix(strings.Join(append([]string{state}, w.Signs...), " "), stateOK+" ")
 		}
+		if w.Role != "" {
+			state = string(w.Role) + " " + state
+		}
 		waiting := "-"
 		if w.Waiting != nil {
 			waiting = fmt.Sprint(*w.Waiting)

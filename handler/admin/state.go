@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 
@@ -45,6 +46,8 @@ type routerState struct {
 type workerState struct {
 	Dial  string `json:"dial"`
 	State string `json:"state"`
+	// Role is prefill or decode; empty for both.
+	Role engine.Role `json:"role,omitzero"`
 	// Signs are what sets the worker apart from its peers: slow, failing, cold.
 	Signs      []string `json:"signs"`
 	Engine     string   `json:"engine"`
@@ -183,6 +186,9 @@ func viewWorkerState(p *pool.Pool, w *pool.Worker, t time.Time, proxy map[string
 		Dial: w.Dial, Signs: []string{}, Engine: strings.TrimSpace(e.Type + " " + e.Version), Models: []string{},
 		Running: load.Requests, MaxRunning: limit, Capacity: load.CapacityTokens, Drain: asked,
 		Notes: len(e.Warnings) + len(e.Contradictions),
+	}
+	if role := w.Engine().Role(); role != engine.RoleBoth {
+		s.Role = role
 	}
 	if configured, listed := w.ModelsOf(); configured != nil {
 		s.Models = configured

@@ -51,7 +51,7 @@ func (f *adapter) sglangRoom() {
 
 // readSGLangRole reads the role of the server, and the port of its bootstrap server.
 func readSGLangRole(info gjson.Result, to *Info) {
-	switch role := Role(info.Get("disaggregation_mode").Str); role {
+	switch role := Role(info.Get("disaggregation_mode").Str); role { //nolint:exhaustive // any other is no role
 	case RolePrefill:
 		to.TransferPort = within(count(info.Get("disaggregation_bootstrap_port")), maxPort)
 		if to.TransferPort == 0 {
