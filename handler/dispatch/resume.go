@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
@@ -344,9 +345,10 @@ func hostOf(w *pool.Worker) string {
 // countTimeout bounds the question for the number of tokens.
 const countTimeout = 2 * time.Second
 
-// count asks the engine how many tokens the text so far has, unless the first one has said so.
+// count asks the engine how many tokens the text so far has, unless the first one has said so. A
+// replacement character stands for a token that was no character, and has more tokens than that.
 func (d *Dispatch) count(ctx context.Context, a *attempt, rest *api.Rest) {
-	if rest.Exact {
+	if rest.Exact || strings.Contains(rest.Text, "\ufffd") {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, countTimeout)
