@@ -108,7 +108,7 @@ func adminPage(w http.ResponseWriter, r *http.Request) error { return servePage(
 func init() {
 	caddy.RegisterModule(Status{})
 	httpcaddyfile.RegisterHandlerDirective("kv_router_status", parseStatus)
-	httpcaddyfile.RegisterDirectiveOrder("kv_router_status", httpcaddyfile.Before, "respond")
+	httpcaddyfile.RegisterDirectiveOrder("kv_router_status", httpcaddyfile.After, "respond")
 }
 
 // Status is a handler that serves the page which shows pools: workers, their last minutes, the last

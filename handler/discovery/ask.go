@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
@@ -82,7 +85,8 @@ func readModels(body []byte) *pool.ModelList {
 	list := &pool.ModelList{IDs: make(map[string]bool), Adapters: make(map[string]bool)}
 	data.ForEach(func(_, entry gjson.Result) bool {
 		id := entry.Get("id")
-		if id.Type == gjson.String && id.Str != "" && !list.IDs[id.Str] {
+		text := utf8.ValidString(id.Str) && strings.IndexFunc(id.Str, unicode.IsControl) < 0 // an operator's terminal shows it
+		if id.Type == gjson.String && id.Str != "" && text && !list.IDs[id.Str] {
 			list.IDs[id.Str] = true
 			list.Entries = append(list.Entries, pool.ModelEntry{ID: id.Str, Raw: entry.Raw})
 			if parent := entry.Get("parent").Str; parent != "" && parent != id.Str {

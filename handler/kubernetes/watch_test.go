@@ -243,8 +243,8 @@ func TestTheAPIServerIsAway(t *testing.T) {
 	w, _ := s.follow(t, time.Minute)
 	w.has(t, "10.0.0.1:8000")
 	s.called(t, "watch", 1)
-	s.CloseClientConnections()
 	s.Listener.Close()
+	s.CloseClientConnections()
 	eventually(t, "a failure", func() bool { return w.failures.Load() > 0 })
 	w.has(t, "10.0.0.1:8000")
 

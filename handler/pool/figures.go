@@ -4,6 +4,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -75,7 +76,7 @@ var modelLabels struct {
 // some of their own: other names come from clients.
 func (p *Pool) Figures(w *Worker, model string) *Figures {
 	label := model
-	if model != "" && (len(model) > maxModelLabel || !w.KnownToServe(model)) {
+	if model != "" && (len(model) > maxModelLabel || !utf8.ValidString(model) || !w.KnownToServe(model)) {
 		label = modelOther
 	}
 	f := &w.figures

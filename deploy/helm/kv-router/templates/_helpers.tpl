@@ -37,6 +37,11 @@ capabilities: {drop: [ALL]}
 	admin localhost:2019
 	persist_config off
 	metrics
+	log {
+		format filter {
+			request>headers>X-Api-Key delete
+		}
+	}
 	# A router that ends serves on until no balancer sends to it any more.
 	shutdown_delay 10s
 }
@@ -50,12 +55,19 @@ capabilities: {drop: [ALL]}
 
 :8080 {
 	log
+	@odd vars_regexp {http.request.uri.path} (^|/)[.][.]?(/|$)|//
+	respond @odd 400
 {{- if not .Values.apiKey.allowAnonymous }}
 	vars api_key {$KV_ROUTER_API_KEY}
 	map {header.Authorization} {key} {
 		"~(?i)^Bearer (.+)$" "${1}"
 		default {header.X-Api-Key}
 	}
+	@keyless {
+		not path /health
+		vars {key} ""
+	}
+	respond @keyless 401
 	@unknown {
 		not path /health
 		not vars {key} {vars.api_key}
