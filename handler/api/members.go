@@ -75,6 +75,11 @@ func (p *parse) field(key []byte, v rawjson.Span) {
 		r.Steers, r.NamesLegs = true, r.NamesLegs || !v.IsNull(b)
 	case "priority", "routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank", "id_slot", "retention_seconds":
 		r.Steers = true
+	case "vllm_xargs":
+		r.Steers = r.Steers || !v.IsNull(b)
+	case "sampling_params":
+		r.Steers = r.Steers || r.API.Name() == NameTokens // it may have vLLM's extra_args
+		r.API.field(p, key, v)
 	default:
 		r.API.field(p, key, v)
 	}

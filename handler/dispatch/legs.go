@@ -19,6 +19,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // legs are the two legs of an attempt. The attempt itself is the decode leg, with its seat.
@@ -42,6 +44,7 @@ type legs struct {
 	mu      sync.Mutex
 	end     context.CancelCauseFunc // ends the decode leg; nil before it begins
 	failed  error                   // of the prefill leg
+	broke   bool                    // its connection: the request may end engines
 	fetched bool                    // the decode worker has sent something: it has the prompt
 	gone    *time.Timer             // ends the decode leg of a client that left
 }
@@ -151,6 +154,10 @@ func (l *legs) seatPrefill(ctx context.Context) error {
 	if errors.Is(err, pool.ErrNoWorker) {
 		err = errNoPrefill
 	}
+	if queued := err != nil && ctx.Err() == nil && !errors.Is(err, errNoPrefill); queued && !l.decode.Worker.ServesWhole() {
+		d.turnAway(err)
+		return d.wait.turnedAway
+	}
 	if err != nil {
 		return &legError{legPrefill, err, true}
 	}
@@ -227,11 +234,16 @@ func (l *legs) run(req *http.Request) (err error) {
 		l.abort(p)
 		return err
 	}
+	_, unconnected := errors.AsType[reverseproxy.DialError](err)
+	l.broke = status == 0 && err != nil && !unconnected && !errors.Is(err, errLegSilent)
 	d.Pool.Report(p.Worker, p.legOutcome(status, err))
 	clients := status >= 400 && status < 500 && !retryable(status) && !workersFault(status)
 	switch {
 	case clients && l.prefill.Worker.Engine().Together():
-		return nil // the decode worker's answer says what is wrong
+		// The decode worker's answer says what is wrong, unless it has taken the request.
+		refused := &legError{legPrefill, fmt.Errorf("worker %s: %w", p.Worker.Dial, err), true}
+		time.AfterFunc(legPatience, func() { l.fail(refused) })
+		return nil
 	case err != nil:
 		l.abort(p)
 		return &legError{legPrefill, fmt.Errorf("worker %s: %w", p.Worker.Dial, err), clients || errors.Is(err, errNotHanded)}
@@ -247,7 +259,7 @@ func (l *legs) run(req *http.Request) (err error) {
 // call sends the prefill leg, and reads its answer.
 func (l *legs) call(req *http.Request) (status int, counts response.Counts, err error) {
 	p, d := l.prefill, l.decode.d
-	limit := legPatience + time.Duration(p.Terms.TTFT()*float64(time.Millisecond))
+	limit := p.patience()
 	if most := time.Duration(d.Timeouts.FirstToken); most > 0 && d.plan.Request.Stream {
 		limit = min(limit, most)
 	}
@@ -287,11 +299,22 @@ func (l *legs) call(req *http.Request) (status int, counts response.Counts, err 
 	return resp.StatusCode, counts, nil
 }
 
+// patience returns how long a leg of the attempt may be silent. The forecast is far off until the
+// router has learned how fast the workers are, so a slow one has some time.
+func (a *attempt) patience() time.Duration {
+	const slowest = 2 * time.Millisecond // a token
+	predicted := 4 * time.Duration(a.Terms.TTFT()*float64(time.Millisecond))
+	return legPatience + max(predicted, time.Duration(a.Tokens)*slowest)
+}
+
 // legOutcome returns what the prefill leg has shown of its worker.
 func (a *attempt) legOutcome(status int, err error) pool.Outcome {
 	switch {
 	case err == nil:
 		return a.good()
+	case errors.Is(err, errLegSilent):
+		a.Worker.AskAgain()
+		return pool.Outcome{} // it may be slow
 	case status == 0:
 		return a.failureOutcome(err)
 	case retryable(status):
@@ -374,7 +397,7 @@ func (l *legs) limit(timeout time.Duration) time.Duration {
 	if l == nil {
 		return timeout
 	}
-	own := legPatience + time.Duration(l.decode.Terms.TTFT()*float64(time.Millisecond))
+	own := max(l.decode.patience(), l.prefill.patience())
 	if timeout > 0 {
 		return min(timeout, own)
 	}

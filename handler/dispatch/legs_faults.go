@@ -29,8 +29,12 @@ func (a *attempt) judgeLegs(ctx context.Context, resp *http.Response, err error)
 	default:
 		return v, false
 	}
-	v = verdict{do: retry, reason: legs.reason, legs: legs}
-	if d.Limits.Set() && !d.Limits.allow(d.start, d.attempts) {
+	v = verdict{do: retry, reason: legs.reason, legs: legs, suspect: ok && legs.reason == legPrefill && a.legs.broke}
+	suspects := d.suspects
+	if v.suspect {
+		suspects++
+	}
+	if d.Limits.Set() && !d.Limits.allow(d.start, d.attempts) || !d.Limits.Set() && suspects >= maxSuspects {
 		v.do = fail
 		if resp != nil {
 			v.do = deliver

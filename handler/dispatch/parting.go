@@ -62,7 +62,7 @@ func (rt *route) whyWhole() string {
 		return "it asks for something of the prompt's tokens, which only the engine that computes them knows"
 	case req.MaxTokens == 1:
 		return "its answer is one token"
-	case req.NamesLegs && p.Grants&nvext.Pins != 0:
+	case rt.namesLegs():
 		return "it names its transfer itself"
 	case rt.holds() || p.Response != "":
 		return "an engine holds what is before it"
@@ -109,10 +109,16 @@ func (rt *route) pinPrefill() error {
 	return nil
 }
 
+// namesLegs returns whether a trusted client parts the request itself.
+func (rt *route) namesLegs() bool {
+	p := rt.plan
+	return p.Request != nil && p.Request.NamesLegs && p.Grants&nvext.Pins != 0
+}
+
 // part returns which part of the request its worker must serve.
 func (rt *route) part() pool.Part {
 	switch {
-	case rt.plan.API == nil || !rt.plan.ShowsHealth:
+	case rt.plan.API == nil || !rt.plan.ShowsHealth, rt.namesLegs():
 		return pool.Any
 	case rt.hasPrefill():
 		return pool.Answer

@@ -2,12 +2,15 @@ package dispatch
 
 import (
 	"cmp"
+	"errors"
 	"net/http"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // RoundTrip makes the attempt that was selected.
@@ -63,6 +66,9 @@ func (a *attempt) send(req *http.Request) (resp *http.Response, resent bool, err
 		// another one of these.
 		d.countRetry(a, "reconnect")
 		resp, _, err = a.sendOver(d.Transport.SendFresh, sent)
+	}
+	if _, unconnected := errors.AsType[reverseproxy.DialError](err); !unconnected {
+		d.parting.handed = nil // the prefill worker frees blocks once they are fetched, or refused
 	}
 	if err = a.arrived(resp, err); err != nil {
 		return nil, resent, err

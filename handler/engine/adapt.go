@@ -165,6 +165,7 @@ func (e *Engine) Adapt(r *Request) Adapted {
 		f.fields()
 		f.leg() // first: what it sets, guard leaves
 		f.guard()
+		f.guardExtraArgs()
 	}
 	f.Unsupported |= f.requested
 	return f.Adapted

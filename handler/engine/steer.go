@@ -1,6 +1,9 @@
 package engine
 
-import "github.com/caddy-kvrouter/kvrouter/handler/nvext"
+import (
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+)
 
 // steering is an engine's own member that does what nvext needs a grant for.
 type steering struct {
@@ -25,6 +28,29 @@ var (
 		heeds: func(e *Engine) bool { return e.Settings.Priority == On },
 	}}
 )
+
+// guardExtraArgs removes a transfer of KV blocks from the members that vLLM passes on to its
+// scheduler, as guard does from the request itself.
+func (f *adapter) guardExtraArgs() {
+	if f.Type != VLLM || f.Grants&nvext.Pins != 0 {
+		return
+	}
+	cut := func(in *api.Editor, ok bool) {
+		if ok && !isNull(in.Value(nameTransfer)) {
+			in.Cut(nameTransfer)
+			f.Dropped |= nvext.Pins
+		}
+	}
+	if !isNull(f.Body.Value("vllm_xargs")) {
+		cut(f.Body.Object("vllm_xargs"))
+	}
+	if f.API != api.NameTokens {
+		return
+	}
+	if in, ok := f.Body.Object(nameSampling); ok && !isNull(in.Value("extra_args")) {
+		cut(in.Object("extra_args"))
+	}
+}
 
 // guard removes the members that steer the engine without the client's grant.
 // Members that the engine ignores stay.
