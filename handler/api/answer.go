@@ -373,6 +373,7 @@ func (a *Answer) bound() {
 }
 
 func (a *Answer) finishReason(b []byte, v rawjson.Span) {
+	a.track.reasons = a.track.reasons || v.End > 0
 	raw, ok := v.Str(b)
 	if !ok || len(raw) == 0 {
 		return

@@ -44,12 +44,22 @@ type track struct {
 	last    int    // the length of the last piece of text, in bytes of JSON
 	blocks  int    // of messages, that have begun
 	block   string // the kind of the first of them
+	stops   bool   // the request has stop strings
+	reasons bool   // choices have a finish_reason, if only null
 }
 
 // Track has the answer keep what Rest needs: its text, up to most bytes of JSON. room returns
 // whether so many bytes more may be used. body is the request's. Call it before the first event.
 func (a *Answer) Track(body []byte, most int, room func(int) bool) {
-	a.track.on, a.track.request = true, a.req.stays(body)
+	t := &a.track
+	t.on, t.request = true, a.req.stays(body)
+	switch {
+	case t.request != "":
+	case a.req.Kind == Tokens:
+		t.stops = a.req.value(body, "stop").HasContent(body)
+	case !(&Rest{Way: WayText, Text: "x", req: a.req}).Fits(a.req.Editor(body)):
+		t.request = StaysPrompt
+	}
 	a.kept.most, a.kept.room = max(a.kept.most, most), room
 }
 
@@ -91,6 +101,8 @@ func (a *Answer) Stays() string {
 		return StaysAPI
 	case t.request != "":
 		return t.request
+	case a.req.Kind == Tokens && (a.req.API.Name() != NameCompletions || !a.ids.whole() || t.stops):
+		return StaysTokenIDs
 	case t.stays != "":
 		return t.stays
 	case a.kept.lost:
@@ -391,5 +403,9 @@ func (e *Editor) appendMessage(text []byte) bool {
 	return true
 }
 
-// Ends returns whether a stream of the API shows that it has ended.
-func (a *Answer) Ends() bool { return a.req.API.traits().joins }
+// Ends returns whether the stream shows that it has ended. Some engines give no reason for the end
+// of chats and completions; those that do have the member in each choice.
+func (a *Answer) Ends() bool {
+	t := a.req.API.traits()
+	return t.joins && (t.chunk == "" || !a.first || a.track.reasons)
+}

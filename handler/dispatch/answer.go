@@ -33,6 +33,7 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 		d.parting.settled(d.Pool, resp.StatusCode < 300)
 	}
 	if d.prepareFollowUp(resp); !d.keepsBody(a, resp) {
+		a.Stay()
 		d.freeBody()
 	}
 	a.label(resp.Header)
@@ -158,6 +159,7 @@ func (o *delivery) Received(t time.Time, n, tokens int) {
 		return
 	}
 	if o.moved > 0 && o.tokens == o.before { // of the rest
+		a.watch.stopFirst()
 		a.FirstToken(t)
 		o.d.Pool.Report(a.Worker, a.good())
 	}

@@ -83,6 +83,9 @@ func (d *Dispatch) mayGoOn() bool {
 // goesOn is mayGoOn, and returns whether the body for it is there.
 func (d *Dispatch) goesOn() bool { return d.Body != nil && d.mayGoOn() }
 
+// movesLeft returns whether a stream that arrives now may move again.
+func (d *Dispatch) movesLeft() bool { return d.answer == nil || d.answer.moved+1 < d.Resume.Tries }
+
 // keepsBody returns whether the body is kept while the answer streams. Bodies of streams have
 // half of the memory for bodies, so that there is room for those of new requests.
 func (d *Dispatch) keepsBody(a *attempt, resp *http.Response) bool {
@@ -185,7 +188,11 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 		old, drained = nil, true // the decode worker is well
 	}
 	if o.told = true; !drained {
-		d.Pool.Report(o.attempt.Worker, o.attempt.shows(pool.OutcomeBroken, "stream broke: "+why.Error()))
+		shown := o.attempt.shows(pool.OutcomeBroken, "stream broke: "+why.Error())
+		if errors.Is(why, response.ErrEvent) { // also by the client's mistake
+			shown = o.attempt.errored("an error in an answer with status 2xx", false)
+		}
+		d.Pool.Report(o.attempt.Worker, shown)
 	}
 	o.attempt.Leave(a.FirstToken(), nil)
 	var part *response.Rest
@@ -237,8 +244,9 @@ const budgetPatience = time.Minute
 // awaitBudget charges a move to the retry budget, once that has room.
 func (d *Dispatch) awaitBudget(ctx context.Context) bool {
 	for begun := time.Now(); ; {
-		spent := d.Pool.Spending.Spent(time.Now(), d.Pool.Settings.Load().RetryBudget)
-		if !spent || time.Since(begun) > budgetPatience {
+		b := d.Pool.Settings.Load().RetryBudget
+		spent := d.Pool.Spending.Spent(time.Now(), b)
+		if !spent || *b == (pool.RetryBudget{}) || time.Since(begun) > budgetPatience {
 			return d.Pool.MayRetry(time.Now())
 		}
 		timer := time.NewTimer(100 * time.Millisecond)
@@ -288,7 +296,10 @@ func (o *delivery) goOn(ctx context.Context, rest *api.Rest, old *pool.Worker, d
 			}
 		}
 		d.Pool.Report(a.Worker, v.outcome)
-		if ctx.Err() != nil || !d.affordable(a, err) {
+		if v.suspect {
+			d.suspects++
+		}
+		if ctx.Err() != nil || v.suspect && !d.Limits.Set() && d.suspects >= maxSuspects || !d.affordable(a, err) {
 			break
 		}
 	}
@@ -325,8 +336,15 @@ func (d *Dispatch) seatApart(ctx context.Context, old *pool.Worker, failed []*po
 				d.tried = append(d.tried, w)
 			}
 		}
-		if err := d.seat(ctx); !errors.Is(err, pool.ErrNoWorker) {
-			return err
+		want := d.wants()
+		for _, v := range d.Pool.Judge(&want, d.offers, time.Now()) {
+			if v != pool.Fits {
+				continue
+			}
+			if err := d.seat(ctx); !errors.Is(err, pool.ErrNoWorker) {
+				return err
+			}
+			break
 		}
 		d.tried = slices.Clone(failed)
 	}

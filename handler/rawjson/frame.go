@@ -277,6 +277,9 @@ func (f *Framer) hold() {
 	f.b = nil
 }
 
+// Torn returns whether a part of the event that is not whole was forwarded.
+func (f *Framer) Torn() bool { return f.now.Long }
+
 // Forward returns the bytes to forward after the last Write, once Next has returned
 // false. They are valid until the next Write.
 func (f *Framer) Forward() []byte { return f.done }

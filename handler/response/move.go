@@ -28,6 +28,9 @@ type Rest struct {
 
 // broke returns whether a stream that ends with err lacks its end.
 func (b *Body) broke(err error) bool {
+	if b.frames.Torn() {
+		return false
+	}
 	if errors.Is(err, io.EOF) {
 		return !b.reader.Closed() && !b.reader.Done() && b.reader.Ends()
 	}
