@@ -219,7 +219,7 @@ func TestTheAPIServerFails(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := startServer(t, pod("1", "10.0.0.1", ready))
-			w, log := s.follow(t, 0)
+			w, log := s.follow(t, time.Second) // less, and the end of a watch is another failure
 			w.has(t, "10.0.0.1:8000")
 			s.called(t, "watch", 1)
 			s.set(func() { s.answers[c.verb] = c.a })
