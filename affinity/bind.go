@@ -14,9 +14,8 @@ type write struct {
 	expect   Version
 	now      int64
 	idle     int64   // time since the last use, of a restored binding
-	follows  bool    // another router's, or an earlier run's: the end of what it replaces is not reported
 	restores bool    // see Restore
-	version  Version // of another router's binding; 0: a new one
+	version  Version // of another router's binding, which reports the end of what it replaces; 0: a new one
 }
 
 // result is the outcome of a write.
@@ -67,7 +66,7 @@ func (r *Ristretto) rebind(e *entry, w *write) (Binding, result) {
 	if e.version != w.expect {
 		return r.binding(e), lost
 	}
-	if e.kind == EngineBacked && e.target() != w.Target && !w.follows {
+	if e.kind == EngineBacked && e.target() != w.Target && w.version == 0 {
 		r.queue.push(event{key: e.key, binding: r.binding(e), why: Replaced})
 	}
 	due := e.due.Load()

@@ -93,7 +93,7 @@ func (r *Ristretto) Follow(s *Saved) bool {
 
 // saved returns the write of a saved binding. Further versions are greater than its own.
 func (r *Ristretto) saved(s *Saved) write {
-	w := write{Want: s.Want, now: r.now(), idle: int64(max(0, s.Idle)), follows: true}
+	w := write{Want: s.Want, now: r.now(), idle: int64(max(0, s.Idle))}
 	if s.Version <= r.lastVersion() {
 		w.version = s.Version
 	}

@@ -238,15 +238,15 @@ func (l *legs) run(req *http.Request) (err error) {
 	l.broke = status == 0 && err != nil && !unconnected && !errors.Is(err, errLegSilent)
 	d.Pool.Report(p.Worker, p.legOutcome(status, err))
 	clients := status >= 400 && status < 500 && !retryable(status) && !workersFault(status)
-	switch {
-	case clients && l.prefill.Worker.Engine().Together():
-		// The decode worker's answer says what is wrong, unless it has taken the request.
-		refused := &legError{legPrefill, fmt.Errorf("worker %s: %w", p.Worker.Dial, err), true}
-		time.AfterFunc(legPatience, func() { l.fail(refused) })
-		return nil
-	case err != nil:
+	if err != nil {
+		failed := &legError{legPrefill, fmt.Errorf("worker %s: %w", p.Worker.Dial, err), clients || errors.Is(err, errNotHanded)}
+		if clients && p.Worker.Engine().Together() {
+			// The decode worker's answer says what is wrong, unless it has taken the request.
+			time.AfterFunc(legPatience, func() { l.fail(failed) })
+			return nil
+		}
 		l.abort(p)
-		return &legError{legPrefill, fmt.Errorf("worker %s: %w", p.Worker.Dial, err), clients || errors.Is(err, errNotHanded)}
+		return failed
 	}
 	p.Seat.FirstToken(t)
 	l.learn(counts)

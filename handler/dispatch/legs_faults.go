@@ -30,11 +30,7 @@ func (a *attempt) judgeLegs(ctx context.Context, resp *http.Response, err error)
 		return v, false
 	}
 	v = verdict{do: retry, reason: legs.reason, legs: legs, suspect: ok && legs.reason == legPrefill && a.legs.broke}
-	suspects := d.suspects
-	if v.suspect {
-		suspects++
-	}
-	if d.Limits.Set() && !d.Limits.allow(d.start, d.attempts) || !d.Limits.Set() && suspects >= maxSuspects {
+	if d.Limits.Set() && !d.Limits.allow(d.start, d.attempts) || v.suspect && d.lastSuspect() {
 		v.do = fail
 		if resp != nil {
 			v.do = deliver
@@ -96,7 +92,6 @@ func (p *parting) retryLegs(d *Dispatch, a *attempt, e *legError) {
 	if n := len(d.tried); n > 0 && d.tried[n-1] == a.Worker {
 		d.tried = d.tried[:n-1]
 	}
-	p.handed = nil
 	p.tries++
 	prefill := a.legs.prefill
 	if prefill != nil {
@@ -114,7 +109,6 @@ func (p *parting) retryLegs(d *Dispatch, a *attempt, e *legError) {
 // settled avoids a pair whose transfer failed, once a good answer to the same request has shown
 // that the request was not to blame.
 func (p *parting) settled(of *pool.Pool, good bool) {
-	p.handed = nil
 	if p.blame[0] != nil && good {
 		of.AvoidPair(p.blame[0], p.blame[1], time.Now())
 		of.Incidents.Raise(time.Now(), incidentTransfers, of.Logger)

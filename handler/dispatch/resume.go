@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -174,9 +173,10 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 	drained := errors.Is(why, errDrained)
 	legsFailed := o.attempt.legs != nil && o.attempt.legs.brokeBefore(why) != nil
 	if reason == "" && rest.Way == api.WayWhole && !a.FirstToken() && !drained && !legsFailed {
-		if d.suspects++; d.suspects >= maxSuspects && !d.Limits.Set() {
+		if d.lastSuspect() {
 			reason = staysTries
 		}
+		d.suspects++
 	}
 	charged := o.attempt.Stay() // by the pool, to the budget
 	if reason != "" {
@@ -296,10 +296,11 @@ func (o *delivery) goOn(ctx context.Context, rest *api.Rest, old *pool.Worker, d
 			}
 		}
 		d.Pool.Report(a.Worker, v.outcome)
+		last := v.suspect && d.lastSuspect()
 		if v.suspect {
 			d.suspects++
 		}
-		if ctx.Err() != nil || v.suspect && !d.Limits.Set() && d.suspects >= maxSuspects || !d.affordable(a, err) {
+		if ctx.Err() != nil || last || !d.affordable(a, err) {
 			break
 		}
 	}
@@ -328,11 +329,11 @@ func (d *Dispatch) without(old *pool.Worker, rest *api.Rest) (list []*pool.Worke
 // seatApart finds a seat on none of the failed workers. After a fault it prefers those on other
 // hosts than the old worker's.
 func (d *Dispatch) seatApart(ctx context.Context, old *pool.Worker, failed []*pool.Worker, fault bool) error {
-	host := hostOf(old)
+	host := old.Host()
 	d.tried = slices.Clone(failed)
 	if fault {
 		for i := range d.offers.Table.Rows {
-			if w := d.offers.Table.Rows[i].Worker; hostOf(w) == host {
+			if w := d.offers.Table.Rows[i].Worker; w.Host() == host {
 				d.tried = append(d.tried, w)
 			}
 		}
@@ -349,15 +350,6 @@ func (d *Dispatch) seatApart(ctx context.Context, old *pool.Worker, failed []*po
 		d.tried = slices.Clone(failed)
 	}
 	return d.seat(ctx)
-}
-
-// hostOf returns the host of a worker's address.
-func hostOf(w *pool.Worker) string {
-	host, _, err := net.SplitHostPort(w.Dial)
-	if err != nil {
-		return w.Dial
-	}
-	return host
 }
 
 // countTimeout bounds the question for the number of tokens.

@@ -177,7 +177,8 @@ func (p *Pool) declareRanks(w *Worker, set WorkerSettings) {
 	for rank := range size {
 		p.Scheduler.Declare(w.Target(rank), capacity)
 		p.Scheduler.SetPage(w.Target(rank), int64(info.BlockSize))
-		p.Scheduler.SetGroup(w.Target(rank), w.host())
+		// The KV cache goes from one host to another at one speed.
+		p.Scheduler.SetGroup(w.Target(rank), uint32(xxh3.HashString(w.Host()))) //nolint:gosec // a part of the hash is enough
 	}
 	w.dp.Store(int32(size))
 	p.retireRanks(w, size, before)
@@ -186,14 +187,12 @@ func (p *Pool) declareRanks(w *Worker, set WorkerSettings) {
 	}
 }
 
-// host returns a number for the worker's host: the KV cache goes from one host to another at one
-// speed.
-func (w *Worker) host() uint32 {
-	name, _, err := net.SplitHostPort(w.Dial)
-	if err != nil {
-		name = w.Dial
+// Host returns the host of the worker's address, or all of an address without a port.
+func (w *Worker) Host() string {
+	if name, _, err := net.SplitHostPort(w.Dial); err == nil {
+		return name
 	}
-	return uint32(xxh3.HashString(name)) //nolint:gosec // a part of the hash is enough
+	return w.Dial
 }
 
 // retireRanks makes the scheduler remove targets as soon as they have no leases.
