@@ -11,7 +11,7 @@ import (
 )
 
 // TestQueuedRequestsFollowTheSource changes the upstreams of a source that follows them while a
-// request waits: for want of upstreams, or because they are full.
+// request waits, because there are no upstreams or because they are full.
 func TestQueuedRequestsFollowTheSource(t *testing.T) {
 	for name, c := range map[string]struct {
 		kind          AttemptKind
