@@ -3,6 +3,7 @@ package handler
 import (
 	"encoding/json"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -84,8 +85,8 @@ func (h *Handler) options() options {
 		"resume": func(d *caddyfile.Dispenser) error {
 			h.Resume = new(dispatch.Resume)
 			if d.NextArg() {
-				if h.Resume.Mode = d.Val(); h.Resume.Mode != on && h.Resume.Mode != off {
-					return d.Errf("resume: must be on or off, got '%s'", h.Resume.Mode)
+				if h.Resume.Mode = d.Val(); !slices.Contains(dispatch.ResumeModes, h.Resume.Mode) {
+					return d.Errf("resume: must be on, exact or off, got '%s'", h.Resume.Mode)
 				}
 			}
 			return options{"tokens": &h.Resume.Tokens, "tries": &h.Resume.Tries}.readBlock(d, "resume option")

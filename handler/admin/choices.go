@@ -18,6 +18,7 @@ type pastView struct {
 	Request string  `json:"request_id,omitzero"` // it may be the client's
 	Model   string  `json:"model"`
 	Attempt int     `json:"attempt"`
+	Rest    string  `json:"rest,omitzero"` // how the rest of a stream is asked for that broke off
 	Tokens  int64   `json:"prompt_tokens"`
 	Queued  float64 `json:"queued_ms,omitzero"`
 	Reason  string  `json:"reason"`
@@ -36,7 +37,7 @@ type pastView struct {
 func viewPast(c *pool.PastChoice, candidates bool, t time.Time) pastView {
 	chosen := &c.Candidates[0]
 	v := pastView{
-		N: c.N, Age: round(t.Sub(c.At).Seconds()), Model: c.Model, Attempt: c.Attempt, Tokens: c.Tokens, Queued: ms(c.Waited),
+		N: c.N, Age: round(t.Sub(c.At).Seconds()), Model: c.Model, Attempt: c.Attempt, Rest: c.Rest, Tokens: c.Tokens, Queued: ms(c.Waited),
 		Reason: c.Reason, Dial: chosen.Dial, Unit: c.Unit, Among: c.Among, request: c.Request,
 	}
 	var next *pool.PastCandidate
@@ -44,6 +45,9 @@ func viewPast(c *pool.PastChoice, candidates bool, t time.Time) pastView {
 		next = &c.Candidates[1]
 	}
 	v.Sentence = sentence(c.Reason, c.Unit, c.Tokens, chosen, next)
+	if c.Rest != "" {
+		v.Sentence = "A stream goes on here (" + c.Rest + "). " + v.Sentence
+	}
 	if candidates {
 		for i := range c.Candidates[:c.Kept] {
 			of := &c.Candidates[i]

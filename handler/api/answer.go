@@ -189,7 +189,7 @@ func (a *Answer) resultsEnd() {
 func (a *Answer) Prediction() []uint64 {
 	switch {
 	case a.failed || a.finished == 0 && !a.done:
-	case a.ids.whole():
+	case a.req.Kind == Tokens && a.ids.whole():
 		return a.ids.after(Chain{BlockSize: a.req.block, Blocks: a.req.Blocks, tail: a.req.tail}, a.req.seed)
 	case a.predictable:
 		return append(a.req.Blocks, a.hash.blocks...) // in the room behind them, if there is enough
@@ -200,7 +200,7 @@ func (a *Answer) Prediction() []uint64 {
 // Chains returns the full blocks of prompt and answer together, as in Request.Chains, if all ids
 // of the answer are known. Call it after Finish.
 func (a *Answer) Chains() []Chain {
-	if a.failed || a.finished == 0 && !a.done || !a.ids.whole() {
+	if a.failed || a.finished == 0 && !a.done || a.req.Kind != Tokens || !a.ids.whole() {
 		return nil
 	}
 	list := slices.Clone(a.req.Chains)

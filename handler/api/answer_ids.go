@@ -16,6 +16,9 @@ type idChain struct {
 	on      bool
 	lost    bool // some ids are missing
 	repeats bool // each event has all ids from the first one
+
+	most int            // ids; 0 is no limit
+	room func(int) bool // whether so many bytes more may be used; nil if they may
 }
 
 func (c *idChain) begin(r *Request) {
@@ -75,8 +78,22 @@ func (c *idChain) add(b []byte, v rawjson.Span, without int) {
 			return
 		}
 		if n++; n > without {
+			if len(c.ids) == cap(c.ids) && !c.more() {
+				c.lost, c.ids = true, nil
+				return
+			}
 			c.ids = append(c.ids, uint32(id))
 		}
 	}
 	c.lost = c.lost || e.Err != nil || 4*len(c.ids) > maxAnswer
+}
+
+// more makes room for more ids. It returns false if there is none.
+func (c *idChain) more() bool {
+	n := max(64, len(c.ids))
+	if c.room != nil && (len(c.ids) >= c.most || !c.room(4*n)) {
+		return false
+	}
+	c.ids = slices.Grow(c.ids, n)
+	return true
 }

@@ -14,7 +14,9 @@ import (
 type Joint struct {
 	answer         *Answer // what the client has
 	prompt, cached int64   // of the first part; -1 is unknown
-	tokens         int64   // of the first part, as far as the prompt of this one goes on with them
+	tokens         int64   // of the first part
+	behind         int64   // of them behind the prompt of this one
+	ids            bool    // this part goes on with the ids of the first one
 	owed           string  // text that the client has and the engine writes again
 	events, blocks int     // that the client had of the first part
 	finished       bool    // the client has the reason of the end
@@ -163,7 +165,7 @@ func (j *Joint) usage(e *Editor, prompt, completion string) {
 	}
 	p, _ := integer(u.Value(prompt))
 	c, _ := integer(u.Value(completion))
-	if p -= j.tokens; j.prompt >= 0 {
+	if p -= j.behind; j.prompt >= 0 {
 		p = j.prompt
 	}
 	if c += j.tokens; j.end {

@@ -30,6 +30,7 @@ const (
 	WayWhole = "whole" // the client has no text, so the request is sent again
 	WayText  = "text"  // the prompt goes on with the answer's text
 	WayIDs   = "ids"   // the prompt goes on with the answer's token ids
+	WayExact = "exact" // the same behind a prompt of text, with what parsers have seen so far
 	WayEnd   = "end"   // the client has all text, and lacks the stream's end
 )
 
@@ -45,14 +46,20 @@ type track struct {
 	blocks  int    // of messages, that have begun
 	block   string // the kind of the first of them
 	stops   bool   // the request has stop strings
+	exact   bool   // the engine was asked for the ids of the answer to a prompt of text
 	reasons bool   // choices have a finish_reason, if only null
 }
 
-// Track has the answer keep what Rest needs: its text, up to most bytes of JSON. room returns
-// whether so many bytes more may be used. body is the request's. Call it before the first event.
-func (a *Answer) Track(body []byte, most int, room func(int) bool) {
+// textPerToken is the assumed length of a token's text, in bytes of JSON.
+const textPerToken = 8
+
+// Track has the answer keep what Rest needs of up to that many tokens: its text, and with exact the
+// ids. room returns whether so many bytes more may be used. body is the request's. Call it before
+// the first event.
+func (a *Answer) Track(body []byte, tokens int, exact bool, room func(int) bool) {
 	t := &a.track
 	t.on, t.request = true, a.req.stays(body)
+	t.exact = exact && a.req.Kind == Text && a.req.Media == 0
 	switch {
 	case t.request != "":
 	case a.req.Kind == Tokens:
@@ -60,7 +67,11 @@ func (a *Answer) Track(body []byte, most int, room func(int) bool) {
 	case !(&Rest{Way: WayText, Text: "x", req: a.req}).Fits(a.req.Editor(body)):
 		t.request = StaysPrompt
 	}
-	a.kept.most, a.kept.room = max(a.kept.most, most), room
+	if t.exact {
+		t.stops = len(a.req.stops(body)) > 0
+		a.ids = idChain{on: true, most: tokens, room: room}
+	}
+	a.kept.most, a.kept.room = max(a.kept.most, tokens*textPerToken), room
 }
 
 // stay records that the stream cannot go on elsewhere.
@@ -101,6 +112,8 @@ func (a *Answer) Stays() string {
 		return StaysAPI
 	case t.request != "":
 		return t.request
+	case a.exactly():
+		return ""
 	case a.req.Kind == Tokens && (a.req.API.Name() != NameCompletions || !a.ids.whole() || t.stops):
 		return StaysTokenIDs
 	case t.stays != "":
@@ -135,10 +148,10 @@ func (a *Answer) Retract() {
 }
 
 // Revive forgets that the answer has failed or ended: it goes on elsewhere.
-func (a *Answer) Revive() {
+func (a *Answer) Revive(j *Joint) {
 	a.failed, a.done = false, false
 	a.responseID = ""
-	a.ids.lost = a.ids.lost || a.ids.on && !a.ids.whole()
+	a.ids.lost = a.ids.lost || !j.ids && (a.first || len(a.ids.ids) > 0)
 }
 
 // Rest is the part of an answer that another engine is asked for.
@@ -148,10 +161,15 @@ type Rest struct {
 	Tokens int64  // of it; the caller may count them better, unless Exact
 	Exact  bool
 	Joint  *Joint
+	Else   *Rest // the same in another way, if no engine gives this one; nil if there is none
 
-	ids []uint32
-	req *Request
+	ids   []uint32
+	exact bool // the ids do not go into the request's body
+	req   *Request
 }
+
+// IDs are the ids of the tokens so far, if the rest is asked for with them.
+func (r *Rest) IDs() []uint32 { return r.ids }
 
 // Rest returns how to ask for the rest of a stream. body is the request's. The reason is empty,
 // or one of the reasons to stay.
@@ -159,32 +177,57 @@ func (a *Answer) Rest(body []byte) (rest *Rest, reason string) {
 	if reason = a.Stays(); reason != "" {
 		return nil, reason
 	}
-	j := &Joint{answer: a, prompt: unknown, cached: unknown, events: a.track.events, blocks: a.track.blocks}
-	rest = &Rest{Way: WayWhole, Exact: true, Joint: j, req: a.req}
-	if !a.first && a.finished == 0 {
+	if a.exactly() {
+		rest = a.rest(WayExact)
+		rest.ids, rest.Tokens, rest.exact, rest.Joint.ids = a.ids.ids, int64(len(a.ids.ids)), true, true
+		if a.track.stays == "" && !a.kept.lost {
+			rest.Else = a.textRest(body)
+		}
 		return rest, ""
 	}
-	j.prompt, j.cached, j.finished = a.prompt, a.cached, a.finished > 0
+	if !a.first && a.finished == 0 {
+		return a.rest(WayWhole), ""
+	}
+	if a.req.Kind != Tokens {
+		return a.textRest(body), ""
+	}
+	if a.track.last == 0 || a.req.value(body, "stop").HasContent(body) {
+		return nil, StaysTokenIDs
+	}
+	rest = a.rest(WayIDs)
+	rest.ids, rest.Joint.ids = a.ids.ids, true
 	rest.Tokens, rest.Exact = a.Tokens()
-	rest.Way = WayText
-	if a.req.Kind == Tokens {
-		rest.Way, rest.ids = WayIDs, a.ids.ids
-		if a.req.API.Name() != NameCompletions || !a.ids.whole() || a.track.last == 0 || a.req.value(body, "stop").HasContent(body) {
-			return nil, StaysTokenIDs
-		}
-	} else if rest.Text = rawjson.Text(a.kept.raw); a.finished == 0 {
-		kept := splitAt(rest.Text, a.req.stops(body), a.req.API.Name() != NameCompletions)
-		if rest.Text, j.owed = rest.Text[:kept], rest.Text[kept:]; j.owed != "" {
-			rest.Exact = false
-			if last := a.kept.raw[len(a.kept.raw)-a.track.last:]; strings.HasSuffix(j.owed, rawjson.Text(last)) {
-				rest.Tokens-- // a token that the engine gives again
-			}
-		}
-		if rest.Text == "" {
-			rest.Way, rest.Tokens, rest.Exact = WayWhole, 0, true
+	return rest, ""
+}
+
+// rest returns the rest in one way.
+func (a *Answer) rest(way string) *Rest {
+	j := &Joint{answer: a, prompt: unknown, cached: unknown, events: a.track.events, blocks: a.track.blocks}
+	if way != WayWhole {
+		j.prompt, j.cached, j.finished = a.prompt, a.cached, a.finished > 0
+	}
+	return &Rest{Way: way, Exact: true, Joint: j, req: a.req}
+}
+
+// textRest returns how to ask for the rest with the text so far.
+func (a *Answer) textRest(body []byte) *Rest {
+	rest := a.rest(WayText)
+	j := rest.Joint
+	rest.Tokens, rest.Exact = a.Tokens()
+	if rest.Text = rawjson.Text(a.kept.raw); a.finished > 0 {
+		return rest
+	}
+	kept := splitAt(rest.Text, a.req.stops(body), a.req.API.Name() != NameCompletions)
+	if rest.Text, j.owed = rest.Text[:kept], rest.Text[kept:]; j.owed != "" {
+		rest.Exact = false
+		if last := a.kept.raw[len(a.kept.raw)-a.track.last:]; strings.HasSuffix(j.owed, rawjson.Text(last)) {
+			rest.Tokens-- // a token that the engine gives again
 		}
 	}
-	return rest, ""
+	if rest.Text == "" {
+		rest.Way, rest.Tokens, rest.Exact = WayWhole, 0, true
+	}
+	return rest
 }
 
 // splitAt returns how much of a text the prompt goes on with. The engine writes what is behind
@@ -310,7 +353,7 @@ const leastLimit = 16
 
 // Fits returns whether the prompt can go on with the answer. It spoils the editor.
 func (r *Rest) Fits(e *Editor) bool {
-	return r.Way == WayWhole || r.Text == "" && r.ids == nil || e != nil && r.continuePrompt(e)
+	return r.Way == WayWhole || r.exact || r.Text == "" && r.ids == nil || e != nil && r.continuePrompt(e)
 }
 
 // Ask edits the request's body, which Fits, so that the engine gives the rest. unlimited: the
@@ -319,7 +362,7 @@ func (r *Rest) Ask(e *Editor, unlimited bool) {
 	if r.Way == WayWhole {
 		return
 	}
-	if r.Text != "" || r.ids != nil {
+	if !r.exact && (r.Text != "" || r.ids != nil) {
 		r.continuePrompt(e)
 	}
 	limit := int64(-1)
@@ -336,7 +379,11 @@ func (r *Rest) Ask(e *Editor, unlimited bool) {
 	if n, ok := integer(e.Value("min_tokens")); ok && n > 0 {
 		e.Set("min_tokens", strconv.AppendInt(nil, max(n-r.Tokens, 0), 10))
 	}
-	if r.Joint.tokens = r.Tokens; limit == 0 || r.Joint.finished { // the engine gives one token, which nobody gets
+	r.Joint.tokens, r.Joint.behind = r.Tokens, r.Tokens
+	if limit == 0 || r.Joint.finished { // the engine gives one token, which nobody gets
+		if r.exact {
+			r.Joint.behind = 0
+		}
 		r.Way, r.Joint.end, r.Joint.owed = WayEnd, true, ""
 		for _, name := range limits {
 			if e.Value(name) != nil {

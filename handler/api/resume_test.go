@@ -17,7 +17,7 @@ func begun(t testing.TB, path, body string, events ...string) *Answer {
 		t.Fatal(err)
 	}
 	a := r.NewAnswer(true)
-	a.Track([]byte(body), 1<<20, nil)
+	a.Track([]byte(body), 1<<17, false, nil)
 	for _, e := range events {
 		a.Event(rawjson.Frame{Data: []byte(e), Lines: 1})
 	}

@@ -61,6 +61,7 @@ func (a *attempt) deliveryOf(resp *http.Response) *delivery {
 			d.FallBack(fallbackUnreadable)
 		} else {
 			opts.Request, opts.CutUsage = d.plan.Request, d.plan.AsksUsage
+			opts.CutIDs = d.cutIDs
 		}
 		if d.Speculative && d.plan.Ext.AgentHints.SpeculativePrefill.Value {
 			opts.KeepText = MaxKeptText

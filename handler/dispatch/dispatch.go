@@ -67,6 +67,7 @@ type outgoing struct {
 	proxied  *http.Request // the proxy's request of its last attempt
 	sent     *http.Request // the request of the last attempt
 	rest     *api.Rest     // what it asks for; nil for the whole answer
+	cutIDs   bool          // the client gets no ids of tokens, because it has not asked for them
 	cut      nvext.Grants  // the grants that were missing for members cut out of the body
 }
 

@@ -16,6 +16,9 @@ func (d *Dispatch) remember(c *pool.Candidates, chosen int, unpriced bool) {
 		Reason: d.reasonOf(unpriced, &c.Sel.Candidates[chosen]), Tokens: c.Sel.Tokens,
 		Attempt: d.attempts + 1, Waited: d.wait.waited,
 	}
+	if d.rest != nil {
+		past.Rest = d.rest.Way
+	}
 	if !unpriced {
 		past.Unit = kvscore.CostUnit(d.policy())
 	}

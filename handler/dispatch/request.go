@@ -28,10 +28,12 @@ type EngineRequest struct {
 
 	shared bool      // an attempt before may still be writing the header
 	rest   *api.Rest // of an answer, that the engine gives; nil for the whole one
+	exact  bool      // the stream may go on elsewhere with the ids of its tokens
 
 	// What Build has done.
 	engine      string        // the engine's type
 	unsupported engine.Fields // the client's nvext fields that the engine does not support
+	cutIDs      bool          // the client gets no ids, because it has not asked for them
 	cut         nvext.Grants  // that were missing for members cut out of the body
 	resends     atomic.Int32  // how often net/http has sent the request again
 }
@@ -86,7 +88,7 @@ func (e *EngineRequest) adapt(req *http.Request) (*http.Request, body.Edited) {
 		as = body.Edited{Of: e.Body, Size: e.Body.Size}
 	}
 	p, ranks := e.Plan, e.Worker.Ranks()
-	if ranks < 2 && !p.EditsBody && !p.AsksUsage && e.Session == "" && e.Leg == nil && e.rest == nil {
+	if ranks < 2 && !p.EditsBody && !p.AsksUsage && e.Session == "" && e.Leg == nil && e.rest == nil && !e.exact {
 		return req, as
 	}
 	var edit *api.Editor
@@ -108,6 +110,9 @@ func (e *EngineRequest) adapt(req *http.Request) (*http.Request, body.Edited) {
 	if edit != nil {
 		if e.rest != nil {
 			to.Continue(edit, ask.API, e.rest)
+		}
+		if e.cutIDs = e.exact && !api.AsksIDs(edit); e.cutIDs && to.ReturnsIDs(ask.API) && (e.Leg == nil || !e.Leg.Prefill) {
+			api.AskIDs(edit)
 		}
 		if p.AsksUsage && (e.Leg == nil || !e.Leg.Prefill) {
 			edit.Replace(p.AskUsage)

@@ -22,8 +22,10 @@ import (
 // Resume configures what becomes of a stream whose engine dies, is cut off, stalls, hangs, or is
 // drained with `move`. The stream goes on at another worker, and its client sees one stream.
 type Resume struct {
-	// Whether streams go on elsewhere: `on` or `off`. With `off`, a broken stream ends with an
-	// error event. Default: `on`.
+	// Whether streams go on elsewhere: `on`, `exact` or `off`. With `off`, a broken stream ends with
+	// an error event. With `exact`, chats and completions of vLLM also go on within reasoning and
+	// tool calls, token by token. vLLM needs --enable-scale-out for that, and returns the ids of
+	// all answers' tokens. Default: `on`.
 	Mode string `json:"mode,omitempty"`
 
 	// How many tokens of an answer the router keeps for that, at about 8 bytes each. A stream
@@ -38,8 +40,8 @@ type Resume struct {
 func (r *Resume) Complete() error {
 	r.Mode, r.Tokens, r.Tries = cmp.Or(r.Mode, resumeOn), cmp.Or(r.Tokens, 32768), cmp.Or(r.Tries, 2)
 	switch {
-	case r.Mode != resumeOn && r.Mode != resumeOff:
-		return fmt.Errorf("resume: must be on or off, got %q", r.Mode)
+	case !slices.Contains(ResumeModes, r.Mode):
+		return fmt.Errorf("resume: must be on, exact or off, got %q", r.Mode)
 	case r.Tokens < 0 || r.Tokens > mostTokens:
 		return fmt.Errorf("resume tokens: must be from 1 to %d, got %d", mostTokens, r.Tokens)
 	case r.Tries < 0:
@@ -49,12 +51,12 @@ func (r *Resume) Complete() error {
 }
 
 const (
-	resumeOn, resumeOff = "on", "off"
-	mostTokens          = 1 << 24
+	resumeOn, resumeExact, resumeOff = "on", "exact", "off"
+	mostTokens                       = 1 << 24
 )
 
-// bytesPerToken is the assumed length of a token's text, in bytes of JSON.
-const bytesPerToken = 8
+// ResumeModes are the values of Resume.Mode.
+var ResumeModes = []string{resumeOn, resumeExact, resumeOff}
 
 // moves are the moves of a stream from worker to worker.
 type moves struct {
@@ -75,7 +77,7 @@ const (
 
 // mayGoOn returns whether the request's stream may go on elsewhere.
 func (d *Dispatch) mayGoOn() bool {
-	return d.Resume.Mode == resumeOn && d.plan.Request != nil && d.plan.Request.Stream && d.plan.Once == nil && d.plan.Repeatable &&
+	return d.Resume.Mode != resumeOff && d.plan.Request != nil && d.plan.Request.Stream && d.plan.Once == nil && d.plan.Repeatable &&
 		!d.plan.Given && !d.pinned() && !d.holds() && len(d.offers.Ups) > 1
 }
 
@@ -106,7 +108,7 @@ func (o *delivery) Track(a *api.Answer) {
 		return
 	}
 	memory := &d.Pool.Memory.Held
-	a.Track(d.Body.Data, d.Resume.Tokens*bytesPerToken, func(n int) bool {
+	a.Track(d.Body.Data, d.Resume.Tokens, d.Resume.Mode == resumeExact, func(n int) bool {
 		o.room += int64(n)
 		return memory.Add(int64(n)) <= body.MaxBytes
 	})
@@ -132,7 +134,7 @@ func (o *delivery) begin() {
 		return
 	}
 	for i := range d.offers.Table.Rows {
-		if w := d.offers.Table.Rows[i].Worker; w != o.attempt.Worker && d.continues(w) {
+		if w := d.offers.Table.Rows[i].Worker; w != o.attempt.Worker && (d.continues(w) || d.Resume.Mode == resumeExact && d.returnsIDs(w)) {
 			return
 		}
 	}
@@ -143,6 +145,23 @@ func (o *delivery) begin() {
 func (d *Dispatch) continues(w *pool.Worker) bool {
 	e := w.Engine()
 	return e.Continues(d.plan.API.Name())
+}
+
+// returnsIDs returns whether a worker's engine can go on with an answer's ids.
+func (d *Dispatch) returnsIDs(w *pool.Worker) bool {
+	e := w.Engine()
+	return e.ReturnsIDs(d.plan.API.Name())
+}
+
+// gives returns whether a worker's engine can give the rest of an answer.
+func (d *Dispatch) gives(w *pool.Worker, rest *api.Rest) bool {
+	switch rest.Way {
+	case api.WayWhole:
+		return true
+	case api.WayExact:
+		return d.returnsIDs(w)
+	}
+	return d.continues(w)
 }
 
 // causes are the causes of moves, as metrics name them.
@@ -198,6 +217,10 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 	var part *response.Rest
 	if reason = staysBudget; charged || d.awaitBudget(ctx) {
 		part, reason = o.goOn(ctx, rest, old, drained)
+		if part == nil && rest.Else != nil && ctx.Err() == nil {
+			rest = rest.Else
+			part, reason = o.goOn(ctx, rest, old, drained)
+		}
 	}
 	if part == nil && ctx.Err() != nil {
 		return nil // the client has left
@@ -272,7 +295,7 @@ func (o *delivery) goOn(ctx context.Context, rest *api.Rest, old *pool.Worker, d
 		if reason == staysEngine {
 			break
 		}
-		reason = staysNoWorker
+		reason, d.rest = staysNoWorker, rest
 		d.turn.NextAttempt()
 		if d.seatApart(ctx, before, failed, !drained) != nil {
 			break
@@ -281,7 +304,7 @@ func (o *delivery) goOn(ctx context.Context, rest *api.Rest, old *pool.Worker, d
 		failed = append(failed, a.Worker)
 		d.tried = []*pool.Worker{a.Worker} // the stream may come back to the others later
 		d.count(ctx, a, rest)
-		resp, err := a.goOn(rest)
+		resp, err := a.goOn()
 		v := a.judge(ctx, resp, false, err)
 		if err == nil && a.streams(resp) && !body.Compressed(resp.Header) {
 			d.Pool.Report(a.Worker, v.outcome)
@@ -317,7 +340,7 @@ func (d *Dispatch) without(old *pool.Worker, rest *api.Rest) (list []*pool.Worke
 	for i := range d.offers.Table.Rows {
 		switch w := d.offers.Table.Rows[i].Worker; {
 		case w == old:
-		case rest.Way == api.WayWhole || d.continues(w):
+		case d.gives(w, rest):
 			reason = ""
 		default:
 			list = append(list, w)
@@ -379,13 +402,12 @@ func (d *Dispatch) count(ctx context.Context, a *attempt, rest *api.Rest) {
 }
 
 // goOn asks the attempt's worker for the rest of a stream.
-func (a *attempt) goOn(rest *api.Rest) (*http.Response, error) {
+func (a *attempt) goOn() (*http.Response, error) {
 	d := a.d
 	req, err := upstream.Redirect(d.proxied, a.Worker.Dial)
 	if err != nil {
 		return nil, &api.Refusal{Err: err} // not the worker's fault
 	}
-	d.rest = rest
 	resp, _, err := a.send(req)
 	return resp, err
 }

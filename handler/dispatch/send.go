@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
@@ -78,17 +79,22 @@ func (a *attempt) send(req *http.Request) (resp *http.Response, resent bool, err
 
 // sendOver makes one round trip. It returns whether net/http sent the request again after a
 // kept connection turned out closed.
-func (a *attempt) sendOver(roundTrip func(*http.Request) (*http.Response, error), req *http.Request) (*http.Response, bool, error) {
+func (a *attempt) sendOver(roundTrip sender, req *http.Request) (*http.Response, bool, error) {
 	d := a.d
 	r := EngineRequest{
 		Pool: d.Pool, Plan: d.plan, Body: d.Body, Worker: a.Worker, Target: a.Target,
 		Session: d.turn.EngineSession(), shared: d.sent != nil || a.legs != nil, rest: d.rest,
+		exact: d.Resume.Mode == resumeExact && d.goesOn(),
 	}
 	if a.legs != nil {
 		r.Leg = &a.legs.leg
 	}
 	d.sent = d.trace.carry(r.Build(req))
 	a.noticeUnsupported(&r)
+	d.cutIDs = d.cutIDs || r.cutIDs
+	if d.rest != nil && d.rest.Way == api.WayExact {
+		roundTrip = d.exactly(roundTrip)
+	}
 	cut := r.cut &^ (d.cut | d.plan.Dropped) // counted once per request
 	d.cut |= cut
 	d.CountDropped(cut, nil)

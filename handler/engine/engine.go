@@ -59,6 +59,8 @@ type kind struct { // one field for each difference
 	continuing []steadyMember
 	// countText is the body that asks for the tokens of a text. nil: the engine cannot tell.
 	countText func(model string, text []byte) *rawjson.Object
+	// exact are the APIs in which the engine goes on with the ids of an answer, see Exact.
+	exact []string
 	// unlimited: completions without a limit have none.
 	unlimited bool
 	// loads is the page on which the engine reports its load. nil: nowhere.

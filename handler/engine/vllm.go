@@ -35,6 +35,7 @@ var vllm = kind{
 	continues:  []string{api.NameChat},
 	continuing: []steadyMember{{"continue_final_message", "true"}, {"add_generation_prompt", "false"}},
 	countText:  countPrompt,
+	exact:      []string{api.NameChat, api.NameCompletions},
 	loads:      vllmLoads,
 }
 

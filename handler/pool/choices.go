@@ -24,9 +24,10 @@ type PastChoice struct {
 	Request string // the request's id
 	Model   string // as metrics name it
 	Reason  string
-	Tokens  int64 // of the prompt, as estimated; 0 is unknown
-	Attempt int   // of the request, from 1
-	Among   int   // number of candidates
+	Tokens  int64  // of the prompt, as estimated; 0 is unknown
+	Attempt int    // of the request, from 1
+	Rest    string // how the rest of a stream is asked for that broke off; empty for others
+	Among   int    // number of candidates
 	Waited  time.Duration
 	Unit    string // of the costs; empty if no policy compared any
 

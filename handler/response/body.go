@@ -79,6 +79,7 @@ type Options struct {
 	Request  *api.Request // that is answered; nil if the answer is not read
 	Stream   bool         // a stream of events
 	CutUsage bool         // usage is taken out of a stream
+	CutIDs   bool         // token ids are
 	KeepText int          // the longest text that is kept, in bytes; 0 keeps none
 	Extras   *Extras      // the nvext to add; nil if none
 	// Ctx is the attempt's. Its cause says why a read failed; nil if unknown.
@@ -89,7 +90,7 @@ type Options struct {
 }
 
 // Body is an answer's body as the client gets it. It changes no byte, with four exceptions.
-// It removes usage that the client did not ask for. It adds the nvext that the client asked
+// It removes usage and token ids that the client did not ask for. It adds the nvext that the client asked
 // for. It joins a stream that goes on elsewhere. It ends a broken stream with an error event.
 type Body struct {
 	Options
@@ -127,9 +128,9 @@ func NewBody(resp *http.Response, o Options) *Body {
 		b.reader.KeepText(o.KeepText)
 	}
 	b.promised = resp.StatusCode == http.StatusOK && promises(body.MediaType(resp.Header))
-	b.CutUsage = o.CutUsage && o.Stream
+	b.CutUsage, b.CutIDs = o.CutUsage && o.Stream, o.CutIDs && o.Stream
 	b.added = b.additions()
-	if b.CutUsage || b.added != nil {
+	if b.CutUsage || b.CutIDs || b.added != nil {
 		resp.Header.Del("Content-Length")
 		resp.ContentLength = -1
 	}
@@ -148,7 +149,7 @@ func NewBody(resp *http.Response, o Options) *Body {
 
 // edits returns whether events are edited.
 func (b *Body) edits() bool {
-	return b.CutUsage || b.added != nil && b.added.stream != nil || b.joint != nil
+	return b.CutUsage || b.CutIDs || b.added != nil && b.added.stream != nil || b.joint != nil
 }
 
 // promises returns whether answers of a media type must be readable: streams of events
@@ -421,8 +422,8 @@ func (b *Body) tellID() {
 	}
 }
 
-// edit removes the usage that the client did not ask for from an event, and adds the nvext
-// that it did ask for. length is that of the data as the engine sent them.
+// edit removes from an event the usage and the token ids that the client did not ask for. It adds
+// the nvext that it did ask for. length is that of the data as the engine sent them.
 func (b *Body) edit(f rawjson.Frame, length int) {
 	b.changes = b.changes[:0]
 	if b.CutUsage {
@@ -434,6 +435,9 @@ func (b *Body) edit(f rawjson.Frame, length int) {
 		if cut.Len() > 0 && f.Lines == 1 { // no engine has several
 			b.changes = append(b.changes, rawjson.Edit{Span: cut})
 		}
+	}
+	if b.CutIDs && f.Lines == 1 {
+		b.changes = api.CutIDs(b.changes, f.Data)
 	}
 	if b.added != nil && b.added.stream != nil {
 		b.changes = append(b.changes, b.added.stream.EditChunk(f)...)

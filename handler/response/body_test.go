@@ -156,7 +156,7 @@ func (tokens) Read(p []byte) (int, error) { return copy(p, testToken), nil }
 type mover struct{}
 
 // Track implements Mover.
-func (mover) Track(a *api.Answer) { a.Track(nil, 32<<10, nil) }
+func (mover) Track(a *api.Answer) { a.Track(nil, 4<<10, false, nil) }
 
 // Stays implements Mover.
 func (mover) Stays() {}

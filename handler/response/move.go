@@ -56,7 +56,7 @@ func (b *Body) move(why error) bool {
 	_ = from.Close()
 	b.from, b.Ctx, b.joint = rest.From, rest.Ctx, rest.Joint
 	b.frames = &rawjson.Framer{Edits: true}
-	b.reader.Revive()
+	b.reader.Revive(rest.Joint)
 	b.named = false
 	return true
 }

@@ -1,0 +1,281 @@
+package tests
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+	"github.com/tidwall/gjson"
+)
+
+// parsedStory is a vLLM's answer of reasoning, text and a tool call, a token each piece. A request
+// goes on by ids through the scale-out endpoints: the prompt is three ids, and that of piece i is i.
+type parsedStory struct {
+	cuts    sync.Map // questions whose streams were cut, to how often
+	refuses bool     // to render
+	mute    bool     // no ids
+}
+
+const (
+	parsedPieces = 24 // 8 of each kind
+	parsedPrompt = 3
+)
+
+// delta is what pieces from one up to another say.
+func (*parsedStory) delta(from, to int) map[string]any {
+	d := map[string]any{}
+	for i := from; i < to; i++ {
+		piece := fmt.Sprintf(" p%d\n", i)
+		switch i / 8 {
+		case 0:
+			d["reasoning"] = fmt.Sprint(orEmpty(d["reasoning"]), piece)
+		case 1:
+			d["content"] = fmt.Sprint(orEmpty(d["content"]), piece)
+		default:
+			f := map[string]any{"arguments": piece}
+			call := map[string]any{"index": 0, "function": f}
+			if before, ok := d["tool_calls"].([]any); ok {
+				call = before[0].(map[string]any)
+				f = call["function"].(map[string]any)
+				f["arguments"] = fmt.Sprint(f["arguments"], piece)
+			}
+			if i == 16 {
+				call["id"], call["type"], f["name"] = "call-1", "function", "f"
+			}
+			d["tool_calls"] = []any{call}
+		}
+	}
+	return d
+}
+
+func orEmpty(v any) any {
+	if v == nil {
+		return ""
+	}
+	return v
+}
+
+func (s *parsedStory) answer(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	q := gjson.ParseBytes(body)
+	value := func(v any) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(v)
+	}
+	type m = map[string]any
+	switch path := r.URL.Path; {
+	case s.refuses && (strings.HasSuffix(path, "render") || strings.HasPrefix(path, "/inference")):
+		http.Error(w, `{"error":{"message":"Scale-out endpoints are disabled.","code":403}}`, http.StatusForbidden)
+	case strings.HasSuffix(path, "/derender"):
+		from := int(q.Get("stream_state.output_token_ids.#").Int())
+		ids := q.Get("generate_chunk.choices.0.token_ids").Array()
+		all := q.Get("stream_state.output_token_ids").Array()
+		for i, id := range ids {
+			if int(id.Int()) != from+i || q.Get("prompt_token_ids.#").Int() != parsedPrompt || q.Get("chat_request.messages.#").Int() != 1 ||
+				int(q.Get("stream_state.output_chunk_lens.#").Int()) != from {
+				http.Error(w, "not the next ids: "+string(body), http.StatusBadRequest)
+				return
+			}
+		}
+		state := m{"role_sent": true, "output_chunk_lens": []int{from + len(ids)}}
+		list := []json.RawMessage{}
+		for _, id := range append(all, ids...) {
+			list = append(list, json.RawMessage(id.Raw))
+		}
+		state["output_token_ids"] = list
+		d := s.delta(from, from+len(ids))
+		d["role"] = nil
+		if from == 0 {
+			d["role"] = "assistant"
+		}
+		finish := q.Get("generate_chunk.choices.0.finish_reason").Value()
+		if finish == "stop" {
+			finish = "tool_calls"
+		}
+		chunk := m{"id": "derendered", "object": "chat.completion.chunk", "created": 7, "model": "m", "usage": nil, "choices": []m{{
+			"index": 0, "delta": d, "finish_reason": finish, "logprobs": nil, "token_ids": list[from:],
+		}}}
+		value(m{"chunk": chunk, "stream_state": state})
+	case strings.HasSuffix(path, "/render"):
+		most := q.Get("max_tokens").Int()
+		if most == 0 {
+			most = 1000
+		}
+		value(m{"request_id": "r", "token_ids": make([]int, parsedPrompt), "sampling_params": m{"max_tokens": most}, "stream": true, "stream_options": m{"include_usage": true}})
+	default:
+		from := 0
+		if strings.HasPrefix(path, "/inference") {
+			from = int(q.Get("token_ids.#").Int()) - parsedPrompt
+		}
+		s.stream(w, r, q, from)
+	}
+}
+
+// stream streams the pieces from one on, as ids or parsed.
+func (s *parsedStory) stream(w http.ResponseWriter, r *http.Request, q gjson.Result, from int) {
+	ids := strings.HasPrefix(r.URL.Path, "/inference")
+	most := int(q.Get("max_tokens").Int() + q.Get("sampling_params.max_tokens").Int())
+	end, reason := parsedPieces, "tool_calls"
+	if most > 0 && from+most < end {
+		end, reason = from+most, "length"
+	}
+	if ids && reason != "length" {
+		reason = "stop"
+	}
+	cut := 1000
+	if at := r.Header.Get("X-Cut"); at != "" {
+		question := at + r.Header.Get("X-Name")
+		before, again := s.cuts.LoadOrStore(question, 1)
+		if !again || r.Header.Get("X-Twice") != "" && before.(int) == 1 {
+			if fmt.Sscan(at, &cut); again {
+				s.cuts.Store(question, 2)
+				cut = 2
+			}
+		}
+	}
+	w.Header().Set("Content-Type", "text/event-stream")
+	events := 0
+	event := func(data string) {
+		if events++; events > cut {
+			_ = http.NewResponseController(w).Flush()
+			panic(http.ErrAbortHandler)
+		}
+		_, _ = fmt.Fprintf(w, "data: %s\n\n", data)
+		_ = http.NewResponseController(w).Flush()
+	}
+	const head = `{"id":"one","object":"chat.completion.chunk","created":5,"model":"m",`
+	if !ids {
+		event(head + `"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}],"prompt_token_ids":[0,0,0],"prompt_text":null}`)
+	}
+	for i := from; i < end; i++ {
+		finish := "null"
+		if i == end-1 {
+			finish = `"` + reason + `"`
+		}
+		d, _ := json.Marshal(s.delta(i, i+1))
+		switch {
+		case ids:
+			event(fmt.Sprintf(`{"request_id":"g","usage":null,"choices":[{"index":0,"finish_reason":%s,"stop_reason":null,"token_ids":[%d]}]}`, finish, i))
+		case s.mute || !q.Get("return_token_ids").Bool():
+			event(fmt.Sprintf(head+`"choices":[{"index":0,"delta":%s,"finish_reason":%s,"token_ids":null}]}`, d, finish))
+		default:
+			event(fmt.Sprintf(head+`"choices":[{"index":0,"delta":%s,"finish_reason":%s,"token_ids":[%d]}]}`, d, finish, i))
+		}
+	}
+	usage := fmt.Sprintf(`"choices":[],"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":2}}}`,
+		parsedPrompt+from, end-from, parsedPrompt+end)
+	if ids {
+		event(`{"request_id":"g",` + usage)
+	} else if q.Get("stream_options.include_usage").Bool() {
+		event(head + usage)
+	}
+	event("[DONE]")
+}
+
+// parsed is what a client reads of a parsedStory.
+func parsed(body []byte) (said, others string) {
+	var reasoning, content, args, name, finish, ids string
+	roles, done := 0, 0
+	var usage gjson.Result
+	for e := range strings.SplitSeq(string(body), "\n\n") {
+		data, _ := strings.CutPrefix(e, "data: ")
+		if data == "[DONE]" {
+			done++
+		}
+		v := gjson.Parse(data)
+		c := v.Get("choices.0")
+		if !strings.Contains(ids, v.Get("id").Str) {
+			ids += v.Get("id").Str
+		}
+		reasoning += c.Get("delta.reasoning").Str
+		content += c.Get("delta.content").Str
+		args += c.Get("delta.tool_calls.0.function.arguments").Str
+		name += c.Get("delta.tool_calls.0.id").Str + c.Get("delta.tool_calls.0.function.name").Str
+		finish += c.Get("finish_reason").Str
+		if c.Get("delta.role").Str != "" {
+			roles++
+		}
+		if v.Get("usage").IsObject() {
+			usage = v.Get("usage")
+		}
+	}
+	return reasoning + "|" + content + "|" + args, fmt.Sprintf("%s %s %s roles %d done %d usage %d+%d=%d", name, finish, ids, roles, done,
+		usage.Get("prompt_tokens").Int(), usage.Get("completion_tokens").Int(), usage.Get("total_tokens").Int())
+}
+
+// TestStreamsGoOnExactly cuts streams at every place within reasoning, text and a tool call. They go
+// on by the ids of their tokens, which the client does not get.
+func TestStreamsGoOnExactly(t *testing.T) {
+	s := new(parsedStory)
+	engines := startEngines(t, 3, canned.Pace{})
+	setAll(engines, s.answer)
+	caddy := startCaddy(t, route(engines, "pool exact", "engine vllm", "resume exact", "retry_budget 100% 1000/s"))
+	for _, limit := range []string{"", `,"max_tokens":12`} {
+		more := limit + `,"stream_options":{"include_usage":true}`
+		whole := caddy.post(t.Context(), "/v1/chat/completions", storyBody(true, "whole", more))
+		said, others := parsed(whole.body)
+		if strings.Contains(string(whole.body), "token_ids\":[") || !strings.Contains(others, "roles 1 done 1") {
+			t.Fatalf("%s", whole.body)
+		}
+		for cut := range parsedPieces + 2 {
+			for _, twice := range []string{"", "yes"} {
+				name := fmt.Sprintf("%s after %d %s", limit, cut, twice)
+				a := caddy.post(t.Context(), "/v1/chat/completions", storyBody(true, name, more), "X-Cut", fmt.Sprint(cut), "X-Name", name, "X-Twice", twice)
+				if cut < 2 && twice != "" {
+					continue // twice without a token
+				}
+				got, rest := parsed(a.body)
+				if got != said || rest != others || strings.Contains(string(a.body), "token_ids\":[") || strings.Contains(string(a.body), "derendered") {
+					t.Errorf("%s: %v\n%s\n%s\nwant\n%s\n%s\n%s", name, a.err, got, rest, said, others, a.body)
+				}
+			}
+		}
+	}
+	if n := caddy.scrape(t).value(resumedTotal, `pool="exact"`, `way="exact"`, `outcome="ok"`); n < 60 {
+		t.Errorf("%v streams went on exactly", n)
+	}
+	var past []struct{ Rest, Sentence string }
+	caddy.post(t.Context(), "/v1/chat/completions", storyBody(true, "explained", ""), "X-Cut", "9", "X-Name", "explained", "X-Request-Id", "explained-1")
+	caddy.api(t, http.MethodGet, "/pools/exact/choices?request_id=explained-1", nil, &past)
+	if len(past) != 2 || past[0].Rest+past[1].Rest != "exact" {
+		t.Errorf("explained as %+v", past)
+	}
+	asked := caddy.post(t.Context(), "/v1/chat/completions", storyBody(true, "asked", `,"return_token_ids":true`), "X-Cut", "9", "X-Name", "asked")
+	if n := strings.Count(string(asked.body), `"token_ids":[`); n != parsedPieces-1 && n != parsedPieces { // several at once after the cut
+		t.Logf("%d events with ids", n)
+		if said, _ := parsed(asked.body); !strings.Contains(said, "p23") || n < 8 {
+			t.Errorf("the client gets no ids: %s", asked.body)
+		}
+	}
+	caddy.booksAtZero(t)
+}
+
+// TestExactWithoutTheEngine has engines that do not render prompts, or return no ids.
+func TestExactWithoutTheEngine(t *testing.T) {
+	for name, s := range map[string]*parsedStory{"refused": {refuses: true}, "mute": {mute: true}} {
+		engines := startEngines(t, 3, canned.Pace{})
+		setAll(engines, s.answer)
+		caddy := startCaddy(t, route(engines, "pool exact"+name, "engine vllm", "resume exact", "retry_budget 100% 1000/s"))
+		a := caddy.post(t.Context(), "/v1/chat/completions", storyBody(true, name, ""), "X-Cut", "4", "X-Name", name)
+		said, _ := parsed(a.body)
+		if strings.Count(string(a.body), brokenEvent) != 1 || strings.TrimSpace(said) == "" || strings.Contains(said, "p4") {
+			t.Errorf("%s: %s", name, a.body)
+		}
+		if n := caddy.logged(t, markedDown); n != 1 { // whose stream broke
+			t.Errorf("%s: %d workers were marked down", name, n)
+		}
+		caddy.booksAtZero(t)
+	}
+	// plain text goes on as text
+	story := newStory(24)
+	caddy, engines := storyEngines(t, 3, story, "pool exacttext", "resume exact")
+	a := caddy.post(t.Context(), "/v1/chat/completions", storyBody(true, "text?", ""), "X-Cut", "9")
+	if g := readTold(a.body); g.text != story.text() || g.done != 1 || g.bad != 0 {
+		t.Errorf("%v of %d engines: %+v", a.err, len(engines), g)
+	}
+}
