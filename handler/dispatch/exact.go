@@ -25,7 +25,8 @@ var errExact = errors.New("the engine cannot go on with the answer's token ids")
 
 // exactly returns a sender that asks the engine for the rest of a stream by ids. The answer has the
 // form of the client's API. It is the engine's refusal if that lacks the endpoints.
-func (d *Dispatch) exactly(send sender) sender {
+func (a *attempt) exactly(send sender) sender {
+	d := a.d
 	return func(req *http.Request) (*http.Response, error) {
 		request, err := io.ReadAll(req.Body)
 		_ = req.Body.Close()
@@ -38,7 +39,7 @@ func (d *Dispatch) exactly(send sender) sender {
 		}
 		render, generate, derender := x.Paths(req.URL.Path)
 		post := func(path string, body []byte) (*http.Response, error) { return send(posts(req, path, body)) }
-		rendered, resp, err := d.whole(post(render, request))
+		rendered, resp, err := a.whole(post(render, request))
 		if rendered == nil {
 			return resp, err
 		}
@@ -46,7 +47,7 @@ func (d *Dispatch) exactly(send sender) sender {
 		if !ok {
 			return nil, &api.Refusal{Err: errExact}
 		}
-		begun, resp, err := d.whole(post(derender, x.Derender(nil)))
+		begun, resp, err := a.whole(post(derender, x.Derender(nil)))
 		if begun == nil {
 			return resp, err
 		}
@@ -55,7 +56,7 @@ func (d *Dispatch) exactly(send sender) sender {
 		}
 		if resp, err = post(generate, ask); err == nil && resp.StatusCode == http.StatusOK {
 			resp.Body = &derendered{ReadCloser: resp.Body, x: x, ask: func(body []byte) ([]byte, error) {
-				answer, resp, err := d.whole(post(derender, body))
+				answer, resp, err := a.whole(post(derender, body))
 				if resp != nil {
 					_ = resp.Body.Close()
 					err = fmt.Errorf("%w: status %d", errExact, resp.StatusCode)
@@ -78,13 +79,14 @@ func posts(like *http.Request, path string, body []byte) *http.Request {
 }
 
 // whole reads an answer. If it is a refusal, it returns that instead.
-func (d *Dispatch) whole(resp *http.Response, err error) ([]byte, *http.Response, error) {
+func (a *attempt) whole(resp *http.Response, err error) ([]byte, *http.Response, error) {
 	if err != nil {
 		return nil, nil, err
 	}
 	if resp.StatusCode != http.StatusOK {
 		if !retryable(resp.StatusCode) {
-			d.Pool.Incidents.Raise(time.Now(), "streams cannot go on exactly: an engine refuses", d.Pool.Logger)
+			of := a.d.Pool
+			of.Incidents.Raise(time.Now(), "streams cannot go on exactly: an engine refuses", of.Logger)
 		}
 		return nil, resp, nil
 	}

@@ -7,16 +7,12 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
-	"github.com/caddy-kvrouter/kvrouter/handler/turn"
-	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
-	"go.uber.org/zap"
 )
 
 // Resume configures what becomes of a stream whose engine dies, is cut off, stalls, hangs, or is
@@ -134,34 +130,11 @@ func (o *delivery) begin() {
 		return
 	}
 	for i := range d.offers.Table.Rows {
-		if w := d.offers.Table.Rows[i].Worker; w != o.attempt.Worker && (d.continues(w) || d.Resume.Mode == resumeExact && d.returnsIDs(w)) {
+		if w := d.offers.Table.Rows[i].Worker; w != o.attempt.Worker && (o.continues(w) || d.Resume.Mode == resumeExact && o.returnsIDs(w)) {
 			return
 		}
 	}
 	o.Stays()
-}
-
-// continues returns whether a worker's engine can go on with an answer to the request.
-func (d *Dispatch) continues(w *pool.Worker) bool {
-	e := w.Engine()
-	return e.Continues(d.plan.API.Name())
-}
-
-// returnsIDs returns whether a worker's engine can go on with an answer's ids.
-func (d *Dispatch) returnsIDs(w *pool.Worker) bool {
-	e := w.Engine()
-	return e.ReturnsIDs(d.plan.API.Name())
-}
-
-// gives returns whether a worker's engine can give the rest of an answer.
-func (d *Dispatch) gives(w *pool.Worker, rest *api.Rest) bool {
-	switch rest.Way {
-	case api.WayWhole:
-		return true
-	case api.WayExact:
-		return d.returnsIDs(w)
-	}
-	return d.continues(w)
 }
 
 // causes are the causes of moves, as metrics name them.
@@ -199,7 +172,7 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 	}
 	charged := o.attempt.Stay() // by the pool, to the budget
 	if reason != "" {
-		d.refuseMove(reason)
+		o.refuseMove(reason)
 		return nil
 	}
 	old := o.attempt.Worker
@@ -215,7 +188,7 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 	}
 	o.attempt.Leave(a.FirstToken(), nil)
 	var part *response.Rest
-	if reason = staysBudget; charged || d.awaitBudget(ctx) {
+	if reason = staysBudget; charged || o.awaitBudget(ctx) {
 		part, reason = o.goOn(ctx, rest, old, drained)
 		if part == nil && rest.Else != nil && ctx.Err() == nil {
 			rest = rest.Else
@@ -228,14 +201,15 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 	cause, outcome := causeOf(why), "ok"
 	if part == nil {
 		outcome = "failed"
-		d.refuseMove(reason)
+		o.refuseMove(reason)
 	}
 	d.Metrics.resumed.WithLabelValues(d.Pool.Name, cause, rest.Way, outcome).Inc()
 	d.trace.resumed(d.attempt, cause, rest.Way, outcome)
 	return part
 }
 
-func (d *Dispatch) refuseMove(reason string) {
+func (o *delivery) refuseMove(reason string) {
+	d := o.d
 	d.Metrics.stayed.WithLabelValues(d.Pool.Name, reason).Inc()
 	d.Pool.Incidents.Raise(time.Now(), "streams break that cannot go on at other workers", d.Pool.Logger)
 }
@@ -265,7 +239,8 @@ func (o *delivery) rest(a *api.Answer) (*api.Rest, string) {
 const budgetPatience = time.Minute
 
 // awaitBudget charges a move to the retry budget, once that has room.
-func (d *Dispatch) awaitBudget(ctx context.Context) bool {
+func (o *delivery) awaitBudget(ctx context.Context) bool {
+	d := o.d
 	for begun := time.Now(); ; {
 		b := d.Pool.Settings.Load().RetryBudget
 		spent := d.Pool.Spending.Spent(time.Now(), b)
@@ -279,155 +254,5 @@ func (d *Dispatch) awaitBudget(ctx context.Context) bool {
 			return false
 		case <-timer.C:
 		}
-	}
-}
-
-// mostAttempts is how many workers are asked for the rest of a stream.
-const mostAttempts = 3
-
-// goOn asks other workers for the rest until one gives it, or returns the reason why none does.
-// drained: the worker so far is well, and so is its host.
-// old is the worker so far, nil if it may serve the rest.
-func (o *delivery) goOn(ctx context.Context, rest *api.Rest, old *pool.Worker, drained bool) (*response.Rest, string) {
-	d, before := o.d, o.attempt.Worker
-	failed, reason := d.without(old, rest)
-	for range mostAttempts {
-		if reason == staysEngine {
-			break
-		}
-		reason, d.rest = staysNoWorker, rest
-		d.turn.NextAttempt()
-		if d.seatApart(ctx, before, failed, !drained) != nil {
-			break
-		}
-		a := d.attempt
-		failed = append(failed, a.Worker)
-		d.tried = []*pool.Worker{a.Worker} // the stream may come back to the others later
-		d.count(ctx, a, rest)
-		resp, err := a.goOn()
-		v := a.judge(ctx, resp, false, err)
-		if err == nil && a.streams(resp) && !body.Compressed(resp.Header) {
-			d.Pool.Report(a.Worker, v.outcome)
-			o.arrive(ctx, a, drained)
-			return &response.Rest{From: resp.Body, Ctx: a.watch.ctx, Joint: rest.Joint}, ""
-		}
-		a.Leave(false, nil)
-		if err == nil {
-			_ = resp.Body.Close()
-			if !retryable(resp.StatusCode) { // it may be the rest's fault
-				v.outcome = a.shows(pool.OutcomeAnswered, "")
-			}
-		}
-		d.Pool.Report(a.Worker, v.outcome)
-		last := v.suspect && d.lastSuspect()
-		if v.suspect {
-			d.suspects++
-		}
-		if ctx.Err() != nil || last || !d.affordable(a, err) {
-			break
-		}
-	}
-	return nil, reason
-}
-
-// without returns the workers that cannot give the rest: the one so far, and those whose engines
-// continue no answers. If there are no others, it returns the reason.
-func (d *Dispatch) without(old *pool.Worker, rest *api.Rest) (list []*pool.Worker, reason string) {
-	if old != nil {
-		list = append(list, old)
-	}
-	reason = staysEngine
-	for i := range d.offers.Table.Rows {
-		switch w := d.offers.Table.Rows[i].Worker; {
-		case w == old:
-		case d.gives(w, rest):
-			reason = ""
-		default:
-			list = append(list, w)
-		}
-	}
-	return list, reason
-}
-
-// seatApart finds a seat on none of the failed workers. After a fault it prefers those on other
-// hosts than the old worker's.
-func (d *Dispatch) seatApart(ctx context.Context, old *pool.Worker, failed []*pool.Worker, fault bool) error {
-	host := old.Host()
-	d.tried = slices.Clone(failed)
-	if fault {
-		for i := range d.offers.Table.Rows {
-			if w := d.offers.Table.Rows[i].Worker; w.Host() == host {
-				d.tried = append(d.tried, w)
-			}
-		}
-		want := d.wants()
-		for _, v := range d.Pool.Judge(&want, d.offers, time.Now()) {
-			if v != pool.Fits {
-				continue
-			}
-			if err := d.seat(ctx); !errors.Is(err, pool.ErrNoWorker) {
-				return err
-			}
-			break
-		}
-		d.tried = slices.Clone(failed)
-	}
-	return d.seat(ctx)
-}
-
-// countTimeout bounds the question for the number of tokens.
-const countTimeout = 2 * time.Second
-
-// count asks the engine how many tokens the text so far has, unless the first one has said so. A
-// replacement character stands for a token that was no character, and has more tokens than that.
-func (d *Dispatch) count(ctx context.Context, a *attempt, rest *api.Rest) {
-	if rest.Exact || strings.Contains(rest.Text, "\ufffd") {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, countTimeout)
-	defer cancel()
-	const most = 8 << 20
-	e := a.Worker.Engine()
-	n, ok := e.CountText(d.plan.Model, rest.Text, func(path string, ask []byte) (int, []byte) {
-		key := d.plan.HTTP.Header["Authorization"]
-		status, answer, err := d.Client.Fetch(ctx, a.Worker.Dial, http.MethodPost, path, ask, key, most)
-		if err != nil {
-			return 0, nil
-		}
-		return status, answer
-	})
-	if ok {
-		rest.Tokens, rest.Exact = n, true
-	}
-}
-
-// goOn asks the attempt's worker for the rest of a stream.
-func (a *attempt) goOn() (*http.Response, error) {
-	d := a.d
-	req, err := upstream.Redirect(d.proxied, a.Worker.Dial)
-	if err != nil {
-		return nil, &api.Refusal{Err: err} // not the worker's fault
-	}
-	resp, _, err := a.send(req)
-	return resp, err
-}
-
-// arrive records that the stream goes on with an attempt.
-func (o *delivery) arrive(ctx context.Context, a *attempt, drained bool) {
-	d := o.d
-	o.attempt, o.told = a, false
-	o.moved++
-	o.before, o.waits, o.alive = o.tokens, false, time.Time{}
-	state := d.turn.Commit(ctx, a.Target, true)
-	if state == turn.Moved {
-		why := movedFailed
-		if drained {
-			why = movedUnavailable
-		}
-		d.Metrics.moves.WithLabelValues(d.Pool.Name, why).Inc()
-	}
-	d.Pool.Incidents.Raise(time.Now(), "streams break off, and go on at other workers", d.Pool.Logger)
-	if c := d.Logger.Check(zap.DebugLevel, "stream goes on at another worker"); c != nil {
-		c.Write(zap.String("upstream", a.Worker.Dial), zap.Int("moves", o.moved))
 	}
 }

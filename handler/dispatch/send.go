@@ -93,7 +93,7 @@ func (a *attempt) sendOver(roundTrip sender, req *http.Request) (*http.Response,
 	a.noticeUnsupported(&r)
 	d.cutIDs = d.cutIDs || r.cutIDs
 	if d.rest != nil && d.rest.Way == api.WayExact {
-		roundTrip = d.exactly(roundTrip)
+		roundTrip = a.exactly(roundTrip)
 	}
 	cut := r.cut &^ (d.cut | d.plan.Dropped) // counted once per request
 	d.cut |= cut
