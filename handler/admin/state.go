@@ -273,9 +273,9 @@ func stateOf(w *pool.Worker, h *pool.HealthState, proxy map[string]proxyState, i
 
 // The signs of a worker that differs from its peers. The alerts have the same bounds.
 const (
-	signSlow    = "slow"    // twice their time between tokens, or twice the predicted prefill time
+	signSlow    = "slow"    // twice their time between tokens, or twice the predicted prefill time while theirs is as predicted
 	signFailing = "failing" // more than 10 % of its attempts fail
-	signCold    = "cold"    // a hit ratio 20 points below theirs
+	signCold    = "cold"    // a hit ratio 20 points below theirs, and no other sign: conversations leave such workers
 
 	fewSamples = 10
 )
@@ -310,17 +310,22 @@ func findApart(list []workerState, sums []pool.Sums) {
 			}
 			return *list[i].Recent.Hits, true
 		}
-		steps, held := median(pace, false), median(hits, true)
+		late := func(i int) (float64, bool) { // where the cache is not as predicted, prefills are longer for that
+			return list[i].slowness, list[i].slowness > 0 && 2*sums[i].Cached >= sums[i].Predicted
+		}
+		steps, held, usual := median(pace, false), median(hits, true), max(1, median(late, false))
 		for _, i := range group {
 			w := &list[i]
 			r := &w.Recent
-			if s, ok := pace(i); ok && steps > 0 && s > 2*steps || w.slowness > 2 {
+			s, known := pace(i)
+			prefills, comparable := late(i)
+			if known && steps > 0 && s > 2*steps || comparable && prefills > 2*usual {
 				w.Signs = append(w.Signs, signSlow)
 			}
 			if r.Failed >= 3 && 10*r.Failed > r.Attempts && !slices.Contains(w.Signs, signFailing) {
 				w.Signs = append(w.Signs, signFailing)
 			}
-			if h, ok := hits(i); ok && h < held-0.2 {
+			if h, ok := hits(i); ok && h < held-0.2 && len(w.Signs) == 0 {
 				w.Signs = append(w.Signs, signCold)
 			}
 		}
