@@ -50,7 +50,7 @@ func stateOf(w *pool.Worker, h *pool.HealthState, proxy map[string]proxyState, i
 const (
 	signSlow    = "slow"    // twice their time between tokens, or twice the predicted prefill time while theirs is as predicted
 	signFailing = "failing" // more than 10 % of its attempts fail
-	signCold    = "cold"    // a hit ratio 20 points below theirs, and no other sign: conversations leave such workers
+	signCold    = "cold"    // a hit ratio 20 points below theirs, and no other sign
 
 	fewSamples = 10
 )
@@ -85,22 +85,24 @@ func findApart(list []workerState, sums []pool.Sums) {
 			}
 			return *list[i].Recent.Hits, true
 		}
-		late := func(i int) (float64, bool) { // where the cache is not as predicted, prefills are longer for that
-			return list[i].slowness, list[i].slowness > 0 && 2*sums[i].Cached >= sums[i].Predicted
-		}
+		late := func(i int) (float64, bool) { return list[i].slowness, list[i].slowness > 0 }
 		steps, held, usual := median(pace, false), median(hits, true), max(1, median(late, false))
 		for _, i := range group {
 			w := &list[i]
 			r := &w.Recent
 			s, known := pace(i)
-			prefills, comparable := late(i)
-			if known && steps > 0 && s > 2*steps || comparable && prefills > 2*usual {
+			h, ok := hits(i)
+			slow, cold := known && steps > 0 && s > 2*steps || w.slowness > 2*usual, ok && h < held-0.2
+			// Prefills that were not predicted make a worker slow. Conversations that leave a slow or
+			// failing worker make it cold, as predicted. The cause has the sign.
+			surprised := cold && 2*sums[i].Cached < sums[i].Predicted
+			if slow && !surprised {
 				w.Signs = append(w.Signs, signSlow)
 			}
 			if r.Failed >= 3 && 10*r.Failed > r.Attempts && !slices.Contains(w.Signs, signFailing) {
 				w.Signs = append(w.Signs, signFailing)
 			}
-			if h, ok := hits(i); ok && h < held-0.2 && len(w.Signs) == 0 {
+			if cold && len(w.Signs) == 0 {
 				w.Signs = append(w.Signs, signCold)
 			}
 		}
