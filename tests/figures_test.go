@@ -201,6 +201,7 @@ func TestResendsAreBoundedAndCounted(t *testing.T) {
 		{retriesTotal, []string{pool, `reason="resend"`}, 1},
 		{retriesTotal, []string{pool, `reason="reconnect"`}, 1},
 		{retriesTotal, []string{pool}, 2},
+		{workerOutcomes, []string{pool}, 1},
 	})
 
 	// From here on there is one connection, made at the first request, which
@@ -298,6 +299,7 @@ const (
 	workerBlocks   = "caddy_kv_router_worker_blocks"
 	sessions       = "caddy_kv_router_sessions"
 	retriesTotal   = "caddy_kv_router_retries_total"
+	workerOutcomes = "caddy_kv_router_worker_outcomes_total"
 )
 
 // booksAtZero waits until no lease is left and no worker has load. It fails the

@@ -143,6 +143,7 @@ func TestRetriesStayWithinTheBudget(t *testing.T) {
 	}
 	s.wantFigures(t, before, []figure{
 		{retriesTotal, []string{`pool="poor"`, `reason="503"`}, float64(sent - 320)},
+		{workerOutcomes, []string{`pool="poor"`, `outcome="retried"`}, float64(sent - 320)},
 		{"caddy_kv_router_retries_denied_total", []string{`pool="poor"`}, float64(2*320 - sent)},
 		{requestsTotal, []string{`pool="poor"`, `outcome="engine_error"`}, 320},
 	})

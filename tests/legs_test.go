@@ -126,6 +126,9 @@ func TestLegsAnswerAsOneEngine(t *testing.T) {
 				t.Errorf("transfers %+v, want %d", got, n)
 			}
 			m := p.scrape(t)
+			if v := m.value(workerOutcomes, `outcome="prefilled"`) - before.value(workerOutcomes, `outcome="prefilled"`); v != float64(n) {
+				t.Errorf("%v prefill legs of workers, want %d", v, n)
+			}
 			for _, leg := range []string{"prefill", "decode"} {
 				labels := []string{`leg="` + leg + `"`, `outcome="ok"`}
 				if v := m.value(legsTotal, labels...) - before.value(legsTotal, labels...); v != float64(n) {

@@ -453,6 +453,9 @@ func TestDrainedStreamsMove(t *testing.T) {
 	if n := caddy.scrape(t).value(resumedTotal, `pool="moves"`, `cause="drain"`, `outcome="ok"`); n < 5 {
 		t.Errorf("%v streams moved", n)
 	}
+	if m := caddy.scrape(t); m.value(workerOutcomes, `pool="moves"`, `outcome="drained"`) < 5 || m.value(workerOutcomes, `pool="moves"`, `outcome="resumed"`) != 0 {
+		t.Error("the streams that moved do not count as those of a worker that drains")
+	}
 	if n := caddy.logged(t, markedDown); n != 0 {
 		t.Errorf("%d workers were marked down for it", n)
 	}
@@ -546,6 +549,9 @@ func TestBeginningsMoveInOtherAPIs(t *testing.T) {
 			}
 			if n := s.scrape(t).value(resumedTotal, `pool="begins`+v.path[4:6]+`"`, `way="whole"`, `outcome="ok"`); n != 1 {
 				t.Errorf("%v streams moved, want 1", n)
+			}
+			if n := s.scrape(t).value(workerOutcomes, `pool="begins`+v.path[4:6]+`"`, `outcome="resumed"`); n != 1 {
+				t.Errorf("%v streams broke off at their worker, want 1", n)
 			}
 			s.booksAtZero(t)
 		})

@@ -33,13 +33,7 @@ type stateView struct {
 	Workers  []workerState   `json:"workers"`
 	Choices  []pastView      `json:"choices"`
 	Open     []pool.Incident `json:"incidents"`
-	Routers  []routerState   `json:"routers"`
-}
-
-type routerState struct {
-	Name  string  `json:"name"`
-	State string  `json:"state"`
-	Seen  float64 `json:"seen_seconds_ago"`
+	Routers  []peerView      `json:"routers"`
 }
 
 // workerState is a worker in a few words and figures. Unknown figures are absent.
@@ -129,7 +123,7 @@ const shownChoices = 12
 func viewState(p *pool.Pool, since int64, t time.Time) *stateView {
 	v := &stateView{
 		Pool: p.Name, Pools: []string{}, Slot: pool.SlotOf(t) - 1, Waiting: p.Waiting(), Sessions: p.Sessions.Len(),
-		Workers: []workerState{}, Choices: []pastView{}, Open: p.Incidents.Open(t), Routers: []routerState{},
+		Workers: []workerState{}, Choices: []pastView{}, Open: p.Incidents.Open(t), Routers: []peerView{},
 	}
 	for _, p := range sortedPools() {
 		v.Pools = append(v.Pools, p.Name)
@@ -170,10 +164,8 @@ func viewState(p *pool.Pool, since int64, t time.Time) *stateView {
 	for _, c := range p.Past(shownChoices, "", 0) {
 		v.Choices = append(v.Choices, viewPast(&c, false, t))
 	}
-	if s, on := p.ShareState(); on {
-		for _, one := range s.Peers {
-			v.Routers = append(v.Routers, routerState{one.Name, one.State(), t.Sub(one.Seen).Seconds()})
-		}
+	if s := viewShare(p, t); s != nil {
+		v.Routers = s.Peers
 	}
 	return v
 }
@@ -231,101 +223,6 @@ func viewWorkerState(p *pool.Pool, w *pool.Worker, t time.Time, proxy map[string
 
 // round leaves three digits of a share.
 func round(f float64) float64 { return float64(int64(f*1e3+0.5)) / 1e3 }
-
-// The states of a worker.
-const (
-	stateOK          = "ok"
-	stateDraining    = "draining"
-	stateDrained     = "drained"
-	stateUnreachable = "unreachable" // it refuses connections, or does not answer
-	stateHung        = "hung"
-	stateMarked      = "marked down"
-	stateRecovering  = "recovering" // it gets a few requests after a mark
-	stateUnhealthy   = "unhealthy"  // Caddy's health checks have taken it out
-	stateFull        = "full"
-	stateUntried     = "untried"
-)
-
-func stateOf(w *pool.Worker, h *pool.HealthState, proxy map[string]proxyState, idle, full bool) string {
-	of, said := proxy[w.Dial]
-	switch {
-	case w.Draining() && idle:
-		return stateDrained
-	case w.Draining():
-		return stateDraining
-	case h.Away:
-		return stateUnreachable
-	case w.IsHung():
-		return stateHung
-	case !h.Until.IsZero():
-		return stateMarked
-	case !h.Well:
-		return stateRecovering
-	case said && !of.healthy:
-		return stateUnhealthy
-	case full:
-		return stateFull
-	case h.Reach == pool.ReachUnknown:
-		return stateUntried
-	}
-	return stateOK
-}
-
-// The signs of a worker that differs from its peers. The alerts have the same bounds.
-const (
-	signSlow    = "slow"    // twice their time between tokens, or twice the predicted prefill time
-	signFailing = "failing" // more than 10 % of its attempts fail
-	signCold    = "cold"    // a hit ratio 20 points below theirs
-
-	fewSamples = 10
-)
-
-// findApart compares each worker with those that serve the same models. Without enough samples a
-// worker has no sign. Times to first token say little here: they depend on the prompts and the load.
-func findApart(list []workerState, sums []pool.Sums) {
-	groups := make(map[string][]int)
-	for i := range list {
-		key := strings.Join(list[i].Models, "\n")
-		groups[key] = append(groups[key], i)
-	}
-	for _, group := range groups {
-		median := func(of func(i int) (v float64, known bool), upper bool) float64 {
-			var all []float64
-			for _, i := range group {
-				if v, known := of(i); known {
-					all = append(all, v)
-				}
-			}
-			if slices.Sort(all); len(all) < 2 {
-				return 0
-			} else if upper {
-				return all[len(all)/2]
-			}
-			return all[(len(all)-1)/2]
-		}
-		pace := func(i int) (float64, bool) { return list[i].Recent.Pace, sums[i].Paces >= fewSamples }
-		hits := func(i int) (float64, bool) {
-			if sums[i].Reports < fewSamples || list[i].Recent.Hits == nil {
-				return 0, false
-			}
-			return *list[i].Recent.Hits, true
-		}
-		steps, held := median(pace, false), median(hits, true)
-		for _, i := range group {
-			w := &list[i]
-			r := &w.Recent
-			if s, ok := pace(i); ok && steps > 0 && s > 2*steps || w.slowness > 2 {
-				w.Signs = append(w.Signs, signSlow)
-			}
-			if r.Failed >= 3 && 10*r.Failed > r.Attempts && !slices.Contains(w.Signs, signFailing) {
-				w.Signs = append(w.Signs, signFailing)
-			}
-			if h, ok := hits(i); ok && h < held-0.2 {
-				w.Signs = append(w.Signs, signCold)
-			}
-		}
-	}
-}
 
 func getState(r *http.Request, p *pool.Pool) (any, error) { return stateSince(r, "since", p, true) }
 

@@ -28,33 +28,34 @@ func testPool(t testing.TB, n int) *pool.Pool {
 }
 
 // serve lets a worker answer requests of a model.
-func serve(p *pool.Pool, w *pool.Worker, model string, n, failed int, ttft time.Duration, cached int64) {
+func serve(p *pool.Pool, w *pool.Worker, model string, n, failed int, ttft time.Duration, predicted, cached int64) {
 	f := p.Figures(w, model)
 	for i := range n {
 		f.Ended("ok", i < failed)
 		f.FirstToken(time.Now(), ttft)
 		f.Pace(ttft / 10)
-		f.Compared(1000, cached, cached)
+		f.Compared(1000, predicted, cached)
 	}
 }
 
-// TestWorkersApartHaveSigns makes one of eight workers slow, one failing and one cold.
+// TestWorkersApartHaveSigns makes one of eight workers slow, one failing and one cold. Conversations
+// leave the first two, and the third computes more than predicted.
 func TestWorkersApartHaveSigns(t *testing.T) {
 	p := testPool(t, 8)
 	workers := p.All()
 	slices.SortFunc(workers, func(a, b *pool.Worker) int { return strings.Compare(a.Dial, b.Dial) })
 	want := map[int]string{2: signSlow, 4: signFailing, 6: signCold}
 	for i, w := range workers {
-		n, failed, ttft, cached := 20, 1, 100*time.Millisecond, int64(800)
+		failed, ttft, predicted, cached := 1, 100*time.Millisecond, int64(800), int64(800)
 		switch want[i] {
 		case signSlow:
-			ttft *= 3
+			ttft, predicted, cached = 3*ttft, 300, 300
 		case signFailing:
-			failed = 4
+			failed, predicted, cached = 4, 300, 300
 		case signCold:
-			cached = 100
+			ttft, cached = 3*ttft, 100
 		}
-		serve(p, w, "", n, failed, ttft, cached)
+		serve(p, w, "", 20, failed, ttft, predicted, cached)
 	}
 	for i, w := range viewState(p, 0, time.Now()).Workers {
 		if got := strings.Join(w.Signs, " "); got != want[i] {
@@ -107,7 +108,7 @@ func TestSentences(t *testing.T) {
 func BenchmarkState(b *testing.B) {
 	p := testPool(b, 512)
 	for _, w := range p.All() {
-		serve(p, w, "", 100, 1, 100*time.Millisecond, 800)
+		serve(p, w, "", 100, 1, 100*time.Millisecond, 800, 800)
 	}
 	now := time.Now()
 	b.ReportAllocs()

@@ -40,7 +40,8 @@ type shareView struct {
 
 type peerView struct {
 	journal.Peer
-	Seen float64 `json:"seen_seconds_ago"`
+	State string  `json:"state"`
+	Seen  float64 `json:"seen_seconds_ago"`
 }
 
 // viewShare returns nil if nothing is shared.
@@ -51,7 +52,7 @@ func viewShare(p *pool.Pool, t time.Time) *shareView {
 	}
 	v := &shareView{ShareStatus: s, Peers: make([]peerView, 0, len(s.Peers))}
 	for _, one := range s.Peers {
-		v.Peers = append(v.Peers, peerView{one, t.Sub(one.Seen).Seconds()})
+		v.Peers = append(v.Peers, peerView{one, one.State(), t.Sub(one.Seen).Seconds()})
 	}
 	return v
 }

@@ -5,6 +5,7 @@ package dispatch
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"math/rand/v2"
 	"net/http"
@@ -22,6 +23,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
 
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
@@ -148,7 +150,11 @@ func (d *Dispatch) Settle(w http.ResponseWriter, err error) error {
 	if d.wait.turnedAway != nil {
 		return d.wait.turnedAway
 	}
-	d.Logger.Error("no worker answered", zap.String("pool", d.Pool.Name), zap.Error(d.err))
+	cause := d.err
+	if he, ok := errors.AsType[caddyhttp.HandlerError](cause); ok && he.Err != nil {
+		cause = he.Err // without a place in Caddy's source
+	}
+	d.Logger.Error("no worker answered", zap.String("pool", d.Pool.Name), zap.Error(cause))
 	return d.unserved(d.err)
 }
 

@@ -251,6 +251,7 @@ func (l *legs) run(req *http.Request) (err error) {
 	p.Seat.FirstToken(t)
 	l.learn(counts)
 	p.Leave(true, nil)
+	d.Pool.Figures(p.Worker, d.plan.Model).Ended(pool.AttemptPrefilled, false)
 	l.handedOver.Store(t.UnixNano())
 	l.decode.HandedOver(t)
 	return nil

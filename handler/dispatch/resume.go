@@ -175,7 +175,7 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 		o.refuseMove(reason)
 		return nil
 	}
-	old := o.attempt.Worker
+	left, old := o.attempt, o.attempt.Worker
 	if d.moveLegs(o.attempt, why, rest.Way) != nil {
 		old, drained = nil, true // the decode worker is well
 	}
@@ -199,9 +199,14 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 		return nil // the client has left
 	}
 	cause, outcome := causeOf(why), "ok"
-	if part == nil {
+	switch {
+	case part == nil:
 		outcome = "failed"
 		o.refuseMove(reason)
+	case errors.Is(why, errDrained):
+		left.figures().Ended(pool.AttemptDrained, false)
+	default:
+		left.figures().Ended(pool.AttemptResumed, !drained)
 	}
 	d.Metrics.resumed.WithLabelValues(d.Pool.Name, cause, rest.Way, outcome).Inc()
 	d.trace.resumed(d.attempt, cause, rest.Way, outcome)

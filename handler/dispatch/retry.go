@@ -8,6 +8,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -69,9 +70,15 @@ func (d *Dispatch) askForRetry(req *http.Request, resp *http.Response, v *verdic
 	return d.hold(req, resp), nil
 }
 
+// countRetry counts an attempt whose request another worker gets.
 func (d *Dispatch) countRetry(a *attempt, reason string) {
 	d.Pool.CountRetries(a.Worker, reason, 1)
 	d.trace.retried(a, reason)
+	end := pool.AttemptRetried
+	if reason == errDrained.reason {
+		end = pool.AttemptDrained
+	}
+	d.Pool.Figures(a.Worker, d.plan.Model).Ended(end, end == pool.AttemptRetried)
 }
 
 // affordable returns whether the retry budget allows another attempt after err. A failed

@@ -65,7 +65,8 @@ func (a *attempt) send(req *http.Request) (resp *http.Response, resent bool, err
 	if err != nil && resent && d.plan.API != nil && sent.Context().Err() == nil && d.noRetryPossible() {
 		// The only worker closed idle connections, and net/http's second try met
 		// another one of these.
-		d.countRetry(a, "reconnect")
+		d.Pool.CountRetries(a.Worker, "reconnect", 1)
+		d.trace.retried(a, "reconnect")
 		resp, _, err = a.sendOver(d.Transport.SendFresh, sent)
 	}
 	if _, unconnected := errors.AsType[reverseproxy.DialError](err); !unconnected {

@@ -127,24 +127,24 @@ func (l *Log) Read(ctx context.Context, each func(*Record)) (skipped Damage, err
 }
 
 // Reset begins the log anew, because what it has is of no use. A file that is not empty stays under
-// another name: it may be somebody else's.
-func (l *Log) Reset() error {
+// another name, which Reset returns: it may be somebody else's.
+func (l *Log) Reset() (stays string, err error) {
 	if err := os.Remove(l.path + older); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
+		return "", err
 	}
 	if info, err := l.file.Stat(); err != nil || info.Size() == 0 {
-		return err
+		return "", err
 	}
 	if err := os.Rename(l.path, l.path+unread); err != nil {
-		return err
+		return "", err
 	}
 	file, err := os.OpenFile(l.path, os.O_CREATE|os.O_RDWR, 0o600) //nolint:gosec // the operator's
 	if err != nil {
-		return err
+		return "", err
 	}
 	_ = l.file.Close()
 	l.file = file
-	return nil
+	return l.path + unread, nil
 }
 
 // end makes the file so long.

@@ -21,7 +21,7 @@ const (
 
 // The collectors of workers and models. The series of a worker go when the pool forgets it.
 var (
-	workerOutcomes = modelCounter("worker_outcomes_total", "Requests by outcome, of the worker that answered, else the last one tried.", "outcome")
+	workerOutcomes = modelCounter("worker_outcomes_total", "Attempts by outcome: that of the request, or why the request went on at another worker.", "outcome")
 	workerTokens   = modelCounter("worker_tokens_total",
 		"Tokens that the worker's answers report: of prompts, predicted as cached and reported as cached of these, and generated.", "tokens")
 	workerTTFT = modelHistogram("worker_time_to_first_token_seconds", prometheus.ExponentialBucketsRange(0.01, 120, 14),
@@ -47,14 +47,25 @@ func deleteFigures(labels prometheus.Labels) {
 	workerITL.DeletePartialMatch(labels)
 }
 
-// answerOutcomes are the outcomes of requests that had a worker.
-var answerOutcomes = [...]string{"ok", "engine_error", "unavailable", "broken", "client_gone"}
+// Outcomes of attempts whose request went on at another worker. Metrics have them beside the outcomes
+// of requests.
+const (
+	AttemptRetried   = "retried"   // it failed, and the router tried again
+	AttemptResumed   = "resumed"   // its stream broke off
+	AttemptDrained   = "drained"   // its worker drains
+	AttemptPrefilled = "prefilled" // it was the prefill leg
+)
+
+// attemptOutcomes are the outcomes of attempts.
+var attemptOutcomes = [...]string{
+	"ok", "engine_error", "unavailable", "broken", "client_gone", AttemptRetried, AttemptResumed, AttemptDrained, AttemptPrefilled,
+}
 
 // Figures count the requests of one worker for one model, as metrics and in [Recent].
 type Figures struct {
 	Model     string // as metrics name it: empty if the request names none, other if the worker does not list it
 	recent    *Recent
-	outcomes  [len(answerOutcomes)]prometheus.Counter
+	outcomes  [len(attemptOutcomes)]prometheus.Counter
 	ttft, itl prometheus.Observer
 
 	prompt, predicted, reported, generated prometheus.Counter
@@ -121,18 +132,18 @@ func (p *Pool) newFigures(w *Worker, model string) *Figures {
 		prompt: workerTokens.WithLabelValues(append(of, "prompt")...), predicted: workerTokens.WithLabelValues(append(of, "predicted")...),
 		reported: workerTokens.WithLabelValues(append(of, "reported")...), generated: workerTokens.WithLabelValues(append(of, "generated")...),
 	}
-	for i, outcome := range answerOutcomes {
+	for i, outcome := range attemptOutcomes {
 		f.outcomes[i] = workerOutcomes.WithLabelValues(append(of, outcome)...)
 	}
 	return f
 }
 
-// Ended counts a request. failed: it failed by the worker's fault, as far as the router knows.
+// Ended counts an attempt. failed: it failed by the worker's fault, as far as the router knows.
 func (f *Figures) Ended(outcome string, failed bool) {
-	for i, name := range answerOutcomes {
+	for i, name := range attemptOutcomes {
 		if name == outcome {
 			f.outcomes[i].Inc()
-			f.recent.attempt(time.Now(), 1, failed)
+			f.recent.attempt(time.Now(), failed)
 		}
 	}
 }

@@ -41,7 +41,7 @@ func TestFiguresAreBounded(t *testing.T) {
 	if a, b := p.Figures(w, "m"), p.Figures(w, "m"); a != b || a.Model != "m" || p.Figures(w, "").Model != "" {
 		t.Error("a listed model has no label of its own, or several")
 	}
-	const each = 5 + 4 + 2
+	const each = len(attemptOutcomes) + 4 + 2
 	if got := series() - before; got != 3*each {
 		t.Errorf("%d series, want %d", got, 3*each)
 	}
@@ -86,7 +86,8 @@ func TestRecentEnds(t *testing.T) {
 	for i := range 100 {
 		r.firstToken(now, time.Duration(i+1)*10*time.Millisecond)
 	}
-	r.attempt(now.Add(SlotTime), 2, true)
+	r.attempt(now.Add(SlotTime), true)
+	r.attempt(now.Add(SlotTime), true)
 	var sum Sums
 	line := []Sums{{Slot: SlotOf(now)}, {Slot: SlotOf(now) + 1}}
 	r.Add(now.Add(SlotTime), &sum, line)

@@ -187,7 +187,10 @@ func (p *Pool) keepJournal(ctx context.Context, set Journal, head *journal.Head,
 		case p.wrote(set.File):
 			_, err = log.Read(ctx, func(*journal.Record) {})
 		default:
-			err = log.Reset()
+			var stays string
+			if stays, err = log.Reset(); stays != "" {
+				p.Logger().Info("the journal begins anew, because its keys are not those of the pool", zap.String("file_before", stays))
+			}
 		}
 	}
 	p.restoredAll()

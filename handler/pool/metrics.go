@@ -1,10 +1,6 @@
 package pool
 
-import (
-	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
-)
+import "github.com/prometheus/client_golang/prometheus"
 
 // The collectors of the pools. The series of a worker go when the pool forgets it.
 var (
@@ -30,9 +26,6 @@ func Collectors() []prometheus.Collector {
 // CountRetries counts n retries of attempts on a worker.
 func (p *Pool) CountRetries(w *Worker, reason string, n int) {
 	retriesMade.WithLabelValues(p.Name, w.Dial, reason).Add(float64(n))
-	if n > 0 && reason != "resend" && reason != "reconnect" { // these are of connections, and no answer failed
-		w.Recent.attempt(time.Now(), n, true)
-	}
 }
 
 // CountSession counts a session that an engine was asked to open or close.

@@ -55,12 +55,12 @@ func (r *Recent) open(t time.Time) *Sums {
 	return s
 }
 
-func (r *Recent) attempt(t time.Time, n int, failed bool) {
+func (r *Recent) attempt(t time.Time, failed bool) {
 	s := r.open(t)
 	defer r.mu.Unlock()
-	s.Attempts += int64(n)
+	s.Attempts++
 	if failed {
-		s.Failed += int64(n)
+		s.Failed++
 	}
 }
 

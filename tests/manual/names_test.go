@@ -13,6 +13,8 @@
 package manual
 
 import (
+	"encoding/json"
+	"io/fs"
 	"maps"
 	"reflect"
 	"regexp"
@@ -144,6 +146,47 @@ func TestJSONFieldsAreDocumented(t *testing.T) {
 		fields = append(fields, jsonFields(policy, "policy "+module.ID.Name()+".")...)
 	}
 	compare(t, p.path, "JSON field", fields, tableFields(p))
+}
+
+// TestAdminFieldsAreDocumented compares the fields of the admin API's answers with the tables of its page.
+// A table has the fields in its column "field", as paths, or names them beside it.
+func TestAdminFieldsAreDocumented(t *testing.T) {
+	p := mustPage(t, "docs/admin-api.md")
+	var api struct {
+		Components struct {
+			Schemas map[string]struct {
+				Properties map[string]any `json:"properties"`
+			} `json:"schemas"`
+		} `json:"components"`
+	}
+	data, err := fs.ReadFile(repository, "docs/openapi.json")
+	if err == nil {
+		err = json.Unmarshal(data, &api)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	inCode := make(map[string]bool)
+	for _, of := range api.Components.Schemas {
+		for name := range of.Properties {
+			inCode[name] = true
+		}
+	}
+	documented := make(map[string]int)
+	for _, r := range p.rows {
+		if !slices.Contains(r.header, "field") {
+			continue
+		}
+		for _, span := range spans(strings.Join(r.cells, " ")) {
+			own := slices.Contains(spans(r.cell("field")), span)
+			for name := range strings.SplitSeq(strings.ReplaceAll(span, "[]", ""), ".") {
+				if own || inCode[name] {
+					documented[name] = r.line
+				}
+			}
+		}
+	}
+	compare(t, p.path, "field", slices.Collect(maps.Keys(inCode)), documented)
 }
 
 var descParts = regexp.MustCompile(`fqName: "caddy_kv_router_(\w+)".*variableLabels: \{([^}]*)\}`)
