@@ -59,15 +59,6 @@ func BenchmarkGet(b *testing.B) {
 	}
 }
 
-func BenchmarkGetParallel(b *testing.B) {
-	r, keys := filled(b, 1_000_000)
-	b.RunParallel(func(pb *testing.PB) {
-		for pb.Next() {
-			r.Get(background, numberedKey(rand.IntN(len(keys))))
-		}
-	})
-}
-
 // BenchmarkBind binds sessions that are new, into a store with room.
 func BenchmarkBind(b *testing.B) {
 	r := open(b, Options{MaxSessions: 10_000_000})
@@ -97,23 +88,6 @@ func BenchmarkBindFull(b *testing.B) {
 		if _, _, err := r.Bind(background, key, 0, want(on(1), time.Hour, RouterOnly)); err != nil {
 			b.Fatal(err)
 		}
-	}
-}
-
-func BenchmarkRebind(b *testing.B) {
-	r, keys := filled(b, 100_000)
-	versions := make([]Version, len(keys))
-	for i, k := range keys {
-		bound, _, _ := r.Peek(background, k)
-		versions[i] = bound.Version
-	}
-	for i := 0; b.Loop(); i++ {
-		at := i % len(keys)
-		next, ok, err := r.Bind(background, keys[at], versions[at], want(on(1), time.Hour, EngineBacked))
-		if !ok || err != nil {
-			b.Fatal(ok, err)
-		}
-		versions[at] = next.Version
 	}
 }
 

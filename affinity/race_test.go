@@ -93,31 +93,3 @@ func TestCloseInFlight(t *testing.T) {
 	}
 	eventually(t, "goroutines end", func() bool { return runtime.NumGoroutine() <= before })
 }
-
-// TestWritesAreSeen reads each binding after it was bound, from several goroutines and in a
-// full store.
-func TestWritesAreSeen(t *testing.T) {
-	for name, most := range map[string]int{"with room": 50_000, "full": 20} {
-		t.Run(name, func(t *testing.T) {
-			r := open(t, Options{MaxSessions: most})
-			goroutines := 8
-			if most < 24_000 {
-				goroutines = 1 // else another may evict the binding before it is read
-			}
-			each(goroutines, func(i int) {
-				for n := range 24_000 / goroutines {
-					s := fmt.Sprintf("%d-%d", i, n)
-					b, err := put(r, s, on(uint64(n)), time.Hour, RouterOnly)
-					if got, ok := get(r, s); err != nil || !ok || got.Version != b.Version {
-						t.Errorf("put %+v, got %+v, %v, %v", b, got, ok, err)
-						return
-					}
-				}
-			})
-			cacheHolds(t, r)
-			if r.Len() != min(most, 24_000) {
-				t.Errorf("holds %d", r.Len())
-			}
-		})
-	}
-}

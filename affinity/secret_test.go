@@ -63,19 +63,3 @@ func TestHashesDoNotAllocate(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 }
-
-// FuzzSecret hashes pairs of keys and tenants: only equal ones have equal hashes.
-func FuzzSecret(f *testing.F) {
-	f.Add("key", "", "", "key", "", "")
-	f.Add("k", "a", "", "k", "", "a")
-	f.Add("", "\x01a", "", "", "", "\x01a")
-	s := NewSecret()
-	f.Fuzz(func(t *testing.T, key, tenant, salt, key2, tenant2, salt2 string) {
-		same := key == key2 && tenant == tenant2 && salt == salt2
-		a := s.Session(s.Identity(key), Tenant{tenant, salt}, "")
-		b := s.Session(s.Identity(key2), Tenant{tenant2, salt2}, "")
-		if (a == b) != same {
-			t.Errorf("%q %q %q and %q %q %q: equal hashes %t", key, tenant, salt, key2, tenant2, salt2, a == b)
-		}
-	})
-}
