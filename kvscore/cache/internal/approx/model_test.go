@@ -408,25 +408,3 @@ func TestClearInSteps(t *testing.T) {
 		t.Errorf("%d holds are left", s.holds)
 	}
 }
-
-func FuzzIndexBehavesLikeModel(f *testing.F) {
-	f.Add([]byte("a seed of some length, so that a few operations come out of it"))
-	f.Add([]byte{0, 10, 5, 1, 0, 1, 0, 1, 0, 3, 1, 1, 1, 0, 50, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9})
-	f.Fuzz(func(t *testing.T, data []byte) {
-		next := func(n int) int {
-			if len(data) == 0 || n <= 0 {
-				return 0
-			}
-			b := data[0]
-			data = data[1:]
-			return int(b) % n
-		}
-		w := newWorld(3, 2, 8, next)
-		for i := 0; len(data) > 0 && i < 500; i++ {
-			w.step(t)
-			w.x.check(t)
-		}
-		w.m.compareSums(t, w.x)
-		w.finish(t)
-	})
-}

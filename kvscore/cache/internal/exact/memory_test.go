@@ -146,3 +146,11 @@ func TestManyTargetsCount(t *testing.T) {
 	}
 	runtime.KeepAlive(x)
 }
+
+func heap() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
