@@ -60,31 +60,6 @@ func TestStopInReplay(t *testing.T) {
 	})
 }
 
-func TestReplayGivesUp(t *testing.T) {
-	for name, set := range map[string]func(p *publisher){
-		"refused": func(p *publisher) { p.refuse = true },
-		"stalled": func(p *publisher) { p.stall = true },
-	} {
-		t.Run(name, func(t *testing.T) {
-			inRig(t, func(p *publisher, _ *Config) { p.publishN(3); set(p) }, func(r *rig) {
-				start := time.Now()
-				for r.s.Status().State != Untrusted {
-					r.wait(100 * time.Millisecond)
-				}
-				if d := time.Since(start); d > 3*replayIdle+4*replayPause+time.Second {
-					t.Errorf("it took %v", d)
-				}
-				if n := len(r.asked); name == "stalled" && n != replayTries {
-					t.Errorf("%d attempts", n)
-				}
-				r.publish(false)
-				r.wait(0)
-				r.holds(3, 3, Untrusted, false)
-			})
-		})
-	}
-}
-
 // TestReplayHasAnEnd publishes faster than a cut replay advances.
 func TestReplayHasAnEnd(t *testing.T) {
 	inRig(t, func(p *publisher, _ *Config) {

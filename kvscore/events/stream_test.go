@@ -38,34 +38,6 @@ func TestReplayThenLive(t *testing.T) {
 	}
 }
 
-func TestEmptyPublisherIsComplete(t *testing.T) {
-	inRig(t, nil, func(r *rig) {
-		r.holds(0, -1, Live, true)
-		r.publishN(3)
-		r.wait(0)
-		r.holds(0, 2, Live, true)
-	})
-}
-
-// TestPublishedWhileReplaying publishes between the subscription and the replay's answer:
-// once in both, once only in the replay because the subscription was late.
-func TestPublishedWhileReplaying(t *testing.T) {
-	for _, lost := range []bool{false, true} {
-		inRig(t, func(p *publisher, _ *Config) {
-			p.publishN(5)
-			p.onReplay = func() { p.publish(lost); p.publish(lost) }
-		}, func(r *rig) {
-			r.holds(0, 6, Live, true)
-			r.publish(false)
-			r.wait(0)
-			r.holds(0, 7, Live, true)
-			if st := r.s.Status(); st.Gaps != 0 || st.Restarts != 0 {
-				t.Errorf("status %+v", st)
-			}
-		})
-	}
-}
-
 func TestWrappedBuffer(t *testing.T) {
 	inRig(t, func(p *publisher, _ *Config) { p.steps = 4; p.publishN(10) }, func(r *rig) {
 		r.holds(6, 9, Live, false)
@@ -195,17 +167,6 @@ func TestRetry(t *testing.T) {
 		if d, u := r.logs.FilterMessageSnippet("degraded").Len(), r.logs.FilterMessageSnippet("recovered").Len(); d != 1 || u != 1 {
 			t.Errorf("%d lines at the start and %d at the end of one degradation", d, u)
 		}
-	})
-}
-
-// TestUselessReplay has a replay endpoint that always says that nothing was published.
-func TestUselessReplay(t *testing.T) {
-	inRig(t, func(p *publisher, _ *Config) { p.steps = 0; p.publishN(9) }, func(r *rig) {
-		r.publishN(2)
-		r.wait(0)
-		r.holds(9, 10, Untrusted, false)
-		r.wait(time.Minute)
-		r.holds(9, 10, Untrusted, false) // the retry says so, too
 	})
 }
 
@@ -490,12 +451,6 @@ func TestConfigErrors(t *testing.T) {
 		if _, err := New(c, &journal{}, zap.NewNop()); err == nil {
 			t.Errorf("%+v has no error", c)
 		}
-	}
-}
-
-func TestStateNames(t *testing.T) {
-	if got := fmt.Sprint(Unknown, Replaying, Live, Gap, Untrusted, State(9)); got != "unknown replaying live gap untrusted invalid" {
-		t.Error(got)
 	}
 }
 

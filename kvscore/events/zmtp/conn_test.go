@@ -421,20 +421,3 @@ func FuzzConn(f *testing.F) {
 		}
 	})
 }
-
-func BenchmarkRecv(b *testing.B) {
-	message := frames("", "12345678", strings.Repeat("p", 250))
-	in := append(peerHandshake(0, "PUB"), bytes.Repeat(message, b.N)...)
-	c, err := New(b.Context(), from(in), "tcp://peer:1", Options{})
-	if err != nil {
-		b.Fatal(err)
-	}
-	var m Message
-	b.ReportAllocs()
-	b.ResetTimer()
-	for range b.N {
-		if err := c.Recv(&m); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
