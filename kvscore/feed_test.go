@@ -276,26 +276,3 @@ func TestNumbersOfClosedFeeds(t *testing.T) {
 		f.feed.Close()
 	}
 }
-
-// TestEventsBesideLeases has the engine store and evict prompts while requests send them.
-func TestEventsBesideLeases(t *testing.T) {
-	f := newFed(t, exactInfo)
-	r := tokenPrompt(10, "", "")
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for i := range 300 {
-			l := f.sent(r)
-			l.FirstToken(f.now)
-			l.End(i%3 > 0, nil)
-		}
-	}()
-	for range 300 {
-		f.store(r, 10)
-		f.feed.Removed(cache.Device, []uint64{1, 2, 3, 4, 5, 6, 7, 8, 9, 10})
-	}
-	<-done
-	f.silent()
-	f.wants(r, 0, Exact)
-	idle(t, f.Scheduler, f.targets, f.now)
-}

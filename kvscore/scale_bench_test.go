@@ -73,21 +73,3 @@ func BenchmarkSelectAmong(b *testing.B) {
 		}
 	}
 }
-
-// BenchmarkSelectParallel has all processors choose at once.
-func BenchmarkSelectParallel(b *testing.B) {
-	for _, policy := range costly {
-		b.Run(policy.name, func(b *testing.B) {
-			s, ts := declared(64)
-			refs, p, r := s.Refs(ts), policy.new(), prompt(upTo(64)...)
-			b.RunParallel(func(pb *testing.PB) {
-				sel := &Selection{Rand: seeded(1)}
-				for pb.Next() {
-					_, l := s.SelectAmong(epoch, r, refs, -1, p, sel)
-					l.FirstToken(epoch.Add(time.Second))
-					l.End(false, nil)
-				}
-			})
-		})
-	}
-}

@@ -161,25 +161,3 @@ func many(n int) string {
 	}
 	return listJSON("1", list...)
 }
-
-func BenchmarkList5000(b *testing.B) {
-	answer := many(5000)
-	b.ReportAllocs()
-	for b.Loop() {
-		_, bySlice, err := readList(strings.NewReader(answer), "")
-		if err != nil || len(merge(bySlice).dials) != 5000 {
-			b.Fatal(err)
-		}
-	}
-}
-
-func BenchmarkMerge5000(b *testing.B) {
-	_, bySlice, err := readList(strings.NewReader(many(5000)), "")
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		merge(bySlice)
-	}
-}

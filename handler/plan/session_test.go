@@ -298,23 +298,6 @@ func TestSessionsEnd(t *testing.T) {
 	}
 }
 
-// BenchmarkSession finds the session of a request by default, of one that has none, and of
-// one that has it in the last place.
-func BenchmarkSession(b *testing.B) {
-	s := sessionRules(b, DefaultKeys...)
-	for name, ask := range map[string]asked{
-		"None": {}, "Header": {headers: "X-Session-Id: 0b5f3a52-6c3a-4a8e-9b6f-0d4c1f2e3a4b"}, "Body": {body: `{"prompt_cache_key":"0b5f3a52-6c3a-4a8e-9b6f-0d4c1f2e3a4b"}`},
-	} {
-		r, req, ext := ask.read(b)
-		b.Run(name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				_, _ = s.find(r, req, ext)
-			}
-		})
-	}
-}
-
 // TestListsOfSessionsNeedNoSalt has session_params for several prompts, with and without a salt.
 func TestListsOfSessionsNeedNoSalt(t *testing.T) {
 	for body, code := range map[string]string{

@@ -3,7 +3,6 @@ package pool
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
@@ -55,25 +54,6 @@ func TestLastChoicesAreRemembered(t *testing.T) {
 	}
 	if got := p.Past(9, "10", 11); len(got) != 1 || got[0].N != 11 {
 		t.Errorf("the oldest choice: %d found", len(got))
-	}
-}
-
-// BenchmarkRemember is what each request costs.
-func BenchmarkRemember(b *testing.B) {
-	for _, n := range []int{8, 512} {
-		b.Run(fmt.Sprintf("%dworkers", n), func(b *testing.B) {
-			p, costs := new(Pool), make([]float64, n)
-			for i := range costs {
-				costs[i] = float64(i * 7919 % n)
-			}
-			c := candidatesOf(costs...)
-			b.ReportAllocs()
-			for b.Loop() {
-				past := PastChoice{At: time.Now(), Unit: "ms"}
-				past.Note(c, n/2)
-				p.Remember(&past)
-			}
-		})
 	}
 }
 

@@ -385,28 +385,6 @@ func TestJournalIsTurnedOff(t *testing.T) {
 	}
 }
 
-// TestJournalOverReloads changes the size, and turns the journal off and on. What it has stays.
-func TestJournalOverReloads(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "journal")
-	p := keeping(t, file, keepingSettings(one))
-	use(t, p, "a", one, 20)
-	for i, set := range []Journal{{File: file, MaxSize: 2 << 20}, {}, {File: file, MaxSize: 2 << 20}} {
-		p.KeepJournal(set)
-		if set.File != "" {
-			awaitJournal(t, p)
-		}
-		use(t, p, fmt.Sprint("after reload ", i), one, 20)
-	}
-	p.Destruct()
-	p = keeping(t, file, keepingSettings(one))
-	defer p.Destruct()
-	for _, session := range []string{"a", "after reload 0", "after reload 2"} {
-		if homeOf(t, p, session) != one {
-			t.Errorf("session %s is lost", session)
-		}
-	}
-}
-
 // TestForeignFileStays has a journal whose file is somebody else's.
 func TestForeignFileStays(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "journal")
@@ -481,29 +459,6 @@ func TestRequestsBesideTheJournal(t *testing.T) {
 		t.Errorf("restored %+v, %d sessions", got, p.Sessions.Len())
 	}
 	p.Destruct()
-}
-
-// BenchmarkFullJournal reads a journal of 64 MiB with a hundred thousand sessions.
-func BenchmarkFullJournal(b *testing.B) {
-	file := filepath.Join(b.TempDir(), "journal")
-	old := keeping(b, file, keepingSettings(one, two))
-	for i := 0; old.JournalState().Bytes < 60<<20; i++ {
-		use(b, old, fmt.Sprint("session ", i%100_000), []string{one, two}[i%2], 100+i/100_000*20)
-		if i%2000 == 0 {
-			time.Sleep(50 * time.Millisecond)
-		}
-	}
-	old.Destruct()
-	for b.Loop() {
-		begun := time.Now()
-		p := keeping(b, file, keepingSettings(one, two))
-		b.ReportMetric(time.Since(begun).Seconds(), "s/restore")
-		got := p.JournalState()
-		b.ReportMetric(float64(got.Restored.Sessions), "sessions")
-		b.ReportMetric(float64(got.Restored.CachedTokens), "cached_tokens")
-		b.ReportMetric(float64(got.Bytes), "bytes")
-		p.Destruct()
-	}
 }
 
 // begin has a worker's engine report its start, as discovery does.
