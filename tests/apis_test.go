@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -99,16 +98,6 @@ var dialects = []dialect{
 	}},
 }
 
-// dialectOf returns the dialect of the name.
-func dialectOf(name string) dialect {
-	for _, d := range dialects {
-		if d.name == name {
-			return d
-		}
-	}
-	panic("no dialect " + name)
-}
-
 // mustJSON returns a request's bytes.
 func mustJSON(doc any) []byte {
 	out, err := json.Marshal(doc)
@@ -191,26 +180,6 @@ func TestEachAPIReturnsToItsEngine(t *testing.T) {
 				atHome(t, share, top)
 			})
 		}
-	}
-}
-
-// TestConversationKeepsItsHomeOverAPIs holds conversations that change between the three
-// APIs. All share a system prompt.
-func TestConversationKeepsItsHomeOverAPIs(t *testing.T) {
-	order := []string{"Chat", "Chat", "Responses", "Messages", "Chat", "Messages", "Responses"}
-	system := message{"system", prose(rand.New(rand.NewPCG(4, 4)), 4096, 4096)}
-	for _, stream := range []bool{false, true} {
-		t.Run(fmt.Sprintf("Stream=%v", stream), func(t *testing.T) {
-			engines := startEngines(t, 4, canned.Pace{})
-			s := startCaddy(t, route(engines, "policy warmest 66"))
-			convs := newConversations(40, 12, system)
-			s.hold(t, convs, len(order), stream, func(turn int) dialect { return dialectOf(order[turn]) })
-			share := kept(convs, 1)
-			counts, top := spread(engines)
-			t.Logf("%.1f %% of later turns kept their engine, moves at each turn %v; requests %v", 100*share, moves(convs), counts)
-			s.booksAtZero(t)
-			atHome(t, share, top)
-		})
 	}
 }
 

@@ -140,49 +140,6 @@ func TestOtherClientsAreSeen(t *testing.T) {
 	}
 }
 
-// TestLoadIsSeenByRank has an engine of two ranks, and other clients that keep both busy. Its
-// queue is full.
-func TestLoadIsSeenByRank(t *testing.T) {
-	for _, f := range []engine.Flavour{engine.VLLM, engine.SGLang} {
-		t.Run(string(f), func(t *testing.T) {
-			e := startLoaded(t, engine.Config{Flavour: f, Ranks: 2, MaxRunning: 2})
-			s := startCaddy(t, simulated([]*engine.Engine{e}, "worker * {\nengine_load\n}"))
-			c := simChat("hello")
-			c.MaxTokens = 1
-			s.mustChat(t, c)
-			defer keepBusy(t, e, 8)()
-			var w loadedWorker
-			var x struct {
-				Candidates []struct {
-					Requests int     `json:"requests"`
-					Others   int     `json:"other_clients_requests"`
-					Awaiting int     `json:"awaiting_requests"`
-					Wait     float64 `json:"wait_ms"`
-				} `json:"candidates"`
-			}
-			// A report may be of the moment before the engine admitted the last request.
-			defer func() { t.Logf("told %+v, candidates %+v, is %+v", w.Ranks, x.Candidates, e.Loads()) }()
-			eventually(t, 10*time.Second, "each rank to be seen as it is", func() bool {
-				w, x.Candidates = loadedWorker{}, nil
-				s.api(t, http.MethodGet, defaultPool+"/workers/"+e.Addr(), nil, &w)
-				s.api(t, http.MethodPost, defaultPool+"/explain?path=/v1/chat/completions", c.body(), &x)
-				for rank, is := range e.Loads() {
-					if len(w.Ranks) != 2 || len(x.Candidates) != 2 || w.Ranks[rank].Engine == nil {
-						return false
-					}
-					told, c, waits := w.Ranks[rank].Engine, x.Candidates[rank], is.Waiting > 0
-					if told.Running != is.Running || told.Waiting != is.Waiting ||
-						(told.Tokens != nil) != (f == engine.SGLang) || told.Tokens != nil && (*told.Tokens > 0) != waits ||
-						c.Requests != is.Running+is.Waiting || c.Others != c.Requests || c.Awaiting != is.Waiting || (c.Wait > 0) != waits {
-						return false
-					}
-				}
-				return true
-			})
-		})
-	}
-}
-
 // TestEngineWithoutLoadIsWarnedOf has an engine without metrics. Its requests do not suffer from it.
 func TestEngineWithoutLoadIsWarnedOf(t *testing.T) {
 	f := startFake(t, func(w http.ResponseWriter, r *http.Request) bool {

@@ -1,7 +1,6 @@
 package tests
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"net"
@@ -64,38 +63,6 @@ func TestGivenBackBodiesAreLetGoOf(t *testing.T) {
 		}
 		gone(t)
 	})
-}
-
-// converse sends messages one by one, each after the answer to the one before.
-func converse(t *testing.T, c *http.Client, url, kind string, messages []string) error {
-	ctx, leave := context.WithTimeout(t.Context(), 10*time.Second)
-	defer leave()
-	in, out := io.Pipe()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, in)
-	if err != nil {
-		return err
-	}
-	req.Header.Set("Content-Type", kind)
-	go io.WriteString(out, messages[0]) // the header comes with the first answer
-	resp, err := c.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	for i, m := range messages {
-		if i > 0 {
-			if _, err := io.WriteString(out, m); err != nil {
-				return err
-			}
-		}
-		answer := make([]byte, len(m))
-		if _, err := io.ReadFull(resp.Body, answer); err != nil || string(answer) != m {
-			return fmt.Errorf("answer %d: %q, %w", i, answer, err)
-		}
-	}
-	out.Close()
-	_, err = io.Copy(io.Discard, resp.Body)
-	return err
 }
 
 // TestBodiesReadByTheProxyAreLetGoOf configures the proxy to read the request's

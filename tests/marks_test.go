@@ -2,7 +2,6 @@ package tests
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -34,64 +33,6 @@ func (s *server) logged(t testing.TB, text string) int {
 
 // markedDown is the log line of a worker that is marked down.
 const markedDown = "worker is marked down"
-
-// TestMarkedWorkerIsLeftAlone has an engine that breaks each request, and a policy that
-// would send it half of them. Only the marks keep requests away, each for longer than the
-// one before.
-func TestMarkedWorkerIsLeftAlone(t *testing.T) {
-	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, route(engines, "policy round_robin"))
-	engines[0].SetFault(canned.Fault{Kind: canned.CloseAfterRead})
-	served := 0
-	for deadline := time.Now().Add(15 * time.Second); engines[0].Requests() < 3; served++ {
-		if time.Now().After(deadline) {
-			t.Fatalf("the worker was asked %d times in 15 s: it gets no requests again", engines[0].Requests())
-		}
-		s.mustChat(t, ask("again"))
-		if v, known := s.available(t, engines[0].Addr()); engines[0].Requests() == 1 && known && v != 0 {
-			t.Error("a worker that is marked down is available")
-		}
-	}
-	// What the engine was sent when the mark was over was begun only then.
-	j := engines[0].Journal()
-	for i, want := range []time.Duration{500 * time.Millisecond, time.Second} {
-		if d := j[i+1].At.Sub(j[i].At); d < want {
-			t.Errorf("request %d came %v after the one before, want at least %v", i+2, d, want)
-		}
-	}
-	if n := s.logged(t, markedDown); n != 1 {
-		t.Errorf("%d log lines say that the worker is marked down, want 1", n)
-	}
-	t.Logf("%d requests were served meanwhile", served)
-	s.booksAtZero(t)
-}
-
-// TestBusyWorkerComesBack has two workers in the middle of long streams. One of them
-// refuses one request. Its earlier streams must not keep new requests away from it.
-func TestBusyWorkerComesBack(t *testing.T) {
-	engines := startEngines(t, 2, canned.Pace{Words: 600, PerWord: 50 * time.Millisecond})
-	s := startCaddy(t, route(engines, "policy least_load"))
-	ctx, cancel := context.WithCancel(t.Context())
-	var streams sync.WaitGroup
-	defer streams.Wait()
-	defer cancel()
-	for i := range 8 {
-		streams.Go(func() { s.chat(ctx, ask(fmt.Sprintf("long %d", i)).streamed()) })
-	}
-	eventually(t, 5*time.Second, "four streams on each", func() bool { return engines[0].Active() == 4 && engines[1].Active() == 4 })
-	for _, e := range engines {
-		e.SetPace(canned.Pace{Words: 1})
-	}
-	engines[0].FailNext(1, canned.Fault{Kind: canned.Status, Status: 429, Body: "{}"})
-	was := engines[0].Requests()
-	eventually(t, 10*time.Second, "the worker refuses, and is then sent ten more", func() bool {
-		s.mustChat(t, ask("short"))
-		return engines[0].Requests() > was+10
-	})
-	if n := engines[0].Active(); n < 4 {
-		t.Errorf("%d streams are left on the worker, want 4: it was not busy", n)
-	}
-}
 
 // TestLoneEngineGoesOnAfterAFailure has a pool of one engine, which fails once. The next
 // request must reach it despite the mark.

@@ -2,16 +2,11 @@ package tests
 
 import (
 	"compress/gzip"
-	"context"
-	"fmt"
 	"io"
 	"net/http"
 	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
@@ -183,52 +178,6 @@ func TestIllegibleAnswerPassesAndTeachesNothing(t *testing.T) {
 			if a := s.mustChat(t, c); a.header.Get("X-KV-Overlap-Blocks") == "0" {
 				t.Error("a good answer leaves no overlap")
 			}
-		})
-	}
-}
-
-// TestIllegibleEngineIsNoBlackHole has one of four engines answer such things
-// at once, so that it looks like the least busy one, to 32 clients.
-func TestIllegibleEngineIsNoBlackHole(t *testing.T) {
-	for _, v := range illegibles[1:4] {
-		t.Run(v.name, func(t *testing.T) {
-			engines := startEngines(t, 4, canned.Pace{FirstToken: 60 * time.Millisecond})
-			s := startCaddy(t, route(engines))
-			engines[0].SetHandler(sendAs(v.kind, v.body))
-			var all, bad [2]atomic.Int64 // before the mark and after it
-			var marked atomic.Int32
-			ctx, stop := context.WithCancel(t.Context())
-			defer stop()
-			var clients sync.WaitGroup
-			for i := range 32 {
-				clients.Go(func() {
-					for n := 0; ctx.Err() == nil; n++ {
-						phase := marked.Load()
-						c := ask(fmt.Sprint("client", i, n, strings.Repeat(" word", 100)))
-						c.Stream = v.stream
-						a := s.chat(t.Context(), c)
-						all[phase].Add(1)
-						if !a.ok() {
-							bad[phase].Add(1)
-						}
-					}
-				})
-			}
-			eventually(t, 10*time.Second, "the engine is marked down", func() bool { return s.logged(t, markedDown) > 0 })
-			marked.Store(1)
-			time.Sleep(2 * time.Second) // of traffic, with some probes in it
-			stop()
-			clients.Wait()
-			share := func(a, b int64) float64 { return float64(a) / float64(max(b, 1)) }
-			total, after := share(bad[0].Load()+bad[1].Load(), all[0].Load()+all[1].Load()), share(bad[1].Load(), all[1].Load())
-			t.Logf("%d of %d requests got it before the mark, %d of %d after it", bad[0].Load(), all[0].Load(), bad[1].Load(), all[1].Load())
-			if total > 0.3 || after > 0.1 {
-				t.Errorf("a share of %.2f got it after the mark, %.2f in all; want at most 0.1 and 0.3", after, total)
-			}
-			if n := s.logged(t, markedDown); n != 1 {
-				t.Errorf("%d log lines say that a worker is marked down, want 1", n)
-			}
-			s.booksAtZero(t)
 		})
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"compress/gzip"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"io"
 	"net/http"
 	"strings"
@@ -126,55 +125,6 @@ func TestBodyReachesTheEngineByteForByte(t *testing.T) {
 			})
 		}
 	}
-}
-
-// TestNvextIsCutOut has requests whose nvext is for the router only. The engine gets them
-// without it.
-func TestNvextIsCutOut(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, route(engines))
-	const ext = `{"session_control":{"session_id":"s"}}`
-	for _, v := range []struct{ name, body, want string }{
-		{"First", `{"nvext":` + ext + `,"model":"m","messages":[]}`, `{"model":"m","messages":[]}`},
-		{"Middle", `{"model":"m","nvext":` + ext + `,"messages":[]}`, `{"model":"m","messages":[]}`},
-		{"Last", `{"model":"m","messages":[],"nvext":` + ext + `}`, `{"model":"m","messages":[]}`},
-		{"Twice", `{"nvext":` + ext + `,"model":"m","messages":[],"nvext":` + ext + `}`, `{"model":"m","messages":[]}`},
-		{"TwiceInARow", `{"model":"m","nvext":` + ext + `,"nvext":` + ext + `,"messages":[]}`, `{"model":"m","messages":[]}`},
-		{"AllOfTheFront", `{"nvext":` + ext + `,"nvext":` + ext + `,"model":"m","messages":[]}`, `{"model":"m","messages":[]}`},
-		{"AllOfTheEnd", `{"model":"m","messages":[],"nvext":` + ext + `,"nvext":` + ext + `}`, `{"model":"m","messages":[]}`},
-		{"AndANull", `{"model":"m","nvext":null,"messages":[],"nvext":` + ext + `}`, `{"model":"m","messages":[]}`},
-		{"NotTheNestedOne", `{"model":"m","messages":[],"metadata":{"nvext":{"a":1}},"nvext":` + ext + `}`, `{"model":"m","messages":[],"metadata":{"nvext":{"a":1}}}`},
-		{"Empty", `{"model":"m","nvext":{},"messages":[]}`, `{"model":"m","messages":[]}`},
-		{"EscapedName", `{"model":"m","nv\u0065xt":` + ext + `,"messages":[]}`, `{"model":"m","messages":[]}`},
-		{"DuplicatesKept", `{"model":"a","nvext":` + ext + `,"model":"m","messages":[]}`, `{"model":"a","model":"m","messages":[]}`},
-	} {
-		t.Run(v.name, func(t *testing.T) {
-			for _, spaced := range []bool{false, true} {
-				body := v.body
-				if spaced {
-					body = strings.NewReplacer(",", " ,\n\t", ":", " : ", "{", "{ ", "}", " }").Replace(body)
-				}
-				a := s.post(t.Context(), "/v1/chat/completions", []byte(body))
-				if !a.ok() {
-					t.Fatalf("status %d, error %v: %.200q", a.status, a.err, a.body)
-				}
-				journal := engines[0].Journal()
-				last := journal[len(journal)-1]
-				got := string(last.Body)
-				if spaced {
-					var b bytes.Buffer
-					if err := json.Compact(&b, last.Body); err != nil {
-						t.Fatalf("the engine got %q: %v", got, err)
-					}
-					got = b.String()
-				}
-				if got != v.want {
-					t.Errorf("spaced %v: the engine got %s, want %s", spaced, got, v.want)
-				}
-			}
-		})
-	}
-	s.booksAtZero(t)
 }
 
 // sendBy makes a request of any method, with pairs of header names and values, and reads its answer.

@@ -250,22 +250,6 @@ func TestHardSessionWaitsForItsWorker(t *testing.T) {
 	f.wantServed(t, f.home, turn)
 }
 
-// TestHardSessionsFirstRequestsWait has more concurrent first requests of a session than one
-// worker takes, with affinity mode hard. All go to one worker.
-func TestHardSessionsFirstRequestsWait(t *testing.T) {
-	h := startGated(t, 2, maxRunning(2), affinity("hard"))
-	all := h.startChats(t, 4, "X-Session-Id", "burst")
-	h.wantWaiting(t, 2)
-	for _, g := range h.gates {
-		g.opened(t)
-	}
-	home := "e1"
-	if h.engines[0].Requests() == 0 {
-		home = "e2"
-	}
-	h.wantServed(t, home, all...)
-}
-
 // TestClientGoneLeavesNoSlotTaken has clients leave while they are served, while they wait,
 // and between two attempts. Others get their slots.
 func TestClientGoneLeavesNoSlotTaken(t *testing.T) {

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -232,69 +231,6 @@ func order(e *canned.Engine) string {
 		}
 	}
 	return strings.Join(all, " ")
-}
-
-// TestWorkersAreNeverSentMoreThanTheyMayHave sends requests of 64 clients to two engines
-// with four slots each. Some requests are refused or broken, and retried.
-func TestWorkersAreNeverSentMoreThanTheyMayHave(t *testing.T) {
-	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, route(engines, maxRunning(4)))
-	var most [2]atomic.Int64
-	for i, e := range engines {
-		var running, nth atomic.Int64
-		e.SetHandler(func(w http.ResponseWriter, _ *http.Request) {
-			n := running.Add(1)
-			for m := most[i].Load(); n > m && !most[i].CompareAndSwap(m, n); {
-				m = most[i].Load()
-			}
-			time.Sleep(3 * time.Millisecond)
-			running.Add(-1) // before the end of the answer can be seen
-			status := http.StatusOK
-			switch k := nth.Add(1); {
-			case k%11 == 0:
-				status = 0
-			case k%7 == 0:
-				status = http.StatusTooManyRequests
-			}
-			(&gate{name: "x"}).answer(w, status)
-		})
-	}
-	before := s.scrape(t)
-	var clients sync.WaitGroup
-	var served, refused, other atomic.Int64
-	for i := range 64 {
-		clients.Go(func() {
-			for n := range 12 {
-				c := ask(fmt.Sprintf("client %d, request %d", i, n))
-				c.Stream = n%3 == 0
-				switch a := s.chat(t.Context(), c); {
-				case a.status == http.StatusOK:
-					served.Add(1)
-				case a.engine() != "" && a.status == http.StatusTooManyRequests || strings.Contains(string(a.body), "worker_failed"):
-					refused.Add(1) // by both
-				default:
-					other.Add(1)
-					t.Errorf("status %d, error %v, body %.200q", a.status, a.err, a.body)
-				}
-			}
-		})
-	}
-	clients.Wait()
-	m := s.scrape(t)
-	t.Logf("%d served, %d refused by both engines, %v retries, %v waited", served.Load(), refused.Load(),
-		m.value(retriesTotal)-before.value(retriesTotal), m.value(queueWaits)-before.value(queueWaits))
-	for i := range most {
-		if n := most[i].Load(); n != 4 {
-			t.Errorf("engine %d had up to %d requests at a time, want 4", i+1, n)
-		}
-	}
-	if m.value(queueWaits) == before.value(queueWaits) {
-		t.Error("nobody waited")
-	}
-	s.slotsFree(t)
-	if n := len(s.conditions(t, "all workers are full, and requests wait")); n != 1 {
-		t.Errorf("%d log lines say that requests wait, want 1", n)
-	}
 }
 
 // TestRequestsAreServedInTheirOrder sends requests one after the other while the only slot

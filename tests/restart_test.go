@@ -192,31 +192,6 @@ func TestRestartInTheMiddle(t *testing.T) {
 	}
 }
 
-// TestEngineRestartsMeanwhile restarts one of two engines while Caddy is down. Its cache model
-// is not restored; the other's is.
-func TestEngineRestartsMeanwhile(t *testing.T) {
-	engines := []*engine.Engine{startSimulated(t, engine.Config{}), startSimulated(t, engine.Config{})}
-	site := simulated(engines, "policy round_robin")
-	c := newChild(t)
-	c.start(t, site)
-	for i := range 8 {
-		c.mustChat(t, simChat(fmt.Sprint(i, strings.Repeat(" some text", 400))))
-	}
-	for _, e := range engines {
-		eventually(t, 10*time.Second, "the engine to be known", func() bool { w := c.told(t, e); return w.Engine.Told.Started != nil && w.Cache.Cached > 3000 })
-	}
-	c.end(syscall.SIGTERM)
-	time.Sleep(1100 * time.Millisecond) // an engine reports its start in seconds
-	engines[0].Kill()
-	if err := engines[0].Restart(); err != nil {
-		t.Fatal(err)
-	}
-	c.start(t, site)
-	eventually(t, 10*time.Second, "the cache model of the other engine", func() bool { return c.told(t, engines[1]).Cache.Cached > 3000 })
-	eventually(t, 10*time.Second, "the engine to be asked", func() bool { return c.told(t, engines[0]).Engine.Told.Started != nil })
-	eventually(t, 5*time.Second, "no cached tokens on the engine that has restarted", func() bool { return c.told(t, engines[0]).Cache.Cached == 0 })
-}
-
 // TestRefusedConfigurationWritesNothing loads configurations with a journal that Caddy rejects.
 func TestRefusedConfigurationWritesNothing(t *testing.T) {
 	e := startSimulated(t, engine.Config{})

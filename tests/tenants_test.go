@@ -268,36 +268,6 @@ func TestSessionsOfTenantsAreApart(t *testing.T) {
 	}
 }
 
-// TestVertexFormNeedsNoIsolation sends bodies of Vertex AI's form, which the router does
-// not read, at any path.
-func TestVertexFormNeedsNoIsolation(t *testing.T) {
-	e := startEngines(t, 1, canned.Pace{})[0]
-	body := `{"instances":[{"text":"x"}],"parameters":{"cache_salt":"victim","session_params":{"id":"s"},"priority":99}}`
-	for _, path := range []string{"/vertex_generate", "/v1/endpoints/1:predict"} {
-		for _, v := range []struct {
-			block, tenant string
-			status        int
-		}{
-			{"trust tenants", "mine", 400},
-			{"trust tenants", "", 200},
-			{"pool default", "mine", 200}, // which is not granted
-			{"enforce_cache_salt", "", 400},
-		} {
-			s := startCaddy(t, route([]*canned.Engine{e}, typed(e, "sglang"), v.block))
-			received := len(e.Journal())
-			a := s.post(t.Context(), path, []byte(body), "X-Tenant-Id", v.tenant)
-			if v.status != 200 {
-				wantError(t, path+", "+v.block, a, v.status, "body_unreadable")
-				if len(e.Journal()) != received {
-					t.Errorf("%s, %s: the engine got %s", path, v.block, lastOf(e).Body)
-				}
-			} else if got := string(lastOf(e).Body); a.status != 200 || got != body {
-				t.Errorf("%s, %s: status %d, the engine got %s", path, v.block, a.status, got)
-			}
-		}
-	}
-}
-
 // TestTenantsOfAnyName has names that a Dynamo cannot read in a header, or that are longer
 // than a salt may be. What the client writes beside them never counts.
 func TestTenantsOfAnyName(t *testing.T) {

@@ -25,6 +25,7 @@ func TestUnreadBodies(t *testing.T) {
 	e := startEngines(t, 1, canned.Pace{})[0]
 	const plain = `{"cache_salt":"victim","session_id":"victim","id_slot":7,"priority":-9}`
 	form := "--b\r\nContent-Disposition: form-data; name=\"file\"\r\n\r\nsound\r\n--b--\r\n"
+	const vertex = `{"instances":[{"text":"x"}],"parameters":{"cache_salt":"victim","session_params":{"id":"s"},"priority":99}}`
 	for _, v := range []struct {
 		name, path, kind, body string
 		status                 int // of the refusal
@@ -40,7 +41,13 @@ func TestUnreadBodies(t *testing.T) {
 		{"no type", "/infill", "", plain, 400},
 		{"form", "/v1/audio/transcriptions", "multipart/form-data; boundary=b", form, 400},
 		{"anything", "/upload", "application/octet-stream", "\x00\x01", 400},
+		{"Vertex AI's form", "/vertex_generate", "application/json", vertex, 400},
+		{"Vertex AI's form, any path", "/v1/endpoints/1:predict", "application/json", vertex, 400},
 	} {
+		engine := "vllm"
+		if v.body == vertex {
+			engine = "sglang"
+		}
 		for _, c := range []struct {
 			block, tenant string
 			refuses       bool
@@ -50,7 +57,7 @@ func TestUnreadBodies(t *testing.T) {
 			{"trust tenants", "", false},
 			{"pool default", "mine", false}, // which is not granted
 		} {
-			s := startCaddy(t, route([]*canned.Engine{e}, typed(e, "vllm", "priority on"), "max_body 40KiB", c.block))
+			s := startCaddy(t, route([]*canned.Engine{e}, typed(e, engine, "priority on"), "max_body 40KiB", c.block))
 			received := len(e.Journal())
 			header := []string{"X-Tenant-Id", c.tenant, "Content-Type", v.kind}
 			if v.name == "gzip" {
@@ -107,23 +114,5 @@ func TestTenantsBodiesAreReadWhereverEnginesCompute(t *testing.T) {
 			}
 		}
 		s.booksAtZero(t)
-	}
-}
-
-// TestTenantsOfTwoNames has a gateway that adds the tenant to the client's own.
-func TestTenantsOfTwoNames(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, "request_header +X-Tenant-Id mine\n"+route(engines, "worker "+engines[0].Addr()+" {\nengine vllm\n}", "trust tenants"))
-	s.mustChat(t, ask("hello"), "X-Tenant-Id", "victim")
-	got := lastOf(engines[0])
-	if values := got.Header["X-Tenant-Id"]; len(values) != 1 || values[0] == "victim" || values[0] == "mine" {
-		t.Errorf("the engine got the tenants %q", values)
-	}
-	if !strings.Contains(string(got.Body), `"cache_salt":"victim, mine"`) {
-		t.Errorf("the engine got %s", got.Body)
-	}
-	s.mustChat(t, ask("hello"), "X-Tenant-Id", "mine")
-	if got := lastOf(engines[0]); !strings.Contains(string(got.Body), `"cache_salt":"mine"`) {
-		t.Errorf("the engine got %s", got.Body)
 	}
 }
