@@ -93,46 +93,12 @@ func (*PredictedLatency) CaddyModule() caddy.ModuleInfo {
 //
 // The lowest cost wins. Workers of equal cost share evenly. All numbers are finite and not
 // negative.
-type Dynamo struct {
-	// How many blocks a cached block takes off the cost. Default: `1`.
-	OverlapScoreCredit float64 `json:"overlap_score_credit"`
-
-	// How fast the credit falls on workers with more booked prefill than the least busy
-	// one. Default: `0`, it does not fall.
-	CreditDecay float64 `json:"credit_decay,omitempty"`
-
-	// The weight of blocks to be computed against active blocks. Default: `1`.
-	PrefillLoadScale float64 `json:"prefill_load_scale"`
-
-	// The cost of each active request, in blocks. Default: `0`.
-	DecodeActiveRequestWeight float64 `json:"decode_active_request_weight,omitempty"`
-
-	// How much chance decides. Above 0 the policy draws among the workers, by the softmax
-	// of their cost. Default: `0`, the lowest cost wins.
-	Temperature float64 `json:"temperature,omitempty"`
-
-	// Whether prefill counts. Default: `true`.
-	TrackPrefillTokens bool `json:"track_prefill_tokens"`
-
-	// Whether active blocks count. Default: `true`.
-	TrackActiveBlocks bool `json:"track_active_blocks"`
-
-	// Whether generated blocks count among the active blocks. Default: `false`.
-	TrackOutputBlocks bool `json:"track_output_blocks,omitempty"`
-
-	// Whether blocks that active requests share count once. Default: `true`.
-	AssumeKVReuse bool `json:"assume_kv_reuse"`
-
-	*kvscore.Dynamo `json:"-"`
-}
+type Dynamo struct{ kvscore.Dynamo }
 
 // CaddyModule returns the Caddy module information.
 func (*Dynamo) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{ID: policyNamespace + ".dynamo", New: func() caddy.Module {
-		return &Dynamo{
-			OverlapScoreCredit: 1, PrefillLoadScale: 1,
-			TrackPrefillTokens: true, TrackActiveBlocks: true, AssumeKVReuse: true,
-		}
+		return &Dynamo{*kvscore.NewDynamo()}
 	}}
 }
 
@@ -146,12 +112,6 @@ func (p *Dynamo) Provision(caddy.Context) error {
 		if v < 0 || math.IsInf(v, 0) || math.IsNaN(v) {
 			return fmt.Errorf("policy dynamo: %s: must be finite and not negative, got %v", name, v)
 		}
-	}
-	p.Dynamo = &kvscore.Dynamo{
-		OverlapScoreCredit: p.OverlapScoreCredit, CreditDecay: p.CreditDecay, PrefillLoadScale: p.PrefillLoadScale,
-		DecodeActiveRequestWeight: p.DecodeActiveRequestWeight, Temperature: p.Temperature,
-		IgnorePrefillTokens: !p.TrackPrefillTokens, IgnoreActiveBlocks: !p.TrackActiveBlocks,
-		IgnoreOutputBlocks: !p.TrackOutputBlocks, NoKVReuse: !p.AssumeKVReuse,
 	}
 	return nil
 }
@@ -227,23 +187,12 @@ func (noOptions) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 //
 // A conversation keeps its worker from the turn that fills the beginning. Hashes differ
 // by process: after a restart, or at another router, prompts go elsewhere.
-type PrefixHash struct {
-	// The length of a prompt's beginning in tokens, of which full blocks count. Four
-	// bytes of text count as one token. Default: `256`.
-	PrefixTokens int `json:"prefix_tokens,omitempty"`
-
-	// The bound of a worker's active requests, as a multiple of the mean. With the new
-	// request it has at most ceil(load_factor × requests / workers). At least 1. A factor
-	// of the number of workers or more bounds nothing. Default: `1.25`.
-	LoadFactor float64 `json:"load_factor"`
-
-	*kvscore.PrefixHash `json:"-"`
-}
+type PrefixHash struct{ kvscore.PrefixHash }
 
 // CaddyModule returns the Caddy module information.
 func (*PrefixHash) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{ID: policyNamespace + ".prefix_hash", New: func() caddy.Module {
-		return &PrefixHash{LoadFactor: kvscore.DefaultLoadFactor}
+		return &PrefixHash{kvscore.PrefixHash{LoadFactor: kvscore.DefaultLoadFactor}}
 	}}
 }
 
@@ -255,7 +204,6 @@ func (p *PrefixHash) Provision(caddy.Context) error {
 	if !(p.LoadFactor >= 1) || math.IsInf(p.LoadFactor, 0) {
 		return fmt.Errorf("policy prefix_hash: load_factor: must be finite and at least 1, got %v", p.LoadFactor)
 	}
-	p.PrefixHash = &kvscore.PrefixHash{Tokens: p.PrefixTokens, LoadFactor: p.LoadFactor}
 	return nil
 }
 

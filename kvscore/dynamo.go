@@ -17,48 +17,55 @@ import "math"
 // The sum is multiplied by the candidate's factor. The lowest cost wins; equal costs share
 // evenly.
 type Dynamo struct {
-	// OverlapScoreCredit is the credit for each overlap block, in blocks.
-	OverlapScoreCredit float64
-	// CreditDecay reduces the credit on targets with more booked prefill than the least
-	// busy one.
-	CreditDecay float64
-	// PrefillLoadScale weighs the blocks to be computed against active blocks.
-	PrefillLoadScale float64
-	// DecodeActiveRequestWeight is a cost in blocks for each active request.
-	DecodeActiveRequestWeight float64
-	// Temperature samples from softmax(−cost/temperature), the costs
-	// normalised to their range; 0 takes the lowest.
-	Temperature float64
-	// IgnorePrefillTokens counts no prefill tokens, as Dynamo's
-	// track_prefill_tokens=false does.
-	IgnorePrefillTokens bool
-	// IgnoreActiveBlocks counts neither active nor added blocks, as
-	// track_active_blocks=false does.
-	IgnoreActiveBlocks bool
-	// IgnoreOutputBlocks counts prompt blocks only, as
-	// track_output_blocks=false does.
-	IgnoreOutputBlocks bool
-	// NoKVReuse counts shared blocks once for each request, as assume_kv_reuse=false
-	// does.
-	NoKVReuse bool
-	ties      Ties
+	DynamoOptions
+	ties Ties
 }
 
-// NewDynamo returns the policy with Dynamo's own defaults.
+// DynamoOptions are the options of [Dynamo].
+type DynamoOptions struct {
+	// How many blocks a cached block takes off the cost. Default: `1`.
+	OverlapScoreCredit float64 `json:"overlap_score_credit"`
+
+	// How fast the credit falls on workers with more booked prefill than the least busy
+	// one. Default: `0`, it does not fall.
+	CreditDecay float64 `json:"credit_decay,omitempty"`
+
+	// The weight of blocks to be computed against active blocks. Default: `1`.
+	PrefillLoadScale float64 `json:"prefill_load_scale"`
+
+	// The cost of each active request, in blocks. Default: `0`.
+	DecodeActiveRequestWeight float64 `json:"decode_active_request_weight,omitempty"`
+
+	// How much chance decides. Above 0 the policy draws among the workers, by the softmax
+	// of their cost, normalised to its range. Default: `0`, the lowest cost wins.
+	Temperature float64 `json:"temperature,omitempty"`
+
+	// Whether prefill counts. Default: `true`.
+	TrackPrefillTokens bool `json:"track_prefill_tokens"`
+
+	// Whether active blocks count. Default: `true`.
+	TrackActiveBlocks bool `json:"track_active_blocks"`
+
+	// Whether generated blocks count among the active blocks. Default: `false`.
+	TrackOutputBlocks bool `json:"track_output_blocks,omitempty"`
+
+	// Whether blocks that active requests share count once. Default: `true`.
+	AssumeKVReuse bool `json:"assume_kv_reuse"`
+}
+
+// NewDynamo returns the policy with the defaults of Dynamo's router.
 func NewDynamo() *Dynamo {
-	return &Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, IgnoreOutputBlocks: true}
+	return &Dynamo{DynamoOptions: DynamoOptions{
+		OverlapScoreCredit: 1, PrefillLoadScale: 1,
+		TrackPrefillTokens: true, TrackActiveBlocks: true, AssumeKVReuse: true,
+	}}
 }
 
 // Choose implements Policy.
 func (d *Dynamo) Choose(s *Selection) int {
-	by := d
-	var changed Dynamo
-	if s.Apart.Legs != LegsNever || s.Override != nil {
-		by = &changed
-		by.like(d)
-		by.decode(s.Apart.Legs)
-		s.Override.change(by)
-	}
+	by := d.DynamoOptions
+	by.decode(s.Apart.Legs)
+	s.Override.change(&by)
 	by.score(s)
 	if by.Temperature > 0 {
 		return softmax(s, by.Temperature)
@@ -66,27 +73,20 @@ func (d *Dynamo) Choose(s *Selection) int {
 	return d.ties.Cheapest(s)
 }
 
-// like copies the options of another policy.
-func (d *Dynamo) like(o *Dynamo) {
-	d.OverlapScoreCredit, d.CreditDecay, d.PrefillLoadScale = o.OverlapScoreCredit, o.CreditDecay, o.PrefillLoadScale
-	d.DecodeActiveRequestWeight, d.Temperature, d.IgnorePrefillTokens = o.DecodeActiveRequestWeight, o.Temperature, o.IgnorePrefillTokens
-	d.IgnoreActiveBlocks, d.IgnoreOutputBlocks, d.NoKVReuse = o.IgnoreActiveBlocks, o.IgnoreOutputBlocks, o.NoKVReuse
-}
-
 // decode makes the options those with which Dynamo chooses decode workers
 // (lib/llm/src/kv_router/prefill_router). If the request may stay whole, what they hold counts.
-func (d *Dynamo) decode(legs Legs) {
+func (d *DynamoOptions) decode(legs Legs) {
 	if legs == LegsNever {
 		return
 	}
-	d.IgnorePrefillTokens, d.NoKVReuse = true, true
+	d.TrackPrefillTokens, d.AssumeKVReuse = false, false
 	if legs == LegsAlways {
 		d.OverlapScoreCredit = 0
 	}
 }
 
 // score sets each candidate's cost.
-func (d *Dynamo) score(s *Selection) {
+func (d *DynamoOptions) score(s *Selection) {
 	least := s.Candidates[0].PrefillTokens
 	for i := range s.Candidates {
 		least = min(least, s.Candidates[i].PrefillTokens)
@@ -104,16 +104,16 @@ func (d *Dynamo) score(s *Selection) {
 }
 
 // prefillBlocks returns the booked prefill and the whole prompt, before the credit.
-func (d *Dynamo) prefillBlocks(s *Selection, c *Candidate) float64 {
-	if d.IgnorePrefillTokens {
+func (d *DynamoOptions) prefillBlocks(s *Selection, c *Candidate) float64 {
+	if !d.TrackPrefillTokens {
 		return 0
 	}
 	cached := int64(c.OverlapBlocks*float64(s.BlockSize) + 0.5)
 	return float64(c.PrefillTokens+max(s.Tokens, cached)) / float64(s.BlockSize)
 }
 
-func (d *Dynamo) decay(s *Selection, c *Candidate, least int64) float64 {
-	if d.IgnorePrefillTokens || d.CreditDecay == 0 || s.Tokens <= 0 {
+func (d *DynamoOptions) decay(s *Selection, c *Candidate, least int64) float64 {
+	if !d.TrackPrefillTokens || d.CreditDecay == 0 || s.Tokens <= 0 {
 		return 1
 	}
 	blocks := (s.Tokens + int64(s.BlockSize) - 1) / int64(s.BlockSize)
@@ -122,15 +122,15 @@ func (d *Dynamo) decay(s *Selection, c *Candidate, least int64) float64 {
 }
 
 // decodeBlocks returns the active blocks and those that this request adds.
-func (d *Dynamo) decodeBlocks(c *Candidate) float64 {
-	if d.IgnoreActiveBlocks {
+func (d *DynamoOptions) decodeBlocks(c *Candidate) float64 {
+	if !d.TrackActiveBlocks {
 		return 0
 	}
 	active, added := c.PromptBlocks, c.RequestBlocks-c.SharedBlocks
-	if d.NoKVReuse {
+	if !d.AssumeKVReuse {
 		active, added = c.UnsharedBlocks, c.RequestBlocks
 	}
-	if !d.IgnoreOutputBlocks {
+	if d.TrackOutputBlocks {
 		active += c.OutputBlocks
 	}
 	return math.Floor(active+0.5) + added

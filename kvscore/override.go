@@ -20,23 +20,19 @@ type Override struct {
 	TrackPrefillTokens *bool
 }
 
-// change changes a copy of the policy. Nil changes nothing.
-func (o *Override) change(by *Dynamo) {
+// change changes a copy of the options. Nil changes nothing.
+func (o *Override) change(by *DynamoOptions) {
 	if o == nil {
 		return
 	}
 	put(&by.OverlapScoreCredit, o.OverlapScoreCredit)
 	put(&by.PrefillLoadScale, o.PrefillLoadScale)
 	put(&by.Temperature, o.Temperature)
-	if o.AssumeKVReuse != nil {
-		by.NoKVReuse = !*o.AssumeKVReuse
-	}
-	if o.TrackPrefillTokens != nil {
-		by.IgnorePrefillTokens = !*o.TrackPrefillTokens
-	}
+	put(&by.AssumeKVReuse, o.AssumeKVReuse)
+	put(&by.TrackPrefillTokens, o.TrackPrefillTokens)
 }
 
-func put(to, from *float64) {
+func put[T any](to, from *T) {
 	if from != nil {
 		*to = *from
 	}

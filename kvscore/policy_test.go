@@ -13,7 +13,13 @@ func TestDynamoCost(t *testing.T) {
 			{Target: Target{Worker: 2, Rank: 0}, RequestBlocks: 10},
 		}}
 	}
-	plain := func() *Dynamo { return &Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1} }
+	with := func(change func(*Dynamo)) *Dynamo { // Dynamo's own defaults, which count output blocks
+		d := NewDynamo()
+		d.TrackOutputBlocks = true
+		change(d)
+		return d
+	}
+	plain := func() *Dynamo { return with(func(*Dynamo) {}) }
 	yes, no, half := true, false, 0.5
 	for name, tc := range map[string]struct {
 		policy   *Dynamo
@@ -21,26 +27,28 @@ func TestDynamoCost(t *testing.T) {
 		override *Override
 	}{
 		// (320+160)/16 − 4 + round(32.4) + 7; 160/16 + 10
-		"dynamo's defaults": {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1}, [2]float64{26 + 32 + 7, 20}, nil},
+		"dynamo's defaults": {plain(), [2]float64{26 + 32 + 7, 20}, nil},
 		"its router":        {NewDynamo(), [2]float64{26 + 30 + 7, 20}, nil}, // without output blocks
 		"for agents": {
-			&Dynamo{OverlapScoreCredit: 2, PrefillLoadScale: 4, DecodeActiveRequestWeight: 64, IgnoreOutputBlocks: true},
+			with(func(d *Dynamo) {
+				d.OverlapScoreCredit, d.PrefillLoadScale, d.DecodeActiveRequestWeight, d.TrackOutputBlocks = 2, 4, 64, false
+			}),
 			[2]float64{4*(30-8) + 37 + 2*64, 4*10 + 10},
 			nil,
 		},
-		"prompt blocks":    {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, IgnoreOutputBlocks: true}, [2]float64{26 + 30 + 7, 20}, nil},
-		"no reuse":         {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, NoKVReuse: true}, [2]float64{26 + 52 + 10, 20}, nil},
-		"no active blocks": {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, IgnoreActiveBlocks: true}, [2]float64{26, 10}, nil},
-		"no prefill":       {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, IgnorePrefillTokens: true}, [2]float64{39, 10}, nil},
-		"request weight":   {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, DecodeActiveRequestWeight: 5}, [2]float64{65 + 10, 20}, nil},
+		"prompt blocks":    {with(func(d *Dynamo) { d.TrackOutputBlocks = false }), [2]float64{26 + 30 + 7, 20}, nil},
+		"no reuse":         {with(func(d *Dynamo) { d.AssumeKVReuse = false }), [2]float64{26 + 52 + 10, 20}, nil},
+		"no active blocks": {with(func(d *Dynamo) { d.TrackActiveBlocks = false }), [2]float64{26, 10}, nil},
+		"no prefill":       {with(func(d *Dynamo) { d.TrackPrefillTokens = false }), [2]float64{39, 10}, nil},
+		"request weight":   {with(func(d *Dynamo) { d.DecodeActiveRequestWeight = 5 }), [2]float64{65 + 10, 20}, nil},
 		// decay 1/(1 + 0.5·(320/16)/10) = 0.5
-		"credit decay":        {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, CreditDecay: 0.5}, [2]float64{28 + 39, 20}, nil},
-		"clamped":             {&Dynamo{OverlapScoreCredit: 100, PrefillLoadScale: 1}, [2]float64{39, 20}, nil},
+		"credit decay":        {with(func(d *Dynamo) { d.CreditDecay = 0.5 }), [2]float64{28 + 39, 20}, nil},
+		"clamped":             {with(func(d *Dynamo) { d.OverlapScoreCredit = 100 }), [2]float64{39, 20}, nil},
 		"an empty override":   {plain(), [2]float64{65, 20}, &Override{}},
 		"override credit":     {plain(), [2]float64{28 + 32 + 7, 20}, &Override{OverlapScoreCredit: &half}},
 		"override scale":      {plain(), [2]float64{13 + 39, 5 + 10}, &Override{PrefillLoadScale: &half}},
 		"override no reuse":   {plain(), [2]float64{26 + 52 + 10, 20}, &Override{AssumeKVReuse: &no}},
-		"override reuse":      {&Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, NoKVReuse: true}, [2]float64{65, 20}, &Override{AssumeKVReuse: &yes}},
+		"override reuse":      {with(func(d *Dynamo) { d.AssumeKVReuse = false }), [2]float64{65, 20}, &Override{AssumeKVReuse: &yes}},
 		"override no prefill": {plain(), [2]float64{39, 10}, &Override{TrackPrefillTokens: &no}},
 	} {
 		s := two()
@@ -112,7 +120,8 @@ func TestTiedTargetThatJoinsLateIsNotFlooded(t *testing.T) {
 }
 
 func TestTemperature(t *testing.T) {
-	d := &Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1, Temperature: 1}
+	d := NewDynamo()
+	d.Temperature = 1
 	s := &Selection{Tokens: 1600, BlockSize: 16, Rand: seeded(1), Candidates: []Candidate{{OverlapBlocks: 100}, {}}}
 	// the worst has weight 1/e of the best: 0.269
 	for range 2 {
@@ -120,7 +129,7 @@ func TestTemperature(t *testing.T) {
 			t.Errorf("the worse of two was chosen %d times of 10000, want about 2690", n)
 		}
 		s.Override = &Override{Temperature: &d.Temperature}
-		d = &Dynamo{OverlapScoreCredit: 1, PrefillLoadScale: 1}
+		d = NewDynamo()
 	}
 }
 

@@ -17,12 +17,14 @@ const (
 // ceil(LoadFactor × all active requests / targets). Prompts without a full block go to the
 // least loaded target. Only these get costs.
 type PrefixHash struct {
-	// Tokens is the length of the beginning, rounded to full blocks, at least one. In a
-	// shorter prompt, all full blocks count. Default: DefaultPrefixTokens.
-	Tokens int
-	// LoadFactor bounds a target's requests relative to the mean. At 1 or more, some
-	// target is always below the bound; 1 is strictly even. Default: DefaultLoadFactor.
-	LoadFactor float64
+	// The length of a prompt's beginning in tokens, of which full blocks count. Four
+	// bytes of text count as one token. Default: `256`.
+	PrefixTokens int `json:"prefix_tokens,omitempty"`
+
+	// The bound of a worker's active requests, as a multiple of the mean. With the new
+	// request it has at most ceil(load_factor × requests / workers). At least 1. A factor
+	// of the number of workers or more bounds nothing. Default: `1.25`.
+	LoadFactor float64 `json:"load_factor"`
 
 	unknown LeastLoad // for prompts without blocks
 }
@@ -64,8 +66,8 @@ func (p *PrefixHash) bound(s *Selection) float64 {
 
 // prefix returns the hash of the prompt's root and its first blocks.
 func (p *PrefixHash) prefix(s *Selection) uint64 {
-	tokens := float64(p.Tokens)
-	if p.Tokens == 0 {
+	tokens := float64(p.PrefixTokens)
+	if p.PrefixTokens == 0 {
 		tokens = DefaultPrefixTokens
 	}
 	// The learned tokens per block would move the end of the beginning, and so all

@@ -237,7 +237,7 @@ func TestLoadsComeBackToZero(t *testing.T) {
 		NewDynamo(), &RoundRobin{}, &LeastLoad{}, NewPredictedLatency(), new(PrefixHash),
 		Random{},
 		PowerOfTwo{},
-		&Dynamo{PrefillLoadScale: 1, Temperature: 0.5, NoKVReuse: true},
+		&Dynamo{DynamoOptions: DynamoOptions{PrefillLoadScale: 1, Temperature: 0.5, TrackPrefillTokens: true, TrackActiveBlocks: true, TrackOutputBlocks: true}},
 	}
 	var live []*Lease
 	sel := &Selection{Rand: seeded(8)} // not rnd: the events must not depend on the policies
