@@ -180,62 +180,6 @@ func publishing(t testing.TB, n int, cfg engine.Config) (list []*engine.Engine) 
 	return list
 }
 
-// askBoth asks two prompts in turn until each of the engines has one, and returns the prompts by
-// engine name.
-func (s *server) askBoth(t testing.TB, from int) map[string][]uint32 {
-	t.Helper()
-	homes := make(map[string][]uint32)
-	for i := 0; len(homes) < 2; i++ {
-		prompt := idsOf(from+i, 323)
-		at, _, _ := s.askIDs(t, prompt, "")
-		homes[at] = prompt
-		if i > 20 {
-			t.Fatal("all prompts go to one engine")
-		}
-	}
-	return homes
-}
-
-// TestEventsOverFaults loses events, connections and engines, one after another. The router
-// knows again what each engine holds, within seconds.
-func TestEventsOverFaults(t *testing.T) {
-	fault := func(kind engine.EventFaultKind, count int) func(*engine.Engine) error {
-		return func(e *engine.Engine) error { return e.SetEventFault(engine.EventFault{Kind: kind, Count: count}) }
-	}
-	for name, f := range map[string]struct {
-		fault func(*engine.Engine) error
-		shown func(*followedStream) bool // the router has seen it
-	}{
-		"lost on the way":    {fault(engine.DropBatches, 3), func(f *followedStream) bool { return f.Gaps > 0 }},
-		"closed connection":  {fault(engine.Disconnect, 1), func(f *followedStream) bool { return f.Reconnects > 0 }},
-		"restart":            {(*engine.Engine).Restart, func(f *followedStream) bool { return f.Reconnects > 0 }},
-		"reset of the cache": {func(e *engine.Engine) error { return resetCache(t, e) }, func(f *followedStream) bool { return f.Cleared > 0 }},
-	} {
-		t.Run(name, func(t *testing.T) {
-			engines := publishing(t, 2, engine.Config{})
-			s := startCaddy(t, simulated(engines, "response_headers X-KV-", "policy dynamo", "trust pins", "worker "+engines[0].Addr()+" {\nid 1\n}"))
-			for _, e := range engines {
-				s.awaitKnowledge(t, e, "live", "exact")
-			}
-			homes := s.askBoth(t, 1)
-			if err := f.fault(engines[0]); err != nil {
-				t.Fatal(err)
-			}
-			if name == "lost on the way" {
-				for i := range 4 { // the batches that are lost, and one that shows it
-					s.askIDs(t, idsOf(50+i, 100), `,"nvext":{"backend_instance_id":1}`)
-				}
-			}
-			eventually(t, 10*time.Second, "the fault is seen", func() bool { return f.shown(&s.followed(t, engines[0]).Events[0]) })
-			for _, e := range engines {
-				s.agrees(t, e, homes["e0"])
-				s.agrees(t, e, homes["e1"])
-				s.awaitKnowledge(t, e, "live", "exact")
-			}
-		})
-	}
-}
-
 func resetCache(t testing.TB, e *engine.Engine) error {
 	t.Helper()
 	resp, err := http.Post(e.URL()+"/reset_prefix_cache", "application/json", nil)
@@ -249,34 +193,6 @@ func resetCache(t testing.TB, e *engine.Engine) error {
 		return err
 	}
 	return resp2.Body.Close()
-}
-
-// agrees waits until what the router knows of a prompt on an engine is what the engine holds.
-func (s *server) agrees(t testing.TB, e *engine.Engine, prompt []uint32) {
-	t.Helper()
-	text := make([]string, len(prompt))
-	for i, id := range prompt {
-		text[i] = strconv.FormatUint(uint64(id), 10)
-	}
-	body := `{"model":"sim-8b","prompt":[` + strings.Join(text, ",") + `]}`
-	var known, held int64
-	deadline := time.Now().Add(10 * time.Second)
-	for time.Now().Before(deadline) {
-		device, host := e.Holds(0, prompt, "", "")
-		most := int64(len(prompt)-1) / 16
-		held = min(int64(device+host), most) * 16
-		x := s.explainAt(t, "/v1/completions", body)
-		for _, c := range x.Candidates {
-			if c.Dial == e.Addr() {
-				known = c.Tokens
-				if known == held && c.Source == "exact" {
-					return
-				}
-			}
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
-	t.Errorf("engine %s holds %d tokens of the prompt, and the router knows %d", e.Name(), held, known)
 }
 
 // TestEventsOfRanks has two engines of two ranks each. Each rank is known by itself.
