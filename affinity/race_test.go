@@ -1,6 +1,7 @@
 package affinity
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -92,4 +93,92 @@ func TestCloseInFlight(t *testing.T) {
 		}
 	}
 	eventually(t, "goroutines end", func() bool { return runtime.NumGoroutine() <= before })
+}
+
+// TestStormOnFewSessions has 64 clients at once in each of 100 sessions. Each client wants
+// another target. All of a session agree on one, and nobody fails.
+func TestStormOnFewSessions(t *testing.T) {
+	const keys, clients, turns = 100, 64, 5
+	r := open(t, Options{})
+	s := NewSessions(r)
+	var binds, moved atomic.Int64
+	var homes [keys]atomic.Uint64
+	each(keys*clients, func(i int) {
+		key := numberedKey(i % keys)
+		for range turns {
+			var u Use
+			s.Begin(&u, key)
+			b, _, err := u.Find(background, time.Minute)
+			if err == nil && b.Version == 0 {
+				u.Choose(on(uint64(i))) //nolint:gosec // not negative
+				runtime.Gosched()
+				var won bool
+				if b, won, err = u.Bind(background, 0, want(on(uint64(i)), time.Hour, EngineBacked)); won { //nolint:gosec // not negative
+					binds.Add(1)
+				}
+			}
+			if home := &homes[i%keys]; !home.CompareAndSwap(0, uint64(b.Version)) && home.Load() != uint64(b.Version) {
+				moved.Add(1)
+			}
+			if end := u.End(background, b.Version); err != nil || end != nil || b.Version == 0 {
+				t.Errorf("bound to %+v, %v, %v", b, err, end)
+			}
+		}
+	})
+	if binds.Load() != keys || moved.Load() != 0 || s.Len() != keys || s.Live() != 0 {
+		t.Errorf("%d keys: %d binds, %d turns elsewhere, %d bindings, %d live", keys, binds.Load(), moved.Load(), s.Len(), s.Live())
+	}
+}
+
+// inStripe returns a key of the first stripe and the first place.
+func inStripe(n int) (k Key) {
+	binary.LittleEndian.PutUint64(k[:8], uint64(n+1)<<20) //nolint:gosec // not negative
+	return k
+}
+
+// TestFreshBindingsAreFound binds sessions of one stripe, without the table of recent entries
+// that would find them first. Others look them up while the stripe settles again and again.
+func TestFreshBindingsAreFound(t *testing.T) {
+	const n = 20_000
+	r := open(t, Options{})
+	var bound atomic.Int64
+	var done atomic.Bool
+	go func() {
+		defer done.Store(true)
+		for i := range n {
+			if _, ok, err := r.Bind(background, inStripe(i), 0, want(on(1), time.Hour, RouterOnly)); !ok || err != nil {
+				t.Error(ok, err)
+			}
+			bound.Store(int64(i) + 1)
+			if i%100 == 99 { // the earlier ones of a hash's changes must not undo the later
+				b, _, _ := r.Peek(background, inStripe(i))
+				r.Unbind(background, inStripe(i), b.Version)
+				r.Bind(background, inStripe(i), 0, want(on(2), time.Hour, RouterOnly))
+			}
+		}
+	}()
+	each(2, func(int) {
+		for !done.Load() {
+			last := int(bound.Load())
+			for i := last - 1; i >= max(0, last-3*maxFresh); i-- {
+				key := inStripe(i)
+				if i%100 != 99 && r.find(&key) == nil {
+					t.Errorf("session %d of %d is not found", i, last)
+					return
+				}
+			}
+			runtime.Gosched()
+		}
+	})
+	for i := range n {
+		key := inStripe(i)
+		if e := r.find(&key); e == nil || i%100 == 99 && e.worker != 2 {
+			t.Fatalf("session %d: %+v", i, e)
+		}
+	}
+	s := r.stripe(0)
+	s.Lock()
+	r.settle(s)
+	s.Unlock()
+	cacheHolds(t, r)
 }

@@ -2,7 +2,9 @@ package kvscore
 
 import (
 	"math"
+	"slices"
 	"testing"
+	"time"
 )
 
 // The numbers are computed by hand from Dynamo's formula.
@@ -139,5 +141,118 @@ func TestLeastLoadOrder(t *testing.T) {
 	}}
 	if i := (&LeastLoad{}).Choose(s); i != 3 {
 		t.Errorf("chose %d, want 3", i)
+	}
+}
+
+// TestFactorsSteer has idle targets of which a factor makes one cheaper: it gets
+// all that comes.
+func TestFactorsSteer(t *testing.T) {
+	s := NewScheduler(Settings{})
+	r := prompt(upTo(4)...)
+	r.Factors = []float64{1, math.Exp(-math.Tanh(1)), 0}
+	var sel Selection
+	sel.Rand = seeded(1)
+	for range 20 {
+		i, lease := s.Select(time.Now(), r, targets(3), -1, NewDynamo(), &sel)
+		lease.End(false, nil)
+		if i != 1 {
+			t.Fatalf("chose %d, costs %v %v %v", i, sel.Candidates[0].Cost, sel.Candidates[1].Cost, sel.Candidates[2].Cost)
+		}
+	}
+	a, b, c := sel.Candidates[0].Cost, sel.Candidates[1].Cost, sel.Candidates[2].Cost
+	if a == 0 || math.Abs(b/a-math.Exp(-math.Tanh(1))) > 1e-9 || c != a {
+		t.Errorf("costs %v, %v, %v", a, b, c)
+	}
+}
+
+// TestOutputFadesTowardsItsEnd has an answer whose length is expected: its
+// blocks count less and less, and the loads come back to zero.
+func TestOutputFadesTowardsItsEnd(t *testing.T) {
+	s := NewScheduler(Settings{})
+	ts := targets(1)
+	t0 := time.Now()
+	r := prompt(upTo(2)...)
+	r.Tokens, r.Streamed, r.ExpectedTokens = 32, true, 320
+	sel, look := Selection{Rand: seeded(1)}, Selection{Rand: seeded(1)}
+	_, lease := s.Select(t0, r, ts, -1, new(LeastLoad), &sel)
+	output := func() float64 {
+		s.Explain(t0, prompt(9), ts, -1, new(LeastLoad), &look)
+		return look.Candidates[0].OutputBlocks
+	}
+	for _, v := range []struct {
+		tokens int64
+		want   float64
+	}{{16, 0.95}, {160, 5}, {304, 19 * 0.05}, {320, 0}, {640, 0}} {
+		lease.Output(t0, v.tokens)
+		if got := output(); math.Abs(got-v.want) > 1e-9 {
+			t.Errorf("after %d tokens: %v blocks, want %v", v.tokens, got, v.want)
+		}
+	}
+	if l, _ := s.Load(t0, ts[0]); l.OutputBlocks != 40 {
+		t.Errorf("the load shows %d blocks, want 40", l.OutputBlocks)
+	}
+	lease.End(true, nil)
+	if got := output(); got != 0 {
+		t.Errorf("%v blocks are left", got)
+	}
+}
+
+// first returns the target that a new scheduler chooses for a session among idle targets.
+func first(t *testing.T, p Policy, session uint64, ts []Target) Target {
+	t.Helper()
+	s := NewScheduler(Settings{})
+	r := prompt(upTo(10)...)
+	r.Session = session
+	sel := &Selection{Rand: seeded(session)}
+	dry := s.Explain(epoch, r, ts, -1, p, sel)
+	i, l := s.Select(epoch, r, ts, -1, p, sel)
+	l.End(true, nil)
+	if session != 0 && len(ts) > 1 && (dry.Chosen != i || dry.Drawn != nil) {
+		t.Errorf("session %d goes to %d, explained as %d, by chance among %v", session, i, dry.Chosen, dry.Drawn)
+	}
+	return ts[i]
+}
+
+func tiePolicies() map[string]Policy {
+	return map[string]Policy{"predicted_latency": NewPredictedLatency(), "dynamo": NewDynamo(), "least_load": &LeastLoad{}}
+}
+
+// TestRoutersAgreeOnANewSession has two routers with the same targets in another order. One
+// of them has served other sessions and requests before.
+func TestRoutersAgreeOnANewSession(t *testing.T) {
+	here := targets(5)
+	for i := range here {
+		here[i].Rank = uint32(i % 2) //nolint:gosec // small
+	}
+	there := slices.Clone(here)
+	slices.Reverse(there)
+	theirs := tiePolicies()
+	for name, p := range tiePolicies() {
+		for session := range uint64(200) {
+			first(t, theirs[name], 0, there) // without a session: by the fair share
+			session = mix(session)
+			if a, b := first(t, p, session, here), first(t, theirs[name], session, there); a != b {
+				t.Fatalf("%s: session %x goes to %s here and to %s there", name, session, a, b)
+			}
+		}
+	}
+}
+
+// TestLoadOutweighsRendezvous books many requests of one session at once. They spread, for
+// only the first finds equal targets.
+func TestLoadOutweighsRendezvous(t *testing.T) {
+	for name, p := range tiePolicies() {
+		s, ts := declared(4)
+		sel := &Selection{Rand: seeded(1)}
+		got := make([]int, len(ts))
+		for i := range 40 {
+			r := prompt(uint64(2*i+1), uint64(2*i+2))
+			r.Session = 17
+			at, _ := s.Select(epoch.Add(time.Duration(i)*time.Microsecond), r, ts, -1, p, sel)
+			got[at]++
+		}
+		if slices.Max(got) > 12 {
+			t.Errorf("%s: %v", name, got)
+		}
 	}
 }
