@@ -241,7 +241,7 @@ func TestWaitEndsInTime(t *testing.T) {
 }
 
 // TestSlotsAreNeverLostNorTooMany has clients that come, leave and are served at
-// the same time, some of them for one worker only.
+// the same time, some of them for one worker only, some without entering the queue.
 func TestSlotsAreNeverLostNorTooMany(t *testing.T) {
 	q, workers := queueRoom(3, 2)
 	var served atomic.Int64
@@ -250,10 +250,15 @@ func TestSlotsAreNeverLostNorTooMany(t *testing.T) {
 		clients.Go(func() {
 			for n := range 200 {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+(i+n)%5)*time.Millisecond)
-				m := newWaiter(time.Now(), workers[i%3/2:]...)
-				q.enter(m, 20)
-				v := q.outcome(ctx, m, time.Minute)
-				if w := v.worker; w != nil {
+				w := workers[i%2]
+				if n%5 > 0 {
+					m := newWaiter(time.Now(), workers[i%3/2:]...)
+					q.enter(m, 20)
+					w = q.outcome(ctx, m, time.Minute).worker
+				} else if !q.takeUnclaimed(w) { // a newcomer
+					w = nil
+				}
+				if w != nil {
 					if running, limit := w.slots.running.Load(), w.slots.limit.Load(); running > limit {
 						t.Errorf("%d are running, %d may", running, limit)
 					}
