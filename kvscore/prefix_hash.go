@@ -1,6 +1,9 @@
 package kvscore
 
-import "math"
+import (
+	"cmp"
+	"math"
+)
 
 // Defaults of PrefixHash.
 const (
@@ -53,26 +56,18 @@ func (p *PrefixHash) Choose(s *Selection) int {
 
 // bound returns the most requests that a target may have with the new one.
 func (p *PrefixHash) bound(s *Selection) float64 {
-	factor := p.LoadFactor
-	if factor == 0 {
-		factor = DefaultLoadFactor
-	}
 	all := 1
 	for i := range s.Candidates {
 		all += s.Candidates[i].Requests
 	}
-	return math.Ceil(factor * (float64(all) / float64(len(s.Candidates))))
+	return math.Ceil(cmp.Or(p.LoadFactor, DefaultLoadFactor) * (float64(all) / float64(len(s.Candidates))))
 }
 
 // prefix returns the hash of the prompt's root and its first blocks.
 func (p *PrefixHash) prefix(s *Selection) uint64 {
-	tokens := float64(p.PrefixTokens)
-	if p.PrefixTokens == 0 {
-		tokens = DefaultPrefixTokens
-	}
 	// The learned tokens per block would move the end of the beginning, and so all
 	// prompts at once.
-	n := max(1, math.Round(tokens/s.NominalBlockTokens))
+	n := max(1, math.Round(float64(cmp.Or(p.PrefixTokens, DefaultPrefixTokens))/s.NominalBlockTokens))
 	n = min(n, float64(len(s.Blocks)))
 	hash := mix(s.Root)
 	for _, block := range s.Blocks[:int(n)] {

@@ -1,6 +1,7 @@
 package kvscore
 
 import (
+	"cmp"
 	"runtime"
 	"sync"
 	"time"
@@ -100,15 +101,9 @@ func (s *Settings) caches() cache.Settings {
 func (s *Scheduler) Caches() *cache.Caches { return s.caches }
 
 func (s Settings) withDefaults() Settings {
-	if s.Memory == 0 {
-		s.Memory = DefaultMemory
-	}
-	if s.BlockSize == 0 {
-		s.BlockSize = DefaultBlockSize
-	}
-	if s.LeaseExpiry == 0 {
-		s.LeaseExpiry = DefaultLeaseExpiry
-	}
+	s.Memory = cmp.Or(s.Memory, DefaultMemory)
+	s.BlockSize = cmp.Or(s.BlockSize, DefaultBlockSize)
+	s.LeaseExpiry = cmp.Or(s.LeaseExpiry, DefaultLeaseExpiry)
 	return s
 }
 

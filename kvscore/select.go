@@ -1,6 +1,7 @@
 package kvscore
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -141,10 +142,7 @@ func (s *Selection) lists(among []TargetRef) bool {
 func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *Selection) {
 	sel.Tokens, sel.RequestBlocks, sel.Known = sel.view.Tokens, sel.view.Blocks, sel.view.Known
 	sel.BlockSize, sel.Override, sel.Priority, sel.Session = s.settings.BlockSize, r.Override, r.Priority, r.Session
-	sel.Root, sel.Blocks, sel.NominalBlockTokens = r.Root, r.Blocks, r.NominalBlockTokens
-	if sel.NominalBlockTokens == 0 {
-		sel.NominalBlockTokens = r.BlockTokens
-	}
+	sel.Root, sel.Blocks, sel.NominalBlockTokens = r.Root, r.Blocks, cmp.Or(r.NominalBlockTokens, r.BlockTokens)
 	sel.Fault, sel.Unknown, sel.Home, sel.Awaiting = false, 0, -1, 0
 	s.describe(r, sel)
 	sel.Candidates = slices.Grow(sel.Candidates[:0], len(among))[:len(among)]

@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -70,9 +71,7 @@ func (v *Valkey) Append(ctx context.Context, s *Sent) error {
 
 // Read implements [Stream].
 func (v *Valkey) Read(ctx context.Context, from string, wait time.Duration, each func(*Sent)) (string, error) {
-	if from == "" {
-		from = "0"
-	}
+	from = cmp.Or(from, "0")
 	cmd := v.client.B().Xread().Count(readAtOnce)
 	var done valkey.ValkeyResult
 	if wait > 0 {

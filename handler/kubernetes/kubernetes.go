@@ -4,6 +4,7 @@
 package kubernetes
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -167,16 +168,9 @@ func (u *Upstreams) target() (target, error) {
 		if host == "" {
 			return t, errors.New("api: required outside a cluster; KUBERNETES_SERVICE_HOST is not set")
 		}
-		if port == "" {
-			port = "443"
-		}
-		t.api = "https://" + net.JoinHostPort(host, port)
-		if t.tokenFile == "" {
-			t.tokenFile = inCluster + "token"
-		}
-		if t.caFile == "" {
-			t.caFile = inCluster + "ca.crt"
-		}
+		t.api = "https://" + net.JoinHostPort(host, cmp.Or(port, "443"))
+		t.tokenFile = cmp.Or(t.tokenFile, inCluster+"token")
+		t.caFile = cmp.Or(t.caFile, inCluster+"ca.crt")
 	}
 	if t.namespace == "" {
 		t.namespace = "default"

@@ -1,6 +1,7 @@
 package kubernetes
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
@@ -103,10 +104,7 @@ func portOf(ports []slicePort, want string) (string, error) {
 	ports = slices.DeleteFunc(slices.Clone(ports), func(p slicePort) bool {
 		return p.Protocol != "" && p.Protocol != "TCP" || p.Port < 1 || p.Port > 65535
 	})
-	name := want
-	if want == "" {
-		name = "http"
-	}
+	name := cmp.Or(want, "http")
 	i := slices.IndexFunc(ports, func(p slicePort) bool { return p.Name == name })
 	if want == "" && len(ports) == 1 {
 		i = 0

@@ -59,13 +59,7 @@ func (g Grants) Names(yield func(string) bool) {
 }
 
 // String returns the names, with spaces between them.
-func (g Grants) String() string {
-	var names []string
-	for name := range g.Names {
-		names = append(names, name)
-	}
-	return strings.Join(names, " ")
-}
+func (g Grants) String() string { return strings.Join(slices.Collect(g.Names), " ") }
 
 // Restrict removes from e what g does not grant, and returns the kinds that it
 // removed. It always removes annotations that only a router may write, as Explain.

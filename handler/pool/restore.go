@@ -185,9 +185,7 @@ func (r *restorer) ended(w *restoredWorker, end *journal.End) {
 	}
 	r.prompts = append(r.prompts, restoredPrompt{b.Prompt, w, b.Target.Rank, end.Tokens, b.Matched})
 	if end.Answer != nil {
-		if end.Answer.Weight == 0 {
-			end.Answer.Weight = b.Prompt.Weight
-		}
+		end.Answer.Weight = cmp.Or(end.Answer.Weight, b.Prompt.Weight)
 		r.prompts = append(r.prompts, restoredPrompt{end.Answer, w, b.Target.Rank, end.AnswerTokens, -1})
 	}
 }

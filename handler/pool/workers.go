@@ -1,6 +1,8 @@
 package pool
 
 import (
+	"maps"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -66,11 +68,7 @@ func (p *Pool) peek(dial string) *Worker {
 func (p *Pool) All() []*Worker {
 	p.members.mu.RLock()
 	defer p.members.mu.RUnlock()
-	list := make([]*Worker, 0, len(p.workers))
-	for _, w := range p.workers {
-		list = append(list, w)
-	}
-	return list
+	return slices.Collect(maps.Values(p.workers))
 }
 
 // ByID returns the worker with an id, nil if the pool knows none.

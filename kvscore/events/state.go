@@ -30,12 +30,7 @@ const (
 var stateNames = [...]string{"unknown", "replaying", "live", "gap", "untrusted"}
 
 // String returns the state's name.
-func (s State) String() string {
-	if int(s) < len(stateNames) {
-		return stateNames[s]
-	}
-	return "invalid"
-}
+func (s State) String() string { return stateNames[s] }
 
 // MarshalText implements encoding.TextMarshaler.
 func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
