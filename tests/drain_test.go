@@ -169,32 +169,6 @@ func (s *server) available(t testing.TB, dial string) (float64, bool) {
 	return s.scrape(t).sum("caddy_kv_router_worker_available", `worker="`+dial+`"`)
 }
 
-// TestDeadWorkerIsNotAvailable kills a worker of two, while requests try it now
-// and then: it must not be called available in between.
-func TestDeadWorkerIsNotAvailable(t *testing.T) {
-	a, b := startSimulated(t, engine.Config{Name: "a"}), startSimulated(t, engine.Config{Name: "b"})
-	s := startCaddy(t, simulated([]*engine.Engine{a, b}, "policy round_robin"))
-	s.mustChat(t, simChat("hello"))
-	b.Kill()
-	eventually(t, 10*time.Second, "the worker that was killed to be missed", func() bool {
-		s.mustChat(t, simChat("hello"))
-		v, said := s.available(t, b.Addr())
-		return said && v == 0
-	})
-	for i := range 12 {
-		if i%4 == 0 {
-			s.mustChat(t, simChat(fmt.Sprint("question ", i)))
-		}
-		if v, _ := s.available(t, b.Addr()); v != 0 {
-			t.Fatalf("look %d: a dead worker is available", i)
-		}
-		time.Sleep(200 * time.Millisecond)
-	}
-	if v, _ := s.available(t, a.Addr()); v != 1 {
-		t.Error("the other one is not available")
-	}
-}
-
 // TestWorkerThatCaddyTookOutIsNotAvailable has one worker fail Caddy's health
 // checks.
 func TestWorkerThatCaddyTookOutIsNotAvailable(t *testing.T) {

@@ -143,30 +143,6 @@ func TestEnginesAreFoundOut(t *testing.T) {
 	}
 }
 
-// TestEngineThatComesLate has an engine that starts late and needs a key for probes.
-func TestEngineThatComesLate(t *testing.T) {
-	late, there := startSimulated(t, engine.Config{Name: "late", Blocks: 500, MaxModelLen: 4096}), startSimulated(t, engine.Config{Name: "there"})
-	late.Kill()
-	s := startCaddy(t, simulated([]*engine.Engine{late, there}, "worker * {\napi_key secret\n}"))
-	s.mustChat(t, simChat("hello"))
-	eventually(t, 5*time.Second, "the other engine to be found out", func() bool { return s.told(t, there).Engine.Type == "vllm" })
-	if w := s.told(t, late); w.Engine.Type != "" || w.Engine.Source != "unknown" || w.Cache.Capacity != 262144 {
-		t.Errorf("the one that is down is %+v", w)
-	}
-	if err := late.Restart(); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, 20*time.Second, "the late engine to be found out", func() bool { return s.told(t, late).Engine.Told.KVTokens == 8000 })
-	if w := s.told(t, late); w.Cache.Capacity != 8000 {
-		t.Errorf("its cache model has room for %d tokens", w.Cache.Capacity)
-	}
-	for _, r := range late.Journal() {
-		if r.Header.Get("User-Agent") == "kv_router" && r.Header.Get("Authorization") != "Bearer secret" {
-			t.Errorf("asked for %s without the key", r.Path)
-		}
-	}
-}
-
 // TestRestartWithinAPoll restarts an engine between two probes. The configuration
 // contradicts the engine, which the log says once. The router finds the restart once.
 func TestRestartWithinAPoll(t *testing.T) {

@@ -34,32 +34,6 @@ func (s *server) logged(t testing.TB, text string) int {
 // markedDown is the log line of a worker that is marked down.
 const markedDown = "worker is marked down"
 
-// TestLoneEngineGoesOnAfterAFailure has a pool of one engine, which fails once. The next
-// request must reach it despite the mark.
-func TestLoneEngineGoesOnAfterAFailure(t *testing.T) {
-	for _, f := range []struct {
-		name  string
-		fault canned.Fault
-	}{
-		{"ClosesConnection", canned.Fault{Kind: canned.CloseAfterRead}},
-		{"ResetsConnection", canned.Fault{Kind: canned.ResetAfterRead}},
-		{"Answers503", canned.Fault{Kind: canned.Status, Status: 503, Body: `{}`}},
-		{"Answers429", canned.Fault{Kind: canned.Status, Status: 429, Body: `{}`}},
-		{"DiesInMidAnswer", canned.Fault{Kind: canned.DieMidStream, Words: 2}},
-	} {
-		t.Run(f.name, func(t *testing.T) {
-			engines := startEngines(t, 1, canned.Pace{})
-			s := startCaddy(t, route(engines))
-			s.mustChat(t, ask("before"))
-			engines[0].FailNext(1, f.fault)
-			a := s.chat(t.Context(), ask("the one that may fail"))
-			t.Logf("the failing request: status %d, error %v", a.status, a.err)
-			s.mustChat(t, ask("after"))
-			s.booksAtZero(t)
-		})
-	}
-}
-
 // TestRefusalsAreNotPassiveFailures has Caddy's passive health checks. They count a worker
 // that is gone as failed, but not one that was busy.
 func TestRefusalsAreNotPassiveFailures(t *testing.T) {

@@ -155,29 +155,6 @@ func TestDrainedWorkerIsNotWaitedFor(t *testing.T) {
 	h.finish(t, all...)
 }
 
-// TestMarkedDownWorkerIsNoResortForFullOnes has a worker with a free slot that has just
-// failed, and a full healthy one. A request waits for either. It does not go to the first
-// before its mark ends.
-func TestMarkedDownWorkerIsNoResortForFullOnes(t *testing.T) {
-	h := startGated(t, 2, "policy round_robin")
-	cut := h.startChat(t, "the first")
-	runs(t, h.gates[0], 1)
-	busy := h.startChat(t, "the second")
-	runs(t, h.gates[1], 1)
-	before := h.engines[0].Requests()
-	failing := time.Now()
-	h.gates[0].pass(t, 0)
-	h.wantWaiting(t, 1) // what was cut off, for the other one
-	cut.leave()
-	h.wantWaiting(t, 0)
-	last := h.startChat(t, "the last")
-	runs(t, h.gates[0], 1)
-	if d := h.engines[0].Journal()[before].At.Sub(failing); d < 500*time.Millisecond {
-		t.Errorf("the failed engine got a request after %v, want at least half a second", d)
-	}
-	h.finish(t, busy, last)
-}
-
 // startFullHome binds the session "wanderer", and fills its worker, which can take one request.
 func startFullHome(t *testing.T, options ...string) (f fullHome) {
 	t.Helper()
