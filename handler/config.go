@@ -153,20 +153,19 @@ type Handler struct { // one field for each option, hence so many
 	// that only other workers of the pool serve. Default: `true`.
 	MergeModels *bool `json:"merge_models,omitempty"`
 
-	// Whether a request is parted over two workers, of which one computes the prompt and the
-	// other the answer. It takes workers with the roles `prefill` and `decode`. The values are:
+	// Which requests are parted: a worker for `prefill` computes the prompt, and one for
+	// `decode` the answer. The values are:
 	//
-	// - `auto`: if the first token is predicted to come sooner then, with what a prefill on
-	//   the decode worker costs the answers there.
-	// - `always`: each request that can be parted.
+	// - `auto`: a request that is predicted to cost less time then.
+	// - `always`: each one that can be parted.
 	// - `never`: none.
-	// - `isl_bounding`: unless the decode worker lacks less than 2048 tokens and less than 70
+	// - `isl_bounding`: unless its decode worker lacks less than 2048 tokens and less than 70
 	//   percent of the prompt.
 	// - `prefill_load`: unless more than 8192 tokens wait at the best prefill worker.
 	// - `isl_or_load`: unless either of the last two holds.
 	//
-	// The last three are Dynamo's rules. With them a request is parted in any case while the KV
-	// cache of its decode worker is nearly full. Default: `auto`.
+	// The last three are Dynamo's rules. They part each request whose decode worker has a
+	// nearly full KV cache. Default: `auto`.
 	Legs string `json:"legs,omitempty"`
 
 	// The reverse proxy that performs the round trips, with all options of Caddy's own

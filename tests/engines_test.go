@@ -1,6 +1,7 @@
 package tests
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"strings"
@@ -20,7 +21,7 @@ const (
 // startSimulated starts a simulated engine with fast answers, until the test ends.
 func startSimulated(t testing.TB, cfg engine.Config) *engine.Engine {
 	t.Helper()
-	cfg.Speed, cfg.AnswerTokens = 100, 8
+	cfg.Speed, cfg.AnswerTokens = 100, cmp.Or(cfg.AnswerTokens, 8)
 	e, err := engine.Start(cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -20,15 +21,25 @@ const (
 	openIncidents = "caddy_kv_router_incidents"
 )
 
+// parting are the engines that serve legs.
+var parting = []engine.Flavour{engine.VLLM, engine.SGLang, engine.TRTLLM}
+
 // apart is a pool of simulated engines: prefill engines first, then decode engines.
 type apart struct {
 	*server
 	prefill, decode []*engine.Engine
+	site            string
 	whole           *engine.Engine // one outside the pool, which answers as they do
 }
 
 // startApart starts prefill and decode engines behind a router.
 func startApart(t *testing.T, f engine.Flavour, prefills, decodes int, options ...string) *apart {
+	t.Helper()
+	return startApartOf(t, engine.Config{Flavour: f, Transfer: new(engine.Transfer)}, prefills, decodes, options...)
+}
+
+// startApartOf is startApart with engines of a configuration.
+func startApartOf(t *testing.T, cfg engine.Config, prefills, decodes int, options ...string) *apart {
 	t.Helper()
 	p := &apart{whole: startSimulated(t, engine.Config{})}
 	var all []*engine.Engine
@@ -38,16 +49,33 @@ func startApart(t *testing.T, f engine.Flavour, prefills, decodes int, options .
 		if i >= prefills {
 			role, list = engine.DecodeLegs, &p.decode
 		}
-		e := startSimulated(t, engine.Config{Name: fmt.Sprint(role, i), Flavour: f, Transfer: &engine.Transfer{Role: role}})
+		transfer := *cfg.Transfer
+		transfer.Role = role
+		one := cfg
+		one.Name, one.Transfer = fmt.Sprint(role, i), &transfer
+		e := startSimulated(t, one)
 		*list, all = append(*list, e), append(all, e)
 		fmt.Fprintf(&roles, "worker %s {\nid %d\n", e.Addr(), i+1)
-		if f == engine.VLLM { // which does not report it
+		if cfg.Flavour != engine.SGLang { // which reports it
 			fmt.Fprintf(&roles, "role %s\n", role)
 		}
 		roles.WriteString("}\n")
 	}
-	block := append([]string{roles.String(), "response_headers X-KV-", "trust pins explain"}, options...)
-	p.server = startCaddy(t, simulated(all, block...))
+	block := "kv_router {\n" + roles.String() + "response_headers X-KV-\ntrust pins explain\n"
+	proxy := "reverse_proxy"
+	for _, e := range all {
+		proxy += " " + e.Addr()
+	}
+	proxy += " {\n"
+	for _, option := range options {
+		if strings.HasPrefix(option, "lb_") { // which is the proxy's
+			proxy += option + "\n"
+		} else {
+			block += option + "\n"
+		}
+	}
+	p.site = block + proxy + "}\n}"
+	p.server = startCaddy(t, p.site)
 	_, _, _ = p.get(t.Context(), p.url+"/v1/models") // the pool then knows its workers
 	eventually(t, 10*time.Second, "the engines to be found out", func() bool {
 		for i, e := range all {
@@ -104,7 +132,7 @@ func (p *apart) settled(t *testing.T) {
 
 // TestLegsAnswerAsOneEngine sends requests of each kind, which two engines serve.
 func TestLegsAnswerAsOneEngine(t *testing.T) {
-	for _, f := range []engine.Flavour{engine.VLLM, engine.SGLang} {
+	for _, f := range parting {
 		t.Run(string(f), func(t *testing.T) {
 			p := startApart(t, f, 1, 2, "legs always")
 			n, before := 0, p.scrape(t)
@@ -158,12 +186,52 @@ func TestWholeRequests(t *testing.T) {
 		"one token":       `{"prompt":"x","max_tokens":1}`,
 	} {
 		body = strings.Replace(body, "{", `{"model":"sim-8b",`, 1)
-		if a := p.post(t.Context(), "/v1/completions", []byte(body)); a.wasParted() || a.engine() != p.decode[0].Name() {
+		if a := p.post(t.Context(), "/v1/completions", []byte(body)); a.wasParted() || name != "itself" && a.engine() != p.decode[0].Name() {
 			t.Errorf("%s: status %d, answered by %s, header %v", name, a.status, a.engine(), a.header)
 		}
 		if x := p.explainAt(t, "/v1/completions", body); x.Legs == nil || x.Legs.Parted || !strings.Contains(x.Legs.Why, name) {
 			t.Errorf("%s: explained %+v", name, x.Legs)
 		}
+	}
+	p.settled(t)
+}
+
+// TestAnswerEndsWithItsPrefill has the first token end the answer.
+func TestAnswerEndsWithItsPrefill(t *testing.T) {
+	for _, f := range []engine.Flavour{engine.VLLM, engine.TRTLLM} {
+		p := startApartOf(t, engine.Config{Flavour: f, AnswerTokens: 1, Transfer: new(engine.Transfer)}, 1, 1, "legs always")
+		for _, stream := range []bool{false, true} {
+			c := long(1)
+			c.Stream = stream
+			a := p.chat(t.Context(), c)
+			if !a.ok() || a.text != "" || stream != (a.engine() == p.decode[0].Name()) || bytes.Contains(a.body, []byte(`"ctx_request_id"`)) {
+				t.Errorf("%s, stream %v: status %d, %s of %s", f, stream, a.status, a.body, a.engine())
+			}
+		}
+		if n := p.scrape(t).value(openIncidents); n != 0 {
+			t.Errorf("%s: %v conditions", f, n)
+		}
+		p.settled(t)
+	}
+}
+
+// TestPrefillWorkerRestarts has the only prefill worker of a pool refuse requests for a moment. Its decode engine serves no
+// whole requests, so the router tries again for as long as the operator allows.
+func TestPrefillWorkerRestarts(t *testing.T) {
+	p := startApart(t, engine.SGLang, 1, 1, "lb_try_duration 20s")
+	p.prefill[0].Kill()
+	back := time.AfterFunc(time.Second, func() {
+		if err := p.prefill[0].Restart(); err != nil {
+			t.Error(err)
+		}
+	})
+	defer back.Stop()
+	if a := p.chat(t.Context(), long(1)); !a.ok() || !a.wasParted() {
+		t.Errorf("status %d, header %v, %.300q", a.status, a.header, a.body)
+	}
+	one := []byte(`{"model":"sim-8b","prompt":"x","max_tokens":1}`) // which would go whole if a worker served that
+	if a := p.post(t.Context(), "/v1/completions", one); !a.ok() || !a.wasParted() {
+		t.Errorf("one token: status %d, header %v, %.300q", a.status, a.header, a.body)
 	}
 	p.settled(t)
 }
@@ -186,10 +254,11 @@ func TestFaultsOfLegs(t *testing.T) {
 		"prefill is gone":     {2, func(p *apart) error { p.prefill[0].Kill(); return nil }, "prefill", true, "", false},
 		"prefill hangs":       {2, func(p *apart) error { return p.prefill[0].SetFault(engine.Fault{Kind: engine.Hang}) }, "prefill", true, engine.VLLM, true},
 		"decode resets":       {1, func(p *apart) error { return p.decode[0].SetFault(engine.Fault{Kind: engine.Reset, Count: 2}) }, "broken", true, engine.VLLM, false},
+		"decode is gone":      {1, func(p *apart) error { p.decode[0].Kill(); return nil }, "refused", true, "", false},
 		"the only one fails":  {1, func(p *apart) error { return p.prefill[0].SetFault(engine.Fault{Kind: engine.Status, Status: 500}) }, "prefill", false, engine.VLLM, false},
 		"the transfer fails":  {1, func(p *apart) error { return p.decode[0].SetFault(engine.Fault{Kind: engine.FailTransfer}) }, "transfer", false, engine.VLLM, false},
 	} {
-		for _, f := range []engine.Flavour{engine.VLLM, engine.SGLang} {
+		for _, f := range parting {
 			if v.only != "" && v.only != f {
 				continue
 			}
@@ -199,7 +268,7 @@ func TestFaultsOfLegs(t *testing.T) {
 				}
 				t.Run(fmt.Sprint(name, "/", f, "/", stream), func(t *testing.T) {
 					decodes := 1
-					if v.reason == "broken" { // the other one gets the same blocks
+					if v.reason == "broken" || v.reason == "refused" { // the other one gets the same blocks
 						decodes = 2
 					}
 					p := startApart(t, f, v.prefills, decodes, "legs always")
@@ -234,6 +303,26 @@ func TestFaultsOfLegs(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestPrefillWorkerVanishes has a prefill worker die after the hand-off, and the decode engine wait.
+func TestPrefillWorkerVanishes(t *testing.T) {
+	takesSeconds(t)
+	p := startApartOf(t, engine.Config{Transfer: &engine.Transfer{Lost: 100 * time.Hour}}, 1, 1, "legs always")
+	if err := p.decode[0].SetFault(engine.Fault{Kind: engine.FailTransfer, Count: 1}); err != nil {
+		t.Fatal(err)
+	}
+	answered := make(chan answer)
+	go func() { answered <- p.chat(t.Context(), long(1)) }()
+	eventually(t, 10*time.Second, "the hand-off", func() bool { return p.prefill[0].Transfers().Held == 1 })
+	p.prefill[0].Kill()
+	if a := <-answered; !a.ok() || a.wasParted() {
+		t.Errorf("status %d, header %v", a.status, a.header)
+	}
+	if n := p.scrape(t).value("caddy_kv_router_unfetched_prompts_total", `worker="`+p.prefill[0].Addr()+`"`); n != 1 {
+		t.Errorf("%v prompts were not fetched", n)
+	}
+	p.settled(t)
 }
 
 // TestPairsAreAvoided has all transfers of a pair fail: later requests go whole at once.
@@ -328,7 +417,7 @@ func TestPinnedLegs(t *testing.T) {
 // TestClientsLeaveLegs has clients leave at random times. Nothing is left behind.
 func TestClientsLeaveLegs(t *testing.T) {
 	takesSeconds(t)
-	for _, f := range []engine.Flavour{engine.VLLM, engine.SGLang} {
+	for _, f := range parting {
 		t.Run(string(f), func(t *testing.T) {
 			p := startApart(t, f, 1, 2, "legs always")
 			var all sync.WaitGroup
@@ -351,30 +440,64 @@ func TestClientsLeaveLegs(t *testing.T) {
 	}
 }
 
-// TestStormOfLegs has engines fail and clients leave at random. Nothing is left of any request.
+// TestReloadBetweenLegs reloads the configuration while a prefill leg is under way.
+func TestReloadBetweenLegs(t *testing.T) {
+	for _, f := range parting {
+		p := startApart(t, f, 1, 1, "legs always")
+		if err := p.prefill[0].SetFault(engine.Fault{Kind: engine.Slow, Factor: 3000, Count: 1}); err != nil {
+			t.Fatal(err)
+		}
+		answered := make(chan answer)
+		go func() { answered <- p.chat(t.Context(), long(1)) }()
+		eventually(t, 10*time.Second, "the prefill leg", func() bool { return p.scrape(t).value(leases) > 0 })
+		if err := p.reload(p.site + "\n# again"); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case a := <-answered:
+			t.Fatalf("%s: answered before the reload: %d", f, a.status)
+		default:
+		}
+		if a := <-answered; !a.ok() || !a.wasParted() {
+			t.Errorf("%s: status %d, header %v, %.300q", f, a.status, a.header, a.body)
+		}
+		p.settled(t)
+	}
+}
+
+// TestStormOfLegs has engines fail and clients leave at random. Nothing is left of any request. For
+// 10,000 requests to each type of engine:
+//
+//	KVROUTER_LONG=1 go test ./tests -run TestStormOfLegs -v -timeout 30m
 func TestStormOfLegs(t *testing.T) {
 	takesSeconds(t)
 	requests := 1000
 	if inLong {
 		requests = 10_000
 	}
-	for _, f := range []engine.Flavour{engine.VLLM, engine.SGLang} {
+	for _, f := range parting {
 		t.Run(string(f), func(t *testing.T) {
-			p := startApart(t, f, 2, 2, "legs always", "affinity {\nttl 1s\n}")
-			all := append(append([]*engine.Engine(nil), p.prefill...), p.decode...)
-			over := make(chan struct{})
+			transfer := &engine.Transfer{Lease: 5 * time.Minute, Lost: 5 * time.Minute} // 3 s: the engines are fast
+			p := startApartOf(t, engine.Config{Flavour: f, Transfer: transfer}, 2, 2, "legs always", "affinity {\nttl 1s\n}")
+			all, before := append(append([]*engine.Engine(nil), p.prefill...), p.decode...), runtime.NumGoroutine()
+			over, served := make(chan struct{}), atomic.Int64{}
 			var faults sync.WaitGroup
 			faults.Go(func() {
-				kinds := []engine.FaultKind{engine.Reset, engine.CloseConn, engine.Hang, engine.Status, engine.FailTransfer, engine.NoFault}
+				kinds := []engine.FaultKind{engine.Reset, engine.CloseConn, engine.Status, engine.NoFault}
+				rare := []engine.FaultKind{engine.FailTransfer, engine.Hang}
 				for {
 					select {
 					case <-over:
 						return
 					case <-time.After(100 * time.Millisecond):
 					}
-					e := all[rand.IntN(len(all))]
-					_ = e.SetFault(engine.Fault{Kind: kinds[rand.IntN(len(kinds))], Count: 1 + rand.IntN(3)})
-					if rand.IntN(20) == 0 {
+					e, kind := all[rand.IntN(len(all))], kinds[rand.IntN(len(kinds))]
+					grave := served.Load() > int64(requests/3) // requests then avoid a pair of workers for a minute
+					if grave && rand.IntN(50) == 0 {
+						kind = rare[rand.IntN(len(rare))]
+					}
+					_ = e.SetFault(engine.Fault{Kind: kind, Count: 1 + rand.IntN(3)})
+					if grave && rand.IntN(20) == 0 {
 						e.Kill()
 						if err := e.Restart(); err != nil {
 							t.Error(err)
@@ -382,7 +505,7 @@ func TestStormOfLegs(t *testing.T) {
 					}
 				}
 			})
-			next, served := make(chan int), atomic.Int64{}
+			next := make(chan int)
 			var clients sync.WaitGroup
 			for range 32 {
 				clients.Go(func() {
@@ -414,7 +537,11 @@ func TestStormOfLegs(t *testing.T) {
 			eventually(t, 60*time.Second, "all legs to end", func() bool { return p.scrape(t).value(leases) == 0 })
 			p.settled(t)
 			eventually(t, 10*time.Second, "the sessions to end", func() bool { return p.scrape(t).value(sessions) == 0 })
-			t.Logf("%d of %d served", served.Load(), requests)
+			eventually(t, 60*time.Second, "the goroutines to end", func() bool { // connections that are kept have some
+				http.DefaultClient.CloseIdleConnections()
+				return runtime.NumGoroutine() < before+100
+			})
+			t.Logf("%d of %d served, goroutines %d, then %d", served.Load(), requests, before, runtime.NumGoroutine())
 			for _, e := range p.prefill {
 				t.Logf("%s: %+v", e.Name(), e.Transfers())
 			}

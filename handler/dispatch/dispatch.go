@@ -283,6 +283,7 @@ func (d *Dispatch) endLast() {
 		_ = o.body.Close() // if the proxy has not
 	}
 	d.endAttempt(o.computed())
+	d.dropHanded()
 	outcome := d.outcome()
 	if outcome == outcomeBroken && !o.told {
 		d.Pool.Report(o.attempt.Worker, o.attempt.shows(pool.OutcomeBroken, "stream broke: "+o.Broken.Error()))

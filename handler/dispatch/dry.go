@@ -117,7 +117,7 @@ func (rt *route) legsOf(chosen *kvscore.Candidate) *DryLegs {
 	if !rt.offers.Table.Apart {
 		return nil
 	}
-	l, p := &DryLegs{Parted: chosen.Parted, Why: rt.parting.whole}, &rt.parting
+	l, p := &DryLegs{Parted: chosen.Parted, Why: rt.goesWhole()}, &rt.parting
 	if w := p.prefill; w != nil {
 		l.Prefill, l.Dial, l.Time = p.apart.Prefill, w.Dial, p.apart.Time
 	} else if l.Why == "" && !l.Parted {

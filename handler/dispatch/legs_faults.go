@@ -66,7 +66,7 @@ func (d *Dispatch) moveLegs(a *attempt, why error, way string) (failed *legError
 		}
 	}
 	if way != api.WayWhole {
-		d.parting.whole = "its stream goes on elsewhere" // no prefill leg has the text so far
+		d.parting.asked, d.parting.whole = true, "its stream goes on elsewhere" // no prefill leg has the text so far
 	}
 	return failed
 }
@@ -96,6 +96,7 @@ func (p *parting) retryLegs(d *Dispatch, a *attempt, e *legError) {
 	prefill := a.legs.prefill
 	if prefill != nil {
 		p.failed = append(p.failed, prefill.Worker)
+		p.refused = p.refused || e.whole
 	}
 	if e.reason == legTransfer && prefill != nil {
 		p.blame = [2]*pool.Worker{prefill.Worker, a.Worker}
@@ -106,9 +107,21 @@ func (p *parting) retryLegs(d *Dispatch, a *attempt, e *legError) {
 	}
 }
 
-// settled avoids a pair whose transfer failed, once a good answer to the same request has shown
-// that the request was not to blame.
+// dropHanded gives up the prompt that a prefill worker keeps for the request.
+func (d *Dispatch) dropHanded() {
+	if h := d.parting.handed; h != nil {
+		d.parting.handed = nil
+		d.Pool.CountUnfetched(h.prefill.Worker)
+	}
+}
+
+// settled reports why the legs failed, once a good answer to the same request has shown that the
+// request was not to blame. Requests avoid a pair whose transfer failed.
 func (p *parting) settled(of *pool.Pool, good bool) {
+	if p.refused && good {
+		of.Incidents.Raise(time.Now(), incidentNotHanded, of.Logger)
+		p.refused = false
+	}
 	if p.blame[0] != nil && good {
 		of.AvoidPair(p.blame[0], p.blame[1], time.Now())
 		of.Incidents.Raise(time.Now(), incidentTransfers, of.Logger)

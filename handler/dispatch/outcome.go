@@ -84,19 +84,10 @@ func (o *delivery) learn() {
 	if o.Prompt > 0 {
 		m.inputTokens.Observe(float64(o.Prompt))
 	}
-	if o.Prompt > 0 && !o.d.holds() {
-		o.count(cached)
-		if cached >= 0 {
-			m.reportedHits.Observe(float64(cached) / float64(o.Prompt))
-			discovery.Of(o.attempt.Worker).Hits.Reported(cached, o.Prompt)
-		}
-	}
+	o.learnPrompt(cached)
 	if o.Completion >= 0 {
 		o.attempt.figures().Generated(o.Completion)
 		m.outputTokens.Observe(float64(o.Completion))
-	}
-	if !o.d.holds() && o.attempt.legs == nil {
-		o.verify(cached)
 	}
 	if o.Cached >= 0 {
 		o.d.cached = o.Cached
@@ -105,6 +96,22 @@ func (o *delivery) learn() {
 		mean := o.Last.Sub(o.First) / time.Duration(o.Chunks-1)
 		o.attempt.figures().Pace(mean)
 		m.itl.Observe(mean.Seconds())
+	}
+}
+
+// learnPrompt feeds the engine's counts of the prompt into the index, the ratios and the check of the
+// cache; cached is negative if unknown.
+func (o *delivery) learnPrompt(cached int64) {
+	if o.Prompt <= 0 || o.d.holds() {
+		return
+	}
+	o.count(cached)
+	if cached >= 0 {
+		o.d.PoolMetrics.reportedHits.Observe(float64(cached) / float64(o.Prompt))
+		discovery.Of(o.attempt.Worker).Hits.Reported(cached, o.Prompt)
+	}
+	if o.attempt.legs == nil {
+		o.verify(cached)
 	}
 }
 
@@ -150,7 +157,7 @@ func (o *delivery) learnRatios(req *api.Request) {
 // unknown.
 func (o *delivery) verify(cached int64) {
 	a, d := o.attempt, o.d
-	if a.Tokens == 0 || o.Prompt <= 0 || d.plan.Score.SkipsCache {
+	if a.Tokens == 0 || d.plan.Score.SkipsCache {
 		return
 	}
 	predicted := &discovery.Prediction{

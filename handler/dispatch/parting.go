@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -14,6 +15,7 @@ import (
 // parting is whether a request is parted over two workers: one computes its prompt, the other
 // the answer.
 type parting struct {
+	asked  bool           // for whole
 	whole  string         // why the request goes whole; empty if it may be parted
 	pinned *pool.Worker   // the one worker for the prefill that the request names
 	failed []*pool.Worker // whose prefill legs failed
@@ -24,6 +26,8 @@ type parting struct {
 	apart   kvscore.Apart
 	prefill *pool.Worker // that the choice counts on; nil if none
 
+	refused bool // a prefill worker refused the request, or did not hand it over
+
 	blame [2]*pool.Worker // a pair whose transfer failed, if it was not the request's own fault
 }
 
@@ -31,7 +35,7 @@ type parting struct {
 type handed struct {
 	prefill *attempt // that computed it
 	apart   kvscore.Apart
-	params  []byte
+	leg     engine.Leg
 	until   time.Time
 }
 
@@ -45,6 +49,17 @@ const (
 
 // maxPairsTried is how many pairs of workers a request tries before it goes whole.
 const maxPairsTried = 2
+
+// goesWhole returns whyWhole, asked once, or why the request goes whole after a failure.
+func (rt *route) goesWhole() string {
+	if p := &rt.parting; !p.asked {
+		p.asked, p.whole = true, rt.whyWhole()
+	}
+	return rt.parting.whole
+}
+
+// again allows the request all pairs of workers once more.
+func (p *parting) again() { p.asked, p.failed, p.tries = false, nil, 0 }
 
 // whyWhole returns why the request is not parted, whatever the workers; empty if it may be.
 func (rt *route) whyWhole() string {
@@ -60,7 +75,7 @@ func (rt *route) whyWhole() string {
 		return "it has several answers"
 	case req.Echoes || req.SkipsCache:
 		return "it asks for something of the prompt's tokens, which only the engine that computes them knows"
-	case req.MaxTokens == 1:
+	case req.MaxTokens == 1 && rt.someServeWhole():
 		return "its answer is one token"
 	case rt.namesLegs():
 		return "it names its transfer itself"
@@ -73,9 +88,13 @@ func (rt *route) whyWhole() string {
 	return ""
 }
 
+// someServeWhole returns whether a worker of the pool serves whole requests.
+func (rt *route) someServeWhole() bool {
+	return slices.ContainsFunc(rt.offers.Table.Rows, func(r pool.TableRow) bool { return r.Worker.ServesWhole() })
+}
+
 // pinPrefill finds the worker that the request names for its prefill.
 func (rt *route) pinPrefill() error {
-	rt.parting.whole = rt.whyWhole()
 	pins, sole := rt.plan.PinsPrefill()
 	if !pins || sole {
 		return nil
@@ -85,10 +104,10 @@ func (rt *route) pinPrefill() error {
 	if !pin.Prefill.Set {
 		field = "nvext.prefill_dp_rank"
 	}
-	if why := rt.parting.whole; why != "" {
+	rt.lookUp()
+	if why := rt.goesWhole(); why != "" {
 		return rt.badPin("%s: the request cannot be parted: %s", field, why)
 	}
-	rt.lookUp()
 	if !pin.Prefill.Set {
 		if want := rt.prefillWants(); rt.closest(&want) != pool.Fits || !rt.offers.Table.Apart {
 			return rt.badPin("%s: rank %d is not one of a worker for prefills", field, pin.PrefillRank.Value)
@@ -129,7 +148,7 @@ func (rt *route) part() pool.Part {
 // hasPrefill returns whether the request may be parted now.
 func (rt *route) hasPrefill() bool {
 	t := rt.offers.Table
-	if rt.parting.whole != "" || t == nil || !t.Apart {
+	if t == nil || !t.Apart || rt.goesWhole() != "" {
 		return false
 	}
 	want, now := rt.prefillWants(), time.Now()
@@ -170,7 +189,7 @@ func (rt *route) rule() kvscore.Legs {
 func (rt *route) partings(c *pool.Candidates) (kvscore.Apart, []kvscore.Way) {
 	p := &rt.parting
 	p.prefill, p.apart = nil, kvscore.Apart{}
-	if p.whole != "" || rt.offers.Table == nil || !rt.offers.Table.Apart {
+	if rt.offers.Table == nil || !rt.offers.Table.Apart || rt.goesWhole() != "" {
 		return p.apart, nil
 	}
 	full := false
@@ -229,7 +248,7 @@ func (rt *route) pairless(decode *pool.Worker) (list []*pool.Worker) {
 
 // errUnparted is the error of a request that only engines for one leg could serve.
 func (rt *route) errUnparted() error {
-	why := rt.parting.whole
+	why := rt.goesWhole()
 	if why == "" {
 		why = "no prefill worker is available whose engine can part requests of the API " + rt.plan.Name
 	}

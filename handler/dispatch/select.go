@@ -33,6 +33,7 @@ func (d *Dispatch) Select(ctx context.Context, ups reverseproxy.UpstreamPool) *r
 	err := d.seat(ctx)
 	if errors.Is(err, pool.ErrNoWorker) && d.anotherRound() && d.pause(ctx) {
 		d.tried = d.tried[:0] // another round, within the operator's limits
+		d.parting.again()
 		err = d.seat(ctx)
 	}
 	switch {

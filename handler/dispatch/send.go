@@ -60,6 +60,9 @@ func (a *attempt) send(req *http.Request) (resp *http.Response, resent bool, err
 	if err = a.startLegs(req); err != nil {
 		return nil, false, err
 	}
+	if resp = a.legs.answer(req); resp != nil {
+		return resp, false, a.arrived(resp, nil)
+	}
 	sent := a.watched(req)
 	resp, resent, err = a.sendOver(d.Transport.Send, sent)
 	if err != nil && resent && d.plan.API != nil && sent.Context().Err() == nil && d.noRetryPossible() {
@@ -69,8 +72,8 @@ func (a *attempt) send(req *http.Request) (resp *http.Response, resent bool, err
 		d.trace.retried(a, "reconnect")
 		resp, _, err = a.sendOver(d.Transport.SendFresh, sent)
 	}
-	if _, unconnected := errors.AsType[reverseproxy.DialError](err); !unconnected {
-		d.parting.handed = nil // the prefill worker frees blocks once they are fetched, or refused
+	if _, unconnected := errors.AsType[reverseproxy.DialError](err); a.legs != nil && !unconnected {
+		d.parting.handed = nil // it is this leg's alone: blocks are fetched once
 	}
 	if err = a.arrived(resp, err); err != nil {
 		return nil, resent, err
@@ -87,7 +90,7 @@ func (a *attempt) sendOver(roundTrip sender, req *http.Request) (*http.Response,
 		Session: d.turn.EngineSession(), shared: d.sent != nil || a.legs != nil, rest: d.rest,
 		exact: d.Resume.Mode == resumeExact && d.goesOn(),
 	}
-	if a.legs != nil {
+	if a.legs != nil && !a.legs.over {
 		r.Leg = &a.legs.leg
 	}
 	d.sent = d.trace.carry(r.Build(req))

@@ -120,7 +120,7 @@ func (a *attempt) arrived(resp *http.Response, err error) error {
 		a.mayMove()
 	}
 	if !moved && (streams || !w.stopFirst()) {
-		return a.legs.arrived(w.ctx, streams, err) // the worker's or the client's
+		return a.legs.arrived(w.ctx, resp, streams, err) // the worker's or the client's
 	}
 	if resp != nil {
 		_ = resp.Body.Close()

@@ -27,7 +27,7 @@ var edited = []string{
 
 // ofLegs are those that it changes for a leg.
 var ofLegs = []string{
-	nameTransfer, nameHost, namePort, nameRoom, namePrefillRank,
+	nameTransfer, nameHost, namePort, nameRoom, namePrefillRank, nameDisaggregated, "prompt",
 	"stream", "stream_options", "max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "store", "background", "rid",
 }
 
@@ -89,7 +89,7 @@ func FuzzAdapt(f *testing.F) {
 			r.Session = SessionID(r.Salt, "", "held")
 		}
 		if bit(17) {
-			r.Leg = &Leg{Prefill: bit(18), ID: "kvr-1", Room: 7, Host: "h", Port: 1, Ranks: 2, Handed: []byte(`{}`)}
+			r.Leg = &Leg{Prefill: bit(18), ID: "kvr-1", Room: 7, Host: "h", Port: 1, Ranks: 2, Handed: []byte(`{}`), Prompt: []byte(`[1]`)}
 		}
 		got := r.Adapt(&r.Request)
 		for _, h := range got.Headers {

@@ -51,10 +51,13 @@ type legs struct {
 	prefill, decode func(*adapter)
 	// handed reads what the answer to the prefill leg says for the decode leg. nil: nothing
 	// is said.
-	handed func(answer []byte, l *Leg) bool
+	handed func(answer []byte, l *Leg) Handover
 	// keeps is for how long the prefill engine certainly keeps the prompt for the decode
 	// engine.
 	keeps time.Duration
+	// fetches is how long the decode leg of a client that left may go on. The decode engine has
+	// then fetched the prompt, or given up.
+	fetches time.Duration
 	// abort is the path to which a leg's id is posted to end it. Empty: the end of the
 	// connection does it.
 	abort string
@@ -73,8 +76,27 @@ type Leg struct {
 	Port  int
 	Rank  uint32
 	Ranks int
-	// Handed is what the prefill engine answered for the decode engine.
-	Handed []byte
+	// Handed is what the prefill engine answered for the decode engine. Prompt are the token ids
+	// of the prompt, as a JSON list; nil if it did not tell them.
+	Handed, Prompt []byte
+	// Answer is the answer to the client if it ended with the prefill.
+	Answer []byte
+}
+
+// Handover is what the answer to a prefill leg means for the decode leg.
+type Handover uint8
+
+// The meanings.
+const (
+	NotHanded  Handover = iota // the decode engine must compute the prompt itself
+	HandedOver                 // the decode engine can get the prompt
+	Over                       // there is nothing to decode: the first token ended the answer
+)
+
+// over records that the answer ended with the prefill.
+func (l *Leg) over(answer []byte) Handover {
+	l.Answer = answer
+	return Over
 }
 
 // Pairs returns whether the engine can compute the prompt of a request in an API for a decode
@@ -95,17 +117,30 @@ func (e *Engine) Together() bool {
 	return l != nil && l.together
 }
 
-// Handed reads the answer to the prefill leg. It returns false if the decode engine cannot get
-// the prompt, and must compute it itself.
-func (e *Engine) Handed(answer []byte, leg *Leg) bool {
-	l := kindOf(e.Type).legs
-	return l != nil && (l.handed == nil || l.handed(answer, leg))
+// Handed reads the answer to the prefill leg.
+func (e *Engine) Handed(answer []byte, leg *Leg) Handover {
+	switch l := kindOf(e.Type).legs; {
+	case l == nil:
+		return NotHanded
+	case l.handed == nil:
+		return HandedOver
+	default:
+		return l.handed(answer, leg)
+	}
 }
 
 // Keeps returns for how long the prefill engine certainly keeps a prompt for a decode engine.
 func (e *Engine) Keeps() time.Duration {
 	if l := kindOf(e.Type).legs; l != nil {
 		return l.keeps
+	}
+	return 0
+}
+
+// Fetches returns for how long the decode leg of a client that left may go on.
+func (e *Engine) Fetches() time.Duration {
+	if l := kindOf(e.Type).legs; l != nil {
+		return l.fetches
 	}
 	return 0
 }

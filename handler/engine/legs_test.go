@@ -15,6 +15,9 @@ func TestLegs(t *testing.T) {
 	prefill, decode := &Leg{Prefill: true, ID: "kvr-1", Room: 7, Host: "h", Port: 8998, Rank: 1, Ranks: 2}, &Leg{}
 	*decode = *prefill
 	decode.Prefill, decode.Handed = false, []byte(`{"do_remote_prefill":true}`)
+	ids := new(Leg)
+	*ids = *decode
+	ids.Prompt = []byte("[1,2]")
 	for name, v := range map[string]struct {
 		kind, path, body string
 		leg              *Leg
@@ -22,7 +25,7 @@ func TestLegs(t *testing.T) {
 	}{
 		"vLLM chat, prefill": {
 			VLLM, "/v1/chat/completions", `{"messages":[],"stream":true,"stream_options":{"include_usage":true},"max_tokens":9,"max_completion_tokens":8,"min_tokens":3}`, prefill,
-			`{"messages":[],"stream":false,"max_tokens":1,"max_completion_tokens":1,"kv_transfer_params":` + toHandOver + `}`,
+			`{"messages":[],"stream":false,"max_tokens":1,"max_completion_tokens":1,"min_tokens":1,"kv_transfer_params":` + toHandOver + `}`,
 		},
 		"vLLM completions, prefill": {
 			VLLM, "/v1/completions", `{"prompt":"x"}`, prefill,
@@ -34,7 +37,7 @@ func TestLegs(t *testing.T) {
 		},
 		"vLLM token ids, prefill": {
 			VLLM, "/inference/v1/generate", `{"token_ids":[1],"sampling_params":{"max_tokens":5,"min_tokens":2}}`, prefill,
-			`{"token_ids":[1],"sampling_params":{"max_tokens":1},"stream":false,"kv_transfer_params":` + toHandOver + `}`,
+			`{"token_ids":[1],"sampling_params":{"max_tokens":1,"min_tokens":1},"stream":false,"kv_transfer_params":` + toHandOver + `}`,
 		},
 		"vLLM, decode, in place of the client's": {
 			VLLM, "/v1/chat/completions", `{"kv_transfer_params":{"do_remote_prefill":true,"remote_host":"evil"},"messages":[],"stream":true}`, decode,
@@ -50,6 +53,25 @@ func TestLegs(t *testing.T) {
 		},
 		"SGLang responses": {
 			SGLang, "/v1/responses", `{"input":"x"}`, prefill, `{"input":"x","stream":false,` + room + `}`,
+		},
+		"TensorRT-LLM, prefill": {
+			TRTLLM, "/v1/chat/completions", `{"messages":[],"stream":true,"stream_options":{},"max_tokens":9,"disaggregated_params":{"request_type":"evil"}}`, prefill,
+			`{"messages":[],"stream":false,"max_tokens":9,"disaggregated_params":{"request_type":"context_only","disagg_request_id":7}}`,
+		},
+		"TensorRT-LLM, decode": {
+			TRTLLM, "/v1/chat/completions", `{"messages":[],"stream":true}`, decode,
+			`{"messages":[],"stream":true,"disaggregated_params":{"do_remote_prefill":true}}`,
+		},
+		"TensorRT-LLM, decode with ids, in place of the prompt": {
+			TRTLLM, "/v1/chat/completions", `{"messages":[],"prompt_token_ids":[9]}`, ids,
+			`{"messages":[],"prompt_token_ids":[1,2],"disaggregated_params":{"do_remote_prefill":true}}`,
+		},
+		"TensorRT-LLM, decode with the client's ids": {
+			TRTLLM, "/v1/chat/completions", `{"messages":[],"nvext":{"token_data":[9]}}`, ids,
+			`{"messages":[],"prompt_token_ids":[9],"disaggregated_params":{"do_remote_prefill":true}}`,
+		},
+		"TensorRT-LLM completions, decode": {
+			TRTLLM, "/v1/completions", `{"prompt":"x"}`, ids, `{"prompt":[1,2],"disaggregated_params":{"do_remote_prefill":true}}`,
 		},
 		"whole, untrusted": {VLLM, "/v1/completions", `{"kv_transfer_params":{"remote_host":"evil"},"prompt":"x"}`, nil, `{"prompt":"x"}`},
 		"whole on SGLang":  {SGLang, "/generate", `{"bootstrap_host":"evil","bootstrap_port":1,"bootstrap_room":[1],"text":"x"}`, nil, `{"text":"x"}`},
@@ -68,21 +90,46 @@ func TestLegs(t *testing.T) {
 
 // TestHanded reads answers to prefill legs.
 func TestHanded(t *testing.T) {
-	e := &Engine{Type: VLLM}
-	for answer, want := range map[string]string{
-		`{"choices":[],"kv_transfer_params":{"do_remote_prefill":true,"remote_host":"a","remote_port":1}}`: `{"do_remote_prefill":true,"remote_host":"a","remote_port":1}`,
-		`{"kv_transfer_params":{"do_remote_prefill":true,"remote_host":null}}`:                             `{"do_remote_prefill":true,"remote_host":"h"}`,
-		`{"kv_transfer_params":{"do_remote_prefill":true}}`:                                                `{"do_remote_prefill":true,"remote_host":"h"}`,
-		`{"kv_transfer_params":{"do_remote_prefill":false,"remote_host":"a"}}`:                             ``,
-		`{"kv_transfer_params":null}`:                                                                      ``, `{"kv_transfer_params":[1]}`: ``, `{}`: ``, `no JSON`: ``, ``: ``,
+	for _, v := range []struct {
+		kind, answer string
+		means        Handover
+		want, prompt string // of the decode leg; want is the answer if that is over
+	}{
+		{VLLM, `{"choices":[],"kv_transfer_params":{"do_remote_prefill":true,"remote_host":"a","remote_port":1}}`, HandedOver, `{"do_remote_prefill":true,"remote_host":"a","remote_port":1}`, ""},
+		{VLLM, `{"kv_transfer_params":{"do_remote_prefill":true,"remote_host":null}}`, HandedOver, `{"do_remote_prefill":true,"remote_host":"h"}`, ""},
+		{VLLM, `{"kv_transfer_params":{"do_remote_prefill":true}}`, HandedOver, `{"do_remote_prefill":true,"remote_host":"h"}`, ""},
+		{VLLM, `{"kv_transfer_params":{"do_remote_prefill":false,"remote_host":"a"}}`, NotHanded, "", ""},
+		{VLLM, `{"kv_transfer_params":null}`, NotHanded, "", ""},
+		{VLLM, `{"kv_transfer_params":[1]}`, NotHanded, "", ""},
+		{VLLM, `{"choices":[{"finish_reason":"stop"}],"kv_transfer_params":null}`, Over, `{"choices":[{"finish_reason":"stop"}],"kv_transfer_params":null}`, ""},
+		{VLLM, `{}`, NotHanded, "", ""},
+		{VLLM, `no JSON`, NotHanded, "", ""},
+		{VLLM, ``, NotHanded, "", ""},
+		{SGLang, `anything`, HandedOver, "", ""},
+		{LlamaCpp, `{}`, NotHanded, "", ""},
+		{
+			TRTLLM, `{"choices":[{"finish_reason":"length","disaggregated_params":{"request_type":"context_only","ctx_request_id":5,"encoded_opaque_state":"x","draft_tokens":null}}],"prompt_token_ids":[1, 2]}`,
+			HandedOver, `{"request_type":"generation_only","ctx_request_id":5,"encoded_opaque_state":"x","draft_tokens":null,"disagg_request_id":7}`, "[1, 2]",
+		},
+		{
+			TRTLLM, `{"choices":[{"finish_reason":"not_finished","disaggregated_params":{"request_type":"context_only","disagg_request_id":7,"ctx_request_id":5,"ctx_usage":null}}],"usage":{"prompt_tokens":2},"prompt_token_ids":["garbage"]}`,
+			HandedOver, `{"request_type":"generation_only","disagg_request_id":7,"ctx_request_id":5,"ctx_usage":{"prompt_tokens":2}}`, "",
+		},
+		{
+			TRTLLM, `{"choices":[{"text":"no","finish_reason":"stop","disaggregated_params":{"ctx_request_id":5}}],"prompt_token_ids":[1]}`,
+			Over, `{"choices":[{"text":"no","finish_reason":"stop","disaggregated_params":null}],"prompt_token_ids":null}`, "",
+		},
+		{TRTLLM, `{"choices":[{"finish_reason":"length","disaggregated_params":{"ctx_request_id":"garbage"}}]}`, NotHanded, "", ""},
+		{TRTLLM, `{"choices":[{"finish_reason":"length"}]}`, NotHanded, "", ""},
+		{TRTLLM, `{"choices":[{"finish_reason":"length","disaggregated_params":null}]}`, NotHanded, "", ""},
+		{TRTLLM, `{"choices":[{"finish_reason":"cancelled","disaggregated_params":{"ctx_request_id":5}}]}`, NotHanded, "", ""},
+		{TRTLLM, `no JSON`, NotHanded, "", ""},
 	} {
-		l := &Leg{Host: "h"}
-		if ok := e.Handed([]byte(answer), l); ok != (want != "") || string(l.Handed) != want && ok {
-			t.Errorf("%s: %v, %s", answer, ok, l.Handed)
+		l := &Leg{Host: "h", Room: 7}
+		means := (&Engine{Type: v.kind}).Handed([]byte(v.answer), l)
+		if got := string(l.Handed) + string(l.Answer); means != v.means || got != v.want || string(l.Prompt) != v.prompt {
+			t.Errorf("%s %s: %v, %s, %s", v.kind, v.answer, means, got, l.Prompt)
 		}
-	}
-	if (&Engine{Type: LlamaCpp}).Handed([]byte(`{}`), new(Leg)) {
-		t.Error("llama.cpp hands over a prompt")
 	}
 }
 
@@ -99,6 +146,8 @@ func TestPairs(t *testing.T) {
 		{of(VLLM, "0.32.0"), of(VLLM, "0.32.0"), api.NameEmbeddings, false},
 		{of(SGLang, "1"), of(SGLang, "1"), api.NameMessages, false}, // SGLang's has no members for it
 		{of(SGLang, "1"), of(VLLM, "1"), api.NameChat, false},
+		{of(TRTLLM, "1.2"), of(TRTLLM, "1.2"), api.NameCompletions, true},
+		{of(TRTLLM, "1.2"), of(TRTLLM, "1.2"), api.NameResponses, false},
 		{of(LlamaCpp, ""), of(LlamaCpp, ""), api.NameChat, false},
 		{of("", ""), of("", ""), api.NameChat, false},
 	} {
@@ -142,14 +191,21 @@ func TestRoles(t *testing.T) {
 	}
 }
 
-// FuzzHanded reads any answer to a prefill leg. What the decode engine gets of it is a JSON object.
+// FuzzHanded reads any answer to a prefill leg. What the decode engine and the client get of it is JSON.
 func FuzzHanded(f *testing.F) {
 	f.Add([]byte(`{"kv_transfer_params":{"do_remote_prefill":true,"remote_host":null,"x":[1,{"y":"z"}]}}`))
 	f.Add([]byte(`{"kv_transfer_params":{"do_remote_prefill":true`))
+	f.Add([]byte(`{"choices":[{"finish_reason":"length","disaggregated_params":{"ctx_request_id":5,"ctx_usage":null}}],"usage":{},"prompt_token_ids":[[1,2]]}`))
+	f.Add([]byte(`{"prompt_token_ids":[1],"choices":[{"disaggregated_params":{"a":1},"finish_reason":"stop"}]}`))
 	f.Fuzz(func(t *testing.T, answer []byte) {
-		l := &Leg{Host: "h\""}
-		if (&Engine{Type: VLLM}).Handed(answer, l) && !json.Valid(l.Handed) {
-			t.Errorf("%q gives %q", answer, l.Handed)
+		for _, kind := range []string{VLLM, TRTLLM} {
+			l := &Leg{Host: "h\""}
+			means := (&Engine{Type: kind}).Handed(answer, l)
+			for _, out := range [][]byte{l.Handed, l.Answer, l.Prompt} {
+				if out != nil && !json.Valid(out) || means == NotHanded && l.Answer != nil {
+					t.Errorf("%s: %q gives %q", kind, answer, out)
+				}
+			}
 		}
 	})
 }

@@ -16,7 +16,7 @@ import (
 // with 500.
 var sglangLegs = legs{
 	apis:     []string{api.NameChat, api.NameCompletions, api.NameGenerate, api.NameResponses},
-	together: true, keeps: 10 * time.Second, abort: "/abort_request",
+	together: true, keeps: 10 * time.Second, fetches: 30 * time.Second, abort: "/abort_request",
 	prefill: (*adapter).sglangPrefill, decode: (*adapter).sglangDecode,
 }
 

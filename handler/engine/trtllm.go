@@ -15,10 +15,11 @@ const TRTLLM = "trtllm"
 var trtllm = kind{
 	name: TRTLLM, owner: "tensorrt_llm", shows: (*server).isTRTLLM, read: (*server).readTRTLLM,
 	salts:  salted{sure: []string{api.NameChat}},
-	tokens: map[string]string{api.NameChat: "prompt_token_ids"},
-	steers: slices.Concat(prioritySteering, ownLegs("disaggregated_params")),
+	tokens: map[string]string{api.NameChat: nameIDs},
+	steers: slices.Concat(prioritySteering, ownLegs(nameDisaggregated)),
 	always: (*adapter).cutForTRTLLM,
 	adapt:  (*adapter).toTRTLLM,
+	legs:   &trtllmLegs,
 }
 
 // isTRTLLM returns whether the server is a trtllm-serve: its /server_info is about

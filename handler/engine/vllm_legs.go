@@ -14,7 +14,7 @@ import (
 // at any time. If the decode engine cannot fetch the blocks, it answers with 500.
 var vllmLegs = legs{
 	apis:  []string{api.NameChat, api.NameCompletions, api.NameMessages, api.NameResponses, api.NameTokens},
-	whole: true, keeps: 25 * time.Second,
+	whole: true, keeps: 25 * time.Second, fetches: 30 * time.Second,
 	prefill: (*adapter).vllmPrefill, decode: (*adapter).vllmDecode, handed: vllmHanded,
 }
 
@@ -48,25 +48,35 @@ func (f *adapter) vllmPrefill() {
 		}
 	}
 	b.Set("max_tokens", one)
-	b.Cut("min_tokens")
+	if least := b.Value("min_tokens"); !isNull(least) && string(least) != "0" {
+		b.Set("min_tokens", one) // the first token must not end the answer
+	}
 }
 
 func (f *adapter) vllmDecode() { f.Body.Set(nameTransfer, f.Leg.Handed) }
 
-// vllmHanded takes kv_transfer_params from the answer. An engine without a connector has none.
-func vllmHanded(answer []byte, l *Leg) bool {
+// vllmHanded takes kv_transfer_params from the answer. An engine without a connector has none, and
+// neither has an answer that ended with its first token.
+func vllmHanded(answer []byte, l *Leg) Handover {
+	if !gjson.ValidBytes(answer) {
+		return NotHanded
+	}
 	params := gjson.GetBytes(answer, nameTransfer)
-	if !gjson.ValidBytes(answer) || !params.IsObject() || !params.Get("do_remote_prefill").Bool() {
-		return false
+	switch {
+	case params.IsObject() && params.Get("do_remote_prefill").Bool():
+	case gjson.GetBytes(answer, pathFinish).Str == "stop":
+		return l.over(answer)
+	default:
+		return NotHanded
 	}
 	l.Handed = []byte(params.Raw)
 	if params.Get("remote_host").Type == gjson.Null {
 		e := api.EditObject(l.Handed)
 		if e == nil {
-			return false
+			return NotHanded
 		}
 		e.Set("remote_host", quoted(l.Host))
 		l.Handed = e.Apply()
 	}
-	return true
+	return HandedOver
 }

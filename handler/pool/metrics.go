@@ -8,6 +8,7 @@ var (
 	// retriesDenied counts retries that the budget did not allow.
 	retriesDenied      = poolCounter("retries_denied_total", "Retries that the retry budget did not allow.")
 	cachesCleared      = poolCounter("cache_model_cleared_total", "How often a worker lost its KV cache and the router cleared its cache model, by reason.", "worker", "reason")
+	unfetched          = poolCounter("unfetched_prompts_total", "Prompts that the worker computed for decode workers and that none of these got.", "worker")
 	engineSessionCalls = poolCounter("engine_sessions_total", "Sessions that engines opened and closed for the router, by outcome.", "action", "outcome")
 )
 
@@ -19,7 +20,7 @@ func poolCounter(name, help string, labels ...string) *prometheus.CounterVec {
 // Collectors returns the collectors of the pools, to be registered.
 func Collectors() []prometheus.Collector {
 	return []prometheus.Collector{
-		retriesMade, retriesDenied, cachesCleared, engineSessionCalls, workerOutcomes, workerTokens, workerTTFT, workerITL,
+		retriesMade, retriesDenied, cachesCleared, unfetched, engineSessionCalls, workerOutcomes, workerTokens, workerTTFT, workerITL,
 	}
 }
 
@@ -27,6 +28,9 @@ func Collectors() []prometheus.Collector {
 func (p *Pool) CountRetries(w *Worker, reason string, n int) {
 	retriesMade.WithLabelValues(p.Name, w.Dial, reason).Add(float64(n))
 }
+
+// CountUnfetched counts a prompt that a prefill worker computed and no decode worker got.
+func (p *Pool) CountUnfetched(w *Worker) { unfetched.WithLabelValues(p.Name, w.Dial).Inc() }
 
 // CountSession counts a session that an engine was asked to open or close.
 func (p *Pool) CountSession(action, outcome string) {
@@ -42,6 +46,7 @@ func (p *Pool) countFromZero(w *Worker) {
 	for _, why := range []string{clearedRefused, clearedRestarted, clearedMismatch} {
 		cachesCleared.WithLabelValues(p.Name, w.Dial, why)
 	}
+	unfetched.WithLabelValues(p.Name, w.Dial)
 }
 
 // forgetCounts deletes the series of a worker.
@@ -49,6 +54,7 @@ func (p *Pool) forgetCounts(w *Worker) {
 	labels := prometheus.Labels{"pool": p.Name, "worker": w.Dial}
 	retriesMade.DeletePartialMatch(labels)
 	cachesCleared.DeletePartialMatch(labels)
+	unfetched.DeletePartialMatch(labels)
 	p.forgetFigures(w, true)
 	deleteFigures(labels) // also those of a worker that had another id
 }
