@@ -116,8 +116,8 @@ var faultRows = []faultRow{
 			if r.moved < 150*time.Millisecond {
 				t.Errorf("marked down after %v, before its time was over", r.moved)
 			}
-			if n := r.s.logged(t, "stream broke: the stream stalled"); n != 1 {
-				t.Errorf("%d log lines say that a stream stalled, want 1", n)
+			if n := r.s.logged(t, "stream broke: the stream stalled"); n == 0 || n > most/faultClients { // one a mark
+				t.Errorf("%d log lines say that a stream stalled, want 1 to %d", n, most/faultClients)
 			}
 		},
 	},

@@ -233,7 +233,7 @@ func (a *Answer) event(data []byte) {
 		a.done, a.legible = true, true
 		return
 	}
-	a.bearing = false
+	a.bearing, a.ids.listed = false, false
 	if a.track.on {
 		a.seen(data)
 	}
@@ -243,6 +243,7 @@ func (a *Answer) event(data []byte) {
 	if a.bearing {
 		a.first = true
 		a.chunks++
+		a.ids.lost = a.ids.lost || a.ids.on && !a.ids.listed
 	} else if !bytes.Contains(data, ping) && !bytes.Contains(data, progress) {
 		a.others++
 	}

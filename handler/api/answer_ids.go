@@ -16,6 +16,9 @@ type idChain struct {
 	on      bool
 	lost    bool // some ids are missing
 	repeats bool // each event has all ids from the first one
+	listed  bool // the event being read has a list of ids
+
+	lens []uint16 // how many ids each event had, if they do not repeat
 
 	most int            // ids; 0 is no limit
 	room func(int) bool // whether so many bytes more may be used; nil if they may
@@ -46,6 +49,7 @@ func (c *idChain) grow(b []byte, v rawjson.Span, total int64, end bool) {
 	if !c.on || c.lost || v.End == 0 {
 		return
 	}
+	c.listed = true
 	if !c.repeats && len(c.ids) > 0 {
 		n := int64(0)
 		for range v.Elements(b) {
@@ -69,6 +73,7 @@ func (c *idChain) add(b []byte, v rawjson.Span, without int) {
 	if !c.on || c.lost || v.First(b) != '[' {
 		return
 	}
+	c.listed = true
 	n := 0
 	e := rawjson.Enter(b, v.Start)
 	for e.Next() {
@@ -85,13 +90,16 @@ func (c *idChain) add(b []byte, v rawjson.Span, without int) {
 			c.ids = append(c.ids, uint32(id))
 		}
 	}
-	c.lost = c.lost || e.Err != nil || 4*len(c.ids) > maxAnswer
+	if n > 0 && c.most > 0 {
+		c.lens = append(c.lens, uint16(min(n, math.MaxUint16))) //nolint:gosec // bounded
+	}
+	c.lost = c.lost || e.Err != nil || 4*len(c.ids) > maxAnswer || n > math.MaxUint16
 }
 
 // more makes room for more ids. It returns false if there is none.
 func (c *idChain) more() bool {
 	n := max(64, len(c.ids))
-	if c.room != nil && (len(c.ids) >= c.most || !c.room(4*n)) {
+	if c.room != nil && (len(c.ids) >= c.most || !c.room(6*n)) {
 		return false
 	}
 	c.ids = slices.Grow(c.ids, n)

@@ -6,46 +6,67 @@ import (
 
 const nameReturnIDs = "return_token_ids" // vLLM's and SGLang's
 
+// mostExact is the longest body of a request whose answer goes on by ids, in bytes. The first event
+// has the prompt's ids, and must be shorter than rawjson.MaxFrame.
+const mostExact = 384 << 10
+
+// GoesOnExactly returns whether another engine may go on with the answer to a prompt of text by the
+// ids of its tokens. They do not show what an engine holds back for a stop string.
+func (r *Request) GoesOnExactly(body []byte) bool {
+	return r.Kind == Text && r.Media == 0 && len(body) <= mostExact && r.stays(body) == "" &&
+		!r.value(body, "stop").HasContent(body)
+}
+
 // AsksIDs returns whether a request asks for the ids of the answer's tokens.
-func AsksIDs(e *Editor) bool { return string(e.Value(nameReturnIDs)) == "true" }
+func AsksIDs(e *Editor) bool {
+	v := e.Value(nameReturnIDs)
+	return v != nil && !isNo(v)
+}
 
 // AskIDs has the engine return the ids of the answer's tokens.
 func AskIDs(e *Editor) { e.Set(nameReturnIDs, []byte("true")) }
 
 // CutIDs appends the edits that take what AskIDs has asked for out of an event's data. vLLM writes
-// null where nobody asks.
-func CutIDs(edits []rawjson.Edit, data []byte) []rawjson.Edit {
-	if i := rawjson.SkipSpace(data, 0); i < len(data) && data[i] == '{' {
-		return cutIDs(edits, data, i)
+// null where nobody asks. With all, it sends the event for the ids only.
+func CutIDs(edits []rawjson.Edit, data []byte) (_ []rawjson.Edit, all bool) {
+	i := rawjson.SkipSpace(data, 0)
+	if i >= len(data) || data[i] != '{' {
+		return edits, false
 	}
-	return edits
-}
-
-// cutIDs does so in the object at b[i].
-func cutIDs(edits []rawjson.Edit, b []byte, i int) []rawjson.Edit {
-	c := rawjson.Enter(b, i)
+	c := rawjson.Enter(data, i)
 	for c.Next() {
-		key, v := c.Key(), c.Value()
-		switch string(key) {
-		case "token_ids", "prompt_token_ids":
-			if v.First(b) == '[' {
-				edits = append(edits, rawjson.Edit{Span: v, Text: null})
+		switch key, v := string(c.Key()), c.Value(); {
+		case key == "prompt_token_ids":
+			edits = withoutIDs(edits, data, v)
+		case key == "choices":
+			n := 0
+			for choice := range v.Objects(data) {
+				var delta, finish, ids, prompt rawjson.Span
+				choice.Read(data, rawjson.To("delta", &delta), rawjson.To("finish_reason", &finish),
+					rawjson.To("prompt_token_ids", &prompt), rawjson.To("token_ids", &ids))
+				edits = withoutIDs(withoutIDs(edits, data, prompt), data, ids)
+				n++
+				all = n == 1 && ids.First(data) == '[' && delta.First(data) == '{' && !delta.HasContent(data) && !finish.HasContent(data)
 			}
-		case "choices":
-			for choice := range v.Objects(b) {
-				edits = cutIDs(edits, b, choice.Start)
-			}
+		case key == "usage" && v.HasContent(data):
+			return edits, false
 		}
 	}
-	return edits
+	return edits, all
 }
 
-var null = []byte("null")
+func withoutIDs(edits []rawjson.Edit, data []byte, ids rawjson.Span) []rawjson.Edit {
+	if ids.First(data) != '[' {
+		return edits
+	}
+	return append(edits, rawjson.Edit{Span: ids, Text: []byte("null")})
+}
 
-// exactly returns whether another engine can go on with the ids of the answer so far. They show
-// neither text that is held back for a stop string, nor where that began.
+// exactly returns whether another engine can go on with the ids of the answer so far.
 func (a *Answer) exactly() bool {
 	t := &a.track
-	soft := t.stays == "" || t.stays == StaysReasoning || t.stays == StaysToolCall
-	return t.exact && soft && !t.stops && a.ids.whole()
+	return t.exact && t.request == "" && (t.stays == "" || t.stays == StaysReasoning || t.stays == StaysToolCall) && a.ids.whole()
 }
+
+// LoseIDs has the answer go on without its ids.
+func (a *Answer) LoseIDs() { a.ids.lost = true }

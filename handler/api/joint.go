@@ -57,7 +57,10 @@ func (j *Joint) Event(data []byte) (out []byte, ok bool) {
 
 // chunk edits a chunk of OpenAI's older APIs.
 func (j *Joint) chunk(e *Editor) (keep, ok bool) {
-	if e.last("choices") == nil || e.notNull("error") {
+	if e.notNull("error") {
+		return true, true
+	}
+	if e.last("choices") == nil {
 		return false, false
 	}
 	j.identify(e, j.answer.track.first)
@@ -95,6 +98,9 @@ func (j *Joint) choice(e *Editor) (says bool) {
 	for _, other := range [...]string{"reasoning", "reasoning_content", "tool_calls", "function_call", "refusal"} {
 		m := text.last(other)
 		says = says || m != nil && m.HasContent(text.body) && !j.end
+	}
+	if m := e.last("token_ids"); m != nil && m.HasContent(e.body) && !j.end {
+		says = true // to the reader of ids
 	}
 	if m := e.last("finish_reason"); m != nil && m.HasContent(e.body) {
 		if j.end && !j.finished {
@@ -138,7 +144,7 @@ func (j *Joint) text(e *Editor, name string) bool {
 // identify gives an object the identity of the first part's first event.
 func (j *Joint) identify(e *Editor, first []byte) {
 	in := rawjson.Span{End: len(first)}
-	for _, name := range [...]string{"id", "created", "model"} {
+	for _, name := range identity {
 		if first == nil || e.last(name) == nil {
 			continue
 		}

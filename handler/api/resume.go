@@ -1,7 +1,6 @@
 package api
 
 import (
-	"bytes"
 	"cmp"
 	"slices"
 	"strconv"
@@ -37,7 +36,7 @@ const (
 // track is what the client has of a stream, for the case that it must go on elsewhere.
 type track struct {
 	on      bool
-	first   []byte // the data of the first event; nil if it is too long
+	first   []byte // an object with id, created and model of the first event; nil if they are too long
 	stays   string // why the stream must stay; empty if it may go on elsewhere
 	request string // the same, from the request: why it must stay once it has text
 	events  int    // with data
@@ -46,7 +45,7 @@ type track struct {
 	blocks  int    // of messages, that have begun
 	block   string // the kind of the first of them
 	stops   bool   // the request has stop strings
-	exact   bool   // the engine was asked for the ids of the answer to a prompt of text
+	exact   bool   // the answer to a prompt of text goes on by ids, see GoesOnExactly
 	reasons bool   // choices have a finish_reason, if only null
 }
 
@@ -59,7 +58,6 @@ const textPerToken = 8
 func (a *Answer) Track(body []byte, tokens int, exact bool, room func(int) bool) {
 	t := &a.track
 	t.on, t.request = true, a.req.stays(body)
-	t.exact = exact && a.req.Kind == Text && a.req.Media == 0
 	switch {
 	case t.request != "":
 	case a.req.Kind == Tokens:
@@ -67,8 +65,7 @@ func (a *Answer) Track(body []byte, tokens int, exact bool, room func(int) bool)
 	case !(&Rest{Way: WayText, Text: "x", req: a.req}).Fits(a.req.Editor(body)):
 		t.request = StaysPrompt
 	}
-	if t.exact {
-		t.stops = len(a.req.stops(body)) > 0
+	if t.exact = exact; exact {
 		a.ids = idChain{on: true, most: tokens, room: room}
 	}
 	a.kept.most, a.kept.room = max(a.kept.most, tokens*textPerToken), room
@@ -90,12 +87,26 @@ func (t *track) begin(kind string) {
 	}
 }
 
-// seen keeps the first event.
+// seen keeps the identity of the first event.
 func (a *Answer) seen(data []byte) {
-	if a.track.events++; a.track.events == 1 && len(data) <= maxRepeat {
-		a.track.first = bytes.Clone(data)
+	t := &a.track
+	if t.events++; t.events > 1 {
+		return
+	}
+	var o rawjson.Object
+	o.Open()
+	for _, name := range identity {
+		if v := (rawjson.Span{End: len(data)}).Get(data, name); v.Len() > 0 {
+			o.Raw(name, v.Of(data))
+		}
+	}
+	if o.Close(); len(o.Buf) <= maxRepeat {
+		t.first = o.Buf
 	}
 }
+
+// identity are the members that are the same in all chunks of a stream.
+var identity = [...]string{"id", "created", "model"}
 
 // Stays returns why the stream cannot go on elsewhere; empty if it may. A client that has no text
 // can get the answer to the whole request.
@@ -161,15 +172,16 @@ type Rest struct {
 	Tokens int64  // of it; the caller may count them better, unless Exact
 	Exact  bool
 	Joint  *Joint
-	Else   *Rest // the same in another way, if no engine gives this one; nil if there is none
 
 	ids   []uint32
+	lens  []uint16
 	exact bool // the ids do not go into the request's body
 	req   *Request
 }
 
-// IDs are the ids of the tokens so far, if the rest is asked for with them.
-func (r *Rest) IDs() []uint32 { return r.ids }
+// IDs returns the ids of the tokens so far, and how many each event had, if the rest is asked for
+// with them.
+func (r *Rest) IDs() (ids []uint32, lens []uint16) { return r.ids, r.lens }
 
 // Rest returns how to ask for the rest of a stream. body is the request's. The reason is empty,
 // or one of the reasons to stay.
@@ -179,10 +191,8 @@ func (a *Answer) Rest(body []byte) (rest *Rest, reason string) {
 	}
 	if a.exactly() {
 		rest = a.rest(WayExact)
-		rest.ids, rest.Tokens, rest.exact, rest.Joint.ids = a.ids.ids, int64(len(a.ids.ids)), true, true
-		if a.track.stays == "" && !a.kept.lost {
-			rest.Else = a.textRest(body)
-		}
+		rest.ids, rest.lens, rest.Tokens = a.ids.ids, a.ids.lens, int64(len(a.ids.ids))
+		rest.exact, rest.Joint.ids = true, true
 		return rest, ""
 	}
 	if !a.first && a.finished == 0 {
@@ -365,34 +375,46 @@ func (r *Rest) Ask(e *Editor, unlimited bool) {
 	if !r.exact && (r.Text != "" || r.ids != nil) {
 		r.continuePrompt(e)
 	}
-	limit := int64(-1)
+	r.Joint.tokens, r.Joint.behind = r.Tokens, r.Tokens
+	limit := int64(-1) // what is left of it
 	for _, name := range limits {
 		if n, ok := integer(e.Value(name)); ok && n > 0 {
 			limit = max(n-r.Tokens, 0)
-			e.Set(name, strconv.AppendInt(nil, max(limit, 1), 10))
+			r.limit(e, name, max(limit, 1))
 		}
 	}
 	if limit < 0 && r.req.API.Name() == NameCompletions && !unlimited {
 		limit = max(leastLimit-r.Tokens, 0)
-		e.Set("max_tokens", strconv.AppendInt(nil, max(limit, 1), 10))
+		r.limit(e, "max_tokens", max(limit, 1))
 	}
 	if n, ok := integer(e.Value("min_tokens")); ok && n > 0 {
-		e.Set("min_tokens", strconv.AppendInt(nil, max(n-r.Tokens, 0), 10))
+		r.limit(e, "min_tokens", max(n-r.Tokens, 0))
 	}
-	r.Joint.tokens, r.Joint.behind = r.Tokens, r.Tokens
-	if limit == 0 || r.Joint.finished { // the engine gives one token, which nobody gets
-		if r.exact {
-			r.Joint.behind = 0
+	if limit != 0 && !r.Joint.finished {
+		return
+	}
+	// the engine gives one token, which nobody gets
+	if r.exact {
+		r.Joint.behind = 0
+	}
+	r.Way, r.exact, r.Joint.end, r.Joint.owed = WayEnd, false, true, ""
+	if limit < 0 {
+		e.Set("max_tokens", []byte{'1'})
+	}
+	for _, name := range limits {
+		if e.Value(name) != nil {
+			e.Set(name, []byte{'1'})
 		}
-		r.Way, r.Joint.end, r.Joint.owed = WayEnd, true, ""
-		for _, name := range limits {
-			if e.Value(name) != nil {
-				e.Set(name, []byte{'1'})
-			}
-		}
-		if e.Value("min_tokens") != nil {
-			e.Set("min_tokens", []byte{'0'})
-		}
+	}
+	if e.Value("min_tokens") != nil {
+		e.Set("min_tokens", []byte{'0'})
+	}
+}
+
+// limit sets a limit, unless the caller of IDs does.
+func (r *Rest) limit(e *Editor, name string, n int64) {
+	if !r.exact {
+		e.Set(name, strconv.AppendInt(nil, n, 10))
 	}
 }
 

@@ -124,7 +124,7 @@ func TestJoint(t *testing.T) {
 		}},
 		{"chat without text", pathChat, chatBody, []string{chatRole}, []string{
 			other(`{"index":0,"delta":{"role":"assistant","content":"a"}}`), `{"error":{"message":"x"}}`, `[1]`, `x`,
-		}, []string{mine(`{"index":0,"delta":{"content":"a"}}`), "!", "!", "!"}},
+		}, []string{mine(`{"index":0,"delta":{"content":"a"}}`), `{"error":{"message":"x"}}`, "!", "!"}},
 		{"chat with nothing", pathChat, chatBody, nil, []string{other(`{"index":0,"delta":{"role":"assistant"}}`)}, []string{other(`{"index":0,"delta":{"role":"assistant"}}`)}},
 		{"chat at its limit", pathChat, `{"messages":[{"role":"user","content":"q"}],"max_tokens":1}`, []string{chatPiece("so")}, []string{
 			other(`{"index":0,"delta":{"content":"x"}}`), other(`{"index":0,"delta":{"content":"y"},"finish_reason":"stop"}`),

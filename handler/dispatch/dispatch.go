@@ -69,7 +69,8 @@ type outgoing struct {
 	proxied  *http.Request // the proxy's request of its last attempt
 	sent     *http.Request // the request of the last attempt
 	rest     *api.Rest     // what it asks for; nil for the whole answer
-	cutIDs   bool          // the client gets no ids of tokens, because it has not asked for them
+	exact    bool          // the stream may go on elsewhere by the ids of its tokens
+	cutIDs   bool          // the router has asked for these, and the client does not get them
 	cut      nvext.Grants  // the grants that were missing for members cut out of the body
 }
 
@@ -108,6 +109,9 @@ func (s *Dispatcher) Begin(p *plan.Plan, start time.Time) (*Dispatch, error) {
 		return nil, refused
 	}
 	d := &Dispatch{route: s.routeOf(p), id: requestID(p.HTTP), start: start, outgoing: outgoing{Body: p.Body}, result: result{cached: -1}}
+	if s.Resume.Mode == resumeExact && p.Request != nil && p.Request.Stream && p.Body != nil {
+		d.exact = p.Request.GoesOnExactly(p.Body.Data)
+	}
 	if err := s.Sessions.Enter(p.HTTP.Context(), &d.turn, p, false); err != nil {
 		return nil, err
 	}

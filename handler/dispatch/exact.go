@@ -7,9 +7,11 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
@@ -18,24 +20,24 @@ import (
 type sender func(*http.Request) (*http.Response, error)
 
 // maxExact is the longest answer of an engine to one question about a stream, in bytes.
-const maxExact = 64 << 20
+const maxExact = 8 << 20
 
-// errExact means that an engine's answers do not fit its endpoints.
-var errExact = errors.New("the engine cannot go on with the answer's token ids")
+// errExact means that an engine cannot go on with an answer's ids. It may go on otherwise.
+var errExact = errors.New("the engine cannot go on with the ids of the answer's tokens")
+
+// errNotExactly is the same before the rest has begun. It is not the worker's fault.
+var errNotExactly = &api.Refusal{Err: errExact}
 
 // exactly returns a sender that asks the engine for the rest of a stream by ids. The answer has the
 // form of the client's API. It is the engine's refusal if that lacks the endpoints.
 func (a *attempt) exactly(send sender) sender {
-	d := a.d
 	return func(req *http.Request) (*http.Response, error) {
 		request, err := io.ReadAll(req.Body)
 		_ = req.Body.Close()
-		if err != nil {
-			return nil, &api.Refusal{Err: err}
-		}
-		x := engine.NewExact(d.plan.API.Name(), request, d.rest.IDs())
-		if x == nil {
-			return nil, &api.Refusal{Err: errExact}
+		ids, lens := a.d.rest.IDs()
+		x := engine.NewExact(a.d.plan.API.Name(), request, ids, lens)
+		if err != nil || x == nil {
+			return nil, errNotExactly
 		}
 		render, generate, derender := x.Paths(req.URL.Path)
 		post := func(path string, body []byte) (*http.Response, error) { return send(posts(req, path, body)) }
@@ -43,38 +45,45 @@ func (a *attempt) exactly(send sender) sender {
 		if rendered == nil {
 			return resp, err
 		}
+		r := &derendered{x: x, memory: &a.d.Pool.Memory.Held, ask: func(ask []byte) ([]byte, *http.Response, error) {
+			done, err := a.Worker.Derender(req.Context())
+			if err != nil {
+				return nil, nil, err
+			}
+			defer done()
+			return a.whole(post(derender, ask))
+		}}
 		ask, ok := x.Generate(rendered)
-		if !ok {
-			return nil, &api.Refusal{Err: errExact}
+		if !ok || !r.reserve() {
+			return nil, errNotExactly
 		}
-		begun, resp, err := a.whole(post(derender, x.Derender(nil)))
-		if begun == nil {
+		begun, resp, err := r.ask(x.Derender(nil)) // which the client has
+		if begun != nil {
+			if _, ok = x.Event(begun); ok {
+				resp, err = post(generate, ask)
+			} else {
+				err = errNotExactly
+			}
+		}
+		if err != nil || resp.StatusCode != http.StatusOK {
+			r.free()
 			return resp, err
 		}
-		if _, ok = x.Event(begun); !ok { // which the client has
-			return nil, &api.Refusal{Err: errExact}
-		}
-		if resp, err = post(generate, ask); err == nil && resp.StatusCode == http.StatusOK {
-			resp.Body = &derendered{ReadCloser: resp.Body, x: x, ask: func(body []byte) ([]byte, error) {
-				answer, resp, err := a.whole(post(derender, body))
-				if resp != nil {
-					_ = resp.Body.Close()
-					err = fmt.Errorf("%w: status %d", errExact, resp.StatusCode)
-				}
-				return answer, err
-			}}
-		}
-		return resp, err
+		r.from, resp.Body = resp.Body, r
+		return resp, nil
 	}
 }
 
-// posts returns a request like another one, with another path and body.
+// posts returns a request like another one, with another path and body. net/http repeats it if a
+// kept connection is closed, as it does with the other one.
 func posts(like *http.Request, path string, body []byte) *http.Request {
 	req := *like
 	req.URL = new(url.URL)
 	*req.URL = *like.URL
 	req.URL.Path, req.URL.RawPath = path, ""
-	req.Body, req.ContentLength, req.GetBody = io.NopCloser(bytes.NewReader(body)), int64(len(body)), nil
+	req.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
+	req.Body, _ = req.GetBody()
+	req.ContentLength = int64(len(body))
 	return &req
 }
 
@@ -84,32 +93,50 @@ func (a *attempt) whole(resp *http.Response, err error) ([]byte, *http.Response,
 		return nil, nil, err
 	}
 	if resp.StatusCode != http.StatusOK {
-		if !retryable(resp.StatusCode) {
-			of := a.d.Pool
+		if of := a.d.Pool; !retryable(resp.StatusCode) {
 			of.Incidents.Raise(time.Now(), "streams cannot go on exactly: an engine refuses", of.Logger)
 		}
 		return nil, resp, nil
 	}
 	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxExact+1))
-	if err == nil && len(body) > maxExact {
-		err = errExact
-	}
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxExact+1))
 	if err != nil {
 		return nil, nil, err
 	}
-	return body, nil, nil
+	if len(answer) > maxExact {
+		return nil, nil, errNotExactly
+	}
+	return answer, nil, nil
 }
 
 // derendered is the rest of a stream in the form of the client's API.
 type derendered struct {
-	io.ReadCloser // what the engine generates
-	x             *engine.Exact
-	ask           func([]byte) ([]byte, error)
-	frames        rawjson.Framer
-	in            []byte
-	out           []byte // is read next
-	err           error  // follows
+	from   io.ReadCloser // what the engine generates
+	x      *engine.Exact
+	ask    func([]byte) ([]byte, *http.Response, error)
+	frames rawjson.Framer
+	in     []byte
+	out    []byte // is read next
+	err    error  // follows
+
+	memory   *atomic.Int64
+	reserved int64
+}
+
+// reserve reserves memory for the calls. It returns false if there is none.
+func (r *derendered) reserve() bool {
+	r.reserved = 4 * r.x.Size()
+	return r.memory.Add(r.reserved) <= body.MaxBytes
+}
+
+func (r *derendered) free() {
+	r.memory.Add(-r.reserved)
+	r.reserved = 0
+}
+
+func (r *derendered) Close() error {
+	r.free()
+	return r.from.Close()
 }
 
 func (r *derendered) Read(p []byte) (int, error) {
@@ -118,9 +145,7 @@ func (r *derendered) Read(p []byte) (int, error) {
 			return 0, r.err
 		}
 		r.out = r.out[:0]
-		if err := r.next(); err != nil {
-			r.err = err
-		}
+		r.err = r.next()
 	}
 	n := copy(p, r.out)
 	r.out = r.out[n:]
@@ -132,9 +157,9 @@ func (r *derendered) next() error {
 	if r.in == nil {
 		r.in = make([]byte, 32<<10)
 	}
-	n, err := r.ReadCloser.Read(r.in)
+	n, err := r.from.Read(r.in)
 	r.frames.Write(r.in[:n], err != nil)
-	pieces, rest := [][]byte{}, [][]byte(nil) // the rest follows the tokens
+	var pieces, rest [][]byte // the rest follows the tokens
 	for f, ok := r.frames.Next(); ok; f, ok = r.frames.Next() {
 		data := bytes.Clone(f.Data)
 		switch usage := r.x.Usage(data); {
@@ -147,8 +172,8 @@ func (r *derendered) next() error {
 		}
 	}
 	if len(pieces) > 0 {
-		if derr := r.derender(pieces); derr != nil {
-			return derr
+		if refused := r.derender(pieces); refused != nil {
+			return refused
 		}
 	}
 	for _, data := range rest {
@@ -162,7 +187,11 @@ func (r *derendered) derender(pieces [][]byte) error {
 	if ask == nil {
 		return nil
 	}
-	answer, err := r.ask(ask)
+	answer, refused, err := r.ask(ask)
+	if refused != nil {
+		_ = refused.Body.Close()
+		err = fmt.Errorf("%w: status %d", errExact, refused.StatusCode)
+	}
 	if err != nil {
 		return err
 	}

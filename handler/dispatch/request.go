@@ -28,12 +28,12 @@ type EngineRequest struct {
 
 	shared bool      // an attempt before may still be writing the header
 	rest   *api.Rest // of an answer, that the engine gives; nil for the whole one
-	exact  bool      // the stream may go on elsewhere with the ids of its tokens
+	exact  bool      // the stream may go on elsewhere by the ids of its tokens
 
 	// What Build has done.
 	engine      string        // the engine's type
 	unsupported engine.Fields // the client's nvext fields that the engine does not support
-	cutIDs      bool          // the client gets no ids, because it has not asked for them
+	cutIDs      bool          // the router has asked for ids, which the client does not get
 	cut         nvext.Grants  // that were missing for members cut out of the body
 	resends     atomic.Int32  // how often net/http has sent the request again
 }
@@ -111,8 +111,9 @@ func (e *EngineRequest) adapt(req *http.Request) (*http.Request, body.Edited) {
 		if e.rest != nil {
 			to.Continue(edit, ask.API, e.rest)
 		}
-		if e.cutIDs = e.exact && !api.AsksIDs(edit); e.cutIDs && to.ReturnsIDs(ask.API) && (e.Leg == nil || !e.Leg.Prefill) {
+		if e.exact && to.ReturnsIDs(ask.API) && (e.Leg == nil || !e.Leg.Prefill) && !api.AsksIDs(edit) {
 			api.AskIDs(edit)
+			e.cutIDs = true
 		}
 		if p.AsksUsage && (e.Leg == nil || !e.Leg.Prefill) {
 			edit.Replace(p.AskUsage)

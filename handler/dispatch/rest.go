@@ -53,6 +53,7 @@ func (o *delivery) goOn(ctx context.Context, rest *api.Rest, old *pool.Worker, d
 		if reason == staysEngine {
 			break
 		}
+		exact := rest.Way == api.WayExact
 		reason, d.rest = staysNoWorker, rest
 		d.turn.NextAttempt()
 		if o.seatApart(ctx, before, failed, !drained) != nil {
@@ -77,6 +78,9 @@ func (o *delivery) goOn(ctx context.Context, rest *api.Rest, old *pool.Worker, d
 			}
 		}
 		d.Pool.Report(a.Worker, v.outcome)
+		if exact && (errors.Is(err, errNotExactly) || err == nil && !retryable(resp.StatusCode)) {
+			return nil, notExact
+		}
 		last := v.suspect && d.lastSuspect()
 		if v.suspect {
 			d.suspects++
@@ -84,6 +88,9 @@ func (o *delivery) goOn(ctx context.Context, rest *api.Rest, old *pool.Worker, d
 		if ctx.Err() != nil || last || !d.affordable(a, err) {
 			break
 		}
+	}
+	if reason == staysEngine && rest.Way == api.WayExact {
+		reason = notExact
 	}
 	return nil, reason
 }

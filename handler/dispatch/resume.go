@@ -69,6 +69,8 @@ const (
 	staysEngine   = "engine"    // no other engine can continue an answer
 	staysNoWorker = "no_worker" // no other worker took it
 	staysTries    = "tries"     // it has moved too often, or may be what ends engines
+
+	notExact = "not exact" // no engine goes on by ids; another way may do
 )
 
 // mayGoOn returns whether the request's stream may go on elsewhere.
@@ -104,7 +106,7 @@ func (o *delivery) Track(a *api.Answer) {
 		return
 	}
 	memory := &d.Pool.Memory.Held
-	a.Track(d.Body.Data, d.Resume.Tokens, d.Resume.Mode == resumeExact, func(n int) bool {
+	a.Track(d.Body.Data, d.Resume.Tokens, d.exact, func(n int) bool {
 		o.room += int64(n)
 		return memory.Add(int64(n)) <= body.MaxBytes
 	})
@@ -130,7 +132,7 @@ func (o *delivery) begin() {
 		return
 	}
 	for i := range d.offers.Table.Rows {
-		if w := d.offers.Table.Rows[i].Worker; w != o.attempt.Worker && (o.continues(w) || d.Resume.Mode == resumeExact && o.returnsIDs(w)) {
+		if w := d.offers.Table.Rows[i].Worker; w != o.attempt.Worker && (o.continues(w) || d.exact && o.returnsIDs(w)) {
 			return
 		}
 	}
@@ -161,10 +163,14 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 	if ctx.Err() != nil {
 		return nil
 	}
+	refused := errors.Is(why, errExact) // by an endpoint of the engine's
+	if refused {
+		a.LoseIDs()
+	}
 	rest, reason := o.rest(a)
 	drained := errors.Is(why, errDrained)
 	legsFailed := o.attempt.legs != nil && o.attempt.legs.brokeBefore(why) != nil
-	if reason == "" && rest.Way == api.WayWhole && !a.FirstToken() && !drained && !legsFailed {
+	if reason == "" && !a.FirstToken() && !drained && !legsFailed {
 		if d.lastSuspect() {
 			reason = staysTries
 		}
@@ -179,6 +185,9 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 	if d.moveLegs(o.attempt, why, rest.Way) != nil {
 		old, drained = nil, true // the decode worker is well
 	}
+	if refused {
+		old, drained = nil, true // the worker may go on otherwise
+	}
 	if o.told = true; !drained {
 		shown := o.attempt.shows(pool.OutcomeBroken, "stream broke: "+why.Error())
 		if errors.Is(why, response.ErrEvent) { // also by the client's mistake
@@ -187,12 +196,16 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 		d.Pool.Report(o.attempt.Worker, shown)
 	}
 	o.attempt.Leave(a.FirstToken(), nil)
+	way := rest.Way
 	var part *response.Rest
 	if reason = staysBudget; charged || o.awaitBudget(ctx) {
 		part, reason = o.goOn(ctx, rest, old, drained)
-		if part == nil && rest.Else != nil && ctx.Err() == nil {
-			rest = rest.Else
-			part, reason = o.goOn(ctx, rest, old, drained)
+		if reason == notExact {
+			a.LoseIDs()
+			if rest, reason = o.rest(a); reason == "" {
+				way = rest.Way
+				part, reason = o.goOn(ctx, rest, old, drained)
+			}
 		}
 	}
 	if part == nil && ctx.Err() != nil {
@@ -208,8 +221,11 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 	default:
 		left.figures().Ended(pool.AttemptResumed, !drained)
 	}
-	d.Metrics.resumed.WithLabelValues(d.Pool.Name, cause, rest.Way, outcome).Inc()
-	d.trace.resumed(d.attempt, cause, rest.Way, outcome)
+	if part != nil {
+		way = d.rest.Way // also the end of one
+	}
+	d.Metrics.resumed.WithLabelValues(d.Pool.Name, cause, way, outcome).Inc()
+	d.trace.resumed(d.attempt, cause, way, outcome)
 	return part
 }
 

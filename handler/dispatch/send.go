@@ -88,7 +88,7 @@ func (a *attempt) sendOver(roundTrip sender, req *http.Request) (*http.Response,
 	r := EngineRequest{
 		Pool: d.Pool, Plan: d.plan, Body: d.Body, Worker: a.Worker, Target: a.Target,
 		Session: d.turn.EngineSession(), shared: d.sent != nil || a.legs != nil, rest: d.rest,
-		exact: d.Resume.Mode == resumeExact && d.goesOn(),
+		exact: d.exact && (d.rest == nil && d.goesOn() || d.cutIDs),
 	}
 	if a.legs != nil && !a.legs.over {
 		r.Leg = &a.legs.leg

@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"bytes"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,17 +18,22 @@ type Exact struct {
 	request []byte // the client's, without its prompt
 	member  string // that has it
 	ids     []uint32
-	prompt  []byte // a JSON list of ids
-	state   []byte // of the derenderer; empty before the first call
+	lens    []uint16 // how many of them each event had
+	prompt  []byte   // a JSON list of ids
+	state   []byte   // of the derenderer; empty before the first call
+
+	sent   []byte // the ids of the last call, without brackets
+	finish string // its reason of the end, as JSON; empty if there is none
 }
 
 // ReturnsIDs returns whether the engine can go on with the ids of an answer's tokens that are asked
 // for by api.AskIDs. name is the request's [Request.API].
 func (e *Engine) ReturnsIDs(name string) bool { return slices.Contains(kindOf(e.Type).exact, name) }
 
-// NewExact returns how to go on with an answer of these ids to a request, as the engine gets it.
-func NewExact(name string, request []byte, ids []uint32) *Exact {
-	x := &Exact{ids: ids, member: "chat_request"}
+// NewExact returns how to go on with the answer to a request, as the engine gets it. It has these
+// ids, and each event had so many of them. It returns nil for a request that is no object.
+func NewExact(name string, request []byte, ids []uint32, lens []uint16) *Exact {
+	x := &Exact{ids: ids, lens: lens, member: "chat_request"}
 	e := api.EditObject(request)
 	if e == nil {
 		return nil
@@ -38,11 +42,26 @@ func NewExact(name string, request []byte, ids []uint32) *Exact {
 		x.member = "completion_request"
 		e.Set("prompt", []byte(`"."`))
 	} else {
-		e.Set("messages", []byte(`[{"role":"user","content":"."}]`))
+		e.Set("messages", calls(gjson.GetBytes(request, "messages")))
 	}
 	x.request = e.Apply()
 	return x
 }
+
+// calls returns the messages that have tool calls, and one more. Some parsers count earlier calls
+// for the names of new ones.
+func calls(messages gjson.Result) []byte {
+	list := []byte{'['}
+	for _, m := range messages.Array() {
+		if m.Get("tool_calls.#").Int() > 0 {
+			list = append(append(list, m.Raw...), ',')
+		}
+	}
+	return append(list, `{"role":"user","content":"."}]`...)
+}
+
+// Size returns how many bytes a call takes, about.
+func (x *Exact) Size() int64 { return int64(len(x.request) + len(x.prompt) + 16*len(x.ids)) }
 
 // Paths returns the paths below the engine's root at which it renders, generates and derenders, for
 // the path of the client's API.
@@ -52,7 +71,7 @@ func (*Exact) Paths(of string) (render, generate, derender string) {
 }
 
 // Generate returns the body that asks for more tokens, from the answer of render. It is not ok if
-// that has another form.
+// that has another form, or a grammar: that would begin anew.
 func (x *Exact) Generate(rendered []byte) (ask []byte, ok bool) {
 	x.prompt = tokensIn(200, rendered, "token_ids")
 	if x.prompt == nil {
@@ -66,53 +85,66 @@ func (x *Exact) Generate(rendered []byte) (ask []byte, ok bool) {
 	if e == nil {
 		return nil, false
 	}
-	e.Set("token_ids", x.appendIDs(slices.Clip(x.prompt[:len(x.prompt)-1]), true))
+	e.Set("token_ids", append(appendIDs(slices.Clip(x.prompt[:len(x.prompt)-1]), x.ids), ']'))
 	e.Set("stream", []byte("true"))
+	if sampling := object.Get("sampling_params"); sampling.IsObject() {
+		if sampling.Get("structured_outputs").IsObject() {
+			return nil, false
+		}
+		in, _ := e.Object("sampling_params")
+		for name, least := range map[string]int64{"max_tokens": 1, "min_tokens": 0} {
+			if n := sampling.Get(name); in != nil && n.Type == gjson.Number {
+				in.Set(name, strconv.AppendInt(nil, max(n.Int()-int64(len(x.ids)), least), 10))
+			}
+		}
+	}
 	return e.Apply(), true
 }
 
-// appendIDs appends the ids and closes the list. more: an id stands before.
-func (x *Exact) appendIDs(list []byte, more bool) []byte {
-	for _, id := range x.ids {
-		if more {
+// appendIDs appends ids to a list that has no closing bracket.
+func appendIDs(list []byte, ids []uint32) []byte {
+	for _, id := range ids {
+		if n := len(list); n > 0 && list[n-1] != '[' {
 			list = append(list, ',')
 		}
-		more = true
 		list = strconv.AppendUint(list, uint64(id), 10)
 	}
-	return append(list, ']')
+	return list
 }
 
 // Derender returns the body that asks for the client's event for more of the answer. The pieces are
-// events of generate. First, nil stands for the answer so far. It is nil if the
-// pieces have no tokens, and no end.
+// events of generate. First, nil stands for the answer so far. It is nil if the pieces have no
+// tokens, and no end.
 func (x *Exact) Derender(pieces [][]byte) []byte {
-	ids, end := []byte{'['}, []byte(nil)
+	var end []byte
+	x.sent, x.finish = x.sent[:0], ""
 	if pieces == nil {
-		ids = x.appendIDs(ids, false)
-		ids = ids[:len(ids)-1]
+		x.sent = appendIDs(x.sent, x.ids)
 	}
 	for _, p := range pieces {
 		choice := gjson.GetBytes(p, "choices.0")
 		if list := strings.TrimSpace(choice.Get("token_ids").Raw); len(list) > 2 && list[0] == '[' {
-			if len(ids) > 1 {
-				ids = append(ids, ',')
+			if len(x.sent) > 0 {
+				x.sent = append(x.sent, ',')
 			}
-			ids = append(ids, list[1:len(list)-1]...)
+			x.sent = append(x.sent, list[1:len(list)-1]...)
 		}
 		for _, name := range [...]string{"finish_reason", "stop_reason"} {
 			if v := choice.Get(name); v.Exists() && v.Type != gjson.Null {
 				end = append(append(end, `,"`+name+`":`...), v.Raw...)
 			}
 		}
+		if v := choice.Get("finish_reason"); v.Type == gjson.String {
+			x.finish = v.Raw
+		}
 	}
-	if len(ids) == 1 && end == nil {
+	if len(x.sent) == 0 && end == nil {
 		return nil
 	}
 	var o rawjson.Object
 	o.Open()
 	o.Raw("stream", []byte("true"))
-	o.Raw("generate_chunk", slices.Concat([]byte(`{"request_id":"","choices":[{"index":0,"token_ids":`), ids, []byte{']'}, end, []byte(`}]}`)))
+	o.Raw("generate_chunk", slices.Concat([]byte(`{"request_id":"","choices":[{"index":0,"token_ids":[`), x.sent, []byte{']'}, end, []byte(`}]}`)))
 	if len(x.state) > 0 {
 		o.Raw("stream_state", x.state)
 	}
@@ -122,8 +154,8 @@ func (x *Exact) Derender(pieces [][]byte) []byte {
 	return o.Buf
 }
 
-// Event reads an answer of the derenderer, and returns the data of the client's event. It is not ok
-// if that has another form.
+// Event reads an answer of the derenderer, and returns the data of the client's event, with the ids
+// of its tokens. It is not ok if that has another form.
 func (x *Exact) Event(answer []byte) (data []byte, ok bool) {
 	if !gjson.ValidBytes(answer) {
 		return nil, false
@@ -132,14 +164,39 @@ func (x *Exact) Event(answer []byte) (data []byte, ok bool) {
 	if !chunk.IsObject() || !state.IsObject() {
 		return nil, false
 	}
+	begins := len(x.state) == 0
 	x.state = []byte(state.Raw)
-	if lens := state.Get("output_chunk_lens"); lens.IsArray() && lens.Index > 0 { // of what the parsers read
+	if lens := state.Get("output_chunk_lens"); begins && len(lens.Array()) > 0 { // parsers read the answer event by event
 		at := lens.Index - state.Index
-		ones := bytes.Repeat([]byte(",1"), int(state.Get("output_token_ids.#").Int())) // as they do mostly
-		ones = append(append([]byte{'['}, bytes.TrimPrefix(ones, []byte{','})...), ']')
-		x.state = slices.Concat(x.state[:at], ones, x.state[at+len(lens.Raw):])
+		list := []byte{'['}
+		for i, n := range x.lens {
+			if i > 0 {
+				list = append(list, ',')
+			}
+			list = strconv.AppendUint(list, uint64(n), 10)
+		}
+		x.state = slices.Concat(x.state[:at], append(list, ']'), x.state[at+len(lens.Raw):])
 	}
-	return withoutNulls([]byte(chunk.Raw)), true
+	return x.choose(withoutNulls([]byte(chunk.Raw)))
+}
+
+// choose completes a chunk's choice. The derenderer calls the end of any answer with tool calls so,
+// and completions have no ids.
+func (x *Exact) choose(chunk []byte) ([]byte, bool) {
+	choice := gjson.GetBytes(chunk, "choices.0")
+	if !choice.IsObject() {
+		return chunk, true
+	}
+	e := api.EditObject([]byte(choice.Raw))
+	if e == nil {
+		return nil, false
+	}
+	e.Set("token_ids", slices.Concat([]byte{'['}, x.sent, []byte{']'}))
+	if x.finish != "" && x.finish != `"stop"` {
+		e.Set("finish_reason", []byte(x.finish))
+	}
+	at := choice.Index
+	return slices.Concat(chunk[:at], e.Apply(), chunk[at+len(choice.Raw):]), true
 }
 
 // Usage returns the data of the client's event for an event of generate that has usage and no
@@ -156,8 +213,8 @@ func (x *Exact) Usage(piece []byte) []byte {
 	return []byte(`{"id":"","object":"` + kind + `","created":0,"model":"","choices":[],"usage":` + usage.Raw + `}`)
 }
 
-// withoutNulls takes the members that are null out of a chunk, its choices and their deltas, except
-// for those that unbroken streams have, too.
+// withoutNulls takes the members that are null out of a chunk's objects, except for those that
+// unbroken streams have, too.
 func withoutNulls(chunk []byte) []byte {
 	var edits []rawjson.Edit
 	var walk func(at int)
@@ -170,10 +227,10 @@ func withoutNulls(chunk []byte) []byte {
 				continue
 			}
 			cut.Keep(&c)
-			if key == "delta" && v.First(chunk) == '{' {
+			switch {
+			case (key == "delta" || key == "function") && v.First(chunk) == '{':
 				walk(v.Start)
-			}
-			if key == "choices" {
+			case key == "choices" || key == "tool_calls":
 				for o := range v.Objects(chunk) {
 					walk(o.Start)
 				}

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"cmp"
+	"context"
 	"math"
 	"net"
 	"sync"
@@ -39,11 +40,12 @@ type Worker struct {
 	progress   progress
 	probed     chan struct{} // closed after the first probe
 	probedOnce sync.Once     // closes probed
+	derenders  chan struct{} // full while the engine derenders
 }
 
 // newWorker returns a worker of the pool, which need not know it.
 func (p *Pool) newWorker(set WorkerSettings) *Worker {
-	w := &Worker{Dial: set.Dial, ID: set.ID, slots: new(slots), probed: make(chan struct{})}
+	w := &Worker{Dial: set.Dial, ID: set.ID, slots: new(slots), probed: make(chan struct{}), derenders: make(chan struct{}, 1)}
 	w.describe(set, engine.Info{})
 	w.dp.Store(int32(set.DPSize))
 	w.limitSlots(set)
@@ -51,6 +53,18 @@ func (p *Pool) newWorker(set WorkerSettings) *Worker {
 	w.configure(set)
 	w.watch = p.newWatch(p, w)
 	return w
+}
+
+// Derender waits until the engine may derender, which takes the CPU that its other streams need: one
+// call at a time, and half of the time. Call done after the call.
+func (w *Worker) Derender(ctx context.Context) (done func(), err error) {
+	select {
+	case w.derenders <- struct{}{}:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	begun := time.Now()
+	return func() { time.AfterFunc(time.Since(begun), func() { <-w.derenders }) }, nil
 }
 
 // DerivedID returns the default id of the worker at an address. Its 53 bits survive

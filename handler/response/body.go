@@ -437,7 +437,11 @@ func (b *Body) edit(f rawjson.Frame, length int) {
 		}
 	}
 	if b.CutIDs && f.Lines == 1 {
-		b.changes = api.CutIDs(b.changes, f.Data)
+		var all bool
+		if b.changes, all = api.CutIDs(b.changes, f.Data); all {
+			b.frames.Drop()
+			return
+		}
 	}
 	if b.added != nil && b.added.stream != nil {
 		b.changes = append(b.changes, b.added.stream.EditChunk(f)...)
