@@ -1,10 +1,12 @@
 package tests
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -14,23 +16,28 @@ import (
 )
 
 // parsedStory is a vLLM's answer of reasoning, text and a tool call, a token each piece. A request
-// goes on by ids through the scale-out endpoints: the prompt is three ids, and that of piece i is i.
+// goes on by ids through the scale-out endpoints: that of piece i is i. Some pieces say nothing.
 type parsedStory struct {
 	cuts    sync.Map // questions whose streams were cut, to how often
 	refuses bool     // to render
 	mute    bool     // no ids
+	fails   bool     // to derender the rest
+	aborts  bool     // the first rest
 }
 
 const (
-	parsedPieces = 24 // 8 of each kind
-	parsedPrompt = 3
+	parsedPieces = 24   // 8 of each kind
+	parsedPrompt = 1000 // ids
 )
 
 // delta is what pieces from one up to another say.
-func (*parsedStory) delta(from, to int) map[string]any {
+func (s *parsedStory) delta(from, to int) map[string]any {
 	d := map[string]any{}
 	for i := from; i < to; i++ {
 		piece := fmt.Sprintf(" p%d\n", i)
+		if s.silent(i) {
+			continue
+		}
 		switch i / 8 {
 		case 0:
 			d["reasoning"] = fmt.Sprint(orEmpty(d["reasoning"]), piece)
@@ -52,6 +59,9 @@ func (*parsedStory) delta(from, to int) map[string]any {
 	}
 	return d
 }
+
+// silent returns whether a piece is a control token, or half a character.
+func (*parsedStory) silent(i int) bool { return i == 0 || i == 8 || i == 13 || i == 19 }
 
 func orEmpty(v any) any {
 	if v == nil {
@@ -75,14 +85,21 @@ func (s *parsedStory) answer(w http.ResponseWriter, r *http.Request) {
 		from := int(q.Get("stream_state.output_token_ids.#").Int())
 		ids := q.Get("generate_chunk.choices.0.token_ids").Array()
 		all := q.Get("stream_state.output_token_ids").Array()
+		read, sum := []int64{}, 0
+		for _, n := range q.Get("stream_state.output_chunk_lens").Array() {
+			read, sum = append(read, n.Int()), sum+int(n.Int())
+		}
+		if s.fails && from > 0 {
+			http.Error(w, "invalid stream_state: derender failed", http.StatusBadRequest)
+			return
+		}
 		for i, id := range ids {
-			if int(id.Int()) != from+i || q.Get("prompt_token_ids.#").Int() != parsedPrompt || q.Get("chat_request.messages.#").Int() != 1 ||
-				int(q.Get("stream_state.output_chunk_lens.#").Int()) != from {
+			if int(id.Int()) != from+i || sum != from || q.Get("prompt_token_ids.#").Int() != parsedPrompt || q.Get("chat_request.messages.#").Int() != 1 {
 				http.Error(w, "not the next ids: "+string(body), http.StatusBadRequest)
 				return
 			}
 		}
-		state := m{"role_sent": true, "output_chunk_lens": []int{from + len(ids)}}
+		state := m{"role_sent": true, "output_chunk_lens": append(read, int64(len(ids)))}
 		list := []json.RawMessage{}
 		for _, id := range append(all, ids...) {
 			list = append(list, json.RawMessage(id.Raw))
@@ -94,11 +111,11 @@ func (s *parsedStory) answer(w http.ResponseWriter, r *http.Request) {
 			d["role"] = "assistant"
 		}
 		finish := q.Get("generate_chunk.choices.0.finish_reason").Value()
-		if finish == "stop" {
+		if finish != nil && from+len(ids) > 16 { // whatever the reason
 			finish = "tool_calls"
 		}
 		chunk := m{"id": "derendered", "object": "chat.completion.chunk", "created": 7, "model": "m", "usage": nil, "choices": []m{{
-			"index": 0, "delta": d, "finish_reason": finish, "logprobs": nil, "token_ids": list[from:],
+			"index": 0, "delta": d, "finish_reason": finish, "logprobs": nil, "token_ids": nil,
 		}}}
 		value(m{"chunk": chunk, "stream_state": state})
 	case strings.HasSuffix(path, "/render"):
@@ -149,8 +166,15 @@ func (s *parsedStory) stream(w http.ResponseWriter, r *http.Request, q gjson.Res
 		_ = http.NewResponseController(w).Flush()
 	}
 	const head = `{"id":"one","object":"chat.completion.chunk","created":5,"model":"m",`
+	asked := q.Get("return_token_ids").Bool() && !s.mute
+	list := func(ids ...int) string {
+		if b, _ := json.Marshal(ids); asked || ids != nil && strings.HasPrefix(r.URL.Path, "/inference") {
+			return string(b)
+		}
+		return "null"
+	}
 	if !ids {
-		event(head + `"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}],"prompt_token_ids":[0,0,0],"prompt_text":null}`)
+		event(head + `"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}],"prompt_token_ids":` + list(make([]int, parsedPrompt)...) + `,"prompt_text":null}`)
 	}
 	for i := from; i < end; i++ {
 		finish := "null"
@@ -159,12 +183,15 @@ func (s *parsedStory) stream(w http.ResponseWriter, r *http.Request, q gjson.Res
 		}
 		d, _ := json.Marshal(s.delta(i, i+1))
 		switch {
+		case ids && s.aborts && i == from+3:
+			s.aborts = false
+			event(`{"request_id":"g","choices":[{"index":0,"finish_reason":"abort","stop_reason":null,"token_ids":[]}]}`)
+			event("[DONE]")
+			return
 		case ids:
-			event(fmt.Sprintf(`{"request_id":"g","usage":null,"choices":[{"index":0,"finish_reason":%s,"stop_reason":null,"token_ids":[%d]}]}`, finish, i))
-		case s.mute || !q.Get("return_token_ids").Bool():
-			event(fmt.Sprintf(head+`"choices":[{"index":0,"delta":%s,"finish_reason":%s,"token_ids":null}]}`, d, finish))
-		default:
-			event(fmt.Sprintf(head+`"choices":[{"index":0,"delta":%s,"finish_reason":%s,"token_ids":[%d]}]}`, d, finish, i))
+			event(fmt.Sprintf(`{"request_id":"g","usage":null,"choices":[{"index":0,"finish_reason":%s,"stop_reason":null,"token_ids":%s}]}`, finish, list(i)))
+		case asked || !s.silent(i) || finish != "null":
+			event(fmt.Sprintf(head+`"choices":[{"index":0,"delta":%s,"finish_reason":%s,"token_ids":%s}]}`, d, finish, list(i)))
 		}
 	}
 	usage := fmt.Sprintf(`"choices":[],"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":2}}}`,
@@ -214,11 +241,23 @@ func TestStreamsGoOnExactly(t *testing.T) {
 	s := new(parsedStory)
 	engines := startEngines(t, 3, canned.Pace{})
 	setAll(engines, s.answer)
+	plain := func(more string) string { // as the engine sends it to a client that asks for no ids
+		resp, err := http.Post("http://"+engines[0].Addr()+"/v1/chat/completions", "application/json", bytes.NewReader(storyBody(true, "whole", more)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		body, _ := io.ReadAll(resp.Body)
+		return string(body)
+	}
 	caddy := startCaddy(t, route(engines, "pool exact", "engine vllm", "resume exact", "retry_budget 100% 1000/s"))
-	for _, limit := range []string{"", `,"max_tokens":12`} {
+	for _, limit := range []string{"", `,"max_tokens":12`, `,"max_tokens":20`} {
 		more := limit + `,"stream_options":{"include_usage":true}`
 		whole := caddy.post(t.Context(), "/v1/chat/completions", storyBody(true, "whole", more))
 		said, others := parsed(whole.body)
+		if want := plain(more); want != string(whole.body) {
+			t.Errorf("exactly the client gets %s\notherwise %s", whole.body, want)
+		}
 		if strings.Contains(string(whole.body), "token_ids\":[") || !strings.Contains(others, "roles 1 done 1") {
 			t.Fatalf("%s", whole.body)
 		}
@@ -253,6 +292,50 @@ func TestStreamsGoOnExactly(t *testing.T) {
 		}
 	}
 	caddy.booksAtZero(t)
+}
+
+// TestExactAsks looks at which requests ask for ids.
+func TestExactAsks(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{})
+	caddy := startCaddy(t, route(engines, "engine vllm", "resume exact"))
+	for body, want := range map[string]bool{
+		`{"model":"m","stream":true,"prompt":"hi"}`:                                       true,
+		`{"model":"m","stream":true,"prompt":"hi","echo":true}`:                           false,
+		`{"model":"m","stream":true,"prompt":"hi","n":2}`:                                 false,
+		`{"model":"m","stream":true,"prompt":"hi","logprobs":1}`:                          false,
+		`{"model":"m","stream":true,"prompt":"hi","stop":"x"}`:                            false,
+		`{"model":"m","stream":true,"prompt":[1,2,3]}`:                                    false,
+		`{"model":"m","stream":true,"prompt":"` + strings.Repeat("long ", 100_000) + `"}`: false,
+		`{"model":"m","prompt":"hi"}`:                                                     false,
+	} {
+		before := [2]int{len(engines[0].Journal()), len(engines[1].Journal())}
+		caddy.post(t.Context(), "/v1/completions", []byte(body))
+		got := false
+		for _, r := range slices.Concat(engines[0].Journal()[before[0]:], engines[1].Journal()[before[1]:]) {
+			got = got || strings.Contains(string(r.Body), "return_token_ids")
+		}
+		if got != want {
+			t.Errorf("%.80s: asks %v, want %v", body, got, want)
+		}
+	}
+}
+
+// TestExactRefusals has derenderers fail in the middle, and engines abort the rest.
+func TestExactRefusals(t *testing.T) {
+	for name, s := range map[string]*parsedStory{"fails": {fails: true}, "aborts": {aborts: true}} {
+		engines := startEngines(t, 3, canned.Pace{})
+		setAll(engines, s.answer)
+		caddy := startCaddy(t, route(engines, "pool exact"+name, "engine vllm", "resume exact", "retry_budget 100% 1000/s"))
+		a := caddy.post(t.Context(), "/v1/chat/completions", storyBody(true, name, ""), "X-Cut", "6", "X-Name", name)
+		said, others := parsed(a.body)
+		if whole := strings.Contains(others, "tool_calls") && strings.Contains(said, "p23"); whole != (name == "aborts") || strings.Count(said, "p3\n") != 1 {
+			t.Errorf("%s: %s %s", name, said, others)
+		}
+		if n := caddy.logged(t, markedDown); n != 1 { // whose stream broke
+			t.Errorf("%s: %d workers were marked down", name, n)
+		}
+		caddy.booksAtZero(t)
+	}
 }
 
 // TestExactWithoutTheEngine has engines that do not render prompts, or return no ids.

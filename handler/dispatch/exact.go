@@ -166,15 +166,19 @@ func (r *derendered) next() error {
 		case usage != nil:
 			rest = append(rest, usage)
 		case bytes.Contains(data, []byte(`"token_ids"`)):
+			if r.x.Aborts(data) { // an event of its own, which the stream's reader takes for a failure
+				if refused := r.derender(pieces); refused != nil {
+					return refused
+				}
+				pieces = nil
+			}
 			pieces = append(pieces, data)
 		default: // an error, or the end
 			rest = append(rest, data)
 		}
 	}
-	if len(pieces) > 0 {
-		if refused := r.derender(pieces); refused != nil {
-			return refused
-		}
+	if refused := r.derender(pieces); refused != nil {
+		return refused
 	}
 	for _, data := range rest {
 		r.write(data)
@@ -183,6 +187,9 @@ func (r *derendered) next() error {
 }
 
 func (r *derendered) derender(pieces [][]byte) error {
+	if len(pieces) == 0 {
+		return nil
+	}
 	ask := r.x.Derender(pieces)
 	if ask == nil {
 		return nil

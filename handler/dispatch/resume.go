@@ -179,6 +179,7 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 	charged := o.attempt.Stay() // by the pool, to the budget
 	if reason != "" {
 		o.refuseMove(reason)
+		o.told = o.told || refused // it is not the worker's fault
 		return nil
 	}
 	left, old := o.attempt, o.attempt.Worker

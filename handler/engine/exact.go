@@ -199,6 +199,12 @@ func (x *Exact) choose(chunk []byte) ([]byte, bool) {
 	return slices.Concat(chunk[:at], e.Apply(), chunk[at+len(choice.Raw):]), true
 }
 
+// Aborts returns whether an event of generate says that the engine ends the answer for a fault.
+func (*Exact) Aborts(piece []byte) bool {
+	reason := gjson.GetBytes(piece, "choices.0.finish_reason").Str
+	return reason == "abort" || reason == "error"
+}
+
 // Usage returns the data of the client's event for an event of generate that has usage and no
 // tokens; nil for others.
 func (x *Exact) Usage(piece []byte) []byte {

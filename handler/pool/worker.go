@@ -55,8 +55,8 @@ func (p *Pool) newWorker(set WorkerSettings) *Worker {
 	return w
 }
 
-// Derender waits until the engine may derender, which takes the CPU that its other streams need: one
-// call at a time, and half of the time. Call done after the call.
+// Derender waits until the engine may derender: one call at a time, and half of the time. It takes
+// the CPU that the engine's other streams need. Call done after the call.
 func (w *Worker) Derender(ctx context.Context) (done func(), err error) {
 	select {
 	case w.derenders <- struct{}{}:
