@@ -158,7 +158,8 @@ func (s *parsedStory) stream(w http.ResponseWriter, r *http.Request, q gjson.Res
 	w.Header().Set("Content-Type", "text/event-stream")
 	events := 0
 	event := func(data string) {
-		if events++; events > cut {
+		if events++; events > cut { // within an event
+			_, _ = fmt.Fprintf(w, "data: %s", data[:len(data)/2])
 			_ = http.NewResponseController(w).Flush()
 			panic(http.ErrAbortHandler)
 		}

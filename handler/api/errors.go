@@ -38,6 +38,8 @@ type Refusal struct { //nolint:errname // the field's word
 // Error implements error.
 func (r *Refusal) Error() string { return r.Err.Error() }
 
+func (r *Refusal) Unwrap() error { return r.Err }
+
 // Body returns the body of the answer, see [ErrorBody].
 func (r *Refusal) Body() []byte { return ErrorBody(r.API, r.Status, r.Code, r.Error(), r.Param) }
 

@@ -35,10 +35,10 @@ func CutIDs(edits []rawjson.Edit, data []byte) (_ []rawjson.Edit, all bool) {
 	}
 	c := rawjson.Enter(data, i)
 	for c.Next() {
-		switch key, v := string(c.Key()), c.Value(); {
-		case key == "prompt_token_ids":
+		switch key, v := string(c.Key()), c.Value(); key {
+		case "prompt_token_ids":
 			edits = withoutIDs(edits, data, v)
-		case key == "choices":
+		case "choices":
 			n := 0
 			for choice := range v.Objects(data) {
 				var delta, finish, ids, prompt rawjson.Span
@@ -48,8 +48,6 @@ func CutIDs(edits []rawjson.Edit, data []byte) (_ []rawjson.Edit, all bool) {
 				n++
 				all = n == 1 && ids.First(data) == '[' && delta.First(data) == '{' && !delta.HasContent(data) && !finish.HasContent(data)
 			}
-		case key == "usage" && v.HasContent(data):
-			return edits, false
 		}
 	}
 	return edits, all

@@ -88,6 +88,10 @@ func (j *Joint) choice(e *Editor) (says bool) {
 		text, _ = e.Object("delta")
 		name = "content"
 	}
+	if j.end {
+		e.Cut("token_ids")
+		e.Cut("prompt_token_ids")
+	}
 	if text == nil {
 		return true
 	}
@@ -99,8 +103,8 @@ func (j *Joint) choice(e *Editor) (says bool) {
 		m := text.last(other)
 		says = says || m != nil && m.HasContent(text.body) && !j.end
 	}
-	if m := e.last("token_ids"); m != nil && m.HasContent(e.body) && !j.end {
-		says = true // to the reader of ids
+	if m := e.last("token_ids"); m != nil && m.HasContent(e.body) {
+		says = says || !j.end // to the reader of ids
 	}
 	if m := e.last("finish_reason"); m != nil && m.HasContent(e.body) {
 		if j.end && !j.finished {

@@ -376,6 +376,9 @@ func (r *Rest) Ask(e *Editor, unlimited bool) {
 		r.continuePrompt(e)
 	}
 	r.Joint.tokens, r.Joint.behind = r.Tokens, r.Tokens
+	if r.Text == "" && r.ids == nil {
+		r.Joint.behind = 0
+	}
 	limit := int64(-1) // what is left of it
 	for _, name := range limits {
 		if n, ok := integer(e.Value(name)); ok && n > 0 {
@@ -395,7 +398,7 @@ func (r *Rest) Ask(e *Editor, unlimited bool) {
 	}
 	// the engine gives one token, which nobody gets
 	if r.exact {
-		r.Joint.behind = 0
+		r.ids, r.Joint.behind = nil, 0
 	}
 	r.Way, r.exact, r.Joint.end, r.Joint.owed = WayEnd, false, true, ""
 	if limit < 0 {

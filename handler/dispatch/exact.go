@@ -25,8 +25,8 @@ const maxExact = 8 << 20
 // errExact means that an engine cannot go on with an answer's ids. It may go on otherwise.
 var errExact = errors.New("the engine cannot go on with the ids of the answer's tokens")
 
-// errNotExactly is the same before the rest has begun. It is not the worker's fault.
-var errNotExactly = &api.Refusal{Err: errExact}
+// errExactly says the same, and that it is not the worker's fault.
+var errExactly = &api.Refusal{Err: errExact}
 
 // exactly returns a sender that asks the engine for the rest of a stream by ids. The answer has the
 // form of the client's API. It is the engine's refusal if that lacks the endpoints.
@@ -37,7 +37,7 @@ func (a *attempt) exactly(send sender) sender {
 		ids, lens := a.d.rest.IDs()
 		x := engine.NewExact(a.d.plan.API.Name(), request, ids, lens)
 		if err != nil || x == nil {
-			return nil, errNotExactly
+			return nil, errExactly
 		}
 		render, generate, derender := x.Paths(req.URL.Path)
 		post := func(path string, body []byte) (*http.Response, error) { return send(posts(req, path, body)) }
@@ -46,7 +46,9 @@ func (a *attempt) exactly(send sender) sender {
 			return resp, err
 		}
 		r := &derendered{x: x, memory: &a.d.Pool.Memory.Held, ask: func(ask []byte) ([]byte, *http.Response, error) {
+			goOn := a.watch.suspend() // the turn is no time of the worker's
 			done, err := a.Worker.Derender(req.Context())
+			goOn()
 			if err != nil {
 				return nil, nil, err
 			}
@@ -55,14 +57,15 @@ func (a *attempt) exactly(send sender) sender {
 		}}
 		ask, ok := x.Generate(rendered)
 		if !ok || !r.reserve() {
-			return nil, errNotExactly
+			r.free()
+			return nil, errExactly
 		}
 		begun, resp, err := r.ask(x.Derender(nil)) // which the client has
 		if begun != nil {
 			if _, ok = x.Event(begun); ok {
 				resp, err = post(generate, ask)
 			} else {
-				err = errNotExactly
+				err = errExactly
 			}
 		}
 		if err != nil || resp.StatusCode != http.StatusOK {
@@ -104,7 +107,7 @@ func (a *attempt) whole(resp *http.Response, err error) ([]byte, *http.Response,
 		return nil, nil, err
 	}
 	if len(answer) > maxExact {
-		return nil, nil, errNotExactly
+		return nil, nil, errExactly
 	}
 	return answer, nil, nil
 }
@@ -158,8 +161,11 @@ func (r *derendered) next() error {
 		r.in = make([]byte, 32<<10)
 	}
 	n, err := r.from.Read(r.in)
-	r.frames.Write(r.in[:n], err != nil)
-	var pieces, rest [][]byte // the rest follows the tokens
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	r.frames.Write(r.in[:n], false) // without an event that is torn
+	var pieces, rest [][]byte       // the rest follows the tokens
 	for f, ok := r.frames.Next(); ok; f, ok = r.frames.Next() {
 		data := bytes.Clone(f.Data)
 		switch usage := r.x.Usage(data); {

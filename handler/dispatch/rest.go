@@ -78,7 +78,7 @@ func (o *delivery) goOn(ctx context.Context, rest *api.Rest, old *pool.Worker, d
 			}
 		}
 		d.Pool.Report(a.Worker, v.outcome)
-		if exact && (errors.Is(err, errNotExactly) || err == nil && !retryable(resp.StatusCode)) {
+		if exact && (errors.Is(err, errExact) || err == nil && !retryable(resp.StatusCode)) {
 			return nil, notExact
 		}
 		last := v.suspect && d.lastSuspect()

@@ -51,6 +51,7 @@ type watch struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	first  *time.Timer   // ends the attempt; nil if the first token has no deadline
+	limit  time.Duration // of the first token; 0 is none
 	pause  time.Duration // the longest one of an answer; 0 is no limit
 	idle   *time.Timer   // made when it is first needed
 }
@@ -71,7 +72,7 @@ func (a *attempt) watched(req *http.Request) *http.Request {
 	if a.legs == nil && limit == 0 && pause == 0 && !movable && !goesOn {
 		return req
 	}
-	w := &watch{pause: pause}
+	w := &watch{limit: limit, pause: pause}
 	w.ctx, w.cancel = context.WithCancelCause(a.legs.detach(req.Context()))
 	a.watch = w
 	a.legs.watch(w.cancel)
@@ -142,6 +143,23 @@ func (w *watch) stopFirst() (late bool) {
 	late = !w.first.Stop()
 	w.first = nil
 	return late
+}
+
+// suspend stops the deadlines while the router itself has the attempt wait, until the function is
+// called.
+func (w *watch) suspend() (goOn func()) {
+	if w == nil {
+		return func() {}
+	}
+	first, idle := w.first != nil && w.first.Stop(), w.idle != nil && w.idle.Stop()
+	return func() {
+		if first {
+			w.first.Reset(w.limit)
+		}
+		if idle {
+			w.idle.Reset(w.pause)
+		}
+	}
 }
 
 // await begins or ends a wait for more of an answer. A wait longer than the allowed pause ends

@@ -64,7 +64,7 @@ func (w *Worker) Derender(ctx context.Context) (done func(), err error) {
 		return nil, context.Cause(ctx)
 	}
 	begun := time.Now()
-	return func() { time.AfterFunc(time.Since(begun), func() { <-w.derenders }) }, nil
+	return func() { time.AfterFunc(min(time.Since(begun), time.Second), func() { <-w.derenders }) }, nil
 }
 
 // DerivedID returns the default id of the worker at an address. Its 53 bits survive
