@@ -176,7 +176,7 @@ func (o *delivery) FirstToken(t time.Time) {
 	o.d.parting.settled(o.d.Pool, true)
 	o.begin()
 	o.attempt.FirstToken(t)
-	o.attempt.figures().FirstToken(t, t.Sub(o.attempt.Begun))
+	o.attempt.counts.FirstToken(t, t.Sub(o.attempt.Begun))
 	o.d.PoolMetrics.ttft.Observe(t.Sub(o.d.start).Seconds())
 	o.d.Pool.Report(o.attempt.Worker, o.attempt.good())
 }

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
@@ -87,9 +88,10 @@ type attempt struct {
 	pool.Seat
 	d      *Dispatch
 	reason string
-	counts *pool.Figures
-	watch  *watch // may end it early; nil if nothing may
-	legs   *legs  // nil if the request is not parted
+	counts *pool.Figures // of its worker and model
+	ended  atomic.Bool   // it has been counted, or is not to be
+	watch  *watch        // may end it early; nil if nothing may
+	legs   *legs         // nil if the request is not parted
 }
 
 // Reasons of a choice.
@@ -273,7 +275,14 @@ func (d *Dispatch) End() *Report {
 	report := d.report()
 	if a := report.attempt; a != nil {
 		_, bad := report.fault()
-		a.figures().Ended(report.Outcome, bad)
+		outcome := report.Outcome
+		if outcome == outcomeEngineError && !bad {
+			outcome = pool.AttemptClientError
+		}
+		a.end(outcome, bad)
+	}
+	if d.attempt != nil { // if it failed, and the client got a held answer
+		d.attempt.end(outcomeUnavailable, true)
 	}
 	d.trace.end(report)
 	return report

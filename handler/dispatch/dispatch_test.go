@@ -32,7 +32,7 @@ func newTestDispatch(h *harness, p *plan.Plan) *Dispatch {
 // worker's first rank.
 func newTestAttempt(h *harness, p *plan.Plan, w *pool.Worker) *Dispatch {
 	d := newTestDispatch(h, p)
-	d.Body, d.attempt = p.Body, &attempt{d: d, Seat: pool.Seat{Worker: w, Target: w.Target(0)}}
+	d.Body, d.attempt = p.Body, &attempt{d: d, Seat: pool.Seat{Worker: w, Target: w.Target(0)}, counts: h.pool.Figures(w, p.Model)}
 	return d
 }
 

@@ -61,6 +61,7 @@ func (l *legs) brokeBefore(why error) *legError {
 func (d *Dispatch) moveLegs(a *attempt, why error, way string) (failed *legError) {
 	if a.legs != nil {
 		if failed = a.legs.brokeBefore(why); failed != nil {
+			a.ended.Store(true) // its worker is well
 			d.countRetry(a.computes(), failed.reason)
 			d.parting.retryLegs(d, a, failed)
 		}
@@ -95,6 +96,7 @@ func (p *parting) retryLegs(d *Dispatch, a *attempt, e *legError) {
 	p.tries++
 	prefill := a.legs.prefill
 	if prefill != nil {
+		prefill.end(pool.AttemptRetried, true) // if it has not ended
 		p.failed = append(p.failed, prefill.Worker)
 		p.refused = p.refused || e.whole
 	}

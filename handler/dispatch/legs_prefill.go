@@ -45,6 +45,7 @@ func (l *legs) seatPrefill(ctx context.Context) error {
 		return &legError{legPrefill, err, true}
 	}
 	l.prefill = p
+	p.counts = d.Pool.Figures(p.Worker, d.plan.Model)
 	p.reason = d.reasonOf(false, &p.Terms)
 	p.log()
 	d.trace.selected(p)
@@ -114,6 +115,9 @@ func (l *legs) run(req *http.Request) (err error) {
 	ended(err)
 	d.PoolMetrics.leg(legPrefill, err, t.Sub(begun))
 	if err != nil && l.ctx.Err() != nil {
+		if l.client.Err() != nil {
+			p.end(outcomeClientGone, false)
+		}
 		l.abort(p)
 		return err
 	}
@@ -122,6 +126,11 @@ func (l *legs) run(req *http.Request) (err error) {
 	d.Pool.Report(p.Worker, p.legOutcome(status, err))
 	clients := status >= 400 && status < 500 && !retryable(status) && !workersFault(status)
 	if err != nil {
+		outcome := pool.AttemptRetried
+		if clients {
+			outcome = pool.AttemptClientError
+		}
+		p.end(outcome, !clients)
 		failed := &legError{legPrefill, fmt.Errorf("worker %s: %w", p.Worker.Dial, err), clients || errors.Is(err, errNotHanded)}
 		if clients && p.Worker.Engine().Together() {
 			// The decode worker's answer says what is wrong, unless it has taken the request.
@@ -134,7 +143,7 @@ func (l *legs) run(req *http.Request) (err error) {
 	p.Seat.FirstToken(t)
 	l.learn(counts)
 	p.Leave(true, nil)
-	d.Pool.Figures(p.Worker, d.plan.Model).Ended(pool.AttemptPrefilled, false)
+	p.end(pool.AttemptPrefilled, false)
 	if !l.over {
 		l.handedOver.Store(t.UnixNano())
 		l.decode.HandedOver(t)

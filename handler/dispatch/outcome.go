@@ -17,6 +17,14 @@ func (a *attempt) shows(kind pool.OutcomeKind, why string) pool.Outcome {
 	return pool.Outcome{Kind: kind, Begun: a.Begun, Why: why}
 }
 
+// end counts the attempt by its outcome, once. failed: by its worker's fault, as far as the router
+// knows.
+func (a *attempt) end(outcome string, failed bool) {
+	if !a.ended.Swap(true) {
+		a.counts.Ended(outcome, failed)
+	}
+}
+
 // good returns the outcome of an attempt with a good answer.
 func (a *attempt) good() pool.Outcome {
 	if !a.d.plan.ShowsHealth {
@@ -86,7 +94,7 @@ func (o *delivery) learn() {
 	}
 	o.learnPrompt(cached)
 	if o.Completion >= 0 {
-		o.attempt.figures().Generated(o.Completion)
+		o.attempt.counts.Generated(o.Completion)
 		m.outputTokens.Observe(float64(o.Completion))
 	}
 	if o.Cached >= 0 {
@@ -94,7 +102,7 @@ func (o *delivery) learn() {
 	}
 	if o.Chunks > 1 {
 		mean := o.Last.Sub(o.First) / time.Duration(o.Chunks-1)
-		o.attempt.figures().Pace(mean)
+		o.attempt.counts.Pace(mean)
 		m.itl.Observe(mean.Seconds())
 	}
 }
@@ -170,7 +178,7 @@ func (o *delivery) verify(cached int64) {
 	if cached < 0 || !o.knowsRank() {
 		return
 	}
-	a.figures().Compared(o.Prompt, a.Terms.OverlapTokens, cached)
+	a.counts.Compared(o.Prompt, a.Terms.OverlapTokens, cached)
 	m := d.PoolMetrics
 	m.comparedPrompt.Add(float64(o.Prompt))
 	m.comparedPredicted.Add(float64(a.Terms.OverlapTokens))

@@ -25,11 +25,3 @@ func (d *Dispatch) remember(c *pool.Candidates, chosen int, unpriced bool) {
 	past.Note(c, chosen)
 	d.Pool.Remember(&past)
 }
-
-// figures returns what counts the attempt's worker and model.
-func (a *attempt) figures() *pool.Figures {
-	if a.counts == nil {
-		a.counts = a.d.Pool.Figures(a.Worker, a.d.plan.Model)
-	}
-	return a.counts
-}

@@ -78,6 +78,11 @@ func (o *delivery) goOn(ctx context.Context, rest *api.Rest, old *pool.Worker, d
 			}
 		}
 		d.Pool.Report(a.Worker, v.outcome)
+		outcome := pool.AttemptRetried
+		if ctx.Err() != nil {
+			outcome = outcomeClientGone
+		}
+		a.end(outcome, v.outcome.Kind > pool.OutcomeGood)
 		if exact && (errors.Is(err, errExact) || err == nil && !retryable(resp.StatusCode)) {
 			return nil, notExact
 		}

@@ -218,9 +218,9 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 		outcome = "failed"
 		o.refuseMove(reason)
 	case errors.Is(why, errDrained):
-		left.figures().Ended(pool.AttemptDrained, false)
+		left.end(pool.AttemptDrained, false)
 	default:
-		left.figures().Ended(pool.AttemptResumed, !drained)
+		left.end(pool.AttemptResumed, !drained)
 	}
 	if part != nil {
 		way = d.rest.Way // also the end of one

@@ -61,6 +61,11 @@ func (d *Dispatch) askForRetry(req *http.Request, resp *http.Response, v *verdic
 		return d.askForLegs(req, resp, v.legs), nil
 	}
 	d.countRetry(d.attempt, v.reason)
+	if errors.Is(err, errDrained) {
+		d.attempt.end(pool.AttemptDrained, false)
+	} else {
+		d.attempt.end(pool.AttemptRetried, true)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -70,15 +75,10 @@ func (d *Dispatch) askForRetry(req *http.Request, resp *http.Response, v *verdic
 	return d.hold(req, resp), nil
 }
 
-// countRetry counts an attempt whose request another worker gets.
+// countRetry counts a retry after an attempt.
 func (d *Dispatch) countRetry(a *attempt, reason string) {
 	d.Pool.CountRetries(a.Worker, reason, 1)
 	d.trace.retried(a, reason)
-	end := pool.AttemptRetried
-	if reason == errDrained.reason {
-		end = pool.AttemptDrained
-	}
-	d.Pool.Figures(a.Worker, d.plan.Model).Ended(end, end == pool.AttemptRetried)
 }
 
 // affordable returns whether the retry budget allows another attempt after err. A failed

@@ -77,7 +77,7 @@ func TestFailedConnectionsAreAbsences(t *testing.T) {
 	d, _ := plannedDispatch(t, h, 10)
 	defer d.End()
 	w := h.pool.Worker("a:1")
-	d.attempt = &attempt{d: d, Seat: pool.Seat{Worker: w}}
+	d.attempt = &attempt{d: d, Seat: pool.Seat{Worker: w}, counts: h.pool.Figures(w, "")}
 	d.attempt.Leave(false, nil)
 	for _, v := range []struct {
 		err  error

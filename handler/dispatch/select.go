@@ -95,6 +95,7 @@ func (d *Dispatch) seat(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	a.counts = d.Pool.Figures(a.Worker, d.plan.Model)
 	d.attempt = a // at once: End ends it if anything below panics
 	a.reason = d.reasonOf(a.Unpriced, &a.Terms)
 	d.attempts++

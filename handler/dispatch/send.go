@@ -31,6 +31,9 @@ func (d *Dispatch) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	if v.do != deliver {
 		d.endAttempt(false)
+		if v.legs != nil {
+			a.ended.Store(true) // its worker is well
+		}
 	}
 	d.Pool.Report(a.Worker, v.outcome)
 	if v.suspect {

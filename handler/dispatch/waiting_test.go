@@ -70,7 +70,7 @@ func TestFullQueueRejectsNoHeldAnswer(t *testing.T) {
 		if held {
 			d.held = heldAnswer{
 				&http.Response{StatusCode: http.StatusServiceUnavailable, Header: http.Header{}, Body: http.NoBody},
-				&attempt{d: d, Seat: pool.Seat{Worker: workers[0], Target: workers[0].Target(0), Upstream: ups[0]}},
+				&attempt{d: d, Seat: pool.Seat{Worker: workers[0], Target: workers[0].Target(0), Upstream: ups[0]}, counts: h.pool.Figures(workers[0], "")},
 			}
 			d.tried, want = append(d.tried, workers[0]), ups[0]
 		}

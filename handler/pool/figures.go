@@ -54,11 +54,14 @@ const (
 	AttemptResumed   = "resumed"   // its stream broke off
 	AttemptDrained   = "drained"   // its worker drains
 	AttemptPrefilled = "prefilled" // it was the prefill leg
+
+	// AttemptClientError is the engine's answer to a mistake of the client.
+	AttemptClientError = "client_error"
 )
 
 // attemptOutcomes are the outcomes of attempts.
 var attemptOutcomes = [...]string{
-	"ok", "engine_error", "unavailable", "broken", "client_gone", AttemptRetried, AttemptResumed, AttemptDrained, AttemptPrefilled,
+	"ok", "engine_error", "unavailable", "broken", "client_gone", AttemptRetried, AttemptResumed, AttemptDrained, AttemptPrefilled, AttemptClientError,
 }
 
 // Figures count the requests of one worker for one model, as metrics and in [Recent].
