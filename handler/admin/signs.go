@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"math"
 	"slices"
 	"strings"
 
@@ -46,14 +47,21 @@ func stateOf(w *pool.Worker, h *pool.HealthState, proxy map[string]proxyState, i
 	return stateOK
 }
 
-// The signs of a worker that differs from its peers. The alerts have the same bounds.
+// The signs of a worker that differs from its peers.
 const (
-	signSlow    = "slow"    // twice their time between tokens, or twice the predicted prefill time while theirs is as predicted
+	signSlow    = "slow"    // twice their time between tokens, or prefills twice as late as theirs
 	signFailing = "failing" // more than 10 % of its attempts fail
 	signCold    = "cold"    // a hit ratio 20 points below theirs, and no other sign
 
 	fewSamples = 10
 )
+
+// compared is what a worker is compared by. NaN is unknown, and neither above nor below anything.
+type compared struct {
+	pace     float64 // time between tokens
+	lateness float64 // of prefills, in relation to the prediction
+	hits     float64 // hit ratio
+}
 
 // findApart compares each worker with those that serve the same models. Without enough samples a
 // worker has no sign. Times to first token say little here: they depend on the prompts and the load.
@@ -64,47 +72,61 @@ func findApart(list []workerState, sums []pool.Sums) {
 		groups[key] = append(groups[key], i)
 	}
 	for _, group := range groups {
-		median := func(of func(i int) (v float64, known bool), upper bool) float64 {
-			var all []float64
-			for _, i := range group {
-				if v, known := of(i); known {
-					all = append(all, v)
-				}
-			}
-			if slices.Sort(all); len(all) < 2 {
-				return 0
-			} else if upper {
-				return all[len(all)/2]
-			}
-			return all[(len(all)-1)/2]
-		}
-		pace := func(i int) (float64, bool) { return list[i].Recent.Pace, sums[i].Paces >= fewSamples }
-		hits := func(i int) (float64, bool) {
-			if sums[i].Reports < fewSamples || list[i].Recent.Hits == nil {
-				return 0, false
-			}
-			return *list[i].Recent.Hits, true
-		}
-		late := func(i int) (float64, bool) { return list[i].slowness, list[i].slowness > 0 }
-		steps, held, usual := median(pace, false), median(hits, true), max(1, median(late, false))
+		var paces, lates, hits []float64
 		for _, i := range group {
-			w := &list[i]
-			r := &w.Recent
-			s, known := pace(i)
-			h, ok := hits(i)
-			slow, cold := known && steps > 0 && s > 2*steps || w.slowness > 2*usual, ok && h < held-0.2
-			// Prefills that were not predicted make a worker slow. Conversations that leave a slow or
-			// failing worker make it cold, as predicted. The cause has the sign.
-			surprised := cold && 2*sums[i].Cached < sums[i].Predicted
-			if slow && !surprised {
-				w.Signs = append(w.Signs, signSlow)
-			}
-			if r.Failed >= 3 && 10*r.Failed > r.Attempts && !slices.Contains(w.Signs, signFailing) {
-				w.Signs = append(w.Signs, signFailing)
-			}
-			if cold && len(w.Signs) == 0 {
-				w.Signs = append(w.Signs, signCold)
-			}
+			c := list[i].compared(&sums[i])
+			paces, lates, hits = append(paces, c.pace), append(lates, c.lateness), append(hits, c.hits)
 		}
+		usual := compared{pace: median(paces, false), lateness: median(lates, false), hits: median(hits, true)}
+		for _, i := range group {
+			list[i].addSigns(&sums[i], &usual)
+		}
+	}
+}
+
+// median returns the median of what is known; of an even number the lower or the upper one. Fewer
+// than two have none.
+func median(all []float64, upper bool) float64 {
+	all = slices.DeleteFunc(all, math.IsNaN)
+	if len(all) < 2 {
+		return math.NaN()
+	}
+	slices.Sort(all)
+	if upper {
+		return all[len(all)/2]
+	}
+	return all[(len(all)-1)/2]
+}
+
+func (w *workerState) compared(s *pool.Sums) compared {
+	c := compared{math.NaN(), math.NaN(), math.NaN()}
+	if s.Paces >= fewSamples {
+		c.pace = w.Recent.Pace
+	}
+	if w.slowness > 0 {
+		c.lateness = w.slowness
+	}
+	if s.Reports >= fewSamples && w.Recent.Hits != nil {
+		c.hits = *w.Recent.Hits
+	}
+	return c
+}
+
+func (w *workerState) addSigns(s *pool.Sums, usual *compared) {
+	own := w.compared(s)
+	slowTokens := usual.pace > 0 && own.pace > 2*usual.pace
+	slowPrefills := own.lateness > 2*max(1, usual.lateness)
+	cold := own.hits < usual.hits-0.2
+	// Prefills of what was predicted as cached make a worker slow. Conversations that leave a slow or
+	// failing worker make it cold, as predicted. The cause has the sign.
+	mispredicted := cold && 2*s.Cached < s.Predicted
+	if (slowTokens || slowPrefills) && !mispredicted {
+		w.Signs = append(w.Signs, signSlow)
+	}
+	if r := &w.Recent; r.Failed >= 3 && 10*r.Failed > r.Attempts && !slices.Contains(w.Signs, signFailing) {
+		w.Signs = append(w.Signs, signFailing)
+	}
+	if cold && len(w.Signs) == 0 {
+		w.Signs = append(w.Signs, signCold)
 	}
 }

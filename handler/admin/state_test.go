@@ -65,6 +65,10 @@ func TestWorkersApartHaveSigns(t *testing.T) {
 	if got := viewState(testPool(t, 1), 0, time.Now()).Workers[0].Signs; len(got) > 0 {
 		t.Errorf("a worker without requests has signs: %v", got)
 	}
+	alone := []workerState{{Models: []string{"big"}, slowness: 3}, {Models: []string{"small"}, slowness: 1}}
+	if findApart(alone, make([]pool.Sums, 2)); len(alone[0].Signs) > 0 {
+		t.Errorf("a worker without peers has signs: %v", alone[0].Signs)
+	}
 }
 
 // TestLineGoesOn asks for a line in two parts.
