@@ -228,8 +228,9 @@ func (o *delivery) computed() bool { return o != nil && o.Summary.Computed() }
 
 // noticeEncoding records that a handler before this one compressed a stream. Only the response
 // header shows that.
-func (d *Dispatch) noticeEncoding(w http.ResponseWriter) {
-	if o := d.answer; o != nil && o.Stream && o.Read && body.Compressed(w.Header()) {
-		d.Pool.Incidents.Raise(time.Now(), "event streams are compressed: exclude them from encode", d.Pool.Logger)
+func (o *delivery) noticeEncoding(w http.ResponseWriter) {
+	if o != nil && o.Stream && o.Read && body.Compressed(w.Header()) {
+		of := o.d.Pool
+		of.Incidents.Raise(time.Now(), "event streams are compressed: exclude them from encode", of.Logger)
 	}
 }

@@ -145,7 +145,7 @@ func requestID(r *http.Request) string {
 // error for the client. err is what the proxy returned.
 func (d *Dispatch) Settle(w http.ResponseWriter, err error) error {
 	d.err, d.returned = err, true
-	d.noticeEncoding(w)
+	d.answer.noticeEncoding(w)
 	if d.err == nil || d.writeHeld(w) {
 		d.err = nil
 		return nil

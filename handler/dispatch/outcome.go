@@ -41,7 +41,7 @@ func (a *attempt) errored(why string, own bool) pool.Outcome {
 		return a.shows(pool.OutcomeAnswered, "")
 	}
 	o := a.shows(pool.OutcomeErrored, why)
-	o.Own, o.Blame = own, d.blameKey()
+	o.Own, o.Blame = own, a.blameKey()
 	return a.odd(o)
 }
 
@@ -64,7 +64,8 @@ func (a *attempt) garbled() {
 // blameKey identifies the session or prompt of an error: one client alone must not mark a
 // worker down. Requests without an API share one key. Each request without a known prompt has
 // its own.
-func (d *Dispatch) blameKey() uint64 {
+func (a *attempt) blameKey() uint64 {
+	d := a.d
 	const blamedBlocks = 64 // of a long prompt, about
 	switch {
 	case d.plan.API == nil:
@@ -169,7 +170,7 @@ func (o *delivery) verify(cached int64) {
 		return
 	}
 	predicted := &discovery.Prediction{
-		Begun: a.Begun, Prompt: d.blameKey(), Tokens: a.Terms.OverlapTokens,
+		Begun: a.Begun, Prompt: a.blameKey(), Tokens: a.Terms.OverlapTokens,
 		Shared: a.Terms.SharedBlocks, Knowledge: a.Terms.Knowledge,
 	}
 	if d.plan.API.Work() == api.Generate {

@@ -90,7 +90,7 @@ func (o *delivery) goOn(ctx context.Context, rest *api.Rest, old *pool.Worker, d
 		if v.suspect {
 			d.suspects++
 		}
-		if ctx.Err() != nil || last || !d.affordable(a, err) {
+		if ctx.Err() != nil || last || !a.affordable(err) {
 			break
 		}
 	}

@@ -23,7 +23,7 @@ func (d *Dispatch) RoundTrip(req *http.Request) (*http.Response, error) {
 	d.proxied = req
 	resp, resent, err := a.send(req)
 	v := a.judge(req.Context(), resp, resent, err)
-	if v.do == retry && !d.affordable(a, err) {
+	if v.do == retry && !a.affordable(err) {
 		v.do = fail
 		if resp != nil {
 			v.do = deliver
