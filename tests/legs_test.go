@@ -120,13 +120,13 @@ func (a answer) wasParted() bool { return a.header.Get("X-KV-Prefill-Worker") !=
 func (p *apart) settled(t *testing.T) {
 	t.Helper()
 	p.booksAtZero(t)
-	eventually(t, 10*time.Second, "no prompt to wait for a decode engine", func() bool {
+	eventually(t, 10*time.Second, "no prompt to wait for a decode engine, and no body", func() bool {
 		for _, e := range p.prefill {
 			if e.Transfers().Held != 0 {
 				return false
 			}
 		}
-		return true
+		return p.bodyBytes(t) == 0
 	})
 }
 
@@ -194,18 +194,44 @@ func TestWholeRequests(t *testing.T) {
 		}
 	}
 	p.settled(t)
+	q := startApart(t, engine.TRTLLM, 1, 1, "legs always")
+	image := `{"model":"sim-8b","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"http://x/y"}}]}]}`
+	if x := q.explain(t, []byte(image)); x.Legs == nil || x.Legs.Parted || !strings.Contains(x.Legs.Why, "media") {
+		t.Errorf("an image: explained %+v", x.Legs)
+	}
 }
 
 // TestAnswerEndsWithItsPrefill has the first token end the answer.
 func TestAnswerEndsWithItsPrefill(t *testing.T) {
 	for _, f := range []engine.Flavour{engine.VLLM, engine.TRTLLM} {
 		p := startApartOf(t, engine.Config{Flavour: f, AnswerTokens: 1, Transfer: new(engine.Transfer)}, 1, 1, "legs always")
+		answered := func() float64 {
+			return p.scrape(t).value(workerOutcomes, `worker="`+p.prefill[0].Addr()+`"`, `outcome="ok"`)
+		}
+		before := answered()
 		for _, stream := range []bool{false, true} {
 			c := long(1)
 			c.Stream = stream
 			a := p.chat(t.Context(), c)
 			if !a.ok() || a.text != "" || stream != (a.engine() == p.decode[0].Name()) || bytes.Contains(a.body, []byte(`"ctx_request_id"`)) {
 				t.Errorf("%s, stream %v: status %d, %s of %s", f, stream, a.status, a.body, a.engine())
+			}
+		}
+		if n := answered() - before; n != 1 {
+			t.Errorf("%s: the prefill worker has answered %v requests", f, n)
+		}
+		if n := p.scrape(t).value("caddy_kv_router_unfetched_prompts_total", `worker="`+p.prefill[0].Addr()+`"`); n != 0 {
+			t.Errorf("%s: %v prompts were not fetched", f, n)
+		}
+		if f == engine.VLLM {
+			text := strings.Repeat("goes on ", 300)
+			for path, body := range map[string]string{
+				"/v1/messages":  `{"model":"sim-8b","max_tokens":100,"messages":[{"role":"user","content":"` + text + `"}]}`,
+				"/v1/responses": `{"model":"sim-8b","input":"` + text + `"}`,
+			} {
+				if a := p.post(t.Context(), path, []byte(body)); a.status != 200 || (a.engine() == p.decode[0].Name()) != (path == "/v1/responses") {
+					t.Errorf("%s: status %d of %s, %.300q", path, a.status, a.engine(), a.body)
+				}
 			}
 		}
 		if n := p.scrape(t).value(openIncidents); n != 0 {
@@ -321,6 +347,105 @@ func TestPrefillWorkerVanishes(t *testing.T) {
 	}
 	if n := p.scrape(t).value("caddy_kv_router_unfetched_prompts_total", `worker="`+p.prefill[0].Addr()+`"`); n != 1 {
 		t.Errorf("%v prompts were not fetched", n)
+	}
+	p.settled(t)
+}
+
+// TestPrefillWorkerVanishesLater has a prefill worker die after the transfer. Answers that are not
+// streamed go on after one failed look at it, and after two if they may not be tried again.
+func TestPrefillWorkerVanishesLater(t *testing.T) {
+	takesSeconds(t)
+	for _, v := range []struct {
+		budget string
+		steps  float64 // as slow
+		took   time.Duration
+	}{{"20% 10/s", 2500, 10500 * time.Millisecond}, {"0% 0/s", 4600, 20500 * time.Millisecond}} {
+		t.Run(v.budget[:2], func(t *testing.T) {
+			p := startApartOf(t, engine.Config{AnswerTokens: 64, Transfer: new(engine.Transfer)}, 1, 1, "legs always", "retry_budget "+v.budget)
+			if err := p.decode[0].SetFault(engine.Fault{Kind: engine.Slow, Factor: v.steps, Count: 4}); err != nil {
+				t.Fatal(err)
+			}
+			before, begun := p.scrape(t).value(retriesTotal), time.Now()
+			var all sync.WaitGroup
+			for i := range 4 {
+				all.Go(func() {
+					if a := p.chat(t.Context(), long(i)); !a.ok() || !a.wasParted() {
+						t.Errorf("status %d, header %v, %.300q", a.status, a.header, a.body)
+					}
+				})
+			}
+			eventually(t, 10*time.Second, "the transfers", func() bool { return p.prefill[0].Transfers().Fetched == 4 })
+			p.prefill[0].Kill()
+			all.Wait()
+			took := time.Since(begun)
+			t.Logf("the answers took %v", took)
+			if took < v.took {
+				t.Errorf("that is too short")
+			}
+			if n := p.scrape(t).value(retriesTotal) - before; n != 0 {
+				t.Errorf("%v retries", n)
+			}
+			p.settled(t)
+		})
+	}
+}
+
+// TestDecodeWorkerRefuses has the decode worker refuse what the prefill worker has accepted.
+func TestDecodeWorkerRefuses(t *testing.T) {
+	const unfetched = "caddy_kv_router_unfetched_prompts_total"
+	for _, v := range []struct {
+		status, times, want int
+		avoided             bool // the pair, later
+	}{{400, 1, 200, true}, {403, 1, 200, true}, {400, 2, 400, false}, {429, 1, 200, false}} {
+		t.Run(fmt.Sprint(v.status, "/", v.times), func(t *testing.T) {
+			p := startApart(t, engine.TRTLLM, 1, 1, "legs always")
+			if err := p.decode[0].SetFault(engine.Fault{Kind: engine.Status, Status: v.status, Count: v.times}); err != nil {
+				t.Fatal(err)
+			}
+			if a := p.chat(t.Context(), long(1)); a.status != v.want {
+				t.Errorf("status %d, %.300q", a.status, a.body)
+			}
+			if n := p.scrape(t).value(unfetched, `worker="`+p.prefill[0].Addr()+`"`); n != 1 {
+				t.Errorf("%v prompts were not fetched", n)
+			}
+			if a := p.chat(t.Context(), long(2)); !a.ok() || a.wasParted() == v.avoided {
+				t.Errorf("then: status %d, header %v", a.status, a.header)
+			}
+			p.booksAtZero(t)
+		})
+	}
+	p := startApart(t, engine.SGLang, 1, 1, "legs always", "lb_try_duration 5s")
+	if err := p.decode[0].SetFault(engine.Fault{Kind: engine.FailTransfer, Count: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if a := p.chat(t.Context(), long(1)); !a.ok() {
+		t.Errorf("status %d, %.300q", a.status, a.body)
+	}
+	if n := p.scrape(t).value(unfetched, `worker="`+p.prefill[0].Addr()+`"`); n != 0 {
+		t.Errorf("an SGLang keeps no prompt, but %v were not fetched", n)
+	}
+	p.settled(t)
+}
+
+// TestSlowTransfer has a transfer take longer than the router predicts. To cancel it could wedge a TensorRT-LLM.
+func TestSlowTransfer(t *testing.T) {
+	takesSeconds(t)
+	slow := &engine.Transfer{Fixed: 1_200_000, Lost: 100 * time.Hour, Lease: 100 * time.Hour} // 12 s: the engines are fast
+	p := startApartOf(t, engine.Config{Flavour: engine.TRTLLM, Transfer: slow}, 1, 1, "legs always", "timeouts {\nfirst_token 2s\n}")
+	before := p.scrape(t).value(retriesTotal)
+	var all sync.WaitGroup
+	for _, stream := range []bool{false, true} {
+		all.Go(func() {
+			c := long(1)
+			c.Stream = stream
+			if a := p.chat(t.Context(), c); !a.ok() || !a.wasParted() {
+				t.Errorf("stream %v: status %d, header %v, %.300q", stream, a.status, a.header, a.body)
+			}
+		})
+	}
+	all.Wait()
+	if n := p.scrape(t).value(retriesTotal) - before; n != 0 {
+		t.Errorf("%v retries", n)
 	}
 	p.settled(t)
 }

@@ -27,7 +27,6 @@ type legs struct {
 	done   chan struct{} // closed when the prefill leg has ended
 
 	handedOver atomic.Int64 // when the prefill leg handed the prompt over, Unix nanoseconds; 0 is not yet
-	over       bool         // the answer ended with the prefill: there is no decode leg
 
 	client context.Context // ends when the client leaves
 	forget func() bool     // that it may leave
@@ -37,11 +36,11 @@ type legs struct {
 	end     context.CancelCauseFunc // ends the decode leg; nil before it begins
 	failed  error                   // of the prefill leg
 	broke   bool                    // its connection: the request may end engines
-	fetched bool                    // the decode worker has sent something: it needs the prompt no more
+	fetched bool                    // the decode worker needs the prompt no more, as far as is known
 	left    bool                    // the attempt has ended
 	lost    bool                    // that was an error: the worker did not get the prompt
 	gone    *time.Timer             // ends the decode leg of a client that left
-	unsure  *time.Timer             // checks the prefill worker; nil if the legs have other deadlines
+	unsure  *time.Timer             // looks after the prefill worker; nil if the legs have other deadlines
 }
 
 const (
@@ -63,6 +62,9 @@ const (
 	legPrefill  = "prefill"  // the prefill leg failed
 	legTransfer = "transfer" // the decode worker did not get the prompt
 )
+
+func prefillFailed(err error, whole bool) *legError { return &legError{legPrefill, err, whole} }
+func transferFailed(err error) *legError            { return &legError{reason: legTransfer, err: err} }
 
 func (e *legError) Error() string { return e.reason + " leg: " + e.err.Error() }
 func (e *legError) Unwrap() error { return e.err }
@@ -113,7 +115,14 @@ func (a *attempt) startLegs(req *http.Request) error {
 	if err := l.run(call); err != nil {
 		return err
 	}
-	if l.over {
+	d.keepHanded(&l.leg)
+	if l.handedOver.Load() == 0 { // the answer ended with the prefill
+		if a.Kind == pool.KindStream || l.leg.Answer == nil {
+			l.leave() // the decode worker serves the whole request
+			a.legs = nil
+			return nil
+		}
+		a.counts = l.prefill.counts // whose worker has answered
 		return nil
 	}
 	apart := d.parting.apart
@@ -174,7 +183,7 @@ func (l *legs) watch(end context.CancelCauseFunc) {
 		end(l.failed)
 	}
 	if l.decode.Kind != pool.KindStream && !l.prefill.Worker.Engine().Together() {
-		l.unsure = time.AfterFunc(l.patience(), l.check)
+		l.unsure = time.AfterFunc(l.limit(0), func() { l.check(false) })
 	}
 	l.forget = context.AfterFunc(l.client, func() {
 		l.mu.Lock()
@@ -187,38 +196,53 @@ func (l *legs) watch(end context.CancelCauseFunc) {
 	})
 }
 
-// limit returns how long the first token of a stream may take. timeout is the operator's limit, 0
-// if there is none.
+// limit returns how long the decode leg may be silent. timeout is the operator's limit, 0 if there is
+// none. A leg that is not safe to cancel has the time that its engine takes to give up.
 func (l *legs) limit(timeout time.Duration) time.Duration {
 	if l == nil {
 		return timeout
 	}
-	own := l.patience()
-	if timeout > 0 {
+	own, e := l.patience(), l.prefill.Worker.Engine()
+	switch {
+	case e.Wedges():
+		return max(own, e.Fetches())
+	case timeout > 0:
 		return min(timeout, own)
 	}
 	return own
 }
 
-// patience returns how long both legs may be silent.
-func (l *legs) patience() time.Duration { return max(l.decode.patience(), l.prefill.patience()) }
+// patience returns how much time the decode leg has in any case. Both legs of engines that get
+// them at once have the same time.
+func (l *legs) patience() time.Duration {
+	if l.prefill.Worker.Engine().Together() {
+		return max(l.decode.patience(), l.prefill.patience())
+	}
+	left := l.decode.Terms.PartedTime - l.decode.d.parting.apart.Time // after the prefill
+	return legPatience + 4*time.Duration(max(0, left)*float64(time.Millisecond))
+}
 
-// check ends the decode leg of an answer that is not streamed if the prefill worker has become
-// silent. The decode engine could wait for the prompt for minutes.
-func (l *legs) check() {
-	d := l.decode.d
+// check looks whether the prefill worker is there. The decode leg of an answer that is not streamed
+// is silent, and its engine could wait for the prompt for minutes. missed: the prefill worker was not
+// there the last time. Then check ends the leg, if the request may be tried again.
+func (l *legs) check(missed bool) {
+	d, prefill := l.decode.d, l.prefill.Worker
+	if time.Since(l.prefilled()) >= prefill.Engine().Fetches() {
+		l.got()
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), legPatience)
 	defer cancel()
 	key := d.plan.HTTP.Header["Authorization"]
-	_, _, err := d.Client.Fetch(ctx, l.prefill.Worker.Dial, http.MethodGet, "/v1/models", nil, key, pool.MaxModelList)
-	if err != nil {
-		l.fail(&legError{legTransfer, errPrefillGone, false}) // not err: the decode worker was connected
-		return
-	}
+	_, _, err := d.Client.Fetch(ctx, prefill.Dial, http.MethodGet, "/v1/models", nil, key, pool.MaxModelList)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.fetched && !l.left {
-		l.unsure.Reset(legPatience)
+	switch {
+	case l.fetched || l.left:
+	case err == nil || !missed:
+		l.unsure = time.AfterFunc(legPatience, func() { l.check(err != nil) })
+	case d.legsMayRetry() && d.Pool.MayRetry(time.Now()):
+		l.end(transferFailed(errPrefillGone)) // not err: the decode worker was connected
 	}
 }
 
@@ -233,7 +257,7 @@ func (l *legs) arrived(ctx context.Context, resp *http.Response, streams bool, e
 	}
 	if err == nil && !streams {
 		l.got()
-		l.lost = resp.StatusCode >= 500
+		l.lost = resp.StatusCode >= 400
 	}
 	return err
 }
@@ -275,7 +299,8 @@ func (l *legs) leave() {
 		l.unsure.Stop()
 	}
 	d := l.decode.d
-	if l.handedOver.Load() != 0 && d.parting.handed == nil && (l.lost || !l.fetched) {
+	waits := l.handedOver.Load() != 0 && !l.prefill.Worker.Engine().Together() // the prompt, for a decode worker
+	if waits && d.parting.handed == nil && (l.lost || !l.fetched) {
 		d.Pool.CountUnfetched(l.prefill.Worker)
 	}
 	if l.forget == nil {

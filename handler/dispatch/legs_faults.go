@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"go.uber.org/zap"
@@ -23,20 +24,35 @@ func (a *attempt) judgeLegs(ctx context.Context, resp *http.Response, err error)
 	switch {
 	case ok:
 	case errors.Is(err, errFirstToken):
-		legs = &legError{legTransfer, err, false}
-	case err == nil && resp.StatusCode >= 500 && !retryable(resp.StatusCode):
-		legs = &legError{legTransfer, errors.New("status " + resp.Status), false} // also from a healthy decode worker
+		legs = transferFailed(err)
+	case err == nil && a.legs.refused(resp.StatusCode):
+		legs = transferFailed(errors.New("status " + resp.Status)) // also from a healthy decode worker
 	default:
 		return v, false
 	}
 	v = verdict{do: retry, reason: legs.reason, legs: legs, suspect: ok && legs.reason == legPrefill && a.legs.broke}
-	if d.Limits.Set() && !d.Limits.allow(d.start, d.attempts) || v.suspect && d.lastSuspect() {
+	if !d.legsMayRetry() || v.suspect && d.lastSuspect() {
 		v.do = fail
 		if resp != nil {
 			v.do = deliver
 		}
 	}
 	return v, true
+}
+
+// legsMayRetry returns whether the operator's limits allow another attempt.
+func (d *Dispatch) legsMayRetry() bool {
+	return !d.Limits.Set() || d.Limits.allow(d.start, d.attempts)
+}
+
+// refused returns whether the status of a decode leg is that of a failed transfer. A prefill worker
+// that has handed the prompt over found nothing wrong with the request.
+func (l *legs) refused(status int) bool {
+	least := http.StatusBadRequest
+	if l.prefill.Worker.Engine().Together() {
+		least = http.StatusInternalServerError
+	}
+	return status >= least && !retryable(status)
 }
 
 // brokeBefore returns whether a stream broke because its decode worker did not get the prompt; nil
@@ -51,7 +67,7 @@ func (l *legs) brokeBefore(why error) *legError {
 		return e
 	}
 	if errors.Is(why, errFirstToken) || errors.Is(why, response.ErrEvent) {
-		return &legError{legTransfer, why, false}
+		return transferFailed(why)
 	}
 	return nil
 }
@@ -109,8 +125,27 @@ func (p *parting) retryLegs(d *Dispatch, a *attempt, e *legError) {
 	}
 }
 
+// keepHanded counts what a prefill worker has answered, as a body in memory.
+func (d *Dispatch) keepHanded(l *engine.Leg) {
+	d.parting.kept = int64(len(l.Handed) + len(l.Prompt) + len(l.Answer))
+	d.Pool.Memory.Held.Add(d.parting.kept)
+}
+
+func (d *Dispatch) freeHanded() {
+	d.Pool.Memory.Held.Add(-d.parting.kept)
+	d.parting.kept = 0
+}
+
+// dropSent drops what the decode leg has got. No other leg gets it: blocks are fetched once.
+func (d *Dispatch) dropSent(l *legs) {
+	d.parting.handed, l.leg.Handed, l.leg.Prompt = nil, nil, nil
+	d.sent.GetBody = nil // has it, too
+	d.freeHanded()
+}
+
 // dropHanded gives up the prompt that a prefill worker keeps for the request.
 func (d *Dispatch) dropHanded() {
+	d.freeHanded()
 	if h := d.parting.handed; h != nil {
 		d.parting.handed = nil
 		d.Pool.CountUnfetched(h.prefill.Worker)

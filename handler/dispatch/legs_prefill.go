@@ -42,7 +42,7 @@ func (l *legs) seatPrefill(ctx context.Context) error {
 		return d.wait.turnedAway
 	}
 	if err != nil {
-		return &legError{legPrefill, err, true}
+		return prefillFailed(err, true)
 	}
 	l.prefill = p
 	p.counts = d.Pool.Figures(p.Worker, d.plan.Model)
@@ -110,7 +110,7 @@ func (l *legs) run(req *http.Request) (err error) {
 	defer p.Leave(false, nil) // if nothing below has
 	ended := d.trace.leg(spanPrefill, p)
 	begun := time.Now()
-	status, counts, err := l.call(req)
+	status, counts, over, err := l.call(req)
 	t := time.Now()
 	ended(err)
 	d.PoolMetrics.leg(legPrefill, err, t.Sub(begun))
@@ -131,7 +131,7 @@ func (l *legs) run(req *http.Request) (err error) {
 			outcome = pool.AttemptClientError
 		}
 		p.end(outcome, !clients)
-		failed := &legError{legPrefill, fmt.Errorf("worker %s: %w", p.Worker.Dial, err), clients || errors.Is(err, errNotHanded)}
+		failed := prefillFailed(fmt.Errorf("worker %s: %w", p.Worker.Dial, err), clients || errors.Is(err, errNotHanded))
 		if clients && p.Worker.Engine().Together() {
 			// The decode worker's answer says what is wrong, unless it has taken the request.
 			time.AfterFunc(legPatience, func() { l.fail(failed) })
@@ -144,15 +144,16 @@ func (l *legs) run(req *http.Request) (err error) {
 	l.learn(counts)
 	p.Leave(true, nil)
 	p.end(pool.AttemptPrefilled, false)
-	if !l.over {
-		l.handedOver.Store(t.UnixNano())
-		l.decode.HandedOver(t)
+	if over { // only of engines that get the decode leg later
+		return nil
 	}
+	l.handedOver.Store(t.UnixNano())
+	l.decode.HandedOver(t)
 	return nil
 }
 
-// call sends the prefill leg, and reads its answer.
-func (l *legs) call(req *http.Request) (status int, counts response.Counts, err error) {
+// call sends the prefill leg, and reads its answer. over: that is the answer to the client.
+func (l *legs) call(req *http.Request) (status int, counts response.Counts, over bool, err error) {
 	p, d := l.prefill, l.decode.d
 	limit := p.patience()
 	if most := time.Duration(d.Timeouts.FirstToken); most > 0 && d.plan.Request.Stream {
@@ -170,18 +171,18 @@ func (l *legs) call(req *http.Request) (status int, counts response.Counts, err 
 	}()
 	resp, err := d.Client.Leg(req.WithContext(ctx), p.Worker.Dial)
 	if err != nil {
-		return 0, counts, err
+		return 0, counts, false, err
 	}
 	defer resp.Body.Close()
 	response.Unpack(resp)
 	data, err := io.ReadAll(io.LimitReader(resp.Body, maxHandedOver+1))
 	switch {
 	case err != nil:
-		return 0, counts, err
+		return 0, counts, false, err
 	case resp.StatusCode >= 300:
-		return resp.StatusCode, counts, fmt.Errorf("status %s", resp.Status)
+		return resp.StatusCode, counts, false, fmt.Errorf("status %s", resp.Status)
 	case len(data) > maxHandedOver:
-		return resp.StatusCode, counts, errNotHanded
+		return resp.StatusCode, counts, false, errNotHanded
 	}
 	answer := d.plan.Request.NewAnswer(false)
 	answer.Write(data)
@@ -189,19 +190,18 @@ func (l *legs) call(req *http.Request) (status int, counts response.Counts, err 
 	counts.Prompt, counts.Completion, counts.Cached = answer.Usage()
 	handed := p.Worker.Engine().Handed(data, &l.leg)
 	if answer.Failed() || handed == engine.NotHanded {
-		d.Pool.Incidents.Raise(time.Now(), incidentNotHanded, d.Pool.Logger)
-		return resp.StatusCode, counts, errNotHanded
+		return resp.StatusCode, counts, false, errNotHanded
 	}
-	if handed == engine.Over { // only of engines that get the decode leg later
-		l.over = true
-	}
-	return resp.StatusCode, counts, nil
+	return resp.StatusCode, counts, handed == engine.Over, nil
 }
 
+// over returns whether the answer to the client ended with its prefill.
+func (l *legs) over() bool { return l != nil && l.leg.Answer != nil }
+
 // answer returns the answer to the client of a request that ended with its prefill; nil if there is
-// none. Streams get theirs from the decode worker, which then serves the whole request.
+// none.
 func (l *legs) answer(req *http.Request) *http.Response {
-	if l == nil || l.leg.Answer == nil || l.decode.Kind == pool.KindStream {
+	if !l.over() {
 		return nil
 	}
 	resp := noAnswer(req)

@@ -27,7 +27,7 @@ func (a *attempt) end(outcome string, failed bool) {
 
 // good returns the outcome of an attempt with a good answer.
 func (a *attempt) good() pool.Outcome {
-	if !a.d.plan.ShowsHealth {
+	if !a.d.plan.ShowsHealth || a.legs.over() { // the worker has not answered
 		return a.shows(pool.OutcomeAnswered, "")
 	}
 	return a.shows(pool.OutcomeGood, "")

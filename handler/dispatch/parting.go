@@ -21,6 +21,7 @@ type parting struct {
 	failed []*pool.Worker // whose prefill legs failed
 	tries  int            // pairs of legs that failed
 	handed *handed        // the prompt that a prefill worker keeps; nil if there is none
+	kept   int64          // bytes that the prefill leg answered for the decode leg or the client
 
 	// of the last choice
 	apart   kvscore.Apart
@@ -75,7 +76,9 @@ func (rt *route) whyWhole() string {
 		return "it has several answers"
 	case req.Echoes || req.SkipsCache:
 		return "it asks for something of the prompt's tokens, which only the engine that computes them knows"
-	case req.MaxTokens == 1 && rt.someServeWhole():
+	case req.Media > 0 && rt.some((*engine.Engine).TextOnly):
+		return "it has media, which the engines cannot hand over"
+	case req.MaxTokens == 1 && rt.some((*engine.Engine).ServesWhole):
 		return "its answer is one token"
 	case rt.namesLegs():
 		return "it names its transfer itself"
@@ -88,9 +91,11 @@ func (rt *route) whyWhole() string {
 	return ""
 }
 
-// someServeWhole returns whether a worker of the pool serves whole requests.
-func (rt *route) someServeWhole() bool {
-	return slices.ContainsFunc(rt.offers.Table.Rows, func(r pool.TableRow) bool { return r.Worker.ServesWhole() })
+// some returns whether the engine of a worker of the pool is such.
+func (rt *route) some(is func(*engine.Engine) bool) bool {
+	return slices.ContainsFunc(rt.offers.Table.Rows, func(r pool.TableRow) bool {
+		return is(r.Worker.Engine())
+	})
 }
 
 // pinPrefill finds the worker that the request names for its prefill.

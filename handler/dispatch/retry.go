@@ -83,10 +83,10 @@ func (d *Dispatch) countRetry(a *attempt, reason string) {
 
 // affordable returns whether the retry budget allows another attempt after err. A failed
 // connection is free, because it costs no worker anything. The pool has already charged a move
-// from a hung worker.
+// from a hung worker, and check one from a silent prefill worker.
 func (a *attempt) affordable(err error) bool {
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)
-	return unconnected || a.Moved() || a.d.Pool.MayRetry(time.Now())
+	return unconnected || a.Moved() || errors.Is(err, errPrefillGone) || a.d.Pool.MayRetry(time.Now())
 }
 
 var errNoWorker = errors.New("no worker is available")

@@ -76,7 +76,7 @@ func (a *attempt) send(req *http.Request) (resp *http.Response, resent bool, err
 		resp, _, err = a.sendOver(d.Transport.SendFresh, sent)
 	}
 	if _, unconnected := errors.AsType[reverseproxy.DialError](err); a.legs != nil && !unconnected {
-		d.parting.handed = nil // it is this leg's alone: blocks are fetched once
+		d.dropSent(a.legs)
 	}
 	if err = a.arrived(resp, err); err != nil {
 		return nil, resent, err
@@ -93,7 +93,7 @@ func (a *attempt) sendOver(roundTrip sender, req *http.Request) (*http.Response,
 		Session: d.turn.EngineSession(), shared: d.sent != nil || a.legs != nil, rest: d.rest,
 		exact: d.exact && (d.rest == nil && d.goesOn() || d.cutIDs),
 	}
-	if a.legs != nil && !a.legs.over {
+	if a.legs != nil {
 		r.Leg = &a.legs.leg
 	}
 	d.sent = d.trace.carry(r.Build(req))

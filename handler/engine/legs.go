@@ -58,6 +58,10 @@ type legs struct {
 	// fetches is how long the decode leg of a client that left may go on. The decode engine has
 	// then fetched the prompt, or given up.
 	fetches time.Duration
+	// wedges: to cancel a decode leg before its first token may leave an engine without function.
+	wedges bool
+	// textOnly: a request with images or other media is not parted.
+	textOnly bool
 	// abort is the path to which a leg's id is posted to end it. Empty: the end of the
 	// connection does it.
 	abort string
@@ -90,7 +94,7 @@ type Handover uint8
 const (
 	NotHanded  Handover = iota // the decode engine must compute the prompt itself
 	HandedOver                 // the decode engine can get the prompt
-	Over                       // there is nothing to decode: the first token ended the answer
+	Over                       // the first token ended the answer, which is Leg.Answer; nil if the client needs another
 )
 
 // over records that the answer ended with the prefill.
@@ -143,6 +147,18 @@ func (e *Engine) Fetches() time.Duration {
 		return l.fetches
 	}
 	return 0
+}
+
+// Wedges returns whether to cancel a decode leg before its first token may harm an engine.
+func (e *Engine) Wedges() bool {
+	l := kindOf(e.Type).legs
+	return l != nil && l.wedges
+}
+
+// TextOnly returns whether requests with media are not parted.
+func (e *Engine) TextOnly() bool {
+	l := kindOf(e.Type).legs
+	return l != nil && l.textOnly
 }
 
 // Abort returns the path and the body of the request that ends a leg; empty if the end of the

@@ -16,13 +16,14 @@ import (
 // after kv_transfer_timeout_ms, 60 s by default.
 var trtllmLegs = legs{
 	apis:  []string{api.NameChat, api.NameCompletions},
-	whole: true, keeps: 25 * time.Second, fetches: 70 * time.Second,
+	whole: true, keeps: 25 * time.Second, fetches: 70 * time.Second, wedges: true, textOnly: true,
 	prefill: (*adapter).trtllmPrefill, decode: (*adapter).trtllmDecode, handed: trtllmHanded,
 }
 
 const (
 	nameDisaggregated = "disaggregated_params"
 	nameIDs           = "prompt_token_ids"
+	nameIDsBase64     = nameIDs + "_b64"
 	pathFinish        = "choices.0.finish_reason"
 	pathDisaggregated = "choices.0." + nameDisaggregated
 )
@@ -57,7 +58,7 @@ func trtllmHanded(answer []byte, l *Leg) Handover {
 	switch gjson.GetBytes(answer, pathFinish).Str {
 	case "length", "not_finished":
 	case "stop":
-		return l.over(nulled(answer, params, ids))
+		return l.over(nulled(answer, params, ids, gjson.GetBytes(answer, nameIDsBase64)))
 	default:
 		return NotHanded
 	}

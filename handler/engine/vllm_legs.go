@@ -62,10 +62,13 @@ func vllmHanded(answer []byte, l *Leg) Handover {
 		return NotHanded
 	}
 	params := gjson.GetBytes(answer, nameTransfer)
+	stop := gjson.GetBytes(answer, "stop_reason").Str // of messages
 	switch {
 	case params.IsObject() && params.Get("do_remote_prefill").Bool():
-	case gjson.GetBytes(answer, pathFinish).Str == "stop":
+	case gjson.GetBytes(answer, pathFinish).Str == "stop", stop == "end_turn", stop == "stop_sequence":
 		return l.over(answer)
+	case gjson.GetBytes(answer, "status").Str == "completed":
+		return Over // a response, which this engine does not store
 	default:
 		return NotHanded
 	}
