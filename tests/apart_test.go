@@ -77,7 +77,7 @@ func serveBadly(t *testing.T) (s *server, addrs []string, bad signsOf) {
 			time.Sleep(10 * time.Millisecond)
 		}
 	})
-	for i := range 30 {
+	for i := range 60 {
 		all.Go(func() { talkOn(ctx, s, rand.New(rand.NewPCG(7, uint64(i)))) })
 	}
 	return s, addrs, signsOf{addrs[2]: "slow", addrs[4]: "failing", addrs[6]: "cold"}
