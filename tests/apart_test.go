@@ -278,7 +278,7 @@ func (p *scraper) check(t *testing.T, bad signsOf, scale int) {
 
 func (p *scraper) checkDashboard(t *testing.T, bad signsOf, scale int) {
 	t.Helper()
-	variables := strings.NewReplacer("$__rate_interval", scaled("20m", scale), "$instance", ".*", "$pool", ".*", "$worker", ".*")
+	variables := strings.NewReplacer("$__rate_interval", scaled("40m", scale), "$instance", ".*", "$pool", ".*", "$worker", ".*")
 	panels := readDashboard(t).expressions()
 	for addr, sign := range bad {
 		var v struct {

@@ -32,7 +32,7 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 	if !a.streams(resp) {
 		d.parting.settled(d.Pool, resp.StatusCode < 300)
 	}
-	if d.prepareFollowUp(resp); !d.keepsBody(a, resp) {
+	if d.prepareFollowUp(resp); !a.keepsBody(resp) {
 		a.Stay()
 		d.freeBody()
 	}
@@ -42,7 +42,7 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 		a.Hold() // a tunnel may be silent for as long as it is open
 		return resp
 	}
-	d.commit(req.Context(), resp)
+	a.commit(req.Context(), resp)
 	if d.plan.Lists && !response.MergeModels(resp, d.Pool.ModelsBeside(a.Worker, d.offers)) {
 		d.FallBack(fallbackUnmerged)
 	}

@@ -17,8 +17,8 @@ type heldAnswer struct {
 
 // hold keeps an answer back during the retry. It returns what the proxy sees instead: the
 // status and header without the body.
-func (d *Dispatch) hold(req *http.Request, resp *http.Response) *http.Response {
-	a := d.attempt
+func (a *attempt) hold(req *http.Request, resp *http.Response) *http.Response {
+	d := a.d
 	d.endAttempt(false)
 	d.held.drop()
 	d.held = heldAnswer{resp: resp, attempt: a}

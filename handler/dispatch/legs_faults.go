@@ -74,11 +74,12 @@ func (l *legs) brokeBefore(why error) *legError {
 
 // moveLegs prepares the move of a stream. It returns why the legs of its attempt failed, if they did:
 // the next attempt may then be on the same decode worker.
-func (d *Dispatch) moveLegs(a *attempt, why error, way string) (failed *legError) {
+func (a *attempt) moveLegs(why error, way string) (failed *legError) {
+	d := a.d
 	if a.legs != nil {
 		if failed = a.legs.brokeBefore(why); failed != nil {
 			a.ended.Store(true) // its worker is well
-			d.countRetry(a.computes(), failed.reason)
+			a.computes().countRetry(failed.reason)
 			d.parting.retryLegs(d, a, failed)
 		}
 	}
@@ -90,15 +91,15 @@ func (d *Dispatch) moveLegs(a *attempt, why error, way string) (failed *legError
 
 // askForLegs makes the proxy try again after a pair of workers failed, and returns what the proxy
 // sees of the attempt.
-func (d *Dispatch) askForLegs(req *http.Request, resp *http.Response, e *legError) *http.Response {
-	a := d.attempt
-	d.countRetry(a.computes(), e.reason)
+func (a *attempt) askForLegs(req *http.Request, resp *http.Response, e *legError) *http.Response {
+	d := a.d
+	a.computes().countRetry(e.reason)
 	if c := d.Logger.Check(zap.DebugLevel, "legs failed"); c != nil {
 		c.Write(zap.String("prefill", a.computes().Worker.Dial), zap.String("decode", a.Worker.Dial), zap.Error(e))
 	}
 	d.parting.retryLegs(d, a, e)
 	if resp != nil {
-		d.hold(req, resp)
+		a.hold(req, resp)
 	}
 	return noAnswer(req)
 }

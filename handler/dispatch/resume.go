@@ -83,11 +83,12 @@ func (d *Dispatch) mayGoOn() bool {
 func (d *Dispatch) goesOn() bool { return d.Body != nil && d.mayGoOn() }
 
 // movesLeft returns whether a stream that arrives now may move again.
-func (d *Dispatch) movesLeft() bool { return d.answer == nil || d.answer.moved+1 < d.Resume.Tries }
+func (o *delivery) movesLeft() bool { return o == nil || o.moved+1 < o.d.Resume.Tries }
 
 // keepsBody returns whether the body is kept while the answer streams. Bodies of streams have
 // half of the memory for bodies, so that there is room for those of new requests.
-func (d *Dispatch) keepsBody(a *attempt, resp *http.Response) bool {
+func (a *attempt) keepsBody(resp *http.Response) bool {
+	d := a.d
 	return a.streams(resp) && !body.Compressed(resp.Header) && resp.ContentLength < 0 && d.goesOn() &&
 		d.Pool.Memory.Held.Load() <= body.MaxBytes/2
 }
@@ -183,7 +184,7 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 		return nil
 	}
 	left, old := o.attempt, o.attempt.Worker
-	if d.moveLegs(o.attempt, why, rest.Way) != nil {
+	if o.attempt.moveLegs(why, rest.Way) != nil {
 		old, drained = nil, true // the decode worker is well
 	}
 	if refused {

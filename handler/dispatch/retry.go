@@ -55,30 +55,31 @@ func RetryMatchers(ctx caddy.Context) (caddyhttp.MatcherSets, error) {
 }
 
 // askForRetry makes the proxy try again, and returns what the proxy sees of this attempt.
-func (d *Dispatch) askForRetry(req *http.Request, resp *http.Response, v *verdict, err error) (*http.Response, error) {
+func (a *attempt) askForRetry(req *http.Request, resp *http.Response, v *verdict, err error) (*http.Response, error) {
+	d := a.d
 	d.retryWanted = true
 	if v.legs != nil {
-		return d.askForLegs(req, resp, v.legs), nil
+		return a.askForLegs(req, resp, v.legs), nil
 	}
-	d.countRetry(d.attempt, v.reason)
+	a.countRetry(v.reason)
 	if errors.Is(err, errDrained) {
-		d.attempt.end(pool.AttemptDrained, false)
+		a.end(pool.AttemptDrained, false)
 	} else {
-		d.attempt.end(pool.AttemptRetried, true)
+		a.end(pool.AttemptRetried, true)
 	}
 	if err != nil {
 		return nil, err
 	}
 	if resp.StatusCode == http.StatusNotFound {
-		d.Probes.AskAgain(d.attempt.Worker) // its list of models is out of date
+		d.Probes.AskAgain(a.Worker) // its list of models is out of date
 	}
-	return d.hold(req, resp), nil
+	return a.hold(req, resp), nil
 }
 
 // countRetry counts a retry after an attempt.
-func (d *Dispatch) countRetry(a *attempt, reason string) {
-	d.Pool.CountRetries(a.Worker, reason, 1)
-	d.trace.retried(a, reason)
+func (a *attempt) countRetry(reason string) {
+	a.d.Pool.CountRetries(a.Worker, reason, 1)
+	a.d.trace.retried(a, reason)
 }
 
 // affordable returns whether the retry budget allows another attempt after err. A failed

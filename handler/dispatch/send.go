@@ -46,7 +46,7 @@ func (d *Dispatch) RoundTrip(req *http.Request) (*http.Response, error) {
 	case deliver:
 		return d.deliver(req, resp), nil
 	case retry:
-		return d.askForRetry(req, resp, &v, err)
+		return a.askForRetry(req, resp, &v, err)
 	case abandon:
 		return nil, err
 	case fail:

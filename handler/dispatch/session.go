@@ -133,8 +133,8 @@ func (rt *route) forgetPrompt() {
 
 // bindOpened binds the session that a client has opened in the engine itself. The answer has its
 // id.
-func (d *Dispatch) bindOpened(ctx context.Context, resp *http.Response) {
-	p := d.plan
+func (a *attempt) bindOpened(ctx context.Context, resp *http.Response) {
+	d, p := a.d, a.d.plan
 	if p.Opened == nil || resp.StatusCode != http.StatusOK || body.Compressed(resp.Header) {
 		return
 	}
@@ -143,20 +143,20 @@ func (d *Dispatch) bindOpened(ctx context.Context, resp *http.Response) {
 	resp.Body = &response.Replayed{ReadCloser: resp.Body, Begin: begin, Err: err}
 	if id := gjson.ParseBytes(begin); id.Type == gjson.String && id.Str != "" {
 		s := p.Opened(id.Str)
-		d.turn.Opened(ctx, &s, d.attempt.Target)
+		d.turn.Opened(ctx, &s, a.Target)
 	}
 	if !p.Session.Key.IsZero() { // the engine may have got the client's id with its tenant's
-		d.turn.Opened(ctx, &p.Session, d.attempt.Target)
+		d.turn.Opened(ctx, &p.Session, a.Target)
 	}
 }
 
 // commit binds the session to the target of a good answer. It counts what became of the session,
 // and says it in the response headers.
-func (d *Dispatch) commit(ctx context.Context, resp *http.Response) {
-	a := d.attempt
+func (a *attempt) commit(ctx context.Context, resp *http.Response) {
+	d := a.d
 	home, _ := d.turn.Home()
 	good := resp.StatusCode < 300
-	d.bindOpened(ctx, resp)
+	a.bindOpened(ctx, resp)
 	state := d.turn.Commit(ctx, a.Target, good)
 	if good && d.turn.EngineSession() != "" { // opened by this request: no other worker may serve it from now on
 		d.fixed = fixed{worker: a.Worker, rank: nvext.Some(a.Target.Rank), reason: ReasonSession}

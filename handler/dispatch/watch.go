@@ -117,7 +117,7 @@ func (a *attempt) arrived(resp *http.Response, err error) error {
 	}
 	streams := err == nil && a.streams(resp)
 	moved := a.Arrived()
-	if !moved && streams && a.d.goesOn() && a.d.movesLeft() {
+	if !moved && streams && a.d.goesOn() && a.d.answer.movesLeft() {
 		a.mayMove()
 	}
 	if !moved && (streams || !w.stopFirst()) {
