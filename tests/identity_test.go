@@ -147,7 +147,11 @@ func TestConstraintsLimitTheWorkers(t *testing.T) {
 // overrides of the policy's options.
 func TestPreferencesSteer(t *testing.T) {
 	engines := startEngines(t, 3, canned.Pace{})
-	s := startCaddy(t, route(engines, numbered(engines, "taints a", "taints b", "taints c"), "response_headers X-KV-", "trust overrides explain"))
+	s := startCaddy(t, route(engines, "pool steers", numbered(engines, "taints a", "taints b", "taints c"), "response_headers X-KV-", "trust overrides explain"))
+	explain := func(body []byte) (x adminExplained) {
+		s.api(t, http.MethodPost, "/pools/steers/explain?path=/v1/chat/completions", body, &x)
+		return x
+	}
 	for _, v := range []struct {
 		weights, want string
 	}{
@@ -166,8 +170,8 @@ func TestPreferencesSteer(t *testing.T) {
 	// advantage.
 	prompt := strings.Repeat("a prompt that one of them holds ", 100)
 	warm := s.mustChat(t, ask(prompt)).engine()
-	x := s.explain(t, wishing(prompt, `{}`).body())
-	y := s.explain(t, wishing(prompt, `{"router_config_override":{"overlap_score_credit":0}}`).body())
+	x := explain(wishing(prompt, `{}`).body())
+	y := explain(wishing(prompt, `{"router_config_override":{"overlap_score_credit":0}}`).body())
 	alike := func(x adminExplained) bool { // attention makes a difference
 		a, b, c := x.Candidates[0].Cost, x.Candidates[1].Cost, x.Candidates[2].Cost
 		return min(a, b, c) > 0.9*max(a, b, c)
@@ -175,7 +179,7 @@ func TestPreferencesSteer(t *testing.T) {
 	if fmt.Sprint("e", x.Chosen.Worker) != warm || alike(x) || !alike(y) {
 		t.Errorf("candidates %+v, with the override %+v", x.Candidates, y.Candidates)
 	}
-	z := s.explain(t, wishing(prompt, `{"router_config_override":{"router_temperature":5}}`).body())
+	z := explain(wishing(prompt, `{"router_config_override":{"router_temperature":5}}`).body())
 	if len(z.Chosen.Drawn) != 3 {
 		t.Errorf("with a temperature: %+v", z.Chosen)
 	}
