@@ -226,7 +226,7 @@ var signAlerts = map[string]struct {
 	panel  string
 	lowest bool // on the panel; else it is the highest
 }{
-	"slow":    {[]string{"KvRouterWorkerSlow"}, "Time between tokens, median, by worker", false},
+	"slow":    {[]string{"KvRouterWorkerSlow"}, "Slowness, and error of predicted times", false},
 	"failing": {[]string{"KvRouterWorkerFails", "KvRouterWorkerErrors"}, "Failed attempts, by worker", false},
 	"cold":    {[]string{"KvRouterWorkerCold"}, "Hit ratio, reported, by worker", true},
 }
@@ -278,7 +278,7 @@ func (p *scraper) check(t *testing.T, bad signsOf, scale int) {
 
 func (p *scraper) checkDashboard(t *testing.T, bad signsOf, scale int) {
 	t.Helper()
-	variables := strings.NewReplacer("$__rate_interval", scaled("40m", scale), "$instance", ".*", "$pool", ".*", "$worker", ".*")
+	variables := strings.NewReplacer("$__rate_interval", scaled("5m", scale), "$instance", ".*", "$pool", ".*", "$worker", ".*")
 	panels := readDashboard(t).expressions()
 	for addr, sign := range bad {
 		var v struct {
@@ -290,7 +290,12 @@ func (p *scraper) checkDashboard(t *testing.T, bad signsOf, scale int) {
 			} `json:"data"`
 		}
 		of := signAlerts[sign]
-		p.get(t, "/api/v1/query?query="+url.QueryEscape(variables.Replace(strings.Join(panels[of.panel], ""))), &v)
+		over := "max_over_time" // a line's last minutes; NaN while there are no answers
+		if of.lowest {
+			over = "min_over_time"
+		}
+		query := fmt.Sprintf("%s((%s)[2m:2s])", over, variables.Replace(panels[of.panel][0]))
+		p.get(t, "/api/v1/query?query="+url.QueryEscape(query), &v)
 		own, others := math.NaN(), []float64(nil)
 		for _, r := range v.Data.Result {
 			f, _ := strconv.ParseFloat(fmt.Sprint(r.Value[1]), 64)
