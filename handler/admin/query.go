@@ -17,7 +17,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
-	"go.uber.org/zap"
 )
 
 var errNoQuery = errors.New(
@@ -147,18 +146,7 @@ func (x *Explainer) askTokens(p *plan.Plan, w *pool.Worker) (ids []byte) {
 	ctx, cancel := context.WithTimeout(p.HTTP.Context(), tokenizeTimeout)
 	defer cancel()
 	e := w.Engine()
-	ids = e.Tokenize(q, func(path string, body []byte) (int, []byte) {
-		key := p.HTTP.Header["Authorization"]
-		status, answer, err := x.Dispatcher.Client.Fetch(ctx, w.Dial, http.MethodPost, path, body, key, most)
-		if c := x.Dispatcher.Logger.Check(zap.DebugLevel, "asked a worker for token ids"); c != nil {
-			c.Write(zap.String("upstream", w.Dial), zap.String("path", path), zap.Int("status", status),
-				zap.Int("bytes", len(answer)), zap.Error(err))
-		}
-		if err != nil {
-			return 0, nil
-		}
-		return status, answer
-	})
+	ids = e.Tokenize(q, x.Dispatcher.AskTokenizer(ctx, p, w, most))
 	if ids == nil {
 		x.Dispatcher.FallBack(dispatch.FallbackUntokenized)
 	}

@@ -1,15 +1,18 @@
 package dispatch
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"slices"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"go.uber.org/zap"
 )
 
 // DryChoice is the choice that would be made for a request at this moment.
@@ -168,4 +171,21 @@ func (rt *route) leftOut(want *pool.Wants, among *pool.Candidates) (list []LeftO
 		}
 	}
 	return list
+}
+
+// AskTokenizer returns what asks a worker's engine for token ids, with the client's key. An answer
+// longer than most bytes is none.
+func (s *Dispatcher) AskTokenizer(ctx context.Context, p *plan.Plan, w *pool.Worker, most int64) engine.Post {
+	return func(path string, body []byte) (int, []byte) {
+		key := p.HTTP.Header["Authorization"]
+		status, answer, err := s.Client.Fetch(ctx, w.Dial, http.MethodPost, path, body, key, most)
+		if c := s.Logger.Check(zap.DebugLevel, "asked a worker for token ids"); c != nil {
+			c.Write(zap.String("upstream", w.Dial), zap.String("path", path), zap.Int("status", status),
+				zap.Int("bytes", len(answer)), zap.Error(err))
+		}
+		if err != nil {
+			return 0, nil
+		}
+		return status, answer
+	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 )
 
 // sender makes one round trip.
@@ -102,12 +103,12 @@ func (a *attempt) whole(resp *http.Response, err error) ([]byte, *http.Response,
 		return nil, resp, nil
 	}
 	defer resp.Body.Close()
-	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxExact+1))
-	if err != nil {
-		return nil, nil, err
-	}
-	if len(answer) > maxExact {
+	answer, err := upstream.ReadAll(resp.Body, maxExact)
+	switch {
+	case errors.Is(err, upstream.ErrTooLong):
 		return nil, nil, errExactly
+	case err != nil:
+		return nil, nil, err
 	}
 	return answer, nil, nil
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
+	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -175,13 +176,14 @@ func (l *legs) call(req *http.Request) (status int, counts response.Counts, over
 	}
 	defer resp.Body.Close()
 	response.Unpack(resp)
-	data, err := io.ReadAll(io.LimitReader(resp.Body, maxHandedOver+1))
+	data, err := upstream.ReadAll(resp.Body, maxHandedOver)
+	tooLong := errors.Is(err, upstream.ErrTooLong)
 	switch {
-	case err != nil:
+	case err != nil && !tooLong:
 		return 0, counts, false, err
 	case resp.StatusCode >= 300:
 		return resp.StatusCode, counts, false, fmt.Errorf("status %s", resp.Status)
-	case len(data) > maxHandedOver:
+	case tooLong:
 		return resp.StatusCode, counts, false, errNotHanded
 	}
 	answer := d.plan.Request.NewAnswer(false)

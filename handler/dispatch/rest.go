@@ -161,14 +161,7 @@ func (o *delivery) countTokens(ctx context.Context, a *attempt, rest *api.Rest) 
 	defer cancel()
 	const most = 8 << 20
 	e := a.Worker.Engine()
-	n, ok := e.CountText(d.plan.Model, rest.Text, func(path string, ask []byte) (int, []byte) {
-		key := d.plan.HTTP.Header["Authorization"]
-		status, answer, err := d.Client.Fetch(ctx, a.Worker.Dial, http.MethodPost, path, ask, key, most)
-		if err != nil {
-			return 0, nil
-		}
-		return status, answer
-	})
+	n, ok := e.CountText(d.plan.Model, rest.Text, d.AskTokenizer(ctx, d.plan, a.Worker, most))
 	if ok {
 		rest.Tokens, rest.Exact = n, true
 	}

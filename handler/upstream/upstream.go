@@ -213,8 +213,7 @@ func (c *Client) Do(
 	return c.transport.Send(req)
 }
 
-// Fetch is Do, and reads the answer. If that is longer than limit bytes, it returns the
-// beginning and ErrTooLong.
+// Fetch is Do, and reads the answer with ReadAll.
 func (c *Client) Fetch(
 	ctx context.Context, dial, method, path string, body []byte, authorization []string, limit int64,
 ) (status int, answer []byte, err error) {
@@ -223,11 +222,18 @@ func (c *Client) Fetch(
 		return 0, nil, err
 	}
 	defer resp.Body.Close()
-	answer, err = io.ReadAll(io.LimitReader(resp.Body, limit+1))
-	if err == nil && int64(len(answer)) > limit {
-		answer, err = answer[:limit], ErrTooLong
-	}
+	answer, err = ReadAll(resp.Body, limit)
 	return resp.StatusCode, answer, err
+}
+
+// ReadAll reads an answer. If it is longer than limit bytes, ReadAll returns the beginning and
+// ErrTooLong.
+func ReadAll(r io.Reader, limit int64) ([]byte, error) {
+	answer, err := io.ReadAll(io.LimitReader(r, limit+1))
+	if err == nil && int64(len(answer)) > limit {
+		return answer[:limit], ErrTooLong
+	}
+	return answer, err
 }
 
 // ErrTooLong means that an answer is too long.
