@@ -201,7 +201,7 @@ func (a *Answer) Rest(body []byte) (rest *Rest, reason string) {
 	if a.req.Kind != Tokens {
 		return a.textRest(body), ""
 	}
-	if a.track.last == 0 || a.req.value(body, "stop").HasContent(body) {
+	if a.track.last == 0 || a.track.stops {
 		return nil, StaysTokenIDs
 	}
 	rest = a.rest(WayIDs)

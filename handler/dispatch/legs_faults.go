@@ -58,6 +58,9 @@ func (l *legs) refused(status int) bool {
 // brokeBefore returns whether a stream broke because its decode worker did not get the prompt; nil
 // if it did not.
 func (l *legs) brokeBefore(why error) *legError {
+	if l == nil {
+		return nil
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.fetched {
@@ -72,21 +75,17 @@ func (l *legs) brokeBefore(why error) *legError {
 	return nil
 }
 
-// moveLegs prepares the move of a stream. It returns why the legs of its attempt failed, if they did:
-// the next attempt may then be on the same decode worker.
-func (a *attempt) moveLegs(why error, way string) (failed *legError) {
+// moveLegs prepares the move of a stream, whose legs may have failed.
+func (a *attempt) moveLegs(failed *legError, way string) {
 	d := a.d
-	if a.legs != nil {
-		if failed = a.legs.brokeBefore(why); failed != nil {
-			a.ended.Store(true) // its worker is well
-			a.computes().countRetry(failed.reason)
-			d.parting.retryLegs(d, a, failed)
-		}
+	if failed != nil {
+		a.ended.Store(true) // its worker is well
+		a.computes().countRetry(failed.reason)
+		d.parting.retryLegs(d, a, failed)
 	}
 	if way != api.WayWhole {
 		d.parting.asked, d.parting.whole = true, "its stream goes on elsewhere" // no prefill leg has the text so far
 	}
-	return failed
 }
 
 // askForLegs makes the proxy try again after a pair of workers failed, and returns what the proxy

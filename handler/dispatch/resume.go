@@ -170,8 +170,8 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 	}
 	rest, reason := o.rest(a)
 	drained := errors.Is(why, errDrained)
-	legsFailed := o.attempt.legs != nil && o.attempt.legs.brokeBefore(why) != nil
-	if reason == "" && !a.FirstToken() && !drained && !legsFailed {
+	failed := o.attempt.legs.brokeBefore(why)
+	if reason == "" && !a.FirstToken() && !drained && failed == nil {
 		if d.lastSuspect() {
 			reason = staysTries
 		}
@@ -184,11 +184,9 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 		return nil
 	}
 	left, old := o.attempt, o.attempt.Worker
-	if o.attempt.moveLegs(why, rest.Way) != nil {
-		old, drained = nil, true // the decode worker is well
-	}
-	if refused {
-		old, drained = nil, true // the worker may go on otherwise
+	o.attempt.moveLegs(failed, rest.Way)
+	if failed != nil || refused {
+		old, drained = nil, true // the decode worker is well, or may go on otherwise
 	}
 	if o.told = true; !drained {
 		shown := o.attempt.shows(pool.OutcomeBroken, "stream broke: "+why.Error())
