@@ -123,8 +123,8 @@ func (h *Handler) unmarshalWorker(d *caddyfile.Dispenser) error {
 	h.Workers = append(h.Workers, w)
 	return options{
 		"id": &w.ID, "engine": &w.Engine, "dp_size": &w.DPSize, "kv_tokens": &w.KVTokens, "max_running": &w.MaxRunning,
-		"models": &w.Models, "role": &w.Role, "taints": &w.Taints, "api_key": &w.APIKey, "drain": &w.Drain,
-		"dynamo_instance_id": &w.DynamoInstanceID, "priority": onOffAuto{&w.Priority},
+		"models": &w.Models, "role": &w.Role, "mooncake_port": &w.MooncakePort, "taints": &w.Taints,
+		"api_key": &w.APIKey, "drain": &w.Drain, "dynamo_instance_id": &w.DynamoInstanceID, "priority": onOffAuto{&w.Priority},
 		"thinking_budget": onOffAuto{&w.ThinkingBudget}, "cache_salt": onOffAuto{&w.CacheSalt},
 		"sessions": onOffAuto{&w.Sessions}, "engine_load": &w.EngineLoad,
 		"kv_events": func(d *caddyfile.Dispenser) error {

@@ -3,7 +3,9 @@ package discovery
 import (
 	"context"
 	"errors"
+	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -43,13 +45,32 @@ func (p *Prober) detect(ctx context.Context, w *pool.Worker) bool {
 		}
 		return status, body
 	}
+	var info engine.Info
 	kind := w.Engine().Type
 	if !engine.Shows(kind) || set.Engine == pool.EngineAuto && x.probing.isSilent() {
-		x.learn(engine.Ask(get))
+		info = engine.Ask(get)
 	} else {
-		x.learn(engine.AskAs(kind, get))
+		info = engine.AskAs(kind, get)
 	}
+	if set.MooncakePort > 0 && w.Engine().Role() == engine.RolePrefill {
+		info.MooncakeIDs = p.askMooncake(ctx, w, set.MooncakePort)
+	}
+	x.learn(info)
 	return true
+}
+
+// askMooncake asks the bootstrap server of a worker's engine for the names of its ranks.
+func (p *Prober) askMooncake(ctx context.Context, w *pool.Worker, port int) string {
+	host, _, err := net.SplitHostPort(w.Dial)
+	if err != nil {
+		return ""
+	}
+	at := net.JoinHostPort(host, strconv.Itoa(port))
+	status, body, err := p.client.Fetch(ctx, at, http.MethodGet, engine.PathMooncake, nil, nil, engine.MaxBody)
+	if err != nil || status != http.StatusOK {
+		return ""
+	}
+	return engine.MooncakeIDs(body)
 }
 
 // askModels asks a worker which models it serves. It returns false if there is no

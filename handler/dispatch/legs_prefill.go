@@ -76,18 +76,15 @@ func (prefillChooser) Waits()                             {}
 // describe says what the engines must know of the legs.
 func (l *legs) describe() {
 	p := l.prefill
-	e := p.Worker.Engine()
 	var random [16]byte
 	_, _ = rand.Read(random[:]) // it never fails
 	ranks := p.Worker.Ranks()
 	room := binary.LittleEndian.Uint64(random[:])>>3 | 1<<61 // TensorRT-LLM's begin at 2^42
 	l.leg = engine.Leg{
-		ID: "kvr-" + hex.EncodeToString(random[:]), Port: e.Info.TransferPort, Rank: p.Target.Rank, Ranks: ranks,
+		ID: "kvr-" + hex.EncodeToString(random[:]), Rank: p.Target.Rank, Ranks: ranks,
 		Room: room - room%uint64(ranks) + uint64(p.Target.Rank), // SGLang finds the rank by it
 	}
-	if l.leg.Port == 0 {
-		l.leg.Port = engine.DefaultTransferPort
-	}
+	p.Worker.Engine().Meet(&l.leg)
 	if host, _, err := net.SplitHostPort(p.Worker.Dial); err == nil {
 		l.leg.Host = host
 	}

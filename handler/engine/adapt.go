@@ -53,6 +53,8 @@ type Settings struct {
 	// Role is which part of requests the worker serves. Empty: the role that the engine
 	// reports.
 	Role Role
+	// MooncakePort is that of the bootstrap server of a vLLM for prefills; 0 without Mooncake.
+	MooncakePort int
 	// DynamoInstance is the instance of the Dynamo behind the worker that a pin to
 	// the worker means. 0 means no instance.
 	DynamoInstance uint64

@@ -52,6 +52,8 @@ type Info struct { // one member for each fact
 	Role Role `json:"role,omitzero"`
 	// TransferPort is where decode engines ask a prefill engine for a transfer.
 	TransferPort int `json:"transfer_port,omitzero"`
+	// MooncakeIDs are the names of the ranks in Mooncake, one in a line.
+	MooncakeIDs string `json:"-"`
 	// KVEvents says where it publishes its KV events.
 	KVEvents KVEvents `json:"-"`
 	// Started is when the server's process started.

@@ -28,7 +28,7 @@ var edited = []string{
 // ofLegs are those that it changes for a leg.
 var ofLegs = []string{
 	nameTransfer, nameHost, namePort, nameRoom, namePrefillRank, nameDisaggregated, "prompt",
-	"stream", "stream_options", "max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "store", "background", "rid",
+	"stream", "stream_options", "max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "store", "background", "rid", "request_id",
 }
 
 // FuzzAdapt checks what must hold of the body for every engine, API and request. Other members

@@ -1,7 +1,9 @@
 package engine
 
 import (
+	"cmp"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
@@ -74,12 +76,14 @@ type Leg struct {
 	// each pair of legs.
 	ID   string
 	Room uint64
-	// Host is the prefill worker's, as the decode engine reaches it. Port is that of
-	// Info.TransferPort. Rank and Ranks are those of the prefill worker.
-	Host  string
-	Port  int
-	Rank  uint32
-	Ranks int
+	// Host is the prefill worker's, as the decode engine reaches it, and Port that of its server for
+	// transfers. Rank and Ranks are those of the prefill worker. Remote is the name of its rank in
+	// Mooncake; empty for another connector.
+	Host   string
+	Port   int
+	Rank   uint32
+	Ranks  int
+	Remote string
 	// Handed is what the prefill engine answered for the decode engine. Prompt are the token ids
 	// of the prompt, as a JSON list; nil if it did not tell them.
 	Handed, Prompt []byte
@@ -109,10 +113,20 @@ func (e *Engine) Pairs(decode *Engine, name string) bool {
 	return e.Parts(name) && e.Type == decode.Type && e.Info.Version == decode.Info.Version
 }
 
-// Parts returns whether two engines of the type can share a request in an API.
+// Parts returns whether the engine can compute the prompt of a request in an API for another engine
+// of its type.
 func (e *Engine) Parts(name string) bool {
 	l := kindOf(e.Type).legs
-	return l != nil && slices.Contains(l.apis, name)
+	return l != nil && slices.Contains(l.apis, name) && (e.Settings.MooncakePort == 0 || e.Info.MooncakeIDs != "")
+}
+
+// Meet says in a leg where a decode engine meets this prefill engine.
+func (e *Engine) Meet(l *Leg) {
+	l.Port = cmp.Or(e.Settings.MooncakePort, e.Info.TransferPort, DefaultTransferPort)
+	if e.Settings.MooncakePort > 0 {
+		ids := strings.Split(e.Info.MooncakeIDs, "\n")
+		l.Remote = ids[min(int(l.Rank), len(ids)-1)]
+	}
 }
 
 // Together returns whether both legs are sent at once.

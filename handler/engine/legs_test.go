@@ -15,6 +15,9 @@ func TestLegs(t *testing.T) {
 	prefill, decode := &Leg{Prefill: true, ID: "kvr-1", Room: 7, Host: "h", Port: 8998, Rank: 1, Ranks: 2}, &Leg{}
 	*decode = *prefill
 	decode.Prefill, decode.Handed = false, []byte(`{"do_remote_prefill":true}`)
+	mooncake := new(Leg)
+	*mooncake = *prefill
+	mooncake.Remote = "e"
 	ids := new(Leg)
 	*ids = *decode
 	ids.Prompt = []byte("[1,2]")
@@ -33,11 +36,15 @@ func TestLegs(t *testing.T) {
 		},
 		"vLLM responses, prefill": {
 			VLLM, "/v1/responses", `{"input":"x","background":true}`, prefill,
-			`{"input":"x","stream":false,"kv_transfer_params":` + toHandOver + `,"max_output_tokens":1,"store":false}`,
+			`{"input":"x","request_id":"resp_kvr-1","stream":false,"kv_transfer_params":` + toHandOver + `,"max_output_tokens":1,"store":false}`,
 		},
 		"vLLM token ids, prefill": {
 			VLLM, "/inference/v1/generate", `{"token_ids":[1],"sampling_params":{"max_tokens":5,"min_tokens":2}}`, prefill,
 			`{"token_ids":[1],"sampling_params":{"max_tokens":1,"min_tokens":1},"stream":false,"kv_transfer_params":` + toHandOver + `}`,
+		},
+		"vLLM with Mooncake, prefill": {
+			VLLM, "/v1/completions", `{"prompt":"x"}`, mooncake,
+			`{"prompt":"x","stream":false,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":"kvr-1"},"max_tokens":1}`,
 		},
 		"vLLM, decode, in place of the client's": {
 			VLLM, "/v1/chat/completions", `{"kv_transfer_params":{"do_remote_prefill":true,"remote_host":"evil"},"messages":[],"stream":true}`, decode,
@@ -137,6 +144,54 @@ func TestHanded(t *testing.T) {
 	}
 }
 
+// TestMooncake hands prompts over by the names that a bootstrap server gave.
+func TestMooncake(t *testing.T) {
+	for body, want := range map[string]string{
+		`{"0":{"engine_id":"a","worker_addr":{"0":{"0":"tcp://h:1"}}},"1":{"engine_id":"b"}}`: "a\nb",
+		`{"0":{"engine_id":"a"},"2":{"engine_id":"c"}}`:                                       "a",
+		`{"0":{"engine_id":"a\nb"}}`:                                                          "",
+		`{"0":{"engine_id":7}}`:                                                               "",
+		`["a"]`:                                                                               "",
+	} {
+		if got := MooncakeIDs([]byte(body)); got != want {
+			t.Errorf("%s: %q, want %q", body, got, want)
+		}
+	}
+	e := &Engine{Type: VLLM, Settings: Settings{MooncakePort: 8990}, Info: Info{MooncakeIDs: "a\nb"}}
+	for answer, means := range map[string]Handover{
+		`{"choices":[{"finish_reason":"length"}],"kv_transfer_params":null}`: HandedOver,
+		`{"choices":[{"finish_reason":"stop"}]}`:                             Over,
+		`{"choices":[{"finish_reason":"abort"}]}`:                            NotHanded,
+		`{"type":"message","stop_reason":"max_tokens"}`:                      HandedOver,
+		`{"object":"response","status":"incomplete"}`:                        HandedOver,
+	} {
+		l := &Leg{ID: "kvr-1", Host: "fd00::1", Rank: 1}
+		e.Meet(l)
+		got := e.Handed([]byte(answer), l)
+		if want := `{"do_remote_decode":false,"do_remote_prefill":true,"transfer_id":"kvr-1","remote_engine_id":"b",` +
+			`"remote_bootstrap_addr":"http://[fd00::1]:8990"}`; got != means || got == HandedOver && string(l.Handed) != want {
+			t.Errorf("%s: %v, %s", answer, got, l.Handed)
+		}
+	}
+	if e.Info.MooncakeIDs = ""; e.Parts(api.NameChat) {
+		t.Error("no bootstrap server, and the engine prefills for others")
+	}
+}
+
+// TestLegsShareAnID reads the id by which a vLLM that pushes joins the legs.
+func TestLegsShareAnID(t *testing.T) {
+	for _, v := range []struct{ client, want string }{{"", "kvr-1"}, {"mine", "mine-kvr-1"}} {
+		for _, leg := range []*Leg{{Prefill: true, ID: "kvr-1"}, {ID: "kvr-1", Handed: []byte("{}")}} {
+			got := adapted(t, VLLM, "/v1/chat/completions", `{"messages":[]}`, func(a *asked) {
+				a.Leg, a.Sent = leg, map[string][]string{"X-Request-Id": {v.client}}
+			})
+			if len(got.headers) != 1 || got.headers[0].Name != "X-Request-Id" || got.headers[0].Value != v.want {
+				t.Errorf("prefill %v: %+v", leg.Prefill, got.headers)
+			}
+		}
+	}
+}
+
 // TestPairs pairs engines for legs.
 func TestPairs(t *testing.T) {
 	of := func(kind, version string) *Engine { return &Engine{Type: kind, Info: Info{Version: version}} }
@@ -203,7 +258,7 @@ func FuzzHanded(f *testing.F) {
 	f.Add([]byte(`{"prompt_token_ids":[1],"choices":[{"disaggregated_params":{"a":1},"finish_reason":"stop"}]}`))
 	f.Fuzz(func(t *testing.T, answer []byte) {
 		for _, kind := range []string{VLLM, TRTLLM} {
-			l := &Leg{Host: "h\""}
+			l := &Leg{Host: "h\"", Remote: MooncakeIDs(answer)}
 			means := (&Engine{Type: kind}).Handed(answer, l)
 			for _, out := range [][]byte{l.Handed, l.Answer, l.Prompt} {
 				if out != nil && !json.Valid(out) || means == NotHanded && l.Answer != nil {

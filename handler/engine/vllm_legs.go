@@ -1,17 +1,24 @@
 package engine
 
 import (
+	"net"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/tidwall/gjson"
 )
 
-// vllmLegs are vLLM's with the NIXL connector that pulls
-// (vllm/distributed/kv_transfer/kv_connector/v1/nixl). The answer to the prefill leg says where
-// the prompt's blocks are, and the decode engine fetches them. The prefill engine keeps them for 30 s,
-// and longer while the decode engine says that it still needs them. Either leg may be canceled
-// at any time. If the decode engine cannot fetch the blocks, it answers with 500.
+// vllmLegs are vLLM's (vllm/distributed/kv_transfer/kv_connector/v1). With the NIXL connectors, the
+// answer to the prefill leg says where the prompt's blocks are. With Mooncake, the prefill engine's
+// bootstrap server does. The decode engine then fetches them, or has them sent. NIXL keeps them for
+// 30 s, and longer while the decode engine says that it still needs them. Mooncake keeps them for 480 s.
+// Either leg may be canceled at any time. If the decode engine does not get the blocks, it answers with 500.
+//
+// NixlPushConnector and Mooncake would take both legs at once. But then the decode engine holds memory
+// while the prompt is computed. And if the first token ends the answer, it waits for blocks that never come.
 var vllmLegs = legs{
 	apis:  []string{api.NameChat, api.NameCompletions, api.NameMessages, api.NameResponses, api.NameTokens},
 	whole: true, keeps: 25 * time.Second, fetches: 30 * time.Second,
@@ -27,9 +34,14 @@ const toHandOver = `{"do_remote_decode":true,"do_remote_prefill":false,"remote_e
 // vllmPrefill asks for one token, in a plain answer that the engine does not store.
 func (f *adapter) vllmPrefill() {
 	b, one := f.Body, []byte{'1'}
+	f.vllmPair()
 	b.Set("stream", []byte("false"))
 	b.Cut("stream_options")
-	b.Set(nameTransfer, []byte(toHandOver))
+	if f.Leg.Remote == "" {
+		b.Set(nameTransfer, []byte(toHandOver))
+	} else {
+		b.Set(nameTransfer, f.Leg.mooncake(true))
+	}
 	switch f.API {
 	case api.NameResponses:
 		b.Set("max_output_tokens", one)
@@ -53,10 +65,62 @@ func (f *adapter) vllmPrefill() {
 	}
 }
 
-func (f *adapter) vllmDecode() { f.Body.Set(nameTransfer, f.Leg.Handed) }
+func (f *adapter) vllmDecode() {
+	f.vllmPair()
+	f.Body.Set(nameTransfer, f.Leg.Handed)
+}
+
+const headerRequestID = "X-Request-Id"
+
+// vllmPair gives both legs one id, by which NixlPushConnector joins them. No other request has it, even
+// if the client sends its own id twice.
+func (f *adapter) vllmPair() {
+	id := f.Leg.ID
+	if own := f.Sent[headerRequestID]; len(own) > 0 && own[0] != "" {
+		id = own[0] + "-" + id
+	}
+	f.header(headerRequestID, id)
+	if f.API == api.NameResponses { // where vLLM does not read the header
+		f.text("request_id", "resp_"+f.Leg.ID)
+	}
+}
+
+// mooncake returns what an engine with the Mooncake connector must know of the transfer.
+func (l *Leg) mooncake(prefill bool) []byte {
+	var o rawjson.Object
+	o.Open()
+	o.Raw("do_remote_decode", strconv.AppendBool(nil, prefill))
+	o.Raw("do_remote_prefill", strconv.AppendBool(nil, !prefill))
+	o.Text("transfer_id", l.ID)
+	if !prefill {
+		o.Text("remote_engine_id", l.Remote)
+		o.Text("remote_bootstrap_addr", "http://"+net.JoinHostPort(l.Host, strconv.Itoa(l.Port)))
+	}
+	o.Close()
+	return o.Buf
+}
+
+// PathMooncake is where Mooncake's bootstrap server names the ranks of its engine.
+const PathMooncake = "/query"
+
+// MooncakeIDs reads that: {"0": {"engine_id": ..., ...}, ...}.
+func MooncakeIDs(answer []byte) string {
+	var ids []string
+	ranks := readObject(answer)
+	for len(ids) < maxRanks {
+		id := ranks.Get(strconv.Itoa(len(ids)) + ".engine_id").Str
+		if id == "" || len(id) > maxMooncakeID || strings.Contains(id, "\n") {
+			break
+		}
+		ids = append(ids, id)
+	}
+	return strings.Join(ids, "\n")
+}
+
+const maxMooncakeID = 256
 
 // vllmHanded takes kv_transfer_params from the answer. An engine without a connector has none, and
-// neither has an answer that ended with its first token.
+// neither has an answer that ended with its first token. With Mooncake, no answer has any.
 func vllmHanded(answer []byte, l *Leg) Handover {
 	if !gjson.ValidBytes(answer) {
 		return NotHanded
@@ -69,6 +133,10 @@ func vllmHanded(answer []byte, l *Leg) Handover {
 		return l.over(answer)
 	case gjson.GetBytes(answer, "status").Str == "completed":
 		return Over // a response, which this engine does not store
+	case l.Remote != "" && (gjson.GetBytes(answer, pathFinish).Str == "length" || stop == "max_tokens" ||
+		gjson.GetBytes(answer, "status").Str == "incomplete"):
+		l.Handed = l.mooncake(false)
+		return HandedOver
 	default:
 		return NotHanded
 	}

@@ -48,7 +48,7 @@ func (w *Worker) describe(set WorkerSettings, info engine.Info) (changed bool) {
 	e := engine.Engine{Type: info.Type, Info: info, Settings: engine.Settings{
 		Priority: engine.Switch(set.Priority), ThinkingBudget: engine.Switch(set.ThinkingBudget),
 		CacheSalt: engine.Switch(set.CacheSalt), Sessions: engine.Switch(set.Sessions), DynamoInstance: set.DynamoInstanceID,
-		Role: engine.Role(set.Role),
+		Role: engine.Role(set.Role), MooncakePort: set.MooncakePort,
 	}}
 	if set.Engine != EngineAuto {
 		e.Type = set.Engine

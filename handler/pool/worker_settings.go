@@ -104,6 +104,11 @@ type WorkerSettings struct { // one field for each option
 	// else `both`.
 	Role string `json:"role,omitempty"`
 
+	// The port of the bootstrap server of a vLLM for prefills that hands prompts over with the
+	// Mooncake connector: its `VLLM_MOONCAKE_BOOTSTRAP_PORT`. vLLM does not report it. It has no
+	// effect for workers of other roles. Default: none, for the NIXL connectors.
+	MooncakePort int `json:"mooncake_port,omitempty"`
+
 	// Words by which clients with the grant `overrides` require or prefer workers
 	// (`nvext.routing_constraints`), at most 64 of up to 256 bytes each. Default: none.
 	Taints []string `json:"taints,omitempty"`
@@ -129,6 +134,8 @@ func (w *WorkerSettings) check() error {
 		return fmt.Errorf("engine: %w, got %q", errEngine, w.Engine)
 	case w.Role != "" && !slices.Contains(engine.Roles, engine.Role(w.Role)):
 		return fmt.Errorf("role: must be both, prefill or decode, got %q", w.Role)
+	case w.MooncakePort < 0 || w.MooncakePort > 65535:
+		return fmt.Errorf("mooncake_port: must be between 1 and 65535, got %d", w.MooncakePort)
 	case len(w.Taints) > nvext.MaxList:
 		return fmt.Errorf("taints: must be at most %d, got %d", nvext.MaxList, len(w.Taints))
 	case w.ID > maxWorkerID:
