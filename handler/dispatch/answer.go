@@ -173,6 +173,9 @@ func (o *delivery) Begun() { o.attempt.watch.stopFirst() }
 
 func (o *delivery) FirstToken(t time.Time) {
 	o.attempt.legs.got()
+	if o.attempt.legs.wedges() && o.d.goesOn() && o.moved < o.d.Resume.Tries {
+		o.attempt.mayMove()
+	}
 	o.d.parting.settled(o.d.Pool, true)
 	o.begin()
 	o.attempt.FirstToken(t)

@@ -202,15 +202,19 @@ func (l *legs) limit(timeout time.Duration) time.Duration {
 	if l == nil {
 		return timeout
 	}
-	own, e := l.patience(), l.prefill.Worker.Engine()
+	own := l.patience()
 	switch {
-	case e.Wedges():
-		return max(own, e.Fetches())
+	case l.wedges():
+		return max(own, l.prefill.Worker.Engine().Fetches())
 	case timeout > 0:
 		return min(timeout, own)
 	}
 	return own
 }
+
+// wedges returns whether to end the decode leg before its first token may harm its engine. Nothing
+// moves it until then.
+func (l *legs) wedges() bool { return l != nil && l.prefill.Worker.Engine().Wedges() }
 
 // patience returns how much time the decode leg has in any case. Both legs of engines that get
 // them at once have the same time.

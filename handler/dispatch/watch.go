@@ -68,7 +68,7 @@ func (a *attempt) watched(req *http.Request) *http.Request {
 	if t := d.Timeouts; a.Kind == pool.KindStream {
 		limit, pause = a.legs.limit(time.Duration(t.FirstToken)), time.Duration(t.StreamIdle)
 	}
-	movable, goesOn := a.movable(), d.goesOn()
+	movable, goesOn := a.movable() && !a.legs.wedges(), d.goesOn()
 	if a.legs == nil && limit == 0 && pause == 0 && !movable && !goesOn {
 		return req
 	}
@@ -117,7 +117,7 @@ func (a *attempt) arrived(resp *http.Response, err error) error {
 	}
 	streams := err == nil && a.streams(resp)
 	moved := a.Arrived()
-	if !moved && streams && a.d.goesOn() && a.d.answer.movesLeft() {
+	if !moved && streams && a.d.goesOn() && a.d.answer.movesLeft() && !a.legs.wedges() {
 		a.mayMove()
 	}
 	if !moved && (streams || !w.stopFirst()) {
