@@ -102,7 +102,7 @@ func (a *attempt) startLegs(req *http.Request) error {
 	l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(req.Context()))
 	stop := context.AfterFunc(req.Context(), func() { l.cancel(errClientLeft) })
 	call := l.request(req)
-	if l.prefill.Worker.Engine().Together() {
+	if l.of().Together {
 		go func() {
 			defer stop()
 			if err := l.run(call); err != nil {
@@ -127,8 +127,7 @@ func (a *attempt) startLegs(req *http.Request) error {
 	}
 	apart := d.parting.apart
 	apart.Time, apart.Cost, apart.Booked = 0, 0, 0 // the prompt is there
-	keeps := l.prefill.Worker.Engine().Keeps()
-	d.parting.handed = &handed{prefill: l.prefill, apart: apart, leg: l.leg, until: time.Now().Add(keeps)}
+	d.parting.handed = &handed{prefill: l.prefill, apart: apart, leg: l.leg, until: time.Now().Add(l.of().Keeps)}
 	return nil
 }
 
@@ -144,6 +143,9 @@ func (l *legs) fail(err error) {
 		l.end(err)
 	}
 }
+
+// of returns how the engines share the request.
+func (l *legs) of() *engine.Legs { return l.prefill.Worker.Engine().Legs() }
 
 // prefilled returns when the prefill leg had its answer, the zero time if it has none yet.
 func (l *legs) prefilled() (t time.Time) {
@@ -182,7 +184,7 @@ func (l *legs) watch(end context.CancelCauseFunc) {
 	if l.end = end; l.failed != nil {
 		end(l.failed)
 	}
-	if l.decode.Kind != pool.KindStream && !l.prefill.Worker.Engine().Together() {
+	if l.decode.Kind != pool.KindStream && !l.of().Together {
 		l.unsure = time.AfterFunc(l.limit(0), func() { l.check(false) })
 	}
 	l.forget = context.AfterFunc(l.client, func() {
@@ -192,7 +194,7 @@ func (l *legs) watch(end context.CancelCauseFunc) {
 			end(errClientLeft)
 			return
 		}
-		l.gone = time.AfterFunc(l.prefill.Worker.Engine().Fetches(), func() { end(errClientLeft) })
+		l.gone = time.AfterFunc(l.of().Fetches, func() { end(errClientLeft) })
 	})
 }
 
@@ -205,7 +207,7 @@ func (l *legs) limit(timeout time.Duration) time.Duration {
 	own := l.patience()
 	switch {
 	case l.wedges():
-		return max(own, l.prefill.Worker.Engine().Fetches())
+		return max(own, l.of().Fetches)
 	case timeout > 0:
 		return min(timeout, own)
 	}
@@ -214,12 +216,12 @@ func (l *legs) limit(timeout time.Duration) time.Duration {
 
 // wedges returns whether to end the decode leg before its first token may harm its engine. Nothing
 // moves it until then.
-func (l *legs) wedges() bool { return l != nil && l.prefill.Worker.Engine().Wedges() }
+func (l *legs) wedges() bool { return l != nil && l.of().Wedges }
 
 // patience returns how much time the decode leg has in any case. Both legs of engines that get
 // them at once have the same time.
 func (l *legs) patience() time.Duration {
-	if l.prefill.Worker.Engine().Together() {
+	if l.of().Together {
 		return max(l.decode.patience(), l.prefill.patience())
 	}
 	left := l.decode.Terms.PartedTime - l.decode.d.parting.apart.Time // after the prefill
@@ -231,7 +233,7 @@ func (l *legs) patience() time.Duration {
 // there the last time. Then check ends the leg, if the request may be tried again.
 func (l *legs) check(missed bool) {
 	d, prefill := l.decode.d, l.prefill.Worker
-	if time.Since(l.prefilled()) >= prefill.Engine().Fetches() {
+	if time.Since(l.prefilled()) >= prefill.Engine().Legs().Fetches {
 		l.got()
 		return
 	}
@@ -303,7 +305,7 @@ func (l *legs) leave() {
 		l.unsure.Stop()
 	}
 	d := l.decode.d
-	waits := l.handedOver.Load() != 0 && !l.prefill.Worker.Engine().Together() // the prompt, for a decode worker
+	waits := l.handedOver.Load() != 0 && !l.of().Together // the prompt, for a decode worker
 	if waits && d.parting.handed == nil && (l.lost || !l.fetched) {
 		d.Pool.CountUnfetched(l.prefill.Worker)
 	}

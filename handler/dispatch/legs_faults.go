@@ -49,7 +49,7 @@ func (d *Dispatch) legsMayRetry() bool {
 // that has handed the prompt over found nothing wrong with the request.
 func (l *legs) refused(status int) bool {
 	least := http.StatusBadRequest
-	if l.prefill.Worker.Engine().Together() {
+	if l.of().Together {
 		least = http.StatusInternalServerError
 	}
 	return status >= least && !retryable(status)

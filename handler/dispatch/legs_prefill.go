@@ -130,7 +130,7 @@ func (l *legs) run(req *http.Request) (err error) {
 		}
 		p.end(outcome, !clients)
 		failed := prefillFailed(fmt.Errorf("worker %s: %w", p.Worker.Dial, err), clients || errors.Is(err, errNotHanded))
-		if clients && p.Worker.Engine().Together() {
+		if clients && l.of().Together {
 			// The decode worker's answer says what is wrong, unless it has taken the request.
 			time.AfterFunc(legPatience, func() { l.fail(failed) })
 			return nil
@@ -157,7 +157,7 @@ func (l *legs) call(req *http.Request) (status int, counts response.Counts, over
 	if most := time.Duration(d.Timeouts.FirstToken); most > 0 && d.plan.Request.Stream {
 		limit = min(limit, most)
 	}
-	if p.Worker.Engine().Together() { // its answer comes after the transfer
+	if l.of().Together { // its answer comes after the transfer
 		limit += time.Duration(l.decode.Terms.PartedTime * float64(time.Millisecond))
 	}
 	ctx, cancel := context.WithTimeoutCause(l.ctx, limit, errLegSilent)

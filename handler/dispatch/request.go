@@ -63,7 +63,7 @@ func (e *EngineRequest) Build(req *http.Request) *http.Request {
 	// Engines close idle connections when they please. net/http repeats such a request if
 	// it has GetBody and is idempotent. A header without values marks it so, and is not sent.
 	// Two engines that get a leg at once must not get it twice.
-	once := e.Leg != nil && e.Worker.Engine().Together()
+	once := e.Leg != nil && e.Worker.Engine().Legs().Together
 	if _, set := out.Header["Idempotency-Key"]; !set && e.Plan.API != nil && !once {
 		out.Header["Idempotency-Key"] = []string{}
 	}

@@ -72,7 +72,7 @@ type kind struct { // one field for each difference
 	// hitsLate: the engine reuses no block of a prefill that is still under way.
 	hitsLate bool
 	// legs is how two engines share a request. nil: they cannot.
-	legs *legs
+	legs *Legs
 	// readsNVExt: the engine is a router, which gets nvext and acts on it itself.
 	readsNVExt bool
 }

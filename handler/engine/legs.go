@@ -39,14 +39,25 @@ func (e *Engine) ServesWhole() bool {
 	return l == nil || l.whole || e.Role() == RoleBoth
 }
 
-// legs are how two engines of a type share a request: one computes the prompt, the other the
-// answer.
-type legs struct {
+// Legs are how two engines of a type share a request: one computes the prompt, the other the
+// answer. The zero value: they do not.
+type Legs struct {
+	// Together: both legs are sent at once, and the decode engine waits for the prompt.
+	// Otherwise the answer to the prefill leg says where the prompt is.
+	Together bool
+	// Keeps is for how long the prefill engine certainly keeps the prompt for the decode
+	// engine.
+	Keeps time.Duration
+	// Fetches is how long the decode leg of a client that left may go on. The decode engine has
+	// then fetched the prompt, or given up.
+	Fetches time.Duration
+	// Wedges: to cancel a decode leg before its first token may leave an engine without function.
+	Wedges bool
+	// TextOnly: a request with images or other media is not parted.
+	TextOnly bool
+
 	// apis are those in which the engines can.
 	apis []string
-	// together: both legs are sent at once, and the decode engine waits for the prompt.
-	// Otherwise the answer to the prefill leg says where the prompt is.
-	together bool
 	// whole: an engine for one leg can also serve a whole request.
 	whole bool
 	// prefill and decode change the body of a leg.
@@ -54,19 +65,19 @@ type legs struct {
 	// handed reads what the answer to the prefill leg says for the decode leg. nil: nothing
 	// is said.
 	handed func(answer []byte, l *Leg) Handover
-	// keeps is for how long the prefill engine certainly keeps the prompt for the decode
-	// engine.
-	keeps time.Duration
-	// fetches is how long the decode leg of a client that left may go on. The decode engine has
-	// then fetched the prompt, or given up.
-	fetches time.Duration
-	// wedges: to cancel a decode leg before its first token may leave an engine without function.
-	wedges bool
-	// textOnly: a request with images or other media is not parted.
-	textOnly bool
 	// abort is the path to which a leg's id is posted to end it. Empty: the end of the
 	// connection does it.
 	abort string
+}
+
+var noLegs Legs
+
+// Legs returns how engines of the type share a request. The caller must not change it.
+func (e *Engine) Legs() *Legs {
+	if l := kindOf(e.Type).legs; l != nil {
+		return l
+	}
+	return &noLegs
 }
 
 // Leg is one of the two parts of a request, and what the engine must know of the other one.
@@ -116,8 +127,7 @@ func (e *Engine) Pairs(decode *Engine, name string) bool {
 // Parts returns whether the engine can compute the prompt of a request in an API for another engine
 // of its type.
 func (e *Engine) Parts(name string) bool {
-	l := kindOf(e.Type).legs
-	return l != nil && slices.Contains(l.apis, name) && (e.Settings.MooncakePort == 0 || e.Info.MooncakeIDs != "")
+	return slices.Contains(e.Legs().apis, name) && (e.Settings.MooncakePort == 0 || e.Info.MooncakeIDs != "")
 }
 
 // Meet says in a leg where a decode engine meets this prefill engine.
@@ -127,12 +137,6 @@ func (e *Engine) Meet(l *Leg) {
 		ids := strings.Split(e.Info.MooncakeIDs, "\n")
 		l.Remote = ids[min(int(l.Rank), len(ids)-1)]
 	}
-}
-
-// Together returns whether both legs are sent at once.
-func (e *Engine) Together() bool {
-	l := kindOf(e.Type).legs
-	return l != nil && l.together
 }
 
 // Handed reads the answer to the prefill leg.
@@ -147,39 +151,11 @@ func (e *Engine) Handed(answer []byte, leg *Leg) Handover {
 	}
 }
 
-// Keeps returns for how long the prefill engine certainly keeps a prompt for a decode engine.
-func (e *Engine) Keeps() time.Duration {
-	if l := kindOf(e.Type).legs; l != nil {
-		return l.keeps
-	}
-	return 0
-}
-
-// Fetches returns for how long the decode leg of a client that left may go on.
-func (e *Engine) Fetches() time.Duration {
-	if l := kindOf(e.Type).legs; l != nil {
-		return l.fetches
-	}
-	return 0
-}
-
-// Wedges returns whether to cancel a decode leg before its first token may harm an engine.
-func (e *Engine) Wedges() bool {
-	l := kindOf(e.Type).legs
-	return l != nil && l.wedges
-}
-
-// TextOnly returns whether requests with media are not parted.
-func (e *Engine) TextOnly() bool {
-	l := kindOf(e.Type).legs
-	return l != nil && l.textOnly
-}
-
 // Abort returns the path and the body of the request that ends a leg; empty if the end of the
 // connection does it.
 func (e *Engine) Abort(id string) (path string, body []byte) {
-	l := kindOf(e.Type).legs
-	if l == nil || l.abort == "" {
+	l := e.Legs()
+	if l.abort == "" {
 		return "", nil
 	}
 	return l.abort, append(append([]byte(`{"rid":`), quoted(id)...), '}')

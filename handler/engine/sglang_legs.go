@@ -14,9 +14,9 @@ import (
 // one leg refuses a request without a room. A room that is used twice ends both schedulers. Both
 // legs may be aborted by their id at any time. If the transfer fails, the decode engine answers
 // with 500.
-var sglangLegs = legs{
+var sglangLegs = Legs{
 	apis:     []string{api.NameChat, api.NameCompletions, api.NameGenerate, api.NameResponses},
-	together: true, keeps: 10 * time.Second, fetches: 30 * time.Second, abort: "/abort_request",
+	Together: true, Keeps: 10 * time.Second, Fetches: 30 * time.Second, abort: "/abort_request",
 	prefill: (*adapter).sglangPrefill, decode: (*adapter).sglangDecode,
 }
 

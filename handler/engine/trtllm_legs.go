@@ -14,9 +14,9 @@ import (
 // The answer to the context_only leg says where the prompt is, and the decode engine fetches it.
 // To cancel that leg is safe. To cancel a transfer can wedge both engines, which end it themselves
 // after kv_transfer_timeout_ms, 60 s by default.
-var trtllmLegs = legs{
+var trtllmLegs = Legs{
 	apis:  []string{api.NameChat, api.NameCompletions},
-	whole: true, keeps: 25 * time.Second, fetches: 70 * time.Second, wedges: true, textOnly: true,
+	whole: true, Keeps: 25 * time.Second, Fetches: 70 * time.Second, Wedges: true, TextOnly: true,
 	prefill: (*adapter).trtllmPrefill, decode: (*adapter).trtllmDecode, handed: trtllmHanded,
 }
 

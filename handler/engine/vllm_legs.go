@@ -19,9 +19,9 @@ import (
 //
 // NixlPushConnector and Mooncake would take both legs at once. But then the decode engine holds memory
 // while the prompt is computed. And if the first token ends the answer, it waits for blocks that never come.
-var vllmLegs = legs{
+var vllmLegs = Legs{
 	apis:  []string{api.NameChat, api.NameCompletions, api.NameMessages, api.NameResponses, api.NameTokens},
-	whole: true, keeps: 25 * time.Second, fetches: 30 * time.Second,
+	whole: true, Keeps: 25 * time.Second, Fetches: 30 * time.Second,
 	prefill: (*adapter).vllmPrefill, decode: (*adapter).vllmDecode, handed: vllmHanded,
 }
 
