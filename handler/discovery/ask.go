@@ -61,11 +61,7 @@ func (p *Prober) detect(ctx context.Context, w *pool.Worker) bool {
 
 // askMooncake asks the bootstrap server of a worker's engine for the names of its ranks.
 func (p *Prober) askMooncake(ctx context.Context, w *pool.Worker, port int) string {
-	host, _, err := net.SplitHostPort(w.Dial)
-	if err != nil {
-		return ""
-	}
-	at := net.JoinHostPort(host, strconv.Itoa(port))
+	at := net.JoinHostPort(w.Host(), strconv.Itoa(port))
 	status, body, err := p.client.Fetch(ctx, at, http.MethodGet, engine.PathMooncake, nil, nil, engine.MaxBody)
 	if err != nil || status != http.StatusOK {
 		return ""

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"time"
 
@@ -81,13 +80,10 @@ func (l *legs) describe() {
 	ranks := p.Worker.Ranks()
 	room := binary.LittleEndian.Uint64(random[:])>>3 | 1<<61 // TensorRT-LLM's begin at 2^42
 	l.leg = engine.Leg{
-		ID: "kvr-" + hex.EncodeToString(random[:]), Rank: p.Target.Rank, Ranks: ranks,
+		ID: "kvr-" + hex.EncodeToString(random[:]), Host: p.Worker.Host(), Rank: p.Target.Rank, Ranks: ranks,
 		Room: room - room%uint64(ranks) + uint64(p.Target.Rank), // SGLang finds the rank by it
 	}
 	p.Worker.Engine().Meet(&l.leg)
-	if host, _, err := net.SplitHostPort(p.Worker.Dial); err == nil {
-		l.leg.Host = host
-	}
 }
 
 // request returns the request of the prefill leg.
