@@ -431,9 +431,17 @@ func TestDecodeWorkerRefuses(t *testing.T) {
 func TestSlowTransfer(t *testing.T) {
 	takesSeconds(t)
 	slow := &engine.Transfer{Fixed: 1_200_000, Lost: 100 * time.Hour, Lease: 100 * time.Hour} // 12 s: the engines are fast
-	p := startApartOf(t, engine.Config{Flavour: engine.TRTLLM, Transfer: slow}, 1, 1, "legs always", "timeouts {\nfirst_token 2s\n}")
+	p := startApartOf(t, engine.Config{Flavour: engine.TRTLLM, Transfer: slow}, 1, 2, "legs always", "timeouts {\nfirst_token 2s\n}")
+	drain := func(decode int, how string) {
+		p.api(t, http.MethodPost, defaultPool+"/workers/"+p.decode[decode].Addr()+how, nil, nil)
+	}
 	before := p.scrape(t).value(retriesTotal)
 	var all sync.WaitGroup
+	drain(1, "/drain")
+	time.AfterFunc(2*time.Second, func() {
+		drain(1, "/undrain")
+		drain(0, "/drain?move") // which waits for the first token
+	})
 	for _, stream := range []bool{false, true} {
 		all.Go(func() {
 			c := long(1)
@@ -448,6 +456,44 @@ func TestSlowTransfer(t *testing.T) {
 		t.Errorf("%v retries", n)
 	}
 	p.settled(t)
+}
+
+// TestMooncake has a vLLM hand prompts over by the names in its bootstrap server, over a restart.
+func TestMooncake(t *testing.T) {
+	of := func(role engine.Role) *engine.Engine {
+		return startSimulated(t, engine.Config{Flavour: engine.VLLM, Transfer: &engine.Transfer{Role: role}})
+	}
+	prefill, decode := of(engine.PrefillLegs), of(engine.DecodeLegs)
+	_, port, _ := strings.Cut(prefill.SideAddr(), ":")
+	s := startCaddy(t, fmt.Sprintf(`kv_router %s %s {
+		legs always
+		response_headers X-KV-
+		worker * {
+			role decode
+			mooncake_port 1
+		}
+		worker %[1]s {
+			role prefill
+			mooncake_port %[3]s
+		}
+	}`, prefill.Addr(), decode.Addr(), port))
+	parts := func() bool {
+		a := s.chat(t.Context(), long(1))
+		if !a.ok() {
+			t.Errorf("status %d: %.300q", a.status, a.body)
+		}
+		return a.wasParted()
+	}
+	eventually(t, 10*time.Second, "prompts to be handed over", parts)
+	prefill.Kill()
+	if parts() {
+		t.Error("a dead engine hands prompts over")
+	}
+	if err := prefill.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 30*time.Second, "prompts to be handed over again", parts)
+	s.booksAtZero(t)
 }
 
 // TestPairsAreAvoided has all transfers of a pair fail: later requests go whole at once.

@@ -50,6 +50,14 @@ func (p *Pool) Avoids(prefill, decode *Worker, t time.Time) bool {
 	return t.Before(f.until[[2]uint64{prefill.ID, decode.ID}])
 }
 
+// forget ends what was found of a worker's engine, which has restarted.
+func (f *pairs) forget(id uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	maps.DeleteFunc(f.until, func(pair [2]uint64, _ time.Time) bool { return pair[0] == id || pair[1] == id })
+	f.count.Store(int32(len(f.until)))
+}
+
 // Forecast predicts how long the prefill leg of a request would take on the best worker for it,
 // without a booking. The worker is nil if there is none. full: all workers for it are full.
 func (p *Pool) Forecast(want *Wants, o Offers, t time.Time, r *kvscore.Request, by kvscore.Policy, rule kvscore.Legs) (a kvscore.Apart, w *Worker, full bool) {

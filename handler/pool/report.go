@@ -126,6 +126,9 @@ func (p *Pool) clear(w *Worker, why string) {
 	}
 	p.kept.journal.LostCache(w.ID)
 	w.watch.CacheCleared(why != clearedMismatch)
+	if why != clearedMismatch {
+		p.pairs.forget(w.ID)
+	}
 	if cached == 0 {
 		return // there was nothing to lose
 	}

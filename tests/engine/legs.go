@@ -24,7 +24,7 @@ type ofLegs struct {
 	BootstrapRoom *uint64        `json:"bootstrap_room"`
 }
 
-// kvTransfer is vLLM's, for NIXL.
+// kvTransfer is vLLM's, for NIXL and for Mooncake, which has the transfer's id and the bootstrap server.
 type kvTransfer struct {
 	RemotePrefill bool    `json:"do_remote_prefill"`
 	RemoteDecode  bool    `json:"do_remote_decode"`
@@ -40,6 +40,8 @@ type kvTransfer struct {
 	Expires       float64 `json:"remote_blocks_expiry_time"`
 	Mode          string  `json:"transfer_mode"`
 	Cached        int     `json:"remote_prefill_cached_tokens"`
+	Transfer      string  `json:"transfer_id,omitempty"`
+	Bootstrap     string  `json:"remote_bootstrap_addr,omitempty"`
 }
 
 // disaggregated is TensorRT-LLM's. The opaque state says where the KV is.
@@ -80,6 +82,8 @@ func (e *Engine) legOf(s shape, r *request) (l leg, aerr *apiError) {
 			l.from = net.JoinHostPort(r.BootstrapHost, strconv.Itoa(r.BootstrapPort))
 			l.asks = url.Values{"room": {strconv.FormatUint(l.room, 10)}}
 		}
+	case e.cfg.Flavour == VLLM && kv != nil && kv.RemotePrefill && kv.Bootstrap != "":
+		l.from, l.asks = strings.TrimPrefix(kv.Bootstrap, "http://"), url.Values{"request": {kv.EngineID + kv.Transfer}}
 	case e.cfg.Flavour == VLLM && kv != nil && kv.RemotePrefill:
 		l.from, l.asks = net.JoinHostPort(kv.Host, strconv.Itoa(kv.Port)), url.Values{"request": {kv.RequestID}}
 	case e.cfg.Flavour == VLLM && kv != nil:
@@ -265,6 +269,10 @@ func (x *exchange) endLeg(a *answer, k *rank, j *job) bool {
 		drop()
 		return true
 	}
+	if kv := a.asked.request.KVTransfer; kv != nil && kv.Transfer != "" {
+		x.life.side.keep(x.life.side.name()+kv.Transfer, it)
+		return true
+	}
 	host, port := hostPort(e.sideAddr)
 	id := fmt.Sprintf("%s-%d-%d", a.id, x.life.number, x.record.Seq)
 	x.life.side.keep(id, it)
@@ -277,7 +285,7 @@ func (x *exchange) endLeg(a *answer, k *rank, j *job) bool {
 		blocks[i] = i + 1
 	}
 	a.transfer = &kvTransfer{
-		RemotePrefill: true, BlockIDs: [][]int{blocks}, EngineID: fmt.Sprintf("%s-%d", e.cfg.Name, x.life.number), RequestID: id,
+		RemotePrefill: true, BlockIDs: [][]int{blocks}, EngineID: x.life.side.name(), RequestID: id,
 		Host: host, Port: port, TP: 1, DCP: 1, PP: 1, Tokens: len(a.prompt.Tokens), Mode: "pull", Cached: p.cached,
 		Expires: float64(time.Now().UnixMilli())/1e3 + e.cfg.Transfer.Lease.Seconds()/e.cfg.Speed,
 	}

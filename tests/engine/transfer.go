@@ -152,9 +152,16 @@ func (s *side) close() {
 	s.kept = nil
 }
 
+// name is that of the engine's only rank. It changes with each start.
+func (s *side) name() string { return fmt.Sprintf("%s-%p", s.engine.cfg.Name, s) }
+
 // ServeHTTP answers a decode engine: GET what there is of a request or in a room, POST that it has
-// been fetched.
+// been fetched. At /query it is a bootstrap server of Mooncake.
 func (s *side) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path == "/query" {
+		_ = json.NewEncoder(w).Encode(object{"0": object{"engine_id": s.name(), "worker_addr": object{}}})
+		return
+	}
 	var o *offer
 	if id := r.FormValue("request"); id != "" {
 		o = s.ofRequest(id, r.Method == http.MethodPost)
