@@ -161,6 +161,9 @@ type Request struct {
 	// NamesLegs is whether a member names the prefill or the decode of the request on another
 	// server.
 	NamesLegs bool
+	// ServerTools is whether a response may call tools of the engine, and so take several turns
+	// there.
+	ServerTools bool
 	// Vertex is whether the body of an unknown API has Vertex AI's form, whose
 	// `instances` and `parameters` are not read.
 	Vertex bool

@@ -22,6 +22,9 @@ func (responses) field(p *parse, key []byte, v rawjson.Span) {
 		p.system = v
 	case "tools":
 		p.tools = v
+		for tool := range v.Objects(b) {
+			r.ServerTools = r.ServerTools || tool.Get(b, "type").Text(b) != "function"
+		}
 	case "input_ids", "prompt_token_ids":
 		p.ids = v
 	case "store":

@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -33,6 +34,7 @@ func (p *Prober) detect(ctx context.Context, w *pool.Worker) bool {
 	if set.Engine == engine.Other || !x.probing.claim(time.Now()) {
 		return false
 	}
+	all := ctx
 	ctx, cancel := context.WithTimeout(ctx, detectTimeout)
 	defer cancel()
 	get := func(path string) (int, []byte) {
@@ -52,21 +54,26 @@ func (p *Prober) detect(ctx context.Context, w *pool.Worker) bool {
 	} else {
 		info = engine.AskAs(kind, get)
 	}
-	if set.MooncakePort > 0 && w.Engine().Role() == engine.RolePrefill {
-		info.MooncakeIDs = p.askMooncake(ctx, w, set.MooncakePort)
+	if set.MooncakePort > 0 && w.Engine().Role() == engine.RolePrefill && info.Type != "" {
+		p.askMooncake(all, w, &set, &info)
 	}
 	x.learn(info)
 	return true
 }
 
-// askMooncake asks the bootstrap server of a worker's engine for the names of its ranks.
-func (p *Prober) askMooncake(ctx context.Context, w *pool.Worker, port int) string {
-	at := net.JoinHostPort(w.Host(), strconv.Itoa(port))
-	status, body, err := p.client.Fetch(ctx, at, http.MethodGet, engine.PathMooncake, nil, nil, engine.MaxBody)
-	if err != nil || status != http.StatusOK {
-		return ""
+// askMooncake asks the bootstrap server of a worker's engine for the names of its ranks. They stay while
+// there is no answer, for the engine may be busy.
+func (p *Prober) askMooncake(ctx context.Context, w *pool.Worker, set *pool.WorkerSettings, info *engine.Info) {
+	ctx, cancel := context.WithTimeout(ctx, detectTimeout)
+	defer cancel()
+	at, noKey := net.JoinHostPort(w.Host(), strconv.Itoa(set.MooncakePort)), []string{}
+	status, body, err := p.client.Fetch(ctx, at, http.MethodGet, engine.PathMooncake, nil, noKey, engine.MaxBody)
+	if before := w.Engine().Info; err == nil && status == http.StatusOK {
+		info.MooncakeIDs = engine.MooncakeIDs(body, max(1, cmp.Or(set.DPSize, info.DPSize)))
+		info.Life = cmp.Or(info.Life, info.MooncakeIDs) // which a start changes, too
+	} else if info.Life == "" || info.Life == before.Life {
+		info.MooncakeIDs = before.MooncakeIDs
 	}
-	return engine.MooncakeIDs(body)
 }
 
 // askModels asks a worker which models it serves. It returns false if there is no

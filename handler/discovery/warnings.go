@@ -18,7 +18,7 @@ const (
 	warnNoLoad       = "engine_load is on, and the engine reports no load"
 	warnContradicts  = "the engine contradicts its configuration"
 	warnNoLimit      = "max_running is auto, and the engine reports no limit"
-	warnMooncake     = "mooncake_port is set, and no bootstrap server of Mooncake answers there"
+	warnMooncake     = "mooncake_port is set, and no bootstrap server of Mooncake names the engine's ranks there"
 )
 
 // advices are what the operator can do, by warning and engine type.
@@ -73,8 +73,9 @@ func (x *Watch) Warnings(t time.Time) []pool.Warning {
 		warn(warnNoLoad, "the router does not see what other clients send to the engine",
 			"set engine_load off: engines of this type report no load")
 	}
-	if e := x.worker.Engine(); x.worker.IsPrefill() && e.Settings.MooncakePort > 0 && info.MooncakeIDs == "" {
-		warn(warnMooncake, "the worker computes no prompts for other workers", "set it to the engine's VLLM_MOONCAKE_BOOTSTRAP_PORT")
+	if e := x.worker.Engine(); x.worker.IsPrefill() && info.Type != "" && !e.HandsOver() {
+		warn(warnMooncake, "the worker computes no prompts for other workers",
+			"set it to the engine's VLLM_MOONCAKE_BOOTSTRAP_PORT, and dp_size to the ranks that the server names")
 	}
 	auto := x.pool.Settings.Load().Worker(x.worker.Dial).MaxRunning == pool.LimitAuto
 	if auto && (info.Type != "" || kind == engine.Other) && info.MaxRunning == 0 {

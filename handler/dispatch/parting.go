@@ -76,6 +76,8 @@ func (rt *route) whyWhole() string {
 		return "it has several answers"
 	case req.Echoes || req.SkipsCache:
 		return "it asks for something of the prompt's tokens, which only the engine that computes them knows"
+	case req.ServerTools:
+		return "the engine itself may call tools, and hands over the first turn only"
 	case req.Media > 0 && rt.some(func(e *engine.Engine) bool { return e.Legs().TextOnly }):
 		return "it has media, which the engines cannot hand over"
 	case req.MaxTokens == 1 && rt.some((*engine.Engine).ServesWhole):

@@ -125,17 +125,19 @@ func (e *Engine) Pairs(decode *Engine, name string) bool {
 }
 
 // Parts returns whether the engine can compute the prompt of a request in an API for another engine
-// of its type.
+// of its type. With Mooncake, the router must know which rank computes it.
 func (e *Engine) Parts(name string) bool {
-	return slices.Contains(e.Legs().apis, name) && (e.Settings.MooncakePort == 0 || e.Info.MooncakeIDs != "")
+	return slices.Contains(e.Legs().apis, name) && (!strings.Contains(e.Info.MooncakeIDs, "\n") || e.TakesRankIn(name))
 }
+
+// HandsOver returns whether the engine can hand prompts over now, as far as the router knows.
+func (e *Engine) HandsOver() bool { return e.Settings.MooncakePort == 0 || e.Info.MooncakeIDs != "" }
 
 // Meet says in a leg where a decode engine meets this prefill engine.
 func (e *Engine) Meet(l *Leg) {
 	l.Port = cmp.Or(e.Settings.MooncakePort, e.Info.TransferPort, DefaultTransferPort)
-	if e.Settings.MooncakePort > 0 {
-		ids := strings.Split(e.Info.MooncakeIDs, "\n")
-		l.Remote = ids[min(int(l.Rank), len(ids)-1)]
+	if ids := strings.Split(e.Info.MooncakeIDs, "\n"); e.Settings.MooncakePort > 0 && int(l.Rank) < len(ids) {
+		l.Remote = ids[l.Rank]
 	}
 }
 

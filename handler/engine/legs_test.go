@@ -148,16 +148,21 @@ func TestHanded(t *testing.T) {
 func TestMooncake(t *testing.T) {
 	for body, want := range map[string]string{
 		`{"0":{"engine_id":"a","worker_addr":{"0":{"0":"tcp://h:1"}}},"1":{"engine_id":"b"}}`: "a\nb",
-		`{"0":{"engine_id":"a"},"2":{"engine_id":"c"}}`:                                       "a",
-		`{"0":{"engine_id":"a\nb"}}`:                                                          "",
-		`{"0":{"engine_id":7}}`:                                                               "",
-		`["a"]`:                                                                               "",
+
+		`{"0":{"engine_id":"a"},"2":{"engine_id":"c"}}`:   "",
+		`{"0":{"engine_id":"a"}}`:                         "",
+		`{"0":{"engine_id":"a\n"},"1":{"engine_id":"b"}}`: "",
+		`{"0":{"engine_id":7},"1":{"engine_id":"b"}}`:     "",
+		`["a"]`: "",
 	} {
-		if got := MooncakeIDs([]byte(body)); got != want {
+		if got := MooncakeIDs([]byte(body), 2); got != want {
 			t.Errorf("%s: %q, want %q", body, got, want)
 		}
 	}
 	e := &Engine{Type: VLLM, Settings: Settings{MooncakePort: 8990}, Info: Info{MooncakeIDs: "a\nb"}}
+	if e.Parts(api.NameResponses) || !e.Parts(api.NameChat) { // where vLLM chooses the rank
+		t.Error("the router must choose the rank that hands over")
+	}
 	for answer, means := range map[string]Handover{
 		`{"choices":[{"finish_reason":"length"}],"kv_transfer_params":null}`: HandedOver,
 		`{"choices":[{"finish_reason":"stop"}]}`:                             Over,
@@ -173,14 +178,14 @@ func TestMooncake(t *testing.T) {
 			t.Errorf("%s: %v, %s", answer, got, l.Handed)
 		}
 	}
-	if e.Info.MooncakeIDs = ""; e.Parts(api.NameChat) {
+	if e.Info.MooncakeIDs = ""; e.HandsOver() {
 		t.Error("no bootstrap server, and the engine prefills for others")
 	}
 }
 
 // TestLegsShareAnID reads the id by which a vLLM that pushes joins the legs.
 func TestLegsShareAnID(t *testing.T) {
-	for _, v := range []struct{ client, want string }{{"", "kvr-1"}, {"mine", "mine-kvr-1"}} {
+	for _, v := range []struct{ client, want string }{{"", "kvr-1"}, {"mine", "mine-kvr-1"}, {"a, b", "kvr-1"}} {
 		for _, leg := range []*Leg{{Prefill: true, ID: "kvr-1"}, {ID: "kvr-1", Handed: []byte("{}")}} {
 			got := adapted(t, VLLM, "/v1/chat/completions", `{"messages":[]}`, func(a *asked) {
 				a.Leg, a.Sent = leg, map[string][]string{"X-Request-Id": {v.client}}
@@ -258,7 +263,7 @@ func FuzzHanded(f *testing.F) {
 	f.Add([]byte(`{"prompt_token_ids":[1],"choices":[{"disaggregated_params":{"a":1},"finish_reason":"stop"}]}`))
 	f.Fuzz(func(t *testing.T, answer []byte) {
 		for _, kind := range []string{VLLM, TRTLLM} {
-			l := &Leg{Host: "h\"", Remote: MooncakeIDs(answer)}
+			l := &Leg{Host: "h\"", Remote: MooncakeIDs(answer, 1)}
 			means := (&Engine{Type: kind}).Handed(answer, l)
 			for _, out := range [][]byte{l.Handed, l.Answer, l.Prompt} {
 				if out != nil && !json.Valid(out) || means == NotHanded && l.Answer != nil {

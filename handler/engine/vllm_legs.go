@@ -15,7 +15,8 @@ import (
 // answer to the prefill leg says where the prompt's blocks are. With Mooncake, the prefill engine's
 // bootstrap server does. The decode engine then fetches them, or has them sent. NIXL keeps them for
 // 30 s, and longer while the decode engine says that it still needs them. Mooncake keeps them for 480 s.
-// Either leg may be canceled at any time. If the decode engine does not get the blocks, it answers with 500.
+// Either leg may be canceled at any time. If the decode engine does not get the blocks, it answers with
+// 500, except with NixlPushConnector: then it waits for ever.
 //
 // NixlPushConnector and Mooncake would take both legs at once. But then the decode engine holds memory
 // while the prompt is computed. And if the first token ends the answer, it waits for blocks that never come.
@@ -75,8 +76,10 @@ const headerRequestID = "X-Request-Id"
 // vllmPair gives both legs one id, by which NixlPushConnector joins them. No other request has it, even
 // if the client sends its own id twice.
 func (f *adapter) vllmPair() {
+	const longest = 128
 	id := f.Leg.ID
-	if own := f.Sent[headerRequestID]; len(own) > 0 && own[0] != "" {
+	if own := f.Sent[headerRequestID]; len(own) > 0 && own[0] != "" && len(own[0]) <= longest &&
+		!strings.Contains(own[0], ",") { // which NIXL's heartbeats cannot carry
 		id = own[0] + "-" + id
 	}
 	f.header(headerRequestID, id)
@@ -103,16 +106,19 @@ func (l *Leg) mooncake(prefill bool) []byte {
 // PathMooncake is where Mooncake's bootstrap server names the ranks of its engine.
 const PathMooncake = "/query"
 
-// MooncakeIDs reads that: {"0": {"engine_id": ..., ...}, ...}.
-func MooncakeIDs(answer []byte) string {
-	var ids []string
-	ranks := readObject(answer)
-	for len(ids) < maxRanks {
-		id := ranks.Get(strconv.Itoa(len(ids)) + ".engine_id").Str
-		if id == "" || len(id) > maxMooncakeID || strings.Contains(id, "\n") {
-			break
+// MooncakeIDs reads that: {"0": {"engine_id": ..., ...}, ...}. It returns none if the server does not name
+// just as many ranks as the router knows.
+func MooncakeIDs(answer []byte, ranks int) string {
+	of := readObject(answer).Map()
+	if len(of) != ranks {
+		return ""
+	}
+	ids := make([]string, ranks)
+	for i := range ids {
+		ids[i] = of[strconv.Itoa(i)].Get("engine_id").Str
+		if ids[i] == "" || len(ids[i]) > maxMooncakeID || strings.Contains(ids[i], "\n") {
+			return ""
 		}
-		ids = append(ids, id)
 	}
 	return strings.Join(ids, "\n")
 }

@@ -21,12 +21,15 @@ const (
 	forPrefill serves = 1 << iota
 	forDecode
 	onlyLegs // no whole requests
+	holdsOn  // it is for prefills, and cannot hand them over now
 )
 
 func servedBy(e *engine.Engine) (s serves) {
 	switch e.Role() {
 	case engine.RolePrefill:
-		s = forPrefill
+		if s = forPrefill; !e.HandsOver() {
+			s |= holdsOn
+		}
 	case engine.RoleDecode:
 		s = forDecode
 	case engine.RoleBoth:
@@ -51,7 +54,7 @@ func (w *Worker) judgeRole(want *Wants) Verdict {
 	switch {
 	case want.Part == Any:
 	case want.Part == Prefill:
-		if s&forPrefill == 0 {
+		if s&forPrefill == 0 || s&holdsOn != 0 {
 			return OtherRole
 		}
 	case want.Part == Answer && s&forDecode != 0:

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"math"
-	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -12,6 +11,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/zeebo/xxh3"
+
+	"github.com/caddyserver/caddy/v2"
 )
 
 // Worker is one engine process behind one dial address.
@@ -201,10 +202,10 @@ func (p *Pool) declareRanks(w *Worker, set WorkerSettings) {
 	}
 }
 
-// Host returns the host of the worker's address, or all of an address without a port.
+// Host returns the host of the worker's address, or all of the address of a Unix socket.
 func (w *Worker) Host() string {
-	if name, _, err := net.SplitHostPort(w.Dial); err == nil {
-		return name
+	if network, host, _, err := caddy.SplitNetworkAddress(w.Dial); err == nil && !caddy.IsUnixNetwork(network) {
+		return host
 	}
 	return w.Dial
 }
