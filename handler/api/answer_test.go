@@ -47,7 +47,7 @@ func TestStreamStepByStep(t *testing.T) {
 	if p, c, k := a.Usage(); p != 20 || c != 5 || k != 16 {
 		t.Errorf("usage %d %d %d", p, c, k)
 	}
-	want := blocksOf(canonical("", []message{{role: "user", text: "say hello"}, {role: "assistant", text: "Hello, how are you today?"}}))
+	want := mustParse(t, chat{}, `{"messages":[{"role":"user","content":"say hello"},{"role":"assistant","content":"Hello, how are you today?"}]}`).Blocks
 	if !a.Done() || a.Failed() || !slices.Equal(a.Prediction(), want) {
 		t.Errorf("done %v failed %v prediction %x want %x", a.Done(), a.Failed(), a.Prediction(), want)
 	}
@@ -160,7 +160,7 @@ func TestRepeatsAreRead(t *testing.T) {
 func FuzzSSE(f *testing.F) {
 	s := speller{rand.New(rand.NewPCG(7, 8))}
 	for range 5 {
-		f.Add(uint64(1), uint8(0), bytes.Join(s.stream(message{text: s.words(40), calls: []call{{name: "f", args: `{"a":1}`}}}), nil))
+		f.Add(uint64(1), uint8(0), bytes.Join(s.stream(s.words(40), []jsonObject{{"function": jsonObject{"name": "f", "arguments": `{"a":1}`}}}), nil))
 	}
 	f.Add(uint64(2), uint8(0), []byte(vllmStream))
 	f.Add(uint64(3), uint8(1), []byte("\xEF\xBB\xBFdata: {\r\ndata: \"choices\":[{\"text\":\"x\"}]}\r\r\n\n:x\rdata"))

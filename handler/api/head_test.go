@@ -39,6 +39,9 @@ func TestToolsAndSystemAgreeTogetherOrNotAtAll(t *testing.T) {
 	if n := common(t, chat{}, base, request("g", "be kind", "hello")); n != 0 {
 		t.Errorf("%d blocks are shared with another tool", n)
 	}
+	if n := common(t, chat{}, base, strings.Replace(base, `"description"`, `"parameters":{"type":"object"},"description"`, 1)); n != 0 {
+		t.Errorf("%d blocks are shared with a tool that has other parameters", n)
+	}
 	one := fmt.Sprintf(`{"messages":[{"role":"system","content":%q},{"role":"user","content":"a"}]}`, long)
 	if n := common(t, chat{}, one, strings.Replace(one, `"a"`, `"b"`, 1)); n < 25 {
 		t.Errorf("without tools %d blocks of the system prompt are shared", n)

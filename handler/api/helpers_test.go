@@ -2,17 +2,16 @@ package api
 
 import (
 	"bytes"
-	"encoding/binary"
 	"encoding/json"
+	"fmt"
 	"math/rand/v2"
-	"strconv"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf16"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"github.com/zeebo/xxh3"
 )
 
@@ -29,134 +28,12 @@ func mustParse(t testing.TB, a API, body string) *Request {
 	return r
 }
 
-// blocksOf hashes the full blocks of text the plain way.
+// blocksOf hashes the full blocks of a short text the plain way.
 func blocksOf(text []byte) (out []uint64) {
-	defer func(whole []byte) {
-		n := sealedHead(whole)
-		if n == 0 {
-			return
+	for block := range slices.Chunk(text, testOptions.TextBlock) {
+		if len(block) == testOptions.TextBlock {
+			out = append(out, kvscore.TextBlock(xxh3.HashSeed(block, testSeed), kvscore.TextKind(block)))
 		}
-		size := testOptions.TextBlock
-		head := bytes.Clone(whole[n/size*size : n])
-		for _, block := range out[:n/size] {
-			head = binary.LittleEndian.AppendUint64(head, block)
-		}
-		sum := xxh3.Hash128(head).Bytes()
-		for i := range out[:n/size] {
-			out[i] ^= binary.LittleEndian.Uint64(sum[:]) &^ cache.KindMask
-		}
-	}(text)
-	kind := uint8(0)
-	for len(text) >= testOptions.TextBlock {
-		block := text[:testOptions.TextBlock]
-		if n := len(out); n < 64 || n%4 == 0 {
-			kind = kvscore.TextKind(block)
-		}
-		out = append(out, kvscore.TextBlock(xxh3.HashSeed(block, testSeed), kind))
-		text = text[testOptions.TextBlock:]
-	}
-	return out
-}
-
-// sealedHead returns the length of tools and system prompt, 0 if there are not
-// both.
-func sealedHead(text []byte) int {
-	first := bytes.IndexByte(text, markMessage)
-	if len(text) == 0 || text[0] != markTool || first < 0 {
-		return 0
-	}
-	at := first
-	for at < len(text) {
-		role := text[at+1:]
-		if !bytes.HasPrefix(role, []byte("system\xfe")) && !bytes.HasPrefix(role, []byte("developer\xfe")) {
-			break
-		}
-		next := bytes.IndexByte(role, markMessage)
-		if next < 0 {
-			return len(text)
-		}
-		at += 1 + next
-	}
-	if at == first {
-		return 0
-	}
-	return at
-}
-
-// call and message are the model of a conversation that the reader is
-// checked against. A call's arguments are keys and values that are strings, or
-// a text that is no object.
-type call struct {
-	name, args string
-	kv         []string
-}
-
-type message struct {
-	role, text string
-	calls      []call
-}
-
-// canonicalArgs is what the marks' documentation says of arguments.
-func (c call) canonicalArgs() string {
-	if c.kv == nil {
-		return strings.TrimLeft(c.args, " \n\t\r")
-	}
-	out := "{"
-	for i := 0; i < len(c.kv); i += 2 {
-		if i > 0 {
-			out += ","
-		}
-		out += `"` + string(spelled(c.kv[i])) + `":"` + string(spelled(c.kv[i+1])) + `"`
-	}
-	return out + "}"
-}
-
-// canonical is the form documented at the marks, written from the model.
-func canonical(tools string, msgs []message) []byte {
-	var b bytes.Buffer
-	for _, t := range modelTools(tools) {
-		b.WriteByte(markTool)
-		b.Write(spelled(t.Name))
-		b.WriteByte(markSep)
-		b.Write(spelled(t.Description))
-		b.WriteByte(markSep)
-		b.Write(t.Parameters)
-	}
-	for _, m := range msgs {
-		b.WriteByte(markMessage)
-		b.WriteString(m.role)
-		b.WriteByte(markSep)
-		b.Write(spelled(m.text))
-		for _, c := range m.calls {
-			b.WriteByte(markCall)
-			b.Write(spelled(c.name))
-			b.WriteByte(markSep)
-			b.WriteString(c.canonicalArgs())
-		}
-	}
-	return b.Bytes()
-}
-
-type modelTool struct {
-	Name, Description string
-	Parameters        json.RawMessage
-}
-
-// modelTools reads chat's form of tools.
-func modelTools(tools string) (out []modelTool) {
-	var list []struct{ Function modelTool }
-	if tools != "" {
-		if err := json.Unmarshal([]byte(tools), &list); err != nil {
-			panic(err)
-		}
-	}
-	for _, t := range list {
-		var b bytes.Buffer
-		if err := json.Compact(&b, t.Function.Parameters); err != nil {
-			panic(err)
-		}
-		t.Function.Parameters = b.Bytes()
-		out = append(out, t.Function)
 	}
 	return out
 }
@@ -173,97 +50,66 @@ func (s speller) str(v string) string {
 	b.WriteByte('"')
 	for _, r := range v {
 		switch {
-		case r == '"' || r == '\\' || r < ' ' || s.IntN(12) == 0:
-			b.WriteString(s.escape(r))
+		case s.IntN(12) == 0:
+			for _, u := range utf16.AppendRune(nil, r) {
+				fmt.Fprintf(&b, []string{`\u%04x`, `\u%04X`}[s.IntN(2)], u)
+			}
+		case r == '/' && s.IntN(2) == 0:
+			b.WriteString(`\/`)
 		default:
-			b.WriteRune(r)
+			plain, _ := json.Marshal(string(r))
+			b.Write(plain[1 : len(plain)-1])
 		}
 	}
 	b.WriteByte('"')
 	return b.String()
 }
 
-func (s speller) escape(r rune) string {
-	if s.IntN(2) == 0 {
-		switch r {
-		case '"', '\\', '/':
-			return `\` + string(r)
-		case '\n':
-			return `\n`
-		case '\t':
-			return `\t`
-		case '\r':
-			return `\r`
-		case '\b':
-			return `\b`
-		case '\f':
-			return `\f`
+// respell spells the JSON of a value anew.
+func (s speller) respell(v any) string {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.UseNumber()
+	return s.value(d, true)
+}
+
+// value respells the next value. With mix, the members of its objects get a random order.
+func (s speller) value(d *json.Decoder, mix bool) string {
+	token, err := d.Token()
+	if err != nil {
+		panic(err)
+	}
+	var parts []string
+	switch v := token.(type) {
+	case string:
+		return s.str(v)
+	case json.Delim:
+		for d.More() {
+			if v == '[' {
+				parts = append(parts, s.value(d, mix))
+				continue
+			}
+			key, _ := d.Token()
+			name := s.str(key.(string)) + s.space() + ":" + s.space()
+			if key == "type" || key == "role" { // which nobody writes with escapes
+				kind, _ := d.Token()
+				parts = append(parts, fmt.Sprintf("%s%q", name, kind))
+				continue
+			}
+			parts = append(parts, name+s.value(d, mix && key != "parameters"))
 		}
-	}
-	var b strings.Builder
-	for _, u := range utf16.AppendRune(nil, r) {
-		h := "0000" + strconv.FormatUint(uint64(u), 16)
-		h = h[len(h)-4:]
-		if s.IntN(2) == 0 {
-			h = strings.ToUpper(h)
+		end, _ := d.Token()
+		if v == '{' && mix {
+			s.Shuffle(len(parts), func(i, j int) { parts[i], parts[j] = parts[j], parts[i] })
 		}
-		b.WriteString(`\u` + h)
+		return fmt.Sprint(v, s.space(), strings.Join(parts, s.space()+","+s.space()), s.space(), end)
+	case nil:
+		return "null"
 	}
-	return b.String()
-}
-
-// object writes members, given as key and raw value, in random order.
-func (s speller) object(kv ...string) string {
-	n := len(kv) / 2
-	var b strings.Builder
-	b.WriteString("{" + s.space())
-	for i, j := range s.Perm(n) {
-		if i > 0 {
-			b.WriteString(s.space() + "," + s.space())
-		}
-		b.WriteString(s.str(kv[2*j]) + s.space() + ":" + s.space() + kv[2*j+1])
-	}
-	b.WriteString(s.space() + "}")
-	return b.String()
-}
-
-// members writes an object's members in order, with values that are strings.
-func (s speller) members(kv []string) string {
-	var b strings.Builder
-	b.WriteString("{" + s.space())
-	for i := 0; i < len(kv); i += 2 {
-		if i > 0 {
-			b.WriteString(s.space() + "," + s.space())
-		}
-		b.WriteString(s.str(kv[i]) + s.space() + ":" + s.space() + s.str(kv[i+1]))
-	}
-	b.WriteString(s.space() + "}")
-	return b.String()
-}
-
-// args writes a call's arguments as the text that they are.
-func (s speller) args(c call) string {
-	if c.kv == nil {
-		return c.args
-	}
-	return s.space() + s.members(c.kv) + s.space()
-}
-
-// call invents one.
-func (s speller) call(plain bool) call {
-	c := call{name: "fn_" + strings.TrimSpace(s.words(3)), kv: []string{}}
-	if plain && s.IntN(4) == 0 {
-		c.kv, c.args = nil, "x"+s.words(30)
-		return c
-	}
-	for range s.IntN(4) {
-		c.kv = append(c.kv, s.words(5), s.words(20))
-	}
-	return c
-}
-
-func (s speller) array(items []string) string {
-	return "[" + s.space() + strings.Join(items, s.space()+","+s.space()) + s.space() + "]"
+	return fmt.Sprint(token)
 }
 
 var alphabet = []rune("abcdefgh    ....\n\n\t\"\\/{}[]<>éüß漢字😀🎉\u2028\u0001")
@@ -281,106 +127,70 @@ func (s speller) split(v string) (out []string) {
 	var b strings.Builder
 	for _, r := range v {
 		b.WriteRune(r)
-		if s.IntN(4) == 0 {
+		for s.IntN(5) == 0 {
 			out = append(out, b.String())
 			b.Reset()
-		}
-		if s.IntN(20) == 0 {
-			out = append(out, "")
 		}
 	}
 	return append(out, b.String())
 }
 
-// content writes a text as a string or as parts.
-func (s speller) content(v string) string {
-	if v == "" && s.IntN(2) == 0 {
-		return []string{"null", `""`, "[]"}[s.IntN(3)]
-	}
+type jsonObject = map[string]any
+
+// message returns one with a text, whole or in parts, and with tool calls.
+func (s speller) message(role, text string, calls []jsonObject) jsonObject {
+	m := jsonObject{"role": role, "content": text, "name": "bob", "reasoning_content": s.words(20)}
 	if s.IntN(2) == 0 {
-		return s.str(v)
-	}
-	var parts []string
-	for _, p := range s.split(v) {
-		if s.IntN(4) == 0 {
-			parts = append(parts, s.object("type", `"thinking"`, "thinking", s.str("hm")))
+		parts := []jsonObject{{"type": "thinking", "thinking": "hm"}}
+		for _, p := range s.split(text) {
+			parts = append(parts, jsonObject{"type": "text", "text": p})
 		}
-		parts = append(parts, s.object("type", `"text"`, "text", s.str(p)))
+		m["content"] = parts
 	}
-	return s.array(parts)
+	if calls != nil || s.IntN(2) == 0 {
+		m["tool_calls"] = calls
+	}
+	return m
 }
 
-func (s speller) message(m message) string {
-	kv := []string{"role", s.str(m.role)}
-	if m.text != "" || s.IntN(2) == 0 {
-		kv = append(kv, "content", s.content(m.text))
+// call invents a tool call. Each call of args spells its arguments anew.
+func (s speller) call() (name string, args func() string) {
+	name = "fn_" + s.words(3)
+	if s.IntN(4) == 0 {
+		text := "x" + s.words(30)
+		return name, func() string { return text }
 	}
-	if s.IntN(3) == 0 {
-		kv = append(kv, "reasoning_content", s.str(s.words(20)), "name", s.str("bob"))
+	kv := jsonObject{"a" + s.words(5): s.words(20), "b": []int{1, 2}}
+	return name, func() string {
+		b, _ := json.Marshal(kv)
+		return s.space() + s.value(json.NewDecoder(bytes.NewReader(b)), false)
 	}
-	if len(m.calls) > 0 {
-		var calls []string
-		for _, c := range m.calls {
-			calls = append(calls, s.object("id", s.str("call_"+strconv.Itoa(s.Int())), "type", `"function"`,
-				"function", s.object("name", s.str(c.name), "arguments", s.str(s.args(c)))))
-		}
-		kv = append(kv, "tool_calls", s.array(calls))
-	} else if s.IntN(4) == 0 {
-		kv = append(kv, "tool_calls", []string{"[]", "null"}[s.IntN(2)])
-	}
-	return s.object(kv...)
-}
-
-func (s speller) request(tools string, msgs []message) string {
-	var list []string
-	for _, m := range msgs {
-		list = append(list, s.message(m))
-	}
-	kv := []string{"model", s.str("llama"), "messages", s.array(list), "stream", "true"}
-	if tools != "" {
-		kv = append(kv, "tools", tools)
-	} else if s.IntN(2) == 0 {
-		kv = append(kv, "tools", []string{"null", "[]", "[ ]"}[s.IntN(3)])
-	}
-	return s.object(kv...)
 }
 
 // stream writes an answer as engines do, in random deltas, and cuts the bytes
 // into random reads.
-func (s speller) stream(m message) [][]byte {
+func (s speller) stream(text string, calls []jsonObject) [][]byte {
 	var b strings.Builder
 	eol := []string{"\n", "\r\n", "\r"}[s.IntN(3)]
-	chunk := func(delta, finish string) {
-		for s.IntN(6) == 0 {
-			b.WriteString(": ping" + eol + eol)
-		}
+	chunk := func(delta jsonObject, finish any) {
 		if s.IntN(4) == 0 {
-			b.WriteString("event: chunk" + eol + "id: 7" + eol)
+			b.WriteString(": ping" + eol + eol + "event: chunk" + eol + "id: 7" + eol)
 		}
-		c := s.object("id", `"c-1"`, "choices", s.array([]string{
-			s.object("index", "0", "delta", delta, "logprobs", "null", "finish_reason", finish),
-		}))
-		c = strings.NewReplacer("\r\n", " ", "\n", eol+"data: ").Replace(c)
-		b.WriteString("data: " + c + eol + eol)
+		c := s.respell(jsonObject{"id": "c-1", "choices": []jsonObject{{"index": 0, "delta": delta, "logprobs": nil, "finish_reason": finish}}})
+		b.WriteString("data: " + strings.NewReplacer("\r\n", " ", "\n", eol+"data: ").Replace(c) + eol + eol)
 	}
-	chunk(s.object("role", `"assistant"`, "content", `""`), "null")
-	for _, p := range s.split(m.text) {
-		chunk(s.object("content", s.str(p), "reasoning_content", "null"), "null")
+	chunk(jsonObject{"role": "assistant", "content": ""}, nil)
+	for _, p := range s.split(text) {
+		chunk(jsonObject{"content": p, "reasoning_content": nil}, nil)
 	}
-	for i, c := range m.calls {
-		head, args := "", s.split(s.args(c))
-		if s.IntN(2) == 0 {
-			head, args = args[0], args[1:]
-		}
-		index := strconv.Itoa(i)
-		chunk(s.object("tool_calls", s.array([]string{s.object("index", index, "id", s.str("x"+index), "type", `"function"`,
-			"function", s.object("name", s.str(c.name), "arguments", s.str(head)))})), "null")
-		for _, p := range args {
-			chunk(s.object("tool_calls", s.array([]string{s.object("index", index,
-				"function", s.object("arguments", s.str(p)))})), "null")
+	for i, c := range calls {
+		f := c["function"].(jsonObject)
+		chunk(jsonObject{"tool_calls": []jsonObject{{"index": i, "id": "x", "function": jsonObject{"name": f["name"], "arguments": ""}}}}, nil)
+		for _, p := range s.split(f["arguments"].(string)) {
+			chunk(jsonObject{"tool_calls": []jsonObject{{"index": i, "function": jsonObject{"arguments": p}}}}, nil)
 		}
 	}
-	chunk("{}", `"stop"`)
+	chunk(jsonObject{}, "stop")
 	b.WriteString(`data: {"choices":[],"usage":{"prompt_tokens":9}}` + eol + eol + "data: [DONE]" + eol + eol)
 	return s.reads([]byte(b.String()))
 }
@@ -392,28 +202,6 @@ func (s speller) reads(all []byte) (out [][]byte) {
 		all = all[n:]
 	}
 	return out
-}
-
-// plain writes the same answer as one JSON body.
-func (s speller) plain(m message) [][]byte {
-	m.role = "assistant"
-	body := s.object("choices", s.array([]string{
-		s.object("index", "0", "message", s.plainMessage(m), "finish_reason", `"stop"`),
-	}), "usage", `{"prompt_tokens":9}`)
-	return s.reads([]byte(body))
-}
-
-func (s speller) plainMessage(m message) string {
-	kv := []string{"role", `"assistant"`, "content", s.str(m.text)}
-	if m.text == "" {
-		kv[3] = "null"
-	}
-	var calls []string
-	for _, c := range m.calls {
-		calls = append(calls, s.object("id", `"i"`, "type", `"function"`,
-			"function", s.object("name", s.str(c.name), "arguments", s.str(s.args(c)))))
-	}
-	return s.object(append(kv, "tool_calls", s.array(calls))...)
 }
 
 // observed is an Answer that is shown the bytes of a stream, too.

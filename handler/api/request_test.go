@@ -98,7 +98,7 @@ func TestUnescapeAsEncodingJSON(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	s := speller{rand.New(rand.NewPCG(5, 6))}
 	for range 5 {
-		f.Add(uint8(0), []byte(s.request(`[{"type":"function"}]`, []message{{role: "user", text: s.words(40)}, {role: "assistant", calls: []call{{name: "f", args: "{}"}}}})))
+		f.Add(uint8(0), []byte(s.respell(jsonObject{"tools": []jsonObject{{"type": "function"}}, "messages": []jsonObject{s.message("user", s.words(40), nil)}})))
 	}
 	f.Add(uint8(1), []byte(`{"prompt":[1,2,3],"nvext":{"a":1},"nve\u0078t":null, "n":2}`))
 	f.Add(uint8(1), []byte(`{"prompt":[[1,2],[3]],"nvext":1}`))
