@@ -6,19 +6,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-// Model returns the model in a body of any API, or "".
-func Model(body []byte) string {
-	c, _ := rawjson.Open(body)
-	var model rawjson.Span
-	for c.Next() {
-		is := string(c.Key()) == "model"
-		if v := c.Value(); is {
-			model = v // of two the last counts
-		}
-	}
-	return model.Text(body)
-}
-
 // field reads a member that all APIs share, or lets the API read it.
 func (p *parse) field(key []byte, v rawjson.Span) {
 	r, b := p.req, p.body

@@ -64,14 +64,6 @@ type Opt[T any] struct {
 // Some returns a value that is present.
 func Some[T any](v T) Opt[T] { return Opt[T]{v, true} }
 
-// Or returns the value, or d if it is absent.
-func (o Opt[T]) Or(d T) T {
-	if o.Set {
-		return o.Value
-	}
-	return d
-}
-
 // Ext is what a request says to the router. The zero value says nothing. No part
 // of it points into the body. Nil lists and empty texts are absent.
 type Ext struct { // one member for each field of the protocol
