@@ -19,12 +19,8 @@ func (generate) field(p *parse, key []byte, v rawjson.Span) {
 		p.main = v
 	case "input_ids", "prompt_token_ids":
 		p.ids = v
-	case "image_data":
-		p.media[0] = v
-	case "video_data":
-		p.media[1] = v
-	case "audio_data":
-		p.media[2] = v
+	case "image_data", "video_data", "audio_data": // neither ids nor text show them
+		p.opaque = p.opaque || v.HasContent(p.body)
 	case "sampling_params":
 		p.sampling(v)
 	case "return_logprob":
@@ -40,10 +36,6 @@ func (generate) prompt(p *parse) {
 	p.req.SkipsCache = p.req.SkipsCache || p.logprobs && p.fromStart
 	if !p.idsGiven() {
 		p.input(p.main)
-	}
-	if p.req.Kind == Tokens && p.beside(nil) > 0 {
-		// The ids do not show which images take the places of their tokens.
-		p.req.Kind, p.req.Blocks, p.req.Tokens = None, nil, 0
 	}
 }
 

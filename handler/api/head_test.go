@@ -93,7 +93,7 @@ func TestPromptsThatAreNotUnderstoodHaveNoIdentity(t *testing.T) {
 		`{"token_ids":` + ids + `,"features":{"mm_hashes":{"image":["a"]}}}`:                                                            tokensIn{},
 		`{"input_ids":` + ids + `,"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"u"}}]}]}`:               chat{},
 		`{"prompt":"hello","prompt_embeds":"AAAA"}`:                                                                                     completions{},
-		`{"text":["one","two"],"image_data":["a","b"]}`:                                                                                 generate{},
+		`{"text":"one","image_data":"a"}`:                                                                                               generate{},
 		`{"messages":[{"role":"user","content":[` + strings.Repeat(`{"type":"image"},`, maxParts) + `{"type":"image"},{"text":"x"}]}]}`: chat{},
 	} {
 		if r := mustParse(t, a, body); r.Kind != None || r.Blocks != nil {

@@ -1,8 +1,6 @@
 package api
 
 import (
-	"bytes"
-
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
@@ -57,9 +55,7 @@ func (p *parse) shown(t *conversation) {
 // texts reads a prompt that is a string or a list of strings.
 func (p *parse) texts(v rawjson.Span, list bool) {
 	b, r := p.body, p.req
-	t := p.text(v.Len())
-	p.beside(&t)
-	p.shown(&t)
+	p.text(v.Len())
 	if !list {
 		raw, _ := v.Str(b)
 		p.hash.addString(raw)
@@ -80,7 +76,6 @@ func (p *parse) texts(v rawjson.Span, list bool) {
 		}
 		n++
 	}
-	p.opaque = p.opaque || n > 1 && t.media > 0 // the media's prompts are unknown
 	r.Kind, r.Bytes, r.prompts = Text, size, n
 }
 
@@ -91,45 +86,6 @@ func textLen(raw []byte) (n int64) {
 		n += int64(len(p))
 	}
 	return n
-}
-
-// beside reads the media beside a prompt, each a string or a list of strings,
-// and returns their number. With a conversation it writes them before the text,
-// which has the places for them.
-func (p *parse) beside(t *conversation) (n int) {
-	for i, v := range p.media {
-		n += p.listed(t, mediaImage+mediaClass(i), v, 0)
-	}
-	return n
-}
-
-func (p *parse) listed(t *conversation, class mediaClass, v rawjson.Span, depth int) (n int) {
-	b := p.body
-	switch v.First(b) {
-	case '[':
-		for v := range v.Elements(b) {
-			if depth < 2 {
-				n += p.listed(t, class, v, depth+1)
-			}
-		}
-		return n
-	case '"', '{':
-	default:
-		return 0
-	}
-	if t == nil {
-		return 1
-	}
-	m := medium{class: class}
-	if raw, ok := v.Str(b); !ok {
-		m.read(b, v, []byte("data"))
-	} else if bytes.IndexByte(raw[:min(len(raw), 16)], ':') > 0 {
-		m.set(raw, mediaURL)
-	} else {
-		m.set(raw, mediaData)
-	}
-	t.medium(&m, v)
-	return 1
 }
 
 // tokenLists reads a prompt that is a list of lists of token ids.

@@ -200,8 +200,7 @@ type parse struct {
 	// functions may precede it. ids take its place; other is what it is
 	// compared with, or may stand for it.
 	main, system, tools, functions, ids, other rawjson.Span
-	media                                      [3]rawjson.Span // beside the prompt: images, videos, audio
-	template                                   bool            // the server keeps the prompt
+	template                                   bool // the server keeps the prompt
 	echo, resume                               bool
 	logprobs, noTop, fromStart                 bool  // of log probabilities, see each API's prompt
 	opaque                                     bool  // a part of the prompt has an unknown form
@@ -252,7 +251,7 @@ func Parse(a API, body []byte, o Options) (*Request, error) {
 		r.Kind, r.Blocks, r.Bytes, r.Tokens = None, nil, 0, 0
 	}
 	// Media take places among the ids; embeddings and other ids precede them.
-	mixed := p.opaque || r.Media > 0 || p.beside(nil) > 0
+	mixed := p.opaque || r.Media > 0
 	r.mixed = mixed || p.ids.HasContent(body)
 	if mixed || r.cacheVariant != 0 || r.Kind != Tokens {
 		r.Chains = nil
