@@ -69,9 +69,8 @@ func (h *hasher) addArguments(text []byte) {
 // callState is the state of a stream's tool calls. The last one's arguments are
 // in Answer.args.
 type callState struct {
-	open   bool // a call has begun
-	legacy bool // it is a function_call
-	index  int64
+	open  bool // a call has begun
+	index int64
 }
 
 // toolCalls reads a delta's tool calls. The first delta of a call has its name;
@@ -94,43 +93,20 @@ func (a *Answer) toolCalls(b []byte, v rawjson.Span) {
 				index++
 			}
 		}
-		if a.calls.legacy || index < 0 || a.calls.open && index < a.calls.index {
+		if index < 0 || a.calls.open && index < a.calls.index {
 			a.predictable = false
 			continue
 		}
 		begins := !a.calls.open || index > a.calls.index
 		a.calls.index = index
-		a.call(b, t, begins)
+		if begins != named { // a name elsewhere than at the beginning
+			a.predictable = false
+		} else if begins {
+			a.beginCall(b, t)
+		}
+		a.calls.open = true
+		a.addArguments(b, t.args)
 	}
-}
-
-func (a *Answer) functionCall(b []byte, v rawjson.Span) {
-	t := readFunction(b, v)
-	if !t.name.HasContent(b) && !t.args.HasContent(b) {
-		return
-	}
-	a.bearing, a.kept.lost = true, true
-	a.stay(StaysToolCall)
-	if a.calls.open && !a.calls.legacy {
-		a.predictable = false
-	}
-	if a.predictable {
-		begins := !a.calls.open
-		a.calls.legacy = true
-		a.call(b, t, begins)
-	}
-}
-
-// call reads the beginning of a call, or what is added to it. A name elsewhere
-// than at the beginning ends the prediction.
-func (a *Answer) call(b []byte, t toolCall, begins bool) {
-	if begins != t.name.HasContent(b) {
-		a.predictable = false
-	} else if begins {
-		a.beginCall(b, t)
-	}
-	a.calls.open = true
-	a.addArguments(b, t.args)
 }
 
 func (a *Answer) beginCall(b []byte, t toolCall) {

@@ -128,7 +128,7 @@ func chatChoice(a *Answer, b []byte, i int) int {
 // delta reads what a chunk adds to the message, or the message of a plain
 // answer. As in a prompt, it writes text before tool calls.
 func (a *Answer) delta(b []byte, v rawjson.Span) {
-	var content, calls, call rawjson.Span
+	var content, calls rawjson.Span
 	c := rawjson.Enter(b, v.Start)
 	for c.Next() {
 		key := c.Key()
@@ -138,8 +138,6 @@ func (a *Answer) delta(b []byte, v rawjson.Span) {
 			content = v
 		case "tool_calls":
 			calls = v
-		case "function_call":
-			call = v
 		case "role":
 			if raw, ok := v.Str(b); ok && len(raw) > 0 && string(raw) != "assistant" {
 				a.unpredictable()
@@ -149,7 +147,7 @@ func (a *Answer) delta(b []byte, v rawjson.Span) {
 				a.bearing, a.predictable = true, false
 				a.stay(StaysReasoning)
 			}
-		case "refusal", "audio":
+		case "refusal", "audio", "function_call":
 			if v.HasContent(b) {
 				a.bearing = true
 				a.unpredictable()
@@ -163,7 +161,4 @@ func (a *Answer) delta(b []byte, v rawjson.Span) {
 		a.unpredictable() // clients send parts back in another form
 	}
 	a.toolCalls(b, calls)
-	if call.First(b) == '{' {
-		a.functionCall(b, call)
-	}
 }
