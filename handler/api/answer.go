@@ -52,7 +52,7 @@ type Answer struct {
 	ids         idChain
 	think       thinkWatch
 	calls       callState
-	grown       grownText
+	grown       int // the length of the text so far, where each event repeats it
 	repeat      repeat
 	track       track
 }
