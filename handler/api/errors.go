@@ -154,22 +154,10 @@ func BrokenEvent(a API, before []byte) []byte {
 // eventEnd returns what ends an event after its last bytes, nothing if it has
 // ended.
 func eventEnd(before []byte) string {
-	line, ended := cutLineBreak(before)
-	if _, blank := cutLineBreak(line); len(before) == 0 || ended && (blank || len(line) == 0) {
-		return ""
-	}
-	if ended && before[len(before)-1] == '\n' {
-		return "\n"
-	}
-	return "\n\n" // after a CR, the first may be read as its other half
-}
-
-// cutLineBreak returns b without the line break at its end, if there is one.
-func cutLineBreak(b []byte) ([]byte, bool) {
-	for _, s := range []string{"\r\n", "\n", "\r"} {
-		if rest, ok := bytes.CutSuffix(b, []byte(s)); ok {
-			return rest, true
+	for _, end := range []string{"\n\n", "\r\n\r\n", "\r\r"} {
+		if len(before) == 0 || bytes.HasSuffix(before, []byte(end)) {
+			return ""
 		}
 	}
-	return b, false
+	return "\n\n"
 }
