@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
 // Bounds of what a request may say. A larger value is wrong.
@@ -25,6 +26,8 @@ const (
 	// MaxTokens is the largest number of ids in token_data: more than any model's
 	// context, and 64 MiB in memory.
 	MaxTokens = 1 << 24
+	// maxOverride bounds the numbers of an override, so that costs stay finite.
+	maxOverride = 1e6
 	// MaxTTL is the longest life of a session or a cached prefix. It is Dynamo's
 	// limit for sessions.
 	MaxTTL = 365 * 24 * time.Hour
@@ -105,7 +108,9 @@ type Ext struct { // one member for each field of the protocol
 	// AllowedWorkerIDs are the only workers that the router may choose. An empty
 	// list that is not nil allows none.
 	AllowedWorkerIDs []uint64
-	Override         RouterConfigOverride
+	// Override changes the cost function for one request (router_config_override). Dynamo uses
+	// it internally and accepts it from no client.
+	Override kvscore.Override
 }
 
 // AgentHints are the client's hints about its request.
@@ -171,16 +176,6 @@ type RoutingConstraints struct {
 type Taint struct {
 	Name   string
 	Weight float32
-}
-
-// RouterConfigOverride changes the cost function for one request. Dynamo uses it
-// internally and accepts it from no client.
-type RouterConfigOverride struct {
-	OverlapScoreCredit Opt[float64] // not below 0
-	PrefillLoadScale   Opt[float64] // not below 0
-	RouterTemperature  Opt[float64] // not below 0
-	AssumeKVReuse      Opt[bool]
-	TrackPrefillTokens Opt[bool]
 }
 
 // Session returns the id of the request's session: that of session_control, or

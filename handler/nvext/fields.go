@@ -1,7 +1,5 @@
 package nvext
 
-import "math"
-
 // field is a field of nvext, or of an object within it. Nothing here reads the values
 // of some fields, which are known only.
 type field struct {
@@ -15,7 +13,10 @@ type field struct {
 	// required makes it an error if the object lacks the field, which is a string.
 	required bool
 	// in has the fields of a value that is an object. They are read before it.
-	in   []field
+	in []field
+	// to is where the value goes. A value that is not plain has read, which reads it. A field that
+	// needs a grant has to, unless it is an object or the annotations.
+	to   func(*Ext) any
 	read reader
 }
 
@@ -35,36 +36,33 @@ func indexOf(fields []field, name string) int {
 // fields are the fields of nvext. Objects come last: an error in a plain field
 // is reported first, and allowed_worker_ids of router_config_override wins.
 var fields = []field{
-	{name: "greed_sampling", read: boolean(func(e *Ext) *Opt[bool] { return &e.GreedSampling })},
-	{name: "use_raw_prompt", read: boolean(func(e *Ext) *Opt[bool] { return &e.UseRawPrompt })},
-	{
-		name: "backend_instance_id", needs: Pins,
-		read: integer64(func(e *Ext) *Opt[uint64] { return &e.BackendInstanceID }),
-	},
-	{name: "decode_worker_id", needs: Pins, read: integer64(func(e *Ext) *Opt[uint64] { return &e.DecodeWorkerID })},
-	{
-		name: "prefill_worker_id", needs: Pins,
-		read: integer64(func(e *Ext) *Opt[uint64] { return &e.PrefillWorkerID }),
-	},
-	{name: "dp_rank", needs: Pins, read: rank(func(e *Ext) *Opt[uint32] { return &e.DPRank })},
-	{name: "prefill_dp_rank", needs: Pins, read: rank(func(e *Ext) *Opt[uint32] { return &e.PrefillDPRank })},
-	{name: "max_thinking_tokens", read: integer32(func(e *Ext) *Opt[uint32] { return &e.MaxThinkingTokens })},
+	{name: "greed_sampling", to: func(e *Ext) any { return &e.GreedSampling }},
+	{name: "use_raw_prompt", to: func(e *Ext) any { return &e.UseRawPrompt }},
+	{name: "backend_instance_id", needs: Pins, to: func(e *Ext) any { return &e.BackendInstanceID }},
+	{name: "decode_worker_id", needs: Pins, to: func(e *Ext) any { return &e.DecodeWorkerID }},
+	{name: "prefill_worker_id", needs: Pins, to: func(e *Ext) any { return &e.PrefillWorkerID }},
+	{name: "dp_rank", needs: Pins, to: func(e *Ext) any { return &e.DPRank }},
+	{name: "prefill_dp_rank", needs: Pins, to: func(e *Ext) any { return &e.PrefillDPRank }},
+	{name: "max_thinking_tokens", to: func(e *Ext) any { return &e.MaxThinkingTokens }},
 	{name: "request_timestamp_ms"},
-	{name: "cache_salt", read: text(func(e *Ext) *string { return &e.CacheSalt })},
+	{name: "cache_salt", to: func(e *Ext) any { return &e.CacheSalt }},
 	{
 		name: "annotations", needs: Explain,
 		read: words(func(e *Ext, name string) { e.Annotations |= annotationNamed(name) }),
 	},
 	{
-		name: "extra_fields", needs: Explain,
+		name: "extra_fields", needs: Explain, to: func(e *Ext) any { return &e.ExtraFields },
 		read: words(func(e *Ext, name string) { e.ExtraFields |= fieldNamed(name) }),
 	},
-	{name: "allowed_worker_ids", needs: Overrides, own: true, read: workers},
+	{name: "allowed_worker_ids", needs: Overrides, own: true, to: func(e *Ext) any { return &e.AllowedWorkerIDs }, read: workers},
 	{name: "token_data", read: tokenData},
 	{name: "agent_hints", in: hintFields},
 	{name: "session_control", own: true, in: controlFields, read: sessionControl},
 	{name: "session_params", own: true, in: paramFields, read: sessionParams},
-	{name: "cache_control", needs: Priorities, own: true, in: cacheFields, read: cacheControl},
+	{
+		name: "cache_control", needs: Priorities, own: true, in: cacheFields,
+		to: func(e *Ext) any { return &e.CacheTTL }, read: cacheControl,
+	},
 	{name: "router_config_override", needs: Overrides, own: true, in: overrideFields},
 	{name: "metadata_upload", needs: Uploads, in: uploadFields},
 	{name: "routing_constraints", needs: Overrides, in: constraintFields},
@@ -72,30 +70,21 @@ var fields = []field{
 }
 
 var hintFields = []field{
-	{
-		name: "priority", needs: Priorities,
-		read: whole(math.MinInt32, math.MaxInt32, func(e *Ext) *Opt[int32] { return &e.AgentHints.Priority }),
-	},
-	{
-		name: "strict_priority", needs: Priorities,
-		read: integer32(func(e *Ext) *Opt[uint32] { return &e.AgentHints.StrictPriority }),
-	},
-	{name: "osl", read: integer32(func(e *Ext) *Opt[uint32] { return &e.AgentHints.OSL })},
-	{name: "speculative_prefill", read: boolean(func(e *Ext) *Opt[bool] { return &e.AgentHints.SpeculativePrefill })},
-	{
-		name: "latency_sensitivity", needs: Priorities,
-		read: number(-math.MaxFloat64, func(e *Ext) *Opt[float64] { return &e.AgentHints.LatencySensitivity }),
-	},
+	{name: "priority", needs: Priorities, to: func(e *Ext) any { return &e.AgentHints.Priority }},
+	{name: "strict_priority", needs: Priorities, to: func(e *Ext) any { return &e.AgentHints.StrictPriority }},
+	{name: "osl", to: func(e *Ext) any { return &e.AgentHints.OSL }},
+	{name: "speculative_prefill", to: func(e *Ext) any { return &e.AgentHints.SpeculativePrefill }},
+	{name: "latency_sensitivity", needs: Priorities, to: func(e *Ext) any { return &e.AgentHints.LatencySensitivity }},
 }
 
 var controlFields = []field{
-	{name: "session_id", required: true, read: text(func(e *Ext) *string { return &e.SessionControl.SessionID })},
+	{name: "session_id", required: true, to: func(e *Ext) any { return &e.SessionControl.SessionID }},
 	{name: "action", read: action},
 	{name: "timeout", read: timeout},
 }
 
 var paramFields = []field{
-	{name: "id", read: text(func(e *Ext) *string { return &e.SessionParams.ID })},
+	{name: "id", to: func(e *Ext) any { return &e.SessionParams.ID }},
 	{name: "rid"},
 	{name: "offset"},
 	{name: "replace"},
@@ -108,37 +97,30 @@ var cacheFields = []field{
 }
 
 var overrideFields = []field{
-	{
-		name: "overlap_score_credit", needs: Overrides,
-		read: number(0, func(e *Ext) *Opt[float64] { return &e.Override.OverlapScoreCredit }),
-	},
-	{
-		name: "prefill_load_scale", needs: Overrides,
-		read: number(0, func(e *Ext) *Opt[float64] { return &e.Override.PrefillLoadScale }),
-	},
-	{
-		name: "router_temperature", needs: Overrides,
-		read: number(0, func(e *Ext) *Opt[float64] { return &e.Override.RouterTemperature }),
-	},
+	{name: "overlap_score_credit", needs: Overrides, to: func(e *Ext) any { return &e.Override.OverlapScoreCredit }},
+	{name: "prefill_load_scale", needs: Overrides, to: func(e *Ext) any { return &e.Override.PrefillLoadScale }},
+	{name: "router_temperature", needs: Overrides, to: func(e *Ext) any { return &e.Override.Temperature }},
 	{name: "shared_cache_multiplier", needs: Overrides},
-	{
-		name: "assume_kv_reuse", needs: Overrides,
-		read: boolean(func(e *Ext) *Opt[bool] { return &e.Override.AssumeKVReuse }),
-	},
-	{
-		name: "track_prefill_tokens", needs: Overrides,
-		read: boolean(func(e *Ext) *Opt[bool] { return &e.Override.TrackPrefillTokens }),
-	},
+	{name: "assume_kv_reuse", needs: Overrides, to: func(e *Ext) any { return &e.Override.AssumeKVReuse }},
+	{name: "track_prefill_tokens", needs: Overrides, to: func(e *Ext) any { return &e.Override.TrackPrefillTokens }},
 	{name: "allowed_worker_ids", needs: Overrides, read: workers},
 }
 
-var uploadFields = []field{{name: "url", needs: Uploads, required: true, read: uploadURL}}
+var uploadFields = []field{
+	{name: "url", needs: Uploads, required: true, to: func(e *Ext) any { return &e.MetadataUpload }, read: uploadURL},
+}
 
 var constraintFields = []field{
-	{name: "required_taints", needs: Overrides, read: words(func(e *Ext, name string) {
-		e.RoutingConstraints.RequiredTaints = append(e.RoutingConstraints.RequiredTaints, name)
-	})},
-	{name: "preferred_taints", needs: Overrides, read: preferredTaints},
+	{
+		name: "required_taints", needs: Overrides, to: func(e *Ext) any { return &e.RoutingConstraints.RequiredTaints },
+		read: words(func(e *Ext, name string) {
+			e.RoutingConstraints.RequiredTaints = append(e.RoutingConstraints.RequiredTaints, name)
+		}),
+	},
+	{
+		name: "preferred_taints", needs: Overrides, to: func(e *Ext) any { return &e.RoutingConstraints.PreferredTaints },
+		read: preferredTaints,
+	},
 }
 
 var routerFields = []field{{name: "ttft_target"}, {name: "itl_target"}}

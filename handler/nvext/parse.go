@@ -44,6 +44,11 @@ func Parse(raw []byte, o Options) (Ext, error) {
 		w.field = "nvext" + w.field
 		return Ext{}, w
 	}
+	for _, rank := range []*Opt[uint32]{&p.ext.DPRank, &p.ext.PrefillDPRank} {
+		if rank.Value == UnsetRank {
+			*rank = Opt[uint32]{}
+		}
+	}
 	return p.ext, nil
 }
 
@@ -120,10 +125,13 @@ func (p *parser) read(f *field, v gjson.Result) *fieldError {
 			return w
 		}
 	}
-	if f.read == nil {
-		return nil
+	switch {
+	case f.read != nil:
+		return f.read(p, v)
+	case f.to != nil:
+		return set(v, f.to(&p.ext))
 	}
-	return f.read(p, v)
+	return nil
 }
 
 // fieldError says which field of an nvext is wrong. Without want the field is unknown.
@@ -156,26 +164,48 @@ func shown(s string) string {
 // reader reads the value of a field into a parser's ext.
 type reader func(p *parser, v gjson.Result) *fieldError
 
-func boolean(to func(*Ext) *Opt[bool]) reader {
-	return func(p *parser, v gjson.Result) *fieldError {
-		if !v.IsBool() {
-			return expected("a boolean")
-		}
-		*to(&p.ext) = Some(v.Bool())
-		return nil
+// set reads a plain value: a boolean, a number, or a text of at most MaxText.
+func set(v gjson.Result, to any) (w *fieldError) {
+	switch to := to.(type) {
+	case *Opt[bool]:
+		to.Value, w = v.Bool(), isBool(v)
+		to.Set = true
+	case **bool:
+		*to, w = new(v.Bool()), isBool(v)
+	case *Opt[uint64]:
+		return whole(v, 0, math.MaxUint64, to)
+	case *Opt[uint32]:
+		return whole(v, 0, math.MaxUint32, to)
+	case *Opt[int32]:
+		return whole(v, math.MinInt32, math.MaxInt32, to)
+	case *Opt[float64]:
+		to.Value, w = number(v, -math.MaxFloat64, "a finite number")
+		to.Set = true
+	case **float64:
+		n, w := number(v, 0, "a finite number that is not negative")
+		*to = new(min(n, maxOverride))
+		return w
+	case *string:
+		*to, w = str(v, MaxText)
 	}
+	return w
+}
+
+func isBool(v gjson.Result) *fieldError {
+	if !v.IsBool() {
+		return expected("a boolean")
+	}
+	return nil
 }
 
 // whole reads an integer from least to most.
-func whole[T uint64 | uint32 | int32](least int64, most uint64, to func(*Ext) *Opt[T]) reader {
-	return func(p *parser, v gjson.Result) *fieldError {
-		n, ok := integer(v, least, most)
-		if !ok {
-			return expected("an integer from " + strconv.FormatInt(least, 10) + " to " + strconv.FormatUint(most, 10))
-		}
-		*to(&p.ext) = Some(T(n))
-		return nil
+func whole[T uint64 | uint32 | int32](v gjson.Result, least int64, most uint64, to *Opt[T]) *fieldError {
+	n, ok := integer(v, least, most)
+	if !ok {
+		return expected("an integer from " + strconv.FormatInt(least, 10) + " to " + strconv.FormatUint(most, 10))
 	}
+	*to = Some(T(n))
+	return nil
 }
 
 // integer returns a number without a point or an exponent. It is not ok if the
@@ -191,42 +221,13 @@ func integer(v gjson.Result, least int64, most uint64) (n uint64, ok bool) {
 	return n, err == nil && n <= most
 }
 
-func integer64(to func(*Ext) *Opt[uint64]) reader { return whole(0, math.MaxUint64, to) }
-func integer32(to func(*Ext) *Opt[uint32]) reader { return whole(0, math.MaxUint32, to) }
-
-// rank reads a data-parallel rank.
-func rank(to func(*Ext) *Opt[uint32]) reader {
-	read := integer32(to)
-	return func(p *parser, v gjson.Result) *fieldError {
-		if v.Raw == strconv.Itoa(UnsetRank) {
-			return nil
-		}
-		return read(p, v)
-	}
-}
-
 // number reads a number from least on.
-func number(least float64, to func(*Ext) *Opt[float64]) reader {
-	return func(p *parser, v gjson.Result) *fieldError {
-		n, err := strconv.ParseFloat(v.Raw, 64)
-		switch {
-		case v.Type == gjson.Number && err == nil && n >= least:
-			*to(&p.ext) = Some(n)
-			return nil
-		case least < 0:
-			return expected("a finite number")
-		}
-		return expected("a finite number that is not negative")
+func number(v gjson.Result, least float64, want string) (float64, *fieldError) {
+	n, err := strconv.ParseFloat(v.Raw, 64)
+	if v.Type != gjson.Number || err != nil || n < least {
+		return 0, expected(want)
 	}
-}
-
-// text reads a text of at most MaxText.
-func text(to func(*Ext) *string) reader {
-	return func(p *parser, v gjson.Result) *fieldError {
-		s, w := str(v, MaxText)
-		*to(&p.ext) = s
-		return w
-	}
+	return n, nil
 }
 
 // str reads a text of at most so many bytes.

@@ -14,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
 // every has each field of both generations, with extreme values.
@@ -61,7 +62,7 @@ func TestParseReadsEveryField(t *testing.T) {
 		CacheTTL:           Some(time.Hour),
 		RoutingConstraints: RoutingConstraints{[]string{"a", "b"}, []Taint{{"c", -0.5}, {"d", 2}}},
 		AllowedWorkerIDs:   []uint64{1, math.MaxUint64},
-		Override:           RouterConfigOverride{Some(2.0), Some(0.0), Some(0.7), Some(true), Some(false)},
+		Override:           kvscore.Override{OverlapScoreCredit: new(2.0), PrefillLoadScale: new(0.0), Temperature: new(0.7), AssumeKVReuse: new(true), TrackPrefillTokens: new(false)},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v\nwant %+v", got, want)

@@ -1,9 +1,10 @@
 package nvext
 
 import (
+	"iter"
+	"reflect"
 	"slices"
 	"strings"
-	"time"
 )
 
 // Grants are kinds of what a client may say to the router, as in the trust
@@ -69,27 +70,16 @@ func (e *Ext) Restrict(g Grants) (dropped Grants) {
 		e.Annotations &^= annotationOwned
 		dropped |= Explain
 	}
-	if g&Pins == 0 {
-		e.BackendInstanceID, e.DecodeWorkerID, e.PrefillWorkerID = Opt[uint64]{}, Opt[uint64]{}, Opt[uint64]{}
-		e.DPRank, e.PrefillDPRank = Opt[uint32]{}, Opt[uint32]{}
-	}
-	if g&Priorities == 0 {
-		h := &e.AgentHints
-		h.Priority, h.StrictPriority, h.LatencySensitivity = Opt[int32]{}, Opt[uint32]{}, Opt[float64]{}
-		e.CacheTTL = Opt[time.Duration]{}
-	}
-	if g&Overrides == 0 {
-		e.Override, e.AllowedWorkerIDs, e.RoutingConstraints = RouterConfigOverride{}, nil, RoutingConstraints{}
+	for needs, value := range e.trusted(fields) {
+		if needs&^g != 0 {
+			value.SetZero()
+		}
 	}
 	if g&Tenants == 0 {
 		e.Tenant = ""
 	}
-	if g&Uploads == 0 {
-		e.MetadataUpload = ""
-	}
 	if g&Explain == 0 {
 		e.Annotations &= annotationsHarmless
-		e.ExtraFields = 0
 	}
 	return dropped
 }
@@ -97,19 +87,32 @@ func (e *Ext) Restrict(g Grants) (dropped Grants) {
 // Needs returns the kinds of trust that e asks for. If it returns none, the
 // client's identity does not matter.
 func (e *Ext) Needs() (g Grants) {
-	h, c := &e.AgentHints, &e.RoutingConstraints
-	for n, said := range [grantCount]bool{
-		e.BackendInstanceID.Set || e.DecodeWorkerID.Set || e.PrefillWorkerID.Set || e.DPRank.Set || e.PrefillDPRank.Set,
-		h.Priority.Set || h.StrictPriority.Set || h.LatencySensitivity.Set || e.CacheTTL.Set,
-		e.Override != RouterConfigOverride{} || e.AllowedWorkerIDs != nil ||
-			c.RequiredTaints != nil || c.PreferredTaints != nil,
-		e.Tenant != "",
-		e.MetadataUpload != "",
-		e.Annotations&^annotationsHarmless != 0 || e.ExtraFields != 0,
-	} {
-		if said {
-			g |= 1 << n
+	for needs, value := range e.trusted(fields) {
+		if !value.IsZero() {
+			g |= needs
 		}
 	}
+	if e.Tenant != "" {
+		g |= Tenants
+	}
+	if e.Annotations&^annotationsHarmless != 0 {
+		g |= Explain
+	}
 	return g
+}
+
+// trusted yields the values of e that need trust, except for the annotations and the header's
+// tenant.
+func (e *Ext) trusted(fields []field) iter.Seq2[Grants, reflect.Value] {
+	return func(yield func(Grants, reflect.Value) bool) {
+		for i := range fields {
+			f := &fields[i]
+			for needs, value := range e.trusted(f.in) {
+				yield(needs, value)
+			}
+			if f.needs != 0 && f.to != nil {
+				yield(f.needs, reflect.ValueOf(f.to(e)).Elem())
+			}
+		}
+	}
 }

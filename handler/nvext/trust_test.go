@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
 // Needs returns the kinds that a request uses, and none for harmless fields.
@@ -61,7 +63,7 @@ func TestRestrict(t *testing.T) {
 			want.AgentHints = AgentHints{OSL: want.AgentHints.OSL, SpeculativePrefill: want.AgentHints.SpeculativePrefill}
 			want.CacheTTL = Opt[time.Duration]{}
 		case Overrides:
-			want.Override, want.AllowedWorkerIDs, want.RoutingConstraints = RouterConfigOverride{}, nil, RoutingConstraints{}
+			want.Override, want.AllowedWorkerIDs, want.RoutingConstraints = kvscore.Override{}, nil, RoutingConstraints{}
 		case Tenants:
 			want.Tenant = ""
 		case Uploads:

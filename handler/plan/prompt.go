@@ -77,14 +77,8 @@ func (p *Plan) IdentitiesOf(chains []api.Chain) []cache.Identity {
 func (p *Plan) honour() {
 	p.Score.ExpectedTokens = int64(p.Ext.AgentHints.OSL.Value)
 	p.Score.Priority = priority(&p.Ext.AgentHints)
-	o := &p.Ext.Override
-	if *o == (nvext.RouterConfigOverride{}) {
-		return
-	}
-	p.Score.Override = &kvscore.Override{
-		OverlapScoreCredit: finite(o.OverlapScoreCredit), PrefillLoadScale: finite(o.PrefillLoadScale),
-		Temperature: finite(o.RouterTemperature), AssumeKVReuse: pointer(o.AssumeKVReuse),
-		TrackPrefillTokens: pointer(o.TrackPrefillTokens),
+	if p.Ext.Override != (kvscore.Override{}) {
+		p.Score.Override = &p.Ext.Override
 	}
 }
 
@@ -99,23 +93,6 @@ func priority(h *nvext.AgentHints) int {
 		return 1
 	}
 	return 0
-}
-
-// maxOverride keeps costs finite.
-const maxOverride = 1e6
-
-// finite is pointer for an option of a policy.
-func finite(o nvext.Opt[float64]) *float64 {
-	o.Value = min(o.Value, maxOverride)
-	return pointer(o)
-}
-
-// pointer returns nil for what is not set.
-func pointer[T any](o nvext.Opt[T]) *T {
-	if !o.Set {
-		return nil
-	}
-	return &o.Value
 }
 
 // WithTokens returns the plan of the same request with token ids as the prompt; nil if that
