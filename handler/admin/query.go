@@ -103,12 +103,13 @@ func (x *Explainer) encodeQuery(p *plan.Plan, c *dispatch.DryChoice, ids []byte)
 // tokenIDs returns the token ids of a request's prompt as JSON, nil if it has none.
 func tokenIDs(p *plan.Plan) []byte {
 	if p.Ext.TokenCount > 0 {
-		return nvext.AppendTokens(nil, p.Ext.TokenData)
+		return p.Ext.TokenData
 	}
 	if p.Body.Buffer == nil {
 		return nil
 	}
-	return p.Request.AppendTokens(nil, p.Body.Buffer.Data)
+	ids, _ := nvext.IDs(p.Request.IDs(p.Body.Buffer.Data))
+	return ids
 }
 
 const (

@@ -42,7 +42,7 @@ func TestGivenTokensAreThePrompt(t *testing.T) {
 		if !ok || r.Kind != Tokens || r.Tokens != want.Tokens || !slices.Equal(r.Blocks, want.Blocks) || r.Root != want.Root || r.Bytes != 0 || r.Answers() != 1 {
 			t.Errorf("%s: %v, kind %d, %d tokens, root %x, want %x", v.body, ok, r.Kind, r.Tokens, r.Root, want.Root)
 		}
-		if r.PromptText(body) != nil || r.AppendTokens(nil, body) != nil || r.Continues() {
+		if r.PromptText(body) != nil || r.IDs(body) != nil || r.Continues() {
 			t.Errorf("%s: the body's prompt is still there", v.body)
 		}
 		r.SetSalt("other")

@@ -1,7 +1,6 @@
 package api
 
 import (
-	"bytes"
 	"encoding/binary"
 	"slices"
 
@@ -50,17 +49,13 @@ func (r *Request) Batch() bool { return r.First != max(r.Bytes, r.Tokens) }
 // together.
 func (r *Request) Answers() int { return r.answers * r.prompts }
 
-// AppendTokens appends the body's token ids to dst as a JSON array without white
-// space. It appends nothing if the body has none, or has several prompts. The body
-// must be the one that was parsed.
-func (r *Request) AppendTokens(dst, body []byte) []byte {
+// IDs returns the body's token ids, as a JSON list. It is nil if the body has none, or
+// has several prompts. The body must be the one that was parsed.
+func (r *Request) IDs(body []byte) []byte {
 	if r.Kind != Tokens || r.ids.End == 0 || len(body) != r.size {
-		return dst
+		return nil
 	}
-	for part := range bytes.FieldsSeq(r.ids.Of(body)) {
-		dst = append(dst, part...)
-	}
-	return dst
+	return r.ids.Of(body)
 }
 
 // PromptText returns a prompt that is one text, as the JSON string in the body. It

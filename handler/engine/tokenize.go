@@ -96,12 +96,10 @@ func tokensIn(status int, answer []byte, member string) []byte {
 	if !list.IsArray() {
 		return nil
 	}
-	raw := []byte(list.Raw)
-	ids := nvext.AppendIDs(nil, raw, rawjson.Span{End: len(raw)})
-	if len(ids) == 0 {
-		return nil
+	if ids, n := nvext.IDs([]byte(list.Raw)); n > 0 {
+		return ids
 	}
-	return nvext.AppendTokens(raw[:0], ids) // no longer than the list
+	return nil
 }
 
 // tokenMember returns the member for token ids in an API, empty if there is none. All

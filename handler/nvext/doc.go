@@ -9,7 +9,7 @@
 // its generation refuses.
 //
 // An answer's nvext has the members that extra_fields asks for. The router makes
-// them with [AppendWorker], [Timing.Append] and [AppendTokens]. [Additions]
+// them with [AppendWorker], [Timing.Append] and [IDs]. [Additions]
 // puts them into the chunks of a stream, [AnswerFilter] into a plain answer.
 // [AppendAnnotation] makes annotations, which are separate events.
 //

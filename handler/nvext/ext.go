@@ -79,9 +79,8 @@ type Ext struct { // one member for each field of the protocol
 	PrefillDPRank     Opt[uint32] // the rank of the prefill worker
 	MaxThinkingTokens Opt[uint32] // the limit of reasoning tokens
 
-	// TokenData has the prompt's token ids if the caller has read them, see
-	// AppendIDs.
-	TokenData []uint32
+	// TokenData has the prompt's token ids if the caller has read them, see IDs.
+	TokenData []byte
 	// TokenCount is the number of ids in token_data.
 	TokenCount int
 	// TokenSpan is the list's place: valid JSON that can be spliced into a body.

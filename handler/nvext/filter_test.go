@@ -198,10 +198,8 @@ func TestAppend(t *testing.T) {
 		`{"request_received_ms":1795000000000,"prefill_wait_time_ms":0.5,"prefill_time_ms":12,"ttft_ms":12.5,"total_time_ms":100.25,"kv_hit_rate":0.75,"router_queue_depth":3}`: Timing{
 			1795000000000, Some(0.5), Some(12.0), Some(12.5), Some(100.25), Some(0.75), 3,
 		}.Append(nil),
-		`[]`:               AppendTokens(nil, nil),
-		`[0,1,4294967295]`: AppendTokens(nil, []uint32{0, 1, math.MaxUint32}),
 		`{"worker_id":{"decode_worker_id":7},"token_ids":[1]}`: AppendObject(nil, []Member{{NameWorkerID, []byte(`{"decode_worker_id":7}`)}, {NameTokenIDs, []byte(`[1]`)}}),
-		"event: token_ids\n: [1,2,3]\n\n":                      AppendAnnotation(nil, NameTokenIDs, AppendTokens(nil, []uint32{1, 2, 3})),
+		"event: token_ids\n: [1,2,3]\n\n":                      AppendAnnotation(nil, NameTokenIDs, []byte("[1,2,3]")),
 		"event: request_id\n: \"a\\\"b\\nc\"\n\n":              AppendAnnotation(nil, NameRequestID, rawjson.AppendString(nil, "a\"b\nc")),
 		"event: a b\n: {   } \n\n":                             AppendAnnotation(nil, "a\rb", []byte("{ \r\n}\n")),
 	} {

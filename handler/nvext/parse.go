@@ -98,7 +98,7 @@ func (p *parser) object(fields []field, i int) (unknown *fieldError, end int) {
 func (p *parser) value(c *rawjson.Cursor, name string) (v gjson.Result, ok bool) {
 	at := c.At
 	if name == "token_data" {
-		_, n, end := scanTokens(p.raw, at, nil)
+		n, end := scanTokens(p.raw, at)
 		if p.ids = n; end > 0 {
 			c.At = end
 			return gjson.Result{Type: gjson.JSON, Raw: rawjson.View(p.raw[at:end]), Index: at}, true

@@ -42,8 +42,11 @@ func TestParseReadsEveryField(t *testing.T) {
 			t.Errorf("the span of %s is %s", want, raw[s.Start:s.End])
 		}
 	}
-	if ids := AppendIDs(nil, raw, got.TokenSpan); !slices.Equal(ids, []uint32{0, 1, math.MaxUint32}) {
-		t.Errorf("the ids of the span: %v", ids)
+	for list, want := range map[string]int{"[ 0,1 ,\n4294967295]": 3, "[]": 0, "": -1, "[1,-2]": -1, "[1] ": -1, `{"a":1}`: -1} {
+		ids, n := IDs([]byte(list))
+		if n != max(0, want) || (ids == nil) != (want < 0) || want == 3 && string(ids) != "[0,1,4294967295]" {
+			t.Errorf("%q has %d ids: %s", list, n, ids)
+		}
 	}
 	clear(raw) // the result must not point into it
 	want := Ext{
@@ -387,7 +390,11 @@ func withTokens(n int) []byte {
 	for i := range ids {
 		ids[i] = uint32(i * 7919 % 128256)
 	}
-	return []byte(strings.Replace(every, "[0,1,4294967295]", string(AppendTokens(nil, ids)), 1))
+	list, err := json.Marshal(ids)
+	if err != nil {
+		panic(err)
+	}
+	return []byte(strings.Replace(every, "[0,1,4294967295]", string(list), 1))
 }
 
 func BenchmarkParse(b *testing.B) {

@@ -1,10 +1,6 @@
 package nvext
 
-import (
-	"strconv"
-
-	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
-)
+import "github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 
 // Names of the members and annotations that the router adds to an answer.
 const (
@@ -59,19 +55,6 @@ func (t Timing) Append(dst []byte) []byte {
 	o.Uint("router_queue_depth", t.RouterQueueDepth)
 	o.Close()
 	return o.Buf
-}
-
-// AppendTokens appends token ids as a JSON list: the value of the member
-// token_ids and the payload of the annotation.
-func AppendTokens(dst []byte, ids []uint32) []byte {
-	dst = append(dst, '[')
-	for i, id := range ids {
-		if i > 0 {
-			dst = append(dst, ',')
-		}
-		dst = strconv.AppendUint(dst, uint64(id), 10)
-	}
-	return append(dst, ']')
 }
 
 // AppendObject appends an nvext with these members.

@@ -6,7 +6,6 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
-	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 
 	"github.com/caddyserver/caddy/v2"
 )
@@ -52,12 +51,12 @@ func (rd *Reader) answerExt(r *http.Request, req *api.Request, ext *nvext.Ext, b
 		x.ID = requestID(r)
 	}
 	if fields&nvext.FieldTokenIDs != 0 || annotations&nvext.AnnotationTokenIDs != 0 {
-		ids := nvext.AppendIDs(nil, req.NVExt, ext.TokenSpan)
-		if raw := req.AppendTokens(nil, body); ids == nil && raw != nil {
-			ids = nvext.AppendIDs(nil, raw, rawjson.Span{End: len(raw)})
+		list := req.IDs(body)
+		if ext.TokenSpan.End > 0 {
+			list = ext.TokenSpan.Of(req.NVExt)
 		}
-		if ids != nil && len(ids) <= maxTold/8 {
-			x.IDs = nvext.AppendTokens(nil, ids)
+		if ids, n := nvext.IDs(list); n <= maxTold/8 {
+			x.IDs = ids
 		}
 	}
 	if annotations&nvext.AnnotationFormattedPrompt != 0 {

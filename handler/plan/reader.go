@@ -324,7 +324,7 @@ func (rd *Reader) takeExt(r *http.Request, p *Plan, raw []byte) (err error) {
 	}
 	p.Dropped = ext.Restrict(p.Grants) | p.headers&^p.Grants
 	if ext.QueryOnly() { // its answer repeats them
-		ext.TokenData = nvext.AppendIDs(nil, raw, ext.TokenSpan)
+		ext.TokenData, _ = nvext.IDs(ext.TokenSpan.Of(raw))
 	}
 	p.honour()
 	return nil
