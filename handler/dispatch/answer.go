@@ -93,11 +93,11 @@ func (a *attempt) extras(readable bool) *response.Extras {
 		return nil
 	}
 	e := &response.Extras{
-		Fields: x.Fields, Annotations: x.Annotations, ID: x.ID, IDs: x.IDs, Prompt: x.Prompt,
+		Fields: x.Fields, Events: x.Events, IDs: x.IDs,
 		Worker: a.Target.Worker, Rank: a.Target.Rank, Waiting: x.Waiting, Received: d.start, Begun: a.Begun, HitRate: -1,
 	}
 	if to := a.Worker.Engine(); to.ReadsNVExt() {
-		e.Annotations = 0 // it gets the request's nvext, and writes them itself
+		e.Events = nil // it gets the request's nvext, and writes them itself
 	}
 	by := a.computes()
 	if n := by.Tokens; n > 0 {

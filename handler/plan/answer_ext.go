@@ -2,23 +2,21 @@ package plan
 
 import (
 	"net/http"
-	"slices"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 
 	"github.com/caddyserver/caddy/v2"
 )
 
 // AnswerExt is the nvext that the answer must carry, as far as the plan knows it.
 type AnswerExt struct {
-	Fields      nvext.Fields
-	Annotations nvext.Annotations
-	Fits        bool   // the API's answers have room for it
-	ID          string // the request's; empty if it is not wanted
-	Waiting     uint64 // requests that waited when this one came
-	IDs         []byte // the prompt's token ids as JSON, nil if they are not known
-	Prompt      []byte // the prompt's text as JSON, nil if it is not known
+	Fields  nvext.Fields
+	Events  []byte // the annotations of a stream, as events
+	Fits    bool   // the API's answers have room for it
+	Waiting uint64 // requests that waited when this one came
+	IDs     []byte // the prompt's token ids as JSON, nil if they are not known
 }
 
 const (
@@ -43,12 +41,22 @@ func (rd *Reader) answerExt(r *http.Request, req *api.Request, ext *nvext.Ext, b
 	if fields == 0 && annotations == 0 {
 		return nil
 	}
-	x := &AnswerExt{Fields: fields, Annotations: annotations, Waiting: rd.Waiting(), Fits: req.AnswerObject() != ""}
+	x := &AnswerExt{Fields: fields, Waiting: rd.Waiting(), Fits: req.AnswerObject() != ""}
 	if !x.Fits {
 		return x
 	}
+	annotate := func(annotation nvext.Annotations, name string, payload []byte) {
+		if annotations&annotation != 0 && payload != nil {
+			x.Events = nvext.AppendAnnotation(x.Events, name, payload)
+		}
+	}
 	if annotations&nvext.AnnotationRequestID != 0 {
-		x.ID = requestID(r)
+		if id := requestID(r); id != "" {
+			annotate(nvext.AnnotationRequestID, nvext.NameRequestID, rawjson.AppendString(nil, id))
+		}
+	}
+	if prompt := req.PromptText(body); len(prompt) <= maxTold {
+		annotate(nvext.AnnotationFormattedPrompt, nvext.NameFormattedPrompt, prompt)
 	}
 	if fields&nvext.FieldTokenIDs != 0 || annotations&nvext.AnnotationTokenIDs != 0 {
 		list := req.IDs(body)
@@ -57,11 +65,7 @@ func (rd *Reader) answerExt(r *http.Request, req *api.Request, ext *nvext.Ext, b
 		}
 		if ids, n := nvext.IDs(list); n <= maxTold/8 {
 			x.IDs = ids
-		}
-	}
-	if annotations&nvext.AnnotationFormattedPrompt != 0 {
-		if prompt := req.PromptText(body); len(prompt) <= maxTold {
-			x.Prompt = slices.Clone(prompt)
+			annotate(nvext.AnnotationTokenIDs, nvext.NameTokenIDs, ids)
 		}
 	}
 	return x

@@ -5,16 +5,13 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
-	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // Extras is the nvext that an answer carries for its client, and the values for it.
 type Extras struct {
-	Fields      nvext.Fields
-	Annotations nvext.Annotations // of a stream
-	ID          string            // the request's; empty if there is none
-	IDs         []byte            // the prompt's token ids as JSON; nil if unknown
-	Prompt      []byte            // the prompt's text as JSON; nil if unknown
+	Fields nvext.Fields
+	Events []byte // the annotations, with which a stream begins
+	IDs    []byte // the prompt's token ids as JSON; nil if unknown
 
 	Worker          uint64 // the one that answers
 	Rank            uint32
@@ -51,7 +48,7 @@ func (b *Body) additions() *added {
 	}
 	switch {
 	case b.Stream:
-		if e.before = x.events(); x.Fields != 0 {
+		if e.before = x.Events; x.Fields != 0 {
 			e.stream = &add
 		}
 	case x.Fields != 0:
@@ -61,20 +58,6 @@ func (b *Body) additions() *added {
 		return nil
 	}
 	return e
-}
-
-// events returns the annotations as events of a stream.
-func (x *Extras) events() (out []byte) {
-	if x.Annotations&nvext.AnnotationRequestID != 0 && x.ID != "" {
-		out = nvext.AppendAnnotation(out, nvext.NameRequestID, rawjson.AppendString(nil, x.ID))
-	}
-	if x.Annotations&nvext.AnnotationFormattedPrompt != 0 && x.Prompt != nil {
-		out = nvext.AppendAnnotation(out, nvext.NameFormattedPrompt, x.Prompt)
-	}
-	if x.Annotations&nvext.AnnotationTokenIDs != 0 && x.IDs != nil {
-		out = nvext.AppendAnnotation(out, nvext.NameTokenIDs, x.IDs)
-	}
-	return out
 }
 
 // finalMembers returns the members that only the end of an answer carries.
