@@ -141,35 +141,6 @@ func TestStreamsSayThatTheyAreOver(t *testing.T) {
 	}
 }
 
-// If a usage chunk has other content, only the usage is removed.
-func TestMixedUsageChunks(t *testing.T) {
-	const usage = `"usage":{"prompt_tokens":3,"completion_tokens":5}`
-	for in, want := range map[string]string{
-		`{"choices":[],` + usage + `,"timings":{"a":1}}`:           `{"choices":[],"timings":{"a":1}}`,
-		`{` + usage + ` , "choices":[],"kv_transfer_params":{}}`:   `{ "choices":[],"kv_transfer_params":{}}`,
-		`{"choices":[],"x":1,` + usage + `}`:                       `{"choices":[],"x":1}`,
-		`{"choices":[],` + usage + `,"error":{"message":"m"}}`:     `{"choices":[],` + usage + `,"error":{"message":"m"}}`,
-		`{"choices":[],` + usage + `,"error":null,"timings":null}`: ``,
-	} {
-		for _, end := range []string{"\n\n", "\r\n\r\n"} {
-			before, after := "data: {\"choices\":[{\"index\":0}]}"+end, "data: [DONE]"+end
-			stream := before + "data: " + in + end + after
-			expect := before + "data: " + want + end + after
-			if want == "" {
-				expect = before + after
-			}
-			for _, size := range []int{1, 5, 1000} {
-				if got := filtered(slices.Collect(slices.Chunk([]byte(stream), size))); string(got) != expect {
-					t.Errorf("in reads of %d:\n%q, want\n%q", size, got, expect)
-				}
-			}
-			if got := filtered([][]byte{[]byte(before + "data: " + in)}); want != "" && string(got) != before+"data: "+want {
-				t.Errorf("at the end: %q", got)
-			}
-		}
-	}
-}
-
 // The usage is read even if an answer with results is too long to be kept.
 func TestUsageOfLongResults(t *testing.T) {
 	embedding := `{"embedding":[` + strings.Repeat("0.123456,", 20000) + `0]},`

@@ -2,7 +2,6 @@ package api
 
 import (
 	"errors"
-	"strconv"
 	"sync"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
@@ -214,24 +213,9 @@ var parses = sync.Pool{New: func() any { return new(parse) }}
 // ErrMembers means that a body has more than 4096 members.
 var ErrMembers = errors.New("too many members")
 
-// ScanError is what Parse returns for a body that it cannot read. It wraps
-// rawjson.ErrMalformed, rawjson.ErrDepth or ErrMembers.
-type ScanError struct {
-	// Offset is the byte of the body at which reading stopped.
-	Offset int
-	err    error
-}
-
-// Error returns the reason and the offset.
-func (e *ScanError) Error() string { return e.err.Error() + " at byte " + strconv.Itoa(e.Offset) }
-
-// Unwrap returns the reason.
-func (e *ScanError) Unwrap() error { return e.err }
-
 // Parse reads a request body. Members that are absent or of a wrong type are
-// unknown and never an error: the engine judges them. The error is a
-// [*ScanError]: the body is no JSON object, nests too deeply, or has too many
-// members.
+// unknown and never an error: the engine judges them. The error is
+// rawjson.ErrMalformed, rawjson.ErrDepth or ErrMembers.
 func Parse(a API, body []byte, o Options) (*Request, error) {
 	r := &Request{API: a, Choices: 1, size: len(body), prompts: 1, answers: 1}
 	p := parses.Get().(*parse)
@@ -276,7 +260,7 @@ func (p *parse) scan() error {
 	b := p.body
 	c, ok := rawjson.Open(b)
 	if !ok {
-		return &ScanError{c.At, c.Err}
+		return c.Err
 	}
 	p.req.brace = c.At - 1
 	for c.Next() {
@@ -286,24 +270,19 @@ func (p *parse) scan() error {
 			break
 		}
 		if p.req.note(c.KeyAt, v); p.req.memberCount > maxMembers {
-			return &ScanError{c.At, ErrMembers}
+			return ErrMembers
 		}
-		if string(key) == nameNVExt {
-			if v.IsNull(b) {
-				p.req.NullNVExt = true
-			} else {
-				p.req.NVExt = v.Of(b)
-			}
-			continue
+		if string(key) != nameNVExt {
+			p.field(key, v)
+		} else if v.IsNull(b) {
+			p.req.NullNVExt = true
+		} else {
+			p.req.NVExt = v.Of(b)
 		}
-		p.field(key, v)
 	}
-	if c.Err != nil {
-		return &ScanError{c.At, c.Err}
+	if c.Err == nil && !c.Alone() {
+		return rawjson.ErrMalformed
 	}
 	p.req.closing = c.At - 1
-	if !c.Alone() {
-		return &ScanError{rawjson.SkipSpace(b, c.At), rawjson.ErrMalformed}
-	}
-	return nil
+	return c.Err
 }

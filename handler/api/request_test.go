@@ -17,36 +17,19 @@ import (
 )
 
 func TestMalformedBodies(t *testing.T) {
-	for _, c := range []struct {
-		body   string
-		err    error
-		offset int
-	}{
-		{``, rawjson.ErrMalformed, 0},
-		{`  `, rawjson.ErrMalformed, 2},
-		{`[]`, rawjson.ErrMalformed, 0},
-		{`"x"`, rawjson.ErrMalformed, 0},
-		{`{`, rawjson.ErrMalformed, 1},
-		{`{"a":1`, rawjson.ErrMalformed, 6},
-		{`{"a":1]`, rawjson.ErrMalformed, 6},
-		{`{"a":[}`, rawjson.ErrMalformed, 6},
-		{`{"a":"b}`, rawjson.ErrMalformed, 5},
-		{`{"a":"b\"}`, rawjson.ErrMalformed, 5},
-		{`{"a" 1}`, rawjson.ErrMalformed, 5},
-		{`{"a":}`, rawjson.ErrMalformed, 5},
-		{`{"a":1,}`, rawjson.ErrMalformed, 7},
-		{`{,"a":1}`, rawjson.ErrMalformed, 1},
-		{`{a:1}`, rawjson.ErrMalformed, 1},
-		{`{"a":1 "b":2}`, rawjson.ErrMalformed, 7},
-		{`{"a":tr"u}`, rawjson.ErrMalformed, 7},
-		{`{} {}`, rawjson.ErrMalformed, 3},
-		{`{"a":` + strings.Repeat("[", rawjson.MaxDepth) + strings.Repeat("]", rawjson.MaxDepth) + `}`, rawjson.ErrDepth, 5 + rawjson.MaxDepth - 1},
-		{`{"a":` + strings.Repeat(`{"a":`, 1<<20), rawjson.ErrDepth, 5 * rawjson.MaxDepth},
+	for _, body := range []string{
+		``, `  `, `[]`, `"x"`, `{`, `{"a":1`, `{"a":1]`, `{"a":[}`, `{"a":"b}`, `{"a":"b\"}`, `{"a" 1}`, `{"a":}`, `{"a":1,}`, `{,"a":1}`,
+		`{a:1}`, `{"a":1 "b":2}`, `{"a":tr"u}`, `{} {}`,
 	} {
-		_, err := Parse(chat{}, []byte(c.body), Options{})
-		var e *ScanError
-		if !errors.Is(err, c.err) || !errors.As(err, &e) || e.Offset != c.offset {
-			t.Errorf("%.40s: %v, want %v at %d", c.body, err, c.err, c.offset)
+		if _, err := Parse(chat{}, []byte(body), Options{}); !errors.Is(err, rawjson.ErrMalformed) {
+			t.Errorf("%s: %v", body, err)
+		}
+	}
+	for _, body := range []string{
+		`{"a":` + strings.Repeat("[", rawjson.MaxDepth) + strings.Repeat("]", rawjson.MaxDepth) + `}`, `{"a":` + strings.Repeat(`{"a":`, 1<<20),
+	} {
+		if _, err := Parse(chat{}, []byte(body), Options{}); !errors.Is(err, rawjson.ErrDepth) {
+			t.Errorf("%.40s: %v", body, err)
 		}
 	}
 	for _, body := range []string{
