@@ -128,19 +128,6 @@ func TestBillingHeadersAreLeftOut(t *testing.T) {
 	}
 }
 
-// A stream is over when it says so, not when the last choice has its reason.
-func TestStreamsSayThatTheyAreOver(t *testing.T) {
-	n := observe(mustParse(t, chat{}, askHello), true)
-	n.Write([]byte("data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"x\"},\"finish_reason\":\"stop\"}]}\n\n"))
-	if n.Closed() {
-		t.Error("closed before [DONE]")
-	}
-	n.Write([]byte("data: [DONE]\n\n"))
-	if !n.Closed() {
-		t.Error("not closed behind [DONE]")
-	}
-}
-
 // The usage is read even if an answer with results is too long to be kept.
 func TestUsageOfLongResults(t *testing.T) {
 	embedding := `{"embedding":[` + strings.Repeat("0.123456,", 20000) + `0]},`
