@@ -263,9 +263,9 @@ func (h *Handler) setDefaults() error {
 	if i := strings.IndexFunc(h.ResponseHeaders, notTokenChar); i >= 0 {
 		return fmt.Errorf("response_headers: must be the beginning of a header's name, got %q", h.ResponseHeaders)
 	}
-	if t := h.Timeouts; t != nil && t.FirstToken < 0 {
+	if t := valueOf(h.Timeouts); t.FirstToken < 0 {
 		return fmt.Errorf("timeouts first_token: must be positive, got %s", time.Duration(t.FirstToken))
-	} else if t != nil && t.StreamIdle < 0 {
+	} else if t.StreamIdle < 0 {
 		return fmt.Errorf("timeouts stream_idle: must be positive, got %s", time.Duration(t.StreamIdle))
 	}
 	rule := slices.Index(kvscore.LegsNames[:], cmp.Or(h.Legs, kvscore.LegsAuto.String()))
@@ -298,10 +298,7 @@ func notTokenChar(r rune) bool {
 
 // sessionMode returns the configured mode, or the default.
 func (h *Handler) sessionMode() string {
-	if h.Affinity == nil {
-		return affinitySoft
-	}
-	return cmp.Or(h.Affinity.Mode, affinitySoft)
+	return cmp.Or(valueOf(h.Affinity).Mode, affinitySoft)
 }
 
 // checkAffinity checks the mode, the places of keys and their scope.
@@ -311,14 +308,12 @@ func (h *Handler) checkAffinity() error {
 	default:
 		return fmt.Errorf("affinity mode: must be soft, hard or off, got %q", mode)
 	}
-	names := plan.DefaultKeys
-	if a := h.Affinity; a != nil {
-		if len(a.Key) > 0 {
-			names = a.Key
-		}
-		if _, ok := plan.PlaceholderName(a.Scope); a.Scope != "" && !ok {
-			return fmt.Errorf("affinity scope: must be a placeholder such as {http.auth.user.id}, got %q", a.Scope)
-		}
+	a, names := valueOf(h.Affinity), plan.DefaultKeys
+	if len(a.Key) > 0 {
+		names = a.Key
+	}
+	if _, ok := plan.PlaceholderName(a.Scope); a.Scope != "" && !ok {
+		return fmt.Errorf("affinity scope: must be a placeholder such as {http.auth.user.id}, got %q", a.Scope)
 	}
 	for _, name := range names {
 		source, err := plan.ParseKeySource(name)
@@ -335,23 +330,10 @@ func (h *Handler) poolSettings() (*pool.Settings, error) {
 	dynamic := h.ReverseProxy.DynamicUpstreamsRaw != nil
 	s := &pool.Settings{
 		Engine: h.Engine, Others: dynamic, RetryBudget: h.RetryBudget,
+		Index: valueOf(h.Index), Queue: valueOf(h.Queue), Journal: valueOf(h.Journal), Share: valueOf(h.Share),
+		Sessions:  valueOf(h.Affinity).Sessions,
 		Workers:   make(map[string]pool.WorkerSettings, len(h.Workers)),
 		Upstreams: make(map[string]bool, len(h.ReverseProxy.Upstreams)),
-	}
-	if h.Index != nil {
-		s.Index = *h.Index
-	}
-	if a := h.Affinity; a != nil {
-		s.Sessions = a.Sessions
-	}
-	if h.Queue != nil {
-		s.Queue = *h.Queue
-	}
-	if h.Journal != nil {
-		s.Journal = *h.Journal
-	}
-	if h.Share != nil {
-		s.Share = *h.Share
 	}
 	for _, up := range h.ReverseProxy.Upstreams {
 		s.Upstreams[up.Dial] = true
@@ -366,4 +348,12 @@ func (h *Handler) poolSettings() (*pool.Settings, error) {
 		}
 	}
 	return s, s.CheckIDs()
+}
+
+// valueOf returns the value of a part of the configuration, the zero value if it is left out.
+func valueOf[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
+	}
+	return v
 }

@@ -138,13 +138,10 @@ func (h *Handler) wireDispatcher(ctx caddy.Context) error {
 			// Only a policy whose costs are times knows the price of leaving a session's home.
 			Soft: h.sessionMode() == affinitySoft && kvscore.CostUnit(h.policy) == kvscore.UnitMilliseconds,
 		}),
-		Resume: *h.Resume, Limits: limits, Legs: h.legs, KeepBody: keepBody, Labels: h.ResponseHeaders, Speculative: h.SpeculativePrefill,
+		Timeouts: valueOf(h.Timeouts), Resume: *h.Resume, Limits: limits, Legs: h.legs, KeepBody: keepBody, Labels: h.ResponseHeaders, Speculative: h.SpeculativePrefill,
 		Metrics: h.metrics, PoolMetrics: h.poolMetrics, Logger: h.logger,
 	}
 	d.Sessions.Failed = d.Unbound
-	if h.Timeouts != nil {
-		d.Timeouts = *h.Timeouts
-	}
 	d.FollowUps = speculative.NewRunner(h.ctx, h.pool, h.client, h.SpeculativePrefill)
 	h.dispatcher, h.reader = d, h.newReader()
 	h.explainer = &admin.Explainer{Reader: h.reader, Dispatcher: d}
@@ -165,14 +162,11 @@ func (h *Handler) newReader() *plan.Reader {
 
 // sessionRules returns how the configuration finds the sessions of requests.
 func (h *Handler) sessionRules() plan.Sessions {
-	s := plan.Sessions{
-		Keys: h.keys, HeldOnly: h.sessionMode() == affinityOff,
+	scope, _ := plan.PlaceholderName(valueOf(h.Affinity).Scope)
+	return plan.Sessions{
+		Keys: h.keys, Scope: scope, HeldOnly: h.sessionMode() == affinityOff,
 		Secret: h.pool.Secret, Conversation: h.pool.Responses.Session,
 	}
-	if h.Affinity != nil {
-		s.Scope, _ = plan.PlaceholderName(h.Affinity.Scope)
-	}
-	return s
 }
 
 // liveCheck is how often a provisioned configuration checks whether it serves.
