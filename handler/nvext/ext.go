@@ -2,7 +2,6 @@ package nvext
 
 import (
 	"cmp"
-	"errors"
 	"strings"
 	"time"
 
@@ -205,19 +204,6 @@ func (e *Ext) QueryOnly() bool { return e.Annotations&AnnotationQueryOnly != 0 }
 // QueryExplains returns whether such a client also asks for the reasons.
 func (e *Ext) QueryExplains() bool { return e.Annotations&AnnotationQueryExplain != 0 }
 
-// ErrChoices says that a client asks for completion_token_ids of several choices.
-// The answer could not assign them to their choices.
-var ErrChoices = errors.New("nvext.extra_fields: completion_token_ids requires exactly one generated choice")
-
-// CheckChoices returns ErrChoices if a request with that many choices asks for
-// fields that exist for a single choice only.
-func (e *Ext) CheckChoices(choices int) error {
-	if choices > 1 && e.ExtraFields&FieldCompletionTokenIDs != 0 {
-		return ErrChoices
-	}
-	return nil
-}
-
 // Fields are members of an answer's nvext.
 type Fields uint16
 
@@ -226,7 +212,6 @@ const (
 	FieldWorkerID Fields = 1 << iota
 	FieldTiming
 	FieldTokenIDs
-	FieldCompletionTokenIDs
 	fieldOther // made by engines, or unknown; no effect here
 )
 
@@ -239,8 +224,6 @@ func fieldNamed(name string) Fields {
 		return FieldTiming
 	case NameTokenIDs:
 		return FieldTokenIDs
-	case "completion_token_ids":
-		return FieldCompletionTokenIDs
 	}
 	return fieldOther
 }

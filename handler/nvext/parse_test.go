@@ -288,10 +288,6 @@ func TestExtAnswers(t *testing.T) {
 			t.Errorf("%s: %v, %v", raw, got, err)
 		}
 	}
-	ext, _ := Parse([]byte(`{"extra_fields":["completion_token_ids"]}`), Options{})
-	if ext.CheckChoices(1) != nil || !errors.Is(ext.CheckChoices(2), ErrChoices) {
-		t.Error("completion_token_ids of two choices")
-	}
 	for _, c := range []struct{ tenant, body, top, want string }{{"", "", "", ""}, {"", "", "t", "t"}, {"", "b", "t", "b"}, {"h", "b", "t", "h"}} {
 		e := Ext{Tenant: c.tenant, CacheSalt: c.body}
 		if got := e.Salt(c.top); got != c.want {

@@ -229,9 +229,6 @@ func (rd *Reader) nameSession(r *http.Request, p *Plan) {
 // infer completes the plan of a request for a known API that was parsed.
 func (rd *Reader) infer(r *http.Request, p *Plan) error {
 	req, data := p.Request, p.Body.Buffer.Data
-	if err := p.Ext.CheckChoices(req.Answers()); err != nil {
-		return p.refuse(api.CodeNVExt, nvextMember, err)
-	}
 	p.Response = req.PreviousResponse
 	req.SetSalt(p.Ext.Salt(req.Salt))
 	if p.Ext.TokenCount > 0 && rd.TakesTokens(p.Name) {
