@@ -123,14 +123,14 @@ func runExplain(c *client, fl caddycmd.Flags) (int, error) {
 
 // writeCandidates writes the candidates with the terms of their costs.
 func writeCandidates(to io.Writer, list []shownCandidate, unit string) {
-	heads := []string{"CANDIDATE", ">HELD", ">RUNNING", ">TTFT"}
+	heads := []string{"CANDIDATE", "HELD", "RUNNING", "TTFT"}
 	if unit != "" {
-		heads = append(heads, ">COST "+unit)
+		heads = append(heads, "COST "+unit)
 	}
 	if unit == kvscore.UnitMilliseconds {
-		heads = append(heads, ">wait", ">prefill", ">delay", ">decode", ">turns", ">leave")
+		heads = append(heads, "wait", "prefill", "delay", "decode", "turns", "leave")
 	}
-	t := newTable(heads...)
+	t := newTable(to, heads...)
 	for i := range list {
 		x := &list[i]
 		cells := []string{x.Dial, fmt.Sprint(x.OverlapTokens), fmt.Sprint(x.Requests), millis(x.TTFT)}
@@ -147,5 +147,5 @@ func writeCandidates(to io.Writer, list []shownCandidate, unit string) {
 		}
 		t.row(cells...)
 	}
-	t.write(to)
+	_ = t.Flush()
 }

@@ -8,8 +8,8 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"text/tabwriter"
 	"time"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -68,8 +68,7 @@ func writeStatus(to io.Writer, s *stateView) {
 		s.Pool, s.Policy, len(s.Workers), s.Sessions, s.Waiting)
 	fmt.Fprintf(to, "last 5 minutes: %d requests, %d failed, TTFT p50 %s, p99 %s, hits %s (predicted %s)\n\n",
 		r.Attempts, r.Failed, millis(r.P50), millis(r.P99), percent(r.Hits), percent(r.Foreseen))
-	t := newTable("WORKER", "STATE", "MODEL", ">RUN", ">WAIT", ">KV", ">HITS", ">P50", ">P99", ">REQS", ">FAIL", "EVENTS")
-	t.most = []int{20, 19, 8, 4, 4, 4, 4, 5, 5, 5, 4, 7} // 100 columns with the spaces
+	t := newTable(to, "WORKER", "STATE", "MODEL", "RUN", "WAIT", "KV", "HITS", "P50", "P99", "REQS", "FAIL", "EVENTS")
 	for i := range s.Workers {
 		w := &s.Workers[i]
 		state := w.State
@@ -84,10 +83,11 @@ func writeStatus(to io.Writer, s *stateView) {
 			waiting = fmt.Sprint(*w.Waiting)
 		}
 		_, knowledge, _ := strings.Cut(strings.Replace(w.Events, "approximate", "approx", 1), " ")
-		t.row(w.Dial, state, strings.Join(w.Models, ","), fmt.Sprint(w.Running), waiting, percent(&w.Held), percent(w.Recent.Hits),
+		t.row(ending(w.Dial, 20), ending(state, 19), ending(strings.Join(w.Models, ","), 8), // in 100 columns
+			fmt.Sprint(w.Running), waiting, percent(&w.Held), percent(w.Recent.Hits),
 			millis(w.Recent.P50), millis(w.Recent.P99), fmt.Sprint(w.Recent.Attempts), fmt.Sprint(w.Recent.Failed), knowledge)
 	}
-	t.write(to)
+	_ = t.Flush()
 	for _, in := range s.Open {
 		fmt.Fprintf(to, "\ncondition, for %s: %s", age(in.Begun), in.What)
 	}
@@ -120,42 +120,22 @@ func age(seconds float64) string {
 	return time.Duration(seconds * float64(time.Second)).Round(time.Second).String()
 }
 
-// table is text in columns. Those whose heading begins with > are aligned to the right.
-type table struct {
-	rows [][]string
-	most []int // the widths at which cells are cut; nil cuts none
+// table writes lines in columns.
+type table struct{ *tabwriter.Writer }
+
+// newTable returns a table with its first line. Flush writes it.
+func newTable(to io.Writer, heads ...string) table {
+	t := table{tabwriter.NewWriter(to, 0, 0, 1, ' ', 0)}
+	t.row(heads...)
+	return t
 }
 
-func newTable(heads ...string) *table { return &table{rows: [][]string{heads}} }
+func (t table) row(cells ...string) { fmt.Fprintln(t, strings.Join(cells, "\t")) }
 
-func (t *table) row(cells ...string) { t.rows = append(t.rows, cells) }
-
-// write writes the table. A cell that is too wide loses its beginning: ends tell addresses apart.
-func (t *table) write(to io.Writer) {
-	heads := slices.Clone(t.rows[0])
-	widths := make([]int, len(heads))
-	for n, row := range t.rows {
-		for i, cell := range row {
-			if n == 0 {
-				cell = strings.TrimPrefix(cell, ">")
-			}
-			if size := utf8.RuneCountInString(cell); t.most != nil && size > t.most[i] {
-				cell = "…" + string([]rune(cell)[size-t.most[i]+1:])
-			}
-			row[i] = cell
-			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
-		}
+// ending returns at most the last n characters of a text: ends tell addresses apart.
+func ending(s string, n int) string {
+	if r := []rune(s); len(r) > n {
+		return "…" + string(r[len(r)-n+1:])
 	}
-	for _, row := range t.rows {
-		var line strings.Builder
-		for i, cell := range row {
-			pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell))
-			if heads[i][0] == '>' {
-				line.WriteString(pad + cell + " ")
-			} else {
-				line.WriteString(cell + pad + " ")
-			}
-		}
-		fmt.Fprintln(to, strings.TrimRight(line.String(), " "))
-	}
+	return s
 }

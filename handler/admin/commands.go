@@ -227,11 +227,11 @@ func runSessions(c *client, fl caddycmd.Flags) (int, error) {
 		}
 		page.Sessions = []sessionView{one}
 	}
-	t := newTable("HASH OF THE KEY", "WORKER", "KIND", ">EXPIRES")
+	t := newTable(os.Stdout, "HASH OF THE KEY", "WORKER", "KIND", "EXPIRES")
 	for _, s := range page.Sessions {
 		t.row(s.KeyHash, cmp.Or(s.Dial, fmt.Sprint(s.Worker)), s.Kind, age(s.Expires))
 	}
-	t.write(os.Stdout)
+	_ = t.Flush()
 	if page.Next != "" {
 		fmt.Printf("%d in all; the next ones: --after %s\n", page.Total, page.Next)
 	}
