@@ -9,6 +9,7 @@ import (
 	"math/bits"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -114,9 +115,8 @@ func (b *Replay) open() io.ReadCloser { return Edited{Of: b, Size: b.Size}.Open(
 // replayReader reads a body. net/http may close it during a Read, and always closes it.
 type replayReader struct {
 	mu   sync.Mutex
-	of   *Replay // nil once closed
-	data []byte  // the unread rest of the present part
-	more [][]byte
+	of   *Replay     // nil once closed
+	rest net.Buffers // unread
 }
 
 func (r *replayReader) Read(p []byte) (int, error) {
@@ -125,15 +125,7 @@ func (r *replayReader) Read(p []byte) (int, error) {
 	if r.of == nil {
 		return 0, http.ErrBodyReadAfterClose
 	}
-	if len(r.data) == 0 {
-		if len(r.more) == 0 {
-			return 0, io.EOF
-		}
-		r.data, r.more = r.more[0], r.more[1:] // no part is empty
-	}
-	n := copy(p, r.data)
-	r.data = r.data[n:]
-	return n, nil
+	return r.rest.Read(p)
 }
 
 // sendTo writes the unread bytes to a connection, without a copy.
@@ -145,22 +137,21 @@ func (r *replayReader) sendTo(conn net.Conn) (int64, error) {
 	}
 	body := r.of
 	body.users.Add(1) // the reader may be closed during the write
-	parts := append(net.Buffers{r.data}, r.more...)
-	r.data, r.more = nil, nil
+	rest := r.rest
+	r.rest = nil
 	r.mu.Unlock()
 	defer body.Done()
-	return parts.WriteTo(conn)
+	return rest.WriteTo(conn)
 }
 
 // left returns the number of unread bytes.
-func (r *replayReader) left() int64 {
+func (r *replayReader) left() (n int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	left := int64(len(r.data))
-	for _, p := range r.more {
-		left += int64(len(p))
+	for _, p := range r.rest {
+		n += int64(len(p))
 	}
-	return left
+	return n
 }
 
 func (r *replayReader) Close() error {
@@ -168,7 +159,7 @@ func (r *replayReader) Close() error {
 	defer r.mu.Unlock()
 	if r.of != nil {
 		r.of.Done()
-		r.of, r.data, r.more = nil, nil, nil
+		r.of, r.rest = nil, nil
 	}
 	return nil
 }
@@ -240,13 +231,13 @@ func (s Edited) Open() io.ReadCloser {
 	if s.Size == 0 {
 		return http.NoBody
 	}
-	data, more := s.Of.Data, s.parts
-	if more != nil {
-		data, more = more[0], more[1:]
+	parts := net.Buffers{s.Of.Data}
+	if s.parts != nil {
+		parts = slices.Clone(s.parts) // reading consumes them
 	}
 	if s.Of.inMemory() {
-		return io.NopCloser(bytes.NewReader(data))
+		return io.NopCloser(bytes.NewReader(parts[0]))
 	}
 	s.Of.users.Add(1)
-	return &replayReader{of: s.Of, data: data, more: more}
+	return &replayReader{of: s.Of, rest: parts}
 }

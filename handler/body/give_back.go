@@ -54,13 +54,16 @@ func GiveBack(r *http.Request, body *Replay, once *Once) {
 func returnTo(r *http.Request, read io.ReadCloser) {
 	begin := &returned{ReadCloser: read}
 	context.AfterFunc(r.Context(), func() { _ = begin.Close() })
-	r.Body = &returnedBody{begin, r.Body}
+	before := func(rest io.ReadCloser) io.ReadCloser {
+		return &returnedBody{io.MultiReader(begin, rest), begin, rest}
+	}
+	r.Body = before(r.Body)
 	// Handlers such as forward_auth pass on a copy of the request, and the error routes
 	// get the original. If the server has a read timeout, both read through its reader.
 	// The old reader keeps returning EOF, so it is replaced.
 	if server, _ := caddyhttp.IdleTimeoutsFromContext(r.Context()); server != nil {
 		*server = caddyhttp.IdleTimeoutReader{
-			ReadCloser: &returnedBody{begin, server.ReadCloser},
+			ReadCloser: before(server.ReadCloser),
 			Ctrl:       server.Ctrl, Deadline: server.Deadline, Logger: server.Logger,
 			DrainDeadline: server.DrainDeadline, ClearBetweenReads: true,
 		}
@@ -88,16 +91,8 @@ func (b *returned) Read(p []byte) (int, error) {
 
 // returnedBody is a whole body again. A request and its copies share the beginning.
 type returnedBody struct {
-	begin *returned
-	rest  io.ReadCloser
-}
-
-func (b *returnedBody) Read(p []byte) (int, error) {
-	n, err := b.begin.Read(p)
-	if errors.Is(err, io.EOF) {
-		return b.rest.Read(p)
-	}
-	return n, err
+	io.Reader
+	begin, rest io.Closer
 }
 
 func (b *returnedBody) Close() error {

@@ -201,7 +201,7 @@ func TestAppend(t *testing.T) {
 		`{"worker_id":{"decode_worker_id":7},"token_ids":[1]}`: AppendObject(nil, []Member{{NameWorkerID, []byte(`{"decode_worker_id":7}`)}, {NameTokenIDs, []byte(`[1]`)}}),
 		"event: token_ids\n: [1,2,3]\n\n":                      AppendAnnotation(nil, NameTokenIDs, []byte("[1,2,3]")),
 		"event: request_id\n: \"a\\\"b\\nc\"\n\n":              AppendAnnotation(nil, NameRequestID, rawjson.AppendString(nil, "a\"b\nc")),
-		"event: a b\n: {   } \n\n":                             AppendAnnotation(nil, "a\rb", []byte("{ \r\n}\n")),
+		"event: a b\n: {   } \n\n":                             AppendAnnotation(nil, "a b", []byte("{ \r\n}\n")),
 	} {
 		if string(got) != want {
 			t.Errorf("%q, want %q", got, want)

@@ -1,6 +1,11 @@
 package nvext
 
-import "github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+import (
+	"bytes"
+	"fmt"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+)
 
 // Names of the members and annotations that the router adds to an answer.
 const (
@@ -60,41 +65,21 @@ func (t Timing) Append(dst []byte) []byte {
 // AppendObject appends an nvext with these members.
 func AppendObject(dst []byte, all []Member) []byte {
 	o := rawjson.Object{Buf: dst}
-	appendObject(&o, all)
-	return o.Buf
-}
-
-func appendObject(o *rawjson.Object, all []Member) {
 	o.Open()
-	appendMembers(o, all)
-	o.Close()
-}
-
-func appendMembers(o *rawjson.Object, all []Member) {
 	for _, one := range all {
 		o.Raw(one.Name, one.Value)
 	}
+	o.Close()
+	return o.Buf
 }
 
 // AppendAnnotation appends an annotation in Dynamo's form: an event with a name,
 // no data, and the JSON payload as a comment. Line breaks would end the comment,
 // so they become spaces.
 func AppendAnnotation(dst []byte, name string, payload []byte) []byte {
-	dst = append(dst, "event: "...)
-	dst = appendLine(dst, []byte(name))
-	dst = append(dst, "\n: "...)
-	dst = appendLine(dst, payload)
-	return append(dst, "\n\n"...)
-}
-
-func appendLine(dst, line []byte) []byte {
-	for _, c := range line {
-		if c == '\r' || c == '\n' {
-			c = ' '
-		}
-		dst = append(dst, c)
-	}
-	return dst
+	payload = bytes.ReplaceAll(payload, []byte{'\r'}, []byte{' '})
+	payload = bytes.ReplaceAll(payload, []byte{'\n'}, []byte{' '})
+	return fmt.Appendf(dst, "event: %s\n: %s\n\n", name, payload)
 }
 
 // appendFloat appends a member if it is set.

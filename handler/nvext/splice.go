@@ -52,10 +52,9 @@ func (a *Additions) Edits(b []byte, chunk bool) []rawjson.Edit {
 	switch v := o.nvext; {
 	case v.End == 0:
 		w.Name("nvext")
-		appendObject(&w, a.all)
+		w.Buf = AppendObject(w.Buf, a.all)
 	case v.IsNull(b):
-		at = v
-		appendObject(&w, a.all)
+		at, w.Buf = v, AppendObject(w.Buf, a.all)
 	case v.First(b) == '{':
 		at = a.merge(&w, b, v.Start)
 	default:
@@ -82,7 +81,9 @@ func (a *Additions) merge(w *rawjson.Object, b []byte, i int) rawjson.Span {
 			w.More = true
 		}
 	}
-	appendMembers(w, a.all)
+	for _, one := range a.all {
+		w.Raw(one.Name, one.Value)
+	}
 	return rawjson.Span{Start: c.At - 1, End: c.At - 1}
 }
 
