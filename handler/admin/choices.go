@@ -29,16 +29,18 @@ type pastView struct {
 	Among    int    `json:"candidates_in_all"`
 	// Candidates are the chosen one and the best others.
 	Candidates []candidateView `json:"candidates,omitzero"`
-
-	request string
 }
 
-// viewPast returns the view of a choice, with its candidates if they are wanted.
-func viewPast(c *pool.PastChoice, candidates bool, t time.Time) pastView {
+// viewPast returns the view of a choice, with its candidates if they are wanted. It shows the
+// request's id if the client may steer: other clients may have chosen it.
+func viewPast(c *pool.PastChoice, candidates, steers bool, t time.Time) pastView {
 	chosen := &c.Candidates[0]
 	v := pastView{
 		N: c.N, Age: round(t.Sub(c.At).Seconds()), Model: c.Model, Attempt: c.Attempt, Rest: c.Rest, Tokens: c.Tokens, Queued: ms(c.Waited),
-		Reason: c.Reason, Dial: chosen.Dial, Unit: c.Unit, Among: c.Among, request: c.Request,
+		Reason: c.Reason, Dial: chosen.Dial, Unit: c.Unit, Among: c.Among,
+	}
+	if steers {
+		v.Request = c.Request
 	}
 	var next *pool.PastCandidate
 	if c.Kept > 1 {
@@ -55,13 +57,6 @@ func viewPast(c *pool.PastChoice, candidates bool, t time.Time) pastView {
 		}
 	}
 	return v
-}
-
-// showRequest shows the request's id if the client may steer: other clients may have chosen it.
-func (v *pastView) showRequest(may bool) {
-	if may {
-		v.Request = v.request
-	}
 }
 
 // sentence says why a candidate was chosen. next is the best of the others, nil if there was none.
@@ -115,9 +110,7 @@ func getChoices(r *http.Request, p *pool.Pool) (any, error) {
 	id := q.Get("request_id")
 	list := []pastView{}
 	for _, c := range p.Past(defaultPage, id, uint64(n)) { //nolint:gosec // it is not negative
-		v := viewPast(&c, true, time.Now())
-		v.showRequest(true)
-		list = append(list, v)
+		list = append(list, viewPast(&c, true, true, time.Now()))
 	}
 	if len(list) == 0 && (id != "" || n > 0) {
 		return nil, apiError(http.StatusNotFound, "pool %s remembers no such choice; it keeps the last 4096", p.Name)

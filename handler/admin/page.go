@@ -96,8 +96,7 @@ func pageChoice(r *http.Request, p *pool.Pool, steers bool) (*pastView, error) {
 		return nil, err
 	}
 	for _, c := range p.Past(1, "", uint64(n)) { //nolint:gosec // it is not negative
-		v := viewPast(&c, true, time.Now())
-		v.showRequest(steers)
+		v := viewPast(&c, true, steers, time.Now())
 		return &v, nil
 	}
 	return nil, apiError(http.StatusNotFound, "the choice is forgotten")

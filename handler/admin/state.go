@@ -119,10 +119,11 @@ func ms(d time.Duration) float64 {
 // shownChoices is how many of the last choices the state has.
 const shownChoices = 12
 
-// viewState returns a pool's state. The lines have the slots after since.
-func viewState(p *pool.Pool, since int64, t time.Time) *stateView {
+// viewState returns a pool's state. The lines have the slots after since. steers: the client may
+// drain workers.
+func viewState(p *pool.Pool, since int64, steers bool, t time.Time) *stateView {
 	v := &stateView{
-		Pool: p.Name, Pools: []string{}, Slot: pool.SlotOf(t) - 1, Waiting: p.Waiting(), Sessions: p.Sessions.Len(),
+		Pool: p.Name, Steers: steers, Pools: []string{}, Slot: pool.SlotOf(t) - 1, Waiting: p.Waiting(), Sessions: p.Sessions.Len(),
 		Workers: []workerState{}, Choices: []pastView{}, Open: p.Incidents.Open(t), Routers: []peerView{},
 	}
 	for _, p := range sortedPools() {
@@ -162,7 +163,7 @@ func viewState(p *pool.Pool, since int64, t time.Time) *stateView {
 	findApart(v.Workers, sums)
 	v.Recent, v.Line = viewRecent(&all), viewLine(whole)
 	for _, c := range p.Past(shownChoices, "", 0) {
-		v.Choices = append(v.Choices, viewPast(&c, false, t))
+		v.Choices = append(v.Choices, viewPast(&c, false, steers, t))
 	}
 	if s := viewShare(p, t); s != nil {
 		v.Routers = s.Peers
@@ -233,12 +234,7 @@ func stateSince(r *http.Request, param string, p *pool.Pool, steers bool) (*stat
 	if err != nil {
 		return nil, err
 	}
-	v := viewState(p, since, time.Now())
-	v.Steers = steers
-	for i := range v.Choices {
-		v.Choices[i].showRequest(steers)
-	}
-	return v, nil
+	return viewState(p, since, steers, time.Now()), nil
 }
 
 // numberIn returns a number of the query, 0 if it is not there.

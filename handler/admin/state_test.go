@@ -57,12 +57,12 @@ func TestWorkersApartHaveSigns(t *testing.T) {
 		}
 		serve(p, w, "", 20, failed, ttft, predicted, cached)
 	}
-	for i, w := range viewState(p, 0, time.Now()).Workers {
+	for i, w := range viewState(p, 0, true, time.Now()).Workers {
 		if got := strings.Join(w.Signs, " "); got != want[i] {
 			t.Errorf("worker %d: signs %q, want %q", i, got, want[i])
 		}
 	}
-	if got := viewState(testPool(t, 1), 0, time.Now()).Workers[0].Signs; len(got) > 0 {
+	if got := viewState(testPool(t, 1), 0, true, time.Now()).Workers[0].Signs; len(got) > 0 {
 		t.Errorf("a worker without requests has signs: %v", got)
 	}
 	alone := []workerState{{Models: []string{"big"}, slowness: 3}, {Models: []string{"small"}, slowness: 1}}
@@ -75,12 +75,12 @@ func TestWorkersApartHaveSigns(t *testing.T) {
 func TestLineGoesOn(t *testing.T) {
 	p := testPool(t, 1)
 	now := time.Now()
-	first := viewState(p, 0, now)
+	first := viewState(p, 0, true, now)
 	if len(first.Line) != pool.RecentSlots-1 || first.Slot != pool.SlotOf(now)-1 {
 		t.Errorf("%d slots to %d", len(first.Line), first.Slot)
 	}
 	for slots, want := range []int{0, 1, 2} {
-		if got := viewState(p, first.Slot, now.Add(time.Duration(slots)*pool.SlotTime)); len(got.Line) != want || len(got.Workers[0].Line) != want {
+		if got := viewState(p, first.Slot, true, now.Add(time.Duration(slots)*pool.SlotTime)); len(got.Line) != want || len(got.Workers[0].Line) != want {
 			t.Errorf("%d slots later: %d new ones, %d of the worker", slots, len(got.Line), len(got.Workers[0].Line))
 		}
 	}
@@ -118,7 +118,7 @@ func BenchmarkState(b *testing.B) {
 	b.ReportAllocs()
 	size := 0
 	for b.Loop() {
-		data, err := json.Marshal(viewState(p, pool.SlotOf(now)-1, now))
+		data, err := json.Marshal(viewState(p, pool.SlotOf(now)-1, true, now))
 		if err != nil {
 			b.Fatal(err)
 		}

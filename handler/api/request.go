@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"errors"
 	"sync"
 
@@ -10,11 +11,10 @@ import (
 // Options are what a request is read with. Chains can be compared only between
 // requests with the same Options.
 type Options struct {
-	// TextBlock is the size of a block of canonical text, in bytes, from 16
-	// to 4096; values outside move to the nearer limit. Default: 64.
+	// TextBlock is the size of a block of canonical text, in bytes. Default: 64.
 	TextBlock int
-	// BlockSize is the size of a block of tokens, in tokens, at most 4096. It
-	// must be the engines'. Default: 16.
+	// BlockSize is the size of a block of tokens, in tokens. It must be the
+	// engines'. Default: 16.
 	BlockSize int
 	// Sizes are further sizes of blocks of tokens, for Request.Chains. BlockSize may be
 	// among them.
@@ -24,23 +24,11 @@ type Options struct {
 	Seed uint64
 }
 
-const (
-	minTextBlock, maxTextBlock = 16, 4096
-	maxBlockSize               = 4096
-
-	// maxChoices keeps sums of choices from overflowing.
-	maxChoices = 1 << 20
-)
+// maxChoices keeps sums of choices from overflowing.
+const maxChoices = 1 << 20
 
 func (o Options) withDefaults() Options {
-	if o.TextBlock <= 0 {
-		o.TextBlock = 64
-	}
-	if o.BlockSize <= 0 {
-		o.BlockSize = 16
-	}
-	o.TextBlock = min(max(o.TextBlock, minTextBlock), maxTextBlock)
-	o.BlockSize = min(o.BlockSize, maxBlockSize)
+	o.TextBlock, o.BlockSize = cmp.Or(o.TextBlock, 64), cmp.Or(o.BlockSize, 16)
 	return o
 }
 

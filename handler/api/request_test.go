@@ -154,7 +154,7 @@ func FuzzParse(f *testing.F) {
 func FuzzHasher(f *testing.F) {
 	f.Add([]byte(`a\n\u00e9\\\"\ud83d\ude00 and some more text, longer than a block\t`), uint16(16), uint16(3))
 	f.Fuzz(func(t *testing.T, raw []byte, size, before uint16) {
-		block := minTextBlock + int(size)%300
+		block := 16 + int(size)%300
 		prefix := bytes.Repeat([]byte("x"), int(before)%1000)
 		h := newHasher(block, testSeed)
 		h.add(prefix)
