@@ -13,21 +13,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-// spliced makes the edits, which must be in order and within the body.
-func spliced(t testing.TB, body []byte, edits []rawjson.Edit) []byte {
-	t.Helper()
-	var out []byte
-	at := 0
-	for _, e := range edits {
-		if e.Start < at || e.End < e.Start || e.End > len(body) {
-			t.Fatalf("%s: edits %v", body, edits)
-		}
-		out = append(append(out, body[at:e.Start]...), e.Text...)
-		at = e.End
-	}
-	return append(out, body[at:]...)
-}
-
 // many is a body with more members than Parse remembers.
 var many = func() string {
 	var s strings.Builder
@@ -84,7 +69,7 @@ func TestEditor(t *testing.T) {
 	} {
 		e := mustParse(t, chat{}, c.body).Editor([]byte(c.body))
 		c.edit(e)
-		if got := string(spliced(t, []byte(c.body), e.Edits())); got != c.want {
+		if got := string(rawjson.Splice(nil, []byte(c.body), e.Edits())); got != c.want {
 			t.Errorf("%s became %s, want %s", c.body, got, c.want)
 		}
 	}
@@ -135,7 +120,7 @@ func FuzzEditor(f *testing.F) {
 		if in, ok := e.Object(within); ok {
 			in.Set("t", []byte("8"))
 		}
-		out := spliced(t, body, e.Edits())
+		out := rawjson.Splice(nil, body, e.Edits())
 		var after map[string]json.RawMessage
 		if err := json.Unmarshal(out, &after); err != nil {
 			t.Fatalf("%s became %s: %v", body, out, err)

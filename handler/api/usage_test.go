@@ -126,7 +126,7 @@ func TestAskUsage(t *testing.T) {
 			e := r.Editor([]byte(c.body))
 			e.CutNVExt()
 			e.Replace(ask)
-			if got := string(spliced(t, []byte(c.body), e.Edits())); ok && got != c.want {
+			if got := string(rawjson.Splice(nil, []byte(c.body), e.Edits())); ok && got != c.want {
 				t.Errorf("%s: %s", c.body, got)
 			}
 			if _, ok := r.AskUsage([]byte(c.body + " ")); ok {

@@ -12,21 +12,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-// without returns raw without the cuts, which must be in order.
-func without(t testing.TB, raw []byte, cuts []rawjson.Edit) []byte {
-	t.Helper()
-	var out []byte
-	at := 0
-	for _, c := range cuts {
-		if c.Start < at || c.End < c.Start || c.End > len(raw) {
-			t.Fatalf("%s: cuts %+v", raw, cuts)
-		}
-		out = append(out, raw[at:c.Start]...)
-		at = c.End
-	}
-	return append(out, raw[at:]...)
-}
-
 func TestCuts(t *testing.T) {
 	const all, none = Everything, Grants(0)
 	for _, c := range []struct {
@@ -61,11 +46,11 @@ func TestCuts(t *testing.T) {
 		if _, err := Parse([]byte(c.raw), Options{}); err != nil {
 			t.Fatal(err)
 		}
-		if got := string(without(t, []byte(c.raw), Cuts(nil, []byte(c.raw), c.g, false))); got != c.want {
+		if got := string(rawjson.Splice(nil, []byte(c.raw), Cuts(nil, []byte(c.raw), c.g, false))); got != c.want {
 			t.Errorf("%s with %v: %s\nwant %s", c.raw, c.g, got, c.want)
 		}
 	}
-	if got := string(without(t, []byte(`{"cache_salt":"c","use_raw_prompt":true}`), Cuts(nil, []byte(`{"cache_salt":"c","use_raw_prompt":true}`), all, true))); got != `{"use_raw_prompt":true}` {
+	if got := string(rawjson.Splice(nil, []byte(`{"cache_salt":"c","use_raw_prompt":true}`), Cuts(nil, []byte(`{"cache_salt":"c","use_raw_prompt":true}`), all, true))); got != `{"use_raw_prompt":true}` {
 		t.Errorf("beside a tenant's salt: %s", got)
 	}
 }
@@ -84,7 +69,7 @@ func FuzzCuts(f *testing.F) {
 			return
 		}
 		g := Grants(grants) & Everything
-		out := without(t, raw, Cuts(nil, raw, g, false))
+		out := rawjson.Splice(nil, raw, Cuts(nil, raw, g, false))
 		after, err := Parse(out, Options{Strict: true})
 		if err != nil {
 			t.Fatalf("%s became %s: %v", raw, out, err)
