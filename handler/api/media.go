@@ -32,7 +32,6 @@ const (
 type medium struct {
 	class mediaClass
 	form  mediaForm
-	rank  int    // of raw, among the members that may have the content
 	raw   []byte // as it stands between its quotes; of a data URL the base64
 	low   bool   // an image for low detail
 }
@@ -53,7 +52,7 @@ func classOf(name []byte) mediaClass {
 }
 
 // read reads the content from an object, and from the objects in it that the type
-// names. Of several members, the one with the highest rank counts. Chat has
+// names. Of several members the last counts. Chat has
 // {"type":"image_url","image_url":{"url"}}, also with a string instead of the inner
 // object. Responses has {"type":"input_image","image_url"}, and Messages
 // {"type":"image","source":{"data"}}.
@@ -62,21 +61,17 @@ func (m *medium) read(b []byte, v rawjson.Span, kind []byte) {
 	for c.Next() {
 		key := c.Key()
 		v := c.Value()
-		form, rank := mediaURL, 4
+		form := mediaURL
 		switch string(key) {
-		case "url", "image_url", "file_url", "video_url", "audio_url":
-		case "data", "input_audio":
-			form, rank = mediaData, 3
-		case "file_data":
-			form, rank = mediaData, 2
+		case "url", "image_url", "file_url", "video_url", "audio_url", "source", "file":
+		case "data", "input_audio", "file_data":
+			form = mediaData
 		case "file_id":
-			form, rank = mediaID, 1
+			form = mediaID
 		case "detail":
 			raw, _ := v.Str(b)
 			m.low = m.low || string(raw) == "low"
 			continue
-		case "source", "file":
-			rank = 0
 		default:
 			if len(kind) == 0 || string(key) != string(kind) {
 				continue
@@ -84,9 +79,8 @@ func (m *medium) read(b []byte, v rawjson.Span, kind []byte) {
 		}
 		if v.First(b) == '{' && len(kind) > 0 {
 			m.read(b, v, nil)
-		} else if raw, ok := v.Str(b); ok && len(raw) > 0 && rank > 0 && rank >= m.rank {
+		} else if raw, ok := v.Str(b); ok && len(raw) > 0 {
 			m.set(raw, form)
-			m.rank = rank
 		}
 	}
 }
@@ -105,8 +99,8 @@ func (m *medium) set(raw []byte, form mediaForm) {
 }
 
 // digest hashes a part by its content: hints beside it and the API do not matter.
-// The same base64 has one digest as a data URL and as Anthropic's source. In an
-// unknown form, all members count.
+// The same base64 has one digest as a data URL and as Anthropic's source. A part of
+// unknown form counts as it is written.
 func (m *medium) digest(b []byte, v rawjson.Span, seed uint64) [16]byte {
 	var d digest
 	var head [10]byte
@@ -115,21 +109,7 @@ func (m *medium) digest(b []byte, v rawjson.Span, seed uint64) [16]byte {
 	d.add(head[:])
 	if m.form != mediaNone {
 		d.addString(m.raw)
-		return d.sum()
-	}
-	if v.First(b) != '{' {
-		d.addJSON(v.Of(b))
-		return d.sum()
-	}
-	c := rawjson.Enter(b, v.Start)
-	for c.Next() {
-		key := c.Key()
-		v := c.Value()
-		if string(key) == "cache_control" { // clients move it from turn to turn
-			continue
-		}
-		d.add(key)
-		d.add([]byte{markSep})
+	} else {
 		d.addJSON(v.Of(b))
 	}
 	return d.sum()
