@@ -34,35 +34,42 @@ type Answer struct {
 
 	legible bool // something in it had the form that the content type promises
 
-	first    bool
-	chunks   int
-	others   int  // events with JSON, but without content
-	bearing  bool // the event being read has content
-	finished int  // choices with a finish_reason
-	done     bool // [DONE]
-	failed   bool
+	first   bool
+	chunks  int
+	others  int  // events with JSON, but without content
+	bearing bool // the event being read has content
+	outcome
+
+	kept   kept   // for the next turn
+	hash   hasher // continues the prompt's; blocks are the answer's
+	args   []byte // of the last tool call
+	ids    idChain
+	think  thinkWatch
+	grown  int // the length of the text so far, where each event repeats it
+	repeat repeat
+	track  track
+}
+
+// outcome is what a chunk may change besides the text.
+type outcome struct {
+	finished    int  // choices with a finish_reason
+	done        bool // [DONE]
+	failed      bool
+	predictable bool // the prediction is still possible
+	calls       callState
 
 	prompt, completion, cached int64
 	fresh, created             int64 // of the prompt, where they are reported apart
-
-	kept        kept   // for the next turn
-	predictable bool   // the prediction is still possible
-	hash        hasher // continues the prompt's; blocks are the answer's
-	args        []byte // of the last tool call
-	ids         idChain
-	think       thinkWatch
-	calls       callState
-	grown       int // the length of the text so far, where each event repeats it
-	repeat      repeat
-	track       track
 }
 
 // NewAnswer returns the observer of one attempt. The response's content type
 // decides stream: text/event-stream, or else plain JSON.
 func (r *Request) NewAnswer(stream bool) *Answer {
 	a := &Answer{
-		req: r, stream: stream, predictable: r.predictable,
-		prompt: unknown, completion: unknown, cached: unknown, fresh: unknown, created: unknown,
+		req: r, stream: stream,
+		outcome: outcome{
+			predictable: r.predictable, prompt: unknown, completion: unknown, cached: unknown, fresh: unknown, created: unknown,
+		},
 	}
 	if a.predictable {
 		a.hash = r.rest.follow()
@@ -255,13 +262,13 @@ var ping, progress = []byte(`"ping"`), []byte(`"prompt_progress"`)
 // read reads one event's data from data[i] on. It returns false if it is
 // malformed.
 func (a *Answer) read(data []byte, i int) bool {
-	before := a.outcome()
+	before, ids, args := a.outcome, len(a.ids.ids), len(a.args)
 	a.repeat.chunk, a.repeat.texts, a.repeat.text = false, 0, nil
 	ok := a.req.API.event(a, data, i)
 	if !ok {
 		a.unpredictable()
 	}
-	a.remember(data, before)
+	a.remember(data, before == a.outcome && ids == len(a.ids.ids) && args == len(a.args))
 	a.repeat.text = nil // it points into data
 	return ok
 }

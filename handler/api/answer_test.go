@@ -194,7 +194,7 @@ func FuzzSSE(f *testing.F) {
 			t.Fatalf("%d chunks in a plain answer", plain.Chunks())
 		}
 		predicted := slices.Clone(one.Prediction())
-		if one.FirstToken() != slow.FirstToken() || one.Chunks() != slow.Chunks() || one.outcome() != slow.outcome() || !slices.Equal(predicted, slow.Prediction()) {
+		if one.FirstToken() != slow.FirstToken() || one.Chunks() != slow.Chunks() || one.outcome != slow.outcome || !slices.Equal(predicted, slow.Prediction()) {
 			t.Fatalf("repeats matter:\n%+v\n%+v", one, slow)
 		}
 		p1, c1, k1 := one.Usage()

@@ -20,24 +20,6 @@ type repeat struct {
 // maxRepeat bounds what is remembered of a chunk, in bytes.
 const maxRepeat = 4096
 
-// outcome is what a chunk may change besides the text.
-type outcome struct {
-	finished                                   int
-	done, failed, predictable                  bool
-	prompt, completion, cached, fresh, created int64
-	ids                                        int64
-	calls                                      callState
-	args                                       int
-}
-
-func (a *Answer) outcome() outcome {
-	return outcome{
-		finished: a.finished, done: a.done, failed: a.failed, predictable: a.predictable,
-		prompt: a.prompt, completion: a.completion, cached: a.cached, fresh: a.fresh, created: a.created,
-		ids: int64(len(a.ids.ids)), calls: a.calls, args: len(a.args),
-	}
-}
-
 // again reads a chunk if it repeats the one before, and returns whether it does.
 func (a *Answer) again(data []byte) bool {
 	r := &a.repeat
@@ -60,11 +42,12 @@ func (a *Answer) again(data []byte) bool {
 	return true
 }
 
-// remember keeps what surrounds the text of a chunk that had nothing else.
-func (a *Answer) remember(data []byte, before outcome) {
+// remember keeps what surrounds the text of a chunk that had nothing else: all else is the same
+// as before.
+func (a *Answer) remember(data []byte, same bool) {
 	r := &a.repeat
 	r.around = r.around[:0]
-	textOnly := r.chunk && r.texts == 1 && len(r.text) > 0 && before == a.outcome()
+	textOnly := r.chunk && r.texts == 1 && len(r.text) > 0 && same
 	if !a.stream || r.off || !textOnly || len(data) > maxRepeat {
 		return
 	}
