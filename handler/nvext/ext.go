@@ -41,6 +41,7 @@ const (
 	DefaultTTL = 300 * time.Second
 	// UnsetRank is the rank that means no rank, in the body and in headers.
 	UnsetRank = 1<<32 - 1
+	unsetRank = "4294967295"
 )
 
 // Options configure [Parse].

@@ -4,8 +4,9 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"slices"
-	"strconv"
 	"strings"
+
+	"github.com/tidwall/gjson"
 )
 
 // HeaderSession is Dynamo's header for the session of a request.
@@ -60,34 +61,26 @@ type header struct {
 
 var headers = []header{
 	{Pins, []string{"X-Dynamo-Worker-Instance-Id", "X-Worker-Instance-Id"}, func(e *Ext, value string) bool {
-		ok := setUint64(&e.BackendInstanceID, value)
+		ok := setNumber(value, &e.BackendInstanceID)
 		if ok {
 			e.DecodeWorkerID = e.BackendInstanceID
 		}
 		return ok
 	}},
 	{Pins, []string{"X-Dynamo-Prefill-Instance-Id", "X-Prefill-Instance-Id"}, func(e *Ext, value string) bool {
-		return setUint64(&e.PrefillWorkerID, value)
+		return setNumber(value, &e.PrefillWorkerID)
 	}},
 	{Pins, []string{"X-Dynamo-Dp-Rank", "X-Dp-Rank", "X-Data-Parallel-Rank"}, func(e *Ext, value string) bool {
-		return setRank(&e.DPRank, value)
+		return value == unsetRank || setNumber(value, &e.DPRank)
 	}},
 	{Pins, []string{"X-Dynamo-Prefill-Dp-Rank", "X-Prefill-Dp-Rank"}, func(e *Ext, value string) bool {
-		return setRank(&e.PrefillDPRank, value)
+		return value == unsetRank || setNumber(value, &e.PrefillDPRank)
 	}},
 	{Priorities, []string{"X-Dynamo-Request-Priority"}, func(e *Ext, value string) bool {
-		n, err := strconv.ParseInt(value, 10, 32)
-		if err == nil {
-			e.AgentHints.Priority = Some(int32(n))
-		}
-		return err == nil
+		return setNumber(value, &e.AgentHints.Priority)
 	}},
 	{Priorities, []string{"X-Dynamo-Request-Strict-Priority"}, func(e *Ext, value string) bool {
-		n, err := strconv.ParseUint(value, 10, 32)
-		if err == nil {
-			e.AgentHints.StrictPriority = Some(uint32(n))
-		}
-		return err == nil
+		return setNumber(value, &e.AgentHints.StrictPriority)
 	}},
 	{Tenants, []string{HeaderTenant}, func(e *Ext, value string) bool {
 		if len(value) > MaxText {
@@ -98,21 +91,9 @@ var headers = []header{
 	}},
 }
 
-func setUint64(to *Opt[uint64], value string) bool {
-	n, err := strconv.ParseUint(value, 10, 64)
-	if err == nil {
-		*to = Some(n)
-	}
-	return err == nil
-}
-
-// setRank leaves the body's rank if the value is UnsetRank.
-func setRank(to *Opt[uint32], value string) bool {
-	n, err := strconv.ParseUint(value, 10, 32)
-	if err == nil && n != UnsetRank {
-		*to = Some(uint32(n))
-	}
-	return err == nil
+// setNumber sets a number as the body's field of the same place has it.
+func setNumber(value string, to any) bool {
+	return set(gjson.Result{Type: gjson.Number, Raw: value}, to) == nil
 }
 
 // ApplyHeaders replaces fields of the body by what the headers say. get returns

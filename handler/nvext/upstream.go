@@ -70,7 +70,7 @@ func (u *upstream) refuses(f *field, v rawjson.Span) bool {
 	case "cache_salt":
 		return u.noSalt
 	case "dp_rank", "prefill_dp_rank":
-		if string(v.Of(u.raw)) == "4294967295" { // UnsetRank
+		if string(v.Of(u.raw)) == unsetRank {
 			return true
 		}
 	}
