@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -91,7 +92,7 @@ func writeChecked(p *pool.Pool, w *pool.Worker) (problems int) {
 		models = v.Models.Listed
 	}
 	e := &v.Engine
-	fmt.Printf("  %s: %s %s, models %s", w.Dial, orUnknown(e.Type), e.Version, orUnknown(strings.Join(models, " ")))
+	fmt.Printf("  %s: %s %s, models %s", w.Dial, cmp.Or(e.Type, "unknown"), e.Version, cmp.Or(strings.Join(models, " "), "unknown"))
 	if n := v.Cache.CapacityTokens; n > 0 {
 		fmt.Printf(", %d KV tokens", n)
 	}
@@ -118,11 +119,4 @@ func writeChecked(p *pool.Pool, w *pool.Worker) (problems int) {
 		say("%s: %s; %s", of.What, of.Effect, of.Advice)
 	}
 	return problems
-}
-
-func orUnknown(s string) string {
-	if s == "" {
-		return "unknown"
-	}
-	return s
 }

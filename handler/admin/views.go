@@ -276,8 +276,7 @@ func ratio(part, whole int64) *float64 {
 	if whole == 0 {
 		return nil
 	}
-	f := float64(part) / float64(whole)
-	return &f
+	return new(float64(part) / float64(whole))
 }
 
 // sessionView is a session without its key, which is a secret to somebody.

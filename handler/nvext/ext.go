@@ -179,24 +179,11 @@ type Taint struct {
 
 // Session returns the id of the request's session: that of session_control, or
 // else that of session_params, the older field. It is empty without a session.
-func (e *Ext) Session() string {
-	if e.SessionControl.SessionID != "" {
-		return e.SessionControl.SessionID
-	}
-	return e.SessionParams.ID
-}
+func (e *Ext) Session() string { return cmp.Or(e.SessionControl.SessionID, e.SessionParams.ID) }
 
 // Salt returns what isolates this request's cache: the header's tenant, else the
 // salt of nvext, else top, the body's salt outside nvext.
-func (e *Ext) Salt(top string) string {
-	if e.Tenant != "" {
-		return e.Tenant
-	}
-	if e.CacheSalt != "" {
-		return e.CacheSalt
-	}
-	return top
-}
+func (e *Ext) Salt(top string) string { return cmp.Or(e.Tenant, e.CacheSalt, top) }
 
 // QueryOnly returns whether the client asks where the router would send its
 // request, instead of sending it.
