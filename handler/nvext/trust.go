@@ -1,7 +1,6 @@
 package nvext
 
 import (
-	"iter"
 	"reflect"
 	"slices"
 	"strings"
@@ -70,11 +69,11 @@ func (e *Ext) Restrict(g Grants) (dropped Grants) {
 		e.Annotations &^= annotationOwned
 		dropped |= Explain
 	}
-	for needs, value := range e.trusted(fields) {
+	e.trusted(fields, func(needs Grants, value reflect.Value) {
 		if needs&^g != 0 {
 			value.SetZero()
 		}
-	}
+	})
 	if g&Tenants == 0 {
 		e.Tenant = ""
 	}
@@ -87,11 +86,11 @@ func (e *Ext) Restrict(g Grants) (dropped Grants) {
 // Needs returns the kinds of trust that e asks for. If it returns none, the
 // client's identity does not matter.
 func (e *Ext) Needs() (g Grants) {
-	for needs, value := range e.trusted(fields) {
+	e.trusted(fields, func(needs Grants, value reflect.Value) {
 		if !value.IsZero() {
 			g |= needs
 		}
-	}
+	})
 	if e.Tenant != "" {
 		g |= Tenants
 	}
@@ -101,18 +100,13 @@ func (e *Ext) Needs() (g Grants) {
 	return g
 }
 
-// trusted yields the values of e that need trust, except for the annotations and the header's
-// tenant.
-func (e *Ext) trusted(fields []field) iter.Seq2[Grants, reflect.Value] {
-	return func(yield func(Grants, reflect.Value) bool) {
-		for i := range fields {
-			f := &fields[i]
-			for needs, value := range e.trusted(f.in) {
-				yield(needs, value)
-			}
-			if f.needs != 0 && f.to != nil {
-				yield(f.needs, reflect.ValueOf(f.to(e)).Elem())
-			}
+// trusted calls f for the values of e that need trust, except for the annotations and the
+// header's tenant.
+func (e *Ext) trusted(of []field, f func(needs Grants, value reflect.Value)) {
+	for i := range of {
+		e.trusted(of[i].in, f)
+		if of[i].needs != 0 && of[i].to != nil {
+			f(of[i].needs, reflect.ValueOf(of[i].to(e)).Elem())
 		}
 	}
 }
