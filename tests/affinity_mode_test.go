@@ -281,13 +281,3 @@ func TestSessionsOfEnginesNeverLeave(t *testing.T) {
 		})
 	}
 }
-
-// TestOtherPoliciesKeepSessions has a policy without costs. Sessions stay with their
-// worker.
-func TestOtherPoliciesKeepSessions(t *testing.T) {
-	h := startHomed(t, 2, 1, "policy round_robin", affinity("soft"))
-	home, _ := h.turn(t)
-	for range 3 {
-		h.wantTurn(t, "round_robin", home, "session")
-	}
-}

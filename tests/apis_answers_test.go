@@ -3,7 +3,6 @@ package tests
 import (
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 	"testing"
 
@@ -187,71 +186,4 @@ func TestBrokenStreamEndsInTheAPIsWords(t *testing.T) {
 		})
 		s.booksAtZero(t)
 	}
-}
-
-// TestOtherRequestsPassAsWithReverseProxy sends requests that only resemble inferences
-// through reverse_proxy and through kv_router.
-func TestOtherRequestsPassAsWithReverseProxy(t *testing.T) {
-	requests := [][3]string{
-		{"GET", "/v1/responses/resp_1?include=x", ""},
-		{"DELETE", "/v1/responses/resp_1", ""},
-		{"POST", "/v1/responses/resp_1/cancel", "{}"},
-		{"POST", "/v1/threads/thread_1/messages", `{"role":"user","content":"hi","x":1}`},
-		{"POST", "/api/generate", `{"prompt":"hi"}`},
-		{"POST", "/v1/unknown", "not JSON"},
-		{"POST", "/v1/messages/batches", `{"requests":[]}`},
-		{"HEAD", "/v1/messages", ""},
-		{"HEAD", "/v1/responses", ""},
-		{"OPTIONS", "/v1/embeddings", ""},
-		{"OPTIONS", "/v1/messages", ""},
-		{"GET", "/v1/rerank", ""},
-		{"PATCH", "/v1/chat/completions", `{"model":"canned"}`},
-		{"PROPFIND", "/generate", ""},
-	}
-	var seen [2][]string
-	for i, directive := range directives {
-		engines := startEngines(t, 1, canned.Pace{})
-		s := startCaddy(t, site(directive, engines))
-		for _, v := range requests {
-			req, err := http.NewRequestWithContext(t.Context(), v[0], s.url+v[1], strings.NewReader(v[2]))
-			if err != nil {
-				t.Fatal(err)
-			}
-			req.Header.Set("Origin", "http://elsewhere")
-			a := s.do(req)
-			if a.status != http.StatusOK || a.err != nil || a.engine() == "" {
-				t.Errorf("%s: %s %s: status %d from %q, error %v", directive, v[0], v[1], a.status, a.engine(), a.err)
-				continue
-			}
-			last := lastOf(engines[0])
-			if last.Method != v[0] || last.URI != v[1] || string(last.Body) != v[2] {
-				t.Errorf("%s: %s %s: the engine got %s %s with %q", directive, v[0], v[1], last.Method, last.URI, last.Body)
-			}
-			seen[i] = append(seen[i], fmt.Sprintf("%s %s: engine saw %v, chunked %v; client got %v %q",
-				v[0], v[1], namesOf(last.Header), last.Chunked, namesOf(a.header), a.body))
-		}
-		if directive == "kv_router" {
-			s.booksAtZero(t)
-		}
-		if err := s.reload("respond 204"); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for i, want := range seen[0] {
-		if i >= len(seen[1]) || seen[1][i] != want {
-			t.Errorf("through kv_router: %v\nthrough reverse_proxy: %s", seen[1][i:min(i+1, len(seen[1]))], want)
-		}
-	}
-}
-
-// namesOf returns the names of a header's fields without those of kv_router.
-func namesOf(h http.Header) []string {
-	var names []string
-	for name := range h {
-		if !strings.HasPrefix(strings.ToUpper(name), "X-KV-") {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return names
 }

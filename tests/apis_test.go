@@ -183,9 +183,6 @@ func TestEachAPIReturnsToItsEngine(t *testing.T) {
 	}
 }
 
-// pixel is a PNG of one pixel, in base64.
-const pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-
 // atHome checks that at least 95 % of later turns were at home, and that no engine had
 // more than 2.4 times the mean. TestConversationsReturnToTheirEngine checks the spread
 // more strictly. These are few conversations, and the router rightly avoids engines that

@@ -99,6 +99,7 @@ func echo(w http.ResponseWriter, r *http.Request) {
 	b, _ := io.ReadAll(r.Body)
 	h := w.Header()
 	h.Set("X-Seen-Proto", r.Proto)
+	h.Set("X-Seen-Request", r.Method+" "+r.RequestURI)
 	h.Set("X-Seen-Expect", r.Header.Get("Expect"))
 	h.Set("X-Seen-Idempotency-Key", fmt.Sprint(r.Header["Idempotency-Key"]))
 	h.Set("X-Seen-Body", string(b))
@@ -151,8 +152,8 @@ func (s *server) exchange(ctx context.Context, method, path string, body io.Read
 }
 
 // TestProtocolsAreAsWithReverseProxy covers rare parts of HTTP: trailers of answers,
-// Expect, HEAD, early answers, and engines with HTTP/2 without TLS. The results must equal
-// those of reverse_proxy.
+// Expect, early answers, methods and paths that only resemble inferences, and engines with
+// HTTP/2 without TLS. The results must equal those of reverse_proxy.
 func TestProtocolsAreAsWithReverseProxy(t *testing.T) {
 	var protos http.Protocols
 	protos.SetUnencryptedHTTP2(true)
@@ -187,6 +188,13 @@ func TestProtocolsAreAsWithReverseProxy(t *testing.T) {
 		{"ExpectStreamedThrough", "POST", "/v1/audio/transcriptions", chat, false, func(r *http.Request) { r.Header.Set("Expect", "100-continue") }, "X-Seen-Body", chat},
 		{"Head", "HEAD", "/v1/models", "", false, nil, "X-Seen-Body", ""},
 		{"HeadOfAnInference", "HEAD", "/v1/chat/completions", "", false, nil, "X-Seen-Body", ""},
+		{"GetWithAQuery", "GET", "/v1/responses/resp_1?include=x", "", false, nil, "X-Seen-Body", ""},
+		{"Delete", "DELETE", "/v1/responses/resp_1", "", false, nil, "X-Seen-Body", ""},
+		{"OtherPath", "POST", "/v1/threads/thread_1/messages", chat, false, nil, "X-Seen-Body", chat},
+		{"NoJSON", "POST", "/v1/unknown", "not JSON", false, nil, "X-Seen-Body", "not JSON"},
+		{"Options", "OPTIONS", "/v1/embeddings", "", false, nil, "X-Seen-Body", ""},
+		{"Patch", "PATCH", "/v1/chat/completions", `{"model":"m"}`, false, nil, "X-Seen-Body", `{"model":"m"}`},
+		{"UnknownMethod", "PROPFIND", "/generate", "", false, nil, "X-Seen-Body", ""},
 		{"IdempotencyKey", "POST", "/v1/chat/completions", chat, false, func(r *http.Request) { r.Header.Set("Idempotency-Key", "k") }, "X-Seen-Idempotency-Key", "[k]"},
 		{"NoIdempotencyKey", "POST", "/v1/chat/completions", chat, false, nil, "X-Seen-Idempotency-Key", "[]"},
 	} {

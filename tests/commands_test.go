@@ -191,52 +191,6 @@ func TestOtherSitesCannotSteer(t *testing.T) {
 	}
 }
 
-// TestPageInABrowser compares what Chromium shows with the API.
-func TestPageInABrowser(t *testing.T) {
-	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, "kv_router_status /status\n"+route(engines))
-	for range 7 {
-		s.mustChat(t, ask("hello").streamed())
-	}
-	var v struct {
-		Workers []struct {
-			Dial   string `json:"dial"`
-			State  string `json:"state"`
-			Recent struct {
-				Attempts int `json:"attempts"`
-			} `json:"recent"`
-		} `json:"workers"`
-	}
-	compare := func() {
-		t.Helper()
-		s.api(t, http.MethodGet, "/pools/default/state", nil, &v)
-		dom := shown(t, s.url+"/status")
-		if dom == "" {
-			t.Skip("chromium is not installed")
-		}
-		for _, w := range v.Workers {
-			row := regexp.MustCompile(`(?s)` + regexp.QuoteMeta(w.Dial) + `</th>.*?</tr>`).FindString(dom)
-			if !strings.Contains(row, ">"+w.State+"<") || !strings.Contains(row, fmt.Sprintf(`class="n">%d<`, w.Recent.Attempts)) {
-				t.Errorf("the page does not show %+v:\n%s", w, row)
-			}
-		}
-	}
-	compare()
-	engines[0].Kill()
-	killed := time.Now()
-	eventually(t, 2*time.Second, "the killed engine is seen", func() bool {
-		s.chat(t.Context(), ask(fmt.Sprint(time.Since(killed))))
-		s.api(t, http.MethodGet, "/pools/default/state", nil, &v)
-		for _, w := range v.Workers {
-			if w.Dial == engines[0].Addr() && w.State == "unreachable" {
-				return true
-			}
-		}
-		return false
-	})
-	compare()
-}
-
 func write(t testing.TB, file, text string) {
 	t.Helper()
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {

@@ -357,28 +357,3 @@ func TestWorkerThatAcceptsAndNeverAnswersIsNotAvailable(t *testing.T) {
 		eventually(t, inTime, "its answers to be seen", is(f.addr(), "yes"))
 	}
 }
-
-// TestWorkerThatReturnsIsAskedAtOnce starts the engine after Caddy. The first
-// request may come before its block size is known, the next ones may not.
-func TestWorkerThatReturnsIsAskedAtOnce(t *testing.T) {
-	f := startFake(t, fakeVLLM("0.20.0", func() string {
-		return "vllm:cache_config_info{block_size=\"32\",num_gpu_blocks=\"10000\"} 1.0\n"
-	}))
-	f.stop()
-	s := startCaddy(t, "kv_router "+f.addr())
-	eventually(t, inTime, "its absence to be known", func() bool { return s.health(t, f.addr()).admin == "no" })
-	f.again(t)
-	body := []byte(`{"model":"sim-8b","prompt":` + idsFrom(1, 2000) + `}`)
-	if a := s.post(t.Context(), "/v1/completions", body); a.status != http.StatusOK {
-		t.Fatalf("status %d: %s", a.status, a.body)
-	}
-	eventually(t, 2*time.Second, "the block size to be known", func() bool {
-		var p struct {
-			Settings struct {
-				BlockSize int `json:"block_size_tokens"`
-			} `json:"settings"`
-		}
-		s.api(t, http.MethodGet, defaultPool, nil, &p)
-		return p.Settings.BlockSize == 32
-	})
-}

@@ -169,50 +169,6 @@ func (s *server) available(t testing.TB, dial string) (float64, bool) {
 	return s.scrape(t).sum("caddy_kv_router_worker_available", `worker="`+dial+`"`)
 }
 
-// TestWorkerThatCaddyTookOutIsNotAvailable has one worker fail Caddy's health
-// checks.
-func TestWorkerThatCaddyTookOutIsNotAvailable(t *testing.T) {
-	check := func(status int) func(w http.ResponseWriter, r *http.Request) bool {
-		return func(w http.ResponseWriter, r *http.Request) bool {
-			if r.URL.Path == "/ok" {
-				w.WriteHeader(status)
-			}
-			return r.URL.Path == "/ok"
-		}
-	}
-	well, ill := startFake(t, check(200)), startFake(t, check(500))
-	s := startCaddy(t, "kv_router {\nreverse_proxy "+well.addr()+" "+ill.addr()+" {\nhealth_uri /ok\nhealth_interval 100ms\n}\n}")
-	s.mustChat(t, simChat("hello"))
-	eventually(t, 10*time.Second, "the metric to say so", func() bool {
-		v, said := s.available(t, ill.addr())
-		return said && v == 0
-	})
-	if v, _ := s.available(t, well.addr()); v != 1 {
-		t.Error("the other one is not available")
-	}
-}
-
-// TestRemovedWorkerIsNotInTheMetrics drains a worker, takes it out of the
-// configuration, and stops it.
-func TestRemovedWorkerIsNotInTheMetrics(t *testing.T) {
-	a, b := startSimulated(t, engine.Config{Name: "a"}), startSimulated(t, engine.Config{Name: "b"})
-	s := startCaddy(t, simulated([]*engine.Engine{a, b}))
-	s.mustChat(t, simChat("hello"))
-	s.api(t, http.MethodPost, defaultPool+"/workers/"+b.Addr()+"/drain", nil, nil)
-	if v, said := s.available(t, b.Addr()); v != 0 || !said {
-		t.Errorf("a drained worker is available: %v, said %v", v, said)
-	}
-	if err := s.reload(simulated([]*engine.Engine{a})); err != nil {
-		t.Fatal(err)
-	}
-	b.Kill()
-	eventually(t, 10*time.Second, "the worker to be none any more", func() bool {
-		s.mustChat(t, simChat("hello"))
-		_, said := s.available(t, b.Addr())
-		return !said
-	})
-}
-
 // TestDrainedMeansAllRanks drains a worker with one request on one of its two
 // ranks.
 func TestDrainedMeansAllRanks(t *testing.T) {

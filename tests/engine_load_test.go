@@ -139,25 +139,3 @@ func TestOtherClientsAreSeen(t *testing.T) {
 		})
 	}
 }
-
-// TestEngineWithoutLoadIsWarnedOf has an engine without metrics. Its requests do not suffer from it.
-func TestEngineWithoutLoadIsWarnedOf(t *testing.T) {
-	f := startFake(t, func(w http.ResponseWriter, r *http.Request) bool {
-		if r.URL.Path != "/metrics" {
-			return false
-		}
-		w.WriteHeader(http.StatusNotFound)
-		return true
-	})
-	s := startCaddy(t, "kv_router "+f.addr()+" {\nworker * {\nengine vllm\nengine_load\n}\n}")
-	s.mustChat(t, ask("hello"))
-	const what = "engine_load is on, and the engine reports no load"
-	eventually(t, 25*time.Second, "a warning", func() bool { return len(s.conditions(t, what)) > 0 })
-	if l := s.conditions(t, what); len(l) != 1 || l[0].Upstream != f.addr() || l[0].Advice == "" || l[0].Effect == "" {
-		t.Errorf("the log says %+v", l)
-	}
-	if n := len(s.entries(t, "worker is marked down")); n > 0 {
-		t.Errorf("the worker was marked down %d times", n)
-	}
-	s.mustChat(t, ask("hello again"))
-}

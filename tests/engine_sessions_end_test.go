@@ -307,24 +307,6 @@ func TestBindingsThatEndCloseTheirSessions(t *testing.T) {
 	})
 }
 
-// TestTurnsInOtherAPIs has a session of /generate, and turns in APIs in which the engine ignores
-// it.
-func TestTurnsInOtherAPIs(t *testing.T) {
-	engines := holders(t, 2, engine.Config{})
-	s := startHolding(t, engines)
-	for _, action := range []string{"open", "", "close"} {
-		for _, path := range []string{atChat, atCompletions} {
-			s.refusedTurn(t, turn{path: path, action: action}, http.StatusBadRequest, "session_not_opened")
-		}
-		body := turn{action: action}.body()
-		if a := s.post(t.Context(), atGenerate, []byte(`{"model":"sim-8b",`+body[1:])); !a.ok() {
-			t.Errorf("%q: status %d, body %.300q", action, a.status, a.body)
-		}
-	}
-	closedOnce(t, engines, "s", 1)
-	checkContext(t, engines, "s", 3)
-}
-
 // timeoutOf returns the idle timeout of a session that was opened, in seconds.
 func timeoutOf(t testing.TB, r engine.Record) int {
 	t.Helper()

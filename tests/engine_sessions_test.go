@@ -234,22 +234,6 @@ func checkContext(t *testing.T, engines []*engine.Engine, id string, turns int) 
 	}
 }
 
-// TestSessionsThatNoEngineHolds has sessions that no client opened.
-func TestSessionsThatNoEngineHolds(t *testing.T) {
-	engines := holders(t, 2, engine.Config{})
-	s := startHolding(t, engines, affinity("hard"), "response_headers X-KV-")
-	home := s.mustTurn(t, turn{}).engine()
-	for _, action := range []string{"", "bind", "close"} {
-		if a := s.mustTurn(t, turn{action: action}); a.engine() != home || a.header.Get("X-KV-Reason") != "session" {
-			t.Errorf("%q: served by %s because of %q", action, a.engine(), a.header.Get("X-KV-Reason"))
-		}
-	}
-	if n := did(engines, "s"); len(n) > 0 {
-		t.Errorf("the engines did %v", n)
-	}
-	eventually(t, 5*time.Second, "the session to be forgotten", func() bool { return s.scrape(t).value(sessions) == 0 })
-}
-
 // TestSessionsAreOpenedTwice has a client that opens its session again, after turns and after
 // it was closed.
 func TestSessionsAreOpenedTwice(t *testing.T) {

@@ -193,41 +193,6 @@ func cpuTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// TestPoisonReachesTwoEnginesAtMost sends a request that ends each engine that
-// it reaches, on new connections and on those that were kept alive.
-func TestPoisonReachesTwoEnginesAtMost(t *testing.T) {
-	for _, warm := range []bool{false, true} {
-		t.Run(fmt.Sprint("warm=", warm), func(t *testing.T) {
-			engines := startEngines(t, 6, canned.Pace{})
-			s := startCaddy(t, route(engines, "policy round_robin"))
-			if warm {
-				for i := range 24 {
-					s.mustChat(t, ask(fmt.Sprint("hi ", i)))
-				}
-			}
-			var died atomic.Int64
-			for _, e := range engines {
-				e.SetHandler(func(_ http.ResponseWriter, r *http.Request) {
-					if r.Method != http.MethodPost {
-						return
-					}
-					died.Add(1)
-					go e.Kill()
-					<-r.Context().Done()
-				})
-			}
-			a := s.chat(t.Context(), ask("poison").streamed())
-			if a.status != http.StatusBadGateway || !strings.Contains(string(a.body), "worker_failed") {
-				t.Errorf("status %d, body %q; want 502 and worker_failed", a.status, a.body)
-			}
-			if n := died.Load(); n != 2 {
-				t.Errorf("%d engines died of one request, want 2", n)
-			}
-			s.booksAtZero(t)
-		})
-	}
-}
-
 // goroutines ends the engines and their connections. It fails the test if many more
 // goroutines are left than before the first request.
 func goroutines(t *testing.T, s *server, engines []*canned.Engine, before int) {

@@ -51,52 +51,6 @@ func TestAnswersShowTheirSession(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestSubAgentsStartNearTheirParent has two engines that hold a common prefix, and a parent
-// on one of them. Its sub-agents begin with that prefix: the first starts at the parent's,
-// others spread when that is busy.
-func TestSubAgentsStartNearTheirParent(t *testing.T) {
-	h := startHomed(t, 2, 1)
-	shared := h.chat
-	for id := 1; id <= 2; id++ {
-		c := shared
-		c.Nvext = fmt.Appendf(nil, `{"backend_instance_id":%d}`, id)
-		h.mustChat(t, c)
-	}
-	h.header = []string{"X-Claude-Code-Session-Id", "s"}
-	home, _ := h.turn(t)
-	h.chat = shared
-	child := func(name string) []string {
-		return []string{"X-Claude-Code-Session-Id", "s", "X-Claude-Code-Agent-Id", name}
-	}
-	leave := func(header []string) (most float64) {
-		t.Helper()
-		h.header = header
-		for _, c := range h.explainHome(t).Candidates {
-			most = max(most, c.Terms["leave"])
-		}
-		return most
-	}
-	if with, without := leave(child("a")), leave([]string{"X-Claude-Code-Session-Id", "orphan", "X-Claude-Code-Agent-Id", "a"}); with <= 0 || without != 0 {
-		t.Errorf("the price of leaving is %v with a parent, %v without", with, without)
-	}
-	h.header = child("a")
-	if at, _ := h.turn(t); at != home {
-		t.Errorf("the first sub-agent is on %s, its parent on %s", at, home)
-	}
-	wait := h.busy(t, home)
-	h.chat, h.header = shared, child("b")
-	at, _ := h.turn(t)
-	if at == home {
-		t.Error("a sub-agent waits for its parent's busy worker")
-	}
-	wait()
-	if n := h.scrape(t).value(sessions); n != 3 {
-		t.Errorf("%v sessions of a parent and two sub-agents", n)
-	}
-	h.wantTurn(t, "the sub-agent's second turn", at, "session")
-	h.booksAtZero(t)
-}
-
 // TestConstraintsLimitTheWorkers has allowed workers and required taints.
 func TestConstraintsLimitTheWorkers(t *testing.T) {
 	engines := startEngines(t, 4, canned.Pace{})

@@ -264,33 +264,3 @@ func TestScaleToZeroAndBack(t *testing.T) {
 	}
 	s.booksAtZero(t)
 }
-
-// TestAPIServerIsDown ends the API server under load, over a reload of Caddy.
-func TestAPIServerIsDown(t *testing.T) {
-	c := startCluster(t)
-	if c.server == nil {
-		t.Skip("a real API server runs on")
-	}
-	e := c.start(t, canned.Pace{})
-	c.set(t, e, kubernetes.Ready)
-	site := "kv_router {\nqueue {\nmax_wait 2s\n}\nreverse_proxy {\n" + c.source + "\n}\n}"
-	s := startCaddy(t, site)
-	s.mustChat(t, ask("x"))
-	c.server.SetDown(true)
-	eventually(t, 5*time.Second, "a failure counts", func() bool { return s.figure(t, "caddy_kv_router_kubernetes_failures_total") > 0 })
-	before := s.figure(t, "caddy_kv_router_kubernetes_age_seconds")
-	s.mustChat(t, ask("x"))
-	if err := s.reload(site + "\n"); err != nil {
-		t.Fatal(err)
-	}
-	s.mustChat(t, ask("x"))
-	if after := s.figure(t, "caddy_kv_router_kubernetes_age_seconds"); after <= before {
-		t.Errorf("the age went from %g to %g", before, after)
-	}
-	c.server.SetDown(false)
-	fresh := c.start(t, canned.Pace{})
-	c.set(t, fresh, kubernetes.Ready)
-	c.set(t, e, kubernetes.Terminating)
-	eventually(t, 20*time.Second, "the new pod serves", func() bool { return s.mustChat(t, ask("x")).engine() == fresh.pod })
-	s.booksAtZero(t)
-}

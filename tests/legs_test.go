@@ -496,24 +496,6 @@ func TestMooncake(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestPairsAreAvoided has all transfers of a pair fail: later requests go whole at once.
-func TestPairsAreAvoided(t *testing.T) {
-	p := startApart(t, engine.VLLM, 1, 1, "legs always")
-	before := p.scrape(t).value(retriesTotal, `reason="transfer"`)
-	if err := p.decode[0].SetFault(engine.Fault{Kind: engine.FailTransfer}); err != nil {
-		t.Fatal(err)
-	}
-	for i := range 4 {
-		if a := p.chat(t.Context(), long(i)); !a.ok() || a.wasParted() {
-			t.Errorf("request %d: status %d, header %v", i, a.status, a.header)
-		}
-	}
-	if n := p.scrape(t).value(retriesTotal, `reason="transfer"`) - before; n != 1 {
-		t.Errorf("%v requests tried the pair", n)
-	}
-	p.settled(t)
-}
-
 // TestNoPrefillWorker has requests go whole while no prefill worker is there.
 func TestNoPrefillWorker(t *testing.T) {
 	p := startApart(t, engine.VLLM, 1, 1, "legs always")
@@ -583,32 +565,6 @@ func TestPinnedLegs(t *testing.T) {
 		}
 	}
 	q.settled(t)
-}
-
-// TestClientsLeaveLegs has clients leave at random times. Nothing is left behind.
-func TestClientsLeaveLegs(t *testing.T) {
-	takesSeconds(t)
-	for _, f := range parting {
-		t.Run(string(f), func(t *testing.T) {
-			p := startApart(t, f, 1, 2, "legs always")
-			var all sync.WaitGroup
-			for i := range 100 {
-				all.Go(func() {
-					ctx, leave := context.WithTimeout(t.Context(), time.Duration(rand.IntN(60))*time.Millisecond)
-					defer leave()
-					c := long(i)
-					c.Stream = i%2 == 0
-					p.chat(ctx, c)
-				})
-			}
-			all.Wait()
-			eventually(t, 40*time.Second, "the legs to end", func() bool { return p.scrape(t).value(leases) == 0 })
-			p.settled(t)
-			for _, e := range p.prefill {
-				t.Logf("%+v", e.Transfers())
-			}
-		})
-	}
 }
 
 // TestReloadBetweenLegs reloads the configuration while a prefill leg is under way.

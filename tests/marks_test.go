@@ -256,9 +256,10 @@ func TestNobodyIsMarkedDown(t *testing.T) {
 				t.Errorf("the session moved from %q to %q", home, e)
 			}
 		}},
-		"TypeInCapitals": {"", answers("Text/Event-Stream; charset=utf-8", oneChunk+"data: [DONE]\n\n")},
-		"ByteOrderMark":  {"", answers("application/json", "\xef\xbb\xbf"+wholeJSON)},
-		"NoType":         {"", answers("", "plain words")},
+		"OneClientsErrorEvents": {"", answers("text/event-stream", "data: {\"error\":{\"message\":\"The input is too long\",\"code\":400}}\n\ndata: [DONE]\n\n")},
+		"TypeInCapitals":        {"", answers("Text/Event-Stream; charset=utf-8", oneChunk+"data: [DONE]\n\n")},
+		"ByteOrderMark":         {"", answers("application/json", "\xef\xbb\xbf"+wholeJSON)},
+		"NoType":                {"", answers("", "plain words")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			engines := startEngines(t, 3, canned.Pace{})

@@ -139,28 +139,6 @@ func TestRequestsGoToEnginesWithTheirModel(t *testing.T) {
 	}
 }
 
-// TestConfiguredModelsAreAll has the operator say of each worker what it serves.
-func TestConfiguredModelsAreAll(t *testing.T) {
-	one, two := startModelEngine(t, "a", "x"), startModelEngine(t, "b", "x")
-	s := startCaddy(t, fmt.Sprintf("kv_router %s %s {\nworker %s {\nmodels a\n}\nworker %s {\nmodels b\n}\n}",
-		one.addr(), two.addr(), one.addr(), two.addr()))
-	for i := range 10 {
-		s.mustChat(t, askModel([]string{"a", "b"}[i%2], i))
-	}
-	for name, path := range map[string]string{"error.code": "/v1/chat/completions", "error.type": "/v1/messages"} {
-		a := s.post(t.Context(), path, askModel("x", 0).body())
-		want := map[string]string{"error.code": "model_not_found", "error.type": "not_found_error"}[name]
-		if got := gjson.GetBytes(a.body, name).Str; a.status != http.StatusNotFound || got != want {
-			t.Errorf("%s: status %d, %s %q, want 404 and %q; body %s", path, a.status, name, got, want, a.body)
-		}
-	}
-	for i, e := range []*modelEngine{one, two} {
-		if served, wrong := e.counts(); served != 5 || len(wrong) > 0 {
-			t.Errorf("engine %d served %d of 10 requests, wrong models %v", i, served, wrong)
-		}
-	}
-}
-
 // fake is a server whose answers for some paths a test sets. It answers POST requests with
 // one plain answer, and all else with 404.
 type fake struct {
@@ -278,9 +256,8 @@ func fakeSGLang(info string) func(w http.ResponseWriter, r *http.Request) bool {
 type fakeWorker struct {
 	Drained bool `json:"drained"`
 	Engine  struct {
-		Type           string   `json:"type"`
-		Version        string   `json:"version"`
-		Contradictions []string `json:"contradictions"`
+		Type    string `json:"type"`
+		Version string `json:"version"`
 	} `json:"engine"`
 	Cache struct {
 		Capacity int64 `json:"capacity_tokens"`
@@ -290,8 +267,7 @@ type fakeWorker struct {
 		Told []string `json:"listed"`
 	} `json:"models"`
 	Health struct {
-		Refusing bool `json:"refuses_connections"`
-		LetBack  *int `json:"let_back_requests"`
+		LetBack *int `json:"let_back_requests"`
 	} `json:"health"`
 	Ranks []struct {
 		Rank int `json:"dp_rank"`

@@ -172,6 +172,9 @@ func TestPinnedWorkerIsOut(t *testing.T) {
 		w := s.worker(t, engines[0])
 		return w.Health.Proxy != nil && !*w.Health.Proxy
 	})
+	if v, known := s.available(t, engines[0].Addr()); v != 0 || !known {
+		t.Errorf("the metrics say %v of a worker that is out, known: %v", v, known)
+	}
 	a := s.chat(t.Context(), wishing("hello", `{"backend_instance_id":1}`))
 	wantError(t, "out", a, 503, "no_worker", "worker 1, which the request names")
 	if a.header.Get("Retry-After") == "" {

@@ -58,28 +58,6 @@ func TestLimitsChangeWhileRequestsWait(t *testing.T) {
 	h.finish(t, all...)
 }
 
-// TestRemovedWorkerStillServesThoseWhoWait removes a worker from the configuration while
-// requests wait for it. They get it within its old limit.
-func TestRemovedWorkerStillServesThoseWhoWait(t *testing.T) {
-	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, route(engines[:1], fmt.Sprintf("worker %s {\nid 7\nmax_running 1\n}", engines[0].Addr())))
-	g := hold(engines[0])
-	all := s.startChats(t, 4)
-	s.wantWaiting(t, 3)
-	s.adopt(t, route(engines[1:]))
-	for i := range 10 {
-		if a := s.mustChat(t, ask(fmt.Sprint("new ", i))); a.engine() != "e2" {
-			t.Errorf("answered by %s", a.engine())
-		}
-	}
-	s.wantWaiting(t, 3)
-	g.opened(t)
-	s.wantServed(t, "e1", all...)
-	if n := g.most.Load(); n != 1 {
-		t.Errorf("it had up to %d requests at a time, want 1", n)
-	}
-}
-
 // TestEngineDiesWhileRequestsWait kills the engine that requests wait for. They go to the
 // other engine, or get an answer soon if there is none.
 func TestEngineDiesWhileRequestsWait(t *testing.T) {
@@ -124,35 +102,6 @@ func TestUnhealthyWorkerIsNotWaitedFor(t *testing.T) {
 	}
 	g.pass(t, http.StatusOK)
 	s.wantServed(t, "", served)
-}
-
-// TestDrainedWorkerIsNotWaitedFor drains one of two full workers. While it drains it is not
-// used either for a request that the queue rejects.
-func TestDrainedWorkerIsNotWaitedFor(t *testing.T) {
-	h := startGated(t, 2, "queue {\nmax_wait 2s\n}")
-	all := h.startChats(t, 5)
-	h.wantWaiting(t, 3)
-	h.drain(t, h.engines[0], "drain")
-	h.gates[0].pass(t, http.StatusOK)
-	h.gates[1].pass(t, http.StatusOK)
-	h.wantWaiting(t, 2)
-	runs(t, h.gates[1], 1)
-	h.startChat(t, "one more").leave()
-	h.wantWaiting(t, 2)
-	late := h.startChat(t, "late")
-	h.wantWaiting(t, 3)
-	h.gates[1].pass(t, http.StatusOK)
-	h.gates[1].pass(t, http.StatusOK)
-	runs(t, h.gates[1], 1)
-	wantTurnedAway(t, late.wait(t), http.StatusServiceUnavailable, "queue_timeout", "server_error")
-	if n := h.engines[0].Requests(); n != 1 {
-		t.Errorf("the drained engine was sent %d requests, want the 1 from before", n)
-	}
-	all = append(all, h.startChat(t, "after the undrain"))
-	h.wantWaiting(t, 1)
-	h.drain(t, h.engines[0], "undrain")
-	runs(t, h.gates[0], 1) // though no slot has become free
-	h.finish(t, all...)
 }
 
 // startFullHome binds the session "wanderer", and fills its worker, which can take one request.

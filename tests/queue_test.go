@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -233,42 +232,6 @@ func order(e *canned.Engine) string {
 	return strings.Join(all, " ")
 }
 
-// TestRequestsAreServedInTheirOrder sends requests one after the other while the only slot
-// is taken. One of them leaves. The upload of one that began before the others ends last.
-func TestRequestsAreServedInTheirOrder(t *testing.T) {
-	h := startGated(t, 1)
-	conn := h.connect(t)
-	body := ask("request slow").body()
-	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", h.addr, len(body), body[:10])
-	time.Sleep(100 * time.Millisecond) // it has begun before them
-	const n = 8
-	var all []asked
-	for i := range n {
-		all = append(all, h.startChat(t, fmt.Sprint("request ", i)))
-		if i == 0 {
-			runs(t, h.gates[0], 1)
-		} else {
-			h.wantWaiting(t, i)
-		}
-	}
-	all[5].leave()
-	h.wantWaiting(t, n-2)
-	if _, err := conn.Write(body[10:]); err != nil {
-		t.Fatal(err)
-	}
-	h.wantWaiting(t, n-1)
-	for range n {
-		h.gates[0].pass(t, http.StatusOK)
-	}
-	h.wantServed(t, "", append(all[:5], all[6:]...)...)
-	if _, err := io.ReadAtLeast(conn, make([]byte, 12), 12); err != nil {
-		t.Error(err)
-	}
-	if got, want := order(h.engines[0]), "0 1 2 3 4 6 7 slow"; got != want {
-		t.Errorf("served in the order %s, want %s", got, want)
-	}
-}
-
 // TestPrioritiesOrderTheQueue has requests wait whose priorities come from nvext and from
 // headers, and one whose client is not trusted with any.
 func TestPrioritiesOrderTheQueue(t *testing.T) {
@@ -432,36 +395,6 @@ func TestHeldRefusals(t *testing.T) {
 		h.gates[0].pass(t, http.StatusOK)
 		h.wantServed(t, "e1", served)
 	}
-}
-
-// TestFullModelStopsNoOther has requests that wait for a model, and requests for another
-// model whose worker has a free slot.
-func TestFullModelStopsNoOther(t *testing.T) {
-	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, route(engines, maxRunning(2),
-		fmt.Sprintf("worker %s {\nmodels a\n}\nworker %s {\nmodels b\n}", engines[0].Addr(), engines[1].Addr())))
-	g := hold(engines[0])
-	chatOf := func(model string) asked {
-		c := ask("hi")
-		c.Model = model
-		return s.start(t, "/v1/chat/completions", string(c.body()))
-	}
-	var waiting []asked
-	for range 6 {
-		waiting = append(waiting, chatOf("a"))
-	}
-	s.wantWaiting(t, 4)
-	for range 20 {
-		if a := chatOf("b").wait(t); !a.ok() || a.engine() != "e2" {
-			t.Fatalf("status %d, error %v, by %q", a.status, a.err, a.engine())
-		}
-	}
-	// Other requests need no slot.
-	if status, _, err := s.get(t.Context(), s.url+"/v1/models/a"); status != http.StatusOK {
-		t.Errorf("the model's card: status %d, error %v", status, err)
-	}
-	g.opened(t)
-	s.wantServed(t, "e1", waiting...)
 }
 
 // TestNobodyIsTurnedAwayWhileAWorkerHasRoom has two engines. One is marked down and gets

@@ -223,6 +223,10 @@ func TestAnswersWithoutACountProveNothing(t *testing.T) {
 	if n := s.scrape(t).value(mirrorCleared, `worker="`+f.addr()+`"`); n > 0 {
 		t.Errorf("the cache model was cleared %v times", n)
 	}
+	const what = "answers carry no cached-token counts"
+	if l := s.conditions(t, what); len(l) != 1 || !strings.Contains(l[0].Advice, "--enable-cache-report") {
+		t.Errorf("the log says %+v, want one line: %s", l, what)
+	}
 }
 
 // TestLossShowsInPromptsThatEndAlike has an engine whose cache is lost for good, and

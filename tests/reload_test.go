@@ -244,37 +244,6 @@ func TestRequestsMeetReloads(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestRefusedConfigChangesNothing has bound sessions and loads a configuration that fails
-// in another module. Its pool settings would discard the sessions.
-func TestRefusedConfigChangesNothing(t *testing.T) {
-	engines := startEngines(t, 5, canned.Pace{})
-	good, broken := reloadConfigs(engines)
-	s := startCaddy(t, good[0])
-	bound := make([]string, 20)
-	header := func(i int) []string { return []string{"X-Session-Id", fmt.Sprintf("s-%d", i)} }
-	for i := range bound {
-		bound[i] = s.mustChat(t, ask(fmt.Sprintf("first question of %d", i)), header(i)...).engine()
-	}
-	for _, bad := range broken {
-		if s.reload(bad) == nil {
-			t.Fatalf("accepted:\n%s", bad)
-		}
-		for i := range bound {
-			if e := s.mustChat(t, ask(fmt.Sprintf("another question of %d", i)), header(i)...).engine(); e != bound[i] {
-				t.Errorf("session %d moved from %s to %s", i, bound[i], e)
-			}
-		}
-	}
-	if err := s.reload(good[4]); err != nil {
-		t.Fatal(err)
-	}
-	for i := range bound {
-		if e := s.mustChat(t, ask(fmt.Sprintf("last question of %d", i)), header(i)...).engine(); e != bound[i] {
-			t.Errorf("session %d moved from %s to %s with a good config", i, bound[i], e)
-		}
-	}
-}
-
 // TestRequestToARejectedConfigChangesNothing has clients during loads of a configuration
 // whose second listener has no port. Its first listener may serve some of them before.
 func TestRequestToARejectedConfigChangesNothing(t *testing.T) {

@@ -84,21 +84,6 @@ func TestDrainLeavesWhatCannotMove(t *testing.T) {
 	}
 }
 
-// TestErrorEventsOfOneClient answers one client's requests with error events. They mark no worker.
-func TestErrorEventsOfOneClient(t *testing.T) {
-	engines := startEngines(t, 2, canned.Pace{})
-	setAll(engines, func(w http.ResponseWriter, r *http.Request) {
-		flushes(w, r, 0, `data: {"error":{"message":"The input is too long","type":"BadRequestError","code":400}}`+"\n\ndata: [DONE]\n\n")
-	})
-	caddy := startCaddy(t, route(engines, "pool oneclient", "engine sglang"))
-	for range 20 {
-		caddy.post(t.Context(), "/v1/chat/completions", storyBody(true, "too long", ""))
-	}
-	if n := caddy.logged(t, markedDown); n > 0 {
-		t.Errorf("%d marks", n)
-	}
-}
-
 // TestRequestThatEndsEngines has a request that ends each engine that gets it, before its first token or
 // behind it. Few engines get it.
 func TestRequestThatEndsEngines(t *testing.T) {

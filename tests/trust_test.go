@@ -183,30 +183,6 @@ func TestTrustLinesAddUp(t *testing.T) {
 	}
 }
 
-// TestMalformedHeadersLeaveTheBody sends malformed routing headers. The body's nvext
-// applies, and the router counts the headers.
-func TestMalformedHeadersLeaveTheBody(t *testing.T) {
-	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, route(engines, numbered(engines), "trust pins"))
-	before := s.scrape(t)
-	for range 4 {
-		a := s.mustChat(t, wishing("hello", `{"backend_instance_id":2}`), "X-Worker-Instance-Id", "first", "X-Dp-Rank", "4294967295")
-		if a.engine() != "e2" {
-			t.Errorf("answered by %s", a.engine())
-		}
-	}
-	if n := s.scrape(t).value(nvextMalformed, `header="X-Worker-Instance-Id"`) - before.value(nvextMalformed, `header="X-Worker-Instance-Id"`); n != 4 {
-		t.Errorf("%v malformed headers counted, want 4", n)
-	}
-	for _, r := range engines[1].Journal() {
-		for _, name := range routingHeaders {
-			if r.Header.Get(name) != "" {
-				t.Errorf("the engine was sent %s", name)
-			}
-		}
-	}
-}
-
 // TestSpoofedHeadersDoNotPass sends routing headers on requests whose body the router does
 // not read, and on requests that are not inference requests.
 func TestSpoofedHeadersDoNotPass(t *testing.T) {

@@ -2,12 +2,9 @@ package tests
 
 import (
 	"encoding/json"
-	"fmt"
-	"net/http"
 	"os"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -134,57 +131,3 @@ func TestCompressedStreamsAreNoticed(t *testing.T) {
 }
 
 const engineWarnings = "caddy_kv_router_worker_engine_warnings"
-
-// wantWarning waits for a warning of a worker's engine in the log, the admin API and the
-// metrics.
-func (s *server) wantWarning(t *testing.T, dial, what, flag string) {
-	t.Helper()
-	eventually(t, 10*time.Second, "a warning: "+what, func() bool { return len(s.conditions(t, what)) > 0 })
-	if l := s.conditions(t, what); len(l) != 1 || l[0].Upstream != dial || !strings.Contains(l[0].Advice, flag) {
-		t.Errorf("the log says %+v, want one line with the advice %s", l, flag)
-	}
-	if w := s.limited(t, dial).Engine.Warnings; len(w) != 1 || w[0].What != what || w[0].Effect == "" || !strings.Contains(w[0].Advice, flag) {
-		t.Errorf("the admin API says %+v", w)
-	}
-	if n := s.scrape(t).value(engineWarnings, `worker="`+dial+`"`); n != 1 {
-		t.Errorf("%s is %v, want 1", engineWarnings, n)
-	}
-}
-
-// TestAnswersWithoutCachedTokensAreWarnedOf has an engine that reports no cached tokens,
-// until it does.
-func TestAnswersWithoutCachedTokensAreWarnedOf(t *testing.T) {
-	const what = "answers carry no cached-token counts"
-	tells := fakeSGLang(`"version":"0.5.19","page_size":16,"dp_size":1`)
-	var reports atomic.Bool
-	f := startFake(t, func(w http.ResponseWriter, r *http.Request) bool {
-		if r.Method != http.MethodPost {
-			return tells(w, r)
-		}
-		usage := ""
-		if reports.Load() {
-			usage = fmt.Sprintf(withCached, 1900)
-		}
-		w.Header().Set("Content-Type", "application/json")
-		fmt.Fprint(w, fakeChat(usage))
-		return true
-	})
-	s := startCaddy(t, "kv_router "+f.addr())
-	eventually(t, 10*time.Second, "the engine to be found out", func() bool { return s.fakeWorker(t, f.addr()).Engine.Type != "" })
-	for i := range 30 { // prompts that no engine has cached
-		s.mustChat(t, simChat(fmt.Sprint(i, " ", someWords(200))))
-	}
-	if w := s.limited(t, f.addr()).Engine.Warnings; len(w) > 0 {
-		t.Fatalf("warnings %+v before a prompt was cached", w)
-	}
-	for range 21 {
-		s.mustChat(t, simChat(someWords(1200)))
-	}
-	s.wantWarning(t, f.addr(), what, "--enable-cache-report")
-	reports.Store(true)
-	s.mustChat(t, simChat(someWords(1200)))
-	eventually(t, 5*time.Second, "the warning to be over", func() bool { return s.logged(t, `"condition":"`+what) == 2 })
-	if w := s.limited(t, f.addr()).Engine.Warnings; len(w) > 0 {
-		t.Errorf("the admin API says %+v", w)
-	}
-}
