@@ -224,6 +224,7 @@ func TestAnswersWithoutACountProveNothing(t *testing.T) {
 		t.Errorf("the cache model was cleared %v times", n)
 	}
 	const what = "answers carry no cached-token counts"
+	eventually(t, 10*time.Second, what, func() bool { return len(s.conditions(t, what)) > 0 })
 	if l := s.conditions(t, what); len(l) != 1 || !strings.Contains(l[0].Advice, "--enable-cache-report") {
 		t.Errorf("the log says %+v, want one line: %s", l, what)
 	}
