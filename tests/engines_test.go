@@ -142,15 +142,18 @@ func TestEnginesAreFoundOut(t *testing.T) {
 	}
 }
 
-// TestQuestionsAreRewrittenAsRequests has an engine behind a path.
-func TestQuestionsAreRewrittenAsRequests(t *testing.T) {
+// TestOwnRequestsGoAsClientsDo has an engine behind a path, and header operations.
+func TestOwnRequestsGoAsClientsDo(t *testing.T) {
 	tells := fakeVLLM("0.20.0", func() string { return "" })
 	f := startFake(t, func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Host != "engine.internal" || r.Header.Get("Authorization") != "Bearer sk-x" {
+			t.Errorf("%s: Host %q, Authorization %q", r.URL.Path, r.Host, r.Header.Get("Authorization"))
+		}
 		path, behind := strings.CutPrefix(r.URL.Path, "/llm")
 		r.URL.Path = path
 		return behind && tells(w, r)
 	})
-	s := startCaddy(t, "kv_router {\nreverse_proxy "+f.addr()+" {\nrewrite /llm{uri}\n}\n}")
+	s := startCaddy(t, "kv_router {\nreverse_proxy "+f.addr()+" {\nrewrite /llm{uri}\nheader_up Host engine.internal\nheader_up Authorization \"Bearer sk-x\"\n}\n}")
 	s.mustChat(t, simChat("hello"))
 	eventually(t, 10*time.Second, "the engine to be found out", func() bool {
 		w := s.fakeWorker(t, f.addr())

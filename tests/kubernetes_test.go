@@ -2,9 +2,7 @@ package tests
 
 import (
 	"cmp"
-	"context"
 	"fmt"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -29,43 +27,22 @@ import (
 
 // kubeCluster is an API server, and engines that are pods.
 type kubeCluster struct {
-	*kubernetes.Client
-	server  *kubernetes.Server // nil if it is a real one
-	source  string             // the Caddyfile's
-	address string             // of all pods
-	pods    int
-	ports   map[int]bool // of all pods so far
+	*kubernetes.Server
+	source string // the Caddyfile's
+	pods   int
+	ports  map[int]bool // of all pods so far
 }
 
-// startCluster starts a small API server, or uses a real one with a namespace models. Its URL is in
-// KVROUTER_KUBERNETES. The folder KVROUTER_KUBERNETES_FILES has its certificate in the file ca, and
-// the tokens of an administrator and of the router in admin and router. A real one accepts no
-// loopback address: KVROUTER_KUBERNETES_ADDRESS is that of the pods.
 func startCluster(t *testing.T) *kubeCluster {
 	t.Helper()
-	c := &kubeCluster{ports: make(map[int]bool), address: cmp.Or(os.Getenv("KVROUTER_KUBERNETES_ADDRESS"), "127.0.0.1")}
-	api, files, admin := os.Getenv("KVROUTER_KUBERNETES"), os.Getenv("KVROUTER_KUBERNETES_FILES"), []byte(nil)
-	if api == "" {
-		c.server, files = kubernetes.StartServer(), t.TempDir()
-		api = c.server.URL
-		t.Cleanup(c.server.Close)
-		t.Cleanup(c.server.CloseClientConnections)
-		for name, text := range map[string][]byte{"ca": c.server.CA(), "admin": nil, "router": nil} {
-			if err := os.WriteFile(filepath.Join(files, name), text, 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	ca, err := os.ReadFile(filepath.Join(files, "ca"))
-	if err == nil {
-		admin, err = os.ReadFile(filepath.Join(files, "admin"))
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.Client = kubernetes.NewClient(api, strings.TrimSpace(string(admin)), ca, "models", "vllm")
-	c.source = fmt.Sprintf("dynamic kubernetes models/vllm {\napi %s\nca_file %s\ntoken_file %s\n}",
-		api, filepath.Join(files, "ca"), filepath.Join(files, "router"))
+	c := &kubeCluster{Server: kubernetes.StartServer(), ports: make(map[int]bool)}
+	t.Cleanup(c.Close)
+	t.Cleanup(c.CloseClientConnections)
+	files := t.TempDir()
+	ca, token := filepath.Join(files, "ca"), filepath.Join(files, "token")
+	write(t, ca, string(c.CA()))
+	write(t, token, "")
+	c.source = fmt.Sprintf("dynamic kubernetes models/vllm {\napi %s\nca_file %s\ntoken_file %s\n}", c.URL, ca, token)
 	return c
 }
 
@@ -103,7 +80,7 @@ func (c *kubeCluster) start(t *testing.T, pace canned.Pace) *livePod {
 	t.Helper()
 	c.pods++
 	name := fmt.Sprintf("pod-%d", c.pods)
-	e, err := canned.StartAt(name, net.JoinHostPort(c.address, "0"))
+	e, err := canned.StartAt(name, "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,25 +92,18 @@ func (c *kubeCluster) start(t *testing.T, pace canned.Pace) *livePod {
 	c.ports[number] = true
 	e.SetPace(pace)
 	p := &livePod{e, name, number}
-	t.Cleanup(func() { _ = c.Delete(context.Background(), name) })
-	c.set(t, p, kubernetes.Loading)
+	c.set(p, kubernetes.Loading)
 	return p
 }
 
-func (c *kubeCluster) set(t *testing.T, e *livePod, state kubernetes.Condition) {
-	t.Helper()
-	if err := c.Set(t.Context(), e.pod, c.address, e.port, state); err != nil {
-		t.Fatal(err)
-	}
+func (c *kubeCluster) set(e *livePod, state kubernetes.Condition) {
+	c.Set(e.pod, "127.0.0.1", e.port, state)
 }
 
 // remove ends a pod.
-func (c *kubeCluster) remove(t *testing.T, e *livePod) {
-	t.Helper()
+func (c *kubeCluster) remove(e *livePod) {
 	e.Kill()
-	if err := c.Delete(t.Context(), e.pod); err != nil {
-		t.Fatal(err)
-	}
+	c.Delete(e.pod)
 }
 
 // figure returns the sum of a metric's series.
@@ -154,7 +124,7 @@ func TestRollingUpdates(t *testing.T) {
 	var pods []*livePod
 	for range 4 {
 		pods = append(pods, c.start(t, pace))
-		c.set(t, pods[len(pods)-1], kubernetes.Ready)
+		c.set(pods[len(pods)-1], kubernetes.Ready)
 	}
 	s := startCaddy(t, "kv_router {\nreverse_proxy {\n"+c.source+"\n}\n}")
 	var served atomic.Int64
@@ -181,20 +151,20 @@ func TestRollingUpdates(t *testing.T) {
 	lists := c.follow(t)
 	var listed, used, left []time.Duration
 	for n := range updates {
-		if c.server != nil && n%5 == 4 {
-			c.server.EndWatches(map[bool]string{true: `{"type":"ERROR","object":{"kind":"Status","code":410,"reason":"Expired"}}`}[n%2 == 0])
+		if n%5 == 4 {
+			c.EndWatches(map[bool]string{true: `{"type":"ERROR","object":{"kind":"Status","code":410,"reason":"Expired"}}`}[n%2 == 0])
 		}
 		fresh, old := c.start(t, pace), pods[0]
 		if time.Sleep(20 * time.Millisecond); fresh.Requests() > 0 {
 			t.Error("a pod that is not ready got a request")
 		}
-		c.set(t, fresh, kubernetes.Ready)
+		c.set(fresh, kubernetes.Ready)
 		ready := time.Now()
 		eventually(t, 5*time.Second, "the new pod is an upstream", func() bool { return lists(fresh) })
 		listed = append(listed, time.Since(ready))
 		eventually(t, 5*time.Second, "the new pod serves", func() bool { return fresh.Requests() > 0 })
 		used = append(used, time.Since(ready))
-		c.set(t, old, kubernetes.Terminating)
+		c.set(old, kubernetes.Terminating)
 		ends := time.Now()
 		idle := 0 // checks in a row
 		eventually(t, 5*time.Second, "the old pod has nothing to do", func() bool {
@@ -204,7 +174,7 @@ func TestRollingUpdates(t *testing.T) {
 			return idle >= 3
 		})
 		left = append(left, time.Since(ends))
-		c.remove(t, old)
+		c.remove(old)
 		pods = append(pods[1:], fresh)
 		if t.Failed() {
 			break
@@ -246,7 +216,7 @@ func TestScaleToZeroAndBack(t *testing.T) {
 			t.Errorf("a request that runs on no engine: status %d, error %v, want 503", status, err)
 		}
 		e := c.start(t, canned.Pace{})
-		c.set(t, e, kubernetes.Ready)
+		c.set(e, kubernetes.Ready)
 		for range 6 {
 			if a := <-answers; !a.ok() || a.engine() != e.pod {
 				t.Errorf("status %d, error %v, %s, engine %s", a.status, a.err, a.body, a.engine())
@@ -255,9 +225,9 @@ func TestScaleToZeroAndBack(t *testing.T) {
 		if status, _, err := s.get(t.Context(), s.url+"/plain/v1/models"); err != nil || status == http.StatusServiceUnavailable {
 			t.Errorf("plain reverse_proxy: status %d, error %v", status, err)
 		}
-		c.set(t, e, kubernetes.Terminating)
+		c.set(e, kubernetes.Terminating)
 		s.mustChat(t, ask("only a terminating one is left"))
-		c.remove(t, e)
+		c.remove(e)
 		eventually(t, 5*time.Second, "no pod is left", func() bool {
 			return s.figure(t, "caddy_kv_router_kubernetes_pods") == 0
 		})

@@ -5,32 +5,14 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 	"github.com/tidwall/gjson"
 )
-
-// anyModel is an engine that serves any model, whatever its list says.
-type anyModel struct {
-	*httptest.Server
-	mu     sync.Mutex
-	list   http.HandlerFunc
-	served int
-	seen   []*http.Request // those for its list
-}
-
-func startAnyModel(t *testing.T, list http.HandlerFunc) *anyModel {
-	e := &anyModel{list: list}
-	e.Server = httptest.NewServer(e)
-	t.Cleanup(e.Close)
-	return e
-}
 
 // lists answers with a list of models.
 func lists(models ...string) http.HandlerFunc {
@@ -44,36 +26,15 @@ func lists(models ...string) http.HandlerFunc {
 	}
 }
 
-func (e *anyModel) addr() string { return strings.TrimPrefix(e.URL, "http://") }
-
-// ServeHTTP implements http.Handler.
-func (e *anyModel) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if r.URL.Path == "/v1/models" {
-		e.seen = append(e.seen, r)
-		e.list(w, r)
-		return
-	}
-	_, _ = io.Copy(io.Discard, r.Body)
-	e.served++
-	w.Header().Set("Content-Type", "application/json")
-	_, _ = io.WriteString(w, `{"choices":[{"index":0,"message":{"role":"assistant","content":"ok"},"finish_reason":"stop"}],"usage":{"prompt_tokens":5,"completion_tokens":1}}`)
-}
-
-func (e *anyModel) count() int {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.served
-}
-
-// asked returns the requests for the list of models since the last call.
-func (e *anyModel) asked() []*http.Request {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	seen := e.seen
-	e.seen = nil
-	return seen
+// startListing starts an engine that serves any model, whatever its list says.
+func startListing(t *testing.T, list http.HandlerFunc) *fake {
+	t.Helper()
+	return startFake(t, func(w http.ResponseWriter, r *http.Request) bool {
+		if r.URL.Path == "/v1/models" {
+			list(w, r)
+		}
+		return r.URL.Path == "/v1/models"
+	})
 }
 
 // models returns the names in the list that clients get.
@@ -93,14 +54,14 @@ func (s *server) models(t *testing.T) (ids []string) {
 // TestModelsThatNobodyListsGoAnywhere has engines that accept any model name, an address
 // without an engine, and an engine without a list of models.
 func TestModelsThatNobodyListsGoAnywhere(t *testing.T) {
-	a, b := startAnyModel(t, lists("base")), startAnyModel(t, lists("base"))
-	c := startAnyModel(t, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusUnauthorized) })
+	a, b := startListing(t, lists("base")), startListing(t, lists("base"))
+	c := startListing(t, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusUnauthorized) })
 	s := startCaddy(t, "kv_router "+strings.Join([]string{a.addr(), b.addr(), c.addr(), freeAddr(t)}, " "))
 	for i := range 30 {
 		s.mustChat(t, askModel("alias", i))
 	}
-	for i, e := range []*anyModel{a, b, c} {
-		if n := e.count(); n < 5 {
+	for i, e := range []*fake{a, b, c} {
+		if n := e.asked("/v1/chat/completions"); n < 5 {
 			t.Errorf("engine %d served %d of 30 requests", i, n)
 		}
 	}
@@ -112,20 +73,14 @@ func TestModelsThatNobodyListsGoAnywhere(t *testing.T) {
 // TestKeysGoToTheirOwnWorkersOnly has two handlers of one pool, one of them with a key. A
 // reload removes a worker.
 func TestKeysGoToTheirOwnWorkersOnly(t *testing.T) {
-	a, b := startAnyModel(t, lists("base")), startAnyModel(t, lists("base"))
+	a, b := startListing(t, lists("base")), startListing(t, lists("base"))
 	with := "handle /a/* {\nkv_router %s {\nworker %s {\napi_key sk-first\n}\n}\n}\nhandle /v1/* {\nkv_router %s %s\n}"
 	s := startCaddy(t, fmt.Sprintf(with, a.addr(), a.addr(), b.addr(), b.addr()))
 	s.mustChat(t, askModel("base", 0))
-	for name, e := range map[string]*anyModel{"Bearer sk-first": a, "": b} {
-		var seen []*http.Request
-		eventually(t, 5*time.Second, "each worker to be asked", func() bool {
-			seen = append(seen, e.asked()...)
-			return len(seen) > 0
-		})
-		for _, r := range seen {
-			if key := r.Header.Get("Authorization"); key != name {
-				t.Errorf("a worker whose key is %q was asked with %q", name, key)
-			}
+	for key, e := range map[string]*fake{"Bearer sk-first": a, "": b} {
+		eventually(t, 5*time.Second, "each worker to be asked", func() bool { return e.asked("/v1/models") > 0 })
+		if got := e.heard("/v1/models").Get("Authorization"); got != key {
+			t.Errorf("a worker whose key is %q was asked with %q", key, got)
 		}
 	}
 
@@ -138,11 +93,10 @@ func TestKeysGoToTheirOwnWorkersOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.mustChat(t, askModel("base", 2))
-	b.asked()
-	a.asked()
-	eventually(t, 10*time.Second, "the worker that is left to be asked", func() bool { return len(a.asked()) > 0 })
-	if seen := b.asked(); len(seen) != 0 {
-		t.Errorf("a worker that was removed is still asked, with the key %q", seen[0].Header.Get("Authorization"))
+	left, gone := a.asked("/v1/models"), b.asked("/v1/models")
+	eventually(t, 10*time.Second, "the worker that is left to be asked", func() bool { return a.asked("/v1/models") > left })
+	if n := b.asked("/v1/models") - gone; n != 0 {
+		t.Errorf("a worker that was removed is asked %d times, with the key %q", n, b.heard("/v1/models").Get("Authorization"))
 	}
 
 	err := s.load("handle /a {\nkv_router a:1 {\nworker a:1 {\napi_key sk-first\n}\n}\n}\nhandle /b {\nkv_router a:1 {\nworker a:1 {\napi_key sk-second\n}\n}\n}")
@@ -151,33 +105,16 @@ func TestKeysGoToTheirOwnWorkersOnly(t *testing.T) {
 	}
 }
 
-// TestOwnRequestsGoAsClientsDo has header operations. They apply to the router's own
-// requests, too.
-func TestOwnRequestsGoAsClientsDo(t *testing.T) {
-	e := startAnyModel(t, lists("base"))
-	s := startCaddy(t, fmt.Sprintf("kv_router {\nreverse_proxy %s {\nheader_up Host engine.internal\nheader_up Authorization \"Bearer sk-x\"\n}\n}", e.addr()))
-	s.mustChat(t, askModel("base", 0))
-	eventually(t, 5*time.Second, "the worker to be asked", func() bool {
-		for _, r := range e.asked() {
-			if r.Host != "engine.internal" || r.Header.Get("Authorization") != "Bearer sk-x" {
-				t.Errorf("asked with Host %q, Authorization %q", r.Host, r.Header.Get("Authorization"))
-			}
-			return true
-		}
-		return false
-	})
-}
-
 // TestListsAreCompleted checks the list of models that clients get.
 func TestListsAreCompleted(t *testing.T) {
 	t.Run("FirstRequest", func(t *testing.T) {
-		s := startCaddy(t, "kv_router "+startAnyModel(t, lists("a")).addr()+" "+startAnyModel(t, lists("b")).addr())
+		s := startCaddy(t, "kv_router "+startListing(t, lists("a")).addr()+" "+startListing(t, lists("b")).addr())
 		if got := s.models(t); !slices.Equal(got, []string{"a", "b"}) {
 			t.Errorf("the first list has %v", got)
 		}
 	})
 	t.Run("Configured", func(t *testing.T) {
-		a, b := startAnyModel(t, lists("a")), startAnyModel(t, lists("b", "x"))
+		a, b := startListing(t, lists("a")), startListing(t, lists("b", "x"))
 		s := startCaddy(t, fmt.Sprintf("kv_router %s %s {\nworker %s {\nmodels a alias\n}\nworker %s {\nmodels a alias b\n}\n}", a.addr(), b.addr(), a.addr(), b.addr()))
 		for range 8 {
 			if got := s.models(t); !slices.Contains(got, "alias") || !slices.Contains(got, "b") {
@@ -193,8 +130,8 @@ func TestListsAreCompleted(t *testing.T) {
 		}
 	})
 	t.Run("Keys", func(t *testing.T) {
-		a := startAnyModel(t, lists("public"))
-		b := startAnyModel(t, func(w http.ResponseWriter, r *http.Request) {
+		a := startListing(t, lists("public"))
+		b := startListing(t, func(w http.ResponseWriter, r *http.Request) {
 			if r.Header.Get("Authorization") != "Bearer sk-x" {
 				http.Error(w, "no", http.StatusUnauthorized)
 				return
@@ -220,7 +157,7 @@ func TestListsAreCompleted(t *testing.T) {
 			_, _ = io.WriteString(z, `{"data":[{"id":"a"}]}`)
 			_ = z.Close()
 		}
-		s := startCaddy(t, "kv_router "+startAnyModel(t, zip).addr()+" "+startAnyModel(t, lists("b")).addr())
+		s := startCaddy(t, "kv_router "+startListing(t, zip).addr()+" "+startListing(t, lists("b")).addr())
 		for range 6 {
 			req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, s.url+"/v1/models", nil)
 			req.Header.Set("Accept-Encoding", "gzip, deflate")
@@ -231,7 +168,7 @@ func TestListsAreCompleted(t *testing.T) {
 	})
 	t.Run("NoLists", func(t *testing.T) {
 		for _, odd := range []string{`{"data":[{"id":"a"}`, `<html>"data":[]</html>`, `{"data":{"id":"a"}}`, `{"object":"list","data":[]}x`, `[]`} {
-			a := startAnyModel(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, odd) })
+			a := startListing(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, odd) })
 			s := startCaddy(t, fmt.Sprintf("kv_router {\nreverse_proxy %s\n}", a.addr()))
 			if _, got, _ := s.get(t.Context(), s.url+"/v1/models"); got != odd {
 				t.Errorf("%q became %q", odd, got)
@@ -257,7 +194,7 @@ func TestHangingListsDelayLittle(t *testing.T) {
 	})}
 	go e.Serve(ln) //nolint:errcheck // it ends with Close
 	t.Cleanup(func() { e.Close() })
-	addr, other := ln.Addr().String(), startAnyModel(t, lists("a")).addr()
+	addr, other := ln.Addr().String(), startListing(t, lists("a")).addr()
 	for _, site := range []string{
 		"kv_router " + addr,
 		"kv_router " + addr + " " + other + " {\nworker * {\nmodels a\n}\n}",

@@ -214,6 +214,13 @@ func (f *fake) asked(path string) int {
 	return f.hits[path]
 }
 
+// heard returns the header of the last request for a path.
+func (f *fake) heard(path string) http.Header {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.last[path]
+}
+
 // fakeModels is a list of one model.
 func fakeModels(owner string) string {
 	return `{"object":"list","data":[{"id":"sim-8b","object":"model","created":1,"owned_by":"` + owner + `"}]}`

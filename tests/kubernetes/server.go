@@ -1,3 +1,5 @@
+// Package kubernetes has a small Kubernetes API server for tests. It lists EndpointSlices, and has
+// them watched.
 package kubernetes
 
 import (
@@ -7,12 +9,54 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptest"
-	"path"
 	"slices"
 	"strconv"
 	"sync"
 	"time"
 )
+
+// Slice is an EndpointSlice with one pod.
+type Slice struct {
+	Metadata struct {
+		Name            string `json:"name"`
+		ResourceVersion string `json:"resourceVersion,omitempty"`
+	} `json:"metadata"`
+	AddressType string     `json:"addressType"`
+	Endpoints   []Endpoint `json:"endpoints"`
+	Ports       []Port     `json:"ports"`
+}
+
+// Endpoint is one pod of a slice.
+type Endpoint struct {
+	Addresses  []string  `json:"addresses"`
+	Conditions Condition `json:"conditions"`
+	TargetRef  struct {
+		Kind string `json:"kind"`
+		Name string `json:"name"`
+		UID  string `json:"uid"`
+	} `json:"targetRef"`
+}
+
+// Condition is the state of a pod.
+type Condition struct {
+	Ready       bool `json:"ready"`
+	Serving     bool `json:"serving"`
+	Terminating bool `json:"terminating"`
+}
+
+// The states of a pod in the order of its life.
+var (
+	Loading     = Condition{}
+	Ready       = Condition{Ready: true, Serving: true}
+	Terminating = Condition{Serving: true, Terminating: true}
+)
+
+// Port is a port of the pods of a slice.
+type Port struct {
+	Name     string `json:"name"`
+	Port     int    `json:"port"`
+	Protocol string `json:"protocol"`
+}
 
 // Server is an API server that has nothing but EndpointSlices of one namespace.
 type Server struct {
@@ -23,7 +67,6 @@ type Server struct {
 	history []event       // the last few changes
 	changed chan struct{} // closed with the next change
 	ending  string        // how the watches that are under way end
-	down    bool
 }
 
 // event is a change, as a watch reports it.
@@ -48,14 +91,6 @@ func StartServer() *Server {
 // CA returns the certificate in PEM.
 func (s *Server) CA() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
-}
-
-// SetDown makes the server refuse each call with 503, and ends the watches; or ends that.
-func (s *Server) SetDown(down bool) {
-	s.mu.Lock()
-	s.down = down
-	s.mu.Unlock()
-	s.EndWatches("")
 }
 
 // EndWatches ends the watches that are under way. Their last line is the text, unless it is empty.
@@ -83,54 +118,40 @@ func (s *Server) change(kind string, e *Slice) {
 }
 
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	s.mu.Lock()
-	down := s.down
-	s.mu.Unlock()
-	query := r.URL.Query()
-	switch {
-	case down:
-		status(w, http.StatusServiceUnavailable)
-	case r.Method != http.MethodGet:
-		s.write(w, r)
-	case query.Get("watch") == "true":
+	if query := r.URL.Query(); query.Get("watch") == "true" {
 		since, _ := strconv.Atoi(query.Get("resourceVersion"))
 		s.watch(w, r, since)
-	default:
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		list := map[string]any{
-			"kind": "EndpointSliceList", "metadata": map[string]string{"resourceVersion": strconv.Itoa(s.version)},
-			"items": slices.Collect(maps.Values(s.slices)),
-		}
-		_ = json.NewEncoder(w).Encode(list)
+		return
 	}
-}
-
-func (s *Server) write(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	name := path.Base(r.URL.Path)
-	e := new(Slice)
-	if r.Method != http.MethodDelete {
-		if err := json.NewDecoder(r.Body).Decode(e); err != nil {
-			status(w, http.StatusBadRequest)
-			return
-		}
-		name = e.Metadata.Name
-	}
-	known := s.slices[name]
-	switch {
-	case r.Method == http.MethodPost && known != nil:
-		status(w, http.StatusConflict)
-	case r.Method != http.MethodPost && known == nil:
-		status(w, http.StatusNotFound)
-	case r.Method == http.MethodDelete:
-		delete(s.slices, name)
+	_ = json.NewEncoder(w).Encode(map[string]any{
+		"kind": "EndpointSliceList", "metadata": map[string]string{"resourceVersion": strconv.Itoa(s.version)},
+		"items": slices.Collect(maps.Values(s.slices)),
+	})
+}
+
+// Set makes a slice of a pod, or changes it. It has the name of the pod.
+func (s *Server) Set(pod, address string, port int, state Condition) {
+	e := Endpoint{Addresses: []string{address}, Conditions: state}
+	e.TargetRef.Kind, e.TargetRef.Name, e.TargetRef.UID = "Pod", pod, "uid-"+pod
+	slice := &Slice{AddressType: "IPv4", Endpoints: []Endpoint{e}, Ports: []Port{{"http", port, "TCP"}}}
+	slice.Metadata.Name = pod
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	known := s.slices[pod] != nil
+	s.slices[pod] = slice
+	s.change(map[bool]string{false: "ADDED", true: "MODIFIED"}[known], slice)
+}
+
+// Delete deletes the slice of a pod.
+func (s *Server) Delete(pod string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if known := s.slices[pod]; known != nil {
+		delete(s.slices, pod)
 		gone := *known
 		s.change("DELETED", &gone)
-	default:
-		s.slices[name] = e
-		s.change(map[bool]string{true: "ADDED", false: "MODIFIED"}[known == nil], e)
 	}
 }
 
@@ -165,9 +186,4 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, since int) {
 			return
 		}
 	}
-}
-
-func status(w http.ResponseWriter, code int) {
-	w.WriteHeader(code)
-	fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","code":%d,"message":%q}`, code, http.StatusText(code))
 }
