@@ -181,64 +181,6 @@ func (s *server) explain(t testing.TB, body []byte, header ...string) (x adminEx
 // rejected makes a configuration fail after kv_router was provisioned.
 const rejected = "\nreverse_proxy /elsewhere 127.0.0.1:1 {\n\ttransport http {\n\t\ttls_trust_pool file /nonexistent/ca.pem\n\t}\n}"
 
-// TestAdminShowsThePools reads all views. It reads them again after Caddy rejected a
-// configuration that would have changed them.
-func TestAdminShowsThePools(t *testing.T) {
-	engines := startEngines(t, 2, canned.Pace{})
-	first, second := engines[0], engines[1]
-	site := route(engines, "affinity {\nttl 3m\n}", "worker * {\nmodels canned other\n}", fmt.Sprintf("worker %s {\nid 7\nkv_tokens 5000\n}", first.Addr()))
-	s := startCaddy(t, site)
-	if w := s.worker(t, first); w.ID != 7 || !w.Static || w.Hits.Predicted != nil {
-		t.Errorf("before the first request: %+v", w)
-	}
-	text := strings.Repeat("some words ", 100)
-	home := s.mustChat(t, ask(text), "X-Session-Id", "one").engine()
-	for i := range 5 {
-		s.mustChat(t, ask(text+strconv.Itoa(i)), "X-Session-Id", "one")
-	}
-	s.booksAtZero(t)
-	look := func(when string) {
-		var list []adminPool
-		s.api(t, http.MethodGet, "/pools", nil, &list)
-		p := s.pool(t)
-		if len(list) != 1 || list[0].Name != "default" || p.Workers != 2 || p.Sessions != 1 || p.Leases != 0 || p.IndexBlocks == 0 || p.Settings.TTL != 180 || p.Settings.TextBlock != 64 {
-			t.Errorf("%s: pools %+v, default %+v", when, list, p)
-		}
-		var ws []adminWorker
-		s.api(t, http.MethodGet, defaultPool+"/workers", nil, &ws)
-		if len(ws) != 2 {
-			t.Fatalf("%s: %d workers", when, len(ws))
-		}
-		for _, w := range ws {
-			if w.Health.Proxy == nil || !*w.Health.Proxy || !w.Health.Available || !w.Static || w.Draining {
-				t.Errorf("%s: worker %+v", when, w)
-			}
-			if e := engines[slices.IndexFunc(engines, func(e *canned.Engine) bool { return e.Addr() == w.Dial })]; e.Name() == home && (w.Cache.Cached == 0 || w.Hits.Predicted == nil || *w.Hits.Predicted <= 0 || w.Health.Answers < 1) {
-				t.Errorf("%s: the one that answered is %+v", when, w)
-			}
-		}
-		var byID adminWorker
-		s.api(t, http.MethodGet, defaultPool+"/workers/7", nil, &byID)
-		if byID.Dial != first.Addr() || byID.Cache.Capacity != 5000 || !slices.Equal(byID.Models.Configured, []string{"canned", "other"}) {
-			t.Errorf("%s: worker 7 is %+v", when, byID)
-		}
-	}
-	look("at first")
-	if err := s.load(route(engines[:1], "affinity {\nttl 9m\n}", "index {\ntext_block 128\n}") + rejected); err == nil {
-		t.Fatal("the broken config was accepted")
-	}
-	look("after a rejected reload")
-	second.Kill()
-	for range 3 {
-		s.mustChat(t, ask("anybody?"+strconv.Itoa(rand.Int())))
-	}
-	eventually(t, 10*time.Second, "the dead worker to be seen as such", func() bool {
-		s.mustChat(t, ask(strconv.Itoa(rand.Int())))
-		h := s.worker(t, second).Health
-		return h.Refusing && h.Failures > 0 && h.Until != nil && !h.Available
-	})
-}
-
 // TestSessionsByPage reads 250 sessions page by page, reads single ones by key and by
 // hash, and unbinds some.
 func TestSessionsByPage(t *testing.T) {

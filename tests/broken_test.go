@@ -459,7 +459,7 @@ func TestClientThatLeavesIsNoticed(t *testing.T) {
 			for _, e := range engines {
 				e.SetFault(v.fault)
 			}
-			s := startCaddy(t, route(engines, v.block))
+			s := startCaddy(t, route(engines, v.block, maxRunning(1)))
 			before := s.scrape(t)
 			c := ask("are you still there?")
 			c.Stream = v.stream
@@ -494,7 +494,7 @@ func TestClientThatLeavesIsNoticed(t *testing.T) {
 			if d := j[0].Left.Sub(left); d > time.Second {
 				t.Errorf("the engine noticed after %v", d)
 			}
-			s.booksAtZero(t)
+			s.slotsFree(t)
 			if d := time.Since(left); d > 1500*time.Millisecond {
 				t.Errorf("the books were at zero only after %v", d)
 			}

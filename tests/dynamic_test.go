@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -102,50 +101,6 @@ func TestDynamicUpstreamsMayBeNone(t *testing.T) {
 		}
 		list(dead, engines[0].Addr())
 		s.mustChat(t, ask("x"))
-	}
-	s.booksAtZero(t)
-}
-
-// TestDynamicUpstreamsKeepTheirIdentity has upstreams in changing order, and
-// one that is away for a while.
-func TestDynamicUpstreamsKeepTheirIdentity(t *testing.T) {
-	engines := startEngines(t, 3, canned.Pace{})
-	addrs := make([]string, len(engines))
-	for i, e := range engines {
-		addrs[i] = e.Addr()
-	}
-	s := startCaddy(t, dynamicSite("worker "+addrs[0]+" {\nid 42\n}", affinity("hard")))
-	ids := make(map[string]string) // engine to worker
-	homes := make(map[string]string)
-	see := func(session string) {
-		t.Helper()
-		a := s.mustChat(t, ask(session+strings.Repeat(" and some words", 40)), "X-Session-Id", session)
-		id := a.header.Get("X-KV-Worker")
-		if was := ids[a.engine()]; was != "" && was != id {
-			t.Errorf("%s was worker %s, is worker %s", a.engine(), was, id)
-		}
-		ids[a.engine()] = id
-		if was := homes[session]; was != "" && (was != a.engine() || a.header.Get("X-KV-Overlap-Blocks") == "0") {
-			t.Errorf("session %s went from %s to %s, with %s blocks overlap", session, was, a.engine(), a.header.Get("X-KV-Overlap-Blocks"))
-		}
-		homes[session] = a.engine()
-	}
-	names := strings.Split("abcdefghijklmnopqrstuvwx", "") // enough that each engine has some
-	for range 3 {
-		list(addrs...)
-		for _, n := range names {
-			see(n)
-		}
-		slices.Reverse(addrs)
-	}
-	if len(ids) != 3 || ids["e1"] != "42" || ids["e2"] == ids["e3"] {
-		t.Errorf("workers %v, want three, e1 with the id 42", ids)
-	}
-	list(engines[0].Addr()) // the others are away
-	s.mustChat(t, ask("somebody else"))
-	list(addrs...)
-	for _, n := range names {
-		see(n)
 	}
 	s.booksAtZero(t)
 }

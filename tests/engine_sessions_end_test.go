@@ -105,43 +105,40 @@ func TestTurnsOfASessionComeOneByOne(t *testing.T) {
 func TestClientsThatLeaveTheirSessions(t *testing.T) {
 	engines := holders(t, 2, engine.Config{})
 	s := startHolding(t, engines)
+	hangs, creeps := engine.Fault{Kind: engine.Hang, Path: atGenerate}, engine.Fault{Kind: engine.Slow, Path: atGenerate, Factor: 800}
 	for _, v := range []struct {
-		name    string
-		fault   engine.Fault
-		before  []turn // whole ones
-		u       turn   // the client leaves in it
-		path    string // of the request that is under way then
-		opened  int
-		unknown int // closes of sessions that the engine did not open
+		name  string
+		fault engine.Fault
+		later bool // the session is open before
+		u     turn // the client leaves in it
 	}{
-		{"before-the-answer", engine.Fault{Kind: engine.Hang, Path: atGenerate}, nil, turn{action: "open"}, atGenerate, 1, 0},
-		{"before-a-stream", engine.Fault{Kind: engine.Hang, Path: atGenerate}, nil, turn{action: "open", stream: true}, atGenerate, 1, 0},
-		{"in-the-first-stream", engine.Fault{Kind: engine.Slow, Path: atGenerate, Factor: 800}, nil, turn{action: "open", stream: true, ttl: 1, tokens: 400}, atGenerate, 1, 0},
-		{"in-a-stream", engine.Fault{Kind: engine.Slow, Path: atGenerate, Factor: 800}, []turn{{action: "open", ttl: 1}}, turn{stream: true, tokens: 400}, atGenerate, 1, 0},
-		{"in-an-answer", engine.Fault{Kind: engine.Slow, Path: atGenerate, Factor: 800}, []turn{{action: "open", ttl: 1}}, turn{tokens: 400}, atGenerate, 1, 0},
-		{"in-the-last-turn", engine.Fault{Kind: engine.Slow, Path: atGenerate, Factor: 800}, []turn{{action: "open"}}, turn{action: "close", stream: true, tokens: 400}, atGenerate, 1, 0},
+		{"before-the-answer", hangs, false, turn{action: "open"}},
+		{"before-a-stream", hangs, false, turn{action: "open", stream: true}},
+		{"in-the-first-stream", creeps, false, turn{action: "open", stream: true, ttl: 1, tokens: 400}},
+		{"in-a-stream", creeps, true, turn{stream: true, tokens: 400}},
+		{"in-an-answer", creeps, true, turn{tokens: 400}},
+		{"in-the-last-turn", creeps, true, turn{action: "close", stream: true, tokens: 400}},
 	} {
 		t.Run(v.name, func(t *testing.T) {
-			for _, u := range v.before {
-				u.id = v.name
-				s.mustTurn(t, u)
+			if v.later {
+				s.mustTurn(t, turn{id: v.name, action: "open", ttl: 1})
 			}
 			for _, e := range engines {
 				fails(t, e, v.fault)
 			}
 			v.u.id = v.name
 			q := s.startTurn(t, v.u)
-			running(t, engines, v.path, v.name, 1)
-			if v.u.stream && v.fault.Kind == engine.Slow {
+			running(t, engines, atGenerate, v.name, 1)
+			if v.u.stream && v.fault == creeps {
 				time.Sleep(200 * time.Millisecond) // a few tokens
 			}
 			q.leave()
 			for _, e := range engines {
-				fails(t, e, engine.Fault{Path: v.fault.Path})
+				fails(t, e, engine.Fault{Path: atGenerate})
 			}
 			eventually(t, 10*time.Second, fmt.Sprintf("the sessions to be closed: %v", did(engines, v.name)), func() bool {
 				n := did(engines, v.name)
-				return n[engine.Opened] == v.opened && n[engine.Closed]+n[engine.Deferred] == v.opened && n[engine.Unknown] == v.unknown
+				return n[engine.Opened] == 1 && n[engine.Closed]+n[engine.Deferred] == 1 && n[engine.Unknown] == 0
 			})
 			s.booksAtZero(t)
 			// the id is as good as new

@@ -51,52 +51,6 @@ func TestAnswersShowTheirSession(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestConstraintsLimitTheWorkers has allowed workers and required taints.
-func TestConstraintsLimitTheWorkers(t *testing.T) {
-	engines := startEngines(t, 4, canned.Pace{})
-	s := startCaddy(t, route(engines, numbered(engines, "taints gold zone-a", "taints gold zone-b", "taints spot"), "policy round_robin", "trust overrides"))
-	for _, v := range []struct{ nvext, want string }{
-		{`{"allowed_worker_ids":[2,3,99]}`, "e2 e3"},
-		{`{"router_config_override":{"allowed_worker_ids":[4]}}`, "e4"},
-		{`{"routing_constraints":{"required_taints":["gold"]}}`, "e1 e2"},
-		{`{"routing_constraints":{"required_taints":["gold","zone-b"]}}`, "e2"},
-		{`{"routing_constraints":{"required_taints":["gold"]},"allowed_worker_ids":[1,3]}`, "e1"},
-		{`{"routing_constraints":{"required_taints":[]}}`, "e1 e2 e3 e4"},
-	} {
-		used := map[string]bool{}
-		for range 8 {
-			used[s.mustChat(t, wishing("hello", v.nvext)).engine()] = true
-		}
-		var got []string
-		for _, e := range engines {
-			if used[e.Name()] {
-				got = append(got, e.Name())
-			}
-		}
-		if strings.Join(got, " ") != v.want {
-			t.Errorf("%s: answered by %v, want %s", v.nvext, got, v.want)
-		}
-	}
-	for _, v := range []struct{ nvext, in string }{
-		{`{"allowed_worker_ids":[7,8]}`, "nvext.allowed_worker_ids [7 8]"},
-		{`{"routing_constraints":{"required_taints":["gold","spot"]}}`, `nvext.routing_constraints.required_taints ["gold" "spot"]`},
-	} {
-		a := s.chat(t.Context(), wishing("hello", v.nvext))
-		wantError(t, v.nvext, a, 503, "no_worker", v.in)
-	}
-	// A retry stays among those that are allowed.
-	for _, e := range engines[:2] {
-		e.SetFault(canned.Fault{Kind: canned.Status, Status: http.StatusServiceUnavailable})
-	}
-	if a := s.chat(t.Context(), wishing("hello", `{"routing_constraints":{"required_taints":["gold"]}}`)); a.status != 503 || a.engine() == "" {
-		t.Errorf("status %d by %q, want the engine's own", a.status, a.engine())
-	}
-	if n := engines[0].Requests() + engines[1].Requests(); n == 0 {
-		t.Error("nobody was asked")
-	}
-	s.booksAtZero(t)
-}
-
 // TestPreferencesSteer has preferred taints, which attract and repel, and
 // overrides of the policy's options.
 func TestPreferencesSteer(t *testing.T) {

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"os"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -86,47 +85,6 @@ func (s *server) passiveFails(t *testing.T) map[string]int {
 		fails[up.Address] += up.Fails
 	}
 	return fails
-}
-
-// TestEngineThatWasGoneHoldsNothing restarts an engine. Its cache is empty, and the
-// router's prediction must be, too. Its end has broken a stream and so marked the worker
-// down before the first connection is refused.
-func TestEngineThatWasGoneHoldsNothing(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, route(engines, "response_headers X-KV-"))
-	c := ask(strings.Repeat("some words ", 300))
-	predicted := func(when string, some bool) {
-		t.Helper()
-		if n := s.mustChat(t, c).header.Get("X-KV-Predicted-Cached-Tokens"); (n != "0") != some {
-			t.Errorf("%s: %s tokens are said to be cached", when, n)
-		}
-		s.booksAtZero(t)
-	}
-	predicted("at first", false)
-	predicted("then", true)
-	engines[0].SetPace(canned.Pace{Words: 1000, PerWord: 20 * time.Millisecond})
-	begun := make(chan struct{})
-	var stream sync.WaitGroup
-	stream.Go(func() { s.readEvents(t.Context(), ask("long").streamed(), 2, begun) })
-	select {
-	case <-begun:
-	case <-time.After(5 * time.Second):
-		t.Fatal("the stream does not come")
-	}
-	engines[0].SetPace(canned.Pace{})
-	engines[0].Kill()
-	stream.Wait()
-	s.booksAtZero(t)
-	for range 2 {
-		if a := s.chat(t.Context(), ask("gone?")); a.status != http.StatusServiceUnavailable {
-			t.Errorf("status %d, error %v; want 503", a.status, a.err)
-		}
-	}
-	if err := engines[0].Restart(); err != nil {
-		t.Fatal(err)
-	}
-	predicted("after its restart", false)
-	predicted("after another request", true)
 }
 
 // TestOtherAnswersDoNotHideADeadEngine has an engine whose core is dead. It answers

@@ -139,27 +139,6 @@ func (f *fullHome) free(t *testing.T) {
 	f.gate.opened(t)
 }
 
-// TestSessionIsAwayForOneTurn fills a session's worker at one of its turns. The session stays
-// bound.
-func TestSessionIsAwayForOneTurn(t *testing.T) {
-	f := startFullHome(t)
-	for turn := range 3 {
-		if a := f.mustChat(t, ask(fmt.Sprint(wandering, "turn ", turn+2)), f.session...); a.engine() == f.home {
-			t.Errorf("turn %d was answered by the full %s", turn+2, f.home)
-		}
-	}
-	var bound adminSession
-	f.api(t, http.MethodGet, "/pools/default/sessions/wanderer?model=canned", nil, &bound)
-	if bound.Dial != f.engine.Addr() {
-		t.Errorf("the session is bound to %s, want %s still", bound.Dial, f.engine.Addr())
-	}
-	f.free(t)
-	f.slotsFree(t)
-	if a := f.mustChat(t, ask(wandering+"turn 5"), f.session...); a.engine() != f.home || a.header.Get("X-KV-Reason") != "session" {
-		t.Errorf("the next turn was answered by %s, reason %q; want %s", a.engine(), a.header.Get("X-KV-Reason"), f.home)
-	}
-}
-
 // TestHardSessionWaitsForItsWorker fills a session's worker with affinity mode hard. A turn
 // waits for that worker, and no longer than the queue allows.
 func TestHardSessionWaitsForItsWorker(t *testing.T) {
@@ -176,52 +155,26 @@ func TestHardSessionWaitsForItsWorker(t *testing.T) {
 	f.wantServed(t, f.home, turn)
 }
 
-// TestClientGoneLeavesNoSlotTaken has clients leave while they are served, while they wait,
-// and between two attempts. Others get their slots.
+// TestClientGoneLeavesNoSlotTaken has clients leave the queue, and between two attempts.
 func TestClientGoneLeavesNoSlotTaken(t *testing.T) {
-	for _, v := range []struct {
-		name string
-		pace canned.Pace
-		fail canned.Fault
-	}{
-		{"BeforeTheHeader", canned.Pace{}, canned.Fault{Kind: canned.HangBeforeHeader}},
-		{"InMidStream", canned.Pace{Words: 10_000, PerWord: 10 * time.Millisecond}, canned.Fault{}},
-	} {
-		t.Run(v.name, func(t *testing.T) {
-			engines := startEngines(t, 1, v.pace)
-			engines[0].SetFault(v.fail)
-			s := startCaddy(t, route(engines, maxRunning(1)))
-			before := s.scrape(t)
-			body := string(ask("hi").streamed().body())
-			served := s.start(t, "/v1/chat/completions", body)
-			eventually(t, 5*time.Second, "it is served", func() bool { return engines[0].Active() == 1 })
-			waits := s.start(t, "/v1/chat/completions", body)
-			s.wantWaiting(t, 1)
-			gone := s.start(t, "/v1/chat/completions", body)
-			s.wantWaiting(t, 2)
-			gone.leave() // from the queue
-			s.wantWaiting(t, 1)
-			engines[0].SetFault(canned.Fault{})
-			engines[0].SetPace(canned.Pace{})
-			served.leave()
-			s.wantServed(t, "", waits)
-			s.wantFigures(t, before, []figure{
-				{requestsTotal, []string{`outcome="client_gone"`}, 2},
-				{requestsTotal, []string{`outcome="ok"`}, 1},
-				{queueRejected, nil, 0},
-			})
-		})
-	}
-	t.Run("BetweenTwoAttempts", func(t *testing.T) {
-		h := startGated(t, 2)
-		all := h.startChats(t, 2)
-		h.awaitRunning(t, 2)
-		h.gates[0].pass(t, http.StatusServiceUnavailable) // held back
-		h.wantWaiting(t, 1)
-		all[0].leave()
-		all[1].leave()
-		h.slotsFree(t)
-		h.finish(t, h.startChat(t, "and now?"))
+	h := startGated(t, 2)
+	before := h.scrape(t)
+	all := h.startChats(t, 2)
+	h.awaitRunning(t, 2)
+	gone := h.startChat(t, "waits")
+	h.wantWaiting(t, 1)
+	gone.leave()
+	h.wantWaiting(t, 0)
+	h.gates[0].pass(t, http.StatusServiceUnavailable) // held back
+	h.wantWaiting(t, 1)
+	all[0].leave()
+	all[1].leave()
+	h.slotsFree(t)
+	h.finish(t, h.startChat(t, "and now?"))
+	h.wantFigures(t, before, []figure{
+		{requestsTotal, []string{`outcome="client_gone"`}, 3},
+		{requestsTotal, []string{`outcome="ok"`}, 1},
+		{queueRejected, nil, 0},
 	})
 }
 

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
-	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 	"github.com/tidwall/gjson"
 )
 
@@ -556,46 +555,4 @@ func TestBeginningsMoveInOtherAPIs(t *testing.T) {
 			s.booksAtZero(t)
 		})
 	}
-}
-
-// TestSimulatedEnginesDie kills simulated vLLM engines under streams with an exact number of tokens.
-// The router finds out what the engines are, and asks them to count.
-func TestSimulatedEnginesDie(t *testing.T) {
-	takesSeconds(t)
-	engines := make([]*engine.Engine, 3)
-	for i := range engines {
-		var err error
-		if engines[i], err = engine.Start(engine.Config{Speed: 2, AnswerTokens: 200}); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(engines[i].Close)
-	}
-	s := startCaddy(t, simulated(engines, "pool simulated", "policy round_robin", "retry_budget 100% 100/s"))
-	var all sync.WaitGroup
-	for i := range 30 {
-		all.Go(func() {
-			body := fmt.Appendf(nil, `{"stream":true,"messages":[{"role":"user","content":"question %d"}],"max_tokens":150,"ignore_eos":true,"stream_options":{"include_usage":true}}`, i)
-			a := s.post(t.Context(), "/v1/chat/completions", body)
-			g := readTold(a.body)
-			if a.err != nil || g.done != 1 || g.bad != 0 || g.roles != 1 || g.finish != "length" || len(g.ids) != 1 ||
-				g.usage.Get("completion_tokens").Int() != 150 || len(g.text) != 600 {
-				t.Errorf("%v, %d bytes, usage %s, %v", a.err, len(g.text), g.usage.Raw, g)
-			}
-		})
-	}
-	for _, e := range engines[:2] {
-		time.Sleep(400 * time.Millisecond)
-		e.Kill()
-		time.Sleep(400 * time.Millisecond)
-		if err := e.Restart(); err != nil {
-			t.Error(err)
-		}
-	}
-	all.Wait()
-	if n := s.scrape(t).value(resumedTotal, `pool="simulated"`, `way="text"`, `outcome="ok"`); n == 0 {
-		t.Error("no stream went on elsewhere")
-	} else {
-		t.Logf("%v went on elsewhere", n)
-	}
-	s.booksAtZero(t)
 }

@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
-	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 	"github.com/tidwall/gjson"
 )
 
@@ -80,53 +79,6 @@ func TestWhichPromptIsPlanned(t *testing.T) {
 				}
 				if c[0] == chats && pool.types[0] == "sglang" && (c[3] == "tokens") != (got.Given != nil) {
 					t.Errorf("%v: the engine got the ids %.40s", c, got.Given)
-				}
-			}
-			s.booksAtZero(t)
-		})
-	}
-}
-
-// TestSecondStageFindsTheFirst has prompts whose later turns come as token_data, and as
-// the prompt itself, in each API that accepts them. Each turn finds the cache of the turns
-// before, and the router predicts how much.
-func TestSecondStageFindsTheFirst(t *testing.T) {
-	for _, v := range []struct {
-		flavour engine.Flavour
-		path    string
-		body    string
-	}{
-		{engine.SGLang, "/v1/chat/completions", `"messages":[{"role":"user","content":"hi"}]`},
-		{engine.TRTLLM, "/v1/chat/completions", `"messages":[{"role":"user","content":"hi"}]`},
-		{engine.VLLM, "/v1/completions", `"prompt":"hi"`},
-		{engine.LlamaCpp, "/v1/completions", `"prompt":"hi"`},
-	} {
-		t.Run(string(v.flavour), func(t *testing.T) {
-			engines := []*engine.Engine{
-				startSimulated(t, engine.Config{Name: "e1", Flavour: v.flavour}), startSimulated(t, engine.Config{Name: "e2", Flavour: v.flavour}),
-				startSimulated(t, engine.Config{Name: "e3", Flavour: v.flavour}),
-			}
-			s := startCaddy(t, simulated(engines, "engine "+string(v.flavour), "response_headers X-KV-", "policy dynamo"))
-			var home string
-			given := func(prompt string) string {
-				return `{"model":"sim-8b",` + v.body + `,"max_tokens":4,"nvext":{"token_data":` + prompt + `}}`
-			}
-			for turn, ask := range []struct{ path, body string }{
-				{v.path, given(idsFrom(5000, 320))},
-				{v.path, given(idsFrom(5000, 640))},
-				{"/v1/completions", `{"model":"sim-8b","prompt":` + idsFrom(5000, 960) + `,"max_tokens":4}`},
-				{v.path, given(idsFrom(5000, 1280))},
-			} {
-				a := s.post(t.Context(), ask.path, []byte(ask.body))
-				if !a.ok() {
-					t.Fatalf("status %d: %s", a.status, a.body)
-				}
-				if turn == 0 {
-					home = a.engine()
-				}
-				held := gjson.GetBytes(a.body, "usage.prompt_tokens_details.cached_tokens").Int()
-				if said := a.header.Get("X-KV-Predicted-Cached-Tokens"); a.engine() != home || held != int64(turn*320) || said != fmt.Sprint(held) {
-					t.Errorf("turn %d: %s answers, not %s, with %d tokens cached; %s were predicted", turn, a.engine(), home, held, said)
 				}
 			}
 			s.booksAtZero(t)

@@ -2,7 +2,6 @@ package engine
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"io"
 	"math/rand/v2"
@@ -202,89 +201,4 @@ func TestSGLangLegs(t *testing.T) {
 	if pre.status != 0 || dec.status != 500 || !strings.Contains(dec.text, "Lost connection with prefill instance") {
 		t.Errorf("prefill dies: %d, %d %s", pre.status, dec.status, dec.text)
 	}
-}
-
-func TestTensorRTLegs(t *testing.T) {
-	cfg := Config{Flavour: TRTLLM, Transfer: &Transfer{}}
-	p, d, whole := start(t, cfg), start(t, cfg), start(t, Config{Flavour: TRTLLM})
-	want := post(t, whole, "rivers", nil).said()
-	pre := post(t, p, "rivers", map[string]any{"max_tokens": 1, "disaggregated_params": map[string]any{"request_type": "context_only", "disagg_request_id": 1 << 43}})
-	params, _ := pre.choice()["disaggregated_params"].(map[string]any)
-	if params["request_type"] != "context_only" || params["disagg_request_id"] != float64(1<<43) || pre.body["prompt_token_ids"] == nil {
-		t.Fatalf("prefill: %s", pre.text)
-	}
-	params["request_type"] = "generation_only"
-	dec := post(t, d, "", map[string]any{"disaggregated_params": params, "prompt_token_ids": pre.body["prompt_token_ids"]})
-	if dec.status != 200 || dec.said() != want {
-		t.Errorf("decode: %d %s, want %v", dec.status, dec.text, want)
-	}
-	if n := p.Transfers(); n != (Transfers{Fetched: 1}) {
-		t.Errorf("%+v", n)
-	}
-}
-
-// TestAbandonedLegs has clients that leave at any time. All blocks come back, and each prompt that
-// was kept is counted once.
-func TestAbandonedLegs(t *testing.T) {
-	for flavour, roles := range map[Flavour][2]Role{VLLM: {}, SGLang: {PrefillLegs, DecodeLegs}} {
-		var e [2]*Engine
-		for i, role := range roles {
-			e[i] = start(t, Config{Flavour: flavour, Transfer: &Transfer{Role: role, Lease: 5 * time.Second, Alone: 5 * time.Second}})
-		}
-		_, port := hostPort(e[0].SideAddr())
-		var clients sync.WaitGroup
-		for i := range 200 {
-			clients.Go(func() {
-				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(rand.IntN(60))*time.Millisecond)
-				defer cancel()
-				body := map[string]any{"prompt": strings.Repeat("river ", 200+i), "max_tokens": 20}
-				if flavour == SGLang {
-					body["bootstrap_host"], body["bootstrap_port"], body["bootstrap_room"] = "127.0.0.1", port, i
-					var legs sync.WaitGroup
-					for _, one := range e {
-						legs.Go(func() { complete(ctx, one, body) })
-					}
-					legs.Wait()
-					return
-				}
-				body["kv_transfer_params"] = nixl
-				if kv := complete(ctx, e[0], body)["kv_transfer_params"]; kv != nil {
-					body["kv_transfer_params"] = kv
-					complete(ctx, e[1], body)
-				}
-			})
-		}
-		clients.Wait()
-		for _, one := range e {
-			eventually(t, func() bool {
-				k := one.life.ranks[0]
-				k.mu.Lock()
-				defer k.mu.Unlock()
-				n := k.cache.Counts()
-				return one.Transfers().Held == 0 && len(k.jobs) == 0 && n.Empty+n.Cached == one.cfg.Blocks
-			})
-		}
-		eventually(t, func() bool {
-			s := e[0].life.side
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			return len(s.rooms) == 0
-		})
-	}
-}
-
-// complete returns the answer to a completion; nothing if there is none.
-func complete(ctx context.Context, e *Engine, body map[string]any) (answer map[string]any) {
-	data, _ := json.Marshal(body)
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, e.URL()+"/v1/completions", bytes.NewReader(data))
-	if err != nil {
-		return nil
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return nil
-	}
-	defer resp.Body.Close()
-	_ = json.NewDecoder(resp.Body).Decode(&answer)
-	return answer
 }
