@@ -70,8 +70,9 @@ type (
 		Sessions  int    `json:"sessions"`
 		Responses int    `json:"responses"`
 		Settings  struct {
-			TextBlock int     `json:"text_block_bytes"`
-			TTL       float64 `json:"session_ttl_seconds"`
+			TextBlock int    `json:"text_block_bytes"`
+			BlockSize int    `json:"block_size_tokens"`
+			From      string `json:"block_size_from"`
 		} `json:"settings"`
 		IndexBlocks int64 `json:"index_blocks"`
 		Incidents   []struct {
@@ -81,30 +82,58 @@ type (
 	adminWorker struct {
 		ID       uint64 `json:"id"`
 		Dial     string `json:"dial"`
-		Static   bool   `json:"static_upstream"`
 		Draining bool   `json:"draining"`
-		Models   struct {
-			Configured []string `json:"configured"`
+		Drained  bool   `json:"drained"`
+		Engine   struct {
+			Type    string `json:"type"`
+			Source  string `json:"source"`
+			Version string `json:"version"`
+			Told    struct {
+				KVTokens  int64      `json:"kv_tokens_per_rank"`
+				BlockSize int        `json:"block_size_tokens"`
+				DPSize    int        `json:"dp_size"`
+				Context   int64      `json:"context_tokens"`
+				Running   int        `json:"max_running_requests_per_rank"`
+				Started   *time.Time `json:"started"`
+			} `json:"info"`
+			Warnings []struct{ What, Effect, Advice string } `json:"warnings"`
+		} `json:"engine"`
+		Models struct {
+			Told []string `json:"listed"`
 		} `json:"models"`
 		Health struct {
 			Available bool    `json:"available"`
 			Proxy     *bool   `json:"proxy_available"`
-			Refusing  bool    `json:"refuses_connections"`
 			Failures  int     `json:"failures_in_a_row"`
-			Until     *string `json:"marked_down_until"`
 			Answers   float64 `json:"recent_answers"`
+			LetBack   *int    `json:"let_back_requests"`
 		} `json:"health"`
 		Load struct {
-			Requests int   `json:"requests"`
-			Prefill  int64 `json:"prefill_tokens"`
+			Requests int    `json:"requests"`
+			Running  int    `json:"running_requests"`
+			Max      *int   `json:"max_running_requests"`
+			From     string `json:"max_running_from"`
 		} `json:"load"`
 		Cache struct {
-			Capacity int64 `json:"capacity_tokens"`
-			Cached   int64 `json:"cached_tokens"`
+			Capacity int64  `json:"capacity_tokens"`
+			Reported *int64 `json:"capacity_reported_tokens"`
+			Learned  bool   `json:"capacity_learned"`
+			Cached   int64  `json:"cached_tokens"`
 		} `json:"cache"`
-		Hits struct {
-			Predicted *float64 `json:"predicted_hit_ratio"`
-		} `json:"hits"`
+		Ranks []struct {
+			Rank  int `json:"dp_rank"`
+			Cache struct {
+				Capacity int64 `json:"capacity_tokens"`
+				Cached   int64 `json:"cached_tokens"`
+			} `json:"cache"`
+			Load struct {
+				Others int `json:"other_routers_requests"`
+			} `json:"load"`
+			Engine *struct {
+				Others int     `json:"other_clients_requests"`
+				Age    float64 `json:"age_seconds"`
+			} `json:"engine_load"`
+		} `json:"dp_ranks"`
 	}
 	adminSession struct {
 		Hash    string  `json:"key_hash"`
@@ -165,11 +194,30 @@ func (s *server) pool(t testing.TB) (p adminPool) {
 	return p
 }
 
-// worker returns the admin API's view of an engine's worker.
-func (s *server) worker(t testing.TB, e *canned.Engine) (w adminWorker) {
+// worker returns the admin API's view of the worker at an address.
+func (s *server) worker(t testing.TB, dial string) (w adminWorker) {
 	t.Helper()
-	s.api(t, http.MethodGet, defaultPool+"/workers/"+e.Addr(), nil, &w)
+	s.api(t, http.MethodGet, defaultPool+"/workers/"+dial, nil, &w)
 	return w
+}
+
+// workers returns those of all workers.
+func (s *server) workers(t testing.TB) (list []adminWorker) {
+	t.Helper()
+	s.api(t, http.MethodGet, defaultPool+"/workers", nil, &list)
+	return list
+}
+
+// awaitType waits until the router has found out what an engine is.
+func (s *server) awaitType(t testing.TB, dial, kind string) {
+	t.Helper()
+	eventually(t, 10*time.Second, "the engine to be found out", func() bool { return s.worker(t, dial).Engine.Type == kind })
+}
+
+// awaitRanks waits until the router knows the ranks of an engine.
+func (s *server) awaitRanks(t testing.TB, dial string, n int) {
+	t.Helper()
+	eventually(t, 10*time.Second, "the ranks to be known", func() bool { return len(s.worker(t, dial).Ranks) == n })
 }
 
 func (s *server) explain(t testing.TB, body []byte, header ...string) (x adminExplained) {

@@ -36,7 +36,7 @@ func startHomed(t *testing.T, n, ranks int, block ...string) *homed {
 	h := &homed{engines: startTimed(t, n, ranks), rng: rand.New(rand.NewPCG(14, 14)), header: []string{"X-Session-Id", "s"}}
 	h.server = startCaddy(t, ofEngines(h.engines, block...))
 	for _, e := range h.engines {
-		eventually(t, 10*time.Second, "the engines to be known", func() bool { return len(h.told(t, e).Ranks) == ranks })
+		h.awaitRanks(t, e.Addr(), ranks)
 	}
 	h.chat = ask(prose(h.rng, 8000, 8000)).streamed()
 	return h

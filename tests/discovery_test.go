@@ -98,7 +98,7 @@ func TestWorkersAreKnownWithoutRequests(t *testing.T) {
 	configured.again(t)
 	become("after two have come back", want)
 	eventually(t, inTime, "one request to be let in", func() bool {
-		n := s.fakeWorker(t, configured.addr()).Health.LetBack
+		n := s.worker(t, configured.addr()).Health.LetBack
 		return n != nil && *n == 1 && s.health(t, configured.addr()).refuses == "no"
 	})
 	if err := s.reload(fmt.Sprintf(site, "index {\ntext_block 128\n}")); err != nil {
@@ -124,11 +124,11 @@ func TestRefusedConnectionLosesTheCache(t *testing.T) {
 			for range 2 {
 				s.mustChat(t, simChat(someWords(1000)))
 			}
-			if s.fakeWorker(t, f.addr()).Cache.Cached == 0 {
+			if s.worker(t, f.addr()).Cache.Cached == 0 {
 				t.Fatal("nothing is thought to be held")
 			}
 			f.stop()
-			eventually(t, inTime, "the cache model to be cleared", func() bool { return s.fakeWorker(t, f.addr()).Cache.Cached == 0 })
+			eventually(t, inTime, "the cache model to be cleared", func() bool { return s.worker(t, f.addr()).Cache.Cached == 0 })
 			f.again(t)
 			if a := s.mustChat(t, simChat(someWords(1000))); a.header.Get("X-KV-Reason") != "load" {
 				t.Errorf("the first request after it is chosen by %q", a.header.Get("X-KV-Reason"))
@@ -171,13 +171,7 @@ func TestFirstPromptsOfTokenIDsAreFoundAgain(t *testing.T) {
 				t.Errorf("the first one took %v", d)
 			}
 			eventually(t, 5*time.Second, "the block size to be known", func() bool {
-				var p struct {
-					Settings struct {
-						BlockSize int `json:"block_size_tokens"`
-					} `json:"settings"`
-				}
-				s.api(t, http.MethodGet, defaultPool, nil, &p)
-				return p.Settings.BlockSize == c.block
+				return s.pool(t).Settings.BlockSize == c.block
 			})
 			if n := predicted(); n == "0" {
 				t.Error("the same prompt is not found again")
@@ -223,9 +217,7 @@ func TestRejectedConfigurationAsksNobody(t *testing.T) {
 	if n := asked.Load(); n > 0 {
 		t.Errorf("a worker of rejected configurations was asked %d times", n)
 	}
-	var ws []adminWorker
-	s.api(t, http.MethodGet, defaultPool+"/workers", nil, &ws)
-	if len(ws) != 1 || ws[0].Dial != f.addr() {
+	if ws := s.workers(t); len(ws) != 1 || ws[0].Dial != f.addr() {
 		t.Errorf("workers %+v, want only %s", ws, f.addr())
 	}
 	s.mustChat(t, simChat("hello"))
@@ -286,7 +278,7 @@ func TestWorkerBehindAForwardProxyIsNotMarkedDown(t *testing.T) {
 	if a := s.chat(t.Context(), simChat("hello")); a.ok() {
 		t.Fatal("a request was answered without the proxy")
 	}
-	if n := s.fakeWorker(t, dial).Cache.Cached; n == 0 {
+	if n := s.worker(t, dial).Cache.Cached; n == 0 {
 		t.Error("the cache model was cleared because the proxy refused connections")
 	}
 }

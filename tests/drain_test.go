@@ -29,12 +29,12 @@ func TestDrainUnderLoad(t *testing.T) {
 	drained := engines[0]
 	l := &load{s: s, resends: 5}
 	l.start(t.Context(), 32)
-	eventually(t, 10*time.Second, "load on the worker", func() bool { return drained.Requests() >= 20 && s.worker(t, drained).Load.Requests > 3 })
+	eventually(t, 10*time.Second, "load on the worker", func() bool { return drained.Requests() >= 20 && s.worker(t, drained.Addr()).Load.Requests > 3 })
 	if w := s.drain(t, drained, "drain"); !w.Draining || w.Load.Requests == 0 {
 		t.Errorf("after drain: %+v", w)
 	}
 	// a request may have been chosen for it just before
-	eventually(t, 10*time.Second, "the worker to be idle", func() bool { return s.worker(t, drained).Load.Requests == 0 })
+	eventually(t, 10*time.Second, "the worker to be idle", func() bool { return s.worker(t, drained.Addr()).Load.Requests == 0 })
 	more := func(n int) {
 		at := len(l.all())
 		eventually(t, 30*time.Second, "further requests", func() bool { return len(l.all()) >= at+n })
@@ -43,7 +43,7 @@ func TestDrainUnderLoad(t *testing.T) {
 	asked := drained.Requests()
 	still := func(when string) {
 		more(100)
-		if w := s.worker(t, drained); !w.Draining || w.Load.Requests != 0 || drained.Requests() != asked {
+		if w := s.worker(t, drained.Addr()); !w.Draining || w.Load.Requests != 0 || drained.Requests() != asked {
 			t.Errorf("%s: %d new requests, %+v", when, drained.Requests()-asked, w)
 		}
 	}
@@ -175,7 +175,7 @@ func TestDrainedMeansAllRanks(t *testing.T) {
 	e := startSimulated(t, engine.Config{Flavour: engine.VLLM, Ranks: 2})
 	s := startCaddy(t, simulated([]*engine.Engine{e}))
 	s.mustChat(t, simChat("hello"))
-	eventually(t, 10*time.Second, "the ranks to be known", func() bool { return len(s.told(t, e).Ranks) == 2 })
+	s.awaitRanks(t, e.Addr(), 2)
 	if err := e.SetFault(engine.Fault{Kind: engine.Hang}); err != nil {
 		t.Fatal(err)
 	}
@@ -185,14 +185,14 @@ func TestDrainedMeansAllRanks(t *testing.T) {
 		s.chat(t.Context(), simChat("question").streamed())
 	}()
 	eventually(t, 10*time.Second, "the request to run", func() bool { return s.scrape(t).value(leases) == 1 })
-	if s.fakeWorker(t, e.Addr()).Drained {
+	if s.worker(t, e.Addr()).Drained {
 		t.Error("what nobody drains is drained")
 	}
 	s.api(t, http.MethodPost, defaultPool+"/workers/"+e.Addr()+"/drain", nil, nil)
-	if s.fakeWorker(t, e.Addr()).Drained {
+	if s.worker(t, e.Addr()).Drained {
 		t.Error("it is drained with a request on it")
 	}
 	e.Kill()
 	<-ended
-	eventually(t, 10*time.Second, "it to be drained", func() bool { return s.fakeWorker(t, e.Addr()).Drained })
+	eventually(t, 10*time.Second, "it to be drained", func() bool { return s.worker(t, e.Addr()).Drained })
 }

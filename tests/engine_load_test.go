@@ -16,26 +16,11 @@ import (
 
 const engineRequests = "caddy_kv_router_worker_engine_requests"
 
-// loadedWorker is what the admin API says of the load that a worker's engine reports.
-type loadedWorker struct {
-	Ranks []struct {
-		Engine *struct {
-			Running int     `json:"running_requests"`
-			Waiting int     `json:"waiting_requests"`
-			Tokens  *int    `json:"waiting_tokens"`
-			Others  int     `json:"other_clients_requests"`
-			Age     float64 `json:"age_seconds"`
-		} `json:"engine_load"`
-	} `json:"dp_ranks"`
-}
-
 // others returns how many requests of other clients the router sees on an engine, -1 if it
 // does not know.
 func (s *server) others(t testing.TB, e *engine.Engine) (n int) {
 	t.Helper()
-	var w loadedWorker
-	s.api(t, http.MethodGet, defaultPool+"/workers/"+e.Addr(), nil, &w)
-	for _, r := range w.Ranks {
+	for _, r := range s.worker(t, e.Addr()).Ranks {
 		if r.Engine == nil {
 			return -1
 		}

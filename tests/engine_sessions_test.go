@@ -114,7 +114,7 @@ func startHolding(t testing.TB, engines []*engine.Engine, block ...string) *serv
 func (s *server) knows(t testing.TB, engines []*engine.Engine) {
 	t.Helper()
 	for _, e := range engines {
-		eventually(t, 10*time.Second, e.Name()+" to be found out", func() bool { return s.told(t, e).Engine.Type == "sglang" })
+		s.awaitType(t, e.Addr(), "sglang")
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
@@ -73,7 +72,7 @@ func TestEnginesAreSpokenToInTheirOwnWords(t *testing.T) {
 			e := startSimulated(t, cfg)
 			s := startCaddy(t, simulated([]*engine.Engine{e}, "trust pins priorities overrides tenants uploads", "worker "+e.Addr()+" {\nid 42\n"+v.worker+"\n}"))
 			s.mustChat(t, simChat("hello"))
-			eventually(t, 10*time.Second, "the engine to be found out", func() bool { return s.told(t, e).Engine.Type == string(flavour) })
+			s.awaitType(t, e.Addr(), string(flavour))
 			for _, c := range spoken {
 				t.Run(c.name, func(t *testing.T) {
 					golden(t, filepath.Join("testdata", "engines", string(flavour), c.name+".txt"), func() []byte {

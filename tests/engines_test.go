@@ -39,41 +39,6 @@ func simulated(engines []*engine.Engine, block ...string) string {
 	return "kv_router " + strings.Join(addrs, " ") + " {\n" + strings.Join(block, "\n") + "\n}"
 }
 
-// toldWorker is the part of a worker's view that depends on its engine's reports.
-type toldWorker struct {
-	Dial   string `json:"dial"`
-	Engine struct {
-		Type    string `json:"type"`
-		Source  string `json:"source"`
-		Version string `json:"version"`
-		Told    struct {
-			KVTokens  int64      `json:"kv_tokens_per_rank"`
-			BlockSize int        `json:"block_size_tokens"`
-			DPSize    int        `json:"dp_size"`
-			Context   int64      `json:"context_tokens"`
-			Running   int        `json:"max_running_requests_per_rank"`
-			Started   *time.Time `json:"started"`
-		} `json:"info"`
-	} `json:"engine"`
-	Cache struct {
-		Capacity int64 `json:"capacity_tokens"`
-		Cached   int64 `json:"cached_tokens"`
-	} `json:"cache"`
-	Ranks []struct {
-		Rank  int `json:"dp_rank"`
-		Cache struct {
-			Capacity int64 `json:"capacity_tokens"`
-			Cached   int64 `json:"cached_tokens"`
-		} `json:"cache"`
-	} `json:"dp_ranks"`
-}
-
-func (s *server) told(t testing.TB, e *engine.Engine) (w toldWorker) {
-	t.Helper()
-	s.api(t, http.MethodGet, defaultPool+"/workers/"+e.Addr(), nil, &w)
-	return w
-}
-
 func simChat(text string) chat { return chat{Model: "sim-8b", Messages: []message{{"user", text}}} }
 
 // TestEnginesAreFoundOut has one engine of each kind in one pool, with no engine
@@ -104,11 +69,11 @@ func TestEnginesAreFoundOut(t *testing.T) {
 		engine.Dynamo:    {"dynamo", 0, 0, 0, 0, 0},
 	}
 	for i, f := range flavours {
-		var w toldWorker
+		var w adminWorker
 		c := want[f]
 		room := max(c.kv, 262144*min(1, max(0, 1-c.kv)))
 		eventually(t, 10*time.Second, fmt.Sprintf("%s to be found out, with room for %d tokens", f, room), func() bool {
-			w = s.told(t, engines[i])
+			w = s.worker(t, engines[i].Addr())
 			return w.Engine.Type != "" && w.Cache.Capacity == room
 		})
 		told := w.Engine.Told
@@ -130,13 +95,7 @@ func TestEnginesAreFoundOut(t *testing.T) {
 			t.Error("TensorRT-LLM's statistics were taken away")
 		}
 	}
-	var p struct {
-		Settings struct {
-			BlockSize int    `json:"block_size_tokens"`
-			From      string `json:"block_size_from"`
-		} `json:"settings"`
-	}
-	s.api(t, http.MethodGet, defaultPool, nil, &p)
+	p := s.pool(t)
 	if p.Settings.BlockSize != 32 || p.Settings.From != "found" {
 		t.Errorf("blocks of %+v", p.Settings)
 	}
@@ -156,7 +115,7 @@ func TestOwnRequestsGoAsClientsDo(t *testing.T) {
 	s := startCaddy(t, "kv_router {\nreverse_proxy "+f.addr()+" {\nrewrite /llm{uri}\nheader_up Host engine.internal\nheader_up Authorization \"Bearer sk-x\"\n}\n}")
 	s.mustChat(t, simChat("hello"))
 	eventually(t, 10*time.Second, "the engine to be found out", func() bool {
-		w := s.fakeWorker(t, f.addr())
+		w := s.worker(t, f.addr())
 		return w.Engine.Type == "vllm" && w.Engine.Version == "0.20.0" && len(w.Models.Told) == 1
 	})
 	if n := f.asked("/v1/models") + f.asked("/metrics"); n > 0 {
@@ -199,14 +158,7 @@ func TestZeroCachedTokensAreTold(t *testing.T) {
 					}
 				}
 				eventually(t, 5*time.Second, "the answers' end", func() bool { return s.pool(t).Leases == 0 })
-				var w struct {
-					Cache struct {
-						Capacity int64  `json:"capacity_tokens"`
-						Reported *int64 `json:"capacity_reported_tokens"`
-						Learned  bool   `json:"capacity_learned"`
-					} `json:"cache"`
-				}
-				s.api(t, http.MethodGet, defaultPool+"/workers/"+engines[0].Addr(), nil, &w)
+				w := s.worker(t, engines[0].Addr())
 				if w.Cache.Learned != v.learned || w.Cache.Reported != nil || w.Cache.Learned == (w.Cache.Capacity == 262144) {
 					t.Errorf("usage %s: the cache is %+v", v.usage, w.Cache)
 				}

@@ -259,33 +259,5 @@ func fakeSGLang(info string) func(w http.ResponseWriter, r *http.Request) bool {
 	}
 }
 
-// fakeWorker is what the tests with fakes read of a worker.
-type fakeWorker struct {
-	Drained bool `json:"drained"`
-	Engine  struct {
-		Type    string `json:"type"`
-		Version string `json:"version"`
-	} `json:"engine"`
-	Cache struct {
-		Capacity int64 `json:"capacity_tokens"`
-		Cached   int64 `json:"cached_tokens"`
-	} `json:"cache"`
-	Models struct {
-		Told []string `json:"listed"`
-	} `json:"models"`
-	Health struct {
-		LetBack *int `json:"let_back_requests"`
-	} `json:"health"`
-	Ranks []struct {
-		Rank int `json:"dp_rank"`
-	} `json:"dp_ranks"`
-}
-
-func (s *server) fakeWorker(t testing.TB, dial string) (w fakeWorker) {
-	t.Helper()
-	s.api(t, http.MethodGet, defaultPool+"/workers/"+dial, nil, &w)
-	return w
-}
-
 // someWords returns a text of the given number of words.
 func someWords(n int) string { return strings.Repeat("some words ", n/2) }

@@ -95,7 +95,7 @@ func TestPinnedRanks(t *testing.T) {
 	s := startCaddy(t, simulated([]*engine.Engine{two, one}, "response_headers X-KV-", "trust pins",
 		"worker "+two.Addr()+" {\nid 1\n}\nworker "+one.Addr()+" {\nid 2\n}"))
 	s.mustChat(t, simChat("hello"))
-	eventually(t, 10*time.Second, "the ranks to be known", func() bool { return len(s.told(t, two).Ranks) == 2 })
+	s.awaitRanks(t, two.Addr(), 2)
 	c := func(nvext string) chat {
 		c := simChat("hello")
 		c.Nvext = []byte(nvext)
@@ -169,7 +169,7 @@ func TestPinnedWorkerIsOut(t *testing.T) {
 	}
 	engines[0].SetFault(canned.Fault{Kind: canned.Status, Status: 500})
 	eventually(t, 10*time.Second, "the worker is out", func() bool {
-		w := s.worker(t, engines[0])
+		w := s.worker(t, engines[0].Addr())
 		return w.Health.Proxy != nil && !*w.Health.Proxy
 	})
 	if v, known := s.available(t, engines[0].Addr()); v != 0 || !known {

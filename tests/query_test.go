@@ -214,7 +214,7 @@ func TestQueryTellsTheEnginesTokens(t *testing.T) {
 			s := startCaddy(t, simulated([]*engine.Engine{e}, "trust explain"))
 			s.mustChat(t, simChat("hello"))
 			kind, _, _ := strings.Cut(name, "-")
-			eventuallyTold(t, s, e, kind)
+			s.awaitType(t, e.Addr(), kind)
 			before := s.scrape(t)
 			for _, c := range tokenized {
 				a := s.post(t.Context(), c.path, []byte(strings.Replace(c.body, "@", ","+queries, 1)))

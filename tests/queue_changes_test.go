@@ -39,7 +39,7 @@ func TestLimitsChangeWhileRequestsWait(t *testing.T) {
 	h.wantWaiting(t, 2)
 	runs(t, g, 4)
 	h.adopt(t, route(h.engines, maxRunning(2)))
-	if w := h.slots(t)[0]; w.Load.Max == nil || *w.Load.Max != 2 || w.Load.Running != 4 {
+	if w := h.workers(t)[0]; w.Load.Max == nil || *w.Load.Max != 2 || w.Load.Running != 4 {
 		t.Errorf("the admin API says %+v, want 4 running of 2", w)
 	}
 	all = append(all, h.startChat(t, "after the reload"))
@@ -218,24 +218,6 @@ func TestFullWorkersAreExplained(t *testing.T) {
 	h.finish(t, all...)
 }
 
-// limited is what the admin API says of a worker's limit.
-type limited struct {
-	Engine struct {
-		Type     string
-		Warnings []struct{ What, Effect, Advice string }
-	}
-	Load struct {
-		Max  *int   `json:"max_running_requests"`
-		From string `json:"max_running_from"`
-	}
-}
-
-func (s *server) limited(t testing.TB, dial string) (w limited) {
-	t.Helper()
-	s.api(t, http.MethodGet, defaultPool+"/workers/"+dial, nil, &w)
-	return w
-}
-
 // TestMaxRunningAutoIsWhatEnginesReport has one engine of each kind, and one whose
 // operator sets the limit.
 func TestMaxRunningAutoIsWhatEnginesReport(t *testing.T) {
@@ -256,8 +238,8 @@ func TestMaxRunningAutoIsWhatEnginesReport(t *testing.T) {
 		flag  string
 	}{{8, "found", ""}, {4, "found", ""}, {4, "found", ""}, {0, "unknown", "--max-num-seqs"}, {0, "unknown", "--max_batch_size"}, {3, "configured", ""}} {
 		dial := engines[i].Addr()
-		eventually(t, 10*time.Second, string(flavours[i])+" to be found out", func() bool { return s.limited(t, dial).Engine.Type != "" })
-		w := s.limited(t, dial)
+		eventually(t, 10*time.Second, string(flavours[i])+" to be found out", func() bool { return s.worker(t, dial).Engine.Type != "" })
+		w := s.worker(t, dial)
 		limit := 0
 		if w.Load.Max != nil {
 			limit = *w.Load.Max

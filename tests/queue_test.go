@@ -136,25 +136,11 @@ func (s *server) slotsFree(t testing.TB) {
 	s.wantWaiting(t, 0)
 	eventually(t, 5*time.Second, "all slots are free", func() bool {
 		taken := 0
-		for _, w := range s.slots(t) {
+		for _, w := range s.workers(t) {
 			taken += w.Load.Running
 		}
 		return taken == 0
 	})
-}
-
-type workerSlots struct {
-	Dial string `json:"dial"`
-	Load struct {
-		Running int  `json:"running_requests"`
-		Max     *int `json:"max_running_requests"`
-	} `json:"load"`
-}
-
-func (s *server) slots(t testing.TB) (workers []workerSlots) {
-	t.Helper()
-	s.api(t, http.MethodGet, "/pools/default/workers", nil, &workers)
-	return workers
 }
 
 func maxRunning(n int) string { return fmt.Sprintf("worker * {\nmax_running %d\n}", n) }

@@ -27,7 +27,7 @@ func TestConversationsStayOnTheirRank(t *testing.T) {
 			e := startSimulated(t, engine.Config{Flavour: v.flavour, Ranks: 2})
 			s := startCaddy(t, simulated([]*engine.Engine{e}, "response_headers X-KV-", affinity("hard"), "policy warmest"))
 			s.mustChat(t, simChat("hello"))
-			eventually(t, 10*time.Second, "the ranks to be known", func() bool { return len(s.told(t, e).Ranks) == 2 })
+			s.awaitRanks(t, e.Addr(), 2)
 			used, moved := map[string]int{}, 0
 			for i := range 12 {
 				rng := rand.New(rand.NewPCG(5, uint64(i)))
@@ -58,7 +58,7 @@ func TestConversationsStayOnTheirRank(t *testing.T) {
 			if moved > 0 || min(used["0"], used["1"]) < 9 {
 				t.Errorf("%d of 24 later turns left their rank; requests by rank %v", moved, used)
 			}
-			w := s.told(t, e)
+			w := s.worker(t, e.Addr())
 			if w.Ranks[0].Cache.Cached == 0 || w.Ranks[1].Cache.Cached == 0 || w.Cache.Cached != w.Ranks[0].Cache.Cached+w.Ranks[1].Cache.Cached {
 				t.Errorf("the cache models are %+v of %+v", w.Ranks, w.Cache)
 			}
@@ -78,7 +78,7 @@ func TestRanksThatTheEngineChooses(t *testing.T) {
 	e := startSimulated(t, engine.Config{Ranks: 2})
 	s := startCaddy(t, simulated([]*engine.Engine{e}, "policy dynamo"))
 	s.mustChat(t, simChat("hello"))
-	eventually(t, 10*time.Second, "the ranks to be known", func() bool { return len(s.told(t, e).Ranks) == 2 })
+	s.awaitRanks(t, e.Addr(), 2)
 	prompt := func(i int) string { return strings.Repeat(fmt.Sprintf("number %d of the prompts ", i), 100) }
 	for i := range 24 { // afterwards the router knows that its predictions are right
 		s.mustChat(t, simChat(prompt(i/2)))
@@ -98,7 +98,7 @@ func TestRanksThatTheEngineChooses(t *testing.T) {
 			t.Errorf("%s was %v, and is %v", name, was, is)
 		}
 	}
-	w := s.told(t, e)
+	w := s.worker(t, e.Addr())
 	for _, r := range w.Ranks {
 		if r.Cache.Capacity != w.Engine.Told.KVTokens {
 			t.Errorf("rank %d: the router learned a capacity of %d tokens, the engine has %d", r.Rank, r.Cache.Capacity, w.Engine.Told.KVTokens)
@@ -125,7 +125,7 @@ func TestRanksOfOneWorkerAreTriedOnce(t *testing.T) {
 	four, one := startSimulated(t, engine.Config{Name: "four", Flavour: engine.SGLang, Ranks: 4}), startSimulated(t, engine.Config{Name: "one"})
 	s := startCaddy(t, simulated([]*engine.Engine{four, one}, "response_headers X-KV-", "policy least_load"))
 	s.mustChat(t, simChat("hello"))
-	eventually(t, 10*time.Second, "the ranks to be known", func() bool { return len(s.told(t, four).Ranks) == 4 })
+	s.awaitRanks(t, four.Addr(), 4)
 	var x struct {
 		Candidates []struct {
 			Rank int `json:"dp_rank"`
@@ -198,7 +198,7 @@ func countlessSGLang(t *testing.T, cached func(body string) string) (*fake, *ser
 	})
 	s := startCaddy(t, "kv_router "+f.addr()+" {\ninject_usage\n}")
 	s.mustChat(t, simChat("hello"))
-	eventually(t, 10*time.Second, "the engine to be found out", func() bool { return s.fakeWorker(t, f.addr()).Engine.Type == "sglang" })
+	s.awaitType(t, f.addr(), "sglang")
 	return f, s
 }
 

@@ -275,7 +275,7 @@ func TestRequestToARejectedConfigChangesNothing(t *testing.T) {
 			t.Fatal("Caddy accepts a listener on a port that is taken")
 		}
 		time.Sleep(20 * time.Millisecond)
-		if w := s.limited(t, engines[0].Addr()); w.Load.Max == nil || *w.Load.Max != 50 {
+		if w := s.worker(t, engines[0].Addr()); w.Load.Max == nil || *w.Load.Max != 50 {
 			t.Fatalf("max_running after rejected load %d: %v, want 50", i, w.Load.Max)
 		}
 	}

@@ -78,15 +78,7 @@ func (s *server) awaitRouters(t testing.TB, n int) {
 // othersRequests returns how many requests of others a router counts on all workers.
 func (s *server) othersRequests(t testing.TB) (n int) {
 	t.Helper()
-	var workers []struct {
-		Ranks []struct {
-			Load struct {
-				Others int `json:"other_routers_requests"`
-			} `json:"load"`
-		} `json:"dp_ranks"`
-	}
-	s.api(t, http.MethodGet, defaultPool+"/workers", nil, &workers)
-	for _, w := range workers {
+	for _, w := range s.workers(t) {
 		for _, r := range w.Ranks {
 			n += r.Load.Others
 		}

@@ -10,14 +10,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
-	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 )
-
-// eventuallyTold waits until an engine has reported its type.
-func eventuallyTold(t *testing.T, s *server, e *engine.Engine, kind string) {
-	t.Helper()
-	eventually(t, 10*time.Second, "the engine to be found out", func() bool { return s.told(t, e).Engine.Type == kind })
-}
 
 // digest is how a text is known that an engine cannot have as it is.
 func digest(s string) string {

@@ -257,7 +257,7 @@ func TestRequestsThatSkipTheCacheProveNothing(t *testing.T) {
 	if n := after.value(mirrorCleared, `worker="`+f.addr()+`"`); n > 0 {
 		t.Errorf("the cache model was cleared %v times", n)
 	}
-	if w := s.fakeWorker(t, f.addr()); w.Cache.Cached == 0 {
+	if w := s.worker(t, f.addr()); w.Cache.Cached == 0 {
 		t.Error("the cache model is empty")
 	}
 	worker := `worker="` + f.addr() + `"`

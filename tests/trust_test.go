@@ -300,7 +300,7 @@ func TestCacheIsHeldForThoseWhoAreTrusted(t *testing.T) {
 	e := startSimulated(t, engine.Config{Flavour: engine.SGLang, KeepBodies: true, ServerInfo: map[string]any{"radix_eviction_policy": "priority"}})
 	s := startCaddy(t, simulated([]*engine.Engine{e}, trust("priorities"), "affinity {\nttl 2h\n}", "worker "+e.Addr()+" {\nengine sglang\n}"))
 	s.mustChat(t, simChat("hello"))
-	eventuallyTold(t, s, e, "sglang")
+	s.awaitType(t, e.Addr(), "sglang")
 	before := s.dropped(t, "priorities")
 	const path = "/v1/chat/completions"
 	const body = `{"model":"sim-8b","messages":[{"role":"user","content":"hi"}],"max_tokens":2,%s}`
