@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
-	"github.com/tidwall/gjson"
 )
 
 // direct is a client that reaches an engine without a router.
@@ -134,56 +133,4 @@ func TestInjectedUsageIsTakenOutAgain(t *testing.T) {
 		}
 	})
 	s.booksAtZero(t)
-}
-
-// brokenShape says where the last event of a broken stream has its error.
-var brokenShape = map[string]struct{ event, code, message string }{
-	"Chat":        {"", "error.code", "error.message"},
-	"Completions": {"", "error.code", "error.message"},
-	"Generate":    {"", "error.code", "error.message"},
-	"Responses":   {"error", "code", "message"},
-	"Messages":    {"error", "error.code", "error.message"},
-}
-
-// TestBrokenStreamEndsInTheAPIsWords has an engine die after five words. The client gets
-// the engine's bytes and one error event, and the connection breaks.
-func TestBrokenStreamEndsInTheAPIsWords(t *testing.T) {
-	for _, block := range []string{"inject_usage", "policy dynamo"} {
-		engines := startEngines(t, 1, canned.Pace{})
-		engines[0].SetFault(canned.Fault{Kind: canned.DieMidStream, Words: 5})
-		s := startCaddy(t, route(engines, block))
-		eachRequest(t, func(t *testing.T, d dialect, stream bool, body []byte) {
-			if !stream {
-				return
-			}
-			want := direct(s, engines[0]).post(t.Context(), d.path, body)
-			a := s.post(t.Context(), d.path, body)
-			added, ok := strings.CutPrefix(string(a.body), string(want.body))
-			if !ok || a.status != http.StatusOK || a.err == nil {
-				t.Fatalf("status %d, error %v, got\n%s\nwhich does not begin with\n%s", a.status, a.err, a.body, want.body)
-			}
-			shape := brokenShape[d.name]
-			lines := strings.Split(strings.TrimSpace(added), "\n")
-			if shape.event != "" {
-				if lines[0] != "event: "+shape.event {
-					t.Errorf("added %q, want the event %s", added, shape.event)
-				}
-				lines = lines[1:]
-			}
-			data, ok := strings.CutPrefix(lines[0], "data: ")
-			if !ok || len(lines) != 1 || !strings.HasSuffix(added, "\n\n") || !gjson.Valid(data) {
-				t.Fatalf("added %q, want one event", added)
-			}
-			if gjson.Get(data, shape.code).Str != "stream_broken" || gjson.Get(data, shape.message).Str == "" {
-				t.Errorf("the event says %s", data)
-			}
-			if shape.event != "" && gjson.Get(data, "type").Str != "error" {
-				t.Errorf("the event says %s", data)
-			}
-			if _, whole := d.said(answer{status: 200, body: a.body}, true); whole {
-				t.Errorf("the broken answer ends as a whole one: %s", a.body)
-			}
-		})
-		s.booksAtZero(t)
-	}
 }

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
-	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 )
 
 // drain drains or undrains an engine's worker.
@@ -167,32 +166,4 @@ func TestDrainByConfig(t *testing.T) {
 func (s *server) available(t testing.TB, dial string) (float64, bool) {
 	t.Helper()
 	return s.scrape(t).sum("caddy_kv_router_worker_available", `worker="`+dial+`"`)
-}
-
-// TestDrainedMeansAllRanks drains a worker with one request on one of its two
-// ranks.
-func TestDrainedMeansAllRanks(t *testing.T) {
-	e := startSimulated(t, engine.Config{Flavour: engine.VLLM, Ranks: 2})
-	s := startCaddy(t, simulated([]*engine.Engine{e}))
-	s.mustChat(t, simChat("hello"))
-	s.awaitRanks(t, e.Addr(), 2)
-	if err := e.SetFault(engine.Fault{Kind: engine.Hang}); err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		s.chat(t.Context(), simChat("question").streamed())
-	}()
-	eventually(t, 10*time.Second, "the request to run", func() bool { return s.scrape(t).value(leases) == 1 })
-	if s.worker(t, e.Addr()).Drained {
-		t.Error("what nobody drains is drained")
-	}
-	s.api(t, http.MethodPost, defaultPool+"/workers/"+e.Addr()+"/drain", nil, nil)
-	if s.worker(t, e.Addr()).Drained {
-		t.Error("it is drained with a request on it")
-	}
-	e.Kill()
-	<-ended
-	eventually(t, 10*time.Second, "it to be drained", func() bool { return s.worker(t, e.Addr()).Drained })
 }

@@ -1,8 +1,6 @@
 package tests
 
 import (
-	"net/http"
-	"strconv"
 	"testing"
 	"time"
 
@@ -25,59 +23,6 @@ func wantAnswer(t *testing.T, a answer, f canned.Fault) {
 	}
 	if a.engine() == "" {
 		t.Error("the engine's own header is missing")
-	}
-}
-
-// TestErrorAnswersReachTheClientWhole covers the errors that are the request's
-// fault, or that no worker can serve. They are the engine's answer, and come
-// with its header and body. Only what another engine may serve is tried there.
-func TestErrorAnswersReachTheClientWhole(t *testing.T) {
-	for _, v := range []struct {
-		status  int
-		header  http.Header
-		retried bool
-	}{
-		{400, http.Header{"X-Request-Id": {"r-400"}}, false},
-		{401, http.Header{"Www-Authenticate": {"Bearer"}}, false},
-		{404, http.Header{"X-Request-Id": {"r-404"}}, false},
-		{422, http.Header{"Content-Type": {"application/problem+json"}}, false},
-		{500, http.Header{"X-Request-Id": {"r-500"}}, false},
-		{429, http.Header{"Retry-After": {"7"}, "X-Ratelimit-Remaining": {"0"}}, true},
-		{503, http.Header{"Retry-After": {"2"}}, true},
-		{529, http.Header{"Retry-After": {"3"}}, true},
-	} {
-		for _, stream := range []bool{false, true} {
-			name := strconv.Itoa(v.status)
-			if stream {
-				name += "/Streamed"
-			}
-			t.Run(name, func(t *testing.T) {
-				engines := startEngines(t, 4, canned.Pace{})
-				s := startCaddy(t, route(engines))
-				f := canned.Fault{
-					Kind: canned.Status, Status: v.status, Header: v.header,
-					Body: `{"error": {"message": "no – not so", "type": "some_error", "param": null, "code": ` + strconv.Itoa(v.status) + "}}\n",
-				}
-				for _, e := range engines {
-					e.SetFault(f)
-				}
-				c := ask("what?")
-				c.Stream = stream
-				wantAnswer(t, s.chat(t.Context(), c), f)
-				counts, _ := spread(engines)
-				total := 0
-				for _, n := range counts {
-					total += n
-				}
-				switch {
-				case !v.retried && total != 1:
-					t.Errorf("requests at the engines %v, want 1 in all", counts)
-				case v.retried && total < 2:
-					t.Errorf("requests at the engines %v, want that others were tried", counts)
-				}
-				s.booksAtZero(t)
-			})
-		}
 	}
 }
 

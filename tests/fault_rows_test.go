@@ -128,12 +128,12 @@ var faultRows = []faultRow{
 }
 
 // hangsUp closes the connection without an answer.
-func hangsUp(w http.ResponseWriter, _ *http.Request, _ <-chan struct{}) { hangUp(w) }
+func hangsUp(w http.ResponseWriter, _ *http.Request, _ <-chan struct{}) { canned.CloseConn(w, false) }
 
 // breaks closes the connection in the middle of a stream.
 func breaks(w http.ResponseWriter, _ *http.Request, _ <-chan struct{}) {
 	words(w, 4, "word ")
-	hangUp(w)
+	canned.CloseConn(w, false)
 }
 
 func nothing(*faultRun, *canned.Engine) func() { return func() {} }
@@ -246,20 +246,13 @@ func words(w http.ResponseWriter, n int, text string) {
 	}
 }
 
-// hangUp closes the connection of an answer.
-func hangUp(w http.ResponseWriter) {
-	if conn, _, err := http.NewResponseController(w).Hijack(); err == nil {
-		conn.Close()
-	}
-}
-
 // hang pauses until the fault is over or the client has left, and then closes the
 // connection.
 func hang(w http.ResponseWriter, r *http.Request, over <-chan struct{}) {
 	io.Copy(io.Discard, r.Body)
 	select {
 	case <-over:
-		hangUp(w)
+		canned.CloseConn(w, false)
 	case <-r.Context().Done():
 	}
 }

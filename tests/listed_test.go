@@ -74,7 +74,8 @@ func TestModelsThatNobodyListsGoAnywhere(t *testing.T) {
 // reload removes a worker.
 func TestKeysGoToTheirOwnWorkersOnly(t *testing.T) {
 	a, b := startListing(t, lists("base")), startListing(t, lists("base"))
-	with := "handle /a/* {\nkv_router %s {\nworker %s {\napi_key sk-first\n}\n}\n}\nhandle /v1/* {\nkv_router %s %s\n}"
+	t.Setenv("KVROUTER_TEST_KEY", "sk-first")
+	with := "handle /a/* {\nkv_router %s {\nworker %s {\napi_key {env.KVROUTER_TEST_KEY}\n}\n}\n}\nhandle /v1/* {\nkv_router %s %s\n}"
 	s := startCaddy(t, fmt.Sprintf(with, a.addr(), a.addr(), b.addr(), b.addr()))
 	s.mustChat(t, askModel("base", 0))
 	for key, e := range map[string]*fake{"Bearer sk-first": a, "": b} {
@@ -92,7 +93,13 @@ func TestKeysGoToTheirOwnWorkersOnly(t *testing.T) {
 	if err := s.reload(fmt.Sprintf(both, a.addr(), a.addr())); err != nil {
 		t.Fatal(err)
 	}
-	s.mustChat(t, askModel("base", 2))
+	const chats = "/v1/chat/completions"
+	for i, key := range []string{"", "Bearer sk-client"} { // a client's request never has the router's key
+		s.post(t.Context(), chats, askModel("base", i).body(), "Authorization", key)
+		if got := a.heard(chats).Get("Authorization"); got != key {
+			t.Errorf("a client's request with the key %q came with %q", key, got)
+		}
+	}
 	left, gone := a.asked("/v1/models"), b.asked("/v1/models")
 	eventually(t, 10*time.Second, "the worker that is left to be asked", func() bool { return a.asked("/v1/models") > left })
 	if n := b.asked("/v1/models") - gone; n != 0 {

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -88,46 +87,23 @@ func TestUploadsAreStreamed(t *testing.T) {
 // TestContentTypeDoesNotGetAroundMaxRunning sends inferences whose Content-Type is not
 // JSON, some of them unreadable. Each takes a slot.
 func TestContentTypeDoesNotGetAroundMaxRunning(t *testing.T) {
-	var running, most atomic.Int64
-	addr := serveRaw(t, func(w http.ResponseWriter, r *http.Request) {
-		if r.Method != http.MethodPost {
-			http.NotFound(w, r)
-			return
-		}
-		io.Copy(io.Discard, r.Body)
-		n := running.Add(1)
-		defer running.Add(-1)
-		for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
-		}
-		time.Sleep(100 * time.Millisecond) // so that others would overlap
-		w.Header().Set("Content-Type", "application/json")
-		io.WriteString(w, withUsage)
-	})
-	s := startCaddy(t, "kv_router "+addr+" {\nworker "+addr+" {\nmax_running 1\n}\n}")
+	h := startGated(t, 1)
 	chat := string(ask("hi").body())
-	for _, c := range []struct{ body, kind, coding string }{
-		{"\xef\xbb\xbf" + chat, "text/plain", "identity"},
-		{"\x1f\x8b" + chat, "text/plain", "gzip"},
-		{chat, "text/plain", "identity"},
+	for _, c := range []struct{ body, coding string }{
+		{"\xef\xbb\xbf" + chat, "identity"},
+		{"\x1f\x8b" + chat, "gzip"},
+		{chat, "identity"},
 	} {
-		most.Store(0)
-		const requests = 4
-		done := make(chan answer, requests)
-		for range requests {
-			go func() {
-				done <- s.post(t.Context(), "/v1/chat/completions", []byte(c.body), "Content-Type", c.kind, "Content-Encoding", c.coding)
-			}()
+		header := []string{"Content-Type", "text/plain", "Content-Encoding", c.coding}
+		first := h.start(t, atChat, c.body, header...)
+		runs(t, h.gates[0], 1)
+		second := h.start(t, atChat, c.body, header...)
+		h.wantWaiting(t, 1)
+		for range 2 {
+			h.gates[0].pass(t, http.StatusOK)
 		}
-		for range requests {
-			if a := <-done; a.status != http.StatusOK {
-				t.Errorf("%.8q: status %d, error %v", c.body, a.status, a.err)
-			}
-		}
-		if n := most.Load(); n != 1 {
-			t.Errorf("%.8q: %d at a time, max_running is 1", c.body, n)
-		}
+		h.wantServed(t, "", first, second)
 	}
-	s.slotsFree(t)
 }
 
 // TestGRPCServerMaySpeakFirst has an engine send its header before the client sends

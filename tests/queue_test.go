@@ -55,9 +55,7 @@ func (g *gate) serve(w http.ResponseWriter, r *http.Request) {
 
 func (g *gate) answer(w http.ResponseWriter, status int) {
 	if status == 0 {
-		if conn, _, err := http.NewResponseController(w).Hijack(); err == nil {
-			conn.Close()
-		}
+		canned.CloseConn(w, false)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")

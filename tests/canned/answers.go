@@ -37,11 +37,8 @@ type call struct {
 	EncodingFormat string `json:"encoding_format"`
 	Dimensions     int    `json:"dimensions"`
 	// of rerank
-	Query     json.RawMessage   `json:"query"`
 	Documents []json.RawMessage `json:"documents"`
-	TopN      int               `json:"top_n"`
 	// of score
-	Text1 json.RawMessage `json:"text_1"`
 	Text2 json.RawMessage `json:"text_2"`
 }
 
@@ -229,7 +226,7 @@ func (p *reply) whole(w http.ResponseWriter, r *http.Request, pace Pace, f Fault
 	w.Header().Set("Content-Type", "application/json")
 	w.Write(out[:len(out)/2]) //nolint:errcheck // the client may leave
 	http.NewResponseController(w).Flush()
-	hangUp(w, false)
+	CloseConn(w, false)
 }
 
 // stream answers with server-sent events. The header goes out at once, the
@@ -244,7 +241,7 @@ func (p *reply) stream(w http.ResponseWriter, r *http.Request, pace Pace, f Faul
 	for _, e := range events {
 		if e.word {
 			if f.Kind == DieMidStream && words == f.Words {
-				hangUp(w, false)
+				CloseConn(w, false)
 				return
 			}
 			if words > 0 && !pause(r.Context(), pace.PerWord) {

@@ -84,7 +84,7 @@ func (e *Engine) hangsUp() HangUp {
 func (e *Engine) fail(w http.ResponseWriter, r *http.Request, f Fault) bool {
 	switch f.Kind {
 	case CloseAfterRead, ResetAfterRead:
-		hangUp(w, f.Kind == ResetAfterRead)
+		CloseConn(w, f.Kind == ResetAfterRead)
 	case Status:
 		h := w.Header()
 		h.Set("Content-Type", "application/json")
@@ -102,8 +102,8 @@ func (e *Engine) fail(w http.ResponseWriter, r *http.Request, f Fault) bool {
 	return true
 }
 
-// hangUp closes the connection of an answer, with or without a reset.
-func hangUp(w http.ResponseWriter, reset bool) {
+// CloseConn closes the connection of an answer, with or without a reset.
+func CloseConn(w http.ResponseWriter, reset bool) {
 	conn, _, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		return // closed already

@@ -8,44 +8,27 @@ import (
 
 // Request is what an engine saw of one request.
 type Request struct {
-	// Number counts the engine's requests from 1.
-	Number int
-	// When its header had been read.
-	At     time.Time
 	Method string
 	// URI is the request's target as it was sent, with its query.
 	URI    string
-	Proto  string
-	Host   string
 	Header http.Header
-	// Chunked says that the request had no Content-Length.
-	Chunked bool
 	// Body is the body as it was sent: not decompressed.
 	Body []byte
 	// Left is when the client went away before its answer had ended; zero if it
 	// stayed.
 	Left time.Time
-	// Done is when the answer had ended; zero while it goes on.
-	Done time.Time
+
+	done bool // the answer has ended
 }
 
 // enter reads a request into the journal.
 func (e *Engine) enter(r *http.Request) (*Request, error) {
-	rec := &Request{
-		At:      time.Now(),
-		Method:  r.Method,
-		URI:     r.RequestURI,
-		Proto:   r.Proto,
-		Host:    r.Host,
-		Header:  r.Header.Clone(),
-		Chunked: r.ContentLength < 0,
-	}
+	rec := &Request{Method: r.Method, URI: r.RequestURI, Header: r.Header.Clone()}
 	body, err := io.ReadAll(r.Body)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	rec.Body = body
 	e.journal = append(e.journal, rec)
-	rec.Number = len(e.journal)
 	return rec, err
 }
 
@@ -53,7 +36,7 @@ func (e *Engine) enter(r *http.Request) (*Request, error) {
 func (e *Engine) clientGone(rec *Request) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if rec.Done.IsZero() && rec.Left.IsZero() && e.srv != nil { // a killed engine ends it by itself
+	if !rec.done && rec.Left.IsZero() && e.srv != nil { // a killed engine ends it by itself
 		rec.Left = time.Now()
 	}
 }
@@ -62,7 +45,7 @@ func (e *Engine) clientGone(rec *Request) {
 func (e *Engine) finish(rec *Request) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	rec.Done = time.Now()
+	rec.done = true
 }
 
 // Journal returns what the engine was sent so far, in order.
@@ -89,7 +72,7 @@ func (e *Engine) Active() int {
 	defer e.mu.Unlock()
 	n := 0
 	for _, r := range e.journal {
-		if r.Done.IsZero() {
+		if !r.done {
 			n++
 		}
 	}

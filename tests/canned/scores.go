@@ -1,13 +1,10 @@
 package canned
 
 import (
-	"bytes"
-	"cmp"
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
 	"math"
-	"slices"
 )
 
 // list wraps the results of an API that ends with the prompt.
@@ -42,12 +39,6 @@ func vector(input []byte, n int) []float64 {
 	return out
 }
 
-// score returns how well two texts fit, from 0 to 1.
-func score(a, b []byte) float64 {
-	rng := seeded(bytes.Join([][]byte{a, b}, []byte{0}))
-	return float64(rng.IntN(1025)) / 1024
-}
-
 func embeddingsWhole(p *reply, c *call) any {
 	inputs := several(c.Input)
 	data := make([]any, len(inputs))
@@ -66,23 +57,11 @@ func embeddingsWhole(p *reply, c *call) any {
 	return p.list("embd", data)
 }
 
-// rerankWhole has the best document first.
+// rerankWhole keeps the order of the documents.
 func rerankWhole(p *reply, c *call) any {
-	type result struct {
-		Index    int             `json:"index"`
-		Document json.RawMessage `json:"document"`
-		Score    float64         `json:"relevance_score"`
-	}
-	results := make([]result, len(c.Documents))
+	results := make([]any, len(c.Documents))
 	for i, doc := range c.Documents {
-		results[i] = result{i, doc, score(c.Query, doc)}
-		if len(doc) > 0 && doc[0] == '"' {
-			results[i].Document, _ = json.Marshal(map[string]any{"text": doc})
-		}
-	}
-	slices.SortStableFunc(results, func(a, b result) int { return cmp.Compare(b.Score, a.Score) })
-	if c.TopN > 0 && c.TopN < len(results) {
-		results = results[:c.TopN]
+		results[i] = map[string]any{"index": i, "document": map[string]any{"text": doc}, "relevance_score": 0.5}
 	}
 	return map[string]any{
 		"id": "rerank-" + p.id, "model": p.model, "results": results,
@@ -90,30 +69,18 @@ func rerankWhole(p *reply, c *call) any {
 	}
 }
 
-// scoreWhole compares one text with many, or as many with one another.
 func scoreWhole(p *reply, c *call) any {
-	first, second := several(c.Text1), several(c.Text2)
-	data := make([]any, len(second))
-	for i, b := range second {
-		a := json.RawMessage(nil)
-		if len(first) > 0 {
-			a = first[min(i, len(first)-1)]
-		}
-		data[i] = map[string]any{"index": i, "object": "score", "score": score(a, b)}
+	data := make([]any, len(several(c.Text2)))
+	for i := range data {
+		data[i] = map[string]any{"index": i, "object": "score", "score": 0.5}
 	}
 	return p.list("score", data)
 }
 
 func classifyWhole(p *reply, c *call) any {
-	inputs := several(c.Input)
-	data := make([]any, len(inputs))
-	for i, in := range inputs {
-		yes := score(in, nil)
-		label := "no"
-		if yes >= 0.5 {
-			label = "yes"
-		}
-		data[i] = map[string]any{"index": i, "label": label, "probs": []float64{1 - yes, yes}, "num_classes": 2}
+	data := make([]any, len(several(c.Input)))
+	for i := range data {
+		data[i] = map[string]any{"index": i, "label": "yes", "probs": []float64{0.5, 0.5}, "num_classes": 2}
 	}
 	return p.list("classify", data)
 }

@@ -2,7 +2,6 @@ package engine
 
 import (
 	"fmt"
-	"net"
 	"net/http"
 	"sync"
 
@@ -173,7 +172,7 @@ func (x *exchange) fail(f Fault) bool {
 	case NoSessions:
 		x.refuseSession()
 	case CloseConn, Reset:
-		hangUp(x.w, f.Kind == Reset)
+		canned.CloseConn(x.w, f.Kind == Reset)
 		x.finish(Broken)
 	case Status:
 		x.refuse(&apiError{f.Status, "ServiceUnavailableError", "The engine refuses requests.", ""})
@@ -187,19 +186,7 @@ func (x *exchange) hang() {
 	select {
 	case <-x.r.Context().Done():
 	case <-x.life.dead:
-		hangUp(x.w, false)
+		canned.CloseConn(x.w, false)
 	}
 	x.finish(Broken)
-}
-
-// hangUp closes the connection of an answer, with or without a reset.
-func hangUp(w http.ResponseWriter, reset bool) {
-	conn, _, err := http.NewResponseController(w).Hijack()
-	if err != nil {
-		return // closed already
-	}
-	if tc, ok := conn.(*net.TCPConn); ok && reset {
-		tc.SetLinger(0) //nolint:errcheck // then it is a plain close
-	}
-	conn.Close()
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 	"github.com/caddy-kvrouter/kvrouter/tests/engine/batch"
 )
 
@@ -142,7 +143,7 @@ func (x *exchange) wait(news <-chan struct{}, most time.Duration) (came, over bo
 	case <-x.ctx.Done():
 		x.cutOff()
 	case <-x.life.dead:
-		hangUp(x.w, false)
+		canned.CloseConn(x.w, false)
 		x.gone()
 	}
 	return false, false
@@ -162,7 +163,7 @@ func (x *exchange) pull(c *call, j *job, k *rank) bool {
 		if x.ctx.Err() != nil {
 			x.cutOff()
 		} else {
-			hangUp(x.w, false)
+			canned.CloseConn(x.w, false)
 			x.gone()
 		}
 		return false
@@ -327,7 +328,7 @@ func (x *exchange) cutOff() {
 	if x.record.Status == 0 { // only this goroutine changes it
 		x.refuse(&apiError{http.StatusBadRequest, "BadRequestError", "Abort", ""})
 	} else {
-		hangUp(x.w, false)
+		canned.CloseConn(x.w, false)
 	}
 	x.finish(Aborted)
 }

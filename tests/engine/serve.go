@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 	"github.com/caddy-kvrouter/kvrouter/tests/engine/batch"
 )
 
@@ -31,7 +32,7 @@ type exchange struct {
 func (e *Engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	l := e.enter()
 	if l == nil {
-		hangUp(w, false)
+		canned.CloseConn(w, false)
 		return
 	}
 	defer l.handlers.Done()
@@ -119,7 +120,7 @@ func (x *exchange) await(k *rank, j *job) (progress, bool) {
 		return j.look(), true
 	case <-x.ctx.Done():
 	case <-x.life.dead:
-		hangUp(x.w, false)
+		canned.CloseConn(x.w, false)
 	}
 	x.leave(k, j)
 	return progress{}, false
