@@ -15,9 +15,6 @@ type EventState struct {
 	// Unpublished is how many events have no batch yet: those of the step under way, or
 	// a clear that waits for the next step.
 	Unpublished int `json:"unpublished"`
-	// DeviceBlocks and HostBlocks are how many different blocks can be found.
-	DeviceBlocks int `json:"device_blocks"`
-	HostBlocks   int `json:"host_blocks"`
 	// Endpoint and Replay are as with EventEndpoints.
 	Endpoint string `json:"endpoint"`
 	Replay   string `json:"replay,omitempty"`
@@ -49,10 +46,7 @@ func (e *Engine) Events() []EventState {
 func (k *rank) eventState() EventState {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return EventState{
-		Status: k.changes.pub.Status(), Unpublished: len(k.changes.events),
-		DeviceBlocks: k.cache.Findable(), HostBlocks: k.cache.FindableInHost(),
-	}
+	return EventState{Status: k.changes.pub.Status(), Unpublished: len(k.changes.events)}
 }
 
 // Holds returns how many leading full blocks of a prompt a rank's cache holds now, and

@@ -15,11 +15,6 @@
 // therefore evicted from its end, and the parent of a cached block is cached.
 package cache
 
-// Counts is how many blocks are in each state. Their sum is the capacity.
-type Counts struct {
-	Empty, Used, Cached int
-}
-
 // Stored is a run of blocks that became findable, each the next one's parent.
 type Stored struct {
 	Root Root
@@ -67,7 +62,7 @@ type Cache struct {
 	// The free blocks: the empty ones, then the cached ones, least recently used
 	// first.
 	head, tail int32
-	counts     Counts
+	used       int // blocks that requests hold
 	version    uint64
 	listener   Listener
 	unique     bool
@@ -84,7 +79,6 @@ func New(blocks, size int, l Listener) *Cache {
 	for i := range c.blocks {
 		c.pushBack(int32(i))
 	}
-	c.counts.Empty = blocks
 	return c
 }
 
@@ -101,20 +95,6 @@ func (c *Cache) Blocks() int { return len(c.blocks) }
 
 // BlockSize returns the tokens in a block.
 func (c *Cache) BlockSize() int { return c.size }
-
-// Counts returns how many blocks are in which state.
-func (c *Cache) Counts() Counts { return c.counts }
-
-// Findable returns how many different blocks a prompt could hit.
-func (c *Cache) Findable() int { return len(c.byKey) }
-
-// FindableInHost returns how many blocks the slower tier holds.
-func (c *Cache) FindableInHost() int {
-	if c.host == nil {
-		return 0
-	}
-	return c.host.Blocks()
-}
 
 // Holds returns how many leading full blocks of a prompt the cache holds, and how many
 // behind them the slower tier holds. Unlike in Hit, the last token counts.
@@ -164,7 +144,7 @@ func (c *Cache) held(keys []Key) int {
 // Clear forgets all cached blocks. It does nothing and returns false while a
 // request holds blocks.
 func (c *Cache) Clear() bool {
-	if c.counts.Used > 0 {
+	if c.used > 0 {
 		return false
 	}
 	for i := range c.blocks {
@@ -174,7 +154,6 @@ func (c *Cache) Clear() bool {
 	if c.host != nil {
 		c.host.clear()
 	}
-	c.counts = Counts{Empty: len(c.blocks)}
 	c.version++
 	if c.listener != nil {
 		c.listener.Cleared()
@@ -189,11 +168,8 @@ func (c *Cache) take() int32 {
 	c.unlink(i)
 	if b.keyed {
 		c.forget(i)
-		c.counts.Cached--
-	} else {
-		c.counts.Empty--
 	}
-	c.counts.Used++
+	c.used++
 	b.refs = 1
 	return i
 }
@@ -204,8 +180,7 @@ func (c *Cache) hold(k Key) int32 {
 	b := &c.blocks[i]
 	if b.refs == 0 {
 		c.unlink(i)
-		c.counts.Cached--
-		c.counts.Used++
+		c.used++
 	}
 	b.refs++
 	return i
@@ -217,12 +192,10 @@ func (c *Cache) release(i int32) {
 	if b.refs--; b.refs > 0 {
 		return
 	}
-	c.counts.Used--
+	c.used--
 	if b.keyed {
-		c.counts.Cached++
 		c.pushBack(i)
 	} else {
-		c.counts.Empty++
 		c.pushFront(i)
 	}
 }

@@ -28,9 +28,6 @@ func NewHost(blocks int, l Listener) *Host {
 	return &Host{capacity: blocks, byKey: make(map[Key]*hostBlock), used: list.New(), listener: l}
 }
 
-// Blocks returns how many blocks the tier holds.
-func (h *Host) Blocks() int { return len(h.byKey) }
-
 // held returns how many leading keys the tier holds.
 func (h *Host) held(keys []Key) int {
 	for i, k := range keys {

@@ -22,7 +22,7 @@ type Seq struct {
 func (c *Cache) Open(p *Prompt, tokens int) (*Seq, bool) {
 	need := c.BlocksFor(max(tokens, len(p.Tokens)))
 	hits, back := c.match(p)
-	free := c.counts.Empty + c.counts.Cached
+	free := len(c.blocks) - c.used
 	for _, k := range p.Keys[:hits] {
 		if c.blocks[c.byKey[k]].refs == 0 {
 			free-- // it is taken up, not taken
@@ -61,7 +61,7 @@ func (p *Prompt) run(from, to int) Stored {
 // changes nothing, when there are not enough free blocks. Nobody finds the new blocks.
 func (s *Seq) Grow(tokens int) bool {
 	need := s.c.BlocksFor(tokens) - len(s.blocks)
-	if need > s.c.counts.Empty+s.c.counts.Cached {
+	if need > len(s.c.blocks)-s.c.used {
 		return false
 	}
 	for range need {

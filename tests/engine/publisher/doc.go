@@ -12,7 +12,5 @@
 //   - The caller cannot close a single connection.
 //   - Close leaves a goroutine.
 //
-// The tests use that library's connections as an independent peer (package peer).
-//
 // Beyond its high-water mark a subscriber loses messages, as with ZeroMQ.
 package publisher

@@ -181,36 +181,22 @@ func (p *Publisher) send(payload []byte) {
 
 // Status is how far a publisher is.
 type Status struct {
-	// Next is the sequence number of the next batch.
-	Next uint64 `json:"next"`
 	// Pending is how many batches have no number yet.
-	Pending int `json:"pending"`
-	// Buffered is how many batches a replay from the beginning has.
-	Buffered int `json:"buffered"`
-	// Subscribers is how many connections have subscribed to the topic.
-	Subscribers int `json:"subscribers"`
+	Pending int
 	// Unsent is how many messages wait for their subscribers.
-	Unsent int `json:"unsent"`
-	// Overflowed is how many messages were beyond the high-water mark of a subscriber
-	// that is still connected.
-	Overflowed int `json:"overflowed"`
+	Unsent int
 }
 
 // Status returns how far the publisher is.
 func (p *Publisher) Status() Status {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s := Status{Next: p.next, Pending: len(p.queue), Buffered: len(p.past)}
+	s := Status{Pending: len(p.queue)}
 	if p.sending {
 		s.Pending++
 	}
 	for sub := range p.subs {
-		subscribed, unsent, overflowed := sub.status(p.cfg.Topic)
-		if subscribed {
-			s.Subscribers++
-		}
-		s.Unsent += unsent
-		s.Overflowed += overflowed
+		s.Unsent += sub.waiting()
 	}
 	return s
 }

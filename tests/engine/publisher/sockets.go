@@ -54,12 +54,11 @@ func (p *Publisher) drop(conn net.Conn) {
 type subscriber struct {
 	wire *wire
 
-	mu         sync.Mutex
-	cond       sync.Cond
-	gone       bool
-	prefixes   []string
-	unsent     [][]byte
-	overflowed int
+	mu       sync.Mutex
+	cond     sync.Cond
+	gone     bool
+	prefixes []string
+	unsent   [][]byte
 }
 
 // serveSubscriber reads subscriptions until the connection ends.
@@ -104,19 +103,12 @@ func (s *subscriber) subscribe(m incoming) {
 	}
 }
 
-func (s *subscriber) subscribed(topic string) bool {
-	return slices.ContainsFunc(s.prefixes, func(p string) bool { return strings.HasPrefix(topic, p) })
-}
-
 // offer queues a message, if the peer has subscribed and has room.
 func (s *subscriber) offer(frames []byte, topic string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	switch {
-	case !s.subscribed(topic):
-	case len(s.unsent) >= HighWater:
-		s.overflowed++
-	default:
+	subscribed := slices.ContainsFunc(s.prefixes, func(p string) bool { return strings.HasPrefix(topic, p) })
+	if subscribed && len(s.unsent) < HighWater {
 		s.unsent = append(s.unsent, frames)
 		s.cond.Signal()
 	}
@@ -153,10 +145,10 @@ func (s *subscriber) end() {
 	s.cond.Signal()
 }
 
-func (s *subscriber) status(topic string) (subscribed bool, unsent, overflowed int) {
+func (s *subscriber) waiting() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.subscribed(topic), len(s.unsent), s.overflowed
+	return len(s.unsent)
 }
 
 // serveReplays answers the requests of one connection of the ROUTER socket.
