@@ -336,45 +336,6 @@ func TestAnswersThatCarryNothing(t *testing.T) {
 	}
 }
 
-// TestChunksAreNotHeldBack has an engine that sends a chunk only after the client has
-// received the one before.
-func TestChunksAreNotHeldBack(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, route(engines, explained))
-	seen := make(chan struct{})
-	engines[0].SetHandler(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "text/event-stream")
-		for range 3 {
-			io.WriteString(w, oneChunk)
-			http.NewResponseController(w).Flush()
-			select {
-			case <-seen:
-			case <-r.Context().Done():
-				return
-			}
-		}
-	})
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+"/v1/chat/completions",
-		bytes.NewReader(asksFor("/v1/chat/completions", true, "worker_id")))
-	if err != nil {
-		t.Fatal(err)
-	}
-	client := &http.Client{Timeout: 10 * time.Second, Transport: s.client.Transport}
-	resp, err := client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	buf := make([]byte, 4096)
-	for range 3 {
-		n, err := resp.Body.Read(buf)
-		if err != nil || !bytes.Contains(buf[:n], []byte("worker_id")) || !bytes.HasSuffix(buf[:n], []byte("\n\n")) {
-			t.Fatalf("read %q, %v", buf[:n], err)
-		}
-		seen <- struct{}{}
-	}
-}
-
 // TestDynamoIsLeftToItself has a Dynamo, which gets the nvext and serves it. The router
 // only replaces the worker ids with those that the client knows.
 func TestDynamoIsLeftToItself(t *testing.T) {

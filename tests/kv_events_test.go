@@ -115,6 +115,7 @@ var eventFlavours = map[string]struct {
 	}}},
 	"SGLang":                         {cfg: engine.Config{Flavour: engine.SGLang, Events: &engine.EventConfig{}}, option: replayOf},
 	"SGLang with pages of one token": {cfg: engine.Config{Flavour: engine.SGLang, BlockSize: 1, Blocks: 60_000, Events: &engine.EventConfig{}}, option: replayOf},
+	"vLLM of two ranks":              {cfg: engine.Config{Flavour: engine.VLLM, Ranks: 2, Events: &engine.EventConfig{}}},
 	"TensorRT-LLM":                   {cfg: engine.Config{Flavour: engine.TRTLLM, BlockSize: 32, Events: &engine.EventConfig{}}, option: endpointsOf},
 }
 
@@ -193,35 +194,6 @@ func resetCache(t testing.TB, e *engine.Engine) error {
 		return err
 	}
 	return resp2.Body.Close()
-}
-
-// TestEventsOfRanks has two engines of two ranks each. Each rank is known by itself.
-func TestEventsOfRanks(t *testing.T) {
-	engines := publishing(t, 2, engine.Config{Ranks: 2})
-	s := startCaddy(t, simulated(engines, "response_headers X-KV-", "policy dynamo"))
-	for _, e := range engines {
-		s.awaitKnowledge(t, e, "live", "exact")
-	}
-	at := make(map[string]bool)
-	for i := range 12 {
-		prompt := idsOf(i+1, 640)
-		home, _, _ := s.askIDs(t, prompt[:323], "")
-		again, predicted, reported := s.askIDs(t, prompt, "")
-		if again != home || predicted != 320 || reported != 320 {
-			t.Errorf("%d tokens predicted and %d reported at %s after %s", predicted, reported, again, home)
-		}
-		at[home] = true
-	}
-	if len(at) != 2 {
-		t.Errorf("only %v are used", at)
-	}
-	for _, e := range engines {
-		for rank, f := range s.followed(t, e).Events {
-			if f.Held["device"] == 0 {
-				t.Errorf("rank %d of %s holds nothing", rank, e.Name())
-			}
-		}
-	}
 }
 
 // TestEventsWithoutReplay begins in the middle of engines' lives. The router then knows what they

@@ -274,15 +274,16 @@ func TestFaultsOfLegs(t *testing.T) {
 		only     engine.Flavour
 		takes10s bool
 	}{
-		"prefill answers 500": {2, func(p *apart) error { return p.prefill[0].SetFault(engine.Fault{Kind: engine.Status, Status: 500}) }, "prefill", true, "", false},
-		"prefill is busy":     {2, func(p *apart) error { return p.prefill[0].SetFault(engine.Fault{Kind: engine.Status, Status: 429}) }, "prefill", true, "", false},
-		"prefill resets":      {2, func(p *apart) error { return p.prefill[0].SetFault(engine.Fault{Kind: engine.Reset}) }, "prefill", true, "", false},
-		"prefill is gone":     {2, func(p *apart) error { p.prefill[0].Kill(); return nil }, "prefill", true, "", false},
-		"prefill hangs":       {2, func(p *apart) error { return p.prefill[0].SetFault(engine.Fault{Kind: engine.Hang}) }, "prefill", true, engine.VLLM, true},
-		"decode resets":       {1, func(p *apart) error { return p.decode[0].SetFault(engine.Fault{Kind: engine.Reset, Count: 2}) }, "broken", true, engine.VLLM, false},
-		"decode is gone":      {1, func(p *apart) error { p.decode[0].Kill(); return nil }, "refused", true, "", false},
-		"the only one fails":  {1, func(p *apart) error { return p.prefill[0].SetFault(engine.Fault{Kind: engine.Status, Status: 500}) }, "prefill", false, engine.VLLM, false},
-		"the transfer fails":  {1, func(p *apart) error { return p.decode[0].SetFault(engine.Fault{Kind: engine.FailTransfer}) }, "transfer", false, engine.VLLM, false},
+		"prefill answers 500":  {2, func(p *apart) error { return p.prefill[0].SetFault(engine.Fault{Kind: engine.Status, Status: 500}) }, "prefill", true, "", false},
+		"prefill is busy":      {2, func(p *apart) error { return p.prefill[0].SetFault(engine.Fault{Kind: engine.Status, Status: 429}) }, "prefill", true, "", false},
+		"prefill resets":       {2, func(p *apart) error { return p.prefill[0].SetFault(engine.Fault{Kind: engine.Reset}) }, "prefill", true, "", false},
+		"prefill is gone":      {2, func(p *apart) error { p.prefill[0].Kill(); return nil }, "prefill", true, "", false},
+		"prefill hangs":        {2, func(p *apart) error { return p.prefill[0].SetFault(engine.Fault{Kind: engine.Hang}) }, "prefill", true, engine.VLLM, true},
+		"decode resets":        {1, func(p *apart) error { return p.decode[0].SetFault(engine.Fault{Kind: engine.Reset, Count: 2}) }, "broken", true, engine.VLLM, false},
+		"decode is gone":       {1, func(p *apart) error { p.decode[0].Kill(); return nil }, "refused", true, "", false},
+		"the only one is gone": {1, func(p *apart) error { p.prefill[0].Kill(); return nil }, "prefill", false, engine.VLLM, false},
+		"the only one fails":   {1, func(p *apart) error { return p.prefill[0].SetFault(engine.Fault{Kind: engine.Status, Status: 500}) }, "prefill", false, engine.VLLM, false},
+		"the transfer fails":   {1, func(p *apart) error { return p.decode[0].SetFault(engine.Fault{Kind: engine.FailTransfer}) }, "transfer", false, engine.VLLM, false},
 	} {
 		for _, f := range parting {
 			if v.only != "" && v.only != f {
@@ -494,26 +495,6 @@ func TestMooncake(t *testing.T) {
 	}
 	eventually(t, 30*time.Second, "prompts to be handed over again", parts)
 	s.booksAtZero(t)
-}
-
-// TestNoPrefillWorker has requests go whole while no prefill worker is there.
-func TestNoPrefillWorker(t *testing.T) {
-	p := startApart(t, engine.VLLM, 1, 1, "legs always")
-	p.prefill[0].Kill()
-	for i := range 4 {
-		if a := p.chat(t.Context(), long(i)); !a.ok() || a.wasParted() {
-			t.Errorf("request %d: status %d, header %v", i, a.status, a.header)
-		}
-	}
-	p.settled(t)
-	if err := p.prefill[0].Restart(); err != nil {
-		t.Fatal(err)
-	}
-	i := 10
-	eventually(t, 20*time.Second, "requests to be parted again", func() bool {
-		i++
-		return p.chat(t.Context(), long(i)).wasParted()
-	})
 }
 
 // TestRolesWithoutTheOther has pools with one role only.

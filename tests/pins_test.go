@@ -284,7 +284,7 @@ func (s *server) responded(t *testing.T, body string, header ...string) (a answe
 }
 
 // TestResponsesReturnToTheirEngine has three engines. Requests that name a response go to
-// the engine that keeps it.
+// the engine that keeps it, and are turns of one session.
 func TestResponsesReturnToTheirEngine(t *testing.T) {
 	engines := startEngines(t, 3, canned.Pace{})
 	s := startCaddy(t, route(engines, numbered(engines), "response_headers X-KV-", "policy round_robin"))
@@ -295,7 +295,7 @@ func TestResponsesReturnToTheirEngine(t *testing.T) {
 		homes[home] = true
 		for range 4 {
 			follow := `{"model":"m","input":"more","store":false,"previous_response_id":"` + id + `"}`
-			if a := s.post(t.Context(), "/v1/responses", []byte(follow), "X-Session-Id", "s"); a.engine() != home || a.header.Get("X-KV-Reason") != "response" {
+			if a := s.post(t.Context(), "/v1/responses", []byte(follow)); a.engine() != home || a.header.Get("X-KV-Reason") != "response" {
 				t.Errorf("goes on from %s of %s: answered by %s, reason %s", id, home, a.engine(), a.header.Get("X-KV-Reason"))
 			}
 			for _, r := range []struct{ method, path string }{
@@ -308,7 +308,7 @@ func TestResponsesReturnToTheirEngine(t *testing.T) {
 			}
 		}
 	}
-	if p := s.pool(t); len(homes) != 3 || p.Responses != 6 || p.Sessions != 1 {
+	if p := s.pool(t); len(homes) != 3 || p.Responses != 6 || p.Sessions != 6 {
 		t.Errorf("%v made responses, %d responses and %d sessions are remembered", homes, p.Responses, p.Sessions)
 	}
 	if a, _ := s.responded(t, `{"model":"m","input":"x","store":false,"previous_response_id":"resp_unknown"}`); a.header.Get("X-KV-Reason") == "response" {
@@ -354,41 +354,4 @@ func TestResponseIsNamedWhileItIsMade(t *testing.T) {
 			t.Errorf("answered by %s, and %s makes it", a.engine(), home.Load())
 		}
 	}
-}
-
-// TestConversationsByResponse goes on from response to response without any other key.
-func TestConversationsByResponse(t *testing.T) {
-	engines := startEngines(t, 3, canned.Pace{})
-	s := startCaddy(t, showSession+route(engines, "policy round_robin", "response_headers X-KV-"))
-	asked := 0
-	next := func(previous string, header ...string) (answer, string) {
-		t.Helper()
-		asked++ // the id of a response depends on its prompt
-		if previous != "" {
-			previous = `,"previous_response_id":"` + previous + `"`
-		}
-		return s.responded(t, fmt.Sprintf(`{"model":"m","input":"hello %d"%s}`, asked, previous), header...)
-	}
-	for range 3 {
-		first, id := next("")
-		if first.session() != "" {
-			t.Errorf("the first turn has the session %s", first.session())
-		}
-		session := ""
-		for turn := range 4 {
-			var a answer
-			if a, id = next(id); a.engine() != first.engine() || turn > 0 && a.session() != session || a.session() == "" {
-				t.Errorf("turn %d: on %s with the session %q, want %s, %q", turn+2, a.engine(), a.session(), first.engine(), session)
-			}
-			session = a.session()
-		}
-	}
-	if n := s.pool(t).Sessions; n != 3 {
-		t.Errorf("%d sessions of 3 conversations", n)
-	}
-	keyed, id := next("", "X-Session-Id", "k")
-	if a, _ := next(id); a.session() != keyed.session() || keyed.session() == "" {
-		t.Errorf("a session with a key goes on as %s, want %s", a.session(), keyed.session())
-	}
-	s.booksAtZero(t)
 }

@@ -65,3 +65,41 @@ func TestChoiceIsInPlaceholdersAndAccessLog(t *testing.T) {
 		t.Errorf("the access log gives the session's key away: %v", entry.Router)
 	}
 }
+
+// TestPoolLinesFollowTheLogs directs the router's lines to a log of their own, over a reload.
+func TestPoolLinesFollowTheLogs(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{})
+	file := filepath.Join(t.TempDir(), "router.log")
+	s := startCaddy(t, route(engines), fmt.Sprintf("log router {\noutput file %s\ninclude http.handlers.kv_router\n}", file))
+	for i, e := range engines {
+		if i > 0 {
+			if err := s.reload(route(engines, "policy round_robin")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		e.Kill()
+		eventually(t, 5*time.Second, "the pool's line", func() bool {
+			s.chat(t.Context(), ask("hello"))
+			data, _ := os.ReadFile(file)
+			return bytes.Contains(data, []byte(`"worker is marked down"`)) && bytes.Contains(data, []byte(e.Addr()))
+		})
+	}
+}
+
+// TestRefusedRequestsAreLogged looks for refusals in the access log.
+func TestRefusedRequestsAreLogged(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	file := filepath.Join(t.TempDir(), "access.log")
+	s := startCaddy(t, fmt.Sprintf("log {\noutput file %s\nformat json\n}\n", file)+route(engines, "trust pins"))
+	c := ask("hello")
+	for _, nvext := range []string{`{"backend_instance_id":77}`, `5`} {
+		c.Nvext = []byte(nvext)
+		if a := s.chat(t.Context(), c); a.status != http.StatusBadRequest {
+			t.Fatalf("nvext %s: status %d, body %q", nvext, a.status, a.body)
+		}
+	}
+	eventually(t, 2*time.Second, "both refusals in the access log", func() bool {
+		data, _ := os.ReadFile(file)
+		return bytes.Count(data, []byte(`"kv_router":{"outcome":"rejected"`)) == 2
+	})
+}

@@ -176,3 +176,37 @@ func TestSessionsThatClientsOpen(t *testing.T) {
 		})
 	}
 }
+
+// TestFirstRequestsOfASessionGoToOneWorker has many first requests of a session come at once,
+// with a policy that spreads them. An engine that streams answers at once; one that does not
+// answers later than any request waits for another.
+func TestFirstRequestsOfASessionGoToOneWorker(t *testing.T) {
+	engines := startEngines(t, 4, canned.Pace{FirstToken: 300 * time.Millisecond})
+	s := startCaddy(t, route(engines, "policy round_robin", "response_headers X-KV-", affinity("hard")))
+	for round := range 8 {
+		c := ask(fmt.Sprintf("text of round %d", round))
+		if round%2 == 0 {
+			c = c.streamed()
+		}
+		key := fmt.Sprint("session-", round)
+		answers := make([]answer, 16)
+		var wg sync.WaitGroup
+		for i := range answers {
+			wg.Go(func() { answers[i] = s.chat(t.Context(), c, "X-Session-Id", key) })
+		}
+		wg.Wait()
+		states := make(map[string]int)
+		for _, a := range answers {
+			states[a.header.Get("X-KV-Session-State")]++
+			if !a.ok() || a.engine() != answers[0].engine() {
+				t.Fatalf("round %d: served by %s and %s, status %d, %v", round, answers[0].engine(), a.engine(), a.status, a.err)
+			}
+		}
+		if states["new"] != 1 || states["bound"] != len(answers)-1 {
+			t.Errorf("round %d: the answers show the states %v", round, states)
+		}
+	}
+	if n := s.scrape(t).value(sessions); n != 8 {
+		t.Errorf("%v sessions are bound, want 8", n)
+	}
+}

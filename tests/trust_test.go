@@ -168,21 +168,6 @@ func TestGrants(t *testing.T) {
 	}
 }
 
-// TestTrustLinesAddUp has one grant for all clients, one for some, and matchers that
-// cannot match.
-func TestTrustLinesAddUp(t *testing.T) {
-	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, route(engines, numbered(engines), "response_headers X-KV-",
-		"trust explain", trust("pins"), "trust overrides {\nclient_ip 203.0.113.1\n}"))
-	pinned := wishing("hello", `{"backend_instance_id":2,"allowed_worker_ids":[1],"annotations":["query_instance_id"]}`)
-	if a := s.mustChat(t, pinned); a.engine() != "" || !strings.Contains(string(a.body), "worker_id") {
-		t.Errorf("explain, which everybody is trusted with: header %v, body %.200q", a.header, a.body)
-	}
-	if a := s.mustChat(t, pinned, trusted...); !strings.Contains(string(a.body), `"decode_worker_id":2`) {
-		t.Errorf("with pins, too, and without overrides: body %.300q", a.body)
-	}
-}
-
 // TestSpoofedHeadersDoNotPass sends routing headers on requests whose body the router does
 // not read, and on requests that are not inference requests.
 func TestSpoofedHeadersDoNotPass(t *testing.T) {
