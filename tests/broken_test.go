@@ -183,42 +183,6 @@ func cut(header map[string]string, part string) http.HandlerFunc {
 	}
 }
 
-// TestErrorEventLeavesNoOverlap has an answer with status 200 whose first event is an
-// error. The engine has not computed the prompt.
-func TestErrorEventLeavesNoOverlap(t *testing.T) {
-	for _, v := range []struct{ name, kind, body string }{
-		{"Streamed", "text/event-stream", "data: {\"error\":{\"message\":\"out of memory\"}}\n\ndata: [DONE]\n\n"},
-		{"Whole", "application/json", `{"error":{"message":"out of memory"}}`},
-	} {
-		t.Run(v.name, func(t *testing.T) {
-			engines := startEngines(t, 2, canned.Pace{})
-			s := startCaddy(t, route(engines, "response_headers X-KV-"))
-			c := ask(strings.Repeat("some words ", 300))
-			c.Stream = v.name == "Streamed"
-			for _, e := range engines {
-				e.SetHandler(func(w http.ResponseWriter, _ *http.Request) {
-					w.Header().Set("Content-Type", v.kind)
-					io.WriteString(w, v.body)
-				})
-			}
-			for i := range 4 {
-				a := s.chat(t.Context(), c)
-				s.booksAtZero(t) // its lease has ended
-				if overlap := a.header.Get("X-KV-Overlap-Blocks"); string(a.body) != v.body || overlap != "0" {
-					t.Errorf("request %d: %q blocks overlap, body %q", i+1, overlap, a.body)
-				}
-			}
-			for _, e := range engines {
-				e.SetHandler(nil)
-			}
-			s.mustChat(t, c)
-			if a := s.mustChat(t, c); a.header.Get("X-KV-Overlap-Blocks") == "0" {
-				t.Error("a good answer leaves no overlap")
-			}
-		})
-	}
-}
-
 const oneRole = "data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n"
 
 // stall sends the parts of a stream and then pauses until the client leaves or go is

@@ -71,7 +71,12 @@ func (s *server) chat(ctx context.Context, c chat, header ...string) answer {
 // post sends a body, with header names and values in turn, and reads the whole
 // answer.
 func (s *server) post(ctx context.Context, path string, body []byte, header ...string) answer {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url+path, bytes.NewReader(body))
+	return s.request(ctx, http.MethodPost, path, bytes.NewReader(body), header...)
+}
+
+// request is post for any method.
+func (s *server) request(ctx context.Context, method, path string, body io.Reader, header ...string) answer {
+	req, err := http.NewRequestWithContext(ctx, method, s.url+path, body)
 	if err != nil {
 		return answer{err: err}
 	}

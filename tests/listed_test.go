@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 	"github.com/tidwall/gjson"
 )
 
@@ -187,21 +186,10 @@ func TestListsAreCompleted(t *testing.T) {
 // TestHangingListsDelayLittle has engines that never answer the request for their models.
 // The first request waits for the first probes, but not long.
 func TestHangingListsDelayLittle(t *testing.T) {
-	hang := func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
-	ln, err := canned.Listen()
-	if err != nil {
-		t.Fatal(err)
-	}
-	e := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/v1/models" {
-			hang(w, r)
-			return
-		}
-		_, _ = io.WriteString(w, `{"choices":[]}`)
-	})}
-	go e.Serve(ln) //nolint:errcheck // it ends with Close
-	t.Cleanup(func() { e.Close() })
-	addr, other := ln.Addr().String(), startListing(t, lists("a")).addr()
+	over := make(chan struct{})
+	addr := startListing(t, func(http.ResponseWriter, *http.Request) { <-over }).addr()
+	t.Cleanup(func() { close(over) })
+	other := startListing(t, lists("a")).addr()
 	for _, site := range []string{
 		"kv_router " + addr,
 		"kv_router " + addr + " " + other + " {\nworker * {\nmodels a\n}\n}",
@@ -261,7 +249,7 @@ func TestChangedModelsAreServedElsewhere(t *testing.T) {
 	one, two := startModelEngine(t, "a", "b"), startModelEngine(t, "a")
 	s := startCaddy(t, "kv_router "+one.addr()+" "+two.addr())
 	s.mustChat(t, askModel("a", 0))
-	one.serve("b")
+	one.set("b")
 	eventually(t, 3*time.Second, "the engine to be asked for its list", func() bool {
 		time.Sleep(25 * time.Millisecond) // the budget for retries is not to be spent
 		_, before := one.counts()

@@ -19,7 +19,7 @@ import (
 // modelEngine is an engine that serves some models and refuses others, and
 // counts what it should not have been asked for.
 type modelEngine struct {
-	*httptest.Server
+	*fake
 	mu     sync.Mutex
 	models []string
 	served int
@@ -28,15 +28,12 @@ type modelEngine struct {
 
 func startModelEngine(t *testing.T, models ...string) *modelEngine {
 	e := &modelEngine{models: models}
-	e.Server = httptest.NewServer(e)
-	t.Cleanup(e.Close)
+	e.fake = startFake(t, e.answer)
 	return e
 }
 
-func (e *modelEngine) addr() string { return strings.TrimPrefix(e.URL, "http://") }
-
-// serve changes the models at run time.
-func (e *modelEngine) serve(models ...string) {
+// set changes the models at run time.
+func (e *modelEngine) set(models ...string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.models = models
@@ -48,33 +45,27 @@ func (e *modelEngine) counts() (served int, wrong []string) {
 	return e.served, slices.Clone(e.wrong)
 }
 
-// ServeHTTP implements http.Handler.
-func (e *modelEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (e *modelEngine) answer(w http.ResponseWriter, r *http.Request) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if r.Method == http.MethodGet && r.URL.Path != "/v1/models" {
-		http.NotFound(w, r) // the router asks what it is
-		return
-	}
-	w.Header().Set("Content-Type", "application/json")
 	if r.URL.Path == "/v1/models" {
-		var list []map[string]any
-		for _, m := range e.models {
-			list = append(list, map[string]any{"id": m, "object": "model", "owned_by": e.addr()})
-		}
-		json.NewEncoder(w).Encode(map[string]any{"object": "list", "data": list})
-		return
+		lists(e.models...)(w, r)
+		return true
+	}
+	if r.Method == http.MethodGet {
+		return false // the router asks what it is
 	}
 	var body struct{ Model string }
 	json.NewDecoder(r.Body).Decode(&body)
-	if !slices.Contains(e.models, body.Model) {
-		e.wrong = append(e.wrong, body.Model)
-		w.WriteHeader(http.StatusNotFound)
-		fmt.Fprintf(w, `{"error":{"message":"The model %s does not exist.","type":"NotFoundError","param":"model","code":404}}`, body.Model)
-		return
+	if slices.Contains(e.models, body.Model) {
+		e.served++
+		return false
 	}
-	e.served++
-	fmt.Fprint(w, `{"choices":[{"index":0,"message":{"role":"assistant","content":"ok"},"finish_reason":"stop"}],"usage":{"prompt_tokens":5,"completion_tokens":1}}`)
+	e.wrong = append(e.wrong, body.Model)
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusNotFound)
+	fmt.Fprintf(w, `{"error":{"message":"The model %s does not exist.","type":"NotFoundError","param":"model","code":404}}`, body.Model)
+	return true
 }
 
 func askModel(model string, i int) chat {
@@ -109,7 +100,7 @@ func TestRequestsGoToEnginesWithTheirModel(t *testing.T) {
 		t.Errorf("a model that nobody has: status %d, body %s", a.status, a.body)
 	}
 
-	engines[0].serve("a", "d")
+	engines[0].set("a", "d")
 	for i := range 20 { // other engines answer 404, and the router tries the next
 		s.mustChat(t, askModel("d", i+1))
 	}
@@ -125,7 +116,7 @@ func TestRequestsGoToEnginesWithTheirModel(t *testing.T) {
 	})
 
 	// a worker that is down is no error, and what only it serves is not moved
-	engines[3].Close()
+	engines[3].stop()
 	if status, list, err := s.get(t.Context(), s.url+"/v1/models"); status != http.StatusOK || err != nil {
 		t.Errorf("GET /v1/models with one worker down: status %d, error %v, body %s", status, err, list)
 	}

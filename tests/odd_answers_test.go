@@ -109,11 +109,13 @@ const (
 	wholeJSON = `{"id":"1","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}]}`
 )
 
-// illegibles are answers that are not what their content type says.
+// illegibles are answers that are not what their content type says, or are errors.
 var illegibles = []struct {
 	name, kind, body string
 	stream           bool
 }{
+	{"ErrorEvent", "text/event-stream", "data: {\"error\":{\"message\":\"out of memory\"}}\n\ndata: [DONE]\n\n", true},
+	{"Error", "application/json", `{"error":{"message":"out of memory"}}`, false},
 	{"JSONAsStream", "text/event-stream", wholeJSON, true},
 	{"HTMLAsStream", "text/event-stream; charset=utf-8", htmlPage, true},
 	{"EmptyStream", "text/event-stream", "", true},
@@ -147,9 +149,13 @@ func TestIllegibleAnswerPassesAndTeachesNothing(t *testing.T) {
 			for _, e := range engines {
 				e.SetHandler(sendAs(v.kind, v.body))
 			}
+			unreadable, session := 4.0, []string{"X-Session-Id", "illegible"}
+			if strings.HasPrefix(v.name, "Error") { // the client may be to blame: its session stays
+				unreadable, session = 0, nil
+			}
 			before := s.scrape(t)
 			for i := range 4 {
-				a := s.chat(t.Context(), c, "X-Session-Id", "illegible")
+				a := s.chat(t.Context(), c, session...)
 				s.booksAtZero(t)
 				if a.status != http.StatusOK || a.err != nil || string(a.body) != v.body || a.header.Get("Content-Type") != v.kind {
 					t.Errorf("status %d, error %v, type %q, body %q", a.status, a.err, a.header.Get("Content-Type"), a.body)
@@ -160,7 +166,7 @@ func TestIllegibleAnswerPassesAndTeachesNothing(t *testing.T) {
 			}
 			label := `pool="` + pool + `"`
 			s.wantFigures(t, before, []figure{
-				{fallbacksTotal, []string{label, `reason="answer_unreadable"`}, 4},
+				{fallbacksTotal, []string{label, `reason="answer_unreadable"`}, unreadable},
 				{requestsTotal, []string{label, `outcome="engine_error"`}, 4},
 				{requestsTotal, []string{label}, 4},
 			})

@@ -2,6 +2,7 @@ package tests
 
 import (
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"crypto/sha256"
 	"encoding/hex"
@@ -85,27 +86,14 @@ func TestBodyReachesTheEngineByteForByte(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				path := v.path
-				if path == "" {
-					path = "/v1/chat/completions"
-				}
+				path := cmp.Or(v.path, "/v1/chat/completions")
 				var body io.Reader = strings.NewReader(v.body)
 				if chunked {
 					body = io.MultiReader(body) // hides its length
 				}
-				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+path, body)
-				if err != nil {
-					t.Fatal(err)
-				}
-				req.Header.Set("Content-Type", "application/json")
-				for i := 0; i+1 < len(v.header); i += 2 {
-					req.Header.Set(v.header[i], v.header[i+1])
-				}
-				a := s.do(req)
-				want := v.status
-				if want == 0 {
-					want = http.StatusOK
-				}
+				header := append([]string{"Content-Type", "application/json"}, v.header...)
+				a := s.request(t.Context(), http.MethodPost, path, body, header...)
+				want := cmp.Or(v.status, http.StatusOK)
 				if a.status != want || a.err != nil || a.engine() == "" {
 					t.Errorf("status %d from engine %q, error %v; want %d: %.200q", a.status, a.engine(), a.err, want, a.body)
 				}
@@ -116,10 +104,9 @@ func TestBodyReachesTheEngineByteForByte(t *testing.T) {
 				if got.URI != path {
 					t.Errorf("the engine got the target %q, want %q", got.URI, path)
 				}
-				for _, h := range []string{"Content-Encoding", "Content-Type"} {
-					if g, w := got.Header.Get(h), req.Header.Get(h); g != w {
-						t.Errorf("the engine got %s %q, want %q", h, g, w)
-					}
+				last := header[len(header)-2:]
+				if g := got.Header.Get(last[0]); g != last[1] {
+					t.Errorf("the engine got %s %q, want %q", last[0], g, last[1])
 				}
 				s.booksAtZero(t)
 			})
@@ -130,15 +117,7 @@ func TestBodyReachesTheEngineByteForByte(t *testing.T) {
 // sendBy makes a request of any method, with pairs of header names and values, and reads its answer.
 func (s *server) sendBy(t *testing.T, method, path, body string, header ...string) answer {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), method, s.url+path, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.Header.Set("Content-Type", "application/json")
-	for i := 0; i < len(header); i += 2 {
-		req.Header.Set(header[i], header[i+1])
-	}
-	return s.do(req)
+	return s.request(t.Context(), method, path, strings.NewReader(body), header...)
 }
 
 // TestEveryMethodIsHeldToTheSame has requests that SGLang accepts by PUT and GET, too. The
