@@ -6,7 +6,6 @@ import (
 	"io"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
@@ -128,35 +127,6 @@ func (d dialect) said(a answer, stream bool) (text string, whole bool) {
 	return text, strings.Contains(string(a.body), d.end)
 }
 
-// hold takes the conversations through their turns, eight at a time. speaks returns the
-// dialect of each turn.
-func (s *server) hold(t *testing.T, convs []*conversation, turns int, stream bool, speaks func(turn int) dialect) {
-	t.Helper()
-	clients := make(chan struct{}, 8)
-	var all sync.WaitGroup
-	for _, c := range convs {
-		all.Go(func() {
-			for turn := range turns {
-				d := speaks(turn)
-				clients <- struct{}{}
-				c.chat.Messages = append(c.chat.Messages, message{"user", prose(c.rng, 100, 600)})
-				a := s.post(t.Context(), d.path, mustJSON(d.body(c.chat.Messages, stream)))
-				<-clients
-				text, whole := d.said(a, stream)
-				if !whole || d.plain != "" && len(strings.Fields(text)) != 24 {
-					t.Errorf("%s, turn %d: status %d, error %v, answer %.300q", d.name, turn+1, a.status, a.err, a.body)
-					return
-				}
-				c.engines = append(c.engines, a.engine())
-				if d.plain != "" {
-					c.chat.Messages = append(c.chat.Messages, message{"assistant", text})
-				}
-			}
-		})
-	}
-	all.Wait()
-}
-
 // TestEachAPIReturnsToItsEngine holds conversations through each API. APIs without an
 // answer to continue get texts that grow.
 func TestEachAPIReturnsToItsEngine(t *testing.T) {
@@ -169,7 +139,7 @@ func TestEachAPIReturnsToItsEngine(t *testing.T) {
 				engines := startEngines(t, 4, canned.Pace{})
 				s := startCaddy(t, route(engines, "policy warmest"))
 				convs := newConversations(40, 11)
-				s.hold(t, convs, 5, stream, func(int) dialect { return d })
+				s.converse(t, convs, 5, stream, d)
 				share := kept(convs, 1)
 				counts, top := spread(engines)
 				t.Logf("%.1f %% of later turns kept their engine, moves at each turn %v; requests %v", 100*share, moves(convs), counts)

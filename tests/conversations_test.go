@@ -15,7 +15,6 @@ import (
 // conversation is one chat that grows by a question and its answer each turn.
 type conversation struct {
 	chat    chat
-	turns   int
 	engines []string // who answered each turn
 	rng     *rand.Rand
 }
@@ -42,10 +41,9 @@ func newConversations(n int, seed uint64, history ...message) []*conversation {
 	return out
 }
 
-// converse takes all conversations through their turns with 8 clients at once. Each client
-// takes the conversation that has waited longest and makes one turn. first, unless empty,
-// is the first question of all conversations.
-func (s *server) converse(t *testing.T, convs []*conversation, turns int, stream bool, first string) {
+// converse takes all conversations through their turns in a dialect, with 8 clients at once. Each
+// client takes the conversation that has waited longest and makes one turn.
+func (s *server) converse(t *testing.T, convs []*conversation, turns int, stream bool, d dialect) {
 	t.Helper()
 	queue := make(chan *conversation, len(convs))
 	for _, c := range convs {
@@ -61,21 +59,19 @@ func (s *server) converse(t *testing.T, convs []*conversation, turns int, stream
 	for range 8 {
 		clients.Go(func() {
 			for c := range queue {
-				question := first
-				if question == "" || c.turns > 0 {
-					question = prose(c.rng, 100, 600)
-				}
-				c.chat.Messages = append(c.chat.Messages, message{"user", question})
-				c.chat.Stream = stream
-				a := s.chat(t.Context(), c.chat)
-				if !a.ok() {
-					t.Errorf("turn %d: status %d, error %v", c.turns+1, a.status, a.err)
+				c.chat.Messages = append(c.chat.Messages, message{"user", prose(c.rng, 100, 600)})
+				a := s.post(t.Context(), d.path, mustJSON(d.body(c.chat.Messages, stream)))
+				text, whole := d.said(a, stream)
+				if !whole || d.plain != "" && text == "" {
+					t.Errorf("%s, turn %d: status %d, error %v, answer %.300q", d.name, len(c.engines)+1, a.status, a.err, a.body)
 					open.Done()
 					continue
 				}
 				c.engines = append(c.engines, a.engine())
-				c.chat.Messages = append(c.chat.Messages, message{"assistant", a.text})
-				if c.turns++; c.turns == turns {
+				if d.plain != "" {
+					c.chat.Messages = append(c.chat.Messages, message{"assistant", text})
+				}
+				if len(c.engines) == turns {
 					open.Done()
 				} else {
 					queue <- c
@@ -227,7 +223,7 @@ func TestConversationsReturnToTheirEngine(t *testing.T) {
 						}
 						c.chat.Messages = []message{document}
 					}
-					s.converse(t, convs, 6, stream, "")
+					s.converse(t, convs, 6, stream, dialects[0])
 					s.booksAtZero(t)
 					return leastWork(convs, common, len(engines)), work(engines)
 				})

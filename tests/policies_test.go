@@ -65,7 +65,7 @@ func TestEachPolicyServes(t *testing.T) {
 			engines := startEngines(t, 4, canned.Pace{FirstToken: 5 * time.Millisecond})
 			s := startCaddy(t, route(engines, "policy "+policy))
 			convs := newConversations(40, 21)
-			s.converse(t, convs, 4, true, "")
+			s.converse(t, convs, 4, true, dialects[0])
 			counts, top := spread(engines)
 			t.Logf("requests %v, most %.2f of the mean; %.0f %% of later turns kept their engine", counts, top, 100*kept(convs, 1))
 			for i, n := range counts {
