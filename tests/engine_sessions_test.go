@@ -1,6 +1,7 @@
 package tests
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -32,10 +33,7 @@ type turn struct {
 const text = "some words that are new in this turn"
 
 func (u turn) body() string {
-	control := map[string]any{"session_id": u.id}
-	if u.id == "" {
-		control["session_id"] = "s"
-	}
+	control := map[string]any{"session_id": cmp.Or(u.id, "s")}
 	if u.action != "" {
 		control["action"] = u.action
 	}
@@ -43,9 +41,7 @@ func (u turn) body() string {
 		control["timeout"] = u.ttl
 	}
 	said, _ := json.Marshal(control)
-	if u.tokens == 0 {
-		u.tokens = 8
-	}
+	u.tokens = cmp.Or(u.tokens, 8)
 	prompt := map[string]string{
 		atGenerate:    fmt.Sprintf(`"text":%q,"sampling_params":{"max_new_tokens":%d}`, text, u.tokens),
 		atChat:        fmt.Sprintf(`"model":"sim-8b","messages":[{"role":"user","content":%q}],"max_tokens":%d`, text, u.tokens),
@@ -54,12 +50,7 @@ func (u turn) body() string {
 	return fmt.Sprintf(`{%s,"stream":%v,"nvext":{%s"session_control":%s}}`, prompt, u.stream, u.nvext, said)
 }
 
-func (u turn) where() string {
-	if u.path == "" {
-		return atGenerate
-	}
-	return u.path
-}
+func (u turn) where() string { return cmp.Or(u.path, atGenerate) }
 
 // turn sends a turn and reads its whole answer.
 func (s *server) turn(t testing.TB, u turn, header ...string) answer {

@@ -3,6 +3,7 @@ package tests
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -118,10 +119,7 @@ func (l *load) all() []visit {
 
 func (l *load) client(i int) {
 	rng := rand.New(rand.NewPCG(7, uint64(i))) //nolint:gosec // not a secret
-	turns := l.turns
-	if turns == 0 {
-		turns = 6
-	}
+	turns := cmp.Or(l.turns, 6)
 	for conv, n := 0, 0; l.ctx.Err() == nil; conv++ {
 		c := chat{Model: "canned", Stream: true}
 		session := ""

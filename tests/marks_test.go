@@ -137,14 +137,9 @@ func TestOtherAnswersDoNotHideADeadEngine(t *testing.T) {
 // TestNobodyIsMarkedDown has requests that fail, or answers that are odd, through no fault
 // of the workers.
 func TestNobodyIsMarkedDown(t *testing.T) {
-	every := func(engines []*canned.Engine, h http.HandlerFunc) {
-		for _, e := range engines {
-			e.SetHandler(h)
-		}
-	}
 	answers := func(kind, body string) func(*testing.T, *server, []*canned.Engine) {
 		return func(t *testing.T, s *server, engines []*canned.Engine) {
-			every(engines, func(w http.ResponseWriter, _ *http.Request) {
+			setAll(engines, func(w http.ResponseWriter, _ *http.Request) {
 				w.Header()["Content-Type"] = nil
 				if kind != "" {
 					w.Header().Set("Content-Type", kind)
@@ -183,7 +178,7 @@ func TestNobodyIsMarkedDown(t *testing.T) {
 		}},
 		// llama.cpp answers 503 if all slots are busy, although it queues requests
 		"BusyGet": {"", func(t *testing.T, s *server, engines []*canned.Engine) {
-			every(engines, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) })
+			setAll(engines, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) })
 			if status, _, err := s.get(t.Context(), s.url+"/slots?fail_on_no_slot=1"); err != nil || status != http.StatusServiceUnavailable {
 				t.Errorf("status %d, error %v, want 503", status, err)
 			}

@@ -146,9 +146,7 @@ func TestIllegibleAnswerPassesAndTeachesNothing(t *testing.T) {
 			s := startCaddy(t, route(engines, "pool "+pool, "response_headers X-KV-"))
 			c := ask(strings.Repeat("some words ", 300))
 			c.Stream = v.stream
-			for _, e := range engines {
-				e.SetHandler(sendAs(v.kind, v.body))
-			}
+			setAll(engines, sendAs(v.kind, v.body))
 			unreadable, session := 4.0, []string{"X-Session-Id", "illegible"}
 			if strings.HasPrefix(v.name, "Error") { // the client may be to blame: its session stays
 				unreadable, session = 0, nil
@@ -176,9 +174,7 @@ func TestIllegibleAnswerPassesAndTeachesNothing(t *testing.T) {
 			if _, page, err := s.get(t.Context(), "http://"+s.admin+"/kv_router/pools/"+pool); err != nil || strings.Contains(page, `"prefill_tokens_per_second"`) {
 				t.Errorf("error %v; a prefill rate was learned: %s", err, page)
 			}
-			for _, e := range engines {
-				e.SetHandler(nil)
-			}
+			setAll(engines, nil)
 			s.mustChat(t, c)
 			s.booksAtZero(t)
 			if a := s.mustChat(t, c); a.header.Get("X-KV-Overlap-Blocks") == "0" {

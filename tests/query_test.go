@@ -1,6 +1,7 @@
 package tests
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -293,10 +294,7 @@ func TestQueryWithoutATokenizer(t *testing.T) {
 			pool := strings.ReplaceAll(name, " ", "")
 			s := startCaddy(t, "kv_router "+addr+" {\npool "+pool+"\ntrust explain\nengine "+v.engine+"\n}")
 			before := s.scrape(t)
-			request := v.request
-			if request == "" {
-				request = `{"model":"m","stream":false,"messages":[{"role":"user","content":"hi"}],` + queries + `}`
-			}
+			request := cmp.Or(v.request, `{"model":"m","stream":false,"messages":[{"role":"user","content":"hi"}],`+queries+`}`)
 			start := time.Now()
 			a := s.post(t.Context(), "/v1/chat/completions", []byte(request))
 			if q := queried(t, a, false); len(q.NVExt.TokenIDs) > 0 || q.NVExt.WorkerID["decode_worker_id"] == 0 || gjson.GetBytes(a.body, "nvext.token_ids").Exists() {

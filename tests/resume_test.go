@@ -213,7 +213,7 @@ func readTold(body []byte) (g told) {
 			g.bad++
 			continue
 		}
-		g.ids[v.Get("id").Str+v.Get("created").Raw[:0]] = true
+		g.ids[v.Get("id").Str] = true
 		c := v.Get("choices.0")
 		g.text += c.Get("delta.content").Str + c.Get("text").Str
 		if c.Get("delta.role").Exists() {
@@ -233,9 +233,7 @@ func readTold(body []byte) (g told) {
 func storyEngines(t testing.TB, n int, s *story, block ...string) (*server, []*canned.Engine) {
 	t.Helper()
 	engines := startEngines(t, n, canned.Pace{})
-	for _, e := range engines {
-		e.SetHandler(s.answer)
-	}
+	setAll(engines, s.answer)
 	return startCaddy(t, route(engines, append([]string{"engine vllm", "retry_budget 100% 1000/s"}, block...)...)), engines
 }
 
