@@ -127,6 +127,23 @@ func TestPlaceholderStandsForSeveralWorkers(t *testing.T) {
 	s.booksAtZero(t)
 }
 
+// TestAddressOfARequestSpoilsNoMetrics has clients fill in the upstream. Some values are
+// not addresses. The metrics page, which is all of Caddy's, must stay available.
+func TestAddressOfARequestSpoilsNoMetrics(t *testing.T) {
+	f := startFake(t, nil)
+	s := startCaddy(t, "kv_router {\nreverse_proxy {header.X-Up}\n}")
+	for _, up := range []string{f.addr() + "\xff", "\xff:9", "no address", f.addr() + "-65535"} {
+		if a := s.chat(t.Context(), simChat("x"), "X-Up", up); a.ok() {
+			t.Errorf("%q was answered", up)
+		}
+		if s.scrape(t) == nil {
+			t.Fatalf("after %q there are no metrics", up)
+		}
+	}
+	s.mustChat(t, simChat("x"), "X-Up", f.addr())
+	s.booksAtZero(t)
+}
+
 // startEnginesOnAddresses starts n engines on one port of 127.0.0.1, 127.0.0.2
 // and so on, as A records know engines, until the test ends.
 func startEnginesOnAddresses(t testing.TB, n int, pace canned.Pace) (engines []*canned.Engine, port uint16) {
