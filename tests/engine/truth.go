@@ -9,7 +9,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/engine/publisher"
 )
 
-// EventState is what a rank's tiers hold, and how far its events are.
+// EventState is how far a rank's events are.
 type EventState struct {
 	publisher.Status
 	// Unpublished is how many events have no batch yet: those of the step under way, or
