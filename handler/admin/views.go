@@ -90,7 +90,7 @@ func viewPool(p *pool.Pool, t time.Time) poolView {
 	s, set := p.Scheduler.Stats(), p.Settings.Load()
 	v := poolView{
 		Name: p.Name, Stats: s, Waiting: p.Waiting(), Sessions: p.Sessions.Len(), SessionBytes: p.Sessions.Bytes(),
-		Responses: p.Responses.Count(), BodyBytes: p.Memory.Held.Load(), Speculative: p.Background.Running(),
+		Responses: p.Responses.Count(), BodyBytes: p.Memory.Held.Load(),
 		Latency: viewLatency(&s), Incidents: p.Incidents.Open(t), Journal: viewJournal(p.JournalState(), t), Share: viewShare(p, t),
 		Settings: settingsView{
 			IndexMemory: set.Memory, BlockSize: set.BlockSize, BlockSource: blockSource(p, set), TextBlock: set.TextBlock,
@@ -100,6 +100,7 @@ func viewPool(p *pool.Pool, t time.Time) poolView {
 	}
 	for _, w := range p.All() {
 		v.Workers++
+		v.Speculative += w.Speculating()
 		if w.Draining() {
 			v.DrainingWorkers++
 		}

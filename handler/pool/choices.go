@@ -11,8 +11,6 @@ import (
 const (
 	// keptChoices is how many choices a pool remembers: 10 MB of them.
 	keptChoices = 4096
-	// choicesAtOnce is how many of them it makes room for at a time.
-	choicesAtOnce = 128
 	// KeptCandidates is how many candidates of a choice it remembers: the chosen one and the best others.
 	KeptCandidates = 8
 )
@@ -44,17 +42,8 @@ type PastCandidate struct {
 // choices are the last choices of a pool.
 type choices struct {
 	mu   sync.Mutex
-	ring [keptChoices / choicesAtOnce][]PastChoice // those that were not needed yet are nil
+	ring [keptChoices]*PastChoice // by number; those that were not needed yet are nil
 	n    uint64
-}
-
-// at returns the place of a choice.
-func (r *choices) at(n uint64) *PastChoice {
-	part := &r.ring[n%keptChoices/choicesAtOnce]
-	if *part == nil {
-		*part = make([]PastChoice, choicesAtOnce)
-	}
-	return &(*part)[n%choicesAtOnce]
 }
 
 // Remember remembers a choice.
@@ -64,7 +53,11 @@ func (p *Pool) Remember(c *PastChoice) {
 	defer r.mu.Unlock()
 	r.n++
 	c.N = r.n
-	*r.at(r.n) = *c
+	kept := &r.ring[r.n%keptChoices]
+	if *kept == nil {
+		*kept = new(PastChoice)
+	}
+	**kept = *c
 }
 
 // Past returns the newest choices, the newest first, at most most. If request is not empty, they are
@@ -74,7 +67,7 @@ func (p *Pool) Past(most int, request string, number uint64) (list []PastChoice)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for n := r.n; n > 0 && n+keptChoices > r.n && len(list) < most; n-- {
-		if c := r.at(n); (request == "" || c.Request == request) && (number == 0 || c.N == number) {
+		if c := r.ring[n%keptChoices]; (request == "" || c.Request == request) && (number == 0 || c.N == number) {
 			list = append(list, *c)
 		}
 	}

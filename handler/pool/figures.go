@@ -10,10 +10,9 @@ import (
 )
 
 const (
-	// maxModelLabels bounds the models of a worker that metrics tell apart, maxFigures those of all
-	// workers of all pools. modelOther stands for the others.
+	// maxModelLabels bounds the models of a worker that metrics tell apart. modelOther stands for the
+	// others.
 	maxModelLabels = 16
-	maxFigures     = 2048
 	modelOther     = "other"
 	// maxModelLabel is the longest name of a model in a label, in bytes.
 	maxModelLabel = 128
@@ -80,12 +79,6 @@ type figures struct {
 	byModel map[string]*Figures
 }
 
-// modelLabels counts the models that metrics tell apart, over all workers.
-var modelLabels struct {
-	mu sync.Mutex
-	n  int
-}
-
 // Figures returns the figures for a model. Only models that the operator or the engine lists have
 // some of their own: other names come from clients.
 func (p *Pool) Figures(w *Worker, model string) *Figures {
@@ -102,7 +95,7 @@ func (p *Pool) Figures(w *Worker, model string) *Figures {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if label != "" && label != modelOther && !f.takeLabel(label) {
+	if len(f.byModel) >= maxModelLabels && f.byModel[label] == nil {
 		label = modelOther
 	}
 	if f.byModel[label] == nil {
@@ -113,19 +106,6 @@ func (p *Pool) Figures(w *Worker, model string) *Figures {
 		f.byModel[label] = p.newFigures(w, label)
 	}
 	return f.byModel[label]
-}
-
-// takeLabel returns whether metrics can tell one more model of the worker apart.
-func (f *figures) takeLabel(label string) bool {
-	modelLabels.mu.Lock()
-	defer modelLabels.mu.Unlock()
-	if f.byModel[label] == nil {
-		if len(f.byModel) >= maxModelLabels || modelLabels.n >= maxFigures {
-			return false
-		}
-		modelLabels.n++
-	}
-	return true
 }
 
 func (p *Pool) newFigures(w *Worker, model string) *Figures {
@@ -191,10 +171,5 @@ func (p *Pool) forgetFigures(w *Worker, all bool) {
 		}
 		delete(f.byModel, model)
 		deleteFigures(prometheus.Labels{"pool": p.Name, "worker": w.Dial, "model": model})
-		if model != "" && model != modelOther {
-			modelLabels.mu.Lock()
-			modelLabels.n--
-			modelLabels.mu.Unlock()
-		}
 	}
 }

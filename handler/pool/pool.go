@@ -50,7 +50,6 @@ type Pool struct {
 	holder     Holder // nil until the first call of Holder
 	queue      queue
 	Spending   spending
-	Background background
 	Memory     body.Memory // of request bodies
 	Incidents  Incidents
 	pairs      pairs
@@ -253,7 +252,6 @@ func (p *Pool) maintain() {
 				p.Incidents.Raise(t, "no room in the cache model for some prompts", p.Logger)
 			}
 			p.forget(t)
-			p.pruneMembers(t)
 			p.watchJournal(t)
 			p.Incidents.end(t, p.Logger())
 		}

@@ -42,6 +42,7 @@ type Worker struct {
 	probed     chan struct{} // closed after the first probe
 	probedOnce sync.Once     // closes probed
 	derenders  chan struct{} // full while the engine derenders
+	speculates atomic.Int32  // number of speculative prefills
 }
 
 // newWorker returns a worker of the pool, which need not know it.
@@ -67,6 +68,23 @@ func (w *Worker) Derender(ctx context.Context) (done func(), err error) {
 	begun := time.Now()
 	return func() { time.AfterFunc(min(time.Since(begun), time.Second), func() { <-w.derenders }) }, nil
 }
+
+// maxSpeculative is how many speculative prefills a worker has at a time.
+const maxSpeculative = 2
+
+// Speculate registers a speculative prefill, until the caller calls end. ok is false if there are
+// too many.
+func (w *Worker) Speculate() (end func(), ok bool) {
+	end = func() { w.speculates.Add(-1) }
+	if w.speculates.Add(1) > maxSpeculative {
+		end()
+		return nil, false
+	}
+	return end, true
+}
+
+// Speculating returns how many speculative prefills the worker has.
+func (w *Worker) Speculating() int { return int(w.speculates.Load()) }
 
 // DerivedID returns the default id of the worker at an address. Its 53 bits survive
 // clients that read JSON numbers as floats.

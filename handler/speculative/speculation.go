@@ -53,18 +53,18 @@ type speculation struct {
 // begin starts the speculative prefill if the turn has ended well.
 func (s *speculation) begin(text []byte, whole *body.Replay, sent *http.Request) {
 	s.text, s.body, s.sent = text, whole, sent
-	bg, w := &s.r.pool.Background, s.turn.Worker
 	if text == nil || whole == nil || sent == nil || !s.fits() {
 		s.end(outcomeUnfit)
 		return
 	}
-	if !bg.Begin(w) {
+	over, ok := s.turn.Worker.Speculate()
+	if !ok {
 		s.end(outcomeLimit)
 		return
 	}
 	go func() {
 		outcome := s.prefill()
-		bg.End(w)
+		over()
 		s.end(outcome)
 	}()
 }

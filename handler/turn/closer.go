@@ -149,7 +149,7 @@ func (c *closer) run(w *pool.Worker) {
 		outcome := c.ask(w, id)
 		c.mu.Lock()
 		list, over := c.closing[w], 1
-		if outcome == "failed" && c.ended() {
+		if outcome == "failed" && c.pool.Life().Err() != nil {
 			over = len(list) // nobody waits for an engine that does not answer
 		}
 		for _, one := range list[:over] {
@@ -162,16 +162,6 @@ func (c *closer) run(w *pool.Worker) {
 			c.closing[w] = list[over:]
 		}
 		c.mu.Unlock()
-	}
-}
-
-// ended returns whether the pool has ended.
-func (c *closer) ended() bool {
-	select {
-	case <-c.pool.Life().Done():
-		return true
-	default:
-		return false
 	}
 }
 
