@@ -10,17 +10,14 @@ import (
 )
 
 const (
-	// loadPeriod is the time between two questions to an engine about its load. loadSlack is
-	// how much earlier a question may come: timers are not exact.
-	loadPeriod, loadSlack = time.Second, 100 * time.Millisecond
+	// loadPeriod is the least time between two questions to an engine about its load: a second,
+	// but timers are not exact.
+	loadPeriod = 900 * time.Millisecond
 	// loadTimeout is how long an engine may take to answer.
 	loadTimeout = time.Second
-	// loadPause is that time for an engine that has not answered.
-	loadPause = 10 * time.Second
-	// loadLacks is how long an engine may report no load before the router warns of it.
-	loadLacks = 10 * time.Second
-	// loadLate is the same for an engine that answers too late, which is no absence.
-	loadLate = time.Minute
+	// loadLacks is how long an engine may report no load before the router warns of it. A busy one
+	// may answer too late for a while.
+	loadLacks = 15 * time.Second
 )
 
 // loadReports are the reports of a worker's engine about its load. They are a correction, and
@@ -29,7 +26,6 @@ type loadReports struct {
 	mu     sync.Mutex
 	asking bool
 	next   time.Time // when the engine may be asked again
-	late   bool      // the last answer did not come in time
 	known  time.Time // when all ranks were last reported, or the router began to ask; zero: it does not ask
 }
 
@@ -54,19 +50,11 @@ func (p *Prober) askLoad(whole context.Context, x *Watch) {
 		}
 		return status, answer
 	})
-	if whole.Err() != nil { // the configuration has ended
-		x.loads.end()
-		return
-	}
-	if ctx.Err() != nil {
-		x.loads.tooLate()
-		return
-	}
 	x.reportLoad(time.Now(), list)
 }
 
 // claimLoad returns whether the engine must be asked for its load now. The caller then asks, and
-// calls reportLoad or loads.end. Other callers get false meanwhile.
+// calls reportLoad. Other callers get false meanwhile.
 func (x *Watch) claimLoad(t time.Time) bool {
 	w, r := x.worker, &x.loads
 	asks := x.wantsLoad() && engine.ReportsLoad(w.Engine().Type) && !w.Health.Reach().Away() && !x.pool.IsIdle(t)
@@ -79,7 +67,7 @@ func (x *Watch) claimLoad(t time.Time) bool {
 	if r.known.IsZero() {
 		r.known = t
 	}
-	if r.asking || t.Before(r.next.Add(-loadSlack)) {
+	if r.asking || t.Before(r.next) {
 		return false
 	}
 	r.asking, r.next = true, t.Add(loadPeriod)
@@ -92,32 +80,14 @@ func (x *Watch) wantsLoad() bool {
 	return on != nil && *on
 }
 
-// tooLate ends a question without an answer in time. The engine is asked again as usual.
-func (r *loadReports) tooLate() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.asking, r.late = false, true
-}
-
-// end ends a question that has no result.
-func (r *loadReports) end() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.asking = false
-}
-
-// reportLoad records what the engine has just reported of its load. A rank that is not in the
-// list has an unknown load, which is not the same as none.
+// reportLoad records what the engine has just reported of its load, if anything. A rank that is not in
+// the list has an unknown load, which is not the same as none.
 func (x *Watch) reportLoad(t time.Time, list []engine.RankLoad) {
 	all := x.applyLoad(t, list)
 	r := &x.loads
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.asking, r.late = false, false
-	if len(list) == 0 {
-		r.next = t.Add(loadPause)
-	}
-	if all {
+	if r.asking = false; all {
 		r.known = t
 	}
 }
@@ -150,9 +120,5 @@ func (x *Watch) lacksLoad(t time.Time) bool {
 	}
 	x.loads.mu.Lock()
 	defer x.loads.mu.Unlock()
-	lacks := loadLacks
-	if x.loads.late {
-		lacks = loadLate
-	}
-	return !x.loads.known.IsZero() && t.Sub(x.loads.known) > lacks
+	return !x.loads.known.IsZero() && t.Sub(x.loads.known) > loadLacks
 }

@@ -45,17 +45,17 @@ type Pool struct {
 	joined joined
 	conversations
 
-	Sessions   *affinity.Sessions
-	holderMu   sync.Mutex
-	holder     Holder // nil until the first call of Holder
-	queue      queue
-	Spending   spending
-	Memory     body.Memory // of request bodies
-	Incidents  Incidents
-	pairs      pairs
-	past       choices
-	kept       kept
-	shared     shared
+	Sessions  *affinity.Sessions
+	holderMu  sync.Mutex
+	holder    Holder // nil until the first call of Holder
+	queue     queue
+	Spending  spending
+	Memory    body.Memory // of request bodies
+	Incidents Incidents
+	pairs     pairs
+	past      choices
+	kept      kept
+	shared    shared
 
 	choices  sync.Pool // of *Candidates
 	newWatch func(*Pool, *Worker) Watch
