@@ -1,33 +1,31 @@
 package pool
 
 import (
-	"math"
 	"sync"
 	"time"
 )
 
-// apartMemory is the age at which an answer counts a third in [Apart].
+// apartMemory is how long answers count in [Apart].
 const apartMemory = 2 * time.Minute
 
 // Apart counts the answers of a worker, and the odd ones among them: errors and empty answers.
 // They mark no worker down, because clients may have caused them. But a worker that has far more
 // of them than the others for the same model probably serves something else, or is broken.
 type Apart struct {
-	mu       sync.Mutex
-	all, odd float64 // decayed to at
-	at, last time.Time
+	mu     sync.Mutex
+	recent fading    // all answers, and the odd ones
+	last   time.Time // when they were last far above those of others
 }
 
 // add counts an answer, and returns the odd ones and their share.
 func (a *Apart) add(now time.Time, odd bool) (n, share float64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	keep := math.Exp(-float64(now.Sub(a.at)) / float64(apartMemory))
-	a.all, a.odd, a.at = a.all*keep+1, a.odd*keep, now
-	if odd {
-		a.odd++
+	r := a.recent.to(now, apartMemory)
+	if r.all++; odd {
+		r.some++
 	}
-	return a.odd, a.odd / a.all
+	return r.some, r.some / r.all
 }
 
 // Share returns the share of odd answers in the recent ones. apart says that it was far above
@@ -35,7 +33,7 @@ func (a *Apart) add(now time.Time, odd bool) (n, share float64) {
 func (a *Apart) Share(now time.Time) (share float64, apart bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.odd / max(a.all, 1), now.Sub(a.last) < incidentEnd
+	return a.recent.some / max(a.recent.all, 1), now.Sub(a.last) < incidentEnd
 }
 
 // compare records the last answer of a worker, and compares odd ones with its peers'.

@@ -5,35 +5,20 @@ import (
 	"time"
 )
 
-// budgetWindow is the time in which retries are compared with requests, in seconds.
-const budgetWindow = 10
+// budgetMemory is how long the budget compares retries with requests.
+const budgetMemory = 10 * time.Second
 
-// spending counts a pool's requests and charged retries, second by second.
+// spending counts a pool's requests and its charged retries.
 type spending struct {
-	mu      sync.Mutex
-	seconds [budgetWindow]secondCount // a ring
-}
-
-type secondCount struct {
-	second            int64 // Unix time
-	requests, retries int
-}
-
-// at returns the counts of the second of now. The caller holds the lock.
-func (s *spending) at(now time.Time) *secondCount {
-	second := now.Unix()
-	c := &s.seconds[second%budgetWindow]
-	if c.second != second {
-		*c = secondCount{second: second}
-	}
-	return c
+	mu     sync.Mutex
+	recent fading // requests, and the retries beside them
 }
 
 // Request counts a request.
 func (s *spending) Request(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.at(now).requests++
+	s.recent.to(now, budgetMemory).all++
 }
 
 // retry charges one more retry to the budget, unless that would exceed it.
@@ -43,7 +28,7 @@ func (s *spending) retry(now time.Time, b *RetryBudget) bool {
 	if s.isSpent(now, b) {
 		return false
 	}
-	s.at(now).retries++
+	s.recent.some++
 	return true
 }
 
@@ -54,22 +39,10 @@ func (s *spending) Spent(now time.Time, b *RetryBudget) bool {
 	return s.isSpent(now, b)
 }
 
-// isSpent is Spent. The caller holds the lock.
+// isSpent is Spent: there is less than a twentieth of a retry left. The caller holds the lock.
 func (s *spending) isSpent(now time.Time, b *RetryBudget) bool {
-	requests, retries := s.lately(now)
-	return float64(retries) >= b.Percent/100*float64(requests)+b.PerSecond*budgetWindow
-}
-
-// lately returns the sums over the window that ends now. The caller holds the lock.
-func (s *spending) lately(now time.Time) (requests, retries int) {
-	last := now.Unix()
-	for _, c := range s.seconds {
-		if c.second > last-budgetWindow && c.second <= last {
-			requests += c.requests
-			retries += c.retries
-		}
-	}
-	return requests, retries
+	r := s.recent.to(now, budgetMemory)
+	return r.some > b.Percent/100*r.all+b.PerSecond*budgetMemory.Seconds()-0.05
 }
 
 const incidentBudget = "retry budget spent"

@@ -62,10 +62,9 @@ type Health struct {
 // answers counts the recent answers of a worker, and the errors among them. mu of Health
 // guards it.
 type answers struct {
-	all, errors float64 // decayed to at
-	at          time.Time
-	inARow      int      // errors that clients hardly caused, since the last good answer
-	blamed      []uint64 // up to fewPrompts sessions or prompts of the recent errors
+	fading
+	inARow int      // errors that clients hardly caused, since the last good answer
+	blamed []uint64 // up to fewPrompts sessions or prompts of the recent errors
 }
 
 const (
@@ -74,7 +73,7 @@ const (
 	fullWindow  = 32
 	// growAfter is the time without a failure in which the window doubles.
 	growAfter = time.Second
-	// errorMemory is the age at which an answer counts a third.
+	// errorMemory is how long answers count.
 	errorMemory = 10 * time.Second
 	// fewPrompts is the least number of prompts or sessions that must show a fault.
 	fewPrompts = 3
@@ -238,7 +237,7 @@ func (h *Health) fail(now time.Time, wait time.Duration, busy bool) (wasWell boo
 func (h *Health) Succeed(now, begun time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.recent.add(now, 0)
+	h.recent.to(now, errorMemory).all++
 	h.recent.inARow = 0
 	if h.window == 0 || begun.Before(h.until) {
 		return false
@@ -260,10 +259,10 @@ func (h *Health) recordError(now time.Time, own bool, blame uint64) (errors, sha
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r := &h.recent
-	if r.inARow == 0 && r.errors*r.keep(now) < 0.5 {
+	if r.to(now, errorMemory); r.inARow == 0 && r.some < 0.5 {
 		r.blamed = nil
 	}
-	r.add(now, 1)
+	r.all, r.some = r.all+1, r.some+1
 	if len(r.blamed) < fewPrompts && !slices.Contains(r.blamed, blame) {
 		r.blamed = append(r.blamed, blame)
 	}
@@ -276,26 +275,15 @@ func (h *Health) recordError(now time.Time, own bool, blame uint64) (errors, sha
 	case r.inARow >= allErrors:
 		return float64(r.inARow), 1
 	}
-	return r.errors, r.errors / r.all
+	return r.some, r.some / r.all
 }
 
-// add counts an answer.
-func (r *answers) add(now time.Time, errors float64) {
-	keep := r.keep(now)
-	r.all, r.errors, r.at = r.all*keep+1, r.errors*keep+errors, now
-}
-
-// keep returns the factor by which the counts have decayed.
-func (r *answers) keep(now time.Time) float64 {
-	return math.Exp(-float64(now.Sub(r.at)) / float64(errorMemory))
-}
-
-// lately returns the recent answers and errors, decayed to now.
+// lately returns the recent answers and errors.
 func (h *Health) lately(now time.Time) (answers, errors float64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	keep := h.recent.keep(now)
-	return h.recent.all * keep, h.recent.errors * keep
+	r := h.recent.to(now, errorMemory)
+	return r.all, r.some
 }
 
 // HealthState is a worker's health at one moment.
@@ -314,12 +302,12 @@ type HealthState struct {
 func (h *Health) State(now time.Time) HealthState {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	keep := h.recent.keep(now)
+	r := h.recent.to(now, errorMemory)
 	s := HealthState{
 		Well:  h.window == 0 || now.Sub(h.until) > idleMarkShown,
 		Reach: h.Reach(),
 		Fails: h.fails, Window: min(h.room(now), fullWindow),
-		Answers: h.recent.all * keep, Errors: h.recent.errors * keep,
+		Answers: r.all, Errors: r.some,
 	}
 	s.Away = s.Reach.Away() && (s.Reach != Unresponsive || h.unanswered.Load() > 0)
 	if now.Before(h.until) {

@@ -283,7 +283,7 @@ func TestUnheadedRequestsAreMoved(t *testing.T) {
 			f.showsRate(f.a)
 			v.set(f)
 			set := *f.p.Settings.Load()
-			set.RetryBudget = &RetryBudget{Percent: 0, PerSecond: v.budget / budgetWindow}
+			set.RetryBudget = &RetryBudget{Percent: 0, PerSecond: v.budget / budgetMemory.Seconds()}
 			f.p.Settings.Store(&set)
 			var all []*booked
 			for i := range 16 {

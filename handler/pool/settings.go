@@ -90,7 +90,7 @@ type Queue struct {
 	MaxWait caddy.Duration `json:"max_wait,omitempty"`
 }
 
-// RetryBudget bounds the retries of the last ten seconds, so that they do not overload
+// RetryBudget bounds the retries of about the last ten seconds, so that they do not overload
 // failing workers. It is the sum of a percentage of that time's requests and of a number a
 // second. All handlers of a pool must agree on it. Three kinds of retries are free:
 //
