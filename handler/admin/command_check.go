@@ -2,6 +2,7 @@ package admin
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -58,10 +59,7 @@ func runCheck(fl caddycmd.Flags) (int, error) {
 		all := p.All()
 		slices.SortFunc(all, func(a, b *pool.Worker) int { return strings.Compare(a.Dial, b.Dial) })
 		for _, w := range all {
-			select {
-			case <-w.Probed():
-			case <-time.After(time.Until(end)):
-			}
+			pool.AwaitProbes(context.Background(), time.Until(end), []*pool.Worker{w})
 			found += writeChecked(p, w)
 			workers++
 		}

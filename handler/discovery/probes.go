@@ -72,12 +72,12 @@ func (p *Prober) run() {
 	}
 	context.AfterFunc(ctx, p.pool.Join(p))
 	go func() {
-		admit := sync.OnceFunc(func() { close(p.first) })
-		if !slices.ContainsFunc(p.workers(), func(w *pool.Worker) bool { return !w.WasProbed() }) {
-			admit() // after a reload the pool knows its workers, and requests need not wait
+		for _, w := range p.workers() {
+			Of(w).AskAgain(true) // the configuration may reach it in another way
 		}
-		p.firstProbes(ctx)
-		admit()
+		p.probeDue(ctx)
+		pool.AwaitProbes(ctx, firstWait, p.workers())
+		close(p.first)
 		ticker := time.NewTicker(probeTick)
 		defer ticker.Stop()
 		for {
@@ -94,37 +94,6 @@ func (p *Prober) run() {
 			p.probeDue(ctx)
 		}
 	}()
-}
-
-// firstProbes probes all workers. It returns after firstWait at the latest.
-func (p *Prober) firstProbes(ctx context.Context) {
-	over := make(chan struct{})
-	go func() {
-		var under sync.WaitGroup
-		for _, w := range p.workers() {
-			q := &Of(w).probing
-			if !q.underWay.CompareAndSwap(false, true) {
-				under.Go(func() { <-w.Probed() }) // another handler of the pool probes it
-				continue
-			}
-			q.at.Store(time.Now().UnixNano())
-			under.Go(func() {
-				p.probe(ctx, w, true)
-				q.underWay.Store(false)
-			})
-		}
-		under.Wait()
-		agreeOnBlocks(p.pool)
-		close(over)
-	}()
-	timer := time.NewTimer(firstWait)
-	defer timer.Stop()
-	select {
-	case <-over:
-	case <-timer.C:
-		agreeOnBlocks(p.pool) // among those that answered in time
-	case <-ctx.Done():
-	}
 }
 
 // Await waits for the first probes right after the start.
@@ -215,6 +184,7 @@ func (p *Prober) probeDue(ctx context.Context) {
 			if detected {
 				agreeOnBlocks(p.pool)
 			}
+			w.MarkProbed()
 		}()
 	}
 }
@@ -222,7 +192,6 @@ func (p *Prober) probeDue(ctx context.Context) {
 // probe checks whether a worker can be reached. If ask is set, it asks what the worker
 // serves and, if that is due, what it is. It returns whether it asked the latter.
 func (p *Prober) probe(whole context.Context, w *pool.Worker, ask bool) (detected bool) {
-	defer w.MarkProbed()
 	defer Of(w).follow()
 	ctx, cancel := context.WithTimeout(whole, probeTimeout)
 	defer cancel()

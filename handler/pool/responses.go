@@ -82,17 +82,6 @@ func (r *responses) follow(one keptResponse) {
 	r.keep(one)
 }
 
-// restore adds a response of an earlier run, and returns whether it was not known.
-func (r *responses) restore(one keptResponse) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.byID[one.hash] != nil {
-		return false
-	}
-	r.keep(one)
-	return true
-}
-
 // Find returns the target that keeps a response, and the response's session. If use is set, the
 // response counts as named.
 func (r *responses) Find(id string, use bool) (t kvscore.Target, session affinity.Identity, ok bool) {

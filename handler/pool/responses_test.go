@@ -43,7 +43,7 @@ func TestResponsesAreBounded(t *testing.T) {
 	}
 	var again responses
 	for _, one := range r.dump() {
-		again.restore(one)
+		again.follow(one)
 	}
 	if !slices.Equal(again.dump(), r.dump()) {
 		t.Error("what is dumped and restored is in another order")

@@ -64,7 +64,6 @@ type restorer struct {
 	numbers   map[int]*restoredWorker // as the records name them now
 	byDial    map[string]*restoredWorker
 	bindings  map[affinity.Key]*restoredBinding
-	responses responses
 	prompts   []restoredPrompt // in the order of their ends
 	learned   *journal.State
 	learnedAt time.Time
@@ -126,7 +125,7 @@ func (r *restorer) read(rec *journal.Record) {
 		delete(r.bindings, rec.Binding.Key)
 	case journal.KindResponse:
 		if w.is != nil {
-			r.responses.keep(keptResponse{rec.Response.Hash, w.target(rec.Target.Rank), rec.Response.Session})
+			r.pool.Responses.follow(keptResponse{rec.Response.Hash, w.target(rec.Target.Rank), rec.Response.Session})
 		}
 	case journal.KindLost:
 		w.lost = len(r.prompts)
@@ -202,13 +201,15 @@ func (r *restorer) finish(ctx context.Context, head *journal.Head) {
 			over = append(over, b)
 		}
 	}
-	for _, one := range r.responses.dump() {
-		if p.Responses.restore(one) {
-			r.Responses++
+	r.Responses = p.Responses.Count()
+	p.restoredAll()
+	var static []*Worker
+	for _, w := range r.byDial {
+		if w.is != nil && r.settings.Upstreams[w.is.Dial] {
+			static = append(static, w.is)
 		}
 	}
-	p.restoredAll()
-	r.awaitProbes(ctx) // they show which engine it is, and its capacity
+	AwaitProbes(ctx, firstProbes, static) // they show which engine it is, and its capacity
 	for _, b := range over {
 		p.sessionEnded(b.Key, &b.Want, affinity.Expired)
 	}
@@ -280,21 +281,4 @@ func (r *restorer) binding(ctx context.Context, b *restoredBinding) (ok bool) {
 		r.pool.sessionEnded(b.Key, &b.Want, affinity.Replaced)
 	}
 	return true
-}
-
-// awaitProbes waits for the first probes of the workers, for a while.
-func (r *restorer) awaitProbes(ctx context.Context) {
-	timeout := time.After(firstProbes)
-	for _, w := range r.byDial {
-		if w.is == nil || !r.settings.Upstreams[w.is.Dial] {
-			continue
-		}
-		select {
-		case <-w.is.probed:
-		case <-timeout:
-			return
-		case <-ctx.Done():
-			return
-		}
-	}
 }

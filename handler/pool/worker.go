@@ -170,8 +170,19 @@ func (w *Worker) Tainted() []string { return *w.taints.Load() }
 // MarkProbed records the end of a probe.
 func (w *Worker) MarkProbed() { w.probedOnce.Do(func() { close(w.probed) }) }
 
-// Probed is closed after the first probe.
-func (w *Worker) Probed() <-chan struct{} { return w.probed }
+// AwaitProbes waits for the first probes of workers, for so long at most.
+func AwaitProbes(ctx context.Context, within time.Duration, workers []*Worker) {
+	timeout := time.After(within)
+	for _, w := range workers {
+		select {
+		case <-w.probed:
+		case <-timeout:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
 
 // WasProbed returns whether a probe of the worker has ended.
 func (w *Worker) WasProbed() bool {
