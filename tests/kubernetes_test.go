@@ -229,7 +229,8 @@ func TestScaleToZeroAndBack(t *testing.T) {
 		s.mustChat(t, ask("only a terminating one is left"))
 		c.remove(e)
 		eventually(t, 5*time.Second, "no pod is left", func() bool {
-			return s.figure(t, "caddy_kv_router_kubernetes_pods") == 0
+			status, _, err := s.get(t.Context(), s.url+"/plain/v1/models")
+			return err == nil && status == http.StatusServiceUnavailable
 		})
 	}
 	s.booksAtZero(t)

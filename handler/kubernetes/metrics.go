@@ -13,18 +13,16 @@ var (
 	descAge = desc("age_seconds",
 		"Time since the API server last reported the pods of the Kubernetes service. At most 60 while all is well.")
 	descFailures = desc("failures_total", "Failed calls of the Kubernetes API server.")
-	descPods     = desc("pods", "Pods of the Kubernetes service, by state: ready, terminating or not_ready.", "state")
 )
 
-func desc(name, help string, labels ...string) *prometheus.Desc {
-	return prometheus.NewDesc("caddy_kv_router_kubernetes_"+name, help, append([]string{"service"}, labels...), nil)
+func desc(name, help string) *prometheus.Desc {
+	return prometheus.NewDesc("caddy_kv_router_kubernetes_"+name, help, []string{"service"}, nil)
 }
 
 // Describe implements prometheus.Collector.
 func (Collector) Describe(ch chan<- *prometheus.Desc) {
 	ch <- descAge
 	ch <- descFailures
-	ch <- descPods
 }
 
 // Collect implements prometheus.Collector. Before the first list, a service has failures only.
@@ -38,14 +36,9 @@ func (Collector) Collect(ch chan<- prometheus.Metric) {
 		}
 		seen[of] = true
 		ch <- prometheus.MustNewConstMetric(descFailures, prometheus.CounterValue, float64(w.failures.Load()), of)
-		if l := w.known.Load(); l != nil {
-			gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-				ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, append([]string{of}, labels...)...)
-			}
-			gauge(descAge, time.Since(time.Unix(0, w.confirmed.Load())).Seconds())
-			gauge(descPods, float64(l.ready), "ready")
-			gauge(descPods, float64(l.leaving), "terminating")
-			gauge(descPods, float64(l.others), "not_ready")
+		if w.known.Load() != nil {
+			age := time.Since(time.Unix(0, w.confirmed.Load()))
+			ch <- prometheus.MustNewConstMetric(descAge, prometheus.GaugeValue, age.Seconds(), of)
 		}
 		return true
 	})

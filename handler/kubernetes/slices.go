@@ -42,7 +42,6 @@ type slicePort struct {
 type endpoint struct {
 	pod     string // the same for all addresses of a pod
 	dial    string
-	six     bool // an IPv6 address
 	serving bool
 	leaving bool // the pod terminates
 }
@@ -80,7 +79,7 @@ func (s *endpointSlice) read(port string) slice {
 		}
 		ready, leaving := is(from.Conditions.Ready, true), is(from.Conditions.Terminating, false)
 		e := endpoint{
-			pod: from.TargetRef.UID, dial: net.JoinHostPort(addr.WithZone("").String(), number), six: addr.Is6(), leaving: leaving,
+			pod: from.TargetRef.UID, dial: net.JoinHostPort(addr.WithZone("").String(), number), leaving: leaving,
 			// A Service with publishNotReadyAddresses has all pods ready, also those that do not serve.
 			serving: is(from.Conditions.Serving, ready) && (ready || leaving),
 		}
@@ -123,47 +122,32 @@ func portOf(ports []slicePort, want string) (string, error) {
 	return "", fmt.Errorf("no port is named %q; the Service has %s", name, has)
 }
 
-// listing is what is known of the pods of a Service.
-type listing struct {
-	dials                  []string // of the pods to use, in order
-	ready, leaving, others int      // pods: ready, terminating, and neither
-}
-
-// merge makes a listing of the endpoints of all slices. A pod can be in several of them: those of
+// merge returns the addresses of the pods to use, of the endpoints of all slices, in order. A pod can be in several of them: those of
 // IPv4 and IPv6 addresses, and two while Kubernetes moves it. Pods that terminate are used if no
 // other serves, as kube-proxy does.
-func merge(bySlice map[string]slice) *listing {
+func merge(bySlice map[string]slice) []string {
 	pods := make(map[string]endpoint)
 	for _, s := range bySlice {
 		for _, e := range s.endpoints {
 			if known, ok := pods[e.pod]; ok {
-				if known.six == e.six && known.dial < e.dial || known.six != e.six && e.six {
-					e.dial, e.six = known.dial, known.six // IPv4 goes first, and the choice depends on no order
-				}
+				e.dial = min(e.dial, known.dial) // that of IPv4: an IPv6 address begins with [
 				e.serving, e.leaving = e.serving || known.serving, e.leaving || known.leaving
 			}
 			pods[e.pod] = e
 		}
 	}
-	l := new(listing)
-	var leaving []string
+	var dials, leaving []string
 	for _, e := range pods {
 		switch {
-		case e.leaving:
-			l.leaving++
-			if e.serving {
-				leaving = append(leaving, e.dial)
-			}
+		case e.serving && e.leaving:
+			leaving = append(leaving, e.dial)
 		case e.serving:
-			l.dials = append(l.dials, e.dial)
-		default:
-			l.others++
+			dials = append(dials, e.dial)
 		}
 	}
-	if l.ready = len(l.dials); l.ready == 0 {
-		l.dials = leaving
+	if len(dials) == 0 {
+		dials = leaving
 	}
-	slices.Sort(l.dials)
-	l.dials = slices.Compact(l.dials)
-	return l
+	slices.Sort(dials)
+	return slices.Compact(dials)
 }

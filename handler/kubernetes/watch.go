@@ -40,9 +40,9 @@ type watcher struct {
 
 	first     chan struct{} // closed after the first list or failure
 	firstOnce sync.Once
-	known     atomic.Pointer[listing] // nil before the first list
-	version   atomic.Uint64           // grows when known changes
-	confirmed atomic.Int64            // when the API server last reported pods, Unix nanoseconds
+	known     atomic.Pointer[[]string] // the addresses of the pods to use; nil before the first list
+	version   atomic.Uint64            // grows when known changes
+	confirmed atomic.Int64             // when the API server last reported pods, Unix nanoseconds
 	failures  atomic.Int64
 	failure   atomic.Pointer[string] // nil while the router follows the Service
 
@@ -81,8 +81,8 @@ func (w *watcher) dials(ctx context.Context) ([]string, error) {
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	if l := w.known.Load(); l != nil {
-		return l.dials, nil
+	if dials := w.known.Load(); dials != nil {
+		return *dials, nil
 	}
 	why := "the API server has not answered yet"
 	if failure := w.failure.Load(); failure != nil {
@@ -175,13 +175,11 @@ func (w *watcher) list(ctx context.Context) (version string, err error) {
 // publish makes what the slices say known to requests. It logs once why there is no pod to use, unless
 // the Service has none.
 func (w *watcher) publish() {
-	l := merge(w.bySlice)
-	if was := w.known.Load(); was != nil && slices.Equal(was.dials, l.dials) {
-		l.dials = was.dials // nothing to renew
-	} else {
-		defer w.version.Add(1) // after known
+	dials := merge(w.bySlice)
+	if was := w.known.Load(); was == nil || !slices.Equal(*was, dials) {
+		w.known.Store(&dials)
+		w.version.Add(1)
 	}
-	w.known.Store(l)
 	why := ""
 	if len(w.bySlice) == 0 {
 		why = "it has no endpointslices; does the Service exist, and does it select pods?"

@@ -323,7 +323,7 @@ func BenchmarkGetUpstreams5000(b *testing.B) {
 	l := read(b, "", strings.TrimSuffix(strings.SplitN(many(5000), `"items":[`, 2)[1], "]}"))
 	w := &watcher{first: make(chan struct{})}
 	close(w.first)
-	w.known.Store(l)
+	w.known.Store(&l)
 	u, r := &Upstreams{watcher: w}, httptest.NewRequest("GET", "/", nil)
 	b.ReportAllocs()
 	for b.Loop() {

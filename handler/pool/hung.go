@@ -159,7 +159,7 @@ func (h hungWatch) check(t time.Time) {
 	}
 	for _, w := range workers {
 		if w.drain.Load()&drainMoves != 0 {
-			h.moveDrained(w)
+			h.move(w, true, func(*Seat) bool { return true })
 		}
 		f, others := &w.progress, first
 		if f.lastOutput.Load() == first {
@@ -208,31 +208,26 @@ func (h hungWatch) markHung(w *Worker, t time.Time, s silence) {
 // the retry budget. The ordinary retry then sends them there. An attempt that was sent after
 // the worker hung shows whether it still does, so it stays for a while.
 func (h hungWatch) moveAway(w *Worker, t time.Time) {
+	h.move(w, false, func(a *Seat) bool {
+		if ticks(a.Begun) >= w.progress.hungSince.Load() && t.Sub(a.Begun) < h.patience(a) {
+			return false
+		}
+		load, ok := h.Scheduler.Load(t, a.Target)
+		return ok && load.Predictions > 0 // else the engine may send each answer whole, and is then silent while it works
+	})
+}
+
+// move cancels the attempts that move away from a worker. Those for which no slot is free, or the retry
+// budget has no room, follow with the next check.
+func (h hungWatch) move(w *Worker, drained bool, may func(*Seat) bool) {
 	placed := make(map[*Worker]int64)
 	for _, a := range w.progress.movable() {
-		if ticks(a.Begun) >= w.progress.hungSince.Load() && t.Sub(a.Begun) < h.patience(a) {
+		if !may(a) {
 			continue
 		}
-		if load, ok := h.Scheduler.Load(t, a.Target); !ok || load.Predictions == 0 {
-			continue // the engine may send each answer whole, and is then silent while it works
+		if cancel := h.claim(a, placed); cancel != nil {
+			cancel(drained)
 		}
-		h.moveOne(a, placed, false)
-	}
-}
-
-// moveDrained cancels the attempts on a draining worker as moveAway does. Those for which no slot
-// is free, or the retry budget has no room, follow with the next check.
-func (h hungWatch) moveDrained(w *Worker) {
-	placed := make(map[*Worker]int64)
-	for _, a := range w.progress.movable() {
-		h.moveOne(a, placed, true)
-	}
-}
-
-// moveOne cancels an attempt that moves to another worker.
-func (h hungWatch) moveOne(a *Seat, placed map[*Worker]int64, drained bool) {
-	if cancel := h.claim(a, placed); cancel != nil {
-		cancel(drained)
 	}
 }
 
