@@ -96,20 +96,12 @@ func (d *cacheCheck) reset(t time.Time) {
 	d.reports = nil // the engine may have another version now
 }
 
-// confirmations returns how many predictions were right since the cache model was cleared.
-func (d *cacheCheck) confirmations() int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.confirmed
-}
-
-// recall counts the predictions that were right in an earlier run, so that wrong ones count
-// from now on.
-func (d *cacheCheck) recall(confirmed int) {
+// restored has wrong predictions count from now on: the cache model of an earlier run may be wrong.
+func (d *cacheCheck) restored() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.cleared.IsZero() {
-		d.confirmed = max(d.confirmed, confirmed)
+		d.confirmed = fewConfirmations
 	}
 }
 

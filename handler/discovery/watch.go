@@ -127,11 +127,8 @@ func (x *Watch) CacheCleared(restarted bool) {
 	}
 }
 
-// Confirmed implements pool.Watch.
-func (x *Watch) Confirmed() int { return x.cacheCheck.confirmations() }
-
-// Recall implements pool.Watch.
-func (x *Watch) Recall(confirmed int) { x.cacheCheck.recall(confirmed) }
+// CacheRestored implements pool.Watch.
+func (x *Watch) CacheRestored() { x.cacheCheck.restored() }
 
 // Close implements pool.Watch.
 func (x *Watch) Close() {

@@ -19,8 +19,6 @@ const (
 	maxPeers = 256
 	// maxLate bounds the age of a record when it is applied.
 	maxLate = 15 * time.Minute
-	// clockWindow is how long the earliest record counts that shows how far two clocks are apart.
-	clockWindow = time.Minute
 )
 
 // Sent is what one router appended to a stream at a time.
@@ -99,10 +97,9 @@ type peer struct {
 	refused time.Time // since when; zero if it is not
 	told    bool      // that was told Refused
 
-	// ahead is the least of own clock less the router's, in milliseconds, in this window and in the
-	// last one.
-	ahead, aheadBefore int64
-	windowEnds         time.Time
+	// ahead is the least of own clock less the router's, in milliseconds, since its words began.
+	ahead    int64
+	compared bool
 }
 
 // Take applies what another router has sent. behind says that it is of the past.
@@ -133,7 +130,7 @@ func (f *Follower) Take(now time.Time, s *Sent, behind bool) {
 	first := true
 	_, _ = p.decoder.Read(bytes.NewReader(s.Entries), func(r *Record) bool { // a buffer has no errors
 		if first && !behind {
-			p.compareClocks(now, r.At)
+			p.compareClocks(now, r)
 			first = false
 		}
 		if r.Kind == KindBegin {
@@ -145,24 +142,22 @@ func (f *Follower) Take(now time.Time, s *Sent, behind bool) {
 	})
 }
 
-// compareClocks notes how far the router's clock is behind at most.
-func (p *peer) compareClocks(now, at time.Time) {
-	d := now.UnixMilli() - at.UnixMilli()
-	if now.After(p.windowEnds) {
-		if p.aheadBefore = p.ahead; p.windowEnds.IsZero() {
-			p.aheadBefore = d
-		}
-		p.ahead, p.windowEnds = d, now.Add(clockWindow)
+// compareClocks notes how far the router's clock is behind at most. Clocks drift, so it does so anew
+// when the router's words begin.
+func (p *peer) compareClocks(now time.Time, r *Record) {
+	d := now.UnixMilli() - r.At.UnixMilli()
+	if r.Kind == KindBegin || !p.compared {
+		p.ahead, p.compared = d, true
 	}
 	p.ahead = min(p.ahead, d)
-	p.Late = float64(d - min(p.ahead, p.aheadBefore))
+	p.Late = float64(d - p.ahead)
 }
 
 // late returns how long ago the time of a record was.
 func (p *peer) late(now, at time.Time, behind bool) time.Duration {
 	d := now.UnixMilli() - at.UnixMilli()
 	if !behind {
-		d -= min(p.ahead, p.aheadBefore)
+		d -= p.ahead
 	}
 	return min(max(0, time.Duration(d)*time.Millisecond), maxLate)
 }

@@ -91,11 +91,10 @@ type State struct {
 
 // Worker is a worker by its address: its id may change.
 type Worker struct {
-	Dial      string    `json:"dial"`
-	ID        uint64    `json:"id"`
-	Life      string    `json:"life,omitempty"` // what the engine reported of its start, empty if nothing
-	Seen      time.Time `json:"seen"`           // when it was last an upstream
-	Confirmed int       `json:"confirmed"`      // predictions of its cached tokens that were right
+	Dial string    `json:"dial"`
+	ID   uint64    `json:"id"`
+	Life string    `json:"life,omitempty"` // what the engine reported of its start, empty if nothing
+	Seen time.Time `json:"seen"`           // when it was last an upstream
 }
 
 // Target is a rank of the worker with that number.

@@ -24,10 +24,8 @@ type Watch interface {
 	// CacheCleared says that the pool has cleared the worker's cache model, because the engine
 	// has restarted or because the model was wrong.
 	CacheCleared(restarted bool)
-	// Confirmed is how many predictions were right since then. Recall restores that from the
-	// journal.
-	Confirmed() int
-	Recall(confirmed int)
+	// CacheRestored says that the cache model is that of an earlier run.
+	CacheRestored()
 	// Close says that the pool has forgotten the worker. The pool holds no lock.
 	Close()
 }

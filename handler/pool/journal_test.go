@@ -32,7 +32,7 @@ func keepingSettings(dials ...string) *Settings {
 // keeping starts a pool that keeps its journal in a file.
 func keeping(t testing.TB, file string, s *Settings) *Pool {
 	t.Helper()
-	p, err := New("kept", s, func(*Pool, *Worker) Watch { return new(confirming) })
+	p, err := New("kept", s, func(*Pool, *Worker) Watch { return new(restoring) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,6 +45,14 @@ func keeping(t testing.TB, file string, s *Settings) *Pool {
 	awaitJournal(t, p)
 	return p
 }
+
+// restoring is a watch that knows whether the worker's cache model is that of an earlier run.
+type restoring struct {
+	noWatch
+	cache bool
+}
+
+func (r *restoring) CacheRestored() { r.cache = true }
 
 // awaitJournal waits until the pool has restored its journal, and writes it.
 func awaitJournal(t testing.TB, p *Pool) {
@@ -132,6 +140,9 @@ func TestPoolSurvivesARestart(t *testing.T) {
 	if got := *p.Ratios.Weights("m", 64).Kinds; slices.MaxFunc(slices.Collect(maps.Keys(differences(got, weights))), func(a, b int32) int { return int(a - b) }) > 1 {
 		t.Errorf("ratios %v, want %v", got, weights)
 	}
+	if !p.Worker(one).Watch().(*restoring).cache {
+		t.Error("no watch knows that the cache model is an earlier one")
+	}
 	if cachedOn(p, one) != 320 || cachedOn(p, two) != 480 {
 		t.Errorf("%d and %d tokens are cached", cachedOn(p, one), cachedOn(p, two))
 	}
@@ -201,31 +212,6 @@ func TestEngineRestartedBeforeTheCacheIsRestored(t *testing.T) {
 	awaitJournal(t, p)
 	if cachedOn(p, one) != 0 || homeOf(t, p, "a") != one {
 		t.Errorf("%d tokens are cached, and the session is at %q", cachedOn(p, one), homeOf(t, p, "a"))
-	}
-}
-
-// confirming is a watch that keeps the number of right predictions.
-type confirming struct {
-	noWatch
-	n int
-}
-
-func (c *confirming) Confirmed() int { return c.n }
-func (c *confirming) Recall(n int)   { c.n = n }
-
-// TestConfirmationsAreRestored lets wrong predictions count after the start: the restored cache
-// model can be wrong.
-func TestConfirmationsAreRestored(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "journal")
-	old := keeping(t, file, keepingSettings(one))
-	use(t, old, "a", one, 100)
-	old.Worker(one).Watch().Recall(7)
-	old.Destruct()
-
-	p := keeping(t, file, keepingSettings(one))
-	defer p.Destruct()
-	if n := p.Worker(one).Watch().Confirmed(); n != 7 || cachedOn(p, one) != 1600 {
-		t.Errorf("%d predictions were right, and %d tokens are cached", n, cachedOn(p, one))
 	}
 }
 

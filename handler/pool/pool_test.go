@@ -15,8 +15,7 @@ type noWatch struct{}
 
 func (noWatch) AskAgain(bool)     {}
 func (noWatch) CacheCleared(bool) {}
-func (noWatch) Confirmed() int    { return 0 }
-func (noWatch) Recall(int)        {}
+func (noWatch) CacheRestored()    {}
 func (noWatch) Close()            {}
 
 func unwatched(*Pool, *Worker) Watch { return noWatch{} }

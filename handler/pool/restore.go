@@ -222,7 +222,7 @@ func (r *restorer) finish(ctx context.Context, head *journal.Head) {
 			w.is.seen.Store(w.was.Seen.Unix())
 		}
 		if hasCache[w] = p.recallLife(w.is, w.was.Life); hasCache[w] {
-			w.is.watch.Recall(w.was.Confirmed)
+			w.is.watch.CacheRestored()
 		}
 	}
 	if r.Age > oldestCaches || head.TextBlock != r.settings.TextBlock {
