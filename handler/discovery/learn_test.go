@@ -79,14 +79,6 @@ func TestBlockSizeIsThatOfTheEngines(t *testing.T) {
 	}
 }
 
-func TestBlockSizes(t *testing.T) {
-	for told, want := range map[int]int{1: 16, 8: 16, 10: 20, 16: 16, 32: 32, 128: 128, 4096: 4096} {
-		if got := blockSizeFor(told); got != want {
-			t.Errorf("engines' %d become %d, want %d", told, got, want)
-		}
-	}
-}
-
 // TestToldRanksAreTargets reports an engine's ranks and capacity. Then the operator overrides
 // them, and the engine restarts with fewer.
 func TestToldRanksAreTargets(t *testing.T) {

@@ -3,7 +3,6 @@ package journal
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -340,22 +339,6 @@ func TestLogsGoOn(t *testing.T) {
 			t.Errorf("%d: %+v, %v", i, h, err)
 		}
 	}
-}
-
-func TestLogHasOneOwner(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "journal")
-	l, err := Open(path, 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err = Open(path, 1<<20); !errors.Is(err, ErrTaken) {
-		t.Errorf("the second owner got %v", err)
-	}
-	l.Close()
-	if l, err = Open(path, 1<<20); err != nil {
-		t.Fatal(err)
-	}
-	l.Close()
 }
 
 // TestFullJournalLosesRecords gathers more than there is room for, without a log that takes it.

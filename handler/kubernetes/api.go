@@ -94,39 +94,31 @@ func (c *client) call(ctx context.Context, verb string, query url.Values) (io.Re
 		return resp.Body, nil
 	}
 	defer resp.Body.Close()
-	answer, _ := io.ReadAll(io.LimitReader(resp.Body, 4096))
-	e := &refusal{code: resp.StatusCode, verb: verb, of: c.of}
-	var said struct {
+	var answer struct {
 		Message string `json:"message"`
 	}
-	if json.Unmarshal(answer, &said) == nil {
-		e.message = said.Message
+	_ = json.NewDecoder(io.LimitReader(resp.Body, 4096)).Decode(&answer)
+	said := fmt.Sprintf("the API server answers %d %s", resp.StatusCode, http.StatusText(resp.StatusCode))
+	if answer.Message != "" {
+		said += ": " + answer.Message
 	}
-	return nil, e
+	switch resp.StatusCode {
+	case http.StatusForbidden:
+		said = fmt.Sprintf("the router may not %s endpointslices in namespace %s: its service account needs a Role there with "+
+			"apiGroups [discovery.k8s.io], resources [endpointslices], verbs [get, list, watch] (%s)", verb, c.of.namespace, said)
+	case http.StatusUnauthorized:
+		said = fmt.Sprintf("the API server does not accept the token of token_file %q (%s)", c.of.tokenFile, said)
+	}
+	return nil, &refusal{resp.StatusCode, said}
 }
 
 // refusal is an error of the API server's.
 type refusal struct {
-	code    int
-	message string // the server's
-	verb    string
-	of      target
+	code int
+	said string
 }
 
-func (e *refusal) Error() string {
-	said := fmt.Sprintf("the API server answers %d %s", e.code, http.StatusText(e.code))
-	if e.message != "" {
-		said += ": " + e.message
-	}
-	switch e.code {
-	case http.StatusForbidden:
-		return fmt.Sprintf("the router may not %s endpointslices in namespace %s: its service account needs a Role there with "+
-			"apiGroups [discovery.k8s.io], resources [endpointslices], verbs [get, list, watch] (%s)", e.verb, e.of.namespace, said)
-	case http.StatusUnauthorized:
-		return fmt.Sprintf("the API server does not accept the token of token_file %q (%s)", e.of.tokenFile, said)
-	}
-	return said
-}
+func (e *refusal) Error() string { return e.said }
 
 // statusOf returns the status of a refusal, and 0 for other errors.
 func statusOf(err error) int {

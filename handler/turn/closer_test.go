@@ -116,12 +116,3 @@ func TestClosesAfterTheEnd(t *testing.T) {
 		t.Errorf("%v after %s", err, e.said())
 	}
 }
-
-// TestHolderLastsAsLongAsItsPool has two configurations of one pool.
-func TestHolderLastsAsLongAsItsPool(t *testing.T) {
-	p, _, _ := testPool(t)
-	defer p.Destruct()
-	if closerOf(p) != closerOf(p) {
-		t.Error("the pool has two closers")
-	}
-}
