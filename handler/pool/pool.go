@@ -234,14 +234,17 @@ func (p *Pool) Apply(s *Settings) bool {
 
 func (p *Pool) maintain() {
 	var untracked uint64
-	ticker, often := time.NewTicker(upkeep), time.NewTicker(hungCheck)
+	ticker, hung, review := time.NewTicker(upkeep), time.NewTicker(hungCheck), time.NewTicker(reviewEvery)
 	defer ticker.Stop()
-	defer often.Stop()
+	defer hung.Stop()
+	defer review.Stop()
 	for {
 		select {
 		case <-p.life.Done():
 			return
-		case t := <-often.C:
+		case <-review.C:
+			p.queue.reviewAll()
+		case t := <-hung.C:
 			hungWatch{p}.check(t)
 		case t := <-ticker.C:
 			if n := p.Scheduler.Expire(t); n > 0 {

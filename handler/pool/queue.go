@@ -15,10 +15,9 @@ type queue struct {
 	pool   *Pool
 	length atomic.Int32 // number of waiters; readable without the lock
 
-	mu        sync.Mutex
-	waiting   []*waiter // in order
-	entered   uint64
-	reviewing bool // reviewUntilEmpty runs
+	mu      sync.Mutex
+	waiting []*waiter // in order
+	entered uint64
 }
 
 // reviewEvery is the time between two reviews of all waiters. A worker may recover, or
@@ -117,12 +116,7 @@ func (q *queue) enter(m *waiter, most int) (waits bool) {
 		last := q.waiting[len(q.waiting)-1]
 		q.decide(last, last.takeWorse(t, ErrQueueFull))
 	}
-	waits = !m.out
-	if waits && !q.reviewing {
-		q.reviewing = true
-		go q.reviewUntilEmpty()
-	}
-	return waits
+	return !m.out
 }
 
 // atLast removes a waiter whose time is up, or whose client has left. It may get a worker that
@@ -164,7 +158,7 @@ func (q *queue) takeUnclaimed(w *Worker) bool {
 	return w.slots.take()
 }
 
-// reviewAll reviews all waiters after a change of settings.
+// reviewAll reviews all waiters: after a change of settings, and every reviewEvery.
 func (q *queue) reviewAll() {
 	if q.length.Load() == 0 {
 		return
@@ -172,20 +166,6 @@ func (q *queue) reviewAll() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.review(time.Now())
-}
-
-// reviewUntilEmpty reviews all waiters every reviewEvery until there are none.
-func (q *queue) reviewUntilEmpty() {
-	ticker := time.NewTicker(reviewEvery)
-	defer ticker.Stop()
-	for more := true; more; {
-		<-ticker.C
-		q.mu.Lock()
-		q.review(time.Now())
-		more = len(q.waiting) > 0
-		q.reviewing = more
-		q.mu.Unlock()
-	}
 }
 
 // review evaluates again which workers may serve each waiter, and gives them free slots in

@@ -52,7 +52,6 @@ func TestQueuedRequestsFollowTheSource(t *testing.T) {
 				}
 				s.Leave(true, nil)
 				full.Leave(true, nil)
-				time.Sleep(2 * reviewEvery) // the queue's goroutine ends
 				if p.Scheduler.Stats().Leases != 0 || p.Waiting() != 0 {
 					t.Error("something is left")
 				}

@@ -235,7 +235,6 @@ func TestWorkerGetsAnotherID(t *testing.T) {
 			t.Errorf("the request waited for %s after a slot was free", d)
 		}
 		s.Leave(true, nil)
-		time.Sleep(2 * reviewEvery)
 	})
 }
 
