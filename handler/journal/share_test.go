@@ -332,12 +332,12 @@ func TestClocksMayDiffer(t *testing.T) {
 		}
 		now := time.Now()
 		e.Begin(now.Add(ahead).UnixMilli(), new(Head))
-		tell(now)
+		tell(now.Add(50 * time.Millisecond)) // its beginning is late
 		for i := range 30 {
 			now = now.Add(time.Second)
 			p := &cache.Prompt{Root: 1, Blocks: someBlocks(200), BlockTokens: 16, Tokens: 3200}
 			id := j.Booked(now.Add(ahead), hosts[0], p, &cache.View{Tokens: 3200}, true, 0, kvscore.LegWhole)
-			late := time.Duration(i%2) * 80 * time.Millisecond
+			late := time.Duration(i%2) * 30 * time.Millisecond
 			if late == 0 { // else both are told at once
 				tell(now)
 			}
