@@ -1,8 +1,8 @@
 package kvscore
 
 import (
-	"container/heap"
 	"math"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -45,7 +45,6 @@ type Lease struct {
 	output    int64   // blocks
 	faded     float64 // of output, blocks that do not count because the answer nears its end
 	due       time.Time
-	duePos    int
 	ended     bool
 
 	work       work
@@ -242,7 +241,8 @@ func (s *Scheduler) end(l *Lease, computed bool, answer *Answer) bool {
 // zero is unknown. The lock is held.
 func (l *Lease) computed(at time.Time, seen bool) {
 	if !l.due.IsZero() {
-		heap.Remove(&l.load.due, l.duePos)
+		at := slices.Index(l.load.due, l)
+		l.load.due = slices.Delete(l.load.due, at, at+1)
 		l.due = time.Time{}
 	}
 	if l.isAwaiting {

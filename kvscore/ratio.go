@@ -2,9 +2,7 @@ package kvscore
 
 import (
 	"cmp"
-	"maps"
 	"math"
-	"slices"
 	"sync"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
@@ -28,8 +26,8 @@ const (
 )
 
 // Ratios learns the bytes per token of each model, for each kind of text (see [TextBlock]).
-// It keeps the 1024 most recently used models. The zero value is ready for use by many
-// goroutines.
+// It keeps 1024 models; another one takes the place of any of them. The zero value is ready for
+// use by many goroutines.
 type Ratios struct {
 	// Seed keys the hashes of models' names, so that clients cannot choose colliding names.
 	// After the first use, only Rekey changes it.
@@ -37,14 +35,7 @@ type Ratios struct {
 
 	mu     sync.Mutex
 	all    textRatios             // over all models
-	models map[uint64]*modelRatio // by the hashes of their names, which may be long
-	clock  uint64                 // the last value of used
-}
-
-// modelRatio has the ratios of one model.
-type modelRatio struct {
-	ratios textRatios
-	used   uint64
+	models map[uint64]*textRatios // by the hashes of their names, which may be long
 }
 
 // textRatios are tokens per byte by the kind of text.
@@ -122,18 +113,10 @@ func (r *Ratios) Rekey(seed uint64) {
 func (r *Ratios) Weights(model string, size int) cache.Weights {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if m := r.find(model); m != nil {
-		return m.ratios.weightsOf(size)
-	}
-	return r.all.weightsOf(size)
+	return cmp.Or(r.models[r.hash(model)], &r.all).weightsOf(size)
 }
 
-// Known reports whether ratios are learned for the model itself.
-func (r *Ratios) Known(model string) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.find(model) != nil
-}
+func (r *Ratios) hash(model string) uint64 { return xxh3.HashStringSeed(model, r.Seed) }
 
 // Learn records the tokens that an engine counted in a text of full blocks of size bytes,
 // and past blocks more of unknown kind. It ignores texts of less than 32 tokens, and
@@ -152,43 +135,27 @@ func (r *Ratios) Learn(model string, blocks []uint64, past float64, size int, to
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.all.learn(&bytes, tokens)
-	m := r.find(model)
+	name := r.hash(model)
+	m := r.models[name]
 	if m == nil {
-		m = r.add(xxh3.HashStringSeed(model, r.Seed))
-		m.ratios.tokens = r.all.tokens
+		m = &textRatios{tokens: r.all.tokens}
+		r.add(name, m)
 	}
-	m.ratios.learn(&bytes, tokens)
+	m.learn(&bytes, tokens)
 }
 
-// find returns the model or nil, and makes it the most recently used. The lock is held.
-func (r *Ratios) find(model string) *modelRatio {
-	m := r.models[xxh3.HashStringSeed(model, r.Seed)]
-	if m != nil {
-		r.clock++
-		m.used = r.clock
-	}
-	return m
-}
-
-// add adds a model by the hash of its name. At the bound it replaces the least recently used
-// one. The lock is held.
-func (r *Ratios) add(name uint64) *modelRatio {
+// add adds a model by the hash of its name. At the bound it replaces any other. The lock is held.
+func (r *Ratios) add(name uint64, m *textRatios) {
 	if r.models == nil {
-		r.models = make(map[uint64]*modelRatio)
+		r.models = make(map[uint64]*textRatios)
 	}
-	r.clock++
-	if len(r.models) >= maxRatios {
-		oldest, used := name, r.clock
-		for other, m := range r.models {
-			if m.used < used {
-				oldest, used = other, m.used
-			}
+	for other := range r.models {
+		if len(r.models) < maxRatios {
+			break
 		}
-		delete(r.models, oldest)
+		delete(r.models, other)
 	}
-	m := &modelRatio{used: r.clock}
 	r.models[name] = m
-	return m
 }
 
 // ModelRatios are the tokens per byte of a model's text, by its kind.
@@ -197,8 +164,8 @@ type ModelRatios struct {
 	Tokens [cache.Kinds]float64
 }
 
-// Learned returns the learned ratios: first those over all models, then those of models, the
-// most recently used first. It returns nil while nothing is learned.
+// Learned returns the learned ratios: first those over all models, then those of models. It
+// returns nil while nothing is learned.
 func (r *Ratios) Learned() []ModelRatios {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -206,33 +173,28 @@ func (r *Ratios) Learned() []ModelRatios {
 		return nil
 	}
 	list := append(make([]ModelRatios, 0, len(r.models)+1), ModelRatios{0, r.all.tokens})
-	names := slices.SortedFunc(maps.Keys(r.models), func(a, b uint64) int {
-		return cmp.Compare(r.models[b].used, r.models[a].used)
-	})
-	for _, name := range names {
-		list = append(list, ModelRatios{name, r.models[name].ratios.tokens})
+	for name, m := range r.models {
+		list = append(list, ModelRatios{name, m.tokens})
 	}
 	return list
 }
 
-// Restore takes over what Learned returned, from the last to the first, except for models
-// that are known already. It ignores values that Learn would not accept.
+// Restore takes over what Learned returned, except for models that are known already. It ignores
+// values that Learn would not accept.
 func (r *Ratios) Restore(list []ModelRatios) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for i := len(list) - 1; i >= 0; i-- {
+	for i := range list {
 		one := &list[i]
 		if !sane(one.Tokens[:], 1/maxRatio, 1/minRatio) {
 			continue
 		}
-		if one.Name == 0 {
-			if !r.all.learned {
-				r.all = textRatios{tokens: one.Tokens, learned: true}
-			}
-			continue
-		}
-		if r.models[one.Name] == nil {
-			r.add(one.Name).ratios = textRatios{tokens: one.Tokens, learned: true}
+		restored := textRatios{tokens: one.Tokens, learned: true}
+		switch {
+		case one.Name != 0 && r.models[one.Name] == nil:
+			r.add(one.Name, &restored)
+		case one.Name == 0 && !r.all.learned:
+			r.all = restored
 		}
 	}
 }
