@@ -11,13 +11,13 @@ const maxRuns = 4096
 //
 // Acquire returns how many leading blocks it tracks. These are fewer than given if the
 // slot's capacity or the memory has no room. It returns zero values for an empty chain, and for
-// a slot that was not declared or is being cleared.
+// a slot that was not declared.
 //
 // It counts an arrival where the chain's match ended before (see [Match]), if there was a
 // match and the tracked blocks reach its end. With a matched of -1 it counts none.
 func (x *Index) Acquire(slot int, c *Chain, matched int) (Ref, int) {
 	s := x.slot(slot)
-	if s == nil || s.clearing {
+	if s == nil {
 		return Ref{}, 0
 	}
 	ref, n := x.acquire(s, uint16(slot), c, matched)
@@ -31,7 +31,7 @@ func (x *Index) Acquire(slot int, c *Chain, matched int) (Ref, int) {
 // The rest is as for Acquire.
 func (x *Index) Touch(slot int, c *Chain, tokens int64) {
 	s := x.slot(slot)
-	if s == nil || s.clearing {
+	if s == nil {
 		return
 	}
 	ref, n := x.acquire(s, uint16(slot), c, -1)
@@ -259,13 +259,13 @@ func (x *Index) Release(ref Ref, keep bool) {
 		if h.refs--; h.refs == 0 {
 			s.pinned--
 			s.inUse.Add(-h.tokens())
-			if s.hasLost(h) {
+			if h.lost {
 				s.lost -= h.tokens()
 			}
 			r.marks.set(ref.slot, true, false)
 		}
 		h.confirmed = h.confirmed || keep
-		if h.refs == 0 && (!h.confirmed || h.lost) && !s.clearing {
+		if h.refs == 0 && (!h.confirmed || h.lost) {
 			x.remove(h)
 		} else { // from the tail to the head, so that the head is more recent
 			x.refresh(s, h)
@@ -276,46 +276,25 @@ func (x *Index) Release(ref Ref, keep bool) {
 }
 
 // Clear records that the slot's engine has lost its cache, for example by a restart. Nothing of
-// it matches any more. The index removes what the slot holds, and what is in use when it is
-// released. Of many holds it leaves some to [Index.Step]. Until these are gone, the slot takes
-// no chains.
+// it matches any more. What is in use is removed when it is released. A hold takes less than a
+// microsecond.
 func (x *Index) Clear(n int) {
 	s := x.slot(n)
 	if s == nil {
 		return
 	}
-	s.used.Store(0)
-	s.lost = s.inUse.Load()
-	if !s.clearing {
-		s.clearing = true
-		x.clearing = append(x.clearing, n)
+	for h := x.evictable(s); h != nil; h = x.evictable(s) {
+		x.remove(h)
 	}
-	x.clear(roomEvictions)
-}
-
-// clear removes holds from the slots that are being cleared. Those in use are lost.
-func (x *Index) clear(work int) {
-	for ; len(x.clearing) > 0; x.clearing = x.clearing[1:] {
-		s := x.slots[x.clearing[0]]
-		for h := x.evictable(s); h != nil; h = x.evictable(s) {
-			if work--; work < 0 {
-				return
-			}
-			x.remove(h)
-		}
-		for h := s.front; h != nil; h = h.older {
-			if !h.lost && !h.isPartial() {
-				h.run.partial++
-			}
+	for h := s.front; h != nil; h = h.older {
+		if !h.lost {
+			h.run.partial++
 			h.lost = true
 		}
-		s.clearing = false
 	}
-	x.clearing = nil
+	s.used.Store(0)
+	s.lost = s.inUse.Load()
 }
-
-// hasLost reports whether the slot's engine has lost the blocks of a hold.
-func (s *slot) hasLost(h *hold) bool { return h.lost || s.clearing }
 
 // refresh makes a hold the most recently used.
 func (x *Index) refresh(s *slot, h *hold) {

@@ -32,7 +32,7 @@ func (x *Index) check(t testing.TB) {
 			if h.isPartial() {
 				partial++
 			}
-			if !x.slots[h.slot].hasLost(h) {
+			if !h.lost {
 				used[h.slot] += h.tokens()
 			}
 			if h.refs > 0 {
@@ -41,7 +41,7 @@ func (x *Index) check(t testing.TB) {
 				if int(h.n) != len(r.hashes) {
 					t.Fatalf("a hold is in use in part: %+v", *h)
 				}
-			} else if (!h.confirmed || h.lost) && !x.slots[h.slot].clearing {
+			} else if !h.confirmed || h.lost {
 				t.Fatalf("a hold is not in use: %+v", *h)
 			}
 			if r.up == nil {

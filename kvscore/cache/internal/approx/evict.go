@@ -49,7 +49,6 @@ func (x *Index) settle(s *slot) {
 	if s != nil {
 		x.catchUp(s, 0, settleEvictions)
 	}
-	x.clear(settleEvictions)
 	x.shrink(settleEvictions)
 }
 
@@ -63,7 +62,7 @@ func (x *Index) shrink(evictions int) {
 	x.limit = max(x.memory, min(x.limit, x.bytes))
 }
 
-// Step does a part of the work that a lower memory or capacity, or Clear, leaves. work is the number of
+// Step does a part of the work that a lower memory or capacity leaves. work is the number of
 // holds to visit. It reports whether there may be more.
 func (x *Index) Step(work int) (more bool) {
 	work = max(work, 1)
@@ -73,9 +72,8 @@ func (x *Index) Step(work int) (more bool) {
 			more = more || s.behind(0) && !s.busy()
 		}
 	}
-	x.clear(work)
 	x.shrink(work)
-	return more || len(x.clearing) > 0 || x.bytes > x.memory && x.oldestHold() != nil
+	return more || x.bytes > x.memory && x.oldestHold() != nil
 }
 
 // oldestHold returns the hold touched longest ago on any slot that is not in use, or nil.
@@ -172,9 +170,7 @@ func (x *Index) cut(h *hold, n int32) {
 		r.partial++
 	}
 	h.n -= n
-	if s := x.slots[h.slot]; !s.clearing {
-		s.used.Add(-int64(n) * int64(r.weight))
-	}
+	x.slots[h.slot].used.Add(-int64(n) * int64(r.weight))
 	x.trim(r)
 }
 
@@ -183,7 +179,7 @@ func (x *Index) remove(h *hold) {
 	r, s := h.run, x.slots[h.slot]
 	s.unlink(h)
 	s.holds--
-	if !s.hasLost(h) {
+	if !h.lost {
 		s.used.Add(-h.tokens())
 	}
 	if h.isPartial() {

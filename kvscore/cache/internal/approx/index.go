@@ -43,8 +43,6 @@ type Index struct {
 	slots []*slot
 	seed  uint64 // for the keys of the first runs
 
-	clearing []int // slots that are
-
 	memory int64  // bound in bytes
 	limit  int64  // the bound now: above memory for a while after memory was lowered
 	bytes  int64  // of runs, their hashes and holds, about
@@ -96,8 +94,7 @@ type slot struct {
 	lost        int64        // of inUse, that of lost holds
 	front, back *hold        // front is the most recent
 	holds       int
-	pinned      int  // holds with refs
-	clearing    bool // all holds are lost: see Clear
+	pinned      int // holds with refs
 }
 
 // The memory of a run with its entry in the map, and of a hold with its place in the run.

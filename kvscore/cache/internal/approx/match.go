@@ -75,11 +75,6 @@ func (m *Match) reset(slots int) {
 // index, and allocates only to enlarge m's slices.
 func (x *Index) Match(c *Chain, m *Match) {
 	m.reset(len(x.slots))
-	for _, n := range x.clearing {
-		live, bit := &m.live[n/64], uint64(1)<<(n%64)
-		live.held &^= bit
-		live.used &^= bit
-	}
 	blocks := c.Blocks
 	before := int64(0) // milli-tokens above the run
 	var up *run

@@ -3,7 +3,6 @@ package approx
 import (
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"testing"
 )
 
@@ -348,63 +347,5 @@ func TestIndexBehavesLikeModel(t *testing.T) {
 			}
 			w.finish(t)
 		})
-	}
-}
-
-// TestClearInSteps clears a slot of more holds than one call removes, with requests in flight.
-func TestClearInSteps(t *testing.T) {
-	rnd := rand.New(rand.NewPCG(1, 9))
-	w := newWorld(2, 3, 14, rnd.IntN)
-	take := func(slot int) (*Chain, int) {
-		root, blocks := w.chain()
-		c := &Chain{Root: root, Blocks: blocks, Weights: Same(1000)}
-		ref, n := w.x.Acquire(slot, c, 0)
-		w.refs = append(w.refs, ref)
-		return c, n
-	}
-	kept := true
-	end := func() {
-		k := rnd.IntN(len(w.refs))
-		w.x.Release(w.refs[k], kept || w.refs[k].slot == 1)
-		w.refs = slices.Delete(w.refs, k, k+1)
-	}
-	for i := range 40_000 {
-		take(i % 2)
-		if i > 100 {
-			end()
-		}
-	}
-	if n := w.x.slots[0].holds; n < 2*roomEvictions {
-		t.Fatalf("%d holds", n)
-	}
-	w.x.Clear(0)
-	kept = false
-	steps := 0
-	for more := true; more; steps++ {
-		c, _ := take(1)
-		if _, n := take(0); n > 0 {
-			t.Fatalf("%d blocks tracked on a slot that is being cleared", n)
-		}
-		w.x.Match(c, &w.match)
-		if w.match.Held[0]+w.match.InUse[0] > 0 || len(c.Blocks) > 0 && w.match.Held[1] == 0 || w.x.Used(0) > 0 {
-			t.Fatalf("%+v, %d tokens", w.match, w.x.Used(0))
-		}
-		for range 3 {
-			end()
-		}
-		w.x.SetCapacity(1, int64(rnd.IntN(100_000)))
-		w.x.check(t)
-		more = w.x.Step(200)
-		w.x.check(t)
-	}
-	if steps < 20 {
-		t.Errorf("%d steps", steps)
-	}
-	for len(w.refs) > 0 {
-		end()
-	}
-	w.x.check(t)
-	if s := w.x.slots[0]; s.holds > 0 {
-		t.Errorf("%d holds are left", s.holds)
 	}
 }

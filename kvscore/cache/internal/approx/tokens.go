@@ -197,7 +197,7 @@ func (x *Index) reweigh(r *run, weight int32) {
 			s.inUse.Add(int64(h.n) * more)
 		}
 		switch {
-		case !s.hasLost(h):
+		case !h.lost:
 			s.used.Add(int64(h.n) * more)
 		case h.refs > 0:
 			s.lost += int64(h.n) * more
