@@ -113,7 +113,7 @@ func (x *Index) grow(s *slot, up *run, root uint64, blocks []uint64, start int, 
 	n := x.roomTokens(s, len(blocks), weight)
 	need := int64(runBytes + holdBytes)
 	if ok, _ := x.room(need + hashBytes(n)); !ok {
-		for n > 0 && x.bytes+need+hashBytes(n) > x.limit {
+		for n > 0 && x.bytes+need+hashBytes(n) > x.memory {
 			n = n * 7 / 8
 		}
 	}

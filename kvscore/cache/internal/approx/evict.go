@@ -32,7 +32,7 @@ func (x *Index) room(bytes int64) (ok, evicted bool) {
 		return true, false
 	}
 	for range roomEvictions {
-		over := x.bytes + bytes - x.limit
+		over := x.bytes + bytes - x.memory
 		if over <= 0 {
 			return true, evicted
 		}
@@ -41,7 +41,7 @@ func (x *Index) room(bytes int64) (ok, evicted bool) {
 		}
 		evicted = true
 	}
-	return x.bytes+bytes <= x.limit, evicted
+	return x.bytes+bytes <= x.memory, evicted
 }
 
 // settle ends a call for a slot, or for none if s is nil. It does some of the work that is left.
@@ -59,7 +59,6 @@ func (x *Index) shrink(evictions int) {
 			break
 		}
 	}
-	x.limit = max(x.memory, min(x.limit, x.bytes))
 }
 
 // Step does a part of the work that a lower memory or capacity leaves. work is the number of

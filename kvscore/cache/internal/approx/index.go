@@ -44,7 +44,6 @@ type Index struct {
 	seed  uint64 // for the keys of the first runs
 
 	memory int64  // bound in bytes
-	limit  int64  // the bound now: above memory for a while after memory was lowered
 	bytes  int64  // of runs, their hashes and holds, about
 	blocks int64  // distinct blocks
 	peak   int    // most runs since the map was made
@@ -112,18 +111,14 @@ type Ref struct {
 
 // New returns an empty index without slots that keeps at most memory bytes.
 func New(memory int64) *Index {
-	return &Index{
-		runs: make(map[uint64]*run), seed: newSeed(),
-		memory: memory, limit: memory,
-	}
+	return &Index{runs: make(map[uint64]*run), seed: newSeed(), memory: memory}
 }
 
 // SetMemory changes the bound in bytes. After a lower bound, the index evicts what was used
-// longest ago in steps: see [Index.Step]. Bytes does not grow until it is within the bound.
+// longest ago in steps: see [Index.Step]. It may track no new blocks until it is within the bound.
 // What is in use stays until released.
 func (x *Index) SetMemory(bytes int64) {
 	x.memory = bytes
-	x.limit = max(bytes, min(x.limit, x.bytes))
 	x.settle(nil)
 }
 

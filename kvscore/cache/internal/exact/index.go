@@ -116,9 +116,7 @@ type repeat struct {
 
 // budget is the memory of the index, in bytes.
 type budget struct {
-	bound int64
-	// limit is above the bound for a while after the bound was lowered.
-	limit   int64
+	bound   int64
 	runs    int64 // runs, their views, hashes and names
 	repeats int64 // of all targets
 }
@@ -148,7 +146,7 @@ func New(memory int64) *Index {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails
 	x := &Index{}
-	x.memory.bound, x.memory.limit = memory, memory
+	x.memory.bound = memory
 	x.names.k0, x.names.k1 = binary.LittleEndian.Uint64(b[:]), binary.LittleEndian.Uint64(b[8:])|1
 	x.names.aliases = make(map[uint64]place)
 	x.kids.Store(&kids{cells: make([]cell, fewCells)})
@@ -157,13 +155,12 @@ func New(memory int64) *Index {
 	return x
 }
 
-// SetMemory changes the bound in bytes. Below what the index keeps now, [Index.Step] evicts
-// the rest.
+// SetMemory changes the bound in bytes. Below what the index keeps now, [Index.Step] and the next
+// event evict the rest.
 func (x *Index) SetMemory(bytes int64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.memory.bound = bytes
-	x.memory.limit = max(bytes, min(x.memory.limit, x.bytes()))
 }
 
 // Bytes returns the size of all that the index keeps.

@@ -14,15 +14,12 @@ type sweep struct {
 func (x *Index) Step(work int) (more bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for work > 0 && x.memory.limit > x.memory.bound {
-		n := 0
-		if x.bytes() > x.memory.bound {
-			n = x.evictOne()
-			work -= n
+	for work > 0 && x.bytes() > x.memory.bound {
+		n := x.evictOne()
+		if n == 0 {
+			break
 		}
-		if x.memory.limit = max(x.memory.bound, x.bytes()); n == 0 {
-			x.memory.limit = x.memory.bound
-		}
+		work -= n
 	}
 	s := &x.sweep
 	for work > 0 && !x.dirty.isZero() {
@@ -41,7 +38,7 @@ func (x *Index) Step(work int) (more bool) {
 		s.next = 0
 		x.reuse()
 	}
-	return !x.dirty.isZero() || x.memory.limit > x.memory.bound
+	return !x.dirty.isZero() || work <= 0 && x.bytes() > x.memory.bound
 }
 
 // reuse frees the columns that no set has any more.
@@ -81,7 +78,7 @@ func (x *Index) normalise(r *run) bool {
 
 // relieve evicts until the index is within its memory, or empty.
 func (x *Index) relieve() {
-	for x.bytes() > x.memory.limit && x.evictOne() > 0 {
+	for x.bytes() > x.memory.bound && x.evictOne() > 0 {
 	}
 }
 
