@@ -67,7 +67,7 @@ func (r *Ristretto) rebind(e *entry, w *write) (Binding, result) {
 		return r.binding(e), lost
 	}
 	if e.kind == EngineBacked && e.target() != w.Target && w.version == 0 {
-		r.queue.push(event{key: e.key, binding: r.binding(e), why: Replaced})
+		r.queue.push(&event{key: e.key, binding: r.binding(e), why: Replaced})
 	}
 	due := e.due.Load()
 	if e.set(w, r.versionOf(w)); e.due.Load() < due {

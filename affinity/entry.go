@@ -109,7 +109,7 @@ func (r *Ristretto) finish(e *entry, why Reason) {
 	r.ends[why].Add(1)
 	if e.kind == EngineBacked && why != 0 {
 		// Under the entry's lock, so that ends of one session keep their order.
-		r.queue.push(event{key: e.key, binding: r.binding(e), why: why})
+		r.queue.push(&event{key: e.key, binding: r.binding(e), why: why})
 	}
 	r.roster.remove(e)
 }

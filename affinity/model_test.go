@@ -234,12 +234,12 @@ func compareList(t *testing.T, m *model, got []Entry, after Key, limit int) {
 	byKey := make(map[Key]*modelled)
 	var want []Key
 	for s, b := range m.live {
-		if k := named(s); compare(&k, &after) > 0 {
+		if k := named(s); compare(k, after) > 0 {
 			want = append(want, k)
 			byKey[k] = b
 		}
 	}
-	slices.SortFunc(want, func(a, b Key) int { return compare(&a, &b) })
+	slices.SortFunc(want, compare)
 	want = want[:min(limit, len(want))]
 	if len(got) != len(want) {
 		t.Fatalf("listed %d, want %d", len(got), len(want))

@@ -47,7 +47,7 @@ type Options struct {
 	//
 	// The session may have a new binding by then. Call Peek first, and do not release a
 	// session that is back on the same target. A slow OnExpire delays later calls. While
-	// 65,536 ends wait for it, the store drops further ones. Default: no reports.
+	// 16,384 ends wait for it, the store drops further ones. Default: no reports.
 	OnExpire func(key Key, b Binding, why Reason)
 
 	// Journal is told of the changes that requests make. Default: none.

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"slices"
-	"sort"
 	"time"
 )
 
@@ -55,35 +54,29 @@ func (r *Ristretto) pass(overdue bool, each func(e *entry, now int64), after fun
 // List returns up to limit live bindings with keys greater than after, ordered by key. Start with
 // the zero Key and continue with the last key of a full page. It may read the whole store for
 // every page and is meant for administration.
-func (r *Ristretto) List(_ context.Context, after Key, limit int) ([]Entry, error) {
+func (r *Ristretto) List(ctx context.Context, after Key, limit int) ([]Entry, error) {
 	if r.closed.Load() {
 		return nil, ErrClosed
 	}
 	if limit <= 0 {
 		return nil, nil
 	}
-	// The smallest keys so far, in order. Few entries of a long pass are inserted.
-	var page []Entry
-	r.pass(false, func(e *entry, now int64) {
-		if compare(&e.key, &after) > 0 && (len(page) < limit || compare(&e.key, &page[limit-1].Key) <= 0) {
-			r.visit(e, now, func() { page = insertEntry(page, Entry{Key: e.key, Binding: r.binding(e)}, limit) })
+	var keys []Key
+	r.pass(false, func(e *entry, _ int64) {
+		if compare(e.key, after) > 0 {
+			keys = append(keys, e.key)
 		}
 	}, func() bool { return true })
+	slices.SortFunc(keys, compare)
+	var page []Entry
+	for _, key := range slices.Compact(keys) { // a pass may visit an entry twice
+		if b, ok, _ := r.Peek(ctx, key); ok {
+			if page = append(page, Entry{Key: key, Binding: b}); len(page) == limit {
+				break
+			}
+		}
+	}
 	return page, nil
 }
 
-func compare(a, b *Key) int { return bytes.Compare(a[:], b[:]) }
-
-// insertEntry puts an entry at its place in the page. A session can come twice, see
-// [roster.chunk]; the later binding replaces the earlier one.
-func insertEntry(page []Entry, one Entry, limit int) []Entry {
-	i := sort.Search(len(page), func(i int) bool { return compare(&page[i].Key, &one.Key) >= 0 })
-	if i < len(page) && page[i].Key == one.Key {
-		page[i] = one
-		return page
-	}
-	if len(page) == limit {
-		page = page[:limit-1]
-	}
-	return slices.Insert(page, i, one)
-}
+func compare(a, b Key) int { return bytes.Compare(a[:], b[:]) }
