@@ -78,14 +78,7 @@ const (
 
 // String returns "router_only", "engine_backed" or "fixed".
 func (k Kind) String() string {
-	switch k {
-	case EngineBacked:
-		return "engine_backed"
-	case Fixed:
-		return "fixed"
-	case RouterOnly:
-	}
-	return "router_only"
+	return [...]string{RouterOnly: "router_only", EngineBacked: "engine_backed", Fixed: "fixed"}[k]
 }
 
 // Reason says why a binding ended.
@@ -103,14 +96,7 @@ const (
 
 // String returns "expired", "evicted" or "replaced".
 func (r Reason) String() string {
-	switch r {
-	case Expired:
-		return "expired"
-	case Evicted:
-		return "evicted"
-	case Replaced:
-	}
-	return "replaced"
+	return [...]string{Expired: "expired", Evicted: "evicted", Replaced: "replaced"}[r]
 }
 
 // Want is what a session is to be bound to.

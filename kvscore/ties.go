@@ -48,28 +48,18 @@ func (t *Ties) Pick(s *Selection, tied []int) int {
 	if len(t.debts) > maxOwed && !s.Dry {
 		t.debts, t.where = nil, nil
 	}
-	share, most, at := 1/float64(len(tied)), math.Inf(-1), -1
+	share, most, equal, at := 1/float64(len(tied)), math.Inf(-1), tied[:0], -1
 	for _, i := range tied {
-		owed := share
+		owed := 0.0 // less the share, which is the same for all
 		if at = t.find(s.Candidates[i].Target, at+1, s.Dry); at >= 0 {
-			owed += t.debts[at].owed
+			if owed = t.debts[at].owed; !s.Dry {
+				t.debts[at].owed += share
+			}
 		}
-		if !s.Dry {
-			t.debts[at].owed = owed
+		if owed > most+sameDebt {
+			equal = equal[:0]
 		}
-		most = max(most, owed)
-	}
-	if !s.Dry {
-		share = 0 // the debts include it now
-	}
-	equal := tied[:0]
-	at = -1
-	for _, i := range tied {
-		owed := share
-		if at = t.find(s.Candidates[i].Target, at+1, s.Dry); at >= 0 {
-			owed += t.debts[at].owed
-		}
-		if owed > most-sameDebt {
+		if most = max(most, owed); owed > most-sameDebt {
 			equal = append(equal, i)
 		}
 	}

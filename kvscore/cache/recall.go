@@ -27,10 +27,6 @@ func (c *Caches) Recall(t Target, p *Past) (tokens int64) {
 	}
 	before := c.sent.Used(s.number)
 	chain := approx.Chain{Root: p.Root, Blocks: p.Blocks, Past: p.Past, Weights: Same(p.Weight)}
-	ref, n := c.sent.Acquire(s.number, &chain, p.Matched)
-	if n == len(p.Blocks) {
-		c.sent.RecordCount(ref, &chain, p.Tokens)
-	}
-	c.sent.Release(ref, true)
+	c.sent.Touch(s.number, &chain, p.Tokens, p.Matched)
 	return max(0, c.sent.Used(s.number)-before)
 }

@@ -156,6 +156,6 @@ func (c *Caches) touch(t *Ticket, answer []uint64, n *Counts) {
 		more := t.chain.Weights.Sum(answer[min(t.blocks, len(answer)):]) / 1000
 		tokens = Believable(n.Answer, t.estimate+more)
 	}
-	c.sent.Touch(t.slot.number, &t.chain, tokens)
+	c.sent.Touch(t.slot.number, &t.chain, tokens, -1)
 	t.chain.Blocks = nil
 }

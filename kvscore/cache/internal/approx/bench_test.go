@@ -30,10 +30,10 @@ func BenchmarkMatch(b *testing.B) {
 			x := declared(slots)
 			long := seq(1, 8192)
 			for i := range slots {
-				x.Touch(i, &Chain{Root: 1, Blocks: long, Weights: Same(16_000)}, 0)
+				x.Touch(i, &Chain{Root: 1, Blocks: long, Weights: Same(16_000)}, 0, -1)
 			}
 			for at := every; at < len(long); at += every {
-				x.Touch(at/every%slots, &Chain{Root: 1, Blocks: append(long[:at:at], uint64(1_000_000+at)), Weights: Same(16_000)}, 0)
+				x.Touch(at/every%slots, &Chain{Root: 1, Blocks: append(long[:at:at], uint64(1_000_000+at)), Weights: Same(16_000)}, 0, -1)
 			}
 			var m Match
 			b.Run(fmt.Sprintf("match/every%d/%d", every, slots), func(b *testing.B) {

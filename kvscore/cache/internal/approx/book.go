@@ -29,12 +29,8 @@ func (x *Index) Acquire(slot int, c *Chain, matched int) (Ref, int) {
 // at the end of a request. It inserts what is missing and makes all of it the most recently
 // used. tokens is the engine's count of the chain (see [Index.RecordCount]); 0 is unknown.
 // The rest is as for Acquire.
-func (x *Index) Touch(slot int, c *Chain, tokens int64) {
-	s := x.slot(slot)
-	if s == nil {
-		return
-	}
-	ref, n := x.acquire(s, uint16(slot), c, -1)
+func (x *Index) Touch(slot int, c *Chain, tokens int64, matched int) {
+	ref, n := x.Acquire(slot, c, matched)
 	if n == len(c.Blocks) {
 		x.RecordCount(ref, c, tokens)
 	}

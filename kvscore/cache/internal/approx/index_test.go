@@ -29,7 +29,7 @@ func TestUnknownSlotsAndEmptyChains(t *testing.T) {
 		if ref, n := x.acquireAll(slot, &Chain{Root: 1, Blocks: seq(1, 4), Weights: Same(1000)}); ref != (Ref{}) || n != 0 {
 			t.Errorf("slot %d: acquired %d", slot, n)
 		}
-		x.Touch(slot, &Chain{Root: 1, Blocks: seq(1, 4), Weights: Same(1000)}, 0)
+		x.Touch(slot, &Chain{Root: 1, Blocks: seq(1, 4), Weights: Same(1000)}, 0, -1)
 		x.Clear(slot)
 		if x.Used(slot) != 0 || x.InUse(slot) != 0 {
 			t.Errorf("slot %d has something", slot)
@@ -88,7 +88,7 @@ func TestArrivalsTellStemFromHistory(t *testing.T) {
 func TestVeryLongChain(t *testing.T) {
 	x := declared(2)
 	long := seq(1, 100_000)
-	x.Touch(0, &Chain{Root: 1, Blocks: long, Weights: Same(16_000)}, 0)
+	x.Touch(0, &Chain{Root: 1, Blocks: long, Weights: Same(16_000)}, 0, -1)
 	ref, n := x.acquireAll(1, &Chain{Root: 1, Blocks: long[:70_000], Weights: Same(16_000)})
 	var m Match
 	x.Match(&Chain{Root: 1, Blocks: long}, &m)
@@ -103,7 +103,7 @@ func TestVeryLongChain(t *testing.T) {
 		t.Errorf("%+v, %d blocks", m, x.Blocks())
 	}
 	same := make([]uint64, 5000) // one content hash throughout
-	x.Touch(0, &Chain{Root: 2, Blocks: same, Weights: Same(16_000)}, 0)
+	x.Touch(0, &Chain{Root: 2, Blocks: same, Weights: Same(16_000)}, 0, -1)
 	if x.Match(&Chain{Root: 2, Blocks: same[:4000]}, &m); m.Held[0] != 4000 {
 		t.Errorf("held %d of equal blocks", m.Held[0])
 	}
@@ -114,7 +114,7 @@ func TestNoAllocationPerBlock(t *testing.T) {
 	x := declared(8)
 	chain := seq(1, 2000)
 	for i := range 8 {
-		x.Touch(i, &Chain{Root: 1, Blocks: chain[:200*(i+1)], Weights: Same(16_000)}, 0)
+		x.Touch(i, &Chain{Root: 1, Blocks: chain[:200*(i+1)], Weights: Same(16_000)}, 0, -1)
 	}
 	var m Match
 	x.Match(&Chain{Root: 1, Blocks: chain}, &m)
@@ -140,7 +140,7 @@ func TestVeryDeepChain(t *testing.T) {
 	const long = maxRuns + 500
 	chain := seq(1, long)
 	for i := 1; i < long; i++ { // each is a run longer than the one before
-		x.Touch(0, &Chain{Root: 1, Blocks: chain[:i], Weights: Same(16_000)}, 0)
+		x.Touch(0, &Chain{Root: 1, Blocks: chain[:i], Weights: Same(16_000)}, 0, -1)
 	}
 	ref, n := x.acquireAll(0, &Chain{Root: 1, Blocks: chain, Weights: Same(16_000)})
 	if n != maxRuns {
@@ -176,7 +176,7 @@ func TestMatchTellsWhetherItEndsWhereChainsDo(t *testing.T) {
 	} {
 		x := declared(2)
 		for i, blocks := range tc.known {
-			x.Touch(i%2, &Chain{Root: 1, Blocks: blocks, Weights: Same(1000)}, 0)
+			x.Touch(i%2, &Chain{Root: 1, Blocks: blocks, Weights: Same(1000)}, 0, -1)
 		}
 		m := Match{AtEnd: true} // of the match before
 		if x.Match(&Chain{Root: 1, Blocks: tc.asked}, &m); m.Blocks != tc.blocks || m.AtEnd != tc.want {

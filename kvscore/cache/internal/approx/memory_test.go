@@ -112,7 +112,7 @@ func TestMemoryForgetsOldestOfAllSlots(t *testing.T) {
 	}
 	const chains = 3000
 	for i := range uint64(chains) {
-		x.Touch(int(i*i%7%4), &Chain{Root: i, Blocks: seq(1, 20), Weights: Same(16_000)}, 0)
+		x.Touch(int(i*i%7%4), &Chain{Root: i, Blocks: seq(1, 20), Weights: Same(16_000)}, 0, -1)
 	}
 	var m Match
 	kept := 0

@@ -279,7 +279,7 @@ func (w *world) step(t testing.TB) {
 		}
 	case op < 96:
 		root, b := w.chain()
-		w.x.Touch(slot, &Chain{Root: root, Blocks: b, Weights: Same(weight(root))}, 0)
+		w.x.Touch(slot, &Chain{Root: root, Blocks: b, Weights: Same(weight(root))}, 0, -1)
 		w.m.release(w.m.acquire(slot, prefixes(root, b), weight(root), false), true)
 	case op < 97:
 		if slot < w.slots {

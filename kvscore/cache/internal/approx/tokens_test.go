@@ -174,7 +174,7 @@ func TestRecordCountKeepsSums(t *testing.T) {
 		case 0:
 			x.SetCapacity(slot, int64(rnd.IntN(2000)))
 		case 1:
-			x.Touch(slot, &c, int64(rnd.IntN(1000)))
+			x.Touch(slot, &c, int64(rnd.IntN(1000)), -1)
 		case 2, 3, 4:
 			if ref, _ := x.acquireAll(slot, &c); ref != (Ref{}) {
 				refs = append(refs, ref)
