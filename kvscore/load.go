@@ -1,7 +1,6 @@
 package kvscore
 
 import (
-	"slices"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
@@ -58,13 +57,6 @@ func (ld *load) settle(now time.Time) {
 		}
 		l.computed(l.due, false)
 	}
-}
-
-// expect notes when the prefill of l should be over.
-func (ld *load) expect(l *Lease, due time.Time) {
-	l.due = due
-	at, _ := slices.BinarySearchFunc(ld.due, l, func(a, b *Lease) int { return a.due.Compare(b.due) })
-	ld.due = slices.Insert(ld.due, at, l)
 }
 
 // shortAnswer is the longest answer, in tokens, whose time shows how long the prefill took

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // The numbers are computed by hand from Dynamo's formula.
@@ -147,21 +149,22 @@ func TestLeastLoadOrder(t *testing.T) {
 // TestFactorsSteer has idle targets of which a factor makes one cheaper: it gets
 // all that comes.
 func TestFactorsSteer(t *testing.T) {
-	s := NewScheduler(Settings{})
-	r := prompt(upTo(4)...)
-	r.Factors = []float64{1, math.Exp(-math.Tanh(1)), 0}
-	var sel Selection
-	sel.Rand = seeded(1)
-	for range 20 {
-		i, lease := s.Select(time.Now(), r, targets(3), -1, NewDynamo(), &sel)
-		lease.End(false, nil)
-		if i != 1 {
-			t.Fatalf("chose %d, costs %v %v %v", i, sel.Candidates[0].Cost, sel.Candidates[1].Cost, sel.Candidates[2].Cost)
+	for _, p := range []Policy{NewDynamo(), NewPredictedLatency()} {
+		s := NewScheduler(Settings{})
+		r := prompt(upTo(4)...)
+		r.Factors = []float64{1, 0.5, 0}
+		sel := Selection{Rand: seeded(1)}
+		for range 20 {
+			i, lease := s.Select(epoch, r, targets(3), -1, p, &sel)
+			lease.End(false, nil)
+			if i != 1 {
+				t.Fatalf("%T: chose %d, costs %+v", p, i, sel.Candidates)
+			}
 		}
-	}
-	a, b, c := sel.Candidates[0].Cost, sel.Candidates[1].Cost, sel.Candidates[2].Cost
-	if a == 0 || math.Abs(b/a-math.Exp(-math.Tanh(1))) > 1e-9 || c != a {
-		t.Errorf("costs %v, %v, %v", a, b, c)
+		a, b, c := sel.Candidates[0].Cost, sel.Candidates[1].Cost, sel.Candidates[2].Cost
+		if a == 0 || !near(b, a/2, 1e-9) || c != a {
+			t.Errorf("%T: costs %v, %v, %v", p, a, b, c)
+		}
 	}
 }
 
@@ -230,7 +233,7 @@ func TestRoutersAgreeOnANewSession(t *testing.T) {
 	for name, p := range tiePolicies() {
 		for session := range uint64(200) {
 			first(t, theirs[name], 0, there) // without a session: by the fair share
-			session = mix(session)
+			session = cache.Mix(session)
 			if a, b := first(t, p, session, here), first(t, theirs[name], session, there); a != b {
 				t.Fatalf("%s: session %x goes to %s here and to %s there", name, session, a, b)
 			}

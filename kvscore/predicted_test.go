@@ -226,20 +226,6 @@ func TestTerms(t *testing.T) {
 	}
 }
 
-func TestFactorOfPredictedLatency(t *testing.T) {
-	s := three()
-	s.Candidates[0].Factor, s.Candidates[1].Factor, s.Candidates[2].Factor = 1.5, 0.9, 0
-	p := NewPredictedLatency()
-	for i, n := range counts(p, s, 10) {
-		if want := []int{0, 10, 0}[i]; n != want {
-			t.Errorf("candidate %d was chosen %d times of 10", i, n)
-		}
-		if c := s.Candidates[i]; !near(c.Cost, idleTerms.sum()*[]float64{1.5, 0.9, 1}[i], 1e-9) || c.Terms != idleTerms {
-			t.Errorf("candidate %d: cost %v of %+v", i, c.Cost, c.Terms)
-		}
-	}
-}
-
 func TestHomeHolds(t *testing.T) {
 	for name, tc := range map[string]struct {
 		home        int

@@ -3,6 +3,8 @@ package kvscore
 import (
 	"cmp"
 	"math"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // Defaults of PrefixHash.
@@ -69,9 +71,9 @@ func (p *PrefixHash) prefix(s *Selection) uint64 {
 	// prompts at once.
 	n := max(1, math.Round(float64(cmp.Or(p.PrefixTokens, DefaultPrefixTokens))/s.NominalBlockTokens))
 	n = min(n, float64(len(s.Blocks)))
-	hash := mix(s.Root)
+	hash := cache.Mix(s.Root)
 	for _, block := range s.Blocks[:int(n)] {
-		hash = mix(hash ^ block)
+		hash = cache.Mix(hash ^ block)
 	}
 	return hash
 }
@@ -79,14 +81,5 @@ func (p *PrefixHash) prefix(s *Selection) uint64 {
 // rendezvous ranks a target for a prefix or a session; the highest rank is first. Each has
 // its own order, and a target's rank does not depend on other targets.
 func rendezvous(hash uint64, t Target) uint64 {
-	return mix(hash ^ mix(t.Worker^mix(uint64(t.Rank))))
-}
-
-// mix is the output function of SplitMix64 (Steele, Lea and Flood, 2014), with its
-// increment, so that it maps 0 to another value.
-func mix(x uint64) uint64 {
-	x += 0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
+	return cache.Mix(hash ^ cache.Mix(t.Worker^cache.Mix(uint64(t.Rank))))
 }

@@ -288,7 +288,9 @@ func (s *Scheduler) addLoad(l *Lease, now time.Time) {
 		l.isAwaiting = true
 	}
 	if !l.streamed {
-		ld.expect(l, now.Add(time.Duration(l.predicted*float64(time.Millisecond))))
+		l.due = now.Add(time.Duration(l.predicted * float64(time.Millisecond)))
+		at, _ := slices.BinarySearchFunc(ld.due, l, func(a, b *Lease) int { return a.due.Compare(b.due) })
+		ld.due = slices.Insert(ld.due, at, l)
 	}
 	s.leases[l] = struct{}{}
 }

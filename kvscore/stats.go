@@ -44,7 +44,10 @@ func (s *Scheduler) Stats() Stats {
 	stats := Stats{
 		Leases: len(s.leases), Size: s.caches.Size(), Totals: Totals{Expired: s.expired, Untracked: s.untracked, PolicyFaults: s.policyFaults},
 		Latency: s.latency.latency(), Timings: s.latency.samples,
-		ExpectedTurns: s.traffic.turns(), ExpectedAnswer: s.traffic.meanAnswer(),
+		ExpectedTurns: s.traffic.turns(),
+	}
+	if s.traffic.answers > 0 {
+		stats.ExpectedAnswer = s.traffic.answer
 	}
 	if stats.Timings > 0 {
 		stats.PrefillRate = s.latency.rate(1)

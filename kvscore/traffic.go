@@ -96,14 +96,6 @@ func (t *traffic) answeredWith(tokens int64, ms float64) {
 	average(&t.decoding, t.answers, min(max(0, ms), milliseconds(maxIdle)))
 }
 
-// meanAnswer returns the mean length of an answer, 0 while none has ended.
-func (t *traffic) meanAnswer() float64 {
-	if t.answers == 0 {
-		return 0
-	}
-	return t.answer
-}
-
 // maxTurns bounds the expected number of further turns.
 const maxTurns = 50
 

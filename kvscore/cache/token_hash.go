@@ -2,8 +2,9 @@ package cache
 
 import (
 	"encoding/binary"
-	"math/bits"
 	"unsafe"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache/internal/approx"
 )
 
 // TokenHash hashes blocks of token ids with a key. A client that does not know the key cannot
@@ -17,14 +18,21 @@ type TokenHash struct{ key [8]uint64 }
 // NewTokenHash returns the hash function of a seed, which must be secret.
 func NewTokenHash(seed uint64) TokenHash {
 	var h TokenHash
-	for i := range h.key { // SplitMix64
-		seed += 0x9E3779B97F4A7C15
-		z := seed
-		z = (z ^ z>>30) * 0xBF58476D1CE4E5B9
-		z = (z ^ z>>27) * 0x94D049BB133111EB
-		h.key[i] = z ^ z>>31
+	for i := range h.key {
+		h.key[i] = Mix(seed + uint64(i)*increment) //nolint:gosec // not negative
 	}
 	return h
+}
+
+const increment = 0x9e3779b97f4a7c15
+
+// Mix is the output function of SplitMix64 (Steele, Lea and Flood, 2014), with its
+// increment, so that it maps 0 to another value.
+func Mix(x uint64) uint64 {
+	x += increment
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
 }
 
 var littleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
@@ -55,7 +63,7 @@ func (h *TokenHash) Block(ids []byte) uint64 {
 // blocks appends the hashes of full blocks of a size in bytes.
 func (h *TokenHash) blocks(dst []uint64, ids []byte, size int) []uint64 {
 	k := &h.key
-	start := fold(uint64(size), k[0]) //nolint:gosec // not negative
+	start := approx.Fold(uint64(size), k[0]) //nolint:gosec // not negative
 	if size%64 != 0 {
 		for ; len(ids) >= size; ids = ids[size:] {
 			dst = append(dst, h.chain(start, ids[:size]))
@@ -73,7 +81,7 @@ func (h *TokenHash) blocks(dst []uint64, ids []byte, size int) []uint64 {
 		sum := start
 		for range size / 64 {
 			b := (*[64]byte)(ids)
-			sum = fold(sum, k[7]) ^ pair(k, b, 0) ^ pair(k, b, 2) ^ pair(k, b, 4) ^ pair(k, b, 6)
+			sum = approx.Fold(sum, k[7]) ^ pair(k, b, 0) ^ pair(k, b, 2) ^ pair(k, b, 4) ^ pair(k, b, 6)
 			ids = ids[64:]
 		}
 		dst = append(dst, sum)
@@ -83,14 +91,14 @@ func (h *TokenHash) blocks(dst []uint64, ids []byte, size int) []uint64 {
 
 // pair hashes two words of a chunk.
 func pair(k *[8]uint64, b *[64]byte, i int) uint64 {
-	return fold(binary.LittleEndian.Uint64(b[8*i:])^k[i], binary.LittleEndian.Uint64(b[8*i+8:])^k[i+1])
+	return approx.Fold(binary.LittleEndian.Uint64(b[8*i:])^k[i], binary.LittleEndian.Uint64(b[8*i+8:])^k[i+1])
 }
 
 // chain hashes a block of any size, each product after the one before.
 func (h *TokenHash) chain(sum uint64, ids []byte) uint64 {
 	k, i := &h.key, 0
 	for ; len(ids) >= 16; ids = ids[16:] {
-		sum = fold(binary.LittleEndian.Uint64(ids)^k[i]^sum, binary.LittleEndian.Uint64(ids[8:])^k[i+1])
+		sum = approx.Fold(binary.LittleEndian.Uint64(ids)^k[i]^sum, binary.LittleEndian.Uint64(ids[8:])^k[i+1])
 		i = (i + 2) % len(k)
 	}
 	if len(ids) == 0 {
@@ -105,11 +113,5 @@ func (h *TokenHash) chain(sum uint64, ids []byte) uint64 {
 	if len(ids) > 0 {
 		b = uint64(binary.LittleEndian.Uint32(ids))
 	}
-	return fold(a^k[i]^sum, b^k[i+1])
-}
-
-// fold multiplies two words and folds the product.
-func fold(a, b uint64) uint64 {
-	hi, lo := bits.Mul64(a, b)
-	return hi ^ lo
+	return approx.Fold(a^k[i]^sum, b^k[i+1])
 }

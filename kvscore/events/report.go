@@ -1,7 +1,6 @@
 package events
 
 import (
-	"context"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore/events/zmtp"
@@ -96,15 +95,6 @@ func (s *Stream) connected() {
 	})
 	if s.cfg.Replay == "" { // such a stream gets no better than connected
 		s.recovered()
-	}
-}
-
-// disconnected notes the end of a subscription.
-func (s *Stream) disconnected(ctx context.Context, err error) {
-	s.count(func(st *Status) { st.Connected = false })
-	if ctx.Err() == nil {
-		s.lost(err)
-		s.degraded("the connection is lost", err)
 	}
 }
 

@@ -136,13 +136,18 @@ func (s *Stream) begin(ctx context.Context, box *inbox) {
 	}
 }
 
-// lost ends what depends on the connection.
-func (s *Stream) lost(why error) {
+// disconnected ends a subscription, and what depends on it.
+func (s *Stream) disconnected(ctx context.Context, why error) {
+	s.count(func(st *Status) { st.Connected = false })
+	if ctx.Err() != nil {
+		return
+	}
 	if s.cfg.Replay == "" || s.at.state == Untrusted {
 		s.reset("the connection is lost: " + why.Error())
 	}
 	s.at.heard, s.at.covered = 0, time.Time{}
 	s.enter(Gap)
+	s.degraded("the connection is lost", why)
 }
 
 // restarted notes that the publisher has begun another life.

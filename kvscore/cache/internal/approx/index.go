@@ -186,7 +186,7 @@ func (x *Index) child(up *run, root, block uint64) *run {
 // key returns the key of a run. Clients know no seed, so they cannot choose runs with equal keys.
 func (x *Index) key(up *run, root, block uint64) uint64 {
 	if up == nil {
-		return block ^ fold(root^x.seed, 0x9e3779b97f4a7c15)
+		return block ^ Fold(root^x.seed, 0x9e3779b97f4a7c15)
 	}
 	return block ^ up.seed
 }

@@ -51,40 +51,6 @@ func TestUnknownSlotsAndEmptyChains(t *testing.T) {
 	}
 }
 
-// The doc of Arrivals, as a test: newcomers below a system prompt are counted
-// where they diverge, a conversation's own turns are not counted up.
-func TestArrivalsTellStemFromHistory(t *testing.T) {
-	x := declared(2)
-	stem := seq(100, 10)
-	var m Match
-	send := func(b []uint64) int {
-		x.Match(&Chain{Root: 1, Blocks: b}, &m)
-		ref, _ := x.acquireAll(int(b[len(b)-1]%2), &Chain{Root: 1, Blocks: b, Weights: Same(1000)})
-		x.Release(ref, true)
-		return m.Arrivals
-	}
-	var got []int
-	for i := range uint64(5) {
-		got = append(got, send(slices.Concat(stem, seq(1000*(i+1), 5))))
-	}
-	if want := []int{0, 0, 1, 2, 3}; !slices.Equal(got, want) {
-		t.Errorf("newcomers find %v, want %v", got, want)
-	}
-	got = got[:0]
-	talk := slices.Concat(stem, seq(1000, 5))
-	for turn := range uint64(4) {
-		talk = slices.Concat(talk, seq(50_000+100*turn, 6))
-		got = append(got, send(talk))
-	}
-	if want := []int{0, 0, 0, 0}; !slices.Equal(got, want) {
-		t.Errorf("turns find %v, want %v", got, want)
-	}
-	got = append(got[:0], send(talk), send(talk))
-	if want := []int{0, 1}; !slices.Equal(got, want) {
-		t.Errorf("the same prompt again finds %v, want %v", got, want)
-	}
-}
-
 func TestVeryLongChain(t *testing.T) {
 	x := declared(2)
 	long := seq(1, 100_000)

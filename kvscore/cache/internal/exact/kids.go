@@ -1,9 +1,10 @@
 package exact
 
 import (
-	"math/bits"
 	"sync/atomic"
 	"unsafe"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache/internal/approx"
 )
 
 // kids leads from a place in the trie and the next block to the run that begins there. It is an
@@ -29,8 +30,7 @@ func keyOf(up *run, after int32, root, block uint64) uint64 {
 	if up != nil {
 		root = uint64(up.at(0)) + uint64(after) + 1
 	}
-	hi, lo := bits.Mul64(root^0x9e3779b97f4a7c15, 0xd6e8feb86659fd93)
-	return max(hi^lo^block, 1)
+	return max(approx.Fold(root^0x9e3779b97f4a7c15, 0xd6e8feb86659fd93)^block, 1)
 }
 
 func (r *run) key() uint64 { return keyOf(r.up, r.after, r.root, r.first) }

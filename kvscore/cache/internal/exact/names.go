@@ -1,8 +1,9 @@
 package exact
 
 import (
-	"math/bits"
 	"slices"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache/internal/approx"
 )
 
 // names leads from the engines' names to places. Every held block has one name that its run
@@ -21,10 +22,7 @@ const (
 
 // hash returns the hash of a name for the table. It is keyed: some engines' names are weak
 // hashes of what clients choose.
-func (n *names) hash(name uint64) uint64 {
-	hi, lo := bits.Mul64(name^n.k0, n.k1)
-	return hi ^ lo
-}
+func (n *names) hash(name uint64) uint64 { return approx.Fold(name^n.k0, n.k1) }
 
 // slot is where a name belongs in the table, until the table changes.
 type slot struct {

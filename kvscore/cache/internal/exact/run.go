@@ -243,13 +243,6 @@ func (x *Index) edited(old []segment, from, to int32, f func(s set, from, end in
 	return out
 }
 
-// storage returns a run's arrays for n blocks: hashes of length 0, and names. They share one
-// allocation.
-func storage(n int) (hashes, names []uint64) {
-	both := make([]uint64, 2*n)
-	return both[:0:n], both[n : n : 2*n]
-}
-
 func storageBytes(hashes []uint64) int64 { return int64(cap(hashes)) * 16 }
 
 // room returns a capacity for n blocks: 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512. The
@@ -269,9 +262,11 @@ func room(n int) int {
 	return size
 }
 
-// move gives a run another storage for its blocks, and returns its hashes.
+// move gives a run another storage for its blocks, and returns its hashes. They share one
+// allocation with the names.
 func (x *Index) move(r *run, hashes []uint64, size int) []uint64 {
-	h, names := storage(size)
+	both := make([]uint64, 2*size)
+	h, names := both[:0:size], both[size:size:2*size]
 	x.memory.runs += storageBytes(h) - storageBytes(hashes)
 	h = append(h, hashes...)
 	r.names = append(names, r.names[:len(hashes)]...)
