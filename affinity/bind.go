@@ -76,15 +76,12 @@ func (r *Ristretto) rebind(e *entry, w *write) (Binding, result) {
 	return r.binding(e), written
 }
 
-// next returns a version that was never used.
-func (r *Ristretto) next() Version { return Version(r.version.Add(1)) }
-
-// versionOf returns the version that a write gives the binding.
+// versionOf returns the version that a write gives the binding. A new one was never used.
 func (r *Ristretto) versionOf(w *write) Version {
 	if w.version != 0 {
 		return w.version
 	}
-	return r.next()
+	return Version(r.version.Add(1))
 }
 
 // insert stores a new entry for a session that had no live one when last seen. The caller holds

@@ -121,7 +121,9 @@ func NewRistretto(o Options) (*Ristretto, error) {
 	r.version.Store(uint64(max(start.UnixNano(), 1)))                                      //nolint:gosec // positive
 	r.roster = roster{share: o.Share, random: rand.Uint64(), counts: make(map[uint32]int)} //nolint:gosec // only samples
 	r.roster.limit(o.MaxSessions)
-	r.live.init()
+	for i := range r.live.shards {
+		r.live.shards[i].active = make(map[Key]*active)
+	}
 
 	cache, err := ristretto.NewCache(&ristretto.Config[uint64, *entry]{
 		// The counters only serve ristretto's eviction, which does not happen.

@@ -47,12 +47,6 @@ type active struct {
 	alone chan struct{} // full while a request has the session alone; nil until one wants it
 }
 
-func (l *live) init() {
-	for i := range l.shards {
-		l.shards[i].active = make(map[Key]*active)
-	}
-}
-
 func (l *live) shard(key *Key) *shard { return &l.shards[key[len(key)-1]%64] }
 
 // use returns whether live requests use the binding of a version.

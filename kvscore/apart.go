@@ -134,7 +134,10 @@ func (s *Scheduler) part(now time.Time, r *Request, among []TargetRef, sel *Sele
 			// average, half of that is left.
 			c.PartedTime += min(left, c.WaitTime/float64(2*max(1, c.Awaiting)))
 		}
-		if c.way = r.way(i); c.way == EitherWay && r.Leg == LegWhole && c.Target.Worker == a.Prefill.Worker {
+		if i < len(r.Ways) {
+			c.way = r.Ways[i]
+		}
+		if c.way == EitherWay && r.Leg == LegWhole && c.Target.Worker == a.Prefill.Worker {
 			c.way = OnlyWhole // it would hand the KV to itself
 		}
 		switch c.way {
@@ -145,13 +148,6 @@ func (s *Scheduler) part(now time.Time, r *Request, among []TargetRef, sel *Sele
 		case OnlyWhole:
 		}
 	}
-}
-
-func (r *Request) way(i int) Way {
-	if i < len(r.Ways) {
-		return r.Ways[i]
-	}
-	return EitherWay
 }
 
 // parts says whether the rule parts the request if it is decoded on a candidate.

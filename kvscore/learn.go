@@ -180,9 +180,3 @@ func (s *Scheduler) predict(now time.Time, ld *load, c *Candidate, sel *Selectio
 	c.RecentWork = ld.recent.value(now)
 	c.MemoryUse = context / float64(ld.capacity)
 }
-
-// predictUnknown sets the times of a candidate that the scheduler does not know.
-func (s *Scheduler) predictUnknown(c *Candidate, sel *Selection) {
-	c.Slowness = 1
-	c.PrefillTime = s.latency.predict(featuresOf(1, workOf(sel.Tokens, 0), 0))
-}

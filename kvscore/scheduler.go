@@ -88,7 +88,7 @@ func NewScheduler(s Settings) *Scheduler {
 	sch.settings = s.withDefaults()
 	sch.latency = newEstimator()
 	sch.traffic.answer = assumedAnswer
-	sch.transfers = newTransfers()
+	sch.transfers = transfers{all: priorTransfer, pairs: make(map[[2]uint32]*transfer)}
 	sch.caches = cache.New(sch.settings.caches())
 	return sch
 }

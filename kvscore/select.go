@@ -155,9 +155,9 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 		if ld := s.loadOf(among[i]); ld != nil {
 			s.fill(now, r, ld, c, sel)
 		} else { // the target holds nothing; book declares it
-			c.Unknown = true
+			c.Unknown, c.Slowness = true, 1
+			c.PrefillTime = s.latency.predict(featuresOf(1, workOf(sel.Tokens, 0), 0))
 			sel.Unknown++
-			s.predictUnknown(c, sel)
 		}
 		if r.Home != (Target{}) && c.Target == r.Home {
 			sel.Home = i

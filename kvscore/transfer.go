@@ -31,6 +31,8 @@ const (
 	maxPairs, maxMet = 1024, 64
 )
 
+var priorTransfer = transfer{fixed: priorFixed, token: priorToken}
+
 func (t *transfer) predict(tokens int64) float64 {
 	return t.fixed + t.token*float64(max(0, tokens))/1e3
 }
@@ -72,10 +74,6 @@ type transfers struct {
 	pairs map[[2]uint32]*transfer
 }
 
-func newTransfers() transfers {
-	return transfers{all: transfer{fixed: priorFixed, token: priorToken}, pairs: make(map[[2]uint32]*transfer)}
-}
-
 func (t *transfers) between(now time.Time, from, to uint32) transfer {
 	if one := t.pairs[[2]uint32{from, to}]; one != nil {
 		return one.faded(now)
@@ -97,7 +95,7 @@ func (t *transfers) learn(now time.Time, from, to uint32, tokens int64, ms float
 		t.pairs[pair] = one
 	}
 	one.learn(now, tokens, ms, t.all)
-	t.all.learn(now, tokens, ms, transfer{fixed: priorFixed, token: priorToken})
+	t.all.learn(now, tokens, ms, priorTransfer)
 }
 
 // SetGroup sets the group of a target, for example by its host. Between targets of two groups, the

@@ -131,7 +131,11 @@ func (x *Index) grow(s *slot, up *run, root uint64, blocks []uint64, start int, 
 func (x *Index) pin(s *slot, slot uint16, r *run) {
 	h := r.hold(slot)
 	if h == nil {
-		h = x.add(s, slot, r)
+		h = &hold{run: r, n: int32(len(r.hashes)), slot: slot}
+		r.insert(h)
+		s.used.Add(h.tokens())
+		s.holds++
+		x.bytes += holdBytes
 		x.push(s, h)
 	}
 	if h.refs == 0 {
@@ -146,16 +150,6 @@ func (x *Index) pin(s *slot, slot uint16, r *run) {
 		s.lost -= h.tokens()
 	}
 	h.refs++
-}
-
-// add gives the slot a hold of the whole run, in no place of its order.
-func (x *Index) add(s *slot, slot uint16, r *run) *hold {
-	h := &hold{run: r, n: int32(len(r.hashes)), slot: slot}
-	r.insert(h)
-	s.used.Add(h.tokens())
-	s.holds++
-	x.bytes += holdBytes
-	return h
 }
 
 // tokens returns the milli-tokens of a hold.

@@ -20,18 +20,13 @@ func (x *Index) Store(s *Stored) (int, Outcome) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	n, o := x.store(s)
-	x.count(s.Target, o)
+	if o != OK {
+		owner := x.owner(s.Target)
+		owner.incomplete = true
+		owner.ambiguous = owner.ambiguous || o == Contradiction
+	}
 	x.relieve()
 	return n, o
-}
-
-func (x *Index) count(target int, o Outcome) {
-	if o == OK || o == Invalid {
-		return
-	}
-	owner := x.owner(target)
-	owner.incomplete = true
-	owner.ambiguous = owner.ambiguous || o == Contradiction
 }
 
 // leastBytes is what a block takes at least.
