@@ -40,7 +40,6 @@ func (r *rig) trouble(rnd *rand.Rand) {
 		r.set(func() {
 			r.cut, r.quiet = rnd.IntN(6), rnd.IntN(2)*rnd.IntN(6)
 			r.hole = rnd.Uint64N(r.next + 1)
-			r.noSecond = rnd.IntN(2) == 0
 		})
 	case 12: // a batch twice
 		r.set(func() {
@@ -65,7 +64,7 @@ func (r *rig) trouble(rnd *rand.Rand) {
 func (r *rig) heal() {
 	r.on(nil)
 	r.set(func() {
-		r.down, r.refuse, r.stall, r.noSecond = false, false, false, false
+		r.down, r.refuse, r.stall = false, false, false
 		r.cut, r.quiet, r.hole, r.onReplay = 0, 0, 0, nil
 	})
 	r.wait(5 * time.Minute)

@@ -46,7 +46,6 @@ type publisher struct {
 	quiet      int    // a replay falls silent behind that many batches, as at a high-water mark
 	hole       uint64 // the next replay leaves this batch out, unless it is the first
 	heedless   bool   // replays begin with the oldest batch
-	noSecond   bool   // the second question on a connection gets no answer
 	onReplay   func() // runs before an answer
 	dials      []time.Time
 	asked      []uint64
@@ -258,7 +257,7 @@ func (p *publisher) serveReplay(nc net.Conn) {
 	if !p.greet(nc, "ROUTER") {
 		return
 	}
-	for question := 0; ; question++ {
+	for {
 		delimiter, err := readFrame(nc)
 		if err != nil || len(delimiter) != 1 || delimiter[0] != 1 {
 			return
@@ -267,13 +266,13 @@ func (p *publisher) serveReplay(nc net.Conn) {
 		if err != nil || len(start) != 9 {
 			return
 		}
-		if !p.answer(nc, binary.BigEndian.Uint64(start[1:]), question) {
+		if !p.answer(nc, binary.BigEndian.Uint64(start[1:])) {
 			return
 		}
 	}
 }
 
-func (p *publisher) answer(nc net.Conn, start uint64, question int) bool {
+func (p *publisher) answer(nc net.Conn, start uint64) bool {
 	p.mu.Lock()
 	p.asked = append(p.asked, start)
 	if f := p.onReplay; f != nil {
@@ -282,7 +281,7 @@ func (p *publisher) answer(nc net.Conn, start uint64, question int) bool {
 		f()
 		p.mu.Lock()
 	}
-	old, cut, quiet, hole, stall := p.oldLayout, p.cut, p.quiet, p.hole, p.stall || p.noSecond && question > 0
+	old, cut, quiet, hole, stall := p.oldLayout, p.cut, p.quiet, p.hole, p.stall
 	p.hole = 0
 	if p.heedless {
 		start = 0

@@ -17,7 +17,6 @@ const (
 	replayTotal = 2 * time.Minute
 	replayPause = 250 * time.Millisecond // before the second attempt without progress
 	replayTries = 3                      // attempts without progress
-	replayAsks  = 3                      // questions of one attempt
 
 	// endMarker is the sequence number behind the last replayed batch.
 	endMarker = math.MaxUint64
@@ -65,9 +64,7 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// attempt asks over one connection until an answer brings nothing new. The second answer
-// closes a gap: batches that the publisher published between its first answer and the moment
-// when the subscription took effect.
+// attempt asks once over a connection of its own, and takes the answer.
 //
 // A goroutine of its own reads the answers, however slow the sink is. The ROUTER socket of an
 // engine drops what exceeds its high-water mark of 1000 messages, the end marker included.
@@ -91,20 +88,6 @@ func (s *Stream) attempt(ctx context.Context, r *replayed, take func(uint64, []b
 	}
 	box := newInbox(c, maxReplayed)
 	defer func() { _ = box.stop() }()
-	for i := range replayAsks {
-		before := *r
-		switch err := ask(ctx, box, r, take); {
-		case err != nil && i == 0:
-			return err
-		case err != nil || *r == before:
-			return nil // the first answer was complete
-		}
-	}
-	return nil
-}
-
-// ask asks once and takes the answer.
-func ask(ctx context.Context, box *inbox, r *replayed, take func(uint64, []byte)) error {
 	if err := box.c.Send(nil, binary.BigEndian.AppendUint64(nil, r.next)); err != nil {
 		return err
 	}
