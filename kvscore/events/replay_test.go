@@ -8,6 +8,18 @@ import (
 	"time"
 )
 
+func TestReplayResumes(t *testing.T) {
+	inRig(t, func(p *publisher, _ *Config) { p.publishN(100); p.cut = 7 }, func(r *rig) {
+		r.wait(time.Minute)
+		r.holds(0, 99, Live, true)
+		for i, want := range []uint64{0, 7, 14, 21} {
+			if r.asked[i] != want {
+				t.Fatalf("asked for %v", r.asked)
+			}
+		}
+	})
+}
+
 // TestReplayWithHole leaves a batch out, as a ROUTER does that reaches its high-water mark.
 func TestReplayWithHole(t *testing.T) {
 	inRig(t, func(p *publisher, _ *Config) { p.publishN(100); p.hole = 40 }, func(r *rig) {

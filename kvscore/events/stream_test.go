@@ -442,18 +442,6 @@ func TestStop(t *testing.T) {
 	}
 }
 
-func TestConfigErrors(t *testing.T) {
-	for _, c := range []Config{
-		{Endpoint: "tcp://*:5557"},
-		{Endpoint: "nonsense"},
-		{Endpoint: "tcp://host:1", Replay: "tcp://*:2"},
-	} {
-		if _, err := New(c, &journal{}, zap.NewNop()); err == nil {
-			t.Errorf("%+v has no error", c)
-		}
-	}
-}
-
 // TestStreamsShareABudget has other streams of the process hold all bytes for a while.
 func TestStreamsShareABudget(t *testing.T) {
 	for _, size := range []int{100, 2 << 20} {
