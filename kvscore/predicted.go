@@ -77,7 +77,7 @@ const (
 
 // Choose implements Policy.
 func (p *PredictedLatency) Choose(s *Selection) int {
-	by := p.weigh(s)
+	by := weigh(s)
 	for i := range s.Candidates {
 		by.cost(s, i)
 	}
@@ -101,7 +101,7 @@ type weights struct {
 	leastWork     float64
 }
 
-func (p *PredictedLatency) weigh(s *Selection) weights {
+func weigh(s *Selection) weights {
 	n := float64(len(s.Candidates))
 	waiting := float64(s.Awaiting) / n
 	w := weights{

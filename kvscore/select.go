@@ -153,7 +153,7 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 			c.Factor = r.Factors[i]
 		}
 		if ld := s.loadOf(among[i]); ld != nil {
-			s.fill(now, r, ld, c, sel)
+			s.fill(now, ld, c, sel)
 		} else { // the target holds nothing; book declares it
 			c.Unknown, c.Slowness = true, 1
 			c.PrefillTime = s.latency.predict(featuresOf(1, workOf(sel.Tokens, 0), 0))
@@ -173,7 +173,7 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 }
 
 // fill sets the terms of a candidate from its target's load. The lock is held.
-func (s *Scheduler) fill(now time.Time, r *Request, ld *load, c *Candidate, sel *Selection) {
+func (s *Scheduler) fill(now time.Time, ld *load, c *Candidate, sel *Selection) {
 	if len(ld.due) > 0 {
 		ld.settle(now)
 	}

@@ -26,7 +26,7 @@ type wire struct {
 }
 
 // storedFields and removedFields are the fields of events that are arrays, by position.
-// [Decoder.readTail] reads what follows.
+// [wire.readTail] reads what follows.
 var (
 	storedFields = bytes.Fields([]byte("type block_hashes parent_block_hash token_ids block_size " +
 		"lora_id medium lora_name extra_keys"))
@@ -60,7 +60,7 @@ func (d *Decoder) readWire(r *reader, w *wire) {
 	for _, name := range fields[1:min(n, len(fields))] {
 		d.readField(r, w, name)
 	}
-	d.readTail(r, w, n-len(fields))
+	w.readTail(r, n-len(fields))
 }
 
 // readField reads one field.
@@ -116,7 +116,7 @@ func (d *Decoder) readField(r *reader, w *wire, name []byte) {
 // readTail reads the last n elements of an event that is an array: group, kind, sliding window,
 // locality and ownership. Some builds of vLLM for Dynamo leave out absent ones or put
 // multimodal infos in front. A value's type therefore counts for more than its place.
-func (d *Decoder) readTail(r *reader, w *wire, n int) {
+func (w *wire) readTail(r *reader, n int) {
 	for place := 0; n > 0 && !r.bad; n-- {
 		c := r.lead()
 		switch {

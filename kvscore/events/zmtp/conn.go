@@ -30,31 +30,19 @@ var ErrSilent = errors.New("the peer is silent")
 // small, so only a peer that does not read at all takes that long.
 const writeTimeout = 5 * time.Second
 
-// Options are the bounds of a connection. Zero stands for the default.
+const (
+	maxFrames        = 16               // of a message
+	handshakeTimeout = 5 * time.Second  // until both sides are ready
+	pingAfter        = 5 * time.Second  // the silence after which a peer of ZMTP 3.1 gets a PING
+	deadAfter        = 15 * time.Second // the silence after the PING that ends the connection
+)
+
+// Options are those of a connection.
 type Options struct {
 	// Socket is this side's type. Default: SUB.
 	Socket Socket
-	// MaxBytes bounds a message, all frames together, and so a frame. Default: 64 MiB.
+	// MaxBytes bounds a message, all frames together, and so a frame.
 	MaxBytes int
-	// MaxFrames bounds the frames of a message. Default: 16.
-	MaxFrames int
-	// Handshake bounds the time until both sides are ready. Default: 5 s.
-	Handshake time.Duration
-	// Ping is the silence after which a peer of ZMTP 3.1 gets a PING. Default: 5 s.
-	Ping time.Duration
-	// Dead is the silence after the PING that ends the connection. Default: 15 s.
-	Dead time.Duration
-}
-
-func (o Options) withDefaults() Options {
-	return Options{
-		Socket:    cmp.Or(o.Socket, Sub),
-		MaxBytes:  cmp.Or(o.MaxBytes, 64<<20),
-		MaxFrames: cmp.Or(o.MaxFrames, 16),
-		Handshake: cmp.Or(o.Handshake, 5*time.Second),
-		Ping:      cmp.Or(o.Ping, 5*time.Second),
-		Dead:      cmp.Or(o.Dead, 15*time.Second),
-	}
 }
 
 // Conn is one connection to one peer. One goroutine at a time may call [Conn.Recv]. All other
@@ -82,10 +70,11 @@ type Conn struct {
 // error. If ctx ends first, New fails at once; later the connection does not depend on ctx. Errors
 // name the endpoint.
 func New(ctx context.Context, nc net.Conn, endpoint string, o Options) (*Conn, error) {
-	c := &Conn{nc: nc, endpoint: endpoint, opts: o.withDefaults()}
+	o.Socket = cmp.Or(o.Socket, Sub)
+	c := &Conn{nc: nc, endpoint: endpoint, opts: o}
 	c.r = bufio.NewReaderSize((*patient)(c), 64<<10)
 	stop := context.AfterFunc(ctx, func() { _ = nc.Close() })
-	_ = nc.SetDeadline(time.Now().Add(c.opts.Handshake))
+	_ = nc.SetDeadline(time.Now().Add(handshakeTimeout))
 	err := c.handshake()
 	if !stop() && err == nil {
 		err = context.Cause(ctx)
@@ -172,7 +161,7 @@ func (p *patient) Read(b []byte) (int, error) {
 	if !c.ready || !c.heartbeats() { // then the handshake's deadline or TCP's keep-alive watches
 		return c.nc.Read(b)
 	}
-	wait, pinged := c.opts.Ping, false
+	wait, pinged := pingAfter, false
 	for {
 		_ = c.nc.SetReadDeadline(time.Now().Add(wait))
 		n, err := c.nc.Read(b)
@@ -187,6 +176,6 @@ func (p *patient) Read(b []byte) (int, error) {
 		if err := c.command("PING", []byte{0, 0}); err != nil {
 			return 0, fmt.Errorf("sending a heartbeat: %w", err)
 		}
-		wait, pinged = c.opts.Dead, true
+		wait, pinged = deadAfter, true
 	}
 }

@@ -114,8 +114,8 @@ func (c *Conn) Recv(m *Message) error {
 
 // frame reads one frame's content into m, within the bounds of a message.
 func (c *Conn) frame(m *Message, size uint64) error {
-	if len(m.ends) == c.opts.MaxFrames {
-		return fmt.Errorf("the peer sent a message of more than %d frames", c.opts.MaxFrames)
+	if len(m.ends) == maxFrames {
+		return fmt.Errorf("the peer sent a message of more than %d frames", maxFrames)
 	}
 	if size > uint64(c.opts.MaxBytes-len(m.buf)) {
 		return fmt.Errorf("the peer sent a message of more than %d bytes: one frame has %d", c.opts.MaxBytes, size)
