@@ -15,7 +15,6 @@ import (
 // Defaults of [Options].
 const (
 	DefaultMaxSessions = 1_000_000
-	DefaultShare       = 0.5
 	DefaultSweep       = 500 * time.Millisecond
 )
 
@@ -24,11 +23,6 @@ type Options struct {
 	// MaxSessions bounds the number of bindings. A binding takes less than 300 bytes, and
 	// the store a fixed part of about 1 MiB. Default: 1,000,000.
 	MaxSessions int
-
-	// Share is the part of MaxSessions that one scope may take, from 0 to 1. A scope at its
-	// share evicts its own bindings. Scope 0 may take everything that the others leave: it
-	// evicts its own bindings only while the store is full. Default: 0.5.
-	Share float64
 
 	// Sweep is the interval between searches for expired bindings. It bounds the delay of
 	// a report, not the life of a binding. Default: 500ms.
@@ -104,9 +98,6 @@ func NewRistretto(o Options) (*Ristretto, error) {
 	if o.Sweep <= 0 {
 		o.Sweep = DefaultSweep
 	}
-	if o.Share <= 0 || o.Share > 1 {
-		o.Share = DefaultShare
-	}
 	o.MaxSessions = limit(o.MaxSessions)
 
 	r := &Ristretto{
@@ -118,8 +109,8 @@ func NewRistretto(o Options) (*Ristretto, error) {
 	}
 	// The versions of an earlier run began at its start and grew by one a Bind. They stay
 	// below the present time, for no store binds 10^9 times a second.
-	r.version.Store(uint64(max(start.UnixNano(), 1)))                                      //nolint:gosec // positive
-	r.roster = roster{share: o.Share, random: rand.Uint64(), counts: make(map[uint32]int)} //nolint:gosec // only samples
+	r.version.Store(uint64(max(start.UnixNano(), 1)))                      //nolint:gosec // positive
+	r.roster = roster{random: rand.Uint64(), counts: make(map[uint32]int)} //nolint:gosec // only samples
 	r.roster.limit(o.MaxSessions)
 	for i := range r.live.shards {
 		r.live.shards[i].active = make(map[Key]*active)

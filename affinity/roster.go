@@ -20,9 +20,8 @@ type roster struct {
 	mu       sync.Mutex
 	slots    []slot
 	counts   map[uint32]int // of entries by scope
-	share    float64
-	max      int // of entries; SetMaxSessions lowers it in steps
-	maxShare int // of a scope's entries
+	max      int            // of entries; SetMaxSessions lowers it in steps
+	maxShare int            // of a scope's entries: half of those that the store may have
 	random   uint64
 }
 
@@ -131,7 +130,7 @@ func (ro *roster) limit(maxSessions int) {
 	ro.mu.Lock()
 	defer ro.mu.Unlock()
 	ro.max = max(maxSessions, len(ro.slots))
-	ro.maxShare = max(1, int(ro.share*float64(maxSessions)))
+	ro.maxShare = max(1, maxSessions/2)
 }
 
 // above returns an entry to evict while max, or the number of entries, is above the limit; nil
