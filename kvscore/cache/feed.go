@@ -88,22 +88,21 @@ type Feed struct {
 type feeds struct {
 	of      map[Target]*Feed
 	numbers []*Feed // by number; nil if the number is free
-	last    int     // the number that was taken last
 	sizes   atomic.Pointer[[]int]
 }
-
-// maxFeeds bounds the number of feeds.
-const maxFeeds = exact.MaxTargets
 
 // Feed opens the feed of a target, which must not have one. It returns nil if there are too many
 // feeds. The target need not have a slot yet.
 func (c *Caches) Feed(t Target) *Feed {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	f := &Feed{caches: c, target: t}
+	f := &Feed{caches: c, target: t, number: slices.Index(c.feeds.numbers, nil)}
 	f.info.Store(&FeedInfo{})
-	if f.number = c.feeds.free(); f.number < 0 {
-		return nil
+	if f.number < 0 {
+		if f.number = len(c.feeds.numbers); f.number == exact.MaxTargets {
+			return nil
+		}
+		c.feeds.numbers = append(c.feeds.numbers, nil)
 	}
 	c.feeds.numbers[f.number] = f
 	c.feeds.of[t] = f
@@ -116,23 +115,6 @@ func (c *Caches) Feed(t Target) *Feed {
 func (f *Feed) attach(s *Slot) {
 	f.slot = s
 	s.feed.Store(f)
-}
-
-// free returns a number that no feed has. It takes the free ones in turn, because a request may
-// have looked up an earlier target of the number a moment ago.
-func (q *feeds) free() int {
-	for i := range q.numbers {
-		if n := (q.last + 1 + i) % len(q.numbers); q.numbers[n] == nil {
-			q.last = n
-			return n
-		}
-	}
-	if len(q.numbers) >= maxFeeds {
-		return -1
-	}
-	q.numbers = append(q.numbers, nil)
-	q.last = len(q.numbers) - 1
-	return q.last
 }
 
 // Close ends the feed. The caches forget what it said.
