@@ -134,16 +134,6 @@ func TestPrefixHashKeepsTheBound(t *testing.T) {
 	}
 }
 
-func TestRandomIsUniform(t *testing.T) {
-	for _, n := range []int{1, 2, 7} {
-		for i, k := range counts(Random{}, asked(n, 1), 7000) {
-			if want := 7000 / n; k < want*9/10 || k > want*11/10 {
-				t.Errorf("candidate %d of %d was chosen %d times of 7000", i, n, k)
-			}
-		}
-	}
-}
-
 // Take n targets of which no two have the same load. The policy chooses the one
 // that k others beat when it is drawn with one of the n−1−k worse ones.
 func TestPowerOfTwoTakesTheBetterOfTwo(t *testing.T) {
