@@ -208,6 +208,24 @@ func (r *rig) lived(life int) {
 	}
 }
 
+// TestRestartOnOneConnection begins new lives behind one connection, as a ZeroMQ proxy does.
+func TestRestartOnOneConnection(t *testing.T) {
+	inRig(t, func(p *publisher, _ *Config) { p.publishN(5) }, func(r *rig) {
+		r.wait(time.Minute)
+		for life := 1; life < 3; life++ {
+			r.restart()
+			r.publish(true)
+			r.publishN(2)
+			r.wait(2 * overlapFor)
+			r.holds(0, 2, Live, true)
+			r.lived(life)
+		}
+		if st := r.s.Status(); st.Restarts != 2 || st.Reconnects != 2 || st.Gaps != 0 {
+			t.Errorf("status %+v", st)
+		}
+	})
+}
+
 // TestTwoPublishers mixes two sequences on one endpoint. The stream must not ask for replays
 // without a pause.
 func TestTwoPublishers(t *testing.T) {
