@@ -53,11 +53,7 @@ const (
 // functions below.
 func (c *Caches) add(t *Ticket, v *View) {
 	f := t.slot.feed.Load()
-	if f == nil {
-		return
-	}
-	info := f.info.Load()
-	l := v.look(f, info)
+	l, info := v.look(f)
 	if l == nil {
 		return
 	}

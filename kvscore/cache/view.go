@@ -224,9 +224,13 @@ func (v *View) sentTo(s *Slot, o *Overlap) {
 }
 
 // look returns what was looked up for a feed, nil if the feed says nothing of the prompt.
-func (v *View) look(f *Feed, info *FeedInfo) *look {
-	if f == nil || info.Knowledge == Approximate {
-		return nil
+func (v *View) look(f *Feed) (*look, *FeedInfo) {
+	if f == nil || v.n == 0 {
+		return nil, nil
+	}
+	info := f.info.Load()
+	if info.Knowledge == Approximate {
+		return nil, nil
 	}
 	for i := range v.n {
 		l := &v.looks[i]
@@ -234,11 +238,11 @@ func (v *View) look(f *Feed, info *FeedInfo) *look {
 			continue
 		}
 		if l.id.Adapter && !info.Adapters || l.id.Salted && !info.Salts {
-			return nil
+			break
 		}
-		return l
+		return l, info
 	}
-	return nil
+	return nil, nil
 }
 
 // depth returns how many leading blocks a target holds in a tier or in a faster one.
@@ -259,11 +263,7 @@ func (l *look) sent(f *Feed) int64 {
 
 // reported replaces the overlap by what the engine's events say.
 func (v *View) reported(f *Feed, o *Overlap) {
-	if f == nil || v.n == 0 {
-		return
-	}
-	info := f.info.Load()
-	l := v.look(f, info)
+	l, info := v.look(f)
 	if l == nil {
 		return
 	}

@@ -80,12 +80,9 @@ func (x *Index) heldBy(r *run, i int32, target int) bool {
 	}
 	column := x.owners[target].column
 	v := r.view.Load()
-	for t := range Tier(Tiers) {
+	for t := range v.tiers() {
 		if setAt(v.tier(t), i).has(column) {
 			return true
-		}
-		if v.slow == nil {
-			break
 		}
 	}
 	return false

@@ -72,6 +72,14 @@ const (
 	segmentBytes = int64(unsafe.Sizeof(segment{}))
 )
 
+// tiers is the number of tiers that may have blocks.
+func (v *view) tiers() Tier {
+	if v.slow == nil {
+		return 1
+	}
+	return Tiers
+}
+
 func (v *view) tier(t Tier) []segment {
 	if t == Device {
 		return v.device
@@ -156,14 +164,11 @@ func (v *view) setSlow(t Tier, s []segment) {
 // the same reasons. The latter is at least i+1, and at most end.
 func (v *view) held(i, end int32, by set) (bool, int32) {
 	held := false
-	for t := range Tier(Tiers) {
+	for t := range v.tiers() {
 		segments := v.tier(t)
 		if k := search(segments, i); k < len(segments) {
 			held = held || segments[k].overlaps(by)
 			end = min(end, segments[k].end)
-		}
-		if v.slow == nil {
-			break
 		}
 	}
 	return held, end
@@ -195,12 +200,9 @@ func setAt(s []segment, i int32) set {
 // last returns the number of blocks up to the last held one.
 func (v *view) last() int32 {
 	n := int32(0)
-	for t := range Tier(Tiers) {
+	for t := range v.tiers() {
 		if s := v.tier(t); len(s) > 0 {
 			n = max(n, s[len(s)-1].end)
-		}
-		if v.slow == nil {
-			break
 		}
 	}
 	return n
