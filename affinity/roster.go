@@ -38,7 +38,9 @@ type slot struct {
 const maxEvicted = 2
 
 // add adds the entry if there is room, and returns true. If not, it returns an entry to evict
-// first, nil if it found none. evicted counts those that the caller has evicted.
+// first, nil if it found none. evicted counts those that the caller has evicted. A scope at its
+// share evicts its own bindings. Scope 0 may take everything that the others leave: it evicts its
+// own bindings only while the store is full.
 func (ro *roster) add(e *entry, now int64, evicted int) (added bool, victim *entry) {
 	ro.mu.Lock()
 	defer ro.mu.Unlock()

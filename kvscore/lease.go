@@ -241,8 +241,8 @@ func (s *Scheduler) end(l *Lease, computed bool, answer *Answer) bool {
 // zero is unknown. The lock is held.
 func (l *Lease) computed(at time.Time, seen bool) {
 	if !l.due.IsZero() {
-		at := slices.Index(l.load.due, l)
-		l.load.due = slices.Delete(l.load.due, at, at+1)
+		i := slices.Index(l.load.due, l)
+		l.load.due = slices.Delete(l.load.due, i, i+1)
 		l.due = time.Time{}
 	}
 	if l.isAwaiting {

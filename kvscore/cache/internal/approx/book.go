@@ -58,10 +58,10 @@ func (x *Index) acquire(s *slot, slot uint16, c *Chain, arrival int) (Ref, int) 
 		if want == 0 {
 			break
 		}
-		if ok, evicted := x.room(r.cost(slot, want)); evicted {
-			continue // the run may be another now, or gone
-		} else if !ok {
+		if ok, evicted := x.room(r.cost(slot, want)); !ok {
 			break
+		} else if evicted {
+			continue // the run may be another now, or gone
 		}
 		if want < len(r.hashes) {
 			r = x.split(r, want, &c.Weights)

@@ -155,8 +155,8 @@ func New(memory int64) *Index {
 	return x
 }
 
-// SetMemory changes the bound in bytes. Below what the index keeps now, [Index.Step] and the next
-// event evict the rest.
+// SetMemory changes the bound in bytes. Below what the index keeps now, [Index.Step] evicts
+// the rest.
 func (x *Index) SetMemory(bytes int64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

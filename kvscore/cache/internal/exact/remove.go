@@ -11,6 +11,7 @@ func (x *Index) Remove(target int, t Tier, names []uint64) (unknown int) {
 	if target < 0 || target >= len(x.owners) || t >= Tiers {
 		return len(names)
 	}
+	before := x.bytes()
 	p := removal{target: target, tier: t}
 	for _, name := range names {
 		if !x.removeOne(&p, name) {
@@ -18,7 +19,7 @@ func (x *Index) Remove(target int, t Tier, names []uint64) (unknown int) {
 		}
 	}
 	x.flush(&p)
-	x.relieve() // holes take memory, too
+	x.relieve(before) // holes take memory, too
 	return unknown
 }
 

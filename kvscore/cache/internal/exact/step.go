@@ -76,9 +76,10 @@ func (x *Index) normalise(r *run) bool {
 	return any
 }
 
-// relieve evicts until the index is within its memory, or empty.
-func (x *Index) relieve() {
-	for x.bytes() > x.memory.bound && x.evictOne() > 0 {
+// relieve evicts what a call has added, until the index is within its memory, or empty. What a
+// lower bound leaves is for Step.
+func (x *Index) relieve(before int64) {
+	for x.bytes() > max(x.memory.bound, before) && x.evictOne() > 0 {
 	}
 }
 

@@ -19,13 +19,14 @@ func (x *Index) Store(s *Stored) (int, Outcome) {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	before := x.bytes()
 	n, o := x.store(s)
 	if o != OK {
 		owner := x.owner(s.Target)
 		owner.incomplete = true
 		owner.ambiguous = owner.ambiguous || o == Contradiction
 	}
-	x.relieve()
+	x.relieve(before)
 	return n, o
 }
 
