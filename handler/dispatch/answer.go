@@ -30,7 +30,7 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 	a := d.attempt
 	d.held.drop()
 	if !a.streams(resp) {
-		d.parting.settled(d.Pool, resp.StatusCode < 300)
+		d.parting.settled(d.Pool, a.legs, resp.StatusCode < 300)
 	}
 	if d.prepareFollowUp(resp); !a.keepsBody(resp) {
 		a.Stay()
@@ -176,7 +176,7 @@ func (o *delivery) FirstToken(t time.Time) {
 	if o.attempt.legs.wedges() && o.d.goesOn() && o.moved < o.d.Resume.Tries {
 		o.attempt.mayMove()
 	}
-	o.d.parting.settled(o.d.Pool, true)
+	o.d.parting.settled(o.d.Pool, o.attempt.legs, true)
 	o.begin()
 	o.attempt.FirstToken(t)
 	o.attempt.counts.FirstToken(t, t.Sub(o.attempt.Begun))

@@ -117,7 +117,7 @@ func (p *parting) retryLegs(d *Dispatch, a *attempt, e *legError) {
 		p.refused = p.refused || e.whole
 	}
 	if e.reason == legTransfer && prefill != nil {
-		p.blame = [2]*pool.Worker{prefill.Worker, a.Worker}
+		p.blame, p.silent = [2]*pool.Worker{prefill.Worker, a.Worker}, errors.Is(e, errFirstToken)
 		prefill.Worker.AskAgain()
 	}
 	if p.tries >= maxPairsTried || e.whole || e.reason == legTransfer && a.Worker.ServesWhole() {
@@ -153,15 +153,20 @@ func (d *Dispatch) dropHanded() {
 }
 
 // settled reports why the legs failed, once a good answer to the same request has shown that the
-// request was not to blame. Requests avoid a pair whose transfer failed.
-func (p *parting) settled(of *pool.Pool, good bool) {
+// request was not to blame. Requests avoid a pair whose transfer failed. l are the legs of that answer,
+// nil if it came whole.
+func (p *parting) settled(of *pool.Pool, l *legs, good bool) {
+	if l != nil && good {
+		of.PairWorks(l.prefill.Worker, l.decode.Worker)
+	}
 	if p.refused && good {
 		of.Incidents.Raise(time.Now(), incidentNotHanded, of.Logger)
 		p.refused = false
 	}
 	if p.blame[0] != nil && good {
-		of.AvoidPair(p.blame[0], p.blame[1], time.Now())
-		of.Incidents.Raise(time.Now(), incidentTransfers, of.Logger)
+		if of.PairFailed(p.blame[0], p.blame[1], p.silent, time.Now()) {
+			of.Incidents.Raise(time.Now(), incidentTransfers, of.Logger)
+		}
 		p.blame = [2]*pool.Worker{}
 	}
 }

@@ -29,7 +29,8 @@ type parting struct {
 
 	refused bool // a prefill worker refused the request, or did not hand it over
 
-	blame [2]*pool.Worker // a pair whose transfer failed, if it was not the request's own fault
+	blame  [2]*pool.Worker // a pair whose transfer failed, if it was not the request's own fault
+	silent bool            // its decode leg was, and no more is known
 }
 
 // handed is a prompt that a prefill worker keeps for a decode worker.

@@ -12,6 +12,9 @@ import (
 const (
 	// pairAvoided is for how long requests avoid a pair of workers after a failed transfer.
 	pairAvoided = time.Minute
+	// maxSilent is how many decode legs in a row must be silent for that. One may be late because
+	// its worker is busy.
+	maxSilent = 3
 	// maxPairs bounds the pairs that are remembered.
 	maxPairs = 4096
 )
@@ -19,24 +22,43 @@ const (
 // pairs are the pairs of a prefill and a decode worker between which a transfer has failed
 // lately. Neither worker is marked down for that.
 type pairs struct {
-	count atomic.Int32 // of until: readable without the lock
+	count atomic.Int32 // of known: readable without the lock
 	mu    sync.Mutex
-	until map[[2]uint64]time.Time // by the workers' ids
+	known map[[2]uint64]pair // by the workers' ids
 }
 
-// AvoidPair makes requests avoid a pair of workers for a while.
-func (p *Pool) AvoidPair(prefill, decode *Worker, t time.Time) {
+type pair struct {
+	until   time.Time // it is remembered
+	silent  int       // decode legs in a row
+	avoided bool
+}
+
+// PairFailed records that a transfer between two workers failed, or that its decode leg was silent. It
+// returns whether requests now avoid the pair.
+func (p *Pool) PairFailed(prefill, decode *Worker, silent bool, t time.Time) bool {
 	f := &p.pairs
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	maps.DeleteFunc(f.until, func(_ [2]uint64, until time.Time) bool {
-		return !t.Before(until) || len(f.until) >= maxPairs
+	maps.DeleteFunc(f.known, func(_ [2]uint64, one pair) bool {
+		return !t.Before(one.until) || len(f.known) >= maxPairs
 	})
-	if f.until == nil {
-		f.until = make(map[[2]uint64]time.Time)
+	if f.known == nil {
+		f.known = make(map[[2]uint64]pair)
 	}
-	f.until[[2]uint64{prefill.ID, decode.ID}] = t.Add(pairAvoided)
-	f.count.Store(int32(len(f.until)))
+	key := [2]uint64{prefill.ID, decode.ID}
+	one := f.known[key]
+	one.until, one.silent = t.Add(pairAvoided), one.silent+1
+	one.avoided = !silent || one.silent >= maxSilent
+	f.known[key] = one
+	f.count.Store(int32(len(f.known)))
+	return one.avoided
+}
+
+// PairWorks records that a decode worker has got a prompt from a prefill worker.
+func (p *Pool) PairWorks(prefill, decode *Worker) {
+	if p.pairs.count.Load() > 0 {
+		p.pairs.forget(func(pair [2]uint64) bool { return pair == [2]uint64{prefill.ID, decode.ID} })
+	}
 }
 
 // Avoids returns whether requests avoid a pair of workers.
@@ -47,15 +69,15 @@ func (p *Pool) Avoids(prefill, decode *Worker, t time.Time) bool {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return t.Before(f.until[[2]uint64{prefill.ID, decode.ID}])
+	one := f.known[[2]uint64{prefill.ID, decode.ID}]
+	return one.avoided && t.Before(one.until)
 }
 
-// forget ends what was found of a worker's engine, which has restarted.
-func (f *pairs) forget(id uint64) {
+func (f *pairs) forget(which func(pair [2]uint64) bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	maps.DeleteFunc(f.until, func(pair [2]uint64, _ time.Time) bool { return pair[0] == id || pair[1] == id })
-	f.count.Store(int32(len(f.until)))
+	maps.DeleteFunc(f.known, func(key [2]uint64, _ pair) bool { return which(key) })
+	f.count.Store(int32(len(f.known)))
 }
 
 // Forecast predicts how long the prefill leg of a request would take on the best worker for it,
