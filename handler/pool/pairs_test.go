@@ -1,0 +1,25 @@
+package pool
+
+import (
+	"testing"
+	"time"
+)
+
+// TestPairs avoids pairs whose transfers fail, and not those of which one was late.
+func TestPairs(t *testing.T) {
+	p, now := new(Pool), time.Now()
+	prefill, decode, other := &Worker{ID: 1}, &Worker{ID: 2}, &Worker{ID: 3}
+	for i, silent := range []bool{true, true, true} {
+		if p.Avoids(prefill, decode, now) {
+			t.Errorf("avoided after %d silent legs", i)
+		}
+		p.PairFailed(prefill, decode, silent, now)
+	}
+	if !p.Avoids(prefill, decode, now) || p.Avoids(prefill, other, now) || p.Avoids(prefill, decode, now.Add(pairAvoided)) {
+		t.Error("three silent legs in a row")
+	}
+	p.PairWorks(prefill, decode)
+	if p.Avoids(prefill, decode, now) || p.PairFailed(prefill, decode, true, now) || !p.PairFailed(prefill, decode, false, now) {
+		t.Error("a failed transfer, after one that went well and a late one")
+	}
+}
