@@ -2,6 +2,7 @@ package turn
 
 import (
 	"context"
+	"net/http"
 	"sync"
 	"time"
 
@@ -11,9 +12,11 @@ import (
 )
 
 const (
-	// closeTimeout is how long an engine may take to close a session. The router asks once: the
-	// engine's own timeout closes it in the end.
+	// closeTimeout is how long an engine may take to close a session.
 	closeTimeout = 5 * time.Second
+	// closeTries is how often the router asks an engine to close a session. The engine's own
+	// timeout closes it in the end.
+	closeTries = 5
 	// maxClosing bounds the sessions that wait to be closed on one worker.
 	maxClosing = 1 << 14
 	// lastCloses is how long the pool waits for engines to close sessions when it ends.
@@ -162,21 +165,47 @@ func (c *closer) run(w *pool.Worker) {
 	}
 }
 
-// ask asks an engine to close a session. It returns what became of it, as the metric says.
+// ask asks an engine to close a session, up to closeTries times. It returns what became of it, as
+// the metric says.
 func (c *closer) ask(w *pool.Worker, id string) (outcome string) {
-	call := engine.CloseSession(id)
-	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
-	defer cancel()
-	status, _, err := c.pool.Call(ctx, w, call.Path, call.Body)
-	switch {
-	case err == nil && engine.Closed(status):
-		return "closed"
-	case err != nil && pool.Refused(err):
+	life, refused := w.Engine().Info.Life, false
+	for try := range closeTries {
+		if try > 0 && !c.sleep(time.Second<<(try-1)) {
+			break
+		}
+		if now := w.Engine().Info.Life; now != life && life != "" {
+			return "gone" // the engine has restarted
+		}
+		call := engine.CloseSession(id)
+		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		status, _, err := c.pool.Call(ctx, w, call.Path, call.Body)
+		cancel()
+		if err == nil && engine.Closed(status) {
+			return "closed"
+		}
+		refused = err != nil && pool.Refused(err)
+		if err == nil && (status == http.StatusUnauthorized || status == http.StatusForbidden) {
+			break // it wants a key that the router does not have
+		}
+	}
+	if refused {
 		return "gone" // its process has ended
 	}
 	const incident = "engines fail to close sessions, and close them only by their own timeout"
 	c.pool.Incidents.Raise(time.Now(), incident, c.pool.Logger)
 	return "failed"
+}
+
+// sleep waits. It returns false if the pool ends first.
+func (c *closer) sleep(d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-c.pool.Life().Done():
+		return false
+	}
 }
 
 // await waits until no session of an id is left to be closed on a worker. A client that opens it
