@@ -163,7 +163,7 @@ func (p *parting) settled(of *pool.Pool, l *legs, good bool) {
 		of.Incidents.Raise(time.Now(), incidentNotHanded, of.Logger)
 		p.refused = false
 	}
-	if p.blame[0] != nil && good {
+	if p.blame[0] != nil && good && (l == nil || p.blame != [2]*pool.Worker{l.prefill.Worker, l.decode.Worker}) {
 		if of.PairFailed(p.blame[0], p.blame[1], p.silent, time.Now()) {
 			of.Incidents.Raise(time.Now(), incidentTransfers, of.Logger)
 		}

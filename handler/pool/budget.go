@@ -39,10 +39,12 @@ func (s *spending) Spent(now time.Time, b *RetryBudget) bool {
 	return s.isSpent(now, b)
 }
 
-// isSpent is Spent: there is less than a twentieth of a retry left. The caller holds the lock.
+// isSpent is Spent: there is less than a twentieth of a retry left, or half of a small budget. The caller
+// holds the lock.
 func (s *spending) isSpent(now time.Time, b *RetryBudget) bool {
 	r := s.recent.to(now, budgetMemory)
-	return r.some > b.Percent/100*r.all+b.PerSecond*budgetMemory.Seconds()-0.05
+	most := b.Percent/100*r.all + b.PerSecond*budgetMemory.Seconds()
+	return most <= 0 || r.some > most-min(0.05, most/2)
 }
 
 const incidentBudget = "retry budget spent"

@@ -95,7 +95,7 @@ func (p *Pool) Figures(w *Worker, model string) *Figures {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if len(f.byModel) >= maxModelLabels && f.byModel[label] == nil {
+	if label != "" && len(f.byModel) >= maxModelLabels && f.byModel[label] == nil {
 		label = modelOther
 	}
 	if f.byModel[label] == nil {

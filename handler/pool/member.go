@@ -5,11 +5,13 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"time"
 )
 
 // Member is one configuration's way to its workers.
 type Member interface {
-	// Reaches returns whether a worker is one of the configuration's.
+	// Reaches returns whether a worker is one of the configuration's. The pool holds a
+	// lock.
 	Reaches(w *Worker) bool
 	// Call posts a body to a worker, as a request of the router's own.
 	Call(ctx context.Context, w *Worker, path string, body []byte) (status int, answer []byte, err error)
@@ -21,37 +23,66 @@ type joined struct {
 	list []*membership
 }
 
-// membership is a configuration in a pool. One that has ended stays until the next one joins: sessions
-// are left to be closed at its workers.
+// membership is a configuration in a pool. One that has ended stays for WorkerGrace if it is
+// the only way to a worker, because sessions are left to be closed there.
 type membership struct {
 	Member
-	left bool
+	left time.Time // zero: the configuration has not ended
 }
 
 // Join adds a configuration to the pool, until it calls leave.
 func (p *Pool) Join(m Member) (leave func()) {
-	j, one := &p.joined, &membership{Member: m}
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.list = append(slices.DeleteFunc(j.list, func(m *membership) bool { return m.left }), one)
-	return func() {
-		j.mu.Lock()
-		defer j.mu.Unlock()
-		one.left = true
+	one := &membership{Member: m}
+	p.joined.mu.Lock()
+	p.joined.list = append(p.joined.list, one)
+	p.joined.mu.Unlock()
+	p.pruneMembers(time.Now())
+	return sync.OnceFunc(func() {
+		p.joined.mu.Lock()
+		one.left = time.Now()
+		p.joined.mu.Unlock()
+		p.pruneMembers(time.Now())
+	})
+}
+
+// way returns the configuration by which the router reaches a worker: the newest, or the one that
+// ended last if all have ended. nil: there is none. The caller holds the lock.
+func (j *joined) way(w *Worker) (m *membership) {
+	for _, one := range slices.Backward(j.list) {
+		switch {
+		case !one.Reaches(w):
+		case one.left.IsZero():
+			return one
+		case m == nil || one.left.After(m.left):
+			m = one
+		}
 	}
+	return m
+}
+
+// pruneMembers forgets the configurations that have ended and are no worker's only way.
+func (p *Pool) pruneMembers(t time.Time) {
+	workers := p.All()
+	p.joined.mu.Lock()
+	defer p.joined.mu.Unlock()
+	needed := make(map[*membership]bool)
+	for _, w := range workers {
+		needed[p.joined.way(w)] = true
+	}
+	p.joined.list = slices.DeleteFunc(p.joined.list, func(m *membership) bool {
+		return !m.left.IsZero() && (!needed[m] || t.Sub(m.left) > WorkerGrace)
+	})
 }
 
 var errNoMember = errors.New("no configuration has the worker")
 
-// Call posts a body to a worker by the newest configuration that has it.
+// Call posts a body to a worker by a configuration that has it.
 func (p *Pool) Call(ctx context.Context, w *Worker, path string, body []byte) (status int, answer []byte, err error) {
 	p.joined.mu.Lock()
-	list := slices.Clone(p.joined.list)
+	m := p.joined.way(w)
 	p.joined.mu.Unlock()
-	for _, m := range slices.Backward(list) {
-		if m.Reaches(w) {
-			return m.Call(ctx, w, path, body)
-		}
+	if m == nil {
+		return 0, nil, errNoMember
 	}
-	return 0, nil, errNoMember
+	return m.Call(ctx, w, path, body)
 }

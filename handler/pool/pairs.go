@@ -56,9 +56,14 @@ func (p *Pool) PairFailed(prefill, decode *Worker, silent bool, t time.Time) boo
 
 // PairWorks records that a decode worker has got a prompt from a prefill worker.
 func (p *Pool) PairWorks(prefill, decode *Worker) {
-	if p.pairs.count.Load() > 0 {
-		p.pairs.forget(func(pair [2]uint64) bool { return pair == [2]uint64{prefill.ID, decode.ID} })
+	f := &p.pairs
+	if f.count.Load() == 0 {
+		return
 	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.known, [2]uint64{prefill.ID, decode.ID})
+	f.count.Store(int32(len(f.known)))
 }
 
 // Avoids returns whether requests avoid a pair of workers.
@@ -73,10 +78,11 @@ func (p *Pool) Avoids(prefill, decode *Worker, t time.Time) bool {
 	return one.avoided && t.Before(one.until)
 }
 
-func (f *pairs) forget(which func(pair [2]uint64) bool) {
+// forget ends what was found of a worker's engine, which has restarted.
+func (f *pairs) forget(id uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	maps.DeleteFunc(f.known, func(key [2]uint64, _ pair) bool { return which(key) })
+	maps.DeleteFunc(f.known, func(key [2]uint64, _ pair) bool { return key[0] == id || key[1] == id })
 	f.count.Store(int32(len(f.known)))
 }
 

@@ -241,6 +241,10 @@ func (p *Pool) maintain() {
 	for {
 		select {
 		case <-p.life.Done():
+			for p.queue.length.Load() > 0 { // requests may outlast the pool
+				<-review.C
+				p.queue.reviewAll()
+			}
 			return
 		case <-review.C:
 			p.queue.reviewAll()
@@ -255,6 +259,7 @@ func (p *Pool) maintain() {
 				p.Incidents.Raise(t, "no room in the cache model for some prompts", p.Logger)
 			}
 			p.forget(t)
+			p.pruneMembers(t)
 			p.watchJournal(t)
 			p.Incidents.end(t, p.Logger())
 		}

@@ -127,7 +127,7 @@ func (p *Pool) clear(w *Worker, why string) {
 	p.kept.journal.LostCache(w.ID)
 	w.watch.CacheCleared(why != clearedMismatch)
 	if why != clearedMismatch {
-		p.pairs.forget(func(pair [2]uint64) bool { return pair[0] == w.ID || pair[1] == w.ID })
+		p.pairs.forget(w.ID)
 	}
 	if cached == 0 {
 		return // there was nothing to lose
