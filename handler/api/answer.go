@@ -45,7 +45,8 @@ type Answer struct {
 	args   []byte // of the last tool call
 	ids    idChain
 	think  thinkWatch
-	grown  int // the length of the text so far, where each event repeats it
+	grown  int      // the length of the text so far, where each event repeats it
+	begins [16]byte // of that text
 	repeat repeat
 	track  track
 }

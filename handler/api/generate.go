@@ -1,6 +1,10 @@
 package api
 
-import "github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+import (
+	"bytes"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+)
 
 // generate is SGLang's /generate. vLLM's first server had one, too, with the
 // prompt in a member of that name.
@@ -103,12 +107,13 @@ func (generate) output(a *Answer, b []byte, i int) int {
 }
 
 // grownText reads a text that each event of a stream repeats from its beginning: only the last
-// one's is hashed. With an option, the engine sends pieces instead. The text then does not grow,
-// which ends the prediction, as does vLLM's list of texts, each with its prompt.
+// one's is hashed. With an option, the engine sends pieces instead, which begin otherwise. That ends
+// the prediction, as does vLLM's list of texts, each with its prompt.
 func (a *Answer) grownText(b []byte, txt rawjson.Span, ends bool) {
 	raw, ok := txt.Str(b)
-	a.predictable = a.predictable && ok && len(raw) >= a.grown
+	a.predictable = a.predictable && ok && len(raw) >= a.grown && bytes.HasPrefix(raw, a.begins[:min(a.grown, len(a.begins))])
 	a.grown = len(raw)
+	copy(a.begins[:], raw)
 	if a.predictable && ends {
 		a.hash.addString(raw)
 		a.bound()

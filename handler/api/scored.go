@@ -22,8 +22,21 @@ func (scored) prompt(p *parse) {
 	if !p.main.HasContent(p.body) || !p.other.HasContent(p.body) {
 		return
 	}
-	t := p.text(p.main.Len())
-	t.content(p.main)
+	b, first, pairs := p.body, p.main, int64(1)
+	if first.First(b) == '{' { // {"text"} or {"content":[parts]}
+		text := first.Get(b, "text")
+		if first = first.Get(b, "content"); !first.HasContent(b) {
+			first = text
+		}
+	}
+	if p.main.First(b) != '[' && p.other.First(b) == '[' {
+		pairs = 0
+		for range p.other.Elements(b) {
+			pairs++
+		}
+	}
+	t := p.text(first.Len())
+	t.content(first)
 	p.shown(&t)
-	p.req.Kind, p.req.Bytes = Text, t.h.written()+int64(p.other.Len())
+	p.req.Kind, p.req.Bytes = Text, t.h.written()*pairs+int64(p.other.Len())
 }

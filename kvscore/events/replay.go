@@ -28,9 +28,10 @@ type replayed struct {
 	first, next uint64 // next is the batch to ask for, if any is false, too
 }
 
-// replay asks for the batches from a sequence number on. Take gets them in order, without
-// holes but with any beginning. After an interruption the replay goes on behind the last one.
-func (s *Stream) replay(ctx context.Context, box *inbox, from uint64, take func(uint64, []byte)) (r replayed, err error) {
+// replay asks for the batches from a sequence number on, at least up to need, excluding it. Take gets
+// them in order, without holes but with any beginning. After an interruption the replay goes on behind
+// the last one.
+func (s *Stream) replay(ctx context.Context, box *inbox, from, need uint64, take func(uint64, []byte)) (r replayed, err error) {
 	s.count(func(st *Status) { st.Replays++ })
 	ctx, cancel := context.WithTimeout(ctx, replayTotal)
 	defer cancel()
@@ -42,7 +43,7 @@ func (s *Stream) replay(ctx context.Context, box *inbox, from uint64, take func(
 		}
 		before := r.next
 		err = s.attempt(ctx, &r, take)
-		if err == nil {
+		if err == nil && (r.next >= need || r.next == before) { // else its end was lost, as above the mark
 			return r, err
 		}
 		if r.next > before {

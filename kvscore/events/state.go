@@ -166,7 +166,7 @@ func (s *Stream) catchUp(ctx context.Context, box *inbox, from, need uint64) {
 	s.enter(Replaying)
 	continues := p.next > 0 && from == p.next-1
 	began, proven := false, !continues
-	r, err := s.replay(ctx, box, from, func(seq uint64, payload []byte) {
+	r, err := s.replay(ctx, box, from, need, func(seq uint64, payload []byte) {
 		first := !began
 		began = true
 		if first && continues && seq == from {

@@ -31,7 +31,11 @@ func (x *Index) room(bytes int64) (ok, evicted bool) {
 	if bytes == 0 {
 		return true, false
 	}
-	for range roomEvictions {
+	most := roomEvictions
+	if x.bytes > x.memory { // the bound was lowered, and Step evicts
+		most = settleEvictions
+	}
+	for range most {
 		over := x.bytes + bytes - x.memory
 		if over <= 0 {
 			return true, evicted
