@@ -10,17 +10,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
-// showSession is a header operation that shows the hash of the session.
-const showSession = "header >X-Session \"{http.kv_router.session}\"\n"
-
-// session returns the hash of the session that an answer belongs to, empty if there is none.
-func (a answer) session() string {
-	if hash := a.header.Get("X-Session"); hash != "{http.kv_router.session}" {
-		return hash
-	}
-	return ""
-}
-
 // TestAnswersShowTheirSession follows the source and the state of a session through its life.
 func TestAnswersShowTheirSession(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})

@@ -34,15 +34,14 @@ func (p *Prober) detect(ctx context.Context, w *pool.Worker) bool {
 	if set.Engine == engine.Other || !x.probing.claim(time.Now()) {
 		return false
 	}
-	all := ctx
-	ctx, cancel := context.WithTimeout(ctx, detectTimeout)
+	asking, cancel := context.WithTimeout(ctx, detectTimeout)
 	defer cancel()
 	get := func(path string) (int, []byte) {
 		if path == pathModels && x.probing.refused.Load() {
 			return http.StatusUnauthorized, nil // it was just asked
 		}
-		status, body, err := p.client.Fetch(ctx, w.Dial, http.MethodGet, path, nil, nil, engine.MaxBody)
-		if !p.saw(ctx, w, status, err) || err != nil && !errors.Is(err, upstream.ErrTooLong) {
+		status, body, err := p.client.Fetch(asking, w.Dial, http.MethodGet, path, nil, nil, engine.MaxBody)
+		if !p.saw(asking, w, status, err) || err != nil && !errors.Is(err, upstream.ErrTooLong) {
 			return 0, nil
 		}
 		return status, body
@@ -55,7 +54,7 @@ func (p *Prober) detect(ctx context.Context, w *pool.Worker) bool {
 		info = engine.AskAs(kind, get)
 	}
 	if set.MooncakePort > 0 && w.Engine().Role() == engine.RolePrefill && info.Type != "" {
-		p.askMooncake(all, w, &set, &info)
+		p.askMooncake(ctx, w, &set, &info)
 	}
 	x.learn(info)
 	return true

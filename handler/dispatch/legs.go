@@ -228,12 +228,13 @@ func (l *legs) patience() time.Duration {
 	return legPatience + 4*time.Duration(max(0, left)*float64(time.Millisecond))
 }
 
-// check looks whether the prefill worker is there. The decode leg of an answer that is not streamed
-// is silent, and its engine could wait for the prompt for minutes. missed: the prefill worker was not
-// there the last time. Then check ends the leg, if the request may be tried again.
+// check looks whether the prefill worker is there. It does so for answers that are not streamed: their
+// decode legs are silent, and the engine could wait for the prompt for minutes. If the worker was not
+// there the last time (missed) and is not there now, check ends the leg. The request must be one that
+// may be tried again.
 func (l *legs) check(missed bool) {
 	d, prefill := l.decode.d, l.prefill.Worker
-	if time.Since(l.prefilled()) >= prefill.Engine().Legs().Fetches {
+	if time.Since(l.prefilled()) >= l.of().Fetches {
 		l.got()
 		return
 	}

@@ -122,9 +122,9 @@ func portOf(ports []slicePort, want string) (string, error) {
 	return "", fmt.Errorf("no port is named %q; the Service has %s", name, has)
 }
 
-// merge returns the addresses of the pods to use, of the endpoints of all slices, in order. A pod can be in several of them: those of
-// IPv4 and IPv6 addresses, and two while Kubernetes moves it. Pods that terminate are used if no
-// other serves, as kube-proxy does.
+// merge returns the addresses of the pods to use, of the endpoints of all slices, in order. A pod can
+// be in several of them: those of IPv4 and IPv6 addresses, and two while Kubernetes moves it. Pods that
+// terminate are used if no other serves, as kube-proxy does.
 func merge(bySlice map[string]slice) []string {
 	pods := make(map[string]endpoint)
 	for _, s := range bySlice {
