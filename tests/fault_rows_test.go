@@ -36,6 +36,7 @@ var faultRows = []faultRow{
 	{name: "503 with Retry-After", strike: status(503, "2"), retried: "503", marked: must, check: fewAttempts},
 	{name: "500", strike: status(500, ""), allowed: []fate{failed}, marked: must, check: failedAsMet(24)},
 	{name: "404", strike: status(404, ""), allowed: []fate{failed}, retried: "any", marked: must, check: failedAsMet(80)},
+	{name: "404 for the model", strike: lacksModel, allowed: []fate{failed}, retried: "404", marked: mustNot}, // within the budget
 	{name: "engine restarts", strike: killed, allowed: []fate{broken}, retried: "any", marked: must, check: cutOnly},
 	{
 		// if the retry meets the engine that dies next, there is no third attempt
@@ -234,6 +235,15 @@ func status(code int, retryAfter string) func(*faultRun, *canned.Engine) func() 
 		w.WriteHeader(code)
 		fmt.Fprintf(w, `{"error":{"message":"no","type":"error","param":null,"code":%d}}`, code)
 	})
+}
+
+// lacksModel makes an engine answer that it does not serve the model.
+func lacksModel(r *faultRun, e *canned.Engine) func() {
+	return handle(func(w http.ResponseWriter, _ *http.Request, _ <-chan struct{}) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusNotFound)
+		io.WriteString(w, `{"error":{"message":"The model does not exist.","type":"NotFoundError","param":"model","code":404}}`)
+	})(r, e)
 }
 
 // words sends n events of a stream with a text, and first the header if it was not sent.

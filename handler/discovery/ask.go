@@ -7,10 +7,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
@@ -24,7 +21,6 @@ const (
 	// engine, some five short ones.
 	detectTimeout = 3 * time.Second
 	pathModels    = "/v1/models"
-	maxModels     = 4096 // of a worker's list that are read
 )
 
 // detect asks a worker about its engine, if that is due. It returns whether it asked.
@@ -87,10 +83,10 @@ func (p *Prober) askModels(ctx context.Context, w *pool.Worker) (answers bool) {
 	switch {
 	case err != nil:
 	case status == http.StatusOK:
-		w.Learn(readModels(body), p.logger)
+		p.pool.LearnModels(w, readModels(body), p.logger)
 		p.pool.ForgetModels(w)
 	case status == http.StatusNotFound || status == http.StatusMethodNotAllowed || status == http.StatusNotImplemented:
-		w.Learn(nil, p.logger) // it has no list
+		p.pool.LearnModels(w, nil, p.logger) // it has no list
 	case closed && first:
 		p.logger.Warn("worker lists its models only with its api_key; the router probes it every 5 minutes",
 			zap.String("upstream", w.Dial))
@@ -105,18 +101,13 @@ func readModels(body []byte) *pool.ModelList {
 	if !gjson.ValidBytes(body) || !data.IsArray() {
 		return nil
 	}
-	list := &pool.ModelList{IDs: make(map[string]bool), Adapters: make(map[string]bool)}
+	list := new(pool.ModelList)
 	data.ForEach(func(_, entry gjson.Result) bool {
-		id := entry.Get("id")
-		text := utf8.ValidString(id.Str) && strings.IndexFunc(id.Str, unicode.IsControl) < 0 // an operator's terminal shows it
-		if id.Type == gjson.String && id.Str != "" && text && !list.IDs[id.Str] {
-			list.IDs[id.Str] = true
-			list.Entries = append(list.Entries, pool.ModelEntry{ID: id.Str, Raw: entry.Raw})
-			if parent := entry.Get("parent").Str; parent != "" && parent != id.Str {
-				list.Adapters[id.Str] = true
-			}
+		if id := entry.Get("id"); id.Type == gjson.String {
+			parent := entry.Get("parent").Str
+			list.Add(pool.ModelEntry{ID: id.Str, Raw: entry.Raw}, parent != "" && parent != id.Str)
 		}
-		return len(list.Entries) < maxModels
+		return len(list.Entries) < pool.MaxModels
 	})
 	if len(list.Entries) == 0 {
 		return nil

@@ -24,7 +24,8 @@ const (
 	probeTick = time.Second
 	// probeTimeout is how long a worker may take to answer a probe.
 	probeTimeout = 2 * time.Second
-	// firstWait is how long after the start requests may wait for the first probes.
+	// firstWait is how long after the start requests may wait for the first probes, and for the
+	// journal.
 	firstWait = 500 * time.Millisecond
 	// soonest is the least time between two questions that clients' requests cause.
 	soonest = 500 * time.Millisecond
@@ -42,7 +43,7 @@ type Prober struct {
 	id     uint64 // random; a dynamic source's workers have it
 	start  sync.Once
 	wanted chan struct{} // a worker is to be probed at once
-	first  chan struct{} // closed after the first probes, or after firstWait
+	first  chan struct{} // closed after the first probes and the journal, or after firstWait
 }
 
 // New returns the prober of a configuration, which ends with ctx.
@@ -76,7 +77,10 @@ func (p *Prober) run() {
 			Of(w).AskAgain(true) // the configuration may reach it in another way
 		}
 		p.probeDue(ctx)
-		pool.AwaitProbes(ctx, firstWait, p.workers())
+		first, cancel := context.WithTimeout(ctx, firstWait)
+		pool.AwaitProbes(first, firstWait, p.workers())
+		p.pool.AwaitJournal(first)
+		cancel()
 		close(p.first)
 		ticker := time.NewTicker(probeTick)
 		defer ticker.Stop()

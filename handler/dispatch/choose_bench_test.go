@@ -25,7 +25,7 @@ func BenchmarkChooseAmong(b *testing.B) {
 					ups[i] = &reverseproxy.Upstream{Dial: fmt.Sprintf("127.0.0.1:%d", i+1), Host: new(reverseproxy.Host)}
 					w := h.pool.Worker(ups[i].Dial)
 					if model != "" {
-						w.Learn(&pool.ModelList{IDs: map[string]bool{model: true}, Entries: []pool.ModelEntry{{ID: model}}}, zap.NewNop())
+						h.pool.LearnModels(w, &pool.ModelList{IDs: map[string]bool{model: true}, Entries: []pool.ModelEntry{{ID: model}}}, zap.NewNop())
 					}
 				}
 				h.ReverseProxy.Upstreams = ups

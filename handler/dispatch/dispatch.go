@@ -55,10 +55,12 @@ type tries struct {
 	attempt     *attempt
 	attempts    int
 	suspects    int             // failed attempts that may have reached an engine
+	lacking     []*pool.Worker  // they answered that they lack the model
 	triedBuf    [4]*pool.Worker // backs tried for the first four workers
 	failure     error           // of the last attempt
 	held        heldAnswer
 	exhausted   bool // no attempt follows: RoundTrip answers the client
+	later       bool // the client must try again later: see putsOff
 	retryWanted bool // the proxy must make another attempt
 }
 

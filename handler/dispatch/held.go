@@ -33,6 +33,10 @@ func (d *Dispatch) takeHeld() *http.Response {
 	if h.resp == nil {
 		return nil
 	}
+	if d.putsOff() {
+		d.held.drop()
+		return nil
+	}
 	d.held = heldAnswer{}
 	h.attempt.label(h.resp.Header)
 	d.answer = h.attempt.deliveryOf(h.resp)

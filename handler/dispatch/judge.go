@@ -1,10 +1,8 @@
 package dispatch
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"io"
 	"net/http"
 	"strconv"
 	"strings"
@@ -13,7 +11,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
-	"github.com/caddy-kvrouter/kvrouter/handler/response"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
@@ -26,6 +23,7 @@ const (
 	retry                 // the proxy makes another attempt
 	fail                  // the client gets the held answer, or an error
 	abandon               // the client has gone, or its body broke
+	putOff                // the client must try again later: see putsOff
 )
 
 // verdict is what follows from an attempt.
@@ -35,9 +33,10 @@ type verdict struct {
 	outcome pool.Outcome // what the pool records of the worker
 	legs    *legError    // the pair of workers failed, and not the attempt's worker; nil otherwise
 	suspect bool         // the engine may have begun to compute: the request may have crashed it
+	unfit   bool         // the worker cannot serve the request, and another one may
 }
 
-// judge decides what follows from an attempt. It changes nothing, but lacksModel may read the
+// judge decides what follows from an attempt. It changes nothing, but unfit may read the
 // beginning of resp.Body and put it back. resent: net/http sent the request twice, and err is
 // the error of the second time. docs/reliability.md shows the result for each fault.
 func (a *attempt) judge(ctx context.Context, resp *http.Response, resent bool, err error) verdict {
@@ -58,8 +57,8 @@ func (a *attempt) judge(ctx context.Context, resp *http.Response, resent bool, e
 		if d.repeatable(true) && d.anotherTry(d.suspects) {
 			v.do, v.reason = retry, strconv.Itoa(status)
 		}
-	case d.mayLackModel(resp) && d.anotherTry(d.suspects) && lacksModel(resp):
-		v.do, v.reason = retry, strconv.Itoa(status)
+	case a.unfit(resp):
+		return a.judgeUnfit(resp)
 	case workersFault(status):
 		v.outcome = a.errored(resp.Status, status >= 500)
 	case status >= 400:
@@ -141,27 +140,6 @@ func retryAfter(h http.Header) time.Duration {
 		return 0
 	}
 	return time.Duration(s) * time.Second
-}
-
-// mayLackModel returns whether a worker may have answered 404 because it lacks the model, and
-// another may have it. The engine computed nothing, so any request may be sent again.
-func (d *Dispatch) mayLackModel(resp *http.Response) bool {
-	return resp.StatusCode == http.StatusNotFound && d.plan.Model != "" && d.plan.Once == nil && !d.pinned() &&
-		!body.Compressed(resp.Header) && d.otherLeft()
-}
-
-// longestStall is how long the body of a 404 may take before the router closes it.
-const longestStall = 5 * time.Second
-
-// lacksModel returns whether a 404 says that the worker lacks the model, and not the path. It
-// reads the beginning of the body, and puts it back.
-func lacksModel(resp *http.Response) bool {
-	from := resp.Body
-	stalled := time.AfterFunc(longestStall, func() { _ = from.Close() })
-	defer stalled.Stop()
-	head, err := io.ReadAll(io.LimitReader(from, 4<<10))
-	resp.Body = &response.Replayed{ReadCloser: from, Begin: head, Err: err}
-	return bytes.Contains(bytes.ToLower(head), []byte("model"))
 }
 
 // Limits are the operator's lb_try_duration, lb_try_interval and lb_retries. Without a

@@ -65,13 +65,13 @@ func (a *attempt) askForRetry(req *http.Request, resp *http.Response, v *verdict
 	if errors.Is(err, errDrained) {
 		a.end(pool.AttemptDrained, false)
 	} else {
-		a.end(pool.AttemptRetried, true)
+		a.end(pool.AttemptRetried, !v.unfit)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if resp.StatusCode == http.StatusNotFound {
-		d.Probes.AskAgain(a.Worker) // its list of models is out of date
+	if v.unfit {
+		d.Probes.AskAgain(a.Worker) // what is known of it is out of date
 	}
 	return a.hold(req, resp), nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
@@ -27,6 +28,9 @@ func (Selector) Select(ups reverseproxy.UpstreamPool, r *http.Request, _ http.Re
 // RoundTrip, which answers the client. It returns nil if the proxy must ask again later.
 func (d *Dispatch) Select(ctx context.Context, ups reverseproxy.UpstreamPool) *reverseproxy.Upstream {
 	d.endAttempt(false)
+	if d.later {
+		return d.exhaust(ctx, pool.ErrNoWorker)
+	}
 	d.turn.NextAttempt()
 	d.retryWanted, d.answer = false, nil
 	d.see(ups)
@@ -115,7 +119,7 @@ func (d *Dispatch) exhaust(ctx context.Context, err error) *reverseproxy.Upstrea
 	switch {
 	case d.wait.left != nil:
 		return noUpstream
-	case d.held.resp != nil: // the client gets it, and no refusal
+	case d.held.resp != nil && !d.putsOff(): // the client gets it, and no refusal
 		return d.held.attempt.Upstream
 	case !errors.Is(err, pool.ErrNoWorker):
 		d.turnAway(err)
@@ -134,6 +138,8 @@ func (d *Dispatch) Choose(ctx context.Context, c *pool.Candidates) pool.Choice {
 		d.Pool.Incidents.Raise(c.At, incidentOnlyPrefill, d.Pool.Logger)
 	case c.Tier >= pool.Draining:
 		d.Pool.Incidents.Raise(c.At, "only draining workers are left, and the router uses them", d.Pool.Logger)
+	case c.Tier == pool.MarkedDown && len(d.tried) == 0 && d.othersWell(c.At):
+		d.Pool.Incidents.Raise(c.At, "all workers of a model are marked down, and the router uses them anyway", d.Pool.Logger)
 	case c.Tier == pool.MarkedDown && len(d.tried) == 0:
 		d.Pool.Incidents.Raise(c.At, "all workers are marked down, and the router uses them anyway", d.Pool.Logger)
 	}
@@ -141,6 +147,11 @@ func (d *Dispatch) Choose(ctx context.Context, c *pool.Candidates) pool.Choice {
 		return pool.Choice{Wait: d.turn.Await}
 	}
 	return d.choice(c)
+}
+
+// othersWell returns whether a worker that may not serve the request takes requests.
+func (d *Dispatch) othersWell(t time.Time) bool {
+	return slices.ContainsFunc(d.offers.Table.Rows, func(row pool.TableRow) bool { return row.Worker.TakesRequests(t) })
 }
 
 // choice returns how to choose among candidates, once the session is found.

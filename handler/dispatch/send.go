@@ -29,6 +29,12 @@ func (d *Dispatch) RoundTrip(req *http.Request) (*http.Response, error) {
 			v.do = deliver
 		}
 	}
+	if v.unfit {
+		d.lacking = append(d.lacking, a.Worker)
+	}
+	if v.do == deliver && (v.unfit || retryable(resp.StatusCode)) && d.putsOff() {
+		v.do = putOff
+	}
 	if v.do != deliver {
 		d.endAttempt(false)
 		if v.legs != nil {
@@ -47,6 +53,8 @@ func (d *Dispatch) RoundTrip(req *http.Request) (*http.Response, error) {
 		return d.deliver(req, resp), nil
 	case retry:
 		return a.askForRetry(req, resp, &v, err)
+	case putOff:
+		return a.putOff(req, resp)
 	case abandon:
 		return nil, err
 	case fail:

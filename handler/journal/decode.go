@@ -192,6 +192,14 @@ func (d *Decoder) record(r *reader, to *Record) (usable bool) {
 		return known
 	case KindLost:
 		return d.target(r, &to.Target)
+	case KindModels:
+		known := d.target(r, &to.Target)
+		if len(r.b) > 8*maxModels { // with escapes
+			r.fail()
+			return true
+		}
+		r.json(&to.Models)
+		return known
 	case KindState:
 		r.json(&to.State)
 	default:

@@ -306,6 +306,24 @@ func (e *Encoder) Drained(at int64, id uint64, drains bool, version uint64) {
 	e.end()
 }
 
+// maxModels is the longest list of models in a record, in bytes.
+const maxModels = 64 << 10
+
+// Models writes a worker's list of its models. A list that is too long counts as none: a part of it
+// would say that the worker lacks the rest.
+func (e *Encoder) Models(at int64, id uint64, list []Model) {
+	size := 0
+	for i := range list {
+		size += len(list[i].ID) + len(`{"id":"","adapter":true},`)
+	}
+	if size > maxModels {
+		list = nil
+	}
+	e.begin(KindModels, at)
+	e.target(kvscore.Target{Worker: id})
+	e.json(list)
+}
+
 // mix is the output function of SplitMix64 (Steele, Lea and Flood, 2014).
 func mix(x uint64) uint64 {
 	x += 0x9e3779b97f4a7c15

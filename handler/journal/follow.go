@@ -42,7 +42,7 @@ type Follower struct {
 	// Refuse says why a router with that head is not followed; nil if it is.
 	Refuse func(*Head) error
 	// Other gets the records that the Follower does not apply itself. These are KindState, and
-	// KindResponse, KindLost and KindDrained of a worker of the pool.
+	// KindResponse, KindLost, KindDrained and KindModels of a worker of the pool.
 	Other func(r *Record, worker uint64)
 
 	// Began is told of each request that begins on a worker. It returns what is called at the end. It
@@ -211,7 +211,7 @@ func (f *Follower) apply(p *peer, r *Record, at time.Time, behind bool) {
 		if behind { // later, this router learns itself
 			f.Other(r, 0)
 		}
-	case KindResponse, KindLost, KindDrained:
+	case KindResponse, KindLost, KindDrained, KindModels:
 		if known {
 			f.Other(r, id)
 		}

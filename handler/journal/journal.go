@@ -99,6 +99,7 @@ type record struct {
 	past                 float32
 	binding              affinity.Saved // also the key alone
 	response             Response
+	models               []Model
 }
 
 // add adds a record for all outlets. The lock is held.
@@ -204,6 +205,11 @@ func (j *Journal) Drained(worker uint64, drains bool, version uint64) {
 	j.note(record{kind: KindDrained, target: kvscore.Target{Worker: worker}, computed: drains, expected: int64(version)}) //nolint:gosec // it counts from 0
 }
 
+// Lists records a worker's list of its models, nil if it has none.
+func (j *Journal) Lists(worker uint64, models []Model) {
+	j.note(record{kind: KindModels, target: kvscore.Target{Worker: worker}, models: models})
+}
+
 // now returns the time in Unix milliseconds.
 func (j *Journal) now() int64 {
 	if j.Clock != nil {
@@ -270,6 +276,8 @@ func (e *Encoder) add(r *record, blocks []uint64) {
 		e.Response(r.at, &r.response, r.target)
 	case KindLost:
 		e.Lost(r.at, r.target.Worker)
+	case KindModels:
+		e.Models(r.at, r.target.Worker, r.models)
 	case KindBegin, KindWorker, KindState: // these are not gathered
 	}
 }

@@ -171,6 +171,8 @@ func records(e *Encoder) {
 	e.Lost(1005, 6)
 	e.State(1006, learned())
 	e.Drained(1007, 6, true, 3)
+	e.Models(1008, 6, []Model{{ID: "m"}, {ID: "a", Adapter: true}})
+	e.Models(1008, 6, make([]Model, maxModels)) // too long
 }
 
 func readAll(t testing.TB, b []byte) (all []Record, d Damage) {
@@ -189,7 +191,7 @@ func TestRecordsReadAsWritten(t *testing.T) {
 	var e Encoder
 	records(&e)
 	all, damage := readAll(t, e.Entry())
-	if len(all) != 10 || damage != (Damage{}) {
+	if len(all) != 12 || damage != (Damage{}) {
 		t.Fatalf("%d records, %+v", len(all), damage)
 	}
 	at := func(ms int64) time.Time { return time.UnixMilli(ms) }
@@ -207,6 +209,8 @@ func TestRecordsReadAsWritten(t *testing.T) {
 		{Kind: KindLost, At: at(1005), Target: Target{Worker: 1}},
 		{Kind: KindState, At: at(1006), State: *learned()},
 		{Kind: KindDrained, At: at(1007), Target: Target{Worker: 1}, Drained: true, Version: 3},
+		{Kind: KindModels, At: at(1008), Target: Target{Worker: 1}, Models: []Model{{ID: "m"}, {ID: "a", Adapter: true}}},
+		{Kind: KindModels, At: at(1008), Target: Target{Worker: 1}},
 	}
 	for i := range want {
 		if !reflect.DeepEqual(all[i], want[i]) {
@@ -219,14 +223,14 @@ func TestRecordsReadAsWritten(t *testing.T) {
 func TestNewerRecordsAreSkipped(t *testing.T) {
 	var e Encoder
 	records(&e)
-	e.begin(200, 1008)
+	e.begin(200, 1009)
 	e.fields = append(e.fields, "of the future"...)
 	e.end()
 	e.begin(KindUsed, 1009)
 	e.fields = append(e.fields, "0123456789abcdef\x00 and more"...)
 	e.end()
 	all, damage := readAll(t, e.Entry())
-	if len(all) != 11 || damage != (Damage{}) || string(all[10].Binding.Key[:]) != "0123456789abcdef" {
+	if len(all) != 13 || damage != (Damage{}) || string(all[12].Binding.Key[:]) != "0123456789abcdef" {
 		t.Errorf("%d records, %+v", len(all), damage)
 	}
 	e.key(KindUsed, 1, new(affinity.Saved))

@@ -64,6 +64,8 @@ const (
 	KindAnswered
 	// KindDrained begins or ends the drain of a worker by the admin API.
 	KindDrained
+	// KindModels is a worker's list of its models, as JSON.
+	KindModels
 )
 
 // Head is what must be known before all else.
@@ -95,6 +97,12 @@ type Worker struct {
 	ID   uint64    `json:"id"`
 	Life string    `json:"life,omitempty"` // what the engine reported of its start, empty if nothing
 	Seen time.Time `json:"seen"`           // when it was last an upstream
+}
+
+// Model is a model in a worker's list.
+type Model struct {
+	ID      string `json:"id"`
+	Adapter bool   `json:"adapter,omitempty"` // a LoRA adapter of another model
 }
 
 // Target is a rank of the worker with that number.
@@ -152,7 +160,7 @@ type End struct {
 type Record struct {
 	Kind     Kind
 	At       time.Time
-	Target   Target // of all kinds with a worker; of KindWorker and KindLost without its rank
+	Target   Target // of all kinds with a worker; of KindWorker, KindLost and KindModels without its rank
 	Head     Head
 	Dial     string // of KindWorker
 	Booking  *Booking
@@ -163,6 +171,7 @@ type Record struct {
 	Binding  affinity.Saved // without its target; only the key if the session is used or unbound
 	Response Response
 	State    State
+	Models   []Model // nil if the worker has no list
 }
 
 // Prompt is the blocks of a prompt. Those that it shares with an earlier one are there once.

@@ -32,7 +32,7 @@ func TestFiguresAreBounded(t *testing.T) {
 	}
 	before := series()
 	w := p.Worker("10.0.0.1:8000")
-	w.Learn(listOf("m"), zap.NewNop())
+	p.LearnModels(w, listOf("m"), zap.NewNop())
 	for i := range 100_000 {
 		if got := p.Figures(w, fmt.Sprint("client", i)).Model; got != modelOther {
 			t.Fatalf("a model that no engine lists is the label %q", got)
@@ -49,7 +49,7 @@ func TestFiguresAreBounded(t *testing.T) {
 	for i := range 40 {
 		adapters = append(adapters, fmt.Sprint("lora", i))
 	}
-	w.Learn(listOf(adapters...), zap.NewNop())
+	p.LearnModels(w, listOf(adapters...), zap.NewNop())
 	p.ForgetModels(w) // m
 	for _, m := range adapters {
 		p.Figures(w, m)
@@ -59,7 +59,7 @@ func TestFiguresAreBounded(t *testing.T) {
 	}
 	for i := range 300 {
 		w := p.Worker(fmt.Sprintf("10.1.%d.%d:8000", i/250, i%250))
-		w.Learn(listOf("m"), zap.NewNop())
+		p.LearnModels(w, listOf("m"), zap.NewNop())
 		p.Figures(w, "m").Ended("ok", false)
 		if i%100 == 99 {
 			p.members.mu.Lock()

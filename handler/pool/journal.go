@@ -51,6 +51,7 @@ type kept struct {
 	restored Restored
 
 	restoring atomic.Pointer[chan struct{}] // nil unless bindings are being restored; then closed
+	reading   atomic.Pointer[chan struct{}] // the same for all that the journal has
 }
 
 // JournalState is how the pool's journal fares.
@@ -150,8 +151,9 @@ func (p *Pool) KeepJournal(set Journal) {
 		head, k.recalled = k.recalled, nil
 	}
 	if head != nil {
-		over := make(chan struct{})
+		over, all := make(chan struct{}), make(chan struct{})
 		k.restoring.Store(&over)
+		k.reading.Store(&all)
 	}
 	ctx, end := context.WithCancel(context.Background())
 	k.end, k.ended = end, make(chan struct{})
@@ -193,7 +195,8 @@ func (p *Pool) keepJournal(ctx context.Context, set Journal, head *journal.Head,
 			}
 		}
 	}
-	p.restoredAll()
+	finish(&k.restoring)
+	finish(&k.reading)
 	if ctx.Err() != nil {
 		return
 	}
@@ -251,10 +254,20 @@ func (p *Pool) openJournal(ctx context.Context, set Journal) (*journal.Log, erro
 	}
 }
 
-// restoredAll ends the waiting of AwaitRestored.
-func (p *Pool) restoredAll() {
-	if over := p.kept.restoring.Swap(nil); over != nil {
+// finish ends the waiting for what is being restored.
+func finish(of *atomic.Pointer[chan struct{}]) {
+	if over := of.Swap(nil); over != nil {
 		close(*over)
+	}
+}
+
+// AwaitJournal waits until all that the journal has of an earlier run is restored.
+func (p *Pool) AwaitJournal(ctx context.Context) {
+	if over := p.kept.reading.Load(); over != nil {
+		select {
+		case <-*over:
+		case <-ctx.Done():
+		}
 	}
 }
 
@@ -294,7 +307,7 @@ func (p *Pool) journalState() *journal.State {
 	return s
 }
 
-// writeBindings writes the drains, the responses, and the bindings that live. used is as in
+// writeBindings writes the drains, the lists of models, the responses, and the bindings that live. used is as in
 // [journal.Source].
 func (p *Pool) writeBindings(e *journal.Encoder, at int64, used time.Duration) {
 	for _, w := range p.All() {
@@ -302,6 +315,9 @@ func (p *Pool) writeBindings(e *journal.Encoder, at int64, used time.Duration) {
 		if v := w.drainVersion.Load(); v > 0 && e.Knows(w.ID) {
 			asked, _ := w.Drains()
 			e.Drained(at, w.ID, asked, v)
+		}
+		if list := w.list.Load(); list != nil && e.Knows(w.ID) {
+			e.Models(at, w.ID, list.kept())
 		}
 	}
 	p.Sessions.Dump(func(part []affinity.Saved) bool {

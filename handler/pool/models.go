@@ -5,7 +5,10 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/journal"
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"go.uber.org/zap"
 
@@ -26,6 +29,26 @@ type ModelList struct {
 // ModelEntry is a model's id, and its JSON in the list.
 type ModelEntry struct {
 	ID, Raw string
+}
+
+// MaxModels is how many models of a worker's list the router reads.
+const MaxModels = 4096
+
+// Add adds a model, unless it is listed already, an operator's terminal could not show its id, or the
+// list is full.
+func (l *ModelList) Add(e ModelEntry, adapter bool) {
+	shown := utf8.ValidString(e.ID) && strings.IndexFunc(e.ID, unicode.IsControl) < 0
+	if e.ID == "" || !shown || l.IDs[e.ID] || len(l.Entries) == MaxModels {
+		return
+	}
+	if l.IDs == nil {
+		l.IDs, l.Adapters = make(map[string]bool), make(map[string]bool)
+	}
+	l.IDs[e.ID] = true
+	l.Entries = append(l.Entries, e)
+	if adapter {
+		l.Adapters[e.ID] = true
+	}
 }
 
 // Serves returns whether a worker serves a model, and whether that is known.
@@ -83,15 +106,20 @@ func (p *Pool) NoneServes(ups reverseproxy.UpstreamPool, model string) bool {
 	return true
 }
 
-// Learn records a worker's list of models, nil if it has none, and logs a change.
-func (w *Worker) Learn(list *ModelList, logger *zap.Logger) {
+// LearnModels records a worker's list of models, nil if it has none. It logs a change, and the journal
+// keeps it.
+func (p *Pool) LearnModels(w *Worker, list *ModelList, logger *zap.Logger) {
 	old := w.list.Load()
 	same := old != nil && list != nil && maps.Equal(old.IDs, list.IDs)
 	if same && slices.Equal(old.Entries, list.Entries) {
 		return
 	}
 	w.list.Store(list)
-	if same || list == nil {
+	if same || list == nil && old == nil {
+		return
+	}
+	p.kept.journal.Lists(w.ID, list.kept())
+	if list == nil {
 		return
 	}
 	ids := make([]string, 0, len(list.Entries))
@@ -99,6 +127,36 @@ func (w *Worker) Learn(list *ModelList, logger *zap.Logger) {
 		ids = append(ids, e.ID)
 	}
 	logger.Info("worker serves models", zap.String("upstream", w.Dial), zap.Strings("models", ids))
+}
+
+// kept returns the list as the journal keeps it.
+func (l *ModelList) kept() (models []journal.Model) {
+	if l == nil {
+		return nil
+	}
+	for _, e := range l.Entries {
+		models = append(models, journal.Model{ID: e.ID, Adapter: l.Adapters[e.ID]})
+	}
+	return models
+}
+
+// recallModels takes over the list that the worker had in an earlier run, or for another router,
+// until the worker answers.
+func (w *Worker) recallModels(models []journal.Model) {
+	if len(models) == 0 || w.Health.Reach() == reachable {
+		return
+	}
+	list := new(ModelList)
+	for _, m := range models {
+		list.Add(entryOf(m.ID), m.Adapter)
+	}
+	w.list.CompareAndSwap(nil, list)
+}
+
+// entryOf returns the entry of a model of which only the id is known.
+func entryOf(id string) ModelEntry {
+	name := rawjson.AppendString(nil, id)
+	return ModelEntry{id, `{"id":` + string(name) + `,"object":"model","created":0,"owned_by":"kv_router"}`}
 }
 
 // ModelsBeside returns the id and the JSON of each model that the offered workers serve. It leaves
@@ -187,8 +245,7 @@ func (w *Worker) listed() []ModelEntry {
 			list = append(list, own[i])
 			continue
 		}
-		name := rawjson.AppendString(nil, id)
-		list = append(list, ModelEntry{id, `{"id":` + string(name) + `,"object":"model","created":0,"owned_by":"kv_router"}`})
+		list = append(list, entryOf(id))
 	}
 	return list
 }

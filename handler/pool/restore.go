@@ -76,6 +76,8 @@ type restoredWorker struct {
 	isNew bool
 	was   journal.Worker
 	lost  int // that many of the prompts are not in its cache any more
+	// models are those that it listed last, nil if it had no list.
+	models []journal.Model
 }
 
 // target returns a target by its present name.
@@ -129,6 +131,8 @@ func (r *restorer) read(rec *journal.Record) {
 		}
 	case journal.KindLost:
 		w.lost = len(r.prompts)
+	case journal.KindModels:
+		w.models = rec.Models
 	case journal.KindState:
 		r.state(&rec.State, rec.At)
 	}
@@ -195,6 +199,11 @@ func (r *restorer) finish(ctx context.Context, head *journal.Head) {
 	if r.learned != nil {
 		p.restoreLearned(r.learned, r.begun.Sub(r.learnedAt), func(dial string) *Worker { return r.byDial[dial].is })
 	}
+	for _, w := range r.byDial {
+		if w.is != nil {
+			w.is.recallModels(w.models)
+		}
+	}
 	var over []*restoredBinding
 	for _, b := range r.bindings {
 		if !r.binding(ctx, b) {
@@ -202,7 +211,7 @@ func (r *restorer) finish(ctx context.Context, head *journal.Head) {
 		}
 	}
 	r.Responses = p.Responses.Count()
-	p.restoredAll()
+	finish(&p.kept.restoring)
 	var static []*Worker
 	for _, w := range r.byDial {
 		if w.is != nil && r.settings.Upstreams[w.is.Dial] {

@@ -265,6 +265,8 @@ func (p *Pool) follow(r *journal.Record, worker uint64) {
 		for rank := range w.Ranks() {
 			p.Scheduler.Clear(w.Target(rank))
 		}
+	case journal.KindModels:
+		w.recallModels(r.Models)
 	case journal.KindDrained:
 		if changed := w.followDrain(r.Drained, r.Version); changed {
 			p.Logger().Info("another router's admin API began or ended the drain of a worker",
