@@ -1,6 +1,7 @@
 package tests
 
 import (
+	"net/http"
 	"os"
 	"strings"
 	"testing"
@@ -24,7 +25,7 @@ func siteOf(t *testing.T, file, address string, replace ...string) string {
 }
 
 type keyed struct {
-	path   string
+	path   string // behind a method if that is not POST
 	header []string
 	status int
 }
@@ -69,14 +70,30 @@ func TestExamplesLetClientsIn(t *testing.T) {
 		{
 			"image",
 			siteOf(t, "../handler/operations/Caddyfile", ":8080"),
-			[]keyed{{"/detokenize", bearer, 200}},
+			[]keyed{
+				{"/detokenize", bearer, 200},
+				{"GET /health", nil, 200},
+				{"HEAD /health", nil, 200},
+				{"/health", nil, 401},
+				{"PUT /health", nil, 401},
+				{"DELETE /health", []string{"X-Api-Key", "batch"}, 401},
+				{"get /health", nil, 401},
+				{"GET /HEALTH", nil, 401},
+				{"GET /health/", nil, 401},
+				{"GET /%68ealth", nil, 200},
+				{"GET /v1/models", nil, 401},
+			},
 		},
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			s := startCaddy(t, v.site)
 			before := s.scrape(t)
 			for _, e := range append(both, v.requests...) {
-				a := s.post(t.Context(), e.path, []byte(`{"model":"m","max_tokens":4,"messages":[{"role":"user","content":"Hello"}]}`), e.header...)
+				method, path, found := strings.Cut(e.path, " ")
+				if !found {
+					method, path = http.MethodPost, e.path
+				}
+				a := s.request(t.Context(), method, path, strings.NewReader(`{"model":"m","max_tokens":4,"messages":[{"role":"user","content":"Hello"}]}`), e.header...)
 				if a.status != e.status {
 					t.Errorf("%s with %q: status %d, want %d: %.200s", e.path, e.header, a.status, e.status, a.body)
 				}

@@ -64,12 +64,18 @@ capabilities: {drop: [ALL]}
 		default {header.X-Api-Key}
 	}
 	@keyless {
-		not path /health
+		not {
+			method GET HEAD
+			vars {http.request.uri.path} /health
+		}
 		vars {key} ""
 	}
 	respond @keyless 401
 	@unknown {
-		not path /health
+		not {
+			method GET HEAD
+			vars {http.request.uri.path} /health
+		}
 		not vars {key} {vars.api_key}
 	}
 	respond @unknown `{"error":{"message":"wrong API key","type":"invalid_request_error","code":"invalid_api_key"}}` 401
