@@ -62,6 +62,44 @@ func TestAnnouncedBodiesTakeNoMemory(t *testing.T) {
 	s.booksAtZero(t)
 }
 
+// TestBoundsFollowTheMemoryLimit has clients leave long uploads unfinished in a process with a
+// limit, and asks an open path to read one.
+func TestBoundsFollowTheMemoryLimit(t *testing.T) {
+	t.Setenv("GOMEMLIMIT", "256MiB")
+	engines := startEngines(t, 2, canned.Pace{})
+	s := newChild(t)
+	s.start(t, route(engines))
+	const length, most = 20 << 20, 64 << 20 // a quarter of the limit
+	var p struct {
+		Settings struct {
+			Index  int64 `json:"index_memory_bytes"`
+			Bodies int64 `json:"request_bodies_memory_bytes"`
+		}
+	}
+	if _, text := s.api(t, http.MethodGet, defaultPool, nil, &p); p.Settings.Index != most/2 || p.Settings.Bodies != most {
+		t.Errorf("bounds of the index and of bodies: %s", text)
+	}
+	body := longChat(length)
+	c := s.connect(t)
+	fmt.Fprintf(c, "GET /health HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", s.addr, len(body))
+	go func() { _, _ = c.Write(body[:len(body)-1]) }()
+	held := int64(0)
+	for i := range 6 {
+		c := s.announce(t, len(body), nil)
+		go func() { _, _ = c.Write(body[:len(body)-1]) }()
+		eventually(t, 20*time.Second, "a body to arrive", func() bool {
+			now := s.bodyBytes(t)
+			held = max(held, now)
+			streamed := s.scrape(t).value("caddy_kv_router_fallbacks_total", `reason="memory"`)
+			return now/length+int64(streamed) == int64(i+1)
+		})
+	}
+	if held > most {
+		t.Errorf("%d bytes of bodies were in memory, may be %d", held, most)
+	}
+	s.mustChat(t, ask("meanwhile"))
+}
+
 // manifold are requests that differ in everything that clients may choose. Each number
 // counts different values.
 type manifold struct {

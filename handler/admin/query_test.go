@@ -50,7 +50,7 @@ func TestQuestionsAreBounded(t *testing.T) {
 	for _, v := range []struct {
 		asking int32
 		bodies int64
-	}{{maxAsking, 0}, {0, body.MaxBytes - 1000}, {0, 0}} {
+	}{{maxAsking, 0}, {0, body.MaxBytes() - 1000}, {0, 0}} {
 		the.Memory.Held.Store(0)
 		of, whole := api.For("/v1/completions"), body.NewBuffer(int64(len(prompt)))
 		whole.Data = append(whole.Data[:0], prompt...)

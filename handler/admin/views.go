@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/journal"
@@ -77,6 +78,7 @@ func viewJournal(s pool.JournalState, t time.Time) *journalView {
 
 type settingsView struct {
 	IndexMemory int64   `json:"index_memory_bytes"`
+	BodyMemory  int64   `json:"request_bodies_memory_bytes"`
 	BlockSize   int     `json:"block_size_tokens"`
 	BlockSource string  `json:"block_size_from"`
 	TextBlock   int     `json:"text_block_bytes"`
@@ -93,7 +95,7 @@ func viewPool(p *pool.Pool, t time.Time) poolView {
 		Responses: p.Responses.Count(), BodyBytes: p.Memory.Held.Load(),
 		Latency: viewLatency(&s), Incidents: p.Incidents.Open(t), Journal: viewJournal(p.JournalState(), t), Share: viewShare(p, t),
 		Settings: settingsView{
-			IndexMemory: set.Memory, BlockSize: set.BlockSize, BlockSource: blockSource(p, set), TextBlock: set.TextBlock,
+			IndexMemory: set.Memory, BodyMemory: body.MaxBytes(), BlockSize: set.BlockSize, BlockSource: blockSource(p, set), TextBlock: set.TextBlock,
 			TTL: time.Duration(set.TTL).Seconds(), MaxSessions: set.MaxSessions,
 			MaxWaiting: set.MaxWaiting, MaxWait: time.Duration(set.MaxWait).Seconds(),
 		},

@@ -20,7 +20,7 @@ const (
 
 // readBody reads a body of at most limit bytes into memory, and counts that in held. The
 // memory is at most four times the bytes that arrived, or firstRead. rest is a longer body,
-// or one for which held has no room below MaxBytes. length is the Content-Length, negative if
+// or one for which there is no room, see hasRoom. length is the Content-Length, negative if
 // unknown.
 func readBody(body io.ReadCloser, length, limit int64, held *atomic.Int64) (all *Buffer, rest *Once, err error) {
 	size := int64(firstRead)
@@ -44,7 +44,7 @@ func readBody(body io.ReadCloser, length, limit int64, held *atomic.Int64) (all 
 		}
 		if len(b.Data) == cap(b.Data) {
 			grown := grow(int64(cap(b.Data)), length, limit)
-			if grown > alwaysRoom && held.Load()+grown > MaxBytes {
+			if !hasRoom(held, grown) {
 				return nil, restOf(b, body, true), nil
 			}
 			larger := NewBuffer(grown)

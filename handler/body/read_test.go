@@ -108,12 +108,18 @@ func TestReadBodyFails(t *testing.T) {
 // all the same, the rest streamed.
 func TestNoRoomForBody(t *testing.T) {
 	var held atomic.Int64
-	held.Store(MaxBytes)
+	held.Store(MaxBytes())
 	if buf, _, err := readBody(io.NopCloser(bytes.NewReader(noise(1000))), 1000, 1<<20, &held); err != nil || buf == nil {
 		t.Errorf("a short one: read: %v, error %v", buf != nil, err)
 	}
-	held.Store(MaxBytes)
-	body := noise(alwaysRoom * 3)
+	held.Store(MaxBytes() + MaxBytes()/2)
+	if _, rest, err := readBody(io.NopCloser(bytes.NewReader(noise(firstRead))), firstRead, 1<<20, &held); err != nil || rest == nil {
+		t.Errorf("a short one, with half as much again in memory: a rest: %v, error %v", rest != nil, err)
+	} else {
+		rest.Done()
+	}
+	held.Store(MaxBytes())
+	body := noise(shortBody * 3)
 	buf, rest, err := readBody(io.NopCloser(bytes.NewReader(body)), int64(len(body)), 64<<20, &held)
 	if err != nil || buf != nil || !rest.NoRoom {
 		t.Fatalf("a long one: read: %v, error %v", buf != nil, err)
@@ -121,8 +127,8 @@ func TestNoRoomForBody(t *testing.T) {
 	if all, err := io.ReadAll(rest); err != nil || !bytes.Equal(all, body) {
 		t.Errorf("%d of %d bytes are streamed, error %v", len(all), len(body), err)
 	}
-	if rest.Done(); held.Load() != MaxBytes {
-		t.Errorf("%d bytes stay counted", held.Load()-MaxBytes)
+	if rest.Done(); held.Load() != MaxBytes() {
+		t.Errorf("%d bytes stay counted", held.Load()-MaxBytes())
 	}
 }
 

@@ -130,7 +130,7 @@ type derendered struct {
 // reserve reserves memory for the calls. It returns false if there is none.
 func (r *derendered) reserve() bool {
 	r.reserved = 4 * r.x.Size()
-	return r.memory.Add(r.reserved) <= body.MaxBytes
+	return r.memory.Add(r.reserved) <= body.MaxBytes()
 }
 
 func (r *derendered) free() {

@@ -90,7 +90,7 @@ func (o *delivery) movesLeft() bool { return o == nil || o.moved+1 < o.d.Resume.
 func (a *attempt) keepsBody(resp *http.Response) bool {
 	d := a.d
 	return a.streams(resp) && !body.Compressed(resp.Header) && resp.ContentLength < 0 && d.goesOn() &&
-		d.Pool.Memory.Held.Load() <= body.MaxBytes/2
+		d.Pool.Memory.Held.Load() <= body.MaxBytes()/2
 }
 
 // freeBody frees the body, unless something else needs it.
@@ -109,7 +109,7 @@ func (o *delivery) Track(a *api.Answer) {
 	memory := &d.Pool.Memory.Held
 	a.Track(d.Body.Data, d.Resume.Tokens, d.exact, func(n int) bool {
 		o.room += int64(n)
-		return memory.Add(int64(n)) <= body.MaxBytes
+		return memory.Add(int64(n)) <= body.MaxBytes()
 	})
 }
 

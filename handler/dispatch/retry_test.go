@@ -149,13 +149,13 @@ func TestBodiesAreOnTheBooksWhileTheyAreKept(t *testing.T) {
 // TestTooManyBodiesAreStreamedThrough fills the bound on bodies in memory.
 func TestTooManyBodiesAreStreamedThrough(t *testing.T) {
 	h := testHandler(t, "a:1")
-	h.pool.Memory.Held.Store(body.MaxBytes)
+	h.pool.Memory.Held.Store(body.MaxBytes())
 	d, _ := plannedDispatch(t, h, 1<<20)
 	if d.plan.Fallback != plan.FallbackMemory || d.Body != nil || d.plan.Once == nil {
 		t.Errorf("fallback %q, a body: %v, a stream: %v", d.plan.Fallback, d.Body != nil, d.plan.Once != nil)
 	}
 	d.End()
-	if got := h.pool.Memory.Held.Load(); got != body.MaxBytes {
+	if got := h.pool.Memory.Held.Load(); got != body.MaxBytes() {
 		t.Errorf("%d bytes are booked, want as many as before", got)
 	}
 }

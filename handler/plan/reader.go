@@ -62,7 +62,8 @@ func (rd *Reader) Read(r *http.Request) (*Plan, error) {
 }
 
 // readBody reads and parses the body of a request for a known API, and every body that is
-// declared as JSON. It streams other bodies through.
+// declared as JSON. It streams other bodies through, and those of methods that need none: paths
+// that are open to everybody must take no memory.
 func (rd *Reader) readBody(r *http.Request, p *Plan) error {
 	p.Repeatable, p.Score.Streamed = p.API != nil || idempotent(r.Method), p.API == nil
 	size := r.ContentLength
@@ -70,6 +71,8 @@ func (rd *Reader) readBody(r *http.Request, p *Plan) error {
 	switch {
 	case r.Body == nil || r.Body == http.NoBody || r.Method == http.MethodConnect:
 		why = fallbackMalformed
+	case r.Method == http.MethodGet || r.Method == http.MethodHead:
+		why = "its method is " + r.Method
 	case p.API == nil && !body.IsJSON(body.MediaType(r.Header)):
 		why = "its Content-Type is not JSON"
 	case size > rd.MaxBody:

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -35,7 +36,8 @@ type Settings struct {
 
 // Index configures the cache model. All handlers of a pool must agree on it.
 type Index struct {
-	// The most memory that the index uses, in bytes, at least 1 MiB. Default: 512 MiB.
+	// The most memory that the index uses, in bytes, at least 1 MiB. The index of KV events may use
+	// as much again. Default: 512 MiB, or an eighth of the process's memory limit if that is less.
 	Memory int64 `json:"memory,omitempty"`
 
 	// The number of tokens in a block, from 1 to 4096. A multiple of the engines' own
@@ -192,7 +194,7 @@ func (s *Settings) CheckIDs() error {
 func (s *Settings) WithDefaults() *Settings {
 	full := *s
 	full.BlockSizeUnset = s.BlockSizeUnset || s.BlockSize == 0
-	full.Memory = cmp.Or(s.Memory, kvscore.DefaultMemory)
+	full.Memory = cmp.Or(s.Memory, max(minIndexMemory, min(kvscore.DefaultMemory, debug.SetMemoryLimit(-1)/8)))
 	full.BlockSize = cmp.Or(s.BlockSize, kvscore.DefaultBlockSize)
 	full.TextBlock = cmp.Or(s.TextBlock, defaultTextBlock)
 	full.TTL = cmp.Or(s.TTL, defaultTTL)

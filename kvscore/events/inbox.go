@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -19,16 +20,18 @@ const (
 	maxQueuedBytes = 32 << 20
 	// maxMessage bounds a message, in bytes. A batch of a million tokens has 5 MB.
 	maxMessage = 16 << 20
-	// maxBytes bounds the sum over all streams of the process. Beside it, each connection may
-	// receive one message of up to 1 MiB.
-	maxBytes = 256 << 20
 	// largeTime bounds how long a message of more than 1 MiB may take, because it holds its bytes
 	// from its beginning.
 	largeTime = 30 * time.Second
 )
 
-// allBytes is what all streams of the process may still receive.
-var allBytes = semaphore.NewWeighted(maxBytes)
+// maxBytes returns the bound of the sum over all streams of the process. It is 256 MiB, or a sixteenth
+// of the process's memory limit if that is less. Beside it, each connection may receive one message of
+// up to 1 MiB.
+func maxBytes() int64 { return max(2*maxMessage, min(256<<20, debug.SetMemoryLimit(-1)/16)) }
+
+// allBytes returns what all streams of the process may still receive.
+var allBytes = sync.OnceValue(func() *semaphore.Weighted { return semaphore.NewWeighted(maxBytes()) })
 
 var (
 	errLate = fmt.Errorf("a message of more than 1 MiB took longer than %v", largeTime)
@@ -109,7 +112,7 @@ func (b *inbox) take(n int64) error {
 	if err := b.bytes.Acquire(b.gone, n); err != nil {
 		return context.Cause(b.gone)
 	}
-	if err := allBytes.Acquire(b.gone, n); err != nil {
+	if err := allBytes().Acquire(b.gone, n); err != nil {
 		b.bytes.Release(n)
 		return context.Cause(b.gone)
 	}
@@ -118,7 +121,7 @@ func (b *inbox) take(n int64) error {
 
 func (b *inbox) release(n int64) {
 	b.bytes.Release(n)
-	allBytes.Release(n)
+	allBytes().Release(n)
 }
 
 // recycle makes room for others when a message is handled, and keeps a small one's memory.

@@ -449,8 +449,9 @@ func TestStreamsShareABudget(t *testing.T) {
 			others := allBytes
 			defer func() { allBytes = others }()
 			inRig(t, nil, func(r *rig) {
-				allBytes = semaphore.NewWeighted(maxBytes)
-				allBytes.TryAcquire(maxBytes - 1)
+				all, most := semaphore.NewWeighted(maxBytes()), maxBytes()
+				allBytes = func() *semaphore.Weighted { return all }
+				all.TryAcquire(most - 1)
 				batches := 0
 				r.on(func(uint64) { batches++ })
 				r.set(func() { r.pad = strings.Repeat("x", size) })
@@ -461,17 +462,17 @@ func TestStreamsShareABudget(t *testing.T) {
 					t.Errorf("%d batches came through", batches)
 				}
 				free := int64(size) + 64 // for one batch at a time
-				allBytes.Release(free - 1)
+				all.Release(free - 1)
 				r.wait(time.Second)
 				r.holds(0, 1, Live, true)
-				allBytes.Release(maxBytes - free)
+				all.Release(most - free)
 				r.publish(false)
 				r.disconnect()
 				r.wait(time.Second)
-				if !allBytes.TryAcquire(maxBytes) {
+				if !all.TryAcquire(most) {
 					t.Error("a handled message, or the queue of a lost connection, holds bytes")
 				}
-				allBytes.Release(maxBytes)
+				all.Release(most)
 			})
 		})
 	}
