@@ -514,6 +514,37 @@ func TestStreamPassesByteForByte(t *testing.T) {
 	s.booksAtZero(t)
 }
 
+// TestUpgradesThatNobodySpeaksEndHere sends what Java's HttpClient and curl --http2 offer.
+func TestUpgradesThatNobodySpeaksEndHere(t *testing.T) {
+	e := startEngines(t, 1, canned.Pace{})[0]
+	s := startCaddy(t, route([]*canned.Engine{e}))
+	body := string(ask("hello h2c").body())
+	for _, v := range []struct {
+		request, offer string
+		passes         bool
+	}{
+		{"POST " + atChat, "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA", false},
+		{"POST /v1/audio/transcriptions", "Connection: HTTP2-Settings, Upgrade\r\nUpgrade: H2C\r\nHTTP2-Settings: AAMAAABk", false},
+		{"GET /v1/models", "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: foo, h2c\r\nHTTP2-Settings: AAMAAABk", false},
+		{"POST " + atChat, "Connection: Upgrade\r\nUpgrade: TLS/1.3", false},
+		{"POST " + atChat, "Connection: Upgrade\r\nUpgrade: websocket", false},
+		{"GET /v1/other", "Connection: Upgrade\r\nUpgrade: TLS/1.3", true},
+	} {
+		conn := s.connect(t)
+		conn.SetDeadline(time.Now().Add(5 * time.Second))
+		fmt.Fprintf(conn, "%s HTTP/1.1\r\nHost: %s\r\n%s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", v.request, s.addr, v.offer, len(body), body)
+		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			t.Fatalf("%s, %s: %v", v.request, v.offer, err)
+		}
+		got := lastOf(e)
+		if passes := got.Header.Get("Upgrade") != ""; passes != v.passes || got.Header.Get("HTTP2-Settings") != "" || string(got.Body) != body {
+			t.Errorf("%s, %s: status %d, the engine got %v and %q", v.request, v.offer, resp.StatusCode, got.Header, got.Body)
+		}
+		conn.Close()
+	}
+}
+
 // TestUpgradePasses takes a connection through a protocol upgrade and talks over it both
 // ways. The client ends its direction first.
 func TestUpgradePasses(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -178,7 +179,7 @@ func (s *Dispatcher) Unbound() { s.FallBack(fallbackUnbound) }
 // Request returns the request as the proxy gets it.
 func (d *Dispatch) Request(r *http.Request) *http.Request {
 	out := r.WithContext(context.WithValue(d.startTrace(r.Context()), dispatchKey{}, d))
-	out.Header = d.plan.WithoutRouting(r.Header)
+	out.Header = withoutUpgrade(d.plan.WithoutRouting(r.Header), d.plan.API != nil)
 	out.Trailer = nil // it could have routing headers, and engines read none
 	if d.Body == nil {
 		out.Body = d.plan.Once
@@ -198,6 +199,19 @@ func (d *Dispatch) Request(r *http.Request) *http.Request {
 		out.Header.Set("Content-Length", strconv.FormatInt(out.ContentLength, 10))
 	}
 	return out
+}
+
+// withoutUpgrade returns a header without an offer that the engine must not see: of h2c, or of any
+// other protocol with an inference. Java's HttpClient offers h2c with each request. The protocol
+// no longer exists (RFC 9113, 3.1), but uvicorn then drops the body.
+func withoutUpgrade(h http.Header, infers bool) http.Header {
+	offers := strings.ToLower(strings.Join(h["Upgrade"], ","))
+	if offers == "" || !infers && !strings.Contains(offers, "h2c") {
+		return h
+	}
+	kept := maps.Clone(h) // the server's own is shared
+	delete(kept, "Upgrade")
+	return kept
 }
 
 // endAttempt ends the present attempt, if there is one. computed: the worker has computed the
