@@ -235,8 +235,8 @@ type Affinity struct {
 	Key []string `json:"key,omitempty"`
 
 	// A placeholder that keeps sessions apart: sessions with equal keys and different
-	// values of it have nothing in common. Example: `{http.auth.user.id}`. The tenant
-	// and the cache salt of a request keep sessions apart in any case. Default: none.
+	// values of it have nothing in common. The tenant and the cache salt of a request keep
+	// sessions apart in any case. Default: `{http.auth.user.id}`.
 	Scope string `json:"scope,omitempty"`
 }
 

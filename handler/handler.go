@@ -5,6 +5,7 @@
 package handler
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -162,7 +163,7 @@ func (h *Handler) newReader() *plan.Reader {
 
 // sessionRules returns how the configuration finds the sessions of requests.
 func (h *Handler) sessionRules() plan.Sessions {
-	scope, _ := plan.PlaceholderName(valueOf(h.Affinity).Scope)
+	scope, _ := plan.PlaceholderName(cmp.Or(valueOf(h.Affinity).Scope, "{http.auth.user.id}"))
 	return plan.Sessions{
 		Keys: h.keys, Scope: scope, HeldOnly: h.sessionMode() == affinityOff,
 		Secret: h.pool.Secret, Conversation: h.pool.Responses.Session,

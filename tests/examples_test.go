@@ -118,3 +118,30 @@ func TestExamplesLetClientsIn(t *testing.T) {
 		})
 	}
 }
+
+// TestUsersHaveTheirOwnSessions has two users of the Caddyfile for production, who give their
+// sessions one name. One ends it.
+func TestUsersHaveTheirOwnSessions(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{})
+	one, two := engines[0].Addr(), engines[1].Addr()
+	t.Setenv("LLM_KEY_ALICE", "alice-key")
+	t.Setenv("LLM_KEY_BATCH", "batch-key")
+	s := startCaddy(t, siteOf(t, "../Caddyfile.example", "llm.example.com", "gpu-1:8000", one, "gpu-2:8000", two, " gpu-3:8000 gpu-4:8000", "", "gpu-4:8000", two))
+	ask := func(user, state, nvext string) {
+		t.Helper()
+		a := s.post(t.Context(), atChat, []byte(`{"model":"m","max_tokens":4,"messages":[{"role":"user","content":"Hello"}],"nvext":`+nvext+`}`),
+			"Authorization", "Bearer "+user+"-key", "X-Session-Id", "default")
+		if got := a.header.Get("X-KV-Session-State"); a.status != http.StatusOK || got != state {
+			t.Errorf("%s with %s: status %d, session %q, want %q", user, nvext, a.status, got, state)
+		}
+	}
+	ask("alice", "new", "null")
+	ask("batch", "new", "null")
+	ask("batch", "final", `{"session_control":{"session_id":"default","action":"close"}}`)
+	ask("alice", "bound", "null")
+	for user, want := range map[string]int{"alice": http.StatusOK, "batch": http.StatusNotFound, "": http.StatusNotFound} {
+		if status, text := s.api(t, http.MethodGet, "/pools/main/sessions/default?model=m&scope="+user, nil, nil); status != want {
+			t.Errorf("the session of %q: status %d: %s", user, status, text)
+		}
+	}
+}
