@@ -183,13 +183,16 @@ func why(c *dispatch.DryChoice) string {
 	case len(c.Picked.Drawn) > 0:
 		text = "the policy draws it among several"
 	}
-	switch {
-	case c.Tier == pool.Reluctant:
+	switch state := c.Tier.State(); {
+	case state == pool.Reluctant:
 		text += "; only prefill workers are left, so that their role is ignored"
-	case c.Tier >= pool.Draining:
+	case state >= pool.Draining:
 		text += "; only draining workers are left, so that draining is ignored"
-	case c.Tier == pool.MarkedDown:
+	case state == pool.MarkedDown:
 		text += "; all workers are marked down, so that marks are ignored"
+	}
+	if c.Tier >= pool.Short {
+		text += "; the request is probably too long for all workers"
 	}
 	return text
 }

@@ -53,10 +53,10 @@ type Dispatch struct {
 
 // tries is the choice of workers so far.
 type tries struct {
-	attempt     *attempt
-	attempts    int
-	suspects    int             // failed attempts that may have reached an engine
-	lacking     []*pool.Worker  // they answered that they lack the model
+	attempt  *attempt
+	attempts int
+	suspects int // failed attempts that may have reached an engine
+	refusals
 	triedBuf    [4]*pool.Worker // backs tried for the first four workers
 	failure     error           // of the last attempt
 	held        heldAnswer

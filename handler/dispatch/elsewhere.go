@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
@@ -14,46 +15,171 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 )
 
-// A worker may refuse a request that another one would serve, because it lacks the model. Such a
-// refusal is asked elsewhere, and marks nobody down. The client gets it only if no worker could
-// serve the request. While one that could is away, the client gets a 503 and tries again.
+// A worker may refuse a request that another one would serve: it lacks the model, or the prompt is
+// longer than its context. Such a refusal is asked elsewhere, and marks nobody down. The client gets
+// it only if no worker could serve the request. While one that could is away, the client gets a 503
+// and tries again.
 
-// unfit returns whether an answer says that the worker cannot serve the request, and another one may.
-// It may read the beginning of resp.Body, and puts it back.
-func (a *attempt) unfit(resp *http.Response) bool {
-	d := a.d
-	return resp.StatusCode == http.StatusNotFound && d.plan.Model != "" && !d.pinned() && !body.Compressed(resp.Header) &&
-		bytes.Contains(bytes.ToLower(peek(resp)), []byte("model")) // else it lacks the path
+// misfit is why a worker cannot serve a request that another one may serve.
+type misfit uint8
+
+const (
+	fits misfit = iota
+	lacksModel
+	tooLong
+)
+
+// refusals are what workers have refused for a misfit.
+type refusals struct {
+	unfit []*pool.Worker // that have refused
+	lacks bool           // one of them lacks the model
 }
 
-// judgeUnfit judges such an answer. The engine computed nothing, so any request may be sent again.
-// The answer is the worker's fault only if it lists the model.
-func (a *attempt) judgeUnfit(resp *http.Response) verdict {
+// modelWords are in engines' errors for a model that they lack. lengthWords are in those for a prompt or
+// an answer that is too long.
+var (
+	modelWords  = []string{"model not found", "model_not_found", "does not exist", "no such model", "could not find"}
+	lengthWords = []string{
+		"context length", "context size", "context window", "context_length", "exceed_context", "too long", "longer than",
+		"max_model_len", "model length", "input length", "prompt length", "allowed length", "sequence length", "max_tokens",
+	}
+)
+
+// misfit returns why an answer refuses a request, if that is a misfit. It may read the beginning of
+// resp.Body, and puts it back.
+func (a *attempt) misfit(resp *http.Response) misfit {
+	d, w := a.d, a.Worker
+	if d.pinned() || resp.StatusCode < 400 || body.Compressed(resp.Header) {
+		return fits
+	}
+	named := d.plan.Model != ""
+	switch resp.StatusCode {
+	case http.StatusNotFound:
+		if named && says(resp, "model") { // else it lacks the path
+			return lacksModel
+		}
+	case http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnprocessableEntity:
+		switch {
+		case d.plan.Request == nil:
+		case named && !w.KnownToServe(d.plan.Model) && says(resp, modelWords...):
+			return lacksModel
+		case d.longer(w, pool.Unavailable) && says(resp, lengthWords...):
+			return tooLong
+		}
+	}
+	return fits
+}
+
+// judgeMisfit judges such an answer. The engine computed nothing, so any request may be sent again. A
+// model that the worker lists and lacks is the worker's fault.
+func (a *attempt) judgeMisfit(resp *http.Response, why misfit) verdict {
 	d := a.d
-	v := verdict{do: deliver, outcome: a.shows(pool.OutcomeAnswered, ""), unfit: true}
-	if d.plan.Once == nil && d.otherLeft() && d.anotherTry(d.suspects) {
-		v.do, v.reason = retry, "404"
-	} else if a.Worker.KnownToServe(d.plan.Model) {
+	v := verdict{do: deliver, outcome: a.shows(pool.OutcomeAnswered, ""), misfit: why}
+	left := d.otherLeft()
+	if v.reason = strconv.Itoa(resp.StatusCode); why == tooLong {
+		left, v.reason = d.longer(a.Worker, pool.Tried-1), "context"
+	}
+	switch {
+	case d.plan.Once == nil && left && d.anotherTry(d.suspects):
+		v.do = retry
+	case why == tooLong:
+		v.outcome = a.odd(v.outcome)
+	case a.Worker.KnownToServe(d.plan.Model):
 		v.outcome = a.errored(resp.Status, false)
 	}
 	return v
 }
 
+// refused records that the attempt's worker has refused the request for a misfit.
+func (a *attempt) refused(why misfit) {
+	d := a.d
+	d.unfit = append(d.unfit, a.Worker)
+	switch why {
+	case fits:
+	case lacksModel:
+		d.lacks = true
+	case tooLong:
+		d.beyond = max(d.beyond, d.beyondOf(a.Worker))
+	}
+}
+
+// beyondOf returns for how many tokens a worker must have room after another one has refused the prompt
+// as too long.
+func (d *Dispatch) beyondOf(w *pool.Worker) int64 {
+	if most := w.Room(); most > 0 {
+		return most
+	}
+	prompt, _ := d.plan.Length()
+	return max(1, prompt)
+}
+
+// longer returns whether another worker, up to a verdict, has room for a longer prompt than w. An unknown
+// room may be longer than a known one.
+func (d *Dispatch) longer(w *pool.Worker, worst pool.Verdict) bool {
+	want := d.wants()
+	want.Beyond = max(want.Beyond, d.beyondOf(w))
+	for i, v := range d.Pool.Judge(&want, d.offers, time.Now()) {
+		other := d.offers.Table.Rows[i].Worker
+		if room := other.Room(); other != w && v <= worst && (room > want.Beyond || room == 0 && w.Room() > 0) {
+			return true
+		}
+	}
+	return false
+}
+
+// outgrew returns whether the request is probably too long for a worker.
+func (rt *route) outgrew(w *pool.Worker) bool {
+	want := rt.wants()
+	return w.IsShort(&want)
+}
+
 // putsOff returns whether a worker is left that could serve a request which others have refused. The
 // client must then try again later, and d.failure says so.
 func (d *Dispatch) putsOff() bool {
-	if d.later || len(d.lacking) == 0 || !slices.ContainsFunc(d.offers.Table.Rows, func(row pool.TableRow) bool {
-		_, known := row.Worker.Serves(d.plan.Model)
-		return !known && !slices.Contains(d.lacking, row.Worker)
-	}) {
+	if d.later || len(d.unfit) == 0 {
 		return d.later
 	}
-	d.later = true
-	d.Pool.Incidents.Raise(time.Now(), "requests name an unknown model, and the models of a worker are unknown", d.Pool.Logger)
-	d.failure = &api.Refusal{
-		API: d.plan.API, Status: http.StatusServiceUnavailable, Code: api.CodeNoWorker, Param: "model", Err: errModelUnknown,
+	e := &api.Refusal{API: d.plan.API, Status: http.StatusServiceUnavailable, Code: api.CodeNoWorker}
+	switch {
+	case d.lacks && d.modelLeft():
+		d.Pool.Incidents.Raise(time.Now(), "requests name an unknown model, and the models of a worker are unknown", d.Pool.Logger)
+		e.Param, e.Err = "model", errModelLeft
+	case d.beyond > 0 && d.roomLeft():
+		d.Pool.Incidents.Raise(time.Now(), "requests are too long for the workers that can be reached", d.Pool.Logger)
+		e.Err = errRoomLeft
+	default:
+		return false
 	}
+	d.later, d.failure = true, e
 	return true
+}
+
+var (
+	errModelLeft = errors.New(
+		"no worker is known to serve the model, and a worker whose models are unknown could not be asked; try again later")
+	errRoomLeft = errors.New("the request is too long for the workers that can be reached now; try again later")
+)
+
+// modelLeft returns whether a worker may serve the model and has not said otherwise.
+func (d *Dispatch) modelLeft() bool {
+	want := d.wants()
+	return slices.ContainsFunc(d.offers.Table.Rows, func(row pool.TableRow) bool {
+		_, known := row.Worker.Serves(d.plan.Model)
+		return !known && !slices.Contains(d.unfit, row.Worker) && d.Pool.Meets(&want, row.Worker) == pool.Fits
+	})
+}
+
+// roomLeft returns whether a worker is known to have room for the prompt and has not refused it.
+func (d *Dispatch) roomLeft() bool {
+	want := d.wants()
+	want.Tried = nil
+	for i, v := range d.Pool.Judge(&want, d.offers, time.Now()) {
+		w := d.offers.Table.Rows[i].Worker
+		if (v < pool.Short || v == pool.Unavailable) && w.Room() > d.beyond && !slices.Contains(d.unfit, w) {
+			return true
+		}
+	}
+	return false
 }
 
 // putOff ends the attempt, and has the client try again later. Select tells the client, because
@@ -69,18 +195,17 @@ func (a *attempt) putOff(req *http.Request, resp *http.Response) (*http.Response
 	return a.hold(req, resp), nil
 }
 
-var errModelUnknown = errors.New(
-	"no worker is known to serve the model, and a worker whose models are unknown could not be asked; try again later")
-
 // longestStall is how long the body of a refusal may take before the router closes it.
 const longestStall = 5 * time.Second
 
-// peek reads the beginning of an answer's body, and puts it back.
-func peek(resp *http.Response) []byte {
+// says returns whether the beginning of an answer's body has one of some words, in any case. It puts
+// the beginning back.
+func says(resp *http.Response, words ...string) bool {
 	from := resp.Body
 	stalled := time.AfterFunc(longestStall, func() { _ = from.Close() })
 	defer stalled.Stop()
 	head, err := io.ReadAll(io.LimitReader(from, 4<<10))
 	resp.Body = &response.Replayed{ReadCloser: from, Begin: head, Err: err}
-	return head
+	head = bytes.ToLower(head)
+	return slices.ContainsFunc(words, func(word string) bool { return bytes.Contains(head, []byte(word)) })
 }

@@ -33,10 +33,10 @@ type verdict struct {
 	outcome pool.Outcome // what the pool records of the worker
 	legs    *legError    // the pair of workers failed, and not the attempt's worker; nil otherwise
 	suspect bool         // the engine may have begun to compute: the request may have crashed it
-	unfit   bool         // the worker cannot serve the request, and another one may
+	misfit  misfit       // the worker cannot serve the request, and another one may
 }
 
-// judge decides what follows from an attempt. It changes nothing, but unfit may read the
+// judge decides what follows from an attempt. It changes nothing, but misfit may read the
 // beginning of resp.Body and put it back. resent: net/http sent the request twice, and err is
 // the error of the second time. docs/reliability.md shows the result for each fault.
 func (a *attempt) judge(ctx context.Context, resp *http.Response, resent bool, err error) verdict {
@@ -45,6 +45,9 @@ func (a *attempt) judge(ctx context.Context, resp *http.Response, resent bool, e
 	}
 	if err != nil {
 		return a.judgeFailure(ctx, resent, err)
+	}
+	if why := a.misfit(resp); why != fits {
+		return a.judgeMisfit(resp, why)
 	}
 	d, status := a.d, resp.StatusCode
 	v := verdict{do: deliver, outcome: a.shows(pool.OutcomeAnswered, "")}
@@ -57,8 +60,6 @@ func (a *attempt) judge(ctx context.Context, resp *http.Response, resent bool, e
 		if d.repeatable(true) && d.anotherTry(d.suspects) {
 			v.do, v.reason = retry, strconv.Itoa(status)
 		}
-	case a.unfit(resp):
-		return a.judgeUnfit(resp)
 	case workersFault(status):
 		v.outcome = a.errored(resp.Status, status >= 500)
 	case status >= 400:

@@ -65,12 +65,12 @@ func (a *attempt) askForRetry(req *http.Request, resp *http.Response, v *verdict
 	if errors.Is(err, errDrained) {
 		a.end(pool.AttemptDrained, false)
 	} else {
-		a.end(pool.AttemptRetried, !v.unfit)
+		a.end(pool.AttemptRetried, v.misfit == fits)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if v.unfit {
+	if v.misfit == lacksModel {
 		d.Probes.AskAgain(a.Worker) // what is known of it is out of date
 	}
 	return a.hold(req, resp), nil

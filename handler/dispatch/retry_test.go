@@ -181,7 +181,9 @@ func TestStalledNotFoundIsClosed(t *testing.T) {
 		go to.Write([]byte(`{"detail":"Not`)) //nolint:errcheck // the reader closes
 		begun := time.Now()
 		resp := &http.Response{StatusCode: http.StatusNotFound, Body: from}
-		_ = peek(resp)
+		if says(resp, "model") {
+			t.Error("the model is missing")
+		}
 		if took := time.Since(begun); took != longestStall {
 			t.Errorf("it took %v", took)
 		}

@@ -21,6 +21,7 @@ type route struct {
 	offers pool.Offers    // the proxy's latest
 	fixed  fixed          // the one worker that may serve it, if there is one
 	tried  []*pool.Worker // in this round over the workers
+	beyond int64          // tokens: a worker with room for so many has refused the prompt as too long
 	parting
 }
 
@@ -64,7 +65,10 @@ func (rt *route) requires() pool.Wants {
 	want := pool.Wants{
 		Model: rt.plan.Model, Only: rt.fixed.worker, Rank: pool.AnyRank, Workers: e.AllowedWorkerIDs,
 		Taints: e.RoutingConstraints.RequiredTaints, Isolated: rt.plan.Isolated, API: rt.plan.Name, Kind: rt.kind(),
-		Session: rt.plan.Session.Opens(), Tried: rt.tried, Tier: tier, Arrival: arrival,
+		Session: rt.plan.Session.Opens(), Tried: rt.tried, Tier: tier, Arrival: arrival, Beyond: rt.beyond,
+	}
+	if !rt.holds() {
+		want.Prompt, want.Answer = rt.plan.Length()
 	}
 	if len(rt.Proxy.Upstreams) < 2 && rt.Proxy.DynamicUpstreams == nil {
 		want.Model = "" // there is no choice

@@ -132,15 +132,15 @@ var noUpstream = &reverseproxy.Upstream{Host: new(reverseproxy.Host), Dial: "loc
 
 // Choose implements pool.Chooser.
 func (d *Dispatch) Choose(ctx context.Context, c *pool.Candidates) pool.Choice {
-	switch {
+	switch state := c.Tier.State(); {
 	case d.pinned(): // whatever it is at
-	case c.Tier == pool.Reluctant:
+	case state == pool.Reluctant:
 		d.Pool.Incidents.Raise(c.At, incidentOnlyPrefill, d.Pool.Logger)
-	case c.Tier >= pool.Draining:
+	case state >= pool.Draining:
 		d.Pool.Incidents.Raise(c.At, "only draining workers are left, and the router uses them", d.Pool.Logger)
-	case c.Tier == pool.MarkedDown && len(d.tried) == 0 && d.othersWell(c.At):
+	case state == pool.MarkedDown && len(d.tried) == 0 && d.othersWell(c.At):
 		d.Pool.Incidents.Raise(c.At, "all workers of a model are marked down, and the router uses them anyway", d.Pool.Logger)
-	case c.Tier == pool.MarkedDown && len(d.tried) == 0:
+	case state == pool.MarkedDown && len(d.tried) == 0:
 		d.Pool.Incidents.Raise(c.At, "all workers are marked down, and the router uses them anyway", d.Pool.Logger)
 	}
 	if d.turn.Find(ctx); d.turn.Pending() && !d.pinned() && !c.Granted {

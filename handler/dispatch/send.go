@@ -23,16 +23,16 @@ func (d *Dispatch) RoundTrip(req *http.Request) (*http.Response, error) {
 	d.proxied = req
 	resp, resent, err := a.send(req)
 	v := a.judge(req.Context(), resp, resent, err)
-	if v.do == retry && !a.affordable(err) {
+	if v.do == retry && v.misfit != tooLong && !a.affordable(err) {
 		v.do = fail
 		if resp != nil {
 			v.do = deliver
 		}
 	}
-	if v.unfit {
-		d.lacking = append(d.lacking, a.Worker)
+	if v.misfit != fits {
+		a.refused(v.misfit)
 	}
-	if v.do == deliver && (v.unfit || retryable(resp.StatusCode)) && d.putsOff() {
+	if v.do == deliver && (v.misfit != fits || retryable(resp.StatusCode)) && d.putsOff() {
 		v.do = putOff
 	}
 	if v.do != deliver {

@@ -180,6 +180,7 @@ const (
 	movedFailed      = "failed"      // home failed to serve this turn
 	movedUnavailable = "unavailable" // home is marked down, hung or draining
 	movedCost        = "cost"        // another target was cheaper, and home holds little of the prompt
+	movedContext     = "context"     // the prompt has outgrown home's context
 )
 
 // whyMoved returns why the session moved from its home.
@@ -190,6 +191,8 @@ func (d *Dispatch) whyMoved(home kvscore.Target) string {
 		return movedGone
 	case w == d.attempt.Worker: // another rank
 		return movedCost
+	case d.outgrew(w), d.beyond > 0 && slices.Contains(d.unfit, w):
+		return movedContext
 	case slices.Contains(d.tried, w):
 		return movedFailed
 	case !w.TakesRequests(d.attempt.Begun):

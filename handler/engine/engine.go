@@ -61,6 +61,11 @@ type kind struct { // one field for each difference
 	countText func(model string, text []byte) *rawjson.Object
 	// exact are the APIs in which the engine goes on with the ids of an answer, see Exact.
 	exact []string
+	// cutsAnswers: an answer ends at the end of the context. Others refuse a request whose
+	// max_tokens may exceed it.
+	cutsAnswers bool
+	// fitsCache: the engine refuses a request that is longer than its KV cache.
+	fitsCache bool
 	// unlimited: completions without a limit have none.
 	unlimited bool
 	// loads is the page on which the engine reports its load. nil: nowhere.
@@ -105,6 +110,16 @@ func kindOf(name string) *kind {
 		}
 	}
 	return &other
+}
+
+// Room returns the most tokens that a request may have, 0 if that is unknown. alone: of the prompt
+// alone, and not of prompt and answer.
+func (e *Engine) Room() (tokens int64, alone bool) {
+	k, tokens := kindOf(e.Type), e.Info.ContextTokens
+	if k.fitsCache && e.Info.KVTokens > 0 {
+		tokens = min(tokens, e.Info.KVTokens)
+	}
+	return tokens, k.cutsAnswers
 }
 
 // TakesRank returns whether the router can choose the engine's data-parallel rank for

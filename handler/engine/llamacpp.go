@@ -22,7 +22,7 @@ var llamaCpp = kind{
 	adapt:     (*adapter).toLlamaCpp,
 	tokenize:  (*Question).askLlamaCpp,
 	continues: []string{api.NameChat, api.NameMessages},
-	countText: countContent, unlimited: true,
+	countText: countContent, unlimited: true, cutsAnswers: true,
 	loads: llamaCppLoads,
 }
 

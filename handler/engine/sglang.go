@@ -41,6 +41,7 @@ var sglang = kind{
 	loads:           sglangLoads,
 	omitsZeroCached: true,
 	hitsLate:        true,
+	fitsCache:       true,
 }
 
 const nameRetention, nameExtraKey = "retention_seconds", "extra_key"

@@ -40,6 +40,25 @@ func (p *Plan) identify(opts api.Options, ratios *kvscore.Ratios, adapter func(m
 	score.Root, score.Blocks, score.Past, p.TextBlock = req.Root, req.Blocks, req.Past, size
 }
 
+// Length returns how many tokens the prompt has at least, about, and its answer at most; 0 is unknown.
+// The first prompt of a batch counts. The length of a prompt that the engine may cut does not matter.
+func (p *Plan) Length() (prompt, answer int64) {
+	req := p.Request
+	if req == nil || req.Truncated || req.Kind == api.None {
+		return 0, 0
+	}
+	prompt = p.Score.Tokens - p.Score.OtherTokens
+	if req.Kind == api.Text {
+		prompt -= prompt / 8 // it is an estimate
+	} else if req.First > 0 {
+		prompt = req.First
+	}
+	if req.API.Work() == api.Generate {
+		answer = max(1, req.MaxTokens)
+	}
+	return prompt, answer
+}
+
 // identities returns a prompt of token ids as the engines' KV events name it. adapterOf
 // is Reader.Adapter.
 func identities(req *api.Request, seed uint64, adapterOf func(model string) (string, bool)) []cache.Identity {

@@ -52,6 +52,9 @@ func (w *Worker) describe(set WorkerSettings, info engine.Info) (changed bool) {
 		e.Type = set.Engine
 	}
 	w.engine.Store(&e)
+	tokens, alone := e.Room()
+	w.room.tokens.Store(tokens)
+	w.room.alone.Store(alone)
 	now := uint32(servedBy(&e))
 	return w.serves.Swap(now) != now
 }

@@ -254,7 +254,7 @@ func (h hungWatch) claim(a *Seat, placed map[*Worker]int64) (cancel func(drained
 // already; nil if there is none.
 func (h hungWatch) freeFor(m *Move, t time.Time, placed map[*Worker]int64) *Worker {
 	for i, v := range h.Judge(&m.Want, m.Offers, t) {
-		if w := m.Offers.Table.Rows[i].Worker; v == Fits && w.slots.room() > placed[w] {
+		if w := m.Offers.Table.Rows[i].Worker; v.State() == Fits && w.slots.room() > placed[w] {
 			return w
 		}
 	}

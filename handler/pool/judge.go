@@ -3,6 +3,7 @@ package pool
 import (
 	"iter"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -19,6 +20,9 @@ type Wants struct {
 	Session  bool          // the engine must be able to hold a session, in this API
 	API      string        // of the request
 	Tried    []*Worker     // the worker must be none of these
+	Prompt   int64         // tokens, about; 0 is unknown. Workers with room for Prompt and Answer come first
+	Answer   int64         // most tokens of the answer; 0 is unknown
+	Beyond   int64         // a worker with room for so many tokens has refused the prompt; 0: none has
 	Part     Part          // of a request that the worker must serve
 	Kind     AttemptKind   // all but KindOther take one of the worker's slots
 	Tier     int           // lower tiers leave the queue first
@@ -32,8 +36,8 @@ const AnyRank = -1
 // Verdict says whether a request may use an offered worker, and if not, why.
 type Verdict uint8
 
-// The verdicts, from the best to the worst. A request may use a worker up to
-// Reluctant, if there is no better one.
+// The verdicts, from the best to the worst. A request may use a worker below Tried, if there is no
+// better one.
 const (
 	Fits           Verdict = iota
 	Full                   // it would fit, but no slot is free
@@ -41,18 +45,29 @@ const (
 	Draining               // a drain is the operator's wish, and a mark ends soon
 	DrainingMarked         // both
 	Reluctant              // it is for prefills, but can serve a whole request
-	Tried                  // the request has tried it
-	Unavailable            // Caddy has it not available
-	OtherModels            // it does not serve the model
-	OtherRole              // it does not serve this part of requests
-	NotAllowed             // the request's constraints, or its wish for a session, exclude it
-	NoRank                 // it lacks the rank
-	SharesCache            // its engine does not keep caches of salts apart
-	NotNamed               // the request names another worker
+	Short                  // added to one of the above: its context is probably too short
+)
+
+// Further verdicts: a request must not use the worker.
+const (
+	Tried       = 2*Short + iota // the request has tried it, or its context is too short for certain
+	Unavailable                  // Caddy has it not available
+	OtherModels                  // it does not serve the model
+	OtherRole                    // it does not serve this part of requests
+	NotAllowed                   // the request's constraints, or its wish for a session, exclude it
+	NoRank                       // it lacks the rank
+	SharesCache                  // its engine does not keep caches of salts apart
+	NotNamed                     // the request names another worker
 )
 
 // String returns the verdict as the admin API shows it.
 func (v Verdict) String() string {
+	if v >= Short && v.Possible() {
+		return "too_short"
+	}
+	if v >= Tried {
+		v -= Short
+	}
 	return [...]string{
 		"fits", "full", "marked_down", "draining", "draining", "other_role", "tried", "proxy_unavailable", "other_models",
 		"other_role", "not_allowed", "not_allowed", "shares_cache", "not_named",
@@ -63,13 +78,21 @@ func (v Verdict) String() string {
 func (v Verdict) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
 
 // Possible returns whether the worker may serve the request now or once it is free.
-func (v Verdict) Possible() bool { return v <= Reluctant }
+func (v Verdict) Possible() bool { return v < Tried }
+
+// State returns a verdict up to Reluctant apart from the length of the request.
+func (v Verdict) State() Verdict {
+	if v.Possible() {
+		return v % Short
+	}
+	return v
+}
 
 // tier returns what a full worker would be if it were not full. A request waits for a full
 // worker if there is no free one of its tier.
 func (v Verdict) tier() Verdict {
-	if v == Full {
-		return Fits
+	if v.State() == Full {
+		return v - Full
 	}
 	return v
 }
@@ -148,9 +171,17 @@ func (j *judgment) of(up *reverseproxy.Upstream, w *Worker) Verdict {
 		return OtherModels
 	case !Available(up):
 		return Unavailable
-	case slices.Contains(j.want.Tried, w):
+	case slices.Contains(j.want.Tried, w) || j.want.Beyond > 0 && !w.isLonger(j.want.Beyond):
 		return Tried
-	case role == Reluctant:
+	case w.IsShort(j.want):
+		return Short + j.state(w, role)
+	}
+	return j.state(w, role)
+}
+
+// state returns the verdict on a worker of a role that could serve the request: Fits to Reluctant.
+func (j *judgment) state(w *Worker, role Verdict) Verdict {
+	if role == Reluctant {
 		return role
 	}
 	if w.TakesRequests(j.at) {
@@ -167,6 +198,30 @@ func (j *judgment) of(up *reverseproxy.Upstream, w *Worker) Verdict {
 	}
 	return DrainingMarked
 }
+
+// room is how long a request may be on a worker: see [engine.Engine.Room].
+type room struct {
+	tokens atomic.Int64
+	alone  atomic.Bool
+}
+
+// IsShort returns whether the worker probably has no room for the request.
+func (w *Worker) IsShort(want *Wants) bool {
+	most := w.room.tokens.Load()
+	if most == 0 || want.Prompt == 0 {
+		return false
+	}
+	return want.Prompt > most || want.Prompt+want.Answer > most && !w.room.alone.Load()
+}
+
+// isLonger returns whether the worker may have room for more tokens.
+func (w *Worker) isLonger(than int64) bool {
+	most := w.room.tokens.Load()
+	return most == 0 || most > than
+}
+
+// Room returns the most tokens that a request may have on the worker, 0 if that is unknown.
+func (w *Worker) Room() int64 { return w.room.tokens.Load() }
 
 // isFull returns whether the request needs a slot of the worker, and none is free.
 func (j *judgment) isFull(w *Worker) bool { return j.want.Kind != KindOther && w.slots.full() }

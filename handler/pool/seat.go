@@ -156,13 +156,13 @@ func (p *Pool) Candidates(want *Wants, o Offers, granted *Worker, t time.Time) *
 		c = &Candidates{Sel: kvscore.Selection{Rand: newRandom()}}
 	}
 	c.Targets, c.Upstreams, c.Workers, c.Full = c.Targets[:0], c.Upstreams[:0], c.Workers[:0], c.Full[:0]
-	c.At, c.Granted, c.Tier = t, granted != nil, Reluctant
+	c.At, c.Granted, c.Tier = t, granted != nil, Tried-1
 	j := p.judgment(want, o, t)
 	for i, up := range o.Ups {
 		row := &o.Table.Rows[i]
 		w := row.Worker
 		v := j.of(up, w)
-		full := v == Full || v > Full && v.Possible() && j.isFull(w)
+		full := v.State() == Full || v > Full && v.Possible() && j.isFull(w)
 		if w == granted && v.Possible() {
 			v, full = Fits, false
 		} else if granted != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -258,6 +259,33 @@ func TestJudge(t *testing.T) {
 			w.drain.Or(drainAsked)
 			w.slots.take()
 		}, Draining, Draining},
+		{"Short", func(_ *Pool, w *Worker, want *Wants) {
+			want.Prompt, want.Answer = 90, 11
+			w.room.tokens.Store(100)
+		}, Short, Short},
+		{"ShortAlone", func(_ *Pool, w *Worker, want *Wants) {
+			want.Prompt, want.Answer = 90, 11
+			w.room.tokens.Store(100)
+			w.room.alone.Store(true)
+		}, Fits, Fits},
+		{"ShortAndFull", func(_ *Pool, w *Worker, want *Wants) {
+			want.Prompt = 101
+			w.room.tokens.Store(100)
+			w.slots.take()
+		}, Short + Full, Short},
+		{"ShortAndDraining", func(_ *Pool, w *Worker, want *Wants) {
+			want.Prompt = 101
+			w.room.tokens.Store(100)
+			w.drain.Or(drainAsked)
+		}, Short + Draining, Short + Draining},
+		{"HasRefused", func(_ *Pool, w *Worker, want *Wants) {
+			want.Beyond = 100
+			w.room.tokens.Store(100)
+		}, Tried, NotNamed},
+		{"Longer", func(_ *Pool, w *Worker, want *Wants) {
+			want.Beyond = 100
+			w.room.tokens.Store(101)
+		}, Fits, Fits},
 		{"Tried", func(_ *Pool, w *Worker, want *Wants) { want.Tried = append(want.Tried, w) }, Tried, NotNamed},
 		{"OtherModel", func(p *Pool, w *Worker, want *Wants) {
 			want.Model = "m"
@@ -291,6 +319,36 @@ func TestJudge(t *testing.T) {
 				t.Errorf("of two: tier %s, %d free and %d full", c.Tier, len(c.Targets), len(c.Full))
 			}
 		})
+	}
+}
+
+// TestRequestsWaitForAWorkerWithRoom has a worker with room for a request that is full or ill, beside a
+// free one whose context is too short. The request gets the short one only if no other is left.
+func TestRequestsWaitForAWorkerWithRoom(t *testing.T) {
+	for name, v := range map[string]struct {
+		set  func(long *Worker, want *Wants)
+		free []int // positions of the candidates
+	}{
+		"well":        {func(*Worker, *Wants) {}, []int{1}},
+		"full":        {func(long *Worker, _ *Wants) { long.slots.take() }, nil},
+		"marked down": {func(long *Worker, _ *Wants) { long.Health.Fail(time.Now(), time.Now(), 0, false) }, []int{1}},
+		"tried":       {func(long *Worker, want *Wants) { want.Tried = []*Worker{long} }, []int{0}},
+		"short, too":  {func(long *Worker, _ *Wants) { long.room.tokens.Store(150) }, []int{0, 1}},
+		"unknown":     {func(long *Worker, _ *Wants) { long.room.tokens.Store(0) }, []int{1}},
+	} {
+		p, workers, o := limited(t, 1, 1)
+		want := anyWorker
+		want.Prompt = 200
+		workers[0].room.tokens.Store(100)
+		workers[1].room.tokens.Store(1000)
+		v.set(workers[1], &want)
+		var free []int
+		for _, w := range p.Candidates(&want, o, nil, time.Now()).Workers {
+			free = append(free, slices.Index(workers, w))
+		}
+		if !slices.Equal(free, v.free) {
+			t.Errorf("%s: the candidates are %v, want %v", name, free, v.free)
+		}
 	}
 }
 

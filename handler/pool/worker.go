@@ -22,6 +22,7 @@ type Worker struct {
 	list       atomic.Pointer[ModelList]       // its own models; nil if it has no list
 	configured atomic.Pointer[map[string]bool] // the operator's list; nil if there is none
 	slots      *slots
+	room       room
 	drain      atomic.Uint32 // reasons, see drainConfigured
 	serves     atomic.Uint32 // see serves
 	// drainVersion counts the calls of all routers' admin APIs that began or ended a drain.
