@@ -87,8 +87,8 @@ func (s *Scheduler) learn(l *Lease, computed bool) {
 	if counted && c.Answer >= c.Prompt {
 		answer = c.Answer - c.Prompt + 1
 	}
-	if answer > 0 && computed && !l.unworked && l.leg != LegPrefill {
-		s.traffic.answeredWith(min(answer, maxAnswer), milliseconds(time.Duration(l.seen.Load())-l.first))
+	if answer > 0 && computed && l.shown != showsTooSoon && l.leg != LegPrefill {
+		s.traffic.answeredWith(min(answer, maxAnswer))
 	}
 	if counted && c.CachedReported {
 		if m := l.timing; m != nil {
@@ -120,7 +120,7 @@ func (s *Scheduler) learnTiming(l *Lease, computed bool) {
 	}
 	predicted := s.latency.predict(m.x)
 	factor := ld.speed.factor(m.until)
-	s.paced(ld, m.x, m.ms)
+	ld.answers.paced(m.x, m.ms)
 	ld.timings++
 	ld.lastTiming = m.until
 	if s.latency.samples >= trusting {

@@ -52,15 +52,16 @@ type Lease struct {
 	isAwaiting bool          // is in the load's awaiting
 	passed     bool          // a prefill that was booked later is over
 	began      time.Time     // start of a prefill that settle has ended; zero is unknown
-	over       bool          // its prefill is over, as seen in the answer
+	shown      showing       // by the answer
 	cached     int64         // prompt tokens that the cache model held
 	knowledge  Knowledge     // where cached comes from
 	inFlight   bool          // another active request uses some of them
 	queued     bool          // other prefills were booked before
 	predicted  float64       // milliseconds to the first token
-	alone      float64       // of predicted, for its own prefill
-	first      time.Duration // from booked to the first token
-	unworked   bool          // it was answered without work
+	added      float64       // of predicted, for its own prefill
+	usual      float64       // what that is on the target's peers; 0 is unknown
+	blame      uint64        // identifies its session or prompt
+	first      time.Duration // from booked to the first sign of the answer
 	own        timing
 	context    float64      // of the target at the first token
 	timing     *timing      // own, or that of an earlier lease
@@ -99,17 +100,25 @@ func (l *Lease) Answered(now time.Time, tokens int64) {
 	l.prefillOver(now, SignAnswered, tokens >= 0 && tokens <= shortAnswer, tokens)
 }
 
-// Prefilled records that the prefill is over without a token, for example after an error.
-// The scheduler learns nothing from its time. If it is sooner than predicted, the load stays on
-// the target until then.
-func (l *Lease) Prefilled(now time.Time) {
+// Prefilled records that the prefill is over, and that nothing shows how long it took.
+func (l *Lease) Prefilled(now time.Time) { l.prefilled(now, showsEnd) }
+
+// Failed records an answer without a token: an error, or nothing. The target has not computed the
+// prompt, or in vain, and is free at once.
+func (l *Lease) Failed(now time.Time) { l.prefilled(now, showsFailure) }
+
+func (l *Lease) prefilled(now time.Time, shown showing) {
 	l.Alive(now)
 	l.scheduler.mu.Lock()
 	defer l.scheduler.mu.Unlock()
-	if !l.ended && !l.over {
-		l.tell(now, SignPrefilled, -1)
-		l.over, l.unworked = true, l.work.tokens > 0 && milliseconds(now.Sub(l.booked)) < l.predicted
-		l.computed(now, false) // an error does not wait for the prefills before it
+	if l.ended || l.shown != showsNothing {
+		return
+	}
+	l.tell(now, SignPrefilled, -1)
+	l.shown, l.first = shown, now.Sub(l.booked)
+	l.computed(now, false) // an error does not wait for the prefills before it
+	if unspent := l.added - milliseconds(l.first); unspent > 0 {
+		l.load.recent.add(now, -unspent*decay(l.first))
 	}
 }
 
@@ -117,22 +126,21 @@ func (l *Lease) prefillOver(now time.Time, how Sign, learn bool, answered int64)
 	l.Alive(now)
 	l.scheduler.mu.Lock()
 	defer l.scheduler.mu.Unlock()
-	if l.ended || l.over {
+	if l.ended || l.shown != showsNothing {
 		return
 	}
 	l.tell(now, how, answered)
-	l.over, l.first = true, now.Sub(l.booked)
-	if !l.streamed {
-		l.first = min(l.first, duration(l.predicted))
-	}
+	l.shown, l.first = showsToken, now.Sub(l.booked)
 	l.answered.Store(max(l.answered.Load(), answered))
 	s := l.scheduler
-	soon, shown := s.tooSoon(l, now)
-	l.unworked = shown
+	if took := milliseconds(l.first); fastest*took < l.usual {
+		l.shown = showsTooSoon
+		l.load.answers.paced(featuresOf(1, l.work, 0), took)
+	}
 	switch {
 	case learn && l.parted:
 		s.observeTransfer(l, now)
-	case learn && !soon:
+	case learn && l.shown == showsToken:
 		s.observe(l, now)
 	}
 	l.ticket.Computed(now)
@@ -217,8 +225,8 @@ func (s *Scheduler) end(l *Lease, computed bool, answer *Answer) bool {
 	if ld.requests == 0 {
 		ld.unshared, ld.untracked, ld.faded = 0, 0, 0 // rounding errors
 	}
-	if l.unworked && l.counts.Cached <= l.cached && !ld.forgotten {
-		ld.unused.add(l, s.traffic.decoding)
+	if l.shown > showsEnd && !l.told {
+		ld.answers.add(l)
 	}
 	kept := l.ticket.End(computed, answer, l.counts)
 	if l.journaled != 0 {

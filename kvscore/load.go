@@ -31,8 +31,7 @@ type load struct {
 	capacityStep step  // of the next correction of capacity
 
 	awaiting   awaiting
-	unused     unused
-	pace       pace
+	answers    answers
 	learned    float64 // logarithm of capacity/declared, less Scheduler.learned
 	applied    float64 // the Scheduler.learned that capacity includes
 	speed      speed

@@ -94,6 +94,8 @@ type Selection struct {
 	view   cache.View  // of the prompt
 	refs   []TargetRef // of Select
 	tied   []int       // positions, while a policy chooses
+	paces  mean        // sums of those of the candidates
+	paced  float64     // how many candidates have one
 }
 
 // HomeHolds reports whether the session's home is a candidate that holds at least half as
@@ -160,9 +162,8 @@ type Candidate struct {
 	// SharedBlocks are the leading RequestBlocks that an active request on the target also
 	// uses.
 	SharedBlocks float64 `json:"shared_blocks"`
-	// Requests is the number of active requests, and of answers without work for as long as
-	// their work would have taken. Foreign are those of them that other clients than the
-	// router have, as the engine reports.
+	// Requests is the number of active requests. Foreign are those of them that other clients
+	// than the router have, as the engine reports.
 	Requests int `json:"requests"`
 	Foreign  int `json:"other_clients_requests"`
 	// Told are those of Requests that other routers have sent.
@@ -170,6 +171,12 @@ type Candidate struct {
 	// Unknown says that the scheduler does not know the target. The terms of its load are
 	// then the medians of the known candidates, 0 if there are none.
 	Unknown bool `json:"load_unknown"`
+	// Outlier says that errors, empty answers, or first tokens much too soon are most of the
+	// worker's recent answers, unlike those of the other candidates. They cost it nothing, so it
+	// would look idle. The terms of its load are then at least the medians of the others, and
+	// a policy can treat it as any other candidate.
+	Outlier bool    `json:"outlier,omitzero"`
+	excess  float64 // of an outlier: how many times more answers it has had than its peers
 	// Awaiting is the number of Requests whose prefill is not over.
 	Awaiting int `json:"awaiting_requests"`
 	// WaitTime is the predicted time until the booked prefills are over, in milliseconds.

@@ -42,7 +42,6 @@ type Scheduler struct {
 	leases    map[*Lease]struct{}
 	latency   *estimator
 	traffic   traffic
-	paces     paces
 	transfers transfers
 	learned   float64 // logarithm of capacity/declared, over all targets
 	restored  map[Target]*LearnedTarget
@@ -178,7 +177,6 @@ func (s *Scheduler) forget(t Target) bool {
 		return false
 	}
 	ld.slot.Close()
-	s.unpaced(ld)
 	delete(s.targets, t)
 	ld.forgotten = true
 	return true

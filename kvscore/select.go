@@ -145,6 +145,8 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 	sel.Root, sel.Blocks, sel.NominalBlockTokens = r.Root, r.Blocks, cmp.Or(r.NominalBlockTokens, r.BlockTokens)
 	sel.Fault, sel.Unknown, sel.Home, sel.Awaiting = false, 0, -1, 0
 	s.describe(r, sel)
+	suspect := false
+	sel.paces, sel.paced = mean{}, 0
 	sel.Candidates = slices.Grow(sel.Candidates[:0], len(among))[:len(among)]
 	for i := range among {
 		c := &sel.Candidates[i]
@@ -154,6 +156,10 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 		}
 		if ld := s.loadOf(among[i]); ld != nil {
 			s.fill(now, ld, c, sel)
+			suspect = suspect || ld.answers.odd.v > mostly
+			if p := &ld.answers.pace; p.n > 0 {
+				sel.paces.v, sel.paces.n, sel.paced = sel.paces.v+p.v, sel.paces.n+p.n, sel.paced+1
+			}
 		} else { // the target holds nothing; book declares it
 			c.Unknown, c.Slowness = true, 1
 			c.PrefillTime = s.latency.predict(featuresOf(1, workOf(sel.Tokens, 0), 0))
@@ -163,11 +169,14 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 			sel.Home = i
 		}
 	}
-	if sel.Unknown > 0 {
+	if found := suspect && s.findOutliers(now, among, sel); found || sel.Unknown > 0 {
 		sel.assume()
 	}
 	for i := range sel.Candidates {
-		sel.Awaiting += sel.Candidates[i].Awaiting
+		c := &sel.Candidates[i]
+		if sel.Awaiting += c.Awaiting; c.assumed() {
+			c.PrefillTime *= c.Slowness
+		}
 	}
 	s.part(now, r, among, sel)
 }
@@ -190,34 +199,31 @@ func (s *Scheduler) fill(now time.Time, ld *load, c *Candidate, sel *Selection) 
 	c.OutputBlocks = max(0, float64(ld.output)-ld.faded)
 	c.Requests, c.Told = ld.requests, ld.told
 	s.predict(now, ld, c, sel)
-	if !ld.unused.prefills.IsZero() {
-		wait, requests := ld.unused.left(now)
-		c.WaitTime += wait
-		c.Requests += requests
-	}
 	if ld.foreign != nil {
 		s.addForeign(now, ld, c)
 	}
 }
 
 // assume sets the terms of unknown candidates to the medians of the others: unknown is not
-// idle.
+// idle. An outlier's terms become at least these medians. Its own terms become as many times more as
+// it has had more answers than its peers, so that it gets its share.
 func (s *Selection) assume() {
-	assume(s, func(c *Candidate) *int64 { return &c.PrefillTokens })
-	assume(s, func(c *Candidate) *float64 { return &c.PromptBlocks })
-	assume(s, func(c *Candidate) *float64 { return &c.UnsharedBlocks })
-	assume(s, func(c *Candidate) *float64 { return &c.OutputBlocks })
-	assume(s, func(c *Candidate) *int { return &c.Requests })
-	assume(s, func(c *Candidate) *int { return &c.Awaiting })
-	assume(s, func(c *Candidate) *float64 { return &c.WaitTime })
-	assume(s, func(c *Candidate) *float64 { return &c.MemoryUse })
-	assume(s, func(c *Candidate) *float64 { return &c.RecentWork })
+	assume(s, true, func(c *Candidate) *int64 { return &c.PrefillTokens })
+	assume(s, true, func(c *Candidate) *float64 { return &c.PromptBlocks })
+	assume(s, true, func(c *Candidate) *float64 { return &c.UnsharedBlocks })
+	assume(s, true, func(c *Candidate) *float64 { return &c.OutputBlocks })
+	assume(s, true, func(c *Candidate) *int { return &c.Requests })
+	assume(s, true, func(c *Candidate) *float64 { return &c.WaitTime })
+	assume(s, false, func(c *Candidate) *int { return &c.Awaiting })
+	assume(s, false, func(c *Candidate) *float64 { return &c.MemoryUse })
+	assume(s, false, func(c *Candidate) *float64 { return &c.RecentWork })
+	assume(s, true, func(c *Candidate) *float64 { return &c.Slowness })
 }
 
-func assume[T int | int64 | float64](s *Selection, term func(*Candidate) *T) {
+func assume[T int | int64 | float64](s *Selection, own bool, term func(*Candidate) *T) {
 	known := make([]T, 0, len(s.Candidates))
 	for i := range s.Candidates {
-		if c := &s.Candidates[i]; !c.Unknown {
+		if c := &s.Candidates[i]; !c.assumed() {
 			known = append(known, *term(c))
 		}
 	}
@@ -227,11 +233,20 @@ func assume[T int | int64 | float64](s *Selection, term func(*Candidate) *T) {
 	slices.Sort(known)
 	median := (known[(len(known)-1)/2] + known[len(known)/2]) / 2
 	for i := range s.Candidates {
-		if c := &s.Candidates[i]; c.Unknown {
-			*term(c) = median
+		c := &s.Candidates[i]
+		if !c.assumed() {
+			continue
 		}
+		more := median
+		if own && c.excess > 1 {
+			more = T(c.excess * float64(median))
+		}
+		*term(c) = max(*term(c), more)
 	}
 }
+
+// assumed returns whether terms of the candidate are assumed.
+func (c *Candidate) assumed() bool { return c.Unknown || c.Outlier }
 
 // book books the request on a target. The lock is held.
 func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c *Candidate, sel *Selection) *Lease {
@@ -250,8 +265,17 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 		blockSize: int64(s.settings.BlockSize), streamed: r.Streamed, told: r.Told, expected: r.ExpectedTokens,
 		prefill: prefill, unshared: c.RequestBlocks,
 		work: workOf(prefill, c.OverlapTokens), cached: c.OverlapTokens, knowledge: c.Knowledge,
-		inFlight: c.SharedBlocks > 0, queued: len(ld.awaiting.leases) > 0, predicted: c.TTFT(), alone: time / c.Slowness,
+		inFlight: c.SharedBlocks > 0, queued: len(ld.awaiting.leases) > 0, predicted: c.TTFT(), added: time,
 		leg: r.Leg, parted: c.Parted, lacks: lacks, from: r.Apart.from, ahead: r.Apart.Prefill,
+	}
+	if l.blame = r.Session; l.blame == 0 {
+		l.blame = uint64(now.UnixNano()) //nolint:gosec // only compared
+		if n := len(r.Blocks); n > 0 {
+			l.blame = r.Root ^ r.Blocks[n-1]
+		}
+	}
+	if prefill > 0 {
+		l.usual = sel.usual(&ld.answers.pace, l.work)
 	}
 	l.total = blocksOf(l.tokens, l.blockSize)
 	if r.Leg != LegPrefill {

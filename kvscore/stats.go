@@ -70,7 +70,13 @@ type Load struct {
 	Engine   EngineLoad `json:"-"`
 	EngineAt time.Time  `json:"-"`
 	Foreign  int        `json:"-"`
+	// Errors is the share of errors and empty answers in the last ones, those by clients' mistakes
+	// too.
+	Errors float64 `json:"-"`
 }
+
+// ErrorsApart returns whether errors and empty answers make the target's worker an outlier.
+func (l *Load) ErrorsApart() bool { return l.Outlier && l.Errors > mostly }
 
 // Booked is what leases have booked on a target.
 type Booked struct {
@@ -81,6 +87,9 @@ type Booked struct {
 	// PromptBlocks counts shared blocks once, if the cache model has room to track them.
 	PromptBlocks float64 `json:"prompt_blocks"`
 	OutputBlocks int64   `json:"output_blocks"`
+	// Outlier says that a choice of the last minute took the target for an outlier: see
+	// [Candidate]. Its load then counts for at least the median of the others'.
+	Outlier bool `json:"outlier,omitzero"`
 }
 
 // Room is the size of a target's KV cache, and what the cache model holds of it.
@@ -131,6 +140,7 @@ func (s *Scheduler) Load(now time.Time, t Target) (Load, bool) {
 		Booked: Booked{
 			Requests: ld.requests, Told: ld.told, PrefillTokens: ld.prefill,
 			PromptBlocks: ld.promptBlocks(s.settings.BlockSize), OutputBlocks: ld.output,
+			Outlier: now.Sub(ld.answers.found) < outlierShown,
 		},
 		Room: Room{
 			CapacityTokens: ld.capacity, ReportedTokens: ld.declared, CapacityLearned: ld.capacity != ld.declared,
@@ -139,6 +149,7 @@ func (s *Scheduler) Load(now time.Time, t Target) (Load, bool) {
 		PrefillSpeed: PrefillSpeed{PrefillRate: s.latency.rate(slowness), RateLearned: ld.timings > 0},
 		Accuracy:     Accuracy{Timings: ld.timings, Predictions: n, ErrorMedian: median, ErrorP90: p90},
 		Knowledge:    ld.slot.Knowledge(),
+		Errors:       ld.answers.errors.v,
 	}
 	if ld.timings > 0 {
 		l.Slowness, l.LastTiming = slowness, now.Sub(ld.lastTiming).Seconds()

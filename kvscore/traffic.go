@@ -39,7 +39,7 @@ func (r *recent) value(now time.Time) float64 {
 }
 
 func (r *recent) add(now time.Time, v float64) {
-	r.n = v + r.n*decay(now.Sub(r.at))
+	r.n = max(0, v+r.n*decay(now.Sub(r.at)))
 	r.at = now
 }
 
@@ -48,7 +48,6 @@ type traffic struct {
 	continued  float64 // share of requests that continue a conversation
 	turnTime   float64 // their predicted prefill time in milliseconds
 	answer     float64 // tokens of an answer
-	decoding   float64 // milliseconds from its first token to its last
 	prefill    float64 // tokens of a prompt that its target lacked
 	requests   uint64
 	continuing uint64
@@ -90,10 +89,9 @@ func (t *traffic) booked(prefill int64) {
 	average(&t.prefill, t.bookings, float64(prefill))
 }
 
-func (t *traffic) answeredWith(tokens int64, ms float64) {
+func (t *traffic) answeredWith(tokens int64) {
 	t.answers++
 	average(&t.answer, t.answers+assumedAnswers, float64(tokens))
-	average(&t.decoding, t.answers, min(max(0, ms), milliseconds(maxIdle)))
 }
 
 // maxTurns bounds the expected number of further turns.

@@ -1,0 +1,131 @@
+package kvscore
+
+import (
+	"math"
+	"slices"
+	"time"
+)
+
+// showing is what an answer has shown of the prefill.
+type showing uint8
+
+const (
+	showsNothing showing = iota
+	showsEnd             // it is over
+	showsToken
+	showsTooSoon // a token, before the prompt can have been computed
+	showsFailure // no token
+)
+
+// answers remembers the last answers of a target. Odd ones are errors, empty answers, and first
+// tokens much too soon: they cost the target no work. Clients cause most of them. But a worker that
+// gives far more than its peers is an outlier: it probably serves something else, or is broken.
+type answers struct {
+	recent      recent    // how many
+	odd, errors mean      // the shares of odd ones, and of those without a token
+	pace        mean      // logarithm of how much longer prefills take than with priorTimes
+	blamed      [2]uint64 // the last sessions or prompts with odd answers: see add
+	found       time.Time // when a choice last found its worker to be an outlier
+}
+
+// mean is a mean of values of which the last ones weigh most.
+type mean struct{ v, n float64 }
+
+func (m *mean) add(v float64) {
+	m.n++
+	m.v += (v - m.v) * max(1/m.n, 0.05)
+}
+
+const (
+	// mostly is the least share of odd answers of an outlier, fewAnswers their least number. The
+	// share is also more than peersTimes that of its peers, and peersMore.
+	mostly, fewAnswers    = 0.5, 5
+	peersTimes, peersMore = 2, 0.2
+	// outlierShown is how long an outlier is shown after the last choice that found it.
+	outlierShown = time.Minute
+	// fastest is how many times faster than its peers a target may be. What is faster still has
+	// not computed the prompt. enoughAnswers of the peers show how fast they are.
+	fastest, enoughAnswers = 4, 4
+)
+
+// add adds the answer of a lease. The odd answers of one client or two count only once, because
+// the client may repeat the request.
+func (a *answers) add(l *Lease) {
+	odd, failed := 0.0, 0.0
+	if l.shown == showsFailure || l.shown == showsTooSoon && l.counts.Cached <= l.cached {
+		if slices.Contains(a.blamed[:], l.blame) {
+			return
+		}
+		a.blamed[0], a.blamed[1] = a.blamed[1], l.blame
+		if odd = 1; l.shown == showsFailure {
+			failed = 1
+		}
+	}
+	a.recent.add(l.booked.Add(l.first), 1)
+	a.odd.add(odd)
+	a.errors.add(failed)
+}
+
+// paced learns how long a work took. The measure does not change with what is learned, because one
+// target that answers very often may teach the scheduler its own times.
+func (a *answers) paced(x features, ms float64) {
+	a.pace.add(math.Log(max(ms, 1e-3) / max(x.times(&priorTimes), 1)))
+}
+
+// workerAnswers are those of all targets of a worker.
+type workerAnswers struct{ n, odd, recent, targets float64 }
+
+// ofFirst adds up the answers of the worker that the first target belongs to. Its targets stand
+// side by side.
+func (s *Scheduler) ofFirst(now time.Time, among []TargetRef) (a workerAnswers) {
+	for _, t := range among {
+		if t.Worker != among[0].Worker {
+			break
+		}
+		if ld := s.loadOf(t); ld != nil {
+			a.n, a.odd, a.recent = a.n+ld.answers.odd.n, a.odd+ld.answers.odd.v, a.recent+ld.answers.recent.value(now)
+		}
+		a.targets++
+	}
+	a.odd /= a.targets
+	return a
+}
+
+// findOutliers finds the candidates of outliers. The lock is held.
+func (s *Scheduler) findOutliers(now time.Time, among []TargetRef, sel *Selection) (found bool) {
+	var all workerAnswers // targets: workers
+	for at := 0; at < len(among); all.targets++ {
+		a := s.ofFirst(now, among[at:])
+		all.odd, all.recent, at = all.odd+a.odd, all.recent+a.recent, at+int(a.targets)
+	}
+	peers := max(all.targets-1, 1)
+	for at := 0; at < len(among); {
+		a := s.ofFirst(now, among[at:])
+		outlier := a.n >= fewAnswers && a.odd > max(mostly, peersTimes*(all.odd-a.odd)/peers+peersMore) && all.targets > 1
+		for end := at + int(a.targets); at < end; at++ {
+			if c := &sel.Candidates[at]; outlier {
+				c.Outlier, found = true, true
+				c.excess = a.recent * peers / max(all.recent-a.recent, 1)
+				c.PrefillTime /= c.Slowness // see assume
+				if ld := s.loadOf(among[at]); ld != nil && !sel.Dry {
+					ld.answers.found = now
+				}
+			}
+		}
+	}
+	return found
+}
+
+// usual returns the time that the peers of a target take for a work, in milliseconds; 0 if too few
+// answers show it.
+func (s *Selection) usual(own *mean, w work) float64 {
+	logs, n, peers := s.paces.v-own.v, s.paces.n-own.n, s.paced
+	if own.n > 0 {
+		peers--
+	}
+	if n < enoughAnswers {
+		return 0
+	}
+	x := featuresOf(1, w, 0)
+	return x.times(&priorTimes) * math.Exp(logs/peers)
+}
