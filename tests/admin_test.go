@@ -106,12 +106,15 @@ type (
 			Failures  int     `json:"failures_in_a_row"`
 			Answers   float64 `json:"recent_answers"`
 			LetBack   *int    `json:"let_back_requests"`
+
+			ErrorsApart bool `json:"errors_apart"`
 		} `json:"health"`
 		Load struct {
 			Requests int    `json:"requests"`
 			Running  int    `json:"running_requests"`
 			Max      *int   `json:"max_running_requests"`
 			From     string `json:"max_running_from"`
+			Outlier  bool   `json:"outlier"`
 		} `json:"load"`
 		Cache struct {
 			Capacity int64  `json:"capacity_tokens"`
@@ -169,6 +172,10 @@ type (
 			Tokens  int64   `json:"overlap_tokens"`
 			Source  string  `json:"knowledge"`
 			Cost    float64 `json:"cost"`
+			Wait    float64 `json:"wait_ms"`
+			Work    float64 `json:"recent_work_ms"`
+			Active  int     `json:"requests"`
+			Outlier bool    `json:"outlier"`
 		} `json:"candidates"`
 		LeftOut []struct {
 			Dial string `json:"dial"`

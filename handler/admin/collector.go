@@ -47,7 +47,7 @@ var (
 	descShareBytes = poolDesc("share_sent_bytes_total", "Bytes that the router sent to the others.")
 	descPeers      = poolDesc("share_routers", "Other routers, by state: live, silent or refused.", "state")
 
-	descOdd   = workerDesc("worker_error_ratio", "Share of errors and empty answers in the last two minutes, those by clients' mistakes too.")
+	descOdd   = workerDesc("worker_error_ratio", "Share of errors and empty answers in about the last 20, those by clients' mistakes too.")
 	descApart = workerDesc("worker_errors_apart",
 		"1 while the worker has far more errors and empty answers than the others for the same model.")
 	descHung = workerDesc("workers_hung",
@@ -215,9 +215,9 @@ func collectWorker(to sink, p *pool.Pool, w *pool.Worker, t time.Time, proxy map
 	}
 	to.gauge(descWarnings, float64(len(e.Warnings)))
 	to.gauge(descHung, asNumber(w.IsHung()))
-	share, apart := w.Apart.Share(t)
-	to.gauge(descOdd, share)
-	to.gauge(descApart, asNumber(apart))
+	load := p.Load(t, w)
+	to.gauge(descOdd, load.Errors)
+	to.gauge(descApart, asNumber(load.ErrorsApart()))
 	collectEvents(to, w, t)
 }
 

@@ -216,7 +216,7 @@ func viewWorkerState(p *pool.Pool, w *pool.Worker, t time.Time, proxy map[string
 	}
 	health := w.Health.State(t)
 	s.State = stateOf(w, &health, proxy, load.Requests == 0, limit > 0 && running >= limit)
-	if _, apart := w.Apart.Share(t); apart {
+	if load.ErrorsApart() {
 		s.Signs = append(s.Signs, signFailing)
 	}
 	return s

@@ -155,7 +155,7 @@ type healthView struct {
 	Hung              bool    `json:"hung"`
 	MarkedDownSeconds float64 `json:"marked_down_seconds"`
 	LetBack           int     `json:"let_back_requests,omitzero"`
-	// ErrorRatio is the share of errors and empty answers in the last two minutes, those by
+	// ErrorRatio is the share of errors and empty answers in the last ones, those by
 	// clients' mistakes too. ErrorsApart is whether it is far above that of the other workers.
 	ErrorRatio  float64 `json:"error_ratio"`
 	ErrorsApart bool    `json:"errors_apart"`
@@ -220,7 +220,7 @@ func viewWorker(p *pool.Pool, w *pool.Worker, t time.Time, proxy map[string]prox
 		ID: w.ID, Dial: w.Dial, Static: set.Upstreams[w.Dial], Role: w.Engine().Role(), Taints: w.Tainted(),
 		Draining: asked || configured, DrainAsked: asked, DrainConfigured: configured,
 		Drained: (asked || configured) && load.Requests == 0,
-		Engine:  viewEngine(p, w), Health: viewHealth(w, t, proxy), Hits: viewHits(w),
+		Engine:  viewEngine(p, w), Health: viewHealth(w, &load, t, proxy), Hits: viewHits(w),
 		Load: loadView{
 			Booked: load.Booked, Running: running, MaxRunning: limit, LimitSource: limitSource(set.Worker(w.Dial), limit),
 		},
@@ -234,12 +234,12 @@ func viewWorker(p *pool.Pool, w *pool.Worker, t time.Time, proxy map[string]prox
 	return v
 }
 
-func viewHealth(w *pool.Worker, t time.Time, proxy map[string]proxyState) healthView {
+func viewHealth(w *pool.Worker, load *kvscore.Load, t time.Time, proxy map[string]proxyState) healthView {
 	s := w.Health.State(t)
 	v := healthView{
 		Available: isAvailable(w, &s, proxy), Hung: w.IsHung(), LetBack: max(0, s.Window), HealthState: s,
+		ErrorRatio: load.Errors, ErrorsApart: load.ErrorsApart(),
 	}
-	v.ErrorRatio, v.ErrorsApart = w.Apart.Share(t)
 	if state, said := proxy[w.Dial]; said {
 		v.Proxy = &state.available
 	}

@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
@@ -121,6 +122,8 @@ func (a *attempt) observe(req *http.Request, resp *http.Response) {
 		o.header = t // the answer was complete then
 	case good && !o.Stream:
 		a.FirstToken(t)
+	case resp.StatusCode >= 400 && !retryable(resp.StatusCode) && !slices.Contains(d.unfit, a.Worker):
+		a.failed(t)
 	default:
 		a.Prefilled(t)
 	}
@@ -203,23 +206,19 @@ func (o *delivery) Ended(s response.Summary) {
 		return
 	case !s.First.IsZero(): // the first token has shown that the worker is well
 	case s.Failed:
+		a.failed(time.Now())
 		o.d.Pool.Report(a.Worker, a.errored("an error in an answer with status 2xx", false))
 	default:
-		shown := a.good()
-		if s.Stream { // without a token
-			a.Prefilled(time.Now())
-			shown = a.odd(shown)
+		if s.Stream || s.Completion == 0 && o.d.plan.API.Work() == api.Generate { // without a token
+			a.failed(time.Now())
 		} else {
-			if s.Completion == 0 && o.d.plan.API.Work() == api.Generate {
-				shown = a.odd(shown)
-			}
 			completion := s.Completion
 			if completion > 1 {
 				completion = -1 // most of its time went to these tokens, not to the prefill
 			}
 			a.Answered(o.header, completion)
 		}
-		o.d.Pool.Report(a.Worker, shown)
+		o.d.Pool.Report(a.Worker, a.good())
 	}
 	if o.moved == 0 { // two engines' figures show nothing of either
 		o.learn()

@@ -82,9 +82,7 @@ func (a *attempt) judgeMisfit(resp *http.Response, why misfit) verdict {
 	switch {
 	case d.plan.Once == nil && left && d.anotherTry(d.suspects):
 		v.do = retry
-	case why == tooLong:
-		v.outcome = a.odd(v.outcome)
-	case a.Worker.KnownToServe(d.plan.Model):
+	case why == lacksModel && a.Worker.KnownToServe(d.plan.Model):
 		v.outcome = a.errored(resp.Status, false)
 	}
 	return v

@@ -62,8 +62,6 @@ func (a *attempt) judge(ctx context.Context, resp *http.Response, resent bool, e
 		}
 	case workersFault(status):
 		v.outcome = a.errored(resp.Status, status >= 500)
-	case status >= 400:
-		v.outcome = a.odd(v.outcome)
 	case status < 300 && (d.plan.Request == nil || body.Compressed(resp.Header)):
 		v.outcome = a.good() // an answer that is read shows more
 	}

@@ -41,14 +41,17 @@ func (a *attempt) errored(why string, own bool) pool.Outcome {
 		return a.shows(pool.OutcomeAnswered, "")
 	}
 	o := a.shows(pool.OutcomeErrored, why)
-	o.Own, o.Blame = own, a.blameKey()
-	return a.odd(o)
+	o.Own, o.Blame, o.Peers = own, a.blameKey(), d.offers.Table.Rows
+	return o
 }
 
-// odd says that the answer is an error or empty.
-func (a *attempt) odd(o pool.Outcome) pool.Outcome {
-	o.Odd, o.Peers = a.d.plan.ShowsHealth, a.d.offers.Table.Rows
-	return o
+// failed records that the answer is an error or empty. Not all requests show the worker's health.
+func (a *attempt) failed(t time.Time) {
+	if a.d.plan.ShowsHealth {
+		a.Failed(t)
+	} else {
+		a.Prefilled(t)
+	}
 }
 
 // garbled records an answer that does not match its content type. The session leaves the
@@ -57,6 +60,7 @@ func (a *attempt) odd(o pool.Outcome) pool.Outcome {
 func (a *attempt) garbled() {
 	d := a.d
 	d.FallBack(fallbackUnreadable)
+	a.failed(time.Now())
 	d.Pool.Report(a.Worker, a.errored("the answer does not match its content type", true))
 	d.turn.Forget(a.Target)
 }

@@ -36,6 +36,7 @@ func (d *Dispatch) RoundTrip(req *http.Request) (*http.Response, error) {
 		v.do = putOff
 	}
 	if v.do != deliver {
+		a.Prefilled(time.Now()) // what it has not computed is no recent work
 		d.endAttempt(false)
 		if v.legs != nil {
 			a.ended.Store(true) // its worker is well

@@ -4,6 +4,9 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // epoch is when the tests' clocks begin.
@@ -349,5 +352,28 @@ func TestComparisonForgetsOldErrors(t *testing.T) {
 	}
 	if !isWorse {
 		t.Error("the worker that fails is not worse than the others")
+	}
+}
+
+// TestOutlierIsACondition has one of two workers refuse what different sessions ask.
+func TestOutlierIsACondition(t *testing.T) {
+	p := testPool(t, wanted())
+	targets := []kvscore.Target{p.Worker("a:1").Target(0), p.Worker("b:1").Target(0)}
+	sel := kvscore.Selection{Rand: newRandom()}
+	now := time.Now()
+	for i := range uint64(10) {
+		for bound := range targets {
+			r := &kvscore.Request{Prompt: cache.Prompt{Tokens: 1600}, Session: i + 1, Streamed: true}
+			_, l := p.Scheduler.Select(now, r, targets, bound, nil, &sel)
+			if bound == 0 {
+				l.Failed(now)
+			} else {
+				l.FirstToken(now.Add(time.Second))
+			}
+			l.End(bound == 1, nil)
+		}
+	}
+	if p.noteOutliers(now); len(p.Incidents.Open(now)) != 1 {
+		t.Errorf("conditions %+v", p.Incidents.Open(now))
 	}
 }

@@ -258,6 +258,7 @@ func (p *Pool) maintain() {
 				untracked = n
 				p.Incidents.Raise(t, "no room in the cache model for some prompts", p.Logger)
 			}
+			p.noteOutliers(t)
 			p.forget(t)
 			p.pruneMembers(t)
 			p.watchJournal(t)

@@ -34,20 +34,15 @@ type Outcome struct {
 	Why   string        // for the log
 	Wait  time.Duration // the worker's Retry-After; 0 if it sent none
 
-	Odd   bool       // an error or an empty answer, also by a client's mistake
-	Peers []TableRow // the workers to compare with; of odd answers only
-
 	// of OutcomeErrored only
-	Own   bool   // the client hardly caused the error
-	Blame uint64 // identifies the session or the prompt
+	Peers []TableRow // the workers to compare with
+	Own   bool       // the client hardly caused the error
+	Blame uint64     // identifies the session or the prompt
 }
 
 // Report records the outcome of an attempt on a worker.
 func (p *Pool) Report(w *Worker, o Outcome) {
 	t := time.Now()
-	if o.Kind == OutcomeGood || o.Odd {
-		p.compare(w, t, &o)
-	}
 	switch o.Kind {
 	case OutcomeNone:
 	case OutcomeAnswered:
@@ -207,4 +202,13 @@ func Refused(err error) bool {
 	text := err.Error()
 	return strings.Contains(text, syscall.ECONNREFUSED.Error()) &&
 		!strings.Contains(text, "lookup ") && !strings.Contains(text, "proxyconnect ")
+}
+
+// noteOutliers raises a condition while errors set a worker apart from its peers.
+func (p *Pool) noteOutliers(t time.Time) {
+	for _, w := range p.All() {
+		if load := p.Load(t, w); load.ErrorsApart() {
+			p.Incidents.Raise(t, "a worker answers with errors or nothing, unlike the others", p.Logger)
+		}
+	}
 }

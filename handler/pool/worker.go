@@ -28,7 +28,6 @@ type Worker struct {
 	// drainVersion counts the calls of all routers' admin APIs that began or ended a drain.
 	drainVersion atomic.Uint64
 	Health       Health
-	Apart        Apart
 	Recent       Recent
 	figures      figures
 
@@ -259,6 +258,8 @@ func (p *Pool) Load(t time.Time, w *Worker) kvscore.Load {
 		sum.CachedTokens += l.CachedTokens
 		sum.CapacityTokens += l.CapacityTokens
 		sum.ReportedTokens += l.ReportedTokens
+		sum.Outlier = sum.Outlier || l.Outlier
+		sum.Errors = max(sum.Errors, l.Errors)
 		sum.PrefillRate += l.PrefillRate
 		sum.RateLearned = sum.RateLearned || l.RateLearned
 		sum.CapacityLearned = sum.CapacityLearned || l.CapacityLearned
