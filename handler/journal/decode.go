@@ -34,12 +34,15 @@ type Decoder struct {
 	Damage Damage
 	// Lost, if it is not nil, gets each request whose end will not be told.
 	Lost func(*Booking)
+	// grown, if it is not nil, is called after each record. It may replace the decoder by another.
+	grown func()
 
 	rest    reader // of the entry
 	base    int64
 	run     uint64
 	workers map[int]bool // by number
 	prompts []*Prompt    // by number; nil where one is unknown, and at 0
+	held    int64        // bytes of prompts, at least of those that are still in use
 	open    map[uint64]*Booking
 	last    uint64
 }
@@ -126,7 +129,13 @@ const maxMissing = 1 << 16
 
 // next reads the next good record of the entry. It returns false at the end.
 func (d *Decoder) next(to *Record) bool {
-	for len(d.rest.b) > 0 {
+	for {
+		if d.grown != nil {
+			d.grown()
+		}
+		if len(d.rest.b) == 0 {
+			return false
+		}
 		kind := Kind(d.rest.bytes(1)[0])
 		r := reader{b: d.rest.bytes(d.rest.small(maxEntry))}
 		if d.rest.failed {
@@ -141,7 +150,6 @@ func (d *Decoder) next(to *Record) bool {
 			return true
 		}
 	}
-	return false
 }
 
 // record reads the fields of a record. It returns false if its kind or its worker is unknown.
@@ -152,12 +160,12 @@ func (d *Decoder) record(r *reader, to *Record) (usable bool) {
 			r.fail()
 			return true
 		}
-		d.workers, d.prompts = make(map[int]bool), d.prompts[:1]
-		clear(d.prompts[:cap(d.prompts)])
+		d.workers, d.prompts = make(map[int]bool), make([]*Prompt, 1)
 		if d.run != to.Head.Run || d.open == nil {
 			d.run = to.Head.Run
 			d.Forget()
 		}
+		d.held = d.inUse()
 	case KindWorker:
 		to.Target.Worker = r.small(maxWorkers)
 		if to.Dial = r.text(); !r.failed && d.workers != nil {
@@ -288,8 +296,33 @@ func (d *Decoder) add(r *reader, p *Prompt) *Prompt {
 			p.root, p.depth = p.up.root, p.up.depth+1
 		}
 	}
-	d.prompts = append(d.prompts, p)
+	if d.prompts = append(d.prompts, p); p != nil {
+		d.held += p.bytes()
+	}
 	return p
+}
+
+// About the memory of a prompt without its blocks, of a request that has not ended, with its lease,
+// and of a worker, in bytes.
+const promptBytes, bookingBytes, workerBytes = 104, 1 << 10, 100
+
+func (p *Prompt) bytes() int64 { return promptBytes + 8*int64(len(p.blocks)) }
+
+// bytes returns about the memory of what the decoder keeps.
+func (d *Decoder) bytes() int64 {
+	return d.held + 8*int64(cap(d.prompts)) + bookingBytes*int64(len(d.open)) + workerBytes*int64(len(d.workers))
+}
+
+// inUse returns the bytes of the prompts of requests that have not ended.
+func (d *Decoder) inUse() (n int64) {
+	seen := make(map[*Prompt]bool)
+	for _, b := range d.open {
+		for p := b.Prompt; p != nil && !seen[p]; p = p.up {
+			seen[p] = true
+			n += p.bytes()
+		}
+	}
+	return n
 }
 
 func (d *Decoder) ended(r *reader, to *Record) (usable bool) {

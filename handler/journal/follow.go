@@ -2,6 +2,11 @@ package journal
 
 import (
 	"bytes"
+	"cmp"
+	"maps"
+	"math"
+	"runtime/debug"
+	"slices"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
@@ -45,6 +50,11 @@ type Follower struct {
 	// KindResponse, KindLost, KindDrained and KindModels of a worker of the pool.
 	Other func(r *Record, worker uint64)
 
+	// Memory bounds what is kept of all routers, in bytes. Beyond it, the Follower gives up the router
+	// that takes most, or a silent one. Default: 256 MiB, or an eighth of the process's memory limit
+	// if that is less.
+	Memory int64
+
 	// Began is told of each request that begins on a worker. It returns what is called at the end. It
 	// may be nil.
 	Began func(worker uint64) (over func())
@@ -54,6 +64,7 @@ type Follower struct {
 	Joined func(*Peer)
 
 	peers     map[uint64]*peer
+	others    int64 // bytes of all but the one that is read
 	selection kvscore.Selection
 	blocks    []uint64
 }
@@ -113,7 +124,7 @@ func (f *Follower) Take(now time.Time, s *Sent, behind bool) {
 			f.peers = make(map[uint64]*peer)
 		}
 		p = &peer{Peer: Peer{ID: s.Router}}
-		p.decoder.Lost = p.lost
+		f.renew(p)
 		f.peers[s.Router] = p
 	}
 	if p.number != 0 && s.Number <= p.number {
@@ -127,6 +138,10 @@ func (f *Follower) Take(now time.Time, s *Sent, behind bool) {
 	if s.Begun != 0 && s.Begun != s.Number && s.Begun != p.begun {
 		p.workers = nil // its beginning is missing, and so is what its numbers mean
 	}
+	if f.Memory == 0 {
+		f.Memory = min(4*PastBytes, debug.SetMemoryLimit(-1)/8)
+	}
+	f.others = f.bytes() - p.decoder.bytes()
 	first := true
 	_, _ = p.decoder.Read(bytes.NewReader(s.Entries), func(r *Record) bool { // a buffer has no errors
 		if first && !behind {
@@ -140,6 +155,43 @@ func (f *Follower) Take(now time.Time, s *Sent, behind bool) {
 		}
 		return true
 	})
+}
+
+// renew makes a router one of which nothing is known. It is followed again when its words begin anew.
+func (f *Follower) renew(p *peer) {
+	p.decoder.Forget()
+	p.decoder, p.workers = Decoder{Lost: p.lost}, nil
+	p.decoder.grown = func() {
+		if f.others+p.decoder.bytes() > f.Memory {
+			f.relieve()
+			f.others = f.bytes() - p.decoder.bytes()
+		}
+	}
+}
+
+// bytes returns about the memory of what is kept of all routers.
+func (f *Follower) bytes() (n int64) {
+	for _, p := range f.peers {
+		n += p.decoder.bytes()
+	}
+	return n
+}
+
+// relieve gives up routers until the rest is within the memory.
+func (f *Follower) relieve() {
+	weight := func(p *peer) int64 {
+		if n := p.decoder.bytes(); p.Live || n == 0 {
+			return n
+		}
+		return math.MaxInt64 // nothing more may come of it
+	}
+	for f.bytes() > f.Memory {
+		worst := slices.MaxFunc(slices.Collect(maps.Values(f.peers)), func(a, b *peer) int {
+			return cmp.Compare(weight(a), weight(b))
+		})
+		f.renew(worst)
+		worst.Refused, worst.refused = "it tells more than there is memory for", worst.Seen
+	}
 }
 
 // compareClocks notes how far the router's clock is behind at most. Clocks drift, so it does so anew

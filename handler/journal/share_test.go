@@ -368,9 +368,13 @@ func FuzzFollow(f *testing.F) {
 			Scheduler: s, Refuse: func(*Head) error { return nil }, Other: func(*Record, uint64) {}, Joined: func(*Peer) {},
 			Worker: func(string) (uint64, bool) { return 1, true },
 		}
+		follower.Memory = int64(len(b)) // less than some take
 		for i := range uint64(2) {
 			follower.Take(time.Now(), &Sent{Router: i, Number: 1, Entries: entryOf(b)}, i == 0)
 			follower.Take(time.Now(), &Sent{Router: i, Number: 2, Entries: b}, i == 0)
+			if n := follower.bytes(); n > follower.Memory {
+				t.Errorf("%d bytes are kept of %d that were told", n, len(b))
+			}
 		}
 		follower.Close()
 		if s.Stats().Leases != 0 {
@@ -458,6 +462,87 @@ func TestHostileEntriesTakeNoMemory(t *testing.T) {
 		if _, err := d.Read(bytes.NewReader(entry(begun)), func(*Record) bool { return true }); err != nil || cap(d.prompts) > maxMissing {
 			t.Errorf("%v: room for %d prompts, %v", begun, cap(d.prompts), err)
 		}
+	}
+}
+
+// TestWritersCannotFillTheMemory has a router that never ends, or never begins anew, beside one that
+// behaves.
+func TestWritersCannotFillTheMemory(t *testing.T) {
+	now := time.Now()
+	at := now.UnixMilli()
+	for name, grow := range map[string]func(e *Encoder, i int){
+		"LongPrompts": func(e *Encoder, i int) {
+			e.booked(at, &record{request: uint64(i), target: hosts[0], root: 1}, someBlocks(20_000))
+		},
+		"LongPromptsThatEnd": func(e *Encoder, i int) {
+			r := &record{request: uint64(i), target: hosts[0], root: 1, computed: true}
+			e.booked(at, r, someBlocks(100))
+			e.ended(at, r, someBlocks(20_000))
+		},
+		"LongPromptsBegunAnew": func(e *Encoder, i int) {
+			e.Begin(at, new(Head))
+			e.Worker(at, 1, named(1))
+			e.booked(at, &record{request: uint64(i), target: hosts[0], root: 1}, someBlocks(20_000))
+		},
+		"UnknownWorker": func(e *Encoder, i int) {
+			e.workers[9] = 9
+			e.booked(at, &record{request: uint64(i), target: kvscore.Target{Worker: 9}, root: 1}, someBlocks(20_000))
+		},
+		"ShortRequests": func(e *Encoder, i int) {
+			for n := range 1000 {
+				e.booked(at, &record{request: uint64(1000*i + n), target: hosts[0]}, nil)
+			}
+		},
+		"LostPrompts": func(e *Encoder, i int) {
+			e.out(e.Entry())
+			e.prompts += maxMissing - 1
+			e.booked(at, &record{request: 1, target: hosts[0], root: 1}, someBlocks(1))
+		},
+		"Workers": func(e *Encoder, i int) {
+			for n := range 1000 {
+				e.Worker(at, uint64(1000*i+n), named(1))
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, f := aFollower()
+			f.Memory = 4 << 20
+			var good, bad Encoder
+			for _, e := range []*Encoder{&good, &bad} {
+				e.NewRun()
+				e.Begin(at, new(Head))
+				e.Worker(at, 1, named(1))
+				e.Worker(at, 2, named(2))
+			}
+			most, refused := int64(0), false
+			for i := range 100 {
+				good.booked(at, &record{request: uint64(i), target: hosts[1], root: 1}, someBlocks(10))
+				f.Take(now, &Sent{Router: 1, Number: uint64(i + 1), Entries: good.Entry()}, false)
+				var told bytes.Buffer
+				bad.out = func(b []byte) { told.Write(b) }
+				grow(&bad, i)
+				told.Write(bad.Entry())
+				f.Take(now, &Sent{Router: 2, Number: uint64(i + 1), Entries: told.Bytes()}, false)
+				most = max(most, f.bytes())
+				refused = refused || f.peers[2].Refused != ""
+			}
+			if most > f.Memory || most < f.Memory/2 || !refused {
+				t.Errorf("up to %d bytes are kept, refused: %v", most, refused)
+			}
+			if l, _ := s.Load(now, hosts[1]); l.Booked.Requests != 100 {
+				t.Errorf("%d requests of the router that behaves are known", l.Booked.Requests)
+			}
+			f.Expire(now.Add(silence / 2)) // both speak
+			f.peers[2].Live = false
+			f.Memory = f.bytes() - 1
+			if f.relieve(); f.peers[1].Refused != "" || f.peers[2].decoder.bytes() != 0 {
+				t.Error("a silent router is kept, and another one given up")
+			}
+			f.Close()
+			if n := s.Stats().Leases; n != 0 {
+				t.Errorf("%d leases are left", n)
+			}
+		})
 	}
 }
 

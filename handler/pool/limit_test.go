@@ -57,6 +57,26 @@ func TestHigherAutoLimitServesTheQueue(t *testing.T) {
 	}
 }
 
+// TestOthersLeaveSlots has other routers report requests, more than there can be.
+func TestOthersLeaveSlots(t *testing.T) {
+	for _, v := range []struct{ limit, others, want int64 }{
+		{32, 0, 32}, {32, 20, 12}, {32, 28, 4}, {32, 300, 4}, {10, 300, 2}, {9, 300, 1}, {2, 300, 1}, {1, 300, 0}, {1, 0, 1},
+	} {
+		s, took := new(slots), int64(0)
+		s.limit.Store(v.limit)
+		s.others.Store(v.others)
+		if got := s.room(); got != v.want {
+			t.Errorf("%+v: room for %d", v, got)
+		}
+		for s.take() {
+			took++
+		}
+		if took != v.want || !s.full() {
+			t.Errorf("%+v: %d are taken, full: %v", v, took, s.full())
+		}
+	}
+}
+
 func TestRequestLimitInJSON(t *testing.T) {
 	for text, want := range map[string]RequestLimit{`0`: 0, `64`: 64, `"auto"`: LimitAuto} {
 		var l RequestLimit

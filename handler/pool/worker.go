@@ -288,14 +288,18 @@ func (s *slots) room() int64 {
 	if limit == 0 {
 		return math.MaxInt64
 	}
-	return limit - s.running.Load() - s.others.Load()
+	return limit - s.running.Load() - s.told(limit)
 }
+
+// told returns how many of the slots count as taken by other routers. An eighth stays, at least one
+// of several: else who writes false reports to the stream of share could stop all service.
+func (s *slots) told(limit int64) int64 { return min(s.others.Load(), limit-(limit+6)/8) }
 
 // take takes a slot. It returns false if none is free.
 func (s *slots) take() bool {
 	for {
 		n := s.running.Load()
-		if limit := s.limit.Load(); limit > 0 && n+s.others.Load() >= limit {
+		if limit := s.limit.Load(); limit > 0 && n+s.told(limit) >= limit {
 			return false
 		}
 		if s.running.CompareAndSwap(n, n+1) {
