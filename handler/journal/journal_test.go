@@ -3,6 +3,7 @@ package journal
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -282,6 +283,23 @@ func kinds(t testing.TB, path string) (n map[Kind]int, d Damage) {
 		t.Fatal(err)
 	}
 	return n, d
+}
+
+// TestLogIsItsOwnersAlone opens a log that others may read, with a directory where the older file is.
+func TestLogIsItsOwnersAlone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "journal")
+	if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Chmod(path, 0o666), os.Mkdir(path+older, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	l, err := Open(path, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, _ = l.Read(t.Context(), func(*Record) {})
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 || l.Status().Bytes != 0 {
+		t.Errorf("%v, mode %v, %d bytes", err, info.Mode(), l.Status().Bytes)
+	}
 }
 
 // TestLogIsBounded writes more than the log keeps. The bindings are in what it keeps.

@@ -66,6 +66,8 @@ func Open(path string, most int64) (*Log, error) {
 		_ = l.lock.Close()
 		return nil, err
 	}
+	_ = l.file.Chmod(0o600) // it may be there already
+	_ = os.Chmod(path+older, 0o600)
 	return l, nil
 }
 
@@ -109,8 +111,9 @@ func (l *Log) Read(ctx context.Context, each func(*Record)) (skipped Damage, err
 		return ctx.Err() == nil
 	}
 	if f, missing := os.Open(l.path + older); missing == nil {
-		_, skipped, err = Read(f, take)
-		l.status.Bytes, _ = f.Seek(0, io.SeekEnd)
+		if _, skipped, err = Read(f, take); err == nil { // it is no directory
+			l.status.Bytes, _ = f.Seek(0, io.SeekEnd)
+		}
 		_ = f.Close()
 	}
 	whole, more, failed := Read(l.file, take)
