@@ -117,6 +117,11 @@ func (e *Editor) Value(name string) []byte {
 	return nil
 }
 
+// IsSet returns whether any member of a name has a value that is not null.
+func (e *Editor) IsSet(name string) bool {
+	return slices.ContainsFunc(e.members, func(m member) bool { return !m.IsNull(e.body) && e.is(&m, name) })
+}
+
 // Set gives a member a value, which is JSON. It adds a new member at the object's
 // end.
 func (e *Editor) Set(name string, text []byte) {

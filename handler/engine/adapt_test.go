@@ -163,6 +163,7 @@ func TestAdapt(t *testing.T) {
 		{"own priority of SGLang's embeddings", SGLang, "/v1/embeddings", `{"priority":9,"input":"x"}`, `{"input":"x"}`, func(r *asked) { r.Info.Priority, r.Grants = true, 0 }, ""},
 		{"own rank where one is known", SGLang, chat, `{"routed_dp_rank":3,"a":1,"data_parallel_rank":null}`, `{"a":1,"data_parallel_rank":null}`, func(r *asked) { r.Grants = 0 }, ""},
 		{"own rank that is granted", SGLang, chat, `{"routed_dp_rank":3}`, `{"routed_dp_rank":3}`, nil, ""},
+		{"own priority before a null", VLLM, chat, `{"priority":-9,"a":1,"priority":null}`, `{"a":1}`, func(r *asked) { on(r); r.Grants = 0 }, ""},
 		{"own slot", LlamaCpp, chat, `{"id_slot":0,"messages":[]}`, `{"messages":[]}`, func(r *asked) { r.Grants = 0 }, ""},
 		{"own retention", SGLang, chat, `{"retention_seconds":9,"priority":1}`, `{}`, func(r *asked) { r.Info.PriorityEviction, r.Grants = true, 0 }, ""},
 		{"salt of TensorRT-LLM", TRTLLM, chat, `{"nvext":{"cache_salt":"s"}}`, `{"cache_salt":"s"}`, nil, ""},

@@ -56,7 +56,7 @@ func (f *adapter) guardExtraArgs() {
 // Members that the engine ignores stay.
 func (f *adapter) guard() {
 	for _, s := range f.steers {
-		if f.Grants&s.grant != 0 || s.heeds != nil && !s.heeds(f.Engine) || isNull(f.Body.Value(s.member)) {
+		if f.Grants&s.grant != 0 || s.heeds != nil && !s.heeds(f.Engine) || !f.Body.IsSet(s.member) {
 			continue
 		}
 		f.Dropped |= s.grant
