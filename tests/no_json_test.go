@@ -217,6 +217,39 @@ func TestUnreadBodies(t *testing.T) {
 	}
 }
 
+// TestTransfersNeedReadableBodies has clients hide the host of a transfer, in a pool whose engines
+// transfer prompts.
+func TestTransfersNeedReadableBodies(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{})
+	const plain = `{"model":"canned","kv_transfer_params":{"do_remote_prefill":true,"remote_host":"6.6.6.6"}}`
+	apart := "worker " + engines[0].Addr() + " {\nengine vllm\nrole prefill\n}\nworker " + engines[1].Addr() + " {\nengine vllm\nrole decode\n}"
+	for _, v := range []struct {
+		path, kind, body string
+		status           int // of the refusal; 0: it passes
+	}{
+		{atChat, "application/json", inUTF16(plain), 400},
+		{"/invocations", "application/json", inUTF16(plain), 400},
+		{atChat, "text/plain", `{"x":` + strings.Repeat("[", 300) + strings.Repeat("]", 300) + "," + plain[1:], 400},
+		{"/v1/messages", "application/json", "{" + strings.Repeat(`"a":1,`, 5000) + plain[1:], 400},
+		{"/inference/v1/generate", "application/json", strings.Replace(plain, "canned", strings.Repeat("x", 50<<10), 1), 413},
+		{"/v1/audio/transcriptions", "multipart/form-data; boundary=b", "--b\r\n\r\n--b--\r\n", 0},
+		{"/upload", "application/octet-stream", "\x00", 0},
+	} {
+		for _, block := range []string{apart, apart + "\ntrust pins", ""} {
+			s := startCaddy(t, route(engines, "max_body 40KiB", block))
+			received := len(engines[0].Journal()) + len(engines[1].Journal())
+			a := s.sendBy(t, http.MethodPost, v.path, v.body, "Content-Type", v.kind)
+			refuses := v.status != 0 && block == apart
+			if refuses {
+				wantError(t, v.path, a, v.status, "body_unreadable", "engines transfer prompts")
+			}
+			if arrived := len(engines[0].Journal())+len(engines[1].Journal()) > received; arrived == refuses {
+				t.Errorf("%s, %.20q with %q: arrived %v, status %d", v.path, v.body, block, arrived, a.status)
+			}
+		}
+	}
+}
+
 // TestTenantsBodiesAreReadWhereverEnginesCompute has tenants write another one's
 // salt, session and slot at paths of no known API: these are cut.
 func TestTenantsBodiesAreReadWhereverEnginesCompute(t *testing.T) {

@@ -35,6 +35,7 @@ type Reader struct {
 	Adapter     func(model string) (name string, known bool) // the LoRA adapter that a model's name stands for, if any
 	OnlyModel   func() string                                // the model of requests that name none; empty if there are several
 	TakesTokens func(api string) bool                        // all engines take nvext.token_data in the API
+	Transfers   func() bool                                  // engines transfer prompts to each other
 	TTL         func() time.Duration                         // of a session's binding
 	Waiting     func() uint64                                // requests in the queue
 }

@@ -1,6 +1,10 @@
 package pool
 
-import "github.com/caddy-kvrouter/kvrouter/handler/engine"
+import (
+	"slices"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+)
 
 // Part is a part of a request that a worker serves.
 type Part uint8
@@ -43,6 +47,11 @@ func servedBy(e *engine.Engine) (s serves) {
 // IsPrefill and IsDecode return whether the worker is for one part of requests.
 func (w *Worker) IsPrefill() bool { return serves(w.serves.Load())&forPrefill != 0 }
 func (w *Worker) IsDecode() bool  { return serves(w.serves.Load())&forDecode != 0 }
+
+// Transfers returns whether a worker is for one part of requests.
+func (p *Pool) Transfers() bool {
+	return slices.ContainsFunc(p.All(), func(w *Worker) bool { return w.IsPrefill() || w.IsDecode() })
+}
 
 // ServesWhole returns whether the worker can serve a whole request.
 func (w *Worker) ServesWhole() bool { return serves(w.serves.Load())&onlyLegs == 0 }
