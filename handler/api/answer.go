@@ -55,7 +55,7 @@ type Answer struct {
 type outcome struct {
 	finished    int  // choices with a finish_reason
 	done        bool // [DONE]
-	failed      bool
+	failed      int  // the status of its error; 0 is none
 	predictable bool // the prediction is still possible
 	calls       callState
 
@@ -83,13 +83,14 @@ func (r *Request) NewAnswer(stream bool) *Answer {
 // Event shows the next event of a stream.
 func (a *Answer) Event(f rawjson.Frame) {
 	if f.Failed {
-		a.failed, a.legible = true, true
+		a.fail(errorStatus(f.Data))
+		a.legible = true
 	}
 	if f.Long {
 		a.unpredictable()
 		a.legible = true
 	}
-	if f.Lines == 0 {
+	if f.Long || f.Odd {
 		a.stay(StaysUnread)
 	}
 	a.event(f.Data)
@@ -154,7 +155,11 @@ func (a *Answer) Usage() (prompt, completion, cached int64) {
 // Failed returns whether the answer is an error object or the stream ended in
 // one. It also returns true if the engine ended the answer for the reason abort
 // or error.
-func (a *Answer) Failed() bool { return a.failed }
+func (a *Answer) Failed() bool { return a.failed != 0 }
+
+// ErrorStatus returns the HTTP status that the answer's error stands for, which
+// may be StatusAborted. It is 0 if the answer has not failed.
+func (a *Answer) ErrorStatus() int { return a.failed }
 
 // ResponseID returns the id under which the engine keeps this answer of the
 // responses API. A stream's first event has it. It is empty until it is known.
@@ -165,13 +170,13 @@ func (a *Answer) ResponseID() string { return a.responseID }
 // answer that was too long to read is legible. Ask after Finish.
 func (a *Answer) Legible() bool { return a.legible }
 
-// Done returns whether the answer is complete: the stream has ended by its API's
-// rules, or all choices have a reason for their end.
+// Done returns whether the answer has ended. The stream has ended by its API's rules
+// or with an error, or all choices have a reason for their end.
 func (a *Answer) Done() bool { return a.done || a.finished >= a.req.Answers() }
 
-// Closed returns whether a stream has sent [DONE], or the event that ends it in
-// its API.
-func (a *Answer) Closed() bool { return a.done }
+// Closed returns whether nothing of the answer can follow. A stream has sent [DONE],
+// the event that ends it in its API, or an error event. Or its engine has aborted it.
+func (a *Answer) Closed() bool { return a.done || a.Failed() && a.Done() }
 
 // resultsEnd reads the usage at the end of a long answer with results.
 func (a *Answer) resultsEnd() {
@@ -196,7 +201,7 @@ func (a *Answer) resultsEnd() {
 //   - it does not come back in the same form, as with reasoning.
 func (a *Answer) Prediction() []uint64 {
 	switch {
-	case a.failed || a.finished == 0 && !a.done:
+	case a.Failed() || a.finished == 0 && !a.done:
 	case a.req.Kind == Tokens && a.ids.whole():
 		return a.ids.after(Chain{BlockSize: a.req.block, Blocks: a.req.Blocks, tail: a.req.tail}, a.req.seed)
 	case a.predictable:
@@ -208,7 +213,7 @@ func (a *Answer) Prediction() []uint64 {
 // Chains returns the full blocks of prompt and answer together, as in Request.Chains, if all ids
 // of the answer are known. Call it after Finish.
 func (a *Answer) Chains() []Chain {
-	if a.failed || a.finished == 0 && !a.done || a.req.Kind != Tokens || !a.ids.whole() {
+	if a.Failed() || a.finished == 0 && !a.done || a.req.Kind != Tokens || !a.ids.whole() {
 		return nil
 	}
 	list := slices.Clone(a.req.Chains)
@@ -302,9 +307,9 @@ func (a *Answer) chunk(b []byte, i int, read choice) bool {
 		case "timings":
 			a.timings(b, c.Value())
 		case "error":
-			a.fault(b, c.Value(), rawjson.Span{})
+			a.fault(b, i, c.Value(), rawjson.Span{})
 		case "object":
-			a.fault(b, rawjson.Span{}, c.Value())
+			a.fault(b, i, rawjson.Span{}, c.Value())
 		default:
 			c.Value()
 		}
@@ -323,11 +328,6 @@ func (a *Answer) timings(b []byte, v rawjson.Span) {
 	}
 	a.prompt, a.cached = n+k, k
 	count(&a.completion, b, predicted)
-}
-
-// fault records an error member, unless it is null, or SGLang's "object":"error".
-func (a *Answer) fault(b []byte, v, object rawjson.Span) {
-	a.failed = a.failed || v.End > 0 && !v.IsNull(b) || string(object.Of(b)) == `"error"`
 }
 
 // choices reads the array at b[i] and returns the index behind it, or -1.
@@ -388,7 +388,12 @@ func (a *Answer) finishReason(b []byte, v rawjson.Span) {
 		return
 	}
 	a.finished++
-	if string(raw) == "abort" || string(raw) == "error" {
-		a.failed, a.track.aborted = true, true
+	switch string(raw) {
+	case "abort":
+		a.track.aborted = true
+		a.blame(StatusAborted)
+	case "error":
+		a.track.aborted = true
+		a.blame(500)
 	}
 }

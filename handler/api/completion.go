@@ -26,7 +26,7 @@ func (completion) event(a *Answer, b []byte, i int) bool {
 		rawjson.To("tokens", &ids), rawjson.To("tokens_predicted", &predicted)) < 0 {
 		return false
 	}
-	a.fault(b, fail, rawjson.Span{})
+	a.fault(b, i, fail, rawjson.Span{})
 	if raw, ok := content.Str(b); ok {
 		a.text(raw)
 	}

@@ -1,10 +1,6 @@
 package api
 
-import (
-	"bytes"
-
-	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
-)
+import "github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 
 // Codes of the router's own errors. They are stable.
 const (
@@ -135,29 +131,14 @@ const (
 
 // BrokenEvent returns the last event of a stream that the engine broke off. It is
 // an error with the code stream_broken, in the shape that the API's clients expect.
-// before are the last bytes that the client got, at least four. If they cut an
-// event, BrokenEvent ends it first; otherwise it adds no empty line, at which some
-// clients fail. The caller then aborts the connection. A nil API gives OpenAI's
-// shape.
-func BrokenEvent(a API, before []byte) []byte {
-	event := brokenOpenAI
+// The caller then aborts the connection. A nil API gives OpenAI's shape.
+func BrokenEvent(a API) string {
 	switch shapeOf(a) {
 	case shapeResponses:
-		event = brokenResponses
+		return brokenResponses
 	case shapeAnthropic:
-		event = brokenAnthropic
+		return brokenAnthropic
 	case shapeOpenAI, shapeSGLang: // both have {"error":{"message"}}
 	}
-	return []byte(eventEnd(before) + event)
-}
-
-// eventEnd returns what ends an event after its last bytes, nothing if it has
-// ended.
-func eventEnd(before []byte) string {
-	for _, end := range []string{"\n\n", "\r\n\r\n", "\r\r"} {
-		if len(before) == 0 || bytes.HasSuffix(before, []byte(end)) {
-			return ""
-		}
-	}
-	return "\n\n"
+	return brokenOpenAI
 }

@@ -86,10 +86,15 @@ func (generate) output(a *Answer, b []byte, i int) int {
 	if end < 0 {
 		return -1
 	}
-	a.fault(b, fail, object)
+	a.fault(b, i, fail, object)
 	meta.Read(b, rawjson.To("prompt_tokens", &prompt), rawjson.To("completion_tokens", &completion),
 		rawjson.To("cached_tokens", &cached), rawjson.To("finish_reason", &finish))
 	if finish.First(b) == '{' {
+		if n := statusNumber(finish.Get(b, "status_code").Of(b)); n > 0 { // of an abort that was no wish
+			e := errorCause{number: n}
+			e.read(b, finish.Get(b, "message"), 0)
+			a.blame(e.status())
+		}
 		finish = finish.Get(b, "type")
 	}
 	if a.req.Answers() == 1 { // those of several are not added up

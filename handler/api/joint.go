@@ -38,6 +38,9 @@ func (j *Joint) Event(data []byte) (out []byte, ok bool) {
 	if data[i] != '{' || e == nil {
 		return nil, false
 	}
+	if e.isError() {
+		return data, true
+	}
 	var keep bool
 	switch j.answer.req.API.(type) {
 	case chat, completions:
@@ -57,9 +60,6 @@ func (j *Joint) Event(data []byte) (out []byte, ok bool) {
 
 // chunk edits a chunk of OpenAI's older APIs.
 func (j *Joint) chunk(e *Editor) (keep, ok bool) {
-	if e.notNull("error") {
-		return true, true
-	}
 	if e.last("choices") == nil {
 		return false, false
 	}
@@ -201,6 +201,12 @@ func (e *Editor) notNull(name string) bool {
 	return m != nil && !m.IsNull(e.body)
 }
 
+// isError returns whether an event ends its stream with an error, in any API.
+func (e *Editor) isError() bool {
+	kind := string(e.Value("type"))
+	return e.notNull("error") || kind == `"error"` || kind == `"response.failed"` || string(e.Value("object")) == `"error"`
+}
+
 // message edits an event of Anthropic's messages.
 func (j *Joint) message(e *Editor) (keep, ok bool) {
 	kind := rawjson.Span{End: len(e.body)}.Get(e.body, "type").Text(e.body)
@@ -232,8 +238,6 @@ func (j *Joint) message(e *Editor) (keep, ok bool) {
 		if e.notNull("usage") {
 			j.usage(e, "", "output_tokens") // the first event had the prompt's
 		}
-	case "error":
-		return false, false
 	}
 	return true, true
 }

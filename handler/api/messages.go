@@ -164,7 +164,7 @@ func (m messages) event(a *Answer, b []byte, i int) bool {
 	) < 0 {
 		return false
 	}
-	a.fault(b, fail, rawjson.Span{})
+	a.fault(b, i, fail, rawjson.Span{})
 	m.messageUsage(a, b, usage)
 	switch name, _ := kind.Str(b); string(name) {
 	case "content_block_delta":
@@ -190,7 +190,7 @@ func (m messages) event(a *Answer, b []byte, i int) bool {
 		a.bearing = bearing
 		a.finishReason(b, stop)
 	case "error":
-		a.failed = true
+		a.fail(errorStatus(b[i:]))
 	}
 	return true
 }
@@ -297,6 +297,6 @@ func (countTokens) event(a *Answer, b []byte, i int) bool {
 		return false
 	}
 	a.done = a.done || tokens.Len() > 0
-	a.fault(b, fail, rawjson.Span{})
+	a.fault(b, i, fail, rawjson.Span{})
 	return true
 }

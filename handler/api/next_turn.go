@@ -56,7 +56,7 @@ func (a *Answer) KeepText(most int) { a.kept.most = most }
 // back (tool calls). It is also nil if the answer is unfinished or failed. Ask
 // after Finish.
 func (a *Answer) Text() []byte {
-	if a.kept.lost || a.failed || a.finished == 0 && !a.done {
+	if a.kept.lost || a.Failed() || a.finished == 0 && !a.done {
 		return nil
 	}
 	raw := withoutThinking(a.kept.raw)

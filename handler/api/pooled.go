@@ -49,6 +49,6 @@ func (pooled) event(a *Answer, b []byte, i int) bool {
 		a.bearing, a.done = true, true
 	}
 	a.usage(b, usage)
-	a.fault(b, fail, object)
+	a.fault(b, i, fail, object)
 	return end >= 0
 }

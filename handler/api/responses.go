@@ -129,7 +129,7 @@ func (r responses) event(a *Answer, b []byte, i int) bool {
 	if end < 0 {
 		return false
 	}
-	a.fault(b, fail, object)
+	a.fault(b, i, fail, object)
 	name, _ := kind.Str(b)
 	switch string(name) {
 	case "": // a plain answer
@@ -138,7 +138,9 @@ func (r responses) event(a *Answer, b []byte, i int) bool {
 		if response.First(b) == '{' {
 			r.response(a, b, response)
 		}
-		a.failed = a.failed || string(name) == "response.failed"
+		if string(name) == "response.failed" {
+			a.fail(errorStatus(b[i:]))
+		}
 	case "response.created", "response.queued", "response.in_progress":
 		if a.responseID == "" {
 			a.keepID(response.Get(b, "id").Text(b))
@@ -146,7 +148,7 @@ func (r responses) event(a *Answer, b []byte, i int) bool {
 	case "response.output_item.added":
 		a.bearing = item.Get(b, "name").HasContent(b)
 	case "error":
-		a.failed = true
+		a.fail(errorStatus(b[i:]))
 	default:
 		if bytes.HasSuffix(name, []byte(".delta")) {
 			a.bearing = delta.HasContent(b)
@@ -161,15 +163,17 @@ func (r responses) response(a *Answer, b []byte, v rawjson.Span) {
 	var id, status, output, usage, fail rawjson.Span
 	v.Read(b, rawjson.To("id", &id), rawjson.To("status", &status), rawjson.To("output", &output),
 		rawjson.To("usage", &usage), rawjson.To("error", &fail))
-	a.fault(b, fail, rawjson.Span{})
+	a.fault(b, v.Start, fail, rawjson.Span{})
 	a.keepID(id.Text(b))
 	a.usage(b, usage)
 	switch raw, _ := status.Str(b); string(raw) {
 	case "completed", "incomplete":
 		a.finished++
 		a.done = true
-	case "failed", "cancelled":
-		a.failed = true
+	case "failed":
+		a.fail(0)
+	case "cancelled":
+		a.fail(StatusAborted)
 	default: // the engine computes it in the background
 		return
 	}

@@ -147,8 +147,10 @@ func (a *Answer) Tokens() (n int64, exact bool) {
 	return int64(a.chunks), a.chunks == 0
 }
 
-// Retract says that the client does not get the last event.
-func (a *Answer) Retract() {
+// Retract says that the client does not get the last event, in which the answer failed. undo says
+// that it does.
+func (a *Answer) Retract() (undo func()) {
+	track, finished := a.track, a.finished
 	if a.track.aborted {
 		a.track.aborted = false
 		a.finished--
@@ -156,11 +158,12 @@ func (a *Answer) Retract() {
 	if a.track.events--; a.track.events == 0 {
 		a.track.first = nil
 	}
+	return func() { a.track, a.finished = track, finished }
 }
 
 // Revive forgets that the answer has failed or ended: it goes on elsewhere.
 func (a *Answer) Revive(j *Joint) {
-	a.failed, a.done = false, false
+	a.failed, a.done = 0, false
 	a.responseID = ""
 	a.ids.lost = a.ids.lost || !j.ids && (a.first || len(a.ids.ids) > 0)
 }

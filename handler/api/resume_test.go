@@ -123,8 +123,8 @@ func TestJoint(t *testing.T) {
 			`{"id":"1","choices":[],"usage":{"prompt_tokens":10,"completion_tokens":3,"total_tokens":13}}`, "[DONE]",
 		}},
 		{"chat without text", pathChat, chatBody, []string{chatRole}, []string{
-			other(`{"index":0,"delta":{"role":"assistant","content":"a"}}`), `{"error":{"message":"x"}}`, `[1]`, `x`,
-		}, []string{mine(`{"index":0,"delta":{"content":"a"}}`), `{"error":{"message":"x"}}`, "!", "!"}},
+			other(`{"index":0,"delta":{"role":"assistant","content":"a"}}`), `{"error":{"message":"x"}}`, `{"object":"error","message":"x"}`, `[1]`, `x`,
+		}, []string{mine(`{"index":0,"delta":{"content":"a"}}`), `{"error":{"message":"x"}}`, `{"object":"error","message":"x"}`, "!", "!"}},
 		{"chat with nothing", pathChat, chatBody, nil, []string{other(`{"index":0,"delta":{"role":"assistant"}}`)}, []string{other(`{"index":0,"delta":{"role":"assistant"}}`)}},
 		{"chat at its limit", pathChat, `{"messages":[{"role":"user","content":"q"}],"max_tokens":1}`, []string{chatPiece("so")}, []string{
 			other(`{"index":0,"delta":{"content":"x"}}`), other(`{"index":0,"delta":{"content":"y"},"finish_reason":"stop"}`),
@@ -134,7 +134,7 @@ func TestJoint(t *testing.T) {
 		}, []string{"", `{"id":"1","choices":[],"usage":{"prompt_tokens":5,"completion_tokens":1,"total_tokens":6}}`}},
 		{"messages", pathMessages, `{"messages":[{"role":"user","content":"q"}],"max_tokens":9}`, []string{start, block, delta}, []string{
 			start, `{"type":"ping"}`, block, delta, `{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":4}}`, `{"type":"message_stop"}`, `{"type":"error"}`,
-		}, []string{"", `{"type":"ping"}`, "", delta, `{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":5}}`, `{"type":"message_stop"}`, "!"}},
+		}, []string{"", `{"type":"ping"}`, "", delta, `{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":5}}`, `{"type":"message_stop"}`, `{"type":"error"}`}},
 		{"messages without text", pathMessages, `{"messages":[{"role":"user","content":"q"}],"max_tokens":9}`, []string{start}, []string{start, block}, []string{"", block}},
 		{"responses", pathResponse, `{"input":"q"}`, []string{`{"type":"response.created","response":{"id":"1"}}`}, []string{
 			`{"type":"response.created","response":{"id":"2"}}`, `{"type":"response.in_progress"}`,

@@ -28,7 +28,7 @@ func withoutUsage(f *rawjson.Framer, p []byte, over bool) []byte {
 
 // filtered passes a stream in the given reads.
 func filtered(reads [][]byte) (out []byte) {
-	f := rawjson.Framer{Edits: true}
+	f := rawjson.Framer{}
 	for _, p := range reads {
 		out = append(out, withoutUsage(&f, slices.Clone(p), false)...)
 	}

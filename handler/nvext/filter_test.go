@@ -86,7 +86,7 @@ func chunked(f *rawjson.Framer, a *Additions, p []byte, over bool) []byte {
 
 // filtered passes a stream, cut into these reads.
 func filtered(reads [][]byte) (out []byte) {
-	f, a := rawjson.Framer{Edits: true}, marks
+	f, a := rawjson.Framer{}, marks
 	for _, p := range reads {
 		out = append(out, chunked(&f, &a, slices.Clone(p), false)...)
 	}
@@ -105,7 +105,7 @@ func cut(r *rand.Rand, b []byte) (reads [][]byte) {
 
 func TestEditChunkDoesNotAllocate(t *testing.T) {
 	chunk := []byte(`data: {"id":"c","choices":[{"index":0,"text":"a \"b\"\n","logprobs":null,"finish_reason":null}]}` + "\n\n")
-	f, a := rawjson.Framer{Edits: true}, marks
+	f, a := rawjson.Framer{}, marks
 	if n := testing.AllocsPerRun(100, func() { chunked(&f, &a, chunk, false) }); n > 0 {
 		t.Errorf("%v allocations for a chunk", n)
 	}

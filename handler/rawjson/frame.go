@@ -11,8 +11,9 @@ type Frame struct {
 	Data   []byte // the values of its data lines, with a line feed between two
 	Lines  int    // how many data lines it has
 	Named  bool   // it has a name
-	Failed bool   // its name is error, or it has a field error, as in old llama.cpp
-	Long   bool   // it is longer than MaxFrame; the other fields are unset
+	Odd    bool   // it has a field that events do not have
+	Failed bool   // its name is error, or its data are in a field error, as in old llama.cpp
+	Long   bool   // it is longer than MaxFrame, and its end may not have come; the other fields are unset
 	Cut    bool   // the stream ended before the empty line that ends an event
 }
 
@@ -22,12 +23,10 @@ type Frame struct {
 // not copied, unless it has several lines of data. The zero value is ready for
 // use, for one stream.
 //
-// Give each read to Write, and call Next until it returns false. With Edits set,
-// Forward returns the bytes to forward. The Framer then holds an event back until
-// it is whole, and Edit and Drop change the last frame of Next.
+// Give each read to Write, and call Next until it returns false. Forward then returns
+// the bytes to forward. The Framer holds an event back until it is whole. Edit and Drop
+// change the last frame of Next.
 type Framer struct {
-	Edits bool
-
 	held []byte // the beginning of an event that is not whole
 	data []byte // the data of an event that has several lines of it
 	out  []byte // memory for what Forward returns, where something was changed
@@ -51,6 +50,7 @@ type event struct {
 	seen   int  // that line has no end before this
 	at     Span // of the only line of data
 	fields int  // lines that are no comments
+	told   bool // Next has returned it, as it is too long to wait for its end
 }
 
 // stream is the state of the stream.
@@ -116,6 +116,12 @@ func (f *Framer) next() (Frame, bool) {
 		}
 		whole := f.read()
 		if !whole && !f.over {
+			if f.now.Long && f.now.fields > 0 && !f.now.told {
+				f.now.told = true
+				f.last = f.now
+				f.last.Frame = Frame{Long: true}
+				return f.last.Frame, true
+			}
 			break
 		}
 		f.now.Cut = !whole
@@ -129,7 +135,7 @@ func (f *Framer) next() (Frame, bool) {
 		f.last = f.now
 		f.now = event{begin: f.last.end, line: f.last.end, seen: f.last.end}
 		f.cr, f.drop = f.last.end > 0 && f.last.end == len(f.b) && f.b[f.last.end-1] == '\r', false
-		if f.last.fields > 0 {
+		if f.last.fields > 0 && !f.last.told {
 			return f.last.Frame, true
 		}
 	}
@@ -149,7 +155,7 @@ func (f *Framer) quick() (frame Frame, ok bool) {
 	if n < 0 || end > len(f.b) || end-begin > MaxFrame || f.b[end-1] != '\n' || bytes.IndexByte(f.b[at:at+n], '\r') >= 0 {
 		return frame, false
 	}
-	f.last.begin, f.last.at, f.last.end = begin, Span{at, at + n}, end
+	f.last.begin, f.last.at, f.last.end, f.last.Lines = begin, Span{at, at + n}, end, 1
 	f.now.begin, f.now.line, f.now.seen = end, end, end
 	f.cr, f.drop = false, false
 	return Frame{Data: f.b[at : at+n], Lines: 1}, true
@@ -217,7 +223,7 @@ func (f *Framer) lineEnd() int {
 	return f.lf
 }
 
-var bom = []byte("\xEF\xBB\xBF")
+var bom, fieldData = []byte("\xEF\xBB\xBF"), []byte("data")
 
 // field reads the event's last line, which ends at b[end].
 func (f *Framer) field(end int) {
@@ -235,6 +241,9 @@ func (f *Framer) field(end int) {
 	}
 	f.now.fields++
 	value = bytes.TrimPrefix(value, []byte{' '})
+	if colon && string(name) == "error" {
+		f.now.Failed, name = true, fieldData
+	}
 	switch string(name) {
 	case "data":
 		switch f.now.Lines++; f.now.Lines {
@@ -249,8 +258,9 @@ func (f *Framer) field(end int) {
 	case "event":
 		f.now.Named = true
 		f.now.Failed = f.now.Failed || string(value) == "error"
-	case "error":
-		f.now.Failed = f.now.Failed || colon
+	case "id", "retry":
+	default:
+		f.now.Odd = true
 	}
 }
 
@@ -260,11 +270,9 @@ func (f *Framer) hold() {
 	if f.now.Long {
 		keep = f.now.seen // it is forwarded as it comes
 	}
-	if f.Edits {
-		if f.done = f.b[:keep]; f.from > 0 || len(f.held) > 0 || len(f.out) > 0 {
-			f.out = append(f.out, f.b[f.from:keep]...)
-			f.done = f.out
-		}
+	if f.done = f.b[:keep]; f.from > 0 || len(f.held) > 0 || len(f.out) > 0 {
+		f.out = append(f.out, f.b[f.from:keep]...)
+		f.done = f.out
 	}
 	if keep > 0 || len(f.held) == 0 { // otherwise b is held already
 		f.held = append(f.held[:0], f.b[keep:]...)
@@ -284,9 +292,12 @@ func (f *Framer) Torn() bool { return f.now.Long }
 // false. They are valid until the next Write.
 func (f *Framer) Forward() []byte { return f.done }
 
-// Edit changes the data of the frame that Next has returned, which must be one
-// line. The edits are in order.
+// Edit changes the data of the frame that Next has returned. The edits are in order. It changes
+// nothing if the frame has not exactly one line of data.
 func (f *Framer) Edit(edits []Edit) {
+	if f.last.Lines != 1 {
+		return
+	}
 	data := f.last.at
 	f.out = Splice(append(f.out, f.b[f.from:data.Start]...), data.Of(f.b), edits)
 	f.from = data.End

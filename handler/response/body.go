@@ -8,6 +8,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"slices"
@@ -52,6 +53,8 @@ type Summary struct {
 	Failed  bool // it is an error of the engine, or a stream ended in one
 	Garbled bool // it is not what its content type says
 	Skipped bool // some of it was too long to carry nvext
+	// ErrorStatus is the HTTP status that the error stands for, see api.Answer; 0 without one.
+	ErrorStatus int
 
 	First, Last time.Time // a stream's first and latest token
 	Chunks      int       // events with tokens
@@ -91,7 +94,8 @@ type Options struct {
 
 // Body is an answer's body as the client gets it. It changes no byte, with four exceptions.
 // It removes usage and token ids that the client did not ask for. It adds the nvext that the client asked
-// for. It joins a stream that goes on elsewhere. It ends a broken stream with an error event.
+// for. It joins a stream that goes on elsewhere. It ends a broken stream with an error event, in place of
+// half an event.
 type Body struct {
 	Options
 	Sum    Summary // its counts are set at the end
@@ -106,7 +110,9 @@ type Body struct {
 	frames  *rawjson.Framer // of a stream; nil for other answers
 	added   *added          // the nvext that is added; nil if none
 	changes []rawjson.Edit  // of an event
-	tail    [4]byte         // the last bytes that the client got; 0 where there are none
+	stopped rawjson.Frame   // before which events has stopped
+	length  int             // of its data, as the engine sent them
+	torn    bool            // the client has a part of the last event, which was too long to hold
 	rest    []byte          // bytes that the client gets next
 	after   error           // what follows them
 
@@ -138,8 +144,7 @@ func NewBody(resp *http.Response, o Options) *Body {
 		b.Mover = nil
 	}
 	if o.Stream {
-		// the client of a stream that may go on elsewhere gets whole events only
-		b.frames = &rawjson.Framer{Edits: b.edits() || b.Mover != nil}
+		b.frames = new(rawjson.Framer)
 	}
 	if b.Mover != nil {
 		b.Mover.Track(b.reader)
@@ -169,7 +174,7 @@ func (b *Body) Read(p []byte) (int, error) {
 		return n, b.after
 	}
 	in, err := b.receive(p)
-	out, err := b.pass(in, err)
+	out, err := b.deliver(in, err)
 	m := copy(p, out)
 	b.after = err
 	if m < len(out) {
@@ -191,9 +196,9 @@ func (b *Body) receive(p []byte) (in []byte, err error) {
 	return p[:n], err
 }
 
-// pass reads the next bytes of the answer, and returns what the client gets of them. The error
+// deliver reads the next bytes of the answer, and returns what the client gets of them. The error
 // is err, or nil if the stream goes on elsewhere.
-func (b *Body) pass(p []byte, err error) ([]byte, error) {
+func (b *Body) deliver(p []byte, err error) ([]byte, error) {
 	t, out := time.Now(), p
 	switch {
 	case b.reader == nil:
@@ -208,26 +213,12 @@ func (b *Body) pass(p []byte, err error) ([]byte, error) {
 	if b.added != nil {
 		out = b.addTo(out, len(p) > 0, err != nil)
 	}
-	if b.extensible {
-		b.keepTail(out)
-	}
 	if err != nil {
 		if out = b.end(out, err); b.Sum.Whole {
 			err = io.EOF // also if the connection broke behind the answer's end
 		}
 	}
 	return out, err
-}
-
-// keepTail keeps the last bytes that the client gets.
-func (b *Body) keepTail(out []byte) {
-	n := len(b.tail)
-	if len(out) >= n {
-		b.tail = [4]byte(out[len(out)-n:])
-		return
-	}
-	copy(b.tail[:], b.tail[len(out):])
-	copy(b.tail[n-len(out):], out)
 }
 
 // end records why the answer ended. It returns what the client gets: out, and an error event
@@ -242,8 +233,8 @@ func (b *Body) end(out []byte, err error) []byte {
 	default:
 		b.Sum.Broken = err
 		b.tell()
-		if b.extensible && !errors.Is(err, context.Canceled) {
-			return append(slices.Clip(out), api.BrokenEvent(b.Request.API, bytes.TrimLeft(b.tail[:], "\x00"))...)
+		if b.extensible && !b.torn && !errors.Is(err, context.Canceled) {
+			return append(slices.Clip(out), api.BrokenEvent(b.Request.API)...)
 		}
 	}
 	return out
@@ -272,7 +263,7 @@ func (b *Body) tell() {
 	b.told = true
 	if r := b.reader; r != nil {
 		s := &b.Sum
-		s.Failed, s.Chunks = r.Failed(), r.Chunks()
+		s.Failed, s.ErrorStatus, s.Chunks = r.Failed(), r.ErrorStatus(), r.Chunks()
 		s.Counts = b.usage()
 		if s.Whole && !s.Garbled {
 			b.tellID()
@@ -310,16 +301,15 @@ func (b *Body) begins(begun bool) {
 }
 
 // stream reads the next bytes of a stream, which err ends if it is not nil. It returns what the
-// client gets of them, and nil in place of err if the stream goes on elsewhere.
+// client gets of them: whole events. It returns nil in place of err if the stream goes on elsewhere.
 func (b *Body) stream(t time.Time, p []byte, err error) (out []byte, _ error) {
 	r, before := b.reader, b.reader.Chunks()
-	held := b.Mover != nil // the beginning of an event
 	var fault error
 	f, whole := b.frames.Whole(p)
 	if whole = whole && err == nil && !b.edits(); whole {
 		fault = b.event(t, f)
 	} else {
-		b.frames.Write(p, err != nil && !held)
+		b.frames.Write(p, false)
 		fault = b.events(t)
 	}
 	b.tellID()
@@ -339,54 +329,126 @@ func (b *Body) stream(t time.Time, p []byte, err error) (out []byte, _ error) {
 			return out, fault
 		}
 		if !whole {
-			_ = b.events(t) // as they are
+			b.pass(t)
 		}
 	}
-	if out = p; b.frames.Edits && !whole {
+	if out = p; !whole {
 		out = b.frames.Forward()
 	}
-	switch {
-	case !held:
-	case err == nil:
-		if !b.stays && b.Mover != nil && r.Stays() != "" {
-			b.stays = true
-			b.Mover.Stays()
-		}
-	case b.broke(err) && b.move(err):
-		return out, nil
-	default:
-		if b.joint != nil && errors.Is(err, io.EOF) && b.broke(err) {
-			err = io.ErrUnexpectedEOF // it was to have an end
-		}
-		out = slices.Clone(out)
-		b.frames.Write(nil, true)
-		_ = b.events(t)
-		out = append(out, b.frames.Forward()...)
+	if err != nil {
+		return b.last(t, slices.Clone(out), err)
 	}
-	return out, err
+	if !b.stays && b.Mover != nil && r.Stays() != "" {
+		b.stays = true
+		b.Mover.Stays()
+	}
+	return out, nil
+}
+
+// last reads what is left of a stream that err ends, and returns it behind out. An event counts if it
+// lacks only its empty line. The client gets no other part of an event, unless the stream is whole.
+// The error is nil if the stream goes on elsewhere.
+func (b *Body) last(t time.Time, out []byte, err error) ([]byte, error) {
+	b.torn = b.frames.Torn()
+	b.frames.Write(nil, true)
+	fault := b.events(t)
+	half := errors.Is(fault, errHalf)
+	if fault != nil && !half {
+		if b.move(fault) {
+			return out, nil
+		}
+		if errors.Is(fault, errShape) {
+			return out, fault
+		}
+	}
+	if fault != nil {
+		b.pass(t)
+	}
+	rest := b.frames.Forward()
+	if errors.Is(fault, errTorn) && errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
+	}
+	if !b.extensible || !b.broke(err) {
+		return append(out, rest...), err
+	}
+	if !half {
+		out, rest = append(out, rest...), nil
+	}
+	switch {
+	case b.move(err):
+		err = nil
+	case errors.Is(err, io.EOF) && (b.joint == nil || b.reader.Done()):
+		return append(out, rest...), err // for the engine it is an end
+	case errors.Is(err, io.EOF):
+		err = io.ErrUnexpectedEOF // it was to have an end
+	}
+	return append(out, emptyLine(out)...), err
+}
+
+// emptyLine returns what ends an event after its last bytes, nothing if it has ended.
+func emptyLine(after []byte) string {
+	for _, end := range []string{"\n\n", "\r\n\r\n", "\r\r"} {
+		if len(after) == 0 || bytes.HasSuffix(after, []byte(end)) {
+			return ""
+		}
+	}
+	return "\n\n"
 }
 
 // Why a stream goes on elsewhere although its connection is well.
 var (
-	ErrEvent = errors.New("the engine sent an error event")
-	errShape = errors.New("the stream does not go on where it broke off")
+	ErrEvent   = errors.New("the engine sent an error event")
+	ErrAborted = fmt.Errorf("%w: it aborted the request", ErrEvent)
+	errShape   = errors.New("the stream does not go on where it broke off")
 )
 
+// What is left of a stream that has ended.
+var (
+	errHalf = errors.New("the last event has no end")
+	errTorn = fmt.Errorf("%w, and neither has its JSON", errHalf)
+)
+
+// half returns whether a frame is but a part of an event.
+func half(f rawjson.Frame) error {
+	if !f.Cut || string(bytes.TrimSpace(f.Data)) == "[DONE]" {
+		return nil
+	}
+	i := rawjson.SkipSpace(f.Data, 0)
+	if i == len(f.Data) || f.Data[i] != '{' && f.Data[i] != '[' {
+		return errHalf
+	}
+	c := rawjson.Enter(f.Data, i)
+	for c.Next() {
+		c.Value()
+	}
+	if !c.Alone() {
+		return errTorn
+	}
+	return nil
+}
+
 // events reads the events that were written. The error says why the stream must go on elsewhere
-// before the last one; it is nil if the mover is.
+// before the last one; it is nil if the mover is. Or the last one is not whole.
 func (b *Body) events(t time.Time) error {
+	b.stopped = rawjson.Frame{}
 	for f, ok := b.frames.Next(); ok; f, ok = b.frames.Next() {
+		if err := half(f); err != nil {
+			return err
+		}
 		length := len(f.Data)
-		if b.joint != nil && (f.Lines > 0 || f.Long) {
-			if f.Data, ok = b.joint.Event(f.Data); !ok || f.Lines != 1 {
-				return errShape
-			}
-			if f.Data == nil {
+		if b.joint != nil && !f.Failed && (len(f.Data) > 0 || f.Long) {
+			switch data, ok := b.joint.Event(f.Data); {
+			case ok && f.Lines == 1 && data == nil:
 				b.frames.Drop()
 				continue
+			case ok && f.Lines == 1:
+				f.Data = data
+			case !b.reader.Closed():
+				return errShape
 			}
 		}
 		if err := b.event(t, f); err != nil {
+			b.stopped, b.length = f, length
 			return err
 		}
 		if b.edits() {
@@ -396,7 +458,15 @@ func (b *Body) events(t time.Time) error {
 	return nil
 }
 
-// event reads the next event.
+// pass goes on behind the event before which events has stopped: the client gets it.
+func (b *Body) pass(t time.Time) {
+	if b.stopped.Lines > 0 && b.edits() {
+		b.edit(b.stopped, b.length)
+	}
+	_ = b.events(t)
+}
+
+// event reads the next event. The error says why the stream must go on elsewhere before it.
 func (b *Body) event(t time.Time, f rawjson.Frame) error {
 	failed, chunks := b.reader.Failed(), b.reader.Chunks()
 	b.reader.Event(f)
@@ -404,10 +474,20 @@ func (b *Body) event(t time.Time, f rawjson.Frame) error {
 		b.Sum.First = t
 		b.Listener.FirstToken(t)
 	}
-	if b.Mover != nil && !failed && b.reader.Failed() && b.reader.Chunks() == chunks {
-		return ErrEvent
+	if b.Mover == nil || failed || b.reader.Chunks() != chunks {
+		return nil
 	}
-	return nil
+	switch status := b.reader.ErrorStatus(); status {
+	case api.StatusAborted:
+		return ErrAborted
+	case http.StatusRequestTimeout, http.StatusConflict, http.StatusTooManyRequests:
+		return ErrEvent
+	default:
+		if status >= http.StatusInternalServerError {
+			return ErrEvent
+		}
+	}
+	return nil // or another engine would say the same
 }
 
 // tellID gives the listener the id under which the engine keeps the answer, as soon as it is
@@ -450,7 +530,7 @@ func (b *Body) edit(f rawjson.Frame, length int) {
 	if len(b.changes) > 1 {
 		slices.SortStableFunc(b.changes, func(x, y rawjson.Edit) int { return cmp.Compare(x.Start, y.Start) })
 	}
-	if b.joint != nil {
+	if b.joint != nil && f.Lines == 1 {
 		all := rawjson.Edit{Span: rawjson.Span{End: length}, Text: rawjson.Splice(nil, f.Data, b.changes)}
 		b.changes = append(b.changes[:0], all)
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // nobody is a listener that ignores what it is told.
@@ -68,7 +69,8 @@ func (l *told) Ended(s Summary) {
 // testBody makes the body of an answer to a chat.
 func testBody(t testing.TB, stream bool, from io.Reader, o Options) *Body {
 	t.Helper()
-	req, err := api.Parse(api.For("/v1/chat/completions"), fmt.Appendf(nil, `{"model":"m","stream":%v,"messages":[{"role":"user","content":"hi"}]}`, stream), api.Options{TextBlock: 64, BlockSize: 16})
+	body := strings.Replace(testRequest, "true", fmt.Sprint(stream), 1)
+	req, err := api.Parse(api.For("/v1/chat/completions"), []byte(body), api.Options{TextBlock: 64, BlockSize: 16})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,9 +83,10 @@ func testBody(t testing.TB, stream bool, from io.Reader, o Options) *Body {
 }
 
 const (
-	testRole  = `data: {"choices":[{"index":0,"delta":{"role":"assistant"}}]}` + "\n\n"
-	testToken = `data: {"choices":[{"index":0,"delta":{"content":"word "}}]}` + "\n\n"
-	testEnd   = `data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}` + "\n\n" + "data: [DONE]\n\n"
+	testRequest = `{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]}`
+	testRole    = `data: {"choices":[{"index":0,"delta":{"role":"assistant"}}]}` + "\n\n"
+	testToken   = `data: {"choices":[{"index":0,"delta":{"content":"word "}}]}` + "\n\n"
+	testEnd     = `data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}` + "\n\n" + "data: [DONE]\n\n"
 )
 
 // TestBodyTellsWhatItShows reads answers to their end, and closes them.
@@ -131,6 +134,70 @@ func TestBodyTellsWhatItShows(t *testing.T) {
 				t.Errorf("told %q", l.events)
 			}
 		})
+	}
+}
+
+// TestStreamsEndWithWholeEvents cuts streams that no other engine goes on with within an event, behind
+// an error, and behind an abort.
+func TestStreamsEndWithWholeEvents(t *testing.T) {
+	reset, broken := errors.New("connection reset"), api.BrokenEvent(nil)
+	const failed, aborted = `data: {"error":{"message":"no","code":400}}` + "\n\n", `data: {"choices":[{"index":0,"delta":{},"finish_reason":"abort"}]}` + "\n\n"
+	long := "data: " + strings.Repeat("x", rawjson.MaxFrame)
+	for _, v := range []struct {
+		name, sent string
+		err        error
+		want       string
+		wantErr    error
+	}{
+		{"in JSON", testToken + testToken[:40], reset, testToken + broken, reset},
+		{"in a name", testToken + "dat", reset, testToken + broken, reset},
+		{"in a comment", testToken + ": pi", reset, testToken + ": pi\n\n" + broken, reset},
+		{"before the empty line", testToken + testToken[:len(testToken)-1], reset, testToken + testToken[:len(testToken)-1] + "\n\n" + broken, reset},
+		{"in JSON, with a clean end", testToken + testToken[:40], nil, testToken + broken, io.ErrUnexpectedEOF},
+		{"in a comment, with a clean end", testToken + ": pi", nil, testToken + ": pi", nil},
+		{"in text, with a clean end", testToken + "data: wor", nil, testToken + "data: wor", nil},
+		{"behind its end", testToken + "data: [DONE]", reset, testToken + "data: [DONE]", nil},
+		{"behind an error", failed, reset, failed, nil},
+		{"behind an abort", testToken + aborted, reset, testToken + aborted, nil},
+		{"in an event too long to hold", testToken + long, reset, testToken + long, reset},
+	} {
+		from := io.Reader(strings.NewReader(v.sent))
+		if v.err != nil {
+			from = io.MultiReader(from, iotest.ErrReader(v.err))
+		}
+		l := new(told)
+		got, err := io.ReadAll(testBody(t, true, from, Options{Listener: l}))
+		if string(got) != v.want || !errors.Is(err, v.wantErr) || l.sum.Whole != (v.wantErr == nil) {
+			t.Errorf("%s: %.300q, %v, %+v", v.name, got, err, l.sum)
+		}
+	}
+}
+
+// restOf is a mover that knows the rest of a stream.
+type restOf struct {
+	mover
+	rest string
+}
+
+// Move implements Mover.
+func (m *restOf) Move(_ error, a *api.Answer) *Rest {
+	r, _ := a.Rest([]byte(testRequest))
+	rest := m.rest
+	if m.rest = ""; rest == "" || r == nil {
+		return nil
+	}
+	return &Rest{From: io.NopCloser(strings.NewReader(rest)), Joint: r.Joint}
+}
+
+// Track implements Mover.
+func (*restOf) Track(a *api.Answer) { a.Track([]byte(testRequest), 4<<10, false, nil) }
+
+// TestRestThatIsTooLong joins a stream with an event that is too long to read. Its client gets none of it.
+func TestRestThatIsTooLong(t *testing.T) {
+	m := &restOf{rest: "data: " + strings.Repeat("x", 3*rawjson.MaxFrame)}
+	got, err := io.ReadAll(testBody(t, true, strings.NewReader(testRole+testToken+testToken[:20]), Options{Listener: nobody{}, Mover: m}))
+	if want := testRole + testToken + api.BrokenEvent(nil); string(got) != want || err == nil {
+		t.Errorf("%v, %.300q", err, got)
 	}
 }
 

@@ -26,15 +26,15 @@ type Rest struct {
 	Joint *api.Joint
 }
 
-// broke returns whether a stream that ends with err lacks its end.
+// broke returns whether a stream that ends with err lacks its end, and something can follow.
 func (b *Body) broke(err error) bool {
-	if b.frames.Torn() {
+	switch {
+	case b.reader.Closed() || b.torn || errors.Is(err, context.Canceled):
 		return false
+	case errors.Is(err, io.EOF):
+		return b.reader.Ends()
 	}
-	if errors.Is(err, io.EOF) {
-		return !b.reader.Closed() && !b.reader.Done() && b.reader.Ends()
-	}
-	return !b.reader.Closed() && !errors.Is(err, context.Canceled)
+	return true
 }
 
 // move lets the stream go on elsewhere, and returns whether it does. Otherwise it stays what it is.
@@ -42,20 +42,21 @@ func (b *Body) move(why error) bool {
 	if b.Mover == nil {
 		return false
 	}
-	from := b.from
+	from, undo := b.from, func() {}
 	if errors.Is(why, ErrEvent) {
-		b.reader.Retract()
+		undo = b.reader.Retract()
 	} else {
 		_ = from.Close() // whatever comes of it, the engine need not go on
 	}
 	rest := b.Mover.Move(why, b.reader)
 	if rest == nil {
+		undo()
 		b.Mover = nil
 		return false
 	}
 	_ = from.Close()
 	b.from, b.Ctx, b.joint = rest.From, rest.Ctx, rest.Joint
-	b.frames = &rawjson.Framer{Edits: true}
+	b.frames = new(rawjson.Framer)
 	b.reader.Revive(rest.Joint)
 	b.named = false
 	return true
