@@ -35,6 +35,15 @@ var faultRows = []faultRow{
 	{name: "503", long: true, strike: status(503, ""), retried: "503", marked: must, check: fewAttempts},
 	{name: "503 with Retry-After", strike: status(503, "2"), retried: "503", marked: must, check: fewAttempts},
 	{name: "500", strike: status(500, ""), allowed: []fate{failed}, marked: must, check: failedAsMet(24)},
+	{
+		name: "error of the request in a stream", strike: handle(says(tooLong)), allowed: []fate{failed}, marked: mustNot,
+		check: oneTryEach,
+	},
+	{name: "error of the engine in a stream", long: true, strike: handle(says(dead)), marked: must},
+	{
+		name: "engine aborts streams", long: true, allowed: []fate{failed}, marked: mustNot, check: oneTryEach,
+		strike: handle(says(`data: {"choices":[{"index":0,"delta":{},"finish_reason":"abort"}]}` + "\n\n" + chatDone)),
+	},
 	{name: "404", strike: status(404, ""), allowed: []fate{failed}, retried: "any", marked: must, check: failedAsMet(80)},
 	{name: "404 for the model", strike: lacksModel, allowed: []fate{failed}, retried: "404", marked: mustNot}, // within the budget
 	{name: "engine restarts", strike: killed, allowed: []fate{broken}, retried: "any", marked: must, check: cutOnly},
@@ -135,6 +144,30 @@ func hangsUp(w http.ResponseWriter, _ *http.Request, _ <-chan struct{}) { canned
 func breaks(w http.ResponseWriter, _ *http.Request, _ <-chan struct{}) {
 	words(w, 4, "word ")
 	canned.CloseConn(w, false)
+}
+
+// says sends a word and the end of a stream; an error comes before any word.
+func says(end string) func(http.ResponseWriter, *http.Request, <-chan struct{}) {
+	return func(w http.ResponseWriter, _ *http.Request, _ <-chan struct{}) {
+		if strings.Contains(end, "finish_reason") {
+			words(w, 1, "word ")
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, end)
+		_ = http.NewResponseController(w).Flush()
+	}
+}
+
+// oneTryEach expects that each request that met the fault fails, and that no stream was to go on elsewhere.
+func oneTryEach(t *testing.T, r *faultRun) {
+	if met := int(r.met.Load()); r.n[failed] != met || met == 0 {
+		t.Errorf("%d requests failed, %d met the fault; want as many", r.n[failed], met)
+	}
+	for _, name := range []string{resumedTotal, stayedTotal} {
+		if n := r.after.value(name) - r.before.value(name); n > 0 {
+			t.Errorf("%s: %v", name, n)
+		}
+	}
 }
 
 func nothing(*faultRun, *canned.Engine) func() { return func() {} }

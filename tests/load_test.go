@@ -22,8 +22,8 @@ type fate int
 
 const (
 	served  fate = iota // 200 and the whole answer
-	failed              // another status, or no header
-	broken              // 200, and then an error event or an abort
+	failed              // another status, no header, or the engine's own error or abort
+	broken              // 200, and then the router's error event or an abort
 	strange             // 200, and it ended well, but it is no answer
 	left                // the client left before
 	fates
@@ -220,7 +220,9 @@ func (v *visit) read(body io.Reader) string {
 		data, is := bytes.CutPrefix(bytes.TrimSpace(line), []byte("data: "))
 		switch {
 		case is && string(data) == "[DONE]":
-			v.fate = served
+			if v.fate == strange {
+				v.fate = served
+			}
 		case is:
 			var doc struct {
 				choices
@@ -229,8 +231,11 @@ func (v *visit) read(body io.Reader) string {
 			if json.Unmarshal(data, &doc) != nil {
 				break
 			}
-			if doc.Error != nil {
-				v.fate = broken
+			if doc.Error != nil || bytes.Contains(data, []byte(`"abort"`)) {
+				v.fate = failed
+				if bytes.Contains(doc.Error, []byte("stream_broken")) {
+					v.fate = broken
+				}
 			}
 			for _, c := range doc.Choices {
 				if c.Delta.Content != "" && v.first.IsZero() {

@@ -186,7 +186,7 @@ func (s *parsedStory) stream(w http.ResponseWriter, r *http.Request, q gjson.Res
 		switch {
 		case ids && s.aborts && i == from+3:
 			s.aborts = false
-			event(`{"request_id":"g","choices":[{"index":0,"finish_reason":"abort","stop_reason":null,"token_ids":[]}]}`)
+			event(`{"request_id":"g","choices":[{"index":0,"finish_reason":"error","stop_reason":null,"token_ids":[]}]}`)
 			event("[DONE]")
 			return
 		case ids:
@@ -321,7 +321,7 @@ func TestExactAsks(t *testing.T) {
 	}
 }
 
-// TestExactRefusals has derenderers fail in the middle, and engines abort the rest.
+// TestExactRefusals has derenderers fail in the middle, and engines fail in the rest.
 func TestExactRefusals(t *testing.T) {
 	for name, s := range map[string]*parsedStory{"fails": {fails: true}, "aborts": {aborts: true}} {
 		engines := startEngines(t, 3, canned.Pace{})

@@ -7,6 +7,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 )
 
@@ -207,7 +208,11 @@ func (o *delivery) Ended(s response.Summary) {
 	case !s.First.IsZero(): // the first token has shown that the worker is well
 	case s.Failed:
 		a.failed(time.Now())
-		o.d.Pool.Report(a.Worker, a.errored("an error in an answer with status 2xx", false))
+		shown := a.shows(pool.OutcomeAnswered, "")
+		if workersFault(s.ErrorStatus) {
+			shown = a.errored(errorWithin, false)
+		}
+		o.d.Pool.Report(a.Worker, shown)
 	default:
 		if s.Stream || s.Completion == 0 && o.d.plan.API.Work() == api.Generate { // without a token
 			a.failed(time.Now())
@@ -224,6 +229,9 @@ func (o *delivery) Ended(s response.Summary) {
 		o.learn()
 	}
 }
+
+// errorWithin is what marks a worker down whose answers end with errors.
+const errorWithin = "an error in an answer with status 2xx"
 
 // computed returns whether the worker has certainly computed the prompt.
 func (o *delivery) computed() bool { return o != nil && o.Summary.Computed() }

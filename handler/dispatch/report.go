@@ -24,6 +24,7 @@ type Report struct {
 	attempt *attempt
 
 	Status int   // of the answer; 0 if there was none
+	Within int   // the status of an error in an answer with status 2xx; 0 without one
 	Err    error // the failure of the last attempt or of the answer; nil if none
 
 	TTFT    time.Duration // 0 if unknown
@@ -52,7 +53,7 @@ func (d *Dispatch) report() *Report {
 	if !o.First.IsZero() {
 		r.TTFT = o.First.Sub(d.start)
 	}
-	r.Counts, r.Resumed = o.Counts, o.moved
+	r.Within, r.Counts, r.Resumed = o.ErrorStatus, o.Counts, o.moved
 	return r
 }
 
@@ -126,7 +127,7 @@ func (r *Report) fault() (why string, bad bool) {
 		if r.Status >= 400 {
 			return "status " + strconv.Itoa(r.Status), r.Status >= 500
 		}
-		return "the answer ends with an error", true
+		return "the answer ends with an error", r.Within >= 500 || r.Within == 0
 	}
 	if r.Err != nil {
 		return r.Outcome + ": " + r.Err.Error(), true

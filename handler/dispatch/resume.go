@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
 	"time"
@@ -168,9 +169,16 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 	if refused {
 		a.LoseIDs()
 	}
+	failed := o.attempt.legs.brokeBefore(why)
+	switch {
+	case errors.Is(why, io.EOF) && a.Done() && !o.attempt.Worker.Engine().Closes(): // it is an end
+		return nil
+	case errors.Is(why, response.ErrAborted) && failed == nil && !o.leaving(ctx):
+		o.Stays()
+		return nil
+	}
 	rest, reason := o.rest(a)
 	drained := errors.Is(why, errDrained)
-	failed := o.attempt.legs.brokeBefore(why)
 	if reason == "" && !a.FirstToken() && !drained && failed == nil {
 		if d.lastSuspect() {
 			reason = staysTries
@@ -190,15 +198,19 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 	}
 	if o.told = true; !drained {
 		shown := o.attempt.shows(pool.OutcomeBroken, "stream broke: "+why.Error())
-		if errors.Is(why, response.ErrEvent) { // also by the client's mistake
-			shown = o.attempt.errored("an error in an answer with status 2xx", false)
+		if errors.Is(why, response.ErrEvent) {
+			shown = o.attempt.errored(errorWithin, false)
 		}
 		d.Pool.Report(o.attempt.Worker, shown)
 	}
 	o.attempt.Leave(a.FirstToken(), nil)
 	way := rest.Way
 	var part *response.Rest
-	if reason = staysBudget; charged || o.awaitBudget(ctx) {
+	patience := budgetPatience
+	if errors.Is(why, response.ErrEvent) {
+		patience = 0 // the client can have the event at once
+	}
+	if reason = staysBudget; charged || o.awaitBudget(ctx, patience) {
 		part, reason = o.goOn(ctx, rest, old, drained)
 		if reason == notExact {
 			a.LoseIDs()
@@ -260,12 +272,12 @@ func (o *delivery) rest(a *api.Answer) (*api.Rest, string) {
 const budgetPatience = time.Minute
 
 // awaitBudget charges a move to the retry budget, once that has room.
-func (o *delivery) awaitBudget(ctx context.Context) bool {
+func (o *delivery) awaitBudget(ctx context.Context, patience time.Duration) bool {
 	d := o.d
 	for begun := time.Now(); ; {
 		b := d.Pool.Settings.Load().RetryBudget
 		spent := d.Pool.Spending.Spent(time.Now(), b)
-		if !spent || *b == (pool.RetryBudget{}) || time.Since(begun) > budgetPatience {
+		if !spent || *b == (pool.RetryBudget{}) || time.Since(begun) >= patience {
 			return d.Pool.MayRetry(time.Now())
 		}
 		timer := time.NewTimer(100 * time.Millisecond)
@@ -276,4 +288,42 @@ func (o *delivery) awaitBudget(ctx context.Context) bool {
 		case <-timer.C:
 		}
 	}
+}
+
+const (
+	// leavingFor is how long an engine that shuts down may still answer after it has aborted its
+	// requests.
+	leavingFor = 200 * time.Millisecond
+	// answerTime is how long its answer may take.
+	answerTime = time.Second
+)
+
+// leaving returns whether the attempt's worker is marked down, drains, is gone or shuts down. Other
+// workers abort a request because somebody wants that.
+func (o *delivery) leaving(ctx context.Context) bool {
+	if o.left(ctx) {
+		return true
+	}
+	timer := time.NewTimer(leavingFor)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return o.left(ctx)
+	}
+}
+
+// left is leaving, as of now. A worker that is slow to answer has not left.
+func (o *delivery) left(ctx context.Context) bool {
+	d, w := o.d, o.attempt.Worker
+	d.offers, _ = d.Renew()
+	offered := slices.ContainsFunc(d.offers.Table.Rows, func(r pool.TableRow) bool { return r.Worker == w })
+	if !offered || !d.Pool.IsUpstream(d.Pool.Settings.Load(), w) || !w.TakesRequests(time.Now()) {
+		return true
+	}
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
+	status, _, err := d.Client.Fetch(ctx, w.Dial, http.MethodGet, "/v1/models", nil, nil, 1<<20)
+	return status >= http.StatusInternalServerError || status == 0 && err != nil && ctx.Err() == nil
 }

@@ -17,6 +17,9 @@ func (e *Engine) Continues(name string) bool {
 	return name == api.NameCompletions || slices.Contains(kindOf(e.Type).continues, name)
 }
 
+// Closes returns whether the engine ends each stream with [DONE], or the last event of its API.
+func (e *Engine) Closes() bool { return Shows(e.Type) }
+
 // Continue edits a request, after Adapt, so that the engine gives the rest of an answer.
 func (e *Engine) Continue(body *api.Editor, name string, rest *api.Rest) {
 	k := kindOf(e.Type)

@@ -1,0 +1,205 @@
+package tests
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+)
+
+// askedOf are requests for streams, by their API.
+var askedOf = map[string]string{
+	"/v1/chat/completions": `{"model":"m","stream":true,"messages":[{"role":"user","content":"q"}]}`,
+	"/v1/completions":      `{"model":"m","stream":true,"prompt":"q"}`,
+	"/v1/messages":         `{"model":"m","stream":true,"max_tokens":9,"messages":[{"role":"user","content":"q"}]}`,
+	"/v1/responses":        `{"model":"m","stream":true,"input":"q"}`,
+	"/generate":            `{"text":"q","stream":true}`,
+}
+
+// beginnings are the first events of a stream with text.
+var beginnings = map[string]string{
+	"/v1/chat/completions": `data: {"id":"a","choices":[{"index":0,"delta":{"content":"so"},"finish_reason":null}]}` + "\n\n",
+	"/v1/completions":      `data: {"id":"a","choices":[{"index":0,"text":"so","finish_reason":null}]}` + "\n\n",
+	"/v1/messages":         `data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"so"}}` + "\n\n",
+	"/v1/responses":        `data: {"type":"response.output_text.delta","delta":"so"}` + "\n\n",
+	"/generate":            `data: {"text":"so","meta_info":{"finish_reason":null}}` + "\n\n",
+}
+
+// sends answers with a stream.
+func sends(stream string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, stream)
+		_ = http.NewResponseController(w).Flush()
+	}
+}
+
+const (
+	chatDone = "data: [DONE]\n\n"
+	tooLong  = `data: {"error":{"object":"error","message":"The input (40000 tokens) is longer than the context","type":"BadRequestError","code":400}}` + "\n\n"
+	dead     = `data: {"error":{"message":"EngineCore encountered an issue","type":"InternalServerError","param":null,"code":500}}` + "\n\n"
+)
+
+// TestErrorsOfRequestsPassAtOnce has streams end with errors that each engine would find. The client gets
+// the engine's bytes, computed once, and no worker is blamed.
+func TestErrorsOfRequestsPassAtOnce(t *testing.T) {
+	engines := startEngines(t, 3, canned.Pace{})
+	s := startCaddy(t, route(engines, "pool faulty", "engine vllm", "retry_budget 100% 1000/s"))
+	for _, v := range []struct{ path, event string }{
+		{"/v1/chat/completions", tooLong},
+		{"/v1/chat/completions", `data: {"error":{"message":"x","type":"invalid_request_error","param":null,"code":"context_length_exceeded"}}` + "\n\n"},
+		{"/v1/chat/completions", `data: {"object":"error","message":"x","type":"NotFoundError","param":null,"code":"404"}` + "\n\n"},
+		{"/v1/chat/completions", `error: {"code":400,"message":"x","type":"exceed_context_size_error"}` + "\n\n"},
+		{"/v1/completions", tooLong},
+		{"/v1/completions", "event: error\n" + `data: {"error":{"message":"x","type":"BAD_REQUEST","code":null}}` + "\n\n"},
+		{"/v1/messages", "event: error\n" + `data: {"type":"error","error":{"type":"invalid_request_error","message":"prompt is too long"}}` + "\n\n"},
+		{"/v1/responses", "event: error\n" + `data: {"type":"error","code":"invalid_prompt","message":"x","param":null}` + "\n\n"},
+		{"/v1/responses", `data: {"type":"response.failed","response":{"id":"r","status":"failed","error":{"code":"context_length_exceeded","message":"x"}}}` + "\n\n"},
+		{"/generate", `data: {"error":{"message":"The input (40000 tokens) is longer than the context"}}` + "\n\n"},
+		{"/generate", `data: {"text":"","meta_info":{"finish_reason":{"type":"abort","message":"too long","status_code":400}}}` + "\n\n"},
+	} {
+		for _, before := range []string{"", ": ping\n\n", beginnings[v.path]} {
+			for _, after := range []string{"", chatDone, v.event + chatDone} {
+				setAll(engines, sends(before+v.event+after))
+				asked := totalOf(engines)
+				a := s.post(t.Context(), v.path, []byte(askedOf[v.path]))
+				if n := totalOf(engines) - asked; n != 1 || a.err != nil || string(a.body) != before+v.event+after {
+					t.Errorf("%s: %d engines were asked, error %v, body %q, want %q", v.path, n, a.err, a.body, before+v.event+after)
+				}
+			}
+		}
+	}
+	m := s.scrape(t)
+	if n := m.value(resumedTotal, `pool="faulty"`) + m.value(stayedTotal, `pool="faulty"`); n != 0 || s.logged(t, markedDown) > 0 {
+		t.Errorf("%v streams count as broken, or a worker is marked down", n)
+	}
+	s.booksAtZero(t)
+}
+
+// totalOf returns how many requests the engines have got.
+func totalOf(engines []*canned.Engine) (n int) {
+	for _, e := range engines {
+		n += e.Requests()
+	}
+	return n
+}
+
+// TestErrorsInHandNeverWait has streams end with engines' errors while the retry budget is spent.
+func TestErrorsInHandNeverWait(t *testing.T) {
+	engines := startEngines(t, 3, canned.Pace{})
+	setAll(engines, sends(dead+chatDone))
+	s := startCaddy(t, route(engines, "pool inhand", "engine vllm", "retry_budget 0% 0.1/s"))
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	for i := range 6 {
+		if a := s.post(ctx, "/v1/chat/completions", storyBody(true, fmt.Sprint("q", i), "")); a.err != nil || string(a.body) != dead+chatDone {
+			t.Fatalf("%d: %v, %q", i, a.err, a.body)
+		}
+	}
+	if n := s.scrape(t).value(stayedTotal, `pool="inhand"`, `reason="budget"`); n == 0 {
+		t.Error("the budget was not spent")
+	}
+	s.booksAtZero(t)
+}
+
+// TestErrorOfTheSecondEngine has a stream move, and end with the next engine's own error. Nothing
+// follows that.
+func TestErrorOfTheSecondEngine(t *testing.T) {
+	created := `data: {"type":"response.created","response":{"id":"r","status":"in_progress","error":null}}` + "\n\n"
+	for i, v := range []struct{ path, first, second, want string }{
+		{"/v1/messages", `data: {"type":"error","error":{"type":"api_error","message":"one"}}`, `data: {"type":"error","error":{"type":"overloaded_error","message":"two"}}`, ""},
+		{"/v1/messages", `data: {"type":"error","error":{"type":"api_error","message":"one"}}`, "event: error\n" + `data: {"type":"error","error":{"type":"invalid_request_error","message":"two"}}`, ""},
+		{"/v1/responses", `data: {"type":"error","code":"server_error","message":"one"}`, `data: {"type":"error","code":"invalid_prompt","message":"two"}`, ""},
+		{"/v1/responses", strings.TrimSpace(created), `data: {"type":"response.failed","response":{"status":"failed","error":{"code":"context_length_exceeded"}}}`, created},
+		{"/v1/chat/completions", strings.TrimSpace(dead), `data: {"error":{"message":"two","code":500}}`, ""},
+		{"/v1/chat/completions", strings.TrimSpace(beginnings["/v1/chat/completions"]), strings.TrimSpace(tooLong), beginnings["/v1/chat/completions"]},
+		{"/v1/chat/completions", strings.TrimSpace(beginnings["/v1/chat/completions"]), `data: {"object":"error","message":"two","code":500}`, beginnings["/v1/chat/completions"]},
+	} {
+		engines := startEngines(t, 2, canned.Pace{})
+		var asked atomic.Int32
+		setAll(engines, func(w http.ResponseWriter, r *http.Request) {
+			if n := asked.Add(1); n > 1 {
+				sends(v.second+"\n\n")(w, r)
+				return
+			}
+			sends(v.first+"\n\n")(w, r)
+			if !strings.Contains(v.first, "one") && !strings.Contains(v.first, "EngineCore") {
+				panic(http.ErrAbortHandler)
+			}
+		})
+		s := startCaddy(t, route(engines, fmt.Sprint("pool second", i), "engine vllm", "retry_budget 100% 1000/s"))
+		a := s.post(t.Context(), v.path, []byte(askedOf[v.path]))
+		if string(a.body) != v.want+v.second+"\n\n" || a.err != nil || asked.Load() < 2 {
+			t.Errorf("%s: %d engines were asked, error %v, %q, want %q", v.path, asked.Load(), a.err, a.body, v.want+v.second)
+		}
+		s.booksAtZero(t)
+	}
+}
+
+// TestAborts has engines abort a stream with text. It ends there, unless the worker is about to leave.
+func TestAborts(t *testing.T) {
+	const abort = `data: {"id":"a","choices":[{"index":0,"delta":{},"finish_reason":"abort"}]}` + "\n\n"
+	const failure = `data: {"error":{"message":"Generation aborted.","type":"INTERNAL_SERVER_ERROR","code":500}}` + "\n\n"
+	for name, v := range map[string]struct {
+		event string
+		leave func(*server, *canned.Engine)
+	}{
+		"reason": {abort, nil},
+		"error":  {failure, nil},
+		"drained": {abort, func(s *server, e *canned.Engine) {
+			s.api(t, http.MethodPost, "/pools/abort-drained/workers/"+e.Addr()+"/drain", nil, nil)
+		}},
+		"closes": {abort, func(_ *server, e *canned.Engine) { e.Refuse() }},
+		"fails":  {failure, func(_ *server, e *canned.Engine) { e.Refuse() }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			story := newStory(24)
+			var asked atomic.Int32
+			begun, leave := make(chan *canned.Engine, 1), make(chan struct{})
+			engines := startEngines(t, 2, canned.Pace{})
+			for _, e := range engines {
+				e.SetHandler(inferencesOnly(func(w http.ResponseWriter, r *http.Request) {
+					if asked.Add(1) > 1 {
+						story.answer(w, r)
+						return
+					}
+					_, _ = io.Copy(io.Discard, r.Body)
+					w.Header().Set("Content-Type", "text/event-stream")
+					_, _ = io.WriteString(w, `data: {"id":"a","choices":[{"index":0,"delta":{"content":"word and"},"finish_reason":null}]}`+"\n\n")
+					_ = http.NewResponseController(w).Flush()
+					begun <- e
+					<-leave
+					_, _ = io.WriteString(w, v.event+chatDone)
+				}))
+			}
+			s := startCaddy(t, route(engines, "pool abort-"+name, "engine vllm", "retry_budget 100% 1000/s"))
+			done := make(chan answer, 1)
+			go func() { done <- s.post(t.Context(), "/v1/chat/completions", storyBody(true, "q?", "")) }()
+			e := <-begun
+			if v.leave != nil {
+				v.leave(s, e)
+			}
+			close(leave)
+			a := <-done
+			g := readTold(a.body)
+			if v.leave != nil {
+				if a.err != nil || g.text != story.text() || g.finish != "stop" || g.done != 1 || g.bad != 0 {
+					t.Errorf("it does not go on: %v, %v", a.err, g)
+				}
+			} else if a.err != nil || asked.Load() != 1 || g.text != "word and" || g.done != 1 || !strings.HasSuffix(string(a.body), v.event+chatDone) {
+				t.Errorf("%d engines were asked, error %v, %q", asked.Load(), a.err, a.body)
+			}
+			if v.leave == nil && s.logged(t, markedDown) > 0 {
+				t.Error("the worker is marked down")
+			}
+			s.booksAtZero(t)
+		})
+	}
+}
