@@ -62,26 +62,30 @@ func (rd *Reader) Read(r *http.Request) (*Plan, error) {
 	return p, nil
 }
 
+// beginning is how much is read of bodies that are not needed whole, in bytes.
+const beginning = 64 << 10
+
 // readBody reads and parses the body of a request for a known API, and every body that is
-// declared as JSON. It streams other bodies through, and those of methods that need none: paths
-// that are open to everybody must take no memory.
+// declared as JSON. It streams other bodies through, and long ones of methods that usually have none:
+// what is open to everybody must take little memory.
 func (rd *Reader) readBody(r *http.Request, p *Plan) error {
 	p.Repeatable, p.Score.Streamed = p.API != nil || idempotent(r.Method), p.API == nil
-	size := r.ContentLength
+	size, limit := r.ContentLength, rd.MaxBody
+	if r.Method == http.MethodGet || r.Method == http.MethodHead {
+		limit = min(limit, beginning)
+	}
 	var why string
 	switch {
 	case r.Body == nil || r.Body == http.NoBody || r.Method == http.MethodConnect:
 		why = fallbackMalformed
-	case r.Method == http.MethodGet || r.Method == http.MethodHead:
-		why = "its method is " + r.Method
 	case p.API == nil && !body.IsJSON(body.MediaType(r.Header)):
 		why = "its Content-Type is not JSON"
-	case size > rd.MaxBody:
+	case size > limit:
 		why = fallbackOversized
 	case !rd.Memory.HasRoom(size):
 		why = FallbackMemory
 	default:
-		whole, rest, err := rd.Memory.Read(r, rd.MaxBody)
+		whole, rest, err := rd.Memory.Read(r, limit)
 		if err != nil {
 			return Unreadable(p.API, err)
 		}
@@ -92,7 +96,7 @@ func (rd *Reader) readBody(r *http.Request, p *Plan) error {
 		if why = fallbackOversized; rest.NoRoom {
 			why = FallbackMemory
 		}
-		p.Once, size = rest, max(size, rd.MaxBody)
+		p.Once, size = rest, max(size, limit)
 	}
 	if p.Score.Streamed = true; p.API != nil {
 		p.Fallback = why

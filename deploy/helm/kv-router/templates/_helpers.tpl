@@ -63,6 +63,13 @@ capabilities: {drop: [ALL]}
 		"~(?i)^Bearer (.+)$" "${1}"
 		default {header.X-Api-Key}
 	}
+	@open {
+		method GET HEAD
+		vars {http.request.uri.path} /health
+	}
+	request_body @open {
+		max_size 1
+	}
 	@keyless {
 		not {
 			method GET HEAD
