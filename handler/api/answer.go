@@ -303,7 +303,9 @@ func (a *Answer) chunk(b []byte, i int, read choice) bool {
 				c.Fail(0)
 			}
 		case "usage":
-			a.usage(b, c.Value())
+			v := c.Value()
+			a.usage(b, v)
+			a.track.counted = a.track.counted || a.finished > 0 && v.First(b) == '{'
 		case "timings":
 			a.timings(b, c.Value())
 		case "error":

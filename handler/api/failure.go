@@ -128,7 +128,7 @@ func statusNumber(v []byte) int {
 // last three may also be in a message.
 var clientsErrors = [...]string{
 	"badrequest", "invalid", "notfound", "unprocessable", "validation", "valueerror", "unsupported", "toolarge", "toolong", "maxlength",
-	"parameter", "authentication", "unauthorized", "permission", "forbidden", "billing", "policy", "contentfilter",
+	"parameter", "clienterror", "usererror", "authentication", "unauthorized", "permission", "forbidden", "billing", "policy", "contentfilter",
 	"contextlength", "contextsize", "contextwindow",
 }
 

@@ -20,6 +20,7 @@ type Joint struct {
 	owed           string  // text that the client has and the engine writes again
 	events, blocks int     // that the client had of the first part
 	finished       bool    // the client has the reason of the end
+	counted        bool    // and the usage of the whole
 	end            bool    // the client gets no more text
 	began          int     // events of a beginning that were left out
 }
@@ -64,7 +65,8 @@ func (j *Joint) chunk(e *Editor) (keep, ok bool) {
 		return false, false
 	}
 	j.identify(e, j.answer.track.first)
-	if e.notNull("usage") {
+	usage := e.notNull("usage")
+	if usage {
 		j.usage(e, "prompt_tokens", "completion_tokens")
 	}
 	says, choices := false, 0
@@ -78,7 +80,7 @@ func (j *Joint) chunk(e *Editor) (keep, ok bool) {
 		e.within = append(e.within, object{Editor: in})
 	}
 	// a chunk without choices has usage, or llama.cpp's timings
-	return says || choices == 0, true
+	return says || choices == 0 && !(usage && j.counted), true
 }
 
 // choice edits a choice, and returns whether it says anything to the client.

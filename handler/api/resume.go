@@ -40,6 +40,7 @@ type track struct {
 	stays   string // why the stream must stay; empty if it may go on elsewhere
 	request string // the same, from the request: why it must stay once it has text
 	events  int    // with data
+	counted bool   // the usage has come behind the end of the text
 	aborted bool   // the engine ended the answer for the reason abort or error
 	last    int    // the length of the last piece of text, in bytes of JSON
 	blocks  int    // of messages, that have begun
@@ -217,7 +218,7 @@ func (a *Answer) Rest(body []byte) (rest *Rest, reason string) {
 func (a *Answer) rest(way string) *Rest {
 	j := &Joint{answer: a, prompt: unknown, cached: unknown, events: a.track.events, blocks: a.track.blocks}
 	if way != WayWhole {
-		j.prompt, j.cached, j.finished = a.prompt, a.cached, a.finished > 0
+		j.prompt, j.cached, j.finished, j.counted = a.prompt, a.cached, a.finished > 0, a.track.counted
 	}
 	return &Rest{Way: way, Exact: true, Joint: j, req: a.req}
 }

@@ -132,6 +132,9 @@ func TestJoint(t *testing.T) {
 		{"chat at its end", pathChat, chatBody, []string{chatPiece("so"), `{"id":"1","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}`}, []string{
 			other(`{"index":0,"delta":{"content":"x"},"finish_reason":"length"}`), `{"id":"2","choices":[],"usage":{"prompt_tokens":6,"completion_tokens":1,"total_tokens":7}}`,
 		}, []string{"", `{"id":"1","choices":[],"usage":{"prompt_tokens":5,"completion_tokens":1,"total_tokens":6}}`}},
+		{"chat behind its usage", pathChat, chatBody, []string{
+			chatPiece("so"), `{"id":"1","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}`, `{"id":"1","choices":[],"usage":{"prompt_tokens":5,"completion_tokens":1}}`,
+		}, []string{other(`{"index":0,"delta":{"content":"x"},"finish_reason":"length"}`), `{"id":"2","choices":[],"usage":{"prompt_tokens":6,"completion_tokens":1}}`, "[DONE]"}, []string{"", "", "[DONE]"}},
 		{"messages", pathMessages, `{"messages":[{"role":"user","content":"q"}],"max_tokens":9}`, []string{start, block, delta}, []string{
 			start, `{"type":"ping"}`, block, delta, `{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":4}}`, `{"type":"message_stop"}`, `{"type":"error"}`,
 		}, []string{"", `{"type":"ping"}`, "", delta, `{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":5}}`, `{"type":"message_stop"}`, `{"type":"error"}`}},

@@ -206,6 +206,7 @@ func (o *delivery) Ended(s response.Summary) {
 		a.garbled()
 		return
 	case !s.First.IsZero(): // the first token has shown that the worker is well
+	case s.Failed && o.told: // see Move
 	case s.Failed:
 		a.failed(time.Now())
 		shown := a.shows(pool.OutcomeAnswered, "")

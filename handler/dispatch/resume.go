@@ -200,6 +200,9 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 		shown := o.attempt.shows(pool.OutcomeBroken, "stream broke: "+why.Error())
 		if errors.Is(why, response.ErrEvent) {
 			shown = o.attempt.errored(errorWithin, false)
+			if !a.FirstToken() {
+				o.attempt.failed(time.Now())
+			}
 		}
 		d.Pool.Report(o.attempt.Worker, shown)
 	}
@@ -319,7 +322,8 @@ func (o *delivery) left(ctx context.Context) bool {
 	d, w := o.d, o.attempt.Worker
 	d.offers, _ = d.Renew()
 	offered := slices.ContainsFunc(d.offers.Table.Rows, func(r pool.TableRow) bool { return r.Worker == w })
-	if !offered || !d.Pool.IsUpstream(d.Pool.Settings.Load(), w) || !w.TakesRequests(time.Now()) {
+	h := w.Health.State(time.Now())
+	if !offered || !d.Pool.IsUpstream(d.Pool.Settings.Load(), w) || w.Draining() || w.IsHung() || h.Away || !h.Until.IsZero() {
 		return true
 	}
 	ctx, cancel := context.WithTimeout(ctx, answerTime)

@@ -468,13 +468,13 @@ func (b *Body) pass(t time.Time) {
 
 // event reads the next event. The error says why the stream must go on elsewhere before it.
 func (b *Body) event(t time.Time, f rawjson.Frame) error {
-	failed, chunks := b.reader.Failed(), b.reader.Chunks()
+	closed, chunks := b.reader.Closed(), b.reader.Chunks()
 	b.reader.Event(f)
 	if b.Sum.First.IsZero() && b.reader.FirstToken() {
 		b.Sum.First = t
 		b.Listener.FirstToken(t)
 	}
-	if b.Mover == nil || failed || b.reader.Chunks() != chunks {
+	if b.Mover == nil || closed || b.reader.Chunks() != chunks {
 		return nil
 	}
 	switch status := b.reader.ErrorStatus(); status {

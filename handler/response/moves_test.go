@@ -293,7 +293,7 @@ func sse(stream string) (events []string) {
 func (w *world) check(out string, err error) {
 	t := w.t
 	const broken = `"code":"stream_broken"`
-	text, done, ends, errs := "", 0, 0, 0
+	text, done, ends, errs, usages := "", 0, 0, 0, 0
 	ids := make(map[string]bool)
 	fail := func(format string, args ...any) {
 		t.Helper()
@@ -326,6 +326,9 @@ func (w *world) check(out string, err error) {
 		if kind == "response.output_text.delta" {
 			text += v.Get("delta").Str
 		}
+		if v.Get("usage").IsObject() {
+			usages++
+		}
 		if kind == "message_stop" || kind == "response.completed" {
 			ends++
 		}
@@ -334,6 +337,8 @@ func (w *world) check(out string, err error) {
 	switch {
 	case !strings.HasPrefix(w.text(), text):
 		fail("text %q", text)
+	case usages > 1 && w.path != "/v1/responses":
+		fail("%d usages", usages)
 	case len(ids) > 1 && w.path != "/v1/responses": // its events keep their ids
 		fail("ids %v", ids)
 	case (err != nil) != strings.Contains(out, broken):
