@@ -125,8 +125,13 @@ func TestWhatTeachesNoCapacity(t *testing.T) {
 		do   func(s *Scheduler, ts []Target, send func() *Lease, end func(l *Lease))
 		less bool
 	}{
-		"it was evicted": {func(_ *Scheduler, _ []Target, send func() *Lease, end func(*Lease)) {
+		"it may be lost": {func(_ *Scheduler, _ []Target, send func() *Lease, end func(*Lease)) {
 			end(send())
+		}, false},
+		"it was evicted again and again": {func(_ *Scheduler, _ []Target, send func() *Lease, end func(*Lease)) {
+			for range 1 + fewDoubted {
+				end(send())
+			}
 		}, true},
 		"it waited behind others": {func(s *Scheduler, ts []Target, send func() *Lease, end func(*Lease)) {
 			other := book(s, ts, 1000, epoch)

@@ -62,6 +62,7 @@ type Lease struct {
 	usual      float64       // what that is on the target's peers; 0 is unknown
 	blame      uint64        // identifies its session or prompt
 	first      time.Duration // from booked to the first sign of the answer
+	lost       int64         // tokens that it has shown to be lost
 	own        timing
 	context    float64      // of the target at the first token
 	timing     *timing      // own, or that of an earlier lease
@@ -200,9 +201,21 @@ func (l *Lease) Ended(now time.Time, tokens int64, c Counts, computed bool, answ
 // End ends the lease. It returns whether this call was the first to do so. computed says
 // that the target has computed the prompt, and so holds its blocks now. A nil answer is unknown.
 func (l *Lease) End(computed bool, answer *Answer) bool {
-	l.scheduler.mu.Lock()
-	defer l.scheduler.mu.Unlock()
-	return l.scheduler.end(l, computed, answer)
+	s := l.scheduler
+	first, lost := s.endNow(l, computed, answer)
+	if lost > 0 && s.onLost != nil {
+		s.onLost(l.Target(), lost)
+	}
+	return first
+}
+
+// endNow is End. lost are the tokens that the lease has shown to be lost.
+func (s *Scheduler) endNow(l *Lease, computed bool, answer *Answer) (first bool, lost int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	first = s.end(l, computed, answer)
+	lost, l.lost = l.lost, 0
+	return first, lost
 }
 
 // end removes the lease from the load of its target. The lock is held.

@@ -29,6 +29,7 @@ type load struct {
 	capacity     int64
 	declared     int64 // the capacity as declared, in tokens
 	capacityStep step  // of the next correction of capacity
+	keeping      keeping
 
 	awaiting   awaiting
 	answers    answers

@@ -46,6 +46,7 @@ type Scheduler struct {
 	learned   float64 // logarithm of capacity/declared, over all targets
 	restored  map[Target]*LearnedTarget
 	journal   Journal
+	onLost    func(t Target, tokens int64)
 
 	fallback LeastLoad // for policies that return an invalid choice
 
@@ -80,6 +81,10 @@ const (
 
 // SetJournal sets the scheduler's journal. Call it before all else.
 func (s *Scheduler) SetJournal(j Journal) { s.journal = j }
+
+// OnLost sets what is called when a target is found to have lost its cache, without the lock. tokens is
+// what the cache model held, and what has been computed since is there again. Call it before all else.
+func (s *Scheduler) OnLost(f func(t Target, tokens int64)) { s.onLost = f }
 
 // NewScheduler returns a scheduler without targets.
 func NewScheduler(s Settings) *Scheduler {
@@ -133,6 +138,7 @@ func (s *Scheduler) declare(t Target, capacity int64) *load {
 		s.targets[t] = ld
 	}
 	if ld.declared != capacity {
+		ld.keeping = keeping{}
 		ld.declared, ld.capacityStep, ld.learned, ld.applied = capacity, step{}, -s.learned, s.learned
 		ld.capacity = capacity
 		ld.slot.Resize(capacity)
@@ -158,6 +164,7 @@ func (s *Scheduler) Clear(t Target) {
 	defer s.mu.Unlock()
 	if ld := s.targets[t]; ld != nil {
 		ld.slot.Lose()
+		ld.keeping = keeping{}
 	}
 }
 

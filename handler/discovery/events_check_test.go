@@ -2,7 +2,6 @@ package discovery
 
 import (
 	"testing"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -25,12 +24,12 @@ func TestEventsAreDoubted(t *testing.T) {
 	} {
 		x := Of(testPool(t, wanted(pool.WorkerSettings{Dial: "a:1"})).Worker("a:1"))
 		for i := range c.reports {
-			x.Verify(&Prediction{Begun: time.Now(), Prompt: uint64(i % c.prompts), Tokens: c.predicted, Knowledge: kvscore.Exact}, c.reported)
+			x.Verify(&Prediction{Prompt: uint64(i % c.prompts), Tokens: c.predicted, Knowledge: kvscore.Exact}, c.reported)
 		}
 		if got := x.eventsCheck.isDoubted(); got != c.doubted {
 			t.Errorf("%s: doubted is %v, want %v", c.name, got, c.doubted)
 		}
-		x.CacheCleared(true)
+		x.Restarted()
 		if x.eventsCheck.isDoubted() {
 			t.Errorf("%s: doubted after a restart", c.name)
 		}

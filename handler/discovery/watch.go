@@ -19,7 +19,7 @@ type Watch struct {
 	loads   loadReports
 	events  subscription
 
-	cacheCheck  cacheCheck
+	reports     reports
 	eventsCheck eventsCheck
 	uncounted   atomic.Int32 // see CountedCache
 	Hits        hitSums
@@ -119,16 +119,11 @@ func (x *Watch) modelsInterval(t time.Time) time.Duration {
 	return 0
 }
 
-// CacheCleared implements pool.Watch.
-func (x *Watch) CacheCleared(restarted bool) {
-	x.cacheCheck.reset(time.Now())
-	if restarted {
-		x.resetEvents()
-	}
+// Restarted implements pool.Watch.
+func (x *Watch) Restarted() {
+	x.reports.reset()
+	x.resetEvents()
 }
-
-// CacheRestored implements pool.Watch.
-func (x *Watch) CacheRestored() { x.cacheCheck.restored() }
 
 // Close implements pool.Watch.
 func (x *Watch) Close() {

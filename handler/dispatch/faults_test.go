@@ -25,8 +25,11 @@ func TestFaultsNameTheirCode(t *testing.T) {
 		}
 		for _, m := range found {
 			folder, rest := ".", strings.Split(m[1], ".")
-			if rest[0] == "pool" || rest[0] == "response" {
+			switch rest[0] {
+			case "pool", "response":
 				folder, rest = "../"+rest[0], rest[1:]
+			case "kvscore":
+				folder, rest = "../../kvscore", rest[1:]
 			}
 			if !declares(t, folder, rest[len(rest)-1]) {
 				t.Errorf("%s is not declared", m[1])

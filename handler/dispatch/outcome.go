@@ -174,7 +174,7 @@ func (o *delivery) verify(cached int64) {
 		return
 	}
 	predicted := &discovery.Prediction{
-		Begun: a.Begun, Prompt: a.blameKey(), Tokens: a.Terms.OverlapTokens,
+		Prompt: a.blameKey(), Tokens: a.Terms.OverlapTokens,
 		Shared: a.Terms.SharedBlocks, Knowledge: a.Terms.Knowledge,
 	}
 	if d.plan.API.Work() == api.Generate {

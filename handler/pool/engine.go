@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
 )
 
@@ -21,11 +22,8 @@ type Watch interface {
 	// AskAgain has discovery ask the worker what it is, for it may be another engine now. The
 	// next probe does. It is due at once if soon is set.
 	AskAgain(soon bool)
-	// CacheCleared says that the pool has cleared the worker's cache model, because the engine
-	// has restarted or because the model was wrong.
-	CacheCleared(restarted bool)
-	// CacheRestored says that the cache model is that of an earlier run.
-	CacheRestored()
+	// Restarted says that the pool has cleared the worker's cache model, because the engine has restarted.
+	Restarted()
 	// Close says that the pool has forgotten the worker. The pool holds no lock.
 	Close()
 }
@@ -95,11 +93,16 @@ func (p *Pool) recallLife(w *Worker, life string) bool {
 // Restarted clears a worker's cache model, because its engine has restarted or is another one.
 func (p *Pool) Restarted(w *Worker) { p.clear(w, clearedRestarted) }
 
-// CacheIsWrong clears a worker's cache model, because the engine reports far fewer cached
-// tokens than predicted. Discovery asks the engine soon whether it is another one.
-func (p *Pool) CacheIsWrong(w *Worker) {
-	p.clear(w, clearedMismatch)
+// lostCache records that a target has lost its cache, as its engine's counts of cached tokens show.
+// Discovery asks the engine soon whether it is another one.
+func (p *Pool) lostCache(t kvscore.Target, tokens int64) {
+	w := p.ByID(t.Worker)
+	if w == nil {
+		return
+	}
+	p.Go(p.settleCaches)
 	w.AskAgain()
+	p.countCleared(w, clearedMismatch, tokens)
 }
 
 // IsIdle returns whether the pool had no requests for long.

@@ -32,7 +32,7 @@ func keepingSettings(dials ...string) *Settings {
 // keeping starts a pool that keeps its journal in a file.
 func keeping(t testing.TB, file string, s *Settings) *Pool {
 	t.Helper()
-	p, err := New("kept", s, func(*Pool, *Worker) Watch { return new(restoring) })
+	p, err := New("kept", s, func(*Pool, *Worker) Watch { return noWatch{} })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,14 +45,6 @@ func keeping(t testing.TB, file string, s *Settings) *Pool {
 	awaitJournal(t, p)
 	return p
 }
-
-// restoring is a watch that knows whether the worker's cache model is that of an earlier run.
-type restoring struct {
-	noWatch
-	cache bool
-}
-
-func (r *restoring) CacheRestored() { r.cache = true }
 
 // awaitJournal waits until the pool has restored its journal, and writes it.
 func awaitJournal(t testing.TB, p *Pool) {
@@ -139,9 +131,6 @@ func TestPoolSurvivesARestart(t *testing.T) {
 	}
 	if got := *p.Ratios.Weights("m", 64).Kinds; slices.MaxFunc(slices.Collect(maps.Keys(differences(got, weights))), func(a, b int32) int { return int(a - b) }) > 1 {
 		t.Errorf("ratios %v, want %v", got, weights)
-	}
-	if !p.Worker(one).Watch().(*restoring).cache {
-		t.Error("no watch knows that the cache model is an earlier one")
 	}
 	if cachedOn(p, one) != 320 || cachedOn(p, two) != 480 {
 		t.Errorf("%d and %d tokens are cached", cachedOn(p, one), cachedOn(p, two))

@@ -117,6 +117,7 @@ func New(name string, s *Settings, watch func(*Pool, *Worker) Watch) (*Pool, err
 	p.Sessions = affinity.NewSessions(store)
 	p.setKeys(journal.Keys{Secret: affinity.NewSecret(), Seed: rand.Uint64()}) //nolint:gosec // unknown outside is enough
 	p.Scheduler.SetJournal(&p.kept.journal)
+	p.Scheduler.OnLost(p.lostCache)
 	p.Responses.journal = &p.kept.journal
 	p.Settings.Store(s)
 	p.queue.pool = p
@@ -210,11 +211,7 @@ func (p *Pool) Apply(s *Settings) bool {
 	}
 	p.overflow.configure(s.Worker(dialOverflow))
 	p.Scheduler.Apply(s.schedulerSettings())
-	go func() { // in steps: requests go on in between
-		for p.Scheduler.Caches().Step(2048) {
-			runtime.Gosched()
-		}
-	}()
+	go p.settleCaches()
 	p.Sessions.SetMaxSessions(s.MaxSessions)
 	p.renumber(s)
 	for dial, w := range p.workers {
@@ -230,6 +227,13 @@ func (p *Pool) Apply(s *Settings) bool {
 	}
 	p.declareAll(s)
 	return !reflect.DeepEqual(old, s)
+}
+
+// settleCaches does what the cache models have left to do, in steps: requests go on in between.
+func (p *Pool) settleCaches() {
+	for p.Scheduler.Caches().Step(2048) {
+		runtime.Gosched()
+	}
 }
 
 func (p *Pool) maintain() {

@@ -13,10 +13,9 @@ import (
 // noWatch is the watch of workers in a pool without discovery.
 type noWatch struct{}
 
-func (noWatch) AskAgain(bool)     {}
-func (noWatch) CacheCleared(bool) {}
-func (noWatch) CacheRestored()    {}
-func (noWatch) Close()            {}
+func (noWatch) AskAgain(bool) {}
+func (noWatch) Restarted()    {}
+func (noWatch) Close()        {}
 
 func unwatched(*Pool, *Worker) Watch { return noWatch{} }
 

@@ -120,13 +120,15 @@ func (p *Pool) clear(w *Worker, why string) {
 		p.Scheduler.Clear(w.Target(rank))
 	}
 	p.kept.journal.LostCache(w.ID)
-	w.watch.CacheCleared(why != clearedMismatch)
-	if why != clearedMismatch {
-		p.pairs.forget(w.ID)
+	w.watch.Restarted()
+	p.pairs.forget(w.ID)
+	if cached > 0 { // else there was nothing to lose
+		p.countCleared(w, why, cached)
 	}
-	if cached == 0 {
-		return // there was nothing to lose
-	}
+}
+
+// countCleared counts that a worker has lost its KV cache, of some tokens.
+func (p *Pool) countCleared(w *Worker, why string, cached int64) {
 	cachesCleared.WithLabelValues(p.Name, w.Dial, why).Inc()
 	p.Logger().Warn("worker lost its KV cache, and the router cleared its cache model", zap.String("upstream", w.Dial),
 		zap.String("why", why), zap.Int64("tokens", cached))

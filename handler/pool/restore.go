@@ -230,9 +230,7 @@ func (r *restorer) finish(ctx context.Context, head *journal.Head) {
 		if w.isNew {
 			w.is.seen.Store(w.was.Seen.Unix())
 		}
-		if hasCache[w] = p.recallLife(w.is, w.was.Life); hasCache[w] {
-			w.is.watch.CacheRestored()
-		}
+		hasCache[w] = p.recallLife(w.is, w.was.Life)
 	}
 	if r.Age > oldestCaches || head.TextBlock != r.settings.TextBlock {
 		return

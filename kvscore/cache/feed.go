@@ -170,7 +170,8 @@ func (f *Feed) Removed(t Tier, names []uint64) (unknown int) {
 // one. The approximate cache model stays.
 func (f *Feed) Reset() { f.reset(false) }
 
-// Cleared records that the target's cache is empty.
+// Cleared records that the target's cache is empty, but for what requests use: engines say so with the
+// next step, in which they compute these.
 func (f *Feed) Cleared() { f.reset(true) }
 
 func (f *Feed) reset(empty bool) {
@@ -180,7 +181,7 @@ func (f *Feed) reset(empty bool) {
 	defer c.mu.Unlock()
 	c.unconfirmed.index.Clear(f.number)
 	if empty && f.slot != nil {
-		f.slot.lose()
+		f.slot.forget(c.sent.Now() + 1)
 	}
 }
 

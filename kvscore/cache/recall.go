@@ -22,11 +22,12 @@ func (c *Caches) Recall(t Target, p *Past) (tokens int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.slotOf(t)
-	if s == nil || s.losses > 0 {
+	if s == nil || s.losses > 0 || s.lost > 0 {
 		return 0
 	}
 	before := c.sent.Used(s.number)
 	chain := approx.Chain{Root: p.Root, Blocks: p.Blocks, Past: p.Past, Weights: Same(p.Weight)}
 	c.sent.Touch(s.number, &chain, p.Tokens, p.Matched)
+	s.recalled = c.sent.Now() + 1
 	return max(0, c.sent.Used(s.number)-before)
 }

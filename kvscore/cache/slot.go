@@ -13,6 +13,8 @@ type Slot struct {
 	feed   atomic.Pointer[Feed] // nil without events
 	page   int64                // tokens in the smallest block that the engine reuses; 0 is unknown
 	losses uint64
+	// What was used before is lost, or is what an earlier run of the router has recalled: see Last.
+	lost, recalled uint64
 }
 
 // Open returns the slot of a target that has none, with the capacity of its KV cache in tokens.
@@ -85,6 +87,19 @@ func (s *Slot) Lose() {
 func (s *Slot) lose() {
 	s.losses++
 	s.caches.sent.Clear(s.number)
+}
+
+// Forget records that the target has lost what was used before a time: see [Ticket.Booked]. What is in
+// use stays, and so do tickets.
+func (s *Slot) Forget(before uint64) {
+	s.caches.mu.Lock()
+	defer s.caches.mu.Unlock()
+	s.forget(before)
+}
+
+func (s *Slot) forget(before uint64) {
+	s.lost = before
+	s.caches.sent.Forget(s.number, before)
 }
 
 // Used returns how many tokens the target holds, as far as the router's requests tell.

@@ -18,6 +18,8 @@ type Ticket struct {
 	held     int          // of these, blocks that the cache model held
 	mediaEnd int
 	estimate int64 // tokens of the prompt, from its text alone
+	booked   uint64
+	shared   int64 // tokens of what was held that active requests used
 	waits    waiting
 }
 
@@ -30,8 +32,9 @@ func (c *Caches) Book(now time.Time, t *Ticket, s *Slot, p *Prompt, v *View) {
 	c.unconfirmed.tell(now)
 	*t = Ticket{
 		slot: s, losses: s.losses, chain: p.chain(), blocks: len(p.Blocks), held: o.Held,
-		mediaEnd: p.MediaEnd, estimate: p.Tokens - p.OtherTokens,
+		mediaEnd: p.MediaEnd, estimate: p.Tokens - p.OtherTokens, shared: int64(o.InUse * float64(c.settings.BlockSize)),
 	}
+	t.booked = c.sent.Now() + 1
 	t.ref, t.tracked = c.sent.Acquire(s.number, &t.chain, v.sent.Blocks)
 	t.chain.Blocks = nil // the request's own
 	c.add(t, v)
@@ -51,6 +54,31 @@ func (t *Ticket) Current() bool {
 	t.slot.caches.mu.RLock()
 	defer t.slot.caches.mu.RUnlock()
 	return t.losses == t.slot.losses
+}
+
+// Booked returns when the ticket was booked, as a number that grows with each use of a block.
+func (t *Ticket) Booked() uint64 { return t.booked }
+
+// Shared returns the tokens of what the target held that active requests used when the ticket was booked.
+func (t *Ticket) Shared() int64 { return t.shared }
+
+// Last is when the target last used what it held of the prompt, before the ticket.
+type Last struct {
+	Used uint64 // as [Ticket.Booked]; 0 if it held nothing
+	// Newer is how many tokens the target has used since, each once. An engine that still has what it
+	// used then has room for more. One that has evicted it has no room for more.
+	Newer int64
+	// Lost says that the target has lost what it used then, and Recalled that an earlier run of the
+	// router has recalled it.
+	Lost, Recalled bool
+}
+
+// Last returns when the target last used what it held of the prompt.
+func (t *Ticket) Last() Last {
+	c, s, at := t.slot.caches, t.slot, t.ref.Last()
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return Last{Used: at.Touched, Newer: at.Newer, Lost: at.Touched < s.lost, Recalled: at.Touched < s.recalled}
 }
 
 // Computed records that the engine has computed the prompt.

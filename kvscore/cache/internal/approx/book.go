@@ -42,6 +42,7 @@ func (x *Index) Touch(slot int, c *Chain, tokens int64, matched int) {
 // position arrival.
 func (x *Index) acquire(s *slot, slot uint16, c *Chain, arrival int) (Ref, int) {
 	var up *run
+	var last Last
 	pos, blocks := 0, c.Blocks
 	for depth := 0; pos < len(blocks) && depth < maxRuns; depth++ {
 		r := x.child(up, c.Root, blocks[pos])
@@ -66,6 +67,9 @@ func (x *Index) acquire(s *slot, slot uint16, c *Chain, arrival int) (Ref, int) 
 		if want < len(r.hashes) {
 			r = x.split(r, want, &c.Weights)
 		}
+		if h := r.hold(slot); h != nil && !h.lost {
+			last = Last{h.touched, s.newer(h) / 1000}
+		}
 		x.pin(s, slot, r)
 		up, pos = r, pos+want
 		if pos == arrival {
@@ -75,7 +79,7 @@ func (x *Index) acquire(s *slot, slot uint16, c *Chain, arrival int) (Ref, int) 
 	if up == nil {
 		return Ref{}, 0
 	}
-	return Ref{run: up, slot: slot}, pos
+	return Ref{run: up, slot: slot, last: last}, pos
 }
 
 // affordable returns how many of the run's first blocks the slot can pin in one step. If the
@@ -133,10 +137,12 @@ func (x *Index) pin(s *slot, slot uint16, r *run) {
 	if h == nil {
 		h = &hold{run: r, n: int32(len(r.hashes)), slot: slot}
 		r.insert(h)
-		s.used.Add(h.tokens())
 		s.holds++
 		x.bytes += holdBytes
+		h.lost = true // so that push adds no tokens
 		x.push(s, h)
+		h.lost = false
+		s.add(h, h.tokens())
 	}
 	if h.refs == 0 {
 		s.pinned++
@@ -146,7 +152,7 @@ func (x *Index) pin(s *slot, slot uint16, r *run) {
 	if h.lost {
 		h.lost, h.confirmed = false, false
 		r.partial--
-		s.used.Add(h.tokens())
+		s.add(h, h.tokens())
 		s.lost -= h.tokens()
 	}
 	h.refs++
@@ -283,7 +289,17 @@ func (x *Index) Clear(n int) {
 		}
 	}
 	s.used.Store(0)
+	s.ages.sums = [ageGroups]int64{}
 	s.lost = s.inUse.Load()
+}
+
+// Forget removes what was touched before, on a slot: see [Index.Now]. What is in use stays. The rest
+// goes in steps: see [Index.Step].
+func (x *Index) Forget(n int, before uint64) {
+	if s := x.slot(n); s != nil {
+		s.forgets = before
+		x.settle(s)
+	}
 }
 
 // refresh makes a hold the most recently used.
@@ -295,6 +311,7 @@ func (x *Index) refresh(s *slot, h *hold) {
 func (x *Index) push(s *slot, h *hold) {
 	x.clock++
 	h.touched = x.clock
+	s.renew(h)
 	h.newer, h.older = nil, s.front
 	if s.front != nil {
 		s.front.newer = h

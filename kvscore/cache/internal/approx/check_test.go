@@ -74,11 +74,20 @@ func (x *Index) check(t testing.TB) {
 				s.used.Load(), used[i], s.inUse.Load(), inUse[i], s.holds, holds[i], s.pinned, pinned[i])
 		}
 		n, newer := 0, (*hold)(nil)
+		var sums [ageGroups]int64
 		for h := s.front; h != nil; h = h.older {
+			if group := s.ages.group(h.age); group >= s.ages.n || newer != nil && group > s.ages.group(newer.age) {
+				t.Fatalf("slot %d: a bad age at %+v", i, *h)
+			} else if !h.lost {
+				sums[group] += h.tokens()
+			}
 			if h.newer != newer || newer != nil && newer.touched < h.touched || int(h.slot) != i || !slices.Contains(h.run.holds, h) {
 				t.Fatalf("slot %d: bad order at %+v", i, *h)
 			}
 			n, newer = n+1, h
+		}
+		if sums != s.ages.sums {
+			t.Fatalf("slot %d: the ages have %v milli-tokens, want %v", i, s.ages.sums, sums)
 		}
 		if n != holds[i] || s.back != newer {
 			t.Fatalf("slot %d: %d holds in its order, want %d", i, n, holds[i])

@@ -123,24 +123,36 @@ func (x *Index) roomTokens(s *slot, blocks int, weight int32) int {
 	return int(n)
 }
 
-// catchUp removes blocks from the end of the slot's order until it has room for need more
-// milli-tokens, or until it has evicted much.
+// catchUp removes what the slot has forgotten. Then it removes blocks from the end of the slot's order
+// until there is room for need more milli-tokens. It ends earlier if it has evicted much.
 func (x *Index) catchUp(s *slot, need int64, evictions int) {
 	for ; evictions > 0 && s.behind(need); evictions-- {
 		h := x.evictable(s)
-		if h == nil {
+		switch {
+		case h == nil:
 			return
+		case h.touched < s.forgets:
+			x.remove(h)
+		case s.over(need) > 0: // what is older is in use
+			n := int64(h.n)
+			if w := int64(h.run.weight); w > 0 {
+				n = min(n, (s.over(need)+w-1)/w)
+			}
+			x.cut(h, int32(n))
 		}
-		n := int64(h.n)
-		if w := int64(h.run.weight); w > 0 {
-			n = min(n, (s.used.Load()+need-s.capacity+w-1)/w)
-		}
-		x.cut(h, int32(n))
 	}
 }
 
+// over returns how many milli-tokens the slot has no room for, if it needs some more.
+func (s *slot) over(need int64) int64 {
+	if s.capacity == 0 {
+		return 0
+	}
+	return s.used.Load() + need - s.capacity
+}
+
 func (s *slot) behind(need int64) bool {
-	return s.capacity > 0 && s.used.Load()+need > s.capacity
+	return s.over(need) > 0 || s.back != nil && s.back.touched < s.forgets
 }
 
 // busy reports whether all that the slot holds is in use.
@@ -173,7 +185,7 @@ func (x *Index) cut(h *hold, n int32) {
 		r.partial++
 	}
 	h.n -= n
-	x.slots[h.slot].used.Add(-int64(n) * int64(r.weight))
+	x.slots[h.slot].add(h, -int64(n)*int64(r.weight))
 	x.trim(r)
 }
 
@@ -183,7 +195,7 @@ func (x *Index) remove(h *hold) {
 	s.unlink(h)
 	s.holds--
 	if !h.lost {
-		s.used.Add(-h.tokens())
+		s.add(h, -h.tokens())
 	}
 	if h.isPartial() {
 		r.partial--

@@ -80,6 +80,7 @@ type hold struct {
 	newer, older *hold
 	n            int32
 	refs         int32
+	age          uint32 // its group: see ages
 	slot         uint16
 	confirmed    bool // a request that used it succeeded
 	lost         bool // the engine has lost its cache since: only requests in flight have it
@@ -91,6 +92,8 @@ type slot struct {
 	used        atomic.Int64 // of all holds but lost ones
 	inUse       atomic.Int64 // of holds with refs
 	lost        int64        // of inUse, that of lost holds
+	ages        ages         // of used
+	forgets     uint64       // holds that were touched before are to be removed
 	front, back *hold        // front is the most recent
 	holds       int
 	pinned      int // holds with refs
@@ -107,7 +110,20 @@ const (
 type Ref struct {
 	run  *run // the deepest; it stays the deepest when split
 	slot uint16
+	last Last
 }
+
+// Last says when a slot last used the blocks of a prompt that it held before.
+type Last struct {
+	Touched uint64 // as Index.Now was then; 0 if it held none
+	Newer   int64  // tokens that the slot has used since, each once, about
+}
+
+// Last returns when the slot last used what it held of the prompt.
+func (r Ref) Last() Last { return r.last }
+
+// Now returns a number that grows with each use of a block on any slot.
+func (x *Index) Now() uint64 { return x.clock }
 
 // New returns an empty index without slots that keeps at most memory bytes.
 func New(memory int64) *Index {

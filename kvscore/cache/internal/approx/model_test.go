@@ -162,6 +162,16 @@ func (m *model) clear(slot int) {
 	s.life++
 }
 
+// forget drops what was touched before and is not in use.
+func (m *model) forget(slot int, before int) {
+	s := &m.slots[slot]
+	for p, b := range s.blocks {
+		if b.refs == 0 && b.touched < before {
+			m.drop(s, p)
+		}
+	}
+}
+
 func (m *model) compare(t testing.TB, x *Index, root uint64, blocks []uint64, got *Match) {
 	t.Helper()
 	x.Match(&Chain{Root: root, Blocks: blocks}, got)
@@ -234,6 +244,10 @@ type world struct {
 	refs  []Ref
 	mrefs []modelRef
 	next  func(n int) int
+	times [8]struct { // some earlier ones, of the index and of the model
+		index uint64
+		model int
+	}
 	match Match
 	slots int
 	alpha int
@@ -286,6 +300,10 @@ func (w *world) step(t testing.TB) {
 			w.x.Clear(slot)
 			w.m.clear(slot)
 		}
+	case op < 98:
+		at := w.times[w.next(len(w.times))]
+		w.x.Forget(slot, at.index)
+		w.m.forget(slot, at.model)
 	default:
 		tokens := int64(w.next(5 * w.long))
 		w.x.SetCapacity(slot, tokens)
@@ -294,6 +312,8 @@ func (w *world) step(t testing.TB) {
 	}
 	for w.x.Step(100) {
 	}
+	at := &w.times[w.next(len(w.times))]
+	at.index, at.model = w.x.Now()+1, w.m.clock+1
 	root, b := w.chain()
 	w.m.compare(t, w.x, root, b, &w.match)
 }

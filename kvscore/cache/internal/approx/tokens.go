@@ -198,7 +198,7 @@ func (x *Index) reweigh(r *run, weight int32) {
 		}
 		switch {
 		case !h.lost:
-			s.used.Add(int64(h.n) * more)
+			s.add(h, int64(h.n)*more)
 		case h.refs > 0:
 			s.lost += int64(h.n) * more
 		}
