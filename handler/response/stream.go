@@ -1,0 +1,242 @@
+package response
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+)
+
+// stream reads the next bytes of a stream, which err ends if it is not nil. It returns what the
+// client gets of them: whole events. It returns nil in place of err if the stream goes on elsewhere.
+func (b *Body) stream(t time.Time, p []byte, err error) (out []byte, _ error) {
+	r, before := b.reader, b.reader.Chunks()
+	var fault error
+	f, whole := b.frames.Whole(p)
+	if whole = whole && err == nil && !b.edits(); whole {
+		fault = b.event(t, f)
+	} else {
+		b.frames.Write(p, false)
+		fault = b.events(t)
+	}
+	b.tellID()
+	if r.Chunks() != before {
+		b.Sum.Last = t
+	}
+	b.begins(r.FirstToken() || r.Failed() || r.Done() || r.Others() > maxUnread || err != nil)
+	b.Listener.Received(t, len(p), r.Chunks())
+	if fault != nil {
+		if !whole {
+			out = b.frames.Before()
+		}
+		if b.move(fault) {
+			return out, nil
+		}
+		if errors.Is(fault, errShape) {
+			return out, fault
+		}
+		if !whole {
+			b.pass(t)
+		}
+	}
+	if out = p; !whole {
+		out = b.frames.Forward()
+	}
+	if err != nil {
+		return b.last(t, slices.Clone(out), err)
+	}
+	if !b.stays && b.Mover != nil && r.Stays() != "" {
+		b.stays = true
+		b.Mover.Stays()
+	}
+	return out, nil
+}
+
+// last reads what is left of a stream that err ends, and returns it behind out. An event counts if it
+// lacks only its empty line. The client gets no other part of an event, unless the stream is whole.
+// The error is nil if the stream goes on elsewhere.
+func (b *Body) last(t time.Time, out []byte, err error) ([]byte, error) {
+	b.torn = b.frames.Torn()
+	b.frames.Write(nil, true)
+	fault := b.events(t)
+	half := errors.Is(fault, errHalf)
+	if fault != nil && !half {
+		if b.move(fault) {
+			return out, nil
+		}
+		if errors.Is(fault, errShape) {
+			return out, fault
+		}
+	}
+	if fault != nil {
+		b.pass(t)
+	}
+	rest := b.frames.Forward()
+	if errors.Is(fault, errTorn) && errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
+	}
+	if !b.extensible || !b.broke(err) {
+		return append(out, rest...), err
+	}
+	if !half {
+		out, rest = append(out, rest...), nil
+	}
+	switch {
+	case b.move(err):
+		err = nil
+	case errors.Is(err, io.EOF) && (b.joint == nil || b.reader.Done()):
+		return append(out, rest...), err // for the engine it is an end
+	case errors.Is(err, io.EOF):
+		err = io.ErrUnexpectedEOF // it was to have an end
+	}
+	return append(out, emptyLine(out)...), err
+}
+
+// emptyLine returns what ends an event after its last bytes, nothing if it has ended.
+func emptyLine(after []byte) string {
+	for _, end := range []string{"\n\n", "\r\n\r\n", "\r\r"} {
+		if len(after) == 0 || bytes.HasSuffix(after, []byte(end)) {
+			return ""
+		}
+	}
+	return "\n\n"
+}
+
+// Why a stream goes on elsewhere although its connection is well.
+var (
+	ErrEvent   = errors.New("the engine sent an error event")
+	ErrAborted = fmt.Errorf("%w: it aborted the request", ErrEvent)
+	errShape   = errors.New("the stream does not go on where it broke off")
+)
+
+// What is left of a stream that has ended.
+var (
+	errHalf = errors.New("the last event has no end")
+	errTorn = fmt.Errorf("%w, and neither has its JSON", errHalf)
+)
+
+// half returns whether a frame is but a part of an event.
+func half(f rawjson.Frame) error {
+	if !f.Cut || string(bytes.TrimSpace(f.Data)) == "[DONE]" {
+		return nil
+	}
+	i := rawjson.SkipSpace(f.Data, 0)
+	if i == len(f.Data) || f.Data[i] != '{' && f.Data[i] != '[' {
+		return errHalf
+	}
+	c := rawjson.Enter(f.Data, i)
+	for c.Next() {
+		c.Value()
+	}
+	if !c.Alone() {
+		return errTorn
+	}
+	return nil
+}
+
+// events reads the events that were written. The error says why the stream must go on elsewhere
+// before the last one; it is nil if the mover is. Or the last one is not whole.
+func (b *Body) events(t time.Time) error {
+	b.stopped = rawjson.Frame{}
+	for f, ok := b.frames.Next(); ok; f, ok = b.frames.Next() {
+		if err := half(f); err != nil {
+			return err
+		}
+		length := len(f.Data)
+		if b.joint != nil && !f.Failed && (len(f.Data) > 0 || f.Long) {
+			switch data, ok := b.joint.Event(f.Data); {
+			case ok && f.Lines == 1 && data == nil:
+				b.frames.Drop()
+				continue
+			case ok && f.Lines == 1:
+				f.Data = data
+			case !b.reader.Closed():
+				return errShape
+			}
+		}
+		if err := b.event(t, f); err != nil {
+			b.stopped, b.length = f, length
+			return err
+		}
+		if b.edits() {
+			b.edit(f, length)
+		}
+	}
+	return nil
+}
+
+// pass goes on behind the event before which events has stopped: the client gets it.
+func (b *Body) pass(t time.Time) {
+	if b.stopped.Lines > 0 && b.edits() {
+		b.edit(b.stopped, b.length)
+	}
+	_ = b.events(t)
+}
+
+// event reads the next event. The error says why the stream must go on elsewhere before it.
+func (b *Body) event(t time.Time, f rawjson.Frame) error {
+	closed, chunks := b.reader.Closed(), b.reader.Chunks()
+	b.reader.Event(f)
+	if b.Sum.First.IsZero() && b.reader.FirstToken() {
+		b.Sum.First = t
+		b.Listener.FirstToken(t)
+	}
+	if b.Mover == nil || closed || b.reader.Chunks() != chunks {
+		return nil
+	}
+	switch status := b.reader.ErrorStatus(); status {
+	case api.StatusAborted:
+		return ErrAborted
+	case http.StatusRequestTimeout, http.StatusConflict, http.StatusTooManyRequests:
+		return ErrEvent
+	default:
+		if status >= http.StatusInternalServerError {
+			return ErrEvent
+		}
+	}
+	return nil // or another engine would say the same
+}
+
+// edit removes from an event the usage and the token ids that the client did not ask for. It adds
+// the nvext that it did ask for. length is that of the data as the engine sent them.
+func (b *Body) edit(f rawjson.Frame, length int) {
+	b.changes = b.changes[:0]
+	if b.CutUsage {
+		cut, all := api.UsageIn(f.Data)
+		if all {
+			b.frames.Drop()
+			return
+		}
+		if cut.Len() > 0 && f.Lines == 1 { // no engine has several
+			b.changes = append(b.changes, rawjson.Edit{Span: cut})
+		}
+	}
+	if b.CutIDs && f.Lines == 1 {
+		var all bool
+		if b.changes, all = api.CutIDs(b.changes, f.Data); all {
+			b.frames.Drop()
+			return
+		}
+	}
+	if b.added != nil && b.added.stream != nil {
+		b.changes = append(b.changes, b.added.stream.EditChunk(f)...)
+		b.Sum.Skipped = b.Sum.Skipped || f.Long
+	}
+	if len(b.changes) > 1 {
+		slices.SortStableFunc(b.changes, func(x, y rawjson.Edit) int { return cmp.Compare(x.Start, y.Start) })
+	}
+	if b.joint != nil && f.Lines == 1 {
+		all := rawjson.Edit{Span: rawjson.Span{End: length}, Text: rawjson.Splice(nil, f.Data, b.changes)}
+		b.changes = append(b.changes[:0], all)
+	}
+	if len(b.changes) > 0 {
+		b.frames.Edit(b.changes)
+	}
+}
