@@ -3,6 +3,7 @@ package tests
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net/http"
 	"strings"
@@ -145,4 +146,48 @@ func TestLongerWorkerIsAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, 10*time.Second, "the prompt to be served", func() bool { return s.chat(t.Context(), chatOf(1, 6000)).ok() })
+}
+
+// TestLengthErrorInAStream has an engine refuse a prompt in its stream, as SGLang does. The request is
+// asked at an engine with a longer context, and computed there once.
+func TestLengthErrorInAStream(t *testing.T) {
+	const refusal = `data: {"error":{"object":"error","message":"The input (900 tokens) is longer than the model's context length (800 tokens).","type":"BadRequestError","code":400}}` + "\n\ndata: [DONE]\n\n"
+	answers := func(context int, stream string) *fake {
+		return startFake(t, func(w http.ResponseWriter, r *http.Request) bool {
+			switch {
+			case r.URL.Path == "/v1/models":
+				fmt.Fprintf(w, `{"data":[{"id":"canned","owned_by":"sglang","max_model_len":%d}]}`, context)
+			case r.URL.Path == "/server_info":
+				fmt.Fprint(w, `{"max_total_num_tokens":1000000,"random_seed":1,"internal_states":[{}]}`)
+			case r.Method == http.MethodPost:
+				w.Header().Set("Content-Type", "text/event-stream")
+				_ = http.NewResponseController(w).Flush()
+				_, _ = io.WriteString(w, stream)
+			default:
+				return false
+			}
+			return true
+		})
+	}
+	const token = `data: {"id":"x","object":"chat.completion.chunk","created":1,"model":"canned","choices":[{"index":0,"delta":{"content":"word "},"finish_reason":"stop"}]}` + "\n\ndata: [DONE]\n\n"
+	short, long := answers(800, refusal), answers(8000, token)
+	s := startCaddy(t, "kv_router "+short.addr()+" "+long.addr())
+	for range 12 {
+		if a := s.chat(t.Context(), ask("hello").streamed()); !a.ok() || a.text != "word " {
+			t.Errorf("status %d, error %v, body %s", a.status, a.err, a.body)
+		}
+	}
+	const chats = "/v1/chat/completions"
+	refused, served := short.asked(chats), long.asked(chats)
+	if refused == 0 || served != 12 {
+		t.Errorf("the short engine was asked %d times, the long one %d times", refused, served)
+	}
+	if n := s.logged(t, "marked down") + s.logged(t, "condition begins"); n > 0 {
+		t.Errorf("%d lines blame somebody", n)
+	}
+
+	both := startCaddy(t, "kv_router "+short.addr()+" "+answers(800, refusal).addr())
+	if a := both.chat(t.Context(), ask("hello").streamed()); string(a.body) != refusal {
+		t.Errorf("too long for both: %s", a.body)
+	}
 }

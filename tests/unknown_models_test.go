@@ -105,3 +105,27 @@ func TestRestartKeepsTheListsOfModels(t *testing.T) {
 		t.Error("a worker was asked for a model that it lacks")
 	}
 }
+
+// TestModelRefusedWith400 has an engine say that it lacks a model as llama.cpp's router does.
+func TestModelRefusedWith400(t *testing.T) {
+	a := startFake(t, func(w http.ResponseWriter, r *http.Request) bool {
+		if r.URL.Path == "/v1/models" {
+			lists("qwen-a")(w, r)
+			return true
+		}
+		if r.Method == http.MethodPost {
+			http.Error(w, `{"error":{"code":400,"message":"model 'qwen-b' not found","type":"invalid_request_error"}}`, http.StatusBadRequest)
+		}
+		return r.Method == http.MethodPost
+	})
+	b := startFake(t, nil)
+	s := startCaddy(t, "kv_router "+a.addr()+" "+b.addr())
+	for i := range 8 {
+		s.mustChat(t, askModel("qwen-b", i))
+	}
+	if a.asked("/v1/chat/completions") == 0 {
+		t.Error("the engine that lacks the model was not asked")
+	}
+	b.stop()
+	mustPutOff(t, s, "/v1/chat/completions", string(askModel("qwen-b", 0).body()))
+}

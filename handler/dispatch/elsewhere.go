@@ -38,7 +38,7 @@ type refusals struct {
 // modelWords are in engines' errors for a model that they lack. lengthWords are in those for a prompt or
 // an answer that is too long.
 var (
-	modelWords  = []string{"model not found", "model_not_found", "does not exist", "no such model", "could not find"}
+	modelWords  = []string{"not found", "model_not_found", "does not exist", "no such model", "could not find"}
 	lengthWords = []string{
 		"context length", "context size", "context window", "context_length", "exceed_context", "too long", "longer than",
 		"max_model_len", "model length", "input length", "prompt length", "allowed length", "sequence length", "max_tokens",
@@ -196,6 +196,11 @@ func (a *attempt) putOff(req *http.Request, resp *http.Response) (*http.Response
 // longestStall is how long the body of a refusal may take before the router closes it.
 const longestStall = 5 * time.Second
 
+// Misfit implements response.Mover.
+func (o *delivery) Misfit(event []byte) bool {
+	return o.d.longer(o.attempt.Worker, pool.Tried-1) && hasWord(event, lengthWords)
+}
+
 // says returns whether the beginning of an answer's body has one of some words, in any case. It puts
 // the beginning back.
 func says(resp *http.Response, words ...string) bool {
@@ -204,6 +209,11 @@ func says(resp *http.Response, words ...string) bool {
 	defer stalled.Stop()
 	head, err := io.ReadAll(io.LimitReader(from, 4<<10))
 	resp.Body = &response.Replayed{ReadCloser: from, Begin: head, Err: err}
-	head = bytes.ToLower(head)
-	return slices.ContainsFunc(words, func(word string) bool { return bytes.Contains(head, []byte(word)) })
+	return hasWord(head, words)
+}
+
+// hasWord returns whether a text has one of some words, in any case.
+func hasWord(text []byte, words []string) bool {
+	text = bytes.ToLower(text)
+	return slices.ContainsFunc(words, func(word string) bool { return bytes.Contains(text, []byte(word)) })
 }

@@ -187,12 +187,17 @@ func (o *delivery) arrive(ctx context.Context, a *attempt, drained bool) {
 	state := d.turn.Commit(ctx, a.Target, true)
 	if state == turn.Moved {
 		why := movedFailed
-		if drained {
+		switch {
+		case d.beyond > 0:
+			why = movedContext
+		case drained:
 			why = movedUnavailable
 		}
 		d.Metrics.moves.WithLabelValues(d.Pool.Name, why).Inc()
 	}
-	d.Pool.Incidents.Raise(time.Now(), "streams break off, and go on at other workers", d.Pool.Logger)
+	if d.beyond == 0 {
+		d.Pool.Incidents.Raise(time.Now(), "streams break off, and go on at other workers", d.Pool.Logger)
+	}
 	if c := d.Logger.Check(zap.DebugLevel, "stream goes on at another worker"); c != nil {
 		c.Write(zap.String("upstream", a.Worker.Dial), zap.Int("moves", o.moved))
 	}

@@ -178,7 +178,11 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 		return nil
 	}
 	rest, reason := o.rest(a)
-	drained := errors.Is(why, errDrained)
+	misfit := errors.Is(why, response.ErrMisfit)
+	if misfit {
+		o.attempt.refused(tooLong)
+	}
+	drained := misfit || errors.Is(why, errDrained) // the worker is well
 	if reason == "" && !a.FirstToken() && !drained && failed == nil {
 		if d.lastSuspect() {
 			reason = staysTries
@@ -187,7 +191,9 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 	}
 	charged := o.attempt.Stay() // by the pool, to the budget
 	if reason != "" {
-		o.refuseMove(reason)
+		if !misfit {
+			o.refuseMove(reason)
+		}
 		o.told = o.told || refused // it is not the worker's fault
 		return nil
 	}
@@ -213,7 +219,7 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 	if errors.Is(why, response.ErrEvent) {
 		patience = 0 // the client can have the event at once
 	}
-	if reason = staysBudget; charged || o.awaitBudget(ctx, patience) {
+	if reason = staysBudget; charged || misfit || o.awaitBudget(ctx, patience) {
 		part, reason = o.goOn(ctx, rest, old, drained)
 		if reason == notExact {
 			a.LoseIDs()

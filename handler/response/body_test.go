@@ -228,6 +228,9 @@ func (mover) Track(a *api.Answer) { a.Track(nil, 4<<10, false, nil) }
 // Stays implements Mover.
 func (mover) Stays() {}
 
+// Misfit implements Mover.
+func (mover) Misfit([]byte) bool { return false }
+
 // Move implements Mover.
 func (mover) Move(error, *api.Answer) *Rest { return nil }
 

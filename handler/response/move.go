@@ -15,6 +15,8 @@ type Mover interface {
 	Track(a *api.Answer)
 	// Stays says, once, that the stream cannot go on elsewhere any more.
 	Stays()
+	// Misfit returns whether another worker may serve a request that an error event refuses.
+	Misfit(event []byte) bool
 	// Move returns the rest of a stream that broke off; nil if there is none.
 	Move(why error, a *api.Answer) *Rest
 }

@@ -252,6 +252,9 @@ func (w *world) Track(a *api.Answer) { a.Track(w.body, 4<<10, false, nil) }
 // Stays implements Mover.
 func (w *world) Stays() {}
 
+// Misfit implements Mover.
+func (w *world) Misfit([]byte) bool { return false }
+
 // Move implements Mover.
 func (w *world) Move(why error, a *api.Answer) *Rest {
 	if a.Closed() && !errors.Is(why, ErrEvent) || a.ErrorStatus() == 400 {

@@ -113,6 +113,7 @@ func emptyLine(after []byte) string {
 var (
 	ErrEvent   = errors.New("the engine sent an error event")
 	ErrAborted = fmt.Errorf("%w: it aborted the request", ErrEvent)
+	ErrMisfit  = fmt.Errorf("%w: another engine may serve the request", ErrEvent)
 	errShape   = errors.New("the stream does not go on where it broke off")
 )
 
@@ -197,8 +198,11 @@ func (b *Body) event(t time.Time, f rawjson.Frame) error {
 	case http.StatusRequestTimeout, http.StatusConflict, http.StatusTooManyRequests:
 		return ErrEvent
 	default:
-		if status >= http.StatusInternalServerError {
+		switch {
+		case status >= http.StatusInternalServerError:
 			return ErrEvent
+		case status > 0 && b.Sum.First.IsZero() && b.Mover.Misfit(f.Data):
+			return ErrMisfit
 		}
 	}
 	return nil // or another engine would say the same
