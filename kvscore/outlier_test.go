@@ -53,8 +53,12 @@ func TestOutlierGetsItsShare(t *testing.T) {
 		"dynamo":            func() Policy { return NewDynamo() },
 	}) {
 		for _, o := range []outlier{
-			{workers: 2, ranks: 1}, {workers: 4, ranks: 1}, {workers: 2, ranks: 1, fails: true}, {workers: 4, ranks: 1, fails: true},
-			{workers: 4, ranks: 4, fails: true}, {workers: 4, ranks: 1, fails: true, well: 9 * time.Second},
+			{workers: 2, ranks: 1},
+			{workers: 4, ranks: 1},
+			{workers: 2, ranks: 1, fails: true},
+			{workers: 4, ranks: 1, fails: true},
+			{workers: 4, ranks: 4, fails: true},
+			{workers: 4, ranks: 1, fails: true, well: 9 * time.Second},
 		} {
 			if share := o.share(policy()); share > 1.3/float64(o.workers) {
 				t.Errorf("%s, %+v: it got %.0f %% of the requests", name, o, 100*share)

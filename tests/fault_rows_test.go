@@ -44,6 +44,7 @@ var faultRows = []faultRow{
 		name: "engine aborts streams", long: true, allowed: []fate{failed}, marked: mustNot, check: oneTryEach,
 		strike: handle(says(`data: {"choices":[{"index":0,"delta":{},"finish_reason":"abort"}]}` + "\n\n" + chatDone)),
 	},
+	{name: "400", strike: status(400, ""), allowed: []fate{failed}, marked: mustNot, check: itsShare},
 	{name: "404", strike: status(404, ""), allowed: []fate{failed}, retried: "any", marked: must, check: failedAsMet(80)},
 	{name: "404 for the model", strike: lacksModel, allowed: []fate{failed}, retried: "404", marked: mustNot}, // within the budget
 	{name: "engine restarts", strike: killed, allowed: []fate{broken}, retried: "any", marked: must, check: cutOnly},
@@ -320,6 +321,20 @@ func failedAsMet(most int) func(*testing.T, *faultRun) {
 		if met := int(r.met.Load()); r.n[failed] != met || met < 5 || met > most {
 			t.Errorf("%d requests failed, the engine gave %d errors; want as many, and 5 to %d", r.n[failed], met, most)
 		}
+	}
+}
+
+// itsShare expects that the engine gets about a quarter of the requests during the fault, though it
+// answers them at once.
+func itsShare(t *testing.T, r *faultRun) {
+	all := 0
+	for _, v := range r.visits {
+		if v.begun.After(r.struckAt) && v.begun.Before(r.endedAt) {
+			all++
+		}
+	}
+	if n := r.n[failed]; n < 5 || float64(n) > 0.45*float64(all) {
+		t.Errorf("the engine got %d of %d requests during the fault", n, all)
 	}
 }
 
