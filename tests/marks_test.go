@@ -2,12 +2,14 @@ package tests
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -223,6 +225,70 @@ func TestNobodyIsMarkedDown(t *testing.T) {
 				t.Errorf("%d workers are marked down", n)
 			}
 			s.booksAtZero(t)
+		})
+	}
+}
+
+// TestLongRequestKeepsNobodyAway has a worker come back after a mark, and a request that lasts as the first
+// one there. The worker gets others soon.
+func TestLongRequestKeepsNobodyAway(t *testing.T) {
+	held := func(method, path, body string, header ...string) func(ctx context.Context, s *server) {
+		return func(ctx context.Context, s *server) { s.request(ctx, method, path, strings.NewReader(body), header...) }
+	}
+	for name, v := range map[string]struct {
+		hold   func(ctx context.Context, s *server)
+		within time.Duration
+	}{
+		"WebSocket": {held("GET", "/v1/realtime?model=m", "", "Connection", "Upgrade", "Upgrade", "websocket"), 3 * time.Second},
+		"GET":       {held("GET", "/v1/responses/resp_1?stream=true", ""), 3 * time.Second},
+		"JSON":      {held("POST", "/v1/chat/completions", string(ask("hold").body())), 12 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			engines := startEngines(t, 2, canned.Pace{})
+			s := startCaddy(t, route(engines, "pool "+name, "policy round_robin"))
+			bad := engines[1]
+			bad.SetFault(canned.Fault{Kind: canned.Status, Status: 503, Body: "{}"})
+			eventually(t, 5*time.Second, "the mark", func() bool {
+				s.chat(t.Context(), ask("hi"))
+				return s.logged(t, markedDown) > 0
+			})
+			bad.SetFault(canned.Fault{})
+			ctx, cancel := context.WithCancel(t.Context())
+			t.Cleanup(cancel)
+			holding := make(chan struct{}, 100)
+			bad.SetHandler(func(w http.ResponseWriter, r *http.Request) {
+				var head [1 << 10]byte
+				n, _ := r.Body.Read(head[:])
+				if r.Method == http.MethodPost && !strings.Contains(string(head[:n]), "hold") {
+					w.Header().Set("Content-Type", "application/json")
+					io.WriteString(w, wholeJSON)
+					return
+				}
+				if r.Header.Get("Upgrade") != "" {
+					w.Header().Set("Connection", "Upgrade")
+					w.Header().Set("Upgrade", "websocket")
+					w.WriteHeader(http.StatusSwitchingProtocols)
+				}
+				holding <- struct{}{}
+				<-ctx.Done()
+			})
+			var all sync.WaitGroup
+			t.Cleanup(all.Wait)
+			t.Cleanup(cancel)
+			eventually(t, 10*time.Second, "a request that lasts", func() bool {
+				all.Go(func() { v.hold(ctx, s) })
+				select {
+				case <-holding:
+					return true
+				case <-time.After(100 * time.Millisecond):
+					return false
+				}
+			})
+			was := bad.Requests()
+			eventually(t, v.within, "another request there", func() bool {
+				s.mustChat(t, ask("hi"))
+				return bad.Requests() > was+1
+			})
 		})
 	}
 }

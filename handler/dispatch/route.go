@@ -66,6 +66,7 @@ func (rt *route) requires() pool.Wants {
 		Model: rt.plan.Model, Only: rt.fixed.worker, Rank: pool.AnyRank, Workers: e.AllowedWorkerIDs,
 		Taints: e.RoutingConstraints.RequiredTaints, Isolated: rt.plan.Isolated, API: rt.plan.Name, Kind: rt.kind(),
 		Session: rt.plan.Session.Opens(), Tried: rt.tried, Tier: tier, Arrival: arrival, Beyond: rt.beyond,
+		NoTrial: !rt.plan.ShowsHealth,
 	}
 	if !rt.holds() {
 		want.Prompt, want.Answer = rt.plan.Length()

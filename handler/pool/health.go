@@ -27,8 +27,8 @@ func (r reach) Away() bool { return r >= refusing }
 // A mark has two phases. First the worker gets no requests, for 0.5 s after the first
 // failure and for up to 3 s after further ones. Then it gets one request at a time. The
 // window, this number, doubles with each good answer and with each second after the
-// first one. The mark ends when the window reaches fullWindow. If all workers are marked
-// down, the router ignores marks.
+// first one. A request that runs for trialTime counts as one. The mark ends when the window
+// reaches fullWindow. If all workers are marked down, the router ignores marks.
 //
 // A mark of absence is set only because the router cannot reach the worker. Any answer
 // removes it, and a failed request makes it an ordinary mark.
@@ -53,6 +53,8 @@ type Health struct {
 	fails  int       // in a row
 	window int       // requests at a time in the second phase; 0 = no mark
 	active int       // requests that the window counts now
+	tried  time.Time // begin of the first of them
+	hung   bool      // the worker is
 	number uint64    // of the mark
 	grew   time.Time // when the last good answer doubled the window
 	absent bool      // it is a mark of absence
@@ -73,6 +75,9 @@ const (
 	fullWindow  = 32
 	// growAfter is the time without a failure in which the window doubles.
 	growAfter = time.Second
+	// trialTime is how long a request must run without a failure, while the worker answers the
+	// router's own questions, to count as a good answer. Some answers take minutes.
+	trialTime = 5 * time.Second
 	// errorMemory is how long answers count.
 	errorMemory = 10 * time.Second
 	// fewPrompts is the least number of prompts or sessions that must show a fault.
@@ -107,10 +112,14 @@ func (h *Health) open(now time.Time) bool {
 // room returns how many requests at a time a marked worker may have. Long answers are
 // rare, so the window also grows with time. The caller holds the lock.
 func (h *Health) room(now time.Time) int {
+	grew := h.grew
 	if h.window < 2 {
-		return h.window
+		if h.active == 0 || h.hung || h.unanswered.Load() > 0 {
+			return h.window
+		}
+		grew = h.tried.Add(trialTime - growAfter)
 	}
-	doubled := min(max(now.Sub(h.grew)/growAfter, 0), 32)
+	doubled := min(max(now.Sub(grew)/growAfter, 0), 32)
 	if n := h.window << doubled; n < fullWindow {
 		return n
 	}
@@ -183,11 +192,13 @@ func (h *Health) endAbsence() (previous reach, wasAbsent bool) {
 }
 
 // Admit records that the worker gets a request. The caller passes the result to Leave.
-func (h *Health) Admit() (mark uint64) {
+func (h *Health) Admit(now time.Time) (mark uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.window != 0 {
-		h.active++
+		if h.active++; h.active == 1 {
+			h.tried = now
+		}
 	}
 	return h.number
 }
@@ -219,6 +230,7 @@ func (h *Health) markHung(now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.fail(now, 0, false)
+	h.hung = true
 }
 
 // fail begins an ordinary mark. The caller holds the lock.
@@ -238,7 +250,7 @@ func (h *Health) Succeed(now, begun time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.recent.to(now, errorMemory).all++
-	h.recent.inARow = 0
+	h.recent.inARow, h.hung = 0, false
 	if h.window == 0 || begun.Before(h.until) {
 		return false
 	}

@@ -20,7 +20,7 @@ func TestMarkGrowsWithEachFailure(t *testing.T) {
 		if !h.Available(now) {
 			t.Fatalf("failure %d: not available before it", i+1)
 		}
-		mark := h.Admit()
+		mark := h.Admit(now)
 		if was := h.Fail(now, now, 0, false); was != (i == 0) {
 			t.Errorf("failure %d: well before: %v", i+1, was)
 		}
@@ -80,14 +80,14 @@ func TestWorkerIsLetBackByAndBy(t *testing.T) {
 	var h Health
 	var before []uint64
 	for range 200 {
-		before = append(before, h.Admit())
+		before = append(before, h.Admit(epoch))
 	}
 	h.Fail(epoch, epoch, 0, false)
 	now := epoch.Add(firstDown)
 	for want := 1; want < fullWindow; want *= 2 {
 		var marks []uint64
 		for h.Available(now) && len(marks) < 1000 {
-			marks = append(marks, h.Admit())
+			marks = append(marks, h.Admit(now))
 		}
 		if len(marks) != want {
 			t.Fatalf("%d requests at a time, want %d", len(marks), want)
@@ -111,7 +111,7 @@ func TestWorkerIsLetBackByAndBy(t *testing.T) {
 		if !h.Available(now) {
 			t.Fatal("a worker that is well is limited")
 		}
-		h.Admit()
+		h.Admit(now)
 	}
 }
 
@@ -122,7 +122,7 @@ func TestWorkerThatAnswersIsLetBackWithTime(t *testing.T) {
 	room := func(now time.Time) (n int) {
 		for h.Available(now) && n < 10*fullWindow {
 			n++
-			defer h.Leave(h.Admit())
+			defer h.Leave(h.Admit(now))
 		}
 		return n
 	}
@@ -147,6 +147,44 @@ func TestWorkerThatAnswersIsLetBackWithTime(t *testing.T) {
 	}
 }
 
+// TestLongAnswerLetsOthersIn has an answer of minutes as the first one after a mark. It counts as good
+// while it runs, unless the worker is silent.
+func TestLongAnswerLetsOthersIn(t *testing.T) {
+	for name, v := range map[string]struct {
+		mark func(h *Health)
+		want []int // requests at a time, by seconds after trialTime
+	}{
+		"failed":     {func(h *Health) { h.Fail(epoch, epoch, 0, false) }, []int{2, 4, 8, 16, 10 * fullWindow}},
+		"hung":       {func(h *Health) { h.markHung(epoch) }, []int{1, 1, 1}},
+		"unanswered": {func(h *Health) { h.Fail(epoch, epoch, 0, false); h.unanswered.Add(1) }, []int{1, 1, 1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var h Health
+			v.mark(&h)
+			begun := epoch.Add(firstDown)
+			first := h.Admit(begun)
+			if h.Available(begun.Add(trialTime - 1)) {
+				t.Error("a second request at once")
+			}
+			for i, want := range v.want {
+				now := begun.Add(trialTime + time.Duration(i)*growAfter)
+				for h.Available(now) && h.active < 10*fullWindow {
+					h.Admit(now)
+				}
+				if h.active != want {
+					t.Errorf("%d requests at a time, %d s later, want %d", h.active, i, want)
+				}
+			}
+			for h.active > 0 {
+				h.Leave(first)
+			}
+			if n := h.room(begun.Add(time.Hour)); n != 1 {
+				t.Errorf("%d requests at a time after the end of all, want 1", n)
+			}
+		})
+	}
+}
+
 // TestOldSuccessesHealNothing has answers to requests that were begun before the
 // failure.
 func TestOldSuccessesHealNothing(t *testing.T) {
@@ -158,7 +196,7 @@ func TestOldSuccessesHealNothing(t *testing.T) {
 			t.Fatal("well again by an answer to an old request")
 		}
 	}
-	h.Admit()
+	h.Admit(epoch)
 	if h.Available(now) {
 		t.Error("more than one request at a time")
 	}
@@ -286,7 +324,7 @@ func TestMissedWorkerIsWellWhenItAnswers(t *testing.T) {
 	if before := h.connected(at); before != refusing || !h.Available(at) || h.State(at).Window != 1 || h.State(at).Well {
 		t.Errorf("connected: before %v, state %+v", before, h.State(at))
 	}
-	h.Admit()
+	h.Admit(at)
 	if h.Available(at) || h.connected(at) != Unresponsive {
 		t.Error("a connection let in more than one request")
 	}

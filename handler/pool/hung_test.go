@@ -242,7 +242,7 @@ func TestHungWorkerStaysMarkedWhenItsServerAnswers(t *testing.T) {
 		if got := f.a.Health.Available(f.now); got != (want == 0) {
 			t.Errorf("available with %d requests: %v", want, got)
 		}
-		f.a.Health.Admit()
+		f.a.Health.Admit(time.Now())
 	}
 }
 

@@ -24,6 +24,7 @@ type Wants struct {
 	Answer   int64         // most tokens of the answer; 0 is unknown
 	Beyond   int64         // a worker with room for so many tokens has refused the prompt; 0: none has
 	Part     Part          // of a request that the worker must serve
+	NoTrial  bool          // its answer does not show whether the engine computes
 	Kind     AttemptKind   // all but KindOther take one of the worker's slots
 	Tier     int           // lower tiers leave the queue first
 	Arrival  time.Time     // orders a tier, earliest first; includes the priority's head start

@@ -222,7 +222,7 @@ func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Choos
 	default:
 		return false
 	}
-	s.admit()
+	s.admit(!want.NoTrial)
 	by.Chosen(c, i, s.Unpriced)
 	return true
 }
@@ -256,6 +256,7 @@ type Seat struct {
 
 	pool   *Pool
 	ticket uint64 // of Health.Admit
+	trial  bool   // it has one
 	slot   bool   // it holds a slot of the worker
 	within bool   // it counts in the worker's health and progress
 	left   bool
@@ -268,10 +269,12 @@ type Seat struct {
 	moved bool  // the pool has canceled the attempt to move it
 }
 
-// admit counts the attempt in the worker's health and progress.
-func (s *Seat) admit() {
+// admit counts the attempt in the worker's progress, and as a trial in its health.
+func (s *Seat) admit(trial bool) {
 	s.ahead = s.Terms.PrefillTokens + s.Tokens
-	s.ticket = s.Worker.Health.Admit()
+	if s.trial = trial; trial {
+		s.ticket = s.Worker.Health.Admit(s.Begun)
+	}
 	s.Worker.progress.begin(s)
 	s.within = true
 }
@@ -292,7 +295,9 @@ func (s *Seat) Leave(computed bool, answer *kvscore.Answer) {
 	}
 	if s.within {
 		s.within = false
-		s.Worker.Health.Leave(s.ticket)
+		if s.trial {
+			s.Worker.Health.Leave(s.ticket)
+		}
 		s.Worker.progress.end(s)
 	}
 }
