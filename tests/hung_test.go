@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"os"
+	"os/exec"
 	"runtime"
 	"strings"
 	"sync"
@@ -13,6 +15,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 )
 
 const workersHung = "caddy_kv_router_workers_hung"
@@ -115,6 +118,72 @@ func TestHungEnginesAreFound(t *testing.T) {
 	passers.Wait()
 	s.booksAtZero(t)
 	goroutines(t, s, engines, level)
+}
+
+// asEngine has the test binary be a simulated engine at an address.
+const asEngine = "KVROUTER_TEST_AS_ENGINE"
+
+// storyLength is how many tokens its answers have, and those of its peer. They take some seconds.
+const storyLength = 400
+
+func runEngine(addr string) {
+	if _, err := engine.Start(engine.Config{Name: "frozen", Addr: addr, AnswerTokens: storyLength}); err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	select {}
+}
+
+// TestFrozenEngineHasTheLastStreams freezes the process of an engine in the middle of streams. There are
+// no other requests, so that soon its streams are all that is under way. They go on at the other engine.
+func TestFrozenEngineHasTheLastStreams(t *testing.T) {
+	takesSeconds(t)
+	addr := freeAddr(t)
+	frozen := exec.Command(os.Args[0]) //nolint:gosec // this program
+	frozen.Env = append(os.Environ(), asEngine+"="+addr)
+	if err := frozen.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = frozen.Process.Kill()
+		_ = frozen.Wait()
+	})
+	other, err := engine.Start(engine.Config{Name: "other", AnswerTokens: storyLength})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(other.Close)
+	s := startCaddy(t, "kv_router "+addr+" "+other.Addr())
+	s.awaitType(t, addr, "vllm")
+	s.awaitType(t, other.Addr(), "vllm")
+	var all sync.WaitGroup
+	var there atomic.Int64
+	for i := range 12 {
+		all.Go(func() {
+			a := s.chat(t.Context(), simChat(fmt.Sprintf("tell story %d %s", i, strings.Repeat("of old ", 40))).streamed())
+			if !a.ok() {
+				t.Errorf("stream %d of %s: status %d, error %v, body ends %q", i, a.engine(), a.status, a.err, a.body[max(0, len(a.body)-200):])
+			}
+			if a.engine() == "frozen" {
+				there.Add(1)
+			}
+		})
+	}
+	eventually(t, 10*time.Second, "streams at both", func() bool {
+		return s.worker(t, addr).Load.Requests > 3 && s.worker(t, other.Addr()).Load.Requests > 3
+	})
+	time.Sleep(time.Second) // in their middle
+	if err := frozen.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	begun := time.Now()
+	all.Wait()
+	if took := time.Since(begun); there.Load() == 0 || took > 40*time.Second {
+		t.Errorf("%d streams of the frozen engine took %v", there.Load(), took)
+	}
+	if s.scrape(t).value("caddy_kv_router_resumed_total", `cause="hung"`) == 0 {
+		t.Error("no stream went on elsewhere")
+	}
 }
 
 // TestRetriesStayWithinTheBudget has both engines refuse, with a small retry budget.

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"slices"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
@@ -105,9 +106,10 @@ func (p *Pool) lostCache(t kvscore.Target, tokens int64) {
 	p.countCleared(w, clearedMismatch, tokens)
 }
 
-// IsIdle returns whether the pool had no requests for long.
+// IsIdle returns whether the pool had no requests for long, and none runs.
 func (p *Pool) IsIdle(t time.Time) bool {
-	return t.Unix()-max(p.lastRequest.Load(), p.servingSince.Load()) > int64(idleAfter/time.Second)
+	return t.Unix()-max(p.lastRequest.Load(), p.servingSince.Load()) > int64(idleAfter/time.Second) &&
+		!slices.ContainsFunc(p.All(), func(w *Worker) bool { return w.slots.running.Load() > 0 })
 }
 
 // adoptBlockSize fills in the engines' block size, if none is configured. The caller holds

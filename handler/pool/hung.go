@@ -29,6 +29,7 @@ type Move struct {
 // progress is the output of a worker, and the attempts that wait for it.
 type progress struct {
 	lastOutput atomic.Int64 // when the last byte of an inference came, in ticks
+	lastAnswer atomic.Int64 // when it last answered a question of the router's own, in ticks
 	hungSince  atomic.Int64 // when the pool found the worker hung, in ticks; 0 if it is not
 
 	suspected int // checks in a row that found the worker hung; only the upkeep uses it
@@ -148,23 +149,11 @@ func (h hungWatch) patience(a *Seat) time.Duration {
 // than prefills explain, while other workers make progress.
 func (h hungWatch) check(t time.Time) {
 	workers := h.All()
-	var first, second int64 // the latest outputs of two workers
-	for _, w := range workers {
-		switch last := w.progress.lastOutput.Load(); {
-		case last > first:
-			first, second = last, first
-		case last > second:
-			second = last
-		}
-	}
 	for _, w := range workers {
 		if w.drain.Load()&drainMoves != 0 {
 			h.move(w, true, func(*Seat) bool { return true })
 		}
-		f, others := &w.progress, first
-		if f.lastOutput.Load() == first {
-			others = second
-		}
+		f := &w.progress
 		if since := f.hungSince.Load(); since != 0 {
 			if f.lastOutput.Load() > since {
 				h.markProgress(w, t)
@@ -174,7 +163,7 @@ func (h hungWatch) check(t time.Time) {
 			continue
 		}
 		s, waited := f.silence()
-		if !waited || !h.isTooLong(t, &s, tickTime(others)) {
+		if !waited || !h.isTooLong(t, &s, w, workers) {
 			f.suspected = 0
 		} else if f.suspected++; f.suspected >= hungChecks {
 			f.suspected = 0
@@ -184,14 +173,21 @@ func (h hungWatch) check(t time.Time) {
 }
 
 // isTooLong returns whether a worker's silence is longer than its work explains, while
-// another worker made progress. others is when that last was.
-func (h hungWatch) isTooLong(t time.Time, s *silence, others time.Time) bool {
+// another worker made progress. If the worker does not answer the router's own questions
+// either, an answer of another worker to these is progress. There may be no other work.
+func (h hungWatch) isTooLong(t time.Time, s *silence, w *Worker, all []*Worker) bool {
 	silent := t.Sub(s.since)
 	if silent < hungAfter {
 		return false
 	}
 	limit := h.patience(s.longest)
-	return silent >= limit && others.After(s.since.Add(limit/2))
+	if silent < limit {
+		return false
+	}
+	since := ticks(s.since.Add(limit / 2))
+	return slices.ContainsFunc(all, func(o *Worker) bool {
+		return o != w && (o.progress.lastOutput.Load() > since || w.Health.Reach().Away() && o.progress.lastAnswer.Load() > since)
+	})
 }
 
 // markHung records that a worker is hung, and marks it down. The worker then gets one

@@ -183,6 +183,41 @@ func TestWorkerHangs(t *testing.T) {
 	}
 }
 
+// TestFrozenWorkerHasTheLastWork has a worker freeze while it has the only stream of the pool. The other one
+// answers the router's questions.
+func TestFrozenWorkerHasTheLastWork(t *testing.T) {
+	soon := hungAfter + (hungChecks-1)*hungCheck
+	for name, v := range map[string]struct {
+		away, answers bool
+		want          time.Duration
+	}{
+		"frozen":                    {true, true, soon},
+		"it answers questions":      {false, true, 0},
+		"nobody answers a question": {true, false, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFlowTest(t)
+			f.begin(f.a, KindStream, 10)
+			got := time.Duration(0)
+			for i := range 300 {
+				if v.away {
+					f.a.Health.recordAway(f.now, Unresponsive)
+				}
+				if v.answers {
+					f.b.progress.lastAnswer.Store(ticks(f.now))
+				}
+				if f.pass(hungCheck) > 0 {
+					got = time.Duration(i+1) * hungCheck
+					break
+				}
+			}
+			if got != v.want || f.b.IsHung() {
+				t.Errorf("found to hang after %v, want %v", got, v.want)
+			}
+		})
+	}
+}
+
 // TestOneLateByteIsEnough stands still for so long that a check sees it.
 func TestOneLateByteIsEnough(t *testing.T) {
 	f := newFlowTest(t)

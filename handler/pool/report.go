@@ -173,6 +173,7 @@ func (p *Pool) RecordOwnRequest(ctx context.Context, w *Worker, status int, err 
 	var dial reverseproxy.DialError
 	switch {
 	case status != 0:
+		w.progress.lastAnswer.Store(ticks(time.Now()))
 		p.answered(w)
 	case errors.Is(ctx.Err(), context.Canceled): // the configuration has ended
 	case Refused(err):
