@@ -155,7 +155,7 @@ func (h *Handler) newReader() *plan.Reader {
 		MaxBody: h.MaxBody, Sessions: h.sessionRules(), InjectsUsage: h.InjectUsage,
 		Strict: h.StrictNVExt, Direct: h.RequirePin, EnforcesSalt: h.EnforceCacheSalt,
 		MergesModels: h.MergeModels == nil || *h.MergeModels, Grants: h.grants,
-		Memory: &p.Memory, Ratios: &p.Ratios, Hashing: p.Hashing, Adapter: p.Adapter, OnlyModel: p.OnlyModel, TakesTokens: h.prober.TakesTokenData,
+		Memory: &p.Memory, Ratios: &p.Ratios, Hashing: p.Hashing, Adapter: p.Adapter, Canonical: p.Canonical, OnlyModel: p.OnlyModel, TakesTokens: h.prober.TakesTokenData,
 		Transfers: p.Transfers,
 		TTL:       func() time.Duration { return time.Duration(p.Settings.Load().TTL) },
 		Waiting:   func() uint64 { return uint64(p.Waiting()) },

@@ -74,7 +74,7 @@ func sessionNamed(r *http.Request, p *pool.Pool) (affinity.Entry, error) {
 		}
 	} else {
 		of := affinity.Tenant{q.Get("scope"), q.Get("tenant")}
-		key = p.Secret().Session(p.Secret().Identity(strings.TrimSpace(name)), of, q.Get("model"))
+		key = p.Secret().Session(p.Secret().Identity(strings.TrimSpace(name)), of, p.Canonical(q.Get("model")))
 	}
 	b, ok, err := p.Sessions.Peek(r.Context(), key)
 	switch {

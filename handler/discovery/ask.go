@@ -105,7 +105,7 @@ func readModels(body []byte) *pool.ModelList {
 	data.ForEach(func(_, entry gjson.Result) bool {
 		if id := entry.Get("id"); id.Type == gjson.String {
 			parent := entry.Get("parent").Str
-			list.Add(pool.ModelEntry{ID: id.Str, Raw: entry.Raw}, parent != "" && parent != id.Str)
+			list.Add(pool.ModelEntry{ID: id.Str, Raw: entry.Raw, Root: entry.Get("root").Str}, parent != "" && parent != id.Str)
 		}
 		return len(list.Entries) < pool.MaxModels
 	})

@@ -65,7 +65,7 @@ func testHandler(t testing.TB, dials ...string) *harness {
 	h.reader = &plan.Reader{
 		MaxBody: 64 << 20, Grants: func(*http.Request) nvext.Grants { return 0 },
 		Memory: &h.pool.Memory, Ratios: &h.pool.Ratios, Hashing: h.pool.Hashing, Adapter: h.pool.Adapter,
-		TakesTokens: func(string) bool { return true }, OnlyModel: func() string { return "" }, TTL: func() time.Duration { return time.Minute },
+		TakesTokens: func(string) bool { return true }, Canonical: func(model string) string { return model }, OnlyModel: func() string { return "" }, TTL: func() time.Duration { return time.Minute },
 		Waiting: func() uint64 { return 0 }, Transfers: h.pool.Transfers,
 	}
 	return h

@@ -33,6 +33,7 @@ type Reader struct {
 	Ratios      *kvscore.Ratios
 	Hashing     func() api.Options
 	Adapter     func(model string) (name string, known bool) // the LoRA adapter that a model's name stands for, if any
+	Canonical   func(model string) string                    // the one name of a model that has several
 	OnlyModel   func() string                                // the model of requests that name none; empty if there are several
 	TakesTokens func(api string) bool                        // all engines take nvext.token_data in the API
 	Transfers   func() bool                                  // engines transfer prompts to each other
@@ -239,6 +240,9 @@ func (rd *Reader) infer(r *http.Request, p *Plan) error {
 	req, data := p.Request, p.Body.Buffer.Data
 	p.Response = req.PreviousResponse
 	req.SetSalt(p.Ext.Salt(req.Salt))
+	if name := rd.Canonical(req.Model); name != req.Model {
+		req.SetModel(name) // not p.Model: a worker may serve only some of the names
+	}
 	if p.Ext.TokenCount > 0 && rd.TakesTokens(p.Name) {
 		p.Given = req.Give(req.NVExt[p.Ext.TokenSpan.Start:p.Ext.TokenSpan.End], p.hashing)
 	}

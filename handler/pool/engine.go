@@ -62,6 +62,9 @@ func (w *Worker) describe(set WorkerSettings, info engine.Info) (changed bool) {
 // the worker.
 func (p *Pool) SetInfo(w *Worker, info engine.Info) bool {
 	defer p.queue.reviewAll() // after the unlock: the worker's limit may have changed
+	if info.Type != w.Engine().Type {
+		defer p.findAliases()
+	}
 	p.members.mu.Lock()
 	defer p.members.mu.Unlock()
 	if p.workers[w.Dial] != w {

@@ -26,9 +26,10 @@ type ModelList struct {
 	Entries  []ModelEntry // in its order
 }
 
-// ModelEntry is a model's id, and its JSON in the list.
+// ModelEntry is a model's id, its JSON in the list, and its root there. Names with one root may be one
+// model.
 type ModelEntry struct {
-	ID, Raw string
+	ID, Raw, Root string
 }
 
 // MaxModels is how many models of a worker's list the router reads.
@@ -115,6 +116,7 @@ func (p *Pool) LearnModels(w *Worker, list *ModelList, logger *zap.Logger) {
 		return
 	}
 	w.list.Store(list)
+	p.findAliases()
 	if same || list == nil && old == nil {
 		return
 	}
@@ -156,7 +158,7 @@ func (w *Worker) recallModels(models []journal.Model) {
 // entryOf returns the entry of a model of which only the id is known.
 func entryOf(id string) ModelEntry {
 	name := rawjson.AppendString(nil, id)
-	return ModelEntry{id, `{"id":` + string(name) + `,"object":"model","created":0,"owned_by":"kv_router"}`}
+	return ModelEntry{ID: id, Raw: `{"id":` + string(name) + `,"object":"model","created":0,"owned_by":"kv_router"}`}
 }
 
 // ModelsBeside returns the id and the JSON of each model that the offered workers serve. It leaves
@@ -210,7 +212,7 @@ func (p *Pool) Adapter(model string) (name string, known bool) {
 }
 
 // OnlyModel returns the model that requests mean which name none: the one that all workers list
-// beside adapters. It is empty if there is none, or several.
+// beside adapters, by its canonical name. It is empty if there is none, or several.
 func (p *Pool) OnlyModel() (model string) {
 	p.members.mu.RLock()
 	defer p.members.mu.RUnlock()
@@ -220,10 +222,11 @@ func (p *Pool) OnlyModel() (model string) {
 			if own != nil && own.Adapters[e.ID] {
 				continue
 			}
-			if model != "" && e.ID != model {
+			name := p.Canonical(e.ID)
+			if model != "" && name != model {
 				return ""
 			}
-			model = e.ID
+			model = name
 		}
 	}
 	return model

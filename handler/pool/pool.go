@@ -41,6 +41,7 @@ type Pool struct {
 	Scheduler *kvscore.Scheduler
 	members
 	prompts
+	aliases aliases
 	configs
 	joined joined
 	conversations
@@ -200,6 +201,7 @@ func (p *Pool) Agree(config *prometheus.Registry, s *Settings) (*SharedSettings,
 // Apply replaces the pool's settings, and returns whether they changed.
 func (p *Pool) Apply(s *Settings) bool {
 	defer p.queue.reviewAll() // after the unlock
+	defer p.findAliases()
 	p.members.mu.Lock()
 	defer p.members.mu.Unlock()
 	p.adoptBlockSize(s)

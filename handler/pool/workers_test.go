@@ -99,7 +99,7 @@ func TestNothingIsKeptOfUnnamedWorkersThoughManyGo(t *testing.T) {
 // and other entries.
 func TestEqualModelListIsNoNews(t *testing.T) {
 	list := func(raw string) *ModelList {
-		return &ModelList{IDs: map[string]bool{"x": true}, Entries: []ModelEntry{{"x", raw}}}
+		return &ModelList{IDs: map[string]bool{"x": true}, Entries: []ModelEntry{{ID: "x", Raw: raw}}}
 	}
 	p, first, other := testPool(t, wanted()), list("1"), list("2")
 	w := p.Worker(one)
