@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -15,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 	"github.com/caddy-kvrouter/kvrouter/tests/valkey"
 )
@@ -372,5 +375,62 @@ func TestShareFaults(t *testing.T) {
 		t.Error("a router killed:", row)
 	} else {
 		t.Logf("%-42s %s", "one of three routers killed", row)
+	}
+}
+
+// forwarder is an address that leads to a server, as a balancer's does. Connections stay where they are.
+type forwarder struct {
+	addr string
+	to   atomic.Pointer[string]
+}
+
+func startForwarder(t *testing.T, to string) *forwarder {
+	t.Helper()
+	ln, err := canned.Listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ln.Close() })
+	f := &forwarder{addr: ln.Addr().String()}
+	f.to.Store(&to)
+	go func() {
+		for {
+			client, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			server, err := net.Dial("tcp", *f.to.Load())
+			if err != nil {
+				_ = client.Close()
+				continue
+			}
+			pipe := func(a, b net.Conn) {
+				_, _ = io.Copy(a, b)
+				_, _ = a.Close(), b.Close()
+			}
+			go pipe(client, server)
+			go pipe(server, client)
+		}
+	}()
+	return f
+}
+
+// TestFailoverBehindOneAddress has the server of share refuse to write, while the address leads to
+// another one. Connections to the old server live on.
+func TestFailoverBehindOneAddress(t *testing.T) {
+	first, second := startValkey(t), startValkey(t)
+	at := startForwarder(t, first.Addr)
+	e := startSimulated(t, engine.Config{})
+	s := startCaddy(t, simulated([]*engine.Engine{e}, "share redis://"+at.addr+"/0"))
+	s.mustChat(t, simChat("hello"))
+	s.awaitRouters(t, 0)
+	at.to.Store(&second.Addr)
+	if err := first.Demote(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 10*time.Second, "the error", func() bool { return strings.Contains(s.sharing(t).Error, "READONLY") })
+	s.awaitRouters(t, 0)
+	if answer, err := second.Ask("EXISTS", "kv_router:{default}:journal"); err != nil || !strings.Contains(answer, "1") {
+		t.Errorf("the new primary has no stream: %q, %v", answer, err)
 	}
 }

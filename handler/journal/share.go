@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
@@ -118,6 +119,8 @@ type Sharer struct {
 	id     uint64
 	outlet *Outlet
 	stream Stream
+	redial func()      // ends the use of the stream
+	stale  atomic.Bool // the stream must be dialed anew
 
 	// of the writer alone
 	encoder Encoder
@@ -177,7 +180,7 @@ func (s *Sharer) Run(ctx context.Context, o *Outlet) {
 			s.mu.Lock()
 			s.claims, _ = stream.(Claims)
 			s.mu.Unlock()
-			for ctx.Err() == nil {
+			for ctx.Err() == nil && !s.stale.Swap(false) {
 				s.share(ctx)
 			}
 			stream.Close()
@@ -185,8 +188,13 @@ func (s *Sharer) Run(ctx context.Context, o *Outlet) {
 	}
 }
 
-// share reads and writes until the context ends, or the keys change.
+// share reads and writes until the context ends, the keys change, or the stream is stale.
 func (s *Sharer) share(ctx context.Context) {
+	ctx, s.redial = context.WithCancel(ctx)
+	defer func() {
+		s.redial()
+		s.redial = nil
+	}()
 	for {
 		within, end := context.WithTimeout(ctx, sendWithin)
 		_, err := s.agree(within)
@@ -200,12 +208,10 @@ func (s *Sharer) share(ctx context.Context) {
 	}
 	s.id, s.number, s.anew = rand.Uint64(), 0, 0 //nolint:gosec // only differs
 	defer s.Follower.Close()
-	ctx, end := context.WithCancel(ctx)
-	defer end()
 	var reads sync.WaitGroup
 	reads.Go(func() { s.readAll(ctx) })
 	s.writeAll(ctx)
-	end()
+	s.redial()
 	reads.Wait()
 }
 
@@ -230,6 +236,10 @@ func (s *Sharer) fail(ctx context.Context, err error) {
 	s.mu.Unlock()
 	s.Failed(err)
 	pause(ctx, again)
+	if isStale(err) && s.redial != nil {
+		s.stale.Store(true)
+		s.redial()
+	}
 }
 
 func pause(ctx context.Context, d time.Duration) {

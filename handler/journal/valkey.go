@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -19,6 +20,18 @@ type Valkey struct {
 	client valkey.Client
 	pool   string       // what its keys begin with
 	latest atomic.Int64 // the server's time of the last Append, Unix milliseconds; 0 if there was none
+}
+
+// isStale returns whether only a new connection can help: the server at the other end is not the primary
+// any more, or does not know the password. An address may lead to another server by now, and the
+// password may be another one.
+func isStale(err error) bool {
+	answer, ok := errors.AsType[*valkey.ValkeyError](err)
+	if !ok {
+		return false
+	}
+	word, _, _ := strings.Cut(answer.Error(), " ")
+	return slices.Contains([]string{"READONLY", "LOADING", "MASTERDOWN", "NOAUTH", "WRONGPASS"}, word)
 }
 
 // readAtOnce bounds the entries of one read.

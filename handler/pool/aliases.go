@@ -12,7 +12,7 @@ import (
 
 // aliases are the models that have several names.
 type aliases struct {
-	mu sync.Mutex                        // of those who write
+	mu sync.Mutex                        // of findAliases
 	of atomic.Pointer[map[string]string] // from a name to the model's own
 }
 
@@ -26,8 +26,8 @@ func (p *Pool) Canonical(model string) string {
 }
 
 // findAliases finds the models with several names anew. An engine of vLLM or SGLang has one base model,
-// and lists it under each name with the same root. Of the names, the first in alphabetical order is
-// the model's own, so that all routers agree.
+// and lists it under each name with the same root. The first name in alphabetical order is the model's
+// own, so that all routers agree.
 func (p *Pool) findAliases() {
 	a := &p.aliases
 	a.mu.Lock()

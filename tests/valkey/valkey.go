@@ -76,6 +76,16 @@ func (s *Server) Restart() error {
 	}
 }
 
+// Demote makes the server refuse to write, as after a failover.
+func (s *Server) Demote() error {
+	if s.inside != nil {
+		s.inside.SetError("READONLY You can't write against a read only replica.")
+		return nil
+	}
+	_, err := s.Ask("REPLICAOF", "127.0.0.1", "1")
+	return err
+}
+
 // Ask sends one command, and returns the beginning of the answer.
 func (s *Server) Ask(words ...string) (string, error) { return s.AskAs("", words...) }
 
