@@ -218,8 +218,8 @@ func viewWorker(p *pool.Pool, w *pool.Worker, t time.Time, proxy map[string]prox
 	running, limit := w.Running()
 	v := workerView{
 		ID: w.ID, Dial: w.Dial, Static: set.Upstreams[w.Dial], Role: w.Engine().Role(), Taints: w.Tainted(),
-		Draining: asked || configured, DrainAsked: asked, DrainConfigured: configured,
-		Drained: (asked || configured) && load.Requests == 0,
+		Draining: w.Draining(), DrainAsked: asked, DrainConfigured: configured,
+		Drained: w.Draining() && load.Requests == 0,
 		Engine:  viewEngine(p, w), Health: viewHealth(w, &load, t, proxy), Hits: viewHits(w),
 		Load: loadView{
 			Booked: load.Booked, Running: running, MaxRunning: limit, LimitSource: limitSource(set.Worker(w.Dial), limit),

@@ -105,6 +105,12 @@ func readModels(body []byte) *pool.ModelList {
 	data.ForEach(func(_, entry gjson.Result) bool {
 		if id := entry.Get("id"); id.Type == gjson.String {
 			parent := entry.Get("parent").Str
+			if entry.Get("status.value").Str == "loaded" { // llama.cpp's router
+				if list.Loaded == nil {
+					list.Loaded = make(map[string]bool)
+				}
+				list.Loaded[id.Str] = true
+			}
 			list.Add(pool.ModelEntry{ID: id.Str, Raw: entry.Raw, Root: entry.Get("root").Str}, parent != "" && parent != id.Str)
 		}
 		return len(list.Entries) < pool.MaxModels

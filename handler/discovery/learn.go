@@ -45,6 +45,8 @@ func (x *Watch) learn(info engine.Info) {
 		x.pool.Incidents.Raise(t, incidentShared, x.pool.Logger)
 	case changed, before.Type != "" && info.Type != before.Type:
 		x.pool.Restarted(x.worker)
+	case info.Asleep && !before.Asleep:
+		x.pool.FellAsleep(x.worker)
 	}
 }
 

@@ -8,6 +8,8 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 func testPool(t *testing.T, s *pool.Settings) *pool.Pool {
@@ -234,5 +236,33 @@ func TestTheSilentAreAskedLessAndLess(t *testing.T) {
 	}
 	if most := int(24*time.Hour/askedLess) + 10; asked > most || asked < most/2 {
 		t.Errorf("asked %d times in a day, want up to %d", asked, most)
+	}
+}
+
+// TestSleepingEngineDrains has an engine fall asleep, and wake up without its cache.
+func TestSleepingEngineDrains(t *testing.T) {
+	p := testPool(t, wanted(pool.WorkerSettings{Dial: "a:1"}))
+	info := engine.Info{Type: engine.VLLM, Life: "1", BlockSize: 16}
+	w := tell(p, "a:1", info)
+	var sel kvscore.Selection
+	r := &kvscore.Request{Prompt: cache.Prompt{Blocks: []uint64{1, 2, 3}, BlockTokens: 16, Tokens: 48}}
+	_, l := p.Scheduler.Select(time.Now(), r, []kvscore.Target{w.Target(0)}, 0, nil, &sel)
+	l.End(true, nil)
+	if w.Draining() || p.Load(time.Now(), w).CachedTokens == 0 {
+		t.Fatal("it drains, or holds nothing")
+	}
+	info.Asleep = true
+	tell(p, "a:1", info)
+	if !w.Draining() || !w.Asleep() || p.Load(time.Now(), w).CachedTokens > 0 {
+		t.Error("an engine that sleeps does not drain, or has a cache")
+	}
+	p.Drain(w)
+	info.Asleep = false
+	tell(p, "a:1", info)
+	if w.Asleep() || !w.Draining() {
+		t.Error("it is asleep, or the operator's drain is over")
+	}
+	if p.EndDrain(w); w.Draining() {
+		t.Error("it drains")
 	}
 }

@@ -10,19 +10,20 @@ import (
 	"go.uber.org/zap"
 )
 
-// score returns the scheduler's view of the request: the plan's, with the client's preferred
-// taints and the target of the session or of its parent.
+// score returns the scheduler's view of the request: the plan's, with the client's preferred taints
+// and the target of the session or of its parent. Workers that must load the model cost more.
 func (rt *route) score(c *pool.Candidates) *kvscore.Request {
 	prefers := rt.plan.Ext.RoutingConstraints.PreferredTaints
 	home := rt.turn.Warm()
 	apart, ways := rt.partings(c)
-	if len(prefers) == 0 && home == (kvscore.Target{}) && ways == nil {
+	loads := rt.plan.Model != "" && slices.ContainsFunc(c.Workers, (*pool.Worker).LoadsOnDemand)
+	if len(prefers) == 0 && !loads && home == (kvscore.Target{}) && ways == nil {
 		return &rt.plan.Score
 	}
 	scored := &c.Scored
 	*scored = rt.plan.Score // the plan does not change
 	scored.Home, scored.Apart, scored.Ways = home, apart, ways
-	if len(prefers) == 0 {
+	if len(prefers) == 0 && !loads {
 		return scored
 	}
 	c.Factors = slices.Grow(c.Factors[:0], len(c.Workers))[:len(c.Workers)]
@@ -34,7 +35,7 @@ func (rt *route) score(c *pool.Candidates) *kvscore.Request {
 				sum += float64(taint.Weight)
 			}
 		}
-		scored.Factors[i] = preference(sum)
+		scored.Factors[i] = preference(sum) * w.LoadFactor(rt.plan.Model)
 	}
 	return scored
 }

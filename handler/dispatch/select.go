@@ -101,6 +101,7 @@ func (d *Dispatch) seat(ctx context.Context) error {
 	}
 	a.counts = d.Pool.Figures(a.Worker, d.plan.Model)
 	d.attempt = a // at once: End ends it if anything below panics
+	a.Worker.Requested(d.plan.Model)
 	a.reason = d.reasonOf(a.Unpriced, &a.Terms)
 	d.attempts++
 	d.turn.Choose(a.Target)

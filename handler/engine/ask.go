@@ -56,6 +56,8 @@ type Info struct { // one member for each fact
 	MooncakeIDs string `json:"-"`
 	// KVEvents says where it publishes its KV events.
 	KVEvents KVEvents `json:"-"`
+	// Asleep says that the engine has given its memory away, and answers no inference until it is woken.
+	Asleep bool `json:"asleep,omitzero"`
 	// Started is when the server's process started.
 	Started time.Time `json:"started,omitzero"`
 	// Life changes with each start of the server. It is empty if the server reports

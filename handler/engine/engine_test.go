@@ -98,6 +98,18 @@ var sites = []struct {
 		pathModels:  `{"data":[{"id":"m","owned_by":"vllm"}]}`,
 		pathMetrics: "vllm:cache_config_info{engine=\"4\",block_size=\"16\",num_gpu_blocks=\"None\"} 1\nvllm:cache_config_info{engine=\"5\",block_size=\"16\"} 1\n",
 	}, Info{Type: VLLM, BlockSize: 16}},
+	{"vLLM that sleeps", site{
+		pathModels: `{"data":[{"id":"m","owned_by":"vllm"}]}`,
+		pathMetrics: "vllm:engine_sleep_state{engine=\"0\",sleep_state=\"awake\"} 0.0\n" +
+			"vllm:engine_sleep_state{engine=\"0\",sleep_state=\"weights_offloaded\"} 1.0\n",
+	}, Info{Type: VLLM, Asleep: true}},
+	{"vLLM that is awake", site{
+		pathModels:  `{"data":[{"id":"m","owned_by":"vllm"}]}`,
+		pathMetrics: "vllm:engine_sleep_state{engine=\"0\",sleep_state=\"awake\"} 1.0\n", pathSleep: `{"is_sleeping":true}`,
+	}, Info{Type: VLLM}},
+	{"older vLLM that sleeps", site{
+		pathModels: `{"data":[{"id":"m","owned_by":"vllm"}]}`, pathSleep: `{"is_sleeping":true}`,
+	}, Info{Type: VLLM, Asleep: true}},
 	{"SGLang", site{
 		pathModels: `{"data":[{"id":"m","owned_by":"sglang","max_model_len":131072}]}`,
 		pathServerInfo: `{"page_size":64,"dp_size":4,"max_running_requests":null,"disable_radix_cache":false,"random_seed":42,"max_total_num_tokens":20480,` +

@@ -70,8 +70,12 @@ func (s *server) isVLLM() bool {
 func (s *server) readVLLM(info *Info) {
 	info.ContextTokens = s.contextTokens()
 	info.Version = s.version()
+	told := false
 	if status, page := s.ask(pathMetrics); status == 200 {
-		readVLLMMetrics(page, info)
+		told = readVLLMMetrics(page, info)
+	}
+	if !told { // only development servers have the page
+		info.Asleep = s.json(pathSleep).Get("is_sleeping").Type == gjson.True
 	}
 	s.readVLLMEvents(&info.KVEvents)
 	if info.KVTokens < info.ContextTokens/leastContexts {
@@ -83,14 +87,20 @@ func (s *server) readVLLM(info *Info) {
 // context: vLLM does not start with less.
 const leastBlocks, leastContexts = 16, 8
 
+// pathSleep says whether a vLLM sleeps.
+const pathSleep = "/is_sleeping"
+
 // readVLLMMetrics reads vllm:cache_config_info, which each rank has, and
-// process_start_time_seconds, which is missing if API servers share a page.
-func readVLLMMetrics(page []byte, info *Info) {
-	const start, config = "process_start_time_seconds", "vllm:cache_config_info"
+// process_start_time_seconds, which is missing if API servers share a page. It returns whether the
+// page says that the engine sleeps, or not: older versions do not.
+func readVLLMMetrics(page []byte, info *Info) (tellsSleep bool) {
+	const start, config, sleep = "process_start_time_seconds", "vllm:cache_config_info", "vllm:engine_sleep_state"
 	ranks := make(map[string]bool)
 	var caches []sample
-	for _, s := range samplesOf(page, start, config) {
+	for _, s := range samplesOf(page, start, config, sleep) {
 		switch {
+		case s.name == sleep:
+			tellsSleep, info.Asleep = true, info.Asleep || s.labels["sleep_state"] != "awake" && s.value == 1
 		case s.name == config:
 			ranks[s.labels["engine"]] = true
 			caches = append(caches, s)
@@ -103,6 +113,7 @@ func readVLLMMetrics(page []byte, info *Info) {
 		info.addVLLMCache(&caches[i], len(ranks))
 	}
 	info.DPSize = ranksOf(ranks)
+	return tellsSleep
 }
 
 // addVLLMCache records the cache of one of some ranks. The smallest one counts. num_gpu_blocks

@@ -22,8 +22,8 @@ type Valkey struct {
 	latest atomic.Int64 // the server's time of the last Append, Unix milliseconds; 0 if there was none
 }
 
-// isStale returns whether only a new connection can help: the server at the other end is not the primary
-// any more, or does not know the password. An address may lead to another server by now, and the
+// isStale returns whether only a new connection can help. The server at the other end is not the primary
+// any more, or does not know the password. The address may lead to another server by now, and the
 // password may be another one.
 func isStale(err error) bool {
 	answer, ok := errors.AsType[*valkey.ValkeyError](err)

@@ -51,6 +51,12 @@ func (w *Worker) describe(set WorkerSettings, info engine.Info) (changed bool) {
 		e.Type = set.Engine
 	}
 	w.engine.Store(&e)
+	if info.Asleep {
+		w.drain.Or(drainAsleep)
+	} else {
+		w.drain.And(^drainAsleep)
+	}
+	w.findOnDemand()
 	tokens, alone := e.Room()
 	w.room.tokens.Store(tokens)
 	w.room.alone.Store(alone)
@@ -96,6 +102,9 @@ func (p *Pool) recallLife(w *Worker, life string) bool {
 
 // Restarted clears a worker's cache model, because its engine has restarted or is another one.
 func (p *Pool) Restarted(w *Worker) { p.clear(w, clearedRestarted) }
+
+// FellAsleep clears a worker's cache model, because its engine sleeps.
+func (p *Pool) FellAsleep(w *Worker) { p.clear(w, clearedAsleep) }
 
 // lostCache records that a target has lost its cache, as its engine's counts of cached tokens show.
 // Discovery asks the engine soon whether it is another one.

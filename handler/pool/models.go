@@ -23,7 +23,9 @@ type ModelList struct {
 	IDs map[string]bool
 	// Adapters are those of IDs that are LoRA adapters of another model.
 	Adapters map[string]bool
-	Entries  []ModelEntry // in its order
+	// Loaded are those of IDs that are loaded now, if the worker says that.
+	Loaded  map[string]bool
+	Entries []ModelEntry // in its order
 }
 
 // ModelEntry is a model's id, its JSON in the list, and its root there. Names with one root may be one
@@ -116,6 +118,7 @@ func (p *Pool) LearnModels(w *Worker, list *ModelList, logger *zap.Logger) {
 		return
 	}
 	w.list.Store(list)
+	w.findOnDemand()
 	p.findAliases()
 	if same || list == nil && old == nil {
 		return

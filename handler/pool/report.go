@@ -108,6 +108,7 @@ func (w *Worker) isWorse(t time.Time, o *Outcome) bool {
 const (
 	clearedRefused   = "refused"   // nothing listened at its address
 	clearedRestarted = "restarted" // its engine has restarted, or is another one
+	clearedAsleep    = "asleep"    // its engine sleeps
 	clearedMismatch  = "mismatch"  // it reports far fewer cached tokens than predicted
 )
 

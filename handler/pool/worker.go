@@ -23,6 +23,7 @@ type Worker struct {
 	configured atomic.Pointer[map[string]bool] // the operator's list; nil if there is none
 	slots      *slots
 	room       room
+	onDemand   onDemand
 	drain      atomic.Uint32 // reasons, see drainConfigured
 	serves     atomic.Uint32 // see serves
 	// drainVersion counts the calls of all routers' admin APIs that began or ended a drain.
@@ -116,6 +117,7 @@ const (
 	drainConfigured uint32 = 1 << iota
 	drainAsked             // by the admin API
 	drainMoves             // by the admin API, and streams are moved away
+	drainAsleep            // the engine sleeps
 )
 
 // Draining returns whether the worker gets no new requests.
@@ -126,6 +128,9 @@ func (w *Worker) Drains() (asked, configured bool) {
 	reasons := w.drain.Load()
 	return reasons&drainAsked != 0, reasons&drainConfigured != 0
 }
+
+// Asleep returns whether the worker drains because its engine sleeps.
+func (w *Worker) Asleep() bool { return w.drain.Load()&drainAsleep != 0 }
 
 // Drain lets the worker get no new requests, by the admin API's wish. It returns whether the
 // worker got some before.
