@@ -100,7 +100,9 @@ func (a *attempt) judgeFailure(ctx context.Context, resent bool, err error) verd
 // failureOutcome returns what an attempt without an answer has shown of its worker.
 func (a *attempt) failureOutcome(err error) pool.Outcome {
 	o := a.shows(pool.OutcomeBroken, err.Error())
-	if pool.Refused(err) {
+	if pool.Limited(err) {
+		o.Kind = pool.OutcomeLimited
+	} else if pool.Refused(err) {
 		o.Kind = pool.OutcomeRefused
 	} else if _, unconnected := errors.AsType[reverseproxy.DialError](err); unconnected {
 		o.Kind = pool.OutcomeUnreachable

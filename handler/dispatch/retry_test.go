@@ -87,6 +87,8 @@ func TestFailedConnectionsAreAbsences(t *testing.T) {
 		{reverseproxy.NewDialError(errors.New("dial tcp 10.0.0.1:8000: i/o timeout")), pool.OutcomeUnreachable},
 		{reverseproxy.NewDialError(errors.New("dial tcp: lookup gpu-1: no such host")), pool.OutcomeUnreachable},
 		{reverseproxy.NewDialError(errors.New("dial tcp: lookup gpu-1 on 10.0.0.2:53: dial udp 10.0.0.2:53: connect: connection refused")), pool.OutcomeUnreachable},
+		{reverseproxy.NewDialError(errors.New("dial tcp 10.0.0.1:8000: socket: too many open files")), pool.OutcomeLimited},
+		{reverseproxy.NewDialError(errors.New("dial tcp 10.0.0.1:8000: connect: cannot assign requested address")), pool.OutcomeLimited},
 		{errors.New("read tcp 10.0.0.2:1->10.0.0.1:8000: connection reset by peer"), pool.OutcomeBroken},
 	} {
 		o := d.attempt.judge(t.Context(), nil, false, v.err).outcome

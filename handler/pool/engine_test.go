@@ -59,6 +59,29 @@ func TestMirrorIsClearedOnAllRanks(t *testing.T) {
 	}
 }
 
+// TestOwnLimitsMarkNobodyDown has the router run out of what a connection needs, for a client's request
+// and for questions of its own.
+func TestOwnLimitsMarkNobodyDown(t *testing.T) {
+	p := testPool(t, wanted(WorkerSettings{Dial: "a:1"}))
+	w := p.Worker("a:1")
+	for _, text := range []string{
+		"dial tcp 10.0.0.1:8000: socket: too many open files", "dial tcp: lookup gpu-1: dial udp: socket: too many open files in system",
+		"dial tcp 10.0.0.1:8000: connect: cannot assign requested address", "dial tcp 10.0.0.1:8000: socket: no buffer space available",
+	} {
+		err := reverseproxy.NewDialError(errors.New(text))
+		if !Limited(err) {
+			t.Errorf("%v: the worker is blamed", err)
+		}
+		for range 3 {
+			p.RecordOwnRequest(t.Context(), w, 0, err)
+			p.Report(w, Outcome{Kind: OutcomeLimited, Begun: time.Now(), Why: text})
+		}
+	}
+	if s := w.Health.State(time.Now()); !s.Well || s.Away || len(p.Incidents.Open(time.Now())) != 1 {
+		t.Errorf("health %+v, conditions %+v", s, p.Incidents.Open(time.Now()))
+	}
+}
+
 // TestUnansweredQuestionsMarkDown has a worker accept connections and answer no
 // question. One may be lost; a worker that sends tokens may be busy. Its cache is
 // not gone.

@@ -3,6 +3,7 @@ package pool
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -25,6 +26,7 @@ const (
 	OutcomeBroken                         // no answer, or an answer that broke off or came too late
 	OutcomeBusy                           // the worker answered that it takes no requests now
 	OutcomeErrored                        // an error that may be the worker's fault
+	OutcomeLimited                        // the router's own system has no room for a connection
 )
 
 // Outcome is the result of an attempt.
@@ -69,6 +71,8 @@ func (p *Pool) Report(w *Worker, o Outcome) {
 			o.Why = "most answers are errors, unlike those of other workers: " + o.Why
 			p.markDown(w, t, &o)
 		}
+	case OutcomeLimited:
+		p.limited(t, o.Why)
 	}
 }
 
@@ -177,6 +181,8 @@ func (p *Pool) RecordOwnRequest(ctx context.Context, w *Worker, status int, err 
 		w.progress.lastAnswer.Store(ticks(time.Now()))
 		p.answered(w)
 	case errors.Is(ctx.Err(), context.Canceled): // the configuration has ended
+	case Limited(err):
+		p.limited(time.Now(), err.Error())
 	case Refused(err):
 		p.away(w, refusing, err.Error())
 	case errors.As(err, &dial):
@@ -206,6 +212,21 @@ func Refused(err error) bool {
 	text := err.Error()
 	return strings.Contains(text, syscall.ECONNREFUSED.Error()) &&
 		!strings.Contains(text, "lookup ") && !strings.Contains(text, "proxyconnect ")
+}
+
+// Limited returns whether a limit of the router's own system has prevented a connection. That says
+// nothing of the worker. See Refused for why it reads the text.
+func Limited(err error) bool {
+	return slices.ContainsFunc(ownLimits, func(limit syscall.Errno) bool { return strings.Contains(err.Error(), limit.Error()) })
+}
+
+var ownLimits = []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.EADDRNOTAVAIL}
+
+// limited raises the condition of such a limit.
+func (p *Pool) limited(t time.Time, why string) {
+	p.Incidents.Raise(t, "the router's own system has no room for a connection", func() *zap.Logger {
+		return p.Logger().With(zap.String("error", why))
+	})
 }
 
 // noteOutliers raises a condition while errors set a worker apart from its peers.
