@@ -26,8 +26,8 @@ const (
 )
 
 // Ratios learns the bytes per token of each model, for each kind of text (see [TextBlock]).
-// It keeps 1024 models; another one takes the place of any of them. The zero value is ready for
-// use by many goroutines.
+// It keeps 1024 models; another one takes the place of one with few texts. The zero value is ready
+// for use by many goroutines.
 type Ratios struct {
 	// Seed keys the hashes of models' names, so that clients cannot choose colliding names.
 	// After the first use, only Rekey changes it.
@@ -42,6 +42,7 @@ type Ratios struct {
 type textRatios struct {
 	tokens  [cache.Kinds]float64
 	learned bool
+	texts   int // learned from
 
 	size    int                 // block size of weights, in bytes
 	weights *[cache.Kinds]int32 // nil until computed
@@ -99,6 +100,7 @@ func (t *textRatios) learn(bytes *[cache.Kinds]float64, tokens float64) {
 		t.tokens[k] = min(max(t.tokens[k]*math.Exp(by), 1/maxRatio), 1/minRatio)
 	}
 	t.learned, t.weights = true, nil
+	t.texts++
 }
 
 // Rekey replaces the Seed. It forgets the models, and what all have in common stays.
@@ -144,16 +146,23 @@ func (r *Ratios) Learn(model string, blocks []uint64, past float64, size int, to
 	m.learn(&bytes, tokens)
 }
 
-// add adds a model by the hash of its name. At the bound it replaces any other. The lock is held.
+// add adds a model by the hash of its name. At the bound it replaces the one of some that has the
+// fewest texts: one client may invent many names. The lock is held.
 func (r *Ratios) add(name uint64, m *textRatios) {
 	if r.models == nil {
 		r.models = make(map[uint64]*textRatios)
 	}
-	for other := range r.models {
-		if len(r.models) < maxRatios {
-			break
+	if len(r.models) >= maxRatios {
+		least, fewest, seen := uint64(0), math.MaxInt, 0
+		for other, o := range r.models {
+			if o.texts < fewest {
+				least, fewest = other, o.texts
+			}
+			if seen++; seen == 16 {
+				break
+			}
 		}
-		delete(r.models, other)
+		delete(r.models, least)
 	}
 	r.models[name] = m
 }

@@ -119,6 +119,22 @@ func TestRatiosAreBounded(t *testing.T) {
 	runtime.KeepAlive(&r)
 }
 
+// TestInventedModelsKeepTheServedOnes has one client invent names of models between the texts of two that
+// others use.
+func TestInventedModelsKeepTheServedOnes(t *testing.T) {
+	var r Ratios
+	for i := range 4 * maxRatios {
+		if i%(maxRatios/2) == 0 {
+			learnText(&r, "a", proseText, 2)
+			learnText(&r, "b", proseText, 8)
+		}
+		learnText(&r, "invented"+strconv.Itoa(i), proseText, 4)
+	}
+	if a, b := bytesPerToken(&r, "a", proseText), bytesPerToken(&r, "b", proseText); !near(a, 2, 0.01) || !near(b, 8, 0.01) {
+		t.Errorf("%v and %v bytes a token, want 2 and 8", a, b)
+	}
+}
+
 // A new model begins as the others are, and goes all the way to its own first text.
 func TestFirstTextOfAModelCountsWhole(t *testing.T) {
 	var r Ratios
