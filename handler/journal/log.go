@@ -142,12 +142,11 @@ func (l *Log) Reset() (stays string, err error) {
 		return "", err
 	}
 	file, err := os.OpenFile(l.path, os.O_CREATE|os.O_RDWR, 0o600) //nolint:gosec // the operator's
-	if err != nil {
-		return "", err
+	if err == nil {
+		_ = l.file.Close()
+		l.file = file
 	}
-	_ = l.file.Close()
-	l.file = file
-	return l.path + unread, nil
+	return l.path + unread, err
 }
 
 // end makes the file so long.

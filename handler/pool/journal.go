@@ -191,7 +191,7 @@ func (p *Pool) keepJournal(ctx context.Context, set Journal, head *journal.Head,
 		default:
 			var stays string
 			if stays, err = log.Reset(); stays != "" {
-				p.Logger().Info("the journal begins anew, because its keys are not those of the pool", zap.String("file_before", stays))
+				p.Logger().Warn("the journal begins anew, because its keys are not those of the pool", zap.String("file_before", stays))
 			}
 		}
 	}
