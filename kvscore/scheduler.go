@@ -161,10 +161,13 @@ func (s *Scheduler) SetPage(t Target, tokens int64) {
 // booked, but do not change the cache model when they end.
 func (s *Scheduler) Clear(t Target) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if ld := s.targets[t]; ld != nil {
-		ld.slot.Lose()
+	ld := s.targets[t]
+	if ld != nil {
 		ld.keeping = keeping{}
+	}
+	s.mu.Unlock()
+	if ld != nil {
+		ld.slot.Lose()
 	}
 }
 

@@ -63,7 +63,7 @@ type Settings struct {
 
 // Caches are the cache models of all targets. Make them with [New].
 //
-// The owner serialises Open, Apply, Book, and the methods of [Slot] and [Ticket]. All others
+// The owner serialises Open, Apply, Book, and the methods of [Slot] and [Ticket] but Lose. All others
 // are safe for concurrent use, also beside those.
 type Caches struct {
 	exact *exact.Index // has locks of its own
@@ -71,7 +71,7 @@ type Caches struct {
 	mu          sync.RWMutex // guards what follows; a reader of prompts needs the read lock
 	settings    Settings
 	sent        *approx.Index
-	slots       []*Slot // by number in sent; nil if the number is free
+	slots       []*Slot // by number in sent; that of an empty closed one is free
 	feeds       feeds
 	unconfirmed unconfirmed
 }

@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"runtime"
 	"slices"
 	"sync/atomic"
 )
@@ -13,6 +14,7 @@ type Slot struct {
 	feed   atomic.Pointer[Feed] // nil without events
 	page   int64                // tokens in the smallest block that the engine reuses; 0 is unknown
 	losses uint64
+	closed bool
 	// What was used before is lost, or is what an earlier run of the router has recalled: see Last.
 	lost, recalled uint64
 }
@@ -21,7 +23,7 @@ type Slot struct {
 func (c *Caches) Open(t Target, capacity int64) *Slot {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	number := slices.Index(c.slots, nil)
+	number := slices.IndexFunc(c.slots, func(s *Slot) bool { return s.closed && c.sent.IsEmpty(s.number) })
 	if number < 0 {
 		number = len(c.slots)
 		c.slots = append(c.slots, nil)
@@ -38,20 +40,21 @@ func (c *Caches) Open(t Target, capacity int64) *Slot {
 // slotOf returns the slot of a target, or nil.
 func (c *Caches) slotOf(t Target) *Slot {
 	for _, s := range c.slots {
-		if s != nil && s.target == t {
+		if s.target == t && !s.closed {
 			return s
 		}
 	}
 	return nil
 }
 
-// Close forgets the slot, which no ticket may use. The target's feed stays.
+// Close forgets the slot, which no ticket may use. The target's feed stays. [Caches.Step] frees the
+// memory.
 func (s *Slot) Close() {
 	c := s.caches
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.sent.Clear(s.number)
-	c.slots[s.number] = nil
+	c.sent.Forget(s.number, c.sent.Now()+1)
+	s.closed = true
 	if f := s.feed.Load(); f != nil {
 		f.slot = nil
 	}
@@ -77,16 +80,21 @@ func (s *Slot) Page() int64 {
 }
 
 // Lose records that the target has lost its cache, for example by a restart. Tickets from before
-// do not change the cache model when they end.
+// do not change the cache model when they end. A large cache takes milliseconds: Lose lets others
+// have the lock in between.
 func (s *Slot) Lose() {
-	s.caches.mu.Lock()
-	defer s.caches.mu.Unlock()
-	s.lose()
-}
-
-func (s *Slot) lose() {
-	s.losses++
-	s.caches.sent.Clear(s.number)
+	c := s.caches
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for before := c.sent.Now() + 1; !s.closed && c.sent.Forget(s.number, before); {
+		c.mu.Unlock()
+		runtime.Gosched()
+		c.mu.Lock()
+	}
+	if !s.closed {
+		s.losses++
+		c.sent.Clear(s.number)
+	}
 }
 
 // Forget records that the target has lost what was used before a time: see [Ticket.Booked]. What is in

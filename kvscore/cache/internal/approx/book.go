@@ -294,12 +294,15 @@ func (x *Index) Clear(n int) {
 }
 
 // Forget removes what was touched before, on a slot: see [Index.Now]. What is in use stays. The rest
-// goes in steps: see [Index.Step].
-func (x *Index) Forget(n int, before uint64) {
-	if s := x.slot(n); s != nil {
-		s.forgets = before
-		x.settle(s)
+// goes in steps: see [Index.Step]. Forget reports whether there may be more.
+func (x *Index) Forget(n int, before uint64) (more bool) {
+	s := x.slot(n)
+	if s == nil {
+		return false
 	}
+	s.forgets = max(s.forgets, before)
+	x.settle(s)
+	return s.behind(0) && !s.busy()
 }
 
 // refresh makes a hold the most recently used.

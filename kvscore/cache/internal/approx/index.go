@@ -173,6 +173,12 @@ func (x *Index) Used(slot int) int64 {
 	return 0
 }
 
+// IsEmpty returns whether the slot holds nothing.
+func (x *Index) IsEmpty(slot int) bool {
+	s := x.slot(slot)
+	return s == nil || s.holds == 0
+}
+
 // InUse returns the tokens that requests in flight use on the slot. Shared tokens count
 // once. 0 for an unknown slot.
 func (x *Index) InUse(slot int) int64 {
