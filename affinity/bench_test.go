@@ -119,3 +119,13 @@ func BenchmarkTurn(b *testing.B) {
 		_ = u.End(background, bound.Version)
 	}
 }
+
+// BenchmarkList lists the first page of a million bindings.
+func BenchmarkList(b *testing.B) {
+	r, _ := filled(b, 1_000_000)
+	for b.Loop() {
+		if page, err := r.List(background, Key{}, 101); len(page) != 101 || err != nil {
+			b.Fatal(len(page), err)
+		}
+	}
+}

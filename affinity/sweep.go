@@ -52,31 +52,48 @@ func (r *Ristretto) pass(overdue bool, each func(e *entry, now int64), after fun
 }
 
 // List returns up to limit live bindings with keys greater than after, ordered by key. Start with
-// the zero Key and continue with the last key of a full page. It may read the whole store for
-// every page and is meant for administration.
+// the zero Key and continue with the last key of a full page. It reads the whole store for every
+// page and is meant for administration.
 func (r *Ristretto) List(ctx context.Context, after Key, limit int) ([]Entry, error) {
 	if r.closed.Load() {
 		return nil, ErrClosed
 	}
-	if limit <= 0 {
-		return nil, nil
-	}
-	var keys []Key
-	r.pass(false, func(e *entry, _ int64) {
-		if compare(e.key, after) > 0 {
-			keys = append(keys, e.key)
-		}
-	}, func() bool { return true })
-	slices.SortFunc(keys, compare)
 	var page []Entry
-	for _, key := range slices.Compact(keys) { // a pass may visit an entry twice
-		if b, ok, _ := r.Peek(ctx, key); ok {
-			if page = append(page, Entry{Key: key, Binding: b}); len(page) == limit {
-				break
+	for len(page) < limit {
+		keys := r.firstKeys(after, limit-len(page))
+		for _, key := range keys {
+			if b, ok, _ := r.Peek(ctx, key); ok {
+				page = append(page, Entry{Key: key, Binding: b})
 			}
+			after = key
+		}
+		if len(keys) == 0 {
+			break
 		}
 	}
 	return page, nil
+}
+
+// firstKeys returns the n first keys after one, in order. Only some more than n are kept and sorted.
+func (r *Ristretto) firstKeys(after Key, n int) (keys []Key) {
+	before := Key{} // of those that are kept; zero while these are fewer than n
+	first := func() {
+		slices.SortFunc(keys, compare)
+		if keys = slices.Compact(keys); len(keys) >= n { // a pass may visit an entry twice
+			keys = keys[:n]
+			before = keys[n-1]
+		}
+	}
+	r.pass(false, func(e *entry, _ int64) {
+		if compare(e.key, after) <= 0 || before != (Key{}) && compare(e.key, before) >= 0 {
+			return
+		}
+		if keys = append(keys, e.key); len(keys) >= 2*n+chunkSize {
+			first()
+		}
+	}, func() bool { return true })
+	first()
+	return keys
 }
 
 func compare(a, b Key) int { return bytes.Compare(a[:], b[:]) }
