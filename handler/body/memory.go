@@ -1,7 +1,7 @@
 package body
 
 import (
-	"net/http"
+	"io"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -40,8 +40,8 @@ func (m *Memory) Reserve(n int64) (within bool, release func()) {
 // Count counts the memory of a buffer until it is freed.
 func (m *Memory) Count(b *Buffer) { b.count(&m.Held) }
 
-// Read reads the body of a request of at most limit bytes into memory. A longer body, or one
-// for which there is no room, is returned as rest.
-func (m *Memory) Read(r *http.Request, limit int64) (all *Buffer, rest *Once, err error) {
-	return readBody(r.Body, r.ContentLength, limit, &m.Held)
+// Read reads a body of at most limit bytes into memory. A longer body, or one for which there is no
+// room, is returned as rest. length is its Content-Length, negative if unknown.
+func (m *Memory) Read(body io.ReadCloser, length, limit int64) (all *Buffer, rest *Once, err error) {
+	return readBody(body, length, limit, &m.Held)
 }

@@ -90,6 +90,11 @@ func IsJSON(kind string) bool {
 	return kind == "application/json" || strings.HasSuffix(kind, "+json")
 }
 
+// IsForm returns whether a media type is that of a form.
+func IsForm(kind string) bool {
+	return kind == "multipart/form-data" || kind == "application/x-www-form-urlencoded"
+}
+
 // Compressed returns whether a header declares a content encoding.
 func Compressed(h http.Header) bool {
 	coding := strings.TrimSpace(h.Get("Content-Encoding"))
@@ -138,6 +143,9 @@ type Once struct {
 	Touched atomic.Bool            // an attempt has read from it
 	Failed  atomic.Bool            // a read failed
 }
+
+// Begun returns what the router has read and no attempt has sent. It is valid until the next Read.
+func (o *Once) Begun() []byte { return o.left }
 
 // Done stops counting the memory of what the router has read. A reader may still use it, so
 // the memory does not return to its pool.

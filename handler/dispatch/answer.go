@@ -7,7 +7,9 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 )
 
@@ -48,8 +50,27 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 	if d.plan.Lists && !response.MergeModels(resp, d.Pool.ModelsBeside(a.Worker, d.offers)) {
 		d.FallBack(fallbackUnmerged)
 	}
+	a.keepNamed(resp)
 	a.observe(req, resp)
 	return resp
+}
+
+// keepNamed remembers the ids of what the engine may keep after a request for no known API, such as a
+// job. Later requests name it.
+func (a *attempt) keepNamed(resp *http.Response) {
+	d, path := a.d, a.d.plan.HTTP.URL.Path
+	if !d.plan.Makes() || resp.StatusCode >= 300 || !body.IsJSON(body.MediaType(resp.Header)) || body.Compressed(resp.Header) {
+		return
+	}
+	const most = 64 << 10
+	response.Watch(resp, most, func(begin []byte) {
+		rawjson.Texts(begin, 4, func(name, id string) bool {
+			if id = engine.Kept(path, name, id); id != "" && len(id) <= 512 {
+				d.turn.KeepNamed(id, a.Target)
+			}
+			return true
+		})
+	})
 }
 
 // deliveryOf makes the delivery of an attempt's answer, and replaces the answer's body.

@@ -65,6 +65,7 @@ func testHandler(t testing.TB, dials ...string) *harness {
 	h.reader = &plan.Reader{
 		MaxBody: 64 << 20, Grants: func(*http.Request) nvext.Grants { return 0 },
 		Memory: &h.pool.Memory, Ratios: &h.pool.Ratios, Hashing: h.pool.Hashing, Adapter: h.pool.Adapter,
+		Lists: h.pool.Lists, Keeps: h.pool.Responses.Keeps,
 		TakesTokens: func(string) bool { return true }, Canonical: func(model string) string { return model }, OnlyModel: func() string { return "" }, TTL: func() time.Duration { return time.Minute },
 		Waiting: func() uint64 { return 0 }, Transfers: h.pool.Transfers,
 	}

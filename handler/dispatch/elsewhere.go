@@ -15,8 +15,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 )
 
-// A worker may refuse a request that another one would serve: it lacks the model, or the prompt is
-// longer than its context. Such a refusal is asked elsewhere, and marks nobody down. The client gets
+// A worker may refuse a request that another one would serve. It lacks the model or the path, or the
+// prompt is longer than its context. Such a refusal is asked elsewhere, and marks nobody down. The client gets
 // it only if no worker could serve the request. While one that could is away, the client gets a 503
 // and tries again.
 
@@ -26,6 +26,7 @@ type misfit uint8
 const (
 	fits misfit = iota
 	lacksModel
+	lacksPath // or what the path names
 	tooLong
 )
 
@@ -49,14 +50,21 @@ var (
 // resp.Body, and puts it back.
 func (a *attempt) misfit(resp *http.Response) misfit {
 	d, w := a.d, a.Worker
+	unplanned := d.plan.API == nil
+	if resp.StatusCode == http.StatusNotFound && unplanned && (d.pinned() || body.Compressed(resp.Header)) {
+		return lacksPath
+	}
 	if d.pinned() || resp.StatusCode < 400 || body.Compressed(resp.Header) {
 		return fits
 	}
 	named := d.plan.Model != ""
 	switch resp.StatusCode {
 	case http.StatusNotFound:
-		if named && says(resp, "model") { // else it lacks the path
+		switch {
+		case (named || unplanned) && says(resp, "model"):
 			return lacksModel
+		case unplanned:
+			return lacksPath
 		}
 	case http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnprocessableEntity:
 		switch {
@@ -75,7 +83,7 @@ func (a *attempt) misfit(resp *http.Response) misfit {
 func (a *attempt) judgeMisfit(resp *http.Response, why misfit) verdict {
 	d := a.d
 	v := verdict{do: deliver, outcome: a.shows(pool.OutcomeAnswered, ""), misfit: why}
-	left := d.otherLeft()
+	left := (why == lacksModel || d.plan.Infers()) && d.otherLeft()
 	if v.reason = strconv.Itoa(resp.StatusCode); why == tooLong {
 		left, v.reason = d.longer(a.Worker, pool.Tried-1), "context"
 	}
@@ -95,7 +103,8 @@ func (a *attempt) refused(why misfit) {
 	switch why {
 	case fits:
 	case lacksModel:
-		d.lacks = true
+		d.lacks = d.plan.Model != "" // else nothing says that any worker has it
+	case lacksPath:
 	case tooLong:
 		d.beyond = max(d.beyond, d.beyondOf(a.Worker))
 	}

@@ -166,7 +166,7 @@ func (rt *route) errNobody() error {
 	case ReasonSession:
 		which = "whose engine holds the session"
 	case ReasonResponse:
-		which = "which keeps the response that the request names"
+		which = "which keeps what the request names"
 	}
 	return fmt.Errorf("worker %d, %s, cannot be reached; try again later", rt.fixed.worker.ID, which)
 }

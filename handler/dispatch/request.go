@@ -50,7 +50,7 @@ func (e *EngineRequest) Build(req *http.Request) *http.Request {
 	if e.shared {
 		out.Header = maps.Clone(out.Header)
 	}
-	if readsAnswer(e.Plan) {
+	if readsAnswer(e.Plan) || e.Plan.Makes() {
 		out.Header.Set("Accept-Encoding", "identity")
 	}
 	if e.Body.Size == 0 || req.Body == nil { // the operator's `method GET` has the proxy drop the body
@@ -79,7 +79,7 @@ func (e *EngineRequest) Build(req *http.Request) *http.Request {
 
 // readsAnswer returns whether the router reads the answer as it passes. It must not be
 // compressed then.
-func readsAnswer(p *plan.Plan) bool { return p.Request != nil || p.Lists }
+func readsAnswer(p *plan.Plan) bool { return p.Request != nil || p.Lists || p.Everywhere }
 
 // adapt returns the request and its body, adapted to the engine.
 func (e *EngineRequest) adapt(req *http.Request) (*http.Request, body.Edited) {
@@ -88,7 +88,7 @@ func (e *EngineRequest) adapt(req *http.Request) (*http.Request, body.Edited) {
 		as = body.Edited{Of: e.Body, Size: e.Body.Size}
 	}
 	p, ranks := e.Plan, e.Worker.Ranks()
-	if ranks < 2 && !p.EditsBody && !p.AsksUsage && e.Session == "" && e.Leg == nil && e.rest == nil && !e.exact {
+	if p.Everywhere || ranks < 2 && !p.EditsBody && !p.AsksUsage && e.Session == "" && e.Leg == nil && e.rest == nil && !e.exact {
 		return req, as
 	}
 	var edit *api.Editor

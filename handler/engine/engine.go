@@ -38,6 +38,9 @@ type kind struct { // one field for each difference
 	takesRank func(t Info, name string) bool
 	// paths are the ends of further paths at which the engine uses a model.
 	paths []string
+	// all are the paths, without a version, of requests that each engine must get: to one of
+	// several, they would be half done.
+	all []string
 	// salts says where the engine takes cache salts. Zero: nowhere.
 	salts salted
 	// tokens are the members for token ids, by API. Completions need none here.
@@ -182,18 +185,72 @@ func PostTo(path string) string {
 }
 
 // inferences are the ends of the paths outside the clients' APIs at which engines of
-// several types use a model.
-var inferences = []string{
-	"/" + Invocations, "/generate", "/chat", "/embed", "/generative_scoring",
-	"/chat/completions/batch", "/completions/batch", "/audio/transcriptions", "/audio/translations", "/audio/speech",
-	"/images/generations", "/images/edits", "/images/variations", "/videos", "/predict", "/judge",
-}
+// several types use a model. Those of media may leave something in the engine that has an id.
+var (
+	inferences = []string{
+		"/" + Invocations, "/generate", "/chat", "/embed", "/generative_scoring",
+		"/chat/completions/batch", "/completions/batch", "/predict", "/judge",
+	}
+	media = []string{
+		"/audio/transcriptions", "/audio/translations", "/audio/speech",
+		"/images/generations", "/images/edits", "/images/variations", "/videos",
+	}
+)
 
 // Infers returns whether some engine uses a model for a POST to a path outside
 // the clients' APIs.
-func Infers(path string) bool {
-	path = strings.TrimRight(path, "/")
-	ends := func(end string) bool { return strings.HasSuffix(path, end) }
-	return slices.ContainsFunc(inferences, ends) ||
-		slices.ContainsFunc(kinds, func(k *kind) bool { return slices.ContainsFunc(k.paths, ends) })
+func Infers(path string) bool { return infersText(path) || endsIn(path, media) }
+
+func infersText(path string) bool {
+	return endsIn(path, inferences) || slices.ContainsFunc(kinds, func(k *kind) bool { return endsIn(path, k.paths) })
 }
+
+func endsIn(path string, ends []string) bool {
+	path = strings.TrimRight(path, "/")
+	return slices.ContainsFunc(ends, func(end string) bool { return strings.HasSuffix(path, end) })
+}
+
+// Kept returns under which name the router remembers a text in the answer to a POST outside the
+// clients' APIs. It is empty if the text is no id of something that the engine keeps. member is the
+// text's name. Words, which clients may choose and which stand in paths, are no ids.
+func Kept(path, member, text string) string {
+	switch {
+	case infersText(path):
+	case isID(member) && strings.ContainsFunc(text, func(r rune) bool { return r < 'a' || r > 'z' }):
+		return text
+	case member == "name" && endsIn(path, []string{"/voices", "/speakers"}):
+		return Voice(text)
+	}
+	return ""
+}
+
+// Voice returns the name of an uploaded voice for the router: clients choose such names.
+func Voice(name string) string { return "voice " + name }
+
+// Named returns under which names a text in a request outside the clients' APIs may be remembered.
+func Named(member, text string) (names []string) {
+	switch {
+	case isID(member):
+		return []string{text}
+	case member == "voice", member == "speaker":
+		return []string{text, Voice(text)}
+	}
+	return nil
+}
+
+func isID(member string) bool {
+	return member == "id" || strings.HasSuffix(member, "_id") || strings.HasSuffix(member, "_ids")
+}
+
+// MeansAll returns whether a request for a path means all engines.
+func MeansAll(path string) bool {
+	return slices.ContainsFunc(kinds, func(k *kind) bool { return slices.Contains(k.all, unversioned(path)) })
+}
+
+// Means returns whether such a request means this engine: it has the path, or is of an unknown type.
+func (e *Engine) Means(path string) bool {
+	k := kindOf(e.Type)
+	return k == &other || slices.Contains(k.all, unversioned(path))
+}
+
+func unversioned(path string) string { return strings.TrimRight(strings.TrimPrefix(path, "/v1"), "/") }

@@ -21,6 +21,19 @@ var sglang = kind{
 	name: SGLang, owner: "sglang", shows: (*server).isSGLang, read: (*server).readSGLang,
 	takesRank: func(Info, string) bool { return true },
 	paths:     []string{"/vertex_generate", "/generate_from_file", "/encode"},
+	// not /init_weights_update_group, in which each engine has a rank of its own
+	all: []string{
+		"/abort_request", "/pause_generation", "/continue_generation", "/flush_cache",
+		"/load_lora_adapter", "/load_lora_adapter_from_tensors", "/unload_lora_adapter",
+		"/set_lora", "/merge_lora_weights", "/unmerge_lora_weights",
+		"/update_weights_from_disk", "/update_weights_from_distributed", "/update_weights_from_tensor",
+		"/update_weights_from_ipc", "/update_weight_version", "/destroy_weights_update_group",
+		"/release_memory_occupation", "/resume_memory_occupation", "/start_profile", "/stop_profile",
+		"/start_expert_distribution_record", "/stop_expert_distribution_record", "/dump_expert_distribution_record",
+		"/clear_hicache_storage_backend", "/hicache/storage-backend/clear",
+		"/add_external_corpus", "/remove_external_corpus",
+		"/configure_logging", "/set_internal_state", "/set_trace_level", "/freeze_gc", "/slow_down",
+	},
 	salts: salted{
 		sure: []string{api.NameChat, api.NameCompletions, api.NameResponses, api.NameGenerate}, since: []int{0, 5, 4},
 		also: []string{Invocations},

@@ -14,6 +14,7 @@ const TRTLLM = "trtllm"
 // trtllm chooses the rank itself. It has no tokenizer endpoint.
 var trtllm = kind{
 	name: TRTLLM, owner: "tensorrt_llm", shows: (*server).isTRTLLM, read: (*server).readTRTLLM,
+	all:    []string{"/update_weights", "/release_memory", "/resume_memory"},
 	salts:  salted{sure: []string{api.NameChat}},
 	tokens: map[string]string{api.NameChat: nameIDs},
 	steers: slices.Concat(prioritySteering, ownLegs(nameDisaggregated)),

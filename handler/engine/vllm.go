@@ -19,6 +19,13 @@ const VLLM = "vllm"
 var vllm = kind{
 	name: VLLM, owner: "vllm", shows: (*server).isVLLM, read: (*server).readVLLM,
 	takesRank: vllmTakesRank,
+	// not /init_weight_transfer_engine, in which each engine has a rank of its own
+	all: []string{
+		"/load_lora_adapter", "/unload_lora_adapter", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache",
+		"/sleep", "/wake_up", "/pause", "/resume", "/pause_generation", "/resume_generation", "/abort_requests",
+		"/update_weights", "/start_weight_update", "/finish_weight_update", "/collective_rpc",
+		"/start_profile", "/stop_profile",
+	},
 	salts: salted{
 		sure:  []string{api.NameChat, api.NameCompletions, api.NameResponses, api.NameTokens},
 		since: []int{0, 10, 1}, most: maxVLLMSalt,

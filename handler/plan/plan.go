@@ -31,7 +31,7 @@ type Plan struct {
 	// Opened returns the session of an id that the engine opens for the client itself; nil for
 	// other requests.
 	Opened   func(id string) Session
-	Response string // the id of the response that the request names, or empty
+	Response string // the id of what one engine keeps, such as a response or a job; empty if the request names none
 	Pin      Pin
 	Answer   *AnswerExt // what the answer must carry for the client, nil if nothing
 	Fallback string     // why an inference request is routed by load alone
@@ -78,6 +78,7 @@ type Handling struct {
 	Repeatable bool // it may be sent again after an attempt that reached a worker
 	Isolated   bool // it goes only where its cache is kept apart
 	Lists      bool // the answer is the list of models, to be completed
+	Everywhere bool // it means all engines
 	prefills   bool // an engine computes a prompt for it, and so fills its cache
 	// ShowsHealth is set if the answer shows whether the engine computes. An engine whose
 	// core is dead still answers GET requests and counts tokens.
@@ -100,6 +101,14 @@ func (p *Plan) Parsed() *api.Request {
 	}
 	return p.other
 }
+
+// Makes returns whether the engine may make something for the request that later ones name.
+func (p *Plan) Makes() bool {
+	return p.API == nil && (p.HTTP.Method == http.MethodPost || p.HTTP.Method == http.MethodPut)
+}
+
+// Infers returns whether an engine uses a model for the request.
+func (p *Plan) Infers() bool { return p.prefills }
 
 // steers returns whether the body has members that steer engines.
 func (p *Plan) steers() bool {

@@ -136,11 +136,7 @@ func detach(req *api.Request) {
 	for _, s := range []*string{
 		&req.Model, &req.LoRA, &req.Salt, &req.PreviousResponse,
 	} {
-		if len(*s) > maxKept {
-			*s = "sha256:" + nvext.Digest([]byte(*s))
-		} else {
-			*s = strings.Clone(*s)
-		}
+		*s = kept(*s)
 	}
 	for _, s := range []*string{&req.Conversation, &req.CacheKey, &req.SessionID, &req.UserSession} {
 		key := strings.TrimSpace(*s)

@@ -14,7 +14,10 @@ import (
 // enforce_cache_salt is on. The body could name another tenant's cache or session. Where engines
 // transfer prompts to each other, the body of an inference could name any host as the other engine.
 func (rd *Reader) mustRead(p *Plan) error {
-	if p.unread == "" || p.Ext.Tenant == "" && !rd.EnforcesSalt && !rd.mayTransfer(p) {
+	why := "the request has a tenant, enforce_cache_salt is on, or engines transfer prompts"
+	if p.Everywhere && p.Once != nil {
+		why = "the request must go to all engines"
+	} else if p.unread == "" || p.Ext.Tenant == "" && !rd.EnforcesSalt && !rd.mayTransfer(p) {
 		return nil
 	}
 	status := http.StatusBadRequest
@@ -25,8 +28,7 @@ func (rd *Reader) mustRead(p *Plan) error {
 		status = http.StatusServiceUnavailable
 	}
 	return &api.Refusal{API: OrUnplanned(p.API), Status: status, Code: api.CodeUnreadable, Err: fmt.Errorf(
-		"the router cannot read the body (%s), and must, "+
-			"because the request has a tenant, enforce_cache_salt is on, or engines transfer prompts", p.unread)}
+		"the router cannot read the body (%s), and must, because %s", p.unread, why)}
 }
 
 // mayTransfer returns whether an engine may read from an inference which host to transfer from.

@@ -34,6 +34,8 @@ type Reader struct {
 	Hashing     func() api.Options
 	Adapter     func(model string) (name string, known bool) // the LoRA adapter that a model's name stands for, if any
 	Canonical   func(model string) string                    // the one name of a model that has several
+	Lists       func(model string) bool                      // a worker is known to serve it
+	Keeps       func(id string) bool                         // an engine is known to keep something of that id
 	OnlyModel   func() string                                // the model of requests that name none; empty if there are several
 	TakesTokens func(api string) bool                        // all engines take nvext.token_data in the API
 	Transfers   func() bool                                  // engines transfer prompts to each other
@@ -51,6 +53,7 @@ func (rd *Reader) Read(r *http.Request) (*Plan, error) {
 			p.prefills = engine.Infers(r.URL.Path)
 		}
 	}
+	p.Everywhere = p.API == nil && r.Method != http.MethodHead && r.Method != http.MethodOptions && engine.MeansAll(r.URL.Path)
 	err := rd.readBody(r, p)
 	if err == nil {
 		err = rd.fill(r, p)
@@ -67,11 +70,15 @@ func (rd *Reader) Read(r *http.Request) (*Plan, error) {
 const beginning = 64 << 10
 
 // readBody reads and parses the body of a request for a known API, and every body that is
-// declared as JSON. It streams other bodies through, and long ones of methods that usually have none:
-// what is open to everybody must take little memory.
+// declared as JSON. It reads what must go to all engines, and forms as far as they name a model. It
+// streams other bodies through, and long ones of methods that usually have none: what is open to
+// everybody must take little memory.
 func (rd *Reader) readBody(r *http.Request, p *Plan) error {
 	p.Repeatable, p.Score.Streamed = p.API != nil || idempotent(r.Method), p.API == nil
-	size, limit := r.ContentLength, rd.MaxBody
+	size, kind, limit := r.ContentLength, "", rd.MaxBody
+	if p.API == nil {
+		kind = body.MediaType(r.Header)
+	}
 	if r.Method == http.MethodGet || r.Method == http.MethodHead {
 		limit = min(limit, beginning)
 	}
@@ -79,14 +86,24 @@ func (rd *Reader) readBody(r *http.Request, p *Plan) error {
 	switch {
 	case r.Body == nil || r.Body == http.NoBody || r.Method == http.MethodConnect:
 		why = fallbackMalformed
-	case p.API == nil && !body.IsJSON(body.MediaType(r.Header)):
-		why = "its Content-Type is not JSON"
+	case p.API == nil && body.IsForm(kind) && !p.Everywhere:
+		whole, rest, err := rd.readForm(r, p, limit)
+		if err != nil {
+			return Unreadable(nil, err)
+		}
+		if why = errNotJSON; whole != nil {
+			p.Body, p.unread = body.NewReplay(whole, whole.Data), why
+			return nil
+		}
+		p.Once, size = rest, max(size, 1)
+	case p.API == nil && !body.IsJSON(kind) && !p.Everywhere:
+		why = errNotJSON
 	case size > limit:
 		why = fallbackOversized
 	case !rd.Memory.HasRoom(size):
 		why = FallbackMemory
 	default:
-		whole, rest, err := rd.Memory.Read(r, limit)
+		whole, rest, err := rd.Memory.Read(r.Body, size, limit)
 		if err != nil {
 			return Unreadable(p.API, err)
 		}
@@ -117,6 +134,8 @@ func (rd *Reader) readBody(r *http.Request, p *Plan) error {
 	}
 	return nil
 }
+
+const errNotJSON = "its Content-Type is not JSON"
 
 // Unreadable returns the refusal of a body that could not be received.
 func Unreadable(a api.API, err error) *api.Refusal {
@@ -214,7 +233,7 @@ func (rd *Reader) fill(r *http.Request, p *Plan) error {
 	}
 	p.Isolated = rd.EnforcesSalt && p.prefills && p.Salt() != ""
 	if p.API == nil {
-		p.namePath(r, rd.MergesModels)
+		rd.nameEngine(r, p)
 		rd.nameSession(r, p)
 	}
 	return nil
@@ -238,7 +257,13 @@ func (rd *Reader) nameSession(r *http.Request, p *Plan) {
 // infer completes the plan of a request for a known API that was parsed.
 func (rd *Reader) infer(r *http.Request, p *Plan) error {
 	req, data := p.Request, p.Body.Buffer.Data
-	p.Response = req.PreviousResponse
+	if p.Response = req.PreviousResponse; p.Response == "" && req.Conversation != "" && rd.Keeps(req.Conversation) {
+		p.Response = req.Conversation
+	}
+	if req.Model == "" {
+		p.Model = rd.modelIn(r.URL.Path)
+		req.SetModel(p.Model)
+	}
 	req.SetSalt(p.Ext.Salt(req.Salt))
 	if name := rd.Canonical(req.Model); name != req.Model {
 		req.SetModel(name) // not p.Model: a worker may serve only some of the names
@@ -260,20 +285,6 @@ func (rd *Reader) infer(r *http.Request, p *Plan) error {
 	}
 	p.identify(p.hashing, rd.Ratios, rd.Adapter)
 	return nil
-}
-
-// namePath records the model or response in the path of a request for no known API.
-func (p *Plan) namePath(r *http.Request, merges bool) {
-	path, get := r.URL.Path, r.Method == http.MethodGet
-	p.Lists = merges && get && (path == "/models" || strings.HasSuffix(path, "/v1/models"))
-	get = get || r.Method == http.MethodHead
-	if _, id, ok := strings.Cut(path, "/models/"); ok && get && p.Model == "" {
-		p.Model = id
-	}
-	before, rest, ok := strings.Cut(path, "/responses/") // to get, cancel or delete it
-	if ok && (get || r.Method == http.MethodPost || r.Method == http.MethodDelete) && api.For(before+"/responses") != nil {
-		p.Response, _, _ = strings.Cut(rest, "/")
-	}
 }
 
 // longestTimeout is the longest that a client may keep a session or its cache, unless the

@@ -17,7 +17,7 @@ func testReader(g nvext.Grants) *Reader {
 	return &Reader{
 		MaxBody: 1 << 20, Grants: func(*http.Request) nvext.Grants { return g }, Memory: new(body.Memory), Ratios: new(kvscore.Ratios),
 		Hashing:     func() api.Options { return api.Options{TextBlock: 64, BlockSize: 16} },
-		TakesTokens: func(string) bool { return true }, Transfers: func() bool { return false }, Canonical: func(model string) string { return model }, OnlyModel: func() string { return "" }, TTL: func() time.Duration { return time.Minute }, Waiting: func() uint64 { return 0 },
+		TakesTokens: func(string) bool { return true }, Transfers: func() bool { return false }, Lists: func(string) bool { return false }, Keeps: func(string) bool { return false }, Canonical: func(model string) string { return model }, OnlyModel: func() string { return "" }, TTL: func() time.Duration { return time.Minute }, Waiting: func() uint64 { return 0 },
 	}
 }
 

@@ -86,6 +86,18 @@ func (w *Worker) KnownToServe(model string) bool {
 	return yes
 }
 
+// Lists returns whether any worker is known to serve a model.
+func (p *Pool) Lists(model string) bool {
+	p.members.mu.RLock()
+	defer p.members.mu.RUnlock()
+	for _, w := range p.workers {
+		if w.KnownToServe(model) {
+			return true
+		}
+	}
+	return false
+}
+
 // has returns whether a model is in the list. Searching a short list is faster than a map.
 func (l *ModelList) has(model string) bool {
 	if len(l.Entries) == 0 || len(l.Entries) > 4 {

@@ -75,6 +75,12 @@ func (r *responses) Session(id string) (session affinity.Identity, ok bool) {
 	return session, ok
 }
 
+// Keeps returns whether a target is known to keep something of that id.
+func (r *responses) Keeps(id string) bool {
+	_, _, ok := r.Find(id, false)
+	return ok
+}
+
 // follow records a response, perhaps of another router.
 func (r *responses) follow(one keptResponse) {
 	r.mu.Lock()

@@ -50,6 +50,32 @@ func (r *Replayed) Read(p []byte) (int, error) {
 	return r.ReadCloser.Read(p)
 }
 
+// Watch shows the beginning of an answer, at most so many bytes, before the client gets the rest of it.
+func Watch(resp *http.Response, most int, show func(begin []byte)) {
+	resp.Body = &watched{ReadCloser: resp.Body, left: resp.ContentLength, most: most, show: show}
+}
+
+type watched struct {
+	io.ReadCloser
+	begin []byte
+	left  int64 // negative if unknown
+	most  int
+	show  func([]byte) // nil once it was called
+}
+
+func (w *watched) Read(p []byte) (int, error) {
+	n, err := w.ReadCloser.Read(p)
+	if w.show == nil {
+		return n, err
+	}
+	w.begin = append(w.begin, p[:min(n, w.most-len(w.begin))]...)
+	if w.left -= int64(n); err != nil || w.left == 0 || len(w.begin) == w.most {
+		w.show(w.begin)
+		w.begin, w.show = nil, nil
+	}
+	return n, err
+}
+
 // Unpack decompresses a gzip answer. The router asks engines not to compress what it reads,
 // but some do so anyway, or a proxy before them does. The client may not know gzip.
 func Unpack(resp *http.Response) {

@@ -319,11 +319,18 @@ func (t *Turn) End(computed bool) {
 	_ = t.use.End(context.Background(), used)
 }
 
-// ResponseAt returns the target that keeps the response which the request names; false if none is
-// known to.
+// ResponseAt returns the target that keeps the response, or anything else, which the request names;
+// false if none is known to.
 func (t *Turn) ResponseAt() (at kvscore.Target, ok bool) {
 	at, _, ok = t.Pool.Responses.Find(t.plan.Response, !t.dry)
 	return at, ok
+}
+
+// KeepNamed records the target that keeps something of an id, such as a job. It is no model's name.
+func (t *Turn) KeepNamed(id string, at kvscore.Target) {
+	if !t.Pool.Lists(id) {
+		t.Pool.Responses.Keep(id, at, affinity.Identity{})
+	}
 }
 
 // KeepResponse records the target that keeps a response, unless the client asks not to keep it.
