@@ -173,6 +173,10 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 	switch {
 	case errors.Is(why, io.EOF) && a.Done() && !o.attempt.Worker.Engine().Closes(): // it is an end
 		return nil
+	case d.aborted():
+		o.told = true // it is not the worker's fault
+		o.Stays()
+		return nil
 	case errors.Is(why, response.ErrAborted) && failed == nil && !o.leaving(ctx):
 		o.Stays()
 		return nil

@@ -21,6 +21,9 @@ func (d *Dispatch) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	a := d.attempt
 	d.proxied = req
+	if d.plan.Everywhere && !d.pinned() && len(d.offers.Ups) > 1 {
+		return a.askAll(req)
+	}
 	resp, resent, err := a.send(req)
 	v := a.judge(req.Context(), resp, resent, err)
 	if v.do == retry && v.misfit != tooLong && !a.affordable(err) {

@@ -51,6 +51,7 @@ type Pool struct {
 	holder    Holder // nil until the first call of Holder
 	queue     queue
 	Spending  spending
+	Aborts    Aborts
 	Memory    body.Memory // of request bodies
 	Incidents Incidents
 	pairs     pairs

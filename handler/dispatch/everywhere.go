@@ -1,0 +1,182 @@
+package dispatch
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
+	"github.com/tidwall/gjson"
+)
+
+// Some requests mean all engines: they flush the caches, load an adapter or new weights, or pause. To
+// abort a request is one of them, too, as only its engine knows it. The router sends them to all workers
+// at once, and joins the answers. Workers that are marked down or drain get them, too.
+
+const (
+	// maxJoined is how much of each answer is joined, in bytes.
+	maxJoined = 1 << 20
+	// straggles is how long the router waits for another answer at least.
+	straggles = 30 * time.Second
+)
+
+// joined is a worker's part of the joined answer.
+type joined struct {
+	Worker uint64          `json:"worker"`
+	Status int             `json:"status"`
+	Answer json.RawMessage `json:"answer,omitempty"` // a text if it is no JSON
+	Error  string          `json:"error,omitempty"`  // in place of an answer
+}
+
+// askAll sends the request to all workers that it means, and returns one answer for theirs. After each
+// answer, it waits for the next one as long as all took so far, or straggles.
+func (a *attempt) askAll(req *http.Request) (*http.Response, error) {
+	d, begun := a.d, time.Now()
+	d.noteAborts(begun)
+	ctx, end := context.WithCancel(req.Context())
+	defer end()
+	late := time.AfterFunc(straggles, end)
+	late.Stop()
+	workers := d.meant()
+	answers := make([]joined, len(workers))
+	var asked sync.WaitGroup
+	for i, w := range workers {
+		to := &answers[i]
+		to.Worker = w.ID
+		own, err := upstream.Redirect(req.WithContext(ctx), w.Dial)
+		if err != nil {
+			to.fail(err)
+			continue
+		}
+		r := EngineRequest{Pool: d.Pool, Plan: d.plan, Body: d.Body, Worker: w, Target: w.Target(0), shared: true}
+		sent := r.Build(own)
+		asked.Go(func() {
+			to.read(d.Transport.Send(sent))
+			if to.Error == "" {
+				late.Reset(max(straggles, time.Since(begun)))
+				d.Probes.AskAgain(w) // it may serve other models now
+			}
+		})
+	}
+	asked.Wait()
+	late.Stop()
+	if err := req.Context().Err(); err != nil {
+		return nil, err
+	}
+	d.exhausted = true  // the operator's retry_match must not ask all again
+	a.ended.Store(true) // this worker is not better or worse than the others
+	a.refused(lacksPath)
+	a.Stay()
+	d.freeBody()
+	resp := join(answers)
+	resp.Request = req
+	a.observe(req, resp)
+	return resp, nil
+}
+
+// noteAborts records which requests this one aborts.
+func (d *Dispatch) noteAborts(t time.Time) {
+	if !strings.Contains(d.plan.HTTP.URL.Path, "/abort_request") || d.Body == nil {
+		return
+	}
+	for _, ids := range gjson.GetManyBytes(d.Body.Data, "rid", "request_ids") {
+		for _, id := range ids.Array() {
+			if id.Str != "" {
+				d.Pool.Aborts.Note(t, id.Str)
+			}
+		}
+	}
+	if gjson.GetBytes(d.Body.Data, "abort_all").Bool() {
+		d.Pool.Aborts.Note(t, "")
+	}
+}
+
+// aborted returns whether a client has aborted the request by another one.
+func (d *Dispatch) aborted() bool {
+	if d.Body == nil {
+		return false
+	}
+	id := gjson.GetManyBytes(d.Body.Data, "rid", "request_id")
+	return d.Pool.Aborts.Has(time.Now(), d.start, cmp.Or(id[0].Str, id[1].Str, d.id))
+}
+
+// meant returns the workers that the request means. If it names a model, these are those that serve it.
+// Engines that are known to lack the path are left out. The attempt's own worker comes last.
+func (d *Dispatch) meant() (list []*pool.Worker) {
+	want := d.wants()
+	want.Tried = nil
+	of := func(all bool) {
+		for i, v := range d.Pool.Judge(&want, d.offers, time.Now()) {
+			row := &d.offers.Table.Rows[i]
+			e := row.Worker.Engine()
+			if !row.Repeated && row.Worker != d.attempt.Worker && v != pool.OtherModels && v < pool.NotAllowed &&
+				(all || e.Means(d.plan.HTTP.URL.Path)) {
+				list = append(list, row.Worker)
+			}
+		}
+	}
+	own := d.attempt.Worker.Engine()
+	if of(false); own.Means(d.plan.HTTP.URL.Path) || len(list) == 0 {
+		list = append(list, d.attempt.Worker)
+	}
+	return list
+}
+
+func (j *joined) fail(err error) {
+	j.Status, j.Error = http.StatusBadGateway, "the worker did not answer"
+	if errors.Is(err, context.Canceled) {
+		j.Status, j.Error = http.StatusGatewayTimeout, "the worker did not answer in time"
+	}
+}
+
+// read reads a worker's answer.
+func (j *joined) read(resp *http.Response, err error) {
+	if err != nil {
+		j.fail(err)
+		return
+	}
+	defer resp.Body.Close()
+	text, err := upstream.ReadAll(resp.Body, maxJoined)
+	if err != nil && !errors.Is(err, upstream.ErrTooLong) {
+		j.fail(err)
+		return
+	}
+	j.Status = resp.StatusCode
+	if text = bytes.TrimSpace(text); gjson.ValidBytes(text) {
+		j.Answer = text
+	} else if len(text) > 0 {
+		j.Answer = rawjson.AppendString(nil, string(text))
+	}
+}
+
+// join returns one answer. Its status is the worst one. Its body is an object with all answers in the
+// member workers. Beside it are the members of the worst answer, if that is an object.
+func join(answers []joined) *http.Response {
+	worst := slices.MaxFunc(answers, func(x, y joined) int { return x.Status - y.Status })
+	all, _ := json.Marshal(answers)
+	var o rawjson.Object
+	if object := worst.Answer; len(object) > 0 && object[0] == '{' {
+		o.Buf = bytes.TrimRight(object[:len(object)-1], " \t\r\n")
+		o.Buf, o.More = slices.Clone(o.Buf), len(o.Buf) > 1
+	} else {
+		o.Open()
+	}
+	o.Raw("workers", all)
+	o.Close()
+	return &http.Response{
+		StatusCode: worst.Status, Status: strconv.Itoa(worst.Status) + " " + http.StatusText(worst.Status),
+		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, ContentLength: int64(len(o.Buf)), Body: io.NopCloser(bytes.NewReader(o.Buf)),
+		Header: http.Header{"Content-Type": {"application/json"}, "Content-Length": {strconv.Itoa(len(o.Buf))}},
+	}
+}
