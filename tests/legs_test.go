@@ -656,3 +656,21 @@ func TestStormOfLegs(t *testing.T) {
 		})
 	}
 }
+
+// TestDeadPrefillWorkerIsNotAsked has the only prefill worker die. After it is marked down, requests go
+// whole to the decode worker at once.
+func TestDeadPrefillWorkerIsNotAsked(t *testing.T) {
+	takesSeconds(t)
+	p := startApartOf(t, engine.Config{Transfer: new(engine.Transfer)}, 1, 1, "legs always")
+	p.prefill[0].Kill()
+	eventually(t, 10*time.Second, "the mark", func() bool { return p.logged(t, "worker is marked down") > 0 })
+	before := p.scrape(t).value(retriesTotal)
+	for i := range 16 {
+		if a := p.chat(t.Context(), long(i)); !a.ok() || a.wasParted() {
+			t.Errorf("status %d, header %v", a.status, a.header)
+		}
+	}
+	if n := p.scrape(t).value(retriesTotal) - before; n > 1 {
+		t.Errorf("%v legs were sent to it", n)
+	}
+}

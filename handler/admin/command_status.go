@@ -83,7 +83,7 @@ func writeStatus(to io.Writer, s *stateView) {
 			waiting = fmt.Sprint(*w.Waiting)
 		}
 		_, knowledge, _ := strings.Cut(strings.Replace(w.Events, "approximate", "approx", 1), " ")
-		t.row(ending(w.Dial, 20), ending(state, 19), ending(strings.Join(w.Models, ","), 8), // in 100 columns
+		t.row(ending(w.Dial, 20), beginning(state, 19), ending(strings.Join(w.Models, ","), 8), // in 100 columns
 			fmt.Sprint(w.Running), waiting, percent(&w.Held), percent(w.Recent.Hits),
 			millis(w.Recent.P50), millis(w.Recent.P99), fmt.Sprint(w.Recent.Attempts), fmt.Sprint(w.Recent.Failed), knowledge)
 	}
@@ -131,6 +131,14 @@ func newTable(to io.Writer, heads ...string) table {
 }
 
 func (t table) row(cells ...string) { fmt.Fprintln(t, strings.Join(cells, "\t")) }
+
+// beginning returns at most the first n characters of a text.
+func beginning(s string, n int) string {
+	if r := []rune(s); len(r) > n {
+		return string(r[:n-1]) + "…"
+	}
+	return s
+}
 
 // ending returns at most the last n characters of a text: ends tell addresses apart.
 func ending(s string, n int) string {

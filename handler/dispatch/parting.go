@@ -211,6 +211,9 @@ func (rt *route) partings(c *pool.Candidates) (kvscore.Apart, []kvscore.Way) {
 		rt.Pool.Incidents.Raise(c.At, incidentNoPrefill, rt.Pool.Logger)
 		return p.apart, nil
 	}
+	if rt.lacksPrefill(c.At) {
+		rt.Pool.Incidents.Raise(c.At, incidentNoPrefill, rt.Pool.Logger)
+	}
 	if full {
 		p.apart.Legs = rt.rule()
 	}
@@ -230,6 +233,8 @@ func (rt *route) way(w *pool.Worker, t time.Time) kvscore.Way {
 		return kvscore.OnlyParted
 	case !w.IsDecode():
 		return kvscore.OnlyWhole
+	case rt.lacksPrefill(t):
+		return kvscore.OnlyWhole
 	case p.prefill == nil:
 		if rt.rule() == kvscore.LegsAlways {
 			return kvscore.EitherWay
@@ -239,6 +244,14 @@ func (rt *route) way(w *pool.Worker, t time.Time) kvscore.Way {
 		return kvscore.OnlyWhole
 	}
 	return kvscore.EitherWay
+}
+
+// lacksPrefill returns whether even the best prefill worker is marked down or drains. A request that names
+// it goes there nevertheless.
+func (rt *route) lacksPrefill(t time.Time) bool {
+	p := &rt.parting
+	pins, _ := rt.plan.PinsPrefill()
+	return p.prefill != nil && !pins && !p.handed.serves(t) && !p.prefill.TakesRequests(t)
 }
 
 // serves returns whether a prefill worker still keeps the prompt.

@@ -381,3 +381,18 @@ func TestProbeIsNotLost(t *testing.T) {
 		}
 	}
 }
+
+// TestHungProcessHasEnded has a hung worker refuse connections, or start anew: another process answers.
+func TestHungProcessHasEnded(t *testing.T) {
+	for name, end := range map[string]func(*Pool, *Worker){
+		"refused":   func(p *Pool, w *Worker) { p.away(w, refusing, "refused") },
+		"restarted": func(p *Pool, w *Worker) { p.Restarted(w) },
+	} {
+		p := testPool(t, wanted(WorkerSettings{Dial: "a:1"}))
+		w := p.Worker("a:1")
+		w.progress.hungSince.Store(1)
+		if end(p, w); w.IsHung() {
+			t.Errorf("%s: the worker is still hung", name)
+		}
+	}
+}

@@ -127,6 +127,9 @@ func (p *Pool) clear(w *Worker, why string) {
 	p.kept.journal.LostCache(w.ID)
 	w.watch.Restarted()
 	p.pairs.forget(w.ID)
+	if why != clearedAsleep {
+		w.progress.hungSince.Store(0) // the process that hung has ended
+	}
 	if cached > 0 { // else there was nothing to lose
 		p.countCleared(w, why, cached)
 	}
