@@ -39,6 +39,8 @@ func main() {
 type options struct {
 	traces    string
 	suite     bool
+	isGrid    bool
+	match     string
 	parted    bool
 	policies  []string
 	speeds    []float64
@@ -60,6 +62,8 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	f.SetOutput(stderr)
 	f.StringVar(&o.traces, "traces", "", "comma-separated `files` and directories of traces: JSON lines, plain or gzipped; synth is all generated ones, synth:name one of them: "+strings.Join(synth.Names(), ", "))
 	f.BoolVar(&o.suite, "suite", false, "replay each trace with its own workers and at its own loads, in place of -workers, -kv-tokens and -speed")
+	f.BoolVar(&o.isGrid, "grid", false, "replay the generated classes of traffic at all loads, on pools of many kinds")
+	f.StringVar(&o.match, "match", "", "with -grid, only the places whose name has this `text`")
 	f.BoolVar(&o.parted, "legs", false, "replay against 8 whole workers, and against 2, 3 and 4 that prefill for the rest, with the first of -policy")
 	f.StringVar(&policies, "policy", strings.Join(suitePolicies, ","), "comma-separated `policies`; the first is compared with. There are "+strings.Join(sim.Policies(), ", "))
 	f.StringVar(&speeds, "speed", "1", "comma-separated `factors` on the speed of the trace, think times included")
@@ -83,12 +87,15 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	switch {
 	case f.NArg() > 0:
 		return nil, fmt.Errorf("unexpected argument %q", f.Arg(0))
-	case o.traces == "":
+	case o.traces == "" && !o.isGrid:
 		return nil, errors.New("-traces is missing")
 	case o.knowledge != "approximate" && o.knowledge != "both":
 		return nil, fmt.Errorf("-knowledge is %q, want approximate or both", o.knowledge)
 	case o.sessions != "none" && o.sessions != "key" && o.sessions != "both":
 		return nil, fmt.Errorf("-sessions is %q, want none, key or both", o.sessions)
+	}
+	if o.isGrid && policies == strings.Join(suitePolicies, ",") {
+		policies = strings.Join(gridRivals, ",")
 	}
 	o.policies = strings.Split(policies, ",")
 	for i, p := range o.policies {
@@ -162,6 +169,9 @@ func run(args []string, stdout, stderr io.Writer) error {
 	}
 	if o.parted {
 		return o.legs(stdout, stderr)
+	}
+	if o.isGrid {
+		return o.grid(stdout, stderr)
 	}
 	cells, err := o.cells(stderr)
 	if err != nil {

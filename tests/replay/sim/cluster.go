@@ -23,6 +23,9 @@ type Cluster struct {
 	Preempt bool
 	// Slow says when which worker is slower.
 	Slow Slow
+	// Mixed is what the step times of every other worker are multiplied with, from the first one
+	// on; 0: all workers are alike.
+	Mixed float64
 	Parted
 }
 
@@ -95,6 +98,9 @@ func (r *replay) buildCluster() {
 			cache = engine.NewCache(each)
 		}
 		e := engine.New(r.Engine, cache, line, block)
+		if r.Mixed > 0 && w%2 == 0 {
+			e.SetSlow(r.Mixed)
+		}
 		if r.Preempt {
 			e.Preempt()
 		}

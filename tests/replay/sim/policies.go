@@ -24,11 +24,8 @@ type spec struct {
 var specs = []spec{
 	{name: "predicted_latency", Kind: own, soft: true, make: func(*rules.View) kvscore.Policy { return kvscore.NewPredictedLatency() }},
 	{name: "dynamo", Kind: rule, make: func(*rules.View) kvscore.Policy { return kvscore.NewDynamo() }},
-	{name: "dynamo_16", Kind: rule, make: func(*rules.View) kvscore.Policy {
-		d := kvscore.NewDynamo()
-		d.PrefillLoadScale = 16
-		return d
-	}},
+	{name: "dynamo_16", Kind: rule, make: func(*rules.View) kvscore.Policy { return scaled(16) }},
+	{name: "dynamo_32", Kind: rule, make: func(*rules.View) kvscore.Policy { return scaled(32) }},
 	{name: "dynamo_agentic", Kind: rule, make: func(*rules.View) kvscore.Policy { // router presets, Dynamo's pull request 13447
 		d := kvscore.NewDynamo()
 		d.OverlapScoreCredit, d.PrefillLoadScale, d.DecodeActiveRequestWeight = 2, 4, 64
@@ -48,6 +45,13 @@ var specs = []spec{
 	{name: "min_ttft", Kind: rule, comparison: true, make: func(v *rules.View) kvscore.Policy { return &rules.MinTTFT{View: v} }},
 	{name: "sticky_hash", Kind: Kind{Published: true, Sessions: true}, comparison: true, make: func(v *rules.View) kvscore.Policy { return &rules.StickyHash{View: v} }},
 	{name: "pool", Kind: Kind{Reference: true}, comparison: true, make: leastWork},
+}
+
+// scaled returns Dynamo's formula with a prefill_load_scale.
+func scaled(scale float64) kvscore.Policy {
+	d := kvscore.NewDynamo()
+	d.PrefillLoadScale = scale
+	return d
 }
 
 func leastWork(v *rules.View) kvscore.Policy {

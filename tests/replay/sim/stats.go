@@ -14,13 +14,15 @@ const (
 	// of the trace's duration if that is less.
 	warmUp       = 0.1
 	warmUpClosed = 90 * time.Second
+	// goodTTFT and goodGap bound the time to the first token and the mean time between two
+	// tokens of a good answer.
+	goodTTFT = 2 * time.Second
+	goodGap  = 50 * time.Millisecond
 )
 
 // Result is what a cell showed, without the warm-up.
 type Result struct {
 	Figures
-	// MeanE2E is the mean time to the end of the answer, in milliseconds.
-	MeanE2E float64
 	// Parted is the share of the requests that were parted.
 	Parted float64
 	// Relative are the figures divided by those of the first policy in this cell.
@@ -33,6 +35,10 @@ type Figures struct {
 	P99TTFT  float64
 	// MeanGap is the mean time between two tokens of an answer.
 	MeanGap float64
+	// MeanE2E is the mean time to the end of the answer.
+	MeanE2E float64
+	// Good is the share of the requests within goodTTFT and goodGap.
+	Good float64
 	// HitRatio is the share of the prompt tokens that engines did not compute.
 	HitRatio float64
 }
@@ -45,7 +51,10 @@ func (f Figures) Over(by Figures) *Figures {
 		}
 		return a / b
 	}
-	return &Figures{div(f.MeanTTFT, by.MeanTTFT), div(f.P99TTFT, by.P99TTFT), div(f.MeanGap, by.MeanGap), div(f.HitRatio, by.HitRatio)}
+	return &Figures{
+		div(f.MeanTTFT, by.MeanTTFT), div(f.P99TTFT, by.P99TTFT), div(f.MeanGap, by.MeanGap),
+		div(f.MeanE2E, by.MeanE2E), div(f.Good, by.Good), div(f.HitRatio, by.HitRatio),
+	}
 }
 
 // tally gathers the figures. They count from a request or from a time on.
@@ -55,14 +64,16 @@ type tally struct {
 
 	ttft          []float64
 	e2e, decoding float64
-	gaps          int
+	gaps, good    int
 	prompt, saved int64
 }
 
 func (s *tally) begin(r *replay) {
-	if r.Trace.Closed {
+	switch {
+	case r.Trace.AtOnce:
+	case r.Trace.Closed:
 		s.fromTime = min(warmUpClosed, r.scaled(r.Trace.Duration()/4))
-	} else {
+	default:
 		s.from = int(warmUp * float64(len(r.Trace.Requests)))
 	}
 }
@@ -75,6 +86,9 @@ func (s *tally) ended(now time.Duration, n int, q *request) {
 	s.e2e += milliseconds(now - q.arrived)
 	s.decoding += milliseconds(now - q.first)
 	s.gaps += q.Out - 1
+	if q.first-q.arrived <= goodTTFT && now-q.first <= time.Duration(q.Out-1)*goodGap {
+		s.good++
+	}
 	s.prompt += int64(q.In)
 	s.saved += int64(q.Cached)
 }
@@ -90,20 +104,33 @@ func (r *replay) result() *Result {
 	}
 	n := float64(len(s.ttft))
 	return &Result{
-		Figures: Figures{sum / n, stats.Percentile(s.ttft, 0.99), s.decoding / float64(max(1, s.gaps)), float64(s.saved) / float64(s.prompt)},
-		MeanE2E: s.e2e / n, Parted: float64(r.parted) / float64(len(r.requests)),
+		Figures: Figures{
+			MeanTTFT: sum / n, P99TTFT: stats.Percentile(s.ttft, 0.99), MeanGap: s.decoding / float64(max(1, s.gaps)),
+			MeanE2E: s.e2e / n, Good: float64(s.good) / n, HitRatio: float64(s.saved) / float64(s.prompt),
+		},
+		Parted: float64(r.parted) / float64(len(r.requests)),
 	}
 }
 
 // Mean returns the geometric means of the figures of one cell with several seeds.
 func Mean(seeds []*Result) *Result {
-	n := len(seeds)
-	ttft, p99, gaps, hits, e2e, parted := make([]float64, n), make([]float64, n), make([]float64, n), make([]float64, n), make([]float64, n), 0.0
-	for i, r := range seeds {
-		ttft[i], p99[i], gaps[i], hits[i], e2e[i] = r.MeanTTFT, r.P99TTFT, r.MeanGap, r.HitRatio, r.MeanE2E
-		parted += r.Parted / float64(n)
+	mean, parted := new(Result), 0.0
+	for _, f := range []func(*Figures) *float64{
+		func(f *Figures) *float64 { return &f.MeanTTFT }, func(f *Figures) *float64 { return &f.P99TTFT },
+		func(f *Figures) *float64 { return &f.MeanGap }, func(f *Figures) *float64 { return &f.MeanE2E },
+		func(f *Figures) *float64 { return &f.Good }, func(f *Figures) *float64 { return &f.HitRatio },
+	} {
+		values := make([]float64, len(seeds))
+		for i, r := range seeds {
+			values[i] = *f(&r.Figures)
+		}
+		*f(&mean.Figures) = Geomean(values)
 	}
-	return &Result{Figures: Figures{Geomean(ttft), Geomean(p99), Geomean(gaps), Geomean(hits)}, MeanE2E: Geomean(e2e), Parted: parted}
+	for _, r := range seeds {
+		parted += r.Parted / float64(len(seeds))
+	}
+	mean.Parted = parted
+	return mean
 }
 
 // Geomean returns the geometric mean of values; 0 if there are none or one of them is 0.

@@ -18,6 +18,8 @@ type Trace struct {
 	Closed bool
 	// Sessions says that the trace names the session of each request.
 	Sessions bool
+	// AtOnce says that all clients begin at one time, which counts: there is no warm-up.
+	AtOnce bool
 	// Requests are sorted by arrival, in a closed loop by session and turn.
 	Requests []Request
 }

@@ -1,0 +1,236 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"text/tabwriter"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/replay/sim"
+	"github.com/caddy-kvrouter/kvrouter/tests/replay/synth"
+	"github.com/caddy-kvrouter/kvrouter/tests/replay/trace"
+)
+
+// The axes of the grid.
+var (
+	gridWorkers = []int{2, 4, 8, 32}
+	gridKV      = []int64{60_000, 500_000}
+	gridPools   = []pool{{"", sim.Cluster{}}, {"mixed", sim.Cluster{Mixed: 3}}, {"slow", sim.Cluster{Slow: sim.Slow{Factor: 3, To: 1}}}}
+)
+
+// pool is a kind of pool.
+type pool struct {
+	name    string
+	cluster sim.Cluster
+}
+
+// uneven are the classes that are also replayed on pools whose engines differ.
+var uneven = []string{"prompt_4k", "hundred_prompts", "chats", "mix", "batch"}
+
+// gridRivals are the policies that the first one is compared with.
+var gridRivals = []string{
+	"predicted_latency", "round_robin", "least_load", "dynamo", "dynamo_16", "dynamo_32", "lmetric", "min_ttft", "smetric", "cache_aware", "gaie",
+}
+
+// gridBase is the policy whose saturation the loads of the grid are shares of.
+const gridBase = "lmetric"
+
+// point is a cell of the grid.
+type point struct {
+	class   string
+	workers int
+	kv      int64
+	atOnce  bool
+	pool    pool
+	load    string
+	speed   float64
+	trace   *trace.Trace
+	results []*sim.Result // of each policy
+}
+
+func (p *point) String() string {
+	arrivals := "poisson"
+	if p.atOnce {
+		arrivals = "at once"
+	}
+	name := fmt.Sprintf("%s, %d x %dK, %s, %s", p.class, p.workers, p.kv/1000, arrivals, p.load)
+	if p.pool.name != "" {
+		name += ", " + p.pool.name
+	}
+	return name
+}
+
+// points lists the cells.
+func (o *options) points(stderr io.Writer) (points []*point, err error) {
+	var places []*point
+	for _, class := range synth.Classes() {
+		for _, pool := range gridPools {
+			if pool.name != "" && !slices.Contains(uneven, class) {
+				continue
+			}
+			for _, workers := range gridWorkers {
+				if pool.name != "" && workers != 4 && workers != 8 {
+					continue
+				}
+				for _, kv := range gridKV {
+					for _, atOnce := range []bool{false, true} {
+						p := &point{class: class, workers: workers, kv: kv, atOnce: atOnce, pool: pool}
+						if strings.Contains(p.String(), o.match) {
+							places = append(places, p)
+						}
+					}
+				}
+			}
+		}
+	}
+	var all sync.WaitGroup
+	errs := make([]error, len(places))
+	var next atomic.Int64
+	for range runtime.GOMAXPROCS(0) {
+		all.Go(func() {
+			for i := int(next.Add(1)) - 1; i < len(places); i = int(next.Add(1)) - 1 {
+				p := places[i]
+				if p.trace, errs[i] = synth.MakeClass(p.class, p.workers, p.atOnce, 1); errs[i] == nil {
+					p.speed, errs[i] = sim.Saturation(sim.Config{Trace: p.trace, Policy: gridBase, Cluster: o.onPoint(p), Seed: o.seeds[0]})
+				}
+				if errs[i] != nil {
+					errs[i] = fmt.Errorf("%s: %w", p, errs[i])
+				}
+				fmt.Fprintf(stderr, "\r%d of %d saturations", i+1, len(places))
+			}
+		})
+	}
+	all.Wait()
+	for _, p := range places {
+		for _, l := range loads {
+			at := *p
+			at.load, at.speed = l.name, l.share*p.speed
+			points = append(points, &at)
+		}
+	}
+	return points, errors.Join(errs...)
+}
+
+func (o *options) onPoint(p *point) sim.Cluster {
+	c := p.pool.cluster
+	c.Workers, c.KVTokens, c.Engine, c.ToldTimes = p.workers, p.kv, o.cluster.Engine, 1
+	return c
+}
+
+// grid replays the grid.
+func (o *options) grid(stdout, stderr io.Writer) error {
+	points, err := o.points(stderr)
+	if err != nil {
+		return err
+	}
+	var runs []sim.Config
+	for _, p := range points {
+		for _, policy := range o.policies {
+			for _, seed := range o.seeds {
+				runs = append(runs, sim.Config{Trace: p.trace, Policy: policy, Cluster: o.onPoint(p), Speed: p.speed, Seed: seed})
+			}
+		}
+	}
+	results, err := replayAll(runs, stderr)
+	if err != nil {
+		return err
+	}
+	n := len(o.seeds)
+	for i, p := range points {
+		for k := range o.policies {
+			at := (i*len(o.policies) + k) * n
+			p.results = append(p.results, sim.Mean(results[at:at+n]))
+		}
+	}
+	return o.writeGrid(stdout, points)
+}
+
+// gridMetrics are compared with the best rival of a cell; allowed is by what factor the first
+// policy may be above it.
+var gridMetrics = []struct {
+	name    string
+	allowed float64
+	of      func(*sim.Figures) float64
+}{
+	{"TTFT", 1.05, func(f *sim.Figures) float64 { return f.MeanTTFT }},
+	{"p99", 1.10, func(f *sim.Figures) float64 { return f.P99TTFT }},
+	{"end", 1.05, func(f *sim.Figures) float64 { return f.MeanE2E }},
+}
+
+// judged is what a cell says of the first policy.
+type judged struct {
+	*point
+	over      [3]float64 // the best rival, for each metric
+	rival     [3]string
+	dominated string // a rival that is better by 2 % in mean TTFT and in time to the end
+	excess    float64
+}
+
+func (o *options) judge(p *point) *judged {
+	j := &judged{point: p}
+	us := p.results[0].Figures
+	for m, metric := range gridMetrics {
+		best := math.Inf(1)
+		for k := 1; k < len(p.results); k++ {
+			if v := metric.of(&p.results[k].Figures); v < best {
+				best, j.rival[m] = v, o.policies[k]
+			}
+		}
+		j.over[m] = metric.of(&us) / best
+		j.excess = max(j.excess, j.over[m]/metric.allowed)
+	}
+	for k := 1; k < len(p.results); k++ {
+		f := p.results[k].Figures
+		if f.MeanTTFT < 0.98*us.MeanTTFT && f.MeanE2E < 0.98*us.MeanE2E {
+			j.dominated += " " + o.policies[k]
+			j.excess = max(j.excess, us.MeanTTFT/f.MeanTTFT, us.MeanE2E/f.MeanE2E)
+		}
+	}
+	return j
+}
+
+// writeGrid writes the sums and the cells, the worst first.
+func (o *options) writeGrid(w io.Writer, points []*point) error {
+	var all []*judged
+	for _, p := range points {
+		all = append(all, o.judge(p))
+	}
+	slices.SortFunc(all, func(a, b *judged) int { return cmp.Compare(b.excess, a.excess) })
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(tw, "policy\tTTFT over best rival\tp99\tend\tcells")
+	for k := range o.policies {
+		var over [3][]float64
+		for _, j := range all {
+			for m, metric := range gridMetrics {
+				best := metric.of(&j.results[0].Figures) / j.over[m]
+				over[m] = append(over[m], metric.of(&j.results[k].Figures)/best)
+			}
+		}
+		fmt.Fprintf(tw, "%s\t%.3f\t%.3f\t%.3f\t%d\n", o.policies[k], sim.Geomean(over[0]), sim.Geomean(over[1]), sim.Geomean(over[2]), len(all))
+	}
+	failed, dominated := [3]int{}, 0
+	for _, j := range all {
+		for m := range gridMetrics {
+			if j.over[m] > gridMetrics[m].allowed {
+				failed[m]++
+			}
+		}
+		if j.dominated != "" {
+			dominated++
+		}
+	}
+	fmt.Fprintf(tw, "\ndominated in %d cells; above the best rival by more than allowed: TTFT %d, p99 %d, end %d\n\n", dominated, failed[0], failed[1], failed[2])
+	fmt.Fprintln(tw, "cell\tTTFT ms\tover\tbest\tp99 over\tbest\tend ms\tover\tbest\tgood\tdominated by")
+	for _, j := range all {
+		f := j.results[0].Figures
+		fmt.Fprintf(tw, "%s\t%.4g\t%.3f\t%s\t%.3f\t%s\t%.4g\t%.3f\t%s\t%.2f\t%s\n", j, f.MeanTTFT, j.over[0], j.rival[0], j.over[1], j.rival[1], f.MeanE2E, j.over[2], j.rival[2], f.Good, j.dominated)
+	}
+	return tw.Flush()
+}
