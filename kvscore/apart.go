@@ -98,7 +98,7 @@ func (s *Scheduler) Forecast(now time.Time, r *Request, among []TargetRef, p Pol
 	c := &sel.Candidates[i]
 	a := Apart{Legs: legs, Prefill: c.Target, Position: i, Time: c.TTFT(), Booked: c.PrefillTokens}
 	if a.Cost = a.Time; c.Terms != (Terms{}) {
-		a.Cost = c.Cost
+		a.Cost = max(a.Time, c.Cost-c.Terms.Decode) // the answer is generated elsewhere
 	}
 	if ld := s.loadOf(among[i]); ld != nil {
 		a.from = ld.group

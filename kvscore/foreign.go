@@ -94,6 +94,6 @@ func (s *Scheduler) addForeign(now time.Time, ld *load, c *Candidate) {
 	}
 	c.PrefillTokens += tokens
 	one := workOf(tokens/int64(r.waiting), 0)
-	context := (c.PromptBlocks + c.OutputBlocks) * float64(s.settings.BlockSize)
+	context := ld.reads(s.settings.BlockSize)
 	c.WaitTime += c.Slowness * s.latency.predict(featuresOf(0, work{n * one.tokens, n * one.pairs}, context))
 }

@@ -54,12 +54,12 @@ func (s *Scheduler) observe(l *Lease, now time.Time) {
 	} else {
 		l.own, l.timing = timing{}, &l.own
 		if since.Equal(first.booked) {
-			l.own.x = featuresOf(1, work{}, ld.context(s.settings.BlockSize)) // a step's fixed part
+			l.own.x = featuresOf(1, work{}, ld.reads(s.settings.BlockSize)) // a step's fixed part
 		}
 	}
 	m := l.timing
 	m.ms += milliseconds(now.Sub(since))
-	l.context = ld.context(s.settings.BlockSize)
+	l.context = ld.reads(s.settings.BlockSize)
 	m.add(l.work, l.context, 1)
 	m.until = now
 	m.open++
@@ -77,6 +77,12 @@ func (m *timing) add(w work, context, sign float64) {
 // context returns the tokens of context of a target's active requests.
 func (ld *load) context(blockSize int) float64 {
 	return (ld.promptBlocks(blockSize) + float64(ld.output)) * float64(blockSize)
+}
+
+// reads returns the tokens of context that each step of a target reads: those of all requests
+// whose answers it generates. Requests that share a prefix each read it.
+func (ld *load) reads(blockSize int) float64 {
+	return float64(ld.decoding) + float64(ld.output)*float64(blockSize)
 }
 
 // learn updates the averages, the capacity and the timing from a lease that ends. The lock is held.
@@ -160,9 +166,7 @@ func (r *errorRing) quantiles() (median, p90 float64, n int) {
 // describe sets the terms that all candidates share. The lock is held.
 func (s *Scheduler) describe(r *Request, sel *Selection) {
 	sel.Latency = s.latency.latency()
-	sel.ExpectedTurns, sel.TurnTime = s.traffic.turns(), s.traffic.turnTime
-	sel.MeanPrefill = s.latency.predict(featuresOf(0, workOf(int64(s.traffic.prefill), 0), 0))
-	sel.ExpectedAnswer = s.traffic.answer
+	sel.Reuse, sel.ExpectedAnswer = s.traffic.reuse(), s.traffic.answer
 	if r.ExpectedTokens > 0 {
 		sel.ExpectedAnswer = float64(r.ExpectedTokens)
 	}
@@ -171,12 +175,12 @@ func (s *Scheduler) describe(r *Request, sel *Selection) {
 
 // predict sets the times of a candidate. The lock is held.
 func (s *Scheduler) predict(now time.Time, ld *load, c *Candidate, sel *Selection) {
-	context := (c.PromptBlocks + c.OutputBlocks) * float64(s.settings.BlockSize)
+	context := ld.reads(s.settings.BlockSize)
 	c.Slowness = ld.speed.factor(now)
 	c.WaitTime = s.wait(ld, now, sel.Dry, c.Slowness, context)
 	n := max(0, sel.Tokens-c.OverlapTokens) + int64(c.loading())
 	c.PrefillTime = c.Slowness * s.latency.predict(featuresOf(1, workOf(n, c.OverlapTokens), context))
 	c.Awaiting = len(ld.awaiting.leases)
 	c.RecentWork = ld.recent.value(now)
-	c.MemoryUse = context / float64(ld.capacity)
+	c.MemoryUse = (c.PromptBlocks + c.OutputBlocks) * float64(s.settings.BlockSize) / float64(ld.capacity)
 }

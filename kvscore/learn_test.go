@@ -196,7 +196,8 @@ func TestWaitAges(t *testing.T) {
 	}
 	a.FirstToken(after(500)) // overdue no more: the second one begins
 	for at, want := range map[float64]float64{500: second, 520: second - 20, 500 + second + fixed + 30: 30} {
-		if got := waits(s, ts, after(at)); math.Abs(got-want) > 0.01 {
+		// The first one generates now: each step reads its context.
+		if got := waits(s, ts, after(at)); math.Abs(got-want) > 1 {
 			t.Errorf("after the first token, at %.1f ms: wait %.2f ms, want %.2f", at, got, want)
 		}
 	}

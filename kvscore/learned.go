@@ -16,8 +16,9 @@ type Learned struct {
 	Products [nFeatures]float64
 	Samples  uint64
 
-	Continued, TurnTime, Answer   float64
-	Requests, Continuing, Answers uint64
+	// Prefill, Prompt and Answer are means of tokens, over Bookings and Answers.
+	Prefill, Prompt, Answer float64
+	Bookings, Answers       uint64
 
 	// Capacity is the logarithm of the mean factor between learned and declared capacity.
 	Capacity float64
@@ -44,8 +45,7 @@ func (s *Scheduler) Learned(now time.Time) Learned {
 	e, t := s.latency, &s.traffic
 	l := Learned{
 		Latency: e.t, Products: e.b, Samples: e.samples,
-		Continued: t.continued, TurnTime: t.turnTime, Answer: t.answer,
-		Requests: t.requests, Continuing: t.continuing, Answers: t.answers,
+		Prefill: t.prefill, Prompt: t.prompt, Answer: t.answer, Bookings: t.bookings, Answers: t.answers,
 		Capacity: s.learned,
 	}
 	for i := range e.a {
@@ -73,11 +73,8 @@ func (s *Scheduler) RestoreLearned(now time.Time, l *Learned) {
 		}
 		s.latency = e
 	}
-	if l.Requests > s.traffic.requests && sane([]float64{l.Continued}, 0, 1) && sane([]float64{l.TurnTime, l.Answer}, 0, 1e9) {
-		s.traffic = traffic{
-			continued: l.Continued, turnTime: l.TurnTime, answer: l.Answer,
-			requests: l.Requests, continuing: l.Continuing, answers: l.Answers,
-		}
+	if l.Bookings > s.traffic.bookings && sane([]float64{l.Prefill, l.Prompt, l.Answer}, 0, 1e9) {
+		s.traffic = traffic{prefill: l.Prefill, prompt: l.Prompt, answer: l.Answer, bookings: l.Bookings, answers: l.Answers}
 	}
 	if bound := math.Log(maxCapacityChange); s.learned == 0 && sane([]float64{l.Capacity}, -bound, bound) {
 		s.learned = l.Capacity

@@ -50,6 +50,7 @@ type Lease struct {
 	work       work
 	handed     time.Time     // when the prefill leg had answered
 	isAwaiting bool          // is in the load's awaiting
+	decodes    bool          // counts in the load's decoding
 	passed     bool          // a prefill that was booked later is over
 	began      time.Time     // start of a prefill that settle has ended; zero is unknown
 	shown      showing       // by the answer
@@ -228,6 +229,9 @@ func (s *Scheduler) end(l *Lease, computed bool, answer *Answer) bool {
 	ld := l.load
 	s.learn(l, computed)
 	ld.requests--
+	if l.decodes {
+		ld.decoding -= l.tokens
+	}
 	if l.told {
 		ld.told--
 	}
@@ -272,6 +276,15 @@ func (l *Lease) computed(at time.Time, seen bool) {
 	}
 	l.load.prefill -= l.prefill
 	l.prefill = 0
+	l.decode()
+}
+
+// decode counts the lease among those whose answers are generated. The lock is held.
+func (l *Lease) decode() {
+	if !l.decodes && !l.ended {
+		l.decodes = true
+		l.load.decoding += l.tokens
+	}
 }
 
 func blocksOf(tokens, size int64) int64 { return (tokens + size - 1) / size }

@@ -79,14 +79,10 @@ type Selection struct {
 	// targets that hold the prefix.
 	SharedTokens                  float64
 	SharedArrivals, SharedHolders int
-	// Awaiting is the number of requests on all candidates whose prefill is not over.
-	Awaiting int
 	// ExpectedAnswer is the expected length of the answer, in tokens.
 	ExpectedAnswer float64
-	// ExpectedTurns is the average number of further turns of a new conversation. TurnTime
-	// is the predicted prefill time of a turn, in milliseconds; MeanPrefill is that of a
-	// request's mean number of tokens that its target lacks.
-	ExpectedTurns, TurnTime, MeanPrefill float64
+	// Reuse is the share of prompt tokens that targets held, over recent requests.
+	Reuse float64
 	// Latency are the coefficients of the predictions.
 	Latency Latency
 

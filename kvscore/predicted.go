@@ -1,14 +1,23 @@
 package kvscore
 
-// PredictedLatency takes the candidate with the lowest cost. The cost is the time that the
-// request waits and makes other requests wait, in milliseconds; [Terms] lists its parts.
-// Equal costs share evenly.
+// PredictedLatency takes the candidate with the lowest cost: the time, in milliseconds, that this
+// choice adds to the times to the first token and, weighted, to the times between tokens, over
+// all requests. [Terms] lists its parts. Equal costs share evenly.
 //
-// It has no options. The scheduler learns prefill times from first tokens: see [Latency].
-type PredictedLatency struct{ ties Ties }
+// The scheduler learns prefill times from first tokens: see [Latency].
+type PredictedLatency struct {
+	// Weight is how many milliseconds of time to the first token a millisecond between tokens is
+	// worth. 0 counts first tokens only, 1 the time to the end of answers. Default: 0.1.
+	Weight float64 `json:"weight"`
 
-// NewPredictedLatency returns the policy.
-func NewPredictedLatency() *PredictedLatency { return new(PredictedLatency) }
+	ties Ties
+}
+
+// DefaultWeight is the default of PredictedLatency.Weight.
+const DefaultWeight = 0.1
+
+// NewPredictedLatency returns the policy with its defaults.
+func NewPredictedLatency() *PredictedLatency { return &PredictedLatency{Weight: DefaultWeight} }
 
 // Terms are the parts of a candidate's cost, in milliseconds.
 type Terms struct {
@@ -16,60 +25,48 @@ type Terms struct {
 	Wait float64 `json:"wait"`
 	// Prefill is the time for the part of the prompt that the target lacks.
 	Prefill float64 `json:"prefill"`
-	// Delay is the total time that other requests wait for that prefill. Their number is
-	// estimated from the requests that now await their first token, on all targets and on
-	// this one. If the target lacks a widely shared prefix, that part counts less, because
-	// later requests reuse it.
+	// Delay is the total time that later requests wait for that prefill: those that come while
+	// others wait on this target, and those whose cached blocks it evicts. If the target lacks a
+	// widely shared prefix, that part counts less, because later requests reuse it.
 	Delay float64 `json:"delay"`
-	// Decode is the weighted time that this answer adds to the decode steps of the
-	// target's active requests. Its weight grows where KV caches are full, and with the
-	// share of decoding in the pool's work.
+	// Decode is the weighted time that the answer takes on the target, and that it adds to the
+	// answers of the target's other requests.
 	Decode float64 `json:"decode"`
-	// Turns is the expected prefill time of the conversation's further turns, scaled by two
-	// factors. The first is the target's recent work above the least busy target's,
-	// divided by the mean. The second is the share of the prompt that no target holds.
-	Turns float64 `json:"turns"`
+	// Stall is the weighted total time that the answers of the target's requests wait for that
+	// prefill. Its weight is higher if the request could be parted.
+	Stall float64 `json:"stall"`
+	// Spread is what later requests gain if the target gets a copy of a widely shared prefix, and
+	// what makes an idle target cheaper than a longer wait elsewhere. It is negative or 0.
+	Spread float64 `json:"spread"`
 	// Leave is the price of leaving the session's home. It is 0 at home, without a
 	// home, and if home holds nothing of the prompt.
 	Leave float64 `json:"leave"`
-	// Stall is the weighted total time that the target's active requests wait for that prefill.
-	// It counts for requests that could be parted.
-	Stall float64 `json:"stall,omitzero"`
 	// Transfer is the time to get the KV cache from the prefill worker if the request is parted.
 	// Wait, Prefill and Delay are then those of the prefill worker.
 	Transfer float64 `json:"transfer,omitzero"`
 }
 
+func (t *Terms) sum() float64 {
+	return t.Wait + t.Prefill + t.Delay + t.Decode + t.Stall + t.Spread + t.Leave + t.Transfer
+}
+
 const (
-	// delayAlone is the number of later requests that a prefill delays while no
-	// request waits now.
-	delayAlone = 1
-	// With m waiting requests per target, a prefill delays delayLoad·m·m/(m+delayFew) more
-	// requests: more of them arrive before a long queue is empty. At m = delayFew the
-	// factor is half of delayLoad.
-	delayLoad, delayFew = 6, 3
-	// delayQueue is the number of requests added for each one that waits on the target
-	// itself. Long prompts then go where few requests wait, and short ones pass them.
-	delayQueue = 0.5
+	// delayQueue is the number of later requests that a prefill delays, for each request that
+	// waits on the target now.
+	delayQueue = 1.5
+	// delayReuse is the number of later requests that a prefill delays in a pool whose prompts
+	// are cached to the last token: it evicts blocks, which must be computed again. It counts by
+	// the share of prompt tokens that are cached.
+	delayReuse = 1.5
 	// copyUses is the number of prompts per holder at which a further copy of a shared
 	// prefix is worth half of its prefill.
 	copyUses = 4
-	// decodeWorth weighs a millisecond of decoding against one before the first token.
-	// decodeLoad adds to it for each waiting request per target. maxDecode bounds the sum.
-	// Both count as far as decoding limits the pool, for else prefills do: then few running
-	// requests are no reason to join a long queue. decodeLoad counts as far as memory is
-	// full, because prompts then wait for the end of answers. decodeWorth also counts as far
-	// as the requests' work is decoding.
-	decodeWorth, decodeLoad, maxDecode = 0.1, 0.1, 1
-	// nearlyFull is the share of a KV cache in use from which on it becomes full.
-	nearlyFull = 0.8
-	// stallWorth weighs a millisecond that an active request waits for a prefill.
+	// stallWorth weighs a millisecond that an active request waits for a prefill, where it
+	// could be parted.
 	stallWorth = 0.4
 	// urgent weighs wait and prefill of a request with a priority above 0; 1/urgent
 	// those of one below 0.
 	urgent = 2.0 // a float: 1/urgent must not be integer division
-	// turnsWorth discounts the predicted work of further turns, which may never come.
-	turnsWorth = 0.5
 	// leavePrice is the cost of leaving the session's home, as a share of the prefill time
 	// for the tokens that home holds.
 	leavePrice = 0.2
@@ -77,9 +74,13 @@ const (
 
 // Choose implements Policy.
 func (p *PredictedLatency) Choose(s *Selection) int {
-	by := weigh(s)
+	by := p.weigh(s)
 	for i := range s.Candidates {
 		by.cost(s, i)
+	}
+	if s.Apart.Legs == LegsNever {
+		s.spread()
+		s.useIdle()
 	}
 	if o := s.Override; o != nil && o.Temperature != nil && *o.Temperature > 0 {
 		return softmax(s, *o.Temperature)
@@ -91,22 +92,18 @@ func (p *PredictedLatency) Choose(s *Selection) int {
 type weights struct {
 	wait, prefill float64 // 1 without priority and overrides
 	credit        float64 // the share of the cached tokens that counts
-	delay, queue  float64
+	reuse, queue  float64 // delayed requests: by evictions, and for each one that waits
 	shared        float64 // discount in delay for a missing token of the shared prefix, in ms
+	between       float64 // weight of times between tokens
+	own           float64 // time of the answer on an idle target of usual speed, in ms
 	added         float64 // by the answer to the steps of each active request, in ms
-	full          float64 // how full the targets are, on average
-	decode        float64 // weighted added, where a target is no fuller
-	growth        float64 // of decode, from an empty target to a full one
-	turns, leave  float64
-	leastWork     float64
+	leave         float64
 }
 
-func weigh(s *Selection) weights {
-	n := float64(len(s.Candidates))
-	waiting := float64(s.Awaiting) / n
+func (p *PredictedLatency) weigh(s *Selection) weights {
 	w := weights{
-		wait: 1, prefill: 1, credit: 1,
-		delay: delayAlone + delayLoad*waiting*waiting/(waiting+delayFew), queue: delayQueue,
+		wait: 1, prefill: 1, credit: 1, between: p.Weight,
+		reuse: delayReuse * s.Reuse, queue: delayQueue,
 	}
 	switch {
 	case s.Priority > 0:
@@ -118,35 +115,13 @@ func weigh(s *Selection) weights {
 	if s.SharedTokens > 0 {
 		w.shared = s.Latency.Token * float64(s.SharedArrivals) / float64(s.SharedArrivals+copyUses*s.SharedHolders)
 	}
-	w.leastWork = s.Candidates[0].RecentWork
-	work, full, most := 0.0, 0.0, int64(0)
-	for i := range s.Candidates {
-		c := &s.Candidates[i]
-		w.leastWork = min(w.leastWork, c.RecentWork)
-		work += c.RecentWork
-		full += fullness(c)
-		most = max(most, c.OverlapTokens)
-	}
-	whole, answer := float64(s.Tokens), s.ExpectedAnswer
-	w.added = answer * (s.Latency.Token + s.Latency.Context*(whole+answer/2))
-	w.full, w.growth = full/n, decodeLoad*waiting*w.added
-	w.decode = decodeWorth * w.added * max(w.full, w.added/max(w.added+s.MeanPrefill, 1e-9))
-	w.decode = min(maxDecode*w.added, w.decode+w.growth*w.full)
-	if work > 0 && s.Tokens > 0 {
-		w.turns = turnsWorth * s.ExpectedTurns * s.TurnTime / (work / n) * (1 - float64(most)/whole)
-	}
+	answer := s.ExpectedAnswer
+	w.own = answer * (s.Latency.Fixed + s.Latency.Token)
+	w.added = answer * (s.Latency.Token + s.Latency.Context*(float64(s.Tokens)+answer/2))
 	if s.Home >= 0 {
 		w.leave = leavePrice * (s.Latency.Prefill(s.Candidates[s.Home].OverlapTokens, 0, 0) - s.Latency.Fixed)
 	}
 	return w
-}
-
-// fullness says how far the memory of a target limits it, from 0 to 1.
-func fullness(c *Candidate) float64 {
-	if c.MemoryUse <= nearlyFull { // mostly
-		return 0
-	}
-	return min((c.MemoryUse-nearlyFull)/(1-nearlyFull), 1)
 }
 
 // override applies the request's [Override] to the weights.
@@ -159,7 +134,7 @@ func (w *weights) override(s *Selection) {
 	w.credit = min(w.credit, 1)
 	if o.PrefillLoadScale != nil {
 		scale := *o.PrefillLoadScale
-		w.wait, w.prefill, w.delay, w.queue = scale*w.wait, scale*w.prefill, scale*w.delay, scale*w.queue
+		w.wait, w.prefill, w.reuse, w.queue = scale*w.wait, scale*w.prefill, scale*w.reuse, scale*w.queue
 	}
 	if o.TrackPrefillTokens != nil && !*o.TrackPrefillTokens {
 		w.wait = 0
@@ -174,26 +149,87 @@ func (w *weights) cost(s *Selection, i int) {
 		prefill += (1 - w.credit) * c.Slowness * s.Latency.Token * float64(c.OverlapTokens)
 	}
 	t := &c.Terms
-	t.Wait = w.wait * c.WaitTime
-	t.Prefill = w.prefill * prefill
-	t.Delay = w.delay*(prefill-c.Slowness*w.shared*max(0, s.SharedTokens-float64(c.OverlapTokens))) +
+	*t = Terms{Wait: w.wait * c.WaitTime, Prefill: w.prefill * prefill}
+	t.Delay = w.reuse*(prefill-c.Slowness*w.shared*max(0, s.SharedTokens-float64(c.OverlapTokens))) +
 		w.queue*float64(c.Awaiting)*prefill
 	if s.Apart.Legs != LegsNever {
 		w.part(s, c)
+	} else {
+		// Requests that wait here now will generate while this prefill runs.
+		t.Stall = w.between * float64(c.Requests) * max(0, prefill-c.Slowness*s.Latency.Fixed)
 	}
-	t.Decode = w.decode
-	if f := fullness(c); f > w.full {
-		t.Decode = min(maxDecode*w.added, w.decode+(f-w.full)*w.growth)
-	}
-	t.Decode *= c.Slowness * float64(c.Requests)
-	t.Turns = w.turns * (c.RecentWork - w.leastWork)
-	t.Leave = 0
+	t.Decode = w.between * c.Slowness * (w.own + float64(c.Requests)*w.added)
 	if s.Home >= 0 && i != s.Home {
 		t.Leave = w.leave
 	}
-	c.Cost = t.Wait + t.Prefill + t.Delay + t.Decode + t.Turns + t.Leave + t.Stall + t.Transfer
-	if c.Factor != 0 {
+	c.add()
+}
+
+// add adds the terms up to the cost.
+func (c *Candidate) add() {
+	if c.Cost = c.Terms.sum(); c.Factor != 0 {
 		c.Cost *= c.Factor
+	}
+}
+
+// spread credits candidates that lack a widely shared prefix with what a copy there is worth to
+// later requests: each of those that come to it saves half of the difference in load, as far as
+// that lasts. The credit is at most what the copy costs. Without it, requests would pile up on the
+// targets with the prefix until another one's prefill costs less than waiting.
+func (s *Selection) spread() {
+	if s.SharedTokens == 0 {
+		return
+	}
+	block := float64(s.BlockSize)
+	var holder *Candidate
+	for i := range s.Candidates {
+		if c := &s.Candidates[i]; float64(c.OverlapTokens)+block >= s.SharedTokens && (holder == nil || c.Cost < holder.Cost) {
+			holder = c
+		}
+	}
+	if holder == nil {
+		return
+	}
+	load := func(c *Candidate) float64 { return c.Terms.Wait + c.Terms.Decode + c.Terms.Stall }
+	later := float64(s.SharedArrivals) / float64(s.SharedHolders+1) // as many as so far
+	for i := range s.Candidates {
+		c := &s.Candidates[i]
+		lacks := s.SharedTokens - float64(c.OverlapTokens)
+		if lacks <= block || c.RecentWork >= holder.RecentWork {
+			continue
+		}
+		t := &c.Terms
+		gain := later * (load(holder) - load(c)) / 2 * (1 - c.RecentWork/holder.RecentWork)
+		most := (t.Prefill + t.Delay + t.Stall) * lacks / float64(s.Tokens-c.OverlapTokens)
+		if credit := min(gain, most); credit > 0 {
+			t.Spread = -credit
+			c.add()
+		}
+	}
+}
+
+// useIdle bounds the costs of idle targets: one whose prefill takes less than the wait at the best
+// target is cheaper than that, since what is computed in idle time delays nobody.
+func (s *Selection) useIdle() {
+	best := &s.Candidates[0]
+	for i := range s.Candidates {
+		if c := &s.Candidates[i]; c.Cost < best.Cost {
+			best = c
+		}
+	}
+	if best.Factor != 0 {
+		return // a client prefers it
+	}
+	rest := best.Cost - best.WaitTime
+	for i := range s.Candidates {
+		c := &s.Candidates[i]
+		if c.Requests > 0 || c.Factor != 0 {
+			continue
+		}
+		if over := c.Cost - rest - c.PrefillTime; over > 0 {
+			c.Terms.Spread -= over
+			c.add()
+		}
 	}
 }
 

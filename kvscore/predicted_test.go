@@ -18,20 +18,15 @@ func three() *Selection {
 	return s
 }
 
-// others is how many others wait for a prefill, where so many await their first token on
-// a target on average.
-func others(waiting float64) float64 {
-	return delayAlone + delayLoad*waiting*waiting/(waiting+delayFew)
-}
-
-// idleTerms are the terms of each candidate of three.
-var idleTerms = Terms{Prefill: 100, Delay: others(0) * 100}
-
-func (t Terms) sum() float64 { return t.Wait + t.Prefill + t.Delay + t.Decode + t.Turns + t.Leave }
+// idleTerms are the terms of each candidate of three, busyTerms those of one with a request.
+var (
+	idleTerms = Terms{Prefill: 100}
+	busyTerms = Terms{Prefill: 100, Stall: DefaultWeight * (100 - 10)}
+)
 
 func (t Terms) near(o Terms) bool {
-	a := [...]float64{t.Wait, t.Prefill, t.Delay, t.Decode, t.Turns, t.Leave}
-	b := [...]float64{o.Wait, o.Prefill, o.Delay, o.Decode, o.Turns, o.Leave}
+	a := [...]float64{t.Wait, t.Prefill, t.Delay, t.Decode, t.Stall, t.Spread, t.Leave}
+	b := [...]float64{o.Wait, o.Prefill, o.Delay, o.Decode, o.Stall, o.Spread, o.Leave}
 	for i := range a {
 		if !(math.Abs(a[i]-b[i]) <= 1e-9*(1+math.Abs(b[i]))) {
 			return false
@@ -46,8 +41,8 @@ func pointer[T any](v T) *T { return &v }
 // at the terms of the first candidate and of the second. The numbers are computed from
 // what Terms and the constants say, all in milliseconds.
 func TestTerms(t *testing.T) {
-	// an answer of 200 tokens behind 1,000
-	const decode = 200 * (0.1 + 1e-4*(1000+100))
+	// an answer of 200 tokens behind 1,000: alone, and what it adds to another one
+	const own, added = 200 * (10 + 0.1), 200 * (0.1 + 1e-4*(1000+100))
 	// what a home with 800 tokens of the prompt would have to compute
 	const held = 800*0.1 + 1e-6*800*400
 	for name, tc := range map[string]struct {
@@ -56,78 +51,86 @@ func TestTerms(t *testing.T) {
 	}{
 		"nothing": {func(*Selection, *Candidate) {}, nil},
 		"wait": {
-			func(_ *Selection, c *Candidate) { c.WaitTime = 70 },
-			func(_, second *Terms) { second.Wait = 70 },
+			func(_ *Selection, c *Candidate) { c.WaitTime, c.Requests = 70, 1 },
+			func(_, second *Terms) { *second = busyTerms; second.Wait = 70 },
 		},
 		"prefill": {
 			func(_ *Selection, c *Candidate) { c.PrefillTime = 60 },
-			func(_, second *Terms) { second.Prefill, second.Delay = 60, 60*others(0) },
-		},
-		"delay by requests that wait anywhere": {
-			func(s *Selection, _ *Candidate) { s.Awaiting = 6 },
-			func(first, second *Terms) { first.Delay, second.Delay = 100*others(2), 100*others(2) },
+			func(_, second *Terms) { second.Prefill = 60 },
 		},
 		"delay by requests that wait there": {
-			func(_ *Selection, c *Candidate) { c.Awaiting = 3 },
-			func(_, second *Terms) { second.Delay = 100 * (others(0) + 3*delayQueue) },
+			func(_ *Selection, c *Candidate) { c.Awaiting, c.Requests = 3, 3 },
+			func(_, second *Terms) {
+				second.Delay, second.Stall = 100*3*delayQueue, 3*DefaultWeight*(100-10)
+			},
+		},
+		"delay by evictions": {
+			func(s *Selection, _ *Candidate) { s.Reuse = 0.8 },
+			func(first, second *Terms) { first.Delay, second.Delay = 80*delayReuse, 80*delayReuse },
+		},
+		// 8 prompts shared 500 tokens, which one target holds
+		"delay by evictions with a shared prefix": {
+			func(s *Selection, c *Candidate) {
+				s.Reuse, s.SharedTokens, s.SharedArrivals, s.SharedHolders, c.OverlapTokens, c.PrefillTime = 0.8, 500, 8, 1, 500, 50
+			},
+			func(first, second *Terms) {
+				first.Delay, second.Prefill, second.Delay = 0.8*delayReuse*(100-50.*8/(8+copyUses)), 50, 40*delayReuse
+			},
 		},
 		"decode": {
 			func(s *Selection, c *Candidate) { s.ExpectedAnswer, c.Requests, c.Slowness = 200, 4, 2 },
-			func(_, second *Terms) { second.Decode = 4 * 2 * decodeWorth * decode },
+			func(first, second *Terms) {
+				first.Decode, second.Decode = DefaultWeight*own, DefaultWeight*2*(own+4*added)
+				second.Stall = 4 * DefaultWeight * (100 - 2*10)
+			},
 		},
-		"decode beside prefills of three times its work": {
-			func(s *Selection, c *Candidate) { s.ExpectedAnswer, s.MeanPrefill, c.Requests = 200, 3*decode, 4 },
-			func(_, second *Terms) { second.Decode = 4 * decodeWorth / 4 * decode },
-		},
-		"decode behind some that wait, with a half full memory": {
+		// One of two later requests comes to it, and gains half of the wait.
+		"spread": {
 			func(s *Selection, c *Candidate) {
-				s.ExpectedAnswer, s.Awaiting, c.Requests, c.MemoryUse = 200, 6, 4, (1+nearlyFull)/2
+				s.SharedTokens, s.SharedArrivals, s.SharedHolders = 500, 2, 1
+				c.OverlapTokens, c.WaitTime, c.PrefillTime, c.RecentWork, c.Requests = 500, 40, 10, 1000, 1
 			},
 			func(first, second *Terms) {
-				first.Delay, second.Delay = 100*others(2), 100*others(2)
-				second.Decode = 4 * (decodeWorth + decodeLoad*2/2) * decode
+				first.Spread = -1 * 40. / 2
+				*second = Terms{Wait: 40, Prefill: 10}
 			},
 		},
-		"decode behind many that wait, with full memory elsewhere": {
+		"spread that costs more than the copy": {
 			func(s *Selection, c *Candidate) {
-				s.ExpectedAnswer, s.Awaiting, c.Requests, s.Candidates[0].MemoryUse = 200, 3000, 4, 1.2
+				s.SharedTokens, s.SharedArrivals, s.SharedHolders = 500, 100, 1
+				c.OverlapTokens, c.WaitTime, c.PrefillTime, c.RecentWork, c.Requests = 500, 40, 10, 1000, 1
 			},
 			func(first, second *Terms) {
-				first.Delay, second.Delay = 100*others(1000), 100*others(1000)
-				second.Decode = 4 * maxDecode * decode
+				first.Spread = -100 / 2
+				*second = Terms{Wait: 40, Prefill: 10}
 			},
 		},
-		"turns": { // the others have 30, so 60 on average
+		"an idle target beside a longer wait": {
 			func(s *Selection, c *Candidate) {
-				s.ExpectedTurns, s.TurnTime = 3, 40
-				s.Candidates[0].RecentWork, s.Candidates[2].RecentWork, c.RecentWork = 30, 30, 120
+				s.Candidates = s.Candidates[:2]
+				s.Reuse, c.WaitTime, c.PrefillTime, c.Requests = 1, 110, 10, 1
 			},
-			func(_, second *Terms) { second.Turns = turnsWorth * 3 * 40 * (120 - 30) / 60 },
-		},
-		"turns of what some target holds three quarters of": {
-			func(s *Selection, c *Candidate) {
-				s.ExpectedTurns, s.TurnTime, s.Candidates[2].OverlapTokens, c.RecentWork = 3, 40, 750, 120
+			func(first, second *Terms) {
+				*second = Terms{Wait: 110, Prefill: 10, Delay: 10 * delayReuse}
+				first.Delay, first.Spread = 100*delayReuse, -100*delayReuse+10+10*delayReuse
 			},
-			func(_, second *Terms) { second.Turns = turnsWorth * 3 * 40 * 120 / 40 / 4 },
-		},
-		"turns of a prompt of which nothing is known": {
-			func(s *Selection, c *Candidate) { s.Tokens, s.ExpectedTurns, s.TurnTime, c.RecentWork = 0, 3, 40, 120 },
-			nil,
 		},
 		"a home that is far busier": {
-			func(s *Selection, c *Candidate) { s.Home, c.OverlapTokens, c.WaitTime = 1, 800, 1000 },
-			func(first, second *Terms) { first.Leave, second.Wait = leavePrice*held, 1000 },
+			func(s *Selection, c *Candidate) { s.Home, c.OverlapTokens, c.WaitTime, c.Requests = 1, 800, 1000, 1 },
+			func(first, second *Terms) { *second = busyTerms; first.Leave, second.Wait = leavePrice*held, 1000 },
 		},
 		"a home that holds nothing": {func(s *Selection, _ *Candidate) { s.Home = 1 }, nil},
 		"a high priority": {
-			func(s *Selection, c *Candidate) { s.Priority, c.WaitTime = 5, 70 },
+			func(s *Selection, c *Candidate) { s.Priority, c.WaitTime, c.Requests = 5, 70, 1 },
 			func(first, second *Terms) {
+				*second = busyTerms
 				first.Prefill, second.Wait, second.Prefill = urgent*100, urgent*70, urgent*100
 			},
 		},
 		"a low priority": {
-			func(s *Selection, c *Candidate) { s.Priority, c.WaitTime = -5, 70 },
+			func(s *Selection, c *Candidate) { s.Priority, c.WaitTime, c.Requests = -5, 70, 1 },
 			func(first, second *Terms) {
+				*second = busyTerms
 				first.Prefill, second.Wait, second.Prefill = 100/urgent, 70/urgent, 100/urgent
 			},
 		},
@@ -137,7 +140,7 @@ func TestTerms(t *testing.T) {
 				s.Override = &Override{OverlapScoreCredit: pointer(0.5)}
 				c.OverlapTokens, c.Slowness = 400, 2
 			},
-			func(_, second *Terms) { second.Prefill, second.Delay = 140, 140*others(0) },
+			func(_, second *Terms) { second.Prefill = 140 },
 		},
 		"a credit above 1": {
 			func(s *Selection, c *Candidate) {
@@ -152,16 +155,18 @@ func TestTerms(t *testing.T) {
 				s.ExpectedAnswer, c.Requests, c.WaitTime, c.Awaiting = 200, 4, 70, 1
 			},
 			func(first, second *Terms) {
-				*first = Terms{Prefill: 300, Delay: 300 * others(0)}
-				*second = Terms{Wait: 210, Prefill: 300, Delay: 300 * (others(0) + delayQueue), Decode: 4 * decodeWorth * decode}
+				*first = Terms{Prefill: 300, Decode: DefaultWeight * own}
+				*second = Terms{
+					Wait: 210, Prefill: 300, Delay: 300 * delayQueue, Decode: DefaultWeight * (own + 4*added), Stall: 4 * DefaultWeight * (100 - 10),
+				}
 			},
 		},
 		"no prefill tokens": {
 			func(s *Selection, c *Candidate) {
 				s.Override = &Override{TrackPrefillTokens: pointer(false)}
-				c.WaitTime = 70
+				c.WaitTime, c.Requests = 70, 1
 			},
-			nil,
+			func(_, second *Terms) { *second = busyTerms },
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

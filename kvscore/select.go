@@ -143,7 +143,7 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 	sel.Tokens, sel.RequestBlocks, sel.Known = sel.view.Tokens, sel.view.Blocks, sel.view.Known
 	sel.BlockSize, sel.Override, sel.Priority, sel.Session = s.settings.BlockSize, r.Override, r.Priority, r.Session
 	sel.Root, sel.Blocks, sel.NominalBlockTokens = r.Root, r.Blocks, cmp.Or(r.NominalBlockTokens, r.BlockTokens)
-	sel.Fault, sel.Unknown, sel.Home, sel.Awaiting = false, 0, -1, 0
+	sel.Fault, sel.Unknown, sel.Home = false, 0, -1
 	s.describe(r, sel)
 	suspect := false
 	sel.paces, sel.paced = mean{}, 0
@@ -174,7 +174,7 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 	}
 	for i := range sel.Candidates {
 		c := &sel.Candidates[i]
-		if sel.Awaiting += c.Awaiting; c.assumed() {
+		if c.assumed() {
 			c.PrefillTime *= c.Slowness
 		}
 	}
@@ -278,11 +278,8 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 		l.usual = sel.usual(&ld.answers.pace, l.work)
 	}
 	l.total = blocksOf(l.tokens, l.blockSize)
-	if r.Leg != LegPrefill {
-		s.traffic.arrived(sel)
-	}
 	if !c.Parted {
-		s.traffic.booked(prefill)
+		s.traffic.booked(prefill, tokens)
 		ld.recent.add(now, time)
 	}
 	if ld.applied != s.learned {
@@ -310,6 +307,8 @@ func (s *Scheduler) addLoad(l *Lease, now time.Time) {
 	if l.prefill > 0 {
 		ld.awaiting.push(l, now)
 		l.isAwaiting = true
+	} else {
+		l.decode()
 	}
 	if !l.streamed {
 		l.due = now.Add(time.Duration(l.predicted * float64(time.Millisecond)))

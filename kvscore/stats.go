@@ -18,10 +18,10 @@ type Stats struct {
 	// samples.
 	Latency Latency `json:"-"`
 	Timings uint64  `json:"-"`
-	// ExpectedTurns is the average number of further turns of a new conversation.
-	// ExpectedAnswer is the mean length of an answer in tokens, 0 while none has ended.
-	ExpectedTurns  float64 `json:"-"`
+	// ExpectedAnswer is the mean length of an answer in tokens, 0 while none has ended. Reuse is
+	// the share of prompt tokens that targets held, over recent requests.
 	ExpectedAnswer float64 `json:"-"`
+	Reuse          float64 `json:"-"`
 	cache.Size
 }
 
@@ -44,7 +44,7 @@ func (s *Scheduler) Stats() Stats {
 	stats := Stats{
 		Leases: len(s.leases), Size: s.caches.Size(), Totals: Totals{Expired: s.expired, Untracked: s.untracked, PolicyFaults: s.policyFaults},
 		Latency: s.latency.latency(), Timings: s.latency.samples,
-		ExpectedTurns: s.traffic.turns(),
+		Reuse: s.traffic.reuse(),
 	}
 	if s.traffic.answers > 0 {
 		stats.ExpectedAnswer = s.traffic.answer

@@ -45,14 +45,11 @@ func (r *recent) add(now time.Time, v float64) {
 
 // traffic is what the scheduler learns of the requests of a pool.
 type traffic struct {
-	continued  float64 // share of requests that continue a conversation
-	turnTime   float64 // their predicted prefill time in milliseconds
-	answer     float64 // tokens of an answer
-	prefill    float64 // tokens of a prompt that its target lacked
-	requests   uint64
-	continuing uint64
-	answers    uint64
-	bookings   uint64
+	answer   float64 // tokens of an answer
+	prefill  float64 // tokens of a prompt that its target lacked
+	prompt   float64 // tokens of a prompt
+	answers  uint64
+	bookings uint64
 }
 
 const (
@@ -69,24 +66,10 @@ func average(mean *float64, n uint64, v float64) {
 	*mean += (v - *mean) * max(trafficWeight, 1/float64(n))
 }
 
-func (t *traffic) arrived(sel *Selection) {
-	t.requests++
-	c := 0.0
-	if sel.view.Continues {
-		c = 1
-		least := math.Inf(1)
-		for i := range sel.Candidates {
-			least = min(least, sel.Candidates[i].PrefillTime)
-		}
-		t.continuing++
-		average(&t.turnTime, t.continuing, least)
-	}
-	average(&t.continued, t.requests, c)
-}
-
-func (t *traffic) booked(prefill int64) {
+func (t *traffic) booked(prefill, prompt int64) {
 	t.bookings++
 	average(&t.prefill, t.bookings, float64(prefill))
+	average(&t.prompt, t.bookings, float64(prompt))
 }
 
 func (t *traffic) answeredWith(tokens int64) {
@@ -94,7 +77,10 @@ func (t *traffic) answeredWith(tokens int64) {
 	average(&t.answer, t.answers+assumedAnswers, float64(tokens))
 }
 
-// maxTurns bounds the expected number of further turns.
-const maxTurns = 50
-
-func (t *traffic) turns() float64 { return min(t.continued/max(1-t.continued, 1e-3), maxTurns) }
+// reuse returns the share of prompt tokens that targets held; 0 before the first booking.
+func (t *traffic) reuse() float64 {
+	if t.prompt == 0 {
+		return 0
+	}
+	return 1 - min(1, t.prefill/t.prompt)
+}

@@ -132,20 +132,16 @@ type latencyView struct {
 	Attention float64 `json:"per_million_token_pairs_ms"`
 	Context   float64 `json:"per_1000_context_tokens_ms"`
 	Timings   uint64  `json:"timings"`
-	// Turns is how many further turns a new conversation has, Answer the mean length
-	// of an answer.
-	Turns  *float64 `json:"expected_turns,omitzero"`
-	Answer float64  `json:"expected_answer_tokens,omitzero"`
+	// Answer is the mean length of an answer, Reuse the share of prompt tokens that workers held.
+	Answer float64 `json:"expected_answer_tokens,omitzero"`
+	Reuse  float64 `json:"reused_share"`
 }
 
 func viewLatency(s *kvscore.Stats) latencyView {
 	l := &s.Latency
 	v := latencyView{
 		Fixed: l.Fixed, Tokens: l.Token * 1e3, Attention: l.Attention * 1e6, Context: l.Context * 1e3,
-		Timings: s.Timings, Answer: s.ExpectedAnswer,
-	}
-	if s.ExpectedTurns > 0 || s.ExpectedAnswer > 0 {
-		v.Turns = &s.ExpectedTurns
+		Timings: s.Timings, Answer: s.ExpectedAnswer, Reuse: s.Reuse,
 	}
 	return v
 }

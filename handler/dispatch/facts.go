@@ -54,7 +54,7 @@ var facts = [...]struct {
 	{name: "cost_prefill_ms", of: func(a *attempt) any { return a.term(a.Terms.Terms.Prefill) }},
 	{name: "cost_delay_ms", of: func(a *attempt) any { return a.term(a.Terms.Terms.Delay) }},
 	{name: "cost_decode_ms", of: func(a *attempt) any { return a.term(a.Terms.Terms.Decode) }},
-	{name: "cost_turns_ms", of: func(a *attempt) any { return a.term(a.Terms.Terms.Turns) }},
+	{name: "cost_spread_ms", of: func(a *attempt) any { return a.term(a.Terms.Terms.Spread) }},
 	{name: "cost_leave_ms", of: func(a *attempt) any { return a.term(a.Terms.Terms.Leave) }},
 	{name: "cost_stall_ms", of: func(a *attempt) any { return a.term(a.Terms.Terms.Stall) }},
 	{name: "cost_transfer_ms", of: func(a *attempt) any { return a.term(a.Terms.Terms.Transfer) }},

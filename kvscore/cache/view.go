@@ -58,9 +58,6 @@ type View struct {
 	// hold the prefix.
 	SharedTokens                  float64
 	SharedArrivals, SharedHolders int
-	// Continues says that the prompt goes on where an earlier prompt or its answer ended, as
-	// the next turn of a conversation does.
-	Continues bool
 
 	blockTokens float64
 	blockSize   int64
@@ -131,7 +128,6 @@ func (v *View) describe(p *Prompt, blockSize int64) {
 	v.Tokens, v.Blocks = v.length(p)
 	v.Known = Known{Blocks: m.Blocks, Past: m.Known - float64(m.Blocks), Tokens: float64(m.KnownTokens) / 1000, Counted: m.Counted}
 	v.SharedTokens, v.SharedArrivals, v.SharedHolders = float64(m.SharedTokens)/1000, m.SharedArrivals, m.SharedHolders
-	v.Continues = m.AtEnd && m.Arrivals == 0
 }
 
 // NewWeight returns the milli-tokens in each of the prompt's blocks behind the known prefix.

@@ -135,6 +135,16 @@ func (e *Engine) Drop(j *Job) { e.cache.Release(j.Chain, nil, j.held) }
 // Waiting returns how many jobs are not admitted.
 func (e *Engine) Waiting() int { return len(e.queue) - e.head }
 
+// Usage returns the share of the KV memory in use. What is reserved for tokens that are not made
+// yet does not count: engines do not know how long answers become.
+func (e *Engine) Usage() float64 {
+	ahead := 0
+	for _, j := range e.decoding {
+		ahead += max(0, j.held-(j.In+j.Out-(j.last-e.steps)+e.block-1)/e.block)
+	}
+	return e.cache.Usage() - float64(ahead)/float64(e.cache.capacity)
+}
+
 // Cache returns the engine's cache.
 func (e *Engine) Cache() *Cache { return e.cache }
 

@@ -169,7 +169,7 @@ func (g *GAIE) scrape() {
 	}
 	g.read, g.gauges = now, g.gauges[:0]
 	for _, e := range g.View.Engines {
-		g.gauges = append(g.gauges, gauges{e.Waiting(), e.Cache().Usage()})
+		g.gauges = append(g.gauges, gauges{e.Waiting(), e.Usage()})
 	}
 }
 

@@ -57,7 +57,7 @@ func MakeClass(name string, workers int, atOnce bool, seed uint64) (*trace.Trace
 	h.Write([]byte(name))
 	m := &maker{Rand: rand.New(rand.NewPCG(seed, h.Sum64()))} //nolint:gosec // to be repeated
 	m.trace = &trace.Trace{Name: "grid:" + name, BlockTokens: block, Closed: true, Sessions: true, AtOnce: atOnce}
-	next, total := c.make(m), min(max(800, 200*workers), 3200)
+	next, total := c.make(m), min(max(1200, 600*workers), 6000)
 	if atOnce {
 		n := clients * workers
 		for s := range n {
