@@ -26,7 +26,7 @@ func init() {
 
 func (h *Handler) loadPolicy(ctx caddy.Context) (err error) {
 	if h.PolicyRaw == nil {
-		h.policy = new(PredictedLatency)
+		h.policy = newPredictedLatency()
 		return nil
 	}
 	h.policy, err = h.policyOf(ctx, "PolicyRaw")
@@ -70,19 +70,31 @@ func policyInfo[T any, P interface {
 
 // PredictedLatency takes the worker with the lowest cost in milliseconds. Workers of equal
 // cost share evenly. The policy learns how fast workers are from the times of their first
-// tokens. It has no options. The cost is the sum of:
-//
-//   - the request's predicted time to first token there
-//   - the time that other requests will wait because of it
-//   - the price of leaving its session's worker
-type PredictedLatency struct {
-	noOptions
-	kvscore.PredictedLatency `json:"-"`
-}
+// tokens. The cost is what the choice adds to the time to first token and, weighted, to the
+// time between tokens, over all requests.
+type PredictedLatency struct{ kvscore.PredictedLatency }
 
 // CaddyModule returns the Caddy module information.
 func (*PredictedLatency) CaddyModule() caddy.ModuleInfo {
-	return policyInfo[PredictedLatency]("predicted_latency")
+	return caddy.ModuleInfo{ID: policyNamespace + ".predicted_latency", New: func() caddy.Module { return newPredictedLatency() }}
+}
+
+func newPredictedLatency() *PredictedLatency {
+	return &PredictedLatency{kvscore.PredictedLatency{Weight: kvscore.DefaultWeight}}
+}
+
+// Provision checks the options.
+func (p *PredictedLatency) Provision(caddy.Context) error {
+	if !(p.Weight >= 0 && p.Weight <= 10) {
+		return fmt.Errorf("policy predicted_latency: weight: must be from 0 to 10, got %v", p.Weight)
+	}
+	return nil
+}
+
+// UnmarshalCaddyfile sets up the policy from Caddyfile tokens. docs/configuration.md has the syntax.
+func (p *PredictedLatency) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	d.Next() // the policy's name
+	return options{"weight": &p.Weight}.readBlock(d, "option of policy predicted_latency")
 }
 
 // Dynamo is the cost function of NVIDIA Dynamo's KV router, with its options and its

@@ -67,6 +67,21 @@ func (p *point) String() string {
 	return name
 }
 
+// isQuick tells whether a place is one of the few that -quick replays: those in which a change of
+// the cost has shown most.
+func (p *point) isQuick() bool {
+	if p.workers != 4 || p.kv != gridKV[0] {
+		return false
+	}
+	switch p.class {
+	case "prompt_4k", "prompt_16k", "hundred_prompts", "chats":
+		return p.pool.name == "" || p.pool.name == "slow"
+	case "batch", "reasoning":
+		return p.pool.name == "" && !p.atOnce
+	}
+	return false
+}
+
 // points lists the cells.
 func (o *options) points(stderr io.Writer) (points []*point, err error) {
 	var places []*point
@@ -82,7 +97,7 @@ func (o *options) points(stderr io.Writer) (points []*point, err error) {
 				for _, kv := range gridKV {
 					for _, atOnce := range []bool{false, true} {
 						p := &point{class: class, workers: workers, kv: kv, atOnce: atOnce, pool: pool}
-						if strings.Contains(p.String(), o.match) {
+						if strings.Contains(p.String(), o.match) && (!o.quick || p.isQuick()) {
 							places = append(places, p)
 						}
 					}

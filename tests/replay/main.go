@@ -40,6 +40,7 @@ type options struct {
 	traces    string
 	suite     bool
 	isGrid    bool
+	quick     bool
 	match     string
 	parted    bool
 	policies  []string
@@ -63,6 +64,7 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	f.StringVar(&o.traces, "traces", "", "comma-separated `files` and directories of traces: JSON lines, plain or gzipped; synth is all generated ones, synth:name one of them: "+strings.Join(synth.Names(), ", "))
 	f.BoolVar(&o.suite, "suite", false, "replay each trace with its own workers and at its own loads, in place of -workers, -kv-tokens and -speed")
 	f.BoolVar(&o.isGrid, "grid", false, "replay the generated classes of traffic at all loads, on pools of many kinds")
+	f.BoolVar(&o.quick, "quick", false, "with -grid, a few places, for a first look")
 	f.StringVar(&o.match, "match", "", "with -grid, only the places whose name has this `text`")
 	f.BoolVar(&o.parted, "legs", false, "replay against 8 whole workers, and against 2, 3 and 4 that prefill for the rest, with the first of -policy")
 	f.StringVar(&policies, "policy", strings.Join(suitePolicies, ","), "comma-separated `policies`; the first is compared with. There are "+strings.Join(sim.Policies(), ", "))
