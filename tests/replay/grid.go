@@ -167,6 +167,10 @@ func (o *options) grid(stdout, stderr io.Writer) error {
 	return o.writeGrid(stdout, points)
 }
 
+// quickWorst and quickDominated bound what -quick lets pass: the mean TTFT over the best rival in
+// any cell, and the number of cells in which a rival is better in mean TTFT and time to the end.
+const quickWorst, quickDominated = 1.5, 2
+
 // gridMetrics are compared with the best rival of a cell; allowed is by what factor the first
 // policy may be above it.
 var gridMetrics = []struct {
@@ -247,5 +251,16 @@ func (o *options) writeGrid(w io.Writer, points []*point) error {
 		f := j.results[0].Figures
 		fmt.Fprintf(tw, "%s\t%.4g\t%.3f\t%s\t%.3f\t%s\t%.4g\t%.3f\t%s\t%.2f\t%s\n", j, f.MeanTTFT, j.over[0], j.rival[0], j.over[1], j.rival[1], f.MeanE2E, j.over[2], j.rival[2], f.Good, j.dominated)
 	}
-	return tw.Flush()
+	if err := tw.Flush(); err != nil || !o.quick {
+		return err
+	}
+	for _, j := range all {
+		if j.over[0] > quickWorst {
+			return fmt.Errorf("%s: the mean TTFT is %.2f times that of %s", j, j.over[0], j.rival[0])
+		}
+	}
+	if dominated > quickDominated {
+		return fmt.Errorf("dominated in %d cells", dominated)
+	}
+	return nil
 }
