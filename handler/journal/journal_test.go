@@ -83,7 +83,7 @@ func named(id uint64) string { return fmt.Sprint("10.0.0.", id) }
 func learned() *State {
 	s := &State{
 		Workers: []Worker{{Dial: "10.0.0.1:8000", ID: 5, Life: "1700000000.25", Seen: time.UnixMilli(1.7e12).UTC()}},
-		Learned: kvscore.Learned{Samples: 7, Continued: 0.5, Capacity: -0.25, Answers: 1 << 40},
+		Learned: kvscore.Learned{Samples: 7, Prefill: 3, Capacity: -0.25, Answers: 1 << 40},
 		Ratios:  []kvscore.ModelRatios{{Name: 1<<64 - 1, Tokens: [cache.Kinds]float64{0.25, 0.5}}},
 	}
 	s.Learned.Latency[1], s.Learned.Squares[15] = 30.5, 1e9
