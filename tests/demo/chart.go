@@ -32,7 +32,10 @@ func (r *result) draw(w io.Writer) error {
 
 // caption is what stands beside a bar.
 func (c *cell) caption() string {
-	if c.runs[0].load.deaths == 0 {
+	switch load := c.runs[0].load; {
+	case load.alone:
+		return fmt.Sprintf("%s s, %.0f answers/min", digits(c.mean.Median), c.rate.Median)
+	case load.deaths == 0:
 		return fmt.Sprintf("%s s, %.0f %% cached", digits(c.mean.Median), c.hits.Median)
 	}
 	failed, broken, _, _ := c.casualties()

@@ -61,7 +61,8 @@ func (p *player) converse(ctx context.Context, c *session) {
 	if !p.wait(ctx, p.zero, c.begins) {
 		return
 	}
-	messages := fmt.Appendf(nil, `{"role":"system","content":"%s"}`, p.load.prompt)
+	system := fmt.Appendf(nil, `{"role":"system","content":"%s"}`, p.load.prompt)
+	messages := system
 	for i, t := range c.turns {
 		if !p.wait(ctx, time.Now(), t.think) {
 			return
@@ -74,6 +75,10 @@ func (p *player) converse(ctx context.Context, c *session) {
 		a := p.turn(ctx, c, messages, t.answer)
 		if a == nil {
 			return
+		}
+		if p.load.alone {
+			messages = system
+			continue
 		}
 		messages = fmt.Appendf(messages, `,{"role":"assistant","content":"%s"}`, a.text)
 	}
@@ -100,7 +105,7 @@ func (p *player) turn(ctx context.Context, c *session, messages []byte, tokens i
 		if a.err == nil {
 			p.add(sample{
 				at: p.since(p.zero, asked), ttft: p.since(asked, a.first),
-				own: p.since(a.sent, a.first), prompt: a.prompt, cached: a.cached,
+				own: p.since(a.sent, a.first), end: p.since(p.zero, a.end), prompt: a.prompt, cached: a.cached,
 			})
 			return a
 		}

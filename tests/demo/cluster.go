@@ -29,12 +29,22 @@ const hardware = "70B INT4 on an A100 (1,280 prompt tokens/s)"
 //   - 320 kB of KV to read for each token of context
 var stepTimes = engine.StepModel{Base: 24, PerToken: 0.78, Attention: 1.4e-5, DecodeContext: 2e-4}
 
-// startEngines starts the engines of one run and returns their addresses.
-func startEngines(c *cluster.Cluster, speed float64) ([]*engine.Engine, []string, error) {
+// slowdown is how much longer a slow engine takes for a step.
+const slowdown = 3
+
+// startEngines starts the engines for a workload and returns their addresses.
+func startEngines(c *cluster.Cluster, w *workload, speed float64) ([]*engine.Engine, []string, error) {
 	engines, addrs := make([]*engine.Engine, engineCount), make([]string, engineCount)
 	for i := range engines {
+		step := stepTimes
+		if w.slow && i == 0 {
+			step = engine.StepModel{
+				Base: slowdown * step.Base, PerToken: slowdown * step.PerToken,
+				Attention: slowdown * step.Attention, DecodeContext: slowdown * step.DecodeContext,
+			}
+		}
 		e, err := c.StartEngine(engine.Config{
-			Name: fmt.Sprintf("e%d", i+1), Model: model, Speed: speed, Step: stepTimes,
+			Name: fmt.Sprintf("e%d", i+1), Model: model, Speed: speed, Step: step,
 			BlockSize: blockSize, Blocks: kvTokens / blockSize,
 		})
 		if err != nil {
@@ -81,7 +91,7 @@ func (a *arena) start(speed float64) error {
 	behind := make([][]string, len(a.runs))
 	for i, r := range a.runs {
 		var err error
-		if r.engines, behind[i], err = startEngines(a.Cluster, speed); err != nil {
+		if r.engines, behind[i], err = startEngines(a.Cluster, r.load, speed); err != nil {
 			return err
 		}
 	}

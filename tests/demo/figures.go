@@ -12,6 +12,7 @@ import (
 type figures struct {
 	hits      float64 // % of the prompt tokens
 	mean, p99 float64 // TTFT
+	rate      float64 // answers in a minute
 }
 
 // summarize returns the figures of some answers; all zero if there are none.
@@ -19,15 +20,17 @@ func summarize(samples []sample) (f figures) {
 	if len(samples) == 0 {
 		return f
 	}
-	prompt, cached := 0, 0
+	prompt, cached, end := 0, 0, time.Duration(0)
 	ttft := make([]float64, len(samples))
 	for i, s := range samples {
 		prompt, cached = prompt+s.prompt, cached+s.cached
+		end = max(end, s.end)
 		ttft[i] = s.ttft.Seconds()
 		f.mean += ttft[i] / float64(len(samples))
 	}
 	slices.Sort(ttft)
 	f.hits = 100 * float64(cached) / float64(max(prompt, 1))
+	f.rate = float64(len(samples)) / end.Minutes()
 	f.p99 = stats.Percentile(ttft, 0.99)
 	return f
 }

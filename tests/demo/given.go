@@ -25,7 +25,7 @@ func (o *options) playGiven(ctx context.Context, list []shape, out, progress io.
 	fmt.Fprintf(out, "%d engines that run already. Median (least-most) of seeds %d to %d.\n",
 		len(o.given), o.seed, o.seed+uint64(o.seeds)-1) //nolint:gosec // it is small
 	for _, s := range list {
-		if s.deaths > 0 {
+		if s.deaths > 0 || s.slow {
 			continue
 		}
 		s.sessions = max(1, s.sessions*len(o.given)/engineCount)

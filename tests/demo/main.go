@@ -3,7 +3,7 @@
 //
 //	go run ./tests/demo
 //
-// It plays four workloads through five contenders: round_robin, least_conn and a
+// It plays six workloads through five contenders: round_robin, least_conn and a
 // sticky header of reverse_proxy, and kv_router without and with session ids. Each
 // run has four simulated engines of its own (package engine) and a site of a real
 // Caddy in this process. All runs of all seeds are played at the same moment with the
@@ -17,7 +17,7 @@
 // and fail_duration. kv_router has its defaults.
 //
 // The demo has limits. The caches hold all that is asked, so nothing shows how
-// contenders cope with eviction. Answers are short. A step of the engines takes what a
+// contenders cope with eviction. Most answers are short. A step of the engines takes what a
 // formula says, not what a GPU takes.
 //
 // -with 'name=command' adds another router, which a shell starts once for each run. The command
@@ -152,6 +152,10 @@ func (o *options) demo(ctx context.Context, out, progress io.Writer) error {
 	list := slices.Clone(shapes)
 	if o.full {
 		for i := range list {
+			if list[i].window == 0 {
+				list[i].turns = span{3 * list[i].turns.least, 3 * list[i].turns.most}
+				continue
+			}
 			list[i].sessions, list[i].shared, list[i].window = 3*list[i].sessions, 3*list[i].shared, 3*list[i].window
 		}
 	}

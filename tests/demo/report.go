@@ -22,6 +22,7 @@ type cell struct {
 	runs     []*run
 	figures  []figures
 	hits     stats.Spread
+	rate     stats.Spread // answers in a minute
 	mean     stats.Spread
 	p99      stats.Spread
 	against  stats.Spread // the ratios of the mean TTFTs to ours, by seed; zero if not judged
@@ -38,6 +39,7 @@ func newCell(runs []*run) *cell {
 		c.asked += r.load.requests()
 	}
 	c.hits = stats.Over(c.figures, func(f figures) float64 { return f.hits })
+	c.rate = stats.Over(c.figures, func(f figures) float64 { return f.rate })
 	c.mean = stats.Over(c.figures, func(f figures) float64 { return f.mean })
 	c.p99 = stats.Over(c.figures, func(f figures) float64 { return f.p99 })
 	return c
@@ -92,13 +94,21 @@ func head(w io.Writer, l *workload) {
 		fmt.Fprintf(w, "\n%-*s %7s %17s %6s %6s %8s %12s\n", nameWidth+2, l.title, "hit %", "mean TTFT s", "failed", "broken", "saved", "normal in")
 		return
 	}
-	fmt.Fprintf(w, "\n%-*s %11s %17s %17s  %s\n", nameWidth+2, l.title, "hit %", "mean TTFT s", "p99 TTFT s", "mean/ids")
+	first := "hit %"
+	if l.alone {
+		first = "answers/min"
+	}
+	fmt.Fprintf(w, "\n%-*s %13s %17s %17s  %s\n", nameWidth+2, l.title, first, "mean TTFT s", "p99 TTFT s", "mean/ids")
 }
 
 // row writes the line of a contender.
 func (c *cell) row(w io.Writer) {
 	if c.runs[0].load.deaths == 0 {
-		fmt.Fprintf(w, "  %-*s %11s %17s %17s  %s\n", nameWidth, c.name, whole(c.hits), times(c.mean), times(c.p99), c.verdict())
+		first := c.hits
+		if c.runs[0].load.alone {
+			first = c.rate
+		}
+		fmt.Fprintf(w, "  %-*s %13s %17s %17s  %s\n", nameWidth, c.name, whole(first), times(c.mean), times(c.p99), c.verdict())
 		return
 	}
 	failed, broken, saved, of := c.casualties()

@@ -112,7 +112,7 @@ func (g *routers) start(a *arena, runs [][]*run, name, share string, speed float
 	sites := make([]strings.Builder, g.routers)
 	for i, row := range runs {
 		for k, r := range row {
-			engines, addrs, err := startEngines(a.Cluster, speed)
+			engines, addrs, err := startEngines(a.Cluster, r.load, speed)
 			if err != nil {
 				return err
 			}

@@ -15,6 +15,7 @@ type sample struct {
 	at             time.Duration // when it was asked, since the run's beginning
 	ttft           time.Duration // from the first attempt
 	own            time.Duration // from the attempt that was answered
+	end            time.Duration // of the answer, since the run's beginning
 	prompt, cached int           // tokens
 }
 

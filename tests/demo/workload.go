@@ -20,7 +20,7 @@ type shape struct {
 	title    string
 	about    string
 	sessions int
-	window   time.Duration // in which sessions begin
+	window   time.Duration // in which sessions begin; 0: all at once
 	system   int           // the system prompt that all sessions share
 	shared   int           // documents that sessions share; 0: each has its own
 	document span          // before the first question
@@ -32,7 +32,9 @@ type shape struct {
 	// think is about the mean time between an answer and the next question. A fifth of
 	// it always passes; the rest is exponential, with an end at three times the mean.
 	think  time.Duration
-	deaths int // engines that die in turn; each comes back
+	deaths int  // engines that die in turn; each comes back
+	alone  bool // each question stands alone, and the answers in the time count
+	slow   bool // the first engine takes slowdown times as long as the others
 }
 
 // window is how long sessions begin, in the engines' time.
@@ -61,6 +63,15 @@ var shapes = []shape{
 		title: "Engines die", about: "chat; three engines die in turn and come back",
 		sessions: 32, window: window, system: 300,
 		document: span{2500, 5000}, turns: span{2, 4}, question: span{20, 120}, answer: span{16, 40}, think: 5 * time.Second, deaths: 3,
+	},
+	{
+		title: "One system prompt", about: "12 clients of one application, all at once after a restart",
+		sessions: 12, system: 4000, turns: span{4, 4}, question: span{20, 120}, answer: span{200, 200}, alone: true,
+	},
+	{
+		title: "One slow engine", about: "chat; one of the engines takes three times as long",
+		sessions: 18, window: window, system: 300,
+		document: span{500, 3000}, turns: span{3, 6}, question: span{20, 120}, answer: span{16, 40}, think: 5 * time.Second, slow: true,
 	},
 }
 
@@ -96,7 +107,7 @@ func newWorkload(s shape, seed uint64) *workload {
 	}
 	begins := make([]time.Duration, s.sessions)
 	for i := range begins {
-		begins[i] = time.Duration(rng.Int64N(int64(s.window)))
+		begins[i] = time.Duration(rng.Int64N(int64(max(s.window, 1))))
 	}
 	slices.Sort(begins)
 	for i, at := range begins {
