@@ -226,8 +226,8 @@ func TestSeveralRouters(t *testing.T) {
 	}
 }
 
-// TestQuestionsThatStandAlone checks that all clients begin at once, that no question repeats an
-// earlier one, and that answers are counted over the time that all of them took.
+// TestQuestionsThatStandAlone checks that all clients begin at once and that no question repeats an
+// earlier one. Answers are counted over the time that all of them took.
 func TestQuestionsThatStandAlone(t *testing.T) {
 	i := slices.IndexFunc(shapes, func(s shape) bool { return s.alone })
 	s := shapes[i]
