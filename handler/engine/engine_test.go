@@ -107,6 +107,12 @@ var sites = []struct {
 		pathModels:  `{"data":[{"id":"m","owned_by":"vllm"}]}`,
 		pathMetrics: "vllm:engine_sleep_state{engine=\"0\",sleep_state=\"awake\"} 1.0\n", pathSleep: `{"is_sleeping":true}`,
 	}, Info{Type: VLLM}},
+	{"vLLM that sleeps at level 0", site{
+		pathModels: `{"data":[{"id":"m","owned_by":"vllm"}]}`,
+		pathMetrics: "vllm:engine_sleep_state{engine=\"0\",sleep_state=\"awake\"} 0.0\n" +
+			"vllm:engine_sleep_state{engine=\"0\",sleep_state=\"weights_offloaded\"} 0.0\n",
+		pathSleep: `{"is_sleeping":true}`,
+	}, Info{Type: VLLM, Asleep: true}},
 	{"older vLLM that sleeps", site{
 		pathModels: `{"data":[{"id":"m","owned_by":"vllm"}]}`, pathSleep: `{"is_sleeping":true}`,
 	}, Info{Type: VLLM, Asleep: true}},

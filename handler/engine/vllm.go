@@ -106,8 +106,9 @@ func readVLLMMetrics(page []byte, info *Info) (tellsSleep bool) {
 	var caches []sample
 	for _, s := range samplesOf(page, start, config, sleep) {
 		switch {
-		case s.name == sleep:
-			tellsSleep, info.Asleep = true, info.Asleep || s.labels["sleep_state"] != "awake" && s.value == 1
+		case s.name == sleep: // at level 0, which only holds requests, no state is 1
+			tellsSleep = tellsSleep || s.value == 1
+			info.Asleep = info.Asleep || s.value == 1 && s.labels["sleep_state"] != "awake"
 		case s.name == config:
 			ranks[s.labels["engine"]] = true
 			caches = append(caches, s)
