@@ -80,7 +80,7 @@ func (j *Joint) chunk(e *Editor) (keep, ok bool) {
 		e.within = append(e.within, object{Editor: in})
 	}
 	// a chunk without choices has usage, or llama.cpp's timings
-	return says || choices == 0 && !(usage && j.counted), true
+	return says || choices == 0 && (!usage || !j.counted), true
 }
 
 // choice edits a choice, and returns whether it says anything to the client.

@@ -217,7 +217,7 @@ func (o *options) judge(p *point) *judged {
 
 // writeGrid writes the sums and the cells, the worst first.
 func (o *options) writeGrid(w io.Writer, points []*point) error {
-	var all []*judged
+	all := make([]*judged, 0, len(points))
 	for _, p := range points {
 		all = append(all, o.judge(p))
 	}
