@@ -46,6 +46,8 @@ const (
 	// fastest is how many times faster than its peers a target may be. What is faster still has
 	// not computed the prompt. enoughAnswers of the peers show how fast they are.
 	fastest, enoughAnswers = 4, 4
+	// shortest is the time of peers, in milliseconds, below which differences are noise.
+	shortest = 20
 )
 
 // add adds the answer of a lease. The odd answers of one client or two count only once, because
@@ -116,8 +118,8 @@ func (s *Scheduler) findOutliers(now time.Time, among []TargetRef, sel *Selectio
 	return found
 }
 
-// usual returns the time that the peers of a target take for a work, in milliseconds; 0 if too few
-// answers show it.
+// usual returns the time that the peers of a target take for a work, in milliseconds. It is 0 if too
+// few answers show it, and below shortest.
 func (s *Selection) usual(own *mean, w work) float64 {
 	logs, n, peers := s.paces.v-own.v, s.paces.n-own.n, s.paced
 	if own.n > 0 {
@@ -127,5 +129,8 @@ func (s *Selection) usual(own *mean, w work) float64 {
 		return 0
 	}
 	x := featuresOf(1, w, 0)
-	return x.times(&priorTimes) * math.Exp(logs/peers)
+	if ms := x.times(&priorTimes) * math.Exp(logs/peers); ms > shortest {
+		return ms
+	}
+	return 0
 }

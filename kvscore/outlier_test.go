@@ -136,6 +136,26 @@ func (o outlier) share(p Policy) float64 {
 	return float64(fast) / float64(all)
 }
 
+// TestShortTimesAreNoise has a worker answer small prompts in a tenth of the time of its peer.
+func TestShortTimesAreNoise(t *testing.T) {
+	s, sel, now := NewScheduler(Settings{}), &Selection{Rand: seeded(1)}, time.Unix(1000, 0)
+	targets := []Target{{Worker: 1}, {Worker: 2}}
+	for _, target := range targets {
+		s.Declare(target, 0)
+	}
+	for i := range 100 {
+		r := prompt(upTo(20)...)
+		r.Root, r.Streamed = uint64(i), true //nolint:gosec // small
+		_, l := s.Select(now, r, targets, i%2, nil, sel)
+		now = now.Add(ms(1 + 9*float64(i%2)))
+		l.FirstToken(now)
+		l.End(true, nil)
+	}
+	if s.Explain(now, prompt(1), targets, -1, new(LeastLoad), sel); sel.Candidates[0].Outlier {
+		t.Error("a worker is an outlier for some milliseconds")
+	}
+}
+
 // TestFasterEnginesAreBelieved has all engines become ten times as fast.
 func TestFasterEnginesAreBelieved(t *testing.T) {
 	s := NewScheduler(Settings{})
