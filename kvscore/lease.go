@@ -135,7 +135,7 @@ func (l *Lease) prefillOver(now time.Time, how Sign, learn bool, answered int64)
 	l.shown, l.first = showsToken, now.Sub(l.booked)
 	l.answered.Store(max(l.answered.Load(), answered))
 	s := l.scheduler
-	if took := milliseconds(l.first); fastest*took < l.usual {
+	if took := milliseconds(l.first); l.usual > max(shortest, fastest*took) {
 		l.shown = showsTooSoon
 		l.load.answers.paced(featuresOf(1, l.work, 0), took)
 	}

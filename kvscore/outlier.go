@@ -105,21 +105,23 @@ func (s *Scheduler) findOutliers(now time.Time, among []TargetRef, sel *Selectio
 		a := s.ofFirst(now, among[at:])
 		outlier := a.n >= fewAnswers && a.odd > max(mostly, peersTimes*(all.odd-a.odd)/peers+peersMore) && all.targets > 1
 		for end := at + int(a.targets); at < end; at++ {
-			if c := &sel.Candidates[at]; outlier {
-				c.Outlier, found = true, true
-				c.excess = a.recent * peers / max(all.recent-a.recent, 1)
-				c.PrefillTime /= c.Slowness // see assume
-				if ld := s.loadOf(among[at]); ld != nil && !sel.Dry {
-					ld.answers.found = now
-				}
+			if !outlier {
+				continue
+			}
+			c := &sel.Candidates[at]
+			c.Outlier, found = true, true
+			c.excess = a.recent * peers / max(all.recent-a.recent, 1)
+			c.PrefillTime /= c.Slowness // see assume
+			if ld := s.loadOf(among[at]); ld != nil && !sel.Dry {
+				ld.answers.found = now
 			}
 		}
 	}
 	return found
 }
 
-// usual returns the time that the peers of a target take for a work, in milliseconds. It is 0 if too
-// few answers show it, and below shortest.
+// usual returns the time that the peers of a target take for a work, in milliseconds; 0 if too few
+// answers show it.
 func (s *Selection) usual(own *mean, w work) float64 {
 	logs, n, peers := s.paces.v-own.v, s.paces.n-own.n, s.paced
 	if own.n > 0 {
@@ -129,8 +131,5 @@ func (s *Selection) usual(own *mean, w work) float64 {
 		return 0
 	}
 	x := featuresOf(1, w, 0)
-	if ms := x.times(&priorTimes) * math.Exp(logs/peers); ms > shortest {
-		return ms
-	}
-	return 0
+	return x.times(&priorTimes) * math.Exp(logs/peers)
 }
