@@ -125,9 +125,9 @@ func (e *estimator) learn(f features, ms float64) {
 		}
 	}
 	weight := 1 / (ms + shortTime)
-	// Older samples lose weight only where this one shows something, so that the coefficients
-	// keep what long prompts have shown while all prompts are short (directional forgetting,
-	// Kulhavý 1987).
+	// Older samples lose weight only where this one shows something. While all prompts are
+	// short, the coefficients keep what long ones have shown. The method is directional
+	// forgetting (Kulhavý 1987).
 	var v [nFeatures]float64
 	known, time := 0.0, 0.0
 	for i := range x {

@@ -125,7 +125,7 @@ func TestRestoreLearnedIgnoresNonsense(t *testing.T) {
 	s := NewScheduler(Settings{})
 	s.Declare(Target{Worker: 1, Rank: 0}, 1000)
 	before := s.Learned(time.Now())
-	bad := Learned{Samples: 9, Bookings: 9, Capacity: math.Inf(1), Targets: []LearnedTarget{{Target: Target{Worker: 1, Rank: 0}, Declared: 1000, Capacity: math.NaN(), Samples: 3}}}
+	bad := Learned{Samples: 9, Booked: 9, Capacity: math.Inf(1), Targets: []LearnedTarget{{Target: Target{Worker: 1, Rank: 0}, Declared: 1000, Capacity: math.NaN(), Samples: 3}}}
 	bad.Latency[1], bad.Prefill = math.NaN(), -1
 	s.RestoreLearned(time.Now(), &bad)
 	if got := s.Learned(time.Now()); !reflect.DeepEqual(got, before) {

@@ -1,8 +1,8 @@
 package kvscore
 
-// PredictedLatency takes the candidate with the lowest cost: the time, in milliseconds, that this
-// choice adds to the times to the first token and, weighted, to the times between tokens, over
-// all requests. [Terms] lists its parts. Equal costs share evenly.
+// PredictedLatency takes the candidate with the lowest cost. That is the time to the first token
+// and the weighted time between tokens that this choice adds, over all requests, in milliseconds.
+// [Terms] lists its parts. Equal costs share evenly.
 //
 // The scheduler learns prefill times from first tokens: see [Latency].
 type PredictedLatency struct {
@@ -25,8 +25,8 @@ type Terms struct {
 	Wait float64 `json:"wait"`
 	// Prefill is the time for the part of the prompt that the target lacks.
 	Prefill float64 `json:"prefill"`
-	// Delay is the total time that later requests wait for that prefill: those that come while
-	// others wait on this target, and those whose cached blocks it evicts. If the target lacks a
+	// Delay is the total time that later requests wait for that prefill. These come while
+	// others wait on this target, or it has evicted their cached blocks. If the target lacks a
 	// widely shared prefix, that part counts less, because later requests reuse it.
 	Delay float64 `json:"delay"`
 	// Decode is the weighted time that the answer takes on the target, and that it adds to the
@@ -35,8 +35,8 @@ type Terms struct {
 	// Stall is the weighted total time that the answers of the target's requests wait for that
 	// prefill. Its weight is higher if the request could be parted.
 	Stall float64 `json:"stall"`
-	// Spread is what later requests gain if the target gets a copy of a widely shared prefix, and
-	// what makes an idle target cheaper than a longer wait elsewhere. It is negative or 0.
+	// Spread is what later requests gain if the target gets a copy of a widely shared prefix. It
+	// also makes an idle target cheaper than a longer wait elsewhere. It is negative or 0.
 	Spread float64 `json:"spread"`
 	// Leave is the price of leaving the session's home. It is 0 at home, without a
 	// home, and if home holds nothing of the prompt.
@@ -54,9 +54,8 @@ const (
 	// delayQueue is the number of later requests that a prefill delays, for each request that
 	// waits on the target now.
 	delayQueue = 1.5
-	// delayReuse is the number of later requests that a prefill delays in a pool whose prompts
-	// are cached to the last token: it evicts blocks, which must be computed again. It counts by
-	// the share of prompt tokens that are cached.
+	// delayReuse is the number of later requests that a prefill delays by eviction, where all
+	// prompts are cached to the last token. It counts by the share of prompt tokens that are.
 	delayReuse = 1.5
 	// copyUses is the number of prompts per holder at which a further copy of a shared
 	// prefix is worth half of its prefill.
@@ -173,7 +172,7 @@ func (c *Candidate) add() {
 }
 
 // spread credits candidates that lack a widely shared prefix with what a copy there is worth to
-// later requests: each of those that come to it saves half of the difference in load, as far as
+// later requests. Each of those that come to it saves half of the difference in load, as far as
 // that lasts. The credit is at most what the copy costs. Without it, requests would pile up on the
 // targets with the prefix until another one's prefill costs less than waiting.
 func (s *Selection) spread() {
@@ -208,8 +207,8 @@ func (s *Selection) spread() {
 	}
 }
 
-// useIdle bounds the costs of idle targets: one whose prefill takes less than the wait at the best
-// target is cheaper than that, since what is computed in idle time delays nobody.
+// useIdle bounds the costs of idle targets. One whose prefill takes less than the wait at the best
+// target is cheaper than that, because what is computed in idle time delays nobody.
 func (s *Selection) useIdle() {
 	best := &s.Candidates[0]
 	for i := range s.Candidates {

@@ -167,8 +167,8 @@ func (o *options) grid(stdout, stderr io.Writer) error {
 	return o.writeGrid(stdout, points)
 }
 
-// quickWorst and quickDominated bound what -quick lets pass: the mean TTFT over the best rival in
-// any cell, and the number of cells in which a rival is better in mean TTFT and time to the end.
+// quickWorst bounds the mean TTFT over the best rival in any cell of -quick. quickDominated bounds
+// the number of cells in which a rival is better in mean TTFT and time to the end.
 const quickWorst, quickDominated = 1.5, 2
 
 // gridMetrics are compared with the best rival of a cell; allowed is by what factor the first
