@@ -38,8 +38,7 @@ type Terms struct {
 	// Spread is what later requests gain if the target gets a copy of a widely shared prefix. It
 	// also makes an idle target cheaper than a longer wait elsewhere. It is negative or 0.
 	Spread float64 `json:"spread"`
-	// Leave is the price of leaving the session's home. It is 0 at home, without a
-	// home, and if home holds nothing of the prompt.
+	// Leave is the price of leaving the session's home. It is 0 at home and without a home.
 	Leave float64 `json:"leave"`
 	// Transfer is the time to get the KV cache from the prefill worker if the request is parted.
 	// Wait, Prefill and Delay are then those of the prefill worker.
@@ -63,11 +62,13 @@ const (
 	// stallWorth weighs a millisecond that an active request waits for a prefill, where it
 	// could be parted.
 	stallWorth = 0.4
+	// noise is the factor by which equal engines may differ in their learned slowness.
+	noise = 1.25
 	// urgent weighs wait and prefill of a request with a priority above 0; 1/urgent
 	// those of one below 0.
 	urgent = 2.0 // a float: 1/urgent must not be integer division
 	// leavePrice is the cost of leaving the session's home, as a share of the prefill time
-	// for the tokens that home holds.
+	// for the tokens that home holds. It includes the fixed cost of a step.
 	leavePrice = 0.2
 )
 
@@ -118,7 +119,7 @@ func (p *PredictedLatency) weigh(s *Selection) weights {
 	w.own = answer * (s.Latency.Fixed + s.Latency.Token)
 	w.added = answer * (s.Latency.Token + s.Latency.Context*(float64(s.Tokens)+answer/2))
 	if s.Home >= 0 {
-		w.leave = leavePrice * (s.Latency.Prefill(s.Candidates[s.Home].OverlapTokens, 0, 0) - s.Latency.Fixed)
+		w.leave = leavePrice * s.Latency.Prefill(s.Candidates[s.Home].OverlapTokens, 0, 0)
 	}
 	return w
 }
@@ -157,11 +158,17 @@ func (w *weights) cost(s *Selection, i int) {
 		// Requests that wait here now will generate while this prefill runs.
 		t.Stall = w.between * float64(c.Requests) * max(0, prefill-c.Slowness*s.Latency.Fixed)
 	}
-	t.Decode = w.between * c.Slowness * (w.own + float64(c.Requests)*w.added)
+	t.Decode = w.between * c.certainSlowness() * (w.own + float64(c.Requests)*w.added)
 	if s.Home >= 0 && i != s.Home {
 		t.Leave = w.leave
 	}
 	c.add()
+}
+
+// certainSlowness returns the slowness without what may be noise. Else the noise would decide among
+// workers that are alike, because an answer takes far longer than the prefill of a short prompt.
+func (c *Candidate) certainSlowness() float64 {
+	return c.Slowness / min(max(c.Slowness, 1/noise), noise)
 }
 
 // add adds the terms up to the cost.

@@ -44,7 +44,7 @@ func TestTerms(t *testing.T) {
 	// an answer of 200 tokens behind 1,000: alone, and what it adds to another one
 	const own, added = 200 * (10 + 0.1), 200 * (0.1 + 1e-4*(1000+100))
 	// what a home with 800 tokens of the prompt would have to compute
-	const held = 800*0.1 + 1e-6*800*400
+	const held = 10 + 800*0.1 + 1e-6*800*400
 	for name, tc := range map[string]struct {
 		change func(s *Selection, c *Candidate)
 		want   func(first, second *Terms) // nil: as idle ones
@@ -80,7 +80,7 @@ func TestTerms(t *testing.T) {
 		"decode": {
 			func(s *Selection, c *Candidate) { s.ExpectedAnswer, c.Requests, c.Slowness = 200, 4, 2 },
 			func(first, second *Terms) {
-				first.Decode, second.Decode = DefaultWeight*own, DefaultWeight*2*(own+4*added)
+				first.Decode, second.Decode = DefaultWeight*own, DefaultWeight*2/noise*(own+4*added)
 				second.Stall = 4 * DefaultWeight * (100 - 2*10)
 			},
 		},
@@ -119,7 +119,7 @@ func TestTerms(t *testing.T) {
 			func(s *Selection, c *Candidate) { s.Home, c.OverlapTokens, c.WaitTime, c.Requests = 1, 800, 1000, 1 },
 			func(first, second *Terms) { *second = busyTerms; first.Leave, second.Wait = leavePrice*held, 1000 },
 		},
-		"a home that holds nothing": {func(s *Selection, _ *Candidate) { s.Home = 1 }, nil},
+		"a home that holds nothing": {func(s *Selection, _ *Candidate) { s.Home = 1 }, func(first, _ *Terms) { first.Leave = leavePrice * 10 }},
 		"a high priority": {
 			func(s *Selection, c *Candidate) { s.Priority, c.WaitTime, c.Requests = 5, 70, 1 },
 			func(first, second *Terms) {

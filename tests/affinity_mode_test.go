@@ -148,7 +148,7 @@ func (h *homed) explainHome(t *testing.T) (x explainedHome) {
 		for _, ms := range c.Terms {
 			sum += ms
 		}
-		if len(c.Terms) != 6 || sum < 0.999*c.Cost || sum > 1.001*c.Cost || c.TTFT == nil || *c.TTFT <= 0 {
+		if len(c.Terms) != 7 || sum < 0.999*c.Cost || sum > 1.001*c.Cost || c.TTFT == nil || *c.TTFT <= 0 {
 			t.Errorf("candidate %+v: its terms add up to %v", c, sum)
 		}
 	}
