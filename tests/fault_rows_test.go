@@ -46,7 +46,7 @@ var faultRows = []faultRow{
 	},
 	{name: "400", strike: status(400, ""), allowed: []fate{failed}, marked: mustNot, check: itsShare},
 	{name: "404", strike: status(404, ""), allowed: []fate{failed}, retried: "any", marked: must, check: failedAsMet(80)},
-	{name: "404 for the model", strike: lacksModel, allowed: []fate{failed}, retried: "404", marked: mustNot}, // within the budget
+	{name: "404 for the model", strike: lacksModel, retried: "404", marked: mustNot},
 	{name: "engine restarts", strike: killed, allowed: []fate{broken}, retried: "any", marked: must, check: cutOnly},
 	{
 		// if the retry meets the engine that dies next, there is no third attempt

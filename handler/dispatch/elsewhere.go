@@ -30,6 +30,10 @@ const (
 	tooLong
 )
 
+// free returns whether a retry after it is free of the retry budget: the engine has computed nothing. One
+// without the path may have read a long upload.
+func (m misfit) free() bool { return m == lacksModel || m == tooLong }
+
 // refusals are what workers have refused for a misfit.
 type refusals struct {
 	unfit []*pool.Worker // that have refused

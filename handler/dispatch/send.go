@@ -26,7 +26,7 @@ func (d *Dispatch) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	resp, resent, err := a.send(req)
 	v := a.judge(req.Context(), resp, resent, err)
-	if v.do == retry && v.misfit != tooLong && !a.affordable(err) {
+	if v.do == retry && !v.misfit.free() && !a.affordable(err) {
 		v.do = fail
 		if resp != nil {
 			v.do = deliver
