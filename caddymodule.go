@@ -13,5 +13,5 @@ package kvrouter
 
 import (
 	_ "github.com/caddy-kvrouter/kvrouter/handler"
-	_ "github.com/caddy-kvrouter/kvrouter/handler/kubernetes"
+	_ "github.com/caddy-kvrouter/kvrouter/handler/endpointslices"
 )

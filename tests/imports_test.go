@@ -22,7 +22,7 @@ var layers = [][]string{
 	{"handler/plan", "handler/response", "handler/pool", "handler/upstream"},
 	{"handler/engine", "handler/journal"},
 	{"handler/body", "handler/api", "handler/nvext"},
-	{"handler/rawjson", "handler/kubernetes", "affinity", "kvscore/events"},
+	{"handler/rawjson", "handler/endpointslices", "affinity", "kvscore/events"},
 	{"kvscore", "kvscore/events/zmtp"},
 	{"kvscore/cache"},
 	{"kvscore/cache/internal/exact"}, // Go keeps the others out

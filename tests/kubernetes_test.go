@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	kubeupstreams "github.com/caddy-kvrouter/kvrouter/handler/kubernetes"
+	"github.com/caddy-kvrouter/kvrouter/handler/endpointslices"
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 	"github.com/caddy-kvrouter/kvrouter/tests/kubernetes"
 
@@ -42,7 +42,7 @@ func startCluster(t *testing.T) *kubeCluster {
 	ca, token := filepath.Join(files, "ca"), filepath.Join(files, "token")
 	write(t, ca, string(c.CA()))
 	write(t, token, "")
-	c.source = fmt.Sprintf("dynamic kubernetes models/vllm {\napi %s\nca_file %s\ntoken_file %s\n}", c.URL, ca, token)
+	c.source = fmt.Sprintf("dynamic endpointslices models/vllm {\napi %s\nca_file %s\ntoken_file %s\n}", c.URL, ca, token)
 	return c
 }
 
@@ -50,7 +50,7 @@ func startCluster(t *testing.T) *kubeCluster {
 func (c *kubeCluster) follow(t *testing.T) func(*livePod) bool {
 	t.Helper()
 	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
-	source := new(kubeupstreams.Upstreams)
+	source := new(endpointslices.Upstreams)
 	if err := source.UnmarshalCaddyfile(caddyfile.NewTestDispenser(strings.TrimPrefix(c.source, "dynamic "))); err != nil {
 		t.Fatal(err)
 	}

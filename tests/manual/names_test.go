@@ -25,7 +25,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler"
 	"github.com/caddy-kvrouter/kvrouter/handler/admin"
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
-	"github.com/caddy-kvrouter/kvrouter/handler/kubernetes"
+	"github.com/caddy-kvrouter/kvrouter/handler/endpointslices"
 	"github.com/caddy-kvrouter/kvrouter/handler/speculative"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
@@ -229,7 +229,7 @@ func TestOptionsAreDocumented(t *testing.T) {
 // "metric". Their column "labels" omits the label pool.
 func TestMetricsAreDocumented(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
-	dispatch.Register(registry, zap.NewNop(), admin.Collector{}, speculative.Total, kubernetes.Collector{})
+	dispatch.Register(registry, zap.NewNop(), admin.Collector{}, speculative.Total, endpointslices.Collector{})
 	descs := make(chan *prometheus.Desc, 1000)
 	registry.Describe(descs)
 	close(descs)

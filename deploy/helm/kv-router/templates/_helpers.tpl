@@ -109,7 +109,7 @@ capabilities: {drop: [ALL]}
 {{ . | trim | indent 8 }}
 {{- end }}
 		reverse_proxy {
-			dynamic kubernetes {{ include "kv-router.engines" . }}
+			dynamic endpointslices {{ include "kv-router.engines" . }}
 {{- with .Values.reverseProxy }}
 {{ . | trim | indent 12 }}
 {{- end }}

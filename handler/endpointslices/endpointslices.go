@@ -1,7 +1,7 @@
-// Package kubernetes is a source of upstreams: the pods behind a Kubernetes Service, as the
+// Package endpointslices is a source of upstreams: the pods behind a Kubernetes Service, as the
 // Service's EndpointSlices list them. kv_router's reverse_proxy and Caddy's own can use it. The
 // package knows nothing of engines and routing.
-package kubernetes
+package endpointslices
 
 import (
 	"cmp"
@@ -62,14 +62,14 @@ type Upstreams struct {
 // CaddyModule returns the Caddy module information.
 func (*Upstreams) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{
-		ID:  "http.reverse_proxy.upstreams.kubernetes",
+		ID:  "http.reverse_proxy.upstreams.endpointslices",
 		New: func() caddy.Module { return new(Upstreams) },
 	}
 }
 
 // UnmarshalCaddyfile sets up the source from Caddyfile tokens:
 //
-//	dynamic kubernetes [<namespace>/]<service>[:<port>] {
+//	dynamic endpointslices [<namespace>/]<service>[:<port>] {
 //		api        <url>
 //		token_file <path>
 //		ca_file    <path>
@@ -95,7 +95,7 @@ func (u *Upstreams) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		field := map[string]*string{"api": &u.API, "token_file": &u.TokenFile, "ca_file": &u.CAFile}[option]
 		switch {
 		case field == nil:
-			return d.Errf("unrecognized kubernetes option '%s'", option)
+			return d.Errf("unrecognized endpointslices option '%s'", option)
 		case *field != "":
 			return d.Errf("%s: given twice", option)
 		case !d.AllArgs(field):
@@ -112,7 +112,7 @@ var watchers = caddy.NewUsagePool()
 func (u *Upstreams) Provision(ctx caddy.Context) error {
 	of, err := u.target()
 	if err != nil {
-		return fmt.Errorf("dynamic kubernetes: %w", err)
+		return fmt.Errorf("dynamic endpointslices: %w", err)
 	}
 	_ = ctx.GetMetricsRegistry().Register(Collector{}) // fails if another source of the configuration has done so
 	value, _, err := watchers.LoadOrNew(of, func() (caddy.Destructor, error) {
