@@ -45,7 +45,12 @@ var faultRows = []faultRow{
 		strike: handle(says(`data: {"choices":[{"index":0,"delta":{},"finish_reason":"abort"}]}` + "\n\n" + chatDone)),
 	},
 	{name: "400", strike: status(400, ""), allowed: []fate{failed}, marked: mustNot, check: itsShare},
-	{name: "404", strike: status(404, ""), allowed: []fate{failed}, retried: "any", marked: must, check: failedAsMet(80)},
+	{
+		name: "404", strike: status(404, ""), allowed: []fate{failed}, retried: "any", marked: must,
+		check: func(t *testing.T, r *faultRun) {
+			failedAsMet(r.usual()+faultClients)(t, r) // until most of its answers are errors
+		},
+	},
 	{name: "404 for the model", strike: lacksModel, retried: "404", marked: mustNot},
 	{name: "engine restarts", strike: killed, allowed: []fate{broken}, retried: "any", marked: must, check: cutOnly},
 	{
@@ -301,16 +306,20 @@ func hang(w http.ResponseWriter, r *http.Request, over <-chan struct{}) {
 	}
 }
 
+// usual is how many requests the first engine got before the fault.
+func (r *faultRun) usual() (n int) {
+	for _, v := range r.visits {
+		if v.begun.Before(r.struckAt) && v.engine == r.engines[0].Name() {
+			n++
+		}
+	}
+	return n
+}
+
 // fewAttempts are the attempts before the mark, and single ones after it. They are less
 // than one in four of the engine's usual share.
 func fewAttempts(t *testing.T, r *faultRun) {
-	usual := 0
-	for _, v := range r.visits {
-		if v.begun.Before(r.struckAt) && v.engine == r.engines[0].Name() {
-			usual++
-		}
-	}
-	if r.attempts > max(usual/2, 16) {
+	if usual := r.usual(); r.attempts > max(usual/2, 16) {
 		t.Errorf("%d attempts at the engine during the fault, %d requests before it", r.attempts, usual)
 	}
 }

@@ -24,7 +24,8 @@ type faultRow struct {
 	site func(r *faultRun) string
 	// struck is how many of the four engines the fault strikes. Default: 1.
 	struck int
-	// lasts is for how long. Default: 0.8 s, and 3 s in the long form.
+	// lasts is for how long at least. Default: 0.8 s, and 3 s in the long form. If the worker is to be
+	// marked down, the fault also lasts until it is.
 	lasts time.Duration
 	// strike begins the fault on one engine, and returns what ends it.
 	strike func(r *faultRun, e *canned.Engine) (end func())
@@ -162,6 +163,9 @@ func (r *faultRun) play() {
 		lasts = span(800*time.Millisecond, 3*time.Second)
 	}
 	time.Sleep(time.Until(r.struckAt.Add(lasts)))
+	if row.marked == must {
+		eventually(t, 20*time.Second, "the mark", func() bool { return r.firstMark() >= 0 })
+	}
 	r.endedAt = time.Now()
 	r.attempts = r.received() - r.was
 	if m := r.s.scrape(t); m != nil {
@@ -231,12 +235,18 @@ func (r *faultRun) collect() {
 			r.retries[reason] = n
 		}
 	}
-	r.moved = -1
+	r.moved = r.firstMark()
+}
+
+// firstMark returns how long it took until one of the faulty engines was marked down; -1 if none was.
+func (r *faultRun) firstMark() time.Duration {
+	first := time.Duration(-1)
 	for i := range r.struck() {
-		if at, ok := r.s.markedDownAt(r.t, r.dial(i), r.struckAt); ok && (r.moved < 0 || at.Sub(r.struckAt) < r.moved) {
-			r.moved = at.Sub(r.struckAt)
+		if at, ok := r.s.markedDownAt(r.t, r.dial(i), r.struckAt); ok && (first < 0 || at.Sub(r.struckAt) < first) {
+			first = at.Sub(r.struckAt)
 		}
 	}
+	return first
 }
 
 // markedDownAt returns the time of the first log line after a given time that says that a
