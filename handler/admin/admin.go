@@ -200,10 +200,10 @@ func drain(r *http.Request, p *pool.Pool) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if p.Drain(w) {
+	if p.Drain(w, true) {
 		p.Logger().Info("worker is drained: it gets no new requests", zap.String("upstream", w.Dial))
 	}
-	if r.URL.Query().Has("move") && p.MoveStreams(w) {
+	if r.URL.Query().Has("move") && w.MoveStreams() {
 		p.Logger().Info("streams of a drained worker move to other workers", zap.String("upstream", w.Dial))
 	}
 	return viewOf(p, w), nil
@@ -214,7 +214,7 @@ func undrain(r *http.Request, p *pool.Pool) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	changed := p.EndDrain(w)
+	changed := p.Drain(w, false)
 	switch _, configured := w.Drains(); {
 	case configured && !changed:
 		return nil, apiError(http.StatusConflict, "the configuration drains worker %s: change it there", w.Dial)

@@ -151,7 +151,7 @@ func viewState(p *pool.Pool, since int64, steers bool, t time.Time) *stateView {
 		}
 		var sum pool.Sums
 		part := line()
-		w.Recent.Add(t, &sum, part)
+		w.Past.Recent.Add(t, &sum, part)
 		all.Add(&sum)
 		for i := range part {
 			whole[i].Add(&part[i])

@@ -256,13 +256,13 @@ func TestSleepingEngineDrains(t *testing.T) {
 	if !w.Draining() || !w.Asleep() || p.Load(time.Now(), w).CachedTokens > 0 {
 		t.Error("an engine that sleeps does not drain, or has a cache")
 	}
-	p.Drain(w)
+	p.Drain(w, true)
 	info.Asleep = false
 	tell(p, "a:1", info)
 	if w.Asleep() || !w.Draining() {
 		t.Error("it is asleep, or the operator's drain is over")
 	}
-	if p.EndDrain(w); w.Draining() {
+	if p.Drain(w, false); w.Draining() {
 		t.Error("it drains")
 	}
 }

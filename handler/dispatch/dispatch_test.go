@@ -11,6 +11,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/turn"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
 
@@ -32,7 +33,7 @@ func newTestDispatch(h *harness, p *plan.Plan) *Dispatch {
 // worker's first rank.
 func newTestAttempt(h *harness, p *plan.Plan, w *pool.Worker) *Dispatch {
 	d := newTestDispatch(h, p)
-	d.Body, d.attempt = p.Body, &attempt{d: d, Seat: pool.Seat{Worker: w, Target: w.Target(0)}, counts: h.pool.Figures(w, p.Model)}
+	d.Body, d.attempt = p.Body, &attempt{d: d, Seat: pool.Seat{Attempt: worker.Attempt{Worker: w}, Target: w.Target(0)}, counts: h.pool.Figures(w, p.Model)}
 	return d
 }
 

@@ -141,7 +141,7 @@ func (d *Dispatch) longer(w *pool.Worker, worst pool.Verdict) bool {
 // outgrew returns whether the request is probably too long for a worker.
 func (rt *route) outgrew(w *pool.Worker) bool {
 	want := rt.wants()
-	return w.IsShort(&want)
+	return w.IsShort(want.Prompt, want.Answer)
 }
 
 // putsOff returns whether a worker is left that could serve a request which others have refused. The

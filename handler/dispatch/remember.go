@@ -22,6 +22,6 @@ func (d *Dispatch) remember(c *pool.Candidates, chosen int, unpriced bool) {
 	if !unpriced {
 		past.Unit = kvscore.CostUnit(d.policy())
 	}
-	past.Note(c, chosen)
+	past.Note(c.Sel.Candidates, func(i int) string { return c.Workers[i].Dial }, chosen)
 	d.Pool.Remember(&past)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -77,7 +78,7 @@ func TestFailedConnectionsAreAbsences(t *testing.T) {
 	d, _ := plannedDispatch(t, h, 10)
 	defer d.End()
 	w := h.pool.Worker("a:1")
-	d.attempt = &attempt{d: d, Seat: pool.Seat{Worker: w}, counts: h.pool.Figures(w, "")}
+	d.attempt = &attempt{d: d, Seat: pool.Seat{Attempt: worker.Attempt{Worker: w}}, counts: h.pool.Figures(w, "")}
 	d.attempt.Leave(false, nil)
 	for _, v := range []struct {
 		err  error

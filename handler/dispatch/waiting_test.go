@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
@@ -70,7 +71,7 @@ func TestFullQueueRejectsNoHeldAnswer(t *testing.T) {
 		if held {
 			d.held = heldAnswer{
 				&http.Response{StatusCode: http.StatusServiceUnavailable, Header: http.Header{}, Body: http.NoBody},
-				&attempt{d: d, Seat: pool.Seat{Worker: workers[0], Target: workers[0].Target(0), Upstream: ups[0]}, counts: h.pool.Figures(workers[0], "")},
+				&attempt{d: d, Seat: pool.Seat{Attempt: worker.Attempt{Worker: workers[0]}, Target: workers[0].Target(0), Upstream: ups[0]}, counts: h.pool.Figures(workers[0], "")},
 			}
 			d.tried, want = append(d.tried, workers[0]), ups[0]
 		}

@@ -39,7 +39,7 @@ func (p *Pool) findAliases() {
 		if kind != engine.VLLM && kind != engine.SGLang || !p.IsUpstream(set, w) {
 			continue // another engine may load another model for each name
 		}
-		for names := range maps.Values(w.list.Load().byRoot()) {
+		for names := range maps.Values(w.List().ByRoot()) {
 			if len(names) > 1 {
 				groups = append(groups, names)
 			}
@@ -64,18 +64,4 @@ func (p *Pool) findAliases() {
 		return
 	}
 	a.of.Store(&of)
-}
-
-// byRoot returns the names of models beside adapters, by the root that the engine lists for them.
-func (l *ModelList) byRoot() map[string][]string {
-	names := make(map[string][]string)
-	if l == nil {
-		return names
-	}
-	for _, e := range l.Entries {
-		if e.Root != "" && !l.Adapters[e.ID] {
-			names[e.Root] = append(names[e.Root], e.ID)
-		}
-	}
-	return names
 }

@@ -3,6 +3,8 @@ package pool
 import (
 	"sync"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 )
 
 // budgetMemory is how long the budget compares retries with requests.
@@ -11,14 +13,14 @@ const budgetMemory = 10 * time.Second
 // spending counts a pool's requests and its charged retries.
 type spending struct {
 	mu     sync.Mutex
-	recent fading // requests, and the retries beside them
+	recent observe.Decaying // requests, and the retries beside them
 }
 
 // Request counts a request.
 func (s *spending) Request(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.recent.to(now, budgetMemory).all++
+	s.recent.To(now, budgetMemory).All++
 }
 
 // retry charges one more retry to the budget, unless that would exceed it.
@@ -28,7 +30,7 @@ func (s *spending) retry(now time.Time, b *RetryBudget) bool {
 	if s.isSpent(now, b) {
 		return false
 	}
-	s.recent.some++
+	s.recent.Some++
 	return true
 }
 
@@ -42,9 +44,9 @@ func (s *spending) Spent(now time.Time, b *RetryBudget) bool {
 // isSpent is Spent: there is less than a twentieth of a retry left, or half of a small budget. The caller
 // holds the lock.
 func (s *spending) isSpent(now time.Time, b *RetryBudget) bool {
-	r := s.recent.to(now, budgetMemory)
-	most := b.Percent/100*r.all + b.PerSecond*budgetMemory.Seconds()
-	return most <= 0 || r.some > most-min(0.05, most/2)
+	r := s.recent.To(now, budgetMemory)
+	most := b.Percent/100*r.All + b.PerSecond*budgetMemory.Seconds()
+	return most <= 0 || r.Some > most-min(0.05, most/2)
 }
 
 const incidentBudget = "retry budget spent"
@@ -54,7 +56,7 @@ func (p *Pool) MayRetry(t time.Time) bool {
 	if p.Spending.retry(t, p.Settings.Load().RetryBudget) {
 		return true
 	}
-	retriesDenied.WithLabelValues(p.Name).Inc()
+	observe.RetryDenied(p.Name, 1)
 	p.Incidents.Raise(t, incidentBudget, p.Logger)
 	return false
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
 )
@@ -16,53 +17,6 @@ const (
 	// sleep or cost money, so discovery asks them as rarely as silent ones.
 	idleAfter = 10 * time.Minute
 )
-
-// Watch is what package discovery keeps of a worker's engine. It lives as long as the worker.
-// The pool may hold its lock when it calls the other methods.
-type Watch interface {
-	// AskAgain has discovery ask the worker what it is, for it may be another engine now. The
-	// next probe does. It is due at once if soon is set.
-	AskAgain(soon bool)
-	// Restarted says that the pool has cleared the worker's cache model, because the engine has restarted.
-	Restarted()
-	// Close says that the pool has forgotten the worker. The pool holds no lock.
-	Close()
-}
-
-// Watch returns what discovery keeps of the worker.
-func (w *Worker) Watch() Watch { return w.watch }
-
-// AskAgain makes the next probe ask the worker what it is.
-func (w *Worker) AskAgain() { w.watch.AskAgain(false) }
-
-// Engine returns what is known of the worker's engine: type, info and settings. The caller
-// must not change it.
-func (w *Worker) Engine() *engine.Engine { return w.engine.Load() }
-
-// describe stores what is known of the worker's engine. Its type is the configured one, or
-// else the one that it shows. changed: the worker serves other parts of requests than before.
-func (w *Worker) describe(set WorkerSettings, info engine.Info) (changed bool) {
-	e := engine.Engine{Type: info.Type, Info: info, Settings: engine.Settings{
-		Priority: engine.Switch(set.Priority), ThinkingBudget: engine.Switch(set.ThinkingBudget),
-		CacheSalt: engine.Switch(set.CacheSalt), Sessions: engine.Switch(set.Sessions), DynamoInstance: set.DynamoInstanceID,
-		Role: engine.Role(set.Role), MooncakePort: set.MooncakePort,
-	}}
-	if set.Engine != EngineAuto {
-		e.Type = set.Engine
-	}
-	w.engine.Store(&e)
-	if info.Asleep {
-		w.drain.Or(drainAsleep)
-	} else {
-		w.drain.And(^drainAsleep)
-	}
-	w.findOnDemand()
-	tokens, alone := e.Room()
-	w.room.tokens.Store(tokens)
-	w.room.alone.Store(alone)
-	now := uint32(servedBy(&e))
-	return w.serves.Swap(now) != now
-}
 
 // SetInfo records what a worker's engine reports. It returns false if the pool has replaced
 // the worker.
@@ -77,12 +31,12 @@ func (p *Pool) SetInfo(w *Worker, info engine.Info) bool {
 		return false
 	}
 	set := p.Settings.Load().Worker(w.Dial)
-	if w.describe(set, info) {
+	if w.Describe(set, info) {
 		p.layout.Add(1)
 	}
 	p.declareRanks(w, set)
 	if set.MaxRunning == LimitAuto {
-		w.limitSlots(set)
+		w.LimitSlots(set)
 	}
 	return true
 }
@@ -95,16 +49,16 @@ func (p *Pool) recallLife(w *Worker, life string) bool {
 	info := w.Engine().Info
 	if info.Life == "" {
 		info.Life = life
-		w.describe(p.Settings.Load().Worker(w.Dial), info)
+		w.Describe(p.Settings.Load().Worker(w.Dial), info)
 	}
 	return life == "" || info.Life == life
 }
 
 // Restarted clears a worker's cache model, because its engine has restarted or is another one.
-func (p *Pool) Restarted(w *Worker) { p.clear(w, clearedRestarted) }
+func (p *Pool) Restarted(w *Worker) { p.clear(w, observe.ClearedRestarted) }
 
 // FellAsleep clears a worker's cache model, because its engine sleeps.
-func (p *Pool) FellAsleep(w *Worker) { p.clear(w, clearedAsleep) }
+func (p *Pool) FellAsleep(w *Worker) { p.clear(w, observe.ClearedAsleep) }
 
 // lostCache records that a target has lost its cache, as its engine's counts of cached tokens show.
 // Discovery asks the engine soon whether it is another one.
@@ -115,13 +69,13 @@ func (p *Pool) lostCache(t kvscore.Target, tokens int64) {
 	}
 	p.Go(p.settleCaches)
 	w.AskAgain()
-	p.countCleared(w, clearedMismatch, tokens)
+	p.countCleared(w, observe.ClearedMismatch, tokens)
 }
 
 // IsIdle returns whether the pool had no requests for long, and none runs.
 func (p *Pool) IsIdle(t time.Time) bool {
 	return t.Unix()-max(p.lastRequest.Load(), p.servingSince.Load()) > int64(idleAfter/time.Second) &&
-		!slices.ContainsFunc(p.All(), func(w *Worker) bool { return w.slots.running.Load() > 0 })
+		!slices.ContainsFunc(p.All(), func(w *Worker) bool { n, _ := w.Running(); return n > 0 })
 }
 
 // adoptBlockSize fills in the engines' block size, if none is configured. The caller holds

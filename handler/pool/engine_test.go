@@ -36,7 +36,7 @@ func (a *asked) AskAgain(soon bool) {
 func TestMirrorIsClearedOnAllRanks(t *testing.T) {
 	p := testPool(t, wanted(WorkerSettings{Dial: "a:1", DPSize: 2}))
 	w, watch := p.Worker("a:1"), new(asked)
-	w.watch = watch
+	w.SetWatch(watch)
 	p.serve(w).End(true, nil)
 	if load := p.Load(time.Now(), w); load.CachedTokens != 1600 || load.CapacityTokens != 2*262144 {
 		t.Errorf("load of both ranks %+v", load)
@@ -96,14 +96,14 @@ func TestUnansweredQuestionsMarkDown(t *testing.T) {
 		}
 		p.RecordOwnRequest(t.Context(), w, status, err)
 	}
-	w.progress.lastOutput.Store(ticks(time.Now()))
+	progressed(w, time.Now())
 	for range 3 {
 		ask(io.EOF)
 	}
 	if !w.Health.Available(time.Now()) {
 		t.Error("a busy worker is marked down")
 	}
-	w.progress.lastOutput.Store(0)
+	progressed(w, time.Now().Add(-ProbeEvery))
 	for _, err := range []error{io.EOF, nil, io.ErrUnexpectedEOF} {
 		ask(err)
 		if !w.Health.Available(time.Now()) {

@@ -4,9 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/zap"
 )
@@ -25,7 +24,7 @@ func TestFiguresAreBounded(t *testing.T) {
 	p := testPool(t, &Settings{Others: true})
 	series := func() int {
 		n := 0
-		for _, c := range []prometheus.Collector{workerOutcomes, workerTokens, workerTTFT, workerITL} {
+		for _, c := range observe.Collectors() {
 			n += testutil.CollectAndCount(c)
 		}
 		return n
@@ -34,14 +33,14 @@ func TestFiguresAreBounded(t *testing.T) {
 	w := p.Worker("10.0.0.1:8000")
 	p.LearnModels(w, listOf("m"), zap.NewNop())
 	for i := range 100_000 {
-		if got := p.Figures(w, fmt.Sprint("client", i)).Model; got != modelOther {
+		if got := p.Figures(w, fmt.Sprint("client", i)).Model; got != "other" {
 			t.Fatalf("a model that no engine lists is the label %q", got)
 		}
 	}
 	if a, b := p.Figures(w, "m"), p.Figures(w, "m"); a != b || a.Model != "m" || p.Figures(w, "").Model != "" {
 		t.Error("a listed model has no label of its own, or several")
 	}
-	const each = len(attemptOutcomes) + 4 + 2
+	const each, most = 10 + 4 + 2, 16 // of a model; models of a worker
 	if got := series() - before; got != 3*each {
 		t.Errorf("%d series, want %d", got, 3*each)
 	}
@@ -54,8 +53,8 @@ func TestFiguresAreBounded(t *testing.T) {
 	for _, m := range adapters {
 		p.Figures(w, m)
 	}
-	if got := len(w.figures.byModel); got != maxModelLabels {
-		t.Errorf("%d models of a worker have labels, want %d", got, maxModelLabels)
+	if got := series() - before; got != most*each {
+		t.Errorf("%d series of a worker with many models, want %d", got, most*each)
 	}
 	for i := range 300 {
 		w := p.Worker(fmt.Sprintf("10.1.%d.%d:8000", i/250, i%250))
@@ -76,32 +75,5 @@ func TestFiguresAreBounded(t *testing.T) {
 	p.members.mu.Unlock()
 	if got := series(); got != before {
 		t.Errorf("%d series stay when all workers are gone", got-before)
-	}
-}
-
-// TestRecentEnds checks quantiles, and that old slots do not count.
-func TestRecentEnds(t *testing.T) {
-	var r Recent
-	now := time.Unix(1_700_000_005, 0)
-	for i := range 100 {
-		r.firstToken(now, time.Duration(i+1)*10*time.Millisecond)
-	}
-	r.attempt(now.Add(SlotTime), true)
-	r.attempt(now.Add(SlotTime), true)
-	var sum Sums
-	line := []Sums{{Slot: SlotOf(now)}, {Slot: SlotOf(now) + 1}}
-	r.Add(now.Add(SlotTime), &sum, line)
-	for q, want := range map[float64]time.Duration{0.5: 500 * time.Millisecond, 0.99: 990 * time.Millisecond} {
-		if got := sum.TTFT(q); got < want*80/100 || got > want*120/100 {
-			t.Errorf("quantile %v is %v, want about %v", q, got, want)
-		}
-	}
-	if sum.Failed != 2 || line[0].FirstTokens != 100 || line[1].Failed != 2 || line[1].FirstTokens != 0 {
-		t.Errorf("sums %d, line %d %d", sum.Failed, line[0].FirstTokens, line[1].Failed)
-	}
-	sum = Sums{}
-	r.Add(now.Add(RecentSlots*SlotTime), &sum, nil)
-	if sum.FirstTokens != 0 || sum.Failed != 2 {
-		t.Errorf("after five minutes, %d and %d are left", sum.FirstTokens, sum.Failed)
 	}
 }

@@ -5,17 +5,24 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
+// progressed records output of a worker.
+func progressed(w *Worker, t time.Time) {
+	(&worker.Attempt{Worker: w, Kind: KindStream}).Progress(t)
+}
+
 // flowTest is a pool of two workers, a and b, at a time of its own.
 type flowTest struct {
-	p    *Pool
-	a, b *Worker
-	now  time.Time
+	p     *Pool
+	a, b  *Worker
+	now   time.Time
+	watch hungWatch
 }
 
 func newFlowTest(t *testing.T) *flowTest {
@@ -27,7 +34,7 @@ func newFlowTest(t *testing.T) *flowTest {
 	}
 	p.Settings.Store(wanted().WithDefaults())
 	p.queue.pool = p
-	return &flowTest{p, p.Worker("a:1"), p.Worker("b:1"), epoch}
+	return &flowTest{p, p.Worker("a:1"), p.Worker("b:1"), epoch, hungWatch{Pool: p}}
 }
 
 // booked is an attempt with its booking.
@@ -41,8 +48,8 @@ func (f *flowTest) begin(w *Worker, kind AttemptKind, ahead int64) *booked {
 	var sel kvscore.Selection
 	sel.Rand = newRandom()
 	_, lease := f.p.Scheduler.Select(f.now, &kvscore.Request{Prompt: cache.Prompt{Tokens: ahead}, Streamed: true}, []kvscore.Target{w.Target(0)}, -1, &kvscore.LeastLoad{}, &sel)
-	a := &booked{Seat: Seat{Worker: w, Target: w.Target(0), Begun: f.now, Kind: kind, ahead: ahead, Lease: lease}}
-	w.progress.begin(&a.Seat)
+	a := &booked{Seat: Seat{Attempt: worker.Attempt{Worker: w, Begun: f.now, Kind: kind, Ahead: ahead}, Target: w.Target(0), Lease: lease, pool: f.p}}
+	a.Enter(false)
 	return a
 }
 
@@ -51,7 +58,7 @@ func (f *flowTest) showsRate(w *Worker) {
 	a := f.begin(w, KindStream, 512)
 	a.Lease.FirstToken(f.now.Add(time.Duration(512 / leastRate * float64(time.Second))))
 	a.Lease.End(true, nil)
-	w.progress.end(&a.Seat)
+	a.Exit()
 }
 
 // moved returns which of the attempts were canceled to move, and checks how many.
@@ -79,14 +86,14 @@ func (f *flowTest) allow(a *booked) {
 // pass lets time pass while the given workers produce output. It returns the time until the
 // first one was found hung, 0 if none was.
 func (f *flowTest) pass(d time.Duration, from ...*Worker) time.Duration {
-	for i := range int(d / hungCheck) {
-		f.now = f.now.Add(hungCheck)
+	for i := range int(d / worker.HungCheck) {
+		f.now = f.now.Add(worker.HungCheck)
 		for _, w := range from {
-			w.progress.lastOutput.Store(ticks(f.now))
+			progressed(w, f.now)
 		}
-		hungWatch{f.p}.check(f.now)
+		f.watch.check(f.now)
 		if f.a.IsHung() || f.b.IsHung() {
-			return time.Duration(i+1) * hungCheck
+			return time.Duration(i+1) * worker.HungCheck
 		}
 	}
 	return 0
@@ -94,7 +101,7 @@ func (f *flowTest) pass(d time.Duration, from ...*Worker) time.Duration {
 
 // TestWorkerHangs is silent on a stream for longer and longer.
 func TestWorkerHangs(t *testing.T) {
-	soon := hungAfter + (hungChecks-1)*hungCheck
+	soon := hungAfter + (hungChecks-1)*worker.HungCheck
 	for _, v := range []struct {
 		name string
 		set  func(f *flowTest) (others []*Worker)
@@ -113,8 +120,8 @@ func TestWorkerHangs(t *testing.T) {
 		{"nothing is asked of it", func(f *flowTest) []*Worker { return []*Worker{f.b} }, 0},
 		{"its stream has ended", func(f *flowTest) []*Worker {
 			x, y := f.begin(f.a, KindStream, 10), f.begin(f.a, KindStream, 10)
-			f.a.progress.end(&x.Seat)
-			f.a.progress.end(&y.Seat)
+			x.Exit()
+			y.Exit()
 			return []*Worker{f.b}
 		}, 0},
 		{"nobody makes progress", func(f *flowTest) []*Worker {
@@ -146,13 +153,13 @@ func TestWorkerHangs(t *testing.T) {
 			return []*Worker{f.b}
 		}, soon},
 		{"the client does not read", func(f *flowTest) []*Worker {
-			f.begin(f.a, KindStream, 10).waiting.Store(false)
+			f.begin(f.a, KindStream, 10).Waits(false)
 			return []*Worker{f.b}
 		}, 0},
 		{"a long prompt", func(f *flowTest) []*Worker {
 			f.begin(f.a, KindStream, 50*leastRate) // predicted to take 50 s
 			return []*Worker{f.b}
-		}, hungPrefills*50*time.Second + (hungChecks-1)*hungCheck},
+		}, hungPrefills*50*time.Second + (hungChecks-1)*worker.HungCheck},
 		{"the prompts that came later", func(f *flowTest) []*Worker {
 			f.begin(f.a, KindStream, 10)
 			f.now = f.now.Add(5 * time.Second)
@@ -160,8 +167,8 @@ func TestWorkerHangs(t *testing.T) {
 			return []*Worker{f.b}
 		}, soon - 5*time.Second},
 		{"a stream that waits for a client, and a new one", func(f *flowTest) []*Worker {
-			f.begin(f.a, KindStream, 10).waiting.Store(false)
-			f.a.progress.lastOutput.Store(ticks(f.now))
+			f.begin(f.a, KindStream, 10).Waits(false)
+			progressed(f.a, f.now)
 			f.now = f.now.Add(time.Minute)
 			f.begin(f.a, KindStream, 10)
 			return []*Worker{f.b}
@@ -186,7 +193,7 @@ func TestWorkerHangs(t *testing.T) {
 // TestFrozenWorkerHasTheLastWork has a worker freeze while it has the only stream of the pool. The other one
 // answers the router's questions.
 func TestFrozenWorkerHasTheLastWork(t *testing.T) {
-	soon := hungAfter + (hungChecks-1)*hungCheck
+	soon := hungAfter + (hungChecks-1)*worker.HungCheck
 	for name, v := range map[string]struct {
 		away, answers bool
 		want          time.Duration
@@ -201,13 +208,13 @@ func TestFrozenWorkerHasTheLastWork(t *testing.T) {
 			got := time.Duration(0)
 			for i := range 300 {
 				if v.away {
-					f.a.Health.recordAway(f.now, Unresponsive)
+					f.a.Health.RecordAway(f.now, Unresponsive)
 				}
 				if v.answers {
-					f.b.progress.lastAnswer.Store(ticks(f.now))
+					f.b.AnsweredRouter(f.now)
 				}
-				if f.pass(hungCheck) > 0 {
-					got = time.Duration(i+1) * hungCheck
+				if f.pass(worker.HungCheck) > 0 {
+					got = time.Duration(i+1) * worker.HungCheck
 					break
 				}
 			}
@@ -224,10 +231,10 @@ func TestOneLateByteIsEnough(t *testing.T) {
 	f.begin(f.a, KindStream, 10)
 	f.now = f.now.Add(time.Hour)
 	for range 20 {
-		f.b.progress.lastOutput.Store(ticks(f.now))
-		hungWatch{f.p}.check(f.now)
-		f.now = f.now.Add(hungCheck)
-		f.a.progress.lastOutput.Store(ticks(f.now)) // it comes a moment after the check
+		progressed(f.b, f.now)
+		f.watch.check(f.now)
+		f.now = f.now.Add(worker.HungCheck)
+		progressed(f.a, f.now) // it comes a moment after the check
 		if f.a.IsHung() {
 			t.Fatal("found to hang, though something came")
 		}
@@ -242,15 +249,15 @@ func TestHungWorkerFlowsAgain(t *testing.T) {
 		t.Fatal("it does not hang")
 	}
 	for range 60 {
-		f.now = f.now.Add(hungCheck)
-		hungWatch{f.p}.check(f.now)
+		f.now = f.now.Add(worker.HungCheck)
+		f.watch.check(f.now)
 	}
 	if !f.a.IsHung() {
 		t.Fatal("it is forgotten that it hangs")
 	}
-	f.now = f.now.Add(hungCheck)
-	f.a.progress.lastOutput.Store(ticks(f.now))
-	hungWatch{f.p}.check(f.now)
+	f.now = f.now.Add(worker.HungCheck)
+	progressed(f.a, f.now)
+	f.watch.check(f.now)
 	if f.a.IsHung() || !f.a.Health.Available(f.now) {
 		t.Errorf("hangs: %v, available: %v", f.a.IsHung(), f.a.Health.Available(f.now))
 	}
@@ -262,8 +269,8 @@ func TestHungWorkerStaysMarkedWhenItsServerAnswers(t *testing.T) {
 	f := newFlowTest(t)
 	f.begin(f.a, KindStream, 10)
 	for range 30 {
-		f.a.Health.recordAway(f.now, Unresponsive)
-		f.pass(hungCheck, f.b)
+		f.a.Health.RecordAway(f.now, Unresponsive)
+		f.pass(worker.HungCheck, f.b)
 	}
 	if !f.a.IsHung() {
 		t.Fatal("the worker is not hung")
@@ -272,7 +279,7 @@ func TestHungWorkerStaysMarkedWhenItsServerAnswers(t *testing.T) {
 	if f.a.Health.Available(f.now) {
 		t.Error("the worker is available at once")
 	}
-	f.now = f.now.Add(longestMark)
+	f.now = f.now.Add(3 * time.Second) // the longest mark
 	for want := range 2 {
 		if got := f.a.Health.Available(f.now); got != (want == 0) {
 			t.Errorf("available with %d requests: %v", want, got)
@@ -294,13 +301,13 @@ func TestUnheadedRequestsAreMoved(t *testing.T) {
 	}{
 		{"all", 100, func(f *flowTest) {}, 8, 8},
 		{"the budget", 4, func(f *flowTest) {}, 4, 4},
-		{"some room", 100, func(f *flowTest) { f.b.slots.limit.Store(3) }, 3, 4},
+		{"some room", 100, func(f *flowTest) { f.b.LimitSlots(WorkerSettings{MaxRunning: 3}) }, 3, 4},
 		{"no room", 100, func(f *flowTest) {
-			f.b.slots.limit.Store(1)
-			f.b.slots.take()
+			f.b.LimitSlots(WorkerSettings{MaxRunning: 1})
+			f.b.TakeSlot()
 		}, 0, 1},
 		{"the other is marked down", 100, func(f *flowTest) { f.b.Health.Fail(time.Now(), time.Now(), 0, false) }, 0, 0},
-		{"the other drains", 100, func(f *flowTest) { f.b.drain.Store(drainAsked) }, 0, 0},
+		{"the other drains", 100, func(f *flowTest) { f.b.AskDrain(true) }, 0, 0},
 		{"it has given no first token", 100, func(f *flowTest) {
 			f.p.Scheduler = kvscore.NewScheduler(kvscore.Settings{})
 			f.p.Scheduler.Declare(f.a.Target(0), 1<<20)
@@ -322,7 +329,7 @@ func TestUnheadedRequestsAreMoved(t *testing.T) {
 				if i%2 == 0 && a.Arrived() {
 					t.Error("moved before it hangs")
 				}
-				a.waiting.Store(true)
+				a.Waits(true)
 			}
 			if f.pass(time.Minute, f.b) == 0 {
 				t.Fatal("it does not hang")
@@ -333,10 +340,10 @@ func TestUnheadedRequestsAreMoved(t *testing.T) {
 				}
 			}
 			for range v.want { // the retries take their slots
-				f.b.slots.take()
+				f.b.TakeSlot()
 			}
-			f.b.slots.running.Add(-1)
-			hungWatch{f.p}.check(f.now.Add(hungCheck))
+			f.b.FreeSlot()
+			f.watch.check(f.now.Add(worker.HungCheck))
 			f.moved(t, all, v.later)
 		})
 	}
@@ -367,12 +374,12 @@ func TestProbeIsNotLost(t *testing.T) {
 		if v.arrived {
 			a.Arrived()
 		}
-		f.a.progress.hungSince.Store(1) // before the attempt began
-		hungWatch{f.p}.check(f.now.Add(hungAfter - hungCheck))
+		f.a.MarkHung(time.Time{}) // before the attempt began
+		f.watch.check(f.now.Add(hungAfter - worker.HungCheck))
 		if a.caused.Load() {
 			t.Errorf("%s: canceled too soon", v.name)
 		}
-		hungWatch{f.p}.check(f.now.Add(hungAfter))
+		f.watch.check(f.now.Add(hungAfter))
 		if got := a.caused.Load(); got != v.moved {
 			t.Errorf("%s: canceled %v, want %v", v.name, got, v.moved)
 		}
@@ -385,12 +392,12 @@ func TestProbeIsNotLost(t *testing.T) {
 // TestHungProcessHasEnded has a hung worker refuse connections, or start anew: another process answers.
 func TestHungProcessHasEnded(t *testing.T) {
 	for name, end := range map[string]func(*Pool, *Worker){
-		"refused":   func(p *Pool, w *Worker) { p.away(w, refusing, "refused") },
+		"refused":   func(p *Pool, w *Worker) { p.away(w, worker.Refusing, "refused") },
 		"restarted": func(p *Pool, w *Worker) { p.Restarted(w) },
 	} {
 		p := testPool(t, wanted(WorkerSettings{Dial: "a:1"}))
 		w := p.Worker("a:1")
-		w.progress.hungSince.Store(1)
+		w.MarkHung(time.Time{})
 		if end(p, w); w.IsHung() {
 			t.Errorf("%s: the worker is still hung", name)
 		}

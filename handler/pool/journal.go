@@ -301,7 +301,7 @@ func (p *Pool) journalState() *journal.State {
 	s := &journal.State{Learned: p.Scheduler.Learned(time.Now()), Ratios: p.Ratios.Learned()}
 	for _, w := range p.All() {
 		s.Workers = append(s.Workers, journal.Worker{
-			Dial: w.Dial, ID: w.ID, Life: w.Engine().Info.Life, Seen: time.Unix(w.seen.Load(), 0),
+			Dial: w.Dial, ID: w.ID, Life: w.Engine().Info.Life, Seen: time.Unix(w.Seen(), 0),
 		})
 	}
 	return s
@@ -312,12 +312,11 @@ func (p *Pool) journalState() *journal.State {
 func (p *Pool) writeBindings(e *journal.Encoder, at int64, used time.Duration) {
 	for _, w := range p.All() {
 		e.Worker(at, w.ID, w.Dial)
-		if v := w.drainVersion.Load(); v > 0 && e.Knows(w.ID) {
-			asked, _ := w.Drains()
+		if asked, v := w.DrainAsked(); v > 0 && e.Knows(w.ID) {
 			e.Drained(at, w.ID, asked, v)
 		}
-		if list := w.list.Load(); list != nil && e.Knows(w.ID) {
-			e.Models(at, w.ID, list.kept())
+		if list := w.List(); list != nil && e.Knows(w.ID) {
+			e.Models(at, w.ID, keptModels(list))
 		}
 	}
 	p.Sessions.Dump(func(part []affinity.Saved) bool {

@@ -168,7 +168,7 @@ func TestDynamicWorkersSurvive(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "journal")
 	old := keeping(t, file, dynamic())
 	use(t, old, "a", one, 20)
-	old.Worker(one).seen.Store(time.Now().Unix() - 100)
+	old.Worker(one).See(time.Now().Unix() - 100)
 	old.Destruct()
 	p := keeping(t, file, dynamic())
 	defer p.Destruct()

@@ -3,7 +3,6 @@ package pool
 import (
 	"iter"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -164,7 +163,7 @@ func (j *judgment) of(up *reverseproxy.Upstream, w *Worker) Verdict {
 			return v
 		}
 	}
-	role := w.judgeRole(j.want)
+	role := judgeRole(w, j.want)
 	switch {
 	case role > Reluctant:
 		return role
@@ -172,9 +171,9 @@ func (j *judgment) of(up *reverseproxy.Upstream, w *Worker) Verdict {
 		return OtherModels
 	case !Available(up):
 		return Unavailable
-	case slices.Contains(j.want.Tried, w) || j.want.Beyond > 0 && !w.isLonger(j.want.Beyond):
+	case slices.Contains(j.want.Tried, w) || j.want.Beyond > 0 && !w.IsLonger(j.want.Beyond):
 		return Tried
-	case w.IsShort(j.want):
+	case w.IsShort(j.want.Prompt, j.want.Answer):
 		return Short + j.state(w, role)
 	}
 	return j.state(w, role)
@@ -200,32 +199,8 @@ func (j *judgment) state(w *Worker, role Verdict) Verdict {
 	return DrainingMarked
 }
 
-// room is how long a request may be on a worker: see [engine.Engine.Room].
-type room struct {
-	tokens atomic.Int64
-	alone  atomic.Bool
-}
-
-// IsShort returns whether the worker probably has no room for the request.
-func (w *Worker) IsShort(want *Wants) bool {
-	most := w.room.tokens.Load()
-	if most == 0 || want.Prompt == 0 {
-		return false
-	}
-	return want.Prompt > most || want.Prompt+want.Answer > most && !w.room.alone.Load()
-}
-
-// isLonger returns whether the worker may have room for more tokens.
-func (w *Worker) isLonger(than int64) bool {
-	most := w.room.tokens.Load()
-	return most == 0 || most > than
-}
-
-// Room returns the most tokens that a request may have on the worker, 0 if that is unknown.
-func (w *Worker) Room() int64 { return w.room.tokens.Load() }
-
 // isFull returns whether the request needs a slot of the worker, and none is free.
-func (j *judgment) isFull(w *Worker) bool { return j.want.Kind != KindOther && w.slots.full() }
+func (j *judgment) isFull(w *Worker) bool { return j.want.Kind != KindOther && w.IsFull() }
 
 // Available returns whether Caddy has an upstream available. An upstream of a dynamic
 // source that Caddy has not seen yet has no host, and counts as available.
@@ -233,5 +208,14 @@ func Available(up *reverseproxy.Upstream) bool {
 	return up.Host == nil || up.Available()
 }
 
-// TakesRequests returns whether the worker is neither marked down, hung nor draining.
-func (w *Worker) TakesRequests(t time.Time) bool { return !w.Draining() && w.Health.Available(t) }
+// judgeRole returns whether the worker serves the part of a request: Fits, Reluctant or
+// OtherRole.
+func judgeRole(w *Worker, want *Wants) Verdict {
+	switch yes, reluctant := w.ServesPart(want.Part); {
+	case !yes:
+		return OtherRole
+	case reluctant && want.Only == nil:
+		return Reluctant
+	}
+	return Fits
+}

@@ -1,8 +1,6 @@
 package pool
 
 import (
-	"encoding/json"
-	"strings"
 	"testing"
 	"time"
 
@@ -13,7 +11,7 @@ import (
 // engine that reports none.
 func TestAutoLimitIsTheEngines(t *testing.T) {
 	p := testPool(t, wanted(WorkerSettings{Dial: "a:1", MaxRunning: LimitAuto}, WorkerSettings{Dial: "b:1", MaxRunning: 7}, WorkerSettings{Dial: "c:1"}))
-	limit := func(dial string) int64 { return p.Worker(dial).slots.limit.Load() }
+	limit := func(dial string) int64 { _, n := p.Worker(dial).Running(); return n }
 	for _, v := range []struct {
 		info engine.Info
 		want int64
@@ -48,47 +46,11 @@ func TestHigherAutoLimitServesTheQueue(t *testing.T) {
 	p := testPool(t, wanted(WorkerSettings{Dial: "a:1", MaxRunning: LimitAuto}))
 	w := p.tell("a:1", engine.Info{Type: engine.SGLang, MaxRunning: 1})
 	m := newWaiter(time.Now(), w)
-	if !w.slots.take() || !p.queue.enter(m, 10) {
+	if !w.TakeSlot() || !p.queue.enter(m, 10) {
 		t.Fatal("the request does not wait")
 	}
 	p.tell("a:1", engine.Info{Type: engine.SGLang, MaxRunning: 2})
 	if g, ok := m.decided(); !ok || g.worker != w {
 		t.Errorf("decided %v, granted %+v", ok, g)
-	}
-}
-
-// TestOthersLeaveSlots has other routers report requests, more than there can be.
-func TestOthersLeaveSlots(t *testing.T) {
-	for _, v := range []struct{ limit, others, want int64 }{
-		{32, 0, 32}, {32, 20, 12}, {32, 28, 4}, {32, 300, 4}, {10, 300, 2}, {9, 300, 1}, {2, 300, 1}, {1, 300, 0}, {1, 0, 1},
-	} {
-		s, took := new(slots), int64(0)
-		s.limit.Store(v.limit)
-		s.others.Store(v.others)
-		if got := s.room(); got != v.want {
-			t.Errorf("%+v: room for %d", v, got)
-		}
-		for s.take() {
-			took++
-		}
-		if took != v.want || !s.full() {
-			t.Errorf("%+v: %d are taken, full: %v", v, took, s.full())
-		}
-	}
-}
-
-func TestRequestLimitInJSON(t *testing.T) {
-	for text, want := range map[string]RequestLimit{`0`: 0, `64`: 64, `"auto"`: LimitAuto} {
-		var l RequestLimit
-		err := json.Unmarshal([]byte(text), &l)
-		if b, _ := json.Marshal(l); err != nil || l != want || string(b) != text {
-			t.Errorf("%s is read as %v and written as %s, error %v", text, l, b, err)
-		}
-	}
-	for _, text := range []string{`-1`, `-5`, `1.5`, `"64"`, `"all"`, `true`, `[]`} {
-		var l RequestLimit
-		if err := json.Unmarshal([]byte(text), &l); err == nil || !strings.Contains(err.Error(), "max_running: must be") || !strings.Contains(err.Error(), text) {
-			t.Errorf("%s: error %v", text, err)
-		}
 	}
 }

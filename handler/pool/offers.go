@@ -163,7 +163,7 @@ func (o Offers) served(model string) string {
 // WasOffered returns whether a request was offered a worker within a time before the last
 // request.
 func (p *Pool) WasOffered(w *Worker, within time.Duration) bool {
-	return p.lastRequest.Load()-w.seen.Load() <= int64(within/time.Second)
+	return p.lastRequest.Load()-w.Seen() <= int64(within/time.Second)
 }
 
 // See records that a request was offered the workers. For a static list, one request a second
@@ -177,8 +177,6 @@ func (p *Pool) See(o Offers, t time.Time, dynamic bool) {
 		return
 	}
 	for i := range o.Table.Rows {
-		if w := o.Table.Rows[i].Worker; w.seen.Load() != second {
-			w.seen.Store(second)
-		}
+		o.Table.Rows[i].Worker.See(second)
 	}
 }

@@ -16,6 +16,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/journal"
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
@@ -53,9 +55,9 @@ type Pool struct {
 	Spending  spending
 	Aborts    Aborts
 	Memory    body.Memory // of request bodies
-	Incidents Incidents
+	Incidents observe.Incidents
 	pairs     pairs
-	past      choices
+	past      observe.Choices
 	kept      kept
 	shared    shared
 
@@ -124,7 +126,7 @@ func New(name string, s *Settings, watch func(*Pool, *Worker) Watch) (*Pool, err
 	p.Settings.Store(s)
 	p.queue.pool = p
 	p.overflow = p.newOverflow()
-	retriesDenied.WithLabelValues(name) // so that its 0 is visible
+	observe.RetryDenied(name, 0) // so that its 0 is visible
 	p.declareAll(s)
 	go p.maintain()
 	return p, nil
@@ -143,7 +145,7 @@ func (p *Pool) Destruct() error {
 	p.endLife()
 	p.tasks.Wait()
 	for _, w := range p.All() {
-		p.forgetFigures(w, true)
+		w.Past.ForgetFigures()
 	}
 	p.KeepShare(Share{})
 	p.KeepJournal(Journal{})
@@ -209,24 +211,24 @@ func (p *Pool) Apply(s *Settings) bool {
 	old := p.Settings.Swap(s)
 	for dial := range old.Upstreams {
 		if w := p.workers[dial]; w != nil && !s.Upstreams[dial] {
-			w.seen.Store(time.Now().Unix()) // it was an upstream until now
+			w.See(time.Now().Unix()) // it was an upstream until now
 		}
 	}
-	p.overflow.configure(s.Worker(dialOverflow))
+	p.overflow.Configure(s.Worker(dialOverflow))
 	p.Scheduler.Apply(s.schedulerSettings())
 	go p.settleCaches()
 	p.Sessions.SetMaxSessions(s.MaxSessions)
 	p.renumber(s)
 	for dial, w := range p.workers {
 		set := s.Worker(dial)
-		if w.describe(set, w.Engine().Info) {
+		if w.Describe(set, w.Engine().Info) {
 			p.layout.Add(1)
 		}
 		p.declareRanks(w, set)
 		if s.Others || s.Upstreams[dial] { // else requests may still wait for it with the old limit
-			w.limitSlots(set)
+			w.LimitSlots(set)
 		}
-		w.configure(set)
+		w.Configure(set)
 	}
 	p.declareAll(s)
 	return !reflect.DeepEqual(old, s)
@@ -241,7 +243,8 @@ func (p *Pool) settleCaches() {
 
 func (p *Pool) maintain() {
 	var untracked uint64
-	ticker, hung, review := time.NewTicker(upkeep), time.NewTicker(hungCheck), time.NewTicker(reviewEvery)
+	silent := hungWatch{Pool: p}
+	ticker, hung, review := time.NewTicker(upkeep), time.NewTicker(worker.HungCheck), time.NewTicker(reviewEvery)
 	defer ticker.Stop()
 	defer hung.Stop()
 	defer review.Stop()
@@ -256,7 +259,7 @@ func (p *Pool) maintain() {
 		case <-review.C:
 			p.queue.reviewAll()
 		case t := <-hung.C:
-			hungWatch{p}.check(t)
+			silent.check(t)
 		case t := <-ticker.C:
 			if n := p.Scheduler.Expire(t); n > 0 {
 				p.Logger().Warn("leases leaked, and the router ended them", zap.Int("leases", n))
@@ -269,7 +272,7 @@ func (p *Pool) maintain() {
 			p.forget(t)
 			p.pruneMembers(t)
 			p.watchJournal(t)
-			p.Incidents.end(t, p.Logger())
+			p.Incidents.End(t, p.Logger())
 		}
 	}
 }

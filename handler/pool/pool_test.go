@@ -73,7 +73,7 @@ func TestIdlePoolForgetsNothing(t *testing.T) {
 	}
 	long := time.Now().Add(-10 * WorkerGrace).Unix()
 	for _, w := range []*Worker{static, dynamic} {
-		w.seen.Store(long)
+		w.See(long)
 	}
 	p.lastRequest.Store(long)
 	p.forget(time.Now())
@@ -94,8 +94,8 @@ func TestWorkerThatIsGoneIsForgotten(t *testing.T) {
 	p.serve(static).End(true, nil)
 	lease := p.serve(gone)
 	seen := time.Now().Unix()
-	static.seen.Store(seen)
-	gone.seen.Store(seen)
+	static.See(seen)
+	gone.See(seen)
 
 	p.lastRequest.Store(seen + int64(WorkerGrace/time.Second))
 	p.forget(time.Now())
@@ -229,7 +229,7 @@ func TestHandlersOfOneConfigurationAgree(t *testing.T) {
 func TestRemovedWorkerKeepsItsLimit(t *testing.T) {
 	p := testPool(t, wanted(WorkerSettings{Dial: "a:1", ID: 1, MaxRunning: 3}))
 	w := p.Worker("a:1")
-	w.slots.take()
+	w.TakeSlot()
 	for _, v := range []struct {
 		settings *Settings
 		limit    int64
@@ -242,13 +242,12 @@ func TestRemovedWorkerKeepsItsLimit(t *testing.T) {
 		{&Settings{Others: true}, 0},
 	} {
 		p.Apply(v.settings.WithDefaults())
-		s := p.Worker("a:1").slots
-		if limit, running := s.limit.Load(), s.running.Load(); limit != v.limit || running != 1 {
+		if running, limit := p.Worker("a:1").Running(); limit != v.limit || running != 1 {
 			t.Errorf("with %v: limit %d, want %d; %d running, want 1", v.settings.Workers, limit, v.limit, running)
 		}
 	}
 	p.freeSlot(w)
-	if n := p.Worker("a:1").slots.running.Load(); n != 0 {
+	if n := running(p.Worker("a:1")); n != 0 {
 		t.Errorf("%d running at the end", n)
 	}
 }

@@ -155,7 +155,7 @@ func (q *queue) takeUnclaimed(w *Worker) bool {
 			return false
 		}
 	}
-	return w.slots.take()
+	return w.TakeSlot()
 }
 
 // reviewAll reviews all waiters: after a change of settings, and every reviewEvery.
@@ -208,11 +208,11 @@ func (q *queue) place(m *waiter, t time.Time) {
 // give gives a free slot of a worker to the first waiter that can use it. It returns false
 // if there is no such slot or waiter. The caller holds the lock.
 func (q *queue) give(w *Worker, t time.Time) bool {
-	if w.slots.full() {
+	if w.IsFull() {
 		return false
 	}
 	m := q.firstFor(w, t)
-	if m == nil || !w.slots.take() {
+	if m == nil || !w.TakeSlot() {
 		return false
 	}
 	q.decide(m, grant{worker: w})
@@ -286,8 +286,8 @@ func (m *waiter) best(t time.Time) Verdict {
 // none.
 func (m *waiter) leastBusy(t time.Time, mayUse func(*Worker, Verdict) bool) (least *Worker) {
 	for i := range m.offers.Ups {
-		if w := m.worker(i); mayUse(w, m.of(i, t)) && !w.slots.full() &&
-			(least == nil || w.slots.running.Load() < least.slots.running.Load()) {
+		if w := m.worker(i); mayUse(w, m.of(i, t)) && !w.IsFull() &&
+			(least == nil || running(w) < running(least)) {
 			least = w
 		}
 	}
@@ -298,7 +298,7 @@ func (m *waiter) leastBusy(t time.Time, mayUse func(*Worker, Verdict) bool) (lea
 // be marked down, but neither hung nor draining. If there is none, the grant has the error.
 func (m *waiter) takeWorse(t time.Time, otherwise error) grant {
 	w := m.leastBusy(t, func(w *Worker, v Verdict) bool { return v <= MarkedDown && !w.IsHung() })
-	if w == nil || !w.slots.take() {
+	if w == nil || !w.TakeSlot() {
 		return grant{err: otherwise}
 	}
 	return grant{worker: w}
@@ -313,4 +313,9 @@ func (m *waiter) canUse(w *Worker, t time.Time) bool {
 		}
 	}
 	return v == Fits || v.Possible() && v == m.best(t)
+}
+
+func running(w *Worker) int64 {
+	n, _ := w.Running()
+	return n
 }

@@ -83,7 +83,8 @@ func (p *plainQueue) serve(m *waiter) (grant, bool) {
 	}
 	var best *Worker
 	for _, w := range there {
-		limit := int(w.slots.limit.Load())
+		_, most := w.Running()
+		limit := int(most)
 		if (limit == 0 || p.running[w] < limit) && (best == nil || p.running[w] < p.running[best]) {
 			best = w
 		}
@@ -130,7 +131,7 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 						continue
 					}
 					p.running[w]--
-					w.slots.running.Add(-1)
+					w.FreeSlot()
 					q.freed(w)
 				case op < 18: // a client leaves
 					if len(p.waiting) == 0 {
@@ -142,11 +143,11 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 					}
 					p.waiting = slices.Delete(p.waiting, i, i+1)
 				case op < 19: // the operator changes a limit
-					workers[rng.IntN(len(workers))].slots.limit.Store(int64(rng.IntN(5)))
+					workers[rng.IntN(len(workers))].LimitSlots(WorkerSettings{MaxRunning: RequestLimit(rng.IntN(5))})
 					q.reviewAll()
 				default: // or drains a worker, or ends that
 					w := workers[rng.IntN(len(workers))]
-					w.drain.Store(drainAsked - w.drain.Load())
+					w.AskDrain(!w.Draining())
 					q.reviewAll()
 				}
 				p.look()
@@ -176,7 +177,7 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 					t.Fatalf("seed %d, step %d: length %d, want %d", seed, step, n, len(p.waiting))
 				}
 				for i, w := range workers {
-					if n := int(w.slots.running.Load()); n != p.running[w] {
+					if n := int(running(w)); n != p.running[w] {
 						t.Fatalf("seed %d, step %d: worker %d has %d, want %d", seed, step, i, n, p.running[w])
 					}
 				}
@@ -203,14 +204,14 @@ func TestWaitEndsInTime(t *testing.T) {
 	}{
 		{"TimeIsUp", nil, most, false},
 		{"ClientLeaves", func(_ *queue, _ *Worker, leave func()) { leave() }, 5 * time.Second, false},
-		{"SlotIsFree", func(q *queue, w *Worker, _ func()) { w.slots.running.Add(-1); q.freed(w) }, 5 * time.Second, true},
-		{"LimitIsRaised", func(q *queue, w *Worker, _ func()) { w.slots.limit.Store(2); q.reviewAll() }, 5 * time.Second, true},
+		{"SlotIsFree", func(q *queue, w *Worker, _ func()) { w.FreeSlot(); q.freed(w) }, 5 * time.Second, true},
+		{"LimitIsRaised", func(q *queue, w *Worker, _ func()) { w.LimitSlots(WorkerSettings{MaxRunning: 2}); q.reviewAll() }, 5 * time.Second, true},
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				q, workers := queueRoom(1)
 				w := workers[0]
-				w.slots.take()
+				w.TakeSlot()
 				ctx, leave := context.WithCancel(t.Context())
 				defer leave()
 				m := newWaiter(time.Now(), w)
@@ -253,14 +254,14 @@ func TestSlotsAreNeverLostNorTooMany(t *testing.T) {
 					w = nil
 				}
 				if w != nil {
-					if running, limit := w.slots.running.Load(), w.slots.limit.Load(); running > limit {
+					if running, limit := w.Running(); running > limit {
 						t.Errorf("%d are running, %d may", running, limit)
 					}
 					served.Add(1)
 					if n%4 == 0 {
 						time.Sleep(100 * time.Microsecond)
 					}
-					w.slots.running.Add(-1)
+					w.FreeSlot()
 					q.freed(w)
 				}
 				cancel()
@@ -273,7 +274,7 @@ func TestSlotsAreNeverLostNorTooMany(t *testing.T) {
 		t.Error("nobody was served")
 	}
 	for i, w := range workers {
-		if n := w.slots.running.Load(); n != 0 {
+		if n := running(w); n != 0 {
 			t.Errorf("worker %d has %d slots taken at the end", i, n)
 		}
 	}
@@ -290,7 +291,7 @@ func BenchmarkFreedSlot(b *testing.B) {
 			b.Run(fmt.Sprintf("waiting=%d/unfit=%d", n, unfit), func(b *testing.B) {
 				q, workers := queueRoom(slices.Repeat([]int{1}, 16)...)
 				for _, w := range workers {
-					w.slots.take()
+					w.TakeSlot()
 				}
 				for i := range n {
 					if i < unfit {
@@ -303,7 +304,7 @@ func BenchmarkFreedSlot(b *testing.B) {
 				i := 0
 				for b.Loop() {
 					w := workers[i%8]
-					w.slots.running.Add(-1)
+					w.FreeSlot()
 					q.freed(w)
 					q.enter(newWaiter(time.Now(), workers[:8]...), n+1)
 					i++
@@ -323,7 +324,7 @@ func TestRepeatedUpstreamWaits(t *testing.T) {
 	(*atomic.Int32)(unhealthy).Store(1)
 	o := p.Peek(list, nil)
 	w := o.Table.Rows[0].Worker
-	if !w.slots.take() {
+	if !w.TakeSlot() {
 		t.Fatal("the worker has no slot")
 	}
 	m := newWaiter(time.Now())

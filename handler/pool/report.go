@@ -8,6 +8,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -56,9 +58,9 @@ func (p *Pool) Report(w *Worker, o Outcome) {
 		}
 	case OutcomeRefused:
 		w.AskAgain() // it may have restarted
-		p.away(w, refusing, o.Why)
+		p.away(w, worker.Refusing, o.Why)
 	case OutcomeUnreachable:
-		p.away(w, unreachable, o.Why)
+		p.away(w, worker.Unreachable, o.Why)
 	case OutcomeBroken:
 		w.AskAgain()
 		p.markDown(w, t, &o)
@@ -67,7 +69,7 @@ func (p *Pool) Report(w *Worker, o Outcome) {
 		p.markDown(w, t, &o)
 	case OutcomeErrored:
 		p.answered(w)
-		if w.isWorse(t, &o) {
+		if isWorse(w, t, &o) {
 			o.Why = "most answers are errors, unlike those of other workers: " + o.Why
 			p.markDown(w, t, &o)
 		}
@@ -93,28 +95,20 @@ func (p *Pool) logWell(w *Worker) {
 
 // isWorse records an error, and returns whether the worker answers with far more errors
 // than its peers do. Errors that clients cause come from all workers.
-func (w *Worker) isWorse(t time.Time, o *Outcome) bool {
-	errs, share := w.Health.recordError(t, o.Own, o.Blame)
-	if errs < fewErrors {
+func isWorse(w *Worker, t time.Time, o *Outcome) bool {
+	errs, share := w.Health.RecordError(t, o.Own, o.Blame)
+	if errs < worker.FewErrors {
 		return false
 	}
 	var answers, theirs float64
 	for _, row := range o.Peers {
 		if row.Worker != w && !row.Repeated {
-			n, e := row.Worker.Health.lately(t)
+			n, e := row.Worker.Health.Lately(t)
 			answers, theirs = answers+n, theirs+e
 		}
 	}
-	return worse(errs, share, theirs/max(answers, 1))
+	return worker.Worse(errs, share, theirs/max(answers, 1))
 }
-
-// Why a worker's cache model was cleared.
-const (
-	clearedRefused   = "refused"   // nothing listened at its address
-	clearedRestarted = "restarted" // its engine has restarted, or is another one
-	clearedAsleep    = "asleep"    // its engine sleeps
-	clearedMismatch  = "mismatch"  // it reports far fewer cached tokens than predicted
-)
 
 // clear clears the cache models of all ranks of a worker that has lost its KV cache.
 // Sessions stay bound to the worker: no other worker is better for them.
@@ -125,10 +119,10 @@ func (p *Pool) clear(w *Worker, why string) {
 		p.Scheduler.Clear(w.Target(rank))
 	}
 	p.kept.journal.LostCache(w.ID)
-	w.watch.Restarted()
+	w.Watch().Restarted()
 	p.pairs.forget(w.ID)
-	if why != clearedAsleep {
-		w.progress.hungSince.Store(0) // the process that hung has ended
+	if why != observe.ClearedAsleep {
+		w.EndHung() // the process that hung has ended
 	}
 	if cached > 0 { // else there was nothing to lose
 		p.countCleared(w, why, cached)
@@ -137,17 +131,17 @@ func (p *Pool) clear(w *Worker, why string) {
 
 // countCleared counts that a worker has lost its KV cache, of some tokens.
 func (p *Pool) countCleared(w *Worker, why string, cached int64) {
-	cachesCleared.WithLabelValues(p.Name, w.Dial, why).Inc()
+	w.Past.Cleared(why)
 	p.Logger().Warn("worker lost its KV cache, and the router cleared its cache model", zap.String("upstream", w.Dial),
 		zap.String("why", why), zap.Int64("tokens", cached))
 }
 
 // away records that a worker is away, and marks it down. If nothing listens at its
 // address, the engine's process has ended, and its KV cache with it.
-func (p *Pool) away(w *Worker, r reach, why string) {
-	previous, wasWell := w.Health.recordAway(time.Now(), r)
-	if r == refusing && previous != refusing {
-		p.clear(w, clearedRefused)
+func (p *Pool) away(w *Worker, r worker.Reach, why string) {
+	previous, wasWell := w.Health.RecordAway(time.Now(), r)
+	if r == worker.Refusing && previous != worker.Refusing {
+		p.clear(w, observe.ClearedRefused)
 	}
 	if wasWell {
 		p.logMark(w, why)
@@ -156,12 +150,9 @@ func (p *Pool) away(w *Worker, r reach, why string) {
 
 // answered records that a worker answered, and removes the mark that its absence set.
 func (p *Pool) answered(w *Worker) {
-	if w.Health.Reach() == reachable && w.Health.unanswered.Load() == 0 {
-		return
-	}
-	previous, wasAbsent := w.Health.endAbsence()
+	previous, wasAbsent := w.Health.Answered()
 	if previous.Away() {
-		w.watch.AskAgain(true)
+		w.Watch().AskAgain(true)
 	}
 	if wasAbsent {
 		p.logWell(w)
@@ -170,8 +161,8 @@ func (p *Pool) answered(w *Worker) {
 
 // Connected records that the router could connect to a worker.
 func (p *Pool) Connected(w *Worker) {
-	if previous := w.Health.connected(time.Now()); previous == refusing || previous == unreachable {
-		w.watch.AskAgain(true)
+	if previous := w.Health.Connected(time.Now()); previous == worker.Refusing || previous == worker.Unreachable {
+		w.Watch().AskAgain(true)
 	}
 }
 
@@ -181,15 +172,15 @@ func (p *Pool) RecordOwnRequest(ctx context.Context, w *Worker, status int, err 
 	var dial reverseproxy.DialError
 	switch {
 	case status != 0:
-		w.progress.lastAnswer.Store(ticks(time.Now()))
+		w.AnsweredRouter(time.Now())
 		p.answered(w)
 	case errors.Is(ctx.Err(), context.Canceled): // the configuration has ended
 	case Limited(err):
 		p.limited(time.Now(), err.Error())
 	case Refused(err):
-		p.away(w, refusing, err.Error())
+		p.away(w, worker.Refusing, err.Error())
 	case errors.As(err, &dial):
-		p.away(w, unreachable, err.Error())
+		p.away(w, worker.Unreachable, err.Error())
 	default:
 		w.AskAgain()
 		p.unanswered(w, err)
@@ -200,11 +191,11 @@ func (p *Pool) RecordOwnRequest(ctx context.Context, w *Worker, status int, err 
 // unanswered records that a worker left a request of the router's own unanswered. A
 // worker that sends tokens may be too busy to answer.
 func (p *Pool) unanswered(w *Worker, err error) {
-	if last := w.progress.lastOutput.Load(); last != 0 && time.Since(tickTime(last)) < ProbeEvery {
+	if w.OutputSince(time.Now().Add(-ProbeEvery)) {
 		return
 	}
-	if w.Health.unanswered.Add(1) >= fewUnanswered || w.Health.Reach().Away() {
-		p.away(w, Unresponsive, err.Error())
+	if w.Health.Unanswered() {
+		p.away(w, worker.Unresponsive, err.Error())
 	}
 }
 

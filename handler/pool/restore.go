@@ -8,6 +8,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/journal"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"go.uber.org/zap"
@@ -201,7 +202,7 @@ func (r *restorer) finish(ctx context.Context, head *journal.Head) {
 	}
 	for _, w := range r.byDial {
 		if w.is != nil {
-			w.is.recallModels(w.models)
+			recallModels(w.is, w.models)
 		}
 	}
 	var over []*restoredBinding
@@ -218,7 +219,7 @@ func (r *restorer) finish(ctx context.Context, head *journal.Head) {
 			static = append(static, w.is)
 		}
 	}
-	AwaitProbes(ctx, firstProbes, static) // they show which engine it is, and its capacity
+	worker.AwaitProbes(ctx, firstProbes, static) // they show which engine it is, and its capacity
 	for _, b := range over {
 		p.sessionEnded(b.Key, &b.Want, affinity.Expired)
 	}
@@ -228,7 +229,7 @@ func (r *restorer) finish(ctx context.Context, head *journal.Head) {
 			continue
 		}
 		if w.isNew {
-			w.is.seen.Store(w.was.Seen.Unix())
+			w.is.See(w.was.Seen.Unix())
 		}
 		hasCache[w] = p.recallLife(w.is, w.was.Life)
 	}

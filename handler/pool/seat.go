@@ -5,9 +5,9 @@ import (
 	"errors"
 	"math/rand/v2"
 	"slices"
-	"sync/atomic"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -222,7 +222,9 @@ func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Choos
 	default:
 		return false
 	}
-	s.admit(!want.NoTrial)
+	s.Ahead = s.Terms.PrefillTokens + s.Tokens
+	s.Rank = s.Target.Rank
+	s.Enter(!want.NoTrial)
 	by.Chosen(c, i, s.Unpriced)
 	return true
 }
@@ -230,7 +232,7 @@ func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Choos
 // SeatAt takes a place on a target for a request of the router's own, if a slot is free. Such
 // a request shows nothing of the worker's health.
 func (p *Pool) SeatAt(w *Worker, t kvscore.Target, r *kvscore.Request, s *Seat) bool {
-	if !w.slots.take() {
+	if !w.TakeSlot() {
 		return false
 	}
 	var sel kvscore.Selection
@@ -243,40 +245,18 @@ func (p *Pool) SeatAt(w *Worker, t kvscore.Target, r *kvscore.Request, s *Seat) 
 // worker shows. Leave ends all of it, once.
 type Seat struct {
 	*kvscore.Lease // its booking; nil before it is taken
-	Worker         *Worker
-	Target         kvscore.Target // the worker's rank
-	Upstream       *reverseproxy.Upstream
-	Begun          time.Time
-	Kind           AttemptKind
-	Terms          kvscore.Candidate
-	Tokens         int64 // the prompt's, as estimated; 0 is unknown
-	Known          kvscore.Known
-	Among          int  // number of candidates
-	Unpriced       bool // the request or its session decided, and no policy gave a cost
+	worker.Attempt
+	Target   kvscore.Target // the worker's rank
+	Upstream *reverseproxy.Upstream
+	Terms    kvscore.Candidate
+	Tokens   int64 // the prompt's, as estimated; 0 is unknown
+	Known    kvscore.Known
+	Among    int  // number of candidates
+	Unpriced bool // the request or its session decided, and no policy gave a cost
 
-	pool   *Pool
-	ticket uint64 // of Health.Admit
-	trial  bool   // it has one
-	slot   bool   // it holds a slot of the worker
-	within bool   // it counts in the worker's health and progress
-	left   bool
-
-	ahead   int64       // prefill tokens before the first token, with the attempt's own
-	waiting atomic.Bool // for the worker, and not for the client
-
-	// the lock of progress guards these
-	move  *Move // nil if no other worker may serve the request, or its rest
-	moved bool  // the pool has canceled the attempt to move it
-}
-
-// admit counts the attempt in the worker's progress, and as a trial in its health.
-func (s *Seat) admit(trial bool) {
-	s.ahead = s.Terms.PrefillTokens + s.Tokens
-	if s.trial = trial; trial {
-		s.ticket = s.Worker.Health.Admit(s.Begun)
-	}
-	s.Worker.progress.begin(s)
-	s.within = true
+	pool *Pool
+	slot bool // it has a slot of the worker
+	left bool
 }
 
 // Leave ends the attempt. computed: the worker has computed the prompt. A nil answer is unknown.
@@ -293,13 +273,7 @@ func (s *Seat) Leave(computed bool, answer *kvscore.Answer) {
 		s.slot = false
 		s.pool.freeSlot(s.Worker)
 	}
-	if s.within {
-		s.within = false
-		if s.trial {
-			s.Worker.Health.Leave(s.ticket)
-		}
-		s.Worker.progress.end(s)
-	}
+	s.Exit()
 }
 
 // Left returns whether the attempt has ended.
@@ -314,45 +288,8 @@ func (s *Seat) FirstToken(t time.Time) {
 	}
 }
 
-// Waits records that the attempt waits for the worker, or no longer does.
-func (s *Seat) Waits(waits bool) { s.waiting.Store(waits) }
-
-// Progress records that a part of a good answer has come.
-func (s *Seat) Progress(t time.Time) {
-	if s.Kind != KindOther {
-		s.Worker.progress.lastOutput.Store(ticks(t))
-	}
-}
-
-// MayMove lets the pool move the attempt to another worker. The caller then sends it.
-func (s *Seat) MayMove(m *Move) {
-	f := &s.Worker.progress
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	s.move = m
-}
-
-// Arrived records that the attempt has its header, or failed before it. See Stay.
-func (s *Seat) Arrived() (moved bool) {
-	s.waiting.Store(false)
-	return s.Stay()
-}
-
-// Stay records that the attempt cannot move any more. It returns whether the pool has canceled
-// it to move it.
-func (s *Seat) Stay() (moved bool) {
-	f := &s.Worker.progress
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	s.move = nil
-	return s.moved
-}
-
-// Moved returns whether the pool has canceled the attempt to move it.
-func (s *Seat) Moved() bool { return s.moved }
-
 // freeSlot frees a slot of the worker for the queue.
 func (p *Pool) freeSlot(w *Worker) {
-	w.slots.running.Add(-1)
+	w.FreeSlot()
 	p.queue.freed(w)
 }

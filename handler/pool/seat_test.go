@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 
@@ -62,6 +63,11 @@ func (c *chooser) Renew() (Offers, bool) {
 	return c.renew(), true
 }
 
+// hasRoom has an engine of a type report its context.
+func hasRoom(w *Worker, tokens int64, kind string) {
+	w.Describe(WorkerSettings{Engine: EngineAuto}, engine.Info{Type: kind, ContextTokens: tokens})
+}
+
 var anyWorker = Wants{Rank: AnyRank, Kind: KindStream, Patience: time.Minute}
 
 func (o Offers) workers() (list []*Worker) {
@@ -101,11 +107,11 @@ func TestSeatEndsOnce(t *testing.T) {
 		_, _ = p.Seat(t.Context(), &anyWorker, &o, &chooser{chosen: func() { panic("of a policy") }}, &three)
 		t.Error("nothing panicked")
 	}()
-	if n, _ := workers[0].Running(); n != 1 || p.Scheduler.Stats().Leases != 1 || len(workers[0].progress.attempts) != 1 {
+	if n, _ := workers[0].Running(); n != 1 || p.Scheduler.Stats().Leases != 1 {
 		t.Errorf("%d slots, %+v", n, p.Scheduler.Stats())
 	}
 	two.Leave(false, nil)
-	if n, _ := workers[0].Running(); n != 0 || p.Scheduler.Stats().Leases != 0 || len(workers[0].progress.attempts) != 0 {
+	if n, _ := workers[0].Running(); n != 0 || p.Scheduler.Stats().Leases != 0 {
 		t.Errorf("%d slots, %+v", n, p.Scheduler.Stats())
 	}
 }
@@ -156,7 +162,7 @@ func TestSeatOfAFullPool(t *testing.T) {
 				} else {
 					before[v.free].Leave(false, nil)
 				}
-				for v.then >= 0 && (p.Waiting() == 0 || workers[v.free].slots.full()) {
+				for v.then >= 0 && (p.Waiting() == 0 || workers[v.free].IsFull()) {
 					time.Sleep(time.Millisecond)
 				}
 				if v.then >= 0 {
@@ -199,7 +205,7 @@ func TestNewcomersDoNotOvertake(t *testing.T) {
 	for p.Waiting() == 0 {
 		time.Sleep(time.Millisecond)
 	}
-	workers[0].slots.running.Add(-1) // and is not said to be free yet
+	workers[0].FreeSlot() // and is not said to be free yet
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	newcomers := o
@@ -248,51 +254,50 @@ func TestJudge(t *testing.T) {
 		both Verdict // the tier if the other worker is the same
 	}{
 		{"Fits", func(*Pool, *Worker, *Wants) {}, Fits, Fits},
-		{"Full", func(_ *Pool, w *Worker, _ *Wants) { w.slots.take() }, Full, Fits},
+		{"Full", func(_ *Pool, w *Worker, _ *Wants) { w.TakeSlot() }, Full, Fits},
 		{"MarkedDown", func(_ *Pool, w *Worker, _ *Wants) { w.Health.Fail(time.Now(), time.Now(), 0, false) }, MarkedDown, MarkedDown},
-		{"Draining", func(_ *Pool, w *Worker, _ *Wants) { w.drain.Or(drainAsked) }, Draining, Draining},
+		{"Draining", func(_ *Pool, w *Worker, _ *Wants) { w.AskDrain(true) }, Draining, Draining},
 		{"DrainingMarked", func(_ *Pool, w *Worker, _ *Wants) {
-			w.drain.Or(drainAsked)
+			w.AskDrain(true)
 			w.Health.Fail(time.Now(), time.Now(), 0, false)
 		}, DrainingMarked, DrainingMarked},
 		{"DrainingAndFull", func(_ *Pool, w *Worker, _ *Wants) {
-			w.drain.Or(drainAsked)
-			w.slots.take()
+			w.AskDrain(true)
+			w.TakeSlot()
 		}, Draining, Draining},
 		{"Short", func(_ *Pool, w *Worker, want *Wants) {
 			want.Prompt, want.Answer = 90, 11
-			w.room.tokens.Store(100)
+			hasRoom(w, 100, engine.VLLM)
 		}, Short, Short},
 		{"ShortAlone", func(_ *Pool, w *Worker, want *Wants) {
 			want.Prompt, want.Answer = 90, 11
-			w.room.tokens.Store(100)
-			w.room.alone.Store(true)
+			hasRoom(w, 100, engine.LlamaCpp)
 		}, Fits, Fits},
 		{"ShortAndFull", func(_ *Pool, w *Worker, want *Wants) {
 			want.Prompt = 101
-			w.room.tokens.Store(100)
-			w.slots.take()
+			hasRoom(w, 100, engine.VLLM)
+			w.TakeSlot()
 		}, Short + Full, Short},
 		{"ShortAndDraining", func(_ *Pool, w *Worker, want *Wants) {
 			want.Prompt = 101
-			w.room.tokens.Store(100)
-			w.drain.Or(drainAsked)
+			hasRoom(w, 100, engine.VLLM)
+			w.AskDrain(true)
 		}, Short + Draining, Short + Draining},
 		{"HasRefused", func(_ *Pool, w *Worker, want *Wants) {
 			want.Beyond = 100
-			w.room.tokens.Store(100)
+			hasRoom(w, 100, engine.VLLM)
 		}, Tried, NotNamed},
 		{"Longer", func(_ *Pool, w *Worker, want *Wants) {
 			want.Beyond = 100
-			w.room.tokens.Store(101)
+			hasRoom(w, 101, engine.VLLM)
 		}, Fits, Fits},
 		{"Tried", func(_ *Pool, w *Worker, want *Wants) { want.Tried = append(want.Tried, w) }, Tried, NotNamed},
 		{"OtherModel", func(p *Pool, w *Worker, want *Wants) {
 			want.Model = "m"
-			w.configured.Store(&map[string]bool{"x": true})
+			w.Configure(WorkerSettings{Models: []string{"x"}})
 			for _, o := range p.All() {
-				if o != w && o.configured.Load() == nil {
-					o.configured.Store(&map[string]bool{"m": true})
+				if o != w && !o.HasConfiguredModels() {
+					o.Configure(WorkerSettings{Models: []string{"m"}})
 				}
 			}
 		}, OtherModels, Fits}, // nobody is known to serve it
@@ -330,17 +335,17 @@ func TestRequestsWaitForAWorkerWithRoom(t *testing.T) {
 		free []int // positions of the candidates
 	}{
 		"well":        {func(*Worker, *Wants) {}, []int{1}},
-		"full":        {func(long *Worker, _ *Wants) { long.slots.take() }, nil},
+		"full":        {func(long *Worker, _ *Wants) { long.TakeSlot() }, nil},
 		"marked down": {func(long *Worker, _ *Wants) { long.Health.Fail(time.Now(), time.Now(), 0, false) }, []int{1}},
 		"tried":       {func(long *Worker, want *Wants) { want.Tried = []*Worker{long} }, []int{0}},
-		"short, too":  {func(long *Worker, _ *Wants) { long.room.tokens.Store(150) }, []int{0, 1}},
-		"unknown":     {func(long *Worker, _ *Wants) { long.room.tokens.Store(0) }, []int{1}},
+		"short, too":  {func(long *Worker, _ *Wants) { hasRoom(long, 150, engine.VLLM) }, []int{0, 1}},
+		"unknown":     {func(long *Worker, _ *Wants) { hasRoom(long, 0, engine.VLLM) }, []int{1}},
 	} {
 		p, workers, o := limited(t, 1, 1)
 		want := anyWorker
 		want.Prompt = 200
-		workers[0].room.tokens.Store(100)
-		workers[1].room.tokens.Store(1000)
+		hasRoom(workers[0], 100, engine.VLLM)
+		hasRoom(workers[1], 1000, engine.VLLM)
 		v.set(workers[1], &want)
 		var free []int
 		for _, w := range p.Candidates(&want, o, nil, time.Now()).Workers {
@@ -367,7 +372,7 @@ func TestTablesHold(t *testing.T) {
 		kept   bool
 	}{
 		{"nothing", func() {}, true},
-		{"a drain", func() { p.Worker("a:1").drain.Or(drainAsked) }, true},
+		{"a drain", func() { p.Worker("a:1").AskDrain(true) }, true},
 		{"another worker", func() { p.Worker("c:1") }, false},
 		{"an id and ranks", func() { p.Apply(wanted(ranked(7, 2)).WithDefaults()) }, false},
 		{"ranks", func() { p.Apply(wanted(ranked(7, 4)).WithDefaults()) }, false},
@@ -430,7 +435,7 @@ func TestTablesHeedNewModels(t *testing.T) {
 		for _, m := range models {
 			ids[m] = true
 		}
-		w.list.Store(&ModelList{IDs: ids})
+		w.SetList(&ModelList{IDs: ids})
 	}
 	want("x", "abc") // nobody tells
 	serve(workers[0], "x", "y")
@@ -439,9 +444,9 @@ func TestTablesHeedNewModels(t *testing.T) {
 	want("y", "a")
 	want("z", "abc")
 	want("x:adapter", "ab")
-	workers[2].configured.Store(&map[string]bool{"y": true})
+	workers[2].Configure(WorkerSettings{Models: []string{"y"}})
 	want("y", "ac")
-	workers[1].list.Store(nil)
+	workers[1].SetList(nil)
 	want("x", "a")
 }
 

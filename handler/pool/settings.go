@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2"
@@ -133,7 +134,7 @@ func (s *Settings) Add(w *WorkerSettings, dynamic bool) error {
 	if _, twice := s.Workers[w.Dial]; twice {
 		return fmt.Errorf("worker %s: configured twice", w.Dial)
 	}
-	if err := w.check(); err != nil {
+	if err := w.Check(); err != nil {
 		return fmt.Errorf("worker %s: %w", w.Dial, err)
 	}
 	if w.Dial != AllWorkers && !s.Upstreams[w.Dial] && !dynamic {
@@ -166,8 +167,8 @@ func (s *Settings) Check() error {
 		return fmt.Errorf("retry_budget: the percentage must be between 0 and 1000, got %g", s.RetryBudget.Percent)
 	case !(full.RetryBudget.PerSecond >= 0 && full.RetryBudget.PerSecond <= 1e6):
 		return fmt.Errorf("retry_budget: the rate must be between 0 and 1000000 a second, got %g", s.RetryBudget.PerSecond)
-	case !knownEngine(s.Engine):
-		return fmt.Errorf("engine: %w, got %q", errEngine, s.Engine)
+	case !worker.KnownEngine(s.Engine):
+		return fmt.Errorf("engine: %w, got %q", worker.ErrEngine, s.Engine)
 	}
 	return s.Share.check()
 }
@@ -208,7 +209,7 @@ func (s *Settings) WithDefaults() *Settings {
 	full.Workers = map[string]WorkerSettings{AllWorkers: all}
 	for dial, w := range s.Workers {
 		if dial != AllWorkers {
-			full.Workers[dial], _ = w.merge(all)
+			full.Workers[dial], _ = mergeWorkers(w, all)
 		}
 	}
 	return &full
@@ -223,7 +224,7 @@ func (s *Settings) Worker(dial string) WorkerSettings {
 	}
 	w.Dial = dial
 	if w.ID == 0 {
-		w.ID = DerivedID(dial)
+		w.ID = worker.DerivedID(dial)
 	}
 	return w
 }
@@ -236,7 +237,7 @@ func (s *Settings) merge(o *Settings) (*Settings, error) {
 	maps.Copy(m.Upstreams, o.Upstreams)
 	err := mergeOptions(&m, *o, "")
 	for dial, theirs := range o.Workers {
-		w, contradiction := s.Workers[dial].merge(theirs)
+		w, contradiction := mergeWorkers(s.Workers[dial], theirs)
 		m.Workers[dial], err = w, errors.Join(err, contradiction)
 	}
 	if err == nil {
@@ -267,6 +268,13 @@ func mergeOptions(to, from any, prefix string) error {
 		}
 	}
 	return err
+}
+
+// mergeWorkers returns the settings of a worker with those of o in place of what was not set. The error
+// names the options that both set to different values.
+func mergeWorkers(w, o WorkerSettings) (WorkerSettings, error) {
+	err := mergeOptions(&w, o, "worker "+o.Dial+" ")
+	return w, err
 }
 
 // printable returns a value of an option for an error.

@@ -119,7 +119,7 @@ func TestSettingsOfEngines(t *testing.T) {
 		{WorkerSettings{Dial: "a:1", Role: "draft"}, `role: must be both, prefill or decode, got "draft"`},
 		{WorkerSettings{Dial: AllWorkers, DynamoInstanceID: 7}, "dynamo_instance_id: must be unique, so worker * cannot have one, got 7"},
 	} {
-		err := v.w.check()
+		err := v.w.Check()
 		if (err == nil) != (v.want == "") || err != nil && err.Error() != v.want {
 			t.Errorf("%+v: %v, want %q", v.w, err, v.want)
 		}
@@ -144,12 +144,12 @@ func TestSettingsOfKVEventsThatAreWrong(t *testing.T) {
 		`replay: must be a port`: {Replay: "tcp:1"},
 		`off has no replay`:      {Source: "off", Replay: "1"},
 	} {
-		if err := set.check(false); err == nil || !strings.Contains(err.Error(), text) {
+		if err := set.Check(false); err == nil || !strings.Contains(err.Error(), text) {
 			t.Errorf("%+v: %v, want %s", set, err, text)
 		}
 	}
 	shared := KVEventsSettings{Source: "tcp://host:1"}
-	if err := shared.check(true); err == nil || !strings.Contains(err.Error(), "cannot share an endpoint") {
+	if err := shared.Check(true); err == nil || !strings.Contains(err.Error(), "cannot share an endpoint") {
 		t.Errorf("%v", err)
 	}
 }

@@ -214,9 +214,9 @@ func (p *Pool) newSharer(set *Share) *journal.Sharer {
 				if w == nil {
 					return nil
 				}
-				w.slots.others.Add(1)
+				w.RunElsewhere(1)
 				return func() {
-					w.slots.others.Add(-1)
+					w.RunElsewhere(-1)
 					p.queue.freed(w)
 				}
 			},
@@ -266,9 +266,9 @@ func (p *Pool) follow(r *journal.Record, worker uint64) {
 			p.Scheduler.Clear(w.Target(rank))
 		}
 	case journal.KindModels:
-		w.recallModels(r.Models)
+		recallModels(w, r.Models)
 	case journal.KindDrained:
-		if changed := w.followDrain(r.Drained, r.Version); changed {
+		if changed := w.FollowDrain(r.Drained, r.Version); changed {
 			p.Logger().Info("another router's admin API began or ended the drain of a worker",
 				zap.String("upstream", w.Dial), zap.Bool("drains", w.Draining()))
 		}

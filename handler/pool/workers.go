@@ -88,7 +88,7 @@ func (p *Pool) ByID(id uint64) *Worker {
 func (p *Pool) declareAll(s *Settings) {
 	for dial := range s.Upstreams {
 		if s.isNamed(dial) {
-			p.countFromZero(p.declare(dial))
+			p.declare(dial).Past.FromZero()
 		}
 	}
 }
@@ -116,8 +116,8 @@ func (p *Pool) renumber(s *Settings) {
 		}
 		old = append(old, w)
 		delete(p.workers, dial)
-		p.Go(w.watch.Close)
-		p.forgetFigures(w, true)
+		p.Go(w.Watch().Close)
+		w.Past.ForgetFigures()
 		p.retireRanks(w, 0, w.Ranks())
 		for rank := range w.Ranks() { // a retired target stays while it has leases
 			p.Scheduler.Clear(w.Target(rank))
@@ -125,11 +125,8 @@ func (p *Pool) renumber(s *Settings) {
 	}
 	for _, w := range old {
 		fresh := p.declare(w.Dial)
-		fresh.slots = w.slots                             // the address still runs its requests
-		fresh.describe(s.Worker(w.Dial), w.Engine().Info) // and its engine
-		if w.drain.Load()&drainAsked != 0 {
-			fresh.drain.Or(drainAsked) // the operator drained the address
-		}
+		fresh.Succeed(w)
+		fresh.Describe(s.Worker(w.Dial), w.Engine().Info)
 	}
 }
 
@@ -189,8 +186,8 @@ func (p *Pool) drop(w *Worker) {
 	}
 	p.retireRanks(w, 0, w.Ranks())
 	delete(p.workers, w.Dial)
-	p.Go(w.watch.Close)
-	p.forgetCounts(w)
+	p.Go(w.Watch().Close)
+	w.Past.Forget()
 }
 
 // IsUpstream returns whether the configuration has a worker as an upstream, or a
@@ -222,7 +219,7 @@ func (p *Pool) forget(t time.Time) {
 // time. A drain is remembered for WorkerGrace. The caller holds the lock.
 func (p *Pool) dropIdle(s *Settings, now int64, after time.Duration) {
 	for dial, w := range p.workers {
-		idle := time.Duration(now-w.seen.Load()) * time.Second
+		idle := time.Duration(now-w.Seen()) * time.Second
 		if !s.isNamed(dial) && idle > after && (idle > WorkerGrace || !w.Draining()) {
 			p.drop(w)
 		}

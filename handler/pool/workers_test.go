@@ -24,14 +24,14 @@ func TestAddressesOfRequestsAreBounded(t *testing.T) {
 	old := time.Now().Add(-time.Minute).Unix()
 	busy, drained := p.Worker("busy:1"), p.Worker("drained:1")
 	lease := p.serve(busy)
-	drained.drain.Or(drainAsked)
+	drained.AskDrain(true)
 	for i := range 3 * maxOverflow {
 		w := p.Worker(fmt.Sprintf("host-%d:1", i))
 		if i < maxOverflow/2 {
-			w.seen.Store(old)
+			w.See(old)
 		}
 	}
-	busy.seen.Store(old)
+	busy.See(old)
 	if n := len(p.All()); n > maxOverflow+1 {
 		t.Errorf("%d workers are known", n)
 	}
@@ -44,7 +44,7 @@ func TestAddressesOfRequestsAreBounded(t *testing.T) {
 		t.Errorf("what is not told apart is thought to hold %d tokens", n)
 	}
 	for _, w := range p.All() {
-		w.seen.Store(old)
+		w.See(old)
 	}
 	p.swept = time.Time{}
 	if w := p.Worker("one-more:1"); w == p.overflow {
@@ -63,7 +63,7 @@ func TestAddressesOfRequestsAreBounded(t *testing.T) {
 func TestRemovedWorkerIsForgottenWithoutTraffic(t *testing.T) {
 	p := testPool(t, wanted(WorkerSettings{Dial: "a:1"}, WorkerSettings{Dial: "b:1"}))
 	b := p.Worker("b:1")
-	b.seen.Store(time.Now().Add(-time.Hour).Unix())
+	b.See(time.Now().Add(-time.Hour).Unix())
 	if !p.IsUpstream(p.Settings.Load(), b) {
 		t.Error("an upstream is said to be none")
 	}
@@ -105,40 +105,8 @@ func TestEqualModelListIsNoNews(t *testing.T) {
 	w := p.Worker(one)
 	for i, v := range []struct{ own, want *ModelList }{{first, first}, {list("1"), first}, {other, other}, {nil, nil}, {first, first}} {
 		p.LearnModels(w, v.own, zap.NewNop())
-		if w.list.Load() != v.want {
+		if w.List() != v.want {
 			t.Errorf("step %d: another list than wanted", i)
-		}
-	}
-}
-
-// TestLoadFactor shows what it costs to send a request to a worker that loads models on demand.
-func TestLoadFactor(t *testing.T) {
-	two := map[string]bool{"x": true, "y": true}
-	entries := []ModelEntry{{ID: "x"}, {ID: "y"}}
-	for name, v := range map[string]struct {
-		kind string
-		list *ModelList
-		last string
-		want float64
-	}{
-		"nothing loaded":           {"other", &ModelList{IDs: two, Entries: entries}, "", mustLoad},
-		"the model loaded":         {"other", &ModelList{IDs: two, Entries: entries}, "x", 1},
-		"another model loaded":     {"other", &ModelList{IDs: two, Entries: entries}, "y", mustSwap},
-		"listed as loaded":         {"llamacpp", &ModelList{IDs: two, Entries: entries, Loaded: map[string]bool{"x": true}}, "", 1},
-		"another listed as loaded": {"llamacpp", &ModelList{IDs: two, Entries: entries, Loaded: map[string]bool{"y": true}}, "", mustSwap},
-		"one model":                {"other", &ModelList{IDs: map[string]bool{"x": true}, Entries: entries[:1]}, "", 1},
-		"a model and an adapter":   {"other", &ModelList{IDs: two, Entries: entries, Adapters: map[string]bool{"y": true}}, "", 1},
-		"names of one model":       {"vllm", &ModelList{IDs: two, Entries: entries}, "", 1},
-		"no list":                  {"other", nil, "", 1},
-	} {
-		p := testPool(t, wanted(WorkerSettings{Dial: "a:1", Engine: v.kind}))
-		w := p.Worker("a:1")
-		p.LearnModels(w, v.list, zap.NewNop())
-		if v.last != "" {
-			w.Requested(v.last)
-		}
-		if got := w.LoadFactor("x"); got != v.want {
-			t.Errorf("%s: %v, want %v", name, got, v.want)
 		}
 	}
 }

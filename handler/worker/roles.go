@@ -1,8 +1,6 @@
-package pool
+package worker
 
 import (
-	"slices"
-
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 )
 
@@ -48,29 +46,22 @@ func servedBy(e *engine.Engine) (s serves) {
 func (w *Worker) IsPrefill() bool { return serves(w.serves.Load())&forPrefill != 0 }
 func (w *Worker) IsDecode() bool  { return serves(w.serves.Load())&forDecode != 0 }
 
-// Transfers returns whether a worker is for one part of requests.
-func (p *Pool) Transfers() bool {
-	return slices.ContainsFunc(p.All(), func(w *Worker) bool { return w.IsPrefill() || w.IsDecode() })
-}
-
 // ServesWhole returns whether the worker can serve a whole request.
 func (w *Worker) ServesWhole() bool { return serves(w.serves.Load())&onlyLegs == 0 }
 
-// judgeRole returns whether the worker serves the part of a request: Fits, Reluctant or
-// OtherRole.
-func (w *Worker) judgeRole(want *Wants) Verdict {
+// ServesPart returns whether the worker serves a part of requests. reluctant: it is for prefills, but can
+// serve a whole request.
+func (w *Worker) ServesPart(part Part) (yes, reluctant bool) {
 	s := serves(w.serves.Load())
 	switch {
-	case want.Part == Any:
-	case want.Part == Prefill:
-		if s&forPrefill == 0 || s&holdsOn != 0 {
-			return OtherRole
-		}
-	case want.Part == Answer && s&forDecode != 0:
+	case part == Any:
+	case part == Prefill:
+		return s&forPrefill != 0 && s&holdsOn == 0, false
+	case part == Answer && s&forDecode != 0:
 	case s&onlyLegs != 0:
-		return OtherRole
-	case s&forPrefill != 0 && want.Only == nil:
-		return Reluctant
+		return false, false
+	case s&forPrefill != 0:
+		return true, true
 	}
-	return Fits
+	return true, false
 }

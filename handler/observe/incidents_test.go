@@ -1,4 +1,4 @@
-package pool
+package observe
 
 import (
 	"reflect"
@@ -16,10 +16,10 @@ func TestIncidentIsLoggedOnceAtEachEnd(t *testing.T) {
 	start := time.Unix(1000, 0)
 	for i := range 100 {
 		in.Raise(start.Add(time.Duration(i)*time.Second), "fallback oversized", func() *zap.Logger { return logger })
-		in.end(start.Add(time.Duration(i)*time.Second), logger)
+		in.End(start.Add(time.Duration(i)*time.Second), logger)
 	}
-	in.end(start.Add(99*time.Second+incidentEnd), logger)
-	in.end(start.Add(time.Hour), logger)
+	in.End(start.Add(99*time.Second+incidentEnd), logger)
+	in.End(start.Add(time.Hour), logger)
 	in.Raise(start.Add(time.Hour), "fallback oversized", func() *zap.Logger { return logger })
 	var got []string
 	for _, e := range logs.All() {

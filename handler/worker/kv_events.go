@@ -1,4 +1,4 @@
-package pool
+package worker
 
 import (
 	"cmp"
@@ -33,8 +33,8 @@ const (
 	EventsOff  = "off"
 )
 
-// check returns what is wrong with the settings. all says that they are those of all workers.
-func (k *KVEventsSettings) check(all bool) error {
+// Check returns what is wrong with the settings. all says that they are those of all workers.
+func (k *KVEventsSettings) Check(all bool) error {
 	if k == nil {
 		return nil
 	}

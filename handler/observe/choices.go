@@ -1,4 +1,4 @@
-package pool
+package observe
 
 import (
 	"strings"
@@ -39,16 +39,15 @@ type PastCandidate struct {
 	kvscore.Candidate
 }
 
-// choices are the last choices of a pool.
-type choices struct {
+// Choices are the last choices of a pool.
+type Choices struct {
 	mu   sync.Mutex
 	ring [keptChoices]*PastChoice // by number; those that were not needed yet are nil
 	n    uint64
 }
 
 // Remember remembers a choice.
-func (p *Pool) Remember(c *PastChoice) {
-	r := &p.past
+func (r *Choices) Remember(c *PastChoice) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.n++
@@ -62,8 +61,7 @@ func (p *Pool) Remember(c *PastChoice) {
 
 // Past returns the newest choices, the newest first, at most most. If request is not empty, they are
 // those for that request; if number is not 0, it is the one with that number.
-func (p *Pool) Past(most int, request string, number uint64) (list []PastChoice) {
-	r := &p.past
+func (r *Choices) Past(most int, request string, number uint64) (list []PastChoice) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for n := r.n; n > 0 && n+keptChoices > r.n && len(list) < most; n-- {
@@ -74,9 +72,9 @@ func (p *Pool) Past(most int, request string, number uint64) (list []PastChoice)
 	return list
 }
 
-// Note fills in the kept candidates of a selection: the chosen one, and those with the lowest cost.
-func (c *PastChoice) Note(among *Candidates, chosen int) {
-	sel := among.Sel.Candidates
+// Note fills in the kept candidates of a selection: the chosen one, and those with the lowest cost. dial
+// returns a candidate's address.
+func (c *PastChoice) Note(sel []kvscore.Candidate, dial func(i int) string, chosen int) {
 	rank := func(i int) float64 {
 		if c.Unit == "" {
 			return sel[i].TTFT()
@@ -101,7 +99,7 @@ func (c *PastChoice) Note(among *Candidates, chosen int) {
 		best[at] = i
 	}
 	for k, i := range best[:c.Kept] {
-		c.Candidates[k] = PastCandidate{among.Workers[i].Dial, sel[i]}
+		c.Candidates[k] = PastCandidate{dial(i), sel[i]}
 	}
 	c.Among = len(sel)
 }

@@ -1,4 +1,4 @@
-package pool
+package worker
 
 import (
 	"math"
@@ -6,21 +6,23 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 )
 
-// reach says whether the router could reach a worker when it last tried.
-type reach int32
+// Reach says whether the router could reach a worker when it last tried.
+type Reach int32
 
 const (
-	ReachUnknown reach = iota
-	reachable          // the worker answered
-	refusing           // nothing listens at its address
-	unreachable        // the router cannot connect for another reason
+	ReachUnknown Reach = iota
+	Reachable          // the worker answered
+	Refusing           // nothing listens at its address
+	Unreachable        // the router cannot connect for another reason
 	Unresponsive       // the worker accepts connections, and has not answered since
 )
 
 // Away returns whether the worker is known not to answer.
-func (r reach) Away() bool { return r >= refusing }
+func (r Reach) Away() bool { return r >= Refusing }
 
 // Health says how a worker did lately. It has a reach and a mark.
 //
@@ -64,7 +66,7 @@ type Health struct {
 // answers counts the recent answers of a worker, and the errors among them. mu of Health
 // guards it.
 type answers struct {
-	fading
+	observe.Decaying
 	inARow int      // errors that clients hardly caused, since the last good answer
 	blamed []uint64 // up to fewPrompts sessions or prompts of the recent errors
 }
@@ -82,8 +84,8 @@ const (
 	errorMemory = 10 * time.Second
 	// fewPrompts is the least number of prompts or sessions that must show a fault.
 	fewPrompts = 3
-	// fewErrors is the least number of errors that may mark a worker down.
-	fewErrors = 5
+	// FewErrors is the least number of errors that may mark a worker down.
+	FewErrors = 5
 	// idleMarkShown is how long the admin API shows a mark of a worker without requests.
 	idleMarkShown = time.Minute
 	// fewUnanswered is how many requests of the router's own in a row must stay unanswered
@@ -127,14 +129,14 @@ func (h *Health) room(now time.Time) int {
 }
 
 // Reach returns whether the worker can be reached.
-func (h *Health) Reach() reach { return reach(h.reached.Load()) }
+func (h *Health) Reach() Reach { return Reach(h.reached.Load()) }
 
-// recordAway records that the worker is away, and marks it down. It returns the reach
+// RecordAway records that the worker is away, and marks it down. It returns the reach
 // before, and whether the worker was well.
-func (h *Health) recordAway(now time.Time, r reach) (previous reach, wasWell bool) {
+func (h *Health) RecordAway(now time.Time, r Reach) (previous Reach, wasWell bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	previous = reach(h.reached.Swap(int32(r)))
+	previous = Reach(h.reached.Swap(int32(r)))
 	if wasWell = h.window == 0; wasWell {
 		h.absent = true
 		h.fails++
@@ -159,15 +161,15 @@ func (h *Health) unmark() {
 	h.marked.Store(false)
 }
 
-// connected records that the router could connect. It returns the reach before.
-func (h *Health) connected(now time.Time) (previous reach) {
+// Connected records that the router could connect. It returns the reach before.
+func (h *Health) Connected(now time.Time) (previous Reach) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	previous = h.Reach()
 	if previous == ReachUnknown {
-		h.reached.Store(int32(reachable))
+		h.reached.Store(int32(Reachable))
 	}
-	if previous == refusing || previous == unreachable {
+	if previous == Refusing || previous == Unreachable {
 		h.reached.Store(int32(Unresponsive))
 		if h.absent {
 			h.until = now
@@ -176,19 +178,28 @@ func (h *Health) connected(now time.Time) (previous reach) {
 	return previous
 }
 
-// endAbsence records that the worker answered, and removes a mark of absence. It returns
+// Answered records that the worker answered, and removes a mark of absence. It returns
 // the reach before, and whether there was such a mark.
-func (h *Health) endAbsence() (previous reach, wasAbsent bool) {
+func (h *Health) Answered() (previous Reach, wasAbsent bool) {
+	if h.Reach() == Reachable && h.unanswered.Load() == 0 {
+		return Reachable, false
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.unanswered.Store(0)
-	previous = reach(h.reached.Swap(int32(reachable)))
+	previous = Reach(h.reached.Swap(int32(Reachable)))
 	if wasAbsent = h.absent; wasAbsent {
 		h.unmark()
 		h.until = time.Time{}
 		h.number++
 	}
 	return previous, wasAbsent
+}
+
+// Unanswered records that the worker left a request of the router's own unanswered. It returns whether
+// that shows the worker to be away.
+func (h *Health) Unanswered() (away bool) {
+	return h.unanswered.Add(1) >= fewUnanswered || h.Reach().Away()
 }
 
 // Admit records that the worker gets a request. The caller passes the result to Leave.
@@ -224,9 +235,9 @@ func (h *Health) Fail(now, begun time.Time, wait time.Duration, busy bool) (wasW
 	return h.fail(now, wait, busy)
 }
 
-// markHung marks the worker down, whatever mark it has. Answers do not remove this mark: a server
+// MarkHung marks the worker down, whatever mark it has. Answers do not remove this mark: a server
 // may answer while its engine's core hangs.
-func (h *Health) markHung(now time.Time) {
+func (h *Health) MarkHung(now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.fail(now, 0, false)
@@ -249,7 +260,7 @@ func (h *Health) fail(now time.Time, wait time.Duration, busy bool) (wasWell boo
 func (h *Health) Succeed(now, begun time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.recent.to(now, errorMemory).all++
+	h.recent.To(now, errorMemory).All++
 	h.recent.inARow, h.hung = 0, false
 	if h.window == 0 || begun.Before(h.until) {
 		return false
@@ -263,18 +274,18 @@ func (h *Health) Succeed(now, begun time.Time) bool {
 	return true
 }
 
-// recordError records an answer with an error. It returns the recent errors, and their share of
+// RecordError records an answer with an error. It returns the recent errors, and their share of
 // the answers. A worker of a quiet pool has few recent answers. So allErrors errors of its own
 // in a row do not decay, and their share is 1. Both results are 0 until fewPrompts sessions or
 // prompts had errors, because one client alone must not mark a worker down.
-func (h *Health) recordError(now time.Time, own bool, blame uint64) (errors, share float64) {
+func (h *Health) RecordError(now time.Time, own bool, blame uint64) (errors, share float64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r := &h.recent
-	if r.to(now, errorMemory); r.inARow == 0 && r.some < 0.5 {
+	if r.To(now, errorMemory); r.inARow == 0 && r.Some < 0.5 {
 		r.blamed = nil
 	}
-	r.all, r.some = r.all+1, r.some+1
+	r.All, r.Some = r.All+1, r.Some+1
 	if len(r.blamed) < fewPrompts && !slices.Contains(r.blamed, blame) {
 		r.blamed = append(r.blamed, blame)
 	}
@@ -287,21 +298,21 @@ func (h *Health) recordError(now time.Time, own bool, blame uint64) (errors, sha
 	case r.inARow >= allErrors:
 		return float64(r.inARow), 1
 	}
-	return r.some, r.some / r.all
+	return r.Some, r.Some / r.All
 }
 
-// lately returns the recent answers and errors.
-func (h *Health) lately(now time.Time) (answers, errors float64) {
+// Lately returns the recent answers and errors.
+func (h *Health) Lately(now time.Time) (answers, errors float64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	r := h.recent.to(now, errorMemory)
-	return r.all, r.some
+	r := h.recent.To(now, errorMemory)
+	return r.All, r.Some
 }
 
 // HealthState is a worker's health at one moment.
 type HealthState struct {
 	Well    bool      `json:"-"` // the worker has no mark
-	Reach   reach     `json:"-"`
+	Reach   Reach     `json:"-"`
 	Away    bool      `json:"-"`                          // the router cannot connect, or its own requests stay unanswered
 	Until   time.Time `json:"marked_down_until,omitzero"` // end of the mark's first phase; zero outside it
 	Fails   int       `json:"failures_in_a_row"`
@@ -314,12 +325,12 @@ type HealthState struct {
 func (h *Health) State(now time.Time) HealthState {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	r := h.recent.to(now, errorMemory)
+	r := h.recent.To(now, errorMemory)
 	s := HealthState{
 		Well:  h.window == 0 || now.Sub(h.until) > idleMarkShown,
 		Reach: h.Reach(),
 		Fails: h.fails, Window: min(h.room(now), fullWindow),
-		Answers: r.all, Errors: r.some,
+		Answers: r.All, Errors: r.Some,
 	}
 	s.Away = s.Reach.Away() && (s.Reach != Unresponsive || h.unanswered.Load() > 0)
 	if now.Before(h.until) {
@@ -328,9 +339,9 @@ func (h *Health) State(now time.Time) HealthState {
 	return s
 }
 
-// worse returns whether a worker answers with far more errors than the others do. An
+// Worse returns whether a worker answers with far more errors than the others do. An
 // engine whose core has died, or that lacks the model, answers errors at once, and looks
 // like the least busy one.
-func worse(errors, share, othersShare float64) bool {
-	return errors >= fewErrors && share > 0.5 && share > 2*othersShare+0.2
+func Worse(errors, share, othersShare float64) bool {
+	return errors >= FewErrors && share > 0.5 && share > 2*othersShare+0.2
 }

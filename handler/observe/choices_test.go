@@ -1,4 +1,4 @@
-package pool
+package observe
 
 import (
 	"fmt"
@@ -7,13 +7,11 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
-func candidatesOf(costs ...float64) *Candidates {
-	c := new(Candidates)
-	for i, cost := range costs {
-		c.Sel.Candidates = append(c.Sel.Candidates, kvscore.Candidate{Cost: cost})
-		c.Workers = append(c.Workers, &Worker{Dial: fmt.Sprint(i)})
+func candidatesOf(costs ...float64) (list []kvscore.Candidate) {
+	for _, cost := range costs {
+		list = append(list, kvscore.Candidate{Cost: cost})
 	}
-	return c
+	return list
 }
 
 // TestBestCandidatesAreKept keeps the chosen candidate and the cheapest others.
@@ -29,7 +27,7 @@ func TestBestCandidatesAreKept(t *testing.T) {
 		{[]float64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, 9, "90123456"},
 	} {
 		past := PastChoice{Unit: "ms"}
-		past.Note(candidatesOf(c.costs...), c.chosen)
+		past.Note(candidatesOf(c.costs...), func(i int) string { return fmt.Sprint(i) }, c.chosen)
 		got := ""
 		for i := range past.Kept {
 			got += past.Candidates[i].Dial
@@ -42,7 +40,7 @@ func TestBestCandidatesAreKept(t *testing.T) {
 
 // TestLastChoicesAreRemembered makes more choices than the pool remembers.
 func TestLastChoicesAreRemembered(t *testing.T) {
-	p := new(Pool)
+	p := new(Choices)
 	for i := range keptChoices + 10 {
 		p.Remember(&PastChoice{Request: fmt.Sprint(i)})
 	}

@@ -1,4 +1,4 @@
-package pool
+package worker
 
 import (
 	"fmt"
@@ -9,9 +9,9 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 )
 
-// WorkerSettings are the operator's settings of one worker. All handlers of a pool must
+// Settings are the operator's settings of one worker. All handlers of a pool must
 // agree on them.
-type WorkerSettings struct { // one field for each option
+type Settings struct { // one field for each option
 	// The worker's dial address, as among the upstreams. `*` sets the defaults of all
 	// workers.
 	Dial string `json:"dial"`
@@ -121,8 +121,8 @@ const (
 	AllWorkers  = "*" // the dial address that gives the defaults of all workers
 )
 
-// check returns what is wrong with the settings.
-func (w *WorkerSettings) check() error {
+// Check returns what is wrong with the settings.
+func (w *Settings) Check() error {
 	switch {
 	case w.KVTokens < 0:
 		return fmt.Errorf("kv_tokens: must be positive, got %d", w.KVTokens)
@@ -130,8 +130,8 @@ func (w *WorkerSettings) check() error {
 		return fmt.Errorf("dp_size: must be between 1 and %d, got %d", maxDPSize, w.DPSize)
 	case w.MaxRunning < 0 && w.MaxRunning != LimitAuto:
 		return fmt.Errorf("max_running: must be positive or auto, got %d", int(w.MaxRunning))
-	case !knownEngine(w.Engine):
-		return fmt.Errorf("engine: %w, got %q", errEngine, w.Engine)
+	case !KnownEngine(w.Engine):
+		return fmt.Errorf("engine: %w, got %q", ErrEngine, w.Engine)
 	case w.Role != "" && !slices.Contains(engine.Roles, engine.Role(w.Role)):
 		return fmt.Errorf("role: must be both, prefill or decode, got %q", w.Role)
 	case w.MooncakePort < 0 || w.MooncakePort > 65535:
@@ -145,7 +145,7 @@ func (w *WorkerSettings) check() error {
 	case w.Dial == AllWorkers && w.DynamoInstanceID != 0:
 		return fmt.Errorf("dynamo_instance_id: must be unique, so worker %s cannot have one, got %d", AllWorkers, w.DynamoInstanceID)
 	}
-	if err := w.KVEvents.check(w.Dial == AllWorkers); err != nil {
+	if err := w.KVEvents.Check(w.Dial == AllWorkers); err != nil {
 		return err
 	}
 	for _, taint := range w.Taints {
@@ -163,15 +163,10 @@ func (w *WorkerSettings) check() error {
 	return nil
 }
 
-var errEngine = fmt.Errorf("must be auto or one of %s", strings.Join(engine.Names, ", "))
+// ErrEngine says which engines there are.
+var ErrEngine = fmt.Errorf("must be auto or one of %s", strings.Join(engine.Names, ", "))
 
-func knownEngine(name string) bool {
+// KnownEngine returns whether a name is that of an engine, or auto.
+func KnownEngine(name string) bool {
 	return name == "" || name == EngineAuto || engine.Known(name)
-}
-
-// merge returns the settings with those of o in place of what was not set. The error
-// names the options that both set to different values.
-func (w WorkerSettings) merge(o WorkerSettings) (WorkerSettings, error) {
-	err := mergeOptions(&w, o, "worker "+o.Dial+" ")
-	return w, err
 }

@@ -1,4 +1,4 @@
-package pool
+package observe
 
 import (
 	"strings"
@@ -30,7 +30,7 @@ var (
 )
 
 func modelCounter(name, help, label string) *prometheus.CounterVec {
-	return poolCounter(name, help, "worker", "model", label)
+	return counter(name, help, "worker", "model", label)
 }
 
 func modelHistogram(name string, buckets []float64, help string) *prometheus.HistogramVec {
@@ -73,43 +73,48 @@ type Figures struct {
 	prompt, predicted, reported, generated prometheus.Counter
 }
 
-// figures are those of a worker, by model.
-type figures struct {
+// Worker is what is shown of a worker's past: its series in metrics, and its last minutes.
+type Worker struct {
+	Recent     Recent
+	pool, dial string
+
 	mu      sync.RWMutex
 	byModel map[string]*Figures
 }
 
-// Figures returns the figures for a model. Only models that the operator or the engine lists have
-// some of their own: other names come from clients.
-func (p *Pool) Figures(w *Worker, model string) *Figures {
+// NewWorker returns what is shown of the worker at an address.
+func NewWorker(pool, dial string) *Worker { return &Worker{pool: pool, dial: dial} }
+
+// Figures returns the figures for a model. known: the operator or the engine lists it. Only such models
+// have figures of their own: other names come from clients.
+func (w *Worker) Figures(model string, known bool) *Figures {
 	label := model
-	if model != "" && (len(model) > maxModelLabel || !utf8.ValidString(model) || !w.KnownToServe(model)) {
+	if model != "" && (len(model) > maxModelLabel || !utf8.ValidString(model) || !known) {
 		label = modelOther
 	}
-	f := &w.figures
-	f.mu.RLock()
-	known := f.byModel[label]
-	f.mu.RUnlock()
-	if known != nil {
-		return known
+	w.mu.RLock()
+	f := w.byModel[label]
+	w.mu.RUnlock()
+	if f != nil {
+		return f
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if label != "" && len(f.byModel) >= maxModelLabels && f.byModel[label] == nil {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if label != "" && len(w.byModel) >= maxModelLabels && w.byModel[label] == nil {
 		label = modelOther
 	}
-	if f.byModel[label] == nil {
-		if f.byModel == nil {
-			f.byModel = make(map[string]*Figures)
+	if w.byModel[label] == nil {
+		if w.byModel == nil {
+			w.byModel = make(map[string]*Figures)
 		}
 		label = strings.Clone(label) // the request's body may hold it
-		f.byModel[label] = p.newFigures(w, label)
+		w.byModel[label] = w.newFigures(label)
 	}
-	return f.byModel[label]
+	return w.byModel[label]
 }
 
-func (p *Pool) newFigures(w *Worker, model string) *Figures {
-	of := []string{p.Name, w.Dial, model}
+func (w *Worker) newFigures(model string) *Figures {
+	of := []string{w.pool, w.dial, model}
 	f := &Figures{
 		Model: model, recent: &w.Recent, ttft: workerTTFT.WithLabelValues(of...), itl: workerITL.WithLabelValues(of...),
 		prompt: workerTokens.WithLabelValues(append(of, "prompt")...), predicted: workerTokens.WithLabelValues(append(of, "predicted")...),
@@ -155,21 +160,22 @@ func (f *Figures) Compared(prompt, predicted, reported int64) {
 	f.recent.compared(time.Now(), prompt, predicted, reported)
 }
 
-// ForgetModels deletes the figures for models that the worker no longer lists.
-func (p *Pool) ForgetModels(w *Worker) {
-	p.forgetFigures(w, false)
+// ForgetModels deletes the figures of models that are not listed any more.
+func (w *Worker) ForgetModels(listed func(model string) bool) {
+	w.forget(func(model string) bool { return model != "" && model != modelOther && !listed(model) })
 }
 
-// forgetFigures deletes all figures of a worker, or those for models that it no longer lists.
-func (p *Pool) forgetFigures(w *Worker, all bool) {
-	f := &w.figures
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for model := range f.byModel {
-		if !all && (model == "" || model == modelOther || w.KnownToServe(model)) {
-			continue
+// forget deletes the figures of models.
+func (w *Worker) forget(which func(model string) bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for model := range w.byModel {
+		if which(model) {
+			delete(w.byModel, model)
+			deleteFigures(prometheus.Labels{"pool": w.pool, "worker": w.dial, "model": model})
 		}
-		delete(f.byModel, model)
-		deleteFigures(prometheus.Labels{"pool": p.Name, "worker": w.Dial, "model": model})
 	}
 }
+
+// ForgetFigures deletes the figures of all models.
+func (w *Worker) ForgetFigures() { w.forget(func(string) bool { return true }) }

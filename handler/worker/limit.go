@@ -1,4 +1,4 @@
-package pool
+package worker
 
 import (
 	"encoding/json"
@@ -54,9 +54,9 @@ func (l *RequestLimit) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// limitSlots applies the worker's limit, as configured or as its engine reports it. The
+// LimitSlots applies the worker's limit, as configured or as its engine reports it. The
 // engine reports the limit of one rank.
-func (w *Worker) limitSlots(set WorkerSettings) {
+func (w *Worker) LimitSlots(set Settings) {
 	limit := int64(set.MaxRunning)
 	if set.MaxRunning == LimitAuto {
 		info, ranks := &w.Engine().Info, w.Ranks()

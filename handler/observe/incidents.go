@@ -1,4 +1,4 @@
-package pool
+package observe
 
 import (
 	"cmp"
@@ -91,8 +91,8 @@ func (i *Incidents) Replace(now time.Time, list []Warning, logger *zap.Logger) {
 	})
 }
 
-// end logs and forgets the conditions that nothing has met for incidentEnd.
-func (i *Incidents) end(now time.Time, logger *zap.Logger) {
+// End logs and forgets the conditions that nothing has met for incidentEnd.
+func (i *Incidents) End(now time.Time, logger *zap.Logger) {
 	i.endIf(logger, func(_ string, in *incident) bool { return now.Sub(in.Last) >= incidentEnd })
 }
 

@@ -1,12 +1,9 @@
-package pool
+package worker
 
 import (
 	"math/rand/v2"
 	"testing"
 	"time"
-
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
-	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // epoch is when the tests' clocks begin.
@@ -155,7 +152,7 @@ func TestLongAnswerLetsOthersIn(t *testing.T) {
 		want []int // requests at a time, by seconds after trialTime
 	}{
 		"failed":     {func(h *Health) { h.Fail(epoch, epoch, 0, false) }, []int{2, 4, 8, 16, 10 * fullWindow}},
-		"hung":       {func(h *Health) { h.markHung(epoch) }, []int{1, 1, 1}},
+		"hung":       {func(h *Health) { h.MarkHung(epoch) }, []int{1, 1, 1}},
 		"unanswered": {func(h *Health) { h.Fail(epoch, epoch, 0, false); h.unanswered.Add(1) }, []int{1, 1, 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -207,23 +204,23 @@ func TestErrorsFade(t *testing.T) {
 	var h Health
 	now := epoch
 	for range 10 {
-		h.recordError(now, false, rand.Uint64())
+		h.RecordError(now, false, rand.Uint64())
 	}
-	if n, share := h.recordError(now, false, rand.Uint64()); n != 11 || share != 1 {
+	if n, share := h.RecordError(now, false, rand.Uint64()); n != 11 || share != 1 {
 		t.Errorf("%v errors, share %v; want 11 and 1", n, share)
 	}
 	now = now.Add(10 * errorMemory)
-	h.recordError(now, false, rand.Uint64())
-	if _, n := h.lately(now); n < 1 || n > 1.01 {
+	h.RecordError(now, false, rand.Uint64())
+	if _, n := h.Lately(now); n < 1 || n > 1.01 {
 		t.Errorf("%v recent errors, want the last one", n)
 	}
 	for range 99 {
 		h.Succeed(now, now)
 	}
-	if _, share := h.recordError(now, false, rand.Uint64()); share > 0.03 {
+	if _, share := h.RecordError(now, false, rand.Uint64()); share > 0.03 {
 		t.Errorf("a share of %v, want about 2 of 101", share)
 	}
-	if n, e := h.lately(now); n < 100 || n > 102 || e < 2 || e > 2.01 {
+	if n, e := h.Lately(now); n < 100 || n > 102 || e < 2 || e > 2.01 {
 		t.Errorf("%v recent answers, %v recent errors; want 101 and 2", n, e)
 	}
 }
@@ -238,7 +235,7 @@ func TestErrorsAloneAreSeenSoon(t *testing.T) {
 		}
 		n := 1
 		for ; n < 5000; n++ {
-			if errs, share := h.recordError(epoch, own, rand.Uint64()); worse(errs, share, 0) {
+			if errs, share := h.RecordError(epoch, own, rand.Uint64()); Worse(errs, share, 0) {
 				break
 			}
 			if n == allErrors-1 {
@@ -258,8 +255,8 @@ func TestErrorsInARowDoNotDecay(t *testing.T) {
 		var h Health
 		now := epoch
 		for n := 1; n <= allErrors; n++ {
-			errs, share := h.recordError(now, true, rand.Uint64())
-			if seen := worse(errs, share, 0); n < fewErrors && seen || n == allErrors && !seen {
+			errs, share := h.RecordError(now, true, rand.Uint64())
+			if seen := Worse(errs, share, 0); n < FewErrors && seen || n == allErrors && !seen {
 				t.Errorf("one error in %v: seen after %d: %v", pause, n, seen)
 			}
 			now = now.Add(pause)
@@ -273,8 +270,8 @@ func TestErrorsOfAllAreNobodysFault(t *testing.T) {
 		errors, share, others float64
 		worse                 bool
 	}{
-		{fewErrors, 1, 0, true},
-		{fewErrors - 0.5, 1, 0, false}, // too few to tell
+		{FewErrors, 1, 0, true},
+		{FewErrors - 0.5, 1, 0, false}, // too few to tell
 		{100, 1, 0.1, true},
 		{100, 0.6, 0.1, true},
 		{100, 0.4, 0, false}, // it serves more than it fails
@@ -282,7 +279,7 @@ func TestErrorsOfAllAreNobodysFault(t *testing.T) {
 		{100, 1, 1, false},
 		{100, 0.9, 0.8, false},
 	} {
-		if got := worse(v.errors, v.share, v.others); got != v.worse {
+		if got := Worse(v.errors, v.share, v.others); got != v.worse {
 			t.Errorf("%v errors, share %v, the others' %v: worse %v", v.errors, v.share, v.others, got)
 		}
 	}
@@ -296,15 +293,15 @@ func TestOneClientAloneShowsNothing(t *testing.T) {
 		var h Health
 		seen := false
 		for i := range 100 {
-			errs, share := h.recordError(epoch, own, uint64(i%different))
-			seen = seen || worse(errs, share, 0)
+			errs, share := h.RecordError(epoch, own, uint64(i%different))
+			seen = seen || Worse(errs, share, 0)
 		}
 		if want := different >= fewPrompts; seen != want {
 			t.Errorf("errors with %d prompts show a failing worker: %v", different, seen)
 		}
 		// what was long ago counts no more, but for errors of the worker's own in a row
 		later := epoch.Add(10 * errorMemory)
-		if errs, _ := h.recordError(later, own, 100); errs != 0 && !own {
+		if errs, _ := h.RecordError(later, own, 100); errs != 0 && !own {
 			t.Errorf("%v errors after a long time", errs)
 		}
 	}
@@ -314,21 +311,21 @@ func TestOneClientAloneShowsNothing(t *testing.T) {
 // connection alone admits one request.
 func TestMissedWorkerIsWellWhenItAnswers(t *testing.T) {
 	var h Health
-	if before, was := h.recordAway(epoch, refusing); before != ReachUnknown || !was || h.Available(epoch) {
+	if before, was := h.RecordAway(epoch, Refusing); before != ReachUnknown || !was || h.Available(epoch) {
 		t.Errorf("missed: before %v, well before: %v, available: %v", before, was, h.Available(epoch))
 	}
 	at := epoch.Add(time.Second)
-	if before, was := h.recordAway(at, refusing); before != refusing || was || h.Available(at.Add(longestMark-1)) || !h.Available(at.Add(longestMark)) {
+	if before, was := h.RecordAway(at, Refusing); before != Refusing || was || h.Available(at.Add(longestMark-1)) || !h.Available(at.Add(longestMark)) {
 		t.Errorf("missed again: before %v, well before: %v", before, was)
 	}
-	if before := h.connected(at); before != refusing || !h.Available(at) || h.State(at).Window != 1 || h.State(at).Well {
+	if before := h.Connected(at); before != Refusing || !h.Available(at) || h.State(at).Window != 1 || h.State(at).Well {
 		t.Errorf("connected: before %v, state %+v", before, h.State(at))
 	}
 	h.Admit(at)
-	if h.Available(at) || h.connected(at) != Unresponsive {
+	if h.Available(at) || h.Connected(at) != Unresponsive {
 		t.Error("a connection let in more than one request")
 	}
-	if before, again := h.endAbsence(); before != Unresponsive || !again || !h.Available(at) || h.State(at).Fails != 0 {
+	if before, again := h.Answered(); before != Unresponsive || !again || !h.Available(at) || h.State(at).Fails != 0 {
 		t.Errorf("met: before %v, well again: %v, state %+v", before, again, h.State(at))
 	}
 }
@@ -339,79 +336,14 @@ func TestMissedWorkerIsWellWhenItAnswers(t *testing.T) {
 func TestOtherMarksOutliveAConnection(t *testing.T) {
 	var h Health
 	h.Fail(epoch, epoch, 0, false)
-	if _, was := h.recordAway(epoch, refusing); was {
+	if _, was := h.RecordAway(epoch, Refusing); was {
 		t.Error("a worker that is marked down was well")
 	}
 	over := epoch.Add(longestMark)
-	if _, again := h.endAbsence(); again || h.Available(over.Add(-1)) || !h.Available(over) {
+	if _, again := h.Answered(); again || h.Available(over.Add(-1)) || !h.Available(over) {
 		t.Errorf("a connection made it well: %v", again)
 	}
 	if h.State(over.Add(idleMarkShown)).Well || !h.State(over.Add(idleMarkShown+1)).Well {
 		t.Error("its mark is not shown for exactly a minute")
-	}
-}
-
-// TestWorkerIsComparedWithTheOthers reports errors of one worker, or of all of them.
-func TestWorkerIsComparedWithTheOthers(t *testing.T) {
-	for _, all := range []bool{false, true} {
-		p := testPool(t, wanted())
-		rows := make([]TableRow, 4)
-		for i, dial := range []string{"a:1", "b:1", "c:1", "d:1"} {
-			rows[i].Worker = p.Worker(dial)
-		}
-		for n := range uint64(3 * fewErrors) {
-			for i, row := range rows {
-				o := Outcome{Kind: OutcomeGood, Begun: time.Now()}
-				if i == 0 || all {
-					o = Outcome{Kind: OutcomeErrored, Begun: time.Now(), Why: "404 Not Found", Blame: n, Peers: rows}
-				}
-				p.Report(row.Worker, o)
-			}
-		}
-		for i, row := range rows {
-			if ok, want := row.Worker.Health.Available(time.Now()), i > 0 || all; ok != want {
-				t.Errorf("all answer errors: %v; worker %d is available: %v, want %v", all, i, ok, want)
-			}
-		}
-	}
-}
-
-// TestComparisonForgetsOldErrors has three workers. One failed everything before it was drained,
-// one gets no requests, and the third one fails now.
-func TestComparisonForgetsOldErrors(t *testing.T) {
-	a, b, c := new(Worker), new(Worker), new(Worker)
-	rows := []TableRow{{Worker: a}, {Worker: b}, {Worker: c}}
-	for n := range uint64(40) {
-		b.Health.recordError(epoch, true, n)
-	}
-	now, isWorse := epoch.Add(10*time.Minute), false
-	for n := range uint64(40) {
-		isWorse = a.isWorse(now, &Outcome{Own: true, Blame: n, Peers: rows})
-	}
-	if !isWorse {
-		t.Error("the worker that fails is not worse than the others")
-	}
-}
-
-// TestOutlierIsACondition has one of two workers refuse what different sessions ask.
-func TestOutlierIsACondition(t *testing.T) {
-	p := testPool(t, wanted())
-	targets := []kvscore.Target{p.Worker("a:1").Target(0), p.Worker("b:1").Target(0)}
-	sel := kvscore.Selection{Rand: newRandom()}
-	now := time.Now()
-	for i := range uint64(10) {
-		for bound := range targets {
-			r := &kvscore.Request{Prompt: cache.Prompt{Tokens: 1600}, Session: i + 1, Streamed: true}
-			_, l := p.Scheduler.Select(now, r, targets, bound, nil, &sel)
-			if bound == 0 {
-				l.Failed(now)
-			} else {
-				l.FirstToken(now.Add(time.Second))
-			}
-			l.End(bound == 1, nil)
-		}
-	}
-	if p.noteOutliers(now); len(p.Incidents.Open(now)) != 1 {
-		t.Errorf("conditions %+v", p.Incidents.Open(now))
 	}
 }

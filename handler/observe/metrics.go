@@ -1,0 +1,74 @@
+package observe
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// The collectors of the pools. The series of a worker go when the pool forgets it.
+var (
+	retriesMade = counter("retries_total", "Retries, by the worker that failed and the reason; resend is a retry by net/http.", "worker", "reason")
+	// retriesDenied counts retries that the budget did not allow.
+	retriesDenied      = counter("retries_denied_total", "Retries that the retry budget did not allow.")
+	cachesCleared      = counter("cache_model_cleared_total", "How often a worker lost its KV cache and the router cleared its cache model, by reason.", "worker", "reason")
+	unfetched          = counter("unfetched_prompts_total", "Prompts that the worker computed for decode workers and that none of these got.", "worker")
+	engineSessionCalls = counter("engine_sessions_total", "Sessions that engines opened and closed for the router, by outcome.", "action", "outcome")
+)
+
+func counter(name, help string, labels ...string) *prometheus.CounterVec {
+	opts := prometheus.CounterOpts{Namespace: "caddy", Subsystem: "kv_router", Name: name, Help: help}
+	return prometheus.NewCounterVec(opts, append([]string{"pool"}, labels...))
+}
+
+// Collectors returns the collectors of the pools, to be registered.
+func Collectors() []prometheus.Collector {
+	return []prometheus.Collector{
+		retriesMade, retriesDenied, cachesCleared, unfetched, engineSessionCalls, workerOutcomes, workerTokens, workerTTFT, workerITL,
+	}
+}
+
+// RetryDenied counts n retries in a pool that the budget did not allow.
+func RetryDenied(pool string, n int) { retriesDenied.WithLabelValues(pool).Add(float64(n)) }
+
+// EngineSession counts a session that an engine was asked to open or close.
+func EngineSession(pool, action, outcome string) {
+	engineSessionCalls.WithLabelValues(pool, action, outcome).Inc()
+}
+
+// Why a worker's cache model was cleared.
+const (
+	ClearedRefused   = "refused"   // nothing listened at its address
+	ClearedRestarted = "restarted" // its engine has restarted, or is another one
+	ClearedAsleep    = "asleep"    // its engine sleeps
+	ClearedMismatch  = "mismatch"  // it reports far fewer cached tokens than predicted
+)
+
+// Retried counts n retries of attempts on the worker.
+func (w *Worker) Retried(reason string, n int) {
+	retriesMade.WithLabelValues(w.pool, w.dial, reason).Add(float64(n))
+}
+
+// Cleared counts that the worker has lost its KV cache.
+func (w *Worker) Cleared(why string) { cachesCleared.WithLabelValues(w.pool, w.dial, why).Inc() }
+
+// Unfetched counts a prompt that the worker computed and no decode worker got.
+func (w *Worker) Unfetched() { unfetched.WithLabelValues(w.pool, w.dial).Inc() }
+
+// FromZero creates the series of the worker: Prometheus does not see the first event of a series that
+// begins with it.
+func (w *Worker) FromZero() {
+	for _, reason := range []string{"refused", "broken", "first_token", "hung", "404", "429", "503", "529", "resend", "reconnect"} {
+		w.Retried(reason, 0)
+	}
+	for _, why := range []string{ClearedRefused, ClearedRestarted, ClearedMismatch} {
+		cachesCleared.WithLabelValues(w.pool, w.dial, why)
+	}
+	unfetched.WithLabelValues(w.pool, w.dial)
+}
+
+// Forget deletes the series of the worker, and those of one that had another id at its address.
+func (w *Worker) Forget() {
+	labels := prometheus.Labels{"pool": w.pool, "worker": w.dial}
+	for _, c := range []interface{ DeletePartialMatch(prometheus.Labels) int }{retriesMade, cachesCleared, unfetched} {
+		c.DeletePartialMatch(labels)
+	}
+	w.ForgetFigures()
+	deleteFigures(labels)
+}

@@ -1,0 +1,154 @@
+package worker
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+)
+
+// MaxModelList is the longest list of models that the router reads of a worker, in bytes.
+const MaxModelList = 1 << 20
+
+// ModelList is a worker's own list of its models.
+type ModelList struct {
+	IDs map[string]bool
+	// Adapters are those of IDs that are LoRA adapters of another model.
+	Adapters map[string]bool
+	// Loaded are those of IDs that are loaded now, if the worker says that.
+	Loaded  map[string]bool
+	Entries []ModelEntry // in its order
+}
+
+// ModelEntry is a model's id, its JSON in the list, and its root there. Names with one root may be one
+// model.
+type ModelEntry struct {
+	ID, Raw, Root string
+}
+
+// MaxModels is how many models of a worker's list the router reads.
+const MaxModels = 4096
+
+// Add adds a model, unless it is listed already, an operator's terminal could not show its id, or the
+// list is full.
+func (l *ModelList) Add(e ModelEntry, adapter bool) {
+	shown := utf8.ValidString(e.ID) && strings.IndexFunc(e.ID, unicode.IsControl) < 0
+	if e.ID == "" || !shown || l.IDs[e.ID] || len(l.Entries) == MaxModels {
+		return
+	}
+	if l.IDs == nil {
+		l.IDs, l.Adapters = make(map[string]bool), make(map[string]bool)
+	}
+	l.IDs[e.ID] = true
+	l.Entries = append(l.Entries, e)
+	if adapter {
+		l.Adapters[e.ID] = true
+	}
+}
+
+// Serves returns whether a worker serves a model, and whether that is known.
+func (w *Worker) Serves(model string) (yes, known bool) {
+	if set := w.configured.Load(); set != nil {
+		return (*set)[model], true
+	}
+	if list := w.list.Load(); list != nil {
+		return list.Has(model), true
+	}
+	return false, false
+}
+
+// ModelsOf returns the sorted ids of the worker's models: those of the operator's list, and those
+// of its own. A list that does not exist is nil.
+func (w *Worker) ModelsOf() (configured, own []string) {
+	if set := w.configured.Load(); set != nil {
+		configured = slices.Sorted(maps.Keys(*set))
+	}
+	if list := w.list.Load(); list != nil {
+		own = slices.Sorted(maps.Keys(list.IDs))
+	}
+	return configured, own
+}
+
+// HasConfiguredModels returns whether the operator lists the worker's models.
+func (w *Worker) HasConfiguredModels() bool { return w.configured.Load() != nil }
+
+// KnownToServe returns whether a worker is known to serve a model.
+func (w *Worker) KnownToServe(model string) bool {
+	yes, _ := w.Serves(model)
+	return yes
+}
+
+// Has returns whether a model is in the list. Searching a short list is faster than a map.
+func (l *ModelList) Has(model string) bool {
+	if len(l.Entries) == 0 || len(l.Entries) > 4 {
+		return l.IDs[model]
+	}
+	return slices.ContainsFunc(l.Entries, func(e ModelEntry) bool { return e.ID == model })
+}
+
+// List returns the worker's own list of its models, nil if it has none. The caller must not change it.
+func (w *Worker) List() *ModelList { return w.list.Load() }
+
+// SetList replaces the list of the worker's own models.
+func (w *Worker) SetList(list *ModelList) {
+	w.list.Store(list)
+	w.findOnDemand()
+}
+
+// RecallList takes over the list that the worker had in an earlier run, or for another router,
+// until the worker answers.
+func (w *Worker) RecallList(list *ModelList) {
+	if len(list.Entries) > 0 && w.Health.Reach() != Reachable {
+		w.list.CompareAndSwap(nil, list)
+	}
+}
+
+// EntryOf returns the entry of a model of which only the id is known.
+func EntryOf(id string) ModelEntry {
+	name := rawjson.AppendString(nil, id)
+	return ModelEntry{ID: id, Raw: `{"id":` + string(name) + `,"object":"model","created":0,"owned_by":"kv_router"}`}
+}
+
+// Listed returns the models that the operator lists, or else those that the worker lists.
+func (w *Worker) Listed() []ModelEntry {
+	var own []ModelEntry
+	if l := w.list.Load(); l != nil {
+		own = l.Entries
+	}
+	set := w.configured.Load()
+	if set == nil {
+		return own
+	}
+	list := make([]ModelEntry, 0, len(*set))
+	for _, id := range slices.Sorted(maps.Keys(*set)) {
+		if i := slices.IndexFunc(own, func(e ModelEntry) bool { return e.ID == id }); i >= 0 {
+			list = append(list, own[i])
+			continue
+		}
+		list = append(list, EntryOf(id))
+	}
+	return list
+}
+
+// ByRoot returns the names of models beside adapters, by the root that the engine lists for them.
+func (l *ModelList) ByRoot() map[string][]string {
+	names := make(map[string][]string)
+	if l == nil {
+		return names
+	}
+	for _, e := range l.Entries {
+		if e.Root != "" && !l.Adapters[e.ID] {
+			names[e.Root] = append(names[e.Root], e.ID)
+		}
+	}
+	return names
+}
+
+// Figures returns the figures of the worker for a model.
+func (w *Worker) Figures(model string) *observe.Figures {
+	return w.Past.Figures(model, w.KnownToServe(model))
+}

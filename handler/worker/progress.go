@@ -1,0 +1,233 @@
+package worker
+
+import (
+	"iter"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// AttemptKind is a kind of attempt, by what its worker sends.
+type AttemptKind uint8
+
+const (
+	KindOther  AttemptKind = iota // no inference: an engine's server may answer while its core hangs
+	KindStream                    // tokens as the engine computes them
+	KindPlain                     // nothing before the end, or it is not known
+)
+
+// Attempt is a try on a worker, as the worker sees it.
+type Attempt struct {
+	Worker *Worker
+	Rank   uint32
+	Begun  time.Time
+	Kind   AttemptKind
+	Ahead  int64 // prefill tokens before the first token, with the attempt's own
+
+	entered bool        // it counts in the worker's progress
+	trial   bool        // it counts in the worker's health
+	ticket  uint64      // of Health.Admit
+	waiting atomic.Bool // for the worker, and not for the client
+
+	// the lock of progress guards these
+	move  *Move // nil if no other worker may serve the request, or its rest
+	moved bool  // it was canceled to move
+}
+
+// Move is how an attempt moves to another worker. The ordinary retry, or the stream that goes on,
+// selects the other worker.
+type Move struct {
+	Cancel func(drained bool)                  // the worker drains, and does not hang
+	To     func(t time.Time) iter.Seq[*Worker] // the workers that could serve it
+}
+
+// Enter counts the attempt in the worker's progress, and as a trial in its health.
+func (a *Attempt) Enter(trial bool) {
+	if a.trial = trial; trial {
+		a.ticket = a.Worker.Health.Admit(a.Begun)
+	}
+	a.entered = true
+	if a.Kind == KindOther {
+		return
+	}
+	a.waiting.Store(true)
+	f := &a.Worker.progress
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.attempts == nil {
+		f.attempts = make(map[*Attempt]struct{})
+	}
+	f.attempts[a] = struct{}{}
+}
+
+// Exit ends Enter. Only the first call counts.
+func (a *Attempt) Exit() {
+	if !a.entered {
+		return
+	}
+	a.entered = false
+	if a.trial {
+		a.Worker.Health.Leave(a.ticket)
+	}
+	f := &a.Worker.progress
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.attempts, a)
+}
+
+// Waits records that the attempt waits for the worker, or no longer does.
+func (a *Attempt) Waits(waits bool) { a.waiting.Store(waits) }
+
+// Progress records that a part of a good answer has come.
+func (a *Attempt) Progress(t time.Time) {
+	if a.Kind != KindOther {
+		a.Worker.progress.lastOutput.Store(ticks(t))
+	}
+}
+
+// MayMove lets the attempt move to another worker. The caller then sends it.
+func (a *Attempt) MayMove(m *Move) {
+	f := &a.Worker.progress
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	a.move = m
+}
+
+// Arrived records that the attempt has its header, or failed before it. See Stay.
+func (a *Attempt) Arrived() (moved bool) {
+	a.waiting.Store(false)
+	return a.Stay()
+}
+
+// Stay records that the attempt cannot move any more. It returns whether it was canceled to move.
+func (a *Attempt) Stay() (moved bool) {
+	f := &a.Worker.progress
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	a.move = nil
+	return a.moved
+}
+
+// Moved returns whether the attempt was canceled to move.
+func (a *Attempt) Moved() bool { return a.moved }
+
+// Movable returns how the attempt can move, nil if it cannot.
+func (a *Attempt) Movable() *Move {
+	f := &a.Worker.progress
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return a.move
+}
+
+// Cancel cancels the attempt so that it moves, unless it cannot move any more.
+func (a *Attempt) Cancel(drained bool) {
+	f := &a.Worker.progress
+	f.mu.Lock()
+	m := a.move
+	a.move, a.moved = nil, a.moved || m != nil
+	f.mu.Unlock()
+	if m != nil {
+		m.Cancel(drained)
+	}
+}
+
+// progress is the output of a worker, and the attempts that wait for it.
+type progress struct {
+	lastOutput atomic.Int64 // when the last byte of an inference came, in ticks
+	lastAnswer atomic.Int64 // when it last answered a question of the router's own, in ticks
+	hungSince  atomic.Int64 // when the worker was found hung, in ticks; 0 if it is not
+
+	mu       sync.Mutex
+	attempts map[*Attempt]struct{} // but none of KindOther
+}
+
+// started is the zero of ticks, before all times of the process. It has a monotonic reading, so a change
+// of the system's clock makes no worker hung.
+var started = time.Now().Add(-time.Hour)
+
+// ticks returns a time as nanoseconds since started, at least 1.
+func ticks(t time.Time) int64 { return max(int64(t.Sub(started)), 1) }
+
+// tickTime is the reverse of ticks.
+func tickTime(n int64) time.Time { return started.Add(time.Duration(n)) }
+
+// IsHung returns whether the worker is hung.
+func (w *Worker) IsHung() bool { return w.progress.hungSince.Load() != 0 }
+
+// HungSince returns when the worker was found hung.
+func (w *Worker) HungSince() time.Time { return tickTime(w.progress.hungSince.Load()) }
+
+// MarkHung records that the worker is hung, and marks it down.
+func (w *Worker) MarkHung(t time.Time) {
+	w.progress.hungSince.Store(ticks(t))
+	w.Health.MarkHung(t)
+}
+
+// EndHung records that the worker is not hung, and returns since when it was.
+func (w *Worker) EndHung() (since time.Time) { return tickTime(w.progress.hungSince.Swap(0)) }
+
+// OutputSince returns whether output of the worker came after a time.
+func (w *Worker) OutputSince(t time.Time) bool {
+	last := w.progress.lastOutput.Load()
+	return last != 0 && tickTime(last).After(t)
+}
+
+// AnsweredSince returns whether the worker answered a question of the router's own after a time.
+func (w *Worker) AnsweredSince(t time.Time) bool {
+	last := w.progress.lastAnswer.Load()
+	return last != 0 && tickTime(last).After(t)
+}
+
+// AnsweredRouter records that the worker answered a question of the router's own.
+func (w *Worker) AnsweredRouter(t time.Time) { w.progress.lastAnswer.Store(ticks(t)) }
+
+// Attempts returns the attempts that can move to another worker, oldest first.
+func (w *Worker) Attempts() []*Attempt {
+	f := &w.progress
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var list []*Attempt
+	for a := range f.attempts {
+		if a.move != nil {
+			list = append(list, a)
+		}
+	}
+	slices.SortFunc(list, func(a, b *Attempt) int { return a.Begun.Compare(b.Begun) })
+	return list
+}
+
+// HungCheck is the time between two checks for hung workers.
+const HungCheck = time.Second
+
+// Silence is how long a worker has been silent, and what waits for it.
+type Silence struct {
+	Since   time.Time
+	Longest *Attempt // the stream with the most prefill ahead
+	Waiting int      // number of streams that wait for output
+}
+
+// Silence returns the worker's silence. waited is false if no stream waits for output.
+func (w *Worker) Silence() (s Silence, waited bool) {
+	f := &w.progress
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for a := range f.attempts {
+		if a.Kind == KindStream && a.waiting.Load() {
+			if s.Waiting == 0 || a.Begun.Before(s.Since) {
+				s.Since = a.Begun
+			}
+			s.Waiting++
+		}
+	}
+	if last := tickTime(f.lastOutput.Load()); s.Since.Before(last) {
+		s.Since = last
+	}
+	for a := range f.attempts {
+		// an attempt that begins later does not explain the silence
+		if a.Kind == KindStream && (s.Longest == nil || a.Ahead >= s.Longest.Ahead) && a.Begun.Before(s.Since.Add(HungCheck)) {
+			s.Longest = a
+		}
+	}
+	return s, s.Waiting > 0
+}
