@@ -164,9 +164,10 @@ func (r *errorRing) quantiles() (median, p90 float64, n int) {
 }
 
 // describe sets the terms that all candidates share. The lock is held.
-func (s *Scheduler) describe(r *Request, sel *Selection) {
+func (s *Scheduler) describe(now time.Time, r *Request, sel *Selection) {
 	sel.Latency = s.latency.latency()
-	sel.Reuse, sel.ExpectedAnswer = s.traffic.reuse(), s.traffic.answer
+	sel.ArrivalRate = s.traffic.rate(now) / float64(max(1, len(s.targets)))
+	sel.ExpectedAnswer = s.traffic.answer
 	if r.ExpectedTokens > 0 {
 		sel.ExpectedAnswer = float64(r.ExpectedTokens)
 	}

@@ -16,10 +16,10 @@ type Learned struct {
 	Products [nFeatures]float64
 	Samples  uint64
 
-	// Prefill, Prompt and Answer are mean numbers of tokens. Booked and Answers are the
+	// Prefill and Answer are mean numbers of tokens. Booked and Answers are the
 	// numbers of requests that they are means of.
-	Prefill, Prompt, Answer float64
-	Booked, Answers         uint64
+	Prefill, Answer float64
+	Booked, Answers uint64
 
 	// Capacity is the logarithm of the mean factor between learned and declared capacity.
 	Capacity float64
@@ -46,7 +46,7 @@ func (s *Scheduler) Learned(now time.Time) Learned {
 	e, t := s.latency, &s.traffic
 	l := Learned{
 		Latency: e.t, Products: e.b, Samples: e.samples,
-		Prefill: t.prefill, Prompt: t.prompt, Answer: t.answer, Booked: t.bookings, Answers: t.answers,
+		Prefill: t.prefill, Answer: t.answer, Booked: t.bookings, Answers: t.answers,
 		Capacity: s.learned,
 	}
 	for i := range e.a {
@@ -74,8 +74,8 @@ func (s *Scheduler) RestoreLearned(now time.Time, l *Learned) {
 		}
 		s.latency = e
 	}
-	if l.Booked > s.traffic.bookings && sane([]float64{l.Prefill, l.Prompt, l.Answer}, 0, 1e9) {
-		s.traffic = traffic{prefill: l.Prefill, prompt: l.Prompt, answer: l.Answer, bookings: l.Booked, answers: l.Answers}
+	if l.Booked > s.traffic.bookings && sane([]float64{l.Prefill, l.Answer}, 0, 1e9) {
+		s.traffic = traffic{prefill: l.Prefill, answer: l.Answer, bookings: l.Booked, answers: l.Answers}
 	}
 	if bound := math.Log(maxCapacityChange); s.learned == 0 && sane([]float64{l.Capacity}, -bound, bound) {
 		s.learned = l.Capacity

@@ -81,8 +81,9 @@ type Selection struct {
 	SharedArrivals, SharedHolders int
 	// ExpectedAnswer is the expected length of the answer, in tokens.
 	ExpectedAnswer float64
-	// Reuse is the share of prompt tokens that targets held, over recent requests.
-	Reuse float64
+	// ArrivalRate is how many requests per millisecond come to a target, on average of all targets
+	// and recent minutes.
+	ArrivalRate float64
 	// Latency are the coefficients of the predictions.
 	Latency Latency
 

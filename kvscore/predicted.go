@@ -25,9 +25,8 @@ type Terms struct {
 	Wait float64 `json:"wait"`
 	// Prefill is the time for the part of the prompt that the target lacks.
 	Prefill float64 `json:"prefill"`
-	// Delay is the total time that later requests wait for that prefill. These come while
-	// others wait on this target, or it has evicted their cached blocks. If the target lacks a
-	// widely shared prefix, that part counts less, because later requests reuse it.
+	// Delay is the total time that later requests wait for that prefill. These come while it
+	// runs, or while others wait on this target.
 	Delay float64 `json:"delay"`
 	// Decode is the weighted time that the answer takes on the target, and that it adds to the
 	// answers of the target's other requests.
@@ -53,12 +52,6 @@ const (
 	// delayQueue is the number of later requests that a prefill delays, for each request that
 	// waits on the target now.
 	delayQueue = 1.5
-	// delayReuse is the number of later requests that a prefill delays by eviction, where all
-	// prompts are cached to the last token. It counts by the share of prompt tokens that are.
-	delayReuse = 1.5
-	// copyUses is the number of prompts per holder at which a further copy of a shared
-	// prefix is worth half of its prefill.
-	copyUses = 4
 	// stallWorth weighs a millisecond that an active request waits for a prefill, where it
 	// could be parted.
 	stallWorth = 0.4
@@ -92,8 +85,7 @@ func (p *PredictedLatency) Choose(s *Selection) int {
 type weights struct {
 	wait, prefill float64 // 1 without priority and overrides
 	credit        float64 // the share of the cached tokens that counts
-	reuse, queue  float64 // delayed requests: by evictions, and for each one that waits
-	shared        float64 // discount in delay for a missing token of the shared prefix, in ms
+	rate, queue   float64 // delayed requests: for each ms of the prefill, and for each one that waits
 	between       float64 // weight of times between tokens
 	own           float64 // time of the answer on an idle target of usual speed, in ms
 	added         float64 // by the answer to the steps of each active request, in ms
@@ -103,7 +95,7 @@ type weights struct {
 func (p *PredictedLatency) weigh(s *Selection) weights {
 	w := weights{
 		wait: 1, prefill: 1, credit: 1, between: p.Weight,
-		reuse: delayReuse * s.Reuse, queue: delayQueue,
+		rate: s.ArrivalRate, queue: delayQueue,
 	}
 	switch {
 	case s.Priority > 0:
@@ -112,9 +104,6 @@ func (p *PredictedLatency) weigh(s *Selection) weights {
 		w.wait, w.prefill = 1/urgent, 1/urgent
 	}
 	w.override(s)
-	if s.SharedTokens > 0 {
-		w.shared = s.Latency.Token * float64(s.SharedArrivals) / float64(s.SharedArrivals+copyUses*s.SharedHolders)
-	}
 	answer := s.ExpectedAnswer
 	w.own = answer * (s.Latency.Fixed + s.Latency.Token)
 	w.added = answer * (s.Latency.Token + s.Latency.Context*(float64(s.Tokens)+answer/2))
@@ -134,7 +123,7 @@ func (w *weights) override(s *Selection) {
 	w.credit = min(w.credit, 1)
 	if o.PrefillLoadScale != nil {
 		scale := *o.PrefillLoadScale
-		w.wait, w.prefill, w.reuse, w.queue = scale*w.wait, scale*w.prefill, scale*w.reuse, scale*w.queue
+		w.wait, w.prefill, w.rate, w.queue = scale*w.wait, scale*w.prefill, scale*w.rate, scale*w.queue
 	}
 	if o.TrackPrefillTokens != nil && !*o.TrackPrefillTokens {
 		w.wait = 0
@@ -150,8 +139,7 @@ func (w *weights) cost(s *Selection, i int) {
 	}
 	t := &c.Terms
 	*t = Terms{Wait: w.wait * c.WaitTime, Prefill: w.prefill * prefill}
-	t.Delay = w.reuse*(prefill-c.Slowness*w.shared*max(0, s.SharedTokens-float64(c.OverlapTokens))) +
-		w.queue*float64(c.Awaiting)*prefill
+	t.Delay = prefill * (w.rate*prefill + w.queue*float64(c.Awaiting))
 	if s.Apart.Legs != LegsNever {
 		w.part(s, c)
 	} else {

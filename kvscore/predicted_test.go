@@ -64,18 +64,10 @@ func TestTerms(t *testing.T) {
 				second.Delay, second.Stall = 100*3*delayQueue, 3*DefaultWeight*(100-10)
 			},
 		},
-		"delay by evictions": {
-			func(s *Selection, _ *Candidate) { s.Reuse = 0.8 },
-			func(first, second *Terms) { first.Delay, second.Delay = 80*delayReuse, 80*delayReuse },
-		},
-		// 8 prompts shared 500 tokens, which one target holds
-		"delay by evictions with a shared prefix": {
-			func(s *Selection, c *Candidate) {
-				s.Reuse, s.SharedTokens, s.SharedArrivals, s.SharedHolders, c.OverlapTokens, c.PrefillTime = 0.8, 500, 8, 1, 500, 50
-			},
-			func(first, second *Terms) {
-				first.Delay, second.Prefill, second.Delay = 0.8*delayReuse*(100-50.*8/(8+copyUses)), 50, 40*delayReuse
-			},
+		// 5 requests per second come to a target
+		"delay of requests that come meanwhile": {
+			func(s *Selection, c *Candidate) { s.ArrivalRate, c.OverlapTokens, c.PrefillTime = 0.005, 500, 50 },
+			func(first, second *Terms) { first.Delay, second.Prefill, second.Delay = 50, 50, 12.5 },
 		},
 		"decode": {
 			func(s *Selection, c *Candidate) { s.ExpectedAnswer, c.Requests, c.Slowness = 200, 4, 2 },
@@ -108,11 +100,11 @@ func TestTerms(t *testing.T) {
 		"an idle target beside a longer wait": {
 			func(s *Selection, c *Candidate) {
 				s.Candidates = s.Candidates[:2]
-				s.Reuse, c.WaitTime, c.PrefillTime, c.Requests = 1, 110, 10, 1
+				s.ArrivalRate, c.WaitTime, c.PrefillTime, c.Requests = 0.01, 110, 10, 1
 			},
 			func(first, second *Terms) {
-				*second = Terms{Wait: 110, Prefill: 10, Delay: 10 * delayReuse}
-				first.Delay, first.Spread = 100*delayReuse, -100*delayReuse+10+10*delayReuse
+				*second = Terms{Wait: 110, Prefill: 10, Delay: 1}
+				first.Delay, first.Spread = 100, -100+10+1
 			},
 		},
 		"a home that is far busier": {

@@ -144,7 +144,7 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 	sel.BlockSize, sel.Override, sel.Priority, sel.Session = s.settings.BlockSize, r.Override, r.Priority, r.Session
 	sel.Root, sel.Blocks, sel.NominalBlockTokens = r.Root, r.Blocks, cmp.Or(r.NominalBlockTokens, r.BlockTokens)
 	sel.Fault, sel.Unknown, sel.Home = false, 0, -1
-	s.describe(r, sel)
+	s.describe(now, r, sel)
 	suspect := false
 	sel.paces, sel.paced = mean{}, 0
 	sel.Candidates = slices.Grow(sel.Candidates[:0], len(among))[:len(among)]
@@ -279,7 +279,7 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 	}
 	l.total = blocksOf(l.tokens, l.blockSize)
 	if !c.Parted {
-		s.traffic.booked(prefill, tokens)
+		s.traffic.booked(now, prefill)
 		ld.recent.add(now, time)
 	}
 	if ld.applied != s.learned {

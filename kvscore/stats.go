@@ -18,10 +18,8 @@ type Stats struct {
 	// samples.
 	Latency Latency `json:"-"`
 	Timings uint64  `json:"-"`
-	// ExpectedAnswer is the mean length of an answer in tokens, 0 while none has ended. Reuse is
-	// the share of prompt tokens that targets held, over recent requests.
+	// ExpectedAnswer is the mean length of an answer in tokens, 0 while none has ended.
 	ExpectedAnswer float64 `json:"-"`
-	Reuse          float64 `json:"-"`
 	cache.Size
 }
 
@@ -44,7 +42,6 @@ func (s *Scheduler) Stats() Stats {
 	stats := Stats{
 		Leases: len(s.leases), Size: s.caches.Size(), Totals: Totals{Expired: s.expired, Untracked: s.untracked, PolicyFaults: s.policyFaults},
 		Latency: s.latency.latency(), Timings: s.latency.samples,
-		Reuse: s.traffic.reuse(),
 	}
 	if s.traffic.answers > 0 {
 		stats.ExpectedAnswer = s.traffic.answer

@@ -47,9 +47,9 @@ func (r *recent) add(now time.Time, v float64) {
 type traffic struct {
 	answer   float64 // tokens of an answer
 	prefill  float64 // tokens of a prompt that its target lacked
-	prompt   float64 // tokens of a prompt
 	answers  uint64
 	bookings uint64
+	arrivals recent // bookings
 }
 
 const (
@@ -66,10 +66,10 @@ func average(mean *float64, n uint64, v float64) {
 	*mean += (v - *mean) * max(trafficWeight, 1/float64(n))
 }
 
-func (t *traffic) booked(prefill, prompt int64) {
+func (t *traffic) booked(now time.Time, prefill int64) {
 	t.bookings++
+	t.arrivals.add(now, 1)
 	average(&t.prefill, t.bookings, float64(prefill))
-	average(&t.prompt, t.bookings, float64(prompt))
 }
 
 func (t *traffic) answeredWith(tokens int64) {
@@ -77,10 +77,7 @@ func (t *traffic) answeredWith(tokens int64) {
 	average(&t.answer, t.answers+assumedAnswers, float64(tokens))
 }
 
-// reuse returns the share of prompt tokens that targets held; 0 before the first booking.
-func (t *traffic) reuse() float64 {
-	if t.prompt == 0 {
-		return 0
-	}
-	return 1 - min(1, t.prefill/t.prompt)
+// rate returns how many requests come per millisecond.
+func (t *traffic) rate(now time.Time) float64 {
+	return t.arrivals.value(now) / float64(decayTime/time.Millisecond)
 }

@@ -132,16 +132,15 @@ type latencyView struct {
 	Attention float64 `json:"per_million_token_pairs_ms"`
 	Context   float64 `json:"per_1000_context_tokens_ms"`
 	Timings   uint64  `json:"timings"`
-	// Answer is the mean length of an answer, Reuse the share of prompt tokens that workers held.
+	// Answer is the mean length of an answer.
 	Answer float64 `json:"expected_answer_tokens,omitzero"`
-	Reuse  float64 `json:"reused_share"`
 }
 
 func viewLatency(s *kvscore.Stats) latencyView {
 	l := &s.Latency
 	v := latencyView{
 		Fixed: l.Fixed, Tokens: l.Token * 1e3, Attention: l.Attention * 1e6, Context: l.Context * 1e3,
-		Timings: s.Timings, Answer: s.ExpectedAnswer, Reuse: s.Reuse,
+		Timings: s.Timings, Answer: s.ExpectedAnswer,
 	}
 	return v
 }
