@@ -36,6 +36,9 @@ const (
 	hungChecks = 3
 	// hungAfter is the least silence of a hung worker.
 	hungAfter = 15 * time.Second
+	// quietTimes is how many times longer a worker that answers the router's own questions may be
+	// silent in the middle of streams if other workers do nothing else either.
+	quietTimes = 4
 	// hungPrefills is how many times the predicted time a first token may take.
 	hungPrefills = 4
 	// leastRate is the assumed prefill rate of a worker without timings, in tokens a second.
@@ -88,8 +91,9 @@ func (h *hungWatch) check(t time.Time) {
 }
 
 // isTooLong returns whether a worker's silence is longer than its work explains, while
-// another worker made progress. If the worker does not answer the router's own questions
-// either, an answer of another worker to these is progress. There may be no other work.
+// another worker made progress. There may be no other work. Then another worker's answer to a
+// question of the router's own is progress, if this worker does not answer these either, or
+// its streams stall for much longer: a server may answer while its engine's core hangs.
 func (h *hungWatch) isTooLong(t time.Time, s *worker.Silence, w *Worker, all []*Worker) bool {
 	silent := t.Sub(s.Since)
 	if silent < hungAfter {
@@ -100,8 +104,9 @@ func (h *hungWatch) isTooLong(t time.Time, s *worker.Silence, w *Worker, all []*
 		return false
 	}
 	since := s.Since.Add(limit / 2)
+	quiet := w.Health.Reach().Away() || s.Stalled && silent >= quietTimes*limit
 	return slices.ContainsFunc(all, func(o *Worker) bool {
-		return o != w && (o.OutputSince(since) || w.Health.Reach().Away() && o.AnsweredSince(since))
+		return o != w && (o.OutputSince(since) || quiet && o.AnsweredSince(since))
 	})
 }
 

@@ -195,16 +195,21 @@ func TestWorkerHangs(t *testing.T) {
 func TestFrozenWorkerHasTheLastWork(t *testing.T) {
 	soon := hungAfter + (hungChecks-1)*worker.HungCheck
 	for name, v := range map[string]struct {
-		away, answers bool
-		want          time.Duration
+		away, tokens, answers bool
+		want                  time.Duration
 	}{
-		"frozen":                    {true, true, soon},
-		"it answers questions":      {false, true, 0},
-		"nobody answers a question": {true, false, 0},
+		"frozen":                           {true, false, true, soon},
+		"it answers questions":             {false, false, true, 0}, // it may load the model
+		"it answers questions, and stalls": {false, true, true, quietTimes*hungAfter + (hungChecks-1)*worker.HungCheck},
+		"nobody answers a question":        {true, true, false, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFlowTest(t)
 			f.begin(f.a, KindStream, 10)
+			if v.tokens {
+				f.now = f.now.Add(worker.HungCheck)
+				progressed(f.a, f.now)
+			}
 			got := time.Duration(0)
 			for i := range 300 {
 				if v.away {

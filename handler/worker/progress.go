@@ -203,6 +203,7 @@ const HungCheck = time.Second
 // Silence is how long a worker has been silent, and what waits for it.
 type Silence struct {
 	Since   time.Time
+	Stalled bool     // output came after the first of the streams had begun
 	Longest *Attempt // the stream with the most prefill ahead
 	Waiting int      // number of streams that wait for output
 }
@@ -221,7 +222,7 @@ func (w *Worker) Silence() (s Silence, waited bool) {
 		}
 	}
 	if last := tickTime(f.lastOutput.Load()); s.Since.Before(last) {
-		s.Since = last
+		s.Since, s.Stalled = last, true
 	}
 	for a := range f.attempts {
 		// an attempt that begins later does not explain the silence
