@@ -66,7 +66,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 
 func (h *Handler) openPool(caddy.Context) error {
 	value, _, err := pool.Pools.LoadOrNew(h.Pool, func() (caddy.Destructor, error) {
-		return pool.New(h.Pool, h.settings.WithDefaults(), discovery.NewWatch)
+		return pool.New(h.Pool, h.settings.WithDefaults(), turn.NewCloser)
 	})
 	if err != nil {
 		return fmt.Errorf("opening pool %s: %w", h.Pool, err)

@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
@@ -23,7 +23,7 @@ func (failing) MatchWithError(*http.Request) (bool, error) { return true, fmt.Er
 // TestMatcherThatFailsGrantsNothing has one that says yes with an error, beside
 // lines that hold.
 func TestMatcherThatFailsGrantsNothing(t *testing.T) {
-	p, err := pool.New("trust", new(pool.Settings).WithDefaults(), discovery.NewWatch)
+	p, err := pool.New("trust", new(pool.Settings).WithDefaults(), turn.NewCloser)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,8 +18,7 @@ const (
 	fallbacksTotal = "caddy_kv_router_fallbacks_total"
 	inputTokens    = "caddy_kv_router_input_tokens"
 	outputTokens   = "caddy_kv_router_output_tokens"
-	reportedHits   = "caddy_kv_router_reported_hit_ratio"
-	predictedHits  = "caddy_kv_router_predicted_hit_ratio"
+	workerTokens   = "caddy_kv_router_worker_tokens_total"
 	firstToken     = "caddy_kv_router_time_to_first_token_seconds"
 	betweenTokens  = "caddy_kv_router_inter_token_latency_seconds"
 )
@@ -107,7 +106,7 @@ func TestFiguresAreExact(t *testing.T) {
 		if a := s.post(t.Context(), "/v1/completions", v.body, header...); !a.ok() {
 			t.Fatalf("status %d, error %v, body %q", a.status, a.err, a.body)
 		}
-		s.wantFigures(t, before, []figure{{predictedHits + "_count", pool, float64(i + 1)}}) // and the lease has ended
+		s.wantFigures(t, before, []figure{{requestsTotal, pool, float64(i + 1)}}) // and the lease has ended
 	}
 	s.wantFigures(t, before, []figure{
 		{requestsTotal, pool, 8},
@@ -116,10 +115,9 @@ func TestFiguresAreExact(t *testing.T) {
 		{inputTokens + "_sum", pool, 70 + 70 + 70 + 100},
 		{outputTokens + "_count", pool, 4},
 		{outputTokens + "_sum", pool, 3 + 5 + 0 + 20},
-		{reportedHits + "_count", pool, 3},
-		{reportedHits + "_sum", pool, 0.4 + 0 + 0.75},
-		{predictedHits + "_count", pool, 8},
-		{predictedHits + "_sum", pool, 0 + 7*64.0/70},
+		{workerTokens, []string{pool[0], `tokens="prompt"`}, 70 + 70 + 100},
+		{workerTokens, []string{pool[0], `tokens="reported"`}, 28 + 0 + 75},
+		{workerTokens, []string{pool[0], `tokens="predicted"`}, 3 * 64},
 		{firstToken + "_count", pool, 3},
 		{betweenTokens + "_count", pool, 3},
 		{fallbacksTotal, pool, 0},

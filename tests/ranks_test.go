@@ -93,8 +93,8 @@ func TestRanksThatTheEngineChooses(t *testing.T) {
 	}
 	s.booksAtZero(t)
 	after := s.scrape(t)
-	for _, name := range []string{"caddy_kv_router_compared_tokens_total", "caddy_kv_router_prediction_error_tokens_count"} {
-		if was, is := before.value(name), after.value(name); was == 0 || is != was {
+	for name, label := range map[string]string{"caddy_kv_router_worker_tokens_total": `tokens="predicted"`, "caddy_kv_router_prediction_error_tokens_count": "pool="} {
+		if was, is := before.value(name, label), after.value(name, label); was == 0 || is != was {
 			t.Errorf("%s was %v, and is %v", name, was, is)
 		}
 	}

@@ -32,12 +32,12 @@ type engineView struct {
 }
 
 func viewEngine(p *pool.Pool, w *pool.Worker) engineView {
-	e, of := w.Engine(), discovery.Of(w)
+	e := w.Engine()
 	info := e.Info
 	info.Started = info.Started.UTC()
 	v := engineView{
 		Type: e.Type, Source: fromConfig, Version: info.Version, Info: info,
-		Contradictions: slices.Sorted(maps.Values(of.Contradictions())), Warnings: of.Warnings(time.Now()),
+		Contradictions: slices.Sorted(maps.Values(discovery.Contradictions(p, w))), Warnings: discovery.Warnings(p, w, time.Now()),
 	}
 	if v.Contradictions == nil && info.Type != "" {
 		v.Contradictions = []string{}

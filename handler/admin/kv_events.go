@@ -4,8 +4,8 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/events"
 	"github.com/prometheus/client_golang/prometheus"
@@ -15,7 +15,7 @@ import (
 // the first batch, Lag while it is unknown.
 type eventsView struct {
 	Rank int `json:"dp_rank"`
-	discovery.Following
+	worker.Following
 	LastBatch *float64          `json:"last_batch_seconds_ago,omitzero"`
 	Lag       float64           `json:"lag_seconds,omitzero"`
 	Skipped   map[string]uint64 `json:"skipped_events"`
@@ -23,7 +23,7 @@ type eventsView struct {
 }
 
 func viewEvents(w *pool.Worker, t time.Time) []eventsView {
-	following := discovery.Of(w).Following()
+	following := w.Following()
 	list := make([]eventsView, 0, len(following))
 	for rank, f := range following {
 		v := eventsView{
@@ -43,7 +43,7 @@ func viewEvents(w *pool.Worker, t time.Time) []eventsView {
 }
 
 // skipped returns the events that the router did not use, by reason.
-func skipped(f *discovery.Following) map[string]uint64 {
+func skipped(f *worker.Following) map[string]uint64 {
 	by := make(map[string]uint64)
 	add := func(reason string, n uint64) {
 		if n > 0 {
@@ -83,7 +83,7 @@ var (
 )
 
 func collectEvents(to sink, w *pool.Worker, t time.Time) {
-	following := discovery.Of(w).Following()
+	following := w.Following()
 	for rank := range following {
 		f, to := &following[rank], to.with(strconv.Itoa(rank))
 		to.gauge(descFollowed, 1, f.State.String(), f.Knowledge.String())

@@ -12,11 +12,11 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
-	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"go.uber.org/zap"
 
@@ -28,7 +28,7 @@ import (
 // room for it one is asked, which is not there.
 func TestQuestionsAreBounded(t *testing.T) {
 	var dials atomic.Int32
-	the, err := pool.New("test", new(pool.Settings).WithDefaults(), discovery.NewWatch)
+	the, err := pool.New("test", new(pool.Settings).WithDefaults(), turn.NewCloser)
 	if err != nil {
 		t.Fatal(err)
 	}

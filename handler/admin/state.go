@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
@@ -87,6 +86,13 @@ func viewRecent(s *pool.Sums) recentView {
 		Attempts: s.Attempts, Failed: s.Failed, P50: ms(s.TTFT(0.5)), P99: ms(s.TTFT(0.99)), Pace: ms(s.Pace()),
 		Hits: share(s.Cached, s.Prompt), Foreseen: share(s.Predicted, s.Prompt),
 	}
+}
+
+// recentOf returns the sums of a worker's last five minutes.
+func recentOf(w *pool.Worker, t time.Time) *pool.Sums {
+	sum := new(pool.Sums)
+	w.Past.Recent.Add(t, sum, nil)
+	return sum
 }
 
 // share returns part/whole with three digits, nil if whole is 0.
@@ -189,7 +195,7 @@ func viewWorkerState(p *pool.Pool, w *pool.Worker, t time.Time, proxy map[string
 		s.Models = listed
 	}
 	held := load.CachedTokens
-	if following := discovery.Of(w).Following(); len(following) > 0 {
+	if following := w.Following(); len(following) > 0 {
 		held = 0
 		for rank := range following {
 			f := &following[rank]

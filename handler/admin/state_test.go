@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
@@ -19,7 +19,7 @@ func testPool(t testing.TB, n int) *pool.Pool {
 	for i := range n {
 		s.Upstreams[fmt.Sprintf("10.0.%d.%d:8000", i/256, i%256)] = true
 	}
-	p, err := pool.New(t.Name(), s.WithDefaults(), discovery.NewWatch)
+	p, err := pool.New(t.Name(), s.WithDefaults(), turn.NewCloser)
 	if err != nil {
 		t.Fatal(err)
 	}

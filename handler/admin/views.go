@@ -7,7 +7,6 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
-	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/journal"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
@@ -133,7 +132,8 @@ type workerView struct {
 	// Latency is absent where there are several Ranks, which have their own.
 	Latency *kvscore.Accuracy `json:"latency,omitzero"`
 	Ranks   []rankView        `json:"dp_ranks"`
-	Hits    hitsView          `json:"hits"`
+	// Recent is what happened in the last five minutes.
+	Recent recentView `json:"recent"`
 	// KVEvents are those that the router follows, one entry for each publisher.
 	KVEvents []eventsView `json:"kv_events"`
 }
@@ -170,16 +170,6 @@ type loadView struct {
 	// LimitSource is where MaxRunning comes from. It is unknown while the option is auto
 	// and the engine reports no limit.
 	LimitSource string `json:"max_running_from"`
-}
-
-// hitsView has sums since the worker became known.
-type hitsView struct {
-	Estimated int64    `json:"estimated_prompt_tokens"`
-	Predicted int64    `json:"predicted_cached_tokens"`
-	PredRatio *float64 `json:"predicted_hit_ratio,omitzero"`
-	Prompt    int64    `json:"reported_prompt_tokens"`
-	Cached    int64    `json:"reported_cached_tokens"`
-	RepRatio  *float64 `json:"reported_hit_ratio,omitzero"`
 }
 
 // viewWorkers returns the views of a pool's workers, by address.
@@ -220,7 +210,7 @@ func viewWorker(p *pool.Pool, w *pool.Worker, t time.Time, proxy map[string]prox
 		ID: w.ID, Dial: w.Dial, Static: set.Upstreams[w.Dial], Role: w.Engine().Role(), Taints: w.Tainted(),
 		Draining: w.Draining(), DrainAsked: asked, DrainConfigured: configured,
 		Drained: w.Draining() && load.Requests == 0,
-		Engine:  viewEngine(p, w), Health: viewHealth(w, &load, t, proxy), Hits: viewHits(w),
+		Engine:  viewEngine(p, w), Health: viewHealth(w, &load, t, proxy), Recent: viewRecent(recentOf(w, t)),
 		Load: loadView{
 			Booked: load.Booked, Running: running, MaxRunning: limit, LimitSource: limitSource(set.Worker(w.Dial), limit),
 		},
@@ -249,16 +239,6 @@ func viewHealth(w *pool.Worker, load *kvscore.Load, t time.Time, proxy map[strin
 	if !s.Until.IsZero() {
 		v.MarkedDownSeconds = s.Until.Sub(t).Seconds()
 	}
-	return v
-}
-
-func viewHits(w *pool.Worker) hitsView {
-	hits := &discovery.Of(w).Hits
-	v := hitsView{
-		Estimated: hits.Estimated.Load(), Predicted: hits.Foreseen.Load(),
-		Prompt: hits.Prompt.Load(), Cached: hits.Cached.Load(),
-	}
-	v.PredRatio, v.RepRatio = ratio(v.Predicted, v.Estimated), ratio(v.Cached, v.Prompt)
 	return v
 }
 

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
-	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/tidwall/gjson"
 	"go.uber.org/zap"
 )
@@ -24,16 +24,15 @@ const (
 )
 
 // detect asks a worker about its engine, if that is due. It returns whether it asked.
-func (p *Prober) detect(ctx context.Context, w *pool.Worker) bool {
+func (p *Prober) detect(ctx context.Context, w *worker.Worker) bool {
 	set := p.pool.Settings.Load().Worker(w.Dial)
-	x := Of(w)
-	if set.Engine == engine.Other || !x.probing.claim(time.Now()) {
+	if set.Engine == engine.Other || !w.ClaimDetection(time.Now()) {
 		return false
 	}
 	asking, cancel := context.WithTimeout(ctx, detectTimeout)
 	defer cancel()
 	get := func(path string) (int, []byte) {
-		if path == pathModels && x.probing.refused.Load() {
+		if path == pathModels && w.RefusesModels() {
 			return http.StatusUnauthorized, nil // it was just asked
 		}
 		status, body, err := p.client.Fetch(asking, w.Dial, http.MethodGet, path, nil, nil, engine.MaxBody)
@@ -44,7 +43,7 @@ func (p *Prober) detect(ctx context.Context, w *pool.Worker) bool {
 	}
 	var info engine.Info
 	kind := w.Engine().Type
-	if !engine.Shows(kind) || set.Engine == pool.EngineAuto && x.probing.isSilent() {
+	if !engine.Shows(kind) || set.Engine == worker.EngineAuto && w.IsSilent() {
 		info = engine.Ask(get)
 	} else {
 		info = engine.AskAs(kind, get)
@@ -52,13 +51,13 @@ func (p *Prober) detect(ctx context.Context, w *pool.Worker) bool {
 	if set.MooncakePort > 0 && w.Engine().Role() == engine.RolePrefill && info.Type != "" {
 		p.askMooncake(ctx, w, &set, &info)
 	}
-	x.learn(info)
+	learn(p.pool, w, info)
 	return true
 }
 
 // askMooncake asks the bootstrap server of a worker's engine for the names of its ranks. They stay while
 // there is no answer, for the engine may be busy.
-func (p *Prober) askMooncake(ctx context.Context, w *pool.Worker, set *pool.WorkerSettings, info *engine.Info) {
+func (p *Prober) askMooncake(ctx context.Context, w *worker.Worker, set *worker.Settings, info *engine.Info) {
 	ctx, cancel := context.WithTimeout(ctx, detectTimeout)
 	defer cancel()
 	at, noKey := net.JoinHostPort(w.Host(), strconv.Itoa(set.MooncakePort)), []string{}
@@ -73,18 +72,18 @@ func (p *Prober) askMooncake(ctx context.Context, w *pool.Worker, set *pool.Work
 
 // askModels asks a worker which models it serves. It returns false if there is no
 // answer: the worker's list then stays as it is.
-func (p *Prober) askModels(ctx context.Context, w *pool.Worker) (answers bool) {
-	status, body, err := p.client.Fetch(ctx, w.Dial, http.MethodGet, pathModels, nil, nil, pool.MaxModelList)
+func (p *Prober) askModels(ctx context.Context, w *worker.Worker) (answers bool) {
+	status, body, err := p.client.Fetch(ctx, w.Dial, http.MethodGet, pathModels, nil, nil, worker.MaxModelList)
 	if !p.saw(ctx, w, status, err) {
 		return false
 	}
 	closed := status == http.StatusUnauthorized || status == http.StatusForbidden
-	first := !Of(w).probing.refused.Swap(closed)
+	first := !w.RefuseModels(closed)
 	switch {
 	case err != nil:
 	case status == http.StatusOK:
 		p.pool.LearnModels(w, readModels(body), p.logger)
-		p.pool.ForgetModels(w)
+		w.Past.ForgetModels(w.KnownToServe)
 	case status == http.StatusNotFound || status == http.StatusMethodNotAllowed || status == http.StatusNotImplemented:
 		p.pool.LearnModels(w, nil, p.logger) // it has no list
 	case closed && first:
@@ -96,12 +95,12 @@ func (p *Prober) askModels(ctx context.Context, w *pool.Worker) (answers bool) {
 
 // readModels reads a list of models in OpenAI's form. It returns nil if the body is no
 // such list, or the list is empty.
-func readModels(body []byte) *pool.ModelList {
+func readModels(body []byte) *worker.ModelList {
 	data := gjson.GetBytes(body, "data")
 	if !gjson.ValidBytes(body) || !data.IsArray() {
 		return nil
 	}
-	list := new(pool.ModelList)
+	list := new(worker.ModelList)
 	data.ForEach(func(_, entry gjson.Result) bool {
 		if id := entry.Get("id"); id.Type == gjson.String {
 			parent := entry.Get("parent").Str
@@ -111,9 +110,9 @@ func readModels(body []byte) *pool.ModelList {
 				}
 				list.Loaded[id.Str] = true
 			}
-			list.Add(pool.ModelEntry{ID: id.Str, Raw: entry.Raw, Root: entry.Get("root").Str}, parent != "" && parent != id.Str)
+			list.Add(worker.ModelEntry{ID: id.Str, Raw: entry.Raw, Root: entry.Get("root").Str}, parent != "" && parent != id.Str)
 		}
-		return len(list.Entries) < pool.MaxModels
+		return len(list.Entries) < worker.MaxModels
 	})
 	if len(list.Entries) == 0 {
 		return nil

@@ -9,13 +9,12 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
 )
 
 const (
-	// sharedWithin is the time in which two changes of start mean a shared address.
-	sharedWithin = time.Minute
 	// maxAdopted is the largest block size that the pool takes from engines, in tokens. The
 	// index cannot compare prompts that are shorter than a block.
 	maxAdopted = 256
@@ -26,42 +25,28 @@ const (
 
 // learn records the info that the worker's engine reports. An info without a type, or with
 // an unsure one, changes nothing once the type is known.
-func (x *Watch) learn(info engine.Info) {
-	t, before := time.Now(), x.worker.Engine().Info
-	x.probing.answered(t, engine.Shows(info.Type))
+func learn(p *pool.Pool, w *worker.Worker, info engine.Info) {
+	t, before := time.Now(), w.Engine().Info
+	w.Detected(t, engine.Shows(info.Type))
 	if (info.Type == "" || info.Unsure) && before.Type != "" {
 		return
 	}
 	info.Unsure = false
 	info.Life = cmp.Or(info.Life, before.Life)
-	if !x.pool.SetInfo(x.worker, info) {
+	if !p.SetInfo(w, info) {
 		return
 	}
 	if logged(info) != logged(before) {
-		x.pool.Logger().Info("worker reports its engine", zap.String("upstream", x.worker.Dial), zap.Reflect("engine", info))
+		p.Logger().Info("worker reports its engine", zap.String("upstream", w.Dial), zap.Reflect("engine", info))
 	}
-	switch changed, shared := x.restarted(t, before.Life, info.Life); {
+	switch changed, shared := w.StartChanged(t, before.Life, info.Life); {
 	case shared:
-		x.pool.Incidents.Raise(t, incidentShared, x.pool.Logger)
+		p.Incidents.Raise(t, incidentShared, p.Logger)
 	case changed, before.Type != "" && info.Type != before.Type:
-		x.pool.Restarted(x.worker)
+		p.Restarted(w)
 	case info.Asleep && !before.Asleep:
-		x.pool.FellAsleep(x.worker)
+		p.FellAsleep(w)
 	}
-}
-
-// restarted returns whether the engine has restarted, as what it reports of its start shows,
-// and whether that changed twice within sharedWithin.
-func (x *Watch) restarted(t time.Time, before, now string) (changed, shared bool) {
-	if before == "" || now == before {
-		return false, false
-	}
-	q := &x.probing
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	shared = t.Sub(q.changed) < sharedWithin
-	q.changed = t
-	return true, shared
 }
 
 // logged returns the parts of an engine's info that are logged when they change. A
@@ -73,9 +58,9 @@ func logged(info engine.Info) engine.Info {
 
 // Contradictions returns the options of a worker that its engine's info or KV events
 // contradict, and how.
-func (x *Watch) Contradictions() map[string]string {
-	s, e, size := x.pool.Settings.Load(), x.worker.Engine(), x.blockSize()
-	set, info, list := s.Worker(x.worker.Dial), &e.Info, make(map[string]string)
+func Contradictions(p *pool.Pool, w *worker.Worker) map[string]string {
+	s, e, size := p.Settings.Load(), w.Engine(), w.BlockSize()
+	set, info, list := s.Worker(w.Dial), &e.Info, make(map[string]string)
 	differ := func(what string, configured, actual int64) {
 		if configured > 0 && actual > 0 && configured != actual {
 			list[what] = fmt.Sprintf("%s: configured %d, the engine reports %d", what, configured, actual)
@@ -98,12 +83,12 @@ func (x *Watch) Contradictions() map[string]string {
 	if set.Role != "" && info.Role != "" && engine.Role(set.Role) != info.Role {
 		list["role"] = fmt.Sprintf("role: configured %s, the engine is started for %s", set.Role, info.Role)
 	}
-	following := x.Following()
+	following := w.Following()
 	switch {
 	case set.DPSize > 1 && !e.TakesRank():
 		list["dp_size"] = fmt.Sprintf("dp_size: configured %d, but %s chooses its ranks itself",
 			set.DPSize, strings.TrimSpace(e.Type+" "+info.Version))
-	case slices.ContainsFunc(following, func(f Following) bool { return f.OtherRank > 0 }):
+	case slices.ContainsFunc(following, func(f worker.Following) bool { return f.OtherRank > 0 }):
 		list["dp_size"] = fmt.Sprintf("dp_size: %d, but KV events come from ranks above", len(following))
 	}
 	return list
@@ -119,7 +104,7 @@ func blockSizeFor(size int) int {
 func agreeOnBlocks(p *pool.Pool) {
 	s, size := p.Settings.Load(), 0
 	for _, w := range p.All() {
-		n := Of(w).blockSize()
+		n := w.BlockSize()
 		if n == 0 || n > maxAdopted || !p.IsUpstream(s, w) {
 			continue
 		}

@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"testing"
@@ -8,13 +9,19 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
+// keepsNone is the closer of a pool whose engines keep no sessions.
+type keepsNone struct{ pool.Closer }
+
+func (keepsNone) CloseAll() {}
+
 func testPool(t *testing.T, s *pool.Settings) *pool.Pool {
 	t.Helper()
-	p, err := pool.New("test", s.WithDefaults(), NewWatch)
+	p, err := pool.New("test", s.WithDefaults(), func(*pool.Pool) pool.Closer { return keepsNone{} })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +45,7 @@ func wanted(workers ...pool.WorkerSettings) *pool.Settings {
 // tell reports a worker's engine.
 func tell(p *pool.Pool, dial string, told engine.Info) *pool.Worker {
 	w := p.Worker(dial)
-	Of(w).learn(told)
+	learn(p, w, told)
 	agreeOnBlocks(p)
 	return w
 }
@@ -68,7 +75,7 @@ func TestBlockSizeIsThatOfTheEngines(t *testing.T) {
 			t.Errorf("step %d: block size %d, known %t, incidents %+v; want %+v", i, s.BlockSize, p.KnowsBlockSize(), incidents, step)
 		}
 	}
-	if !strings.Contains(Of(p.Worker("b:1")).Contradictions()["block_size"], "too large") {
+	if !strings.Contains(Contradictions(p, p.Worker("b:1"))["block_size"], "too large") {
 		t.Error("no contradiction says that the blocks are too large")
 	}
 	if Apply(p, all.WithDefaults()) {
@@ -144,36 +151,11 @@ func TestContradictions(t *testing.T) {
 		p := testPool(t, c.s)
 		p.SetInfo(p.Worker("a:1"), c.told)
 		var got []string
-		for what := range Of(p.Worker("a:1")).Contradictions() {
+		for what := range Contradictions(p, p.Worker("a:1")) {
 			got = append(got, what)
 		}
 		if slices.Sort(got); !slices.Equal(got, c.want) {
 			t.Errorf("%+v, told %+v: %v, want %v", c.set, c.told, got, c.want)
-		}
-	}
-}
-
-// TestRestartsThatAreTold has one engine restart, and then several engines answer at its
-// address.
-func TestRestartsThatAreTold(t *testing.T) {
-	x, life := new(Watch), ""
-	for i, c := range []struct {
-		at                int // seconds
-		life              string
-		restarted, shared bool
-	}{
-		{0, "", false, false},
-		{0, "a", false, false},
-		{15, "a", false, false},
-		{45, "b", true, false},
-		{120, "c", true, false},
-		{135, "d", true, true},
-		{150, "c", true, true},
-		{300, "e", true, false},
-	} {
-		restarted, shared := x.restarted(time.Unix(1e9+int64(c.at), 0), life, c.life)
-		if life = c.life; restarted != c.restarted || shared != c.shared {
-			t.Errorf("%d: after %q restarted: %v, shared: %v, want %+v", i, c.life, restarted, shared, c)
 		}
 	}
 }
@@ -183,8 +165,8 @@ func TestRestartsAreSeenAfterAGap(t *testing.T) {
 	p := testPool(t, wanted(pool.WorkerSettings{Dial: "a:1"}))
 	for i, life := range []string{"a", "", "b"} {
 		w := tell(p, "a:1", engine.Info{Type: engine.VLLM, Life: life})
-		if changed := !Of(w).probing.changed.IsZero(); changed != (life == "b") {
-			t.Errorf("answer %d: restarted is %v", i, changed)
+		if w.Engine().Info.Life != cmp.Or(life, "a") {
+			t.Errorf("answer %d: the start is %q", i, w.Engine().Info.Life)
 		}
 	}
 }
@@ -209,34 +191,19 @@ func TestWorkersAreLeftAlone(t *testing.T) {
 	w := p.Worker("a:1")
 	want := func(what string, d time.Duration) {
 		t.Helper()
-		if got := Of(w).modelsInterval(time.Now()); got != d {
+		if got := modelsInterval(p, w, time.Now()); got != d {
 			t.Errorf("%s: for %v, want %v", what, got, d)
 		}
 	}
 	p.See(pool.Offers{Table: new(pool.Table)}, time.Now(), false)
 	want("in use", 0)
-	Of(w).probing.refused.Store(true)
-	want("refused", askedLess)
-	Of(w).probing.refused.Store(false)
+	w.RefuseModels(true)
+	want("refused", worker.AskedLess)
+	w.RefuseModels(false)
 	p.See(pool.Offers{Table: new(pool.Table)}, time.Now().Add(-time.Hour), false)
-	want("idle", askedLess)
+	want("idle", worker.AskedLess)
 	p.Serve(time.Now())
 	want("just begun", 0)
-}
-
-// TestTheSilentAreAskedLessAndLess asks as often as the engine is due in a day.
-func TestTheSilentAreAskedLessAndLess(t *testing.T) {
-	var q probing
-	asked := 0
-	for t := time.Unix(1e9, 0); t.Before(time.Unix(1e9+86400, 0)); t = t.Add(probeEvery) {
-		if q.claim(t) {
-			asked++
-			q.answered(t, false)
-		}
-	}
-	if most := int(24*time.Hour/askedLess) + 10; asked > most || asked < most/2 {
-		t.Errorf("asked %d times in a day, want up to %d", asked, most)
-	}
 }
 
 // TestSleepingEngineDrains has an engine fall asleep, and wake up without its cache.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
@@ -20,28 +21,28 @@ func reported(running ...int) (list []engine.RankLoad) {
 
 // loadPool opens a pool with a worker whose engine is asked for its load, at a time when
 // requests arrive.
-func loadPool(t *testing.T, info engine.Info, on bool) (*pool.Pool, *Watch, time.Time) {
+func loadPool(t *testing.T, info engine.Info, on bool) (*pool.Pool, *worker.Worker, time.Time) {
 	t.Helper()
 	p := testPool(t, wanted(pool.WorkerSettings{Dial: "a:1", EngineLoad: &on}))
-	x, now := Of(tell(p, "a:1", info)), time.Now()
+	w, now := tell(p, "a:1", info), time.Now()
 	p.See(pool.Offers{Table: new(pool.Table)}, now, false)
-	return p, x, now
+	return p, w, now
 }
 
 func TestLoadIsAskedForOnceASecond(t *testing.T) {
-	_, x, now := loadPool(t, engine.Info{Type: engine.SGLang, DPSize: 1}, true)
+	p, w, now := loadPool(t, engine.Info{Type: engine.SGLang, DPSize: 1}, true)
 	at := func(ms int) time.Time { return now.Add(time.Duration(ms) * time.Millisecond) }
 	claim := func(ms int, want bool) {
 		t.Helper()
-		if ok := x.claimLoad(at(ms)); ok != want {
+		if ok := claimLoad(p, w, at(ms)); ok != want {
 			t.Errorf("after %d ms: asked is %v, want %v", ms, ok, want)
 		}
 	}
 	claim(0, true)
 	claim(2000, false) // not two at once
-	x.reportLoad(at(2100), reported(1))
+	reportLoad(p, w, at(2100), reported(1))
 	claim(2100, true)
-	x.reportLoad(at(2200), nil) // the engine does not answer
+	reportLoad(p, w, at(2200), nil) // the engine does not answer
 	claim(2500, false)
 	claim(3050, true) // timers are not exact
 }
@@ -57,21 +58,21 @@ func TestLoadIsNotAskedForInVain(t *testing.T) {
 		"the type reports none":   {engine.Info{Type: engine.TRTLLM}, true, false},
 		"the pool has no traffic": {engine.Info{Type: engine.VLLM}, true, true},
 	} {
-		p, x, now := loadPool(t, v.info, v.on)
+		p, w, now := loadPool(t, v.info, v.on)
 		if v.idle {
 			p.See(pool.Offers{Table: new(pool.Table)}, time.Unix(1, 0), false)
 		}
-		if x.claimLoad(now) {
+		if claimLoad(p, w, now) {
 			t.Errorf("%s, and the engine is asked", name)
 		}
-		warns := slices.ContainsFunc(x.Warnings(now), func(e pool.Warning) bool { return e.What == warnNoLoad })
+		warns := slices.ContainsFunc(Warnings(p, w, now), func(e pool.Warning) bool { return e.What == warnNoLoad })
 		if want := v.info.Type == engine.TRTLLM; warns != want {
 			t.Errorf("%s: warned is %v, want %v", name, warns, want)
 		}
 	}
-	p, x, now := loadPool(t, engine.Info{Type: engine.VLLM}, true)
-	p.Report(x.worker, pool.Outcome{Kind: pool.OutcomeRefused})
-	if x.claimLoad(now) {
+	p, w, now := loadPool(t, engine.Info{Type: engine.VLLM}, true)
+	p.Report(w, pool.Outcome{Kind: pool.OutcomeRefused})
+	if claimLoad(p, w, now) {
 		t.Error("an engine that is away is asked")
 	}
 }
@@ -95,13 +96,13 @@ func TestMissingRanksAreUnknown(t *testing.T) {
 		{"the engine chooses, one is missing", one, reported(3), []int{-1}, false},
 		{"one of a larger set", engine.Info{Type: engine.VLLM, Version: "0.32.0"}, []engine.RankLoad{{Rank: 5, EngineLoad: kvscore.EngineLoad{Running: 2}}}, []int{2}, true},
 	} {
-		p, x, now := loadPool(t, tc.info, true)
-		if x.worker.Ranks() != len(tc.want) {
-			t.Fatalf("%s: the worker has %d ranks", tc.name, x.worker.Ranks())
+		p, w, now := loadPool(t, tc.info, true)
+		if w.Ranks() != len(tc.want) {
+			t.Fatalf("%s: the worker has %d ranks", tc.name, w.Ranks())
 		}
-		x.reportLoad(now, tc.list)
+		reportLoad(p, w, now, tc.list)
 		for rank, want := range tc.want {
-			l, _ := p.Scheduler.Load(now, x.worker.Target(rank))
+			l, _ := p.Scheduler.Load(now, w.Target(rank))
 			got := l.Engine.Running
 			if l.EngineAt.IsZero() {
 				got = -1
@@ -110,7 +111,7 @@ func TestMissingRanksAreUnknown(t *testing.T) {
 				t.Errorf("%s: rank %d runs %d, want %d", tc.name, rank, got, want)
 			}
 		}
-		if got := !x.loads.known.IsZero(); got != tc.all {
+		if got := w.LacksLoad(now.Add(time.Minute)); got != tc.all {
 			t.Errorf("%s: complete is %v, want %v", tc.name, got, tc.all)
 		}
 	}
@@ -119,9 +120,9 @@ func TestMissingRanksAreUnknown(t *testing.T) {
 // TestLackOfLoadIsWarnedOf has an engine that reports its load, answers now and then, stops, and
 // reports again.
 func TestLackOfLoadIsWarnedOf(t *testing.T) {
-	p, x, now := loadPool(t, engine.Info{Type: engine.VLLM}, true)
+	p, w, now := loadPool(t, engine.Info{Type: engine.VLLM}, true)
 	lacks := func() bool {
-		return slices.ContainsFunc(x.Warnings(now), func(e pool.Warning) bool { return e.What == warnNoLoad })
+		return slices.ContainsFunc(Warnings(p, w, now), func(e pool.Warning) bool { return e.What == warnNoLoad })
 	}
 	for _, phase := range []struct {
 		seconds, every int // 0: no reports
@@ -130,11 +131,11 @@ func TestLackOfLoadIsWarnedOf(t *testing.T) {
 		for i := range phase.seconds {
 			now = now.Add(time.Second)
 			p.See(pool.Offers{Table: new(pool.Table)}, now, false)
-			x.claimLoad(now)
+			claimLoad(p, w, now)
 			if phase.every > 0 && i%phase.every == 0 {
-				x.reportLoad(now, reported(0))
+				reportLoad(p, w, now, reported(0))
 			} else {
-				x.reportLoad(now, nil)
+				reportLoad(p, w, now, nil)
 			}
 		}
 		if got := lacks(); got != phase.want {

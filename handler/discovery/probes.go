@@ -14,6 +14,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -74,11 +75,11 @@ func (p *Prober) run() {
 	context.AfterFunc(ctx, p.pool.Join(p))
 	go func() {
 		for _, w := range p.workers() {
-			Of(w).AskAgain(true) // the configuration may reach it in another way
+			w.AskSoon() // the configuration may reach it in another way
 		}
 		p.probeDue(ctx)
 		first, cancel := context.WithTimeout(ctx, firstWait)
-		pool.AwaitProbes(first, firstWait, p.workers())
+		worker.AwaitProbes(first, firstWait, p.workers())
 		p.pool.AwaitJournal(first)
 		cancel()
 		close(p.first)
@@ -91,7 +92,7 @@ func (p *Prober) run() {
 			case t := <-ticker.C:
 				p.askLoads(ctx, t)
 				for _, w := range p.workers() {
-					Of(w).review(t)
+					review(p.pool, w, t)
 				}
 			case <-p.wanted:
 			}
@@ -111,23 +112,23 @@ func (p *Prober) Await(ctx context.Context) {
 // Reaches returns whether a worker is one that this handler probes: one of its upstreams, or
 // of those that its dynamic source returned lately. Other workers of the pool may be reached
 // in another way, or have an address that a client chose.
-func (p *Prober) Reaches(w *pool.Worker) bool {
+func (p *Prober) Reaches(w *worker.Worker) bool {
 	if p.proxy.DynamicUpstreams == nil {
 		return p.static[w.Dial]
 	}
-	return Of(w).probing.source.Load() == p.id && p.pool.WasOffered(w, pool.WorkerGrace)
+	return w.IsOfferedBy(p.id) && p.pool.WasOffered(w, pool.WorkerGrace)
 }
 
 // Call implements pool.Member.
-func (p *Prober) Call(ctx context.Context, w *pool.Worker, path string, body []byte) (status int, answer []byte, err error) {
+func (p *Prober) Call(ctx context.Context, w *worker.Worker, path string, body []byte) (status int, answer []byte, err error) {
 	return p.client.Fetch(ctx, w.Dial, http.MethodPost, path, body, nil, engine.MaxBody)
 }
 
 // workers returns the workers that this handler probes. The address of one that its source no longer
 // returns may soon be another program's.
-func (p *Prober) workers() []*pool.Worker {
+func (p *Prober) workers() []*worker.Worker {
 	set := p.pool.Settings.Load()
-	return slices.DeleteFunc(p.pool.All(), func(w *pool.Worker) bool { return !p.Reaches(w) || !p.pool.IsUpstream(set, w) })
+	return slices.DeleteFunc(p.pool.All(), func(w *worker.Worker) bool { return !p.Reaches(w) || !p.pool.IsUpstream(set, w) })
 }
 
 // TakesTokenData returns whether the engines of all workers accept the ids of
@@ -137,15 +138,15 @@ func (p *Prober) TakesTokenData(api string) bool {
 	if len(workers) == 0 {
 		return new(engine.Engine).TakesTokenData(api)
 	}
-	return !slices.ContainsFunc(workers, func(w *pool.Worker) bool {
+	return !slices.ContainsFunc(workers, func(w *worker.Worker) bool {
 		return !w.Engine().TakesTokenData(api)
 	})
 }
 
 // Discovered records that a dynamic source gave a worker to this handler. A new worker is
 // probed at once.
-func (p *Prober) Discovered(w *pool.Worker) {
-	if p.proxy.DynamicUpstreams == nil || Of(w).probing.source.Swap(p.id) == p.id {
+func (p *Prober) Discovered(w *worker.Worker) {
+	if p.proxy.DynamicUpstreams == nil || w.OfferedBy(p.id) {
 		return
 	}
 	if !w.WasProbed() {
@@ -154,14 +155,10 @@ func (p *Prober) Discovered(w *pool.Worker) {
 }
 
 // AskAgain asks a worker soon which models it serves, because its list is wrong.
-func (p *Prober) AskAgain(w *pool.Worker) {
-	q := &Of(w).probing
-	if time.Now().UnixNano()-q.listed.Load() < int64(soonest) {
-		return
+func (p *Prober) AskAgain(w *worker.Worker) {
+	if w.AskModelsAgain(time.Now(), soonest) {
+		p.soon()
 	}
-	q.listed.Store(0)
-	q.at.Store(0)
-	p.soon()
 }
 
 // soon wakes the prober.
@@ -175,16 +172,14 @@ func (p *Prober) soon() {
 // probeDue starts a probe of each worker that is due.
 func (p *Prober) probeDue(ctx context.Context) {
 	for _, w := range p.workers() {
-		q, now := &Of(w).probing, time.Now()
-		t, last := now.UnixNano(), q.at.Load()
-		if q.underWay.Load() || t-last < int64(pauseOf(w)) || !q.at.CompareAndSwap(last, t) {
-			continue // another handler of the pool probes it, or has just done so
+		t := time.Now()
+		due, ask := w.BeginProbe(t, pauseOf(w), modelsInterval(p.pool, w, t))
+		if !due {
+			continue
 		}
-		q.underWay.Store(true)
-		ask := t-q.listed.Load() >= int64(Of(w).modelsInterval(now))
 		go func() {
 			detected := p.probe(ctx, w, ask)
-			q.underWay.Store(false)
+			w.EndProbe()
 			if detected {
 				agreeOnBlocks(p.pool)
 			}
@@ -195,15 +190,14 @@ func (p *Prober) probeDue(ctx context.Context) {
 
 // probe checks whether a worker can be reached. If ask is set, it asks what the worker
 // serves and, if that is due, what it is. It returns whether it asked the latter.
-func (p *Prober) probe(whole context.Context, w *pool.Worker, ask bool) (detected bool) {
-	defer Of(w).follow()
+func (p *Prober) probe(whole context.Context, w *worker.Worker, ask bool) (detected bool) {
+	defer follow(p.pool, w)
 	ctx, cancel := context.WithTimeout(whole, probeTimeout)
 	defer cancel()
 	if ask {
-		Of(w).probing.listed.Store(time.Now().UnixNano())
 		if !w.HasConfiguredModels() ||
 			// the operator lists its models: it is asked only to end an absence
-			w.Health.Reach() == pool.Unresponsive && p.pool.Settings.Load().Worker(w.Dial).Engine != engine.Other {
+			w.Health.Reach() == worker.Unresponsive && p.pool.Settings.Load().Worker(w.Dial).Engine != engine.Other {
 			return p.askModels(ctx, w) && p.detect(whole, w)
 		}
 		if p.detect(whole, w) {
@@ -221,16 +215,24 @@ func (p *Prober) probe(whole context.Context, w *pool.Worker, ask bool) (detecte
 	return false
 }
 
+// modelsInterval returns the least time between two questions to a worker about its models.
+func modelsInterval(p *pool.Pool, w *worker.Worker, t time.Time) time.Duration {
+	if p.IsIdle(t) || w.RefusesModels() {
+		return worker.AskedLess
+	}
+	return 0
+}
+
 // pauseOf returns for how long a worker is not probed again.
-func pauseOf(w *pool.Worker) time.Duration {
+func pauseOf(w *worker.Worker) time.Duration {
 	if w.Health.Reach().Away() {
 		return probeTick / 2
 	}
-	return pool.ProbeEvery - probeTick/2
+	return worker.ProbeEvery - probeTick/2
 }
 
 // saw tells the pool how a question to a worker ended, and returns whether it was
 // answered. An address that cannot be asked says nothing of its worker.
-func (p *Prober) saw(ctx context.Context, w *pool.Worker, status int, err error) bool {
+func (p *Prober) saw(ctx context.Context, w *worker.Worker, status int, err error) bool {
 	return !errors.Is(err, upstream.ErrNoDial) && p.pool.RecordOwnRequest(ctx, w, status, err)
 }

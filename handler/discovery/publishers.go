@@ -7,15 +7,10 @@ import (
 	"strings"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
-	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 
 	"github.com/caddyserver/caddy/v2"
 )
-
-// publisher is one rank's source of events.
-type publisher struct {
-	endpoint, replay, topic string
-}
 
 // Why a worker has no source of events although it publishes some.
 var (
@@ -26,41 +21,41 @@ var (
 
 // publishers returns where the ranks of a worker publish, none if nowhere. The error says why
 // the router cannot use what the engine reports.
-func publishers(set *pool.KVEventsSettings, host string, of engine.KVEvents, ranks int) ([]publisher, error) {
+func publishers(set *worker.KVEventsSettings, host string, of engine.KVEvents, ranks int) ([]worker.Publisher, error) {
 	if set == nil {
-		set = new(pool.KVEventsSettings)
+		set = new(worker.KVEventsSettings)
 	}
-	first, n := publisher{topic: set.Topic}, ranks
-	switch source := cmp.Or(set.Source, pool.EventsAuto); source {
-	case pool.EventsOff:
+	first, n := worker.Publisher{Topic: set.Topic}, ranks
+	switch source := cmp.Or(set.Source, worker.EventsAuto); source {
+	case worker.EventsOff:
 		return nil, nil
-	case pool.EventsAuto:
+	case worker.EventsAuto:
 		if of.Publishers == 0 {
 			return nil, nil
 		}
 		if !of.Listens && !engine.Binds(of.Endpoint) {
 			return nil, errDials
 		}
-		first.endpoint, first.replay = fromHere(of.Endpoint, host), fromHere(of.Replay, host)
-		first.topic = cmp.Or(set.Topic, of.Topic)
+		first.Endpoint, first.Replay = fromHere(of.Endpoint, host), fromHere(of.Replay, host)
+		first.Topic = cmp.Or(set.Topic, of.Topic)
 		n = of.Publishers
 	default:
-		first.endpoint = at(source, host)
+		first.Endpoint = at(source, host)
 	}
 	if set.Replay != "" {
-		first.replay = at(set.Replay, host)
+		first.Replay = at(set.Replay, host)
 	}
-	if first.endpoint == "" {
+	if first.Endpoint == "" {
 		return nil, errUnread
 	}
 	if n != ranks { // as many ranks as publishers, or the batches cannot be told apart
 		return nil, errRanks
 	}
-	list := make([]publisher, 0, n)
+	list := make([]worker.Publisher, 0, n)
 	for rank := range n {
 		one := first
-		one.endpoint, one.replay = engine.PortAfter(first.endpoint, rank), engine.PortAfter(first.replay, rank)
-		if one.endpoint == "" {
+		one.Endpoint, one.Replay = engine.PortAfter(first.Endpoint, rank), engine.PortAfter(first.Replay, rank)
+		if one.Endpoint == "" {
 			return nil, errUnread
 		}
 		list = append(list, one)
@@ -70,7 +65,7 @@ func publishers(set *pool.KVEventsSettings, host string, of engine.KVEvents, ran
 
 // at returns the endpoint that an option names.
 func at(option, host string) string {
-	if pool.PortOf(option) > 0 {
+	if worker.PortOf(option) > 0 {
 		return "tcp://" + net.JoinHostPort(host, option)
 	}
 	return option
@@ -86,7 +81,7 @@ func fromHere(endpoint, host string) string {
 		return ""
 	}
 	i := strings.LastIndexByte(endpoint, ':')
-	if !strings.HasPrefix(endpoint, "tcp://") || i < 0 || pool.PortOf(endpoint[i+1:]) == 0 {
+	if !strings.HasPrefix(endpoint, "tcp://") || i < 0 || worker.PortOf(endpoint[i+1:]) == 0 {
 		return ""
 	}
 	return "tcp://" + net.JoinHostPort(host, endpoint[i+1:])

@@ -8,14 +8,15 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 )
 
 // warned returns the warnings of a worker's engine that are logged, and the advice of the last one.
 func warned(p *pool.Pool, dial string) (list []string, advice string) {
-	x, now := Of(p.Worker(dial)), time.Now()
-	x.review(now)
-	logged := x.warned.Open(now)
-	for _, v := range x.Warnings(now) {
+	w, now := p.Worker(dial), time.Now()
+	review(p, w, now)
+	logged := w.Warned.Open(now)
+	for _, v := range Warnings(p, w, now) {
 		if !slices.ContainsFunc(logged, func(in pool.Incident) bool { return in.What == v.What }) {
 			v.What += " is not logged"
 		}
@@ -52,10 +53,10 @@ func TestEngineWarningsFollowTheEngine(t *testing.T) {
 // Engines may omit a count of 0.
 func TestMissingCountsAreWarnedOf(t *testing.T) {
 	p := testPool(t, wanted(pool.WorkerSettings{Dial: "a:1"}))
-	x := Of(tell(p, "a:1", engine.Info{Type: engine.VLLM, BlockSize: 32}))
-	answers := func(n int, of Prediction, counted bool) {
+	w := tell(p, "a:1", engine.Info{Type: engine.VLLM, BlockSize: 32})
+	answers := func(n int, of worker.Prediction, counted bool) {
 		for range n {
-			x.CountedCache(&of, counted)
+			w.CountedCache(&of, counted, p.Settings.Load().BlockSize)
 		}
 	}
 	want := func(what string, list ...string) {
@@ -64,21 +65,21 @@ func TestMissingCountsAreWarnedOf(t *testing.T) {
 			t.Errorf("%s: warnings %q, want %q", what, got, list)
 		}
 	}
-	answers(100, Prediction{}, false)
-	answers(100, Prediction{Tokens: 63}, false)
-	answers(100, Prediction{Tokens: 96, Shared: 2}, false) // still being computed
+	answers(100, worker.Prediction{}, false)
+	answers(100, worker.Prediction{Tokens: 63}, false)
+	answers(100, worker.Prediction{Tokens: 96, Shared: 2}, false) // still being computed
 	want("prompts that may not be cached")
-	answers(19, Prediction{Tokens: 64}, false)
-	answers(1, Prediction{}, true)
-	answers(19, Prediction{Tokens: 64}, false)
+	answers(19, worker.Prediction{Tokens: 64}, false)
+	answers(1, worker.Prediction{}, true)
+	answers(19, worker.Prediction{Tokens: 64}, false)
 	want("a count among them")
-	answers(1, Prediction{Tokens: 64}, false)
+	answers(1, worker.Prediction{Tokens: 64}, false)
 	want("20 answers", warnCachedTokens)
 	if _, advice := warned(p, "a:1"); !strings.Contains(advice, "--enable-prompt-tokens-details") {
 		t.Errorf("the advice is %q", advice)
 	}
-	answers(100, Prediction{Tokens: 640}, false)
+	answers(100, worker.Prediction{Tokens: 640}, false)
 	want("many answers", warnCachedTokens)
-	answers(1, Prediction{Tokens: 64}, true)
+	answers(1, worker.Prediction{Tokens: 64}, true)
 	want("a count")
 }

@@ -16,7 +16,6 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
-	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
@@ -318,13 +317,6 @@ func (d *Dispatch) endLast() {
 		d.Pool.Report(o.attempt.Worker, o.attempt.shows(pool.OutcomeBroken, "stream broke: "+o.Broken.Error()))
 	}
 	d.follow(outcome)
-	if a := d.attempt.computes(); d.plan.Request != nil && a.Tokens > 0 {
-		d.PoolMetrics.predictedHits.Observe(float64(a.Terms.OverlapTokens) / float64(a.Tokens))
-		if o.computed() {
-			a = o.attempt.computes()
-			discovery.Of(a.Worker).Hits.Predicted(a.Terms.OverlapTokens, a.Tokens)
-		}
-	}
 }
 
 // Fallbacks that are found after the plan was made.

@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
@@ -103,7 +102,7 @@ func (noFollowUps) Answering(Answering, *http.Response) FollowUp { return nil }
 // testPool opens a pool of its own.
 func testPool(t testing.TB, s *pool.Settings) *pool.Pool {
 	t.Helper()
-	p, err := pool.New("test", s.WithDefaults(), discovery.NewWatch)
+	p, err := pool.New("test", s.WithDefaults(), turn.NewCloser)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,11 +12,11 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -235,6 +235,6 @@ func (a *attempt) legOutcome(status int, err error) pool.Outcome {
 func (l *legs) learn(c response.Counts) {
 	o := &delivery{d: l.decode.d, attempt: l.prefill}
 	o.Counts = c
-	kind := discovery.ReportKind{API: o.d.plan.API.Name()}
-	o.learnPrompt(discovery.Of(o.attempt.Worker).CachedTokens(kind, c.Cached))
+	kind := worker.ReportKind{API: o.d.plan.API.Name()}
+	o.learnPrompt(o.attempt.Worker.CachedTokens(kind, c.Cached))
 }

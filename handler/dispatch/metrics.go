@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
-	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/turn"
@@ -19,22 +18,20 @@ import (
 // Metrics are the collectors. They are made once per process, so that counts
 // survive reloads, and registered with each configuration's registry.
 type Metrics struct {
-	all                         []prometheus.Collector
-	requests, fallbacks         *prometheus.CounterVec
-	shadow, shadowFaults        *prometheus.CounterVec
-	ttft, itl                   *prometheus.HistogramVec
-	inputTokens, outputTokens   *prometheus.HistogramVec
-	predictedHits, reportedHits *prometheus.HistogramVec
-	turnedAway                  *prometheus.CounterVec
-	unsupported                 *prometheus.CounterVec
-	compared                    *prometheus.CounterVec
-	queueWait                   *prometheus.HistogramVec
-	dropped, malformed          *prometheus.CounterVec
-	turns, moves                *prometheus.CounterVec
-	legs                        *prometheus.CounterVec
-	legTimes                    *prometheus.HistogramVec
-	resumed, stayed             *prometheus.CounterVec
-	users                       users
+	all                       []prometheus.Collector
+	requests, fallbacks       *prometheus.CounterVec
+	shadow, shadowFaults      *prometheus.CounterVec
+	ttft, itl                 *prometheus.HistogramVec
+	inputTokens, outputTokens *prometheus.HistogramVec
+	turnedAway                *prometheus.CounterVec
+	unsupported               *prometheus.CounterVec
+	queueWait                 *prometheus.HistogramVec
+	dropped, malformed        *prometheus.CounterVec
+	turns, moves              *prometheus.CounterVec
+	legs                      *prometheus.CounterVec
+	legTimes                  *prometheus.HistogramVec
+	resumed, stayed           *prometheus.CounterVec
+	users                     users
 }
 
 // Outcomes of a request.
@@ -52,17 +49,14 @@ const (
 
 // PoolMetrics are the collectors that each request moves, for one pool.
 type PoolMetrics struct {
-	Requests                    map[string]prometheus.Counter // by outcome
-	ttft, itl                   prometheus.Observer
-	inputTokens, outputTokens   prometheus.Observer
-	predictedHits, reportedHits prometheus.Observer
-	turnedAway                  map[string]prometheus.Counter // by the error's code
-	// of answers that tell what was cached, in tokens
-	comparedPrompt, comparedPredicted, comparedReported prometheus.Counter
-	queueWait                                           prometheus.Observer
-	turns                                               map[turn.State]prometheus.Counter
-	legs                                                map[[2]string]prometheus.Counter // by leg and outcome
-	legTimes                                            map[string]prometheus.Observer   // by leg
+	Requests                  map[string]prometheus.Counter // by outcome
+	ttft, itl                 prometheus.Observer
+	inputTokens, outputTokens prometheus.Observer
+	turnedAway                map[string]prometheus.Counter // by the error's code
+	queueWait                 prometheus.Observer
+	turns                     map[turn.State]prometheus.Counter
+	legs                      map[[2]string]prometheus.Counter // by leg and outcome
+	legTimes                  map[string]prometheus.Observer   // by leg
 }
 
 // Of returns the collectors of a pool.
@@ -71,11 +65,7 @@ func (m *Metrics) Of(pool string) *PoolMetrics {
 		Requests: make(map[string]prometheus.Counter),
 		ttft:     m.ttft.WithLabelValues(pool), itl: m.itl.WithLabelValues(pool),
 		inputTokens: m.inputTokens.WithLabelValues(pool), outputTokens: m.outputTokens.WithLabelValues(pool),
-		predictedHits: m.predictedHits.WithLabelValues(pool), reportedHits: m.reportedHits.WithLabelValues(pool),
-		comparedPrompt:    m.compared.WithLabelValues(pool, "prompt"),
-		comparedPredicted: m.compared.WithLabelValues(pool, "predicted"),
-		comparedReported:  m.compared.WithLabelValues(pool, "reported"),
-		queueWait:         m.queueWait.WithLabelValues(pool), turns: make(map[turn.State]prometheus.Counter),
+		queueWait: m.queueWait.WithLabelValues(pool), turns: make(map[turn.State]prometheus.Counter),
 		turnedAway: map[string]prometheus.Counter{
 			api.CodeQueueFull:    m.turnedAway.WithLabelValues(pool, "full"),
 			api.CodeQueueTimeout: m.turnedAway.WithLabelValues(pool, "timeout"),
@@ -146,11 +136,9 @@ var AllMetrics = sync.OnceValue(func() *Metrics {
 		"Streams that broke off and were asked for at another worker, by cause, by what was asked for, and by whether they went on.",
 		"cause", "way", "outcome")
 	m.stayed = counter("resume_refused_total", "Streams that broke off and did not go on elsewhere, by reason.", "reason")
-	m.compared = counter("compared_tokens_total",
-		"Tokens of the prompt, predicted as cached and reported as cached, of answers that report cached tokens.", "tokens")
 	m.legs = counter("legs_total", "Legs of requests over two workers, by outcome.", "leg", "outcome")
 
-	times, ratio := prometheus.ExponentialBucketsRange, prometheus.LinearBuckets(0, 0.05, 21)
+	times := prometheus.ExponentialBucketsRange
 	m.queueWait = histogram("queue_wait_seconds", times(0.005, 300, 14), "Time in the queue, of requests that waited.")
 	m.ttft = histogram("time_to_first_token_seconds", times(0.001, 480, 18),
 		"Time from the request to the first token of a streamed answer.")
@@ -159,9 +147,6 @@ var AllMetrics = sync.OnceValue(func() *Metrics {
 	m.legTimes = histogram("leg_seconds", times(0.001, 480, 18), "Time of the legs of requests over two workers.", "leg")
 	m.inputTokens = histogram("input_tokens", times(50, 128000, 12), "Prompt tokens as the engines reported them.")
 	m.outputTokens = histogram("output_tokens", times(50, 32000, 10), "Generated tokens as the engines reported them.")
-	m.predictedHits = histogram("predicted_hit_ratio", ratio,
-		"Share of the prompt that the chosen worker was predicted to hold.")
-	m.reportedHits = histogram("reported_hit_ratio", ratio, "Share of the prompt that the engine reported as cached.")
 	return m
 })
 
@@ -191,7 +176,7 @@ func (f *PoolMetrics) leg(name string, err error, took time.Duration) {
 // Register registers the collectors of requests and others. Several handlers may do so.
 func Register(r *prometheus.Registry, logger *zap.Logger, others ...prometheus.Collector) *Metrics {
 	m := AllMetrics()
-	for _, c := range slices.Concat(pool.Collectors(), discovery.Collectors(), m.all, others) {
+	for _, c := range slices.Concat(pool.Collectors(), m.all, others) {
 		var already prometheus.AlreadyRegisteredError
 		if err := r.Register(c); err != nil && !errors.As(err, &already) {
 			logger.Error("registering metrics failed; the router serves without them", zap.Error(err))

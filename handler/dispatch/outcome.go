@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
-	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
@@ -89,10 +89,10 @@ func (a *attempt) blameKey() uint64 {
 // learn feeds the engine's usage into metrics, ratios and the cache check.
 func (o *delivery) learn() {
 	m := o.d.PoolMetrics
-	kind := discovery.ReportKind{API: o.d.plan.API.Name(), Stream: o.Stream}
+	kind := worker.ReportKind{API: o.d.plan.API.Name(), Stream: o.Stream}
 	cached := int64(-1)
 	if o.attempt.legs == nil { // else the prefill leg has told
-		cached = discovery.Of(o.attempt.Worker).CachedTokens(kind, o.Cached)
+		cached = o.attempt.Worker.CachedTokens(kind, o.Cached)
 	}
 	if o.Prompt > 0 {
 		m.inputTokens.Observe(float64(o.Prompt))
@@ -119,10 +119,6 @@ func (o *delivery) learnPrompt(cached int64) {
 		return
 	}
 	o.count(cached)
-	if cached >= 0 {
-		o.d.PoolMetrics.reportedHits.Observe(float64(cached) / float64(o.Prompt))
-		discovery.Of(o.attempt.Worker).Hits.Reported(cached, o.Prompt)
-	}
 	if o.attempt.legs == nil {
 		o.verify(cached)
 	}
@@ -173,22 +169,19 @@ func (o *delivery) verify(cached int64) {
 	if a.Tokens == 0 || d.plan.Score.SkipsCache {
 		return
 	}
-	predicted := &discovery.Prediction{
+	block := d.Pool.Settings.Load().BlockSize
+	predicted := &worker.Prediction{
 		Prompt: a.blameKey(), Tokens: a.Terms.OverlapTokens,
 		Shared: a.Terms.SharedBlocks, Knowledge: a.Terms.Knowledge,
 	}
 	if d.plan.API.Work() == api.Generate {
-		discovery.Of(a.Worker).CountedCache(predicted, cached >= 0)
+		a.Worker.CountedCache(predicted, cached >= 0, block)
 	}
 	if cached < 0 || !o.knowsRank() {
 		return
 	}
 	a.counts.Compared(o.Prompt, a.Terms.OverlapTokens, cached)
-	m := d.PoolMetrics
-	m.comparedPrompt.Add(float64(o.Prompt))
-	m.comparedPredicted.Add(float64(a.Terms.OverlapTokens))
-	m.comparedReported.Add(float64(cached))
-	discovery.Of(a.Worker).Verify(predicted, cached)
+	a.Worker.Verify(predicted, cached, block)
 }
 
 // knowsRank returns whether the attempt's target has computed the request. It is false if the

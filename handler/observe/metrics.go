@@ -6,9 +6,14 @@ import "github.com/prometheus/client_golang/prometheus"
 var (
 	retriesMade = counter("retries_total", "Retries, by the worker that failed and the reason; resend is a retry by net/http.", "worker", "reason")
 	// retriesDenied counts retries that the budget did not allow.
-	retriesDenied      = counter("retries_denied_total", "Retries that the retry budget did not allow.")
-	cachesCleared      = counter("cache_model_cleared_total", "How often a worker lost its KV cache and the router cleared its cache model, by reason.", "worker", "reason")
-	unfetched          = counter("unfetched_prompts_total", "Prompts that the worker computed for decode workers and that none of these got.", "worker")
+	retriesDenied    = counter("retries_denied_total", "Retries that the retry budget did not allow.")
+	cachesCleared    = counter("cache_model_cleared_total", "How often a worker lost its KV cache and the router cleared its cache model, by reason.", "worker", "reason")
+	unfetched        = counter("unfetched_prompts_total", "Prompts that the worker computed for decode workers and that none of these got.", "worker")
+	predictionErrors = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Namespace: "caddy", Subsystem: "kv_router", Name: "prediction_error_tokens",
+		Help:    "Absolute difference between predicted and reported cached tokens.",
+		Buckets: []float64{0, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536},
+	}, []string{"pool", "worker"})
 	engineSessionCalls = counter("engine_sessions_total", "Sessions that engines opened and closed for the router, by outcome.", "action", "outcome")
 )
 
@@ -20,7 +25,7 @@ func counter(name, help string, labels ...string) *prometheus.CounterVec {
 // Collectors returns the collectors of the pools, to be registered.
 func Collectors() []prometheus.Collector {
 	return []prometheus.Collector{
-		retriesMade, retriesDenied, cachesCleared, unfetched, engineSessionCalls, workerOutcomes, workerTokens, workerTTFT, workerITL,
+		retriesMade, retriesDenied, cachesCleared, unfetched, predictionErrors, engineSessionCalls, workerOutcomes, workerTokens, workerTTFT, workerITL,
 	}
 }
 
@@ -51,6 +56,11 @@ func (w *Worker) Cleared(why string) { cachesCleared.WithLabelValues(w.pool, w.d
 // Unfetched counts a prompt that the worker computed and no decode worker got.
 func (w *Worker) Unfetched() { unfetched.WithLabelValues(w.pool, w.dial).Inc() }
 
+// Mispredicted records by how many tokens a prediction of cached tokens was off.
+func (w *Worker) Mispredicted(tokens int64) {
+	predictionErrors.WithLabelValues(w.pool, w.dial).Observe(float64(tokens))
+}
+
 // FromZero creates the series of the worker: Prometheus does not see the first event of a series that
 // begins with it.
 func (w *Worker) FromZero() {
@@ -66,7 +76,7 @@ func (w *Worker) FromZero() {
 // Forget deletes the series of the worker, and those of one that had another id at its address.
 func (w *Worker) Forget() {
 	labels := prometheus.Labels{"pool": w.pool, "worker": w.dial}
-	for _, c := range []interface{ DeletePartialMatch(prometheus.Labels) int }{retriesMade, cachesCleared, unfetched} {
+	for _, c := range []interface{ DeletePartialMatch(prometheus.Labels) int }{retriesMade, cachesCleared, unfetched, predictionErrors} {
 		c.DeletePartialMatch(labels)
 	}
 	w.ForgetFigures()

@@ -11,8 +11,6 @@ import (
 )
 
 const (
-	// ProbeEvery is the time between two probes of a worker.
-	ProbeEvery = 4 * time.Second
 	// idleAfter is the time without requests after which a pool is idle. Its workers may
 	// sleep or cost money, so discovery asks them as rarely as silent ones.
 	idleAfter = 10 * time.Minute

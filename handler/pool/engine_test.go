@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
@@ -19,24 +20,13 @@ func (p *Pool) tell(dial string, told engine.Info) *Worker {
 	return w
 }
 
-// asked is a watch that counts how often the worker is to be asked soon.
-type asked struct {
-	noWatch
-	soon int
-}
-
-func (a *asked) AskAgain(soon bool) {
-	if soon {
-		a.soon++
-	}
-}
-
 // TestMirrorIsClearedOnAllRanks clears, and tells of it only if there was
 // anything.
 func TestMirrorIsClearedOnAllRanks(t *testing.T) {
 	p := testPool(t, wanted(WorkerSettings{Dial: "a:1", DPSize: 2}))
-	w, watch := p.Worker("a:1"), new(asked)
-	w.SetWatch(watch)
+	w := p.Worker("a:1")
+	w.BeginProbe(time.Now(), 0, 0)
+	w.EndProbe()
 	p.serve(w).End(true, nil)
 	if load := p.Load(time.Now(), w); load.CachedTokens != 1600 || load.CapacityTokens != 2*262144 {
 		t.Errorf("load of both ranks %+v", load)
@@ -54,7 +44,8 @@ func TestMirrorIsClearedOnAllRanks(t *testing.T) {
 		t.Error("it is not marked down")
 	}
 	p.Report(w, Outcome{Kind: OutcomeAnswered, Begun: time.Now()}) // and asks it again at once
-	if !w.Health.Available(time.Now()) || watch.soon != 1 {
+	soon, _ := w.BeginProbe(time.Now(), time.Hour, 0)
+	if !w.Health.Available(time.Now()) || !soon {
 		t.Error("it is still marked down, or not asked again")
 	}
 }
@@ -103,7 +94,7 @@ func TestUnansweredQuestionsMarkDown(t *testing.T) {
 	if !w.Health.Available(time.Now()) {
 		t.Error("a busy worker is marked down")
 	}
-	progressed(w, time.Now().Add(-ProbeEvery))
+	progressed(w, time.Now().Add(-worker.ProbeEvery))
 	for _, err := range []error{io.EOF, nil, io.ErrUnexpectedEOF} {
 		ask(err)
 		if !w.Health.Available(time.Now()) {

@@ -30,7 +30,7 @@ func newFlowTest(t *testing.T) *flowTest {
 	// without the upkeep, which has a clock of its own
 	p := &Pool{
 		Name: "test", Scheduler: kvscore.NewScheduler(kvscore.Settings{}),
-		members: members{workers: make(map[string]*Worker)}, newWatch: unwatched,
+		members: members{workers: make(map[string]*Worker)},
 	}
 	p.Settings.Store(wanted().WithDefaults())
 	p.queue.pool = p

@@ -32,7 +32,7 @@ func keepingSettings(dials ...string) *Settings {
 // keeping starts a pool that keeps its journal in a file.
 func keeping(t testing.TB, file string, s *Settings) *Pool {
 	t.Helper()
-	p, err := New("kept", s, func(*Pool, *Worker) Watch { return noWatch{} })
+	p, err := New("kept", s, noCloser)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -189,7 +189,7 @@ func TestEngineRestartedBeforeTheCacheIsRestored(t *testing.T) {
 	use(t, old, "a", one, 20)
 	old.Destruct()
 
-	p, err := New("kept", keepingSettings(one), unwatched)
+	p, err := New("kept", keepingSettings(one), noCloser)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -317,7 +317,7 @@ func shift(t testing.TB, file string, by time.Duration) {
 func TestJournalThatCannotBeOpened(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "journal")
 	first := keeping(t, file, keepingSettings(one))
-	second, err := New("other", keepingSettings(one), unwatched)
+	second, err := New("other", keepingSettings(one), noCloser)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -341,7 +341,7 @@ func TestJournalThatCannotBeOpened(t *testing.T) {
 func TestJournalIsTurnedOff(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "journal")
-	p, err := New("kept", keepingSettings(one), unwatched)
+	p, err := New("kept", keepingSettings(one), noCloser)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -371,7 +371,7 @@ func TestRequestsBesideTheJournal(t *testing.T) {
 		use(t, old, fmt.Sprint("old", i), []string{one, two}[i%2], 20+i%50)
 	}
 	old.Destruct()
-	p, err := New("kept", keepingSettings(one, two), unwatched)
+	p, err := New("kept", keepingSettings(one, two), noCloser)
 	if err != nil {
 		t.Fatal(err)
 	}

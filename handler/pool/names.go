@@ -17,7 +17,6 @@ type (
 	HealthState      = worker.HealthState
 	AttemptKind      = worker.AttemptKind
 	Part             = worker.Part
-	Watch            = worker.Watch
 
 	Figures       = observe.Figures
 	Sums          = observe.Sums

@@ -49,8 +49,7 @@ type Pool struct {
 	conversations
 
 	Sessions  *affinity.Sessions
-	holderMu  sync.Mutex
-	holder    Holder // nil until the first call of Holder
+	Closer    Closer
 	queue     queue
 	Spending  spending
 	Aborts    Aborts
@@ -61,11 +60,10 @@ type Pool struct {
 	kept      kept
 	shared    shared
 
-	choices  sync.Pool // of *Candidates
-	newWatch func(*Pool, *Worker) Watch
-	life     context.Context
-	endLife  context.CancelFunc
-	tasks    sync.WaitGroup // see Go
+	choices sync.Pool // of *Candidates
+	life    context.Context
+	endLife context.CancelFunc
+	tasks   sync.WaitGroup // see Go
 }
 
 // members are the workers of a pool.
@@ -101,19 +99,19 @@ type configs struct {
 	agreed  *SharedSettings      // of its handlers
 }
 
-// New makes a pool and begins its upkeep. watch begins what discovery keeps of a worker.
-func New(name string, s *Settings, watch func(*Pool, *Worker) Watch) (*Pool, error) {
+// New makes a pool and begins its upkeep. closer returns what closes the sessions that its engines keep.
+func New(name string, s *Settings, closer func(*Pool) Closer) (*Pool, error) {
 	p := &Pool{
 		Name:      name,
 		Scheduler: kvscore.NewScheduler(s.schedulerSettings()),
 		members:   members{workers: make(map[string]*Worker)},
-		newWatch:  watch,
 	}
 	p.life, p.endLife = context.WithCancel(context.Background())
+	p.Closer = closer(p)
 	store, err := affinity.NewRistretto(affinity.Options{
 		MaxSessions: s.MaxSessions,
 		Journal:     &p.kept.journal,
-		OnExpire:    func(key affinity.Key, b affinity.Binding, why affinity.Reason) { p.sessionEnded(key, &b.Want, why) },
+		OnExpire:    func(key affinity.Key, b affinity.Binding, why affinity.Reason) { p.Closer.Ended(key, &b.Want, why) },
 	})
 	if err != nil {
 		return nil, err
@@ -139,8 +137,8 @@ func (s *Settings) schedulerSettings() kvscore.Settings {
 // Destruct writes the end of the journal or closes the sessions that engines hold, ends the upkeep,
 // and closes the store.
 func (p *Pool) Destruct() error {
-	if h := p.Holder(nil); h != nil && !p.JournalState().On {
-		h.CloseAll()
+	if !p.JournalState().On {
+		p.Closer.CloseAll()
 	}
 	p.endLife()
 	p.tasks.Wait()

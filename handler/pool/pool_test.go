@@ -5,24 +5,24 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// noWatch is the watch of workers in a pool without discovery.
-type noWatch struct{}
+// sessionsStay is the closer of a pool whose engines keep no sessions.
+type sessionsStay struct{ Closer }
 
-func (noWatch) AskAgain(bool) {}
-func (noWatch) Restarted()    {}
-func (noWatch) Close()        {}
+func (sessionsStay) Ended(affinity.Key, *affinity.Want, affinity.Reason) {}
+func (sessionsStay) CloseAll()                                           {}
 
-func unwatched(*Pool, *Worker) Watch { return noWatch{} }
+func noCloser(*Pool) Closer { return sessionsStay{} }
 
 // testPool opens a pool of its own.
 func testPool(t testing.TB, s *Settings) *Pool {
 	t.Helper()
-	p, err := New("test", s.WithDefaults(), unwatched)
+	p, err := New("test", s.WithDefaults(), noCloser)
 	if err != nil {
 		t.Fatal(err)
 	}

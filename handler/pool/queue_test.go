@@ -14,16 +14,18 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 )
 
 // queueRoom is a queue before workers with the given limits.
 func queueRoom(limits ...int) (*queue, []*Worker) {
-	p := &Pool{members: members{workers: make(map[string]*Worker)}, newWatch: unwatched}
+	p := &Pool{members: members{workers: make(map[string]*Worker)}}
 	p.Settings.Store(wanted().WithDefaults())
 	p.queue.pool = p
 	workers := make([]*Worker, len(limits))
 	for i, n := range limits {
-		workers[i] = p.newWorker(WorkerSettings{Dial: fmt.Sprint(i), ID: uint64(i + 1), MaxRunning: RequestLimit(n)})
+		workers[i] = worker.New("test", WorkerSettings{Dial: fmt.Sprint(i), ID: uint64(i + 1), MaxRunning: RequestLimit(n)})
 		p.workers[workers[i].Dial] = workers[i]
 	}
 	return &p.queue, workers

@@ -5,17 +5,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/zeebo/xxh3"
 )
-
-// newWorker returns a worker of the pool, which need not know it.
-func (p *Pool) newWorker(set WorkerSettings) *Worker {
-	w := worker.New(p.Name, set)
-	w.SetWatch(p.newWatch(p, w))
-	return w
-}
 
 // maxClaimed bounds how many ranks an engine can claim. Each is a target, with a stream of KV events.
 const maxClaimed = 128

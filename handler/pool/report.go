@@ -119,7 +119,7 @@ func (p *Pool) clear(w *Worker, why string) {
 		p.Scheduler.Clear(w.Target(rank))
 	}
 	p.kept.journal.LostCache(w.ID)
-	w.Watch().Restarted()
+	w.Restarted()
 	p.pairs.forget(w.ID)
 	if why != observe.ClearedAsleep {
 		w.EndHung() // the process that hung has ended
@@ -152,7 +152,7 @@ func (p *Pool) away(w *Worker, r worker.Reach, why string) {
 func (p *Pool) answered(w *Worker) {
 	previous, wasAbsent := w.Health.Answered()
 	if previous.Away() {
-		w.Watch().AskAgain(true)
+		w.AskSoon()
 	}
 	if wasAbsent {
 		p.logWell(w)
@@ -162,7 +162,7 @@ func (p *Pool) answered(w *Worker) {
 // Connected records that the router could connect to a worker.
 func (p *Pool) Connected(w *Worker) {
 	if previous := w.Health.Connected(time.Now()); previous == worker.Refusing || previous == worker.Unreachable {
-		w.Watch().AskAgain(true)
+		w.AskSoon()
 	}
 }
 
@@ -191,7 +191,7 @@ func (p *Pool) RecordOwnRequest(ctx context.Context, w *Worker, status int, err 
 // unanswered records that a worker left a request of the router's own unanswered. A
 // worker that sends tokens may be too busy to answer.
 func (p *Pool) unanswered(w *Worker, err error) {
-	if w.OutputSince(time.Now().Add(-ProbeEvery)) {
+	if w.OutputSince(time.Now().Add(-worker.ProbeEvery)) {
 		return
 	}
 	if w.Health.Unanswered() {

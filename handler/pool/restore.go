@@ -221,7 +221,7 @@ func (r *restorer) finish(ctx context.Context, head *journal.Head) {
 	}
 	worker.AwaitProbes(ctx, firstProbes, static) // they show which engine it is, and its capacity
 	for _, b := range over {
-		p.sessionEnded(b.Key, &b.Want, affinity.Expired)
+		p.Closer.Ended(b.Key, &b.Want, affinity.Expired)
 	}
 	hasCache := make(map[*restoredWorker]bool)
 	for _, w := range r.byDial {
@@ -286,7 +286,7 @@ func (r *restorer) binding(ctx context.Context, b *restoredBinding) (ok bool) {
 	if done, _ := r.pool.Sessions.Restore(ctx, &b.Saved); done {
 		r.Sessions++
 	} else if held {
-		r.pool.sessionEnded(b.Key, &b.Want, affinity.Replaced)
+		r.pool.Closer.Ended(b.Key, &b.Want, affinity.Replaced)
 	}
 	return true
 }

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 )
 
 const minute, hour = caddy.Duration(time.Minute), caddy.Duration(time.Hour)
@@ -129,7 +131,7 @@ func TestSettingsOfEngines(t *testing.T) {
 		t.Errorf("a:1 is %+v", w)
 	}
 	s = wanted(WorkerSettings{Dial: AllWorkers, Drain: new(true)}, WorkerSettings{Dial: "a:1", Drain: new(false)}, WorkerSettings{Dial: "b:1"}).WithDefaults()
-	if a, b := (&Pool{newWatch: unwatched}).newWorker(s.Worker("a:1")), (&Pool{newWatch: unwatched}).newWorker(s.Worker("b:1")); a.Draining() || !b.Draining() {
+	if a, b := worker.New("test", s.Worker("a:1")), worker.New("test", s.Worker("b:1")); a.Draining() || !b.Draining() {
 		t.Errorf("a:1 drains %v, b:1 %v; want the opposite", a.Draining(), b.Draining())
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
+
 	"github.com/caddyserver/caddy/v2"
 )
 
@@ -61,7 +63,7 @@ func (p *Pool) peek(dial string) *Worker {
 	if w := p.Known(dial); w != nil {
 		return w
 	}
-	return p.newWorker(p.Settings.Load().Worker(dial))
+	return worker.New(p.Name, p.Settings.Load().Worker(dial))
 }
 
 // All returns the workers, in no order.
@@ -99,7 +101,7 @@ func (p *Pool) declare(dial string) *Worker {
 		return w
 	}
 	set := p.Settings.Load().Worker(dial)
-	w := p.newWorker(set)
+	w := worker.New(p.Name, set)
 	p.workers[dial] = w
 	p.declareRanks(w, set)
 	p.layout.Add(1)
@@ -116,7 +118,7 @@ func (p *Pool) renumber(s *Settings) {
 		}
 		old = append(old, w)
 		delete(p.workers, dial)
-		p.Go(w.Watch().Close)
+		p.Go(w.Close)
 		w.Past.ForgetFigures()
 		p.retireRanks(w, 0, w.Ranks())
 		for rank := range w.Ranks() { // a retired target stays while it has leases
@@ -135,7 +137,7 @@ func (p *Pool) renumber(s *Settings) {
 func (p *Pool) newOverflow() *Worker {
 	set := p.Settings.Load().Worker(dialOverflow)
 	set.DPSize, set.MaxRunning = 1, 0
-	w := p.newWorker(set)
+	w := worker.New(p.Name, set)
 	p.Scheduler.Retire(w.Target(0))
 	return w
 }
@@ -186,7 +188,7 @@ func (p *Pool) drop(w *Worker) {
 	}
 	p.retireRanks(w, 0, w.Ranks())
 	delete(p.workers, w.Dial)
-	p.Go(w.Watch().Close)
+	p.Go(w.Close)
 	w.Past.Forget()
 }
 

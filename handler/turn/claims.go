@@ -148,24 +148,24 @@ func (t *Turn) leaveClaims(computed bool, held *affinity.Want) {
 			return err
 		})
 	}
-	l.endAfter(t.closer, held)
+	l.endAfter(t.Pool, held)
 }
 
 // endAfter ends the lock when the closing of a session is over, if there is one.
-func (l *lock) endAfter(c *closer, held *affinity.Want) {
+func (l *lock) endAfter(p *pool.Pool, held *affinity.Want) {
 	end := func() {
 		l.end()
-		l.release(c.pool)
+		l.release(p)
 	}
-	w := c.pool.ByID(held.Target.Worker)
-	if w == nil || c.over(w, held.EngineSession) == nil {
+	w := p.ByID(held.Target.Worker)
+	if w == nil || !p.Closer.Closes(w, held.EngineSession) {
 		end()
 		return
 	}
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), openTimeout)
 		defer cancel()
-		_ = c.await(ctx, w, held.EngineSession)
+		_ = p.Closer.Await(ctx, w, held.EngineSession)
 		end()
 	}()
 }

@@ -49,11 +49,9 @@ type closing struct {
 	over chan struct{} // closed when the session is closed, or the router has given up
 }
 
-// closerOf returns the pool's closer.
-func closerOf(p *pool.Pool) *closer {
-	return p.Holder(func() pool.Holder {
-		return &closer{pool: p, closing: make(map[*pool.Worker][]closing)}
-	}).(*closer) //nolint:forcetypeassert // there is no other
+// NewCloser returns the closer of a pool. It is for [pool.New].
+func NewCloser(p *pool.Pool) pool.Closer {
+	return &closer{pool: p, closing: make(map[*pool.Worker][]closing)}
 }
 
 // Unbind ends a session's binding, if it has the version. The engine closes the session if it
@@ -61,12 +59,12 @@ func closerOf(p *pool.Pool) *closer {
 func Unbind(ctx context.Context, p *pool.Pool, key affinity.Key, v affinity.Version) (affinity.Binding, bool, error) {
 	b, ended, err := p.Sessions.Unbind(ctx, key, v)
 	if ended && b.Kind == affinity.EngineBacked && endClaim(p, key) {
-		closerOf(p).close(&b.Want)
+		p.Closer.Close(&b.Want)
 	}
 	return b, ended, err
 }
 
-// Ended implements [pool.Holder]. An expired session is bound as a lost one, at once. If another
+// Ended implements [pool.Closer]. An expired session is bound as a lost one, at once. If another
 // router still uses it, the next turn here finds its claim.
 func (c *closer) Ended(key affinity.Key, held *affinity.Want, why affinity.Reason) {
 	if held.EngineSession == "" {
@@ -83,7 +81,7 @@ func (c *closer) Ended(key affinity.Key, held *affinity.Want, why affinity.Reaso
 		_, _, _ = c.pool.Sessions.Bind(ctx, key, 0, lost)
 	}
 	if _, shares := c.pool.Claims(); !shares || why == affinity.Replaced {
-		c.close(held)
+		c.Close(held)
 		return
 	}
 	c.mu.Lock()
@@ -109,16 +107,16 @@ func (c *closer) endAll() {
 		c.ends = c.ends[1:]
 		c.mu.Unlock()
 		if l := endUnused(c.pool, one.key); l != nil {
-			c.close(&one.held)
-			l.endAfter(c, &one.held)
+			c.Close(&one.held)
+			l.endAfter(c.pool, &one.held)
 		}
 		c.mu.Lock()
 	}
 	c.ends = nil
 }
 
-// close has the engine of the target close a session.
-func (c *closer) close(held *affinity.Want) {
+// Close has the engine of the target close a session.
+func (c *closer) Close(held *affinity.Want) {
 	if held.EngineSession == "" {
 		return
 	}
@@ -208,9 +206,9 @@ func (c *closer) sleep(d time.Duration) bool {
 	}
 }
 
-// await waits until no session of an id is left to be closed on a worker. A client that opens it
+// Await waits until no session of an id is left to be closed on a worker. A client that opens it
 // again must not get the context of the earlier one. The error is the context's.
-func (c *closer) await(ctx context.Context, w *pool.Worker, id string) error {
+func (c *closer) Await(ctx context.Context, w *pool.Worker, id string) error {
 	c.pool.Sessions.Reported(ctx)
 	for over := c.over(w, id); over != nil; over = c.over(w, id) {
 		select {
@@ -221,6 +219,9 @@ func (c *closer) await(ctx context.Context, w *pool.Worker, id string) error {
 	}
 	return ctx.Err()
 }
+
+// Closes implements [pool.Closer].
+func (c *closer) Closes(w *pool.Worker, id string) bool { return c.over(w, id) != nil }
 
 // over returns what is closed when the first session of an id is closed on a worker, nil if none
 // waits for that.
@@ -235,7 +236,7 @@ func (c *closer) over(w *pool.Worker, id string) <-chan struct{} {
 	return nil
 }
 
-// CloseAll implements [pool.Holder].
+// CloseAll implements [pool.Closer].
 func (c *closer) CloseAll() {
 	if _, shares := c.pool.Claims(); shares {
 		return // the other routers go on with them
@@ -243,7 +244,7 @@ func (c *closer) CloseAll() {
 	c.pool.Sessions.Reported(context.Background())
 	c.pool.Sessions.Dump(func(part []affinity.Saved) bool {
 		for i := range part {
-			c.close(&part[i].Want)
+			c.Close(&part[i].Want)
 		}
 		return true
 	})

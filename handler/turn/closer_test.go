@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
-	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 )
@@ -46,7 +45,7 @@ func (c *closingEngine) said() string {
 // testPool returns a pool with a worker that closes sessions.
 func testPool(t *testing.T) (*pool.Pool, *pool.Worker, *closingEngine) {
 	t.Helper()
-	p, err := pool.New(t.Name(), new(pool.Settings).WithDefaults(), discovery.NewWatch)
+	p, err := pool.New(t.Name(), new(pool.Settings).WithDefaults(), NewCloser)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,28 +56,28 @@ func testPool(t *testing.T) (*pool.Pool, *pool.Worker, *closingEngine) {
 }
 
 func (c *closer) closeOne(w *pool.Worker, id string) {
-	c.close(&affinity.Want{Target: w.Target(0), EngineSession: id})
+	c.Close(&affinity.Want{Target: w.Target(0), EngineSession: id})
 }
 
 // TestOpensWaitForCloses opens sessions anew that wait to be closed.
 func TestOpensWaitForCloses(t *testing.T) {
 	p, w, e := testPool(t)
-	c := closerOf(p)
+	c := p.Closer.(*closer)
 	for i := range 6 {
 		c.closeOne(w, fmt.Sprint(i))
 	}
 	c.closeOne(w, "4") // twice
 	soon, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
-	if err := c.await(soon, w, "4"); err == nil {
+	if err := c.Await(soon, w, "4"); err == nil {
 		t.Error("it did not wait")
 	}
-	if err := c.await(t.Context(), w, "none"); err != nil {
+	if err := c.Await(t.Context(), w, "none"); err != nil {
 		t.Error(err)
 	}
 	opened := make(chan string, 1)
 	go func() {
-		if err := c.await(t.Context(), w, "4"); err != nil {
+		if err := c.Await(t.Context(), w, "4"); err != nil {
 			t.Error(err)
 		}
 		opened <- e.said()
@@ -98,7 +97,7 @@ func TestOpensWaitForCloses(t *testing.T) {
 // all the same, with one try.
 func TestClosesAfterTheEnd(t *testing.T) {
 	p, w, e := testPool(t)
-	c := closerOf(p)
+	c := p.Closer.(*closer)
 	if err := p.Destruct(); err != nil {
 		t.Fatal(err)
 	}
@@ -107,12 +106,12 @@ func TestClosesAfterTheEnd(t *testing.T) {
 	}
 	e.next <- 200
 	e.next <- 500 // then the router gives up
-	if err := c.await(t.Context(), w, "4"); err != nil {
+	if err := c.Await(t.Context(), w, "4"); err != nil {
 		t.Error(err)
 	}
 	c.closeOne(w, "late")
 	e.next <- 200
-	if err := c.await(t.Context(), w, "late"); err != nil || e.said() != "0 late" {
+	if err := c.Await(t.Context(), w, "late"); err != nil || e.said() != "0 late" {
 		t.Errorf("%v after %s", err, e.said())
 	}
 }

@@ -144,10 +144,10 @@ func (t *Turn) Open(req *http.Request, w *pool.Worker, at kvscore.Target) error 
 	}
 	switch {
 	case err != nil:
-		t.closer.close(&want)
+		t.Pool.Closer.Close(&want)
 		return NotOpened(t.plan, http.StatusServiceUnavailable, fmt.Errorf("the store cannot bind the session: %w", err))
 	case !ok && (b.Target != at || b.EngineSession != id):
-		t.closer.close(&want)
+		t.Pool.Closer.Close(&want)
 		return NotOpened(t.plan, http.StatusConflict, errors.New("another request bound the session meanwhile"))
 	}
 	t.held, t.bound, t.pending = id, b, false
@@ -169,7 +169,7 @@ func (t *Turn) ask(req *http.Request, w *pool.Worker, want *affinity.Want) error
 	call, again := engine.OpenSession(want.EngineSession, want.TTL+engineGrace), t.held != ""
 	waits, cancel := context.WithTimeout(req.Context(), openTimeout)
 	defer cancel()
-	if err := t.closer.await(waits, w, want.EngineSession); err != nil {
+	if err := t.Pool.Closer.Await(waits, w, want.EngineSession); err != nil {
 		return NotOpened(t.plan, http.StatusServiceUnavailable,
 			errors.New("the engine is still closing the session of this id"))
 	}
@@ -212,7 +212,7 @@ func (t *Turn) ask(req *http.Request, w *pool.Worker, want *affinity.Want) error
 		return nil
 	}
 	if !again && status/100 != 4 { // the engine may have opened it all the same
-		t.closer.close(want)
+		t.Pool.Closer.Close(want)
 	}
 	if left := req.Context().Err(); left != nil {
 		return left

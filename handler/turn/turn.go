@@ -24,13 +24,10 @@ type Sessions struct {
 	Hard   bool             // a turn waits for its home if that is full
 	Soft   bool             // leaving the home has a price
 	Failed func()           // is called if a session cannot be found or bound
-
-	closer *closer
 }
 
 // NewSessions makes sessions ready for use.
 func NewSessions(s *Sessions) *Sessions {
-	s.closer = closerOf(s.Pool)
 	return s
 }
 
@@ -312,7 +309,7 @@ func (t *Turn) End(computed bool) {
 	}
 	held := t.bound.Want
 	if t.closes != nil { // before the next turn of the session begins
-		t.closer.close(t.closes)
+		t.Pool.Closer.Close(t.closes)
 		held, t.closes = *t.closes, nil
 	}
 	t.leaveClaims(computed, &held)

@@ -154,7 +154,7 @@ func TestSubAgentsStartNearTheirParents(t *testing.T) {
 func TestExpiredSessionsAreLost(t *testing.T) {
 	s := testSessions(t)
 	held := affinity.Want{Target: one, TTL: time.Second, Kind: affinity.EngineBacked, EngineSession: "s"}
-	closerOf(s.Pool).Ended(key, &held, affinity.Expired)
+	s.Pool.Closer.Ended(key, &held, affinity.Expired)
 	enter := func(a nvext.Action) error {
 		turn := new(Turn)
 		err := s.Enter(t.Context(), turn, &plan.Plan{Session: plan.Session{Key: key, EngineSession: "s", Action: a}, Request: &api.Request{}}, false)

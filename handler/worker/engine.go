@@ -6,27 +6,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 )
 
-// Watch is what package discovery keeps of a worker's engine. It lives as long as the worker.
-// The pool may hold its lock when it calls the other methods.
-type Watch interface {
-	// AskAgain has discovery ask the worker what it is, for it may be another engine now. The
-	// next probe does. It is due at once if soon is set.
-	AskAgain(soon bool)
-	// Restarted says that the pool has cleared the worker's cache model, because the engine has restarted.
-	Restarted()
-	// Close says that the pool has forgotten the worker. The pool holds no lock.
-	Close()
-}
-
-// SetWatch sets what discovery keeps of the worker. Nothing else may use the worker yet.
-func (w *Worker) SetWatch(x Watch) { w.watch = x }
-
-// Watch returns what discovery keeps of the worker.
-func (w *Worker) Watch() Watch { return w.watch }
-
-// AskAgain makes the next probe ask the worker what it is.
-func (w *Worker) AskAgain() { w.watch.AskAgain(false) }
-
 // Engine returns what is known of the worker's engine: type, info and settings. The caller
 // must not change it.
 func (w *Worker) Engine() *engine.Engine { return w.engine.Load() }
@@ -62,8 +41,8 @@ type room struct {
 	alone  atomic.Bool
 }
 
-// IsShort returns whether the worker probably has no room for a request of so many tokens and an answer of
-// so many. 0 is unknown.
+// IsShort returns whether the worker probably has no room for a prompt and its answer, in tokens. 0 is
+// unknown.
 func (w *Worker) IsShort(prompt, answer int64) bool {
 	most := w.room.tokens.Load()
 	if most == 0 || prompt == 0 {

@@ -38,12 +38,19 @@ type Worker struct {
 	taints atomic.Pointer[[]string] // configured
 
 	engine     atomic.Pointer[engine.Engine]
-	watch      Watch
 	progress   progress
 	probed     chan struct{} // closed after the first probe
 	probedOnce sync.Once     // closes probed
 	derenders  chan struct{} // full while the engine derenders
 	speculates atomic.Int32  // number of speculative prefills
+
+	// what discovery finds out
+	probing probing
+	loads   loadReports
+	events  subscription
+	reports reports
+	check   eventsCheck
+	Warned  observe.Incidents // what its engine is warned of
 }
 
 // New returns a worker of a pool, which need not know it.

@@ -1,9 +1,8 @@
-package discovery
+package worker
 
 import (
 	"testing"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
@@ -22,16 +21,31 @@ func TestEventsAreDoubted(t *testing.T) {
 		{"cached, and no event says so", 0, 640, 100, manyUnmatched, true},
 		{"not often enough", 0, 640, 100, manyUnmatched - 1, false},
 	} {
-		x := Of(testPool(t, wanted(pool.WorkerSettings{Dial: "a:1"})).Worker("a:1"))
+		w := New("test", Settings{Dial: "a:1"})
 		for i := range c.reports {
-			x.Verify(&Prediction{Prompt: uint64(i % c.prompts), Tokens: c.predicted, Knowledge: kvscore.Exact}, c.reported)
+			w.Verify(&Prediction{Prompt: uint64(i % c.prompts), Tokens: c.predicted, Knowledge: kvscore.Exact}, c.reported, 16)
 		}
-		if got := x.eventsCheck.isDoubted(); got != c.doubted {
+		if got := w.DoubtsEvents(); got != c.doubted {
 			t.Errorf("%s: doubted is %v, want %v", c.name, got, c.doubted)
 		}
-		x.Restarted()
-		if x.eventsCheck.isDoubted() {
+		w.Restarted()
+		if w.DoubtsEvents() {
 			t.Errorf("%s: doubted after a restart", c.name)
 		}
+	}
+}
+
+// TestReportsAreOfTheirKind has one kind of answer report what was cached.
+func TestReportsAreOfTheirKind(t *testing.T) {
+	var d reports
+	plain, stream := ReportKind{"chat", false}, ReportKind{"chat", true}
+	if d.reported(plain, false) {
+		t.Error("something is said to be reported before it was")
+	}
+	if !d.reported(plain, true) || !d.reported(plain, false) || d.reported(stream, false) || d.reported(ReportKind{"messages", false}, false) {
+		t.Error("what one kind reports is said of others, or not of itself")
+	}
+	if d.reset(); d.reported(plain, false) {
+		t.Error("what another life reported counts")
 	}
 }

@@ -1,0 +1,161 @@
+package worker
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+)
+
+// Prediction is how much of a prompt the worker's cache model had when it was booked.
+type Prediction struct {
+	Prompt uint64 // identifies the prompt
+	Tokens int64
+	Shared float64 // blocks among them that the worker was still computing
+	// Knowledge is where Tokens come from.
+	Knowledge kvscore.Knowledge
+}
+
+// computed returns the tokens without blocks that were still computed. block is the index's block size.
+func (of *Prediction) computed(block int) int64 { return of.Tokens - int64(of.Shared*float64(block)) }
+
+// leastBlocks returns two of the larger of the index's and the engine's blocks, in tokens.
+func (w *Worker) leastBlocks(block int) int64 {
+	return 2 * int64(max(block, w.Engine().Info.BlockSize))
+}
+
+// eventsCheck compares what KV events predict with the cached tokens that the engine reports.
+type eventsCheck struct {
+	mu        sync.Mutex
+	missed    map[uint64]bool // prompts whose reports were far below the prediction, in a row
+	unmatched int             // requests in a row that the engine had cached although the events showed nothing
+	doubted   bool            // the router does not rely on the events
+
+	uncounted atomic.Int32 // see CountedCache
+}
+
+// reset forgets all, because the engine or its events are others.
+func (c *eventsCheck) reset() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.missed, c.unmatched, c.doubted = nil, 0, false
+}
+
+const (
+	// substantial is the least prediction, in tokens, that the check of the events compares.
+	substantial = 512
+	// manyMissed is how many prompts in a row must be far less cached than predicted. Evictions
+	// while requests wait in the engine explain some.
+	manyMissed = 12
+	// manyUnmatched is how many requests in a row must be cached without an event that says so.
+	manyUnmatched = 20
+	// uncountedAnswers is how many answers in a row must lack a count of cached tokens for a
+	// warning.
+	uncountedAnswers = 20
+)
+
+// Verify compares a prediction with what the engine reports, in tokens. It ceases to rely on the worker's
+// KV events if the reports contradict them: they may be those of another engine. The scheduler itself
+// judges its approximate cache models. block is the index's block size.
+func (w *Worker) Verify(of *Prediction, reported int64, block int) {
+	if off := max(of.Tokens-reported, reported-of.Tokens); of.Tokens > 0 || reported > 0 {
+		w.Past.Mispredicted(off)
+	}
+	if of.Knowledge == kvscore.Approximate {
+		return
+	}
+	c, predicted := &w.check, of.computed(block)
+	c.mu.Lock()
+	switch {
+	case of.Tokens > 0 && reported > 0:
+		c.unmatched = 0
+	case of.Tokens == 0 && reported >= w.leastBlocks(block):
+		c.unmatched++
+	}
+	switch {
+	case predicted < substantial:
+	case reported*2 >= predicted:
+		c.missed = nil
+	default:
+		if c.missed == nil {
+			c.missed = make(map[uint64]bool)
+		}
+		c.missed[of.Prompt] = true
+	}
+	doubt := !c.doubted && (c.unmatched >= manyUnmatched || len(c.missed) >= manyMissed)
+	c.doubted = c.doubted || doubt
+	c.mu.Unlock()
+	if doubt {
+		w.events.doubt(true)
+	}
+}
+
+// DoubtsEvents returns whether the router does not rely on the worker's KV events.
+func (w *Worker) DoubtsEvents() bool {
+	c := &w.check
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.doubted
+}
+
+// CountedCache records whether an answer that generates reports the cached tokens of its
+// prompt. Engines may omit a count of 0. An omission therefore says something only if the
+// worker was predicted to cache at least two of the engine's blocks.
+func (w *Worker) CountedCache(of *Prediction, counted bool, block int) {
+	missing := &w.check.uncounted
+	switch n := missing.Load(); {
+	case counted && n > 0:
+		missing.Store(0)
+	case !counted && n < uncountedAnswers && of.computed(block) >= w.leastBlocks(block):
+		missing.Add(1)
+	}
+}
+
+// OmitsCounts returns whether the worker's answers lack counts of cached tokens.
+func (w *Worker) OmitsCounts() bool { return w.check.uncounted.Load() >= uncountedAnswers }
+
+// reports are the kinds of answers that report what was cached.
+type reports struct {
+	mu    sync.Mutex
+	kinds map[ReportKind]bool
+}
+
+// ReportKind is a kind of answer. Which kinds report what was cached depends on the
+// engine's version.
+type ReportKind struct {
+	API    string
+	Stream bool
+}
+
+// reset forgets all: the engine may have another version now.
+func (r *reports) reset() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.kinds = nil
+}
+
+// reported records whether an answer reports what was cached, and returns whether any
+// answer of its kind did.
+func (r *reports) reported(kind ReportKind, does bool) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.kinds == nil {
+		r.kinds = make(map[ReportKind]bool)
+	}
+	if does {
+		r.kinds[kind] = true
+	}
+	return does || r.kinds[kind]
+}
+
+// CachedTokens returns how many prompt tokens the engine had cached, -1 if unknown. Some
+// engines omit a count of 0, so an omission means 0 once another answer of the kind had a count.
+func (w *Worker) CachedTokens(kind ReportKind, reported int64) int64 {
+	if !w.Engine().Info.OmitsZeroCached() {
+		return reported
+	}
+	if !w.reports.reported(kind, reported >= 0) {
+		return -1
+	}
+	return max(reported, 0)
+}

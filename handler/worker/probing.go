@@ -1,0 +1,148 @@
+package worker
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// probing says when the worker is probed, and when it is asked what it is and serves.
+type probing struct {
+	source  atomic.Uint64 // the prober that last had the worker from a dynamic source
+	refused atomic.Bool   // it refused to list its models, for want of a key
+
+	mu       sync.Mutex
+	underWay bool
+	last     time.Time // the last probe
+	listed   time.Time // when it was last asked which models it serves
+	next     time.Time // when it is asked again what its engine is
+	silent   int       // such questions in a row without an answer
+	changed  time.Time // when the start that the engine reports last changed
+}
+
+const (
+	// ProbeEvery is the time between two probes of a worker. A probe asks for its models,
+	// or at least connects to it.
+	ProbeEvery = 4 * time.Second
+	// askedAgain is the time between two questions to a worker about its engine.
+	askedAgain = 15 * time.Second
+	// AskedLess is the longest such time, for a worker that does not answer.
+	AskedLess = 5 * time.Minute
+	// sharedWithin is the time in which two changes of start mean a shared address.
+	sharedWithin = time.Minute
+)
+
+// AskAgain has the next probe ask the worker what it is, for it may be another engine now.
+func (w *Worker) AskAgain() {
+	q := &w.probing
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.next = time.Time{}
+}
+
+// AskSoon is AskAgain, and the probe is due at once.
+func (w *Worker) AskSoon() {
+	w.AskAgain()
+	w.AskModelsAgain(time.Now(), 0)
+}
+
+// AskModelsAgain makes the next question for the worker's models due at once, unless it was asked within
+// a time. It returns whether it did.
+func (w *Worker) AskModelsAgain(t time.Time, within time.Duration) bool {
+	q := &w.probing
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if t.Sub(q.listed) < within {
+		return false
+	}
+	q.listed, q.last = time.Time{}, time.Time{}
+	return true
+}
+
+// BeginProbe returns whether a probe is due, so long after the last one. The caller then probes, and
+// calls EndProbe. Other callers get false meanwhile. ask: the worker is asked for its models.
+func (w *Worker) BeginProbe(t time.Time, pause, askPause time.Duration) (due, ask bool) {
+	q := &w.probing
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.underWay || t.Sub(q.last) < pause {
+		return false, false // another handler of the pool probes it, or has just done so
+	}
+	q.underWay, q.last = true, t
+	if ask = t.Sub(q.listed) >= askPause; ask {
+		q.listed = t
+	}
+	return true, ask
+}
+
+// EndProbe records the end of a probe.
+func (w *Worker) EndProbe() {
+	q := &w.probing
+	q.mu.Lock()
+	q.underWay = false
+	q.mu.Unlock()
+}
+
+// ClaimDetection returns whether the worker must be asked now what its engine is. The caller then asks
+// it. Other callers get false meanwhile.
+func (w *Worker) ClaimDetection(t time.Time) bool {
+	q := &w.probing
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if t.Before(q.next) {
+		return false
+	}
+	q.next = t.Add(ProbeEvery)
+	return true
+}
+
+// IsSilent returns whether the last two such questions had no answer.
+func (w *Worker) IsSilent() bool {
+	q := &w.probing
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.silent > 1
+}
+
+// Detected records whether such a question had an answer. A silent worker is asked less and
+// less often.
+func (w *Worker) Detected(t time.Time, did bool) {
+	q := &w.probing
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if did {
+		q.silent, q.next = 0, t.Add(askedAgain)
+		return
+	}
+	q.next = t.Add(min(ProbeEvery<<min(q.silent, 8), AskedLess))
+	q.silent++
+}
+
+// StartChanged returns whether the engine has restarted, as what it reports of its start shows.
+// shared: that changed twice within a minute, because several engines share the address.
+func (w *Worker) StartChanged(t time.Time, before, now string) (changed, shared bool) {
+	if before == "" || now == before {
+		return false, false
+	}
+	q := &w.probing
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	shared = t.Sub(q.changed) < sharedWithin
+	q.changed = t
+	return true, shared
+}
+
+// OfferedBy records which prober has the worker from a dynamic source, and returns whether it had it
+// before.
+func (w *Worker) OfferedBy(prober uint64) (before bool) {
+	return w.probing.source.Swap(prober) == prober
+}
+
+// IsOfferedBy returns whether a prober has the worker from a dynamic source.
+func (w *Worker) IsOfferedBy(prober uint64) bool { return w.probing.source.Load() == prober }
+
+// RefuseModels records whether the worker refuses to list its models, and returns whether it did before.
+func (w *Worker) RefuseModels(refuses bool) (before bool) { return w.probing.refused.Swap(refuses) }
+
+// RefusesModels returns whether the worker refuses to list its models.
+func (w *Worker) RefusesModels() bool { return w.probing.refused.Load() }
