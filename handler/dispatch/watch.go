@@ -69,13 +69,17 @@ func (a *attempt) watched(req *http.Request) *http.Request {
 		limit, pause = a.legs.limit(time.Duration(t.FirstToken)), time.Duration(t.StreamIdle)
 	}
 	movable, goesOn := a.movable() && !a.legs.wedges(), d.goesOn()
-	if a.legs == nil && limit == 0 && pause == 0 && !movable && !goesOn {
+	ends := a.Kind == pool.KindStream && len(d.offers.Ups) > 1 // if the worker hangs
+	if a.legs == nil && limit == 0 && pause == 0 && !movable && !goesOn && !ends {
 		return req
 	}
 	w := &watch{limit: limit, pause: pause}
 	w.ctx, w.cancel = context.WithCancelCause(a.legs.detach(req.Context()))
 	a.watch = w
 	a.legs.watch(w.cancel)
+	if ends {
+		a.MayEnd(func() { w.cancel(errHangs) })
+	}
 	if movable {
 		a.mayMove()
 	}

@@ -37,7 +37,8 @@ const (
 	// hungAfter is the least silence of a hung worker.
 	hungAfter = 15 * time.Second
 	// quietTimes is how many times longer a worker that answers the router's own questions may be
-	// silent in the middle of streams if other workers do nothing else either.
+	// silent in the middle of streams if other workers do nothing else either. It is also how
+	// many times longer streams that cannot move wait for a hung worker.
 	quietTimes = 4
 	// hungPrefills is how many times the predicted time a first token may take.
 	hungPrefills = 4
@@ -76,6 +77,7 @@ func (h *hungWatch) check(t time.Time) {
 				h.markProgress(w, t)
 			} else {
 				h.moveAway(w, t)
+				h.endOthers(w, t)
 			}
 			continue
 		}
@@ -130,6 +132,18 @@ func (h *hungWatch) moveAway(w *Worker, t time.Time) {
 		load, ok := h.Scheduler.Load(t, w.Target(int(a.Rank)))
 		return ok && load.Predictions > 0 // else the engine may send each answer whole, and is then silent while it works
 	})
+}
+
+// endOthers ends streams of a hung worker that cannot move: with an error, their clients can ask again. A
+// stream without a token stays while the worker answers the router's own questions, because the engine
+// may be loading the model.
+func (h *hungWatch) endOthers(w *Worker, t time.Time) {
+	for _, a := range w.Attempts() {
+		limit := quietTimes * h.patience(a)
+		if t.Sub(w.HungSince()) >= limit && t.Sub(a.Begun) >= limit && (w.Health.Reach().Away() || w.OutputSince(a.Begun)) {
+			a.End()
+		}
+	}
 }
 
 // move cancels the attempts that move away from a worker. Those for which no slot is free, or the retry

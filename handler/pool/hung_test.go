@@ -354,6 +354,47 @@ func TestUnheadedRequestsAreMoved(t *testing.T) {
 	}
 }
 
+// TestStreamsThatCannotMoveEnd has streams on a worker that hangs, and no other worker that could take them.
+func TestStreamsThatCannotMoveEnd(t *testing.T) {
+	for name, v := range map[string]struct {
+		away, tokens bool
+		set          func(*flowTest, *booked)
+		ends         bool
+	}{
+		"frozen":                        {true, true, func(*flowTest, *booked) {}, true},
+		"frozen, without a token":       {true, false, func(*flowTest, *booked) {}, true},
+		"stalled":                       {false, true, func(*flowTest, *booked) {}, true},
+		"may load the model":            {false, false, func(*flowTest, *booked) {}, false},
+		"its client does not read":      {true, true, func(_ *flowTest, a *booked) { a.Waits(false) }, false},
+		"can move when there is room":   {true, true, func(f *flowTest, a *booked) { f.allow(a); f.b.AskDrain(true) }, false},
+		"a worker that flows meanwhile": {true, true, func(f *flowTest, _ *booked) { f.pass(time.Second, f.a) }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFlowTest(t)
+			a, ended := f.begin(f.a, KindStream, 10), false
+			a.MayEnd(func() { ended = true })
+			f.begin(f.a, KindStream, 10) // is what the worker is found by
+			if f.now = f.now.Add(worker.HungCheck); v.tokens {
+				progressed(f.a, f.now)
+			}
+			if f.pass(time.Minute, f.b) == 0 {
+				t.Fatal("it does not hang")
+			}
+			if v.set(f, a); v.away {
+				f.a.Health.RecordAway(f.now, worker.Unresponsive)
+			}
+			f.now = f.now.Add(quietTimes*hungAfter - worker.HungCheck)
+			if f.watch.check(f.now); ended {
+				t.Error("ended too soon")
+			}
+			f.now = f.now.Add(worker.HungCheck)
+			if f.watch.check(f.now); ended != v.ends {
+				t.Errorf("ended: %v, want %v", ended, v.ends)
+			}
+		})
+	}
+}
+
 // TestProbeIsNotLost sends a request to a hung worker that does not answer. The request
 // moves if the budget and the state of its answer allow it.
 func TestProbeIsNotLost(t *testing.T) {

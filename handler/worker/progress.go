@@ -31,8 +31,9 @@ type Attempt struct {
 	waiting atomic.Bool // for the worker, and not for the client
 
 	// the lock of progress guards these
-	move  *Move // nil if no other worker may serve the request, or its rest
-	moved bool  // it was canceled to move
+	move  *Move  // nil if no other worker may serve the request, or its rest
+	moved bool   // it was canceled to move
+	end   func() // nil if the attempt must not be ended
 }
 
 // Move is how an attempt moves to another worker. The ordinary retry, or the stream that goes on,
@@ -132,6 +133,28 @@ func (a *Attempt) Cancel(drained bool) {
 	}
 }
 
+// MayEnd lets the attempt be ended with an error if it cannot move.
+func (a *Attempt) MayEnd(end func()) {
+	f := &a.Worker.progress
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	a.end = end
+}
+
+// End ends the attempt, unless it can move, does not wait for the worker, or must not be ended.
+func (a *Attempt) End() {
+	f := &a.Worker.progress
+	f.mu.Lock()
+	end := a.end
+	if a.move != nil || a.moved || !a.waiting.Load() {
+		end = nil
+	}
+	f.mu.Unlock()
+	if end != nil {
+		end()
+	}
+}
+
 // progress is the output of a worker, and the attempts that wait for it.
 type progress struct {
 	lastOutput atomic.Int64 // when the last byte of an inference came, in ticks
@@ -182,14 +205,14 @@ func (w *Worker) AnsweredSince(t time.Time) bool {
 // AnsweredRouter records that the worker answered a question of the router's own.
 func (w *Worker) AnsweredRouter(t time.Time) { w.progress.lastAnswer.Store(ticks(t)) }
 
-// Attempts returns the attempts that can move to another worker, oldest first.
+// Attempts returns the attempts that can move to another worker or be ended, oldest first.
 func (w *Worker) Attempts() []*Attempt {
 	f := &w.progress
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var list []*Attempt
 	for a := range f.attempts {
-		if a.move != nil {
+		if a.move != nil || a.end != nil {
 			list = append(list, a)
 		}
 	}
