@@ -9,7 +9,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"net"
 	"net/http"
 	"strconv"
@@ -100,36 +99,21 @@ func (h *Handler) provisionProxy(ctx caddy.Context) error {
 	return nil
 }
 
-// wireRetries has the dispatcher decide about retries instead of the provisioned proxy,
-// within the operator's limits. It reads the operator's values from the proxy before it
-// overwrites them: keepBody and limits come first.
-func (h *Handler) wireRetries(ctx caddy.Context) (limits dispatch.Limits, keepBody bool, err error) {
+// takeRetries takes the retries from the provisioned proxy: the dispatcher makes them, within the
+// operator's limits.
+func (h *Handler) takeRetries() (limits dispatch.Limits, match caddyhttp.MatcherSets) {
 	lb := h.ReverseProxy.LoadBalancing
-	keepBody = len(h.ReverseProxy.HandleResponse) > 0 || len(lb.RetryMatch) > 0
 	limits = dispatch.Limits{
 		Duration: time.Duration(lb.TryDuration), Interval: time.Duration(lb.TryInterval), Retries: lb.Retries,
 	}
-	if !limits.Set() {
-		lb.Retries = math.MaxInt16 // each worker is tried once
-	}
-	lb.TryInterval = 0 // another worker is tried at once
-	ours, err := dispatch.RetryMatchers(ctx)
-	if err != nil {
-		return limits, keepBody, err
-	}
-	for _, set := range lb.RetryMatch {
-		ours = append(ours, append(caddyhttp.MatcherSet{dispatch.AnotherMatcher{}}, set...))
-	}
-	lb.RetryMatch = ours
-	return limits, keepBody, nil
+	match = lb.RetryMatch
+	lb.TryDuration, lb.TryInterval, lb.Retries, lb.RetryMatch = 0, 0, 0, nil
+	return limits, match
 }
 
 // wireDispatcher makes the dispatcher, and what uses it, after everything that they need.
-func (h *Handler) wireDispatcher(ctx caddy.Context) error {
-	limits, keepBody, err := h.wireRetries(ctx)
-	if err != nil {
-		return err
-	}
+func (h *Handler) wireDispatcher(caddy.Context) error {
+	limits, match := h.takeRetries()
 	h.prober = discovery.New(h.ctx, h.pool, h.ReverseProxy, h.client, h.logger)
 	d := &dispatch.Dispatcher{
 		Pool: h.pool, Proxy: h.ReverseProxy, Transport: h.transport, Client: h.client, Probes: h.prober,
@@ -139,7 +123,8 @@ func (h *Handler) wireDispatcher(ctx caddy.Context) error {
 			// Only a policy whose costs are times knows the price of leaving a session's home.
 			Soft: h.sessionMode() == affinitySoft && kvscore.CostUnit(h.policy) == kvscore.UnitMilliseconds,
 		}),
-		Timeouts: valueOf(h.Timeouts), Resume: *h.Resume, Limits: limits, Legs: h.legs, KeepBody: keepBody, Labels: h.ResponseHeaders, Speculative: h.SpeculativePrefill,
+		Timeouts: valueOf(h.Timeouts), Resume: *h.Resume, Limits: limits, RetryMatch: match, Legs: h.legs,
+		KeepBody: len(h.ReverseProxy.HandleResponse) > 0, Labels: h.ResponseHeaders, Speculative: h.SpeculativePrefill,
 		Metrics: h.metrics, PoolMetrics: h.poolMetrics, Logger: h.logger,
 	}
 	d.Sessions.Failed = d.Unbound

@@ -176,3 +176,25 @@ func TestEngineThatHangsUpLosesNoRequest(t *testing.T) {
 		})
 	}
 }
+
+// TestLaterAttemptsAreAsTheFirst has an engine refuse a request. The other one gets it with its own
+// header operations, and the client's placeholders name that one.
+func TestLaterAttemptsAreAsTheFirst(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{})
+	s := startCaddy(t, site("kv_router", engines,
+		"header_up X-To {upstream_hostport}", "header_up +X-Via router", "header_down X-From {upstream_hostport}"))
+	for i, e := range engines {
+		other := engines[1-i]
+		e.SetFault(refusal)
+		a := s.mustChat(t, ask(fmt.Sprint("turn ", i)))
+		if got := a.header.Get("X-From"); got != other.Addr() {
+			t.Errorf("the answer is from %s, want %s", got, other.Addr())
+		}
+		all := other.Journal()
+		last := all[len(all)-1].Header
+		if to, via := last.Values("X-To"), last.Values("X-Via"); !slices.Equal(to, []string{other.Addr()}) || len(via) != 1 {
+			t.Errorf("X-To %q, X-Via %q", to, via)
+		}
+		e.SetFault(canned.Fault{})
+	}
+}

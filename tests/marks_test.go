@@ -35,8 +35,8 @@ func (s *server) logged(t testing.TB, text string) int {
 // markedDown is the log line of a worker that is marked down.
 const markedDown = "worker is marked down"
 
-// TestRefusalsAreNotPassiveFailures has Caddy's passive health checks. They count a worker
-// that is gone as failed, but not one that was busy.
+// TestRefusalsAreNotPassiveFailures has Caddy's passive health checks. They see what became of a
+// request: one that nobody answers is a failure, and one that a busy worker refuses is not.
 func TestRefusalsAreNotPassiveFailures(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, site("kv_router", engines, "fail_duration 30s"))
@@ -62,9 +62,14 @@ func TestRefusalsAreNotPassiveFailures(t *testing.T) {
 		return engines[0].Requests() > was[0] && engines[1].Requests() > was[1]
 	})
 	engines[0].Kill()
-	eventually(t, 10*time.Second, "the one that is gone has failed", func() bool {
-		s.chat(t.Context(), ask("and now?"))
-		return s.passiveFails(t)[engines[0].Addr()] > 0
+	for range 4 {
+		s.mustChat(t, ask("and now?")) // on the other one, as Caddy sees it
+	}
+	engines[1].Kill()
+	eventually(t, 10*time.Second, "requests that nobody answers are failures", func() bool {
+		s.chat(t.Context(), ask("anybody?"))
+		fails := s.passiveFails(t)
+		return fails[engines[0].Addr()]+fails[engines[1].Addr()] > 0
 	})
 }
 

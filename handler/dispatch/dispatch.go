@@ -1,9 +1,10 @@
 // Package dispatch takes one request over all its attempts. It selects a worker, sends the
-// request, judges the result, retries, and reports the end. Caddy's reverse proxy makes the
-// loop, and enters here by two doors: Select and RoundTrip.
+// request, judges the result, retries, and reports the end. Caddy's reverse proxy enters by two
+// doors: Select takes the seat of the first attempt, and RoundTrip makes all attempts.
 package dispatch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -56,12 +57,10 @@ type tries struct {
 	attempts int
 	suspects int // failed attempts that may have reached an engine
 	refusals
-	triedBuf    [4]*pool.Worker // backs tried for the first four workers
-	failure     error           // of the last attempt
-	held        heldAnswer
-	exhausted   bool // no attempt follows: RoundTrip answers the client
-	later       bool // the client must try again later: see putsOff
-	retryWanted bool // the proxy must make another attempt
+	triedBuf [4]*pool.Worker // backs tried for the first four workers
+	failure  error           // of the last attempt
+	held     heldAnswer
+	later    bool // the client must try again later: see putsOff
 }
 
 // outgoing is what workers are sent.
@@ -69,7 +68,8 @@ type outgoing struct {
 	Body     *body.Replay  // the request's body; nil if it is not in memory, or is not sent again
 	followUp FollowUp      // needs the body after the answer; nil if nothing follows
 	lazy     *body.Lazy    // the body as the proxy sees it
-	proxied  *http.Request // the proxy's request of its last attempt
+	proxied  *http.Request // the proxy's request for the first worker
+	original upstream.Original
 	sent     *http.Request // the request of the last attempt
 	rest     *api.Rest     // what it asks for; nil for the whole answer
 	exact    bool          // the stream may go on elsewhere by the ids of its tokens
@@ -143,12 +143,15 @@ func requestID(r *http.Request) string {
 	return strconv.FormatUint(rand.Uint64(), 16) //nolint:gosec // no secret
 }
 
-// Settle ends what the proxy has left open. It gives the client a held answer, or returns the
-// error for the client. err is what the proxy returned.
+// Settle returns the error for the client. err is what the proxy returned.
 func (d *Dispatch) Settle(w http.ResponseWriter, err error) error {
 	d.err, d.returned = err, true
 	d.answer.noticeEncoding(w)
-	if d.err == nil || d.writeHeld(w) {
+	if d.err == nil {
+		return nil
+	}
+	if d.wait.left != nil { // the proxy says so only if RoundTrip returned it
+		w.WriteHeader(statusClientGone)
 		d.err = nil
 		return nil
 	}
@@ -158,13 +161,16 @@ func (d *Dispatch) Settle(w http.ResponseWriter, err error) error {
 	if d.wait.turnedAway != nil {
 		return d.wait.turnedAway
 	}
-	cause := d.err
+	cause := cmp.Or(d.failure, d.err)
 	if he, ok := errors.AsType[caddyhttp.HandlerError](cause); ok && he.Err != nil {
 		cause = he.Err // without a place in Caddy's source
 	}
 	d.Logger.Error("no worker answered", zap.String("pool", d.Pool.Name), zap.Error(cause))
 	return d.unserved(d.err)
 }
+
+// statusClientGone is what Caddy's access log shows of a client that has left.
+const statusClientGone = 499
 
 // FallBack records that the router lacks some knowledge for a request.
 func (s *Dispatcher) FallBack(reason string) {
@@ -236,15 +242,16 @@ type Dispatcher struct {
 	Proxy     *reverseproxy.Handler // makes the attempts
 	Transport *upstream.Transport
 
-	Policy   kvscore.Policy
-	Sessions *turn.Sessions
-	Shadow   *shadow // nil if none is configured
-	Timeouts Timeouts
-	Resume   Resume
-	Limits   Limits
-	Legs     kvscore.Legs // the rule by which requests are parted
-	KeepBody bool         // other handlers may read the body after the answer's header
-	Labels   string       // prefix of the response headers that say how a request was routed
+	Policy     kvscore.Policy
+	Sessions   *turn.Sessions
+	Shadow     *shadow // nil if none is configured
+	Timeouts   Timeouts
+	Resume     Resume
+	Limits     Limits
+	RetryMatch caddyhttp.MatcherSets // the operator's lb_retry_match
+	Legs       kvscore.Legs          // the rule by which requests are parted
+	KeepBody   bool                  // other handlers may read the body after the answer's header
+	Labels     string                // prefix of the response headers that say how a request was routed
 
 	Probes    asker
 	FollowUps followUps
@@ -311,7 +318,6 @@ func (d *Dispatch) endLast() {
 		_ = o.body.Close() // if the proxy has not
 	}
 	d.endAttempt(o.computed())
-	d.dropHanded()
 	outcome := d.outcome()
 	if outcome == outcomeBroken && !o.told {
 		d.Pool.Report(o.attempt.Worker, o.attempt.shows(pool.OutcomeBroken, "stream broke: "+o.Broken.Error()))

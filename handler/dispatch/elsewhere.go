@@ -193,19 +193,6 @@ func (d *Dispatch) roomLeft() bool {
 	return false
 }
 
-// putOff ends the attempt, and has the client try again later. Select tells the client, because
-// Caddy counts an error here against the worker.
-func (a *attempt) putOff(req *http.Request, resp *http.Response) (*http.Response, error) {
-	d := a.d
-	a.end(pool.AttemptRetried, false)
-	if d.Limits.Set() && !d.Limits.allow(d.start, d.attempts) { // the proxy does not call Select again
-		_ = resp.Body.Close()
-		return d.giveUp()
-	}
-	d.retryWanted = true
-	return a.hold(req, resp), nil
-}
-
 // longestStall is how long the body of a refusal may take before the router closes it.
 const longestStall = 5 * time.Second
 

@@ -18,6 +18,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"github.com/tidwall/gjson"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // Some requests mean all engines: they flush the caches, load an adapter or new weights, or pause. To
@@ -54,7 +56,7 @@ func (a *attempt) askAll(req *http.Request) (*http.Response, error) {
 	for i, w := range workers {
 		to := &answers[i]
 		to.Worker = w.ID
-		own, err := upstream.Redirect(req.WithContext(ctx), w.Dial)
+		own, err := d.Client.Redirect(req.WithContext(ctx), d.original, &reverseproxy.Upstream{Dial: w.Dial})
 		if err != nil {
 			to.fail(err)
 			continue
@@ -74,7 +76,6 @@ func (a *attempt) askAll(req *http.Request) (*http.Response, error) {
 	if err := req.Context().Err(); err != nil {
 		return nil, err
 	}
-	d.exhausted = true  // the operator's retry_match must not ask all again
 	a.ended.Store(true) // this worker is not better or worse than the others
 	a.refused(lacksPath)
 	a.Stay()

@@ -19,8 +19,7 @@ type followUps interface {
 }
 
 // FollowUp is called once, when a request has ended. It owns the body. text is the answer's
-// as JSON; nil if the answer is not whole or not all text. sent is the worker's request. All
-// three are nil if the operator's retry_match retries the answer.
+// as JSON; nil if the answer is not whole or not all text. sent is the worker's request.
 type FollowUp func(text []byte, whole *body.Replay, sent *http.Request)
 
 // Answering is a request whose answer begins.
@@ -38,9 +37,6 @@ const MaxKeptText = 256 << 10
 
 // prepareFollowUp prepares the follow-up when an answer begins.
 func (d *Dispatch) prepareFollowUp(resp *http.Response) {
-	if d.followUp != nil { // of an answer that the operator's retry_match retried
-		d.followUp(nil, nil, nil)
-	}
 	t := Answering{
 		Plan: d.plan, Size: -1, Worker: d.attempt.Worker, Target: d.attempt.Target, Upstream: d.attempt.Upstream,
 		Held: d.turn.EngineSession() != "",

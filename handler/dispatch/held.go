@@ -1,11 +1,15 @@
 package dispatch
 
 import (
-	"io"
-	"maps"
+	"errors"
 	"net/http"
+	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/response"
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // heldAnswer is a worker's answer that calls for a retry. The client gets it if no later attempt
@@ -15,52 +19,76 @@ type heldAnswer struct {
 	attempt *attempt
 }
 
-// hold keeps an answer back during the retry. It returns what the proxy sees instead: the
-// status and header without the body.
-func (a *attempt) hold(req *http.Request, resp *http.Response) *http.Response {
-	d := a.d
-	d.endAttempt(false)
-	d.held.drop()
-	d.held = heldAnswer{resp: resp, attempt: a}
-	shown := *resp
-	shown.Header, shown.Body, shown.Request = maps.Clone(resp.Header), http.NoBody, req
-	return &shown
-}
-
-// takeHeld makes the held answer the client's and returns it; nil if there is none.
-func (d *Dispatch) takeHeld() *http.Response {
-	h := d.held
-	if h.resp == nil {
-		return nil
-	}
-	if d.putsOff() {
-		d.held.drop()
-		return nil
-	}
-	d.held = heldAnswer{}
-	h.attempt.label(h.resp.Header)
-	d.answer = h.attempt.deliveryOf(h.resp)
-	return h.resp
-}
-
-// writeHeld gives the client the held answer if the proxy has ended without one. It returns
-// whether there was one.
-func (d *Dispatch) writeHeld(w http.ResponseWriter) bool {
-	resp := d.takeHeld()
-	if resp == nil {
-		return false
-	}
-	defer resp.Body.Close()
-	response.Forward(w.Header(), resp.Header)
-	w.WriteHeader(resp.StatusCode)
-	_, _ = io.Copy(w, resp.Body)
-	return true
-}
-
 // drop drops the answer.
 func (h *heldAnswer) drop() {
 	if h.resp != nil {
 		_ = h.resp.Body.Close()
 		*h = heldAnswer{}
 	}
+}
+
+var errNoWorker = errors.New("no worker is available")
+
+// giveUp gives the client the held answer, or else the error for it. err says why no other attempt
+// follows.
+func (d *Dispatch) giveUp(err error) (*http.Response, error) {
+	h := d.held
+	switch {
+	case d.wait.turnedAway != nil:
+		return nil, d.wait.turnedAway
+	case h.resp != nil && !d.putsOff():
+		d.held = heldAnswer{}
+		h.attempt.label(h.resp.Header)
+		d.answer = h.attempt.deliveryOf(h.resp)
+		return h.resp, nil
+	case d.failure != nil:
+		return nil, d.failure
+	}
+	return nil, err
+}
+
+// unserved returns the error of a request that no worker has answered.
+func (d *Dispatch) unserved(err error) *api.Refusal {
+	e := &api.Refusal{API: d.plan.API, Status: http.StatusBadGateway, Code: api.CodeFailed}
+	var refused reverseproxy.DialError
+	var own *api.Refusal
+	var he caddyhttp.HandlerError
+	switch {
+	case errors.As(err, &own) || errors.As(d.failure, &own):
+		return own
+	case d.plan.Once != nil && d.plan.Once.Failed.Load():
+		return plan.Unreadable(d.plan.API, err)
+	case d.failure == nil || errors.As(d.failure, &refused) && d.suspects < maxSuspects:
+		e.Status, e.Code = http.StatusServiceUnavailable, api.CodeNoWorker
+		e.Err = d.errNobody()
+	case errors.As(err, &he) && he.StatusCode == http.StatusGatewayTimeout:
+		e.Status, e.Code = he.StatusCode, api.CodeTimeout
+		e.Err = errors.New("the worker did not answer in time")
+	default:
+		e.Err = errors.New("the worker failed before it answered")
+	}
+	return e
+}
+
+// noneFound records that no worker was found for the first attempt.
+func (d *Dispatch) noneFound() {
+	incident := errNoWorker.Error()
+	if d.pinned() {
+		incident = "requests pin a worker that is not available"
+	}
+	d.Pool.Incidents.Raise(time.Now(), incident, d.Pool.Logger)
+}
+
+// countRetry counts a retry after an attempt.
+func (a *attempt) countRetry(reason string) {
+	a.d.Pool.CountRetries(a.Worker, reason, 1)
+	a.d.trace.retried(a, reason)
+}
+
+// affordable returns whether the retry budget allows another attempt after err. A failed
+// connection is free, because it costs no worker anything. The pool has already charged a move
+// from a hung worker, and check one from a silent prefill worker.
+func (a *attempt) affordable(err error) bool {
+	_, unconnected := errors.AsType[reverseproxy.DialError](err)
+	return unconnected || a.Moved() || errors.Is(err, errPrefillGone) || a.d.Pool.MayRetry(time.Now())
 }

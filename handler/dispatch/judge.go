@@ -20,7 +20,7 @@ type action uint8
 
 const (
 	deliver action = iota // the client gets the answer
-	retry                 // the proxy makes another attempt
+	retry                 // another attempt follows
 	fail                  // the client gets the held answer, or an error
 	abandon               // the client has gone, or its body broke
 	putOff                // the client must try again later: see putsOff
@@ -28,12 +28,13 @@ const (
 
 // verdict is what follows from an attempt.
 type verdict struct {
-	do      action
-	reason  string       // of a retry, as metrics name it
-	outcome pool.Outcome // what the pool records of the worker
-	legs    *legError    // the pair of workers failed, and not the attempt's worker; nil otherwise
-	suspect bool         // the engine may have begun to compute: the request may have crashed it
-	misfit  misfit       // the worker cannot serve the request, and another one may
+	do        action
+	reason    string       // of a retry, as metrics name it
+	outcome   pool.Outcome // what the pool records of the worker
+	legs      *legError    // the pair of workers failed, and not the attempt's worker; nil otherwise
+	suspect   bool         // the engine may have begun to compute: the request may have crashed it
+	misfit    misfit       // the worker cannot serve the request, and another one may
+	blameless bool         // a retry is not the worker's fault
 }
 
 // judge decides what follows from an attempt. It changes nothing, but misfit may read the

@@ -26,6 +26,7 @@ type legs struct {
 	cancel context.CancelCauseFunc
 	done   chan struct{} // closed when the prefill leg has ended
 
+	kept       int64        // bytes of its answer for the decode leg or the client
 	handedOver atomic.Int64 // when the prefill leg handed the prompt over, Unix nanoseconds; 0 is not yet
 
 	client context.Context // ends when the client leaves
@@ -84,16 +85,8 @@ func (a *attempt) startLegs(req *http.Request) error {
 	if !a.Terms.Parted {
 		return nil
 	}
-	d := a.d
 	l := &legs{decode: a, done: make(chan struct{}), client: req.Context()}
 	a.legs = l
-	if h := d.parting.handed; h.serves(time.Now()) && h.prefill.Worker.Engine().Pairs(a.Worker.Engine(), d.plan.Name) {
-		close(l.done)
-		l.prefill, l.leg = h.prefill, h.leg
-		l.handedOver.Store(time.Now().UnixNano())
-		return nil
-	}
-	d.dropHanded()
 	if err := l.seatPrefill(req.Context()); err != nil {
 		close(l.done)
 		return err
@@ -115,7 +108,7 @@ func (a *attempt) startLegs(req *http.Request) error {
 	if err := l.run(call); err != nil {
 		return err
 	}
-	d.keepHanded(&l.leg)
+	l.keep(len(l.leg.Handed) + len(l.leg.Prompt) + len(l.leg.Answer))
 	if l.handedOver.Load() == 0 { // the answer ended with the prefill
 		if a.Kind == pool.KindStream || l.leg.Answer == nil {
 			l.leave() // the decode worker serves the whole request
@@ -123,11 +116,7 @@ func (a *attempt) startLegs(req *http.Request) error {
 			return nil
 		}
 		a.counts = l.prefill.counts // whose worker has answered
-		return nil
 	}
-	apart := d.parting.apart
-	apart.Time, apart.Cost, apart.Booked = 0, 0, 0 // the prompt is there
-	d.parting.handed = &handed{prefill: l.prefill, apart: apart, leg: l.leg, until: time.Now().Add(l.of().Keeps)}
 	return nil
 }
 
@@ -302,12 +291,13 @@ func (l *legs) leave() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.left = true
+	l.keep(0)
 	if l.unsure != nil {
 		l.unsure.Stop()
 	}
 	d := l.decode.d
 	waits := l.handedOver.Load() != 0 && !l.of().Together // the prompt, for a decode worker
-	if waits && d.parting.handed == nil && (l.lost || !l.fetched) {
+	if waits && (l.lost || !l.fetched) {
 		d.Pool.CountUnfetched(l.prefill.Worker)
 	}
 	if l.forget == nil {

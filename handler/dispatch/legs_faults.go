@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
-	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"go.uber.org/zap"
@@ -88,19 +87,14 @@ func (a *attempt) moveLegs(failed *legError, way string) {
 	}
 }
 
-// askForLegs makes the proxy try again after a pair of workers failed, and returns what the proxy
-// sees of the attempt.
-func (a *attempt) askForLegs(req *http.Request, resp *http.Response, e *legError) *http.Response {
+// retryLegs prepares another attempt after a pair of workers failed.
+func (a *attempt) retryLegs(e *legError) {
 	d := a.d
 	a.computes().countRetry(e.reason)
 	if c := d.Logger.Check(zap.DebugLevel, "legs failed"); c != nil {
 		c.Write(zap.String("prefill", a.computes().Worker.Dial), zap.String("decode", a.Worker.Dial), zap.Error(e))
 	}
 	d.parting.retryLegs(d, a, e)
-	if resp != nil {
-		a.hold(req, resp)
-	}
-	return noAnswer(req)
 }
 
 // retryLegs records that a pair of workers failed. The next attempt uses another pair, or serves the
@@ -125,31 +119,17 @@ func (p *parting) retryLegs(d *Dispatch, a *attempt, e *legError) {
 	}
 }
 
-// keepHanded counts what a prefill worker has answered, as a body in memory.
-func (d *Dispatch) keepHanded(l *engine.Leg) {
-	d.parting.kept = int64(len(l.Handed) + len(l.Prompt) + len(l.Answer))
-	d.Pool.Memory.Held.Add(d.parting.kept)
+// keep counts what is kept of the prefill worker's answer, as a body in memory.
+func (l *legs) keep(bytes int) {
+	l.decode.d.Pool.Memory.Held.Add(int64(bytes) - l.kept)
+	l.kept = int64(bytes)
 }
 
-func (d *Dispatch) freeHanded() {
-	d.Pool.Memory.Held.Add(-d.parting.kept)
-	d.parting.kept = 0
-}
-
-// dropSent drops what the decode leg has got. No other leg gets it: blocks are fetched once.
-func (d *Dispatch) dropSent(l *legs) {
-	d.parting.handed, l.leg.Handed, l.leg.Prompt = nil, nil, nil
-	d.sent.GetBody = nil // has it, too
-	d.freeHanded()
-}
-
-// dropHanded gives up the prompt that a prefill worker keeps for the request.
-func (d *Dispatch) dropHanded() {
-	d.freeHanded()
-	if h := d.parting.handed; h != nil {
-		d.parting.handed = nil
-		d.Pool.CountUnfetched(h.prefill.Worker)
-	}
+// sent drops what the decode worker has got with its request.
+func (l *legs) sent(req *http.Request) {
+	l.leg.Handed, l.leg.Prompt = nil, nil
+	req.GetBody = nil // has it, too
+	l.keep(len(l.leg.Answer))
 }
 
 // settled reports why the legs failed, once a good answer to the same request has shown that the
@@ -168,14 +148,5 @@ func (p *parting) settled(of *pool.Pool, l *legs, good bool) {
 			of.Incidents.Raise(time.Now(), incidentTransfers, of.Logger)
 		}
 		p.blame = [2]*pool.Worker{}
-	}
-}
-
-// noAnswer is what the proxy sees of an attempt whose legs failed. An error would count against
-// the decode worker in the proxy's health checks.
-func noAnswer(req *http.Request) *http.Response {
-	return &http.Response{
-		Status: "200 OK", StatusCode: http.StatusOK, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		Header: make(http.Header), Body: http.NoBody, Request: req,
 	}
 }

@@ -20,8 +20,6 @@ type parting struct {
 	pinned *pool.Worker   // the one worker for the prefill that the request names
 	failed []*pool.Worker // whose prefill legs failed
 	tries  int            // pairs of legs that failed
-	handed *handed        // the prompt that a prefill worker keeps; nil if there is none
-	kept   int64          // bytes that the prefill leg answered for the decode leg or the client
 
 	// of the last choice
 	apart   kvscore.Apart
@@ -31,14 +29,6 @@ type parting struct {
 
 	blame  [2]*pool.Worker // a pair whose transfer failed, if it was not the request's own fault
 	silent bool            // its decode leg was, and no more is known
-}
-
-// handed is a prompt that a prefill worker keeps for a decode worker.
-type handed struct {
-	prefill *attempt // that computed it
-	apart   kvscore.Apart
-	leg     engine.Leg
-	until   time.Time
 }
 
 // Conditions of pools with roles.
@@ -160,9 +150,6 @@ func (rt *route) hasPrefill() bool {
 		return false
 	}
 	want, now := rt.prefillWants(), time.Now()
-	if rt.parting.handed.serves(now) {
-		return true
-	}
 	for i, v := range rt.Pool.Judge(&want, rt.offers, now) {
 		if e := t.Rows[i].Worker.Engine(); v.Possible() && e.Parts(rt.plan.Name) {
 			return true
@@ -200,13 +187,8 @@ func (rt *route) partings(c *pool.Candidates) (kvscore.Apart, []kvscore.Way) {
 	if rt.offers.Table == nil || !rt.offers.Table.Apart || rt.goesWhole() != "" {
 		return p.apart, nil
 	}
-	full := false
-	if h := p.handed; h.serves(c.At) {
-		p.prefill, p.apart = h.prefill.Worker, h.apart
-	} else {
-		want := rt.prefillWants()
-		p.apart, p.prefill, full = rt.Pool.Forecast(&want, rt.offers, c.At, &rt.plan.Score, rt.policy(), rt.rule())
-	}
+	want, full := rt.prefillWants(), false
+	p.apart, p.prefill, full = rt.Pool.Forecast(&want, rt.offers, c.At, &rt.plan.Score, rt.policy(), rt.rule())
 	if p.prefill == nil && !full {
 		rt.Pool.Incidents.Raise(c.At, incidentNoPrefill, rt.Pool.Logger)
 		return p.apart, nil
@@ -251,11 +233,8 @@ func (rt *route) way(w *pool.Worker, t time.Time) kvscore.Way {
 func (rt *route) lacksPrefill(t time.Time) bool {
 	p := &rt.parting
 	pins, _ := rt.plan.PinsPrefill()
-	return p.prefill != nil && !pins && !p.handed.serves(t) && !p.prefill.TakesRequests(t)
+	return p.prefill != nil && !pins && !p.prefill.TakesRequests(t)
 }
-
-// serves returns whether a prefill worker still keeps the prompt.
-func (h *handed) serves(t time.Time) bool { return h != nil && t.Before(h.until) }
 
 // pairless are the offered workers that cannot prefill for a decode worker.
 func (rt *route) pairless(decode *pool.Worker) (list []*pool.Worker) {

@@ -13,7 +13,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"github.com/caddy-kvrouter/kvrouter/handler/turn"
-	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"go.uber.org/zap"
 )
 
@@ -43,61 +42,90 @@ func (o *delivery) gives(w *pool.Worker, rest *api.Rest) bool {
 // mostAttempts is how many workers are asked for the rest of a stream.
 const mostAttempts = 3
 
+// remainder is the rest of a stream, which other workers are asked for.
+type remainder struct {
+	*delivery
+	rest    *api.Rest
+	failed  []*pool.Worker // that cannot give it, or have not
+	apart   *pool.Worker   // other hosts than that of this worker are better; nil if any host is as good
+	left    int            // attempts that may follow
+	refused bool           // an engine cannot go on with the ids of the answer's tokens
+
+	blameless bool // the latest attempt failed by no fault of its worker
+}
+
 // goOn asks other workers for the rest until one gives it, or returns the reason why none does.
 // drained: the worker so far is well, and so is its host.
 // old is the worker so far, nil if it may serve the rest.
 func (o *delivery) goOn(ctx context.Context, rest *api.Rest, old *pool.Worker, drained bool) (*response.Rest, string) {
-	d, before := o.d, o.attempt.Worker
-	failed, reason := o.without(old, rest)
-	for range mostAttempts {
-		if reason == staysEngine {
-			break
+	d := o.d
+	r := &remainder{delivery: o, rest: rest, left: mostAttempts}
+	if !drained {
+		r.apart = o.attempt.Worker
+	}
+	var reason string
+	if r.failed, reason = o.without(old, rest); reason != "" {
+		if rest.Way == api.WayExact {
+			reason = notExact
 		}
-		exact := rest.Way == api.WayExact
-		reason, d.rest = staysNoWorker, rest
-		d.turn.NextAttempt()
-		if o.seatApart(ctx, before, failed, !drained) != nil {
-			break
-		}
-		a := d.attempt
-		failed = append(failed, a.Worker)
-		d.tried = []*pool.Worker{a.Worker} // the stream may come back to the others later
-		o.countTokens(ctx, a, rest)
-		resp, err := a.goOn()
-		v := a.judge(ctx, resp, false, err)
-		if err == nil && a.streams(resp) && !body.Compressed(resp.Header) {
-			d.Pool.Report(a.Worker, v.outcome)
-			o.arrive(ctx, a, drained)
-			return &response.Rest{From: resp.Body, Ctx: a.watch.ctx, Joint: rest.Joint}, ""
-		}
-		a.Leave(false, nil)
-		if err == nil {
-			_ = resp.Body.Close()
-			if !retryable(resp.StatusCode) { // it may be the rest's fault
-				v.outcome = a.shows(pool.OutcomeAnswered, "")
-			}
-		}
-		d.Pool.Report(a.Worker, v.outcome)
+		return nil, reason
+	}
+	d.rest = rest
+	resp, err := d.run(ctx, r)
+	switch {
+	case err == nil:
+		o.arrive(ctx, d.attempt, drained)
+		return &response.Rest{From: resp.Body, Ctx: d.attempt.watch.ctx, Joint: rest.Joint}, ""
+	case r.refused:
+		reason = notExact
+	default:
+		reason = staysNoWorker
+	}
+	if a := d.attempt; a != o.attempt {
 		outcome := pool.AttemptRetried
 		if ctx.Err() != nil {
 			outcome = outcomeClientGone
 		}
-		a.end(outcome, v.outcome.Kind > pool.OutcomeGood)
-		if exact && (errors.Is(err, errExact) || err == nil && !retryable(resp.StatusCode)) {
-			return nil, notExact
-		}
-		last := v.suspect && d.lastSuspect()
-		if v.suspect {
-			d.suspects++
-		}
-		if ctx.Err() != nil || last || !a.affordable(err) {
-			break
-		}
-	}
-	if reason == staysEngine && rest.Way == api.WayExact {
-		reason = notExact
+		a.end(outcome, !r.blameless)
 	}
 	return nil, reason
+}
+
+// seat finds a seat for the next attempt.
+func (r *remainder) seat(ctx context.Context, d *Dispatch) error {
+	if err := d.seatApart(ctx, r.apart, r.failed); err != nil {
+		return err
+	}
+	a := d.attempt
+	r.failed = append(r.failed, a.Worker)
+	d.tried = []*pool.Worker{a.Worker} // the stream may come back to the others later
+	r.left--
+	d.countTokens(ctx, a, r.rest)
+	return nil
+}
+
+// judge decides what follows from an attempt at the rest. Only a stream can go on.
+func (r *remainder) judge(ctx context.Context, a *attempt, resp *http.Response, err error) verdict {
+	v := a.judge(ctx, resp, false, err)
+	v.do, v.reason, v.misfit = fail, "", fits
+	if err == nil && a.streams(resp) && !body.Compressed(resp.Header) {
+		v.do = deliver
+		return v
+	}
+	refuses := err == nil && !retryable(resp.StatusCode)
+	if refuses { // it may be the rest's fault
+		v.outcome = a.shows(pool.OutcomeAnswered, "")
+	}
+	if resp != nil {
+		_ = resp.Body.Close()
+	}
+	r.blameless = v.outcome.Kind <= pool.OutcomeGood
+	v.blameless = r.blameless
+	r.refused = r.rest.Way == api.WayExact && (refuses || errors.Is(err, errExact))
+	if ctx.Err() == nil && !r.refused && r.left > 0 && !(v.suspect && r.d.lastSuspect()) && a.affordable(err) {
+		v.do = retry
+	}
+	return v
 }
 
 // without returns the workers that cannot give the rest: the one so far, and those whose engines
@@ -120,13 +148,11 @@ func (o *delivery) without(old *pool.Worker, rest *api.Rest) (list []*pool.Worke
 	return list, reason
 }
 
-// seatApart finds a seat on none of the failed workers. After a fault it prefers those on other
-// hosts than the old worker's.
-func (o *delivery) seatApart(ctx context.Context, old *pool.Worker, failed []*pool.Worker, fault bool) error {
-	d := o.d
-	host := old.Host()
+// seatApart finds a seat on none of the failed workers, if possible on another host than that of old.
+func (d *Dispatch) seatApart(ctx context.Context, old *pool.Worker, failed []*pool.Worker) error {
 	d.tried = slices.Clone(failed)
-	if fault {
+	if old != nil {
+		host := old.Host()
 		for i := range d.offers.Table.Rows {
 			if w := d.offers.Table.Rows[i].Worker; w.Host() == host {
 				d.tried = append(d.tried, w)
@@ -152,11 +178,10 @@ const countTimeout = 2 * time.Second
 
 // countTokens asks the engine how many tokens the text so far has, unless the first one has said so. A
 // replacement character stands for a token that was no character, and has more tokens than that.
-func (o *delivery) countTokens(ctx context.Context, a *attempt, rest *api.Rest) {
+func (d *Dispatch) countTokens(ctx context.Context, a *attempt, rest *api.Rest) {
 	if rest.Exact || strings.Contains(rest.Text, "\ufffd") {
 		return
 	}
-	d := o.d
 	ctx, cancel := context.WithTimeout(ctx, countTimeout)
 	defer cancel()
 	const most = 8 << 20
@@ -165,17 +190,6 @@ func (o *delivery) countTokens(ctx context.Context, a *attempt, rest *api.Rest) 
 	if ok {
 		rest.Tokens, rest.Exact = n, true
 	}
-}
-
-// goOn asks the attempt's worker for the rest of a stream.
-func (a *attempt) goOn() (*http.Response, error) {
-	d := a.d
-	req, err := upstream.Redirect(d.proxied, a.Worker.Dial)
-	if err != nil {
-		return nil, &api.Refusal{Err: err} // not the worker's fault
-	}
-	resp, _, err := a.send(req)
-	return resp, err
 }
 
 // arrive records that the stream goes on with an attempt.

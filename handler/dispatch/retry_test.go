@@ -12,12 +12,14 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
@@ -163,16 +165,16 @@ func TestTooManyBodiesAreStreamedThrough(t *testing.T) {
 	}
 }
 
-// TestNobodyIsAnsweredByTheTransport has no upstreams: the proxy gets one to
-// take to the transport, so that it does not ask again and again.
-func TestNobodyIsAnsweredByTheTransport(t *testing.T) {
+// TestWithoutUpstreamsThereIsARefusal has no upstreams. The proxy then returns an error of its own.
+func TestWithoutUpstreamsThereIsARefusal(t *testing.T) {
 	h := testHandler(t, "a:1")
 	d, _ := plannedDispatch(t, h, 10)
-	if up := d.Select(context.Background(), nil); up != noUpstream || !d.exhausted {
-		t.Errorf("got %v, spent %v", up, d.exhausted)
+	if up := d.Select(context.Background(), nil); up != nil {
+		t.Errorf("got %v", up)
 	}
-	if resp, err := d.giveUp(); resp != nil || err == nil {
-		t.Errorf("an answer: %v, error %v", resp != nil, err)
+	err := d.Settle(httptest.NewRecorder(), caddyhttp.Error(http.StatusServiceUnavailable, errors.New("no upstreams available")))
+	if own, ok := errors.AsType[*api.Refusal](err); !ok || own.Status != http.StatusServiceUnavailable || own.Code != api.CodeNoWorker {
+		t.Errorf("error %v", err)
 	}
 	d.End()
 }

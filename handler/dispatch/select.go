@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
@@ -18,41 +19,23 @@ type Selector struct{}
 // Select implements reverseproxy.Selector.
 func (Selector) Select(ups reverseproxy.UpstreamPool, r *http.Request, _ http.ResponseWriter) *reverseproxy.Upstream {
 	if d := dispatchOf(r.Context()); d != nil {
+		d.original = upstream.Original{Header: r.Header, Host: r.Host}
 		return d.Select(r.Context(), ups)
 	}
 	return nil
 }
 
-// Select finds a seat for the next attempt, and returns its upstream. If no worker can serve
-// the request, it returns the upstream of exhaust: without one, the proxy would not call
-// RoundTrip, which answers the client. It returns nil if the proxy must ask again later.
+// Select finds a seat for the first attempt, and returns its upstream; nil if there is none. Caddy's
+// proxy then prepares the request for that worker, and calls RoundTrip.
 func (d *Dispatch) Select(ctx context.Context, ups reverseproxy.UpstreamPool) *reverseproxy.Upstream {
-	d.endAttempt(false)
-	if d.later {
-		return d.exhaust(ctx, pool.ErrNoWorker)
-	}
-	d.turn.NextAttempt()
-	d.retryWanted, d.answer = false, nil
 	d.see(ups)
-	err := d.seat(ctx)
-	if errors.Is(err, pool.ErrNoWorker) && d.anotherRound() && d.pause(ctx) {
-		d.tried = d.tried[:0] // another round, within the operator's limits
-		d.parting.again()
-		err = d.seat(ctx)
-	}
-	switch {
+	switch err := d.next(ctx, nil); {
 	case err == nil:
-		up := d.attempt.Upstream
-		if up.Host == nil { // Renew found it, and the proxy has not seen it
-			up.Host = new(reverseproxy.Host)
-		}
-		return up
-	case errors.Is(err, pool.ErrNoWorker) && d.anotherRound() && ctx.Err() == nil:
-		d.attempts++
-		d.retryWanted = true
-		return nil
+		return d.attempt.Upstream
+	case errors.Is(err, pool.ErrNoWorker):
+		d.noneFound()
 	}
-	return d.exhaust(ctx, err)
+	return nil
 }
 
 // see records the upstreams that the proxy offers.
@@ -99,6 +82,9 @@ func (d *Dispatch) seat(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if a.Upstream.Host == nil { // the proxy has not seen it
+		a.Upstream.Host = new(reverseproxy.Host)
+	}
 	a.counts = d.Pool.Figures(a.Worker, d.plan.Model)
 	d.attempt = a // at once: End ends it if anything below panics
 	a.Worker.Requested(d.plan.Model)
@@ -110,26 +96,6 @@ func (d *Dispatch) seat(ctx context.Context) error {
 	d.trace.selected(a)
 	return nil
 }
-
-// exhaust ends the attempts, and returns the upstream with which the proxy calls RoundTrip
-// once more. RoundTrip then gives the held answer or an error. For an error the upstream
-// is noUpstream: Caddy counts errors against upstreams, and no worker made this one.
-func (d *Dispatch) exhaust(ctx context.Context, err error) *reverseproxy.Upstream {
-	d.exhausted = true
-	d.wait.left = ctx.Err()
-	switch {
-	case d.wait.left != nil:
-		return noUpstream
-	case d.held.resp != nil && !d.putsOff(): // the client gets it, and no refusal
-		return d.held.attempt.Upstream
-	case !errors.Is(err, pool.ErrNoWorker):
-		d.turnAway(err)
-	}
-	return noUpstream
-}
-
-// noUpstream stands for a worker where there is none: see exhaust.
-var noUpstream = &reverseproxy.Upstream{Host: new(reverseproxy.Host), Dial: "localhost:0"}
 
 // Choose implements pool.Chooser.
 func (d *Dispatch) Choose(ctx context.Context, c *pool.Candidates) pool.Choice {

@@ -2,7 +2,6 @@ package dispatch
 
 import (
 	"cmp"
-	"errors"
 	"net/http"
 	"time"
 
@@ -10,61 +9,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
-
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
-
-// RoundTrip makes the attempt that was selected.
-func (d *Dispatch) RoundTrip(req *http.Request) (*http.Response, error) {
-	if d.exhausted {
-		return d.giveUp()
-	}
-	a := d.attempt
-	d.proxied = req
-	if d.plan.Everywhere && !d.pinned() && len(d.offers.Ups) > 1 {
-		return a.askAll(req)
-	}
-	resp, resent, err := a.send(req)
-	v := a.judge(req.Context(), resp, resent, err)
-	if v.do == retry && !v.misfit.free() && !a.affordable(err) {
-		v.do = fail
-		if resp != nil {
-			v.do = deliver
-		}
-	}
-	if v.misfit != fits {
-		a.refused(v.misfit)
-	}
-	if v.do == deliver && (v.misfit != fits || retryable(resp.StatusCode)) && d.putsOff() {
-		v.do = putOff
-	}
-	if v.do != deliver {
-		a.Prefilled(time.Now()) // what it has not computed is no recent work
-		d.endAttempt(false)
-		if v.legs != nil {
-			a.ended.Store(true) // its worker is well
-		}
-	}
-	d.Pool.Report(a.Worker, v.outcome)
-	if v.suspect {
-		d.suspects++
-	}
-	if err != nil && req.Context().Err() == nil {
-		d.failure = err
-	}
-	switch v.do {
-	case deliver:
-		return d.deliver(req, resp), nil
-	case retry:
-		return a.askForRetry(req, resp, &v, err)
-	case putOff:
-		return a.putOff(req, resp)
-	case abandon:
-		return nil, err
-	case fail:
-	}
-	return d.giveUp()
-}
 
 // send sends the request to the attempt's worker. resent: net/http sent it twice.
 func (a *attempt) send(req *http.Request) (resp *http.Response, resent bool, err error) {
@@ -87,8 +32,8 @@ func (a *attempt) send(req *http.Request) (resp *http.Response, resent bool, err
 		d.trace.retried(a, "reconnect")
 		resp, _, err = a.sendOver(d.Transport.SendFresh, sent)
 	}
-	if _, unconnected := errors.AsType[reverseproxy.DialError](err); a.legs != nil && !unconnected {
-		d.dropSent(a.legs)
+	if a.legs != nil {
+		a.legs.sent(d.sent)
 	}
 	if err = a.arrived(resp, err); err != nil {
 		return nil, resent, err

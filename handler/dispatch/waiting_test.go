@@ -67,21 +67,21 @@ func TestFullQueueRejectsNoHeldAnswer(t *testing.T) {
 	h.pool.Settings.Store(&full)
 	for _, held := range []bool{false, true} {
 		d, _ := plannedDispatch(t, h, 10)
-		want := noUpstream
+		d.see(ups)
 		if held {
 			d.held = heldAnswer{
 				&http.Response{StatusCode: http.StatusServiceUnavailable, Header: http.Header{}, Body: http.NoBody},
 				&attempt{d: d, Seat: pool.Seat{Attempt: worker.Attempt{Worker: workers[0]}, Target: workers[0].Target(0), Upstream: ups[0]}, counts: h.pool.Figures(workers[0], "")},
 			}
-			d.tried, want = append(d.tried, workers[0]), ups[0]
+			d.tried = append(d.tried, workers[0])
 		}
-		if up := d.Select(t.Context(), ups); up != want || !d.exhausted {
-			t.Errorf("held %v: got %v", held, up)
+		if err := d.next(t.Context(), nil); err == nil {
+			t.Errorf("held %v: there is a seat", held)
 		}
 		if rejected := d.wait.turnedAway != nil; rejected == held {
 			t.Errorf("held %v: rejected %v", held, rejected)
 		}
-		if resp, err := d.giveUp(); (resp != nil) != held || (err == nil) != held {
+		if resp, err := d.giveUp(errNoWorker); (resp != nil) != held || (err == nil) != held {
 			t.Errorf("held %v: an answer %v, error %v", held, resp != nil, err)
 		}
 		if r := d.End(); r.TurnedAway == held {

@@ -45,9 +45,6 @@ type Legs struct {
 	// Together: both legs are sent at once, and the decode engine waits for the prompt.
 	// Otherwise the answer to the prefill leg says where the prompt is.
 	Together bool
-	// Keeps is for how long the prefill engine certainly keeps the prompt for the decode
-	// engine.
-	Keeps time.Duration
 	// Fetches is how long the decode leg of a client that left may go on. The decode engine has
 	// then fetched the prompt, or given up.
 	Fetches time.Duration

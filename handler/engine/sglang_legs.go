@@ -16,7 +16,7 @@ import (
 // with 500.
 var sglangLegs = Legs{
 	apis:     []string{api.NameChat, api.NameCompletions, api.NameGenerate, api.NameResponses},
-	Together: true, Keeps: 10 * time.Second, Fetches: 30 * time.Second, abort: "/abort_request",
+	Together: true, Fetches: 30 * time.Second, abort: "/abort_request",
 	prefill: (*adapter).sglangPrefill, decode: (*adapter).sglangDecode,
 }
 

@@ -16,7 +16,7 @@ import (
 // after kv_transfer_timeout_ms, 60 s by default.
 var trtllmLegs = Legs{
 	apis:  []string{api.NameChat, api.NameCompletions},
-	whole: true, Keeps: 25 * time.Second, Fetches: 70 * time.Second, Wedges: true, TextOnly: true,
+	whole: true, Fetches: 70 * time.Second, Wedges: true, TextOnly: true,
 	prefill: (*adapter).trtllmPrefill, decode: (*adapter).trtllmDecode, handed: trtllmHanded,
 }
 

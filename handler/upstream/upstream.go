@@ -19,6 +19,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
@@ -263,33 +264,69 @@ func (c *Client) Leg(req *http.Request, dial string) (*http.Response, error) {
 	return c.transport.Send(req.WithContext(ctx))
 }
 
-// Redirect returns a request that Caddy's proxy made for one worker as it makes it for another one,
-// with the header of the first.
-func Redirect(req *http.Request, dial string) (*http.Request, error) {
-	_, info, err := dialInfo(dial)
+// Original is what a request had before Caddy's proxy applied its header operations.
+type Original struct {
+	Header http.Header
+	Host   string
+}
+
+// Redirect returns a request that Caddy's proxy made for one worker as it would make it for another
+// one: with its address, its placeholders, and the header operations applied anew.
+func (c *Client) Redirect(req *http.Request, of Original, up *reverseproxy.Upstream) (*http.Request, error) {
+	ctx := req.Context()
+	repl, _ := ctx.Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	_, info, err := dialInfo(repl.ReplaceAll(up.Dial, ""))
 	if err != nil {
 		return nil, err
 	}
-	host := info.Address
-	if repl, ok := req.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
-		repl.Set("http.reverse_proxy.upstream.address", info.String())
-		repl.Set("http.reverse_proxy.upstream.hostport", host)
-		repl.Set("http.reverse_proxy.upstream.host", info.Host)
-		repl.Set("http.reverse_proxy.upstream.port", info.Port)
+	info.Upstream = up
+	const placeholder = "http.reverse_proxy.upstream."
+	repl.Set(placeholder+"address", info.String())
+	repl.Set(placeholder+"hostport", info.Address)
+	repl.Set(placeholder+"host", info.Host)
+	repl.Set(placeholder+"port", info.Port)
+	repl.Set(placeholder+"max_requests", up.MaxRequests)
+	if up.Host != nil {
+		repl.Set(placeholder+"requests", up.Host.NumRequests())
+		repl.Set(placeholder+"fails", up.Host.Fails())
 	}
-	out := req.WithContext(context.WithValue(req.Context(), dialInfoKey, info))
+	out := req.WithContext(context.WithValue(ctx, dialInfoKey, info))
 	at := *req.URL
-	if out.URL = &at; out.Host == at.Host {
-		out.Host = host
-	}
-	at.Host = host // net/http tells connections apart by it
-	if old, ok := reverseproxy.GetDialInfo(req.Context()); ok {
+	out.URL = &at
+	at.Host = info.Address // net/http tells connections apart by it
+	if old, ok := reverseproxy.GetDialInfo(ctx); ok {
 		client, others := strings.CutSuffix(req.URL.Host, url.QueryEscape("->"+old.Address))
 		if others { // as Caddy does for the PROXY protocol
-			at.Host = client + url.QueryEscape("->"+host)
+			at.Host = client + url.QueryEscape("->"+info.Address)
 		}
 	}
+	c.applyOps(out, of)
 	return out, nil
+}
+
+// applyOps applies the header operations of the transport and the operator, in the proxy's order.
+func (c *Client) applyOps(req *http.Request, of Original) {
+	ours := c.transport.RequestHeaderOps()
+	var theirs *headers.HeaderOps
+	if c.proxy.Headers != nil {
+		theirs = c.proxy.Headers.Request
+	}
+	if ours == nil && theirs == nil {
+		return
+	}
+	req.Header, req.Host = of.Header.Clone(), of.Host
+	if ours != nil {
+		ours.ApplyToRequest(req)
+	}
+	if theirs != nil {
+		theirs.ApplyToRequest(req)
+	}
+	for name, values := range req.Header { // as servers of WebSockets expect it, and the proxy does
+		if rest, is := strings.CutPrefix(name, "Sec-Websocket-"); is {
+			delete(req.Header, name)
+			req.Header["Sec-WebSocket-"+rest] = values
+		}
+	}
 }
 
 // Connect opens and closes a connection to an address, which costs the worker nothing. tried

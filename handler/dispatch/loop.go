@@ -1,0 +1,230 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// RoundTrip answers the proxy's request. The proxy has prepared it for the worker that Select
+// returned.
+func (d *Dispatch) RoundTrip(req *http.Request) (*http.Response, error) {
+	d.proxied = req
+	if d.plan.Everywhere && !d.pinned() && len(d.offers.Ups) > 1 {
+		return d.attempt.askAll(req)
+	}
+	resp, err := d.run(req.Context(), nil)
+	switch {
+	case err == nil:
+		return d.deliver(req, resp), nil
+	case req.Context().Err() != nil:
+		return nil, err
+	}
+	return d.giveUp(err)
+}
+
+// run makes attempts until one gives an answer for the client. All attempts of a request are made
+// here. The first one at the whole answer is made at the worker that Select has found. r is the rest of
+// a stream, nil for the whole answer. The error is the last attempt's, or says why there is no other.
+func (d *Dispatch) run(ctx context.Context, r *remainder) (*http.Response, error) {
+	for selected := r == nil; ; selected = false {
+		req := d.proxied
+		if !selected {
+			var err error
+			if req, err = d.again(ctx, r); err != nil {
+				return nil, err
+			}
+		}
+		a := d.attempt
+		resp, resent, err := a.send(req)
+		var v verdict
+		if r == nil {
+			v = a.decide(req, resp, resent, err)
+		} else {
+			v = r.judge(ctx, a, resp, err)
+		}
+		d.record(ctx, &v, resp, err)
+		switch v.do {
+		case deliver:
+			return resp, nil
+		case retry:
+			a.retried(&v, resp, err)
+		case putOff:
+			a.end(pool.AttemptRetried, false)
+			_ = resp.Body.Close()
+			return nil, d.failure
+		default:
+			return nil, err
+		}
+	}
+}
+
+// decide decides what follows from an attempt at the whole answer. It may read the beginning of
+// resp.Body, and puts it back.
+func (a *attempt) decide(req *http.Request, resp *http.Response, resent bool, err error) verdict {
+	d := a.d
+	v := a.judge(req.Context(), resp, resent, err)
+	if v.do == retry && !v.misfit.free() && !a.affordable(err) {
+		v.do = fail
+		if resp != nil {
+			v.do = deliver
+		}
+	}
+	if (v.do == deliver || v.do == fail) && d.matches(req, resp, err) {
+		v.do, v.reason = retry, "retry_match"
+	}
+	return v
+}
+
+// record records what an attempt has shown. If its answer is not the client's, it ends.
+func (d *Dispatch) record(ctx context.Context, v *verdict, resp *http.Response, err error) {
+	a := d.attempt
+	if v.misfit != fits {
+		a.refused(v.misfit)
+	}
+	if v.do == deliver && (v.misfit != fits || retryable(resp.StatusCode)) && d.putsOff() {
+		v.do = putOff
+	}
+	if v.do != deliver {
+		a.Prefilled(time.Now()) // what it has not computed is no recent work
+		d.endAttempt(false)
+		if v.legs != nil {
+			a.ended.Store(true) // its worker is well
+		}
+	}
+	d.Pool.Report(a.Worker, v.outcome)
+	if v.suspect {
+		d.suspects++
+	}
+	if err != nil && ctx.Err() == nil {
+		d.failure = err
+	}
+}
+
+// retried counts an attempt that another one follows, and holds its answer back.
+func (a *attempt) retried(v *verdict, resp *http.Response, err error) {
+	d := a.d
+	switch {
+	case v.legs != nil:
+		a.retryLegs(v.legs)
+	case errors.Is(err, errDrained):
+		a.end(pool.AttemptDrained, false)
+	default:
+		a.end(pool.AttemptRetried, !v.blameless && v.misfit == fits)
+	}
+	if v.legs == nil && v.reason != "" {
+		a.countRetry(v.reason)
+	}
+	if v.misfit == lacksModel {
+		d.Probes.AskAgain(a.Worker) // what is known of it is out of date
+	}
+	if resp != nil && d.answer == nil {
+		d.held.drop()
+		d.held = heldAnswer{resp: resp, attempt: a}
+	}
+}
+
+// again finds a seat for another attempt, and returns the request as the proxy would have made it
+// for that worker.
+func (d *Dispatch) again(ctx context.Context, r *remainder) (*http.Request, error) {
+	err := d.next(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	req, err := d.Client.Redirect(d.proxied, d.original, d.attempt.Upstream)
+	if err != nil {
+		return nil, &api.Refusal{Err: err} // not the worker's fault
+	}
+	return req, nil
+}
+
+// next finds a seat for the next attempt. If the operator's limits allow it, the tried workers get
+// another round, and another.
+func (d *Dispatch) next(ctx context.Context, r *remainder) error {
+	d.turn.NextAttempt()
+	if r != nil {
+		return r.seat(ctx, d)
+	}
+	err := d.seat(ctx)
+	for first := true; errors.Is(err, pool.ErrNoWorker) && d.anotherRound() && d.pause(ctx); first = false {
+		if !first {
+			d.attempts++ // the round before, which found no worker
+		}
+		d.tried = d.tried[:0]
+		d.parting.again()
+		d.lookAgain()
+		err = d.seat(ctx)
+	}
+	if err == nil {
+		return nil
+	}
+	if left := ctx.Err(); left != nil {
+		d.wait.left = left
+		return left
+	}
+	if !errors.Is(err, pool.ErrNoWorker) && (d.held.resp == nil || d.putsOff()) {
+		d.turnAway(err)
+	}
+	return err
+}
+
+// lookAgain asks a dynamic source for its upstreams, past its cache, as Caddy's proxy does after a
+// failure.
+func (d *Dispatch) lookAgain() {
+	source := d.Proxy.DynamicUpstreams
+	if cache, ok := source.(reverseproxy.CachingUpstreamSource); ok {
+		_ = cache.ResetCache(d.plan.HTTP) // then the cached ones are as good
+	}
+	if source != nil {
+		d.see(d.upstreams())
+	}
+}
+
+// matches returns whether the operator's lb_retry_match has an attempt retried. As in Caddy's proxy,
+// only matchers that read an answer decide about one. The last answer reaches the client.
+func (d *Dispatch) matches(req *http.Request, resp *http.Response, err error) bool {
+	if len(d.RetryMatch) == 0 || req.Context().Err() != nil || !d.anotherTry(d.suspects) ||
+		d.plan.Once != nil && d.plan.Once.Touched.Load() {
+		return false
+	}
+	const prefix = "http.reverse_proxy."
+	if resp == nil {
+		d.repl.Set(prefix+"is_transport_error", true)
+		defer d.repl.Delete(prefix + "is_transport_error")
+	} else {
+		d.repl.DeleteByPrefix(prefix + "header.")
+		for field, values := range resp.Header {
+			d.repl.Set(prefix+"header."+field, strings.Join(values, ","))
+		}
+		d.repl.Set(prefix+"status_code", resp.StatusCode)
+		d.repl.Set(prefix+"status_text", resp.Status)
+	}
+	return slices.ContainsFunc(d.RetryMatch, func(set caddyhttp.MatcherSet) bool {
+		if resp != nil && !readsAnswers(set) {
+			return false
+		}
+		matched, fault := set.MatchWithError(req)
+		return matched && fault == nil
+	})
+}
+
+// readsAnswers returns whether a set of matchers has an expression that reads the answer, or may.
+func readsAnswers(set caddyhttp.MatcherSet) bool {
+	return slices.ContainsFunc(set, func(m any) bool {
+		e, ok := m.(*caddyhttp.MatchExpression)
+		return ok && slices.ContainsFunc(e.Placeholders(), func(name string) bool {
+			name, ours := strings.CutPrefix(name, "http.reverse_proxy.")
+			return name == "" || ours && (strings.HasPrefix(name, "status_") || strings.HasPrefix(name, "header.") ||
+				strings.HasPrefix(name, "upstream.latency"))
+		})
+	})
+}
