@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
@@ -92,7 +93,7 @@ func (h *Handler) options() options {
 			return options{"tokens": &h.Resume.Tokens, "tries": &h.Resume.Tries}.readBlock(d, "resume option")
 		},
 		"timeouts": func(d *caddyfile.Dispenser) error {
-			h.Timeouts = new(dispatch.Timeouts)
+			h.Timeouts = new(attempt.Timeouts)
 			return options{
 				"first_token": &h.Timeouts.FirstToken, "stream_idle": &h.Timeouts.StreamIdle,
 			}.readBlock(d, "timeouts option")

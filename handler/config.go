@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/admin"
+	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
@@ -98,7 +99,7 @@ type Handler struct { // one field for each option, hence so many
 	Share *pool.Share `json:"share,omitempty"`
 
 	// How long workers may be silent. Default: as long as the reverse proxy allows.
-	Timeouts *dispatch.Timeouts `json:"timeouts,omitempty"`
+	Timeouts *attempt.Timeouts `json:"timeouts,omitempty"`
 
 	// What becomes of streams whose engine dies. Default: they go on at other workers.
 	Resume *dispatch.Resume `json:"resume,omitempty"`

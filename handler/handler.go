@@ -16,6 +16,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/admin"
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
@@ -116,7 +117,8 @@ func (h *Handler) wireDispatcher(caddy.Context) error {
 	limits, match := h.takeRetries()
 	h.prober = discovery.New(h.ctx, h.pool, h.ReverseProxy, h.client, h.logger)
 	d := &dispatch.Dispatcher{
-		Pool: h.pool, Proxy: h.ReverseProxy, Transport: h.transport, Client: h.client, Probes: h.prober,
+		Runner: attempt.Runner{Pool: h.pool, Transport: h.transport, Labels: h.ResponseHeaders, Logger: h.logger},
+		Proxy:  h.ReverseProxy, Client: h.client, Probes: h.prober,
 		Policy: h.policy, Shadow: dispatch.NewShadow(h.shadow, h.metrics, h.Pool),
 		Sessions: turn.NewSessions(&turn.Sessions{
 			Pool: h.pool, Client: h.client, Hard: h.sessionMode() == affinityHard,
@@ -124,8 +126,8 @@ func (h *Handler) wireDispatcher(caddy.Context) error {
 			Soft: h.sessionMode() == affinitySoft && kvscore.CostUnit(h.policy) == kvscore.UnitMilliseconds,
 		}),
 		Timeouts: valueOf(h.Timeouts), Resume: *h.Resume, Limits: limits, RetryMatch: match, Legs: h.legs,
-		KeepBody: len(h.ReverseProxy.HandleResponse) > 0, Labels: h.ResponseHeaders, Speculative: h.SpeculativePrefill,
-		Metrics: h.metrics, PoolMetrics: h.poolMetrics, Logger: h.logger,
+		KeepBody: len(h.ReverseProxy.HandleResponse) > 0, Speculative: h.SpeculativePrefill,
+		Metrics: h.metrics, PoolMetrics: h.poolMetrics,
 	}
 	d.Sessions.Failed = d.Unbound
 	d.FollowUps = speculative.NewRunner(h.ctx, h.pool, h.client, h.SpeculativePrefill)

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
@@ -43,7 +44,7 @@ func TestQuestionsAreBounded(t *testing.T) {
 		},
 	}}}
 	x := &Explainer{Dispatcher: &dispatch.Dispatcher{
-		Pool: the, Metrics: dispatch.AllMetrics(), Logger: zap.NewNop(),
+		Runner: attempt.Runner{Pool: the, Logger: zap.NewNop()}, Metrics: dispatch.AllMetrics(),
 		Client: upstream.NewClient(new(reverseproxy.Handler), transport, func(string) string { return "" }),
 	}}
 	prompt := `{"prompt":"` + strings.Repeat("x", 1000) + `","nvext":{"annotations":["query_instance_id"]}}`

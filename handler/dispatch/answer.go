@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
@@ -18,7 +19,7 @@ import (
 type delivery struct {
 	response.Summary // complete once the answer has ended
 	d                *Dispatch
-	attempt          *attempt
+	attempt          *try
 	body             *response.Body
 
 	moves // of a stream
@@ -33,14 +34,14 @@ type delivery struct {
 func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Response {
 	a := d.attempt
 	d.held.drop()
-	if !a.streams(resp) {
+	if !a.Streams(resp) {
 		d.parting.settled(d.Pool, a.legs, resp.StatusCode < 300)
 	}
 	if d.prepareFollowUp(resp); !a.keepsBody(resp) {
 		a.Stay()
 		d.freeBody()
 	}
-	a.label(resp.Header)
+	a.Label(resp.Header)
 	if resp.StatusCode == http.StatusSwitchingProtocols {
 		a.Prefilled(time.Now())
 		a.Hold() // a tunnel may be silent for as long as it is open
@@ -57,7 +58,7 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 
 // keepNamed remembers the ids of what the engine may keep after a request for no known API, such as a
 // job. Later requests name it.
-func (a *attempt) keepNamed(resp *http.Response) {
+func (a *try) keepNamed(resp *http.Response) {
 	d, path := a.d, a.d.plan.HTTP.URL.Path
 	if !d.plan.Makes() || resp.StatusCode >= 300 || !body.IsJSON(body.MediaType(resp.Header)) || body.Compressed(resp.Header) {
 		return
@@ -74,7 +75,7 @@ func (a *attempt) keepNamed(resp *http.Response) {
 }
 
 // deliveryOf makes the delivery of an attempt's answer, and replaces the answer's body.
-func (a *attempt) deliveryOf(resp *http.Response) *delivery {
+func (a *try) deliveryOf(resp *http.Response) *delivery {
 	d := a.d
 	o := &delivery{d: d, attempt: a}
 	opts := response.Options{Listener: o}
@@ -89,9 +90,7 @@ func (a *attempt) deliveryOf(resp *http.Response) *delivery {
 		if d.Speculative && d.plan.Ext.AgentHints.SpeculativePrefill.Value {
 			opts.KeepText = MaxKeptText
 		}
-		if a.watch != nil {
-			opts.Ctx = a.watch.ctx
-		}
+		opts.Ctx = a.Context()
 		opts.Extras = a.extras(opts.Request != nil)
 		if opts.Request != nil && opts.Stream && d.mayGoOn() {
 			opts.Mover = o
@@ -105,7 +104,7 @@ func (a *attempt) deliveryOf(resp *http.Response) *delivery {
 
 // extras returns the nvext that the answer carries; nil if none. It counts what the answer
 // cannot carry.
-func (a *attempt) extras(readable bool) *response.Extras {
+func (a *try) extras(readable bool) *response.Extras {
 	d := a.d
 	x := d.plan.Answer
 	if x == nil {
@@ -122,18 +121,18 @@ func (a *attempt) extras(readable bool) *response.Extras {
 	if to := a.Worker.Engine(); to.ReadsNVExt() {
 		e.Events = nil // it gets the request's nvext, and writes them itself
 	}
-	by := a.computes()
+	by := a.Computes()
 	if n := by.Tokens; n > 0 {
 		e.HitRate = float64(by.Terms.OverlapTokens) / float64(n)
 	}
-	if e.Prefill, e.PrefillRank = by.Target.Worker, by.Target.Rank; by != a {
+	if e.Prefill, e.PrefillRank = by.Target.Worker, by.Target.Rank; a.Prefill != nil {
 		e.Begun, e.Prefilled = by.Begun, a.legs.prefilled
 	}
 	return e
 }
 
 // observe delivers an attempt's answer, and records what its header shows.
-func (a *attempt) observe(req *http.Request, resp *http.Response) {
+func (a *try) observe(req *http.Request, resp *http.Response) {
 	d, noBody := a.d, req.Method == http.MethodHead || resp.Body == http.NoBody
 	o := a.deliveryOf(resp)
 	d.answer = o
@@ -144,8 +143,8 @@ func (a *attempt) observe(req *http.Request, resp *http.Response) {
 		o.header = t // the answer was complete then
 	case good && !o.Stream:
 		a.FirstToken(t)
-	case resp.StatusCode >= 400 && !retryable(resp.StatusCode) && !slices.Contains(d.unfit, a.Worker):
-		a.failed(t)
+	case resp.StatusCode >= 400 && !attempt.Retryable(resp.StatusCode) && !slices.Contains(d.unfit, a.Worker):
+		a.Failed(t)
 	default:
 		a.Prefilled(t)
 	}
@@ -159,8 +158,8 @@ func (o *delivery) Waits() {
 	a := o.attempt
 	o.waits = true
 	a.Seat.Waits(true)
-	if a.watch != nil && !o.alive.IsZero() {
-		a.watch.await(true)
+	if !o.alive.IsZero() {
+		a.Await(true)
 	}
 }
 
@@ -170,9 +169,7 @@ func (o *delivery) Received(t time.Time, n, tokens int) {
 	if o.waits {
 		o.waits = false
 		a.Seat.Waits(false)
-		if a.watch != nil {
-			a.watch.await(false)
-		}
+		a.Await(false)
 	}
 	if n > 0 && t.Sub(o.alive) > time.Second {
 		o.alive = t
@@ -185,28 +182,28 @@ func (o *delivery) Received(t time.Time, n, tokens int) {
 		return
 	}
 	if o.moved > 0 && o.tokens == o.before { // of the rest
-		a.watch.stopFirst()
+		a.StopFirst()
 		a.FirstToken(t)
-		o.d.Pool.Report(a.Worker, a.good())
+		o.d.Pool.Report(a.Worker, a.Good())
 	}
 	o.tokens = tokens
 	a.Output(t, int64(tokens-o.before))
 }
 
 // Begun implements response.Listener.
-func (o *delivery) Begun() { o.attempt.watch.stopFirst() }
+func (o *delivery) Begun() { o.attempt.StopFirst() }
 
 func (o *delivery) FirstToken(t time.Time) {
 	o.attempt.legs.got()
 	if o.attempt.legs.wedges() && o.d.goesOn() && o.moved < o.d.Resume.Tries {
-		o.attempt.mayMove()
+		o.attempt.MayMove()
 	}
 	o.d.parting.settled(o.d.Pool, o.attempt.legs, true)
 	o.begin()
 	o.attempt.FirstToken(t)
-	o.attempt.counts.FirstToken(t, t.Sub(o.attempt.Begun))
+	o.attempt.Counts().FirstToken(t, t.Sub(o.attempt.Begun))
 	o.d.PoolMetrics.ttft.Observe(t.Sub(o.d.start).Seconds())
-	o.d.Pool.Report(o.attempt.Worker, o.attempt.good())
+	o.d.Pool.Report(o.attempt.Worker, o.attempt.Good())
 }
 
 func (o *delivery) ResponseID(id string) {
@@ -229,15 +226,15 @@ func (o *delivery) Ended(s response.Summary) {
 	case !s.First.IsZero(): // the first token has shown that the worker is well
 	case s.Failed && o.told: // see Move
 	case s.Failed:
-		a.failed(time.Now())
-		shown := a.shows(pool.OutcomeAnswered, "")
-		if workersFault(s.ErrorStatus) {
-			shown = a.errored(errorWithin, false)
+		a.Failed(time.Now())
+		shown := a.Shows(pool.OutcomeAnswered, "")
+		if attempt.WorkersFault(s.ErrorStatus) {
+			shown = a.Errored(errorWithin, false)
 		}
 		o.d.Pool.Report(a.Worker, shown)
 	default:
 		if s.Stream || s.Completion == 0 && o.d.plan.API.Work() == api.Generate { // without a token
-			a.failed(time.Now())
+			a.Failed(time.Now())
 		} else {
 			completion := s.Completion
 			if completion > 1 {
@@ -245,7 +242,7 @@ func (o *delivery) Ended(s response.Summary) {
 			}
 			a.Answered(o.header, completion)
 		}
-		o.d.Pool.Report(a.Worker, a.good())
+		o.d.Pool.Report(a.Worker, a.Good())
 	}
 	if o.moved == 0 { // two engines' figures show nothing of either
 		o.learn()

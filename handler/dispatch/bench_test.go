@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
+
 	"github.com/caddyserver/caddy/v2"
 )
 
@@ -142,7 +144,7 @@ func (h *harness) attemptAt(tb testing.TB, body []byte) *http.Request {
 	}
 	w := h.pool.Worker("127.0.0.1:1")
 	d := newTestAttempt(h, p, w)
-	e := EngineRequest{Pool: h.pool, Plan: p, Body: d.Body, Worker: w, Target: w.Target(0)}
+	e := attempt.Request{Plan: p, Body: d.Body, Worker: w, Target: w.Target(0)}
 	out := e.Build(r)
 	out.Body.Close()
 	d.Body.Done()

@@ -23,14 +23,21 @@ func TestOnlyStreamsThatCanMoveAreWatched(t *testing.T) {
 		d.plan.Request.Stream = v.stream
 		d.Select(context.Background(), h.ReverseProxy.Upstreams)
 		r := httptest.NewRequest(http.MethodPost, "/", http.NoBody)
-		out := d.attempt.watched(r)
-		g := d.attempt.watch
-		if (g != nil) != v.watched || (out != r) != v.watched {
-			t.Errorf("%+v: watched %v", v, g != nil)
-		}
-		if err := d.attempt.arrived(&http.Response{StatusCode: http.StatusBadRequest}, nil); err != nil {
+		h.dispatcher.Transport = answers(func(*http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: http.StatusBadRequest, Header: make(http.Header), Body: http.NoBody}, nil
+		})
+		if _, _, err := d.attempt.send(r); err != nil {
 			t.Error(err)
+		}
+		if watched := d.attempt.Context() != nil; watched != v.watched {
+			t.Errorf("%+v: watched %v", v, watched)
 		}
 		d.End()
 	}
 }
+
+// answers is a transport to workers that a test makes up.
+type answers func(*http.Request) (*http.Response, error)
+
+func (f answers) Send(req *http.Request) (*http.Response, error)      { return f(req) }
+func (f answers) SendFresh(req *http.Request) (*http.Response, error) { return f(req) }

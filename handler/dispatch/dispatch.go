@@ -12,10 +12,9 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
@@ -42,18 +41,17 @@ func dispatchOf(ctx context.Context) *Dispatch {
 type Dispatch struct {
 	route
 	tries
+	attempt.Call
 	outgoing
 	result
-	id      string // the client's X-Request-Id, or a random one
 	start   time.Time
 	wait    waiting // in the queue
 	version uint64  // of the offers, see follower
-	trace   *dispatchTrace
 }
 
 // tries is the choice of workers so far.
 type tries struct {
-	attempt  *attempt
+	attempt  *try
 	attempts int
 	suspects int // failed attempts that may have reached an engine
 	refusals
@@ -63,18 +61,15 @@ type tries struct {
 	later    bool // the client must try again later: see putsOff
 }
 
-// outgoing is what workers are sent.
+// outgoing is what becomes of the request's body and header on the way to workers.
 type outgoing struct {
-	Body     *body.Replay  // the request's body; nil if it is not in memory, or is not sent again
-	followUp FollowUp      // needs the body after the answer; nil if nothing follows
-	lazy     *body.Lazy    // the body as the proxy sees it
-	proxied  *http.Request // the proxy's request for the first worker
-	original upstream.Original
-	sent     *http.Request // the request of the last attempt
-	rest     *api.Rest     // what it asks for; nil for the whole answer
-	exact    bool          // the stream may go on elsewhere by the ids of its tokens
-	cutIDs   bool          // the router has asked for these, and the client does not get them
-	cut      nvext.Grants  // the grants that were missing for members cut out of the body
+	followUp FollowUp          // needs the body after the answer; nil if nothing follows
+	lazy     *body.Lazy        // the body as the proxy sees it
+	proxied  *http.Request     // the proxy's request for the first worker
+	original upstream.Original // its header before that
+	exact    bool              // the stream may go on elsewhere by the ids of its tokens
+	cutIDs   bool              // the router has asked for these, and the client does not get them
+	cut      nvext.Grants      // the grants that were missing for members cut out of the body
 }
 
 // result is what the client gets.
@@ -85,15 +80,11 @@ type result struct {
 	returned bool // false in End if the proxy panicked, as it does to abort
 }
 
-// attempt is one try on one worker.
-type attempt struct {
-	pool.Seat
-	d      *Dispatch
-	reason string
-	counts *pool.Figures // of its worker and model
-	ended  atomic.Bool   // it has been counted, or is not to be
-	watch  *watch        // may end it early; nil if nothing may
-	legs   *legs         // nil if the request is not parted
+// try is an attempt of the request.
+type try struct {
+	attempt.Attempt
+	d    *Dispatch
+	legs *legs // nil if the request is not parted
 }
 
 // Reasons of a choice.
@@ -112,7 +103,8 @@ func (s *Dispatcher) Begin(p *plan.Plan, start time.Time) (*Dispatch, error) {
 	if refused := s.checkModel(p); refused != nil {
 		return nil, refused
 	}
-	d := &Dispatch{route: s.routeOf(p), id: requestID(p.HTTP), start: start, outgoing: outgoing{Body: p.Body}, result: result{cached: -1}}
+	d := &Dispatch{route: s.routeOf(p), start: start, result: result{cached: -1}}
+	d.Call = attempt.Call{Runner: &s.Runner, Owner: d, Plan: p, ID: requestID(p.HTTP), Ready: d.ready, Body: p.Body}
 	if s.Resume.Mode == resumeExact && p.Request != nil && p.Request.Stream && p.Body != nil {
 		d.exact = p.Request.GoesOnExactly(p.Body.Data)
 	}
@@ -183,7 +175,9 @@ func (s *Dispatcher) Unbound() { s.FallBack(fallbackUnbound) }
 
 // Request returns the request as the proxy gets it.
 func (d *Dispatch) Request(r *http.Request) *http.Request {
-	out := r.WithContext(context.WithValue(d.startTrace(r.Context()), dispatchKey{}, d))
+	var ctx context.Context
+	ctx, d.Trace = attempt.StartTrace(r.Context(), d.plan, d.Pool.Name, d.start)
+	out := r.WithContext(context.WithValue(ctx, dispatchKey{}, d))
 	out.Header = withoutUpgrade(d.plan.WithoutRouting(r.Header), d.plan.API != nil)
 	out.Trailer = nil // it could have routing headers, and engines read none
 	if d.Body == nil {
@@ -238,20 +232,18 @@ func (d *Dispatch) endAttempt(computed bool) {
 // once and does not change. It has more than 15 fields: one for each part of the
 // configuration.
 type Dispatcher struct {
-	Pool      *pool.Pool
-	Proxy     *reverseproxy.Handler // makes the attempts
-	Transport *upstream.Transport
+	attempt.Runner
+	Proxy *reverseproxy.Handler
 
 	Policy     kvscore.Policy
 	Sessions   *turn.Sessions
 	Shadow     *shadow // nil if none is configured
-	Timeouts   Timeouts
+	Timeouts   attempt.Timeouts
 	Resume     Resume
 	Limits     Limits
 	RetryMatch caddyhttp.MatcherSets // the operator's lb_retry_match
 	Legs       kvscore.Legs          // the rule by which requests are parted
 	KeepBody   bool                  // other handlers may read the body after the answer's header
-	Labels     string                // prefix of the response headers that say how a request was routed
 
 	Probes    asker
 	FollowUps followUps
@@ -262,7 +254,6 @@ type Dispatcher struct {
 	tables      pool.Tables
 	Metrics     *Metrics
 	PoolMetrics *PoolMetrics
-	Logger      *zap.Logger
 }
 
 // asker asks workers what they serve.
@@ -301,12 +292,12 @@ func (d *Dispatch) End() *Report {
 		if outcome == outcomeEngineError && !bad {
 			outcome = pool.AttemptClientError
 		}
-		a.end(outcome, bad)
+		a.End(outcome, bad)
 	}
 	if d.attempt != nil { // if it failed, and the client got a held answer
-		d.attempt.end(outcomeUnavailable, true)
+		d.attempt.End(outcomeUnavailable, true)
 	}
-	d.trace.end(report)
+	report.trace(d.Trace)
 	return report
 }
 
@@ -320,7 +311,7 @@ func (d *Dispatch) endLast() {
 	d.endAttempt(o.computed())
 	outcome := d.outcome()
 	if outcome == outcomeBroken && !o.told {
-		d.Pool.Report(o.attempt.Worker, o.attempt.shows(pool.OutcomeBroken, "stream broke: "+o.Broken.Error()))
+		d.Pool.Report(o.attempt.Worker, o.attempt.Shows(pool.OutcomeBroken, "stream broke: "+o.Broken.Error()))
 	}
 	d.follow(outcome)
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
@@ -22,6 +23,7 @@ import (
 func newTestDispatch(h *harness, p *plan.Plan) *Dispatch {
 	d := &Dispatch{route: route{Dispatcher: testDispatcher(h), plan: p}, start: time.Now(), result: result{cached: -1}}
 	d.ready, d.tried = d.start, d.triedBuf[:0]
+	d.Call = attempt.Call{Runner: &d.route.Runner, Owner: d, Plan: p, Ready: d.ready}
 	if p != nil {
 		_ = d.Sessions.Enter(context.Background(), &d.turn, p, false)
 	}
@@ -32,8 +34,16 @@ func newTestDispatch(h *harness, p *plan.Plan) *Dispatch {
 // worker's first rank.
 func newTestAttempt(h *harness, p *plan.Plan, w *pool.Worker) *Dispatch {
 	d := newTestDispatch(h, p)
-	d.Body, d.attempt = p.Body, &attempt{d: d, Seat: pool.Seat{Attempt: worker.Attempt{Worker: w}, Target: w.Target(0)}, counts: h.pool.Figures(w, p.Model)}
+	d.Body = p.Body
+	d.attempt = newTestTry(d, w)
 	return d
+}
+
+// newTestTry returns an attempt on the worker's first rank, which has no lease.
+func newTestTry(d *Dispatch, w *pool.Worker) *try {
+	a := &try{d: d, Attempt: attempt.Attempt{Seat: pool.Seat{Attempt: worker.Attempt{Worker: w}, Target: w.Target(0)}}}
+	a.Seated(&d.Call, "")
+	return a
 }
 
 // harness is a configuration as requests know it: a dispatcher, what reads its requests,
@@ -59,8 +69,8 @@ func testHandler(t testing.TB, dials ...string) *harness {
 	h.pool = testPool(t, h.settings)
 	m := AllMetrics()
 	h.dispatcher = &Dispatcher{
-		Pool: h.pool, Proxy: h.ReverseProxy, Policy: h.policy, FollowUps: noFollowUps{}, Probes: noProbes{},
-		Metrics: m, PoolMetrics: m.Of("test"), Logger: zap.NewNop(), Sessions: turn.NewSessions(&turn.Sessions{Pool: h.pool, Failed: func() {}}),
+		Runner: attempt.Runner{Pool: h.pool, Logger: zap.NewNop()}, Proxy: h.ReverseProxy, Policy: h.policy, FollowUps: noFollowUps{}, Probes: noProbes{},
+		Metrics: m, PoolMetrics: m.Of("test"), Sessions: turn.NewSessions(&turn.Sessions{Pool: h.pool, Failed: func() {}}),
 	}
 	h.reader = &plan.Reader{
 		MaxBody: 64 << 20, Grants: func(*http.Request) nvext.Grants { return 0 },

@@ -77,7 +77,7 @@ func (s *Dispatcher) Explain(p *plan.Plan) *DryChoice {
 	if own, ok := errors.AsType[*api.Refusal](err); ok {
 		return &DryChoice{Refused: own}
 	}
-	want := rt.wants()
+	want := rt.Wants()
 	among := s.Pool.Candidates(&want, rt.offers, nil, t)
 	defer func() { s.Pool.Return(among) }()
 	c := new(DryChoice)

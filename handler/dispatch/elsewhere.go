@@ -52,7 +52,7 @@ var (
 
 // misfit returns why an answer refuses a request, if that is a misfit. It may read the beginning of
 // resp.Body, and puts it back.
-func (a *attempt) misfit(resp *http.Response) misfit {
+func (a *try) misfit(resp *http.Response) misfit {
 	d, w := a.d, a.Worker
 	unplanned := d.plan.API == nil
 	if resp.StatusCode == http.StatusNotFound && unplanned && (d.pinned() || body.Compressed(resp.Header)) {
@@ -84,9 +84,9 @@ func (a *attempt) misfit(resp *http.Response) misfit {
 
 // judgeMisfit judges such an answer. The engine computed nothing, so any request may be sent again. A
 // model that the worker lists and lacks is the worker's fault.
-func (a *attempt) judgeMisfit(resp *http.Response, why misfit) verdict {
+func (a *try) judgeMisfit(resp *http.Response, why misfit) verdict {
 	d := a.d
-	v := verdict{do: deliver, outcome: a.shows(pool.OutcomeAnswered, ""), misfit: why}
+	v := verdict{do: deliver, outcome: a.Shows(pool.OutcomeAnswered, ""), misfit: why}
 	left := (why == lacksModel || d.plan.Infers()) && d.otherLeft()
 	if v.reason = strconv.Itoa(resp.StatusCode); why == tooLong {
 		left, v.reason = d.longer(a.Worker, pool.Tried-1), "context"
@@ -95,13 +95,13 @@ func (a *attempt) judgeMisfit(resp *http.Response, why misfit) verdict {
 	case d.plan.Once == nil && left && d.anotherTry(d.suspects):
 		v.do = retry
 	case why == lacksModel && a.Worker.KnownToServe(d.plan.Model):
-		v.outcome = a.errored(resp.Status, false)
+		v.outcome = a.Errored(resp.Status, false)
 	}
 	return v
 }
 
 // refused records that the attempt's worker has refused the request for a misfit.
-func (a *attempt) refused(why misfit) {
+func (a *try) refused(why misfit) {
 	d := a.d
 	d.unfit = append(d.unfit, a.Worker)
 	switch why {
@@ -127,7 +127,7 @@ func (d *Dispatch) beyondOf(w *pool.Worker) int64 {
 // longer returns whether another worker, up to a verdict, has room for a longer prompt than w. An unknown
 // room may be longer than a known one.
 func (d *Dispatch) longer(w *pool.Worker, worst pool.Verdict) bool {
-	want := d.wants()
+	want := d.Wants()
 	want.Beyond = max(want.Beyond, d.beyondOf(w))
 	for i, v := range d.Pool.Judge(&want, d.offers, time.Now()) {
 		other := d.offers.Table.Rows[i].Worker
@@ -140,7 +140,7 @@ func (d *Dispatch) longer(w *pool.Worker, worst pool.Verdict) bool {
 
 // outgrew returns whether the request is probably too long for a worker.
 func (rt *route) outgrew(w *pool.Worker) bool {
-	want := rt.wants()
+	want := rt.Wants()
 	return w.IsShort(want.Prompt, want.Answer)
 }
 
@@ -173,7 +173,7 @@ var (
 
 // modelLeft returns whether a worker may serve the model and has not said otherwise.
 func (d *Dispatch) modelLeft() bool {
-	want := d.wants()
+	want := d.Wants()
 	return slices.ContainsFunc(d.offers.Table.Rows, func(row pool.TableRow) bool {
 		_, known := row.Worker.Serves(d.plan.Model)
 		return !known && !slices.Contains(d.unfit, row.Worker) && d.Pool.Meets(&want, row.Worker) == pool.Fits
@@ -182,7 +182,7 @@ func (d *Dispatch) modelLeft() bool {
 
 // roomLeft returns whether a worker is known to have room for the prompt and has not refused it.
 func (d *Dispatch) roomLeft() bool {
-	want := d.wants()
+	want := d.Wants()
 	want.Tried = nil
 	for i, v := range d.Pool.Judge(&want, d.offers, time.Now()) {
 		w := d.offers.Table.Rows[i].Worker

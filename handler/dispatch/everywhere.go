@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
@@ -43,7 +44,7 @@ type joined struct {
 
 // askAll sends the request to all workers that it means, and returns one answer for theirs. After each
 // answer, it waits for the next one as long as all took so far, or straggles.
-func (a *attempt) askAll(req *http.Request) (*http.Response, error) {
+func (a *try) askAll(req *http.Request) (*http.Response, error) {
 	d, begun := a.d, time.Now()
 	d.noteAborts(begun)
 	ctx, end := context.WithCancel(req.Context())
@@ -61,7 +62,7 @@ func (a *attempt) askAll(req *http.Request) (*http.Response, error) {
 			to.fail(err)
 			continue
 		}
-		r := EngineRequest{Pool: d.Pool, Plan: d.plan, Body: d.Body, Worker: w, Target: w.Target(0), shared: true}
+		r := attempt.Request{Plan: d.plan, Body: d.Body, Worker: w, Target: w.Target(0), Shared: true}
 		sent := r.Build(own)
 		asked.Go(func() {
 			to.read(d.Transport.Send(sent))
@@ -76,7 +77,7 @@ func (a *attempt) askAll(req *http.Request) (*http.Response, error) {
 	if err := req.Context().Err(); err != nil {
 		return nil, err
 	}
-	a.ended.Store(true) // this worker is not better or worse than the others
+	a.Uncounted() // this worker is not better or worse than the others
 	a.refused(lacksPath)
 	a.Stay()
 	d.freeBody()
@@ -109,13 +110,13 @@ func (d *Dispatch) aborted() bool {
 		return false
 	}
 	id := gjson.GetManyBytes(d.Body.Data, "rid", "request_id")
-	return d.Pool.Aborts.Has(time.Now(), d.start, cmp.Or(id[0].Str, id[1].Str, d.id))
+	return d.Pool.Aborts.Has(time.Now(), d.start, cmp.Or(id[0].Str, id[1].Str, d.ID))
 }
 
 // meant returns the workers that the request means. If it names a model, these are those that serve it.
 // Engines that are known to lack the path are left out. The attempt's own worker comes last.
 func (d *Dispatch) meant() (list []*pool.Worker) {
-	want := d.wants()
+	want := d.Wants()
 	want.Tried = nil
 	of := func(all bool) {
 		for i, v := range d.Pool.Judge(&want, d.offers, time.Now()) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
@@ -31,11 +32,11 @@ var errExactly = &api.Refusal{Err: errExact}
 
 // exactly returns a sender that asks the engine for the rest of a stream by ids. The answer has the
 // form of the client's API. It is the engine's refusal if that lacks the endpoints.
-func (a *attempt) exactly(send sender) sender {
+func (a *try) exactly(send sender) sender {
 	return func(req *http.Request) (*http.Response, error) {
 		request, err := io.ReadAll(req.Body)
 		_ = req.Body.Close()
-		ids, lens := a.d.rest.IDs()
+		ids, lens := a.d.Rest.IDs()
 		x := engine.NewExact(a.d.plan.API.Name(), request, ids, lens)
 		if err != nil || x == nil {
 			return nil, errExactly
@@ -47,7 +48,7 @@ func (a *attempt) exactly(send sender) sender {
 			return resp, err
 		}
 		r := &derendered{x: x, memory: &a.d.Pool.Memory.Held, ask: func(ask []byte) ([]byte, *http.Response, error) {
-			goOn := a.watch.suspend() // the turn is no time of the worker's
+			goOn := a.Suspend() // the turn is no time of the worker's
 			done, err := a.Worker.Derender(req.Context())
 			goOn()
 			if err != nil {
@@ -92,12 +93,12 @@ func posts(like *http.Request, path string, body []byte) *http.Request {
 }
 
 // whole reads an answer. If it is a refusal, it returns that instead.
-func (a *attempt) whole(resp *http.Response, err error) ([]byte, *http.Response, error) {
+func (a *try) whole(resp *http.Response, err error) ([]byte, *http.Response, error) {
 	if err != nil {
 		return nil, nil, err
 	}
 	if resp.StatusCode != http.StatusOK {
-		if of := a.d.Pool; !retryable(resp.StatusCode) {
+		if of := a.d.Pool; !attempt.Retryable(resp.StatusCode) {
 			of.Incidents.Raise(time.Now(), "streams cannot go on exactly: an engine refuses", of.Logger)
 		}
 		return nil, resp, nil

@@ -26,7 +26,7 @@ func TestFaultsNameTheirCode(t *testing.T) {
 		for _, m := range found {
 			folder, rest := ".", strings.Split(m[1], ".")
 			switch rest[0] {
-			case "pool", "response", "worker":
+			case "pool", "response", "worker", "attempt":
 				folder, rest = "../"+rest[0], rest[1:]
 			case "kvscore":
 				folder, rest = "../../kvscore", rest[1:]

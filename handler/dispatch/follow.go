@@ -56,6 +56,6 @@ func (d *Dispatch) follow(outcome string) {
 	if o := d.answer; outcome == outcomeOK && o.computed() {
 		text = o.Text
 	}
-	d.followUp(text, d.takeBody(), d.sent)
+	d.followUp(text, d.takeBody(), d.Sent)
 	d.followUp = nil
 }

@@ -16,7 +16,7 @@ import (
 // delivers an answer.
 type heldAnswer struct {
 	resp    *http.Response
-	attempt *attempt
+	attempt *try
 }
 
 // drop drops the answer.
@@ -38,7 +38,7 @@ func (d *Dispatch) giveUp(err error) (*http.Response, error) {
 		return nil, d.wait.turnedAway
 	case h.resp != nil && !d.putsOff():
 		d.held = heldAnswer{}
-		h.attempt.label(h.resp.Header)
+		h.attempt.Label(h.resp.Header)
 		d.answer = h.attempt.deliveryOf(h.resp)
 		return h.resp, nil
 	case d.failure != nil:
@@ -79,16 +79,10 @@ func (d *Dispatch) noneFound() {
 	d.Pool.Incidents.Raise(time.Now(), incident, d.Pool.Logger)
 }
 
-// countRetry counts a retry after an attempt.
-func (a *attempt) countRetry(reason string) {
-	a.d.Pool.CountRetries(a.Worker, reason, 1)
-	a.d.trace.retried(a, reason)
-}
-
 // affordable returns whether the retry budget allows another attempt after err. A failed
 // connection is free, because it costs no worker anything. The pool has already charged a move
 // from a hung worker, and check one from a silent prefill worker.
-func (a *attempt) affordable(err error) bool {
+func (a *try) affordable(err error) bool {
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)
 	return unconnected || a.Moved() || errors.Is(err, errPrefillGone) || a.d.Pool.MayRetry(time.Now())
 }

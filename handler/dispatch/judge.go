@@ -5,10 +5,10 @@ import (
 	"errors"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 
@@ -40,7 +40,7 @@ type verdict struct {
 // judge decides what follows from an attempt. It changes nothing, but misfit may read the
 // beginning of resp.Body and put it back. resent: net/http sent the request twice, and err is
 // the error of the second time. docs/reliability.md shows the result for each fault.
-func (a *attempt) judge(ctx context.Context, resp *http.Response, resent bool, err error) verdict {
+func (a *try) judge(ctx context.Context, resp *http.Response, resent bool, err error) verdict {
 	if v, failed := a.judgeLegs(ctx, resp, err); failed {
 		return v
 	}
@@ -51,36 +51,36 @@ func (a *attempt) judge(ctx context.Context, resp *http.Response, resent bool, e
 		return a.judgeMisfit(resp, why)
 	}
 	d, status := a.d, resp.StatusCode
-	v := verdict{do: deliver, outcome: a.shows(pool.OutcomeAnswered, "")}
+	v := verdict{do: deliver, outcome: a.Shows(pool.OutcomeAnswered, "")}
 	switch {
-	case retryable(status):
+	case attempt.Retryable(status):
 		if d.plan.ShowsHealth {
-			v.outcome = a.shows(pool.OutcomeBusy, "status "+resp.Status)
-			v.outcome.Wait = retryAfter(resp.Header)
+			v.outcome = a.Shows(pool.OutcomeBusy, "status "+resp.Status)
+			v.outcome.Wait = attempt.RetryAfter(resp.Header)
 		}
 		if d.repeatable(true) && d.anotherTry(d.suspects) {
 			v.do, v.reason = retry, strconv.Itoa(status)
 		}
-	case workersFault(status):
-		v.outcome = a.errored(resp.Status, status >= 500)
+	case attempt.WorkersFault(status):
+		v.outcome = a.Errored(resp.Status, status >= 500)
 	case status < 300 && (d.plan.Request == nil || body.Compressed(resp.Header)):
-		v.outcome = a.good() // an answer that is read shows more
+		v.outcome = a.Good() // an answer that is read shows more
 	}
 	return v
 }
 
 // judgeFailure judges an attempt without an answer.
-func (a *attempt) judgeFailure(ctx context.Context, resent bool, err error) verdict {
+func (a *try) judgeFailure(ctx context.Context, resent bool, err error) verdict {
 	d := a.d
 	if ctx.Err() != nil || d.plan.Once != nil && d.plan.Once.Failed.Load() {
 		return verdict{do: abandon}
 	}
-	if _, own := errors.AsType[*api.Refusal](err); own || unsendable(err) {
+	if _, own := errors.AsType[*api.Refusal](err); own || attempt.Unsendable(err) {
 		return verdict{do: fail}
 	}
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)
-	v := verdict{do: fail, outcome: a.failureOutcome(err), suspect: !unconnected || resent}
-	if errors.Is(err, errDrained) {
+	v := verdict{do: fail, outcome: a.Unanswered(err), suspect: !unconnected || resent}
+	if errors.Is(err, attempt.ErrDrained) {
 		v.outcome, v.suspect = pool.Outcome{}, false
 	}
 	suspects := d.suspects
@@ -89,59 +89,13 @@ func (a *attempt) judgeFailure(ctx context.Context, resent bool, err error) verd
 	}
 	if d.repeatable(!unconnected) && d.anotherTry(suspects) {
 		v.do, v.reason = retry, "broken"
-		if ended, ok := errors.AsType[*endedError](err); ok {
-			v.reason = ended.reason
+		if ended, ok := errors.AsType[*attempt.EndedError](err); ok {
+			v.reason = ended.Reason
 		} else if unconnected {
 			v.reason = "refused"
 		}
 	}
 	return v
-}
-
-// failureOutcome returns what an attempt without an answer has shown of its worker.
-func (a *attempt) failureOutcome(err error) pool.Outcome {
-	o := a.shows(pool.OutcomeBroken, err.Error())
-	if pool.Limited(err) {
-		o.Kind = pool.OutcomeLimited
-	} else if pool.Refused(err) {
-		o.Kind = pool.OutcomeRefused
-	} else if _, unconnected := errors.AsType[reverseproxy.DialError](err); unconnected {
-		o.Kind = pool.OutcomeUnreachable
-	}
-	return o
-}
-
-// unsendable returns whether net/http refused the request before it dialed: its method or
-// a header is invalid. That says nothing of the worker.
-func unsendable(err error) bool { return strings.HasPrefix(err.Error(), "net/http: invalid ") }
-
-// workersFault returns whether a status may be the worker's fault: clients' errors have other
-// statuses, or come from all workers alike.
-func workersFault(status int) bool {
-	switch status {
-	case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusMethodNotAllowed:
-		return true
-	}
-	return status >= 500
-}
-
-// retryable returns whether a status means that the worker did not take the request.
-func retryable(status int) bool {
-	return status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable ||
-		status == 529 // Dynamo's and Anthropic's servers, when busy
-}
-
-// longestRetryAfter is the longest plausible Retry-After.
-const longestRetryAfter = time.Hour
-
-// retryAfter returns the pause that a Retry-After header asks for in seconds; 0 if unknown. A
-// date counts as unknown.
-func retryAfter(h http.Header) time.Duration {
-	s, err := strconv.Atoi(h.Get("Retry-After"))
-	if err != nil || s < 0 || s > int(longestRetryAfter/time.Second) {
-		return 0
-	}
-	return time.Duration(s) * time.Second
 }
 
 // Limits are the operator's lb_try_duration, lb_try_interval and lb_retries. Without a
@@ -200,8 +154,8 @@ func (d *Dispatch) lastSuspect() bool {
 	return !d.Limits.Set() && d.suspects+1 >= maxSuspects
 }
 
-// noRetryPossible returns whether no attempt on another worker can follow. Either no untried
+// IsFinal returns whether no attempt on another worker can follow. Either no untried
 // worker is left, or lastSuspect holds, or the retry budget is spent.
-func (d *Dispatch) noRetryPossible() bool {
+func (d *Dispatch) IsFinal() bool {
 	return !d.otherLeft() || d.lastSuspect() || d.Pool.Spending.Spent(time.Now(), d.Pool.Settings.Load().RetryBudget)
 }

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -18,8 +19,8 @@ import (
 // Engines that serve both legs at once get the prefill leg in a goroutine of its own. Others get
 // the decode leg once the prefill leg has its answer.
 type legs struct {
-	decode  *attempt
-	prefill *attempt // its seat ends with the leg; nil if there was no worker
+	decode  *try
+	prefill *try // its seat ends with the leg; nil if there was no worker
 	leg     engine.Leg
 
 	ctx    context.Context // of the prefill leg
@@ -81,7 +82,7 @@ var (
 
 // startLegs begins the legs of an attempt that parts the request: if the decode leg follows the
 // prefill leg, it makes that one. The attempts of other requests have no legs.
-func (a *attempt) startLegs(req *http.Request) error {
+func (a *try) startLegs(req *http.Request) error {
 	if !a.Terms.Parted {
 		return nil
 	}
@@ -92,6 +93,7 @@ func (a *attempt) startLegs(req *http.Request) error {
 		return err
 	}
 	l.describe()
+	a.Leg, a.Prefill = &l.leg, &l.prefill.Attempt
 	l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(req.Context()))
 	stop := context.AfterFunc(req.Context(), func() { l.cancel(errClientLeft) })
 	call := l.request(req)
@@ -112,10 +114,10 @@ func (a *attempt) startLegs(req *http.Request) error {
 	if l.handedOver.Load() == 0 { // the answer ended with the prefill
 		if a.Kind == pool.KindStream || l.leg.Answer == nil {
 			l.leave() // the decode worker serves the whole request
-			a.legs = nil
+			a.legs, a.Leg, a.Prefill = nil, nil, nil
 			return nil
 		}
-		a.counts = l.prefill.counts // whose worker has answered
+		a.Answers = a.Prefill
 	}
 	return nil
 }
@@ -144,30 +146,13 @@ func (l *legs) prefilled() (t time.Time) {
 	return t
 }
 
-// computes returns the attempt whose worker computes the prompt.
-func (a *attempt) computes() *attempt {
-	if a.legs != nil && a.legs.prefill != nil {
-		return a.legs.prefill
-	}
-	return a
-}
-
-// detach returns a context for the decode leg that does not end with the client's. If the client
-// leaves, clientLeft ends it.
-func (l *legs) detach(ctx context.Context) context.Context {
-	if l == nil {
-		return ctx
-	}
-	return context.WithoutCancel(ctx)
-}
-
 // watch begins the decode leg, which end ends. If the client leaves, the leg goes on until its
 // worker has the prompt. Blocks that nobody fetches would stay in the prefill worker's memory.
 func (l *legs) watch(end context.CancelCauseFunc) {
 	if l == nil {
 		return
 	}
-	l.span = l.decode.d.trace.leg(spanDecode, l.decode)
+	l.span = l.decode.d.Trace.Phase(attempt.SpanDecode, &l.decode.Attempt)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.end = end; l.failed != nil {
@@ -242,20 +227,13 @@ func (l *legs) check(missed bool) {
 	}
 }
 
-// arrived records that the decode leg has its header, or failed before it. It returns the error of
-// the attempt. ctx is the leg's. A stream has the prompt with its first token only.
-func (l *legs) arrived(ctx context.Context, resp *http.Response, streams bool, err error) error {
-	if l == nil {
-		return err
-	}
-	if err != nil && context.Cause(ctx) != nil {
-		return context.Cause(ctx) // such as the failure of the prefill leg
-	}
-	if err == nil && !streams {
+// arrived records that the decode leg has its header. plain: the answer is no stream. A stream has the
+// prompt with its first token only.
+func (l *legs) arrived(resp *http.Response, plain bool) {
+	if plain {
 		l.got()
 		l.lost = resp.StatusCode >= 400
 	}
-	return err
 }
 
 // got records that the decode worker has the prompt.
@@ -271,7 +249,7 @@ func (l *legs) got() {
 }
 
 // Leave ends the attempt with its legs: see pool.Seat.
-func (a *attempt) Leave(computed bool, answer *kvscore.Answer) {
+func (a *try) Leave(computed bool, answer *kvscore.Answer) {
 	if a.legs != nil && !a.Left() {
 		a.legs.leave()
 		computed = computed && a.legs.leg.Answer == nil
@@ -322,7 +300,7 @@ func (l *legs) leave() {
 }
 
 // abort ends a leg in its engine, if the end of the connection does not.
-func (l *legs) abort(a *attempt) {
+func (l *legs) abort(a *try) {
 	e, d := a.Worker.Engine(), a.d
 	path, body := e.Abort(l.leg.ID)
 	if path == "" || l.leg.ID == "" {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"go.uber.org/zap"
@@ -14,7 +15,7 @@ import (
 
 // judgeLegs decides what follows from an attempt whose pair of workers failed. ok is false if it
 // did not: then the attempt is judged as any other.
-func (a *attempt) judgeLegs(ctx context.Context, resp *http.Response, err error) (v verdict, ok bool) {
+func (a *try) judgeLegs(ctx context.Context, resp *http.Response, err error) (v verdict, ok bool) {
 	if a.legs == nil || ctx.Err() != nil {
 		return v, false
 	}
@@ -22,7 +23,7 @@ func (a *attempt) judgeLegs(ctx context.Context, resp *http.Response, err error)
 	legs, ok := errors.AsType[*legError](err)
 	switch {
 	case ok:
-	case errors.Is(err, errFirstToken):
+	case errors.Is(err, attempt.ErrFirstToken):
 		legs = transferFailed(err)
 	case err == nil && a.legs.refused(resp.StatusCode):
 		legs = transferFailed(errors.New("status " + resp.Status)) // also from a healthy decode worker
@@ -51,7 +52,7 @@ func (l *legs) refused(status int) bool {
 	if l.of().Together {
 		least = http.StatusInternalServerError
 	}
-	return status >= least && !retryable(status)
+	return status >= least && !attempt.Retryable(status)
 }
 
 // brokeBefore returns whether a stream broke because its decode worker did not get the prompt; nil
@@ -68,18 +69,18 @@ func (l *legs) brokeBefore(why error) *legError {
 	if e, ok := errors.AsType[*legError](why); ok {
 		return e
 	}
-	if errors.Is(why, errFirstToken) || errors.Is(why, response.ErrEvent) {
+	if errors.Is(why, attempt.ErrFirstToken) || errors.Is(why, response.ErrEvent) {
 		return transferFailed(why)
 	}
 	return nil
 }
 
 // moveLegs prepares the move of a stream, whose legs may have failed.
-func (a *attempt) moveLegs(failed *legError, way string) {
+func (a *try) moveLegs(failed *legError, way string) {
 	d := a.d
 	if failed != nil {
-		a.ended.Store(true) // its worker is well
-		a.computes().countRetry(failed.reason)
+		a.Uncounted() // its worker is well
+		a.Computes().CountRetry(failed.reason)
 		d.parting.retryLegs(d, a, failed)
 	}
 	if way != api.WayWhole {
@@ -88,30 +89,30 @@ func (a *attempt) moveLegs(failed *legError, way string) {
 }
 
 // retryLegs prepares another attempt after a pair of workers failed.
-func (a *attempt) retryLegs(e *legError) {
+func (a *try) retryLegs(e *legError) {
 	d := a.d
-	a.computes().countRetry(e.reason)
+	a.Computes().CountRetry(e.reason)
 	if c := d.Logger.Check(zap.DebugLevel, "legs failed"); c != nil {
-		c.Write(zap.String("prefill", a.computes().Worker.Dial), zap.String("decode", a.Worker.Dial), zap.Error(e))
+		c.Write(zap.String("prefill", a.Computes().Worker.Dial), zap.String("decode", a.Worker.Dial), zap.Error(e))
 	}
 	d.parting.retryLegs(d, a, e)
 }
 
 // retryLegs records that a pair of workers failed. The next attempt uses another pair, or serves the
 // request whole; the decode worker has not failed.
-func (p *parting) retryLegs(d *Dispatch, a *attempt, e *legError) {
+func (p *parting) retryLegs(d *Dispatch, a *try, e *legError) {
 	if n := len(d.tried); n > 0 && d.tried[n-1] == a.Worker {
 		d.tried = d.tried[:n-1]
 	}
 	p.tries++
 	prefill := a.legs.prefill
 	if prefill != nil {
-		prefill.end(pool.AttemptRetried, true) // if it has not ended
+		prefill.End(pool.AttemptRetried, true) // if it has not ended
 		p.failed = append(p.failed, prefill.Worker)
 		p.refused = p.refused || e.whole
 	}
 	if e.reason == legTransfer && prefill != nil {
-		p.blame, p.silent = [2]*pool.Worker{prefill.Worker, a.Worker}, errors.Is(e, errFirstToken)
+		p.blame, p.silent = [2]*pool.Worker{prefill.Worker, a.Worker}, errors.Is(e, attempt.ErrFirstToken)
 		prefill.Worker.AskAgain()
 	}
 	if p.tries >= maxPairsTried || e.whole || e.reason == legTransfer && a.Worker.ServesWhole() {

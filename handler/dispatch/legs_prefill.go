@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
@@ -29,7 +30,7 @@ const maxHandedOver = 8 << 20
 // is still free.
 func (l *legs) seatPrefill(ctx context.Context) error {
 	d := l.decode.d
-	want, offers, p := d.prefillWants(), d.offers, &attempt{d: d}
+	want, offers, p := d.prefillWants(), d.offers, &try{d: d}
 	want.Tried = append(d.pairless(l.decode.Worker), want.Tried...)
 	want.Patience = d.patience()
 	waited, err := d.Pool.Seat(ctx, &want, &offers, prefillChooser{d}, &p.Seat)
@@ -45,10 +46,10 @@ func (l *legs) seatPrefill(ctx context.Context) error {
 		return prefillFailed(err, true)
 	}
 	l.prefill = p
-	p.counts = d.Pool.Figures(p.Worker, d.plan.Model)
-	p.reason = d.reasonOf(false, &p.Terms)
-	p.log()
-	d.trace.selected(p)
+	p.Seated(&d.Call, d.reasonOf(false, &p.Terms))
+	p.Number, p.CostsTime = d.attempts, d.costsTime(&p.Seat)
+	p.Log()
+	d.Trace.Selected(&p.Attempt)
 	return nil
 }
 
@@ -90,8 +91,8 @@ func (l *legs) describe() {
 func (l *legs) request(req *http.Request) *http.Request {
 	d, p, leg := l.decode.d, l.prefill, l.leg
 	leg.Prefill = true
-	r := EngineRequest{Pool: d.Pool, Plan: d.plan, Body: d.Body, Worker: p.Worker, Target: p.Target, Leg: &leg, shared: true}
-	out := *d.trace.carry(r.Build(req))
+	r := attempt.Request{Plan: d.plan, Body: d.Body, Worker: p.Worker, Target: p.Target, Leg: &leg, Shared: true}
+	out := *d.Trace.Carry(r.Build(req))
 	u := *out.URL // the transport changes it, and that of the decode leg
 	out.URL = &u
 	return &out
@@ -102,7 +103,7 @@ func (l *legs) run(req *http.Request) (err error) {
 	defer close(l.done)
 	p, d := l.prefill, l.decode.d
 	defer p.Leave(false, nil) // if nothing below has
-	ended := d.trace.leg(spanPrefill, p)
+	ended := d.Trace.Phase(attempt.SpanPrefill, &p.Attempt)
 	begun := time.Now()
 	status, counts, over, err := l.call(req)
 	t := time.Now()
@@ -110,7 +111,7 @@ func (l *legs) run(req *http.Request) (err error) {
 	d.PoolMetrics.leg(legPrefill, err, t.Sub(begun))
 	if err != nil && l.ctx.Err() != nil {
 		if l.client.Err() != nil {
-			p.end(outcomeClientGone, false)
+			p.End(outcomeClientGone, false)
 		}
 		l.abort(p)
 		return err
@@ -118,13 +119,13 @@ func (l *legs) run(req *http.Request) (err error) {
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)
 	l.broke = status == 0 && err != nil && !unconnected && !errors.Is(err, errLegSilent)
 	d.Pool.Report(p.Worker, p.legOutcome(status, err))
-	clients := status >= 400 && status < 500 && !retryable(status) && !workersFault(status)
+	clients := status >= 400 && status < 500 && !attempt.Retryable(status) && !attempt.WorkersFault(status)
 	if err != nil {
 		outcome := pool.AttemptRetried
 		if clients {
 			outcome = pool.AttemptClientError
 		}
-		p.end(outcome, !clients)
+		p.End(outcome, !clients)
 		failed := prefillFailed(fmt.Errorf("worker %s: %w", p.Worker.Dial, err), clients || errors.Is(err, errNotHanded))
 		if clients && l.of().Together {
 			// The decode worker's answer says what is wrong, unless it has taken the request.
@@ -137,7 +138,7 @@ func (l *legs) run(req *http.Request) (err error) {
 	p.Seat.FirstToken(t)
 	l.learn(counts)
 	p.Leave(true, nil)
-	p.end(pool.AttemptPrefilled, false)
+	p.End(pool.AttemptPrefilled, false)
 	if over { // only of engines that get the decode leg later
 		return nil
 	}
@@ -208,28 +209,28 @@ func (l *legs) answer(req *http.Request) *http.Response {
 
 // patience returns how long a leg of the attempt may be silent. The forecast is far off until the
 // router has learned how fast the workers are, so a slow one has some time.
-func (a *attempt) patience() time.Duration {
+func (a *try) patience() time.Duration {
 	const slowest = 2 * time.Millisecond // a token
 	predicted := 4 * time.Duration(a.Terms.TTFT()*float64(time.Millisecond))
 	return legPatience + max(predicted, time.Duration(a.Tokens)*slowest)
 }
 
 // legOutcome returns what the prefill leg has shown of its worker.
-func (a *attempt) legOutcome(status int, err error) pool.Outcome {
+func (a *try) legOutcome(status int, err error) pool.Outcome {
 	switch {
 	case err == nil:
-		return a.good()
+		return a.Good()
 	case errors.Is(err, errLegSilent):
 		a.Worker.AskAgain()
 		return pool.Outcome{} // it may be slow
 	case status == 0:
-		return a.failureOutcome(err)
-	case retryable(status):
-		return a.shows(pool.OutcomeBusy, err.Error())
-	case workersFault(status):
-		return a.errored(err.Error(), status >= 500)
+		return a.Unanswered(err)
+	case attempt.Retryable(status):
+		return a.Shows(pool.OutcomeBusy, err.Error())
+	case attempt.WorkersFault(status):
+		return a.Errored(err.Error(), status >= 500)
 	}
-	return a.shows(pool.OutcomeAnswered, "")
+	return a.Shows(pool.OutcomeAnswered, "")
 }
 
 // learn records the counts of the prompt in the index, the model's ratios and the metrics.

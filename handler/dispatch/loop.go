@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -59,7 +60,7 @@ func (d *Dispatch) run(ctx context.Context, r *remainder) (*http.Response, error
 		case retry:
 			a.retried(&v, resp, err)
 		case putOff:
-			a.end(pool.AttemptRetried, false)
+			a.End(pool.AttemptRetried, false)
 			_ = resp.Body.Close()
 			return nil, d.failure
 		default:
@@ -70,7 +71,7 @@ func (d *Dispatch) run(ctx context.Context, r *remainder) (*http.Response, error
 
 // decide decides what follows from an attempt at the whole answer. It may read the beginning of
 // resp.Body, and puts it back.
-func (a *attempt) decide(req *http.Request, resp *http.Response, resent bool, err error) verdict {
+func (a *try) decide(req *http.Request, resp *http.Response, resent bool, err error) verdict {
 	d := a.d
 	v := a.judge(req.Context(), resp, resent, err)
 	if v.do == retry && !v.misfit.free() && !a.affordable(err) {
@@ -91,14 +92,14 @@ func (d *Dispatch) record(ctx context.Context, v *verdict, resp *http.Response, 
 	if v.misfit != fits {
 		a.refused(v.misfit)
 	}
-	if v.do == deliver && (v.misfit != fits || retryable(resp.StatusCode)) && d.putsOff() {
+	if v.do == deliver && (v.misfit != fits || attempt.Retryable(resp.StatusCode)) && d.putsOff() {
 		v.do = putOff
 	}
 	if v.do != deliver {
 		a.Prefilled(time.Now()) // what it has not computed is no recent work
 		d.endAttempt(false)
 		if v.legs != nil {
-			a.ended.Store(true) // its worker is well
+			a.Uncounted() // its worker is well
 		}
 	}
 	d.Pool.Report(a.Worker, v.outcome)
@@ -111,18 +112,18 @@ func (d *Dispatch) record(ctx context.Context, v *verdict, resp *http.Response, 
 }
 
 // retried counts an attempt that another one follows, and holds its answer back.
-func (a *attempt) retried(v *verdict, resp *http.Response, err error) {
+func (a *try) retried(v *verdict, resp *http.Response, err error) {
 	d := a.d
 	switch {
 	case v.legs != nil:
 		a.retryLegs(v.legs)
-	case errors.Is(err, errDrained):
-		a.end(pool.AttemptDrained, false)
+	case errors.Is(err, attempt.ErrDrained):
+		a.End(pool.AttemptDrained, false)
 	default:
-		a.end(pool.AttemptRetried, !v.blameless && v.misfit == fits)
+		a.End(pool.AttemptRetried, !v.blameless && v.misfit == fits)
 	}
 	if v.legs == nil && v.reason != "" {
-		a.countRetry(v.reason)
+		a.CountRetry(v.reason)
 	}
 	if v.misfit == lacksModel {
 		d.Probes.AskAgain(a.Worker) // what is known of it is out of date

@@ -31,7 +31,7 @@ func (rt *route) narrow() error {
 		return nil
 	}
 	rt.lookUp()
-	want := rt.wants()
+	want := rt.Wants()
 	met := rt.closest(&want)
 	switch {
 	case met == pool.SharesCache:
@@ -143,7 +143,7 @@ func (rt *route) onlyLegs() bool {
 	if rt.offers.Table == nil || !rt.offers.Table.Apart {
 		return false
 	}
-	want, found := rt.wants(), false
+	want, found := rt.Wants(), false
 	for _, v := range rt.Pool.Judge(&want, rt.offers, time.Now()) {
 		if v.Possible() || v == pool.Tried {
 			return false

@@ -1,89 +1,22 @@
 package dispatch
 
 import (
-	"encoding/binary"
-	"math/bits"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
-	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
-// shows returns what an attempt has shown of its worker. docs/reliability.md shows when
-// traffic moves away.
-func (a *attempt) shows(kind pool.OutcomeKind, why string) pool.Outcome {
-	return pool.Outcome{Kind: kind, Begun: a.Begun, Why: why}
-}
-
-// end counts the attempt by its outcome, once. failed: by its worker's fault, as far as the router
-// knows.
-func (a *attempt) end(outcome string, failed bool) {
-	if !a.ended.Swap(true) {
-		a.counts.Ended(outcome, failed)
-	}
-}
-
-// good returns the outcome of an attempt with a good answer.
-func (a *attempt) good() pool.Outcome {
-	if !a.d.plan.ShowsHealth || a.legs.over() { // the worker has not answered
-		return a.shows(pool.OutcomeAnswered, "")
-	}
-	return a.shows(pool.OutcomeGood, "")
-}
-
-// errored returns the outcome of an attempt whose answer is an error, which may be the
-// worker's fault. own: the error is probably not the client's fault.
-func (a *attempt) errored(why string, own bool) pool.Outcome {
-	d := a.d
-	if !d.plan.ShowsHealth {
-		return a.shows(pool.OutcomeAnswered, "")
-	}
-	o := a.shows(pool.OutcomeErrored, why)
-	o.Own, o.Blame, o.Peers = own, a.blameKey(), d.offers.Table.Rows
-	return o
-}
-
-// failed records that the answer is an error or empty. Not all requests show the worker's health.
-func (a *attempt) failed(t time.Time) {
-	if a.d.plan.ShowsHealth {
-		a.Failed(t)
-	} else {
-		a.Prefilled(t)
-	}
-}
-
 // garbled records an answer that does not match its content type. The session leaves the
 // worker. One such answer may have other causes; a worker that gives only such answers is
 // failing.
-func (a *attempt) garbled() {
+func (a *try) garbled() {
 	d := a.d
 	d.FallBack(fallbackUnreadable)
-	a.failed(time.Now())
-	d.Pool.Report(a.Worker, a.errored("the answer does not match its content type", true))
+	a.Failed(time.Now())
+	d.Pool.Report(a.Worker, a.Errored("the answer does not match its content type", true))
 	d.turn.Forget(a.Target)
-}
-
-// blameKey identifies the session or prompt of an error: one client alone must not mark a
-// worker down. Requests without an API share one key. Each request without a known prompt has
-// its own.
-func (a *attempt) blameKey() uint64 {
-	d := a.d
-	const blamedBlocks = 64 // of a long prompt, about
-	switch {
-	case d.plan.API == nil:
-		return 0
-	case !d.plan.Session.Key.IsZero():
-		return binary.LittleEndian.Uint64(d.plan.Session.Key[:]) // a hash already
-	case len(d.plan.Score.Blocks) == 0:
-		return uint64(d.ready.UnixNano()) //nolint:gosec // after 1970
-	}
-	key, blocks := d.plan.Score.Root, d.plan.Score.Blocks
-	for i := len(blocks) - 1; i >= 0; i -= 1 + len(blocks)/blamedBlocks { // from the last, where prompts differ
-		key = (bits.RotateLeft64(key, 5) ^ blocks[i]) * 0x9e3779b97f4a7c15
-	}
-	return key
 }
 
 // learn feeds the engine's usage into metrics, ratios and the cache check.
@@ -99,7 +32,7 @@ func (o *delivery) learn() {
 	}
 	o.learnPrompt(cached)
 	if o.Completion >= 0 {
-		o.attempt.counts.Generated(o.Completion)
+		o.attempt.Counts().Generated(o.Completion)
 		m.outputTokens.Observe(float64(o.Completion))
 	}
 	if o.Cached >= 0 {
@@ -107,7 +40,7 @@ func (o *delivery) learn() {
 	}
 	if o.Chunks > 1 {
 		mean := o.Last.Sub(o.First) / time.Duration(o.Chunks-1)
-		o.attempt.counts.Pace(mean)
+		o.attempt.Counts().Pace(mean)
 		m.itl.Observe(mean.Seconds())
 	}
 }
@@ -171,7 +104,7 @@ func (o *delivery) verify(cached int64) {
 	}
 	block := d.Pool.Settings.Load().BlockSize
 	predicted := &worker.Prediction{
-		Prompt: a.blameKey(), Tokens: a.Terms.OverlapTokens,
+		Prompt: a.BlameKey(), Tokens: a.Terms.OverlapTokens,
 		Shared: a.Terms.SharedBlocks, Knowledge: a.Terms.Knowledge,
 	}
 	if d.plan.API.Work() == api.Generate {
@@ -180,7 +113,7 @@ func (o *delivery) verify(cached int64) {
 	if cached < 0 || !o.knowsRank() {
 		return
 	}
-	a.counts.Compared(o.Prompt, a.Terms.OverlapTokens, cached)
+	a.Counts().Compared(o.Prompt, a.Terms.OverlapTokens, cached)
 	a.Worker.Verify(predicted, cached, block)
 }
 

@@ -121,7 +121,7 @@ func (rt *route) reasonOf(unpriced bool, c *kvscore.Candidate) string {
 	return reasonLoad
 }
 
-// costsTime returns whether the attempt's cost is in milliseconds, and has terms.
-func (a *attempt) costsTime() bool {
-	return !a.Unpriced && kvscore.CostUnit(a.d.policy()) == kvscore.UnitMilliseconds
+// costsTime returns whether the cost of a choice is in milliseconds, and has terms.
+func (rt *route) costsTime(s *pool.Seat) bool {
+	return !s.Unpriced && kvscore.CostUnit(rt.policy()) == kvscore.UnitMilliseconds
 }

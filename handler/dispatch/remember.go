@@ -12,12 +12,12 @@ func (d *Dispatch) remember(c *pool.Candidates, chosen int, unpriced bool) {
 		return
 	}
 	past := pool.PastChoice{
-		At: c.At, Request: d.id, Model: d.Pool.Figures(c.Workers[chosen], d.plan.Model).Model,
+		At: c.At, Request: d.ID, Model: d.Pool.Figures(c.Workers[chosen], d.plan.Model).Model,
 		Reason: d.reasonOf(unpriced, &c.Sel.Candidates[chosen]), Tokens: c.Sel.Tokens,
 		Attempt: d.attempts + 1, Waited: d.wait.waited,
 	}
-	if d.rest != nil {
-		past.Rest = d.rest.Way
+	if d.Rest != nil {
+		past.Rest = d.Rest.Way
 	}
 	if !unpriced {
 		past.Unit = kvscore.CostUnit(d.policy())

@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"strconv"
+	"strings"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -21,7 +23,7 @@ type Report struct {
 	TurnedAway bool
 
 	// attempt is the one that answered, else the last one; nil if no worker was chosen.
-	attempt *attempt
+	attempt *try
 
 	Status int   // of the answer; 0 if there was none
 	Within int   // the status of an error in an answer with status 2xx; 0 without one
@@ -103,7 +105,7 @@ func known(n int64) any {
 // left out.
 func (r *Report) MarshalLogObject(e zapcore.ObjectEncoder) error {
 	if r.attempt != nil {
-		for _, f := range r.attempt.fields() {
+		for _, f := range r.attempt.Fields() {
 			f.AddTo(e)
 		}
 	}
@@ -113,6 +115,43 @@ func (r *Report) MarshalLogObject(e zapcore.ObjectEncoder) error {
 		}
 	}
 	return nil
+}
+
+// trace ends the request's span.
+func (r *Report) trace(t *attempt.Trace) {
+	if t == nil {
+		return
+	}
+	for _, f := range reportFacts {
+		t.Set(f.span, f.of(r))
+	}
+	if r.Status != 0 {
+		t.Set("status", int64(r.Status))
+		t.Set("worker", r.attempt.Target.Worker)
+	}
+	why, bad := r.fault()
+	if !bad {
+		why = ""
+	}
+	t.End(why)
+}
+
+// placeholder returns the value of one of our placeholders.
+func (d *Dispatch) placeholder(key string) (any, bool) {
+	name, ours := strings.CutPrefix(key, "http.kv_router.")
+	if !ours {
+		return nil, false
+	}
+	switch name {
+	case "session":
+		return d.plan.Session.Key.String(), !d.plan.Session.Key.IsZero()
+	case "cached_tokens":
+		return d.cached, d.cached >= 0
+	}
+	if a := d.reported(); a != nil {
+		return a.Fact(name)
+	}
+	return nil, false
 }
 
 // fault returns whether the outcome is an error of the service, and why. An engine's 4xx is the
@@ -162,7 +201,7 @@ func (d *Dispatch) outcome() string {
 }
 
 // reported returns the attempt that answers the client, else the latest; nil if there was none.
-func (d *Dispatch) reported() *attempt {
+func (d *Dispatch) reported() *try {
 	if d.answer != nil {
 		return d.answer.attempt
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
@@ -70,12 +71,12 @@ func (o *delivery) goOn(ctx context.Context, rest *api.Rest, old *pool.Worker, d
 		}
 		return nil, reason
 	}
-	d.rest = rest
+	d.Rest = rest
 	resp, err := d.run(ctx, r)
 	switch {
 	case err == nil:
 		o.arrive(ctx, d.attempt, drained)
-		return &response.Rest{From: resp.Body, Ctx: d.attempt.watch.ctx, Joint: rest.Joint}, ""
+		return &response.Rest{From: resp.Body, Ctx: d.attempt.Context(), Joint: rest.Joint}, ""
 	case r.refused:
 		reason = notExact
 	default:
@@ -86,7 +87,7 @@ func (o *delivery) goOn(ctx context.Context, rest *api.Rest, old *pool.Worker, d
 		if ctx.Err() != nil {
 			outcome = outcomeClientGone
 		}
-		a.end(outcome, !r.blameless)
+		a.End(outcome, !r.blameless)
 	}
 	return nil, reason
 }
@@ -105,16 +106,16 @@ func (r *remainder) seat(ctx context.Context, d *Dispatch) error {
 }
 
 // judge decides what follows from an attempt at the rest. Only a stream can go on.
-func (r *remainder) judge(ctx context.Context, a *attempt, resp *http.Response, err error) verdict {
+func (r *remainder) judge(ctx context.Context, a *try, resp *http.Response, err error) verdict {
 	v := a.judge(ctx, resp, false, err)
 	v.do, v.reason, v.misfit = fail, "", fits
-	if err == nil && a.streams(resp) && !body.Compressed(resp.Header) {
+	if err == nil && a.Streams(resp) && !body.Compressed(resp.Header) {
 		v.do = deliver
 		return v
 	}
-	refuses := err == nil && !retryable(resp.StatusCode)
+	refuses := err == nil && !attempt.Retryable(resp.StatusCode)
 	if refuses { // it may be the rest's fault
-		v.outcome = a.shows(pool.OutcomeAnswered, "")
+		v.outcome = a.Shows(pool.OutcomeAnswered, "")
 	}
 	if resp != nil {
 		_ = resp.Body.Close()
@@ -158,7 +159,7 @@ func (d *Dispatch) seatApart(ctx context.Context, old *pool.Worker, failed []*po
 				d.tried = append(d.tried, w)
 			}
 		}
-		want := d.wants()
+		want := d.Wants()
 		for _, v := range d.Pool.Judge(&want, d.offers, time.Now()) {
 			if v != pool.Fits {
 				continue
@@ -178,7 +179,7 @@ const countTimeout = 2 * time.Second
 
 // countTokens asks the engine how many tokens the text so far has, unless the first one has said so. A
 // replacement character stands for a token that was no character, and has more tokens than that.
-func (d *Dispatch) countTokens(ctx context.Context, a *attempt, rest *api.Rest) {
+func (d *Dispatch) countTokens(ctx context.Context, a *try, rest *api.Rest) {
 	if rest.Exact || strings.Contains(rest.Text, "\ufffd") {
 		return
 	}
@@ -193,7 +194,7 @@ func (d *Dispatch) countTokens(ctx context.Context, a *attempt, rest *api.Rest) 
 }
 
 // arrive records that the stream goes on with an attempt.
-func (o *delivery) arrive(ctx context.Context, a *attempt, drained bool) {
+func (o *delivery) arrive(ctx context.Context, a *try, drained bool) {
 	d := o.d
 	o.attempt, o.told = a, false
 	o.moved++

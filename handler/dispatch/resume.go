@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
@@ -88,9 +89,9 @@ func (o *delivery) movesLeft() bool { return o == nil || o.moved+1 < o.d.Resume.
 
 // keepsBody returns whether the body is kept while the answer streams. Bodies of streams have
 // half of the memory for bodies, so that there is room for those of new requests.
-func (a *attempt) keepsBody(resp *http.Response) bool {
+func (a *try) keepsBody(resp *http.Response) bool {
 	d := a.d
-	return a.streams(resp) && !body.Compressed(resp.Header) && resp.ContentLength < 0 && d.goesOn() &&
+	return a.Streams(resp) && !body.Compressed(resp.Header) && resp.ContentLength < 0 && d.goesOn() &&
 		d.Pool.Memory.Held.Load() <= body.MaxBytes()/2
 }
 
@@ -148,8 +149,8 @@ const (
 )
 
 func causeOf(err error) string {
-	if ended, ok := errors.AsType[*endedError](err); ok {
-		return ended.reason
+	if ended, ok := errors.AsType[*attempt.EndedError](err); ok {
+		return ended.Reason
 	}
 	if errors.Is(err, response.ErrEvent) {
 		return causeError
@@ -186,7 +187,7 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 	if misfit {
 		o.attempt.refused(tooLong)
 	}
-	drained := misfit || errors.Is(why, errDrained) // the worker is well
+	drained := misfit || errors.Is(why, attempt.ErrDrained) // the worker is well
 	if reason == "" && !a.FirstToken() && !drained && failed == nil {
 		if d.lastSuspect() {
 			reason = staysTries
@@ -207,11 +208,11 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 		old, drained = nil, true // the decode worker is well, or may go on otherwise
 	}
 	if o.told = true; !drained {
-		shown := o.attempt.shows(pool.OutcomeBroken, "stream broke: "+why.Error())
+		shown := o.attempt.Shows(pool.OutcomeBroken, "stream broke: "+why.Error())
 		if errors.Is(why, response.ErrEvent) {
-			shown = o.attempt.errored(errorWithin, false)
+			shown = o.attempt.Errored(errorWithin, false)
 			if !a.FirstToken() {
-				o.attempt.failed(time.Now())
+				o.attempt.Failed(time.Now())
 			}
 		}
 		d.Pool.Report(o.attempt.Worker, shown)
@@ -241,16 +242,16 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 	case part == nil:
 		outcome = "failed"
 		o.refuseMove(reason)
-	case errors.Is(why, errDrained):
-		left.end(pool.AttemptDrained, false)
+	case errors.Is(why, attempt.ErrDrained):
+		left.End(pool.AttemptDrained, false)
 	default:
-		left.end(pool.AttemptResumed, !drained)
+		left.End(pool.AttemptResumed, !drained)
 	}
 	if part != nil {
-		way = d.rest.Way // also the end of one
+		way = d.Rest.Way // also the end of one
 	}
 	d.Metrics.resumed.WithLabelValues(d.Pool.Name, cause, way, outcome).Inc()
-	d.trace.resumed(d.attempt, cause, way, outcome)
+	d.Trace.Resumed(&d.attempt.Attempt, cause, way, outcome)
 	return part
 }
 

@@ -13,10 +13,10 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
-	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -56,7 +56,7 @@ func TestStatusesMeanWhatTheyMean(t *testing.T) {
 	for status, want := range map[int][2]bool{
 		200: {}, 400: {}, 422: {}, 429: {true, false}, 503: {true, true}, 529: {true, true}, 401: {false, true}, 404: {false, true}, 500: {false, true},
 	} {
-		if got := [2]bool{retryable(status), workersFault(status)}; got != want {
+		if got := [2]bool{attempt.Retryable(status), attempt.WorkersFault(status)}; got != want {
 			t.Errorf("status %d: retryable and the worker's fault %v, want %v", status, got, want)
 		}
 	}
@@ -68,7 +68,7 @@ func TestRetryAfterIsSeconds(t *testing.T) {
 		"": 0, "0": 0, "7": 7 * time.Second, "3600": time.Hour, "3601": 0, "9223372036854775807": 0, "99999999999999999999": 0,
 		"-1": 0, "1.5": 0, "soon": 0, "Wed, 21 Oct 2026 07:28:00 GMT": 0,
 	} {
-		if got := retryAfter(http.Header{"Retry-After": {value}}); got != want {
+		if got := attempt.RetryAfter(http.Header{"Retry-After": {value}}); got != want {
 			t.Errorf("Retry-After %q: %v, want %v", value, got, want)
 		}
 	}
@@ -80,7 +80,7 @@ func TestFailedConnectionsAreAbsences(t *testing.T) {
 	d, _ := plannedDispatch(t, h, 10)
 	defer d.End()
 	w := h.pool.Worker("a:1")
-	d.attempt = &attempt{d: d, Seat: pool.Seat{Attempt: worker.Attempt{Worker: w}}, counts: h.pool.Figures(w, "")}
+	d.attempt = newTestTry(d, w)
 	d.attempt.Leave(false, nil)
 	for _, v := range []struct {
 		err  error

@@ -52,7 +52,7 @@ func (rt *route) kind() pool.AttemptKind {
 
 // wants returns the requirements on the next attempt's worker, and the request's place in the
 // queue.
-func (rt *route) wants() pool.Wants {
+func (rt *route) Wants() pool.Wants {
 	want := rt.requires()
 	want.Part = rt.part()
 	return want
@@ -98,7 +98,7 @@ func (rt *route) precedence() (tier int, arrival time.Time) {
 
 // otherLeft returns whether a worker may be available that was not tried.
 func (rt *route) otherLeft() bool {
-	want := rt.wants()
+	want := rt.Wants()
 	for _, v := range rt.Pool.Judge(&want, rt.offers, time.Now()) {
 		if v.Possible() {
 			return true

@@ -50,6 +50,9 @@ func (d *Dispatch) see(ups reverseproxy.UpstreamPool) {
 	}
 }
 
+// Offers implements attempt.Owner.
+func (d *Dispatch) Offers() pool.Offers { return d.offers }
+
 // follower is a source of upstreams that knows at once when they change, and never blocks.
 type follower interface {
 	// Version changes with the upstreams. It is 0 while the source does not know them.
@@ -75,7 +78,7 @@ func (d *Dispatch) Renew() (o pool.Offers, follows bool) {
 
 // seat finds a seat on a worker, and begins an attempt there.
 func (d *Dispatch) seat(ctx context.Context) error {
-	want, a := d.wants(), &attempt{d: d}
+	want, a := d.Wants(), &try{d: d}
 	want.Patience = d.patience()
 	waited, err := d.Pool.Seat(ctx, &want, &d.offers, d, &a.Seat)
 	d.wait.waited += waited
@@ -85,15 +88,15 @@ func (d *Dispatch) seat(ctx context.Context) error {
 	if a.Upstream.Host == nil { // the proxy has not seen it
 		a.Upstream.Host = new(reverseproxy.Host)
 	}
-	a.counts = d.Pool.Figures(a.Worker, d.plan.Model)
+	a.Seated(&d.Call, d.reasonOf(a.Unpriced, &a.Terms))
 	d.attempt = a // at once: End ends it if anything below panics
 	a.Worker.Requested(d.plan.Model)
-	a.reason = d.reasonOf(a.Unpriced, &a.Terms)
 	d.attempts++
+	a.Number, a.CostsTime = d.attempts, d.costsTime(&a.Seat)
 	d.turn.Choose(a.Target)
 	d.tried = append(d.tried, a.Worker)
-	a.log()
-	d.trace.selected(a)
+	a.Log()
+	d.Trace.Selected(&a.Attempt)
 	return nil
 }
 

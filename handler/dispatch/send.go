@@ -2,17 +2,18 @@ package dispatch
 
 import (
 	"cmp"
+	"context"
 	"net/http"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
-	"github.com/caddy-kvrouter/kvrouter/handler/response"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 )
 
 // send sends the request to the attempt's worker. resent: net/http sent it twice.
-func (a *attempt) send(req *http.Request) (resp *http.Response, resent bool, err error) {
+func (a *try) send(req *http.Request) (resp *http.Response, resent bool, err error) {
 	d := a.d
 	if err = d.turn.Open(req, a.Worker, a.Target); err != nil {
 		return nil, false, err
@@ -20,87 +21,74 @@ func (a *attempt) send(req *http.Request) (resp *http.Response, resent bool, err
 	if err = a.startLegs(req); err != nil {
 		return nil, false, err
 	}
-	if resp = a.legs.answer(req); resp != nil {
-		return resp, false, a.arrived(resp, nil)
+	b := a.bounds(req)
+	if a.Answers != nil {
+		return a.legs.answer(req), false, nil
 	}
-	sent := a.watched(req)
-	resp, resent, err = a.sendOver(d.Transport.Send, sent)
-	if err != nil && resent && d.plan.API != nil && sent.Context().Err() == nil && d.noRetryPossible() {
-		// The only worker closed idle connections, and net/http's second try met
-		// another one of these.
-		d.Pool.CountRetries(a.Worker, "reconnect", 1)
-		d.trace.retried(a, "reconnect")
-		resp, _, err = a.sendOver(d.Transport.SendFresh, sent)
-	}
+	d.Session, d.AskIDs = d.turn.EngineSession(), d.exact && (d.Rest == nil && d.goesOn() || d.cutIDs)
+	resp, resent, err = a.Header(req, &b)
+	d.noticeDone(a.Worker)
 	if a.legs != nil {
-		a.legs.sent(d.sent)
+		a.legs.sent(d.Sent)
+		a.legs.arrived(resp, err == nil && !a.Streams(resp))
 	}
-	if err = a.arrived(resp, err); err != nil {
-		return nil, resent, err
-	}
-	return resp, resent, nil
+	return resp, resent, err
 }
 
-// sendOver makes one round trip. It returns whether net/http sent the request again after a
-// kept connection turned out closed.
-func (a *attempt) sendOver(roundTrip sender, req *http.Request) (*http.Response, bool, error) {
+// bounds returns what may end the attempt early.
+func (a *try) bounds(req *http.Request) (b attempt.Bounds) {
 	d := a.d
-	r := EngineRequest{
-		Pool: d.Pool, Plan: d.plan, Body: d.Body, Worker: a.Worker, Target: a.Target,
-		Session: d.turn.EngineSession(), shared: d.sent != nil || a.legs != nil, rest: d.rest,
-		exact: d.exact && (d.rest == nil && d.goesOn() || d.cutIDs),
+	if t := d.Timeouts; a.Kind == pool.KindStream {
+		b.First, b.Idle = a.legs.limit(time.Duration(t.FirstToken)), time.Duration(t.StreamIdle)
 	}
+	b.Movable = a.movable() && !a.legs.wedges()
+	b.Moves = d.goesOn() && d.answer.movesLeft() && !a.legs.wedges()
+	b.Ends = a.Kind == pool.KindStream && len(d.offers.Ups) > 1
 	if a.legs != nil {
-		r.Leg = &a.legs.leg
+		b.Context, b.Begins = context.WithoutCancel(req.Context()), a.legs.watch
 	}
-	d.sent = d.trace.carry(r.Build(req))
-	a.noticeUnsupported(&r)
-	d.cutIDs = d.cutIDs || r.cutIDs
-	if d.rest != nil && d.rest.Way == api.WayExact {
-		roundTrip = a.exactly(roundTrip)
-	}
-	cut := r.cut &^ (d.cut | d.plan.Dropped) // counted once per request
+	return b
+}
+
+// movable returns whether another worker may take over the attempt. It asks before the attempt
+// ends, and cannot know whether another worker will be free then.
+func (a *try) movable() bool {
+	d := a.d
+	return d.plan.Request != nil && d.repeatable(true) && !d.pinned() && len(d.offers.Ups) > 1 && !d.lastSuspect() &&
+		(!d.Limits.Set() || d.anotherRound())
+}
+
+// noticeDone records what was done to the body of the last attempt for its engine.
+func (d *Dispatch) noticeDone(w *pool.Worker) {
+	d.cutIDs = d.cutIDs || d.CutIDs
+	cut := d.Cut &^ (d.cut | d.plan.Dropped) // counted once per request
 	d.cut |= cut
 	d.CountDropped(cut, nil)
-	resp, err := roundTrip(d.sent)
-	if err == nil && readsAnswer(d.plan) {
-		response.Unpack(resp)
+	if d.Unsupported == 0 || !d.plan.TakesSlot {
+		return
 	}
-	n := r.resends.Load()
-	if n > 0 {
-		d.Pool.CountRetries(a.Worker, "resend", int(n))
+	for name := range d.Unsupported.Names {
+		d.Metrics.unsupported.WithLabelValues(d.Pool.Name, cmp.Or(d.Engine, engine.Other), name).Inc()
 	}
-	return resp, n > 0, err
+	d.Pool.Incidents.Raise(time.Now(), "clients request nvext fields that the engine does not support", d.Pool.Logger)
 }
 
 // dropBody frees the body, which is not sent again: an answer may take long.
-func (o *outgoing) dropBody() {
-	if o.Body != nil {
-		o.takeBody().Done()
+func (d *Dispatch) dropBody() {
+	if d.Body != nil {
+		d.takeBody().Done()
 	}
 }
 
 // takeBody takes the request's body from everything that might send it again.
-func (o *outgoing) takeBody() *body.Replay {
-	whole := o.Body
-	o.Body = nil
-	if o.lazy != nil {
-		o.lazy.Release()
+func (d *Dispatch) takeBody() *body.Replay {
+	whole := d.Body
+	d.Body = nil
+	if d.lazy != nil {
+		d.lazy.Release()
 	}
-	if o.sent != nil {
-		o.sent.GetBody = nil
+	if d.Sent != nil {
+		d.Sent.GetBody = nil
 	}
 	return whole
-}
-
-// noticeUnsupported records the client's nvext fields that the engine does not support.
-func (a *attempt) noticeUnsupported(r *EngineRequest) {
-	d := a.d
-	if r.unsupported == 0 || !d.plan.TakesSlot {
-		return
-	}
-	for name := range r.unsupported.Names {
-		d.Metrics.unsupported.WithLabelValues(d.Pool.Name, cmp.Or(r.engine, engine.Other), name).Inc()
-	}
-	d.Pool.Incidents.Raise(time.Now(), "clients request nvext fields that the engine does not support", d.Pool.Logger)
 }

@@ -46,7 +46,7 @@ func (rt *route) stayAt(at kvscore.Target) error {
 		rt.turn.Leave()
 		return nil
 	}
-	if want := rt.wants(); !rt.Pool.Isolates(&want, w) {
+	if want := rt.Wants(); !rt.Pool.Isolates(&want, w) {
 		return rt.shared("not the engine with the session")
 	}
 	rt.fixed = fixed{worker: w, rank: nvext.Some(at.Rank), reason: ReasonSession}
@@ -85,7 +85,7 @@ func (rt *route) excluded(t kvscore.Target) bool {
 	if !rt.plan.Constrained() {
 		return false
 	}
-	w, want := rt.offers.Worker(t.Worker), rt.wants()
+	w, want := rt.offers.Worker(t.Worker), rt.Wants()
 	return w != nil && rt.Pool.Meets(&want, w) != pool.Fits
 }
 
@@ -133,7 +133,7 @@ func (rt *route) forgetPrompt() {
 
 // bindOpened binds the session that a client has opened in the engine itself. The answer has its
 // id.
-func (a *attempt) bindOpened(ctx context.Context, resp *http.Response) {
+func (a *try) bindOpened(ctx context.Context, resp *http.Response) {
 	d, p := a.d, a.d.plan
 	if p.Opened == nil || resp.StatusCode != http.StatusOK || body.Compressed(resp.Header) {
 		return
@@ -152,7 +152,7 @@ func (a *attempt) bindOpened(ctx context.Context, resp *http.Response) {
 
 // commit binds the session to the target of a good answer. It counts what became of the session,
 // and says it in the response headers.
-func (a *attempt) commit(ctx context.Context, resp *http.Response) {
+func (a *try) commit(ctx context.Context, resp *http.Response) {
 	d := a.d
 	home, _ := d.turn.Home()
 	good := resp.StatusCode < 300

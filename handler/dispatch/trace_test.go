@@ -6,6 +6,7 @@ import (
 	"net/http/httptest"
 	"testing"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 )
 
@@ -27,25 +28,25 @@ var ended = &Report{Outcome: outcomeOK}
 
 // walk does for a request all that tracing does.
 func (d *Dispatch) walk(req *http.Request) {
-	d.startTrace(req.Context())
-	d.trace.selected(d.attempt)
-	d.sent = d.trace.carry(d.built(req))
-	d.trace.retried(d.attempt, "broken")
-	d.trace.end(ended)
+	_, d.Trace = attempt.StartTrace(req.Context(), d.plan, d.Pool.Name, d.start)
+	d.Trace.Selected(&d.attempt.Attempt)
+	d.Sent = d.Trace.Carry(d.built(req))
+	d.Trace.Retried(&d.attempt.Attempt, "broken")
+	ended.trace(d.Trace)
 }
 
 // TestUntracedRequestsCostNoAllocation has a request whose Caddy does not trace.
 func TestUntracedRequestsCostNoAllocation(t *testing.T) {
 	d, req := tracedDispatch(t, t.Context())
 	untraced := testing.AllocsPerRun(100, func() { d.walk(req) })
-	without := testing.AllocsPerRun(100, func() { d.sent = d.built(req) })
-	if untraced != without || d.trace != nil {
+	without := testing.AllocsPerRun(100, func() { d.Sent = d.built(req) })
+	if untraced != without || d.Trace != nil {
 		t.Errorf("%v allocations for a request that is not traced, %v without the calls", untraced, without)
 	}
 }
 
 // built returns the request of the attempt.
 func (d *Dispatch) built(req *http.Request) *http.Request {
-	e := EngineRequest{Pool: d.Pool, Plan: d.plan, Body: d.Body, Worker: d.attempt.Worker, Target: d.attempt.Target}
+	e := attempt.Request{Plan: d.plan, Body: d.Body, Worker: d.attempt.Worker, Target: d.attempt.Target}
 	return e.Build(req)
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 )
 
@@ -22,7 +23,7 @@ type waiting struct {
 func (d *Dispatch) patience() time.Duration {
 	limit := time.Duration(d.Pool.Settings.Load().MaxWait) - d.wait.waited
 	if d.held.resp != nil { // its client could ask again after the Retry-After
-		if wait := retryAfter(d.held.resp.Header); wait > 0 {
+		if wait := attempt.RetryAfter(d.held.resp.Header); wait > 0 {
 			limit = min(limit, wait)
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
-	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
@@ -71,7 +70,7 @@ func TestFullQueueRejectsNoHeldAnswer(t *testing.T) {
 		if held {
 			d.held = heldAnswer{
 				&http.Response{StatusCode: http.StatusServiceUnavailable, Header: http.Header{}, Body: http.NoBody},
-				&attempt{d: d, Seat: pool.Seat{Attempt: worker.Attempt{Worker: workers[0]}, Target: workers[0].Target(0), Upstream: ups[0]}, counts: h.pool.Figures(workers[0], "")},
+				newTestTry(d, workers[0]),
 			}
 			d.tried = append(d.tried, workers[0])
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
@@ -164,7 +165,7 @@ func ownExt(e *nvext.Ext) *nvext.Ext {
 // send makes the request once, on a connection of its own. It returns nil if the
 // worker has computed the prefix.
 func (s *speculation) send(ctx context.Context, p *plan.Plan) error {
-	e := dispatch.EngineRequest{Pool: s.r.pool, Plan: p, Body: s.body, Worker: s.turn.Worker, Target: s.turn.Target}
+	e := attempt.Request{Plan: p, Body: s.body, Worker: s.turn.Worker, Target: s.turn.Target}
 	req := e.Build(ownRequest(ctx, s.sent))
 	delete(req.Header, "Idempotency-Key")
 	resp, err := s.r.client.Forward(req, s.turn.Worker.Dial)

@@ -74,7 +74,7 @@ func (c code) messages() (lines, conditions []string) {
 
 // placeholders returns the names below http.kv_router.
 func (c code) placeholders() []string {
-	names := c.all("handler/dispatch", `\bname: "(\w+)".*\bclient: true`)
+	names := c.all("handler/attempt", `\bname: "(\w+)".*\bclient: true`)
 	_, body, _ := strings.Cut(c["handler/dispatch"], ") placeholder(")
 	body, _, _ = strings.Cut(body, "\n}\n")
 	for _, m := range regexp.MustCompile(`case "(\w+)"`).FindAllStringSubmatch(body, -1) {

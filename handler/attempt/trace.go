@@ -1,4 +1,4 @@
-package dispatch
+package attempt
 
 import (
 	"context"
@@ -6,6 +6,9 @@ import (
 	"net/textproto"
 	"strings"
 	"sync"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 
 	"go.opentelemetry.io/contrib/propagators/autoprop"
 	"go.opentelemetry.io/otel/attribute"
@@ -18,52 +21,51 @@ const (
 	tracerName = "github.com/caddy-kvrouter/kvrouter/handler"
 	// spanRoute lasts as long as the request, over all its attempts.
 	spanRoute = "kv_router.route_request"
-	// spanPrefill and spanDecode are the legs of a request over two workers, in spanRoute.
-	spanPrefill = "kv_router.prefill"
-	spanDecode  = "kv_router.decode"
+	// SpanPrefill and SpanDecode are the legs of a request over two workers, in spanRoute.
+	SpanPrefill = "kv_router.prefill"
+	SpanDecode  = "kv_router.decode"
 	// spanSelect is one choice of a worker, in spanRoute.
 	spanSelect = "kv_router.select_worker"
 	// longestTraced bounds, in bytes, what comes from outside into a span.
 	longestTraced = 256
 )
 
-// dispatchTrace traces a request. It is nil, and its methods do nothing, unless Caddy's
-// tracing directive traces the request.
-type dispatchTrace struct {
+// Trace traces a request. It is nil, and its methods do nothing, unless Caddy's tracing directive
+// traces the request.
+type Trace struct {
 	tracer trace.Tracer
 	ctx    context.Context // has the span
 	span   trace.Span
 }
 
-// startTrace begins the request's span if the one in ctx is recorded, and returns the context
-// that has it.
-func (d *Dispatch) startTrace(ctx context.Context) context.Context {
+// StartTrace begins the span of a request if the one in ctx is recorded, and returns the context that
+// has it.
+func StartTrace(ctx context.Context, p *plan.Plan, pool string, start time.Time) (context.Context, *Trace) {
 	parent := trace.SpanFromContext(ctx)
 	if !parent.IsRecording() {
-		return ctx
+		return ctx, nil
 	}
-	t := &dispatchTrace{tracer: parent.TracerProvider().Tracer(tracerName)}
+	t := &Trace{tracer: parent.TracerProvider().Tracer(tracerName)}
 	attrs := []attribute.KeyValue{
-		attribute.String("kv_router.pool", d.Pool.Name),
-		attribute.Bool("kv_router.session", !d.plan.Session.Key.IsZero()), // the key is a secret
+		attribute.String("kv_router.pool", pool),
+		attribute.Bool("kv_router.session", !p.Session.Key.IsZero()), // the key is a secret
 	}
-	if p := d.plan; p.API != nil {
+	if p.API != nil {
 		attrs = append(attrs, attribute.String("kv_router.api", p.API.Name()),
 			attribute.Int64("kv_router.prompt_tokens", p.Score.Tokens))
 	}
-	if d.plan.Model != "" {
-		attrs = append(attrs, attribute.String("kv_router.model", forSpan(d.plan.Model)))
+	if p.Model != "" {
+		attrs = append(attrs, attribute.String("kv_router.model", forSpan(p.Model)))
 	}
-	if d.plan.Fallback != "" {
-		attrs = append(attrs, attribute.String("kv_router.fallback", d.plan.Fallback))
+	if p.Fallback != "" {
+		attrs = append(attrs, attribute.String("kv_router.fallback", p.Fallback))
 	}
-	t.ctx, t.span = t.tracer.Start(ctx, spanRoute, trace.WithTimestamp(d.start), trace.WithAttributes(attrs...))
-	d.trace = t
-	return t.ctx
+	t.ctx, t.span = t.tracer.Start(ctx, spanRoute, trace.WithTimestamp(start), trace.WithAttributes(attrs...))
+	return t.ctx, t
 }
 
-// selected records an attempt's choice with the chosen candidate's terms.
-func (t *dispatchTrace) selected(a *attempt) {
+// Selected records an attempt's choice with the chosen candidate's terms.
+func (t *Trace) Selected(a *Attempt) {
 	if t == nil {
 		return
 	}
@@ -71,16 +73,16 @@ func (t *dispatchTrace) selected(a *attempt) {
 	span.End()
 }
 
-// retried records a retry after an attempt.
-func (t *dispatchTrace) retried(a *attempt, reason string) {
+// Retried records a retry after an attempt.
+func (t *Trace) Retried(a *Attempt, reason string) {
 	if t != nil {
 		t.span.AddEvent("retry", trace.WithAttributes(
 			attribute.String("kv_router.upstream", a.Worker.Dial), attribute.String("kv_router.reason", reason)))
 	}
 }
 
-// leg begins the span of a leg. The function ends it.
-func (t *dispatchTrace) leg(name string, a *attempt) func(error) {
+// Phase begins the span of a phase. The function ends it.
+func (t *Trace) Phase(name string, a *Attempt) func(error) {
 	if t == nil {
 		return func(error) {}
 	}
@@ -93,8 +95,8 @@ func (t *dispatchTrace) leg(name string, a *attempt) func(error) {
 	}
 }
 
-// resumed records that a stream went on elsewhere, or could not.
-func (t *dispatchTrace) resumed(a *attempt, cause, way, outcome string) {
+// Resumed records that a stream went on elsewhere, or could not.
+func (t *Trace) Resumed(a *Attempt, cause, way, outcome string) {
 	if t != nil {
 		t.span.AddEvent("resume", trace.WithAttributes(
 			attribute.String("kv_router.upstream", a.Worker.Dial), attribute.String("kv_router.cause", cause),
@@ -102,9 +104,9 @@ func (t *dispatchTrace) resumed(a *attempt, cause, way, outcome string) {
 	}
 }
 
-// carry makes the request's span the engine's parent. If header_up removed Caddy's own,
+// Carry makes the request's span the engine's parent. If header_up removed Caddy's own,
 // nothing is added.
-func (t *dispatchTrace) carry(req *http.Request) *http.Request {
+func (t *Trace) Carry(req *http.Request) *http.Request {
 	if t == nil {
 		return req
 	}
@@ -120,21 +122,15 @@ func (t *dispatchTrace) carry(req *http.Request) *http.Request {
 	return req
 }
 
-func (t *dispatchTrace) end(r *Report) {
-	if t == nil {
-		return
-	}
-	var attrs []attribute.KeyValue
-	for _, f := range reportFacts {
-		attrs = appendAttribute(attrs, f.span, f.of(r))
-	}
-	if r.Status != 0 {
-		attrs = append(attrs, attribute.Int("kv_router.status", r.Status))
-		attrs = appendAttribute(attrs, "worker", r.attempt.Target.Worker)
-	}
-	t.span.SetAttributes(attrs...)
-	if why, bad := r.fault(); bad {
-		t.span.SetStatus(codes.Error, forSpan(why))
+// Set sets an attribute of the span, unless the value is nil.
+func (t *Trace) Set(name string, value any) {
+	t.span.SetAttributes(appendAttribute(nil, name, value)...)
+}
+
+// End ends the span. fault is why the service has failed, empty if it has not.
+func (t *Trace) End(fault string) {
+	if fault != "" {
+		t.span.SetStatus(codes.Error, forSpan(fault))
 	}
 	t.span.End()
 }

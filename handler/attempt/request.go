@@ -1,4 +1,4 @@
-package dispatch
+package attempt
 
 import (
 	"errors"
@@ -16,9 +16,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
-// EngineRequest builds a planned request as the engine of one worker gets it.
-type EngineRequest struct {
-	Pool    *pool.Pool
+// Request builds a planned request as the engine of one worker gets it.
+type Request struct {
 	Plan    *plan.Plan
 	Body    *body.Replay // nil if it is not in memory
 	Worker  *pool.Worker
@@ -26,28 +25,33 @@ type EngineRequest struct {
 	Session string      // the engine's id of the request's session; empty if it holds none
 	Leg     *engine.Leg // the part of the request that the worker serves; nil: the whole request
 
-	shared bool      // an attempt before may still be writing the header
-	rest   *api.Rest // of an answer, that the engine gives; nil for the whole one
-	exact  bool      // the stream may go on elsewhere by the ids of its tokens
+	Shared bool      // an attempt before may still be writing the header
+	Rest   *api.Rest // of an answer, that the engine gives; nil for the whole one
+	AskIDs bool      // the stream may go on elsewhere by the ids of its tokens
 
 	// What Build has done.
-	engine      string        // the engine's type
-	unsupported engine.Fields // the client's nvext fields that the engine does not support
-	cutIDs      bool          // the router has asked for ids, which the client does not get
-	cut         nvext.Grants  // that were missing for members cut out of the body
-	resends     atomic.Int32  // how often net/http has sent the request again
+	Did
+	resends atomic.Int32 // how often net/http has sent the request again
+}
+
+// Did is what was done to a request for its engine.
+type Did struct {
+	Engine      string        // the engine's type; empty if nothing was done
+	Unsupported engine.Fields // the client's nvext fields that the engine does not support
+	CutIDs      bool          // the router has asked for ids, which the client does not get
+	Cut         nvext.Grants  // that were missing for members cut out of the body
 }
 
 var errResent = errors.New("kv_router: the request was already resent once")
 
 // Build returns the request for the engine, with the body from its first byte.
-func (e *EngineRequest) Build(req *http.Request) *http.Request {
+func (e *Request) Build(req *http.Request) *http.Request {
 	fit, send := e.adapt(req)
 	if e.Body == nil {
 		return fit
 	}
 	out := *fit
-	if e.shared {
+	if e.Shared {
 		out.Header = maps.Clone(out.Header)
 	}
 	if readsAnswer(e.Plan) || e.Plan.Makes() {
@@ -82,13 +86,13 @@ func (e *EngineRequest) Build(req *http.Request) *http.Request {
 func readsAnswer(p *plan.Plan) bool { return p.Request != nil || p.Lists || p.Everywhere }
 
 // adapt returns the request and its body, adapted to the engine.
-func (e *EngineRequest) adapt(req *http.Request) (*http.Request, body.Edited) {
+func (e *Request) adapt(req *http.Request) (*http.Request, body.Edited) {
 	var as body.Edited
 	if e.Body != nil {
 		as = body.Edited{Of: e.Body, Size: e.Body.Size}
 	}
 	p, ranks := e.Plan, e.Worker.Ranks()
-	if p.Everywhere || ranks < 2 && !p.EditsBody && !p.AsksUsage && e.Session == "" && e.Leg == nil && e.rest == nil && !e.exact {
+	if p.Everywhere || ranks < 2 && !p.EditsBody && !p.AsksUsage && e.Session == "" && e.Leg == nil && e.Rest == nil && !e.AskIDs {
 		return req, as
 	}
 	var edit *api.Editor
@@ -106,14 +110,14 @@ func (e *EngineRequest) adapt(req *http.Request) (*http.Request, body.Edited) {
 		ask.API = engine.PostTo(req.URL.Path)
 	}
 	done := to.Adapt(&ask)
-	e.engine, e.unsupported, e.cut = to.Type, done.Unsupported, done.Dropped
+	e.Engine, e.Unsupported, e.Cut = to.Type, done.Unsupported, done.Dropped
 	if edit != nil {
-		if e.rest != nil {
-			to.Continue(edit, ask.API, e.rest)
+		if e.Rest != nil {
+			to.Continue(edit, ask.API, e.Rest)
 		}
-		if e.exact && to.ReturnsIDs(ask.API) && (e.Leg == nil || !e.Leg.Prefill) && !api.AsksIDs(edit) {
+		if e.AskIDs && to.ReturnsIDs(ask.API) && (e.Leg == nil || !e.Leg.Prefill) && !api.AsksIDs(edit) {
 			api.AskIDs(edit)
-			e.cutIDs = true
+			e.CutIDs = true
 		}
 		if p.AsksUsage && (e.Leg == nil || !e.Leg.Prefill) {
 			edit.Replace(p.AskUsage)

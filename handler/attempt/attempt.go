@@ -1,0 +1,161 @@
+// Package attempt is one try on one worker: the request in its engine's words, the deadlines, and what
+// the try shows of its worker. It knows no retry: its caller decides what follows.
+package attempt
+
+import (
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/response"
+	"go.uber.org/zap"
+)
+
+// Runner sends the attempts of one configuration.
+type Runner struct {
+	Pool      *pool.Pool
+	Transport Transport
+	Labels    string // prefix of the response headers that say how a request was routed
+	Logger    *zap.Logger
+}
+
+// Transport makes round trips to workers.
+type Transport interface {
+	// Send makes one round trip.
+	Send(*http.Request) (*http.Response, error)
+	// SendFresh makes one on a new connection.
+	SendFresh(*http.Request) (*http.Response, error)
+}
+
+// Owner is the request that makes attempts.
+type Owner interface {
+	// Wants returns the requirements on another worker, and Offers the present workers.
+	Wants() pool.Wants
+	Offers() pool.Offers
+	// IsFinal returns whether no other attempt can follow.
+	IsFinal() bool
+}
+
+// Call is what the attempts of one request have in common: what workers are sent. Only the goroutine
+// that serves the request touches it.
+type Call struct {
+	*Runner
+	Owner   Owner
+	Plan    *plan.Plan
+	ID      string       // the client's X-Request-Id, or a random one
+	Ready   time.Time    // when the body was read
+	Body    *body.Replay // nil if it is not in memory, or is not sent again
+	Trace   *Trace
+	Session string    // the engine's id of the session; empty if none holds it
+	Rest    *api.Rest // that is asked for; nil for the whole answer
+	AskIDs  bool      // the engine is to return the ids of the answer's tokens
+	// Via replaces how attempts at the rest are sent; nil if nothing does.
+	Via func(*Attempt, Sender) Sender
+
+	Sent *http.Request // of the last attempt
+	Did                // to that
+}
+
+// Sender makes one round trip.
+type Sender func(*http.Request) (*http.Response, error)
+
+// Attempt is one try on one worker. Its seat is taken with [pool.Pool.Seat].
+type Attempt struct {
+	pool.Seat
+	Call      *Call
+	Leg       *engine.Leg // the part of the request that the worker serves; nil: the whole request
+	Prefill   *Attempt    // that computes the prompt; nil if this one does
+	Answers   *Attempt    // whose worker has answered in place of this one's; nil if none has
+	Reason    string      // of the choice
+	Number    int         // among the attempts of the request, from 1
+	CostsTime bool        // its cost is in milliseconds, and has terms
+	counts    *pool.Figures
+	ended     atomic.Bool // it has been counted, or is not to be
+	watch     *watch      // may end it early; nil if nothing may
+}
+
+// Seated completes an attempt that has taken its seat.
+func (a *Attempt) Seated(c *Call, reason string) {
+	a.Call, a.Reason = c, reason
+	a.counts = c.Pool.Figures(a.Worker, c.Plan.Model)
+}
+
+// Counts are the figures of the worker that answers, for the request's model.
+func (a *Attempt) Counts() *pool.Figures {
+	if a.Answers != nil {
+		return a.Answers.counts
+	}
+	return a.counts
+}
+
+// Computes returns the attempt whose worker computes the prompt.
+func (a *Attempt) Computes() *Attempt {
+	if a.Prefill != nil {
+		return a.Prefill
+	}
+	return a
+}
+
+// Header sends the request and returns the answer with its header. resent: net/http sent the request
+// twice, and err is the error of the second time.
+func (a *Attempt) Header(req *http.Request, b *Bounds) (resp *http.Response, resent bool, err error) {
+	c := a.Call
+	sent := a.watched(req, b)
+	resp, resent, err = a.send(c.Transport.Send, sent)
+	if err != nil && resent && c.Plan.API != nil && sent.Context().Err() == nil && c.Owner.IsFinal() {
+		// The only worker closed idle connections, and net/http's second try met
+		// another one of these.
+		a.CountRetry("reconnect")
+		resp, _, err = a.send(c.Transport.SendFresh, sent)
+	}
+	if err = a.arrived(resp, err, b); err != nil {
+		return nil, resent, err
+	}
+	return resp, resent, nil
+}
+
+// send makes one round trip. It returns whether net/http sent the request again after a kept
+// connection turned out closed.
+func (a *Attempt) send(roundTrip Sender, req *http.Request) (*http.Response, bool, error) {
+	c := a.Call
+	r := Request{
+		Plan: c.Plan, Body: c.Body, Worker: a.Worker, Target: a.Target, Session: c.Session, Leg: a.Leg,
+		Shared: c.Sent != nil || a.Leg != nil, Rest: c.Rest, AskIDs: c.AskIDs,
+	}
+	c.Sent = c.Trace.Carry(r.Build(req))
+	c.Did = r.Did
+	if c.Via != nil {
+		roundTrip = c.Via(a, roundTrip)
+	}
+	resp, err := roundTrip(c.Sent)
+	if err == nil && readsAnswer(c.Plan) {
+		response.Unpack(resp)
+	}
+	n := r.resends.Load()
+	if n > 0 {
+		c.Pool.CountRetries(a.Worker, "resend", int(n))
+	}
+	return resp, n > 0, err
+}
+
+// CountRetry counts a retry after an attempt.
+func (a *Attempt) CountRetry(reason string) {
+	a.Call.Pool.CountRetries(a.Worker, reason, 1)
+	a.Call.Trace.Retried(a, reason)
+}
+
+// End counts the attempt by its outcome, once. failed: by its worker's fault, as far as the router
+// knows.
+func (a *Attempt) End(outcome string, failed bool) {
+	if !a.ended.Swap(true) {
+		a.Counts().Ended(outcome, failed)
+	}
+}
+
+// Uncounted leaves the attempt out of its worker's figures.
+func (a *Attempt) Uncounted() { a.ended.Store(true) }

@@ -1,0 +1,186 @@
+package attempt
+
+import (
+	"net/http"
+	"strconv"
+	"strings"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.uber.org/zap"
+)
+
+// facts are what an attempt shows of its choice. Spans and the log of choices show all of
+// them, the access log and clients only some. A value is nil if there is none.
+var facts = [...]struct {
+	name   string
+	access string // the name in the access log; empty if that does not show it
+	client bool   // response headers and placeholders show it
+	of     func(*Attempt) any
+}{
+	{name: "worker", access: "worker", client: true, of: idOf},
+	{name: "upstream", access: "upstream", of: dialOf},
+	{name: "dp_rank", access: "dp_rank", client: true, of: rankOf},
+	{name: "reason", access: "reason", client: true, of: func(a *Attempt) any { return a.Reason }},
+	{name: "prefill_worker", access: "prefill_worker", client: true, of: func(a *Attempt) any { return a.prefillFact(idOf) }},
+	{name: "prefill_upstream", access: "prefill_upstream", of: func(a *Attempt) any { return a.prefillFact(dialOf) }},
+	{name: "prefill_dp_rank", access: "prefill_dp_rank", client: true, of: func(a *Attempt) any { return a.prefillFact(rankOf) }},
+	{
+		name: "overlap_blocks", access: "overlap_blocks", client: true,
+		of: func(a *Attempt) any { return a.Terms.OverlapBlocks },
+	},
+	{
+		name: "predicted_cached_tokens", access: "predicted_cached_tokens", client: true,
+		of: func(a *Attempt) any { return a.Terms.OverlapTokens },
+	},
+	{name: "prompt_tokens", access: "estimated_prompt_tokens", of: func(a *Attempt) any { return a.Tokens }},
+	{name: "request_id", access: "request_id", client: true, of: func(a *Attempt) any { return a.Call.ID }},
+	{name: "attempt", of: func(a *Attempt) any { return int64(a.Number) }},
+	{name: "candidates", of: func(a *Attempt) any { return int64(a.Among) }},
+	{name: "request_blocks", of: func(a *Attempt) any { return a.Terms.RequestBlocks }},
+	{name: "shared_blocks", of: func(a *Attempt) any { return a.Terms.SharedBlocks }},
+	{name: "booked_prefill_tokens", of: func(a *Attempt) any { return a.Terms.PrefillTokens }},
+	{name: "booked_prompt_blocks", of: func(a *Attempt) any { return a.Terms.PromptBlocks }},
+	{name: "booked_unshared_blocks", of: func(a *Attempt) any { return a.Terms.UnsharedBlocks }},
+	{name: "booked_output_blocks", of: func(a *Attempt) any { return a.Terms.OutputBlocks }},
+	{name: "active_requests", of: func(a *Attempt) any { return int64(a.Terms.Requests) }},
+	{name: "predicted_time_to_first_token_seconds", of: func(a *Attempt) any { return a.Terms.TTFT() / 1e3 }},
+	{name: "cost", of: func(a *Attempt) any {
+		if a.Unpriced {
+			return nil
+		}
+		return a.Terms.Cost
+	}},
+	{name: "cost_wait_ms", of: func(a *Attempt) any { return a.term(a.Terms.Terms.Wait) }},
+	{name: "cost_prefill_ms", of: func(a *Attempt) any { return a.term(a.Terms.Terms.Prefill) }},
+	{name: "cost_delay_ms", of: func(a *Attempt) any { return a.term(a.Terms.Terms.Delay) }},
+	{name: "cost_decode_ms", of: func(a *Attempt) any { return a.term(a.Terms.Terms.Decode) }},
+	{name: "cost_spread_ms", of: func(a *Attempt) any { return a.term(a.Terms.Terms.Spread) }},
+	{name: "cost_leave_ms", of: func(a *Attempt) any { return a.term(a.Terms.Terms.Leave) }},
+	{name: "cost_stall_ms", of: func(a *Attempt) any { return a.term(a.Terms.Terms.Stall) }},
+	{name: "cost_transfer_ms", of: func(a *Attempt) any { return a.term(a.Terms.Terms.Transfer) }},
+	{name: "parted", of: func(a *Attempt) any {
+		if a.Terms.Parted {
+			return "true"
+		}
+		return nil
+	}},
+}
+
+func idOf(a *Attempt) any   { return a.Target.Worker }
+func dialOf(a *Attempt) any { return a.Worker.Dial }
+func rankOf(a *Attempt) any { return a.Target.Rank }
+
+// prefillFact returns a fact of the attempt that computes the prompt, nil if this one does.
+func (a *Attempt) prefillFact(of func(*Attempt) any) any {
+	if a.Prefill == nil {
+		return nil
+	}
+	return of(a.Prefill)
+}
+
+// term returns a term of the cost, nil if the cost is not in milliseconds.
+func (a *Attempt) term(ms float64) any {
+	if !a.CostsTime {
+		return nil
+	}
+	return ms
+}
+
+// whole cuts the fraction of a number of blocks.
+func whole(v any) any {
+	if f, ok := v.(float64); ok {
+		return int64(f)
+	}
+	return v
+}
+
+// text returns a fact for a header.
+func text(v any) string {
+	switch v := whole(v).(type) {
+	case string:
+		return v
+	case uint64:
+		return strconv.FormatUint(v, 10)
+	case uint32:
+		return strconv.FormatUint(uint64(v), 10)
+	case int64:
+		return strconv.FormatInt(v, 10)
+	}
+	return ""
+}
+
+// Label adds the response headers that say how the request was routed.
+func (a *Attempt) Label(h http.Header) {
+	prefix := a.Call.Labels
+	if prefix == "" {
+		return
+	}
+	for i := range facts {
+		if f := &facts[i]; f.client && f.of(a) != nil {
+			h.Set(prefix+strings.ReplaceAll(f.name, "_", "-"), text(f.of(a)))
+		}
+	}
+}
+
+// Fields returns the facts for the access log.
+func (a *Attempt) Fields() (list []zap.Field) {
+	for i := range facts {
+		if f := &facts[i]; f.access != "" {
+			if v := f.of(a); v != nil {
+				list = append(list, zap.Any(f.access, whole(v)))
+			}
+		}
+	}
+	return list
+}
+
+// Log logs the choice.
+func (a *Attempt) Log() {
+	c := a.Call.Logger.Check(zap.DebugLevel, "worker chosen")
+	if c == nil {
+		return
+	}
+	var fields []zap.Field
+	for i := range facts {
+		if v := facts[i].of(a); v != nil {
+			fields = append(fields, zap.Any(facts[i].name, v))
+		}
+	}
+	c.Write(fields...)
+}
+
+// attributes returns the facts for the span of the choice.
+func (a *Attempt) attributes() (list []attribute.KeyValue) {
+	for i := range facts {
+		list = appendAttribute(list, facts[i].name, facts[i].of(a))
+	}
+	return list
+}
+
+// appendAttribute appends a fact for a span, if it is not nil.
+func appendAttribute(list []attribute.KeyValue, name string, fact any) []attribute.KeyValue {
+	key := attribute.Key("kv_router." + name)
+	switch v := fact.(type) {
+	case string:
+		return append(list, key.String(v))
+	case uint64: // an id has 64 bits, and a number here 63
+		return append(list, key.String(strconv.FormatUint(v, 10)))
+	case uint32:
+		return append(list, key.Int64(int64(v)))
+	case int64:
+		return append(list, key.Int64(v))
+	case float64:
+		return append(list, key.Float64(v))
+	}
+	return list
+}
+
+// Fact returns a fact that clients may have, by its name.
+func (a *Attempt) Fact(name string) (any, bool) {
+	for i := range facts {
+		if f := &facts[i]; f.client && f.name == name {
+			return whole(f.of(a)), true
+		}
+	}
+	return nil, false
+}
