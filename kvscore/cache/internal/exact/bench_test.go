@@ -76,17 +76,17 @@ func prompts(x *Index, form string, blocks, targets int) [][]uint64 {
 		c := chainOf(uint64(p), blocks)
 		names := namesOf(1, c)
 		out[p] = c
+		every := map[string]int{"every64": 64, "every16": 16}[form]
+		for at := every; every > 0 && at < blocks; at += every { // before the prompt, which leaves each of them
+			b := append(append([]uint64{}, c[:at]...), chainOf(uint64(at)<<20|uint64(p), 4)...)
+			feed(x, at/every%targets, b, namesOf(1, b), 4096)
+		}
 		for t := range targets {
 			end := blocks
 			if form == "skewed" {
 				end = max(1, blocks*(t+1)/targets)
 			}
 			feed(x, t, c[:end], names[:end], 64)
-		}
-		every := map[string]int{"every64": 64, "every16": 16}[form]
-		for at := every; every > 0 && at < blocks; at += every {
-			b := append(append([]uint64{}, c[:at]...), chainOf(uint64(at)<<20|uint64(p), 4)...)
-			feed(x, at/every%targets, b, namesOf(1, b), 4096)
 		}
 	}
 	return out

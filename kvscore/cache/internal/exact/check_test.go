@@ -5,7 +5,12 @@ import "testing"
 // check verifies what must be true of the index between two calls.
 func (x *Index) check(t testing.TB) {
 	t.Helper()
-	c := checker{t: t, x: x, blocks: make([][Tiers]int64, len(x.owners))}
+	c := checker{t: t, x: x, blocks: make([][Tiers]int64, len(x.owners)), refs: make([]int, len(x.sets.list)), kids: make(map[place]uint32)}
+	for _, r := range x.runs {
+		if r != nil {
+			c.kids[r.up]++
+		}
+	}
 	for id, r := range x.runs {
 		if r != nil {
 			if int(r.id) != id {
@@ -14,13 +19,14 @@ func (x *Index) check(t testing.TB) {
 			c.run(r)
 		}
 	}
-	if n := len(x.runs) - 1 - len(x.freeRuns); c.runs != n || x.kids.Load().n != n {
-		t.Fatalf("%d runs, counted %d, %d in the table", c.runs, n, x.kids.Load().n)
+	if n := len(x.runs) - 1 - len(x.free); c.runs != n || len(x.starts) != n {
+		t.Fatalf("%d runs, counted %d, %d starts", c.runs, n, len(x.starts))
 	}
-	if c.bytes != x.memory.runs {
-		t.Fatalf("runs take %d bytes, counted %d", c.bytes, x.memory.runs)
+	if c.bytes != x.bytes.blocks || c.named != x.blocks || c.further != len(x.further) {
+		t.Fatalf("%d blocks of %d bytes, counted %d of %d; %d with further names, %d", c.named, c.bytes, x.blocks, x.bytes.blocks, c.further, len(x.further))
 	}
-	c.table()
+	c.names()
+	c.sets()
 	c.targets()
 }
 
@@ -28,99 +34,81 @@ type checker struct {
 	t       testing.TB
 	x       *Index
 	blocks  [][Tiers]int64
+	refs    []int
+	kids    map[place]uint32
 	runs    int
-	named   int
-	aliases int
+	named   int64
+	called  int
+	further int
 	bytes   int64
 }
 
 func (c *checker) run(r *run) {
-	x, v := c.x, r.view.Load()
-	n := len(v.hashes)
-	if n == 0 || n > runSize || len(r.names) != n || cap(r.names) != cap(v.hashes) || v.hashes[0] != r.first || int(r.high) < n {
-		c.t.Fatalf("a run of %d blocks with %d names, capacities %d and %d, seen %d", n, len(r.names), cap(v.hashes), cap(r.names), r.high)
+	x, n := c.x, len(r.blocks)
+	if n == 0 || n > runSize || x.starts[r.start()] != r {
+		c.t.Fatalf("a run of %d blocks", n)
 	}
-	if x.kids.Load().find(r.up, r.after, r.root, r.first) != r {
-		c.t.Fatal("a run is not found")
-	}
-	if up := r.up; up != nil && (up.kids[r.place] != r || up.root != r.root || int(r.after) > len(up.view.Load().hashes) || x.runs[up.id] != up) {
+	if r.up != 0 && (x.run(r.up) == nil || x.run(r.up).root != r.root || x.block(r.up).kids == 0) {
 		c.t.Fatal("a run is not below another")
 	}
 	c.runs++
-	c.bytes += runBytes + v.bytes() + storageBytes(v.hashes)
-	columns := x.columns.Load()
-	for t := range Tier(Tiers) {
-		from := int32(0)
-		var before set
-		for i, s := range v.tier(t) {
-			if s.end <= from || int(s.end) > n || i > 0 && s.equal(before) {
-				c.t.Fatalf("segment %d of tier %d: %d to %d of %d", i, t, from, s.end, n)
+	c.bytes += int64(cap(r.blocks)) * blockBytes
+	for i := range r.blocks {
+		b, kids := &r.blocks[i], c.kids[r.at(i)]
+		if b.kids != kids {
+			c.t.Fatalf("%d runs continue a block, counted %d", kids, b.kids)
+		}
+		held := !x.sets.list[b.set].empty()
+		if !held && b.set != 0 && !x.dirty && x.sweep == 0 || i == n-1 && !held && kids == 0 && !x.dirty && x.sweep == 0 {
+			c.t.Fatal("a block of no target is left")
+		}
+		c.refs[b.set]++
+		if b.set == 0 {
+			continue
+		}
+		c.named++
+		c.called += 1 + len(x.further[r.at(i)])
+		if f := x.further[r.at(i)]; f != nil {
+			c.further++
+		}
+		for _, name := range append([]uint64{b.name}, x.further[r.at(i)]...) {
+			if x.names.get(name) != r.at(i) {
+				c.t.Fatal("a name leads elsewhere")
 			}
-			s.each(columns.valid, func(column int) { c.blocks[columns.target[column]][t] += int64(s.end - from) })
-			if !s.without(columns.valid).without(x.dirty).isZero() {
-				c.t.Fatal("a set has a column of nobody")
-			}
-			from, before = s.end, s.set
 		}
-		if from > 0 && before.isZero() {
-			c.t.Fatal("a segment without holders at the end")
-		}
-	}
-	for i := range int32(n) {
-		held, _ := v.held(i, i+1, columns.valid)
-		if named := c.isNamed(r, i); held && !named || named && !held && x.dirty.isZero() {
-			c.t.Fatalf("block %d: held %v, named %v", i, held, named)
-		} else if named {
-			c.named++
-		}
-	}
-	if last := max(v.last(), r.deepest()); int(last) != n {
-		c.t.Fatalf("a run of %d blocks, held and continued to %d", n, last)
-	}
-	for _, a := range r.aliases {
-		c.aliases++
-		if x.names.aliases[a.name] != r.at(a.i) || int(a.i) >= n {
-			c.t.Fatal("an alias leads elsewhere")
+		for tier, m := range x.sets.list[b.set].tier {
+			m.each(func(target int) { c.blocks[target][tier]++ })
 		}
 	}
 }
 
-func (c *checker) isNamed(r *run, i int32) bool {
-	b, h := c.x.names.table.of(c.x.names.hash(r.names[i]))
-	if b.count == 0 {
-		return false
-	}
-	for k := b.search(h); b.has(k, h); k++ {
-		if place(b.slots[k]&refMask) == r.at(i) {
-			return true
+func (c *checker) names() {
+	used, slots := 0, 0
+	for i := range c.x.names.parts {
+		p := &c.x.names.parts[i]
+		n := 0
+		for _, s := range p.slots {
+			if s.at != 0 {
+				n++
+			}
 		}
+		if n != p.used {
+			c.t.Fatalf("a part has %d names, counted %d", n, p.used)
+		}
+		used, slots = used+n, slots+len(p.slots)
 	}
-	return false
+	if used != c.called || slots != c.x.names.slots {
+		c.t.Fatalf("%d names, counted %d; %d slots, counted %d", used, c.called, slots, c.x.names.slots)
+	}
 }
 
-func (c *checker) table() {
-	t := &c.x.names.table
-	count, slots := 0, 0
-	for i := range t.shards {
-		b := &t.shards[i]
-		n, before := 0, uint64(0)
-		for _, s := range b.slots {
-			if s == 0 {
-				continue
-			}
-			if n++; s>>refBits < before {
-				c.t.Fatalf("shard %d is out of order", i)
-			}
-			before = s >> refBits
+func (c *checker) sets() {
+	s := &c.x.sets
+	for id := 1; id < len(s.list); id++ {
+		f := &s.list[id]
+		if f.refs != c.refs[id] || (f.key != "") != (s.ids[f.key] == uint32(id)) {
+			c.t.Fatalf("a set has %d blocks, counted %d", c.refs[id], f.refs)
 		}
-		if n != b.count || len(b.slots) > 0 && b.slots[len(b.slots)-1] != 0 {
-			c.t.Fatalf("shard %d: %d of %d slots, counted %d", i, n, len(b.slots), b.count)
-		}
-		count, slots = count+n, slots+len(b.slots)
-	}
-	if count != t.count || slots != t.slots || count != c.named || c.aliases != len(c.x.names.aliases) {
-		c.t.Fatalf("names: %d, counted %d, named %d; slots %d, %d; aliases %d, %d",
-			count, t.count, c.named, slots, t.slots, c.aliases, len(c.x.names.aliases))
 	}
 }
 
@@ -133,12 +121,12 @@ func (c *checker) targets() {
 			c.t.Fatalf("target %d: %v blocks, counted %v", i, c.blocks[i], o.blocks)
 		}
 		for at := range o.repeats {
-			if r, i := c.x.find(at.at); r == nil || !setAt(r.view.Load().tier(at.tier), i).has(o.column) {
+			if r := c.x.run(at.at); r == nil || !c.x.sets.list[c.x.block(at.at).set].tier[at.tier].has(i) {
 				c.t.Fatal("a repeat of a block that the target does not hold")
 			}
 		}
 	}
-	if int64(repeats)*repeatBytes != c.x.memory.repeats {
-		c.t.Fatalf("%d repeats take %d bytes", repeats, c.x.memory.repeats)
+	if int64(repeats)*repeatBytes != c.x.bytes.repeats {
+		c.t.Fatalf("%d repeats take %d bytes", repeats, c.x.bytes.repeats)
 	}
 }

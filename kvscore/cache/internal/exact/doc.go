@@ -11,11 +11,11 @@
 // blocks before it, and its own. Content hashes come from the caller, keyed with a secret,
 // so that no client can choose collisions. An engine names blocks by hashes of its own.
 //
-// One table leads from names to places, for all targets:
+// One map leads from names to blocks, for all targets:
 //
 //   - Engines with equal hash seeds give equal content equal names. The names lead to one
-//     place.
-//   - Engines with different seeds give one place several names. Each name leads to it.
+//     block.
+//   - Engines with different seeds give one block several names. Each name leads to it.
 //   - A name that leads to a block which any target holds keeps leading there. The index refuses
 //     an event that gives the name to another block: a contradiction. For example, the engine
 //     hashes less than the caller (SGLang leaves out the salt), or sends false events.
@@ -42,24 +42,12 @@
 // A target holds a block or does not. It may hold a block without the blocks before it.
 // Such a block counts again as soon as the engine restores those.
 //
-// # Readers and writers
-//
-// One mutex serialises all changes. [Index.Match] takes no lock, writes no shared memory
-// and may run at any time. It guarantees for each target and tier:
-//
-//   - The target held each block that counts, at some moment during the call.
-//   - A block that the target held during the whole call is found.
-//
-// The blocks need not have been there at the same moment: a Match beside a writer may see
-// some changes and miss earlier ones. After Clear has returned, no Match that begins later
-// counts an old block, even if the number has a new owner.
-//
 // # Memory
 //
 // The index stays within a number of bytes, in which it counts all that it keeps. Over it,
 // it evicts the ends of chains that no event has touched for long, and marks the targets
 // that held them as incomplete. Garbage that Go has not collected yet is not counted.
 //
-// A block takes about 30 bytes, whatever the number of its holders. Each further name takes
-// about 40.
+// A block takes about 50 bytes, whatever the number of its holders. Each further name takes
+// about 90.
 package exact

@@ -1,10 +1,7 @@
 package exact
 
 import (
-	"crypto/rand"
-	"encoding/binary"
 	"sync"
-	"sync/atomic"
 	"unsafe"
 )
 
@@ -37,70 +34,74 @@ func (t Tier) String() string {
 // MaxTargets bounds the numbers of targets: they are below it.
 const MaxTargets = 4096
 
-// Stored is an event: a target's engine has stored consecutive blocks of a chain in a tier.
-type Stored struct {
-	Target int
-	Tier   Tier
-	// Root stands for what must be equal for two prompts to share blocks: adapter, salt and
-	// block size. It does not include the model, because a target serves only one. It is
-	// required without a parent. With a parent, 0 means that the event does not show it, and
-	// any other value must be the root of the parent's chain.
-	Root uint64
-	// Parent is the engine's name of the block before the first, if HasParent.
-	Parent    uint64
-	HasParent bool
-	// Names are the engine's names of the blocks, in order.
-	Names []uint64
-	// Blocks are the content hashes. If nil, the index must know the blocks by these names
-	// from another tier or target.
-	Blocks []uint64
-}
-
-// Outcome says whether the index recorded all of an event.
-type Outcome uint8
-
-const (
-	// OK: the index recorded all blocks.
-	OK Outcome = iota
-	// UnknownParent: no target holds a block with the parent's name, or only others do and its
-	// root is not that of the event.
-	UnknownParent
-	// UnknownName: an event without content has a name that leads to no held block. The index
-	// recorded the other blocks.
-	UnknownName
-	// Contradiction: a name leads to another block that the target holds, or the root is not
-	// that of the parent. The index recorded the blocks before.
-	Contradiction
-	// NoRoom: the blocks do not fit into the memory.
-	NoRoom
-	// Invalid: the event has an impossible target or tier, or names and blocks differ in
-	// number.
-	Invalid
-)
-
 // Index knows which blocks each target holds. Make it with [New]. All methods are safe for
 // concurrent use.
 type Index struct {
-	// Readers use these.
-	kids    atomic.Pointer[kids]
-	columns atomic.Pointer[columns]
-	slower  atomic.Bool // a tier below the device has been used
-
-	mu          sync.Mutex // guards what follows
-	names       names
-	runs        []*run // by id
-	freeRuns    []uint32
-	owners      []owner // by target
-	dirty       set     // columns of cleared targets that sets may still have
-	freeColumns []int   // those that no set has
-	memory      budget
-	sweep       sweep
-	work        scratch
+	mu      sync.RWMutex // guards what follows
+	runs    []*run       // by id; 0 is none
+	free    []uint32     // ids without a run
+	starts  map[start]*run
+	most    int // of starts since the map was made
+	names   names
+	further map[place][]uint64 // names of a block beside its first
+	sets    sets
+	owners  []owner // by target
+	sharing mask    // targets that have reported a block in the shared tier
+	slower  bool    // a tier below the device has been used
+	blocks  int64   // that have names
+	bound   int64   // of the memory, in bytes
+	bytes   counts
+	hand    int     // the last run that eviction looked at
+	dirty   bool    // a target was cleared since the last round of Step began
+	sweep   int     // the last run of that round, 0 if there is none
+	again   []place // blocks of the current event that the target held already
 }
 
-// owner is what only a writer needs of a target.
+// run is a piece of a chain: consecutive blocks. Other runs continue it after any of its blocks, so
+// it is never divided.
+type run struct {
+	id     uint32
+	hot    bool // an event has touched it since the last round of eviction
+	root   uint64
+	up     place // the block before the first, 0 at the top
+	blocks []block
+}
+
+// runSize is the greatest number of blocks in a run.
+const (
+	offsetBits = 9
+	runSize    = 1 << offsetBits
+)
+
+type block struct {
+	hash uint64 // of its content
+	name uint64 // the engine's, if set is not 0
+	set  uint32 // its holders; 0 if none has held it since it lost its names
+	kids uint32 // runs that continue the chain after it
+}
+
+// place is a number for a block: its run and its offset there.
+type place uint64
+
+func (r *run) at(i int) place { return place(r.id)<<offsetBits | place(i) } //nolint:gosec // below runSize
+
+func (p place) offset() int { return int(p % runSize) } //nolint:gosec // below runSize
+
+func (x *Index) run(p place) *run { return x.runs[p>>offsetBits] }
+
+func (x *Index) block(p place) *block { return &x.run(p).blocks[p.offset()] }
+
+// start leads to the run that begins with a block: after another block, or at the top.
+type start struct {
+	root uint64
+	up   place
+	hash uint64
+}
+
+func (r *run) start() start { return start{r.root, r.up, r.blocks[0].hash} }
+
+// owner is what the index keeps of a target.
 type owner struct {
-	column     int // -1 without blocks
 	blocks     [Tiers]int64
 	repeats    map[repeat]int32 // how often a block was stored again
 	incomplete bool
@@ -114,45 +115,34 @@ type repeat struct {
 	tier Tier
 }
 
-// budget is the memory of the index, in bytes.
-type budget struct {
-	bound   int64
-	runs    int64 // runs, their views, hashes and names
+// counts are bytes.
+type counts struct {
+	blocks  int64 // of all runs
 	repeats int64 // of all targets
+	further int64 // names
 }
 
-// scratch is what an event needs for as long as it is worked on.
-type scratch struct {
-	segments []segment
-	again    []span // blocks of this event that the target held already
-	repeated int    // their number
-	hashes   []uint64
-	touched  uint64 // see hashes
-	near     cursor // the last removal
-	stored   cursor // the end of the last event's chain
-	// Blocks [from, to) of run are being stored: they count as held.
-	run      *run
-	from, to int32
-}
-
-// span is a number of consecutive places.
-type span struct {
-	at place
-	n  int32
-}
+const (
+	blockBytes   = int64(unsafe.Sizeof(block{}))
+	runBytes     = 64 // with the rest of its size class
+	startBytes   = 64 // in the map
+	repeatBytes  = 32
+	furtherBytes = 64
+)
 
 // New returns an empty index that keeps at most memory bytes.
 func New(memory int64) *Index {
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails
-	x := &Index{}
-	x.memory.bound = memory
-	x.names.k0, x.names.k1 = binary.LittleEndian.Uint64(b[:]), binary.LittleEndian.Uint64(b[8:])|1
-	x.names.aliases = make(map[uint64]place)
-	x.kids.Store(&kids{cells: make([]cell, fewCells)})
-	x.columns.Store(&columns{})
-	x.runs = []*run{nil} // no place is 0
+	x := &Index{bound: memory}
+	x.names.init()
+	x.reset()
 	return x
+}
+
+// reset gives back the memory of an index without runs.
+func (x *Index) reset() {
+	x.runs, x.free = []*run{nil}, nil // no place is 0
+	x.sets.reset()
+	x.starts, x.most, x.further = make(map[start]*run), 0, make(map[place][]uint64)
 }
 
 // SetMemory changes the bound in bytes. Below what the index keeps now, [Index.Step] evicts
@@ -160,27 +150,26 @@ func New(memory int64) *Index {
 func (x *Index) SetMemory(bytes int64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.memory.bound = bytes
+	x.bound = bytes
 }
 
 // Bytes returns the size of all that the index keeps.
 func (x *Index) Bytes() int64 {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return x.bytes()
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	return x.size()
 }
 
-func (x *Index) bytes() int64 {
-	return int64(unsafe.Sizeof(*x)) + x.memory.runs + x.memory.repeats + x.kids.Load().bytes() +
-		x.names.table.bytes() + int64(len(x.names.aliases))*aliasBytes +
-		int64(cap(x.owners))*int64(unsafe.Sizeof(owner{}))
+func (x *Index) size() int64 {
+	return int64(unsafe.Sizeof(*x)) + int64(len(x.starts))*runBytes + int64(x.most)*startBytes + int64(cap(x.runs))*8 + x.bytes.blocks + x.bytes.repeats + x.bytes.further +
+		int64(x.names.slots)*slotBytes + x.sets.bytes + int64(cap(x.owners))*int64(unsafe.Sizeof(owner{}))
 }
 
 // Blocks returns how many blocks the target holds in the tier. It returns 0 for an unknown
 // target.
 func (x *Index) Blocks(target int, t Tier) int64 {
-	x.mu.Lock()
-	defer x.mu.Unlock()
+	x.mu.RLock()
+	defer x.mu.RUnlock()
 	if target < 0 || target >= len(x.owners) || t >= Tiers {
 		return 0
 	}
@@ -190,16 +179,16 @@ func (x *Index) Blocks(target int, t Tier) int64 {
 // Distinct returns the number of blocks that any target holds. After [Index.Clear], it
 // includes the target's blocks until [Index.Step] has reclaimed them.
 func (x *Index) Distinct() int64 {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return int64(x.names.table.count)
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	return x.blocks
 }
 
 // Incomplete reports whether the index lacks blocks that the target holds: since the
 // target's last Clear, it evicted some for memory, or refused an event.
 func (x *Index) Incomplete(target int) bool {
-	x.mu.Lock()
-	defer x.mu.Unlock()
+	x.mu.RLock()
+	defer x.mu.RUnlock()
 	return target >= 0 && target < len(x.owners) && x.owners[target].incomplete
 }
 
@@ -214,15 +203,9 @@ func (x *Index) Miss(target int) {
 	x.owner(target).incomplete = true
 }
 
-// owner returns the writer's part of a target.
 func (x *Index) owner(target int) *owner {
-	if target >= len(x.owners) {
-		grown := make([]owner, target+1, (target/16+1)*16)
-		for i := range grown {
-			grown[i].column = -1
-		}
-		copy(grown, x.owners)
-		x.owners = grown
+	for target >= len(x.owners) {
+		x.owners = append(x.owners, owner{})
 	}
 	return &x.owners[target]
 }

@@ -64,7 +64,7 @@ func (m *model) known(name uint64) (chainKey, *modelBlock) {
 		return 0, nil
 	}
 	if n.emptied != b.emptied {
-		if r, _ := m.x.known(name); r == nil {
+		if _, b := m.x.known(name); b == nil {
 			return 0, nil
 		}
 	}

@@ -1,160 +1,166 @@
 package exact
 
 import (
-	"slices"
+	"math/bits"
+	"math/rand/v2"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache/internal/approx"
 )
 
-// names leads from the engines' names to places. Every held block has one name that its run
-// keeps; the table has its place. Further names are aliases. The names of a block go
-// when nobody holds it any more, or later: a search ignores and drops those left.
+// names leads from the engines' names to blocks that have a set. It is a hash table with linear
+// probing. Its parts grow and shrink alone, so that no call takes long. A map of Go keeps its memory,
+// and does not say how much that is.
+//
+// Some engines' names are weak hashes of what clients choose. The table's own hash is therefore keyed.
 type names struct {
-	table   table
-	aliases map[uint64]place
-	k0, k1  uint64
+	parts [256]part
+	key   [2]uint64
+	slots int
 }
 
-const (
-	aliasBytes  = 44
-	repeatBytes = 24
-)
+type part struct {
+	slots []slot
+	used  int
+}
 
-// hash returns the hash of a name for the table. It is keyed: some engines' names are weak
-// hashes of what clients choose.
-func (n *names) hash(name uint64) uint64 { return approx.Fold(name^n.k0, n.k1) }
-
-// slot is where a name belongs in the table, until the table changes.
 type slot struct {
-	shard *shard
-	k     int
-	hash  uint32
+	name uint64
+	at   place // 0: the slot is free
 }
 
-// search returns the held block that a name leads to. If there is none, it returns nil and
-// the name's slot. It drops names of blocks that nobody holds.
-func (x *Index) search(name, hash uint64) (slot, *run, int32) {
-	b, h := x.names.table.of(hash)
-	k := 0
-	if b.slots != nil {
-		for k = b.search(h); b.has(k, h); k++ {
-			if r, i := x.find(place(b.slots[k] & refMask)); r != nil && r.names[i] == name {
-				return x.heldOr(name, hash, r, i)
-			}
+const slotBytes = 16
+
+func (n *names) init() { n.key = [2]uint64{rand.Uint64(), rand.Uint64() | 1} } //nolint:gosec // the runtime seeds it
+
+func (n *names) hash(name uint64) uint64 { return approx.Fold(name^n.key[0], n.key[1]) }
+
+func (n *names) part(hash uint64) *part { return &n.parts[hash%uint64(len(n.parts))] }
+
+// home returns the slot where the search for a hash begins.
+func (p *part) home(hash uint64) int {
+	i, _ := bits.Mul64(hash, uint64(len(p.slots)))
+	return int(i) //nolint:gosec // below the number of slots
+}
+
+func (p *part) next(i int) int {
+	if i++; i < len(p.slots) {
+		return i
+	}
+	return 0
+}
+
+// search returns the slot of a name, or the free one for it.
+func (p *part) search(name, hash uint64) int {
+	i := p.home(hash)
+	for p.slots[i].at != 0 && p.slots[i].name != name {
+		i = p.next(i)
+	}
+	return i
+}
+
+// get returns the block of a name, 0 if there is none.
+func (n *names) get(name uint64) place {
+	hash := n.hash(name)
+	p := n.part(hash)
+	if p.used == 0 {
+		return 0
+	}
+	return p.slots[p.search(name, hash)].at
+}
+
+// put adds a name that is not there.
+func (n *names) put(name uint64, at place) {
+	hash := n.hash(name)
+	p := n.part(hash)
+	if p.used++; p.used*4 > len(p.slots)*3 {
+		n.resize(p, p.used*2+4)
+	}
+	p.slots[p.search(name, hash)] = slot{name, at}
+}
+
+// delete removes a name that is there. It moves later names back, so that a search meets no gap.
+func (n *names) delete(name uint64) {
+	hash := n.hash(name)
+	p := n.part(hash)
+	gap := p.search(name, hash)
+	for i := p.next(gap); p.slots[i].at != 0; i = p.next(i) {
+		size := len(p.slots)
+		if home := p.home(n.hash(p.slots[i].name)); (i-home+size)%size >= (i-gap+size)%size {
+			p.slots[gap] = p.slots[i]
+			gap = i
 		}
 	}
-	if at, ok := x.names.aliases[name]; ok {
-		r, i := x.find(at)
-		return x.heldOr(name, hash, r, i)
+	p.slots[gap] = slot{}
+	switch p.used--; {
+	case p.used == 0:
+		n.resize(p, 0)
+	case p.used*4+16 < len(p.slots):
+		n.resize(p, p.used*2+4)
 	}
-	return slot{b, k, h}, nil, 0
 }
 
-// heldOr returns a block that a name leads to, or searches again if nobody holds it.
-func (x *Index) heldOr(name, hash uint64, r *run, i int32) (slot, *run, int32) {
-	if x.holds(r, i) {
-		return slot{}, r, i
-	}
-	x.forget(r, i, i+1)
-	return x.search(name, hash)
-}
-
-func (x *Index) known(name uint64) (*run, int32) {
-	_, r, i := x.search(name, x.names.hash(name))
-	return r, i
-}
-
-// holds reports whether a target holds the block, or is about to.
-func (x *Index) holds(r *run, i int32) bool {
-	if r == x.work.run && i >= x.work.from && i < x.work.to {
-		return true
-	}
-	held, _ := r.view.Load().held(i, i+1, x.columns.Load().valid)
-	return held
-}
-
-// heldBy reports whether a target holds a block in any tier, or is about to.
-func (x *Index) heldBy(r *run, i int32, target int) bool {
-	if r == x.work.run && i >= x.work.from && i < x.work.to {
-		return true
-	}
-	column := x.owners[target].column
-	v := r.view.Load()
-	for t := range v.tiers() {
-		if setAt(v.tier(t), i).has(column) {
-			return true
+func (n *names) resize(p *part, size int) {
+	old := p.slots
+	n.slots += size - len(old)
+	p.slots = make([]slot, size)
+	for _, s := range old {
+		if s.at != 0 {
+			p.slots[p.search(s.name, n.hash(s.name))] = s
 		}
 	}
-	return false
 }
 
-// nameBlock makes a name lead to block i of a run. further says that the block has another name. It
-// is a contradiction if the name leads to another block.
-func (x *Index) nameBlock(name, hash uint64, r *run, i int32, further bool) Outcome {
-	at, other, k := x.search(name, hash)
+// known returns the block that a name leads to, nil if no target holds it.
+func (x *Index) known(name uint64) (place, *block) {
+	at := x.names.get(name)
+	if at == 0 {
+		return 0, nil
+	}
+	b := x.block(at)
+	if x.sets.list[b.set].empty() {
+		x.forget(at)
+		return 0, nil
+	}
+	return at, b
+}
+
+// nameBlock makes a name lead to a block. It is a contradiction if the name leads to another one.
+func (x *Index) nameBlock(name uint64, at place) Outcome {
+	b := x.block(at)
+	held := !x.sets.list[b.set].empty()
+	if held && b.name == name {
+		return OK
+	}
+	other, found := x.known(name)
 	switch {
-	case other == r && k == i && other != nil:
-		return OK
-	case other != nil:
+	case found != nil && other != at:
 		return Contradiction
-	case further:
-		x.names.aliases[name] = r.at(i)
-		r.aliases = append(r.aliases, alias{name, i})
+	case found != nil:
 		return OK
+	case held:
+		x.further[at] = append(x.further[at], name)
+		x.bytes.further += furtherBytes
+	default:
+		x.forget(at)
+		b.name = name
+		x.blocks++
 	}
-	r.names[i] = name
-	x.names.table.put(at.shard, at.k, at.hash, r.at(i))
+	x.names.put(name, at)
 	return OK
 }
 
-// hashes returns the hashes of names. It also reads the slots where the search for them
-// begins, one independent of the other: the processor then waits for all at once.
-func (x *Index) hashes(names []uint64) []uint64 {
-	list := slices.Grow(x.work.hashes[:0], len(names))[:len(names)]
-	touched := uint64(0)
-	for i, name := range names {
-		hash := x.names.hash(name)
-		if b, h := x.names.table.of(hash); len(b.slots) > 0 {
-			k := homeOf(h, homes(len(b.slots)))
-			touched |= b.slots[k] | b.slots[min(k+nearSlots, len(b.slots)-1)]
-		}
-		list[i] = hash
-	}
-	x.work.hashes, x.work.touched = list, touched
-	return list
-}
-
-// nearSlots is how far from the first slot most searches end.
-const nearSlots = 8
-
-// forget drops the names of blocks that nobody holds any more. Some may be gone already.
-func (x *Index) forget(r *run, from, to int32) {
-	for i := from; i < to; i++ {
-		x.names.table.drop(x.names.hash(r.names[i]), r.at(i))
-	}
-	if len(r.aliases) == 0 {
+// forget takes the names of a block that no target holds.
+func (x *Index) forget(at place) {
+	b := x.block(at)
+	if b.set == 0 {
 		return
 	}
-	r.aliases = slices.DeleteFunc(r.aliases, func(a alias) bool {
-		if a.i < from || a.i >= to {
-			return false
-		}
-		delete(x.names.aliases, a.name)
-		return true
-	})
-	if len(r.aliases) == 0 {
-		r.aliases = nil
+	x.names.delete(b.name)
+	for _, name := range x.further[at] {
+		x.names.delete(name)
+		x.bytes.further -= furtherBytes
 	}
-}
-
-// forgetUnheld drops the names of blocks that have no holder.
-func (x *Index) forgetUnheld(r *run, from, to int32) {
-	v, valid := r.view.Load(), x.columns.Load().valid
-	for i := from; i < to; {
-		held, end := v.held(i, to, valid)
-		if !held {
-			x.forget(r, i, end)
-		}
-		i = end
-	}
+	delete(x.further, at)
+	x.sets.assign(b, 0)
+	x.blocks--
 }

@@ -135,7 +135,7 @@ func write(x *Index, l *timeline, chains, names [][]uint64, same []int, began, e
 			}
 			// As if there were no repeats: see below.
 			x.mu.Lock()
-			x.memory.repeats -= int64(len(x.owners[target].repeats)) * repeatBytes
+			x.bytes.repeats -= int64(len(x.owners[target].repeats)) * repeatBytes
 			x.owners[target].repeats = nil
 			x.mu.Unlock()
 		case 8, 9, 10, 11, 12, 13, 14, 15, 16, 17:

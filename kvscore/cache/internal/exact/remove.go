@@ -1,5 +1,7 @@
 package exact
 
+import "maps"
+
 // Remove records that the target's engine has removed blocks from a tier. It returns how
 // many of them the target did not hold there, as far as the index knows.
 //
@@ -11,120 +13,106 @@ func (x *Index) Remove(target int, t Tier, names []uint64) (unknown int) {
 	if target < 0 || target >= len(x.owners) || t >= Tiers {
 		return len(names)
 	}
-	before := x.bytes()
-	p := removal{target: target, tier: t}
+	before := x.size()
 	for _, name := range names {
-		if !x.removeOne(&p, name) {
+		if at, b := x.known(name); b == nil || !x.remove(target, t, at, b) {
 			unknown++
 		}
 	}
-	x.flush(&p)
-	x.relieve(before) // holes take memory, too
+	x.relieve(before) // other sets of holders take memory, too
 	return unknown
 }
 
-// removal collects blocks from up to of a run.
-type removal struct {
-	target   int
-	tier     Tier
-	run      *run
-	from, to int32
-}
-
-func (x *Index) removeOne(p *removal, name uint64) bool {
-	r, i := x.near(p, name)
-	if r == nil {
-		if r, i = x.known(name); r == nil {
-			return false
-		}
-	}
-	if p.run == r && i >= p.from && i < p.to { // twice in one event
-		x.flush(p)
-		if r, i = x.known(name); r == nil {
-			return false
-		}
-	}
-	set := setAt(r.view.Load().tier(p.tier), i)
+// remove returns false if the target does not hold the block.
+func (x *Index) remove(target int, t Tier, at place, b *block) bool {
+	tier := x.sets.list[b.set].tier
+	var to uint32
 	switch {
-	case p.tier == Shared:
-		if !set.overlaps(x.columns.Load().valid) {
-			return false
-		}
-	case !set.has(x.owners[p.target].column):
+	case t == Shared && len(tier[Shared]) == 0, t != Shared && !tier[t].has(target):
 		return false
-	case x.takeRepeat(p, r.at(i)):
+	case t == Shared:
+		tier[Shared].each(func(target int) { x.owners[target].blocks[Shared]-- })
+		tier[Shared] = nil
+		to = x.sets.id(tier)
+	case x.takeRepeat(target, repeat{at, t}):
+		return true
+	default:
+		x.owners[target].blocks[t]--
+		to = x.sets.toggled(b.set, t, target)
+	}
+	if to != 0 {
+		x.sets.assign(b, to)
 		return true
 	}
-	switch {
-	case p.run == r && i == p.to:
-		p.to++
-	case p.run == r && i == p.from-1:
-		p.from--
-	default:
-		x.flush(p)
-		p.run, p.from, p.to = r, i, i+1
-	}
+	x.forget(at)
+	x.tidy(at)
 	return true
 }
 
 // takeRepeat counts one less of a block that the target has stored more than once.
-func (x *Index) takeRepeat(p *removal, at place) bool {
-	repeats, key := x.owners[p.target].repeats, repeat{at, p.tier}
-	n, ok := repeats[key]
-	switch {
-	case !ok:
-	case n > 1:
+func (x *Index) takeRepeat(target int, key repeat) bool {
+	repeats := x.owners[target].repeats
+	n := repeats[key]
+	if n > 1 {
 		repeats[key] = n - 1
-	default:
+	} else if n == 1 {
 		delete(repeats, key)
-		x.memory.repeats -= repeatBytes
+		x.bytes.repeats -= repeatBytes
 	}
-	return ok
+	return n > 0
 }
 
-// near tries the neighbours of the blocks that were removed last, which saves a search in
-// the table. Somebody must hold the block: otherwise its name may be from before.
-func (x *Index) near(p *removal, name uint64) (*run, int32) {
-	r, from, to := p.run, p.from, p.to
-	if r == nil {
-		r, from, to = x.work.near.run, x.work.near.i, x.work.near.i
-	}
-	if r == nil {
-		return nil, 0
-	}
-	for _, i := range [...]int32{to, from - 1} {
-		if i >= 0 && int(i) < len(r.names) && r.names[i] == name && x.holds(r, i) {
-			return r, i
-		}
-	}
-	return nil, 0
-}
-
-// flush applies a removal.
-func (x *Index) flush(p *removal) {
-	if p.run == nil {
+// Clear records that the target's engine has lost all blocks, or that the number has a new
+// owner. It takes effect at once, and visits no block. [Index.Step] reclaims the memory.
+func (x *Index) Clear(target int) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if target < 0 || target >= len(x.owners) {
 		return
 	}
-	r, owner := p.run, &x.owners[p.target]
-	v := r.view.Load()
-	segments := x.edited(v.tier(p.tier), p.from, p.to, func(held set, from, end int32) set {
-		n := int64(end - from)
-		if p.tier != Shared {
-			if !held.has(owner.column) {
-				return held
-			}
-			owner.blocks[p.tier] -= n
-			return held.toggled(owner.column)
+	if o := &x.owners[target]; o.blocks != [Tiers]int64{} {
+		x.sets.drop(target)
+		x.dirty = true
+	}
+	if x.sharing.has(target) {
+		x.sharing = x.sharing.toggled(target)
+	}
+	x.bytes.repeats -= int64(len(x.owners[target].repeats)) * repeatBytes
+	x.owners[target] = owner{}
+}
+
+// tidy drops the blocks at the end of a run that have no names, and that no run continues. If
+// none is left, the run goes, and tidy looks at the run above.
+func (x *Index) tidy(at place) {
+	for at != 0 {
+		r := x.run(at)
+		first, n, room := r.start(), len(r.blocks), cap(r.blocks)
+		for n > 0 && r.blocks[n-1].set == 0 && r.blocks[n-1].kids == 0 {
+			n--
 		}
-		columns := x.columns.Load()
-		held.each(columns.valid, func(column int) { x.owners[columns.target[column]].blocks[Shared] -= n })
-		return set{}
-	})
-	x.show(r, v.hashes, p.tier, segments)
-	x.forgetUnheld(r, p.from, p.to)
-	x.work.near = cursor{r, p.from}
-	p.run = nil
-	if n := r.view.Load().last(); int(n) < len(v.hashes) {
-		x.tidy(r)
+		if n > 0 {
+			if r.blocks = r.blocks[:n]; n*2 <= room {
+				r.blocks = append(make([]block, 0, n), r.blocks...)
+			}
+			x.bytes.blocks += int64(cap(r.blocks)-room) * blockBytes
+			return
+		}
+		x.bytes.blocks -= int64(room) * blockBytes
+		x.runs[r.id] = nil
+		x.free = append(x.free, r.id)
+		delete(x.starts, first)
+		x.thin()
+		if at = r.up; at != 0 {
+			x.block(at).kids--
+		}
+	}
+}
+
+// thin makes a smaller map of starts if most of its memory is free.
+func (x *Index) thin() {
+	if n := len(x.starts); x.most > 64 && n*4 < x.most {
+		to := make(map[start]*run, n)
+		maps.Copy(to, x.starts)
+		x.starts, x.most = to, n
 	}
 }

@@ -1,157 +1,181 @@
 package exact
 
 import (
+	"encoding/binary"
 	"math/bits"
 	"slices"
+	"unsafe"
 )
 
-// A column stands for a target in all sets. A target that is cleared gets another one, so that
-// Clear need not visit any block. The old column is used again once no set has it.
+// mask is a set of targets, which does not change. Its last word is not 0.
+type mask []uint64
 
-// set is a set of columns. It does not change.
-type set struct {
-	word uint64    // columns 0 to 63
-	more *[]uint64 // 64 columns each; nil if there are none
+func (m mask) word(w int) uint64 {
+	if w < len(m) {
+		return m[w]
+	}
+	return 0
 }
 
-func (s set) at(w int) uint64 {
-	if w == 0 {
-		return s.word
+func (m mask) has(target int) bool { return m.word(target/64)>>(target%64)&1 != 0 }
+
+// toggled returns the set with a target added, or without it if it was there.
+func (m mask) toggled(target int) mask {
+	to := append(make(mask, 0, max(len(m), target/64+1)), m...)
+	to = to[:cap(to)]
+	to[target/64] ^= 1 << (target % 64)
+	for len(to) > 0 && to[len(to)-1] == 0 {
+		to = to[:len(to)-1]
 	}
-	if s.more == nil || w > len(*s.more) {
-		return 0
-	}
-	return (*s.more)[w-1]
+	return to
 }
 
-func (s set) words() int {
-	if s.more == nil {
-		return 1
-	}
-	return 1 + len(*s.more)
-}
-
-func (s set) has(column int) bool {
-	return column >= 0 && s.at(column/64)>>(column%64)&1 != 0
-}
-
-func (s set) isZero() bool { return s == set{} }
-
-func (s set) equal(o set) bool {
-	return s.word == o.word && (s.more == o.more || s.more != nil && o.more != nil && slices.Equal(*s.more, *o.more))
-}
-
-// toggled returns the set with a column added, or without it if it was there.
-func (s set) toggled(column int) set {
-	if column < 64 {
-		return set{s.word ^ 1<<column, s.more}
-	}
-	more := make([]uint64, max(s.words()-1, column/64))
-	if s.more != nil {
-		copy(more, *s.more)
-	}
-	more[column/64-1] ^= 1 << (column % 64)
-	return makeSet(s.word, more)
-}
-
-// without returns the set without the columns of another.
-func (s set) without(o set) set {
-	if s.more == nil {
-		return set{word: s.word &^ o.word}
-	}
-	more := slices.Clone(*s.more)
-	for i := range more {
-		more[i] &^= o.at(i + 1)
-	}
-	return makeSet(s.word&^o.word, more)
-}
-
-// makeSet drops words without columns at the end.
-func makeSet(word uint64, more []uint64) set {
-	for len(more) > 0 && more[len(more)-1] == 0 {
-		more = more[:len(more)-1]
-	}
-	if len(more) == 0 {
-		return set{word: word}
-	}
-	return set{word, &more}
-}
-
-// overlaps reports whether two sets have a column in common.
-func (s set) overlaps(o set) bool {
-	if s.word&o.word != 0 {
-		return true
-	}
-	for w := 1; w < s.words(); w++ {
-		if s.at(w)&o.at(w) != 0 {
-			return true
-		}
-	}
-	return false
-}
-
-// each calls f with every column that is also in another set.
-func (s set) each(in set, f func(column int)) {
-	for w := range s.words() {
-		for v := s.at(w) & in.at(w); v != 0; v &= v - 1 {
+// each calls f with every target.
+func (m mask) each(f func(target int)) {
+	for w, v := range m {
+		for ; v != 0; v &= v - 1 {
 			f(w*64 + bits.TrailingZeros64(v))
 		}
 	}
 }
 
-// columns is a state of the columns that readers see. It does not change.
-type columns struct {
-	valid   set     // those of targets
-	sharing set     // of these, those of targets that have reported a block in the shared tier
-	target  []int32 // by column
-	targets int     // highest number of a target, plus 1
+// set is the targets that hold a block, by tier.
+type set struct {
+	tier [Tiers]mask
+	key  string // that leads to it in sets.ids; empty if none does
+	refs int    // blocks that have it
 }
 
-// assign gives a target a column.
-func (x *Index) assign(target int) {
-	c := *x.columns.Load()
-	column := len(c.target)
-	if len(x.freeColumns) > 0 {
-		column, x.freeColumns = x.freeColumns[0], x.freeColumns[1:]
-	}
-	c.target = slices.Clone(c.target)
-	for column >= len(c.target) {
-		c.target = append(c.target, -1)
-	}
-	c.target[column] = int32(target)
-	c.valid = c.valid.toggled(column)
-	c.targets = max(c.targets, target+1)
-	x.owners[target].column = column
-	x.columns.Store(&c)
+func (s *set) empty() bool {
+	return len(s.tier[Device])+len(s.tier[Host])+len(s.tier[Disk])+len(s.tier[Shared]) == 0
 }
 
-// share records that a target has reported a block in the shared tier.
-func (x *Index) share(target int) {
-	c := *x.columns.Load()
-	if column := x.owners[target].column; !c.sharing.has(column) {
-		c.sharing = c.sharing.toggled(column)
-		x.columns.Store(&c)
-	}
+func (s *set) has(target int) bool {
+	return slices.ContainsFunc(s.tier[:], func(m mask) bool { return m.has(target) })
 }
 
-// Clear records that the target's engine has lost all blocks, or that the number has a new
-// owner. It takes effect at once. [Index.Step] reclaims the memory.
-func (x *Index) Clear(target int) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if target < 0 || target >= len(x.owners) {
+// sets are the sets of holders. Blocks with the same holders share one.
+type sets struct {
+	list  []set // by id; 0 is the empty set
+	free  []uint32
+	ids   map[string]uint32
+	bytes int64
+	last  change
+	key   []byte // scratch space
+}
+
+// change is the last change of a set. The next block often needs the same.
+type change struct {
+	from, to uint32
+	tier     Tier
+	target   int // -1 if there is none
+}
+
+func (s *sets) reset() {
+	*s = sets{list: make([]set, 1), ids: make(map[string]uint32), last: change{target: -1}}
+	s.ids[string(s.keyOf(&s.list[0].tier))] = 0
+}
+
+// mapBytes is what a set takes in ids.
+const mapBytes = 48
+
+// size returns the memory of a set beside its place in the list. Sets may share masks, which count
+// for each.
+func (s *set) size() (n int64) {
+	for _, m := range s.tier {
+		n += 8 * int64(cap(m))
+	}
+	return n + int64(len(s.key)) + mapBytes
+}
+
+func (s *sets) keyOf(tier *[Tiers]mask) []byte {
+	s.key = s.key[:0]
+	for _, m := range tier {
+		s.key = append(s.key, byte(len(m)))
+		for _, w := range m {
+			s.key = binary.LittleEndian.AppendUint64(s.key, w)
+		}
+	}
+	return s.key
+}
+
+// id returns the set with these holders.
+func (s *sets) id(tier [Tiers]mask) uint32 {
+	key := s.keyOf(&tier)
+	id, ok := s.ids[string(key)]
+	if ok {
+		return id
+	}
+	if last := len(s.free) - 1; last >= 0 {
+		id, s.free = s.free[last], s.free[:last]
+	} else {
+		id = uint32(len(s.list)) //nolint:gosec // there are fewer sets than blocks
+		s.list = append(s.list, set{})
+		s.bytes += int64(unsafe.Sizeof(set{})) + 4
+	}
+	n := &s.list[id]
+	*n = set{tier: tier, key: string(key)}
+	s.ids[n.key] = id
+	s.bytes += n.size()
+	return id
+}
+
+// toggled returns the set that another one is after a target was added to a tier, or taken out.
+func (s *sets) toggled(from uint32, t Tier, target int) uint32 {
+	if c := &s.last; c.from == from && c.tier == t && c.target == target {
+		return c.to
+	}
+	tier := s.list[from].tier
+	tier[t] = tier[t].toggled(target)
+	to := s.id(tier)
+	s.last = change{from, to, t, target}
+	return to
+}
+
+// assign gives a block a set.
+func (s *sets) assign(b *block, to uint32) {
+	from := b.set
+	s.list[to].refs++
+	b.set = to
+	if from == 0 {
 		return
 	}
-	o := &x.owners[target]
-	if column := o.column; column >= 0 {
-		c := *x.columns.Load()
-		c.valid = c.valid.toggled(column)
-		if c.sharing.has(column) {
-			c.sharing = c.sharing.toggled(column)
-		}
-		x.columns.Store(&c)
-		x.dirty = x.dirty.toggled(column)
+	if f := &s.list[from]; f.refs > 1 {
+		f.refs--
+	} else {
+		delete(s.ids, f.key)
+		s.bytes -= f.size()
+		*f = set{}
+		s.free = append(s.free, from)
+		s.last.target = -1
 	}
-	x.memory.repeats -= int64(len(o.repeats)) * repeatBytes
-	*o = owner{column: -1}
+}
+
+// drop takes a target out of all sets. Sets may be equal afterwards.
+func (s *sets) drop(target int) {
+	for id := range s.list {
+		f := &s.list[id]
+		if !f.has(target) {
+			continue
+		}
+		s.bytes -= f.size()
+		delete(s.ids, f.key)
+		for t, m := range f.tier {
+			if m.has(target) {
+				f.tier[t] = m.toggled(target)
+			}
+		}
+		f.key = ""
+		if key := s.keyOf(&f.tier); !s.known(key) {
+			f.key = string(key)
+			s.ids[f.key] = uint32(id) //nolint:gosec // see id
+		}
+		s.bytes += f.size()
+	}
+	s.last.target = -1
+}
+
+func (s *sets) known(key []byte) bool {
+	_, ok := s.ids[string(key)]
+	return ok
 }

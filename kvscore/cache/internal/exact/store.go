@@ -1,6 +1,45 @@
 package exact
 
-import "github.com/caddy-kvrouter/kvrouter/kvscore/cache/internal/approx"
+// Stored is an event: a target's engine has stored consecutive blocks of a chain in a tier.
+type Stored struct {
+	Target int
+	Tier   Tier
+	// Root stands for what must be equal for two prompts to share blocks: adapter, salt and
+	// block size. It does not include the model, because a target serves only one. It is
+	// required without a parent. With a parent, 0 means that the event does not show it, and
+	// any other value must be the root of the parent's chain.
+	Root uint64
+	// Parent is the engine's name of the block before the first, if HasParent.
+	Parent    uint64
+	HasParent bool
+	// Names are the engine's names of the blocks, in order.
+	Names []uint64
+	// Blocks are the content hashes. If nil, the index must know the blocks by these names
+	// from another tier or target.
+	Blocks []uint64
+}
+
+// Outcome says whether the index recorded all of an event.
+type Outcome uint8
+
+const (
+	// OK: the index recorded all blocks.
+	OK Outcome = iota
+	// UnknownParent: no target holds a block with the parent's name, or only others do and its
+	// root is not that of the event.
+	UnknownParent
+	// UnknownName: an event without content has a name that leads to no held block. The index
+	// recorded the other blocks.
+	UnknownName
+	// Contradiction: a name leads to another block that the target holds, or the root is not
+	// that of the parent. The index recorded the blocks before.
+	Contradiction
+	// NoRoom: the blocks do not fit into the memory.
+	NoRoom
+	// Invalid: the event has an impossible target or tier, or names and blocks differ in
+	// number.
+	Invalid
+)
 
 // Store records what an engine has stored. It returns how many of the blocks the target now
 // holds, and whether that is all of them. A refused event marks the target as incomplete.
@@ -19,10 +58,9 @@ func (x *Index) Store(s *Stored) (int, Outcome) {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	before := x.bytes()
-	n, o := x.store(s)
+	before, owner := x.size(), x.owner(s.Target)
+	n, o := x.store(s, owner)
 	if o != OK {
-		owner := x.owner(s.Target)
 		owner.incomplete = true
 		owner.ambiguous = owner.ambiguous || o == Contradiction
 	}
@@ -30,275 +68,148 @@ func (x *Index) Store(s *Stored) (int, Outcome) {
 	return n, o
 }
 
-// leastBytes is what a block takes at least.
-const leastBytes = 24
-
-func (x *Index) store(s *Stored) (n int, o Outcome) {
-	if int64(len(s.Names))*leastBytes > x.memory.bound {
+func (x *Index) store(s *Stored, owner *owner) (n int, o Outcome) {
+	if int64(len(s.Names))*blockBytes > x.bound {
 		return 0, NoRoom
 	}
-	if x.owner(s.Target).column < 0 {
-		x.assign(s.Target)
-	}
-	if s.Tier != Device {
-		x.slower.Store(true)
-	}
-	x.work.again, x.work.repeated = x.work.again[:0], 0
+	x.slower = x.slower || s.Tier != Device
+	x.again = x.again[:0]
 	if s.Blocks == nil {
-		n, o = x.storeKnown(s)
+		n, o = x.storeKnown(s, owner)
 	} else {
-		var at cursor
-		if at, o = x.locate(s); o == OK {
-			n, o = x.lay(s, at)
-		}
+		n, o = x.storeChain(s, owner)
 	}
-	if x.repeats(s, o) {
-		x.countRepeats(s)
+	if x.repeats(s, owner, o) {
+		x.countRepeats(s, owner)
 	}
-	if s.Tier == Shared && n > 0 {
-		x.share(s.Target)
+	if s.Tier == Shared && n > 0 && !x.sharing.has(s.Target) {
+		x.sharing = x.sharing.toggled(s.Target)
 	}
 	return n, o
 }
 
 // repeats reports whether the event has blocks that the target has stored once more.
-func (x *Index) repeats(s *Stored, o Outcome) bool {
-	if x.work.repeated == 0 || s.Tier == Shared {
+func (x *Index) repeats(s *Stored, owner *owner, o Outcome) bool {
+	if len(x.again) == 0 || s.Tier == Shared {
 		return false
 	}
 	if s.HasParent {
 		return true
 	}
-	all := x.work.repeated == len(s.Names)
-	return !x.owners[s.Target].incomplete && (len(s.Names) == 1 || !all && o == OK)
+	all := len(x.again) == len(s.Names)
+	return !owner.incomplete && (len(s.Names) == 1 || !all && o == OK)
 }
 
-func (x *Index) countRepeats(s *Stored) {
-	owner := &x.owners[s.Target]
+func (x *Index) countRepeats(s *Stored, owner *owner) {
 	if owner.repeats == nil {
 		owner.repeats = make(map[repeat]int32)
 	}
 	before := len(owner.repeats)
-	for _, a := range x.work.again {
-		for i := range a.n {
-			owner.repeats[repeat{a.at + place(i), s.Tier}]++
-		}
+	for _, at := range x.again {
+		owner.repeats[repeat{at, s.Tier}]++
 	}
-	x.memory.repeats += int64(len(owner.repeats)-before) * repeatBytes
+	x.bytes.repeats += int64(len(owner.repeats)-before) * repeatBytes
 }
 
 // storeKnown records blocks by their names alone.
-func (x *Index) storeKnown(s *Stored) (n int, o Outcome) {
+func (x *Index) storeKnown(s *Stored, owner *owner) (n int, o Outcome) {
 	for _, name := range s.Names {
-		r, i := x.known(name)
-		if r == nil || x.owners[s.Target].ambiguous && !x.heldBy(r, i, s.Target) {
+		at, b := x.known(name)
+		if b == nil || owner.ambiguous && !x.sets.list[b.set].has(s.Target) {
 			o = UnknownName
 			continue
 		}
-		x.hold(s, r, r.view.Load().hashes, i, i+1)
+		x.hold(s, owner, at)
 		n++
 	}
 	return n, o
 }
 
-// cursor is a position in the trie: before block i of a run. run is nil at the top.
-type cursor struct {
-	run *run
-	i   int32
-}
-
-// locate returns where the event's blocks begin. After a contradiction, it trusts the target's
-// names only where the target itself holds the parent.
-func (x *Index) locate(s *Stored) (cursor, Outcome) {
-	if !s.HasParent {
-		return cursor{}, OK
-	}
-	// The chain that the last event has extended is often the one that this event extends.
-	r, i := x.work.stored.run, x.work.stored.i-1
-	if r == nil || i < 0 || int(i) >= len(r.names) || r.names[i] != s.Parent || !x.holds(r, i) {
-		r, i = x.known(s.Parent)
-	}
-	if r == nil {
-		return cursor{}, UnknownParent
-	}
-	ambiguous, other := x.owners[s.Target].ambiguous, s.Root != 0 && r.root != s.Root
-	switch {
-	case (ambiguous || other) && !x.heldBy(r, i, s.Target):
-		return cursor{}, UnknownParent
-	case other, s.Root == 0 && ambiguous:
-		return cursor{}, Contradiction
-	}
-	return cursor{r, i + 1}, OK
-}
-
-// lay records the event's blocks from a position on.
-func (x *Index) lay(s *Stored, at cursor) (n int, o Outcome) {
-	root := s.Root
-	if at.run != nil {
-		root = at.run.root
-	}
-	for n < len(s.Blocks) && o == OK {
-		var taken int
-		if r := at.run; r != nil {
-			hashes := r.view.Load().hashes
-			if same := approx.Common(hashes[at.i:], s.Blocks[n:]); same > 0 {
-				taken, o = x.retain(s, at, n, same)
-				n += taken
-				at.i += int32(taken)
-				continue
-			}
+// storeChain records blocks with their content.
+func (x *Index) storeChain(s *Stored, owner *owner) (n int, o Outcome) {
+	at, root, o := x.locate(s, owner)
+	for o == OK && n < len(s.Names) {
+		at = x.next(at, root, s.Blocks[n:])
+		if o = x.nameBlock(s.Names[n], at); o != OK {
+			x.tidy(at) // it may be new
+			break
 		}
-		if next := x.kids.Load().find(at.run, at.i, root, s.Blocks[n]); next != nil {
-			at = cursor{next, 0}
-			continue
-		}
-		r := at.run
-		if r == nil || int(at.i) < len(r.view.Load().hashes) || at.i == runSize {
-			if r, o = x.begin(s, at, root, n); o != OK {
-				break
-			}
-			at = cursor{r, 0}
-			taken, o = x.write(s, r, n)
-			x.attachOrFree(r, taken)
-		} else {
-			taken, o = x.write(s, r, n)
-		}
-		n += taken
-		at.i += int32(taken)
+		x.hold(s, owner, at)
+		n++
 	}
-	x.work.stored = at
 	return n, o
 }
 
-// begin returns a new run for the event's blocks from the n-th on.
-func (x *Index) begin(s *Stored, at cursor, root uint64, n int) (*run, Outcome) {
-	id := uint32(len(x.runs))
-	if last := len(x.freeRuns) - 1; last >= 0 {
-		id, x.freeRuns = x.freeRuns[last], x.freeRuns[:last]
-	} else if id >= maxRuns {
-		return nil, NoRoom
+// locate returns the block that the event's blocks follow, 0 if they are at the top, and their root.
+// After a contradiction, it trusts the target's names only where the target itself holds the parent.
+func (x *Index) locate(s *Stored, owner *owner) (place, uint64, Outcome) {
+	if !s.HasParent {
+		return 0, s.Root, OK
+	}
+	at, b := x.known(s.Parent)
+	if b == nil {
+		return 0, 0, UnknownParent
+	}
+	root := x.run(at).root
+	other := s.Root != 0 && root != s.Root
+	switch {
+	case (owner.ambiguous || other) && !x.sets.list[b.set].has(s.Target):
+		return 0, 0, UnknownParent
+	case other, s.Root == 0 && owner.ambiguous:
+		return 0, 0, Contradiction
+	}
+	return at, root, OK
+}
+
+// next returns the block that continues a chain, as the first of some. It adds the block if need be.
+func (x *Index) next(after place, root uint64, blocks []uint64) place {
+	if after == 0 {
+		return x.startRun(start{root, 0, blocks[0]}, len(blocks))
+	}
+	r, i := x.run(after), after.offset()
+	switch {
+	case i+1 < len(r.blocks) && r.blocks[i+1].hash == blocks[0]:
+		return after + 1
+	case i+1 == len(r.blocks) && i+1 < runSize && r.blocks[i].kids == 0:
+		before := cap(r.blocks)
+		r.blocks = append(r.blocks, block{hash: blocks[0]})
+		x.bytes.blocks += int64(cap(r.blocks)-before) * blockBytes
+		return after + 1
+	}
+	return x.startRun(start{root, after, blocks[0]}, len(blocks))
+}
+
+// startRun returns the first block of a run, which it adds if need be, with room for more blocks.
+func (x *Index) startRun(s start, room int) place {
+	if r := x.starts[s]; r != nil {
+		return r.at(0)
+	}
+	id := uint32(len(x.runs)) //nolint:gosec // the memory has room for fewer
+	if last := len(x.free) - 1; last >= 0 {
+		id, x.free = x.free[last], x.free[:last]
 	} else {
 		x.runs = append(x.runs, nil)
 	}
-	r := &run{first: s.Blocks[n], root: root, up: at.run, after: at.i, id: id}
-	r.view.Store(&view{})
-	x.runs[id] = r
-	x.memory.runs += runBytes + viewBytes
-	return r, OK
+	r := &run{id: id, root: s.root, up: s.up, blocks: make([]block, 1, min(room, runSize))}
+	r.blocks[0].hash = s.hash
+	x.bytes.blocks += int64(cap(r.blocks)) * blockBytes
+	x.runs[id], x.starts[s] = r, r
+	x.most = max(x.most, len(x.starts))
+	if s.up != 0 {
+		x.block(s.up).kids++
+	}
+	return r.at(0)
 }
 
-// attachOrFree shows readers a new run, or drops it if its first block was refused.
-func (x *Index) attachOrFree(r *run, blocks int) {
-	if blocks > 0 {
-		x.attach(r)
+// hold records that the target holds a block, which has a name.
+func (x *Index) hold(s *Stored, owner *owner, at place) {
+	r := x.run(at)
+	r.hot = true
+	b := &r.blocks[at.offset()]
+	if x.sets.list[b.set].tier[s.Tier].has(s.Target) {
+		x.again = append(x.again, at)
 		return
 	}
-	v := r.view.Load()
-	x.memory.runs -= runBytes + v.bytes() + storageBytes(v.hashes)
-	x.runs[r.id] = nil
-	x.freeRuns = append(x.freeRuns, r.id)
-	r.names = nil
-}
-
-// write appends the event's blocks from the n-th on to a run, as many as it has room for. It
-// stops before a contradiction.
-func (x *Index) write(s *Stored, r *run, n int) (int, Outcome) {
-	old := len(r.names)
-	count := min(len(s.Blocks)-n, runSize-old)
-	hashes := x.reserve(r, s.Blocks[n:n+count])
-	x.work.run, x.work.from, x.work.to = r, int32(old), int32(old)
-	o := OK
-	for i, h := range x.hashes(s.Names[n : n+count]) {
-		r.names = r.names[:old+i+1]
-		if o = x.nameBlock(s.Names[n+i], h, r, int32(old+i), false); o != OK {
-			r.names = r.names[:old+i]
-			count = i
-			break
-		}
-		x.work.to++
-	}
-	x.work.run = nil
-	if count == 0 {
-		return 0, o
-	}
-	hashes = hashes[:old+count]
-	if k := max(old, min(int(r.high), old+count)); k < old+count {
-		copy(hashes[k:], s.Blocks[n+k-old:n+count])
-	}
-	x.hold(s, r, hashes, int32(old), int32(old+count))
-	return count, o
-}
-
-// reserve makes room for more blocks, and returns the hashes of the run. Readers may still
-// look at blocks that the run has lost since. Their hashes stay if the new ones are equal.
-// Otherwise the run moves.
-func (x *Index) reserve(r *run, blocks []uint64) []uint64 {
-	hashes := r.view.Load().hashes
-	old := len(hashes)
-	need := old + len(blocks)
-	if need <= cap(hashes) {
-		seen := hashes[:max(old, min(int(r.high), need))][old:]
-		if approx.Common(seen, blocks) == len(seen) {
-			return hashes
-		}
-	}
-	hashes = x.move(r, hashes, room(need))
-	x.show(r, hashes, Device, r.view.Load().device)
-	return hashes
-}
-
-// retain records that the target holds blocks that are in the trie: count of them from the
-// cursor on, the event's from the n-th on. It stops before a contradiction.
-func (x *Index) retain(s *Stored, at cursor, n, count int) (int, Outcome) {
-	r, o := at.run, OK
-	untidy := x.normalise(r)
-	valid := x.columns.Load().valid
-	x.work.run, x.work.from, x.work.to = r, at.i, at.i
-	end := at.i + int32(count)
-	for i := at.i; i < end && o == OK; {
-		held, to := r.view.Load().held(i, end, valid)
-		for i < to && o == OK {
-			names := s.Names[n+int(i-at.i) : n+int(to-at.i)]
-			if held { // by these names already, as a rule
-				i += int32(approx.Common(r.names[i:to], names))
-				if x.work.to = i; i == to {
-					break
-				}
-				names = s.Names[n+int(i-at.i):]
-			}
-			if o = x.nameBlock(names[0], x.names.hash(names[0]), r, i, held); o == OK {
-				i++
-				x.work.to = i
-			}
-		}
-	}
-	taken := x.work.to - at.i
-	x.work.run = nil
-	if taken > 0 {
-		x.hold(s, r, r.view.Load().hashes, at.i, at.i+taken)
-	}
-	if untidy {
-		x.tidy(r)
-	}
-	return int(taken), o
-}
-
-// hold records that the target holds blocks of a run, which have names.
-func (x *Index) hold(s *Stored, r *run, hashes []uint64, from, to int32) {
-	owner := &x.owners[s.Target]
-	added := int64(0)
-	segments := x.edited(r.view.Load().tier(s.Tier), from, to, func(held set, from, end int32) set {
-		if held.has(owner.column) {
-			x.work.again = append(x.work.again, span{r.at(from), end - from})
-			x.work.repeated += int(end - from)
-			return held
-		}
-		added += int64(end - from)
-		return held.toggled(owner.column)
-	})
-	if added > 0 || len(hashes) != len(r.view.Load().hashes) {
-		x.show(r, hashes, s.Tier, segments)
-		owner.blocks[s.Tier] += added
-	}
-	r.hot = true
+	x.sets.assign(b, x.sets.toggled(b.set, s.Tier, s.Target))
+	owner.blocks[s.Tier]++
 }
