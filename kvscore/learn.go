@@ -168,6 +168,7 @@ func (s *Scheduler) describe(now time.Time, r *Request, sel *Selection) {
 	sel.Latency = s.latency.latency()
 	sel.ArrivalRate = s.traffic.rate(now) / float64(max(1, len(s.targets)))
 	sel.ExpectedAnswer = s.traffic.answer
+	sel.Met = min(1, s.routers.unseen)
 	if r.ExpectedTokens > 0 {
 		sel.ExpectedAnswer = float64(r.ExpectedTokens)
 	}

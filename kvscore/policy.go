@@ -84,6 +84,9 @@ type Selection struct {
 	// ArrivalRate is how many requests per millisecond come to a target, on average of all targets
 	// and recent minutes.
 	ArrivalRate float64
+	// Met is the share of recent leases that did not know of one that another router began at the
+	// same moment.
+	Met float64
 	// Latency are the coefficients of the predictions.
 	Latency Latency
 
@@ -165,6 +168,8 @@ type Candidate struct {
 	Foreign  int `json:"other_clients_requests"`
 	// Told are those of Requests that other routers have sent.
 	Told int `json:"other_routers_requests"`
+	// Others says that another router prefers the target.
+	Others bool `json:"-"`
 	// Unknown says that the scheduler does not know the target. The terms of its load are
 	// then the medians of the known candidates, 0 if there are none.
 	Unknown bool `json:"load_unknown"`

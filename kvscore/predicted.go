@@ -39,13 +39,16 @@ type Terms struct {
 	Spread float64 `json:"spread"`
 	// Leave is the price of leaving the session's home. It is 0 at home and without a home.
 	Leave float64 `json:"leave"`
+	// Others is the price of a target that other routers prefer, where requests come to several
+	// routers at the same moments.
+	Others float64 `json:"others,omitzero"`
 	// Transfer is the time to get the KV cache from the prefill worker if the request is parted.
 	// Wait, Prefill and Delay are then those of the prefill worker.
 	Transfer float64 `json:"transfer,omitzero"`
 }
 
 func (t *Terms) sum() float64 {
-	return t.Wait + t.Prefill + t.Delay + t.Decode + t.Stall + t.Spread + t.Leave + t.Transfer
+	return t.Wait + t.Prefill + t.Delay + t.Decode + t.Stall + t.Spread + t.Leave + t.Others + t.Transfer
 }
 
 const (
@@ -149,6 +152,9 @@ func (w *weights) cost(s *Selection, i int) {
 	t.Decode = w.between * c.certainSlowness() * (w.own + float64(c.Requests)*w.added)
 	if s.Home >= 0 && i != s.Home {
 		t.Leave = w.leave
+	}
+	if c.Others {
+		t.Others = sharePrice * s.Met * prefill
 	}
 	c.add()
 }

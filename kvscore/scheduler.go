@@ -42,6 +42,7 @@ type Scheduler struct {
 	leases    map[*Lease]struct{}
 	latency   *estimator
 	traffic   traffic
+	routers   routers
 	transfers transfers
 	learned   float64 // logarithm of capacity/declared, over all targets
 	restored  map[Target]*LearnedTarget
@@ -136,6 +137,7 @@ func (s *Scheduler) declare(t Target, capacity int64) *load {
 	if ld == nil {
 		ld = &load{target: t, slot: s.caches.Open(t, capacity)}
 		s.targets[t] = ld
+		s.routers.dirty = true
 	}
 	if ld.declared != capacity {
 		ld.keeping = keeping{}
@@ -188,6 +190,7 @@ func (s *Scheduler) forget(t Target) bool {
 	}
 	ld.slot.Close()
 	delete(s.targets, t)
+	s.routers.dirty = true
 	ld.forgotten = true
 	return true
 }

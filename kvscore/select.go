@@ -144,6 +144,7 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 	sel.BlockSize, sel.Override, sel.Priority, sel.Session = s.settings.BlockSize, r.Override, r.Priority, r.Session
 	sel.Root, sel.Blocks, sel.NominalBlockTokens = r.Root, r.Blocks, cmp.Or(r.NominalBlockTokens, r.BlockTokens)
 	sel.Fault, sel.Unknown, sel.Home = false, 0, -1
+	s.divide()
 	s.describe(now, r, sel)
 	suspect := false
 	sel.paces, sel.paced = mean{}, 0
@@ -197,7 +198,7 @@ func (s *Scheduler) fill(now time.Time, ld *load, c *Candidate, sel *Selection) 
 	}
 	c.UnsharedBlocks = ld.unshared
 	c.OutputBlocks = max(0, float64(ld.output)-ld.faded)
-	c.Requests, c.Told = ld.requests, ld.told
+	c.Requests, c.Told, c.Others = ld.requests, ld.told, ld.others
 	s.predict(now, ld, c, sel)
 	if ld.foreign != nil {
 		s.addForeign(now, ld, c)
@@ -279,6 +280,7 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 	}
 	l.total = blocksOf(l.tokens, l.blockSize)
 	if !c.Parted {
+		s.routers.count(now, r.Told)
 		s.traffic.booked(now, prefill)
 		ld.recent.add(now, time)
 	}

@@ -49,7 +49,7 @@ type traffic struct {
 	prefill  float64 // tokens of a prompt that its target lacked
 	answers  uint64
 	bookings uint64
-	arrivals recent // bookings
+	arrivals recent // requests
 }
 
 const (

@@ -128,7 +128,7 @@ func writeCandidates(to io.Writer, list []shownCandidate, unit string) {
 		heads = append(heads, "COST "+unit)
 	}
 	if unit == kvscore.UnitMilliseconds {
-		heads = append(heads, "wait", "prefill", "delay", "decode", "stall", "spread", "leave")
+		heads = append(heads, "wait", "prefill", "delay", "decode", "stall", "spread", "leave", "others")
 	}
 	t := newTable(to, heads...)
 	for i := range list {
@@ -141,7 +141,7 @@ func writeCandidates(to io.Writer, list []shownCandidate, unit string) {
 			cells = append(cells, fmt.Sprintf("%.1f", x.Cost))
 		}
 		if unit == kvscore.UnitMilliseconds {
-			for _, v := range []float64{x.Terms.Wait, x.Terms.Prefill, x.Terms.Delay, x.Terms.Decode, x.Terms.Stall, x.Terms.Spread, x.Terms.Leave} {
+			for _, v := range []float64{x.Terms.Wait, x.Terms.Prefill, x.Terms.Delay, x.Terms.Decode, x.Terms.Stall, x.Terms.Spread, x.Terms.Leave, x.Terms.Others} {
 				cells = append(cells, fmt.Sprintf("%.1f", v))
 			}
 		}

@@ -273,6 +273,7 @@ func (s *Sharer) readAll(ctx context.Context) {
 			s.mu.Lock()
 			s.status.Peers = s.Follower.Peers()
 			s.mu.Unlock()
+			s.countRouters()
 		}
 		if err != nil {
 			s.fail(ctx, err)
@@ -314,6 +315,20 @@ func (s *Sharer) take(e *Sent, past bool) {
 
 // sentBytes is about what a stream needs for an entry besides.
 const sentBytes = 64
+
+// countRouters tells the scheduler how many routers there are, and which of them this one is.
+func (s *Sharer) countRouters() {
+	self, n := 0, 1
+	for _, p := range s.Follower.Peers() {
+		if p.Live && p.ID != s.id {
+			n++
+			if p.ID < s.id {
+				self++
+			}
+		}
+	}
+	s.Follower.Scheduler.SetRouters(self, n)
+}
 
 // noteJoined notes that another router has joined.
 func (s *Sharer) noteJoined(joined *Peer) {

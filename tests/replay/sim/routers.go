@@ -55,6 +55,7 @@ func (r *replay) buildRouters() error {
 		r.routers = append(r.routers, one)
 		if r.Share {
 			one.share(r)
+			one.scheduler.SetRouters(i, r.Routers.Number)
 		}
 	}
 	return nil

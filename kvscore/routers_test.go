@@ -1,0 +1,62 @@
+package kvscore
+
+import (
+	"testing"
+	"time"
+)
+
+// TestRoutersShareTargets: of two routers that get requests at the same moments, each prefers one half
+// of the idle targets. A router that gets all requests prefers none.
+func TestRoutersShareTargets(t *testing.T) {
+	const moments = 60
+	var among []Target
+	for i := range uint64(8) {
+		among = append(among, Target{Worker: 10 + i})
+	}
+	for name, both := range map[string]bool{"both get requests": true, "one gets all": false} {
+		var routers [2]*Scheduler
+		for i := range routers {
+			routers[i] = NewScheduler(Settings{})
+			for _, at := range among {
+				routers[i].Declare(at, 1_000_000)
+			}
+			routers[i].SetRouters(i, 2)
+		}
+		same, others, p, sel := 0, 0, NewPredictedLatency(), &Selection{Rand: seeded(1)}
+		for m := range uint64(moments) {
+			now := epoch.Add(time.Duration(m) * time.Minute)
+			var chosen []int
+			var leases []*Lease
+			book := func(router, at, of int, told bool) int {
+				r := prompt(2*m+uint64(of), 7) //nolint:gosec // small
+				r.Told = told
+				if told {
+					now = now.Add(5 * time.Millisecond)
+				}
+				at, l := routers[router].Select(now, r, among, at, p, sel)
+				leases = append(leases, l)
+				return at
+			}
+			for i := range routers {
+				if both || i == 0 {
+					chosen = append(chosen, book(i, -1, i, false))
+					if sel.Candidates[chosen[i]].Others {
+						others++
+					}
+				}
+			}
+			for i, at := range chosen {
+				book(1-i, at, i, true)
+			}
+			for _, l := range leases {
+				l.End(true, nil)
+			}
+			if both && chosen[0] == chosen[1] {
+				same++
+			}
+		}
+		if same > 4 || both && others > 8 || !both && others < moments/3 {
+			t.Errorf("%s: %d of %d moments chose one target twice, %d choices were another router's targets", name, same, moments, others)
+		}
+	}
+}
