@@ -157,7 +157,10 @@ func TestAborts(t *testing.T) {
 			s.api(t, http.MethodPost, "/pools/abort-drained/workers/"+e.Addr()+"/drain", nil, nil)
 		}},
 		"closes": {abort, func(_ *server, e *canned.Engine) { e.Refuse() }},
-		"fails":  {failure, func(_ *server, e *canned.Engine) { e.Refuse() }},
+		"late": {abort, func(_ *server, e *canned.Engine) {
+			time.AfterFunc(300*time.Millisecond, e.Refuse) // after the first looks at it
+		}},
+		"fails": {failure, func(_ *server, e *canned.Engine) { e.Refuse() }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			story := newStory(24)

@@ -306,8 +306,8 @@ func (o *delivery) awaitBudget(ctx context.Context, patience time.Duration) bool
 
 const (
 	// leavingFor is how long an engine that shuts down may still answer after it has aborted its
-	// requests.
-	leavingFor = 200 * time.Millisecond
+	// requests. It is asked each leavingPause.
+	leavingFor, leavingPause = time.Second, 200 * time.Millisecond
 	// answerTime is how long its answer may take.
 	answerTime = time.Second
 )
@@ -315,16 +315,20 @@ const (
 // leaving returns whether the attempt's worker is marked down, drains, is gone or shuts down. Other
 // workers abort a request because somebody wants that.
 func (o *delivery) leaving(ctx context.Context) bool {
-	if o.left(ctx) {
-		return true
-	}
-	timer := time.NewTimer(leavingFor)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return o.left(ctx)
+	for end := time.Now().Add(leavingFor); ; {
+		if o.left(ctx) {
+			return true
+		}
+		if time.Now().After(end) {
+			return false
+		}
+		timer := time.NewTimer(leavingPause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return false
+		case <-timer.C:
+		}
 	}
 }
 
