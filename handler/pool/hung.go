@@ -129,21 +129,27 @@ func (h *hungWatch) moveAway(w *Worker, t time.Time) {
 		if !a.Begun.Before(w.HungSince()) && t.Sub(a.Begun) < h.patience(a) {
 			return false
 		}
+		// Without a first token so far, the engine may send each answer whole, and is then silent while it works.
 		load, ok := h.Scheduler.Load(t, w.Target(int(a.Rank)))
-		return ok && load.Predictions > 0 // else the engine may send each answer whole, and is then silent while it works
+		return ok && load.Predictions > 0 || h.isStuck(w, a, t)
 	})
 }
 
-// endOthers ends streams of a hung worker that cannot move: with an error, their clients can ask again. A
-// stream without a token stays while the worker answers the router's own questions, because the engine
-// may be loading the model.
+// endOthers ends streams of a hung worker that cannot move: with an error, their clients can ask again.
 func (h *hungWatch) endOthers(w *Worker, t time.Time) {
 	for _, a := range w.Attempts() {
-		limit := quietTimes * h.patience(a)
-		if t.Sub(w.HungSince()) >= limit && t.Sub(a.Begun) >= limit && (w.Health.Reach().Away() || w.OutputSince(a.Begun)) {
+		if h.isStuck(w, a, t) {
 			a.End()
 		}
 	}
+}
+
+// isStuck returns whether an attempt has waited for a hung worker for much longer than its limit. One
+// without a token is not stuck while the worker answers the router's own questions, because the engine may
+// be loading the model.
+func (h *hungWatch) isStuck(w *Worker, a *worker.Attempt, t time.Time) bool {
+	limit := quietTimes * h.patience(a)
+	return t.Sub(w.HungSince()) >= limit && t.Sub(a.Begun) >= limit && (w.Health.Reach().Away() || w.OutputSince(a.Begun))
 }
 
 // move cancels the attempts that move away from a worker. Those for which no slot is free, or the retry

@@ -395,6 +395,26 @@ func TestStreamsThatCannotMoveEnd(t *testing.T) {
 	}
 }
 
+// TestFrozenBeforeTheFirstToken has a worker that never gave a first token. It may send its answers whole, so
+// its stream moves only after a longer time.
+func TestFrozenBeforeTheFirstToken(t *testing.T) {
+	f := newFlowTest(t)
+	a := f.begin(f.a, KindStream, 10)
+	f.allow(a)
+	f.a.Health.RecordAway(f.now, worker.Unresponsive)
+	if f.pass(time.Minute, f.b) == 0 || a.caused.Load() {
+		t.Fatal("it does not hang, or its stream has moved")
+	}
+	f.now = f.now.Add(quietTimes*hungAfter - worker.HungCheck)
+	if f.watch.check(f.now); a.caused.Load() {
+		t.Error("it moved too soon")
+	}
+	f.now = f.now.Add(worker.HungCheck)
+	if f.watch.check(f.now); !a.caused.Load() {
+		t.Error("it does not move")
+	}
+}
+
 // TestProbeIsNotLost sends a request to a hung worker that does not answer. The request
 // moves if the budget and the state of its answer allow it.
 func TestProbeIsNotLost(t *testing.T) {
