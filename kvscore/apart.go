@@ -76,8 +76,6 @@ type Apart struct {
 	Time, Cost float64
 	// Booked are the tokens booked on the prefill target and not yet computed.
 	Booked int64
-
-	from uint32 // the group of Prefill
 }
 
 // Forecast asks the policy for the best of the targets that could prefill a request whose legs
@@ -100,15 +98,12 @@ func (s *Scheduler) Forecast(now time.Time, r *Request, among []TargetRef, p Pol
 	if a.Cost = a.Time; c.Terms != (Terms{}) {
 		a.Cost = max(a.Time, c.Cost-c.Terms.Decode) // the answer is generated elsewhere
 	}
-	if ld := s.loadOf(among[i]); ld != nil {
-		a.from = ld.group
-	}
 	return a
 }
 
 // part sets the terms of a parted request for each candidate, and what the rule says. The lock
 // is held.
-func (s *Scheduler) part(now time.Time, r *Request, among []TargetRef, sel *Selection) {
+func (s *Scheduler) part(now time.Time, r *Request, sel *Selection) {
 	a := &sel.Apart
 	switch *a = r.Apart; r.Leg {
 	case LegPrefill:
@@ -120,14 +115,10 @@ func (s *Scheduler) part(now time.Time, r *Request, among []TargetRef, sel *Sele
 	if a.Legs == LegsNever {
 		return
 	}
-	speed, to := s.transfers.between(now, a.from, 0), uint32(0)
+	speed := s.transfer.factorAt(now)
 	for i := range sel.Candidates {
 		c := &sel.Candidates[i]
-		if ld := s.loadOf(among[i]); ld != nil && ld.group != to {
-			to = ld.group
-			speed = s.transfers.between(now, a.from, to)
-		}
-		c.TransferTime = speed.predict(sel.Tokens - c.OverlapTokens)
+		c.TransferTime = speed * assumedTransfer(sel.Tokens-c.OverlapTokens)
 		c.PartedTime = a.Time + c.TransferTime
 		if left := c.WaitTime - c.PartedTime; left > 0 {
 			// It comes before the prefills in the queue, but not before the one that runs: on

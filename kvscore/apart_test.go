@@ -36,12 +36,6 @@ func (p *pair) ahead(now time.Time, r *Request) *Lease {
 	return l
 }
 
-// between returns the time for 4,000 tokens.
-func (p *pair) between(now time.Time, from, to uint32) float64 {
-	t := p.transfers.between(now, from, to)
-	return t.predict(4000)
-}
-
 func TestRulesOfLegs(t *testing.T) {
 	const yes, no = true, false
 	for name, c := range map[string]struct {
@@ -162,13 +156,12 @@ func TestLegsAreBooked(t *testing.T) {
 	}
 }
 
-// TestTransferTimesAreLearned hands prompts over between two groups at one speed, and at another
-// one within a group. The first transfer includes the engines' handshake.
+// TestTransferTimesAreLearned transfers prompts at one speed, then at another one. The first transfer
+// includes the engines' handshake.
 func TestTransferTimesAreLearned(t *testing.T) {
 	p := newPair()
-	p.SetGroup(Target{Worker: 2}, 7)
 	now, rnd := epoch, seeded(2)
-	send := func(n int, token float64, first float64) {
+	send := func(n int, factor, first float64) {
 		for range n {
 			blocks := make([]uint64, 50+rnd.IntN(500))
 			for i := range blocks {
@@ -178,38 +171,24 @@ func TestTransferTimesAreLearned(t *testing.T) {
 			l := p.choose(now, r, LegsAlways)
 			now = now.Add(300 * time.Millisecond)
 			l.HandedOver(now)
-			ms := first + 3 + token*float64(r.Tokens)
+			ms := first + factor*assumedTransfer(r.Tokens)
 			now, first = now.Add(time.Duration(ms*float64(time.Millisecond))), 0
 			l.FirstToken(now)
 			l.End(true, nil)
 		}
 	}
-	near := func(from, to uint32, token float64) {
+	near := func(want float64) {
 		t.Helper()
-		if got, want := p.between(now, from, to), 3+4000*token; math.Abs(got-want) > 0.1*want {
-			t.Errorf("between %d and %d: 4,000 tokens take %.1f ms, want %.1f", from, to, got, want)
+		if got := p.transfer.factorAt(now); math.Abs(got-want) > 0.1*want {
+			t.Errorf("transfers take %.2f times what is assumed, want %.2f", got, want)
 		}
 	}
-	send(1, 0.0066, 5000)
-	if got := p.between(now, 0, 7); got != 30 {
-		t.Errorf("after a handshake, a transfer takes %.0f ms", got)
+	send(1, 1, 5000)
+	near(1)
+	for _, factor := range []float64{2, 8, 0.3} {
+		send(100, factor, 0)
+		near(factor)
 	}
-	send(100, 0.0066, 0)
-	near(0, 7, 0.0066)
-	p.SetGroup(Target{Worker: 2}, 0)
-	send(100, 0.13, 0)
-	near(0, 0, 0.13)
-	near(0, 7, 0.0066)
-	p.SetGroup(Target{Worker: 2}, 7)
-	send(100, 0.0013, 0) // the network has changed
-	near(0, 7, 0.0013)
-	if got := p.between(now.Add(time.Hour), 0, 7); math.Abs(got-30) > 1e-3 {
-		t.Errorf("an hour later, 4,000 tokens take %.1f ms, want the prior's 30", got)
-	}
-	for i := range uint32(2 * maxPairs) {
-		p.transfers.learn(now, i, 1, 1000, 5)
-	}
-	if n := len(p.transfers.pairs); n > maxPairs {
-		t.Errorf("%d pairs", n)
-	}
+	now = now.Add(time.Hour)
+	near(1)
 }

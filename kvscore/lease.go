@@ -30,11 +30,10 @@ type Lease struct {
 	blockSize int64
 	total     int64 // blocks of prompt and output so far, rounded up
 	streamed  bool
-	told      bool  // of another router
-	leg       Leg   // as asked for
-	parted    bool  // it is a decode leg
-	lacks     int64 // tokens of the prompt
-	from      uint32
+	told      bool   // of another router
+	leg       Leg    // as asked for
+	parted    bool   // it is a decode leg
+	lacks     int64  // tokens of the prompt
 	ahead     Target // of the prefill leg, as forecast
 	expected  int64  // tokens of the answer; 0 is unknown
 

@@ -24,7 +24,6 @@ type load struct {
 	others    bool     // other routers prefer it: see routers
 	forgotten bool     // the scheduler has removed it
 	retired   bool     // the scheduler removes it when its last lease ends
-	group     uint32   // see SetGroup
 	met       []Target // prefill targets
 	foreign   *foreign // nil before the engine's first report
 

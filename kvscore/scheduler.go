@@ -35,19 +35,19 @@ type Settings struct {
 // and a model of its KV cache. Leases are the only way to change a load; [Scheduler.ReportLoad]
 // adds the load of other clients beside it. It is safe for concurrent use.
 type Scheduler struct {
-	mu        sync.Mutex
-	settings  Settings
-	caches    *cache.Caches // has a lock of its own
-	targets   map[Target]*load
-	leases    map[*Lease]struct{}
-	latency   *estimator
-	traffic   traffic
-	routers   routers
-	transfers transfers
-	learned   float64 // logarithm of capacity/declared, over all targets
-	restored  map[Target]*LearnedTarget
-	journal   Journal
-	onLost    func(t Target, tokens int64)
+	mu       sync.Mutex
+	settings Settings
+	caches   *cache.Caches // has a lock of its own
+	targets  map[Target]*load
+	leases   map[*Lease]struct{}
+	latency  *estimator
+	traffic  traffic
+	routers  routers
+	transfer transfer
+	learned  float64 // logarithm of capacity/declared, over all targets
+	restored map[Target]*LearnedTarget
+	journal  Journal
+	onLost   func(t Target, tokens int64)
 
 	fallback LeastLoad // for policies that return an invalid choice
 
@@ -93,7 +93,6 @@ func NewScheduler(s Settings) *Scheduler {
 	sch.settings = s.withDefaults()
 	sch.latency = newEstimator()
 	sch.traffic.answer = assumedAnswer
-	sch.transfers = transfers{all: priorTransfer, pairs: make(map[[2]uint32]*transfer)}
 	sch.caches = cache.New(sch.settings.caches())
 	return sch
 }

@@ -179,7 +179,7 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 			c.PrefillTime *= c.Slowness
 		}
 	}
-	s.part(now, r, among, sel)
+	s.part(now, r, sel)
 }
 
 // fill sets the terms of a candidate from its target's load. The lock is held.
@@ -267,7 +267,7 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 		prefill: prefill, unshared: c.RequestBlocks,
 		work: workOf(prefill, c.OverlapTokens), cached: c.OverlapTokens, knowledge: c.Knowledge,
 		inFlight: c.SharedBlocks > 0, queued: len(ld.awaiting.leases) > 0, predicted: c.TTFT(), added: time,
-		leg: r.Leg, parted: c.Parted, lacks: lacks, from: r.Apart.from, ahead: r.Apart.Prefill,
+		leg: r.Leg, parted: c.Parted, lacks: lacks, ahead: r.Apart.Prefill,
 	}
 	if l.blame = r.Session; l.blame == 0 {
 		l.blame = uint64(now.UnixNano()) //nolint:gosec // only compared

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-	"github.com/zeebo/xxh3"
 )
 
 // maxClaimed bounds how many ranks an engine can claim. Each is a target, with a stream of KV events.
@@ -26,8 +25,6 @@ func (p *Pool) declareRanks(w *Worker, set WorkerSettings) {
 	for rank := range size {
 		p.Scheduler.Declare(w.Target(rank), capacity)
 		p.Scheduler.SetPage(w.Target(rank), int64(info.BlockSize))
-		// The KV cache goes from one host to another at one speed.
-		p.Scheduler.SetGroup(w.Target(rank), uint32(xxh3.HashString(w.Host()))) //nolint:gosec // a part of the hash is enough
 	}
 	before := w.SetRanks(size)
 	p.retireRanks(w, size, before)
