@@ -14,7 +14,7 @@ import (
 // TestSimultaneousRequestsTakeTurns has pairs of requests choose at the same
 // time: each spends one turn, so that a pair is spread over two targets.
 func TestSimultaneousRequestsTakeTurns(t *testing.T) {
-	for name, turns := range map[string]Policy{"round_robin": new(RoundRobin), "ties": NewDynamo()} {
+	for name, turns := range map[string]Policy{"round_robin": new(RoundRobin), "least_load": new(LeastLoad)} {
 		s, ts := declared(2)
 		var calls atomic.Int32
 		p := choose(func(sel *Selection) int {
@@ -26,7 +26,8 @@ func TestSimultaneousRequestsTakeTurns(t *testing.T) {
 		spread := 0
 		for pair := range uint64(50) {
 			var got [2]int
-			var both sync.WaitGroup
+			var both, booked sync.WaitGroup
+			booked.Add(2)
 			start := make(chan struct{})
 			for k := range got {
 				both.Go(func() {
@@ -34,7 +35,9 @@ func TestSimultaneousRequestsTakeTurns(t *testing.T) {
 					<-start
 					i, l := s.Select(epoch, &Request{}, ts, -1, p, sel)
 					got[k] = i
-					l.End(false, nil)
+					defer l.End(false, nil)
+					booked.Done()
+					booked.Wait()
 				})
 			}
 			close(start)

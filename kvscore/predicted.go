@@ -2,7 +2,7 @@ package kvscore
 
 // PredictedLatency takes the candidate with the lowest cost. That is the time to the first token
 // and the weighted time between tokens that this choice adds, over all requests, in milliseconds.
-// [Terms] lists its parts. Equal costs share evenly.
+// [Terms] lists its parts. A draw decides between equal costs.
 //
 // The scheduler learns prefill times from first tokens: see [Latency].
 type PredictedLatency struct {

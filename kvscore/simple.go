@@ -16,7 +16,7 @@ func (r *RoundRobin) Choose(s *Selection) int {
 }
 
 // LeastLoad takes the candidate with the fewest active requests, then the fewest booked
-// prefill tokens, then the fewest active blocks. Equal candidates share evenly.
+// prefill tokens, then the fewest active blocks. A draw decides between equal ones.
 type LeastLoad struct {
 	ties Ties
 }
