@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
-	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/resume"
 	"github.com/dustin/go-humanize"
 
 	"github.com/caddyserver/caddy/v2"
@@ -84,9 +84,9 @@ func (h *Handler) options() options {
 			return options{"max_waiting": &h.Queue.MaxWaiting, "max_wait": &h.Queue.MaxWait}.readBlock(d, "queue option")
 		},
 		"resume": func(d *caddyfile.Dispenser) error {
-			h.Resume = new(dispatch.Resume)
+			h.Resume = new(resume.Config)
 			if d.NextArg() {
-				if h.Resume.Mode = d.Val(); !slices.Contains(dispatch.ResumeModes, h.Resume.Mode) {
+				if h.Resume.Mode = d.Val(); !slices.Contains(resume.Modes, h.Resume.Mode) {
 					return d.Errf("resume: must be on, exact or off, got '%s'", h.Resume.Mode)
 				}
 			}

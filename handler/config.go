@@ -16,6 +16,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/resume"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/prometheus/client_golang/prometheus"
@@ -102,7 +103,7 @@ type Handler struct { // one field for each option, hence so many
 	Timeouts *attempt.Timeouts `json:"timeouts,omitempty"`
 
 	// What becomes of streams whose engine dies. Default: they go on at other workers.
-	Resume *dispatch.Resume `json:"resume,omitempty"`
+	Resume *resume.Config `json:"resume,omitempty"`
 
 	// How many retries are allowed, in proportion to requests. Default: 20 percent of
 	// the requests and 10 a second.
@@ -276,7 +277,7 @@ func (h *Handler) setDefaults() error {
 	h.legs = kvscore.Legs(rule) //nolint:gosec // it is one of them
 	var err error
 	if h.Resume == nil {
-		h.Resume = new(dispatch.Resume)
+		h.Resume = new(resume.Config)
 	}
 	if err = h.Resume.Complete(); err != nil {
 		return err

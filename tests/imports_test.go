@@ -18,6 +18,7 @@ var layers = [][]string{
 	{"handler"},
 	{"handler/admin", "handler/speculative"},
 	{"handler/dispatch"},
+	{"handler/split", "handler/resume"},
 	{"handler/attempt"},
 	{"handler/turn", "handler/discovery"},
 	{"handler/plan", "handler/response", "handler/pool", "handler/upstream"},

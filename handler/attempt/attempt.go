@@ -54,8 +54,8 @@ type Call struct {
 	Session string    // the engine's id of the session; empty if none holds it
 	Rest    *api.Rest // that is asked for; nil for the whole answer
 	AskIDs  bool      // the engine is to return the ids of the answer's tokens
-	// Via replaces how attempts at the rest are sent; nil if nothing does.
-	Via func(*Attempt, Sender) Sender
+	// Exactly is how a rest is asked for by the ids of tokens.
+	Exactly func(*Attempt, Sender) Sender
 
 	Sent *http.Request // of the last attempt
 	Did                // to that
@@ -80,8 +80,8 @@ type Attempt struct {
 }
 
 // Seated completes an attempt that has taken its seat.
-func (a *Attempt) Seated(c *Call, reason string) {
-	a.Call, a.Reason = c, reason
+func (a *Attempt) Seated(c *Call) {
+	a.Call = c
 	a.counts = c.Pool.Figures(a.Worker, c.Plan.Model)
 }
 
@@ -129,8 +129,8 @@ func (a *Attempt) send(roundTrip Sender, req *http.Request) (*http.Response, boo
 	}
 	c.Sent = c.Trace.Carry(r.Build(req))
 	c.Did = r.Did
-	if c.Via != nil {
-		roundTrip = c.Via(a, roundTrip)
+	if c.Rest != nil && c.Rest.Way == api.WayExact { // Build may have changed it
+		roundTrip = c.Exactly(a, roundTrip)
 	}
 	resp, err := roundTrip(c.Sent)
 	if err == nil && readsAnswer(c.Plan) {

@@ -64,7 +64,7 @@ func newAttempt(t *testing.T, over transport, o owner) (*Attempt, *http.Request)
 	}
 	c.Plan.ShowsHealth = true
 	a := &Attempt{Seat: pool.Seat{Attempt: worker.Attempt{Worker: w, Kind: pool.KindStream, Begun: time.Now()}, Target: w.Target(0)}}
-	a.Seated(c, "load")
+	a.Seated(c)
 	req := httptest.NewRequest(http.MethodPost, "http://a:1/v1/chat/completions", bytes.NewReader(buf.Data))
 	return a, req.WithContext(t.Context())
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
+	"github.com/caddy-kvrouter/kvrouter/handler/split"
 )
 
 // delivery is the answer of an attempt. It listens to the answer's body and records what that
@@ -19,7 +20,8 @@ import (
 type delivery struct {
 	response.Summary // complete once the answer has ended
 	d                *Dispatch
-	attempt          *try
+	attempt          *attempt.Attempt
+	phases           *split.Phases // of the attempt; nil if the request is not split
 	body             *response.Body
 
 	moves // of a stream
@@ -35,9 +37,9 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 	a := d.attempt
 	d.held.drop()
 	if !a.Streams(resp) {
-		d.parting.settled(d.Pool, a.legs, resp.StatusCode < 300)
+		d.split.Answered(d.phases, resp.StatusCode < 300)
 	}
-	if d.prepareFollowUp(resp); !a.keepsBody(resp) {
+	if d.prepareFollowUp(resp); !d.keepsBody(resp) {
 		a.Stay()
 		d.freeBody()
 	}
@@ -47,19 +49,19 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 		a.Hold() // a tunnel may be silent for as long as it is open
 		return resp
 	}
-	a.commit(req.Context(), resp)
+	d.commit(req.Context(), resp)
 	if d.plan.Lists && !response.MergeModels(resp, d.Pool.ModelsBeside(a.Worker, d.offers)) {
 		d.FallBack(fallbackUnmerged)
 	}
-	a.keepNamed(resp)
-	a.observe(req, resp)
+	d.keepNamed(resp)
+	d.observe(req, resp)
 	return resp
 }
 
 // keepNamed remembers the ids of what the engine may keep after a request for no known API, such as a
 // job. Later requests name it.
-func (a *try) keepNamed(resp *http.Response) {
-	d, path := a.d, a.d.plan.HTTP.URL.Path
+func (d *Dispatch) keepNamed(resp *http.Response) {
+	a, path := d.attempt, d.plan.HTTP.URL.Path
 	if !d.plan.Makes() || resp.StatusCode >= 300 || !body.IsJSON(body.MediaType(resp.Header)) || body.Compressed(resp.Header) {
 		return
 	}
@@ -75,9 +77,8 @@ func (a *try) keepNamed(resp *http.Response) {
 }
 
 // deliveryOf makes the delivery of an attempt's answer, and replaces the answer's body.
-func (a *try) deliveryOf(resp *http.Response) *delivery {
-	d := a.d
-	o := &delivery{d: d, attempt: a}
+func (d *Dispatch) deliveryOf(a *attempt.Attempt, resp *http.Response) *delivery {
+	o := &delivery{d: d, attempt: a, phases: d.phases}
 	opts := response.Options{Listener: o}
 	if d.plan.Request != nil && resp.StatusCode < 300 {
 		opts.Stream = body.MediaType(resp.Header) == body.EventStream
@@ -91,7 +92,7 @@ func (a *try) deliveryOf(resp *http.Response) *delivery {
 			opts.KeepText = MaxKeptText
 		}
 		opts.Ctx = a.Context()
-		opts.Extras = a.extras(opts.Request != nil)
+		opts.Extras = d.extras(a, opts.Request != nil)
 		if opts.Request != nil && opts.Stream && d.mayGoOn() {
 			opts.Mover = o
 		}
@@ -104,8 +105,7 @@ func (a *try) deliveryOf(resp *http.Response) *delivery {
 
 // extras returns the nvext that the answer carries; nil if none. It counts what the answer
 // cannot carry.
-func (a *try) extras(readable bool) *response.Extras {
-	d := a.d
+func (d *Dispatch) extras(a *attempt.Attempt, readable bool) *response.Extras {
 	x := d.plan.Answer
 	if x == nil {
 		return nil
@@ -126,15 +126,15 @@ func (a *try) extras(readable bool) *response.Extras {
 		e.HitRate = float64(by.Terms.OverlapTokens) / float64(n)
 	}
 	if e.Prefill, e.PrefillRank = by.Target.Worker, by.Target.Rank; a.Prefill != nil {
-		e.Begun, e.Prefilled = by.Begun, a.legs.prefilled
+		e.Begun, e.Prefilled = by.Begun, d.phases.Prefilled
 	}
 	return e
 }
 
 // observe delivers an attempt's answer, and records what its header shows.
-func (a *try) observe(req *http.Request, resp *http.Response) {
-	d, noBody := a.d, req.Method == http.MethodHead || resp.Body == http.NoBody
-	o := a.deliveryOf(resp)
+func (d *Dispatch) observe(req *http.Request, resp *http.Response) {
+	a, noBody := d.attempt, req.Method == http.MethodHead || resp.Body == http.NoBody
+	o := d.deliveryOf(a, resp)
 	d.answer = o
 	t := time.Now()
 	switch good := d.plan.Request != nil && resp.StatusCode < 300; {
@@ -194,11 +194,11 @@ func (o *delivery) Received(t time.Time, n, tokens int) {
 func (o *delivery) Begun() { o.attempt.StopFirst() }
 
 func (o *delivery) FirstToken(t time.Time) {
-	o.attempt.legs.got()
-	if o.attempt.legs.wedges() && o.d.goesOn() && o.moved < o.d.Resume.Tries {
+	o.phases.Got()
+	if o.phases.Wedges() && o.d.goesOn() && o.moved < o.d.Resume.Tries {
 		o.attempt.MayMove()
 	}
-	o.d.parting.settled(o.d.Pool, o.attempt.legs, true)
+	o.d.split.Answered(o.phases, true)
 	o.begin()
 	o.attempt.FirstToken(t)
 	o.attempt.Counts().FirstToken(t, t.Sub(o.attempt.Begun))
@@ -221,7 +221,7 @@ func (o *delivery) Ended(s response.Summary) {
 	}
 	switch a := o.attempt; {
 	case s.Garbled:
-		a.garbled()
+		o.d.garbled()
 		return
 	case !s.First.IsZero(): // the first token has shown that the worker is well
 	case s.Failed && o.told: // see Move

@@ -113,7 +113,7 @@ func BenchmarkObserve(b *testing.B) {
 			b.Fatal("no worker")
 		}
 		resp := &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: io.NopCloser(&pieces{chunked})}
-		d.attempt.observe(r, resp)
+		d.observe(r, resp)
 		for err = nil; err == nil; {
 			_, err = resp.Body.Read(buf)
 		}

@@ -26,7 +26,7 @@ func TestOnlyStreamsThatCanMoveAreWatched(t *testing.T) {
 		h.dispatcher.Transport = answers(func(*http.Request) (*http.Response, error) {
 			return &http.Response{StatusCode: http.StatusBadRequest, Header: make(http.Header), Body: http.NoBody}, nil
 		})
-		if _, _, err := d.attempt.send(r); err != nil {
+		if _, _, err := d.send(r); err != nil {
 			t.Error(err)
 		}
 		if watched := d.attempt.Context() != nil; watched != v.watched {

@@ -19,6 +19,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/resume"
+	"github.com/caddy-kvrouter/kvrouter/handler/split"
 	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -51,7 +53,8 @@ type Dispatch struct {
 
 // tries is the choice of workers so far.
 type tries struct {
-	attempt  *try
+	attempt  *attempt.Attempt
+	phases   *split.Phases // of the attempt; nil if the request is not split
 	attempts int
 	suspects int // failed attempts that may have reached an engine
 	refusals
@@ -80,13 +83,6 @@ type result struct {
 	returned bool // false in End if the proxy panicked, as it does to abort
 }
 
-// try is an attempt of the request.
-type try struct {
-	attempt.Attempt
-	d    *Dispatch
-	legs *legs // nil if the request is not parted
-}
-
 // Reasons of a choice.
 const (
 	ReasonSession = "session" // the worker is the one that the session is bound to
@@ -104,13 +100,14 @@ func (s *Dispatcher) Begin(p *plan.Plan, start time.Time) (*Dispatch, error) {
 		return nil, refused
 	}
 	d := &Dispatch{route: s.routeOf(p), start: start, result: result{cached: -1}}
-	d.Call = attempt.Call{Runner: &s.Runner, Owner: d, Plan: p, ID: requestID(p.HTTP), Ready: d.ready, Body: p.Body}
-	if s.Resume.Mode == resumeExact && p.Request != nil && p.Request.Stream && p.Body != nil {
+	d.Call = attempt.Call{Runner: &s.Runner, Owner: d, Plan: p, ID: requestID(p.HTTP), Ready: d.ready, Body: p.Body, Exactly: resume.Exactly}
+	if s.Resume.IsExact() && p.Request != nil && p.Request.Stream && p.Body != nil {
 		d.exact = p.Request.GoesOnExactly(p.Body.Data)
 	}
 	if err := s.Sessions.Enter(p.HTTP.Context(), &d.turn, p, false); err != nil {
 		return nil, err
 	}
+	d.split.Of = d
 	d.forgetPrompt()
 	if err := d.narrow(); err != nil {
 		d.turn.End(false)
@@ -221,11 +218,21 @@ func (d *Dispatch) endAttempt(computed bool) {
 		return
 	}
 	var answer *kvscore.Answer
-	if computed && d.answer != nil && !d.holds() {
+	if computed && d.answer != nil && !d.Holds() {
 		answer = &kvscore.Answer{Blocks: d.answer.Blocks, Identities: d.plan.IdentitiesOf(d.answer.Chains)}
 	}
-	a.Leave(computed, answer)
+	d.leave(computed, answer)
 	d.turn.RollBack()
+}
+
+// leave ends the present attempt with its phases.
+func (d *Dispatch) leave(computed bool, answer *kvscore.Answer) {
+	a, o := d.attempt, d.answer
+	if d.phases != nil && !a.Left() {
+		d.phases.Leave(o != nil && o.attempt == a && o.Whole)
+		computed = computed && a.Answers == nil
+	}
+	a.Leave(computed, answer)
 }
 
 // Dispatcher sends the requests of one configuration to the workers of its pool. It is made
@@ -239,7 +246,7 @@ type Dispatcher struct {
 	Sessions   *turn.Sessions
 	Shadow     *shadow // nil if none is configured
 	Timeouts   attempt.Timeouts
-	Resume     Resume
+	Resume     resume.Config
 	Limits     Limits
 	RetryMatch caddyhttp.MatcherSets // the operator's lb_retry_match
 	Legs       kvscore.Legs          // the rule by which requests are parted

@@ -10,6 +10,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/split"
 	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -23,6 +24,7 @@ import (
 func newTestDispatch(h *harness, p *plan.Plan) *Dispatch {
 	d := &Dispatch{route: route{Dispatcher: testDispatcher(h), plan: p}, start: time.Now(), result: result{cached: -1}}
 	d.ready, d.tried = d.start, d.triedBuf[:0]
+	d.split = split.Request{Pool: h.pool, Plan: p, Of: d}
 	d.Call = attempt.Call{Runner: &d.route.Runner, Owner: d, Plan: p, Ready: d.ready}
 	if p != nil {
 		_ = d.Sessions.Enter(context.Background(), &d.turn, p, false)
@@ -40,9 +42,9 @@ func newTestAttempt(h *harness, p *plan.Plan, w *pool.Worker) *Dispatch {
 }
 
 // newTestTry returns an attempt on the worker's first rank, which has no lease.
-func newTestTry(d *Dispatch, w *pool.Worker) *try {
-	a := &try{d: d, Attempt: attempt.Attempt{Seat: pool.Seat{Attempt: worker.Attempt{Worker: w}, Target: w.Target(0)}}}
-	a.Seated(&d.Call, "")
+func newTestTry(d *Dispatch, w *pool.Worker) *attempt.Attempt {
+	a := &attempt.Attempt{Seat: pool.Seat{Attempt: worker.Attempt{Worker: w}, Target: w.Target(0)}}
+	a.Seated(&d.Call)
 	return a
 }
 

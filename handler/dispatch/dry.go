@@ -65,6 +65,7 @@ type LeftOut struct {
 func (s *Dispatcher) Explain(p *plan.Plan) *DryChoice {
 	t := time.Now()
 	rt := s.routeOf(p)
+	rt.split.Of = &rt
 	if own := s.checkModel(p); own != nil {
 		return &DryChoice{Refused: own}
 	}
@@ -120,9 +121,9 @@ func (rt *route) legsOf(chosen *kvscore.Candidate) *DryLegs {
 	if !rt.offers.Table.Apart {
 		return nil
 	}
-	l, p := &DryLegs{Parted: chosen.Parted, Why: rt.goesWhole()}, &rt.parting
-	if w := p.prefill; w != nil {
-		l.Prefill, l.Dial, l.Time = p.apart.Prefill, w.Dial, p.apart.Time
+	l, s := &DryLegs{Parted: chosen.Parted, Why: rt.split.WhyWhole()}, &rt.split
+	if w := s.Prefill; w != nil {
+		l.Prefill, l.Dial, l.Time = s.Forecast.Prefill, w.Dial, s.Forecast.Time
 	} else if l.Why == "" && !l.Parted {
 		l.Why = "no prefill worker is available"
 	}

@@ -52,8 +52,8 @@ var (
 
 // misfit returns why an answer refuses a request, if that is a misfit. It may read the beginning of
 // resp.Body, and puts it back.
-func (a *try) misfit(resp *http.Response) misfit {
-	d, w := a.d, a.Worker
+func (d *Dispatch) misfit(resp *http.Response) misfit {
+	w := d.attempt.Worker
 	unplanned := d.plan.API == nil
 	if resp.StatusCode == http.StatusNotFound && unplanned && (d.pinned() || body.Compressed(resp.Header)) {
 		return lacksPath
@@ -84,8 +84,8 @@ func (a *try) misfit(resp *http.Response) misfit {
 
 // judgeMisfit judges such an answer. The engine computed nothing, so any request may be sent again. A
 // model that the worker lists and lacks is the worker's fault.
-func (a *try) judgeMisfit(resp *http.Response, why misfit) verdict {
-	d := a.d
+func (d *Dispatch) judgeMisfit(resp *http.Response, why misfit) verdict {
+	a := d.attempt
 	v := verdict{do: deliver, outcome: a.Shows(pool.OutcomeAnswered, ""), misfit: why}
 	left := (why == lacksModel || d.plan.Infers()) && d.otherLeft()
 	if v.reason = strconv.Itoa(resp.StatusCode); why == tooLong {
@@ -101,8 +101,8 @@ func (a *try) judgeMisfit(resp *http.Response, why misfit) verdict {
 }
 
 // refused records that the attempt's worker has refused the request for a misfit.
-func (a *try) refused(why misfit) {
-	d := a.d
+func (d *Dispatch) refused(why misfit) {
+	a := d.attempt
 	d.unfit = append(d.unfit, a.Worker)
 	switch why {
 	case fits:

@@ -44,8 +44,8 @@ type joined struct {
 
 // askAll sends the request to all workers that it means, and returns one answer for theirs. After each
 // answer, it waits for the next one as long as all took so far, or straggles.
-func (a *try) askAll(req *http.Request) (*http.Response, error) {
-	d, begun := a.d, time.Now()
+func (d *Dispatch) askAll(req *http.Request) (*http.Response, error) {
+	a, begun := d.attempt, time.Now()
 	d.noteAborts(begun)
 	ctx, end := context.WithCancel(req.Context())
 	defer end()
@@ -78,12 +78,12 @@ func (a *try) askAll(req *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	a.Uncounted() // this worker is not better or worse than the others
-	a.refused(lacksPath)
+	d.refused(lacksPath)
 	a.Stay()
 	d.freeBody()
 	resp := join(answers)
 	resp.Request = req
-	a.observe(req, resp)
+	d.observe(req, resp)
 	return resp, nil
 }
 

@@ -6,7 +6,9 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
+	"github.com/caddy-kvrouter/kvrouter/handler/split"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -16,7 +18,7 @@ import (
 // delivers an answer.
 type heldAnswer struct {
 	resp    *http.Response
-	attempt *try
+	attempt *attempt.Attempt
 }
 
 // drop drops the answer.
@@ -39,7 +41,7 @@ func (d *Dispatch) giveUp(err error) (*http.Response, error) {
 	case h.resp != nil && !d.putsOff():
 		d.held = heldAnswer{}
 		h.attempt.Label(h.resp.Header)
-		d.answer = h.attempt.deliveryOf(h.resp)
+		d.answer = d.deliveryOf(h.attempt, h.resp)
 		return h.resp, nil
 	case d.failure != nil:
 		return nil, d.failure
@@ -82,7 +84,7 @@ func (d *Dispatch) noneFound() {
 // affordable returns whether the retry budget allows another attempt after err. A failed
 // connection is free, because it costs no worker anything. The pool has already charged a move
 // from a hung worker, and check one from a silent prefill worker.
-func (a *try) affordable(err error) bool {
+func (d *Dispatch) affordable(err error) bool {
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)
-	return unconnected || a.Moved() || errors.Is(err, errPrefillGone) || a.d.Pool.MayRetry(time.Now())
+	return unconnected || d.attempt.Moved() || errors.Is(err, split.ErrPrefillGone) || d.Pool.MayRetry(time.Now())
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/split"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
@@ -31,7 +32,7 @@ type verdict struct {
 	do        action
 	reason    string       // of a retry, as metrics name it
 	outcome   pool.Outcome // what the pool records of the worker
-	legs      *legError    // the pair of workers failed, and not the attempt's worker; nil otherwise
+	legs      *split.Error // the pair of workers failed, and not the attempt's worker; nil otherwise
 	suspect   bool         // the engine may have begun to compute: the request may have crashed it
 	misfit    misfit       // the worker cannot serve the request, and another one may
 	blameless bool         // a retry is not the worker's fault
@@ -40,17 +41,17 @@ type verdict struct {
 // judge decides what follows from an attempt. It changes nothing, but misfit may read the
 // beginning of resp.Body and put it back. resent: net/http sent the request twice, and err is
 // the error of the second time. docs/reliability.md shows the result for each fault.
-func (a *try) judge(ctx context.Context, resp *http.Response, resent bool, err error) verdict {
-	if v, failed := a.judgeLegs(ctx, resp, err); failed {
+func (d *Dispatch) judge(ctx context.Context, resp *http.Response, resent bool, err error) verdict {
+	if v, failed := d.judgePhases(ctx, resp, err); failed {
 		return v
 	}
 	if err != nil {
-		return a.judgeFailure(ctx, resent, err)
+		return d.judgeFailure(ctx, resent, err)
 	}
-	if why := a.misfit(resp); why != fits {
-		return a.judgeMisfit(resp, why)
+	if why := d.misfit(resp); why != fits {
+		return d.judgeMisfit(resp, why)
 	}
-	d, status := a.d, resp.StatusCode
+	a, status := d.attempt, resp.StatusCode
 	v := verdict{do: deliver, outcome: a.Shows(pool.OutcomeAnswered, "")}
 	switch {
 	case attempt.Retryable(status):
@@ -69,9 +70,34 @@ func (a *try) judge(ctx context.Context, resp *http.Response, resent bool, err e
 	return v
 }
 
+// judgePhases decides what follows from an attempt whose pair of workers failed. ok is false if it
+// did not: then the attempt is judged as any other.
+func (d *Dispatch) judgePhases(ctx context.Context, resp *http.Response, err error) (v verdict, ok bool) {
+	if d.phases == nil || ctx.Err() != nil {
+		return v, false
+	}
+	failed := d.phases.Failure(resp, err)
+	if failed == nil {
+		return v, false
+	}
+	v = verdict{do: retry, reason: failed.Reason, legs: failed, suspect: d.phases.Broke(failed)}
+	if !d.mayGoOnTrying() || v.suspect && d.lastSuspect() {
+		v.do = fail
+		if resp != nil {
+			v.do = deliver
+		}
+	}
+	return v, true
+}
+
+// mayGoOnTrying returns whether the operator's limits allow another attempt.
+func (d *Dispatch) mayGoOnTrying() bool {
+	return !d.Limits.Set() || d.Limits.allow(d.start, d.attempts)
+}
+
 // judgeFailure judges an attempt without an answer.
-func (a *try) judgeFailure(ctx context.Context, resent bool, err error) verdict {
-	d := a.d
+func (d *Dispatch) judgeFailure(ctx context.Context, resent bool, err error) verdict {
+	a := d.attempt
 	if ctx.Err() != nil || d.plan.Once != nil && d.plan.Once.Failed.Load() {
 		return verdict{do: abandon}
 	}

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -11,6 +12,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/split"
+	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -21,7 +24,7 @@ import (
 func (d *Dispatch) RoundTrip(req *http.Request) (*http.Response, error) {
 	d.proxied = req
 	if d.plan.Everywhere && !d.pinned() && len(d.offers.Ups) > 1 {
-		return d.attempt.askAll(req)
+		return d.askAll(req)
 	}
 	resp, err := d.run(req.Context(), nil)
 	switch {
@@ -46,10 +49,10 @@ func (d *Dispatch) run(ctx context.Context, r *remainder) (*http.Response, error
 			}
 		}
 		a := d.attempt
-		resp, resent, err := a.send(req)
+		resp, resent, err := d.send(req)
 		var v verdict
 		if r == nil {
-			v = a.decide(req, resp, resent, err)
+			v = d.decide(req, resp, resent, err)
 		} else {
 			v = r.judge(ctx, a, resp, err)
 		}
@@ -58,23 +61,22 @@ func (d *Dispatch) run(ctx context.Context, r *remainder) (*http.Response, error
 		case deliver:
 			return resp, nil
 		case retry:
-			a.retried(&v, resp, err)
+			d.retried(&v, resp, err)
 		case putOff:
 			a.End(pool.AttemptRetried, false)
 			_ = resp.Body.Close()
 			return nil, d.failure
 		default:
-			return nil, err
+			return nil, cmp.Or(err, errNoWorker) // an answer is no rest of a stream
 		}
 	}
 }
 
 // decide decides what follows from an attempt at the whole answer. It may read the beginning of
 // resp.Body, and puts it back.
-func (a *try) decide(req *http.Request, resp *http.Response, resent bool, err error) verdict {
-	d := a.d
-	v := a.judge(req.Context(), resp, resent, err)
-	if v.do == retry && !v.misfit.free() && !a.affordable(err) {
+func (d *Dispatch) decide(req *http.Request, resp *http.Response, resent bool, err error) verdict {
+	v := d.judge(req.Context(), resp, resent, err)
+	if v.do == retry && !v.misfit.free() && !d.affordable(err) {
 		v.do = fail
 		if resp != nil {
 			v.do = deliver
@@ -90,7 +92,7 @@ func (a *try) decide(req *http.Request, resp *http.Response, resent bool, err er
 func (d *Dispatch) record(ctx context.Context, v *verdict, resp *http.Response, err error) {
 	a := d.attempt
 	if v.misfit != fits {
-		a.refused(v.misfit)
+		d.refused(v.misfit)
 	}
 	if v.do == deliver && (v.misfit != fits || attempt.Retryable(resp.StatusCode)) && d.putsOff() {
 		v.do = putOff
@@ -112,11 +114,11 @@ func (d *Dispatch) record(ctx context.Context, v *verdict, resp *http.Response, 
 }
 
 // retried counts an attempt that another one follows, and holds its answer back.
-func (a *try) retried(v *verdict, resp *http.Response, err error) {
-	d := a.d
+func (d *Dispatch) retried(v *verdict, resp *http.Response, err error) {
+	a := d.attempt
 	switch {
 	case v.legs != nil:
-		a.retryLegs(v.legs)
+		d.retryPhases(v.legs)
 	case errors.Is(err, attempt.ErrDrained):
 		a.End(pool.AttemptDrained, false)
 	default:
@@ -132,6 +134,20 @@ func (a *try) retried(v *verdict, resp *http.Response, err error) {
 		d.held.drop()
 		d.held = heldAnswer{resp: resp, attempt: a}
 	}
+}
+
+// retryPhases prepares another attempt after a pair of workers failed. The decode worker has not failed.
+func (d *Dispatch) retryPhases(failed *split.Error) {
+	a := d.attempt
+	by := a.Computes()
+	by.CountRetry(failed.Reason)
+	if c := d.Logger.Check(zap.DebugLevel, "legs failed"); c != nil {
+		c.Write(zap.String("prefill", by.Worker.Dial), zap.String("decode", a.Worker.Dial), zap.Error(failed))
+	}
+	if n := len(d.tried); n > 0 && d.tried[n-1] == a.Worker {
+		d.tried = d.tried[:n-1]
+	}
+	d.split.Failed(d.phases, failed)
 }
 
 // again finds a seat for another attempt, and returns the request as the proxy would have made it
@@ -161,7 +177,7 @@ func (d *Dispatch) next(ctx context.Context, r *remainder) error {
 			d.attempts++ // the round before, which found no worker
 		}
 		d.tried = d.tried[:0]
-		d.parting.again()
+		d.split.Again()
 		d.lookAgain()
 		err = d.seat(ctx)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/split"
 	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
@@ -72,7 +73,7 @@ func (m *Metrics) Of(pool string) *PoolMetrics {
 		},
 	}
 	f.legs, f.legTimes = make(map[[2]string]prometheus.Counter), make(map[string]prometheus.Observer)
-	for _, leg := range []string{legPrefill, legDecode} {
+	for _, leg := range []string{split.LegPrefill, split.LegDecode} {
 		f.legTimes[leg] = m.legTimes.WithLabelValues(pool, leg)
 		for _, outcome := range []string{legOK, legFailed, legCanceled} {
 			f.legs[[2]string{leg, outcome}] = m.legs.WithLabelValues(pool, leg, outcome)
@@ -150,10 +151,8 @@ var AllMetrics = sync.OnceValue(func() *Metrics {
 	return m
 })
 
-// Legs, and their outcomes.
+// Outcomes of legs.
 const (
-	legDecode = "decode" // the other one is legPrefill
-
 	legOK       = "ok"
 	legFailed   = "failed"
 	legCanceled = "canceled" // the client left, or the other leg failed

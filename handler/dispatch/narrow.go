@@ -19,8 +19,11 @@ import (
 // *api.Refusal if none can be chosen.
 func (rt *route) narrow() error {
 	p := rt.plan
-	if err := rt.pinPrefill(); err != nil {
-		return err
+	if pins, sole := p.PinsPrefill(); pins && !sole {
+		rt.lookUp()
+		if err := rt.split.Pin(); err != nil {
+			return rt.badPin("%w", err)
+		}
 	}
 	if at, held := rt.turn.Held(); held {
 		if err := rt.stayAt(at); err != nil || rt.pinned() {
@@ -156,7 +159,7 @@ func (rt *route) onlyLegs() bool {
 // errNobody returns the error if no allowed worker can be reached.
 func (rt *route) errNobody() error {
 	if rt.onlyLegs() {
-		return rt.errUnparted()
+		return rt.split.ErrWhole()
 	}
 	if !rt.pinned() {
 		return errors.New("no worker can be reached; try again later")

@@ -11,8 +11,8 @@ import (
 // garbled records an answer that does not match its content type. The session leaves the
 // worker. One such answer may have other causes; a worker that gives only such answers is
 // failing.
-func (a *try) garbled() {
-	d := a.d
+func (d *Dispatch) garbled() {
+	a := d.attempt
 	d.FallBack(fallbackUnreadable)
 	a.Failed(time.Now())
 	d.Pool.Report(a.Worker, a.Errored("the answer does not match its content type", true))
@@ -24,7 +24,7 @@ func (o *delivery) learn() {
 	m := o.d.PoolMetrics
 	kind := worker.ReportKind{API: o.d.plan.API.Name(), Stream: o.Stream}
 	cached := int64(-1)
-	if o.attempt.legs == nil { // else the prefill leg has told
+	if o.phases == nil { // else the prefill leg has told
 		cached = o.attempt.Worker.CachedTokens(kind, o.Cached)
 	}
 	if o.Prompt > 0 {
@@ -48,11 +48,11 @@ func (o *delivery) learn() {
 // learnPrompt feeds the engine's counts of the prompt into the index, the ratios and the check of the
 // cache; cached is negative if unknown.
 func (o *delivery) learnPrompt(cached int64) {
-	if o.Prompt <= 0 || o.d.holds() {
+	if o.Prompt <= 0 || o.d.Holds() {
 		return
 	}
 	o.count(cached)
-	if o.attempt.legs == nil {
+	if o.phases == nil {
 		o.verify(cached)
 	}
 }

@@ -15,7 +15,7 @@ import (
 func (rt *route) score(c *pool.Candidates) *kvscore.Request {
 	prefers := rt.plan.Ext.RoutingConstraints.PreferredTaints
 	home := rt.turn.Warm()
-	apart, ways := rt.partings(c)
+	apart, ways := rt.split.Ways(c)
 	loads := rt.plan.Model != "" && slices.ContainsFunc(c.Workers, (*pool.Worker).LoadsOnDemand)
 	if len(prefers) == 0 && !loads && home == (kvscore.Target{}) && ways == nil {
 		return &rt.plan.Score
@@ -100,11 +100,11 @@ func (s *shadow) ask(sel *kvscore.Selection) (chosen int, panicked any) {
 // passThroughPolicy chooses for requests that are no inference requests.
 var passThroughPolicy kvscore.LeastLoad
 
-func (rt *route) policy() kvscore.Policy {
+func (rt *route) Policy() kvscore.Policy {
 	if rt.plan.Request == nil {
 		return &passThroughPolicy
 	}
-	return rt.Policy
+	return rt.Dispatcher.Policy
 }
 
 // reasonOf returns why a candidate was chosen.
@@ -123,5 +123,5 @@ func (rt *route) reasonOf(unpriced bool, c *kvscore.Candidate) string {
 
 // costsTime returns whether the cost of a choice is in milliseconds, and has terms.
 func (rt *route) costsTime(s *pool.Seat) bool {
-	return !s.Unpriced && kvscore.CostUnit(rt.policy()) == kvscore.UnitMilliseconds
+	return !s.Unpriced && kvscore.CostUnit(rt.Policy()) == kvscore.UnitMilliseconds
 }

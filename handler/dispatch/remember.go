@@ -20,7 +20,7 @@ func (d *Dispatch) remember(c *pool.Candidates, chosen int, unpriced bool) {
 		past.Rest = d.Rest.Way
 	}
 	if !unpriced {
-		past.Unit = kvscore.CostUnit(d.policy())
+		past.Unit = kvscore.CostUnit(d.Policy())
 	}
 	past.Note(c.Sel.Candidates, func(i int) string { return c.Workers[i].Dial }, chosen)
 	d.Pool.Remember(&past)

@@ -23,7 +23,7 @@ type Report struct {
 	TurnedAway bool
 
 	// attempt is the one that answered, else the last one; nil if no worker was chosen.
-	attempt *try
+	attempt *attempt.Attempt
 
 	Status int   // of the answer; 0 if there was none
 	Within int   // the status of an error in an answer with status 2xx; 0 without one
@@ -201,7 +201,7 @@ func (d *Dispatch) outcome() string {
 }
 
 // reported returns the attempt that answers the client, else the latest; nil if there was none.
-func (d *Dispatch) reported() *try {
+func (d *Dispatch) reported() *attempt.Attempt {
 	if d.answer != nil {
 		return d.answer.attempt
 	}

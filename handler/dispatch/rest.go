@@ -5,40 +5,18 @@ import (
 	"errors"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
+	"github.com/caddy-kvrouter/kvrouter/handler/resume"
 	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"go.uber.org/zap"
 )
-
-// continues returns whether a worker's engine can go on with an answer to the request.
-func (o *delivery) continues(w *pool.Worker) bool {
-	e := w.Engine()
-	return e.Continues(o.d.plan.API.Name())
-}
-
-// returnsIDs returns whether a worker's engine can go on with an answer's ids.
-func (o *delivery) returnsIDs(w *pool.Worker) bool {
-	e := w.Engine()
-	return e.ReturnsIDs(o.d.plan.API.Name())
-}
-
-// gives returns whether a worker's engine can give the rest of an answer.
-func (o *delivery) gives(w *pool.Worker, rest *api.Rest) bool {
-	switch rest.Way {
-	case api.WayWhole:
-		return true
-	case api.WayExact:
-		return o.returnsIDs(w)
-	}
-	return o.continues(w)
-}
 
 // mostAttempts is how many workers are asked for the rest of a stream.
 const mostAttempts = 3
@@ -50,6 +28,7 @@ type remainder struct {
 	failed  []*pool.Worker // that cannot give it, or have not
 	apart   *pool.Worker   // other hosts than that of this worker are better; nil if any host is as good
 	left    int            // attempts that may follow
+	exact   bool           // the latest one asks for it by the ids of tokens
 	refused bool           // an engine cannot go on with the ids of the answer's tokens
 
 	blameless bool // the latest attempt failed by no fault of its worker
@@ -65,10 +44,7 @@ func (o *delivery) goOn(ctx context.Context, rest *api.Rest, old *pool.Worker, d
 		r.apart = o.attempt.Worker
 	}
 	var reason string
-	if r.failed, reason = o.without(old, rest); reason != "" {
-		if rest.Way == api.WayExact {
-			reason = notExact
-		}
+	if r.failed, reason = resume.Without(d.offers, old, d.plan.API.Name(), rest.Way); reason != "" {
 		return nil, reason
 	}
 	d.Rest = rest
@@ -78,9 +54,9 @@ func (o *delivery) goOn(ctx context.Context, rest *api.Rest, old *pool.Worker, d
 		o.arrive(ctx, d.attempt, drained)
 		return &response.Rest{From: resp.Body, Ctx: d.attempt.Context(), Joint: rest.Joint}, ""
 	case r.refused:
-		reason = notExact
+		reason = resume.NotExact
 	default:
-		reason = staysNoWorker
+		reason = resume.StaysNoWorker
 	}
 	if a := d.attempt; a != o.attempt {
 		outcome := pool.AttemptRetried
@@ -101,13 +77,16 @@ func (r *remainder) seat(ctx context.Context, d *Dispatch) error {
 	r.failed = append(r.failed, a.Worker)
 	d.tried = []*pool.Worker{a.Worker} // the stream may come back to the others later
 	r.left--
-	d.countTokens(ctx, a, r.rest)
+	r.exact = r.rest.Way == api.WayExact
+	resume.CountTokens(ctx, r.rest, d.plan.Model, a.Worker, func(ctx context.Context, most int64) engine.Post {
+		return d.AskTokenizer(ctx, d.plan, a.Worker, most)
+	})
 	return nil
 }
 
 // judge decides what follows from an attempt at the rest. Only a stream can go on.
-func (r *remainder) judge(ctx context.Context, a *try, resp *http.Response, err error) verdict {
-	v := a.judge(ctx, resp, false, err)
+func (r *remainder) judge(ctx context.Context, a *attempt.Attempt, resp *http.Response, err error) verdict {
+	v := r.d.judge(ctx, resp, false, err)
 	v.do, v.reason, v.misfit = fail, "", fits
 	if err == nil && a.Streams(resp) && !body.Compressed(resp.Header) {
 		v.do = deliver
@@ -122,31 +101,11 @@ func (r *remainder) judge(ctx context.Context, a *try, resp *http.Response, err 
 	}
 	r.blameless = v.outcome.Kind <= pool.OutcomeGood
 	v.blameless = r.blameless
-	r.refused = r.rest.Way == api.WayExact && (refuses || errors.Is(err, errExact))
-	if ctx.Err() == nil && !r.refused && r.left > 0 && !(v.suspect && r.d.lastSuspect()) && a.affordable(err) {
+	r.refused = r.exact && (refuses || errors.Is(err, resume.ErrExact))
+	if ctx.Err() == nil && !r.refused && r.left > 0 && !(v.suspect && r.d.lastSuspect()) && r.d.affordable(err) {
 		v.do = retry
 	}
 	return v
-}
-
-// without returns the workers that cannot give the rest: the one so far, and those whose engines
-// continue no answers. If there are no others, it returns the reason.
-func (o *delivery) without(old *pool.Worker, rest *api.Rest) (list []*pool.Worker, reason string) {
-	d := o.d
-	if old != nil {
-		list = append(list, old)
-	}
-	reason = staysEngine
-	for i := range d.offers.Table.Rows {
-		switch w := d.offers.Table.Rows[i].Worker; {
-		case w == old:
-		case o.gives(w, rest):
-			reason = ""
-		default:
-			list = append(list, w)
-		}
-	}
-	return list, reason
 }
 
 // seatApart finds a seat on none of the failed workers, if possible on another host than that of old.
@@ -174,29 +133,10 @@ func (d *Dispatch) seatApart(ctx context.Context, old *pool.Worker, failed []*po
 	return d.seat(ctx)
 }
 
-// countTimeout bounds the question for the number of tokens.
-const countTimeout = 2 * time.Second
-
-// countTokens asks the engine how many tokens the text so far has, unless the first one has said so. A
-// replacement character stands for a token that was no character, and has more tokens than that.
-func (d *Dispatch) countTokens(ctx context.Context, a *try, rest *api.Rest) {
-	if rest.Exact || strings.Contains(rest.Text, "\ufffd") {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, countTimeout)
-	defer cancel()
-	const most = 8 << 20
-	e := a.Worker.Engine()
-	n, ok := e.CountText(d.plan.Model, rest.Text, d.AskTokenizer(ctx, d.plan, a.Worker, most))
-	if ok {
-		rest.Tokens, rest.Exact = n, true
-	}
-}
-
 // arrive records that the stream goes on with an attempt.
-func (o *delivery) arrive(ctx context.Context, a *try, drained bool) {
+func (o *delivery) arrive(ctx context.Context, a *attempt.Attempt, drained bool) {
 	d := o.d
-	o.attempt, o.told = a, false
+	o.attempt, o.phases, o.told = a, d.phases, false
 	o.moved++
 	o.before, o.waits, o.alive = o.tokens, false, time.Time{}
 	state := d.turn.Commit(ctx, a.Target, true)

@@ -1,10 +1,8 @@
 package dispatch
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"slices"
@@ -15,46 +13,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
+	"github.com/caddy-kvrouter/kvrouter/handler/resume"
 )
-
-// Resume configures what becomes of a stream whose engine dies, is cut off, stalls, hangs, or is
-// drained with `move`. The stream goes on at another worker, and its client sees one stream.
-type Resume struct {
-	// Whether streams go on elsewhere: `on`, `exact` or `off`. With `off`, a broken stream ends with
-	// an error event. With `exact`, chats and completions of vLLM also go on within reasoning and
-	// tool calls, token by token. vLLM needs --enable-scale-out for that, and returns the ids of
-	// all answers' tokens. Default: `on`.
-	Mode string `json:"mode,omitempty"`
-
-	// How many tokens of an answer the router keeps for that, at about 8 bytes each. A stream
-	// with more stays with its worker. Default: 32768.
-	Tokens int `json:"tokens,omitempty"`
-
-	// How often one stream may go on elsewhere. Default: 2.
-	Tries int `json:"tries,omitempty"`
-}
-
-// Complete checks the configuration and fills in what it leaves out.
-func (r *Resume) Complete() error {
-	r.Mode, r.Tokens, r.Tries = cmp.Or(r.Mode, resumeOn), cmp.Or(r.Tokens, 32768), cmp.Or(r.Tries, 2)
-	switch {
-	case !slices.Contains(ResumeModes, r.Mode):
-		return fmt.Errorf("resume: must be on, exact or off, got %q", r.Mode)
-	case r.Tokens < 0 || r.Tokens > mostTokens:
-		return fmt.Errorf("resume tokens: must be from 1 to %d, got %d", mostTokens, r.Tokens)
-	case r.Tries < 0:
-		return fmt.Errorf("resume tries: must be positive, got %d", r.Tries)
-	}
-	return nil
-}
-
-const (
-	resumeOn, resumeExact, resumeOff = "on", "exact", "off"
-	mostTokens                       = 1 << 24
-)
-
-// ResumeModes are the values of Resume.Mode.
-var ResumeModes = []string{resumeOn, resumeExact, resumeOff}
 
 // moves are the moves of a stream from worker to worker.
 type moves struct {
@@ -65,20 +25,10 @@ type moves struct {
 	room   int64 // bytes that are reserved for its text
 }
 
-// Reasons why a stream stays, beside those of package api.
-const (
-	staysBudget   = "budget"    // the retry budget had no room in time
-	staysEngine   = "engine"    // no other engine can continue an answer
-	staysNoWorker = "no_worker" // no other worker took it
-	staysTries    = "tries"     // it has moved too often, or may be what ends engines
-
-	notExact = "not exact" // no engine goes on by ids; another way may do
-)
-
 // mayGoOn returns whether the request's stream may go on elsewhere.
 func (d *Dispatch) mayGoOn() bool {
-	return d.Resume.Mode != resumeOff && d.plan.Request != nil && d.plan.Request.Stream && d.plan.Once == nil && d.plan.Repeatable &&
-		!d.plan.Given && !d.pinned() && !d.holds() && len(d.offers.Ups) > 1
+	return !d.Resume.IsOff() && d.plan.Request != nil && d.plan.Request.Stream && d.plan.Once == nil && d.plan.Repeatable &&
+		!d.plan.Given && !d.pinned() && !d.Holds() && len(d.offers.Ups) > 1
 }
 
 // goesOn is mayGoOn, and returns whether the body for it is there.
@@ -89,8 +39,8 @@ func (o *delivery) movesLeft() bool { return o == nil || o.moved+1 < o.d.Resume.
 
 // keepsBody returns whether the body is kept while the answer streams. Bodies of streams have
 // half of the memory for bodies, so that there is room for those of new requests.
-func (a *try) keepsBody(resp *http.Response) bool {
-	d := a.d
+func (d *Dispatch) keepsBody(resp *http.Response) bool {
+	a := d.attempt
 	return a.Streams(resp) && !body.Compressed(resp.Header) && resp.ContentLength < 0 && d.goesOn() &&
 		d.Pool.Memory.Held.Load() <= body.MaxBytes()/2
 }
@@ -134,28 +84,9 @@ func (o *delivery) begin() {
 	if d.Body == nil || !d.mayGoOn() {
 		return
 	}
-	for i := range d.offers.Table.Rows {
-		if w := d.offers.Table.Rows[i].Worker; w != o.attempt.Worker && (o.continues(w) || d.exact && o.returnsIDs(w)) {
-			return
-		}
+	if !resume.IsPossible(d.offers, o.attempt.Worker, d.plan.API.Name(), d.exact) {
+		o.Stays()
 	}
-	o.Stays()
-}
-
-// causes are the causes of moves, as metrics name them.
-const (
-	causeBroken = "broken" // the connection broke, or the stream ended early
-	causeError  = "error"  // the engine sent an error event
-)
-
-func causeOf(err error) string {
-	if ended, ok := errors.AsType[*attempt.EndedError](err); ok {
-		return ended.Reason
-	}
-	if errors.Is(err, response.ErrEvent) {
-		return causeError
-	}
-	return causeBroken
 }
 
 // Move implements response.Mover. The rest is asked for as an ordinary attempt: with a lease, in
@@ -166,11 +97,11 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 	if ctx.Err() != nil {
 		return nil
 	}
-	refused := errors.Is(why, errExact) // by an endpoint of the engine's
+	refused := errors.Is(why, resume.ErrExact) // by an endpoint of the engine's
 	if refused {
 		a.LoseIDs()
 	}
-	failed := o.attempt.legs.brokeBefore(why)
+	failed := o.phases.BrokeBefore(why)
 	switch {
 	case errors.Is(why, io.EOF) && a.Done() && !o.attempt.Worker.Engine().Closes(): // it is an end
 		return nil
@@ -185,12 +116,12 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 	rest, reason := o.rest(a)
 	misfit := errors.Is(why, response.ErrMisfit)
 	if misfit {
-		o.attempt.refused(tooLong)
+		o.d.refused(tooLong)
 	}
 	drained := misfit || errors.Is(why, attempt.ErrDrained) // the worker is well
 	if reason == "" && !a.FirstToken() && !drained && failed == nil {
 		if d.lastSuspect() {
-			reason = staysTries
+			reason = resume.StaysTries
 		}
 		d.suspects++
 	}
@@ -203,7 +134,13 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 		return nil
 	}
 	left, old := o.attempt, o.attempt.Worker
-	o.attempt.moveLegs(failed, rest.Way)
+	if failed != nil {
+		left.Uncounted() // its worker is well
+		d.retryPhases(failed)
+	}
+	if rest.Way != api.WayWhole {
+		d.split.KeepWhole("its stream goes on elsewhere") // no prefill leg has the text so far
+	}
 	if failed != nil || refused {
 		old, drained = nil, true // the decode worker is well, or may go on otherwise
 	}
@@ -217,16 +154,16 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 		}
 		d.Pool.Report(o.attempt.Worker, shown)
 	}
-	o.attempt.Leave(a.FirstToken(), nil)
+	d.leave(a.FirstToken(), nil)
 	way := rest.Way
 	var part *response.Rest
 	patience := budgetPatience
 	if errors.Is(why, response.ErrEvent) {
 		patience = 0 // the client can have the event at once
 	}
-	if reason = staysBudget; charged || misfit || o.awaitBudget(ctx, patience) {
+	if reason = resume.StaysBudget; charged || misfit || o.awaitBudget(ctx, patience) {
 		part, reason = o.goOn(ctx, rest, old, drained)
-		if reason == notExact {
+		if reason == resume.NotExact {
 			a.LoseIDs()
 			if rest, reason = o.rest(a); reason == "" {
 				way = rest.Way
@@ -237,7 +174,7 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 	if part == nil && ctx.Err() != nil {
 		return nil // the client has left
 	}
-	cause, outcome := causeOf(why), "ok"
+	cause, outcome := resume.Cause(why), "ok"
 	switch {
 	case part == nil:
 		outcome = "failed"
@@ -251,7 +188,7 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 		way = d.Rest.Way // also the end of one
 	}
 	d.Metrics.resumed.WithLabelValues(d.Pool.Name, cause, way, outcome).Inc()
-	d.Trace.Resumed(&d.attempt.Attempt, cause, way, outcome)
+	d.Trace.Resumed(d.attempt, cause, way, outcome)
 	return part
 }
 
@@ -270,9 +207,9 @@ func (o *delivery) rest(a *api.Answer) (*api.Rest, string) {
 	case a.Stays() != "":
 		return nil, a.Stays()
 	case o.moved >= d.Resume.Tries:
-		return nil, staysTries
+		return nil, resume.StaysTries
 	case d.Body == nil:
-		return nil, staysEngine // see begin
+		return nil, resume.StaysEngine // see begin
 	}
 	rest, reason := a.Rest(d.Body.Data)
 	if reason == "" && !rest.Fits(d.plan.Request.Editor(d.Body.Data)) {

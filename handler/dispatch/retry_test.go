@@ -94,7 +94,7 @@ func TestFailedConnectionsAreAbsences(t *testing.T) {
 		{reverseproxy.NewDialError(errors.New("dial tcp 10.0.0.1:8000: connect: cannot assign requested address")), pool.OutcomeLimited},
 		{errors.New("read tcp 10.0.0.2:1->10.0.0.1:8000: connection reset by peer"), pool.OutcomeBroken},
 	} {
-		o := d.attempt.judge(t.Context(), nil, false, v.err).outcome
+		o := d.judge(t.Context(), nil, false, v.err).outcome
 		if o.Kind != v.want {
 			t.Errorf("%v: outcome %d, want %d", v.err, o.Kind, v.want)
 		}

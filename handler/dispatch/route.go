@@ -6,6 +6,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/split"
 	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 
 	"github.com/caddyserver/caddy/v2"
@@ -22,7 +23,7 @@ type route struct {
 	fixed  fixed          // the one worker that may serve it, if there is one
 	tried  []*pool.Worker // in this round over the workers
 	beyond int64          // tokens: a worker with room for so many has refused the prompt as too long
-	parting
+	split  split.Request
 }
 
 // fixed is the one worker that may serve a request.
@@ -35,6 +36,7 @@ type fixed struct {
 // routeOf returns the route of a request.
 func (s *Dispatcher) routeOf(p *plan.Plan) route {
 	rt := route{Dispatcher: s, plan: p, ready: time.Now()}
+	rt.split = split.Request{Pool: s.Pool, Plan: p, Rule: s.Legs, Client: s.Client, FirstToken: time.Duration(s.Timeouts.FirstToken)}
 	rt.repl, _ = p.HTTP.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	return rt
 }
@@ -50,16 +52,16 @@ func (rt *route) kind() pool.AttemptKind {
 	return pool.KindPlain
 }
 
-// wants returns the requirements on the next attempt's worker, and the request's place in the
+// Wants returns the requirements on the next attempt's worker, and the request's place in the
 // queue.
 func (rt *route) Wants() pool.Wants {
-	want := rt.requires()
-	want.Part = rt.part()
+	want := rt.Requires()
+	want.Part = rt.split.Part()
 	return want
 }
 
-// requires returns the requirements on the workers of both legs.
-func (rt *route) requires() pool.Wants {
+// Requires returns the requirements on the workers of both legs.
+func (rt *route) Requires() pool.Wants {
 	e := rt.plan.Ext
 	tier, arrival := rt.precedence()
 	want := pool.Wants{
@@ -68,7 +70,7 @@ func (rt *route) requires() pool.Wants {
 		Session: rt.plan.Session.Opens(), Tried: rt.tried, Tier: tier, Arrival: arrival, Beyond: rt.beyond,
 		NoTrial: !rt.plan.ShowsHealth,
 	}
-	if !rt.holds() {
+	if !rt.Holds() {
 		want.Prompt, want.Answer = rt.plan.Length()
 	}
 	if len(rt.Proxy.Upstreams) < 2 && rt.Proxy.DynamicUpstreams == nil {
@@ -95,6 +97,9 @@ func (rt *route) precedence() (tier int, arrival time.Time) {
 	jump := min(hints.PriorityJump(), longestHeadStart)
 	return -int(hints.StrictPriority.Value), rt.ready.Add(-time.Duration(jump * float64(time.Second)))
 }
+
+// Offers returns the workers that the proxy offers.
+func (rt *route) Offers() pool.Offers { return rt.offers }
 
 // otherLeft returns whether a worker may be available that was not tried.
 func (rt *route) otherLeft() bool {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 
@@ -50,9 +51,6 @@ func (d *Dispatch) see(ups reverseproxy.UpstreamPool) {
 	}
 }
 
-// Offers implements attempt.Owner.
-func (d *Dispatch) Offers() pool.Offers { return d.offers }
-
 // follower is a source of upstreams that knows at once when they change, and never blocks.
 type follower interface {
 	// Version changes with the upstreams. It is 0 while the source does not know them.
@@ -78,26 +76,38 @@ func (d *Dispatch) Renew() (o pool.Offers, follows bool) {
 
 // seat finds a seat on a worker, and begins an attempt there.
 func (d *Dispatch) seat(ctx context.Context) error {
-	want, a := d.Wants(), &try{d: d}
-	want.Patience = d.patience()
-	waited, err := d.Pool.Seat(ctx, &want, &d.offers, d, &a.Seat)
-	d.wait.waited += waited
-	if err != nil {
+	want, a := d.Wants(), new(attempt.Attempt)
+	if err := d.reserve(ctx, &want, &d.offers, d, a); err != nil {
 		return err
 	}
 	if a.Upstream.Host == nil { // the proxy has not seen it
 		a.Upstream.Host = new(reverseproxy.Host)
 	}
-	a.Seated(&d.Call, d.reasonOf(a.Unpriced, &a.Terms))
-	d.attempt = a // at once: End ends it if anything below panics
-	a.Worker.Requested(d.plan.Model)
 	d.attempts++
-	a.Number, a.CostsTime = d.attempts, d.costsTime(&a.Seat)
+	d.attempt, d.phases = a, nil // at once: End ends it if anything below panics
+	a.Worker.Requested(d.plan.Model)
 	d.turn.Choose(a.Target)
 	d.tried = append(d.tried, a.Worker)
-	a.Log()
-	d.Trace.Selected(&a.Attempt)
+	d.begin(a, d.reasonOf(a.Unpriced, &a.Terms))
 	return nil
+}
+
+// reserve takes a seat for an attempt, within the request's patience.
+func (d *Dispatch) reserve(ctx context.Context, want *pool.Wants, o *pool.Offers, by pool.Chooser, a *attempt.Attempt) error {
+	want.Patience = d.patience()
+	waited, err := d.Pool.Seat(ctx, want, o, by, &a.Seat)
+	d.wait.waited += waited
+	if err == nil {
+		a.Seated(&d.Call)
+	}
+	return err
+}
+
+// begin begins an attempt that has a seat.
+func (d *Dispatch) begin(a *attempt.Attempt, reason string) {
+	a.Reason, a.Number, a.CostsTime = reason, d.attempts, d.costsTime(&a.Seat)
+	a.Log()
+	d.Trace.Selected(a)
 }
 
 // Choose implements pool.Chooser.
@@ -105,7 +115,7 @@ func (d *Dispatch) Choose(ctx context.Context, c *pool.Candidates) pool.Choice {
 	switch state := c.Tier.State(); {
 	case d.pinned(): // whatever it is at
 	case state == pool.Reluctant:
-		d.Pool.Incidents.Raise(c.At, incidentOnlyPrefill, d.Pool.Logger)
+		d.Pool.Incidents.Raise(c.At, "only prefill workers are available, and they serve whole requests", d.Pool.Logger)
 	case state >= pool.Draining:
 		d.Pool.Incidents.Raise(c.At, "only draining workers are left, and the router uses them", d.Pool.Logger)
 	case state == pool.MarkedDown && len(d.tried) == 0 && d.othersWell(c.At):
@@ -127,7 +137,7 @@ func (d *Dispatch) othersWell(t time.Time) bool {
 // choice returns how to choose among candidates, once the session is found.
 func (rt *route) choice(c *pool.Candidates) pool.Choice {
 	bound := rt.boundPosition(c)
-	return pool.Choice{Request: rt.score(c), Policy: rt.policy(), Bound: bound, Home: rt.fullHome(c)}
+	return pool.Choice{Request: rt.score(c), Policy: rt.Policy(), Bound: bound, Home: rt.fullHome(c)}
 }
 
 // Waits implements pool.Chooser: no request waits for one that is queued.

@@ -2,7 +2,7 @@ package dispatch
 
 import (
 	"cmp"
-	"context"
+	"errors"
 	"net/http"
 	"time"
 
@@ -13,53 +13,67 @@ import (
 )
 
 // send sends the request to the attempt's worker. resent: net/http sent it twice.
-func (a *try) send(req *http.Request) (resp *http.Response, resent bool, err error) {
-	d := a.d
+func (d *Dispatch) send(req *http.Request) (resp *http.Response, resent bool, err error) {
+	a := d.attempt
 	if err = d.turn.Open(req, a.Worker, a.Target); err != nil {
 		return nil, false, err
 	}
-	if err = a.startLegs(req); err != nil {
-		return nil, false, err
+	if a.Terms.Parted {
+		if d.phases, err = d.split.Begin(d, a, req); err != nil {
+			return nil, false, d.queuesError(err)
+		}
 	}
-	b := a.bounds(req)
 	if a.Answers != nil {
-		return a.legs.answer(req), false, nil
+		a.Waits(false)
+		return d.phases.Answer(req), false, nil
 	}
 	d.Session, d.AskIDs = d.turn.EngineSession(), d.exact && (d.Rest == nil && d.goesOn() || d.cutIDs)
+	b := d.bounds()
 	resp, resent, err = a.Header(req, &b)
-	d.noticeDone(a.Worker)
-	if a.legs != nil {
-		a.legs.sent(d.Sent)
-		a.legs.arrived(resp, err == nil && !a.Streams(resp))
+	d.noticeDone()
+	if d.phases != nil {
+		d.phases.Sent(d.Sent)
+		if err == nil && !a.Streams(resp) {
+			d.phases.Arrived(resp.StatusCode)
+		}
 	}
 	return resp, resent, err
 }
 
-// bounds returns what may end the attempt early.
-func (a *try) bounds(req *http.Request) (b attempt.Bounds) {
-	d := a.d
-	if t := d.Timeouts; a.Kind == pool.KindStream {
-		b.First, b.Idle = a.legs.limit(time.Duration(t.FirstToken)), time.Duration(t.StreamIdle)
+// queuesError turns the request away if err is the queue's.
+func (d *Dispatch) queuesError(err error) error {
+	if errors.Is(err, pool.ErrQueueFull) || errors.Is(err, pool.ErrWaited) {
+		d.turnAway(err)
+		return d.wait.turnedAway
 	}
-	b.Movable = a.movable() && !a.legs.wedges()
-	b.Moves = d.goesOn() && d.answer.movesLeft() && !a.legs.wedges()
+	return err
+}
+
+// bounds returns what may end the attempt early.
+func (d *Dispatch) bounds() (b attempt.Bounds) {
+	a := d.attempt
+	if t := d.Timeouts; a.Kind == pool.KindStream {
+		b.First, b.Idle = time.Duration(t.FirstToken), time.Duration(t.StreamIdle)
+	}
+	wedges := d.phases.Wedges()
+	b.Movable = d.movable() && !wedges
+	b.Moves = d.goesOn() && d.answer.movesLeft() && !wedges
 	b.Ends = a.Kind == pool.KindStream && len(d.offers.Ups) > 1
-	if a.legs != nil {
-		b.Context, b.Begins = context.WithoutCancel(req.Context()), a.legs.watch
+	if d.phases != nil {
+		d.phases.Bound(&b)
 	}
 	return b
 }
 
 // movable returns whether another worker may take over the attempt. It asks before the attempt
 // ends, and cannot know whether another worker will be free then.
-func (a *try) movable() bool {
-	d := a.d
+func (d *Dispatch) movable() bool {
 	return d.plan.Request != nil && d.repeatable(true) && !d.pinned() && len(d.offers.Ups) > 1 && !d.lastSuspect() &&
 		(!d.Limits.Set() || d.anotherRound())
 }
 
 // noticeDone records what was done to the body of the last attempt for its engine.
-func (d *Dispatch) noticeDone(w *pool.Worker) {
+func (d *Dispatch) noticeDone() {
 	d.cutIDs = d.cutIDs || d.CutIDs
 	cut := d.Cut &^ (d.cut | d.plan.Dropped) // counted once per request
 	d.cut |= cut

@@ -118,23 +118,23 @@ func (rt *route) boundPosition(c *pool.Candidates) int {
 	return slices.IndexFunc(c.Targets, func(t kvscore.TargetRef) bool { return t.Target == home })
 }
 
-// holds returns whether the engine of the worker holds the session's state. Its turns send only
+// Holds returns whether the engine of the worker holds the session's state. Its turns send only
 // what is new, so they are no prompts of the cache model, and their counts show nothing of it.
-func (rt *route) holds() bool {
+func (rt *route) Holds() bool {
 	return rt.plan.Session.Held || rt.plan.Session.Opens() || rt.turn.EngineSession() != ""
 }
 
 // forgetPrompt makes the prompt of a turn unknown that is only a part of what the engine has.
 func (rt *route) forgetPrompt() {
-	if score := &rt.plan.Score; rt.holds() {
+	if score := &rt.plan.Score; rt.Holds() {
 		score.Blocks, score.Past, score.Identities = nil, 0, nil
 	}
 }
 
 // bindOpened binds the session that a client has opened in the engine itself. The answer has its
 // id.
-func (a *try) bindOpened(ctx context.Context, resp *http.Response) {
-	d, p := a.d, a.d.plan
+func (d *Dispatch) bindOpened(ctx context.Context, resp *http.Response) {
+	a, p := d.attempt, d.plan
 	if p.Opened == nil || resp.StatusCode != http.StatusOK || body.Compressed(resp.Header) {
 		return
 	}
@@ -152,11 +152,11 @@ func (a *try) bindOpened(ctx context.Context, resp *http.Response) {
 
 // commit binds the session to the target of a good answer. It counts what became of the session,
 // and says it in the response headers.
-func (a *try) commit(ctx context.Context, resp *http.Response) {
-	d := a.d
+func (d *Dispatch) commit(ctx context.Context, resp *http.Response) {
+	a := d.attempt
 	home, _ := d.turn.Home()
 	good := resp.StatusCode < 300
-	a.bindOpened(ctx, resp)
+	d.bindOpened(ctx, resp)
 	state := d.turn.Commit(ctx, a.Target, good)
 	if good && d.turn.EngineSession() != "" { // opened by this request: no other worker may serve it from now on
 		d.fixed = fixed{worker: a.Worker, rank: nvext.Some(a.Target.Rank), reason: ReasonSession}

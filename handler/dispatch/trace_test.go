@@ -29,9 +29,9 @@ var ended = &Report{Outcome: outcomeOK}
 // walk does for a request all that tracing does.
 func (d *Dispatch) walk(req *http.Request) {
 	_, d.Trace = attempt.StartTrace(req.Context(), d.plan, d.Pool.Name, d.start)
-	d.Trace.Selected(&d.attempt.Attempt)
+	d.Trace.Selected(d.attempt)
 	d.Sent = d.Trace.Carry(d.built(req))
-	d.Trace.Retried(&d.attempt.Attempt, "broken")
+	d.Trace.Retried(d.attempt, "broken")
 	ended.trace(d.Trace)
 }
 

@@ -1,4 +1,4 @@
-package dispatch
+package resume
 
 import (
 	"bytes"
@@ -14,40 +14,39 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 )
 
-// sender makes one round trip.
-type sender func(*http.Request) (*http.Response, error)
-
 // maxExact is the longest answer of an engine to one question about a stream, in bytes.
 const maxExact = 8 << 20
 
-// errExact means that an engine cannot go on with an answer's ids. It may go on otherwise.
-var errExact = errors.New("the engine cannot go on with the ids of the answer's tokens")
+// ErrExact means that an engine cannot go on with an answer's ids. It may go on otherwise.
+var ErrExact = errors.New("the engine cannot go on with the ids of the answer's tokens")
 
 // errExactly says the same, and that it is not the worker's fault.
-var errExactly = &api.Refusal{Err: errExact}
+var errExactly = &api.Refusal{Err: ErrExact}
 
-// exactly returns a sender that asks the engine for the rest of a stream by ids. The answer has the
+// Exactly returns a sender that asks the engine for the rest of a stream by ids. The answer has the
 // form of the client's API. It is the engine's refusal if that lacks the endpoints.
-func (a *try) exactly(send sender) sender {
+func Exactly(a *attempt.Attempt, send attempt.Sender) attempt.Sender {
+	c := a.Call
 	return func(req *http.Request) (*http.Response, error) {
 		request, err := io.ReadAll(req.Body)
 		_ = req.Body.Close()
-		ids, lens := a.d.Rest.IDs()
-		x := engine.NewExact(a.d.plan.API.Name(), request, ids, lens)
+		ids, lens := c.Rest.IDs()
+		x := engine.NewExact(c.Plan.API.Name(), request, ids, lens)
 		if err != nil || x == nil {
 			return nil, errExactly
 		}
 		render, generate, derender := x.Paths(req.URL.Path)
 		post := func(path string, body []byte) (*http.Response, error) { return send(posts(req, path, body)) }
-		rendered, resp, err := a.whole(post(render, request))
+		rendered, resp, err := whole(c.Pool, post, render, request)
 		if rendered == nil {
 			return resp, err
 		}
-		r := &derendered{x: x, memory: &a.d.Pool.Memory.Held, ask: func(ask []byte) ([]byte, *http.Response, error) {
+		r := &derendered{x: x, memory: &c.Pool.Memory.Held, ask: func(ask []byte) ([]byte, *http.Response, error) {
 			goOn := a.Suspend() // the turn is no time of the worker's
 			done, err := a.Worker.Derender(req.Context())
 			goOn()
@@ -55,7 +54,7 @@ func (a *try) exactly(send sender) sender {
 				return nil, nil, err
 			}
 			defer done()
-			return a.whole(post(derender, ask))
+			return whole(c.Pool, post, derender, ask)
 		}}
 		ask, ok := x.Generate(rendered)
 		if !ok || !r.reserve() {
@@ -92,13 +91,16 @@ func posts(like *http.Request, path string, body []byte) *http.Request {
 	return &req
 }
 
-// whole reads an answer. If it is a refusal, it returns that instead.
-func (a *try) whole(resp *http.Response, err error) ([]byte, *http.Response, error) {
+// whole posts a question and reads the answer. If it is a refusal, it returns that instead.
+func whole(
+	of *pool.Pool, post func(string, []byte) (*http.Response, error), path string, ask []byte,
+) ([]byte, *http.Response, error) {
+	resp, err := post(path, ask)
 	if err != nil {
 		return nil, nil, err
 	}
 	if resp.StatusCode != http.StatusOK {
-		if of := a.d.Pool; !attempt.Retryable(resp.StatusCode) {
+		if !attempt.Retryable(resp.StatusCode) {
 			of.Incidents.Raise(time.Now(), "streams cannot go on exactly: an engine refuses", of.Logger)
 		}
 		return nil, resp, nil
@@ -205,14 +207,14 @@ func (r *derendered) derender(pieces [][]byte) error {
 	answer, refused, err := r.ask(ask)
 	if refused != nil {
 		_ = refused.Body.Close()
-		err = fmt.Errorf("%w: status %d", errExact, refused.StatusCode)
+		err = fmt.Errorf("%w: status %d", ErrExact, refused.StatusCode)
 	}
 	if err != nil {
 		return err
 	}
 	data, ok := r.x.Event(answer)
 	if !ok {
-		return errExact
+		return ErrExact
 	}
 	r.write(data)
 	return nil

@@ -1,4 +1,4 @@
-package dispatch
+package split
 
 import (
 	"bytes"
@@ -17,7 +17,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
-	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -26,56 +25,49 @@ import (
 // maxHandedOver is the longest answer to a prefill leg, in bytes.
 const maxHandedOver = 8 << 20
 
-// seatPrefill finds a seat for the prefill leg, on the worker that the choice counts on if that
-// is still free.
-func (l *legs) seatPrefill(ctx context.Context) error {
-	d := l.decode.d
-	want, offers, p := d.prefillWants(), d.offers, &try{d: d}
-	want.Tried = append(d.pairless(l.decode.Worker), want.Tried...)
-	want.Patience = d.patience()
-	waited, err := d.Pool.Seat(ctx, &want, &offers, prefillChooser{d}, &p.Seat)
-	d.wait.waited += waited
-	if errors.Is(err, pool.ErrNoWorker) {
+// seat finds a seat for the prefill leg, on the worker that the choice counts on if that is still free.
+func (l *Phases) seat(ctx context.Context) error {
+	s := l.split
+	want, p := s.wants(), new(attempt.Attempt)
+	want.Tried = append(s.pairless(l.Decode.Worker), want.Tried...)
+	err := l.owner.SeatPrefill(ctx, &want, chooser{l}, p)
+	switch {
+	case err == nil:
+		l.Prefill = p
+		return nil
+	case ctx.Err() != nil:
+	case errors.Is(err, pool.ErrNoWorker):
 		err = errNoPrefill
+	case !l.Decode.Worker.ServesWhole():
+		return err // the queue's
 	}
-	if queued := err != nil && ctx.Err() == nil && !errors.Is(err, errNoPrefill); queued && !l.decode.Worker.ServesWhole() {
-		d.turnAway(err)
-		return d.wait.turnedAway
-	}
-	if err != nil {
-		return prefillFailed(err, true)
-	}
-	l.prefill = p
-	p.Seated(&d.Call, d.reasonOf(false, &p.Terms))
-	p.Number, p.CostsTime = d.attempts, d.costsTime(&p.Seat)
-	p.Log()
-	d.Trace.Selected(&p.Attempt)
-	return nil
+	return prefillFailed(err, true)
 }
 
-// prefillChooser chooses the worker of the prefill leg.
-type prefillChooser struct{ *Dispatch }
+// chooser chooses the worker of the prefill leg.
+type chooser struct{ *Phases }
 
 // Choose implements pool.Chooser.
-func (by prefillChooser) Choose(_ context.Context, c *pool.Candidates) pool.Choice {
-	d, bound := by.Dispatch, -1
+func (by chooser) Choose(_ context.Context, c *pool.Candidates) pool.Choice {
+	s, bound := by.split, -1
 	for i, t := range c.Targets {
-		if t.Target == d.parting.apart.Prefill && d.parting.prefill != nil {
+		if t.Target == s.Forecast.Prefill && s.Prefill != nil {
 			bound = i
 		}
 	}
 	scored := &c.Scored
-	*scored = d.plan.Score
+	*scored = s.Plan.Score
 	scored.Leg, scored.Streamed = kvscore.LegPrefill, true
-	return pool.Choice{Request: scored, Policy: d.policy(), Bound: bound}
+	return pool.Choice{Request: scored, Policy: s.Of.Policy(), Bound: bound}
 }
 
-func (prefillChooser) Chosen(*pool.Candidates, int, bool) {}
-func (prefillChooser) Waits()                             {}
+func (chooser) Chosen(*pool.Candidates, int, bool)      {}
+func (chooser) Waits()                                  {}
+func (by chooser) Renew() (o pool.Offers, follows bool) { return by.owner.Renew() }
 
 // describe says what the engines must know of the legs.
-func (l *legs) describe() {
-	p := l.prefill
+func (l *Phases) describe() {
+	p := l.Prefill
 	var random [16]byte
 	_, _ = rand.Read(random[:]) // it never fails
 	ranks := p.Worker.Ranks()
@@ -88,37 +80,37 @@ func (l *legs) describe() {
 }
 
 // request returns the request of the prefill leg.
-func (l *legs) request(req *http.Request) *http.Request {
-	d, p, leg := l.decode.d, l.prefill, l.leg
+func (l *Phases) request(req *http.Request) *http.Request {
+	c, p, leg := l.Decode.Call, l.Prefill, l.leg
 	leg.Prefill = true
-	r := attempt.Request{Plan: d.plan, Body: d.Body, Worker: p.Worker, Target: p.Target, Leg: &leg, Shared: true}
-	out := *d.Trace.Carry(r.Build(req))
+	r := attempt.Request{Plan: c.Plan, Body: c.Body, Worker: p.Worker, Target: p.Target, Leg: &leg, Shared: true}
+	out := *c.Trace.Carry(r.Build(req))
 	u := *out.URL // the transport changes it, and that of the decode leg
 	out.URL = &u
 	return &out
 }
 
 // run makes the prefill leg. It ends its seat, and reports what the leg has shown of its worker.
-func (l *legs) run(req *http.Request) (err error) {
+func (l *Phases) run(req *http.Request) (err error) {
 	defer close(l.done)
-	p, d := l.prefill, l.decode.d
+	p := l.Prefill
 	defer p.Leave(false, nil) // if nothing below has
-	ended := d.Trace.Phase(attempt.SpanPrefill, &p.Attempt)
+	ended := p.Call.Trace.Phase(attempt.SpanPrefill, p)
 	begun := time.Now()
 	status, counts, over, err := l.call(req)
 	t := time.Now()
 	ended(err)
-	d.PoolMetrics.leg(legPrefill, err, t.Sub(begun))
+	l.owner.PhaseEnded(LegPrefill, err, t.Sub(begun))
 	if err != nil && l.ctx.Err() != nil {
 		if l.client.Err() != nil {
-			p.End(outcomeClientGone, false)
+			p.End("client_gone", false)
 		}
 		l.abort(p)
 		return err
 	}
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)
 	l.broke = status == 0 && err != nil && !unconnected && !errors.Is(err, errLegSilent)
-	d.Pool.Report(p.Worker, p.legOutcome(status, err))
+	l.split.Pool.Report(p.Worker, outcomeOf(p, status, err))
 	clients := status >= 400 && status < 500 && !attempt.Retryable(status) && !attempt.WorkersFault(status)
 	if err != nil {
 		outcome := pool.AttemptRetried
@@ -136,26 +128,26 @@ func (l *legs) run(req *http.Request) (err error) {
 		return failed
 	}
 	p.Seat.FirstToken(t)
-	l.learn(counts)
+	l.owner.Prefilled(p, counts)
 	p.Leave(true, nil)
 	p.End(pool.AttemptPrefilled, false)
 	if over { // only of engines that get the decode leg later
 		return nil
 	}
 	l.handedOver.Store(t.UnixNano())
-	l.decode.HandedOver(t)
+	l.Decode.HandedOver(t)
 	return nil
 }
 
 // call sends the prefill leg, and reads its answer. over: that is the answer to the client.
-func (l *legs) call(req *http.Request) (status int, counts response.Counts, over bool, err error) {
-	p, d := l.prefill, l.decode.d
-	limit := p.patience()
-	if most := time.Duration(d.Timeouts.FirstToken); most > 0 && d.plan.Request.Stream {
+func (l *Phases) call(req *http.Request) (status int, counts response.Counts, over bool, err error) {
+	p, s := l.Prefill, l.split
+	limit := patience(p)
+	if most := s.FirstToken; most > 0 && s.Plan.Request.Stream {
 		limit = min(limit, most)
 	}
 	if l.of().Together { // its answer comes after the transfer
-		limit += time.Duration(l.decode.Terms.PartedTime * float64(time.Millisecond))
+		limit += time.Duration(l.Decode.Terms.PartedTime * float64(time.Millisecond))
 	}
 	ctx, cancel := context.WithTimeoutCause(l.ctx, limit, errLegSilent)
 	defer cancel()
@@ -164,7 +156,7 @@ func (l *legs) call(req *http.Request) (status int, counts response.Counts, over
 			err = cause
 		}
 	}()
-	resp, err := d.Client.Leg(req.WithContext(ctx), p.Worker.Dial)
+	resp, err := s.Client.Leg(req.WithContext(ctx), p.Worker.Dial)
 	if err != nil {
 		return 0, counts, false, err
 	}
@@ -180,7 +172,7 @@ func (l *legs) call(req *http.Request) (status int, counts response.Counts, over
 	case tooLong:
 		return resp.StatusCode, counts, false, errNotHanded
 	}
-	answer := d.plan.Request.NewAnswer(false)
+	answer := s.Plan.Request.NewAnswer(false)
 	answer.Write(data)
 	answer.Finish()
 	counts.Prompt, counts.Completion, counts.Cached = answer.Usage()
@@ -191,15 +183,8 @@ func (l *legs) call(req *http.Request) (status int, counts response.Counts, over
 	return resp.StatusCode, counts, handed == engine.Over, nil
 }
 
-// over returns whether the answer to the client ended with its prefill.
-func (l *legs) over() bool { return l != nil && l.leg.Answer != nil }
-
-// answer returns the answer to the client of a request that ended with its prefill; nil if there is
-// none.
-func (l *legs) answer(req *http.Request) *http.Response {
-	if !l.over() {
-		return nil
-	}
+// Answer returns the answer to the client of a request that ended with its prefill.
+func (l *Phases) Answer(req *http.Request) *http.Response {
 	return &http.Response{
 		Status: "200 OK", StatusCode: http.StatusOK, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Request: req,
 		Header: http.Header{"Content-Type": {"application/json"}}, ContentLength: int64(len(l.leg.Answer)),
@@ -209,14 +194,14 @@ func (l *legs) answer(req *http.Request) *http.Response {
 
 // patience returns how long a leg of the attempt may be silent. The forecast is far off until the
 // router has learned how fast the workers are, so a slow one has some time.
-func (a *try) patience() time.Duration {
+func patience(a *attempt.Attempt) time.Duration {
 	const slowest = 2 * time.Millisecond // a token
 	predicted := 4 * time.Duration(a.Terms.TTFT()*float64(time.Millisecond))
 	return legPatience + max(predicted, time.Duration(a.Tokens)*slowest)
 }
 
-// legOutcome returns what the prefill leg has shown of its worker.
-func (a *try) legOutcome(status int, err error) pool.Outcome {
+// outcomeOf returns what the prefill leg has shown of its worker.
+func outcomeOf(a *attempt.Attempt, status int, err error) pool.Outcome {
 	switch {
 	case err == nil:
 		return a.Good()
@@ -231,12 +216,4 @@ func (a *try) legOutcome(status int, err error) pool.Outcome {
 		return a.Errored(err.Error(), status >= 500)
 	}
 	return a.Shows(pool.OutcomeAnswered, "")
-}
-
-// learn records the counts of the prompt in the index, the model's ratios and the metrics.
-func (l *legs) learn(c response.Counts) {
-	o := &delivery{d: l.decode.d, attempt: l.prefill}
-	o.Counts = c
-	kind := worker.ReportKind{API: o.d.plan.API.Name()}
-	o.learnPrompt(o.attempt.Worker.CachedTokens(kind, c.Cached))
 }

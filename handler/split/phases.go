@@ -1,0 +1,386 @@
+package split
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/response"
+)
+
+// Owner is the request whose phases are made.
+type Owner interface {
+	// SeatPrefill finds a seat for the prefill attempt, within the patience of the request.
+	SeatPrefill(ctx context.Context, want *pool.Wants, by pool.Chooser, p *attempt.Attempt) error
+	// Renew is that of pool.Chooser.
+	Renew() (o pool.Offers, follows bool)
+	// Prefilled learns from the counts of the attempt that has computed the prompt.
+	Prefilled(p *attempt.Attempt, c response.Counts)
+	// PhaseEnded counts a phase.
+	PhaseEnded(name string, err error, took time.Duration)
+	// MayRetry returns whether another attempt may follow, and charges it.
+	MayRetry() bool
+}
+
+// Phases are the two legs of an attempt. The attempt itself is the decode leg, with its seat.
+// Engines that serve both legs at once get the prefill leg in a goroutine of its own. Others get
+// the decode leg once the prefill leg has its answer.
+type Phases struct {
+	Decode  *attempt.Attempt
+	Prefill *attempt.Attempt // its seat ends with the leg; nil if there was no worker
+
+	split *Request
+	owner Owner
+	leg   engine.Leg
+
+	ctx    context.Context // of the prefill leg
+	cancel context.CancelCauseFunc
+	done   chan struct{} // closed when the prefill leg has ended
+
+	kept       int64        // bytes of its answer for the decode leg or the client
+	handedOver atomic.Int64 // when the prefill leg handed the prompt over, Unix nanoseconds; 0 is not yet
+
+	client context.Context // ends when the client leaves
+	forget func() bool     // that it may leave
+	span   func(error)     // ends that of the decode leg
+
+	mu      sync.Mutex
+	end     context.CancelCauseFunc // ends the decode leg; nil before it begins
+	failed  error                   // of the prefill leg
+	broke   bool                    // its connection: the request may end engines
+	fetched bool                    // the decode worker needs the prompt no more, as far as is known
+	left    bool                    // the attempt has ended
+	lost    bool                    // that was an error: the worker did not get the prompt
+	gone    *time.Timer             // ends the decode leg of a client that left
+	unsure  *time.Timer             // looks after the prefill worker; nil if the legs have other deadlines
+}
+
+const (
+	// legPatience is how much longer than predicted a leg may be silent.
+	legPatience = 10 * time.Second
+	// abortTime is how long the abort of a leg may take.
+	abortTime = 5 * time.Second
+)
+
+// Error says that a pair of workers failed to serve the legs of a request.
+type Error struct {
+	Reason string // of the retry, as metrics name it
+	err    error
+	whole  bool // another pair would fail, too
+}
+
+// The legs, and the reasons of an Error: the prefill leg failed, or the decode worker did not get the
+// prompt.
+const (
+	LegPrefill = "prefill"
+	LegDecode  = "decode"
+
+	legTransfer = "transfer"
+)
+
+func prefillFailed(err error, whole bool) *Error { return &Error{LegPrefill, err, whole} }
+func transferFailed(err error) *Error            { return &Error{Reason: legTransfer, err: err} }
+
+func (e *Error) Error() string { return e.Reason + " leg: " + e.err.Error() }
+func (e *Error) Unwrap() error { return e.err }
+
+var (
+	errLegSilent  = errors.New("no answer in time")
+	errLegBroken  = errors.New("the leg broke")
+	errNotHanded  = errors.New("the engine does not hand over the prompt")
+	errNoPrefill  = errors.New("no prefill worker is available")
+	errClientLeft = fmt.Errorf("the client left: %w", context.Canceled)
+
+	// ErrPrefillGone ends a decode leg whose retry is charged already.
+	ErrPrefillGone = errors.New("the prefill worker does not answer any more")
+)
+
+// Begin begins the phases of an attempt that splits the request: if the decode leg follows the prefill
+// leg, it makes that one. It returns nil if the decode worker is to serve the whole request. The error is
+// an *Error, the queue's, or the context's.
+func (s *Request) Begin(o Owner, a *attempt.Attempt, req *http.Request) (*Phases, error) {
+	l := &Phases{split: s, owner: o, Decode: a, done: make(chan struct{}), client: req.Context()}
+	if err := l.seat(req.Context()); err != nil {
+		close(l.done)
+		return l, err
+	}
+	l.describe()
+	a.Leg, a.Prefill = &l.leg, l.Prefill
+	l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(req.Context()))
+	stop := context.AfterFunc(req.Context(), func() { l.cancel(errClientLeft) })
+	call := l.request(req)
+	if l.of().Together {
+		go func() {
+			defer stop()
+			if err := l.run(call); err != nil {
+				l.fail(err)
+			}
+		}()
+		return l, nil
+	}
+	defer stop()
+	if err := l.run(call); err != nil {
+		return l, err
+	}
+	l.keep(len(l.leg.Handed) + len(l.leg.Prompt) + len(l.leg.Answer))
+	if l.handedOver.Load() == 0 { // the answer ended with the prefill
+		if a.Kind == pool.KindStream || l.leg.Answer == nil {
+			l.Leave(false)
+			a.Leg, a.Prefill = nil, nil
+			return nil, nil //nolint:nilnil // there are no phases
+		}
+		a.Answers = l.Prefill
+	}
+	return l, nil
+}
+
+// fail ends the decode leg because the prefill leg failed, unless it has the prompt.
+func (l *Phases) fail(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.fetched {
+		return
+	}
+	l.failed = err
+	if l.end != nil {
+		l.end(err)
+	}
+}
+
+// of returns how the engines share the request.
+func (l *Phases) of() *engine.Legs { return l.Prefill.Worker.Engine().Legs() }
+
+// Prefilled returns when the prefill leg had its answer, the zero time if it has none yet.
+func (l *Phases) Prefilled() (t time.Time) {
+	if n := l.handedOver.Load(); n != 0 {
+		t = time.Unix(0, n)
+	}
+	return t
+}
+
+// begin begins the decode leg, which end ends. If the client leaves, the leg goes on until its
+// worker has the prompt. Blocks that nobody fetches would stay in the prefill worker's memory.
+func (l *Phases) begin(end context.CancelCauseFunc) {
+	l.span = l.Decode.Call.Trace.Phase(attempt.SpanDecode, l.Decode)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.end = end; l.failed != nil {
+		end(l.failed)
+	}
+	if l.Decode.Kind != pool.KindStream && !l.of().Together {
+		l.unsure = time.AfterFunc(l.limit(0), func() { l.check(false) })
+	}
+	l.forget = context.AfterFunc(l.client, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.fetched {
+			end(errClientLeft)
+			return
+		}
+		l.gone = time.AfterFunc(l.of().Fetches, func() { end(errClientLeft) })
+	})
+}
+
+// Bound sets what ends the decode leg. A leg that is not safe to cancel has the time that its engine takes
+// to give up.
+func (l *Phases) Bound(b *attempt.Bounds) {
+	b.Context, b.Begins = context.WithoutCancel(l.client), l.begin
+	if l.Decode.Kind == pool.KindStream {
+		b.First = l.limit(b.First)
+	}
+}
+
+// limit returns how long the decode leg may be silent. timeout is the operator's limit, 0 if there is
+// none.
+func (l *Phases) limit(timeout time.Duration) time.Duration {
+	own := l.patience()
+	switch {
+	case l.Wedges():
+		return max(own, l.of().Fetches)
+	case timeout > 0:
+		return min(timeout, own)
+	}
+	return own
+}
+
+// Wedges returns whether to end the decode leg before its first token may harm its engine. Nothing
+// moves it until then.
+func (l *Phases) Wedges() bool { return l != nil && l.of().Wedges }
+
+// patience returns how much time the decode leg has in any case. Both legs of engines that get
+// them at once have the same time.
+func (l *Phases) patience() time.Duration {
+	if l.of().Together {
+		return max(patience(l.Decode), patience(l.Prefill))
+	}
+	left := l.Decode.Terms.PartedTime - l.split.Forecast.Time // after the prefill
+	return legPatience + 4*time.Duration(max(0, left)*float64(time.Millisecond))
+}
+
+// check looks whether the prefill worker is there. It does so for answers that are not streamed: their
+// decode legs are silent, and the engine could wait for the prompt for minutes. If the worker was not
+// there the last time (missed) and is not there now, check ends the leg. The request must be one that
+// may be tried again.
+func (l *Phases) check(missed bool) {
+	if time.Since(l.Prefilled()) >= l.of().Fetches {
+		l.Got()
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), legPatience)
+	defer cancel()
+	_, _, err := l.split.Client.Fetch(ctx, l.Prefill.Worker.Dial, http.MethodGet, "/v1/models", nil, l.key(), pool.MaxModelList)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.fetched || l.left:
+	case err == nil || !missed:
+		l.unsure = time.AfterFunc(legPatience, func() { l.check(err != nil) })
+	case l.owner.MayRetry():
+		l.end(transferFailed(ErrPrefillGone)) // not err: the decode worker was connected
+	}
+}
+
+// Arrived records that the decode leg has an answer that is no stream. A stream has the prompt with its
+// first token only.
+func (l *Phases) Arrived(status int) {
+	l.Got()
+	l.lost = status >= 400
+}
+
+// Got records that the decode worker has the prompt.
+func (l *Phases) Got() {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.fetched = true; l.client.Err() != nil {
+		l.end(errClientLeft)
+	}
+}
+
+// Leave ends the phases with their attempt. whole: its answer has come to its end.
+func (l *Phases) Leave(whole bool) {
+	if l.cancel != nil {
+		l.cancel(errClientLeft)
+	}
+	<-l.done
+	if l.forget != nil {
+		l.forget()
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.left = true
+	l.keep(0)
+	if l.unsure != nil {
+		l.unsure.Stop()
+	}
+	waits := l.handedOver.Load() != 0 && !l.of().Together // the prompt, for a decode worker
+	if waits && (l.lost || !l.fetched) {
+		l.split.Pool.CountUnfetched(l.Prefill.Worker)
+	}
+	if l.forget == nil {
+		return // the decode leg has not begun
+	}
+	if l.gone != nil {
+		l.gone.Stop()
+	}
+	var err error
+	switch {
+	case whole:
+	case l.client.Err() != nil:
+		err = errClientLeft
+	default:
+		err = errLegBroken
+	}
+	if err != nil {
+		l.abort(l.Decode)
+	}
+	l.span(err)
+	l.owner.PhaseEnded(LegDecode, err, time.Since(l.Decode.Begun))
+}
+
+// abort ends a leg in its engine, if the end of the connection does not.
+func (l *Phases) abort(a *attempt.Attempt) {
+	e := a.Worker.Engine()
+	path, body := e.Abort(l.leg.ID)
+	if path == "" || l.leg.ID == "" {
+		return
+	}
+	key := l.key()
+	l.split.Pool.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), abortTime)
+		defer cancel()
+		_, _, _ = l.split.Client.Fetch(ctx, a.Worker.Dial, http.MethodPost, path, body, key, 4<<10)
+	})
+}
+
+// key is the client's.
+func (l *Phases) key() []string { return l.split.Plan.HTTP.Header["Authorization"] }
+
+// Failure returns why an attempt shows that its pair of workers failed; nil if it does not.
+func (l *Phases) Failure(resp *http.Response, err error) *Error {
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e
+	}
+	switch {
+	case errors.Is(err, attempt.ErrFirstToken):
+		return transferFailed(err)
+	case err == nil && l.refused(resp.StatusCode):
+		return transferFailed(errors.New("status " + resp.Status)) // also from a healthy decode worker
+	}
+	return nil
+}
+
+// refused returns whether the status of a decode leg is that of a failed transfer. A prefill worker
+// that has handed the prompt over found nothing wrong with the request.
+func (l *Phases) refused(status int) bool {
+	least := http.StatusBadRequest
+	if l.of().Together {
+		least = http.StatusInternalServerError
+	}
+	return status >= least && !attempt.Retryable(status)
+}
+
+// Broke returns whether the connection of the prefill leg broke: the request may end engines.
+func (l *Phases) Broke(e *Error) bool { return e.Reason == LegPrefill && l.broke }
+
+// BrokeBefore returns whether a stream broke because its decode worker did not get the prompt; nil
+// if it did not.
+func (l *Phases) BrokeBefore(why error) *Error {
+	if l == nil {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.fetched {
+		return nil
+	}
+	if e, ok := errors.AsType[*Error](why); ok {
+		return e
+	}
+	if errors.Is(why, attempt.ErrFirstToken) || errors.Is(why, response.ErrEvent) {
+		return transferFailed(why)
+	}
+	return nil
+}
+
+// keep counts what is kept of the prefill worker's answer, as a body in memory.
+func (l *Phases) keep(bytes int) {
+	l.split.Pool.Memory.Held.Add(int64(bytes) - l.kept)
+	l.kept = int64(bytes)
+}
+
+// Sent drops what the decode worker has got with its request.
+func (l *Phases) Sent(req *http.Request) {
+	l.leg.Handed, l.leg.Prompt = nil, nil
+	req.GetBody = nil // has it, too
+	l.keep(len(l.leg.Answer))
+}

@@ -1,0 +1,320 @@
+// Package split serves a request with two workers: one computes its prompt, the other one its answer.
+// The package says whether a request may be split, and over which pair of workers. It runs the prefill
+// phase, and knows the state of the transfer. It makes no other attempt: the caller decides what follows.
+package split
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+)
+
+// Request is whether one request is split over two workers, and over which.
+type Request struct {
+	Of   Router
+	Pool *pool.Pool
+	Plan *plan.Plan
+	Rule kvscore.Legs // the operator's
+
+	Client     *upstream.Client
+	FirstToken time.Duration // the operator's limit; 0 is none
+
+	// of the last choice
+	Prefill  *pool.Worker // that the choice counts on; nil if none
+	Forecast kvscore.Apart
+
+	asked  bool           // for whole
+	whole  string         // why the request goes whole; empty if it may be split
+	pinned *pool.Worker   // the one worker for the prefill that the request names
+	failed []*pool.Worker // whose prefill legs failed
+	tries  int            // pairs of legs that failed
+
+	refused bool            // a prefill worker refused the request, or did not hand it over
+	blame   [2]*pool.Worker // a pair whose transfer failed, if it was not the request's own fault
+	silent  bool            // its decode leg was, and no more is known
+}
+
+// Router is the request that may be split.
+type Router interface {
+	Offers() pool.Offers
+	// Requires returns the requirements on the workers of both legs.
+	Requires() pool.Wants
+	Policy() kvscore.Policy
+	// Holds returns whether an engine has what is before the request.
+	Holds() bool
+}
+
+// Conditions of pools with roles.
+const (
+	incidentNoPrefill = "no prefill worker is available, and requests go whole to others"
+	incidentTransfers = "transfers between a prefill and a decode worker fail, and requests avoid the pair"
+	incidentNotHanded = "prefill workers do not hand over their prompts, and requests go whole to others"
+)
+
+// maxPairsTried is how many pairs of workers a request tries before it goes whole.
+const maxPairsTried = 2
+
+// WhyWhole returns why the request is not split, whatever the workers; empty if it may be. After a
+// failure, it goes whole for that.
+func (s *Request) WhyWhole() string {
+	if !s.asked {
+		s.asked, s.whole = true, s.whyWhole()
+	}
+	return s.whole
+}
+
+// Again allows the request all pairs of workers once more.
+func (s *Request) Again() { s.asked, s.failed, s.tries = false, nil, 0 }
+
+// KeepWhole keeps the request from being split from now on.
+func (s *Request) KeepWhole(why string) { s.asked, s.whole = true, why }
+
+func (s *Request) whyWhole() string {
+	p, req := s.Plan, s.Plan.Request
+	switch {
+	case s.Rule == kvscore.LegsNever:
+		return "legs is never"
+	case req == nil || p.Once != nil || req.Kind == api.None:
+		return "the router does not know the prompt"
+	case p.API.Work() != api.Generate:
+		return "the API has no answer to decode"
+	case req.Choices > 1 || req.Batch() || req.Answers() > 1:
+		return "it has several answers"
+	case req.Echoes || req.SkipsCache:
+		return "it asks for something of the prompt's tokens, which only the engine that computes them knows"
+	case req.ServerTools:
+		return "the engine itself may call tools, and hands over the first turn only"
+	case req.Media > 0 && s.some(func(e *engine.Engine) bool { return e.Legs().TextOnly }):
+		return "it has media, which the engines cannot hand over"
+	case req.MaxTokens == 1 && s.some((*engine.Engine).ServesWhole):
+		return "its answer is one token"
+	case s.namesItself():
+		return "it names its transfer itself"
+	case s.Of.Holds() || p.Response != "":
+		return "an engine holds what is before it"
+	}
+	if _, sole := p.PinsPrefill(); sole {
+		return "it names one worker for both legs"
+	}
+	return ""
+}
+
+// some returns whether the engine of a worker of the pool is such.
+func (s *Request) some(is func(*engine.Engine) bool) bool {
+	return slices.ContainsFunc(s.Of.Offers().Table.Rows, func(r pool.TableRow) bool {
+		return is(r.Worker.Engine())
+	})
+}
+
+// Pin finds the worker that the request names for its prefill. The error says why it cannot have it.
+func (s *Request) Pin() error {
+	pin, offers := &s.Plan.Pin, s.Of.Offers()
+	field := "nvext.prefill_worker_id"
+	if !pin.Prefill.Set {
+		field = "nvext.prefill_dp_rank"
+	}
+	if why := s.WhyWhole(); why != "" {
+		return fmt.Errorf("%s: the request cannot be parted: %s", field, why)
+	}
+	if !pin.Prefill.Set {
+		want := s.wants()
+		fits := len(offers.Ups) == 0 || slices.ContainsFunc(offers.Table.Rows, func(r pool.TableRow) bool {
+			return s.Pool.Meets(&want, r.Worker) == pool.Fits
+		})
+		if !fits || !offers.Table.Apart {
+			return fmt.Errorf("%s: rank %d is not one of a worker for prefills", field, pin.PrefillRank.Value)
+		}
+		return nil
+	}
+	w := offers.Worker(pin.Prefill.Value)
+	switch {
+	case w == nil:
+		return fmt.Errorf("%s: no worker of this pool has the id %d", field, pin.Prefill.Value)
+	case !w.IsPrefill():
+		return fmt.Errorf("%s: worker %d is not for prefills, its role is %s", field, w.ID, w.Engine().Role())
+	case pin.PrefillRank.Set && int64(pin.PrefillRank.Value) >= int64(w.Ranks()):
+		return fmt.Errorf("nvext.prefill_dp_rank: worker %d has no rank %d, its ranks are 0 to %d",
+			w.ID, pin.PrefillRank.Value, w.Ranks()-1)
+	}
+	s.pinned = w
+	return nil
+}
+
+// namesItself returns whether a trusted client splits the request itself.
+func (s *Request) namesItself() bool {
+	p := s.Plan
+	return p.Request != nil && p.Request.NamesLegs && p.Grants&nvext.Pins != 0
+}
+
+// Part returns which part of the request its worker must serve.
+func (s *Request) Part() pool.Part {
+	switch {
+	case s.Plan.API == nil || !s.Plan.ShowsHealth, s.namesItself():
+		return pool.Any
+	case s.hasPrefill():
+		return pool.Answer
+	}
+	return pool.Whole
+}
+
+// hasPrefill returns whether the request may be split now.
+func (s *Request) hasPrefill() bool {
+	offers := s.Of.Offers()
+	t := offers.Table
+	if t == nil || !t.Apart || s.WhyWhole() != "" {
+		return false
+	}
+	want := s.wants()
+	for i, v := range s.Pool.Judge(&want, offers, time.Now()) {
+		if e := t.Rows[i].Worker.Engine(); v.Possible() && e.Parts(s.Plan.Name) {
+			return true
+		}
+	}
+	return false
+}
+
+// wants returns the requirements on the worker of the prefill leg.
+func (s *Request) wants() pool.Wants {
+	want := s.Of.Requires()
+	want.Part, want.Only, want.Rank, want.Tried = pool.Prefill, s.pinned, pool.AnyRank, s.failed
+	if r := s.Plan.Pin.PrefillRank; r.Set {
+		want.Rank = int64(r.Value)
+	}
+	if want.Only != nil && slices.Contains(want.Tried, want.Only) {
+		want.Tried = nil // there is no other
+	}
+	want.Kind = pool.KindPlain
+	return want
+}
+
+// rule returns the rule by which the request is split.
+func (s *Request) rule() kvscore.Legs {
+	if pins, _ := s.Plan.PinsPrefill(); pins {
+		return kvscore.LegsAlways
+	}
+	return s.Rule
+}
+
+// Ways returns whether and how the candidates may be split, for the scheduler.
+func (s *Request) Ways(c *pool.Candidates) (kvscore.Apart, []kvscore.Way) {
+	s.Prefill, s.Forecast = nil, kvscore.Apart{}
+	offers := s.Of.Offers()
+	if offers.Table == nil || !offers.Table.Apart || s.WhyWhole() != "" {
+		return s.Forecast, nil
+	}
+	want, full := s.wants(), false
+	s.Forecast, s.Prefill, full = s.Pool.Forecast(&want, offers, c.At, &s.Plan.Score, s.Of.Policy(), s.rule())
+	if s.Prefill == nil && !full {
+		s.Pool.Incidents.Raise(c.At, incidentNoPrefill, s.Pool.Logger)
+		return s.Forecast, nil
+	}
+	lacks := s.lacksPrefill(c.At)
+	if lacks {
+		s.Pool.Incidents.Raise(c.At, incidentNoPrefill, s.Pool.Logger)
+	}
+	if full {
+		s.Forecast.Legs = s.rule()
+	}
+	c.Ways = slices.Grow(c.Ways[:0], len(c.Workers))[:len(c.Workers)]
+	for i, w := range c.Workers {
+		c.Ways[i] = s.way(w, lacks, c.At)
+	}
+	return s.Forecast, c.Ways
+}
+
+// way returns how a worker can serve the request. If all prefill workers are full, only a
+// request that must be split waits for them.
+func (s *Request) way(w *pool.Worker, lacks bool, t time.Time) kvscore.Way {
+	switch {
+	case !w.ServesWhole():
+		return kvscore.OnlyParted
+	case !w.IsDecode(), lacks:
+		return kvscore.OnlyWhole
+	case s.Prefill == nil:
+		if s.rule() == kvscore.LegsAlways {
+			return kvscore.EitherWay
+		}
+		return kvscore.OnlyWhole
+	case !s.Prefill.Engine().Pairs(w.Engine(), s.Plan.Name) || s.Pool.Avoids(s.Prefill, w, t):
+		return kvscore.OnlyWhole
+	}
+	return kvscore.EitherWay
+}
+
+// lacksPrefill returns whether even the best prefill worker is marked down or drains. A request that names
+// it goes there nevertheless.
+func (s *Request) lacksPrefill(t time.Time) bool {
+	pins, _ := s.Plan.PinsPrefill()
+	return s.Prefill != nil && !pins && !s.Prefill.TakesRequests(t)
+}
+
+// pairless are the offered workers that cannot prefill for a decode worker.
+func (s *Request) pairless(decode *pool.Worker) (list []*pool.Worker) {
+	for _, r := range s.Of.Offers().Table.Rows {
+		if w := r.Worker; w.IsPrefill() && !w.Engine().Pairs(decode.Engine(), s.Plan.Name) {
+			list = append(list, w)
+		}
+	}
+	return list
+}
+
+// ErrWhole is the error of a request that only engines for one leg could serve.
+func (s *Request) ErrWhole() error {
+	why := s.WhyWhole()
+	if why == "" {
+		why = "no prefill worker is available whose engine can part requests of the API " + s.Plan.Name
+	}
+	return fmt.Errorf("the engines of the available workers serve only one leg of requests, and this request is not parted: %s", why)
+}
+
+// Failed records that a pair of workers failed. The next attempt uses another pair, or serves the request
+// whole; the decode worker has not failed.
+func (s *Request) Failed(l *Phases, e *Error) {
+	s.tries++
+	prefill := l.Prefill
+	if prefill != nil {
+		prefill.End(pool.AttemptRetried, true) // if it has not ended
+		s.failed = append(s.failed, prefill.Worker)
+		s.refused = s.refused || e.whole
+	}
+	if e.Reason == legTransfer && prefill != nil {
+		s.blame, s.silent = [2]*pool.Worker{prefill.Worker, l.Decode.Worker}, errors.Is(e, attempt.ErrFirstToken)
+		prefill.Worker.AskAgain()
+	}
+	if s.tries >= maxPairsTried || e.whole || e.Reason == legTransfer && l.Decode.Worker.ServesWhole() {
+		s.KeepWhole("its legs failed: " + e.Error())
+	}
+}
+
+// Answered reports why the legs failed, once a good answer to the same request has shown that the
+// request was not to blame. Requests avoid a pair whose transfer failed. l are the legs of that answer,
+// nil if it came whole.
+func (s *Request) Answered(l *Phases, good bool) {
+	if !good {
+		return
+	}
+	of := s.Pool
+	if l != nil {
+		of.PairWorks(l.Prefill.Worker, l.Decode.Worker)
+	}
+	if s.refused {
+		of.Incidents.Raise(time.Now(), incidentNotHanded, of.Logger)
+		s.refused = false
+	}
+	if s.blame[0] != nil && (l == nil || s.blame != [2]*pool.Worker{l.Prefill.Worker, l.Decode.Worker}) {
+		if of.PairFailed(s.blame[0], s.blame[1], s.silent, time.Now()) {
+			of.Incidents.Raise(time.Now(), incidentTransfers, of.Logger)
+		}
+		s.blame = [2]*pool.Worker{}
+	}
+}
