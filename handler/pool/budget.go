@@ -48,15 +48,3 @@ func (s *spending) isSpent(now time.Time, b *RetryBudget) bool {
 	most := b.Percent/100*r.All + b.PerSecond*budgetMemory.Seconds()
 	return most <= 0 || r.Some > most-min(0.05, most/2)
 }
-
-const incidentBudget = "retry budget spent"
-
-// MayRetry charges one more retry to the pool's budget, unless that would exceed it.
-func (p *Pool) MayRetry(t time.Time) bool {
-	if p.Spending.retry(t, p.Settings.Load().RetryBudget) {
-		return true
-	}
-	observe.RetryDenied(p.Name, 1)
-	p.Incidents.Raise(t, incidentBudget, p.Logger)
-	return false
-}

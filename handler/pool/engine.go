@@ -1,19 +1,16 @@
 package pool
 
 import (
+	"maps"
+	"runtime"
 	"slices"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/journal"
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
-)
-
-const (
-	// idleAfter is the time without requests after which a pool is idle. Its workers may
-	// sleep or cost money, so discovery asks them as rarely as silent ones.
-	idleAfter = 10 * time.Minute
 )
 
 // SetInfo records what a worker's engine reports. It returns false if the pool has replaced
@@ -23,8 +20,8 @@ func (p *Pool) SetInfo(w *Worker, info engine.Info) bool {
 	if info.Type != w.Engine().Type {
 		defer p.findAliases()
 	}
-	p.members.mu.Lock()
-	defer p.members.mu.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.workers[w.Dial] != w {
 		return false
 	}
@@ -42,8 +39,8 @@ func (p *Pool) SetInfo(w *Worker, info engine.Info) bool {
 // recallLife records the start that a worker's engine reported to an earlier run. It returns
 // false if the engine has reported another one since.
 func (p *Pool) recallLife(w *Worker, life string) bool {
-	p.members.mu.Lock()
-	defer p.members.mu.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	info := w.Engine().Info
 	if info.Life == "" {
 		info.Life = life
@@ -70,43 +67,63 @@ func (p *Pool) lostCache(t kvscore.Target, tokens int64) {
 	p.countCleared(w, observe.ClearedMismatch, tokens)
 }
 
-// IsIdle returns whether the pool had no requests for long, and none runs.
-func (p *Pool) IsIdle(t time.Time) bool {
-	return t.Unix()-max(p.lastRequest.Load(), p.servingSince.Load()) > int64(idleAfter/time.Second) &&
-		!slices.ContainsFunc(p.All(), func(w *Worker) bool { n, _ := w.Running(); return n > 0 })
-}
-
-// adoptBlockSize fills in the engines' block size, if none is configured. The caller holds
-// the lock.
-func (p *Pool) adoptBlockSize(s *Settings) {
-	if s.BlockSizeUnset && p.blockSize > 0 {
-		s.BlockSize = p.blockSize
-	}
-}
-
-// KnowsBlockSize returns whether the engines have reported one block size.
-func (p *Pool) KnowsBlockSize() bool {
-	p.members.mu.RLock()
-	defer p.members.mu.RUnlock()
-	return p.blockSize > 0
-}
-
-// AdoptBlockSize takes a block size from the engines, if none is configured. After a change
-// the index does not find earlier prompts of token ids.
-func (p *Pool) AdoptBlockSize(size int) {
-	p.members.mu.Lock()
-	defer p.members.mu.Unlock()
-	old := p.Settings.Load()
-	if !old.BlockSizeUnset {
+// LearnModels records a worker's list of models, nil if it has none. It logs a change, and the journal
+// keeps it.
+func (p *Pool) LearnModels(w *Worker, list *ModelList, logger *zap.Logger) {
+	old := w.List()
+	same := old != nil && list != nil && maps.Equal(old.IDs, list.IDs)
+	if same && slices.Equal(old.Entries, list.Entries) {
 		return
 	}
-	p.blockSize = size // also if it is the default: the source of the size changes
-	if old.BlockSize == size {
+	w.SetList(list)
+	p.findAliases()
+	if same || list == nil && old == nil {
 		return
 	}
-	s := *old
-	p.adoptBlockSize(&s)
-	p.Settings.Store(&s)
-	p.Scheduler.Apply(s.schedulerSettings())
-	p.Logger().Info("block size taken from the engines", zap.Int("tokens", s.BlockSize), zap.Int("before", old.BlockSize))
+	p.kept.journal.Lists(w.ID, keptModels(list))
+	if list == nil {
+		return
+	}
+	ids := make([]string, 0, len(list.Entries))
+	for _, e := range list.Entries {
+		ids = append(ids, e.ID)
+	}
+	logger.Info("worker serves models", zap.String("upstream", w.Dial), zap.Strings("models", ids))
+}
+
+// keptModels returns a list as the journal keeps it.
+func keptModels(l *ModelList) (models []journal.Model) {
+	if l == nil {
+		return nil
+	}
+	for _, e := range l.Entries {
+		models = append(models, journal.Model{ID: e.ID, Adapter: l.Adapters[e.ID]})
+	}
+	return models
+}
+
+// recallModels takes over the list that the worker had in an earlier run, or for another router,
+// until the worker answers.
+func recallModels(w *Worker, models []journal.Model) {
+	list := new(ModelList)
+	for _, m := range models {
+		list.Add(worker.EntryOf(m.ID), m.Adapter)
+	}
+	w.RecallList(list)
+}
+
+// Drain begins or ends the admin API's wish that the worker gets no new requests. It returns whether that
+// changes anything. The worker drains on if its configuration says so.
+func (p *Pool) Drain(w *Worker, drains bool) (changed bool) {
+	drained := w.Draining()
+	changed, version := w.AskDrain(drains)
+	p.kept.journal.Drained(w.ID, drains, version)
+	return changed && !(drains && drained)
+}
+
+// settleCaches does what the cache models have left to do, in steps: requests go on in between.
+func (p *Pool) settleCaches() {
+	for p.Scheduler.Caches().Step(2048) {
+		runtime.Gosched()
+	}
 }

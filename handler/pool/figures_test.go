@@ -61,18 +61,18 @@ func TestFiguresAreBounded(t *testing.T) {
 		p.LearnModels(w, listOf("m"), zap.NewNop())
 		p.Figures(w, "m").Ended("ok", false)
 		if i%100 == 99 {
-			p.members.mu.Lock()
+			p.mu.Lock()
 			for dial, w := range p.workers {
 				if strings.HasPrefix(dial, "10.1.") {
 					p.drop(w)
 				}
 			}
-			p.members.mu.Unlock()
+			p.mu.Unlock()
 		}
 	}
-	p.members.mu.Lock()
+	p.mu.Lock()
 	p.drop(w)
-	p.members.mu.Unlock()
+	p.mu.Unlock()
 	if got := series(); got != before {
 		t.Errorf("%d series stay when all workers are gone", got-before)
 	}

@@ -29,11 +29,10 @@ func newFlowTest(t *testing.T) *flowTest {
 	t.Helper()
 	// without the upkeep, which has a clock of its own
 	p := &Pool{
-		Name: "test", Scheduler: kvscore.NewScheduler(kvscore.Settings{}),
-		members: members{workers: make(map[string]*Worker)},
+		registry: &registry{Name: "test", Scheduler: kvscore.NewScheduler(kvscore.Settings{}), workers: make(map[string]*Worker)},
 	}
 	p.Settings.Store(wanted().WithDefaults())
-	p.queue.pool = p
+	p.queue.workers = p.registry
 	return &flowTest{p, p.Worker("a:1"), p.Worker("b:1"), epoch, hungWatch{Pool: p}}
 }
 

@@ -8,8 +8,6 @@ import (
 	"net/url"
 	"path/filepath"
 	"runtime"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
@@ -28,48 +26,10 @@ const (
 	lastWithin = 3 * time.Second
 	// versionsApart is more than the versions that a store uses between a write and its end.
 	versionsApart = affinity.Version(24 * time.Hour)
-	// turnsWithin is how long a turn of a session waits for the bindings of an earlier run.
-	turnsWithin = 5 * time.Second
 
 	incidentJournal     = "the journal cannot be written"
 	incidentJournalLost = "records have no room in the journal"
 )
-
-// kept is the pool's journal, and what keeps it on disk.
-type kept struct {
-	journal journal.Journal
-	lost    uint64 // of the outlet's, those that were reported
-
-	mu       sync.Mutex
-	tried    string        // the path whose head was read
-	recalled *journal.Head // of tried, if its secret and seed are in use
-	set      Journal       // as it is kept; no File: it is not
-	end      context.CancelFunc
-	ended    chan struct{} // closed when the log's goroutine has ended
-	outlet   *journal.Outlet
-	log      *journal.Log // nil while none is open
-	restored Restored
-
-	restoring atomic.Pointer[chan struct{}] // nil unless bindings are being restored; then closed
-	reading   atomic.Pointer[chan struct{}] // the same for all that the journal has
-}
-
-// JournalState is how the pool's journal fares.
-type JournalState struct {
-	On bool `json:"-"` // a log takes it
-	journal.Status
-	Lost     uint64   `json:"lost_records"` // there was no room for them
-	Restored Restored `json:"restored"`
-}
-
-// Restored counts what the pool took over from an earlier run.
-type Restored struct {
-	Sessions     int           `json:"sessions"`
-	Expired      int           `json:"expired_sessions"`
-	Responses    int           `json:"responses"`
-	CachedTokens int64         `json:"cached_tokens"`
-	Age          time.Duration `json:"-"` // of the last record
-}
 
 // JournalState returns how the pool's journal fares.
 func (p *Pool) JournalState() JournalState {
@@ -251,39 +211,6 @@ func (p *Pool) openJournal(ctx context.Context, set Journal) (*journal.Log, erro
 		case <-time.After(100 * time.Millisecond):
 		case <-ctx.Done():
 		}
-	}
-}
-
-// finish ends the waiting for what is being restored.
-func finish(of *atomic.Pointer[chan struct{}]) {
-	if over := of.Swap(nil); over != nil {
-		close(*over)
-	}
-}
-
-// AwaitJournal waits until all that the journal has of an earlier run is restored.
-func (p *Pool) AwaitJournal(ctx context.Context) {
-	if over := p.kept.reading.Load(); over != nil {
-		select {
-		case <-*over:
-		case <-ctx.Done():
-		}
-	}
-}
-
-// AwaitRestored waits until the bindings of an earlier run are restored, for a while. Without them,
-// the turn of a session that an engine holds would go to another one.
-func (p *Pool) AwaitRestored(ctx context.Context) {
-	over := p.kept.restoring.Load()
-	if over == nil {
-		return
-	}
-	timer := time.NewTimer(turnsWithin)
-	defer timer.Stop()
-	select {
-	case <-*over:
-	case <-timer.C:
-	case <-ctx.Done():
 	}
 }
 

@@ -98,8 +98,8 @@ func (v Verdict) tier() Verdict {
 }
 
 // Judge yields the verdict on each offered worker, by its position.
-func (p *Pool) Judge(want *Wants, o Offers, t time.Time) iter.Seq2[int, Verdict] {
-	j := p.judgment(want, o, t)
+func (r *registry) Judge(want *Wants, o Offers, t time.Time) iter.Seq2[int, Verdict] {
+	j := r.judgment(want, o, t)
 	return func(yield func(int, Verdict) bool) {
 		for i, up := range o.Ups {
 			if !yield(i, j.of(up, o.Table.Rows[i].Worker)) {
@@ -111,13 +111,13 @@ func (p *Pool) Judge(want *Wants, o Offers, t time.Time) iter.Seq2[int, Verdict]
 
 // Meets judges a worker by what the request needs, beside the model. Its verdicts are Fits,
 // NotAllowed, NoRank, SharesCache and NotNamed. A worker that the request names always fits.
-func (p *Pool) Meets(want *Wants, w *Worker) Verdict {
+func (r *registry) Meets(want *Wants, w *Worker) Verdict {
 	switch {
 	case want.Only == w:
 		return Fits
 	case want.Only != nil:
 		return NotNamed
-	case !p.Isolates(want, w):
+	case !r.Isolates(want, w):
 		return SharesCache
 	case want.Rank >= int64(w.Ranks()):
 		return NoRank
@@ -133,21 +133,21 @@ func (p *Pool) Meets(want *Wants, w *Worker) Verdict {
 }
 
 // Isolates returns whether the worker's engine keeps the request's cache apart, if it must.
-func (p *Pool) Isolates(want *Wants, w *Worker) bool {
+func (r *registry) Isolates(want *Wants, w *Worker) bool {
 	return !want.Isolated || w.Engine().IsolatesCaches(want.API)
 }
 
 // judgment is what Judge needs for each offer of a list.
 type judgment struct {
-	pool  *Pool
-	want  *Wants
-	model string // the worker must be known to serve it; empty if any may be chosen
-	more  bool   // the request needs more of its worker than the model
-	at    time.Time
+	registry *registry
+	want     *Wants
+	model    string // the worker must be known to serve it; empty if any may be chosen
+	more     bool   // the request needs more of its worker than the model
+	at       time.Time
 }
 
-func (p *Pool) judgment(want *Wants, o Offers, t time.Time) judgment {
-	j := judgment{pool: p, want: want, at: t}
+func (r *registry) judgment(want *Wants, o Offers, t time.Time) judgment {
+	j := judgment{registry: r, want: want, at: t}
 	if want.Only == nil {
 		j.model = o.served(want.Model)
 	}
@@ -159,7 +159,7 @@ func (p *Pool) judgment(want *Wants, o Offers, t time.Time) judgment {
 // of returns the verdict on a worker behind an upstream.
 func (j *judgment) of(up *reverseproxy.Upstream, w *Worker) Verdict {
 	if j.more {
-		if v := j.pool.Meets(j.want, w); v != Fits {
+		if v := j.registry.Meets(j.want, w); v != Fits {
 			return v
 		}
 	}

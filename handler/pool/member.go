@@ -8,28 +8,6 @@ import (
 	"time"
 )
 
-// Member is one configuration's way to its workers.
-type Member interface {
-	// Reaches returns whether a worker is one of the configuration's. The pool holds a
-	// lock.
-	Reaches(w *Worker) bool
-	// Call posts a body to a worker, as a request of the router's own.
-	Call(ctx context.Context, w *Worker, path string, body []byte) (status int, answer []byte, err error)
-}
-
-// joined are the configurations that have joined a pool, the newest last.
-type joined struct {
-	mu   sync.Mutex
-	list []*membership
-}
-
-// membership is a configuration in a pool. One that has ended stays for WorkerGrace if it is
-// the only way to a worker, because sessions are left to be closed there.
-type membership struct {
-	Member
-	left time.Time // zero: the configuration has not ended
-}
-
 // Join adds a configuration to the pool, until it calls leave.
 func (p *Pool) Join(m Member) (leave func()) {
 	one := &membership{Member: m}

@@ -3,21 +3,18 @@ package pool
 import (
 	"iter"
 	"maps"
-	"slices"
 	"strings"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/journal"
-	"github.com/caddy-kvrouter/kvrouter/handler/worker"
-	"go.uber.org/zap"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // Lists returns whether any worker is known to serve a model.
-func (p *Pool) Lists(model string) bool {
-	p.members.mu.RLock()
-	defer p.members.mu.RUnlock()
-	for _, w := range p.workers {
+func (r *registry) Lists(model string) bool {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	for _, w := range r.workers {
 		if w.KnownToServe(model) {
 			return true
 		}
@@ -27,12 +24,12 @@ func (p *Pool) Lists(model string) bool {
 
 // NoneServes returns whether the operator lists the models of all workers behind the
 // upstreams, and no list has this model.
-func (p *Pool) NoneServes(ups reverseproxy.UpstreamPool, model string) bool {
+func (r *registry) NoneServes(ups reverseproxy.UpstreamPool, model string) bool {
 	for _, up := range ups {
 		if strings.Contains(up.Dial, "{") {
 			return false
 		}
-		w := p.peek(up.Dial)
+		w := r.peek(up.Dial)
 		if !w.HasConfiguredModels() || w.KnownToServe(model) {
 			return false
 		}
@@ -40,84 +37,18 @@ func (p *Pool) NoneServes(ups reverseproxy.UpstreamPool, model string) bool {
 	return true
 }
 
-// LearnModels records a worker's list of models, nil if it has none. It logs a change, and the journal
-// keeps it.
-func (p *Pool) LearnModels(w *Worker, list *ModelList, logger *zap.Logger) {
-	old := w.List()
-	same := old != nil && list != nil && maps.Equal(old.IDs, list.IDs)
-	if same && slices.Equal(old.Entries, list.Entries) {
-		return
-	}
-	w.SetList(list)
-	p.findAliases()
-	if same || list == nil && old == nil {
-		return
-	}
-	p.kept.journal.Lists(w.ID, keptModels(list))
-	if list == nil {
-		return
-	}
-	ids := make([]string, 0, len(list.Entries))
-	for _, e := range list.Entries {
-		ids = append(ids, e.ID)
-	}
-	logger.Info("worker serves models", zap.String("upstream", w.Dial), zap.Strings("models", ids))
-}
-
-// keptModels returns a list as the journal keeps it.
-func keptModels(l *ModelList) (models []journal.Model) {
-	if l == nil {
-		return nil
-	}
-	for _, e := range l.Entries {
-		models = append(models, journal.Model{ID: e.ID, Adapter: l.Adapters[e.ID]})
-	}
-	return models
-}
-
-// recallModels takes over the list that the worker had in an earlier run, or for another router,
-// until the worker answers.
-func recallModels(w *Worker, models []journal.Model) {
-	list := new(ModelList)
-	for _, m := range models {
-		list.Add(worker.EntryOf(m.ID), m.Adapter)
-	}
-	w.RecallList(list)
-}
-
-// ModelsBeside returns the id and the JSON of each model that the offered workers serve. It leaves
-// out workers with another API key than the worker that answers: the client may have no
-// access to them.
-func (p *Pool) ModelsBeside(answers *Worker, o Offers) iter.Seq2[string, string] {
-	return func(yield func(id, raw string) bool) {
-		set := p.Settings.Load()
-		key := set.Worker(answers.Dial).APIKey
-		for i := range o.Table.Rows {
-			w := o.Table.Rows[i].Worker
-			if set.Worker(w.Dial).APIKey != key {
-				continue
-			}
-			for _, e := range w.Listed() {
-				if !yield(e.ID, e.Raw) {
-					return
-				}
-			}
-		}
-	}
-}
-
 // Adapter returns the name of the LoRA adapter that a model's name stands for in any worker's
 // list, or for SGLang in the form base:adapter. It is empty if there is none. It is unknown if
 // workers have lists and none has the model: engines load adapters without listing them.
-func (p *Pool) Adapter(model string) (name string, known bool) {
+func (r *registry) Adapter(model string) (name string, known bool) {
 	if model == "" {
 		return "", true
 	}
 	known = true
-	p.members.mu.RLock()
-	defer p.members.mu.RUnlock()
+	r.mu.RLock()
+	defer r.mu.RUnlock()
 	base, adapter, isPair := strings.Cut(model, ":")
-	for _, w := range p.workers {
+	for _, w := range r.workers {
 		list := w.List()
 		if list == nil {
 			continue
@@ -137,16 +68,16 @@ func (p *Pool) Adapter(model string) (name string, known bool) {
 
 // OnlyModel returns the model that requests mean which name none: the one that all workers list
 // beside adapters, by its canonical name. It is empty if there is none, or several.
-func (p *Pool) OnlyModel() (model string) {
-	p.members.mu.RLock()
-	defer p.members.mu.RUnlock()
-	for _, w := range p.workers {
+func (r *registry) OnlyModel() (model string) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	for _, w := range r.workers {
 		own := w.List()
 		for _, e := range w.Listed() {
 			if own != nil && own.Adapters[e.ID] {
 				continue
 			}
-			name := p.Canonical(e.ID)
+			name := r.Canonical(e.ID)
 			if model != "" && name != model {
 				return ""
 			}
@@ -154,4 +85,50 @@ func (p *Pool) OnlyModel() (model string) {
 		}
 	}
 	return model
+}
+
+// ModelsBeside returns the id and the JSON of each model that the offered workers serve. It leaves
+// out workers with another API key than the worker that answers: the client may have no
+// access to them.
+func (r *registry) ModelsBeside(answers *Worker, o Offers) iter.Seq2[string, string] {
+	return func(yield func(id, raw string) bool) {
+		set := r.Settings.Load()
+		key := set.Worker(answers.Dial).APIKey
+		for i := range o.Table.Rows {
+			w := o.Table.Rows[i].Worker
+			if set.Worker(w.Dial).APIKey != key {
+				continue
+			}
+			for _, e := range w.Listed() {
+				if !yield(e.ID, e.Raw) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Canonical returns the one name of a model that engines serve under several. Prompts and sessions
+// of all its names are the same: the KV cache does not know the name.
+func (r *registry) Canonical(model string) string { return r.aliases.canonical(model) }
+
+// findAliases finds the models with several names anew. An engine of vLLM or SGLang has one base model,
+// and lists it under each name with the same root.
+func (r *registry) findAliases() {
+	r.aliases.mu.Lock()
+	defer r.aliases.mu.Unlock()
+	var groups [][]string
+	set := r.Settings.Load()
+	for _, w := range r.All() {
+		kind := w.Engine().Type
+		if kind != engine.VLLM && kind != engine.SGLang || !r.IsUpstream(set, w) {
+			continue // another engine may load another model for each name
+		}
+		for names := range maps.Values(w.List().ByRoot()) {
+			if len(names) > 1 {
+				groups = append(groups, names)
+			}
+		}
+	}
+	r.aliases.found(groups)
 }

@@ -35,25 +35,9 @@ type TableRow struct {
 	Repeated bool                // an earlier upstream has the same worker
 }
 
-// Tables keeps the table of the list of upstreams that the proxy offered last.
-type Tables struct{ last atomic.Pointer[Table] }
-
-// Offers returns the offers of a list of upstreams. repl fills in placeholders. Workers that
-// are new become known to the pool.
-func (k *Tables) Offers(p *Pool, list reverseproxy.UpstreamPool, repl *caddy.Replacer) Offers {
-	t := k.last.Load()
-	if t == nil || t.layout != p.layout.Load() || !t.isOf(list) {
-		var lasting bool
-		if t, lasting = p.tableOf(list, repl, p.Worker); lasting {
-			k.last.Store(t)
-		}
-	}
-	return Offers{list, t}
-}
-
 // Peek returns the offers of a list of upstreams, and makes no worker known to the pool.
-func (p *Pool) Peek(list reverseproxy.UpstreamPool, repl *caddy.Replacer) Offers {
-	t, _ := p.tableOf(list, repl, p.peek)
+func (r *registry) Peek(list reverseproxy.UpstreamPool, repl *caddy.Replacer) Offers {
+	t, _ := r.tableOf(list, repl, r.peek)
 	return Offers{list, t}
 }
 
@@ -74,10 +58,10 @@ func (t *Table) isOf(list reverseproxy.UpstreamPool) bool {
 // tableOf makes a table of the workers that workerAt returns. lasting is false if other requests
 // must not use the table, because an address has a placeholder or a worker is above
 // maxOverflow.
-func (p *Pool) tableOf(
+func (r *registry) tableOf(
 	list reverseproxy.UpstreamPool, repl *caddy.Replacer, workerAt func(dial string) *Worker,
 ) (t *Table, lasting bool) {
-	layout := p.layout.Load() // first: a change while the table is made must invalidate it
+	layout := r.layout.Load() // first: a change while the table is made must invalidate it
 	workers := make([]*Worker, len(list))
 	lasting = true
 	for i, up := range list {
@@ -86,12 +70,12 @@ func (p *Pool) tableOf(
 			dial, lasting = repl.ReplaceAll(dial, ""), false
 		}
 		workers[i] = workerAt(dial)
-		lasting = lasting && workers[i] != p.overflow
+		lasting = lasting && workers[i] != r.overflow
 	}
-	return p.newTable(list, workers, layout), lasting
+	return r.newTable(list, workers, layout), lasting
 }
 
-func (p *Pool) newTable(list reverseproxy.UpstreamPool, workers []*Worker, layout uint64) *Table {
+func (r *registry) newTable(list reverseproxy.UpstreamPool, workers []*Worker, layout uint64) *Table {
 	t := &Table{layout: layout, list: slices.Clone(list), Rows: make([]TableRow, len(list))}
 	found := make(map[*Worker]struct{}, len(list))
 	targets := make([]kvscore.Target, 0, len(list))
@@ -106,7 +90,7 @@ func (p *Pool) newTable(list reverseproxy.UpstreamPool, workers []*Worker, layou
 			targets = append(targets, w.Target(rank))
 		}
 	}
-	refs := p.Scheduler.Refs(targets)
+	refs := r.Scheduler.Refs(targets)
 	for i, n := range ranks {
 		t.Rows[i].Targets, refs = refs[:n:n], refs[n:]
 	}
@@ -115,18 +99,18 @@ func (p *Pool) newTable(list reverseproxy.UpstreamPool, workers []*Worker, layou
 
 // renewed returns the offers with the workers of now. A worker that was forgotten is known
 // again, because a request needs it.
-func (p *Pool) renewed(o Offers) Offers {
-	layout := p.layout.Load()
+func (r *registry) renewed(o Offers) Offers {
+	layout := r.layout.Load()
 	if o.Table.layout == layout {
 		return o // no worker nor its ranks have changed
 	}
 	workers := make([]*Worker, len(o.Ups))
 	for i := range o.Table.Rows {
-		if workers[i] = o.Table.Rows[i].Worker; workers[i] != p.overflow { // which has no address of its own
-			workers[i] = p.Worker(workers[i].Dial)
+		if workers[i] = o.Table.Rows[i].Worker; workers[i] != r.overflow { // which has no address of its own
+			workers[i] = r.Worker(workers[i].Dial)
 		}
 	}
-	return Offers{o.Ups, p.newTable(o.Ups, workers, layout)}
+	return Offers{o.Ups, r.newTable(o.Ups, workers, layout)}
 }
 
 // Worker returns the offered worker with an id, nil if there is none.
@@ -160,18 +144,12 @@ func (o Offers) served(model string) string {
 	return ""
 }
 
-// WasOffered returns whether a request was offered a worker within a time before the last
-// request.
-func (p *Pool) WasOffered(w *Worker, within time.Duration) bool {
-	return p.lastRequest.Load()-w.Seen() <= int64(within/time.Second)
-}
-
 // See records that a request was offered the workers. For a static list, one request a second
 // does it.
-func (p *Pool) See(o Offers, t time.Time, dynamic bool) {
+func (r *registry) See(o Offers, t time.Time, dynamic bool) {
 	second := t.Unix()
-	if p.lastRequest.Load() != second { // all processors share what is only read
-		p.lastRequest.Store(second)
+	if r.lastRequest.Load() != second { // all processors share what is only read
+		r.lastRequest.Store(second)
 	}
 	if o.Table.seen.Swap(second) == second && !dynamic {
 		return

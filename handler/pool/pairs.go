@@ -2,8 +2,6 @@ package pool
 
 import (
 	"maps"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -18,20 +16,6 @@ const (
 	// maxPairs bounds the pairs that are remembered.
 	maxPairs = 4096
 )
-
-// pairs are the pairs of a prefill and a decode worker between which a transfer has failed
-// lately. Neither worker is marked down for that.
-type pairs struct {
-	count atomic.Int32 // of known: readable without the lock
-	mu    sync.Mutex
-	known map[[2]uint64]pair // by the workers' ids
-}
-
-type pair struct {
-	until   time.Time // it is remembered
-	silent  int       // decode legs in a row
-	avoided bool
-}
 
 // PairFailed records that a transfer between two workers failed, or that its decode leg was silent. It
 // returns whether requests now avoid the pair.

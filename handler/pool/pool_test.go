@@ -246,7 +246,7 @@ func TestRemovedWorkerKeepsItsLimit(t *testing.T) {
 			t.Errorf("with %v: limit %d, want %d; %d running, want 1", v.settings.Workers, limit, v.limit, running)
 		}
 	}
-	p.freeSlot(w)
+	p.queue.free(w)
 	if n := running(p.Worker("a:1")); n != 0 {
 		t.Errorf("%d running at the end", n)
 	}

@@ -3,17 +3,26 @@ package pool
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 )
 
+// Errors of Pool.Seat.
+var (
+	ErrNoWorker   = errors.New("no worker is available")
+	ErrQueueFull  = errors.New("all workers and the queue are full")
+	ErrWaited     = errors.New("all workers are full, and none had a free slot in time")
+	ErrHomeWaited = errors.New("the session's worker is full, and had no free slot in time")
+)
+
 // queue is the requests that wait for a worker with room, in order. A free slot goes to
 // the first request that can use it.
 type queue struct {
-	pool   *Pool
-	length atomic.Int32 // number of waiters; readable without the lock
+	workers *registry
+	length  atomic.Int32 // number of waiters; readable without the lock
 
 	mu      sync.Mutex
 	waiting []*waiter // in order
@@ -29,9 +38,6 @@ const (
 	incidentEmpty = "there are no upstreams, and requests wait"
 )
 
-// Waiting returns how many requests wait in the queue.
-func (p *Pool) Waiting() int { return int(p.queue.length.Load()) }
-
 // wait queues a request until the queue grants it a slot of a worker, for at most the time
 // given. It returns how long the request waited, and leaves the offers of then in o. The worker is
 // nil if there is none to wait for; the request then chooses again. The errors are ErrQueueFull,
@@ -42,13 +48,13 @@ func (q *queue) wait(
 	m := &waiter{want: *want, offers: *o, verdict: make(chan grant, 1), renew: renew}
 	defer func() { *o = m.offers }()
 	var v grant
-	if q.enter(m, q.pool.Settings.Load().MaxWaiting) {
+	if q.enter(m, q.workers.Settings.Load().MaxWaiting) {
 		began := time.Now()
 		incident := incidentFull
 		if len(o.Ups) == 0 {
 			incident = incidentEmpty
 		}
-		q.pool.Incidents.Raise(began, incident, q.pool.Logger)
+		q.workers.Incidents.Raise(began, incident, q.workers.Logger)
 		v = q.outcome(ctx, m, most)
 		waited = time.Since(began)
 	} else {
@@ -56,7 +62,7 @@ func (q *queue) wait(
 	}
 	if ctx.Err() != nil {
 		if v.worker != nil {
-			q.pool.freeSlot(v.worker)
+			q.free(v.worker)
 		}
 		return nil, waited, ctx.Err()
 	}
@@ -136,7 +142,7 @@ func (q *queue) freed(w *Worker) {
 	if q.length.Load() == 0 {
 		return
 	}
-	if now := q.pool.Known(w.Dial); now != nil {
+	if now := q.workers.Known(w.Dial); now != nil {
 		w = now // it may have got another id
 	}
 	q.mu.Lock()
@@ -182,8 +188,8 @@ func (q *queue) review(t time.Time) {
 // refresh finds out again which models are served, and which workers are at the offered
 // addresses. The caller holds the lock.
 func (q *queue) refresh(m *waiter) {
-	m.offers = q.pool.renewed(m.offers)
-	m.judge = q.pool.judgment(&m.want, m.offers, time.Time{})
+	m.offers = q.workers.renewed(m.offers)
+	m.judge = q.workers.judgment(&m.want, m.offers, time.Time{})
 }
 
 // place gives a waiter a free slot that no earlier waiter can use. The caller holds the
@@ -318,4 +324,10 @@ func (m *waiter) canUse(w *Worker, t time.Time) bool {
 func running(w *Worker) int64 {
 	n, _ := w.Running()
 	return n
+}
+
+// free frees a slot of a worker for the queue.
+func (q *queue) free(w *Worker) {
+	w.FreeSlot()
+	q.freed(w)
 }

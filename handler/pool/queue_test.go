@@ -13,16 +13,16 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
-
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // queueRoom is a queue before workers with the given limits.
 func queueRoom(limits ...int) (*queue, []*Worker) {
-	p := &Pool{members: members{workers: make(map[string]*Worker)}}
+	p := &Pool{registry: &registry{workers: make(map[string]*Worker)}}
 	p.Settings.Store(wanted().WithDefaults())
-	p.queue.pool = p
+	p.queue.workers = p.registry
 	workers := make([]*Worker, len(limits))
 	for i, n := range limits {
 		workers[i] = worker.New("test", WorkerSettings{Dial: fmt.Sprint(i), ID: uint64(i + 1), MaxRunning: RequestLimit(n)})
@@ -334,7 +334,7 @@ func TestRepeatedUpstreamWaits(t *testing.T) {
 	if !p.queue.enter(m, 10) {
 		t.Fatal("the request does not wait")
 	}
-	p.freeSlot(w)
+	p.queue.free(w)
 	if v, ok := m.decided(); !ok || v.worker != w {
 		t.Errorf("got %v, %v, want the slot of the worker", v, ok)
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"runtime"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
@@ -18,6 +19,8 @@ const (
 	// firstProbes is how long the cache models wait for the first probes of workers: engines
 	// report the size of their caches.
 	firstProbes = 3 * time.Second
+	// turnsWithin is how long a turn of a session waits for the bindings of an earlier run.
+	turnsWithin = 5 * time.Second
 	// oldestCaches is the greatest age of a journal whose cache models are right.
 	oldestCaches = time.Hour
 )
@@ -289,4 +292,37 @@ func (r *restorer) binding(ctx context.Context, b *restoredBinding) (ok bool) {
 		r.pool.Closer.Ended(b.Key, &b.Want, affinity.Replaced)
 	}
 	return true
+}
+
+// finish ends the waiting for what is being restored.
+func finish(of *atomic.Pointer[chan struct{}]) {
+	if over := of.Swap(nil); over != nil {
+		close(*over)
+	}
+}
+
+// AwaitJournal waits until all that the journal has of an earlier run is restored.
+func (p *Pool) AwaitJournal(ctx context.Context) {
+	if over := p.kept.reading.Load(); over != nil {
+		select {
+		case <-*over:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// AwaitRestored waits until the bindings of an earlier run are restored, for a while. Without them,
+// the turn of a session that an engine holds would go to another one.
+func (p *Pool) AwaitRestored(ctx context.Context) {
+	over := p.kept.restoring.Load()
+	if over == nil {
+		return
+	}
+	timer := time.NewTimer(turnsWithin)
+	defer timer.Stop()
+	select {
+	case <-*over:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
 }

@@ -5,20 +5,14 @@ import (
 	"errors"
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
-)
-
-// Errors of Pool.Seat.
-var (
-	ErrNoWorker   = errors.New("no worker is available")
-	ErrQueueFull  = errors.New("all workers and the queue are full")
-	ErrWaited     = errors.New("all workers are full, and none had a free slot in time")
-	ErrHomeWaited = errors.New("the session's worker is full, and had no free slot in time")
 )
 
 // Candidates are the targets that a request may choose, and the buffers of one choice. They
@@ -73,7 +67,7 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *
 	var granted *Worker // the queue has taken a slot of it for the request
 	giveBack := func() {
 		if granted != nil {
-			p.freeSlot(granted)
+			p.queue.free(granted)
 			granted = nil
 		}
 	}
@@ -271,7 +265,7 @@ func (s *Seat) Leave(computed bool, answer *kvscore.Answer) {
 	}
 	if s.slot {
 		s.slot = false
-		s.pool.freeSlot(s.Worker)
+		s.pool.queue.free(s.Worker)
 	}
 	s.Exit()
 }
@@ -288,8 +282,21 @@ func (s *Seat) FirstToken(t time.Time) {
 	}
 }
 
-// freeSlot frees a slot of the worker for the queue.
-func (p *Pool) freeSlot(w *Worker) {
-	w.FreeSlot()
-	p.queue.freed(w)
+// Waiting returns how many requests wait in the queue.
+func (p *Pool) Waiting() int { return int(p.queue.length.Load()) }
+
+// Tables keeps the table of the list of upstreams that the proxy offered last.
+type Tables struct{ last atomic.Pointer[Table] }
+
+// Offers returns the offers of a list of upstreams. repl fills in placeholders. Workers that
+// are new become known to the pool.
+func (k *Tables) Offers(p *Pool, list reverseproxy.UpstreamPool, repl *caddy.Replacer) Offers {
+	t := k.last.Load()
+	if t == nil || t.layout != p.layout.Load() || !t.isOf(list) {
+		var lasting bool
+		if t, lasting = p.tableOf(list, repl, p.Worker); lasting {
+			k.last.Store(t)
+		}
+	}
+	return Offers{list, t}
 }

@@ -408,8 +408,8 @@ func TestTablesHold(t *testing.T) {
 
 // dropAt drops the worker at an address.
 func (p *Pool) dropAt(dial string) {
-	p.members.mu.Lock()
-	defer p.members.mu.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if w := p.workers[dial]; w != nil {
 		p.drop(w)
 	}

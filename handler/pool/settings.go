@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
@@ -287,6 +286,10 @@ func printable(v reflect.Value) any {
 
 func isUnset(v reflect.Value) bool { return v.IsZero() || v.Kind() == reflect.Slice && v.Len() == 0 }
 
+func (s *Settings) schedulerSettings() kvscore.Settings {
+	return kvscore.Settings{Memory: s.Memory, BlockSize: s.BlockSize}
+}
+
 // SharedSettings are the settings of all handlers of one configuration that name one
 // pool. They grow while the configuration is provisioned.
 type SharedSettings struct {
@@ -299,10 +302,4 @@ func (s *SharedSettings) Get() *Settings {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.All.WithDefaults()
-}
-
-// Hashing returns how prompts are divided into blocks.
-func (p *Pool) Hashing() api.Options {
-	set := p.Settings.Load()
-	return api.Options{TextBlock: set.TextBlock, BlockSize: set.BlockSize, Sizes: p.Scheduler.Caches().BlockSizes(), Seed: p.keys.Load().Seed}
 }

@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
-
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
+
+	"github.com/caddyserver/caddy/v2"
 )
 
 const minute, hour = caddy.Duration(time.Minute), caddy.Duration(time.Hour)

@@ -19,11 +19,6 @@ type Prediction struct {
 // computed returns the tokens without blocks that were still computed. block is the index's block size.
 func (of *Prediction) computed(block int) int64 { return of.Tokens - int64(of.Shared*float64(block)) }
 
-// leastBlocks returns two of the larger of the index's and the engine's blocks, in tokens.
-func (w *Worker) leastBlocks(block int) int64 {
-	return 2 * int64(max(block, w.Engine().Info.BlockSize))
-}
-
 // eventsCheck compares what KV events predict with the cached tokens that the engine reports.
 type eventsCheck struct {
 	mu        sync.Mutex
@@ -53,66 +48,6 @@ const (
 	// warning.
 	uncountedAnswers = 20
 )
-
-// Verify compares a prediction with what the engine reports, in tokens. It ceases to rely on the worker's
-// KV events if the reports contradict them: they may be those of another engine. The scheduler itself
-// judges its approximate cache models. block is the index's block size.
-func (w *Worker) Verify(of *Prediction, reported int64, block int) {
-	if off := max(of.Tokens-reported, reported-of.Tokens); of.Tokens > 0 || reported > 0 {
-		w.Past.Mispredicted(off)
-	}
-	if of.Knowledge == kvscore.Approximate {
-		return
-	}
-	c, predicted := &w.check, of.computed(block)
-	c.mu.Lock()
-	switch {
-	case of.Tokens > 0 && reported > 0:
-		c.unmatched = 0
-	case of.Tokens == 0 && reported >= w.leastBlocks(block):
-		c.unmatched++
-	}
-	switch {
-	case predicted < substantial:
-	case reported*2 >= predicted:
-		c.missed = nil
-	default:
-		if c.missed == nil {
-			c.missed = make(map[uint64]bool)
-		}
-		c.missed[of.Prompt] = true
-	}
-	doubt := !c.doubted && (c.unmatched >= manyUnmatched || len(c.missed) >= manyMissed)
-	c.doubted = c.doubted || doubt
-	c.mu.Unlock()
-	if doubt {
-		w.events.doubt(true)
-	}
-}
-
-// DoubtsEvents returns whether the router does not rely on the worker's KV events.
-func (w *Worker) DoubtsEvents() bool {
-	c := &w.check
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.doubted
-}
-
-// CountedCache records whether an answer that generates reports the cached tokens of its
-// prompt. Engines may omit a count of 0. An omission therefore says something only if the
-// worker was predicted to cache at least two of the engine's blocks.
-func (w *Worker) CountedCache(of *Prediction, counted bool, block int) {
-	missing := &w.check.uncounted
-	switch n := missing.Load(); {
-	case counted && n > 0:
-		missing.Store(0)
-	case !counted && n < uncountedAnswers && of.computed(block) >= w.leastBlocks(block):
-		missing.Add(1)
-	}
-}
-
-// OmitsCounts returns whether the worker's answers lack counts of cached tokens.
-func (w *Worker) OmitsCounts() bool { return w.check.uncounted.Load() >= uncountedAnswers }
 
 // reports are the kinds of answers that report what was cached.
 type reports struct {
@@ -146,16 +81,4 @@ func (r *reports) reported(kind ReportKind, does bool) bool {
 		r.kinds[kind] = true
 	}
 	return does || r.kinds[kind]
-}
-
-// CachedTokens returns how many prompt tokens the engine had cached, -1 if unknown. Some
-// engines omit a count of 0, so an omission means 0 once another answer of the kind had a count.
-func (w *Worker) CachedTokens(kind ReportKind, reported int64) int64 {
-	if !w.Engine().Info.OmitsZeroCached() {
-		return reported
-	}
-	if !w.reports.reported(kind, reported >= 0) {
-		return -1
-	}
-	return max(reported, 0)
 }

@@ -1,8 +1,25 @@
 package worker
 
-import "time"
+import (
+	"sync/atomic"
+)
 
-// Reasons why a worker drains, as bits of Worker.drain.
+// drains says whether the worker drains.
+type drains struct {
+	reasons atomic.Uint32 // see drainConfigured
+	version atomic.Uint64 // counts the calls of all routers' admin APIs that began or ended a drain
+}
+
+// set sets or clears a reason.
+func (d *drains) set(reason uint32, is bool) {
+	if is {
+		d.reasons.Or(reason)
+	} else {
+		d.reasons.And(^reason)
+	}
+}
+
+// Reasons why a worker drains, as bits.
 const (
 	drainConfigured uint32 = 1 << iota
 	drainAsked             // by the admin API
@@ -11,55 +28,52 @@ const (
 )
 
 // Draining returns whether the worker gets no new requests.
-func (w *Worker) Draining() bool { return w.drain.Load() != 0 }
+func (d *drains) Draining() bool { return d.reasons.Load() != 0 }
 
 // Drains returns who wants that the worker drains: the admin API, the configuration, or both.
-func (w *Worker) Drains() (asked, configured bool) {
-	reasons := w.drain.Load()
+func (d *drains) Drains() (asked, configured bool) {
+	reasons := d.reasons.Load()
 	return reasons&drainAsked != 0, reasons&drainConfigured != 0
 }
 
 // Asleep returns whether the worker drains because its engine sleeps.
-func (w *Worker) Asleep() bool { return w.drain.Load()&drainAsleep != 0 }
+func (d *drains) Asleep() bool { return d.reasons.Load()&drainAsleep != 0 }
 
 // AskDrain begins or ends the admin API's wish that the worker drains. It returns whether the worker had
 // the other one, and the number of the call.
-func (w *Worker) AskDrain(drains bool) (changed bool, version uint64) {
-	version = w.drainVersion.Add(1)
-	return w.setDrain(drains), version
+func (d *drains) AskDrain(drains bool) (changed bool, version uint64) {
+	version = d.version.Add(1)
+	return d.setDrain(drains), version
 }
 
 // DrainAsked returns the admin API's wish, and the number of the call that it comes from, 0 if there was
 // none.
-func (w *Worker) DrainAsked() (asked bool, version uint64) {
-	return w.drain.Load()&drainAsked != 0, w.drainVersion.Load()
+func (d *drains) DrainAsked() (asked bool, version uint64) {
+	return d.reasons.Load()&drainAsked != 0, d.version.Load()
 }
 
 // MoveStreams has the streams of a draining worker move to others, as far as they can. It returns
 // whether that is new.
-func (w *Worker) MoveStreams() (changed bool) { return w.drain.Or(drainMoves)&drainMoves == 0 }
+func (d *drains) MoveStreams() (changed bool) { return d.reasons.Or(drainMoves)&drainMoves == 0 }
 
 // MovesStreams returns whether the streams of the worker are to move to others.
-func (w *Worker) MovesStreams() bool { return w.drain.Load()&drainMoves != 0 }
+func (d *drains) MovesStreams() bool { return d.reasons.Load()&drainMoves != 0 }
 
 // FollowDrain takes over what another router's admin API was told, unless this one knows of a later
 // call. If two calls come at once, the drain counts.
-func (w *Worker) FollowDrain(drains bool, version uint64) (changed bool) {
-	own := w.drainVersion.Load()
+func (d *drains) FollowDrain(drains bool, version uint64) (changed bool) {
+	own := d.version.Load()
 	if version < own || version == own && !drains {
 		return false
 	}
-	w.drainVersion.Store(version)
-	return w.setDrain(drains)
+	d.version.Store(version)
+	return d.setDrain(drains)
 }
 
 // setDrain begins or ends the admin API's wish that the worker drains.
-func (w *Worker) setDrain(drains bool) (changed bool) {
+func (d *drains) setDrain(drains bool) (changed bool) {
 	if drains {
-		return w.drain.Or(drainAsked)&drainAsked == 0
+		return d.reasons.Or(drainAsked)&drainAsked == 0
 	}
-	return w.drain.And(^(drainAsked|drainMoves))&drainAsked != 0
+	return d.reasons.And(^(drainAsked|drainMoves))&drainAsked != 0
 }
-
-// TakesRequests returns whether the worker is neither marked down, hung nor draining.
-func (w *Worker) TakesRequests(t time.Time) bool { return !w.Draining() && w.Health.Available(t) }

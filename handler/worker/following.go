@@ -36,11 +36,8 @@ type Follower struct {
 // replays bounds the replays of all streams of the process, each of which takes memory.
 var replays = make(chan struct{}, 8)
 
-// Follow begins, changes or ends the subscription to the worker's KV events. why says why there is nowhere
-// to follow them from, although the engine publishes. run, if it is not nil, follows them until the
-// subscription ends.
-func (w *Worker) Follow(from []Publisher, why error, of events.Engine, by *Follower) (run func()) {
-	s := &w.events
+// follow is [Worker.Follow], of the worker with an id.
+func (s *subscription) follow(id uint64, from []Publisher, why error, of events.Engine, by *Follower) (run func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.why = why
@@ -56,8 +53,7 @@ func (w *Worker) Follow(from []Publisher, why error, of events.Engine, by *Follo
 		return nil
 	}
 	s.from, s.engine = from, of
-	w.check.reset()
-	return s.start(w.ID, by)
+	return s.start(id, by)
 }
 
 // start makes the streams. The lock is held.
@@ -122,8 +118,7 @@ type Following struct {
 }
 
 // Following returns the state of the worker's KV events by rank, none if the router follows none.
-func (w *Worker) Following() []Following {
-	s := &w.events
+func (s *subscription) Following() []Following {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	list := make([]Following, 0, len(s.from))
@@ -134,40 +129,14 @@ func (w *Worker) Following() []Following {
 }
 
 // Unfollowed returns why the router does not follow the events that the engine publishes.
-func (w *Worker) Unfollowed() error {
-	s := &w.events
+func (s *subscription) Unfollowed() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.why
 }
 
-// BlockSize returns the tokens in one of the engine's blocks, as it reports or as its KV events
-// show; 0 is unknown.
-func (w *Worker) BlockSize() int {
-	if size := w.Engine().Info.BlockSize; size > 0 {
-		return size
-	}
-	following := w.Following()
-	for i := range following {
-		if size := following[i].BlockTokens; size > 0 {
-			return size
-		}
-	}
-	return 0
-}
-
-// Restarted forgets what was found out of the answers and events of the worker's engine, for it has
-// restarted, and asks for its events anew.
-func (w *Worker) Restarted() {
-	w.reports.reset()
-	w.check.reset()
-	w.events.doubt(false)
-	w.events.resync()
-}
-
 // Close ends what is kept of the worker's engine, for the pool has forgotten the worker.
-func (w *Worker) Close() {
-	s := &w.events
+func (s *subscription) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stop()

@@ -53,17 +53,3 @@ func (l *RequestLimit) UnmarshalJSON(b []byte) error {
 	*l = RequestLimit(n)
 	return nil
 }
-
-// LimitSlots applies the worker's limit, as configured or as its engine reports it. The
-// engine reports the limit of one rank.
-func (w *Worker) LimitSlots(set Settings) {
-	limit := int64(set.MaxRunning)
-	if set.MaxRunning == LimitAuto {
-		info, ranks := &w.Engine().Info, w.Ranks()
-		if ranks == 1 { // the engine may have ranks that the router does not choose
-			ranks = max(1, info.DPSize)
-		}
-		limit = int64(info.MaxRunning) * int64(ranks)
-	}
-	w.slots.limit.Store(limit)
-}

@@ -14,14 +14,14 @@ func TestOthersLeaveSlots(t *testing.T) {
 		s, took := new(slots), int64(0)
 		s.limit.Store(v.limit)
 		s.others.Store(v.others)
-		if got := s.room(); got != v.want {
+		if got := s.FreeSlots(); got != v.want {
 			t.Errorf("%+v: room for %d", v, got)
 		}
-		for s.take() {
+		for s.TakeSlot() {
 			took++
 		}
-		if took != v.want || s.room() > 0 {
-			t.Errorf("%+v: %d are taken, room for %d", v, took, s.room())
+		if took != v.want || s.FreeSlots() > 0 {
+			t.Errorf("%+v: %d are taken, room for %d", v, took, s.FreeSlots())
 		}
 	}
 }

@@ -25,8 +25,7 @@ type loadReports struct {
 
 // ClaimLoad returns whether the engine must be asked for its load now. The caller then asks, and
 // calls LoadReported. Other callers get false meanwhile. asks: the router asks this engine at all.
-func (w *Worker) ClaimLoad(t time.Time, asks bool) bool {
-	r := &w.loads
+func (r *loadReports) ClaimLoad(t time.Time, asks bool) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !asks {
@@ -44,8 +43,7 @@ func (w *Worker) ClaimLoad(t time.Time, asks bool) bool {
 }
 
 // LoadReported records the end of a question, and whether all ranks were reported.
-func (w *Worker) LoadReported(t time.Time, all bool) {
-	r := &w.loads
+func (r *loadReports) LoadReported(t time.Time, all bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.asking = false; all {
@@ -54,8 +52,7 @@ func (w *Worker) LoadReported(t time.Time, all bool) {
 }
 
 // LacksLoad returns whether the router asks for the engine's load and has not got it lately.
-func (w *Worker) LacksLoad(t time.Time) bool {
-	r := &w.loads
+func (r *loadReports) LacksLoad(t time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return !r.known.IsZero() && t.Sub(r.known) > loadLacks

@@ -3,52 +3,10 @@ package worker
 import (
 	"maps"
 	"slices"
-	"strings"
-	"unicode"
-	"unicode/utf8"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
-	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
-
-// MaxModelList is the longest list of models that the router reads of a worker, in bytes.
-const MaxModelList = 1 << 20
-
-// ModelList is a worker's own list of its models.
-type ModelList struct {
-	IDs map[string]bool
-	// Adapters are those of IDs that are LoRA adapters of another model.
-	Adapters map[string]bool
-	// Loaded are those of IDs that are loaded now, if the worker says that.
-	Loaded  map[string]bool
-	Entries []ModelEntry // in its order
-}
-
-// ModelEntry is a model's id, its JSON in the list, and its root there. Names with one root may be one
-// model.
-type ModelEntry struct {
-	ID, Raw, Root string
-}
-
-// MaxModels is how many models of a worker's list the router reads.
-const MaxModels = 4096
-
-// Add adds a model, unless it is listed already, an operator's terminal could not show its id, or the
-// list is full.
-func (l *ModelList) Add(e ModelEntry, adapter bool) {
-	shown := utf8.ValidString(e.ID) && strings.IndexFunc(e.ID, unicode.IsControl) < 0
-	if e.ID == "" || !shown || l.IDs[e.ID] || len(l.Entries) == MaxModels {
-		return
-	}
-	if l.IDs == nil {
-		l.IDs, l.Adapters = make(map[string]bool), make(map[string]bool)
-	}
-	l.IDs[e.ID] = true
-	l.Entries = append(l.Entries, e)
-	if adapter {
-		l.Adapters[e.ID] = true
-	}
-}
 
 // Serves returns whether a worker serves a model, and whether that is known.
 func (w *Worker) Serves(model string) (yes, known bool) {
@@ -82,14 +40,6 @@ func (w *Worker) KnownToServe(model string) bool {
 	return yes
 }
 
-// Has returns whether a model is in the list. Searching a short list is faster than a map.
-func (l *ModelList) Has(model string) bool {
-	if len(l.Entries) == 0 || len(l.Entries) > 4 {
-		return l.IDs[model]
-	}
-	return slices.ContainsFunc(l.Entries, func(e ModelEntry) bool { return e.ID == model })
-}
-
 // List returns the worker's own list of its models, nil if it has none. The caller must not change it.
 func (w *Worker) List() *ModelList { return w.list.Load() }
 
@@ -105,12 +55,6 @@ func (w *Worker) RecallList(list *ModelList) {
 	if len(list.Entries) > 0 && w.Health.Reach() != Reachable {
 		w.list.CompareAndSwap(nil, list)
 	}
-}
-
-// EntryOf returns the entry of a model of which only the id is known.
-func EntryOf(id string) ModelEntry {
-	name := rawjson.AppendString(nil, id)
-	return ModelEntry{ID: id, Raw: `{"id":` + string(name) + `,"object":"model","created":0,"owned_by":"kv_router"}`}
 }
 
 // Listed returns the models that the operator lists, or else those that the worker lists.
@@ -134,21 +78,30 @@ func (w *Worker) Listed() []ModelEntry {
 	return list
 }
 
-// ByRoot returns the names of models beside adapters, by the root that the engine lists for them.
-func (l *ModelList) ByRoot() map[string][]string {
-	names := make(map[string][]string)
-	if l == nil {
-		return names
-	}
-	for _, e := range l.Entries {
-		if e.Root != "" && !l.Adapters[e.ID] {
-			names[e.Root] = append(names[e.Root], e.ID)
-		}
-	}
-	return names
-}
-
 // Figures returns the figures of the worker for a model.
 func (w *Worker) Figures(model string) *observe.Figures {
 	return w.Past.Figures(model, w.KnownToServe(model))
+}
+
+// findOnDemand finds out whether the worker loads models on demand. It then lists several, and its engine is
+// of no type that has one base model for its life.
+func (w *Worker) findOnDemand() {
+	list, kind := w.list.Load(), w.Engine().Type
+	one := kind == engine.VLLM || kind == engine.SGLang || kind == engine.TRTLLM || kind == engine.Dynamo
+	w.onDemand.does.Store(!one && list != nil && len(list.Entries)-len(list.Adapters) > 1)
+}
+
+// LoadFactor returns the factor of the worker's cost for a model.
+func (w *Worker) LoadFactor(model string) float64 {
+	if model == "" || !w.LoadsOnDemand() {
+		return 1
+	}
+	last, list := w.onDemand.last.Load(), w.list.Load()
+	switch {
+	case last != nil && *last == model, list != nil && list.Loaded[model]:
+		return 1
+	case last == nil && list != nil && len(list.Loaded) == 0:
+		return mustLoad
+	}
+	return mustSwap
 }

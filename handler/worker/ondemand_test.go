@@ -1,6 +1,8 @@
 package worker
 
-import "testing"
+import (
+	"testing"
+)
 
 // TestLoadFactor shows what it costs to send a request to a worker that loads models on demand.
 func TestLoadFactor(t *testing.T) {

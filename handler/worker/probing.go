@@ -33,23 +33,21 @@ const (
 )
 
 // AskAgain has the next probe ask the worker what it is, for it may be another engine now.
-func (w *Worker) AskAgain() {
-	q := &w.probing
+func (q *probing) AskAgain() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.next = time.Time{}
 }
 
 // AskSoon is AskAgain, and the probe is due at once.
-func (w *Worker) AskSoon() {
-	w.AskAgain()
-	w.AskModelsAgain(time.Now(), 0)
+func (q *probing) AskSoon() {
+	q.AskAgain()
+	q.AskModelsAgain(time.Now(), 0)
 }
 
 // AskModelsAgain makes the next question for the worker's models due at once, unless it was asked within
 // a time. It returns whether it did.
-func (w *Worker) AskModelsAgain(t time.Time, within time.Duration) bool {
-	q := &w.probing
+func (q *probing) AskModelsAgain(t time.Time, within time.Duration) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if t.Sub(q.listed) < within {
@@ -61,8 +59,7 @@ func (w *Worker) AskModelsAgain(t time.Time, within time.Duration) bool {
 
 // BeginProbe returns whether a probe is due, so long after the last one. The caller then probes, and
 // calls EndProbe. Other callers get false meanwhile. ask: the worker is asked for its models.
-func (w *Worker) BeginProbe(t time.Time, pause, askPause time.Duration) (due, ask bool) {
-	q := &w.probing
+func (q *probing) BeginProbe(t time.Time, pause, askPause time.Duration) (due, ask bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.underWay || t.Sub(q.last) < pause {
@@ -76,8 +73,7 @@ func (w *Worker) BeginProbe(t time.Time, pause, askPause time.Duration) (due, as
 }
 
 // EndProbe records the end of a probe.
-func (w *Worker) EndProbe() {
-	q := &w.probing
+func (q *probing) EndProbe() {
 	q.mu.Lock()
 	q.underWay = false
 	q.mu.Unlock()
@@ -85,8 +81,7 @@ func (w *Worker) EndProbe() {
 
 // ClaimDetection returns whether the worker must be asked now what its engine is. The caller then asks
 // it. Other callers get false meanwhile.
-func (w *Worker) ClaimDetection(t time.Time) bool {
-	q := &w.probing
+func (q *probing) ClaimDetection(t time.Time) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if t.Before(q.next) {
@@ -97,8 +92,7 @@ func (w *Worker) ClaimDetection(t time.Time) bool {
 }
 
 // IsSilent returns whether the last two such questions had no answer.
-func (w *Worker) IsSilent() bool {
-	q := &w.probing
+func (q *probing) IsSilent() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.silent > 1
@@ -106,8 +100,7 @@ func (w *Worker) IsSilent() bool {
 
 // Detected records whether such a question had an answer. A silent worker is asked less and
 // less often.
-func (w *Worker) Detected(t time.Time, did bool) {
-	q := &w.probing
+func (q *probing) Detected(t time.Time, did bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if did {
@@ -120,11 +113,10 @@ func (w *Worker) Detected(t time.Time, did bool) {
 
 // StartChanged returns whether the engine has restarted, as what it reports of its start shows.
 // shared: that changed twice within a minute, because several engines share the address.
-func (w *Worker) StartChanged(t time.Time, before, now string) (changed, shared bool) {
+func (q *probing) StartChanged(t time.Time, before, now string) (changed, shared bool) {
 	if before == "" || now == before {
 		return false, false
 	}
-	q := &w.probing
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	shared = t.Sub(q.changed) < sharedWithin
@@ -134,15 +126,15 @@ func (w *Worker) StartChanged(t time.Time, before, now string) (changed, shared 
 
 // OfferedBy records which prober has the worker from a dynamic source, and returns whether it had it
 // before.
-func (w *Worker) OfferedBy(prober uint64) (before bool) {
-	return w.probing.source.Swap(prober) == prober
+func (q *probing) OfferedBy(prober uint64) (before bool) {
+	return q.source.Swap(prober) == prober
 }
 
 // IsOfferedBy returns whether a prober has the worker from a dynamic source.
-func (w *Worker) IsOfferedBy(prober uint64) bool { return w.probing.source.Load() == prober }
+func (q *probing) IsOfferedBy(prober uint64) bool { return q.source.Load() == prober }
 
 // RefuseModels records whether the worker refuses to list its models, and returns whether it did before.
-func (w *Worker) RefuseModels(refuses bool) (before bool) { return w.probing.refused.Swap(refuses) }
+func (q *probing) RefuseModels(refuses bool) (before bool) { return q.refused.Swap(refuses) }
 
 // RefusesModels returns whether the worker refuses to list its models.
-func (w *Worker) RefusesModels() bool { return w.probing.refused.Load() }
+func (q *probing) RefusesModels() bool { return q.refused.Load() }

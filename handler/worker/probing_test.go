@@ -8,7 +8,7 @@ import (
 // TestRestartsThatAreTold has one engine restart, and then several engines answer at its
 // address.
 func TestRestartsThatAreTold(t *testing.T) {
-	w, life := new(Worker), ""
+	w, life := new(probing), ""
 	for i, c := range []struct {
 		at                int // seconds
 		life              string
@@ -32,7 +32,7 @@ func TestRestartsThatAreTold(t *testing.T) {
 
 // TestTheSilentAreAskedLessAndLess asks as often as the engine is due in a day.
 func TestTheSilentAreAskedLessAndLess(t *testing.T) {
-	w := new(Worker)
+	w := new(probing)
 	asked := 0
 	for t := time.Unix(1e9, 0); t.Before(time.Unix(1e9+86400, 0)); t = t.Add(ProbeEvery) {
 		if w.ClaimDetection(t) {

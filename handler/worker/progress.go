@@ -1,47 +1,9 @@
 package worker
 
 import (
-	"iter"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 )
-
-// AttemptKind is a kind of attempt, by what its worker sends.
-type AttemptKind uint8
-
-const (
-	KindOther  AttemptKind = iota // no inference: an engine's server may answer while its core hangs
-	KindStream                    // tokens as the engine computes them
-	KindPlain                     // nothing before the end, or it is not known
-)
-
-// Attempt is a try on a worker, as the worker sees it.
-type Attempt struct {
-	Worker *Worker
-	Rank   uint32
-	Begun  time.Time
-	Kind   AttemptKind
-	Ahead  int64 // prefill tokens before the first token, with the attempt's own
-
-	entered bool        // it counts in the worker's progress
-	trial   bool        // it counts in the worker's health
-	ticket  uint64      // of Health.Admit
-	waiting atomic.Bool // for the worker, and not for the client
-
-	// the lock of progress guards these
-	move  *Move  // nil if no other worker may serve the request, or its rest
-	moved bool   // it was canceled to move
-	end   func() // nil if the attempt must not be ended
-}
-
-// Move is how an attempt moves to another worker. The ordinary retry, or the stream that goes on,
-// selects the other worker.
-type Move struct {
-	Cancel func(drained bool)                  // the worker drains, and does not hang
-	To     func(t time.Time) iter.Seq[*Worker] // the workers that could serve it
-}
 
 // Enter counts the attempt in the worker's progress, and as a trial in its health.
 func (a *Attempt) Enter(trial bool) {
@@ -153,16 +115,6 @@ func (a *Attempt) End() {
 	if end != nil {
 		end()
 	}
-}
-
-// progress is the output of a worker, and the attempts that wait for it.
-type progress struct {
-	lastOutput atomic.Int64 // when the last byte of an inference came, in ticks
-	lastAnswer atomic.Int64 // when it last answered a question of the router's own, in ticks
-	hungSince  atomic.Int64 // when the worker was found hung, in ticks; 0 if it is not
-
-	mu       sync.Mutex
-	attempts map[*Attempt]struct{} // but none of KindOther
 }
 
 // started is the zero of ticks, before all times of the process. It has a monotonic reading, so a change

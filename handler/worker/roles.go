@@ -1,9 +1,5 @@
 package worker
 
-import (
-	"github.com/caddy-kvrouter/kvrouter/handler/engine"
-)
-
 // Part is a part of a request that a worker serves.
 type Part uint8
 
@@ -14,33 +10,6 @@ const (
 	Answer              // all of it, or only the answer to a prompt that another worker computes
 	Prefill             // only its prompt
 )
-
-// serves are the parts that a worker serves, as bits of Worker.serves: what role it has, and
-// whether its engine can serve whole requests.
-type serves uint32
-
-const (
-	forPrefill serves = 1 << iota
-	forDecode
-	onlyLegs // no whole requests
-	holdsOn  // it is for prefills, and cannot hand them over now
-)
-
-func servedBy(e *engine.Engine) (s serves) {
-	switch e.Role() {
-	case engine.RolePrefill:
-		if s = forPrefill; !e.HandsOver() {
-			s |= holdsOn
-		}
-	case engine.RoleDecode:
-		s = forDecode
-	case engine.RoleBoth:
-	}
-	if !e.ServesWhole() {
-		s |= onlyLegs
-	}
-	return s
-}
 
 // IsPrefill and IsDecode return whether the worker is for one part of requests.
 func (w *Worker) IsPrefill() bool { return serves(w.serves.Load())&forPrefill != 0 }

@@ -7,22 +7,16 @@ import (
 
 // Running returns how many inference requests the worker runs, and how many it may; 0 is no
 // limit.
-func (w *Worker) Running() (n, limit int64) { return w.slots.running.Load(), w.slots.limit.Load() }
-
-// TakeSlot takes a slot. It returns false if none is free.
-func (w *Worker) TakeSlot() bool { return w.slots.take() }
+func (s *slots) Running() (n, limit int64) { return s.running.Load(), s.limit.Load() }
 
 // FreeSlot gives a slot back.
-func (w *Worker) FreeSlot() { w.slots.running.Add(-1) }
-
-// FreeSlots returns how many slots are free.
-func (w *Worker) FreeSlots() int64 { return w.slots.room() }
+func (s *slots) FreeSlot() { s.running.Add(-1) }
 
 // IsFull returns whether no slot is free.
-func (w *Worker) IsFull() bool { return w.slots.room() <= 0 }
+func (s *slots) IsFull() bool { return s.FreeSlots() <= 0 }
 
 // RunElsewhere counts n more requests of other routers.
-func (w *Worker) RunElsewhere(n int64) { w.slots.others.Add(n) }
+func (s *slots) RunElsewhere(n int64) { s.others.Add(n) }
 
 // slots count and bound the inference attempts at one dial address. They stay when its
 // worker gets another id.
@@ -32,8 +26,8 @@ type slots struct {
 	limit   atomic.Int64 // 0 = none
 }
 
-// room returns how many slots are free.
-func (s *slots) room() int64 {
+// FreeSlots returns how many slots are free.
+func (s *slots) FreeSlots() int64 {
 	limit := s.limit.Load()
 	if limit == 0 {
 		return math.MaxInt64
@@ -45,8 +39,8 @@ func (s *slots) room() int64 {
 // of several: else who writes false reports to the stream of share could stop all service.
 func (s *slots) told(limit int64) int64 { return min(s.others.Load(), limit-(limit+6)/8) }
 
-// take takes a slot. It returns false if none is free.
-func (s *slots) take() bool {
+// TakeSlot takes a slot. It returns false if none is free.
+func (s *slots) TakeSlot() bool {
 	for {
 		n := s.running.Load()
 		if limit := s.limit.Load(); limit > 0 && n+s.told(limit) >= limit {

@@ -4,6 +4,7 @@ package worker
 
 import (
 	"context"
+	"iter"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,15 +23,13 @@ type Worker struct {
 	seen       atomic.Int64                    // last time that it was an upstream, Unix seconds
 	list       atomic.Pointer[ModelList]       // its own models; nil if it has no list
 	configured atomic.Pointer[map[string]bool] // the operator's list; nil if there is none
-	slots      *slots
-	room       room
-	onDemand   onDemand
-	drain      atomic.Uint32 // reasons, see drainConfigured
-	serves     atomic.Uint32 // see serves
-	// drainVersion counts the calls of all routers' admin APIs that began or ended a drain.
-	drainVersion atomic.Uint64
-	Health       Health
-	Past         *observe.Worker
+	*slots
+	room room
+	onDemand
+	drains
+	serves atomic.Uint32 // see serves
+	Health Health
+	Past   *observe.Worker
 
 	Dial   string
 	ID     uint64
@@ -45,35 +44,12 @@ type Worker struct {
 	speculates atomic.Int32  // number of speculative prefills
 
 	// what discovery finds out
-	probing probing
-	loads   loadReports
-	events  subscription
+	probing
+	loadReports
+	subscription
 	reports reports
 	check   eventsCheck
 	Warned  observe.Incidents // what its engine is warned of
-}
-
-// New returns a worker of a pool, which need not know it.
-func New(pool string, set Settings) *Worker {
-	w := &Worker{
-		Dial: set.Dial, ID: set.ID, Past: observe.NewWorker(pool, set.Dial), slots: new(slots), probed: make(chan struct{}),
-		derenders: make(chan struct{}, 1),
-	}
-	w.Describe(set, engine.Info{})
-	w.dp.Store(int32(set.DPSize))
-	w.LimitSlots(set)
-	w.See(time.Now().Unix())
-	w.Configure(set)
-	return w
-}
-
-// Succeed takes over the requests and the drain of the worker that was at the same address with another
-// id.
-func (w *Worker) Succeed(old *Worker) {
-	w.slots = old.slots // the address still runs its requests
-	if old.drain.Load()&drainAsked != 0 {
-		w.drain.Or(drainAsked) // the operator drained the address
-	}
 }
 
 // See records that the worker is an upstream, at a time in Unix seconds.
@@ -119,25 +95,6 @@ func (w *Worker) Speculating() int { return int(w.speculates.Load()) }
 // clients that read JSON numbers as floats.
 func DerivedID(dial string) uint64 {
 	return xxh3.HashString(dial) >> 11
-}
-
-// Configure stores the worker's settings.
-func (w *Worker) Configure(set Settings) {
-	if set.Drain != nil && *set.Drain {
-		w.drain.Or(drainConfigured)
-	} else {
-		w.drain.And(^drainConfigured)
-	}
-	w.taints.Store(&set.Taints)
-	if len(set.Models) == 0 {
-		w.configured.Store(nil)
-		return
-	}
-	models := make(map[string]bool, len(set.Models))
-	for _, m := range set.Models {
-		models[m] = true
-	}
-	w.configured.Store(&models)
 }
 
 // Tainted returns the taints that the operator configured for the worker.
@@ -192,4 +149,81 @@ func (w *Worker) Host() string {
 		return host
 	}
 	return w.Dial
+}
+
+// Engine returns what is known of the worker's engine: type, info and settings. The caller
+// must not change it.
+func (w *Worker) Engine() *engine.Engine { return w.engine.Load() }
+
+// IsShort returns whether the worker probably has no room for a prompt and its answer, in tokens. 0 is
+// unknown.
+func (w *Worker) IsShort(prompt, answer int64) bool {
+	most := w.room.tokens.Load()
+	if most == 0 || prompt == 0 {
+		return false
+	}
+	return prompt > most || prompt+answer > most && !w.room.alone.Load()
+}
+
+// IsLonger returns whether the worker may have room for more tokens.
+func (w *Worker) IsLonger(than int64) bool {
+	most := w.room.tokens.Load()
+	return most == 0 || most > than
+}
+
+// Room returns the most tokens that a request may have on the worker, 0 if that is unknown.
+func (w *Worker) Room() int64 { return w.room.tokens.Load() }
+
+// TakesRequests returns whether the worker is neither marked down, hung nor draining.
+func (w *Worker) TakesRequests(t time.Time) bool { return !w.Draining() && w.Health.Available(t) }
+
+// room is how long a request may be on a worker: see [engine.Engine.Room].
+type room struct {
+	tokens atomic.Int64
+	alone  atomic.Bool
+}
+
+// AttemptKind is a kind of attempt, by what its worker sends.
+type AttemptKind uint8
+
+const (
+	KindOther  AttemptKind = iota // no inference: an engine's server may answer while its core hangs
+	KindStream                    // tokens as the engine computes them
+	KindPlain                     // nothing before the end, or it is not known
+)
+
+// Attempt is a try on a worker, as the worker sees it.
+type Attempt struct {
+	Worker *Worker
+	Rank   uint32
+	Begun  time.Time
+	Kind   AttemptKind
+	Ahead  int64 // prefill tokens before the first token, with the attempt's own
+
+	entered bool        // it counts in the worker's progress
+	trial   bool        // it counts in the worker's health
+	ticket  uint64      // of Health.Admit
+	waiting atomic.Bool // for the worker, and not for the client
+
+	// the lock of progress guards these
+	move  *Move  // nil if no other worker may serve the request, or its rest
+	moved bool   // it was canceled to move
+	end   func() // nil if the attempt must not be ended
+}
+
+// Move is how an attempt moves to another worker. The ordinary retry, or the stream that goes on,
+// selects the other worker.
+type Move struct {
+	Cancel func(drained bool)                  // the worker drains, and does not hang
+	To     func(t time.Time) iter.Seq[*Worker] // the workers that could serve it
+}
+
+// progress is the output of a worker, and the attempts that wait for it.
+type progress struct {
+	lastOutput atomic.Int64 // when the last byte of an inference came, in ticks
+	lastAnswer atomic.Int64 // when it last answered a question of the router's own, in ticks
+	hungSince  atomic.Int64 // when the worker was found hung, in ticks; 0 if it is not
+
+	mu       sync.Mutex
+	attempts map[*Attempt]struct{} // but none of KindOther
 }

@@ -1,0 +1,336 @@
+package pool
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unicode/utf8"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"go.uber.org/zap"
+
+	"github.com/caddyserver/caddy/v2"
+)
+
+const (
+	// maxOverflow bounds the workers of a pool from placeholders and dynamic sources.
+	maxOverflow = 1024
+	// overflowKept is the least time for which the pool remembers one of these.
+	overflowKept = 10 * time.Second
+	// maxDial is the longest address of one of these, in bytes.
+	maxDial = 512
+	// WorkerGrace is how long the pool remembers a worker that is no longer an upstream.
+	WorkerGrace = 10 * time.Minute
+	// dialOverflow is the address of the worker that stands for all above maxOverflow.
+	dialOverflow = "(others)"
+	// currentFor is how long one of these counts as an upstream after a request saw it.
+	currentFor = time.Minute
+)
+
+// registry is the workers of a pool.
+type registry struct {
+	Name      string
+	Settings  atomic.Pointer[Settings]
+	Scheduler *kvscore.Scheduler
+	Incidents observe.Incidents
+	aliases   aliases
+
+	servingSince atomic.Int64  // when the last configuration began to serve, Unix seconds
+	lastRequest  atomic.Int64  // Unix seconds; Worker.Seen is compared with it
+	layout       atomic.Uint64 // grows when a table becomes invalid: a worker, or its ranks, changed
+
+	mu        sync.RWMutex
+	workers   map[string]*Worker // by dial address
+	swept     time.Time          // when idle workers were last dropped for want of room
+	overflow  *Worker            // stands for the workers above maxOverflow
+	blockSize int                // of the engines, in tokens; 0 if they do not agree
+}
+
+// Worker returns the worker behind an address. It makes a new one known to the pool.
+func (r *registry) Worker(dial string) *Worker {
+	if w := r.Known(dial); w != nil {
+		return w
+	}
+	if !validDial(dial) {
+		return r.overflow // the proxy returns the error
+	}
+	w := r.other(dial)
+	if w == r.overflow {
+		r.Incidents.Raise(time.Now(), "more worker addresses than the router tracks", r.Logger)
+	}
+	return w
+}
+
+// other returns the worker behind an address that was unknown, or overflow if there is no
+// room for one more.
+func (r *registry) other(dial string) *Worker {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.workers[dial] == nil && !r.Settings.Load().isNamed(dial) && !r.hasRoom(time.Now()) {
+		return r.overflow
+	}
+	return r.declare(dial)
+}
+
+// Known returns the worker behind an address, nil if it is not known.
+func (r *registry) Known(dial string) *Worker {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.workers[dial]
+}
+
+// peek returns the worker behind an address without making it known to the pool.
+func (r *registry) peek(dial string) *Worker {
+	if w := r.Known(dial); w != nil {
+		return w
+	}
+	return worker.New(r.Name, r.Settings.Load().Worker(dial))
+}
+
+// All returns the workers, in no order.
+func (r *registry) All() []*Worker {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return slices.Collect(maps.Values(r.workers))
+}
+
+// ByID returns the worker with an id, nil if the pool knows none.
+func (r *registry) ByID(id uint64) *Worker {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	for _, w := range r.workers {
+		if w.ID == id {
+			return w
+		}
+	}
+	return nil
+}
+
+// declareAll makes all named workers known. The caller holds the lock, or nothing uses
+// the pool yet.
+func (r *registry) declareAll(s *Settings) {
+	for dial := range s.Upstreams {
+		if s.isNamed(dial) {
+			r.declare(dial).Past.FromZero()
+		}
+	}
+}
+
+// declare makes the worker behind an address known. The caller holds the lock.
+func (r *registry) declare(dial string) *Worker {
+	if w := r.workers[dial]; w != nil {
+		return w
+	}
+	set := r.Settings.Load().Worker(dial)
+	w := worker.New(r.Name, set)
+	r.workers[dial] = w
+	r.declareRanks(w, set)
+	r.layout.Add(1)
+	return w
+}
+
+// renumber replaces the workers whose id changes. An id may move to another address, so
+// the pool clears all old targets before it declares a new one. The caller holds the lock.
+func (r *registry) renumber(s *Settings) {
+	var old []*Worker
+	for dial, w := range r.workers {
+		if s.Worker(dial).ID == w.ID {
+			continue
+		}
+		old = append(old, w)
+		delete(r.workers, dial)
+		w.Close()
+		w.Past.ForgetFigures()
+		r.retireRanks(w, 0, w.Ranks())
+		for rank := range w.Ranks() { // a retired target stays while it has leases
+			r.Scheduler.Clear(w.Target(rank))
+		}
+	}
+	for _, w := range old {
+		fresh := r.declare(w.Dial)
+		fresh.Succeed(w)
+		fresh.Describe(s.Worker(w.Dial), w.Engine().Info)
+	}
+}
+
+// newOverflow makes the worker that stands for all upstreams above maxOverflow. It has no
+// cache model.
+func (r *registry) newOverflow() *Worker {
+	set := r.Settings.Load().Worker(dialOverflow)
+	set.DPSize, set.MaxRunning = 1, 0
+	w := worker.New(r.Name, set)
+	r.Scheduler.Retire(w.Target(0))
+	return w
+}
+
+// validDial returns whether an address can be that of a worker. A placeholder may yield
+// any text, and addresses become labels of metrics.
+func validDial(dial string) bool {
+	if dial == "" || len(dial) > maxDial || !utf8.ValidString(dial) {
+		return false
+	}
+	addr, err := caddy.ParseNetworkAddress(dial)
+	return err == nil && addr.PortRangeSize() == 1
+}
+
+// isNamed returns whether the configuration names an address, without placeholders.
+func (s *Settings) isNamed(dial string) bool {
+	return s.Upstreams[dial] && !strings.Contains(dial, "{")
+}
+
+// hasRoom returns whether the pool may know one more worker that the configuration does
+// not name. If there are too many, it drops those that were not seen lately. The caller
+// holds the lock.
+func (r *registry) hasRoom(t time.Time) bool {
+	s := r.Settings.Load()
+	most := maxOverflow + len(s.Upstreams)
+	if len(r.workers) < most {
+		return true
+	}
+	if t.Sub(r.swept) < time.Second {
+		return false
+	}
+	r.swept = t
+	r.dropIdle(s, t.Unix(), overflowKept)
+	return len(r.workers) < most
+}
+
+// drop forgets a worker and its metrics, unless it has leases. It also retires the targets,
+// because a request with an older table may still book on one. The caller holds the lock.
+func (r *registry) drop(w *Worker) {
+	defer r.layout.Add(1)
+	all := true
+	for rank := range w.Ranks() {
+		all = r.Scheduler.Forget(w.Target(rank)) && all
+	}
+	if !all {
+		r.declareRanks(w, r.Settings.Load().Worker(w.Dial)) // its requests still need it
+		return
+	}
+	r.retireRanks(w, 0, w.Ranks())
+	delete(r.workers, w.Dial)
+	w.Close()
+	w.Past.Forget()
+}
+
+// IsUpstream returns whether the configuration has a worker as an upstream, or a
+// placeholder or a dynamic source had it lately.
+func (r *registry) IsUpstream(s *Settings, w *Worker) bool {
+	return s.Upstreams[w.Dial] || s.Others && r.WasOffered(w, currentFor)
+}
+
+// IsNowUpstream returns whether the worker with an id is an upstream of any configuration.
+func (r *registry) IsNowUpstream(id uint64) bool {
+	w := r.ByID(id)
+	return w != nil && r.IsUpstream(r.Settings.Load(), w)
+}
+
+// forget drops workers that have not been upstreams for WorkerGrace. Only requests see
+// dynamic upstreams, so their time stands still while there are none.
+func (r *registry) forget(t time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.Settings.Load()
+	last := t.Unix()
+	if s.Others {
+		last = r.lastRequest.Load()
+	}
+	r.dropIdle(s, last, WorkerGrace)
+}
+
+// dropIdle drops the workers that the configuration does not name and that were not seen for a
+// time. A drain is remembered for WorkerGrace. The caller holds the lock.
+func (r *registry) dropIdle(s *Settings, now int64, after time.Duration) {
+	for dial, w := range r.workers {
+		idle := time.Duration(now-w.Seen()) * time.Second
+		if !s.isNamed(dial) && idle > after && (idle > WorkerGrace || !w.Draining()) {
+			r.drop(w)
+		}
+	}
+}
+
+// WasOffered returns whether a request was offered a worker within a time before the last
+// request.
+func (r *registry) WasOffered(w *Worker, within time.Duration) bool {
+	return r.lastRequest.Load()-w.Seen() <= int64(within/time.Second)
+}
+
+// logs names the logs of all pools, so that operators can direct them with the handler's.
+type logs struct{}
+
+// CaddyModule implements caddy.Module.
+func (logs) CaddyModule() caddy.ModuleInfo { return caddy.ModuleInfo{ID: "http.handlers.kv_router"} }
+
+// Logger returns the logger of the pool. No configuration owns a pool, so it writes to the logs of
+// the one that serves.
+func (r *registry) Logger() *zap.Logger {
+	log, serving := caddy.Log().Named(string(logs{}.CaddyModule().ID)), caddy.ActiveContext()
+	if serving.GetMetricsRegistry() != nil {
+		log = serving.Logger(logs{})
+	}
+	return log.With(zap.String("pool", r.Name))
+}
+
+// maxClaimed bounds how many ranks an engine can claim. Each is a target, with a stream of KV events.
+const maxClaimed = 128
+
+// declareRanks declares the worker's targets to the scheduler. Their capacity is the
+// configured one, or else the one that the engine reports. The caller holds the lock, or
+// nothing uses the pool yet.
+func (r *registry) declareRanks(w *Worker, set WorkerSettings) {
+	e := w.Engine()
+	info := &e.Info
+	capacity := cmp.Or(set.KVTokens, info.KVTokens)
+	size := 1
+	if e.TakesRank() { // other engines choose the rank themselves
+		size = max(1, cmp.Or(set.DPSize, min(info.DPSize, maxClaimed)))
+	}
+	for rank := range size {
+		r.Scheduler.Declare(w.Target(rank), capacity)
+		r.Scheduler.SetPage(w.Target(rank), int64(info.BlockSize))
+	}
+	before := w.SetRanks(size)
+	r.retireRanks(w, size, before)
+	if size != before {
+		r.layout.Add(1)
+	}
+}
+
+// retireRanks makes the scheduler remove targets as soon as they have no leases.
+func (r *registry) retireRanks(w *Worker, from, to int) {
+	for rank := from; rank < to; rank++ {
+		r.Scheduler.Retire(w.Target(rank))
+	}
+}
+
+// Load returns the summed load of the worker's ranks.
+func (r *registry) Load(t time.Time, w *Worker) kvscore.Load {
+	var sum kvscore.Load
+	for rank := range w.Ranks() {
+		l, _ := r.Scheduler.Load(t, w.Target(rank))
+		sum.Requests += l.Requests
+		sum.PrefillTokens += l.PrefillTokens
+		sum.PromptBlocks += l.PromptBlocks
+		sum.OutputBlocks += l.OutputBlocks
+		sum.CachedTokens += l.CachedTokens
+		sum.CapacityTokens += l.CapacityTokens
+		sum.ReportedTokens += l.ReportedTokens
+		sum.Outlier = sum.Outlier || l.Outlier
+		sum.Errors = max(sum.Errors, l.Errors)
+		sum.PrefillRate += l.PrefillRate
+		sum.RateLearned = sum.RateLearned || l.RateLearned
+		sum.CapacityLearned = sum.CapacityLearned || l.CapacityLearned
+	}
+	return sum
+}
+
+// Transfers returns whether a worker is for one part of requests.
+func (r *registry) Transfers() bool {
+	return slices.ContainsFunc(r.All(), func(w *Worker) bool { return w.IsPrefill() || w.IsDecode() })
+}

@@ -1,0 +1,117 @@
+package worker
+
+import (
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/events"
+)
+
+// leastBlocks returns two of the larger of the index's and the engine's blocks, in tokens.
+func (w *Worker) leastBlocks(block int) int64 {
+	return 2 * int64(max(block, w.Engine().Info.BlockSize))
+}
+
+// Verify compares a prediction with what the engine reports, in tokens. It ceases to rely on the worker's
+// KV events if the reports contradict them: they may be those of another engine. The scheduler itself
+// judges its approximate cache models. block is the index's block size.
+func (w *Worker) Verify(of *Prediction, reported int64, block int) {
+	if off := max(of.Tokens-reported, reported-of.Tokens); of.Tokens > 0 || reported > 0 {
+		w.Past.Mispredicted(off)
+	}
+	if of.Knowledge == kvscore.Approximate {
+		return
+	}
+	c, predicted := &w.check, of.computed(block)
+	c.mu.Lock()
+	switch {
+	case of.Tokens > 0 && reported > 0:
+		c.unmatched = 0
+	case of.Tokens == 0 && reported >= w.leastBlocks(block):
+		c.unmatched++
+	}
+	switch {
+	case predicted < substantial:
+	case reported*2 >= predicted:
+		c.missed = nil
+	default:
+		if c.missed == nil {
+			c.missed = make(map[uint64]bool)
+		}
+		c.missed[of.Prompt] = true
+	}
+	doubt := !c.doubted && (c.unmatched >= manyUnmatched || len(c.missed) >= manyMissed)
+	c.doubted = c.doubted || doubt
+	c.mu.Unlock()
+	if doubt {
+		w.subscription.doubt(true)
+	}
+}
+
+// DoubtsEvents returns whether the router does not rely on the worker's KV events.
+func (w *Worker) DoubtsEvents() bool {
+	c := &w.check
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.doubted
+}
+
+// CountedCache records whether an answer that generates reports the cached tokens of its
+// prompt. Engines may omit a count of 0. An omission therefore says something only if the
+// worker was predicted to cache at least two of the engine's blocks.
+func (w *Worker) CountedCache(of *Prediction, counted bool, block int) {
+	missing := &w.check.uncounted
+	switch n := missing.Load(); {
+	case counted && n > 0:
+		missing.Store(0)
+	case !counted && n < uncountedAnswers && of.computed(block) >= w.leastBlocks(block):
+		missing.Add(1)
+	}
+}
+
+// OmitsCounts returns whether the worker's answers lack counts of cached tokens.
+func (w *Worker) OmitsCounts() bool { return w.check.uncounted.Load() >= uncountedAnswers }
+
+// CachedTokens returns how many prompt tokens the engine had cached, -1 if unknown. Some
+// engines omit a count of 0, so an omission means 0 once another answer of the kind had a count.
+func (w *Worker) CachedTokens(kind ReportKind, reported int64) int64 {
+	if !w.Engine().Info.OmitsZeroCached() {
+		return reported
+	}
+	if !w.reports.reported(kind, reported >= 0) {
+		return -1
+	}
+	return max(reported, 0)
+}
+
+// Follow begins, changes or ends the subscription to the worker's KV events. why says why there is nowhere
+// to follow them from, although the engine publishes. run, if it is not nil, follows them until the
+// subscription ends.
+func (w *Worker) Follow(from []Publisher, why error, of events.Engine, by *Follower) (run func()) {
+	if run = w.follow(w.ID, from, why, of, by); run != nil {
+		w.check.reset()
+	}
+	return run
+}
+
+// BlockSize returns the tokens in one of the engine's blocks, as it reports or as its KV events
+// show; 0 is unknown.
+func (w *Worker) BlockSize() int {
+	if size := w.Engine().Info.BlockSize; size > 0 {
+		return size
+	}
+	following := w.Following()
+	for i := range following {
+		if size := following[i].BlockTokens; size > 0 {
+			return size
+		}
+	}
+	return 0
+}
+
+// Restarted forgets what was found out of the answers and events of the worker's engine, for it has
+// restarted, and asks for its events anew.
+func (w *Worker) Restarted() {
+	w.reports.reset()
+	w.check.reset()
+	w.subscription.doubt(false)
+	w.subscription.resync()
+}
