@@ -34,10 +34,6 @@ type Match struct {
 	// Acquire counts; Touch and Match do not. An identical prompt also counts, at its end.
 	// A count is lost when no slot has the block before it. 0 if nothing matches.
 	Arrivals int
-	// AtEnd is whether the match ends where an earlier chain ended or two chains parted,
-	// and not inside of a run. With Arrivals 0, the chain is most likely the next turn of
-	// a conversation.
-	AtEnd bool
 	// The shared prefix is the longest prefix of the match after which at least 8 chains
 	// continue differently. SharedTokens is its length in milli-tokens, 0 if there is
 	// none. SharedArrivals counts these chains as Arrivals does, SharedHolders the slots
@@ -62,7 +58,7 @@ func (m *Match) reset(slots int) {
 	clear(m.Held)
 	clear(m.InUse)
 	clear(m.Tokens)
-	m.Known, m.KnownTokens, m.Counted, m.AtEnd = 0, 0, false, false
+	m.Known, m.KnownTokens, m.Counted = 0, 0, false
 	m.Blocks, m.Arrivals, m.Holders = 0, 0, 0
 	m.SharedTokens, m.SharedArrivals, m.SharedHolders = 0, 0, 0
 	for w := range m.live {
@@ -89,10 +85,10 @@ func (x *Index) Match(c *Chain, m *Match) {
 		m.Holders = m.narrow(r, n, at, tokens, before)
 		m.Blocks += n
 		if n < len(r.hashes) {
-			m.Arrivals, m.AtEnd = 0, false
+			m.Arrivals = 0
 			break
 		}
-		m.Arrivals, m.AtEnd = int(r.arrivals), true
+		m.Arrivals = int(r.arrivals)
 		if m.Arrivals >= minShared {
 			m.SharedTokens, m.SharedArrivals, m.SharedHolders = end, m.Arrivals, m.Holders
 		}
