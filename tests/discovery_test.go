@@ -213,7 +213,8 @@ func TestRejectedConfigurationAsksNobody(t *testing.T) {
 			t.Errorf("%s: the configuration was accepted", name)
 		}
 	}
-	time.Sleep(500 * time.Millisecond) // nothing happens meanwhile
+	was := f.asked("/v1/models")
+	eventually(t, 3*inTime, "the next look at the worker that serves", func() bool { return f.asked("/v1/models") > was })
 	if n := asked.Load(); n > 0 {
 		t.Errorf("a worker of rejected configurations was asked %d times", n)
 	}
@@ -283,29 +284,36 @@ func TestWorkerBehindAForwardProxyIsNotMarkedDown(t *testing.T) {
 	}
 }
 
+// accepting counts what a listener accepts.
+type accepting struct {
+	net.Listener
+	n atomic.Int64
+}
+
 // acceptOnly listens at an address and accepts connections, as docker's proxy does while
 // the engine loads. It closes them at once, or never answers.
-func acceptOnly(t *testing.T, addr string, closes bool) net.Listener {
+func acceptOnly(t *testing.T, addr string, closes bool) *accepting {
 	t.Helper()
 	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", addr)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { ln.Close() })
+	a := &accepting{Listener: ln}
 	go func() {
 		for {
 			c, err := ln.Accept()
 			if err != nil {
 				return
 			}
-			if closes {
+			if a.n.Add(1); closes {
 				c.Close()
 			} else {
 				defer c.Close()
 			}
 		}
 	}()
-	return ln
+	return a
 }
 
 // TestWorkerThatAcceptsAndNeverAnswersIsNotAvailable has three workers. One never answers.
@@ -328,11 +336,12 @@ func TestWorkerThatAcceptsAndNeverAnswersIsNotAvailable(t *testing.T) {
 	restarted.stop()
 	eventually(t, inTime, "its absence to be known", is(restarted.addr(), "no"))
 	later := acceptOnly(t, restarted.addr(), true)
-	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	eventually(t, 30*time.Second, "some connections", func() bool {
 		if h := s.health(t, restarted.addr()); h.admin != "no" || h.metric != "no" {
 			t.Fatalf("a worker that only accepts connections is %+v", h)
 		}
-	}
+		return later.n.Load() >= 4
+	})
 	eventually(t, 10*time.Second, "two to be marked down", func() bool { return is(sudden.addr(), "no")() && is(silent, "no")() })
 	for i := range 20 {
 		if a := s.chat(t.Context(), simChat(fmt.Sprint("question ", i))); !a.ok() {

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -63,16 +64,19 @@ func TestEngineSessionsOverRouters(t *testing.T) {
 		closedOnce(t, engines, id(i), 1)
 	}
 
-	// One that is used through another router does not expire, and closes once when nobody uses it.
-	routers[0].mustTurn(t, turn{id: "short", action: "open", ttl: 2})
-	for range 4 {
-		time.Sleep(time.Second)
-		routers[1].mustTurn(t, turn{id: "short"})
+	// One that is used through another router does not expire before one that nobody uses. It closes once
+	// when nobody uses it any more.
+	for _, id := range []string{"used", "unused"} {
+		routers[0].mustTurn(t, turn{id: id, action: "open", ttl: 3})
 	}
-	if n := did(engines, "short"); n[engine.Opened] != 1 || n[engine.Closed] != 0 {
+	eventually(t, 15*time.Second, "the unused session to expire", func() bool {
+		routers[1].mustTurn(t, turn{id: "used"})
+		return did(engines, "unused")[engine.Closed] > 0
+	})
+	if n := did(engines, "used"); n[engine.Opened] != 1 || n[engine.Closed] != 0 {
 		t.Errorf("the session that another router uses: %v", n)
 	}
-	closedOnce(t, engines, "short", 1)
+	closedOnce(t, engines, "used", 1)
 
 	// A router that is killed leaves its sessions to the others.
 	routers[0].mustTurn(t, turn{id: "left", action: "open"})
@@ -116,12 +120,12 @@ func TestEngineSessionsOfOtherRouters(t *testing.T) {
 		r[0].mustTurn(t, turn{id: fmt.Sprint("flushed", i), action: "open"})
 		r[0].mustTurn(t, turn{id: fmt.Sprint("down", i), action: "open"})
 	}
-	time.Sleep(3 * time.Second)
 	for i := range 3 {
+		closedOnce(t, engines, fmt.Sprint("expires", i), 1)
 		for _, one := range r {
 			one.refusedTurn(t, turn{id: fmt.Sprint("expires", i)}, http.StatusGone, "session_lost")
 		}
-		closedOnce(t, engines, fmt.Sprint("expires", i), 1)
+		settled(t, engines, fmt.Sprint("expires", i))
 	}
 	if !v.Real {
 		return
@@ -140,26 +144,27 @@ func TestEngineSessionsOfOtherRouters(t *testing.T) {
 			t.Errorf("session %s: the engines did %v", id, n)
 		}
 	}
-	drain := defaultPool + "/workers/" + engines[2].Addr()
-	drains := func(one *child) bool {
+	at := func(i int) string { return defaultPool + "/workers/" + engines[i].Addr() }
+	drains := func(one *child, i int) bool {
 		var w struct{ Draining bool }
-		one.api(t, http.MethodGet, drain, nil, &w)
+		one.api(t, http.MethodGet, at(i), nil, &w)
 		return w.Draining
 	}
-	r[0].api(t, http.MethodPost, drain+"/drain", nil, new(any))
-	eventually(t, 5*time.Second, "the other router to drain it", func() bool { return drains(r[1]) })
+	r[0].api(t, http.MethodPost, at(2)+"/drain", nil, new(any))
+	eventually(t, 5*time.Second, "the other router to drain it", func() bool { return drains(r[1], 2) })
 	v.Kill()
 	for i := range 3 {
 		r[1].refusedTurn(t, turn{id: fmt.Sprint("down", i)}, http.StatusServiceUnavailable, "session_not_opened")
 	}
-	r[0].api(t, http.MethodPost, drain+"/undrain", nil, new(any)) // this, too, is told later
-	time.Sleep(1500 * time.Millisecond)
+	r[0].api(t, http.MethodPost, at(2)+"/undrain", nil, new(any)) // this, too, is told later
+	eventually(t, 10*time.Second, "the router to notice that nobody hears of it", func() bool { return !r[0].sharing(t).Connected })
 	if err := v.Restart(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 10*time.Second, "the end of the drain", func() bool { return !drains(r[0]) && !drains(r[1]) })
-	time.Sleep(time.Second)
-	if drains(r[0]) || drains(r[1]) {
+	eventually(t, 10*time.Second, "the end of the drain", func() bool { return !drains(r[0], 2) && !drains(r[1], 2) })
+	r[0].api(t, http.MethodPost, at(1)+"/drain", nil, new(any)) // is told after all else
+	eventually(t, 5*time.Second, "the other router to drain another one", func() bool { return drains(r[1], 1) })
+	if drains(r[0], 2) || drains(r[1], 2) {
 		t.Error("the drain came back")
 	}
 }
@@ -177,19 +182,18 @@ func TestLockOfATurnIsRenewed(t *testing.T) {
 	r[0].mustTurn(t, turn{id: "l", action: "open"})
 	body := fmt.Sprintf(`{"text":%q,"sampling_params":{"max_new_tokens":700,"ignore_eos":true},"stream":true,`+
 		`"nvext":{"session_control":{"session_id":"l"}}}`, text)
-	ended := make(chan time.Time, 1)
-	go func() {
-		r[0].post(t.Context(), atGenerate, []byte(body))
-		ended <- time.Now()
-	}()
-	time.Sleep(500 * time.Millisecond)
+	first := r[0].server.start(t, atGenerate, body)
+	eventually(t, 10*time.Second, "the first turn to run", func() bool { return did(engines, "l")[engine.Continued] == 1 })
 	if _, err := v.Ask("FLUSHALL"); err != nil {
 		t.Skip("this server cannot forget")
 	}
-	time.Sleep(1500 * time.Millisecond) // a renewal
+	eventually(t, 10*time.Second, "the lock to be renewed", func() bool {
+		locks, _ := v.Ask("KEYS", "*turn:*")
+		return strings.Contains(locks, "turn:")
+	})
 	r[1].mustTurn(t, turn{id: "l"})
-	over := time.Now()
-	if late := (<-ended).Sub(over); late > 500*time.Millisecond { // its client hears of the end while the second turn runs
-		t.Errorf("the first turn ended %v after the second", late)
+	if a := first.wait(t); !a.ok() {
+		t.Errorf("the first turn: %d, %v, %.200q", a.status, a.err, a.body)
 	}
+	settled(t, engines, "l") // the engine refuses a turn beside another one
 }
