@@ -8,29 +8,9 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
-	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
-	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
-	"github.com/caddy-kvrouter/kvrouter/handler/split"
 )
-
-// delivery is the answer of an attempt. It listens to the answer's body and records what that
-// shows of the worker.
-type delivery struct {
-	response.Summary // complete once the answer has ended
-	d                *Dispatch
-	attempt          *attempt.Attempt
-	phases           *split.Phases // of the attempt; nil if the request is not split
-	body             *response.Body
-
-	moves // of a stream
-
-	header time.Time // when the header of an answer that is no stream came
-	alive  time.Time // the lease's latest sign of life
-	tokens int       // events with tokens so far
-	waits  bool      // a read of the worker's next bytes is under way
-}
 
 // deliver prepares an answer for the client.
 func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Response {
@@ -58,22 +38,16 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 	return resp
 }
 
-// keepNamed remembers the ids of what the engine may keep after a request for no known API, such as a
-// job. Later requests name it.
-func (d *Dispatch) keepNamed(resp *http.Response) {
-	a, path := d.attempt, d.plan.HTTP.URL.Path
-	if !d.plan.Makes() || resp.StatusCode >= 300 || !body.IsJSON(body.MediaType(resp.Header)) || body.Compressed(resp.Header) {
-		return
+// prepareFollowUp prepares the follow-up when an answer begins.
+func (d *Dispatch) prepareFollowUp(resp *http.Response) {
+	t := Answering{
+		Plan: d.plan, Size: -1, Worker: d.attempt.Worker, Target: d.attempt.Target, Upstream: d.attempt.Upstream,
+		Held: d.turn.EngineSession() != "",
 	}
-	const most = 64 << 10
-	response.Watch(resp, most, func(begin []byte) {
-		rawjson.Texts(begin, 4, func(name, id string) bool {
-			if id = engine.Kept(path, name, id); id != "" && len(id) <= 512 {
-				d.turn.KeepNamed(id, a.Target)
-			}
-			return true
-		})
-	})
+	if d.Body != nil {
+		t.Size = d.Body.Size
+	}
+	d.followUp = d.FollowUps.Answering(t, resp)
 }
 
 // deliveryOf makes the delivery of an attempt's answer, and replaces the answer's body.
@@ -251,6 +225,17 @@ func (o *delivery) Ended(s response.Summary) {
 
 // errorWithin is what marks a worker down whose answers end with errors.
 const errorWithin = "an error in an answer with status 2xx"
+
+// garbled records an answer that does not match its content type. The session leaves the
+// worker. One such answer may have other causes; a worker that gives only such answers is
+// failing.
+func (d *Dispatch) garbled() {
+	a := d.attempt
+	d.FallBack(fallbackUnreadable)
+	a.Failed(time.Now())
+	d.Pool.Report(a.Worker, a.Errored("the answer does not match its content type", true))
+	d.turn.Forget(a.Target)
+}
 
 // computed returns whether the worker has certainly computed the prompt.
 func (o *delivery) computed() bool { return o != nil && o.Summary.Computed() }

@@ -4,28 +4,26 @@
 package dispatch
 
 import (
-	"cmp"
 	"context"
-	"errors"
-	"maps"
-	"math/rand/v2"
 	"net/http"
-	"strconv"
-	"strings"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"github.com/caddy-kvrouter/kvrouter/handler/resume"
 	"github.com/caddy-kvrouter/kvrouter/handler/split"
 	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
@@ -36,6 +34,15 @@ type dispatchKey struct{}
 func dispatchOf(ctx context.Context) *Dispatch {
 	d, _ := ctx.Value(dispatchKey{}).(*Dispatch)
 	return d
+}
+
+// AttemptOf returns the round tripper of a request that a dispatcher has begun; nil for other
+// requests, such as health checks.
+func AttemptOf(ctx context.Context) http.RoundTripper {
+	if d := dispatchOf(ctx); d != nil {
+		return d
+	}
+	return nil // and not a nil *Dispatch
 }
 
 // Dispatch is one request over all its attempts. Only the goroutine that serves the
@@ -83,156 +90,145 @@ type result struct {
 	returned bool // false in End if the proxy panicked, as it does to abort
 }
 
-// Reasons of a choice.
+// delivery is the answer of an attempt. It listens to the answer's body and records what that
+// shows of the worker.
+type delivery struct {
+	response.Summary // complete once the answer has ended
+	d                *Dispatch
+	attempt          *attempt.Attempt
+	phases           *split.Phases // of the attempt; nil if the request is not split
+	body             *response.Body
+
+	moves // of a stream
+
+	header time.Time // when the header of an answer that is no stream came
+	alive  time.Time // the lease's latest sign of life
+	tokens int       // events with tokens so far
+	waits  bool      // a read of the worker's next bytes is under way
+}
+
+// moves are the moves of a stream from worker to worker.
+type moves struct {
+	moved  int   // how often it has moved
+	before int   // events with tokens before the last move
+	told   bool  // the pool knows that its attempt has ended
+	noRoom bool  // its body was not kept
+	room   int64 // bytes that are reserved for its text
+}
+
+// heldAnswer is a worker's answer that calls for a retry. The client gets it if no later attempt
+// delivers an answer.
+type heldAnswer struct {
+	resp    *http.Response
+	attempt *attempt.Attempt
+}
+
+// drop drops the answer.
+func (h *heldAnswer) drop() {
+	if h.resp != nil {
+		_ = h.resp.Body.Close()
+		*h = heldAnswer{}
+	}
+}
+
+// waiting is what the request's waits came to, over all attempts.
+type waiting struct {
+	waited     time.Duration // in the queue
+	turnedAway *api.Refusal  // why the request is not served
+	left       error         // the client's context ended meanwhile
+}
+
+// route is where a request may go, and how it chooses. To explain a choice needs no more.
+type route struct {
+	*Dispatcher
+	plan   *plan.Plan
+	ready  time.Time // when its body was read
+	repl   *caddy.Replacer
+	turn   turn.Turn      // its part in its session
+	offers pool.Offers    // the proxy's latest
+	fixed  fixed          // the one worker that may serve it, if there is one
+	tried  []*pool.Worker // in this round over the workers
+	beyond int64          // tokens: a worker with room for so many has refused the prompt as too long
+	split  split.Request
+}
+
+// fixed is the one worker that may serve a request.
+type fixed struct {
+	worker *pool.Worker // nil if others may, too
+	rank   nvext.Opt[uint32]
+	reason string
+}
+
+// refusals are what workers have refused for a misfit.
+type refusals struct {
+	unfit []*pool.Worker // that have refused
+	lacks bool           // one of them lacks the model
+}
+
+// misfit is why a worker cannot serve a request that another one may serve.
+type misfit uint8
+
 const (
-	ReasonSession = "session" // the worker is the one that the session is bound to
-	reasonOverlap = "overlap"
-	reasonLoad    = "load"
-	// The request decides.
-	ReasonPin      = "pin"
-	ReasonResponse = "response"
+	fits misfit = iota
+	lacksModel
+	lacksPath // or what the path names
+	tooLong
 )
 
-// Begin begins to dispatch a request, and takes over the plan's body. The error is a
-// refusal; the plan then keeps its body.
-func (s *Dispatcher) Begin(p *plan.Plan, start time.Time) (*Dispatch, error) {
-	if refused := s.checkModel(p); refused != nil {
-		return nil, refused
-	}
-	d := &Dispatch{route: s.routeOf(p), start: start, result: result{cached: -1}}
-	d.Call = attempt.Call{Runner: &s.Runner, Owner: d, Plan: p, ID: requestID(p.HTTP), Ready: d.ready, Body: p.Body, Exactly: resume.Exactly}
-	if s.Resume.IsExact() && p.Request != nil && p.Request.Stream && p.Body != nil {
-		d.exact = p.Request.GoesOnExactly(p.Body.Data)
-	}
-	if err := s.Sessions.Enter(p.HTTP.Context(), &d.turn, p, false); err != nil {
-		return nil, err
-	}
-	d.split.Of = d
-	d.forgetPrompt()
-	if err := d.narrow(); err != nil {
-		d.turn.End(false)
-		return nil, err
-	}
-	d.CountDropped(p.Dropped, p.Malformed)
-	s.Pool.Spending.Request(d.ready)
-	d.tried = d.triedBuf[:0]
-	p.Body = nil
-	d.repl.Map(d.placeholder)
-	if p.Fallback != "" {
-		d.FallBack(p.Fallback)
-	}
-	return d, nil
+// free returns whether a retry after it is free of the retry budget: the engine has computed nothing. One
+// without the path may have read a long upload.
+func (m misfit) free() bool { return m == lacksModel || m == tooLong }
+
+// Limits are the operator's lb_try_duration, lb_try_interval and lb_retries. Without a
+// duration or retries, each worker is tried once.
+type Limits struct {
+	Duration, Interval time.Duration
+	Retries            int
 }
 
-// requestID returns the id of a request in logs and explanations.
-func requestID(r *http.Request) string {
-	if id := r.Header.Get("X-Request-Id"); pool.ValidRequestID(id) { //nolint:canonicalheader // as Go spells it
-		return id
-	}
-	return strconv.FormatUint(rand.Uint64(), 16) //nolint:gosec // no secret
+func (l Limits) Set() bool { return l.Duration > 0 || l.Retries > 0 }
+
+// allow returns whether the limits allow another attempt. A limit of 0 allows any number.
+func (l Limits) allow(start time.Time, attempts int) bool {
+	return (l.Duration == 0 || time.Since(start) < l.Duration) && (l.Retries == 0 || attempts <= l.Retries)
 }
 
-// Settle returns the error for the client. err is what the proxy returned.
-func (d *Dispatch) Settle(w http.ResponseWriter, err error) error {
-	d.err, d.returned = err, true
-	d.answer.noticeEncoding(w)
-	if d.err == nil {
-		return nil
-	}
-	if d.wait.left != nil { // the proxy says so only if RoundTrip returned it
-		w.WriteHeader(statusClientGone)
-		d.err = nil
-		return nil
-	}
-	if d.answer != nil || d.plan.HTTP.Context().Err() != nil {
-		return d.err
-	}
-	if d.wait.turnedAway != nil {
-		return d.wait.turnedAway
-	}
-	cause := cmp.Or(d.failure, d.err)
-	if he, ok := errors.AsType[caddyhttp.HandlerError](cause); ok && he.Err != nil {
-		cause = he.Err // without a place in Caddy's source
-	}
-	d.Logger.Error("no worker answered", zap.String("pool", d.Pool.Name), zap.Error(cause))
-	return d.unserved(d.err)
+// followUps makes the router's own requests that follow a client's.
+type followUps interface {
+	// Answering is called when an answer begins. It returns nil if nothing follows. Otherwise
+	// the dispatch keeps the request's body.
+	Answering(Answering, *http.Response) FollowUp
 }
 
-// statusClientGone is what Caddy's access log shows of a client that has left.
-const statusClientGone = 499
+// FollowUp is called once, when a request has ended. It owns the body. text is the answer's
+// as JSON; nil if the answer is not whole or not all text. sent is the worker's request.
+type FollowUp func(text []byte, whole *body.Replay, sent *http.Request)
 
-// FallBack records that the router lacks some knowledge for a request.
-func (s *Dispatcher) FallBack(reason string) {
-	s.Metrics.fallbacks.WithLabelValues(s.Pool.Name, reason).Inc()
-	s.Pool.Incidents.Raise(time.Now(), "fallback "+reason, s.Pool.Logger)
+// Answering is a request whose answer begins.
+type Answering struct {
+	Plan     *plan.Plan
+	Size     int64 // of its body; -1 if that is not in memory
+	Worker   *pool.Worker
+	Target   kvscore.Target
+	Upstream *reverseproxy.Upstream
+	Held     bool // by the engine, as a session: the request has only what is new in it
 }
 
-// Unbound records that the store could not find or bind a session.
-func (s *Dispatcher) Unbound() { s.FallBack(fallbackUnbound) }
+// MaxKeptText bounds the text that is kept of an answer, in bytes of JSON.
+const MaxKeptText = 256 << 10
 
-// Request returns the request as the proxy gets it.
-func (d *Dispatch) Request(r *http.Request) *http.Request {
-	var ctx context.Context
-	ctx, d.Trace = attempt.StartTrace(r.Context(), d.plan, d.Pool.Name, d.start)
-	out := r.WithContext(context.WithValue(ctx, dispatchKey{}, d))
-	out.Header = withoutUpgrade(d.plan.WithoutRouting(r.Header), d.plan.API != nil)
-	out.Trailer = nil // it could have routing headers, and engines read none
-	if d.Body == nil {
-		out.Body = d.plan.Once
-		return out
-	}
-	out.Body, out.TransferEncoding = http.NoBody, nil
-	if d.Body.Size > 0 || r.ContentLength < 0 {
-		d.lazy = &body.Lazy{Of: d.Body}
-		out.Body = d.lazy
-	}
-	if r.ContentLength < 0 {
-		return out // it is sent in chunks, as it came
-	}
-	out.ContentLength = d.Body.Size
-	if r.ContentLength != out.ContentLength && r.Header.Get("Content-Length") != "" {
-		out.Header = maps.Clone(out.Header) // the server's own is shared
-		out.Header.Set("Content-Length", strconv.FormatInt(out.ContentLength, 10))
-	}
-	return out
+// asker asks workers what they serve.
+type asker interface {
+	// Discovered records that a dynamic source returned a worker.
+	Discovered(*pool.Worker)
+	// AskAgain soon asks a worker again which models it serves.
+	AskAgain(*pool.Worker)
 }
 
-// withoutUpgrade returns a header without an offer that the engine must not see: of h2c, or of any
-// other protocol with an inference. Java's HttpClient offers h2c with each request. The protocol
-// no longer exists (RFC 9113, 3.1), but uvicorn then drops the body.
-func withoutUpgrade(h http.Header, infers bool) http.Header {
-	offers := strings.ToLower(strings.Join(h["Upgrade"], ","))
-	if offers == "" || !infers && !strings.Contains(offers, "h2c") {
-		return h
-	}
-	kept := maps.Clone(h) // the server's own is shared
-	delete(kept, "Upgrade")
-	return kept
-}
-
-// endAttempt ends the present attempt, if there is one. computed: the worker has computed the
-// prompt.
-func (d *Dispatch) endAttempt(computed bool) {
-	a := d.attempt
-	if a == nil || a.Left() {
-		return
-	}
-	var answer *kvscore.Answer
-	if computed && d.answer != nil && !d.Holds() {
-		answer = &kvscore.Answer{Blocks: d.answer.Blocks, Identities: d.plan.IdentitiesOf(d.answer.Chains)}
-	}
-	d.leave(computed, answer)
-	d.turn.RollBack()
-}
-
-// leave ends the present attempt with its phases.
-func (d *Dispatch) leave(computed bool, answer *kvscore.Answer) {
-	a, o := d.attempt, d.answer
-	if d.phases != nil && !a.Left() {
-		d.phases.Leave(o != nil && o.attempt == a && o.Whole)
-		computed = computed && a.Answers == nil
-	}
-	a.Leave(computed, answer)
+// shadow is a policy that chooses beside the active one, without effect.
+type shadow struct {
+	policy                  kvscore.Policy
+	agreed, differed, fault prometheus.Counter
 }
 
 // Dispatcher sends the requests of one configuration to the workers of its pool. It is made
@@ -263,65 +259,15 @@ type Dispatcher struct {
 	PoolMetrics *PoolMetrics
 }
 
-// asker asks workers what they serve.
-type asker interface {
-	// Discovered records that a dynamic source returned a worker.
-	Discovered(*pool.Worker)
-	// AskAgain soon asks a worker again which models it serves.
-	AskAgain(*pool.Worker)
-}
-
-// AttemptOf returns the round tripper of a request that a dispatcher has begun; nil for other
-// requests, such as health checks.
-func AttemptOf(ctx context.Context) http.RoundTripper {
-	if d := dispatchOf(ctx); d != nil {
-		return d
-	}
-	return nil // and not a nil *Dispatch
-}
-
-// End ends everything that the request has begun, and returns what became of it. It runs
-// deferred, also when the proxy aborts with a panic.
-func (d *Dispatch) End() *Report {
-	defer d.dropBody()
-	defer d.plan.Once.Done()
-	defer func() { d.turn.End(d.answer.computed()) }()
-	if d.wait.waited > 0 {
-		d.PoolMetrics.queueWait.Observe(d.wait.waited.Seconds())
-	}
-	if d.attempt != nil {
-		d.endLast()
-	}
-	report := d.report()
-	if a := report.attempt; a != nil {
-		_, bad := report.fault()
-		outcome := report.Outcome
-		if outcome == outcomeEngineError && !bad {
-			outcome = pool.AttemptClientError
-		}
-		a.End(outcome, bad)
-	}
-	if d.attempt != nil { // if it failed, and the client got a held answer
-		d.attempt.End(outcomeUnavailable, true)
-	}
-	report.trace(d.Trace)
-	return report
-}
-
-// endLast ends the last attempt, and records what the request has shown.
-func (d *Dispatch) endLast() {
-	d.held.drop()
-	o := d.answer
-	if o != nil {
-		_ = o.body.Close() // if the proxy has not
-	}
-	d.endAttempt(o.computed())
-	outcome := d.outcome()
-	if outcome == outcomeBroken && !o.told {
-		d.Pool.Report(o.attempt.Worker, o.attempt.Shows(pool.OutcomeBroken, "stream broke: "+o.Broken.Error()))
-	}
-	d.follow(outcome)
-}
+// Reasons of a choice.
+const (
+	ReasonSession = "session" // the worker is the one that the session is bound to
+	reasonOverlap = "overlap"
+	reasonLoad    = "load"
+	// The request decides.
+	ReasonPin      = "pin"
+	ReasonResponse = "response"
+)
 
 // Fallbacks that are found after the plan was made.
 const (
@@ -331,3 +277,29 @@ const (
 	fallbackOmitted     = "nvext_omitted"     // the answer cannot carry what the client asked for
 	FallbackUntokenized = "untokenized"       // a query's answer has no token ids, as no engine returns them
 )
+
+// FallBack records that the router lacks some knowledge for a request.
+func (s *Dispatcher) FallBack(reason string) {
+	s.Metrics.fallbacks.WithLabelValues(s.Pool.Name, reason).Inc()
+	s.Pool.Incidents.Raise(time.Now(), "fallback "+reason, s.Pool.Logger)
+}
+
+// Unbound records that the store could not find or bind a session.
+func (s *Dispatcher) Unbound() { s.FallBack(fallbackUnbound) }
+
+// CountDropped counts the grants that a request's wishes lack, and its routing headers that
+// cannot be read.
+func (s *Dispatcher) CountDropped(lacks nvext.Grants, malformed []string) {
+	if lacks == 0 && len(malformed) == 0 {
+		return
+	}
+	for name := range lacks.Names {
+		s.Metrics.dropped.WithLabelValues(s.Pool.Name, name).Inc()
+	}
+	for _, name := range malformed {
+		s.Metrics.malformed.WithLabelValues(s.Pool.Name, name).Inc()
+	}
+	if c := s.Logger.Check(zap.DebugLevel, "dropped wishes of a client that are malformed or not granted"); c != nil {
+		c.Write(zap.Stringer("not_granted", lacks), zap.Strings("malformed_headers", malformed))
+	}
+}

@@ -13,11 +13,46 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/split"
+	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
+
+// Selector is the proxy's selection policy. The choice itself is the dispatch's.
+type Selector struct{}
+
+// Select implements reverseproxy.Selector.
+func (Selector) Select(ups reverseproxy.UpstreamPool, r *http.Request, _ http.ResponseWriter) *reverseproxy.Upstream {
+	if d := dispatchOf(r.Context()); d != nil {
+		d.original = upstream.Original{Header: r.Header, Host: r.Host}
+		return d.Select(r.Context(), ups)
+	}
+	return nil
+}
+
+// Select finds a seat for the first attempt, and returns its upstream; nil if there is none. Caddy's
+// proxy then prepares the request for that worker, and calls RoundTrip.
+func (d *Dispatch) Select(ctx context.Context, ups reverseproxy.UpstreamPool) *reverseproxy.Upstream {
+	d.see(ups)
+	switch err := d.next(ctx, nil); {
+	case err == nil:
+		return d.attempt.Upstream
+	case errors.Is(err, pool.ErrNoWorker):
+		d.noneFound()
+	}
+	return nil
+}
+
+// noneFound records that no worker was found for the first attempt.
+func (d *Dispatch) noneFound() {
+	incident := errNoWorker.Error()
+	if d.pinned() {
+		incident = "requests pin a worker that is not available"
+	}
+	d.Pool.Incidents.Raise(time.Now(), incident, d.Pool.Logger)
+}
 
 // RoundTrip answers the proxy's request. The proxy has prepared it for the worker that Select
 // returned.
@@ -194,16 +229,24 @@ func (d *Dispatch) next(ctx context.Context, r *remainder) error {
 	return err
 }
 
-// lookAgain asks a dynamic source for its upstreams, past its cache, as Caddy's proxy does after a
-// failure.
-func (d *Dispatch) lookAgain() {
-	source := d.Proxy.DynamicUpstreams
-	if cache, ok := source.(reverseproxy.CachingUpstreamSource); ok {
-		_ = cache.ResetCache(d.plan.HTTP) // then the cached ones are as good
+var errNoWorker = errors.New("no worker is available")
+
+// giveUp gives the client the held answer, or else the error for it. err says why no other attempt
+// follows.
+func (d *Dispatch) giveUp(err error) (*http.Response, error) {
+	h := d.held
+	switch {
+	case d.wait.turnedAway != nil:
+		return nil, d.wait.turnedAway
+	case h.resp != nil && !d.putsOff():
+		d.held = heldAnswer{}
+		h.attempt.Label(h.resp.Header)
+		d.answer = d.deliveryOf(h.attempt, h.resp)
+		return h.resp, nil
+	case d.failure != nil:
+		return nil, d.failure
 	}
-	if source != nil {
-		d.see(d.upstreams())
-	}
+	return nil, err
 }
 
 // matches returns whether the operator's lb_retry_match has an attempt retried. As in Caddy's proxy,

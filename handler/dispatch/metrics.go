@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -184,19 +185,45 @@ func Register(r *prometheus.Registry, logger *zap.Logger, others ...prometheus.C
 	return m
 }
 
-// CountDropped counts the grants that a request's wishes lack, and its routing headers that
-// cannot be read.
-func (s *Dispatcher) CountDropped(lacks nvext.Grants, malformed []string) {
-	if lacks == 0 && len(malformed) == 0 {
-		return
+// Reasons why a session moved from its home.
+const (
+	movedGone        = "gone"        // home is no upstream any more
+	movedFailed      = "failed"      // home failed to serve this turn
+	movedUnavailable = "unavailable" // home is marked down, hung or draining
+	movedCost        = "cost"        // another target was cheaper, and home holds little of the prompt
+	movedContext     = "context"     // the prompt has outgrown home's context
+)
+
+const (
+	maxUsers   = 1024 // that have series of their own
+	otherUsers = "other"
+)
+
+// users counts what each user does. A user is a client whom Caddy has authenticated.
+type users struct {
+	requests, tokens *prometheus.CounterVec
+
+	mu    sync.Mutex
+	names map[string]bool
+}
+
+// label returns the value of the label user. Names that come after the first maxUsers share one.
+func (u *users) label(name string) string {
+	name = strings.ToValidUTF8(name, "�") // as label values must be
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.names[name] {
+		return name
 	}
-	for name := range lacks.Names {
-		s.Metrics.dropped.WithLabelValues(s.Pool.Name, name).Inc()
+	if len(u.names) >= maxUsers {
+		return otherUsers
 	}
-	for _, name := range malformed {
-		s.Metrics.malformed.WithLabelValues(s.Pool.Name, name).Inc()
-	}
-	if c := s.Logger.Check(zap.DebugLevel, "dropped wishes of a client that are malformed or not granted"); c != nil {
-		c.Write(zap.Stringer("not_granted", lacks), zap.Strings("malformed_headers", malformed))
+	u.names[name] = true
+	return name
+}
+
+func (u *users) add(pool, name, kind string, tokens int64) {
+	if tokens > 0 { // -1 is unknown
+		u.tokens.WithLabelValues(pool, name, kind).Add(float64(tokens))
 	}
 }

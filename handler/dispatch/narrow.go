@@ -11,8 +11,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/turn"
-
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
 // narrow finds before the first choice which workers the request allows. The error is a
@@ -56,26 +55,6 @@ func (rt *route) narrow() error {
 	return nil
 }
 
-// lookUp looks up the upstreams that the proxy would offer, unless they are known.
-func (rt *route) lookUp() {
-	if rt.offers.Table == nil {
-		rt.offers = rt.tables.Offers(rt.Pool, rt.upstreams(), rt.repl)
-	}
-}
-
-// closest returns the best verdict on an offered worker: Fits if one may serve the request, else
-// what keeps it from that. It returns Fits if no worker is offered.
-func (rt *route) closest(want *pool.Wants) pool.Verdict {
-	if len(rt.offers.Ups) == 0 {
-		return pool.Fits
-	}
-	closest := pool.NotNamed
-	for i := range rt.offers.Table.Rows {
-		closest = min(closest, rt.Pool.Meets(want, rt.offers.Table.Rows[i].Worker))
-	}
-	return closest
-}
-
 // pinTo makes the worker that the request names the only one.
 func (rt *route) pinTo(want *pool.Wants) error {
 	pin := &rt.plan.Pin
@@ -100,23 +79,40 @@ func (rt *route) pinTo(want *pool.Wants) error {
 	return nil
 }
 
-func (rt *route) badPin(format string, args ...any) error {
-	return rt.refuse(http.StatusBadRequest, api.CodePin, "nvext", fmt.Errorf(format, args...))
-}
-
-func (rt *route) refuse(status int, code, member string, err error) error {
-	return &api.Refusal{API: plan.OrUnplanned(rt.plan.API), Status: status, Code: code, Param: member, Err: err}
-}
-
-// shared returns the refusal of a request that would share a cache.
-func (rt *route) shared(format string, args ...any) error {
-	where := "this path"
-	if a := rt.plan.API; a != nil {
-		where = "the API " + a.Name()
+// stayAt makes the target whose engine holds the session the only one. A turn that opens the
+// session again may go elsewhere if that worker cannot be used, and a last one if the client
+// says so.
+func (rt *route) stayAt(at kvscore.Target) error {
+	rt.lookUp()
+	p, w := rt.plan, rt.offers.Worker(at.Worker)
+	switch {
+	case p.Session.Opens() && (w == nil || !w.TakesRequests(rt.ready)):
+		rt.turn.Leave()
+		return nil
+	case w == nil && rt.Pool.IsNowUpstream(at.Worker):
+		return &api.Refusal{
+			API: p.API, Status: http.StatusServiceUnavailable, Code: api.CodeNoWorker, RetryAfter: 1,
+			Err: fmt.Errorf("worker %d, whose engine holds the session, is not offered now; try again later", at.Worker),
+		}
+	case w == nil:
+		return rt.turn.Gone()
 	}
-	return rt.refuse(http.StatusBadRequest, api.CodeShared, "cache_salt", fmt.Errorf(
-		"the request has a salt (cache_salt or X-Tenant-Id), and %s is known to keep its cache apart in %s",
-		fmt.Sprintf(format, args...), where))
+	if e := w.Engine(); !e.HoldsSessions(p.Name) {
+		return turn.NotOpened(p, http.StatusBadRequest,
+			fmt.Errorf("the engine of worker %d holds the session, but not in the API %s", w.ID, p.Name))
+	}
+	if p.Pin.Named && p.Pin.Worker != w.ID || p.Pin.Rank.Set && p.Pin.Rank.Value != at.Rank {
+		if !p.Session.Final {
+			return rt.badPin("nvext: the session is on worker %d, rank %d, whose engine holds it", w.ID, at.Rank)
+		}
+		rt.turn.Leave()
+		return nil
+	}
+	if want := rt.Wants(); !rt.Pool.Isolates(&want, w) {
+		return rt.shared("not the engine with the session")
+	}
+	rt.fixed = fixed{worker: w, rank: nvext.Some(at.Rank), reason: ReasonSession}
+	return nil
 }
 
 // returnTo makes the worker that keeps the named response the only one. It returns whether
@@ -137,8 +133,20 @@ func (rt *route) returnTo() bool {
 	return true
 }
 
-// pinned returns whether only one worker may serve the request.
-func (rt *route) pinned() bool { return rt.fixed.worker != nil }
+func (rt *route) badPin(format string, args ...any) error {
+	return rt.refuse(http.StatusBadRequest, api.CodePin, "nvext", fmt.Errorf(format, args...))
+}
+
+// shared returns the refusal of a request that would share a cache.
+func (rt *route) shared(format string, args ...any) error {
+	where := "this path"
+	if a := rt.plan.API; a != nil {
+		where = "the API " + a.Name()
+	}
+	return rt.refuse(http.StatusBadRequest, api.CodeShared, "cache_salt", fmt.Errorf(
+		"the request has a salt (cache_salt or X-Tenant-Id), and %s is known to keep its cache apart in %s",
+		fmt.Sprintf(format, args...), where))
+}
 
 // onlyLegs returns whether the available workers could serve a leg of the request, but not all
 // of it.
@@ -172,16 +180,6 @@ func (rt *route) errNobody() error {
 		which = "which keeps what the request names"
 	}
 	return fmt.Errorf("worker %d, %s, cannot be reached; try again later", rt.fixed.worker.ID, which)
-}
-
-// upstreams returns those that the proxy would offer for a request.
-func (rt *route) upstreams() reverseproxy.UpstreamPool {
-	if source := rt.Proxy.DynamicUpstreams; source != nil {
-		if ups, err := source.GetUpstreams(rt.plan.HTTP); err == nil {
-			return ups
-		}
-	}
-	return rt.Proxy.Upstreams
 }
 
 // checkModel refuses an inference request for a model that no worker serves; nil otherwise.

@@ -207,3 +207,15 @@ func (d *Dispatch) reported() *attempt.Attempt {
 	}
 	return d.attempt
 }
+
+// CountUser counts a request of a pool that has ended. An empty name is no user.
+func (m *Metrics) CountUser(pool, name string, r *Report) {
+	if name == "" {
+		return
+	}
+	name = m.users.label(name)
+	m.users.requests.WithLabelValues(pool, name, r.Outcome).Inc()
+	m.users.add(pool, name, "prompt", r.Prompt)
+	m.users.add(pool, name, "cached", r.Cached)
+	m.users.add(pool, name, "output", r.Completion)
+}

@@ -3,35 +3,15 @@ package dispatch
 import (
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/split"
-	"github.com/caddy-kvrouter/kvrouter/handler/turn"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
-
-// route is where a request may go, and how it chooses. To explain a choice needs no more.
-type route struct {
-	*Dispatcher
-	plan   *plan.Plan
-	ready  time.Time // when its body was read
-	repl   *caddy.Replacer
-	turn   turn.Turn      // its part in its session
-	offers pool.Offers    // the proxy's latest
-	fixed  fixed          // the one worker that may serve it, if there is one
-	tried  []*pool.Worker // in this round over the workers
-	beyond int64          // tokens: a worker with room for so many has refused the prompt as too long
-	split  split.Request
-}
-
-// fixed is the one worker that may serve a request.
-type fixed struct {
-	worker *pool.Worker // nil if others may, too
-	rank   nvext.Opt[uint32]
-	reason string
-}
 
 // routeOf returns the route of a request.
 func (s *Dispatcher) routeOf(p *plan.Plan) route {
@@ -110,4 +90,89 @@ func (rt *route) otherLeft() bool {
 		}
 	}
 	return false
+}
+
+// pinned returns whether only one worker may serve the request.
+func (rt *route) pinned() bool { return rt.fixed.worker != nil }
+
+// homed returns whether the session has a home.
+func (rt *route) homed() bool {
+	home, _ := rt.turn.Home()
+	return home != kvscore.Target{}
+}
+
+// Holds returns whether the engine of the worker holds the session's state. Its turns send only
+// what is new, so they are no prompts of the cache model, and their counts show nothing of it.
+func (rt *route) Holds() bool {
+	return rt.plan.Session.Held || rt.plan.Session.Opens() || rt.turn.EngineSession() != ""
+}
+
+// forgetPrompt makes the prompt of a turn unknown that is only a part of what the engine has.
+func (rt *route) forgetPrompt() {
+	if score := &rt.plan.Score; rt.Holds() {
+		score.Blocks, score.Past, score.Identities = nil, 0, nil
+	}
+}
+
+// passThroughPolicy chooses for requests that are no inference requests.
+var passThroughPolicy kvscore.LeastLoad
+
+func (rt *route) Policy() kvscore.Policy {
+	if rt.plan.Request == nil {
+		return &passThroughPolicy
+	}
+	return rt.Dispatcher.Policy
+}
+
+// reasonOf returns why a candidate was chosen.
+func (rt *route) reasonOf(unpriced bool, c *kvscore.Candidate) string {
+	home, _ := rt.turn.Home()
+	switch {
+	case rt.pinned():
+		return rt.fixed.reason
+	case unpriced || c.Target == home:
+		return ReasonSession
+	case c.OverlapBlocks > 0:
+		return reasonOverlap
+	}
+	return reasonLoad
+}
+
+// costsTime returns whether the cost of a choice is in milliseconds, and has terms.
+func (rt *route) costsTime(s *pool.Seat) bool {
+	return !s.Unpriced && kvscore.CostUnit(rt.Policy()) == kvscore.UnitMilliseconds
+}
+
+// upstreams returns those that the proxy would offer for a request.
+func (rt *route) upstreams() reverseproxy.UpstreamPool {
+	if source := rt.Proxy.DynamicUpstreams; source != nil {
+		if ups, err := source.GetUpstreams(rt.plan.HTTP); err == nil {
+			return ups
+		}
+	}
+	return rt.Proxy.Upstreams
+}
+
+// lookUp looks up the upstreams that the proxy would offer, unless they are known.
+func (rt *route) lookUp() {
+	if rt.offers.Table == nil {
+		rt.offers = rt.tables.Offers(rt.Pool, rt.upstreams(), rt.repl)
+	}
+}
+
+// closest returns the best verdict on an offered worker: Fits if one may serve the request, else
+// what keeps it from that. It returns Fits if no worker is offered.
+func (rt *route) closest(want *pool.Wants) pool.Verdict {
+	if len(rt.offers.Ups) == 0 {
+		return pool.Fits
+	}
+	closest := pool.NotNamed
+	for i := range rt.offers.Table.Rows {
+		closest = min(closest, rt.Pool.Meets(want, rt.offers.Table.Rows[i].Worker))
+	}
+	return closest
+}
+
+func (rt *route) refuse(status int, code, member string, err error) error {
+	return &api.Refusal{API: plan.OrUnplanned(rt.plan.API), Status: status, Code: code, Param: member, Err: err}
 }

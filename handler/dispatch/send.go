@@ -2,14 +2,16 @@ package dispatch
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"net/http"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
-	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/response"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 )
 
 // send sends the request to the attempt's worker. resent: net/http sent it twice.
@@ -87,22 +89,28 @@ func (d *Dispatch) noticeDone() {
 	d.Pool.Incidents.Raise(time.Now(), "clients request nvext fields that the engine does not support", d.Pool.Logger)
 }
 
-// dropBody frees the body, which is not sent again: an answer may take long.
-func (d *Dispatch) dropBody() {
-	if d.Body != nil {
-		d.takeBody().Done()
+// SeatPrefill implements split.Owner.
+func (d *Dispatch) SeatPrefill(ctx context.Context, want *pool.Wants, by pool.Chooser, p *attempt.Attempt) error {
+	offers := d.offers
+	if err := d.reserve(ctx, want, &offers, by, p); err != nil {
+		return err
 	}
+	d.begin(p, d.reasonOf(false, &p.Terms))
+	return nil
 }
 
-// takeBody takes the request's body from everything that might send it again.
-func (d *Dispatch) takeBody() *body.Replay {
-	whole := d.Body
-	d.Body = nil
-	if d.lazy != nil {
-		d.lazy.Release()
-	}
-	if d.Sent != nil {
-		d.Sent.GetBody = nil
-	}
-	return whole
+// Prefilled implements split.Owner.
+func (d *Dispatch) Prefilled(p *attempt.Attempt, c response.Counts) {
+	o := &delivery{d: d, attempt: p}
+	o.Counts = c
+	kind := worker.ReportKind{API: d.plan.API.Name()}
+	o.learnPrompt(p.Worker.CachedTokens(kind, c.Cached))
 }
+
+// PhaseEnded implements split.Owner.
+func (d *Dispatch) PhaseEnded(name string, err error, took time.Duration) {
+	d.PoolMetrics.leg(name, err, took)
+}
+
+// MayRetry implements split.Owner.
+func (d *Dispatch) MayRetry() bool { return d.mayGoOnTrying() && d.Pool.MayRetry(time.Now()) }

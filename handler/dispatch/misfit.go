@@ -20,26 +20,6 @@ import (
 // it only if no worker could serve the request. While one that could is away, the client gets a 503
 // and tries again.
 
-// misfit is why a worker cannot serve a request that another one may serve.
-type misfit uint8
-
-const (
-	fits misfit = iota
-	lacksModel
-	lacksPath // or what the path names
-	tooLong
-)
-
-// free returns whether a retry after it is free of the retry budget: the engine has computed nothing. One
-// without the path may have read a long upload.
-func (m misfit) free() bool { return m == lacksModel || m == tooLong }
-
-// refusals are what workers have refused for a misfit.
-type refusals struct {
-	unfit []*pool.Worker // that have refused
-	lacks bool           // one of them lacks the model
-}
-
 // modelWords are in engines' errors for a model that they lack. lengthWords are in those for a prompt or
 // an answer that is too long.
 var (

@@ -10,84 +10,12 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
-	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"github.com/caddy-kvrouter/kvrouter/handler/resume"
+	"github.com/caddy-kvrouter/kvrouter/handler/turn"
+	"go.uber.org/zap"
 )
-
-// moves are the moves of a stream from worker to worker.
-type moves struct {
-	moved  int   // how often it has moved
-	before int   // events with tokens before the last move
-	told   bool  // the pool knows that its attempt has ended
-	noRoom bool  // its body was not kept
-	room   int64 // bytes that are reserved for its text
-}
-
-// mayGoOn returns whether the request's stream may go on elsewhere.
-func (d *Dispatch) mayGoOn() bool {
-	return !d.Resume.IsOff() && d.plan.Request != nil && d.plan.Request.Stream && d.plan.Once == nil && d.plan.Repeatable &&
-		!d.plan.Given && !d.pinned() && !d.Holds() && len(d.offers.Ups) > 1
-}
-
-// goesOn is mayGoOn, and returns whether the body for it is there.
-func (d *Dispatch) goesOn() bool { return d.Body != nil && d.mayGoOn() }
-
-// movesLeft returns whether a stream that arrives now may move again.
-func (o *delivery) movesLeft() bool { return o == nil || o.moved+1 < o.d.Resume.Tries }
-
-// keepsBody returns whether the body is kept while the answer streams. Bodies of streams have
-// half of the memory for bodies, so that there is room for those of new requests.
-func (d *Dispatch) keepsBody(resp *http.Response) bool {
-	a := d.attempt
-	return a.Streams(resp) && !body.Compressed(resp.Header) && resp.ContentLength < 0 && d.goesOn() &&
-		d.Pool.Memory.Held.Load() <= body.MaxBytes()/2
-}
-
-// freeBody frees the body, unless something else needs it.
-func (d *Dispatch) freeBody() {
-	if !d.KeepBody && d.followUp == nil {
-		d.dropBody()
-	}
-}
-
-// Track implements response.Mover.
-func (o *delivery) Track(a *api.Answer) {
-	d := o.d
-	if o.noRoom = d.Body == nil; o.noRoom {
-		return
-	}
-	memory := &d.Pool.Memory.Held
-	a.Track(d.Body.Data, d.Resume.Tokens, d.exact, func(n int) bool {
-		o.room += int64(n)
-		return memory.Add(int64(n)) <= body.MaxBytes()
-	})
-}
-
-// free frees what was reserved for the text.
-func (o *delivery) free() {
-	o.d.Pool.Memory.Held.Add(-o.room)
-	o.room = 0
-}
-
-// Stays implements response.Mover.
-func (o *delivery) Stays() {
-	o.attempt.Stay()
-	o.d.freeBody()
-}
-
-// begin is called with the stream's first token. The rest of a stream without one can come from
-// any engine.
-func (o *delivery) begin() {
-	d := o.d
-	if d.Body == nil || !d.mayGoOn() {
-		return
-	}
-	if !resume.IsPossible(d.offers, o.attempt.Worker, d.plan.API.Name(), d.exact) {
-		o.Stays()
-	}
-}
 
 // Move implements response.Mover. The rest is asked for as an ordinary attempt: with a lease, in
 // the queue, within the retry budget.
@@ -216,6 +144,65 @@ func (o *delivery) rest(a *api.Answer) (*api.Rest, string) {
 		reason = api.StaysPrompt
 	}
 	return rest, reason
+}
+
+// goOn asks other workers for the rest until one gives it, or returns the reason why none does.
+// drained: the worker so far is well, and so is its host.
+// old is the worker so far, nil if it may serve the rest.
+func (o *delivery) goOn(ctx context.Context, rest *api.Rest, old *pool.Worker, drained bool) (*response.Rest, string) {
+	d := o.d
+	r := &remainder{delivery: o, rest: rest, left: mostAttempts}
+	if !drained {
+		r.apart = o.attempt.Worker
+	}
+	var reason string
+	if r.failed, reason = resume.Without(d.offers, old, d.plan.API.Name(), rest.Way); reason != "" {
+		return nil, reason
+	}
+	d.Rest = rest
+	resp, err := d.run(ctx, r)
+	switch {
+	case err == nil:
+		o.arrive(ctx, d.attempt, drained)
+		return &response.Rest{From: resp.Body, Ctx: d.attempt.Context(), Joint: rest.Joint}, ""
+	case r.refused:
+		reason = resume.NotExact
+	default:
+		reason = resume.StaysNoWorker
+	}
+	if a := d.attempt; a != o.attempt {
+		outcome := pool.AttemptRetried
+		if ctx.Err() != nil {
+			outcome = outcomeClientGone
+		}
+		a.End(outcome, !r.blameless)
+	}
+	return nil, reason
+}
+
+// arrive records that the stream goes on with an attempt.
+func (o *delivery) arrive(ctx context.Context, a *attempt.Attempt, drained bool) {
+	d := o.d
+	o.attempt, o.phases, o.told = a, d.phases, false
+	o.moved++
+	o.before, o.waits, o.alive = o.tokens, false, time.Time{}
+	state := d.turn.Commit(ctx, a.Target, true)
+	if state == turn.Moved {
+		why := movedFailed
+		switch {
+		case d.beyond > 0:
+			why = movedContext
+		case drained:
+			why = movedUnavailable
+		}
+		d.Metrics.moves.WithLabelValues(d.Pool.Name, why).Inc()
+	}
+	if d.beyond == 0 {
+		d.Pool.Incidents.Raise(time.Now(), "streams break off, and go on at other workers", d.Pool.Logger)
+	}
+	if c := d.Logger.Check(zap.DebugLevel, "stream goes on at another worker"); c != nil {
+		c.Write(zap.String("upstream", a.Worker.Dial), zap.Int("moves", o.moved))
+	}
 }
 
 // budgetPatience is how long a stream waits for room in the retry budget. Many streams break at once

@@ -8,17 +8,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
-// garbled records an answer that does not match its content type. The session leaves the
-// worker. One such answer may have other causes; a worker that gives only such answers is
-// failing.
-func (d *Dispatch) garbled() {
-	a := d.attempt
-	d.FallBack(fallbackUnreadable)
-	a.Failed(time.Now())
-	d.Pool.Report(a.Worker, a.Errored("the answer does not match its content type", true))
-	d.turn.Forget(a.Target)
-}
-
 // learn feeds the engine's usage into metrics, ratios and the cache check.
 func (o *delivery) learn() {
 	m := o.d.PoolMetrics

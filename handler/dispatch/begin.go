@@ -1,0 +1,211 @@
+package dispatch
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/resume"
+	"go.uber.org/zap"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// Begin begins to dispatch a request, and takes over the plan's body. The error is a
+// refusal; the plan then keeps its body.
+func (s *Dispatcher) Begin(p *plan.Plan, start time.Time) (*Dispatch, error) {
+	if refused := s.checkModel(p); refused != nil {
+		return nil, refused
+	}
+	d := &Dispatch{route: s.routeOf(p), start: start, result: result{cached: -1}}
+	d.Call = attempt.Call{Runner: &s.Runner, Owner: d, Plan: p, ID: requestID(p.HTTP), Ready: d.ready, Body: p.Body, Exactly: resume.Exactly}
+	if s.Resume.IsExact() && p.Request != nil && p.Request.Stream && p.Body != nil {
+		d.exact = p.Request.GoesOnExactly(p.Body.Data)
+	}
+	if err := s.Sessions.Enter(p.HTTP.Context(), &d.turn, p, false); err != nil {
+		return nil, err
+	}
+	d.split.Of = d
+	d.forgetPrompt()
+	if err := d.narrow(); err != nil {
+		d.turn.End(false)
+		return nil, err
+	}
+	d.CountDropped(p.Dropped, p.Malformed)
+	s.Pool.Spending.Request(d.ready)
+	d.tried = d.triedBuf[:0]
+	p.Body = nil
+	d.repl.Map(d.placeholder)
+	if p.Fallback != "" {
+		d.FallBack(p.Fallback)
+	}
+	return d, nil
+}
+
+// requestID returns the id of a request in logs and explanations.
+func requestID(r *http.Request) string {
+	if id := r.Header.Get("X-Request-Id"); pool.ValidRequestID(id) { //nolint:canonicalheader // as Go spells it
+		return id
+	}
+	return strconv.FormatUint(rand.Uint64(), 16) //nolint:gosec // no secret
+}
+
+// Request returns the request as the proxy gets it.
+func (d *Dispatch) Request(r *http.Request) *http.Request {
+	var ctx context.Context
+	ctx, d.Trace = attempt.StartTrace(r.Context(), d.plan, d.Pool.Name, d.start)
+	out := r.WithContext(context.WithValue(ctx, dispatchKey{}, d))
+	out.Header = withoutUpgrade(d.plan.WithoutRouting(r.Header), d.plan.API != nil)
+	out.Trailer = nil // it could have routing headers, and engines read none
+	if d.Body == nil {
+		out.Body = d.plan.Once
+		return out
+	}
+	out.Body, out.TransferEncoding = http.NoBody, nil
+	if d.Body.Size > 0 || r.ContentLength < 0 {
+		d.lazy = &body.Lazy{Of: d.Body}
+		out.Body = d.lazy
+	}
+	if r.ContentLength < 0 {
+		return out // it is sent in chunks, as it came
+	}
+	out.ContentLength = d.Body.Size
+	if r.ContentLength != out.ContentLength && r.Header.Get("Content-Length") != "" {
+		out.Header = maps.Clone(out.Header) // the server's own is shared
+		out.Header.Set("Content-Length", strconv.FormatInt(out.ContentLength, 10))
+	}
+	return out
+}
+
+// withoutUpgrade returns a header without an offer that the engine must not see: of h2c, or of any
+// other protocol with an inference. Java's HttpClient offers h2c with each request. The protocol
+// no longer exists (RFC 9113, 3.1), but uvicorn then drops the body.
+func withoutUpgrade(h http.Header, infers bool) http.Header {
+	offers := strings.ToLower(strings.Join(h["Upgrade"], ","))
+	if offers == "" || !infers && !strings.Contains(offers, "h2c") {
+		return h
+	}
+	kept := maps.Clone(h) // the server's own is shared
+	delete(kept, "Upgrade")
+	return kept
+}
+
+// statusClientGone is what Caddy's access log shows of a client that has left.
+const statusClientGone = 499
+
+// Settle returns the error for the client. err is what the proxy returned.
+func (d *Dispatch) Settle(w http.ResponseWriter, err error) error {
+	d.err, d.returned = err, true
+	d.answer.noticeEncoding(w)
+	if d.err == nil {
+		return nil
+	}
+	if d.wait.left != nil { // the proxy says so only if RoundTrip returned it
+		w.WriteHeader(statusClientGone)
+		d.err = nil
+		return nil
+	}
+	if d.answer != nil || d.plan.HTTP.Context().Err() != nil {
+		return d.err
+	}
+	if d.wait.turnedAway != nil {
+		return d.wait.turnedAway
+	}
+	cause := cmp.Or(d.failure, d.err)
+	if he, ok := errors.AsType[caddyhttp.HandlerError](cause); ok && he.Err != nil {
+		cause = he.Err // without a place in Caddy's source
+	}
+	d.Logger.Error("no worker answered", zap.String("pool", d.Pool.Name), zap.Error(cause))
+	return d.unserved(d.err)
+}
+
+// unserved returns the error of a request that no worker has answered.
+func (d *Dispatch) unserved(err error) *api.Refusal {
+	e := &api.Refusal{API: d.plan.API, Status: http.StatusBadGateway, Code: api.CodeFailed}
+	var refused reverseproxy.DialError
+	var own *api.Refusal
+	var he caddyhttp.HandlerError
+	switch {
+	case errors.As(err, &own) || errors.As(d.failure, &own):
+		return own
+	case d.plan.Once != nil && d.plan.Once.Failed.Load():
+		return plan.Unreadable(d.plan.API, err)
+	case d.failure == nil || errors.As(d.failure, &refused) && d.suspects < maxSuspects:
+		e.Status, e.Code = http.StatusServiceUnavailable, api.CodeNoWorker
+		e.Err = d.errNobody()
+	case errors.As(err, &he) && he.StatusCode == http.StatusGatewayTimeout:
+		e.Status, e.Code = he.StatusCode, api.CodeTimeout
+		e.Err = errors.New("the worker did not answer in time")
+	default:
+		e.Err = errors.New("the worker failed before it answered")
+	}
+	return e
+}
+
+// End ends everything that the request has begun, and returns what became of it. It runs
+// deferred, also when the proxy aborts with a panic.
+func (d *Dispatch) End() *Report {
+	defer d.dropBody()
+	defer d.plan.Once.Done()
+	defer func() { d.turn.End(d.answer.computed()) }()
+	if d.wait.waited > 0 {
+		d.PoolMetrics.queueWait.Observe(d.wait.waited.Seconds())
+	}
+	if d.attempt != nil {
+		d.endLast()
+	}
+	report := d.report()
+	if a := report.attempt; a != nil {
+		_, bad := report.fault()
+		outcome := report.Outcome
+		if outcome == outcomeEngineError && !bad {
+			outcome = pool.AttemptClientError
+		}
+		a.End(outcome, bad)
+	}
+	if d.attempt != nil { // if it failed, and the client got a held answer
+		d.attempt.End(outcomeUnavailable, true)
+	}
+	report.trace(d.Trace)
+	return report
+}
+
+// endLast ends the last attempt, and records what the request has shown.
+func (d *Dispatch) endLast() {
+	d.held.drop()
+	o := d.answer
+	if o != nil {
+		_ = o.body.Close() // if the proxy has not
+	}
+	d.endAttempt(o.computed())
+	outcome := d.outcome()
+	if outcome == outcomeBroken && !o.told {
+		d.Pool.Report(o.attempt.Worker, o.attempt.Shows(pool.OutcomeBroken, "stream broke: "+o.Broken.Error()))
+	}
+	d.follow(outcome)
+}
+
+// follow starts the follow-up of a request that has ended.
+func (d *Dispatch) follow(outcome string) {
+	if d.followUp == nil {
+		return
+	}
+	var text []byte
+	if o := d.answer; outcome == outcomeOK && o.computed() {
+		text = o.Text
+	}
+	d.followUp(text, d.takeBody(), d.Sent)
+	d.followUp = nil
+}

@@ -1,0 +1,229 @@
+package dispatch
+
+import (
+	"context"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"go.uber.org/zap"
+)
+
+// Choose implements pool.Chooser.
+func (d *Dispatch) Choose(ctx context.Context, c *pool.Candidates) pool.Choice {
+	switch state := c.Tier.State(); {
+	case d.pinned(): // whatever it is at
+	case state == pool.Reluctant:
+		d.Pool.Incidents.Raise(c.At, "only prefill workers are available, and they serve whole requests", d.Pool.Logger)
+	case state >= pool.Draining:
+		d.Pool.Incidents.Raise(c.At, "only draining workers are left, and the router uses them", d.Pool.Logger)
+	case state == pool.MarkedDown && len(d.tried) == 0 && d.othersWell(c.At):
+		d.Pool.Incidents.Raise(c.At, "all workers of a model are marked down, and the router uses them anyway", d.Pool.Logger)
+	case state == pool.MarkedDown && len(d.tried) == 0:
+		d.Pool.Incidents.Raise(c.At, "all workers are marked down, and the router uses them anyway", d.Pool.Logger)
+	}
+	if d.turn.Find(ctx); d.turn.Pending() && !d.pinned() && !c.Granted {
+		return pool.Choice{Wait: d.turn.Await}
+	}
+	return d.choice(c)
+}
+
+// othersWell returns whether a worker that may not serve the request takes requests.
+func (d *Dispatch) othersWell(t time.Time) bool {
+	return slices.ContainsFunc(d.offers.Table.Rows, func(row pool.TableRow) bool { return row.Worker.TakesRequests(t) })
+}
+
+// choice returns how to choose among candidates, once the session is found.
+func (rt *route) choice(c *pool.Candidates) pool.Choice {
+	bound := rt.boundPosition(c)
+	return pool.Choice{Request: rt.score(c), Policy: rt.Policy(), Bound: bound, Home: rt.fullHome(c)}
+}
+
+// score returns the scheduler's view of the request: the plan's, with the client's preferred taints
+// and the target of the session or of its parent. Workers that must load the model cost more.
+func (rt *route) score(c *pool.Candidates) *kvscore.Request {
+	prefers := rt.plan.Ext.RoutingConstraints.PreferredTaints
+	home := rt.turn.Warm()
+	apart, ways := rt.split.Ways(c)
+	loads := rt.plan.Model != "" && slices.ContainsFunc(c.Workers, (*pool.Worker).LoadsOnDemand)
+	if len(prefers) == 0 && !loads && home == (kvscore.Target{}) && ways == nil {
+		return &rt.plan.Score
+	}
+	scored := &c.Scored
+	*scored = rt.plan.Score // the plan does not change
+	scored.Home, scored.Apart, scored.Ways = home, apart, ways
+	if len(prefers) == 0 && !loads {
+		return scored
+	}
+	c.Factors = slices.Grow(c.Factors[:0], len(c.Workers))[:len(c.Workers)]
+	scored.Factors = c.Factors
+	for i, w := range c.Workers {
+		sum := 0.0
+		for _, taint := range prefers {
+			if slices.Contains(w.Tainted(), taint.Name) {
+				sum += float64(taint.Weight)
+			}
+		}
+		scored.Factors[i] = preference(sum) * w.LoadFactor(rt.plan.Model)
+	}
+	return scored
+}
+
+// preference returns Dynamo's factor of a worker's cost by the sum of its preferred taints'
+// weights: e repels, 1/e attracts (lib/kv-router/src/protocols.rs,
+// preferred_taint_multiplier).
+func preference(sum float64) float64 { return math.Exp(-math.Tanh(sum)) }
+
+// boundPosition returns the position of the target that the pin or the session decides on; -1
+// if the policy chooses.
+func (rt *route) boundPosition(c *pool.Candidates) int {
+	home, priced := rt.turn.Home()
+	if rt.pinned() {
+		if len(c.Targets) != 1 {
+			return -1 // the policy chooses among the ranks
+		}
+		if rt.homed() && home != c.Targets[0].Target {
+			rt.turn.GoAway()
+		}
+		return 0
+	}
+	if !rt.homed() {
+		return -1
+	}
+	if fullOf(c, home) != nil || rt.excluded(home) { // for this request only
+		rt.turn.GoAway()
+	}
+	if priced {
+		return -1
+	}
+	if rt.turn.Crowded() {
+		rt.turn.GoAway()
+		return -1
+	}
+	return slices.IndexFunc(c.Targets, func(t kvscore.TargetRef) bool { return t.Target == home })
+}
+
+// fullHome returns the session's worker if that is full and the operator wants the turn to wait
+// for it; nil otherwise.
+func (rt *route) fullHome(c *pool.Candidates) *pool.Worker {
+	home, _ := rt.turn.Home()
+	if !rt.Sessions.Hard || rt.pinned() {
+		return nil
+	}
+	return fullOf(c, home)
+}
+
+// fullOf returns the worker of a target if that is left out only because it is full; nil
+// otherwise.
+func fullOf(c *pool.Candidates, t kvscore.Target) *pool.Worker {
+	i := slices.IndexFunc(c.Full, func(w *pool.Worker) bool { return w.ID == t.Worker })
+	if i < 0 {
+		return nil
+	}
+	return c.Full[i]
+}
+
+// excluded returns whether the client's constraints, which hold for this request only, exclude a
+// target that is still an upstream.
+func (rt *route) excluded(t kvscore.Target) bool {
+	if !rt.plan.Constrained() {
+		return false
+	}
+	w, want := rt.offers.Worker(t.Worker), rt.Wants()
+	return w != nil && rt.Pool.Meets(&want, w) != pool.Fits
+}
+
+// Waits implements pool.Chooser: no request waits for one that is queued.
+func (d *Dispatch) Waits() { d.turn.Yield() }
+
+// Chosen implements pool.Chooser. It logs what degraded the choice. The session stays bound if
+// its worker holds the prompt but the policy chose another worker.
+func (d *Dispatch) Chosen(c *pool.Candidates, i int, unpriced bool) {
+	sel := &c.Sel
+	if sel.Fault {
+		const incident = "the policy returns invalid workers, and the router takes the least loaded one"
+		d.Pool.Incidents.Raise(c.At, incident, d.Pool.Logger)
+	}
+	if sel.Unknown > 0 {
+		d.Pool.Incidents.Raise(c.At, "the load of some workers is unknown, and the router assumes the median", d.Pool.Logger)
+	}
+	d.remember(c, i, unpriced)
+	if unpriced {
+		return
+	}
+	if d.homed() && i != sel.Home && sel.HomeHolds() {
+		d.turn.GoAway()
+	}
+	if d.Shadow != nil && d.plan.Request != nil {
+		d.Shadow.compare(d, c, i)
+	}
+}
+
+// NewShadow returns a shadow of the active policy; nil if p is nil.
+func NewShadow(p kvscore.Policy, m *Metrics, pool string) *shadow {
+	if p == nil {
+		return nil
+	}
+	return &shadow{
+		policy: p, agreed: m.shadow.WithLabelValues(pool, "true"), differed: m.shadow.WithLabelValues(pool, "false"),
+		fault: m.shadowFaults.WithLabelValues(pool),
+	}
+}
+
+// compare asks the shadow for the choice that the active policy has just made. chosen is the
+// position of that.
+func (s *shadow) compare(d *Dispatch, c *pool.Candidates, chosen int) {
+	sel := c.Sel // and candidates of its own, without the active policy's costs
+	c.Shadow = append(c.Shadow[:0], c.Sel.Candidates...)
+	sel.Candidates = c.Shadow
+	for i := range sel.Candidates {
+		sel.Candidates[i].Cost, sel.Candidates[i].Terms = 0, kvscore.Terms{}
+	}
+	i, panicked := s.ask(&sel)
+	switch {
+	case panicked != nil || i < 0 || i >= len(c.Shadow):
+		s.fault.Inc()
+		d.Pool.Incidents.Raise(d.start, "the shadow policy returns invalid workers", d.Pool.Logger)
+	case i == chosen:
+		s.agreed.Inc()
+	default:
+		s.differed.Inc()
+		if log := d.Logger.Check(zap.DebugLevel, "shadow policy chose another worker"); log != nil {
+			a, b := &c.Sel.Candidates[chosen], &c.Shadow[i]
+			log.Write(zap.Stringer("target", c.Targets[chosen]), zap.String("upstream", c.Workers[chosen].Dial),
+				zap.Float64("cost", a.Cost), zap.Float64("overlap_blocks", a.OverlapBlocks),
+				zap.Stringer("shadow_target", c.Targets[i]), zap.String("shadow_upstream", c.Workers[i].Dial),
+				zap.Float64("shadow_cost", b.Cost), zap.Float64("shadow_overlap_blocks", b.OverlapBlocks))
+		}
+	}
+}
+
+// ask lets the policy choose, and recovers from its panics: the request does not depend on
+// it.
+func (s *shadow) ask(sel *kvscore.Selection) (chosen int, panicked any) {
+	defer func() { panicked = recover() }()
+	return s.policy.Choose(sel), nil
+}
+
+// remember has the pool remember the choice of an inference request, so that it can be explained
+// later.
+func (d *Dispatch) remember(c *pool.Candidates, chosen int, unpriced bool) {
+	if d.plan.Request == nil {
+		return
+	}
+	past := pool.PastChoice{
+		At: c.At, Request: d.ID, Model: d.Pool.Figures(c.Workers[chosen], d.plan.Model).Model,
+		Reason: d.reasonOf(unpriced, &c.Sel.Candidates[chosen]), Tokens: c.Sel.Tokens,
+		Attempt: d.attempts + 1, Waited: d.wait.waited,
+	}
+	if d.Rest != nil {
+		past.Rest = d.Rest.Way
+	}
+	if !unpriced {
+		past.Unit = kvscore.CostUnit(d.Policy())
+	}
+	past.Note(c.Sel.Candidates, func(i int) string { return c.Workers[i].Dial }, chosen)
+	d.Pool.Remember(&past)
+}

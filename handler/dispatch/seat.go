@@ -1,0 +1,202 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+// see records the upstreams that the proxy offers.
+func (d *Dispatch) see(ups reverseproxy.UpstreamPool) {
+	d.offers = d.tables.Offers(d.Pool, ups, d.repl)
+	dynamic := d.Proxy.DynamicUpstreams != nil
+	d.Pool.See(d.offers, time.Now(), dynamic)
+	if dynamic {
+		for i := range d.offers.Table.Rows {
+			d.Probes.Discovered(d.offers.Table.Rows[i].Worker)
+		}
+	}
+}
+
+// follower is a source of upstreams that knows at once when they change, and never blocks.
+type follower interface {
+	// Version changes with the upstreams. It is 0 while the source does not know them.
+	Version() uint64
+}
+
+// Renew implements pool.Chooser.
+func (d *Dispatch) Renew() (o pool.Offers, follows bool) {
+	source, ok := d.Proxy.DynamicUpstreams.(follower)
+	if !ok {
+		return d.offers, false
+	}
+	if v := source.Version(); v != d.version {
+		ups, err := d.Proxy.DynamicUpstreams.GetUpstreams(d.plan.HTTP)
+		if err != nil {
+			return d.offers, false
+		}
+		d.version = v
+		d.see(ups)
+	}
+	return d.offers, d.version != 0
+}
+
+// lookAgain asks a dynamic source for its upstreams, past its cache, as Caddy's proxy does after a
+// failure.
+func (d *Dispatch) lookAgain() {
+	source := d.Proxy.DynamicUpstreams
+	if cache, ok := source.(reverseproxy.CachingUpstreamSource); ok {
+		_ = cache.ResetCache(d.plan.HTTP) // then the cached ones are as good
+	}
+	if source != nil {
+		d.see(d.upstreams())
+	}
+}
+
+// seat finds a seat on a worker, and begins an attempt there.
+func (d *Dispatch) seat(ctx context.Context) error {
+	want, a := d.Wants(), new(attempt.Attempt)
+	if err := d.reserve(ctx, &want, &d.offers, d, a); err != nil {
+		return err
+	}
+	if a.Upstream.Host == nil { // the proxy has not seen it
+		a.Upstream.Host = new(reverseproxy.Host)
+	}
+	d.attempts++
+	d.attempt, d.phases = a, nil // at once: End ends it if anything below panics
+	a.Worker.Requested(d.plan.Model)
+	d.turn.Choose(a.Target)
+	d.tried = append(d.tried, a.Worker)
+	d.begin(a, d.reasonOf(a.Unpriced, &a.Terms))
+	return nil
+}
+
+// seatApart finds a seat on none of the failed workers, if possible on another host than that of old.
+func (d *Dispatch) seatApart(ctx context.Context, old *pool.Worker, failed []*pool.Worker) error {
+	d.tried = slices.Clone(failed)
+	if old != nil {
+		host := old.Host()
+		for i := range d.offers.Table.Rows {
+			if w := d.offers.Table.Rows[i].Worker; w.Host() == host {
+				d.tried = append(d.tried, w)
+			}
+		}
+		want := d.Wants()
+		for _, v := range d.Pool.Judge(&want, d.offers, time.Now()) {
+			if v != pool.Fits {
+				continue
+			}
+			if err := d.seat(ctx); !errors.Is(err, pool.ErrNoWorker) {
+				return err
+			}
+			break
+		}
+		d.tried = slices.Clone(failed)
+	}
+	return d.seat(ctx)
+}
+
+// reserve takes a seat for an attempt, within the request's patience.
+func (d *Dispatch) reserve(ctx context.Context, want *pool.Wants, o *pool.Offers, by pool.Chooser, a *attempt.Attempt) error {
+	want.Patience = d.patience()
+	waited, err := d.Pool.Seat(ctx, want, o, by, &a.Seat)
+	d.wait.waited += waited
+	if err == nil {
+		a.Seated(&d.Call)
+	}
+	return err
+}
+
+// begin begins an attempt that has a seat.
+func (d *Dispatch) begin(a *attempt.Attempt, reason string) {
+	a.Reason, a.Number, a.CostsTime = reason, d.attempts, d.costsTime(&a.Seat)
+	a.Log()
+	d.Trace.Selected(a)
+}
+
+// endAttempt ends the present attempt, if there is one. computed: the worker has computed the
+// prompt.
+func (d *Dispatch) endAttempt(computed bool) {
+	a := d.attempt
+	if a == nil || a.Left() {
+		return
+	}
+	var answer *kvscore.Answer
+	if computed && d.answer != nil && !d.Holds() {
+		answer = &kvscore.Answer{Blocks: d.answer.Blocks, Identities: d.plan.IdentitiesOf(d.answer.Chains)}
+	}
+	d.leave(computed, answer)
+	d.turn.RollBack()
+}
+
+// leave ends the present attempt with its phases.
+func (d *Dispatch) leave(computed bool, answer *kvscore.Answer) {
+	a, o := d.attempt, d.answer
+	if d.phases != nil && !a.Left() {
+		d.phases.Leave(o != nil && o.attempt == a && o.Whole)
+		computed = computed && a.Answers == nil
+	}
+	a.Leave(computed, answer)
+}
+
+// patience returns how much longer the request may wait in the queue.
+func (d *Dispatch) patience() time.Duration {
+	limit := time.Duration(d.Pool.Settings.Load().MaxWait) - d.wait.waited
+	if d.held.resp != nil { // its client could ask again after the Retry-After
+		if wait := attempt.RetryAfter(d.held.resp.Header); wait > 0 {
+			limit = min(limit, wait)
+		}
+	}
+	return limit
+}
+
+// turnAway records that the operator's limits refuse the request. err is the queue's.
+func (d *Dispatch) turnAway(err error) {
+	set := d.Pool.Settings.Load()
+	most := time.Duration(set.MaxWait)
+	e := &api.Refusal{
+		API: d.plan.API, Status: http.StatusServiceUnavailable, Code: api.CodeQueueTimeout,
+		RetryAfter: max(1, int(min(most, time.Minute)/time.Second)), // by then, all that wait now have left the queue
+	}
+	incident := "requests waited too long, and the queue rejected them"
+	all := "all workers are full"
+	if len(d.offers.Ups) == 0 {
+		all = "there are no workers now"
+	}
+	switch {
+	case errors.Is(err, pool.ErrQueueFull):
+		e.Status, e.Code = http.StatusTooManyRequests, api.CodeQueueFull
+		e.Err = fmt.Errorf("%s, and %d requests wait, which is the most; try again later", all, set.MaxWaiting)
+		incident = "the queue is full, and rejects requests"
+	case errors.Is(err, pool.ErrHomeWaited):
+		e.Err = fmt.Errorf("the session's worker is full, and had no free slot within %s; try again later", most)
+	default:
+		e.Err = fmt.Errorf("%s, and none had a free slot within %s; try again later", all, most)
+	}
+	d.Pool.Incidents.Raise(time.Now(), incident, d.Pool.Logger)
+	d.PoolMetrics.turnedAway[e.Code].Inc()
+	d.wait.turnedAway = e
+}
+
+// pause waits for lb_try_interval. It returns false if the client left meanwhile.
+func (d *Dispatch) pause(ctx context.Context) bool {
+	d.turn.Yield()
+	timer := time.NewTimer(max(d.Limits.Interval, 10*time.Millisecond))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
