@@ -179,8 +179,8 @@ func (e *Engine) Begin() (time.Duration, bool) {
 	if tokens == 0 {
 		return 0, false
 	}
-	m := e.model
-	ms := m.Step + m.Token*float64(tokens) + m.Attention*attention + m.Context*float64(e.context)
+	usage := float64(e.context) / float64(e.cache.capacity*e.block)
+	ms := e.model.StepMS(len(e.decoding), e.context, tokens-len(e.decoding), attention, usage)
 	return time.Duration(ms * e.slow * float64(time.Millisecond)), true
 }
 

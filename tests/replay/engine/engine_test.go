@@ -102,3 +102,36 @@ func TestPreempts(t *testing.T) {
 		t.Errorf("%d tokens of context and %v of the memory are left", e.context, e.cache.Usage())
 	}
 }
+
+// TestMocker compares with times that Dynamo's simulator gave for single requests.
+func TestMocker(t *testing.T) {
+	m, err := Find("mocker")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		held, n int
+		ms      float64
+	}{{0, 512, 24.385704}, {0, 16_384, 338.273836}, {16_384, 4096, 85.755980}} {
+		if got := m.PrefillMS(c.held, c.n); math.Abs(got-c.ms) > 1e-3 {
+			t.Errorf("%d tokens behind %d take %v ms, want %v", c.n, c.held, got, c.ms)
+		}
+	}
+	// 400 tokens behind a prompt of 102,400, in a memory of 499,968.
+	e := New(m, NewCache(7812), nil, 64)
+	e.Add(&Job{In: 102_400, Out: 400, Answer: unique})
+	decoding := 0.0
+	for {
+		took, ok := e.Begin()
+		if !ok {
+			break
+		}
+		if len(e.decoding) > 0 {
+			decoding += float64(took) / float64(time.Millisecond)
+		}
+		e.End()
+	}
+	if want := 8395.493821 - 2115.398996; math.Abs(decoding-want) > 0.001*want {
+		t.Errorf("the answer takes %v ms, want %v", decoding, want)
+	}
+}

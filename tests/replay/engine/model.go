@@ -21,6 +21,8 @@ type Model struct {
 	Step, Token, Attention, Context float64
 	// Memory is the share of the KV tokens of a worker that this engine has.
 	Memory float64
+	// Mocker says that steps take as long as in Dynamo's engine simulator, in place of the formula.
+	Mocker bool
 }
 
 // models are the presets; none is calibrated.
@@ -33,6 +35,8 @@ var models = []Model{
 	{Name: "big", Budget: 8192, Step: 6, Token: 0.018, Attention: 0.7e-6, Context: 2.5e-5, Memory: 1},
 	// A model with dear attention, which leaves little memory.
 	{Name: "attention", Budget: 4096, Step: 10, Token: 0.03, Attention: 6e-6, Context: 2e-4, Memory: 0.65},
+	// That of Dynamo 1.6.1, with its default timing.
+	{Name: "mocker", Budget: 8192, Memory: 1, Mocker: true},
 }
 
 // Default returns the model that is used if nothing else is said.
@@ -56,9 +60,29 @@ func Find(name string) (*Model, error) {
 	return &models[i], nil
 }
 
+// StepMS returns how many milliseconds a step takes: for the jobs that decode and the tokens of their
+// context, the prefilled tokens and the sum n·(k + n/2) of their prompts. Usage is the share of the KV
+// memory that the context takes.
+func (m *Model) StepMS(decoding, context, prefilled int, attention, usage float64) (ms float64) {
+	if !m.Mocker {
+		return m.Step + m.Token*float64(decoding+prefilled) + m.Attention*attention + m.Context*float64(context)
+	}
+	if n := float64(prefilled); n > 0 {
+		ms = 16.50142 + 0.01518344*n + 4.209989e-7*n*n
+	}
+	if decoding > 0 {
+		ms += 5.74 + 54.01*usage - 25.74*usage*usage
+	}
+	return ms
+}
+
 // PrefillMS returns how many milliseconds n tokens behind k held ones take on an
 // engine that does nothing else.
-func (m *Model) PrefillMS(k, n int) float64 {
-	steps, f := (n+m.Budget-1)/m.Budget, float64(n)
-	return float64(steps)*m.Step + m.Token*f + m.Attention*f*(float64(k)+f/2)
+func (m *Model) PrefillMS(k, n int) (ms float64) {
+	for ; n > 0; n -= m.Budget {
+		step := min(n, m.Budget)
+		ms += m.StepMS(0, 0, step, float64(step)*(float64(k)+float64(step)/2), 0)
+		k += step
+	}
+	return ms
 }
