@@ -2,15 +2,10 @@ package main
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"io"
 	"math"
-	"runtime"
 	"slices"
-	"strings"
-	"sync"
-	"sync/atomic"
 	"text/tabwriter"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/sim"
@@ -52,6 +47,7 @@ type point struct {
 	load    string
 	speed   float64
 	trace   *trace.Trace
+	counted []bool        // requests; nil: all after the warm-up
 	results []*sim.Result // of each policy
 }
 
@@ -96,8 +92,11 @@ func (o *options) points(stderr io.Writer) (points []*point, err error) {
 				}
 				for _, kv := range gridKV {
 					for _, atOnce := range []bool{false, true} {
+						if atOnce && class == "bursts" {
+							continue // as batch
+						}
 						p := &point{class: class, workers: workers, kv: kv, atOnce: atOnce, pool: pool}
-						if strings.Contains(p.String(), o.match) && (!o.quick || p.isQuick()) {
+						if len(o.at(p)) > 0 && (!o.quick || p.isQuick()) {
 							places = append(places, p)
 						}
 					}
@@ -105,36 +104,37 @@ func (o *options) points(stderr io.Writer) (points []*point, err error) {
 			}
 		}
 	}
-	var all sync.WaitGroup
-	errs := make([]error, len(places))
-	var next atomic.Int64
-	for range runtime.GOMAXPROCS(0) {
-		all.Go(func() {
-			for i := int(next.Add(1)) - 1; i < len(places); i = int(next.Add(1)) - 1 {
-				p := places[i]
-				if p.trace, errs[i] = synth.MakeClass(p.class, p.workers, p.atOnce, 1); errs[i] == nil {
-					p.speed, errs[i] = sim.Saturation(sim.Config{Trace: p.trace, Policy: gridBase, Cluster: o.onPoint(p), Seed: o.seeds[0]})
-				}
-				if errs[i] != nil {
-					errs[i] = fmt.Errorf("%s: %w", p, errs[i])
-				}
-				fmt.Fprintf(stderr, "\r%d of %d saturations", i+1, len(places))
-			}
-		})
-	}
-	all.Wait()
+	err = each(len(places), "saturations of "+gridBase, stderr, func(i int) (err error) {
+		p := places[i]
+		if p.trace, err = synth.MakeClass(p.class, p.workers, p.atOnce, 1); err == nil {
+			p.speed, err = sim.Saturation(o.config(p, gridBase, o.seeds[0]))
+		}
+		if err != nil {
+			err = fmt.Errorf("%s: %w", p, err)
+		}
+		return err
+	})
 	for _, p := range places {
-		for _, l := range loads {
-			at := *p
-			at.load, at.speed = l.name, l.share*p.speed
+		points = append(points, o.at(p)...)
+	}
+	return points, err
+}
+
+// at returns the cells of a place that are wanted.
+func (o *options) at(p *point) (points []*point) {
+	for _, l := range loads {
+		at := *p
+		at.load, at.speed = l.name, l.share*p.speed
+		if o.match.MatchString(at.String()) {
 			points = append(points, &at)
 		}
 	}
-	return points, errors.Join(errs...)
+	return points
 }
 
-func (o *options) onPoint(p *point) sim.Cluster {
-	c := p.pool.cluster
+// config returns the replay of a point.
+func (o *options) config(p *point, policy string, seed uint64) sim.Config {
+	c := sim.Config{Trace: p.trace, Policy: policy, Cluster: p.pool.cluster, Speed: p.speed, Seed: seed, Counted: p.counted}
 	c.Workers, c.KVTokens, c.Engine, c.ToldTimes = p.workers, p.kv, o.cluster.Engine, 1
 	return c
 }
@@ -145,11 +145,19 @@ func (o *options) grid(stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	if err = o.replayPoints(points, stderr); err != nil {
+		return err
+	}
+	return o.writeGrid(stdout, points)
+}
+
+// replayPoints replays all policies on each point.
+func (o *options) replayPoints(points []*point, stderr io.Writer) error {
 	var runs []sim.Config
 	for _, p := range points {
 		for _, policy := range o.policies {
 			for _, seed := range o.seeds {
-				runs = append(runs, sim.Config{Trace: p.trace, Policy: policy, Cluster: o.onPoint(p), Speed: p.speed, Seed: seed})
+				runs = append(runs, o.config(p, policy, seed))
 			}
 		}
 	}
@@ -164,7 +172,7 @@ func (o *options) grid(stdout, stderr io.Writer) error {
 			p.results = append(p.results, sim.Mean(results[at:at+n]))
 		}
 	}
-	return o.writeGrid(stdout, points)
+	return nil
 }
 
 // quickWorst bounds the mean TTFT over the best rival in any cell of -quick. quickDominated bounds

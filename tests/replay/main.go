@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -41,7 +42,9 @@ type options struct {
 	suite     bool
 	isGrid    bool
 	quick     bool
-	match     string
+	match     *regexp.Regexp
+	hindsight bool
+	tries     int
 	parted    bool
 	policies  []string
 	speeds    []float64
@@ -58,14 +61,16 @@ type options struct {
 
 func parse(args []string, stderr io.Writer) (*options, error) {
 	o := new(options)
-	var policies, speeds, seeds, slow, model, routers, share, late string
+	var policies, speeds, seeds, slow, model, routers, share, late, match string
 	f := flag.NewFlagSet("replay", flag.ContinueOnError)
 	f.SetOutput(stderr)
 	f.StringVar(&o.traces, "traces", "", "comma-separated `files` and directories of traces: JSON lines, plain or gzipped; synth is all generated ones, synth:name one of them: "+strings.Join(synth.Names(), ", "))
 	f.BoolVar(&o.suite, "suite", false, "replay each trace with its own workers and at its own loads, in place of -workers, -kv-tokens and -speed")
 	f.BoolVar(&o.isGrid, "grid", false, "replay the generated classes of traffic at all loads, on pools of many kinds")
 	f.BoolVar(&o.quick, "quick", false, "with -grid, a few places, for a first look")
-	f.StringVar(&o.match, "match", "", "with -grid, only the places whose name has this `text`")
+	f.BoolVar(&o.hindsight, "hindsight", false, "in cells of the grid, compare with the best places of the requests that are found once all is known")
+	f.IntVar(&o.tries, "tries", 3000, "with -hindsight, how many `replays` one search makes; there are six in each cell")
+	f.StringVar(&match, "match", "", "with -grid and -hindsight, only the cells whose name fits this regular `expression`; with -hindsight the default is "+hindsightMatch)
 	f.BoolVar(&o.parted, "legs", false, "replay against 8 whole workers, and against 2, 3 and 4 that prefill for the rest, with the first of -policy")
 	f.StringVar(&policies, "policy", strings.Join(suitePolicies, ","), "comma-separated `policies`; the first is compared with. There are "+strings.Join(sim.Policies(), ", "))
 	f.StringVar(&speeds, "speed", "1", "comma-separated `factors` on the speed of the trace, think times included")
@@ -89,14 +94,17 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	switch {
 	case f.NArg() > 0:
 		return nil, fmt.Errorf("unexpected argument %q", f.Arg(0))
-	case o.traces == "" && !o.isGrid:
+	case o.traces == "" && !o.isGrid && !o.hindsight:
 		return nil, errors.New("-traces is missing")
 	case o.knowledge != "approximate" && o.knowledge != "both":
 		return nil, fmt.Errorf("-knowledge is %q, want approximate or both", o.knowledge)
 	case o.sessions != "none" && o.sessions != "key" && o.sessions != "both":
 		return nil, fmt.Errorf("-sessions is %q, want none, key or both", o.sessions)
 	}
-	if o.isGrid && policies == strings.Join(suitePolicies, ",") {
+	if o.hindsight && match == "" {
+		match = hindsightMatch
+	}
+	if (o.isGrid || o.hindsight) && policies == strings.Join(suitePolicies, ",") {
 		policies = strings.Join(gridRivals, ",")
 	}
 	o.policies = strings.Split(policies, ",")
@@ -140,6 +148,9 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 		o.late = append(o.late, v)
 	}
 	var err error
+	if o.match, err = regexp.Compile(match); err != nil {
+		return nil, fmt.Errorf("-match: %w", err)
+	}
 	if o.cluster.Engine, err = engine.Find(model); err != nil {
 		return nil, err
 	}
@@ -171,6 +182,9 @@ func run(args []string, stdout, stderr io.Writer) error {
 	}
 	if o.parted {
 		return o.legs(stdout, stderr)
+	}
+	if o.hindsight {
+		return o.inHindsight(stdout, stderr)
 	}
 	if o.isGrid {
 		return o.grid(stdout, stderr)
@@ -207,24 +221,33 @@ func read(path string) (*trace.Trace, error) {
 	return trace.ReadFile(path)
 }
 
-// replayAll replays, as many at once as there are processors, and returns the
-// results in order.
-func replayAll(runs []sim.Config, stderr io.Writer) ([]*sim.Result, error) {
-	results, errs := make([]*sim.Result, len(runs)), make([]error, len(runs))
+// each calls f with each number below n, as many at once as there are processors. It tells on
+// stderr how much is done.
+func each(n int, what string, stderr io.Writer, f func(i int) error) error {
+	errs := make([]error, n)
 	var all sync.WaitGroup
 	var next, ended atomic.Int64
-	for range min(runtime.GOMAXPROCS(0), len(runs)) {
+	for range min(runtime.GOMAXPROCS(0), n) {
 		all.Go(func() {
-			for i := int(next.Add(1)) - 1; i < len(runs); i = int(next.Add(1)) - 1 {
-				c := &runs[i]
-				if results[i], errs[i] = sim.Run(*c); errs[i] != nil {
-					errs[i] = fmt.Errorf("replaying %s with %s at speed %g: %w", c.Trace.Name, c.Policy, c.Speed, errs[i])
-				}
-				fmt.Fprintf(stderr, "\r%d of %d replays", ended.Add(1), len(runs))
+			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+				errs[i] = f(i)
+				fmt.Fprintf(stderr, "\r%d of %d %s", ended.Add(1), n, what)
 			}
 		})
 	}
 	all.Wait()
 	fmt.Fprintln(stderr)
-	return results, errors.Join(errs...)
+	return errors.Join(errs...)
+}
+
+// replayAll returns the results of all runs, in order.
+func replayAll(runs []sim.Config, stderr io.Writer) ([]*sim.Result, error) {
+	results := make([]*sim.Result, len(runs))
+	return results, each(len(runs), "replays", stderr, func(i int) (err error) {
+		c := &runs[i]
+		if results[i], err = sim.Run(*c); err != nil {
+			err = fmt.Errorf("replaying %s with %s at speed %g: %w", c.Trace.Name, c.Policy, c.Speed, err)
+		}
+		return err
+	})
 }

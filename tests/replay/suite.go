@@ -1,13 +1,11 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/engine"
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/sim"
@@ -187,22 +185,16 @@ func (o *options) cells(stderr io.Writer) ([]*cell, error) {
 
 // saturations returns the saturation of each place whose loads are shares of it.
 func (o *options) saturations(places []place, stderr io.Writer) ([]float64, error) {
-	speeds, errs := make([]float64, len(places)), make([]error, len(places))
+	speeds := make([]float64, len(places))
 	if !o.suite {
 		return speeds, nil
 	}
-	fmt.Fprintf(stderr, "looking for the saturation of %s in %d places\n", base, len(places))
-	var all sync.WaitGroup
-	for i, p := range places {
-		if p.alone {
-			continue
+	return speeds, each(len(places), "saturations of "+base, stderr, func(i int) (err error) {
+		if p := places[i]; !p.alone {
+			speeds[i], err = sim.Saturation(sim.Config{Trace: p.trace, Policy: base, Cluster: o.on(p.setup), Seed: o.seeds[0]})
 		}
-		all.Go(func() {
-			speeds[i], errs[i] = sim.Saturation(sim.Config{Trace: p.trace, Policy: base, Cluster: o.on(p.setup), Seed: o.seeds[0]})
-		})
-	}
-	all.Wait()
-	return speeds, errors.Join(errs...)
+		return err
+	})
 }
 
 // variant is a policy as a cell has it.

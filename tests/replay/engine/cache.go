@@ -1,6 +1,9 @@
 package engine
 
-import "slices"
+import (
+	"maps"
+	"slices"
+)
 
 // Cache is the KV memory of an engine: blocks by content. Blocks that no request
 // uses stay in least-recently-used order until their room is needed.
@@ -53,6 +56,12 @@ type node struct {
 // NewCache returns an empty cache for so many blocks.
 func NewCache(capacity int) *Cache {
 	return &Cache{capacity: capacity, at: make(map[uint64]int32), nodes: make([]node, 1)}
+}
+
+func (c *Cache) clone() *Cache {
+	d := *c
+	d.at, d.nodes, d.spare, d.found = maps.Clone(c.at), slices.Clone(c.nodes), slices.Clone(c.spare), nil
+	return &d
 }
 
 // Held returns how many leading blocks of a chain the cache holds.

@@ -82,6 +82,27 @@ func New(m *Model, cache *Cache, line *Line, block int) *Engine {
 	return &Engine{model: m, cache: cache, line: line, block: block, slow: 1, refused: -1}
 }
 
+// Clone returns a copy of the engine, with its own cache, which no other engine and no listener
+// has. The jobs of the copy are those that job returns.
+func (e *Engine) Clone(job func(*Job) *Job) *Engine {
+	c := *e
+	c.cache = e.cache.clone()
+	each := func(list []*Job) []*Job {
+		list = slices.Clone(list)
+		for i := range list {
+			list[i] = job(list[i])
+		}
+		return list
+	}
+	c.queue, c.head = each(e.queue[e.head:]), 0
+	c.decoding, c.finishing = each(e.decoding), each(e.finishing)
+	c.growing, c.over, c.chain = nil, nil, nil
+	if c.prefill != nil {
+		c.prefill = job(c.prefill)
+	}
+	return &c
+}
+
 // SetSlow sets what the time of each step is multiplied with, from the next one on.
 func (e *Engine) SetSlow(factor float64) { e.slow = factor }
 

@@ -1,9 +1,6 @@
 package sim
 
-import (
-	"container/heap"
-	"time"
-)
+import "time"
 
 // event is the end of engine n's step, what a router told, the arrival of request n, or the end of
 // its transfer.
@@ -30,23 +27,34 @@ func (e *event) before(f *event) bool {
 	return e.n < f.n
 }
 
-// events is a heap.
+// events is a heap. container/heap would allocate for each event.
 type events []event
 
-func (q events) Len() int           { return len(q) }
-func (q events) Less(i, j int) bool { return q[i].before(&q[j]) }
-func (q events) Swap(i, j int)      { q[i], q[j] = q[j], q[i] }
-
-// Push implements heap.Interface.
-func (q *events) Push(e any) { *q = append(*q, e.(event)) }
-
-// Pop implements heap.Interface.
-func (q *events) Pop() any {
-	last := len(*q) - 1
-	e := (*q)[last]
-	*q = (*q)[:last]
-	return e
+func (q *events) push(e event) {
+	*q = append(*q, e)
+	list, i := *q, len(*q)-1
+	for i > 0 && list[i].before(&list[(i-1)/2]) {
+		list[i], list[(i-1)/2] = list[(i-1)/2], list[i]
+		i = (i - 1) / 2
+	}
 }
 
-func (q *events) push(e event) { heap.Push(q, e) }
-func (q *events) pop() event   { return heap.Pop(q).(event) }
+func (q *events) pop() event {
+	list, last := *q, len(*q)-1
+	first := list[0]
+	list[0] = list[last]
+	list = list[:last]
+	*q = list
+	for i := 0; 2*i+1 < last; {
+		child := 2*i + 1
+		if child+1 < last && list[child+1].before(&list[child]) {
+			child++
+		}
+		if !list[child].before(&list[i]) {
+			break
+		}
+		list[i], list[child] = list[child], list[i]
+		i = child
+	}
+	return first
+}

@@ -23,8 +23,7 @@ func (r *replay) placeLegs(q *request, ask *kvscore.Request, bound int) {
 	q.at += r.Prefill
 	q.away = ask.Home != (kvscore.Target{}) && q.lease.Target() != ask.Home && o.selection.HomeHolds()
 	if !q.lease.Parted() {
-		r.engines[q.at].Add(&q.Job)
-		r.begin(q.at)
+		r.send(q)
 		return
 	}
 	r.parted++
@@ -52,6 +51,5 @@ func (r *replay) moved(q *request) {
 	r.engines[p.at].Drop(&p.Job)
 	r.begin(p.at) // its queue may have waited for memory
 	q.Loaded = true
-	r.engines[q.at].Add(&q.Job)
-	r.begin(q.at)
+	r.send(q)
 }

@@ -32,6 +32,10 @@ type Config struct {
 	Exact bool
 	// Sessions binds the requests of a session to one engine.
 	Sessions bool
+	// Places is the engine of each request. With it, there are neither routers nor a policy.
+	Places []int
+	// Counted tells which requests the figures are of; nil: all after the warm-up.
+	Counted []bool
 	Routers
 }
 
@@ -91,13 +95,26 @@ func Run(c Config) (*Result, error) {
 	return r.result(), nil
 }
 
-// replayed returns a cell that has come to its end.
-func replayed(c Config) (*replay, error) {
+// begun returns a cell at its beginning.
+func begun(c Config) (*replay, error) {
 	sp, err := c.check()
 	if err != nil {
 		return nil, err
 	}
 	r := &replay{Config: c, spec: sp}
+	if err := r.build(); err != nil {
+		return nil, err
+	}
+	r.arrivals()
+	return r, nil
+}
+
+// replayed returns a cell that has come to its end.
+func replayed(c Config) (*replay, error) {
+	r, err := begun(c)
+	if err != nil {
+		return nil, err
+	}
 	defer func() {
 		for _, o := range r.routers {
 			if o.sessions != nil {
@@ -105,11 +122,23 @@ func replayed(c Config) (*replay, error) {
 			}
 		}
 	}()
-	if err := r.build(); err != nil {
-		return nil, err
+	r.run(func() bool { return false })
+	switch {
+	case r.err != nil:
+		return nil, r.err
+	case r.over != len(c.Trace.Requests):
+		return nil, fmt.Errorf("%d of %d requests never ended", len(c.Trace.Requests)-r.over, len(c.Trace.Requests))
+	case r.leases() != 0:
+		return nil, fmt.Errorf("%d leases never ended", r.leases())
+	case len(r.tally.ttft) == 0:
+		return nil, errors.New("no request arrives after the warm-up")
 	}
-	r.arrivals()
-	for len(r.events) > 0 && r.err == nil {
+	return r, nil
+}
+
+// run lets happen what comes next, until there is nothing or stop says so.
+func (r *replay) run(stop func() bool) {
+	for len(r.events) > 0 && r.err == nil && !stop() {
 		e := r.events.pop()
 		r.setTime(e.at)
 		r.upkeep()
@@ -125,17 +154,6 @@ func replayed(c Config) (*replay, error) {
 		}
 		r.tell()
 	}
-	switch {
-	case r.err != nil:
-		return nil, r.err
-	case r.over != len(c.Trace.Requests):
-		return nil, fmt.Errorf("%d of %d requests never ended", len(c.Trace.Requests)-r.over, len(c.Trace.Requests))
-	case r.leases() != 0:
-		return nil, fmt.Errorf("%d leases never ended", r.leases())
-	case len(r.tally.ttft) == 0:
-		return nil, errors.New("no request arrives after the warm-up")
-	}
-	return r, nil
 }
 
 func (c *Config) check() (*spec, error) {
@@ -164,6 +182,10 @@ func (c *Config) check() (*spec, error) {
 func (r *replay) build() error {
 	r.requests, r.whole = make([]request, len(r.Trace.Requests)), r.Trace.Duration()
 	r.view = rules.View{Block: r.Trace.BlockTokens, Exact: r.Exact, Model: r.Engine}
+	if r.Places != nil {
+		r.buildCluster()
+		return nil
+	}
 	if err := r.buildRouters(); err != nil {
 		return err
 	}
@@ -226,7 +248,7 @@ func (r *replay) clock() time.Time { return epoch.Add(r.now) }
 
 // upkeep does what the router does every now and then.
 func (r *replay) upkeep() {
-	if r.now-r.swept >= upkeep {
+	if r.Places == nil && r.now-r.swept >= upkeep {
 		r.swept = r.now
 		r.outputs(true)
 		for _, o := range r.routers {
@@ -254,6 +276,13 @@ func (r *replay) outputs(alive bool) {
 // place lets the policy choose for a request, and sends it there.
 func (r *replay) place(n int) {
 	t, q := &r.Trace.Requests[n], &r.requests[n]
+	q.Job = engine.Job{Number: n, Chain: t.Blocks, In: t.In, Out: t.Out, Answer: func(i int) uint64 { return trace.Answer(n, i) }}
+	q.arrived = r.now
+	if r.Places != nil {
+		q.at = r.Places[n]
+		r.send(q)
+		return
+	}
 	r.outputs(false)
 	block := r.Trace.BlockTokens
 	ask := kvscore.Request{Prompt: cache.Prompt{Root: r.Seed, Blocks: t.Blocks, BlockTokens: float64(block), Past: float32(t.In%block) / float32(block), Tokens: int64(t.In)}, Streamed: true}
@@ -269,8 +298,6 @@ func (r *replay) place(n int) {
 		}
 	}
 	q.router = o
-	q.Job = engine.Job{Number: n, Chain: t.Blocks, In: t.In, Out: t.Out, Answer: func(i int) uint64 { return trace.Answer(n, i) }}
-	q.arrived = r.now
 	if r.Prefill > 0 {
 		r.placeLegs(q, &ask, bound)
 		return
@@ -280,6 +307,11 @@ func (r *replay) place(n int) {
 	if r.observer != nil {
 		r.observer.Placed(&o.selection, n, q.at)
 	}
+	r.send(q)
+}
+
+// send gives a request to its engine.
+func (r *replay) send(q *request) {
 	r.engines[q.at].Add(&q.Job)
 	r.begin(q.at)
 }
@@ -306,6 +338,9 @@ func (r *replay) step(at int) {
 			continue
 		}
 		q.first = r.now
+		if q.lease == nil {
+			continue
+		}
 		q.lease.FirstToken(r.clock())
 		q.lease.Output(r.clock(), 1)
 		if r.observer != nil {
@@ -331,6 +366,16 @@ func (r *replay) step(at int) {
 
 // end ends a request.
 func (r *replay) end(q *request) {
+	if q.lease != nil {
+		r.tellEnd(q)
+	}
+	r.tally.ended(r.now, q.Number, q)
+	r.next(q.Number)
+	r.over++
+}
+
+// tellEnd tells the request's router of its end.
+func (r *replay) tellEnd(q *request) {
 	in, out := int64(q.In), int64(q.Out)
 	block := r.Trace.BlockTokens
 	if q.ahead.lease != nil {
@@ -347,9 +392,6 @@ func (r *replay) end(q *request) {
 		s.ended(r.Trace.Requests[q.Number].Session)
 	}
 	q.lease = nil
-	r.tally.ended(r.now, q.Number, q)
-	r.next(q.Number)
-	r.over++
 }
 
 // next schedules the next turn of a session, in a closed loop.

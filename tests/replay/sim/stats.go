@@ -25,6 +25,8 @@ type Result struct {
 	Figures
 	// Parted is the share of the requests that were parted.
 	Parted float64
+	// Places is the engine of each request; several seeds have none.
+	Places []int
 	// Relative are the figures divided by those of the first policy in this cell.
 	Relative *Figures
 }
@@ -61,6 +63,7 @@ func (f Figures) Over(by Figures) *Figures {
 type tally struct {
 	from     int
 	fromTime time.Duration
+	counted  []bool // nil: all
 
 	ttft          []float64
 	e2e, decoding float64
@@ -69,8 +72,9 @@ type tally struct {
 }
 
 func (s *tally) begin(r *replay) {
+	s.counted = r.Counted
 	switch {
-	case r.Trace.AtOnce:
+	case r.Trace.AtOnce, r.Counted != nil:
 	case r.Trace.Closed:
 		s.fromTime = min(warmUpClosed, r.scaled(r.Trace.Duration()/4))
 	default:
@@ -79,7 +83,7 @@ func (s *tally) begin(r *replay) {
 }
 
 func (s *tally) ended(now time.Duration, n int, q *request) {
-	if n < s.from || q.arrived < s.fromTime {
+	if n < s.from || q.arrived < s.fromTime || s.counted != nil && !s.counted[n] {
 		return
 	}
 	s.ttft = append(s.ttft, milliseconds(q.first-q.arrived))
@@ -103,7 +107,12 @@ func (r *replay) result() *Result {
 		sum += t
 	}
 	n := float64(len(s.ttft))
+	places := make([]int, len(r.requests))
+	for i := range r.requests {
+		places[i] = r.requests[i].at
+	}
 	return &Result{
+		Places: places,
 		Figures: Figures{
 			MeanTTFT: sum / n, P99TTFT: stats.Percentile(s.ttft, 0.99), MeanGap: s.decoding / float64(max(1, s.gaps)),
 			MeanE2E: s.e2e / n, Good: float64(s.good) / n, HitRatio: float64(s.saved) / float64(s.prompt),
@@ -114,6 +123,9 @@ func (r *replay) result() *Result {
 
 // Mean returns the geometric means of the figures of one cell with several seeds.
 func Mean(seeds []*Result) *Result {
+	if len(seeds) == 1 {
+		return seeds[0]
+	}
 	mean, parted := new(Result), 0.0
 	for _, f := range []func(*Figures) *float64{
 		func(f *Figures) *float64 { return &f.MeanTTFT }, func(f *Figures) *float64 { return &f.P99TTFT },

@@ -26,6 +26,7 @@ var classes = []struct {
 	{"reasoning", 40, (*maker).reasoning},
 	{"batch", 10, (*maker).batch},
 	{"mix", 20, (*maker).mix},
+	{"bursts", 20, (*maker).bursts},
 }
 
 // turn is one request of a conversation.
@@ -47,7 +48,8 @@ func Classes() []string {
 const clients = 12
 
 // MakeClass generates a trace of a class for a number of workers. If all clients begin at once,
-// each sends one request after the other. Else conversations begin independently of each other.
+// each sends one request after the other. Else conversations begin independently of each other, or
+// groups of them do.
 func MakeClass(name string, workers int, atOnce bool, seed uint64) (*trace.Trace, error) {
 	i := slices.Index(Classes(), name)
 	if i < 0 {
@@ -75,9 +77,15 @@ func MakeClass(name string, workers int, atOnce bool, seed uint64) (*trace.Trace
 		}
 	} else {
 		for at := 0.0; len(m.trace.Requests) < total; at += m.gap(float64(workers)) {
-			number := m.session()
-			for i, t := range next() {
-				m.ask(at, number, i, t.prompt, t.answer, m.ExpFloat64()*c.think)
+			group := 1
+			if m.group > 1 {
+				group += m.IntN(m.group)
+			}
+			for range group {
+				number := m.session()
+				for i, t := range next() {
+					m.ask(at, number, i, t.prompt, t.answer, m.ExpFloat64()*c.think)
+				}
 			}
 		}
 		m.trace.Closed = slices.ContainsFunc(m.trace.Requests, func(q trace.Request) bool { return q.Turn > 0 })
@@ -159,6 +167,12 @@ func (m *maker) reasoning() func() []turn {
 // batch is prompts that share nothing.
 func (m *maker) batch() func() []turn {
 	return func() []turn { return one(m.fresh(min(30_000, m.tokens(1500, 0.8))), m.tokens(200, 0.8)) }
+}
+
+// bursts is batches whose requests come in groups of up to 16 at one time.
+func (m *maker) bursts() func() []turn {
+	m.group = 16
+	return m.batch()
 }
 
 // mix is chats, questions about documents, and a few very long prompts.

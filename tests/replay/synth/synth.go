@@ -79,6 +79,7 @@ type maker struct {
 	trace    *trace.Trace
 	ids      uint64 // of blocks
 	sessions int
+	group    int // the most conversations that begin at one time; 0: each by itself
 }
 
 // prompt is a text: its full blocks, and its length.

@@ -93,19 +93,22 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// Duration returns when the last request arrives; in a closed loop, when it would
-// if no answer took any time.
-func (t *Trace) Duration() time.Duration {
-	var last, at time.Duration
+// Arrivals returns when each request arrives; in a closed loop, when it would if no answer took
+// any time.
+func (t *Trace) Arrivals() []time.Duration {
+	all, at := make([]time.Duration, len(t.Requests)), time.Duration(0)
 	for i := range t.Requests {
 		q := &t.Requests[i]
 		if at += q.Think; !t.Closed || i == 0 || t.Requests[i-1].Session != q.Session {
 			at = q.At
 		}
-		last = max(last, at)
+		all[i] = at
 	}
-	return last
+	return all
 }
+
+// Duration returns the last of Arrivals.
+func (t *Trace) Duration() time.Duration { return slices.Max(append(t.Arrivals(), 0)) }
 
 // MeanThink returns the mean time between the end of a turn and the next one, in a
 // closed loop. It is 0 if no session has two turns.
