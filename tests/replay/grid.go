@@ -153,7 +153,7 @@ func (o *options) grid(stdout, stderr io.Writer) error {
 
 // replayPoints replays all policies on each point.
 func (o *options) replayPoints(points []*point, stderr io.Writer) error {
-	var runs []sim.Config
+	runs := make([]sim.Config, 0, len(points)*len(o.policies)*len(o.seeds))
 	for _, p := range points {
 		for _, policy := range o.policies {
 			for _, seed := range o.seeds {

@@ -13,8 +13,8 @@ import (
 // hindsightMatch are the cells without -match.
 const hindsightMatch = "^(prompt_4k|hundred_prompts|chats|mix|bursts), 4 x 60K, poisson, (middle|high)$"
 
-// hindsightRequests is how many requests are placed anew, and count: those in the middle of the
-// trace, or the first ones if all begin at once. The trace ends behind them.
+// hindsightRequests is how many requests are placed anew, and count. They are in the middle of the
+// trace, which ends behind them. If all begin at once, they are the first ones.
 const hindsightRequests = 200
 
 // hindsightRounds is how often each search begins anew, from the best places that any has found.

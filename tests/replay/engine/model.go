@@ -60,9 +60,8 @@ func Find(name string) (*Model, error) {
 	return &models[i], nil
 }
 
-// StepMS returns how many milliseconds a step takes: for the jobs that decode and the tokens of their
-// context, the prefilled tokens and the sum n·(k + n/2) of their prompts. Usage is the share of the KV
-// memory that the context takes.
+// StepMS returns how many milliseconds a step takes. Context is the tokens of the jobs that decode,
+// usage the share of the KV memory that they fill. Attention is the sum n·(k + n/2) of the prefills.
 func (m *Model) StepMS(decoding, context, prefilled int, attention, usage float64) (ms float64) {
 	if !m.Mocker {
 		return m.Step + m.Token*float64(decoding+prefilled) + m.Attention*attention + m.Context*float64(context)

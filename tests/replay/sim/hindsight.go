@@ -11,9 +11,9 @@ import (
 const near = 8
 
 // Hindsight moves the requests of c.Counted to other engines while that lowers a figure of theirs,
-// and returns the best result. It begins with c.Places, and ends where no move helps or after so
-// many replays. All is known to it that comes later. A move is of one request, of one and those
-// behind it on its engine that begin like it, or of two requests that change places.
+// and returns the best result. It begins with c.Places. It ends where no move helps, or after the
+// given number of replays. All is known to it that comes later. A move is of one request, of one and
+// those behind it on its engine that begin like it, or of two that change places.
 func Hindsight(c Config, figure func(*Figures) float64, replays int) (*Result, error) {
 	c.Places = slices.Clone(c.Places)
 	start, err := replayed(c)
