@@ -2,11 +2,8 @@ package affinity
 
 import "context"
 
-// Attempts before a write gives up. Practice does not reach them: see their uses.
-const (
-	maxEvictions = 256
-	maxSets      = 64
-)
+// maxEvictions is the number of attempts to make room before a write gives up.
+const maxEvictions = 256
 
 // write has the arguments of Bind.
 type write struct {
@@ -39,11 +36,10 @@ func (r *Ristretto) Bind(_ context.Context, key Key, expect Version, want Want) 
 		return Binding{}, false, ErrTTL
 	}
 	want.TTL = min(want.TTL, maxTTL)
-	g, ok := r.enter(key.hash())
-	if !ok {
+	if !r.enter() {
 		return Binding{}, false, ErrClosed
 	}
-	defer g.RUnlock()
+	defer r.leave()
 	w, res := write{Want: want, expect: expect, now: r.now()}, absent
 	if e := r.find(&key); e != nil {
 		r.visit(e, w.now, func() { b, res = r.rebind(e, &w) })
@@ -84,88 +80,67 @@ func (r *Ristretto) versionOf(w *write) Version {
 	return Version(r.version.Add(1))
 }
 
-// insert stores a new entry for a session that had no live one when last seen. The caller holds
-// no stripe.
-func (r *Ristretto) insert(key *Key, w *write) (Binding, result) {
-	b, res, evicted := r.insertInStripe(key, w)
-	for _, e := range evicted { // each has a stripe of its own
-		r.detach(e)
+// find returns the session's entry or nil. The entry may have ended.
+func (r *Ristretto) find(key *Key) *entry {
+	if e, _ := r.cache.Get(key.hash()); e != nil && e.key == *key {
+		return e
 	}
-	return b, res
+	return nil
 }
 
-// insertInStripe is insert without detaching the entries that it has evicted.
-func (r *Ristretto) insertInStripe(key *Key, w *write) (b Binding, res result, evicted []*entry) {
-	h := key.hash()
-	s := r.stripe(h)
-	s.Lock()
-	defer s.Unlock()
-
-	cur := r.lookup(s, h)
+// insert stores a new entry for a session that had no live one when last seen.
+func (r *Ristretto) insert(key *Key, w *write) (Binding, result) {
+	r.writes.Lock()
+	defer r.writes.Unlock()
+	cur, _ := r.cache.Get(key.hash())
 	if cur != nil && cur.key == *key {
 		cur.mu.Lock()
-		if !cur.ended {
-			// Another call has bound the session meanwhile, and the caller expects none.
-			b = r.binding(cur)
-			cur.mu.Unlock()
-			return b, lost, nil
-		}
+		b, ended := r.binding(cur), cur.ended
 		cur.mu.Unlock()
+		if !ended { // another call has bound the session meanwhile, and the caller expects none
+			return b, lost
+		}
 	}
-
 	e := &entry{key: *key, scope: w.Scope, slot: -1}
 	e.set(w, r.versionOf(w))
-	b = r.binding(e)
-	ok, evicted := r.admit(e, w)
-	if !ok {
-		return Binding{}, refused, evicted
+	b := r.binding(e)
+	if !r.admit(e, w) {
+		return Binding{}, refused
 	}
-	// From here on, another write may evict e, and reports that.
-
 	if cur != nil && cur.key != *key {
 		// Two sessions have one hash, and the cache has one place for both. The newer
 		// one gets it.
 		r.evict(cur, w.now, true)
 	}
-	if r.store(s, e) || !r.withdraw(e) {
-		return b, written, evicted
+	// Ristretto queues a new key, and drops it if the queue is full. It finds the key after Wait.
+	for !r.cache.Set(key.hash(), e, 1) {
+		r.cache.Wait()
 	}
-	return Binding{}, refused, evicted
+	r.cache.Wait()
+	return b, written
 }
 
-// withdraw ends an admitted entry that the cache did not take. It returns false if the
-// entry was accepted and has been evicted since. The caller holds the stripe.
-func (r *Ristretto) withdraw(e *entry) bool {
-	// The hash may still lead to an entry that has ended.
-	r.cache.Del(e.key.hash())
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.ended {
-		return false
-	}
-	r.finish(e, 0)
-	return true
-}
-
-// admit adds the entry to the roster, evicting others as needed. It returns the evicted
-// ones even if it returns false. A restored entry does not evict one that was used later.
-func (r *Ristretto) admit(e *entry, w *write) (ok bool, evicted []*entry) {
+// admit adds the entry to the roster, evicting others as needed. A restored entry does not evict one
+// that was used later. The caller holds writes.
+func (r *Ristretto) admit(e *entry, w *write) bool {
+	evicted := 0
 	for failed := 0; failed < maxEvictions; {
-		added, victim := r.roster.add(e, w.now, len(evicted))
+		added, victim := r.roster.add(e, w.now, evicted)
 		switch {
 		case added:
-			return true, evicted
+			return true
 		case victim == nil: // the sample had none of the scope
 			failed++
 		case w.restores && victim.used.Load() >= e.used.Load():
-			return false, evicted
+			return false
 		case r.evict(victim, w.now, false):
-			evicted = append(evicted, victim)
+			r.forget(victim)
+			evicted++
 		default:
 			// Live requests use the victim, or another call ended it first. That is often
 			// so only if live requests use nearly all bindings.
 			failed++
 		}
 	}
-	return false, evicted
+	return false
 }

@@ -44,11 +44,10 @@ func (r *Ristretto) Restore(_ context.Context, s *Saved) (bool, error) {
 	if s.TTL <= 0 {
 		return false, ErrTTL
 	}
-	g, ok := r.enter(s.Key.hash())
-	if !ok {
+	if !r.enter() {
 		return false, ErrClosed
 	}
-	defer g.RUnlock()
+	defer r.leave()
 	w := r.saved(s)
 	w.restores = true
 	if s.Idle >= w.TTL {
@@ -69,11 +68,10 @@ func (r *Ristretto) Follow(s *Saved) bool {
 	if s.TTL <= 0 || s.Idle >= s.TTL || s.Version == 0 || s.Version > r.lastVersion() {
 		return false
 	}
-	g, ok := r.enter(s.Key.hash())
-	if !ok {
+	if !r.enter() {
 		return false
 	}
-	defer g.RUnlock()
+	defer r.leave()
 	w := r.saved(s)
 	res := absent
 	if e := r.find(&s.Key); e != nil {

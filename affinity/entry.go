@@ -22,7 +22,7 @@ const entryBytes = 272
 // are ordered, and only one caller ends it.
 //
 // Code that holds mu may take the locks of the roster, the queue and the live requests. It
-// takes no stripe and does not call the cache.
+// does not take the store's lock for writes.
 type entry struct {
 	key   Key
 	scope uint32
@@ -80,8 +80,7 @@ func (r *Ristretto) binding(e *entry) Binding {
 	}
 }
 
-// visit calls f with a live entry, under its lock, and returns whether it is live. The caller
-// holds no stripe. An overdue binding that a live request uses slides. Otherwise visit ends it.
+// visit calls f with a live entry, under its lock, and returns whether it is live. An overdue binding that a live request uses slides. Otherwise visit ends it.
 func (r *Ristretto) visit(e *entry, now int64, f func()) (live bool) {
 	e.mu.Lock()
 	if !e.ended && e.due.Load() <= now {
@@ -134,14 +133,16 @@ func (r *Ristretto) evict(e *entry, now int64, force bool) bool {
 	return true
 }
 
-// detach removes an ended entry from the cache, unless a newer one has replaced it. The
-// caller holds no stripe.
+// detach removes an ended entry from the cache.
 func (r *Ristretto) detach(e *entry) {
-	h := e.key.hash()
-	s := r.stripe(h)
-	s.Lock()
-	defer s.Unlock()
-	if r.lookup(s, h) == e {
-		r.cache.Del(h)
+	r.writes.Lock()
+	defer r.writes.Unlock()
+	r.forget(e)
+}
+
+// forget is detach for a caller that holds writes. A newer entry may have replaced e.
+func (r *Ristretto) forget(e *entry) {
+	if cur, _ := r.cache.Get(e.key.hash()); cur == e {
+		r.cache.Del(e.key.hash())
 	}
 }

@@ -1,7 +1,6 @@
 package affinity
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -130,38 +129,32 @@ func TestStormOnFewSessions(t *testing.T) {
 	}
 }
 
-// inStripe returns a key of the first stripe and the first place.
-func inStripe(n int) (k Key) {
-	binary.LittleEndian.PutUint64(k[:8], uint64(n+1)<<20) //nolint:gosec // not negative
-	return k
-}
-
-// TestFreshBindingsAreFound binds sessions of one stripe, without the table of recent entries
-// that would find them first. Others look them up while the stripe settles again and again.
+// TestFreshBindingsAreFound binds sessions that others look up at once.
 func TestFreshBindingsAreFound(t *testing.T) {
-	const n = 20_000
+	const n, recent = 20_000, 48
 	r := open(t, Options{})
 	var bound atomic.Int64
 	var done atomic.Bool
 	go func() {
 		defer done.Store(true)
 		for i := range n {
-			if _, ok, err := r.Bind(background, inStripe(i), 0, want(on(1), time.Hour, RouterOnly)); !ok || err != nil {
+			key := numberedKey(i)
+			if _, ok, err := r.Bind(background, key, 0, want(on(1), time.Hour, RouterOnly)); !ok || err != nil {
 				t.Error(ok, err)
 			}
 			bound.Store(int64(i) + 1)
 			if i%100 == 99 { // the earlier ones of a hash's changes must not undo the later
-				b, _, _ := r.Peek(background, inStripe(i))
-				r.Unbind(background, inStripe(i), b.Version)
-				r.Bind(background, inStripe(i), 0, want(on(2), time.Hour, RouterOnly))
+				b, _, _ := r.Peek(background, key)
+				r.Unbind(background, key, b.Version)
+				r.Bind(background, key, 0, want(on(2), time.Hour, RouterOnly))
 			}
 		}
 	}()
 	each(2, func(int) {
 		for !done.Load() {
 			last := int(bound.Load())
-			for i := last - 1; i >= max(0, last-3*maxFresh); i-- {
-				key := inStripe(i)
+			for i := last - 1; i >= max(0, last-recent); i-- {
+				key := numberedKey(i)
 				if i%100 != 99 && r.find(&key) == nil {
 					t.Errorf("session %d of %d is not found", i, last)
 					return
@@ -171,14 +164,10 @@ func TestFreshBindingsAreFound(t *testing.T) {
 		}
 	})
 	for i := range n {
-		key := inStripe(i)
+		key := numberedKey(i)
 		if e := r.find(&key); e == nil || i%100 == 99 && e.worker != 2 {
 			t.Fatalf("session %d: %+v", i, e)
 		}
 	}
-	s := r.stripe(0)
-	s.Lock()
-	r.settle(s)
-	s.Unlock()
 	cacheHolds(t, r)
 }

@@ -79,7 +79,8 @@ type Ristretto struct {
 	queue   *queue
 	roster  roster
 	ends    [Replaced + 1]atomic.Uint64 // by reason, but for Replaced; 0: unbound, or not accepted
-	stripes [256]stripe
+	writes  sync.Mutex                  // orders what changes which entry the cache finds
+	gate    sync.RWMutex                // an operation that uses the cache holds it for reading, so that Close waits
 	closed  atomic.Bool
 
 	limitsMu  sync.Mutex // one SetMaxSessions at a time
@@ -117,14 +118,12 @@ func NewRistretto(o Options) (*Ristretto, error) {
 	}
 
 	cache, err := ristretto.NewCache(&ristretto.Config[uint64, *entry]{
-		// The counters only serve ristretto's eviction, which does not happen.
 		NumCounters:        1 << 14,
-		MaxCost:            headroom(o.MaxSessions),
+		MaxCost:            math.MaxInt64, // the roster evicts, by the last use
 		BufferItems:        64,
 		IgnoreInternalCost: true,
 		// The identity without a second hash: entries have their key.
 		KeyToHash: func(h uint64) (uint64, uint64) { return h, 0 },
-		OnEvict:   r.onEvict,
 		// No entry uses ristretto's own expiry.
 		TtlTickerDurationInSec: 3600,
 	})
@@ -144,22 +143,6 @@ func limit(maxSessions int) int {
 	return maxSessions
 }
 
-// headroom returns ristretto's bound for our bound. Ristretto also counts entries whose
-// deletion waits in its buffer of 32,768 places, and entries that have ended but are not
-// detached yet.
-func headroom(maxSessions int) int64 {
-	return int64(maxSessions) + int64(maxSessions)/8 + 1<<17
-}
-
-// onEvict keeps the store correct if ristretto evicts an entry after all. It runs on
-// ristretto's goroutine, so it must not wait for a goroutine that waits for ristretto.
-// Ristretto passes no value for a deleted key.
-func (r *Ristretto) onEvict(item *ristretto.Item[*entry]) {
-	if e := item.Value; e != nil {
-		r.evict(e, r.now(), true)
-	}
-}
-
 // now returns the nanoseconds since the store was made.
 func (r *Ristretto) now() int64 {
 	if r.clock == nil {
@@ -168,21 +151,17 @@ func (r *Ristretto) now() int64 {
 	return int64(r.clock().Sub(r.start))
 }
 
-func (r *Ristretto) stripe(hash uint64) *stripe {
-	return &r.stripes[hash%uint64(len(r.stripes))]
+// enter begins an operation, which must end with leave. It returns false if the store is closed.
+func (r *Ristretto) enter() bool {
+	r.gate.RLock()
+	if r.closed.Load() {
+		r.gate.RUnlock()
+		return false
+	}
+	return true
 }
 
-// enter begins an operation. It returns the gate that the caller must RUnlock, or false if
-// the store is closed.
-func (r *Ristretto) enter(hash uint64) (*sync.RWMutex, bool) {
-	g := &r.stripe(hash).gate
-	g.RLock()
-	if r.closed.Load() {
-		g.RUnlock()
-		return nil, false
-	}
-	return g, true
-}
+func (r *Ristretto) leave() { r.gate.RUnlock() }
 
 // Get returns the session's binding and restarts its time to live. It returns false for a session
 // that is unknown or expired.
@@ -209,11 +188,10 @@ const anyVersion Version = math.MaxUint64
 
 // read returns the session's binding. If it has the version, read slides it and returns true.
 func (r *Ristretto) read(key *Key, v Version, slide bool) (b Binding, ok bool, err error) {
-	g, open := r.enter(key.hash())
-	if !open {
+	if !r.enter() {
 		return Binding{}, false, ErrClosed
 	}
-	defer g.RUnlock()
+	defer r.leave()
 	if e := r.find(key); e != nil {
 		now := r.now()
 		r.visit(e, now, func() {
@@ -240,11 +218,10 @@ func (r *Ristretto) Unbind(_ context.Context, key Key, expect Version) (b Bindin
 // end ends the session's binding without a report, if its entry is one that ends. It returns the
 // binding.
 func (r *Ristretto) end(key *Key, ends func(*entry) bool) (b Binding, ok bool, err error) {
-	g, open := r.enter(key.hash())
-	if !open {
+	if !r.enter() {
 		return Binding{}, false, ErrClosed
 	}
-	defer g.RUnlock()
+	defer r.leave()
 	if e := r.find(key); e != nil {
 		r.visit(e, r.now(), func() {
 			b = r.binding(e)
@@ -276,15 +253,10 @@ func (r *Ristretto) SetMaxSessions(maxSessions int) {
 	maxSessions = limit(maxSessions)
 	r.limitsMu.Lock()
 	defer r.limitsMu.Unlock()
-	g, ok := r.enter(0)
-	if !ok {
+	if !r.enter() {
 		return
 	}
-	defer g.RUnlock()
-	// It is never lowered: it need only stay above our bound.
-	if c := headroom(maxSessions); c > r.cache.MaxCost() {
-		r.cache.UpdateMaxCost(c)
-	}
+	defer r.leave()
 	r.roster.limit(maxSessions)
 	for failed := 0; ; {
 		now := r.now()
@@ -305,13 +277,9 @@ func (r *Ristretto) SetMaxSessions(maxSessions int) {
 // so OnExpire must not call it.
 func (r *Ristretto) Close() error {
 	r.closeOnce.Do(func() {
-		for i := range r.stripes {
-			r.stripes[i].gate.Lock()
-		}
+		r.gate.Lock()
 		r.closed.Store(true)
-		for i := range r.stripes {
-			r.stripes[i].gate.Unlock()
-		}
+		r.gate.Unlock()
 		// No operation is running, and none can begin.
 		close(r.stop)
 		<-r.swept

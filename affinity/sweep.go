@@ -36,14 +36,13 @@ func (r *Ristretto) pass(overdue bool, each func(e *entry, now int64), after fun
 	buf := make([]*entry, 0, chunkSize)
 	for end := r.roster.size(); end > 0; {
 		buf, end = r.roster.chunk(end, now, overdue, buf[:0])
-		g, ok := r.enter(0)
-		if !ok {
+		if !r.enter() {
 			return false
 		}
 		for _, e := range buf {
 			each(e, now)
 		}
-		g.RUnlock()
+		r.leave()
 		if !after() {
 			return false
 		}
