@@ -247,7 +247,8 @@ func (l *loaded) turn(c *chat, rng *rand.Rand) {
 	l.mu.Unlock()
 	begun := time.Now()
 	a := r.chat(l.t.Context(), *c)
-	for i := 0; a.err != nil && i < 5; i++ { // Caddy resets some connections when it reloads
+	for i := 0; a.err != nil && i < 100; i++ { // Caddy resets some connections while it reloads
+		time.Sleep(10 * time.Millisecond)
 		a = r.chat(l.t.Context(), *c)
 	}
 	took := time.Since(begun)
