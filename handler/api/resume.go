@@ -148,18 +148,33 @@ func (a *Answer) Tokens() (n int64, exact bool) {
 	return int64(a.chunks), a.chunks == 0
 }
 
-// Retract says that the client does not get the last event, in which the answer failed. undo says
-// that it does.
-func (a *Answer) Retract() (undo func()) {
+// Retract says that the client does not get the last event, in which the answer failed; with text, that it
+// gets the text of it. undo says that it gets it as it is.
+func (a *Answer) Retract(text bool) (undo func()) {
 	track, finished := a.track, a.finished
 	if a.track.aborted {
 		a.track.aborted = false
 		a.finished--
 	}
-	if a.track.events--; a.track.events == 0 {
-		a.track.first = nil
+	if !text {
+		if a.track.events--; a.track.events == 0 {
+			a.track.first = nil
+		}
 	}
 	return func() { a.track, a.finished = track, finished }
+}
+
+// ReasonIn returns why the answer of an event of chat or completions ended, if it has only one.
+func ReasonIn(data []byte) (reason rawjson.Span) {
+	choices, n := rawjson.Span{End: len(data)}.Get(data, "choices"), 0
+	for choice := range choices.Objects(data) {
+		choice.Read(data, rawjson.To("finish_reason", &reason))
+		n++
+	}
+	if n != 1 {
+		return rawjson.Span{}
+	}
+	return reason
 }
 
 // Revive forgets that the answer has failed or ended: it goes on elsewhere.

@@ -192,6 +192,27 @@ func (m *restOf) Move(_ error, a *api.Answer) *Rest {
 // Track implements Mover.
 func (*restOf) Track(a *api.Answer) { a.Track([]byte(testRequest), 4<<10, false, nil) }
 
+// TestAbortedWithText has an engine abort a stream in an event that has text, too.
+func TestAbortedWithText(t *testing.T) {
+	const aborted = `data: {"choices":[{"index":0,"delta":{"content":"and "},"finish_reason":"abort"}]}` + "\n\n"
+	for name, v := range map[string]struct{ rest, want string }{
+		"it goes on": {testRole + testToken + testEnd, strings.Replace(aborted, `"abort"`, "null", 1) + testToken + testEnd},
+		"it ends":    {"", aborted + "data: [DONE]\n\n"},
+	} {
+		for _, whole := range []bool{true, false} {
+			from := io.MultiReader(strings.NewReader(testRole+testToken), strings.NewReader(aborted), strings.NewReader("data: [DONE]\n\n"))
+			if !whole {
+				from = iotest.OneByteReader(from)
+			}
+			m := &restOf{rest: v.rest}
+			got, err := io.ReadAll(testBody(t, true, from, Options{Listener: nobody{}, Mover: m}))
+			if want := testRole + testToken + v.want; string(got) != want || err != nil {
+				t.Errorf("%s: %v, %q, want %q", name, err, got, want)
+			}
+		}
+	}
+}
+
 // TestRestThatIsTooLong joins a stream with an event that is too long to read. Its client gets none of it.
 func TestRestThatIsTooLong(t *testing.T) {
 	m := &restOf{rest: "data: " + strings.Repeat("x", 3*rawjson.MaxFrame)}

@@ -46,7 +46,7 @@ func (b *Body) move(why error) bool {
 	}
 	from, undo := b.from, func() {}
 	if errors.Is(why, ErrEvent) {
-		undo = b.reader.Retract()
+		undo = b.reader.Retract(errors.Is(why, errAbortedText))
 	} else {
 		_ = from.Close() // whatever comes of it, the engine need not go on
 	}

@@ -203,7 +203,11 @@ func (w *world) stream(body []byte) io.ReadCloser {
 			fault = "reset"
 			break
 		}
-		line(`data: {"id":"aborted","choices":[{"index":0,"delta":{},"text":"","finish_reason":"abort"}]}`)
+		event := `{"id":"aborted","choices":[{"index":0,"delta":{},"text":"","finish_reason":"abort"}]}`
+		if with := strings.Replace(events[at], `"finish_reason":null`, `"finish_reason":"abort"`, 1); w.IntN(2) == 0 && with != events[at] {
+			event = with
+		}
+		line("data: " + event)
 		line("")
 		if w.IntN(2) == 0 {
 			line("data: [DONE]")
@@ -262,7 +266,7 @@ func (w *world) Move(why error, a *api.Answer) *Rest {
 	}
 	w.begun = a.FirstToken()
 	rest, reason := a.Rest(w.body)
-	if errors.Is(why, ErrAborted) || reason != "" || w.moved == 6 || w.IntN(12) == 0 {
+	if errors.Is(why, ErrAborted) && w.IntN(2) == 0 || reason != "" || w.moved == 6 || w.IntN(12) == 0 {
 		w.left = true
 		return nil
 	}

@@ -34,9 +34,12 @@ func (b *Body) stream(t time.Time, p []byte, err error) (out []byte, _ error) {
 	b.Listener.Received(t, len(p), r.Chunks())
 	if fault != nil {
 		if !whole {
-			out = b.frames.Before()
+			out, f = b.frames.Before(), b.stopped
 		}
 		if b.move(fault) {
+			if errors.Is(fault, errAbortedText) {
+				out = append(out, b.textOf(f)...)
+			}
 			return out, nil
 		}
 		if errors.Is(fault, errShape) {
@@ -67,7 +70,7 @@ func (b *Body) last(t time.Time, out []byte, err error) ([]byte, error) {
 	b.frames.Write(nil, true)
 	fault := b.events(t)
 	half := errors.Is(fault, errHalf)
-	if fault != nil && !half {
+	if fault != nil && !half && !errors.Is(fault, errAbortedText) {
 		if b.move(fault) {
 			return out, nil
 		}
@@ -113,8 +116,10 @@ func emptyLine(after []byte) string {
 var (
 	ErrEvent   = errors.New("the engine sent an error event")
 	ErrAborted = fmt.Errorf("%w: it aborted the request", ErrEvent)
-	ErrMisfit  = fmt.Errorf("%w: another engine may serve the request", ErrEvent)
-	errShape   = errors.New("the stream does not go on where it broke off")
+	// errAbortedText: the same event has text. A busy engine sends all it has in one event.
+	errAbortedText = fmt.Errorf("%w, behind its last text", ErrAborted)
+	ErrMisfit      = fmt.Errorf("%w: another engine may serve the request", ErrEvent)
+	errShape       = errors.New("the stream does not go on where it broke off")
 )
 
 // What is left of a stream that has ended.
@@ -189,10 +194,17 @@ func (b *Body) event(t time.Time, f rawjson.Frame) error {
 		b.Sum.First = t
 		b.Listener.FirstToken(t)
 	}
-	if b.Mover == nil || closed || b.reader.Chunks() != chunks {
+	if b.Mover == nil || closed {
 		return nil
 	}
-	switch status := b.reader.ErrorStatus(); status {
+	status := b.reader.ErrorStatus()
+	if b.reader.Chunks() != chunks {
+		if status == api.StatusAborted && f.Lines == 1 && api.ReasonIn(f.Data).Len() > 0 {
+			return errAbortedText
+		}
+		return nil
+	}
+	switch status {
 	case api.StatusAborted:
 		return ErrAborted
 	case http.StatusRequestTimeout, http.StatusConflict, http.StatusTooManyRequests:
@@ -208,15 +220,42 @@ func (b *Body) event(t time.Time, f rawjson.Frame) error {
 	return nil // or another engine would say the same
 }
 
+// textOf returns an aborted event without the reason of its end, for the client of a stream that goes on
+// elsewhere.
+func (b *Body) textOf(f rawjson.Frame) []byte {
+	changes, _ := b.changesOf(f)
+	if reason := api.ReasonIn(f.Data); reason.Len() > 0 {
+		changes = append(changes, rawjson.Edit{Span: reason, Text: []byte("null")})
+	}
+	slices.SortStableFunc(changes, func(x, y rawjson.Edit) int { return cmp.Compare(x.Start, y.Start) })
+	return append(rawjson.Splice([]byte("data: "), f.Data, changes), "\n\n"...)
+}
+
 // edit removes from an event the usage and the token ids that the client did not ask for. It adds
 // the nvext that it did ask for. length is that of the data as the engine sent them.
 func (b *Body) edit(f rawjson.Frame, length int) {
+	changes, drop := b.changesOf(f)
+	if drop {
+		b.frames.Drop()
+		return
+	}
+	if b.joint != nil && f.Lines == 1 {
+		all := rawjson.Edit{Span: rawjson.Span{End: length}, Text: rawjson.Splice(nil, f.Data, changes)}
+		changes = append(changes[:0], all)
+	}
+	if len(changes) > 0 {
+		b.frames.Edit(changes)
+	}
+}
+
+// changesOf returns the edits of an event's data, or whether the client does not get it at all. They are
+// valid until the next call.
+func (b *Body) changesOf(f rawjson.Frame) (_ []rawjson.Edit, drop bool) {
 	b.changes = b.changes[:0]
 	if b.CutUsage {
 		cut, all := api.UsageIn(f.Data)
 		if all {
-			b.frames.Drop()
-			return
+			return nil, true
 		}
 		if cut.Len() > 0 && f.Lines == 1 { // no engine has several
 			b.changes = append(b.changes, rawjson.Edit{Span: cut})
@@ -225,8 +264,7 @@ func (b *Body) edit(f rawjson.Frame, length int) {
 	if b.CutIDs && f.Lines == 1 {
 		var all bool
 		if b.changes, all = api.CutIDs(b.changes, f.Data); all {
-			b.frames.Drop()
-			return
+			return nil, true
 		}
 	}
 	if b.added != nil && b.added.stream != nil {
@@ -236,11 +274,5 @@ func (b *Body) edit(f rawjson.Frame, length int) {
 	if len(b.changes) > 1 {
 		slices.SortStableFunc(b.changes, func(x, y rawjson.Edit) int { return cmp.Compare(x.Start, y.Start) })
 	}
-	if b.joint != nil && f.Lines == 1 {
-		all := rawjson.Edit{Span: rawjson.Span{End: length}, Text: rawjson.Splice(nil, f.Data, b.changes)}
-		b.changes = append(b.changes[:0], all)
-	}
-	if len(b.changes) > 0 {
-		b.frames.Edit(b.changes)
-	}
+	return b.changes, false
 }
