@@ -1,7 +1,7 @@
 // Package affinity keeps the bindings of sessions to targets, so that the turns of one
 // conversation go where their prefix is already cached.
 //
-// [Ristretto], the store, maps a session's [Key] to a [Binding]: a target (worker and
+// [Bindings], the store, maps a session's [Key] to a [Binding]: a target (worker and
 // data-parallel rank) and a sliding time to live.
 //
 // [Sessions] coordinates the requests of one router over a store. Concurrent first requests
@@ -11,7 +11,7 @@
 // If such a binding expires, is evicted or is replaced, the store reports its end once to its
 // owner. The owner can then release the engine's session.
 //
-// [Ristretto.Dump] and [Ristretto.Restore] let the owner keep bindings over a restart.
+// [Bindings.Dump] and [Bindings.Restore] let the owner keep bindings over a restart.
 //
 // The package does not choose targets, does not know whether a worker is healthy, calls no
 // engine, and writes nothing to disk.

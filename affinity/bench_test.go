@@ -25,7 +25,7 @@ func numbered(n int) []Key {
 	return keys
 }
 
-func filled(b *testing.B, n int) (*Ristretto, []Key) {
+func filled(b *testing.B, n int) (*Bindings, []Key) {
 	b.Helper()
 	r := open(b, Options{MaxSessions: n})
 	keys := numbered(n)

@@ -31,7 +31,7 @@ const (
 //
 // Bind to the same target renews the binding and reports no end, even if the kind changes. A
 // caller that makes an EngineBacked binding RouterOnly must release the engine's session itself.
-func (r *Ristretto) Bind(_ context.Context, key Key, expect Version, want Want) (b Binding, bound bool, err error) {
+func (r *Bindings) Bind(_ context.Context, key Key, expect Version, want Want) (b Binding, bound bool, err error) {
 	if want.TTL <= 0 {
 		return Binding{}, false, ErrTTL
 	}
@@ -58,7 +58,7 @@ func (r *Ristretto) Bind(_ context.Context, key Key, expect Version, want Want) 
 
 // rebind changes a live entry in place, so that the session always has a binding. The caller
 // holds e.mu.
-func (r *Ristretto) rebind(e *entry, w *write) (Binding, result) {
+func (r *Bindings) rebind(e *entry, w *write) (Binding, result) {
 	if e.version != w.expect {
 		return r.binding(e), lost
 	}
@@ -73,7 +73,7 @@ func (r *Ristretto) rebind(e *entry, w *write) (Binding, result) {
 }
 
 // versionOf returns the version that a write gives the binding. A new one was never used.
-func (r *Ristretto) versionOf(w *write) Version {
+func (r *Bindings) versionOf(w *write) Version {
 	if w.version != 0 {
 		return w.version
 	}
@@ -81,7 +81,7 @@ func (r *Ristretto) versionOf(w *write) Version {
 }
 
 // find returns the session's entry or nil. The entry may have ended.
-func (r *Ristretto) find(key *Key) *entry {
+func (r *Bindings) find(key *Key) *entry {
 	if e, _ := r.cache.Get(key.hash()); e != nil && e.key == *key {
 		return e
 	}
@@ -89,7 +89,7 @@ func (r *Ristretto) find(key *Key) *entry {
 }
 
 // insert stores a new entry for a session that had no live one when last seen.
-func (r *Ristretto) insert(key *Key, w *write) (Binding, result) {
+func (r *Bindings) insert(key *Key, w *write) (Binding, result) {
 	r.writes.Lock()
 	defer r.writes.Unlock()
 	cur, _ := r.cache.Get(key.hash())
@@ -122,7 +122,7 @@ func (r *Ristretto) insert(key *Key, w *write) (Binding, result) {
 
 // admit adds the entry to the roster, evicting others as needed. A restored entry does not evict one
 // that was used later. The caller holds writes.
-func (r *Ristretto) admit(e *entry, w *write) bool {
+func (r *Bindings) admit(e *entry, w *write) bool {
 	evicted := 0
 	for failed := 0; failed < maxEvictions; {
 		added, victim := r.roster.add(e, w.now, evicted)

@@ -49,7 +49,7 @@ func TestSweepRunsByItself(t *testing.T) {
 
 // OnExpire may use the store, and Close waits for it.
 func TestOnExpireUsesTheStore(t *testing.T) {
-	var r *Ristretto
+	var r *Bindings
 	ready, entered, leave := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	var left atomic.Bool
 	r = open(t, Options{MaxSessions: 1, OnExpire: func(k Key, _ Binding, _ Reason) {

@@ -19,7 +19,7 @@ type Saved struct {
 // lock meanwhile, so that requests do not wait: what changes during the call may be
 // missing, or come twice. The parts share their memory. Dump ends early if each returns
 // false. It returns whether it has passed on everything.
-func (r *Ristretto) Dump(each func([]Saved) bool) bool {
+func (r *Bindings) Dump(each func([]Saved) bool) bool {
 	part := make([]Saved, 0, chunkSize)
 	return r.pass(false, func(e *entry, now int64) {
 		r.visit(e, now, func() {
@@ -40,7 +40,7 @@ func (r *Ristretto) Dump(each func([]Saved) bool) bool {
 // continues from the last use. Restore returns false without an error if the session has a
 // binding, or if its time is over. It does the same if the store is full of bindings that were
 // used later.
-func (r *Ristretto) Restore(_ context.Context, s *Saved) (bool, error) {
+func (r *Bindings) Restore(_ context.Context, s *Saved) (bool, error) {
 	if s.TTL <= 0 {
 		return false, ErrTTL
 	}
@@ -64,7 +64,7 @@ func (r *Ristretto) Restore(_ context.Context, s *Saved) (bool, error) {
 // the session's own. If both are equal, all routers keep the greater target. Follow returns
 // whether it has taken over the binding, and does not call the Journal. Only another session of an
 // engine replaces an engine's session.
-func (r *Ristretto) Follow(s *Saved) bool {
+func (r *Bindings) Follow(s *Saved) bool {
 	if s.TTL <= 0 || s.Idle >= s.TTL || s.Version == 0 || s.Version > r.lastVersion() {
 		return false
 	}
@@ -90,7 +90,7 @@ func (r *Ristretto) Follow(s *Saved) bool {
 }
 
 // saved returns the write of a saved binding. Further versions are greater than its own.
-func (r *Ristretto) saved(s *Saved) write {
+func (r *Bindings) saved(s *Saved) write {
 	w := write{Want: s.Want, now: r.now(), idle: int64(max(0, s.Idle))}
 	if s.Version <= r.lastVersion() {
 		w.version = s.Version
@@ -102,26 +102,26 @@ func (r *Ristretto) saved(s *Saved) write {
 
 // lastVersion bounds the versions of others and of earlier runs. They are times in nanoseconds: one
 // that cannot be right would make all further ones too great.
-func (r *Ristretto) lastVersion() Version {
+func (r *Bindings) lastVersion() Version {
 	return Version(max(0, r.start.AddDate(10, 0, 0).UnixNano())) //nolint:gosec // not negative
 }
 
 // FollowUse restarts the time to live of a session that another router has used.
-func (r *Ristretto) FollowUse(key Key) { _, _, _ = r.read(&key, anyVersion, true) } //nolint:dogsled // if it is there
+func (r *Bindings) FollowUse(key Key) { _, _, _ = r.read(&key, anyVersion, true) } //nolint:dogsled // if it is there
 
 // FollowEnd ends a binding that another router has ended, unless the session has a later one. It
 // ends any of an engine's session, without a report: the other router has closed it.
-func (r *Ristretto) FollowEnd(key Key, v Version) {
+func (r *Bindings) FollowEnd(key Key, v Version) {
 	_, _, _ = r.end(&key, func(e *entry) bool { return e.version <= v || e.kind == EngineBacked }) //nolint:dogsled // if it is there
 }
 
 // Changes returns a number that grows with each Bind.
-func (r *Ristretto) Changes() Version { return Version(r.version.Load()) }
+func (r *Bindings) Changes() Version { return Version(r.version.Load()) }
 
 // Skip makes all further versions greater than v. The owner passes a version above all of an
 // earlier run, so that none recurs if the wall clock has gone back. Skip ignores a version that
 // cannot be right.
-func (r *Ristretto) Skip(v Version) {
+func (r *Bindings) Skip(v Version) {
 	for {
 		now := r.version.Load()
 		if now >= uint64(v) || v > r.lastVersion() || r.version.CompareAndSwap(now, uint64(v)) {

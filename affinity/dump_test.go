@@ -8,7 +8,7 @@ import (
 )
 
 // dumped returns all that Dump passes on.
-func dumped(t testing.TB, r *Ristretto) map[Key]Saved {
+func dumped(t testing.TB, r *Bindings) map[Key]Saved {
 	t.Helper()
 	all := make(map[Key]Saved)
 	if !r.Dump(func(part []Saved) bool {

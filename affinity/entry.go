@@ -72,7 +72,7 @@ func (e *entry) slide(now int64) {
 }
 
 // binding returns the binding as of now. The caller holds e.mu.
-func (r *Ristretto) binding(e *entry) Binding {
+func (r *Bindings) binding(e *entry) Binding {
 	return Binding{
 		Want:    Want{Target: e.target(), TTL: e.ttl, Scope: e.scope, Kind: e.kind, EngineSession: e.engineSession},
 		Expires: r.start.Add(time.Duration(e.due.Load())),
@@ -81,7 +81,7 @@ func (r *Ristretto) binding(e *entry) Binding {
 }
 
 // visit calls f with a live entry, under its lock, and returns whether it is live. An overdue binding that a live request uses slides. Otherwise visit ends it.
-func (r *Ristretto) visit(e *entry, now int64, f func()) (live bool) {
+func (r *Bindings) visit(e *entry, now int64, f func()) (live bool) {
 	e.mu.Lock()
 	if !e.ended && e.due.Load() <= now {
 		if r.live.use(e.key, e.version) {
@@ -103,7 +103,7 @@ func (r *Ristretto) visit(e *entry, now int64, f func()) (live bool) {
 
 // finish ends the entry, which must not have ended. It reports the end unless the reason is
 // 0. The caller holds e.mu, and afterwards detaches the entry.
-func (r *Ristretto) finish(e *entry, why Reason) {
+func (r *Bindings) finish(e *entry, why Reason) {
 	e.ended = true
 	r.ends[why].Add(1)
 	if e.kind == EngineBacked && why != 0 {
@@ -115,7 +115,7 @@ func (r *Ristretto) finish(e *entry, why Reason) {
 
 // evict ends the entry to make room. Unless forced, it spares a binding that live requests
 // use. It returns whether this call ended the entry, which the caller then detaches.
-func (r *Ristretto) evict(e *entry, now int64, force bool) bool {
+func (r *Bindings) evict(e *entry, now int64, force bool) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.ended {
@@ -134,14 +134,14 @@ func (r *Ristretto) evict(e *entry, now int64, force bool) bool {
 }
 
 // detach removes an ended entry from the cache.
-func (r *Ristretto) detach(e *entry) {
+func (r *Bindings) detach(e *entry) {
 	r.writes.Lock()
 	defer r.writes.Unlock()
 	r.forget(e)
 }
 
 // forget is detach for a caller that holds writes. A newer entry may have replaced e.
-func (r *Ristretto) forget(e *entry) {
+func (r *Bindings) forget(e *entry) {
 	if cur, _ := r.cache.Get(e.key.hash()); cur == e {
 		r.cache.Del(e.key.hash())
 	}

@@ -11,18 +11,18 @@ import (
 )
 
 // told is what a store tells others, in order.
-type told struct{ list []func(*Ristretto) }
+type told struct{ list []func(*Bindings) }
 
 func (o *told) Bound(key Key, want Want, v Version) {
-	o.list = append(o.list, func(r *Ristretto) { r.Follow(&Saved{Key: key, Want: want, Version: v}) })
+	o.list = append(o.list, func(r *Bindings) { r.Follow(&Saved{Key: key, Want: want, Version: v}) })
 }
 
 func (o *told) Used(key Key) {
-	o.list = append(o.list, func(r *Ristretto) { r.FollowUse(key) })
+	o.list = append(o.list, func(r *Bindings) { r.FollowUse(key) })
 }
 
 func (o *told) Unbound(key Key, v Version) {
-	o.list = append(o.list, func(r *Ristretto) { r.FollowEnd(key, v) })
+	o.list = append(o.list, func(r *Bindings) { r.FollowEnd(key, v) })
 }
 
 // TestStoresAgree has three stores bind, use and unbind a few sessions, and hear of each other late.
@@ -30,11 +30,11 @@ func (o *told) Unbound(key Key, v Version) {
 func TestStoresAgree(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // to be repeated
-		var stores [3]*Ristretto
+		var stores [3]*Bindings
 		var tells [3]told
 		var heard [3][3]int // by the store, and by the one that told
 		for i := range stores {
-			r, err := NewRistretto(Options{Journal: &tells[i], Clock: func() time.Time { return time.Unix(1e9, 0) }})
+			r, err := NewBindings(Options{Journal: &tells[i], Clock: func() time.Time { return time.Unix(1e9, 0) }})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -97,7 +97,7 @@ func TestStoresAgree(t *testing.T) {
 // TestFollowedSessionsOfEngines follows another router's binding of an engine's session. One that does
 // not know the engine's session does not replace it, and nothing reports an end: the other router does.
 func TestFollowedSessionsOfEngines(t *testing.T) {
-	r, err := NewRistretto(Options{OnExpire: func(_ Key, b Binding, why Reason) { t.Errorf("%v of %+v", why, b) }})
+	r, err := NewBindings(Options{OnExpire: func(_ Key, b Binding, why Reason) { t.Errorf("%v of %+v", why, b) }})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -50,12 +50,12 @@ func (l *ends) take() []ended {
 
 // open returns a store which is closed with the test. It sweeps when the test
 // says so.
-func open(t testing.TB, o Options) *Ristretto {
+func open(t testing.TB, o Options) *Bindings {
 	t.Helper()
 	if o.Sweep == 0 {
 		o.Sweep = time.Hour
 	}
-	r, err := NewRistretto(o)
+	r, err := NewBindings(o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,22 +78,22 @@ func want(t kvscore.Target, ttl time.Duration, kind Kind) Want {
 	return Want{Target: t, TTL: ttl, Kind: kind}
 }
 
-func get(r *Ristretto, session string) (Binding, bool) {
+func get(r *Bindings, session string) (Binding, bool) {
 	b, ok, _ := r.Get(background, named(session))
 	return b, ok
 }
 
-func peek(r *Ristretto, session string) (Binding, bool) {
+func peek(r *Bindings, session string) (Binding, bool) {
 	b, ok, _ := r.Peek(background, named(session))
 	return b, ok
 }
 
-func bind(r *Ristretto, session string, expect Version, t kvscore.Target, ttl time.Duration, kind Kind) (Binding, bool, error) {
+func bind(r *Bindings, session string, expect Version, t kvscore.Target, ttl time.Duration, kind Kind) (Binding, bool, error) {
 	return r.Bind(background, named(session), expect, want(t, ttl, kind))
 }
 
 // put binds the session whatever it is bound to.
-func put(r *Ristretto, session string, t kvscore.Target, ttl time.Duration, kind Kind) (Binding, error) {
+func put(r *Bindings, session string, t kvscore.Target, ttl time.Duration, kind Kind) (Binding, error) {
 	b, _ := peek(r, session)
 	for {
 		next, ok, err := bind(r, session, b.Version, t, ttl, kind)
@@ -104,7 +104,7 @@ func put(r *Ristretto, session string, t kvscore.Target, ttl time.Duration, kind
 	}
 }
 
-func mustPut(t testing.TB, r *Ristretto, session string, worker uint64, ttl time.Duration, kind Kind) Binding {
+func mustPut(t testing.TB, r *Bindings, session string, worker uint64, ttl time.Duration, kind Kind) Binding {
 	t.Helper()
 	b, err := put(r, session, on(worker), ttl, kind)
 	if err != nil {
@@ -115,7 +115,7 @@ func mustPut(t testing.TB, r *Ristretto, session string, worker uint64, ttl time
 
 // remove ends the session's binding, if it has the version last seen: a binding
 // that has expired has one, too.
-func remove(r *Ristretto, session string) (Binding, bool) {
+func remove(r *Bindings, session string) (Binding, bool) {
 	version := Version(1)
 	key := named(session)
 	if e := r.find(&key); e != nil {
@@ -128,7 +128,7 @@ func remove(r *Ristretto, session string) (Binding, bool) {
 }
 
 // all returns every live binding.
-func all(r *Ristretto) []Entry {
+func all(r *Bindings) []Entry {
 	list, _ := r.List(background, Key{}, 1<<30)
 	return list
 }
@@ -145,7 +145,7 @@ func eventually(t testing.TB, what string, ok func() bool) {
 }
 
 // settled waits until every end has been delivered.
-func settled(t testing.TB, r *Ristretto) {
+func settled(t testing.TB, r *Bindings) {
 	t.Helper()
 	r.Reported(t.Context())
 }

@@ -138,7 +138,7 @@ func TestEachVersionEndsOnce(t *testing.T) {
 }
 
 // operate does one random operation.
-func (l *ledger) operate(r *Ristretto, c *fakeClock, key Key, rnd *rand.Rand) {
+func (l *ledger) operate(r *Bindings, c *fakeClock, key Key, rnd *rand.Rand) {
 	began := l.clock.Add(1)
 	b, ok, err := r.Peek(background, key)
 	if err != nil {
@@ -174,7 +174,7 @@ func (l *ledger) operate(r *Ristretto, c *fakeClock, key Key, rnd *rand.Rand) {
 	}
 }
 
-func (l *ledger) bind(r *Ristretto, key Key, old Binding, w Want) {
+func (l *ledger) bind(r *Bindings, key Key, old Binding, w Want) {
 	next, ok, err := r.Bind(background, key, old.Version, w)
 	if err != nil && !errors.Is(err, ErrFull) {
 		l.t.Error(err)

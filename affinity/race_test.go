@@ -22,7 +22,7 @@ func each(n int, f func(i int)) {
 
 // cacheHolds checks that ristretto holds the entries of the roster, and has
 // deleted all others.
-func cacheHolds(t *testing.T, r *Ristretto) {
+func cacheHolds(t *testing.T, r *Bindings) {
 	t.Helper()
 	r.cache.Wait()
 	n := 0
@@ -43,7 +43,7 @@ func TestCloseInFlight(t *testing.T) {
 	for range 60 {
 		var closed atomic.Bool
 		var late atomic.Int64
-		r, err := NewRistretto(Options{MaxSessions: 50, Sweep: time.Millisecond, OnExpire: func(Key, Binding, Reason) {
+		r, err := NewBindings(Options{MaxSessions: 50, Sweep: time.Millisecond, OnExpire: func(Key, Binding, Reason) {
 			if closed.Load() {
 				late.Add(1)
 			}

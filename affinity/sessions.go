@@ -18,12 +18,12 @@ const Patience = 100 * time.Millisecond
 // each session, and knows which of them chooses the target of an unbound one. Of routers that
 // share bindings, the first Bind wins.
 type Sessions struct {
-	*Ristretto
+	*Bindings
 	waiting atomic.Int64
 }
 
 // NewSessions returns the sessions of a store, and takes over the store: Close closes it.
-func NewSessions(store *Ristretto) *Sessions { return &Sessions{Ristretto: store} }
+func NewSessions(store *Bindings) *Sessions { return &Sessions{Bindings: store} }
 
 // live has the sessions with live requests.
 type live struct{ shards [64]shard }
@@ -272,7 +272,7 @@ func (s *Sessions) HasAlone(key Key) bool {
 	return a != nil && len(a.alone) > 0
 }
 
-// Bind binds the session as [Ristretto.Bind] does, and ends the choice of the first request. Any
+// Bind binds the session as [Bindings.Bind] does, and ends the choice of the first request. Any
 // request of the session may bind it.
 func (u *Use) Bind(ctx context.Context, expect Version, want Want) (Binding, bool, error) {
 	if u.active == nil {

@@ -189,16 +189,16 @@ func TestLiveRequestKeepsItsBinding(t *testing.T) {
 		s.Begin(&other, named("s"))
 		_ = other.End(background, 0) // another's end changes nothing
 		time.Sleep(3*ttl + time.Second/2)
-		if got, ok := peek(s.Ristretto, "s"); !ok || got.Version != b.Version {
+		if got, ok := peek(s.Bindings, "s"); !ok || got.Version != b.Version {
 			t.Fatalf("after three times its time to live: %+v, %v", got, ok)
 		}
 		_ = u.End(background, b.Version)
 		time.Sleep(ttl - 1)
-		if got, ok := peek(s.Ristretto, "s"); !ok || got.Version != b.Version {
+		if got, ok := peek(s.Bindings, "s"); !ok || got.Version != b.Version {
 			t.Errorf("the time to live did not restart at the end: %+v, %v", got, ok)
 		}
 		time.Sleep(1)
-		if _, ok := peek(s.Ristretto, "s"); ok {
+		if _, ok := peek(s.Bindings, "s"); ok {
 			t.Error("alive without requests")
 		}
 	})

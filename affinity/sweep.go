@@ -8,7 +8,7 @@ import (
 )
 
 // sweepLoop runs until Close.
-func (r *Ristretto) sweepLoop(every time.Duration) {
+func (r *Bindings) sweepLoop(every time.Duration) {
 	defer close(r.swept)
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
@@ -24,14 +24,14 @@ func (r *Ristretto) sweepLoop(every time.Duration) {
 
 // sweep ends overdue entries, to save memory and to report ends in time. Reads never return
 // an overdue binding, swept or not.
-func (r *Ristretto) sweep() {
+func (r *Bindings) sweep() {
 	r.pass(true, func(e *entry, now int64) { r.visit(e, now, func() {}) }, func() bool { return true })
 }
 
 // pass calls each with the entries, or with the overdue ones only. After each part of up to
 // chunkSize it calls after, and ends if that returns false. It returns whether it has passed on
 // everything. It enters for one part only, so that Close does not wait for a whole pass.
-func (r *Ristretto) pass(overdue bool, each func(e *entry, now int64), after func() bool) bool {
+func (r *Bindings) pass(overdue bool, each func(e *entry, now int64), after func() bool) bool {
 	now := r.now()
 	buf := make([]*entry, 0, chunkSize)
 	for end := r.roster.size(); end > 0; {
@@ -53,7 +53,7 @@ func (r *Ristretto) pass(overdue bool, each func(e *entry, now int64), after fun
 // List returns up to limit live bindings with keys greater than after, ordered by key. Start with
 // the zero Key and continue with the last key of a full page. It reads the whole store for every
 // page and is meant for administration.
-func (r *Ristretto) List(ctx context.Context, after Key, limit int) ([]Entry, error) {
+func (r *Bindings) List(ctx context.Context, after Key, limit int) ([]Entry, error) {
 	if r.closed.Load() {
 		return nil, ErrClosed
 	}
@@ -74,7 +74,7 @@ func (r *Ristretto) List(ctx context.Context, after Key, limit int) ([]Entry, er
 }
 
 // firstKeys returns the n first keys after one, in order. Only some more than n are kept and sorted.
-func (r *Ristretto) firstKeys(after Key, n int) (keys []Key) {
+func (r *Bindings) firstKeys(after Key, n int) (keys []Key) {
 	before := Key{} // of those that are kept; zero while these are fewer than n
 	first := func() {
 		slices.SortFunc(keys, compare)

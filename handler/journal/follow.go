@@ -41,7 +41,7 @@ type Sent struct {
 type Follower struct {
 	Scheduler *kvscore.Scheduler
 	// Sessions may be nil.
-	Sessions *affinity.Ristretto
+	Sessions *affinity.Bindings
 	// Worker returns the id here of the worker at an address, and false if it is none of the pool's.
 	Worker func(dial string) (id uint64, ok bool)
 	// Refuse says why a router with that head is not followed; nil if it is.

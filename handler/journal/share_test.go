@@ -96,7 +96,7 @@ type router struct {
 	*kvscore.Scheduler
 	*Sharer
 	journal  Journal
-	sessions *affinity.Ristretto
+	sessions *affinity.Bindings
 	end      context.CancelFunc
 	ended    chan struct{}
 	keys     Keys
@@ -107,7 +107,7 @@ var hosts = []kvscore.Target{{Worker: 1}, {Worker: 2}, {Worker: 3}}
 func startRouter(t *testing.T, m *memory, name string, blockSize int) *router {
 	t.Helper()
 	r := &router{Scheduler: kvscore.NewScheduler(kvscore.Settings{BlockSize: blockSize}), ended: make(chan struct{})}
-	store, err := affinity.NewRistretto(affinity.Options{Journal: &r.journal})
+	store, err := affinity.NewBindings(affinity.Options{Journal: &r.journal})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,7 +28,7 @@ func New(name string, s *Settings, closer func(*Pool) Closer) (*Pool, error) {
 	}
 	p.life, p.endLife = context.WithCancel(context.Background())
 	p.Closer = closer(p)
-	store, err := affinity.NewRistretto(affinity.Options{
+	store, err := affinity.NewBindings(affinity.Options{
 		MaxSessions: s.MaxSessions,
 		Journal:     &p.kept.journal,
 		OnExpire:    func(key affinity.Key, b affinity.Binding, why affinity.Reason) { p.Closer.Ended(key, &b.Want, why) },

@@ -18,14 +18,14 @@ const sessionTTL = 5 * time.Minute
 // session is bound where its first answer begins, stays there whatever the load, and
 // is forgotten some time after its last turn.
 type sessions struct {
-	store *affinity.Ristretto
+	store *affinity.Bindings
 	now   atomic.Int64 // virtual; the store's sweeper reads it, too
 }
 
 func newSessions(j affinity.Journal) (*sessions, error) {
 	s := new(sessions)
 	var err error
-	s.store, err = affinity.NewRistretto(affinity.Options{
+	s.store, err = affinity.NewBindings(affinity.Options{
 		Journal: j,
 		Clock:   func() time.Time { return epoch.Add(time.Duration(s.now.Load())) },
 	})

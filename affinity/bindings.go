@@ -18,7 +18,7 @@ const (
 	DefaultSweep       = 500 * time.Millisecond
 )
 
-// Options are the settings of [NewRistretto]. The zero value is usable.
+// Options are the settings of [NewBindings]. The zero value is usable.
 type Options struct {
 	// MaxSessions bounds the number of bindings. A binding takes less than 300 bytes, and
 	// the store a fixed part of about 1 MiB. Default: 1,000,000.
@@ -59,7 +59,7 @@ type Journal interface {
 	Unbound(key Key, v Version)
 }
 
-// Ristretto keeps the bindings of sessions in memory. Its methods are safe for concurrent use,
+// Bindings keeps the bindings of sessions in memory. Its methods are safe for concurrent use,
 // also during and after Close: then they return [ErrClosed].
 //
 // Every read sees the writes that returned before it. Writes are conditional on a version, so
@@ -69,7 +69,7 @@ type Journal interface {
 // It uses ristretto only as a concurrent map, and has its own deadlines, eviction and bounds.
 // Ristretto's admission prefers frequent to recent keys, drops writes under load, and may delete
 // a key during its renewal.
-type Ristretto struct {
+type Bindings struct {
 	cache   *ristretto.Cache[uint64, *entry]
 	clock   func() time.Time // nil stands for time.Now
 	journal Journal          // may be nil
@@ -89,9 +89,9 @@ type Ristretto struct {
 	swept     chan struct{}
 }
 
-// NewRistretto returns an empty store. The owner must Close it. The error says that
+// NewBindings returns an empty store. The owner must Close it. The error says that
 // ristretto refused its settings.
-func NewRistretto(o Options) (*Ristretto, error) {
+func NewBindings(o Options) (*Bindings, error) {
 	start := time.Now()
 	if o.Clock != nil {
 		start = o.Clock()
@@ -101,7 +101,7 @@ func NewRistretto(o Options) (*Ristretto, error) {
 	}
 	o.MaxSessions = limit(o.MaxSessions)
 
-	r := &Ristretto{
+	r := &Bindings{
 		clock:   o.Clock,
 		journal: o.Journal,
 		start:   start,
@@ -144,7 +144,7 @@ func limit(maxSessions int) int {
 }
 
 // now returns the nanoseconds since the store was made.
-func (r *Ristretto) now() int64 {
+func (r *Bindings) now() int64 {
 	if r.clock == nil {
 		return int64(time.Since(r.start)) // reads one clock; time.Now reads two
 	}
@@ -152,7 +152,7 @@ func (r *Ristretto) now() int64 {
 }
 
 // enter begins an operation, which must end with leave. It returns false if the store is closed.
-func (r *Ristretto) enter() bool {
+func (r *Bindings) enter() bool {
 	r.gate.RLock()
 	if r.closed.Load() {
 		r.gate.RUnlock()
@@ -161,21 +161,21 @@ func (r *Ristretto) enter() bool {
 	return true
 }
 
-func (r *Ristretto) leave() { r.gate.RUnlock() }
+func (r *Bindings) leave() { r.gate.RUnlock() }
 
 // Get returns the session's binding and restarts its time to live. It returns false for a session
 // that is unknown or expired.
-func (r *Ristretto) Get(_ context.Context, key Key) (Binding, bool, error) {
+func (r *Bindings) Get(_ context.Context, key Key) (Binding, bool, error) {
 	return r.read(&key, anyVersion, true)
 }
 
 // Peek returns the session's binding without extending its life.
-func (r *Ristretto) Peek(_ context.Context, key Key) (Binding, bool, error) {
+func (r *Bindings) Peek(_ context.Context, key Key) (Binding, bool, error) {
 	return r.read(&key, anyVersion, false)
 }
 
 // Touch restarts the binding's time to live if it has the version expect.
-func (r *Ristretto) Touch(_ context.Context, key Key, expect Version) (Binding, bool, error) {
+func (r *Bindings) Touch(_ context.Context, key Key, expect Version) (Binding, bool, error) {
 	b, ok, err := r.read(&key, expect, true)
 	if ok && r.journal != nil {
 		r.journal.Used(key)
@@ -187,7 +187,7 @@ func (r *Ristretto) Touch(_ context.Context, key Key, expect Version) (Binding, 
 const anyVersion Version = math.MaxUint64
 
 // read returns the session's binding. If it has the version, read slides it and returns true.
-func (r *Ristretto) read(key *Key, v Version, slide bool) (b Binding, ok bool, err error) {
+func (r *Bindings) read(key *Key, v Version, slide bool) (b Binding, ok bool, err error) {
 	if !r.enter() {
 		return Binding{}, false, ErrClosed
 	}
@@ -207,7 +207,7 @@ func (r *Ristretto) read(key *Key, v Version, slide bool) (b Binding, ok bool, e
 
 // Unbind ends the session's binding if it has the version expect, and returns it. OnExpire does
 // not get this end.
-func (r *Ristretto) Unbind(_ context.Context, key Key, expect Version) (b Binding, ok bool, err error) {
+func (r *Bindings) Unbind(_ context.Context, key Key, expect Version) (b Binding, ok bool, err error) {
 	b, ok, err = r.end(&key, func(e *entry) bool { return e.version == expect })
 	if ok && r.journal != nil {
 		r.journal.Unbound(key, expect)
@@ -217,7 +217,7 @@ func (r *Ristretto) Unbind(_ context.Context, key Key, expect Version) (b Bindin
 
 // end ends the session's binding without a report, if its entry is one that ends. It returns the
 // binding.
-func (r *Ristretto) end(key *Key, ends func(*entry) bool) (b Binding, ok bool, err error) {
+func (r *Bindings) end(key *Key, ends func(*entry) bool) (b Binding, ok bool, err error) {
 	if !r.enter() {
 		return Binding{}, false, ErrClosed
 	}
@@ -235,21 +235,21 @@ func (r *Ristretto) end(key *Key, ends func(*entry) bool) (b Binding, ok bool, e
 
 // Reported waits until OnExpire has got the ends that happened before. OnExpire must not call
 // it.
-func (r *Ristretto) Reported(ctx context.Context) { r.queue.flush(ctx) }
+func (r *Bindings) Reported(ctx context.Context) { r.queue.flush(ctx) }
 
 // Len returns the number of bindings. An expired one counts until its end is noticed.
-func (r *Ristretto) Len() int { return r.roster.size() }
+func (r *Bindings) Len() int { return r.roster.size() }
 
 // Ended returns how many bindings have Expired or were Evicted.
-func (r *Ristretto) Ended(why Reason) uint64 { return r.ends[why].Load() }
+func (r *Bindings) Ended(why Reason) uint64 { return r.ends[why].Load() }
 
 // Bytes estimates the memory of the bindings that Len counts.
-func (r *Ristretto) Bytes() int64 { return int64(r.Len()) * entryBytes }
+func (r *Bindings) Bytes() int64 { return int64(r.Len()) * entryBytes }
 
 // SetMaxSessions changes the bound of a store in use; zero or less stands for the default. It
 // evicts the bindings that no longer fit before it returns, each time the longest idle of
 // a random sample. After Close it does nothing.
-func (r *Ristretto) SetMaxSessions(maxSessions int) {
+func (r *Bindings) SetMaxSessions(maxSessions int) {
 	maxSessions = limit(maxSessions)
 	r.limitsMu.Lock()
 	defer r.limitsMu.Unlock()
@@ -275,7 +275,7 @@ func (r *Ristretto) SetMaxSessions(maxSessions int) {
 
 // Close ends the store and all bindings, without reporting them. It waits for current operations and the current OnExpire call,
 // so OnExpire must not call it.
-func (r *Ristretto) Close() error {
+func (r *Bindings) Close() error {
 	r.closeOnce.Do(func() {
 		r.gate.Lock()
 		r.closed.Store(true)
