@@ -120,7 +120,7 @@ func TestLearnedCapacityIsBounded(t *testing.T) {
 // TestWhatTeachesNoCapacity has an engine that reports nothing cached of a prompt that
 // the cache model has whole, for reasons that say nothing of its capacity.
 func TestWhatTeachesNoCapacity(t *testing.T) {
-	const told = 100_000
+	const declaredTokens = 100_000
 	for name, tc := range map[string]struct {
 		do   func(s *Scheduler, ts []Target, send func() *Lease, end func(l *Lease))
 		less bool
@@ -162,7 +162,7 @@ func TestWhatTeachesNoCapacity(t *testing.T) {
 		}, false},
 	} {
 		s, ts := declared(1)
-		s.Declare(ts[0], told)
+		s.Declare(ts[0], declaredTokens)
 		send := func() *Lease {
 			_, l := s.Select(epoch, prompt(upTo(1000)...), ts, 0, nil, &Selection{Rand: seeded(1)})
 			return l
@@ -173,8 +173,8 @@ func TestWhatTeachesNoCapacity(t *testing.T) {
 			l.Counted(Counts{Prompt: 16_000, CachedReported: true})
 			l.End(true, nil)
 		})
-		if got := capacity(s, ts[0]); (got < told) != tc.less || got > told {
-			t.Errorf("%s: capacity %v of %d declared", name, got, told)
+		if got := capacity(s, ts[0]); (got < declaredTokens) != tc.less || got > declaredTokens {
+			t.Errorf("%s: capacity %v of %d declared", name, got, declaredTokens)
 		}
 		idle(t, s, ts, epoch)
 	}

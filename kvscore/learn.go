@@ -38,13 +38,13 @@ func (s *Scheduler) observe(l *Lease, now time.Time) {
 		return
 	}
 	ld.errors.add(l.predicted, milliseconds(now.Sub(l.booked)))
-	first, since := l, l.began // of a prefill that settle has ended
+	first, since := l, l.began // of a prefill that endDue has ended
 	if q := &ld.awaiting; l.isAwaiting {
 		if first, since = q.leases[0], q.since; q.guessed || first != l && !first.streamed {
 			since = time.Time{} // the start of this prefill is unknown
 		}
 	}
-	if since.IsZero() || ld.context(s.settings.BlockSize) > fullMemory*float64(ld.capacity) || ld.foreign.isQueued(now) {
+	if since.IsZero() || ld.context(s.settings.BlockSize) > fullMemory*float64(ld.capacity) || ld.external.isQueued(now) {
 		ld.timing = nil
 		return
 	}

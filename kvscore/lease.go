@@ -30,7 +30,7 @@ type Lease struct {
 	blockSize int64
 	total     int64 // blocks of prompt and output so far, rounded up
 	streamed  bool
-	told      bool   // of another router
+	remote    bool   // of another router
 	leg       Leg    // as asked for
 	parted    bool   // it is a decode leg
 	lacks     int64  // tokens of the prompt
@@ -51,7 +51,7 @@ type Lease struct {
 	isAwaiting bool          // is in the load's awaiting
 	decodes    bool          // counts in the load's decoding
 	passed     bool          // a prefill that was booked later is over
-	began      time.Time     // start of a prefill that settle has ended; zero is unknown
+	began      time.Time     // start of a prefill that endDue has ended; zero is unknown
 	shown      showing       // by the answer
 	cached     int64         // prompt tokens that the cache model held
 	knowledge  Knowledge     // where cached comes from
@@ -231,8 +231,8 @@ func (s *Scheduler) end(l *Lease, computed bool, answer *Answer) bool {
 	if l.decodes {
 		ld.decoding -= l.tokens
 	}
-	if l.told {
-		ld.told--
+	if l.remote {
+		ld.remote--
 	}
 	ld.output -= l.output
 	ld.faded -= l.faded
@@ -241,7 +241,7 @@ func (s *Scheduler) end(l *Lease, computed bool, answer *Answer) bool {
 	if ld.requests == 0 {
 		ld.unshared, ld.untracked, ld.faded = 0, 0, 0 // rounding errors
 	}
-	if l.shown > showsEnd && !l.told {
+	if l.shown > showsEnd && !l.remote {
 		ld.answers.add(l)
 	}
 	kept := l.ticket.End(computed, answer, l.counts)

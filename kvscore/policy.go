@@ -162,12 +162,12 @@ type Candidate struct {
 	// SharedBlocks are the leading RequestBlocks that an active request on the target also
 	// uses.
 	SharedBlocks float64 `json:"shared_blocks"`
-	// Requests is the number of active requests. Foreign are those of them that other clients
+	// Requests is the number of active requests. External are those of them that other clients
 	// than the router have, as the engine reports.
 	Requests int `json:"requests"`
-	Foreign  int `json:"other_clients_requests"`
-	// Told are those of Requests that other routers have sent.
-	Told int `json:"other_routers_requests"`
+	External int `json:"other_clients_requests"`
+	// Remote are those of Requests that other routers have sent.
+	Remote int `json:"other_routers_requests"`
 	// Others says that another router prefers the target.
 	Others bool `json:"-"`
 	// Unknown says that the scheduler does not know the target. The terms of its load are

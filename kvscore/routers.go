@@ -58,12 +58,12 @@ func (s *Scheduler) divide() {
 }
 
 // count counts a new lease, of this router or of another one.
-func (r *routers) count(now time.Time, told bool) {
+func (r *routers) count(now time.Time, remote bool) {
 	if r.n < 2 {
 		return
 	}
 	near := now.Sub(r.at) <= unseenTime
-	if told {
+	if remote {
 		if near {
 			r.met += r.own
 		}

@@ -27,10 +27,10 @@ func TestRoutersShareTargets(t *testing.T) {
 			now := epoch.Add(time.Duration(m) * time.Minute)
 			var chosen []int
 			var leases []*Lease
-			book := func(router, at, of int, told bool) int {
+			book := func(router, at, of int, remote bool) int {
 				r := prompt(2*m+uint64(of), 7) //nolint:gosec // small
-				r.Told = told
-				if told {
+				r.Remote = remote
+				if remote {
 					now = now.Add(5 * time.Millisecond)
 				}
 				at, l := routers[router].Select(now, r, among, at, p, sel)

@@ -41,8 +41,8 @@ type Request struct {
 	Apart Apart
 	// Ways say how the targets can serve the request, by position. Nil stands for EitherWay.
 	Ways []Way
-	// Told says that another router has sent the request. The journal is not told of it again.
-	Told bool
+	// Remote says that another router has sent the request. The journal is not told of it again.
+	Remote bool
 	// Priority is the client's wish: above 0, the request's own time weighs more; below 0,
 	// less.
 	Priority int
@@ -80,7 +80,7 @@ func (s *Scheduler) SelectAmong(now time.Time, r *Request, among []TargetRef, bo
 	}
 	s.lookUp(now, r, sel)
 	bound, l := s.selectAmong(now, r, among, bound, p, sel)
-	if s.journal != nil && !r.Told {
+	if s.journal != nil && !r.Remote {
 		leg := r.Leg
 		if l.parted {
 			leg = LegDecode
@@ -185,7 +185,7 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 // fill sets the terms of a candidate from its target's load. The lock is held.
 func (s *Scheduler) fill(now time.Time, ld *load, c *Candidate, sel *Selection) {
 	if len(ld.due) > 0 {
-		ld.settle(now)
+		ld.endDue(now)
 	}
 	if sel.view.Any(ld.slot) {
 		o := sel.view.Of(ld.slot)
@@ -198,10 +198,10 @@ func (s *Scheduler) fill(now time.Time, ld *load, c *Candidate, sel *Selection) 
 	}
 	c.UnsharedBlocks = ld.unshared
 	c.OutputBlocks = max(0, float64(ld.output)-ld.faded)
-	c.Requests, c.Told, c.Others = ld.requests, ld.told, ld.others
+	c.Requests, c.Remote, c.Others = ld.requests, ld.remote, ld.others
 	s.predict(now, ld, c, sel)
-	if ld.foreign != nil {
-		s.addForeign(now, ld, c)
+	if ld.external != nil {
+		s.addExternal(now, ld, c)
 	}
 }
 
@@ -263,7 +263,7 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 	}
 	l := &Lease{
 		scheduler: s, load: ld, booked: now, estimate: r.Tokens - r.OtherTokens, tokens: tokens,
-		blockSize: int64(s.settings.BlockSize), streamed: r.Streamed, told: r.Told, expected: r.ExpectedTokens,
+		blockSize: int64(s.settings.BlockSize), streamed: r.Streamed, remote: r.Remote, expected: r.ExpectedTokens,
 		prefill: prefill, unshared: c.RequestBlocks,
 		work: workOf(prefill, c.OverlapTokens), cached: c.OverlapTokens, knowledge: c.Knowledge,
 		inFlight: c.SharedBlocks > 0, queued: len(ld.awaiting.leases) > 0, predicted: c.TTFT(), added: time,
@@ -280,7 +280,7 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 	}
 	l.total = blocksOf(l.tokens, l.blockSize)
 	if !c.Parted {
-		s.routers.count(now, r.Told)
+		s.routers.count(now, r.Remote)
 		s.traffic.booked(now, prefill)
 		ld.recent.add(now, time)
 	}
@@ -300,8 +300,8 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 func (s *Scheduler) addLoad(l *Lease, now time.Time) {
 	ld := l.load
 	ld.requests++
-	if l.told {
-		ld.told++
+	if l.remote {
+		ld.remote++
 	}
 	ld.unshared += l.unshared
 	ld.untracked += l.untracked

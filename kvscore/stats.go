@@ -62,11 +62,11 @@ type Load struct {
 	// Knowledge says whether requests of token ids use the engine's events.
 	Knowledge Knowledge `json:"-"`
 	// Engine is the load that the engine reported at EngineAt, which is zero if that is too
-	// long ago. Foreign is the number of requests of other clients in it. Booked does not
+	// long ago. External is the number of requests of other clients in it. Booked does not
 	// include them.
 	Engine   EngineLoad `json:"-"`
 	EngineAt time.Time  `json:"-"`
-	Foreign  int        `json:"-"`
+	External int        `json:"-"`
 	// Errors is the share of errors and empty answers in the last ones, those by clients' mistakes
 	// too.
 	Errors float64 `json:"-"`
@@ -78,8 +78,8 @@ func (l *Load) ErrorsApart() bool { return l.Outlier && l.Errors > mostly }
 // Booked is what leases have booked on a target.
 type Booked struct {
 	Requests int `json:"requests"`
-	// Told are those of Requests that other routers have sent.
-	Told          int   `json:"other_routers_requests,omitzero"`
+	// Remote are those of Requests that other routers have sent.
+	Remote        int   `json:"other_routers_requests,omitzero"`
 	PrefillTokens int64 `json:"prefill_tokens"`
 	// PromptBlocks counts shared blocks once, if the cache model has room to track them.
 	PromptBlocks float64 `json:"prompt_blocks"`
@@ -129,13 +129,13 @@ func (s *Scheduler) Load(now time.Time, t Target) (Load, bool) {
 	if ld == nil {
 		return Load{Target: t}, false
 	}
-	ld.settle(now)
+	ld.endDue(now)
 	median, p90, n := ld.errors.quantiles()
 	slowness := ld.speed.factor(now)
 	l := Load{
 		Target: t,
 		Booked: Booked{
-			Requests: ld.requests, Told: ld.told, PrefillTokens: ld.prefill,
+			Requests: ld.requests, Remote: ld.remote, PrefillTokens: ld.prefill,
 			PromptBlocks: ld.promptBlocks(s.settings.BlockSize), OutputBlocks: ld.output,
 			Outlier: now.Sub(ld.answers.found) < outlierShown,
 		},
@@ -151,8 +151,8 @@ func (s *Scheduler) Load(now time.Time, t Target) (Load, bool) {
 	if ld.timings > 0 {
 		l.Slowness, l.LastTiming = slowness, now.Sub(ld.lastTiming).Seconds()
 	}
-	if f := ld.foreign; f.counts(now) {
-		l.Engine, l.EngineAt, l.Foreign = f.reported, f.at, f.rest.requests
+	if f := ld.external; f.counts(now) {
+		l.Engine, l.EngineAt, l.External = f.reported, f.at, f.rest.requests
 	}
 	return l, true
 }

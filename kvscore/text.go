@@ -20,9 +20,9 @@ func TextKind(block []byte) uint8 {
 	}
 	a, b := binary.LittleEndian.Uint64(block), binary.LittleEndian.Uint64(block[len(block)>>1:])
 	// Bytes of one sample use the bits between those of the other.
-	foreign := bits.OnesCount64(a&highs>>1 | b&highs)
+	external := bits.OnesCount64(a&highs>>1 | b&highs)
 	letters := bits.OnesCount64(letters(a)>>1 | letters(b))
-	return kindTable[(foreign<<5|letters)&(len(kindTable)-1)]
+	return kindTable[(external<<5|letters)&(len(kindTable)-1)]
 }
 
 const (
@@ -36,7 +36,7 @@ func letters(w uint64) uint64 {
 	return (low + 0x1F*ones) &^ (low + 0x05*ones) &^ w & highs
 }
 
-// kindTable has the kinds by the number of foreign bytes and letters in the samples.
+// kindTable has the kinds by the number of external bytes and letters in the samples.
 var kindTable = func() (of [1024]uint8) {
 	level := func(n int, from ...int) (level uint8) {
 		for _, least := range from {
@@ -46,9 +46,9 @@ var kindTable = func() (of [1024]uint8) {
 		}
 		return level
 	}
-	for foreign := range 17 {
-		for letters := range 17 - foreign {
-			of[foreign<<5|letters] = level(foreign, 2, 6, 11)<<3 | level(16-foreign-letters, 1, 2, 3, 4, 6, 8, 10)
+	for external := range 17 {
+		for letters := range 17 - external {
+			of[external<<5|letters] = level(external, 2, 6, 11)<<3 | level(16-external-letters, 1, 2, 3, 4, 6, 8, 10)
 		}
 	}
 	return of

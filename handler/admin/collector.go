@@ -62,7 +62,7 @@ var (
 	descContrary = workerDesc("worker_contradictions", "Settings of the worker that its engine contradicts.")
 
 	descRequests = rankDesc("worker_requests", "Requests under way on the worker's rank.")
-	descTold     = rankDesc("worker_other_routers_requests", "Of worker_requests, those of other routers.")
+	descRemote   = rankDesc("worker_other_routers_requests", "Of worker_requests, those of other routers.")
 	descReported = rankDesc("worker_engine_requests",
 		"Requests that the engine reports of the worker's rank: running or waiting. Absent if it has not "+
 			"reported them lately.", "state")
@@ -223,7 +223,7 @@ func collectWorker(to sink, p *pool.Pool, w *pool.Worker, t time.Time, proxy map
 
 func collectRank(to sink, l *kvscore.Load, known bool) {
 	to.gauge(descRequests, float64(l.Requests))
-	to.gauge(descTold, float64(l.Told))
+	to.gauge(descRemote, float64(l.Remote))
 	to.gauge(descPrefill, float64(l.PrefillTokens))
 	to.gauge(descBlocks, l.PromptBlocks+float64(l.OutputBlocks))
 	to.gauge(descCached, float64(l.CachedTokens))

@@ -86,7 +86,7 @@ func viewEngineLoad(t time.Time, l *kvscore.Load) *engineLoadView {
 	if l.EngineAt.IsZero() {
 		return nil
 	}
-	v := &engineLoadView{EngineLoad: l.Engine, Foreign: l.Foreign, Age: t.Sub(l.EngineAt).Seconds()}
+	v := &engineLoadView{EngineLoad: l.Engine, Foreign: l.External, Age: t.Sub(l.EngineAt).Seconds()}
 	if l.Engine.WaitingTokens >= 0 {
 		v.WaitingTokens = &l.Engine.WaitingTokens
 	}

@@ -219,9 +219,9 @@ func TestRoutersKnowWhatOthersDo(t *testing.T) {
 	l := a.book(hosts[1], prompt[:200])
 	eventually(t, "no booking", func() bool {
 		load := b.running(hosts[1])
-		return load.Requests == 1 && load.Told == 1 && load.PrefillTokens == 3200 && load.PromptBlocks > 199
+		return load.Requests == 1 && load.Remote == 1 && load.PrefillTokens == 3200 && load.PromptBlocks > 199
 	})
-	if own := a.running(hosts[1]); own.Told != 0 || own.Requests != 1 {
+	if own := a.running(hosts[1]); own.Remote != 0 || own.Requests != 1 {
 		t.Errorf("its own request came back: %+v", own)
 	}
 	time.Sleep(50 * time.Millisecond)
@@ -262,7 +262,7 @@ func TestRoutersKnowWhatOthersDo(t *testing.T) {
 		_, ok, _ = c.sessions.Peek(t.Context(), key)
 		return ok
 	})
-	eventually(t, "nor what is under way", func() bool { return c.running(hosts[0]).Told == 1 })
+	eventually(t, "nor what is under way", func() bool { return c.running(hosts[0]).Remote == 1 })
 	if _, ok, err = c.sessions.Bind(t.Context(), key, bound.Version, affinity.Want{Target: hosts[0], TTL: time.Minute}); !ok || err != nil {
 		t.Fatal("it cannot move the session", err)
 	}

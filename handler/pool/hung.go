@@ -36,9 +36,9 @@ const (
 	hungChecks = 3
 	// hungAfter is the least silence of a hung worker.
 	hungAfter = 15 * time.Second
-	// quietTimes is how many times longer a worker that answers the router's own questions may be
-	// silent in the middle of streams if other workers do nothing else either. It is also how
-	// many times longer streams that cannot move wait for a hung worker.
+	// quietTimes is how many times longer a worker may be silent in the middle of streams if it
+	// answers the router's own questions, and no other worker makes tokens. Streams that cannot
+	// move wait for a hung worker by as many times longer.
 	quietTimes = 4
 	// hungPrefills is how many times the predicted time a first token may take.
 	hungPrefills = 4
@@ -93,9 +93,9 @@ func (h *hungWatch) check(t time.Time) {
 }
 
 // isTooLong returns whether a worker's silence is longer than its work explains, while
-// another worker made progress. There may be no other work. Then another worker's answer to a
-// question of the router's own is progress, if this worker does not answer these either, or
-// its streams stall for much longer: a server may answer while its engine's core hangs.
+// another worker made progress. If there is no other work, that is another worker's answer to a
+// question of the router's own. This worker must then answer none itself, or its streams must
+// stall for much longer: a server may answer while its engine's core hangs.
 func (h *hungWatch) isTooLong(t time.Time, s *worker.Silence, w *Worker, all []*Worker) bool {
 	silent := t.Sub(s.Since)
 	if silent < hungAfter {

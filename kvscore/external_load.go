@@ -13,17 +13,17 @@ type EngineLoad struct {
 	WaitingTokens int64 `json:"-"`
 }
 
-// foreignTime is how long a report counts. After that, the load of other clients is unknown,
+// externalTime is how long a report counts. After that, the load of other clients is unknown,
 // and there is no correction.
-const foreignTime = 3 * time.Second
+const externalTime = 3 * time.Second
 
-// foreign is the load that other clients cause on a target: a second router, or users who ask
+// external is the load that other clients cause on a target: a second router, or users who ask
 // the engine directly.
 //
-// A lease is the only way to add load of the router's own, and that stays so. foreign is what
+// A lease is the only way to add load of the router's own, and that stays so. external is what
 // is left of an engine's report after the leases. It changes no lease and no sum of leases.
 // Each report replaces it, and without reports it ends by itself.
-type foreign struct {
+type external struct {
 	reported   EngineLoad
 	at         time.Time
 	last, rest remainder // of the last report, and the smaller of the last two
@@ -49,16 +49,16 @@ func (s *Scheduler) ReportLoad(now time.Time, t Target, l EngineLoad) {
 	if ld == nil {
 		return
 	}
-	ld.settle(now)
+	ld.endDue(now)
 	r := remainder{requests: max(0, l.Running+l.Waiting-ld.requests), tokens: -1}
 	r.waiting = min(r.requests, max(0, l.Waiting-len(ld.awaiting.leases)))
 	if l.WaitingTokens >= 0 {
 		r.tokens = max(0, l.WaitingTokens-ld.prefill)
 	}
-	before := ld.foreign
-	ld.foreign = &foreign{reported: l, at: now, last: r, rest: r}
+	before := ld.external
+	ld.external = &external{reported: l, at: now, last: r, rest: r}
 	if before.counts(now) {
-		ld.foreign.rest = before.last.least(r)
+		ld.external.rest = before.last.least(r)
 	}
 }
 
@@ -68,20 +68,20 @@ func (r remainder) least(o remainder) remainder {
 }
 
 // counts returns whether there is a report that is not too old.
-func (f *foreign) counts(now time.Time) bool { return f != nil && now.Sub(f.at) <= foreignTime }
+func (f *external) counts(now time.Time) bool { return f != nil && now.Sub(f.at) <= externalTime }
 
 // isQueued returns whether requests of other clients wait in the engine's queue, as far as known.
-func (f *foreign) isQueued(now time.Time) bool { return f.counts(now) && f.rest.waiting > 0 }
+func (f *external) isQueued(now time.Time) bool { return f.counts(now) && f.rest.waiting > 0 }
 
-// addForeign adds the load of other clients to a candidate. Where the engine does not report
+// addExternal adds the load of other clients to a candidate. Where the engine does not report
 // the tokens of waiting requests, each has as many as the mean of recent requests. The lock is
 // held.
-func (s *Scheduler) addForeign(now time.Time, ld *load, c *Candidate) {
-	if !ld.foreign.counts(now) {
+func (s *Scheduler) addExternal(now time.Time, ld *load, c *Candidate) {
+	if !ld.external.counts(now) {
 		return
 	}
-	r := &ld.foreign.rest
-	c.Foreign = r.requests
+	r := &ld.external.rest
+	c.External = r.requests
 	c.Requests += r.requests
 	c.Awaiting += r.waiting
 	if r.waiting == 0 {

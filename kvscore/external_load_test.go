@@ -27,7 +27,7 @@ func TestOtherClientsLoadIsWhatLeasesLeave(t *testing.T) {
 		name     string
 		reported EngineLoad
 		requests int // of all clients
-		foreign  int
+		external int
 		awaiting int
 		tokens   int64
 	}{
@@ -42,11 +42,11 @@ func TestOtherClientsLoadIsWhatLeasesLeave(t *testing.T) {
 		s.ReportLoad(epoch, ts[0], tc.reported)
 		s.ReportLoad(epoch, ts[0], tc.reported)
 		c := s.look(epoch, prompt(distinct(99, 10)...), ts[0])
-		if c.Requests != tc.requests || c.Foreign != tc.foreign || c.Awaiting != tc.awaiting || c.PrefillTokens != tc.tokens {
-			t.Errorf("%s: %d requests, %d of others, %d await their prefill of %d tokens; want %+v", tc.name, c.Requests, c.Foreign, c.Awaiting, c.PrefillTokens, tc)
+		if c.Requests != tc.requests || c.External != tc.external || c.Awaiting != tc.awaiting || c.PrefillTokens != tc.tokens {
+			t.Errorf("%s: %d requests, %d of others, %d await their prefill of %d tokens; want %+v", tc.name, c.Requests, c.External, c.Awaiting, c.PrefillTokens, tc)
 		}
 		l, _ := s.Load(epoch, ts[0])
-		if l.Requests != 3 || l.PrefillTokens != 3200 || l.Engine != tc.reported || l.Foreign != tc.foreign || !l.EngineAt.Equal(epoch) {
+		if l.Requests != 3 || l.PrefillTokens != 3200 || l.Engine != tc.reported || l.External != tc.external || !l.EngineAt.Equal(epoch) {
 			t.Errorf("%s: the load is %+v", tc.name, l)
 		}
 	}
@@ -86,11 +86,11 @@ func TestReportsGrowOld(t *testing.T) {
 		t.Errorf("a report of an unknown target counts: %d requests", c.Requests)
 	}
 	s.ReportLoad(epoch, ts[0], EngineLoad{Running: 5, WaitingTokens: -1})
-	for age, want := range map[time.Duration]int{0: 5, foreignTime: 5, foreignTime + 1: 0} {
-		if c := s.look(epoch.Add(age), r, ts[0]); c.Requests != want || c.Foreign != want {
+	for age, want := range map[time.Duration]int{0: 5, externalTime: 5, externalTime + 1: 0} {
+		if c := s.look(epoch.Add(age), r, ts[0]); c.Requests != want || c.External != want {
 			t.Errorf("after %v: %d requests, want %d", age, c.Requests, want)
 		}
-		if l, _ := s.Load(epoch.Add(age), ts[0]); l.Foreign != want || l.EngineAt.IsZero() != (want == 0) {
+		if l, _ := s.Load(epoch.Add(age), ts[0]); l.External != want || l.EngineAt.IsZero() != (want == 0) {
 			t.Errorf("after %v: the load is %+v", age, l)
 		}
 	}
