@@ -2,6 +2,7 @@ package nvext
 
 import (
 	"cmp"
+	"encoding/json"
 	"strings"
 	"time"
 
@@ -62,6 +63,16 @@ func (o Options) clamp(seconds uint64) time.Duration {
 type Opt[T any] struct {
 	Value T
 	Set   bool
+}
+
+// UnmarshalJSON reads the value. Null is no value. After an error, o is as before.
+func (o *Opt[T]) UnmarshalJSON(b []byte) error {
+	var v *T
+	if err := json.Unmarshal(b, &v); err != nil || v == nil {
+		return cmp.Or(err, ErrMalformed)
+	}
+	*o = Some(*v)
+	return nil
 }
 
 // Some returns a value that is present.

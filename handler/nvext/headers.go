@@ -5,8 +5,6 @@ import (
 	"encoding/hex"
 	"slices"
 	"strings"
-
-	"github.com/tidwall/gjson"
 )
 
 // HeaderSession is Dynamo's header for the session of a request.
@@ -93,7 +91,7 @@ var headers = []header{
 
 // setNumber sets a number as the body's field of the same place has it.
 func setNumber(value string, to any) bool {
-	return set(gjson.Result{Type: gjson.Number, Raw: value}, to) == nil
+	return set([]byte(value), to) == nil
 }
 
 // ApplyHeaders replaces fields of the body by what the headers say. get returns

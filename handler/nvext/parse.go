@@ -1,15 +1,14 @@
 package nvext
 
 import (
+	"encoding/json"
 	"errors"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
-	"github.com/tidwall/gjson"
 )
 
 // ErrMalformed says that an nvext is not valid JSON, or nests deeper than
@@ -28,7 +27,7 @@ func Parse(raw []byte, o Options) (Ext, error) {
 	if i == len(raw) || raw[i] != '{' {
 		v, ok := rawjson.ValueAt(raw, i)
 		switch {
-		case !ok || !gjson.ValidBytes(raw):
+		case !ok || !json.Valid(raw):
 			return Ext{}, ErrMalformed
 		case v.IsNull(raw):
 			return Ext{}, nil
@@ -65,11 +64,11 @@ type parser struct {
 // object reads the fields of the object at raw[i] in the table's order. It returns the
 // index behind the object, 0 for malformed JSON, of which it reads no field.
 func (p *parser) object(fields []field, i int) (unknown *fieldError, end int) {
-	var last [maxFields]gjson.Result
+	var last [maxFields]rawjson.Span
 	c := rawjson.Enter(p.raw, i)
 	for c.Next() {
 		name := c.Name()
-		ok := p.checked || gjson.Valid(rawjson.View(p.raw[c.KeyAt:c.KeyEnd]))
+		ok := p.checked || json.Valid(p.raw[c.KeyAt:c.KeyEnd])
 		v, valid := p.value(&c, name)
 		if !ok || !valid {
 			return nil, 0
@@ -95,33 +94,32 @@ func (p *parser) object(fields []field, i int) (unknown *fieldError, end int) {
 
 // value passes the value of a field. It is not ok if the value is malformed. Token ids
 // may be most of a body, so one pass checks and counts them.
-func (p *parser) value(c *rawjson.Cursor, name string) (v gjson.Result, ok bool) {
-	at := c.At
+func (p *parser) value(c *rawjson.Cursor, name string) (v rawjson.Span, ok bool) {
 	if name == "token_data" {
-		n, end := scanTokens(p.raw, at)
+		n, end := scanTokens(p.raw, c.At)
 		if p.ids = n; end > 0 {
+			v = rawjson.Span{Start: c.At, End: end}
 			c.At = end
-			return gjson.Result{Type: gjson.JSON, Raw: rawjson.View(p.raw[at:end]), Index: at}, true
+			return v, true
 		}
 		p.ids = -1
 	}
-	raw := rawjson.View(c.Value().Of(p.raw)) // which bounds the nesting: gjson recurses
-	v = gjson.Parse(raw)
-	v.Index = at
-	return v, len(raw) > 0 && (p.checked || gjson.Valid(raw))
+	v = c.Value()
+	return v, v.Len() > 0 && (p.checked || json.Valid(v.Of(p.raw)))
 }
 
-// read reads the value of a field, which is Null if the object lacks the field.
-func (p *parser) read(f *field, v gjson.Result) *fieldError {
+// read reads the value of a field, which is absent if the object lacks the field.
+func (p *parser) read(f *field, v rawjson.Span) *fieldError {
 	switch {
-	case v.Type == gjson.Null && f.required:
-		return expected("a string")
-	case v.Type == gjson.Null:
+	case v.Len() == 0 || v.IsNull(p.raw):
+		if f.required {
+			return expected("a string")
+		}
 		return nil
-	case f.in != nil && !v.IsObject():
+	case f.in != nil && v.First(p.raw) != '{':
 		return expected("an object")
 	case f.in != nil:
-		if w, _ := p.object(f.in, v.Index); w != nil {
+		if w, _ := p.object(f.in, v.Start); w != nil {
 			return w
 		}
 	}
@@ -129,7 +127,7 @@ func (p *parser) read(f *field, v gjson.Result) *fieldError {
 	case f.read != nil:
 		return f.read(p, v)
 	case f.to != nil:
-		return set(v, f.to(&p.ext))
+		return set(v.Of(p.raw), f.to(&p.ext))
 	}
 	return nil
 }
@@ -162,109 +160,81 @@ func shown(s string) string {
 }
 
 // reader reads the value of a field into a parser's ext.
-type reader func(p *parser, v gjson.Result) *fieldError
+type reader func(p *parser, v rawjson.Span) *fieldError
+
+const anyUint64 = "an integer from 0 to 18446744073709551615"
 
 // set reads a plain value: a boolean, a number, or a text of at most MaxText.
-func set(v gjson.Result, to any) (w *fieldError) {
+func set(raw []byte, to any) (w *fieldError) {
+	var want string
 	switch to := to.(type) {
-	case *Opt[bool]:
-		to.Value, w = v.Bool(), isBool(v)
-		to.Set = true
-	case **bool:
-		*to, w = new(v.Bool()), isBool(v)
-	case *Opt[uint64]:
-		return whole(v, 0, math.MaxUint64, to)
-	case *Opt[uint32]:
-		return whole(v, 0, math.MaxUint32, to)
-	case *Opt[int32]:
-		return whole(v, math.MinInt32, math.MaxInt32, to)
-	case *Opt[float64]:
-		to.Value, w = number(v, -math.MaxFloat64, "a finite number")
-		to.Set = true
-	case **float64:
-		n, w := number(v, 0, "a finite number that is not negative")
-		*to = new(min(n, maxOverride))
-		return w
 	case *string:
-		*to, w = str(v, MaxText)
+		*to, w = text(raw, MaxText)
+		return w
+	case *Opt[bool], **bool:
+		want = "a boolean"
+	case *Opt[uint64]:
+		want = anyUint64
+	case *Opt[uint32]:
+		want = "an integer from 0 to 4294967295"
+	case *Opt[int32]:
+		want = "an integer from -2147483648 to 2147483647"
+	case *Opt[float64]:
+		want = "a finite number"
+	case **float64:
+		want = "a finite number that is not negative"
 	}
-	return w
-}
-
-func isBool(v gjson.Result) *fieldError {
-	if !v.IsBool() {
-		return expected("a boolean")
+	if json.Unmarshal(raw, to) != nil {
+		return expected(want)
+	}
+	if n, ok := to.(**float64); ok {
+		if **n < 0 {
+			return expected(want)
+		}
+		**n = min(**n, maxOverride)
 	}
 	return nil
 }
 
-// whole reads an integer from least to most.
-func whole[T uint64 | uint32 | int32](v gjson.Result, least int64, most uint64, to *Opt[T]) *fieldError {
-	n, ok := integer(v, least, most)
-	if !ok {
-		return expected("an integer from " + strconv.FormatInt(least, 10) + " to " + strconv.FormatUint(most, 10))
-	}
-	*to = Some(T(n))
-	return nil
-}
-
-// integer returns a number without a point or an exponent. It is not ok if the
-// value is something else, or out of range. A negative one is its complement.
-func integer(v gjson.Result, least int64, most uint64) (n uint64, ok bool) {
-	if v.Type != gjson.Number {
-		return 0, false
-	}
-	if n, err := strconv.ParseInt(v.Raw, 10, 64); err == nil && n < 0 {
-		return uint64(n), n >= least
-	}
-	n, err := strconv.ParseUint(v.Raw, 10, 64)
-	return n, err == nil && n <= most
-}
-
-// number reads a number from least on.
-func number(v gjson.Result, least float64, want string) (float64, *fieldError) {
-	n, err := strconv.ParseFloat(v.Raw, 64)
-	if v.Type != gjson.Number || err != nil || n < least {
-		return 0, expected(want)
-	}
-	return n, nil
-}
-
-// str reads a text of at most so many bytes.
-func str(v gjson.Result, most int) (string, *fieldError) {
-	switch {
-	case v.Type != gjson.String:
+// text returns a string of at most so many bytes. It keeps what is not UTF-8, so that different
+// texts stay different.
+func text(raw []byte, most int) (string, *fieldError) {
+	whole := rawjson.Span{End: len(raw)}
+	if whole.First(raw) != '"' {
 		return "", expected("a string")
-	case len(v.Str) > most:
+	}
+	s := whole.Text(raw)
+	if len(s) > most {
 		return "", expected("a string of at most " + strconv.Itoa(most) + " bytes")
 	}
-	return strings.Clone(v.Str), nil
+	return strings.Clone(s), nil
 }
 
 // list calls each for every element of a list of at most so many.
-func list(v gjson.Result, most int, of string, each func(v gjson.Result) *fieldError) (w *fieldError) {
+func (p *parser) list(v rawjson.Span, most int, of string, each func(raw []byte) *fieldError) *fieldError {
 	want := "an array of at most " + strconv.Itoa(most) + " " + of
-	if !v.IsArray() {
+	if v.First(p.raw) != '[' {
 		return expected(want)
 	}
 	n := 0
-	v.ForEach(func(_, v gjson.Result) bool {
+	for e := range v.Elements(p.raw) {
 		if n == most {
-			w = expected(want)
-		} else if w = each(v); w != nil {
+			return expected(want)
+		}
+		if w := each(e.Of(p.raw)); w != nil {
 			w.field = "[" + strconv.Itoa(n) + "]"
+			return w
 		}
 		n++
-		return w == nil
-	})
-	return w
+	}
+	return nil
 }
 
 // words reads a list of texts of at most MaxName, of which the parser keeps none.
 func words(each func(e *Ext, name string)) reader {
-	return func(p *parser, v gjson.Result) *fieldError {
-		return list(v, MaxList, "strings", func(v gjson.Result) *fieldError {
-			name, w := str(v, MaxName)
+	return func(p *parser, v rawjson.Span) *fieldError {
+		return p.list(v, MaxList, "strings", func(raw []byte) *fieldError {
+			name, w := text(raw, MaxName)
 			if w == nil {
 				each(&p.ext, name)
 			}
@@ -274,12 +244,12 @@ func words(each func(e *Ext, name string)) reader {
 }
 
 // workers reads allowed_worker_ids.
-func workers(p *parser, v gjson.Result) *fieldError {
+func workers(p *parser, v rawjson.Span) *fieldError {
 	p.ext.AllowedWorkerIDs = []uint64{}
-	return list(v, MaxWorkers, "integers", func(v gjson.Result) *fieldError {
-		id, ok := integer(v, 0, math.MaxUint64)
-		if !ok {
-			return expected("an integer from 0 to 18446744073709551615")
+	return p.list(v, MaxWorkers, "integers", func(raw []byte) *fieldError {
+		id, err := strconv.ParseUint(rawjson.View(raw), 10, 64)
+		if err != nil {
+			return expected(anyUint64)
 		}
 		p.ext.AllowedWorkerIDs = append(p.ext.AllowedWorkerIDs, id)
 		return nil
@@ -287,17 +257,17 @@ func workers(p *parser, v gjson.Result) *fieldError {
 }
 
 // tokenData judges the token_data that value has passed.
-func tokenData(p *parser, v gjson.Result) *fieldError {
+func tokenData(p *parser, v rawjson.Span) *fieldError {
 	if p.ids < 0 || p.ids > MaxTokens {
 		return expected("an array of at most 16777216 integers from 0 to 4294967295")
 	}
-	p.ext.TokenCount, p.ext.TokenSpan = p.ids, rawjson.Span{Start: v.Index, End: v.Index + len(v.Raw)}
+	p.ext.TokenCount, p.ext.TokenSpan = p.ids, v
 	return nil
 }
 
-func action(p *parser, v gjson.Result) *fieldError {
+func action(p *parser, v rawjson.Span) *fieldError {
 	for _, a := range []Action{ActionOpen, ActionBind, ActionClose} {
-		if v.Type == gjson.String && v.Str == a.String() {
+		if v.Text(p.raw) == a.String() {
 			p.ext.SessionControl.Action = a
 			return nil
 		}
@@ -305,18 +275,16 @@ func action(p *parser, v gjson.Result) *fieldError {
 	return expected(`"open", "bind" or "close"`)
 }
 
-func timeout(p *parser, v gjson.Result) *fieldError {
-	n, ok := integer(v, 0, math.MaxUint64)
-	if !ok {
-		return expected("an integer from 0 to 18446744073709551615")
-	}
-	p.ext.SessionControl.Timeout, p.ext.SessionControl.Timed = p.opt.clamp(n), true
-	return nil
+func timeout(p *parser, v rawjson.Span) *fieldError {
+	var n Opt[uint64]
+	w := set(v.Of(p.raw), &n)
+	p.ext.SessionControl.Timeout, p.ext.SessionControl.Timed = p.opt.clamp(n.Value), true
+	return w
 }
 
 // sessionControl completes session_control. An empty session_id means that the
 // request has no session, so there can be no action.
-func sessionControl(p *parser, _ gjson.Result) *fieldError {
+func sessionControl(p *parser, _ rawjson.Span) *fieldError {
 	c := &p.ext.SessionControl
 	switch {
 	case c.SessionID == "" && c.Action != ActionNone:
@@ -329,24 +297,25 @@ func sessionControl(p *parser, _ gjson.Result) *fieldError {
 	return nil
 }
 
-func sessionParams(p *parser, v gjson.Result) *fieldError {
-	p.ext.SessionParams.Span = rawjson.Span{Start: v.Index, End: v.Index + len(v.Raw)}
+func sessionParams(p *parser, v rawjson.Span) *fieldError {
+	p.ext.SessionParams.Span = v
 	return nil
 }
 
-func cacheType(_ *parser, v gjson.Result) *fieldError {
-	if v.Type == gjson.String && v.Str == "ephemeral" {
+func cacheType(p *parser, v rawjson.Span) *fieldError {
+	if v.Text(p.raw) == "ephemeral" {
 		return nil
 	}
 	return expected(`"ephemeral"`)
 }
 
 // ttl reads a time to live: seconds, or a text of a number and s, m or h.
-func ttl(p *parser, v gjson.Result) *fieldError {
-	digits, unit := v.Raw, uint64(1)
-	if v.Type == gjson.String {
-		digits = strings.TrimRight(v.Str, "smh")
-		switch v.Str[len(digits):] {
+func ttl(p *parser, v rawjson.Span) *fieldError {
+	digits, unit := rawjson.View(v.Of(p.raw)), uint64(1)
+	if v.First(p.raw) == '"' {
+		whole := v.Text(p.raw)
+		digits = strings.TrimRight(whole, "smh")
+		switch whole[len(digits):] {
 		case "", "s":
 		case "m":
 			unit = 60
@@ -365,15 +334,15 @@ func ttl(p *parser, v gjson.Result) *fieldError {
 }
 
 // cacheControl completes cache_control, which may lack the time to live.
-func cacheControl(p *parser, _ gjson.Result) *fieldError {
+func cacheControl(p *parser, _ rawjson.Span) *fieldError {
 	if !p.ext.CacheTTL.Set {
 		p.ext.CacheTTL = Some(p.opt.clamp(uint64(DefaultTTL.Seconds())))
 	}
 	return nil
 }
 
-func uploadURL(p *parser, v gjson.Result) *fieldError {
-	url, w := str(v, MaxText)
+func uploadURL(p *parser, v rawjson.Span) *fieldError {
+	url, w := text(v.Of(p.raw), MaxText)
 	if p.ext.MetadataUpload = strings.TrimSpace(url); w == nil && p.ext.MetadataUpload == "" {
 		return expected("a string that is not empty")
 	}
@@ -381,27 +350,27 @@ func uploadURL(p *parser, v gjson.Result) *fieldError {
 }
 
 // preferredTaints reads the object of preferred taints.
-func preferredTaints(p *parser, v gjson.Result) (w *fieldError) {
-	const want = "an object of at most 64 finite numbers of 32 bits"
-	if !v.IsObject() {
-		return expected(want)
+func preferredTaints(p *parser, v rawjson.Span) *fieldError {
+	w := expected("an object of at most 64 finite numbers of 32 bits")
+	if v.First(p.raw) != '{' {
+		return w
 	}
 	taints := &p.ext.RoutingConstraints.PreferredTaints
-	v.ForEach(func(key, v gjson.Result) bool {
-		weight, err := strconv.ParseFloat(v.Raw, 32)
-		i := slices.IndexFunc(*taints, func(t Taint) bool { return t.Name == key.Str })
+	for c := rawjson.Enter(p.raw, v.Start); c.Next(); {
+		name := c.Name()
+		weight, err := strconv.ParseFloat(rawjson.View(c.Value().Of(p.raw)), 32)
+		i := slices.IndexFunc(*taints, func(t Taint) bool { return t.Name == name })
 		switch {
-		case v.Type != gjson.Number || err != nil || len(key.Str) > MaxName:
-			w = expected(want)
-			w.field = "." + shown(key.Str)
+		case err != nil || len(name) > MaxName:
+			w.field = "." + shown(name)
+			return w
 		case i >= 0:
 			(*taints)[i].Weight = float32(weight)
 		case len(*taints) == MaxList:
-			w = expected(want)
+			return w
 		default:
-			*taints = append(*taints, Taint{strings.Clone(key.Str), float32(weight)})
+			*taints = append(*taints, Taint{strings.Clone(name), float32(weight)})
 		}
-		return w == nil
-	})
-	return w
+	}
+	return nil
 }
