@@ -9,6 +9,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"github.com/zeebo/xxh3"
 )
 
@@ -147,9 +148,9 @@ func (e *Encoder) target(t kvscore.Target) {
 }
 
 // request writes the number of a record's request.
-func (e *Encoder) request(r *record) {
-	e.fields = binary.AppendVarint(e.fields, int64(r.request-e.last)) //nolint:gosec // wraps around
-	e.last = r.request
+func (e *Encoder) request(n uint64) {
+	e.fields = binary.AppendVarint(e.fields, int64(n-e.last)) //nolint:gosec // wraps around
+	e.last = n
 }
 
 // Lost says that a worker has lost its KV cache.
@@ -159,10 +160,23 @@ func (e *Encoder) Lost(at int64, id uint64) {
 	e.end()
 }
 
-// booked writes a booking.
-func (e *Encoder) booked(at int64, r *record, blocks []uint64) {
+// booking is a request that was sent.
+type booking struct {
+	request          uint64
+	target           kvscore.Target
+	root             uint64
+	tokens, expected int64
+	matched          int
+	weight           int64
+	past             float32
+	streamed, text   bool
+	leg              kvscore.Leg
+}
+
+// write writes a booking with the blocks of its prompt.
+func (r *booking) write(e *Encoder, at int64, blocks []uint64) {
 	e.begin(KindBooked, at)
-	e.request(r)
+	e.request(r.request)
 	e.target(r.target)
 	e.number(r.tokens)
 	e.number(r.expected)
@@ -186,7 +200,7 @@ func (e *Encoder) flags(set ...bool) {
 }
 
 // prompt writes a prompt, as what it shares with an earlier one and what is new.
-func (e *Encoder) prompt(r *record, blocks []uint64) told {
+func (e *Encoder) prompt(r *booking, blocks []uint64) told {
 	shared := e.share(r, blocks)
 	e.number(int64(shared.prompt))
 	if shared.prompt == 0 {
@@ -194,7 +208,7 @@ func (e *Encoder) prompt(r *record, blocks []uint64) told {
 	} else {
 		e.number(int64(shared.blocks))
 	}
-	e.blocks(blocks[shared.blocks:], r)
+	e.blocks(blocks[shared.blocks:], r.weight, r.past)
 	rest := blocks[len(blocks)/markEvery*markEvery:]
 	t := told{e.prompts, len(blocks), int(shared.depth) + 1, slices.Clone(rest), e.whole}
 	for _, at := range e.path {
@@ -210,21 +224,21 @@ func (e *Encoder) mark(at place, t *told) {
 	e.marks[at.hash] = mark{uint32(t.prompt), uint32(at.blocks), uint16(t.depth)} //nolint:gosec // bounded
 }
 
-func (e *Encoder) blocks(blocks []uint64, r *record) {
+func (e *Encoder) blocks(blocks []uint64, weight int64, past float32) {
 	e.prompts++
 	e.number(int64(len(blocks)))
 	for _, b := range blocks {
 		e.fields = binary.LittleEndian.AppendUint64(e.fields, b)
 	}
-	e.number(r.weight)
-	e.number(int64(r.past * (1 << 16)))
+	e.number(weight)
+	e.number(int64(past * (1 << 16)))
 }
 
 // share returns the earlier prompt with the longest common beginning, as far as the marks show
 // it. It leaves the places of the prompt in path.
-func (e *Encoder) share(r *record, blocks []uint64) (longest mark) {
+func (e *Encoder) share(r *booking, blocks []uint64) (longest mark) {
 	e.path = e.path[:0]
-	e.whole = mix(r.root)
+	e.whole = cache.Mix(r.root)
 	for at := 0; at < len(blocks); at += markEvery {
 		end := min(at+markEvery, len(blocks))
 		if r.matched > at && r.matched < end {
@@ -259,13 +273,23 @@ func span(hash uint64, blocks []uint64) uint64 {
 	for i, b := range blocks {
 		x[i] = (x[i] ^ b) * odd
 	}
-	return mix(mix(mix(mix(x[0])^x[1])^x[2])^x[3]) + uint64(len(blocks)) //nolint:gosec // positive
+	return cache.Mix(cache.Mix(cache.Mix(cache.Mix(x[0])^x[1])^x[2])^x[3]) + uint64(len(blocks)) //nolint:gosec // positive
 }
 
-// ended writes the end of a request. blocks are those of the answer, behind those of the prompt.
-func (e *Encoder) ended(at int64, r *record, blocks []uint64) {
+// ending is the end of a request.
+type ending struct {
+	request              uint64
+	computed             bool
+	tokens, cached       int64
+	output, answerTokens int64
+	weight               int64
+	past                 float32
+}
+
+// write writes the end. blocks are those of the answer, behind those of the prompt.
+func (r *ending) write(e *Encoder, at int64, blocks []uint64) {
 	e.begin(KindEnded, at)
-	e.request(r)
+	e.request(r.request)
 	p, known := e.open[r.request]
 	delete(e.open, r.request)
 	answer := known && r.computed && len(blocks) > 0 && p.blocks+len(blocks) <= maxBlocks && p.depth < maxDepth
@@ -273,7 +297,7 @@ func (e *Encoder) ended(at int64, r *record, blocks []uint64) {
 	e.number(r.tokens)
 	e.number(r.answerTokens)
 	if answer {
-		e.blocks(blocks, r)
+		e.blocks(blocks, r.weight, r.past)
 		rest, at := append(p.rest, blocks...), p.blocks-len(p.rest)
 		p.prompt, p.depth = e.prompts, p.depth+1
 		for whole := p.whole; len(rest) > 0; {
@@ -282,17 +306,17 @@ func (e *Encoder) ended(at int64, r *record, blocks []uint64) {
 			e.mark(place{whole, at}, &p)
 		}
 	}
-	e.number(r.expected)
+	e.number(r.output)
 	e.number(r.cached + 1)
 	e.end()
 }
 
 // answered writes that a prefill is over.
-func (e *Encoder) answered(at int64, r *record) {
+func (e *Encoder) answered(at int64, request uint64, how kvscore.Sign, tokens int64) {
 	e.begin(KindAnswered, at)
-	e.request(r)
-	e.fields = append(e.fields, byte(r.sign))
-	e.number(r.expected + 1)
+	e.request(request)
+	e.fields = append(e.fields, byte(how))
+	e.number(tokens + 1)
 	e.end()
 }
 
@@ -322,14 +346,6 @@ func (e *Encoder) Models(at int64, id uint64, list []Model) {
 	e.begin(KindModels, at)
 	e.target(kvscore.Target{Worker: id})
 	e.json(list)
-}
-
-// mix is the output function of SplitMix64 (Steele, Lea and Flood, 2014).
-func mix(x uint64) uint64 {
-	x += 0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
 }
 
 // Bound writes a binding, which was last used some time ago, in milliseconds.

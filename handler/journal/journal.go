@@ -80,41 +80,26 @@ type batch struct {
 
 // record is a record that waits.
 type record struct {
-	kind     Kind
-	computed bool // of KindDrained: it begins
-	streamed bool
-	text     bool
-	leg      kvscore.Leg
-	sign     kvscore.Sign
-	at       int64 // Unix milliseconds
-	target   kvscore.Target
-	request  uint64
-	blocks   int // in the batch
-
-	root                 uint64
-	tokens, expected     int64 // expected: of KindDrained its version
-	answerTokens, weight int64
-	cached               int64
-	matched              int
-	past                 float32
-	binding              affinity.Saved // also the key alone
-	response             Response
-	models               []Model
+	at     int64   // Unix milliseconds
+	worker *uint64 // whose number it has, nil if none
+	live   bool    // only live outlets take it
+	blocks int     // in the batch
+	write  func(e *Encoder, at int64, blocks []uint64)
 }
 
 // add adds a record for all outlets. The lock is held.
-func (j *Journal) add(r *record, blocks []uint64) {
+func (j *Journal) add(r record, blocks []uint64) {
 	r.blocks = len(blocks)
 	for _, o := range j.outlets {
 		b := &o.batch
 		switch {
-		case r.kind == KindAnswered && !o.live:
+		case r.live && !o.live:
 			continue
 		case len(b.records) == maxRecords || len(b.blocks)+len(blocks) > maxWaiting:
 			o.lost.Add(1)
 			continue
 		}
-		b.records, b.blocks = append(b.records, *r), append(b.blocks, blocks...)
+		b.records, b.blocks = append(b.records, r), append(b.blocks, blocks...)
 		select {
 		case o.wake <- struct{}{}:
 		default:
@@ -122,15 +107,15 @@ func (j *Journal) add(r *record, blocks []uint64) {
 	}
 }
 
-// note adds a record without blocks.
-func (j *Journal) note(r record) {
+// note adds a record without blocks, of a worker or of none.
+func (j *Journal) note(worker *uint64, write func(e *Encoder, at int64)) {
 	if !j.on.Load() {
 		return
 	}
-	r.at = j.now()
+	r := record{at: j.now(), worker: worker, write: func(e *Encoder, at int64, _ []uint64) { write(e, at) }}
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.add(&r, nil)
+	j.add(r, nil)
 }
 
 // Booked implements [kvscore.Journal].
@@ -138,76 +123,76 @@ func (j *Journal) Booked(now time.Time, t kvscore.Target, p *cache.Prompt, v *ca
 	if !j.on.Load() {
 		return 0
 	}
-	r := record{
-		kind: KindBooked, at: now.UnixMilli(), target: t, root: p.Root, tokens: v.Tokens, expected: expected,
-		matched: v.Known.Blocks, past: p.Past, weight: v.NewWeight(p), streamed: streamed, text: p.Weights.Kinds != nil, leg: leg,
+	b := &booking{
+		target: t, root: p.Root, tokens: v.Tokens, expected: expected, matched: v.Known.Blocks,
+		weight: v.NewWeight(p), past: p.Past, streamed: streamed, text: p.Weights.Kinds != nil, leg: leg,
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.requests++
-	r.request = j.requests
-	j.add(&r, p.Blocks)
-	return r.request
+	b.request = j.requests
+	j.add(record{at: now.UnixMilli(), worker: &b.target.Worker, write: b.write}, p.Blocks)
+	return b.request
 }
 
 // Answered implements [kvscore.Journal].
 func (j *Journal) Answered(request uint64, now time.Time, how kvscore.Sign, tokens int64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.add(&record{kind: KindAnswered, at: now.UnixMilli(), request: request, sign: how, expected: tokens}, nil)
+	j.add(record{at: now.UnixMilli(), live: true, write: func(e *Encoder, at int64, _ []uint64) {
+		e.answered(at, request, how, tokens)
+	}}, nil)
 }
 
 // Ended implements [kvscore.Journal].
 func (j *Journal) Ended(request uint64, computed bool, tokens int64, n kvscore.Counts, answer []uint64) {
-	r := record{
-		kind: KindEnded, at: j.now(), request: request, computed: computed, tokens: n.Prompt,
-		expected: tokens, answerTokens: n.Answer, past: n.AnswerPast, cached: -1,
-	}
+	end := &ending{request: request, computed: computed, tokens: n.Prompt, output: tokens, answerTokens: n.Answer, past: n.AnswerPast, cached: -1}
 	if n.CachedReported {
-		r.cached = n.Cached
+		end.cached = n.Cached
 	}
 	if n.Answer > n.Prompt && n.Prompt > 0 && len(answer) > 0 {
-		r.weight = 1000 * (n.Answer - n.Prompt) / int64(len(answer))
+		end.weight = 1000 * (n.Answer - n.Prompt) / int64(len(answer))
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.add(&r, answer)
+	j.add(record{at: j.now(), write: end.write}, answer)
 }
 
 // Bound implements [affinity.Journal].
 func (j *Journal) Bound(key affinity.Key, want affinity.Want, v affinity.Version) {
-	j.note(record{kind: KindBound, target: want.Target, binding: affinity.Saved{Key: key, Want: want, Version: v}})
+	s := &affinity.Saved{Key: key, Want: want, Version: v}
+	j.note(&s.Target.Worker, func(e *Encoder, at int64) { e.Bound(at, s) })
 }
 
 // Used implements [affinity.Journal].
 func (j *Journal) Used(key affinity.Key) {
-	j.note(record{kind: KindUsed, binding: affinity.Saved{Key: key}})
+	j.note(nil, func(e *Encoder, at int64) { e.key(KindUsed, at, &affinity.Saved{Key: key}) })
 }
 
 // Unbound implements [affinity.Journal].
 func (j *Journal) Unbound(key affinity.Key, v affinity.Version) {
-	j.note(record{kind: KindUnbound, binding: affinity.Saved{Key: key, Version: v}})
+	j.note(nil, func(e *Encoder, at int64) { e.key(KindUnbound, at, &affinity.Saved{Key: key, Version: v}) })
 }
 
 // Kept records a response that the engine of a target keeps.
 func (j *Journal) Kept(one Response, t kvscore.Target) {
-	j.note(record{kind: KindResponse, target: t, response: one})
+	j.note(&t.Worker, func(e *Encoder, at int64) { e.Response(at, &one, t) })
 }
 
 // LostCache records that a worker has lost its KV cache.
 func (j *Journal) LostCache(worker uint64) {
-	j.note(record{kind: KindLost, target: kvscore.Target{Worker: worker}})
+	j.note(&worker, func(e *Encoder, at int64) { e.Lost(at, worker) })
 }
 
 // Drained records that the drain of a worker begins or ends, and
 // after how many calls of the admin API for it.
 func (j *Journal) Drained(worker uint64, drains bool, version uint64) {
-	j.note(record{kind: KindDrained, target: kvscore.Target{Worker: worker}, computed: drains, expected: int64(version)}) //nolint:gosec // it counts from 0
+	j.note(&worker, func(e *Encoder, at int64) { e.Drained(at, worker, drains, version) })
 }
 
 // Lists records a worker's list of its models, nil if it has none.
 func (j *Journal) Lists(worker uint64, models []Model) {
-	j.note(record{kind: KindModels, target: kvscore.Target{Worker: worker}, models: models})
+	j.note(&worker, func(e *Encoder, at int64) { e.Models(at, worker, models) })
 }
 
 // now returns the time in Unix milliseconds.
@@ -220,7 +205,7 @@ func (j *Journal) now() int64 {
 
 // take takes what waits.
 func (o *Outlet) take() batch {
-	clear(o.spare.records) // they have strings
+	clear(o.spare.records) // they have pointers
 	o.journal.mu.Lock()
 	defer o.journal.mu.Unlock()
 	b := o.batch
@@ -237,47 +222,20 @@ func (o *Outlet) Write(e *Encoder, dial func(id uint64) string) bool {
 		r := &b.records[i]
 		own := blocks[:r.blocks]
 		blocks = blocks[r.blocks:]
-		if e.names(r, dial) {
-			e.add(r, own)
+		if r.worker == nil || e.names(r.at, *r.worker, dial) {
+			r.write(e, r.at, own)
 		}
 	}
 	return len(b.records) > 0
 }
 
-// names makes the record's worker known. It returns false if that is gone.
-func (e *Encoder) names(r *record, dial func(id uint64) string) bool {
-	id := r.target.Worker
-	none := r.kind == KindEnded || r.kind == KindAnswered || r.kind == KindUsed || r.kind == KindUnbound
-	if none || e.Knows(id) {
+// names makes a worker known. It returns false if that is gone.
+func (e *Encoder) names(now int64, id uint64, dial func(id uint64) string) bool {
+	if e.Knows(id) {
 		return true
 	}
 	if at := dial(id); at != "" {
-		e.Worker(r.at, id, at)
+		e.Worker(now, id, at)
 	}
 	return e.Knows(id)
-}
-
-// add writes a record of a batch.
-func (e *Encoder) add(r *record, blocks []uint64) {
-	switch r.kind {
-	case KindBooked:
-		e.booked(r.at, r, blocks)
-	case KindEnded:
-		e.ended(r.at, r, blocks)
-	case KindBound:
-		e.Bound(r.at, &r.binding)
-	case KindUsed, KindUnbound:
-		e.key(r.kind, r.at, &r.binding)
-	case KindAnswered:
-		e.answered(r.at, r)
-	case KindDrained:
-		e.Drained(r.at, r.target.Worker, r.computed, uint64(r.expected)) //nolint:gosec // not negative
-	case KindResponse:
-		e.Response(r.at, &r.response, r.target)
-	case KindLost:
-		e.Lost(r.at, r.target.Worker)
-	case KindModels:
-		e.Models(r.at, r.target.Worker, r.models)
-	case KindBegin, KindWorker, KindState: // these are not gathered
-	}
 }

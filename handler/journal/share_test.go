@@ -472,31 +472,30 @@ func TestWritersCannotFillTheMemory(t *testing.T) {
 	at := now.UnixMilli()
 	for name, grow := range map[string]func(e *Encoder, i int){
 		"LongPrompts": func(e *Encoder, i int) {
-			e.booked(at, &record{request: uint64(i), target: hosts[0], root: 1}, someBlocks(20_000))
+			(&booking{request: uint64(i), target: hosts[0], root: 1}).write(e, at, someBlocks(20_000))
 		},
 		"LongPromptsThatEnd": func(e *Encoder, i int) {
-			r := &record{request: uint64(i), target: hosts[0], root: 1, computed: true}
-			e.booked(at, r, someBlocks(100))
-			e.ended(at, r, someBlocks(20_000))
+			(&booking{request: uint64(i), target: hosts[0], root: 1}).write(e, at, someBlocks(100))
+			(&ending{request: uint64(i), computed: true}).write(e, at, someBlocks(20_000))
 		},
 		"LongPromptsBegunAnew": func(e *Encoder, i int) {
 			e.Begin(at, new(Head))
 			e.Worker(at, 1, named(1))
-			e.booked(at, &record{request: uint64(i), target: hosts[0], root: 1}, someBlocks(20_000))
+			(&booking{request: uint64(i), target: hosts[0], root: 1}).write(e, at, someBlocks(20_000))
 		},
 		"UnknownWorker": func(e *Encoder, i int) {
 			e.workers[9] = 9
-			e.booked(at, &record{request: uint64(i), target: kvscore.Target{Worker: 9}, root: 1}, someBlocks(20_000))
+			(&booking{request: uint64(i), target: kvscore.Target{Worker: 9}, root: 1}).write(e, at, someBlocks(20_000))
 		},
 		"ShortRequests": func(e *Encoder, i int) {
 			for n := range 1000 {
-				e.booked(at, &record{request: uint64(1000*i + n), target: hosts[0]}, nil)
+				(&booking{request: uint64(1000*i + n), target: hosts[0]}).write(e, at, nil)
 			}
 		},
 		"LostPrompts": func(e *Encoder, i int) {
 			e.out(e.Entry())
 			e.prompts += maxMissing - 1
-			e.booked(at, &record{request: 1, target: hosts[0], root: 1}, someBlocks(1))
+			(&booking{request: 1, target: hosts[0], root: 1}).write(e, at, someBlocks(1))
 		},
 		"Workers": func(e *Encoder, i int) {
 			for n := range 1000 {
@@ -516,7 +515,7 @@ func TestWritersCannotFillTheMemory(t *testing.T) {
 			}
 			most, refused := int64(0), false
 			for i := range 100 {
-				good.booked(at, &record{request: uint64(i), target: hosts[1], root: 1}, someBlocks(10))
+				(&booking{request: uint64(i), target: hosts[1], root: 1}).write(&good, at, someBlocks(10))
 				f.Take(now, &Sent{Router: 1, Number: uint64(i + 1), Entries: good.Entry()}, false)
 				var told bytes.Buffer
 				bad.out = func(b []byte) { told.Write(b) }

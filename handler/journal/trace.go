@@ -10,6 +10,8 @@ import (
 	"os"
 	"slices"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // groupBlocks is how many blocks of the router are one block of a trace.
@@ -93,7 +95,7 @@ func (t *tracer) add(e *End) {
 		t.sessions[e.Answer] = session
 	}
 	t.blocks = p.Append(t.blocks[:0])
-	hash := mix(p.root)
+	hash := cache.Mix(p.root)
 	for g := range slices.Chunk(t.blocks, groupBlocks) {
 		if len(g) < groupBlocks {
 			break
