@@ -47,6 +47,27 @@ type Terms struct {
 	Transfer float64 `json:"transfer,omitzero"`
 }
 
+// Term is a term of the cost by its name.
+type Term struct {
+	Name string
+	Time float64 // ms
+}
+
+// Each returns the terms in their order.
+func (t *Terms) Each() [9]Term {
+	return [...]Term{
+		{"wait", t.Wait},
+		{"prefill", t.Prefill},
+		{"delay", t.Delay},
+		{"decode", t.Decode},
+		{"stall", t.Stall},
+		{"spread", t.Spread},
+		{"leave", t.Leave},
+		{"others", t.Others},
+		{"transfer", t.Transfer},
+	}
+}
+
 func (t *Terms) sum() float64 {
 	return t.Wait + t.Prefill + t.Delay + t.Decode + t.Stall + t.Spread + t.Leave + t.Others + t.Transfer
 }

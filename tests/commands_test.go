@@ -67,7 +67,7 @@ func TestCommands(t *testing.T) {
 			{"status", 0, regexp.QuoteMeta(a) + " +drained"},
 			{"undrain " + a, 0, "gets new requests"},
 			{"drain nobody:1", 1, "no worker with the address or id"},
-			{"explain req-1", 0, `(?s)attempt 1, 2 of 2 candidates: \S+\nIt .*\n\nCANDIDATE +HELD`},
+			{"explain req-1", 0, `(?s)attempt 1, 2 of 2 candidates: \S+\nIt .*\n\nCANDIDATE +CACHED`},
 			{"explain nothing", 1, "remembers no such choice"},
 			{"explain --file " + body, 0, `(?s)^\S+\nIt .*CANDIDATE`},
 			{"explain --file " + body + " --path nowhere", 1, "must be the path of a request"},
@@ -153,7 +153,7 @@ func TestPage(t *testing.T) {
 		if err != nil || status != http.StatusOK || !strings.Contains(state, engines[0].Addr()) {
 			t.Errorf("%s: status %d, %v: %.200s", path, status, err, state)
 		}
-		for _, secret := range []string{"private", "session-key", "client-id", "very-secret", "key_hash", `"steers":true`} {
+		for _, secret := range []string{"private", "session-key", "client-id", "very-secret", "key_hash", `"can_drain":true`} {
 			if strings.Contains(state, secret) {
 				t.Errorf("%s shows %s", path, secret)
 			}
@@ -166,7 +166,7 @@ func TestPage(t *testing.T) {
 		t.Errorf("POST: status %d", a.status)
 	}
 	_, state, _ := s.get(t.Context(), "http://"+s.admin+"/kv_router/?state=0")
-	if !strings.Contains(state, `"steers":true`) || !strings.Contains(state, "client-id") {
+	if !strings.Contains(state, `"can_drain":true`) || !strings.Contains(state, "client-id") {
 		t.Errorf("the admin endpoint's state: %.300s", state)
 	}
 }

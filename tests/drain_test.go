@@ -132,7 +132,7 @@ func TestDrainByConfig(t *testing.T) {
 	use := func(when string, want bool) {
 		t.Helper()
 		before := engines[0].Requests()
-		for i := range 6 {
+		for i := range 20 {
 			s.mustChat(t, ask(fmt.Sprint(when, i)))
 		}
 		if got := engines[0].Requests() > before; got != want {

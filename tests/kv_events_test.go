@@ -37,7 +37,7 @@ type followedStream struct {
 	BlockSize  *int             `json:"block_size_tokens"`
 	Stored     uint64           `json:"stored_blocks"`
 	Removed    uint64           `json:"removed_blocks"`
-	Held       map[string]int64 `json:"held_blocks"`
+	Held       map[string]int64 `json:"cached_blocks"`
 	Skipped    map[string]int64 `json:"skipped_events"`
 	Reconnects uint64           `json:"reconnects"`
 	Cleared    uint64           `json:"cleared"`

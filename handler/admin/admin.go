@@ -24,29 +24,9 @@ func init() {
 	caddy.RegisterModule(Admin{})
 }
 
-// Admin is what kv_router adds to Caddy's admin endpoint. All answers are JSON
-// and are made of the pools as they are at that moment.
-//
-// Request | What it does
-// --------|-------------
-// `GET /kv_router/` | A page that shows the pools and drains workers
-// `GET /kv_router/pools` | The pools, with sizes, settings in force and conditions that last
-// `GET /kv_router/pools/{pool}` | One pool
-// `GET /kv_router/pools/{pool}/workers` | Its workers: models, health, load, cache, hit ratios, draining
-// `GET /kv_router/pools/{pool}/workers/{worker}` | One worker, by its address or its id
-// `GET /kv_router/pools/{pool}/state?since=` | What the page and the command `status` show: workers, the last five minutes, the last choices. Lines have the slots of ten seconds after `since`
-// `GET /kv_router/pools/{pool}/choices?request_id=&n=` | Past choices: those for a request, the one with a number, or the last 100
-// `POST /kv_router/pools/{pool}/workers/{worker}/drain` | The worker gets no new requests; what runs on it ends there. With `?move`, its streams go on at other workers as far as they can. Its sessions move with their next turn. Where no other worker is left to serve a request, draining is ignored. A drain outlives reloads, also those whose configuration does not drain the worker. It ends with `undrain`, with a restart of Caddy, or with a dynamic upstream that is gone for ten minutes
-// `POST /kv_router/pools/{pool}/workers/{worker}/undrain` | The end of `drain`; 409 if only the configuration drains the worker
-// `GET /kv_router/pools/{pool}/sessions?after=&limit=` | Bound sessions in the order of their keys' hashes, at most `limit` of them (default 100, at most 1000) that come after the hash `after`. Keys are secrets: the router keeps and shows only their hashes, of 32 hexadecimal digits
-// `GET /kv_router/pools/{pool}/sessions/{key}` | One session by its key. `?tenant=` names its tenant or cache salt, `?scope=` the value of its `affinity scope`, `?model=` its model. With `?hashed`, the path has the hash. Looking does not extend its life
-// `DELETE /kv_router/pools/{pool}/sessions/{key}` | Unbinds the session: its next turn goes where it is cheapest. If an engine holds the session, the engine closes it, and its next turn gets 410 (`session_lost`)
-// `PUT /kv_router/pools/{pool}/sessions/{key}?worker=&rank=` | Binds the session to another worker, by its address or its id, until the binding expires or the worker is gone. 409 if an engine holds the session
-// `POST /kv_router/pools/{pool}/explain?path=/v1/chat/completions` | Where a request with this body and these headers would go, and why: each candidate with every term of its cost. Nothing is booked or remembered. If several handlers share the pool, one of them answers, with its settings
-//
-// Addresses and keys with a slash in them are written with `%2F`. Caddy logs
-// the paths of requests to its admin endpoint: with `?hashed`, no key gets into
-// that log.
+// Admin is what kv_router adds to Caddy's admin endpoint, below `/kv_router/`. It shows pools, workers,
+// sessions and choices, and explains where a request would go. It drains workers and binds sessions. The
+// manual's page on the admin API has all requests and fields.
 type Admin struct{}
 
 // CaddyModule returns the Caddy module information.
@@ -160,7 +140,7 @@ func getPools(*http.Request) (any, error) {
 func getPool(_ *http.Request, p *pool.Pool) (any, error) { return viewPool(p, time.Now()), nil }
 
 func getWorkers(_ *http.Request, p *pool.Pool) (any, error) {
-	return viewWorkers(p), nil
+	return viewWorkers(p, time.Now()), nil
 }
 
 func getWorker(r *http.Request, p *pool.Pool) (any, error) {
@@ -171,8 +151,13 @@ func getWorker(r *http.Request, p *pool.Pool) (any, error) {
 	return viewOf(p, w), nil
 }
 
-func viewOf(p *pool.Pool, w *pool.Worker) workerView {
-	return viewWorker(p, w, time.Now(), proxyOf(p))
+// viewOf returns the view of a worker among its peers.
+func viewOf(p *pool.Pool, w *pool.Worker) any {
+	list := viewWorkers(p, time.Now())
+	if i := slices.IndexFunc(list, func(v workerView) bool { return v.Dial == w.Dial }); i >= 0 {
+		return list[i]
+	}
+	return viewWorker(p, w, time.Now(), proxyOf(p)) // it was just forgotten
 }
 
 // workerOf returns the worker that the path names by its address or its id.

@@ -7,42 +7,32 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
-// pastView is a choice that was made.
+// pastView adds to a choice that was made what its numbers stand for.
 type pastView struct {
-	N       uint64  `json:"n"`
-	Age     float64 `json:"seconds_ago"`
-	Request string  `json:"request_id,omitzero"` // it may be the client's
-	Model   string  `json:"model"`
-	Attempt int     `json:"attempt"`
-	Rest    string  `json:"rest,omitzero"` // how the rest of a stream is asked for that broke off
-	Tokens  int64   `json:"prompt_tokens"`
-	Queued  float64 `json:"queued_ms,omitzero"`
-	Reason  string  `json:"reason"`
-	Dial    string  `json:"dial"`
+	observe.PastChoice
+	Age    float64 `json:"seconds_ago"`
+	Queued float64 `json:"queued_ms,omitzero"`
+	Dial   string  `json:"dial"`
 	// Sentence says in words why.
 	Sentence string `json:"sentence"`
-	Unit     string `json:"cost_unit,omitzero"`
-	Among    int    `json:"candidates_in_all"`
 	// Candidates are the chosen one and the best others.
 	Candidates []candidateView `json:"candidates,omitzero"`
 }
 
 // viewPast returns the view of a choice, with its candidates if they are wanted. It shows the
 // request's id if the client may steer: other clients may have chosen it.
-func viewPast(c *pool.PastChoice, candidates, steers bool, t time.Time) pastView {
+func viewPast(c *observe.PastChoice, candidates, steers bool, t time.Time) pastView {
 	chosen := &c.Candidates[0]
-	v := pastView{
-		N: c.N, Age: round(t.Sub(c.At).Seconds()), Model: c.Model, Attempt: c.Attempt, Rest: c.Rest, Tokens: c.Tokens, Queued: ms(c.Waited),
-		Reason: c.Reason, Dial: chosen.Dial, Unit: c.Unit, Among: c.Among,
+	v := pastView{PastChoice: *c, Age: round(t.Sub(c.At).Seconds()), Queued: ms(c.Waited), Dial: chosen.Dial}
+	if !steers {
+		v.Request = ""
 	}
-	if steers {
-		v.Request = c.Request
-	}
-	var next *pool.PastCandidate
+	var next *observe.PastCandidate
 	if c.Kept > 1 {
 		next = &c.Candidates[1]
 	}
@@ -61,7 +51,7 @@ func viewPast(c *pool.PastChoice, candidates, steers bool, t time.Time) pastView
 
 // sentence says why a candidate was chosen. next is the best of the others, nil if there was none.
 // The unit is empty if no policy compared costs.
-func sentence(reason, unit string, tokens int64, chosen, next *pool.PastCandidate) string {
+func sentence(reason, unit string, tokens int64, chosen, next *observe.PastCandidate) string {
 	var b strings.Builder
 	say := func(format string, args ...any) { fmt.Fprintf(&b, format, args...) }
 	switch {
@@ -72,15 +62,15 @@ func sentence(reason, unit string, tokens int64, chosen, next *pool.PastCandidat
 	case reason == dispatch.ReasonSession && unit == "":
 		say("The session is bound to it. ")
 	case reason == dispatch.ReasonSession:
-		say("It is the session's home. ")
+		say("The session is bound to it. ")
 	}
 	switch {
 	case tokens == 0:
 		say("The prompt is unknown.")
 	case chosen.OverlapTokens == 0:
-		say("It holds nothing of %d prompt tokens.", tokens)
+		say("It has nothing cached of %d prompt tokens.", tokens)
 	default:
-		say("It holds %d of %d prompt tokens.", chosen.OverlapTokens, tokens)
+		say("It has %d of %d prompt tokens cached.", chosen.OverlapTokens, tokens)
 	}
 	switch {
 	case next == nil:
@@ -109,7 +99,7 @@ func getChoices(r *http.Request, p *pool.Pool) (any, error) {
 	}
 	id := q.Get("request_id")
 	list := []pastView{}
-	for _, c := range p.Past(defaultPage, id, uint64(n)) { //nolint:gosec // it is not negative
+	for _, c := range p.Choices.Past(defaultPage, id, uint64(n)) { //nolint:gosec // it is not negative
 		list = append(list, viewPast(&c, true, true, time.Now()))
 	}
 	if len(list) == 0 && (id != "" || n > 0) {

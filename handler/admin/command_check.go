@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -13,9 +12,8 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
-	caddycmd "github.com/caddyserver/caddy/v2/cmd"
-
 	"github.com/caddyserver/caddy/v2"
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 )
 
 func checkCommand() *cobra.Command {
@@ -56,9 +54,7 @@ func runCheck(fl caddycmd.Flags) (int, error) {
 	}
 	for _, p := range sortedPools() {
 		fmt.Printf("pool %s\n", p.Name)
-		all := p.All()
-		slices.SortFunc(all, func(a, b *pool.Worker) int { return strings.Compare(a.Dial, b.Dial) })
-		for _, w := range all {
+		for _, w := range sortedWorkers(p) {
 			pool.AwaitProbes(context.Background(), time.Until(end), []*pool.Worker{w})
 			found += writeChecked(p, w)
 			workers++
@@ -85,10 +81,7 @@ func runCheck(fl caddycmd.Flags) (int, error) {
 // writeChecked prints what is known of a worker, and returns the number of its problems.
 func writeChecked(p *pool.Pool, w *pool.Worker) (problems int) {
 	v := viewWorker(p, w, time.Now(), nil)
-	models := v.Models.Configured
-	if models == nil {
-		models = v.Models.Listed
-	}
+	models := v.Models.names()
 	e := &v.Engine
 	fmt.Printf("  %s: %s %s, models %s", w.Dial, cmp.Or(e.Type, "unknown"), e.Version, cmp.Or(strings.Join(models, " "), "unknown"))
 	if n := v.Cache.CapacityTokens; n > 0 {

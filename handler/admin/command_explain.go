@@ -123,12 +123,14 @@ func runExplain(c *client, fl caddycmd.Flags) (int, error) {
 
 // writeCandidates writes the candidates with the terms of their costs.
 func writeCandidates(to io.Writer, list []shownCandidate, unit string) {
-	heads := []string{"CANDIDATE", "HELD", "RUNNING", "TTFT"}
+	heads := []string{"CANDIDATE", "CACHED", "RUNNING", "TTFT"}
 	if unit != "" {
 		heads = append(heads, "COST "+unit)
 	}
 	if unit == kvscore.UnitMilliseconds {
-		heads = append(heads, "wait", "prefill", "delay", "decode", "stall", "spread", "leave", "others")
+		for _, term := range new(kvscore.Terms).Each() {
+			heads = append(heads, term.Name)
+		}
 	}
 	t := newTable(to, heads...)
 	for i := range list {
@@ -141,8 +143,8 @@ func writeCandidates(to io.Writer, list []shownCandidate, unit string) {
 			cells = append(cells, fmt.Sprintf("%.1f", x.Cost))
 		}
 		if unit == kvscore.UnitMilliseconds {
-			for _, v := range []float64{x.Terms.Wait, x.Terms.Prefill, x.Terms.Delay, x.Terms.Decode, x.Terms.Stall, x.Terms.Spread, x.Terms.Leave, x.Terms.Others} {
-				cells = append(cells, fmt.Sprintf("%.1f", v))
+			for _, term := range x.Terms.Each() {
+				cells = append(cells, fmt.Sprintf("%.1f", term.Time))
 			}
 		}
 		t.row(cells...)

@@ -11,6 +11,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/spf13/cobra"
 
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
@@ -28,7 +29,7 @@ worker needs a look, or there is none.`
 func runStatus(c *client, fl caddycmd.Flags) (int, error) {
 	for {
 		var raw json.RawMessage
-		if err := c.call(http.MethodGet, fmt.Sprintf("/state?since=%d", time.Now().UnixNano()/1e10-2), nil, nil, &raw); err != nil {
+		if err := c.call(http.MethodGet, fmt.Sprintf("/state?since=%d", time.Now().Unix()-20), nil, nil, &raw); err != nil {
 			return exitFailed, err
 		}
 		var s stateView
@@ -44,7 +45,7 @@ func runStatus(c *client, fl caddycmd.Flags) (int, error) {
 			writeStatus(os.Stdout, &s)
 		}
 		if !fl.Bool("watch") {
-			if len(s.Workers) == 0 || slices.ContainsFunc(s.Workers, workerState.needsLook) {
+			if len(s.Workers) == 0 || slices.ContainsFunc(s.Workers, workerView.needsLook) {
 				return exitLook, nil
 			}
 			return exitOK, nil
@@ -54,10 +55,10 @@ func runStatus(c *client, fl caddycmd.Flags) (int, error) {
 }
 
 // needsLook returns whether a worker is not as the operator wants it.
-func (w workerState) needsLook() bool {
+func (w workerView) needsLook() bool {
 	switch w.State {
 	case stateOK, stateFull, stateUntried, stateDraining, stateDrained:
-		return len(w.Signs) > 0
+		return len(w.Anomalies) > 0
 	}
 	return true
 }
@@ -72,19 +73,22 @@ func writeStatus(to io.Writer, s *stateView) {
 	for i := range s.Workers {
 		w := &s.Workers[i]
 		state := w.State
-		if len(w.Signs) > 0 {
-			state = strings.TrimPrefix(strings.Join(append([]string{state}, w.Signs...), " "), stateOK+" ")
+		if len(w.Anomalies) > 0 {
+			state = strings.TrimPrefix(strings.Join(append([]string{state}, w.Anomalies...), " "), stateOK+" ")
 		}
-		if w.Role != "" {
+		if w.Role != engine.RoleBoth {
 			state = string(w.Role) + " " + state
 		}
 		waiting := "-"
-		if w.Waiting != nil {
-			waiting = fmt.Sprint(*w.Waiting)
+		if w.Load.Waiting != nil {
+			waiting = fmt.Sprint(*w.Load.Waiting)
 		}
-		_, knowledge, _ := strings.Cut(strings.Replace(w.Events, "approximate", "approx", 1), " ")
-		t.row(ending(w.Dial, 20), beginning(state, 19), ending(strings.Join(w.Models, ","), 8), // in 100 columns
-			fmt.Sprint(w.Running), waiting, percent(&w.Held), percent(w.Recent.Hits),
+		knowledge := ""
+		if n := len(w.KVEvents); n > 0 {
+			knowledge = strings.Replace(w.KVEvents[n-1].Knowledge.String(), "approximate", "approx", 1)
+		}
+		t.row(ending(w.Dial, 20), beginning(state, 19), ending(strings.Join(w.Models.names(), ","), 8), // in 100 columns
+			fmt.Sprint(w.Load.Requests), waiting, percent(&w.Cache.Cached), percent(w.Recent.Hits),
 			millis(w.Recent.P50), millis(w.Recent.P99), fmt.Sprint(w.Recent.Attempts), fmt.Sprint(w.Recent.Failed), knowledge)
 	}
 	_ = t.Flush()

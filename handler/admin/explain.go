@@ -9,6 +9,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -149,17 +150,17 @@ func viewChosen(c *dispatch.DryChoice) *chosenView {
 		Target: c.Candidates[chosen].Target, Dial: c.Workers[chosen].Dial, Reason: c.Reason, Why: why(c),
 		Preferred: c.Candidates[c.Picked.Preferred].Target,
 	}
-	var next *pool.PastCandidate
+	var next *observe.PastCandidate
 	for i := range c.Candidates {
 		if i != chosen && (next == nil || c.Candidates[i].Cost < next.Cost) {
-			next = &pool.PastCandidate{Dial: c.Workers[i].Dial, Candidate: c.Candidates[i]}
+			next = &observe.PastCandidate{Dial: c.Workers[i].Dial, Candidate: c.Candidates[i]}
 		}
 	}
 	unit := c.Unit
 	if c.Bound {
 		unit = ""
 	}
-	v.Sentence = sentence(c.Reason, unit, c.Tokens, &pool.PastCandidate{Dial: v.Dial, Candidate: c.Candidates[chosen]}, next)
+	v.Sentence = sentence(c.Reason, unit, c.Tokens, &observe.PastCandidate{Dial: v.Dial, Candidate: c.Candidates[chosen]}, next)
 	if !c.Bound {
 		for _, i := range c.Picked.Drawn {
 			v.Drawn = append(v.Drawn, c.Candidates[i].Target)

@@ -4,7 +4,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/events"
@@ -19,10 +18,10 @@ type eventsView struct {
 	LastBatch *float64          `json:"last_batch_seconds_ago,omitzero"`
 	Lag       float64           `json:"lag_seconds,omitzero"`
 	Skipped   map[string]uint64 `json:"skipped_events"`
-	Held      map[string]int64  `json:"held_blocks"`
+	Held      map[string]int64  `json:"cached_blocks"`
 }
 
-func viewEvents(w *pool.Worker, t time.Time) []eventsView {
+func viewEvents(w *worker.Worker, t time.Time) []eventsView {
 	following := w.Following()
 	list := make([]eventsView, 0, len(following))
 	for rank, f := range following {
@@ -82,7 +81,7 @@ var (
 		"Blocks that the worker's rank holds, as its KV events say.", "tier")
 )
 
-func collectEvents(to sink, w *pool.Worker, t time.Time) {
+func collectEvents(to sink, w *worker.Worker, t time.Time) {
 	following := w.Following()
 	for rank := range following {
 		f, to := &following[rank], to.with(strconv.Itoa(rank))

@@ -95,7 +95,7 @@ func pageChoice(r *http.Request, p *pool.Pool, steers bool) (*pastView, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, c := range p.Past(1, "", uint64(n)) { //nolint:gosec // it is not negative
+	for _, c := range p.Choices.Past(1, "", uint64(n)) { //nolint:gosec // it is not negative
 		v := viewPast(&c, true, steers, time.Now())
 		return &v, nil
 	}

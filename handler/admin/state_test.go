@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -38,69 +39,69 @@ func serve(p *pool.Pool, w *pool.Worker, model string, n, failed int, ttft time.
 	}
 }
 
-// TestWorkersApartHaveSigns makes one of eight workers slow, one failing and one cold. Conversations
+// TestWorkersApartHaveAnomalies makes one of eight workers slow, one failing and one cold. Conversations
 // leave the first two, and the third computes more than predicted.
-func TestWorkersApartHaveSigns(t *testing.T) {
+func TestWorkersApartHaveAnomalies(t *testing.T) {
 	p := testPool(t, 8)
 	workers := p.All()
 	slices.SortFunc(workers, func(a, b *pool.Worker) int { return strings.Compare(a.Dial, b.Dial) })
-	want := map[int]string{2: signSlow, 4: signFailing, 6: signCold}
+	want := map[int]string{2: anomalySlow, 4: anomalyFailing, 6: anomalyCold}
 	for i, w := range workers {
 		failed, ttft, predicted, cached := 1, 100*time.Millisecond, int64(800), int64(800)
 		switch want[i] {
-		case signSlow:
+		case anomalySlow:
 			ttft, predicted, cached = 3*ttft, 300, 300
-		case signFailing:
+		case anomalyFailing:
 			failed, predicted, cached = 4, 300, 300
-		case signCold:
+		case anomalyCold:
 			ttft, cached = 3*ttft, 100
 		}
 		serve(p, w, "", 20, failed, ttft, predicted, cached)
 	}
 	for i, w := range viewState(p, 0, true, time.Now()).Workers {
-		if got := strings.Join(w.Signs, " "); got != want[i] {
-			t.Errorf("worker %d: signs %q, want %q", i, got, want[i])
+		if got := strings.Join(w.Anomalies, " "); got != want[i] {
+			t.Errorf("worker %d: anomalies %q, want %q", i, got, want[i])
 		}
 	}
-	if got := viewState(testPool(t, 1), 0, true, time.Now()).Workers[0].Signs; len(got) > 0 {
-		t.Errorf("a worker without requests has signs: %v", got)
+	if got := viewState(testPool(t, 1), 0, true, time.Now()).Workers[0].Anomalies; len(got) > 0 {
+		t.Errorf("a worker without requests has anomalies: %v", got)
 	}
-	alone := []workerState{{Models: []string{"big"}, slowness: 3}, {Models: []string{"small"}, slowness: 1}}
-	if findApart(alone, make([]pool.Sums, 2)); len(alone[0].Signs) > 0 {
-		t.Errorf("a worker without peers has signs: %v", alone[0].Signs)
+	alone := []workerView{{Models: modelsView{Listed: []string{"big"}}, slowness: 3}, {Models: modelsView{Listed: []string{"small"}}, slowness: 1}}
+	if findAnomalies(alone, make([]observe.Sums, 2)); len(alone[0].Anomalies) > 0 {
+		t.Errorf("a worker without peers has anomalies: %v", alone[0].Anomalies)
 	}
 }
 
-// TestLineGoesOn asks for a line in two parts.
-func TestLineGoesOn(t *testing.T) {
+// TestHistoryGoesOn asks for a history in two parts.
+func TestHistoryGoesOn(t *testing.T) {
 	p := testPool(t, 1)
 	now := time.Now()
 	first := viewState(p, 0, true, now)
-	if len(first.Line) != pool.RecentSlots-1 || first.Slot != pool.SlotOf(now)-1 {
-		t.Errorf("%d slots to %d", len(first.Line), first.Slot)
+	if len(first.History) != observe.RecentSlots-1 || first.Until != observe.SlotOf(now)*slotSeconds {
+		t.Errorf("%d slots to %d", len(first.History), first.Until)
 	}
 	for slots, want := range []int{0, 1, 2} {
-		if got := viewState(p, first.Slot, true, now.Add(time.Duration(slots)*pool.SlotTime)); len(got.Line) != want || len(got.Workers[0].Line) != want {
-			t.Errorf("%d slots later: %d new ones, %d of the worker", slots, len(got.Line), len(got.Workers[0].Line))
+		if got := viewState(p, first.Until, true, now.Add(time.Duration(slots)*observe.SlotTime)); len(got.History) != want || len(got.Workers[0].History) != want {
+			t.Errorf("%d slots later: %d new ones, %d of the worker", slots, len(got.History), len(got.Workers[0].History))
 		}
 	}
 }
 
 func TestSentences(t *testing.T) {
-	at := func(dial string, cost float64, held int64) *pool.PastCandidate {
-		return &pool.PastCandidate{Dial: dial, Candidate: kvscore.Candidate{Cost: cost, OverlapTokens: held}}
+	at := func(dial string, cost float64, held int64) *observe.PastCandidate {
+		return &observe.PastCandidate{Dial: dial, Candidate: kvscore.Candidate{Cost: cost, OverlapTokens: held}}
 	}
 	for _, c := range []struct {
 		reason, unit string
 		tokens       int64
-		chosen, next *pool.PastCandidate
+		chosen, next *observe.PastCandidate
 		want         string
 	}{
 		{"pin", "", 9, at("a", 0, 0), nil, "The request names it."},
 		{"load", "ms", 0, at("a", 5, 0), nil, "The prompt is unknown. It is the only candidate."},
-		{"session", "", 90, at("a", 0, 80), at("b", 0, 0), "The session is bound to it. It holds 80 of 90 prompt tokens."},
-		{"overlap", "ms", 90, at("a", 5.25, 80), at("b", 12.6, 0), "It holds 80 of 90 prompt tokens. Cost 5.2 ms; next: b, 13 ms."},
-		{"load", "blocks", 90, at("a", 3, 0), at("b", 2, 0), "It holds nothing of 90 prompt tokens. Cost 3.0 blocks, near the lowest (b, 2.0 blocks): a tie-break decided."},
+		{"session", "", 90, at("a", 0, 80), at("b", 0, 0), "The session is bound to it. It has 80 of 90 prompt tokens cached."},
+		{"overlap", "ms", 90, at("a", 5.25, 80), at("b", 12.6, 0), "It has 80 of 90 prompt tokens cached. Cost 5.2 ms; next: b, 13 ms."},
+		{"load", "blocks", 90, at("a", 3, 0), at("b", 2, 0), "It has nothing cached of 90 prompt tokens. Cost 3.0 blocks, near the lowest (b, 2.0 blocks): a tie-break decided."},
 	} {
 		if got := sentence(c.reason, c.unit, c.tokens, c.chosen, c.next); got != c.want {
 			t.Errorf("got  %s\nwant %s", got, c.want)
@@ -118,7 +119,7 @@ func BenchmarkState(b *testing.B) {
 	b.ReportAllocs()
 	size := 0
 	for b.Loop() {
-		data, err := json.Marshal(viewState(p, pool.SlotOf(now)-1, true, now))
+		data, err := json.Marshal(viewState(p, now.Unix()-20, true, now))
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -5,18 +5,14 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.opentelemetry.io/otel/attribute"
 	"go.uber.org/zap"
 )
 
 // facts are what an attempt shows of its choice. Spans and the log of choices show all of
 // them, the access log and clients only some. A value is nil if there is none.
-var facts = [...]struct {
-	name   string
-	access string // the name in the access log; empty if that does not show it
-	client bool   // response headers and placeholders show it
-	of     func(*Attempt) any
-}{
+var facts = append([]fact{
 	{name: "worker", access: "worker", client: true, of: idOf},
 	{name: "upstream", access: "upstream", of: dialOf},
 	{name: "dp_rank", access: "dp_rank", client: true, of: rankOf},
@@ -50,20 +46,27 @@ var facts = [...]struct {
 		}
 		return a.Terms.Cost
 	}},
-	{name: "cost_wait_ms", of: func(a *Attempt) any { return a.term(a.Terms.Terms.Wait) }},
-	{name: "cost_prefill_ms", of: func(a *Attempt) any { return a.term(a.Terms.Terms.Prefill) }},
-	{name: "cost_delay_ms", of: func(a *Attempt) any { return a.term(a.Terms.Terms.Delay) }},
-	{name: "cost_decode_ms", of: func(a *Attempt) any { return a.term(a.Terms.Terms.Decode) }},
-	{name: "cost_spread_ms", of: func(a *Attempt) any { return a.term(a.Terms.Terms.Spread) }},
-	{name: "cost_leave_ms", of: func(a *Attempt) any { return a.term(a.Terms.Terms.Leave) }},
-	{name: "cost_stall_ms", of: func(a *Attempt) any { return a.term(a.Terms.Terms.Stall) }},
-	{name: "cost_transfer_ms", of: func(a *Attempt) any { return a.term(a.Terms.Terms.Transfer) }},
 	{name: "parted", of: func(a *Attempt) any {
 		if a.Terms.Parted {
 			return "true"
 		}
 		return nil
 	}},
+}, costs()...)
+
+// costs returns the terms of the cost, if that is a time.
+func costs() (list []fact) {
+	for i, term := range new(kvscore.Terms).Each() {
+		list = append(list, fact{name: "cost_" + term.Name + "_ms", of: func(a *Attempt) any { return a.term(a.Terms.Terms.Each()[i].Time) }})
+	}
+	return list
+}
+
+type fact struct {
+	name   string
+	access string // the name in the access log; empty if that does not show it
+	client bool   // response headers and placeholders show it
+	of     func(*Attempt) any
 }
 
 func idOf(a *Attempt) any   { return a.Target.Worker }

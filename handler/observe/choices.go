@@ -17,20 +17,20 @@ const (
 
 // PastChoice is a choice as it was made, without the prompt and the session's key.
 type PastChoice struct {
-	N       uint64 // its number in the pool, from 1
-	At      time.Time
-	Request string // the request's id
-	Model   string // as metrics name it
-	Reason  string
-	Tokens  int64  // of the prompt, as estimated; 0 is unknown
-	Attempt int    // of the request, from 1
-	Rest    string // how the rest of a stream is asked for that broke off; empty for others
-	Among   int    // number of candidates
-	Waited  time.Duration
-	Unit    string // of the costs; empty if no policy compared any
+	N       uint64        `json:"n"` // its number in the pool, from 1
+	At      time.Time     `json:"-"`
+	Request string        `json:"request_id,omitzero"` // it may be the client's
+	Model   string        `json:"model"`               // as metrics name it
+	Reason  string        `json:"reason"`
+	Tokens  int64         `json:"prompt_tokens"` // as estimated; 0 is unknown
+	Attempt int           `json:"attempt"`       // of the request, from 1
+	Rest    string        `json:"rest,omitzero"` // how the rest of a stream is asked for that broke off
+	Among   int           `json:"candidates_in_all"`
+	Waited  time.Duration `json:"-"`
+	Unit    string        `json:"cost_unit,omitzero"` // of the costs; empty if no policy compared any
 
-	Kept       int // number of Candidates
-	Candidates [KeptCandidates]PastCandidate
+	Kept       int                           `json:"-"` // number of Candidates
+	Candidates [KeptCandidates]PastCandidate `json:"-"`
 }
 
 // PastCandidate is a candidate of a past choice. The first is the chosen one.

@@ -75,11 +75,11 @@ func (p *Pool) Figures(w *Worker, model string) *Figures { return w.Figures(mode
 func (p *Pool) ForgetModels(w *Worker) { w.Past.ForgetModels(w.KnownToServe) }
 
 // Remember remembers a choice.
-func (p *Pool) Remember(c *PastChoice) { p.past.Remember(c) }
+func (p *Pool) Remember(c *PastChoice) { p.Choices.Remember(c) }
 
 // Past returns past choices.
 func (p *Pool) Past(most int, request string, number uint64) []PastChoice {
-	return p.past.Past(most, request, number)
+	return p.Choices.Past(most, request, number)
 }
 
 // CountRetries counts n retries of attempts on a worker.

@@ -39,14 +39,14 @@ type Pool struct {
 	Aborts   Aborts
 	Memory   body.Memory // of request bodies
 	pairs    pairs
-	past     observe.Choices
+	Choices  observe.Choices
 	kept     kept
 	shared   shared
 
-	choices sync.Pool // of *Candidates
-	life    context.Context
-	endLife context.CancelFunc
-	tasks   sync.WaitGroup // see Go
+	gathered sync.Pool // of *Candidates
+	life     context.Context
+	endLife  context.CancelFunc
+	tasks    sync.WaitGroup // see Go
 }
 
 // prompts says how prompts become blocks and tokens.

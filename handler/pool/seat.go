@@ -145,7 +145,7 @@ func (p *Pool) awaitOffers(want *Wants, o *Offers, by Chooser, wait func(*Wants)
 // queue has granted a slot of a worker, the other workers count as full. The caller returns the
 // candidates.
 func (p *Pool) Candidates(want *Wants, o Offers, granted *Worker, t time.Time) *Candidates {
-	c, ok := p.choices.Get().(*Candidates)
+	c, ok := p.gathered.Get().(*Candidates)
 	if !ok {
 		c = &Candidates{Sel: kvscore.Selection{Rand: newRandom()}}
 	}
@@ -186,7 +186,7 @@ func (p *Pool) Candidates(want *Wants, o Offers, granted *Worker, t time.Time) *
 func (p *Pool) Return(c *Candidates) {
 	c.Sel.Blocks, c.Sel.Override = nil, nil
 	c.Scored = kvscore.Request{}
-	p.choices.Put(c)
+	p.gathered.Put(c)
 }
 
 // newRandom returns a source of randomness for one goroutine at a time.

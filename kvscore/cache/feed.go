@@ -20,8 +20,16 @@ const (
 	Exact
 )
 
+var knowledge = [...]string{"approximate", "partial", "exact"}
+
 // String returns the name in the admin API and in metrics.
-func (k Knowledge) String() string { return [...]string{"approximate", "partial", "exact"}[k] }
+func (k Knowledge) String() string { return knowledge[k] }
+
+// UnmarshalText implements encoding.TextUnmarshaler. It takes what it does not know for Approximate.
+func (k *Knowledge) UnmarshalText(text []byte) error {
+	*k = Knowledge(max(0, slices.Index(knowledge[:], string(text)))) //nolint:gosec // it is small
+	return nil
+}
 
 // MarshalText implements encoding.TextMarshaler.
 func (k Knowledge) MarshalText() ([]byte, error) { return []byte(k.String()), nil }

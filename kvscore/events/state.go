@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore/events/zmtp"
@@ -34,6 +35,12 @@ func (s State) String() string { return stateNames[s] }
 
 // MarshalText implements encoding.TextMarshaler.
 func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler. It takes what it does not know for Unknown.
+func (s *State) UnmarshalText(text []byte) error {
+	*s = State(max(0, slices.Index(stateNames[:], string(text)))) //nolint:gosec // it is small
+	return nil
+}
 
 const (
 	// overlapFor is how long after a replay live batches may arrive that the replay covered.

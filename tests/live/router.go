@@ -66,7 +66,7 @@ type stream struct {
 	Removed    uint64            `json:"removed_blocks"`
 	Cleared    uint64            `json:"cleared"`
 	Skipped    map[string]uint64 `json:"skipped_events"`
-	Held       map[string]int64  `json:"held_blocks"`
+	Held       map[string]int64  `json:"cached_blocks"`
 }
 
 // isExact returns whether the router knows all that the worker's ranks hold.

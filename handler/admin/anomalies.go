@@ -5,7 +5,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 )
 
 // The states of a worker.
@@ -22,7 +23,7 @@ const (
 	stateUntried     = "untried"
 )
 
-func stateOf(w *pool.Worker, h *pool.HealthState, proxy map[string]proxyState, idle, full bool) string {
+func stateOf(w *worker.Worker, h *worker.HealthState, proxy map[string]proxyState, idle, full bool) string {
 	of, said := proxy[w.Dial]
 	switch {
 	case w.Draining() && idle:
@@ -41,17 +42,17 @@ func stateOf(w *pool.Worker, h *pool.HealthState, proxy map[string]proxyState, i
 		return stateUnhealthy
 	case full:
 		return stateFull
-	case h.Reach == pool.ReachUnknown:
+	case h.Reach == worker.ReachUnknown:
 		return stateUntried
 	}
 	return stateOK
 }
 
-// The signs of a worker that differs from its peers.
+// The anomalies of a worker that differs from its peers.
 const (
-	signSlow    = "slow"    // twice their time between tokens, or prefills twice as late as theirs
-	signFailing = "failing" // more than 10 % of its attempts fail
-	signCold    = "cold"    // a hit ratio 20 points below theirs, and no other sign
+	anomalySlow    = "slow"    // twice their time between tokens, or prefills twice as late as theirs
+	anomalyFailing = "failing" // more than 10 % of its attempts fail
+	anomalyCold    = "cold"    // a hit ratio 20 points below theirs, and no other anomaly
 
 	fewSamples = 10
 )
@@ -63,12 +64,12 @@ type compared struct {
 	hits     float64 // hit ratio
 }
 
-// findApart compares each worker with those that serve the same models. Without enough samples a
-// worker has no sign. Times to first token say little here: they depend on the prompts and the load.
-func findApart(list []workerState, sums []pool.Sums) {
+// findAnomalies compares each worker with those that serve the same models. Without enough samples a
+// worker has no anomaly. Times to first token say little here: they depend on the prompts and the load.
+func findAnomalies(list []workerView, sums []observe.Sums) {
 	groups := make(map[string][]int)
 	for i := range list {
-		key := strings.Join(list[i].Models, "\n")
+		key := strings.Join(list[i].Models.names(), "\n")
 		groups[key] = append(groups[key], i)
 	}
 	for _, group := range groups {
@@ -79,7 +80,7 @@ func findApart(list []workerState, sums []pool.Sums) {
 		}
 		usual := compared{pace: median(paces, false), lateness: median(lates, false), hits: median(hits, true)}
 		for _, i := range group {
-			list[i].addSigns(&sums[i], &usual)
+			list[i].addAnomalies(&sums[i], &usual)
 		}
 	}
 }
@@ -98,7 +99,7 @@ func median(all []float64, upper bool) float64 {
 	return all[(len(all)-1)/2]
 }
 
-func (w *workerState) compared(s *pool.Sums) compared {
+func (w *workerView) compared(s *observe.Sums) compared {
 	c := compared{math.NaN(), math.NaN(), math.NaN()}
 	if s.Paces >= fewSamples {
 		c.pace = w.Recent.Pace
@@ -112,21 +113,21 @@ func (w *workerState) compared(s *pool.Sums) compared {
 	return c
 }
 
-func (w *workerState) addSigns(s *pool.Sums, usual *compared) {
+func (w *workerView) addAnomalies(s *observe.Sums, usual *compared) {
 	own := w.compared(s)
 	slowTokens := usual.pace > 0 && own.pace > 2*usual.pace
 	slowPrefills := own.lateness > 2*max(1, usual.lateness)
 	cold := own.hits < usual.hits-0.2
 	// Prefills of what was predicted as cached make a worker slow. Conversations that leave a slow or
-	// failing worker make it cold, as predicted. The cause has the sign.
+	// failing worker make it cold, as predicted. The cause is the anomaly.
 	mispredicted := cold && 2*s.Cached < s.Predicted
 	if (slowTokens || slowPrefills) && !mispredicted {
-		w.Signs = append(w.Signs, signSlow)
+		w.Anomalies = append(w.Anomalies, anomalySlow)
 	}
-	if r := &w.Recent; r.Failed >= 3 && 10*r.Failed > r.Attempts && !slices.Contains(w.Signs, signFailing) {
-		w.Signs = append(w.Signs, signFailing)
+	if r := &w.Recent; r.Failed >= 3 && 10*r.Failed > r.Attempts && !slices.Contains(w.Anomalies, anomalyFailing) {
+		w.Anomalies = append(w.Anomalies, anomalyFailing)
 	}
-	if cold && len(w.Signs) == 0 {
-		w.Signs = append(w.Signs, signCold)
+	if cold && len(w.Anomalies) == 0 {
+		w.Anomalies = append(w.Anomalies, anomalyCold)
 	}
 }

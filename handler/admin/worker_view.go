@@ -1,0 +1,328 @@
+package admin
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
+)
+
+// workerView is a worker, as the admin API, the page and the commands show it. What is not known is absent.
+type workerView struct {
+	ID   uint64 `json:"id"`
+	Dial string `json:"dial"`
+	// State is the worker's state in a word or two. Anomalies set it apart from its peers: slow,
+	// failing, cold.
+	State     string   `json:"state"`
+	Anomalies []string `json:"anomalies"`
+	// Static is whether it is an upstream by the configuration; others come
+	// from a dynamic source, or are not forgotten yet.
+	Static          bool        `json:"static_upstream"`
+	Role            engine.Role `json:"role"`
+	Draining        bool        `json:"draining"`
+	DrainAsked      bool        `json:"drain_by_admin_api"`
+	DrainConfigured bool        `json:"drain_by_config"`
+	// Drained is whether it is draining, and nothing runs on any of its ranks.
+	Drained bool       `json:"drained"`
+	Engine  engineView `json:"engine"`
+	Models  modelsView `json:"models"`
+	Taints  []string   `json:"taints,omitzero"`
+	Health  healthView `json:"health"`
+	// Load, Cache and Prefill are sums over Ranks.
+	Load    loadView             `json:"load"`
+	Cache   cacheView            `json:"cache"`
+	Prefill kvscore.PrefillSpeed `json:"prefill"`
+	// Latency is absent where there are several Ranks, which have their own.
+	Latency *kvscore.Accuracy `json:"latency,omitzero"`
+	Ranks   []rankView        `json:"dp_ranks,omitzero"`
+	// Recent is what happened in the last five minutes.
+	Recent recentView `json:"recent"`
+	// History has the slots of ten seconds.
+	History []pointView `json:"history,omitzero"`
+
+	slowness float64 // of prefills, in relation to the prediction; 0 is unknown
+	// KVEvents are those that the router follows, one entry for each publisher.
+	KVEvents []eventsView `json:"kv_events"`
+}
+
+type modelsView struct {
+	Configured []string `json:"configured"`
+	Listed     []string `json:"listed"`
+}
+
+type healthView struct {
+	// Available is the metric worker_available.
+	Available *bool `json:"available,omitzero"`
+	// Proxy is what Caddy's health checks say, and max_requests.
+	Proxy *bool `json:"proxy_available,omitzero"`
+	// Refusing is whether the last connection to it could not be made, or it does
+	// not answer the router's questions.
+	Refusing *bool `json:"refuses_connections,omitzero"`
+	// Hung is whether nothing comes from it while others make progress.
+	Hung              bool    `json:"hung"`
+	MarkedDownSeconds float64 `json:"marked_down_seconds"`
+	LetBack           int     `json:"let_back_requests,omitzero"`
+	// ErrorRatio is the share of errors and empty answers in the last ones, those by
+	// clients' mistakes too. ErrorsApart is whether it is far above that of the other workers.
+	ErrorRatio  float64 `json:"error_ratio"`
+	ErrorsApart bool    `json:"errors_apart"`
+	worker.HealthState
+}
+
+type loadView struct {
+	kvscore.Booked
+	// Running are inferences; MaxRunning is absent where there is no limit.
+	Running    int64 `json:"running_requests"`
+	MaxRunning int64 `json:"max_running_requests,omitzero"`
+	// LimitSource is where MaxRunning comes from. It is unknown while the option is auto
+	// and the engine reports no limit.
+	LimitSource string `json:"max_running_from"`
+	// Waiting are the requests that the engine reports as waiting in it.
+	Waiting *int64 `json:"engine_waiting_requests,omitzero"`
+}
+
+// cacheView adds shares of the KV cache: what it caches, and what active requests use.
+type cacheView struct {
+	kvscore.Room
+	Cached float64 `json:"cached_share"`
+	Used   float64 `json:"used_share"`
+}
+
+// viewWorkers returns the views of a pool's workers, by address.
+func viewWorkers(p *pool.Pool, t time.Time) []workerView {
+	all := sortedWorkers(p)
+	proxy := proxyOf(p)
+	list, sums := make([]workerView, 0, len(all)), make([]observe.Sums, len(all))
+	for i, w := range all {
+		w.Past.Recent.Add(t, &sums[i], nil)
+		v := viewWorker(p, w, t, proxy)
+		v.Recent = viewRecent(&sums[i])
+		list = append(list, v)
+	}
+	findAnomalies(list, sums)
+	return list
+}
+
+// sortedWorkers returns a pool's workers, by address.
+func sortedWorkers(p *pool.Pool) []*worker.Worker {
+	all := p.All()
+	slices.SortFunc(all, func(a, b *worker.Worker) int { return cmp.Compare(a.Dial, b.Dial) })
+	return all
+}
+
+// proxyState is what Caddy's proxy says of a static upstream.
+type proxyState struct {
+	available bool
+	healthy   bool // by its health checks
+}
+
+// proxyOf returns the states of a pool's static upstreams by address, as the
+// configuration that answers for the pool has them.
+func proxyOf(p *pool.Pool) map[string]proxyState {
+	said := make(map[string]proxyState)
+	if x := explainerOf(p); x != nil {
+		for _, up := range x.Dispatcher.Proxy.Upstreams {
+			said[up.Dial] = proxyState{pool.Available(up), up.Host == nil || up.Healthy()}
+		}
+	}
+	return said
+}
+
+// viewWorker returns the view of a worker, without its last minutes and without a comparison.
+func viewWorker(p *pool.Pool, w *worker.Worker, t time.Time, proxy map[string]proxyState) workerView {
+	set, load, ranks := p.Settings.Load(), p.Load(t, w), viewRanks(p, t, w)
+	asked, configured := w.Drains()
+	running, limit := w.Running()
+	health := w.Health.State(t)
+	v := workerView{
+		ID: w.ID, Dial: w.Dial, Anomalies: []string{}, Static: set.Upstreams[w.Dial], Role: w.Engine().Role(), Taints: w.Tainted(),
+		Draining: w.Draining(), DrainAsked: asked, DrainConfigured: configured,
+		Drained: w.Draining() && load.Requests == 0,
+		Engine:  viewEngine(p, w), Health: viewHealth(w, &health, &load, t, proxy),
+		Load: loadView{
+			Booked: load.Booked, Running: running, MaxRunning: limit, LimitSource: limitSource(set.Worker(w.Dial), limit),
+		},
+		Cache: cacheView{Room: roomOf(p, w, &load)}, Prefill: load.PrefillSpeed,
+		Ranks: ranks, KVEvents: viewEvents(w, t),
+		State: stateOf(w, &health, proxy, load.Requests == 0, limit > 0 && running >= limit),
+	}
+	if len(ranks) == 1 {
+		v.Latency = &ranks[0].Accuracy
+	}
+	v.Models.Configured, v.Models.Listed = w.ModelsOf()
+	if load.ErrorsApart() {
+		v.Anomalies = append(v.Anomalies, anomalyFailing)
+	}
+	cached := load.CachedTokens
+	if len(v.KVEvents) > 0 {
+		cached = 0
+		for i := range v.KVEvents {
+			e := &v.KVEvents[i]
+			cached += e.Held[cache.Device.String()] * int64(e.BlockTokens)
+		}
+	}
+	if load.CapacityTokens > 0 {
+		blocks := load.PromptBlocks + float64(load.OutputBlocks)
+		v.Cache.Used = round(blocks * float64(set.BlockSize) / float64(load.CapacityTokens))
+		v.Cache.Cached = round(float64(cached) / float64(load.CapacityTokens))
+	}
+	for i := range ranks {
+		if ranks[i].Timings >= fewSamples {
+			v.slowness = max(v.slowness, ranks[i].Slowness)
+		}
+		if e := ranks[i].EngineLoad; e != nil {
+			if v.Load.Waiting == nil {
+				v.Load.Waiting = new(int64)
+			}
+			*v.Load.Waiting += int64(e.Waiting)
+		}
+	}
+	return v
+}
+
+// names returns the models that the worker is known to serve.
+func (m *modelsView) names() []string {
+	if m.Configured != nil {
+		return m.Configured
+	}
+	return m.Listed
+}
+
+func viewHealth(w *worker.Worker, s *worker.HealthState, load *kvscore.Load, t time.Time, proxy map[string]proxyState) healthView {
+	v := healthView{
+		Available: isAvailable(w, s, proxy), Hung: w.IsHung(), LetBack: max(0, s.Window), HealthState: *s,
+		ErrorRatio: load.Errors, ErrorsApart: load.ErrorsApart(),
+	}
+	if state, said := proxy[w.Dial]; said {
+		v.Proxy = &state.available
+	}
+	if s.Reach != worker.ReachUnknown {
+		v.Refusing = &s.Away
+	}
+	if !s.Until.IsZero() {
+		v.MarkedDownSeconds = s.Until.Sub(t).Seconds()
+	}
+	return v
+}
+
+// isAvailable returns whether a worker gets new requests as others do. A worker that
+// gets only a few requests after its mark does not. It is nil if no connection to it
+// was tried yet.
+func isAvailable(w *worker.Worker, s *worker.HealthState, proxy map[string]proxyState) *bool {
+	state, said := proxy[w.Dial]
+	yes := (state.healthy || !said) && !w.Draining() && !w.IsHung() && s.Well && !s.Away
+	if yes && s.Reach == worker.ReachUnknown {
+		return nil
+	}
+	return &yes
+}
+
+// The sources of what is known of an engine.
+const (
+	fromConfig  = "configured"
+	fromEngine  = "found"
+	fromNowhere = "unknown"
+)
+
+// engineView is the engine behind a worker, as the admin API shows it.
+type engineView struct {
+	Type    string      `json:"type,omitzero"`
+	Source  string      `json:"source"`
+	Version string      `json:"version,omitzero"`
+	Info    engine.Info `json:"info"`
+	// Contradictions are between Info and the configuration, which counts; null if
+	// the engine has reported nothing.
+	Contradictions []string `json:"contradictions"`
+	// Warnings are settings of the engine that keep the router from routing well.
+	Warnings []observe.Warning `json:"warnings"`
+}
+
+func viewEngine(p *pool.Pool, w *worker.Worker) engineView {
+	e := w.Engine()
+	info := e.Info
+	info.Started = info.Started.UTC()
+	v := engineView{
+		Type: e.Type, Source: fromConfig, Version: info.Version, Info: info,
+		Contradictions: slices.Sorted(maps.Values(discovery.Contradictions(p, w))), Warnings: discovery.Warnings(p, w, time.Now()),
+	}
+	if v.Contradictions == nil && info.Type != "" {
+		v.Contradictions = []string{}
+	}
+	switch {
+	case p.Settings.Load().Worker(w.Dial).Engine != worker.EngineAuto:
+	case v.Type != "":
+		v.Source = fromEngine
+	default:
+		v.Source = fromNowhere
+	}
+	return v
+}
+
+// limitSource returns the source of a worker's limit of requests.
+func limitSource(set worker.Settings, limit int64) string {
+	switch {
+	case set.MaxRunning == 0:
+		return "default"
+	case set.MaxRunning != worker.LimitAuto:
+		return fromConfig
+	case limit > 0:
+		return fromEngine
+	}
+	return fromNowhere
+}
+
+// rankView is one data-parallel rank of a worker.
+type rankView struct {
+	Rank int `json:"dp_rank"`
+	kvscore.Load
+	// EngineLoad is absent if the engine has not reported its load lately.
+	EngineLoad *engineLoadView `json:"engine_load,omitzero"`
+}
+
+// engineLoadView is the load that an engine reports of a rank.
+type engineLoadView struct {
+	kvscore.EngineLoad
+	WaitingTokens *int64 `json:"waiting_tokens,omitzero"`
+	// External is what other clients than the router have of these requests.
+	External int     `json:"other_clients_requests"`
+	Age      float64 `json:"age_seconds"`
+}
+
+func viewEngineLoad(t time.Time, l *kvscore.Load) *engineLoadView {
+	if l.EngineAt.IsZero() {
+		return nil
+	}
+	v := &engineLoadView{EngineLoad: l.Engine, External: l.External, Age: t.Sub(l.EngineAt).Seconds()}
+	if l.Engine.WaitingTokens >= 0 {
+		v.WaitingTokens = &l.Engine.WaitingTokens
+	}
+	return v
+}
+
+func viewRanks(p *pool.Pool, t time.Time, w *worker.Worker) []rankView {
+	list := make([]rankView, 0, w.Ranks())
+	for rank := range w.Ranks() {
+		l, _ := p.Scheduler.Load(t, w.Target(rank))
+		v := rankView{Rank: rank, Load: l, EngineLoad: viewEngineLoad(t, &l)}
+		v.Room = roomOf(p, w, &l)
+		list = append(list, v)
+	}
+	return list
+}
+
+// roomOf leaves out the reported capacity if neither the configuration nor the engine says it.
+func roomOf(p *pool.Pool, w *worker.Worker, l *kvscore.Load) kvscore.Room {
+	room := l.Room
+	if p.Settings.Load().Worker(w.Dial).KVTokens == 0 && w.Engine().Info.KVTokens == 0 {
+		room.ReportedTokens = 0
+	}
+	return room
+}
