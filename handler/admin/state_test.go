@@ -30,7 +30,7 @@ func testPool(t testing.TB, n int) *pool.Pool {
 
 // serve lets a worker answer requests of a model.
 func serve(p *pool.Pool, w *pool.Worker, model string, n, failed int, ttft time.Duration, predicted, cached int64) {
-	f := p.Figures(w, model)
+	f := w.Figures(model)
 	for i := range n {
 		f.Ended("ok", i < failed)
 		f.FirstToken(time.Now(), ttft)

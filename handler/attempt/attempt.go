@@ -82,7 +82,7 @@ type Attempt struct {
 // Seated completes an attempt that has taken its seat.
 func (a *Attempt) Seated(c *Call) {
 	a.Call = c
-	a.counts = c.Pool.Figures(a.Worker, c.Plan.Model)
+	a.counts = a.Worker.Figures(c.Plan.Model)
 }
 
 // Counts are the figures of the worker that answers, for the request's model.
@@ -138,14 +138,14 @@ func (a *Attempt) send(roundTrip Sender, req *http.Request) (*http.Response, boo
 	}
 	n := r.resends.Load()
 	if n > 0 {
-		c.Pool.CountRetries(a.Worker, "resend", int(n))
+		a.Worker.Past.Retried("resend", int(n))
 	}
 	return resp, n > 0, err
 }
 
 // CountRetry counts a retry after an attempt.
 func (a *Attempt) CountRetry(reason string) {
-	a.Call.Pool.CountRetries(a.Worker, reason, 1)
+	a.Worker.Past.Retried(reason, 1)
 	a.Call.Trace.Retried(a, reason)
 }
 

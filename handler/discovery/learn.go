@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -43,9 +44,9 @@ func learn(p *pool.Pool, w *worker.Worker, info engine.Info) {
 	case shared:
 		p.Incidents.Raise(t, incidentShared, p.Logger)
 	case changed, before.Type != "" && info.Type != before.Type:
-		p.Restarted(w)
+		p.ClearCache(w, observe.ClearedRestarted)
 	case info.Asleep && !before.Asleep:
-		p.FellAsleep(w)
+		p.ClearCache(w, observe.ClearedAsleep)
 	}
 }
 

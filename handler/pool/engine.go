@@ -49,12 +49,6 @@ func (p *Pool) recallLife(w *Worker, life string) bool {
 	return life == "" || info.Life == life
 }
 
-// Restarted clears a worker's cache model, because its engine has restarted or is another one.
-func (p *Pool) Restarted(w *Worker) { p.clear(w, observe.ClearedRestarted) }
-
-// FellAsleep clears a worker's cache model, because its engine sleeps.
-func (p *Pool) FellAsleep(w *Worker) { p.clear(w, observe.ClearedAsleep) }
-
 // lostCache records that a target has lost its cache, as its engine's counts of cached tokens show.
 // Discovery asks the engine soon whether it is another one.
 func (p *Pool) lostCache(t kvscore.Target, tokens int64) {

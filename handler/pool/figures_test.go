@@ -33,11 +33,11 @@ func TestFiguresAreBounded(t *testing.T) {
 	w := p.Worker("10.0.0.1:8000")
 	p.LearnModels(w, listOf("m"), zap.NewNop())
 	for i := range 100_000 {
-		if got := p.Figures(w, fmt.Sprint("client", i)).Model; got != "other" {
+		if got := w.Figures(fmt.Sprint("client", i)).Model; got != "other" {
 			t.Fatalf("a model that no engine lists is the label %q", got)
 		}
 	}
-	if a, b := p.Figures(w, "m"), p.Figures(w, "m"); a != b || a.Model != "m" || p.Figures(w, "").Model != "" {
+	if a, b := w.Figures("m"), w.Figures("m"); a != b || a.Model != "m" || w.Figures("").Model != "" {
 		t.Error("a listed model has no label of its own, or several")
 	}
 	const each, most = 10 + 4 + 2, 16 // of a model; models of a worker
@@ -49,9 +49,9 @@ func TestFiguresAreBounded(t *testing.T) {
 		adapters = append(adapters, fmt.Sprint("lora", i))
 	}
 	p.LearnModels(w, listOf(adapters...), zap.NewNop())
-	p.ForgetModels(w) // m
+	w.Past.ForgetModels(w.KnownToServe) // m
 	for _, m := range adapters {
-		p.Figures(w, m)
+		w.Figures(m)
 	}
 	if got := series() - before; got != most*each {
 		t.Errorf("%d series of a worker with many models, want %d", got, most*each)
@@ -59,7 +59,7 @@ func TestFiguresAreBounded(t *testing.T) {
 	for i := range 300 {
 		w := p.Worker(fmt.Sprintf("10.1.%d.%d:8000", i/250, i%250))
 		p.LearnModels(w, listOf("m"), zap.NewNop())
-		p.Figures(w, "m").Ended("ok", false)
+		w.Figures("m").Ended("ok", false)
 		if i%100 == 99 {
 			p.mu.Lock()
 			for dial, w := range p.workers {

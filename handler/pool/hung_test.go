@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
@@ -458,7 +459,7 @@ func TestProbeIsNotLost(t *testing.T) {
 func TestHungProcessHasEnded(t *testing.T) {
 	for name, end := range map[string]func(*Pool, *Worker){
 		"refused":   func(p *Pool, w *Worker) { p.away(w, worker.Refusing, "refused") },
-		"restarted": func(p *Pool, w *Worker) { p.Restarted(w) },
+		"restarted": func(p *Pool, w *Worker) { p.ClearCache(w, observe.ClearedRestarted) },
 	} {
 		p := testPool(t, wanted(WorkerSettings{Dial: "a:1"}))
 		w := p.Worker("a:1")

@@ -15,6 +15,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/journal"
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"github.com/zeebo/xxh3"
@@ -405,7 +406,7 @@ func (p *Pool) begin(w *Worker, life string) {
 	before := w.Engine().Info.Life
 	p.SetInfo(w, engine.Info{Type: engine.VLLM, Life: life})
 	if before != "" && before != life {
-		p.Restarted(w)
+		p.ClearCache(w, observe.ClearedRestarted)
 	}
 }
 

@@ -67,26 +67,3 @@ var (
 
 // Collectors returns the collectors of the pools, to be registered.
 func Collectors() []prometheus.Collector { return observe.Collectors() }
-
-// Figures returns the figures of a worker for a model.
-func (p *Pool) Figures(w *Worker, model string) *Figures { return w.Figures(model) }
-
-// ForgetModels deletes the figures for models that the worker no longer lists.
-func (p *Pool) ForgetModels(w *Worker) { w.Past.ForgetModels(w.KnownToServe) }
-
-// Remember remembers a choice.
-func (p *Pool) Remember(c *PastChoice) { p.Choices.Remember(c) }
-
-// Past returns past choices.
-func (p *Pool) Past(most int, request string, number uint64) []PastChoice {
-	return p.Choices.Past(most, request, number)
-}
-
-// CountRetries counts n retries of attempts on a worker.
-func (p *Pool) CountRetries(w *Worker, reason string, n int) { w.Past.Retried(reason, n) }
-
-// CountUnfetched counts a prompt that a prefill worker computed and no decode worker got.
-func (p *Pool) CountUnfetched(w *Worker) { w.Past.Unfetched() }
-
-// CountSession counts a session that an engine was asked to open or close.
-func (p *Pool) CountSession(action, outcome string) { observe.EngineSession(p.Name, action, outcome) }

@@ -334,3 +334,23 @@ func (r *registry) Load(t time.Time, w *Worker) kvscore.Load {
 func (r *registry) Transfers() bool {
 	return slices.ContainsFunc(r.All(), func(w *Worker) bool { return w.IsPrefill() || w.IsDecode() })
 }
+
+// upstream returns the worker at an address, nil if it is no upstream now. It is new if no source
+// has named it in this run.
+func (r *registry) upstream(dial string) (w *Worker, isNew bool) {
+	s := r.Settings.Load()
+	if !s.Upstreams[dial] && !s.Others || !validDial(dial) {
+		return nil, false
+	}
+	isNew = r.Known(dial) == nil && !s.Upstreams[dial]
+	if w = r.Worker(dial); w == r.overflow {
+		return nil, false
+	}
+	return w, isNew
+}
+
+// Upstream returns the worker at an address, nil if it is no upstream.
+func (r *registry) Upstream(dial string) *Worker {
+	w, _ := r.upstream(dial)
+	return w
+}

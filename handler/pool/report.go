@@ -110,9 +110,9 @@ func isWorse(w *Worker, t time.Time, o *Outcome) bool {
 	return worker.Worse(errs, share, theirs/max(answers, 1))
 }
 
-// clear clears the cache models of all ranks of a worker that has lost its KV cache.
+// ClearCache clears the cache models of all ranks of a worker that has lost its KV cache.
 // Sessions stay bound to the worker: no other worker is better for them.
-func (p *Pool) clear(w *Worker, why string) {
+func (p *Pool) ClearCache(w *Worker, why string) {
 	t := time.Now()
 	cached := p.Load(t, w).CachedTokens
 	for rank := range w.Ranks() {
@@ -141,7 +141,7 @@ func (p *Pool) countCleared(w *Worker, why string, cached int64) {
 func (p *Pool) away(w *Worker, r worker.Reach, why string) {
 	previous, wasWell := w.Health.RecordAway(time.Now(), r)
 	if r == worker.Refusing && previous != worker.Refusing {
-		p.clear(w, observe.ClearedRefused)
+		p.ClearCache(w, observe.ClearedRefused)
 	}
 	if wasWell {
 		p.logMark(w, why)

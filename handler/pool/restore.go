@@ -167,20 +167,6 @@ func (r *restorer) worker(dial string) *restoredWorker {
 	return w
 }
 
-// upstream returns the worker at an address, nil if it is no upstream now. It is new if no source
-// has named it in this run.
-func (p *Pool) upstream(dial string) (w *Worker, isNew bool) {
-	s := p.Settings.Load()
-	if !s.Upstreams[dial] && !s.Others || !validDial(dial) {
-		return nil, false
-	}
-	isNew = p.Known(dial) == nil && !s.Upstreams[dial]
-	if w = p.Worker(dial); w == p.overflow {
-		return nil, false
-	}
-	return w, isNew
-}
-
 // ended notes the prompt and the answer of a request.
 func (r *restorer) ended(w *restoredWorker, end *journal.End) {
 	b := end.Booking

@@ -103,7 +103,7 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *
 		case !found && granted != nil:
 			giveBack() // its worker cannot be used any more
 		case !found && !full:
-			if err = p.awaitOffers(want, o, by, wait); err != nil {
+			if err = awaitOffers(want, o, by, wait); err != nil {
 				return waited, err
 			}
 		case choice.Wait != nil:
@@ -127,7 +127,7 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *
 }
 
 // awaitOffers has a request wait that is offered nothing, if its source follows its upstreams.
-func (p *Pool) awaitOffers(want *Wants, o *Offers, by Chooser, wait func(*Wants) error) error {
+func awaitOffers(want *Wants, o *Offers, by Chooser, wait func(*Wants) error) error {
 	if len(o.Ups) > 0 || want.Kind == KindOther {
 		return ErrNoWorker
 	}

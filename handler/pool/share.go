@@ -27,12 +27,6 @@ func (p *Pool) ShareState() (s journal.ShareStatus, on bool) {
 // Claims are what is certain among routers.
 type Claims = journal.Claims
 
-// Upstream returns the worker at an address, nil if it is no upstream.
-func (p *Pool) Upstream(dial string) *Worker {
-	w, _ := p.upstream(dial)
-	return w
-}
-
 // Claims returns what is certain among the routers, and whether they share at all. It is nil if
 // their server cannot be reached.
 func (p *Pool) Claims() (c Claims, shares bool) {

@@ -284,7 +284,7 @@ func (l *Phases) Leave(whole bool) {
 	}
 	waits := l.handedOver.Load() != 0 && !l.of().Together // the prompt, for a decode worker
 	if waits && (l.lost || !l.fetched) {
-		l.split.Pool.CountUnfetched(l.Prefill.Worker)
+		l.Prefill.Worker.Past.Unfetched()
 	}
 	if l.forget == nil {
 		return // the decode leg has not begun

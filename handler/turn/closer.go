@@ -8,6 +8,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 )
 
@@ -87,7 +88,7 @@ func (c *closer) Ended(key affinity.Key, held *affinity.Want, why affinity.Reaso
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.ends) >= maxClosing {
-		c.pool.CountSession("close", "dropped")
+		observe.EngineSession(c.pool.Name, "close", "dropped")
 		return
 	}
 	if c.ends = append(c.ends, end{key, *held}); c.enders < maxEnders {
@@ -122,14 +123,14 @@ func (c *closer) Close(held *affinity.Want) {
 	}
 	w := c.pool.ByID(held.Target.Worker)
 	if w == nil {
-		c.pool.CountSession("close", "gone")
+		observe.EngineSession(c.pool.Name, "close", "gone")
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	list := c.closing[w]
 	if len(list) >= maxClosing {
-		c.pool.CountSession("close", "dropped")
+		observe.EngineSession(c.pool.Name, "close", "dropped")
 		return
 	}
 	c.closing[w] = append(list, closing{held.EngineSession, make(chan struct{})})
@@ -151,7 +152,7 @@ func (c *closer) run(w *pool.Worker) {
 			over = len(list) // nobody waits for an engine that does not answer
 		}
 		for _, one := range list[:over] {
-			c.pool.CountSession("close", outcome)
+			observe.EngineSession(c.pool.Name, "close", outcome)
 			close(one.over)
 		}
 		if left = len(list) - over; left == 0 {

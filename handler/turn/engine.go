@@ -12,6 +12,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -206,7 +207,7 @@ func (t *Turn) ask(req *http.Request, w *pool.Worker, want *affinity.Want) error
 		outcome = "failed"
 	}
 	if !again {
-		t.Pool.CountSession("open", outcome)
+		observe.EngineSession(t.Pool.Name, "open", outcome)
 	}
 	if err == nil {
 		return nil
