@@ -3,7 +3,6 @@ package speculative
 import (
 	"context"
 	"errors"
-	"io"
 	"math"
 	"net/http"
 	"time"
@@ -16,7 +15,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
-	"github.com/caddy-kvrouter/kvrouter/handler/response"
 )
 
 const (
@@ -100,14 +98,17 @@ func (s *speculation) prefill() (outcome string) {
 	if p == nil {
 		return outcomeUnfit
 	}
-	var seat pool.Seat
-	if !s.r.pool.SeatAt(s.turn.Worker, s.turn.Target, &p.Score, &seat) {
+	a := &attempt.Attempt{Call: &attempt.Call{Plan: p, Body: s.body}}
+	if !s.r.pool.SeatAt(s.turn.Worker, s.turn.Target, &p.Score, &a.Seat) {
 		return outcomeBusy
 	}
 	ctx, cancel := context.WithTimeout(s.r.ctx, maxDuration)
 	defer cancel()
-	err := s.send(ctx, p)
-	seat.Leave(err == nil, nil)
+	_, _, answer, err := a.Read(a.Build(ownRequest(ctx, s.sent)), s.forward, maxAnswer)
+	if err == nil && !answer.Legible() {
+		err = attempt.ErrUnread
+	}
+	a.Leave(err == nil, nil)
 	switch {
 	case err == nil:
 		return outcomeOK
@@ -162,31 +163,10 @@ func ownExt(e *nvext.Ext) *nvext.Ext {
 	}
 }
 
-// send makes the request once, on a connection of its own. It returns nil if the
-// worker has computed the prefix.
-func (s *speculation) send(ctx context.Context, p *plan.Plan) error {
-	e := attempt.Request{Plan: p, Body: s.body, Worker: s.turn.Worker, Target: s.turn.Target}
-	req := e.Build(ownRequest(ctx, s.sent))
+// forward makes a round trip once, on a connection of its own.
+func (s *speculation) forward(req *http.Request) (*http.Response, error) {
 	delete(req.Header, "Idempotency-Key")
-	resp, err := s.r.client.Forward(req, s.turn.Worker.Dial)
-	if err != nil {
-		return err
-	}
-	response.Unpack(resp)
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return errors.New("status " + resp.Status)
-	}
-	answer := p.Request.NewAnswer(false)
-	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
-	if err != nil {
-		return err
-	}
-	answer.Write(data)
-	if answer.Finish(); answer.Failed() || !answer.Legible() {
-		return errors.New("the answer is an error")
-	}
-	return nil
+	return s.r.client.Forward(req, s.turn.Worker.Dial)
 }
 
 // ownRequest returns a request of the router's own to where a client's request went, with the

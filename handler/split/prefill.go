@@ -16,7 +16,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
-	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -81,13 +80,10 @@ func (l *Phases) describe() {
 
 // request returns the request of the prefill leg.
 func (l *Phases) request(req *http.Request) *http.Request {
-	c, p, leg := l.Decode.Call, l.Prefill, l.leg
+	leg := l.leg
 	leg.Prefill = true
-	r := attempt.Request{Plan: c.Plan, Body: c.Body, Worker: p.Worker, Target: p.Target, Leg: &leg, Shared: true}
-	out := *c.Trace.Carry(r.Build(req))
-	u := *out.URL // the transport changes it, and that of the decode leg
-	out.URL = &u
-	return &out
+	l.Prefill.Leg = &leg
+	return l.Prefill.Build(req)
 }
 
 // run makes the prefill leg. It ends its seat, and reports what the leg has shown of its worker.
@@ -156,31 +152,21 @@ func (l *Phases) call(req *http.Request) (status int, counts response.Counts, ov
 			err = cause
 		}
 	}()
-	resp, err := s.Client.Leg(req.WithContext(ctx), p.Worker.Dial)
-	if err != nil {
-		return 0, counts, false, err
+	status, data, answer, err := p.Read(req.WithContext(ctx), func(req *http.Request) (*http.Response, error) {
+		return s.Client.Leg(req, p.Worker.Dial)
+	}, maxHandedOver)
+	if answer != nil {
+		counts.Prompt, counts.Completion, counts.Cached = answer.Usage()
+		handed := p.Worker.Engine().Handed(data, &l.leg)
+		over = handed == engine.Over
+		if handed == engine.NotHanded {
+			err = attempt.ErrUnread
+		}
 	}
-	defer resp.Body.Close()
-	response.Unpack(resp)
-	data, err := upstream.ReadAll(resp.Body, maxHandedOver)
-	tooLong := errors.Is(err, upstream.ErrTooLong)
-	switch {
-	case err != nil && !tooLong:
-		return 0, counts, false, err
-	case resp.StatusCode >= 300:
-		return resp.StatusCode, counts, false, fmt.Errorf("status %s", resp.Status)
-	case tooLong:
-		return resp.StatusCode, counts, false, errNotHanded
+	if errors.Is(err, attempt.ErrUnread) {
+		err = errNotHanded
 	}
-	answer := s.Plan.Request.NewAnswer(false)
-	answer.Write(data)
-	answer.Finish()
-	counts.Prompt, counts.Completion, counts.Cached = answer.Usage()
-	handed := p.Worker.Engine().Handed(data, &l.leg)
-	if answer.Failed() || handed == engine.NotHanded {
-		return resp.StatusCode, counts, false, errNotHanded
-	}
-	return resp.StatusCode, counts, handed == engine.Over, nil
+	return status, counts, over, err
 }
 
 // Answer returns the answer to the client of a request that ended with its prefill.
