@@ -34,8 +34,9 @@ const (
 	// hungChecks is how many checks in a row must find a worker hung. A byte may arrive
 	// just after one of them.
 	hungChecks = 3
-	// hungAfter is the least silence of a hung worker.
-	hungAfter = 15 * time.Second
+	// hungAfter is the least silence of a hung worker, endedAfter that of one at whose address nothing
+	// listens: its process shuts down.
+	hungAfter, endedAfter = 15 * time.Second, 5 * time.Second
 	// quietTimes is how many times longer a worker may be silent in the middle of streams if it
 	// answers the router's own questions, and no other worker makes tokens. Streams that cannot
 	// move wait for a hung worker by as many times longer.
@@ -60,7 +61,11 @@ func (h *hungWatch) patience(a *worker.Attempt) time.Duration {
 			rate = min(rate, leastRate)
 		}
 	}
-	return max(hungAfter, time.Duration(hungPrefills*float64(a.Ahead)/rate*float64(time.Second)))
+	least := hungAfter
+	if a.Worker.Health.Reach() == worker.Refusing {
+		least = endedAfter
+	}
+	return max(least, time.Duration(hungPrefills*float64(a.Ahead)/rate*float64(time.Second)))
 }
 
 // check finds hung workers: none of their active streams has produced output for longer
@@ -98,7 +103,7 @@ func (h *hungWatch) check(t time.Time) {
 // stall for much longer: a server may answer while its engine's core hangs.
 func (h *hungWatch) isTooLong(t time.Time, s *worker.Silence, w *Worker, all []*Worker) bool {
 	silent := t.Sub(s.Since)
-	if silent < hungAfter {
+	if silent < endedAfter {
 		return false
 	}
 	limit := h.patience(s.Longest)

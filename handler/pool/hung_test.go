@@ -195,13 +195,15 @@ func TestWorkerHangs(t *testing.T) {
 func TestFrozenWorkerHasTheLastWork(t *testing.T) {
 	soon := hungAfter + (hungChecks-1)*worker.HungCheck
 	for name, v := range map[string]struct {
-		away, tokens, answers bool
-		want                  time.Duration
+		reach           worker.Reach
+		tokens, answers bool
+		want            time.Duration
 	}{
-		"frozen":                           {true, false, true, soon},
-		"it answers questions":             {false, false, true, 0}, // it may load the model
-		"it answers questions, and stalls": {false, true, true, quietTimes*hungAfter + (hungChecks-1)*worker.HungCheck},
-		"nobody answers a question":        {true, true, false, 0},
+		"frozen":                           {worker.Unresponsive, false, true, soon},
+		"shuts down":                       {worker.Refusing, true, true, soon - hungAfter + endedAfter},
+		"it answers questions":             {worker.ReachUnknown, false, true, 0}, // it may load the model
+		"it answers questions, and stalls": {worker.ReachUnknown, true, true, soon + (quietTimes-1)*hungAfter},
+		"nobody answers a question":        {worker.Unresponsive, true, false, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFlowTest(t)
@@ -212,8 +214,8 @@ func TestFrozenWorkerHasTheLastWork(t *testing.T) {
 			}
 			got := time.Duration(0)
 			for i := range 300 {
-				if v.away {
-					f.a.Health.RecordAway(f.now, Unresponsive)
+				if v.reach != worker.ReachUnknown {
+					f.a.Health.RecordAway(f.now, v.reach)
 				}
 				if v.answers {
 					f.b.AnsweredRouter(f.now)
