@@ -37,9 +37,8 @@ const (
 	// hungAfter is the least silence of a hung worker, endedAfter that of one at whose address nothing
 	// listens: its process shuts down.
 	hungAfter, endedAfter = 15 * time.Second, 5 * time.Second
-	// quietTimes is how many times longer a worker may be silent in the middle of streams if it
-	// answers the router's own questions, and no other worker makes tokens. Streams that cannot
-	// move wait for a hung worker by as many times longer.
+	// quietTimes lengthens the limit for streams that stall while the worker answers the router's own
+	// questions and no other worker has output. It also lengthens it for streams that cannot move.
 	quietTimes = 4
 	// hungPrefills is how many times the predicted time a first token may take.
 	hungPrefills = 4
