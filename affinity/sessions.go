@@ -139,7 +139,12 @@ func (u *Use) Find(ctx context.Context, patience time.Duration) (b Binding, pend
 			end = time.Now().Add(patience)
 		}
 		u.sessions.waiting.Add(1)
-		err = waitFor(ctx, changed, time.Until(end))
+		select {
+		case <-changed:
+		case <-time.After(time.Until(end)):
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
 		u.sessions.waiting.Add(-1)
 		if err != nil {
 			return Binding{}, false, err
@@ -170,19 +175,6 @@ func (u *Use) look(missed *Version) (b Binding, again bool, changed <-chan struc
 		b.Target = a.target
 	}
 	return b, false, a.changed
-}
-
-// waitFor waits for the change, at most for d. The error is that of the context.
-func waitFor(ctx context.Context, changed <-chan struct{}, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-changed:
-	case <-timer.C:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	return nil
 }
 
 // Choose says to which target the request goes, if it is the first of an unbound session.
@@ -246,14 +238,12 @@ func (u *Use) Alone(ctx context.Context, patience time.Duration) (bool, error) {
 	}
 	alone := u.active.alone
 	sh.mu.Unlock()
-	timer := time.NewTimer(patience)
-	defer timer.Stop()
 	select {
 	case alone <- struct{}{}:
 	default: // select would choose at random if the patience were over at once
 		select {
 		case alone <- struct{}{}:
-		case <-timer.C:
+		case <-time.After(patience):
 			return false, nil
 		case <-ctx.Done():
 			return false, ctx.Err()
