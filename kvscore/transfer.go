@@ -7,8 +7,9 @@ import (
 )
 
 // transfer predicts the time to transfer the KV cache of a prompt from a prefill worker to a decode
-// worker: what is assumed, times a factor that transfers in the pool have had lately. Without
-// transfers the factor returns to 1. Else nothing would be transferred again where it was once slow.
+// worker. It is an assumed time, multiplied by a factor that recent transfers in the pool have had.
+// Without transfers the factor returns to 1. Else nothing would be transferred again where it was
+// once slow.
 type transfer struct {
 	factor   float64 // logarithm, at the last transfer
 	samples  uint64
