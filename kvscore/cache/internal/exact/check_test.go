@@ -22,8 +22,8 @@ func (x *Index) check(t testing.TB) {
 	if n := len(x.runs) - 1 - len(x.free); c.runs != n || len(x.starts) != n {
 		t.Fatalf("%d runs, counted %d, %d starts", c.runs, n, len(x.starts))
 	}
-	if c.bytes != x.bytes.blocks || c.named != x.blocks || c.further != len(x.further) {
-		t.Fatalf("%d blocks of %d bytes, counted %d of %d; %d with further names, %d", c.named, c.bytes, x.blocks, x.bytes.blocks, c.further, len(x.further))
+	if c.bytes != x.bytes.blocks || c.named != x.blocks || c.aliased != len(x.aliases) {
+		t.Fatalf("%d blocks of %d bytes, counted %d of %d; %d with further names, %d", c.named, c.bytes, x.blocks, x.bytes.blocks, c.aliased, len(x.aliases))
 	}
 	c.names()
 	c.sets()
@@ -39,7 +39,7 @@ type checker struct {
 	runs    int
 	named   int64
 	called  int
-	further int
+	aliased int
 	bytes   int64
 }
 
@@ -67,11 +67,11 @@ func (c *checker) run(r *run) {
 			continue
 		}
 		c.named++
-		c.called += 1 + len(x.further[r.at(i)])
-		if f := x.further[r.at(i)]; f != nil {
-			c.further++
+		c.called += 1 + len(x.aliases[r.at(i)])
+		if f := x.aliases[r.at(i)]; f != nil {
+			c.aliased++
 		}
-		for _, name := range append([]uint64{b.name}, x.further[r.at(i)]...) {
+		for _, name := range append([]uint64{b.name}, x.aliases[r.at(i)]...) {
 			if x.names.get(name) != r.at(i) {
 				c.t.Fatal("a name leads elsewhere")
 			}

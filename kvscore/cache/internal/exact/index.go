@@ -37,24 +37,24 @@ const MaxTargets = 4096
 // Index knows which blocks each target holds. Make it with [New]. All methods are safe for
 // concurrent use.
 type Index struct {
-	mu      sync.RWMutex // guards what follows
-	runs    []*run       // by id; 0 is none
-	free    []uint32     // ids without a run
-	starts  map[start]*run
-	most    int // of starts since the map was made
-	names   names
-	further map[place][]uint64 // names of a block beside its first
-	sets    sets
-	owners  []owner // by target
-	sharing mask    // targets that have reported a block in the shared tier
-	slower  bool    // a tier below the device has been used
-	blocks  int64   // that have names
-	bound   int64   // of the memory, in bytes
-	bytes   counts
-	hand    int     // the last run that eviction looked at
-	dirty   bool    // a target was cleared since the last round of Step began
-	sweep   int     // the last run of that round, 0 if there is none
-	again   []place // blocks of the current event that the target held already
+	mu       sync.RWMutex // guards what follows
+	runs     []*run       // by id; 0 is none
+	free     []uint32     // ids without a run
+	starts   map[start]*run
+	most     int // of starts since the map was made
+	names    names
+	aliases  map[place][]uint64 // names of a block beside its first
+	sets     sets
+	owners   []owner // by target
+	sharing  mask    // targets that have reported a block in the shared tier
+	slower   bool    // a tier below the device has been used
+	blocks   int64   // that have names
+	bound    int64   // of the memory, in bytes
+	bytes    counts
+	hand     int     // the last run that eviction looked at
+	dirty    bool    // a target was cleared since the last round of Step began
+	sweep    int     // the last run of that round, 0 if there is none
+	repeated []place // blocks of the current event that the target held already
 }
 
 // run is a piece of a chain: consecutive blocks. Other runs continue it after any of its blocks, so
@@ -119,15 +119,15 @@ type repeat struct {
 type counts struct {
 	blocks  int64 // of all runs
 	repeats int64 // of all targets
-	further int64 // names
+	aliases int64
 }
 
 const (
-	blockBytes   = int64(unsafe.Sizeof(block{}))
-	runBytes     = 64 // with the rest of its size class
-	startBytes   = 64 // in the map
-	repeatBytes  = 32
-	furtherBytes = 64
+	blockBytes  = int64(unsafe.Sizeof(block{}))
+	runBytes    = 64 // with the rest of its size class
+	startBytes  = 64 // in the map
+	repeatBytes = 32
+	aliasBytes  = 64
 )
 
 // New returns an empty index that keeps at most memory bytes.
@@ -142,7 +142,7 @@ func New(memory int64) *Index {
 func (x *Index) reset() {
 	x.runs, x.free = []*run{nil}, nil // no place is 0
 	x.sets.reset()
-	x.starts, x.most, x.further = make(map[start]*run), 0, make(map[place][]uint64)
+	x.starts, x.most, x.aliases = make(map[start]*run), 0, make(map[place][]uint64)
 }
 
 // SetMemory changes the bound in bytes. Below what the index keeps now, [Index.Step] evicts
@@ -161,7 +161,7 @@ func (x *Index) Bytes() int64 {
 }
 
 func (x *Index) size() int64 {
-	return int64(unsafe.Sizeof(*x)) + int64(len(x.starts))*runBytes + int64(x.most)*startBytes + int64(cap(x.runs))*8 + x.bytes.blocks + x.bytes.repeats + x.bytes.further +
+	return int64(unsafe.Sizeof(*x)) + int64(len(x.starts))*runBytes + int64(x.most)*startBytes + int64(cap(x.runs))*8 + x.bytes.blocks + x.bytes.repeats + x.bytes.aliases +
 		int64(x.names.slots)*slotBytes + x.sets.bytes + int64(cap(x.owners))*int64(unsafe.Sizeof(owner{}))
 }
 

@@ -118,7 +118,7 @@ func (x *Index) known(name uint64) (place, *block) {
 	}
 	b := x.block(at)
 	if x.sets.list[b.set].empty() {
-		x.forget(at)
+		x.dropNames(at)
 		return 0, nil
 	}
 	return at, b
@@ -138,10 +138,10 @@ func (x *Index) nameBlock(name uint64, at place) Outcome {
 	case found != nil:
 		return OK
 	case held:
-		x.further[at] = append(x.further[at], name)
-		x.bytes.further += furtherBytes
+		x.aliases[at] = append(x.aliases[at], name)
+		x.bytes.aliases += aliasBytes
 	default:
-		x.forget(at)
+		x.dropNames(at)
 		b.name = name
 		x.blocks++
 	}
@@ -149,18 +149,18 @@ func (x *Index) nameBlock(name uint64, at place) Outcome {
 	return OK
 }
 
-// forget takes the names of a block that no target holds.
-func (x *Index) forget(at place) {
+// dropNames takes the names of a block that no target holds.
+func (x *Index) dropNames(at place) {
 	b := x.block(at)
 	if b.set == 0 {
 		return
 	}
 	x.names.delete(b.name)
-	for _, name := range x.further[at] {
+	for _, name := range x.aliases[at] {
 		x.names.delete(name)
-		x.bytes.further -= furtherBytes
+		x.bytes.aliases -= aliasBytes
 	}
-	delete(x.further, at)
+	delete(x.aliases, at)
 	x.sets.assign(b, 0)
 	x.blocks--
 }

@@ -44,8 +44,8 @@ func (x *Index) remove(target int, t Tier, at place, b *block) bool {
 		x.sets.assign(b, to)
 		return true
 	}
-	x.forget(at)
-	x.tidy(at)
+	x.dropNames(at)
+	x.trim(at)
 	return true
 }
 
@@ -81,9 +81,9 @@ func (x *Index) Clear(target int) {
 	x.owners[target] = owner{}
 }
 
-// tidy drops the blocks at the end of a run that have no names, and that no run continues. If
-// none is left, the run goes, and tidy looks at the run above.
-func (x *Index) tidy(at place) {
+// trim drops the blocks at the end of a run that have no names, and that no run continues. If
+// none is left, the run goes, and trim looks at the run above.
+func (x *Index) trim(at place) {
 	for at != 0 {
 		r := x.run(at)
 		first, n, room := r.start(), len(r.blocks), cap(r.blocks)

@@ -37,11 +37,11 @@ func (x *Index) reclaim(r *run) int {
 	work := len(r.blocks) / 8
 	for i := range r.blocks {
 		if b := &r.blocks[i]; b.set != 0 && x.sets.list[b.set].empty() {
-			x.forget(r.at(i))
+			x.dropNames(r.at(i))
 			work++
 		}
 	}
-	x.tidy(r.at(0))
+	x.trim(r.at(0))
 	return work
 }
 
@@ -75,7 +75,7 @@ func (x *Index) evictOne() int {
 			for i := from; i < n; i++ {
 				x.evict(r.at(i))
 			}
-			x.tidy(r.at(0))
+			x.trim(r.at(0))
 			return work + n
 		}
 	}
@@ -94,5 +94,5 @@ func (x *Index) evict(at place) {
 			x.bytes.repeats -= int64(before-len(o.repeats)) * repeatBytes
 		})
 	}
-	x.forget(at)
+	x.dropNames(at)
 }

@@ -73,7 +73,7 @@ func (x *Index) store(s *Stored, owner *owner) (n int, o Outcome) {
 		return 0, NoRoom
 	}
 	x.slower = x.slower || s.Tier != Device
-	x.again = x.again[:0]
+	x.repeated = x.repeated[:0]
 	if s.Blocks == nil {
 		n, o = x.storeKnown(s, owner)
 	} else {
@@ -90,13 +90,13 @@ func (x *Index) store(s *Stored, owner *owner) (n int, o Outcome) {
 
 // repeats reports whether the event has blocks that the target has stored once more.
 func (x *Index) repeats(s *Stored, owner *owner, o Outcome) bool {
-	if len(x.again) == 0 || s.Tier == Shared {
+	if len(x.repeated) == 0 || s.Tier == Shared {
 		return false
 	}
 	if s.HasParent {
 		return true
 	}
-	all := len(x.again) == len(s.Names)
+	all := len(x.repeated) == len(s.Names)
 	return !owner.incomplete && (len(s.Names) == 1 || !all && o == OK)
 }
 
@@ -105,7 +105,7 @@ func (x *Index) countRepeats(s *Stored, owner *owner) {
 		owner.repeats = make(map[repeat]int32)
 	}
 	before := len(owner.repeats)
-	for _, at := range x.again {
+	for _, at := range x.repeated {
 		owner.repeats[repeat{at, s.Tier}]++
 	}
 	x.bytes.repeats += int64(len(owner.repeats)-before) * repeatBytes
@@ -119,7 +119,7 @@ func (x *Index) storeKnown(s *Stored, owner *owner) (n int, o Outcome) {
 			o = UnknownName
 			continue
 		}
-		x.hold(s, owner, at)
+		x.addHolder(s, owner, at)
 		n++
 	}
 	return n, o
@@ -131,10 +131,10 @@ func (x *Index) storeChain(s *Stored, owner *owner) (n int, o Outcome) {
 	for o == OK && n < len(s.Names) {
 		at = x.next(at, root, s.Blocks[n:])
 		if o = x.nameBlock(s.Names[n], at); o != OK {
-			x.tidy(at) // it may be new
+			x.trim(at) // it may be new
 			break
 		}
-		x.hold(s, owner, at)
+		x.addHolder(s, owner, at)
 		n++
 	}
 	return n, o
@@ -201,13 +201,13 @@ func (x *Index) startRun(s start, room int) place {
 	return r.at(0)
 }
 
-// hold records that the target holds a block, which has a name.
-func (x *Index) hold(s *Stored, owner *owner, at place) {
+// addHolder records that the target holds a block, which has a name.
+func (x *Index) addHolder(s *Stored, owner *owner, at place) {
 	r := x.run(at)
 	r.hot = true
 	b := &r.blocks[at.offset()]
 	if x.sets.list[b.set].tier[s.Tier].has(s.Target) {
-		x.again = append(x.again, at)
+		x.repeated = append(x.repeated, at)
 		return
 	}
 	x.sets.assign(b, x.sets.toggled(b.set, s.Tier, s.Target))
