@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
-
 	"go.opentelemetry.io/contrib/propagators/autoprop"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"

@@ -101,7 +101,7 @@ func (d *Dispatch) run(ctx context.Context, r *remainder) (*http.Response, error
 			a.End(pool.AttemptRetried, false)
 			_ = resp.Body.Close()
 			return nil, d.failure
-		default:
+		case fail, abandon:
 			return nil, cmp.Or(err, errNoWorker) // an answer is no rest of a stream
 		}
 	}

@@ -13,9 +13,19 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"github.com/caddy-kvrouter/kvrouter/handler/resume"
+	"github.com/caddy-kvrouter/kvrouter/handler/split"
 	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"go.uber.org/zap"
 )
+
+// breakage is how a stream broke off.
+type breakage struct {
+	why     error
+	failed  *split.Error // the pair of workers failed; nil if it did not
+	misfit  bool         // the engine refuses the prompt as too long
+	refused bool         // an endpoint of the engine's refuses to go on by ids
+	drained bool         // the worker is well, and so is its host
+}
 
 // Move implements response.Mover. The rest is asked for as an ordinary attempt: with a lease, in
 // the queue, within the retry budget.
@@ -25,56 +35,89 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 	if ctx.Err() != nil {
 		return nil
 	}
-	refused := errors.Is(why, resume.ErrExact) // by an endpoint of the engine's
-	if refused {
+	b := breakage{
+		why: why, failed: o.phases.BrokeBefore(why), misfit: errors.Is(why, response.ErrMisfit), refused: errors.Is(why, resume.ErrExact),
+	}
+	b.drained = b.misfit || errors.Is(why, attempt.ErrDrained)
+	if b.refused {
 		a.LoseIDs()
 	}
-	failed := o.phases.BrokeBefore(why)
-	switch {
-	case errors.Is(why, io.EOF) && a.Done() && !o.attempt.Worker.Engine().Closes(): // it is an end
-		return nil
-	case d.aborted():
-		o.told = true // it is not the worker's fault
-		o.Stays()
-		return nil
-	case errors.Is(why, response.ErrAborted) && failed == nil && !o.leaving(ctx):
-		o.Stays()
+	if o.ends(ctx, &b, a) {
 		return nil
 	}
 	rest, reason := o.rest(a)
-	misfit := errors.Is(why, response.ErrMisfit)
-	if misfit {
-		o.d.refused(tooLong)
+	if b.misfit {
+		d.refused(tooLong)
 	}
-	drained := misfit || errors.Is(why, attempt.ErrDrained) // the worker is well
-	if reason == "" && !a.FirstToken() && !drained && failed == nil {
+	if reason == "" && !a.FirstToken() && !b.drained && b.failed == nil {
 		if d.lastSuspect() {
 			reason = resume.StaysTries
 		}
 		d.suspects++
 	}
-	charged := o.attempt.Stay() // by the pool, to the budget
+	charged := o.attempt.Stay() || b.misfit // by the pool, to the budget; or free
 	if reason != "" {
-		if !misfit {
+		if !b.misfit {
 			o.refuseMove(reason)
 		}
-		o.told = o.told || refused // it is not the worker's fault
+		o.told = o.told || b.refused // it is not the worker's fault
 		return nil
 	}
-	left, old := o.attempt, o.attempt.Worker
-	if failed != nil {
-		left.Uncounted() // its worker is well
-		d.retryPhases(failed)
+	left := o.attempt
+	o.leave(&b, a, rest)
+	way := rest.Way
+	part, rest, reason := o.ask(ctx, &b, a, rest, charged)
+	if part == nil && ctx.Err() != nil {
+		return nil // the client has left
+	}
+	if rest != nil {
+		way = rest.Way // also the end of one
+	}
+	outcome := "ok"
+	switch {
+	case part == nil:
+		outcome = "failed"
+		o.refuseMove(reason)
+	case errors.Is(why, attempt.ErrDrained):
+		left.End(pool.AttemptDrained, false)
+	default:
+		left.End(pool.AttemptResumed, !b.drained)
+	}
+	cause := resume.Cause(why)
+	d.Metrics.resumed.WithLabelValues(d.Pool.Name, cause, way, outcome).Inc()
+	d.Trace.Resumed(d.attempt, cause, way, outcome)
+	return part
+}
+
+// ends returns whether a stream ends here, as somebody wants it or as its engine means it.
+func (o *delivery) ends(ctx context.Context, b *breakage, a *api.Answer) bool {
+	switch {
+	case errors.Is(b.why, io.EOF) && a.Done() && !o.attempt.Worker.Engine().Closes(): // it is an end
+	case o.d.aborted():
+		o.told = true // it is not the worker's fault
+		o.Stays()
+	case errors.Is(b.why, response.ErrAborted) && b.failed == nil && !o.leaving(ctx):
+		o.Stays()
+	default:
+		return false
+	}
+	return true
+}
+
+// leave ends the attempt of a stream that moves, and reports what it has shown of its worker.
+func (o *delivery) leave(b *breakage, a *api.Answer, rest *api.Rest) {
+	d := o.d
+	if b.failed != nil {
+		o.attempt.Uncounted() // its worker is well
+		d.retryPhases(b.failed)
 	}
 	if rest.Way != api.WayWhole {
 		d.split.KeepWhole("its stream goes on elsewhere") // no prefill leg has the text so far
 	}
-	if failed != nil || refused {
-		old, drained = nil, true // the decode worker is well, or may go on otherwise
-	}
-	if o.told = true; !drained {
-		shown := o.attempt.Shows(pool.OutcomeBroken, "stream broke: "+why.Error())
-		if errors.Is(why, response.ErrEvent) {
+	b.drained = b.drained || b.failed != nil || b.refused
+	if o.told = true; !b.drained {
+		shown := o.attempt.Shows(pool.OutcomeBroken, "stream broke: "+b.why.Error())
+		if errors.Is(b.why, response.ErrEvent) {
 			shown = o.attempt.Errored(errorWithin, false)
 			if !a.FirstToken() {
 				o.attempt.Failed(time.Now())
@@ -83,41 +126,32 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 		d.Pool.Report(o.attempt.Worker, shown)
 	}
 	d.leave(a.FirstToken(), nil)
-	way := rest.Way
-	var part *response.Rest
-	patience := budgetPatience
-	if errors.Is(why, response.ErrEvent) {
+}
+
+// ask asks for the rest once the retry budget allows it. If no engine goes on by ids, it asks for it
+// otherwise. It returns what it has asked for last.
+func (o *delivery) ask(
+	ctx context.Context, b *breakage, a *api.Answer, rest *api.Rest, charged bool,
+) (part *response.Rest, asked *api.Rest, reason string) {
+	old, patience := o.attempt.Worker, budgetPatience
+	if b.failed != nil || b.refused {
+		old = nil // the decode worker is well, or may go on otherwise
+	}
+	if errors.Is(b.why, response.ErrEvent) {
 		patience = 0 // the client can have the event at once
 	}
-	if reason = resume.StaysBudget; charged || misfit || o.awaitBudget(ctx, patience) {
-		part, reason = o.goOn(ctx, rest, old, drained)
-		if reason == resume.NotExact {
-			a.LoseIDs()
-			if rest, reason = o.rest(a); reason == "" {
-				way = rest.Way
-				part, reason = o.goOn(ctx, rest, old, drained)
-			}
-		}
+	if !charged && !o.awaitBudget(ctx, patience) {
+		return nil, rest, resume.StaysBudget
 	}
-	if part == nil && ctx.Err() != nil {
-		return nil // the client has left
+	part, reason = o.goOn(ctx, rest, old, b.drained)
+	if reason != resume.NotExact {
+		return part, rest, reason
 	}
-	cause, outcome := resume.Cause(why), "ok"
-	switch {
-	case part == nil:
-		outcome = "failed"
-		o.refuseMove(reason)
-	case errors.Is(why, attempt.ErrDrained):
-		left.End(pool.AttemptDrained, false)
-	default:
-		left.End(pool.AttemptResumed, !drained)
+	a.LoseIDs()
+	if rest, reason = o.rest(a); reason == "" {
+		part, reason = o.goOn(ctx, rest, old, b.drained)
 	}
-	if part != nil {
-		way = d.Rest.Way // also the end of one
-	}
-	d.Metrics.resumed.WithLabelValues(d.Pool.Name, cause, way, outcome).Inc()
-	d.Trace.Resumed(d.attempt, cause, way, outcome)
-	return part
+	return part, rest, reason
 }
 
 func (o *delivery) refuseMove(reason string) {
@@ -160,7 +194,7 @@ func (o *delivery) goOn(ctx context.Context, rest *api.Rest, old *pool.Worker, d
 		return nil, reason
 	}
 	d.Rest = rest
-	resp, err := d.run(ctx, r)
+	resp, err := d.run(ctx, r) //nolint:bodyclose // the stream's reader closes it
 	switch {
 	case err == nil:
 		o.arrive(ctx, d.attempt, drained)

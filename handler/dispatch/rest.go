@@ -63,7 +63,8 @@ func (r *remainder) judge(ctx context.Context, a *attempt.Attempt, resp *http.Re
 	r.blameless = v.outcome.Kind <= pool.OutcomeGood
 	v.blameless = r.blameless
 	r.refused = r.exact && (refuses || errors.Is(err, resume.ErrExact))
-	if ctx.Err() == nil && !r.refused && r.left > 0 && !(v.suspect && r.d.lastSuspect()) && r.d.affordable(err) {
+	last := r.refused || r.left == 0 || v.suspect && r.d.lastSuspect()
+	if ctx.Err() == nil && !last && r.d.affordable(err) {
 		v.do = retry
 	}
 	return v

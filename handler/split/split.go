@@ -212,7 +212,8 @@ func (s *Request) Ways(c *pool.Candidates) (kvscore.Apart, []kvscore.Way) {
 	if offers.Table == nil || !offers.Table.Apart || s.WhyWhole() != "" {
 		return s.Forecast, nil
 	}
-	want, full := s.wants(), false
+	var full bool
+	want := s.wants()
 	s.Forecast, s.Prefill, full = s.Pool.Forecast(&want, offers, c.At, &s.Plan.Score, s.Of.Policy(), s.rule())
 	if s.Prefill == nil && !full {
 		s.Pool.Incidents.Raise(c.At, incidentNoPrefill, s.Pool.Logger)

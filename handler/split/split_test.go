@@ -95,7 +95,7 @@ func newRequest(t *testing.T, text string, serve http.HandlerFunc) *request {
 	var tables pool.Tables
 	r.offers = tables.Offers(p, reverseproxy.UpstreamPool{{Dial: "p:1"}, {Dial: "d:1"}}, nil)
 	r.Request = Request{
-		Of: r, Pool: p, Plan: of, Rule: kvscore.LegsAlways, FirstToken: 300 * time.Millisecond,
+		Of: r, Pool: p, Plan: of, Rule: kvscore.LegsAlways,
 		Client: upstream.NewClient(new(reverseproxy.Handler), transport, func(string) string { return "" }),
 	}
 	r.call = attempt.Call{
@@ -141,6 +141,9 @@ func TestPrefillPhase(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRequest(t, prompt, v.serve)
+			if name == "never" {
+				r.FirstToken = 100 * time.Millisecond
+			}
 			l, err := r.Begin(r, r.decode, r.Plan.HTTP)
 			if (err == nil) != (v.fails == "") || err != nil && !strings.Contains(err.Error(), v.fails) {
 				t.Fatalf("error %v, want %q", err, v.fails)
