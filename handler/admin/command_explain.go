@@ -26,42 +26,20 @@ With --file, it says where a request with this body would go now.`
 	return cmd
 }
 
-// The parts of explanations that the command shows.
-type (
-	shownCandidate struct {
-		Dial          string        `json:"dial"`
-		Rank          uint32        `json:"dp_rank"`
-		OverlapTokens int64         `json:"overlap_tokens"`
-		Requests      int           `json:"requests"`
-		TTFT          float64       `json:"predicted_ttft_ms"`
-		Cost          float64       `json:"cost"`
-		Terms         kvscore.Terms `json:"terms_ms"`
-	}
-	shownPast struct {
-		pastView
-		Candidates []shownCandidate `json:"candidates"`
-	}
-	shownExplanation struct {
-		Unit       string           `json:"cost_unit"`
-		Refused    *refusalView     `json:"refused"`
-		Waits      *waitView        `json:"waits"`
-		Candidates []shownCandidate `json:"candidates"`
-		Chosen     *struct {
-			Dial     string `json:"dial"`
-			Sentence string `json:"sentence"`
-		} `json:"chosen"`
-		LeftOut []struct {
-			Dial string `json:"dial"`
-			Why  string `json:"why"`
-		} `json:"left_out"`
-	}
-)
+// shownExplanation is an explanation whose reasons are read as text.
+type shownExplanation struct {
+	explanation
+	LeftOut []struct {
+		Dial string `json:"dial"`
+		Why  string `json:"why"`
+	} `json:"left_out"`
+}
 
 func runExplain(c *client, fl caddycmd.Flags) (int, error) {
 	file := fl.String("file")
 	switch {
 	case file == "" && fl.NArg() == 1:
-		var past []shownPast
+		var past []pastView
 		if err := c.call(http.MethodGet, "/choices?request_id="+url.QueryEscape(fl.Arg(0)), nil, nil, &past); err != nil {
 			return exitFailed, err
 		}
@@ -122,7 +100,7 @@ func runExplain(c *client, fl caddycmd.Flags) (int, error) {
 }
 
 // writeCandidates writes the candidates with the terms of their costs.
-func writeCandidates(to io.Writer, list []shownCandidate, unit string) {
+func writeCandidates(to io.Writer, list []candidateView, unit string) {
 	heads := []string{"CANDIDATE", "CACHED", "RUNNING", "TTFT"}
 	if unit != "" {
 		heads = append(heads, "COST "+unit)

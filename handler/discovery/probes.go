@@ -83,13 +83,12 @@ func (p *Prober) run() {
 		p.pool.AwaitJournal(first)
 		cancel()
 		close(p.first)
-		ticker := time.NewTicker(probeTick)
-		defer ticker.Stop()
+		tick := time.Tick(probeTick)
 		for {
 			select {
 			case <-ctx.Done():
 				return
-			case t := <-ticker.C:
+			case t := <-tick:
 				p.askLoads(ctx, t)
 				for _, w := range p.workers() {
 					review(p.pool, w, t)

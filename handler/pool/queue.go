@@ -71,13 +71,10 @@ func (q *queue) wait(
 
 // outcome waits for the waiter's verdict.
 func (q *queue) outcome(ctx context.Context, m *waiter, most time.Duration) grant {
-	timer := time.NewTimer(most)
-	defer timer.Stop()
+	over := time.After(most)
 	var tick <-chan time.Time
 	if m.renew != nil {
-		ticker := time.NewTicker(reviewEvery)
-		defer ticker.Stop()
-		tick = ticker.C
+		tick = time.Tick(reviewEvery)
 	}
 	for {
 		select {
@@ -87,7 +84,7 @@ func (q *queue) outcome(ctx context.Context, m *waiter, most time.Duration) gran
 			o, _ := m.renew()
 			q.renew(m, o)
 			continue
-		case <-timer.C:
+		case <-over:
 		case <-ctx.Done():
 		}
 		return q.atLast(m)

@@ -304,11 +304,9 @@ func (p *Pool) AwaitRestored(ctx context.Context) {
 	if over == nil {
 		return
 	}
-	timer := time.NewTimer(turnsWithin)
-	defer timer.Stop()
 	select {
 	case <-*over:
-	case <-timer.C:
+	case <-time.After(turnsWithin):
 	case <-ctx.Done():
 	}
 }

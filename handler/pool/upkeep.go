@@ -122,23 +122,20 @@ func (p *Pool) Apply(s *Settings) bool {
 func (p *Pool) maintain() {
 	var untracked uint64
 	silent := hungWatch{Pool: p}
-	ticker, hung, review := time.NewTicker(upkeep), time.NewTicker(worker.HungCheck), time.NewTicker(reviewEvery)
-	defer ticker.Stop()
-	defer hung.Stop()
-	defer review.Stop()
+	tick, hung, review := time.Tick(upkeep), time.Tick(worker.HungCheck), time.Tick(reviewEvery)
 	for {
 		select {
 		case <-p.life.Done():
 			for p.queue.length.Load() > 0 { // requests may outlast the pool
-				<-review.C
+				<-review
 				p.queue.reviewAll()
 			}
 			return
-		case <-review.C:
+		case <-review:
 			p.queue.reviewAll()
-		case t := <-hung.C:
+		case t := <-hung:
 			silent.check(t)
-		case t := <-ticker.C:
+		case t := <-tick:
 			if n := p.Scheduler.Expire(t); n > 0 {
 				p.Logger().Warn("leases leaked, and the router ended them", zap.Int("leases", n))
 			}

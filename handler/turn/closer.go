@@ -197,10 +197,8 @@ func (c *closer) ask(w *pool.Worker, id string) (outcome string) {
 
 // sleep waits. It returns false if the pool ends first.
 func (c *closer) sleep(d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 		return true
 	case <-c.pool.Life().Done():
 		return false
@@ -255,12 +253,11 @@ func (c *closer) CloseAll() {
 		all = append(all, list...)
 	}
 	c.mu.Unlock()
-	timer := time.NewTimer(lastCloses)
-	defer timer.Stop()
+	late := time.After(lastCloses)
 	for _, one := range all {
 		select {
 		case <-one.over:
-		case <-timer.C:
+		case <-late:
 			c.pool.Logger().Warn("engines did not close their sessions in time; their own timeout closes them")
 			return
 		}
