@@ -12,6 +12,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/resume"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/dustin/go-humanize"
 
 	"github.com/caddyserver/caddy/v2"
@@ -117,7 +118,7 @@ func (h *Handler) unmarshalProxy(d *caddyfile.Dispenser) error {
 }
 
 func (h *Handler) unmarshalWorker(d *caddyfile.Dispenser) error {
-	w := new(pool.WorkerSettings)
+	w := new(worker.Settings)
 	if !d.AllArgs(&w.Dial) {
 		return d.ArgErr()
 	}
@@ -129,7 +130,7 @@ func (h *Handler) unmarshalWorker(d *caddyfile.Dispenser) error {
 		"thinking_budget": onOffAuto{&w.ThinkingBudget}, "cache_salt": onOffAuto{&w.CacheSalt},
 		"sessions": onOffAuto{&w.Sessions}, "engine_load": &w.EngineLoad,
 		"kv_events": func(d *caddyfile.Dispenser) error {
-			w.KVEvents = new(pool.KVEventsSettings)
+			w.KVEvents = new(worker.KVEventsSettings)
 			if !d.AllArgs(&w.KVEvents.Source) {
 				return d.ArgErr()
 			}
@@ -302,8 +303,8 @@ func parse(arg string, to any) (want string) {
 	case onOffAuto:
 		*to.string = arg
 		want, ok = "on, off or auto", arg != "" && engine.Switch(arg).Known()
-	case *pool.RequestLimit:
-		*to, ok = pool.ParseRequestLimit(arg)
+	case *worker.RequestLimit:
+		*to, ok = worker.ParseRequestLimit(arg)
 		want = "a positive whole number or auto"
 	case size:
 		var n uint64

@@ -18,6 +18,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/resume"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
@@ -82,7 +83,7 @@ type Handler struct { // one field for each option, hence so many
 
 	// The settings of workers, by their dial address. The address `*` gives the defaults
 	// of all workers. Default: none, and the router uses what the engines report.
-	Workers []*pool.WorkerSettings `json:"workers,omitempty"`
+	Workers []*worker.Settings `json:"workers,omitempty"`
 
 	// The index of what the workers' KV caches hold.
 	Index *pool.Index `json:"index,omitempty"`
@@ -334,7 +335,7 @@ func (h *Handler) poolSettings() (*pool.Settings, error) {
 		Engine: h.Engine, Others: dynamic, RetryBudget: h.RetryBudget,
 		Index: valueOf(h.Index), Queue: valueOf(h.Queue), Journal: valueOf(h.Journal), Share: valueOf(h.Share),
 		Sessions:  valueOf(h.Affinity).Sessions,
-		Workers:   make(map[string]pool.WorkerSettings, len(h.Workers)),
+		Workers:   make(map[string]worker.Settings, len(h.Workers)),
 		Upstreams: make(map[string]bool, len(h.ReverseProxy.Upstreams)),
 	}
 	for _, up := range h.ReverseProxy.Upstreams {

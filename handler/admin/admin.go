@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2"
@@ -152,7 +153,7 @@ func getWorker(r *http.Request, p *pool.Pool) (any, error) {
 }
 
 // viewOf returns the view of a worker among its peers.
-func viewOf(p *pool.Pool, w *pool.Worker) any {
+func viewOf(p *pool.Pool, w *worker.Worker) any {
 	list := viewWorkers(p, time.Now())
 	if i := slices.IndexFunc(list, func(v workerView) bool { return v.Dial == w.Dial }); i >= 0 {
 		return list[i]
@@ -161,7 +162,7 @@ func viewOf(p *pool.Pool, w *pool.Worker) any {
 }
 
 // workerOf returns the worker that the path names by its address or its id.
-func workerOf(r *http.Request, p *pool.Pool) (*pool.Worker, error) {
+func workerOf(r *http.Request, p *pool.Pool) (*worker.Worker, error) {
 	name := r.PathValue("worker")
 	if w := workerNamed(p, name); w != nil {
 		return w, nil
@@ -170,7 +171,7 @@ func workerOf(r *http.Request, p *pool.Pool) (*pool.Worker, error) {
 }
 
 // workerNamed returns the worker with an address or an id, nil if the pool knows none.
-func workerNamed(p *pool.Pool, name string) *pool.Worker {
+func workerNamed(p *pool.Pool, name string) *worker.Worker {
 	if w := p.Known(name); w != nil {
 		return w
 	}

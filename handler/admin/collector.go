@@ -8,6 +8,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/journal"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -202,7 +203,7 @@ func collectShare(to sink, s *journal.ShareStatus) {
 	}
 }
 
-func collectWorker(to sink, p *pool.Pool, w *pool.Worker, t time.Time, proxy map[string]proxyState) {
+func collectWorker(to sink, p *pool.Pool, w *worker.Worker, t time.Time, proxy map[string]proxyState) {
 	health := w.Health.State(t)
 	if yes := isAvailable(w, &health, proxy); yes != nil {
 		to.gauge(descAvailable, asNumber(*yes))

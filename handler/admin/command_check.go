@@ -9,6 +9,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
@@ -55,7 +56,7 @@ func runCheck(fl caddycmd.Flags) (int, error) {
 	for _, p := range sortedPools() {
 		fmt.Printf("pool %s\n", p.Name)
 		for _, w := range sortedWorkers(p) {
-			pool.AwaitProbes(context.Background(), time.Until(end), []*pool.Worker{w})
+			worker.AwaitProbes(context.Background(), time.Until(end), []*worker.Worker{w})
 			found += writeChecked(p, w)
 			workers++
 		}
@@ -79,7 +80,7 @@ func runCheck(fl caddycmd.Flags) (int, error) {
 }
 
 // writeChecked prints what is known of a worker, and returns the number of its problems.
-func writeChecked(p *pool.Pool, w *pool.Worker) (problems int) {
+func writeChecked(p *pool.Pool, w *worker.Worker) (problems int) {
 	v := viewWorker(p, w, time.Now(), nil)
 	models := v.Models.names()
 	e := &v.Engine

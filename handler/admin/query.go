@@ -16,7 +16,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
-	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 )
 
 var errNoQuery = errors.New(
@@ -127,7 +127,7 @@ const (
 // askTokens asks the chosen worker for the prompt's token ids, and returns them as JSON.
 // It returns nil, and counts that, if the worker does not answer with them. The question
 // is not booked, takes no slot, and never marks a worker down.
-func (x *Explainer) askTokens(p *plan.Plan, w *pool.Worker) (ids []byte) {
+func (x *Explainer) askTokens(p *plan.Plan, w *worker.Worker) (ids []byte) {
 	q := questionOf(p)
 	if q == nil {
 		x.Dispatcher.FallBack(dispatch.FallbackUntokenized)

@@ -19,6 +19,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -35,7 +36,7 @@ func TestQuestionsAreBounded(t *testing.T) {
 	}
 	defer the.Destruct()
 	s := *the.Settings.Load()
-	s.Workers = map[string]pool.WorkerSettings{pool.AllWorkers: {Engine: engine.SGLang}}
+	s.Workers = map[string]worker.Settings{worker.AllWorkers: {Engine: engine.SGLang}}
 	the.Settings.Store(&s)
 	transport := &upstream.Transport{HTTPTransport: &reverseproxy.HTTPTransport{Transport: &http.Transport{
 		DialContext: func(context.Context, string, string) (net.Conn, error) {

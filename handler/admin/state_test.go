@@ -11,12 +11,13 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/turn"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
 // testPool returns a pool with n workers.
 func testPool(t testing.TB, n int) *pool.Pool {
-	s := &pool.Settings{Upstreams: make(map[string]bool), Workers: make(map[string]pool.WorkerSettings)}
+	s := &pool.Settings{Upstreams: make(map[string]bool), Workers: make(map[string]worker.Settings)}
 	for i := range n {
 		s.Upstreams[fmt.Sprintf("10.0.%d.%d:8000", i/256, i%256)] = true
 	}
@@ -29,7 +30,7 @@ func testPool(t testing.TB, n int) *pool.Pool {
 }
 
 // serve lets a worker answer requests of a model.
-func serve(p *pool.Pool, w *pool.Worker, model string, n, failed int, ttft time.Duration, predicted, cached int64) {
+func serve(p *pool.Pool, w *worker.Worker, model string, n, failed int, ttft time.Duration, predicted, cached int64) {
 	f := w.Figures(model)
 	for i := range n {
 		f.Ended("ok", i < failed)
@@ -44,7 +45,7 @@ func serve(p *pool.Pool, w *pool.Worker, model string, n, failed int, ttft time.
 func TestWorkersApartHaveAnomalies(t *testing.T) {
 	p := testPool(t, 8)
 	workers := p.All()
-	slices.SortFunc(workers, func(a, b *pool.Worker) int { return strings.Compare(a.Dial, b.Dial) })
+	slices.SortFunc(workers, func(a, b *worker.Worker) int { return strings.Compare(a.Dial, b.Dial) })
 	want := map[int]string{2: anomalySlow, 4: anomalyFailing, 6: anomalyCold}
 	for i, w := range workers {
 		failed, ttft, predicted, cached := 1, 100*time.Millisecond, int64(800), int64(800)

@@ -6,6 +6,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/journal"
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
@@ -16,17 +17,17 @@ type poolView struct {
 	Workers         int    `json:"workers"`
 	DrainingWorkers int    `json:"draining_workers"`
 	kvscore.Stats
-	Waiting      int             `json:"waiting_requests"`
-	Sessions     int             `json:"sessions"`
-	SessionBytes int64           `json:"session_bytes"`
-	Responses    int             `json:"responses"`
-	BodyBytes    int64           `json:"request_body_bytes"`
-	Speculative  int             `json:"speculative_prefills"`
-	Latency      latencyView     `json:"latency"`
-	Settings     settingsView    `json:"settings"`
-	Incidents    []pool.Incident `json:"incidents"`
-	Journal      *journalView    `json:"journal,omitzero"`
-	Share        *shareView      `json:"share,omitzero"`
+	Waiting      int                `json:"waiting_requests"`
+	Sessions     int                `json:"sessions"`
+	SessionBytes int64              `json:"session_bytes"`
+	Responses    int                `json:"responses"`
+	BodyBytes    int64              `json:"request_body_bytes"`
+	Speculative  int                `json:"speculative_prefills"`
+	Latency      latencyView        `json:"latency"`
+	Settings     settingsView       `json:"settings"`
+	Incidents    []observe.Incident `json:"incidents"`
+	Journal      *journalView       `json:"journal,omitzero"`
+	Share        *shareView         `json:"share,omitzero"`
 }
 
 // shareView is how a pool shares what it does with other routers.

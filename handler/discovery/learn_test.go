@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -35,7 +36,7 @@ func testPool(t *testing.T, s *pool.Settings) *pool.Pool {
 
 // wanted returns settings with these workers as upstreams.
 func wanted(workers ...pool.WorkerSettings) *pool.Settings {
-	s := &pool.Settings{Workers: make(map[string]pool.WorkerSettings), Upstreams: make(map[string]bool)}
+	s := &pool.Settings{Workers: make(map[string]worker.Settings), Upstreams: make(map[string]bool)}
 	for _, w := range workers {
 		s.Workers[w.Dial], s.Upstreams[w.Dial] = w, true
 	}
@@ -43,7 +44,7 @@ func wanted(workers ...pool.WorkerSettings) *pool.Settings {
 }
 
 // tell reports a worker's engine.
-func tell(p *pool.Pool, dial string, told engine.Info) *pool.Worker {
+func tell(p *pool.Pool, dial string, told engine.Info) *worker.Worker {
 	w := p.Worker(dial)
 	learn(p, w, told)
 	agreeOnBlocks(p)
@@ -52,7 +53,7 @@ func tell(p *pool.Pool, dial string, told engine.Info) *pool.Worker {
 
 // TestBlockSizeIsThatOfTheEngines has engines report block sizes one after the other.
 func TestBlockSizeIsThatOfTheEngines(t *testing.T) {
-	all := wanted(pool.WorkerSettings{Dial: "a:1"}, pool.WorkerSettings{Dial: "b:1"}, pool.WorkerSettings{Dial: "c:1"})
+	all := wanted(worker.Settings{Dial: "a:1"}, worker.Settings{Dial: "b:1"}, worker.Settings{Dial: "c:1"})
 	p := testPool(t, all)
 	for i, step := range []struct {
 		dial           string
@@ -71,7 +72,7 @@ func TestBlockSizeIsThatOfTheEngines(t *testing.T) {
 	} {
 		tell(p, step.dial, engine.Info{Type: engine.VLLM, BlockSize: step.reports, Life: string(rune('a' + i))})
 		s, incidents := p.Settings.Load(), p.Incidents.Open(time.Now())
-		if s.BlockSize != step.want || p.KnowsBlockSize() != step.known || slices.ContainsFunc(incidents, func(in pool.Incident) bool { return in.What == incidentBlocks }) != step.differs {
+		if s.BlockSize != step.want || p.KnowsBlockSize() != step.known || slices.ContainsFunc(incidents, func(in observe.Incident) bool { return in.What == incidentBlocks }) != step.differs {
 			t.Errorf("step %d: block size %d, known %t, incidents %+v; want %+v", i, s.BlockSize, p.KnowsBlockSize(), incidents, step)
 		}
 	}
@@ -91,8 +92,8 @@ func TestBlockSizeIsThatOfTheEngines(t *testing.T) {
 // TestToldRanksAreTargets reports an engine's ranks and capacity. Then the operator overrides
 // them, and the engine restarts with fewer.
 func TestToldRanksAreTargets(t *testing.T) {
-	p := testPool(t, wanted(pool.WorkerSettings{Dial: "a:1", ID: 10}))
-	capacities := func(w *pool.Worker) (list []int64) {
+	p := testPool(t, wanted(worker.Settings{Dial: "a:1", ID: 10}))
+	capacities := func(w *worker.Worker) (list []int64) {
 		for rank := range 4 {
 			if load, ok := p.Scheduler.Load(time.Now(), w.Target(rank)); ok {
 				list = append(list, load.CapacityTokens)
@@ -112,13 +113,13 @@ func TestToldRanksAreTargets(t *testing.T) {
 	want("told", 5000, 5000, 5000)
 	tell(p, "a:1", engine.Info{})
 	want("told nothing", 5000, 5000, 5000)
-	Apply(p, wanted(pool.WorkerSettings{Dial: "a:1", ID: 10, DPSize: 2, KVTokens: 7000}).WithDefaults())
+	Apply(p, wanted(worker.Settings{Dial: "a:1", ID: 10, DPSize: 2, KVTokens: 7000}).WithDefaults())
 	want("configured", 7000, 7000)
-	Apply(p, wanted(pool.WorkerSettings{Dial: "a:1", ID: 10, KVTokens: 7000}).WithDefaults())
+	Apply(p, wanted(worker.Settings{Dial: "a:1", ID: 10, KVTokens: 7000}).WithDefaults())
 	want("configured in part", 7000, 7000, 7000)
 	tell(p, "a:1", engine.Info{Type: engine.VLLM, DPSize: 1, Life: "2"})
 	want("restarted with one", 7000)
-	Apply(p, wanted(pool.WorkerSettings{Dial: "a:1", ID: 10, DPSize: 2, Engine: engine.TRTLLM}).WithDefaults())
+	Apply(p, wanted(worker.Settings{Dial: "a:1", ID: 10, DPSize: 2, Engine: engine.TRTLLM}).WithDefaults())
 	want("of an engine that chooses itself", 262144)
 	if p.Worker("a:1") != w {
 		t.Error("it is another worker")
@@ -131,23 +132,23 @@ func TestContradictions(t *testing.T) {
 	own.BlockSize = 16
 	for _, c := range []struct {
 		s    *pool.Settings
-		set  pool.WorkerSettings
+		set  worker.Settings
 		told engine.Info
 		want []string
 	}{
-		{s, pool.WorkerSettings{Engine: pool.EngineAuto}, engine.Info{Type: engine.VLLM, KVTokens: 5, DPSize: 2, BlockSize: 7}, nil},
-		{s, pool.WorkerSettings{Engine: engine.VLLM, KVTokens: 5, DPSize: 2}, engine.Info{}, nil},
-		{s, pool.WorkerSettings{Engine: engine.VLLM, KVTokens: 5, DPSize: 2}, engine.Info{Type: engine.SGLang, KVTokens: 6, DPSize: 4}, []string{"dp_size", "engine", "kv_tokens"}},
-		{s, pool.WorkerSettings{Engine: pool.EngineAuto, KVTokens: 400000}, engine.Info{KVTokens: 399984}, nil},
-		{s, pool.WorkerSettings{Engine: pool.EngineAuto, KVTokens: 400000}, engine.Info{KVTokens: 370000}, []string{"kv_tokens"}},
-		{s, pool.WorkerSettings{Engine: pool.EngineAuto}, engine.Info{BlockSize: 1056}, []string{"block_size"}},
-		{s, pool.WorkerSettings{Engine: pool.EngineAuto, DPSize: 2}, engine.Info{Type: engine.VLLM, Version: "0.8.5"}, []string{"dp_size"}},
-		{s, pool.WorkerSettings{Engine: engine.Other}, engine.Info{Type: engine.SGLang}, nil},
-		{s, pool.WorkerSettings{Engine: pool.EngineAuto, DPSize: 2}, engine.Info{Type: engine.LlamaCpp}, []string{"dp_size"}},
-		{own.WithDefaults(), pool.WorkerSettings{Engine: pool.EngineAuto}, engine.Info{Type: engine.VLLM, BlockSize: 32}, []string{"block_size"}},
-		{own.WithDefaults(), pool.WorkerSettings{Engine: pool.EngineAuto}, engine.Info{Type: engine.SGLang, BlockSize: 1}, nil},
+		{s, worker.Settings{Engine: worker.EngineAuto}, engine.Info{Type: engine.VLLM, KVTokens: 5, DPSize: 2, BlockSize: 7}, nil},
+		{s, worker.Settings{Engine: engine.VLLM, KVTokens: 5, DPSize: 2}, engine.Info{}, nil},
+		{s, worker.Settings{Engine: engine.VLLM, KVTokens: 5, DPSize: 2}, engine.Info{Type: engine.SGLang, KVTokens: 6, DPSize: 4}, []string{"dp_size", "engine", "kv_tokens"}},
+		{s, worker.Settings{Engine: worker.EngineAuto, KVTokens: 400000}, engine.Info{KVTokens: 399984}, nil},
+		{s, worker.Settings{Engine: worker.EngineAuto, KVTokens: 400000}, engine.Info{KVTokens: 370000}, []string{"kv_tokens"}},
+		{s, worker.Settings{Engine: worker.EngineAuto}, engine.Info{BlockSize: 1056}, []string{"block_size"}},
+		{s, worker.Settings{Engine: worker.EngineAuto, DPSize: 2}, engine.Info{Type: engine.VLLM, Version: "0.8.5"}, []string{"dp_size"}},
+		{s, worker.Settings{Engine: engine.Other}, engine.Info{Type: engine.SGLang}, nil},
+		{s, worker.Settings{Engine: worker.EngineAuto, DPSize: 2}, engine.Info{Type: engine.LlamaCpp}, []string{"dp_size"}},
+		{own.WithDefaults(), worker.Settings{Engine: worker.EngineAuto}, engine.Info{Type: engine.VLLM, BlockSize: 32}, []string{"block_size"}},
+		{own.WithDefaults(), worker.Settings{Engine: worker.EngineAuto}, engine.Info{Type: engine.SGLang, BlockSize: 1}, nil},
 	} {
-		c.s.Workers = map[string]pool.WorkerSettings{"a:1": c.set}
+		c.s.Workers = map[string]worker.Settings{"a:1": c.set}
 		p := testPool(t, c.s)
 		p.SetInfo(p.Worker("a:1"), c.told)
 		var got []string
@@ -162,7 +163,7 @@ func TestContradictions(t *testing.T) {
 
 // TestRestartsAreSeenAfterAGap has an engine omit its start in one answer.
 func TestRestartsAreSeenAfterAGap(t *testing.T) {
-	p := testPool(t, wanted(pool.WorkerSettings{Dial: "a:1"}))
+	p := testPool(t, wanted(worker.Settings{Dial: "a:1"}))
 	for i, life := range []string{"a", "", "b"} {
 		w := tell(p, "a:1", engine.Info{Type: engine.VLLM, Life: life})
 		if w.Engine().Info.Life != cmp.Or(life, "a") {
@@ -173,7 +174,7 @@ func TestRestartsAreSeenAfterAGap(t *testing.T) {
 
 // TestUnsureAnswerChangesNothing has an engine fall silent while it is asked.
 func TestUnsureAnswerChangesNothing(t *testing.T) {
-	p := testPool(t, wanted(pool.WorkerSettings{Dial: "a:1"}, pool.WorkerSettings{Dial: "b:1"}))
+	p := testPool(t, wanted(worker.Settings{Dial: "a:1"}, worker.Settings{Dial: "b:1"}))
 	unsure := engine.Info{Type: engine.Other, Unsure: true}
 	if w := tell(p, "a:1", unsure); w.Engine().Info != (engine.Info{Type: engine.Other}) {
 		t.Errorf("it is taken for %+v", w.Engine().Info)
@@ -187,7 +188,7 @@ func TestUnsureAnswerChangesNothing(t *testing.T) {
 // TestWorkersAreLeftAlone checks the time between probes: in an idle pool, and of a worker
 // that needs a key.
 func TestWorkersAreLeftAlone(t *testing.T) {
-	p := testPool(t, wanted(pool.WorkerSettings{Dial: "a:1"}))
+	p := testPool(t, wanted(worker.Settings{Dial: "a:1"}))
 	w := p.Worker("a:1")
 	want := func(what string, d time.Duration) {
 		t.Helper()
@@ -208,7 +209,7 @@ func TestWorkersAreLeftAlone(t *testing.T) {
 
 // TestSleepingEngineDrains has an engine fall asleep, and wake up without its cache.
 func TestSleepingEngineDrains(t *testing.T) {
-	p := testPool(t, wanted(pool.WorkerSettings{Dial: "a:1"}))
+	p := testPool(t, wanted(worker.Settings{Dial: "a:1"}))
 	info := engine.Info{Type: engine.VLLM, Life: "1", BlockSize: 16}
 	w := tell(p, "a:1", info)
 	var sel kvscore.Selection

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -23,7 +24,7 @@ func reported(running ...int) (list []engine.RankLoad) {
 // requests arrive.
 func loadPool(t *testing.T, info engine.Info, on bool) (*pool.Pool, *worker.Worker, time.Time) {
 	t.Helper()
-	p := testPool(t, wanted(pool.WorkerSettings{Dial: "a:1", EngineLoad: &on}))
+	p := testPool(t, wanted(worker.Settings{Dial: "a:1", EngineLoad: &on}))
 	w, now := tell(p, "a:1", info), time.Now()
 	p.See(pool.Offers{Table: new(pool.Table)}, now, false)
 	return p, w, now
@@ -65,7 +66,7 @@ func TestLoadIsNotAskedForInVain(t *testing.T) {
 		if claimLoad(p, w, now) {
 			t.Errorf("%s, and the engine is asked", name)
 		}
-		warns := slices.ContainsFunc(Warnings(p, w, now), func(e pool.Warning) bool { return e.What == warnNoLoad })
+		warns := slices.ContainsFunc(Warnings(p, w, now), func(e observe.Warning) bool { return e.What == warnNoLoad })
 		if want := v.info.Type == engine.TRTLLM; warns != want {
 			t.Errorf("%s: warned is %v, want %v", name, warns, want)
 		}
@@ -122,7 +123,7 @@ func TestMissingRanksAreUnknown(t *testing.T) {
 func TestLackOfLoadIsWarnedOf(t *testing.T) {
 	p, w, now := loadPool(t, engine.Info{Type: engine.VLLM}, true)
 	lacks := func() bool {
-		return slices.ContainsFunc(Warnings(p, w, now), func(e pool.Warning) bool { return e.What == warnNoLoad })
+		return slices.ContainsFunc(Warnings(p, w, now), func(e observe.Warning) bool { return e.What == warnNoLoad })
 	}
 	for _, phase := range []struct {
 		seconds, every int // 0: no reports
@@ -143,7 +144,7 @@ func TestLackOfLoadIsWarnedOf(t *testing.T) {
 		}
 	}
 	off := false
-	Apply(p, wanted(pool.WorkerSettings{Dial: "a:1", EngineLoad: &off}).WithDefaults())
+	Apply(p, wanted(worker.Settings{Dial: "a:1", EngineLoad: &off}).WithDefaults())
 	if lacks() {
 		t.Error("the option is off, and there is a warning")
 	}

@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
-	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 )
 
@@ -24,7 +23,7 @@ func TestPublishersOfAWorker(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		dial  string
-		set   *pool.KVEventsSettings
+		set   *worker.KVEventsSettings
 		of    engine.KVEvents
 		ranks int
 		want  []worker.Publisher
@@ -41,13 +40,13 @@ func TestPublishersOfAWorker(t *testing.T) {
 		{"of an engine that listens at one address", "gpu:8000", nil, listens, 1, []worker.Publisher{at("tcp://gpu:5557", "", "")}, nil},
 		{"at a path here", "127.0.0.1:8000", nil, path, 1, []worker.Publisher{at("ipc:///run/x", "tcp://127.0.0.1:6557", "t")}, nil},
 		{"at a path elsewhere", "gpu:8000", nil, path, 1, nil, errUnread},
-		{"off", "gpu:8000", &pool.KVEventsSettings{Source: "off"}, one, 1, nil, nil},
-		{"with a topic and another replay", "gpu:8000", &pool.KVEventsSettings{Topic: "a", Replay: "7000"}, one, 1, []worker.Publisher{at("tcp://gpu:5557", "tcp://gpu:7000", "a")}, nil},
-		{"port", "tcp/gpu:8000", &pool.KVEventsSettings{Source: "5557", Replay: "5600"}, engine.KVEvents{}, 2, []worker.Publisher{
+		{"off", "gpu:8000", &worker.KVEventsSettings{Source: "off"}, one, 1, nil, nil},
+		{"with a topic and another replay", "gpu:8000", &worker.KVEventsSettings{Topic: "a", Replay: "7000"}, one, 1, []worker.Publisher{at("tcp://gpu:5557", "tcp://gpu:7000", "a")}, nil},
+		{"port", "tcp/gpu:8000", &worker.KVEventsSettings{Source: "5557", Replay: "5600"}, engine.KVEvents{}, 2, []worker.Publisher{
 			at("tcp://gpu:5557", "tcp://gpu:5600", ""), at("tcp://gpu:5558", "tcp://gpu:5601", ""),
 		}, nil},
-		{"endpoint", "unix//run/x", &pool.KVEventsSettings{Source: "tcp://127.0.0.1:9"}, one, 1, []worker.Publisher{at("tcp://127.0.0.1:9", "", "")}, nil},
-		{"path of ranks", "127.0.0.1:8000", &pool.KVEventsSettings{Source: "ipc:///run/x"}, one, 2, nil, errUnread},
+		{"endpoint", "unix//run/x", &worker.KVEventsSettings{Source: "tcp://127.0.0.1:9"}, one, 1, []worker.Publisher{at("tcp://127.0.0.1:9", "", "")}, nil},
+		{"path of ranks", "127.0.0.1:8000", &worker.KVEventsSettings{Source: "ipc:///run/x"}, one, 2, nil, errUnread},
 	} {
 		got, why := publishers(c.set, hostOf(c.dial), c.of, c.ranks)
 		if !slices.Equal(got, c.want) || !errors.Is(why, c.why) {

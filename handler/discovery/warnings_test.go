@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 )
@@ -17,7 +18,7 @@ func warned(p *pool.Pool, dial string) (list []string, advice string) {
 	review(p, w, now)
 	logged := w.Warned.Open(now)
 	for _, v := range Warnings(p, w, now) {
-		if !slices.ContainsFunc(logged, func(in pool.Incident) bool { return in.What == v.What }) {
+		if !slices.ContainsFunc(logged, func(in observe.Incident) bool { return in.What == v.What }) {
 			v.What += " is not logged"
 		}
 		list, advice = append(list, v.What), v.Advice
@@ -29,7 +30,7 @@ func warned(p *pool.Pool, dial string) (list []string, advice string) {
 }
 
 func TestEngineWarningsFollowTheEngine(t *testing.T) {
-	p := testPool(t, wanted(pool.WorkerSettings{Dial: "a:1", MaxRunning: pool.LimitAuto}, pool.WorkerSettings{Dial: "b:1", Engine: engine.Other, MaxRunning: pool.LimitAuto}))
+	p := testPool(t, wanted(worker.Settings{Dial: "a:1", MaxRunning: worker.LimitAuto}, worker.Settings{Dial: "b:1", Engine: engine.Other, MaxRunning: worker.LimitAuto}))
 	want := func(dial, advice string, list ...string) {
 		t.Helper()
 		if got, a := warned(p, dial); !slices.Equal(got, list) || !strings.Contains(a, advice) {
@@ -45,14 +46,14 @@ func TestEngineWarningsFollowTheEngine(t *testing.T) {
 	want("a:1", "")
 	Apply(p, p.Settings.Load()) // engines of the type other are never asked
 	want("b:1", "max_running", warnNoLimit)
-	Apply(p, wanted(pool.WorkerSettings{Dial: "a:1"}, pool.WorkerSettings{Dial: "b:1", Engine: engine.Other}).WithDefaults())
+	Apply(p, wanted(worker.Settings{Dial: "a:1"}, worker.Settings{Dial: "b:1", Engine: engine.Other}).WithDefaults())
 	want("b:1", "")
 }
 
 // TestMissingCountsAreWarnedOf has answers with and without a count of cached tokens.
 // Engines may omit a count of 0.
 func TestMissingCountsAreWarnedOf(t *testing.T) {
-	p := testPool(t, wanted(pool.WorkerSettings{Dial: "a:1"}))
+	p := testPool(t, wanted(worker.Settings{Dial: "a:1"}))
 	w := tell(p, "a:1", engine.Info{Type: engine.VLLM, BlockSize: 32})
 	answers := func(n int, of worker.Prediction, counted bool) {
 		for range n {

@@ -14,17 +14,12 @@ type (
 	RequestLimit     = worker.RequestLimit
 	ModelList        = worker.ModelList
 	ModelEntry       = worker.ModelEntry
-	HealthState      = worker.HealthState
 	AttemptKind      = worker.AttemptKind
 	Part             = worker.Part
 
-	Figures       = observe.Figures
-	Sums          = observe.Sums
-	Incidents     = observe.Incidents
-	Incident      = observe.Incident
-	Warning       = observe.Warning
-	PastChoice    = observe.PastChoice
-	PastCandidate = observe.PastCandidate
+	Figures    = observe.Figures
+	Incidents  = observe.Incidents
+	PastChoice = observe.PastChoice
 )
 
 // Constants of packages worker and observe.
@@ -39,11 +34,7 @@ const (
 	LimitAuto    = worker.LimitAuto
 	EngineAuto   = worker.EngineAuto
 	AllWorkers   = worker.AllWorkers
-	EventsAuto   = worker.EventsAuto
-	EventsOff    = worker.EventsOff
-	MaxModels    = worker.MaxModels
 	MaxModelList = worker.MaxModelList
-	ReachUnknown = worker.ReachUnknown
 	Unresponsive = worker.Unresponsive
 
 	AttemptRetried     = observe.AttemptRetried
@@ -51,18 +42,12 @@ const (
 	AttemptDrained     = observe.AttemptDrained
 	AttemptPrefilled   = observe.AttemptPrefilled
 	AttemptClientError = observe.AttemptClientError
-	RecentSlots        = observe.RecentSlots
-	SlotTime           = observe.SlotTime
 )
 
 // Functions of packages worker and observe.
 var (
-	AwaitProbes       = worker.AwaitProbes
-	DerivedID         = worker.DerivedID
-	ParseRequestLimit = worker.ParseRequestLimit
-	PortOf            = worker.PortOf
-	SlotOf            = observe.SlotOf
-	ValidRequestID    = observe.ValidRequestID
+	DerivedID      = worker.DerivedID
+	ValidRequestID = observe.ValidRequestID
 )
 
 // Collectors returns the collectors of the pools, to be registered.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
 )
@@ -182,7 +183,7 @@ func (t *Turn) findClaim(ctx context.Context) (value string, err error) {
 // claimed asks once whether an engine holds a session that this router does not know: another may
 // have opened it just now. If so, it is bound as such.
 func (t *Turn) claimed(ctx context.Context) (b affinity.Binding) {
-	holds := func(w *pool.Worker) bool {
+	holds := func(w *worker.Worker) bool {
 		e := w.Engine()
 		return e.HoldsSessions(t.plan.Name)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 )
 
 const (
@@ -34,8 +35,8 @@ type closer struct {
 	pool *pool.Pool
 
 	mu      sync.Mutex
-	closing map[*pool.Worker][]closing // the first may be under way; a goroutine closes each list
-	ends    []end                      // of sessions that other routers may use; up to maxEnders goroutines take them
+	closing map[*worker.Worker][]closing // the first may be under way; a goroutine closes each list
+	ends    []end                        // of sessions that other routers may use; up to maxEnders goroutines take them
 	enders  int
 }
 
@@ -52,7 +53,7 @@ type closing struct {
 
 // NewCloser returns the closer of a pool. It is for [pool.New].
 func NewCloser(p *pool.Pool) pool.Closer {
-	return &closer{pool: p, closing: make(map[*pool.Worker][]closing)}
+	return &closer{pool: p, closing: make(map[*worker.Worker][]closing)}
 }
 
 // Unbind ends a session's binding, if it has the version. The engine closes the session if it
@@ -140,7 +141,7 @@ func (c *closer) Close(held *affinity.Want) {
 }
 
 // run closes the sessions that wait on a worker, until none is left.
-func (c *closer) run(w *pool.Worker) {
+func (c *closer) run(w *worker.Worker) {
 	for left := 1; left > 0; {
 		c.mu.Lock()
 		id := c.closing[w][0].id
@@ -166,7 +167,7 @@ func (c *closer) run(w *pool.Worker) {
 
 // ask asks an engine to close a session, up to closeTries times. It returns what became of it, as
 // the metric says.
-func (c *closer) ask(w *pool.Worker, id string) (outcome string) {
+func (c *closer) ask(w *worker.Worker, id string) (outcome string) {
 	life, refused := w.Engine().Info.Life, false
 	for try := range closeTries {
 		if try > 0 && !c.sleep(time.Second<<(try-1)) {
@@ -207,7 +208,7 @@ func (c *closer) sleep(d time.Duration) bool {
 
 // Await waits until no session of an id is left to be closed on a worker. A client that opens it
 // again must not get the context of the earlier one. The error is the context's.
-func (c *closer) Await(ctx context.Context, w *pool.Worker, id string) error {
+func (c *closer) Await(ctx context.Context, w *worker.Worker, id string) error {
 	c.pool.Sessions.Reported(ctx)
 	for over := c.over(w, id); over != nil; over = c.over(w, id) {
 		select {
@@ -220,11 +221,11 @@ func (c *closer) Await(ctx context.Context, w *pool.Worker, id string) error {
 }
 
 // Closes implements [pool.Closer].
-func (c *closer) Closes(w *pool.Worker, id string) bool { return c.over(w, id) != nil }
+func (c *closer) Closes(w *worker.Worker, id string) bool { return c.over(w, id) != nil }
 
 // over returns what is closed when the first session of an id is closed on a worker, nil if none
 // waits for that.
-func (c *closer) over(w *pool.Worker, id string) <-chan struct{} {
+func (c *closer) over(w *worker.Worker, id string) <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, one := range c.closing[w] {

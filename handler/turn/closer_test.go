@@ -11,6 +11,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 )
 
 // closingEngine is an engine that closes sessions one by one, when it may.
@@ -20,9 +21,9 @@ type closingEngine struct {
 	next   chan int // the status of the next answer
 }
 
-func (c *closingEngine) Reaches(*pool.Worker) bool { return true }
+func (c *closingEngine) Reaches(*worker.Worker) bool { return true }
 
-func (c *closingEngine) Call(ctx context.Context, _ *pool.Worker, _ string, body []byte) (int, []byte, error) {
+func (c *closingEngine) Call(ctx context.Context, _ *worker.Worker, _ string, body []byte) (int, []byte, error) {
 	select {
 	case status := <-c.next:
 		c.mu.Lock()
@@ -43,7 +44,7 @@ func (c *closingEngine) said() string {
 }
 
 // testPool returns a pool with a worker that closes sessions.
-func testPool(t *testing.T) (*pool.Pool, *pool.Worker, *closingEngine) {
+func testPool(t *testing.T) (*pool.Pool, *worker.Worker, *closingEngine) {
 	t.Helper()
 	p, err := pool.New(t.Name(), new(pool.Settings).WithDefaults(), NewCloser)
 	if err != nil {
@@ -55,7 +56,7 @@ func testPool(t *testing.T) (*pool.Pool, *pool.Worker, *closingEngine) {
 	return p, w, e
 }
 
-func (c *closer) closeOne(w *pool.Worker, id string) {
+func (c *closer) closeOne(w *worker.Worker, id string) {
 	c.Close(&affinity.Want{Target: w.Target(0), EngineSession: id})
 }
 

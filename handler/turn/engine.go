@@ -15,6 +15,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -126,7 +127,7 @@ func NotOpened(p *plan.Plan, status int, err error) error {
 
 // Open has the engine of an attempt open the session, if the client wants that, and binds it. The
 // error is a refusal, or that of a connection: then another worker may open it.
-func (t *Turn) Open(req *http.Request, w *pool.Worker, at kvscore.Target) error {
+func (t *Turn) Open(req *http.Request, w *worker.Worker, at kvscore.Target) error {
 	s := &t.plan.Session
 	if !s.Opens() {
 		return nil
@@ -166,7 +167,7 @@ func (t *Turn) Open(req *http.Request, w *pool.Worker, at kvscore.Target) error 
 }
 
 // ask asks a worker's engine to open a session, and waits for its answer.
-func (t *Turn) ask(req *http.Request, w *pool.Worker, want *affinity.Want) error {
+func (t *Turn) ask(req *http.Request, w *worker.Worker, want *affinity.Want) error {
 	call, again := engine.OpenSession(want.EngineSession, want.TTL+engineGrace), t.held != ""
 	waits, cancel := context.WithTimeout(req.Context(), openTimeout)
 	defer cancel()
