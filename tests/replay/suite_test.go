@@ -93,3 +93,20 @@ func TestTheSuite(t *testing.T) {
 		}
 	}
 }
+
+func TestHindsightIsNoWorseThanTheRules(t *testing.T) {
+	var out bytes.Buffer
+	args := []string{"-hindsight", "-match", "^prompt_512, 2 x 60K, poisson, low$", "-policy", "predicted_latency,round_robin", "-tries", "20"}
+	if err := run(args, &out, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	_, row, _ := strings.Cut(out.String(), "low")
+	var ttft, end, us, best float64
+	var rule string
+	if _, err := fmt.Sscan(row, &ttft, &us, &best, &rule, &end); err != nil {
+		t.Fatalf("%v in:\n%s", err, out.String())
+	}
+	if ttft <= 0 || us < 1 || best < 1 || rule != "round_robin" || end <= ttft {
+		t.Errorf("a table of\n%s", out.String())
+	}
+}
