@@ -185,7 +185,7 @@ func why(c *dispatch.DryChoice) string {
 		text = "the policy draws it among several"
 	}
 	switch state := c.Tier.State(); {
-	case state == pool.Reluctant:
+	case state == pool.Fallback:
 		text += "; only prefill workers are left, so that their role is ignored"
 	case state >= pool.Draining:
 		text += "; only draining workers are left, so that draining is ignored"

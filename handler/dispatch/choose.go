@@ -15,7 +15,7 @@ import (
 func (d *Dispatch) Choose(ctx context.Context, c *pool.Candidates) pool.Choice {
 	switch state := c.Tier.State(); {
 	case d.pinned(): // whatever it is at
-	case state == pool.Reluctant:
+	case state == pool.Fallback:
 		d.Pool.Incidents.Raise(c.At, "only prefill workers are available, and they serve whole requests", d.Pool.Logger)
 	case state >= pool.Draining:
 		d.Pool.Incidents.Raise(c.At, "only draining workers are left, and the router uses them", d.Pool.Logger)

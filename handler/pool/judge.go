@@ -44,7 +44,7 @@ const (
 	MarkedDown             // it is marked down or hung
 	Draining               // a drain is the operator's wish, and a mark ends soon
 	DrainingMarked         // both
-	Reluctant              // it is for prefills, but can serve a whole request
+	Fallback               // it is for prefills, but can serve a whole request
 	Short                  // added to one of the above: its context is probably too short
 )
 
@@ -80,7 +80,7 @@ func (v Verdict) MarshalText() ([]byte, error) { return []byte(v.String()), nil 
 // Possible returns whether the worker may serve the request now or once it is free.
 func (v Verdict) Possible() bool { return v < Tried }
 
-// State returns a verdict up to Reluctant apart from the length of the request.
+// State returns a verdict up to Fallback apart from the length of the request.
 func (v Verdict) State() Verdict {
 	if v.Possible() {
 		return v % Short
@@ -165,7 +165,7 @@ func (j *judgment) of(up *reverseproxy.Upstream, w *Worker) Verdict {
 	}
 	role := judgeRole(w, j.want)
 	switch {
-	case role > Reluctant:
+	case role > Fallback:
 		return role
 	case j.model != "" && !w.KnownToServe(j.model):
 		return OtherModels
@@ -179,9 +179,9 @@ func (j *judgment) of(up *reverseproxy.Upstream, w *Worker) Verdict {
 	return j.state(w, role)
 }
 
-// state returns the verdict on a worker of a role that could serve the request: Fits to Reluctant.
+// state returns the verdict on a worker of a role that could serve the request: Fits to Fallback.
 func (j *judgment) state(w *Worker, role Verdict) Verdict {
-	if role == Reluctant {
+	if role == Fallback {
 		return role
 	}
 	if w.TakesRequests(j.at) {
@@ -208,14 +208,14 @@ func Available(up *reverseproxy.Upstream) bool {
 	return up.Host == nil || up.Available()
 }
 
-// judgeRole returns whether the worker serves the part of a request: Fits, Reluctant or
+// judgeRole returns whether the worker serves the part of a request: Fits, Fallback or
 // OtherRole.
 func judgeRole(w *Worker, want *Wants) Verdict {
-	switch yes, reluctant := w.ServesPart(want.Part); {
+	switch yes, fallback := w.ServesPart(want.Part); {
 	case !yes:
 		return OtherRole
-	case reluctant && want.Only == nil:
-		return Reluctant
+	case fallback && want.Only == nil:
+		return Fallback
 	}
 	return Fits
 }

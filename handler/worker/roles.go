@@ -18,9 +18,9 @@ func (w *Worker) IsDecode() bool  { return serves(w.serves.Load())&forDecode != 
 // ServesWhole returns whether the worker can serve a whole request.
 func (w *Worker) ServesWhole() bool { return serves(w.serves.Load())&onlyLegs == 0 }
 
-// ServesPart returns whether the worker serves a part of requests. reluctant: it is for prefills, but can
+// ServesPart returns whether the worker serves a part of requests. fallback: it is for prefills, but can
 // serve a whole request.
-func (w *Worker) ServesPart(part Part) (yes, reluctant bool) {
+func (w *Worker) ServesPart(part Part) (yes, fallback bool) {
 	s := serves(w.serves.Load())
 	switch {
 	case part == Any:
