@@ -31,7 +31,7 @@ func testPool(t testing.TB, n int) *pool.Pool {
 
 // serve lets a worker answer requests of a model.
 func serve(p *pool.Pool, w *worker.Worker, model string, n, failed int, ttft time.Duration, predicted, cached int64) {
-	f := w.Figures(model)
+	f := w.ModelMetrics(model)
 	for i := range n {
 		f.Ended("ok", i < failed)
 		f.FirstToken(time.Now(), ttft)

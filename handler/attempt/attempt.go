@@ -74,7 +74,7 @@ type Attempt struct {
 	Reason    string      // of the choice
 	Number    int         // among the attempts of the request, from 1
 	CostsTime bool        // its cost is in milliseconds, and has terms
-	counts    *pool.Figures
+	counts    *pool.ModelMetrics
 	ended     atomic.Bool // it has been counted, or is not to be
 	watch     *watch      // may end it early; nil if nothing may
 }
@@ -82,11 +82,11 @@ type Attempt struct {
 // Seated completes an attempt that has taken its seat.
 func (a *Attempt) Seated(c *Call) {
 	a.Call = c
-	a.counts = a.Worker.Figures(c.Plan.Model)
+	a.counts = a.Worker.ModelMetrics(c.Plan.Model)
 }
 
 // Counts are the figures of the worker that answers, for the request's model.
-func (a *Attempt) Counts() *pool.Figures {
+func (a *Attempt) Counts() *pool.ModelMetrics {
 	if a.Answers != nil {
 		return a.Answers.counts
 	}

@@ -214,7 +214,7 @@ func (d *Dispatch) remember(c *pool.Candidates, chosen int, unpriced bool) {
 		return
 	}
 	past := pool.PastChoice{
-		At: c.At, Request: d.ID, Model: c.Workers[chosen].Figures(d.plan.Model).Model,
+		At: c.At, Request: d.ID, Model: c.Workers[chosen].ModelMetrics(d.plan.Model).Model,
 		Reason: d.reasonOf(unpriced, &c.Sel.Candidates[chosen]), Tokens: c.Sel.Tokens,
 		Attempt: d.attempts + 1, Waited: d.wait.waited,
 	}

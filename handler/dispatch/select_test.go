@@ -24,7 +24,7 @@ func TestChoosingAllocatesAsMuchAmongMany(t *testing.T) {
 		h := testHandler(t, dials...)
 		h.policy = kvscore.NewDynamo()
 		for _, w := range h.pool.All() {
-			w.Figures("") // the first request of a worker makes its metrics
+			w.ModelMetrics("") // the first request of a worker makes its metrics
 		}
 		p := &plan.Plan{Wishes: plan.Wishes{Ext: &plan.NoExt}, Prompt: plan.Prompt{Score: kvscore.Request{Prompt: cache.Prompt{Tokens: 100}, Streamed: true}}}
 		return testing.AllocsPerRun(200, func() {

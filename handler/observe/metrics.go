@@ -79,6 +79,6 @@ func (w *Worker) Forget() {
 	for _, c := range []interface{ DeletePartialMatch(prometheus.Labels) int }{retriesMade, cachesCleared, unfetched, predictionErrors} {
 		c.DeletePartialMatch(labels)
 	}
-	w.ForgetFigures()
-	deleteFigures(labels)
+	w.ForgetMetrics()
+	deleteModelMetrics(labels)
 }

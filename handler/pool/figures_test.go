@@ -33,11 +33,11 @@ func TestFiguresAreBounded(t *testing.T) {
 	w := p.Worker("10.0.0.1:8000")
 	p.LearnModels(w, listOf("m"), zap.NewNop())
 	for i := range 100_000 {
-		if got := w.Figures(fmt.Sprint("client", i)).Model; got != "other" {
+		if got := w.ModelMetrics(fmt.Sprint("client", i)).Model; got != "other" {
 			t.Fatalf("a model that no engine lists is the label %q", got)
 		}
 	}
-	if a, b := w.Figures("m"), w.Figures("m"); a != b || a.Model != "m" || w.Figures("").Model != "" {
+	if a, b := w.ModelMetrics("m"), w.ModelMetrics("m"); a != b || a.Model != "m" || w.ModelMetrics("").Model != "" {
 		t.Error("a listed model has no label of its own, or several")
 	}
 	const each, most = 10 + 4 + 2, 16 // of a model; models of a worker
@@ -51,7 +51,7 @@ func TestFiguresAreBounded(t *testing.T) {
 	p.LearnModels(w, listOf(adapters...), zap.NewNop())
 	w.Past.ForgetModels(w.KnownToServe) // m
 	for _, m := range adapters {
-		w.Figures(m)
+		w.ModelMetrics(m)
 	}
 	if got := series() - before; got != most*each {
 		t.Errorf("%d series of a worker with many models, want %d", got, most*each)
@@ -59,7 +59,7 @@ func TestFiguresAreBounded(t *testing.T) {
 	for i := range 300 {
 		w := p.Worker(fmt.Sprintf("10.1.%d.%d:8000", i/250, i%250))
 		p.LearnModels(w, listOf("m"), zap.NewNop())
-		w.Figures("m").Ended("ok", false)
+		w.ModelMetrics("m").Ended("ok", false)
 		if i%100 == 99 {
 			p.mu.Lock()
 			for dial, w := range p.workers {

@@ -17,9 +17,9 @@ type (
 	AttemptKind      = worker.AttemptKind
 	Part             = worker.Part
 
-	Figures    = observe.Figures
-	Incidents  = observe.Incidents
-	PastChoice = observe.PastChoice
+	ModelMetrics = observe.ModelMetrics
+	Incidents    = observe.Incidents
+	PastChoice   = observe.PastChoice
 )
 
 // Constants of packages worker and observe.

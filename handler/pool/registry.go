@@ -146,7 +146,7 @@ func (r *registry) renumber(s *Settings) {
 		old = append(old, w)
 		delete(r.workers, dial)
 		w.Close()
-		w.Past.ForgetFigures()
+		w.Past.ForgetMetrics()
 		r.retireRanks(w, 0, w.Ranks())
 		for rank := range w.Ranks() { // a retired target stays while it has leases
 			r.Scheduler.Clear(w.Target(rank))

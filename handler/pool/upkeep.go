@@ -59,7 +59,7 @@ func (p *Pool) Destruct() error {
 	p.endLife()
 	p.tasks.Wait()
 	for _, w := range p.All() {
-		w.Past.ForgetFigures()
+		w.Past.ForgetMetrics()
 	}
 	p.KeepShare(Share{})
 	p.KeepJournal(Journal{})

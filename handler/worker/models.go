@@ -78,9 +78,9 @@ func (w *Worker) Listed() []ModelEntry {
 	return list
 }
 
-// Figures returns the figures of the worker for a model.
-func (w *Worker) Figures(model string) *observe.Figures {
-	return w.Past.Figures(model, w.KnownToServe(model))
+// ModelMetrics returns the metrics of the worker for a model.
+func (w *Worker) ModelMetrics(model string) *observe.ModelMetrics {
+	return w.Past.ModelMetrics(model, w.KnownToServe(model))
 }
 
 // findOnDemand finds out whether the worker loads models on demand. It then lists several, and its engine is

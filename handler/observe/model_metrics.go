@@ -38,8 +38,8 @@ func modelHistogram(name string, buckets []float64, help string) *prometheus.His
 	return prometheus.NewHistogramVec(opts, []string{"pool", "worker", "model"})
 }
 
-// deleteFigures deletes the series with these labels.
-func deleteFigures(labels prometheus.Labels) {
+// deleteModelMetrics deletes the series with these labels.
+func deleteModelMetrics(labels prometheus.Labels) {
 	workerOutcomes.DeletePartialMatch(labels)
 	workerTokens.DeletePartialMatch(labels)
 	workerTTFT.DeletePartialMatch(labels)
@@ -63,8 +63,8 @@ var attemptOutcomes = [...]string{
 	"ok", "engine_error", "unavailable", "broken", "client_gone", AttemptRetried, AttemptResumed, AttemptDrained, AttemptPrefilled, AttemptClientError,
 }
 
-// Figures count the requests of one worker for one model, as metrics and in [Recent].
-type Figures struct {
+// ModelMetrics count the requests of one worker for one model, as metrics and in [Recent].
+type ModelMetrics struct {
 	Model     string // as metrics name it: empty if the request names none, other if the worker does not list it
 	recent    *Recent
 	outcomes  [len(attemptOutcomes)]prometheus.Counter
@@ -79,15 +79,15 @@ type Worker struct {
 	pool, dial string
 
 	mu      sync.RWMutex
-	byModel map[string]*Figures
+	byModel map[string]*ModelMetrics
 }
 
 // NewWorker returns what is shown of the worker at an address.
 func NewWorker(pool, dial string) *Worker { return &Worker{pool: pool, dial: dial} }
 
-// Figures returns the figures for a model. known: the operator or the engine lists it. Only such models
-// have figures of their own: other names come from clients.
-func (w *Worker) Figures(model string, known bool) *Figures {
+// ModelMetrics returns the metrics for a model. known: the operator or the engine lists it. Only such models
+// have metrics of their own: other names come from clients.
+func (w *Worker) ModelMetrics(model string, known bool) *ModelMetrics {
 	label := model
 	if model != "" && (len(model) > maxModelLabel || !utf8.ValidString(model) || !known) {
 		label = modelOther
@@ -105,17 +105,17 @@ func (w *Worker) Figures(model string, known bool) *Figures {
 	}
 	if w.byModel[label] == nil {
 		if w.byModel == nil {
-			w.byModel = make(map[string]*Figures)
+			w.byModel = make(map[string]*ModelMetrics)
 		}
 		label = strings.Clone(label) // the request's body may hold it
-		w.byModel[label] = w.newFigures(label)
+		w.byModel[label] = w.newModelMetrics(label)
 	}
 	return w.byModel[label]
 }
 
-func (w *Worker) newFigures(model string) *Figures {
+func (w *Worker) newModelMetrics(model string) *ModelMetrics {
 	of := []string{w.pool, w.dial, model}
-	f := &Figures{
+	f := &ModelMetrics{
 		Model: model, recent: &w.Recent, ttft: workerTTFT.WithLabelValues(of...), itl: workerITL.WithLabelValues(of...),
 		prompt: workerTokens.WithLabelValues(append(of, "prompt")...), predicted: workerTokens.WithLabelValues(append(of, "predicted")...),
 		reported: workerTokens.WithLabelValues(append(of, "reported")...), generated: workerTokens.WithLabelValues(append(of, "generated")...),
@@ -127,7 +127,7 @@ func (w *Worker) newFigures(model string) *Figures {
 }
 
 // Ended counts an attempt. failed: it failed by the worker's fault, as far as the router knows.
-func (f *Figures) Ended(outcome string, failed bool) {
+func (f *ModelMetrics) Ended(outcome string, failed bool) {
 	for i, name := range attemptOutcomes {
 		if name == outcome {
 			f.outcomes[i].Inc()
@@ -137,45 +137,45 @@ func (f *Figures) Ended(outcome string, failed bool) {
 }
 
 // FirstToken counts a first token that came at t, so long after the choice of the worker.
-func (f *Figures) FirstToken(t time.Time, after time.Duration) {
+func (f *ModelMetrics) FirstToken(t time.Time, after time.Duration) {
 	f.ttft.Observe(after.Seconds())
 	f.recent.firstToken(t, after)
 }
 
 // Pace counts the mean time between the chunks of an answer.
-func (f *Figures) Pace(mean time.Duration) {
+func (f *ModelMetrics) Pace(mean time.Duration) {
 	f.itl.Observe(mean.Seconds())
 	f.recent.pace(time.Now(), mean)
 }
 
 // Generated counts the tokens of an answer.
-func (f *Figures) Generated(n int64) { f.generated.Add(float64(n)) }
+func (f *ModelMetrics) Generated(n int64) { f.generated.Add(float64(n)) }
 
 // Compared counts the tokens of a prompt: all, those predicted as cached, and those reported as
 // cached.
-func (f *Figures) Compared(prompt, predicted, reported int64) {
+func (f *ModelMetrics) Compared(prompt, predicted, reported int64) {
 	f.prompt.Add(float64(prompt))
 	f.predicted.Add(float64(predicted))
 	f.reported.Add(float64(reported))
 	f.recent.compared(time.Now(), prompt, predicted, reported)
 }
 
-// ForgetModels deletes the figures of models that are not listed any more.
+// ForgetModels deletes the metrics of models that are not listed any more.
 func (w *Worker) ForgetModels(listed func(model string) bool) {
 	w.forget(func(model string) bool { return model != "" && model != modelOther && !listed(model) })
 }
 
-// forget deletes the figures of models.
+// forget deletes the metrics of models.
 func (w *Worker) forget(which func(model string) bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for model := range w.byModel {
 		if which(model) {
 			delete(w.byModel, model)
-			deleteFigures(prometheus.Labels{"pool": w.pool, "worker": w.dial, "model": model})
+			deleteModelMetrics(prometheus.Labels{"pool": w.pool, "worker": w.dial, "model": model})
 		}
 	}
 }
 
-// ForgetFigures deletes the figures of all models.
-func (w *Worker) ForgetFigures() { w.forget(func(string) bool { return true }) }
+// ForgetMetrics deletes the metrics of all models.
+func (w *Worker) ForgetMetrics() { w.forget(func(string) bool { return true }) }
