@@ -73,7 +73,8 @@ func findAnomalies(list []workerView, sums []observe.Sums) {
 		groups[key] = append(groups[key], i)
 	}
 	for _, group := range groups {
-		var paces, lates, hits []float64
+		n := len(group)
+		paces, lates, hits := make([]float64, 0, n), make([]float64, 0, n), make([]float64, 0, n)
 		for _, i := range group {
 			c := list[i].compared(&sums[i])
 			paces, lates, hits = append(paces, c.pace), append(lates, c.lateness), append(hits, c.hits)

@@ -112,7 +112,7 @@ func (p *Pool) Drain(w *Worker, drains bool) (changed bool) {
 	drained := w.Draining()
 	changed, version := w.AskDrain(drains)
 	p.kept.journal.Drained(w.ID, drains, version)
-	return changed && !(drains && drained)
+	return changed && (!drains || !drained)
 }
 
 // settleCaches does what the cache models have left to do, in steps: requests go on in between.
