@@ -60,7 +60,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 func (h *Handler) options() options {
 	return options{
 		"pool": &h.Pool, "engine": &h.Engine, "max_body": size{&h.MaxBody}, "response_headers": &h.ResponseHeaders,
-		"legs":         &h.Legs,
+		"split":        &h.Split,
 		"strict_nvext": &h.StrictNVExt, "enforce_cache_salt": &h.EnforceCacheSalt, "require_pin": &h.RequirePin,
 		"inject_usage": &h.InjectUsage, "speculative_prefill": &h.SpeculativePrefill, "merge_models": &h.MergeModels,
 		"policy": policy{&h.PolicyRaw}, "shadow": policy{&h.ShadowRaw},

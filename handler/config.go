@@ -156,11 +156,11 @@ type Handler struct { // one field for each option, hence so many
 	// that only other workers of the pool serve. Default: `true`.
 	MergeModels *bool `json:"merge_models,omitempty"`
 
-	// Which requests are parted: a worker for `prefill` computes the prompt, and one for
+	// Which requests are split: a worker for `prefill` computes the prompt, and one for
 	// `decode` the answer. The values are:
 	//
 	// - `auto`: a request that is predicted to cost less time then.
-	// - `always`: each one that can be parted.
+	// - `always`: each one that can be split.
 	// - `never`: none.
 	// - `isl_bounding`: unless its decode worker lacks less than 2048 tokens and less than 70
 	//   percent of the prompt.
@@ -169,13 +169,13 @@ type Handler struct { // one field for each option, hence so many
 	//
 	// The last three are Dynamo's rules. They part each request whose decode worker has a
 	// nearly full KV cache. Default: `auto`.
-	Legs string `json:"legs,omitempty"`
+	Split string `json:"split,omitempty"`
 
 	// The reverse proxy that performs the round trips, with all options of Caddy's own
 	// except the selection policy. It needs at least one upstream, or a dynamic source.
 	ReverseProxy *reverseproxy.Handler `json:"reverse_proxy,omitempty"`
 
-	legs        kvscore.Legs
+	phases      kvscore.SplitRule
 	policy      kvscore.Policy
 	shadow      kvscore.Policy // nil if none is configured
 	keys        []plan.KeySource
@@ -271,11 +271,11 @@ func (h *Handler) setDefaults() error {
 	} else if t.StreamIdle < 0 {
 		return fmt.Errorf("timeouts stream_idle: must be positive, got %s", time.Duration(t.StreamIdle))
 	}
-	rule := slices.Index(kvscore.LegsNames[:], cmp.Or(h.Legs, kvscore.LegsAuto.String()))
+	rule := slices.Index(kvscore.PhasesNames[:], cmp.Or(h.Split, kvscore.SplitAuto.String()))
 	if rule < 0 {
-		return fmt.Errorf("legs: must be auto, always, never, isl_bounding, prefill_load or isl_or_load, got %q", h.Legs)
+		return fmt.Errorf("split: must be auto, always, never, isl_bounding, prefill_load or isl_or_load, got %q", h.Split)
 	}
-	h.legs = kvscore.Legs(rule) //nolint:gosec // it is one of them
+	h.phases = kvscore.SplitRule(rule) //nolint:gosec // it is one of them
 	var err error
 	if h.Resume == nil {
 		h.Resume = new(resume.Config)

@@ -125,7 +125,7 @@ func (h *Handler) wireDispatcher(caddy.Context) error {
 			// Only a policy whose costs are times knows the price of leaving a session's home.
 			Soft: h.sessionMode() == affinitySoft && kvscore.CostUnit(h.policy) == kvscore.UnitMilliseconds,
 		}),
-		Timeouts: valueOf(h.Timeouts), Resume: *h.Resume, Limits: limits, RetryMatch: match, Legs: h.legs,
+		Timeouts: valueOf(h.Timeouts), Resume: *h.Resume, Limits: limits, RetryMatch: match, Phases: h.phases,
 		KeepBody: len(h.ReverseProxy.HandleResponse) > 0, Speculative: h.SpeculativePrefill,
 		Metrics: h.metrics, PoolMetrics: h.poolMetrics,
 	}

@@ -17,16 +17,16 @@ func BenchmarkDecision(b *testing.B) {
 	for _, c := range []struct{ blocks, targets int }{{2048, 8}, {2048, 64}, {8192, 8}, {8192, 64}} {
 		for _, policy := range []Policy{NewDynamo(), NewPredictedLatency()} {
 			b.Run(fmt.Sprintf("%T/%dx%d", policy, c.blocks, c.targets), func(b *testing.B) {
-				decide(b, c.blocks, c.targets, policy, LegsNever)
+				decide(b, c.blocks, c.targets, policy, SplitNever)
 			})
 			b.Run(fmt.Sprintf("%T/%dx%d/apart", policy, c.blocks, c.targets), func(b *testing.B) {
-				decide(b, c.blocks, c.targets, policy, LegsAuto)
+				decide(b, c.blocks, c.targets, policy, SplitAuto)
 			})
 		}
 	}
 }
 
-func decide(b *testing.B, blocks, n int, p Policy, legs Legs) {
+func decide(b *testing.B, blocks, n int, p Policy, phases SplitRule) {
 	s := NewScheduler(Settings{})
 	ids := make([]uint32, 16*blocks)
 	for i := range ids {
@@ -65,10 +65,10 @@ func decide(b *testing.B, blocks, n int, p Policy, legs Legs) {
 	for b.Loop() {
 		begin := time.Now()
 		hash()
-		if legs != LegsNever { // half of the targets prefill
-			r.Leg, r.Apart = LegPrefill, Apart{}
-			r.Apart = s.Forecast(now, r, refs[:n/2], p, legs, sel)
-			r.Leg, decode = LegWhole, refs[n/2:]
+		if phases != SplitNever { // half of the targets prefill
+			r.Phase, r.Split = PhasePrefill, Split{}
+			r.Split = s.Forecast(now, r, refs[:n/2], p, phases, sel)
+			r.Phase, decode = PhaseWhole, refs[n/2:]
 		}
 		i, l := s.SelectAmong(now, r, decode, -1, p, sel)
 		if sel.Candidates[i].OverlapBlocks < float64(blocks-1) {

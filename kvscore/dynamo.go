@@ -64,7 +64,7 @@ func NewDynamo() *Dynamo {
 // Choose implements Policy.
 func (d *Dynamo) Choose(s *Selection) int {
 	by := d.DynamoOptions
-	by.decode(s.Apart.Legs)
+	by.decode(s.Split.Rule)
 	s.Override.change(&by)
 	by.score(s)
 	if by.Temperature > 0 {
@@ -75,12 +75,12 @@ func (d *Dynamo) Choose(s *Selection) int {
 
 // decode makes the options those with which Dynamo chooses decode workers
 // (lib/llm/src/kv_router/prefill_router). If the request may stay whole, what they hold counts.
-func (d *DynamoOptions) decode(legs Legs) {
-	if legs == LegsNever {
+func (d *DynamoOptions) decode(phases SplitRule) {
+	if phases == SplitNever {
 		return
 	}
 	d.TrackPrefillTokens, d.AssumeKVReuse = false, false
-	if legs == LegsAlways {
+	if phases == SplitAlways {
 		d.OverlapScoreCredit = 0
 	}
 }

@@ -93,7 +93,7 @@ func (s *Scheduler) learn(l *Lease, computed bool) {
 	if counted && c.Answer >= c.Prompt {
 		answer = c.Answer - c.Prompt + 1
 	}
-	if answer > 0 && computed && l.shown != showsTooSoon && l.leg != LegPrefill {
+	if answer > 0 && computed && l.shown != showsTooSoon && l.phase != PhasePrefill {
 		s.traffic.answeredWith(min(answer, maxAnswer))
 	}
 	if counted && c.CachedReported {

@@ -17,7 +17,7 @@ type recorder struct {
 	ended []int // requests
 }
 
-func (j *recorder) Booked(_ time.Time, t Target, p *cache.Prompt, v *cache.View, _ bool, _ int64, _ Leg) uint64 {
+func (j *recorder) Booked(_ time.Time, t Target, p *cache.Prompt, v *cache.View, _ bool, _ int64, _ Phase) uint64 {
 	j.past = append(j.past, cache.Past{
 		Root: p.Root, Blocks: slices.Clone(p.Blocks), Past: p.Past, Weight: v.NewWeight(p), Matched: v.Known.Blocks,
 	})

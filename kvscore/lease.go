@@ -31,10 +31,10 @@ type Lease struct {
 	total     int64 // blocks of prompt and output so far, rounded up
 	streamed  bool
 	remote    bool   // of another router
-	leg       Leg    // as asked for
-	parted    bool   // it is a decode leg
+	phase     Phase  // as asked for
+	split     bool   // it is a decode phase
 	lacks     int64  // tokens of the prompt
-	ahead     Target // of the prefill leg, as forecast
+	ahead     Target // of the prefill phase, as forecast
 	expected  int64  // tokens of the answer; 0 is unknown
 
 	// guarded by the scheduler's lock
@@ -47,7 +47,7 @@ type Lease struct {
 	ended     bool
 
 	work       work
-	handed     time.Time     // when the prefill leg had answered
+	handed     time.Time     // when the prefill phase had answered
 	isAwaiting bool          // is in the load's awaiting
 	decodes    bool          // counts in the load's decoding
 	passed     bool          // a prefill that was booked later is over
@@ -139,7 +139,7 @@ func (l *Lease) prefillOver(now time.Time, how Sign, learn bool, answered int64)
 		l.load.answers.paced(featuresOf(1, l.work, 0), took)
 	}
 	switch {
-	case learn && l.parted:
+	case learn && l.split:
 		s.observeTransfer(l, now)
 	case learn && l.shown == showsToken:
 		s.observe(l, now)
@@ -180,12 +180,12 @@ type Counts = cache.Counts
 // Answer is a prompt and its answer together.
 type Answer = cache.Answer
 
-// Counted records the engine's counts. The caller calls it before End. A decode leg's cached
-// tokens say nothing of its target: engines repeat those of the prefill leg.
+// Counted records the engine's counts. The caller calls it before End. A decode phase's cached
+// tokens say nothing of its target: engines repeat those of the prefill phase.
 func (l *Lease) Counted(c Counts) {
 	l.scheduler.mu.Lock()
 	defer l.scheduler.mu.Unlock()
-	if l.counts = c; l.parted {
+	if l.counts = c; l.split {
 		l.counts.Cached, l.counts.CachedReported = 0, false
 	}
 }

@@ -71,8 +71,8 @@ type Selection struct {
 	// Priority is the priority of the request: above 0, its own time weighs more; below 0,
 	// less. Only [PredictedLatency] uses it.
 	Priority int
-	// Apart is how the request may be parted: see Candidate.Parted.
-	Apart Apart
+	// Split is how the request may be split: see Candidate.Split.
+	Split Split
 	// SharedTokens is the length of the prefix that the prompt shares with several earlier
 	// ones that continue differently. An example is a system prompt. It is 0 if there is
 	// none. SharedArrivals is the number of such prompts, SharedHolders the number of
@@ -186,11 +186,11 @@ type Candidate struct {
 	// PrefillTime is the predicted time for the part of the prompt that the target lacks,
 	// in milliseconds.
 	PrefillTime float64 `json:"prefill_ms"`
-	// Parted says that the request is parted if it is decoded on this target. PartedTime is the
+	// Split says that the request is split if it is decoded on this target. SplitTime is the
 	// predicted time to its first token then, in milliseconds. TransferTime is the part of it for
 	// the transfer of the KV cache.
-	Parted       bool    `json:"parted,omitzero"`
-	PartedTime   float64 `json:"parted_ms,omitzero"`
+	Split        bool    `json:"split,omitzero"`
+	SplitTime    float64 `json:"split_ms,omitzero"`
 	TransferTime float64 `json:"transfer_ms,omitzero"`
 	way          Way
 	// Slowness is the target's prefill time divided by the pool's prediction, 1 while the
@@ -226,8 +226,8 @@ func (c *Candidate) loading() float64 {
 
 // TTFT returns how many milliseconds the first token is predicted to take.
 func (c *Candidate) TTFT() float64 {
-	if c.Parted {
-		return c.PartedTime
+	if c.Split {
+		return c.SplitTime
 	}
 	return c.WaitTime + c.PrefillTime
 }

@@ -32,7 +32,7 @@ type Terms struct {
 	// answers of the target's other requests.
 	Decode float64 `json:"decode"`
 	// Stall is the weighted total time that the answers of the target's requests wait for that
-	// prefill. Its weight is higher if the request could be parted.
+	// prefill. Its weight is higher if the request could be split.
 	Stall float64 `json:"stall"`
 	// Spread is what later requests gain if the target gets a copy of a widely shared prefix. It
 	// also makes an idle target cheaper than a longer wait elsewhere. It is negative or 0.
@@ -42,7 +42,7 @@ type Terms struct {
 	// Others is the price of a target that other routers prefer, where requests come to several
 	// routers at the same moments.
 	Others float64 `json:"others,omitzero"`
-	// Transfer is the time to get the KV cache from the prefill worker if the request is parted.
+	// Transfer is the time to get the KV cache from the prefill worker if the request is split.
 	// Wait, Prefill and Delay are then those of the prefill worker.
 	Transfer float64 `json:"transfer,omitzero"`
 }
@@ -77,7 +77,7 @@ const (
 	// waits on the target now.
 	delayQueue = 1.5
 	// stallWorth weighs a millisecond that an active request waits for a prefill, where it
-	// could be parted.
+	// could be split.
 	stallWorth = 0.4
 	// noise is the factor by which equal engines may differ in their learned slowness.
 	noise = 1.25
@@ -95,7 +95,7 @@ func (p *PredictedLatency) Choose(s *Selection) int {
 	for i := range s.Candidates {
 		by.cost(s, i)
 	}
-	if s.Apart.Legs == LegsNever {
+	if s.Split.Rule == SplitNever {
 		s.spread()
 		s.useIdle()
 	}
@@ -164,7 +164,7 @@ func (w *weights) cost(s *Selection, i int) {
 	t := &c.Terms
 	*t = Terms{Wait: w.wait * c.WaitTime, Prefill: w.prefill * prefill}
 	t.Delay = prefill * (w.rate*prefill + w.queue*float64(c.Awaiting))
-	if s.Apart.Legs != LegsNever {
+	if s.Split.Rule != SplitNever {
 		w.part(s, c)
 	} else {
 		// Requests that wait here now will generate while this prefill runs.
@@ -254,15 +254,15 @@ func (s *Selection) useIdle() {
 	}
 }
 
-// part makes the terms those of a parted request if the rule says so, or if their sum is lower
-// and the rule is LegsAuto.
+// part makes the terms those of a split request if the rule says so, or if their sum is lower
+// and the rule is SplitAuto.
 func (w *weights) part(s *Selection, c *Candidate) {
-	a, t := &s.Apart, &c.Terms
+	a, t := &s.Split, &c.Terms
 	t.Stall = w.prefill * c.stall(s)
-	if a.Legs == LegsAuto && c.way == EitherWay {
-		c.Parted = a.Cost+w.wait*(c.PartedTime-a.Time) < t.Wait+t.Prefill+t.Delay+t.Stall
+	if a.Rule == SplitAuto && c.way == EitherWay {
+		c.Split = a.Cost+w.wait*(c.SplitTime-a.Time) < t.Wait+t.Prefill+t.Delay+t.Stall
 	}
-	if c.Parted {
-		*t = Terms{Wait: w.wait * (c.PartedTime - c.TransferTime - a.Time), Prefill: a.Time, Delay: a.Cost - a.Time, Transfer: w.wait * c.TransferTime}
+	if c.Split {
+		*t = Terms{Wait: w.wait * (c.SplitTime - c.TransferTime - a.Time), Prefill: a.Time, Delay: a.Cost - a.Time, Transfer: w.wait * c.TransferTime}
 	}
 }

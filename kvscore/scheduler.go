@@ -58,9 +58,9 @@ type Scheduler struct {
 // scheduler, which may hold its lock.
 type Journal interface {
 	// Booked is told of a request, and what the cache models said of it. It returns a number for
-	// Ended; 0 is none. expected is the length of the answer, if it is known. leg is LegDecode if
-	// the request is parted.
-	Booked(now time.Time, t Target, p *cache.Prompt, v *cache.View, streamed bool, expected int64, leg Leg) (request uint64)
+	// Ended; 0 is none. expected is the length of the answer, if it is known. phase is PhaseDecode if
+	// the request is split.
+	Booked(now time.Time, t Target, p *cache.Prompt, v *cache.View, streamed bool, expected int64, phase Phase) (request uint64)
 	// Answered is told of the first sign that the prefill of a request is over. tokens is the length
 	// of an answer that was not streamed, -1 if it is unknown.
 	Answered(request uint64, now time.Time, how Sign, tokens int64)

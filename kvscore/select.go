@@ -35,10 +35,10 @@ type Request struct {
 	// [Ties]. It needs no secret. A client that chooses its key by the hash can only choose
 	// among targets that are equally good for its request.
 	Session uint64
-	// Leg is the part of the request that the chosen target does.
-	Leg Leg
-	// Apart says whether and how the request may be parted. The zero value does not part it.
-	Apart Apart
+	// Phase is the part of the request that the chosen target does.
+	Phase Phase
+	// Split says whether and how the request may be split. The zero value does not part it.
+	Split Split
 	// Ways say how the targets can serve the request, by position. Nil stands for EitherWay.
 	Ways []Way
 	// Remote says that another router has sent the request. The journal is not told of it again.
@@ -81,11 +81,11 @@ func (s *Scheduler) SelectAmong(now time.Time, r *Request, among []TargetRef, bo
 	s.lookUp(now, r, sel)
 	bound, l := s.selectAmong(now, r, among, bound, p, sel)
 	if s.journal != nil && !r.Remote {
-		leg := r.Leg
-		if l.parted {
-			leg = LegDecode
+		phase := r.Phase
+		if l.split {
+			phase = PhaseDecode
 		}
-		l.journaled = s.journal.Booked(now, l.load.target, &sel.prompt, &sel.view, r.Streamed, r.ExpectedTokens, leg)
+		l.journaled = s.journal.Booked(now, l.load.target, &sel.prompt, &sel.view, r.Streamed, r.ExpectedTokens, phase)
 	}
 	sel.view.Drop()
 	sel.prompt = cache.Prompt{} // a Selection is used again
@@ -258,7 +258,7 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 	}
 	lacks := max(0, tokens-c.OverlapTokens)
 	prefill, time := lacks, c.PrefillTime
-	if c.Parted {
+	if c.Split {
 		prefill, time = 0, 0 // another lease books them
 	}
 	l := &Lease{
@@ -267,7 +267,7 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 		prefill: prefill, unshared: c.RequestBlocks,
 		work: workOf(prefill, c.OverlapTokens), cached: c.OverlapTokens, knowledge: c.Knowledge,
 		inFlight: c.SharedBlocks > 0, queued: len(ld.awaiting.leases) > 0, predicted: c.TTFT(), added: time,
-		leg: r.Leg, parted: c.Parted, lacks: lacks, ahead: r.Apart.Prefill,
+		phase: r.Phase, split: c.Split, lacks: lacks, ahead: r.Split.Prefill,
 	}
 	if l.blame = r.Session; l.blame == 0 {
 		l.blame = uint64(now.UnixNano()) //nolint:gosec // only compared
@@ -279,7 +279,7 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 		l.usual = sel.usual(&ld.answers.pace, l.work)
 	}
 	l.total = blocksOf(l.tokens, l.blockSize)
-	if !c.Parted {
+	if !c.Split {
 		s.routers.count(now, r.Remote)
 		s.traffic.booked(now, prefill)
 		ld.recent.add(now, time)

@@ -49,10 +49,10 @@ func (t *transfer) learn(now time.Time, tokens int64, ms float64) {
 	t.at = now
 }
 
-// Parted says that the lease is the decode leg of a parted request.
-func (l *Lease) Parted() bool { return l.parted }
+// Split says that the lease is the decode phase of a split request.
+func (l *Lease) IsSplit() bool { return l.split }
 
-// HandedOver records that the prefill leg of this decode leg has answered. The scheduler learns
+// HandedOver records that the prefill phase of this decode phase has answered. The scheduler learns
 // from the time until the first token.
 func (l *Lease) HandedOver(now time.Time) {
 	l.Alive(now)
@@ -61,7 +61,7 @@ func (l *Lease) HandedOver(now time.Time) {
 	l.handed = now
 }
 
-// observeTransfer learns from the first token of a decode leg. The lock is held.
+// observeTransfer learns from the first token of a decode phase. The lock is held.
 func (s *Scheduler) observeTransfer(l *Lease, now time.Time) {
 	ld := l.load
 	if l.handed.IsZero() || l.lacks <= 0 || ld.context(s.settings.BlockSize) > fullMemory*float64(ld.capacity) {

@@ -150,13 +150,13 @@ type (
 			Code   string `json:"code"`
 		} `json:"refused"`
 		Policy string `json:"policy"`
-		Legs   *struct {
-			Parted  bool   `json:"parted"`
+		Phases *struct {
+			Split   bool   `json:"split"`
 			Why     string `json:"whole_because"`
 			Prefill struct {
 				Worker uint64 `json:"worker"`
 			} `json:"prefill"`
-		} `json:"legs"`
+		} `json:"phases"`
 		Plan struct {
 			API      string        `json:"api"`
 			Kind     string        `json:"prompt_kind"`

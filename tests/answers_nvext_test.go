@@ -88,7 +88,7 @@ func asksFor(path string, stream bool, fields ...string) []byte {
 }
 
 // TestAnswersCarryWhatIsAskedFor requests each member, alone and together. The engines
-// have an nvext of their own or none. Apart from nvext, the bytes equal those of an
+// have an nvext of their own or none. Split from nvext, the bytes equal those of an
 // ordinary answer.
 func TestAnswersCarryWhatIsAskedFor(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})

@@ -28,7 +28,7 @@ func TestHungEnginesAreFound(t *testing.T) {
 	level := runtime.NumGoroutine()
 	engines := startEngines(t, 4, canned.Pace{Words: 10, FirstToken: 10 * time.Millisecond, PerWord: time.Millisecond})
 	s := startCaddy(t, route(engines, "pool hung", "policy round_robin")) // which gives all as much
-	hung := func() float64 { // a busy machine may hold up others
+	hung := func() float64 {                                              // a busy machine may hold up others
 		m := s.scrape(t)
 		return m.value(workersHung, fmt.Sprintf("worker=%q", engines[0].Addr())) + m.value(workersHung, fmt.Sprintf("worker=%q", engines[1].Addr()))
 	}

@@ -64,12 +64,12 @@ func TestAttemptsCountOnce(t *testing.T) {
 	}
 }
 
-// TestFailedLegsCountOnce has a prefill engine that fails, and streams whose decode engine does not get
+// TestFailedPhasesCountOnce has a prefill engine that fails, and streams whose decode engine does not get
 // the prompt. No decode worker is blamed.
-func TestFailedLegsCountOnce(t *testing.T) {
-	for _, f := range []engine.Flavour{engine.VLLM, engine.SGLang} { // one leg after the other, and both at once
+func TestFailedPhasesCountOnce(t *testing.T) {
+	for _, f := range []engine.Flavour{engine.VLLM, engine.SGLang} { // one phase after the other, and both at once
 		t.Run(string(f), func(t *testing.T) {
-			p := startApart(t, f, 2, 2, "legs always")
+			p := startApart(t, f, 2, 2, "phases always")
 			talk := func() {
 				for i := range 6 {
 					c := long(i)

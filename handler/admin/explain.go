@@ -25,13 +25,13 @@ type explanation struct {
 	// Unit is that of the candidates' costs, empty if the policy compares none.
 	Unit string `json:"cost_unit,omitempty"`
 	// Refused is what the router itself would answer, if it would.
-	Refused    *refusalView       `json:"refused,omitempty"`
-	Plan       *planView          `json:"plan,omitempty"`
-	Home       *homeView          `json:"home,omitempty"`
-	Candidates []candidateView    `json:"candidates"`
-	LeftOut    []dispatch.LeftOut `json:"left_out"`
-	Chosen     *chosenView        `json:"chosen"`
-	Legs       *dispatch.DryLegs  `json:"legs,omitempty"`
+	Refused    *refusalView        `json:"refused,omitempty"`
+	Plan       *planView           `json:"plan,omitempty"`
+	Home       *homeView           `json:"home,omitempty"`
+	Candidates []candidateView     `json:"candidates"`
+	LeftOut    []dispatch.LeftOut  `json:"left_out"`
+	Chosen     *chosenView         `json:"chosen"`
+	Phases     *dispatch.DryPhases `json:"phases,omitempty"`
 	// Waits is there if the request would wait, as all workers are full.
 	Waits *waitView `json:"waits,omitempty"`
 }
@@ -140,7 +140,7 @@ func (x *Explainer) view(p *plan.Plan, c *dispatch.DryChoice) *explanation {
 	if h := c.Home; h != nil {
 		e.Home = &homeView{DryHome: h, Dial: dials(x.Dispatcher.Pool)[h.Target], Candidate: h.Position >= 0}
 	}
-	e.Chosen, e.Legs = viewChosen(c), c.Legs
+	e.Chosen, e.Phases = viewChosen(c), c.Phases
 	return e
 }
 

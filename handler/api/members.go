@@ -59,7 +59,7 @@ func (p *parse) field(key []byte, v rawjson.Span) {
 	case "prompt_embeds", "input_embeds":
 		p.opaque = p.opaque || v.HasContent(b)
 	case "kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "disaggregated_params":
-		r.Steers, r.NamesLegs = true, r.NamesLegs || !v.IsNull(b)
+		r.Steers, r.NamesPhases = true, r.NamesPhases || !v.IsNull(b)
 	case "priority", "routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank", "id_slot", "retention_seconds":
 		r.Steers = true
 	case "vllm_xargs":

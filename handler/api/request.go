@@ -145,9 +145,9 @@ type Request struct {
 	Steers bool
 	// Echoes is whether the answer begins with the prompt (echo).
 	Echoes bool
-	// NamesLegs is whether a member names the prefill or the decode of the request on another
+	// NamesPhases is whether a member names the prefill or the decode of the request on another
 	// server.
-	NamesLegs bool
+	NamesPhases bool
 	// ServerTools is whether a response may call tools of the engine, and so take several turns
 	// there.
 	ServerTools bool

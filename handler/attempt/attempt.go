@@ -68,12 +68,12 @@ type Sender func(*http.Request) (*http.Response, error)
 type Attempt struct {
 	pool.Seat
 	Call      *Call
-	Leg       *engine.Leg // the part of the request that the worker serves; nil: the whole request
-	Prefill   *Attempt    // that computes the prompt; nil if this one does
-	Answers   *Attempt    // whose worker has answered in place of this one's; nil if none has
-	Reason    string      // of the choice
-	Number    int         // among the attempts of the request, from 1
-	CostsTime bool        // its cost is in milliseconds, and has terms
+	Phase     *engine.Phase // the part of the request that the worker serves; nil: the whole request
+	Prefill   *Attempt      // that computes the prompt; nil if this one does
+	Answers   *Attempt      // whose worker has answered in place of this one's; nil if none has
+	Reason    string        // of the choice
+	Number    int           // among the attempts of the request, from 1
+	CostsTime bool          // its cost is in milliseconds, and has terms
 	counts    *pool.ModelMetrics
 	ended     atomic.Bool // it has been counted, or is not to be
 	watch     *watch      // may end it early; nil if nothing may
@@ -124,8 +124,8 @@ func (a *Attempt) Header(req *http.Request, b *Bounds) (resp *http.Response, res
 func (a *Attempt) send(roundTrip Sender, req *http.Request) (*http.Response, bool, error) {
 	c := a.Call
 	r := Request{
-		Plan: c.Plan, Body: c.Body, Worker: a.Worker, Target: a.Target, Session: c.Session, Leg: a.Leg,
-		Shared: c.Sent != nil || a.Leg != nil, Rest: c.Rest, AskIDs: c.AskIDs,
+		Plan: c.Plan, Body: c.Body, Worker: a.Worker, Target: a.Target, Session: c.Session, Phase: a.Phase,
+		Shared: c.Sent != nil || a.Phase != nil, Rest: c.Rest, AskIDs: c.AskIDs,
 	}
 	c.Sent = c.Trace.Carry(r.Build(req))
 	c.Did = r.Did

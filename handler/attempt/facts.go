@@ -46,8 +46,8 @@ var facts = append([]fact{
 		}
 		return a.Terms.Cost
 	}},
-	{name: "parted", of: func(a *Attempt) any {
-		if a.Terms.Parted {
+	{name: "split", of: func(a *Attempt) any {
+		if a.Terms.Split {
 			return "true"
 		}
 		return nil

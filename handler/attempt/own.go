@@ -14,7 +14,7 @@ import (
 // Build returns the request of an attempt of the router's own. like is the client's, to any worker.
 func (a *Attempt) Build(like *http.Request) *http.Request {
 	c := a.Call
-	r := Request{Plan: c.Plan, Body: c.Body, Worker: a.Worker, Target: a.Target, Leg: a.Leg, Shared: true}
+	r := Request{Plan: c.Plan, Body: c.Body, Worker: a.Worker, Target: a.Target, Phase: a.Phase, Shared: true}
 	out := *c.Trace.Carry(r.Build(like))
 	u := *out.URL // the transport changes it
 	out.URL = &u

@@ -22,8 +22,8 @@ type Request struct {
 	Body    *body.Replay // nil if it is not in memory
 	Worker  *pool.Worker
 	Target  kvscore.Target
-	Session string      // the engine's id of the request's session; empty if it holds none
-	Leg     *engine.Leg // the part of the request that the worker serves; nil: the whole request
+	Session string        // the engine's id of the request's session; empty if it holds none
+	Phase   *engine.Phase // the part of the request that the worker serves; nil: the whole request
 
 	Shared bool      // an attempt before may still be writing the header
 	Rest   *api.Rest // of an answer, that the engine gives; nil for the whole one
@@ -66,8 +66,8 @@ func (e *Request) Build(req *http.Request) *http.Request {
 	}
 	// Engines close idle connections when they please. net/http repeats such a request if
 	// it has GetBody and is idempotent. A header without values marks it so, and is not sent.
-	// Two engines that get a leg at once must not get it twice.
-	once := e.Leg != nil && e.Worker.Engine().Legs().Together
+	// Two engines that get a phase at once must not get it twice.
+	once := e.Phase != nil && e.Worker.Engine().Phases().Together
 	if _, set := out.Header["Idempotency-Key"]; !set && e.Plan.API != nil && !once {
 		out.Header["Idempotency-Key"] = []string{}
 	}
@@ -92,7 +92,7 @@ func (e *Request) adapt(req *http.Request) (*http.Request, body.Edited) {
 		as = body.Edited{Of: e.Body, Size: e.Body.Size}
 	}
 	p, ranks := e.Plan, e.Worker.Ranks()
-	if p.Everywhere || ranks < 2 && !p.EditsBody && !p.AsksUsage && e.Session == "" && e.Leg == nil && e.Rest == nil && !e.AskIDs {
+	if p.Everywhere || ranks < 2 && !p.EditsBody && !p.AsksUsage && e.Session == "" && e.Phase == nil && e.Rest == nil && !e.AskIDs {
 		return req, as
 	}
 	var edit *api.Editor
@@ -102,7 +102,7 @@ func (e *Request) adapt(req *http.Request) (*http.Request, body.Edited) {
 	to := e.Worker.Engine()
 	ask := engine.Request{
 		Body: edit, Ext: p.Ext, Grants: p.Grants, Salt: p.Salt(), Sent: req.Header,
-		Rank: e.Target.Rank, Ranks: ranks, GiveTokens: p.Given, Session: e.Session, Leg: e.Leg,
+		Rank: e.Target.Rank, Ranks: ranks, GiveTokens: p.Given, Session: e.Session, Phase: e.Phase,
 	}
 	if p.API != nil {
 		ask.API = p.API.Name()
@@ -115,11 +115,11 @@ func (e *Request) adapt(req *http.Request) (*http.Request, body.Edited) {
 		if e.Rest != nil {
 			to.Continue(edit, ask.API, e.Rest)
 		}
-		if e.AskIDs && to.ReturnsIDs(ask.API) && (e.Leg == nil || !e.Leg.Prefill) && !api.AsksIDs(edit) {
+		if e.AskIDs && to.ReturnsIDs(ask.API) && (e.Phase == nil || !e.Phase.Prefill) && !api.AsksIDs(edit) {
 			api.AskIDs(edit)
 			e.CutIDs = true
 		}
-		if p.AsksUsage && (e.Leg == nil || !e.Leg.Prefill) {
+		if p.AsksUsage && (e.Phase == nil || !e.Phase.Prefill) {
 			edit.Replace(p.AskUsage)
 		}
 		as = e.Body.Edit(edit.Edits())

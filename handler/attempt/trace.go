@@ -20,7 +20,7 @@ const (
 	tracerName = "github.com/caddy-kvrouter/kvrouter/handler"
 	// spanRoute lasts as long as the request, over all its attempts.
 	spanRoute = "kv_router.route_request"
-	// SpanPrefill and SpanDecode are the legs of a request over two workers, in spanRoute.
+	// SpanPrefill and SpanDecode are the phases of a request over two workers, in spanRoute.
 	SpanPrefill = "kv_router.prefill"
 	SpanDecode  = "kv_router.decode"
 	// spanSelect is one choice of a worker, in spanRoute.

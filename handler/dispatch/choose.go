@@ -53,7 +53,7 @@ func (rt *route) score(c *pool.Candidates) *kvscore.Request {
 	}
 	scored := &c.Scored
 	*scored = rt.plan.Score // the plan does not change
-	scored.Home, scored.Apart, scored.Ways = home, apart, ways
+	scored.Home, scored.Split, scored.Ways = home, apart, ways
 	if len(prefers) == 0 && !loads {
 		return scored
 	}

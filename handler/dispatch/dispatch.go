@@ -245,7 +245,7 @@ type Dispatcher struct {
 	Resume     resume.Config
 	Limits     Limits
 	RetryMatch caddyhttp.MatcherSets // the operator's lb_retry_match
-	Legs       kvscore.Legs          // the rule by which requests are parted
+	Phases     kvscore.SplitRule     // the rule by which requests are split
 	KeepBody   bool                  // other handlers may read the body after the answer's header
 
 	Probes    asker

@@ -31,14 +31,14 @@ type DryChoice struct {
 	Home       *DryHome
 	Tier       pool.Verdict // of the candidates
 	Tokens     int64        // of the prompt
-	Legs       *DryLegs     // nil if no worker is for prefills or decodes
+	Phases     *DryPhases   // nil if no worker is for prefills or decodes
 }
 
-// DryLegs says whether the request would be parted over two workers.
-type DryLegs struct {
-	Parted bool   `json:"parted"`
-	Why    string `json:"whole_because,omitzero"` // it cannot be parted; empty if the choice decides
-	// Prefill is the best worker for the prefill leg, and Time the predicted time to its end.
+// DryPhases says whether the request would be split over two workers.
+type DryPhases struct {
+	Split bool   `json:"split"`
+	Why   string `json:"whole_because,omitzero"` // it cannot be split; empty if the choice decides
+	// Prefill is the best worker for the prefill phase, and Time the predicted time to its end.
 	Prefill kvscore.Target `json:"prefill,omitzero"`
 	Dial    string         `json:"prefill_dial,omitzero"`
 	Time    float64        `json:"prefill_ms,omitzero"`
@@ -112,19 +112,19 @@ func (s *Dispatcher) Explain(p *plan.Plan) *DryChoice {
 	c.Bound = choice.Bound >= 0
 	c.Reason, c.Unit = rt.reasonOf(c.Bound, &sel.Candidates[c.Picked.Chosen]), kvscore.CostUnit(choice.Policy)
 	c.Home, c.Tier, c.Tokens = rt.homeOf(sel, c.Picked.Chosen), among.Tier, sel.Tokens
-	c.Legs = rt.legsOf(&sel.Candidates[c.Picked.Chosen])
+	c.Phases = rt.phasesOf(&sel.Candidates[c.Picked.Chosen])
 	return c
 }
 
-// legsOf returns how a choice parts the request; nil if no worker is for one leg.
-func (rt *route) legsOf(chosen *kvscore.Candidate) *DryLegs {
-	if !rt.offers.Table.Apart {
+// phasesOf returns how a choice parts the request; nil if no worker is for one phase.
+func (rt *route) phasesOf(chosen *kvscore.Candidate) *DryPhases {
+	if !rt.offers.Table.Split {
 		return nil
 	}
-	l, s := &DryLegs{Parted: chosen.Parted, Why: rt.split.WhyWhole()}, &rt.split
+	l, s := &DryPhases{Split: chosen.Split, Why: rt.split.WhyWhole()}, &rt.split
 	if w := s.Prefill; w != nil {
 		l.Prefill, l.Dial, l.Time = s.Forecast.Prefill, w.Dial, s.Forecast.Time
-	} else if l.Why == "" && !l.Parted {
+	} else if l.Why == "" && !l.Split {
 		l.Why = "no prefill worker is available"
 	}
 	return l
@@ -132,7 +132,7 @@ func (rt *route) legsOf(chosen *kvscore.Candidate) *DryLegs {
 
 // Prefill returns the target that would compute the prompt.
 func (c *DryChoice) Prefill() kvscore.Target {
-	if l := c.Legs; l != nil && l.Parted && l.Prefill != (kvscore.Target{}) {
+	if l := c.Phases; l != nil && l.Split && l.Prefill != (kvscore.Target{}) {
 		return l.Prefill
 	}
 	return c.Candidates[c.Picked.Chosen].Target

@@ -56,7 +56,7 @@ func (d *Dispatch) judgePhases(ctx context.Context, resp *http.Response, err err
 	if failed == nil {
 		return v, false
 	}
-	v = verdict{do: retry, reason: failed.Reason, legs: failed, suspect: d.phases.Broke(failed)}
+	v = verdict{do: retry, reason: failed.Reason, phases: failed, suspect: d.phases.Broke(failed)}
 	if !d.mayGoOnTrying() || v.suspect && d.lastSuspect() {
 		v.do = fail
 		if resp != nil {

@@ -135,7 +135,7 @@ func (d *Dispatch) record(ctx context.Context, v *verdict, resp *http.Response, 
 	if v.do != deliver {
 		a.Prefilled(time.Now()) // what it has not computed is no recent work
 		d.endAttempt(false)
-		if v.legs != nil {
+		if v.phases != nil {
 			a.Uncounted() // its worker is well
 		}
 	}
@@ -152,14 +152,14 @@ func (d *Dispatch) record(ctx context.Context, v *verdict, resp *http.Response, 
 func (d *Dispatch) retried(v *verdict, resp *http.Response, err error) {
 	a := d.attempt
 	switch {
-	case v.legs != nil:
-		d.retryPhases(v.legs)
+	case v.phases != nil:
+		d.retryPhases(v.phases)
 	case errors.Is(err, attempt.ErrDrained):
 		a.End(pool.AttemptDrained, false)
 	default:
 		a.End(pool.AttemptRetried, !v.blameless && v.misfit == fits)
 	}
-	if v.legs == nil && v.reason != "" {
+	if v.phases == nil && v.reason != "" {
 		a.CountRetry(v.reason)
 	}
 	if v.misfit == lacksModel {
@@ -176,7 +176,7 @@ func (d *Dispatch) retryPhases(failed *split.Error) {
 	a := d.attempt
 	by := a.Computes()
 	by.CountRetry(failed.Reason)
-	if c := d.Logger.Check(zap.DebugLevel, "legs failed"); c != nil {
+	if c := d.Logger.Check(zap.DebugLevel, "phases failed"); c != nil {
 		c.Write(zap.String("prefill", by.Worker.Dial), zap.String("decode", a.Worker.Dial), zap.Error(failed))
 	}
 	if n := len(d.tried); n > 0 && d.tried[n-1] == a.Worker {

@@ -30,8 +30,8 @@ type Metrics struct {
 	queueWait                 *prometheus.HistogramVec
 	dropped, malformed        *prometheus.CounterVec
 	turns, moves              *prometheus.CounterVec
-	legs                      *prometheus.CounterVec
-	legTimes                  *prometheus.HistogramVec
+	phases                    *prometheus.CounterVec
+	phaseTimes                *prometheus.HistogramVec
 	resumed, stayed           *prometheus.CounterVec
 	users                     users
 }
@@ -57,8 +57,8 @@ type PoolMetrics struct {
 	turnedAway                map[string]prometheus.Counter // by the error's code
 	queueWait                 prometheus.Observer
 	turns                     map[turn.State]prometheus.Counter
-	legs                      map[[2]string]prometheus.Counter // by leg and outcome
-	legTimes                  map[string]prometheus.Observer   // by leg
+	phases                    map[[2]string]prometheus.Counter // by phase and outcome
+	phaseTimes                map[string]prometheus.Observer   // by phase
 }
 
 // Of returns the collectors of a pool.
@@ -73,11 +73,11 @@ func (m *Metrics) Of(pool string) *PoolMetrics {
 			api.CodeQueueTimeout: m.turnedAway.WithLabelValues(pool, "timeout"),
 		},
 	}
-	f.legs, f.legTimes = make(map[[2]string]prometheus.Counter), make(map[string]prometheus.Observer)
-	for _, leg := range []string{split.LegPrefill, split.LegDecode} {
-		f.legTimes[leg] = m.legTimes.WithLabelValues(pool, leg)
-		for _, outcome := range []string{legOK, legFailed, legCanceled} {
-			f.legs[[2]string{leg, outcome}] = m.legs.WithLabelValues(pool, leg, outcome)
+	f.phases, f.phaseTimes = make(map[[2]string]prometheus.Counter), make(map[string]prometheus.Observer)
+	for _, phase := range []string{split.PhasePrefill, split.PhaseDecode} {
+		f.phaseTimes[phase] = m.phaseTimes.WithLabelValues(pool, phase)
+		for _, outcome := range []string{phaseOK, phaseFailed, phaseCanceled} {
+			f.phases[[2]string{phase, outcome}] = m.phases.WithLabelValues(pool, phase, outcome)
 		}
 	}
 	for _, state := range turn.States {
@@ -138,7 +138,7 @@ var AllMetrics = sync.OnceValue(func() *Metrics {
 		"Streams that broke off and were asked for at another worker, by cause, by what was asked for, and by whether they went on.",
 		"cause", "way", "outcome")
 	m.stayed = counter("resume_refused_total", "Streams that broke off and did not go on elsewhere, by reason.", "reason")
-	m.legs = counter("legs_total", "Legs of requests over two workers, by outcome.", "leg", "outcome")
+	m.phases = counter("phases_total", "Phases of requests over two workers, by outcome.", "phase", "outcome")
 
 	times := prometheus.ExponentialBucketsRange
 	m.queueWait = histogram("queue_wait_seconds", times(0.005, 300, 14), "Time in the queue, of requests that waited.")
@@ -146,31 +146,31 @@ var AllMetrics = sync.OnceValue(func() *Metrics {
 		"Time from the request to the first token of a streamed answer.")
 	m.itl = histogram("inter_token_latency_seconds", times(0.001, 2, 13),
 		"Mean time between the chunks of a streamed answer, once per answer.")
-	m.legTimes = histogram("leg_seconds", times(0.001, 480, 18), "Time of the legs of requests over two workers.", "leg")
+	m.phaseTimes = histogram("phase_seconds", times(0.001, 480, 18), "Time of the phases of requests over two workers.", "phase")
 	m.inputTokens = histogram("input_tokens", times(50, 128000, 12), "Prompt tokens as the engines reported them.")
 	m.outputTokens = histogram("output_tokens", times(50, 32000, 10), "Generated tokens as the engines reported them.")
 	return m
 })
 
-// Outcomes of legs.
+// Outcomes of phases.
 const (
-	legOK       = "ok"
-	legFailed   = "failed"
-	legCanceled = "canceled" // the client left, or the other leg failed
+	phaseOK       = "ok"
+	phaseFailed   = "failed"
+	phaseCanceled = "canceled" // the client left, or the other phase failed
 )
 
-// leg records a leg that has ended.
-func (f *PoolMetrics) leg(name string, err error, took time.Duration) {
-	outcome := legOK
+// phase records a phase that has ended.
+func (f *PoolMetrics) phase(name string, err error, took time.Duration) {
+	outcome := phaseOK
 	switch {
 	case errors.Is(err, context.Canceled):
-		outcome = legCanceled
+		outcome = phaseCanceled
 	case err != nil:
-		outcome = legFailed
+		outcome = phaseFailed
 	default:
-		f.legTimes[name].Observe(took.Seconds())
+		f.phaseTimes[name].Observe(took.Seconds())
 	}
-	f.legs[[2]string{name, outcome}].Inc()
+	f.phases[[2]string{name, outcome}].Inc()
 }
 
 // Register registers the collectors of requests and others. Several handlers may do so.

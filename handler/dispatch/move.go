@@ -112,7 +112,7 @@ func (o *delivery) leave(b *breakage, a *api.Answer, rest *api.Rest) {
 		d.retryPhases(b.failed)
 	}
 	if rest.Way != api.WayWhole {
-		d.split.KeepWhole("its stream goes on elsewhere") // no prefill leg has the text so far
+		d.split.KeepWhole("its stream goes on elsewhere") // no prefill phase has the text so far
 	}
 	b.drained = b.drained || b.failed != nil || b.refused
 	if o.told = true; !b.drained {

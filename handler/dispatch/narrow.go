@@ -148,10 +148,10 @@ func (rt *route) shared(format string, args ...any) error {
 		fmt.Sprintf(format, args...), where))
 }
 
-// onlyLegs returns whether the available workers could serve a leg of the request, but not all
+// onlyPhases returns whether the available workers could serve a phase of the request, but not all
 // of it.
-func (rt *route) onlyLegs() bool {
-	if rt.offers.Table == nil || !rt.offers.Table.Apart {
+func (rt *route) onlyPhases() bool {
+	if rt.offers.Table == nil || !rt.offers.Table.Split {
 		return false
 	}
 	want, found := rt.Wants(), false
@@ -166,7 +166,7 @@ func (rt *route) onlyLegs() bool {
 
 // errNobody returns the error if no allowed worker can be reached.
 func (rt *route) errNobody() error {
-	if rt.onlyLegs() {
+	if rt.onlyPhases() {
 		return rt.split.ErrWhole()
 	}
 	if !rt.pinned() {

@@ -26,7 +26,7 @@ type verdict struct {
 	do        action
 	reason    string       // of a retry, as metrics name it
 	outcome   pool.Outcome // what the pool records of the worker
-	legs      *split.Error // the pair of workers failed, and not the attempt's worker; nil otherwise
+	phases    *split.Error // the pair of workers failed, and not the attempt's worker; nil otherwise
 	suspect   bool         // the engine may have begun to compute: the request may have crashed it
 	misfit    misfit       // the worker cannot serve the request, and another one may
 	blameless bool         // a retry is not the worker's fault

@@ -16,7 +16,7 @@ import (
 // routeOf returns the route of a request.
 func (s *Dispatcher) routeOf(p *plan.Plan) route {
 	rt := route{Dispatcher: s, plan: p, ready: time.Now()}
-	rt.split = split.Request{Pool: s.Pool, Plan: p, Rule: s.Legs, Client: s.Client, FirstToken: time.Duration(s.Timeouts.FirstToken)}
+	rt.split = split.Request{Pool: s.Pool, Plan: p, Rule: s.Phases, Client: s.Client, FirstToken: time.Duration(s.Timeouts.FirstToken)}
 	rt.repl, _ = p.HTTP.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	return rt
 }
@@ -40,7 +40,7 @@ func (rt *route) Wants() pool.Wants {
 	return want
 }
 
-// Requires returns the requirements on the workers of both legs.
+// Requires returns the requirements on the workers of both phases.
 func (rt *route) Requires() pool.Wants {
 	e := rt.plan.Ext
 	tier, arrival := rt.precedence()

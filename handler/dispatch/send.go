@@ -20,7 +20,7 @@ func (d *Dispatch) send(req *http.Request) (resp *http.Response, resent bool, er
 	if err = d.turn.Open(req, a.Worker, a.Target); err != nil {
 		return nil, false, err
 	}
-	if a.Terms.Parted {
+	if a.Terms.Split {
 		if d.phases, err = d.split.Begin(d, a, req); err != nil {
 			return nil, false, d.queuesError(err)
 		}
@@ -109,7 +109,7 @@ func (d *Dispatch) Prefilled(p *attempt.Attempt, c response.Counts) {
 
 // PhaseEnded implements split.Owner.
 func (d *Dispatch) PhaseEnded(name string, err error, took time.Duration) {
-	d.PoolMetrics.leg(name, err, took)
+	d.PoolMetrics.phase(name, err, took)
 }
 
 // MayRetry implements split.Owner.

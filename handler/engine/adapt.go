@@ -33,8 +33,8 @@ type Request struct {
 	Ranks int
 	// GiveTokens replaces the body's prompt by the ids of token_data.
 	GiveTokens bool
-	// Leg is the part of the request that the engine serves. nil: the whole request.
-	Leg *Leg
+	// Phase is the part of the request that the engine serves. nil: the whole request.
+	Phase *Phase
 }
 
 // Settings are what an operator says of an engine that may not report it.
@@ -165,7 +165,7 @@ func (e *Engine) Adapt(r *Request) Adapted {
 	if f.Body != nil {
 		f.Body.CutNVExt()
 		f.fields()
-		f.leg() // first: what it sets, guard leaves
+		f.phase() // first: what it sets, guard leaves
 		f.guard()
 		f.guardExtraArgs()
 	}

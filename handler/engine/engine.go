@@ -79,8 +79,8 @@ type kind struct { // one field for each difference
 	namesAll bool
 	// hitsLate: the engine reuses no block of a prefill that is still under way.
 	hitsLate bool
-	// legs is how two engines share a request. nil: they cannot.
-	legs *Legs
+	// phases is how two engines share a request. nil: they cannot.
+	phases *Phases
 	// readsNVExt: the engine is a router, which gets nvext and acts on it itself.
 	readsNVExt bool
 }

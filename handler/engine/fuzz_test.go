@@ -25,8 +25,8 @@ var edited = []string{
 	"disagg_prefill_dp_rank", "id_slot", nameTransfer, nameHost, namePort, nameRoom, "disaggregated_params",
 }
 
-// ofLegs are those that it changes for a leg.
-var ofLegs = []string{
+// ofPhases are those that it changes for a phase.
+var ofPhases = []string{
 	nameTransfer, nameHost, namePort, nameRoom, namePrefillRank, nameDisaggregated, "prompt",
 	"stream", "stream_options", "max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "store", "background", "rid", "request_id",
 }
@@ -89,7 +89,7 @@ func FuzzAdapt(f *testing.F) {
 			r.Session = SessionID(r.Salt, "", "held")
 		}
 		if bit(17) {
-			r.Leg = &Leg{Prefill: bit(18), ID: "kvr-1", Room: 7, Host: "h", Port: 1, Ranks: 2, Handed: []byte(`{}`), Prompt: []byte(`[1]`)}
+			r.Phase = &Phase{Prefill: bit(18), ID: "kvr-1", Room: 7, Host: "h", Port: 1, Ranks: 2, Handed: []byte(`{}`), Prompt: []byte(`[1]`)}
 		}
 		got := r.Adapt(&r.Request)
 		for _, h := range got.Headers {
@@ -111,8 +111,8 @@ func FuzzAdapt(f *testing.F) {
 // checkAdapted returns which rule the body that an engine gets breaks.
 func checkAdapted(r *asked, sent, is map[string]any) (broken string) {
 	edited := edited
-	if r.Leg != nil {
-		edited = append(slices.Clip(edited), ofLegs...)
+	if r.Phase != nil {
+		edited = append(slices.Clip(edited), ofPhases...)
 	}
 	for name, value := range sent {
 		if !slices.Contains(edited, name) && !reflect.DeepEqual(is[name], value) {
@@ -136,7 +136,7 @@ func checkAdapted(r *asked, sent, is map[string]any) (broken string) {
 	}
 	for _, s := range kindOf(r.Type).steers {
 		isOurs := (s.member == nameRank || s.member == nameOldRank) && r.Ranks > 1 || s.member == namePriority && r.Ext.AgentHints.Priority.Set ||
-			s.member == nameRetention && r.Ext.CacheTTL.Set || r.Leg != nil && slices.Contains(ofLegs, s.member)
+			s.member == nameRetention && r.Ext.CacheTTL.Set || r.Phase != nil && slices.Contains(ofPhases, s.member)
 		if r.Grants&s.grant == 0 && (s.heeds == nil || s.heeds(&r.Engine)) && is[s.member] != nil && !isOurs {
 			return s.member + " is not granted"
 		}

@@ -17,10 +17,10 @@ var trtllm = kind{
 	all:    []string{"/update_weights", "/release_memory", "/resume_memory"},
 	salts:  salted{sure: []string{api.NameChat}},
 	tokens: map[string]string{api.NameChat: nameIDs},
-	steers: slices.Concat(prioritySteering, ownLegs(nameDisaggregated)),
+	steers: slices.Concat(prioritySteering, ownPhases(nameDisaggregated)),
 	always: (*adapter).cutForTRTLLM,
 	adapt:  (*adapter).toTRTLLM,
-	legs:   &trtllmLegs,
+	phases: &trtllmPhases,
 }
 
 // isTRTLLM returns whether the server is a trtllm-serve: its /server_info is about

@@ -236,9 +236,9 @@ func (d *Decoder) booked(r *reader, to *Record) (usable bool) {
 	b.Streamed, b.Text = flags&1 != 0, flags&2 != 0
 	switch {
 	case flags&4 != 0:
-		b.Leg = kvscore.LegPrefill
+		b.Phase = kvscore.PhasePrefill
 	case flags&8 != 0:
-		b.Leg = kvscore.LegDecode
+		b.Phase = kvscore.PhaseDecode
 	}
 	if len(r.b) > 0 {
 		b.Prompt = d.prompt(r) // also without a worker, so that the numbers stay right

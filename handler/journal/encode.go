@@ -170,7 +170,7 @@ type booking struct {
 	weight           int64
 	past             float32
 	streamed, text   bool
-	leg              kvscore.Leg
+	phase            kvscore.Phase
 }
 
 // write writes a booking with the blocks of its prompt.
@@ -181,7 +181,7 @@ func (r *booking) write(e *Encoder, at int64, blocks []uint64) {
 	e.number(r.tokens)
 	e.number(r.expected)
 	e.number(int64(r.matched))
-	e.flags(r.streamed, r.text, r.leg == kvscore.LegPrefill, r.leg == kvscore.LegDecode)
+	e.flags(r.streamed, r.text, r.phase == kvscore.PhasePrefill, r.phase == kvscore.PhaseDecode)
 	if blocks = blocks[:min(len(blocks), maxBlocks)]; len(blocks) > 0 {
 		e.open[r.request] = e.prompt(r, blocks)
 	}

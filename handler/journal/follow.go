@@ -291,7 +291,7 @@ func (f *Follower) begin(p *peer, r *Record, behind bool) {
 
 // booked books a request as its router has done.
 func (f *Follower) booked(p *peer, b *Booking, worker uint64, at time.Time) {
-	r := kvscore.Request{Streamed: b.Streamed, ExpectedTokens: b.Expected, Leg: b.Leg, Remote: true}
+	r := kvscore.Request{Streamed: b.Streamed, ExpectedTokens: b.Expected, Phase: b.Phase, Remote: true}
 	r.Tokens = b.Tokens
 	if b.Prompt != nil {
 		f.blocks = b.Prompt.Append(f.blocks[:0])

@@ -119,13 +119,13 @@ func (j *Journal) note(worker *uint64, write func(e *Encoder, at int64)) {
 }
 
 // Booked implements [kvscore.Journal].
-func (j *Journal) Booked(now time.Time, t kvscore.Target, p *cache.Prompt, v *cache.View, streamed bool, expected int64, leg kvscore.Leg) (request uint64) {
+func (j *Journal) Booked(now time.Time, t kvscore.Target, p *cache.Prompt, v *cache.View, streamed bool, expected int64, phase kvscore.Phase) (request uint64) {
 	if !j.on.Load() {
 		return 0
 	}
 	b := &booking{
 		target: t, root: p.Root, tokens: v.Tokens, expected: expected, matched: v.Known.Blocks,
-		weight: v.NewWeight(p), past: p.Past, streamed: streamed, text: p.Weights.Kinds != nil, leg: leg,
+		weight: v.NewWeight(p), past: p.Past, streamed: streamed, text: p.Weights.Kinds != nil, phase: phase,
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()

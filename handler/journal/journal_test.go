@@ -69,7 +69,7 @@ func (w *world) turn(now time.Time) {
 	k.blocks = append(slices.Clip(k.blocks), w.some(w.IntN(30))...)
 	p := &cache.Prompt{Root: k.root, Blocks: k.blocks, Past: 0.5, BlockTokens: 16, Tokens: int64(16*len(k.blocks) + 8)}
 	v := &cache.View{Tokens: p.Tokens, Known: cache.Known{Blocks: matched}}
-	id := w.Booked(now, kvscore.Target{Worker: uint64(w.IntN(3)), Rank: 1}, p, v, true, 100, kvscore.LegWhole)
+	id := w.Booked(now, kvscore.Target{Worker: uint64(w.IntN(3)), Rank: 1}, p, v, true, 100, kvscore.PhaseWhole)
 	answer := w.some(w.IntN(5))
 	w.Ended(id, true, 101, kvscore.Counts{Prompt: p.Tokens, Answer: p.Tokens + 100, AnswerPast: 0.25}, answer)
 	w.want[id] = append(slices.Clip(k.blocks), answer...)
@@ -366,7 +366,7 @@ func TestLogsGoOn(t *testing.T) {
 // TestFullJournalLosesRecords gathers more than there is room for, without a log that takes it.
 func TestFullJournalLosesRecords(t *testing.T) {
 	var j Journal
-	if id := j.Booked(time.Now(), kvscore.Target{}, new(cache.Prompt), new(cache.View), false, 0, kvscore.LegWhole); id != 0 {
+	if id := j.Booked(time.Now(), kvscore.Target{}, new(cache.Prompt), new(cache.View), false, 0, kvscore.PhaseWhole); id != 0 {
 		t.Error("it gathers though no log takes it")
 	}
 	o, other := j.Open(false), j.Open(true)
@@ -383,7 +383,7 @@ func TestFullJournalLosesRecords(t *testing.T) {
 	}
 	o.take()
 	p := &cache.Prompt{Blocks: make([]uint64, maxWaiting+1)}
-	if j.Booked(time.Now(), kvscore.Target{}, p, new(cache.View), false, 0, kvscore.LegWhole); o.Lost() != 7 {
+	if j.Booked(time.Now(), kvscore.Target{}, p, new(cache.View), false, 0, kvscore.PhaseWhole); o.Lost() != 7 {
 		t.Errorf("%d records are lost", o.Lost())
 	}
 	o.Close()
@@ -473,7 +473,7 @@ func BenchmarkJournal(b *testing.B) {
 	b.Run("request", func(b *testing.B) {
 		b.ReportAllocs()
 		for i := 0; b.Loop(); i++ {
-			id := w.Booked(time.Now(), kvscore.Target{Worker: 1}, p, v, true, 100, kvscore.LegWhole)
+			id := w.Booked(time.Now(), kvscore.Target{Worker: 1}, p, v, true, 100, kvscore.PhaseWhole)
 			w.Used(affinity.Key{1})
 			w.Ended(id, true, 101, kvscore.Counts{Prompt: 4096}, nil)
 			if i%1000 == 0 {

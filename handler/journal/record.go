@@ -129,8 +129,8 @@ type Booking struct {
 	// Streamed says that the answer is streamed, and Text that the blocks are of text: their tokens
 	// are estimates.
 	Streamed, Text bool
-	// Leg is what the target does of the request.
-	Leg kvscore.Leg
+	// Phase is what the target does of the request.
+	Phase kvscore.Phase
 
 	lease *kvscore.Lease // of a Follower
 	over  func()         // the same: see its Began

@@ -238,8 +238,8 @@ func TestRoutersKnowWhatOthersDo(t *testing.T) {
 		t.Errorf("it has learned from %d first tokens", got)
 	}
 	p := cache.Prompt{Root: 1, Blocks: prompt[:100], BlockTokens: 16, Tokens: 1600}
-	_, l = a.Select(time.Now(), &kvscore.Request{Prompt: p, Streamed: true, Leg: kvscore.LegDecode}, hosts[2:3], 0, nil, new(kvscore.Selection))
-	eventually(t, "no decode leg", func() bool {
+	_, l = a.Select(time.Now(), &kvscore.Request{Prompt: p, Streamed: true, Phase: kvscore.PhaseDecode}, hosts[2:3], 0, nil, new(kvscore.Selection))
+	eventually(t, "no decode phase", func() bool {
 		load := b.running(hosts[2])
 		return load.Requests == 1 && load.PrefillTokens == 0 && load.PromptBlocks > 99
 	})
@@ -336,7 +336,7 @@ func TestClocksMayDiffer(t *testing.T) {
 		for i := range 30 {
 			now = now.Add(time.Second)
 			p := &cache.Prompt{Root: 1, Blocks: someBlocks(200), BlockTokens: 16, Tokens: 3200}
-			id := j.Booked(now.Add(ahead), hosts[0], p, &cache.View{Tokens: 3200}, true, 0, kvscore.LegWhole)
+			id := j.Booked(now.Add(ahead), hosts[0], p, &cache.View{Tokens: 3200}, true, 0, kvscore.PhaseWhole)
 			late := time.Duration(i%2) * 30 * time.Millisecond
 			if late == 0 { // else both are told at once
 				tell(now)
@@ -422,7 +422,7 @@ func TestLostBeginning(t *testing.T) {
 	}
 	book := func() {
 		p := &cache.Prompt{Root: 1, Blocks: someBlocks(10), BlockTokens: 16, Tokens: 160}
-		j.Booked(time.Now(), hosts[1], p, &cache.View{Tokens: 160}, true, 0, kvscore.LegWhole) // on worker 2
+		j.Booked(time.Now(), hosts[1], p, &cache.View{Tokens: 160}, true, 0, kvscore.PhaseWhole) // on worker 2
 	}
 	requests := func(h kvscore.Target) int {
 		l, _ := s.Load(time.Now(), h)

@@ -52,7 +52,7 @@ const (
 	AttemptRetried   = "retried"   // it failed, and the router tried again
 	AttemptResumed   = "resumed"   // its stream broke off
 	AttemptDrained   = "drained"   // its worker drains
-	AttemptPrefilled = "prefilled" // it was the prefill leg
+	AttemptPrefilled = "prefilled" // it was the prefill phase
 
 	// AttemptClientError is the engine's answer to a mistake of the client.
 	AttemptClientError = "client_error"

@@ -24,7 +24,7 @@ type Table struct {
 	layout uint64
 	list   reverseproxy.UpstreamPool // a copy, because a source may change its list in place
 	Rows   []TableRow                // by upstream
-	Apart  bool                      // some workers are for prefills or for decodes
+	Split  bool                      // some workers are for prefills or for decodes
 	seen   atomic.Int64              // when a request last saw the workers, Unix seconds
 }
 
@@ -84,7 +84,7 @@ func (r *registry) newTable(list reverseproxy.UpstreamPool, workers []*Worker, l
 		_, again := found[w]
 		found[w] = struct{}{}
 		t.Rows[i].Worker, t.Rows[i].Repeated = w, again
-		t.Apart = t.Apart || w.IsPrefill() || w.IsDecode()
+		t.Split = t.Split || w.IsPrefill() || w.IsDecode()
 		ranks[i] = w.Ranks()
 		for rank := range ranks[i] {
 			targets = append(targets, w.Target(rank))

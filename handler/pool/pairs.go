@@ -10,14 +10,14 @@ import (
 const (
 	// pairAvoided is for how long requests avoid a pair of workers after a failed transfer.
 	pairAvoided = time.Minute
-	// maxSilent is how many decode legs in a row must be silent for that. One may be late because
+	// maxSilent is how many decode phases in a row must be silent for that. One may be late because
 	// its worker is busy.
 	maxSilent = 3
 	// maxPairs bounds the pairs that are remembered.
 	maxPairs = 4096
 )
 
-// PairFailed records that a transfer between two workers failed, or that its decode leg was silent. It
+// PairFailed records that a transfer between two workers failed, or that its decode phase was silent. It
 // returns whether requests now avoid the pair.
 func (p *Pool) PairFailed(prefill, decode *Worker, silent bool, t time.Time) bool {
 	f := &p.pairs
@@ -70,16 +70,16 @@ func (f *pairs) forget(id uint64) {
 	f.count.Store(int32(len(f.known)))
 }
 
-// Forecast predicts how long the prefill leg of a request would take on the best worker for it,
+// Forecast predicts how long the prefill phase of a request would take on the best worker for it,
 // without a booking. The worker is nil if there is none. full: all workers for it are full.
-func (p *Pool) Forecast(want *Wants, o Offers, t time.Time, r *kvscore.Request, by kvscore.Policy, rule kvscore.Legs) (a kvscore.Apart, w *Worker, full bool) {
+func (p *Pool) Forecast(want *Wants, o Offers, t time.Time, r *kvscore.Request, by kvscore.Policy, rule kvscore.SplitRule) (a kvscore.Split, w *Worker, full bool) {
 	c := p.Candidates(want, o, nil, t)
 	defer p.Return(c)
 	if len(c.Targets) == 0 {
 		return a, nil, len(c.Full) > 0
 	}
 	scored := *r
-	scored.Leg, scored.Apart = kvscore.LegPrefill, kvscore.Apart{}
+	scored.Phase, scored.Split = kvscore.PhasePrefill, kvscore.Split{}
 	a = p.Scheduler.Forecast(t, &scored, c.Targets, by, rule, &c.Sel)
 	return a, c.Workers[a.Position], false
 }

@@ -11,12 +11,12 @@ func TestPairs(t *testing.T) {
 	prefill, decode, other := &Worker{ID: 1}, &Worker{ID: 2}, &Worker{ID: 3}
 	for i, silent := range []bool{true, true, true} {
 		if p.Avoids(prefill, decode, now) {
-			t.Errorf("avoided after %d silent legs", i)
+			t.Errorf("avoided after %d silent phases", i)
 		}
 		p.PairFailed(prefill, decode, silent, now)
 	}
 	if !p.Avoids(prefill, decode, now) || p.Avoids(prefill, other, now) || p.Avoids(prefill, decode, now.Add(pairAvoided)) {
-		t.Error("three silent legs in a row")
+		t.Error("three silent phases in a row")
 	}
 	p.PairWorks(prefill, decode)
 	if p.Avoids(prefill, decode, now) || p.PairFailed(prefill, decode, true, now) || !p.PairFailed(prefill, decode, false, now) {

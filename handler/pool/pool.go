@@ -159,7 +159,7 @@ type pairs struct {
 
 type pair struct {
 	until   time.Time // it is remembered
-	silent  int       // decode legs in a row
+	silent  int       // decode phases in a row
 	avoided bool
 }
 

@@ -28,7 +28,7 @@ type Candidates struct {
 
 	Sel     kvscore.Selection
 	Factors []float64       // of targets: the client's preferences
-	Ways    []kvscore.Way   // of targets, if the request may be parted
+	Ways    []kvscore.Way   // of targets, if the request may be split
 	Scored  kvscore.Request // the request with these
 	Shadow  []kvscore.Candidate
 }

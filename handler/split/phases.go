@@ -29,81 +29,81 @@ type Owner interface {
 	MayRetry() bool
 }
 
-// Phases are the two legs of an attempt. The attempt itself is the decode leg, with its seat.
-// Engines that serve both legs at once get the prefill leg in a goroutine of its own. Others get
-// the decode leg once the prefill leg has its answer.
+// Phases are the two phases of an attempt. The attempt itself is the decode phase, with its seat.
+// Engines that serve both phases at once get the prefill phase in a goroutine of its own. Others get
+// the decode phase once the prefill phase has its answer.
 type Phases struct {
 	Decode  *attempt.Attempt
-	Prefill *attempt.Attempt // its seat ends with the leg; nil if there was no worker
+	Prefill *attempt.Attempt // its seat ends with the phase; nil if there was no worker
 
 	split *Request
 	owner Owner
-	leg   engine.Leg
+	phase engine.Phase
 
-	ctx    context.Context // of the prefill leg
+	ctx    context.Context // of the prefill phase
 	cancel context.CancelCauseFunc
-	done   chan struct{} // closed when the prefill leg has ended
+	done   chan struct{} // closed when the prefill phase has ended
 
-	kept       int64        // bytes of its answer for the decode leg or the client
-	handedOver atomic.Int64 // when the prefill leg handed the prompt over, Unix nanoseconds; 0 is not yet
+	kept       int64        // bytes of its answer for the decode phase or the client
+	handedOver atomic.Int64 // when the prefill phase handed the prompt over, Unix nanoseconds; 0 is not yet
 
 	client context.Context // ends when the client leaves
 	forget func() bool     // that it may leave
-	span   func(error)     // ends that of the decode leg
+	span   func(error)     // ends that of the decode phase
 
 	mu      sync.Mutex
-	end     context.CancelCauseFunc // ends the decode leg; nil before it begins
-	failed  error                   // of the prefill leg
+	end     context.CancelCauseFunc // ends the decode phase; nil before it begins
+	failed  error                   // of the prefill phase
 	broke   bool                    // its connection: the request may end engines
 	fetched bool                    // the decode worker needs the prompt no more, as far as is known
 	left    bool                    // the attempt has ended
 	lost    bool                    // that was an error: the worker did not get the prompt
-	gone    *time.Timer             // ends the decode leg of a client that left
-	unsure  *time.Timer             // looks after the prefill worker; nil if the legs have other deadlines
+	gone    *time.Timer             // ends the decode phase of a client that left
+	unsure  *time.Timer             // looks after the prefill worker; nil if the phases have other deadlines
 }
 
 const (
-	// legPatience is how much longer than predicted a leg may be silent.
-	legPatience = 10 * time.Second
-	// abortTime is how long the abort of a leg may take.
+	// phasePatience is how much longer than predicted a phase may be silent.
+	phasePatience = 10 * time.Second
+	// abortTime is how long the abort of a phase may take.
 	abortTime = 5 * time.Second
 )
 
-// Error says that a pair of workers failed to serve the legs of a request.
+// Error says that a pair of workers failed to serve the phases of a request.
 type Error struct {
 	Reason string // of the retry, as metrics name it
 	err    error
 	whole  bool // another pair would fail, too
 }
 
-// The legs, and the reasons of an Error: the prefill leg failed, or the decode worker did not get the
+// The phases, and the reasons of an Error: the prefill phase failed, or the decode worker did not get the
 // prompt.
 const (
-	LegPrefill = "prefill"
-	LegDecode  = "decode"
+	PhasePrefill = "prefill"
+	PhaseDecode  = "decode"
 
-	legTransfer = "transfer"
+	phaseTransfer = "transfer"
 )
 
-func prefillFailed(err error, whole bool) *Error { return &Error{LegPrefill, err, whole} }
-func transferFailed(err error) *Error            { return &Error{Reason: legTransfer, err: err} }
+func prefillFailed(err error, whole bool) *Error { return &Error{PhasePrefill, err, whole} }
+func transferFailed(err error) *Error            { return &Error{Reason: phaseTransfer, err: err} }
 
-func (e *Error) Error() string { return e.Reason + " leg: " + e.err.Error() }
+func (e *Error) Error() string { return e.Reason + " phase: " + e.err.Error() }
 func (e *Error) Unwrap() error { return e.err }
 
 var (
-	errLegSilent  = errors.New("no answer in time")
-	errLegBroken  = errors.New("the leg broke")
-	errNotHanded  = errors.New("the engine does not hand over the prompt")
-	errNoPrefill  = errors.New("no prefill worker is available")
-	errClientLeft = fmt.Errorf("the client left: %w", context.Canceled)
+	errPhaseSilent = errors.New("no answer in time")
+	errPhaseBroken = errors.New("the phase broke")
+	errNotHanded   = errors.New("the engine does not hand over the prompt")
+	errNoPrefill   = errors.New("no prefill worker is available")
+	errClientLeft  = fmt.Errorf("the client left: %w", context.Canceled)
 
-	// ErrPrefillGone ends a decode leg whose retry is charged already.
+	// ErrPrefillGone ends a decode phase whose retry is charged already.
 	ErrPrefillGone = errors.New("the prefill worker does not answer any more")
 )
 
-// Begin begins the phases of an attempt that splits the request: if the decode leg follows the prefill
-// leg, it makes that one. It returns nil if the decode worker is to serve the whole request. The error is
+// Begin begins the phases of an attempt that splits the request: if the decode phase follows the prefill
+// phase, it makes that one. It returns nil if the decode worker is to serve the whole request. The error is
 // an *Error, the queue's, or the context's.
 func (s *Request) Begin(o Owner, a *attempt.Attempt, req *http.Request) (*Phases, error) {
 	l := &Phases{split: s, owner: o, Decode: a, done: make(chan struct{}), client: req.Context()}
@@ -112,7 +112,7 @@ func (s *Request) Begin(o Owner, a *attempt.Attempt, req *http.Request) (*Phases
 		return l, err
 	}
 	l.describe()
-	a.Leg, a.Prefill = &l.leg, l.Prefill
+	a.Phase, a.Prefill = &l.phase, l.Prefill
 	l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(req.Context()))
 	stop := context.AfterFunc(req.Context(), func() { l.cancel(errClientLeft) })
 	call := l.request(req)
@@ -129,11 +129,11 @@ func (s *Request) Begin(o Owner, a *attempt.Attempt, req *http.Request) (*Phases
 	if err := l.run(call); err != nil {
 		return l, err
 	}
-	l.keep(len(l.leg.Handed) + len(l.leg.Prompt) + len(l.leg.Answer))
+	l.keep(len(l.phase.Handed) + len(l.phase.Prompt) + len(l.phase.Answer))
 	if l.handedOver.Load() == 0 { // the answer ended with the prefill
-		if a.Kind == pool.KindStream || l.leg.Answer == nil {
+		if a.Kind == pool.KindStream || l.phase.Answer == nil {
 			l.Leave(false)
-			a.Leg, a.Prefill = nil, nil
+			a.Phase, a.Prefill = nil, nil
 			return nil, nil //nolint:nilnil // there are no phases
 		}
 		a.Answers = l.Prefill
@@ -141,7 +141,7 @@ func (s *Request) Begin(o Owner, a *attempt.Attempt, req *http.Request) (*Phases
 	return l, nil
 }
 
-// fail ends the decode leg because the prefill leg failed, unless it has the prompt.
+// fail ends the decode phase because the prefill phase failed, unless it has the prompt.
 func (l *Phases) fail(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -155,9 +155,9 @@ func (l *Phases) fail(err error) {
 }
 
 // of returns how the engines share the request.
-func (l *Phases) of() *engine.Legs { return l.Prefill.Worker.Engine().Legs() }
+func (l *Phases) of() *engine.Phases { return l.Prefill.Worker.Engine().Phases() }
 
-// Prefilled returns when the prefill leg had its answer, the zero time if it has none yet.
+// Prefilled returns when the prefill phase had its answer, the zero time if it has none yet.
 func (l *Phases) Prefilled() (t time.Time) {
 	if n := l.handedOver.Load(); n != 0 {
 		t = time.Unix(0, n)
@@ -165,7 +165,7 @@ func (l *Phases) Prefilled() (t time.Time) {
 	return t
 }
 
-// begin begins the decode leg, which end ends. If the client leaves, the leg goes on until its
+// begin begins the decode phase, which end ends. If the client leaves, the phase goes on until its
 // worker has the prompt. Blocks that nobody fetches would stay in the prefill worker's memory.
 func (l *Phases) begin(end context.CancelCauseFunc) {
 	l.span = l.Decode.Call.Trace.Phase(attempt.SpanDecode, l.Decode)
@@ -188,7 +188,7 @@ func (l *Phases) begin(end context.CancelCauseFunc) {
 	})
 }
 
-// Bound sets what ends the decode leg. A leg that is not safe to cancel has the time that its engine takes
+// Bound sets what ends the decode phase. A phase that is not safe to cancel has the time that its engine takes
 // to give up.
 func (l *Phases) Bound(b *attempt.Bounds) {
 	b.Context, b.Begins = context.WithoutCancel(l.client), l.begin
@@ -197,7 +197,7 @@ func (l *Phases) Bound(b *attempt.Bounds) {
 	}
 }
 
-// limit returns how long the decode leg may be silent. timeout is the operator's limit, 0 if there is
+// limit returns how long the decode phase may be silent. timeout is the operator's limit, 0 if there is
 // none.
 func (l *Phases) limit(timeout time.Duration) time.Duration {
 	own := l.patience()
@@ -210,30 +210,30 @@ func (l *Phases) limit(timeout time.Duration) time.Duration {
 	return own
 }
 
-// Wedges returns whether to end the decode leg before its first token may harm its engine. Nothing
+// Wedges returns whether to end the decode phase before its first token may harm its engine. Nothing
 // moves it until then.
 func (l *Phases) Wedges() bool { return l != nil && l.of().Wedges }
 
-// patience returns how much time the decode leg has in any case. Both legs of engines that get
+// patience returns how much time the decode phase has in any case. Both phases of engines that get
 // them at once have the same time.
 func (l *Phases) patience() time.Duration {
 	if l.of().Together {
 		return max(patience(l.Decode), patience(l.Prefill))
 	}
-	left := l.Decode.Terms.PartedTime - l.split.Forecast.Time // after the prefill
-	return legPatience + 4*time.Duration(max(0, left)*float64(time.Millisecond))
+	left := l.Decode.Terms.SplitTime - l.split.Forecast.Time // after the prefill
+	return phasePatience + 4*time.Duration(max(0, left)*float64(time.Millisecond))
 }
 
 // check looks whether the prefill worker is there. It does so for answers that are not streamed: their
-// decode legs are silent, and the engine could wait for the prompt for minutes. If the worker was not
-// there the last time (missed) and is not there now, check ends the leg. The request must be one that
+// decode phases are silent, and the engine could wait for the prompt for minutes. If the worker was not
+// there the last time (missed) and is not there now, check ends the phase. The request must be one that
 // may be tried again.
 func (l *Phases) check(missed bool) {
 	if time.Since(l.Prefilled()) >= l.of().Fetches {
 		l.Got()
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), legPatience)
+	ctx, cancel := context.WithTimeout(context.Background(), phasePatience)
 	defer cancel()
 	_, _, err := l.split.Client.Fetch(ctx, l.Prefill.Worker.Dial, http.MethodGet, "/v1/models", nil, l.key(), pool.MaxModelList)
 	l.mu.Lock()
@@ -241,13 +241,13 @@ func (l *Phases) check(missed bool) {
 	switch {
 	case l.fetched || l.left:
 	case err == nil || !missed:
-		l.unsure = time.AfterFunc(legPatience, func() { l.check(err != nil) })
+		l.unsure = time.AfterFunc(phasePatience, func() { l.check(err != nil) })
 	case l.owner.MayRetry():
 		l.end(transferFailed(ErrPrefillGone)) // not err: the decode worker was connected
 	}
 }
 
-// Arrived records that the decode leg has an answer that is no stream. A stream has the prompt with its
+// Arrived records that the decode phase has an answer that is no stream. A stream has the prompt with its
 // first token only.
 func (l *Phases) Arrived(status int) {
 	l.Got()
@@ -287,7 +287,7 @@ func (l *Phases) Leave(whole bool) {
 		l.Prefill.Worker.Past.Unfetched()
 	}
 	if l.forget == nil {
-		return // the decode leg has not begun
+		return // the decode phase has not begun
 	}
 	if l.gone != nil {
 		l.gone.Stop()
@@ -298,20 +298,20 @@ func (l *Phases) Leave(whole bool) {
 	case l.client.Err() != nil:
 		err = errClientLeft
 	default:
-		err = errLegBroken
+		err = errPhaseBroken
 	}
 	if err != nil {
 		l.abort(l.Decode)
 	}
 	l.span(err)
-	l.owner.PhaseEnded(LegDecode, err, time.Since(l.Decode.Begun))
+	l.owner.PhaseEnded(PhaseDecode, err, time.Since(l.Decode.Begun))
 }
 
-// abort ends a leg in its engine, if the end of the connection does not.
+// abort ends a phase in its engine, if the end of the connection does not.
 func (l *Phases) abort(a *attempt.Attempt) {
 	e := a.Worker.Engine()
-	path, body := e.Abort(l.leg.ID)
-	if path == "" || l.leg.ID == "" {
+	path, body := e.Abort(l.phase.ID)
+	if path == "" || l.phase.ID == "" {
 		return
 	}
 	key := l.key()
@@ -339,7 +339,7 @@ func (l *Phases) Failure(resp *http.Response, err error) *Error {
 	return nil
 }
 
-// refused returns whether the status of a decode leg is that of a failed transfer. A prefill worker
+// refused returns whether the status of a decode phase is that of a failed transfer. A prefill worker
 // that has handed the prompt over found nothing wrong with the request.
 func (l *Phases) refused(status int) bool {
 	least := http.StatusBadRequest
@@ -349,8 +349,8 @@ func (l *Phases) refused(status int) bool {
 	return status >= least && !attempt.Retryable(status)
 }
 
-// Broke returns whether the connection of the prefill leg broke: the request may end engines.
-func (l *Phases) Broke(e *Error) bool { return e.Reason == LegPrefill && l.broke }
+// Broke returns whether the connection of the prefill phase broke: the request may end engines.
+func (l *Phases) Broke(e *Error) bool { return e.Reason == PhasePrefill && l.broke }
 
 // BrokeBefore returns whether a stream broke because its decode worker did not get the prompt; nil
 // if it did not.
@@ -380,7 +380,7 @@ func (l *Phases) keep(bytes int) {
 
 // Sent drops what the decode worker has got with its request.
 func (l *Phases) Sent(req *http.Request) {
-	l.leg.Handed, l.leg.Prompt = nil, nil
+	l.phase.Handed, l.phase.Prompt = nil, nil
 	req.GetBody = nil // has it, too
-	l.keep(len(l.leg.Answer))
+	l.keep(len(l.phase.Answer))
 }

@@ -21,10 +21,10 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// maxHandedOver is the longest answer to a prefill leg, in bytes.
+// maxHandedOver is the longest answer to a prefill phase, in bytes.
 const maxHandedOver = 8 << 20
 
-// seat finds a seat for the prefill leg, on the worker that the choice counts on if that is still free.
+// seat finds a seat for the prefill phase, on the worker that the choice counts on if that is still free.
 func (l *Phases) seat(ctx context.Context) error {
 	s := l.split
 	want, p := s.wants(), new(attempt.Attempt)
@@ -43,7 +43,7 @@ func (l *Phases) seat(ctx context.Context) error {
 	return prefillFailed(err, true)
 }
 
-// chooser chooses the worker of the prefill leg.
+// chooser chooses the worker of the prefill phase.
 type chooser struct{ *Phases }
 
 // Choose implements pool.Chooser.
@@ -56,7 +56,7 @@ func (by chooser) Choose(_ context.Context, c *pool.Candidates) pool.Choice {
 	}
 	scored := &c.Scored
 	*scored = s.Plan.Score
-	scored.Leg, scored.Streamed = kvscore.LegPrefill, true
+	scored.Phase, scored.Streamed = kvscore.PhasePrefill, true
 	return pool.Choice{Request: scored, Policy: s.Of.Policy(), Bound: bound}
 }
 
@@ -64,29 +64,29 @@ func (chooser) Chosen(*pool.Candidates, int, bool)      {}
 func (chooser) Waits()                                  {}
 func (by chooser) Renew() (o pool.Offers, follows bool) { return by.owner.Renew() }
 
-// describe says what the engines must know of the legs.
+// describe says what the engines must know of the phases.
 func (l *Phases) describe() {
 	p := l.Prefill
 	var random [16]byte
 	_, _ = rand.Read(random[:]) // it never fails
 	ranks := p.Worker.Ranks()
 	room := binary.LittleEndian.Uint64(random[:])>>3 | 1<<61 // TensorRT-LLM's begin at 2^42
-	l.leg = engine.Leg{
+	l.phase = engine.Phase{
 		ID: "kvr-" + hex.EncodeToString(random[:]), Host: p.Worker.Host(), Rank: p.Target.Rank, Ranks: ranks,
 		Room: room - room%uint64(ranks) + uint64(p.Target.Rank), // SGLang finds the rank by it
 	}
-	p.Worker.Engine().Meet(&l.leg)
+	p.Worker.Engine().Meet(&l.phase)
 }
 
-// request returns the request of the prefill leg.
+// request returns the request of the prefill phase.
 func (l *Phases) request(req *http.Request) *http.Request {
-	leg := l.leg
-	leg.Prefill = true
-	l.Prefill.Leg = &leg
+	phase := l.phase
+	phase.Prefill = true
+	l.Prefill.Phase = &phase
 	return l.Prefill.Build(req)
 }
 
-// run makes the prefill leg. It ends its seat, and reports what the leg has shown of its worker.
+// run makes the prefill phase. It ends its seat, and reports what the phase has shown of its worker.
 func (l *Phases) run(req *http.Request) (err error) {
 	defer close(l.done)
 	p := l.Prefill
@@ -96,7 +96,7 @@ func (l *Phases) run(req *http.Request) (err error) {
 	status, counts, over, err := l.call(req)
 	t := time.Now()
 	ended(err)
-	l.owner.PhaseEnded(LegPrefill, err, t.Sub(begun))
+	l.owner.PhaseEnded(PhasePrefill, err, t.Sub(begun))
 	if err != nil && l.ctx.Err() != nil {
 		if l.client.Err() != nil {
 			p.End("client_gone", false)
@@ -105,7 +105,7 @@ func (l *Phases) run(req *http.Request) (err error) {
 		return err
 	}
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)
-	l.broke = status == 0 && err != nil && !unconnected && !errors.Is(err, errLegSilent)
+	l.broke = status == 0 && err != nil && !unconnected && !errors.Is(err, errPhaseSilent)
 	l.split.Pool.Report(p.Worker, outcomeOf(p, status, err))
 	clients := status >= 400 && status < 500 && !attempt.Retryable(status) && !attempt.WorkersFault(status)
 	if err != nil {
@@ -117,7 +117,7 @@ func (l *Phases) run(req *http.Request) (err error) {
 		failed := prefillFailed(fmt.Errorf("worker %s: %w", p.Worker.Dial, err), clients || errors.Is(err, errNotHanded))
 		if clients && l.of().Together {
 			// The decode worker's answer says what is wrong, unless it has taken the request.
-			time.AfterFunc(legPatience, func() { l.fail(failed) })
+			time.AfterFunc(phasePatience, func() { l.fail(failed) })
 			return nil
 		}
 		l.abort(p)
@@ -127,7 +127,7 @@ func (l *Phases) run(req *http.Request) (err error) {
 	l.owner.Prefilled(p, counts)
 	p.Leave(true, nil)
 	p.End(pool.AttemptPrefilled, false)
-	if over { // only of engines that get the decode leg later
+	if over { // only of engines that get the decode phase later
 		return nil
 	}
 	l.handedOver.Store(t.UnixNano())
@@ -135,7 +135,7 @@ func (l *Phases) run(req *http.Request) (err error) {
 	return nil
 }
 
-// call sends the prefill leg, and reads its answer. over: that is the answer to the client.
+// call sends the prefill phase, and reads its answer. over: that is the answer to the client.
 func (l *Phases) call(req *http.Request) (status int, counts response.Counts, over bool, err error) {
 	p, s := l.Prefill, l.split
 	limit := patience(p)
@@ -143,9 +143,9 @@ func (l *Phases) call(req *http.Request) (status int, counts response.Counts, ov
 		limit = min(limit, most)
 	}
 	if l.of().Together { // its answer comes after the transfer
-		limit += time.Duration(l.Decode.Terms.PartedTime * float64(time.Millisecond))
+		limit += time.Duration(l.Decode.Terms.SplitTime * float64(time.Millisecond))
 	}
-	ctx, cancel := context.WithTimeoutCause(l.ctx, limit, errLegSilent)
+	ctx, cancel := context.WithTimeoutCause(l.ctx, limit, errPhaseSilent)
 	defer cancel()
 	defer func() {
 		if cause := context.Cause(ctx); err != nil && cause != nil {
@@ -153,11 +153,11 @@ func (l *Phases) call(req *http.Request) (status int, counts response.Counts, ov
 		}
 	}()
 	status, data, answer, err := p.Read(req.WithContext(ctx), func(req *http.Request) (*http.Response, error) {
-		return s.Client.Leg(req, p.Worker.Dial)
+		return s.Client.Phase(req, p.Worker.Dial)
 	}, maxHandedOver)
 	if answer != nil {
 		counts.Prompt, counts.Completion, counts.Cached = answer.Usage()
-		handed := p.Worker.Engine().Handed(data, &l.leg)
+		handed := p.Worker.Engine().Handed(data, &l.phase)
 		over = handed == engine.Over
 		if handed == engine.NotHanded {
 			err = attempt.ErrUnread
@@ -173,25 +173,25 @@ func (l *Phases) call(req *http.Request) (status int, counts response.Counts, ov
 func (l *Phases) Answer(req *http.Request) *http.Response {
 	return &http.Response{
 		Status: "200 OK", StatusCode: http.StatusOK, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Request: req,
-		Header: http.Header{"Content-Type": {"application/json"}}, ContentLength: int64(len(l.leg.Answer)),
-		Body: io.NopCloser(bytes.NewReader(l.leg.Answer)),
+		Header: http.Header{"Content-Type": {"application/json"}}, ContentLength: int64(len(l.phase.Answer)),
+		Body: io.NopCloser(bytes.NewReader(l.phase.Answer)),
 	}
 }
 
-// patience returns how long a leg of the attempt may be silent. The forecast is far off until the
+// patience returns how long a phase of the attempt may be silent. The forecast is far off until the
 // router has learned how fast the workers are, so a slow one has some time.
 func patience(a *attempt.Attempt) time.Duration {
 	const slowest = 2 * time.Millisecond // a token
 	predicted := 4 * time.Duration(a.Terms.TTFT()*float64(time.Millisecond))
-	return legPatience + max(predicted, time.Duration(a.Tokens)*slowest)
+	return phasePatience + max(predicted, time.Duration(a.Tokens)*slowest)
 }
 
-// outcomeOf returns what the prefill leg has shown of its worker.
+// outcomeOf returns what the prefill phase has shown of its worker.
 func outcomeOf(a *attempt.Attempt, status int, err error) pool.Outcome {
 	switch {
 	case err == nil:
 		return a.Good()
-	case errors.Is(err, errLegSilent):
+	case errors.Is(err, errPhaseSilent):
 		a.Worker.AskAgain()
 		return pool.Outcome{} // it may be slow
 	case status == 0:

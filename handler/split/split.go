@@ -24,30 +24,30 @@ type Request struct {
 	Of   Router
 	Pool *pool.Pool
 	Plan *plan.Plan
-	Rule kvscore.Legs // the operator's
+	Rule kvscore.SplitRule // the operator's
 
 	Client     *upstream.Client
 	FirstToken time.Duration // the operator's limit; 0 is none
 
 	// of the last choice
 	Prefill  *pool.Worker // that the choice counts on; nil if none
-	Forecast kvscore.Apart
+	Forecast kvscore.Split
 
 	asked  bool           // for whole
 	whole  string         // why the request goes whole; empty if it may be split
 	pinned *pool.Worker   // the one worker for the prefill that the request names
-	failed []*pool.Worker // whose prefill legs failed
-	tries  int            // pairs of legs that failed
+	failed []*pool.Worker // whose prefill phases failed
+	tries  int            // pairs of phases that failed
 
 	refused bool            // a prefill worker refused the request, or did not hand it over
 	blame   [2]*pool.Worker // a pair whose transfer failed, if it was not the request's own fault
-	silent  bool            // its decode leg was, and no more is known
+	silent  bool            // its decode phase was, and no more is known
 }
 
 // Router is the request that may be split.
 type Router interface {
 	Offers() pool.Offers
-	// Requires returns the requirements on the workers of both legs.
+	// Requires returns the requirements on the workers of both phases.
 	Requires() pool.Wants
 	Policy() kvscore.Policy
 	// Holds returns whether an engine has what is before the request.
@@ -82,8 +82,8 @@ func (s *Request) KeepWhole(why string) { s.asked, s.whole = true, why }
 func (s *Request) whyWhole() string {
 	p, req := s.Plan, s.Plan.Request
 	switch {
-	case s.Rule == kvscore.LegsNever:
-		return "legs is never"
+	case s.Rule == kvscore.SplitNever:
+		return "split is never"
 	case req == nil || p.Once != nil || req.Kind == api.None:
 		return "the router does not know the prompt"
 	case p.API.Work() != api.Generate:
@@ -94,7 +94,7 @@ func (s *Request) whyWhole() string {
 		return "it asks for something of the prompt's tokens, which only the engine that computes them knows"
 	case req.ServerTools:
 		return "the engine itself may call tools, and hands over the first turn only"
-	case req.Media > 0 && s.some(func(e *engine.Engine) bool { return e.Legs().TextOnly }):
+	case req.Media > 0 && s.some(func(e *engine.Engine) bool { return e.Phases().TextOnly }):
 		return "it has media, which the engines cannot hand over"
 	case req.MaxTokens == 1 && s.some((*engine.Engine).ServesWhole):
 		return "its answer is one token"
@@ -104,7 +104,7 @@ func (s *Request) whyWhole() string {
 		return "an engine holds what is before it"
 	}
 	if _, sole := p.PinsPrefill(); sole {
-		return "it names one worker for both legs"
+		return "it names one worker for both phases"
 	}
 	return ""
 }
@@ -124,14 +124,14 @@ func (s *Request) Pin() error {
 		field = "nvext.prefill_dp_rank"
 	}
 	if why := s.WhyWhole(); why != "" {
-		return fmt.Errorf("%s: the request cannot be parted: %s", field, why)
+		return fmt.Errorf("%s: the request cannot be split: %s", field, why)
 	}
 	if !pin.Prefill.Set {
 		want := s.wants()
 		fits := len(offers.Ups) == 0 || slices.ContainsFunc(offers.Table.Rows, func(r pool.TableRow) bool {
 			return s.Pool.Meets(&want, r.Worker) == pool.Fits
 		})
-		if !fits || !offers.Table.Apart {
+		if !fits || !offers.Table.Split {
 			return fmt.Errorf("%s: rank %d is not one of a worker for prefills", field, pin.PrefillRank.Value)
 		}
 		return nil
@@ -153,7 +153,7 @@ func (s *Request) Pin() error {
 // namesItself returns whether a trusted client splits the request itself.
 func (s *Request) namesItself() bool {
 	p := s.Plan
-	return p.Request != nil && p.Request.NamesLegs && p.Grants&nvext.Pins != 0
+	return p.Request != nil && p.Request.NamesPhases && p.Grants&nvext.Pins != 0
 }
 
 // Part returns which part of the request its worker must serve.
@@ -171,7 +171,7 @@ func (s *Request) Part() pool.Part {
 func (s *Request) hasPrefill() bool {
 	offers := s.Of.Offers()
 	t := offers.Table
-	if t == nil || !t.Apart || s.WhyWhole() != "" {
+	if t == nil || !t.Split || s.WhyWhole() != "" {
 		return false
 	}
 	want := s.wants()
@@ -183,7 +183,7 @@ func (s *Request) hasPrefill() bool {
 	return false
 }
 
-// wants returns the requirements on the worker of the prefill leg.
+// wants returns the requirements on the worker of the prefill phase.
 func (s *Request) wants() pool.Wants {
 	want := s.Of.Requires()
 	want.Part, want.Only, want.Rank, want.Tried = pool.Prefill, s.pinned, pool.AnyRank, s.failed
@@ -198,18 +198,18 @@ func (s *Request) wants() pool.Wants {
 }
 
 // rule returns the rule by which the request is split.
-func (s *Request) rule() kvscore.Legs {
+func (s *Request) rule() kvscore.SplitRule {
 	if pins, _ := s.Plan.PinsPrefill(); pins {
-		return kvscore.LegsAlways
+		return kvscore.SplitAlways
 	}
 	return s.Rule
 }
 
 // Ways returns whether and how the candidates may be split, for the scheduler.
-func (s *Request) Ways(c *pool.Candidates) (kvscore.Apart, []kvscore.Way) {
-	s.Prefill, s.Forecast = nil, kvscore.Apart{}
+func (s *Request) Ways(c *pool.Candidates) (kvscore.Split, []kvscore.Way) {
+	s.Prefill, s.Forecast = nil, kvscore.Split{}
 	offers := s.Of.Offers()
-	if offers.Table == nil || !offers.Table.Apart || s.WhyWhole() != "" {
+	if offers.Table == nil || !offers.Table.Split || s.WhyWhole() != "" {
 		return s.Forecast, nil
 	}
 	var full bool
@@ -224,7 +224,7 @@ func (s *Request) Ways(c *pool.Candidates) (kvscore.Apart, []kvscore.Way) {
 		s.Pool.Incidents.Raise(c.At, incidentNoPrefill, s.Pool.Logger)
 	}
 	if full {
-		s.Forecast.Legs = s.rule()
+		s.Forecast.Rule = s.rule()
 	}
 	c.Ways = slices.Grow(c.Ways[:0], len(c.Workers))[:len(c.Workers)]
 	for i, w := range c.Workers {
@@ -238,11 +238,11 @@ func (s *Request) Ways(c *pool.Candidates) (kvscore.Apart, []kvscore.Way) {
 func (s *Request) way(w *pool.Worker, lacks bool, t time.Time) kvscore.Way {
 	switch {
 	case !w.ServesWhole():
-		return kvscore.OnlyParted
+		return kvscore.OnlySplit
 	case !w.IsDecode(), lacks:
 		return kvscore.OnlyWhole
 	case s.Prefill == nil:
-		if s.rule() == kvscore.LegsAlways {
+		if s.rule() == kvscore.SplitAlways {
 			return kvscore.EitherWay
 		}
 		return kvscore.OnlyWhole
@@ -269,13 +269,13 @@ func (s *Request) pairless(decode *pool.Worker) (list []*pool.Worker) {
 	return list
 }
 
-// ErrWhole is the error of a request that only engines for one leg could serve.
+// ErrWhole is the error of a request that only engines for one phase could serve.
 func (s *Request) ErrWhole() error {
 	why := s.WhyWhole()
 	if why == "" {
 		why = "no prefill worker is available whose engine can part requests of the API " + s.Plan.Name
 	}
-	return fmt.Errorf("the engines of the available workers serve only one leg of requests, and this request is not parted: %s", why)
+	return fmt.Errorf("the engines of the available workers serve only one phase of requests, and this request is not split: %s", why)
 }
 
 // Failed records that a pair of workers failed. The next attempt uses another pair, or serves the request
@@ -288,17 +288,17 @@ func (s *Request) Failed(l *Phases, e *Error) {
 		s.failed = append(s.failed, prefill.Worker)
 		s.refused = s.refused || e.whole
 	}
-	if e.Reason == legTransfer && prefill != nil {
+	if e.Reason == phaseTransfer && prefill != nil {
 		s.blame, s.silent = [2]*pool.Worker{prefill.Worker, l.Decode.Worker}, errors.Is(e, attempt.ErrFirstToken)
 		prefill.Worker.AskAgain()
 	}
-	if s.tries >= maxPairsTried || e.whole || e.Reason == legTransfer && l.Decode.Worker.ServesWhole() {
-		s.KeepWhole("its legs failed: " + e.Error())
+	if s.tries >= maxPairsTried || e.whole || e.Reason == phaseTransfer && l.Decode.Worker.ServesWhole() {
+		s.KeepWhole("its phases failed: " + e.Error())
 	}
 }
 
-// Answered reports why the legs failed, once a good answer to the same request has shown that the
-// request was not to blame. Requests avoid a pair whose transfer failed. l are the legs of that answer,
+// Answered reports why the phases failed, once a good answer to the same request has shown that the
+// request was not to blame. Requests avoid a pair whose transfer failed. l are the phases of that answer,
 // nil if it came whole.
 func (s *Request) Answered(l *Phases, good bool) {
 	if !good {

@@ -95,7 +95,7 @@ func newRequest(t *testing.T, text string, serve http.HandlerFunc) *request {
 	var tables pool.Tables
 	r.offers = tables.Offers(p, reverseproxy.UpstreamPool{{Dial: "p:1"}, {Dial: "d:1"}}, nil)
 	r.Request = Request{
-		Of: r, Pool: p, Plan: of, Rule: kvscore.LegsAlways,
+		Of: r, Pool: p, Plan: of, Rule: kvscore.SplitAlways,
 		Client: upstream.NewClient(new(reverseproxy.Handler), transport, func(string) string { return "" }),
 	}
 	r.call = attempt.Call{
@@ -134,7 +134,7 @@ func TestPrefillPhase(t *testing.T) {
 		"wrong":       {says(400, `{"error":{"message":"no"}}`), "status 400", true},
 		"not handed":  {says(200, `{"id":"1","object":"text_completion","choices":[{"index":0,"text":"a","finish_reason":"length"}]}`), errNotHanded.Error(), true},
 		"an error":    {says(200, `{"error":{"message":"no"}}`), errNotHanded.Error(), true},
-		"never":       {func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body); <-r.Context().Done() }, errLegSilent.Error(), false},
+		"never":       {func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body); <-r.Context().Done() }, errPhaseSilent.Error(), false},
 		"no end":      {says(200, strings.Repeat(" ", maxHandedOver+1)), errNotHanded.Error(), true},
 		"ended there": {says(200, strings.Replace(handed, `"length"`, `"stop"`, 1)[:strings.Index(handed, `,"kv_tr`)-2]+`}`), "", false},
 	} {
@@ -150,7 +150,7 @@ func TestPrefillPhase(t *testing.T) {
 			}
 			if err != nil {
 				failed := l.Failure(nil, err)
-				if failed == nil || failed.Reason != LegPrefill || l.Broke(failed) != (name == "broken") {
+				if failed == nil || failed.Reason != PhasePrefill || l.Broke(failed) != (name == "broken") {
 					t.Errorf("failure %v", failed)
 				}
 				r.Failed(l, failed)
@@ -159,7 +159,7 @@ func TestPrefillPhase(t *testing.T) {
 				}
 			}
 			if name == "well" {
-				if r.counts.Prompt != 9 || l.Prefilled().IsZero() || r.decode.Leg == nil || r.decode.Prefill != l.Prefill {
+				if r.counts.Prompt != 9 || l.Prefilled().IsZero() || r.decode.Phase == nil || r.decode.Prefill != l.Prefill {
 					t.Errorf("counts %+v, prefilled %v", r.counts, l.Prefilled())
 				}
 				var b attempt.Bounds
@@ -176,14 +176,14 @@ func TestPrefillPhase(t *testing.T) {
 			if s := r.Pool.Scheduler.Stats(); s.Leases != 0 || r.Pool.Memory.Held.Load() != 0 {
 				t.Errorf("%d leases and %d bytes are left", s.Leases, r.Pool.Memory.Held.Load())
 			}
-			if len(r.ended) == 0 || strings.HasPrefix(r.ended[0], LegPrefill) == false {
+			if len(r.ended) == 0 || strings.HasPrefix(r.ended[0], PhasePrefill) == false {
 				t.Errorf("phases %q", r.ended)
 			}
 		})
 	}
 }
 
-// TestTransferFails judges decode legs. Their workers are well.
+// TestTransferFails judges decode phases. Their workers are well.
 func TestTransferFails(t *testing.T) {
 	r := newRequest(t, prompt, says(200, ""))
 	l := &Phases{split: &r.Request, Decode: r.decode, Prefill: &attempt.Attempt{Seat: pool.Seat{}}}

@@ -253,9 +253,9 @@ func (c *Client) Forward(req *http.Request, dial string) (*http.Response, error)
 	return c.transport.Send(req)
 }
 
-// Leg sends a request that was made from a client's, with a URL of its own, to another worker. It
+// Phase sends a request that was made from a client's, with a URL of its own, to another worker. It
 // takes the connections for clients' requests.
-func (c *Client) Leg(req *http.Request, dial string) (*http.Response, error) {
+func (c *Client) Phase(req *http.Request, dial string) (*http.Response, error) {
 	ctx, host, _, err := c.to(req.Context(), dial)
 	if err != nil {
 		return nil, err

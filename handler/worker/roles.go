@@ -16,7 +16,7 @@ func (w *Worker) IsPrefill() bool { return serves(w.serves.Load())&forPrefill !=
 func (w *Worker) IsDecode() bool  { return serves(w.serves.Load())&forDecode != 0 }
 
 // ServesWhole returns whether the worker can serve a whole request.
-func (w *Worker) ServesWhole() bool { return serves(w.serves.Load())&onlyLegs == 0 }
+func (w *Worker) ServesWhole() bool { return serves(w.serves.Load())&onlyPhases == 0 }
 
 // ServesPart returns whether the worker serves a part of requests. fallback: it is for prefills, but can
 // serve a whole request.
@@ -27,7 +27,7 @@ func (w *Worker) ServesPart(part Part) (yes, fallback bool) {
 	case part == Prefill:
 		return s&forPrefill != 0 && s&holdsOn == 0, false
 	case part == Answer && s&forDecode != 0:
-	case s&onlyLegs != 0:
+	case s&onlyPhases != 0:
 		return false, false
 	case s&forPrefill != 0:
 		return true, true

@@ -11,8 +11,8 @@ type serves uint32
 const (
 	forPrefill serves = 1 << iota
 	forDecode
-	onlyLegs // no whole requests
-	holdsOn  // it is for prefills, and cannot hand them over now
+	onlyPhases // no whole requests
+	holdsOn    // it is for prefills, and cannot hand them over now
 )
 
 func servedBy(e *engine.Engine) (s serves) {
@@ -26,7 +26,7 @@ func servedBy(e *engine.Engine) (s serves) {
 	case engine.RoleBoth:
 	}
 	if !e.ServesWhole() {
-		s |= onlyLegs
+		s |= onlyPhases
 	}
 	return s
 }

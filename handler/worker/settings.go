@@ -104,7 +104,7 @@ type Settings struct { // one field for each option
 	// Which part of requests the worker serves: `both`, `prefill` or `decode`. A worker for
 	// `prefill` computes prompts, and one for `decode` the answers to them. Requests that
 	// cannot be divided go whole to workers of the other roles, if their engine can serve
-	// them. See the handler's `legs`. Default: what the engine reports (SGLang does),
+	// them. See the handler's `split`. Default: what the engine reports (SGLang does),
 	// else `both`.
 	Role string `json:"role,omitempty"`
 

@@ -14,7 +14,7 @@ type answer struct {
 	reasoning int // tokens of a chat's answer
 	events    int // sent, of the responses API
 
-	transfer      *kvTransfer    // of a vLLM's prefill leg
+	transfer      *kvTransfer    // of a vLLM's prefill phase
 	disaggregated *disaggregated // of a TensorRT-LLM's
 }
 
@@ -44,7 +44,7 @@ type choice struct {
 	Logprobs     *string `json:"logprobs"`
 	FinishReason *string `json:"finish_reason"`
 	StopReason   *string `json:"stop_reason"`
-	// A TensorRT-LLM's prefill leg has it.
+	// A TensorRT-LLM's prefill phase has it.
 	Disaggregated *disaggregated `json:"disaggregated_params,omitempty"`
 	// Null unless asked for.
 	TokenIDs       json.RawMessage `json:"token_ids"`

@@ -44,14 +44,14 @@
 // With Config.Transfer the engine hands the KV of prompts to other engines, and gets it from
 // them, over a socket of its own:
 //
-//   - A vLLM takes kv_transfer_params as with NIXL. It keeps the blocks of a prefill leg until
-//     a decode engine has fetched them, or their lease ends. A decode leg whose prefill engine
+//   - A vLLM takes kv_transfer_params as with NIXL. It keeps the blocks of a prefill phase until
+//     a decode engine has fetched them, or their lease ends. A decode phase whose prefill engine
 //     is gone answers 500 after 5 s; in a stream, with an error event. The usage of a decode
-//     leg has the prefill leg's cached tokens. Turns in the other direction
+//     phase has the prefill phase's cached tokens. Turns in the other direction
 //     (bidirectional_kv_xfer) are not simulated.
-//   - The legs of an SGLang meet in a bootstrap_room, and each waits for the other one. If the
-//     prefill leg ends without its KV, the decode leg waits on. If the prefill engine dies, it
-//     answers 500 after 15 s. A second leg in a taken room gets 500, where a real one dies.
+//   - The phases of an SGLang meet in a bootstrap_room, and each waits for the other one. If the
+//     prefill phase ends without its KV, the decode phase waits on. If the prefill engine dies, it
+//     answers 500 after 15 s. A second phase in a taken room gets 500, where a real one dies.
 //     Engines with a role refuse requests without a room. /abort_request ends requests by
 //     the beginning of their rid.
 //   - A TensorRT-LLM takes disaggregated_params: context_only, then generation_only.

@@ -26,7 +26,7 @@ const (
 	Status FaultKind = "status"
 	// NoSessions refuses to open sessions, as an SGLang without them does.
 	NoSessions FaultKind = "no_sessions"
-	// FailTransfer has a decode leg get no KV from the prefill engine.
+	// FailTransfer has a decode phase get no KV from the prefill engine.
 	FailTransfer FaultKind = "transfer"
 	// Slow makes each step that the request takes part in Factor times longer.
 	Slow FaultKind = "slow"

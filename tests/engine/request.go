@@ -42,7 +42,7 @@ type request struct {
 	otherAPIs
 	ofGenerate
 	ofTokensIn
-	ofLegs
+	ofPhases
 }
 
 // call is an inference request as it was understood.
@@ -62,7 +62,7 @@ type call struct {
 	continuous bool
 	tokenIDs   bool
 	asked      unanswered
-	leg        leg
+	phase      phase
 }
 
 // unanswered is what a call's prompt and answer are made of.
@@ -132,7 +132,7 @@ func (e *Engine) understand(s shape, body []byte, h http.Header) (*call, *apiErr
 	if aerr != nil {
 		return nil, aerr
 	}
-	if c.leg, aerr = e.legOf(s, &r); aerr != nil {
+	if c.phase, aerr = e.phaseOf(s, &r); aerr != nil {
 		return nil, aerr
 	}
 	c.asked = unanswered{&r, root, tokens, media, e.turn(s, &r), r.Session.text()}
@@ -163,7 +163,7 @@ func (e *Engine) answered(c *call, context []uint32) *apiError {
 	c.prompt = cache.NewMediaPrompt(c.asked.root, tokens, e.cfg.BlockSize, c.asked.media)
 	c.prompt.Session = c.asked.session
 	c.answer, c.reason = e.answer(c.prompt, c.asked.request, length)
-	if c.leg.prefill && len(c.answer) > 1 {
+	if c.phase.prefill && len(c.answer) > 1 {
 		c.answer, c.reason = c.answer[:1], "length" // as an SGLang does whatever is asked for
 	}
 	return nil

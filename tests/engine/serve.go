@@ -25,7 +25,7 @@ type exchange struct {
 	fault  Fault           // in an inference
 	ctx    context.Context // of an inference: also ends if that is aborted
 	opened bool            // the header of a stream has been sent
-	room   *room           // of an SGLang's prefill leg
+	room   *room           // of an SGLang's prefill phase
 }
 
 // ServeHTTP answers as a vLLM does, or as the fault that is set says.
@@ -100,7 +100,7 @@ func (x *exchange) infer(s shape, f Fault) {
 		defer x.life.abortable.Delete(c.id)
 	}
 	k := x.life.ranks[c.rank]
-	if !x.beginLeg(c, j, k) {
+	if !x.beginPhase(c, j, k) {
 		return
 	}
 	k.submit(j)
@@ -164,7 +164,7 @@ func (x *exchange) stream(a *answer, k *rank, j *job) {
 		if !ok {
 			return
 		}
-		if p.done && !x.endLeg(a, k, j) {
+		if p.done && !x.endPhase(a, k, j) {
 			return
 		}
 		buf = buf[:0]
@@ -203,7 +203,7 @@ func (x *exchange) whole(a *answer, k *rank, j *job) {
 	if !ok {
 		return
 	}
-	if !x.endLeg(a, k, j) {
+	if !x.endPhase(a, k, j) {
 		return
 	}
 	x.outcome(j)

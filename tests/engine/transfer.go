@@ -21,9 +21,9 @@ type Role string
 // The roles. A vLLM and a TensorRT-LLM do whatever a request asks for, and do not tell their role.
 // An SGLang refuses requests without a room if it has one, and tells it at /server_info.
 const (
-	BothLegs    Role = ""
-	PrefillLegs Role = "prefill"
-	DecodeLegs  Role = "decode"
+	BothPhases    Role = ""
+	PrefillPhases Role = "prefill"
+	DecodePhases  Role = "decode"
 )
 
 // Transfer is how an engine hands the KV of prompts to other engines, and gets it from them. A vLLM
@@ -39,7 +39,7 @@ type Transfer struct {
 	// Lost is after how long a decode engine answers 500 if the prefill engine is not there or
 	// lost the blocks. Default: 5 s; for an SGLang 15 s.
 	Lost time.Duration
-	// Alone is after how long a leg of an SGLang answers 500 if the other one does not come.
+	// Alone is after how long a phase of an SGLang answers 500 if the other one does not come.
 	// Default: 300 s.
 	Alone time.Duration
 }
@@ -58,7 +58,7 @@ func (t *Transfer) complete(f Flavour) error {
 	switch {
 	case f != VLLM && f != SGLang && f != TRTLLM:
 		return fmt.Errorf("a %s that transfers", f)
-	case t.Role != BothLegs && t.Role != PrefillLegs && t.Role != DecodeLegs, f == SGLang && t.Role == BothLegs:
+	case t.Role != BothPhases && t.Role != PrefillPhases && t.Role != DecodePhases, f == SGLang && t.Role == BothPhases:
 		return fmt.Errorf("role %q of a %s", t.Role, f)
 	case t.Fixed < 0 || t.PerToken < 0 || t.Lease < 0 || t.Lost < 0 || t.Alone < 0:
 		return fmt.Errorf("negative time in %+v", *t)
@@ -106,7 +106,7 @@ type kept struct {
 	slot *batch.Slot
 }
 
-// room is where the two legs of an SGLang meet. The first one makes it.
+// room is where the two phases of an SGLang meet. The first one makes it.
 type room struct {
 	prefill, decode bool // it is there
 	met             chan struct{}
@@ -240,7 +240,7 @@ func (s *side) enterRoom(n uint64, place func(*room) *bool) *room {
 	return r
 }
 
-// leaveRoom forgets a room. The other leg may still wait in it.
+// leaveRoom forgets a room. The other phase may still wait in it.
 func (s *side) leaveRoom(n uint64, r *room) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -258,7 +258,7 @@ func (s *side) ofRoom(n uint64, q *http.Request) *offer {
 		if r == nil {
 			return nil
 		}
-		close(r.fetched) // there is one decode leg
+		close(r.fetched) // there is one decode phase
 		return &r.offer
 	}
 	r := s.enterRoom(n, func(r *room) *bool { return &r.decode })

@@ -45,7 +45,7 @@ type options struct {
 	match     *regexp.Regexp
 	hindsight bool
 	tries     int
-	parted    bool
+	split     bool
 	policies  []string
 	speeds    []float64
 	seeds     []uint64
@@ -71,7 +71,7 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	f.BoolVar(&o.hindsight, "hindsight", false, "in cells of the grid, compare with the best places of the requests that are found once all is known")
 	f.IntVar(&o.tries, "tries", 3000, "with -hindsight, how many `replays` one search makes; there are six in each cell")
 	f.StringVar(&match, "match", "", "with -grid and -hindsight, only the cells whose name fits this regular `expression`; with -hindsight the default is "+hindsightMatch)
-	f.BoolVar(&o.parted, "legs", false, "replay against 8 whole workers, and against 2, 3 and 4 that prefill for the rest, with the first of -policy")
+	f.BoolVar(&o.split, "phases", false, "replay against 8 whole workers, and against 2, 3 and 4 that prefill for the rest, with the first of -policy")
 	f.StringVar(&policies, "policy", strings.Join(suitePolicies, ","), "comma-separated `policies`; the first is compared with. There are "+strings.Join(sim.Policies(), ", "))
 	f.StringVar(&speeds, "speed", "1", "comma-separated `factors` on the speed of the trace, think times included")
 	f.StringVar(&model, "engine", engine.Default().Name, "the `model` of all engines: "+strings.Join(engine.Models(), ", "))
@@ -180,8 +180,8 @@ func run(args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if o.parted {
-		return o.legs(stdout, stderr)
+	if o.split {
+		return o.phases(stdout, stderr)
 	}
 	if o.hindsight {
 		return o.inHindsight(stdout, stderr)

@@ -26,15 +26,15 @@ type Cluster struct {
 	// Mixed is what the step times of every other worker are multiplied with, from the first one
 	// on; 0: all workers are alike.
 	Mixed float64
-	Parted
+	Split
 }
 
-// Parted is a cluster in which the first workers do prefill legs only.
-type Parted struct {
-	// Prefill is the number of these workers; 0: requests are never parted.
+// Split is a cluster in which the first workers do prefill phases only.
+type Split struct {
+	// Prefill is the number of these workers; 0: requests are never split.
 	Prefill int
-	// Legs is the rule by which requests are parted.
-	Legs kvscore.Legs
+	// Phases is the rule by which requests are split.
+	Phases kvscore.SplitRule
 	// GBs is the speed of a transfer of KV, in GB/s. Transfers do not slow each other.
 	GBs float64
 }
@@ -47,7 +47,7 @@ const (
 )
 
 // transfer returns how long a transfer takes.
-func (p *Parted) transfer(tokens int) time.Duration {
+func (p *Split) transfer(tokens int) time.Duration {
 	return handshake + time.Duration(float64(tokens)*kvBytes/p.GBs) // GB/s are bytes a nanosecond
 }
 
@@ -71,7 +71,7 @@ func (c *Cluster) check(t *trace.Trace) error {
 	case c.Slow.Worker < 0 || c.Slow.Worker >= c.Workers || c.Slow.Factor < 0:
 		return fmt.Errorf("slow is %v, want a worker from 0 to %d and a factor", c.Slow, c.Workers-1)
 	case c.Prefill < 0 || c.Prefill >= c.Workers || c.Prefill > 0 && !(c.GBs > 0):
-		return fmt.Errorf("parted is %+v, want fewer prefill workers than workers, and a speed", c.Parted)
+		return fmt.Errorf("split is %+v, want fewer prefill workers than workers, and a speed", c.Split)
 	}
 	room := c.blocks(t.BlockTokens)
 	for i := range t.Requests {

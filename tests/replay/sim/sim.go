@@ -52,7 +52,7 @@ var epoch = time.Unix(1_700_000_000, 0)
 // request is a request of the trace on its way.
 type request struct {
 	engine.Job
-	ahead   leg
+	ahead   phase
 	lease   *kvscore.Lease
 	router  *router
 	version affinity.Version // of the session's binding
@@ -83,7 +83,7 @@ type replay struct {
 	err      error
 	answer   []uint64
 	over     int
-	parted   int // requests
+	split    int // requests
 }
 
 // Run replays one cell.
@@ -168,7 +168,7 @@ func (c *Config) check() (*spec, error) {
 	case c.Number > 1 && (sp.comparison || c.Exact):
 		return nil, fmt.Errorf("there is one router only of %s, and with exact knowledge", c.Policy)
 	case c.Prefill > 0 && (sp.comparison || c.Exact || c.Number > 1):
-		return nil, errors.New("requests are parted by one router, with policies of the router, and without exact knowledge")
+		return nil, errors.New("requests are split by one router, with policies of the router, and without exact knowledge")
 	case c.Sessions && !c.Trace.Sessions:
 		return nil, errors.New("the trace has no sessions")
 	}
@@ -299,7 +299,7 @@ func (r *replay) place(n int) {
 	}
 	q.router = o
 	if r.Prefill > 0 {
-		r.placeLegs(q, &ask, bound)
+		r.placePhases(q, &ask, bound)
 		return
 	}
 	q.at, q.lease = o.scheduler.SelectAmong(r.clock(), &ask, o.refs, bound, o.policy, &o.selection)

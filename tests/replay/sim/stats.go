@@ -23,8 +23,8 @@ const (
 // Result is what a cell showed, without the warm-up.
 type Result struct {
 	Figures
-	// Parted is the share of the requests that were parted.
-	Parted float64
+	// Split is the share of the requests that were split.
+	Split float64
 	// Places is the engine of each request; several seeds have none.
 	Places []int
 	// Relative are the figures divided by those of the first policy in this cell.
@@ -117,7 +117,7 @@ func (r *replay) result() *Result {
 			MeanTTFT: sum / n, P99TTFT: stats.Percentile(s.ttft, 0.99), MeanGap: s.decoding / float64(max(1, s.gaps)),
 			MeanE2E: s.e2e / n, Good: float64(s.good) / n, HitRatio: float64(s.saved) / float64(s.prompt),
 		},
-		Parted: float64(r.parted) / float64(len(r.requests)),
+		Split: float64(r.split) / float64(len(r.requests)),
 	}
 }
 
@@ -126,7 +126,7 @@ func Mean(seeds []*Result) *Result {
 	if len(seeds) == 1 {
 		return seeds[0]
 	}
-	mean, parted := new(Result), 0.0
+	mean, split := new(Result), 0.0
 	for _, f := range []func(*Figures) *float64{
 		func(f *Figures) *float64 { return &f.MeanTTFT }, func(f *Figures) *float64 { return &f.P99TTFT },
 		func(f *Figures) *float64 { return &f.MeanGap }, func(f *Figures) *float64 { return &f.MeanE2E },
@@ -139,9 +139,9 @@ func Mean(seeds []*Result) *Result {
 		*f(&mean.Figures) = Geomean(values)
 	}
 	for _, r := range seeds {
-		parted += r.Parted / float64(len(seeds))
+		split += r.Split / float64(len(seeds))
 	}
-	mean.Parted = parted
+	mean.Split = split
 	return mean
 }
 

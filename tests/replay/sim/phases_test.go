@@ -15,22 +15,22 @@ import (
 func TestOnePartedRequest(t *testing.T) {
 	tr := &trace.Trace{BlockTokens: 16, Requests: []trace.Request{{In: 5000, Out: 3, Blocks: blocks(5000 / 16)}}}
 	c := cell(tr, "dynamo")
-	c.Workers, c.Parted = 2, Parted{Prefill: 1, Legs: kvscore.LegsAlways, GBs: 20}
+	c.Workers, c.Split = 2, Split{Prefill: 1, Phases: kvscore.SplitAlways, GBs: 20}
 	res := mustRun(t, c)
 	ttft := engine.Default().PrefillMS(0, 5000) + 2 + 5000*131072/20e6 + engine.Default().PrefillMS(4999, 1)
 	gap := 8 + 0.04 + 5e-5*(5001+5002)/2
-	if math.Abs(res.MeanTTFT-ttft) > 1e-3 || math.Abs(res.MeanGap-gap) > 1e-3 || res.Parted != 1 {
+	if math.Abs(res.MeanTTFT-ttft) > 1e-3 || math.Abs(res.MeanGap-gap) > 1e-3 || res.Split != 1 {
 		t.Errorf("TTFT %v ms, %v ms between tokens, want %v and %v", res.MeanTTFT, res.MeanGap, ttft, gap)
 	}
 }
 
-// TestNothingIsLeftOfLegs looks at engines and books when all requests are over, with little memory.
-func TestNothingIsLeftOfLegs(t *testing.T) {
-	for legs := range kvscore.LegsNames {
+// TestNothingIsLeftOfPhases looks at engines and books when all requests are over, with little memory.
+func TestNothingIsLeftOfPhases(t *testing.T) {
+	for phases := range kvscore.PhasesNames {
 		for _, preempt := range []bool{false, true} {
 			c := cell(synthetic(t, 300, preempt), "predicted_latency")
 			c.Sessions, c.KVTokens, c.Preempt = preempt, 25_000, preempt
-			c.Parted = Parted{Prefill: 1, Legs: kvscore.Legs(legs), GBs: 20}
+			c.Split = Split{Prefill: 1, Phases: kvscore.SplitRule(phases), GBs: 20}
 			r, err := replayed(c)
 			if err != nil {
 				t.Fatal(err)
@@ -38,14 +38,14 @@ func TestNothingIsLeftOfLegs(t *testing.T) {
 			for i, e := range r.engines {
 				load, _ := r.routers[0].scheduler.Load(r.clock(), r.targets[i])
 				if e.Waiting() != 0 || e.Cache().Usage() != 0 || load.Requests != 0 || load.PrefillTokens != 0 || load.PromptBlocks != 0 {
-					t.Errorf("%v: engine %d has %d jobs waiting and uses %v of its memory; booked %+v", c.Legs, i, e.Waiting(), e.Cache().Usage(), load)
+					t.Errorf("%v: engine %d has %d jobs waiting and uses %v of its memory; booked %+v", c.Phases, i, e.Waiting(), e.Cache().Usage(), load)
 				}
 			}
-			if parted := r.result().Parted; (parted > 0) != (c.Legs != kvscore.LegsNever) || (parted == 1) != (c.Legs == kvscore.LegsAlways) {
-				t.Errorf("%v: %v of the requests are parted", c.Legs, parted)
+			if split := r.result().Split; (split > 0) != (c.Phases != kvscore.SplitNever) || (split == 1) != (c.Phases == kvscore.SplitAlways) {
+				t.Errorf("%v: %v of the requests are split", c.Phases, split)
 			}
 			if again := mustRun(t, c); !reflect.DeepEqual(again, r.result()) {
-				t.Errorf("%v: another result with the same seed", c.Legs)
+				t.Errorf("%v: another result with the same seed", c.Phases)
 			}
 		}
 	}

@@ -5,28 +5,28 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/engine"
 )
 
-// leg is the prefill leg of a request; without a lease, the request is whole.
-type leg struct {
+// phase is the prefill phase of a request; without a lease, the request is whole.
+type phase struct {
 	engine.Job
 	lease *kvscore.Lease
 	at    int
 }
 
-// placeLegs places a request where the first workers prefill and the others decode.
-func (r *replay) placeLegs(q *request, ask *kvscore.Request, bound int) {
+// placePhases places a request where the first workers prefill and the others decode.
+func (r *replay) placePhases(q *request, ask *kvscore.Request, bound int) {
 	o := q.router
 	prefill, decode := o.refs[:r.Prefill], o.refs[r.Prefill:]
 	ahead := *ask
-	ahead.Leg, ahead.ExpectedTokens, ahead.Home = kvscore.LegPrefill, 1, kvscore.Target{}
-	ask.Apart = o.scheduler.Forecast(r.clock(), &ahead, prefill, o.policy, r.Legs, &o.selection)
+	ahead.Phase, ahead.ExpectedTokens, ahead.Home = kvscore.PhasePrefill, 1, kvscore.Target{}
+	ask.Split = o.scheduler.Forecast(r.clock(), &ahead, prefill, o.policy, r.Phases, &o.selection)
 	q.at, q.lease = o.scheduler.SelectAmong(r.clock(), ask, decode, max(-1, bound-r.Prefill), o.policy, &o.selection)
 	q.at += r.Prefill
 	q.away = ask.Home != (kvscore.Target{}) && q.lease.Target() != ask.Home && o.selection.HomeHolds()
-	if !q.lease.Parted() {
+	if !q.lease.IsSplit() {
 		r.send(q)
 		return
 	}
-	r.parted++
+	r.split++
 	p := &q.ahead
 	p.at, p.lease = o.scheduler.SelectAmong(r.clock(), &ahead, prefill, -1, o.policy, &o.selection)
 	p.Job = engine.Job{Number: q.Number, Chain: q.Chain, In: q.In, Out: 1, Answer: q.Answer, Kept: true}

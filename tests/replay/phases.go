@@ -10,8 +10,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/sim"
 )
 
-// rules are how requests are parted; the last one is the router's own.
-var rules = []kvscore.Legs{kvscore.LegsAlways, kvscore.LegsISLBounding, kvscore.LegsPrefillLoad, kvscore.LegsISLOrLoad, kvscore.LegsAuto}
+// rules are how requests are split; the last one is the router's own.
+var rules = []kvscore.SplitRule{kvscore.SplitAlways, kvscore.SplitISLBounding, kvscore.SplitPrefillLoad, kvscore.SplitISLOrLoad, kvscore.SplitAuto}
 
 // splits are the numbers of prefill workers of eight, and transfers the speeds between them and the others in GB/s.
 var (
@@ -19,18 +19,18 @@ var (
 	transfers = []float64{20, 100}
 )
 
-// legs replays each trace against whole workers, and against parted ones with each rule.
-func (o *options) legs(stdout, stderr io.Writer) error {
+// phases replays each trace against whole workers, and against split ones with each rule.
+func (o *options) phases(stdout, stderr io.Writer) error {
 	cells, err := o.cells(stderr)
 	if err != nil {
 		return err
 	}
 	policy := o.policies[0]
 	var runs []sim.Config
-	add := func(c *cell, p sim.Parted) {
+	add := func(c *cell, p sim.Split) {
 		for _, seed := range o.seeds {
 			k := sim.Config{Trace: c.trace, Policy: policy, Cluster: o.on(c.setup), Speed: c.speed, Seed: seed, Sessions: c.sessions == "key"}
-			k.Parted = p
+			k.Split = p
 			runs = append(runs, k)
 		}
 	}
@@ -40,11 +40,11 @@ func (o *options) legs(stdout, stderr io.Writer) error {
 			continue
 		}
 		kept = append(kept, c)
-		add(c, sim.Parted{})
+		add(c, sim.Split{})
 		for _, n := range splits {
 			for _, speed := range transfers {
 				for _, rule := range rules {
-					add(c, sim.Parted{Prefill: n, GBs: speed, Legs: rule})
+					add(c, sim.Split{Prefill: n, GBs: speed, Phases: rule})
 				}
 			}
 		}
@@ -85,7 +85,7 @@ func (o *options) legs(stdout, stderr io.Writer) error {
 						above[i]++
 					}
 				}
-				fmt.Fprintf(tw, "\t%.2f\n", list[len(list)-1].Parted)
+				fmt.Fprintf(tw, "\t%.2f\n", list[len(list)-1].Split)
 				if all++; over[0] && over[1] {
 					both++
 				}

@@ -17,12 +17,12 @@ import (
 )
 
 const (
-	legsTotal     = "caddy_kv_router_legs_total"
+	phasesTotal   = "caddy_kv_router_phases_total"
 	openIncidents = "caddy_kv_router_incidents"
 )
 
-// parting are the engines that serve legs.
-var parting = []engine.Flavour{engine.VLLM, engine.SGLang, engine.TRTLLM}
+// splitting are the engines that serve phases.
+var splitting = []engine.Flavour{engine.VLLM, engine.SGLang, engine.TRTLLM}
 
 // apart is a pool of simulated engines: prefill engines first, then decode engines.
 type apart struct {
@@ -45,9 +45,9 @@ func startApartOf(t *testing.T, cfg engine.Config, prefills, decodes int, option
 	var all []*engine.Engine
 	var roles strings.Builder
 	for i := range prefills + decodes {
-		role, list := engine.PrefillLegs, &p.prefill
+		role, list := engine.PrefillPhases, &p.prefill
 		if i >= prefills {
-			role, list = engine.DecodeLegs, &p.decode
+			role, list = engine.DecodePhases, &p.decode
 		}
 		transfer := *cfg.Transfer
 		transfer.Role = role
@@ -97,7 +97,7 @@ func startApartOf(t *testing.T, cfg engine.Config, prefills, decodes int, option
 	return p
 }
 
-// long returns a chat that is worth parting.
+// long returns a chat that is worth splitting.
 func long(topic int) chat {
 	return simChat(strings.Repeat(fmt.Sprintf("topic %d goes on ", topic), 300))
 }
@@ -113,8 +113,8 @@ func (p *apart) asWhole(t *testing.T, path string, body []byte, a answer) bool {
 	return a.ok() && b.ok() && a.text == b.text
 }
 
-// wasParted returns whether two workers have served the request.
-func (a answer) wasParted() bool { return a.header.Get("X-KV-Prefill-Worker") != "" }
+// wasSplit returns whether two workers have served the request.
+func (a answer) wasSplit() bool { return a.header.Get("X-KV-Prefill-Worker") != "" }
 
 // settled checks that nothing of the requests is left.
 func (p *apart) settled(t *testing.T) {
@@ -130,11 +130,11 @@ func (p *apart) settled(t *testing.T) {
 	})
 }
 
-// TestLegsAnswerAsOneEngine sends requests of each kind, which two engines serve.
-func TestLegsAnswerAsOneEngine(t *testing.T) {
-	for _, f := range parting {
+// TestPhasesAnswerAsOneEngine sends requests of each kind, which two engines serve.
+func TestPhasesAnswerAsOneEngine(t *testing.T) {
+	for _, f := range splitting {
 		t.Run(string(f), func(t *testing.T) {
-			p := startApart(t, f, 1, 2, "legs always")
+			p := startApart(t, f, 1, 2, "phases always")
 			n, before := 0, p.scrape(t)
 			for i := range 3 {
 				for _, stream := range []bool{false, true} {
@@ -143,7 +143,7 @@ func TestLegsAnswerAsOneEngine(t *testing.T) {
 					prompt := fmt.Sprintf(`{"model":"sim-8b","prompt":%q,"stream":%v}`, strings.Repeat(fmt.Sprint("text ", i), 300), stream)
 					for path, body := range map[string][]byte{"/v1/chat/completions": c.body(), "/v1/completions": []byte(prompt)} {
 						n++
-						if a := p.post(t.Context(), path, body); !p.asWhole(t, path, body, a) || !a.wasParted() {
+						if a := p.post(t.Context(), path, body); !p.asWhole(t, path, body, a) || !a.wasSplit() {
 							t.Errorf("%s, stream %v: status %d, header %v, err %v\n%.300q", path, stream, a.status, a.header, a.err, a.body)
 						}
 					}
@@ -155,12 +155,12 @@ func TestLegsAnswerAsOneEngine(t *testing.T) {
 			}
 			m := p.scrape(t)
 			if v := m.value(workerOutcomes, `outcome="prefilled"`) - before.value(workerOutcomes, `outcome="prefilled"`); v != float64(n) {
-				t.Errorf("%v prefill legs of workers, want %d", v, n)
+				t.Errorf("%v prefill phases of workers, want %d", v, n)
 			}
-			for _, leg := range []string{"prefill", "decode"} {
-				labels := []string{`leg="` + leg + `"`, `outcome="ok"`}
-				if v := m.value(legsTotal, labels...) - before.value(legsTotal, labels...); v != float64(n) {
-					t.Errorf("%v %s legs, want %d", v, leg, n)
+			for _, phase := range []string{"prefill", "decode"} {
+				labels := []string{`phase="` + phase + `"`, `outcome="ok"`}
+				if v := m.value(phasesTotal, labels...) - before.value(phasesTotal, labels...); v != float64(n) {
+					t.Errorf("%v %s phases, want %d", v, phase, n)
 				}
 			}
 			c := long(0)
@@ -169,8 +169,8 @@ func TestLegsAnswerAsOneEngine(t *testing.T) {
 				t.Errorf("nvext: %s", a.body)
 			}
 			x := p.explain(t, long(1).body())
-			if x.Legs == nil || !x.Legs.Parted || x.Legs.Prefill.Worker != 1 || x.Chosen.Worker == 1 {
-				t.Errorf("explained: %+v, %+v", x.Chosen, x.Legs)
+			if x.Phases == nil || !x.Phases.Split || x.Phases.Prefill.Worker != 1 || x.Chosen.Worker == 1 {
+				t.Errorf("explained: %+v, %+v", x.Chosen, x.Phases)
 			}
 		})
 	}
@@ -178,7 +178,7 @@ func TestLegsAnswerAsOneEngine(t *testing.T) {
 
 // TestWholeRequests sends requests that no pair of engines can serve.
 func TestWholeRequests(t *testing.T) {
-	p := startApart(t, engine.VLLM, 1, 1, "legs always")
+	p := startApart(t, engine.VLLM, 1, 1, "phases always")
 	for name, body := range map[string]string{
 		"several answers": `{"prompt":"x","n":2}`, // which the simulated engine refuses
 		"only the engine": `{"prompt":"x","echo":true}`,
@@ -186,25 +186,25 @@ func TestWholeRequests(t *testing.T) {
 		"one token":       `{"prompt":"x","max_tokens":1}`,
 	} {
 		body = strings.Replace(body, "{", `{"model":"sim-8b",`, 1)
-		if a := p.post(t.Context(), "/v1/completions", []byte(body)); a.wasParted() || name != "itself" && a.engine() != p.decode[0].Name() {
+		if a := p.post(t.Context(), "/v1/completions", []byte(body)); a.wasSplit() || name != "itself" && a.engine() != p.decode[0].Name() {
 			t.Errorf("%s: status %d, answered by %s, header %v", name, a.status, a.engine(), a.header)
 		}
-		if x := p.explainAt(t, "/v1/completions", body); x.Legs == nil || x.Legs.Parted || !strings.Contains(x.Legs.Why, name) {
-			t.Errorf("%s: explained %+v", name, x.Legs)
+		if x := p.explainAt(t, "/v1/completions", body); x.Phases == nil || x.Phases.Split || !strings.Contains(x.Phases.Why, name) {
+			t.Errorf("%s: explained %+v", name, x.Phases)
 		}
 	}
 	p.settled(t)
-	q := startApart(t, engine.TRTLLM, 1, 1, "legs always")
+	q := startApart(t, engine.TRTLLM, 1, 1, "phases always")
 	image := `{"model":"sim-8b","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"http://x/y"}}]}]}`
-	if x := q.explain(t, []byte(image)); x.Legs == nil || x.Legs.Parted || !strings.Contains(x.Legs.Why, "media") {
-		t.Errorf("an image: explained %+v", x.Legs)
+	if x := q.explain(t, []byte(image)); x.Phases == nil || x.Phases.Split || !strings.Contains(x.Phases.Why, "media") {
+		t.Errorf("an image: explained %+v", x.Phases)
 	}
 }
 
 // TestAnswerEndsWithItsPrefill has the first token end the answer.
 func TestAnswerEndsWithItsPrefill(t *testing.T) {
 	for _, f := range []engine.Flavour{engine.VLLM, engine.TRTLLM} {
-		p := startApartOf(t, engine.Config{Flavour: f, AnswerTokens: 1, Transfer: new(engine.Transfer)}, 1, 1, "legs always")
+		p := startApartOf(t, engine.Config{Flavour: f, AnswerTokens: 1, Transfer: new(engine.Transfer)}, 1, 1, "phases always")
 		answered := func() float64 {
 			return p.scrape(t).value(workerOutcomes, `worker="`+p.prefill[0].Addr()+`"`, `outcome="ok"`)
 		}
@@ -252,25 +252,25 @@ func TestPrefillWorkerRestarts(t *testing.T) {
 		}
 	})
 	defer back.Stop()
-	if a := p.chat(t.Context(), long(1)); !a.ok() || !a.wasParted() {
+	if a := p.chat(t.Context(), long(1)); !a.ok() || !a.wasSplit() {
 		t.Errorf("status %d, header %v, %.300q", a.status, a.header, a.body)
 	}
 	one := []byte(`{"model":"sim-8b","prompt":"x","max_tokens":1}`) // which would go whole if a worker served that
-	if a := p.post(t.Context(), "/v1/completions", one); !a.ok() || !a.wasParted() {
+	if a := p.post(t.Context(), "/v1/completions", one); !a.ok() || !a.wasSplit() {
 		t.Errorf("one token: status %d, header %v, %.300q", a.status, a.header, a.body)
 	}
 	p.settled(t)
 }
 
-// TestFaultsOfLegs makes a leg fail. The client sees nothing of it, and a healthy worker is not
+// TestFaultsOfPhases makes a phase fail. The client sees nothing of it, and a healthy worker is not
 // marked down.
-func TestFaultsOfLegs(t *testing.T) {
+func TestFaultsOfPhases(t *testing.T) {
 	takesSeconds(t)
 	for name, v := range map[string]struct {
 		prefills int
 		fail     func(p *apart) error
 		reason   string // of the retry
-		parted   bool   // the answer comes of another pair
+		split    bool   // the answer comes of another pair
 		only     engine.Flavour
 		takes10s bool
 	}{
@@ -285,7 +285,7 @@ func TestFaultsOfLegs(t *testing.T) {
 		"the only one fails":   {1, func(p *apart) error { return p.prefill[0].SetFault(engine.Fault{Kind: engine.Status, Status: 500}) }, "prefill", false, engine.VLLM, false},
 		"the transfer fails":   {1, func(p *apart) error { return p.decode[0].SetFault(engine.Fault{Kind: engine.FailTransfer}) }, "transfer", false, engine.VLLM, false},
 	} {
-		for _, f := range parting {
+		for _, f := range splitting {
 			if v.only != "" && v.only != f {
 				continue
 			}
@@ -298,7 +298,7 @@ func TestFaultsOfLegs(t *testing.T) {
 					if v.reason == "broken" || v.reason == "refused" { // the other one gets the same blocks
 						decodes = 2
 					}
-					p := startApart(t, f, v.prefills, decodes, "legs always")
+					p := startApart(t, f, v.prefills, decodes, "phases always")
 					if err := v.fail(p); err != nil {
 						t.Fatal(err)
 					}
@@ -314,8 +314,8 @@ func TestFaultsOfLegs(t *testing.T) {
 							t.Fatalf("status %d, err %v, %.300q", a.status, a.err, a.body)
 						}
 						headerWasOut := stream && v.reason == "transfer" // it names the first pair
-						if retried() > 0 && !headerWasOut && a.wasParted() != v.parted {
-							t.Errorf("parted: %v", a.wasParted())
+						if retried() > 0 && !headerWasOut && a.wasSplit() != v.split {
+							t.Errorf("split: %v", a.wasSplit())
 						}
 					}
 					if retried() == 0 {
@@ -335,7 +335,7 @@ func TestFaultsOfLegs(t *testing.T) {
 // TestPrefillWorkerVanishes has a prefill worker die after the hand-off, and the decode engine wait.
 func TestPrefillWorkerVanishes(t *testing.T) {
 	takesSeconds(t)
-	p := startApartOf(t, engine.Config{Transfer: &engine.Transfer{Lost: 100 * time.Hour}}, 1, 1, "legs always")
+	p := startApartOf(t, engine.Config{Transfer: &engine.Transfer{Lost: 100 * time.Hour}}, 1, 1, "phases always")
 	if err := p.decode[0].SetFault(engine.Fault{Kind: engine.FailTransfer, Count: 1}); err != nil {
 		t.Fatal(err)
 	}
@@ -343,7 +343,7 @@ func TestPrefillWorkerVanishes(t *testing.T) {
 	go func() { answered <- p.chat(t.Context(), long(1)) }()
 	eventually(t, 10*time.Second, "the hand-off", func() bool { return p.prefill[0].Transfers().Held == 1 })
 	p.prefill[0].Kill()
-	if a := <-answered; !a.ok() || a.wasParted() {
+	if a := <-answered; !a.ok() || a.wasSplit() {
 		t.Errorf("status %d, header %v", a.status, a.header)
 	}
 	if n := p.scrape(t).value("caddy_kv_router_unfetched_prompts_total", `worker="`+p.prefill[0].Addr()+`"`); n != 1 {
@@ -362,7 +362,7 @@ func TestPrefillWorkerVanishesLater(t *testing.T) {
 		took   time.Duration
 	}{{"20% 10/s", 2500, 10500 * time.Millisecond}, {"0% 0/s", 4600, 20500 * time.Millisecond}} {
 		t.Run(v.budget[:2], func(t *testing.T) {
-			p := startApartOf(t, engine.Config{AnswerTokens: 64, Transfer: new(engine.Transfer)}, 1, 1, "legs always", "retry_budget "+v.budget)
+			p := startApartOf(t, engine.Config{AnswerTokens: 64, Transfer: new(engine.Transfer)}, 1, 1, "phases always", "retry_budget "+v.budget)
 			if err := p.decode[0].SetFault(engine.Fault{Kind: engine.Slow, Factor: v.steps, Count: 4}); err != nil {
 				t.Fatal(err)
 			}
@@ -370,7 +370,7 @@ func TestPrefillWorkerVanishesLater(t *testing.T) {
 			var all sync.WaitGroup
 			for i := range 4 {
 				all.Go(func() {
-					if a := p.chat(t.Context(), long(i)); !a.ok() || !a.wasParted() {
+					if a := p.chat(t.Context(), long(i)); !a.ok() || !a.wasSplit() {
 						t.Errorf("status %d, header %v, %.300q", a.status, a.header, a.body)
 					}
 				})
@@ -399,7 +399,7 @@ func TestDecodeWorkerRefuses(t *testing.T) {
 		avoided             bool // the pair, later
 	}{{400, 1, 200, true}, {403, 1, 200, true}, {400, 2, 400, false}, {429, 1, 200, false}} {
 		t.Run(fmt.Sprint(v.status, "/", v.times), func(t *testing.T) {
-			p := startApart(t, engine.TRTLLM, 1, 1, "legs always")
+			p := startApart(t, engine.TRTLLM, 1, 1, "phases always")
 			if err := p.decode[0].SetFault(engine.Fault{Kind: engine.Status, Status: v.status, Count: v.times}); err != nil {
 				t.Fatal(err)
 			}
@@ -409,13 +409,13 @@ func TestDecodeWorkerRefuses(t *testing.T) {
 			if n := p.scrape(t).value(unfetched, `worker="`+p.prefill[0].Addr()+`"`); n != 1 {
 				t.Errorf("%v prompts were not fetched", n)
 			}
-			if a := p.chat(t.Context(), long(2)); !a.ok() || a.wasParted() == v.avoided {
+			if a := p.chat(t.Context(), long(2)); !a.ok() || a.wasSplit() == v.avoided {
 				t.Errorf("then: status %d, header %v", a.status, a.header)
 			}
 			p.booksAtZero(t)
 		})
 	}
-	p := startApart(t, engine.SGLang, 1, 1, "legs always", "lb_try_duration 5s")
+	p := startApart(t, engine.SGLang, 1, 1, "phases always", "lb_try_duration 5s")
 	if err := p.decode[0].SetFault(engine.Fault{Kind: engine.FailTransfer, Count: 1}); err != nil {
 		t.Fatal(err)
 	}
@@ -432,7 +432,7 @@ func TestDecodeWorkerRefuses(t *testing.T) {
 func TestSlowTransfer(t *testing.T) {
 	takesSeconds(t)
 	slow := &engine.Transfer{Fixed: 1_200_000, Lost: 100 * time.Hour, Lease: 100 * time.Hour} // 12 s: the engines are fast
-	p := startApartOf(t, engine.Config{Flavour: engine.TRTLLM, Transfer: slow}, 1, 2, "legs always", "timeouts {\nfirst_token 2s\n}")
+	p := startApartOf(t, engine.Config{Flavour: engine.TRTLLM, Transfer: slow}, 1, 2, "phases always", "timeouts {\nfirst_token 2s\n}")
 	drain := func(decode int, how string) {
 		p.api(t, http.MethodPost, defaultPool+"/workers/"+p.decode[decode].Addr()+how, nil, nil)
 	}
@@ -447,7 +447,7 @@ func TestSlowTransfer(t *testing.T) {
 		all.Go(func() {
 			c := long(1)
 			c.Stream = stream
-			if a := p.chat(t.Context(), c); !a.ok() || !a.wasParted() {
+			if a := p.chat(t.Context(), c); !a.ok() || !a.wasSplit() {
 				t.Errorf("stream %v: status %d, header %v, %.300q", stream, a.status, a.header, a.body)
 			}
 		})
@@ -464,10 +464,10 @@ func TestMooncake(t *testing.T) {
 	of := func(role engine.Role) *engine.Engine {
 		return startSimulated(t, engine.Config{Flavour: engine.VLLM, Transfer: &engine.Transfer{Role: role}})
 	}
-	prefill, decode := of(engine.PrefillLegs), of(engine.DecodeLegs)
+	prefill, decode := of(engine.PrefillPhases), of(engine.DecodePhases)
 	_, port, _ := strings.Cut(prefill.SideAddr(), ":")
 	s := startCaddy(t, fmt.Sprintf(`kv_router %s %s {
-		legs always
+		split always
 		response_headers X-KV-
 		worker * {
 			role decode
@@ -483,7 +483,7 @@ func TestMooncake(t *testing.T) {
 		if !a.ok() {
 			t.Errorf("status %d: %.300q", a.status, a.body)
 		}
-		return a.wasParted()
+		return a.wasSplit()
 	}
 	eventually(t, 10*time.Second, "prompts to be handed over", parts)
 	prefill.Kill()
@@ -507,8 +507,8 @@ func TestRolesWithoutTheOther(t *testing.T) {
 	}{
 		{engine.VLLM, 1, 0, 200, ""},
 		{engine.VLLM, 0, 1, 200, ""},
-		{engine.SGLang, 0, 1, 503, "serve only one leg"},
-		{engine.SGLang, 1, 0, 503, "serve only one leg"},
+		{engine.SGLang, 0, 1, 503, "serve only one phase"},
+		{engine.SGLang, 1, 0, 503, "serve only one phase"},
 	} {
 		p := startApart(t, v.flavour, v.prefills, v.decodes)
 		if a := p.chat(t.Context(), long(1)); a.status != v.status || !strings.Contains(string(a.body), v.said) {
@@ -520,8 +520,8 @@ func TestRolesWithoutTheOther(t *testing.T) {
 	}
 }
 
-// TestPinnedLegs names the workers of both legs.
-func TestPinnedLegs(t *testing.T) {
+// TestPinnedPhases names the workers of both phases.
+func TestPinnedPhases(t *testing.T) {
 	q := startApart(t, engine.VLLM, 2, 2)
 	for prefill := 1; prefill <= 2; prefill++ {
 		for decode := 3; decode <= 4; decode++ {
@@ -548,16 +548,16 @@ func TestPinnedLegs(t *testing.T) {
 	q.settled(t)
 }
 
-// TestReloadBetweenLegs reloads the configuration while a prefill leg is under way.
-func TestReloadBetweenLegs(t *testing.T) {
-	for _, f := range parting {
-		p := startApart(t, f, 1, 1, "legs always")
+// TestReloadBetweenPhases reloads the configuration while a prefill phase is under way.
+func TestReloadBetweenPhases(t *testing.T) {
+	for _, f := range splitting {
+		p := startApart(t, f, 1, 1, "phases always")
 		if err := p.prefill[0].SetFault(engine.Fault{Kind: engine.Slow, Factor: 3000, Count: 1}); err != nil {
 			t.Fatal(err)
 		}
 		answered := make(chan answer)
 		go func() { answered <- p.chat(t.Context(), long(1)) }()
-		eventually(t, 10*time.Second, "the prefill leg", func() bool { return p.scrape(t).value(leases) > 0 })
+		eventually(t, 10*time.Second, "the prefill phase", func() bool { return p.scrape(t).value(leases) > 0 })
 		if err := p.reload(p.site + "\n# again"); err != nil {
 			t.Fatal(err)
 		}
@@ -566,27 +566,27 @@ func TestReloadBetweenLegs(t *testing.T) {
 			t.Fatalf("%s: answered before the reload: %d", f, a.status)
 		default:
 		}
-		if a := <-answered; !a.ok() || !a.wasParted() {
+		if a := <-answered; !a.ok() || !a.wasSplit() {
 			t.Errorf("%s: status %d, header %v, %.300q", f, a.status, a.header, a.body)
 		}
 		p.settled(t)
 	}
 }
 
-// TestStormOfLegs has engines fail and clients leave at random. Nothing is left of any request. For
+// TestStormOfPhases has engines fail and clients leave at random. Nothing is left of any request. For
 // 10,000 requests to each type of engine:
 //
-//	KVROUTER_LONG=1 go test ./tests -run TestStormOfLegs -v -timeout 30m
-func TestStormOfLegs(t *testing.T) {
+//	KVROUTER_LONG=1 go test ./tests -run TestStormOfPhases -v -timeout 30m
+func TestStormOfPhases(t *testing.T) {
 	takesSeconds(t)
 	requests := 1000
 	if inLong {
 		requests = 10_000
 	}
-	for _, f := range parting {
+	for _, f := range splitting {
 		t.Run(string(f), func(t *testing.T) {
 			transfer := &engine.Transfer{Lease: 5 * time.Minute, Lost: 5 * time.Minute} // 3 s: the engines are fast
-			p := startApartOf(t, engine.Config{Flavour: f, Transfer: transfer}, 2, 2, "legs always", "affinity {\nttl 1s\n}")
+			p := startApartOf(t, engine.Config{Flavour: f, Transfer: transfer}, 2, 2, "phases always", "affinity {\nttl 1s\n}")
 			all, before := append(append([]*engine.Engine(nil), p.prefill...), p.decode...), runtime.NumGoroutine()
 			over, served := make(chan struct{}), atomic.Int64{}
 			var faults sync.WaitGroup
@@ -642,7 +642,7 @@ func TestStormOfLegs(t *testing.T) {
 			for _, e := range all {
 				_ = e.SetFault(engine.Fault{})
 			}
-			eventually(t, 60*time.Second, "all legs to end", func() bool { return p.scrape(t).value(leases) == 0 })
+			eventually(t, 60*time.Second, "all phases to end", func() bool { return p.scrape(t).value(leases) == 0 })
 			p.settled(t)
 			eventually(t, 10*time.Second, "the sessions to end", func() bool { return p.scrape(t).value(sessions) == 0 })
 			eventually(t, 60*time.Second, "the goroutines to end", func() bool { // connections that are kept have some
@@ -661,16 +661,16 @@ func TestStormOfLegs(t *testing.T) {
 // whole to the decode worker at once.
 func TestDeadPrefillWorkerIsNotAsked(t *testing.T) {
 	takesSeconds(t)
-	p := startApartOf(t, engine.Config{Transfer: new(engine.Transfer)}, 1, 1, "legs always")
+	p := startApartOf(t, engine.Config{Transfer: new(engine.Transfer)}, 1, 1, "phases always")
 	p.prefill[0].Kill()
 	eventually(t, 10*time.Second, "the mark", func() bool { return p.logged(t, "worker is marked down") > 0 })
 	before := p.scrape(t).value(retriesTotal)
 	for i := range 16 {
-		if a := p.chat(t.Context(), long(i)); !a.ok() || a.wasParted() {
+		if a := p.chat(t.Context(), long(i)); !a.ok() || a.wasSplit() {
 			t.Errorf("status %d, header %v", a.status, a.header)
 		}
 	}
 	if n := p.scrape(t).value(retriesTotal) - before; n > 1 {
-		t.Errorf("%v legs were sent to it", n)
+		t.Errorf("%v phases were sent to it", n)
 	}
 }

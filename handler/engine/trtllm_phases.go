@@ -10,11 +10,11 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// trtllmLegs are TensorRT-LLM's with its context first (tensorrt_llm/serve/openai_disagg_service.py).
-// The answer to the context_only leg says where the prompt is, and the decode engine fetches it.
-// To cancel that leg is safe. To cancel a transfer can wedge both engines, which end it themselves
+// trtllmPhases are TensorRT-LLM's with its context first (tensorrt_llm/serve/openai_disagg_service.py).
+// The answer to the context_only phase says where the prompt is, and the decode engine fetches it.
+// To cancel that phase is safe. To cancel a transfer can wedge both engines, which end it themselves
 // after kv_transfer_timeout_ms, 60 s by default.
-var trtllmLegs = Legs{
+var trtllmPhases = Phases{
 	apis:  []string{api.NameChat, api.NameCompletions},
 	whole: true, Fetches: 70 * time.Second, Wedges: true, TextOnly: true,
 	prefill: (*adapter).trtllmPrefill, decode: (*adapter).trtllmDecode, handed: trtllmHanded,
@@ -29,18 +29,18 @@ const (
 )
 
 // trtllmPrefill asks for the context alone. The engine then makes one token, whatever the request
-// allows. It takes the first token from this leg, so min_tokens stays.
+// allows. It takes the first token from this phase, so min_tokens stays.
 func (f *adapter) trtllmPrefill() {
 	f.Body.Set("stream", []byte("false"))
 	f.Body.Cut("stream_options")
-	params := strconv.AppendUint([]byte(`{"request_type":"context_only","disagg_request_id":`), f.Leg.Room, 10)
+	params := strconv.AppendUint([]byte(`{"request_type":"context_only","disagg_request_id":`), f.Phase.Room, 10)
 	f.Body.Set(nameDisaggregated, append(params, '}'))
 }
 
 // trtllmDecode also gives the engine the prompt's token ids, so that both engines see one prompt.
 func (f *adapter) trtllmDecode() {
-	f.Body.Set(nameDisaggregated, f.Leg.Handed)
-	switch ids := f.Leg.Prompt; {
+	f.Body.Set(nameDisaggregated, f.Phase.Handed)
+	switch ids := f.Phase.Prompt; {
 	case ids == nil, f.Ext.TokenCount > 0: // the engine has them from the client
 	case f.on(api.NameChat):
 		f.Body.Set(nameIDs, ids)
@@ -50,7 +50,7 @@ func (f *adapter) trtllmDecode() {
 }
 
 // trtllmHanded takes disaggregated_params and the prompt's token ids from the answer.
-func trtllmHanded(answer []byte, l *Leg) Handover {
+func trtllmHanded(answer []byte, l *Phase) Handover {
 	if !gjson.ValidBytes(answer) {
 		return NotHanded
 	}

@@ -69,7 +69,7 @@ func (r reply) cached() any {
 	return d["cached_tokens"]
 }
 
-// nixl are the parameters of a vLLM's prefill leg.
+// nixl are the parameters of a vLLM's prefill phase.
 var nixl = map[string]any{"do_remote_decode": true, "do_remote_prefill": false, "remote_engine_id": nil, "remote_block_ids": nil, "remote_host": nil, "remote_port": nil}
 
 // TestVLLMLegs does what was captured of two vLLM 0.32 with NIXL on a CPU.
@@ -141,12 +141,12 @@ func eventually(t *testing.T, is func() bool) {
 	}
 }
 
-// TestSGLangLegs does what was captured of two SGLang 0.5.23 over NIXL on a CPU.
-func TestSGLangLegs(t *testing.T) {
+// TestSGLangPhases does what was captured of two SGLang 0.5.23 over NIXL on a CPU.
+func TestSGLangPhases(t *testing.T) {
 	at := func(r Role) *Engine {
 		return start(t, Config{Flavour: SGLang, Transfer: &Transfer{Role: r, Alone: 100 * time.Second}})
 	}
-	p, d, whole := at(PrefillLegs), at(DecodeLegs), start(t, Config{Flavour: SGLang})
+	p, d, whole := at(PrefillPhases), at(DecodePhases), start(t, Config{Flavour: SGLang})
 	resp, err := http.Get(p.URL() + "/server_info") //nolint:noctx // it ends with the engine
 	if err != nil {
 		t.Fatal(err)
@@ -161,11 +161,11 @@ func TestSGLangLegs(t *testing.T) {
 	}
 	both := func(topic string, between func()) (pre, dec reply) {
 		words := map[string]any{"bootstrap_host": "127.0.0.1", "bootstrap_port": info.Port, "bootstrap_room": rand.Uint64() >> 1}
-		var legs sync.WaitGroup
-		legs.Go(func() { dec = post(t, d, topic, words) })
+		var phases sync.WaitGroup
+		phases.Go(func() { dec = post(t, d, topic, words) })
 		between()
-		legs.Go(func() { pre = post(t, p, topic, words) })
-		legs.Wait()
+		phases.Go(func() { pre = post(t, p, topic, words) })
+		phases.Wait()
 		return pre, dec
 	}
 	want := post(t, whole, "rivers", nil).said()
@@ -185,8 +185,8 @@ func TestSGLangLegs(t *testing.T) {
 		t.Errorf("prefill alone: %d %s", r.status, r.text)
 	}
 	var cut reply
-	var leg sync.WaitGroup
-	leg.Go(func() {
+	var phase sync.WaitGroup
+	phase.Go(func() {
 		cut = post(t, d, "rivers", map[string]any{"bootstrap_host": "127.0.0.1", "bootstrap_port": info.Port, "bootstrap_room": 8, "rid": "abc-1"})
 	})
 	eventually(t, func() bool { j := d.Journal(); return j[len(j)-1].Outcome == Running })
@@ -194,7 +194,7 @@ func TestSGLangLegs(t *testing.T) {
 	if resp, err := http.Post(d.URL()+AbortPath, "application/json", strings.NewReader(`{"rid":"abc"}`)); err != nil || resp.Body.Close() != nil { //nolint:noctx // the same
 		t.Fatal(err)
 	}
-	if leg.Wait(); cut.status != 400 {
+	if phase.Wait(); cut.status != 400 {
 		t.Errorf("aborted: %d %s", cut.status, cut.text)
 	}
 	pre, dec := both("people", func() { time.Sleep(20 * time.Millisecond); p.Kill() })

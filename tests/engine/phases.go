@@ -16,8 +16,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/engine/batch"
 )
 
-// ofLegs are the members by which engines prefill and decode apart.
-type ofLegs struct {
+// ofPhases are the members by which engines prefill and decode apart.
+type ofPhases struct {
 	KVTransfer    *kvTransfer    `json:"kv_transfer_params"`
 	Disaggregated *disaggregated `json:"disaggregated_params"`
 	BootstrapHost string         `json:"bootstrap_host"`
@@ -55,20 +55,20 @@ type disaggregated struct {
 	DraftNone *string  `json:"draft_tokens"`
 }
 
-// leg is what a call is if its prompt and its answer are computed apart.
-type leg struct {
+// phase is what a call is if its prompt and its answer are computed apart.
+type phase struct {
 	prefill bool   // another engine gets its KV
 	from    string // the prefill engine's side channel
 	asks    url.Values
 	room    uint64 // of an SGLang
 }
 
-// decode says that the leg gets its KV from another engine.
-func (l *leg) decode() bool { return l.asks != nil }
+// decode says that the phase gets its KV from another engine.
+func (l *phase) decode() bool { return l.asks != nil }
 
-// legOf reads which leg of a request is asked for. An engine without transfers ignores it, as they
+// phaseOf reads which phase of a request is asked for. An engine without transfers ignores it, as they
 // do.
-func (e *Engine) legOf(s shape, r *request) (l leg, aerr *apiError) {
+func (e *Engine) phaseOf(s shape, r *request) (l phase, aerr *apiError) {
 	t := e.cfg.Transfer
 	if t == nil || s == responses {
 		return l, nil
@@ -78,7 +78,7 @@ func (e *Engine) legOf(s shape, r *request) (l leg, aerr *apiError) {
 		if r.BootstrapRoom == nil {
 			return l, &apiError{http.StatusBadRequest, "BadRequestError", "Invalid request: Disaggregated request received without boostrap room id.", ""}
 		}
-		l.room, l.prefill = *r.BootstrapRoom, t.Role == PrefillLegs
+		l.room, l.prefill = *r.BootstrapRoom, t.Role == PrefillPhases
 		if !l.prefill {
 			l.from = net.JoinHostPort(r.BootstrapHost, strconv.Itoa(r.BootstrapPort))
 			l.asks = url.Values{"room": {strconv.FormatUint(l.room, 10)}}
@@ -98,10 +98,10 @@ func (e *Engine) legOf(s shape, r *request) (l leg, aerr *apiError) {
 	return l, nil
 }
 
-// beginLeg does what comes before a leg's computation: it waits for the other leg, and gets the KV
+// beginPhase does what comes before a phase's computation: it waits for the other phase, and gets the KV
 // of the prompt. It returns false when there is an answer already.
-func (x *exchange) beginLeg(c *call, j *job, k *rank) bool {
-	l := &c.leg
+func (x *exchange) beginPhase(c *call, j *job, k *rank) bool {
+	l := &c.phase
 	if !l.prefill && !l.decode() {
 		return true
 	}
@@ -117,13 +117,13 @@ func (x *exchange) beginLeg(c *call, j *job, k *rank) bool {
 		return true
 	}
 	if x.room = x.life.side.enterRoom(l.room, func(r *room) *bool { return &r.prefill }); x.room == nil {
-		x.failLeg(c, "bootstrap room in use")
+		x.failPhase(c, "bootstrap room in use")
 		return false
 	}
 	if met, over := x.wait(x.room.met, x.engine.cfg.Transfer.Alone); !met {
 		x.life.side.leaveRoom(l.room, x.room)
 		if over {
-			x.failLeg(c, fmt.Sprintf("Prefill bootstrap failed for request rank=0 decode_prefill_size=1 bootstrap_room=%d timed out", l.room))
+			x.failPhase(c, fmt.Sprintf("Prefill bootstrap failed for request rank=0 decode_prefill_size=1 bootstrap_room=%d timed out", l.room))
 		}
 		return false
 	}
@@ -157,7 +157,7 @@ func (x *exchange) pull(c *call, j *job, k *rank) bool {
 			if _, over := x.wait(nil, t.Lost-(x.engine.clock.now()-began)); !over {
 				return false
 			}
-			x.failLeg(c, fmt.Sprintf("Decode transfer failed for request %s: Lost connection with prefill instance: %v", c.id, why))
+			x.failPhase(c, fmt.Sprintf("Decode transfer failed for request %s: Lost connection with prefill instance: %v", c.id, why))
 			return false
 		}
 		if x.ctx.Err() != nil {
@@ -175,7 +175,7 @@ func (x *exchange) pull(c *call, j *job, k *rank) bool {
 	if x.engine.cfg.Flavour == SGLang {
 		most = t.Alone
 	}
-	o, err := x.ask(http.MethodGet, &c.leg, most)
+	o, err := x.ask(http.MethodGet, &c.phase, most)
 	if err != nil {
 		return fail(err)
 	}
@@ -186,7 +186,7 @@ func (x *exchange) pull(c *call, j *job, k *rank) bool {
 		return false
 	}
 	began = x.engine.clock.now()
-	if _, err = x.ask(http.MethodPost, &c.leg, t.Lost); err != nil {
+	if _, err = x.ask(http.MethodPost, &c.phase, t.Lost); err != nil {
 		return fail(err)
 	}
 	j.req.Loaded, j.told = len(c.prompt.Tokens)-1, &o.Cached
@@ -196,7 +196,7 @@ func (x *exchange) pull(c *call, j *job, k *rank) bool {
 var sideClient = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 
 // ask asks a prefill engine for the KV of a prompt, or says that it has been fetched.
-func (x *exchange) ask(method string, l *leg, most time.Duration) (o offer, err error) {
+func (x *exchange) ask(method string, l *phase, most time.Duration) (o offer, err error) {
 	ctx, cancel := context.WithTimeout(x.ctx, time.Duration(float64(most)/x.engine.cfg.Speed))
 	defer cancel()
 	go func() {
@@ -221,8 +221,8 @@ func (x *exchange) ask(method string, l *leg, most time.Duration) (o offer, err 
 	return o, json.NewDecoder(resp.Body).Decode(&o)
 }
 
-// failLeg answers 500, or with an error event in a stream that has begun, as a vLLM does.
-func (x *exchange) failLeg(c *call, why string) {
+// failPhase answers 500, or with an error event in a stream that has begun, as a vLLM does.
+func (x *exchange) failPhase(c *call, why string) {
 	if !c.stream {
 		x.reject(&apiError{http.StatusInternalServerError, "InternalServerError", why, ""})
 		return
@@ -232,11 +232,11 @@ func (x *exchange) failLeg(c *call, why string) {
 	x.finish(Failed)
 }
 
-// endLeg hands the KV of a prefill over, before its answer goes out. A vLLM and a TensorRT-LLM
-// keep it, and say where. An SGLang waits until it has been fetched; endLeg returns false if that
+// endPhase hands the KV of a prefill over, before its answer goes out. A vLLM and a TensorRT-LLM
+// keep it, and say where. An SGLang waits until it has been fetched; endPhase returns false if that
 // does not happen.
-func (x *exchange) endLeg(a *answer, k *rank, j *job) bool {
-	if !a.leg.prefill {
+func (x *exchange) endPhase(a *answer, k *rank, j *job) bool {
+	if !a.phase.prefill {
 		return true
 	}
 	p, e := j.look(), x.engine
@@ -249,7 +249,7 @@ func (x *exchange) endLeg(a *answer, k *rank, j *job) bool {
 	}
 	if x.room != nil {
 		defer drop()
-		defer x.life.side.leaveRoom(a.leg.room, x.room)
+		defer x.life.side.leaveRoom(a.phase.room, x.room)
 		e.transfers.held.Add(1)
 		defer e.transfers.held.Add(-1)
 		x.room.offer = it.offer
@@ -261,7 +261,7 @@ func (x *exchange) endLeg(a *answer, k *rank, j *job) bool {
 		default:
 			e.transfers.expired.Add(1)
 			if over {
-				x.failLeg(a.call, "KVTransferError: the decode engine did not fetch the KV")
+				x.failPhase(a.call, "KVTransferError: the decode engine did not fetch the KV")
 			}
 		}
 		return came

@@ -8,13 +8,13 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// sglangLegs are SGLang's (python/sglang/srt/disaggregation). Both engines get the request at
+// sglangPhases are SGLang's (python/sglang/srt/disaggregation). Both engines get the request at
 // once, with the address of the prefill engine's bootstrap server, and the number of a room where
 // they meet. To wait for the prefill would block both. An engine for
-// one leg refuses a request without a room. A room that is used twice ends both schedulers. Both
-// legs may be aborted by their id at any time. If the transfer fails, the decode engine answers
+// one phase refuses a request without a room. A room that is used twice ends both schedulers. Both
+// phases may be aborted by their id at any time. If the transfer fails, the decode engine answers
 // with 500.
-var sglangLegs = Legs{
+var sglangPhases = Phases{
 	apis:     []string{api.NameChat, api.NameCompletions, api.NameGenerate, api.NameResponses},
 	Together: true, Fetches: 30 * time.Second, abort: "/abort_request",
 	prefill: (*adapter).sglangPrefill, decode: (*adapter).sglangDecode,
@@ -34,13 +34,13 @@ func (f *adapter) sglangPrefill() {
 
 func (f *adapter) sglangDecode() {
 	f.sglangRoom()
-	if f.Leg.Ranks > 1 {
-		f.integer(namePrefillRank, int64(f.Leg.Rank))
+	if f.Phase.Ranks > 1 {
+		f.integer(namePrefillRank, int64(f.Phase.Rank))
 	}
 }
 
 func (f *adapter) sglangRoom() {
-	l := f.Leg
+	l := f.Phase
 	f.text(nameHost, l.Host)
 	f.integer(namePort, int64(l.Port))
 	f.Body.Set(nameRoom, strconv.AppendUint(nil, l.Room, 10))

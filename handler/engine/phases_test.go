@@ -9,21 +9,21 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 )
 
-// TestLegs reads what each engine gets of each leg.
-func TestLegs(t *testing.T) {
+// TestPhases reads what each engine gets of each phase.
+func TestPhases(t *testing.T) {
 	const room = `"bootstrap_host":"h","bootstrap_port":8998,"bootstrap_room":7`
-	prefill, decode := &Leg{Prefill: true, ID: "kvr-1", Room: 7, Host: "h", Port: 8998, Rank: 1, Ranks: 2}, &Leg{}
+	prefill, decode := &Phase{Prefill: true, ID: "kvr-1", Room: 7, Host: "h", Port: 8998, Rank: 1, Ranks: 2}, &Phase{}
 	*decode = *prefill
 	decode.Prefill, decode.Handed = false, []byte(`{"do_remote_prefill":true}`)
-	mooncake := new(Leg)
+	mooncake := new(Phase)
 	*mooncake = *prefill
 	mooncake.Remote = "e"
-	ids := new(Leg)
+	ids := new(Phase)
 	*ids = *decode
 	ids.Prompt = []byte("[1,2]")
 	for name, v := range map[string]struct {
 		kind, path, body string
-		leg              *Leg
+		phase            *Phase
 		want             string
 	}{
 		"vLLM chat, prefill": {
@@ -84,7 +84,7 @@ func TestLegs(t *testing.T) {
 		"whole on SGLang":  {SGLang, "/generate", `{"bootstrap_host":"evil","bootstrap_port":1,"bootstrap_room":[1],"text":"x"}`, nil, `{"text":"x"}`},
 		"whole on TRT":     {TRTLLM, "/v1/completions", `{"prompt":"x","disaggregated_params":{"request_type":"context_only"}}`, nil, `{"prompt":"x"}`},
 	} {
-		got := adapted(t, v.kind, v.path, v.body, func(a *asked) { a.Leg, a.Grants = v.leg, 0 })
+		got := adapted(t, v.kind, v.path, v.body, func(a *asked) { a.Phase, a.Grants = v.phase, 0 })
 		if got.body != v.want {
 			t.Errorf("%s:\ngot  %s\nwant %s", name, got.body, v.want)
 		}
@@ -95,12 +95,12 @@ func TestLegs(t *testing.T) {
 	}
 }
 
-// TestHanded reads answers to prefill legs.
+// TestHanded reads answers to prefill phases.
 func TestHanded(t *testing.T) {
 	for _, v := range []struct {
 		kind, answer string
 		means        Handover
-		want, prompt string // of the decode leg; want is the answer if that is over
+		want, prompt string // of the decode phase; want is the answer if that is over
 	}{
 		{VLLM, `{"choices":[],"kv_transfer_params":{"do_remote_prefill":true,"remote_host":"a","remote_port":1}}`, HandedOver, `{"do_remote_prefill":true,"remote_host":"a","remote_port":1}`, ""},
 		{VLLM, `{"kv_transfer_params":{"do_remote_prefill":true,"remote_host":null}}`, HandedOver, `{"do_remote_prefill":true,"remote_host":"h"}`, ""},
@@ -136,7 +136,7 @@ func TestHanded(t *testing.T) {
 		{TRTLLM, `{"choices":[{"finish_reason":"cancelled","disaggregated_params":{"ctx_request_id":5}}]}`, NotHanded, "", ""},
 		{TRTLLM, `no JSON`, NotHanded, "", ""},
 	} {
-		l := &Leg{Host: "h", Room: 7}
+		l := &Phase{Host: "h", Room: 7}
 		means := (&Engine{Type: v.kind}).Handed([]byte(v.answer), l)
 		if got := string(l.Handed) + string(l.Answer); means != v.means || got != v.want || string(l.Prompt) != v.prompt {
 			t.Errorf("%s %s: %v, %s, %s", v.kind, v.answer, means, got, l.Prompt)
@@ -170,7 +170,7 @@ func TestMooncake(t *testing.T) {
 		`{"type":"message","stop_reason":"max_tokens"}`:                      HandedOver,
 		`{"object":"response","status":"incomplete"}`:                        HandedOver,
 	} {
-		l := &Leg{ID: "kvr-1", Host: "fd00::1", Rank: 1}
+		l := &Phase{ID: "kvr-1", Host: "fd00::1", Rank: 1}
 		e.Meet(l)
 		got := e.Handed([]byte(answer), l)
 		if want := `{"do_remote_decode":false,"do_remote_prefill":true,"transfer_id":"kvr-1","remote_engine_id":"b",` +
@@ -183,21 +183,21 @@ func TestMooncake(t *testing.T) {
 	}
 }
 
-// TestLegsShareAnID reads the id by which a vLLM that pushes joins the legs.
-func TestLegsShareAnID(t *testing.T) {
+// TestPhasesShareAnID reads the id by which a vLLM that pushes joins the phases.
+func TestPhasesShareAnID(t *testing.T) {
 	for _, v := range []struct{ client, want string }{{"", "kvr-1"}, {"mine", "mine-kvr-1"}, {"a, b", "kvr-1"}} {
-		for _, leg := range []*Leg{{Prefill: true, ID: "kvr-1"}, {ID: "kvr-1", Handed: []byte("{}")}} {
+		for _, phase := range []*Phase{{Prefill: true, ID: "kvr-1"}, {ID: "kvr-1", Handed: []byte("{}")}} {
 			got := adapted(t, VLLM, "/v1/chat/completions", `{"messages":[]}`, func(a *asked) {
-				a.Leg, a.Sent = leg, map[string][]string{"X-Request-Id": {v.client}}
+				a.Phase, a.Sent = phase, map[string][]string{"X-Request-Id": {v.client}}
 			})
 			if len(got.headers) != 1 || got.headers[0].Name != "X-Request-Id" || got.headers[0].Value != v.want {
-				t.Errorf("prefill %v: %+v", leg.Prefill, got.headers)
+				t.Errorf("prefill %v: %+v", phase.Prefill, got.headers)
 			}
 		}
 	}
 }
 
-// TestPairs pairs engines for legs.
+// TestPairs pairs engines for phases.
 func TestPairs(t *testing.T) {
 	of := func(kind, version string) *Engine { return &Engine{Type: kind, Info: Info{Version: version}} }
 	for _, v := range []struct {
@@ -255,7 +255,7 @@ func TestRoles(t *testing.T) {
 	}
 }
 
-// FuzzHanded reads any answer to a prefill leg. What the decode engine and the client get of it is JSON.
+// FuzzHanded reads any answer to a prefill phase. What the decode engine and the client get of it is JSON.
 func FuzzHanded(f *testing.F) {
 	f.Add([]byte(`{"kv_transfer_params":{"do_remote_prefill":true,"remote_host":null,"x":[1,{"y":"z"}]}}`))
 	f.Add([]byte(`{"kv_transfer_params":{"do_remote_prefill":true`))
@@ -263,7 +263,7 @@ func FuzzHanded(f *testing.F) {
 	f.Add([]byte(`{"prompt_token_ids":[1],"choices":[{"disaggregated_params":{"a":1},"finish_reason":"stop"}]}`))
 	f.Fuzz(func(t *testing.T, answer []byte) {
 		for _, kind := range []string{VLLM, TRTLLM} {
-			l := &Leg{Host: "h\"", Remote: MooncakeIDs(answer, 1)}
+			l := &Phase{Host: "h\"", Remote: MooncakeIDs(answer, 1)}
 			means := (&Engine{Type: kind}).Handed(answer, l)
 			for _, out := range [][]byte{l.Handed, l.Answer, l.Prompt} {
 				if out != nil && !json.Valid(out) || means == NotHanded && l.Answer != nil {

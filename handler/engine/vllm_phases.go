@@ -11,16 +11,16 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// vllmLegs are vLLM's (vllm/distributed/kv_transfer/kv_connector/v1). With the NIXL connectors, the
-// answer to the prefill leg says where the prompt's blocks are. With Mooncake, the prefill engine's
+// vllmPhases are vLLM's (vllm/distributed/kv_transfer/kv_connector/v1). With the NIXL connectors, the
+// answer to the prefill phase says where the prompt's blocks are. With Mooncake, the prefill engine's
 // bootstrap server does. The decode engine then fetches them, or has them sent. NIXL keeps them for
 // 30 s, and longer while the decode engine says that it still needs them. Mooncake keeps them for 480 s.
-// Either leg may be canceled at any time. If the decode engine does not get the blocks, it answers with
+// Either phase may be canceled at any time. If the decode engine does not get the blocks, it answers with
 // 500, except with NixlPushConnector: then it waits for ever.
 //
-// NixlPushConnector and Mooncake would take both legs at once. But then the decode engine holds memory
+// NixlPushConnector and Mooncake would take both phases at once. But then the decode engine holds memory
 // while the prompt is computed. And if the first token ends the answer, it waits for blocks that never come.
-var vllmLegs = Legs{
+var vllmPhases = Phases{
 	apis:  []string{api.NameChat, api.NameCompletions, api.NameMessages, api.NameResponses, api.NameTokens},
 	whole: true, Fetches: 30 * time.Second,
 	prefill: (*adapter).vllmPrefill, decode: (*adapter).vllmDecode, handed: vllmHanded,
@@ -38,10 +38,10 @@ func (f *adapter) vllmPrefill() {
 	f.vllmPair()
 	b.Set("stream", []byte("false"))
 	b.Cut("stream_options")
-	if f.Leg.Remote == "" {
+	if f.Phase.Remote == "" {
 		b.Set(nameTransfer, []byte(toHandOver))
 	} else {
-		b.Set(nameTransfer, f.Leg.mooncake(true))
+		b.Set(nameTransfer, f.Phase.mooncake(true))
 	}
 	switch f.API {
 	case api.NameResponses:
@@ -68,28 +68,28 @@ func (f *adapter) vllmPrefill() {
 
 func (f *adapter) vllmDecode() {
 	f.vllmPair()
-	f.Body.Set(nameTransfer, f.Leg.Handed)
+	f.Body.Set(nameTransfer, f.Phase.Handed)
 }
 
 const headerRequestID = "X-Request-Id"
 
-// vllmPair gives both legs one id, by which NixlPushConnector joins them. No other request has it, even
+// vllmPair gives both phases one id, by which NixlPushConnector joins them. No other request has it, even
 // if the client sends its own id twice.
 func (f *adapter) vllmPair() {
 	const longest = 128
-	id := f.Leg.ID
+	id := f.Phase.ID
 	if own := f.Sent[headerRequestID]; len(own) > 0 && own[0] != "" && len(own[0]) <= longest &&
 		!strings.Contains(own[0], ",") { // which NIXL's heartbeats cannot carry
 		id = own[0] + "-" + id
 	}
 	f.header(headerRequestID, id)
 	if f.API == api.NameResponses { // where vLLM does not read the header
-		f.text("request_id", "resp_"+f.Leg.ID)
+		f.text("request_id", "resp_"+f.Phase.ID)
 	}
 }
 
 // mooncake returns what an engine with the Mooncake connector must know of the transfer.
-func (l *Leg) mooncake(prefill bool) []byte {
+func (l *Phase) mooncake(prefill bool) []byte {
 	var o rawjson.Object
 	o.Open()
 	o.Raw("do_remote_decode", strconv.AppendBool(nil, prefill))
@@ -127,7 +127,7 @@ const maxMooncakeID = 256
 
 // vllmHanded takes kv_transfer_params from the answer. An engine without a connector has none, and
 // neither has an answer that ended with its first token. With Mooncake, no answer has any.
-func vllmHanded(answer []byte, l *Leg) Handover {
+func vllmHanded(answer []byte, l *Phase) Handover {
 	if !gjson.ValidBytes(answer) {
 		return NotHanded
 	}

@@ -20,48 +20,48 @@ func newPair() *pair {
 }
 
 // choose forecasts and books the decode target.
-func (p *pair) choose(now time.Time, r *Request, legs Legs) *Lease {
+func (p *pair) choose(now time.Time, r *Request, phases SplitRule) *Lease {
 	ahead := *r
-	ahead.Leg = LegPrefill
-	r.Apart = p.Forecast(now, &ahead, p.prefill, p.policy, legs, &p.sel)
+	ahead.Phase = PhasePrefill
+	r.Split = p.Forecast(now, &ahead, p.prefill, p.policy, phases, &p.sel)
 	_, l := p.SelectAmong(now, r, p.decode, -1, p.policy, &p.sel)
 	return l
 }
 
-// ahead books the prefill leg.
+// ahead books the prefill phase.
 func (p *pair) ahead(now time.Time, r *Request) *Lease {
-	leg := *r
-	leg.Leg, leg.Apart, leg.ExpectedTokens = LegPrefill, Apart{}, 1
-	_, l := p.SelectAmong(now, &leg, p.prefill, -1, p.policy, &p.sel)
+	phase := *r
+	phase.Phase, phase.Split, phase.ExpectedTokens = PhasePrefill, Split{}, 1
+	_, l := p.SelectAmong(now, &phase, p.prefill, -1, p.policy, &p.sel)
 	return l
 }
 
-func TestRulesOfLegs(t *testing.T) {
+func TestRulesOfPhases(t *testing.T) {
 	const yes, no = true, false
 	for name, c := range map[string]struct {
 		tokens, held, booked int64
 		use                  float64
-		want                 map[Legs]bool
+		want                 map[SplitRule]bool
 	}{
-		"long and fresh":     {5000, 0, 0, 0, map[Legs]bool{LegsAlways: yes, LegsISLBounding: yes, LegsPrefillLoad: yes, LegsISLOrLoad: yes}},
-		"short":              {2047, 700, 0, 0, map[Legs]bool{LegsAlways: yes, LegsISLBounding: no, LegsPrefillLoad: yes, LegsISLOrLoad: no}},
-		"short, all of it":   {2000, 600, 0, 0, map[Legs]bool{LegsISLBounding: yes}},
-		"a long rest":        {9000, 6952, 0, 0, map[Legs]bool{LegsISLBounding: yes, LegsISLOrLoad: yes}},
-		"prefill is busy":    {5000, 0, 8193, 0, map[Legs]bool{LegsAlways: yes, LegsISLBounding: yes, LegsPrefillLoad: no, LegsISLOrLoad: no}},
-		"prefill is at 8192": {5000, 0, 8192, 0, map[Legs]bool{LegsPrefillLoad: yes}},
-		"decode is full":     {2000, 1000, 9000, 0.95, map[Legs]bool{LegsISLBounding: yes, LegsPrefillLoad: yes, LegsISLOrLoad: yes}},
+		"long and fresh":     {5000, 0, 0, 0, map[SplitRule]bool{SplitAlways: yes, SplitISLBounding: yes, SplitPrefillLoad: yes, SplitISLOrLoad: yes}},
+		"short":              {2047, 700, 0, 0, map[SplitRule]bool{SplitAlways: yes, SplitISLBounding: no, SplitPrefillLoad: yes, SplitISLOrLoad: no}},
+		"short, all of it":   {2000, 600, 0, 0, map[SplitRule]bool{SplitISLBounding: yes}},
+		"a long rest":        {9000, 6952, 0, 0, map[SplitRule]bool{SplitISLBounding: yes, SplitISLOrLoad: yes}},
+		"prefill is busy":    {5000, 0, 8193, 0, map[SplitRule]bool{SplitAlways: yes, SplitISLBounding: yes, SplitPrefillLoad: no, SplitISLOrLoad: no}},
+		"prefill is at 8192": {5000, 0, 8192, 0, map[SplitRule]bool{SplitPrefillLoad: yes}},
+		"decode is full":     {2000, 1000, 9000, 0.95, map[SplitRule]bool{SplitISLBounding: yes, SplitPrefillLoad: yes, SplitISLOrLoad: yes}},
 	} {
-		for legs, want := range c.want {
-			a, s := Apart{Legs: legs, Booked: c.booked}, &Selection{Tokens: c.tokens}
+		for phases, want := range c.want {
+			a, s := Split{Rule: phases, Booked: c.booked}, &Selection{Tokens: c.tokens}
 			if got := a.parts(s, &Candidate{OverlapTokens: c.held, MemoryUse: c.use}); got != want {
-				t.Errorf("%s: %v parts it: %v", name, legs, got)
+				t.Errorf("%s: %v parts it: %v", name, phases, got)
 			}
 		}
 	}
 }
 
-// TestPartedIfThatIsSooner compares the times of both ways, with priorTimes.
-func TestPartedIfThatIsSooner(t *testing.T) {
+// TestSplitIfThatIsSooner compares the times of both ways, with priorTimes.
+func TestSplitIfThatIsSooner(t *testing.T) {
 	for name, c := range map[string]struct {
 		held, decoding, queued int // blocks; requests at the decode target; blocks at the prefill target
 		want                   bool
@@ -86,15 +86,15 @@ func TestPartedIfThatIsSooner(t *testing.T) {
 			if c.queued > 0 {
 				p.ahead(epoch, prompt(upTo(uint64(c.queued + 10000))[10000:]...))
 			}
-			l := p.choose(epoch, prompt(upTo(500)...), LegsAuto)
+			l := p.choose(epoch, prompt(upTo(500)...), SplitAuto)
 			chosen := &p.sel.Candidates[0]
-			if l.Parted() != c.want || chosen.Parted != c.want {
-				t.Errorf("%s, %T: parted %v; %+v", name, policy, l.Parted(), chosen)
+			if l.IsSplit() != c.want || chosen.Split != c.want {
+				t.Errorf("%s, %T: split %v; %+v", name, policy, l.IsSplit(), chosen)
 			}
 			if sum := chosen.Terms.sum(); chosen.Cost != 0 && math.Abs(chosen.Cost-sum) > 1e-9*sum {
 				t.Errorf("%s: cost %v is not the sum of %+v", name, chosen.Cost, chosen.Terms)
 			}
-			if c.want && chosen.TTFT() != p.sel.Apart.Time+chosen.TransferTime+chosen.WaitTime {
+			if c.want && chosen.TTFT() != p.sel.Split.Time+chosen.TransferTime+chosen.WaitTime {
 				t.Errorf("%s, %T: predicted %v ms of %+v", name, policy, chosen.TTFT(), chosen)
 			}
 		}
@@ -103,21 +103,21 @@ func TestPartedIfThatIsSooner(t *testing.T) {
 
 // TestDynamoChoosesDecodeTargets looks at the options with which Dynamo chooses them.
 func TestDynamoChoosesDecodeTargets(t *testing.T) {
-	for legs, want := range map[Legs]float64{LegsNever: (320+160)/16 - 4 + 30 + 7, LegsISLBounding: 50 + 10, LegsAlways: 50 + 10} {
-		s := &Selection{Tokens: 160, BlockSize: 16, Rand: seeded(1), Apart: Apart{Legs: legs}, Candidates: []Candidate{
+	for phases, want := range map[SplitRule]float64{SplitNever: (320+160)/16 - 4 + 30 + 7, SplitISLBounding: 50 + 10, SplitAlways: 50 + 10} {
+		s := &Selection{Tokens: 160, BlockSize: 16, Rand: seeded(1), Split: Split{Rule: phases}, Candidates: []Candidate{
 			{OverlapBlocks: 4, PrefillTokens: 320, PromptBlocks: 30, UnsharedBlocks: 50, RequestBlocks: 10, SharedBlocks: 3},
 		}}
 		if NewDynamo().Choose(s); s.Candidates[0].Cost != want {
-			t.Errorf("%v: cost %v, want %v", legs, s.Candidates[0].Cost, want)
+			t.Errorf("%v: cost %v, want %v", phases, s.Candidates[0].Cost, want)
 		}
 	}
 }
 
-// TestLegsAreBooked follows both leases of a parted request.
-func TestLegsAreBooked(t *testing.T) {
+// TestPhasesAreBooked follows both leases of a split request.
+func TestPhasesAreBooked(t *testing.T) {
 	p := newPair()
 	r := prompt(upTo(500)...)
-	decode := p.choose(epoch, r, LegsAlways)
+	decode := p.choose(epoch, r, SplitAlways)
 	prefill := p.ahead(epoch, r)
 	expect := func(at []TargetRef, what string, prefill int64, blocks float64, cached int64) {
 		t.Helper()
@@ -127,32 +127,32 @@ func TestLegsAreBooked(t *testing.T) {
 			t.Errorf("%s: %d tokens, %v blocks, %d cached", what, l.PrefillTokens, l.PromptBlocks, p.sel.Candidates[0].OverlapTokens)
 		}
 	}
-	expect(p.prefill, "prefill target during its leg", 8000, 500, 0)
-	expect(p.decode, "decode target during the prefill leg", 0, 500, 0)
+	expect(p.prefill, "prefill target during its phase", 8000, 500, 0)
+	expect(p.decode, "decode target during the prefill phase", 0, 500, 0)
 
 	now := epoch.Add(240 * time.Millisecond)
 	prefill.FirstToken(now)
 	prefill.Counted(Counts{Prompt: 8000, Cached: 0, CachedReported: true})
 	prefill.End(true, nil)
 	decode.HandedOver(now)
-	expect(p.prefill, "prefill target after its leg", 0, 0, 7984)
+	expect(p.prefill, "prefill target after its phase", 0, 0, 7984)
 	decode.FirstToken(now.Add(50 * time.Millisecond))
 	decode.Output(now.Add(time.Second), 40)
 	decode.Counted(Counts{Prompt: 8000, Cached: 4000, CachedReported: true})
 	decode.End(true, nil)
-	expect(p.decode, "decode target after its leg", 0, 0, 7984)
+	expect(p.decode, "decode target after its phase", 0, 0, 7984)
 	idle(t, p.Scheduler, targets(2), now)
 	if p.latency.samples != 1 {
-		t.Errorf("%d prefill times, want that of the prefill leg", p.latency.samples)
+		t.Errorf("%d prefill times, want that of the prefill phase", p.latency.samples)
 	}
 	if p.traffic.answers != 1 || p.traffic.bookings != 1 {
-		t.Errorf("the legs count as several requests: %+v", p.traffic)
+		t.Errorf("the phases count as several requests: %+v", p.traffic)
 	}
 
 	retried := prompt(upTo(500)...)
-	retried.Leg = LegDecode
-	if _, l := p.SelectAmong(now, retried, p.decode, -1, p.policy, &p.sel); !l.Parted() || l.prefill != 0 {
-		t.Error("a decode leg on another target is not parted")
+	retried.Phase = PhaseDecode
+	if _, l := p.SelectAmong(now, retried, p.decode, -1, p.policy, &p.sel); !l.IsSplit() || l.prefill != 0 {
+		t.Error("a decode phase on another target is not split")
 	}
 }
 
@@ -168,7 +168,7 @@ func TestTransferTimesAreLearned(t *testing.T) {
 				blocks[i] = rnd.Uint64()
 			}
 			r := prompt(blocks...)
-			l := p.choose(now, r, LegsAlways)
+			l := p.choose(now, r, SplitAlways)
 			now = now.Add(300 * time.Millisecond)
 			l.HandedOver(now)
 			ms := first + factor*assumedTransfer(r.Tokens)
