@@ -69,7 +69,7 @@ func TestAttemptsCountOnce(t *testing.T) {
 func TestFailedPhasesCountOnce(t *testing.T) {
 	for _, f := range []engine.Flavour{engine.VLLM, engine.SGLang} { // one phase after the other, and both at once
 		t.Run(string(f), func(t *testing.T) {
-			p := startApart(t, f, 2, 2, "phases always")
+			p := startApart(t, f, 2, 2, "split always")
 			talk := func() {
 				for i := range 6 {
 					c := long(i)

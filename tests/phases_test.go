@@ -134,7 +134,7 @@ func (p *apart) settled(t *testing.T) {
 func TestPhasesAnswerAsOneEngine(t *testing.T) {
 	for _, f := range splitting {
 		t.Run(string(f), func(t *testing.T) {
-			p := startApart(t, f, 1, 2, "phases always")
+			p := startApart(t, f, 1, 2, "split always")
 			n, before := 0, p.scrape(t)
 			for i := range 3 {
 				for _, stream := range []bool{false, true} {
@@ -178,7 +178,7 @@ func TestPhasesAnswerAsOneEngine(t *testing.T) {
 
 // TestWholeRequests sends requests that no pair of engines can serve.
 func TestWholeRequests(t *testing.T) {
-	p := startApart(t, engine.VLLM, 1, 1, "phases always")
+	p := startApart(t, engine.VLLM, 1, 1, "split always")
 	for name, body := range map[string]string{
 		"several answers": `{"prompt":"x","n":2}`, // which the simulated engine refuses
 		"only the engine": `{"prompt":"x","echo":true}`,
@@ -194,7 +194,7 @@ func TestWholeRequests(t *testing.T) {
 		}
 	}
 	p.settled(t)
-	q := startApart(t, engine.TRTLLM, 1, 1, "phases always")
+	q := startApart(t, engine.TRTLLM, 1, 1, "split always")
 	image := `{"model":"sim-8b","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"http://x/y"}}]}]}`
 	if x := q.explain(t, []byte(image)); x.Phases == nil || x.Phases.Split || !strings.Contains(x.Phases.Why, "media") {
 		t.Errorf("an image: explained %+v", x.Phases)
@@ -204,7 +204,7 @@ func TestWholeRequests(t *testing.T) {
 // TestAnswerEndsWithItsPrefill has the first token end the answer.
 func TestAnswerEndsWithItsPrefill(t *testing.T) {
 	for _, f := range []engine.Flavour{engine.VLLM, engine.TRTLLM} {
-		p := startApartOf(t, engine.Config{Flavour: f, AnswerTokens: 1, Transfer: new(engine.Transfer)}, 1, 1, "phases always")
+		p := startApartOf(t, engine.Config{Flavour: f, AnswerTokens: 1, Transfer: new(engine.Transfer)}, 1, 1, "split always")
 		answered := func() float64 {
 			return p.scrape(t).value(workerOutcomes, `worker="`+p.prefill[0].Addr()+`"`, `outcome="ok"`)
 		}
@@ -298,7 +298,7 @@ func TestFaultsOfPhases(t *testing.T) {
 					if v.reason == "broken" || v.reason == "refused" { // the other one gets the same blocks
 						decodes = 2
 					}
-					p := startApart(t, f, v.prefills, decodes, "phases always")
+					p := startApart(t, f, v.prefills, decodes, "split always")
 					if err := v.fail(p); err != nil {
 						t.Fatal(err)
 					}
@@ -335,7 +335,7 @@ func TestFaultsOfPhases(t *testing.T) {
 // TestPrefillWorkerVanishes has a prefill worker die after the hand-off, and the decode engine wait.
 func TestPrefillWorkerVanishes(t *testing.T) {
 	takesSeconds(t)
-	p := startApartOf(t, engine.Config{Transfer: &engine.Transfer{Lost: 100 * time.Hour}}, 1, 1, "phases always")
+	p := startApartOf(t, engine.Config{Transfer: &engine.Transfer{Lost: 100 * time.Hour}}, 1, 1, "split always")
 	if err := p.decode[0].SetFault(engine.Fault{Kind: engine.FailTransfer, Count: 1}); err != nil {
 		t.Fatal(err)
 	}
@@ -362,7 +362,7 @@ func TestPrefillWorkerVanishesLater(t *testing.T) {
 		took   time.Duration
 	}{{"20% 10/s", 2500, 10500 * time.Millisecond}, {"0% 0/s", 4600, 20500 * time.Millisecond}} {
 		t.Run(v.budget[:2], func(t *testing.T) {
-			p := startApartOf(t, engine.Config{AnswerTokens: 64, Transfer: new(engine.Transfer)}, 1, 1, "phases always", "retry_budget "+v.budget)
+			p := startApartOf(t, engine.Config{AnswerTokens: 64, Transfer: new(engine.Transfer)}, 1, 1, "split always", "retry_budget "+v.budget)
 			if err := p.decode[0].SetFault(engine.Fault{Kind: engine.Slow, Factor: v.steps, Count: 4}); err != nil {
 				t.Fatal(err)
 			}
@@ -399,7 +399,7 @@ func TestDecodeWorkerRefuses(t *testing.T) {
 		avoided             bool // the pair, later
 	}{{400, 1, 200, true}, {403, 1, 200, true}, {400, 2, 400, false}, {429, 1, 200, false}} {
 		t.Run(fmt.Sprint(v.status, "/", v.times), func(t *testing.T) {
-			p := startApart(t, engine.TRTLLM, 1, 1, "phases always")
+			p := startApart(t, engine.TRTLLM, 1, 1, "split always")
 			if err := p.decode[0].SetFault(engine.Fault{Kind: engine.Status, Status: v.status, Count: v.times}); err != nil {
 				t.Fatal(err)
 			}
@@ -415,7 +415,7 @@ func TestDecodeWorkerRefuses(t *testing.T) {
 			p.booksAtZero(t)
 		})
 	}
-	p := startApart(t, engine.SGLang, 1, 1, "phases always", "lb_try_duration 5s")
+	p := startApart(t, engine.SGLang, 1, 1, "split always", "lb_try_duration 5s")
 	if err := p.decode[0].SetFault(engine.Fault{Kind: engine.FailTransfer, Count: 1}); err != nil {
 		t.Fatal(err)
 	}
@@ -432,7 +432,7 @@ func TestDecodeWorkerRefuses(t *testing.T) {
 func TestSlowTransfer(t *testing.T) {
 	takesSeconds(t)
 	slow := &engine.Transfer{Fixed: 1_200_000, Lost: 100 * time.Hour, Lease: 100 * time.Hour} // 12 s: the engines are fast
-	p := startApartOf(t, engine.Config{Flavour: engine.TRTLLM, Transfer: slow}, 1, 2, "phases always", "timeouts {\nfirst_token 2s\n}")
+	p := startApartOf(t, engine.Config{Flavour: engine.TRTLLM, Transfer: slow}, 1, 2, "split always", "timeouts {\nfirst_token 2s\n}")
 	drain := func(decode int, how string) {
 		p.api(t, http.MethodPost, defaultPool+"/workers/"+p.decode[decode].Addr()+how, nil, nil)
 	}
@@ -551,7 +551,7 @@ func TestPinnedPhases(t *testing.T) {
 // TestReloadBetweenPhases reloads the configuration while a prefill phase is under way.
 func TestReloadBetweenPhases(t *testing.T) {
 	for _, f := range splitting {
-		p := startApart(t, f, 1, 1, "phases always")
+		p := startApart(t, f, 1, 1, "split always")
 		if err := p.prefill[0].SetFault(engine.Fault{Kind: engine.Slow, Factor: 3000, Count: 1}); err != nil {
 			t.Fatal(err)
 		}
@@ -586,7 +586,7 @@ func TestStormOfPhases(t *testing.T) {
 	for _, f := range splitting {
 		t.Run(string(f), func(t *testing.T) {
 			transfer := &engine.Transfer{Lease: 5 * time.Minute, Lost: 5 * time.Minute} // 3 s: the engines are fast
-			p := startApartOf(t, engine.Config{Flavour: f, Transfer: transfer}, 2, 2, "phases always", "affinity {\nttl 1s\n}")
+			p := startApartOf(t, engine.Config{Flavour: f, Transfer: transfer}, 2, 2, "split always", "affinity {\nttl 1s\n}")
 			all, before := append(append([]*engine.Engine(nil), p.prefill...), p.decode...), runtime.NumGoroutine()
 			over, served := make(chan struct{}), atomic.Int64{}
 			var faults sync.WaitGroup
@@ -661,7 +661,7 @@ func TestStormOfPhases(t *testing.T) {
 // whole to the decode worker at once.
 func TestDeadPrefillWorkerIsNotAsked(t *testing.T) {
 	takesSeconds(t)
-	p := startApartOf(t, engine.Config{Transfer: new(engine.Transfer)}, 1, 1, "phases always")
+	p := startApartOf(t, engine.Config{Transfer: new(engine.Transfer)}, 1, 1, "split always")
 	p.prefill[0].Kill()
 	eventually(t, 10*time.Second, "the mark", func() bool { return p.logged(t, "worker is marked down") > 0 })
 	before := p.scrape(t).value(retriesTotal)
