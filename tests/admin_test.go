@@ -404,7 +404,7 @@ func TestExplainAgreesWithTheChoice(t *testing.T) {
 		c.Stream = rnd.IntN(2) == 0
 		var header []string
 		if rnd.IntN(3) == 0 {
-			header = []string{"X-Session-Id", fmt.Sprintf("session-%d", rnd.IntN(40))}
+			header = []string{"X-Session-Id", fmt.Sprintf("session-%d", rnd.IntN(cases/25))}
 		}
 		eventually(t, 5*time.Second, "the books of the request before", func() bool { return s.pool(t).Leases == held })
 		asked := time.Now()
