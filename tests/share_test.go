@@ -67,7 +67,8 @@ func (s *server) sharing(t testing.TB) sharing {
 
 func (s *server) awaitRouters(t testing.TB, n int) {
 	t.Helper()
-	eventually(t, 15*time.Second, fmt.Sprint(n, " other routers"), func() bool {
+	// A router that cannot ask the engines at its start asks again after 15 s, and only then shares.
+	eventually(t, 40*time.Second, fmt.Sprint(n, " other routers"), func() bool {
 		state, live := s.sharing(t), 0
 		for _, r := range state.Routers {
 			if r.Live && r.Refused == "" {
