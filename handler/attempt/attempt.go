@@ -10,6 +10,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
@@ -74,7 +75,7 @@ type Attempt struct {
 	Reason    string        // of the choice
 	Number    int           // among the attempts of the request, from 1
 	CostsTime bool          // its cost is in milliseconds, and has terms
-	counts    *pool.ModelMetrics
+	counts    *observe.ModelMetrics
 	ended     atomic.Bool // it has been counted, or is not to be
 	watch     *watch      // may end it early; nil if nothing may
 }
@@ -86,7 +87,7 @@ func (a *Attempt) Seated(c *Call) {
 }
 
 // Counts are the figures of the worker that answers, for the request's model.
-func (a *Attempt) Counts() *pool.ModelMetrics {
+func (a *Attempt) Counts() *observe.ModelMetrics {
 	if a.Answers != nil {
 		return a.Answers.counts
 	}

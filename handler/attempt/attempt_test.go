@@ -44,7 +44,7 @@ const chat = `{"model":"m","stream":true,"messages":[{"role":"user","content":"h
 // newAttempt returns a streamed attempt over a transport.
 func newAttempt(t *testing.T, over transport, o owner) (*Attempt, *http.Request) {
 	t.Helper()
-	set := &pool.Settings{Workers: map[string]pool.WorkerSettings{}, Upstreams: map[string]bool{"a:1": true}}
+	set := &pool.Settings{Workers: map[string]worker.Settings{}, Upstreams: map[string]bool{"a:1": true}}
 	p, err := pool.New("attempts", set.WithDefaults(), turn.NewCloser)
 	if err != nil {
 		t.Fatal(err)
@@ -63,7 +63,7 @@ func newAttempt(t *testing.T, over transport, o owner) (*Attempt, *http.Request)
 		Body: body.NewReplay(buf, buf.Data),
 	}
 	c.Plan.ShowsHealth = true
-	a := &Attempt{Seat: pool.Seat{Attempt: worker.Attempt{Worker: w, Kind: pool.KindStream, Begun: time.Now()}, Target: w.Target(0)}}
+	a := &Attempt{Seat: pool.Seat{Attempt: worker.Attempt{Worker: w, Kind: worker.KindStream, Begun: time.Now()}, Target: w.Target(0)}}
 	a.Seated(c)
 	req := httptest.NewRequest(http.MethodPost, "http://a:1/v1/chat/completions", bytes.NewReader(buf.Data))
 	return a, req.WithContext(t.Context())

@@ -12,7 +12,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
-	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
@@ -20,7 +20,7 @@ import (
 type Request struct {
 	Plan    *plan.Plan
 	Body    *body.Replay // nil if it is not in memory
-	Worker  *pool.Worker
+	Worker  *worker.Worker
 	Target  kvscore.Target
 	Session string        // the engine's id of the request's session; empty if it holds none
 	Phase   *engine.Phase // the part of the request that the worker serves; nil: the whole request

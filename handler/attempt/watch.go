@@ -7,6 +7,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 
 	"github.com/caddyserver/caddy/v2"
 )
@@ -71,7 +72,7 @@ type Bounds struct {
 // watched returns the request of an attempt. If a deadline may end the attempt, or another
 // worker may take over, the request has a watch.
 func (a *Attempt) watched(req *http.Request, b *Bounds) *http.Request {
-	if b.Begins == nil && (a.Kind == pool.KindOther || a.Kind == pool.KindPlain && !a.Worker.IsHung()) {
+	if b.Begins == nil && (a.Kind == worker.KindOther || a.Kind == worker.KindPlain && !a.Worker.IsHung()) {
 		return req // if the worker hangs, the request shows whether it still does
 	}
 	if b.Begins == nil && b.First == 0 && b.Idle == 0 && !b.Movable && !b.Ends {
@@ -141,7 +142,7 @@ func (a *Attempt) arrived(resp *http.Response, err error, b *Bounds) error {
 
 // Streams returns whether an answer is a stream whose events the router may see.
 func (a *Attempt) Streams(resp *http.Response) bool {
-	return a.Kind == pool.KindStream && resp.StatusCode < 300 && body.MediaType(resp.Header) == body.EventStream
+	return a.Kind == worker.KindStream && resp.StatusCode < 300 && body.MediaType(resp.Header) == body.EventStream
 }
 
 // Context returns the attempt's own context, whose cause says why the attempt was ended; nil if it has

@@ -35,7 +35,7 @@ func testPool(t *testing.T, s *pool.Settings) *pool.Pool {
 }
 
 // wanted returns settings with these workers as upstreams.
-func wanted(workers ...pool.WorkerSettings) *pool.Settings {
+func wanted(workers ...worker.Settings) *pool.Settings {
 	s := &pool.Settings{Workers: make(map[string]worker.Settings), Upstreams: make(map[string]bool)}
 	for _, w := range workers {
 		s.Workers[w.Dial], s.Upstreams[w.Dial] = w, true

@@ -14,6 +14,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/resume"
@@ -56,7 +57,7 @@ func (s *Dispatcher) Begin(p *plan.Plan, start time.Time) (*Dispatch, error) {
 
 // requestID returns the id of a request in logs and explanations.
 func requestID(r *http.Request) string {
-	if id := r.Header.Get("X-Request-Id"); pool.ValidRequestID(id) { //nolint:canonicalheader // as Go spells it
+	if id := r.Header.Get("X-Request-Id"); observe.ValidRequestID(id) { //nolint:canonicalheader // as Go spells it
 		return id
 	}
 	return strconv.FormatUint(rand.Uint64(), 16) //nolint:gosec // no secret
@@ -171,7 +172,7 @@ func (d *Dispatch) End() *Report {
 		_, bad := report.fault()
 		outcome := report.Outcome
 		if outcome == outcomeEngineError && !bad {
-			outcome = pool.AttemptClientError
+			outcome = observe.AttemptClientError
 		}
 		a.End(outcome, bad)
 	}

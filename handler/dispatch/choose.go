@@ -6,7 +6,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
 )
@@ -47,7 +49,7 @@ func (rt *route) score(c *pool.Candidates) *kvscore.Request {
 	prefers := rt.plan.Ext.RoutingConstraints.PreferredTaints
 	home := rt.turn.Warm()
 	apart, ways := rt.split.Ways(c)
-	loads := rt.plan.Model != "" && slices.ContainsFunc(c.Workers, (*pool.Worker).LoadsOnDemand)
+	loads := rt.plan.Model != "" && slices.ContainsFunc(c.Workers, (*worker.Worker).LoadsOnDemand)
 	if len(prefers) == 0 && !loads && home == (kvscore.Target{}) && ways == nil {
 		return &rt.plan.Score
 	}
@@ -107,7 +109,7 @@ func (rt *route) boundPosition(c *pool.Candidates) int {
 
 // fullHome returns the session's worker if that is full and the operator wants the turn to wait
 // for it; nil otherwise.
-func (rt *route) fullHome(c *pool.Candidates) *pool.Worker {
+func (rt *route) fullHome(c *pool.Candidates) *worker.Worker {
 	home, _ := rt.turn.Home()
 	if !rt.Sessions.Hard || rt.pinned() {
 		return nil
@@ -117,8 +119,8 @@ func (rt *route) fullHome(c *pool.Candidates) *pool.Worker {
 
 // fullOf returns the worker of a target if that is left out only because it is full; nil
 // otherwise.
-func fullOf(c *pool.Candidates, t kvscore.Target) *pool.Worker {
-	i := slices.IndexFunc(c.Full, func(w *pool.Worker) bool { return w.ID == t.Worker })
+func fullOf(c *pool.Candidates, t kvscore.Target) *worker.Worker {
+	i := slices.IndexFunc(c.Full, func(w *worker.Worker) bool { return w.ID == t.Worker })
 	if i < 0 {
 		return nil
 	}
@@ -213,7 +215,7 @@ func (d *Dispatch) remember(c *pool.Candidates, chosen int, unpriced bool) {
 	if d.plan.Request == nil {
 		return
 	}
-	past := pool.PastChoice{
+	past := observe.PastChoice{
 		At: c.At, Request: d.ID, Model: c.Workers[chosen].ModelMetrics(d.plan.Model).Model,
 		Reason: d.reasonOf(unpriced, &c.Sel.Candidates[chosen]), Tokens: c.Sel.Tokens,
 		Attempt: d.attempts + 1, Waited: d.wait.waited,

@@ -7,7 +7,7 @@ import (
 	"net/http/httptest"
 	"testing"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
 
@@ -25,7 +25,7 @@ func BenchmarkChooseAmong(b *testing.B) {
 					ups[i] = &reverseproxy.Upstream{Dial: fmt.Sprintf("127.0.0.1:%d", i+1), Host: new(reverseproxy.Host)}
 					w := h.pool.Worker(ups[i].Dial)
 					if model != "" {
-						h.pool.LearnModels(w, &pool.ModelList{IDs: map[string]bool{model: true}, Entries: []pool.ModelEntry{{ID: model}}}, zap.NewNop())
+						h.pool.LearnModels(w, &worker.ModelList{IDs: map[string]bool{model: true}, Entries: []worker.ModelEntry{{ID: model}}}, zap.NewNop())
 					}
 				}
 				h.ReverseProxy.Upstreams = ups

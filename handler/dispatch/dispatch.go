@@ -19,6 +19,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/split"
 	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
@@ -65,8 +66,8 @@ type tries struct {
 	attempts int
 	suspects int // failed attempts that may have reached an engine
 	refusals
-	triedBuf [4]*pool.Worker // backs tried for the first four workers
-	failure  error           // of the last attempt
+	triedBuf [4]*worker.Worker // backs tried for the first four workers
+	failure  error             // of the last attempt
 	held     heldAnswer
 	later    bool // the client must try again later: see putsOff
 }
@@ -144,25 +145,25 @@ type route struct {
 	plan   *plan.Plan
 	ready  time.Time // when its body was read
 	repl   *caddy.Replacer
-	turn   turn.Turn      // its part in its session
-	offers pool.Offers    // the proxy's latest
-	fixed  fixed          // the one worker that may serve it, if there is one
-	tried  []*pool.Worker // in this round over the workers
-	beyond int64          // tokens: a worker with room for so many has refused the prompt as too long
+	turn   turn.Turn        // its part in its session
+	offers pool.Offers      // the proxy's latest
+	fixed  fixed            // the one worker that may serve it, if there is one
+	tried  []*worker.Worker // in this round over the workers
+	beyond int64            // tokens: a worker with room for so many has refused the prompt as too long
 	split  split.Request
 }
 
 // fixed is the one worker that may serve a request.
 type fixed struct {
-	worker *pool.Worker // nil if others may, too
+	worker *worker.Worker // nil if others may, too
 	rank   nvext.Opt[uint32]
 	reason string
 }
 
 // refusals are what workers have refused for a misfit.
 type refusals struct {
-	unfit []*pool.Worker // that have refused
-	lacks bool           // one of them lacks the model
+	unfit []*worker.Worker // that have refused
+	lacks bool             // one of them lacks the model
 }
 
 // misfit is why a worker cannot serve a request that another one may serve.
@@ -208,7 +209,7 @@ type FollowUp func(text []byte, whole *body.Replay, sent *http.Request)
 type Answering struct {
 	Plan     *plan.Plan
 	Size     int64 // of its body; -1 if that is not in memory
-	Worker   *pool.Worker
+	Worker   *worker.Worker
 	Target   kvscore.Target
 	Upstream *reverseproxy.Upstream
 	Held     bool // by the engine, as a session: the request has only what is new in it
@@ -220,9 +221,9 @@ const MaxKeptText = 256 << 10
 // asker asks workers what they serve.
 type asker interface {
 	// Discovered records that a dynamic source returned a worker.
-	Discovered(*pool.Worker)
+	Discovered(*worker.Worker)
 	// AskAgain soon asks a worker again which models it serves.
-	AskAgain(*pool.Worker)
+	AskAgain(*worker.Worker)
 }
 
 // shadow is a policy that chooses beside the active one, without effect.

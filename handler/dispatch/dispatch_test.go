@@ -34,7 +34,7 @@ func newTestDispatch(h *harness, p *plan.Plan) *Dispatch {
 
 // newTestAttempt returns a dispatch that owns the plan's body, with an attempt on the
 // worker's first rank.
-func newTestAttempt(h *harness, p *plan.Plan, w *pool.Worker) *Dispatch {
+func newTestAttempt(h *harness, p *plan.Plan, w *worker.Worker) *Dispatch {
 	d := newTestDispatch(h, p)
 	d.Body = p.Body
 	d.attempt = newTestTry(d, w)
@@ -42,7 +42,7 @@ func newTestAttempt(h *harness, p *plan.Plan, w *pool.Worker) *Dispatch {
 }
 
 // newTestTry returns an attempt on the worker's first rank, which has no lease.
-func newTestTry(d *Dispatch, w *pool.Worker) *attempt.Attempt {
+func newTestTry(d *Dispatch, w *worker.Worker) *attempt.Attempt {
 	a := &attempt.Attempt{Seat: pool.Seat{Attempt: worker.Attempt{Worker: w}, Target: w.Target(0)}}
 	a.Seated(&d.Call)
 	return a
@@ -103,8 +103,8 @@ func testDispatcher(h *harness) *Dispatcher {
 // noProbes asks no worker anything.
 type noProbes struct{}
 
-func (noProbes) Discovered(*pool.Worker) {}
-func (noProbes) AskAgain(*pool.Worker)   {}
+func (noProbes) Discovered(*worker.Worker) {}
+func (noProbes) AskAgain(*worker.Worker)   {}
 
 // noFollowUps makes no requests of the router's own.
 type noFollowUps struct{}
@@ -123,8 +123,8 @@ func testPool(t testing.TB, s *pool.Settings) *pool.Pool {
 }
 
 // wantedWorkers returns the settings of a pool with these workers.
-func wantedWorkers(workers ...pool.WorkerSettings) *pool.Settings {
-	s := &pool.Settings{Workers: make(map[string]pool.WorkerSettings), Upstreams: make(map[string]bool)}
+func wantedWorkers(workers ...worker.Settings) *pool.Settings {
+	s := &pool.Settings{Workers: make(map[string]worker.Settings), Upstreams: make(map[string]bool)}
 	for _, w := range workers {
 		s.Workers[w.Dial] = w
 		s.Upstreams[w.Dial] = true

@@ -11,6 +11,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
 )
@@ -23,7 +24,7 @@ type DryChoice struct {
 
 	// What follows is empty if no worker would be chosen.
 	Candidates []kvscore.Candidate
-	Workers    []*pool.Worker // of Candidates
+	Workers    []*worker.Worker // of Candidates
 	Picked     kvscore.Explanation
 	Reason     string // of the choice
 	Unit       string // of the costs; empty if the policy compares none
@@ -87,7 +88,7 @@ func (s *Dispatcher) Explain(p *plan.Plan) *DryChoice {
 		if p.Ext.QueryOnly() {
 			s.Pool.Return(among)
 			unlimited := want
-			unlimited.Kind = pool.KindOther
+			unlimited.Kind = worker.KindOther
 			among = s.Pool.Candidates(&unlimited, rt.offers, nil, t)
 		}
 	}
@@ -176,7 +177,7 @@ func (rt *route) leftOut(want *pool.Wants, among *pool.Candidates) (list []LeftO
 
 // AskTokenizer returns what asks a worker's engine for token ids, with the client's key. An answer
 // longer than most bytes is none.
-func (s *Dispatcher) AskTokenizer(ctx context.Context, p *plan.Plan, w *pool.Worker, most int64) engine.Post {
+func (s *Dispatcher) AskTokenizer(ctx context.Context, p *plan.Plan, w *worker.Worker, most int64) engine.Post {
 	return func(path string, body []byte) (int, []byte) {
 		key := p.HTTP.Header["Authorization"]
 		status, answer, err := s.Client.Fetch(ctx, w.Dial, http.MethodPost, path, body, key, most)

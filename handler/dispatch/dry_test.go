@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
-	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 )
 
 // TestDryChoiceOfAnUnknownUpstream has an upstream that the pool does not know: each
@@ -14,7 +14,7 @@ import (
 func TestDryChoiceOfAnUnknownUpstream(t *testing.T) {
 	for name, p := range map[string]*plan.Plan{
 		"free":   {Wishes: plan.Wishes{Ext: &plan.NoExt}},
-		"pinned": {Wishes: plan.Wishes{Ext: &plan.NoExt}, Pin: plan.Pin{Named: true, Worker: pool.DerivedID("new:1"), Field: "x"}},
+		"pinned": {Wishes: plan.Wishes{Ext: &plan.NoExt}, Pin: plan.Pin{Named: true, Worker: worker.DerivedID("new:1"), Field: "x"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p.HTTP = httptest.NewRequest(http.MethodGet, "/", nil)

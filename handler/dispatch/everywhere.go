@@ -18,6 +18,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/tidwall/gjson"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -115,7 +116,7 @@ func (d *Dispatch) aborted() bool {
 
 // meant returns the workers that the request means. If it names a model, these are those that serve it.
 // Engines that are known to lack the path are left out. The attempt's own worker comes last.
-func (d *Dispatch) meant() (list []*pool.Worker) {
+func (d *Dispatch) meant() (list []*worker.Worker) {
 	want := d.Wants()
 	want.Tried = nil
 	of := func(all bool) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/split"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
@@ -98,7 +99,7 @@ func (d *Dispatch) run(ctx context.Context, r *remainder) (*http.Response, error
 		case retry:
 			d.retried(&v, resp, err)
 		case putOff:
-			a.End(pool.AttemptRetried, false)
+			a.End(observe.AttemptRetried, false)
 			_ = resp.Body.Close()
 			return nil, d.failure
 		case fail, abandon:
@@ -155,9 +156,9 @@ func (d *Dispatch) retried(v *verdict, resp *http.Response, err error) {
 	case v.phases != nil:
 		d.retryPhases(v.phases)
 	case errors.Is(err, attempt.ErrDrained):
-		a.End(pool.AttemptDrained, false)
+		a.End(observe.AttemptDrained, false)
 	default:
-		a.End(pool.AttemptRetried, !v.blameless && v.misfit == fits)
+		a.End(observe.AttemptRetried, !v.blameless && v.misfit == fits)
 	}
 	if v.phases == nil && v.reason != "" {
 		a.CountRetry(v.reason)

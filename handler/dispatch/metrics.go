@@ -10,7 +10,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
-	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/split"
 	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"github.com/prometheus/client_golang/prometheus"
@@ -176,7 +176,7 @@ func (f *PoolMetrics) phase(name string, err error, took time.Duration) {
 // Register registers the collectors of requests and others. Several handlers may do so.
 func Register(r *prometheus.Registry, logger *zap.Logger, others ...prometheus.Collector) *Metrics {
 	m := AllMetrics()
-	for _, c := range slices.Concat(pool.Collectors(), m.all, others) {
+	for _, c := range slices.Concat(observe.Collectors(), m.all, others) {
 		var already prometheus.AlreadyRegisteredError
 		if err := r.Register(c); err != nil && !errors.As(err, &already) {
 			logger.Error("registering metrics failed; the router serves without them", zap.Error(err))

@@ -13,6 +13,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 )
 
 // A worker may refuse a request that another one would serve. It lacks the model or the path, or the
@@ -96,7 +97,7 @@ func (d *Dispatch) refused(why misfit) {
 
 // beyondOf returns for how many tokens a worker must have room after another one has refused the prompt
 // as too long.
-func (d *Dispatch) beyondOf(w *pool.Worker) int64 {
+func (d *Dispatch) beyondOf(w *worker.Worker) int64 {
 	if most := w.Room(); most > 0 {
 		return most
 	}
@@ -106,7 +107,7 @@ func (d *Dispatch) beyondOf(w *pool.Worker) int64 {
 
 // longer returns whether another worker, up to a verdict, has room for a longer prompt than w. An unknown
 // room may be longer than a known one.
-func (d *Dispatch) longer(w *pool.Worker, worst pool.Verdict) bool {
+func (d *Dispatch) longer(w *worker.Worker, worst pool.Verdict) bool {
 	want := d.Wants()
 	want.Beyond = max(want.Beyond, d.beyondOf(w))
 	for i, v := range d.Pool.Judge(&want, d.offers, time.Now()) {
@@ -119,7 +120,7 @@ func (d *Dispatch) longer(w *pool.Worker, worst pool.Verdict) bool {
 }
 
 // outgrew returns whether the request is probably too long for a worker.
-func (rt *route) outgrew(w *pool.Worker) bool {
+func (rt *route) outgrew(w *worker.Worker) bool {
 	want := rt.Wants()
 	return w.IsShort(want.Prompt, want.Answer)
 }

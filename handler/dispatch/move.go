@@ -10,11 +10,13 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"github.com/caddy-kvrouter/kvrouter/handler/resume"
 	"github.com/caddy-kvrouter/kvrouter/handler/split"
 	"github.com/caddy-kvrouter/kvrouter/handler/turn"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"go.uber.org/zap"
 )
 
@@ -79,9 +81,9 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 		outcome = "failed"
 		o.refuseMove(reason)
 	case errors.Is(why, attempt.ErrDrained):
-		left.End(pool.AttemptDrained, false)
+		left.End(observe.AttemptDrained, false)
 	default:
-		left.End(pool.AttemptResumed, !b.drained)
+		left.End(observe.AttemptResumed, !b.drained)
 	}
 	cause := resume.Cause(why)
 	d.Metrics.resumed.WithLabelValues(d.Pool.Name, cause, way, outcome).Inc()
@@ -183,7 +185,7 @@ func (o *delivery) rest(a *api.Answer) (*api.Rest, string) {
 // goOn asks other workers for the rest until one gives it, or returns the reason why none does.
 // drained: the worker so far is well, and so is its host.
 // old is the worker so far, nil if it may serve the rest.
-func (o *delivery) goOn(ctx context.Context, rest *api.Rest, old *pool.Worker, drained bool) (*response.Rest, string) {
+func (o *delivery) goOn(ctx context.Context, rest *api.Rest, old *worker.Worker, drained bool) (*response.Rest, string) {
 	d := o.d
 	r := &remainder{delivery: o, rest: rest, left: mostAttempts}
 	if !drained {
@@ -205,7 +207,7 @@ func (o *delivery) goOn(ctx context.Context, rest *api.Rest, old *pool.Worker, d
 		reason = resume.StaysNoWorker
 	}
 	if a := d.attempt; a != o.attempt {
-		outcome := pool.AttemptRetried
+		outcome := observe.AttemptRetried
 		if ctx.Err() != nil {
 			outcome = outcomeClientGone
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/resume"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 )
 
 // mostAttempts is how many workers are asked for the rest of a stream.
@@ -20,11 +21,11 @@ const mostAttempts = 3
 type remainder struct {
 	*delivery
 	rest    *api.Rest
-	failed  []*pool.Worker // that cannot give it, or have not
-	apart   *pool.Worker   // other hosts than that of this worker are better; nil if any host is as good
-	left    int            // attempts that may follow
-	exact   bool           // the latest one asks for it by the ids of tokens
-	refused bool           // an engine cannot go on with the ids of the answer's tokens
+	failed  []*worker.Worker // that cannot give it, or have not
+	apart   *worker.Worker   // other hosts than that of this worker are better; nil if any host is as good
+	left    int              // attempts that may follow
+	exact   bool             // the latest one asks for it by the ids of tokens
+	refused bool             // an engine cannot go on with the ids of the answer's tokens
 
 	blameless bool // the latest attempt failed by no fault of its worker
 }
@@ -36,7 +37,7 @@ func (r *remainder) seat(ctx context.Context, d *Dispatch) error {
 	}
 	a := d.attempt
 	r.failed = append(r.failed, a.Worker)
-	d.tried = []*pool.Worker{a.Worker} // the stream may come back to the others later
+	d.tried = []*worker.Worker{a.Worker} // the stream may come back to the others later
 	r.left--
 	r.exact = r.rest.Way == api.WayExact
 	resume.CountTokens(ctx, r.rest, d.plan.Model, a.Worker, func(ctx context.Context, most int64) engine.Post {

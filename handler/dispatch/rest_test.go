@@ -11,9 +11,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/resume"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
@@ -45,7 +45,7 @@ func TestRestMustBeAStream(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h := testHandler(t, "a:1", "b:1")
 			for _, dial := range []string{"a:1", "b:1"} {
-				h.settings.Workers[dial] = pool.WorkerSettings{Dial: dial, Engine: "vllm"}
+				h.settings.Workers[dial] = worker.Settings{Dial: dial, Engine: "vllm"}
 			}
 			h.dispatcher.Resume = resume.Config{}
 			if err := h.dispatcher.Resume.Complete(); err != nil {

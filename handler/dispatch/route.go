@@ -7,6 +7,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/split"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2"
@@ -22,14 +23,14 @@ func (s *Dispatcher) routeOf(p *plan.Plan) route {
 }
 
 // kind returns the kind of an attempt of the request.
-func (rt *route) kind() pool.AttemptKind {
+func (rt *route) kind() worker.AttemptKind {
 	switch {
 	case !rt.plan.TakesSlot:
-		return pool.KindOther
+		return worker.KindOther
 	case rt.plan.Request != nil && rt.plan.Request.Stream:
-		return pool.KindStream
+		return worker.KindStream
 	}
-	return pool.KindPlain
+	return worker.KindPlain
 }
 
 // Wants returns the requirements on the next attempt's worker, and the request's place in the

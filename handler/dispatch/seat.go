@@ -11,6 +11,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -82,7 +83,7 @@ func (d *Dispatch) seat(ctx context.Context) error {
 }
 
 // seatApart finds a seat on none of the failed workers, if possible on another host than that of old.
-func (d *Dispatch) seatApart(ctx context.Context, old *pool.Worker, failed []*pool.Worker) error {
+func (d *Dispatch) seatApart(ctx context.Context, old *worker.Worker, failed []*worker.Worker) error {
 	d.tried = slices.Clone(failed)
 	if old != nil {
 		host := old.Host()

@@ -54,13 +54,13 @@ func (d *Dispatch) queuesError(err error) error {
 // bounds returns what may end the attempt early.
 func (d *Dispatch) bounds() (b attempt.Bounds) {
 	a := d.attempt
-	if t := d.Timeouts; a.Kind == pool.KindStream {
+	if t := d.Timeouts; a.Kind == worker.KindStream {
 		b.First, b.Idle = time.Duration(t.FirstToken), time.Duration(t.StreamIdle)
 	}
 	wedges := d.phases.Wedges()
 	b.Movable = d.movable() && !wedges
 	b.Moves = d.goesOn() && d.answer.movesLeft() && !wedges
-	b.Ends = a.Kind == pool.KindStream && len(d.offers.Ups) > 1
+	b.Ends = a.Kind == worker.KindStream && len(d.offers.Ups) > 1
 	if d.phases != nil {
 		d.phases.Bound(&b)
 	}

@@ -6,22 +6,23 @@ import (
 	"testing"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
 // setLimits sets the limits of a handler's workers, in their order.
-func setLimits(h *harness, limits ...int) []*pool.Worker {
-	var workers []*pool.Worker
+func setLimits(h *harness, limits ...int) []*worker.Worker {
+	var workers []*worker.Worker
 	for i, up := range h.ReverseProxy.Upstreams {
 		h.settings.Upstreams[up.Dial] = true
-		h.settings.Workers[up.Dial] = pool.WorkerSettings{Dial: up.Dial, MaxRunning: pool.RequestLimit(limits[i])}
+		h.settings.Workers[up.Dial] = worker.Settings{Dial: up.Dial, MaxRunning: worker.RequestLimit(limits[i])}
 		workers = append(workers, h.pool.Worker(up.Dial))
 	}
 	h.adopt()
 	return workers
 }
 
-func running(w *pool.Worker) int64 {
+func running(w *worker.Worker) int64 {
 	n, _ := w.Running()
 	return n
 }

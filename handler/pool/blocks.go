@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"go.uber.org/zap"
 )
 
@@ -14,7 +15,7 @@ const idleAfter = 10 * time.Minute
 // IsIdle returns whether the pool had no requests for long, and none runs.
 func (r *registry) IsIdle(t time.Time) bool {
 	return t.Unix()-max(r.lastRequest.Load(), r.servingSince.Load()) > int64(idleAfter/time.Second) &&
-		!slices.ContainsFunc(r.All(), func(w *Worker) bool { n, _ := w.Running(); return n > 0 })
+		!slices.ContainsFunc(r.All(), func(w *worker.Worker) bool { n, _ := w.Running(); return n > 0 })
 }
 
 // adoptBlockSize fills in the engines' block size, if none is configured. The caller holds

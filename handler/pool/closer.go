@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 )
 
 // Closer closes the sessions that engines keep for the router. It lives as long as the pool.
@@ -13,9 +14,9 @@ type Closer interface {
 	// Close has the engine of the target close a session.
 	Close(of *affinity.Want)
 	// Closes returns whether a session of an id is left to be closed on a worker.
-	Closes(w *Worker, id string) bool
+	Closes(w *worker.Worker, id string) bool
 	// Await waits until no session of an id is left to be closed on a worker.
-	Await(ctx context.Context, w *Worker, id string) error
+	Await(ctx context.Context, w *worker.Worker, id string) error
 	// CloseAll closes all sessions that engines still keep, for the pool ends.
 	CloseAll()
 }

@@ -15,7 +15,7 @@ import (
 
 // SetInfo records what a worker's engine reports. It returns false if the pool has replaced
 // the worker.
-func (p *Pool) SetInfo(w *Worker, info engine.Info) bool {
+func (p *Pool) SetInfo(w *worker.Worker, info engine.Info) bool {
 	defer p.queue.reviewAll() // after the unlock: the worker's limit may have changed
 	if info.Type != w.Engine().Type {
 		defer p.findAliases()
@@ -30,7 +30,7 @@ func (p *Pool) SetInfo(w *Worker, info engine.Info) bool {
 		p.layout.Add(1)
 	}
 	p.declareRanks(w, set)
-	if set.MaxRunning == LimitAuto {
+	if set.MaxRunning == worker.LimitAuto {
 		w.LimitSlots(set)
 	}
 	return true
@@ -38,7 +38,7 @@ func (p *Pool) SetInfo(w *Worker, info engine.Info) bool {
 
 // recallLife records the start that a worker's engine reported to an earlier run. It returns
 // false if the engine has reported another one since.
-func (p *Pool) recallLife(w *Worker, life string) bool {
+func (p *Pool) recallLife(w *worker.Worker, life string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	info := w.Engine().Info
@@ -63,7 +63,7 @@ func (p *Pool) lostCache(t kvscore.Target, tokens int64) {
 
 // LearnModels records a worker's list of models, nil if it has none. It logs a change, and the journal
 // keeps it.
-func (p *Pool) LearnModels(w *Worker, list *ModelList, logger *zap.Logger) {
+func (p *Pool) LearnModels(w *worker.Worker, list *worker.ModelList, logger *zap.Logger) {
 	old := w.List()
 	same := old != nil && list != nil && maps.Equal(old.IDs, list.IDs)
 	if same && slices.Equal(old.Entries, list.Entries) {
@@ -86,7 +86,7 @@ func (p *Pool) LearnModels(w *Worker, list *ModelList, logger *zap.Logger) {
 }
 
 // keptModels returns a list as the journal keeps it.
-func keptModels(l *ModelList) (models []journal.Model) {
+func keptModels(l *worker.ModelList) (models []journal.Model) {
 	if l == nil {
 		return nil
 	}
@@ -98,8 +98,8 @@ func keptModels(l *ModelList) (models []journal.Model) {
 
 // recallModels takes over the list that the worker had in an earlier run, or for another router,
 // until the worker answers.
-func recallModels(w *Worker, models []journal.Model) {
-	list := new(ModelList)
+func recallModels(w *worker.Worker, models []journal.Model) {
+	list := new(worker.ModelList)
 	for _, m := range models {
 		list.Add(worker.EntryOf(m.ID), m.Adapter)
 	}
@@ -108,7 +108,7 @@ func recallModels(w *Worker, models []journal.Model) {
 
 // Drain begins or ends the admin API's wish that the worker gets no new requests. It returns whether that
 // changes anything. The worker drains on if its configuration says so.
-func (p *Pool) Drain(w *Worker, drains bool) (changed bool) {
+func (p *Pool) Drain(w *worker.Worker, drains bool) (changed bool) {
 	drained := w.Draining()
 	changed, version := w.AskDrain(drains)
 	p.kept.journal.Drained(w.ID, drains, version)

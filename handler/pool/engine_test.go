@@ -15,7 +15,7 @@ import (
 )
 
 // tell reports a worker's engine to the pool.
-func (p *Pool) tell(dial string, told engine.Info) *Worker {
+func (p *Pool) tell(dial string, told engine.Info) *worker.Worker {
 	w := p.Worker(dial)
 	p.SetInfo(w, told)
 	return w
@@ -24,7 +24,7 @@ func (p *Pool) tell(dial string, told engine.Info) *Worker {
 // TestMirrorIsClearedOnAllRanks clears, and tells of it only if there was
 // anything.
 func TestMirrorIsClearedOnAllRanks(t *testing.T) {
-	p := testPool(t, wanted(WorkerSettings{Dial: "a:1", DPSize: 2}))
+	p := testPool(t, wanted(worker.Settings{Dial: "a:1", DPSize: 2}))
 	w := p.Worker("a:1")
 	w.BeginProbe(time.Now(), 0, 0)
 	w.EndProbe()
@@ -54,7 +54,7 @@ func TestMirrorIsClearedOnAllRanks(t *testing.T) {
 // TestOwnLimitsMarkNobodyDown has the router run out of what a connection needs, for a client's request
 // and for questions of its own.
 func TestOwnLimitsMarkNobodyDown(t *testing.T) {
-	p := testPool(t, wanted(WorkerSettings{Dial: "a:1"}))
+	p := testPool(t, wanted(worker.Settings{Dial: "a:1"}))
 	w := p.Worker("a:1")
 	for _, text := range []string{
 		"dial tcp 10.0.0.1:8000: socket: too many open files", "dial tcp: lookup gpu-1: dial udp: socket: too many open files in system",
@@ -78,7 +78,7 @@ func TestOwnLimitsMarkNobodyDown(t *testing.T) {
 // question. One may be lost; a worker that sends tokens may be busy. Its cache is
 // not gone.
 func TestUnansweredQuestionsMarkDown(t *testing.T) {
-	p := testPool(t, wanted(WorkerSettings{Dial: "a:1"}))
+	p := testPool(t, wanted(worker.Settings{Dial: "a:1"}))
 	w := p.Worker("a:1")
 	p.serve(w).End(true, nil)
 	ask := func(err error) {

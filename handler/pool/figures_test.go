@@ -6,15 +6,16 @@ import (
 	"testing"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/zap"
 )
 
-func listOf(models ...string) *ModelList {
-	l := &ModelList{IDs: make(map[string]bool)}
+func listOf(models ...string) *worker.ModelList {
+	l := &worker.ModelList{IDs: make(map[string]bool)}
 	for _, m := range models {
 		l.IDs[m] = true
-		l.Entries = append(l.Entries, ModelEntry{ID: m})
+		l.Entries = append(l.Entries, worker.ModelEntry{ID: m})
 	}
 	return l
 }

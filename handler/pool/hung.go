@@ -19,8 +19,8 @@ type Move struct {
 
 // MayMove lets the pool move the attempt to another worker. The caller then sends it.
 func (s *Seat) MayMove(m *Move) {
-	s.Attempt.MayMove(&worker.Move{Cancel: m.Cancel, To: func(t time.Time) iter.Seq[*Worker] {
-		return func(yield func(*Worker) bool) {
+	s.Attempt.MayMove(&worker.Move{Cancel: m.Cancel, To: func(t time.Time) iter.Seq[*worker.Worker] {
+		return func(yield func(*worker.Worker) bool) {
 			for i, v := range s.pool.Judge(&m.Want, m.Offers, t) {
 				if v.State() == Fits && !yield(m.Offers.Table.Rows[i].Worker) {
 					return
@@ -49,7 +49,7 @@ const (
 // hungWatch finds hung workers, and moves attempts away from them. Only the upkeep uses it.
 type hungWatch struct {
 	*Pool
-	suspected map[*Worker]int // checks in a row that found a worker hung
+	suspected map[*worker.Worker]int // checks in a row that found a worker hung
 }
 
 // patience returns how long an attempt's target may be silent.
@@ -71,7 +71,7 @@ func (h *hungWatch) patience(a *worker.Attempt) time.Duration {
 // than prefills explain, while other workers make progress.
 func (h *hungWatch) check(t time.Time) {
 	workers, before := h.All(), h.suspected
-	h.suspected = make(map[*Worker]int)
+	h.suspected = make(map[*worker.Worker]int)
 	for _, w := range workers {
 		if w.MovesStreams() {
 			h.move(w, true, func(*worker.Attempt) bool { return true })
@@ -100,7 +100,7 @@ func (h *hungWatch) check(t time.Time) {
 // another worker made progress. If there is no other work, that is another worker's answer to a
 // question of the router's own. This worker must then answer none itself, or its streams must
 // stall for much longer: a server may answer while its engine's core hangs.
-func (h *hungWatch) isTooLong(t time.Time, s *worker.Silence, w *Worker, all []*Worker) bool {
+func (h *hungWatch) isTooLong(t time.Time, s *worker.Silence, w *worker.Worker, all []*worker.Worker) bool {
 	silent := t.Sub(s.Since)
 	if silent < endedAfter {
 		return false
@@ -111,14 +111,14 @@ func (h *hungWatch) isTooLong(t time.Time, s *worker.Silence, w *Worker, all []*
 	}
 	since := s.Since.Add(limit / 2)
 	quiet := w.Health.Reach().Away() || s.Stalled && silent >= quietTimes*limit
-	return slices.ContainsFunc(all, func(o *Worker) bool {
+	return slices.ContainsFunc(all, func(o *worker.Worker) bool {
 		return o != w && (o.OutputSince(since) || quiet && o.AnsweredSince(since))
 	})
 }
 
 // markHung records that a worker is hung, and marks it down. The worker then gets one
 // request at a time, until one shows progress.
-func (h *hungWatch) markHung(w *Worker, t time.Time, s worker.Silence) {
+func (h *hungWatch) markHung(w *worker.Worker, t time.Time, s worker.Silence) {
 	w.MarkHung(t)
 	h.Logger().Warn("worker is hung, and marked down until it makes progress", zap.String("upstream", w.Dial),
 		zap.Duration("silent", t.Sub(s.Since)), zap.Int("streams", s.Waiting))
@@ -128,7 +128,7 @@ func (h *hungWatch) markHung(w *Worker, t time.Time, s worker.Silence) {
 // moveAway cancels as many attempts on a hung worker as other workers have free slots, within
 // the retry budget. The ordinary retry then sends them there. An attempt that was sent after
 // the worker hung shows whether it still does, so it stays for a while.
-func (h *hungWatch) moveAway(w *Worker, t time.Time) {
+func (h *hungWatch) moveAway(w *worker.Worker, t time.Time) {
 	h.move(w, false, func(a *worker.Attempt) bool {
 		if !a.Begun.Before(w.HungSince()) && t.Sub(a.Begun) < h.patience(a) {
 			return false
@@ -140,7 +140,7 @@ func (h *hungWatch) moveAway(w *Worker, t time.Time) {
 }
 
 // endOthers ends streams of a hung worker that cannot move: with an error, their clients can ask again.
-func (h *hungWatch) endOthers(w *Worker, t time.Time) {
+func (h *hungWatch) endOthers(w *worker.Worker, t time.Time) {
 	for _, a := range w.Attempts() {
 		if h.isStuck(w, a, t) {
 			a.End()
@@ -151,15 +151,15 @@ func (h *hungWatch) endOthers(w *Worker, t time.Time) {
 // isStuck returns whether an attempt has waited for a hung worker for much longer than its limit. One
 // without a token is not stuck while the worker answers the router's own questions, because the engine may
 // be loading the model.
-func (h *hungWatch) isStuck(w *Worker, a *worker.Attempt, t time.Time) bool {
+func (h *hungWatch) isStuck(w *worker.Worker, a *worker.Attempt, t time.Time) bool {
 	limit := quietTimes * h.patience(a)
 	return t.Sub(w.HungSince()) >= limit && t.Sub(a.Begun) >= limit && (w.Health.Reach().Away() || w.OutputSince(a.Begun))
 }
 
 // move cancels the attempts that move away from a worker. Those for which no slot is free, or the retry
 // budget has no room, follow with the next check.
-func (h *hungWatch) move(w *Worker, drained bool, may func(*worker.Attempt) bool) {
-	t, placed := time.Now(), make(map[*Worker]int64)
+func (h *hungWatch) move(w *worker.Worker, drained bool, may func(*worker.Attempt) bool) {
+	t, placed := time.Now(), make(map[*worker.Worker]int64)
 	for _, a := range w.Attempts() {
 		m := a.Movable()
 		if m == nil || !may(a) {
@@ -178,7 +178,7 @@ func (h *hungWatch) move(w *Worker, drained bool, may func(*worker.Attempt) bool
 }
 
 // markProgress records that a hung worker makes progress again.
-func (h *hungWatch) markProgress(w *Worker, t time.Time) {
+func (h *hungWatch) markProgress(w *worker.Worker, t time.Time) {
 	since := w.EndHung()
 	w.Health.Succeed(t, t)
 	h.Logger().Info("worker makes progress again", zap.String("upstream", w.Dial), zap.Duration("hung", t.Sub(since)))

@@ -14,14 +14,14 @@ import (
 )
 
 // progressed records output of a worker.
-func progressed(w *Worker, t time.Time) {
-	(&worker.Attempt{Worker: w, Kind: KindStream}).Progress(t)
+func progressed(w *worker.Worker, t time.Time) {
+	(&worker.Attempt{Worker: w, Kind: worker.KindStream}).Progress(t)
 }
 
 // flowTest is a pool of two workers, a and b, at a time of its own.
 type flowTest struct {
 	p     *Pool
-	a, b  *Worker
+	a, b  *worker.Worker
 	now   time.Time
 	watch hungWatch
 }
@@ -30,7 +30,7 @@ func newFlowTest(t *testing.T) *flowTest {
 	t.Helper()
 	// without the upkeep, which has a clock of its own
 	p := &Pool{
-		registry: &registry{Name: "test", Scheduler: kvscore.NewScheduler(kvscore.Settings{}), workers: make(map[string]*Worker)},
+		registry: &registry{Name: "test", Scheduler: kvscore.NewScheduler(kvscore.Settings{}), workers: make(map[string]*worker.Worker)},
 	}
 	p.Settings.Store(wanted().WithDefaults())
 	p.queue.workers = p.registry
@@ -44,7 +44,7 @@ type booked struct {
 }
 
 // begin books an attempt on the worker.
-func (f *flowTest) begin(w *Worker, kind AttemptKind, ahead int64) *booked {
+func (f *flowTest) begin(w *worker.Worker, kind worker.AttemptKind, ahead int64) *booked {
 	var sel kvscore.Selection
 	sel.Rand = newRandom()
 	_, lease := f.p.Scheduler.Select(f.now, &kvscore.Request{Prompt: cache.Prompt{Tokens: ahead}, Streamed: true}, []kvscore.Target{w.Target(0)}, -1, &kvscore.LeastLoad{}, &sel)
@@ -54,8 +54,8 @@ func (f *flowTest) begin(w *Worker, kind AttemptKind, ahead int64) *booked {
 }
 
 // showsRate has a worker show that it is as fast as is reckoned with.
-func (f *flowTest) showsRate(w *Worker) {
-	a := f.begin(w, KindStream, 512)
+func (f *flowTest) showsRate(w *worker.Worker) {
+	a := f.begin(w, worker.KindStream, 512)
 	a.Lease.FirstToken(f.now.Add(time.Duration(512 / leastRate * float64(time.Second))))
 	a.Lease.End(true, nil)
 	a.Exit()
@@ -79,13 +79,13 @@ func (f *flowTest) moved(t *testing.T, all []*booked, want int) (moved []bool) {
 // allow lets an attempt move to another worker than a.
 func (f *flowTest) allow(a *booked) {
 	ups := reverseproxy.UpstreamPool{{Dial: f.a.Dial}, {Dial: f.b.Dial}}
-	want := Wants{Rank: AnyRank, Kind: KindStream, Tried: []*Worker{f.a}}
+	want := Wants{Rank: AnyRank, Kind: worker.KindStream, Tried: []*worker.Worker{f.a}}
 	a.MayMove(&Move{func(bool) { a.caused.Store(true) }, want, f.p.Peek(ups, nil)})
 }
 
 // pass lets time pass while the given workers produce output. It returns the time until the
 // first one was found hung, 0 if none was.
-func (f *flowTest) pass(d time.Duration, from ...*Worker) time.Duration {
+func (f *flowTest) pass(d time.Duration, from ...*worker.Worker) time.Duration {
 	for i := range int(d / worker.HungCheck) {
 		f.now = f.now.Add(worker.HungCheck)
 		for _, w := range from {
@@ -104,74 +104,74 @@ func TestWorkerHangs(t *testing.T) {
 	soon := hungAfter + (hungChecks-1)*worker.HungCheck
 	for _, v := range []struct {
 		name string
-		set  func(f *flowTest) (others []*Worker)
+		set  func(f *flowTest) (others []*worker.Worker)
 		want time.Duration // 0 is never
 	}{
-		{"a stream", func(f *flowTest) []*Worker {
-			f.begin(f.a, KindStream, 10)
-			return []*Worker{f.b}
+		{"a stream", func(f *flowTest) []*worker.Worker {
+			f.begin(f.a, worker.KindStream, 10)
+			return []*worker.Worker{f.b}
 		}, soon},
-		{"many streams", func(f *flowTest) []*Worker {
+		{"many streams", func(f *flowTest) []*worker.Worker {
 			for range 32 {
-				f.begin(f.a, KindStream, 10)
+				f.begin(f.a, worker.KindStream, 10)
 			}
-			return []*Worker{f.b}
+			return []*worker.Worker{f.b}
 		}, soon},
-		{"nothing is asked of it", func(f *flowTest) []*Worker { return []*Worker{f.b} }, 0},
-		{"its stream has ended", func(f *flowTest) []*Worker {
-			x, y := f.begin(f.a, KindStream, 10), f.begin(f.a, KindStream, 10)
+		{"nothing is asked of it", func(f *flowTest) []*worker.Worker { return []*worker.Worker{f.b} }, 0},
+		{"its stream has ended", func(f *flowTest) []*worker.Worker {
+			x, y := f.begin(f.a, worker.KindStream, 10), f.begin(f.a, worker.KindStream, 10)
 			x.Exit()
 			y.Exit()
-			return []*Worker{f.b}
+			return []*worker.Worker{f.b}
 		}, 0},
-		{"nobody makes progress", func(f *flowTest) []*Worker {
-			f.begin(f.a, KindStream, 10)
-			f.begin(f.b, KindStream, 10)
+		{"nobody makes progress", func(f *flowTest) []*worker.Worker {
+			f.begin(f.a, worker.KindStream, 10)
+			f.begin(f.b, worker.KindStream, 10)
 			return nil
 		}, 0},
-		{"both stop, one of them a moment later", func(f *flowTest) []*Worker {
-			f.begin(f.a, KindStream, 10)
-			f.begin(f.b, KindStream, 10)
+		{"both stop, one of them a moment later", func(f *flowTest) []*worker.Worker {
+			f.begin(f.a, worker.KindStream, 10)
+			f.begin(f.b, worker.KindStream, 10)
 			f.pass(2*time.Second, f.b)
 			return nil
 		}, 0},
-		{"it makes progress", func(f *flowTest) []*Worker {
-			f.begin(f.a, KindStream, 10)
-			return []*Worker{f.a, f.b}
+		{"it makes progress", func(f *flowTest) []*worker.Worker {
+			f.begin(f.a, worker.KindStream, 10)
+			return []*worker.Worker{f.a, f.b}
 		}, 0},
-		{"not streamed", func(f *flowTest) []*Worker {
-			f.begin(f.a, KindPlain, 10)
-			return []*Worker{f.b}
+		{"not streamed", func(f *flowTest) []*worker.Worker {
+			f.begin(f.a, worker.KindPlain, 10)
+			return []*worker.Worker{f.b}
 		}, 0},
-		{"no inference", func(f *flowTest) []*Worker {
-			f.begin(f.a, KindOther, 10)
-			return []*Worker{f.b}
+		{"no inference", func(f *flowTest) []*worker.Worker {
+			f.begin(f.a, worker.KindOther, 10)
+			return []*worker.Worker{f.b}
 		}, 0},
-		{"also with an answer to make that is silent", func(f *flowTest) []*Worker {
-			f.begin(f.a, KindPlain, 10)
-			f.begin(f.a, KindStream, 10)
-			return []*Worker{f.b}
+		{"also with an answer to make that is silent", func(f *flowTest) []*worker.Worker {
+			f.begin(f.a, worker.KindPlain, 10)
+			f.begin(f.a, worker.KindStream, 10)
+			return []*worker.Worker{f.b}
 		}, soon},
-		{"the client does not read", func(f *flowTest) []*Worker {
-			f.begin(f.a, KindStream, 10).Waits(false)
-			return []*Worker{f.b}
+		{"the client does not read", func(f *flowTest) []*worker.Worker {
+			f.begin(f.a, worker.KindStream, 10).Waits(false)
+			return []*worker.Worker{f.b}
 		}, 0},
-		{"a long prompt", func(f *flowTest) []*Worker {
-			f.begin(f.a, KindStream, 50*leastRate) // predicted to take 50 s
-			return []*Worker{f.b}
+		{"a long prompt", func(f *flowTest) []*worker.Worker {
+			f.begin(f.a, worker.KindStream, 50*leastRate) // predicted to take 50 s
+			return []*worker.Worker{f.b}
 		}, hungPrefills*50*time.Second + (hungChecks-1)*worker.HungCheck},
-		{"the prompts that came later", func(f *flowTest) []*Worker {
-			f.begin(f.a, KindStream, 10)
+		{"the prompts that came later", func(f *flowTest) []*worker.Worker {
+			f.begin(f.a, worker.KindStream, 10)
 			f.now = f.now.Add(5 * time.Second)
-			f.begin(f.a, KindStream, 500*leastRate)
-			return []*Worker{f.b}
+			f.begin(f.a, worker.KindStream, 500*leastRate)
+			return []*worker.Worker{f.b}
 		}, soon - 5*time.Second},
-		{"a stream that waits for a client, and a new one", func(f *flowTest) []*Worker {
-			f.begin(f.a, KindStream, 10).Waits(false)
+		{"a stream that waits for a client, and a new one", func(f *flowTest) []*worker.Worker {
+			f.begin(f.a, worker.KindStream, 10).Waits(false)
 			progressed(f.a, f.now)
 			f.now = f.now.Add(time.Minute)
-			f.begin(f.a, KindStream, 10)
-			return []*Worker{f.b}
+			f.begin(f.a, worker.KindStream, 10)
+			return []*worker.Worker{f.b}
 		}, soon},
 	} {
 		t.Run(v.name, func(t *testing.T) {
@@ -207,7 +207,7 @@ func TestFrozenWorkerHasTheLastWork(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFlowTest(t)
-			f.begin(f.a, KindStream, 10)
+			f.begin(f.a, worker.KindStream, 10)
 			if v.tokens {
 				f.now = f.now.Add(worker.HungCheck)
 				progressed(f.a, f.now)
@@ -235,7 +235,7 @@ func TestFrozenWorkerHasTheLastWork(t *testing.T) {
 // TestOneLateByteIsEnough stands still for so long that a check sees it.
 func TestOneLateByteIsEnough(t *testing.T) {
 	f := newFlowTest(t)
-	f.begin(f.a, KindStream, 10)
+	f.begin(f.a, worker.KindStream, 10)
 	f.now = f.now.Add(time.Hour)
 	for range 20 {
 		progressed(f.b, f.now)
@@ -251,7 +251,7 @@ func TestOneLateByteIsEnough(t *testing.T) {
 // TestHungWorkerFlowsAgain lets something come.
 func TestHungWorkerFlowsAgain(t *testing.T) {
 	f := newFlowTest(t)
-	f.begin(f.a, KindStream, 10)
+	f.begin(f.a, worker.KindStream, 10)
 	if f.pass(time.Minute, f.b) == 0 {
 		t.Fatal("it does not hang")
 	}
@@ -274,9 +274,9 @@ func TestHungWorkerFlowsAgain(t *testing.T) {
 // absence when it is found hung. Then its HTTP server answers again, and its core does not.
 func TestHungWorkerStaysMarkedWhenItsServerAnswers(t *testing.T) {
 	f := newFlowTest(t)
-	f.begin(f.a, KindStream, 10)
+	f.begin(f.a, worker.KindStream, 10)
 	for range 30 {
-		f.a.Health.RecordAway(f.now, Unresponsive)
+		f.a.Health.RecordAway(f.now, worker.Unresponsive)
 		f.pass(worker.HungCheck, f.b)
 	}
 	if !f.a.IsHung() {
@@ -308,9 +308,9 @@ func TestUnheadedRequestsAreMoved(t *testing.T) {
 	}{
 		{"all", 100, func(f *flowTest) {}, 8, 8},
 		{"the budget", 4, func(f *flowTest) {}, 4, 4},
-		{"some room", 100, func(f *flowTest) { f.b.LimitSlots(WorkerSettings{MaxRunning: 3}) }, 3, 4},
+		{"some room", 100, func(f *flowTest) { f.b.LimitSlots(worker.Settings{MaxRunning: 3}) }, 3, 4},
 		{"no room", 100, func(f *flowTest) {
-			f.b.LimitSlots(WorkerSettings{MaxRunning: 1})
+			f.b.LimitSlots(worker.Settings{MaxRunning: 1})
 			f.b.TakeSlot()
 		}, 0, 1},
 		{"the other is marked down", 100, func(f *flowTest) { f.b.Health.Fail(time.Now(), time.Now(), 0, false) }, 0, 0},
@@ -330,7 +330,7 @@ func TestUnheadedRequestsAreMoved(t *testing.T) {
 			f.p.Settings.Store(&set)
 			var all []*booked
 			for i := range 16 {
-				a := f.begin(f.a, KindStream, 10)
+				a := f.begin(f.a, worker.KindStream, 10)
 				f.allow(a)
 				all = append(all, a)
 				if i%2 == 0 && a.Arrived() {
@@ -373,9 +373,9 @@ func TestStreamsThatCannotMoveEnd(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFlowTest(t)
-			a, ended := f.begin(f.a, KindStream, 10), false
+			a, ended := f.begin(f.a, worker.KindStream, 10), false
 			a.MayEnd(func() { ended = true })
-			f.begin(f.a, KindStream, 10) // is what the worker is found by
+			f.begin(f.a, worker.KindStream, 10) // is what the worker is found by
 			if f.now = f.now.Add(worker.HungCheck); v.tokens {
 				progressed(f.a, f.now)
 			}
@@ -401,7 +401,7 @@ func TestStreamsThatCannotMoveEnd(t *testing.T) {
 // its stream moves only after a longer time.
 func TestFrozenBeforeTheFirstToken(t *testing.T) {
 	f := newFlowTest(t)
-	a := f.begin(f.a, KindStream, 10)
+	a := f.begin(f.a, worker.KindStream, 10)
 	f.allow(a)
 	f.a.Health.RecordAway(f.now, worker.Unresponsive)
 	if f.pass(time.Minute, f.b) == 0 || a.caused.Load() {
@@ -422,15 +422,15 @@ func TestFrozenBeforeTheFirstToken(t *testing.T) {
 func TestProbeIsNotLost(t *testing.T) {
 	for _, v := range []struct {
 		name    string
-		kind    AttemptKind
+		kind    worker.AttemptKind
 		budget  float64
 		arrived bool
 		moved   bool
 	}{
-		{"moved", KindStream, 1, false, true},
-		{"moved, not streamed", KindPlain, 1, false, true},
-		{"no budget", KindStream, 0, false, false},
-		{"its header has come", KindStream, 1, true, false},
+		{"moved", worker.KindStream, 1, false, true},
+		{"moved, not streamed", worker.KindPlain, 1, false, true},
+		{"no budget", worker.KindStream, 0, false, false},
+		{"its header has come", worker.KindStream, 1, true, false},
 	} {
 		f := newFlowTest(t)
 		f.showsRate(f.a)
@@ -459,11 +459,11 @@ func TestProbeIsNotLost(t *testing.T) {
 
 // TestHungProcessHasEnded has a hung worker refuse connections, or start anew: another process answers.
 func TestHungProcessHasEnded(t *testing.T) {
-	for name, end := range map[string]func(*Pool, *Worker){
-		"refused":   func(p *Pool, w *Worker) { p.away(w, worker.Refusing, "refused") },
-		"restarted": func(p *Pool, w *Worker) { p.ClearCache(w, observe.ClearedRestarted) },
+	for name, end := range map[string]func(*Pool, *worker.Worker){
+		"refused":   func(p *Pool, w *worker.Worker) { p.away(w, worker.Refusing, "refused") },
+		"restarted": func(p *Pool, w *worker.Worker) { p.ClearCache(w, observe.ClearedRestarted) },
 	} {
-		p := testPool(t, wanted(WorkerSettings{Dial: "a:1"}))
+		p := testPool(t, wanted(worker.Settings{Dial: "a:1"}))
 		w := p.Worker("a:1")
 		w.MarkHung(time.Time{})
 		if end(p, w); w.IsHung() {

@@ -16,6 +16,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/journal"
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"github.com/zeebo/xxh3"
@@ -115,7 +116,7 @@ func TestPoolSurvivesARestart(t *testing.T) {
 	}
 
 	s := keepingSettings(one, two)
-	s.Workers[two] = WorkerSettings{Dial: two, ID: 77}
+	s.Workers[two] = worker.Settings{Dial: two, ID: 77}
 	p := keeping(t, file, s)
 	defer p.Destruct()
 	if got := p.JournalState().Restored; got.Sessions != 2 || got.Responses != 1 || got.CachedTokens != 16*50 {
@@ -402,7 +403,7 @@ func TestRequestsBesideTheJournal(t *testing.T) {
 }
 
 // begin has a worker's engine report its start, as discovery does.
-func (p *Pool) begin(w *Worker, life string) {
+func (p *Pool) begin(w *worker.Worker, life string) {
 	before := w.Engine().Info.Life
 	p.SetInfo(w, engine.Info{Type: engine.VLLM, Life: life})
 	if before != "" && before != life {

@@ -5,29 +5,31 @@ import (
 	"slices"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
+
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // Wants is what a request needs of a worker, and its place in the queue. It is immutable.
 type Wants struct {
-	Model    string        // the worker must serve it, if any worker is known to
-	Only     *Worker       // the one worker that may serve the request; nil = any
-	Rank     int64         // the data-parallel rank, or AnyRank
-	Workers  []uint64      // ids of the workers that the client allows; nil = all
-	Taints   []string      // the worker must have all of these
-	Isolated bool          // the engine must keep the caches of different salts apart, in this API
-	Session  bool          // the engine must be able to hold a session, in this API
-	API      string        // of the request
-	Tried    []*Worker     // the worker must be none of these
-	Prompt   int64         // tokens, about; 0 is unknown. Workers with room for Prompt and Answer come first
-	Answer   int64         // most tokens of the answer; 0 is unknown
-	Beyond   int64         // a worker with room for so many tokens has refused the prompt; 0: none has
-	Part     Part          // of a request that the worker must serve
-	NoTrial  bool          // its answer does not show whether the engine computes
-	Kind     AttemptKind   // all but KindOther take one of the worker's slots
-	Tier     int           // lower tiers leave the queue first
-	Arrival  time.Time     // orders a tier, earliest first; includes the priority's head start
-	Patience time.Duration // how long the request may wait in the queue
+	Model    string             // the worker must serve it, if any worker is known to
+	Only     *worker.Worker     // the one worker that may serve the request; nil = any
+	Rank     int64              // the data-parallel rank, or AnyRank
+	Workers  []uint64           // ids of the workers that the client allows; nil = all
+	Taints   []string           // the worker must have all of these
+	Isolated bool               // the engine must keep the caches of different salts apart, in this API
+	Session  bool               // the engine must be able to hold a session, in this API
+	API      string             // of the request
+	Tried    []*worker.Worker   // the worker must be none of these
+	Prompt   int64              // tokens, about; 0 is unknown. Workers with room for Prompt and Answer come first
+	Answer   int64              // most tokens of the answer; 0 is unknown
+	Beyond   int64              // a worker with room for so many tokens has refused the prompt; 0: none has
+	Part     worker.Part        // of a request that the worker must serve
+	NoTrial  bool               // its answer does not show whether the engine computes
+	Kind     worker.AttemptKind // all but KindOther take one of the worker's slots
+	Tier     int                // lower tiers leave the queue first
+	Arrival  time.Time          // orders a tier, earliest first; includes the priority's head start
+	Patience time.Duration      // how long the request may wait in the queue
 }
 
 // AnyRank is the Rank of a request that any rank may serve.
@@ -111,7 +113,7 @@ func (r *registry) Judge(want *Wants, o Offers, t time.Time) iter.Seq2[int, Verd
 
 // Meets judges a worker by what the request needs, beside the model. Its verdicts are Fits,
 // NotAllowed, NoRank, SharesCache and NotNamed. A worker that the request names always fits.
-func (r *registry) Meets(want *Wants, w *Worker) Verdict {
+func (r *registry) Meets(want *Wants, w *worker.Worker) Verdict {
 	switch {
 	case want.Only == w:
 		return Fits
@@ -133,7 +135,7 @@ func (r *registry) Meets(want *Wants, w *Worker) Verdict {
 }
 
 // Isolates returns whether the worker's engine keeps the request's cache apart, if it must.
-func (r *registry) Isolates(want *Wants, w *Worker) bool {
+func (r *registry) Isolates(want *Wants, w *worker.Worker) bool {
 	return !want.Isolated || w.Engine().IsolatesCaches(want.API)
 }
 
@@ -157,7 +159,7 @@ func (r *registry) judgment(want *Wants, o Offers, t time.Time) judgment {
 }
 
 // of returns the verdict on a worker behind an upstream.
-func (j *judgment) of(up *reverseproxy.Upstream, w *Worker) Verdict {
+func (j *judgment) of(up *reverseproxy.Upstream, w *worker.Worker) Verdict {
 	if j.more {
 		if v := j.registry.Meets(j.want, w); v != Fits {
 			return v
@@ -180,7 +182,7 @@ func (j *judgment) of(up *reverseproxy.Upstream, w *Worker) Verdict {
 }
 
 // state returns the verdict on a worker of a role that could serve the request: Fits to Fallback.
-func (j *judgment) state(w *Worker, role Verdict) Verdict {
+func (j *judgment) state(w *worker.Worker, role Verdict) Verdict {
 	if role == Fallback {
 		return role
 	}
@@ -200,7 +202,9 @@ func (j *judgment) state(w *Worker, role Verdict) Verdict {
 }
 
 // isFull returns whether the request needs a slot of the worker, and none is free.
-func (j *judgment) isFull(w *Worker) bool { return j.want.Kind != KindOther && w.IsFull() }
+func (j *judgment) isFull(w *worker.Worker) bool {
+	return j.want.Kind != worker.KindOther && w.IsFull()
+}
 
 // Available returns whether Caddy has an upstream available. An upstream of a dynamic
 // source that Caddy has not seen yet has no host, and counts as available.
@@ -210,7 +214,7 @@ func Available(up *reverseproxy.Upstream) bool {
 
 // judgeRole returns whether the worker serves the part of a request: Fits, Fallback or
 // OtherRole.
-func judgeRole(w *Worker, want *Wants) Verdict {
+func judgeRole(w *worker.Worker, want *Wants) Verdict {
 	switch yes, fallback := w.ServesPart(want.Part); {
 	case !yes:
 		return OtherRole

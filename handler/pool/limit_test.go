@@ -5,12 +5,13 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 )
 
 // TestAutoLimitIsTheEngines has an engine report a limit, change it, and become another
 // engine that reports none.
 func TestAutoLimitIsTheEngines(t *testing.T) {
-	p := testPool(t, wanted(WorkerSettings{Dial: "a:1", MaxRunning: LimitAuto}, WorkerSettings{Dial: "b:1", MaxRunning: 7}, WorkerSettings{Dial: "c:1"}))
+	p := testPool(t, wanted(worker.Settings{Dial: "a:1", MaxRunning: worker.LimitAuto}, worker.Settings{Dial: "b:1", MaxRunning: 7}, worker.Settings{Dial: "c:1"}))
 	limit := func(dial string) int64 { _, n := p.Worker(dial).Running(); return n }
 	for _, v := range []struct {
 		info engine.Info
@@ -34,7 +35,7 @@ func TestAutoLimitIsTheEngines(t *testing.T) {
 		}
 	}
 	p.tell("b:1", engine.Info{Type: engine.SGLang, MaxRunning: 9})
-	p.Apply(wanted(WorkerSettings{Dial: "a:1"}, WorkerSettings{Dial: "b:1", MaxRunning: LimitAuto}).WithDefaults())
+	p.Apply(wanted(worker.Settings{Dial: "a:1"}, worker.Settings{Dial: "b:1", MaxRunning: worker.LimitAuto}).WithDefaults())
 	if a, b := limit("a:1"), limit("b:1"); a != 0 || b != 9 {
 		t.Errorf("after a reload the limits are %d and %d, want 0 and 9", a, b)
 	}
@@ -43,7 +44,7 @@ func TestAutoLimitIsTheEngines(t *testing.T) {
 // TestHigherAutoLimitServesTheQueue has a request wait for a worker whose engine then
 // reports a higher limit.
 func TestHigherAutoLimitServesTheQueue(t *testing.T) {
-	p := testPool(t, wanted(WorkerSettings{Dial: "a:1", MaxRunning: LimitAuto}))
+	p := testPool(t, wanted(worker.Settings{Dial: "a:1", MaxRunning: worker.LimitAuto}))
 	w := p.tell("a:1", engine.Info{Type: engine.SGLang, MaxRunning: 1})
 	m := newWaiter(time.Now(), w)
 	if !w.TakeSlot() || !p.queue.enter(m, 10) {

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 )
 
 // Join adds a configuration to the pool, until it calls leave.
@@ -25,7 +27,7 @@ func (p *Pool) Join(m Member) (leave func()) {
 
 // way returns the configuration by which the router reaches a worker: the newest, or the one that
 // ended last if all have ended. nil: there is none. The caller holds the lock.
-func (j *joined) way(w *Worker) (m *membership) {
+func (j *joined) way(w *worker.Worker) (m *membership) {
 	for _, one := range slices.Backward(j.list) {
 		switch {
 		case !one.Reaches(w):
@@ -55,7 +57,7 @@ func (p *Pool) pruneMembers(t time.Time) {
 var errNoMember = errors.New("no configuration has the worker")
 
 // Call posts a body to a worker by a configuration that has it.
-func (p *Pool) Call(ctx context.Context, w *Worker, path string, body []byte) (status int, answer []byte, err error) {
+func (p *Pool) Call(ctx context.Context, w *worker.Worker, path string, body []byte) (status int, answer []byte, err error) {
 	p.joined.mu.Lock()
 	m := p.joined.way(w)
 	p.joined.mu.Unlock()

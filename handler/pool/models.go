@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
@@ -90,7 +91,7 @@ func (r *registry) OnlyModel() (model string) {
 // ModelsBeside returns the id and the JSON of each model that the offered workers serve. It leaves
 // out workers with another API key than the worker that answers: the client may have no
 // access to them.
-func (r *registry) ModelsBeside(answers *Worker, o Offers) iter.Seq2[string, string] {
+func (r *registry) ModelsBeside(answers *worker.Worker, o Offers) iter.Seq2[string, string] {
 	return func(yield func(id, raw string) bool) {
 		set := r.Settings.Load()
 		key := set.Worker(answers.Dial).APIKey

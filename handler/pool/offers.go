@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2"
@@ -30,7 +31,7 @@ type Table struct {
 
 // TableRow is the worker behind an upstream.
 type TableRow struct {
-	Worker   *Worker
+	Worker   *worker.Worker
 	Targets  []kvscore.TargetRef // by rank
 	Repeated bool                // an earlier upstream has the same worker
 }
@@ -59,10 +60,10 @@ func (t *Table) isOf(list reverseproxy.UpstreamPool) bool {
 // must not use the table, because an address has a placeholder or a worker is above
 // maxOverflow.
 func (r *registry) tableOf(
-	list reverseproxy.UpstreamPool, repl *caddy.Replacer, workerAt func(dial string) *Worker,
+	list reverseproxy.UpstreamPool, repl *caddy.Replacer, workerAt func(dial string) *worker.Worker,
 ) (t *Table, lasting bool) {
 	layout := r.layout.Load() // first: a change while the table is made must invalidate it
-	workers := make([]*Worker, len(list))
+	workers := make([]*worker.Worker, len(list))
 	lasting = true
 	for i, up := range list {
 		dial := up.Dial
@@ -75,9 +76,9 @@ func (r *registry) tableOf(
 	return r.newTable(list, workers, layout), lasting
 }
 
-func (r *registry) newTable(list reverseproxy.UpstreamPool, workers []*Worker, layout uint64) *Table {
+func (r *registry) newTable(list reverseproxy.UpstreamPool, workers []*worker.Worker, layout uint64) *Table {
 	t := &Table{layout: layout, list: slices.Clone(list), Rows: make([]TableRow, len(list))}
-	found := make(map[*Worker]struct{}, len(list))
+	found := make(map[*worker.Worker]struct{}, len(list))
 	targets := make([]kvscore.Target, 0, len(list))
 	ranks := make([]int, len(list))
 	for i, w := range workers {
@@ -104,7 +105,7 @@ func (r *registry) renewed(o Offers) Offers {
 	if o.Table.layout == layout {
 		return o // no worker nor its ranks have changed
 	}
-	workers := make([]*Worker, len(o.Ups))
+	workers := make([]*worker.Worker, len(o.Ups))
 	for i := range o.Table.Rows {
 		if workers[i] = o.Table.Rows[i].Worker; workers[i] != r.overflow { // which has no address of its own
 			workers[i] = r.Worker(workers[i].Dial)
@@ -114,7 +115,7 @@ func (r *registry) renewed(o Offers) Offers {
 }
 
 // Worker returns the offered worker with an id, nil if there is none.
-func (o Offers) Worker(id uint64) *Worker {
+func (o Offers) Worker(id uint64) *worker.Worker {
 	if o.Table != nil {
 		for i := range o.Table.Rows {
 			if w := o.Table.Rows[i].Worker; w.ID == id {

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
@@ -19,7 +20,7 @@ const (
 
 // PairFailed records that a transfer between two workers failed, or that its decode phase was silent. It
 // returns whether requests now avoid the pair.
-func (p *Pool) PairFailed(prefill, decode *Worker, silent bool, t time.Time) bool {
+func (p *Pool) PairFailed(prefill, decode *worker.Worker, silent bool, t time.Time) bool {
 	f := &p.pairs
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -39,7 +40,7 @@ func (p *Pool) PairFailed(prefill, decode *Worker, silent bool, t time.Time) boo
 }
 
 // PairWorks records that a decode worker has got a prompt from a prefill worker.
-func (p *Pool) PairWorks(prefill, decode *Worker) {
+func (p *Pool) PairWorks(prefill, decode *worker.Worker) {
 	f := &p.pairs
 	if f.count.Load() == 0 {
 		return
@@ -51,7 +52,7 @@ func (p *Pool) PairWorks(prefill, decode *Worker) {
 }
 
 // Avoids returns whether requests avoid a pair of workers.
-func (p *Pool) Avoids(prefill, decode *Worker, t time.Time) bool {
+func (p *Pool) Avoids(prefill, decode *worker.Worker, t time.Time) bool {
 	f := &p.pairs
 	if f.count.Load() == 0 {
 		return false
@@ -72,7 +73,7 @@ func (f *pairs) forget(id uint64) {
 
 // Forecast predicts how long the prefill phase of a request would take on the best worker for it,
 // without a booking. The worker is nil if there is none. full: all workers for it are full.
-func (p *Pool) Forecast(want *Wants, o Offers, t time.Time, r *kvscore.Request, by kvscore.Policy, rule kvscore.SplitRule) (a kvscore.Split, w *Worker, full bool) {
+func (p *Pool) Forecast(want *Wants, o Offers, t time.Time, r *kvscore.Request, by kvscore.Policy, rule kvscore.SplitRule) (a kvscore.Split, w *worker.Worker, full bool) {
 	c := p.Candidates(want, o, nil, t)
 	defer p.Return(c)
 	if len(c.Targets) == 0 {

@@ -3,12 +3,14 @@ package pool
 import (
 	"testing"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 )
 
 // TestPairs avoids pairs whose transfers fail, and not those of which one was late.
 func TestPairs(t *testing.T) {
 	p, now := new(Pool), time.Now()
-	prefill, decode, other := &Worker{ID: 1}, &Worker{ID: 2}, &Worker{ID: 3}
+	prefill, decode, other := &worker.Worker{ID: 1}, &worker.Worker{ID: 2}, &worker.Worker{ID: 3}
 	for i, silent := range []bool{true, true, true} {
 		if p.Avoids(prefill, decode, now) {
 			t.Errorf("avoided after %d silent phases", i)

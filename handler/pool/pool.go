@@ -14,6 +14,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/journal"
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -131,9 +132,9 @@ type shared struct {
 type Member interface {
 	// Reaches returns whether a worker is one of the configuration's. The pool holds a
 	// lock.
-	Reaches(w *Worker) bool
+	Reaches(w *worker.Worker) bool
 	// Call posts a body to a worker, as a request of the router's own.
-	Call(ctx context.Context, w *Worker, path string, body []byte) (status int, answer []byte, err error)
+	Call(ctx context.Context, w *worker.Worker, path string, body []byte) (status int, answer []byte, err error)
 }
 
 // joined are the configurations that have joined a pool, the newest last.

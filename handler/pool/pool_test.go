@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"github.com/prometheus/client_golang/prometheus"
@@ -35,7 +36,7 @@ func testPool(t testing.TB, s *Settings) *Pool {
 }
 
 // serve lets a worker compute a prompt of 100 blocks, up to its first token.
-func (p *Pool) serve(w *Worker) *kvscore.Lease {
+func (p *Pool) serve(w *worker.Worker) *kvscore.Lease {
 	blocks := make([]uint64, 100)
 	for i := range blocks {
 		blocks[i] = uint64(i+1) * 77
@@ -50,7 +51,7 @@ func (p *Pool) serve(w *Worker) *kvscore.Lease {
 
 // cached returns the tokens that a worker is thought to hold, -1 if it is not
 // known.
-func (p *Pool) cached(w *Worker) int64 {
+func (p *Pool) cached(w *worker.Worker) int64 {
 	load, ok := p.Scheduler.Load(time.Now(), w.Target(0))
 	if !ok {
 		return -1
@@ -61,23 +62,23 @@ func (p *Pool) cached(w *Worker) int64 {
 // TestIdlePoolForgetsNothing has no traffic for longer than a worker is
 // remembered that is no upstream any more.
 func TestIdlePoolForgetsNothing(t *testing.T) {
-	s := wanted(WorkerSettings{Dial: "static:1"})
+	s := wanted(worker.Settings{Dial: "static:1"})
 	s.Others = true
 	p := testPool(t, s)
 	static, dynamic := p.Worker("static:1"), p.Worker("dynamic:1")
-	for _, w := range []*Worker{static, dynamic} {
+	for _, w := range []*worker.Worker{static, dynamic} {
 		p.serve(w).End(true, nil)
 		if n := p.cached(w); n != 1600 {
 			t.Fatalf("%s holds %d tokens, want 1600", w.Dial, n)
 		}
 	}
 	long := time.Now().Add(-10 * WorkerGrace).Unix()
-	for _, w := range []*Worker{static, dynamic} {
+	for _, w := range []*worker.Worker{static, dynamic} {
 		w.See(long)
 	}
 	p.lastRequest.Store(long)
 	p.forget(time.Now())
-	for _, w := range []*Worker{static, dynamic} {
+	for _, w := range []*worker.Worker{static, dynamic} {
 		if p.Worker(w.Dial) != w || p.cached(w) != 1600 {
 			t.Errorf("a quiet time made the pool forget %s: it holds %d tokens", w.Dial, p.cached(w))
 		}
@@ -87,7 +88,7 @@ func TestIdlePoolForgetsNothing(t *testing.T) {
 // TestWorkerThatIsGoneIsForgotten has traffic without a dynamic upstream, which
 // has a request that still goes on. Static upstreams stay, seen or not.
 func TestWorkerThatIsGoneIsForgotten(t *testing.T) {
-	s := wanted(WorkerSettings{Dial: "static:1"})
+	s := wanted(worker.Settings{Dial: "static:1"})
 	s.Others = true
 	p := testPool(t, s)
 	static, gone := p.Worker("static:1"), p.Worker("gone:1")
@@ -120,14 +121,14 @@ func TestWorkerThatIsGoneIsForgotten(t *testing.T) {
 // TestNewIDLeavesNothingBehind gives one worker one id after the other, each
 // with a request under way at the change.
 func TestNewIDLeavesNothingBehind(t *testing.T) {
-	p := testPool(t, wanted(WorkerSettings{Dial: "a:1", ID: 10}))
+	p := testPool(t, wanted(worker.Settings{Dial: "a:1", ID: 10}))
 	var olds []kvscore.Target
 	var leases []*kvscore.Lease
 	for id := uint64(11); id < 15; id++ {
 		w := p.Worker("a:1")
 		p.serve(w).End(true, nil)
 		leases, olds = append(leases, p.serve(w)), append(olds, w.Target(0))
-		p.Apply(wanted(WorkerSettings{Dial: "a:1", ID: id}).WithDefaults())
+		p.Apply(wanted(worker.Settings{Dial: "a:1", ID: id}).WithDefaults())
 		if w := p.Worker("a:1"); w.ID != id || w.Target(0).Worker != id || p.cached(w) > 0 {
 			t.Errorf("worker %d with target %v holds %d tokens, want a new one with id %d", w.ID, w.Target(0), p.cached(w), id)
 		}
@@ -154,9 +155,9 @@ func TestIDsMoveAmongWorkers(t *testing.T) {
 	for name, ids := range map[string][]uint64{"shifted up": {2, 3, 4}, "shifted down": {0, 1, 2}, "swapped": {2, 1, 3}, "rotated": {2, 3, 1}} {
 		t.Run(name, func(t *testing.T) {
 			set := func(ids []uint64) *Settings {
-				var list []WorkerSettings
+				var list []worker.Settings
 				for i, dial := range dials {
-					list = append(list, WorkerSettings{Dial: dial, ID: ids[i]})
+					list = append(list, worker.Settings{Dial: dial, ID: ids[i]})
 				}
 				return wanted(list...).WithDefaults()
 			}
@@ -198,7 +199,7 @@ func TestHandlersOfOneConfigurationAgree(t *testing.T) {
 	p := testPool(t, wanted())
 	one, two := prometheus.NewRegistry(), prometheus.NewRegistry()
 	with := func(textBlock int, dial string) *Settings {
-		s := wanted(WorkerSettings{Dial: dial})
+		s := wanted(worker.Settings{Dial: dial})
 		s.TextBlock = textBlock
 		return s
 	}
@@ -227,18 +228,18 @@ func TestHandlersOfOneConfigurationAgree(t *testing.T) {
 // TestRemovedWorkerKeepsItsLimit has a worker leave the configuration while
 // requests may still wait for it, and come back under another id.
 func TestRemovedWorkerKeepsItsLimit(t *testing.T) {
-	p := testPool(t, wanted(WorkerSettings{Dial: "a:1", ID: 1, MaxRunning: 3}))
+	p := testPool(t, wanted(worker.Settings{Dial: "a:1", ID: 1, MaxRunning: 3}))
 	w := p.Worker("a:1")
 	w.TakeSlot()
 	for _, v := range []struct {
 		settings *Settings
 		limit    int64
 	}{
-		{wanted(WorkerSettings{Dial: "b:1"}), 3},
-		{wanted(WorkerSettings{Dial: "b:1"}), 3},
-		{wanted(WorkerSettings{Dial: "a:1", ID: 2, MaxRunning: 5}), 5},
-		{wanted(WorkerSettings{Dial: "a:1", ID: 2}), 0},
-		{wanted(WorkerSettings{Dial: "a:1", MaxRunning: 1}), 1},
+		{wanted(worker.Settings{Dial: "b:1"}), 3},
+		{wanted(worker.Settings{Dial: "b:1"}), 3},
+		{wanted(worker.Settings{Dial: "a:1", ID: 2, MaxRunning: 5}), 5},
+		{wanted(worker.Settings{Dial: "a:1", ID: 2}), 0},
+		{wanted(worker.Settings{Dial: "a:1", MaxRunning: 1}), 1},
 		{&Settings{Others: true}, 0},
 	} {
 		p.Apply(v.settings.WithDefaults())
@@ -258,16 +259,16 @@ type configuration struct {
 	name int // its answers have this status
 }
 
-func (c *configuration) Reaches(w *Worker) bool { return w.Dial == c.dial }
+func (c *configuration) Reaches(w *worker.Worker) bool { return w.Dial == c.dial }
 
-func (c *configuration) Call(context.Context, *Worker, string, []byte) (int, []byte, error) {
+func (c *configuration) Call(context.Context, *worker.Worker, string, []byte) (int, []byte, error) {
 	return c.name, nil, nil
 }
 
 // TestCallsGoByTheNewestConfiguration has configurations come and go. The last one that has a
 // worker is its way until the pool forgets workers, too.
 func TestCallsGoByTheNewestConfiguration(t *testing.T) {
-	p := testPool(t, wanted(WorkerSettings{Dial: "a:1"}, WorkerSettings{Dial: "b:1"}))
+	p := testPool(t, wanted(worker.Settings{Dial: "a:1"}, worker.Settings{Dial: "b:1"}))
 	want := func(what, dial string, name, kept int) {
 		t.Helper()
 		got, _, err := p.Call(t.Context(), p.Worker(dial), "/", nil)

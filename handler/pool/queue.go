@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 )
 
 // Errors of Pool.Seat.
@@ -44,7 +46,7 @@ const (
 // ErrWaited and the context's.
 func (q *queue) wait(
 	ctx context.Context, want *Wants, o *Offers, most time.Duration, renew func() (Offers, bool),
-) (w *Worker, waited time.Duration, err error) {
+) (w *worker.Worker, waited time.Duration, err error) {
 	m := &waiter{want: *want, offers: *o, verdict: make(chan grant, 1), renew: renew}
 	defer func() { *o = m.offers }()
 	var v grant
@@ -135,7 +137,7 @@ func (q *queue) atLast(m *waiter) grant {
 
 // freed gives the free slots of a worker to waiters. It takes no lock if the queue is
 // empty, because a request looks at the slots only after length counts it.
-func (q *queue) freed(w *Worker) {
+func (q *queue) freed(w *worker.Worker) {
 	if q.length.Load() == 0 {
 		return
 	}
@@ -150,7 +152,7 @@ func (q *queue) freed(w *Worker) {
 }
 
 // takeUnclaimed takes a slot of a worker unless a queued request has first claim.
-func (q *queue) takeUnclaimed(w *Worker) bool {
+func (q *queue) takeUnclaimed(w *worker.Worker) bool {
 	if q.length.Load() > 0 {
 		q.mu.Lock()
 		defer q.mu.Unlock()
@@ -201,7 +203,7 @@ func (q *queue) place(m *waiter, t time.Time) {
 			q.decide(m, grant{})
 			return
 		}
-		w := m.leastBusy(t, func(w *Worker, v Verdict) bool { return v.tier() == best })
+		w := m.leastBusy(t, func(w *worker.Worker, v Verdict) bool { return v.tier() == best })
 		if w == nil || !q.give(w, t) {
 			return
 		}
@@ -210,7 +212,7 @@ func (q *queue) place(m *waiter, t time.Time) {
 
 // give gives a free slot of a worker to the first waiter that can use it. It returns false
 // if there is no such slot or waiter. The caller holds the lock.
-func (q *queue) give(w *Worker, t time.Time) bool {
+func (q *queue) give(w *worker.Worker, t time.Time) bool {
 	if w.IsFull() {
 		return false
 	}
@@ -224,7 +226,7 @@ func (q *queue) give(w *Worker, t time.Time) bool {
 
 // firstFor returns the first waiter that can use a slot of a worker; nil if there is none.
 // The caller holds the lock.
-func (q *queue) firstFor(w *Worker, t time.Time) *waiter {
+func (q *queue) firstFor(w *worker.Worker, t time.Time) *waiter {
 	if i := slices.IndexFunc(q.waiting, func(m *waiter) bool { return m.canUse(w, t) }); i >= 0 {
 		return q.waiting[i]
 	}
@@ -256,8 +258,8 @@ type waiter struct {
 // grant says how a wait ended. The zero grant says that there is no worker to wait for;
 // the request then chooses again.
 type grant struct {
-	worker *Worker // the queue has taken a slot of it for the request
-	err    error   // too many requests wait, or this one waited too long
+	worker *worker.Worker // the queue has taken a slot of it for the request
+	err    error          // too many requests wait, or this one waited too long
 }
 
 func (m *waiter) compare(o *waiter) int {
@@ -266,7 +268,7 @@ func (m *waiter) compare(o *waiter) int {
 }
 
 // worker returns an offered worker.
-func (m *waiter) worker(i int) *Worker { return m.offers.Table.Rows[i].Worker }
+func (m *waiter) worker(i int) *worker.Worker { return m.offers.Table.Rows[i].Worker }
 
 // of returns the verdict on an offered worker.
 func (m *waiter) of(i int, t time.Time) Verdict {
@@ -287,7 +289,7 @@ func (m *waiter) best(t time.Time) Verdict {
 
 // leastBusy returns the least busy worker with room that mayUse accepts; nil if there is
 // none.
-func (m *waiter) leastBusy(t time.Time, mayUse func(*Worker, Verdict) bool) (least *Worker) {
+func (m *waiter) leastBusy(t time.Time, mayUse func(*worker.Worker, Verdict) bool) (least *worker.Worker) {
 	for i := range m.offers.Ups {
 		if w := m.worker(i); mayUse(w, m.of(i, t)) && !w.IsFull() &&
 			(least == nil || running(w) < running(least)) {
@@ -300,7 +302,7 @@ func (m *waiter) leastBusy(t time.Time, mayUse func(*Worker, Verdict) bool) (lea
 // takeWorse takes a slot for a waiter that the queue would otherwise refuse. The worker may
 // be marked down, but neither hung nor draining. If there is none, the grant has the error.
 func (m *waiter) takeWorse(t time.Time, otherwise error) grant {
-	w := m.leastBusy(t, func(w *Worker, v Verdict) bool { return v <= MarkedDown && !w.IsHung() })
+	w := m.leastBusy(t, func(w *worker.Worker, v Verdict) bool { return v <= MarkedDown && !w.IsHung() })
 	if w == nil || !w.TakeSlot() {
 		return grant{err: otherwise}
 	}
@@ -308,7 +310,7 @@ func (m *waiter) takeWorse(t time.Time, otherwise error) grant {
 }
 
 // canUse returns whether the waiter can use a slot of the worker.
-func (m *waiter) canUse(w *Worker, t time.Time) bool {
+func (m *waiter) canUse(w *worker.Worker, t time.Time) bool {
 	v := NotNamed
 	for i := range m.offers.Ups {
 		if m.worker(i) == w {
@@ -318,13 +320,13 @@ func (m *waiter) canUse(w *Worker, t time.Time) bool {
 	return v == Fits || v.Possible() && v == m.best(t)
 }
 
-func running(w *Worker) int64 {
+func running(w *worker.Worker) int64 {
 	n, _ := w.Running()
 	return n
 }
 
 // free frees a slot of a worker for the queue.
-func (q *queue) free(w *Worker) {
+func (q *queue) free(w *worker.Worker) {
 	w.FreeSlot()
 	q.freed(w)
 }

@@ -19,26 +19,26 @@ import (
 )
 
 // queueRoom is a queue before workers with the given limits.
-func queueRoom(limits ...int) (*queue, []*Worker) {
-	p := &Pool{registry: &registry{workers: make(map[string]*Worker)}}
+func queueRoom(limits ...int) (*queue, []*worker.Worker) {
+	p := &Pool{registry: &registry{workers: make(map[string]*worker.Worker)}}
 	p.Settings.Store(wanted().WithDefaults())
 	p.queue.workers = p.registry
-	workers := make([]*Worker, len(limits))
+	workers := make([]*worker.Worker, len(limits))
 	for i, n := range limits {
-		workers[i] = worker.New("test", WorkerSettings{Dial: fmt.Sprint(i), ID: uint64(i + 1), MaxRunning: RequestLimit(n)})
+		workers[i] = worker.New("test", worker.Settings{Dial: fmt.Sprint(i), ID: uint64(i + 1), MaxRunning: worker.RequestLimit(n)})
 		p.workers[workers[i].Dial] = workers[i]
 	}
 	return &p.queue, workers
 }
 
 // newWaiter is one that any of the workers may serve.
-func newWaiter(arrival time.Time, workers ...*Worker) *waiter {
+func newWaiter(arrival time.Time, workers ...*worker.Worker) *waiter {
 	o := Offers{Table: new(Table)}
 	for _, w := range workers {
 		o.Ups = append(o.Ups, new(reverseproxy.Upstream))
 		o.Table.Rows = append(o.Table.Rows, TableRow{Worker: w})
 	}
-	return &waiter{want: Wants{Rank: AnyRank, Kind: KindPlain, Arrival: arrival}, offers: o, verdict: make(chan grant, 1)}
+	return &waiter{want: Wants{Rank: AnyRank, Kind: worker.KindPlain, Arrival: arrival}, offers: o, verdict: make(chan grant, 1)}
 }
 
 // decided returns the verdict, if there is one.
@@ -55,8 +55,8 @@ func (m *waiter) decided() (grant, bool) {
 // event all waiters are looked at in their order.
 type plainQueue struct {
 	waiting []*waiter
-	running map[*Worker]int
-	allowed map[*waiter][]*Worker
+	running map[*worker.Worker]int
+	allowed map[*waiter][]*worker.Worker
 	got     map[*waiter]grant
 }
 
@@ -74,7 +74,7 @@ func (p *plainQueue) look() {
 }
 
 func (p *plainQueue) serve(m *waiter) (grant, bool) {
-	var there []*Worker // those that are not drained, else all
+	var there []*worker.Worker // those that are not drained, else all
 	for _, w := range p.allowed[m] {
 		if !w.Draining() {
 			there = append(there, w)
@@ -83,7 +83,7 @@ func (p *plainQueue) serve(m *waiter) (grant, bool) {
 	if there == nil {
 		there = p.allowed[m]
 	}
-	var best *Worker
+	var best *worker.Worker
 	for _, w := range there {
 		_, most := w.Running()
 		limit := int(most)
@@ -105,7 +105,7 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 1))
 			q, workers := queueRoom(2, 1, 3, 2)
-			p := &plainQueue{running: map[*Worker]int{}, allowed: map[*waiter][]*Worker{}, got: map[*waiter]grant{}}
+			p := &plainQueue{running: map[*worker.Worker]int{}, allowed: map[*waiter][]*worker.Worker{}, got: map[*waiter]grant{}}
 			begun := time.Now()
 			const most = 12
 			for step := range 3000 {
@@ -116,7 +116,7 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 					if rng.IntN(5) == 0 {
 						arrival = begun.Add(time.Duration(rng.IntN(step+1)) * time.Second)
 					}
-					var allowed []*Worker
+					var allowed []*worker.Worker
 					for _, w := range workers {
 						if rng.IntN(2) == 0 {
 							allowed = append(allowed, w)
@@ -145,7 +145,7 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 					}
 					p.waiting = slices.Delete(p.waiting, i, i+1)
 				case op < 19: // the operator changes a limit
-					workers[rng.IntN(len(workers))].LimitSlots(WorkerSettings{MaxRunning: RequestLimit(rng.IntN(5))})
+					workers[rng.IntN(len(workers))].LimitSlots(worker.Settings{MaxRunning: worker.RequestLimit(rng.IntN(5))})
 					q.reviewAll()
 				default: // or drains a worker, or ends that
 					w := workers[rng.IntN(len(workers))]
@@ -200,14 +200,17 @@ func TestWaitEndsInTime(t *testing.T) {
 	const most = 30 * time.Second
 	for _, v := range []struct {
 		name    string
-		happens func(q *queue, w *Worker, leave func())
+		happens func(q *queue, w *worker.Worker, leave func())
 		after   time.Duration
 		decided bool
 	}{
 		{"TimeIsUp", nil, most, false},
-		{"ClientLeaves", func(_ *queue, _ *Worker, leave func()) { leave() }, 5 * time.Second, false},
-		{"SlotIsFree", func(q *queue, w *Worker, _ func()) { w.FreeSlot(); q.freed(w) }, 5 * time.Second, true},
-		{"LimitIsRaised", func(q *queue, w *Worker, _ func()) { w.LimitSlots(WorkerSettings{MaxRunning: 2}); q.reviewAll() }, 5 * time.Second, true},
+		{"ClientLeaves", func(_ *queue, _ *worker.Worker, leave func()) { leave() }, 5 * time.Second, false},
+		{"SlotIsFree", func(q *queue, w *worker.Worker, _ func()) { w.FreeSlot(); q.freed(w) }, 5 * time.Second, true},
+		{"LimitIsRaised", func(q *queue, w *worker.Worker, _ func()) {
+			w.LimitSlots(worker.Settings{MaxRunning: 2})
+			q.reviewAll()
+		}, 5 * time.Second, true},
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -319,7 +322,7 @@ func BenchmarkFreedSlot(b *testing.B) {
 // TestRepeatedUpstreamWaits has a full worker with two upstreams. The first one is not
 // available. Without a wait, the request would choose again and again.
 func TestRepeatedUpstreamWaits(t *testing.T) {
-	p := testPool(t, wanted(WorkerSettings{Dial: "a:1", MaxRunning: 1}))
+	p := testPool(t, wanted(worker.Settings{Dial: "a:1", MaxRunning: 1}))
 	list := reverseproxy.UpstreamPool{{Dial: "a:1", Host: new(reverseproxy.Host)}, {Dial: "a:1", Host: new(reverseproxy.Host)}}
 	// Caddy's active health checks set this field, and nothing else can.
 	unhealthy := reflect.ValueOf(list[0]).Elem().FieldByName("unhealthy").Addr().UnsafePointer()

@@ -46,14 +46,14 @@ type registry struct {
 	layout       atomic.Uint64 // grows when a table becomes invalid: a worker, or its ranks, changed
 
 	mu        sync.RWMutex
-	workers   map[string]*Worker // by dial address
-	swept     time.Time          // when idle workers were last dropped for want of room
-	overflow  *Worker            // stands for the workers above maxOverflow
-	blockSize int                // of the engines, in tokens; 0 if they do not agree
+	workers   map[string]*worker.Worker // by dial address
+	swept     time.Time                 // when idle workers were last dropped for want of room
+	overflow  *worker.Worker            // stands for the workers above maxOverflow
+	blockSize int                       // of the engines, in tokens; 0 if they do not agree
 }
 
 // Worker returns the worker behind an address. It makes a new one known to the pool.
-func (r *registry) Worker(dial string) *Worker {
+func (r *registry) Worker(dial string) *worker.Worker {
 	if w := r.Known(dial); w != nil {
 		return w
 	}
@@ -69,7 +69,7 @@ func (r *registry) Worker(dial string) *Worker {
 
 // other returns the worker behind an address that was unknown, or overflow if there is no
 // room for one more.
-func (r *registry) other(dial string) *Worker {
+func (r *registry) other(dial string) *worker.Worker {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.workers[dial] == nil && !r.Settings.Load().isNamed(dial) && !r.hasRoom(time.Now()) {
@@ -79,14 +79,14 @@ func (r *registry) other(dial string) *Worker {
 }
 
 // Known returns the worker behind an address, nil if it is not known.
-func (r *registry) Known(dial string) *Worker {
+func (r *registry) Known(dial string) *worker.Worker {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	return r.workers[dial]
 }
 
 // peek returns the worker behind an address without making it known to the pool.
-func (r *registry) peek(dial string) *Worker {
+func (r *registry) peek(dial string) *worker.Worker {
 	if w := r.Known(dial); w != nil {
 		return w
 	}
@@ -94,14 +94,14 @@ func (r *registry) peek(dial string) *Worker {
 }
 
 // All returns the workers, in no order.
-func (r *registry) All() []*Worker {
+func (r *registry) All() []*worker.Worker {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	return slices.Collect(maps.Values(r.workers))
 }
 
 // ByID returns the worker with an id, nil if the pool knows none.
-func (r *registry) ByID(id uint64) *Worker {
+func (r *registry) ByID(id uint64) *worker.Worker {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	for _, w := range r.workers {
@@ -123,7 +123,7 @@ func (r *registry) declareAll(s *Settings) {
 }
 
 // declare makes the worker behind an address known. The caller holds the lock.
-func (r *registry) declare(dial string) *Worker {
+func (r *registry) declare(dial string) *worker.Worker {
 	if w := r.workers[dial]; w != nil {
 		return w
 	}
@@ -138,7 +138,7 @@ func (r *registry) declare(dial string) *Worker {
 // renumber replaces the workers whose id changes. An id may move to another address, so
 // the pool clears all old targets before it declares a new one. The caller holds the lock.
 func (r *registry) renumber(s *Settings) {
-	var old []*Worker
+	var old []*worker.Worker
 	for dial, w := range r.workers {
 		if s.Worker(dial).ID == w.ID {
 			continue
@@ -161,7 +161,7 @@ func (r *registry) renumber(s *Settings) {
 
 // newOverflow makes the worker that stands for all upstreams above maxOverflow. It has no
 // cache model.
-func (r *registry) newOverflow() *Worker {
+func (r *registry) newOverflow() *worker.Worker {
 	set := r.Settings.Load().Worker(dialOverflow)
 	set.DPSize, set.MaxRunning = 1, 0
 	w := worker.New(r.Name, set)
@@ -203,7 +203,7 @@ func (r *registry) hasRoom(t time.Time) bool {
 
 // drop forgets a worker and its metrics, unless it has leases. It also retires the targets,
 // because a request with an older table may still book on one. The caller holds the lock.
-func (r *registry) drop(w *Worker) {
+func (r *registry) drop(w *worker.Worker) {
 	defer r.layout.Add(1)
 	all := true
 	for rank := range w.Ranks() {
@@ -221,7 +221,7 @@ func (r *registry) drop(w *Worker) {
 
 // IsUpstream returns whether the configuration has a worker as an upstream, or a
 // placeholder or a dynamic source had it lately.
-func (r *registry) IsUpstream(s *Settings, w *Worker) bool {
+func (r *registry) IsUpstream(s *Settings, w *worker.Worker) bool {
 	return s.Upstreams[w.Dial] || s.Others && r.WasOffered(w, currentFor)
 }
 
@@ -257,7 +257,7 @@ func (r *registry) dropIdle(s *Settings, now int64, after time.Duration) {
 
 // WasOffered returns whether a request was offered a worker within a time before the last
 // request.
-func (r *registry) WasOffered(w *Worker, within time.Duration) bool {
+func (r *registry) WasOffered(w *worker.Worker, within time.Duration) bool {
 	return r.lastRequest.Load()-w.Seen() <= int64(within/time.Second)
 }
 
@@ -283,7 +283,7 @@ const maxClaimed = 128
 // declareRanks declares the worker's targets to the scheduler. Their capacity is the
 // configured one, or else the one that the engine reports. The caller holds the lock, or
 // nothing uses the pool yet.
-func (r *registry) declareRanks(w *Worker, set WorkerSettings) {
+func (r *registry) declareRanks(w *worker.Worker, set worker.Settings) {
 	e := w.Engine()
 	info := &e.Info
 	capacity := cmp.Or(set.KVTokens, info.KVTokens)
@@ -303,14 +303,14 @@ func (r *registry) declareRanks(w *Worker, set WorkerSettings) {
 }
 
 // retireRanks makes the scheduler remove targets as soon as they have no leases.
-func (r *registry) retireRanks(w *Worker, from, to int) {
+func (r *registry) retireRanks(w *worker.Worker, from, to int) {
 	for rank := from; rank < to; rank++ {
 		r.Scheduler.Retire(w.Target(rank))
 	}
 }
 
 // Load returns the summed load of the worker's ranks.
-func (r *registry) Load(t time.Time, w *Worker) kvscore.Load {
+func (r *registry) Load(t time.Time, w *worker.Worker) kvscore.Load {
 	var sum kvscore.Load
 	for rank := range w.Ranks() {
 		l, _ := r.Scheduler.Load(t, w.Target(rank))
@@ -332,12 +332,12 @@ func (r *registry) Load(t time.Time, w *Worker) kvscore.Load {
 
 // Transfers returns whether a worker is for one part of requests.
 func (r *registry) Transfers() bool {
-	return slices.ContainsFunc(r.All(), func(w *Worker) bool { return w.IsPrefill() || w.IsDecode() })
+	return slices.ContainsFunc(r.All(), func(w *worker.Worker) bool { return w.IsPrefill() || w.IsDecode() })
 }
 
 // upstream returns the worker at an address, nil if it is no upstream now. It is new if no source
 // has named it in this run.
-func (r *registry) upstream(dial string) (w *Worker, isNew bool) {
+func (r *registry) upstream(dial string) (w *worker.Worker, isNew bool) {
 	s := r.Settings.Load()
 	if !s.Upstreams[dial] && !s.Others || !validDial(dial) {
 		return nil, false
@@ -350,7 +350,7 @@ func (r *registry) upstream(dial string) (w *Worker, isNew bool) {
 }
 
 // Upstream returns the worker at an address, nil if it is no upstream.
-func (r *registry) Upstream(dial string) *Worker {
+func (r *registry) Upstream(dial string) *worker.Worker {
 	w, _ := r.upstream(dial)
 	return w
 }

@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
@@ -14,18 +15,18 @@ import (
 // request waits, because there are no upstreams or because they are full.
 func TestQueuedRequestsFollowTheSource(t *testing.T) {
 	for name, c := range map[string]struct {
-		kind          AttemptKind
+		kind          worker.AttemptKind
 		before, after []string // the request is offered
 		want          string
 		err           error
 		within        time.Duration
 	}{
-		"the first upstream comes":       {KindStream, nil, []string{"b:1"}, "b:1", nil, 2 * time.Second},
-		"none comes":                     {KindStream, nil, nil, "", ErrWaited, time.Minute},
-		"another comes beside full ones": {KindStream, []string{"a:1"}, []string{"a:1", "b:1"}, "b:1", nil, 2 * time.Second},
-		"another replaces the full one":  {KindStream, []string{"a:1"}, []string{"b:1"}, "b:1", nil, 2 * time.Second},
-		"the full one goes":              {KindStream, []string{"a:1"}, nil, "", ErrWaited, time.Minute},
-		"takes no slot":                  {KindOther, nil, []string{"b:1"}, "", ErrNoWorker, 0},
+		"the first upstream comes":       {worker.KindStream, nil, []string{"b:1"}, "b:1", nil, 2 * time.Second},
+		"none comes":                     {worker.KindStream, nil, nil, "", ErrWaited, time.Minute},
+		"another comes beside full ones": {worker.KindStream, []string{"a:1"}, []string{"a:1", "b:1"}, "b:1", nil, 2 * time.Second},
+		"another replaces the full one":  {worker.KindStream, []string{"a:1"}, []string{"b:1"}, "b:1", nil, 2 * time.Second},
+		"the full one goes":              {worker.KindStream, []string{"a:1"}, nil, "", ErrWaited, time.Minute},
+		"takes no slot":                  {worker.KindOther, nil, []string{"b:1"}, "", ErrNoWorker, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -45,7 +45,7 @@ type Outcome struct {
 }
 
 // Report records the outcome of an attempt on a worker.
-func (p *Pool) Report(w *Worker, o Outcome) {
+func (p *Pool) Report(w *worker.Worker, o Outcome) {
 	t := time.Now()
 	switch o.Kind {
 	case OutcomeNone:
@@ -79,23 +79,23 @@ func (p *Pool) Report(w *Worker, o Outcome) {
 }
 
 // markDown marks down a worker after a failed attempt.
-func (p *Pool) markDown(w *Worker, t time.Time, o *Outcome) {
+func (p *Pool) markDown(w *worker.Worker, t time.Time, o *Outcome) {
 	if w.Health.Fail(t, o.Begun, o.Wait, o.Kind == OutcomeBusy) {
 		p.logMark(w, o.Why)
 	}
 }
 
-func (p *Pool) logMark(w *Worker, why string) {
+func (p *Pool) logMark(w *worker.Worker, why string) {
 	p.Logger().Warn("worker is marked down", zap.String("upstream", w.Dial), zap.String("why", why))
 }
 
-func (p *Pool) logWell(w *Worker) {
+func (p *Pool) logWell(w *worker.Worker) {
 	p.Logger().Info("worker is healthy again", zap.String("upstream", w.Dial))
 }
 
 // isWorse records an error, and returns whether the worker answers with far more errors
 // than its peers do. Errors that clients cause come from all workers.
-func isWorse(w *Worker, t time.Time, o *Outcome) bool {
+func isWorse(w *worker.Worker, t time.Time, o *Outcome) bool {
 	errs, share := w.Health.RecordError(t, o.Own, o.Blame)
 	if errs < worker.FewErrors {
 		return false
@@ -112,7 +112,7 @@ func isWorse(w *Worker, t time.Time, o *Outcome) bool {
 
 // ClearCache clears the cache models of all ranks of a worker that has lost its KV cache.
 // Sessions stay bound to the worker: no other worker is better for them.
-func (p *Pool) ClearCache(w *Worker, why string) {
+func (p *Pool) ClearCache(w *worker.Worker, why string) {
 	t := time.Now()
 	cached := p.Load(t, w).CachedTokens
 	for rank := range w.Ranks() {
@@ -130,7 +130,7 @@ func (p *Pool) ClearCache(w *Worker, why string) {
 }
 
 // countCleared counts that a worker has lost its KV cache, of some tokens.
-func (p *Pool) countCleared(w *Worker, why string, cached int64) {
+func (p *Pool) countCleared(w *worker.Worker, why string, cached int64) {
 	w.Past.Cleared(why)
 	p.Logger().Warn("worker lost its KV cache, and the router cleared its cache model", zap.String("upstream", w.Dial),
 		zap.String("why", why), zap.Int64("tokens", cached))
@@ -138,7 +138,7 @@ func (p *Pool) countCleared(w *Worker, why string, cached int64) {
 
 // away records that a worker is away, and marks it down. If nothing listens at its
 // address, the engine's process has ended, and its KV cache with it.
-func (p *Pool) away(w *Worker, r worker.Reach, why string) {
+func (p *Pool) away(w *worker.Worker, r worker.Reach, why string) {
 	previous, wasWell := w.Health.RecordAway(time.Now(), r)
 	if r == worker.Refusing && previous != worker.Refusing {
 		p.ClearCache(w, observe.ClearedRefused)
@@ -149,7 +149,7 @@ func (p *Pool) away(w *Worker, r worker.Reach, why string) {
 }
 
 // answered records that a worker answered, and removes the mark that its absence set.
-func (p *Pool) answered(w *Worker) {
+func (p *Pool) answered(w *worker.Worker) {
 	previous, wasAbsent := w.Health.Answered()
 	if previous.Away() {
 		w.AskSoon()
@@ -160,7 +160,7 @@ func (p *Pool) answered(w *Worker) {
 }
 
 // Connected records that the router could connect to a worker.
-func (p *Pool) Connected(w *Worker) {
+func (p *Pool) Connected(w *worker.Worker) {
 	if previous := w.Health.Connected(time.Now()); previous == worker.Refusing || previous == worker.Unreachable {
 		w.AskSoon()
 	}
@@ -168,7 +168,7 @@ func (p *Pool) Connected(w *Worker) {
 
 // RecordOwnRequest records how a request of the router's own ended, and returns whether
 // the worker answered. status is 0 if it did not.
-func (p *Pool) RecordOwnRequest(ctx context.Context, w *Worker, status int, err error) bool {
+func (p *Pool) RecordOwnRequest(ctx context.Context, w *worker.Worker, status int, err error) bool {
 	var dial reverseproxy.DialError
 	switch {
 	case status != 0:
@@ -190,7 +190,7 @@ func (p *Pool) RecordOwnRequest(ctx context.Context, w *Worker, status int, err 
 
 // unanswered records that a worker left a request of the router's own unanswered. A
 // worker that sends tokens may be too busy to answer.
-func (p *Pool) unanswered(w *Worker, err error) {
+func (p *Pool) unanswered(w *worker.Worker, err error) {
 	if w.OutputSince(time.Now().Add(-worker.ProbeEvery)) {
 		return
 	}

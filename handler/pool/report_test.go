@@ -40,7 +40,7 @@ func TestWorkerIsComparedWithTheOthers(t *testing.T) {
 // TestComparisonForgetsOldErrors has three workers. One failed everything before it was drained,
 // one gets no requests, and the third one fails now.
 func TestComparisonForgetsOldErrors(t *testing.T) {
-	a, b, c := new(Worker), new(Worker), new(Worker)
+	a, b, c := new(worker.Worker), new(worker.Worker), new(worker.Worker)
 	rows := []TableRow{{Worker: a}, {Worker: b}, {Worker: c}}
 	for n := range uint64(40) {
 		b.Health.RecordError(epoch, true, n)

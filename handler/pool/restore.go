@@ -76,7 +76,7 @@ type restorer struct {
 
 // restoredWorker is a worker of the log.
 type restoredWorker struct {
-	is    *Worker // nil if it is no upstream
+	is    *worker.Worker // nil if it is no upstream
 	isNew bool
 	was   journal.Worker
 	lost  int // that many of the prompts are not in its cache any more
@@ -187,7 +187,7 @@ func (r *restorer) ended(w *restoredWorker, end *journal.End) {
 func (r *restorer) finish(ctx context.Context, head *journal.Head) {
 	p := r.pool
 	if r.learned != nil {
-		p.restoreLearned(r.learned, r.begun.Sub(r.learnedAt), func(dial string) *Worker { return r.byDial[dial].is })
+		p.restoreLearned(r.learned, r.begun.Sub(r.learnedAt), func(dial string) *worker.Worker { return r.byDial[dial].is })
 	}
 	for _, w := range r.byDial {
 		if w.is != nil {
@@ -202,7 +202,7 @@ func (r *restorer) finish(ctx context.Context, head *journal.Head) {
 	}
 	r.Responses = p.Responses.Count()
 	finish(&p.kept.restoring)
-	var static []*Worker
+	var static []*worker.Worker
 	for _, w := range r.byDial {
 		if w.is != nil && r.settings.Upstreams[w.is.Dial] {
 			static = append(static, w.is)
@@ -234,8 +234,8 @@ func (r *restorer) finish(ctx context.Context, head *journal.Head) {
 }
 
 // restoreLearned takes over what was learned some time ago.
-func (p *Pool) restoreLearned(s *journal.State, age time.Duration, at func(dial string) *Worker) {
-	now := make(map[uint64]*Worker) // by the id then
+func (p *Pool) restoreLearned(s *journal.State, age time.Duration, at func(dial string) *worker.Worker) {
+	now := make(map[uint64]*worker.Worker) // by the id then
 	for i := range s.Workers {
 		now[s.Workers[i].ID] = at(s.Workers[i].Dial)
 	}

@@ -21,8 +21,8 @@ type Candidates struct {
 	At        time.Time
 	Targets   []kvscore.TargetRef
 	Upstreams []*reverseproxy.Upstream // of targets
-	Workers   []*Worker                // of targets
-	Full      []*Worker                // left out only because they are full
+	Workers   []*worker.Worker         // of targets
+	Full      []*worker.Worker         // left out only because they are full
 	Tier      Verdict                  // of the targets: Fits, or what the router puts up with
 	Granted   bool                     // the queue has granted a slot of the only worker
 
@@ -53,7 +53,7 @@ type Choice struct {
 	Policy  kvscore.Policy
 	Bound   int // position of the target that the request or its session decides on; -1 if none
 	// Home is the session's worker, if that is full and the request waits for it; nil otherwise.
-	Home *Worker
+	Home *worker.Worker
 	// Wait is what the request must wait for before it chooses again; nil if nothing.
 	Wait func(context.Context) error
 }
@@ -64,7 +64,7 @@ type Choice struct {
 // how long, and renews the offers if workers change. The error is one of those above, or the
 // context's.
 func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *Seat) (waited time.Duration, err error) {
-	var granted *Worker // the queue has taken a slot of it for the request
+	var granted *worker.Worker // the queue has taken a slot of it for the request
 	giveBack := func() {
 		if granted != nil {
 			p.queue.free(granted)
@@ -128,7 +128,7 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *
 
 // awaitOffers has a request wait that is offered nothing, if its source follows its upstreams.
 func awaitOffers(want *Wants, o *Offers, by Chooser, wait func(*Wants) error) error {
-	if len(o.Ups) > 0 || want.Kind == KindOther {
+	if len(o.Ups) > 0 || want.Kind == worker.KindOther {
 		return ErrNoWorker
 	}
 	now, follows := by.Renew()
@@ -144,7 +144,7 @@ func awaitOffers(want *Wants, o *Offers, by Chooser, wait func(*Wants) error) er
 // Candidates gathers the targets of workers that are free, and the best there are. If the
 // queue has granted a slot of a worker, the other workers count as full. The caller returns the
 // candidates.
-func (p *Pool) Candidates(want *Wants, o Offers, granted *Worker, t time.Time) *Candidates {
+func (p *Pool) Candidates(want *Wants, o Offers, granted *worker.Worker, t time.Time) *Candidates {
 	c, ok := p.gathered.Get().(*Candidates)
 	if !ok {
 		c = &Candidates{Sel: kvscore.Selection{Rand: newRandom()}}
@@ -196,7 +196,7 @@ func newRandom() *rand.Rand {
 
 // sit books the choice and takes a slot, which may be the granted one. It returns false if the
 // worker filled up meanwhile, or a queued request has first claim to its slot.
-func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Chooser, granted **Worker) (seated bool) {
+func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Chooser, granted **worker.Worker) (seated bool) {
 	i, lease := p.Scheduler.SelectAmong(c.At, choice.Request, c.Targets, choice.Bound, choice.Policy, &c.Sel)
 	s.pool, s.Lease, s.left = p, lease, false
 	defer func() {
@@ -210,7 +210,7 @@ func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Choos
 	switch {
 	case s.Worker == *granted:
 		s.slot, *granted = true, nil
-	case want.Kind == KindOther:
+	case want.Kind == worker.KindOther:
 	case p.queue.takeUnclaimed(s.Worker):
 		s.slot = true
 	default:
@@ -225,7 +225,7 @@ func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Choos
 
 // SeatAt takes a place on a target for a request of the router's own, if a slot is free. Such
 // a request shows nothing of the worker's health.
-func (p *Pool) SeatAt(w *Worker, t kvscore.Target, r *kvscore.Request, s *Seat) bool {
+func (p *Pool) SeatAt(w *worker.Worker, t kvscore.Target, r *kvscore.Request, s *Seat) bool {
 	if !w.TakeSlot() {
 		return false
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 
@@ -28,7 +29,7 @@ func upstreamsOf(dials ...string) (list reverseproxy.UpstreamPool) {
 
 // chooser lets the least loaded worker be chosen.
 type chooser struct {
-	home   *Worker // to wait for if it is full
+	home   *worker.Worker // to wait for if it is full
 	wait   func(context.Context) error
 	chosen func()
 	waits  int
@@ -64,13 +65,13 @@ func (c *chooser) Renew() (Offers, bool) {
 }
 
 // hasRoom has an engine of a type report its context.
-func hasRoom(w *Worker, tokens int64, kind string) {
-	w.Describe(WorkerSettings{Engine: EngineAuto}, engine.Info{Type: kind, ContextTokens: tokens})
+func hasRoom(w *worker.Worker, tokens int64, kind string) {
+	w.Describe(worker.Settings{Engine: worker.EngineAuto}, engine.Info{Type: kind, ContextTokens: tokens})
 }
 
-var anyWorker = Wants{Rank: AnyRank, Kind: KindStream, Patience: time.Minute}
+var anyWorker = Wants{Rank: AnyRank, Kind: worker.KindStream, Patience: time.Minute}
 
-func (o Offers) workers() (list []*Worker) {
+func (o Offers) workers() (list []*worker.Worker) {
 	for _, row := range o.Table.Rows {
 		list = append(list, row.Worker)
 	}
@@ -78,13 +79,13 @@ func (o Offers) workers() (list []*Worker) {
 }
 
 // limited returns a pool with workers that run so many requests, and their offers.
-func limited(t testing.TB, limits ...int) (*Pool, []*Worker, Offers) {
+func limited(t testing.TB, limits ...int) (*Pool, []*worker.Worker, Offers) {
 	t.Helper()
-	var set []WorkerSettings
+	var set []worker.Settings
 	var dials []string
 	for i, n := range limits {
 		dials = append(dials, fmt.Sprintf("%c:1", 'a'+i))
-		set = append(set, WorkerSettings{Dial: dials[i], MaxRunning: RequestLimit(n)})
+		set = append(set, worker.Settings{Dial: dials[i], MaxRunning: worker.RequestLimit(n)})
 	}
 	p := testPool(t, wanted(set...))
 	o := new(Tables).Offers(p, upstreamsOf(dials...), nil)
@@ -131,7 +132,7 @@ func TestSeatOfAFullPool(t *testing.T) {
 	}{
 		{"Freed", chooser{}, anyWorker, 1, -1, nil, 1, 1},
 		{"ClientLeaves", chooser{}, anyWorker, -1, -1, context.Canceled, 0, 1},
-		{"TooLong", chooser{}, Wants{Rank: AnyRank, Kind: KindStream}, 0, -1, ErrWaited, 0, 1},
+		{"TooLong", chooser{}, Wants{Rank: AnyRank, Kind: worker.KindStream}, 0, -1, ErrWaited, 0, 1},
 		{"NoSlotIsNeeded", chooser{}, Wants{Rank: AnyRank}, 0, -1, nil, -1, 0},
 		{"WaitFails", chooser{wait: func(context.Context) error { return gone }}, Wants{Rank: AnyRank}, 0, -1, gone, 0, 0},
 		{"ForItsHome", chooser{}, anyWorker, 1, 0, nil, 0, 2}, // the slot of the other one goes back
@@ -232,7 +233,7 @@ func TestWorkerGetsAnotherID(t *testing.T) {
 			got <- err
 		}()
 		synctest.Wait()
-		p.Apply(wanted(WorkerSettings{Dial: "a:1", ID: 7, MaxRunning: 1}).WithDefaults())
+		p.Apply(wanted(worker.Settings{Dial: "a:1", ID: 7, MaxRunning: 1}).WithDefaults())
 		freed := time.Now()
 		before.Leave(true, nil)
 		if err := <-got; err != nil || s.Worker.ID != 7 || o.Worker(7) != s.Worker {
@@ -249,63 +250,63 @@ func TestWorkerGetsAnotherID(t *testing.T) {
 func TestJudge(t *testing.T) {
 	for _, v := range []struct {
 		name string
-		set  func(p *Pool, w *Worker, want *Wants)
+		set  func(p *Pool, w *worker.Worker, want *Wants)
 		want Verdict
 		both Verdict // the tier if the other worker is the same
 	}{
-		{"Fits", func(*Pool, *Worker, *Wants) {}, Fits, Fits},
-		{"Full", func(_ *Pool, w *Worker, _ *Wants) { w.TakeSlot() }, Full, Fits},
-		{"MarkedDown", func(_ *Pool, w *Worker, _ *Wants) { w.Health.Fail(time.Now(), time.Now(), 0, false) }, MarkedDown, MarkedDown},
-		{"Draining", func(_ *Pool, w *Worker, _ *Wants) { w.AskDrain(true) }, Draining, Draining},
-		{"DrainingMarked", func(_ *Pool, w *Worker, _ *Wants) {
+		{"Fits", func(*Pool, *worker.Worker, *Wants) {}, Fits, Fits},
+		{"Full", func(_ *Pool, w *worker.Worker, _ *Wants) { w.TakeSlot() }, Full, Fits},
+		{"MarkedDown", func(_ *Pool, w *worker.Worker, _ *Wants) { w.Health.Fail(time.Now(), time.Now(), 0, false) }, MarkedDown, MarkedDown},
+		{"Draining", func(_ *Pool, w *worker.Worker, _ *Wants) { w.AskDrain(true) }, Draining, Draining},
+		{"DrainingMarked", func(_ *Pool, w *worker.Worker, _ *Wants) {
 			w.AskDrain(true)
 			w.Health.Fail(time.Now(), time.Now(), 0, false)
 		}, DrainingMarked, DrainingMarked},
-		{"DrainingAndFull", func(_ *Pool, w *Worker, _ *Wants) {
+		{"DrainingAndFull", func(_ *Pool, w *worker.Worker, _ *Wants) {
 			w.AskDrain(true)
 			w.TakeSlot()
 		}, Draining, Draining},
-		{"Short", func(_ *Pool, w *Worker, want *Wants) {
+		{"Short", func(_ *Pool, w *worker.Worker, want *Wants) {
 			want.Prompt, want.Answer = 90, 11
 			hasRoom(w, 100, engine.VLLM)
 		}, Short, Short},
-		{"ShortAlone", func(_ *Pool, w *Worker, want *Wants) {
+		{"ShortAlone", func(_ *Pool, w *worker.Worker, want *Wants) {
 			want.Prompt, want.Answer = 90, 11
 			hasRoom(w, 100, engine.LlamaCpp)
 		}, Fits, Fits},
-		{"ShortAndFull", func(_ *Pool, w *Worker, want *Wants) {
+		{"ShortAndFull", func(_ *Pool, w *worker.Worker, want *Wants) {
 			want.Prompt = 101
 			hasRoom(w, 100, engine.VLLM)
 			w.TakeSlot()
 		}, Short + Full, Short},
-		{"ShortAndDraining", func(_ *Pool, w *Worker, want *Wants) {
+		{"ShortAndDraining", func(_ *Pool, w *worker.Worker, want *Wants) {
 			want.Prompt = 101
 			hasRoom(w, 100, engine.VLLM)
 			w.AskDrain(true)
 		}, Short + Draining, Short + Draining},
-		{"HasRefused", func(_ *Pool, w *Worker, want *Wants) {
+		{"HasRefused", func(_ *Pool, w *worker.Worker, want *Wants) {
 			want.Beyond = 100
 			hasRoom(w, 100, engine.VLLM)
 		}, Tried, NotNamed},
-		{"Longer", func(_ *Pool, w *Worker, want *Wants) {
+		{"Longer", func(_ *Pool, w *worker.Worker, want *Wants) {
 			want.Beyond = 100
 			hasRoom(w, 101, engine.VLLM)
 		}, Fits, Fits},
-		{"Tried", func(_ *Pool, w *Worker, want *Wants) { want.Tried = append(want.Tried, w) }, Tried, NotNamed},
-		{"OtherModel", func(p *Pool, w *Worker, want *Wants) {
+		{"Tried", func(_ *Pool, w *worker.Worker, want *Wants) { want.Tried = append(want.Tried, w) }, Tried, NotNamed},
+		{"OtherModel", func(p *Pool, w *worker.Worker, want *Wants) {
 			want.Model = "m"
-			w.Configure(WorkerSettings{Models: []string{"x"}})
+			w.Configure(worker.Settings{Models: []string{"x"}})
 			for _, o := range p.All() {
 				if o != w && !o.HasConfiguredModels() {
-					o.Configure(WorkerSettings{Models: []string{"m"}})
+					o.Configure(worker.Settings{Models: []string{"m"}})
 				}
 			}
 		}, OtherModels, Fits}, // nobody is known to serve it
-		{"Taint", func(_ *Pool, _ *Worker, want *Wants) { want.Taints = []string{"big"} }, NotAllowed, NotNamed},
-		{"ID", func(_ *Pool, _ *Worker, want *Wants) { want.Workers = []uint64{1} }, NotAllowed, NotNamed},
-		{"Rank", func(_ *Pool, _ *Worker, want *Wants) { want.Rank = 1 }, NoRank, NotNamed},
-		{"Isolation", func(_ *Pool, _ *Worker, want *Wants) { want.Isolated = true }, SharesCache, NotNamed},
-		{"Session", func(_ *Pool, _ *Worker, want *Wants) { want.Session = true }, NotAllowed, NotNamed},
+		{"Taint", func(_ *Pool, _ *worker.Worker, want *Wants) { want.Taints = []string{"big"} }, NotAllowed, NotNamed},
+		{"ID", func(_ *Pool, _ *worker.Worker, want *Wants) { want.Workers = []uint64{1} }, NotAllowed, NotNamed},
+		{"Rank", func(_ *Pool, _ *worker.Worker, want *Wants) { want.Rank = 1 }, NoRank, NotNamed},
+		{"Isolation", func(_ *Pool, _ *worker.Worker, want *Wants) { want.Isolated = true }, SharesCache, NotNamed},
+		{"Session", func(_ *Pool, _ *worker.Worker, want *Wants) { want.Session = true }, NotAllowed, NotNamed},
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			p, workers, o := limited(t, 1, 1)
@@ -331,15 +332,15 @@ func TestJudge(t *testing.T) {
 // free one whose context is too short. The request gets the short one only if no other is left.
 func TestRequestsWaitForAWorkerWithRoom(t *testing.T) {
 	for name, v := range map[string]struct {
-		set  func(long *Worker, want *Wants)
+		set  func(long *worker.Worker, want *Wants)
 		free []int // positions of the candidates
 	}{
-		"well":        {func(*Worker, *Wants) {}, []int{1}},
-		"full":        {func(long *Worker, _ *Wants) { long.TakeSlot() }, nil},
-		"marked down": {func(long *Worker, _ *Wants) { long.Health.Fail(time.Now(), time.Now(), 0, false) }, []int{1}},
-		"tried":       {func(long *Worker, want *Wants) { want.Tried = []*Worker{long} }, []int{0}},
-		"short, too":  {func(long *Worker, _ *Wants) { hasRoom(long, 150, engine.VLLM) }, []int{0, 1}},
-		"unknown":     {func(long *Worker, _ *Wants) { hasRoom(long, 0, engine.VLLM) }, []int{1}},
+		"well":        {func(*worker.Worker, *Wants) {}, []int{1}},
+		"full":        {func(long *worker.Worker, _ *Wants) { long.TakeSlot() }, nil},
+		"marked down": {func(long *worker.Worker, _ *Wants) { long.Health.Fail(time.Now(), time.Now(), 0, false) }, []int{1}},
+		"tried":       {func(long *worker.Worker, want *Wants) { want.Tried = []*worker.Worker{long} }, []int{0}},
+		"short, too":  {func(long *worker.Worker, _ *Wants) { hasRoom(long, 150, engine.VLLM) }, []int{0, 1}},
+		"unknown":     {func(long *worker.Worker, _ *Wants) { hasRoom(long, 0, engine.VLLM) }, []int{1}},
 	} {
 		p, workers, o := limited(t, 1, 1)
 		want := anyWorker
@@ -360,10 +361,10 @@ func TestRequestsWaitForAWorkerWithRoom(t *testing.T) {
 // TestTablesHold looks the same list up again and again, and changes what is behind it in
 // between.
 func TestTablesHold(t *testing.T) {
-	p := testPool(t, wanted(WorkerSettings{Dial: "a:1"}, WorkerSettings{Dial: "b:1"}))
+	p := testPool(t, wanted(worker.Settings{Dial: "a:1"}, worker.Settings{Dial: "b:1"}))
 	list, tables := upstreamsOf("a:1", "b:1", "a:1"), new(Tables)
-	ranked := func(id uint64, ranks int) WorkerSettings {
-		return WorkerSettings{Dial: "a:1", ID: id, Engine: "vllm", DPSize: ranks}
+	ranked := func(id uint64, ranks int) worker.Settings {
+		return worker.Settings{Dial: "a:1", ID: id, Engine: "vllm", DPSize: ranks}
 	}
 	last := tables.Offers(p, list, nil).Table
 	for _, v := range []struct {
@@ -430,12 +431,12 @@ func TestTablesHeedNewModels(t *testing.T) {
 			t.Errorf("%s: offered %s, want %s", model, got, dials)
 		}
 	}
-	serve := func(w *Worker, models ...string) {
+	serve := func(w *worker.Worker, models ...string) {
 		ids := make(map[string]bool)
 		for _, m := range models {
 			ids[m] = true
 		}
-		w.SetList(&ModelList{IDs: ids})
+		w.SetList(&worker.ModelList{IDs: ids})
 	}
 	want("x", "abc") // nobody tells
 	serve(workers[0], "x", "y")
@@ -444,7 +445,7 @@ func TestTablesHeedNewModels(t *testing.T) {
 	want("y", "a")
 	want("z", "abc")
 	want("x:adapter", "ab")
-	workers[2].Configure(WorkerSettings{Models: []string{"y"}})
+	workers[2].Configure(worker.Settings{Models: []string{"y"}})
 	want("y", "ac")
 	workers[1].SetList(nil)
 	want("x", "a")
@@ -459,7 +460,7 @@ func TestLateBookingLeavesNothingOfAForgottenWorker(t *testing.T) {
 	c := p.Candidates(&anyWorker, o, nil, time.Now())
 	p.dropAt("a:1")
 	choice := by.Choose(t.Context(), c)
-	p.sit(&s, &anyWorker, c, &choice, by, new(*Worker))
+	p.sit(&s, &anyWorker, c, &choice, by, new(*worker.Worker))
 	s.Leave(true, nil)
 	if _, known := p.Scheduler.Load(time.Now(), workers[0].Target(0)); known {
 		t.Error("the scheduler knows the worker")
@@ -485,10 +486,10 @@ func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
 				return
 			default:
 			}
-			var set []WorkerSettings
+			var set []worker.Settings
 			for i, dial := range dials {
 				if rand.IntN(4) > 0 {
-					set = append(set, WorkerSettings{Dial: dial, ID: uint64(i+1) + n/4%3, Engine: "vllm", DPSize: 1 + rand.IntN(3), Drain: new(rand.IntN(4) == 0)})
+					set = append(set, worker.Settings{Dial: dial, ID: uint64(i+1) + n/4%3, Engine: "vllm", DPSize: 1 + rand.IntN(3), Drain: new(rand.IntN(4) == 0)})
 				}
 			}
 			p.Apply(wanted(set...).WithDefaults())

@@ -28,10 +28,10 @@ type Settings struct {
 	Journal        Journal `json:"journal"`
 	Share          Share   `json:"share"`
 	Queue          `json:"queue"`
-	RetryBudget    *RetryBudget              `json:"retry_budget"`
-	Workers        map[string]WorkerSettings `json:"-"` // by dial address, as far as configured
-	Upstreams      map[string]bool           `json:"-"` // static ones, by dial address
-	Others         bool                      `json:"-"` // placeholders or a dynamic source may give other workers
+	RetryBudget    *RetryBudget               `json:"retry_budget"`
+	Workers        map[string]worker.Settings `json:"-"` // by dial address, as far as configured
+	Upstreams      map[string]bool            `json:"-"` // static ones, by dial address
+	Others         bool                       `json:"-"` // placeholders or a dynamic source may give other workers
 }
 
 // Index configures the cache model. All handlers of a pool must agree on it.
@@ -126,7 +126,7 @@ const (
 
 // Add adds the settings of one worker. dynamic says that the worker need not be a static
 // upstream.
-func (s *Settings) Add(w *WorkerSettings, dynamic bool) error {
+func (s *Settings) Add(w *worker.Settings, dynamic bool) error {
 	if w == nil || w.Dial == "" {
 		return errors.New("worker: dial is missing")
 	}
@@ -136,7 +136,7 @@ func (s *Settings) Add(w *WorkerSettings, dynamic bool) error {
 	if err := w.Check(); err != nil {
 		return fmt.Errorf("worker %s: %w", w.Dial, err)
 	}
-	if w.Dial != AllWorkers && !s.Upstreams[w.Dial] && !dynamic {
+	if w.Dial != worker.AllWorkers && !s.Upstreams[w.Dial] && !dynamic {
 		return fmt.Errorf("worker %s: must be one of the upstreams", w.Dial)
 	}
 	s.Workers[w.Dial] = *w
@@ -179,7 +179,7 @@ func (s *Settings) CheckIDs() error {
 	for dial := range s.Workers {
 		known[dial] = true
 	}
-	delete(known, AllWorkers)
+	delete(known, worker.AllWorkers)
 	for _, dial := range slices.Sorted(maps.Keys(known)) {
 		id := s.Worker(dial).ID
 		if other, taken := byID[id]; taken {
@@ -203,11 +203,11 @@ func (s *Settings) WithDefaults() *Settings {
 	full.MaxWaiting = cmp.Or(s.MaxWaiting, defaultMaxWaiting)
 	full.MaxWait = cmp.Or(s.MaxWait, defaultMaxWait)
 	full.RetryBudget = cmp.Or(s.RetryBudget, &RetryBudget{Percent: 20, PerSecond: 10})
-	all := s.Workers[AllWorkers]
-	all.Engine = cmp.Or(all.Engine, s.Engine, EngineAuto)
-	full.Workers = map[string]WorkerSettings{AllWorkers: all}
+	all := s.Workers[worker.AllWorkers]
+	all.Engine = cmp.Or(all.Engine, s.Engine, worker.EngineAuto)
+	full.Workers = map[string]worker.Settings{worker.AllWorkers: all}
 	for dial, w := range s.Workers {
-		if dial != AllWorkers {
+		if dial != worker.AllWorkers {
 			full.Workers[dial], _ = mergeWorkers(w, all)
 		}
 	}
@@ -216,10 +216,10 @@ func (s *Settings) WithDefaults() *Settings {
 
 // Worker returns the settings of the worker at an address, including its id. s has its
 // defaults. DPSize and KVTokens are 0 if the operator did not set them.
-func (s *Settings) Worker(dial string) WorkerSettings {
+func (s *Settings) Worker(dial string) worker.Settings {
 	w, configured := s.Workers[dial]
 	if !configured {
-		w = s.Workers[AllWorkers]
+		w = s.Workers[worker.AllWorkers]
 	}
 	w.Dial = dial
 	if w.ID == 0 {
@@ -271,7 +271,7 @@ func mergeOptions(to, from any, prefix string) error {
 
 // mergeWorkers returns the settings of a worker with those of o in place of what was not set. The error
 // names the options that both set to different values.
-func mergeWorkers(w, o WorkerSettings) (WorkerSettings, error) {
+func mergeWorkers(w, o worker.Settings) (worker.Settings, error) {
 	err := mergeOptions(&w, o, "worker "+o.Dial+" ")
 	return w, err
 }

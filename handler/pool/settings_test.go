@@ -15,11 +15,11 @@ import (
 const minute, hour = caddy.Duration(time.Minute), caddy.Duration(time.Hour)
 
 // wanted returns settings of workers, and of nothing else.
-func wanted(workers ...WorkerSettings) *Settings {
-	s := &Settings{Workers: make(map[string]WorkerSettings), Upstreams: make(map[string]bool)}
+func wanted(workers ...worker.Settings) *Settings {
+	s := &Settings{Workers: make(map[string]worker.Settings), Upstreams: make(map[string]bool)}
 	for _, w := range workers {
 		s.Workers[w.Dial] = w
-		if w.Dial != AllWorkers {
+		if w.Dial != worker.AllWorkers {
 			s.Upstreams[w.Dial] = true
 		}
 	}
@@ -28,11 +28,11 @@ func wanted(workers ...WorkerSettings) *Settings {
 
 // TestMergeFillsInWhatOneLeavesOpen merges both ways.
 func TestMergeFillsInWhatOneLeavesOpen(t *testing.T) {
-	a := wanted(WorkerSettings{Dial: "a:1", ID: 7}, WorkerSettings{Dial: "b:1", KVTokens: 300}, WorkerSettings{Dial: AllWorkers, KVTokens: 100})
+	a := wanted(worker.Settings{Dial: "a:1", ID: 7}, worker.Settings{Dial: "b:1", KVTokens: 300}, worker.Settings{Dial: worker.AllWorkers, KVTokens: 100})
 	a.Memory, a.TTL = 8<<20, minute
-	b := wanted(WorkerSettings{Dial: "b:1", ID: 9}, WorkerSettings{Dial: "c:1", ID: 10})
+	b := wanted(worker.Settings{Dial: "b:1", ID: 9}, worker.Settings{Dial: "c:1", ID: 10})
 	b.BlockSize, b.TextBlock, b.MaxSessions, b.TTL = 32, 128, 11, minute
-	want := wanted(WorkerSettings{Dial: "a:1", ID: 7}, WorkerSettings{Dial: "b:1", ID: 9, KVTokens: 300}, WorkerSettings{Dial: "c:1", ID: 10}, WorkerSettings{Dial: AllWorkers, KVTokens: 100})
+	want := wanted(worker.Settings{Dial: "a:1", ID: 7}, worker.Settings{Dial: "b:1", ID: 9, KVTokens: 300}, worker.Settings{Dial: "c:1", ID: 10}, worker.Settings{Dial: worker.AllWorkers, KVTokens: 100})
 	want.Memory, want.BlockSize, want.TextBlock, want.TTL, want.MaxSessions = 8<<20, 32, 128, minute, 11
 	for _, pair := range [][2]*Settings{{a, b}, {b, a}} {
 		got, err := pair[0].merge(pair[1])
@@ -49,7 +49,7 @@ func TestMergeFillsInWhatOneLeavesOpen(t *testing.T) {
 	if w := want.Worker("b:1"); w.ID != 9 || w.KVTokens != 300 {
 		t.Errorf("b:1 is %+v", w)
 	}
-	if w := want.Worker("d:1"); w.ID != DerivedID("d:1") || w.KVTokens != 100 {
+	if w := want.Worker("d:1"); w.ID != worker.DerivedID("d:1") || w.KVTokens != 100 {
 		t.Errorf("d:1 is %+v, want a derived id and the room of all", w)
 	}
 }
@@ -60,11 +60,11 @@ func TestContradictionsAreNamed(t *testing.T) {
 		a, b *Settings
 		want []string
 	}{
-		{wanted(WorkerSettings{Dial: "a:1", Priority: "on"}), wanted(WorkerSettings{Dial: "a:1", Priority: "off"}), []string{"worker a:1 priority", "on", "off"}},
-		{wanted(WorkerSettings{Dial: "a:1", APIKey: "s3cret"}), wanted(WorkerSettings{Dial: "a:1", APIKey: "other"}), []string{"worker a:1 api_key"}},
+		{wanted(worker.Settings{Dial: "a:1", Priority: "on"}), wanted(worker.Settings{Dial: "a:1", Priority: "off"}), []string{"worker a:1 priority", "on", "off"}},
+		{wanted(worker.Settings{Dial: "a:1", APIKey: "s3cret"}), wanted(worker.Settings{Dial: "a:1", APIKey: "other"}), []string{"worker a:1 api_key"}},
 		{&Settings{Index: Index{Memory: 5 << 20}}, &Settings{Index: Index{Memory: 6 << 20}}, []string{"index memory", "5242880", "6291456"}},
 		{&Settings{Sessions: Sessions{TTL: minute}}, &Settings{Sessions: Sessions{TTL: hour}}, []string{"affinity ttl", "1m0s", "1h0m0s"}},
-		{wanted(WorkerSettings{Dial: "a:1", ID: 7}), wanted(WorkerSettings{Dial: "b:1", ID: 7}), []string{"a:1", "b:1", "id: must be unique, got 7"}},
+		{wanted(worker.Settings{Dial: "a:1", ID: 7}), wanted(worker.Settings{Dial: "b:1", ID: 7}), []string{"a:1", "b:1", "id: must be unique, got 7"}},
 		{&Settings{Sessions: Sessions{TTL: minute}, Index: Index{BlockSize: 16}}, &Settings{Sessions: Sessions{TTL: hour}, Index: Index{BlockSize: 32}}, []string{"ttl", "block_size"}},
 	} {
 		for _, pair := range [][2]*Settings{{v.a, v.b}, {v.b, v.a}} {
@@ -88,16 +88,16 @@ func TestContradictionsAreNamed(t *testing.T) {
 // TestNoTwoWorkersHaveOneID checks the ids of one handler, derived ones too, and
 // those of workers that come from a dynamic source.
 func TestNoTwoWorkersHaveOneID(t *testing.T) {
-	dynamic := wanted(WorkerSettings{Dial: "a:1", ID: 7}, WorkerSettings{Dial: "b:1", ID: 7})
+	dynamic := wanted(worker.Settings{Dial: "a:1", ID: 7}, worker.Settings{Dial: "b:1", ID: 7})
 	clear(dynamic.Upstreams)
 	for _, v := range []struct {
 		name string
 		s    *Settings
 		bad  bool
 	}{
-		{"Different", wanted(WorkerSettings{Dial: "a:1", ID: 7}, WorkerSettings{Dial: "b:1", ID: 8}, WorkerSettings{Dial: "c:1"}), false},
-		{"Same", wanted(WorkerSettings{Dial: "a:1", ID: 7}, WorkerSettings{Dial: "b:1", ID: 7}), true},
-		{"DerivedOfAnother", wanted(WorkerSettings{Dial: "a:1", ID: DerivedID("b:1")}, WorkerSettings{Dial: "b:1"}), true},
+		{"Different", wanted(worker.Settings{Dial: "a:1", ID: 7}, worker.Settings{Dial: "b:1", ID: 8}, worker.Settings{Dial: "c:1"}), false},
+		{"Same", wanted(worker.Settings{Dial: "a:1", ID: 7}, worker.Settings{Dial: "b:1", ID: 7}), true},
+		{"DerivedOfAnother", wanted(worker.Settings{Dial: "a:1", ID: worker.DerivedID("b:1")}, worker.Settings{Dial: "b:1"}), true},
 		{"Dynamic", dynamic, true},
 		{"None", wanted(), false},
 	} {
@@ -110,34 +110,34 @@ func TestNoTwoWorkersHaveOneID(t *testing.T) {
 // TestSettingsOfEngines has those that are refused, with field and value.
 func TestSettingsOfEngines(t *testing.T) {
 	for _, v := range []struct {
-		w    WorkerSettings
+		w    worker.Settings
 		want string
 	}{
-		{WorkerSettings{Dial: "a:1", Priority: "on", ThinkingBudget: "auto", DynamoInstanceID: 1}, ""},
-		{WorkerSettings{Dial: AllWorkers, Priority: "off"}, ""},
-		{WorkerSettings{Dial: "a:1", Priority: "true"}, `priority: must be on, off or auto, got "true"`},
-		{WorkerSettings{Dial: "a:1", CacheSalt: "yes"}, `cache_salt: must be on, off or auto, got "yes"`},
-		{WorkerSettings{Dial: "a:1", ThinkingBudget: "1"}, `thinking_budget: must be on, off or auto, got "1"`},
-		{WorkerSettings{Dial: "a:1", Role: "draft"}, `role: must be both, prefill or decode, got "draft"`},
-		{WorkerSettings{Dial: AllWorkers, DynamoInstanceID: 7}, "dynamo_instance_id: must be unique, so worker * cannot have one, got 7"},
+		{worker.Settings{Dial: "a:1", Priority: "on", ThinkingBudget: "auto", DynamoInstanceID: 1}, ""},
+		{worker.Settings{Dial: worker.AllWorkers, Priority: "off"}, ""},
+		{worker.Settings{Dial: "a:1", Priority: "true"}, `priority: must be on, off or auto, got "true"`},
+		{worker.Settings{Dial: "a:1", CacheSalt: "yes"}, `cache_salt: must be on, off or auto, got "yes"`},
+		{worker.Settings{Dial: "a:1", ThinkingBudget: "1"}, `thinking_budget: must be on, off or auto, got "1"`},
+		{worker.Settings{Dial: "a:1", Role: "draft"}, `role: must be both, prefill or decode, got "draft"`},
+		{worker.Settings{Dial: worker.AllWorkers, DynamoInstanceID: 7}, "dynamo_instance_id: must be unique, so worker * cannot have one, got 7"},
 	} {
 		err := v.w.Check()
 		if (err == nil) != (v.want == "") || err != nil && err.Error() != v.want {
 			t.Errorf("%+v: %v, want %q", v.w, err, v.want)
 		}
 	}
-	s := wanted(WorkerSettings{Dial: AllWorkers, Priority: "on", ThinkingBudget: "on", CacheSalt: "on"}, WorkerSettings{Dial: "a:1", Priority: "off"}).WithDefaults()
+	s := wanted(worker.Settings{Dial: worker.AllWorkers, Priority: "on", ThinkingBudget: "on", CacheSalt: "on"}, worker.Settings{Dial: "a:1", Priority: "off"}).WithDefaults()
 	if w := s.Worker("a:1"); w.Priority != "off" || w.ThinkingBudget != "on" || w.CacheSalt != "on" {
 		t.Errorf("a:1 is %+v", w)
 	}
-	s = wanted(WorkerSettings{Dial: AllWorkers, Drain: new(true)}, WorkerSettings{Dial: "a:1", Drain: new(false)}, WorkerSettings{Dial: "b:1"}).WithDefaults()
+	s = wanted(worker.Settings{Dial: worker.AllWorkers, Drain: new(true)}, worker.Settings{Dial: "a:1", Drain: new(false)}, worker.Settings{Dial: "b:1"}).WithDefaults()
 	if a, b := worker.New("test", s.Worker("a:1")), worker.New("test", s.Worker("b:1")); a.Draining() || !b.Draining() {
 		t.Errorf("a:1 drains %v, b:1 %v; want the opposite", a.Draining(), b.Draining())
 	}
 }
 
 func TestSettingsOfKVEventsThatAreWrong(t *testing.T) {
-	for text, set := range map[string]KVEventsSettings{
+	for text, set := range map[string]worker.KVEventsSettings{
 		`"on"`:                   {Source: "on"},
 		`"70000"`:                {Source: "70000"},
 		`"tcp://host"`:           {Source: "tcp://host"},
@@ -150,7 +150,7 @@ func TestSettingsOfKVEventsThatAreWrong(t *testing.T) {
 			t.Errorf("%+v: %v, want %s", set, err, text)
 		}
 	}
-	shared := KVEventsSettings{Source: "tcp://host:1"}
+	shared := worker.KVEventsSettings{Source: "tcp://host:1"}
 	if err := shared.Check(true); err == nil || !strings.Contains(err.Error(), "cannot share an endpoint") {
 		t.Errorf("%v", err)
 	}

@@ -23,7 +23,7 @@ const upkeep = 10 * time.Second
 func New(name string, s *Settings, closer func(*Pool) Closer) (*Pool, error) {
 	p := &Pool{
 		registry: &registry{
-			Name: name, Scheduler: kvscore.NewScheduler(s.schedulerSettings()), workers: make(map[string]*Worker),
+			Name: name, Scheduler: kvscore.NewScheduler(s.schedulerSettings()), workers: make(map[string]*worker.Worker),
 		},
 	}
 	p.life, p.endLife = context.WithCancel(context.Background())

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
 )
@@ -13,7 +14,7 @@ import (
 // TestAddressesOfRequestsAreBounded uses more addresses than the pool keeps apart, as from a
 // placeholder that a client fills in. Some addresses are invalid.
 func TestAddressesOfRequestsAreBounded(t *testing.T) {
-	s := wanted(WorkerSettings{Dial: "static:1"})
+	s := wanted(worker.Settings{Dial: "static:1"})
 	s.Others = true
 	p := testPool(t, s)
 	for _, dial := range []string{"", "127.0.0.1:9\xff", "\xff:9", "a:1-100", "a:b", strings.Repeat("a", 600) + ":1"} {
@@ -50,7 +51,7 @@ func TestAddressesOfRequestsAreBounded(t *testing.T) {
 	if w := p.Worker("one-more:1"); w == p.overflow {
 		t.Error("there is no room though nothing is in use")
 	}
-	for _, w := range []*Worker{busy, drained, p.Worker("static:1")} {
+	for _, w := range []*worker.Worker{busy, drained, p.Worker("static:1")} {
 		if p.Known(w.Dial) != w {
 			t.Errorf("%s was forgotten", w.Dial)
 		}
@@ -61,13 +62,13 @@ func TestAddressesOfRequestsAreBounded(t *testing.T) {
 // TestRemovedWorkerIsForgottenWithoutTraffic takes an upstream out of the
 // configuration of a pool that serves nothing.
 func TestRemovedWorkerIsForgottenWithoutTraffic(t *testing.T) {
-	p := testPool(t, wanted(WorkerSettings{Dial: "a:1"}, WorkerSettings{Dial: "b:1"}))
+	p := testPool(t, wanted(worker.Settings{Dial: "a:1"}, worker.Settings{Dial: "b:1"}))
 	b := p.Worker("b:1")
 	b.See(time.Now().Add(-time.Hour).Unix())
 	if !p.IsUpstream(p.Settings.Load(), b) {
 		t.Error("an upstream is said to be none")
 	}
-	p.Apply(wanted(WorkerSettings{Dial: "a:1"}).WithDefaults())
+	p.Apply(wanted(worker.Settings{Dial: "a:1"}).WithDefaults())
 	if p.IsUpstream(p.Settings.Load(), b) {
 		t.Error("what was removed is said to be an upstream")
 	}
@@ -98,12 +99,12 @@ func TestNothingIsKeptOfUnnamedWorkersThoughManyGo(t *testing.T) {
 // TestEqualModelListIsNoNews records the same list again, then one with the same models
 // and other entries.
 func TestEqualModelListIsNoNews(t *testing.T) {
-	list := func(raw string) *ModelList {
-		return &ModelList{IDs: map[string]bool{"x": true}, Entries: []ModelEntry{{ID: "x", Raw: raw}}}
+	list := func(raw string) *worker.ModelList {
+		return &worker.ModelList{IDs: map[string]bool{"x": true}, Entries: []worker.ModelEntry{{ID: "x", Raw: raw}}}
 	}
 	p, first, other := testPool(t, wanted()), list("1"), list("2")
 	w := p.Worker(one)
-	for i, v := range []struct{ own, want *ModelList }{{first, first}, {list("1"), first}, {other, other}, {nil, nil}, {first, first}} {
+	for i, v := range []struct{ own, want *worker.ModelList }{{first, first}, {list("1"), first}, {other, other}, {nil, nil}, {first, first}} {
 		p.LearnModels(w, v.own, zap.NewNop())
 		if w.List() != v.want {
 			t.Errorf("step %d: another list than wanted", i)

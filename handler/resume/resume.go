@@ -17,6 +17,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 )
 
 // Config configures what becomes of a stream whose engine dies, is cut off, stalls, hangs, or is
@@ -97,7 +98,7 @@ func gives(e *engine.Engine, name, way string) bool {
 }
 
 // IsPossible returns whether another worker than the present one can continue a stream that has begun.
-func IsPossible(o pool.Offers, now *pool.Worker, name string, byIDs bool) bool {
+func IsPossible(o pool.Offers, now *worker.Worker, name string, byIDs bool) bool {
 	return slices.ContainsFunc(o.Table.Rows, func(r pool.TableRow) bool {
 		e := r.Worker.Engine()
 		return r.Worker != now && (gives(e, name, api.WayText) || byIDs && gives(e, name, api.WayExact))
@@ -106,7 +107,7 @@ func IsPossible(o pool.Offers, now *pool.Worker, name string, byIDs bool) bool {
 
 // Without returns the workers that cannot give the rest: the old one, unless it is nil, and those whose
 // engines cannot. If there are no others, it returns the reason.
-func Without(o pool.Offers, old *pool.Worker, name, way string) (list []*pool.Worker, reason string) {
+func Without(o pool.Offers, old *worker.Worker, name, way string) (list []*worker.Worker, reason string) {
 	if old != nil {
 		list = append(list, old)
 	}
@@ -136,7 +137,7 @@ const (
 // CountTokens asks the engine how many tokens the text so far has, unless the first one has said so. A
 // replacement character stands for a token that was no character, and has more tokens than that.
 func CountTokens(
-	ctx context.Context, rest *api.Rest, model string, w *pool.Worker, ask func(ctx context.Context, most int64) engine.Post,
+	ctx context.Context, rest *api.Rest, model string, w *worker.Worker, ask func(ctx context.Context, most int64) engine.Post,
 ) {
 	if rest.Exact || strings.Contains(rest.Text, "\ufffd") {
 		return

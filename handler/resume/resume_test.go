@@ -11,17 +11,18 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"github.com/caddy-kvrouter/kvrouter/handler/turn"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // TestWhoCanGiveTheRest asks engines of several types for the rest of a stream, in each way.
 func TestWhoCanGiveTheRest(t *testing.T) {
-	set := &pool.Settings{Upstreams: map[string]bool{}, Workers: map[string]pool.WorkerSettings{}}
+	set := &pool.Settings{Upstreams: map[string]bool{}, Workers: map[string]worker.Settings{}}
 	var ups reverseproxy.UpstreamPool
 	for dial, kind := range map[string]string{"v:1": "vllm", "w:1": "vllm", "l:1": "llamacpp", "x:1": "other"} {
 		set.Upstreams[dial] = true
-		set.Workers[dial] = pool.WorkerSettings{Dial: dial, Engine: kind}
+		set.Workers[dial] = worker.Settings{Dial: dial, Engine: kind}
 		ups = append(ups, &reverseproxy.Upstream{Dial: dial})
 	}
 	p, err := pool.New("resume", set.WithDefaults(), turn.NewCloser)

@@ -13,6 +13,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 )
 
 // Owner is the request whose phases are made.
@@ -131,7 +132,7 @@ func (s *Request) Begin(o Owner, a *attempt.Attempt, req *http.Request) (*Phases
 	}
 	l.keep(len(l.phase.Handed) + len(l.phase.Prompt) + len(l.phase.Answer))
 	if l.handedOver.Load() == 0 { // the answer ended with the prefill
-		if a.Kind == pool.KindStream || l.phase.Answer == nil {
+		if a.Kind == worker.KindStream || l.phase.Answer == nil {
 			l.Leave(false)
 			a.Phase, a.Prefill = nil, nil
 			return nil, nil //nolint:nilnil // there are no phases
@@ -174,7 +175,7 @@ func (l *Phases) begin(end context.CancelCauseFunc) {
 	if l.end = end; l.failed != nil {
 		end(l.failed)
 	}
-	if l.Decode.Kind != pool.KindStream && !l.of().Together {
+	if l.Decode.Kind != worker.KindStream && !l.of().Together {
 		l.unsure = time.AfterFunc(l.limit(0), func() { l.check(false) })
 	}
 	l.forget = context.AfterFunc(l.client, func() {
@@ -192,7 +193,7 @@ func (l *Phases) begin(end context.CancelCauseFunc) {
 // to give up.
 func (l *Phases) Bound(b *attempt.Bounds) {
 	b.Context, b.Begins = context.WithoutCancel(l.client), l.begin
-	if l.Decode.Kind == pool.KindStream {
+	if l.Decode.Kind == worker.KindStream {
 		b.First = l.limit(b.First)
 	}
 }
@@ -235,7 +236,7 @@ func (l *Phases) check(missed bool) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), phasePatience)
 	defer cancel()
-	_, _, err := l.split.Client.Fetch(ctx, l.Prefill.Worker.Dial, http.MethodGet, "/v1/models", nil, l.key(), pool.MaxModelList)
+	_, _, err := l.split.Client.Fetch(ctx, l.Prefill.Worker.Dial, http.MethodGet, "/v1/models", nil, l.key(), worker.MaxModelList)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {

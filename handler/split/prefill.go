@@ -14,6 +14,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -109,9 +110,9 @@ func (l *Phases) run(req *http.Request) (err error) {
 	l.split.Pool.Report(p.Worker, outcomeOf(p, status, err))
 	clients := status >= 400 && status < 500 && !attempt.Retryable(status) && !attempt.WorkersFault(status)
 	if err != nil {
-		outcome := pool.AttemptRetried
+		outcome := observe.AttemptRetried
 		if clients {
-			outcome = pool.AttemptClientError
+			outcome = observe.AttemptClientError
 		}
 		p.End(outcome, !clients)
 		failed := prefillFailed(fmt.Errorf("worker %s: %w", p.Worker.Dial, err), clients || errors.Is(err, errNotHanded))
@@ -126,7 +127,7 @@ func (l *Phases) run(req *http.Request) (err error) {
 	p.Seat.FirstToken(t)
 	l.owner.Prefilled(p, counts)
 	p.Leave(true, nil)
-	p.End(pool.AttemptPrefilled, false)
+	p.End(observe.AttemptPrefilled, false)
 	if over { // only of engines that get the decode phase later
 		return nil
 	}

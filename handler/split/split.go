@@ -13,9 +13,11 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
@@ -30,18 +32,18 @@ type Request struct {
 	FirstToken time.Duration // the operator's limit; 0 is none
 
 	// of the last choice
-	Prefill  *pool.Worker // that the choice counts on; nil if none
+	Prefill  *worker.Worker // that the choice counts on; nil if none
 	Forecast kvscore.Split
 
-	asked  bool           // for whole
-	whole  string         // why the request goes whole; empty if it may be split
-	pinned *pool.Worker   // the one worker for the prefill that the request names
-	failed []*pool.Worker // whose prefill phases failed
-	tries  int            // pairs of phases that failed
+	asked  bool             // for whole
+	whole  string           // why the request goes whole; empty if it may be split
+	pinned *worker.Worker   // the one worker for the prefill that the request names
+	failed []*worker.Worker // whose prefill phases failed
+	tries  int              // pairs of phases that failed
 
-	refused bool            // a prefill worker refused the request, or did not hand it over
-	blame   [2]*pool.Worker // a pair whose transfer failed, if it was not the request's own fault
-	silent  bool            // its decode phase was, and no more is known
+	refused bool              // a prefill worker refused the request, or did not hand it over
+	blame   [2]*worker.Worker // a pair whose transfer failed, if it was not the request's own fault
+	silent  bool              // its decode phase was, and no more is known
 }
 
 // Router is the request that may be split.
@@ -157,14 +159,14 @@ func (s *Request) namesItself() bool {
 }
 
 // Part returns which part of the request its worker must serve.
-func (s *Request) Part() pool.Part {
+func (s *Request) Part() worker.Part {
 	switch {
 	case s.Plan.API == nil || !s.Plan.ShowsHealth, s.namesItself():
-		return pool.Any
+		return worker.Any
 	case s.hasPrefill():
-		return pool.Answer
+		return worker.Answer
 	}
-	return pool.Whole
+	return worker.Whole
 }
 
 // hasPrefill returns whether the request may be split now.
@@ -186,14 +188,14 @@ func (s *Request) hasPrefill() bool {
 // wants returns the requirements on the worker of the prefill phase.
 func (s *Request) wants() pool.Wants {
 	want := s.Of.Requires()
-	want.Part, want.Only, want.Rank, want.Tried = pool.Prefill, s.pinned, pool.AnyRank, s.failed
+	want.Part, want.Only, want.Rank, want.Tried = worker.Prefill, s.pinned, pool.AnyRank, s.failed
 	if r := s.Plan.Pin.PrefillRank; r.Set {
 		want.Rank = int64(r.Value)
 	}
 	if want.Only != nil && slices.Contains(want.Tried, want.Only) {
 		want.Tried = nil // there is no other
 	}
-	want.Kind = pool.KindPlain
+	want.Kind = worker.KindPlain
 	return want
 }
 
@@ -235,7 +237,7 @@ func (s *Request) Ways(c *pool.Candidates) (kvscore.Split, []kvscore.Way) {
 
 // way returns how a worker can serve the request. If all prefill workers are full, only a
 // request that must be split waits for them.
-func (s *Request) way(w *pool.Worker, lacks bool, t time.Time) kvscore.Way {
+func (s *Request) way(w *worker.Worker, lacks bool, t time.Time) kvscore.Way {
 	switch {
 	case !w.ServesWhole():
 		return kvscore.OnlySplit
@@ -260,7 +262,7 @@ func (s *Request) lacksPrefill(t time.Time) bool {
 }
 
 // pairless are the offered workers that cannot prefill for a decode worker.
-func (s *Request) pairless(decode *pool.Worker) (list []*pool.Worker) {
+func (s *Request) pairless(decode *worker.Worker) (list []*worker.Worker) {
 	for _, r := range s.Of.Offers().Table.Rows {
 		if w := r.Worker; w.IsPrefill() && !w.Engine().Pairs(decode.Engine(), s.Plan.Name) {
 			list = append(list, w)
@@ -284,12 +286,12 @@ func (s *Request) Failed(l *Phases, e *Error) {
 	s.tries++
 	prefill := l.Prefill
 	if prefill != nil {
-		prefill.End(pool.AttemptRetried, true) // if it has not ended
+		prefill.End(observe.AttemptRetried, true) // if it has not ended
 		s.failed = append(s.failed, prefill.Worker)
 		s.refused = s.refused || e.whole
 	}
 	if e.Reason == phaseTransfer && prefill != nil {
-		s.blame, s.silent = [2]*pool.Worker{prefill.Worker, l.Decode.Worker}, errors.Is(e, attempt.ErrFirstToken)
+		s.blame, s.silent = [2]*worker.Worker{prefill.Worker, l.Decode.Worker}, errors.Is(e, attempt.ErrFirstToken)
 		prefill.Worker.AskAgain()
 	}
 	if s.tries >= maxPairsTried || e.whole || e.Reason == phaseTransfer && l.Decode.Worker.ServesWhole() {
@@ -312,10 +314,10 @@ func (s *Request) Answered(l *Phases, good bool) {
 		of.Incidents.Raise(time.Now(), incidentNotHanded, of.Logger)
 		s.refused = false
 	}
-	if s.blame[0] != nil && (l == nil || s.blame != [2]*pool.Worker{l.Prefill.Worker, l.Decode.Worker}) {
+	if s.blame[0] != nil && (l == nil || s.blame != [2]*worker.Worker{l.Prefill.Worker, l.Decode.Worker}) {
 		if of.PairFailed(s.blame[0], s.blame[1], s.silent, time.Now()) {
 			of.Incidents.Raise(time.Now(), incidentTransfers, of.Logger)
 		}
-		s.blame = [2]*pool.Worker{}
+		s.blame = [2]*worker.Worker{}
 	}
 }

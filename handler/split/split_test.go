@@ -21,6 +21,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
 
@@ -33,7 +34,7 @@ type request struct {
 	t       *testing.T
 	offers  pool.Offers
 	call    attempt.Call
-	prefill *pool.Worker
+	prefill *worker.Worker
 	decode  *attempt.Attempt
 	ended   []string // the phases, with their errors
 	counts  response.Counts
@@ -67,7 +68,7 @@ func (r *request) PhaseEnded(name string, err error, _ time.Duration) {
 // newRequest returns a completion of this body, whose prefill worker answers so.
 func newRequest(t *testing.T, text string, serve http.HandlerFunc) *request {
 	t.Helper()
-	set := &pool.Settings{Upstreams: map[string]bool{"p:1": true, "d:1": true}, Workers: map[string]pool.WorkerSettings{
+	set := &pool.Settings{Upstreams: map[string]bool{"p:1": true, "d:1": true}, Workers: map[string]worker.Settings{
 		"p:1": {Dial: "p:1", Engine: "vllm", Role: "prefill"}, "d:1": {Dial: "d:1", Engine: "vllm", Role: "decode"},
 	}}
 	p, err := pool.New("split", set.WithDefaults(), turn.NewCloser)
@@ -104,7 +105,7 @@ func newRequest(t *testing.T, text string, serve http.HandlerFunc) *request {
 	w := p.Worker("d:1")
 	r.decode = new(attempt.Attempt)
 	p.SeatAt(w, w.Target(0), &kvscore.Request{}, &r.decode.Seat)
-	r.decode.Kind = pool.KindStream
+	r.decode.Kind = worker.KindStream
 	r.decode.Seated(&r.call)
 	return r
 }
@@ -224,7 +225,7 @@ func TestWholeRequestsSayWhy(t *testing.T) {
 		if why := r.WhyWhole(); (why == "") != (want == "") || !strings.Contains(why, want) {
 			t.Errorf("%s: whole because %q, want %q", text, why, want)
 		}
-		if part := r.Part(); (part == pool.Answer) != (want == "") {
+		if part := r.Part(); (part == worker.Answer) != (want == "") {
 			t.Errorf("%s: part %v", text, part)
 		}
 	}
