@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"iter"
-	"maps"
 	"net/http"
 	"strconv"
 	"strings"
@@ -14,22 +13,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/tidwall/gjson"
 )
-
-// Forward copies an answer's header without the fields of one connection (RFC 9110, 7.6.1).
-func Forward(to, from http.Header) {
-	maps.Copy(to, from)
-	for _, names := range from["Connection"] {
-		for name := range strings.SplitSeq(names, ",") {
-			to.Del(strings.TrimSpace(name))
-		}
-	}
-	for _, name := range []string{
-		"Connection", "Proxy-Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization",
-		"Te", "Trailer", "Transfer-Encoding", "Upgrade",
-	} {
-		to.Del(name)
-	}
-}
 
 // Replayed is an answer's body whose beginning was read already.
 type Replayed struct {
