@@ -18,7 +18,7 @@ type routers struct {
 	at     time.Time // of the last of them
 	met    int       // others' leases that these did not know
 	unseen float64   // average of met for each own lease
-	booked uint64
+	booked uint64    // own leases
 }
 
 const (

@@ -182,9 +182,8 @@ func (o *delivery) rest(a *api.Answer) (*api.Rest, string) {
 	return rest, reason
 }
 
-// goOn asks other workers for the rest until one gives it, or returns the reason why none does.
-// drained: the worker so far is well, and so is its host.
-// old is the worker so far, nil if it may serve the rest.
+// goOn asks other workers for the rest until one gives it, or returns the reason why none does. The
+// worker so far is old, or may serve the rest if old is nil. If drained, it is well, and so is its host.
 func (o *delivery) goOn(ctx context.Context, rest *api.Rest, old *worker.Worker, drained bool) (*response.Rest, string) {
 	d := o.d
 	r := &remainder{delivery: o, rest: rest, left: mostAttempts}
@@ -254,12 +253,8 @@ func (o *delivery) awaitBudget(ctx context.Context, patience time.Duration) bool
 		if !spent || *b == (pool.RetryBudget{}) || time.Since(begun) >= patience {
 			return d.Pool.MayRetry(time.Now())
 		}
-		timer := time.NewTimer(100 * time.Millisecond)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if !sleep(ctx, 100*time.Millisecond) {
 			return false
-		case <-timer.C:
 		}
 	}
 }
@@ -282,12 +277,8 @@ func (o *delivery) leaving(ctx context.Context) bool {
 		if time.Now().After(end) {
 			return false
 		}
-		timer := time.NewTimer(leavingPause)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if !sleep(ctx, leavingPause) {
 			return false
-		case <-timer.C:
 		}
 	}
 }

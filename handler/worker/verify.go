@@ -82,9 +82,9 @@ func (w *Worker) CachedTokens(kind ReportKind, reported int64) int64 {
 	return max(reported, 0)
 }
 
-// Follow begins, changes or ends the subscription to the worker's KV events. why says why there is nowhere
-// to follow them from, although the engine publishes. run, if it is not nil, follows them until the
-// subscription ends.
+// Follow begins, changes or ends the subscription to the worker's KV events. It returns what follows them
+// until the subscription ends, nil if nothing has to begin. If the engine publishes but there is nowhere to
+// follow it from, why is the reason.
 func (w *Worker) Follow(from []Publisher, why error, of events.Engine, by *Follower) (run func()) {
 	if run = w.follow(w.ID, from, why, of, by); run != nil {
 		w.check.reset()

@@ -57,11 +57,9 @@ func (s *Stream) replay(ctx context.Context, box *inbox, from, need uint64, take
 }
 
 func sleep(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
 	case <-ctx.Done():
-	case <-t.C:
+	case <-time.After(d):
 	}
 }
 
