@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/queue"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -30,6 +31,12 @@ type Wants struct {
 	Tier     int                // lower tiers leave the queue first
 	Arrival  time.Time          // orders a tier, earliest first; includes the priority's head start
 	Patience time.Duration      // how long the request may wait in the queue
+
+	Class        *queue.Class // nil: the zero class
+	Tenant       uint64       // a hash of the tenant's name; 0: all others together
+	TenantName   string       // as the admin API shows it
+	TenantWeight float64      // the tenant's share beside others of its class; 0 stands for 1
+	Deadline     time.Time    // of the first token; zero: none
 }
 
 // AnyRank is the Rank of a request that any rank may serve.

@@ -35,7 +35,7 @@ type Pool struct {
 
 	Sessions *affinity.Sessions
 	Closer   Closer
-	queue    queue
+	queue    waiters
 	Spending spending
 	Aborts   Aborts
 	Memory   body.Memory // of request bodies

@@ -20,9 +20,9 @@ var (
 	ErrHomeWaited = errors.New("the session's worker is full, and had no free slot in time")
 )
 
-// queue is the requests that wait for a worker with room, in order. A free slot goes to
+// waiters are the requests that wait for a worker with room, in order. A free slot goes to
 // the first request that can use it.
-type queue struct {
+type waiters struct {
 	workers *registry
 	length  atomic.Int32 // number of waiters; readable without the lock
 
@@ -44,7 +44,7 @@ const (
 // given. It returns how long the request waited, and leaves the offers of then in o. The worker is
 // nil if there is none to wait for; the request then chooses again. The errors are ErrQueueFull,
 // ErrWaited and the context's.
-func (q *queue) wait(
+func (q *waiters) wait(
 	ctx context.Context, want *Wants, o *Offers, most time.Duration, renew func() (Offers, bool),
 ) (w *worker.Worker, waited time.Duration, err error) {
 	m := &waiter{want: *want, offers: *o, verdict: make(chan grant, 1), renew: renew}
@@ -72,7 +72,7 @@ func (q *queue) wait(
 }
 
 // outcome waits for the waiter's verdict.
-func (q *queue) outcome(ctx context.Context, m *waiter, most time.Duration) grant {
+func (q *waiters) outcome(ctx context.Context, m *waiter, most time.Duration) grant {
 	over := time.After(most)
 	var tick <-chan time.Time
 	if m.renew != nil {
@@ -94,7 +94,7 @@ func (q *queue) outcome(ctx context.Context, m *waiter, most time.Duration) gran
 }
 
 // renew gives a waiter other offers.
-func (q *queue) renew(m *waiter, o Offers) {
+func (q *waiters) renew(m *waiter, o Offers) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if was := m.offers.Ups; !m.out && (len(was) != len(o.Ups) || len(was) > 0 && was[0] != o.Ups[0]) { // another list
@@ -106,7 +106,7 @@ func (q *queue) renew(m *waiter, o Offers) {
 
 // enter queues a request and returns whether it has to wait. If more than most requests
 // wait, the queue refuses the last one. The order is by arrival, so a retry keeps its place.
-func (q *queue) enter(m *waiter, most int) (waits bool) {
+func (q *waiters) enter(m *waiter, most int) (waits bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	t := time.Now()
@@ -126,7 +126,7 @@ func (q *queue) enter(m *waiter, most int) (waits bool) {
 
 // atLast removes a waiter whose time is up, or whose client has left. It may get a worker that
 // is marked down.
-func (q *queue) atLast(m *waiter) grant {
+func (q *waiters) atLast(m *waiter) grant {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if !m.out {
@@ -137,7 +137,7 @@ func (q *queue) atLast(m *waiter) grant {
 
 // freed gives the free slots of a worker to waiters. It takes no lock if the queue is
 // empty, because a request looks at the slots only after length counts it.
-func (q *queue) freed(w *worker.Worker) {
+func (q *waiters) freed(w *worker.Worker) {
 	if q.length.Load() == 0 {
 		return
 	}
@@ -152,7 +152,7 @@ func (q *queue) freed(w *worker.Worker) {
 }
 
 // takeUnclaimed takes a slot of a worker unless a queued request has first claim.
-func (q *queue) takeUnclaimed(w *worker.Worker) bool {
+func (q *waiters) takeUnclaimed(w *worker.Worker) bool {
 	if q.length.Load() > 0 {
 		q.mu.Lock()
 		defer q.mu.Unlock()
@@ -164,7 +164,7 @@ func (q *queue) takeUnclaimed(w *worker.Worker) bool {
 }
 
 // reviewAll reviews all waiters: after a change of settings, and every reviewEvery.
-func (q *queue) reviewAll() {
+func (q *waiters) reviewAll() {
 	if q.length.Load() == 0 {
 		return
 	}
@@ -175,7 +175,7 @@ func (q *queue) reviewAll() {
 
 // review evaluates again which workers may serve each waiter, and gives them free slots in
 // their order. The caller holds the lock.
-func (q *queue) review(t time.Time) {
+func (q *waiters) review(t time.Time) {
 	for _, m := range q.waiting {
 		q.refresh(m)
 	}
@@ -186,14 +186,14 @@ func (q *queue) review(t time.Time) {
 
 // refresh finds out again which models are served, and which workers are at the offered
 // addresses. The caller holds the lock.
-func (q *queue) refresh(m *waiter) {
+func (q *waiters) refresh(m *waiter) {
 	m.offers = q.workers.renewed(m.offers)
 	m.judge = q.workers.judgment(&m.want, m.offers, time.Time{})
 }
 
 // place gives a waiter a free slot that no earlier waiter can use. The caller holds the
 // lock.
-func (q *queue) place(m *waiter, t time.Time) {
+func (q *waiters) place(m *waiter, t time.Time) {
 	if m.renew != nil && len(m.offers.Ups) == 0 {
 		return // it waits for offers
 	}
@@ -212,7 +212,7 @@ func (q *queue) place(m *waiter, t time.Time) {
 
 // give gives a free slot of a worker to the first waiter that can use it. It returns false
 // if there is no such slot or waiter. The caller holds the lock.
-func (q *queue) give(w *worker.Worker, t time.Time) bool {
+func (q *waiters) give(w *worker.Worker, t time.Time) bool {
 	if w.IsFull() {
 		return false
 	}
@@ -226,7 +226,7 @@ func (q *queue) give(w *worker.Worker, t time.Time) bool {
 
 // firstFor returns the first waiter that can use a slot of a worker; nil if there is none.
 // The caller holds the lock.
-func (q *queue) firstFor(w *worker.Worker, t time.Time) *waiter {
+func (q *waiters) firstFor(w *worker.Worker, t time.Time) *waiter {
 	if i := slices.IndexFunc(q.waiting, func(m *waiter) bool { return m.canUse(w, t) }); i >= 0 {
 		return q.waiting[i]
 	}
@@ -234,7 +234,7 @@ func (q *queue) firstFor(w *worker.Worker, t time.Time) *waiter {
 }
 
 // decide removes a waiter and sends its verdict. The caller holds the lock.
-func (q *queue) decide(m *waiter, v grant) {
+func (q *waiters) decide(m *waiter, v grant) {
 	i, _ := slices.BinarySearchFunc(q.waiting, m, (*waiter).compare)
 	q.waiting = slices.Delete(q.waiting, i, i+1)
 	m.out = true
@@ -326,7 +326,7 @@ func running(w *worker.Worker) int64 {
 }
 
 // free frees a slot of a worker for the queue.
-func (q *queue) free(w *worker.Worker) {
+func (q *waiters) free(w *worker.Worker) {
 	w.FreeSlot()
 	q.freed(w)
 }

@@ -19,7 +19,7 @@ import (
 )
 
 // queueRoom is a queue before workers with the given limits.
-func queueRoom(limits ...int) (*queue, []*worker.Worker) {
+func queueRoom(limits ...int) (*waiters, []*worker.Worker) {
 	p := &Pool{registry: &registry{workers: make(map[string]*worker.Worker)}}
 	p.Settings.Store(wanted().WithDefaults())
 	p.queue.workers = p.registry
@@ -200,14 +200,14 @@ func TestWaitEndsInTime(t *testing.T) {
 	const most = 30 * time.Second
 	for _, v := range []struct {
 		name    string
-		happens func(q *queue, w *worker.Worker, leave func())
+		happens func(q *waiters, w *worker.Worker, leave func())
 		after   time.Duration
 		decided bool
 	}{
 		{"TimeIsUp", nil, most, false},
-		{"ClientLeaves", func(_ *queue, _ *worker.Worker, leave func()) { leave() }, 5 * time.Second, false},
-		{"SlotIsFree", func(q *queue, w *worker.Worker, _ func()) { w.FreeSlot(); q.freed(w) }, 5 * time.Second, true},
-		{"LimitIsRaised", func(q *queue, w *worker.Worker, _ func()) {
+		{"ClientLeaves", func(_ *waiters, _ *worker.Worker, leave func()) { leave() }, 5 * time.Second, false},
+		{"SlotIsFree", func(q *waiters, w *worker.Worker, _ func()) { w.FreeSlot(); q.freed(w) }, 5 * time.Second, true},
+		{"LimitIsRaised", func(q *waiters, w *worker.Worker, _ func()) {
 			w.LimitSlots(worker.Settings{MaxRunning: 2})
 			q.reviewAll()
 		}, 5 * time.Second, true},

@@ -1,0 +1,26 @@
+// Package queue orders the requests that wait for a worker: by class, then fairly between tenants. It
+// knows no worker, and time is an argument.
+package queue
+
+import "time"
+
+// Class is how urgent a request is, by the operator's rule. It is immutable. A nil class is the
+// zero Class.
+type Class struct {
+	Name       string
+	Weight     float64       // its share beside other classes; 0 stands for 1
+	Background bool          // it runs only in what the others leave
+	TTFT       time.Duration // the target of the time to the first token; 0: none
+	Late       Late          // what happens to a request that cannot keep its target
+	Demote     *Class        // the class that it then gets, if Late is Demote
+}
+
+// Late says what happens to a request that cannot keep its class's target.
+type Late uint8
+
+// The ways to treat a request that will be late.
+const (
+	Serve  Late = iota // it waits all the same
+	Refuse             // it is refused
+	Demote             // it gets another class
+)
