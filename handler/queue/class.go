@@ -1,5 +1,3 @@
-// Package queue orders the requests that wait for a worker: by class, then fairly between tenants. It
-// knows no worker, and time is an argument.
 package queue
 
 import "time"
@@ -24,3 +22,19 @@ const (
 	Refuse             // it is refused
 	Demote             // it gets another class
 )
+
+func (c *Class) name() string {
+	if c == nil {
+		return ""
+	}
+	return c.Name
+}
+
+func (c *Class) isBackground() bool { return c != nil && c.Background }
+
+func (c *Class) weight() float64 {
+	if c == nil {
+		return 1
+	}
+	return positive(c.Weight)
+}

@@ -1,0 +1,556 @@
+// Package queue orders the requests that wait for a worker. It knows neither workers nor clocks.
+//
+// The order of two requests is that of the first rule by which they differ:
+//
+//  1. Background classes come after all others.
+//  2. Tier, the lower one first.
+//  3. Class: the one with the least service for its weight.
+//  4. Tenant: the one with the least service for its weight. Among tenants that differ by less than
+//     slack, the earliest latest start. So a deadline never buys more than a fair share.
+//  5. Within a tenant, the least of two times: the latest start that keeps a deadline (deadline -
+//     cost), or arrival + kappa x cost where there is none. Kappa is how many requests wait for each
+//     one that runs: what it costs them if this one goes first. The arrival in it is the ageing.
+//
+// Service is work in milliseconds. It counts only while requests wait: what is used while nobody
+// waits is taken from nobody. A tenant or class that comes back from idle is lifted to the service
+// of the one served last, so it has no credit from before (start-time fair queueing; Goyal, Vin,
+// Cheng: SIGCOMM 1996).
+package queue
+
+import (
+	"cmp"
+	"container/heap"
+	"math"
+	"slices"
+	"time"
+)
+
+// slack is the difference of service, in milliseconds, within which deadlines decide.
+const slack = 500
+
+// latePatience is after how many times its target a late request is as urgent as those in time.
+const latePatience = 4
+
+// Entry is a request that waits. The queue does not change what the caller sets.
+type Entry struct {
+	Class  *Class // nil is a class without a name
+	Tenant uint64 // a hash of its name
+	Weight float64
+	Tier   int
+	// Arrival is when the request came. It may have a head start.
+	Arrival time.Time
+	// Deadline of its first token; zero is none.
+	Deadline time.Time
+	// Cost is the work before its first token, in milliseconds.
+	Cost float64
+	// Lane is a comparable value. Workers that may serve a request may serve all of its lane.
+	Lane  any
+	Value any
+
+	node   *node
+	key    time.Time // see rule 5
+	number uint64
+	index  int
+	late   bool // see checkLate
+}
+
+// Queue is requests that wait, in order. It is not safe for concurrent use.
+type Queue struct {
+	// Parallel is how many requests start at a time, about: the number of targets.
+	Parallel int
+
+	lanes    []*lane // in order of coming
+	byKey    map[any]*lane
+	services map[string]*service // of classes
+	accounts map[account]*Account
+	length   int
+	entered  uint64
+	served   float64 // the service that the class served last had then
+}
+
+// lane is the requests that the same workers may serve.
+type lane struct {
+	key   any
+	bands []*band // in order, none empty
+}
+
+// band is the requests of a lane that no class nor tenant parts.
+type band struct {
+	background bool
+	tier       int
+	classes    []*nodes // none empty
+}
+
+// nodes are the tenants of a class in a band: a heap by service.
+type nodes struct {
+	class *service
+	of    *band
+	heap  []*node
+}
+
+// node is the requests of one tenant there: a heap by key.
+type node struct {
+	account *Account
+	in      *nodes
+	lane    *lane
+	heap    []*Entry
+	number  uint64 // in order of coming
+	index   int    // in in.heap; -1 before it is there
+}
+
+// service is what a class has used.
+type service struct {
+	name    string
+	weight  float64
+	used    float64 // for its weight
+	served  float64 // the service that the tenant served last had then
+	waiting int
+}
+
+// account names a tenant in a class.
+type account struct {
+	class  string
+	tenant uint64
+}
+
+// Account is the service of a tenant in a class.
+type Account struct {
+	account
+	of      *service
+	used    float64 // for its weight
+	weight  float64
+	waiting int
+	cost    float64 // of those that wait
+	nodes   []*node
+}
+
+// Len returns how many requests wait.
+func (q *Queue) Len() int { return q.length }
+
+// Push adds a request that waits.
+func (q *Queue) Push(e *Entry, now time.Time) {
+	if q.byKey == nil {
+		q.byKey = make(map[any]*lane)
+		q.begin()
+	}
+	a := q.account(e.Class, e.Tenant, e.Weight)
+	if a.of.waiting == 0 {
+		a.of.used = max(a.of.used, q.least())
+	}
+	if a.waiting == 0 {
+		a.used = max(a.used, q.leastOf(a.of))
+	}
+	a.waiting++
+	a.of.waiting++
+	a.cost += e.Cost
+	q.length++
+	q.entered++
+	e.number, e.late = q.entered, false
+	e.key = e.Arrival.Add(ms((0.5 + float64(a.waiting)/float64(max(1, q.Parallel))) * e.Cost))
+	if !e.Deadline.IsZero() {
+		e.key = e.Deadline.Add(-ms(e.Cost))
+		e.checkLate(now)
+	}
+	n := q.node(e, a)
+	e.node = n
+	heap.Push((*entries)(&n.heap), e)
+	if n.index < 0 {
+		heap.Push((*byService)(&n.in.heap), n)
+	}
+}
+
+// Remove removes a request. It does nothing if the request does not wait.
+func (q *Queue) Remove(e *Entry) {
+	n := e.node
+	if n == nil {
+		return
+	}
+	e.node = nil
+	heap.Remove((*entries)(&n.heap), e.index)
+	a := n.account
+	a.waiting--
+	a.of.waiting--
+	a.cost -= e.Cost
+	q.length--
+	if len(n.heap) == 0 {
+		q.drop(n)
+	}
+	if a.waiting == 0 {
+		a.cost = 0 // without errors of rounding
+	}
+	if q.length == 0 { // all begin anew
+		q.begin()
+	}
+}
+
+func (q *Queue) begin() {
+	q.services, q.accounts, q.served = make(map[string]*service), make(map[account]*Account), 0
+}
+
+// least returns the least service of a class that waits; if none does, of the one served last.
+func (q *Queue) least() float64 {
+	least := math.Inf(1)
+	for _, s := range q.services {
+		if s.waiting > 0 {
+			least = min(least, s.used)
+		}
+	}
+	if math.IsInf(least, 1) {
+		return q.served
+	}
+	return least
+}
+
+// leastOf returns the least service of a tenant of a class that waits; if none does, of the one
+// served last.
+func (q *Queue) leastOf(s *service) float64 {
+	least := math.Inf(1)
+	for _, l := range q.lanes {
+		for _, b := range l.bands {
+			for _, c := range b.classes {
+				if c.class == s {
+					least = min(least, c.heap[0].account.used)
+				}
+			}
+		}
+	}
+	if math.IsInf(least, 1) {
+		return s.served
+	}
+	return least
+}
+
+// First returns the first request of the lanes that may start; nil if there is none.
+func (q *Queue) First(may func(lane any) bool, now time.Time) *Entry {
+	var best *node
+	for _, l := range q.lanes {
+		if !may(l.key) {
+			continue
+		}
+		if n := l.first(now); best == nil || n.before(best) {
+			best = n
+		}
+	}
+	if best == nil {
+		return nil
+	}
+	return best.heap[0]
+}
+
+// All calls f for each lane, and in it for each request, in no order. f must not change the queue.
+func (q *Queue) All(f func(lane any, e *Entry)) {
+	for _, l := range q.lanes {
+		for _, b := range l.bands {
+			for _, c := range b.classes {
+				for _, n := range c.heap {
+					for _, e := range n.heap {
+						f(l.key, e)
+					}
+				}
+			}
+		}
+	}
+}
+
+// Last returns the request that a full queue gives up: the last one of the tenant with the most
+// requests for its weight, in a background class if one waits.
+func (q *Queue) Last() *Entry {
+	var most *node
+	for _, l := range q.lanes {
+		b := l.bands[len(l.bands)-1]
+		for _, c := range b.classes {
+			for _, n := range c.heap {
+				if most == nil || n.after(most) {
+					most = n
+				}
+			}
+		}
+	}
+	if most == nil {
+		return nil
+	}
+	return slices.MaxFunc(most.heap, (*Entry).compare)
+}
+
+// Charge charges a tenant with work while requests wait. It returns the account to settle, nil if
+// nothing waits.
+func (q *Queue) Charge(c *Class, tenant uint64, weight, work float64) *Account {
+	if q.length == 0 {
+		return nil
+	}
+	a := q.account(c, tenant, weight)
+	q.served, a.of.served = max(q.served, a.of.used), max(a.of.served, a.used)
+	a.add(work)
+	return a
+}
+
+// Settle adds work to an account, less than 0 if the charge was too high.
+func (q *Queue) Settle(a *Account, work float64) {
+	if a != nil && q.accounts[a.account] == a { // else nothing has waited meanwhile
+		a.add(work)
+	}
+}
+
+func (a *Account) add(work float64) {
+	a.of.used += work / a.of.weight
+	a.used += work / a.weight
+	for _, n := range a.nodes {
+		heap.Fix((*byService)(&n.in.heap), n.index)
+	}
+}
+
+// Ahead returns how much work, in milliseconds, starts before the request would if it came now:
+// what waits of its tenant, as much of each other tenant of its class for its weight, and all that
+// waits before its class. Classes share by weight.
+func (q *Queue) Ahead(e *Entry) float64 {
+	own, weight := 0.0, positive(e.Weight)
+	if a := q.accounts[account{e.Class.name(), e.Tenant}]; a != nil {
+		own = a.cost
+	}
+	class := own
+	for _, a := range q.accounts {
+		if a.class == e.Class.name() && a.tenant != e.Tenant {
+			class += min(a.cost, (own+e.Cost)*a.weight/weight)
+		}
+	}
+	others := 0.0
+	for _, a := range q.accounts {
+		if a.class != e.Class.name() {
+			others += a.cost
+		}
+	}
+	return class + min(others, (class+e.Cost)*float64(len(q.services)-1)/e.Class.weight())
+}
+
+// Tenants calls f for each tenant that waits.
+func (q *Queue) Tenants(f func(class string, tenant uint64, waiting int, service float64)) {
+	for _, a := range q.accounts {
+		if a.waiting > 0 {
+			f(a.class, a.tenant, a.waiting, a.used)
+		}
+	}
+}
+
+// mostIdle bounds the accounts that are kept of tenants that do not wait.
+const mostIdle = 4096
+
+func (q *Queue) account(c *Class, tenant uint64, weight float64) *Account {
+	name := account{c.name(), tenant}
+	a := q.accounts[name]
+	if a == nil {
+		if len(q.accounts) > q.length+mostIdle {
+			q.forget()
+		}
+		s := q.services[name.class]
+		if s == nil {
+			s = &service{name: name.class, used: q.least()}
+			q.services[name.class] = s
+		}
+		a = &Account{account: name, of: s, used: q.leastOf(s)}
+		q.accounts[name] = a
+	}
+	a.weight, a.of.weight = positive(weight), c.weight()
+	return a
+}
+
+// forget forgets the tenants that do not wait. Those it should have kept lose what they owe.
+func (q *Queue) forget() {
+	for name, a := range q.accounts {
+		if a.waiting == 0 {
+			delete(q.accounts, name)
+		}
+	}
+}
+
+// node returns where a request waits. The node may be new, and then in no heap.
+func (q *Queue) node(e *Entry, a *Account) *node {
+	l := q.byKey[e.Lane]
+	if l == nil {
+		l = &lane{key: e.Lane}
+		q.byKey[e.Lane] = l
+		q.lanes = append(q.lanes, l)
+	}
+	for _, n := range a.nodes {
+		if n.lane == l && n.in.of.tier == e.Tier && n.in.of.background == e.Class.isBackground() {
+			return n
+		}
+	}
+	sought := &band{background: e.Class.isBackground(), tier: e.Tier}
+	i, found := slices.BinarySearchFunc(l.bands, sought, (*band).compare)
+	if !found {
+		l.bands = slices.Insert(l.bands, i, sought)
+	}
+	b := l.bands[i]
+	k := slices.IndexFunc(b.classes, func(c *nodes) bool { return c.class == a.of })
+	if k < 0 {
+		k = len(b.classes)
+		b.classes = append(b.classes, &nodes{class: a.of, of: b})
+	}
+	n := &node{account: a, in: b.classes[k], lane: l, number: e.number, index: -1}
+	a.nodes = append(a.nodes, n)
+	return n
+}
+
+// drop drops a node without requests.
+func (q *Queue) drop(n *node) {
+	heap.Remove((*byService)(&n.in.heap), n.index)
+	n.account.nodes = slices.DeleteFunc(n.account.nodes, func(o *node) bool { return o == n })
+	b := n.in.of
+	if len(n.in.heap) == 0 {
+		b.classes = slices.DeleteFunc(b.classes, func(c *nodes) bool { return c == n.in })
+	}
+	if len(b.classes) == 0 {
+		n.lane.bands = slices.DeleteFunc(n.lane.bands, func(o *band) bool { return o == b })
+	}
+	if len(n.lane.bands) == 0 {
+		delete(q.byKey, n.lane.key)
+		q.lanes = slices.DeleteFunc(q.lanes, func(l *lane) bool { return l == n.lane })
+	}
+}
+
+// first returns the tenant whose request is the first of the lane.
+func (l *lane) first(now time.Time) *node {
+	of := slices.MinFunc(l.bands[0].classes, func(a, b *nodes) int {
+		return cmp.Or(cmp.Compare(a.class.used, b.class.used), cmp.Compare(a.class.name, b.class.name))
+	})
+	best := of.heap[0]
+	best.checkLate(now)
+	for _, n := range of.heap[1:min(len(of.heap), 15)] { // the least ones are there
+		if n.account.used <= of.heap[0].account.used+slack {
+			if n.checkLate(now); n.due().Before(best.due()) {
+				best = n
+			}
+		}
+	}
+	return best
+}
+
+// before returns whether a tenant's first request comes before another's, of another lane.
+func (n *node) before(o *node) bool {
+	a, b := n.account, o.account
+	if c := n.in.of.compare(o.in.of); c != 0 {
+		return c < 0
+	}
+	if a.of != b.of {
+		return cmp.Or(cmp.Compare(a.of.used, b.of.used), cmp.Compare(a.of.name, b.of.name)) < 0
+	}
+	if a != b {
+		if d := a.used - b.used; math.Abs(d) > slack || n.due().Equal(o.due()) {
+			return d < 0 || d == 0 && n.heap[0].compare(o.heap[0]) < 0
+		}
+		return n.due().Before(o.due())
+	}
+	return n.heap[0].compare(o.heap[0]) < 0
+}
+
+// after returns whether a full queue gives up a request of n before one of o.
+func (n *node) after(o *node) bool {
+	if c := n.in.of.compare(o.in.of); c != 0 {
+		return c > 0
+	}
+	return float64(n.account.waiting)/n.account.weight > float64(o.account.waiting)/o.account.weight
+}
+
+func (b *band) compare(o *band) int {
+	if b.background != o.background {
+		if b.background {
+			return 1
+		}
+		return -1
+	}
+	return cmp.Compare(b.tier, o.tier)
+}
+
+// due is the latest start of the first request if it has a deadline.
+func (n *node) due() time.Time {
+	if e := n.heap[0]; !e.Deadline.IsZero() {
+		return e.key
+	}
+	return time.Unix(1<<40, 0)
+}
+
+// checkLate moves requests that have become late back. Each moves once.
+func (n *node) checkLate(now time.Time) {
+	for n.heap[0].checkLate(now) {
+		heap.Fix((*entries)(&n.heap), 0)
+	}
+}
+
+// checkLate gives a request that has just become late a later key. Those that can still be in time
+// go before it, but not for ever.
+func (e *Entry) checkLate(now time.Time) bool {
+	if e.late || e.Deadline.IsZero() || !e.key.Before(now) {
+		return false
+	}
+	e.late = true
+	e.key = e.Deadline.Add(latePatience * max(0, e.Deadline.Sub(e.Arrival)))
+	return true
+}
+
+func (e *Entry) compare(o *Entry) int {
+	return cmp.Or(e.key.Compare(o.key), cmp.Compare(e.number, o.number))
+}
+
+func ms(f float64) time.Duration { return time.Duration(f * float64(time.Millisecond)) }
+
+func positive(weight float64) float64 {
+	if weight > 0 {
+		return weight
+	}
+	return 1
+}
+
+// entries is a heap by key.
+type entries []*Entry
+
+func (h entries) Len() int           { return len(h) }
+func (h entries) Less(i, k int) bool { return h[i].compare(h[k]) < 0 }
+func (h entries) Swap(i, k int) {
+	h[i], h[k] = h[k], h[i]
+	h[i].index, h[k].index = i, k
+}
+
+func (h *entries) Push(x any) {
+	e := x.(*Entry) //nolint:forcetypeassert,errcheck // container/heap has no other types
+	e.index = len(*h)
+	*h = append(*h, e)
+}
+
+func (h *entries) Pop() any {
+	old := *h
+	n := len(old) - 1
+	e := old[n]
+	old[n] = nil
+	*h = old[:n]
+	return e
+}
+
+// byService is a heap by the tenants' service.
+type byService []*node
+
+func (h byService) Len() int { return len(h) }
+func (h byService) Less(i, k int) bool {
+	a, b := h[i].account, h[k].account
+	return a.used < b.used || a.used == b.used && h[i].number < h[k].number
+}
+
+func (h byService) Swap(i, k int) {
+	h[i], h[k] = h[k], h[i]
+	h[i].index, h[k].index = i, k
+}
+
+func (h *byService) Push(x any) {
+	n := x.(*node) //nolint:forcetypeassert,errcheck // container/heap has no other types
+	n.index = len(*h)
+	*h = append(*h, n)
+}
+
+func (h *byService) Pop() any {
+	old := *h
+	i := len(old) - 1
+	n := old[i]
+	old[i] = nil
+	*h = old[:i]
+	n.index = -1
+	return n
+}
