@@ -19,11 +19,15 @@ const (
 )
 
 // PairFailed records that a transfer between two workers failed, or that its decode phase was silent. It
-// returns whether requests now avoid the pair.
-func (p *Pool) PairFailed(prefill, decode *worker.Worker, silent bool, t time.Time) bool {
+// returns whether requests now avoid the pair. A transfer that began before a worker's restart says nothing
+// of its new engine.
+func (p *Pool) PairFailed(prefill, decode *worker.Worker, silent bool, begun, t time.Time) bool {
 	f := &p.pairs
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if prefill.RestartedSince(begun) || decode.RestartedSince(begun) {
+		return false
+	}
 	maps.DeleteFunc(f.known, func(_ [2]uint64, one pair) bool {
 		return !t.Before(one.until) || len(f.known) >= maxPairs
 	})

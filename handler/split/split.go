@@ -43,6 +43,7 @@ type Request struct {
 
 	refused bool              // a prefill worker refused the request, or did not hand it over
 	blame   [2]*worker.Worker // a pair whose transfer failed, if it was not the request's own fault
+	blamed  time.Time         // when the request began there
 	silent  bool              // its decode phase was, and no more is known
 }
 
@@ -291,7 +292,8 @@ func (s *Request) Failed(l *Phases, e *Error) {
 		s.refused = s.refused || e.whole
 	}
 	if e.Reason == phaseTransfer && prefill != nil {
-		s.blame, s.silent = [2]*worker.Worker{prefill.Worker, l.Decode.Worker}, errors.Is(e, attempt.ErrFirstToken)
+		s.blame, s.blamed = [2]*worker.Worker{prefill.Worker, l.Decode.Worker}, l.Decode.Begun
+		s.silent = errors.Is(e, attempt.ErrFirstToken)
 		prefill.Worker.AskAgain()
 	}
 	if s.tries >= maxPairsTried || e.whole || e.Reason == phaseTransfer && l.Decode.Worker.ServesWhole() {
@@ -315,7 +317,7 @@ func (s *Request) Answered(l *Phases, good bool) {
 		s.refused = false
 	}
 	if s.blame[0] != nil && (l == nil || s.blame != [2]*worker.Worker{l.Prefill.Worker, l.Decode.Worker}) {
-		if of.PairFailed(s.blame[0], s.blame[1], s.silent, time.Now()) {
+		if of.PairFailed(s.blame[0], s.blame[1], s.silent, s.blamed, time.Now()) {
 			of.Incidents.Raise(time.Now(), incidentTransfers, of.Logger)
 		}
 		s.blame = [2]*worker.Worker{}

@@ -1,6 +1,8 @@
 package worker
 
 import (
+	"time"
+
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/events"
 )
@@ -114,4 +116,12 @@ func (w *Worker) Restarted() {
 	w.check.reset()
 	w.subscription.doubt(false)
 	w.subscription.resync()
+	now := time.Now()
+	w.restarted.Store(&now)
+}
+
+// RestartedSince returns whether the router has learned since a time that the worker's engine restarted.
+func (w *Worker) RestartedSince(t time.Time) bool {
+	restarted := w.restarted.Load()
+	return restarted != nil && restarted.After(t)
 }

@@ -37,6 +37,7 @@ type Worker struct {
 	taints atomic.Pointer[[]string] // configured
 
 	engine     atomic.Pointer[engine.Engine]
+	restarted  atomic.Pointer[time.Time] // when that was last noticed
 	progress   progress
 	probed     chan struct{} // closed after the first probe
 	probedOnce sync.Once     // closes probed
