@@ -8,8 +8,8 @@
 //   - a block fenced as caddy-syntax in docs/configuration.md has all options, and a list
 //     item that begins with the name in bold type describes each;
 //   - tables have a column "JSON" (docs/configuration.md), "metric" and "labels",
-//     "placeholder" (docs/observability.md), "command" (docs/commands.md), "code" (docs/apis.md), "log line"
-//     (docs/log-lines.md), "condition", or "reason" for fallbacks (docs/conditions.md).
+//     "placeholder" (docs/observability.md), "command" (docs/commands.md), "code" (docs/apis.md), "log line",
+//     "condition", or "reason" for fallbacks (docs/messages.md).
 package manual
 
 import (
@@ -265,7 +265,7 @@ func TestConstantsAreDocumented(t *testing.T) {
 	p := mustPage(t, "docs/apis.md")
 	compare(t, p.path, "error code", c.all("handler/api", `\bCode[A-Z]\w* *= "([^"]+)"`), p.column("code"))
 	reasons := c.all("handler", `\b[fF]allback[A-Z]\w* *= "([^"]+)"`)
-	p = mustPage(t, "docs/conditions.md")
+	p = mustPage(t, "docs/messages.md")
 	compare(t, p.path, "fallback", reasons, p.column("reason"))
 	p = mustPage(t, "docs/observability.md")
 	documented := make(map[string]int)
@@ -327,7 +327,7 @@ func checkMessages(t *testing.T, p *page, column string, messages []string) {
 }
 
 // TestLogLinesAreDocumented compares the log lines of level warn and error with
-// docs/log-lines.md, and the conditions with docs/conditions.md. The conditions
+// docs/messages.md, and the conditions with another table there. The conditions
 // "fallback <reason>" have a table of their own.
 func TestLogLinesAreDocumented(t *testing.T) {
 	lines, conditions := mustCode(t).messages()
@@ -335,6 +335,6 @@ func TestLogLinesAreDocumented(t *testing.T) {
 		t.Errorf("found %d log lines and %d conditions only", len(lines), len(conditions))
 	}
 	conditions = slices.DeleteFunc(conditions, func(s string) bool { return strings.HasPrefix(s, "fallback ") })
-	checkMessages(t, mustPage(t, "docs/log-lines.md"), "log line", lines)
-	checkMessages(t, mustPage(t, "docs/conditions.md"), "condition", conditions)
+	checkMessages(t, mustPage(t, "docs/messages.md"), "log line", lines)
+	checkMessages(t, mustPage(t, "docs/messages.md"), "condition", conditions)
 }
