@@ -1,6 +1,7 @@
 package admin
 
 import (
+	_ "embed"
 	"encoding"
 	"encoding/json"
 	"flag"
@@ -42,6 +43,31 @@ var operations = map[string]struct {
 	"POST /kv_router/pools/{pool}/explain":                  {explanation{}, "path", "Where a request with this body would go"},
 }
 
+//go:embed testdata/fields.txt
+var fields string
+
+// meanings are the lines of fields.txt: what a field means, in one schema or in all. used are those that a field has.
+var meanings, used = func() (map[string]string, map[string]bool) {
+	of := make(map[string]string)
+	for line := range strings.Lines(fields) {
+		if name, text, ok := strings.Cut(strings.TrimSpace(line), ": "); ok && name[0] != '#' {
+			of[name] = text
+		}
+	}
+	return of, make(map[string]bool)
+}()
+
+// meaning returns what a schema's field means, "" if fields.txt does not say.
+func meaning(schema, field string) string {
+	for _, name := range []string{schema + "." + field, field} {
+		if text := meanings[name]; text != "" {
+			used[name] = true
+			return text
+		}
+	}
+	return ""
+}
+
 // schemas writes the types of answers as schemas.
 type schemas map[string][]string // lines of properties, by name
 
@@ -66,15 +92,15 @@ func (s schemas) of(t reflect.Type) string {
 	case reflect.Struct:
 		if _, known := s[t.Name()]; !known {
 			s[t.Name()] = nil // a type may contain itself
-			s[t.Name()] = s.properties(t)
+			s[t.Name()] = s.properties(t.Name(), t)
 		}
 		return `{"$ref": "#/components/schemas/` + t.Name() + `"}`
 	}
 	return `{"type": "integer"}`
 }
 
-// properties returns those of a struct and of what it embeds without a name.
-func (s schemas) properties(t reflect.Type) (lines []string) {
+// properties returns those of a schema's struct and of what it embeds without a name.
+func (s schemas) properties(schema string, t reflect.Type) (lines []string) {
 	for i := range t.NumField() {
 		f := t.Field(i)
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
@@ -84,9 +110,9 @@ func (s schemas) properties(t reflect.Type) (lines []string) {
 		}
 		switch {
 		case f.Anonymous && name == "" && of.Kind() == reflect.Struct:
-			lines = append(lines, s.properties(of)...)
+			lines = append(lines, s.properties(schema, of)...)
 		case name != "" && name != "-" && f.IsExported():
-			lines = append(lines, fmt.Sprintf("%q: %s", name, s.of(f.Type)))
+			lines = append(lines, fmt.Sprintf("%q: %s, \"description\": %q}", name, strings.TrimSuffix(s.of(f.Type), "}"), meaning(schema, name)))
 		}
 	}
 	return lines
@@ -154,6 +180,14 @@ func TestOpenAPIIsTheAPI(t *testing.T) {
 	want := openAPI()
 	if !json.Valid([]byte(want)) {
 		t.Fatalf("no JSON:\n%s", want)
+	}
+	if strings.Contains(want, `"description": ""`) {
+		t.Error("a field has no line in testdata/fields.txt: see the empty descriptions")
+	}
+	for name := range meanings {
+		if !used[name] {
+			t.Errorf("testdata/fields.txt describes %s, which no answer has", name)
+		}
 	}
 	if *update {
 		if err := os.WriteFile(openAPIFile, []byte(want), 0o600); err != nil {

@@ -8,13 +8,11 @@
 //   - a block fenced as caddy-syntax in docs/configuration.md has all options, and a list
 //     item that begins with the name in bold type describes each;
 //   - tables have a column "JSON" (docs/configuration.md), "metric" and "labels",
-//     "placeholder" (docs/observability.md), "command" (docs/commands.md), "code" (docs/apis.md), "log line",
+//     "placeholder" (docs/observability.md), "skipped" (docs/kv-events.md), "command" (docs/commands.md), "code" (docs/apis.md), "log line",
 //     "condition", or "reason" for fallbacks (docs/messages.md).
 package manual
 
 import (
-	"encoding/json"
-	"io/fs"
 	"maps"
 	"reflect"
 	"regexp"
@@ -148,47 +146,6 @@ func TestJSONFieldsAreDocumented(t *testing.T) {
 	compare(t, p.path, "JSON field", fields, tableFields(p))
 }
 
-// TestAdminFieldsAreDocumented compares the fields of the admin API's answers with the tables of its page.
-// A table has the fields in its column "field", as paths, or names them beside it.
-func TestAdminFieldsAreDocumented(t *testing.T) {
-	p := mustPage(t, "docs/admin-api.md")
-	var api struct {
-		Components struct {
-			Schemas map[string]struct {
-				Properties map[string]any `json:"properties"`
-			} `json:"schemas"`
-		} `json:"components"`
-	}
-	data, err := fs.ReadFile(repository, "docs/openapi.json")
-	if err == nil {
-		err = json.Unmarshal(data, &api)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	inCode := make(map[string]bool)
-	for _, of := range api.Components.Schemas {
-		for name := range of.Properties {
-			inCode[name] = true
-		}
-	}
-	documented := make(map[string]int)
-	for _, r := range p.rows {
-		if !slices.Contains(r.header, "field") {
-			continue
-		}
-		for _, span := range spans(strings.Join(r.cells, " ")) {
-			own := slices.Contains(spans(r.cell("field")), span)
-			for name := range strings.SplitSeq(strings.ReplaceAll(span, "[]", ""), ".") {
-				if own || inCode[name] {
-					documented[name] = r.line
-				}
-			}
-		}
-	}
-	compare(t, p.path, "field", slices.Collect(maps.Keys(inCode)), documented)
-}
-
 var descParts = regexp.MustCompile(`fqName: "caddy_kv_router_(\w+)".*variableLabels: \{([^}]*)\}`)
 
 // TestOptionsAreDocumented compares the options with the summary of the syntax, and wants
@@ -226,7 +183,7 @@ func TestOptionsAreDocumented(t *testing.T) {
 }
 
 // TestMetricsAreDocumented compares the metrics with the tables that have a column
-// "metric". Their column "labels" omits the label pool.
+// "metric", in any page. Their column "labels" omits the label pool.
 func TestMetricsAreDocumented(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
 	dispatch.Register(registry, zap.NewNop(), admin.Collector{}, speculative.Total, endpointslices.Collector{})
@@ -244,18 +201,21 @@ func TestMetricsAreDocumented(t *testing.T) {
 			t.Errorf("metric %s has another prefix", d)
 		}
 	}
-	p := mustPage(t, "docs/observability.md")
 	documented := make(map[string]int)
-	for _, r := range slices.Concat(p.rows, mustPage(t, "docs/kubernetes.md").rows) {
-		for _, name := range spans(r.cell("metric")) {
-			name = strings.TrimPrefix(name, "caddy_kv_router_")
-			documented[name] = r.line
-			if got := sorted(spans(r.cell("labels"))); slices.Contains(r.header, "labels") && !slices.Equal(got, labels[name]) {
-				t.Errorf("%s:%d: metric %s has the labels %v, the table says %v", p.path, r.line, name, labels[name], got)
+	for _, p := range mustPages(t) {
+		for _, r := range p.rows {
+			for _, name := range spans(r.cell("metric")) {
+				if documented[name] > 0 {
+					t.Errorf("%s:%d: metric %s is described twice", p.path, r.line, name)
+				}
+				documented[name] = r.line
+				if got := sorted(spans(r.cell("labels"))); !slices.Equal(got, labels[name]) {
+					t.Errorf("%s:%d: metric %s has the labels %v, the table says %v", p.path, r.line, name, labels[name], got)
+				}
 			}
 		}
 	}
-	compare(t, p.path, "metric", slices.Sorted(maps.Keys(labels)), documented)
+	compare(t, "docs", "metric", slices.Sorted(maps.Keys(labels)), documented)
 }
 
 // TestConstantsAreDocumented compares codes of errors, reasons of fallbacks and
@@ -273,6 +233,11 @@ func TestConstantsAreDocumented(t *testing.T) {
 		documented[strings.TrimSuffix(strings.TrimPrefix(span, "{http.kv_router."), "}")] = line
 	}
 	compare(t, p.path, "placeholder", c.placeholders(), documented)
+	p = mustPage(t, "docs/kv-events.md")
+	reasons = c.all("kvscore/events", `reasonNames = [^{]*\{([^}]*)\}`)
+	skipped := regexp.MustCompile(`\w+`).FindAllString(strings.Join(reasons, " "), -1)
+	skipped = append(skipped, c.all("handler/admin", `\badd\("(\w+)", f\.`)...)
+	compare(t, p.path, "reason of a skipped event", skipped, p.column("skipped"))
 }
 
 // TestCommandsAreDocumented compares the commands of `caddy kv-router` with the column "command".
