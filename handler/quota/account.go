@@ -11,7 +11,7 @@ type Key struct {
 
 // account is what one tenant has used. The book's lock guards it.
 type account struct {
-	name    string // as far as it is kept; empty if only other routers have seen it
+	name    string // its first shownName bytes; empty if only other routers have seen it
 	rules   *rules // whose limits these are
 	limits  []Limit
 	meters  []meter // of limits, by position
@@ -51,7 +51,7 @@ func (m *meter) advance(l *Limit, t moment) {
 	}
 }
 
-// wait returns the time until so much of a limit is used at most.
+// wait returns the time until at most a given number of a limit is used.
 func (m *meter) wait(l *Limit, t moment, most float64) time.Duration {
 	switch {
 	case m.used <= most:

@@ -341,7 +341,7 @@ func (b *Book) account(t moment, r *rules, k Key) *account {
 }
 
 // makeRoom looks at a few accounts, and forgets those that say nothing. If there are too many accounts, it
-// also forgets the one of these that has used least of its limits, and has no request under way.
+// forgets one more: that with the least use of its limits among those without a request under way.
 func (b *Book) makeRoom(t moment, r *rules) {
 	var least Key
 	part, found, n := 0.0, false, 0

@@ -28,8 +28,8 @@ var unitNames = [units]string{"requests", "tokens", "concurrent"}
 
 func (u Unit) String() string { return unitNames[u] }
 
-// Window is the time of a limit: a duration, in which the whole amount comes back bit by bit, or a
-// part of the calendar in UTC, at whose end all of it does.
+// Window is the time of a limit. In a duration, the amount comes back bit by bit. At the end of a part
+// of the calendar, in UTC, all of it does.
 type Window time.Duration
 
 // Parts of the calendar. A limit of concurrent requests has the zero Window.

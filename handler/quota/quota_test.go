@@ -131,7 +131,7 @@ func TestCalendarIsUTC(t *testing.T) {
 	}
 }
 
-// A request that ends on the next day gives nothing back there.
+// The next day gets no refund of a request that began before it.
 func TestRefundAcrossMidnight(t *testing.T) {
 	b := book(t, "tokens 10000 per day")
 	late := reserve(t, b, noon, ask("a", 5000, 0))
