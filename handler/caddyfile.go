@@ -29,7 +29,7 @@ func init() {
 }
 
 func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
-	hd := new(Handler)
+	hd := &Handler{named: h.MatcherToken}
 	if err := hd.UnmarshalCaddyfile(h.Dispenser); err != nil {
 		return nil, err
 	}
@@ -65,6 +65,7 @@ func (h *Handler) options() options {
 		"inject_usage": &h.InjectUsage, "speculative_prefill": &h.SpeculativePrefill, "merge_models": &h.MergeModels,
 		"policy": policy{&h.PolicyRaw}, "shadow": policy{&h.ShadowRaw},
 		"journal": h.unmarshalJournal, "share": h.unmarshalShare,
+		"tenant": &h.Tenant, "class": repeated(h.unmarshalClass),
 		"worker": repeated(h.unmarshalWorker), "trust": repeated(h.unmarshalTrust),
 		"retry_budget": h.unmarshalRetryBudget, "reverse_proxy": h.unmarshalProxy,
 		"index": func(d *caddyfile.Dispenser) error {

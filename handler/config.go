@@ -16,6 +16,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/queue"
 	"github.com/caddy-kvrouter/kvrouter/handler/resume"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
@@ -23,6 +24,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
@@ -58,6 +60,10 @@ import (
 // `{http.kv_router.overlap_blocks}` | Leading KV blocks of the prompt that the worker holds
 // `{http.kv_router.predicted_cached_tokens}` | The same in tokens
 // `{http.kv_router.reason}` | Why this worker. `session`: it has the session. `overlap`: the policy chose it, and it holds a part of the prompt. `load`: the policy chose it, and it holds nothing. `pin`: the request names it. `response`: it keeps the response that the request names.
+// `{http.kv_router.model}` | The model that the request names; empty if it names none
+// `{http.kv_router.priority}` | The client's priority, if `trust` grants `priorities`; else 0
+// `{http.kv_router.class}` | The class of the request; empty if there are no classes
+// `{http.kv_router.tenant}` | The tenant of the request; empty if it has none
 // `{http.kv_router.session}` | The hash of the session, if the request has one
 // `{http.kv_router.cached_tokens}` * | Cached prompt tokens as the engine reported them
 type Handler struct { // one field for each option, hence so many
@@ -126,6 +132,15 @@ type Handler struct { // one field for each option, hence so many
 	// all streams. Default: `false`.
 	InjectUsage bool `json:"inject_usage,omitempty"`
 
+	// A placeholder with the name of the request's tenant: who pays for it. Where requests
+	// wait, the tenants of a class share the engines evenly. Default: the header
+	// `X-Tenant-Id` if `trust` grants `tenants`, else the `scope` of `affinity`, which is
+	// `{http.auth.user.id}` by default. All requests without a tenant are one tenant's.
+	Tenant string `json:"tenant,omitempty"`
+
+	// The classes of requests: how urgent they are. Default: one for all requests.
+	Classes []*Class `json:"classes,omitempty"`
+
 	// What the router grants to which clients: wishes in `nvext` and in routing headers.
 	// Entries add up. Default: nothing to any client.
 	Trust []*Trust `json:"trust,omitempty"`
@@ -179,6 +194,8 @@ type Handler struct { // one field for each option, hence so many
 	policy      kvscore.Policy
 	shadow      kvscore.Policy // nil if none is configured
 	keys        []plan.KeySource
+	rest        *queue.Class                          // of requests that no class takes
+	named       func() (caddy.ModuleMap, bool, error) // reads the name of a named matcher of the Caddyfile
 	settings    *pool.Settings
 	config      *pool.SharedSettings // those of all handlers that name the pool
 	pool        *pool.Pool
@@ -287,6 +304,9 @@ func (h *Handler) setDefaults() error {
 		return err
 	}
 	if err = h.checkTrust(); err != nil {
+		return err
+	}
+	if err = h.checkWho(); err != nil {
 		return err
 	}
 	h.settings, err = h.poolSettings()

@@ -53,7 +53,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	for _, step := range []func(caddy.Context) error{
-		h.loadPolicy, h.loadTrust, h.loadShadow, h.openPool, h.recallPool, h.provisionProxy, h.wireDispatcher,
+		h.loadPolicy, h.loadTrust, h.loadClasses, h.loadShadow, h.openPool, h.recallPool, h.provisionProxy, h.wireDispatcher,
 	} {
 		if err := step(ctx); err != nil {
 			return err
@@ -138,7 +138,8 @@ func (h *Handler) wireDispatcher(caddy.Context) error {
 
 func (h *Handler) newReader() *plan.Reader {
 	p := h.pool
-	return &plan.Reader{
+	tenant, _ := plan.PlaceholderName(h.Tenant)
+	rd := &plan.Reader{
 		MaxBody: h.MaxBody, Sessions: h.sessionRules(), InjectsUsage: h.InjectUsage,
 		Strict: h.StrictNVExt, Direct: h.RequirePin, EnforcesSalt: h.EnforceCacheSalt,
 		MergesModels: h.MergeModels == nil || *h.MergeModels, Grants: h.grants,
@@ -146,7 +147,12 @@ func (h *Handler) newReader() *plan.Reader {
 		Transfers: p.Transfers, Lists: p.Lists, Keeps: p.Responses.Keeps,
 		TTL:     func() time.Duration { return time.Duration(p.Settings.Load().TTL) },
 		Waiting: func() uint64 { return uint64(p.Waiting()) },
+		Tenant:  tenant,
 	}
+	if len(h.Classes) > 0 {
+		rd.Class = h.classOf
+	}
+	return rd
 }
 
 // sessionRules returns how the configuration finds the sessions of requests.

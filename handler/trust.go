@@ -55,16 +55,9 @@ func (h *Handler) checkTrust() error {
 	return nil
 }
 
-func (h *Handler) loadTrust(ctx caddy.Context) error {
+func (h *Handler) loadTrust(ctx caddy.Context) (err error) {
 	for _, t := range h.Trust {
-		if t.MatcherSetsRaw == nil {
-			continue
-		}
-		mods, err := ctx.LoadModule(t, "MatcherSetsRaw")
-		if err != nil {
-			return fmt.Errorf("trust: loading matchers: %w", err)
-		}
-		if err := t.matchers.FromInterface(mods); err != nil {
+		if t.matchers, err = loadMatchers(ctx, t, t.MatcherSetsRaw); err != nil {
 			return fmt.Errorf("trust: %w", err)
 		}
 	}

@@ -149,9 +149,11 @@ func (d *Dispatch) placeholder(key string) (any, bool) {
 		return d.cached, d.cached >= 0
 	}
 	if a := d.reported(); a != nil {
-		return a.Fact(name)
+		if fact, ok := a.Fact(name); ok {
+			return fact, true
+		}
 	}
-	return nil, false
+	return d.plan.Placeholder(key)
 }
 
 // fault returns whether the outcome is an error of the service, and why. An engine's 4xx is the

@@ -50,6 +50,10 @@ func (rt *route) Requires() pool.Wants {
 		Taints: e.RoutingConstraints.RequiredTaints, Isolated: rt.plan.Isolated, API: rt.plan.Name, Kind: rt.kind(),
 		Session: rt.plan.Session.Opens(), Tried: rt.tried, Tier: tier, Arrival: arrival, Beyond: rt.beyond,
 		NoTrial: !rt.plan.ShowsHealth,
+		Class:   rt.plan.Class, Tenant: rt.plan.Tenant.Hash, TenantName: rt.plan.Tenant.Name,
+	}
+	if target := rt.plan.TTFT; target > 0 {
+		want.Deadline = rt.ready.Add(target)
 	}
 	if !rt.Holds() {
 		want.Prompt, want.Answer = rt.plan.Length()

@@ -37,6 +37,7 @@ type Plan struct {
 	Fallback string     // why an inference request is routed by load alone
 
 	Prompt
+	Who
 	Wishes
 	Content
 	Handling

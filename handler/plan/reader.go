@@ -12,6 +12,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/queue"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
@@ -27,6 +28,10 @@ type Reader struct {
 	EnforcesSalt bool
 	MergesModels bool
 	Grants       func(*http.Request) nvext.Grants
+	Tenant       string // the placeholder's name; empty: by the trusted header or the scope of sessions
+	// Class returns a request's class, and the name of the placeholder with its own target, which may be
+	// empty. It is nil if there are no classes.
+	Class func(*http.Request) (class *queue.Class, from string)
 
 	// what is known of the pool at this moment
 	Memory      *body.Memory
@@ -236,6 +241,7 @@ func (rd *Reader) fill(r *http.Request, p *Plan) error {
 		rd.nameEngine(r, p)
 		rd.nameSession(r, p)
 	}
+	rd.identifyClient(r, p)
 	return nil
 }
 

@@ -75,10 +75,12 @@ func (c code) messages() (lines, conditions []string) {
 // placeholders returns the names below http.kv_router.
 func (c code) placeholders() []string {
 	names := c.all("handler/attempt", `\bname: "(\w+)".*\bclient: true`)
-	_, body, _ := strings.Cut(c["handler/dispatch"], ") placeholder(")
-	body, _, _ = strings.Cut(body, "\n}\n")
-	for _, m := range regexp.MustCompile(`case "(\w+)"`).FindAllStringSubmatch(body, -1) {
-		names = append(names, m[1])
+	for room, function := range map[string]string{"handler/dispatch": ") placeholder(", "handler/plan": ") Placeholder("} {
+		_, body, _ := strings.Cut(c[room], function)
+		body, _, _ = strings.Cut(body, "\n}\n")
+		for _, m := range regexp.MustCompile(`case "(\w+)"`).FindAllStringSubmatch(body, -1) {
+			names = append(names, m[1])
+		}
 	}
 	return names
 }
