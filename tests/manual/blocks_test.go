@@ -3,7 +3,9 @@ package manual
 import (
 	"encoding/json"
 	"fmt"
+	"io/fs"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -98,6 +100,41 @@ func alone(v any) {
 // variable is an environment variable in a Caddyfile, without a default.
 var variable = regexp.MustCompile(`\{\$(\w+)\}`)
 
+// keysSnippet returns deploy/keys.caddy without its comments.
+func keysSnippet(t *testing.T) string {
+	t.Helper()
+	text, err := fs.ReadFile(repository, "deploy/keys.caddy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return regexp.MustCompile(`(?m)^#.*\n`).ReplaceAllString(string(text), "")
+}
+
+// TestThereIsOneRecipeForKeys wants the lines of deploy/keys.caddy in the page on security and in Caddyfile.example, and
+// no other check of keys in the manual.
+func TestThereIsOneRecipeForKeys(t *testing.T) {
+	keys := keysSnippet(t)
+	if !slices.ContainsFunc(mustPage(t, "docs/security.md").blocks, func(b block) bool { return b.text == keys }) {
+		t.Error("docs/security.md does not show deploy/keys.caddy")
+	}
+	for _, p := range mustPages(t) {
+		for _, b := range p.blocks {
+			if strings.Contains(b.text, "header.Authorization") && b.text != keys {
+				t.Errorf("%s:%d: another recipe for keys: import deploy/keys.caddy", p.path, b.line)
+			}
+		}
+	}
+	example, err := fs.ReadFile(repository, "Caddyfile.example")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(keys) {
+		if !strings.Contains(string(example), line) {
+			t.Errorf("Caddyfile.example lacks %q of deploy/keys.caddy", line)
+		}
+	}
+}
+
 func TestCaddyfilesAreValid(t *testing.T) {
 	options := make(map[string]bool)
 	for _, o := range mustCode(t).options() {
@@ -105,6 +142,7 @@ func TestCaddyfilesAreValid(t *testing.T) {
 		options[word] = true
 	}
 	t.Setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1") // as in a cluster
+	keys := keysSnippet(t)
 	valid := 0
 	for _, p := range mustPages(t) {
 		for _, b := range p.blocks {
@@ -112,7 +150,7 @@ func TestCaddyfilesAreValid(t *testing.T) {
 				continue
 			}
 			valid++
-			if err := validate(t, wholeFile(variable.ReplaceAllString(b.text, "value-of-$1"), options)); err != nil {
+			if err := validate(t, wholeFile(variable.ReplaceAllString(strings.ReplaceAll(b.text, "import keys.caddy\n", keys), "value-of-$1"), options)); err != nil {
 				t.Errorf("%s:%d: %v", p.path, b.line, err)
 			}
 		}
