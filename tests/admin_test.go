@@ -217,13 +217,13 @@ func (s *server) workers(t testing.TB) (list []adminWorker) {
 // awaitType waits until the router has found out what an engine is.
 func (s *server) awaitType(t testing.TB, dial, kind string) {
 	t.Helper()
-	eventually(t, 10*time.Second, "the engine to be found out", func() bool { return s.worker(t, dial).Engine.Type == kind })
+	eventually(t, "the engine to be found out", func() bool { return s.worker(t, dial).Engine.Type == kind })
 }
 
 // awaitRanks waits until the router knows the ranks of an engine.
 func (s *server) awaitRanks(t testing.TB, dial string, n int) {
 	t.Helper()
-	eventually(t, 10*time.Second, "the ranks to be known", func() bool { return len(s.worker(t, dial).Ranks) == n })
+	eventually(t, "the ranks to be known", func() bool { return len(s.worker(t, dial).Ranks) == n })
 }
 
 func (s *server) explain(t testing.TB, body []byte, header ...string) (x adminExplained) {
@@ -375,9 +375,9 @@ func TestExplainAgreesWithTheChoice(t *testing.T) {
 	for i := range held {
 		c := ask(prose(rnd, 200, 4000)).streamed()
 		go s.chat(t.Context(), c) // until the test ends
-		eventually(t, 10*time.Second, "a lease", func() bool { return s.pool(t).Leases == i+1 })
+		eventually(t, "a lease", func() bool { return s.pool(t).Leases == i+1 })
 	}
-	eventually(t, 10*time.Second, "the engines to have them", func() bool {
+	eventually(t, "the engines to have them", func() bool {
 		n := 0
 		for _, e := range engines {
 			n += e.Requests()
@@ -406,7 +406,7 @@ func TestExplainAgreesWithTheChoice(t *testing.T) {
 		if rnd.IntN(3) == 0 {
 			header = []string{"X-Session-Id", fmt.Sprintf("session-%d", rnd.IntN(cases/25))}
 		}
-		eventually(t, 5*time.Second, "the books of the request before", func() bool { return s.pool(t).Leases == held })
+		eventually(t, "the books of the request before", func() bool { return s.pool(t).Leases == held })
 		asked := time.Now()
 		x := s.explain(t, c.body(), header...)
 		if x.Chosen == nil || x.Policy != "predicted_latency" || x.Plan.Kind != "text" {

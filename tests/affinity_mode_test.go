@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"testing"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 )
@@ -71,7 +70,7 @@ func (h *homed) busy(t *testing.T, at string) (wait func()) {
 	c.Nvext = fmt.Appendf(nil, `{"backend_instance_id":%d,"dp_rank":%d}`, e, rank)
 	before := len(h.engines[e-1].Journal())
 	q := h.start(t, "/v1/chat/completions", string(c.body()))
-	eventually(t, 10*time.Second, "the engine to be busy", func() bool { return len(h.engines[e-1].Journal()) > before })
+	eventually(t, "the engine to be busy", func() bool { return len(h.engines[e-1].Journal()) > before })
 	return func() {
 		t.Helper()
 		if a := q.wait(t); !a.ok() {
@@ -161,7 +160,7 @@ func (h *homed) again(t *testing.T, e *engine.Engine) {
 	if err := e.Restart(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 20*time.Second, "the worker to get requests again", func() bool {
+	eventually(t, "the worker to get requests again", func() bool {
 		return len(h.explainHome(t).Candidates) == len(h.engines)
 	})
 }
@@ -179,7 +178,7 @@ func TestSessionLeavesAHomeThatForgot(t *testing.T) {
 	}
 	e := h.engines[home[1]-'1']
 	e.Kill()
-	eventually(t, 20*time.Second, "its cache to be missed", func() bool {
+	eventually(t, "its cache to be missed", func() bool {
 		return h.scrape(t).value(mirrorCleared, `worker="`+e.Addr()+`"`) > 0
 	})
 	h.again(t, e)

@@ -68,7 +68,7 @@ func serveBadly(t *testing.T) (s *server, addrs []string, bad signsOf) {
 func checkStatus(t *testing.T, s *server, bad signsOf) {
 	t.Helper()
 	row := regexp.MustCompile(`(?m)^(127\.0\.0\.1:\d+) +(\S.*?)  ?sim-8b`)
-	for deadline := time.Now().Add(40 * time.Second); ; time.Sleep(time.Second) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Second) {
 		signs := make(signsOf)
 		code, out := kvRouter(t, "status", "--address", s.admin)
 		for _, m := range row.FindAllStringSubmatch(out, -1) {

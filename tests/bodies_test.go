@@ -75,7 +75,7 @@ func heapOfStreams(t *testing.T, directive string, size int, enough int64) int64
 	for range streamsOfHeap {
 		clients.Go(func() { s.post(ctx, "/v1/chat/completions", body) })
 	}
-	eventually(t, 30*time.Second, "all streams have begun", func() bool { return begun.Load() == streamsOfHeap })
+	eventually(t, "all streams have begun", func() bool { return begun.Load() == streamsOfHeap })
 	grown := heap() - before
 	for deadline := time.Now().Add(2 * time.Second); grown >= enough && time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		grown = min(grown, heap()-before)

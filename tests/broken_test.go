@@ -126,7 +126,7 @@ func TestBrokenUploadIsNoEnginesFault(t *testing.T) {
 			before := s.scrape(t)
 			for i := range 10 {
 				s.spoil(t, v.head, v.body)
-				eventually(t, 5*time.Second, "the broken request is over", func() bool {
+				eventually(t, "the broken request is over", func() bool {
 					m := s.scrape(t)
 					return m.value(requestsTotal, `pool="`+v.name+`"`)-before.value(requestsTotal, `pool="`+v.name+`"`) == float64(2*i+1)
 				})
@@ -148,7 +148,7 @@ func (s *server) spoil(t *testing.T, head, body string) {
 	t.Helper()
 	conn := s.connect(t)
 	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(5 * time.Second))
+	conn.SetDeadline(time.Now().Add(patience))
 	fmt.Fprintf(conn, "%sHost: %s\r\n\r\n%s", head, s.addr, body)
 	if strings.Contains(head, "Content-Length") {
 		conn.(*net.TCPConn).CloseWrite()
@@ -345,7 +345,7 @@ func TestFirstTokenIsAwaited(t *testing.T) {
 			if n := s.logged(t, markedDown); n != 1 {
 				t.Errorf("%d workers were marked down, want 1", n)
 			}
-			eventually(t, 3*time.Second, "the engine has no requests any more", func() bool { return engines[0].Active() == 0 })
+			eventually(t, "the engine has no requests any more", func() bool { return engines[0].Active() == 0 })
 		})
 	}
 }
@@ -436,11 +436,11 @@ func TestClientThatLeavesIsNoticed(t *testing.T) {
 				s.readEvents(ctx, c, v.events, read)
 			}()
 			active := func() int { return engines[0].Active() + engines[1].Active() }
-			eventually(t, 5*time.Second, "an engine has the request", func() bool { return active() == 1 })
+			eventually(t, "an engine has the request", func() bool { return active() == 1 })
 			if v.events > 0 {
 				select {
 				case <-read:
-				case <-time.After(5 * time.Second):
+				case <-time.After(patience):
 					t.Fatal("the stream does not come")
 				}
 			}
@@ -450,7 +450,7 @@ func TestClientThatLeavesIsNoticed(t *testing.T) {
 			leave()
 			left := time.Now()
 			<-gone
-			eventually(t, 3*time.Second, "the engine notices", func() bool { return active() == 0 })
+			eventually(t, "the engine notices", func() bool { return active() == 0 })
 			j := append(engines[0].Journal(), engines[1].Journal()...)
 			if len(j) != 1 || j[0].Left.IsZero() {
 				t.Fatalf("%d requests at the engines, the first left at %v", len(j), j[0].Left)
@@ -531,7 +531,7 @@ func TestUpgradesThatNobodySpeaksEndHere(t *testing.T) {
 		{"GET /v1/other", "Connection: Upgrade\r\nUpgrade: TLS/1.3", true},
 	} {
 		conn := s.connect(t)
-		conn.SetDeadline(time.Now().Add(5 * time.Second))
+		conn.SetDeadline(time.Now().Add(patience))
 		fmt.Fprintf(conn, "%s HTTP/1.1\r\nHost: %s\r\n%s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", v.request, s.addr, v.offer, len(body), body)
 		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 		if err != nil {
@@ -572,7 +572,7 @@ func TestUpgradePasses(t *testing.T) {
 	s := startCaddy(t, route(engines))
 	for _, path := range []string{"/v1/realtime?model=m", "/v1/chat/completions"} {
 		conn := s.connect(t)
-		conn.SetDeadline(time.Now().Add(5 * time.Second))
+		conn.SetDeadline(time.Now().Add(patience))
 		fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n", path, s.addr)
 		in := bufio.NewReader(conn)
 		resp, err := http.ReadResponse(in, nil)

@@ -103,7 +103,7 @@ func (s *server) reload(site string) error {
 	s.client.CloseIdleConnections()
 	probe := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	// The kernel shares connections out among the listeners that are open.
-	for inARow, deadline := 0, time.Now().Add(5*time.Second); inARow < 20; inARow++ {
+	for inARow, deadline := 0, time.Now().Add(patience); inARow < 20; inARow++ {
 		resp, err := probe.Get(s.url + "/.config")
 		if err == nil {
 			var body []byte
@@ -193,8 +193,17 @@ func route(engines []*canned.Engine, block ...string) string {
 	return d + " {\n" + strings.Join(block, "\n") + "\n}"
 }
 
-// eventually waits until cond holds, and fails the test when it does not within d.
-func eventually(t testing.TB, d time.Duration, what string, cond func() bool) {
+// patience is how long tests wait for what must happen at some time. It is long because the machine may be busy.
+const patience = time.Minute
+
+// eventually waits until cond holds, and fails the test if it never does.
+func eventually(t testing.TB, what string, cond func() bool) {
+	t.Helper()
+	within(t, patience, what, cond)
+}
+
+// within waits until cond holds, and fails the test when it does not within d.
+func within(t testing.TB, d time.Duration, what string, cond func() bool) {
 	t.Helper()
 	deadline := time.Now().Add(d)
 	for !cond() {

@@ -96,7 +96,7 @@ func TestCommands(t *testing.T) {
 		t.Errorf("a wrong address: code %d\n%s", code, out)
 	}
 	engines[1].Kill()
-	eventually(t, 10*time.Second, "the dead worker needs a look", func() bool {
+	eventually(t, "the dead worker needs a look", func() bool {
 		s.chat(t.Context(), ask("hello"))
 		code, out := kvRouter(t, "status", "--address", socket)
 		return code == 2 && regexp.MustCompile(regexp.QuoteMeta(b)+" +unreachable").MatchString(out)

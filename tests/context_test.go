@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 	"github.com/tidwall/gjson"
@@ -145,7 +144,7 @@ func TestLongerWorkerIsAway(t *testing.T) {
 	if err := long.Restart(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 10*time.Second, "the prompt to be served", func() bool { return s.chat(t.Context(), chatOf(1, 6000)).ok() })
+	eventually(t, "the prompt to be served", func() bool { return s.chat(t.Context(), chatOf(1, 6000)).ok() })
 }
 
 // TestLengthErrorInAStream has an engine refuse a prompt in its stream, as SGLang does. The request is

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 )
 
 // arrival is a request as an upstream received it.
@@ -252,8 +251,8 @@ func TestErrorRoutesGetTheRequest(t *testing.T) {
 	for _, path := range []string{"/kv_router/queue_full", "/kv_router/queue_full", "/kv_router/queue_timeout"} {
 		held = append(held, s.start(t, path+"/v1/chat/completions", string(ask("wait").body())))
 	}
-	eventually(t, 10*time.Second, "the queue is full", func() bool { return s.scrape(t).value(waitingRequests) == 1 })
-	eventually(t, 10*time.Second, "the upstream that is ill is left alone", func() bool {
+	eventually(t, "the queue is full", func() bool { return s.scrape(t).value(waitingRequests) == 1 })
+	eventually(t, "the upstream that is ill is left alone", func() bool {
 		a := s.post(t.Context(), "/kv_router/ill/v1/chat/completions", ask("hi").body())
 		b := s.post(t.Context(), "/reverse_proxy/ill/v1/chat/completions", ask("hi").body())
 		return a.status == http.StatusOK && b.status == http.StatusOK

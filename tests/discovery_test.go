@@ -97,7 +97,7 @@ func TestWorkersAreKnownWithoutRequests(t *testing.T) {
 	f.again(t)
 	configured.again(t)
 	become("after two have come back", want)
-	eventually(t, inTime, "one request to be let in", func() bool {
+	within(t, inTime, "one request to be let in", func() bool {
 		n := s.worker(t, configured.addr()).Health.LetBack
 		return n != nil && *n == 1 && s.health(t, configured.addr()).refuses == "no"
 	})
@@ -128,7 +128,7 @@ func TestRefusedConnectionLosesTheCache(t *testing.T) {
 				t.Fatal("nothing is thought to be held")
 			}
 			f.stop()
-			eventually(t, inTime, "the cache model to be cleared", func() bool { return s.worker(t, f.addr()).Cache.Cached == 0 })
+			within(t, inTime, "the cache model to be cleared", func() bool { return s.worker(t, f.addr()).Cache.Cached == 0 })
 			f.again(t)
 			if a := s.mustChat(t, simChat(someWords(1000))); a.header.Get("X-KV-Reason") != "load" {
 				t.Errorf("the first request after it is chosen by %q", a.header.Get("X-KV-Reason"))
@@ -170,7 +170,7 @@ func TestFirstPromptsOfTokenIDsAreFoundAgain(t *testing.T) {
 			if d := time.Since(start); d > time.Second {
 				t.Errorf("the first one took %v", d)
 			}
-			eventually(t, 5*time.Second, "the block size to be known", func() bool {
+			eventually(t, "the block size to be known", func() bool {
 				return s.pool(t).Settings.BlockSize == c.block
 			})
 			if n := predicted(); n == "0" {
@@ -187,7 +187,7 @@ func TestRejectedConfigurationAsksNobody(t *testing.T) {
 	other := startFake(t, func(http.ResponseWriter, *http.Request) bool { asked.Add(1); return false })
 	f := startFake(t, nil)
 	s := startCaddy(t, "kv_router "+f.addr())
-	eventually(t, inTime, "the worker to be known", func() bool { return s.health(t, f.addr()).admin == "yes" })
+	within(t, inTime, "the worker to be known", func() bool { return s.health(t, f.addr()).admin == "yes" })
 	busy := startFake(t, nil)
 	for name, load := range map[string]func() error{
 		"not provisioned": func() error { return s.load("kv_router " + other.addr() + rejected) },
@@ -214,7 +214,7 @@ func TestRejectedConfigurationAsksNobody(t *testing.T) {
 		}
 	}
 	was := f.asked("/v1/models")
-	eventually(t, 3*inTime, "the next look at the worker that serves", func() bool { return f.asked("/v1/models") > was })
+	within(t, 3*inTime, "the next look at the worker that serves", func() bool { return f.asked("/v1/models") > was })
 	if n := asked.Load(); n > 0 {
 		t.Errorf("a worker of rejected configurations was asked %d times", n)
 	}
@@ -329,20 +329,20 @@ func TestWorkerThatAcceptsAndNeverAnswersIsNotAvailable(t *testing.T) {
 		}
 	}
 	for _, f := range []*fake{well, sudden, restarted} {
-		eventually(t, inTime, "the workers to be known", is(f.addr(), "yes"))
+		within(t, inTime, "the workers to be known", is(f.addr(), "yes"))
 	}
 	sudden.stop()
 	now := acceptOnly(t, sudden.addr(), true)
 	restarted.stop()
-	eventually(t, inTime, "its absence to be known", is(restarted.addr(), "no"))
+	within(t, inTime, "its absence to be known", is(restarted.addr(), "no"))
 	later := acceptOnly(t, restarted.addr(), true)
-	eventually(t, 30*time.Second, "some connections", func() bool {
+	eventually(t, "some connections", func() bool {
 		if h := s.health(t, restarted.addr()); h.admin != "no" || h.metric != "no" {
 			t.Fatalf("a worker that only accepts connections is %+v", h)
 		}
 		return later.n.Load() >= 4
 	})
-	eventually(t, 10*time.Second, "two to be marked down", func() bool { return is(sudden.addr(), "no")() && is(silent, "no")() })
+	eventually(t, "two to be marked down", func() bool { return is(sudden.addr(), "no")() && is(silent, "no")() })
 	for i := range 20 {
 		if a := s.chat(t.Context(), simChat(fmt.Sprint("question ", i))); !a.ok() {
 			t.Errorf("request %d: status %d, error %v", i, a.status, a.err)
@@ -355,6 +355,6 @@ func TestWorkerThatAcceptsAndNeverAnswersIsNotAvailable(t *testing.T) {
 	later.Close()
 	for _, f := range []*fake{sudden, restarted} {
 		f.again(t)
-		eventually(t, inTime, "its answers to be seen", is(f.addr(), "yes"))
+		within(t, inTime, "its answers to be seen", is(f.addr(), "yes"))
 	}
 }

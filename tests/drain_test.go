@@ -28,15 +28,15 @@ func TestDrainUnderLoad(t *testing.T) {
 	drained := engines[0]
 	l := &load{s: s, resends: 5}
 	l.start(t.Context(), 32)
-	eventually(t, 10*time.Second, "load on the worker", func() bool { return drained.Requests() >= 20 && s.worker(t, drained.Addr()).Load.Requests > 3 })
+	eventually(t, "load on the worker", func() bool { return drained.Requests() >= 20 && s.worker(t, drained.Addr()).Load.Requests > 3 })
 	if w := s.drain(t, drained, "drain"); !w.Draining || w.Load.Requests == 0 {
 		t.Errorf("after drain: %+v", w)
 	}
 	// a request may have been chosen for it just before
-	eventually(t, 10*time.Second, "the worker to be idle", func() bool { return s.worker(t, drained.Addr()).Load.Requests == 0 })
+	eventually(t, "the worker to be idle", func() bool { return s.worker(t, drained.Addr()).Load.Requests == 0 })
 	more := func(n int) {
 		at := len(l.all())
-		eventually(t, 30*time.Second, "further requests", func() bool { return len(l.all()) >= at+n })
+		eventually(t, "further requests", func() bool { return len(l.all()) >= at+n })
 	}
 	more(32)
 	asked := drained.Requests()
@@ -58,7 +58,7 @@ func TestDrainUnderLoad(t *testing.T) {
 		t.Errorf("after undrain: %+v", w)
 	}
 	// sessions stay where they are now: new ones come back
-	eventually(t, 10*time.Second, "requests on the worker", func() bool { return drained.Requests() > asked })
+	eventually(t, "requests on the worker", func() bool { return drained.Requests() > asked })
 	l.stop(10 * time.Second)
 	last, moved := make(map[string]string), 0
 	for _, v := range l.all() {

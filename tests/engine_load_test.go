@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 )
@@ -62,7 +61,7 @@ func keepBusy(t *testing.T, e *engine.Engine, n int) (stop func()) {
 			}
 		})
 	}
-	eventually(t, 10*time.Second, "the engine to be busy", func() bool {
+	eventually(t, "the engine to be busy", func() bool {
 		running := 0
 		for _, r := range e.Loads() {
 			running += r.Running + r.Waiting
@@ -99,7 +98,7 @@ func TestOtherClientsAreSeen(t *testing.T) {
 			}
 			ask() // the prober begins with the first request
 			if on {
-				eventually(t, 10*time.Second, "the other clients to be seen", func() bool { return s.others(t, busy) == direct && s.others(t, engines[1]) == 0 })
+				eventually(t, "the other clients to be seen", func() bool { return s.others(t, busy) == direct && s.others(t, engines[1]) == 0 })
 				if n := s.scrape(t).value(engineRequests, `worker="`+busy.Addr()+`"`, `state="running"`); n != direct {
 					t.Errorf("%s is %v, want %d", engineRequests, n, direct)
 				}
@@ -119,7 +118,7 @@ func TestOtherClientsAreSeen(t *testing.T) {
 			}
 			s.booksAtZero(t)
 			if stop(); on {
-				eventually(t, 10*time.Second, "the other clients to be gone", func() bool { return s.others(t, busy) == 0 })
+				eventually(t, "the other clients to be gone", func() bool { return s.others(t, busy) == 0 })
 			}
 		})
 	}

@@ -78,7 +78,7 @@ func TestJournaledSessionsStayOpen(t *testing.T) {
 	}
 	time.Sleep(1100 * time.Millisecond)
 	startHolder(t, c, engines)
-	eventually(t, 10*time.Second, "the journal to be restored", func() bool { return c.logged(t, "the journal is restored") > 0 })
+	eventually(t, "the journal to be restored", func() bool { return c.logged(t, "the journal is restored") > 0 })
 	for i := range 6 {
 		id := fmt.Sprint(i)
 		c.mustTurn(t, turn{id: id})
@@ -117,7 +117,7 @@ func TestClosesAreRepeated(t *testing.T) {
 		s.mustTurn(t, turn{id: fmt.Sprint(i), action: "close"})
 	}
 	for i := range 6 {
-		eventually(t, 2*time.Second, "the other engine to close", func() bool { return open(others[0], fmt.Sprint(i)) == 0 })
+		eventually(t, "the other engine to close", func() bool { return open(others[0], fmt.Sprint(i)) == 0 })
 	}
 	if open(home, "0") != 1 {
 		t.Error("it is closed although that failed")
@@ -240,7 +240,7 @@ func TestSessionsInAStorm(t *testing.T) {
 	opened := 0
 	for i := range ids {
 		id := fmt.Sprint(i)
-		eventually(t, 15*time.Second, fmt.Sprintf("session %s to be closed: %v", id, did(engines, id)), func() bool {
+		eventually(t, fmt.Sprintf("session %s to be closed: %v", id, did(engines, id)), func() bool {
 			// A deferred close may be followed by another: an open finds the session still there.
 			return !slices.ContainsFunc(engines, func(e *engine.Engine) bool { return open(e, id) > 0 })
 		})

@@ -41,7 +41,7 @@ func holderOf(t testing.TB, engines []*engine.Engine, id string) (home *engine.E
 // without an end.
 func running(t testing.TB, engines []*engine.Engine, path, id string, n int) {
 	t.Helper()
-	eventually(t, 10*time.Second, fmt.Sprintf("%d requests at %s to be under way", n, path), func() bool {
+	eventually(t, fmt.Sprintf("%d requests at %s to be under way", n, path), func() bool {
 		found := 0
 		for _, e := range engines {
 			for _, r := range e.Journal() {
@@ -136,7 +136,7 @@ func TestClientsThatLeaveTheirSessions(t *testing.T) {
 			for _, e := range engines {
 				fails(t, e, engine.Fault{Path: atGenerate})
 			}
-			eventually(t, 10*time.Second, fmt.Sprintf("the sessions to be closed: %v", did(engines, v.name)), func() bool {
+			eventually(t, fmt.Sprintf("the sessions to be closed: %v", did(engines, v.name)), func() bool {
 				n := did(engines, v.name)
 				return n[engine.Opened] == 1 && n[engine.Closed]+n[engine.Deferred] == 1 && n[engine.Unknown] == 0
 			})
@@ -144,7 +144,7 @@ func TestClientsThatLeaveTheirSessions(t *testing.T) {
 			// the id is as good as new
 			v.u = turn{id: v.name}
 			for _, v.u.action = range []string{"open", "close"} {
-				eventually(t, 5*time.Second, "a new session of the id", func() bool { return s.turn(t, v.u).ok() })
+				eventually(t, "a new session of the id", func() bool { return s.turn(t, v.u).ok() })
 			}
 		})
 	}
@@ -218,14 +218,14 @@ func TestRestartedWorkersLoseTheirSessions(t *testing.T) {
 	if err := engines[0].Restart(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 15*time.Second, "the engine to be back", func() bool { return s.turn(t, turn{}).status != http.StatusServiceUnavailable })
+	eventually(t, "the engine to be back", func() bool { return s.turn(t, turn{}).status != http.StatusServiceUnavailable })
 	if a := s.turn(t, turn{}); a.status != http.StatusBadRequest || !strings.Contains(string(a.body), "does not exist") {
 		t.Errorf("status %d, body %.300q", a.status, a.body)
 	}
 	s.mustTurn(t, turn{action: "open"})
 	s.mustTurn(t, turn{})
 	s.mustTurn(t, turn{action: "close"})
-	eventually(t, 5*time.Second, "the session to be closed", func() bool { return did(engines, "s")[engine.Closed] == 1 })
+	eventually(t, "the session to be closed", func() bool { return did(engines, "s")[engine.Closed] == 1 })
 }
 
 // TestBindingsThatEndCloseTheirSessions has bindings that end without a last turn.
@@ -274,7 +274,7 @@ func TestBindingsThatEndCloseTheirSessions(t *testing.T) {
 		if err := s.reload(simulated(engines, "journal off", fmt.Sprintf("affinity {\nttl 5m\nmax_sessions %d\n}", most))); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, 10*time.Second, "the longest idle to be closed", func() bool {
+		eventually(t, "the longest idle to be closed", func() bool {
 			left := 0
 			for i := range n {
 				for _, e := range engines {

@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 )
@@ -132,7 +131,7 @@ func open(e *engine.Engine, id string) int {
 // closed on its engine. No engine may have got another close, or a turn that it refused.
 func closedOnce(t testing.TB, engines []*engine.Engine, id string, opened int) {
 	t.Helper()
-	eventually(t, 15*time.Second, fmt.Sprintf("%d sessions %s to be closed: %v", opened, id, did(engines, id)), func() bool {
+	eventually(t, fmt.Sprintf("%d sessions %s to be closed: %v", opened, id, did(engines, id)), func() bool {
 		n := did(engines, id)
 		for _, e := range engines {
 			if open(e, id) != 0 {
@@ -191,7 +190,7 @@ func TestConversationsThatEnginesHold(t *testing.T) {
 				checkContext(t, engines, id, 5)
 			}
 			for _, outcome := range [][]string{{`action="open"`, `outcome="opened"`}, {`action="close"`, `outcome="closed"`}} {
-				eventually(t, 5*time.Second, fmt.Sprint("all to be counted as ", outcome), func() bool {
+				eventually(t, fmt.Sprint("all to be counted as ", outcome), func() bool {
 					return s.scrape(t).value(engineSessions, outcome...)-before.value(engineSessions, outcome...) == conversations
 				})
 			}
@@ -287,7 +286,7 @@ func TestSessionsThatCannotBeOpened(t *testing.T) {
 			}
 			v.u.id, v.u.action = strings.ReplaceAll(v.name, " ", "-"), "open"
 			s.refusedTurn(t, v.u, v.status, refused)
-			eventually(t, 10*time.Second, "the session to be closed", func() bool { return open(engines[0], v.u.id) == 0 })
+			eventually(t, "the session to be closed", func() bool { return open(engines[0], v.u.id) == 0 })
 			if n := did(engines, v.u.id); n[engine.Opened] != v.opened || n[engine.Continued] != 0 {
 				t.Errorf("the engine did %v", n)
 			}
@@ -330,7 +329,7 @@ func TestSessionsAreTheirTenants(t *testing.T) {
 			if len(ids) != 2 || ids["s"] {
 				t.Errorf("the engine opened %v", ids)
 			}
-			eventually(t, 10*time.Second, "one of the sessions to be closed", func() bool {
+			eventually(t, "one of the sessions to be closed", func() bool {
 				n := 0
 				for id := range ids {
 					n += open(engines[0], id)

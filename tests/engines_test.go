@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
@@ -72,7 +71,7 @@ func TestEnginesAreFoundOut(t *testing.T) {
 		var w adminWorker
 		c := want[f]
 		room := max(c.kv, 262144*min(1, max(0, 1-c.kv)))
-		eventually(t, 10*time.Second, fmt.Sprintf("%s to be found out, with room for %d tokens", f, room), func() bool {
+		eventually(t, fmt.Sprintf("%s to be found out, with room for %d tokens", f, room), func() bool {
 			w = s.worker(t, engines[i].Addr())
 			return w.Engine.Type != "" && w.Cache.Capacity == room
 		})
@@ -114,7 +113,7 @@ func TestOwnRequestsGoAsClientsDo(t *testing.T) {
 	})
 	s := startCaddy(t, "kv_router {\nreverse_proxy "+f.addr()+" {\nrewrite /llm{uri}\nheader_up Host engine.internal\nheader_up Authorization \"Bearer sk-x\"\n}\n}")
 	s.mustChat(t, simChat("hello"))
-	eventually(t, 10*time.Second, "the engine to be found out", func() bool {
+	eventually(t, "the engine to be found out", func() bool {
 		w := s.worker(t, f.addr())
 		return w.Engine.Type == "vllm" && w.Engine.Version == "0.20.0" && len(w.Models.Told) == 1
 	})
@@ -157,7 +156,7 @@ func TestZeroCachedTokensAreTold(t *testing.T) {
 						t.Fatalf("status %d, error %v, body %.200q", a.status, a.err, a.body)
 					}
 				}
-				eventually(t, 5*time.Second, "the answers' end", func() bool { return s.pool(t).Leases == 0 })
+				eventually(t, "the answers' end", func() bool { return s.pool(t).Leases == 0 })
 				w := s.worker(t, engines[0].Addr())
 				if w.Cache.Learned != v.learned || w.Cache.Reported != nil || w.Cache.Learned == (w.Cache.Capacity == 262144) {
 					t.Errorf("usage %s: the cache is %+v", v.usage, w.Cache)

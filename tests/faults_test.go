@@ -142,7 +142,7 @@ func (r *faultRun) play() {
 		directive = route(r.engines, row.block)
 	}
 	r.s = startCaddy(t, directive)
-	eventually(t, 5*time.Second, "the metrics", func() bool { r.before = r.s.scrape(t); return r.before != nil })
+	eventually(t, "the metrics", func() bool { r.before = r.s.scrape(t); return r.before != nil })
 	goroutines := runtime.NumGoroutine()
 
 	r.load = &load{s: r.s}
@@ -164,7 +164,7 @@ func (r *faultRun) play() {
 	}
 	time.Sleep(time.Until(r.struckAt.Add(lasts)))
 	if row.marked == must {
-		eventually(t, 20*time.Second, "the mark", func() bool { return r.firstMark() >= 0 })
+		eventually(t, "the mark", func() bool { return r.firstMark() >= 0 })
 	}
 	r.endedAt = time.Now()
 	r.attempts = r.received() - r.was
@@ -188,7 +188,7 @@ func (r *faultRun) play() {
 	for _, e := range r.engines {
 		e.Kill()
 	}
-	eventually(t, 5*time.Second, "goroutines as before", func() bool { return runtime.NumGoroutine() <= goroutines+4 })
+	eventually(t, "goroutines as before", func() bool { return runtime.NumGoroutine() <= goroutines+4 })
 }
 
 // received returns how many requests the faulty engines have received.
@@ -203,7 +203,7 @@ func (r *faultRun) received() int {
 // awaitReturn waits until each faulty engine serves again.
 func (r *faultRun) awaitReturn() {
 	for _, e := range r.struck() {
-		eventually(r.t, 15*time.Second, "the engine serves again", func() bool {
+		eventually(r.t, "the engine serves again", func() bool {
 			return slices.ContainsFunc(r.load.all(), func(v visit) bool {
 				return v.engine == e.Name() && v.fate == served && v.begun.After(r.endedAt)
 			})

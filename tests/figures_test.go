@@ -38,7 +38,7 @@ func (s *server) wantFigures(t *testing.T, before metrics, want []figure) {
 		return m.value(f.name, f.labels...) - before.value(f.name, f.labels...)
 	}
 	right := func(m metrics, f figure) bool { return math.Abs(grown(m, f)-f.grown) < 1e-9*math.Max(1, f.grown) }
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		m := s.scrape(t)
 		missed := 0
 		for _, f := range want {
@@ -185,7 +185,7 @@ func TestResendsAreBoundedAndCounted(t *testing.T) {
 	for range conns {
 		clients.Go(func() { s.mustPass(t, "/v1/chat/completions") })
 	}
-	eventually(t, 5*time.Second, "the engine has all the connections", func() bool { return engines[0].Active() == conns })
+	eventually(t, "the engine has all the connections", func() bool { return engines[0].Active() == conns })
 	close(all)
 	clients.Wait()
 	s.booksAtZero(t)
@@ -314,7 +314,7 @@ func (s *server) booksAtZero(t testing.TB) {
 		}
 		return true
 	}
-	for deadline := time.Now().Add(2 * time.Second); !zero(); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); !zero(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().Before(deadline) {
 			continue
 		}

@@ -69,7 +69,7 @@ func TestHungEnginesAreFound(t *testing.T) {
 			}
 		})
 	}
-	eventually(t, time.Minute, "both are found to hang", func() bool { return hung() == 2 })
+	eventually(t, "both are found to hang", func() bool { return hung() == 2 })
 	if d := time.Since(start); d < 15*time.Second {
 		t.Errorf("found after %v already", d)
 	}
@@ -101,7 +101,7 @@ func TestHungEnginesAreFound(t *testing.T) {
 	// One at a time shows whether they still hang. An engine may not have noticed the end of the one before.
 	active := func() int { return engines[0].Active() + engines[1].Active() }
 	held, was := active(), engines[2].Requests()
-	eventually(t, time.Minute, "more traffic", func() bool {
+	eventually(t, "more traffic", func() bool {
 		if n := active(); n > held+4 {
 			t.Fatalf("%d requests are at engines that hang, were %d", n, held)
 		}
@@ -119,9 +119,9 @@ func TestHungEnginesAreFound(t *testing.T) {
 	if served[1].Load() == 0 || served[2].Load() != 0 {
 		t.Errorf("patient clients were served %d times by e1 and %d times by e2, want those of e1 to stay and those of e2 to move", served[1].Load(), served[2].Load())
 	}
-	eventually(t, 30*time.Second, "neither hangs any more", func() bool { return hung() == 0 })
+	eventually(t, "neither hangs any more", func() bool { return hung() == 0 })
 	was0, was1 := engines[0].Requests(), engines[1].Requests()
-	eventually(t, 20*time.Second, "both are used again", func() bool { return engines[0].Requests() > was0+10 && engines[1].Requests() > was1+10 })
+	eventually(t, "both are used again", func() bool { return engines[0].Requests() > was0+10 && engines[1].Requests() > was1+10 })
 	if hung, well := s.logged(t, "worker is hung"), s.logged(t, "worker makes progress again"); hung < 2 || hung != well {
 		t.Errorf("%d log lines say that a worker is hung, and %d that it makes progress again", hung, well)
 	}
@@ -181,10 +181,10 @@ func TestFrozenEngineHasTheLastStreams(t *testing.T) {
 			}
 		})
 	}
-	eventually(t, 10*time.Second, "streams at both", func() bool {
+	eventually(t, "streams at both", func() bool {
 		return s.worker(t, addr).Load.Requests > 3 && s.worker(t, other.Addr()).Load.Requests > 3
 	})
-	eventually(t, 10*time.Second, "all to have tokens", func() bool { return s.scrape(t).value(firstToken+"_count") >= before+12 })
+	eventually(t, "all to have tokens", func() bool { return s.scrape(t).value(firstToken+"_count") >= before+12 })
 	if err := frozen.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -239,7 +239,7 @@ func TestRetriesStayWithinTheBudget(t *testing.T) {
 func TestRefusedConnectionsAreFree(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, "pool free", "retry_budget 0% 0/s", "policy round_robin"))
-	eventually(t, 10*time.Second, "the first look at the workers", func() bool {
+	eventually(t, "the first look at the workers", func() bool {
 		up, known := s.available(t, engines[0].Addr())
 		return known && up == 1
 	})
@@ -259,7 +259,7 @@ func TestRefusedConnectionsAreFree(t *testing.T) {
 	if err := engines[0].Restart(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 10*time.Second, "a refusal reaches a client", func() bool {
+	eventually(t, "a refusal reaches a client", func() bool {
 		return s.chat(t.Context(), ask("hi").streamed()).status == http.StatusServiceUnavailable
 	})
 	s.booksAtZero(t)
@@ -281,7 +281,7 @@ func goroutines(t *testing.T, s *server, engines []*canned.Engine, before int) {
 	for _, e := range engines {
 		e.Kill()
 	}
-	eventually(t, 10*time.Second, "goroutines as before", func() bool {
+	eventually(t, "goroutines as before", func() bool {
 		s.client.CloseIdleConnections()
 		return runtime.NumGoroutine() <= before+20
 	})
@@ -343,7 +343,7 @@ func TestClientThatLeavesEndsTheRounds(t *testing.T) {
 		clients.Go(func() { s.chat(ctx, ask("anybody?")) })
 	}
 	clients.Wait()
-	eventually(t, 5*time.Second, "nobody turns in a loop", func() bool {
+	eventually(t, "nobody turns in a loop", func() bool {
 		before := cpuTime()
 		time.Sleep(300 * time.Millisecond)
 		return cpuTime()-before < 120*time.Millisecond

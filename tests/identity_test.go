@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
@@ -32,7 +31,7 @@ func TestAnswersShowTheirSession(t *testing.T) {
 	engines[first.engine()[1]-'1'].Kill()
 	want("home is gone", s.mustChat(t, ask("f"), id...), source, "moved")
 	want("last turn", s.mustChat(t, ask("g"), append(id, "X-Dynamo-Session-Final", "true")...), source, "final")
-	eventually(t, 5*time.Second, "the session to be forgotten", func() bool { return s.scrape(t).value(sessions) == 0 })
+	eventually(t, "the session to be forgotten", func() bool { return s.scrape(t).value(sessions) == 0 })
 	want("a last turn without a binding", s.mustChat(t, ask("h"), append(id, "X-Dynamo-Session-Final", "true")...), source, "final")
 	if n := s.scrape(t).value(sessions); n != 0 {
 		t.Errorf("%v sessions after the last turn of an unknown one", n)

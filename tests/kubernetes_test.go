@@ -160,14 +160,14 @@ func TestRollingUpdates(t *testing.T) {
 		}
 		c.set(fresh, kubernetes.Ready)
 		ready := time.Now()
-		eventually(t, 5*time.Second, "the new pod is an upstream", func() bool { return lists(fresh) })
+		eventually(t, "the new pod is an upstream", func() bool { return lists(fresh) })
 		listed = append(listed, time.Since(ready))
-		eventually(t, 5*time.Second, "the new pod serves", func() bool { return fresh.Requests() > 0 })
+		eventually(t, "the new pod serves", func() bool { return fresh.Requests() > 0 })
 		used = append(used, time.Since(ready))
 		c.set(old, kubernetes.Terminating)
 		ends := time.Now()
 		idle := 0 // checks in a row
-		eventually(t, 5*time.Second, "the old pod has nothing to do", func() bool {
+		eventually(t, "the old pod has nothing to do", func() bool {
 			if idle++; old.Active() > 0 {
 				idle = 0
 			}
@@ -208,7 +208,7 @@ func TestScaleToZeroAndBack(t *testing.T) {
 		for i := range 6 {
 			go func() { answers <- s.chat(t.Context(), ask(fmt.Sprint("waits ", i))) }()
 		}
-		eventually(t, 5*time.Second, "six wait", func() bool { return s.figure(t, waitingRequests) == 6 })
+		eventually(t, "six wait", func() bool { return s.figure(t, waitingRequests) == 6 })
 		if a := s.chat(t.Context(), ask("one too many")); a.status != http.StatusTooManyRequests || !strings.Contains(string(a.body), "there are no workers now, and 6 requests wait") {
 			t.Errorf("status %d, %s", a.status, a.body)
 		}
@@ -228,7 +228,7 @@ func TestScaleToZeroAndBack(t *testing.T) {
 		c.set(e, kubernetes.Terminating)
 		s.mustChat(t, ask("only a terminating one is left"))
 		c.remove(e)
-		eventually(t, 5*time.Second, "no pod is left", func() bool {
+		eventually(t, "no pod is left", func() bool {
 			status, _, err := s.get(t.Context(), s.url+"/plain/v1/models")
 			return err == nil && status == http.StatusServiceUnavailable
 		})

@@ -59,7 +59,7 @@ func (s *server) followed(t testing.TB, e *engine.Engine) followed {
 // awaitKnowledge waits until the events of all ranks of an engine are as wanted.
 func (s *server) awaitKnowledge(t testing.TB, e *engine.Engine, state, knowledge string) {
 	t.Helper()
-	deadline := time.Now().Add(15 * time.Second)
+	deadline := time.Now().Add(patience)
 	for {
 		w := s.followed(t, e)
 		good := len(w.Events) > 0
@@ -288,7 +288,7 @@ func TestEventsOverAReload(t *testing.T) {
 	if err := s.reload(simulated(engines, "response_headers X-KV-", "worker * {\nkv_events off\n}")); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 5*time.Second, "no events are followed", func() bool {
+	eventually(t, "no events are followed", func() bool {
 		return len(s.followed(t, engines[0]).Events)+len(s.followed(t, engines[1]).Events) == 0
 	})
 	if _, predicted, _ := s.askIDs(t, prompt, ""); predicted != 624 {

@@ -147,7 +147,7 @@ func (s *server) applied(t testing.TB) (n uint64) {
 // settle waits until the router has all events of an engine.
 func (s *server) settle(t testing.TB, e *engine.Engine) {
 	t.Helper()
-	eventually(t, 20*time.Second, "engine "+e.Name()+" is quiet", func() bool {
+	eventually(t, "engine "+e.Name()+" is quiet", func() bool {
 		for _, st := range e.Events() {
 			if !st.Quiet() {
 				return false
@@ -160,7 +160,7 @@ func (s *server) settle(t testing.TB, e *engine.Engine) {
 // compare has the router and the engines say how much of earlier prompts they hold.
 func (s *server) compare(t testing.TB, c *crowd, engines []*engine.Engine) {
 	t.Helper()
-	deadline := time.Now().Add(15 * time.Second)
+	deadline := time.Now().Add(patience)
 	for {
 		wrong := ""
 		for i := 0; i < 100 && wrong == ""; i++ {

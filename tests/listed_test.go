@@ -78,7 +78,7 @@ func TestKeysGoToTheirOwnWorkersOnly(t *testing.T) {
 	s := startCaddy(t, fmt.Sprintf(with, a.addr(), a.addr(), b.addr(), b.addr()))
 	s.mustChat(t, askModel("base", 0))
 	for key, e := range map[string]*fake{"Bearer sk-first": a, "": b} {
-		eventually(t, 5*time.Second, "each worker to be asked", func() bool { return e.asked("/v1/models") > 0 })
+		eventually(t, "each worker to be asked", func() bool { return e.asked("/v1/models") > 0 })
 		if got := e.heard("/v1/models").Get("Authorization"); got != key {
 			t.Errorf("a worker whose key is %q was asked with %q", key, got)
 		}
@@ -100,7 +100,7 @@ func TestKeysGoToTheirOwnWorkersOnly(t *testing.T) {
 		}
 	}
 	left, gone := a.asked("/v1/models"), b.asked("/v1/models")
-	eventually(t, 10*time.Second, "the worker that is left to be asked", func() bool { return a.asked("/v1/models") > left })
+	eventually(t, "the worker that is left to be asked", func() bool { return a.asked("/v1/models") > left })
 	if n := b.asked("/v1/models") - gone; n != 0 {
 		t.Errorf("a worker that was removed is asked %d times, with the key %q", n, b.heard("/v1/models").Get("Authorization"))
 	}
@@ -250,7 +250,7 @@ func TestChangedModelsAreServedElsewhere(t *testing.T) {
 	s := startCaddy(t, "kv_router "+one.addr()+" "+two.addr())
 	s.mustChat(t, askModel("a", 0))
 	one.set("b")
-	eventually(t, 3*time.Second, "the engine to be asked for its list", func() bool {
+	eventually(t, "the engine to be asked for its list", func() bool {
 		time.Sleep(25 * time.Millisecond) // the budget for retries is not to be spent
 		_, before := one.counts()
 		for i := range 6 {

@@ -57,7 +57,7 @@ func TestRefusalsAreNotPassiveFailures(t *testing.T) {
 		t.Errorf("Caddy counts failures %v, want none", fails)
 	}
 	was := []int{engines[0].Requests(), engines[1].Requests()}
-	eventually(t, 10*time.Second, "both are used again", func() bool {
+	eventually(t, "both are used again", func() bool {
 		s.chat(t.Context(), ask("later"))
 		return engines[0].Requests() > was[0] && engines[1].Requests() > was[1]
 	})
@@ -66,7 +66,7 @@ func TestRefusalsAreNotPassiveFailures(t *testing.T) {
 		s.mustChat(t, ask("and now?")) // on the other one, as Caddy sees it
 	}
 	engines[1].Kill()
-	eventually(t, 10*time.Second, "requests that nobody answers are failures", func() bool {
+	eventually(t, "requests that nobody answers are failures", func() bool {
 		s.chat(t.Context(), ask("anybody?"))
 		fails := s.passiveFails(t)
 		return fails[engines[0].Addr()]+fails[engines[1].Addr()] > 0
@@ -253,7 +253,7 @@ func TestLongRequestKeepsNobodyAway(t *testing.T) {
 			s := startCaddy(t, route(engines, "pool "+name, "policy round_robin"))
 			bad := engines[1]
 			bad.SetFault(canned.Fault{Kind: canned.Status, Status: 503, Body: "{}"})
-			eventually(t, 5*time.Second, "the mark", func() bool {
+			eventually(t, "the mark", func() bool {
 				s.chat(t.Context(), ask("hi"))
 				return s.logged(t, markedDown) > 0
 			})
@@ -280,7 +280,7 @@ func TestLongRequestKeepsNobodyAway(t *testing.T) {
 			var all sync.WaitGroup
 			t.Cleanup(all.Wait)
 			t.Cleanup(cancel)
-			eventually(t, 10*time.Second, "a request that lasts", func() bool {
+			eventually(t, "a request that lasts", func() bool {
 				all.Go(func() { v.hold(ctx, s) })
 				select {
 				case <-holding:
@@ -290,7 +290,7 @@ func TestLongRequestKeepsNobodyAway(t *testing.T) {
 				}
 			})
 			was := bad.Requests()
-			eventually(t, v.within, "another request there", func() bool {
+			within(t, v.within, "another request there", func() bool {
 				s.mustChat(t, ask("hi"))
 				return bad.Requests() > was+1
 			})

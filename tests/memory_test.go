@@ -45,7 +45,7 @@ func TestAnnouncedBodiesTakeNoMemory(t *testing.T) {
 	for i := range clients {
 		clients[i] = s.announce(t, 600_000, []byte("{"))
 	}
-	eventually(t, 20*time.Second, "all bodies to be counted", func() bool { return s.bodyBytes(t) >= int64(n*each) })
+	eventually(t, "all bodies to be counted", func() bool { return s.bodyBytes(t) >= int64(n*each) })
 	if got := s.bodyBytes(t); got != int64(n*each) {
 		t.Errorf("%d clients that sent a byte take %d bytes of bodies, want %d", n, got, n*each)
 	}
@@ -58,7 +58,7 @@ func TestAnnouncedBodiesTakeNoMemory(t *testing.T) {
 	for _, c := range clients {
 		c.Close()
 	}
-	eventually(t, 20*time.Second, "all to be let go of", func() bool { return s.bodyBytes(t) == 0 })
+	eventually(t, "all to be let go of", func() bool { return s.bodyBytes(t) == 0 })
 	s.booksAtZero(t)
 }
 
@@ -87,7 +87,7 @@ func TestBoundsFollowTheMemoryLimit(t *testing.T) {
 	for i := range 6 {
 		c := s.announce(t, len(body), nil)
 		go func() { _, _ = c.Write(body[:len(body)-1]) }()
-		eventually(t, 20*time.Second, "a body to arrive", func() bool {
+		eventually(t, "a body to arrive", func() bool {
 			now := s.bodyBytes(t)
 			held = max(held, now)
 			streamed := s.scrape(t).value("caddy_kv_router_fallbacks_total", `reason="memory"`)
@@ -272,11 +272,11 @@ func TestGivenBackBodiesAreLetGoOf(t *testing.T) {
 	body := string(ask(strings.Repeat("word ", 16<<20/5)).body())
 	counted := func(t *testing.T, least int64) {
 		t.Helper()
-		eventually(t, 10*time.Second, "the body is counted", func() bool { return s.bodyBytes(t) >= least })
+		eventually(t, "the body is counted", func() bool { return s.bodyBytes(t) >= least })
 	}
 	gone := func(t *testing.T) {
 		t.Helper()
-		eventually(t, 10*time.Second, "the body is let go of", func() bool { return s.bodyBytes(t) == 0 })
+		eventually(t, "the body is let go of", func() bool { return s.bodyBytes(t) == 0 })
 	}
 	t.Run("ClientLeaves", func(t *testing.T) {
 		q := s.start(t, "/v1/chat/completions", body)
@@ -330,7 +330,7 @@ func TestBodiesReadByTheProxyAreLetGoOf(t *testing.T) {
 					t.Errorf("status %d, error %v", a.status, a.err)
 				}
 			}
-			eventually(t, 5*time.Second, "the bodies are let go of", func() bool { return s.bodyBytes(t) == 0 })
+			eventually(t, "the bodies are let go of", func() bool { return s.bodyBytes(t) == 0 })
 		})
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 	"github.com/tidwall/gjson"
@@ -105,7 +104,7 @@ func TestRequestsGoToEnginesWithTheirModel(t *testing.T) {
 		s.mustChat(t, askModel("d", i+1))
 	}
 	want := []string{"a", "a-lora", "b", "c", "d"}
-	eventually(t, 10*time.Second, fmt.Sprint("the list ", want), func() bool {
+	eventually(t, fmt.Sprint("the list ", want), func() bool {
 		_, list, err := s.get(t.Context(), s.url+"/v1/models")
 		var ids []string
 		for _, id := range gjson.Get(list, "data.#.id").Array() {

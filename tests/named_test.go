@@ -199,7 +199,7 @@ func TestRequestsThatMeanAllEngines(t *testing.T) {
 		fmt.Fprintf(&site, "worker %s {\nid %d\n}\n", e.addr, i+1)
 	}
 	s := startCaddy(t, "kv_router "+addrsOf(engines)+" {\nmax_body 1MiB\n"+site.String()+trust("pins")+"\n}")
-	eventually(t, 5*time.Second, "the models to be known", func() bool { return len(s.models(t)) == 2 })
+	eventually(t, "the models to be known", func() bool { return len(s.models(t)) == 2 })
 	received := func(path string) (got [3]int, body string) {
 		for i, e := range engines {
 			e.mu.Lock()
@@ -316,14 +316,14 @@ func TestAbortsReachTheirEngine(t *testing.T) {
 		return n
 	}
 	for i := range 6 {
-		eventually(t, 5*time.Second, "the stream before to end", func() bool { return running() == 0 })
+		eventually(t, "the stream before to end", func() bool { return running() == 0 })
 		id := fmt.Sprintf("request-%d-", i)
 		answers := make(chan answer, 1)
 		go func() {
 			answers <- s.sendBy(t, http.MethodPost, "/generate",
 				`{"rid":"`+id+`","text":"once upon a time","stream":true,"sampling_params":{"max_new_tokens":2000,"ignore_eos":true}}`)
 		}()
-		eventually(t, 5*time.Second, "the stream to begin", func() bool { return running() > 0 })
+		eventually(t, "the stream to begin", func() bool { return running() > 0 })
 		if a := s.sendBy(t, http.MethodPost, "/abort_request", `{"rid":"`+id+`"}`); a.status != http.StatusOK {
 			t.Errorf("status %d, %s", a.status, a.body)
 		}
@@ -332,7 +332,7 @@ func TestAbortsReachTheirEngine(t *testing.T) {
 			if n := strings.Count(string(a.body), "data:"); n > 1500 {
 				t.Errorf("the stream has %d events", n)
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(patience):
 			t.Fatal("the stream goes on")
 		}
 	}
@@ -358,7 +358,7 @@ func TestFormsGoToTheEngineOfTheirModel(t *testing.T) {
 	}
 	engines := []*recorder{start("org/chat", false), start("whisper-1", true), start("org/whisper", true)}
 	s := startCaddy(t, "kv_router "+addrsOf(engines))
-	eventually(t, 5*time.Second, "the models to be known", func() bool { return len(s.models(t)) == 3 })
+	eventually(t, "the models to be known", func() bool { return len(s.models(t)) == 3 })
 	short, long := strings.Repeat("RIFF", 10), strings.Repeat("RIFF\r\n--", 40_000)
 	for _, v := range []struct {
 		name, path, model, file string

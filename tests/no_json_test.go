@@ -69,7 +69,7 @@ func TestUploadsAreStreamed(t *testing.T) {
 			fmt.Fprintf(conn, "%sHost: %s\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n", c.head, s.addr)
 			select {
 			case <-begun:
-			case <-time.After(5 * time.Second):
+			case <-time.After(patience):
 				t.Fatal("the engine has not got the beginning")
 			}
 			fmt.Fprint(conn, "5\r\nworld\r\n0\r\n\r\n")

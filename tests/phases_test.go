@@ -77,7 +77,7 @@ func startApartOf(t *testing.T, cfg engine.Config, prefills, decodes int, option
 	p.site = block + proxy + "}\n}"
 	p.server = startCaddy(t, p.site)
 	_, _, _ = p.get(t.Context(), p.url+"/v1/models") // the pool then knows its workers
-	eventually(t, 10*time.Second, "the engines to be found out", func() bool {
+	eventually(t, "the engines to be found out", func() bool {
 		for i, e := range all {
 			var w struct {
 				Role   string
@@ -120,7 +120,7 @@ func (a answer) wasSplit() bool { return a.header.Get("X-KV-Prefill-Worker") != 
 func (p *apart) settled(t *testing.T) {
 	t.Helper()
 	p.booksAtZero(t)
-	eventually(t, 10*time.Second, "no prompt to wait for a decode engine, and no body", func() bool {
+	eventually(t, "no prompt to wait for a decode engine, and no body", func() bool {
 		for _, e := range p.prefill {
 			if e.Transfers().Held != 0 {
 				return false
@@ -341,7 +341,7 @@ func TestPrefillWorkerVanishes(t *testing.T) {
 	}
 	answered := make(chan answer)
 	go func() { answered <- p.chat(t.Context(), long(1)) }()
-	eventually(t, 10*time.Second, "the hand-off", func() bool { return p.prefill[0].Transfers().Held == 1 })
+	eventually(t, "the hand-off", func() bool { return p.prefill[0].Transfers().Held == 1 })
 	p.prefill[0].Kill()
 	if a := <-answered; !a.ok() || a.wasSplit() {
 		t.Errorf("status %d, header %v", a.status, a.header)
@@ -375,7 +375,7 @@ func TestPrefillWorkerVanishesLater(t *testing.T) {
 					}
 				})
 			}
-			eventually(t, 10*time.Second, "the transfers", func() bool { return p.prefill[0].Transfers().Fetched == 4 })
+			eventually(t, "the transfers", func() bool { return p.prefill[0].Transfers().Fetched == 4 })
 			p.prefill[0].Kill()
 			all.Wait()
 			took := time.Since(begun)
@@ -485,7 +485,7 @@ func TestMooncake(t *testing.T) {
 		}
 		return a.wasSplit()
 	}
-	eventually(t, 10*time.Second, "prompts to be handed over", parts)
+	eventually(t, "prompts to be handed over", parts)
 	prefill.Kill()
 	if parts() {
 		t.Error("a dead engine hands prompts over")
@@ -493,7 +493,7 @@ func TestMooncake(t *testing.T) {
 	if err := prefill.Restart(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 30*time.Second, "prompts to be handed over again", parts)
+	eventually(t, "prompts to be handed over again", parts)
 	s.booksAtZero(t)
 }
 
@@ -557,7 +557,7 @@ func TestReloadBetweenPhases(t *testing.T) {
 		}
 		answered := make(chan answer)
 		go func() { answered <- p.chat(t.Context(), long(1)) }()
-		eventually(t, 10*time.Second, "the prefill phase", func() bool { return p.scrape(t).value(leases) > 0 })
+		eventually(t, "the prefill phase", func() bool { return p.scrape(t).value(leases) > 0 })
 		if err := p.reload(p.site + "\n# again"); err != nil {
 			t.Fatal(err)
 		}
@@ -642,10 +642,10 @@ func TestStormOfPhases(t *testing.T) {
 			for _, e := range all {
 				_ = e.SetFault(engine.Fault{})
 			}
-			eventually(t, 60*time.Second, "all phases to end", func() bool { return p.scrape(t).value(leases) == 0 })
+			eventually(t, "all phases to end", func() bool { return p.scrape(t).value(leases) == 0 })
 			p.settled(t)
-			eventually(t, 10*time.Second, "the sessions to end", func() bool { return p.scrape(t).value(sessions) == 0 })
-			eventually(t, 60*time.Second, "the goroutines to end", func() bool { // connections that are kept have some
+			eventually(t, "the sessions to end", func() bool { return p.scrape(t).value(sessions) == 0 })
+			eventually(t, "the goroutines to end", func() bool { // connections that are kept have some
 				http.DefaultClient.CloseIdleConnections()
 				return runtime.NumGoroutine() < before+100
 			})
@@ -663,7 +663,7 @@ func TestDeadPrefillWorkerIsNotAsked(t *testing.T) {
 	takesSeconds(t)
 	p := startApartOf(t, engine.Config{Transfer: new(engine.Transfer)}, 1, 1, "split always")
 	p.prefill[0].Kill()
-	eventually(t, 10*time.Second, "the mark", func() bool { return p.logged(t, "worker is marked down") > 0 })
+	eventually(t, "the mark", func() bool { return p.logged(t, "worker is marked down") > 0 })
 	before := p.scrape(t).value(retriesTotal)
 	for i := range 16 {
 		if a := p.chat(t.Context(), long(i)); !a.ok() || a.wasSplit() {

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
@@ -168,7 +167,7 @@ func TestPinnedWorkerIsOut(t *testing.T) {
 		t.Errorf("of the drained worker: answered by %s", a.engine())
 	}
 	engines[0].SetFault(canned.Fault{Kind: canned.Status, Status: 500})
-	eventually(t, 10*time.Second, "the worker is out", func() bool {
+	eventually(t, "the worker is out", func() bool {
 		w := s.worker(t, engines[0].Addr())
 		return w.Health.Proxy != nil && !*w.Health.Proxy
 	})
@@ -347,7 +346,7 @@ func TestResponseIsNamedWhileItIsMade(t *testing.T) {
 	}
 	q := s.start(t, "/v1/responses", `{"model":"m","input":"x","stream":true}`)
 	defer q.leave()
-	eventually(t, 5*time.Second, "its response is known", func() bool { return s.pool(t).Responses == 1 })
+	eventually(t, "its response is known", func() bool { return s.pool(t).Responses == 1 })
 	for range 4 {
 		req, _ := http.NewRequestWithContext(t.Context(), "GET", s.url+"/v1/responses/resp_slow", http.NoBody)
 		if a := s.do(req); a.engine() != home.Load() {

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
@@ -26,7 +25,7 @@ func (s *server) adopt(t testing.TB, site string) {
 
 func runs(t testing.TB, g *gate, n int64) {
 	t.Helper()
-	eventually(t, 5*time.Second, fmt.Sprintf("%s has %d requests", g.name, n), func() bool { return g.running.Load() == n })
+	eventually(t, fmt.Sprintf("%s has %d requests", g.name, n), func() bool { return g.running.Load() == n })
 }
 
 // TestLimitsChangeWhileRequestsWait raises the limit by a reload, then lowers it.
@@ -238,7 +237,7 @@ func TestMaxRunningAutoIsWhatEnginesReport(t *testing.T) {
 		flag  string
 	}{{8, "found", ""}, {4, "found", ""}, {4, "found", ""}, {0, "unknown", "--max-num-seqs"}, {0, "unknown", "--max_batch_size"}, {3, "configured", ""}} {
 		dial := engines[i].Addr()
-		eventually(t, 10*time.Second, string(flavours[i])+" to be found out", func() bool { return s.worker(t, dial).Engine.Type != "" })
+		eventually(t, string(flavours[i])+" to be found out", func() bool { return s.worker(t, dial).Engine.Type != "" })
 		w := s.worker(t, dial)
 		limit := 0
 		if w.Load.Max != nil {
@@ -255,7 +254,7 @@ func TestMaxRunningAutoIsWhatEnginesReport(t *testing.T) {
 			t.Errorf("%s: %s is %v", flavours[i], engineWarnings, n)
 		}
 	}
-	eventually(t, 5*time.Second, "two lines in the log", func() bool { return len(s.conditions(t, warning)) >= 2 })
+	eventually(t, "two lines in the log", func() bool { return len(s.conditions(t, warning)) >= 2 })
 	for _, l := range s.conditions(t, warning) {
 		if l.Level != "warn" || l.Upstream != engines[3].Addr() && l.Upstream != engines[4].Addr() || l.Effect == "" || l.Advice == "" {
 			t.Errorf("the log says %+v", l)

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 )
@@ -163,7 +162,7 @@ func TestRanksOfOneWorkerAreTriedOnce(t *testing.T) {
 	}
 	one.Kill()
 	body, _ := json.Marshal(simChat("compressed, as the header has it"))
-	eventually(t, 10*time.Second, "a body that is not read to be told its rank", func() bool {
+	eventually(t, "a body that is not read to be told its rank", func() bool {
 		s.post(t.Context(), "/v1/chat/completions", body, "Content-Encoding", "x-none")
 		for _, r := range four.Journal() {
 			if r.Header.Get("Content-Encoding") == "x-none" && r.RankFrom == "header" {
@@ -224,7 +223,7 @@ func TestAnswersWithoutACountProveNothing(t *testing.T) {
 		t.Errorf("the cache model was cleared %v times", n)
 	}
 	const what = "answers carry no cached-token counts"
-	eventually(t, 10*time.Second, what, func() bool { return len(s.conditions(t, what)) > 0 })
+	eventually(t, what, func() bool { return len(s.conditions(t, what)) > 0 })
 	if l := s.conditions(t, what); len(l) != 1 || !strings.Contains(l[0].Advice, "--enable-cache-report") {
 		t.Errorf("the log says %+v, want one line: %s", l, what)
 	}

@@ -143,7 +143,7 @@ func TestStreamsSurviveReload(t *testing.T) {
 	for _, e := range engines {
 		e.Kill()
 	}
-	eventually(t, 10*time.Second, "goroutines as before", func() bool { return runtime.NumGoroutine() <= goroutines+4 })
+	eventually(t, "goroutines as before", func() bool { return runtime.NumGoroutine() <= goroutines+4 })
 }
 
 // judgeReloads has all requests served, and sessions at home on the engines that

@@ -93,7 +93,7 @@ func (r *restart) turn(k *talk) {
 	}
 	var a answer
 	var run int32
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		run = r.runs.Load()
 		if a = r.chat(r.t.Context(), k.chat, header...); a.ok() {
 			break
@@ -153,7 +153,7 @@ func interrupt(t *testing.T, conversations int, how syscall.Signal) *restart {
 	r.pause = time.Minute / time.Duration(conversations*turns)
 	var wg sync.WaitGroup
 	wg.Go(func() { r.converse(talks, turns) })
-	eventually(t, 5*time.Minute, "half of the turns", func() bool { return int(r.done.Load()) >= conversations*turns/2 })
+	within(t, 5*time.Minute, "half of the turns", func() bool { return int(r.done.Load()) >= conversations*turns/2 })
 	r.end(how)
 	r.runs.Add(1)
 	r.start(t, site)
@@ -212,7 +212,7 @@ func TestRefusedConfigurationWritesNothing(t *testing.T) {
 	if err := s.reload(simulated([]*engine.Engine{e}, named)); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 10*time.Second, "the journal in the metrics", func() bool {
+	eventually(t, "the journal in the metrics", func() bool {
 		status, text, err := s.get(t.Context(), "http://"+s.admin+"/metrics")
 		return err == nil && status == http.StatusOK && strings.Contains(text, "caddy_kv_router_journal_bytes")
 	})
@@ -279,7 +279,7 @@ func (c *child) start(t testing.TB, site string) {
 	if err = c.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 30*time.Second, "Caddy to serve", func() bool {
+	eventually(t, "Caddy to serve", func() bool {
 		status, _, err := c.get(context.Background(), c.url+"/.config")
 		return err == nil && status == http.StatusOK
 	})

@@ -443,7 +443,7 @@ func TestDrainedStreamsMove(t *testing.T) {
 		})
 	}
 	const path = "/pools/moves/workers/"
-	eventually(t, 5*time.Second, "streams on both", func() bool { return engines[0].Requests() > 5 && engines[1].Requests() > 5 })
+	eventually(t, "streams on both", func() bool { return engines[0].Requests() > 5 && engines[1].Requests() > 5 })
 	time.Sleep(100 * time.Millisecond)
 	caddy.api(t, http.MethodPost, path+engines[0].Addr()+"/drain?move", nil, nil)
 	all.Wait()

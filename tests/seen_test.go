@@ -10,7 +10,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
@@ -21,7 +20,7 @@ func TestRoutingIsLogged(t *testing.T) {
 	s := startCaddy(t, route(engines), "debug")
 	s.mustChat(t, ask("anybody?"))
 	line := regexp.MustCompile(`"msg":"worker chosen",.*"worker":\d+,.*"dp_rank":0,.*"overlap_blocks":\d+,.*"request_blocks":\d+`)
-	eventually(t, 2*time.Second, "the debug line", func() bool {
+	eventually(t, "the debug line", func() bool {
 		data, err := os.ReadFile(s.log)
 		return err == nil && line.Match(data)
 	})
@@ -50,7 +49,7 @@ func TestChoiceIsInPlaceholdersAndAccessLog(t *testing.T) {
 	var entry struct {
 		Router map[string]any `json:"kv_router"`
 	}
-	eventually(t, 2*time.Second, "the access log", func() bool {
+	eventually(t, "the access log", func() bool {
 		data, err := os.ReadFile(file)
 		if err != nil {
 			return false
@@ -78,7 +77,7 @@ func TestPoolLinesFollowTheLogs(t *testing.T) {
 			}
 		}
 		e.Kill()
-		eventually(t, 5*time.Second, "the pool's line", func() bool {
+		eventually(t, "the pool's line", func() bool {
 			s.chat(t.Context(), ask("hello"))
 			data, _ := os.ReadFile(file)
 			return bytes.Contains(data, []byte(`"worker is marked down"`)) && bytes.Contains(data, []byte(e.Addr()))
@@ -98,7 +97,7 @@ func TestRefusedRequestsAreLogged(t *testing.T) {
 			t.Fatalf("nvext %s: status %d, body %q", nvext, a.status, a.body)
 		}
 	}
-	eventually(t, 2*time.Second, "both refusals in the access log", func() bool {
+	eventually(t, "both refusals in the access log", func() bool {
 		data, _ := os.ReadFile(file)
 		return bytes.Count(data, []byte(`"kv_router":{"outcome":"rejected"`)) == 2
 	})

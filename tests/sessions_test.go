@@ -31,7 +31,7 @@ func TestClientsEndTheirSessions(t *testing.T) {
 			t.Errorf("%s: served by %s, reason %q, the session is on %s", action, a.engine(), a.header.Get("X-KV-Reason"), home)
 		}
 	}
-	eventually(t, 5*time.Second, "the session to be forgotten", func() bool { return s.scrape(t).value(sessions) == 0 })
+	eventually(t, "the session to be forgotten", func() bool { return s.scrape(t).value(sessions) == 0 })
 
 	s.mustChat(t, controlled("never seen", `,"action":"close"`))
 	if n := s.scrape(t).value(sessions); n != 0 {
@@ -64,7 +64,7 @@ func TestClientsSayHowLongSessionsAreKept(t *testing.T) {
 			t.Errorf("%s: kept for %v, want %v", c.control, got, c.want)
 		}
 	}
-	eventually(t, 5*time.Second, "the session to lapse", func() bool { return s.sessionLeft(t) <= 0 })
+	eventually(t, "the session to lapse", func() bool { return s.sessionLeft(t) <= 0 })
 }
 
 // TestMovedSessionsAreKeptAsLong kills the worker of a session. The next turn moves the
@@ -132,7 +132,7 @@ func TestSessionsAreRecognizedByDefault(t *testing.T) {
 		if v.isNew {
 			known++
 		}
-		eventually(t, 5*time.Second, fmt.Sprintf("%v sessions after %s", known, v.place), func() bool { return s.scrape(t).value(sessions) == known })
+		eventually(t, fmt.Sprintf("%v sessions after %s", known, v.place), func() bool { return s.scrape(t).value(sessions) == known })
 	}
 }
 

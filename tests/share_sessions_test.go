@@ -69,7 +69,7 @@ func TestEngineSessionsOverRouters(t *testing.T) {
 	for _, id := range []string{"used", "unused"} {
 		routers[0].mustTurn(t, turn{id: id, action: "open", ttl: 3})
 	}
-	eventually(t, 15*time.Second, "the unused session to expire", func() bool {
+	eventually(t, "the unused session to expire", func() bool {
 		routers[1].mustTurn(t, turn{id: "used"})
 		return did(engines, "unused")[engine.Closed] > 0
 	})
@@ -99,7 +99,7 @@ func TestEngineSessionsOverRouters(t *testing.T) {
 	if err := v.Restart(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 10*time.Second, "the session to go on", func() bool { return routers[0].turn(t, turn{id: "certain"}).ok() })
+	eventually(t, "the session to go on", func() bool { return routers[0].turn(t, turn{id: "certain"}).ok() })
 	routers[0].mustTurn(t, turn{id: "certain", action: "close"})
 	closedOnce(t, engines, "certain", 1)
 }
@@ -133,7 +133,7 @@ func TestEngineSessionsOfOtherRouters(t *testing.T) {
 	if _, err := v.Ask("FLUSHALL"); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 10*time.Second, "the routers to go on", func() bool {
+	eventually(t, "the routers to go on", func() bool {
 		return r[0].sharing(t).Connected && r[1].sharing(t).Connected
 	})
 	for i := range 3 {
@@ -151,19 +151,19 @@ func TestEngineSessionsOfOtherRouters(t *testing.T) {
 		return w.Draining
 	}
 	r[0].api(t, http.MethodPost, at(2)+"/drain", nil, new(any))
-	eventually(t, 5*time.Second, "the other router to drain it", func() bool { return drains(r[1], 2) })
+	eventually(t, "the other router to drain it", func() bool { return drains(r[1], 2) })
 	v.Kill()
 	for i := range 3 {
 		r[1].refusedTurn(t, turn{id: fmt.Sprint("down", i)}, http.StatusServiceUnavailable, "session_not_opened")
 	}
 	r[0].api(t, http.MethodPost, at(2)+"/undrain", nil, new(any)) // this, too, is told later
-	eventually(t, 10*time.Second, "the router to notice that nobody hears of it", func() bool { return !r[0].sharing(t).Connected })
+	eventually(t, "the router to notice that nobody hears of it", func() bool { return !r[0].sharing(t).Connected })
 	if err := v.Restart(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 10*time.Second, "the end of the drain", func() bool { return !drains(r[0], 2) && !drains(r[1], 2) })
+	eventually(t, "the end of the drain", func() bool { return !drains(r[0], 2) && !drains(r[1], 2) })
 	r[0].api(t, http.MethodPost, at(1)+"/drain", nil, new(any)) // is told after all else
-	eventually(t, 5*time.Second, "the other router to drain another one", func() bool { return drains(r[1], 1) })
+	eventually(t, "the other router to drain another one", func() bool { return drains(r[1], 1) })
 	if drains(r[0], 2) || drains(r[1], 2) {
 		t.Error("the drain came back")
 	}
@@ -183,11 +183,11 @@ func TestLockOfATurnIsRenewed(t *testing.T) {
 	body := fmt.Sprintf(`{"text":%q,"sampling_params":{"max_new_tokens":700,"ignore_eos":true},"stream":true,`+
 		`"nvext":{"session_control":{"session_id":"l"}}}`, text)
 	first := r[0].server.start(t, atGenerate, body)
-	eventually(t, 10*time.Second, "the first turn to run", func() bool { return did(engines, "l")[engine.Continued] == 1 })
+	eventually(t, "the first turn to run", func() bool { return did(engines, "l")[engine.Continued] == 1 })
 	if _, err := v.Ask("FLUSHALL"); err != nil {
 		t.Skip("this server cannot forget")
 	}
-	eventually(t, 10*time.Second, "the lock to be renewed", func() bool {
+	eventually(t, "the lock to be renewed", func() bool {
 		locks, _ := v.Ask("KEYS", "*turn:*")
 		return strings.Contains(locks, "turn:")
 	})

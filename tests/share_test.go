@@ -67,8 +67,7 @@ func (s *server) sharing(t testing.TB) sharing {
 
 func (s *server) awaitRouters(t testing.TB, n int) {
 	t.Helper()
-	// A router that cannot ask the engines at its start asks again after 15 s, and only then shares.
-	eventually(t, 40*time.Second, fmt.Sprint(n, " other routers"), func() bool {
+	eventually(t, fmt.Sprint(n, " other routers"), func() bool {
 		state, live := s.sharing(t), 0
 		for _, r := range state.Routers {
 			if r.Live && r.Refused == "" {
@@ -158,13 +157,13 @@ func TestRoutersActAsOne(t *testing.T) {
 			return w.Draining
 		}
 	}
-	eventually(t, 5*time.Second, "the drain at the other router", drains(b))
+	eventually(t, "the drain at the other router", drains(b))
 	third := newChild(t)
 	third.start(t, simulated(engines, site, "affinity {\n\tmode hard\n}"))
 	third.awaitRouters(t, 2)
-	eventually(t, 15*time.Second, "the drain at the one that joins", drains(third))
+	eventually(t, "the drain at the one that joins", drains(third))
 	b.api(t, http.MethodPost, defaultPool+"/workers/"+engines[2].Addr()+"/undrain", nil, new(any))
-	eventually(t, 5*time.Second, "the end of the drain", func() bool { return !drains(a)() && !drains(third)() })
+	eventually(t, "the end of the drain", func() bool { return !drains(a)() && !drains(third)() })
 
 	long := c
 	long.MaxTokens = 4000
@@ -173,13 +172,13 @@ func TestRoutersActAsOne(t *testing.T) {
 	for range 5 {
 		go a.chat(ctx, long)
 	}
-	eventually(t, 5*time.Second, "the load of the other router", func() bool { return b.othersRequests(t) == 5 && third.othersRequests(t) == 5 })
+	eventually(t, "the load of the other router", func() bool { return b.othersRequests(t) == 5 && third.othersRequests(t) == 5 })
 	a.end(syscall.SIGKILL)
-	eventually(t, 8*time.Second, "no load of a dead router", func() bool { return b.othersRequests(t) == 0 && third.othersRequests(t) == 0 })
+	eventually(t, "no load of a dead router", func() bool { return b.othersRequests(t) == 0 && third.othersRequests(t) == 0 })
 
 	other := newChild(t)
 	other.start(t, simulated(engines, site, "affinity {\n\tmode hard\n}\nindex {\n\ttext_block 128\n}"))
-	eventually(t, 10*time.Second, "a router with other blocks to be refused", func() bool {
+	eventually(t, "a router with other blocks to be refused", func() bool {
 		list := other.sharing(t).Routers
 		return len(list) > 0 && strings.Contains(list[0].Refused+list[len(list)-1].Refused, "text_block")
 	})
@@ -369,7 +368,7 @@ func TestShareFaults(t *testing.T) {
 	load.mu.Unlock()
 	time.Sleep(500 * time.Millisecond) // what is under way
 	routers[0].end(syscall.SIGKILL)
-	eventually(t, 8*time.Second, "no load of a dead router", func() bool {
+	eventually(t, "no load of a dead router", func() bool {
 		routers[1].awaitRouters(t, 1)
 		return true
 	})
@@ -430,7 +429,7 @@ func TestFailoverBehindOneAddress(t *testing.T) {
 	if err := first.Demote(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 10*time.Second, "the error", func() bool { return strings.Contains(s.sharing(t).Error, "READONLY") })
+	eventually(t, "the error", func() bool { return strings.Contains(s.sharing(t).Error, "READONLY") })
 	s.awaitRouters(t, 0)
 	if answer, err := second.Ask("EXISTS", "kv_router:{default}:journal"); err != nil || !strings.Contains(answer, "1") {
 		t.Errorf("the new primary has no stream: %q, %v", answer, err)

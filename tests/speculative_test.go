@@ -42,7 +42,7 @@ func TestNextTurnIsFoundWarm(t *testing.T) {
 	c.Messages = append(c.Messages, message{"assistant", first.text}, message{"user", "and then?"})
 	a := s.mustChat(t, c, session...)
 	var own, last engine.Record
-	eventually(t, 5*time.Second, "the engine to have noted the ends", func() bool {
+	eventually(t, "the engine to have noted the ends", func() bool {
 		for _, r := range e.Journal() {
 			if r.Header.Get("User-Agent") == "kv_router" && r.Method == http.MethodPost {
 				own = r
@@ -237,7 +237,7 @@ func TestSpeculativePrefillIsLeftOut(t *testing.T) {
 			if own, _ := e.counts(); own != 0 {
 				t.Errorf("the engine was sent %v", e.body)
 			}
-			eventually(t, 2*time.Second, "the bodies to be let go of", func() bool { return s.bodyBytes(t) == 0 })
+			eventually(t, "the bodies to be let go of", func() bool { return s.bodyBytes(t) == 0 })
 		})
 	}
 }
@@ -272,7 +272,7 @@ func TestBusyWorkerIsLeftAlone(t *testing.T) {
 	s := startCaddy(t, "kv_router "+e.addr+" {\n"+speculates+"\n"+maxRunning(2)+"\n}")
 	before := s.scrape(t)
 	slow := s.start(t, "/v1/chat/completions", string(ask("slow").streamed().body()), "X-Slow", "1")
-	eventually(t, 5*time.Second, "the other request to run", func() bool { return s.scrape(t).value(workerRequests) == 1 })
+	eventually(t, "the other request to run", func() bool { return s.scrape(t).value(workerRequests) == 1 })
 	s.post(t.Context(), "/v1/chat/completions", turnOf("a turn"))
 	s.speculated(t, before, "busy", 1)
 	close(goOn)
@@ -308,13 +308,13 @@ func TestWhatEndsASpeculativePrefill(t *testing.T) {
 			s := startCaddy(t, site)
 			before := s.scrape(t)
 			s.mustPost(t, turnOf(long))
-			eventually(t, 5*time.Second, "the prefix to be computed", func() bool { own, _ := e.counts(); return own == 1 })
+			eventually(t, "the prefix to be computed", func() bool { own, _ := e.counts(); return own == 1 })
 			if m := s.scrape(t); m.value(leases) != 1 || m.value(workerRequests) != 1 {
 				t.Errorf("%v leases and %v requests are booked for it", m.value(leases), m.value(workerRequests))
 			}
 			c.then(t, s, site)
 			s.speculated(t, before, c.outcome, 1)
-			eventually(t, 5*time.Second, "the engine to be told", func() bool { _, left := e.counts(); return left == 1 })
+			eventually(t, "the engine to be told", func() bool { _, left := e.counts(); return left == 1 })
 			s.booksAtZero(t)
 			if n := s.bodyBytes(t); n != 0 {
 				t.Errorf("%d bytes of bodies are kept", n)
@@ -385,7 +385,7 @@ func TestSpeculativePrefillsAreBounded(t *testing.T) {
 	}
 	turns.Wait()
 	s.wantFigures(t, before, []figure{{speculativeTotal, []string{`outcome="limit"`}, 2}})
-	eventually(t, 5*time.Second, "two prefixes to be computed", func() bool {
+	eventually(t, "two prefixes to be computed", func() bool {
 		own, _ := e.counts()
 		return own == 2
 	})

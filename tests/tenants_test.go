@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
@@ -69,7 +68,7 @@ func TestTenantsShareNothing(t *testing.T) {
 	if n := s.pool(t).Sessions; n != 4 {
 		t.Errorf("%d sessions, want 4", n)
 	}
-	eventually(t, 5*time.Second, "the end", func() bool { return s.pool(t).Leases == 0 })
+	eventually(t, "the end", func() bool { return s.pool(t).Leases == 0 })
 }
 
 // TestTenantsHaveNoSaltButTheirOwn has clients send another tenant's salt beside their own

@@ -77,7 +77,7 @@ func (c *collector) named(name string) []*tracepb.Span {
 // its selections.
 func (c *collector) trace(t *testing.T, selections int) (caddys, route *tracepb.Span, selected []*tracepb.Span) {
 	t.Helper()
-	eventually(t, 5*time.Second, "the spans come", func() bool {
+	eventually(t, "the spans come", func() bool {
 		routes := c.named("kv_router.route_request")
 		selected = c.named("kv_router.select_worker")
 		if len(routes) != 1 || len(selected) != selections {

@@ -408,7 +408,7 @@ func TestTrailersDoNotPass(t *testing.T) {
 		fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/octet-stream\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n"+
 			"Trailer: X-Tenant-Id, X-Dynamo-Request-Priority, X-Sum\r\n\r\n%x\r\n%s\r\n0\r\nX-Tenant-Id: victim\r\nX-Dynamo-Request-Priority: 9\r\nX-Override-Priority: 9\r\nX-Sum: 1\r\n\r\n",
 			v.path, s.addr, len(v.body), v.body)
-		_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+		_ = conn.SetDeadline(time.Now().Add(patience))
 		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 		if err != nil || resp.StatusCode != http.StatusOK {
 			t.Fatalf("%s: %v, %v", v.path, resp, err)
@@ -420,7 +420,7 @@ func TestTrailersDoNotPass(t *testing.T) {
 			if len(got) != 0 {
 				t.Errorf("%s of %d bytes: the engine got the trailer %v", v.path, len(v.body), got)
 			}
-		case <-time.After(5 * time.Second):
+		case <-time.After(patience):
 			t.Fatalf("%s did not reach the engine", v.path)
 		}
 	}

@@ -72,7 +72,7 @@ func TestModelThatNoWorkerHas(t *testing.T) {
 	}
 	wrong()
 	b.stop()
-	eventually(t, 10*time.Second, "the mark", func() bool { return s.logged(t, "worker is marked down") > 0 })
+	eventually(t, "the mark", func() bool { return s.logged(t, "worker is marked down") > 0 })
 	wrong()
 	if a := s.chat(t.Context(), askModel("qwen-b", 0)); a.status != http.StatusServiceUnavailable {
 		t.Errorf("the model of a worker that is down: status %d, body %s", a.status, a.body)

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
@@ -119,7 +118,7 @@ func TestCompressedStreamsAreNoticed(t *testing.T) {
 			t.Fatalf("the stream is %q: encode was to compress it", a.header.Get("Content-Encoding"))
 		}
 	}
-	eventually(t, 2*time.Second, "the log says so", func() bool { return len(s.conditions(t, condition)) > 0 })
+	eventually(t, "the log says so", func() bool { return len(s.conditions(t, condition)) > 0 })
 	if got := s.conditions(t, condition); len(got) != 1 || got[0].Pool != "squeezed" {
 		t.Errorf("the log says %+v, want one line", got)
 	}

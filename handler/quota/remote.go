@@ -1,0 +1,156 @@
+package quota
+
+import (
+	"time"
+)
+
+// Change is a change of an account.
+type Change struct {
+	Key              Key
+	Requests, Tokens int64
+	Running          int           // 1: a request begins, -1: it ends
+	Age              time.Duration // since it began, if it ends
+}
+
+// State is how an account stands at a router.
+type State struct {
+	Key     Key
+	Running int // requests under way there
+	Levels  []Level
+}
+
+// Level is how much of a limit is used.
+type Level struct {
+	Of     Unit
+	Per    Window
+	Used   int64
+	Period int64 // the number of the part of the calendar, if it is a limit for one
+}
+
+// Apply applies a change at another router, or one of an earlier run if the router is 0. at is its time by
+// this router's clock.
+func (b *Book) Apply(router uint64, at time.Time, c Change) {
+	r := b.rules.Load()
+	if r == nil || !r.any {
+		return
+	}
+	b.apply(router, at, r, c)
+	b.changed(at, c, true)
+}
+
+func (b *Book) apply(router uint64, at time.Time, r *rules, c Change) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	t := b.moment(at)
+	a := b.account(t, r, c.Key)
+	a.add(c, t)
+	if router != 0 {
+		b.runs(router, a, c.Key, b.peers[router][c.Key]+c.Running)
+	}
+}
+
+// runs notes how many requests of an account are under way at another router. The lock is held.
+func (b *Book) runs(router uint64, a *account, k Key, n int) {
+	of := b.peers[router]
+	n = max(0, n)
+	if a.remote += n - of[k]; n == 0 {
+		delete(of, k)
+		return
+	}
+	if of == nil {
+		if b.peers == nil {
+			b.peers = make(map[uint64]map[Key]int)
+		}
+		of = make(map[Key]int)
+		b.peers[router] = of
+	}
+	of[k] = n
+}
+
+// Gone ends the requests of a router that has ended, or begins anew. What they have reserved stays used.
+func (b *Book) Gone(router uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for k, n := range b.peers[router] {
+		if a := b.accounts[k]; a != nil {
+			a.remote -= n
+		}
+	}
+	delete(b.peers, router)
+}
+
+// States passes the states of all accounts to each, or of those that have changed within a time if it is
+// not 0.
+func (b *Book) States(now time.Time, within time.Duration, each func(*State)) {
+	r := b.rules.Load()
+	if r == nil {
+		return
+	}
+	var all []State // each may take the journal's lock
+	b.mu.Lock()
+	t := b.moment(now)
+	for k, a := range b.accounts {
+		if within > 0 && t.book-a.touched > int64(within) {
+			continue
+		}
+		a.follow(r, k)
+		a.advance(t)
+		if a.idle() {
+			continue
+		}
+		s := State{Key: k, Running: a.running, Levels: make([]Level, 0, len(a.limits))}
+		for i, l := range a.limits {
+			if m := &a.meters[i]; m.used > 0 {
+				level := Level{Of: l.Of, Per: l.Per, Used: int64(m.used + 0.5)}
+				if l.Per < 0 {
+					level.Period = m.at
+				}
+				s.Levels = append(s.Levels, level)
+			}
+		}
+		all = append(all, s)
+	}
+	b.mu.Unlock()
+	for i := range all {
+		each(&all[i])
+	}
+}
+
+// Merge takes the state of an account at another router, or of an earlier run if the router is 0. Routers
+// count what all of them use, so the larger figure is right.
+func (b *Book) Merge(router uint64, at time.Time, s *State) {
+	b.merge(router, at, s, func(used, theirs float64) float64 { return max(used, theirs) })
+}
+
+// Add adds the states of another book, which has counted what this one has not.
+func (b *Book) Add(now time.Time, of *Book) {
+	of.States(now, 0, func(s *State) {
+		b.merge(0, now, s, func(used, theirs float64) float64 { return used + theirs })
+	})
+}
+
+func (b *Book) merge(router uint64, at time.Time, s *State, join func(used, theirs float64) float64) {
+	r := b.rules.Load()
+	if r == nil || !r.any {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	t := b.moment(at)
+	a := b.account(t, r, s.Key)
+	a.touched = max(a.touched, t.book)
+	for _, level := range s.Levels {
+		for i := range a.limits {
+			l, m := &a.limits[i], &a.meters[i]
+			if l.Of != level.Of || l.Per != level.Per || l.Of == Concurrent {
+				continue
+			}
+			if m.advance(l, t); l.Per > 0 || level.Period == m.at {
+				m.used = join(m.used, float64(min(max(0, level.Used), maxAmount)))
+			}
+		}
+	}
+	if router != 0 {
+		b.runs(router, a, s.Key, s.Running)
+	}
+}

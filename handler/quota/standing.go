@@ -1,0 +1,114 @@
+package quota
+
+import (
+	"slices"
+	"strconv"
+	"time"
+)
+
+// Headers passes the headers to set that say how the limits stand, named and formatted as OpenAI's.
+func (f *Figures) Headers(set func(name, value string)) {
+	for of := range f {
+		if n := &f[of]; n.Set {
+			h := &headers[of]
+			set(h[0], strconv.FormatInt(n.Limit, 10))
+			set(h[1], strconv.FormatInt(n.Remaining, 10))
+			set(h[2], shown(n.Reset))
+		}
+	}
+}
+
+var headers = [2][3]string{
+	Requests: {"X-Ratelimit-Limit-Requests", "X-Ratelimit-Remaining-Requests", "X-Ratelimit-Reset-Requests"},
+	Tokens:   {"X-Ratelimit-Limit-Tokens", "X-Ratelimit-Remaining-Tokens", "X-Ratelimit-Reset-Tokens"},
+}
+
+// shown returns a time such as 6m0s or 240ms.
+func shown(d time.Duration) string {
+	if d >= time.Second {
+		return (d + time.Second - 1).Truncate(time.Second).String()
+	}
+	return (d + time.Millisecond - 1).Truncate(time.Millisecond).String()
+}
+
+// Standing is how the limits of all tenants stand.
+type Standing struct {
+	Tenants int `json:"tenants"` // with accounts
+	// Forgotten are the accounts that were given up, because there were too many.
+	Forgotten uint64            `json:"forgotten"`
+	Refused   map[string]uint64 `json:"refused"` // requests, by the kind of the limit
+	Top       []TenantStanding  `json:"top"`     // those that have used most of a limit
+}
+
+// TenantStanding is how the limits of one tenant stand.
+type TenantStanding struct {
+	// Tenant is its name, empty for requests without a tenant. It is the hash after # if only other
+	// routers, or an earlier run, have seen the name.
+	Tenant  string          `json:"tenant"`
+	Running int             `json:"running"` // requests under way, at all routers
+	Refused uint64          `json:"refused"` // by this router
+	Limits  []LimitStanding `json:"limits"`
+}
+
+// LimitStanding is how one limit stands.
+type LimitStanding struct {
+	Limit string  `json:"limit"`
+	Used  int64   `json:"used"`
+	Reset float64 `json:"reset_seconds"` // until nothing of it is used
+}
+
+// Stand returns how the limits stand, with so many tenants.
+func (b *Book) Stand(now time.Time, most int) *Standing {
+	r := b.rules.Load()
+	if r == nil || !r.any {
+		return nil
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	t := b.moment(now)
+	s := &Standing{Tenants: len(b.accounts), Forgotten: b.lost, Refused: make(map[string]uint64, units)}
+	for of, n := range b.refused {
+		s.Refused[Unit(of).String()] = n //nolint:gosec // one of three
+	}
+	type one struct {
+		key  Key
+		part float64
+	}
+	var top []one
+	for k, a := range b.accounts {
+		a.follow(r, k)
+		a.advance(t)
+		if part, of := a.used(); of >= 0 && part > 0 {
+			top = append(top, one{k, part})
+		}
+	}
+	slices.SortFunc(top, func(x, y one) int {
+		switch {
+		case x.part > y.part:
+			return -1
+		case x.part < y.part:
+			return 1
+		}
+		return 0
+	})
+	for _, o := range top[:min(most, len(top))] {
+		s.Top = append(s.Top, b.accounts[o.key].stand(t, o.key))
+	}
+	return s
+}
+
+func (a *account) stand(t moment, k Key) TenantStanding {
+	s := TenantStanding{Tenant: a.name, Running: a.running + a.remote, Refused: a.refused}
+	if a.name == "" && k.Tenant != 0 {
+		s.Tenant = "#" + strconv.FormatUint(k.Tenant, 16)
+	}
+	for i := range a.limits {
+		l, m := &a.limits[i], &a.meters[i]
+		one := LimitStanding{Limit: l.String(), Used: int64(m.used + 0.5), Reset: m.wait(l, t, 0).Seconds()}
+		if l.Of == Concurrent {
+			one.Used, one.Reset = int64(s.Running), 0
+		}
+		s.Limits = append(s.Limits, one)
+	}
+	return s
+}
