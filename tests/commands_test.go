@@ -62,6 +62,8 @@ func TestCommands(t *testing.T) {
 			want string
 		}{
 			{"status", 0, `(?s)pool default.*WORKER +STATE.*` + regexp.QuoteMeta(a) + ` +ok `},
+			{"ready", 0, "^ready"},
+			{"ready --pool nothing", 1, "there is no pool nothing"},
 			{"status --json", 0, `"workers": \[`},
 			{"drain " + a, 0, "is drained: nothing runs on it"},
 			{"status", 0, regexp.QuoteMeta(a) + " +drained"},
@@ -195,5 +197,33 @@ func write(t testing.TB, file, text string) {
 	t.Helper()
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestRunCommand runs a router without a configuration file.
+func TestRunCommand(t *testing.T) {
+	for args, want := range map[string]string{"": "name at least one engine", "--to x:1 --api-key a --api-key-file b": "use one of them"} {
+		if code, out := kvRouter(t, append([]string{"run", "--print"}, strings.Fields(args)...)...); code != 1 || !strings.Contains(out, want) {
+			t.Errorf("%s: code %d, %s", args, code, out)
+		}
+	}
+	engines := startEngines(t, 2, canned.Pace{})
+	args := []string{"run", "--to", engines[0].Addr(), "--to", engines[1].Addr(), "--api-key", `a "b`, "--share", "valkey://127.0.0.1:1"}
+	code, file := kvRouter(t, append(args, "--print", "--listen", ":8080")...)
+	for _, want := range []string{"http://:8080 {", engines[0].Addr() + " " + engines[1].Addr(), "api_key `a \"b`", "share valkey:", "persist_config off"} {
+		if code != 0 || !strings.Contains(file, want) {
+			t.Fatalf("code %d, without %q:\n%s", code, want, file)
+		}
+	}
+	s := startCaddy(t, strings.Replace(file[strings.Index(file, "\tkv_router_ready"):], "\n}\n", "", 1)) // what is in the site
+	s.mustChat(t, ask("hello"))
+	for _, want := range []string{"200 ready", "503 not ready: no worker can serve"} {
+		eventually(t, 20*time.Second, want, func() bool {
+			code, body, err := s.get(t.Context(), "http://"+s.addr+"/ready")
+			return err == nil && fmt.Sprintf("%d %s", code, strings.TrimSpace(body)) == want
+		})
+		for _, e := range engines {
+			e.Kill()
+		}
 	}
 }

@@ -42,6 +42,7 @@ func (Admin) Routes() []caddy.AdminRoute {
 	return []caddy.AdminRoute{
 		{Pattern: "/kv_router/", Handler: caddy.AdminHandlerFunc(notThere)},
 		{Pattern: "/kv_router/{$}", Handler: caddy.AdminHandlerFunc(adminPage)},
+		{Pattern: "/kv_router/ready", Handler: methods{http.MethodGet: getReady}},
 		{Pattern: "/kv_router/pools", Handler: methods{http.MethodGet: getPools}},
 		{Pattern: one, Handler: methods{http.MethodGet: ofPool(getPool)}},
 		{Pattern: one + "/state", Handler: methods{http.MethodGet: ofPool(getState)}},

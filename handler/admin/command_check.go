@@ -47,13 +47,23 @@ func runCheck(fl caddycmd.Flags) (int, error) {
 	if _, err = caddy.ProvisionContext(cfg); err != nil {
 		return exitFailed, err
 	}
-	end := time.Now().Add(fl.Duration("timeout"))
-	found, workers := 0, 0
 	for x := range joined.Range {
 		if prober, ok := x.(*Explainer).Dispatcher.Probes.(*discovery.Prober); ok {
 			prober.Start()
 		}
 	}
+	if len(sortedPools()) == 0 {
+		return exitFailed, fmt.Errorf("the configuration has no kv_router")
+	}
+	if checkPools(fl.Duration("timeout")) > 0 {
+		return exitLook, nil
+	}
+	return exitOK, nil
+}
+
+// checkPools prints what the engines have answered within a time, and returns the number of problems.
+func checkPools(timeout time.Duration) (found int) {
+	end, workers := time.Now().Add(timeout), 0
 	for _, p := range sortedPools() {
 		fmt.Printf("pool %s\n", p.Name)
 		for _, w := range sortedWorkers(p) {
@@ -69,15 +79,12 @@ func runCheck(fl caddycmd.Flags) (int, error) {
 			found++
 		}
 	}
-	switch {
-	case len(sortedPools()) == 0:
-		return exitFailed, fmt.Errorf("the configuration has no kv_router")
-	case found > 0:
+	if found > 0 {
 		fmt.Printf("%d problems\n", found)
-		return exitLook, nil
+	} else {
+		fmt.Printf("%d workers are well\n", workers)
 	}
-	fmt.Printf("%d workers are well\n", workers)
-	return exitOK, nil
+	return found
 }
 
 // writeChecked prints what is known of a worker, and returns the number of its problems.

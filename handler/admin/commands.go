@@ -21,7 +21,7 @@ import (
 func init() {
 	caddycmd.RegisterCommand(caddycmd.Command{
 		Name:  "kv-router",
-		Usage: "status|explain|drain|undrain|sessions|page|check|record",
+		Usage: "run|status|ready|explain|drain|undrain|sessions|page|check|record",
 		Short: "Shows and steers kv_router",
 		Long: `
 Shows and steers a kv_router that runs, by Caddy's admin endpoint: that of
@@ -32,7 +32,7 @@ something needs a look: a worker of status, a refused request of explain, a
 problem of check, or a drain that did not end in time.`,
 		CobraFunc: func(cmd *cobra.Command) {
 			cmd.AddCommand(statusCommand(), explainCommand(), drainCommand("drain"), drainCommand("undrain"),
-				sessionsCommand(), pageCommand(), checkCommand(), recordCommand())
+				sessionsCommand(), pageCommand(), checkCommand(), recordCommand(), readyCommand(), runCommand())
 			cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 		},
 	})

@@ -28,6 +28,7 @@ var operations = map[string]struct {
 	does    string
 }{
 	"GET /kv_router/":                                       {nil, "", "The live page"},
+	"GET /kv_router/ready":                                  {readyView{}, "pool", "Whether a worker can serve; 503 if none can"},
 	"GET /kv_router/pools":                                  {[]poolView{}, "", "All pools"},
 	"GET /kv_router/pools/{pool}":                           {poolView{}, "", "A pool"},
 	"GET /kv_router/pools/{pool}/state":                     {stateView{}, "since", "A pool's workers and their last five minutes, in short"},

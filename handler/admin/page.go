@@ -5,7 +5,6 @@ import (
 	_ "embed"
 	"encoding/base64"
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"strings"
 	"sync"
@@ -137,15 +136,8 @@ func (s Status) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.Ha
 //
 //	kv_router_status [<matcher>] [<pool>]
 func parseStatus(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
-	h.Next() // the directive's name
-	s := new(Status)
-	if h.NextArg() {
-		s.Pool = h.Val()
-	}
-	if h.NextArg() || h.NextBlock(0) {
-		return nil, fmt.Errorf("kv_router_status: takes one pool at most: %w", h.ArgErr())
-	}
-	return s, nil
+	name, err := parsePool(h)
+	return &Status{name}, err
 }
 
 // Interface guard

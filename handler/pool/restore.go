@@ -287,6 +287,9 @@ func finish(of *atomic.Pointer[chan struct{}]) {
 	}
 }
 
+// Restores returns whether the journal of an earlier run is being read.
+func (p *Pool) Restores() bool { return p.kept.reading.Load() != nil }
+
 // AwaitJournal waits until all that the journal has of an earlier run is restored.
 func (p *Pool) AwaitJournal(ctx context.Context) {
 	if over := p.kept.reading.Load(); over != nil {

@@ -7,14 +7,14 @@
 //  3. Class: the one with the least service for its weight.
 //  4. Tenant: the one with the least service for its weight. Among tenants that differ by less than
 //     slack, the earliest latest start. So a deadline never buys more than a fair share.
-//  5. Within a tenant, the least of two times: the latest start that keeps a deadline (deadline -
-//     cost), or arrival + kappa x cost where there is none. Kappa is how many requests wait for each
-//     one that runs: what it costs them if this one goes first. The arrival in it is the ageing.
+//  5. Within a tenant, the earliest time. With a deadline that is the latest start, deadline - cost.
+//     Without one it is arrival + kappa x cost. Kappa is half of how many requests wait for each one
+//     that runs: what it costs them if this one goes first. The arrival in it is the ageing.
 //
 // Service is work in milliseconds. It counts only while requests wait: what is used while nobody
-// waits is taken from nobody. A tenant or class that comes back from idle is lifted to the service
-// of the one served last, so it has no credit from before (start-time fair queueing; Goyal, Vin,
-// Cheng: SIGCOMM 1996).
+// waits is taken from nobody. A tenant or class that comes back from idle begins with the least
+// service of those that wait. It has no credit from before. This is start-time fair queueing
+// (Goyal, Vin, Cheng: SIGCOMM 1996) with the lift of VTC (Sheng and others: OSDI 2024).
 package queue
 
 import (
@@ -27,6 +27,10 @@ import (
 
 // slack is the difference of service, in milliseconds, within which deadlines decide.
 const slack = 500
+
+// aged is the share of what a request costs those behind it that counts against its age. With 1, the
+// longest waits in overload are up to 1.24 times as long, for nothing in the mean.
+const aged = 0.5
 
 // latePatience is after how many times its target a late request is as urgent as those in time.
 const latePatience = 4
@@ -47,7 +51,7 @@ type Entry struct {
 	Lane  any
 	Value any
 
-	node   *node
+	flow   *flow
 	key    time.Time // see rule 5
 	number uint64
 	index  int
@@ -78,20 +82,20 @@ type lane struct {
 type band struct {
 	background bool
 	tier       int
-	classes    []*nodes // none empty
+	classes    []*flows // none empty
 }
 
-// nodes are the tenants of a class in a band: a heap by service.
-type nodes struct {
+// flows are the tenants of a class in a band: a heap by service.
+type flows struct {
 	class *service
 	of    *band
-	heap  []*node
+	heap  []*flow
 }
 
-// node is the requests of one tenant there: a heap by key.
-type node struct {
+// flow is the requests of one tenant there: a heap by key.
+type flow struct {
 	account *Account
-	in      *nodes
+	in      *flows
 	lane    *lane
 	heap    []*Entry
 	number  uint64 // in order of coming
@@ -121,7 +125,7 @@ type Account struct {
 	weight  float64
 	waiting int
 	cost    float64 // of those that wait
-	nodes   []*node
+	flows   []*flow
 }
 
 // Len returns how many requests wait.
@@ -146,13 +150,13 @@ func (q *Queue) Push(e *Entry, now time.Time) {
 	q.length++
 	q.entered++
 	e.number, e.late = q.entered, false
-	e.key = e.Arrival.Add(ms((0.5 + float64(a.waiting)/float64(max(1, q.Parallel))) * e.Cost))
+	e.key = e.Arrival.Add(ms(aged * (0.5 + float64(a.waiting)/float64(max(1, q.Parallel))) * e.Cost))
 	if !e.Deadline.IsZero() {
 		e.key = e.Deadline.Add(-ms(e.Cost))
 		e.checkLate(now)
 	}
-	n := q.node(e, a)
-	e.node = n
+	n := q.flow(e, a)
+	e.flow = n
 	heap.Push((*entries)(&n.heap), e)
 	if n.index < 0 {
 		heap.Push((*byService)(&n.in.heap), n)
@@ -161,11 +165,11 @@ func (q *Queue) Push(e *Entry, now time.Time) {
 
 // Remove removes a request. It does nothing if the request does not wait.
 func (q *Queue) Remove(e *Entry) {
-	n := e.node
+	n := e.flow
 	if n == nil {
 		return
 	}
-	e.node = nil
+	e.flow = nil
 	heap.Remove((*entries)(&n.heap), e.index)
 	a := n.account
 	a.waiting--
@@ -222,7 +226,7 @@ func (q *Queue) leastOf(s *service) float64 {
 
 // First returns the first request of the lanes that may start; nil if there is none.
 func (q *Queue) First(may func(lane any) bool, now time.Time) *Entry {
-	var best *node
+	var best *flow
 	for _, l := range q.lanes {
 		if !may(l.key) {
 			continue
@@ -252,10 +256,10 @@ func (q *Queue) All(f func(lane any, e *Entry)) {
 	}
 }
 
-// Last returns the request that a full queue gives up: the last one of the tenant with the most
-// requests for its weight, in a background class if one waits.
+// Last returns the request that a full queue gives up. It is the last one of the tenant with the most
+// requests for its weight, of those of a background class if one waits.
 func (q *Queue) Last() *Entry {
-	var most *node
+	var most *flow
 	for _, l := range q.lanes {
 		b := l.bands[len(l.bands)-1]
 		for _, c := range b.classes {
@@ -294,14 +298,14 @@ func (q *Queue) Settle(a *Account, work float64) {
 func (a *Account) add(work float64) {
 	a.of.used += work / a.of.weight
 	a.used += work / a.weight
-	for _, n := range a.nodes {
+	for _, n := range a.flows {
 		heap.Fix((*byService)(&n.in.heap), n.index)
 	}
 }
 
-// Ahead returns how much work, in milliseconds, starts before the request would if it came now:
-// what waits of its tenant, as much of each other tenant of its class for its weight, and all that
-// waits before its class. Classes share by weight.
+// Ahead returns how much work, in milliseconds, would start before the request if it came now. That
+// is what waits of its tenant, and as much of each other tenant of its class for its weight. Other
+// classes add as much for theirs.
 func (q *Queue) Ahead(e *Entry) float64 {
 	own, weight := 0.0, positive(e.Weight)
 	if a := q.accounts[account{e.Class.name(), e.Tenant}]; a != nil {
@@ -362,15 +366,15 @@ func (q *Queue) forget() {
 	}
 }
 
-// node returns where a request waits. The node may be new, and then in no heap.
-func (q *Queue) node(e *Entry, a *Account) *node {
+// flow returns where a request waits. The flow may be new, and then in no heap.
+func (q *Queue) flow(e *Entry, a *Account) *flow {
 	l := q.byKey[e.Lane]
 	if l == nil {
 		l = &lane{key: e.Lane}
 		q.byKey[e.Lane] = l
 		q.lanes = append(q.lanes, l)
 	}
-	for _, n := range a.nodes {
+	for _, n := range a.flows {
 		if n.lane == l && n.in.of.tier == e.Tier && n.in.of.background == e.Class.isBackground() {
 			return n
 		}
@@ -381,23 +385,23 @@ func (q *Queue) node(e *Entry, a *Account) *node {
 		l.bands = slices.Insert(l.bands, i, sought)
 	}
 	b := l.bands[i]
-	k := slices.IndexFunc(b.classes, func(c *nodes) bool { return c.class == a.of })
+	k := slices.IndexFunc(b.classes, func(c *flows) bool { return c.class == a.of })
 	if k < 0 {
 		k = len(b.classes)
-		b.classes = append(b.classes, &nodes{class: a.of, of: b})
+		b.classes = append(b.classes, &flows{class: a.of, of: b})
 	}
-	n := &node{account: a, in: b.classes[k], lane: l, number: e.number, index: -1}
-	a.nodes = append(a.nodes, n)
+	n := &flow{account: a, in: b.classes[k], lane: l, number: e.number, index: -1}
+	a.flows = append(a.flows, n)
 	return n
 }
 
-// drop drops a node without requests.
-func (q *Queue) drop(n *node) {
+// drop drops a flow without requests.
+func (q *Queue) drop(n *flow) {
 	heap.Remove((*byService)(&n.in.heap), n.index)
-	n.account.nodes = slices.DeleteFunc(n.account.nodes, func(o *node) bool { return o == n })
+	n.account.flows = slices.DeleteFunc(n.account.flows, func(o *flow) bool { return o == n })
 	b := n.in.of
 	if len(n.in.heap) == 0 {
-		b.classes = slices.DeleteFunc(b.classes, func(c *nodes) bool { return c == n.in })
+		b.classes = slices.DeleteFunc(b.classes, func(c *flows) bool { return c == n.in })
 	}
 	if len(b.classes) == 0 {
 		n.lane.bands = slices.DeleteFunc(n.lane.bands, func(o *band) bool { return o == b })
@@ -409,8 +413,8 @@ func (q *Queue) drop(n *node) {
 }
 
 // first returns the tenant whose request is the first of the lane.
-func (l *lane) first(now time.Time) *node {
-	of := slices.MinFunc(l.bands[0].classes, func(a, b *nodes) int {
+func (l *lane) first(now time.Time) *flow {
+	of := slices.MinFunc(l.bands[0].classes, func(a, b *flows) int {
 		return cmp.Or(cmp.Compare(a.class.used, b.class.used), cmp.Compare(a.class.name, b.class.name))
 	})
 	best := of.heap[0]
@@ -426,7 +430,7 @@ func (l *lane) first(now time.Time) *node {
 }
 
 // before returns whether a tenant's first request comes before another's, of another lane.
-func (n *node) before(o *node) bool {
+func (n *flow) before(o *flow) bool {
 	a, b := n.account, o.account
 	if c := n.in.of.compare(o.in.of); c != 0 {
 		return c < 0
@@ -444,7 +448,7 @@ func (n *node) before(o *node) bool {
 }
 
 // after returns whether a full queue gives up a request of n before one of o.
-func (n *node) after(o *node) bool {
+func (n *flow) after(o *flow) bool {
 	if c := n.in.of.compare(o.in.of); c != 0 {
 		return c > 0
 	}
@@ -462,7 +466,7 @@ func (b *band) compare(o *band) int {
 }
 
 // due is the latest start of the first request if it has a deadline.
-func (n *node) due() time.Time {
+func (n *flow) due() time.Time {
 	if e := n.heap[0]; !e.Deadline.IsZero() {
 		return e.key
 	}
@@ -470,7 +474,7 @@ func (n *node) due() time.Time {
 }
 
 // checkLate moves requests that have become late back. Each moves once.
-func (n *node) checkLate(now time.Time) {
+func (n *flow) checkLate(now time.Time) {
 	for n.heap[0].checkLate(now) {
 		heap.Fix((*entries)(&n.heap), 0)
 	}
@@ -526,7 +530,7 @@ func (h *entries) Pop() any {
 }
 
 // byService is a heap by the tenants' service.
-type byService []*node
+type byService []*flow
 
 func (h byService) Len() int { return len(h) }
 func (h byService) Less(i, k int) bool {
@@ -540,7 +544,7 @@ func (h byService) Swap(i, k int) {
 }
 
 func (h *byService) Push(x any) {
-	n := x.(*node) //nolint:forcetypeassert,errcheck // container/heap has no other types
+	n := x.(*flow) //nolint:forcetypeassert,errcheck // container/heap has no other types
 	n.index = len(*h)
 	*h = append(*h, n)
 }

@@ -173,7 +173,7 @@ func TestQueueStaysWhole(t *testing.T) {
 				if o.Lane == lane && !o.Class.isBackground() && (e.Class.isBackground() || o.Tier < e.Tier) {
 					t.Fatalf("%+v is before %+v", e, o)
 				}
-				if o.node == e.node && o.compare(e) < 0 {
+				if o.flow == e.flow && o.compare(e) < 0 {
 					t.Fatalf("%+v is before %+v of the same tenant", e, o)
 				}
 			}

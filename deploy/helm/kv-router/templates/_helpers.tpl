@@ -55,6 +55,7 @@ capabilities: {drop: [ALL]}
 
 :8080 {
 	log
+	kv_router_ready /ready
 	@odd vars_regexp {http.request.uri.path} (^|/)[.][.]?(/|$)|//
 	respond @odd 400
 {{- if not .Values.apiKey.allowAnonymous }}
