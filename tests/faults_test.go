@@ -87,7 +87,7 @@ var faultPace = canned.Pace{Words: 20, FirstToken: 20 * time.Millisecond, PerWor
 
 // TestFaultTable has 32 clients hold streamed conversations with four engines at default
 // settings. Faults occur in the middle. The test logs the table of counts in
-// docs/reliability.md.
+// tests/README.md.
 func TestFaultTable(t *testing.T) {
 	takesSeconds(t)
 	lines := []string{
