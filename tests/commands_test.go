@@ -218,7 +218,7 @@ func TestRunCommand(t *testing.T) {
 	s := startCaddy(t, strings.Replace(file[strings.Index(file, "\tkv_router_ready"):], "\n}\n", "", 1)) // what is in the site
 	s.mustChat(t, ask("hello"))
 	for _, want := range []string{"200 ready", "503 not ready: no worker can serve"} {
-		eventually(t, 20*time.Second, want, func() bool {
+		eventually(t, want, func() bool {
 			code, body, err := s.get(t.Context(), "http://"+s.addr+"/ready")
 			return err == nil && fmt.Sprintf("%d %s", code, strings.TrimSpace(body)) == want
 		})

@@ -14,6 +14,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	"github.com/caddyserver/caddy/v2"
 )
@@ -39,6 +40,7 @@ type registry struct {
 	Settings  atomic.Pointer[Settings]
 	Scheduler *kvscore.Scheduler
 	Incidents observe.Incidents
+	events    chan event // for Caddy's events app
 	aliases   aliases
 
 	servingSince atomic.Int64  // when the last configuration began to serve, Unix seconds
@@ -274,7 +276,9 @@ func (r *registry) Logger() *zap.Logger {
 	if serving.GetMetricsRegistry() != nil {
 		log = serving.Logger(logs{})
 	}
-	return log.With(zap.String("pool", r.Name))
+	return log.WithOptions(zap.WrapCore(func(c zapcore.Core) zapcore.Core {
+		return zapcore.NewTee(c, emitter{to: r.events})
+	})).With(zap.String("pool", r.Name))
 }
 
 // maxClaimed bounds how many ranks an engine can claim. Each is a target, with a stream of KV events.

@@ -24,6 +24,7 @@ func New(name string, s *Settings, closer func(*Pool) Closer) (*Pool, error) {
 	p := &Pool{
 		registry: &registry{
 			Name: name, Scheduler: kvscore.NewScheduler(s.schedulerSettings()), workers: make(map[string]*worker.Worker),
+			events: make(chan event, mostEvents),
 		},
 	}
 	p.life, p.endLife = context.WithCancel(context.Background())
@@ -47,6 +48,7 @@ func New(name string, s *Settings, closer func(*Pool) Closer) (*Pool, error) {
 	observe.RetryDenied(name, 0) // so that its 0 is visible
 	p.declareAll(s)
 	go p.maintain()
+	go p.emit(p.life)
 	return p, nil
 }
 
