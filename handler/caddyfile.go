@@ -83,7 +83,7 @@ func (h *Handler) options() options {
 		},
 		"queue": func(d *caddyfile.Dispenser) error {
 			h.Queue = new(pool.Queue)
-			return options{"max_waiting": &h.Queue.MaxWaiting, "max_wait": &h.Queue.MaxWait}.readBlock(d, "queue option")
+			return options{"max_waiting": &h.Queue.MaxWaiting, "max_wait": &h.Queue.MaxWait, "hold": &h.Queue.Hold}.readBlock(d, "queue option")
 		},
 		"resume": func(d *caddyfile.Dispenser) error {
 			h.Resume = new(resume.Config)

@@ -109,6 +109,7 @@ func (l *Lease) Prefilled(now time.Time) { l.prefilled(now, showsEnd) }
 func (l *Lease) Failed(now time.Time) { l.prefilled(now, showsFailure) }
 
 func (l *Lease) prefilled(now time.Time, shown showing) {
+	defer l.roomier() // after the unlock
 	l.Alive(now)
 	l.scheduler.mu.Lock()
 	defer l.scheduler.mu.Unlock()
@@ -124,6 +125,7 @@ func (l *Lease) prefilled(now time.Time, shown showing) {
 }
 
 func (l *Lease) prefillOver(now time.Time, how Sign, learn bool, answered int64) {
+	defer l.roomier() // after the unlock
 	l.Alive(now)
 	l.scheduler.mu.Lock()
 	defer l.scheduler.mu.Unlock()
@@ -205,6 +207,9 @@ func (l *Lease) End(computed bool, answer *Answer) bool {
 	first, lost := s.endNow(l, computed, answer)
 	if lost > 0 && s.onLost != nil {
 		s.onLost(l.Target(), lost)
+	}
+	if first {
+		l.roomier()
 	}
 	return first
 }

@@ -15,6 +15,8 @@ type load struct {
 	requests  int
 	remote    int       // of requests, those of other routers
 	prefill   int64     // tokens booked and not computed
+	promised  int64     // tokens: see Scheduler.Promise
+	step      int64     // tokens of a step of the engine; 0 is unknown
 	unshared  float64   // complete prompt blocks, counted for each request
 	decoding  int64     // prompt tokens of requests whose prefill is over, counted for each of them
 	untracked float64   // of unshared, those that the cache model has no room for

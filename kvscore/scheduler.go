@@ -48,6 +48,7 @@ type Scheduler struct {
 	restored map[Target]*LearnedTarget
 	journal  Journal
 	onLost   func(t Target, tokens int64)
+	onRoom   func(t Target)
 
 	fallback LeastLoad // for policies that return an invalid choice
 

@@ -51,7 +51,8 @@ type Request struct {
 // Select lets the policy choose among targets, and books the request on the chosen one. It
 // returns the chosen position and the lease, or -1 and nil without targets. A bound of 0 or
 // more is a position: Select takes that target without the policy. sel gets the terms of
-// the choice in either case. It belongs to the caller, which may reuse it.
+// the choice in either case. It belongs to the caller, which may reuse it. With Selection.Hold,
+// the lease is nil if the target has no room.
 //
 // If the policy's choice is invalid, Select takes the least loaded target: see
 // Selection.Fault. If the policy panics, nothing is booked.
@@ -80,7 +81,7 @@ func (s *Scheduler) SelectAmong(now time.Time, r *Request, among []TargetRef, bo
 	}
 	s.lookUp(now, r, sel)
 	bound, l := s.selectAmong(now, r, among, bound, p, sel)
-	if s.journal != nil && !r.Remote {
+	if l != nil && s.journal != nil && !r.Remote {
 		phase := r.Phase
 		if l.split {
 			phase = PhaseDecode
@@ -100,6 +101,11 @@ func (s *Scheduler) selectAmong(now time.Time, r *Request, among []TargetRef, bo
 	if bound < 0 || bound >= len(among) {
 		if bound = s.choose(now, r, among, p, sel); sel.Fault {
 			s.policyFaults++
+		}
+	}
+	if sel.Hold && !sel.Candidates[bound].Split {
+		if ld := s.loadOf(among[bound]); ld != nil && s.crowd(now, ld) > 0 {
+			return bound, nil
 		}
 	}
 	return bound, s.book(now, r, among[bound], tokens, &sel.Candidates[bound], sel)
@@ -165,6 +171,9 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 			c.Unknown, c.Slowness = true, 1
 			c.PrefillTime = s.latency.predict(featuresOf(1, workOf(sel.Tokens, 0), 0))
 			sel.Unknown++
+		}
+		if i < len(sel.Held) {
+			c.WaitTime += sel.Held[i]
 		}
 		if r.Home != (Target{}) && c.Target == r.Home {
 			sel.Home = i

@@ -67,6 +67,7 @@ func (d *Dispatch) lookAgain() {
 // seat finds a seat on a worker, and begins an attempt there.
 func (d *Dispatch) seat(ctx context.Context) error {
 	want, a := d.Wants(), new(attempt.Attempt)
+	want.Rest = d.answer != nil
 	if err := d.reserve(ctx, &want, &d.offers, d, a); err != nil {
 		return err
 	}

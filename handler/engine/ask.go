@@ -35,6 +35,8 @@ type Info struct { // one member for each fact
 	ContextTokens int64 `json:"context_tokens,omitzero"`
 	// MaxRunning is the largest number of requests that one rank runs at a time.
 	MaxRunning int `json:"max_running_requests_per_rank,omitzero"`
+	// StepTokens is how many prompt tokens one rank computes in a step, at most.
+	StepTokens int64 `json:"step_tokens_per_rank,omitzero"`
 	// NoPrefixCache says that the engine keeps no KV cache between requests.
 	NoPrefixCache bool `json:"-"`
 	// Priority says that the engine orders requests by priority.

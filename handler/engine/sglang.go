@@ -86,6 +86,7 @@ func (s *server) readSGLang(to *Info) {
 	all := count(info.Get("max_running_requests")) // of all ranks
 	perRank := cmp.Or(count(first.Get("effective_max_running_requests_per_dp")), all/int64(max(1, to.DPSize)))
 	to.MaxRunning = within(perRank, maxCount)
+	to.StepTokens = cmp.Or(count(info.Get("chunked_prefill_size")), count(info.Get("max_prefill_tokens"))) // -1: no chunks
 	to.NoPrefixCache = yes("disable_radix_cache")
 	to.Priority = yes("enable_priority_scheduling")
 	to.LowFirst = to.Priority && yes("schedule_low_priority_values_first")

@@ -1,14 +1,14 @@
 package pool
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"slices"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/queue"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 )
 
@@ -20,19 +20,21 @@ var (
 	ErrHomeWaited = errors.New("the session's worker is full, and had no free slot in time")
 )
 
-// waiters are the requests that wait for a worker with room, in order. A free slot goes to
-// the first request that can use it.
+// waiters are the requests that wait for a worker, in the order of package queue. A free slot, or room,
+// goes to the first request that can use it. Requests with equal needs wait in one lane, and the queue
+// judges workers once for each lane.
 type waiters struct {
 	workers *registry
 	length  atomic.Int32 // number of waiters; readable without the lock
 
-	mu      sync.Mutex
-	waiting []*waiter // in order
-	entered uint64
+	mu    sync.Mutex
+	order queue.Queue
+	lanes map[needs]*lane
+	holds
 }
 
-// reviewEvery is the time between two reviews of all waiters. A worker may recover, or
-// get another model, while no slot becomes free.
+// reviewEvery is the time between two reviews of all lanes. A worker may recover, or get another model,
+// while no slot becomes free.
 const reviewEvery = 250 * time.Millisecond
 
 const (
@@ -40,35 +42,32 @@ const (
 	incidentEmpty = "there are no upstreams, and requests wait"
 )
 
-// wait queues a request until the queue grants it a slot of a worker, for at most the time
-// given. It returns how long the request waited, and leaves the offers of then in o. The worker is
-// nil if there is none to wait for; the request then chooses again. The errors are ErrQueueFull,
-// ErrWaited and the context's.
+// wait queues a request until the queue grants it a slot of a worker, for at most the time given. It
+// returns how long the request waited, and leaves the offers of then in o. The grant has no worker if the
+// request must choose again. The errors are ErrQueueFull, ErrWaited and the context's.
 func (q *waiters) wait(
-	ctx context.Context, want *Wants, o *Offers, most time.Duration, renew func() (Offers, bool),
-) (w *worker.Worker, waited time.Duration, err error) {
-	m := &waiter{want: *want, offers: *o, verdict: make(chan grant, 1), renew: renew}
+	ctx context.Context, want *Wants, o *Offers, at place, most time.Duration, renew func() (Offers, bool),
+) (v grant, waited time.Duration, err error) {
+	m := &waiter{want: *want, offers: *o, at: at, verdict: make(chan grant, 1), renew: renew}
 	defer func() { *o = m.offers }()
-	var v grant
 	if q.enter(m, q.workers.Settings.Load().MaxWaiting) {
 		began := time.Now()
-		incident := incidentFull
-		if len(o.Ups) == 0 {
-			incident = incidentEmpty
+		switch {
+		case len(o.Ups) == 0:
+			q.workers.Incidents.Raise(began, incidentEmpty, q.workers.Logger)
+		case at.worker == nil:
+			q.workers.Incidents.Raise(began, incidentFull, q.workers.Logger)
 		}
-		q.workers.Incidents.Raise(began, incident, q.workers.Logger)
 		v = q.outcome(ctx, m, most)
 		waited = time.Since(began)
 	} else {
 		v = <-m.verdict
 	}
 	if ctx.Err() != nil {
-		if v.worker != nil {
-			q.free(v.worker)
-		}
-		return nil, waited, ctx.Err()
+		q.giveBack(&v)
+		return grant{}, waited, ctx.Err()
 	}
-	return v.worker, waited, v.err
+	return v, waited, v.err
 }
 
 // outcome waits for the waiter's verdict.
@@ -98,34 +97,71 @@ func (q *waiters) renew(m *waiter, o Offers) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if was := m.offers.Ups; !m.out && (len(was) != len(o.Ups) || len(was) > 0 && was[0] != o.Ups[0]) { // another list
-		m.offers = o
-		q.refresh(m)
-		q.place(m, time.Now())
+		q.remove(m)
+		m.offers, m.at = o, place{}
+		t := time.Now()
+		q.look(t)
+		q.push(m, t)
+		q.place(m.lane, t)
 	}
 }
 
-// enter queues a request and returns whether it has to wait. If more than most requests
-// wait, the queue refuses the last one. The order is by arrival, so a retry keeps its place.
+// enter queues a request and returns whether it has to wait. If more than most requests wait, the queue
+// refuses one.
 func (q *waiters) enter(m *waiter, most int) (waits bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	t := time.Now()
-	q.entered++
-	m.number = q.entered
-	q.refresh(m)
-	i, _ := slices.BinarySearchFunc(q.waiting, m, (*waiter).compare)
-	q.waiting = slices.Insert(q.waiting, i, m)
-	q.length.Add(1)
-	q.place(m, t)
-	if len(q.waiting) > most {
-		last := q.waiting[len(q.waiting)-1]
+	q.look(t)
+	q.push(m, t)
+	q.place(m.lane, t)
+	if q.order.Len() > most {
+		last := q.order.Last().Value.(*waiter) //nolint:forcetypeassert,errcheck // it has no other values
 		q.decide(last, last.takeWorse(t, ErrQueueFull))
 	}
 	return !m.out
 }
 
+// push adds a waiter to its lane, and to the order. The caller holds the lock.
+func (q *waiters) push(m *waiter, t time.Time) {
+	key := m.needs()
+	l := q.lanes[key]
+	if l == nil {
+		if q.lanes == nil {
+			q.lanes = make(map[needs]*lane)
+		}
+		l = &lane{needs: key, want: m.want, offers: m.offers}
+		l.refresh(q.workers)
+		q.lanes[key] = l
+		q.order.Parallel = max(1, len(l.offers.Ups))
+	}
+	l.length++
+	m.lane = l
+	tier := m.want.Tier
+	if m.want.Rest {
+		tier = math.MinInt // its client has a part of the answer
+	}
+	m.entry = queue.Entry{
+		Class: m.want.Class, Tenant: m.want.Tenant, Weight: m.want.TenantWeight, Tier: tier,
+		Arrival: m.want.Arrival, Deadline: m.want.Deadline, Cost: m.at.time, Lane: l, Value: m,
+	}
+	q.order.Push(&m.entry, t)
+	q.length.Add(1)
+	q.hold(m, 1)
+}
+
+// remove takes a waiter out of its lane and the order. The caller holds the lock.
+func (q *waiters) remove(m *waiter) {
+	q.hold(m, -1)
+	q.length.Add(-1)
+	q.order.Remove(&m.entry)
+	if m.lane.length--; m.lane.length == 0 {
+		delete(q.lanes, m.lane.needs)
+	}
+}
+
 // atLast removes a waiter whose time is up, or whose client has left. It may get a worker that
-// is marked down.
+// is marked down, or has no room.
 func (q *waiters) atLast(m *waiter) grant {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -135,8 +171,8 @@ func (q *waiters) atLast(m *waiter) grant {
 	return <-m.verdict
 }
 
-// freed gives the free slots of a worker to waiters. It takes no lock if the queue is
-// empty, because a request looks at the slots only after length counts it.
+// freed gives what is free of a worker to waiters. It takes no lock if the queue is empty, because a
+// request looks at the slots only after length counts it.
 func (q *waiters) freed(w *worker.Worker) {
 	if q.length.Load() == 0 {
 		return
@@ -146,9 +182,12 @@ func (q *waiters) freed(w *worker.Worker) {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for t := time.Now(); q.give(w, t); {
+	t := time.Now()
+	q.look(t)
+	for q.give(w, t) {
 		continue // more than one slot may be free
 	}
+	q.tempt(w, t)
 }
 
 // takeUnclaimed takes a slot of a worker unless a queued request has first claim.
@@ -156,89 +195,85 @@ func (q *waiters) takeUnclaimed(w *worker.Worker) bool {
 	if q.length.Load() > 0 {
 		q.mu.Lock()
 		defer q.mu.Unlock()
-		if q.firstFor(w, time.Now()) != nil {
+		if q.firstFor(w, nil, time.Now()) != nil {
 			return false
 		}
 	}
 	return w.TakeSlot()
 }
 
-// reviewAll reviews all waiters: after a change of settings, and every reviewEvery.
+// reviewAll reviews all lanes: after a change of settings, and every reviewEvery. It evaluates again
+// which workers may serve each lane, and gives them what is free.
 func (q *waiters) reviewAll() {
 	if q.length.Load() == 0 {
 		return
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.review(time.Now())
+	t := time.Now()
+	q.look(t)
+	for _, l := range q.lanes {
+		l.refresh(q.workers)
+	}
+	q.place(nil, t)
+	q.temptAll(t)
 }
 
-// review evaluates again which workers may serve each waiter, and gives them free slots in
-// their order. The caller holds the lock.
-func (q *waiters) review(t time.Time) {
-	for _, m := range q.waiting {
-		q.refresh(m)
-	}
-	for _, m := range slices.Clone(q.waiting) {
-		q.place(m, t)
-	}
-}
-
-// refresh finds out again which models are served, and which workers are at the offered
-// addresses. The caller holds the lock.
-func (q *waiters) refresh(m *waiter) {
-	m.offers = q.workers.renewed(m.offers)
-	m.judge = q.workers.judgment(&m.want, m.offers, time.Time{})
-}
-
-// place gives a waiter a free slot that no earlier waiter can use. The caller holds the
-// lock.
-func (q *waiters) place(m *waiter, t time.Time) {
-	if m.renew != nil && len(m.offers.Ups) == 0 {
-		return // it waits for offers
-	}
-	for !m.out {
-		best := m.best(t)
-		if !best.Possible() {
+// place gives what is free to the waiters of a lane, or of all if it is nil, in order. The caller holds
+// the lock.
+func (q *waiters) place(only *lane, t time.Time) {
+	for {
+		m := q.first(func(l *lane) bool { return (only == nil || l == only) && q.isReady(l, t) }, t)
+		switch {
+		case m == nil:
+			return
+		case m.lane.free == nil: // there is nothing to wait for
 			q.decide(m, grant{})
-			return
-		}
-		w := m.leastBusy(t, func(w *worker.Worker, v Verdict) bool { return v.tier() == best })
-		if w == nil || !q.give(w, t) {
+		case !q.give(m.lane.free, t):
 			return
 		}
 	}
 }
 
-// give gives a free slot of a worker to the first waiter that can use it. It returns false
-// if there is no such slot or waiter. The caller holds the lock.
+// give gives a free slot of a worker to the first waiter that can use it. It returns false if there is no
+// such slot or waiter. The caller holds the lock.
 func (q *waiters) give(w *worker.Worker, t time.Time) bool {
 	if w.IsFull() {
 		return false
 	}
-	m := q.firstFor(w, t)
+	rooms := q.rooms(w, t)
+	m := q.firstFor(w, rooms, t)
 	if m == nil || !w.TakeSlot() {
 		return false
 	}
-	q.decide(m, grant{worker: w})
+	q.decide(m, q.promise(m, w, rooms))
 	return true
 }
 
-// firstFor returns the first waiter that can use a slot of a worker; nil if there is none.
-// The caller holds the lock.
-func (q *waiters) firstFor(w *worker.Worker, t time.Time) *waiter {
-	if i := slices.IndexFunc(q.waiting, func(m *waiter) bool { return m.canUse(w, t) }); i >= 0 {
-		return q.waiting[i]
+// firstFor returns the first waiter that can use a worker with some room; nil if there is none. The
+// caller holds the lock.
+func (q *waiters) firstFor(w *worker.Worker, rooms []bool, t time.Time) *waiter {
+	return q.first(func(l *lane) bool {
+		return l.waitsFor(w, rooms) && l.canUse(w, t)
+	}, t)
+}
+
+// first returns the first waiter of some lanes; nil if there is none. The caller holds the lock.
+func (q *waiters) first(may func(*lane) bool, t time.Time) *waiter {
+	e := q.order.First(func(key any) bool {
+		l, ok := key.(*lane)
+		return ok && may(l)
+	}, t)
+	if e == nil {
+		return nil
 	}
-	return nil
+	return e.Value.(*waiter) //nolint:forcetypeassert,errcheck // it has no other values
 }
 
 // decide removes a waiter and sends its verdict. The caller holds the lock.
 func (q *waiters) decide(m *waiter, v grant) {
-	i, _ := slices.BinarySearchFunc(q.waiting, m, (*waiter).compare)
-	q.waiting = slices.Delete(q.waiting, i, i+1)
+	q.remove(m)
 	m.out = true
-	q.length.Add(-1)
 	m.verdict <- v
 }
 
@@ -246,78 +281,45 @@ func (q *waiters) decide(m *waiter, v grant) {
 type waiter struct {
 	want   Wants
 	offers Offers
+	at     place                 // where it waits for room
 	renew  func() (Offers, bool) // see Chooser; nil if the source does not follow its upstreams
-	number uint64                // in the order of entering
 
-	// as of the last review
-	judge   judgment
+	lane    *lane
+	entry   queue.Entry
 	verdict chan grant // gets one grant when the waiter leaves the queue
 	out     bool       // it has left the queue
 }
 
-// grant says how a wait ended. The zero grant says that there is no worker to wait for;
-// the request then chooses again.
+// grant says how a wait ended. Without a worker or an error, the request chooses again: there is no
+// worker to wait for, or another one may be better now.
 type grant struct {
 	worker *worker.Worker // the queue has taken a slot of it for the request
+	rank   int64          // of the worker, or AnyRank
+	tokens int64          // promised there: see kvscore.Scheduler.Promise
 	err    error          // too many requests wait, or this one waited too long
+	tempts *worker.Worker // it has room, and the request need not wait for its own
 }
 
-func (m *waiter) compare(o *waiter) int {
-	a, b := &m.want, &o.want
-	return cmp.Or(cmp.Compare(a.Tier, b.Tier), a.Arrival.Compare(b.Arrival), cmp.Compare(m.number, o.number))
-}
-
-// worker returns an offered worker.
-func (m *waiter) worker(i int) *worker.Worker { return m.offers.Table.Rows[i].Worker }
-
-// of returns the verdict on an offered worker.
-func (m *waiter) of(i int, t time.Time) Verdict {
-	m.judge.at = t
-	return m.judge.of(m.offers.Ups[i], m.worker(i))
-}
-
-// best returns the best tier of the offered workers, full or not.
-func (m *waiter) best(t time.Time) Verdict {
-	best := NotNamed
-	for i := range m.offers.Ups {
-		if best = min(best, m.of(i, t).tier()); best == Fits {
-			break
-		}
-	}
-	return best
-}
-
-// leastBusy returns the least busy worker with room that mayUse accepts; nil if there is
-// none.
-func (m *waiter) leastBusy(t time.Time, mayUse func(*worker.Worker, Verdict) bool) (least *worker.Worker) {
-	for i := range m.offers.Ups {
-		if w := m.worker(i); mayUse(w, m.of(i, t)) && !w.IsFull() &&
-			(least == nil || running(w) < running(least)) {
-			least = w
-		}
-	}
-	return least
-}
-
-// takeWorse takes a slot for a waiter that the queue would otherwise refuse. The worker may
-// be marked down, but neither hung nor draining. If there is none, the grant has the error.
+// takeWorse takes a slot for a waiter that the queue would otherwise refuse. The worker may be marked
+// down or have no room, but is neither hung nor draining. If there is none, the grant has the error.
 func (m *waiter) takeWorse(t time.Time, otherwise error) grant {
-	w := m.leastBusy(t, func(w *worker.Worker, v Verdict) bool { return v <= MarkedDown && !w.IsHung() })
+	w, rank := m.at.worker, m.at.rank
+	if w == nil || m.lane.verdict(w, t) != Fits || w.IsHung() {
+		w, rank = m.lane.leastBusy(t, func(w *worker.Worker, v Verdict) bool { return v <= MarkedDown && !w.IsHung() }), AnyRank
+	}
 	if w == nil || !w.TakeSlot() {
 		return grant{err: otherwise}
 	}
-	return grant{worker: w}
+	return grant{worker: w, rank: rank}
 }
 
-// canUse returns whether the waiter can use a slot of the worker.
-func (m *waiter) canUse(w *worker.Worker, t time.Time) bool {
-	v := NotNamed
-	for i := range m.offers.Ups {
-		if m.worker(i) == w {
-			v = min(v, m.of(i, t).tier())
-		}
+// giveBack gives back what the queue has granted.
+func (q *waiters) giveBack(v *grant) {
+	if v.worker != nil {
+		q.booked(v)
+		q.free(v.worker)
 	}
-	return v == Fits || v.Possible() && v == m.best(t)
+	*v = grant{}
 }
 
 func running(w *worker.Worker) int64 {

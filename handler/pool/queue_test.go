@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -61,7 +62,9 @@ type plainQueue struct {
 }
 
 func (p *plainQueue) look() {
-	slices.SortFunc(p.waiting, (*waiter).compare)
+	slices.SortStableFunc(p.waiting, func(a, b *waiter) int {
+		return cmp.Or(cmp.Compare(a.want.Tier, b.want.Tier), a.want.Arrival.Compare(b.want.Arrival))
+	})
 	var rest []*waiter
 	for _, m := range p.waiting {
 		if v, ok := p.serve(m); ok {
@@ -94,7 +97,7 @@ func (p *plainQueue) serve(m *waiter) (grant, bool) {
 	if best != nil {
 		p.running[best]++
 	}
-	return grant{worker: best}, best != nil || len(there) == 0
+	return grant{worker: best, rank: AnyRank}, best != nil || len(there) == 0
 }
 
 // TestQueueDoesWhatAPlainOneDoes applies random events to a queue and to its model. Both must
@@ -160,6 +163,9 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 				}
 				for m, want := range p.got {
 					got, ok := m.decided()
+					if want.worker == nil {
+						want.rank = 0
+					}
 					if !ok || got != want {
 						t.Fatalf("seed %d, step %d: got %+v (%v), want %+v", seed, step, got, ok, want)
 					}
@@ -283,38 +289,48 @@ func TestSlotsAreNeverLostNorTooMany(t *testing.T) {
 			t.Errorf("worker %d has %d slots taken at the end", i, n)
 		}
 	}
-	if q.length.Load() != 0 || len(q.waiting) != 0 {
-		t.Errorf("%d wait at the end, %d are counted", len(q.waiting), q.length.Load())
+	if q.length.Load() != 0 || q.order.Len() != 0 {
+		t.Errorf("%d wait at the end, %d are counted", q.order.Len(), q.length.Load())
 	}
 }
 
-// BenchmarkFreedSlot frees a slot while many wait: the first of them for it, or all but
-// the last for another worker.
+// BenchmarkFreedSlot frees a slot while many wait: the first of them for it, or all but the last for
+// another worker. With names, each is a tenant.
 func BenchmarkFreedSlot(b *testing.B) {
-	for _, n := range []int{10, 1000} {
+	for _, n := range []int{10, 1000, 10_000} {
 		for _, unfit := range []int{0, n - 1} {
-			b.Run(fmt.Sprintf("waiting=%d/unfit=%d", n, unfit), func(b *testing.B) {
-				q, workers := queueRoom(slices.Repeat([]int{1}, 16)...)
-				for _, w := range workers {
-					w.TakeSlot()
-				}
-				for i := range n {
-					if i < unfit {
-						q.enter(newWaiter(time.Now(), workers[8:]...), n+1)
-					} else {
-						q.enter(newWaiter(time.Now(), workers[:8]...), n+1)
+			for _, tenants := range []bool{false, true} {
+				b.Run(fmt.Sprintf("waiting=%d/unfit=%d/tenants=%v", n, unfit, tenants), func(b *testing.B) {
+					q, workers := queueRoom(slices.Repeat([]int{1}, 16)...)
+					for _, w := range workers {
+						w.TakeSlot()
 					}
-				}
-				b.ReportAllocs()
-				i := 0
-				for b.Loop() {
-					w := workers[i%8]
-					w.FreeSlot()
-					q.freed(w)
-					q.enter(newWaiter(time.Now(), workers[:8]...), n+1)
-					i++
-				}
-			})
+					fit, others := newWaiter(time.Now(), workers[:8]...).offers, newWaiter(time.Now(), workers[8:]...).offers
+					next := func(i int, o Offers) *waiter {
+						m := newWaiter(time.Now())
+						if m.offers = o; tenants {
+							m.want.Tenant = uint64(i) //nolint:gosec // not negative
+						}
+						return m
+					}
+					for i := range n {
+						if i < unfit {
+							q.enter(next(i, others), n+1)
+						} else {
+							q.enter(next(i, fit), n+1)
+						}
+					}
+					b.ReportAllocs()
+					i := 0
+					for b.Loop() {
+						w := workers[i%8]
+						w.FreeSlot()
+						q.freed(w)
+						q.enter(next(i, fit), n+1)
+						i++
+					}
+				})
+			}
 		}
 	}
 }

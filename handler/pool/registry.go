@@ -291,13 +291,16 @@ func (r *registry) declareRanks(w *worker.Worker, set worker.Settings) {
 	e := w.Engine()
 	info := &e.Info
 	capacity := cmp.Or(set.KVTokens, info.KVTokens)
-	size := 1
-	if e.TakesRank() { // other engines choose the rank themselves
-		size = max(1, cmp.Or(set.DPSize, min(info.DPSize, maxClaimed)))
+	size, step := 1, info.StepTokens
+	if ranks := min(info.DPSize, maxClaimed); e.TakesRank() {
+		size = max(1, cmp.Or(set.DPSize, ranks))
+	} else if ranks > 1 { // the engine chooses the rank itself, and all compute at once
+		step = int64(ranks) * cmp.Or(step, kvscore.DefaultStepTokens)
 	}
 	for rank := range size {
 		r.Scheduler.Declare(w.Target(rank), capacity)
 		r.Scheduler.SetPage(w.Target(rank), int64(info.BlockSize))
+		r.Scheduler.SetStep(w.Target(rank), step)
 	}
 	before := w.SetRanks(size)
 	r.retireRanks(w, size, before)

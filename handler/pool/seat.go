@@ -28,6 +28,7 @@ type Candidates struct {
 
 	Sel     kvscore.Selection
 	Factors []float64       // of targets: the client's preferences
+	Held    []float64       // of targets: see kvscore.Selection
 	Ways    []kvscore.Way   // of targets, if the request may be split
 	Scored  kvscore.Request // the request with these
 	Shadow  []kvscore.Candidate
@@ -64,43 +65,41 @@ type Choice struct {
 // how long, and renews the offers if workers change. The error is one of those above, or the
 // context's.
 func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *Seat) (waited time.Duration, err error) {
-	var granted *worker.Worker // the queue has taken a slot of it for the request
-	giveBack := func() {
-		if granted != nil {
-			p.queue.free(granted)
-			granted = nil
-		}
-	}
+	var g grant // the slot that the queue has taken for the request
+	giveBack := func() { p.queue.giveBack(&g) }
 	defer giveBack()
+	var at place // where the request would like to be
 	wait := func(want *Wants) error {
 		by.Waits()
 		renew := by.Renew
 		if _, follows := renew(); !follows {
 			renew = nil
 		}
-		w, d, err := p.queue.wait(ctx, want, o, want.Patience-waited, renew)
-		granted = w
+		v, d, err := p.queue.wait(ctx, want, o, at, want.Patience-waited, renew)
+		g, at = v, place{declined: v.tempts}
 		waited += d
 		return err
 	}
 	for homeless := false; ; {
 		*o = p.renewed(*o)
-		c := p.Candidates(want, *o, granted, time.Now())
+		c := p.Candidates(want, *o, &g, time.Now())
 		found, full := len(c.Targets) > 0, len(c.Full) > 0
 		var choice Choice
-		seated := false
+		var sat outcome
 		if found {
 			choice = by.Choose(ctx, c)
 			if homeless {
 				choice.Home = nil
 			}
-			seated = choice.Wait == nil && choice.Home == nil && p.sit(s, want, c, &choice, by, &granted)
+			if choice.Wait == nil && choice.Home == nil {
+				sat = p.sit(s, want, c, &choice, by, &g, &at)
+			}
 		}
 		p.Return(c) // thousands of requests may wait
 		switch {
-		case seated:
+		case sat == seated:
 			return waited, nil
-		case !found && granted != nil:
+		case !found && g.worker != nil:
 			giveBack() // its worker cannot be used any more
 		case !found && !full:
 			if err = awaitOffers(want, o, by, wait); err != nil {
@@ -111,12 +110,12 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *
 		case choice.Home != nil:
 			giveBack() // of another worker: all were full before
 			home := *want
-			home.Only = choice.Home
+			home.Only, at = choice.Home, place{}
 			if err = wait(&home); errors.Is(err, ErrWaited) {
 				return waited, ErrHomeWaited
 			}
-			homeless = granted == nil
-		case found && p.Waiting() == 0: // the worker has just filled up
+			homeless = g.worker == nil
+		case sat == taken && p.Waiting() == 0: // the worker has just filled up
 		default:
 			err = wait(want)
 		}
@@ -142,25 +141,30 @@ func awaitOffers(want *Wants, o *Offers, by Chooser, wait func(*Wants) error) er
 }
 
 // Candidates gathers the targets of workers that are free, and the best there are. If the
-// queue has granted a slot of a worker, the other workers count as full. The caller returns the
-// candidates.
-func (p *Pool) Candidates(want *Wants, o Offers, granted *worker.Worker, t time.Time) *Candidates {
+// queue has granted a slot of a worker, the other workers count as full. granted may be nil. The
+// caller returns the candidates.
+func (p *Pool) Candidates(want *Wants, o Offers, granted *grant, t time.Time) *Candidates {
 	c, ok := p.gathered.Get().(*Candidates)
 	if !ok {
 		c = &Candidates{Sel: kvscore.Selection{Rand: newRandom()}}
 	}
 	c.Targets, c.Upstreams, c.Workers, c.Full = c.Targets[:0], c.Upstreams[:0], c.Workers[:0], c.Full[:0]
-	c.At, c.Granted, c.Tier = t, granted != nil, Tried-1
+	c.Granted = granted != nil && granted.worker != nil
+	c.At, c.Tier = t, Tried-1
+	only := want.Rank
+	if c.Granted && only == AnyRank {
+		only = granted.rank
+	}
 	j := p.judgment(want, o, t)
 	for i, up := range o.Ups {
 		row := &o.Table.Rows[i]
 		w := row.Worker
 		v := j.of(up, w)
 		full := v.State() == Full || v > Full && v.Possible() && j.isFull(w)
-		if w == granted && v.Possible() {
-			v, full = Fits, false
-		} else if granted != nil {
-			full = true
+		if c.Granted {
+			if full = w != granted.worker; !full && v.Possible() {
+				v = Fits
+			}
 		}
 		v = v.tier()
 		if v > c.Tier || row.Repeated && slices.Contains(c.Workers, w) {
@@ -174,7 +178,7 @@ func (p *Pool) Candidates(want *Wants, o Offers, granted *worker.Worker, t time.
 			continue
 		}
 		for rank, target := range row.Targets {
-			if want.Rank == AnyRank || want.Rank == int64(rank) {
+			if only == AnyRank || only == int64(rank) {
 				c.Targets, c.Upstreams, c.Workers = append(c.Targets, target), append(c.Upstreams, up), append(c.Workers, w)
 			}
 		}
@@ -184,7 +188,7 @@ func (p *Pool) Candidates(want *Wants, o Offers, granted *worker.Worker, t time.
 
 // Return takes the candidates back.
 func (p *Pool) Return(c *Candidates) {
-	c.Sel.Blocks, c.Sel.Override = nil, nil
+	c.Sel.Blocks, c.Sel.Override, c.Sel.Hold, c.Sel.Held = nil, nil, false, nil
 	c.Scored = kvscore.Request{}
 	p.gathered.Put(c)
 }
@@ -194,33 +198,61 @@ func newRandom() *rand.Rand {
 	return rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())) //nolint:gosec // choices are no secrets
 }
 
-// sit books the choice and takes a slot, which may be the granted one. It returns false if the
-// worker filled up meanwhile, or a queued request has first claim to its slot.
-func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Chooser, granted **worker.Worker) (seated bool) {
+// outcome is the result of a choice.
+type outcome uint8
+
+const (
+	unseated outcome = iota // nothing was chosen
+	seated
+	taken   // the worker filled up meanwhile, or a queued request has first claim to its slot
+	crowded // the target has no room
+)
+
+// sit books the choice and takes a slot, which may be the granted one. If it cannot, at says where the
+// request would like to be.
+func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Chooser, g *grant, at *place) (sat outcome) {
+	held := !c.Granted && p.isHeld(want)
+	timed := kvscore.CostUnit(choice.Policy) == kvscore.UnitMilliseconds
+	if c.Sel.Hold = held; held && timed {
+		c.Held = p.queue.heldAt(want, c.Targets, c.Held)
+		c.Sel.Held = c.Held
+	}
 	i, lease := p.Scheduler.SelectAmong(c.At, choice.Request, c.Targets, choice.Bound, choice.Policy, &c.Sel)
+	terms := &c.Sel.Candidates[i]
+	if at.spot = (spot{}); held && (timed || choice.Bound >= 0) { // another policy chooses by what is booked
+		at.spot = spot{c.Workers[i], int64(c.Targets[i].Rank)}
+		at.tokens, at.time = max(0, c.Sel.Tokens-terms.OverlapTokens), terms.PrefillTime
+	}
+	if at.declined == c.Workers[i] {
+		at.declined = nil
+	}
+	if lease == nil {
+		return crowded
+	}
 	s.pool, s.Lease, s.left = p, lease, false
 	defer func() {
-		if !seated {
+		if sat != seated {
 			s.Leave(false, nil) // also if something below panics
 		}
 	}()
 	s.Worker, s.Target, s.Upstream, s.Begun, s.Kind = c.Workers[i], c.Targets[i].Target, c.Upstreams[i], c.At, want.Kind
-	s.Terms, s.Tokens, s.Known = c.Sel.Candidates[i], c.Sel.Tokens, c.Sel.Known
+	s.Terms, s.Tokens, s.Known = *terms, c.Sel.Tokens, c.Sel.Known
 	s.Among, s.Unpriced = len(c.Targets), choice.Bound >= 0
 	switch {
-	case s.Worker == *granted:
-		s.slot, *granted = true, nil
+	case s.Worker == g.worker:
+		p.queue.booked(g)
+		s.slot, *g = true, grant{}
 	case want.Kind == worker.KindOther:
 	case p.queue.takeUnclaimed(s.Worker):
 		s.slot = true
 	default:
-		return false
+		return taken
 	}
 	s.Ahead = s.Terms.PrefillTokens + s.Tokens
 	s.Rank = s.Target.Rank
 	s.Enter(!want.NoTrial)
 	by.Chosen(c, i, s.Unpriced)
-	return true
+	return seated
 }
 
 // SeatAt takes a place on a target for a request of the router's own, if a slot is free. Such

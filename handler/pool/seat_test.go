@@ -460,7 +460,7 @@ func TestLateBookingLeavesNothingOfAForgottenWorker(t *testing.T) {
 	c := p.Candidates(&anyWorker, o, nil, time.Now())
 	p.dropAt("a:1")
 	choice := by.Choose(t.Context(), c)
-	p.sit(&s, &anyWorker, c, &choice, by, new(*worker.Worker))
+	p.sit(&s, &anyWorker, c, &choice, by, new(grant), new(place))
 	s.Leave(true, nil)
 	if _, known := p.Scheduler.Load(time.Now(), workers[0].Target(0)); known {
 		t.Error("the scheduler knows the worker")

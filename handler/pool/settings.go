@@ -78,8 +78,8 @@ type Journal struct {
 	MaxSize int64 `json:"max_size,omitempty"`
 }
 
-// Queue bounds the requests that wait while all workers that can serve them are at
-// `max_running`. Requests leave the queue in the order in which their bodies arrived, and
+// Queue bounds the requests that wait, because all workers that can serve them are at
+// `max_running` or because of `hold`. Requests leave the queue in the order in which their bodies arrived, and
 // by priority if their clients have the grant `priorities`. A request whose client
 // disconnects leaves the queue. All handlers of a pool must agree on it.
 type Queue struct {
@@ -90,7 +90,20 @@ type Queue struct {
 	// How long a request waits, over all its attempts. The router then answers it with
 	// 503 (`queue_timeout`). Default: 30s.
 	MaxWait caddy.Duration `json:"max_wait,omitempty"`
+
+	// Whether requests also wait while the best worker is busy with prefills: `auto` or `off`. With
+	// `auto`, an engine gets a request when it can begin its prefill within about one step, so that
+	// what waits stays in order. A request whose time is up, or for which the queue is too long, then
+	// goes to the engine. It needs a policy that predicts times, and begins when times are learned.
+	// Default: `off`.
+	Hold string `json:"hold,omitempty"`
 }
+
+// The values of Queue.Hold.
+const (
+	HoldAuto = "auto"
+	HoldOff  = "off"
+)
 
 // RetryBudget bounds the retries of about the last ten seconds, so that they do not overload
 // failing workers. It is the sum of a percentage of that time's requests and of a number a
@@ -118,6 +131,7 @@ const (
 	minJournal         = 1 << 20
 	defaultMaxWaiting  = 1024
 	defaultMaxWait     = caddy.Duration(30 * time.Second)
+	defaultHold        = HoldOff
 	minIndexMemory     = 1 << 20
 	minTextBlock       = 16
 	maxTextBlock       = 4096
@@ -162,6 +176,8 @@ func (s *Settings) Check() error {
 		return fmt.Errorf("queue max_waiting: must be at least 1, got %d", s.MaxWaiting)
 	case full.MaxWait < 0:
 		return fmt.Errorf("queue max_wait: must be positive, got %s", time.Duration(s.MaxWait))
+	case full.Hold != HoldAuto && full.Hold != HoldOff:
+		return fmt.Errorf("queue hold: must be %s or %s, got %q", HoldAuto, HoldOff, s.Hold)
 	case !(full.RetryBudget.Percent >= 0 && full.RetryBudget.Percent <= 1000):
 		return fmt.Errorf("retry_budget: the percentage must be between 0 and 1000, got %g", s.RetryBudget.Percent)
 	case !(full.RetryBudget.PerSecond >= 0 && full.RetryBudget.PerSecond <= 1e6):
@@ -202,6 +218,7 @@ func (s *Settings) WithDefaults() *Settings {
 	full.Journal.MaxSize = cmp.Or(s.Journal.MaxSize, defaultJournal)
 	full.MaxWaiting = cmp.Or(s.MaxWaiting, defaultMaxWaiting)
 	full.MaxWait = cmp.Or(s.MaxWait, defaultMaxWait)
+	full.Hold = cmp.Or(s.Hold, defaultHold)
 	full.RetryBudget = cmp.Or(s.RetryBudget, &RetryBudget{Percent: 20, PerSecond: 10})
 	all := s.Workers[worker.AllWorkers]
 	all.Engine = cmp.Or(all.Engine, s.Engine, worker.EngineAuto)

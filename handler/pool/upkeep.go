@@ -44,6 +44,7 @@ func New(name string, s *Settings, closer func(*Pool) Closer) (*Pool, error) {
 	p.Responses.journal = &p.kept.journal
 	p.Settings.Store(s)
 	p.queue.workers = p.registry
+	p.Scheduler.OnRoom(p.roomier)
 	p.overflow = p.newOverflow()
 	observe.RetryDenied(name, 0) // so that its 0 is visible
 	p.declareAll(s)

@@ -273,7 +273,15 @@ func (q *Queue) Last() *Entry {
 	if most == nil {
 		return nil
 	}
-	return slices.MaxFunc(most.heap, (*Entry).compare)
+	var last *Entry
+	for _, n := range most.account.nodes { // in all lanes
+		if n.in.of.compare(most.in.of) == 0 {
+			if e := slices.MaxFunc(n.heap, (*Entry).compare); last == nil || e.compare(last) > 0 {
+				last = e
+			}
+		}
+	}
+	return last
 }
 
 // Charge charges a tenant with work while requests wait. It returns the account to settle, nil if

@@ -1,0 +1,136 @@
+package pool
+
+import (
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
+)
+
+// needs are what the requests of a lane have in common: a worker that may serve one may serve all.
+type needs struct {
+	model, api, taints string
+	only               *worker.Worker
+	rank, beyond       int64
+	workers, tried     string
+	isolated, session  bool
+	part               worker.Part
+	short              uint64 // for which offered workers the request is too long
+	table              *Table
+	follows            bool // its source follows its upstreams
+	at                 spot
+	declined           *worker.Worker
+}
+
+// needs returns the waiter's needs.
+func (m *waiter) needs() needs {
+	w := &m.want
+	n := needs{
+		model: w.Model, api: w.API, only: w.Only, rank: w.Rank, beyond: w.Beyond, isolated: w.Isolated, session: w.Session,
+		part: w.Part, table: m.offers.Table, follows: m.renew != nil, at: m.at.spot, declined: m.at.declined,
+	}
+	if len(w.Taints) > 0 {
+		n.taints = strings.Join(w.Taints, "\x00")
+	}
+	if w.Workers != nil {
+		n.workers = "of "
+		for _, id := range w.Workers {
+			n.workers += strconv.FormatUint(id, 36) + " "
+		}
+	}
+	for _, tried := range w.Tried {
+		n.tried += tried.Dial + " "
+	}
+	if w.Prompt > 0 {
+		for i := range m.offers.Table.Rows {
+			n.short *= 3 // a digit for each worker; of very many, it is a hash
+			if m.offers.Table.Rows[i].Worker.IsShort(w.Prompt, w.Answer) {
+				n.short++
+			}
+		}
+	}
+	return n
+}
+
+// lane is the waiters with the same needs.
+type lane struct {
+	needs
+	want   Wants // of one of them
+	offers Offers
+	length int
+
+	judge judgment       // as of the last review
+	free  *worker.Worker // see isReady
+}
+
+// refresh finds out again which models are served, and which workers are at the offered addresses. The
+// caller holds the lock.
+func (l *lane) refresh(r *registry) {
+	l.offers = r.renewed(l.offers)
+	l.judge = r.judgment(&l.want, l.offers, time.Time{})
+}
+
+// isReady returns whether the first waiter of a lane can leave the queue. Then free is the least busy
+// worker that it can use, nil if there is none to wait for. The caller holds the lock.
+func (q *waiters) isReady(l *lane, t time.Time) bool {
+	l.free = nil
+	if l.follows && len(l.offers.Ups) == 0 {
+		return false // it waits for offers
+	}
+	best := l.best(t)
+	if !best.Possible() || l.at.worker != nil && l.verdict(l.at.worker, t) != best {
+		return true // also if its worker has filled up, because another one may be free
+	}
+	l.free = l.leastBusy(t, func(w *worker.Worker, v Verdict) bool {
+		return v.tier() == best && l.waitsFor(w, q.rooms(w, t))
+	})
+	return l.free != nil
+}
+
+// worker returns an offered worker.
+func (l *lane) worker(i int) *worker.Worker { return l.offers.Table.Rows[i].Worker }
+
+// of returns the verdict on an offered worker.
+func (l *lane) of(i int, t time.Time) Verdict {
+	l.judge.at = t
+	return l.judge.of(l.offers.Ups[i], l.worker(i))
+}
+
+// verdict returns the best verdict on a worker, which may be offered several times.
+func (l *lane) verdict(w *worker.Worker, t time.Time) Verdict {
+	v := NotNamed
+	for i := range l.offers.Ups {
+		if l.worker(i) == w {
+			v = min(v, l.of(i, t))
+		}
+	}
+	return v
+}
+
+// best returns the best tier of the offered workers, full or not.
+func (l *lane) best(t time.Time) Verdict {
+	best := NotNamed
+	for i := range l.offers.Ups {
+		if best = min(best, l.of(i, t).tier()); best == Fits {
+			break
+		}
+	}
+	return best
+}
+
+// leastBusy returns the least busy worker with a free slot that mayUse accepts; nil if there is none.
+func (l *lane) leastBusy(t time.Time, mayUse func(*worker.Worker, Verdict) bool) (least *worker.Worker) {
+	for i := range l.offers.Ups {
+		if w := l.worker(i); !w.IsFull() && (least == nil || running(w) < running(least)) && mayUse(w, l.of(i, t)) {
+			least = w
+		}
+	}
+	return least
+}
+
+// canUse returns whether the lane can use a slot of the worker.
+func (l *lane) canUse(w *worker.Worker, t time.Time) bool {
+	v := l.verdict(w, t).tier()
+	return v == Fits || v.Possible() && v == l.best(t)
+}

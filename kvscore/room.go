@@ -1,0 +1,78 @@
+package kvscore
+
+import (
+	"cmp"
+	"time"
+)
+
+const (
+	// DefaultStepTokens are the prompt tokens that an engine computes in one step, if it does not report
+	// them. It is the largest usual default. For an engine with smaller steps, more requests wait in
+	// the engine; with fewer tokens than a step has, the engine could not fill it.
+	DefaultStepTokens = 8192
+	// minStepTokens keeps engines busy that compute little in a step.
+	minStepTokens = 1024
+	// shortWait is a wait, in milliseconds, that is no reason to hold a request: an engine may compute
+	// many prompts in one step.
+	shortWait = 100
+)
+
+// SetStep sets how many prompt tokens a target's engine computes in one step; 0 is unknown.
+func (s *Scheduler) SetStep(t Target, tokens int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if ld := s.targets[t]; ld != nil {
+		ld.step = max(0, tokens)
+	}
+}
+
+// Promise adds prefill tokens to those that are promised to requests which will be booked on a target.
+// Less than 0 takes them back. They only count for its room.
+func (s *Scheduler) Promise(t Target, tokens int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if ld := s.targets[t]; ld != nil {
+		ld.promised = max(0, ld.promised+tokens)
+	}
+}
+
+// HasRoom returns whether the engine of a target would begin a prefill within about one step. If not, in
+// is when that is predicted, 0 if it is not known.
+func (s *Scheduler) HasRoom(now time.Time, t Target) (ok bool, in time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ld := s.targets[t]
+	if ld == nil {
+		return true, 0
+	}
+	ld.endDue(now)
+	over := s.crowd(now, ld)
+	return over <= 0, time.Duration(over * float64(time.Millisecond))
+}
+
+// crowd returns for how many milliseconds a target will have no room, as predicted; 0 if it has room.
+// It has if less than two steps are booked there: one that the engine computes, and one that waits. It also
+// has if what is booked takes less than one more step, or is short. A target has room as long as the pool has
+// learned no times. The load of other clients does not count, because a request that is held would
+// fall behind it. The lock is held.
+func (s *Scheduler) crowd(now time.Time, ld *load) float64 {
+	step := max(minStepTokens, cmp.Or(ld.step, DefaultStepTokens))
+	if ld.prefill+ld.promised < 2*step || s.latency.samples < trusting {
+		return 0
+	}
+	context, factor := ld.reads(s.settings.BlockSize), ld.speed.factor(now)
+	one := factor * s.latency.predict(featuresOf(1, workOf(step, 0), context))
+	promised := factor * s.latency.predict(featuresOf(0, workOf(ld.promised, 0), context))
+	return max(0, s.wait(ld, now, true, factor, context)+promised-max(one, shortWait))
+}
+
+// OnRoom sets what is called when a prefill on a target is over, without the lock. Call it before all
+// else.
+func (s *Scheduler) OnRoom(f func(Target)) { s.onRoom = f }
+
+// roomier calls what OnRoom has set.
+func (l *Lease) roomier() {
+	if f := l.scheduler.onRoom; f != nil {
+		f(l.load.target)
+	}
+}
