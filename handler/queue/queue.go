@@ -274,7 +274,7 @@ func (q *Queue) Last() *Entry {
 		return nil
 	}
 	var last *Entry
-	for _, n := range most.account.nodes { // in all lanes
+	for _, n := range most.account.flows { // in all lanes
 		if n.in.of.compare(most.in.of) == 0 {
 			if e := slices.MaxFunc(n.heap, (*Entry).compare); last == nil || e.compare(last) > 0 {
 				last = e
