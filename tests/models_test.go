@@ -251,3 +251,18 @@ func fakeSGLang(info string) func(w http.ResponseWriter, r *http.Request) bool {
 
 // someWords returns a text of the given number of words.
 func someWords(n int) string { return strings.Repeat("some words ", n/2) }
+
+// TestModelMatcher has two pools in one site, by the model that the body names.
+func TestModelMatcher(t *testing.T) {
+	a, b := startEngines(t, 1, canned.Pace{}), startEngines(t, 1, canned.Pace{})
+	s := startCaddy(t, "@a kv_router_model first*\n"+strings.Replace(route(a, "pool a"), "kv_router", "kv_router @a", 1)+"\n"+route(b))
+	for model, want := range map[string]*canned.Engine{"first-8b": a[0], "second": b[0]} {
+		before := want.Requests()
+		c := ask("hello")
+		c.Model = model
+		s.mustChat(t, c)
+		if n := want.Requests(); n != before+1 {
+			t.Errorf("%s: %d requests", model, n-before)
+		}
+	}
+}

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"context"
+	"slices"
 
 	"go.uber.org/zap/zapcore"
 
@@ -44,7 +45,7 @@ func (emitter) Enabled(l zapcore.Level) bool { return l >= zapcore.InfoLevel }
 
 // With implements zapcore.Core.
 func (m emitter) With(fields []zapcore.Field) zapcore.Core {
-	return emitter{append(m.fields[:len(m.fields):len(m.fields)], fields...), m.to}
+	return emitter{append(slices.Clip(m.fields), fields...), m.to}
 }
 
 // Check implements zapcore.Core.
