@@ -217,3 +217,43 @@ func TestBrokenEvents(t *testing.T) {
 		}
 	}
 }
+
+// An error answer as an event must have the status for the observer of the same API.
+func TestErrorEvents(t *testing.T) {
+	for _, a := range every {
+		if a.Work() == Count {
+			continue
+		}
+		for body, status := range map[string]int{
+			string(ErrorBody(a, 400, "invalid", "no", "")):                          400,
+			string(ErrorBody(a, 503, "queue_timeout", "no", "")):                    500,
+			`{"object":"error","message":"no","type":"BadRequestError","code":400}`: 400,
+			"{\n  \"error\": {\r\n \"message\": \"no\", \"code\": 429}\n}":          429,
+			`{"detail":"Not Found"}`:                                                418,
+			"":                                                                      418,
+			"<html>no\r\n\r\n":                                                      418,
+		} {
+			n := observe(mustParse(t, a, `{}`), true)
+			n.Write([]byte(ErrorEvent(a, 418, []byte(body))))
+			n.Finish()
+			if n.ErrorStatus() != status || !n.Closed() {
+				t.Errorf("%s: %q: failed with %d, closed %v", a.Name(), ErrorEvent(a, 418, []byte(body)), n.ErrorStatus(), n.Closed())
+			}
+		}
+	}
+}
+
+func FuzzErrorEvent(f *testing.F) {
+	f.Add([]byte(`{"error":{"message":"no","code":400}}`))
+	f.Add([]byte("{\"message\":\n\"no\"}"))
+	f.Add([]byte("no\n\ndata: x\xff"))
+	f.Fuzz(func(t *testing.T, answer []byte) {
+		for _, a := range []API{nil, chat{}, responses{}, messages{}} {
+			e := ErrorEvent(a, 500, answer)
+			data, ok := strings.CutSuffix(strings.TrimPrefix(e, "event: error\n"), "\n\n")
+			if data, is := strings.CutPrefix(data, "data: "); !ok || !is || strings.ContainsAny(data, "\r\n") || !json.Valid([]byte(data)) {
+				t.Errorf("%q", e)
+			}
+		}
+	})
+}

@@ -1,6 +1,13 @@
 package api
 
-import "github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+import (
+	"cmp"
+	"strconv"
+	"strings"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+	"github.com/tidwall/gjson"
+)
 
 // Codes of the router's own errors. They are stable.
 const (
@@ -112,33 +119,49 @@ func errorType(status int, anthropic bool) string {
 	return "invalid_request_error"
 }
 
-// The object of a broken stream's last event.
-const (
-	brokenText  = `"message":"the engine's answer broke off"`
-	brokenError = `{` + brokenText + `,"type":"server_error","param":null,"code":"stream_broken"}`
-)
+// maxErrorText is the longest error of an engine without JSON that a client gets in an event, in bytes.
+const maxErrorText = 1000
 
-const (
-	brokenOpenAI    = "data: " + `{"error":` + brokenError + "}\n\n"
-	brokenResponses = "event: error\ndata: " +
+// ErrorEvent returns an answer with an error status as an event, in the shape that the API's clients
+// expect. It is for streams whose header the client has. The event has the answer's own error, or its text.
+func ErrorEvent(a API, status int, answer []byte) string {
+	var e gjson.Result
+	if gjson.ValidBytes(answer) {
+		all := gjson.ParseBytes(answer)
+		if e = all.Get("error"); !e.IsObject() && all.Get("message").Type == gjson.String {
+			e = all // as older engines have it
+		}
+	}
+	if !e.IsObject() {
+		text := string(answer[:min(len(answer), maxErrorText)])
+		return ErrorEvent(a, status, ErrorBody(a, status, strconv.Itoa(status), cmp.Or(strings.TrimSpace(text), "no answer"), ""))
+	}
+	part := func(path string) []byte { return []byte(cmp.Or(e.Get(path).Raw, "null")) }
+	var w rawjson.Object
+	shape := shapeOf(a)
+	if w.Buf = []byte("data: "); shape == shapeResponses || shape == shapeAnthropic {
+		w.Buf = []byte("event: error\ndata: ")
+	}
+	w.Open()
+	if shape == shapeResponses || shape == shapeAnthropic {
+		w.Text("type", "error")
+	}
+	if shape == shapeResponses {
 		// OpenAI's reference has flat members, its servers and libraries an
 		// object. The number is required, but unknown here.
-		`{"type":"error","code":"stream_broken",` + brokenText + `,"param":null,"sequence_number":0,"error":` +
-		brokenError + "}\n\n"
-	brokenAnthropic = "event: error\ndata: " +
-		`{"type":"error","error":{"type":"api_error",` + brokenText + `,"code":"stream_broken"}}` + "\n\n"
-)
+		w.Raw("code", part("code"))
+		w.Raw("message", part("message"))
+		w.Raw("param", part("param"))
+		w.Uint("sequence_number", 0)
+	}
+	w.Raw("error", part("@ugly")) // on one line
+	w.Close()
+	return string(w.Buf) + "\n\n"
+}
 
 // BrokenEvent returns the last event of a stream that the engine broke off. It is
 // an error with the code stream_broken, in the shape that the API's clients expect.
 // The caller then aborts the connection. A nil API gives OpenAI's shape.
 func BrokenEvent(a API) string {
-	switch shapeOf(a) {
-	case shapeResponses:
-		return brokenResponses
-	case shapeAnthropic:
-		return brokenAnthropic
-	case shapeOpenAI, shapeSGLang: // both have {"error":{"message"}}
-	}
-	return brokenOpenAI
+	return ErrorEvent(a, 500, ErrorBody(a, 500, "stream_broken", "the engine's answer broke off", ""))
 }
