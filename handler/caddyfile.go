@@ -60,7 +60,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 func (h *Handler) options() options {
 	return options{
 		"pool": &h.Pool, "engine": &h.Engine, "max_body": size{&h.MaxBody}, "response_headers": &h.ResponseHeaders,
-		"split":        &h.Split,
+		"split": &h.Split, "keepalive": orOff{&h.Keepalive},
 		"strict_nvext": &h.StrictNVExt, "enforce_cache_salt": &h.EnforceCacheSalt, "require_pin": &h.RequirePin,
 		"inject_usage": &h.InjectUsage, "speculative_prefill": &h.SpeculativePrefill, "merge_models": &h.MergeModels,
 		"policy": policy{&h.PolicyRaw}, "shadow": policy{&h.ShadowRaw},
@@ -187,6 +187,7 @@ type options map[string]any
 type (
 	size      struct{ *int64 } // bytes, such as 64MiB
 	onOffAuto struct{ *string }
+	orOff     struct{ *caddy.Duration } // negative is off
 	policy    struct{ *json.RawMessage }
 	repeated  func(*caddyfile.Dispenser) error // the option may occur several times
 )
@@ -312,6 +313,15 @@ func parse(arg string, to any) (want string) {
 		n, err = humanize.ParseBytes(arg)
 		*to.int64 = int64(n) //nolint:gosec // checked below
 		want, ok = "a size such as 64MiB", n > 0 && n <= 1<<62
+	case orOff:
+		if arg == off {
+			*to.Duration = -1
+			return ""
+		}
+		if parse(arg, to.Duration) != "" {
+			want = "a positive duration or off"
+		}
+		return want
 	case *caddy.Duration:
 		var t time.Duration
 		t, err = caddy.ParseDuration(arg)

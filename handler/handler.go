@@ -9,9 +9,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/admin"
@@ -22,6 +24,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"github.com/caddy-kvrouter/kvrouter/handler/speculative"
 	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
@@ -279,6 +282,11 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		return h.refuse(w, r, err)
 	}
 	defer func() { h.report(r, d.End()) }()
+	if p.Request != nil && p.Request.Stream && h.Keepalive >= 0 {
+		k := response.Keep(w, p.API, cmp.Or(time.Duration(h.Keepalive), 15*time.Second), h.earlyHeader(w, r))
+		defer k.Close()
+		w = k
+	}
 	err = h.ReverseProxy.ServeHTTP(w, d.Request(r), next)
 	if err = answer(w, r, d.Settle(w, err)); err != nil {
 		body.GiveBack(r, d.Body, p.Once)
@@ -320,6 +328,33 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, err error) erro
 	return answer(w, r, err)
 }
 
+// earlyHeader returns the header that the client of a stream gets if the engine's takes too long; nil if it
+// waits for that.
+func (h *Handler) earlyHeader(w http.ResponseWriter, r *http.Request) http.Header {
+	if h.Keepalive == 0 && (hasErrorRoutes(r) || len(h.ReverseProxy.HandleResponse) > 0) {
+		return nil // what the client gets may be theirs
+	}
+	early := http.Header{"Content-Type": {"text/event-stream; charset=utf-8"}}
+	if ops := h.ReverseProxy.Headers; ops != nil && ops.Response != nil && (ops.Response.Require == nil || ops.Response.Require.Match(http.StatusOK, early)) {
+		repl, _ := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+		ops.Response.ApplyTo(early, repl)
+		maps.DeleteFunc(early, func(_ string, values []string) bool { // what only the answer knows
+			return strings.Contains(strings.Join(values, ""), "{http.")
+		})
+	}
+	const allow = "Access-Control-Allow-Origin"
+	if r.Header.Get("Origin") != "" && early.Get(allow) == "" && w.Header().Get(allow) == "" {
+		return nil // a browser needs the engine's
+	}
+	return early
+}
+
+// hasErrorRoutes returns whether the server has routes for errors.
+func hasErrorRoutes(r *http.Request) bool {
+	server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
+	return ok && server.Errors != nil
+}
+
 // retryLater is what clients are told to wait when there is no worker, in seconds:
 // about as long as a worker is marked down.
 const retryLater = "2"
@@ -329,10 +364,13 @@ const retryLater = "2"
 // there are any.
 func answer(w http.ResponseWriter, r *http.Request, err error) error {
 	e, ok := errors.AsType[*api.Refusal](err)
-	if !ok {
+	k, _ := w.(*response.Keepalive)
+	switch late := err != nil && k.Late(); {
+	case late && !ok:
+		e = &api.Refusal{Status: http.StatusBadGateway, Code: api.CodeFailed, Err: errors.New("the answer could not be delivered")}
+	case !ok:
 		return err
-	}
-	if server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok && server.Errors != nil {
+	case !late && hasErrorRoutes(r):
 		return caddyhttp.Error(e.Status, e.Err) // the error routes' answer may be another's
 	}
 	switch {

@@ -120,15 +120,18 @@ func need(t *testing.T, program, tooOld string) {
 }
 
 // clientsSite starts two working engines, one that dies in streams, and a Caddy with
-// inject_usage.
+// inject_usage. Streams that wait get comments. At /late they get these before a refusal.
 func clientsSite(t *testing.T) (*server, []*canned.Engine) {
 	t.Helper()
-	engines := startEngines(t, 3, canned.Pace{})
+	const keepalive = "keepalive 3ms"
+	engines := startEngines(t, 4, canned.Pace{Header: 30 * time.Millisecond, PerWord: 4 * time.Millisecond})
 	engines[2].SetFault(canned.Fault{Kind: canned.DieMidStream, Words: 5})
+	engines[3].SetFault(canned.Fault{Kind: canned.Status, Status: 400, Body: `{"error":{"message":"no","type":"BadRequestError","code":"late"}}`})
 	return startCaddy(t, strings.Join([]string{
-		"handle_path /broken/* {", route(engines[2:], "pool broken"), "}",
+		"handle_path /late/* {", route(engines[3:], "pool late", keepalive), "}",
+		"handle_path /broken/* {", route(engines[2:3], "pool broken"), "}",
 		"handle_path /down/* {", "kv_router " + freeAddr(t) + " {\npool down\n}", "}",
-		route(engines[:2], "inject_usage", "response_headers X-KV-"),
+		route(engines[:2], "inject_usage", "response_headers X-KV-", keepalive),
 	}, "\n")), engines
 }
 

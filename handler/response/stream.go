@@ -104,10 +104,8 @@ func (b *Body) last(t time.Time, out []byte, err error) ([]byte, error) {
 
 // emptyLine returns what ends an event after its last bytes, nothing if it has ended.
 func emptyLine(after []byte) string {
-	for _, end := range []string{"\n\n", "\r\n\r\n", "\r\r"} {
-		if len(after) == 0 || bytes.HasSuffix(after, []byte(end)) {
-			return ""
-		}
+	if len(after) == 0 || ending(after) != "" {
+		return ""
 	}
 	return "\n\n"
 }

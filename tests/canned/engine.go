@@ -30,6 +30,8 @@ type Pace struct {
 	FirstToken time.Duration
 	// The time from one content chunk to the next. Default: none.
 	PerWord time.Duration
+	// The time from having read a request to the answer's header. Default: none.
+	Header time.Duration
 }
 
 // Engine is one mock engine. Its address stays the same over Kill and Restart.
@@ -202,6 +204,9 @@ func (e *Engine) serveHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set(EngineHeader, e.name)
 	pace, fault, h := e.next()
+	if !pause(r.Context(), pace.Header) {
+		return
+	}
 	switch {
 	case e.fail(w, r, fault):
 	case h != nil:

@@ -249,7 +249,7 @@ async function refused(call, kind, status, code) {
 }
 
 // broken wants a stream that ends in an error, behind what had come.
-async function broken(call, kind) {
+async function broken(call, kind, code = 'stream_broken', least = 5) {
   let seen = 0
   await assert.rejects(
     async () => {
@@ -257,11 +257,11 @@ async function broken(call, kind) {
     },
     (e) => {
       assert.ok(e instanceof kind, String(e))
-      assert.equal((e.error.error ?? e.error).code, 'stream_broken')
+      assert.equal((e.error.error ?? e.error).code, code)
       return true
     },
   )
-  assert.ok(seen >= 5, `only ${seen} events came before the error`)
+  assert.ok(seen >= least, `only ${seen} events came before the error`)
 }
 
 async function openaiErrors() {
@@ -279,6 +279,11 @@ async function openaiErrors() {
   await broken(() => c.chat.completions.create({ ...ask, stream: true }), OpenAI.APIError)
   await broken(() => c.completions.create({ model, prompt: 'Once', stream: true }), OpenAI.APIError)
   await broken(() => c.responses.create({ ...talk, stream: true }), OpenAI.APIError)
+  c = openaiAt(router + '/late')
+  const late = [OpenAI.APIError, 'late', 0]
+  await broken(() => c.chat.completions.create({ ...ask, stream: true }), ...late)
+  await broken(() => c.completions.create({ model, prompt: 'Once', stream: true }), ...late)
+  await broken(() => c.responses.create({ ...talk, stream: true }), ...late)
 }
 
 async function anthropicErrors() {
@@ -290,6 +295,8 @@ async function anthropicErrors() {
   await refused(() => c.messages.create({ ...ask, stream: true }), Anthropic.APIError, 503, 'no_worker')
   c = anthropicAt(router + '/broken')
   await broken(() => c.messages.create({ ...ask, stream: true }), Anthropic.APIError)
+  c = anthropicAt(router + '/late')
+  await broken(() => c.messages.create({ ...ask, stream: true }), Anthropic.APIError, 'late', 0)
 }
 
 console.log(`node ${process.version}, openai ${openaiVersion}, @anthropic-ai/sdk ${anthropicVersion}`)

@@ -239,15 +239,15 @@ def refused(call, kind, status, code):
     raise AssertionError(f"no {kind.__name__} with {code}")
 
 
-def broken(call, kind):
+def broken(call, kind, code="stream_broken", least=5):
     seen = 0
     try:
         for _ in call():
             seen += 1
     except kind as e:
-        assert seen >= 5, f"only {seen} events came before the error"
+        assert seen >= least, f"only {seen} events came before the error"
         body = e.body.get("error", e.body)
-        same(body["code"], "stream_broken")
+        same(body["code"], code)
         assert body["message"] in str(e), str(e)
         return
     raise AssertionError(f"no {kind.__name__} at the end of a broken stream")
@@ -268,6 +268,10 @@ def openai_errors():
     broken(lambda: c.chat.completions.create(**ask, stream=True), openai.APIError)
     broken(lambda: c.completions.create(model=MODEL, prompt="Once", stream=True), openai.APIError)
     broken(lambda: c.responses.create(**talk, stream=True), openai.APIError)
+    c = openai_at(ROUTER + "/late")
+    broken(lambda: c.chat.completions.create(**ask, stream=True), openai.APIError, "late", 0)
+    broken(lambda: c.completions.create(model=MODEL, prompt="Once", stream=True), openai.APIError, "late", 0)
+    broken(lambda: c.responses.create(**talk, stream=True), openai.APIError, "late", 0)
 
 
 def anthropic_errors():
@@ -280,6 +284,8 @@ def anthropic_errors():
     refused(lambda: c.messages.create(**ask, stream=True), anthropic.APIStatusError, 503, "no_worker")
     c = anthropic_at(ROUTER + "/broken")
     broken(lambda: c.messages.create(**ask, stream=True), anthropic.APIError)
+    c = anthropic_at(ROUTER + "/late")
+    broken(lambda: c.messages.create(**ask, stream=True), anthropic.APIError, "late", 0)
 
 
 async def asynchronous(url):
