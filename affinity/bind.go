@@ -8,22 +8,11 @@ const maxEvictions = 256
 // write has the arguments of Bind.
 type write struct {
 	Want
-	expect   Version
 	now      int64
 	idle     int64   // time since the last use, of a restored binding
 	restores bool    // see Restore
 	version  Version // of another router's binding, which reports the end of what it replaces; 0: a new one
 }
-
-// result is the outcome of a write.
-type result uint8
-
-const (
-	absent result = iota // there is no live binding, and nothing has changed
-	written
-	lost    // the condition does not hold
-	refused // ErrFull
-)
 
 // Bind binds the session if its present binding has the version expect, or for 0, if it has no
 // binding. It returns the new binding and true. If there is no room, it evicts another session's
@@ -36,40 +25,44 @@ func (r *Bindings) Bind(_ context.Context, key Key, expect Version, want Want) (
 		return Binding{}, false, ErrTTL
 	}
 	want.TTL = min(want.TTL, maxTTL)
-	if !r.enter() {
-		return Binding{}, false, ErrClosed
-	}
-	defer r.leave()
-	w, res := write{Want: want, expect: expect, now: r.now()}, absent
-	if e := r.find(&key); e != nil {
-		r.visit(e, w.now, func() { b, res = r.rebind(e, &w) })
-	}
-	if res == absent && expect == 0 {
-		b, res = r.insert(&key, &w)
-	}
-	if res == refused {
-		return Binding{}, false, ErrFull
-	}
-	if res == written && r.journal != nil {
+	b, bound, err = r.bind(&key, expect, want)
+	if bound && r.journal != nil {
 		r.journal.Bound(key, want, b.Version)
 	}
-	return b, res == written, nil
+	return b, bound, err
 }
 
-// rebind changes a live entry in place, so that the session always has a binding. The caller
-// holds e.mu.
-func (r *Bindings) rebind(e *entry, w *write) (Binding, result) {
-	if e.version != w.expect {
-		return r.binding(e), lost
+func (r *Bindings) bind(key *Key, expect Version, want Want) (b Binding, bound bool, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return Binding{}, false, ErrClosed
 	}
+	w := write{Want: want, now: r.now()}
+	switch e := r.find(key, w.now); {
+	case e != nil && e.version != expect:
+		return r.binding(e), false, nil
+	case e != nil:
+		return r.rebind(e, &w), true, nil
+	case expect != 0:
+		return Binding{}, false, nil
+	}
+	if b, bound = r.insert(key, &w); !bound {
+		err = ErrFull
+	}
+	return b, bound, err
+}
+
+// rebind changes a live entry in place.
+func (r *Bindings) rebind(e *entry, w *write) Binding {
 	if e.kind == EngineBacked && e.target() != w.Target && w.version == 0 {
 		r.queue.push(&event{key: e.key, binding: r.binding(e), why: Replaced})
 	}
-	due := e.due.Load()
-	if e.set(w, r.versionOf(w)); e.due.Load() < due {
+	due := e.due
+	if e.set(w, r.versionOf(w)); e.due < due {
 		r.roster.hasten(e)
 	}
-	return r.binding(e), written
+	return r.binding(e)
 }
 
 // versionOf returns the version that a write gives the binding. A new one was never used.
@@ -77,37 +70,18 @@ func (r *Bindings) versionOf(w *write) Version {
 	if w.version != 0 {
 		return w.version
 	}
-	return Version(r.version.Add(1))
+	r.version++
+	return r.version
 }
 
-// find returns the session's entry or nil. The entry may have ended.
-func (r *Bindings) find(key *Key) *entry {
-	if e, _ := r.cache.Get(key.hash()); e != nil && e.key == *key {
-		return e
-	}
-	return nil
-}
-
-// insert stores a new entry for a session that had no live one when last seen.
-func (r *Bindings) insert(key *Key, w *write) (Binding, result) {
-	r.writes.Lock()
-	defer r.writes.Unlock()
-	cur, _ := r.cache.Get(key.hash())
-	if cur != nil && cur.key == *key {
-		cur.mu.Lock()
-		b, ended := r.binding(cur), cur.ended
-		cur.mu.Unlock()
-		if !ended { // another call has bound the session meanwhile, and the caller expects none
-			return b, lost
-		}
-	}
-	e := &entry{key: *key, scope: w.Scope, slot: -1}
+// insert stores a new entry for a session that has no live one. It returns false if there is no room.
+func (r *Bindings) insert(key *Key, w *write) (Binding, bool) {
+	e := &entry{key: *key, scope: w.Scope}
 	e.set(w, r.versionOf(w))
-	b := r.binding(e)
 	if !r.admit(e, w) {
-		return Binding{}, refused
+		return Binding{}, false
 	}
-	if cur != nil && cur.key != *key {
+	if cur, _ := r.cache.Get(key.hash()); cur != nil {
 		// Two sessions have one hash, and the cache has one place for both. The newer
 		// one gets it.
 		r.evict(cur, w.now, true)
@@ -117,11 +91,11 @@ func (r *Bindings) insert(key *Key, w *write) (Binding, result) {
 		r.cache.Wait()
 	}
 	r.cache.Wait()
-	return b, written
+	return r.binding(e), true
 }
 
 // admit adds the entry to the roster, evicting others as needed. A restored entry does not evict one
-// that was used later. The caller holds writes.
+// that was used later.
 func (r *Bindings) admit(e *entry, w *write) bool {
 	evicted := 0
 	for failed := 0; failed < maxEvictions; {
@@ -131,14 +105,11 @@ func (r *Bindings) admit(e *entry, w *write) bool {
 			return true
 		case victim == nil: // the sample had none of the scope
 			failed++
-		case w.restores && victim.used.Load() >= e.used.Load():
+		case w.restores && victim.used >= e.used:
 			return false
 		case r.evict(victim, w.now, false):
-			r.forget(victim)
 			evicted++
-		default:
-			// Live requests use the victim, or another call ended it first. That is often
-			// so only if live requests use nearly all bindings.
+		default: // often only if live requests use nearly all bindings
 			failed++
 		}
 	}

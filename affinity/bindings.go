@@ -6,7 +6,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/dgraph-io/ristretto/v2"
@@ -66,27 +65,26 @@ type Journal interface {
 // that nobody overwrites a binding that he has not seen. If the condition does not hold, the
 // method returns the current binding, false and no error: the caller needs the winner.
 //
-// It uses ristretto only as a concurrent map, and has its own deadlines, eviction and bounds.
+// It uses ristretto only as a map, and has its own deadlines, eviction and bounds.
 // Ristretto's admission prefers frequent to recent keys, drops writes under load, and may delete
 // a key during its renewal.
 type Bindings struct {
-	cache   *ristretto.Cache[uint64, *entry]
 	clock   func() time.Time // nil stands for time.Now
 	journal Journal          // may be nil
 	start   time.Time
-	version atomic.Uint64
-	live    live
 	queue   *queue
-	roster  roster
-	ends    [Replaced + 1]atomic.Uint64 // by reason, but for Replaced; 0: unbound, or not accepted
-	writes  sync.Mutex                  // orders what changes which entry the cache finds
-	gate    sync.RWMutex                // an operation that uses the cache holds it for reading, so that Close waits
-	closed  atomic.Bool
+	stop    chan struct{}
+	swept   chan struct{}
 
-	limitsMu  sync.Mutex // one SetMaxSessions at a time
 	closeOnce sync.Once
-	stop      chan struct{}
-	swept     chan struct{}
+
+	mu      sync.Mutex // guards all below, and the entries
+	closed  bool
+	cache   *ristretto.Cache[uint64, *entry]
+	roster  roster
+	version Version              // the last one
+	ends    [Replaced + 1]uint64 // by reason, but for Replaced; 0: unbound, or not accepted
+	active  map[Key]*active      // the sessions with live requests
 }
 
 // NewBindings returns an empty store. The owner must Close it. The error says that
@@ -107,15 +105,13 @@ func NewBindings(o Options) (*Bindings, error) {
 		start:   start,
 		stop:    make(chan struct{}),
 		swept:   make(chan struct{}),
+		active:  make(map[Key]*active),
+		// The versions of an earlier run began at its start and grew by one a Bind. They stay
+		// below the present time, for no store binds 10^9 times a second.
+		version: Version(max(start.UnixNano(), 1)),                           //nolint:gosec // positive
+		roster:  roster{random: rand.Uint64(), counts: make(map[uint32]int)}, //nolint:gosec // only samples
 	}
-	// The versions of an earlier run began at its start and grew by one a Bind. They stay
-	// below the present time, for no store binds 10^9 times a second.
-	r.version.Store(uint64(max(start.UnixNano(), 1)))                      //nolint:gosec // positive
-	r.roster = roster{random: rand.Uint64(), counts: make(map[uint32]int)} //nolint:gosec // only samples
 	r.roster.limit(o.MaxSessions)
-	for i := range r.live.shards {
-		r.live.shards[i].active = make(map[Key]*active)
-	}
 
 	cache, err := ristretto.NewCache(&ristretto.Config[uint64, *entry]{
 		NumCounters:        1 << 14,
@@ -151,18 +147,6 @@ func (r *Bindings) now() int64 {
 	return int64(r.clock().Sub(r.start))
 }
 
-// enter begins an operation, which must end with leave. It returns false if the store is closed.
-func (r *Bindings) enter() bool {
-	r.gate.RLock()
-	if r.closed.Load() {
-		r.gate.RUnlock()
-		return false
-	}
-	return true
-}
-
-func (r *Bindings) leave() { r.gate.RUnlock() }
-
 // Get returns the session's binding and restarts its time to live. It returns false for a session
 // that is unknown or expired.
 func (r *Bindings) Get(_ context.Context, key Key) (Binding, bool, error) {
@@ -188,21 +172,20 @@ const anyVersion Version = math.MaxUint64
 
 // read returns the session's binding. If it has the version, read slides it and returns true.
 func (r *Bindings) read(key *Key, v Version, slide bool) (b Binding, ok bool, err error) {
-	if !r.enter() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
 		return Binding{}, false, ErrClosed
 	}
-	defer r.leave()
-	if e := r.find(key); e != nil {
-		now := r.now()
-		r.visit(e, now, func() {
-			ok = v == anyVersion || e.version == v
-			if ok && slide {
-				e.slide(now)
-			}
-			b = r.binding(e)
-		})
+	now := r.now()
+	e := r.find(key, now)
+	if e == nil {
+		return Binding{}, false, nil
 	}
-	return b, ok, nil
+	if ok = v == anyVersion || e.version == v; ok && slide {
+		e.slide(now)
+	}
+	return r.binding(e), ok, nil
 }
 
 // Unbind ends the session's binding if it has the version expect, and returns it. OnExpire does
@@ -218,17 +201,16 @@ func (r *Bindings) Unbind(_ context.Context, key Key, expect Version) (b Binding
 // end ends the session's binding without a report, if its entry is one that ends. It returns the
 // binding.
 func (r *Bindings) end(key *Key, ends func(*entry) bool) (b Binding, ok bool, err error) {
-	if !r.enter() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
 		return Binding{}, false, ErrClosed
 	}
-	defer r.leave()
-	if e := r.find(key); e != nil {
-		r.visit(e, r.now(), func() {
-			b = r.binding(e)
-			if ok = ends(e); ok {
-				r.finish(e, 0)
-			}
-		})
+	if e := r.find(key, r.now()); e != nil {
+		b = r.binding(e)
+		if ok = ends(e); ok {
+			r.finish(e, 0)
+		}
 	}
 	return b, ok, nil
 }
@@ -238,10 +220,18 @@ func (r *Bindings) end(key *Key, ends func(*entry) bool) (b Binding, ok bool, er
 func (r *Bindings) Reported(ctx context.Context) { r.queue.flush(ctx) }
 
 // Len returns the number of bindings. An expired one counts until its end is noticed.
-func (r *Bindings) Len() int { return r.roster.size() }
+func (r *Bindings) Len() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.roster.slots)
+}
 
 // Ended returns how many bindings have Expired or were Evicted.
-func (r *Bindings) Ended(why Reason) uint64 { return r.ends[why].Load() }
+func (r *Bindings) Ended(why Reason) uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.ends[why]
+}
 
 // Bytes estimates the memory of the bindings that Len counts.
 func (r *Bindings) Bytes() int64 { return int64(r.Len()) * entryBytes }
@@ -250,45 +240,38 @@ func (r *Bindings) Bytes() int64 { return int64(r.Len()) * entryBytes }
 // evicts the bindings that no longer fit before it returns, each time the longest idle of
 // a random sample. After Close it does nothing.
 func (r *Bindings) SetMaxSessions(maxSessions int) {
-	maxSessions = limit(maxSessions)
-	r.limitsMu.Lock()
-	defer r.limitsMu.Unlock()
-	if !r.enter() {
-		return
-	}
-	defer r.leave()
-	r.roster.limit(maxSessions)
-	for failed := 0; ; {
-		now := r.now()
-		e := r.roster.above(maxSessions, now)
-		switch {
-		case e == nil:
-			return
-		case r.evict(e, now, failed >= maxEvictions): // live requests use nearly all, and the operator wants fewer
-			r.detach(e)
-			r.roster.lower(maxSessions)
-		default:
-			failed++
-		}
+	for more := true; more; {
+		more = r.shrink(limit(maxSessions))
 	}
 }
 
-// Close ends the store and all bindings, without reporting them. It waits for current operations and the current OnExpire call,
-// so OnExpire must not call it.
+// shrink sets the bound, and evicts a part of the bindings above it. It returns whether there are more.
+func (r *Bindings) shrink(maxSessions int) (more bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now, failed := r.now(), 0
+	for n := 0; n < chunkSize && len(r.roster.slots) > maxSessions; n++ {
+		force := failed >= maxEvictions // live requests use nearly all, and the operator wants fewer
+		if !r.evict(r.roster.pick(now, 0, false), now, force) {
+			failed++
+		}
+	}
+	r.roster.limit(maxSessions)
+	return len(r.roster.slots) > maxSessions
+}
+
+// Close ends the store and all bindings, without reporting them. It waits for the current OnExpire
+// call, so OnExpire must not call it.
 func (r *Bindings) Close() error {
 	r.closeOnce.Do(func() {
-		r.gate.Lock()
-		r.closed.Store(true)
-		r.gate.Unlock()
-		// No operation is running, and none can begin.
+		r.mu.Lock()
+		r.closed = true
+		r.roster.slots = nil
+		clear(r.roster.counts)
+		r.mu.Unlock()
 		close(r.stop)
 		<-r.swept
 		r.queue.close()
-		for _, e := range r.roster.drain() {
-			e.mu.Lock()
-			e.ended = true
-			e.mu.Unlock()
-		}
 		r.cache.Close()
 	})
 	return nil

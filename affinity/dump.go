@@ -22,13 +22,11 @@ type Saved struct {
 func (r *Bindings) Dump(each func([]Saved) bool) bool {
 	part := make([]Saved, 0, chunkSize)
 	return r.pass(false, func(e *entry, now int64) {
-		r.visit(e, now, func() {
-			one := Saved{Key: e.key, Want: r.binding(e).Want, Version: e.version}
-			if !r.live.use(e.key, e.version) {
-				one.Idle = time.Duration(max(0, now-e.used.Load()))
-			}
-			part = append(part, one)
-		})
+		one := Saved{Key: e.key, Want: r.binding(e).Want, Version: e.version}
+		if !r.uses(e) {
+			one.Idle = time.Duration(max(0, now-e.used))
+		}
+		part = append(part, one)
 	}, func() bool {
 		open := len(part) == 0 || each(part)
 		part = part[:0]
@@ -44,20 +42,18 @@ func (r *Bindings) Restore(_ context.Context, s *Saved) (bool, error) {
 	if s.TTL <= 0 {
 		return false, ErrTTL
 	}
-	if !r.enter() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
 		return false, ErrClosed
 	}
-	defer r.leave()
 	w := r.saved(s)
 	w.restores = true
-	if s.Idle >= w.TTL {
+	if s.Idle >= w.TTL || r.find(&s.Key, w.now) != nil {
 		return false, nil
 	}
-	if e := r.find(&s.Key); e != nil && r.visit(e, w.now, func() {}) {
-		return false, nil
-	}
-	_, res := r.insert(&s.Key, &w)
-	return res == written, nil
+	_, done := r.insert(&s.Key, &w)
+	return done, nil
 }
 
 // Follow takes over a binding that another router has made, if its version is greater than that of
@@ -68,35 +64,34 @@ func (r *Bindings) Follow(s *Saved) bool {
 	if s.TTL <= 0 || s.Idle >= s.TTL || s.Version == 0 || s.Version > r.lastVersion() {
 		return false
 	}
-	if !r.enter() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
 		return false
 	}
-	defer r.leave()
 	w := r.saved(s)
-	res := absent
-	if e := r.find(&s.Key); e != nil {
-		r.visit(e, w.now, func() {
-			w.expect, res = e.version, lost
-			later := w.expect < w.version || w.expect == w.version && e.target().Less(w.Target)
-			if later && (w.EngineSession != "" || e.kind != EngineBacked) { // a router without the engine's session cannot end it
-				_, res = r.rebind(e, &w)
-			}
-		})
+	e := r.find(&s.Key, w.now)
+	if e == nil {
+		_, done := r.insert(&s.Key, &w)
+		return done
 	}
-	if res == absent {
-		_, res = r.insert(&s.Key, &w)
+	later := e.version < w.version || e.version == w.version && e.target().Less(w.Target)
+	if !later || w.EngineSession == "" && e.kind == EngineBacked { // a router without the engine's session cannot end it
+		return false
 	}
-	return res == written
+	r.rebind(e, &w)
+	return true
 }
 
-// saved returns the write of a saved binding. Further versions are greater than its own.
+// saved returns the write of a saved binding. Further versions are greater than its own. The caller
+// holds mu.
 func (r *Bindings) saved(s *Saved) write {
 	w := write{Want: s.Want, now: r.now(), idle: int64(max(0, s.Idle))}
 	if s.Version <= r.lastVersion() {
 		w.version = s.Version
 	}
 	w.TTL = min(w.TTL, maxTTL)
-	r.Skip(w.version)
+	r.version = max(r.version, w.version)
 	return w
 }
 
@@ -116,16 +111,19 @@ func (r *Bindings) FollowEnd(key Key, v Version) {
 }
 
 // Changes returns a number that grows with each Bind.
-func (r *Bindings) Changes() Version { return Version(r.version.Load()) }
+func (r *Bindings) Changes() Version {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.version
+}
 
 // Skip makes all further versions greater than v. The owner passes a version above all of an
 // earlier run, so that none recurs if the wall clock has gone back. Skip ignores a version that
 // cannot be right.
 func (r *Bindings) Skip(v Version) {
-	for {
-		now := r.version.Load()
-		if now >= uint64(v) || v > r.lastVersion() || r.version.CompareAndSwap(now, uint64(v)) {
-			return
-		}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if v <= r.lastVersion() {
+		r.version = max(r.version, v)
 	}
 }

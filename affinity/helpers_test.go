@@ -118,11 +118,11 @@ func mustPut(t testing.TB, r *Bindings, session string, worker uint64, ttl time.
 func remove(r *Bindings, session string) (Binding, bool) {
 	version := Version(1)
 	key := named(session)
-	if e := r.find(&key); e != nil {
-		e.mu.Lock()
+	r.mu.Lock()
+	if e, _ := r.cache.Get(key.hash()); e != nil && e.key == key {
 		version = e.version
-		e.mu.Unlock()
 	}
+	r.mu.Unlock()
 	b, ok, _ := r.Unbind(background, key, version)
 	return b, ok
 }
@@ -152,11 +152,7 @@ func settled(t testing.TB, r *Bindings) {
 
 // Live returns the number of sessions with live requests.
 func (s *Sessions) Live() (n int) {
-	for i := range s.live.shards {
-		sh := &s.live.shards[i]
-		sh.mu.Lock()
-		n += len(sh.active)
-		sh.mu.Unlock()
-	}
-	return n
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.active)
 }

@@ -28,7 +28,7 @@ func cacheHolds(t *testing.T, r *Bindings) {
 	n := 0
 	r.cache.IterValues(func(e *entry) bool {
 		n++
-		if e.ended || e.slot < 0 {
+		if r.roster.slots[e.slot].entry != e {
 			t.Errorf("the cache still holds %s, which has ended", e.key)
 		}
 		return false
@@ -155,7 +155,7 @@ func TestFreshBindingsAreFound(t *testing.T) {
 			last := int(bound.Load())
 			for i := last - 1; i >= max(0, last-recent); i-- {
 				key := numberedKey(i)
-				if i%100 != 99 && r.find(&key) == nil {
+				if _, ok, _ := r.Peek(background, key); i%100 != 99 && !ok {
 					t.Errorf("session %d of %d is not found", i, last)
 					return
 				}
@@ -165,8 +165,8 @@ func TestFreshBindingsAreFound(t *testing.T) {
 	})
 	for i := range n {
 		key := numberedKey(i)
-		if e := r.find(&key); e == nil || i%100 == 99 && e.worker != 2 {
-			t.Fatalf("session %d: %+v", i, e)
+		if b, ok, _ := r.Peek(background, key); !ok || i%100 == 99 && b.Target != on(2) {
+			t.Fatalf("session %d: %+v", i, b)
 		}
 	}
 	cacheHolds(t, r)

@@ -1,7 +1,5 @@
 package affinity
 
-import "sync"
-
 const (
 	// sampleSize is the number of bindings in a sample from which the longest idle one is
 	// evicted. Of 16, that one is on average among the 6% that have been idle longest.
@@ -14,10 +12,8 @@ const (
 )
 
 // roster lists the entries in no order, so that a random sample and a pass over all of them
-// are cheap. It keeps their number within the limits. It takes no other lock while it holds
-// its own.
+// are cheap. It keeps their number within the limits. The store's lock guards it.
 type roster struct {
-	mu       sync.Mutex
 	slots    []slot
 	counts   map[uint32]int // of entries by scope
 	max      int            // of entries; SetMaxSessions lowers it in steps
@@ -42,8 +38,6 @@ const maxEvicted = 2
 // share evicts its own bindings. Scope 0 may take everything that the others leave: it evicts its
 // own bindings only while the store is full.
 func (ro *roster) add(e *entry, now int64, evicted int) (added bool, victim *entry) {
-	ro.mu.Lock()
-	defer ro.mu.Unlock()
 	n := ro.counts[e.scope]
 	full := len(ro.slots) >= ro.max
 	own := n >= ro.maxShare && (full || e.scope != 0) && evicted < maxEvicted
@@ -52,24 +46,18 @@ func (ro *roster) add(e *entry, now int64, evicted int) (added bool, victim *ent
 	}
 	ro.counts[e.scope] = n + 1
 	e.slot = int32(len(ro.slots)) //nolint:gosec // memory ends before
-	ro.slots = append(ro.slots, slot{e, e.due.Load()})
+	ro.slots = append(ro.slots, slot{e, e.due})
 	return true, nil
 }
 
-// remove removes the entry. A second call does nothing.
+// remove removes the entry.
 func (ro *roster) remove(e *entry) {
-	ro.mu.Lock()
-	defer ro.mu.Unlock()
-	if e.slot < 0 {
-		return
-	}
 	last := len(ro.slots) - 1
 	moved := ro.slots[last]
 	ro.slots[e.slot] = moved
 	moved.entry.slot = e.slot
 	ro.slots[last] = slot{}
 	ro.slots = ro.slots[:last]
-	e.slot = -1
 	if n := ro.counts[e.scope]; n > 1 {
 		ro.counts[e.scope] = n - 1
 	} else {
@@ -79,17 +67,13 @@ func (ro *roster) remove(e *entry) {
 
 // hasten makes sweeps check an entry in time whose deadline has come nearer.
 func (ro *roster) hasten(e *entry) {
-	ro.mu.Lock()
-	defer ro.mu.Unlock()
-	if e.slot >= 0 {
-		s := &ro.slots[e.slot]
-		s.check = min(s.check, e.due.Load())
-	}
+	s := &ro.slots[e.slot]
+	s.check = min(s.check, e.due)
 }
 
 // pick returns an overdue entry of a random sample, or else the longest idle one. own limits
 // the sample to the scope. In a small roster the sample is all entries. It returns nil if
-// there are none. The caller holds mu.
+// there are none.
 func (ro *roster) pick(now int64, scope uint32, own bool) (victim *entry) {
 	n := len(ro.slots)
 	draws := sampleSize
@@ -107,10 +91,10 @@ func (ro *roster) pick(now int64, scope uint32, own bool) (victim *entry) {
 			continue
 		}
 		seen++
-		if e.due.Load() <= now {
+		if e.due <= now {
 			return e
 		}
-		if victim == nil || e.used.Load() < victim.used.Load() {
+		if victim == nil || e.used < victim.used {
 			victim = e
 		}
 	}
@@ -129,34 +113,8 @@ func (ro *roster) next() uint64 {
 
 // limit sets the bounds. It does not set max below the present number of entries.
 func (ro *roster) limit(maxSessions int) {
-	ro.mu.Lock()
-	defer ro.mu.Unlock()
 	ro.max = max(maxSessions, len(ro.slots))
 	ro.maxShare = max(1, maxSessions/2)
-}
-
-// above returns an entry to evict while max, or the number of entries, is above the limit; nil
-// after that.
-func (ro *roster) above(maxSessions int, now int64) *entry {
-	ro.mu.Lock()
-	defer ro.mu.Unlock()
-	if ro.max <= maxSessions && len(ro.slots) <= maxSessions {
-		return nil
-	}
-	return ro.pick(now, 0, false)
-}
-
-// lower lowers max by one, for an entry that the caller has evicted.
-func (ro *roster) lower(maxSessions int) {
-	ro.mu.Lock()
-	defer ro.mu.Unlock()
-	ro.max = max(maxSessions, ro.max-1)
-}
-
-func (ro *roster) size() int {
-	ro.mu.Lock()
-	defer ro.mu.Unlock()
-	return len(ro.slots)
 }
 
 // chunk appends up to chunkSize entries below index end to buf, or the overdue ones of them. It
@@ -165,8 +123,6 @@ func (ro *roster) size() int {
 // A pass downwards misses no entry that stays during the pass. A removal moves the last
 // entry down; that one has either been visited or will be. A pass may visit an entry twice.
 func (ro *roster) chunk(end int, now int64, overdue bool, buf []*entry) ([]*entry, int) {
-	ro.mu.Lock()
-	defer ro.mu.Unlock()
 	end = min(end, len(ro.slots))
 	begin := max(0, end-chunkSize)
 	for i := begin; i < end; i++ {
@@ -175,24 +131,11 @@ func (ro *roster) chunk(end int, now int64, overdue bool, buf []*entry) ([]*entr
 			if s.check > now {
 				continue
 			}
-			if s.check = s.due.Load(); s.check > now {
+			if s.check = s.due; s.check > now {
 				continue
 			}
 		}
 		buf = append(buf, s.entry)
 	}
 	return buf, begin
-}
-
-// drain empties the roster and returns its entries.
-func (ro *roster) drain() []slot {
-	ro.mu.Lock()
-	defer ro.mu.Unlock()
-	all := ro.slots
-	for _, s := range all {
-		s.slot = -1
-	}
-	ro.slots = nil
-	clear(ro.counts)
-	return all
 }

@@ -25,16 +25,7 @@ type Sessions struct {
 // NewSessions returns the sessions of a store, and takes over the store: Close closes it.
 func NewSessions(store *Bindings) *Sessions { return &Sessions{Bindings: store} }
 
-// live has the sessions with live requests.
-type live struct{ shards [64]shard }
-
-type shard struct {
-	mu     sync.Mutex
-	active map[Key]*active
-	_      [48]byte
-}
-
-// active is a session with live requests. Its shard's lock guards it.
+// active is a session with live requests. The store's lock guards it.
 type active struct {
 	uses    int
 	version Version // of the binding that they use, 0 if none is known
@@ -45,17 +36,6 @@ type active struct {
 	changed chan struct{}  // closed at the next change of the above; nil if nobody waits
 
 	alone chan struct{} // full while a request has the session alone; nil until one wants it
-}
-
-func (l *live) shard(key *Key) *shard { return &l.shards[key[len(key)-1]%64] }
-
-// use returns whether live requests use the binding of a version.
-func (l *live) use(key Key, v Version) bool {
-	sh := l.shard(&key)
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	a := sh.active[key]
-	return a != nil && a.version == v
 }
 
 // Waiting returns the number of requests that wait for a concurrent first request.
@@ -73,23 +53,21 @@ type Use struct {
 // Begin makes u a live request of the session. While it is live, the binding that it finds
 // or makes does not expire, and makes no room for others. u must End.
 func (s *Sessions) Begin(u *Use, key Key) {
-	sh := s.live.shard(&key)
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	a := sh.active[key]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a := s.active[key]
 	if a == nil {
 		a = new(active)
-		sh.active[key] = a
+		s.active[key] = a
 	}
 	a.uses++
 	*u = Use{sessions: s, active: a, key: key}
 }
 
-// lock locks the session's shard.
-func (u *Use) lock() *shard {
-	sh := u.sessions.live.shard(&u.key)
-	sh.mu.Lock()
-	return sh
+// lock locks the store.
+func (u *Use) lock() *sync.Mutex {
+	u.sessions.mu.Lock()
+	return &u.sessions.mu
 }
 
 // Begun returns whether u is a live request of the session.
@@ -100,7 +78,7 @@ func (u *Use) Live() int {
 	if u.active == nil {
 		return 0
 	}
-	defer u.lock().mu.Unlock()
+	defer u.lock().Unlock()
 	return u.active.uses
 }
 
@@ -157,7 +135,7 @@ func (u *Use) Find(ctx context.Context, patience time.Duration) (b Binding, pend
 // bound meanwhile, and the store must be asked again. Else changed is nil if the request is the
 // first.
 func (u *Use) look(missed *Version) (b Binding, again bool, changed <-chan struct{}) {
-	defer u.lock().mu.Unlock()
+	defer u.lock().Unlock()
 	a := u.active
 	if a.version > *missed {
 		*missed = a.version
@@ -183,7 +161,7 @@ func (u *Use) Choose(t kvscore.Target) {
 	if u.active == nil {
 		return
 	}
-	defer u.lock().mu.Unlock()
+	defer u.lock().Unlock()
 	if a := u.active; a.first == u {
 		a.chosen, a.target = true, t
 	}
@@ -195,11 +173,11 @@ func (u *Use) Yield() {
 	if u.active == nil {
 		return
 	}
-	defer u.lock().mu.Unlock()
+	defer u.lock().Unlock()
 	u.yield()
 }
 
-// yield is Yield for a caller that holds the shard's lock.
+// yield is Yield for a caller that holds the lock.
 func (u *Use) yield() {
 	if u.active.first == u {
 		u.active.settle()
@@ -207,7 +185,7 @@ func (u *Use) yield() {
 }
 
 // settle ends the choice of the first request, and wakes those that wait. The caller holds the
-// shard's lock.
+// lock.
 func (a *active) settle() {
 	a.first, a.chosen = nil, false
 	if a.changed != nil {
@@ -218,7 +196,7 @@ func (a *active) settle() {
 
 // note records the binding that the session has.
 func (u *Use) note(b *Binding) {
-	defer u.lock().mu.Unlock()
+	defer u.lock().Unlock()
 	if a := u.active; b.Version >= a.version { // else another request has seen a later one
 		a.version = b.Version
 		a.settle()
@@ -232,12 +210,12 @@ func (u *Use) Alone(ctx context.Context, patience time.Duration) (bool, error) {
 	if u.active == nil || u.alone {
 		return true, nil
 	}
-	sh := u.lock()
+	mu := u.lock()
 	if u.active.alone == nil {
 		u.active.alone = make(chan struct{}, 1)
 	}
 	alone := u.active.alone
-	sh.mu.Unlock()
+	mu.Unlock()
 	select {
 	case alone <- struct{}{}:
 	default: // select would choose at random if the patience were over at once
@@ -255,10 +233,9 @@ func (u *Use) Alone(ctx context.Context, patience time.Duration) (bool, error) {
 
 // HasAlone returns whether a request has the session alone.
 func (s *Sessions) HasAlone(key Key) bool {
-	sh := s.live.shard(&key)
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	a := sh.active[key]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a := s.active[key]
 	return a != nil && len(a.alone) > 0
 }
 
@@ -287,14 +264,13 @@ func (u *Use) End(ctx context.Context, v Version) error {
 	if v != 0 {
 		_, _, err = u.sessions.Touch(ctx, u.key, v)
 	}
-	sh := u.lock()
-	defer sh.mu.Unlock()
+	defer u.lock().Unlock()
 	u.yield()
 	if u.alone {
 		<-u.active.alone
 	}
 	if u.active.uses--; u.active.uses == 0 {
-		delete(sh.active, u.key)
+		delete(u.sessions.active, u.key)
 	}
 	*u = Use{}
 	return err

@@ -3,6 +3,7 @@ package affinity
 import (
 	"bytes"
 	"context"
+	"math"
 	"slices"
 	"time"
 )
@@ -25,24 +26,28 @@ func (r *Bindings) sweepLoop(every time.Duration) {
 // sweep ends overdue entries, to save memory and to report ends in time. Reads never return
 // an overdue binding, swept or not.
 func (r *Bindings) sweep() {
-	r.pass(true, func(e *entry, now int64) { r.visit(e, now, func() {}) }, func() bool { return true })
+	r.pass(true, func(*entry, int64) {}, func() bool { return true })
 }
 
-// pass calls each with the entries, or with the overdue ones only. After each part of up to
-// chunkSize it calls after, and ends if that returns false. It returns whether it has passed on
-// everything. It enters for one part only, so that Close does not wait for a whole pass.
+// pass calls each with the live entries, or with the overdue ones that are in use only. It ends the other
+// overdue ones. After each part of up to chunkSize it calls after, and ends if that returns false. It
+// returns whether it has passed on everything. It holds the lock for one part only.
 func (r *Bindings) pass(overdue bool, each func(e *entry, now int64), after func() bool) bool {
 	now := r.now()
 	buf := make([]*entry, 0, chunkSize)
-	for end := r.roster.size(); end > 0; {
-		buf, end = r.roster.chunk(end, now, overdue, buf[:0])
-		if !r.enter() {
+	for end := math.MaxInt; end > 0; {
+		r.mu.Lock()
+		if r.closed {
+			r.mu.Unlock()
 			return false
 		}
+		buf, end = r.roster.chunk(end, now, overdue, buf[:0])
 		for _, e := range buf {
-			each(e, now)
+			if r.lives(e, now) {
+				each(e, now)
+			}
 		}
-		r.leave()
+		r.mu.Unlock()
 		if !after() {
 			return false
 		}
@@ -54,12 +59,12 @@ func (r *Bindings) pass(overdue bool, each func(e *entry, now int64), after func
 // the zero Key and continue with the last key of a full page. It reads the whole store for every
 // page and is meant for administration.
 func (r *Bindings) List(ctx context.Context, after Key, limit int) ([]Entry, error) {
-	if r.closed.Load() {
-		return nil, ErrClosed
-	}
 	var page []Entry
 	for len(page) < limit {
-		keys := r.firstKeys(after, limit-len(page))
+		keys, open := r.firstKeys(after, limit-len(page))
+		if !open {
+			return nil, ErrClosed
+		}
 		for _, key := range keys {
 			if b, ok, _ := r.Peek(ctx, key); ok {
 				page = append(page, Entry{Key: key, Binding: b})
@@ -73,8 +78,9 @@ func (r *Bindings) List(ctx context.Context, after Key, limit int) ([]Entry, err
 	return page, nil
 }
 
-// firstKeys returns the n first keys after one, in order. Only some more than n are kept and sorted.
-func (r *Bindings) firstKeys(after Key, n int) (keys []Key) {
+// firstKeys returns the n first keys after one, in order. Only some more than n are kept and sorted. It
+// returns false if the store is closed.
+func (r *Bindings) firstKeys(after Key, n int) (keys []Key, open bool) {
 	before := Key{} // of those that are kept; zero while these are fewer than n
 	first := func() {
 		slices.SortFunc(keys, compare)
@@ -83,7 +89,7 @@ func (r *Bindings) firstKeys(after Key, n int) (keys []Key) {
 			before = keys[n-1]
 		}
 	}
-	r.pass(false, func(e *entry, _ int64) {
+	open = r.pass(false, func(e *entry, _ int64) {
 		if compare(e.key, after) <= 0 || before != (Key{}) && compare(e.key, before) >= 0 {
 			return
 		}
@@ -92,7 +98,7 @@ func (r *Bindings) firstKeys(after Key, n int) (keys []Key) {
 		}
 	}, func() bool { return true })
 	first()
-	return keys
+	return keys, open
 }
 
 func compare(a, b Key) int { return bytes.Compare(a[:], b[:]) }
