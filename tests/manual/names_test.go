@@ -1,7 +1,8 @@
 // Package manual checks the manual (README.md and docs) against the code. Each block
 // fenced as caddyfile is valid. Each option, JSON field, metric, log line, condition,
-// error code and placeholder of the code is documented, and the other way round. Links
-// lead somewhere, alerts have runbooks, and pages have their lengths.
+// error code and placeholder of the code is documented, and the other way round. What code
+// spans name is in the code, defaults are those of the code, and there is one recipe for
+// clients' keys. Links lead somewhere, alerts have runbooks, and pages have their lengths.
 //
 // The checks find names in the manual by the form of a page:
 //

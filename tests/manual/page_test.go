@@ -19,6 +19,7 @@ type page struct {
 	links   []link
 	rows    []row
 	terms   map[string]bool // of list items that begin with one in bold type
+	spans   map[string]int  // code spans, with a line that has them
 }
 
 // block is a fenced block.
@@ -63,7 +64,7 @@ func readPage(files fs.FS, path string) (*page, error) {
 		return nil, err
 	}
 	lines := strings.Split(strings.TrimSuffix(string(doc), "\n"), "\n")
-	p := &page{path: path, lines: len(lines), anchors: make(map[string]bool), terms: make(map[string]bool)}
+	p := &page{path: path, lines: len(lines), anchors: make(map[string]bool), terms: make(map[string]bool), spans: make(map[string]int)}
 	var header []string
 	for i := 0; i < len(lines); i++ {
 		s := lines[i]
@@ -77,6 +78,9 @@ func readPage(files fs.FS, path string) (*page, error) {
 			continue
 		}
 		p.readLinks(i+1, s)
+		for _, span := range spans(strings.ReplaceAll(s, `\|`, "|")) {
+			p.spans[span] = i + 1
+		}
 		cells := cellsOf(s)
 		switch {
 		case cells == nil:
