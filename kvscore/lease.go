@@ -41,6 +41,7 @@ type Lease struct {
 	prefill   int64 // still booked
 	unshared  float64
 	untracked float64 // blocks
+	others    int     // requests on the target before it
 	output    int64   // blocks
 	faded     float64 // of output, blocks that do not count because the answer nears its end
 	due       time.Time

@@ -7,9 +7,9 @@ import (
 
 const (
 	// DefaultStepTokens are the prompt tokens that an engine computes in one step, if it does not report
-	// them. It is the largest usual default. For an engine with smaller steps, more requests wait in
+	// them. Usual defaults are 2,048 to 8,192, so two of these fill a step of any. For an engine with smaller steps, more requests wait in
 	// the engine; with fewer tokens than a step has, the engine could not fill it.
-	DefaultStepTokens = 8192
+	DefaultStepTokens = 4096
 	// minStepTokens keeps engines busy that compute little in a step.
 	minStepTokens = 1024
 	// shortWait is a wait, in milliseconds, that is no reason to hold a request: an engine may compute

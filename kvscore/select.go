@@ -287,7 +287,7 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 	if prefill > 0 {
 		l.usual = sel.usual(&ld.answers.pace, l.work)
 	}
-	l.total = blocksOf(l.tokens, l.blockSize)
+	l.total, l.others = blocksOf(l.tokens, l.blockSize), ld.requests
 	if !c.Split {
 		s.routers.count(now, r.Remote)
 		s.traffic.booked(now, prefill)

@@ -182,6 +182,14 @@ func (d *Decoder) record(r *reader, to *Record) (usable bool) {
 	case KindUsed, KindUnbound:
 		copy(to.Binding.Key[:], r.bytes(len(affinity.Key{})))
 		to.Binding.Version = affinity.Version(r.count()) //nolint:gosec // positive
+	case KindPaid:
+		to.Paid.Booking = d.open[d.request(r)]
+		to.Paid.Tenant, to.Paid.Weight = r.fixed(), float64(r.small(1000*maxWeight))/1000
+		to.Paid.Class = string(r.bytes(r.small(maxText)))
+		if to.Paid.Booking != nil {
+			to.Target = to.Paid.Target
+		}
+		return to.Paid.Booking != nil
 	case KindAnswered:
 		to.Answered = Answered{d.open[d.request(r)], kvscore.Sign(r.small(math.MaxUint8)), r.count() - 1}
 		if to.Answered.Booking != nil {

@@ -320,6 +320,21 @@ func (e *Encoder) answered(at int64, request uint64, how kvscore.Sign, tokens in
 	e.end()
 }
 
+// paid writes who pays for a request.
+func (e *Encoder) paid(at int64, request uint64, by *Payer) {
+	e.begin(KindPaid, at)
+	e.request(request)
+	e.fields = binary.LittleEndian.AppendUint64(e.fields, by.Tenant)
+	e.number(int64(1000 * min(max(by.Weight, 0), maxWeight)))
+	class := by.Class[:min(len(by.Class), maxText)]
+	e.number(int64(len(class)))
+	e.fields = append(e.fields, class...)
+	e.end()
+}
+
+// maxWeight bounds the weight of a tenant.
+const maxWeight = 1e6
+
 // Drained writes that the drain of a worker begins or ends, and
 // after how many calls of the admin API for it.
 func (e *Encoder) Drained(at int64, id uint64, drains bool, version uint64) {

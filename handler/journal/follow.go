@@ -58,6 +58,8 @@ type Follower struct {
 	// Began is told of each request that begins on a worker. It returns what is called at the end. It
 	// may be nil.
 	Began func(worker uint64) (over func())
+	// Pays is told who pays for a request. It returns what is called after its end. It may be nil.
+	Pays func(*Payer, *kvscore.Lease) (over func())
 	// Refused gets each router that is not followed for a while.
 	Refused func(*Peer)
 	// Joined gets each router that has begun to tell while this one followed.
@@ -218,6 +220,15 @@ func (p *peer) late(now, at time.Time, behind bool) time.Duration {
 func (p *peer) lost(b *Booking) {
 	if l := p.taken(b); l != nil {
 		l.End(false, nil)
+		b.settle()
+	}
+}
+
+// settle ends what a Follower's Pays has begun.
+func (b *Booking) settle() {
+	if b.paid != nil {
+		b.paid()
+		b.paid = nil
 	}
 }
 
@@ -251,6 +262,10 @@ func (f *Follower) apply(p *peer, r *Record, at time.Time, behind bool) {
 	case KindAnswered:
 		if l := r.Answered.lease; l != nil {
 			answered(l, &r.Answered, at)
+		}
+	case KindPaid:
+		if b := r.Paid.Booking; b.lease != nil && b.paid == nil && f.Pays != nil {
+			b.paid = f.Pays(&r.Paid.Payer, b.lease)
 		}
 	case KindEnded:
 		f.ended(p, &r.End, at)
@@ -337,6 +352,7 @@ func (f *Follower) ended(p *peer, e *End, at time.Time) {
 		answer, n.AnswerPast = &kvscore.Answer{Blocks: f.blocks}, e.Answer.Past
 	}
 	l.Ended(at, e.Output, n, e.Computed, answer)
+	e.settle()
 }
 
 // bound applies a binding, its use or its end.

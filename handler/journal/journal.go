@@ -25,7 +25,8 @@ type Journal struct {
 	// Clock returns the time; nil stands for time.Now.
 	Clock func() time.Time
 
-	on atomic.Bool // there are outlets
+	on   atomic.Bool // there are outlets
+	live atomic.Bool // one was live
 
 	mu       sync.Mutex
 	requests uint64 // numbers given
@@ -35,20 +36,23 @@ type Journal struct {
 // Outlet is where one log takes the records.
 type Outlet struct {
 	journal *Journal
-	live    bool          // it takes KindAnswered, too
+	live    bool          // it takes KindAnswered and KindPaid, too
 	wake    chan struct{} // gets a value when records wait
 	lost    atomic.Uint64
 	batch   batch // the journal's lock guards it
 	spare   batch // of the one that writes
 }
 
-// Open returns a new outlet. A live one takes records of KindAnswered, too.
+// Open returns a new outlet. A live one takes records of KindAnswered and KindPaid, too.
 func (j *Journal) Open(live bool) *Outlet {
 	o := &Outlet{journal: j, live: live, wake: make(chan struct{}, 1)}
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.outlets = append(slices.Clip(j.outlets), o)
 	j.on.Store(true)
+	if live {
+		j.live.Store(true)
+	}
 	return o
 }
 
@@ -142,6 +146,17 @@ func (j *Journal) Answered(request uint64, now time.Time, how kvscore.Sign, toke
 	j.add(record{at: now.UnixMilli(), live: true, write: func(e *Encoder, at int64, _ []uint64) {
 		e.answered(at, request, how, tokens)
 	}}, nil)
+}
+
+// Paid records who pays for a request.
+func (j *Journal) Paid(request uint64, by *Payer) {
+	if request == 0 || !j.live.Load() {
+		return
+	}
+	one := *by
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.add(record{at: j.now(), live: true, write: func(e *Encoder, at int64, _ []uint64) { e.paid(at, request, &one) }}, nil)
 }
 
 // Ended implements [kvscore.Journal].

@@ -66,6 +66,8 @@ const (
 	KindDrained
 	// KindModels is a worker's list of its models, as JSON.
 	KindModels
+	// KindPaid says who pays for a request. Logs on disk do without.
+	KindPaid
 )
 
 // Head is what must be known before all else.
@@ -134,6 +136,7 @@ type Booking struct {
 
 	lease *kvscore.Lease // of a Follower
 	over  func()         // the same: see its Began
+	paid  func()         // the same: see its Pays
 }
 
 // Answered is the first sign that the prefill of a request is over.
@@ -141,6 +144,19 @@ type Answered struct {
 	*Booking
 	Sign   kvscore.Sign
 	Tokens int64 // of an answer that was not streamed; -1 is unknown
+}
+
+// Paid says who pays for a request.
+type Paid struct {
+	*Booking
+	Payer
+}
+
+// Payer is a tenant in a class.
+type Payer struct {
+	Class  string
+	Tenant uint64
+	Weight float64 // of the tenant
 }
 
 // End is the end of a request that a target has computed.
@@ -165,6 +181,7 @@ type Record struct {
 	Dial     string // of KindWorker
 	Booking  *Booking
 	Answered Answered
+	Paid     Paid
 	End      End
 	Drained  bool
 	Version  uint64         // of KindDrained: the admin API's calls up to this one

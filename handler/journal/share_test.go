@@ -361,6 +361,7 @@ func FuzzFollow(f *testing.F) {
 	var e Encoder
 	e.Begin(0, &Head{})
 	w.outlet.Write(&e, named)
+	e.paid(1, 5, &Payer{Class: "c", Tenant: 7, Weight: 2})
 	f.Add(slices.Clone(e.records))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s := kvscore.NewScheduler(kvscore.Settings{})
@@ -369,6 +370,13 @@ func FuzzFollow(f *testing.F) {
 			Worker: func(string) (uint64, bool) { return 1, true },
 		}
 		follower.Memory = int64(len(b)) // less than some take
+		paying := 0
+		follower.Pays = func(by *Payer, _ *kvscore.Lease) func() {
+			if paying++; by.Weight < 0 || by.Weight > maxWeight {
+				t.Errorf("%+v", by)
+			}
+			return func() { paying-- }
+		}
 		for i := range uint64(2) {
 			follower.Take(time.Now(), &Sent{Router: i, Number: 1, Entries: entryOf(b)}, i == 0)
 			follower.Take(time.Now(), &Sent{Router: i, Number: 2, Entries: b}, i == 0)
@@ -377,10 +385,44 @@ func FuzzFollow(f *testing.F) {
 			}
 		}
 		follower.Close()
-		if s.Stats().Leases != 0 {
-			t.Error("leases stay")
+		if s.Stats().Leases != 0 || paying != 0 {
+			t.Errorf("%d leases stay, %d pay", s.Stats().Leases, paying)
 		}
 	})
+}
+
+// TestPayers tells another router who pays for a request, until its end.
+func TestPayers(t *testing.T) {
+	_, f := aFollower()
+	var j Journal
+	o := j.Open(true)
+	var e Encoder
+	n := uint64(0)
+	tell := func() {
+		o.Write(&e, named)
+		n++
+		f.Take(time.Now(), &Sent{Router: 1, Number: n, Entries: e.Entry()}, false)
+	}
+	e.Begin(time.Now().UnixMilli(), new(Head))
+	var told []Payer
+	over := 0
+	f.Pays = func(by *Payer, l *kvscore.Lease) func() {
+		if told = append(told, *by); l.Target() != hosts[1] {
+			t.Errorf("on %v", l.Target())
+		}
+		return func() { over++ }
+	}
+	want := Payer{Class: "batch", Tenant: 1<<63 + 5, Weight: 2.5}
+	p := &cache.Prompt{Root: 1, Blocks: someBlocks(10), BlockTokens: 16, Tokens: 160}
+	id := j.Booked(time.Now(), hosts[1], p, &cache.View{Tokens: 160}, true, 0, kvscore.PhaseWhole)
+	j.Paid(id, &want)
+	if tell(); len(told) != 1 || told[0] != want || over != 0 {
+		t.Fatalf("told %+v, %d are over", told, over)
+	}
+	j.Ended(id, true, 1, kvscore.Counts{}, nil)
+	if tell(); over != 1 {
+		t.Errorf("%d are over", over)
+	}
 }
 
 // aFollower returns a follower of workers 1 to 3, and its scheduler.

@@ -31,6 +31,7 @@ type waiters struct {
 	order queue.Queue
 	lanes map[needs]*lane
 	holds
+	classes map[string]*queue.Class // by name, those that have waited
 }
 
 // reviewEvery is the time between two reviews of all lanes. A worker may recover, or get another model,
@@ -49,6 +50,9 @@ func (q *waiters) wait(
 	ctx context.Context, want *Wants, o *Offers, at place, most time.Duration, renew func() (Offers, bool),
 ) (v grant, waited time.Duration, err error) {
 	m := &waiter{want: *want, offers: *o, at: at, verdict: make(chan grant, 1), renew: renew}
+	if at.work == 0 { // nothing was chosen
+		m.at.work = q.workers.Scheduler.Work(want.Prompt)
+	}
 	defer func() { *o = m.offers }()
 	if q.enter(m, q.workers.Settings.Load().MaxWaiting) {
 		began := time.Now()
@@ -137,6 +141,7 @@ func (q *waiters) push(m *waiter, t time.Time) {
 	}
 	l.length++
 	m.lane = l
+	q.know(m.want.Class)
 	tier := m.want.Tier
 	if m.want.Rest {
 		tier = math.MinInt // its client has a part of the answer
@@ -272,6 +277,9 @@ func (q *waiters) first(may func(*lane) bool, t time.Time) *waiter {
 
 // decide removes a waiter and sends its verdict. The caller holds the lock.
 func (q *waiters) decide(m *waiter, v grant) {
+	if v.worker != nil {
+		v.bill = q.charge(&m.want, m.at.work)
+	}
 	q.remove(m)
 	m.out = true
 	m.verdict <- v
@@ -296,6 +304,7 @@ type grant struct {
 	worker *worker.Worker // the queue has taken a slot of it for the request
 	rank   int64          // of the worker, or AnyRank
 	tokens int64          // promised there: see kvscore.Scheduler.Promise
+	bill   bill
 	err    error          // too many requests wait, or this one waited too long
 	tempts *worker.Worker // it has room, and the request need not wait for its own
 }
@@ -317,6 +326,7 @@ func (m *waiter) takeWorse(t time.Time, otherwise error) grant {
 func (q *waiters) giveBack(v *grant) {
 	if v.worker != nil {
 		q.booked(v)
+		q.settle(&v.bill, 0)
 		q.free(v.worker)
 	}
 	*v = grant{}

@@ -116,7 +116,7 @@ func (r *restorer) read(rec *journal.Record) {
 		r.numbers = make(map[int]*restoredWorker)
 	case journal.KindWorker:
 		r.numbers[rec.Target.Worker] = r.worker(rec.Dial)
-	case journal.KindBooked, journal.KindAnswered: // the end counts
+	case journal.KindBooked, journal.KindAnswered, journal.KindPaid: // the end counts
 	case journal.KindDrained: // a drain ends with its process
 	case journal.KindEnded:
 		r.ended(w, &rec.End)

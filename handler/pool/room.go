@@ -18,6 +18,7 @@ type place struct {
 	spot
 	tokens   int64          // to prefill
 	time     float64        // predicted for that, in milliseconds
+	work     float64        // of the whole request: see kvscore.Selection.Work
 	declined *worker.Worker // the request waits although this worker had room
 }
 

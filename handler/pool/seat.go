@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/journal"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
@@ -223,13 +224,14 @@ func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Choos
 		at.spot = spot{c.Workers[i], int64(c.Targets[i].Rank)}
 		at.tokens, at.time = max(0, c.Sel.Tokens-terms.OverlapTokens), terms.PrefillTime
 	}
+	at.work = c.Sel.Work(i)
 	if at.declined == c.Workers[i] {
 		at.declined = nil
 	}
 	if lease == nil {
 		return crowded
 	}
-	s.pool, s.Lease, s.left = p, lease, false
+	s.pool, s.Lease, s.left, s.bill = p, lease, false, bill{}
 	defer func() {
 		if sat != seated {
 			s.Leave(false, nil) // also if something below panics
@@ -241,7 +243,7 @@ func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Choos
 	switch {
 	case s.Worker == g.worker:
 		p.queue.booked(g)
-		s.slot, *g = true, grant{}
+		s.slot, s.bill, *g = true, g.bill, grant{}
 	case want.Kind == worker.KindOther:
 	case p.queue.takeUnclaimed(s.Worker):
 		s.slot = true
@@ -250,6 +252,10 @@ func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Choos
 	}
 	s.Ahead = s.Terms.PrefillTokens + s.Tokens
 	s.Rank = s.Target.Rank
+	if s.slot {
+		p.queue.seat(&s.bill, want, at.work)
+		p.kept.journal.Paid(lease.Journaled(), &journal.Payer{Class: want.class(), Tenant: want.Tenant, Weight: want.TenantWeight})
+	}
 	s.Enter(!want.NoTrial)
 	by.Chosen(c, i, s.Unpriced)
 	return seated
@@ -281,6 +287,7 @@ type Seat struct {
 	Unpriced bool // the request or its session decided, and no policy gave a cost
 
 	pool *Pool
+	bill bill
 	slot bool // it has a slot of the worker
 	left bool
 }
@@ -294,6 +301,9 @@ func (s *Seat) Leave(computed bool, answer *kvscore.Answer) {
 	s.left = true
 	if s.Lease != nil {
 		s.Lease.End(computed, answer) // first: what it books must not outlive a panic below
+		if s.bill.account != nil {
+			s.pool.queue.settle(&s.bill, s.Work(time.Now()))
+		}
 	}
 	if s.slot {
 		s.slot = false

@@ -90,6 +90,7 @@ func (p *Pool) newSharer(set *Share) *journal.Sharer {
 				}
 				return 0, false
 			},
+			Pays: p.queue.paysElsewhere,
 			Began: func(worker uint64) (over func()) {
 				w := p.ByID(worker)
 				if w == nil {

@@ -1,0 +1,158 @@
+package pool
+
+import (
+	"context"
+	"math"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/journal"
+	"github.com/caddy-kvrouter/kvrouter/handler/queue"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+)
+
+func usual() *simulated {
+	return &simulated{step: 8192, fixed: 5 * time.Millisecond, token: 50 * time.Microsecond, answer: 2 * time.Second}
+}
+
+// learn has the engines show how fast they are.
+func (r *room) learn(t *testing.T) { r.serve(t, &load{2, 2000, time.Second, 30, false, 0, false}) }
+
+// TestFlood has a tenant with many long prompts at once, beside others with short ones. It compares their
+// time to the first token with that without the flood, and the end of the flood.
+func TestFlood(t *testing.T) {
+	measure := func(hold string, flood int) (mean, end time.Duration) {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			r := roomOf(ctx, t, hold, usual(), usual())
+			r.learn(t)
+			begun := time.Now()
+			var flooded, others sync.WaitGroup
+			for i := range flood {
+				flooded.Go(func() {
+					if _, err := r.ask(ctx, Wants{Tenant: 1, Patience: 10 * time.Minute}, &load{tokens: 8000}, uint64(1000+i)); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			time.Sleep(time.Second)
+			var sum time.Duration
+			var mu sync.Mutex
+			const requests = 200
+			for i := range requests {
+				others.Go(func() {
+					took, err := r.ask(ctx, Wants{Tenant: uint64(2 + i%10)}, &load{tokens: 1000}, uint64(1e6+i))
+					mu.Lock()
+					defer mu.Unlock()
+					if sum += took; err != nil {
+						t.Error(err)
+					}
+				})
+				time.Sleep(200 * time.Millisecond)
+			}
+			others.Wait()
+			mean = sum / requests
+			flooded.Wait()
+			end = time.Since(begun)
+		})
+		return mean, end
+	}
+	alone, _ := measure(HoldAuto, 0)
+	fair, end := measure(HoldAuto, 300)
+	before, endBefore := measure(HoldOff, 300)
+	t.Logf("others: %v alone, %v beside the flood, %v without hold; the flood ends after %v, %v without hold", alone, fair, before, end, endBefore)
+	if fair > alone+time.Second || end > endBefore*21/20 {
+		t.Error("one tenant starves the others, or the order costs time")
+	}
+}
+
+// TestSharesOfTenants has two tenants with weights, both with endless requests, on engines that are held and
+// on some that have slots. Some clients leave before the end of their answers.
+func TestSharesOfTenants(t *testing.T) {
+	class := &queue.Class{Name: "c"}
+	for name, leave := range map[string]bool{"all stay": false, "one tenant's clients leave": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				r := roomOf(ctx, t, HoldAuto, usual())
+				r.learn(t)
+				var served [2]float64
+				var mu sync.Mutex
+				begun := time.Now()
+				var clients sync.WaitGroup
+				for tenant := range 2 {
+					for i := range 40 {
+						clients.Go(func() {
+							for n := 0; time.Since(begun) < 2*time.Minute; n++ {
+								l := &load{tokens: 3000}
+								own, end := context.WithCancel(ctx)
+								want := Wants{Tenant: uint64(tenant + 1), TenantWeight: float64(1 + 2*tenant), Class: class, Patience: time.Hour}
+								if leave && tenant == 0 {
+									l.leaves = true
+								}
+								_, err := r.ask(own, want, l, uint64(1e6*(tenant+1)+1e4*i+n))
+								end()
+								mu.Lock()
+								if at := time.Since(begun); at > 30*time.Second && at < 90*time.Second {
+									served[tenant]++
+								}
+								if mu.Unlock(); err != nil {
+									t.Error(err)
+								}
+							}
+						})
+					}
+				}
+				clients.Wait()
+				if ratio := served[1] / served[0]; math.Abs(ratio/3-1) > 0.05 {
+					t.Errorf("the second tenant got %.2f times of the first, want 3", ratio)
+				}
+			})
+		})
+	}
+}
+
+// TestOthersOfOtherRouters charges a tenant for requests of another router.
+func TestOthersOfOtherRouters(t *testing.T) {
+	p, workers, o := limited(t, 1)
+	var before Seat
+	p.SeatAt(workers[0], workers[0].Target(0), &kvscore.Request{}, &before)
+	type got struct {
+		tenant uint64
+		seat   *Seat
+	}
+	served := make(chan got, 4)
+	class := &queue.Class{Name: "c"}
+	for i, tenant := range []uint64{1, 2} {
+		go func() {
+			want, o, s := anyWorker, o, new(Seat)
+			want.Tenant, want.Class = tenant, class
+			if _, err := p.Seat(t.Context(), &want, &o, new(chooser), s); err != nil {
+				t.Error(err)
+			}
+			served <- got{tenant, s}
+		}()
+		for p.Waiting() <= i {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	var sel kvscore.Selection
+	_, l := p.Scheduler.Select(time.Now(), &kvscore.Request{Remote: true}, []kvscore.Target{workers[0].Target(0)}, 0, nil, &sel)
+	over := p.queue.paysElsewhere(&journal.Payer{Class: "c", Tenant: 1, Weight: 1}, l)
+	if over == nil {
+		t.Fatal("nothing was charged")
+	}
+	before.Leave(true, nil)
+	first := <-served
+	if first.tenant != 2 {
+		t.Errorf("tenant %d got the slot, which has had work elsewhere", first.tenant)
+	}
+	l.End(true, nil)
+	over()
+	first.seat.Leave(true, nil)
+	(<-served).seat.Leave(true, nil)
+}
