@@ -6,8 +6,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
-// Work returns how much of its target's time the request is predicted to take on candidate i, in
-// milliseconds: the prefill, and for each token of the answer
+// Work returns how many milliseconds of its target's time the request takes on candidate i, as
+// predicted. These are the prefill, and for each token of the answer
 //
 //	Fixed/(1 + others) + Token + Context·(prompt + answer/2)
 //
@@ -26,7 +26,7 @@ func (l Latency) decode(answer, prompt float64, others int) float64 {
 	return answer * (l.Fixed/float64(1+others) + l.Token + l.Context*(prompt+answer/2))
 }
 
-// Work returns the predicted work of a prompt of so many tokens on a target without other requests.
+// Work returns the predicted work of a request on a target without others, by the tokens of its prompt.
 func (s *Scheduler) Work(tokens int64) float64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -391,7 +391,7 @@ func FuzzFollow(f *testing.F) {
 	})
 }
 
-// TestPayers tells another router who pays for a request, until its end.
+// TestPayers tells another router of the payer of a request, until its end.
 func TestPayers(t *testing.T) {
 	_, f := aFollower()
 	var j Journal
