@@ -55,6 +55,7 @@ func (Admin) Routes() []caddy.AdminRoute {
 		{Pattern: one + "/sessions/{key}", Handler: methods{
 			http.MethodGet: ofPool(getSession), http.MethodPut: ofPool(rebind), http.MethodDelete: ofPool(unbind),
 		}},
+		{Pattern: one + "/call", Handler: methods{http.MethodPost: ofPool(callWorkers)}},
 		{Pattern: one + "/explain", Handler: methods{http.MethodPost: ofPool(explain)}},
 	}
 }

@@ -21,7 +21,7 @@ import (
 func init() {
 	caddycmd.RegisterCommand(caddycmd.Command{
 		Name:  "kv-router",
-		Usage: "run|status|ready|explain|drain|undrain|sessions|page|check|record",
+		Usage: "run|status|ready|explain|drain|undrain|sessions|page|check|call|record",
 		Short: "Shows and steers kv_router",
 		Long: `
 Shows and steers a kv_router that runs, by Caddy's admin endpoint: that of
@@ -32,7 +32,7 @@ something needs a look: a worker of status, a refused request of explain, a
 problem of check, or a drain that did not end in time.`,
 		CobraFunc: func(cmd *cobra.Command) {
 			cmd.AddCommand(statusCommand(), explainCommand(), drainCommand("drain"), drainCommand("undrain"),
-				sessionsCommand(), pageCommand(), checkCommand(), recordCommand(), readyCommand(), runCommand())
+				sessionsCommand(), pageCommand(), checkCommand(), recordCommand(), readyCommand(), runCommand(), callCommand())
 			cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 		},
 	})
@@ -63,7 +63,11 @@ func command(use, short string, args cobra.PositionalArgs, run func(*client, cad
 }
 
 // client asks the admin endpoint.
-type client struct{ addr, pool string }
+type client struct {
+	addr, pool string
+	timeout    time.Duration // adminTimeout if 0
+	once       bool          // what it asks for must not be done twice
+}
 
 const (
 	// adminTimeout is how long the admin endpoint may take.
@@ -72,7 +76,7 @@ const (
 	adminTries, adminPause = 4, 300 * time.Millisecond
 )
 
-// do makes a request to the admin endpoint. What it asks for may be done twice.
+// do makes a request to the admin endpoint. What it asks for may be done twice, but for once.
 func (c *client) do(method, uri string, headers http.Header, body []byte) (*http.Response, error) {
 	type result struct {
 		resp *http.Response
@@ -81,6 +85,7 @@ func (c *client) do(method, uri string, headers http.Header, body []byte) (*http
 	if headers == nil {
 		headers = make(http.Header)
 	}
+	timeout := cmp.Or(c.timeout, adminTimeout)
 	headers.Set("Connection", "close") // each call has a client of its own
 	for try := 1; ; try++ {
 		got := make(chan result, 1)
@@ -92,7 +97,7 @@ func (c *client) do(method, uri string, headers http.Header, body []byte) (*http
 		select {
 		case r := <-got:
 			text := fmt.Sprint(r.err)
-			if try < adminTries && (strings.HasSuffix(text, "EOF") || strings.HasSuffix(text, "reset by peer")) {
+			if try < adminTries && !c.once && (strings.HasSuffix(text, "EOF") || strings.HasSuffix(text, "reset by peer")) {
 				time.Sleep(adminPause)
 				continue
 			}
@@ -100,8 +105,8 @@ func (c *client) do(method, uri string, headers http.Header, body []byte) (*http
 				return nil, errors.New(readable(answer))
 			}
 			return r.resp, r.err
-		case <-time.After(adminTimeout):
-			return nil, fmt.Errorf("%s has not answered in %s", c.addr, adminTimeout)
+		case <-time.After(timeout):
+			return nil, fmt.Errorf("%s has not answered in %s", c.addr, timeout)
 		}
 	}
 }

@@ -41,6 +41,7 @@ var operations = map[string]struct {
 	"GET /kv_router/pools/{pool}/sessions/{key}":            {sessionView{}, "hashed tenant scope model", "A session"},
 	"PUT /kv_router/pools/{pool}/sessions/{key}":            {sessionView{}, "hashed tenant scope model worker rank", "Binds a session to another worker"},
 	"DELETE /kv_router/pools/{pool}/sessions/{key}":         {sessionView{}, "hashed tenant scope model", "Unbinds a session"},
+	"POST /kv_router/pools/{pool}/call":                     {[]called{}, "path worker", "Posts the body to a path of all workers, or of one"},
 	"POST /kv_router/pools/{pool}/explain":                  {explanation{}, "path", "Where a request with this body would go"},
 }
 
@@ -76,6 +77,9 @@ type schemas map[string][]string // lines of properties, by name
 func (s schemas) of(t reflect.Type) string {
 	if t.Implements(reflect.TypeFor[encoding.TextMarshaler]()) || t == reflect.TypeFor[time.Time]() {
 		return `{"type": "string"}`
+	}
+	if t == reflect.TypeFor[json.RawMessage]() {
+		return `{"type": ["object", "array", "string"]}`
 	}
 	switch t.Kind() {
 	case reflect.Pointer:

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
@@ -70,6 +72,9 @@ func (d *Dispatch) askAll(req *http.Request) (*http.Response, error) {
 			if to.Error == "" {
 				late.Reset(max(straggles, time.Since(begun)))
 				d.Probes.AskAgain(w) // it may serve other models now
+				if to.Status/100 == 2 && engine.DropsCache(d.plan.HTTP.URL.Path) {
+					d.Pool.ClearCache(w, observe.ClearedReset)
+				}
 			}
 		})
 	}

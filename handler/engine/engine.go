@@ -253,4 +253,14 @@ func (e *Engine) Means(path string) bool {
 	return k == &other || slices.Contains(k.all, unversioned(path))
 }
 
+// DropsCache returns whether an engine drops its KV cache by such a request if it answers with success.
+func DropsCache(path string) bool {
+	for _, part := range []string{"/flush_cache", "/reset_prefix_cache", "/update_weights", "/release_memory"} {
+		if strings.Contains(path, part) {
+			return true
+		}
+	}
+	return false
+}
+
 func unversioned(path string) string { return strings.TrimRight(strings.TrimPrefix(path, "/v1"), "/") }

@@ -42,6 +42,7 @@ const (
 	ClearedRefused   = "refused"   // nothing listened at its address
 	ClearedRestarted = "restarted" // its engine has restarted, or is another one
 	ClearedAsleep    = "asleep"    // its engine sleeps
+	ClearedReset     = "reset"     // a request has reset it
 	ClearedMismatch  = "mismatch"  // it reports far fewer cached tokens than predicted
 )
 
@@ -67,7 +68,7 @@ func (w *Worker) FromZero() {
 	for _, reason := range []string{"refused", "broken", "first_token", "hung", "404", "429", "503", "529", "resend", "reconnect"} {
 		w.Retried(reason, 0)
 	}
-	for _, why := range []string{ClearedRefused, ClearedRestarted, ClearedMismatch} {
+	for _, why := range []string{ClearedRefused, ClearedRestarted, ClearedReset, ClearedMismatch} {
 		cachesCleared.WithLabelValues(w.pool, w.dial, why)
 	}
 	unfetched.WithLabelValues(w.pool, w.dial)

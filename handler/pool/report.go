@@ -119,9 +119,11 @@ func (p *Pool) ClearCache(w *worker.Worker, why string) {
 		p.Scheduler.Clear(w.Target(rank))
 	}
 	p.kept.journal.LostCache(w.ID)
-	w.Restarted()
-	p.pairs.forget(w.ID)
-	if why != observe.ClearedAsleep {
+	if why != observe.ClearedReset {
+		w.Restarted()
+		p.pairs.forget(w.ID)
+	}
+	if why == observe.ClearedRefused || why == observe.ClearedRestarted {
 		w.EndHung() // the process that hung has ended
 	}
 	if cached > 0 { // else there was nothing to lose

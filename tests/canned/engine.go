@@ -184,6 +184,10 @@ func (e *Engine) serveHTTP(w http.ResponseWriter, r *http.Request) {
 		e.mu.Lock()
 		version := e.version
 		e.mu.Unlock()
+		if r.URL.Path == "/v1/load_lora_adapter" {
+			writeJSON(w, map[string]any{"uri": r.RequestURI})
+			return
+		}
 		if r.URL.Path != "/version" || version == "" {
 			http.NotFound(w, r)
 			return
