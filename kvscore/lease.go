@@ -135,6 +135,7 @@ func (l *Lease) prefillOver(now time.Time, how Sign, learn bool, answered int64)
 	}
 	l.tell(now, how, answered)
 	l.shown, l.first = showsToken, now.Sub(l.booked)
+	l.scheduler.prefilled += l.work.count()
 	l.answered.Store(max(l.answered.Load(), answered))
 	s := l.scheduler
 	if took := milliseconds(l.first); l.usual > max(shortest, fastest*took) {

@@ -26,6 +26,20 @@ func (s *Scheduler) SetStep(t Target, tokens int64) {
 	}
 }
 
+// SetDepth multiplies the steps of all targets, because engines compute more at once than they report.
+func (s *Scheduler) SetDepth(times int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.depth = times
+}
+
+// Prefilled returns how many prompt tokens were computed since the start, as far as first tokens show.
+func (s *Scheduler) Prefilled() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.prefilled
+}
+
 // Promise adds prefill tokens to those that are promised to requests which will be booked on a target.
 // Less than 0 takes them back. They only count for its room.
 func (s *Scheduler) Promise(t Target, tokens int64) {
@@ -56,7 +70,7 @@ func (s *Scheduler) HasRoom(now time.Time, t Target) (ok bool, in time.Duration)
 // learned no times. The load of other clients does not count, because a request that is held would
 // fall behind it. The lock is held.
 func (s *Scheduler) crowd(now time.Time, ld *load) float64 {
-	step := max(minStepTokens, cmp.Or(ld.step, DefaultStepTokens))
+	step := max(minStepTokens, cmp.Or(ld.step, DefaultStepTokens)) * max(1, s.depth)
 	if ld.prefill+ld.promised < 2*step || s.latency.samples < trusting {
 		return 0
 	}

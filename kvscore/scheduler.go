@@ -50,6 +50,8 @@ type Scheduler struct {
 	onLost   func(t Target, tokens int64)
 	onRoom   func(t Target)
 
+	depth, prefilled int64 // see SetDepth, Prefilled
+
 	fallback LeastLoad // for policies that return an invalid choice
 
 	expired, untracked, policyFaults uint64 // see Stats

@@ -45,6 +45,7 @@ type registry struct {
 
 	servingSince atomic.Int64  // when the last configuration began to serve, Unix seconds
 	lastRequest  atomic.Int64  // Unix seconds; Worker.Seen is compared with it
+	loose        atomic.Int64  // until then, no request is held: Unix nanoseconds
 	layout       atomic.Uint64 // grows when a table becomes invalid: a worker, or its ranks, changed
 
 	mu        sync.RWMutex

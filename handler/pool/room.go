@@ -40,10 +40,15 @@ type holder struct {
 	target kvscore.Target
 }
 
+// holds returns whether requests are held now.
+func (r *registry) holds(t time.Time) bool {
+	return r.Settings.Load().Hold == HoldAuto && t.UnixNano() >= r.loose.Load()
+}
+
 // isHeld returns whether a request waits in the router while its target has no room. Three
 // kinds do not: what needs no slot; prefill phases, because their decode phases are booked already; rests of streams.
-func (r *registry) isHeld(want *Wants) bool {
-	return r.Settings.Load().Hold == HoldAuto && want.Kind != worker.KindOther && want.Part != worker.Prefill && !want.Rest
+func (r *registry) isHeld(want *Wants, t time.Time) bool {
+	return want.Kind != worker.KindOther && want.Part != worker.Prefill && !want.Rest && r.holds(t)
 }
 
 // look begins a decision at a time: what was known of rooms is old. The caller holds the lock.
@@ -51,7 +56,7 @@ func (q *waiters) look(time.Time) { clear(q.seen) }
 
 // rooms returns which ranks of a worker have room; nil stands for all. The caller holds the lock.
 func (q *waiters) rooms(w *worker.Worker, t time.Time) []bool {
-	if q.workers.Settings.Load().Hold != HoldAuto {
+	if !q.workers.holds(t) {
 		return nil
 	}
 	rooms, known := q.seen[w]
@@ -239,7 +244,7 @@ func (w *Wants) class() string {
 
 // roomier gives the room of a target to waiters: a prefill there is over, of this router or another.
 func (p *Pool) roomier(t kvscore.Target) {
-	if p.queue.length.Load() == 0 || p.Settings.Load().Hold != HoldAuto {
+	if p.queue.length.Load() == 0 || !p.holds(time.Now()) {
 		return
 	}
 	if w := p.ByID(t.Worker); w != nil {

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -128,6 +129,8 @@ type room struct {
 	engines map[string]*simulated
 	number  uint64
 	most    int // that waited at a time
+
+	patience time.Duration // 0: 30 s
 }
 
 // roomOf starts engines. It must run in a synctest bubble.
@@ -161,9 +164,7 @@ func (r *room) ask(ctx context.Context, want Wants, l *load, number uint64) (tim
 	}
 	by := &priced{request: kvscore.Request{Prompt: cache.Prompt{Root: 1, Blocks: blocks, BlockTokens: 16, Tokens: l.tokens}, Streamed: !l.plain}}
 	want.Rank, want.Kind, want.Arrival, want.Prompt = AnyRank, worker.KindStream, begun, l.tokens
-	if want.Patience == 0 {
-		want.Patience = 30 * time.Second
-	}
+	want.Patience = cmp.Or(want.Patience, r.patience, 30*time.Second)
 	if l.plain {
 		want.Kind = worker.KindPlain
 	}
@@ -260,4 +261,47 @@ func TestHoldIsNotSlower(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestHoldFindsTheDepth has engines behind one address that compute eight prompts at once, which they do not
+// report.
+func TestHoldFindsTheDepth(t *testing.T) {
+	var all [2]time.Duration
+	for i, hold := range []string{HoldOff, HoldAuto} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			e := &simulated{step: 4096, fixed: 5 * time.Millisecond, token: 100 * time.Microsecond, parallel: 8, answer: time.Second}
+			r := roomOf(ctx, t, hold, e)
+			r.patience = time.Hour
+			r.learn(t)
+			_, all[i] = r.serve(t, &load{50, 4000, 3 * time.Second, 100, false, 0, false})
+		})
+	}
+	if t.Logf("%v with hold, %v without", all[1], all[0]); all[1] > all[0]*11/10 {
+		t.Error("the hold keeps engines idle")
+	}
+}
+
+// TestHoldLetsGo has a worker whose prefill never ends.
+func TestHoldLetsGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		r := roomOf(ctx, t, HoldAuto, usual())
+		r.learn(t)
+		var stuck [2]Seat
+		for i := range stuck {
+			w := r.offers.workers()[0]
+			r.SeatAt(w, w.Target(0), &kvscore.Request{Prompt: cache.Prompt{Tokens: 100_000}, Streamed: true}, &stuck[i])
+		}
+		r.patience = time.Hour
+		took, err := r.ask(ctx, Wants{}, &load{tokens: 1000}, 1)
+		if err != nil || took < holdSilence-5*time.Second || took > holdSilence+5*time.Second {
+			t.Errorf("error %v after %v", err, took)
+		}
+		for i := range stuck {
+			stuck[i].Leave(false, nil)
+		}
+	})
 }

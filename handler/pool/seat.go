@@ -212,7 +212,7 @@ const (
 // sit books the choice and takes a slot, which may be the granted one. If it cannot, at says where the
 // request would like to be.
 func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Chooser, g *grant, at *place) (sat outcome) {
-	held := !c.Granted && p.isHeld(want)
+	held := !c.Granted && p.isHeld(want, c.At)
 	timed := kvscore.CostUnit(choice.Policy) == kvscore.UnitMilliseconds
 	if c.Sel.Hold = held; held && timed {
 		c.Held = p.queue.heldAt(want, c.Targets, c.Held)

@@ -124,7 +124,7 @@ func (p *Pool) Apply(s *Settings) bool {
 
 func (p *Pool) maintain() {
 	var untracked uint64
-	silent := hungWatch{Pool: p}
+	silent, held := hungWatch{Pool: p}, holdWatch{Pool: p, base: 1, depth: 1}
 	tick, hung, review := time.Tick(upkeep), time.Tick(worker.HungCheck), time.Tick(reviewEvery)
 	for {
 		select {
@@ -138,6 +138,7 @@ func (p *Pool) maintain() {
 			p.queue.reviewAll()
 		case t := <-hung:
 			silent.check(t)
+			held.check(t)
 		case t := <-tick:
 			if n := p.Scheduler.Expire(t); n > 0 {
 				p.Logger().Warn("leases leaked, and the router ended them", zap.Int("leases", n))
