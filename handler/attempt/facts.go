@@ -162,7 +162,10 @@ func (a *Attempt) attributes() (list []attribute.KeyValue) {
 
 // appendAttribute appends a fact for a span, if it is not nil.
 func appendAttribute(list []attribute.KeyValue, name string, fact any) []attribute.KeyValue {
-	key := attribute.Key("kv_router." + name)
+	key := attribute.Key(name)
+	if !strings.Contains(name, ".") { // a name of OpenTelemetry's has a namespace
+		key = "kv_router." + key
+	}
 	switch v := fact.(type) {
 	case string:
 		return append(list, key.String(v))

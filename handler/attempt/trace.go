@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"go.opentelemetry.io/contrib/propagators/autoprop"
 	"go.opentelemetry.io/otel/attribute"
@@ -51,16 +52,29 @@ func StartTrace(ctx context.Context, p *plan.Plan, pool string, start time.Time)
 	}
 	if p.API != nil {
 		attrs = append(attrs, attribute.String("kv_router.api", p.API.Name()),
-			attribute.Int64("kv_router.prompt_tokens", p.Score.Tokens))
+			attribute.Int64("kv_router.prompt_tokens", p.Score.Tokens), attribute.String("gen_ai.operation.name", operation(p.API)))
 	}
 	if p.Model != "" {
-		attrs = append(attrs, attribute.String("kv_router.model", forSpan(p.Model)))
+		attrs = append(attrs, attribute.String("kv_router.model", forSpan(p.Model)), attribute.String("gen_ai.request.model", forSpan(p.Model)))
 	}
 	if p.Fallback != "" {
 		attrs = append(attrs, attribute.String("kv_router.fallback", p.Fallback))
 	}
 	t.ctx, t.span = t.tracer.Start(ctx, spanRoute, trace.WithTimestamp(start), trace.WithAttributes(attrs...))
 	return t.ctx, t
+}
+
+// operation returns OpenTelemetry's name of what an API does (semantic conventions for generative AI).
+func operation(a api.API) string {
+	switch a.Name() {
+	case api.NameChat, api.NameResponses, api.NameMessages:
+		return "chat"
+	case api.NameEmbeddings:
+		return "embeddings"
+	case api.NameCompletions, api.NameCompletion, api.NameGenerate, api.NameTokens:
+		return "text_completion"
+	}
+	return a.Name()
 }
 
 // Selected records an attempt's choice with the chosen candidate's terms.

@@ -129,6 +129,8 @@ func (r *Report) trace(t *attempt.Trace) {
 		t.Set("status", int64(r.Status))
 		t.Set("worker", r.attempt.Target.Worker)
 	}
+	t.Set("gen_ai.usage.input_tokens", known(r.Prompt))
+	t.Set("gen_ai.usage.output_tokens", known(r.Completion))
 	why, bad := r.fault()
 	if !bad {
 		why = ""
