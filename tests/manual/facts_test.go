@@ -35,8 +35,8 @@ var (
 // othersMessages are commands in the manual, and messages and options of Caddy and of engines.
 var othersMessages = regexp.MustCompile(`^(?:go|docker|sudo|caddy|curl|vllm|git|order) |^timeouts (?:read_body|read|write)$|^aborting with incomplete response$|^failed getting dynamic upstreams|^session id \.\.\. does not exist$|^close was requested for session`)
 
-// TestNamesOfThePagesAreInTheCode looks up what the manual's code spans name, outside the tables that have checks of their
-// own, too: metrics, messages, headers, members of JSON, files and options.
+// TestNamesOfThePagesAreInTheCode looks up what the code spans of the manual name, also outside the tables with checks of
+// their own. These are metrics, messages, headers, members of JSON, files and options.
 func TestNamesOfThePagesAreInTheCode(t *testing.T) {
 	c := mustCode(t)
 	api, err := fs.ReadFile(repository, "docs/openapi.json")
