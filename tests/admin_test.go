@@ -105,7 +105,7 @@ type (
 			Proxy     *bool   `json:"proxy_available"`
 			Failures  int     `json:"failures_in_a_row"`
 			Answers   float64 `json:"recent_answers"`
-			LetBack   *int    `json:"let_back_requests"`
+			LetBack   *int    `json:"trial_requests"`
 
 			ErrorsApart bool `json:"errors_apart"`
 		} `json:"health"`

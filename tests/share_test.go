@@ -53,7 +53,7 @@ type sharing struct {
 	Routers   []struct {
 		Live    bool   `json:"live"`
 		Refused string `json:"refused"`
-		Told    int    `json:"told_requests"`
+		Told    int    `json:"reported_requests"`
 	} `json:"routers"`
 }
 

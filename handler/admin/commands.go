@@ -142,7 +142,7 @@ func (c *client) call(method, path string, headers http.Header, body []byte, v a
 }
 
 func drainCommand(what string) *cobra.Command {
-	short := map[string]string{"drain": "Lets a worker get no new requests", "undrain": "Ends a drain"}[what]
+	short := map[string]string{"drain": "Stops new requests to a worker", "undrain": "Ends a drain"}[what]
 	cmd := command(what+" <worker>", short, cobra.ExactArgs(1), func(c *client, fl caddycmd.Flags) (int, error) {
 		path := "/workers/" + url.PathEscape(fl.Arg(0))
 		var w struct {

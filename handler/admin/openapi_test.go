@@ -59,6 +59,8 @@ var meanings, used = func() (map[string]string, map[string]bool) {
 	return of, make(map[string]bool)
 }()
 
+var undescribed []string // fields without a line in fields.txt
+
 // meaning returns what a schema's field means, "" if fields.txt does not say.
 func meaning(schema, field string) string {
 	for _, name := range []string{schema + "." + field, field} {
@@ -67,6 +69,7 @@ func meaning(schema, field string) string {
 			return text
 		}
 	}
+	undescribed = append(undescribed, schema+"."+field)
 	return ""
 }
 
@@ -186,8 +189,8 @@ func TestOpenAPIIsTheAPI(t *testing.T) {
 	if !json.Valid([]byte(want)) {
 		t.Fatalf("no JSON:\n%s", want)
 	}
-	if strings.Contains(want, `"description": ""`) {
-		t.Error("a field has no line in testdata/fields.txt: see the empty descriptions")
+	if len(undescribed) > 0 {
+		t.Errorf("these fields have no line in testdata/fields.txt: %s", undescribed)
 	}
 	for name := range meanings {
 		if !used[name] {

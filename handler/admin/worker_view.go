@@ -69,7 +69,7 @@ type healthView struct {
 	// Hung is whether nothing comes from it while others make progress.
 	Hung              bool    `json:"hung"`
 	MarkedDownSeconds float64 `json:"marked_down_seconds"`
-	LetBack           int     `json:"let_back_requests,omitzero"`
+	LetBack           int     `json:"trial_requests,omitzero"`
 	// ErrorRatio is the share of errors and empty answers in the last ones, those by
 	// clients' mistakes too. ErrorsApart is whether it is far above that of the other workers.
 	ErrorRatio  float64 `json:"error_ratio"`

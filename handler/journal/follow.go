@@ -77,7 +77,7 @@ type Peer struct {
 	Name     string    `json:"name"`
 	Seen     time.Time `json:"-"`
 	Requests int       `json:"requests"` // under way
-	Told     uint64    `json:"told_requests"`
+	Told     uint64    `json:"reported_requests"`
 	// Late is the time from an event to its application here, in milliseconds, at least: what
 	// differs from the earliest.
 	Late    float64 `json:"late_ms"`
