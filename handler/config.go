@@ -112,8 +112,8 @@ type Handler struct { // one field for each option, hence so many
 	// What becomes of streams whose engine dies. Default: they go on at other workers.
 	Resume *resume.Config `json:"resume,omitempty"`
 
-	// How long a stream is silent before its client gets a comment (server-sent events), and how
-	// often again. If the answer's header takes so long, the client gets the router's own: status
+	// How long a stream may be silent. Its client then gets a comment of server-sent events, at
+	// least that often. If the answer's header takes so long, the client gets the router's own: status
 	// 200 and `text/event-stream`. Later errors reach it as error events. Negative turns it off.
 	// Default: `15s`; where the server has error routes, or the proxy `handle_response`, without
 	// the router's own header.

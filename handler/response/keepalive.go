@@ -19,34 +19,38 @@ import (
 type Keepalive struct {
 	client http.ResponseWriter
 	api    api.API
-	every  time.Duration
-	start  time.Time
-	header http.Header // of the answer, which becomes the client's unless the client has the router's
-	passed bool        // the answer's header has come
+	every  time.Duration // between two ticks
+	header http.Header   // of the answer, which becomes the client's unless the client has the router's
+	passed bool          // the answer's header has come
 
 	mu     sync.Mutex // held while the client is written to
 	timer  *time.Timer
-	early  http.Header   // the router's own; nil if the client waits for the answer's
-	own    bool          // the client has it
-	quiet  bool          // the client gets no more comments
-	last   time.Duration // from start to when the client last got something
-	end    string        // of the client's last event; empty within one
-	status int           // of an answer that becomes an error event; 0 if there is none
-	failed []byte        // its body
+	early  http.Header // the router's own; nil if the client waits for the answer's
+	own    bool        // the client has it
+	sent   bool        // the client has a header
+	quiet  bool        // the client gets no more comments
+	wrote  bool        // since the last tick
+	silent int         // ticks that the stream has been silent, rounded up
+	end    string      // of the client's last event; empty within one
+	status int         // of an answer that becomes an error event; 0 if there is none
+	failed []byte      // its body
 }
+
+// ticks is how often the silence is looked at before a comment. So a write need not look at the clock.
+const ticks = 4
 
 // maxErrorBody is how much of an answer is kept for an error event, in bytes.
 const maxErrorBody = 64 << 10
 
-// Keep has a client's stream kept alive until Close. early is the header that the client gets if the
-// answer's takes too long; nil if it waits for that.
+// Keep has a client's stream kept alive until Close: it is not silent for longer than every. early is
+// the header that the client gets if the answer's takes too long; nil if it waits for that.
 func Keep(client http.ResponseWriter, a api.API, every time.Duration, early http.Header) *Keepalive {
 	k := &Keepalive{
-		client: client, api: a, every: every, early: early, start: time.Now(), header: client.Header().Clone(), end: "\n\n",
+		client: client, api: a, every: max(every/ticks, time.Millisecond), early: early, header: client.Header().Clone(), end: "\n\n",
 	}
 	k.mu.Lock() // tick needs the timer
 	defer k.mu.Unlock()
-	k.timer = time.AfterFunc(every, k.tick)
+	k.timer = time.AfterFunc(k.every, k.tick)
 	return k
 }
 
@@ -54,26 +58,24 @@ func Keep(client http.ResponseWriter, a api.API, every time.Duration, early http
 func (k *Keepalive) tick() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	now := time.Since(k.start)
-	switch wait := k.last + k.every - now; {
-	case k.quiet:
+	if k.quiet {
 		return
-	case wait > 0:
-		k.timer.Reset(wait)
+	}
+	k.timer.Reset(k.every)
+	if k.silent++; k.wrote {
+		k.wrote, k.silent = false, 1 // the write may be as old as a tick
+	}
+	if k.silent < ticks || k.end == "" || !k.sent && k.early == nil {
 		return
-	case k.end == "" || k.last == 0 && k.early == nil: // within an event, or before the answer's header
-		k.timer.Reset(k.every)
-		return
-	case k.last == 0:
-		k.own = true
+	}
+	if !k.sent {
+		k.sent, k.own = true, true
 		maps.Copy(k.client.Header(), k.early)
 		k.client.WriteHeader(http.StatusOK)
 	}
-	k.last = now
-	if _, err := k.client.Write([]byte(": keepalive" + k.end)); err == nil {
-		_ = http.NewResponseController(k.client).Flush()
-		k.timer.Reset(k.every)
-	}
+	k.silent = 0
+	_, _ = k.client.Write([]byte(": keepalive" + k.end))
+	_ = http.NewResponseController(k.client).Flush()
 }
 
 // Late returns whether the client has the router's header. If it has not, it will not get it.
@@ -108,7 +110,7 @@ func (k *Keepalive) WriteHeader(status int) {
 		}
 		return
 	}
-	k.last = max(1, time.Since(k.start))
+	k.sent, k.wrote = true, true
 	k.quiet = !streams || k.header.Get("Content-Length") != ""
 	to := k.client.Header()
 	clear(to)
@@ -124,10 +126,8 @@ func (k *Keepalive) Write(p []byte) (int, error) {
 		k.failed = append(k.failed, p[:min(len(p), maxErrorBody-len(k.failed))]...)
 		return len(p), nil
 	}
-	k.end = ending(p)
-	n, err := k.client.Write(p)
-	k.last = time.Since(k.start)
-	return n, err
+	k.wrote, k.end = true, ending(p)
+	return k.client.Write(p)
 }
 
 // ending returns how an event's last bytes end it; an empty string if they do not.
