@@ -63,6 +63,8 @@ type Selection struct {
 	// requests that wait for a target so. They add to its wait. Nil: none do.
 	Hold bool
 	Held []float64
+	// Quiet is Hold for a request that must delay no others: see [Scheduler.IsQuiet].
+	Quiet bool
 	// Fault says, after the choice, that the policy returned an invalid position or
 	// changed the list of candidates. The scheduler then chose the least loaded one.
 	Fault bool

@@ -80,6 +80,24 @@ func (s *Scheduler) crowd(now time.Time, ld *load) float64 {
 	return max(0, s.wait(ld, now, true, factor, context)+promised-max(one, shortWait))
 }
 
+// IsQuiet returns whether a request would delay no others on a target: no prefill is booked or promised
+// there, none waits in the engine, and active requests use less than half of the KV cache.
+func (s *Scheduler) IsQuiet(now time.Time, t Target) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ld := s.targets[t]
+	if ld == nil {
+		return true
+	}
+	ld.endDue(now)
+	return s.isQuiet(now, ld)
+}
+
+func (s *Scheduler) isQuiet(now time.Time, ld *load) bool {
+	return len(ld.awaiting.leases) == 0 && ld.promised == 0 && !ld.external.isQueued(now) &&
+		2*ld.context(s.settings.BlockSize) < float64(ld.capacity)
+}
+
 // OnRoom sets what is called when a prefill on a target is over, without the lock. Call it before all
 // else.
 func (s *Scheduler) OnRoom(f func(Target)) { s.onRoom = f }

@@ -103,8 +103,8 @@ func (s *Scheduler) selectAmong(now time.Time, r *Request, among []TargetRef, bo
 			s.policyFaults++
 		}
 	}
-	if sel.Hold && !sel.Candidates[bound].Split {
-		if ld := s.loadOf(among[bound]); ld != nil && s.crowd(now, ld) > 0 {
+	if (sel.Hold || sel.Quiet) && !sel.Candidates[bound].Split {
+		if ld := s.loadOf(among[bound]); ld != nil && (sel.Quiet && !s.isQuiet(now, ld) || sel.Hold && s.crowd(now, ld) > 0) {
 			return bound, nil
 		}
 	}

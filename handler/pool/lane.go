@@ -19,6 +19,7 @@ type needs struct {
 	short              uint64 // for which offered workers the request is too long
 	table              *Table
 	follows            bool // its source follows its upstreams
+	background         bool
 	at                 spot
 	declined           *worker.Worker
 }
@@ -29,6 +30,7 @@ func (m *waiter) needs() needs {
 	n := needs{
 		model: w.Model, api: w.API, only: w.Only, rank: w.Rank, beyond: w.Beyond, isolated: w.Isolated, session: w.Session,
 		part: w.Part, table: m.offers.Table, follows: m.renew != nil, at: m.at.spot, declined: m.at.declined,
+		background: w.isBackground(),
 	}
 	if len(w.Taints) > 0 {
 		n.taints = strings.Join(w.Taints, "\x00")
@@ -83,7 +85,7 @@ func (q *waiters) isReady(l *lane, t time.Time) bool {
 		return true // also if its worker has filled up, because another one may be free
 	}
 	l.free = l.leastBusy(t, func(w *worker.Worker, v Verdict) bool {
-		return v.tier() == best && l.waitsFor(w, q.rooms(w, t))
+		return v.tier() == best && l.waitsFor(w, q.roomsFor(l, w, t))
 	})
 	return l.free != nil
 }

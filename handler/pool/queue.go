@@ -26,6 +26,7 @@ var (
 type waiters struct {
 	workers *registry
 	length  atomic.Int32 // number of waiters; readable without the lock
+	others  atomic.Int32 // those of no background class
 
 	mu    sync.Mutex
 	order queue.Queue
@@ -77,6 +78,9 @@ func (q *waiters) wait(
 // outcome waits for the waiter's verdict.
 func (q *waiters) outcome(ctx context.Context, m *waiter, most time.Duration) grant {
 	over := time.After(most)
+	if m.want.isBackground() {
+		over = nil // it has time
+	}
 	var tick <-chan time.Time
 	if m.renew != nil {
 		tick = time.Tick(reviewEvery)
@@ -152,6 +156,9 @@ func (q *waiters) push(m *waiter, t time.Time) {
 	}
 	q.order.Push(&m.entry, t)
 	q.length.Add(1)
+	if !l.background {
+		q.others.Add(1)
+	}
 	q.hold(m, 1)
 }
 
@@ -159,6 +166,9 @@ func (q *waiters) push(m *waiter, t time.Time) {
 func (q *waiters) remove(m *waiter) {
 	q.hold(m, -1)
 	q.length.Add(-1)
+	if !m.lane.background {
+		q.others.Add(-1)
+	}
 	q.order.Remove(&m.entry)
 	if m.lane.length--; m.lane.length == 0 {
 		delete(q.lanes, m.lane.needs)
@@ -196,11 +206,14 @@ func (q *waiters) freed(w *worker.Worker) {
 }
 
 // takeUnclaimed takes a slot of a worker unless a queued request has first claim.
-func (q *waiters) takeUnclaimed(w *worker.Worker) bool {
+func (q *waiters) takeUnclaimed(w *worker.Worker, background bool) bool {
 	if q.length.Load() > 0 {
 		q.mu.Lock()
 		defer q.mu.Unlock()
-		if q.firstFor(w, nil, time.Now()) != nil {
+		t := time.Now()
+		if q.first(func(l *lane) bool {
+			return (background || !l.background) && l.waitsFor(w, nil) && l.canUse(w, t)
+		}, t) != nil {
 			return false
 		}
 	}
@@ -246,21 +259,12 @@ func (q *waiters) give(w *worker.Worker, t time.Time) bool {
 	if w.IsFull() {
 		return false
 	}
-	rooms := q.rooms(w, t)
-	m := q.firstFor(w, rooms, t)
+	m := q.first(func(l *lane) bool { return l.waitsFor(w, q.roomsFor(l, w, t)) && l.canUse(w, t) }, t)
 	if m == nil || !w.TakeSlot() {
 		return false
 	}
-	q.decide(m, q.promise(m, w, rooms))
+	q.decide(m, q.promise(m, w, q.roomsFor(m.lane, w, t)))
 	return true
-}
-
-// firstFor returns the first waiter that can use a worker with some room; nil if there is none. The
-// caller holds the lock.
-func (q *waiters) firstFor(w *worker.Worker, rooms []bool, t time.Time) *waiter {
-	return q.first(func(l *lane) bool {
-		return l.waitsFor(w, rooms) && l.canUse(w, t)
-	}, t)
 }
 
 // first returns the first waiter of some lanes; nil if there is none. The caller holds the lock.
@@ -312,6 +316,9 @@ type grant struct {
 // takeWorse takes a slot for a waiter that the queue would otherwise refuse. The worker may be marked
 // down or have no room, but is neither hung nor draining. If there is none, the grant has the error.
 func (m *waiter) takeWorse(t time.Time, otherwise error) grant {
+	if m.lane.background {
+		return grant{err: otherwise} // only what others leave
+	}
 	w, rank := m.at.worker, m.at.rank
 	if w == nil || m.lane.verdict(w, t) != Fits || w.IsHung() {
 		w, rank = m.lane.leastBusy(t, func(w *worker.Worker, v Verdict) bool { return v <= MarkedDown && !w.IsHung() }), AnyRank

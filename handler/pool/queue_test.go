@@ -261,7 +261,7 @@ func TestSlotsAreNeverLostNorTooMany(t *testing.T) {
 					m := newWaiter(time.Now(), workers[i%3/2:]...)
 					q.enter(m, 20)
 					w = q.outcome(ctx, m, time.Minute).worker
-				} else if !q.takeUnclaimed(w) { // a newcomer
+				} else if !q.takeUnclaimed(w, false) { // a newcomer
 					w = nil
 				}
 				if w != nil {

@@ -80,6 +80,20 @@ func (q *waiters) rooms(w *worker.Worker, t time.Time) []bool {
 	return rooms
 }
 
+// roomsFor returns which ranks of a worker have room for a lane; nil stands for all. The caller holds the
+// lock.
+func (q *waiters) roomsFor(l *lane, w *worker.Worker, t time.Time) []bool {
+	if !l.background {
+		return q.rooms(w, t)
+	}
+	rooms := make([]bool, w.Ranks())
+	_, limit := w.Running()
+	for rank := range rooms { // others find a quarter of the slots
+		rooms[rank] = q.others.Load() == 0 && (limit == 0 || 4*w.FreeSlots() > limit) && q.workers.Scheduler.IsQuiet(t, w.Target(rank))
+	}
+	return rooms
+}
+
 // wake looks at a worker again in a while, because it will have room then as predicted. The caller holds
 // the lock.
 func (q *waiters) wake(w *worker.Worker, in time.Duration) {
@@ -197,7 +211,7 @@ func (q *waiters) tempt(w *worker.Worker, t time.Time) {
 		return
 	}
 	m := q.first(func(l *lane) bool {
-		return l.at.worker != nil && l.at.worker != w && l.declined != w && l.hasRoom(rooms) && l.canUse(w, t)
+		return l.at.worker != nil && !l.background && l.at.worker != w && l.declined != w && l.hasRoom(rooms) && l.canUse(w, t)
 	}, t)
 	if m != nil {
 		q.decide(m, grant{tempts: w})
@@ -244,10 +258,17 @@ func (w *Wants) class() string {
 
 // roomier gives the room of a target to waiters: a prefill there is over, of this router or another.
 func (p *Pool) roomier(t kvscore.Target) {
-	if p.queue.length.Load() == 0 || !p.holds(time.Now()) {
+	n := p.queue.length.Load()
+	if n == 0 || n == p.queue.others.Load() && !p.holds(time.Now()) {
 		return
 	}
 	if w := p.ByID(t.Worker); w != nil {
 		p.queue.freed(w)
 	}
+}
+
+// isBackground returns whether the request may only use what others leave: it gets a seat while none of
+// another class waits, on a target where it delays none. What has begun goes on like any other.
+func (w *Wants) isBackground() bool {
+	return w.Class != nil && w.Class.Background && !w.Rest && w.Kind != worker.KindOther && w.Part != worker.Prefill
 }

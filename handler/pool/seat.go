@@ -189,7 +189,7 @@ func (p *Pool) Candidates(want *Wants, o Offers, granted *grant, t time.Time) *C
 
 // Return takes the candidates back.
 func (p *Pool) Return(c *Candidates) {
-	c.Sel.Blocks, c.Sel.Override, c.Sel.Hold, c.Sel.Held = nil, nil, false, nil
+	c.Sel.Blocks, c.Sel.Override, c.Sel.Hold, c.Sel.Quiet, c.Sel.Held = nil, nil, false, false, nil
 	c.Scored = kvscore.Request{}
 	p.gathered.Put(c)
 }
@@ -206,13 +206,19 @@ const (
 	unseated outcome = iota // nothing was chosen
 	seated
 	taken   // the worker filled up meanwhile, or a queued request has first claim to its slot
-	crowded // the target has no room
+	crowded // the target has no room, or the request leaves it to others
 )
 
 // sit books the choice and takes a slot, which may be the granted one. If it cannot, at says where the
 // request would like to be.
 func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Chooser, g *grant, at *place) (sat outcome) {
-	held := !c.Granted && p.isHeld(want, c.At)
+	background := want.isBackground()
+	held := !c.Granted && !background && p.isHeld(want, c.At)
+	c.Sel.Quiet = background && !c.Granted
+	if c.Sel.Quiet && p.queue.others.Load() > 0 {
+		*at = place{}
+		return crowded
+	}
 	timed := kvscore.CostUnit(choice.Policy) == kvscore.UnitMilliseconds
 	if c.Sel.Hold = held; held && timed {
 		c.Held = p.queue.heldAt(want, c.Targets, c.Held)
@@ -245,7 +251,7 @@ func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Choos
 		p.queue.booked(g)
 		s.slot, s.bill, *g = true, g.bill, grant{}
 	case want.Kind == worker.KindOther:
-	case p.queue.takeUnclaimed(s.Worker):
+	case p.queue.takeUnclaimed(s.Worker, background):
 		s.slot = true
 	default:
 		return taken
