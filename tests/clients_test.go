@@ -111,7 +111,7 @@ func need(t *testing.T, program, tooOld string) {
 	if err != nil {
 		t.Skipf("there is no %s: %v", program, err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	version, err := command(ctx, "", path, "--version")
 	if err != nil || tooOld != "" && regexp.MustCompile(tooOld).MatchString(version) {
@@ -139,7 +139,7 @@ func clientsSite(t *testing.T) (*server, []*canned.Engine) {
 func runClients(t *testing.T, dir string, args ...string) {
 	t.Helper()
 	s, engines := clientsSite(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	start := time.Now()
 	out, err := command(ctx, dir, append(args, s.url, "http://"+engines[0].Addr())...)

@@ -321,10 +321,17 @@ func (r *faultRun) judgeCounters() {
 	}
 }
 
-// machineWasLate returns whether the row has deadlines, and only engines without a fault have missed them.
+// machineWasLate returns whether the row has deadlines, and only engines and clients without a fault have
+// missed them.
 func (r *faultRun) machineWasLate(f fate) bool {
+	faulty := func(v visit) bool {
+		if r.load.slow != nil {
+			return r.load.slow(v.client)
+		}
+		return v.engine == r.engines[0].Name()
+	}
 	return strings.Contains(r.row.block, "300ms") && !slices.ContainsFunc(r.visits, func(v visit) bool {
-		return v.fate == f && (v.engine == r.engines[0].Name() || v.ended.Sub(v.begun) < 300*time.Millisecond)
+		return v.fate == f && (faulty(v) || v.ended.Sub(v.begun) < 300*time.Millisecond)
 	})
 }
 

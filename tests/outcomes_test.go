@@ -70,15 +70,21 @@ func TestFailedPhasesCountOnce(t *testing.T) {
 	for _, f := range []engine.Flavour{engine.VLLM, engine.SGLang} { // one phase after the other, and both at once
 		t.Run(string(f), func(t *testing.T) {
 			p := startApart(t, f, 2, 2, "split always")
-			talk := func() {
-				for i := range 6 {
+			// talk returns how many requests had two workers.
+			talk := func(enough func() bool) (split float64) {
+				for i := 0; i < 6 || i < 100 && !enough(); i++ {
 					c := long(i)
 					c.Stream = true
-					if a := p.chat(t.Context(), c); !a.ok() {
+					a := p.chat(t.Context(), c)
+					if !a.ok() {
 						t.Errorf("request %d: %v", i, a.err)
+					}
+					if a.wasSplit() {
+						split++
 					}
 				}
 				p.settled(t)
+				return split
 			}
 			of := func(e *engine.Engine, outcome ...string) float64 {
 				labels := []string{`worker="` + e.Addr() + `"`}
@@ -90,16 +96,16 @@ func TestFailedPhasesCountOnce(t *testing.T) {
 			bad, good := p.prefill[0], p.prefill[1]
 			all, prefilled := of(bad), of(good, "prefilled")
 			bad.SetFault(engine.Fault{Kind: engine.Status, Status: http.StatusInternalServerError}) //nolint:errcheck // it is valid
-			talk()
+			split := talk(func() bool { return of(bad) > all })
 			if n, retried := of(bad)-all, of(bad, "retried"); n == 0 || n != retried {
 				t.Errorf("the bad worker failed %v of %v attempts", retried, n)
 			}
-			if n := of(good, "prefilled") - prefilled; n != 6 {
-				t.Errorf("the other one has %v prefills", n)
+			if n := of(good, "prefilled") - prefilled; n != split {
+				t.Errorf("the other one has %v prefills of %v requests", n, split)
 			}
 			bad.SetFault(engine.Fault{})                                  //nolint:errcheck // it is valid
 			p.decode[0].SetFault(engine.Fault{Kind: engine.FailTransfer}) //nolint:errcheck // it is valid
-			talk()
+			talk(func() bool { return true })
 			for i, e := range p.decode {
 				if n, ok := of(e), of(e, "ok"); n != ok {
 					t.Errorf("decode worker %d failed %v attempts", i, n-ok)

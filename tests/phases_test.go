@@ -2,6 +2,7 @@ package tests
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -38,6 +39,10 @@ func startApart(t *testing.T, f engine.Flavour, prefills, decodes int, options .
 	return startApartOf(t, engine.Config{Flavour: f, Transfer: new(engine.Transfer)}, prefills, decodes, options...)
 }
 
+// apartLease is for how long a prefill engine keeps a prompt, in its time: two seconds. A decode phase may come
+// late on a busy machine.
+const apartLease = 200 * time.Second
+
 // startApartOf is startApart with engines of a configuration.
 func startApartOf(t *testing.T, cfg engine.Config, prefills, decodes int, options ...string) *apart {
 	t.Helper()
@@ -50,7 +55,7 @@ func startApartOf(t *testing.T, cfg engine.Config, prefills, decodes int, option
 			role, list = engine.DecodePhases, &p.decode
 		}
 		transfer := *cfg.Transfer
-		transfer.Role = role
+		transfer.Role, transfer.Lease = role, cmp.Or(transfer.Lease, apartLease)
 		one := cfg
 		one.Name, one.Transfer = fmt.Sprint(role, i), &transfer
 		e := startSimulated(t, one)
