@@ -64,8 +64,8 @@ func (p *Prober) askMooncake(ctx context.Context, w *worker.Worker, set *worker.
 	status, body, err := p.client.Fetch(ctx, at, http.MethodGet, engine.PathMooncake, nil, noKey, engine.MaxBody)
 	if before := w.Engine().Info; err == nil && status == http.StatusOK {
 		info.MooncakeIDs = engine.MooncakeIDs(body, max(1, cmp.Or(set.DPSize, info.DPSize)))
-		info.Life = cmp.Or(info.Life, info.MooncakeIDs) // which a start changes, too
-	} else if info.Life == "" || info.Life == before.Life {
+		info.BootID = cmp.Or(info.BootID, info.MooncakeIDs) // which a start changes, too
+	} else if info.BootID == "" || info.BootID == before.BootID {
 		info.MooncakeIDs = before.MooncakeIDs
 	}
 }

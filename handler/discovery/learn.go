@@ -33,14 +33,14 @@ func learn(p *pool.Pool, w *worker.Worker, info engine.Info) {
 		return
 	}
 	info.Unsure = false
-	info.Life = cmp.Or(info.Life, before.Life)
+	info.BootID = cmp.Or(info.BootID, before.BootID)
 	if !p.SetInfo(w, info) {
 		return
 	}
 	if logged(info) != logged(before) {
 		p.Logger().Info("worker reports its engine", zap.String("upstream", w.Dial), zap.Reflect("engine", info))
 	}
-	switch changed, shared := w.StartChanged(t, before.Life, info.Life); {
+	switch changed, shared := w.StartChanged(t, before.BootID, info.BootID); {
 	case shared:
 		p.Incidents.Raise(t, incidentShared, p.Logger)
 	case changed, before.Type != "" && info.Type != before.Type:
@@ -53,7 +53,7 @@ func learn(p *pool.Pool, w *worker.Worker, info engine.Info) {
 // logged returns the parts of an engine's info that are logged when they change. A
 // restart has a log line of its own.
 func logged(info engine.Info) engine.Info {
-	info.Started, info.Life = time.Time{}, ""
+	info.Started, info.BootID = time.Time{}, ""
 	return info
 }
 

@@ -70,7 +70,7 @@ func TestBlockSizeIsThatOfTheEngines(t *testing.T) {
 		{"a:1", 16, 16, true, true},
 		{"b:1", 4096, 16, true, true}, // such blocks are for no index
 	} {
-		tell(p, step.dial, engine.Info{Type: engine.VLLM, BlockSize: step.reports, Life: string(rune('a' + i))})
+		tell(p, step.dial, engine.Info{Type: engine.VLLM, BlockSize: step.reports, BootID: string(rune('a' + i))})
 		s, incidents := p.Settings.Load(), p.Incidents.Open(time.Now())
 		if s.BlockSize != step.want || p.KnowsBlockSize() != step.known || slices.ContainsFunc(incidents, func(in observe.Incident) bool { return in.What == incidentBlocks }) != step.differs {
 			t.Errorf("step %d: block size %d, known %t, incidents %+v; want %+v", i, s.BlockSize, p.KnowsBlockSize(), incidents, step)
@@ -109,7 +109,7 @@ func TestToldRanksAreTargets(t *testing.T) {
 		}
 	}
 	want("at first", 262144)
-	w := tell(p, "a:1", engine.Info{Type: engine.VLLM, DPSize: 3, KVTokens: 5000, Life: "1"})
+	w := tell(p, "a:1", engine.Info{Type: engine.VLLM, DPSize: 3, KVTokens: 5000, BootID: "1"})
 	want("told", 5000, 5000, 5000)
 	tell(p, "a:1", engine.Info{})
 	want("told nothing", 5000, 5000, 5000)
@@ -117,7 +117,7 @@ func TestToldRanksAreTargets(t *testing.T) {
 	want("configured", 7000, 7000)
 	Apply(p, wanted(worker.Settings{Dial: "a:1", ID: 10, KVTokens: 7000}).WithDefaults())
 	want("configured in part", 7000, 7000, 7000)
-	tell(p, "a:1", engine.Info{Type: engine.VLLM, DPSize: 1, Life: "2"})
+	tell(p, "a:1", engine.Info{Type: engine.VLLM, DPSize: 1, BootID: "2"})
 	want("restarted with one", 7000)
 	Apply(p, wanted(worker.Settings{Dial: "a:1", ID: 10, DPSize: 2, Engine: engine.TRTLLM}).WithDefaults())
 	want("of an engine that chooses itself", 262144)
@@ -165,9 +165,9 @@ func TestContradictions(t *testing.T) {
 func TestRestartsAreSeenAfterAGap(t *testing.T) {
 	p := testPool(t, wanted(worker.Settings{Dial: "a:1"}))
 	for i, life := range []string{"a", "", "b"} {
-		w := tell(p, "a:1", engine.Info{Type: engine.VLLM, Life: life})
-		if w.Engine().Info.Life != cmp.Or(life, "a") {
-			t.Errorf("answer %d: the start is %q", i, w.Engine().Info.Life)
+		w := tell(p, "a:1", engine.Info{Type: engine.VLLM, BootID: life})
+		if w.Engine().Info.BootID != cmp.Or(life, "a") {
+			t.Errorf("answer %d: the start is %q", i, w.Engine().Info.BootID)
 		}
 	}
 }
@@ -210,7 +210,7 @@ func TestWorkersAreLeftAlone(t *testing.T) {
 // TestSleepingEngineDrains has an engine fall asleep, and wake up without its cache.
 func TestSleepingEngineDrains(t *testing.T) {
 	p := testPool(t, wanted(worker.Settings{Dial: "a:1"}))
-	info := engine.Info{Type: engine.VLLM, Life: "1", BlockSize: 16}
+	info := engine.Info{Type: engine.VLLM, BootID: "1", BlockSize: 16}
 	w := tell(p, "a:1", info)
 	var sel kvscore.Selection
 	r := &kvscore.Request{Prompt: cache.Prompt{Blocks: []uint64{1, 2, 3}, BlockTokens: 16, Tokens: 48}}

@@ -62,9 +62,9 @@ type Info struct { // one member for each fact
 	Asleep bool `json:"asleep,omitzero"`
 	// Started is when the server's process started.
 	Started time.Time `json:"started,omitzero"`
-	// Life changes with each start of the server. It is empty if the server reports
+	// BootID changes with each start of the server. It is empty if the server reports
 	// nothing of that kind.
-	Life string `json:"-"`
+	BootID string `json:"-"`
 	// Unsure says that the type is Other because some answers were missing.
 	Unsure bool `json:"-"`
 }

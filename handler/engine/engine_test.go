@@ -46,7 +46,7 @@ var sites = []struct {
 		pathVersion: `{"version":"0.32.0+cpu"}`, pathMetrics: vllmPage,
 	}, Info{
 		Type: VLLM, Version: "0.32.0+cpu", KVTokens: 9568, BlockSize: 32, DPSize: 2, ContextTokens: 8192,
-		Started: time.UnixMilli(1763725630250), Life: "1763725630250",
+		Started: time.UnixMilli(1763725630250), BootID: "1763725630250",
 	}},
 	{"vLLM with events of two ranks", site{
 		pathModels:   `{"data":[{"id":"m","owned_by":"vllm"}]}`,
@@ -122,7 +122,7 @@ var sites = []struct {
 			`"internal_states":[{"memory_usage":{"token_capacity":20480},"effective_max_running_requests_per_dp":128}],"version":"0.5.21"}`,
 	}, Info{
 		Type: SGLang, Version: "0.5.21", KVTokens: 20480, BlockSize: 64, DPSize: 4, ContextTokens: 131072, MaxRunning: 128,
-		Life: "42/20480",
+		BootID: "42/20480",
 	}},
 	{"SGLang that heeds priorities, low ones first", site{
 		pathModels: `{"data":[{"id":"m","owned_by":"sglang"}]}`,
@@ -289,7 +289,7 @@ func TestFailingServerReportsNothing(t *testing.T) {
 func checkInfo(t *testing.T, info Info) {
 	t.Helper()
 	switch {
-	case info.Type != "" && !Known(info.Type), len(info.Version) > maxVersion, len(info.Life) > maxVersion,
+	case info.Type != "" && !Known(info.Type), len(info.Version) > maxVersion, len(info.BootID) > maxVersion,
 		info.KVTokens < 0 || info.KVTokens > maxCount*maxBlockSize, info.BlockSize < 0 || info.BlockSize > maxBlockSize,
 		info.DPSize < 0 || info.DPSize > maxRanks, info.ContextTokens < 0 || info.ContextTokens > maxCount,
 		info.MaxRunning < 0 || info.MaxRunning > maxCount:

@@ -106,7 +106,7 @@ func (s *server) readSGLang(to *Info) {
 	// SGLang does not report when it started. It draws a seed at its start, and the
 	// cache's size depends on the free memory at that time.
 	if seed := info.Get("random_seed"); seed.Type == gjson.Number {
-		to.Life = cleaned(seed.Raw + "/" + info.Get("max_total_num_tokens").Raw)
+		to.BootID = cleaned(seed.Raw + "/" + info.Get("max_total_num_tokens").Raw)
 	}
 }
 

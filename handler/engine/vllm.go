@@ -114,7 +114,7 @@ func readVLLMMetrics(page []byte, info *Info) (tellsSleep bool) {
 			caches = append(caches, s)
 		case s.value > 0 && s.value < maxCount:
 			info.Started = time.UnixMilli(int64(s.value * 1000))
-			info.Life = strconv.FormatInt(info.Started.UnixMilli(), 10)
+			info.BootID = strconv.FormatInt(info.Started.UnixMilli(), 10)
 		}
 	}
 	for i := range caches {

@@ -82,7 +82,7 @@ func named(id uint64) string { return fmt.Sprint("10.0.0.", id) }
 // learned is a state with something in each part.
 func learned() *State {
 	s := &State{
-		Workers: []Worker{{Dial: "10.0.0.1:8000", ID: 5, Life: "1700000000.25", Seen: time.UnixMilli(1.7e12).UTC()}},
+		Workers: []Worker{{Dial: "10.0.0.1:8000", ID: 5, BootID: "1700000000.25", Seen: time.UnixMilli(1.7e12).UTC()}},
 		Learned: kvscore.Learned{Samples: 7, Prefill: 3, Capacity: -0.25, Answers: 1 << 40},
 		Ratios:  []kvscore.ModelRatios{{Name: 1<<64 - 1, Tokens: [cache.Kinds]float64{0.25, 0.5}}},
 	}

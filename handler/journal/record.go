@@ -95,10 +95,10 @@ type State struct {
 
 // Worker is a worker by its address: its id may change.
 type Worker struct {
-	Dial string    `json:"dial"`
-	ID   uint64    `json:"id"`
-	Life string    `json:"life,omitempty"` // what the engine reported of its start, empty if nothing
-	Seen time.Time `json:"seen"`           // when it was last an upstream
+	Dial   string    `json:"dial"`
+	ID     uint64    `json:"id"`
+	BootID string    `json:"life,omitempty"` // what the engine reported of its start, empty if nothing
+	Seen   time.Time `json:"seen"`           // when it was last an upstream
 }
 
 // Model is a model in a worker's list.

@@ -36,17 +36,17 @@ func (p *Pool) SetInfo(w *worker.Worker, info engine.Info) bool {
 	return true
 }
 
-// recallLife records the start that a worker's engine reported to an earlier run. It returns
+// recallBootID records the start that a worker's engine reported to an earlier run. It returns
 // false if the engine has reported another one since.
-func (p *Pool) recallLife(w *worker.Worker, life string) bool {
+func (p *Pool) recallBootID(w *worker.Worker, bootID string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	info := w.Engine().Info
-	if info.Life == "" {
-		info.Life = life
+	if info.BootID == "" {
+		info.BootID = bootID
 		w.Describe(p.Settings.Load().Worker(w.Dial), info)
 	}
-	return life == "" || info.Life == life
+	return bootID == "" || info.BootID == bootID
 }
 
 // lostCache records that a target has lost its cache, as its engine's counts of cached tokens show.

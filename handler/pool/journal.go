@@ -228,7 +228,7 @@ func (p *Pool) journalState() *journal.State {
 	s := &journal.State{Learned: p.Scheduler.Learned(time.Now()), Ratios: p.Ratios.Learned()}
 	for _, w := range p.All() {
 		s.Workers = append(s.Workers, journal.Worker{
-			Dial: w.Dial, ID: w.ID, Life: w.Engine().Info.Life, Seen: time.Unix(w.Seen(), 0),
+			Dial: w.Dial, ID: w.ID, BootID: w.Engine().Info.BootID, Seen: time.Unix(w.Seen(), 0),
 		})
 	}
 	return s

@@ -404,8 +404,8 @@ func TestRequestsBesideTheJournal(t *testing.T) {
 
 // begin has a worker's engine report its start, as discovery does.
 func (p *Pool) begin(w *worker.Worker, life string) {
-	before := w.Engine().Info.Life
-	p.SetInfo(w, engine.Info{Type: engine.VLLM, Life: life})
+	before := w.Engine().Info.BootID
+	p.SetInfo(w, engine.Info{Type: engine.VLLM, BootID: life})
 	if before != "" && before != life {
 		p.ClearCache(w, observe.ClearedRestarted)
 	}

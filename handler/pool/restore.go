@@ -142,16 +142,16 @@ func (r *restorer) read(rec *journal.Record) {
 	}
 }
 
-// state takes what was learned. With another life, an engine has lost its cache.
+// state takes what was learned. With another boot id, an engine has lost its cache.
 func (r *restorer) state(s *journal.State, at time.Time) {
 	r.learned, r.learnedAt = s, at
 	for i := range s.Workers {
 		was := &s.Workers[i]
 		w := r.worker(was.Dial)
-		if was.Life != "" && w.was.Life != "" && was.Life != w.was.Life {
+		if was.BootID != "" && w.was.BootID != "" && was.BootID != w.was.BootID {
 			w.lost = len(r.prompts)
 		}
-		was.Life = cmp.Or(was.Life, w.was.Life)
+		was.BootID = cmp.Or(was.BootID, w.was.BootID)
 		w.was = *was
 	}
 }
@@ -220,7 +220,7 @@ func (r *restorer) finish(ctx context.Context, head *journal.Head) {
 		if w.isNew {
 			w.is.See(w.was.Seen.Unix())
 		}
-		hasCache[w] = p.recallLife(w.is, w.was.Life)
+		hasCache[w] = p.recallBootID(w.is, w.was.BootID)
 	}
 	if r.Age > oldestCaches || head.TextBlock != r.settings.TextBlock {
 		return

@@ -168,12 +168,12 @@ func (c *closer) run(w *worker.Worker) {
 // ask asks an engine to close a session, up to closeTries times. It returns what became of it, as
 // the metric says.
 func (c *closer) ask(w *worker.Worker, id string) (outcome string) {
-	life, refused := w.Engine().Info.Life, false
+	bootID, refused := w.Engine().Info.BootID, false
 	for try := range closeTries {
 		if try > 0 && !c.sleep(time.Second<<(try-1)) {
 			break
 		}
-		if now := w.Engine().Info.Life; now != life && life != "" {
+		if now := w.Engine().Info.BootID; now != bootID && bootID != "" {
 			return "gone" // the engine has restarted
 		}
 		call := engine.CloseSession(id)
