@@ -53,7 +53,9 @@ func TestHungEnginesAreFound(t *testing.T) {
 				t.Errorf("a patient client: status %d, error %v, by %q, body %q", a.status, a.err, a.engine(), a.body)
 				return
 			}
-			served[a.engine()[1]-'0'].Add(1)
+			if e := a.engine(); e != "" { // else the router has begun the answer while the engine hung
+				served[e[1]-'0'].Add(1)
+			}
 		})
 	}
 	ctx, stop := context.WithCancel(t.Context())

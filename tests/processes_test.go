@@ -21,7 +21,6 @@ import (
 // for most of their time. Each has a process of its own. -short leaves them out.
 var waiting = []string{
 	"TestShareFaults",
-	"TestFaultTable",
 	"TestOfficialPythonClients",
 	"TestRoutersActAsOne",
 	"TestEngineSessionsOverRouters",
@@ -56,9 +55,10 @@ var waiting = []string{
 	"TestRequestsMeetReloads",
 }
 
-// timed are tests in which the router weighs the times that engines take. They run alone, after all others:
-// beside those, idle engines look busy. -short leaves them out.
+// timed are tests of engines with deadlines of 0.3 s, and of a router that weighs the times that engines take.
+// They run alone, after all others: beside those, idle engines look busy. -short leaves them out.
 var timed = []string{
+	"TestFaultTable",
 	"TestConversationsReturnToTheirEngine",
 	"TestAffinityModes",
 	"TestSessionStaysWhileThatIsWorthIt",
