@@ -58,12 +58,10 @@ type Selection struct {
 	// Drawn are the positions of the candidates among which chance decides. The policy
 	// sets it if Dry is set.
 	Drawn []int
-	// Hold says that a target without room is not booked: see [Scheduler.HasRoom]. The caller then
-	// waits until it has. Held are the predicted prefill times, by position and in milliseconds, of
-	// requests that wait for a target so. They add to its wait. Nil: none do.
+	// Hold says that nothing is booked while no target has room: see [Scheduler.HasRoom]. The caller
+	// then waits until one has.
 	Hold bool
-	Held []float64
-	// Quiet is Hold for a request that must delay no others: see [Scheduler.IsQuiet].
+	// Quiet says that a target is not booked on which the request delays others: see [Scheduler.IsQuiet].
 	Quiet bool
 	// Fault says, after the choice, that the policy returned an invalid position or
 	// changed the list of candidates. The scheduler then chose the least loaded one.

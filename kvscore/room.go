@@ -2,14 +2,15 @@ package kvscore
 
 import (
 	"cmp"
+	"slices"
 	"time"
 )
 
 const (
 	// DefaultStepTokens are the prompt tokens that an engine computes in one step, if it does not report
-	// them. Usual defaults are 2,048 to 8,192, so two of these fill a step of any. For an engine with smaller steps, more requests wait in
-	// the engine; with fewer tokens than a step has, the engine could not fill it.
-	DefaultStepTokens = 4096
+	// them. It is vLLM's default on large GPUs, and more than most others'. For an engine with smaller steps, more
+	// requests wait in the engine. With fewer tokens than a step has, the engine could not fill it.
+	DefaultStepTokens = 8192
 	// minStepTokens keeps engines busy that compute little in a step.
 	minStepTokens = 1024
 	// shortWait is a wait, in milliseconds, that is no reason to hold a request: an engine may compute
@@ -65,13 +66,13 @@ func (s *Scheduler) HasRoom(now time.Time, t Target) (ok bool, in time.Duration)
 }
 
 // crowd returns for how many milliseconds a target will have no room, as predicted; 0 if it has room.
-// It has if less than two steps are booked there: one that the engine computes, and one that waits. It also
-// has if what is booked takes less than one more step, or is short. A target has room as long as the pool has
+// It has if less than one step is booked there, or what is booked takes less than one more step, or is
+// short. A target has room as long as the pool has
 // learned no times. The load of other clients does not count, because a request that is held would
 // fall behind it. The lock is held.
 func (s *Scheduler) crowd(now time.Time, ld *load) float64 {
 	step := max(minStepTokens, cmp.Or(ld.step, DefaultStepTokens)) * max(1, s.depth)
-	if ld.prefill+ld.promised < 2*step || s.latency.samples < trusting {
+	if ld.prefill+ld.promised < step || s.latency.samples < trusting {
 		return 0
 	}
 	context, factor := ld.reads(s.settings.BlockSize), ld.speed.factor(now)
@@ -80,7 +81,7 @@ func (s *Scheduler) crowd(now time.Time, ld *load) float64 {
 	return max(0, s.wait(ld, now, true, factor, context)+promised-max(one, shortWait))
 }
 
-// IsQuiet returns whether a request would delay no others on a target: no prefill is booked or promised
+// IsQuiet returns whether a request would delay no others on a target. No prefill is booked or promised
 // there, none waits in the engine, and active requests use less than half of the KV cache.
 func (s *Scheduler) IsQuiet(now time.Time, t Target) bool {
 	s.mu.Lock()
@@ -94,8 +95,16 @@ func (s *Scheduler) IsQuiet(now time.Time, t Target) bool {
 }
 
 func (s *Scheduler) isQuiet(now time.Time, ld *load) bool {
-	return len(ld.awaiting.leases) == 0 && ld.promised == 0 && !ld.external.isQueued(now) &&
+	return ld == nil || len(ld.awaiting.leases) == 0 && ld.promised == 0 && !ld.external.isQueued(now) &&
 		2*ld.context(s.settings.BlockSize) < float64(ld.capacity)
+}
+
+// anyRoom returns whether one of the targets has room. The lock is held.
+func (s *Scheduler) anyRoom(now time.Time, among []TargetRef) bool {
+	return slices.ContainsFunc(among, func(t TargetRef) bool {
+		ld := s.loadOf(t)
+		return ld == nil || s.crowd(now, ld) <= 0
+	})
 }
 
 // OnRoom sets what is called when a prefill on a target is over, without the lock. Call it before all

@@ -52,7 +52,7 @@ type Request struct {
 // returns the chosen position and the lease, or -1 and nil without targets. A bound of 0 or
 // more is a position: Select takes that target without the policy. sel gets the terms of
 // the choice in either case. It belongs to the caller, which may reuse it. With Selection.Hold,
-// the lease is nil if the target has no room.
+// the lease is nil if no target has room.
 //
 // If the policy's choice is invalid, Select takes the least loaded target: see
 // Selection.Fault. If the policy panics, nothing is booked.
@@ -103,10 +103,8 @@ func (s *Scheduler) selectAmong(now time.Time, r *Request, among []TargetRef, bo
 			s.policyFaults++
 		}
 	}
-	if (sel.Hold || sel.Quiet) && !sel.Candidates[bound].Split {
-		if ld := s.loadOf(among[bound]); ld != nil && (sel.Quiet && !s.isQuiet(now, ld) || sel.Hold && s.crowd(now, ld) > 0) {
-			return bound, nil
-		}
+	if !sel.Candidates[bound].Split && (sel.Hold && !s.anyRoom(now, among) || sel.Quiet && !s.isQuiet(now, s.loadOf(among[bound]))) {
+		return bound, nil
 	}
 	return bound, s.book(now, r, among[bound], tokens, &sel.Candidates[bound], sel)
 }
@@ -171,9 +169,6 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 			c.Unknown, c.Slowness = true, 1
 			c.PrefillTime = s.latency.predict(featuresOf(1, workOf(sel.Tokens, 0), 0))
 			sel.Unknown++
-		}
-		if i < len(sel.Held) {
-			c.WaitTime += sel.Held[i]
 		}
 		if r.Home != (Target{}) && c.Target == r.Home {
 			sel.Home = i

@@ -75,7 +75,7 @@ func TestHungEnginesAreFound(t *testing.T) {
 	if d := time.Since(start); d < 15*time.Second {
 		t.Errorf("found after %v already", d)
 	}
-	// Sessions move with their next turn. One of each worker may be what shows whether that still hangs: it is
+	// Sessions move with their next turn. One of each worker may be what shows whether that still hangs. It is
 	// served later, by another one, maybe behind the header of its own.
 	var turns sync.WaitGroup
 	var late atomic.Int32

@@ -2,6 +2,8 @@ package pool
 
 import (
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 )
 
 const (
@@ -94,5 +96,11 @@ func (q *waiters) isHolding() bool {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return len(q.held) > 0
+	t := time.Now()
+	for _, l := range q.lanes {
+		if !l.background && l.leastBusy(t, func(_ *worker.Worker, v Verdict) bool { return v == Fits }) != nil {
+			return true
+		}
+	}
+	return false
 }

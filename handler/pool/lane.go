@@ -20,8 +20,6 @@ type needs struct {
 	table              *Table
 	follows            bool // its source follows its upstreams
 	background         bool
-	at                 spot
-	declined           *worker.Worker
 }
 
 // needs returns the waiter's needs.
@@ -29,7 +27,7 @@ func (m *waiter) needs() needs {
 	w := &m.want
 	n := needs{
 		model: w.Model, api: w.API, only: w.Only, rank: w.Rank, beyond: w.Beyond, isolated: w.Isolated, session: w.Session,
-		part: w.Part, table: m.offers.Table, follows: m.renew != nil, at: m.at.spot, declined: m.at.declined,
+		part: w.Part, table: m.offers.Table, follows: m.renew != nil,
 		background: w.isBackground(),
 	}
 	if len(w.Taints) > 0 {
@@ -81,11 +79,11 @@ func (q *waiters) isReady(l *lane, t time.Time) bool {
 		return false // it waits for offers
 	}
 	best := l.best(t)
-	if !best.Possible() || l.at.worker != nil && l.verdict(l.at.worker, t) != best {
-		return true // also if its worker has filled up, because another one may be free
+	if !best.Possible() {
+		return true
 	}
 	l.free = l.leastBusy(t, func(w *worker.Worker, v Verdict) bool {
-		return v.tier() == best && l.waitsFor(w, q.roomsFor(l, w, t))
+		return v.tier() == best && l.rankIn(q.roomsFor(l, w, t)) >= 0
 	})
 	return l.free != nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -60,7 +61,7 @@ func (q *waiters) wait(
 		switch {
 		case len(o.Ups) == 0:
 			q.workers.Incidents.Raise(began, incidentEmpty, q.workers.Logger)
-		case at.worker == nil:
+		case q.isFull(o):
 			q.workers.Incidents.Raise(began, incidentFull, q.workers.Logger)
 		}
 		v = q.outcome(ctx, m, most)
@@ -106,7 +107,7 @@ func (q *waiters) renew(m *waiter, o Offers) {
 	defer q.mu.Unlock()
 	if was := m.offers.Ups; !m.out && (len(was) != len(o.Ups) || len(was) > 0 && was[0] != o.Ups[0]) { // another list
 		q.remove(m)
-		m.offers, m.at = o, place{}
+		m.offers = o
 		t := time.Now()
 		q.look(t)
 		q.push(m, t)
@@ -159,12 +160,10 @@ func (q *waiters) push(m *waiter, t time.Time) {
 	if !l.background {
 		q.others.Add(1)
 	}
-	q.hold(m, 1)
 }
 
 // remove takes a waiter out of its lane and the order. The caller holds the lock.
 func (q *waiters) remove(m *waiter) {
-	q.hold(m, -1)
 	q.length.Add(-1)
 	if !m.lane.background {
 		q.others.Add(-1)
@@ -202,7 +201,6 @@ func (q *waiters) freed(w *worker.Worker) {
 	for q.give(w, t) {
 		continue // more than one slot may be free
 	}
-	q.tempt(w, t)
 }
 
 // takeUnclaimed takes a slot of a worker unless a queued request has first claim.
@@ -212,7 +210,7 @@ func (q *waiters) takeUnclaimed(w *worker.Worker, background bool) bool {
 		defer q.mu.Unlock()
 		t := time.Now()
 		if q.first(func(l *lane) bool {
-			return (background || !l.background) && l.waitsFor(w, nil) && l.canUse(w, t)
+			return (background || !l.background) && l.canUse(w, t)
 		}, t) != nil {
 			return false
 		}
@@ -234,7 +232,6 @@ func (q *waiters) reviewAll() {
 		l.refresh(q.workers)
 	}
 	q.place(nil, t)
-	q.temptAll(t)
 }
 
 // place gives what is free to the waiters of a lane, or of all if it is nil, in order. The caller holds
@@ -259,7 +256,7 @@ func (q *waiters) give(w *worker.Worker, t time.Time) bool {
 	if w.IsFull() {
 		return false
 	}
-	m := q.first(func(l *lane) bool { return l.waitsFor(w, q.roomsFor(l, w, t)) && l.canUse(w, t) }, t)
+	m := q.first(func(l *lane) bool { return l.rankIn(q.roomsFor(l, w, t)) >= 0 && l.canUse(w, t) }, t)
 	if m == nil || !w.TakeSlot() {
 		return false
 	}
@@ -293,7 +290,7 @@ func (q *waiters) decide(m *waiter, v grant) {
 type waiter struct {
 	want   Wants
 	offers Offers
-	at     place                 // where it waits for room
+	at     place
 	renew  func() (Offers, bool) // see Chooser; nil if the source does not follow its upstreams
 
 	lane    *lane
@@ -302,15 +299,15 @@ type waiter struct {
 	out     bool       // it has left the queue
 }
 
-// grant says how a wait ended. Without a worker or an error, the request chooses again: there is no
-// worker to wait for, or another one may be better now.
+// grant says how a wait ended. Without a worker or an error there is no worker to wait for, and the request
+// chooses again.
 type grant struct {
 	worker *worker.Worker // the queue has taken a slot of it for the request
-	rank   int64          // of the worker, or AnyRank
+	only   bool           // the request must not choose another worker
+	rank   int            // where tokens are
 	tokens int64          // promised there: see kvscore.Scheduler.Promise
 	bill   bill
-	err    error          // too many requests wait, or this one waited too long
-	tempts *worker.Worker // it has room, and the request need not wait for its own
+	err    error // too many requests wait, or this one waited too long
 }
 
 // takeWorse takes a slot for a waiter that the queue would otherwise refuse. The worker may be marked
@@ -319,14 +316,11 @@ func (m *waiter) takeWorse(t time.Time, otherwise error) grant {
 	if m.lane.background {
 		return grant{err: otherwise} // only what others leave
 	}
-	w, rank := m.at.worker, m.at.rank
-	if w == nil || m.lane.verdict(w, t) != Fits || w.IsHung() {
-		w, rank = m.lane.leastBusy(t, func(w *worker.Worker, v Verdict) bool { return v <= MarkedDown && !w.IsHung() }), AnyRank
-	}
+	w := m.lane.leastBusy(t, func(w *worker.Worker, v Verdict) bool { return v <= MarkedDown && !w.IsHung() })
 	if w == nil || !w.TakeSlot() {
 		return grant{err: otherwise}
 	}
-	return grant{worker: w, rank: rank}
+	return grant{worker: w}
 }
 
 // giveBack gives back what the queue has granted.
@@ -337,6 +331,11 @@ func (q *waiters) giveBack(v *grant) {
 		q.free(v.worker)
 	}
 	*v = grant{}
+}
+
+// isFull returns whether all offered workers are at their limits.
+func (q *waiters) isFull(o *Offers) bool {
+	return !slices.ContainsFunc(o.Table.Rows, func(row TableRow) bool { return !row.Worker.IsFull() })
 }
 
 func running(w *worker.Worker) int64 {

@@ -43,9 +43,11 @@ type registry struct {
 	events    chan event // for Caddy's events app
 	aliases   aliases
 
-	servingSince atomic.Int64  // when the last configuration began to serve, Unix seconds
-	lastRequest  atomic.Int64  // Unix seconds; Worker.Seen is compared with it
-	loose        atomic.Int64  // until then, no request is held: Unix nanoseconds
+	servingSince atomic.Int64 // when the last configuration began to serve, Unix seconds
+	lastRequest  atomic.Int64 // Unix seconds; Worker.Seen is compared with it
+	loose        atomic.Int64 // until then, no request is held: Unix nanoseconds
+	varied       atomic.Int64 // when requests of two tenants or classes last came, one after the other: Unix nanoseconds
+	last         atomic.Pointer[who]
 	layout       atomic.Uint64 // grows when a table becomes invalid: a worker, or its ranks, changed
 
 	mu        sync.RWMutex

@@ -1,51 +1,62 @@
 package pool
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
-// spot is the target where a request waits for room. Without a worker, it waits for any.
-type spot struct {
-	worker *worker.Worker
-	rank   int64 // AnyRank if it waits for any
-}
-
-// place is a spot, and what the request would add there.
+// place is what a request would add where it would go, as far as that is known.
 type place struct {
-	spot
-	tokens   int64          // to prefill
-	time     float64        // predicted for that, in milliseconds
-	work     float64        // of the whole request: see kvscore.Selection.Work
-	declined *worker.Worker // the request waits although this worker had room
+	tokens int64   // to prefill
+	time   float64 // predicted for that, in milliseconds
+	work   float64 // of the whole request: see kvscore.Selection.Work
 }
 
-// holds is what the queue knows of requests that wait for room. A request is held while its best
-// target has no room, even if another one has: see [kvscore.Scheduler.HasRoom]. What waits in the router can
-// still be put in order. The hold only delays: a request whose time is up, or for which the queue is
-// too long, goes to the engine.
+// holds is what the queue knows of rooms. A request is held while no target that may serve it has room:
+// see [kvscore.Scheduler.HasRoom]. What waits in the router can still be put in order. As soon as one has
+// room, the first request in order chooses among all, also those without. To hold a request for its best
+// target, or to leave out those without room, both cost more than they gain. The hold only delays: a
+// request whose time is up, or for which the queue is too long, goes to an engine.
 type holds struct {
-	// held is the predicted prefill time of those that wait for a target, by who they are, in milliseconds.
-	held  map[holder]float64
 	seen  map[*worker.Worker][]bool // see rooms
 	wakes map[*worker.Worker]bool   // see wake
 }
 
-// holder is a tenant's requests of a class that wait for a target.
-type holder struct {
+// variedFor is how long requests are held after two tenants or classes were seen. With one of each, there is
+// nobody to be fair to, and the engines' own queues do as well.
+const variedFor = 5 * time.Minute
+
+// who is a tenant in a class.
+type who struct {
 	class  string
 	tenant uint64
-	target kvscore.Target
+}
+
+// heed looks whether the request is of another tenant or class than the last one.
+func (r *registry) heed(want *Wants, t time.Time) {
+	if t.UnixNano()-r.varied.Load() < int64(time.Second) {
+		return
+	}
+	last, now := r.last.Load(), who{want.class(), want.Tenant}
+	if last != nil && *last == now {
+		return
+	}
+	r.last.Store(&now)
+	if last != nil {
+		r.varied.Store(t.UnixNano())
+	}
 }
 
 // holds returns whether requests are held now.
 func (r *registry) holds(t time.Time) bool {
-	return r.Settings.Load().Hold == HoldAuto && t.UnixNano() >= r.loose.Load()
+	now := t.UnixNano()
+	return now-r.varied.Load() < int64(variedFor) && r.Settings.Load().Hold == HoldAuto && now >= r.loose.Load()
 }
 
-// isHeld returns whether a request waits in the router while its target has no room. Three
+// isHeld returns whether a request waits in the router while no target has room. Three
 // kinds do not: what needs no slot; prefill phases, because their decode phases are booked already; rests of streams.
 func (r *registry) isHeld(want *Wants, t time.Time) bool {
 	return want.Kind != worker.KindOther && want.Part != worker.Prefill && !want.Rest && r.holds(t)
@@ -112,41 +123,27 @@ func (q *waiters) wake(w *worker.Worker, in time.Duration) {
 	})
 }
 
-// waitsFor returns whether the lane waits for a worker with some room.
-func (l *lane) waitsFor(w *worker.Worker, rooms []bool) bool {
-	if l.at.worker != nil && l.at.worker != w {
-		return false
-	}
-	return rooms == nil || l.rankFor(rooms) >= 0
-}
-
-// rankFor returns the first rank with room that the lane can use; -1 if there is none.
-func (l *lane) rankFor(rooms []bool) int64 {
-	only := l.want.Rank
-	if l.at.worker != nil {
-		only = l.at.rank
+// rankIn returns the first rank with room, of those that the lane allows; -1 if there is none. Nil rooms
+// stand for all ranks, and give 0.
+func (l *lane) rankIn(rooms []bool) int {
+	if rooms == nil {
+		return 0
 	}
 	for rank, ok := range rooms {
-		if ok && (only == AnyRank || only == int64(rank)) {
-			return int64(rank)
+		if ok && (l.want.Rank == AnyRank || l.want.Rank == int64(rank)) {
+			return rank
 		}
 	}
 	return -1
 }
 
-// promise returns a grant of a worker's slot, and promises the room that the waiter will take. The caller
-// holds the lock.
+// promise returns a grant of a worker's slot, and promises room there, which the waiter will probably
+// take. The caller holds the lock.
 func (q *waiters) promise(m *waiter, w *worker.Worker, rooms []bool) grant {
-	v := grant{worker: w, rank: m.at.rank}
-	if m.at.worker == nil {
-		v.rank = AnyRank
-	}
+	v := grant{worker: w, only: rooms == nil || m.lane.background}
 	if rooms != nil {
-		v.rank, v.tokens = m.lane.rankFor(rooms), m.at.tokens
-		if m.at.worker == nil {
-			v.tokens = m.want.Prompt
-		}
-		q.workers.Scheduler.Promise(w.Target(int(v.rank)), v.tokens)
+		v.rank, v.tokens = m.lane.rankIn(rooms), cmp.Or(m.at.tokens, m.want.Prompt)
+		q.workers.Scheduler.Promise(w.Target(v.rank), v.tokens)
 		delete(q.seen, w)
 	}
 	return v
@@ -155,96 +152,8 @@ func (q *waiters) promise(m *waiter, w *worker.Worker, rooms []bool) grant {
 // booked ends the promise of a grant.
 func (q *waiters) booked(v *grant) {
 	if v.tokens > 0 {
-		q.workers.Scheduler.Promise(v.worker.Target(int(v.rank)), -v.tokens)
+		q.workers.Scheduler.Promise(v.worker.Target(v.rank), -v.tokens)
 		v.tokens = 0
-	}
-}
-
-// hold adds what a waiter would add to its target to what is held, or takes it away with a sign of -1. The
-// caller holds the lock.
-func (q *waiters) hold(m *waiter, sign float64) {
-	if m.at.worker == nil {
-		return
-	}
-	if q.held == nil {
-		q.held = make(map[holder]float64)
-	}
-	of := m.holder(m.at.worker.Target(int(m.at.rank)))
-	if q.held[of] += sign * m.at.time; q.held[of] < 1e-6 {
-		delete(q.held, of)
-	}
-}
-
-func (m *waiter) holder(t kvscore.Target) holder {
-	return holder{m.want.class(), m.want.Tenant, t}
-}
-
-// heldAt returns what is held of the request's tenant and class, for each target. Those of others do not
-// count, because they do not all go first. It is nil if nothing is.
-func (q *waiters) heldAt(want *Wants, targets []kvscore.TargetRef, to []float64) []float64 {
-	if q.length.Load() == 0 {
-		return nil
-	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if len(q.held) == 0 {
-		return nil
-	}
-	to = to[:0]
-	for i := range targets {
-		to = append(to, q.held[holder{want.class(), want.Tenant, targets[i].Target}])
-	}
-	return to
-}
-
-// temptAgain is how long after a request has not taken a worker's room another one is asked.
-const temptAgain = 10 * time.Millisecond
-
-// tempt has a waiter choose again, if a worker has room and none waits for it: what is computed in idle
-// time delays nobody. It is the first waiter that can use the worker. The caller holds the lock.
-func (q *waiters) tempt(w *worker.Worker, t time.Time) {
-	if len(q.held) == 0 || w.IsFull() {
-		return
-	}
-	rooms := q.rooms(w, t)
-	if rooms == nil {
-		return
-	}
-	m := q.first(func(l *lane) bool {
-		return l.at.worker != nil && !l.background && l.at.worker != w && l.declined != w && l.hasRoom(rooms) && l.canUse(w, t)
-	}, t)
-	if m != nil {
-		q.decide(m, grant{tempts: w})
-		q.wake(w, temptAgain)
-	}
-}
-
-// hasRoom returns whether a worker with some room has it at a rank that the request allows.
-func (l *lane) hasRoom(rooms []bool) bool {
-	for rank, ok := range rooms {
-		if ok && (l.want.Rank == AnyRank || l.want.Rank == int64(rank)) {
-			return true
-		}
-	}
-	return false
-}
-
-// temptAll tempts requests with all workers that they can use. The caller holds the lock.
-func (q *waiters) temptAll(t time.Time) {
-	if len(q.held) == 0 {
-		return
-	}
-	asked := make(map[*worker.Worker]bool)
-	for _, l := range q.lanes {
-		if l.at.worker == nil {
-			continue
-		}
-		for i := range l.offers.Ups {
-			if w := l.worker(i); !asked[w] {
-				asked[w] = true
-				q.tempt(w, t)
-			}
-		}
 	}
 }
 

@@ -151,6 +151,7 @@ func roomOf(ctx context.Context, t *testing.T, hold string, engines ...*simulate
 	s := wanted(set...)
 	s.Hold = hold
 	r.Pool = testPool(t, s)
+	r.varied.Store(time.Now().Add(24 * time.Hour).UnixNano()) // as with two tenants
 	r.offers = new(Tables).Offers(r.Pool, upstreamsOf(dials...), nil)
 	return r
 }

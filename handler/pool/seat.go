@@ -29,7 +29,6 @@ type Candidates struct {
 
 	Sel     kvscore.Selection
 	Factors []float64       // of targets: the client's preferences
-	Held    []float64       // of targets: see kvscore.Selection
 	Ways    []kvscore.Way   // of targets, if the request may be split
 	Scored  kvscore.Request // the request with these
 	Shadow  []kvscore.Candidate
@@ -69,7 +68,8 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *
 	var g grant // the slot that the queue has taken for the request
 	giveBack := func() { p.queue.giveBack(&g) }
 	defer giveBack()
-	var at place // where the request would like to be
+	var at place
+	p.heed(want, time.Now())
 	wait := func(want *Wants) error {
 		by.Waits()
 		renew := by.Renew
@@ -77,7 +77,7 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *
 			renew = nil
 		}
 		v, d, err := p.queue.wait(ctx, want, o, at, want.Patience-waited, renew)
-		g, at = v, place{declined: v.tempts}
+		g = v
 		waited += d
 		return err
 	}
@@ -111,7 +111,7 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *
 		case choice.Home != nil:
 			giveBack() // of another worker: all were full before
 			home := *want
-			home.Only, at = choice.Home, place{}
+			home.Only = choice.Home
 			if err = wait(&home); errors.Is(err, ErrWaited) {
 				return waited, ErrHomeWaited
 			}
@@ -142,8 +142,8 @@ func awaitOffers(want *Wants, o *Offers, by Chooser, wait func(*Wants) error) er
 }
 
 // Candidates gathers the targets of workers that are free, and the best there are. If the
-// queue has granted a slot of a worker, the other workers count as full. granted may be nil. The
-// caller returns the candidates.
+// queue has granted a slot of a worker, that one is free for the request, and the others may count as
+// full. granted may be nil. The caller returns the candidates.
 func (p *Pool) Candidates(want *Wants, o Offers, granted *grant, t time.Time) *Candidates {
 	c, ok := p.gathered.Get().(*Candidates)
 	if !ok {
@@ -152,20 +152,16 @@ func (p *Pool) Candidates(want *Wants, o Offers, granted *grant, t time.Time) *C
 	c.Targets, c.Upstreams, c.Workers, c.Full = c.Targets[:0], c.Upstreams[:0], c.Workers[:0], c.Full[:0]
 	c.Granted = granted != nil && granted.worker != nil
 	c.At, c.Tier = t, Tried-1
-	only := want.Rank
-	if c.Granted && only == AnyRank {
-		only = granted.rank
-	}
 	j := p.judgment(want, o, t)
 	for i, up := range o.Ups {
 		row := &o.Table.Rows[i]
 		w := row.Worker
 		v := j.of(up, w)
 		full := v.State() == Full || v > Full && v.Possible() && j.isFull(w)
-		if c.Granted {
-			if full = w != granted.worker; !full && v.Possible() {
-				v = Fits
-			}
+		if c.Granted && w == granted.worker && v.Possible() {
+			v, full = Fits, false
+		} else if c.Granted && granted.only {
+			full = true
 		}
 		v = v.tier()
 		if v > c.Tier || row.Repeated && slices.Contains(c.Workers, w) {
@@ -179,7 +175,7 @@ func (p *Pool) Candidates(want *Wants, o Offers, granted *grant, t time.Time) *C
 			continue
 		}
 		for rank, target := range row.Targets {
-			if only == AnyRank || only == int64(rank) {
+			if want.Rank == AnyRank || want.Rank == int64(rank) {
 				c.Targets, c.Upstreams, c.Workers = append(c.Targets, target), append(c.Upstreams, up), append(c.Workers, w)
 			}
 		}
@@ -189,7 +185,7 @@ func (p *Pool) Candidates(want *Wants, o Offers, granted *grant, t time.Time) *C
 
 // Return takes the candidates back.
 func (p *Pool) Return(c *Candidates) {
-	c.Sel.Blocks, c.Sel.Override, c.Sel.Hold, c.Sel.Quiet, c.Sel.Held = nil, nil, false, false, nil
+	c.Sel.Blocks, c.Sel.Override, c.Sel.Hold, c.Sel.Quiet = nil, nil, false, false
 	c.Scored = kvscore.Request{}
 	p.gathered.Put(c)
 }
@@ -206,34 +202,21 @@ const (
 	unseated outcome = iota // nothing was chosen
 	seated
 	taken   // the worker filled up meanwhile, or a queued request has first claim to its slot
-	crowded // the target has no room, or the request leaves it to others
+	crowded // no target has room, or the request leaves it to others
 )
 
-// sit books the choice and takes a slot, which may be the granted one. If it cannot, at says where the
-// request would like to be.
+// sit books the choice and takes a slot, which may be the granted one. at is what the request would add
+// there.
 func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Chooser, g *grant, at *place) (sat outcome) {
 	background := want.isBackground()
-	held := !c.Granted && !background && p.isHeld(want, c.At)
+	c.Sel.Hold = !c.Granted && !background && p.isHeld(want, c.At)
 	c.Sel.Quiet = background && !c.Granted
 	if c.Sel.Quiet && p.queue.others.Load() > 0 {
-		*at = place{}
 		return crowded
-	}
-	timed := kvscore.CostUnit(choice.Policy) == kvscore.UnitMilliseconds
-	if c.Sel.Hold = held; held && timed {
-		c.Held = p.queue.heldAt(want, c.Targets, c.Held)
-		c.Sel.Held = c.Held
 	}
 	i, lease := p.Scheduler.SelectAmong(c.At, choice.Request, c.Targets, choice.Bound, choice.Policy, &c.Sel)
 	terms := &c.Sel.Candidates[i]
-	if at.spot = (spot{}); held && (timed || choice.Bound >= 0) { // another policy chooses by what is booked
-		at.spot = spot{c.Workers[i], int64(c.Targets[i].Rank)}
-		at.tokens, at.time = max(0, c.Sel.Tokens-terms.OverlapTokens), terms.PrefillTime
-	}
-	at.work = c.Sel.Work(i)
-	if at.declined == c.Workers[i] {
-		at.declined = nil
-	}
+	*at = place{max(0, c.Sel.Tokens-terms.OverlapTokens), terms.PrefillTime, c.Sel.Work(i)}
 	if lease == nil {
 		return crowded
 	}
@@ -250,6 +233,12 @@ func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Choos
 	case s.Worker == g.worker:
 		p.queue.booked(g)
 		s.slot, s.bill, *g = true, g.bill, grant{}
+	case c.Granted: // another one, which is better for it
+		if s.slot = s.Worker.TakeSlot(); !s.slot {
+			return taken
+		}
+		s.bill, g.bill = g.bill, bill{}
+		p.queue.giveBack(g)
 	case want.Kind == worker.KindOther:
 	case p.queue.takeUnclaimed(s.Worker, background):
 		s.slot = true

@@ -91,11 +91,11 @@ type Queue struct {
 	// 503 (`queue_timeout`). Default: 30s.
 	MaxWait caddy.Duration `json:"max_wait,omitempty"`
 
-	// Whether requests also wait while the best worker is busy with prefills: `auto` or `off`. With
-	// `auto`, an engine gets a request when it can begin its prefill within about one step, so that
-	// what waits stays in order. A request whose time is up, or for which the queue is too long, then
-	// goes to the engine. It needs a policy that predicts times, and begins when times are learned.
-	// Default: `off`.
+	// Whether requests also wait while all their workers are busy with prefills: `auto` or `off`. With
+	// `auto`, a request goes to an engine when one of them can begin a prefill within about one step, so
+	// that what waits stays in order. That begins with the second tenant or class, and when times are
+	// learned. A request whose time is up, or for which the queue is too long, goes to an engine all the
+	// same. Default: `auto`.
 	Hold string `json:"hold,omitempty"`
 }
 
@@ -131,7 +131,7 @@ const (
 	minJournal         = 1 << 20
 	defaultMaxWaiting  = 1024
 	defaultMaxWait     = caddy.Duration(30 * time.Second)
-	defaultHold        = HoldOff
+	defaultHold        = HoldAuto
 	minIndexMemory     = 1 << 20
 	minTextBlock       = 16
 	maxTextBlock       = 4096
