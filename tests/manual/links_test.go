@@ -94,6 +94,18 @@ func TestLinksLeadSomewhere(t *testing.T) {
 	}
 }
 
+func TestFrontPageHasEachPage(t *testing.T) {
+	linked := make(map[string]bool)
+	for _, l := range mustPage(t, "README.md").links {
+		linked[l.target] = true
+	}
+	for _, p := range mustPages(t) {
+		if p.path != "README.md" && !linked[p.path] {
+			t.Errorf("README.md has no link to %s", p.path)
+		}
+	}
+}
+
 func TestPagesHaveTheirLengths(t *testing.T) {
 	lengths := map[string]int{"README.md": 200, "docs/configuration.md": 500} // the latter describes each option
 	for _, p := range mustPages(t) {
