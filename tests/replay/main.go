@@ -38,30 +38,35 @@ func main() {
 
 // options are the command's flags.
 type options struct {
-	traces    string
-	suite     bool
-	isGrid    bool
-	quick     bool
-	match     *regexp.Regexp
-	hindsight bool
-	tries     int
-	split     bool
-	policies  []string
-	speeds    []float64
-	seeds     []uint64
-	cluster   sim.Cluster
-	knowledge string
-	sessions  string
-	spread    bool
-	routers   []int
-	share     []string
-	late      []time.Duration
-	picture   string
+	traces     string
+	suite      bool
+	isGrid     bool
+	quick      bool
+	match      *regexp.Regexp
+	hindsight  bool
+	tries      int
+	split      bool
+	fair       bool
+	tenants    int
+	queue      sim.Queue // what all of queues have
+	queues     []sim.Queue
+	queueNames []string
+	policies   []string
+	speeds     []float64
+	seeds      []uint64
+	cluster    sim.Cluster
+	knowledge  string
+	sessions   string
+	spread     bool
+	routers    []int
+	share      []string
+	late       []time.Duration
+	picture    string
 }
 
 func parse(args []string, stderr io.Writer) (*options, error) {
 	o := new(options)
-	var policies, speeds, seeds, slow, model, routers, share, late, match string
+	var policies, speeds, seeds, slow, model, routers, share, late, match, hold string
 	f := flag.NewFlagSet("replay", flag.ContinueOnError)
 	f.SetOutput(stderr)
 	f.StringVar(&o.traces, "traces", "", "comma-separated `files` and directories of traces: JSON lines, plain or gzipped; synth is all generated ones, synth:name one of them: "+strings.Join(synth.Names(), ", "))
@@ -72,6 +77,11 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	f.IntVar(&o.tries, "tries", 3000, "with -hindsight, how many `replays` one search makes; there are six in each cell")
 	f.StringVar(&match, "match", "", "with -grid and -hindsight, only the cells whose name fits this regular `expression`; with -hindsight the default is "+hindsightMatch)
 	f.BoolVar(&o.split, "phases", false, "replay against 8 whole workers, and against 2, 3 and 4 that prefill for the rest, with the first of -policy")
+	f.StringVar(&hold, "hold", "", "compare comma-separated `rules` for what the router holds in its queue: off, any, near, own; any:2 counts two steps of an engine as room")
+	f.BoolVar(&o.fair, "fair", false, "replay what tenants and classes do to each other, with each of -hold and -routers")
+	f.IntVar(&o.tenants, "tenants", 1, "with -hold, how many `tenants` share the sessions")
+	f.Float64Var(&o.queue.Step, "step", 4096, "with -hold, how many `tokens` the router believes an engine to compute in a step")
+	f.Float64Var(&o.queue.Wrong, "wrong", 1, "with -hold, what all predicted times are multiplied with")
 	f.StringVar(&policies, "policy", strings.Join(suitePolicies, ","), "comma-separated `policies`; the first is compared with. There are "+strings.Join(sim.Policies(), ", "))
 	f.StringVar(&speeds, "speed", "1", "comma-separated `factors` on the speed of the trace, think times included")
 	f.StringVar(&model, "engine", engine.Default().Name, "the `model` of all engines: "+strings.Join(engine.Models(), ", "))
@@ -94,7 +104,7 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	switch {
 	case f.NArg() > 0:
 		return nil, fmt.Errorf("unexpected argument %q", f.Arg(0))
-	case o.traces == "" && !o.isGrid && !o.hindsight:
+	case o.traces == "" && !o.isGrid && !o.hindsight && !o.fair:
 		return nil, errors.New("-traces is missing")
 	case o.knowledge != "approximate" && o.knowledge != "both":
 		return nil, fmt.Errorf("-knowledge is %q, want approximate or both", o.knowledge)
@@ -103,6 +113,9 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	}
 	if o.hindsight && match == "" {
 		match = hindsightMatch
+	}
+	if hold != "" || o.fair {
+		policies = "predicted_latency"
 	}
 	if (o.isGrid || o.hindsight) && policies == strings.Join(suitePolicies, ",") {
 		policies = strings.Join(gridRivals, ",")
@@ -147,6 +160,16 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 		}
 		o.late = append(o.late, v)
 	}
+	if hold == "" && o.fair {
+		hold = "off,any"
+	}
+	for rule := range strings.SplitSeq(hold, ",") {
+		if hold != "" {
+			if err := o.parseHold(rule); err != nil {
+				return nil, err
+			}
+		}
+	}
 	var err error
 	if o.match, err = regexp.Compile(match); err != nil {
 		return nil, fmt.Errorf("-match: %w", err)
@@ -179,6 +202,12 @@ func run(args []string, stdout, stderr io.Writer) error {
 	o, err := parse(args, stderr)
 	if err != nil {
 		return err
+	}
+	if o.fair {
+		return o.fairness(stdout, stderr)
+	}
+	if o.queues != nil {
+		return o.holding(stdout, stderr)
 	}
 	if o.split {
 		return o.phases(stdout, stderr)

@@ -35,6 +35,10 @@ var models = []Model{
 	{Name: "big", Budget: 8192, Step: 6, Token: 0.018, Attention: 0.7e-6, Context: 2.5e-5, Memory: 1},
 	// A model with dear attention, which leaves little memory.
 	{Name: "attention", Budget: 4096, Step: 10, Token: 0.03, Attention: 6e-6, Context: 2e-4, Memory: 0.65},
+	// The default one with other steps.
+	{Name: "steps_40ms", Budget: 4096, Step: 40, Token: 0.04, Attention: 1.5e-6, Context: 5e-5, Memory: 1},
+	{Name: "steps_2k", Budget: 2048, Step: 8, Token: 0.04, Attention: 1.5e-6, Context: 5e-5, Memory: 1},
+	{Name: "steps_16k", Budget: 16384, Step: 8, Token: 0.04, Attention: 1.5e-6, Context: 5e-5, Memory: 1},
 	// That of Dynamo 1.6.1, with its default timing.
 	{Name: "mocker", Budget: 8192, Memory: 1, Mocker: true},
 }

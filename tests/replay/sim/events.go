@@ -2,14 +2,15 @@ package sim
 
 import "time"
 
-// event is the end of engine n's step, what a router told, the arrival of request n, or the end of
-// its transfer.
+// event is the end of engine n's step, what a router told, the arrival of request n, the end of its
+// transfer, or anything else.
 type event struct {
 	at      time.Duration
 	arrival bool
 	n       int
 	tell    *telling
 	moved   bool
+	do      func()
 }
 
 // before orders events: at the same time ends of steps come first, arrivals last, then by number.
@@ -21,6 +22,8 @@ func (e *event) before(f *event) bool {
 		return f.arrival
 	case e.moved != f.moved:
 		return f.moved
+	case (e.do != nil) != (f.do != nil):
+		return f.do != nil
 	case (e.tell != nil) != (f.tell != nil):
 		return f.tell != nil
 	}

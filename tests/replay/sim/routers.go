@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"time"
@@ -24,8 +25,10 @@ type router struct {
 	scheduler *kvscore.Scheduler
 	refs      []kvscore.TargetRef
 	selection kvscore.Selection
+	dry       kvscore.Selection // of choices that are not made
 	policy    kvscore.Policy
 	sessions  *sessions // nil without
+	queue     line
 
 	journal  journal.Journal
 	outlet   *journal.Outlet
@@ -44,7 +47,11 @@ type telling struct {
 func (r *replay) buildRouters() error {
 	for i := range max(1, r.Routers.Number) {
 		one := &router{scheduler: kvscore.NewScheduler(kvscore.Settings{}), policy: r.spec.make(&r.view)}
+		one.dry.Rand = rand.New(rand.NewPCG(r.Seed+2, uint64(i)))     //nolint:gosec // to be repeated
 		one.selection.Rand = rand.New(rand.NewPCG(r.Seed, uint64(i))) //nolint:gosec // to be repeated
+		if f := cmp.Or(r.Wrong, 1); f != 1 {
+			one.policy = wrong{one.policy, f}
+		}
 		one.journal.Clock = r.clock
 		if r.Sessions {
 			var err error
@@ -100,6 +107,7 @@ func (r *replay) hear(t *telling) {
 	for _, o := range r.routers {
 		if o != t.from {
 			o.follower.Take(r.clock(), &t.sent, false)
+			r.dispatch(o)
 		}
 	}
 }

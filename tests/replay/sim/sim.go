@@ -37,6 +37,7 @@ type Config struct {
 	// Counted tells which requests the figures are of; nil: all after the warm-up.
 	Counted []bool
 	Routers
+	Queue
 }
 
 const (
@@ -61,6 +62,8 @@ type request struct {
 	away    bool             // from the session's home, where its next turn is at home again
 	arrived time.Duration
 	first   time.Duration
+	ended   time.Duration
+	waiting
 }
 
 // replay is a cell in progress.
@@ -145,6 +148,8 @@ func (r *replay) run(stop func() bool) {
 		switch {
 		case e.tell != nil:
 			r.hear(e.tell)
+		case e.do != nil:
+			e.do()
 		case e.moved:
 			r.moved(&r.requests[e.n])
 		case e.arrival:
@@ -283,21 +288,42 @@ func (r *replay) place(n int) {
 		r.send(q)
 		return
 	}
+	q.router = r.route(n)
+	if r.Queue.Hold != HoldOff {
+		r.enter(q)
+		return
+	}
 	r.outputs(false)
-	block := r.Trace.BlockTokens
-	ask := kvscore.Request{Prompt: cache.Prompt{Root: r.Seed, Blocks: t.Blocks, BlockTokens: float64(block), Past: float32(t.In%block) / float32(block), Tokens: int64(t.In)}, Streamed: true}
+	r.seat(q, -1)
+}
+
+// ask returns what a scheduler must know of a request, and the position of the engine that it is bound to,
+// or -1.
+func (r *replay) ask(q *request) (ask kvscore.Request, bound int) {
+	t, o, block := &r.Trace.Requests[q.Number], q.router, r.Trace.BlockTokens
+	ask = kvscore.Request{Prompt: cache.Prompt{Root: r.Seed, Blocks: t.Blocks, BlockTokens: float64(block), Past: float32(t.In%block) / float32(block), Tokens: int64(t.In)}, Streamed: true}
 	if r.Exact {
 		ask.Identities = []cache.Identity{{BlockTokens: block, Root: r.Seed, Blocks: t.Blocks}}
 	}
 	r.view.Session = t.Session
-	bound, o := -1, r.route(n)
+	bound = -1
 	if o.sessions != nil {
-		bound, q.version = o.sessions.bound(r.Trace.Requests[n].Session)
+		bound, q.version = o.sessions.bound(t.Session)
 		if r.spec.soft && bound >= 0 {
 			ask.Home, bound = o.refs[bound].Target, -1
 		}
 	}
-	q.router = o
+	return ask, bound
+}
+
+// seat books a request and sends it to its engine: the one at a position, or if that is -1, the policy's
+// choice.
+func (r *replay) seat(q *request, at int) {
+	o := q.router
+	ask, bound := r.ask(q)
+	if at >= 0 {
+		bound = at
+	}
 	if r.Prefill > 0 {
 		r.placePhases(q, &ask, bound)
 		return
@@ -305,7 +331,7 @@ func (r *replay) place(n int) {
 	q.at, q.lease = o.scheduler.SelectAmong(r.clock(), &ask, o.refs, bound, o.policy, &o.selection)
 	q.away = ask.Home != (kvscore.Target{}) && q.lease.Target() != ask.Home && o.selection.HomeHolds()
 	if r.observer != nil {
-		r.observer.Placed(&o.selection, n, q.at)
+		r.observer.Placed(&o.selection, q.Number, q.at)
 	}
 	r.send(q)
 }
@@ -338,6 +364,9 @@ func (r *replay) step(at int) {
 			continue
 		}
 		q.first = r.now
+		if r.Queue.Hold != HoldOff {
+			q.router.queue.begun(q)
+		}
 		if q.lease == nil {
 			continue
 		}
@@ -357,6 +386,11 @@ func (r *replay) step(at int) {
 		}
 	}
 	r.begin(at)
+	if len(first)+len(over) > 0 {
+		for _, o := range r.routers {
+			r.dispatch(o)
+		}
+	}
 	if r.spec.Reference { // others may have waited for memory
 		for i := range r.engines {
 			r.begin(i)
@@ -369,6 +403,7 @@ func (r *replay) end(q *request) {
 	if q.lease != nil {
 		r.tellEnd(q)
 	}
+	q.ended = r.now
 	r.tally.ended(r.now, q.Number, q)
 	r.next(q.Number)
 	r.over++

@@ -27,14 +27,25 @@ type Result struct {
 	Split float64
 	// Places is the engine of each request; several seeds have none.
 	Places []int
+	// Outcomes are those of each request; several seeds have none.
+	Outcomes []Outcome
 	// Relative are the figures divided by those of the first policy in this cell.
 	Relative *Figures
+}
+
+// Outcome is what became of a request. Times are since the beginning.
+type Outcome struct {
+	Arrived, First, Ended time.Duration
+	Refused               bool
+	// Work is the time of its tokens, without what each step of an engine takes anyway, in milliseconds.
+	Work float64
 }
 
 // Figures are the figures of a cell. Times are in milliseconds.
 type Figures struct {
 	MeanTTFT float64
 	P99TTFT  float64
+	P999TTFT float64
 	// MeanGap is the mean time between two tokens of an answer.
 	MeanGap float64
 	// MeanE2E is the mean time to the end of the answer.
@@ -54,7 +65,7 @@ func (f Figures) Over(by Figures) *Figures {
 		return a / b
 	}
 	return &Figures{
-		div(f.MeanTTFT, by.MeanTTFT), div(f.P99TTFT, by.P99TTFT), div(f.MeanGap, by.MeanGap),
+		div(f.MeanTTFT, by.MeanTTFT), div(f.P99TTFT, by.P99TTFT), div(f.P999TTFT, by.P999TTFT), div(f.MeanGap, by.MeanGap),
 		div(f.MeanE2E, by.MeanE2E), div(f.Good, by.Good), div(f.HitRatio, by.HitRatio),
 	}
 }
@@ -107,14 +118,16 @@ func (r *replay) result() *Result {
 		sum += t
 	}
 	n := float64(len(s.ttft))
-	places := make([]int, len(r.requests))
+	places, outcomes := make([]int, len(r.requests)), make([]Outcome, len(r.requests))
 	for i := range r.requests {
-		places[i] = r.requests[i].at
+		q := &r.requests[i]
+		places[i] = q.at
+		outcomes[i] = Outcome{q.arrived, q.first, q.ended, q.refused, r.work(q)}
 	}
 	return &Result{
-		Places: places,
+		Places: places, Outcomes: outcomes,
 		Figures: Figures{
-			MeanTTFT: sum / n, P99TTFT: stats.Percentile(s.ttft, 0.99), MeanGap: s.decoding / float64(max(1, s.gaps)),
+			MeanTTFT: sum / n, P99TTFT: stats.Percentile(s.ttft, 0.99), P999TTFT: stats.Percentile(s.ttft, 0.999), MeanGap: s.decoding / float64(max(1, s.gaps)),
 			MeanE2E: s.e2e / n, Good: float64(s.good) / n, HitRatio: float64(s.saved) / float64(s.prompt),
 		},
 		Split: float64(r.split) / float64(len(r.requests)),
@@ -129,6 +142,7 @@ func Mean(seeds []*Result) *Result {
 	mean, split := new(Result), 0.0
 	for _, f := range []func(*Figures) *float64{
 		func(f *Figures) *float64 { return &f.MeanTTFT }, func(f *Figures) *float64 { return &f.P99TTFT },
+		func(f *Figures) *float64 { return &f.P999TTFT },
 		func(f *Figures) *float64 { return &f.MeanGap }, func(f *Figures) *float64 { return &f.MeanE2E },
 		func(f *Figures) *float64 { return &f.Good }, func(f *Figures) *float64 { return &f.HitRatio },
 	} {
@@ -158,4 +172,10 @@ func Geomean(values []float64) float64 {
 		sum += math.Log(v)
 	}
 	return math.Exp(sum / float64(len(values)))
+}
+
+// work returns the time of a request's tokens, without that which each step of an engine takes anyway.
+func (r *replay) work(q *request) float64 {
+	n, k := float64(q.In-q.Cached), float64(q.Cached)
+	return r.Engine.Token*(n+float64(q.Out)) + r.Engine.Attention*n*(k+n/2)
 }

@@ -6,6 +6,8 @@ import (
 	"cmp"
 	"slices"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/queue"
 )
 
 // Trace is a list of requests in the order of their arrival.
@@ -20,6 +22,10 @@ type Trace struct {
 	Sessions bool
 	// AtOnce says that all clients begin at one time, which counts: there is no warm-up.
 	AtOnce bool
+	// Classes and Weights are those of the requests' classes and tenants; without them, there is one
+	// of each.
+	Classes []queue.Class
+	Weights []float64
 	// Requests are sorted by arrival, in a closed loop by session and turn.
 	Requests []Request
 }
@@ -37,9 +43,42 @@ type Request struct {
 	// Session and Turn say which turn of which session this is; both are 0 if
 	// the trace has no sessions.
 	Session, Turn int
+	// Class and Tenant are positions in the trace's Classes and Weights.
+	Class, Tenant int
 	// Blocks are the hashes of the prompt's full blocks. Equal hashes stand for
 	// equal prefixes.
 	Blocks []uint64
+}
+
+// Class returns the class of a request; nil if there is none.
+func (t *Trace) Class(q *Request) *queue.Class {
+	if q.Class >= len(t.Classes) {
+		return nil
+	}
+	return &t.Classes[q.Class]
+}
+
+// Weight returns the weight of a request's tenant.
+func (t *Trace) Weight(q *Request) float64 {
+	if q.Tenant >= len(t.Weights) {
+		return 1
+	}
+	return t.Weights[q.Tenant]
+}
+
+// Shared returns the trace with its sessions shared out among tenants, by turns. Requests without a session are
+// shared out themselves.
+func (t *Trace) Shared(tenants int) *Trace {
+	c := *t
+	c.Requests = slices.Clone(t.Requests)
+	for i := range c.Requests {
+		q := &c.Requests[i]
+		if q.Tenant = i; t.Sessions {
+			q.Tenant = q.Session
+		}
+		q.Tenant %= tenants
+	}
+	return &c
 }
 
 // Sort brings the requests into the order that a trace has.

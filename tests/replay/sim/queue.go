@@ -1,0 +1,275 @@
+package sim
+
+import (
+	"cmp"
+	"math"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/queue"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+)
+
+// Hold says which requests a router holds in its queue, whose order is that of package queue.
+type Hold int
+
+// The rules.
+const (
+	HoldOff  Hold = iota // none
+	HoldAny              // all, while no target has room; the policy then chooses among all targets
+	HoldNear             // as HoldAny, but a target with room takes the place of a choice without, if it costs little
+	HoldOwn              // those whose target has no room; the policy chooses it when they arrive
+)
+
+// Queue says how requests wait in the routers.
+type Queue struct {
+	Hold Hold
+	// Step is how many tokens a router believes an engine to compute in a step. A target has room while the
+	// router's own requests there have less than their share of Depth steps to compute, or while all have as
+	// little left as predicted, at most one step. Routers have equal shares: they do not see at once what others do.
+	Step, Depth float64
+	// Wrong multiplies all predicted times. 0 stands for 1.
+	Wrong float64
+	// Served is the number of a request that is never refused, counted from 1; 0 is none.
+	Served int
+}
+
+// waiting is what the queue knows of a request.
+type waiting struct {
+	entry    queue.Entry
+	cost     float64 // predicted for its prefill when it came, in milliseconds
+	foreseen float64 // time to its first token, in milliseconds, if it has a target
+	lacks    float64 // tokens, once it has a seat
+	waits    bool    // until it is refused
+	refused  bool
+}
+
+// line is the queue of a router.
+type line struct {
+	queue.Queue
+	held       []float64     // for each target, the predicted prefill times of those that wait for it
+	off        float64       // see begun
+	looks      time.Duration // when the router looks at its targets again
+	room, idle []bool        // targets with room, and with nothing booked
+	booked     []float64     // tokens that this router's requests have to compute on each target
+}
+
+// lane is requests that may take the same targets.
+type lane struct {
+	background bool
+	at         int // a target; -1 is any
+}
+
+// enter has a request wait in its router.
+func (r *replay) enter(q *request) {
+	r.outputs(false)
+	l, t, s := &q.router.queue, &r.Trace.Requests[q.Number], &q.router.dry
+	r.look(q.router)
+	at := r.choose(q)
+	q.cost = s.Candidates[at].PrefillTime
+	q.entry = queue.Entry{
+		Class: r.Trace.Class(t), Tenant: uint64(t.Tenant), Weight: r.Trace.Weight(t), Arrival: r.clock(), //nolint:gosec // not negative
+		Cost: q.cost, Value: q, Lane: lane{at: -1},
+	}
+	e := &q.entry
+	switch {
+	case e.Class != nil && e.Class.Background:
+		e.Lane = lane{background: true, at: -1}
+	case r.Queue.Hold == HoldOwn:
+		e.Lane = lane{at: at}
+		l.held[at] += q.cost
+	}
+	if e.Class != nil && e.Class.TTFT > 0 && r.isLate(q) {
+		r.refuse(q)
+		return
+	}
+	l.Push(e, r.clock())
+	r.dispatch(q.router)
+}
+
+// isLate tells whether a request is to be refused, for its first token is not foreseen in time. If not, that may
+// come later.
+func (r *replay) isLate(q *request) bool {
+	l, e, s := &q.router.queue, &q.entry, &q.router.dry
+	target := e.Class.TTFT
+	e.Deadline = r.clock().Add(target)
+	soonest := math.Inf(1)
+	for i := range s.Candidates {
+		soonest = min(soonest, s.Candidates[i].TTFT())
+	}
+	q.foreseen = soonest + l.Ahead(e)/float64(len(r.targets))
+	if e.Class.Late != queue.Refuse || q.Number+1 == r.Served {
+		return false
+	}
+	q.waits = true
+	r.later(target-time.Duration(soonest*float64(time.Millisecond)), func() {
+		if q.waits {
+			l.Remove(e)
+			r.refuse(q)
+		}
+	})
+	return q.foreseen*math.Exp(l.off) > milliseconds(target)
+}
+
+// refuse ends a request without an answer.
+func (r *replay) refuse(q *request) {
+	q.refused, q.waits = true, false
+	r.over++
+	r.next(q.Number)
+}
+
+// dispatch seats all that may go now.
+func (r *replay) dispatch(o *router) {
+	if o.queue.Len() > 0 {
+		r.outputs(false)
+	}
+	for o.queue.Len() > 0 {
+		r.look(o)
+		e := o.queue.First(o.queue.may, r.clock())
+		if e == nil {
+			return
+		}
+		r.take(e)
+	}
+}
+
+// begun takes in the first token of a request: how far off what the router foresaw was. off becomes the logarithm
+// of the factor that nine in ten requests are below.
+func (l *line) begun(q *request) {
+	const step = 0.02
+	l.booked[q.at] -= q.lacks
+	if q.foreseen == 0 {
+		return
+	}
+	if l.off -= 0.1 * step; math.Log(milliseconds(q.first-q.arrived)/q.foreseen) > l.off {
+		l.off += step
+	}
+}
+
+// may tells whether a request of a lane may go.
+func (l *line) may(key any) bool {
+	of, free := key.(lane), l.room //nolint:forcetypeassert,errcheck // there are no others
+	if of.background {
+		free = l.idle
+	}
+	for i := range free {
+		if free[i] && (of.at < 0 || of.at == i) {
+			return true
+		}
+	}
+	return false
+}
+
+// take seats a request that waits, and charges its tenant.
+func (r *replay) take(e *queue.Entry) {
+	q, of := e.Value.(*request), e.Lane.(lane) //nolint:forcetypeassert,errcheck // there are no others
+	l, s, at := &q.router.queue, &q.router.dry, of.at
+	switch {
+	case of.background:
+		r.choose(q)
+		at = cheapest(s, l.idle, math.Inf(1))
+	case at >= 0:
+		l.held[at] = max(0, l.held[at]-q.cost)
+	case r.Queue.Hold == HoldNear:
+		if at = r.choose(q); !l.room[at] {
+			at = cheapest(s, l.room, nearPrefill*s.Candidates[at].PrefillTime)
+		}
+	}
+	q.waits = false
+	r.seat(q, at)
+	s = &q.router.selection
+	c := &s.Candidates[q.at]
+	q.lacks = float64(s.Tokens - c.OverlapTokens)
+	l.booked[q.at] += q.lacks
+	work := s.Latency.Prefill(s.Tokens-c.OverlapTokens, c.OverlapTokens, 0) - s.Latency.Fixed + s.Latency.Token*s.ExpectedAnswer
+	charge := func(o *router) { o.queue.Charge(e.Class, e.Tenant, e.Weight, work) }
+	charge(q.router)
+	l.Remove(e)
+	for _, o := range r.routers {
+		if o != q.router && r.Share {
+			r.later(r.Late, func() { charge(o) })
+		}
+	}
+}
+
+// nearPrefill is how many times longer a prefill may take at a target with room than at the policy's choice.
+const nearPrefill = 1.1
+
+// cheapest returns the cheapest target of some whose prefill takes at most so many milliseconds; -1 if there is none.
+func cheapest(s *kvscore.Selection, of []bool, most float64) int {
+	at := -1
+	for i := range s.Candidates {
+		if c := &s.Candidates[i]; of[i] && c.PrefillTime <= most && (at < 0 || c.Cost < s.Candidates[at].Cost) {
+			at = i
+		}
+	}
+	return at
+}
+
+// choose returns what the policy would choose, and leaves the terms in the router's dry selection.
+func (r *replay) choose(q *request) int {
+	ask, bound := r.ask(q)
+	o := q.router
+	return o.scheduler.Explain(r.clock(), &ask, r.targets, bound, held{o.policy, o.queue.held}, &o.dry).Chosen
+}
+
+// look finds out which targets have room, and has the router look again when one is predicted to.
+func (r *replay) look(o *router) {
+	l, s, soon := &o.queue, &o.dry, math.Inf(1)
+	if l.held == nil {
+		l.held, l.room, l.idle = make([]float64, len(r.targets)), make([]bool, len(r.targets)), make([]bool, len(r.targets))
+		l.booked = make([]float64, len(r.targets))
+		l.Parallel = len(r.targets)
+	}
+	o.scheduler.Explain(r.clock(), new(kvscore.Request), r.targets, 0, o.policy, s)
+	for i := range s.Candidates {
+		c := &s.Candidates[i]
+		left := cmp.Or(r.Wrong, 1) * c.Slowness * s.Latency.Prefill(int64(min(1, r.Queue.Depth)*r.Queue.Step), 0, 0)
+		l.idle[i] = c.PrefillTokens == 0
+		if l.room[i] = l.booked[i] < r.Queue.Depth*r.Queue.Step/float64(len(r.routers)) || c.WaitTime <= left; !l.room[i] {
+			soon = min(soon, c.WaitTime-left)
+		}
+	}
+	if math.IsInf(soon, 1) || l.Len() == 0 {
+		return
+	}
+	in := max(time.Millisecond, time.Duration(soon*float64(time.Millisecond)))
+	if l.looks <= r.now || r.now+in < l.looks {
+		l.looks = r.now + in
+		r.later(in, func() { r.dispatch(o) })
+	}
+}
+
+// later does something in a while.
+func (r *replay) later(in time.Duration, do func()) {
+	r.events.push(event{at: r.now + in, n: r.tellings, do: do})
+	r.tellings++
+}
+
+// held is a policy that counts what is held for a target as booked there.
+type held struct {
+	kvscore.Policy
+	ms []float64
+}
+
+// Choose implements kvscore.Policy.
+func (h held) Choose(s *kvscore.Selection) int {
+	for i := range h.ms {
+		s.Candidates[i].WaitTime += h.ms[i]
+	}
+	return h.Policy.Choose(s)
+}
+
+// wrong is a policy that sees wrong times.
+type wrong struct {
+	kvscore.Policy
+	factor float64
+}
+
+// Choose implements kvscore.Policy.
+func (w wrong) Choose(s *kvscore.Selection) int {
+	for i := range s.Candidates {
+		c := &s.Candidates[i]
+		c.WaitTime, c.PrefillTime = w.factor*c.WaitTime, w.factor*c.PrefillTime
+	}
+	return w.Policy.Choose(s)
+}
