@@ -9,11 +9,12 @@ import (
 // oracleList bounds the requests of which the oracle may still drop one.
 const oracleList = 300
 
-// Oracle returns the share of requests that one engine as fast as the whole pool could have begun to answer within a
-// target, if it had known all arrivals. Requests take as much of its time as they did of the pool's
-// in an overload without refusals, which the outcomes are of. With one target for all, the optimum is
-// to drop the request that delays the others most, whenever one would be late (Kise, Ibaraki, Mine:
-// Operations Research 26, 1978).
+// Oracle returns the largest share of requests with a first token within a target, if all arrivals were
+// known. The pool is one engine as fast as all. Requests take as much of its time as they did in an
+// overload without refusals, which the outcomes are of.
+//
+// Whenever a request would be late, it drops the one that delays the others most. With one target for
+// all, that is the optimum (Kise, Ibaraki, Mine: Operations Research 26, 1978).
 func Oracle(outcomes []Outcome, target time.Duration) float64 {
 	list := slices.Clone(outcomes)
 	slices.SortFunc(list, func(a, b Outcome) int { return cmp.Compare(a.Arrived, b.Arrived) })

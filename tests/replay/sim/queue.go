@@ -23,9 +23,10 @@ const (
 // Queue says how requests wait in the routers.
 type Queue struct {
 	Hold Hold
-	// Step is how many tokens a router believes an engine to compute in a step. A target has room while the
-	// router's own requests there have less than their share of Depth steps to compute, or while all have as
-	// little left as predicted, at most one step. Routers have equal shares: they do not see at once what others do.
+	// Step is how many tokens an engine computes in a step, as a router assumes. A target has room for a
+	// router if less than its share of Depth steps of its own requests is booked there. Routers have equal shares,
+	// because they do not see at once what others do. A target also has room if little of all that is booked
+	// there is left, as predicted: Depth steps, one at most.
 	Step, Depth float64
 	// Wrong multiplies all predicted times. 0 stands for 1.
 	Wrong float64
