@@ -92,8 +92,8 @@ type Queue struct {
 	MaxWait caddy.Duration `json:"max_wait,omitempty"`
 
 	// Whether requests also wait while all their workers are busy with prefills: `auto` or `off`. With
-	// `auto`, a request goes to an engine when one of them can begin a prefill within about one step, so
-	// that what waits stays in order. That begins with the second tenant or class, and when times are
+	// `auto`, a request goes to an engine when one of them can begin a prefill within about one step. What
+	// waits stays in order. That begins with the second tenant or class, and when times are
 	// learned. A request whose time is up, or for which the queue is too long, goes to an engine all the
 	// same. Default: `auto`.
 	Hold string `json:"hold,omitempty"`
