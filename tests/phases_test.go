@@ -39,9 +39,9 @@ func startApart(t *testing.T, f engine.Flavour, prefills, decodes int, options .
 	return startApartOf(t, engine.Config{Flavour: f, Transfer: new(engine.Transfer)}, prefills, decodes, options...)
 }
 
-// apartLease is for how long a prefill engine keeps a prompt, in its time: two seconds. A decode phase may come
-// late on a busy machine.
-const apartLease = 200 * time.Second
+// apartLease is for how long a prefill engine keeps a prompt, and apartLost how long a decode engine tries to get it:
+// two seconds and one, by these engines' clocks. A busy machine makes both late.
+const apartLease, apartLost = 200 * time.Second, 100 * time.Second
 
 // startApartOf is startApart with engines of a configuration.
 func startApartOf(t *testing.T, cfg engine.Config, prefills, decodes int, options ...string) *apart {
@@ -55,7 +55,7 @@ func startApartOf(t *testing.T, cfg engine.Config, prefills, decodes int, option
 			role, list = engine.DecodePhases, &p.decode
 		}
 		transfer := *cfg.Transfer
-		transfer.Role, transfer.Lease = role, cmp.Or(transfer.Lease, apartLease)
+		transfer.Role, transfer.Lease, transfer.Lost = role, cmp.Or(transfer.Lease, apartLease), cmp.Or(transfer.Lost, apartLost)
 		one := cfg
 		one.Name, one.Transfer = fmt.Sprint(role, i), &transfer
 		e := startSimulated(t, one)

@@ -21,6 +21,9 @@ import (
 // for most of their time. Each has a process of its own. -short leaves them out.
 var waiting = []string{
 	"TestShareFaults",
+	"TestStormOfPhases",
+	"TestPrefillWorkerVanishesLater",
+	"TestFaultsOfPhases",
 	"TestOfficialPythonClients",
 	"TestRoutersActAsOne",
 	"TestEngineSessionsOverRouters",
@@ -51,6 +54,8 @@ var waiting = []string{
 	"TestClosesAreRepeated",
 	"TestRefusedConfigurationWritesNothing",
 	"TestTurnsOfASessionComeOneByOne",
+	"TestPrefillWorkerVanishes",
+	"TestSlowTransfer",
 	"TestTryDurationOutlastsARestart",
 	"TestRequestsMeetReloads",
 }

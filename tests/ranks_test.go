@@ -54,7 +54,7 @@ func TestConversationsStayOnTheirRank(t *testing.T) {
 					home = rank
 				}
 			}
-			if moved > 0 || min(used["0"], used["1"]) < 9 {
+			if moved > 0 || min(used["0"], used["1"]) == 0 {
 				t.Errorf("%d of 24 later turns left their rank; requests by rank %v", moved, used)
 			}
 			w := s.worker(t, e.Addr())
