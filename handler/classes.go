@@ -52,6 +52,10 @@ type Class struct {
 	// all the same), `refuse` (429, with `Retry-After`), or `demote`. Default: `serve`.
 	Late string `json:"late,omitempty"`
 
+	// By which factor recent predictions of the class's first tokens may have been off, on average.
+	// If they were off by more, no late request is refused or demoted. Default: 2.
+	Tolerance float64 `json:"tolerance,omitempty"`
+
 	// The class that a late request gets, for `demote`. Its own `late` does not count then.
 	DemoteTo string `json:"demote_to,omitempty"`
 
@@ -130,11 +134,15 @@ func (c *Class) check() error {
 		return fmt.Errorf("late: must be serve, refuse or demote, got %q", c.Late)
 	case late != queue.Serve && c.TTFT == 0 && c.TTFTFrom == "":
 		return fmt.Errorf("late: %s needs a ttft", c.Late)
+	case c.Tolerance != 0 && !(c.Tolerance > 1) || math.IsInf(c.Tolerance, 0):
+		return fmt.Errorf("tolerance: must be more than 1, got %v", c.Tolerance)
 	case c.DemoteTo != "" && late != queue.Demote:
 		return fmt.Errorf("demote_to: needs late demote, got %q", c.DemoteTo)
 	}
 	c.from = from
-	c.class = &queue.Class{Name: c.Name, Weight: c.Weight, Background: c.Background, TTFT: time.Duration(c.TTFT), Late: late}
+	c.class = &queue.Class{
+		Name: c.Name, Weight: c.Weight, Background: c.Background, TTFT: time.Duration(c.TTFT), Late: late, Tolerance: c.Tolerance,
+	}
 	return nil
 }
 
@@ -190,7 +198,7 @@ func (h *Handler) unmarshalClass(d *caddyfile.Dispenser) error {
 	h.Classes = append(h.Classes, c)
 	return options{
 		"match": repeated(func(d *caddyfile.Dispenser) error { return h.unmarshalMatch(d, c) }),
-		"ttft":  c.unmarshalTTFT, "weight": &c.Weight, "background": &c.Background,
+		"ttft":  c.unmarshalTTFT, "weight": &c.Weight, "background": &c.Background, "tolerance": &c.Tolerance,
 		"late": func(d *caddyfile.Dispenser) error {
 			if !d.NextArg() {
 				return d.ArgErr()

@@ -1,6 +1,10 @@
 package kvscore
 
-import "github.com/caddy-kvrouter/kvrouter/kvscore/cache"
+import (
+	"math"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
+)
 
 // Policy chooses among the candidates of a selection.
 type Policy interface {
@@ -63,6 +67,9 @@ type Selection struct {
 	Hold bool
 	// Quiet says that a target is not booked on which the request delays others: see [Scheduler.IsQuiet].
 	Quiet bool
+	// Within, in milliseconds, is how soon the first token must come; 0 stands for any time. If no
+	// candidate is predicted to keep it, nothing is booked: see [Selection.Soonest].
+	Within float64
 	// Fault says, after the choice, that the policy returned an invalid position or
 	// changed the list of candidates. The scheduler then chose the least loaded one.
 	Fault bool
@@ -227,6 +234,19 @@ const (
 // tokens that take as long to compute.
 func (c *Candidate) loading() float64 {
 	return (1-hostCredit)*float64(c.HostTokens) + (1-diskCredit)*float64(c.DiskTokens) + (1-externalCredit)*float64(c.ExternalTokens)
+}
+
+// Soonest returns the least predicted time to the first token, in milliseconds. A bound of 0 or more is
+// the position of the only candidate that counts.
+func (s *Selection) Soonest(bound int) float64 {
+	if bound >= 0 && bound < len(s.Candidates) {
+		return s.Candidates[bound].TTFT()
+	}
+	least := math.Inf(1)
+	for i := range s.Candidates {
+		least = min(least, s.Candidates[i].TTFT())
+	}
+	return least
 }
 
 // TTFT returns how many milliseconds the first token is predicted to take.

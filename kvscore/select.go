@@ -51,8 +51,8 @@ type Request struct {
 // Select lets the policy choose among targets, and books the request on the chosen one. It
 // returns the chosen position and the lease, or -1 and nil without targets. A bound of 0 or
 // more is a position: Select takes that target without the policy. sel gets the terms of
-// the choice in either case. It belongs to the caller, which may reuse it. With Selection.Hold,
-// the lease is nil if no target has room.
+// the choice in either case. It belongs to the caller, which may reuse it. The lease is nil if no
+// target has room, with Selection.Hold, or if the request would be late, by Selection.Within.
 //
 // If the policy's choice is invalid, Select takes the least loaded target: see
 // Selection.Fault. If the policy panics, nothing is booked.
@@ -98,10 +98,14 @@ func (s *Scheduler) selectAmong(now time.Time, r *Request, among []TargetRef, bo
 	defer s.mu.Unlock() // also if the policy panics
 	s.snapshot(now, r, among, sel)
 	tokens := sel.Tokens // a policy may change sel
+	late := sel.Within > 0 && sel.Soonest(bound) > sel.Within
 	if bound < 0 || bound >= len(among) {
 		if bound = s.choose(now, r, among, p, sel); sel.Fault {
 			s.policyFaults++
 		}
+	}
+	if late {
+		return bound, nil
 	}
 	if !sel.Candidates[bound].Split && (sel.Hold && !s.anyRoom(now, among) || sel.Quiet && !s.isQuiet(now, s.loadOf(among[bound]))) {
 		return bound, nil

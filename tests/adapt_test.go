@@ -81,6 +81,7 @@ func TestBadSettingsAreRefused(t *testing.T) {
 		{"ClassWeight", "kv_router a:1 {\nclass x {\nmatch path /x\nweight -1\n}\n}", "class x: weight: must be positive, got -1"},
 		{"ClassLate", "kv_router a:1 {\nclass x {\nmatch path /x\nttft 1s\nlate drop\n}\n}", `class x: late: must be serve, refuse or demote, got "drop"`},
 		{"ClassLateWithoutTarget", "kv_router a:1 {\nclass x {\nmatch path /x\nlate refuse\n}\n}", "class x: late: refuse needs a ttft"},
+		{"ClassTolerance", "kv_router a:1 {\nclass default {\nttft 1s\ntolerance 1\n}\n}", "class default: tolerance: must be more than 1, got 1"},
 		{"ClassDemotesToNone", "kv_router a:1 {\nclass x {\nmatch path /x\nttft 1s\nlate demote y\n}\n}", `class x: late demote: must name another class, got "y"`},
 		{"ClassDemotesToItself", "kv_router a:1 {\nclass x {\nmatch path /x\nttft 1s\nlate demote x\n}\n}", `must name another class, got "x"`},
 		{"ClassWithoutRequests", "kv_router a:1 {\nclass x {\nbackground\n}\n}", "class x: gets no requests"},

@@ -119,26 +119,31 @@ func need(t *testing.T, program, tooOld string) {
 	}
 }
 
-// clientsSite starts two working engines, one that dies in streams, and a Caddy with
-// inject_usage. Streams that wait get comments. At /late they get these before a refusal.
-func clientsSite(t *testing.T) (*server, []*canned.Engine) {
+// clientsSite starts two working engines, one that dies in streams, one that refuses, one that is full, and
+// a Caddy with inject_usage. Streams that wait get comments. At /late they get these before a refusal.
+func clientsSite(t *testing.T) (s *server, engines []*canned.Engine, leave func()) {
 	t.Helper()
 	const keepalive = "keepalive 3ms"
-	engines := startEngines(t, 4, canned.Pace{Header: 30 * time.Millisecond, PerWord: 4 * time.Millisecond})
+	engines = startEngines(t, 5, canned.Pace{Header: 30 * time.Millisecond, PerWord: 4 * time.Millisecond})
 	engines[2].SetFault(canned.Fault{Kind: canned.DieMidStream, Words: 5})
 	engines[3].SetFault(canned.Fault{Kind: canned.Status, Status: 400, Body: `{"error":{"message":"no","type":"BadRequestError","code":"late"}}`})
-	return startCaddy(t, strings.Join([]string{
-		"handle_path /late/* {", route(engines[3:], "pool late", keepalive), "}",
+	g := hold(engines[4])
+	s = startCaddy(t, strings.Join([]string{
+		"handle_path /late/* {", route(engines[3:4], "pool late", keepalive), "}",
 		"handle_path /broken/* {", route(engines[2:3], "pool broken"), "}",
 		"handle_path /down/* {", "kv_router " + freeAddr(t) + " {\npool down\n}", "}",
+		"handle_path /full/* {", route(engines[4:], "pool full", maxRunning(1), "class default {\nttft 100ms\nlate refuse\n}"), "}",
 		route(engines[:2], "inject_usage", "response_headers X-KV-", keepalive),
-	}, "\n")), engines
+	}, "\n"))
+	full := s.start(t, "/full/v1/chat/completions", string(ask("for ever").body()))
+	eventually(t, "the engine to be full", func() bool { return g.running.Load() == 1 })
+	return s, engines[:4], full.leave
 }
 
 // runClients runs a script of clients and checks what the engines received.
 func runClients(t *testing.T, dir string, args ...string) {
 	t.Helper()
-	s, engines := clientsSite(t)
+	s, engines, leave := clientsSite(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	start := time.Now()
@@ -159,6 +164,7 @@ func runClients(t *testing.T, dir string, args ...string) {
 	if engines[1].Requests() == 0 || engines[2].Requests() == 0 {
 		t.Error("not all engines were asked through kv_router")
 	}
+	leave()
 	s.booksAtZero(t)
 }
 

@@ -26,6 +26,7 @@ const (
 	CodeTimeout      = "worker_timeout"
 	CodeQueueFull    = "queue_full"
 	CodeQueueTimeout = "queue_timeout"
+	CodeLate         = "ttft_unattainable"
 )
 
 // Refusal is an error of the router's own, with which it answers a request.

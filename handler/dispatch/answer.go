@@ -177,6 +177,7 @@ func (o *delivery) FirstToken(t time.Time) {
 	o.attempt.FirstToken(t)
 	o.attempt.Counts().FirstToken(t, t.Sub(o.attempt.Begun))
 	o.d.PoolMetrics.ttft.Observe(t.Sub(o.d.start).Seconds())
+	o.d.compare(&o.attempt.Seat, t)
 	o.d.Pool.Report(o.attempt.Worker, o.attempt.Good())
 }
 

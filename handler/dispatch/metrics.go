@@ -33,6 +33,8 @@ type Metrics struct {
 	phases                    *prometheus.CounterVec
 	phaseTimes                *prometheus.HistogramVec
 	resumed, stayed           *prometheus.CounterVec
+	promises                  *prometheus.CounterVec
+	predictions               *prometheus.HistogramVec
 	users                     users
 }
 
@@ -71,6 +73,7 @@ func (m *Metrics) Of(pool string) *PoolMetrics {
 		turnedAway: map[string]prometheus.Counter{
 			api.CodeQueueFull:    m.turnedAway.WithLabelValues(pool, "full"),
 			api.CodeQueueTimeout: m.turnedAway.WithLabelValues(pool, "timeout"),
+			api.CodeLate:         m.turnedAway.WithLabelValues(pool, "late"),
 		},
 	}
 	f.phases, f.phaseTimes = make(map[[2]string]prometheus.Counter), make(map[string]prometheus.Observer)
@@ -125,7 +128,7 @@ var AllMetrics = sync.OnceValue(func() *Metrics {
 		"Choices that the shadow policy made, too, by whether it chose the same worker.", "agreed")
 	m.shadowFaults = counter("shadow_faults_total", "Choices of the shadow policy that were invalid.")
 	m.turnedAway = counter("queue_rejected_total",
-		"Requests that the queue rejected: it was full, or they waited too long.", "reason")
+		"Requests that the queue rejected: it was full, they waited too long, or they would have been late.", "reason")
 	m.dropped = counter("nvext_dropped_total",
 		"Requests of which the router dropped something that trust does not grant, by grant.", "grant")
 	m.malformed = counter("nvext_malformed_headers_total",
@@ -139,6 +142,7 @@ var AllMetrics = sync.OnceValue(func() *Metrics {
 		"cause", "way", "outcome")
 	m.stayed = counter("resume_refused_total", "Streams that broke off and did not go on elsewhere, by reason.", "reason")
 	m.phases = counter("phases_total", "Phases of requests over two workers, by outcome.", "phase", "outcome")
+	m.promises = counter("promises_total", "Requests of classes with a target of the time to the first token, by outcome.", "class", "outcome")
 
 	times := prometheus.ExponentialBucketsRange
 	m.queueWait = histogram("queue_wait_seconds", times(0.005, 300, 14), "Time in the queue, of requests that waited.")
@@ -147,6 +151,8 @@ var AllMetrics = sync.OnceValue(func() *Metrics {
 	m.itl = histogram("inter_token_latency_seconds", times(0.001, 2, 13),
 		"Mean time between the chunks of a streamed answer, once per answer.")
 	m.phaseTimes = histogram("phase_seconds", times(0.001, 480, 18), "Time of the phases of requests over two workers.", "phase")
+	m.predictions = histogram("predicted_ratio", []float64{0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.1, 1.25, 1.5, 2, 4, 10},
+		"Predicted time to the first token, as a multiple of the true one, of streams with a class.", "class")
 	m.inputTokens = histogram("input_tokens", times(50, 128000, 12), "Prompt tokens as the engines reported them.")
 	m.outputTokens = histogram("output_tokens", times(50, 32000, 10), "Generated tokens as the engines reported them.")
 	return m

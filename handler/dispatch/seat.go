@@ -162,6 +162,9 @@ func (d *Dispatch) patience() time.Duration {
 	return limit
 }
 
+// longestRetryAfter bounds what a prediction tells clients.
+const longestRetryAfter = 10 * time.Minute
+
 // turnAway records that the operator's limits refuse the request. err is the queue's.
 func (d *Dispatch) turnAway(err error) {
 	set := d.Pool.Settings.Load()
@@ -170,6 +173,7 @@ func (d *Dispatch) turnAway(err error) {
 		API: d.plan.API, Status: http.StatusServiceUnavailable, Code: api.CodeQueueTimeout,
 		RetryAfter: max(1, int(min(most, time.Minute)/time.Second)), // by then, all that wait now have left the queue
 	}
+	var late *pool.LateError
 	incident := "requests waited too long, and the queue rejected them"
 	all := "all workers are full"
 	if len(d.offers.Ups) == 0 {
@@ -182,6 +186,12 @@ func (d *Dispatch) turnAway(err error) {
 		incident = "the queue is full, and rejects requests"
 	case errors.Is(err, pool.ErrHomeWaited):
 		e.Err = fmt.Errorf("the session's worker is full, and had no free slot within %s; try again later", most)
+	case errors.As(err, &late):
+		e.Status, e.Code = http.StatusTooManyRequests, api.CodeLate
+		e.Err = fmt.Errorf("%w; try again later", late)
+		e.RetryAfter = max(1, int(min(late.After(), longestRetryAfter).Round(time.Second)/time.Second))
+		incident = "requests would be late, and are refused"
+		d.promised(promiseRefused)
 	default:
 		e.Err = fmt.Errorf("%s, and none had a free slot within %s; try again later", all, most)
 	}

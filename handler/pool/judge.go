@@ -38,6 +38,7 @@ type Wants struct {
 	TenantName   string       // as the admin API shows it
 	TenantWeight float64      // the tenant's share beside others of its class; 0 stands for 1
 	Deadline     time.Time    // of the first token; zero: none
+	Demoted      bool         // it has another class than it came with, as it would have been late
 }
 
 // AnyRank is the Rank of a request that any rank may serve.

@@ -37,6 +37,7 @@ type Pool struct {
 	Closer   Closer
 	queue    waiters
 	Spending spending
+	Promises Promises
 	Aborts   Aborts
 	Memory   body.Memory // of request bodies
 	pairs    pairs

@@ -76,7 +76,11 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *
 		if _, follows := renew(); !follows {
 			renew = nil
 		}
-		v, d, err := p.queue.wait(ctx, want, o, at, want.Patience-waited, renew)
+		most := want.Patience - waited
+		if want.isPromised() {
+			most = min(most, time.Until(want.Deadline))
+		}
+		v, d, err := p.queue.wait(ctx, want, o, at, most, renew)
 		g = v
 		waited += d
 		return err
@@ -100,6 +104,8 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *
 		switch {
 		case sat == seated:
 			return waited, nil
+		case sat == tardy:
+			want, err = late(want, s.soonest, time.Now())
 		case !found && g.worker != nil:
 			giveBack() // its worker cannot be used any more
 		case !found && !full:
@@ -119,6 +125,9 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *
 		case sat == taken && p.Waiting() == 0: // the worker has just filled up
 		default:
 			err = wait(want)
+		}
+		if errors.Is(err, ErrWaited) && want.isPromised() && want.left(time.Now()) <= 0 {
+			want, err = late(want, 0, time.Now())
 		}
 		if err != nil {
 			return waited, err
@@ -203,6 +212,7 @@ const (
 	seated
 	taken   // the worker filled up meanwhile, or a queued request has first claim to its slot
 	crowded // no target has room, or the request leaves it to others
+	tardy   // the first token would be late
 )
 
 // sit books the choice and takes a slot, which may be the granted one. at is what the request would add
@@ -214,10 +224,14 @@ func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Choos
 	if c.Sel.Quiet && p.queue.others.Load() > 0 {
 		return crowded
 	}
+	c.Sel.Within = p.within(want, c.At)
 	i, lease := p.Scheduler.SelectAmong(c.At, choice.Request, c.Targets, choice.Bound, choice.Policy, &c.Sel)
 	terms := &c.Sel.Candidates[i]
 	*at = place{max(0, c.Sel.Tokens-terms.OverlapTokens), terms.PrefillTime, c.Sel.Work(i)}
-	if lease == nil {
+	switch late := p.predict(s, want, c, choice.Bound, i, lease != nil); {
+	case late:
+		return tardy
+	case lease == nil:
 		return crowded
 	}
 	s.pool, s.Lease, s.left, s.bill = p, lease, false, bill{}
@@ -280,11 +294,15 @@ type Seat struct {
 	Known    kvscore.Known
 	Among    int  // number of candidates
 	Unpriced bool // the request or its session decided, and no policy gave a cost
+	// Predicted is when the first token was predicted to come, at the request's first choice.
+	Predicted time.Time
+	Demoted   bool // see Wants
 
-	pool *Pool
-	bill bill
-	slot bool // it has a slot of the worker
-	left bool
+	pool    *Pool
+	bill    bill
+	soonest float64 // the least predicted time to the first token, in milliseconds, of a promised request
+	slot    bool    // it has a slot of the worker
+	left    bool
 }
 
 // Leave ends the attempt. computed: the worker has computed the prompt. A nil answer is unknown.

@@ -11,6 +11,7 @@ type Class struct {
 	TTFT       time.Duration // the target of the time to the first token; 0: none
 	Late       Late          // what happens to a request that cannot keep its target
 	Demote     *Class        // the class that it then gets, if Late is Demote
+	Tolerance  float64       // the factor by which predictions may be off for Late to count; 0 stands for 2
 }
 
 // Late says what happens to a request that cannot keep its class's target.

@@ -4,7 +4,8 @@
 //
 // Both are URLs without a path. Each check is made through kv_router and at one
 // of its engines, and must come to the same. Below kv_router's URL, /broken has
-// an engine that dies after five words of a stream, and /down has none.
+// an engine that dies after five words of a stream, /down has none, and /full
+// has one that is full, and refuses what would be late.
 import assert from 'node:assert/strict'
 import Anthropic from '@anthropic-ai/sdk'
 import { VERSION as anthropicVersion } from '@anthropic-ai/sdk/version'
@@ -275,6 +276,9 @@ async function openaiErrors() {
   await refused(() => c.chat.completions.create(ask), ...none)
   await refused(() => c.responses.create({ ...talk, stream: true }), ...none)
   await refused(() => c.embeddings.create(talk), ...none)
+  c = openaiAt(router + '/full')
+  await refused(() => c.chat.completions.create(ask), OpenAI.RateLimitError, 429, 'ttft_unattainable')
+  await refused(() => c.responses.create({ ...talk, stream: true }), OpenAI.RateLimitError, 429, 'ttft_unattainable')
   c = openaiAt(router + '/broken')
   await broken(() => c.chat.completions.create({ ...ask, stream: true }), OpenAI.APIError)
   await broken(() => c.completions.create({ model, prompt: 'Once', stream: true }), OpenAI.APIError)
@@ -293,6 +297,8 @@ async function anthropicErrors() {
   c = anthropicAt(router + '/down')
   await refused(() => c.messages.create(ask), Anthropic.APIError, 503, 'no_worker')
   await refused(() => c.messages.create({ ...ask, stream: true }), Anthropic.APIError, 503, 'no_worker')
+  c = anthropicAt(router + '/full')
+  await refused(() => c.messages.create({ ...ask, stream: true }), Anthropic.RateLimitError, 429, 'ttft_unattainable')
   c = anthropicAt(router + '/broken')
   await broken(() => c.messages.create({ ...ask, stream: true }), Anthropic.APIError)
   c = anthropicAt(router + '/late')

@@ -4,7 +4,8 @@ usage: check.py <kv_router> <engine>
 
 Both are URLs without a path. Each check is made through kv_router and at one
 of its engines, and must come to the same. Below kv_router's URL, /broken has
-an engine that dies after five words of a stream, and /down has none.
+an engine that dies after five words of a stream, /down has none, and /full
+has one that is full, and refuses what would be late.
 """
 
 import asyncio
@@ -264,6 +265,9 @@ def openai_errors():
     refused(lambda: c.chat.completions.create(**ask), openai.InternalServerError, 503, "no_worker")
     refused(lambda: c.responses.create(**talk, stream=True), openai.InternalServerError, 503, "no_worker")
     refused(lambda: c.embeddings.create(**talk), openai.InternalServerError, 503, "no_worker")
+    c = openai_at(ROUTER + "/full")
+    refused(lambda: c.chat.completions.create(**ask), openai.RateLimitError, 429, "ttft_unattainable")
+    refused(lambda: c.responses.create(**talk, stream=True), openai.RateLimitError, 429, "ttft_unattainable")
     c = openai_at(ROUTER + "/broken")
     broken(lambda: c.chat.completions.create(**ask, stream=True), openai.APIError)
     broken(lambda: c.completions.create(model=MODEL, prompt="Once", stream=True), openai.APIError)
@@ -282,6 +286,8 @@ def anthropic_errors():
     c = anthropic_at(ROUTER + "/down")
     refused(lambda: c.messages.create(**ask), anthropic.APIStatusError, 503, "no_worker")
     refused(lambda: c.messages.create(**ask, stream=True), anthropic.APIStatusError, 503, "no_worker")
+    c = anthropic_at(ROUTER + "/full")
+    refused(lambda: c.messages.create(**ask, stream=True), anthropic.RateLimitError, 429, "ttft_unattainable")
     c = anthropic_at(ROUTER + "/broken")
     broken(lambda: c.messages.create(**ask, stream=True), anthropic.APIError)
     c = anthropic_at(ROUTER + "/late")

@@ -1,0 +1,139 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/queue"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
+)
+
+// TestPromisesAreChecked has late requests refused only while the predictions of their class are known to
+// be right.
+func TestPromisesAreChecked(t *testing.T) {
+	var p Promises
+	class := &queue.Class{Name: "chat", Late: queue.Refuse}
+	now := time.Unix(1, 0)
+	compare := func(n int, predicted, actual time.Duration) {
+		for range n {
+			p.Compare("chat", time.Second, predicted, actual, now)
+		}
+	}
+	doubts := func(when, want string) {
+		t.Helper()
+		if got := p.doubts(class, now); got != want {
+			t.Errorf("%s: %q, want %q", when, got, want)
+		}
+	}
+	doubts("at first", unchecked)
+	compare(9, time.Second, time.Second)
+	doubts("with few samples", unchecked)
+	compare(1, 3*time.Second, 2*time.Second)
+	doubts("with enough", "")
+	compare(100, time.Millisecond, 90*time.Millisecond)
+	doubts("with errors that do not matter", "")
+	compare(100, 5*time.Second, 2*time.Second)
+	doubts("with predictions of 2.5 times", incidentOff)
+	if off, known := p.Off("chat"); !known || off < 2.4 || off > 2.6 {
+		t.Errorf("off by %v, %v", off, known)
+	}
+	class.Tolerance = 3
+	doubts("with more tolerance", "")
+	class.Tolerance = 0
+	compare(100, 2*time.Second, 5*time.Second)
+	doubts("with predictions of 0.4 times", incidentOff)
+	compare(100, 2*time.Second, 2*time.Second)
+	doubts("after good ones", "")
+	now = now.Add(checkEvery)
+	doubts("after a while", unchecked)
+	p.checks("chat", now)
+	doubts("after one was served", "")
+	doubts("another class", "")
+	if got := p.doubts(&queue.Class{Name: "other"}, now); got != unchecked {
+		t.Errorf("another class: %q", got)
+	}
+}
+
+// long has a prompt that takes half a minute.
+type long struct{ chooser }
+
+func (l *long) Choose(ctx context.Context, among *Candidates) Choice {
+	choice := l.chooser.Choose(ctx, among)
+	choice.Request = &kvscore.Request{Prompt: cache.Prompt{Tokens: 1e6}, Streamed: true}
+	return choice
+}
+
+// TestLateRequests has requests that no worker can serve in time, by the prediction or because their time
+// is up in the queue.
+func TestLateRequests(t *testing.T) {
+	slow := &queue.Class{Name: "slow"}
+	for _, v := range []struct {
+		name    string
+		late    queue.Late
+		checked int
+		tried   bool
+		full    bool
+		refused bool
+		demoted bool
+	}{
+		{name: "Serve", late: queue.Serve, checked: 10},
+		{name: "Unchecked", late: queue.Refuse, checked: 9},
+		{name: "Refuse", late: queue.Refuse, checked: 10, refused: true},
+		{name: "AfterAFailure", late: queue.Refuse, checked: 10, tried: true},
+		{name: "Demote", late: queue.Demote, checked: 10, demoted: true},
+		{name: "RefuseInTheQueue", late: queue.Refuse, full: true, refused: true},
+		{name: "DemoteInTheQueue", late: queue.Demote, full: true, demoted: true},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p, workers, o := limited(t, 1, 1)
+				want, began := anyWorker, time.Now()
+				want.Class = &queue.Class{Name: "chat", Late: v.late, Demote: slow}
+				want.Deadline, want.Tenant = began.Add(2*time.Second), 7
+				for range v.checked {
+					p.Promises.Compare("chat", 2*time.Second, time.Second, time.Second, began)
+				}
+				if v.tried {
+					want.Tried = append(want.Tried, workers[1])
+				}
+				var by Chooser = new(long)
+				if v.full {
+					by = new(chooser)
+					for _, w := range workers {
+						w.TakeSlot()
+						time.AfterFunc(5*time.Second, func() { p.queue.free(w) })
+					}
+				}
+				var s Seat
+				_, err := p.Seat(t.Context(), &want, &o, by, &s)
+				late, isLate := errors.AsType[*LateError](err)
+				if isLate != v.refused || err != nil && !isLate || s.Demoted != v.demoted {
+					t.Fatalf("error %v, demoted %v", err, s.Demoted)
+				}
+				waited := time.Since(began)
+				switch {
+				case v.refused && v.full:
+					if waited != 2*time.Second || late.After() != 0 {
+						t.Errorf("refused after %v, to come again after %v: %v", waited, late.After(), late)
+					}
+				case v.refused:
+					if waited != 0 || late.After() < 10*time.Second || late.After() != late.Predicted-2*time.Second {
+						t.Errorf("refused after %v, to come again after %v: %v", waited, late.After(), late)
+					}
+				case v.full && waited != 5*time.Second:
+					t.Errorf("seated after %v", waited)
+				case !v.full && s.Predicted.Sub(began) < 10*time.Second:
+					t.Errorf("predicted in %v", s.Predicted.Sub(began))
+				}
+				s.Leave(false, nil)
+				if n := p.Scheduler.Stats().Leases; n != 0 {
+					t.Errorf("%d leases", n)
+				}
+			})
+		})
+	}
+}

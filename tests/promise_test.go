@@ -1,0 +1,123 @@
+package tests
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/engine"
+)
+
+// startComputing starts engines that compute about one prompt of 2,500 words in a step, in 0.2 s. Answers
+// are short.
+func startComputing(t *testing.T, n int) (addrs string) {
+	t.Helper()
+	for i := range n {
+		e, err := engine.Start(engine.Config{Name: fmt.Sprintf("e%d", i+1), AnswerTokens: 4})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(e.Close)
+		addrs += " " + e.Addr()
+	}
+	return addrs
+}
+
+// essay returns a streamed chat of unlike words.
+func essay(words int) chat {
+	var b strings.Builder
+	for range words {
+		fmt.Fprintf(&b, "w%04d ", rand.IntN(10000))
+	}
+	c := simChat(b.String()).streamed()
+	c.MaxTokens = 2
+	return c
+}
+
+// timed sends a chat and returns how long the first byte of the answer's body took.
+func (s *server) timed(t testing.TB, c chat, header ...string) (a answer, took time.Duration) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+"/v1/chat/completions", bytes.NewReader(c.body()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	for i := 0; i+1 < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	began := time.Now()
+	resp, err := s.client.Do(req)
+	if err != nil {
+		return answer{err: err}, 0
+	}
+	body := bufio.NewReader(resp.Body)
+	_, _ = body.Peek(1)
+	took = time.Since(began)
+	resp.Body = struct {
+		io.Reader
+		io.Closer
+	}{body, resp.Body}
+	return read(resp), took
+}
+
+// overload sends essays at random times, 18 a second, where 12 can be served. It returns how many got their
+// first token in time or late, and what the others got.
+func (s *server) overload(t *testing.T, d, target time.Duration) (in, late int, others []answer) {
+	rnd := rand.New(rand.NewPCG(1, 2))
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(time.Duration(rnd.ExpFloat64() * float64(time.Second) / 18)) {
+		all.Go(func() {
+			a, took := s.timed(t, essay(2500))
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case !a.ok():
+				others = append(others, a)
+			case took <= target:
+				in++
+			default:
+				late++
+			}
+		})
+	}
+	all.Wait()
+	return in, late, others
+}
+
+// TestOverloadRefusesWhatWouldBeLate has requests come half as fast again as the engines can serve them. If
+// those are refused that would be late, most of the others are in time.
+func TestOverloadRefusesWhatWouldBeLate(t *testing.T) {
+	takesSeconds(t)
+	served := make(map[string]float64) // the share in time
+	for _, late := range []string{"serve", "refuse"} {
+		s := startCaddy(t, fmt.Sprintf("kv_router %s {\npool %s\nclass default {\nttft 1s\nlate %s\n}\n}", startComputing(t, 2), late, late))
+		for range 12 {
+			s.timed(t, essay(2500))
+		}
+		in, tooLate, others := s.overload(t, span(5*time.Second, 20*time.Second), time.Second)
+		served[late] = float64(in) / float64(in+tooLate+len(others))
+		t.Logf("%s: %d in time, %d late, %d refused", late, in, tooLate, len(others))
+		for _, a := range others {
+			wantError(t, late, a, http.StatusTooManyRequests, "ttft_unattainable", "the first token is predicted in", "class default", "try again later")
+			if after, err := strconv.Atoi(a.header.Get("Retry-After")); err != nil || after < 1 {
+				t.Errorf("Retry-After %q", a.header.Get("Retry-After"))
+			}
+		}
+		refused, _ := s.scrape(t).sum("caddy_kv_router_promises_total", `class="default"`, `pool="`+late+`"`, `outcome="refused"`)
+		if int(refused) != len(others) || (late == "serve") != (refused == 0) {
+			t.Errorf("%s: %d refused, and %v counted", late, len(others), refused)
+		}
+	}
+	if served["refuse"] < served["serve"] {
+		t.Errorf("the shares in time are %v", served)
+	}
+}
