@@ -19,6 +19,7 @@ type Collector struct{}
 var (
 	descLeases    = poolDesc("leases", "Attempts under way.")
 	descWaiting   = poolDesc("waiting_requests", "Requests in the queue.")
+	descQueued    = poolDesc("queued_class_requests", "Requests in the queue by class.", "class", "held")
 	descExpired   = poolDesc("leases_expired_total", "Leases that leaked and that the router ended.")
 	descUntracked = poolDesc("untracked_prompts_total",
 		"Prompts that had no room in the cache model, in whole or in part.")
@@ -149,6 +150,11 @@ func collectPool(to sink, p *pool.Pool, t time.Time) {
 	s := p.Scheduler.Stats()
 	to.gauge(descLeases, float64(s.Leases))
 	to.gauge(descWaiting, float64(p.Waiting()))
+	classes, _ := p.Queued(t)
+	for _, q := range classes {
+		to.gauge(descQueued, float64(q.Requests-q.Held), q.Class, "false")
+		to.gauge(descQueued, float64(q.Held), q.Class, "true")
+	}
 	to.emit(descExpired, prometheus.CounterValue, float64(s.Expired))
 	to.emit(descUntracked, prometheus.CounterValue, float64(s.Untracked))
 	to.emit(descFaults, prometheus.CounterValue, float64(s.PolicyFaults))

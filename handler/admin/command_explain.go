@@ -87,7 +87,7 @@ func runExplain(c *client, fl caddycmd.Flags) (int, error) {
 		fmt.Printf("The router would refuse it with status %d, %s: %s\n", x.Refused.Status, x.Refused.Code, x.Refused.Message)
 		code = exitLook
 	case x.Waits != nil:
-		fmt.Printf("It would wait in the queue after %d others: all workers are full.\n", x.Waits.Before)
+		fmt.Printf("It would wait in the queue after %d others: %s.\n", x.Waits.Before, strings.Join(x.Waits.Why, "; "))
 	}
 	if x.Chosen != nil {
 		fmt.Printf("%s\n%s\n\n", x.Chosen.Dial, x.Chosen.Sentence)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/spf13/cobra"
 
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
@@ -67,6 +68,14 @@ func writeStatus(to io.Writer, s *stateView) {
 	r := &s.Recent
 	fmt.Fprintf(to, "pool %s, policy %s: %d workers, %d sessions, %d in the queue\n",
 		s.Pool, s.Policy, len(s.Workers), s.Sessions, s.Waiting)
+	for _, parts := range [][]pool.Queued{s.Classes, s.Tenants} {
+		for _, q := range parts {
+			if q.Class != "" || q.Tenant != "" {
+				fmt.Fprintf(to, "in the queue, class %q, tenant %q: %d requests, %d of them held, the oldest for %.1f s\n",
+					q.Class, q.Tenant, q.Requests, q.Held, q.Oldest)
+			}
+		}
+	}
 	fmt.Fprintf(to, "last 5 minutes: %d requests, %d failed, TTFT p50 %s, p99 %s, hits %s (predicted %s)\n\n",
 		r.Attempts, r.Failed, millis(r.P50), millis(r.P99), percent(r.Hits), percent(r.Foreseen))
 	t := newTable(to, "WORKER", "STATE", "MODEL", "RUN", "WAIT", "KV", "HITS", "P50", "P99", "REQS", "FAIL", "EVENTS")

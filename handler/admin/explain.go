@@ -32,7 +32,7 @@ type explanation struct {
 	LeftOut    []dispatch.LeftOut  `json:"left_out"`
 	Chosen     *chosenView         `json:"chosen"`
 	Phases     *dispatch.DryPhases `json:"phases,omitempty"`
-	// Waits is there if the request would wait, as all workers are full.
+	// Waits is there if the request would wait.
 	Waits *waitView `json:"waits,omitempty"`
 }
 
@@ -79,6 +79,8 @@ type homeView struct {
 // waitView is how many requests wait already.
 type waitView struct {
 	Before int `json:"waiting_requests"`
+	// Why says why it would wait.
+	Why []string `json:"why"`
 }
 
 type chosenView struct {
@@ -124,8 +126,8 @@ func (x *Explainer) view(p *plan.Plan, c *dispatch.DryChoice) *explanation {
 		return e
 	}
 	e.Plan = viewPlan(x.Dispatcher.Pool, p)
-	if c.Full {
-		e.Waits = &waitView{x.Dispatcher.Pool.Waiting()}
+	if len(c.Waits) > 0 {
+		e.Waits = &waitView{x.Dispatcher.Pool.Waiting(), c.Waits}
 	}
 	if len(c.Candidates) == 0 {
 		return e

@@ -20,9 +20,10 @@ type stateView struct {
 	// CanDrain is whether the page may drain workers.
 	CanDrain bool `json:"can_drain"`
 	// Until is the end of the histories, in Unix seconds.
-	Until    int64              `json:"history_until"`
-	Policy   string             `json:"policy"`
-	Waiting  int                `json:"waiting_requests"`
+	Until   int64  `json:"history_until"`
+	Policy  string `json:"policy"`
+	Waiting int    `json:"waiting_requests"`
+	queuedView
 	Sessions int                `json:"sessions"`
 	Recent   recentView         `json:"recent"`
 	History  []pointView        `json:"history"`
@@ -96,7 +97,8 @@ const shownChoices = 12
 func viewState(p *pool.Pool, since int64, steers bool, t time.Time) *stateView {
 	slot := observe.SlotOf(t) - 1 // the last that has ended
 	v := &stateView{
-		Pool: p.Name, CanDrain: steers, Pools: []string{}, Until: (slot + 1) * slotSeconds, Waiting: p.Waiting(), Sessions: p.Sessions.Len(),
+		queuedView: viewQueued(p, t),
+		Pool:       p.Name, CanDrain: steers, Pools: []string{}, Until: (slot + 1) * slotSeconds, Waiting: p.Waiting(), Sessions: p.Sessions.Len(),
 		Workers: []workerView{}, Choices: []pastView{}, Open: p.Incidents.Open(t), Routers: []peerView{},
 	}
 	for _, p := range sortedPools() {

@@ -17,7 +17,8 @@ type poolView struct {
 	Workers         int    `json:"workers"`
 	DrainingWorkers int    `json:"draining_workers"`
 	kvscore.Stats
-	Waiting      int                `json:"waiting_requests"`
+	Waiting int `json:"waiting_requests"`
+	queuedView
 	Sessions     int                `json:"sessions"`
 	SessionBytes int64              `json:"session_bytes"`
 	Responses    int                `json:"responses"`
@@ -83,18 +84,31 @@ type settingsView struct {
 	MaxSessions int     `json:"max_sessions"`
 	MaxWaiting  int     `json:"queue_max_waiting_requests"`
 	MaxWait     float64 `json:"queue_max_wait_seconds"`
+	Hold        string  `json:"queue_hold"`
+}
+
+// queuedView is what waits in the queue, by class and by tenant.
+type queuedView struct {
+	Classes []pool.Queued `json:"queued_classes"`
+	Tenants []pool.Queued `json:"queued_tenants"` // those with the most
+}
+
+func viewQueued(p *pool.Pool, t time.Time) (v queuedView) {
+	v.Classes, v.Tenants = p.Queued(t)
+	return v
 }
 
 func viewPool(p *pool.Pool, t time.Time) poolView {
 	s, set := p.Scheduler.Stats(), p.Settings.Load()
 	v := poolView{
-		Name: p.Name, Stats: s, Waiting: p.Waiting(), Sessions: p.Sessions.Len(), SessionBytes: p.Sessions.Bytes(),
+		queuedView: viewQueued(p, t),
+		Name:       p.Name, Stats: s, Waiting: p.Waiting(), Sessions: p.Sessions.Len(), SessionBytes: p.Sessions.Bytes(),
 		Responses: p.Responses.Count(), BodyBytes: p.Memory.Held.Load(),
 		Latency: viewLatency(&s), Incidents: p.Incidents.Open(t), Journal: viewJournal(p.JournalState(), t), Share: viewShare(p, t),
 		Settings: settingsView{
 			IndexMemory: set.Memory, BodyMemory: body.MaxBytes(), BlockSize: set.BlockSize, BlockSource: blockSource(p, set), TextBlock: set.TextBlock,
 			TTL: time.Duration(set.TTL).Seconds(), MaxSessions: set.MaxSessions,
-			MaxWaiting: set.MaxWaiting, MaxWait: time.Duration(set.MaxWait).Seconds(),
+			MaxWaiting: set.MaxWaiting, MaxWait: time.Duration(set.MaxWait).Seconds(), Hold: set.Hold,
 		},
 	}
 	for _, w := range p.All() {

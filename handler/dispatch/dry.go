@@ -20,6 +20,7 @@ import (
 type DryChoice struct {
 	Refused *api.Refusal // by the router itself; nil if it would not
 	Full    bool         // the request would wait, because all workers are full
+	Waits   []string     // why it would wait; nil if it would not
 	LeftOut []LeftOut
 
 	// What follows is empty if no worker would be chosen.
@@ -85,6 +86,7 @@ func (s *Dispatcher) Explain(p *plan.Plan) *DryChoice {
 	c := new(DryChoice)
 	if len(among.Targets) == 0 && len(among.Full) > 0 {
 		c.Full = true
+		c.Waits = append(c.Waits, "all workers are full")
 		if p.Ext.QueryOnly() {
 			s.Pool.Return(among)
 			unlimited := want
@@ -94,7 +96,9 @@ func (s *Dispatcher) Explain(p *plan.Plan) *DryChoice {
 	}
 	c.LeftOut = rt.leftOut(&want, among)
 	if len(among.Targets) == 0 {
-		if !c.Full {
+		if c.Full {
+			c.Waits = append(c.Waits, s.Pool.WhyWait(&want, t)...)
+		} else {
 			c.Refused = &api.Refusal{
 				API: p.API, Status: http.StatusServiceUnavailable, Code: api.CodeNoWorker, Err: rt.errNobody(),
 			}
@@ -114,6 +118,12 @@ func (s *Dispatcher) Explain(p *plan.Plan) *DryChoice {
 	c.Reason, c.Unit = rt.reasonOf(c.Bound, &sel.Candidates[c.Picked.Chosen]), kvscore.CostUnit(choice.Policy)
 	c.Home, c.Tier, c.Tokens = rt.homeOf(sel, c.Picked.Chosen), among.Tier, sel.Tokens
 	c.Phases = rt.phasesOf(&sel.Candidates[c.Picked.Chosen])
+	if !c.Full && s.Pool.WouldHold(&want, sel.Candidates[c.Picked.Chosen].Target, t) {
+		c.Waits = append(c.Waits, "the best worker has no room")
+	}
+	if len(c.Waits) > 0 {
+		c.Waits = append(c.Waits, s.Pool.WhyWait(&want, t)...)
+	}
 	return c
 }
 

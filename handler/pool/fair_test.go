@@ -3,7 +3,9 @@ package pool
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -40,6 +42,11 @@ func TestFlood(t *testing.T) {
 				})
 			}
 			time.Sleep(time.Second)
+			if flood > 0 && hold == HoldAuto {
+				if own, other := r.Ahead(&Wants{Tenant: 1}, 400), r.Ahead(&Wants{Tenant: 2}, 50); own < 45*time.Second || other > time.Second {
+					t.Errorf("%v are ahead of the flood's next request, %v of another one", own, other)
+				}
+			}
 			var sum time.Duration
 			var mu sync.Mutex
 			const requests = 200
@@ -248,5 +255,50 @@ func TestBackgroundHasTime(t *testing.T) {
 			t.Error(err)
 		}
 		other.Leave(true, nil)
+	})
+}
+
+// TestQueuedIsSeen has many tenants wait for one slot.
+func TestQueuedIsSeen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, workers, o := limited(t, 1)
+		var before Seat
+		p.SeatAt(workers[0], workers[0].Target(0), &kvscore.Request{}, &before)
+		class := &queue.Class{Name: "c"}
+		ctx, leave := context.WithCancel(t.Context())
+		var clients sync.WaitGroup
+		for i := range 300 {
+			clients.Go(func() {
+				o, want, s := o, anyWorker, new(Seat)
+				want.Class, want.Tenant, want.TenantName = class, uint64(1+i%100), fmt.Sprint("t", i%100) //nolint:gosec // not negative
+				if i >= 200 {
+					want.Tenant, want.TenantName = 1, "t0"
+				}
+				if _, err := p.Seat(ctx, &want, &o, new(chooser), s); err == nil {
+					s.Leave(true, nil)
+				}
+			})
+		}
+		time.Sleep(time.Second)
+		classes, tenants := p.Queued(time.Now())
+		if len(classes) != 1 || classes[0].Requests != 300 || classes[0].Class != "c" || classes[0].Oldest != 1 {
+			t.Errorf("%+v", classes)
+		}
+		if len(tenants) != mostTenants || tenants[0] != (Queued{"c", "t0", 102, 0, 1}) {
+			t.Errorf("%+v", tenants)
+		}
+		p.queue.mu.Lock()
+		p.queue.order.Charge(class, 1, 1, 5000)
+		p.queue.mu.Unlock()
+		want := Wants{Class: class, Tenant: 1, Deadline: time.Now().Add(800 * time.Millisecond)}
+		if why := p.WhyWait(&want, time.Now()); !slices.Equal(why, []string{"99 tenants with less service", "deadline in 0.8 s"}) {
+			t.Errorf("%q", why)
+		}
+		leave()
+		clients.Wait()
+		before.Leave(true, nil)
+		if n, _ := workers[0].Running(); n != 0 || p.Waiting() != 0 || len(p.queue.lanes) != 0 {
+			t.Errorf("%d slots, %d wait in %d lanes", n, p.Waiting(), len(p.queue.lanes))
+		}
 	})
 }

@@ -51,7 +51,7 @@ const (
 func (q *waiters) wait(
 	ctx context.Context, want *Wants, o *Offers, at place, most time.Duration, renew func() (Offers, bool),
 ) (v grant, waited time.Duration, err error) {
-	m := &waiter{want: *want, offers: *o, at: at, verdict: make(chan grant, 1), renew: renew}
+	m := &waiter{want: *want, offers: *o, at: at, since: time.Now(), verdict: make(chan grant, 1), renew: renew}
 	if at.work == 0 { // nothing was chosen
 		m.at.work = q.workers.Scheduler.Work(want.Prompt)
 	}
@@ -293,6 +293,7 @@ type waiter struct {
 	at     place
 	renew  func() (Offers, bool) // see Chooser; nil if the source does not follow its upstreams
 
+	since   time.Time // when it came to the queue
 	lane    *lane
 	entry   queue.Entry
 	verdict chan grant // gets one grant when the waiter leaves the queue

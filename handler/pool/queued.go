@@ -1,0 +1,124 @@
+package pool
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/queue"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+)
+
+// Queued is a part of the requests that wait.
+type Queued struct {
+	Class    string  `json:"class"`
+	Tenant   string  `json:"tenant,omitempty"`
+	Requests int     `json:"requests"`
+	Held     int     `json:"held"`           // of them, those that only wait for room
+	Oldest   float64 `json:"oldest_seconds"` // since the first of them came
+}
+
+// mostTenants bounds the tenants that Queued returns.
+const mostTenants = 10
+
+// Queued returns the requests that wait, by class, and those of the tenants with the most.
+func (p *Pool) Queued(t time.Time) (classes, tenants []Queued) {
+	classes, tenants = []Queued{}, []Queued{}
+	if p.Waiting() == 0 {
+		return classes, tenants
+	}
+	type who struct {
+		class, name string
+		tenant      uint64
+	}
+	parts := make(map[who]*Queued)
+	add := func(of who, m *waiter) {
+		one := parts[of]
+		if one == nil {
+			one = &Queued{Class: of.class, Tenant: of.name}
+			parts[of] = one
+		}
+		if one.Requests++; m.at.worker != nil {
+			one.Held++
+		}
+		one.Oldest = max(one.Oldest, t.Sub(m.since).Seconds())
+	}
+	p.queue.mu.Lock()
+	p.queue.order.All(func(_ any, e *queue.Entry) {
+		if m, ok := e.Value.(*waiter); ok {
+			add(who{class: m.want.class()}, m)
+			if m.want.Tenant != 0 {
+				add(who{m.want.class(), m.want.TenantName, m.want.Tenant}, m)
+			}
+		}
+	})
+	p.queue.mu.Unlock()
+	for of, one := range parts {
+		if of.tenant == 0 {
+			classes = append(classes, *one)
+		} else {
+			tenants = append(tenants, *one)
+		}
+	}
+	most := func(a, b Queued) int {
+		return cmp.Or(cmp.Compare(b.Requests, a.Requests), cmp.Compare(a.Class, b.Class), cmp.Compare(a.Tenant, b.Tenant))
+	}
+	slices.SortFunc(classes, most)
+	slices.SortFunc(tenants, most)
+	return classes, tenants[:min(len(tenants), mostTenants)]
+}
+
+// Ahead returns how long the requests take, as predicted, that would start before one that came now. cost is
+// the time of its own prefill, in milliseconds.
+func (p *Pool) Ahead(want *Wants, cost float64) time.Duration {
+	if p.Waiting() == 0 {
+		return 0
+	}
+	p.queue.mu.Lock()
+	defer p.queue.mu.Unlock()
+	ahead := p.queue.order.Ahead(&queue.Entry{Class: want.Class, Tenant: want.Tenant, Weight: want.TenantWeight, Cost: cost})
+	return time.Duration(ahead / float64(max(1, p.queue.order.Parallel)) * float64(time.Millisecond))
+}
+
+// WhyWait says why a request that came now would wait, from the queue's part.
+func (p *Pool) WhyWait(want *Wants, t time.Time) (why []string) {
+	p.queue.mu.Lock()
+	defer p.queue.mu.Unlock()
+	own, less := 0.0, 0
+	services := func(f func(class string, tenant uint64, service float64)) {
+		p.queue.order.Tenants(func(class string, tenant uint64, _ int, service float64) { f(class, tenant, service) })
+	}
+	services(func(class string, tenant uint64, service float64) {
+		if class == want.class() && tenant == want.Tenant {
+			own = service
+		}
+	})
+	services(func(class string, tenant uint64, service float64) {
+		if class == want.class() && tenant != want.Tenant && service < own {
+			less++
+		}
+	})
+	if n := p.queue.others.Load(); want.isBackground() && n > 0 {
+		why = append(why, fmt.Sprintf("%d requests of other classes", n))
+	}
+	if less > 0 {
+		why = append(why, fmt.Sprintf("%d tenants with less service", less))
+	}
+	if !want.Deadline.IsZero() {
+		why = append(why, fmt.Sprintf("deadline in %.1f s", want.Deadline.Sub(t).Seconds()))
+	}
+	return why
+}
+
+// WouldHold returns whether a request would wait for room of a target.
+func (p *Pool) WouldHold(want *Wants, at kvscore.Target, t time.Time) bool {
+	if want.isBackground() {
+		return p.queue.others.Load() > 0 || !p.Scheduler.IsQuiet(t, at)
+	}
+	if !p.isHeld(want, t) {
+		return false
+	}
+	ok, _ := p.Scheduler.HasRoom(t, at)
+	return !ok
+}
