@@ -82,7 +82,7 @@ func (s *Scheduler) crowd(now time.Time, ld *load) float64 {
 }
 
 // IsQuiet returns whether a request would delay no others on a target. No prefill is booked or promised
-// there, none waits in the engine, and active requests use less than half of the KV cache.
+// there, and none waits in the engine. Active requests use less than half of the KV cache.
 func (s *Scheduler) IsQuiet(now time.Time, t Target) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -176,7 +176,7 @@ func (p *Pool) roomier(t kvscore.Target) {
 	}
 }
 
-// isBackground returns whether the request may only use what others leave: it gets a seat while none of
+// isBackground returns whether the request may only use what others leave. It gets a seat while none of
 // another class waits, on a target where it delays none. What has begun goes on like any other.
 func (w *Wants) isBackground() bool {
 	return w.Class != nil && w.Class.Background && !w.Rest && w.Kind != worker.KindOther && w.Part != worker.Prefill
