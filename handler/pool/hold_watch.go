@@ -98,9 +98,14 @@ func (q *waiters) isHolding() bool {
 	defer q.mu.Unlock()
 	t := time.Now()
 	for _, l := range q.lanes {
-		if !l.background && l.leastBusy(t, func(_ *worker.Worker, v Verdict) bool { return v == Fits }) != nil {
+		if !l.background && l.isHeld(t) {
 			return true
 		}
 	}
 	return false
+}
+
+// isHeld returns whether the lane waits although a worker has a free slot.
+func (l *lane) isHeld(t time.Time) bool {
+	return l.leastBusy(t, func(_ *worker.Worker, v Verdict) bool { return v == Fits }) != nil
 }

@@ -28,28 +28,32 @@ func (p *Pool) Queued(t time.Time) (classes, tenants []Queued) {
 	if p.Waiting() == 0 {
 		return classes, tenants
 	}
-	type who struct {
+	type party struct {
 		class, name string
 		tenant      uint64
 	}
-	parts := make(map[who]*Queued)
-	add := func(of who, m *waiter) {
+	parts := make(map[party]*Queued)
+	held := make(map[*lane]bool)
+	add := func(of party, m *waiter) {
 		one := parts[of]
 		if one == nil {
 			one = &Queued{Class: of.class, Tenant: of.name}
 			parts[of] = one
 		}
-		if one.Requests++; m.at.worker != nil {
+		if one.Requests++; held[m.lane] {
 			one.Held++
 		}
 		one.Oldest = max(one.Oldest, t.Sub(m.since).Seconds())
 	}
 	p.queue.mu.Lock()
+	for _, l := range p.queue.lanes {
+		held[l] = l.isHeld(t)
+	}
 	p.queue.order.All(func(_ any, e *queue.Entry) {
 		if m, ok := e.Value.(*waiter); ok {
-			add(who{class: m.want.class()}, m)
+			add(party{class: m.want.class()}, m)
 			if m.want.Tenant != 0 {
-				add(who{m.want.class(), m.want.TenantName, m.want.Tenant}, m)
+				add(party{m.want.class(), m.want.TenantName, m.want.Tenant}, m)
 			}
 		}
 	})
@@ -111,14 +115,16 @@ func (p *Pool) WhyWait(want *Wants, t time.Time) (why []string) {
 	return why
 }
 
-// WouldHold returns whether a request would wait for room of a target.
-func (p *Pool) WouldHold(want *Wants, at kvscore.Target, t time.Time) bool {
-	if want.isBackground() {
-		return p.queue.others.Load() > 0 || !p.Scheduler.IsQuiet(t, at)
+// WouldHold returns whether a request would wait for room of the targets.
+func (p *Pool) WouldHold(want *Wants, targets []kvscore.TargetRef, t time.Time) bool {
+	if want.isBackground() && p.queue.others.Load() > 0 {
+		return true
 	}
-	if !p.isHeld(want, t) {
-		return false
-	}
-	ok, _ := p.Scheduler.HasRoom(t, at)
-	return !ok
+	return (want.isBackground() || p.isHeld(want, t)) && !slices.ContainsFunc(targets, func(at kvscore.TargetRef) bool {
+		if want.isBackground() {
+			return p.Scheduler.IsQuiet(t, at.Target)
+		}
+		ok, _ := p.Scheduler.HasRoom(t, at.Target)
+		return ok
+	})
 }
