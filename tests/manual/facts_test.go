@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/resume"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -166,6 +167,9 @@ func TestDefaultsAreDocumented(t *testing.T) {
 	}
 	if compared < 8 {
 		t.Errorf("%d defaults are compared", compared)
+	}
+	if keys := strings.Join(plan.DefaultKeys, " "); !strings.Contains(string(text), "Default: `"+keys+"`") {
+		t.Errorf("docs/configuration.md: the default of affinity key is %s", keys)
 	}
 	// Those of policies are in the tables of docs/routing.md.
 	policies := map[string]any{"prefix_tokens": kvscore.DefaultPrefixTokens} // of the policy without options
