@@ -70,7 +70,7 @@ func (p *Pool) predict(s *Seat, want *Wants, c *Candidates, bound, chosen int, s
 }
 
 // ahead returns for how many milliseconds other requests of the queue start before the request would, if it
-// waited: see [queue.Queue.Ahead]. Of the work that waits, the part for the request's model counts.
+// waited: see [queue.Queue.Ahead]. Work that waits for other models does not count.
 func (q *waiters) ahead(want *Wants, cost float64) float64 {
 	q.mu.Lock()
 	defer q.mu.Unlock()
