@@ -67,7 +67,7 @@ func (e *Request) Build(req *http.Request) *http.Request {
 	// Engines close idle connections when they please. net/http repeats such a request if
 	// it has GetBody and is idempotent. A header without values marks it so, and is not sent.
 	// Two engines that get a phase at once must not get it twice.
-	once := e.Phase != nil && e.Worker.Engine().Phases().Together
+	once := e.Phase != nil && e.Worker.Engine().Phases().Concurrent
 	if _, set := out.Header["Idempotency-Key"]; !set && e.Plan.API != nil && !once {
 		out.Header["Idempotency-Key"] = []string{}
 	}

@@ -169,7 +169,7 @@ func (o *delivery) Begun() { o.attempt.StopFirst() }
 
 func (o *delivery) FirstToken(t time.Time) {
 	o.phases.Got()
-	if o.phases.Wedges() && o.d.goesOn() && o.moved < o.d.Resume.Tries {
+	if o.phases.CancelUnsafe() && o.d.goesOn() && o.moved < o.d.Resume.Tries {
 		o.attempt.MayMove()
 	}
 	o.d.split.Answered(o.phases, true)

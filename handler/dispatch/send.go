@@ -57,9 +57,9 @@ func (d *Dispatch) bounds() (b attempt.Bounds) {
 	if t := d.Timeouts; a.Kind == worker.KindStream {
 		b.First, b.Idle = time.Duration(t.FirstToken), time.Duration(t.StreamIdle)
 	}
-	wedges := d.phases.Wedges()
-	b.Movable = d.movable() && !wedges
-	b.Moves = d.goesOn() && d.answer.movesLeft() && !wedges
+	unsafe := d.phases.CancelUnsafe()
+	b.Movable = d.movable() && !unsafe
+	b.Moves = d.goesOn() && d.answer.movesLeft() && !unsafe
 	b.Ends = a.Kind == worker.KindStream && len(d.offers.Ups) > 1
 	if d.phases != nil {
 		d.phases.Bound(&b)

@@ -42,14 +42,14 @@ func (e *Engine) ServesWhole() bool {
 // Phases are how two engines of a type share a request: one computes the prompt, the other the
 // answer. The zero value: they do not.
 type Phases struct {
-	// Together: both phases are sent at once, and the decode engine waits for the prompt.
+	// Concurrent: both phases are sent at once, and the decode engine waits for the prompt.
 	// Otherwise the answer to the prefill phase says where the prompt is.
-	Together bool
-	// Fetches is how long the decode phase of a client that left may go on. The decode engine has
+	Concurrent bool
+	// TransferTimeout is how long the decode phase of a client that left may go on. The decode engine has
 	// then fetched the prompt, or given up.
-	Fetches time.Duration
-	// Wedges: to cancel a decode phase before its first token may leave an engine without function.
-	Wedges bool
+	TransferTimeout time.Duration
+	// CancelUnsafe: to cancel a decode phase before its first token may leave an engine without function.
+	CancelUnsafe bool
 	// TextOnly: a request with images or other media is not split.
 	TextOnly bool
 

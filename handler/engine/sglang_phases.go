@@ -16,7 +16,7 @@ import (
 // with 500.
 var sglangPhases = Phases{
 	apis:     []string{api.NameChat, api.NameCompletions, api.NameGenerate, api.NameResponses},
-	Together: true, Fetches: 30 * time.Second, abort: "/abort_request",
+	Concurrent: true, TransferTimeout: 30 * time.Second, abort: "/abort_request",
 	prefill: (*adapter).sglangPrefill, decode: (*adapter).sglangDecode,
 }
 

@@ -16,7 +16,7 @@ import (
 // after kv_transfer_timeout_ms, 60 s by default.
 var trtllmPhases = Phases{
 	apis:  []string{api.NameChat, api.NameCompletions},
-	whole: true, Fetches: 70 * time.Second, Wedges: true, TextOnly: true,
+	whole: true, TransferTimeout: 70 * time.Second, CancelUnsafe: true, TextOnly: true,
 	prefill: (*adapter).trtllmPrefill, decode: (*adapter).trtllmDecode, handed: trtllmHanded,
 }
 

@@ -22,7 +22,7 @@ import (
 // while the prompt is computed. And if the first token ends the answer, it waits for blocks that never come.
 var vllmPhases = Phases{
 	apis:  []string{api.NameChat, api.NameCompletions, api.NameMessages, api.NameResponses, api.NameTokens},
-	whole: true, Fetches: 30 * time.Second,
+	whole: true, TransferTimeout: 30 * time.Second,
 	prefill: (*adapter).vllmPrefill, decode: (*adapter).vllmDecode, handed: vllmHanded,
 }
 

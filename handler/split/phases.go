@@ -117,7 +117,7 @@ func (s *Request) Begin(o Owner, a *attempt.Attempt, req *http.Request) (*Phases
 	l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(req.Context()))
 	stop := context.AfterFunc(req.Context(), func() { l.cancel(errClientLeft) })
 	call := l.request(req)
-	if l.of().Together {
+	if l.of().Concurrent {
 		go func() {
 			defer stop()
 			if err := l.run(call); err != nil {
@@ -175,7 +175,7 @@ func (l *Phases) begin(end context.CancelCauseFunc) {
 	if l.end = end; l.failed != nil {
 		end(l.failed)
 	}
-	if l.Decode.Kind != worker.KindStream && !l.of().Together {
+	if l.Decode.Kind != worker.KindStream && !l.of().Concurrent {
 		l.unsure = time.AfterFunc(l.limit(0), func() { l.check(false) })
 	}
 	l.forget = context.AfterFunc(l.client, func() {
@@ -185,7 +185,7 @@ func (l *Phases) begin(end context.CancelCauseFunc) {
 			end(errClientLeft)
 			return
 		}
-		l.gone = time.AfterFunc(l.of().Fetches, func() { end(errClientLeft) })
+		l.gone = time.AfterFunc(l.of().TransferTimeout, func() { end(errClientLeft) })
 	})
 }
 
@@ -203,22 +203,22 @@ func (l *Phases) Bound(b *attempt.Bounds) {
 func (l *Phases) limit(timeout time.Duration) time.Duration {
 	own := l.patience()
 	switch {
-	case l.Wedges():
-		return max(own, l.of().Fetches)
+	case l.CancelUnsafe():
+		return max(own, l.of().TransferTimeout)
 	case timeout > 0:
 		return min(timeout, own)
 	}
 	return own
 }
 
-// Wedges returns whether to end the decode phase before its first token may harm its engine. Nothing
+// CancelUnsafe returns whether to end the decode phase before its first token may harm its engine. Nothing
 // moves it until then.
-func (l *Phases) Wedges() bool { return l != nil && l.of().Wedges }
+func (l *Phases) CancelUnsafe() bool { return l != nil && l.of().CancelUnsafe }
 
 // patience returns how much time the decode phase has in any case. Both phases of engines that get
 // them at once have the same time.
 func (l *Phases) patience() time.Duration {
-	if l.of().Together {
+	if l.of().Concurrent {
 		return max(patience(l.Decode), patience(l.Prefill))
 	}
 	left := l.Decode.Terms.SplitTime - l.split.Forecast.Time // after the prefill
@@ -230,7 +230,7 @@ func (l *Phases) patience() time.Duration {
 // there the last time (missed) and is not there now, check ends the phase. The request must be one that
 // may be tried again.
 func (l *Phases) check(missed bool) {
-	if time.Since(l.Prefilled()) >= l.of().Fetches {
+	if time.Since(l.Prefilled()) >= l.of().TransferTimeout {
 		l.Got()
 		return
 	}
@@ -283,7 +283,7 @@ func (l *Phases) Leave(whole bool) {
 	if l.unsure != nil {
 		l.unsure.Stop()
 	}
-	waits := l.handedOver.Load() != 0 && !l.of().Together // the prompt, for a decode worker
+	waits := l.handedOver.Load() != 0 && !l.of().Concurrent // the prompt, for a decode worker
 	if waits && (l.lost || !l.fetched) {
 		l.Prefill.Worker.Past.Unfetched()
 	}
@@ -344,7 +344,7 @@ func (l *Phases) Failure(resp *http.Response, err error) *Error {
 // that has handed the prompt over found nothing wrong with the request.
 func (l *Phases) refused(status int) bool {
 	least := http.StatusBadRequest
-	if l.of().Together {
+	if l.of().Concurrent {
 		least = http.StatusInternalServerError
 	}
 	return status >= least && !attempt.Retryable(status)

@@ -116,7 +116,7 @@ func (l *Phases) run(req *http.Request) (err error) {
 		}
 		p.End(outcome, !clients)
 		failed := prefillFailed(fmt.Errorf("worker %s: %w", p.Worker.Dial, err), clients || errors.Is(err, errNotHanded))
-		if clients && l.of().Together {
+		if clients && l.of().Concurrent {
 			// The decode worker's answer says what is wrong, unless it has taken the request.
 			time.AfterFunc(phasePatience, func() { l.fail(failed) })
 			return nil
@@ -143,7 +143,7 @@ func (l *Phases) call(req *http.Request) (status int, counts response.Counts, ov
 	if most := s.FirstToken; most > 0 && s.Plan.Request.Stream {
 		limit = min(limit, most)
 	}
-	if l.of().Together { // its answer comes after the transfer
+	if l.of().Concurrent { // its answer comes after the transfer
 		limit += time.Duration(l.Decode.Terms.SplitTime * float64(time.Millisecond))
 	}
 	ctx, cancel := context.WithTimeoutCause(l.ctx, limit, errPhaseSilent)
