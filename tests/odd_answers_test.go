@@ -109,8 +109,8 @@ const (
 	wholeJSON = `{"id":"1","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}]}`
 )
 
-// illegibles are answers that are not what their content type says, or are errors.
-var illegibles = []struct {
+// malformeds are answers that are not what their content type says, or are errors.
+var malformeds = []struct {
 	name, kind, body string
 	stream           bool
 }{
@@ -136,18 +136,18 @@ func sendAs(kind, body string) http.HandlerFunc {
 	}
 }
 
-// TestIllegibleAnswerPassesAndTeachesNothing has engines that answer such
+// TestMalformedAnswerPassesAndTeachesNothing has engines that answer such
 // things with status 200.
-func TestIllegibleAnswerPassesAndTeachesNothing(t *testing.T) {
-	for _, v := range illegibles {
+func TestMalformedAnswerPassesAndTeachesNothing(t *testing.T) {
+	for _, v := range malformeds {
 		t.Run(v.name, func(t *testing.T) {
 			engines := startEngines(t, 2, canned.Pace{})
-			pool := "illegible-" + v.name
+			pool := "malformed-" + v.name
 			s := startCaddy(t, route(engines, "pool "+pool, "response_headers X-KV-"))
 			c := ask(strings.Repeat("some words ", 300))
 			c.Stream = v.stream
 			setAll(engines, sendAs(v.kind, v.body))
-			unreadable, session := 4.0, []string{"X-Session-Id", "illegible"}
+			unreadable, session := 4.0, []string{"X-Session-Id", "malformed"}
 			if strings.HasPrefix(v.name, "Error") { // the client may be to blame: its session stays
 				unreadable, session = 0, nil
 			}

@@ -32,7 +32,7 @@ type Answer struct {
 
 	responseID string
 
-	legible bool // something in it had the form that the content type promises
+	parseable bool // something in it had the form that the content type promises
 
 	first   bool
 	chunks  int
@@ -84,11 +84,11 @@ func (r *Request) NewAnswer(stream bool) *Answer {
 func (a *Answer) Event(f rawjson.Frame) {
 	if f.Failed {
 		a.fail(errorStatus(f.Data))
-		a.legible = true
+		a.parseable = true
 	}
 	if f.Long {
 		a.unpredictable()
-		a.legible = true
+		a.parseable = true
 	}
 	if f.Long || f.Odd {
 		a.stay(StaysUnread)
@@ -102,11 +102,11 @@ func (a *Answer) Write(p []byte) {
 	switch {
 	case a.ended || a.lost && !results:
 	case results && len(a.body)+len(p) > 2*maxResult:
-		a.lost, a.legible = true, true
+		a.lost, a.parseable = true, true
 		a.body = append(a.body, p[max(0, len(p)-maxResult):]...)
 		a.body = append(a.body[:0], a.body[max(0, len(a.body)-maxResult):]...)
 	case len(a.body)+len(p) > maxAnswer:
-		a.lost, a.body, a.predictable, a.legible = true, nil, false, true
+		a.lost, a.body, a.predictable, a.parseable = true, nil, false, true
 	default:
 		a.body = append(a.body, p...)
 	}
@@ -126,7 +126,7 @@ func (a *Answer) Finish() {
 	default:
 		a.body = bytes.TrimPrefix(a.body, []byte("\xEF\xBB\xBF"))
 		a.event(a.body)
-		a.legible = a.legible || json.Valid(a.body) // JSON, but not this API's
+		a.parseable = a.parseable || json.Valid(a.body) // JSON, but not this API's
 	}
 	a.endCall()
 	a.body = nil
@@ -165,10 +165,10 @@ func (a *Answer) ErrorStatus() int { return a.failed }
 // responses API. A stream's first event has it. It is empty until it is known.
 func (a *Answer) ResponseID() string { return a.responseID }
 
-// Legible returns whether the answer has what its content type promises. A stream
+// Parseable returns whether the answer has what its content type promises. A stream
 // has an event with JSON or [DONE]; a plain answer is JSON and nothing else. An
-// answer that was too long to read is legible. Ask after Finish.
-func (a *Answer) Legible() bool { return a.legible }
+// answer that was too long to read is parseable. Ask after Finish.
+func (a *Answer) Parseable() bool { return a.parseable }
 
 // Done returns whether the answer has ended. The stream has ended by its API's rules
 // or with an error, or all choices have a reason for their end.
@@ -243,7 +243,7 @@ func (a *Answer) event(data []byte) {
 		return
 	}
 	if data[i] == '[' && string(bytes.TrimSpace(data[i:])) == "[DONE]" {
-		a.done, a.legible = true, true
+		a.done, a.parseable = true, true
 		return
 	}
 	a.bearing, a.ids.listed = false, false
@@ -251,7 +251,7 @@ func (a *Answer) event(data []byte) {
 		a.seen(data)
 	}
 	if a.again(data) || a.read(data, i) {
-		a.legible = true
+		a.parseable = true
 	}
 	if a.bearing {
 		a.first = true

@@ -206,9 +206,9 @@ func FuzzSSE(f *testing.F) {
 	})
 }
 
-// TestLegibleIsWhatItSaysItIs reads answers as what their content type would
+// TestParseableIsWhatItSaysItIs reads answers as what their content type would
 // say, whatever they are.
-func TestLegibleIsWhatItSaysItIs(t *testing.T) {
+func TestParseableIsWhatItSaysItIs(t *testing.T) {
 	const page = "<!DOCTYPE html>\n<html><body>data center</body></html>\n"
 	event := "data: " + stop + "\n\n"
 	for name, v := range map[string]struct {
@@ -252,8 +252,8 @@ func TestLegibleIsWhatItSaysItIs(t *testing.T) {
 				a.Write(piece)
 			}
 			a.Finish()
-			if a.Legible() != v.want {
-				t.Errorf("%s in pieces of %d: legible %v", name, size, a.Legible())
+			if a.Parseable() != v.want {
+				t.Errorf("%s in pieces of %d: parseable %v", name, size, a.Parseable())
 			}
 		}
 	}

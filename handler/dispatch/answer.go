@@ -195,8 +195,8 @@ func (o *delivery) Ended(s response.Summary) {
 		return
 	}
 	switch a := o.attempt; {
-	case s.Garbled:
-		o.d.garbled()
+	case s.Malformed:
+		o.d.malformed()
 		return
 	case !s.First.IsZero(): // the first token has shown that the worker is well
 	case s.Failed && o.told: // see Move
@@ -227,10 +227,10 @@ func (o *delivery) Ended(s response.Summary) {
 // errorWithin is what marks a worker down whose answers end with errors.
 const errorWithin = "an error in an answer with status 2xx"
 
-// garbled records an answer that does not match its content type. The session leaves the
+// malformed records an answer that does not match its content type. The session leaves the
 // worker. One such answer may have other causes; a worker that gives only such answers is
 // failing.
-func (d *Dispatch) garbled() {
+func (d *Dispatch) malformed() {
 	a := d.attempt
 	d.FallBack(fallbackUnreadable)
 	a.Failed(time.Now())

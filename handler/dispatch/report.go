@@ -198,7 +198,7 @@ func (d *Dispatch) outcome() string {
 		return outcomeBroken
 	case !o.Whole && (!d.returned || o.Broken != nil):
 		return outcomeClientGone
-	case o.Status >= 400 || o.Garbled || o.Failed:
+	case o.Status >= 400 || o.Malformed || o.Failed:
 		return outcomeEngineError
 	}
 	return outcomeOK

@@ -15,7 +15,7 @@ import (
 // phases may be aborted by their id at any time. If the transfer fails, the decode engine answers
 // with 500.
 var sglangPhases = Phases{
-	apis:     []string{api.NameChat, api.NameCompletions, api.NameGenerate, api.NameResponses},
+	apis:       []string{api.NameChat, api.NameCompletions, api.NameGenerate, api.NameResponses},
 	Concurrent: true, TransferTimeout: 30 * time.Second, abort: "/abort_request",
 	prefill: (*adapter).sglangPrefill, decode: (*adapter).sglangDecode,
 }

@@ -42,14 +42,14 @@ type Listener interface {
 
 // Summary is what became of an answer.
 type Summary struct {
-	Status  int
-	Stream  bool // a stream of events
-	Read    bool // it was read as the answer to an inference request
-	Whole   bool // it came to its end
-	Broken  error
-	Failed  bool // it is an error of the engine, or a stream ended in one
-	Garbled bool // it is not what its content type says
-	Skipped bool // some of it was too long to carry nvext
+	Status    int
+	Stream    bool // a stream of events
+	Read      bool // it was read as the answer to an inference request
+	Whole     bool // it came to its end
+	Broken    error
+	Failed    bool // it is an error of the engine, or a stream ended in one
+	Malformed bool // it is not what its content type says
+	Skipped   bool // some of it was too long to carry nvext
 	// ErrorStatus is the HTTP status that the error stands for, see api.Answer; 0 without one.
 	ErrorStatus int
 
@@ -71,7 +71,7 @@ type Counts struct {
 
 // Computed returns whether the worker has certainly computed the prompt.
 func (s *Summary) Computed() bool {
-	return s.Status < 300 && !s.Garbled && (s.Whole && !s.Failed || !s.First.IsZero())
+	return s.Status < 300 && !s.Malformed && (s.Whole && !s.Failed || !s.First.IsZero())
 }
 
 // Options say how an answer is read, and what the client gets of it.
@@ -242,7 +242,7 @@ func (b *Body) Finish() {
 	b.Sum.Whole = true
 	if b.reader != nil {
 		b.reader.Finish()
-		b.Sum.Garbled = b.promised && !b.reader.Legible()
+		b.Sum.Malformed = b.promised && !b.reader.Parseable()
 	}
 	b.tell()
 }
@@ -262,7 +262,7 @@ func (b *Body) tell() {
 		s := &b.Sum
 		s.Failed, s.ErrorStatus, s.Chunks = r.Failed(), r.ErrorStatus(), r.Chunks()
 		s.Counts = b.usage()
-		if s.Whole && !s.Garbled {
+		if s.Whole && !s.Malformed {
 			b.tellID()
 			s.Blocks, s.Past, s.Chains = r.Prediction(), r.PredictionPast(), r.Chains()
 			if b.KeepText > 0 {

@@ -105,10 +105,10 @@ func TestBodyTellsWhatItShows(t *testing.T) {
 		{"breaks after its end", true, testToken + testEnd, reset, []string{"first", "tokens 1"}, Summary{Whole: true, Chunks: 1}, false},
 		{"broken", true, testRole + testToken, reset, []string{"first", "tokens 1"}, Summary{Broken: reset, Chunks: 1}, true},
 		{"client gone", true, testRole, context.Canceled, nil, Summary{Broken: context.Canceled}, false},
-		{"no stream", true, "<html>", nil, nil, Summary{Whole: true, Garbled: true}, false},
+		{"no stream", true, "<html>", nil, nil, Summary{Whole: true, Malformed: true}, false},
 		{"plain", false, `{"id":"x","choices":[{"message":{"content":"word"},"finish_reason":"stop"}]}`, nil, nil, Summary{Whole: true, Chunks: 1}, false},
 		{"an error", false, `{"error":{"message":"no"}}`, nil, nil, Summary{Whole: true, Failed: true}, false},
-		{"no JSON", false, "word", nil, nil, Summary{Whole: true, Garbled: true}, false},
+		{"no JSON", false, "word", nil, nil, Summary{Whole: true, Malformed: true}, false},
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			from := iotest.OneByteReader(strings.NewReader(v.sent))
@@ -127,7 +127,7 @@ func TestBodyTellsWhatItShows(t *testing.T) {
 				t.Errorf("the client got %q", got)
 			}
 			s := l.sum
-			if l.ends != 1 || s.Whole != v.want.Whole || s.Failed != v.want.Failed || s.Garbled != v.want.Garbled || s.Chunks != v.want.Chunks || !errors.Is(s.Broken, v.want.Broken) {
+			if l.ends != 1 || s.Whole != v.want.Whole || s.Failed != v.want.Failed || s.Malformed != v.want.Malformed || s.Chunks != v.want.Chunks || !errors.Is(s.Broken, v.want.Broken) {
 				t.Errorf("ended %d times: %+v", l.ends, s)
 			}
 			if !slices.Equal(l.events, v.events) {

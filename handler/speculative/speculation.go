@@ -105,7 +105,7 @@ func (s *speculation) prefill() (outcome string) {
 	ctx, cancel := context.WithTimeout(s.r.ctx, maxDuration)
 	defer cancel()
 	_, _, answer, err := a.Read(a.Build(ownRequest(ctx, s.sent)), s.forward, maxAnswer)
-	if err == nil && !answer.Legible() {
+	if err == nil && !answer.Parseable() {
 		err = attempt.ErrUnread
 	}
 	a.Leave(err == nil, nil)
