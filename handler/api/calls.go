@@ -55,8 +55,8 @@ func appendArguments(to, b []byte, args rawjson.Span) []byte {
 	return append(to, args.Of(b)...)
 }
 
-// addArguments writes a call's whole arguments. APIs and clients spell the JSON
-// of an object anew; other text, the input of a custom tool, stays.
+// addArguments writes a call's whole arguments. APIs and clients write the JSON
+// of an object in their own ways; other text, the input of a custom tool, stays.
 func (h *hasher) addArguments(text []byte) {
 	text = text[rawjson.SkipSpace(text, 0):]
 	if len(text) > 0 && text[0] == '{' {

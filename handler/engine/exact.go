@@ -71,7 +71,7 @@ func (*Exact) Paths(of string) (render, generate, derender string) {
 }
 
 // Generate returns the body that asks for more tokens, from the answer of render. It is not ok if
-// that has another form, or a grammar: that would begin anew.
+// that has another form, or a grammar: that would restart at its root.
 func (x *Exact) Generate(rendered []byte) (ask []byte, ok bool) {
 	x.prompt = tokensIn(200, rendered, "token_ids")
 	if x.prompt == nil {

@@ -113,7 +113,7 @@ func (r *registry) ModelsBeside(answers *worker.Worker, o Offers) iter.Seq2[stri
 // of all its names are the same: the KV cache does not know the name.
 func (r *registry) Canonical(model string) string { return r.aliases.canonical(model) }
 
-// findAliases finds the models with several names anew. An engine of vLLM or SGLang has one base model,
+// findAliases finds the models with several names again. An engine of vLLM or SGLang has one base model,
 // and lists it under each name with the same root.
 func (r *registry) findAliases() {
 	r.aliases.mu.Lock()

@@ -24,7 +24,7 @@ const (
 	// One begins only if the target has at most busyRequests active requests and
 	// busyPrefill booked prefill tokens: a quarter of an engine's step of 2048.
 	busyRequests, busyPrefill = 8, 512
-	// maxBehind is the most tokens of an answer, which may have to be computed anew: about one
+	// maxBehind is the most tokens of an answer, which may have to be computed again: about one
 	// step of an engine. A client's request waits no longer than that.
 	maxBehind = 2048
 	// lowestPriority is below any that a client gives.

@@ -107,7 +107,7 @@ func (t *Turn) lockOut(ctx context.Context) (alone bool, err error) {
 	}
 }
 
-// renew renews the lock until it ends. If the server has lost it, renew locks anew.
+// renew renews the lock until it ends. If the server has lost it, renew locks it again.
 func (l *lock) renew(ctx context.Context, p *pool.Pool) {
 	ticker := time.NewTicker(renewEvery)
 	defer ticker.Stop()

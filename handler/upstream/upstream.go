@@ -271,7 +271,7 @@ type Original struct {
 }
 
 // Redirect returns a request that Caddy's proxy made for one worker as it would make it for another
-// one. The placeholders are that worker's, and the header operations are applied anew.
+// one. The placeholders are that worker's, and the header operations are applied again.
 func (c *Client) Redirect(req *http.Request, of Original, up *reverseproxy.Upstream) (*http.Request, error) {
 	ctx := req.Context()
 	repl, _ := ctx.Value(caddy.ReplacerCtxKey).(*caddy.Replacer)

@@ -100,7 +100,7 @@ func (s *subscription) doubt(doubted bool) {
 	}
 }
 
-// resync forgets what the worker's events said, and asks for them anew.
+// resync forgets what the worker's events said, and asks for them again.
 func (s *subscription) resync() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

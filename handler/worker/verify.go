@@ -110,7 +110,7 @@ func (w *Worker) BlockSize() int {
 }
 
 // Restarted forgets what was found out of the answers and events of the worker's engine, for it has
-// restarted, and asks for its events anew.
+// restarted, and asks for its events again.
 func (w *Worker) Restarted() {
 	w.reports.reset()
 	w.check.reset()

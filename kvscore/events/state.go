@@ -222,7 +222,7 @@ func (s *Stream) fail(why string, err error) {
 	s.degraded(why, err)
 }
 
-// resync begins anew on the same connection.
+// resync starts over on the same connection.
 func (s *Stream) resync(ctx context.Context, box *inbox) {
 	s.enter(Gap)
 	s.reset("the sink asked for a resync")

@@ -16,7 +16,7 @@ import (
 const (
 	firstReconnect = 250 * time.Millisecond // at most, after a connection that held; doubled each time
 	maxReconnect   = 5 * time.Second
-	heldFor        = 5 * time.Second // a connection that lived longer starts the back-off anew
+	heldFor        = 5 * time.Second // a connection that lived longer resets the back-off
 )
 
 // Config says where one publisher is: one worker's one data-parallel rank.
@@ -48,7 +48,7 @@ type Sink interface {
 	// what follows, decides what the publisher holds: the engine has cleared its cache.
 	Payload(seq uint64, payload []byte) (decides bool)
 	// Reset makes everything void that the publisher has published before. What follows
-	// begins anew. A stream calls Reset before its first payload, too.
+	// is all that counts. A stream calls Reset before its first payload, too.
 	Reset(why string)
 	// State reports a change. Complete means that the sink has got everything that decides
 	// what the publisher holds, so that it holds nothing else. Only a live stream is complete.
