@@ -67,7 +67,7 @@ func (h *Handler) options() options {
 		"journal": h.unmarshalJournal, "share": h.unmarshalShare,
 		"tenant": &h.Tenant, "class": repeated(h.unmarshalClass),
 		"worker": repeated(h.unmarshalWorker), "trust": repeated(h.unmarshalTrust),
-		"retry_budget": h.unmarshalRetryBudget, "reverse_proxy": h.unmarshalProxy,
+		"limit": repeated(h.unmarshalLimit), "retry_budget": h.unmarshalRetryBudget, "reverse_proxy": h.unmarshalProxy,
 		"index": func(d *caddyfile.Dispenser) error {
 			h.Index = new(pool.Index)
 			return options{

@@ -10,6 +10,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/queue"
+	"github.com/caddy-kvrouter/kvrouter/handler/quota"
 	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2"
@@ -58,6 +59,10 @@ type Class struct {
 
 	// The class that a late request gets, for `demote`. Its own `late` does not count then.
 	DemoteTo string `json:"demote_to,omitempty"`
+
+	// The limits of each tenant in this class, in place of all other limits. What a tenant uses
+	// in the class then counts here only. Default: none.
+	Limits []quota.Limit `json:"limits,omitempty"`
 
 	matchers caddyhttp.MatcherSets
 	from     string // TTFTFrom's name
@@ -199,6 +204,7 @@ func (h *Handler) unmarshalClass(d *caddyfile.Dispenser) error {
 	return options{
 		"match": repeated(func(d *caddyfile.Dispenser) error { return h.unmarshalMatch(d, c) }),
 		"ttft":  c.unmarshalTTFT, "weight": &c.Weight, "background": &c.Background, "tolerance": &c.Tolerance,
+		"limit": repeated(limitsOf(&c.Limits)),
 		"late": func(d *caddyfile.Dispenser) error {
 			if !d.NextArg() {
 				return d.ArgErr()

@@ -17,6 +17,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/queue"
+	"github.com/caddy-kvrouter/kvrouter/handler/quota"
 	"github.com/caddy-kvrouter/kvrouter/handler/resume"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
@@ -99,6 +100,9 @@ type Handler struct { // one field for each option, hence so many
 
 	// How requests wait while all workers are at `max_running`.
 	Queue *pool.Queue `json:"queue,omitempty"`
+
+	// What each tenant may use. Default: no limits.
+	Limits *pool.Limits `json:"limits,omitempty"`
 
 	// What the router keeps on disk for its next run.
 	Journal *pool.Journal `json:"journal,omitempty"`
@@ -360,10 +364,16 @@ func (h *Handler) poolSettings() (*pool.Settings, error) {
 	dynamic := h.ReverseProxy.DynamicUpstreamsRaw != nil
 	s := &pool.Settings{
 		Engine: h.Engine, Others: dynamic, RetryBudget: h.RetryBudget,
-		Index: valueOf(h.Index), Queue: valueOf(h.Queue), Journal: valueOf(h.Journal), Share: valueOf(h.Share),
+		Index: valueOf(h.Index), Queue: valueOf(h.Queue), Limits: valueOf(h.Limits), Journal: valueOf(h.Journal), Share: valueOf(h.Share),
 		Sessions:  valueOf(h.Affinity).Sessions,
 		Workers:   make(map[string]worker.Settings, len(h.Workers)),
 		Upstreams: make(map[string]bool, len(h.ReverseProxy.Upstreams)),
+	}
+	s.Limits.Classes = make(map[string][]quota.Limit)
+	for _, c := range h.Classes {
+		if len(c.Limits) > 0 {
+			s.Limits.Classes[c.Name] = c.Limits
+		}
 	}
 	for _, up := range h.ReverseProxy.Upstreams {
 		s.Upstreams[up.Dial] = true

@@ -229,6 +229,7 @@ func (h *Handler) adopt() {
 		if discovery.Apply(h.pool, h.config.Get()) {
 			h.logger.Info("pool settings changed", zap.String("pool", h.Pool))
 		}
+		h.pool.KeepLimits(&h.config.Get().Limits)
 		h.keepJournal()
 		h.pool.Serve(time.Now())
 		h.explainer.Lead()
@@ -276,12 +277,22 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	if p.Ext.QueryOnly() {
 		return h.answerQuery(w, r, p)
 	}
-	d, err := h.dispatcher.Begin(p, start)
+	reserved, err := h.reserve(w, p, start)
 	if err != nil {
 		p.GiveBack()
 		return h.refuse(w, r, err)
 	}
-	defer func() { h.report(r, d.End()) }()
+	d, err := h.dispatcher.Begin(p, start)
+	if err != nil {
+		reserved.Drop(time.Now())
+		p.GiveBack()
+		return h.refuse(w, r, err)
+	}
+	defer func() {
+		report := d.End()
+		h.charge(reserved, report)
+		h.report(r, report)
+	}()
 	if p.Request != nil && p.Request.Stream && h.Keepalive >= 0 {
 		k := response.Keep(w, p.API, cmp.Or(time.Duration(h.Keepalive), 15*time.Second), h.earlyHeader(w, r))
 		defer k.Close()

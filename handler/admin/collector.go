@@ -8,6 +8,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/journal"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/quota"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/prometheus/client_golang/prometheus"
@@ -48,6 +49,10 @@ var (
 	descShareLate  = poolDesc("share_late_seconds", "Time until the router read back what it told the others last.")
 	descShareBytes = poolDesc("share_sent_bytes_total", "Bytes that the router sent to the others.")
 	descPeers      = poolDesc("share_routers", "Other routers, by state: live, silent or refused.", "state")
+
+	descTenants   = poolDesc("limited_tenants", "Tenants that have used some of their limits.")
+	descForgotten = poolDesc("limits_forgotten_tenants_total", "Tenants whose use was forgotten, because there were too many.")
+	descLimited   = poolDesc("limits_refused_total", "Requests that the limits of their tenants refused, by what the limit counts.", "limit")
 
 	descOdd   = workerDesc("worker_error_ratio", "Share of errors and empty answers in about the last 20, those by clients' mistakes too.")
 	descApart = workerDesc("worker_errors_apart",
@@ -169,6 +174,7 @@ func collectPool(to sink, p *pool.Pool, t time.Time) {
 		to.gauge(descIncidents, 1, in.What)
 	}
 	collectJournal(to, p.JournalState())
+	collectLimits(to, p.Quota.Stand(t, 0))
 	if s, on := p.ShareState(); on {
 		collectShare(to, &s)
 	}
@@ -192,6 +198,17 @@ func collectJournal(to sink, s pool.JournalState) {
 	to.gauge(descRestored, float64(s.Restored.Sessions), "sessions")
 	to.gauge(descRestored, float64(s.Restored.Responses), "responses")
 	to.gauge(descRestored, float64(s.Restored.CachedTokens), "cached_tokens")
+}
+
+func collectLimits(to sink, s *quota.Standing) {
+	if s == nil {
+		return
+	}
+	to.gauge(descTenants, float64(s.Tenants))
+	to.emit(descForgotten, prometheus.CounterValue, float64(s.Forgotten))
+	for what, n := range s.Refused {
+		to.emit(descLimited, prometheus.CounterValue, float64(n), what)
+	}
 }
 
 func collectShare(to sink, s *journal.ShareStatus) {

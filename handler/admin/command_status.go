@@ -101,13 +101,18 @@ func writeStatus(to io.Writer, s *stateView) {
 			millis(w.Recent.P50), millis(w.Recent.P99), fmt.Sprint(w.Recent.Attempts), fmt.Sprint(w.Recent.Failed), knowledge)
 	}
 	_ = t.Flush()
+	if l := s.Limits; l != nil {
+		for i := range l.Top {
+			fmt.Fprintf(to, "\n%s", l.Top[i].String())
+		}
+	}
 	for _, in := range s.Open {
 		fmt.Fprintf(to, "\ncondition, for %s: %s", age(in.Begun), in.What)
 	}
 	for _, o := range s.Routers {
 		fmt.Fprintf(to, "\nother router %s: %s, seen %s ago", o.Name, o.State, age(o.Seen))
 	}
-	if len(s.Open)+len(s.Routers) > 0 {
+	if len(s.Open)+len(s.Routers) > 0 || s.Limits != nil {
 		fmt.Fprintln(to)
 	}
 }

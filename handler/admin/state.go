@@ -8,6 +8,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/quota"
 
 	"github.com/caddyserver/caddy/v2"
 )
@@ -31,7 +32,11 @@ type stateView struct {
 	Choices  []pastView         `json:"choices"`
 	Open     []observe.Incident `json:"incidents"`
 	Routers  []peerView         `json:"routers"`
+	Limits   *quota.Standing    `json:"limits,omitzero"`
 }
+
+// statusTenants is how many tenants the command status shows.
+const statusTenants = 5
 
 // recentView is what happened in the last five minutes.
 type recentView struct {
@@ -100,6 +105,7 @@ func viewState(p *pool.Pool, since int64, steers bool, t time.Time) *stateView {
 		queuedView: viewQueued(p, t),
 		Pool:       p.Name, CanDrain: steers, Pools: []string{}, Until: (slot + 1) * slotSeconds, Waiting: p.Waiting(), Sessions: p.Sessions.Len(),
 		Workers: []workerView{}, Choices: []pastView{}, Open: p.Incidents.Open(t), Routers: []peerView{},
+		Limits: p.Quota.Stand(t, statusTenants),
 	}
 	for _, p := range sortedPools() {
 		v.Pools = append(v.Pools, p.Name)

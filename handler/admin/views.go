@@ -8,6 +8,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/journal"
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/quota"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
@@ -29,7 +30,11 @@ type poolView struct {
 	Incidents    []observe.Incident `json:"incidents"`
 	Journal      *journalView       `json:"journal,omitzero"`
 	Share        *shareView         `json:"share,omitzero"`
+	Limits       *quota.Standing    `json:"limits,omitzero"`
 }
+
+// shownTenants is how many tenants are shown, those that have used most of a limit.
+const shownTenants = 20
 
 // shareView is how a pool shares what it does with other routers.
 type shareView struct {
@@ -104,6 +109,7 @@ func viewPool(p *pool.Pool, t time.Time) poolView {
 		queuedView: viewQueued(p, t),
 		Name:       p.Name, Stats: s, Waiting: p.Waiting(), Sessions: p.Sessions.Len(), SessionBytes: p.Sessions.Bytes(),
 		Responses: p.Responses.Count(), BodyBytes: p.Memory.Held.Load(),
+		Limits:  p.Quota.Stand(t, shownTenants),
 		Latency: viewLatency(&s), Incidents: p.Incidents.Open(t), Journal: viewJournal(p.JournalState(), t), Share: viewShare(p, t),
 		Settings: settingsView{
 			IndexMemory: set.Memory, BodyMemory: body.MaxBytes(), BlockSize: set.BlockSize, BlockSource: blockSource(p, set), TextBlock: set.TextBlock,

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"encoding"
 	"encoding/json"
 	"reflect"
 	"testing"
@@ -18,7 +19,7 @@ func checkNames(t *testing.T, of reflect.Type) {
 	for of.Kind() == reflect.Pointer || of.Kind() == reflect.Slice {
 		of = of.Elem()
 	}
-	if of.Kind() != reflect.Struct || of.Implements(reflect.TypeFor[json.Marshaler]()) {
+	if of.Kind() != reflect.Struct || of.Implements(reflect.TypeFor[json.Marshaler]()) || of.Implements(reflect.TypeFor[encoding.TextMarshaler]()) {
 		return
 	}
 	for i := range of.NumField() {

@@ -27,6 +27,7 @@ const (
 	CodeQueueFull    = "queue_full"
 	CodeQueueTimeout = "queue_timeout"
 	CodeLate         = "ttft_unattainable"
+	CodeLimit        = "rate_limit_exceeded" // as OpenAI's
 )
 
 // Refusal is an error of the router's own, with which it answers a request.

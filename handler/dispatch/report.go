@@ -29,6 +29,9 @@ type Report struct {
 	Within int   // the status of an error in an answer with status 2xx; 0 without one
 	Err    error // the failure of the last attempt or of the answer; nil if none
 
+	streamed bool
+	chunks   int // events with tokens
+
 	TTFT    time.Duration // 0 if unknown
 	Resumed int           // how often the stream went on elsewhere
 	response.Counts
@@ -56,6 +59,7 @@ func (d *Dispatch) report() *Report {
 		r.TTFT = o.First.Sub(d.start)
 	}
 	r.Within, r.Counts, r.Resumed = o.ErrorStatus, o.Counts, o.moved
+	r.streamed, r.chunks = o.Stream, o.Chunks
 	return r
 }
 

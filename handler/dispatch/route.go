@@ -51,6 +51,7 @@ func (rt *route) Requires() pool.Wants {
 		Session: rt.plan.Session.Opens(), Tried: rt.tried, Tier: tier, Arrival: arrival, Beyond: rt.beyond,
 		NoTrial: !rt.plan.ShowsHealth,
 		Class:   rt.plan.Class, Tenant: rt.plan.Tenant.Hash, TenantName: rt.plan.Tenant.Name,
+		TenantWeight: rt.Pool.Quota.Weight(rt.plan.Tenant.Hash),
 	}
 	if target := rt.plan.TTFT; target > 0 {
 		want.Deadline = rt.ready.Add(target)

@@ -218,6 +218,10 @@ func (d *Decoder) record(r *reader, to *Record) (usable bool) {
 		return known
 	case KindState:
 		r.json(&to.State)
+	case KindQuota:
+		to.Quota = r.change()
+	case KindTenant:
+		to.Tenant = r.tenant()
 	default:
 		return false
 	}

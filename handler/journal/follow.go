@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/quota"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
@@ -42,6 +43,8 @@ type Follower struct {
 	Scheduler *kvscore.Scheduler
 	// Sessions may be nil.
 	Sessions *affinity.Bindings
+	// Limits are what tenants have used; nil if nothing limits them.
+	Limits *quota.Book
 	// Worker returns the id here of the worker at an address, and false if it is none of the pool's.
 	Worker func(dial string) (id uint64, ok bool)
 	// Refuse says why a router with that head is not followed; nil if it is.
@@ -107,6 +110,7 @@ type peer struct {
 	begun   uint64         // with which number its words began
 	workers map[int]uint64 // ids here, by number; nil while it is refused, or its beginning unknown
 	greeted bool
+	run     uint64
 	refused time.Time // since when; zero if it is not
 	told    bool      // that was told Refused
 
@@ -134,7 +138,7 @@ func (f *Follower) Take(now time.Time, s *Sent, behind bool) {
 	}
 	if p.number != 0 && s.Number > p.number+1 {
 		p.Missed += s.Number - p.number - 1
-		p.decoder.Forget() // some ends may be missing
+		f.forget(p) // some ends may be missing
 	}
 	p.number, p.Seen, p.Live = s.Number, now, true
 	if s.Begun != 0 && s.Begun != s.Number && s.Begun != p.begun {
@@ -152,7 +156,8 @@ func (f *Follower) Take(now time.Time, s *Sent, behind bool) {
 		}
 		if r.Kind == KindBegin {
 			f.begin(p, r, behind)
-		} else if p.workers != nil { // it is not refused, and its beginning is known
+		} else if p.workers != nil || r.Kind == KindQuota || r.Kind == KindTenant {
+			// it is not refused, and its beginning is known; what tenants use counts in any case
 			f.apply(p, r, now.Add(-p.late(now, r.At, behind)), behind)
 		}
 		return true
@@ -161,13 +166,21 @@ func (f *Follower) Take(now time.Time, s *Sent, behind bool) {
 
 // renew makes a router one of which nothing is known. It is followed again when its words begin anew.
 func (f *Follower) renew(p *peer) {
-	p.decoder.Forget()
+	f.forget(p)
 	p.decoder, p.workers = Decoder{Lost: p.lost}, nil
 	p.decoder.grown = func() {
 		if f.others+p.decoder.bytes() > f.Memory {
 			f.relieve()
 			f.others = f.bytes() - p.decoder.bytes()
 		}
+	}
+}
+
+// forget gives up a router's requests.
+func (f *Follower) forget(p *peer) {
+	p.decoder.Forget()
+	if f.Limits != nil {
+		f.Limits.Gone(p.ID)
 	}
 }
 
@@ -282,16 +295,38 @@ func (f *Follower) apply(p *peer, r *Record, at time.Time, behind bool) {
 		if known {
 			f.Other(r, id)
 		}
+	case KindQuota:
+		f.charged(p, r.Quota, at, behind)
+	case KindTenant:
+		if f.Limits != nil {
+			f.Limits.Merge(at, &r.Tenant)
+		}
 	case KindBegin: // see begin
 	}
 }
 
+// charged applies a change of what a tenant has used. What was used before this router came, others or
+// the log know as a whole.
+func (f *Follower) charged(p *peer, c quota.Change, at time.Time, behind bool) {
+	if f.Limits == nil {
+		return
+	}
+	if behind {
+		c.Requests, c.Tokens = 0, 0
+	}
+	f.Limits.Apply(p.ID, at, c)
+}
+
 // begin begins a run of a router, or its words anew.
 func (f *Follower) begin(p *peer, r *Record, behind bool) {
+	if p.run != r.Head.Run && f.Limits != nil {
+		f.Limits.Gone(p.ID)
+	}
+	p.run = r.Head.Run
 	p.Name, p.Refused = r.Head.Name, ""
 	if err := f.Refuse(&r.Head); err != nil {
 		p.Refused, p.workers = err.Error(), nil
-		p.decoder.Forget()
+		f.forget(p)
 		if p.refused.IsZero() {
 			p.refused = p.Seen
 		}
@@ -372,7 +407,7 @@ func (f *Follower) Expire(now time.Time) (silent []Peer) {
 	for id, p := range f.peers {
 		age := now.Sub(p.Seen)
 		if age > silence && p.Live {
-			p.decoder.Forget()
+			f.forget(p)
 			p.Live = false
 			silent = append(silent, p.Peer)
 		}
@@ -390,7 +425,7 @@ func (f *Follower) Expire(now time.Time) (silent []Peer) {
 // Close gives up all routers.
 func (f *Follower) Close() {
 	for _, p := range f.peers {
-		p.decoder.Forget()
+		f.forget(p)
 	}
 	f.peers = nil
 }

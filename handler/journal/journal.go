@@ -87,6 +87,7 @@ type record struct {
 	at     int64   // Unix milliseconds
 	worker *uint64 // whose number it has, nil if none
 	live   bool    // only live outlets take it
+	disk   bool    // only the others do
 	blocks int     // in the batch
 	write  func(e *Encoder, at int64, blocks []uint64)
 }
@@ -97,7 +98,7 @@ func (j *Journal) add(r record, blocks []uint64) {
 	for _, o := range j.outlets {
 		b := &o.batch
 		switch {
-		case r.live && !o.live:
+		case r.live && !o.live || r.disk && o.live:
 			continue
 		case len(b.records) == maxRecords || len(b.blocks)+len(blocks) > maxWaiting:
 			o.lost.Add(1)

@@ -31,6 +31,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/quota"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
@@ -68,6 +69,9 @@ const (
 	KindModels
 	// KindPaid says who pays for a request. Logs on disk do without.
 	KindPaid
+	// KindQuota is a change of what a tenant has used, and KindTenant how its account stands.
+	KindQuota
+	KindTenant
 )
 
 // Head is what must be known before all else.
@@ -189,6 +193,8 @@ type Record struct {
 	Response Response
 	State    State
 	Models   []Model // nil if the worker has no list
+	Quota    quota.Change
+	Tenant   quota.State
 }
 
 // Prompt is the blocks of a prompt. Those that it shares with an earlier one are there once.

@@ -141,6 +141,7 @@ type Sharer struct {
 	bytes  int64     // that were read since begun
 	joined bool      // another router has joined since begun
 	tells  bool      // and this one is to tell it what all know
+	stands bool      // it is to tell how tenants stand: the first one of those that can may have ended
 	sentAt time.Time // of the last entry
 }
 
@@ -338,7 +339,11 @@ func (s *Sharer) noteJoined(joined *Peer) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.joined, s.tells = true, s.tells || first
+	s.joined, s.tells, s.stands = true, s.tells || first, true
+	select {
+	case s.outlet.wake <- struct{}{}: // at once
+	default:
+	}
 }
 
 // writeAll writes to the stream until the keys change, or the context ends. Then it writes once more.
@@ -389,7 +394,14 @@ func (s *Sharer) mostEntries() int64 {
 func (s *Sharer) write(ctx context.Context, now time.Time) error {
 	s.entries.Reset()
 	s.begin(now)
+	s.mu.Lock()
+	stands := s.stands
+	s.stands = false
+	s.mu.Unlock()
 	s.outlet.Write(&s.encoder, s.Source.Dial)
+	if stands && s.Source.Tenants != nil {
+		s.Source.Tenants(&s.encoder, now.UnixMilli(), 0)
+	}
 	s.entries.Write(s.encoder.Entry())
 	s.number++
 	n := s.entries.Len()

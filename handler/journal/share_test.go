@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/quota"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"github.com/zeebo/xxh3"
@@ -361,6 +362,8 @@ func FuzzFollow(f *testing.F) {
 	var e Encoder
 	e.Begin(0, &Head{})
 	w.outlet.Write(&e, named)
+	e.change(2, &quota.Change{Key: quota.Key{Tenant: 1, Class: 2}, Requests: 1, Tokens: 500, Running: 1, Age: time.Second})
+	e.Tenant(3, &quota.State{Levels: []quota.Level{{Of: quota.Tokens, Per: quota.Day, Used: 7, Period: 20784}}})
 	e.paid(1, 5, &Payer{Class: "c", Tenant: 7, Weight: 2})
 	f.Add(slices.Clone(e.records))
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -369,6 +372,8 @@ func FuzzFollow(f *testing.F) {
 			Scheduler: s, Refuse: func(*Head) error { return nil }, Other: func(*Record, uint64) {}, Joined: func(*Peer) {},
 			Worker: func(string) (uint64, bool) { return 1, true },
 		}
+		follower.Limits = new(quota.Book)
+		follower.Limits.Set(&quota.Settings{Default: []quota.Limit{{Of: quota.Tokens, Amount: 5, Per: quota.Day}, {Of: quota.Concurrent, Amount: 1}}})
 		follower.Memory = int64(len(b)) // less than some take
 		paying := 0
 		follower.Pays = func(by *Payer, _ *kvscore.Lease) func() {
@@ -385,6 +390,11 @@ func FuzzFollow(f *testing.F) {
 			}
 		}
 		follower.Close()
+		for _, one := range follower.Limits.Stand(time.Now(), 9).Top {
+			if one.Running != 0 {
+				t.Errorf("%d requests stay", one.Running)
+			}
+		}
 		if s.Stats().Leases != 0 || paying != 0 {
 			t.Errorf("%d leases stay, %d pay", s.Stats().Leases, paying)
 		}

@@ -1,8 +1,6 @@
 package plan
 
 import (
-	"crypto/sha256"
-	"encoding/binary"
 	"net/http"
 	"strconv"
 	"strings"
@@ -10,6 +8,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/queue"
+	"github.com/caddy-kvrouter/kvrouter/handler/quota"
 
 	"github.com/caddyserver/caddy/v2"
 )
@@ -38,8 +37,7 @@ func TenantOf(name string) Tenant {
 	if len(name) > maxTenant {
 		name = "sha256:" + nvext.Digest([]byte(name))
 	}
-	sum := sha256.Sum256([]byte(name)) // so that nobody can choose names of equal hashes
-	return Tenant{strings.Clone(name), max(1, binary.BigEndian.Uint64(sum[:]))}
+	return Tenant{strings.Clone(name), quota.Hash(name)}
 }
 
 // identifyClient records who the request comes from, and its class.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/journal"
+	"github.com/caddy-kvrouter/kvrouter/handler/quota"
 	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2"
@@ -169,6 +170,8 @@ func (p *Pool) keepJournal(ctx context.Context, set Journal, head *journal.Head,
 	k.mu.Lock()
 	k.log = log
 	k.mu.Unlock()
+	now := time.Now()
+	p.Quota.States(now, 0, func(s *quota.State) { k.journal.Stands(now, *s) })
 	outlet.Keep(ctx, log, p.journalSource())
 }
 
@@ -187,7 +190,7 @@ func (p *Pool) journalSource() *journal.Source {
 			}
 			return ""
 		},
-		State: p.journalState, Bindings: p.writeBindings,
+		State: p.journalState, Bindings: p.writeBindings, Tenants: p.writeTenants,
 		Failed: func(err error) {
 			p.Incidents.Raise(time.Now(), incidentJournal, func() *zap.Logger { return p.Logger().With(zap.Error(err)) })
 		},
@@ -255,9 +258,15 @@ func (p *Pool) writeBindings(e *journal.Encoder, at int64, used time.Duration) {
 		runtime.Gosched()
 		return true
 	})
+	p.writeTenants(e, at, used)
 	for _, one := range p.Responses.dump() {
 		if e.Knows(one.target.Worker) {
 			e.Response(at, &journal.Response{Hash: one.hash, Session: one.session}, one.target)
 		}
 	}
+}
+
+// writeTenants writes what tenants have used, of all or of those that changed in a time.
+func (p *Pool) writeTenants(e *journal.Encoder, at int64, within time.Duration) {
+	p.Quota.States(time.Now(), within, func(s *quota.State) { e.Tenant(at, s) })
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/journal"
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
+	"github.com/caddy-kvrouter/kvrouter/handler/quota"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/prometheus/client_golang/prometheus"
@@ -44,6 +45,8 @@ type Pool struct {
 	Choices  observe.Choices
 	kept     kept
 	shared   shared
+	Quota    quota.Book
+	tenants  tenantsFile
 
 	gathered sync.Pool // of *Candidates
 	life     context.Context

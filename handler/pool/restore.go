@@ -9,6 +9,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/journal"
+	"github.com/caddy-kvrouter/kvrouter/handler/quota"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
@@ -31,7 +32,7 @@ func (p *Pool) restore(ctx context.Context, log *journal.Log, head *journal.Head
 	begun := time.Now()
 	r := &restorer{
 		pool: p, settings: p.Settings.Load(), begun: begun, byDial: make(map[string]*restoredWorker),
-		bindings: make(map[affinity.Key]*restoredBinding), numbers: make(map[int]*restoredWorker),
+		limits: p.Quota.Anew(), bindings: make(map[affinity.Key]*restoredBinding), numbers: make(map[int]*restoredWorker),
 	}
 	skipped, err := log.Read(ctx, r.read)
 	if ctx.Err() != nil {
@@ -69,6 +70,7 @@ type restorer struct {
 	byDial    map[string]*restoredWorker
 	bindings  map[affinity.Key]*restoredBinding
 	prompts   []restoredPrompt // in the order of their ends
+	limits    *quota.Book      // what tenants had used
 	learned   *journal.State
 	learnedAt time.Time
 	blocks    []uint64 // scratch
@@ -137,9 +139,21 @@ func (r *restorer) read(rec *journal.Record) {
 		w.lost = len(r.prompts)
 	case journal.KindModels:
 		w.models = rec.Models
+	case journal.KindQuota:
+		r.limits.Apply(0, r.past(rec.At), rec.Quota)
+	case journal.KindTenant:
+		r.limits.Merge(r.past(rec.At), &rec.Tenant)
 	case journal.KindState:
 		r.state(&rec.State, rec.At)
 	}
+}
+
+// past returns a time that is not after the start: the clock may have been set back since.
+func (r *restorer) past(t time.Time) time.Time {
+	if t.After(r.begun) {
+		return r.begun
+	}
+	return t
 }
 
 // state takes what was learned. With another boot id, an engine has lost its cache.
@@ -186,6 +200,7 @@ func (r *restorer) ended(w *restoredWorker, end *journal.End) {
 // finish restores what was read.
 func (r *restorer) finish(ctx context.Context, head *journal.Head) {
 	p := r.pool
+	p.Quota.Restore(time.Now(), r.limits, len(r.settings.Share.Servers) > 0)
 	if r.learned != nil {
 		p.restoreLearned(r.learned, r.begun.Sub(r.learnedAt), func(dial string) *worker.Worker { return r.byDial[dial].is })
 	}

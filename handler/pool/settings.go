@@ -28,6 +28,7 @@ type Settings struct {
 	Journal        Journal `json:"journal"`
 	Share          Share   `json:"share"`
 	Queue          `json:"queue"`
+	Limits         Limits                     `json:"limits"`
 	RetryBudget    *RetryBudget               `json:"retry_budget"`
 	Workers        map[string]worker.Settings `json:"-"` // by dial address, as far as configured
 	Upstreams      map[string]bool            `json:"-"` // static ones, by dial address
@@ -185,6 +186,9 @@ func (s *Settings) Check() error {
 	case !worker.KnownEngine(s.Engine):
 		return fmt.Errorf("engine: %w, got %q", worker.ErrEngine, s.Engine)
 	}
+	if err := s.Limits.check(); err != nil {
+		return err
+	}
 	return s.Share.check()
 }
 
@@ -251,7 +255,7 @@ func (s *Settings) merge(o *Settings) (*Settings, error) {
 	m := *s
 	m.Workers, m.Upstreams, m.Others = maps.Clone(s.Workers), maps.Clone(s.Upstreams), s.Others || o.Others
 	maps.Copy(m.Upstreams, o.Upstreams)
-	err := mergeOptions(&m, *o, "")
+	err := errors.Join(mergeOptions(&m, *o, ""), m.Limits.mergeClasses(o.Limits.Classes))
 	for dial, theirs := range o.Workers {
 		w, contradiction := mergeWorkers(s.Workers[dial], theirs)
 		m.Workers[dial], err = w, errors.Join(err, contradiction)

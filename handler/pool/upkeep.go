@@ -42,6 +42,7 @@ func New(name string, s *Settings, closer func(*Pool) Closer) (*Pool, error) {
 	p.Scheduler.SetJournal(&p.kept.journal)
 	p.Scheduler.OnLost(p.lostCache)
 	p.Responses.journal = &p.kept.journal
+	p.Quota.Journal = &p.kept.journal
 	p.Settings.Store(s)
 	p.queue.workers = p.registry
 	p.Scheduler.OnRoom(p.roomier)
@@ -151,6 +152,7 @@ func (p *Pool) maintain() {
 			p.forget(t)
 			p.pruneMembers(t)
 			p.watchJournal(t)
+			p.watchLimits()
 			p.Incidents.End(t, p.Logger())
 		}
 	}

@@ -28,9 +28,8 @@ const (
 // Book has the accounts of all tenants. The zero value limits nothing. Its methods may be called at
 // the same time.
 type Book struct {
-	// Changed is told of each change of an account, to share and to keep it. remote says that it is
-	// another router's. It may be nil.
-	Changed func(now time.Time, c Change, remote bool)
+	// Journal is told of changes, to share and to keep them. It may be nil.
+	Journal Journal
 
 	rules atomic.Pointer[rules]
 
@@ -42,6 +41,14 @@ type Book struct {
 	peers    map[uint64]map[Key]int // requests under way at other routers
 	refused  [units]uint64
 	lost     uint64 // accounts that were forgotten for want of room
+}
+
+// Journal keeps what changes.
+type Journal interface {
+	// Charged takes a change of an account. remote says that it is another router's.
+	Charged(now time.Time, c Change, remote bool)
+	// Stands takes how an account stands, as another router reports it.
+	Stands(now time.Time, s State)
 }
 
 // Set replaces the settings. What was used stays used.
@@ -312,8 +319,8 @@ func (b *Book) end(now time.Time, c Change, answer int64) {
 }
 
 func (b *Book) changed(now time.Time, c Change, remote bool) {
-	if b.Changed != nil {
-		b.Changed(now, c, remote)
+	if b.Journal != nil {
+		b.Journal.Charged(now, c, remote)
 	}
 }
 

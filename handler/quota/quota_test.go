@@ -23,6 +23,17 @@ func bookOf(t testing.TB, s *Settings) *Book {
 	return b
 }
 
+// told gets the changes of a book's own.
+type told func(now time.Time, c Change)
+
+func (f told) Charged(now time.Time, c Change, remote bool) {
+	if !remote {
+		f(now, c)
+	}
+}
+
+func (told) Stands(time.Time, State) {}
+
 func parsed(t testing.TB, texts ...string) (list []Limit) {
 	t.Helper()
 	for _, text := range texts {
@@ -316,11 +327,9 @@ func TestManyTenants(t *testing.T) {
 func TestRouters(t *testing.T) {
 	books := [2]*Book{book(t, "tokens 1M per day", "concurrent 3"), book(t, "tokens 1M per day", "concurrent 3")}
 	for i := range books {
-		books[i].Changed = func(now time.Time, c Change, remote bool) {
-			if !remote {
-				books[1-i].Apply(uint64(i+1), now.Add(time.Minute-time.Duration(2*i)*time.Minute), c)
-			}
-		}
+		books[i].Journal = told(func(now time.Time, c Change) {
+			books[1-i].Apply(uint64(i+1), now.Add(time.Minute-time.Duration(2*i)*time.Minute), c)
+		})
 	}
 	ahead := noon.Add(time.Minute)
 	one := reserve(t, books[0], noon, ask("a", 1000, 0))
@@ -340,14 +349,14 @@ func TestRouters(t *testing.T) {
 	// a third one joins, and is told how things stand
 	third := book(t, "tokens 1M per day", "concurrent 3")
 	for range 2 { // by both
-		books[1].States(ahead, 0, func(s *State) { third.Merge(2, noon, s) })
+		books[1].States(ahead, 0, func(s *State) { third.Merge(noon, s) })
 	}
-	wantUsed(t, third, noon, "#"+fmt.Sprintf("%x", Hash("a")), 4000, 1)
+	wantUsed(t, third, noon, "#"+fmt.Sprintf("%x", Hash("a")), 4000, 0)
 	// what it hears of a day that has not begun here is of no use
 	tomorrow := noon.Add(13 * time.Hour)
 	reserve(t, books[1], tomorrow, ask("b", 7, 0))
-	books[1].States(tomorrow, time.Minute, func(s *State) { third.Merge(2, noon, s) })
-	if got := used(t, third, noon, "#"+fmt.Sprintf("%x", Hash("b"))); fmt.Sprint(got) != "[0 1]" {
+	books[1].States(tomorrow, time.Minute, func(s *State) { third.Merge(noon, s) })
+	if got := used(t, third, noon, "#"+fmt.Sprintf("%x", Hash("b"))); fmt.Sprint(got) != "[]" {
 		t.Errorf("of tomorrow: %v", got)
 	}
 }
@@ -355,7 +364,7 @@ func TestRouters(t *testing.T) {
 // The changes of an earlier run lead to the same figures, and what was counted meanwhile is added.
 func TestRestart(t *testing.T) {
 	before, restored := book(t, "tokens 1M per day", "tokens 6000 per 1m"), book(t, "tokens 1M per day", "tokens 6000 per 1m")
-	before.Changed = func(now time.Time, c Change, _ bool) { restored.Apply(0, now.Round(time.Millisecond), c) }
+	before.Journal = told(func(now time.Time, c Change) { restored.Apply(0, now.Round(time.Millisecond), c) })
 	now := noon
 	for range 20 {
 		reserve(t, before, now, ask("a", 100, 0)).Settle(now.Add(time.Second), reported(150, 50, 0))
@@ -365,7 +374,7 @@ func TestRestart(t *testing.T) {
 	after := book(t, "tokens 1M per day", "tokens 6000 per 1m")
 	now = now.Add(500 * time.Millisecond)
 	reserve(t, after, now, ask("a", 30, 0)).Settle(now, reported(30, 0, 0))
-	after.Add(now, restored)
+	after.Restore(now, restored, false)
 	wantUsed(t, after, now, "a", 4100, 50) // 70 less 50, and 30
 }
 
@@ -377,7 +386,7 @@ func TestHostileChanges(t *testing.T) {
 		c := Change{Key{1, r.Uint64N(3)}, r.Int64() - math.MaxInt64/2, r.Int64() - math.MaxInt64/2, r.IntN(5) - 2, time.Duration(r.Int64())}
 		at := noon.Add(time.Duration(r.Int64N(int64(48*time.Hour))) - 24*time.Hour)
 		b.Apply(r.Uint64N(4), at, c)
-		b.Merge(r.Uint64N(4), at, &State{c.Key, c.Running, []Level{{Tokens, Day, c.Tokens, c.Requests}, {9, 9, 9, 9}}})
+		b.Merge(at, &State{c.Key, []Level{{Tokens, Day, c.Tokens, c.Requests}, {9, 9, 9, 9}}})
 	}
 	for i := range uint64(4) {
 		b.Gone(i)

@@ -14,9 +14,8 @@ type Change struct {
 
 // State is how an account stands at a router.
 type State struct {
-	Key     Key
-	Running int // requests under way there
-	Levels  []Level
+	Key    Key
+	Levels []Level
 }
 
 // Level is how much of a limit is used.
@@ -98,7 +97,7 @@ func (b *Book) States(now time.Time, within time.Duration, each func(*State)) {
 		if a.idle() {
 			continue
 		}
-		s := State{Key: k, Running: a.running, Levels: make([]Level, 0, len(a.limits))}
+		s := State{Key: k, Levels: make([]Level, 0, len(a.limits))}
 		for i, l := range a.limits {
 			if m := &a.meters[i]; m.used > 0 {
 				level := Level{Of: l.Of, Per: l.Per, Used: int64(m.used + 0.5)}
@@ -116,23 +115,39 @@ func (b *Book) States(now time.Time, within time.Duration, each func(*State)) {
 	}
 }
 
-// Merge takes the state of an account at another router, or of an earlier run if the router is 0. Routers
-// count what all of them use, so the larger figure is right.
-func (b *Book) Merge(router uint64, at time.Time, s *State) {
-	b.merge(router, at, s, func(used, theirs float64) float64 { return max(used, theirs) })
+// Merge takes the state of an account at another router, or of an earlier run. Routers count what all of
+// them use, so the larger figure is right.
+func (b *Book) Merge(at time.Time, s *State) {
+	changed := b.merge(at, s, func(used, theirs float64) float64 { return max(used, theirs) })
+	if changed && b.Journal != nil {
+		b.Journal.Stands(at, *s)
+	}
 }
 
-// Add adds the states of another book, which has counted what this one has not.
-func (b *Book) Add(now time.Time, of *Book) {
+// Anew returns an empty book with the same limits.
+func (b *Book) Anew() *Book {
+	of := new(Book)
+	of.rules.Store(b.rules.Load())
+	return of
+}
+
+// Restore takes over a book of an earlier run. If other routers share what they know, they may have told of
+// the same use already.
+func (b *Book) Restore(now time.Time, of *Book, shared bool) {
 	of.States(now, 0, func(s *State) {
-		b.merge(0, now, s, func(used, theirs float64) float64 { return used + theirs })
+		b.merge(now, s, func(used, theirs float64) float64 {
+			if shared {
+				return max(used, theirs)
+			}
+			return used + theirs
+		})
 	})
 }
 
-func (b *Book) merge(router uint64, at time.Time, s *State, join func(used, theirs float64) float64) {
+func (b *Book) merge(at time.Time, s *State, join func(used, theirs float64) float64) (changed bool) {
 	r := b.rules.Load()
 	if r == nil || !r.any {
-		return
+		return false
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -145,12 +160,17 @@ func (b *Book) merge(router uint64, at time.Time, s *State, join func(used, thei
 			if l.Of != level.Of || l.Per != level.Per || l.Of == Concurrent {
 				continue
 			}
-			if m.advance(l, t); l.Per > 0 || level.Period == m.at {
-				m.used = join(m.used, float64(min(max(0, level.Used), maxAmount)))
+			theirs := float64(min(max(0, level.Used), maxAmount))
+			switch m.advance(l, t); {
+			case l.Per > 0: // since then, some has come back
+				theirs -= float64(l.Amount) * float64(m.at-t.book) / float64(l.Per)
+			case level.Period != m.at:
+				continue
 			}
+			had := m.used
+			m.used = join(had, max(0, theirs))
+			changed = changed || m.used > had
 		}
 	}
-	if router != 0 {
-		b.runs(router, a, s.Key, s.Running)
-	}
+	return changed
 }

@@ -35,7 +35,7 @@ type Tenant struct {
 const minWeight, maxWeight = 1e-3, 1e3
 
 // maxTenants bounds the tenants in a file, maxName a tenant's name in bytes.
-const maxTenants, maxName = 1 << 20, 1 << 10
+const maxTenants, maxName = 1 << 20, 128
 
 // ParseTenants reads a file of tenants: a JSON object by name. It refuses unknown members.
 func ParseTenants(file []byte) (map[string]Tenant, error) {
@@ -83,7 +83,7 @@ func Hash(name string) uint64 {
 	if name == "" {
 		return 0
 	}
-	sum := sha256.Sum256([]byte(name))
+	sum := sha256.Sum256([]byte(name)) // so that nobody can choose names of equal hashes
 	return max(1, binary.BigEndian.Uint64(sum[:]))
 }
 

@@ -1,6 +1,7 @@
 package quota
 
 import (
+	"fmt"
 	"slices"
 	"strconv"
 	"time"
@@ -50,9 +51,19 @@ type TenantStanding struct {
 	Limits  []LimitStanding `json:"limits"`
 }
 
+// String is a line such as "tenant a: 3 requests under way, 12 % of tokens 2M per 1m, 5 refused".
+func (s *TenantStanding) String() string {
+	text := fmt.Appendf(nil, "tenant %q: %d requests under way", s.Tenant, s.Running)
+	for i := range s.Limits {
+		l := &s.Limits[i]
+		text = fmt.Appendf(text, ", %.0f %% of %s", 100*float64(l.Used)/float64(max(1, l.Limit.Amount)), l.Limit)
+	}
+	return string(fmt.Appendf(text, ", %d refused", s.Refused))
+}
+
 // LimitStanding is how one limit stands.
 type LimitStanding struct {
-	Limit string  `json:"limit"`
+	Limit Limit   `json:"limit"`
 	Used  int64   `json:"used"`
 	Reset float64 `json:"reset_seconds"` // until nothing of it is used
 }
@@ -104,7 +115,7 @@ func (a *account) stand(t moment, k Key) TenantStanding {
 	}
 	for i := range a.limits {
 		l, m := &a.limits[i], &a.meters[i]
-		one := LimitStanding{Limit: l.String(), Used: int64(m.used + 0.5), Reset: m.wait(l, t, 0).Seconds()}
+		one := LimitStanding{Limit: *l, Used: int64(m.used + 0.5), Reset: m.wait(l, t, 0).Seconds()}
 		if l.Of == Concurrent {
 			one.Used, one.Reset = int64(s.Running), 0
 		}

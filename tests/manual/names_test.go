@@ -14,6 +14,7 @@
 package manual
 
 import (
+	"encoding"
 	"maps"
 	"reflect"
 	"regexp"
@@ -97,7 +98,7 @@ func jsonFields(t reflect.Type, prefix string) (paths []string) {
 			}
 			of = of.Elem()
 		}
-		if of.Kind() == reflect.Struct && strings.HasPrefix(of.PkgPath(), "github.com/caddy-kvrouter/") {
+		if of.Kind() == reflect.Struct && strings.HasPrefix(of.PkgPath(), "github.com/caddy-kvrouter/") && !of.Implements(reflect.TypeFor[encoding.TextMarshaler]()) {
 			paths = append(paths, jsonFields(of, path+".")...)
 			continue
 		}

@@ -1,0 +1,110 @@
+package handler
+
+import (
+	"math"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/quota"
+	"go.uber.org/zap"
+
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+)
+
+// unmarshalLimit reads a line such as "limit tokens 2M per 1m", "limit file <path>" or
+// "limit cached_weight 0.1".
+func (h *Handler) unmarshalLimit(d *caddyfile.Dispenser) error {
+	if h.Limits == nil {
+		h.Limits = new(pool.Limits)
+	}
+	l, args := h.Limits, d.CountRemainingArgs()
+	if args != 2 {
+		return limitsOf(&l.Default)(d)
+	}
+	switch d.NextArg(); d.Val() {
+	case "file":
+		d.NextArg()
+		if l.File != "" {
+			return d.Err("limit file already specified")
+		}
+		l.File = d.Val()
+		return nil
+	case "cached_weight":
+		d.NextArg()
+		w, err := strconv.ParseFloat(d.Val(), 64)
+		if err != nil || !(w >= 0 && w <= 1) {
+			return d.Errf("limit cached_weight: must be between 0 and 1, got '%s'", d.Val())
+		}
+		l.CachedWeight = &w
+		return nil
+	}
+	d.Prev()
+	return limitsOf(&l.Default)(d)
+}
+
+// limitsOf returns what reads a line such as "limit tokens 2M per 1m".
+func limitsOf(to *[]quota.Limit) func(*caddyfile.Dispenser) error {
+	return func(d *caddyfile.Dispenser) error {
+		l, err := quota.ParseLimit(strings.Join(d.RemainingArgs(), " "))
+		if err != nil {
+			return d.WrapErr(err)
+		}
+		*to = append(*to, l)
+		return nil
+	}
+}
+
+// incidentLimited begins when a tenant reaches a limit.
+const incidentLimited = "tenants have reached their limits, and the router refuses their requests"
+
+// reserve reserves what a request may use of its tenant's limits. The error is a refusal.
+func (h *Handler) reserve(w http.ResponseWriter, p *plan.Plan, now time.Time) (*quota.Reservation, error) {
+	if !p.Infers() || !h.pool.Quota.Limits() {
+		return nil, nil //nolint:nilnil // a nil reservation limits nothing
+	}
+	res, exceeded := h.pool.Quota.Reserve(now, h.asks(p))
+	if exceeded == nil {
+		if res != nil {
+			res.Headers(w.Header().Set)
+		}
+		return res, nil
+	}
+	exceeded.Headers(w.Header().Set)
+	h.pool.Incidents.Raise(now, incidentLimited, h.pool.Logger)
+	if exceeded.First {
+		h.pool.Logger().Warn("a tenant has reached a limit", zap.String("tenant", exceeded.Tenant),
+			zap.Stringer("limit", exceeded.Limit), zap.Duration("wait", exceeded.Wait))
+	}
+	wait := math.Ceil(exceeded.Wait.Seconds())
+	return nil, &api.Refusal{
+		API: plan.OrUnplanned(p.API), Status: http.StatusTooManyRequests, Code: api.CodeLimit, Err: exceeded, RetryAfter: int(wait),
+	}
+}
+
+// asks returns what a request asks of its tenant's limits.
+func (h *Handler) asks(p *plan.Plan) *quota.Ask {
+	ask := &quota.Ask{Name: p.Tenant.Name, Tenant: p.Tenant.Hash, Prompt: p.Score.Tokens}
+	if p.Class != nil {
+		ask.Class = p.Class.Name
+	}
+	if p.API != nil && p.API.Work() == api.Generate {
+		ask.Choices = 1
+	}
+	if req := p.Request; req != nil && ask.Choices > 0 {
+		ask.Choices, ask.Answer = req.Choices, req.MaxTokens
+	}
+	return ask
+}
+
+// charge charges what a request has used.
+func (h *Handler) charge(res *quota.Reservation, report *dispatch.Report) {
+	if now := time.Now(); !report.Charge(now, res) {
+		h.pool.Incidents.Raise(now, "engines report impossible numbers of tokens: estimates count for the limits of tenants", h.pool.Logger)
+	}
+}
