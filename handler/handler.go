@@ -339,14 +339,17 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, err error) erro
 	return answer(w, r, err)
 }
 
+var eventStream = http.Header{"Content-Type": {"text/event-stream; charset=utf-8"}}
+
 // earlyHeader returns the header that the client of a stream gets if the engine's takes too long; nil if it
 // waits for that.
 func (h *Handler) earlyHeader(w http.ResponseWriter, r *http.Request) http.Header {
 	if h.Keepalive == 0 && (hasErrorRoutes(r) || len(h.ReverseProxy.HandleResponse) > 0) {
 		return nil // what the client gets may be theirs
 	}
-	early := http.Header{"Content-Type": {"text/event-stream; charset=utf-8"}}
+	early := eventStream
 	if ops := h.ReverseProxy.Headers; ops != nil && ops.Response != nil && (ops.Response.Require == nil || ops.Response.Require.Match(http.StatusOK, early)) {
+		early = early.Clone()
 		repl, _ := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 		ops.Response.ApplyTo(early, repl)
 		maps.DeleteFunc(early, func(_ string, values []string) bool { // what only the answer knows

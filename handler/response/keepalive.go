@@ -1,8 +1,8 @@
 package response
 
 import (
-	"maps"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -20,8 +20,9 @@ type Keepalive struct {
 	client http.ResponseWriter
 	api    api.API
 	every  time.Duration // between two ticks
-	header http.Header   // of the answer, which becomes the client's unless the client has the router's
-	passed bool          // the answer's header has come
+	header http.Header   // of the answer; nil before that
+	passed bool          // the answer's header has gone out, or is dropped
+	clean  bool          // all that was written is flushed
 
 	mu     sync.Mutex // held while the client is written to
 	timer  *time.Timer
@@ -46,7 +47,7 @@ const maxErrorBody = 64 << 10
 // the header that the client gets if the answer's takes too long; nil if it waits for that.
 func Keep(client http.ResponseWriter, a api.API, every time.Duration, early http.Header) *Keepalive {
 	k := &Keepalive{
-		client: client, api: a, every: max(every/ticks, time.Millisecond), early: early, header: client.Header().Clone(), end: "\n\n",
+		client: client, api: a, every: max(every/ticks, time.Millisecond), early: early, end: "\n\n",
 	}
 	k.mu.Lock() // tick needs the timer
 	defer k.mu.Unlock()
@@ -70,12 +71,14 @@ func (k *Keepalive) tick() {
 	}
 	if !k.sent {
 		k.sent, k.own = true, true
-		maps.Copy(k.client.Header(), k.early)
+		for name, values := range k.early {
+			k.client.Header()[name] = slices.Clone(values)
+		}
 		k.client.WriteHeader(http.StatusOK)
 	}
 	k.silent = 0
 	_, _ = k.client.Write([]byte(": keepalive" + k.end))
-	_ = http.NewResponseController(k.client).Flush()
+	_ = k.flush()
 }
 
 // Late returns whether the client has the router's header. If it has not, it will not get it.
@@ -89,9 +92,12 @@ func (k *Keepalive) Late() bool {
 	return k.own
 }
 
+// Header implements http.ResponseWriter. It is first called when there is an answer.
 func (k *Keepalive) Header() http.Header {
-	if k.passed && !k.own {
-		return k.client.Header()
+	if k.header == nil {
+		if k.header = k.client.Header(); k.Late() {
+			k.header = make(http.Header)
+		}
 	}
 	return k.header
 }
@@ -100,10 +106,11 @@ func (k *Keepalive) WriteHeader(status int) {
 	if k.passed || status < http.StatusOK { // engines send no early hints with a stream
 		return
 	}
+	k.passed = true
+	h := k.Header()
+	streams := status == http.StatusOK && body.MediaType(h) == body.EventStream && !body.Compressed(h)
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.passed = true
-	streams := status == http.StatusOK && body.MediaType(k.header) == body.EventStream && !body.Compressed(k.header)
 	if k.own {
 		if !streams {
 			k.status = status
@@ -111,10 +118,7 @@ func (k *Keepalive) WriteHeader(status int) {
 		return
 	}
 	k.sent, k.wrote = true, true
-	k.quiet = !streams || k.header.Get("Content-Length") != ""
-	to := k.client.Header()
-	clear(to)
-	maps.Copy(to, k.header)
+	k.quiet = !streams || h.Get("Content-Length") != ""
 	k.client.WriteHeader(status)
 }
 
@@ -127,7 +131,11 @@ func (k *Keepalive) Write(p []byte) (int, error) {
 		return len(p), nil
 	}
 	k.wrote, k.end = true, ending(p)
-	return k.client.Write(p)
+	n, err := k.client.Write(p)
+	if !k.quiet && err == nil { // here, for one lock is cheaper than two
+		k.clean, err = true, k.flush()
+	}
+	return n, err
 }
 
 // ending returns how an event's last bytes end it; an empty string if they do not.
@@ -142,10 +150,16 @@ func ending(p []byte) string {
 
 // FlushError is what http.ResponseController calls.
 func (k *Keepalive) FlushError() error {
+	if k.clean {
+		k.clean = false
+		return nil
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return http.NewResponseController(k.client).Flush()
+	return k.flush()
 }
+
+func (k *Keepalive) flush() error { return http.NewResponseController(k.client).Flush() }
 
 // Unwrap is for http.ResponseController.
 func (k *Keepalive) Unwrap() http.ResponseWriter { return k.client }
