@@ -73,18 +73,6 @@ func (p *Pool) Queued(t time.Time) (classes, tenants []Queued) {
 	return classes, tenants[:min(len(tenants), mostTenants)]
 }
 
-// Ahead returns how long the requests take, as predicted, that would start before one that came now. cost is
-// the time of its own prefill, in milliseconds.
-func (p *Pool) Ahead(want *Wants, cost float64) time.Duration {
-	if p.Waiting() == 0 {
-		return 0
-	}
-	p.queue.mu.Lock()
-	defer p.queue.mu.Unlock()
-	ahead := p.queue.order.Ahead(&queue.Entry{Class: want.Class, Tenant: want.Tenant, Weight: want.TenantWeight, Cost: cost})
-	return time.Duration(ahead / float64(max(1, p.queue.order.Parallel)) * float64(time.Millisecond))
-}
-
 // WhyWait says why a request that came now would wait, from the queue's part.
 func (p *Pool) WhyWait(want *Wants, t time.Time) (why []string) {
 	p.queue.mu.Lock()

@@ -3,9 +3,11 @@ package pool
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -305,4 +307,67 @@ func TestHoldLetsGo(t *testing.T) {
 			stuck[i].Leave(false, nil)
 		}
 	})
+}
+
+// TestHeldRequestsAreKept holds many requests. Some clients leave, the operator drains a worker, a
+// configuration ends the hold, and the pool ends.
+func TestHeldRequestsAreKept(t *testing.T) {
+	for name, happens := range map[string]func(r *room, leave func()){
+		"clients leave": func(_ *room, leave func()) { leave() },
+		"drain":         func(r *room, _ func()) { r.Drain(r.offers.workers()[0], true) },
+		"reload": func(r *room, _ func()) {
+			set := *r.Settings.Load()
+			set.Hold = HoldOff
+			r.Apply(&set)
+		},
+		"the pool ends": func(r *room, _ func()) { r.endLife() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				r := roomOf(ctx, t, HoldAuto, usual(), usual())
+				r.learn(t)
+				own, leave := context.WithCancel(ctx)
+				defer leave()
+				var served, left atomic.Int64
+				var clients sync.WaitGroup
+				for i := range 60 {
+					clients.Go(func() {
+						at := ctx
+						if i%2 == 0 {
+							at = own
+						}
+						switch _, err := r.ask(at, Wants{}, &load{tokens: 4000}, uint64(1e6+i)); {
+						case err == nil:
+							served.Add(1)
+						case errors.Is(err, context.Canceled):
+							left.Add(1)
+						default:
+							t.Error(err)
+						}
+					})
+				}
+				synctest.Wait()
+				if held := r.Waiting(); held < 40 {
+					t.Fatalf("%d wait", held)
+				}
+				if happens(r, leave); name == "reload" && r.Waiting() != 0 {
+					t.Errorf("%d wait without hold", r.Waiting())
+				}
+				clients.Wait()
+				if served.Load()+left.Load() != 60 || name != "clients leave" && left.Load() > 0 {
+					t.Errorf("%d are served, %d left", served.Load(), left.Load())
+				}
+				for _, w := range r.offers.workers() {
+					if ok, _ := r.Scheduler.HasRoom(time.Now(), w.Target(0)); !ok || running(w) != 0 {
+						t.Errorf("%s: %d run, and it has room: %v", w.Dial, running(w), ok)
+					}
+				}
+				if r.Waiting() != 0 || r.Scheduler.Stats().Leases != 0 {
+					t.Error("something is left")
+				}
+			})
+		})
+	}
 }
