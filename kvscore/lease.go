@@ -281,6 +281,9 @@ func (l *Lease) computed(at time.Time, seen bool) {
 		l.load.awaiting.remove(l, at, seen)
 	}
 	l.load.prefill -= l.prefill
+	if l.remote {
+		l.load.remotePrefill -= l.prefill
+	}
 	l.prefill = 0
 	l.decode()
 }

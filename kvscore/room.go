@@ -67,12 +67,16 @@ func (s *Scheduler) HasRoom(now time.Time, t Target) (ok bool, in time.Duration)
 
 // crowd returns for how many milliseconds a target will have no room, as predicted; 0 if it has room.
 // It has if less than one step is booked there, or what is booked takes less than one more step, or is
-// short. A target has room as long as the pool has
-// learned no times. The load of other clients does not count, because a request that is held would
-// fall behind it. The lock is held.
+// short. A target has room as long as the pool has learned no times. The load of other clients does not
+// count, because a request that is held would fall behind it.
+//
+// Of several routers, each one has its share of a step for its own requests. Else the router whose
+// request has just ended would see the room first, and one that has none there would never get any. The
+// lock is held.
 func (s *Scheduler) crowd(now time.Time, ld *load) float64 {
 	step := max(minStepTokens, cmp.Or(ld.step, DefaultStepTokens)) * max(1, s.depth)
-	if ld.prefill+ld.promised < step || s.latency.samples < trusting {
+	n := int64(max(1, s.routers.n))
+	if n*(ld.prefill-ld.remotePrefill+ld.promised) < step || s.latency.samples < trusting {
 		return 0
 	}
 	context, factor := ld.reads(s.settings.BlockSize), ld.speed.factor(now)

@@ -60,3 +60,29 @@ func TestRoutersShareTargets(t *testing.T) {
 		}
 	}
 }
+
+// TestRoomOfRouters books one prompt of another router, and then one of this router's own.
+func TestRoomOfRouters(t *testing.T) {
+	for n, rooms := range map[int][2]bool{1: {false, false}, 2: {true, false}} {
+		s, at := NewScheduler(Settings{}), Target{Worker: 1}
+		s.Declare(at, 1_000_000)
+		s.SetRouters(0, n)
+		s.latency.samples = trusting
+		var leases []*Lease
+		for i, remote := range []bool{true, false} {
+			r := prompt(uint64(i + 1))
+			r.Tokens, r.Remote = 4*DefaultStepTokens, remote
+			_, l := s.Select(epoch, r, []Target{at}, 0, nil, new(Selection))
+			leases = append(leases, l)
+			if got, _ := s.HasRoom(epoch, at); got != rooms[i] {
+				t.Errorf("%d routers, after %d prompts: room %v", n, i+1, got)
+			}
+		}
+		for _, l := range leases {
+			l.End(true, nil)
+		}
+		if got, _ := s.HasRoom(epoch, at); !got {
+			t.Errorf("%d routers, at the end: no room", n)
+		}
+	}
+}

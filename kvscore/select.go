@@ -314,6 +314,9 @@ func (s *Scheduler) addLoad(l *Lease, now time.Time) {
 	ld.unshared += l.unshared
 	ld.untracked += l.untracked
 	ld.prefill += l.prefill
+	if l.remote {
+		ld.remotePrefill += l.prefill
+	}
 	if l.prefill > 0 {
 		ld.awaiting.push(l, now)
 		l.isAwaiting = true
