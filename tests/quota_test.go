@@ -33,8 +33,8 @@ type tenantStanding struct {
 	} `json:"limits"`
 }
 
-// tenants returns how the limits of tenants stand, by name.
-func (s *server) tenants(t testing.TB) map[string]tenantStanding {
+// standings returns how the limits of tenants stand, by name.
+func (s *server) standings(t testing.TB) map[string]tenantStanding {
 	t.Helper()
 	var p struct {
 		Limits struct {
@@ -52,7 +52,7 @@ func (s *server) tenants(t testing.TB) map[string]tenantStanding {
 // used returns how much of each limit a tenant has used.
 func (s *server) used(t testing.TB, tenant string) (list []int64) {
 	t.Helper()
-	for _, l := range s.tenants(t)[tenant].Limits {
+	for _, l := range s.standings(t)[tenant].Limits {
 		list = append(list, l.Used)
 	}
 	return list
@@ -126,7 +126,7 @@ func TestLimits(t *testing.T) {
 	if now, _ := spread(engines); !slices.Equal(now, served) {
 		t.Errorf("%v requests reached engines, %v before", now, served)
 	}
-	if got := s.tenants(t)["a"].Refused; got != 3 {
+	if got := s.standings(t)["a"].Refused; got != 3 {
 		t.Errorf("%d refused", got)
 	}
 
@@ -172,7 +172,7 @@ func TestLimitsOfOddRequests(t *testing.T) {
 	prompt := strings.Repeat("some words of a prompt ", 100)
 	charged := func(name string, least, most, requests int64) {
 		t.Helper()
-		eventually(t, "the end of "+name, func() bool { return s.tenants(t)[name].Running == 0 })
+		eventually(t, "the end of "+name, func() bool { return s.standings(t)[name].Running == 0 })
 		if used := s.used(t, name); used == nil && requests == 0 {
 			return
 		} else if len(used) != 3 || used[0] < least || used[0] > most || used[1] != requests {
@@ -218,7 +218,7 @@ func TestLimitsOfOddRequests(t *testing.T) {
 	for range 2 {
 		go func() { left <- s.chat(ctx, ask(prompt).streamed(), "X-Key", "many") }()
 	}
-	eventually(t, "two requests", func() bool { return s.tenants(t)["many"].Running == 2 })
+	eventually(t, "two requests", func() bool { return s.standings(t)["many"].Running == 2 })
 	if a := s.chat(t.Context(), ask("hello"), "X-Key", "many"); a.status != 429 || a.header.Get("Retry-After") != "1" {
 		t.Errorf("the third request: %d, Retry-After %q", a.status, a.header.Get("Retry-After"))
 	}
@@ -319,7 +319,7 @@ func TestLimitsOfRouters(t *testing.T) {
 	routers[1].awaitRouters(t, 1)
 	for _, r := range routers { // and what is over is over everywhere
 		eventually(t, "the end of all requests", func() bool {
-			for _, one := range r.tenants(t) {
+			for _, one := range r.standings(t) {
 				if one.Running != 0 {
 					return false
 				}
@@ -340,7 +340,7 @@ func TestLimitsOfRouters(t *testing.T) {
 		t.Errorf("only %d requests were granted", sum)
 	}
 	for i, r := range routers {
-		for name, one := range r.tenants(t) {
+		for name, one := range r.standings(t) {
 			who, err := strconv.Atoi(strings.TrimPrefix(name, "t"))
 			if err != nil {
 				continue
@@ -361,7 +361,7 @@ func TestLimitsOfRouters(t *testing.T) {
 	for i, r := range routers {
 		r.start(t, site)
 		refused := 0
-		eventually(t, "the journal", func() bool { return len(r.tenants(t)) > 0 })
+		eventually(t, "the journal", func() bool { return len(r.standings(t)) > 0 })
 		for who := range tenants {
 			if a := r.chat(t.Context(), ask("again"), "X-Key", fmt.Sprint("t", who)); a.status == http.StatusTooManyRequests {
 				refused++
