@@ -68,15 +68,16 @@ func (s *server) timed(t testing.TB, c chat, header ...string) (a answer, took t
 	return read(resp), took
 }
 
-// overload sends essays at random times, 18 a second, where 12 can be served. It returns how many got their
+// overload sends essays of four tenants at random times, 18 a second, where 12 can be served. It returns how many got their
 // first token in time or late, and what the others got.
 func (s *server) overload(t *testing.T, d, target time.Duration) (in, late int, others []answer) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(time.Duration(rnd.ExpFloat64() * float64(time.Second) / 18)) {
+		org := fmt.Sprint(rnd.IntN(4))
 		all.Go(func() {
-			a, took := s.timed(t, essay(2500))
+			a, took := s.timed(t, essay(2500), "X-Org", org)
 			mu.Lock()
 			defer mu.Unlock()
 			switch {
@@ -99,9 +100,9 @@ func TestOverloadRefusesWhatWouldBeLate(t *testing.T) {
 	takesSeconds(t)
 	served := make(map[string]float64) // the share in time
 	for _, late := range []string{"serve", "refuse"} {
-		s := startCaddy(t, fmt.Sprintf("kv_router %s {\npool %s\nclass default {\nttft 1s\nlate %s\n}\n}", startComputing(t, 2), late, late))
-		for range 12 {
-			s.timed(t, essay(2500))
+		s := startCaddy(t, fmt.Sprintf("kv_router %s {\npool %s\ntenant {header.X-Org}\nclass default {\nttft 1s\nlate %s\n}\n}", startComputing(t, 2), late, late))
+		for i := range 30 {
+			s.timed(t, essay(2500), "X-Org", fmt.Sprint(i%4))
 		}
 		in, tooLate, others := s.overload(t, span(5*time.Second, 20*time.Second), time.Second)
 		served[late] = float64(in) / float64(in+tooLate+len(others))

@@ -130,15 +130,20 @@ const (
 	recentSample = 0.05
 	// checkEvery is how often a late request is served if nothing else shows how predictions are.
 	checkEvery = 10 * time.Second
-	// harmless is the part of a target below which the error of a prediction does not matter.
-	harmless = 0.1
+	// Below soonEnough and beyond tooLate of a target, the error of a prediction does not matter. While all
+	// requests are very late, their times depend on those that come later.
+	soonEnough, tooLate = 0.1, 2
 )
 
 // Compare records when a first token was predicted and when it came, both from the time when the request
 // was ready.
 func (p *Promises) Compare(class string, target, predicted, actual time.Duration, now time.Time) {
-	least := max(harmless*target.Seconds(), 1e-3)
-	off := math.Abs(math.Log(max(predicted.Seconds(), least) / max(actual.Seconds(), least)))
+	least, most := max(soonEnough*target.Seconds(), 1e-3), math.Inf(1)
+	if target > 0 {
+		most = tooLate * target.Seconds()
+	}
+	matters := func(d time.Duration) float64 { return min(max(d.Seconds(), least), most) }
+	off := math.Abs(math.Log(matters(predicted) / matters(actual)))
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	a := p.accuracy(class)

@@ -32,11 +32,13 @@ func TestPromisesAreChecked(t *testing.T) {
 	doubts("at first", unchecked)
 	compare(9, time.Second, time.Second)
 	doubts("with few samples", unchecked)
-	compare(1, 3*time.Second, 2*time.Second)
+	compare(1, 1500*time.Millisecond, time.Second)
 	doubts("with enough", "")
 	compare(100, time.Millisecond, 90*time.Millisecond)
 	doubts("with errors that do not matter", "")
-	compare(100, 5*time.Second, 2*time.Second)
+	compare(100, 10*time.Second, 3*time.Second)
+	doubts("with errors beyond the target", "")
+	compare(100, 1500*time.Millisecond, 600*time.Millisecond)
 	doubts("with predictions of 2.5 times", incidentOff)
 	if off, known := p.Off("chat"); !known || off < 2.4 || off > 2.6 {
 		t.Errorf("off by %v, %v", off, known)
@@ -44,9 +46,9 @@ func TestPromisesAreChecked(t *testing.T) {
 	class.Tolerance = 3
 	doubts("with more tolerance", "")
 	class.Tolerance = 0
-	compare(100, 2*time.Second, 5*time.Second)
+	compare(100, 400*time.Millisecond, time.Second)
 	doubts("with predictions of 0.4 times", incidentOff)
-	compare(100, 2*time.Second, 2*time.Second)
+	compare(100, time.Second, time.Second)
 	doubts("after good ones", "")
 	now = now.Add(checkEvery)
 	doubts("after a while", unchecked)
