@@ -178,19 +178,19 @@ func ReasonIn(data []byte) (reason rawjson.Span) {
 }
 
 // Revive forgets that the answer has failed or ended: it goes on elsewhere.
-func (a *Answer) Revive(j *Joint) {
+func (a *Answer) Revive(s *Splicer) {
 	a.failed, a.done = 0, false
 	a.responseID = ""
-	a.ids.lost = a.ids.lost || !j.ids && (a.first || len(a.ids.ids) > 0)
+	a.ids.lost = a.ids.lost || !s.ids && (a.first || len(a.ids.ids) > 0)
 }
 
 // Rest is the part of an answer that another engine is asked for.
 type Rest struct {
-	Way    string
-	Text   string // that the prompt goes on with
-	Tokens int64  // of it; the caller may count them better, unless Exact
-	Exact  bool
-	Joint  *Joint
+	Way     string
+	Text    string // that the prompt goes on with
+	Tokens  int64  // of it; the caller may count them better, unless Exact
+	Exact   bool
+	Splicer *Splicer
 
 	ids   []uint32
 	lens  []uint16
@@ -211,7 +211,7 @@ func (a *Answer) Rest(body []byte) (rest *Rest, reason string) {
 	if a.exactly() {
 		rest = a.rest(WayExact)
 		rest.ids, rest.lens, rest.Tokens = a.ids.ids, a.ids.lens, int64(len(a.ids.ids))
-		rest.exact, rest.Joint.ids = true, true
+		rest.exact, rest.Splicer.ids = true, true
 		return rest, ""
 	}
 	if !a.first && a.finished == 0 {
@@ -224,32 +224,32 @@ func (a *Answer) Rest(body []byte) (rest *Rest, reason string) {
 		return nil, StaysTokenIDs
 	}
 	rest = a.rest(WayIDs)
-	rest.ids, rest.Joint.ids = a.ids.ids, true
+	rest.ids, rest.Splicer.ids = a.ids.ids, true
 	rest.Tokens, rest.Exact = a.Tokens()
 	return rest, ""
 }
 
 // rest returns the rest in one way.
 func (a *Answer) rest(way string) *Rest {
-	j := &Joint{answer: a, prompt: unknown, cached: unknown, events: a.track.events, blocks: a.track.blocks}
+	s := &Splicer{answer: a, prompt: unknown, cached: unknown, events: a.track.events, blocks: a.track.blocks}
 	if way != WayWhole {
-		j.prompt, j.cached, j.finished, j.counted = a.prompt, a.cached, a.finished > 0, a.track.counted
+		s.prompt, s.cached, s.finished, s.counted = a.prompt, a.cached, a.finished > 0, a.track.counted
 	}
-	return &Rest{Way: way, Exact: true, Joint: j, req: a.req}
+	return &Rest{Way: way, Exact: true, Splicer: s, req: a.req}
 }
 
 // textRest returns how to ask for the rest with the text so far.
 func (a *Answer) textRest(body []byte) *Rest {
 	rest := a.rest(WayText)
-	j := rest.Joint
+	s := rest.Splicer
 	rest.Tokens, rest.Exact = a.Tokens()
 	if rest.Text = rawjson.Text(a.kept.raw); a.finished > 0 {
 		return rest
 	}
 	kept := splitAt(rest.Text, a.req.stops(body), a.req.API.Name() != NameCompletions)
-	if rest.Text, j.owed = rest.Text[:kept], rest.Text[kept:]; j.owed != "" {
+	if rest.Text, s.duplicate = rest.Text[:kept], rest.Text[kept:]; s.duplicate != "" {
 		rest.Exact = false
-		if last := a.kept.raw[len(a.kept.raw)-a.track.last:]; strings.HasSuffix(j.owed, rawjson.Text(last)) {
+		if last := a.kept.raw[len(a.kept.raw)-a.track.last:]; strings.HasSuffix(s.duplicate, rawjson.Text(last)) {
 			rest.Tokens-- // a token that the engine gives again
 		}
 	}
@@ -394,9 +394,9 @@ func (r *Rest) Ask(e *Editor, unlimited bool) {
 	if !r.exact && (r.Text != "" || r.ids != nil) {
 		r.continuePrompt(e)
 	}
-	r.Joint.tokens, r.Joint.behind = r.Tokens, r.Tokens
+	r.Splicer.tokens, r.Splicer.behind = r.Tokens, r.Tokens
 	if r.Text == "" && r.ids == nil {
-		r.Joint.behind = 0
+		r.Splicer.behind = 0
 	}
 	limit := int64(-1) // what is left of it
 	for _, name := range limits {
@@ -412,14 +412,14 @@ func (r *Rest) Ask(e *Editor, unlimited bool) {
 	if n, ok := integer(e.Value("min_tokens")); ok && n > 0 {
 		r.limit(e, "min_tokens", max(n-r.Tokens, 0))
 	}
-	if limit != 0 && !r.Joint.finished {
+	if limit != 0 && !r.Splicer.finished {
 		return
 	}
 	// the engine gives one token, which nobody gets
 	if r.exact {
-		r.ids, r.Joint.behind = nil, 0
+		r.ids, r.Splicer.behind = nil, 0
 	}
-	r.Way, r.exact, r.Joint.end, r.Joint.owed = WayEnd, false, true, ""
+	r.Way, r.exact, r.Splicer.end, r.Splicer.duplicate = WayEnd, false, true, ""
 	if limit < 0 {
 		e.Set("max_tokens", []byte{'1'})
 	}

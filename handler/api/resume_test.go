@@ -101,8 +101,8 @@ func TestRestOfAnOddPrompt(t *testing.T) {
 	}
 }
 
-// TestJoint compares what clients get of the second part of a stream.
-func TestJoint(t *testing.T) {
+// TestSplicer compares what clients get of the second part of a stream.
+func TestSplicer(t *testing.T) {
 	const chatBody = `{"messages":[{"role":"user","content":"q"}],"max_tokens":10}`
 	other := func(choice string) string { return `{"id":"2","created":2,"model":"n","choices":[` + choice + `]}` }
 	mine := func(choice string) string { return `{"id":"1","created":1,"model":"m","choices":[` + choice + `]}` }
@@ -151,7 +151,7 @@ func TestJoint(t *testing.T) {
 		}
 		rest.Ask(a.req.Editor([]byte(v.body)), false)
 		for i, e := range v.second {
-			out, ok := rest.Joint.Event([]byte(e))
+			out, ok := rest.Splicer.Event([]byte(e))
 			if got := string(out); ok != (v.want[i] != "!") || ok && got != v.want[i] {
 				t.Errorf("%s: of %s the client gets %s, %v; want %s", v.name, e, got, ok, v.want[i])
 			}
@@ -159,8 +159,8 @@ func TestJoint(t *testing.T) {
 	}
 }
 
-// FuzzJoint gives joints any data. What a client gets is JSON.
-func FuzzJoint(f *testing.F) {
+// FuzzSplicer gives splicers any data. What a client gets is JSON.
+func FuzzSplicer(f *testing.F) {
 	f.Add(0, "so ", chatPiece(" far"))
 	f.Add(1, "so", `{"choices":[{"text":"a","finish_reason":"stop"}],"usage":{"prompt_tokens":1,"prompt_tokens_details":{"cached_tokens":1}}}`)
 	f.Add(2, "so", `{"type":"content_block_delta","delta":{"type":"text_delta","text":"x"}}`)
@@ -180,7 +180,7 @@ func FuzzJoint(f *testing.F) {
 		if rest.Ask(e, false); !json.Valid(e.Apply()) {
 			t.Error("the request is no JSON")
 		}
-		out, ok := rest.Joint.Event([]byte(data))
+		out, ok := rest.Splicer.Event([]byte(data))
 		if ok && out != nil && strings.TrimSpace(string(out)) != "[DONE]" && !json.Valid(out) {
 			t.Errorf("%s becomes %s", data, out)
 		}

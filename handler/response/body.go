@@ -113,9 +113,9 @@ type Body struct {
 	rest    []byte          // bytes that the client gets next
 	after   error           // what follows them
 
-	joint *api.Joint // edits the events of a stream that goes on elsewhere; nil for others
-	stays bool       // the mover knows that the stream cannot go on elsewhere
-	begun bool       // the listener knows that it has begun
+	splicer *api.Splicer // edits the events of a stream that goes on elsewhere; nil for others
+	stays   bool         // the mover knows that the stream cannot go on elsewhere
+	begun   bool         // the listener knows that it has begun
 }
 
 // NewBody makes the body of an answer. It removes the answer's Content-Length if the
@@ -151,7 +151,7 @@ func NewBody(resp *http.Response, o Options) *Body {
 
 // edits returns whether events are edited.
 func (b *Body) edits() bool {
-	return b.CutUsage || b.CutIDs || b.added != nil && b.added.stream != nil || b.joint != nil
+	return b.CutUsage || b.CutIDs || b.added != nil && b.added.stream != nil || b.splicer != nil
 }
 
 // promises returns whether answers of a media type must be readable: streams of events

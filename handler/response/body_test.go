@@ -186,7 +186,7 @@ func (m *restOf) Move(_ error, a *api.Answer) *Rest {
 	if m.rest = ""; rest == "" || r == nil {
 		return nil
 	}
-	return &Rest{From: io.NopCloser(strings.NewReader(rest)), Joint: r.Joint}
+	return &Rest{From: io.NopCloser(strings.NewReader(rest)), Splicer: r.Splicer}
 }
 
 // Track implements Mover.

@@ -25,7 +25,7 @@ type Mover interface {
 type Rest struct {
 	From  io.ReadCloser
 	Ctx   context.Context // of the attempt; see Options
-	Joint *api.Joint
+	Splicer *api.Splicer
 }
 
 // broke returns whether a stream that ends with err lacks its end, and something can follow.
@@ -57,9 +57,9 @@ func (b *Body) move(why error) bool {
 		return false
 	}
 	_ = from.Close()
-	b.from, b.Ctx, b.joint = rest.From, rest.Ctx, rest.Joint
+	b.from, b.Ctx, b.splicer = rest.From, rest.Ctx, rest.Splicer
 	b.frames = new(rawjson.Framer)
-	b.reader.Revive(rest.Joint)
+	b.reader.Revive(rest.Splicer)
 	b.named = false
 	return true
 }

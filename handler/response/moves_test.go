@@ -276,7 +276,7 @@ func (w *world) Move(why error, a *api.Answer) *Rest {
 		w.t.Fatal("it does not fit")
 	}
 	rest.Ask(e, false)
-	return &Rest{From: w.stream(e.Apply()), Joint: rest.Joint}
+	return &Rest{From: w.stream(e.Apply()), Splicer: rest.Splicer}
 }
 
 // sse reads a stream as clients do. The last event counts without its empty line, too.

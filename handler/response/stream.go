@@ -94,7 +94,7 @@ func (b *Body) last(t time.Time, out []byte, err error) ([]byte, error) {
 	switch {
 	case b.move(err):
 		err = nil
-	case errors.Is(err, io.EOF) && (b.joint == nil || b.reader.Done()):
+	case errors.Is(err, io.EOF) && (b.splicer == nil || b.reader.Done()):
 		return append(out, rest...), err // for the engine it is an end
 	case errors.Is(err, io.EOF):
 		err = io.ErrUnexpectedEOF // it was to have an end
@@ -154,8 +154,8 @@ func (b *Body) events(t time.Time) error {
 			return err
 		}
 		length := len(f.Data)
-		if b.joint != nil && !f.Failed && (len(f.Data) > 0 || f.Long) {
-			switch data, ok := b.joint.Event(f.Data); {
+		if b.splicer != nil && !f.Failed && (len(f.Data) > 0 || f.Long) {
+			switch data, ok := b.splicer.Event(f.Data); {
 			case ok && f.Lines == 1 && data == nil:
 				b.frames.Drop()
 				continue
@@ -237,7 +237,7 @@ func (b *Body) edit(f rawjson.Frame, length int) {
 		b.frames.Drop()
 		return
 	}
-	if b.joint != nil && f.Lines == 1 {
+	if b.splicer != nil && f.Lines == 1 {
 		all := rawjson.Edit{Span: rawjson.Span{End: length}, Text: rawjson.Splice(nil, f.Data, changes)}
 		changes = append(changes[:0], all)
 	}

@@ -9,15 +9,15 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-// Joint makes the stream of another engine go on where the client's has broken off. It gives it
+// Splicer makes the stream of another engine go on where the client's has broken off. It gives it
 // the first one's id and the usage of both, and takes out its beginning and text that comes twice.
-type Joint struct {
+type Splicer struct {
 	answer         *Answer // what the client has
 	prompt, cached int64   // of the first part; -1 is unknown
 	tokens         int64   // of the first part
 	behind         int64   // of them behind the prompt of this one
 	ids            bool    // this part goes on with the ids of the first one
-	owed           string  // text that the client has and the engine writes again
+	duplicate      string  // text that the client has and the engine writes again
 	events, blocks int     // that the client had of the first part
 	finished       bool    // the client has the reason of the end
 	counted        bool    // and the usage of the whole
@@ -27,8 +27,8 @@ type Joint struct {
 
 // Event returns the data of an event as the client gets it; nil if the client gets nothing of
 // it. It is not ok if the event does not belong to a stream that goes on.
-func (j *Joint) Event(data []byte) (out []byte, ok bool) {
-	if j.events == 0 || string(bytes.TrimSpace(data)) == "[DONE]" {
+func (s *Splicer) Event(data []byte) (out []byte, ok bool) {
+	if s.events == 0 || string(bytes.TrimSpace(data)) == "[DONE]" {
 		return data, true
 	}
 	if !json.Valid(data) {
@@ -43,13 +43,13 @@ func (j *Joint) Event(data []byte) (out []byte, ok bool) {
 		return data, true
 	}
 	var keep bool
-	switch j.answer.req.API.(type) {
+	switch s.answer.req.API.(type) {
 	case chat, completions:
-		keep, ok = j.chunk(e)
+		keep, ok = s.chunk(e)
 	case messages:
-		keep, ok = j.message(e)
+		keep, ok = s.message(e)
 	case responses:
-		keep, ok = j.response(e), true
+		keep, ok = s.response(e), true
 	default:
 		return nil, false
 	}
@@ -60,14 +60,14 @@ func (j *Joint) Event(data []byte) (out []byte, ok bool) {
 }
 
 // chunk edits a chunk of OpenAI's older APIs.
-func (j *Joint) chunk(e *Editor) (keep, ok bool) {
+func (s *Splicer) chunk(e *Editor) (keep, ok bool) {
 	if e.last("choices") == nil {
 		return false, false
 	}
-	j.identify(e, j.answer.track.first)
+	s.identify(e, s.answer.track.first)
 	usage := e.notNull("usage")
 	if usage {
-		j.usage(e, "prompt_tokens", "completion_tokens")
+		s.usage(e, "prompt_tokens", "completion_tokens")
 	}
 	says, choices := false, 0
 	for v := range e.last("choices").Elements(e.body) {
@@ -76,21 +76,21 @@ func (j *Joint) chunk(e *Editor) (keep, ok bool) {
 		if v.First(e.body) != '{' || in == nil {
 			return false, false
 		}
-		says = j.choice(in) || says
+		says = s.choice(in) || says
 		e.within = append(e.within, object{Editor: in})
 	}
 	// a chunk without choices has usage, or llama.cpp's timings
-	return says || choices == 0 && (!usage || !j.counted), true
+	return says || choices == 0 && (!usage || !s.counted), true
 }
 
 // choice edits a choice, and returns whether it says anything to the client.
-func (j *Joint) choice(e *Editor) (says bool) {
+func (s *Splicer) choice(e *Editor) (says bool) {
 	text, name := e, "text"
 	if e.last("delta") != nil {
 		text, _ = e.Object("delta")
 		name = "content"
 	}
-	if j.end {
+	if s.end {
 		e.Cut("token_ids")
 		e.Cut("prompt_token_ids")
 	}
@@ -100,26 +100,26 @@ func (j *Joint) choice(e *Editor) (says bool) {
 	if text.last("role") != nil {
 		text.Cut("role")
 	}
-	says = j.text(text, name)
+	says = s.text(text, name)
 	for _, other := range [...]string{"reasoning", "reasoning_content", "tool_calls", "function_call", "refusal"} {
 		m := text.last(other)
-		says = says || m != nil && m.HasContent(text.body) && !j.end
+		says = says || m != nil && m.HasContent(text.body) && !s.end
 	}
 	if m := e.last("token_ids"); m != nil && m.HasContent(e.body) {
-		says = says || !j.end // to the reader of ids
+		says = says || !s.end // to the reader of ids
 	}
 	if m := e.last("finish_reason"); m != nil && m.HasContent(e.body) {
-		if j.end && !j.finished {
+		if s.end && !s.finished {
 			e.Set("finish_reason", []byte(`"length"`))
 		}
-		says = !j.finished
+		says = !s.finished
 	}
 	return says
 }
 
 // text edits a member that is a piece of the answer's text. It returns whether the client gets any
 // of it.
-func (j *Joint) text(e *Editor, name string) bool {
+func (s *Splicer) text(e *Editor, name string) bool {
 	m := e.last(name)
 	if m == nil {
 		return false
@@ -128,27 +128,27 @@ func (j *Joint) text(e *Editor, name string) bool {
 	if !ok || len(raw) == 0 {
 		return false
 	}
-	if j.end {
+	if s.end {
 		e.Set(name, []byte(`""`))
 		return false
 	}
-	if j.owed == "" {
+	if s.duplicate == "" {
 		return true
 	}
 	text := rawjson.Text(raw)
 	n := 0
-	for n < min(len(text), len(j.owed)) && text[n] == j.owed[n] {
+	for n < min(len(text), len(s.duplicate)) && text[n] == s.duplicate[n] {
 		n++
 	}
-	if j.owed = j.owed[n:]; n < len(text) {
-		j.owed = "" // it writes something else, or all of it has come
+	if s.duplicate = s.duplicate[n:]; n < len(text) {
+		s.duplicate = "" // it writes something else, or all of it has come
 	}
 	e.Set(name, rawjson.AppendString(nil, text[n:]))
 	return n < len(text)
 }
 
 // identify gives an object the identity of the first part's first event.
-func (j *Joint) identify(e *Editor, first []byte) {
+func (s *Splicer) identify(e *Editor, first []byte) {
 	in := rawjson.Span{End: len(first)}
 	for _, name := range identity {
 		if first == nil || e.last(name) == nil {
@@ -162,8 +162,8 @@ func (j *Joint) identify(e *Editor, first []byte) {
 
 // usage edits the counts in a member usage. The prompt's and the cached tokens are those of the
 // first part. The answer's are those of both.
-func (j *Joint) usage(e *Editor, prompt, completion string) {
-	if j.tokens == 0 && !j.end {
+func (s *Splicer) usage(e *Editor, prompt, completion string) {
+	if s.tokens == 0 && !s.end {
 		return
 	}
 	u, ok := e.Object("usage")
@@ -177,11 +177,11 @@ func (j *Joint) usage(e *Editor, prompt, completion string) {
 	}
 	p, _ := integer(u.Value(prompt))
 	c, _ := integer(u.Value(completion))
-	if p -= j.behind; j.prompt >= 0 {
-		p = j.prompt
+	if p -= s.behind; s.prompt >= 0 {
+		p = s.prompt
 	}
-	if c += j.tokens; j.end {
-		c = j.tokens
+	if c += s.tokens; s.end {
+		c = s.tokens
 	}
 	set(u, prompt, p)
 	set(u, completion, c)
@@ -189,8 +189,8 @@ func (j *Joint) usage(e *Editor, prompt, completion string) {
 	if u.notNull("prompt_tokens_details") {
 		d, ok := u.Object("prompt_tokens_details")
 		if n, known := integer(d.Value("cached_tokens")); ok && known {
-			if n = min(n, p); j.cached >= 0 {
-				n = j.cached
+			if n = min(n, p); s.cached >= 0 {
+				n = s.cached
 			}
 			set(d, "cached_tokens", n)
 		}
@@ -210,35 +210,35 @@ func (e *Editor) isError() bool {
 }
 
 // message edits an event of Anthropic's messages.
-func (j *Joint) message(e *Editor) (keep, ok bool) {
+func (s *Splicer) message(e *Editor) (keep, ok bool) {
 	kind := rawjson.Span{End: len(e.body)}.Get(e.body, "type").Text(e.body)
 	switch kind {
 	case "message_start":
 		return false, true
 	case "content_block_start":
 		block := rawjson.Span{End: len(e.body)}.Get(e.body, "content_block").Get(e.body, "type").Text(e.body)
-		if j.blocks == 0 {
+		if s.blocks == 0 {
 			return true, true
 		}
-		j.blocks--
-		return false, block == j.answer.track.block
+		s.blocks--
+		return false, block == s.answer.track.block
 	case "content_block_delta":
 		delta, ok := e.Object("delta")
 		if ok && string(delta.Value("type")) == `"text_delta"` {
-			return j.text(delta, "text"), true
+			return s.text(delta, "text"), true
 		}
-		return !j.end, ok
+		return !s.end, ok
 	case "content_block_stop":
-		return !j.finished, true
+		return !s.finished, true
 	case "message_delta":
-		if j.finished {
+		if s.finished {
 			return false, true
 		}
-		if delta, ok := e.Object("delta"); ok && j.end {
+		if delta, ok := e.Object("delta"); ok && s.end {
 			delta.Set("stop_reason", []byte(`"max_tokens"`))
 		}
 		if e.notNull("usage") {
-			j.usage(e, "", "output_tokens") // the first event had the prompt's
+			s.usage(e, "", "output_tokens") // the first event had the prompt's
 		}
 	}
 	return true, true
@@ -246,10 +246,10 @@ func (j *Joint) message(e *Editor) (keep, ok bool) {
 
 // response drops the events that tell of a response's life if the client has had them. A move
 // comes before any other event, and the events' numbers go on.
-func (j *Joint) response(e *Editor) (keep bool) {
+func (s *Splicer) response(e *Editor) (keep bool) {
 	kind := rawjson.Span{End: len(e.body)}.Get(e.body, "type").Text(e.body)
-	if j.began < j.events && lifeEvent(kind) {
-		j.began++
+	if s.began < s.events && lifeEvent(kind) {
+		s.began++
 		return false
 	}
 	return true
