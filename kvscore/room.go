@@ -75,8 +75,11 @@ func (s *Scheduler) HasRoom(now time.Time, t Target) (ok bool, in time.Duration)
 // lock is held.
 func (s *Scheduler) crowd(now time.Time, ld *load) float64 {
 	step := max(minStepTokens, cmp.Or(ld.step, DefaultStepTokens)) * max(1, s.depth)
-	n := int64(max(1, s.routers.n))
-	if n*(ld.prefill-ld.remotePrefill+ld.promised) < step || s.latency.samples < trusting {
+	booked := ld.prefill + ld.promised
+	if n := int64(s.routers.n); n > 1 {
+		booked = n * (booked - ld.remotePrefill)
+	}
+	if booked < step || s.latency.samples < trusting {
 		return 0
 	}
 	context, factor := ld.reads(s.settings.BlockSize), ld.speed.factor(now)
