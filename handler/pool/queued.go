@@ -105,9 +105,6 @@ func (p *Pool) WhyWait(want *Wants, t time.Time) (why []string) {
 
 // WouldHold returns whether a request would wait for room of the targets.
 func (p *Pool) WouldHold(want *Wants, targets []kvscore.TargetRef, t time.Time) bool {
-	if want.isBackground() && p.queue.others.Load() > 0 {
-		return true
-	}
 	return (want.isBackground() || p.isHeld(want, t)) && !slices.ContainsFunc(targets, func(at kvscore.TargetRef) bool {
 		if want.isBackground() {
 			return p.Scheduler.IsQuiet(t, at.Target)

@@ -100,7 +100,7 @@ func (q *waiters) roomsFor(l *lane, w *worker.Worker, t time.Time) []bool {
 	rooms := make([]bool, w.Ranks())
 	_, limit := w.Running()
 	for rank := range rooms { // others find a quarter of the slots
-		rooms[rank] = q.others.Load() == 0 && (limit == 0 || 4*w.FreeSlots() > limit) && q.workers.Scheduler.IsQuiet(t, w.Target(rank))
+		rooms[rank] = (limit == 0 || 4*w.FreeSlots() > limit) && q.workers.Scheduler.IsQuiet(t, w.Target(rank))
 	}
 	return rooms
 }
@@ -176,8 +176,8 @@ func (p *Pool) roomier(t kvscore.Target) {
 	}
 }
 
-// isBackground returns whether the request may only use what others leave. It gets a seat while none of
-// another class waits, on a target where it delays none. What has begun goes on like any other.
+// isBackground returns whether the request may only use what others leave. It gets a seat that no waiting
+// request of another class can use, on a target where it delays none. What has begun goes on like any other.
 func (w *Wants) isBackground() bool {
 	return w.Class != nil && w.Class.Background && !w.Rest && w.Kind != worker.KindOther && w.Part != worker.Prefill
 }

@@ -61,6 +61,10 @@ func (e *simulated) run(ctx context.Context) {
 		if len(batch) == 0 {
 			select {
 			case <-e.came:
+				select {
+				case <-time.After(time.Microsecond): // all that come now are there
+				case <-ctx.Done():
+				}
 			case <-ctx.Done():
 			}
 			continue
