@@ -85,7 +85,7 @@ type Ask struct {
 func (a *Ask) expected(typical float64) int64 {
 	n := int64(math.Ceil(typical)) * int64(a.Choices)
 	if a.Answer > 0 {
-		n = min(n, a.Answer*int64(a.Choices))
+		n = min(n, min(a.Answer, maxUsage)*int64(a.Choices))
 	}
 	return min(n, maxUsage)
 }

@@ -240,7 +240,7 @@ func TestExpectedAnswer(t *testing.T) {
 	if res = reserve(t, b, noon, &Ask{Tenant: Hash("a")}); res.answer != 0 {
 		t.Errorf("expects %d of a request without an answer", res.answer)
 	}
-	if res = reserve(t, b, noon, &Ask{Tenant: Hash("a"), Prompt: -1, Answer: math.MaxInt64 / 2, Choices: 1 << 20}); res.answer > maxUsage || res.prompt != 0 {
+	if res = reserve(t, b, noon, &Ask{Tenant: Hash("b"), Prompt: -1, Answer: math.MaxInt64 / 2, Choices: 1 << 20}); res.answer < 1 || res.answer > maxUsage || res.prompt != 0 {
 		t.Errorf("expects %d", res.answer)
 	}
 }
@@ -501,5 +501,24 @@ func BenchmarkReserve(b *testing.B) {
 				res.Settle(now, reported(1000, 50, 0))
 			}
 		})
+	}
+}
+
+// The tenants that have used most come first.
+func TestTopTenants(t *testing.T) {
+	b := book(t, "requests 100 per day")
+	for i, n := range rand.New(rand.NewPCG(1, 2)).Perm(50) { //nolint:gosec // a test
+		for range n {
+			reserve(t, b, noon, ask(fmt.Sprint(i), 1, 0))
+		}
+	}
+	last := int64(50)
+	for _, one := range b.Stand(noon, 5).Top {
+		if last--; one.Limits[0].Used != last {
+			t.Errorf("%s has used %d, want %d", one.Tenant, one.Limits[0].Used, last)
+		}
+	}
+	if last != 45 || len(b.Stand(noon, 0).Top) != 0 {
+		t.Errorf("the last one of the first five has used %d", last)
 	}
 }

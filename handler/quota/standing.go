@@ -1,6 +1,7 @@
 package quota
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -87,22 +88,20 @@ func (b *Book) Stand(now time.Time, most int) *Standing {
 	}
 	var top []one
 	for k, a := range b.accounts {
+		if most == 0 {
+			break
+		}
 		a.follow(r, k)
 		a.advance(t)
-		if part, of := a.used(); of >= 0 && part > 0 {
-			top = append(top, one{k, part})
+		part, _ := a.used()
+		if part == 0 || len(top) == most && part <= top[most-1].part {
+			continue
 		}
+		at, _ := slices.BinarySearchFunc(top, part, func(o one, part float64) int { return cmp.Compare(part, o.part) })
+		top = slices.Insert(top, at, one{k, part})
+		top = top[:min(most, len(top))]
 	}
-	slices.SortFunc(top, func(x, y one) int {
-		switch {
-		case x.part > y.part:
-			return -1
-		case x.part < y.part:
-			return 1
-		}
-		return 0
-	})
-	for _, o := range top[:min(most, len(top))] {
+	for _, o := range top {
 		s.Top = append(s.Top, b.accounts[o.key].stand(t, o.key))
 	}
 	return s
