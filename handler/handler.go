@@ -282,19 +282,22 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		p.GiveBack()
 		return h.refuse(w, r, err)
 	}
+	var report *dispatch.Report
+	defer func() { h.charge(reserved, report) }()
 	d, err := h.dispatcher.Begin(p, start)
 	if err != nil {
-		reserved.Drop(time.Now())
 		p.GiveBack()
 		return h.refuse(w, r, err)
 	}
+	d.OwnLimits = reserved != nil
 	defer func() {
-		report := d.End()
-		h.charge(reserved, report)
+		report = d.End()
 		h.report(r, report)
 	}()
 	if p.Request != nil && p.Request.Stream && h.Keepalive >= 0 {
-		k := response.Keep(w, p.API, cmp.Or(time.Duration(h.Keepalive), 15*time.Second), h.earlyHeader(w, r))
+		k := response.Keep(w, p.API, cmp.Or(time.Duration(h.Keepalive), 15*time.Second), h.earlyHeader(w, r), func() bool {
+			return h.Keepalive > 0 || d.Seated() // by default, the queue's refusals keep their status
+		})
 		defer k.Close()
 		w = k
 	}

@@ -102,9 +102,11 @@ func (h *Handler) asks(p *plan.Plan) *quota.Ask {
 	return ask
 }
 
-// charge charges what a request has used.
+// charge charges what a request has used. Without a report, it was not dispatched.
 func (h *Handler) charge(res *quota.Reservation, report *dispatch.Report) {
-	if now := time.Now(); !report.Charge(now, res) {
+	if report == nil {
+		res.Drop(time.Now())
+	} else if now := time.Now(); !report.Charge(now, res) {
 		h.pool.Incidents.Raise(now, "engines report impossible numbers of tokens: estimates count for the limits of tenants", h.pool.Logger)
 	}
 }

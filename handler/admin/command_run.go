@@ -19,7 +19,7 @@ func runCommand() *cobra.Command {
 		Use: "run --to <address>...", Short: "Runs a router without a configuration file", Args: cobra.NoArgs, SilenceUsage: true, SilenceErrors: true,
 		Long: `Runs a router in front of engines, and prints what check says of them. The
 commands of kv-router then show it. With --print it only prints the Caddyfile
-that does the same.
+that does the same, with the key.
 
 It serves HTTP without keys. Listen on a private address, or use a Caddyfile.`,
 		Example: "  caddy kv-router run --to gpu-1:8000 --to gpu-2:8000 --listen localhost:8080",
@@ -54,7 +54,6 @@ func runRouter(fl caddycmd.Flags) (int, error) {
 	if err = caddy.Load(config, false); err != nil {
 		return exitFailed, err
 	}
-	fmt.Print(file)
 	checkPools(6 * time.Second)
 	select {}
 }

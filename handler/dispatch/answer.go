@@ -1,8 +1,10 @@
 package dispatch
 
 import (
+	"maps"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
@@ -24,6 +26,9 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 		d.freeBody()
 	}
 	a.Label(resp.Header)
+	if d.OwnLimits {
+		maps.DeleteFunc(resp.Header, func(name string, _ []string) bool { return strings.HasPrefix(name, "X-Ratelimit-") })
+	}
 	if resp.StatusCode == http.StatusSwitchingProtocols {
 		a.Prefilled(time.Now())
 		a.Hold() // a tunnel may be silent for as long as it is open

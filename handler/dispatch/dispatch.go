@@ -6,6 +6,7 @@ package dispatch
 import (
 	"context"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
@@ -64,7 +65,8 @@ type tries struct {
 	attempt  *attempt.Attempt
 	phases   *split.Phases // of the attempt; nil if the request is not split
 	attempts int
-	suspects int // failed attempts that may have reached an engine
+	seated   atomic.Bool // a worker was found
+	suspects int         // failed attempts that may have reached an engine
 	refusals
 	triedBuf [4]*worker.Worker // backs tried for the first four workers
 	failure  error             // of the last attempt
@@ -85,6 +87,9 @@ type outgoing struct {
 
 // result is what the client gets.
 type result struct {
+	// OwnLimits says that the client has headers of its tenant's limits, in place of the engine's.
+	OwnLimits bool
+
 	answer   *delivery // nil while there is none
 	cached   int64     // the engine's count of cached tokens; -1 is unknown
 	err      error

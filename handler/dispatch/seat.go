@@ -64,6 +64,9 @@ func (d *Dispatch) lookAgain() {
 	}
 }
 
+// Seated returns whether a worker was found. Any goroutine may call it.
+func (d *Dispatch) Seated() bool { return d.seated.Load() }
+
 // seat finds a seat on a worker, and begins an attempt there.
 func (d *Dispatch) seat(ctx context.Context) error {
 	want, a := d.Wants(), new(attempt.Attempt)
@@ -75,6 +78,7 @@ func (d *Dispatch) seat(ctx context.Context) error {
 		a.Upstream.Host = new(reverseproxy.Host)
 	}
 	d.attempts++
+	d.seated.Store(true)
 	d.attempt, d.phases = a, nil // at once: End ends it if anything below panics
 	a.Worker.Requested(d.plan.Model)
 	d.turn.Choose(a.Target)

@@ -6,14 +6,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"go.uber.org/zap"
 )
 
 // TestEventsAreOfTheLog writes log lines, and looks at the events.
 func TestEventsAreOfTheLog(t *testing.T) {
-	p := testPool(t, wanted(worker.Settings{Dial: "a:1"}))
-	p.events = make(chan event, 1) // that the pool does not read
+	p := &registry{Name: "test", events: make(chan event, 1)}
 	log := p.Logger()
 	log.Info("worker is well")
 	log.Debug("condition begins")

@@ -32,7 +32,7 @@ func (e *LateError) After() time.Duration { return e.Predicted - e.Left }
 // worker has already failed is served all the same.
 func (w *Wants) isPromised() bool {
 	return w.Class != nil && w.Class.Late != queue.Serve && !w.Demoted && !w.Deadline.IsZero() &&
-		len(w.Tried) == 0 && w.Kind != worker.KindOther && w.Part != worker.Prefill
+		len(w.Tried) == 0 && !w.Rest && w.Kind != worker.KindOther && w.Part != worker.Prefill
 }
 
 // within returns how soon the first token of a request must come, in milliseconds, for its class to serve

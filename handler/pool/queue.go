@@ -95,6 +95,9 @@ func (q *waiters) outcome(ctx context.Context, m *waiter, most time.Duration) gr
 			q.renew(m, o)
 			continue
 		case <-over:
+			if over = nil; q.letGo(m) {
+				continue
+			}
 		case <-ctx.Done():
 		}
 		return q.atLast(m)
@@ -124,11 +127,29 @@ func (q *waiters) enter(m *waiter, most int) (waits bool) {
 	q.look(t)
 	q.push(m, t)
 	q.place(m.lane, t)
-	if q.order.Len() > most {
+	if q.order.Len() > most && !q.letFirst(func(*lane) bool { return true }, t) {
 		last := q.order.Last().Value.(*waiter) //nolint:forcetypeassert,errcheck // it has no other values
 		q.decide(last, last.takeWorse(t, ErrQueueFull))
 	}
 	return !m.out
+}
+
+// letGo lets the first of a waiter's lane go, because the waiter's time is up. So a tenant's surplus does not
+// pass those before it. It returns false if the lane is not held for room.
+func (q *waiters) letGo(m *waiter) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return m.out || q.letFirst(func(l *lane) bool { return l == m.lane }, time.Now())
+}
+
+// letFirst sends the first held request of some lanes to an engine without room.
+func (q *waiters) letFirst(may func(*lane) bool, t time.Time) bool {
+	f := q.first(func(l *lane) bool { return may(l) && !l.background && l.isHeld(t) }, t)
+	if f == nil {
+		return false
+	}
+	q.decide(f, f.takeWorse(t, ErrWaited))
+	return true
 }
 
 // push adds a waiter to its lane, and to the order. The caller holds the lock.
@@ -209,8 +230,9 @@ func (q *waiters) takeUnclaimed(w *worker.Worker, background bool) bool {
 		q.mu.Lock()
 		defer q.mu.Unlock()
 		t := time.Now()
+		q.look(t)
 		if q.first(func(l *lane) bool {
-			return (background || !l.background) && l.canUse(w, t)
+			return (background || !l.background) && l.rankIn(q.roomsFor(l, w, t)) >= 0 && l.canUse(w, t)
 		}, t) != nil {
 			return false
 		}

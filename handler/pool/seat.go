@@ -69,7 +69,9 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *
 	giveBack := func() { p.queue.giveBack(&g) }
 	defer giveBack()
 	var at place
-	p.heed(want, time.Now())
+	if want.Kind != worker.KindOther {
+		p.heed(want, time.Now())
+	}
 	wait := func(want *Wants) error {
 		by.Waits()
 		renew := by.Renew
@@ -105,6 +107,7 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *
 		case sat == seated:
 			return waited, nil
 		case sat == tardy:
+			giveBack() // it is charged to the class
 			want, err = late(want, s.soonest, time.Now())
 		case !found && g.worker != nil:
 			giveBack() // its worker cannot be used any more
@@ -118,12 +121,13 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *
 			giveBack() // of another worker: all were full before
 			home := *want
 			home.Only = choice.Home
-			if err = wait(&home); errors.Is(err, ErrWaited) {
+			if err = wait(&home); errors.Is(err, ErrWaited) && !(want.isPromised() && want.left(time.Now()) <= 0) {
 				return waited, ErrHomeWaited
 			}
 			homeless = g.worker == nil
 		case sat == taken && p.Waiting() == 0: // the worker has just filled up
 		default:
+			giveBack()
 			err = wait(want)
 		}
 		if errors.Is(err, ErrWaited) && want.isPromised() && want.left(time.Now()) <= 0 {
@@ -230,6 +234,9 @@ func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Choos
 	*at = place{max(0, c.Sel.Tokens-terms.OverlapTokens), terms.PrefillTime, c.Sel.Work(i)}
 	switch late := p.predict(s, want, c, choice.Bound, i, lease != nil); {
 	case late:
+		if lease != nil { // a policy has changed its candidates
+			lease.End(false, nil)
+		}
 		return tardy
 	case lease == nil:
 		return crowded

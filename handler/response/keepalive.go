@@ -27,12 +27,14 @@ type Keepalive struct {
 	mu     sync.Mutex // held while the client is written to
 	timer  *time.Timer
 	early  http.Header // the router's own; nil if the client waits for the answer's
+	may    func() bool // whether the client may get it now
 	own    bool        // the client has it
 	sent   bool        // the client has a header
 	quiet  bool        // the client gets no more comments
 	wrote  bool        // since the last tick
 	silent int         // ticks that the stream has been silent, rounded up
 	end    string      // of the client's last event; empty within one
+	last   [4]byte     // that the client got
 	status int         // of an answer that becomes an error event; 0 if there is none
 	failed []byte      // its body
 }
@@ -44,10 +46,11 @@ const ticks = 4
 const maxErrorBody = 64 << 10
 
 // Keep has a client's stream kept alive until Close: it is not silent for longer than every. early is
-// the header that the client gets if the answer's takes too long; nil if it waits for that.
-func Keep(client http.ResponseWriter, a api.API, every time.Duration, early http.Header) *Keepalive {
+// the header that the client gets if the answer's takes too long and may returns true. It is nil if the
+// client waits for the answer's.
+func Keep(client http.ResponseWriter, a api.API, every time.Duration, early http.Header, may func() bool) *Keepalive {
 	k := &Keepalive{
-		client: client, api: a, every: max(every/ticks, time.Millisecond), early: early, end: "\n\n",
+		client: client, api: a, every: max(every/ticks, time.Millisecond), early: early, may: may, end: "\n\n",
 	}
 	k.mu.Lock() // tick needs the timer
 	defer k.mu.Unlock()
@@ -66,7 +69,7 @@ func (k *Keepalive) tick() {
 	if k.silent++; k.wrote {
 		k.wrote, k.silent = false, 1 // the write may be as old as a tick
 	}
-	if k.silent < ticks || k.end == "" || !k.sent && k.early == nil {
+	if k.silent < ticks || k.end == "" || !k.sent && (k.early == nil || !k.may()) {
 		return
 	}
 	if !k.sent {
@@ -130,12 +133,24 @@ func (k *Keepalive) Write(p []byte) (int, error) {
 		k.failed = append(k.failed, p[:min(len(p), maxErrorBody-len(k.failed))]...)
 		return len(p), nil
 	}
-	k.wrote, k.end = true, ending(p)
+	k.wrote = true
+	k.saw(p)
 	n, err := k.client.Write(p)
 	if !k.quiet && err == nil { // here, for one lock is cheaper than two
 		k.clean, err = true, k.flush()
 	}
 	return n, err
+}
+
+// saw notes the last bytes that the client gets. An event may end in several writes.
+func (k *Keepalive) saw(p []byte) {
+	if len(p) == 0 {
+		return
+	}
+	for _, b := range p[max(0, len(p)-len(k.last)):] {
+		k.last = [4]byte{k.last[1], k.last[2], k.last[3], b}
+	}
+	k.end = ending(k.last[:])
 }
 
 // ending returns how an event's last bytes end it; an empty string if they do not.

@@ -106,7 +106,7 @@ func TestKeepalive(t *testing.T) {
 				if v.late {
 					early = nil
 				}
-				k := Keep(client, nil, 15*time.Second, early)
+				k := Keep(client, nil, 15*time.Second, early, always)
 				v.do(k)
 				k.Close()
 				got := client.Body.String()
@@ -132,7 +132,7 @@ func TestKeepalive(t *testing.T) {
 func TestKeepaliveBesideAnAnswer(t *testing.T) {
 	for wait := range 10 {
 		client := httptest.NewRecorder()
-		k := Keep(client, nil, 2*time.Millisecond, http.Header{"Content-Type": {"text/event-stream"}})
+		k := Keep(client, nil, 2*time.Millisecond, http.Header{"Content-Type": {"text/event-stream"}}, always)
 		k.Header().Set("Content-Type", "text/event-stream")
 		time.Sleep(time.Duration(wait) * 400 * time.Microsecond)
 		k.Header().Set("X-Engine", "e1")
@@ -162,7 +162,7 @@ func (nowhere) FlushError() error           { return nil }
 func BenchmarkKeepalive(b *testing.B) {
 	p := []byte(strings.Repeat("x", 200) + "\n\n")
 	client := nowhere{http.Header{}}
-	for name, w := range map[string]http.ResponseWriter{"kept": Keep(client, nil, time.Hour, nil), "plain": client} {
+	for name, w := range map[string]http.ResponseWriter{"kept": Keep(client, nil, time.Hour, nil, always), "plain": client} {
 		b.Run(name, func(b *testing.B) {
 			w.Header().Set("Content-Type", "text/event-stream")
 			w.WriteHeader(200)
@@ -177,7 +177,46 @@ func BenchmarkKeepalive(b *testing.B) {
 	b.Run("request", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			Keep(client, nil, time.Hour, nil).Close()
+			Keep(client, nil, time.Hour, nil, always).Close()
+		}
+	})
+}
+
+func always() bool { return true }
+
+// TestKeepaliveOfSplitEnds has events end in several writes.
+func TestKeepaliveOfSplitEnds(t *testing.T) {
+	for name, parts := range map[string][]string{
+		"in two": {"data: {}\n", "\n"}, "an empty write": {"data: {}\n\n", ""}, "CRLF": {"data: {}\r\n\r", "\n"}, "bytes": {"data: x", "\r", "\n", "\r", "\n"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			client := httptest.NewRecorder()
+			k := Keep(client, nil, 15*time.Second, nil, always)
+			k.Header().Set("Content-Type", "text/event-stream")
+			for _, part := range parts {
+				_, _ = io.WriteString(k, part)
+			}
+			time.Sleep(time.Minute)
+			k.Close()
+			if got := client.Body.String(); !strings.Contains(got, ": keepalive") {
+				t.Errorf("%s: %q", name, got)
+			}
+		})
+	}
+}
+
+// TestKeepaliveWaitsForASeat has no worker for a while.
+func TestKeepaliveWaitsForASeat(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client, begun := httptest.NewRecorder(), time.Now()
+		k := Keep(client, nil, 15*time.Second, http.Header{"Content-Type": {"text/event-stream"}}, func() bool { return time.Since(begun) > time.Minute })
+		time.Sleep(50 * time.Second)
+		if k.own {
+			t.Error("the client has a header already")
+		}
+		time.Sleep(20 * time.Second)
+		if k.Close(); !k.own {
+			t.Error("the client has no header")
 		}
 	})
 }

@@ -23,8 +23,8 @@ type Mover interface {
 
 // Rest is the rest of a stream, from another engine.
 type Rest struct {
-	From  io.ReadCloser
-	Ctx   context.Context // of the attempt; see Options
+	From    io.ReadCloser
+	Ctx     context.Context // of the attempt; see Options
 	Splicer *api.Splicer
 }
 
