@@ -39,8 +39,8 @@ func startApart(t *testing.T, f engine.Flavour, prefills, decodes int, options .
 	return startApartOf(t, engine.Config{Flavour: f, Transfer: new(engine.Transfer)}, prefills, decodes, options...)
 }
 
-// apartLease is for how long a prefill engine keeps a prompt, and apartLost how long a decode engine tries to get it:
-// two seconds and one, by these engines' clocks. A busy machine makes both late.
+// apartLease is for how long a prefill engine keeps a prompt, and apartLost how long a decode engine tries to get it.
+// These are two seconds and one, by these engines' clocks. A busy machine makes both late.
 const apartLease, apartLost = 200 * time.Second, 100 * time.Second
 
 // startApartOf is startApart with engines of a configuration.
