@@ -116,7 +116,7 @@ func TestMonitorsAreNoTenants(t *testing.T) {
 }
 
 // TestLateRequestsOfSessions has a turn wait for its session's full worker, in a class that demotes late
-// requests, and the rest of a stream in a class that refuses them.
+// requests. The rest of a stream comes late in a class that refuses.
 func TestLateRequestsOfSessions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := testPool(t, wanted(worker.Settings{Dial: "a:1", MaxRunning: 1}, worker.Settings{Dial: "b:1"}))
@@ -148,7 +148,7 @@ func TestLateRequestsOfSessions(t *testing.T) {
 }
 
 // TestFloodLongerThanTheQueue has a tenant with more requests under way than the queue takes, or than are
-// served in max_wait, beside one with one at a time.
+// served in max_wait. Another tenant has one at a time.
 func TestFloodLongerThanTheQueue(t *testing.T) {
 	others := func(hold string, most int) (mean time.Duration) {
 		synctest.Test(t, func(t *testing.T) {

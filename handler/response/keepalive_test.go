@@ -211,11 +211,16 @@ func TestKeepaliveWaitsForASeat(t *testing.T) {
 		client, begun := httptest.NewRecorder(), time.Now()
 		k := Keep(client, nil, 15*time.Second, http.Header{"Content-Type": {"text/event-stream"}}, func() bool { return time.Since(begun) > time.Minute })
 		time.Sleep(50 * time.Second)
-		if k.own {
+		own := func() bool {
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			return k.own
+		}
+		if own() {
 			t.Error("the client has a header already")
 		}
 		time.Sleep(20 * time.Second)
-		if k.Close(); !k.own {
+		if k.Close(); !own() {
 			t.Error("the client has no header")
 		}
 	})
