@@ -264,8 +264,14 @@ func TestLimitsOfTenantsAndClasses(t *testing.T) {
 		name, class string
 		want        int
 	}{
-		{"", "", 1}, {"a", "", 1}, {"a", "chat", 0}, {"a", "batch", 2}, {"free", "", 5}, {"free", "batch", 2},
-		{"heavy", "", 1}, {"big", "chat", 3},
+		{"", "", 1},
+		{"a", "", 1},
+		{"a", "chat", 0},
+		{"a", "batch", 2},
+		{"free", "", 5},
+		{"free", "batch", 2},
+		{"heavy", "", 1},
+		{"big", "chat", 3},
 	} {
 		if got := granted(test.name, test.class); got != test.want {
 			t.Errorf("%s in %s: %d granted, want %d", test.name, test.class, got, test.want)
