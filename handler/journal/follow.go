@@ -323,6 +323,7 @@ func (f *Follower) begin(p *peer, r *Record, behind bool) {
 		f.Limits.Gone(p.ID)
 	}
 	p.run = r.Head.Run
+	strange := !p.greeted || p.Refused != "" // then it has refused this router, too
 	p.Name, p.Refused = r.Head.Name, ""
 	if err := f.Refuse(&r.Head); err != nil {
 		p.Refused, p.workers = err.Error(), nil
@@ -333,7 +334,7 @@ func (f *Follower) begin(p *peer, r *Record, behind bool) {
 	} else {
 		p.workers, p.begun, p.refused = make(map[int]uint64), p.number, time.Time{}
 	}
-	if !p.greeted && !behind {
+	if strange && p.Refused == "" && !behind {
 		f.Joined(&p.Peer)
 	}
 	p.greeted = true

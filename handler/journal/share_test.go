@@ -313,6 +313,30 @@ func TestStreamsFail(t *testing.T) {
 	})
 }
 
+// TestRefusedRoutersJoinLater has a router begin with blocks of another size, which its engines then correct.
+// Until then each has refused the other, so it counts as one that joins.
+func TestRefusedRoutersJoinLater(t *testing.T) {
+	joined := 0
+	f := Follower{
+		Scheduler: kvscore.NewScheduler(kvscore.Settings{}), Joined: func(*Peer) { joined++ },
+		Refuse: func(h *Head) error {
+			if h.BlockSize != 32 {
+				return errors.New("other blocks")
+			}
+			return nil
+		},
+	}
+	var e Encoder
+	for i, want := range []struct{ size, joined int }{{16, 0}, {32, 1}, {32, 1}, {16, 1}, {32, 2}} {
+		e.Begin(time.Now().UnixMilli(), &Head{BlockSize: want.size})
+		number := uint64(i + 1) //nolint:gosec // small
+		f.Take(time.Now(), &Sent{Router: 1, Number: number, Begun: number, Entries: e.Entry()}, false)
+		if joined != want.joined {
+			t.Errorf("after beginning %d: joined %d times, want %d", i, joined, want.joined)
+		}
+	}
+}
+
 // TestClocksMayDiffer follows a router whose clock is a minute ahead, or behind. Its requests take as
 // long as there.
 func TestClocksMayDiffer(t *testing.T) {
