@@ -18,8 +18,8 @@ type place struct {
 // holds is what the queue knows of rooms. A request is held while no target that may serve it has room:
 // see [kvscore.Scheduler.HasRoom]. What waits in the router can still be put in order. As soon as one has
 // room, the first request in order chooses among all, also those without. To hold a request for its best
-// target, or to leave out those without room, both cost more than they gain. The hold only delays: a
-// request whose time is up, or for which the queue is too long, goes to an engine.
+// target, or to leave out those without room, both cost more than they gain. The hold only delays: when
+// the time of a held request is up, or the queue is too long, the first in order goes to an engine.
 type holds struct {
 	seen  map[*worker.Worker][]bool // see rooms
 	wakes map[*worker.Worker]bool   // see wake
