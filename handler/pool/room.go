@@ -18,7 +18,7 @@ type place struct {
 // holds is what the queue knows of rooms. A request is held while no target that may serve it has room:
 // see [kvscore.Scheduler.HasRoom]. What waits in the router can still be put in order. As soon as one has
 // room, the first request in order chooses among all, also those without. To hold a request for its best
-// target, or to leave out those without room, both cost more than they gain. The hold only delays: when
+// target, or to leave out those without room, both cost more than they gain. The hold only delays. When
 // the time of a held request is up, or the queue is too long, the first in order goes to an engine.
 type holds struct {
 	seen  map[*worker.Worker][]bool // see rooms
