@@ -35,6 +35,9 @@ func (w *Wants) isPromised() bool {
 		len(w.Tried) == 0 && !w.Rest && w.Kind != worker.KindOther && w.Part != worker.Prefill
 }
 
+// isOverdue returns whether the time of such a request is up.
+func (w *Wants) isOverdue() bool { return w.isPromised() && w.left(time.Now()) <= 0 }
+
 // within returns how soon the first token of a request must come, in milliseconds, for its class to serve
 // it. It is 0 if the class serves it in any case.
 func (p *Pool) within(want *Wants, t time.Time) float64 {

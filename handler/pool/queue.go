@@ -57,15 +57,14 @@ func (q *waiters) wait(
 	}
 	defer func() { *o = m.offers }()
 	if q.enter(m, q.workers.Settings.Load().MaxWaiting) {
-		began := time.Now()
 		switch {
 		case len(o.Ups) == 0:
-			q.workers.Incidents.Raise(began, incidentEmpty, q.workers.Logger)
+			q.workers.Incidents.Raise(m.since, incidentEmpty, q.workers.Logger)
 		case q.isFull(o):
-			q.workers.Incidents.Raise(began, incidentFull, q.workers.Logger)
+			q.workers.Incidents.Raise(m.since, incidentFull, q.workers.Logger)
 		}
 		v = q.outcome(ctx, m, most)
-		waited = time.Since(began)
+		waited = time.Since(m.since)
 	} else {
 		v = <-m.verdict
 	}
@@ -111,8 +110,7 @@ func (q *waiters) renew(m *waiter, o Offers) {
 	if was := m.offers.Ups; !m.out && (len(was) != len(o.Ups) || len(was) > 0 && was[0] != o.Ups[0]) { // another list
 		q.remove(m)
 		m.offers = o
-		t := time.Now()
-		q.look(t)
+		t := q.look()
 		q.push(m, t)
 		q.place(m.lane, t)
 	}
@@ -123,8 +121,7 @@ func (q *waiters) renew(m *waiter, o Offers) {
 func (q *waiters) enter(m *waiter, most int) (waits bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	t := time.Now()
-	q.look(t)
+	t := q.look()
 	q.push(m, t)
 	q.place(m.lane, t)
 	if q.order.Len() > most && !q.letFirst(func(*lane) bool { return true }, t) {
@@ -217,8 +214,7 @@ func (q *waiters) freed(w *worker.Worker) {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	t := time.Now()
-	q.look(t)
+	t := q.look()
 	for q.give(w, t) {
 		continue // more than one slot may be free
 	}
@@ -229,8 +225,7 @@ func (q *waiters) takeUnclaimed(w *worker.Worker, background bool) bool {
 	if q.length.Load() > 0 {
 		q.mu.Lock()
 		defer q.mu.Unlock()
-		t := time.Now()
-		q.look(t)
+		t := q.look()
 		if q.first(func(l *lane) bool {
 			return (background || !l.background) && l.rankIn(q.roomsFor(l, w, t)) >= 0 && l.canUse(w, t)
 		}, t) != nil {
@@ -248,8 +243,7 @@ func (q *waiters) reviewAll() {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	t := time.Now()
-	q.look(t)
+	t := q.look()
 	for _, l := range q.lanes {
 		l.refresh(q.workers)
 	}

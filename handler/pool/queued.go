@@ -49,7 +49,7 @@ func (p *Pool) Queued(t time.Time) (classes, tenants []Queued) {
 	for _, l := range p.queue.lanes {
 		held[l] = l.isHeld(t)
 	}
-	p.queue.order.All(func(_ any, e *queue.Entry) {
+	p.queue.order.All(func(e *queue.Entry) {
 		if m, ok := e.Value.(*waiter); ok {
 			add(party{class: m.want.class()}, m)
 			if m.want.Tenant != 0 {
@@ -78,19 +78,21 @@ func (p *Pool) WhyWait(want *Wants, t time.Time) (why []string) {
 	p.queue.mu.Lock()
 	defer p.queue.mu.Unlock()
 	own, less := 0.0, 0
-	services := func(f func(class string, tenant uint64, service float64)) {
-		p.queue.order.Tenants(func(class string, tenant uint64, _ int, service float64) { f(class, tenant, service) })
-	}
-	services(func(class string, tenant uint64, service float64) {
-		if class == want.class() && tenant == want.Tenant {
+	var others []float64
+	p.queue.order.Tenants(func(class string, tenant uint64, service float64) {
+		switch {
+		case class != want.class():
+		case tenant == want.Tenant:
 			own = service
+		default:
+			others = append(others, service)
 		}
 	})
-	services(func(class string, tenant uint64, service float64) {
-		if class == want.class() && tenant != want.Tenant && service < own {
+	for _, service := range others {
+		if service < own {
 			less++
 		}
-	})
+	}
 	if n := p.queue.others.Load(); want.isBackground() && n > 0 {
 		why = append(why, fmt.Sprintf("%d requests of other classes", n))
 	}

@@ -62,8 +62,11 @@ func (r *registry) isHeld(want *Wants, t time.Time) bool {
 	return want.Kind != worker.KindOther && want.Part != worker.Prefill && !want.Rest && r.holds(t)
 }
 
-// look begins a decision at a time: what was known of rooms is old. The caller holds the lock.
-func (q *waiters) look(time.Time) { clear(q.seen) }
+// look begins a decision now: what was known of rooms is old. The caller holds the lock.
+func (q *waiters) look() time.Time {
+	clear(q.seen)
+	return time.Now()
+}
 
 // rooms returns which ranks of a worker have room; nil stands for all. The caller holds the lock.
 func (q *waiters) rooms(w *worker.Worker, t time.Time) []bool {

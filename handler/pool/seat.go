@@ -121,7 +121,7 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *
 			giveBack() // of another worker: all were full before
 			home := *want
 			home.Only = choice.Home
-			if err = wait(&home); errors.Is(err, ErrWaited) && !(want.isPromised() && want.left(time.Now()) <= 0) {
+			if err = wait(&home); errors.Is(err, ErrWaited) && !want.isOverdue() {
 				return waited, ErrHomeWaited
 			}
 			homeless = g.worker == nil
@@ -130,7 +130,7 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *
 			giveBack()
 			err = wait(want)
 		}
-		if errors.Is(err, ErrWaited) && want.isPromised() && want.left(time.Now()) <= 0 {
+		if errors.Is(err, ErrWaited) && want.isOverdue() {
 			want, err = late(want, 0, time.Now())
 		}
 		if err != nil {

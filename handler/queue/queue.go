@@ -231,7 +231,7 @@ func (q *Queue) First(may func(lane any) bool, now time.Time) *Entry {
 		if !may(l.key) {
 			continue
 		}
-		if n := l.first(now); best == nil || n.before(best) {
+		if n := l.first(now); best == nil || n.precedes(best) {
 			best = n
 		}
 	}
@@ -241,14 +241,14 @@ func (q *Queue) First(may func(lane any) bool, now time.Time) *Entry {
 	return best.heap[0]
 }
 
-// All calls f for each lane, and in it for each request, in no order. f must not change the queue.
-func (q *Queue) All(f func(lane any, e *Entry)) {
+// All calls f for each request, in no order. f must not change the queue.
+func (q *Queue) All(f func(*Entry)) {
 	for _, l := range q.lanes {
 		for _, b := range l.bands {
 			for _, c := range b.classes {
 				for _, n := range c.heap {
 					for _, e := range n.heap {
-						f(l.key, e)
+						f(e)
 					}
 				}
 			}
@@ -335,10 +335,10 @@ func (q *Queue) Ahead(e *Entry) float64 {
 }
 
 // Tenants calls f for each tenant that waits.
-func (q *Queue) Tenants(f func(class string, tenant uint64, waiting int, service float64)) {
+func (q *Queue) Tenants(f func(class string, tenant uint64, service float64)) {
 	for _, a := range q.accounts {
 		if a.waiting > 0 {
-			f(a.class, a.tenant, a.waiting, a.used)
+			f(a.class, a.tenant, a.used)
 		}
 	}
 }
@@ -437,8 +437,8 @@ func (l *lane) first(now time.Time) *flow {
 	return best
 }
 
-// before returns whether a tenant's first request comes before another's, of another lane.
-func (n *flow) before(o *flow) bool {
+// precedes returns whether a tenant's first request comes before another's, of another lane.
+func (n *flow) precedes(o *flow) bool {
 	a, b := n.account, o.account
 	if c := n.in.of.compare(o.in.of); c != 0 {
 		return c < 0
@@ -512,57 +512,51 @@ func positive(weight float64) float64 {
 	return 1
 }
 
-// entries is a heap by key.
-type entries []*Entry
-
-func (h entries) Len() int           { return len(h) }
-func (h entries) Less(i, k int) bool { return h[i].compare(h[k]) < 0 }
-func (h entries) Swap(i, k int) {
-	h[i], h[k] = h[k], h[i]
-	h[i].index, h[k].index = i, k
+// item is what a heap has.
+type item[T any] interface {
+	comparable
+	before(T) bool
+	at(index int) // tells it its place
 }
 
-func (h *entries) Push(x any) {
-	e := x.(*Entry) //nolint:forcetypeassert,errcheck // container/heap has no other types
-	e.index = len(*h)
+// ordered is a heap.
+type ordered[T item[T]] []T
+
+func (h ordered[T]) Len() int           { return len(h) }
+func (h ordered[T]) Less(i, k int) bool { return h[i].before(h[k]) }
+func (h ordered[T]) Swap(i, k int) {
+	h[i], h[k] = h[k], h[i]
+	h[i].at(i)
+	h[k].at(k)
+}
+
+func (h *ordered[T]) Push(x any) {
+	e := x.(T) //nolint:forcetypeassert,errcheck // container/heap has no other types
+	e.at(len(*h))
 	*h = append(*h, e)
 }
 
-func (h *entries) Pop() any {
-	old := *h
-	n := len(old) - 1
-	e := old[n]
-	old[n] = nil
-	*h = old[:n]
+func (h *ordered[T]) Pop() any {
+	var none T
+	n := len(*h) - 1
+	e := (*h)[n]
+	(*h)[n] = none
+	*h = (*h)[:n]
 	return e
 }
 
-// byService is a heap by the tenants' service.
-type byService []*flow
+// entries is a heap by key, and flows one by the tenants' service.
+type (
+	entries   = ordered[*Entry]
+	byService = ordered[*flow]
+)
 
-func (h byService) Len() int { return len(h) }
-func (h byService) Less(i, k int) bool {
-	a, b := h[i].account, h[k].account
-	return a.used < b.used || a.used == b.used && h[i].number < h[k].number
+func (e *Entry) before(o *Entry) bool { return e.compare(o) < 0 }
+func (e *Entry) at(index int)         { e.index = index }
+
+func (n *flow) before(o *flow) bool {
+	a, b := n.account, o.account
+	return a.used < b.used || a.used == b.used && n.number < o.number
 }
 
-func (h byService) Swap(i, k int) {
-	h[i], h[k] = h[k], h[i]
-	h[i].index, h[k].index = i, k
-}
-
-func (h *byService) Push(x any) {
-	n := x.(*flow) //nolint:forcetypeassert,errcheck // container/heap has no other types
-	n.index = len(*h)
-	*h = append(*h, n)
-}
-
-func (h *byService) Pop() any {
-	old := *h
-	i := len(old) - 1
-	n := old[i]
-	old[i] = nil
-	*h = old[:i]
-	n.index = -1
-	return n
-}
+func (n *flow) at(index int) { n.index = index }
