@@ -33,8 +33,7 @@ type Keepalive struct {
 	quiet  bool        // the client gets no more comments
 	wrote  bool        // since the last tick
 	silent int         // ticks that the stream has been silent, rounded up
-	end    string      // of the client's last event; empty within one
-	last   [4]byte     // that the client got
+	last   [4]byte     // bytes that the client got: an event may end in several writes
 	status int         // of an answer that becomes an error event; 0 if there is none
 	failed []byte      // its body
 }
@@ -50,7 +49,7 @@ const maxErrorBody = 64 << 10
 // client waits for the answer's.
 func Keep(client http.ResponseWriter, a api.API, every time.Duration, early http.Header, may func() bool) *Keepalive {
 	k := &Keepalive{
-		client: client, api: a, every: max(every/ticks, time.Millisecond), early: early, may: may, end: "\n\n",
+		client: client, api: a, every: max(every/ticks, time.Millisecond), early: early, may: may, last: [4]byte{2: '\n', 3: '\n'},
 	}
 	k.mu.Lock() // tick needs the timer
 	defer k.mu.Unlock()
@@ -69,7 +68,8 @@ func (k *Keepalive) tick() {
 	if k.silent++; k.wrote {
 		k.wrote, k.silent = false, 1 // the write may be as old as a tick
 	}
-	if k.silent < ticks || k.end == "" || !k.sent && (k.early == nil || !k.may()) {
+	end := ending(k.last[:])
+	if k.silent < ticks || end == "" || !k.sent && (k.early == nil || !k.may()) {
 		return
 	}
 	if !k.sent {
@@ -80,7 +80,7 @@ func (k *Keepalive) tick() {
 		k.client.WriteHeader(http.StatusOK)
 	}
 	k.silent = 0
-	_, _ = k.client.Write([]byte(": keepalive" + k.end))
+	_, _ = k.client.Write([]byte(": keepalive" + end))
 	_ = k.flush()
 }
 
@@ -142,15 +142,11 @@ func (k *Keepalive) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// saw notes the last bytes that the client gets. An event may end in several writes.
+// saw notes what the client gets.
 func (k *Keepalive) saw(p []byte) {
-	if len(p) == 0 {
-		return
-	}
 	for _, b := range p[max(0, len(p)-len(k.last)):] {
 		k.last = [4]byte{k.last[1], k.last[2], k.last[3], b}
 	}
-	k.end = ending(k.last[:])
 }
 
 // ending returns how an event's last bytes end it; an empty string if they do not.
