@@ -1,7 +1,6 @@
 package admin
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,10 +15,10 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/spf13/cobra"
-	"github.com/tidwall/gjson"
 
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 )
@@ -70,13 +69,10 @@ func callWorker(r *http.Request, p *pool.Pool, w *worker.Worker, path string, bo
 	c := called{ID: w.ID, Dial: w.Dial}
 	status, text, err := p.Call(r.Context(), w, path, body)
 	c.Status = status
-	switch text = bytes.TrimSpace(text); {
-	case err != nil && !errors.Is(err, upstream.ErrTooLong):
+	if err != nil && !errors.Is(err, upstream.ErrTooLong) {
 		c.Error = err.Error()
-	case gjson.ValidBytes(text):
-		c.Answer = text
-	case len(text) > 0:
-		c.Answer, _ = json.Marshal(string(text))
+	} else {
+		c.Answer = rawjson.OrString(text)
 	}
 	if c.failed() {
 		return c

@@ -161,11 +161,7 @@ func (j *joined) read(resp *http.Response, err error) {
 		return
 	}
 	j.Status = resp.StatusCode
-	if text = bytes.TrimSpace(text); gjson.ValidBytes(text) {
-		j.Answer = text
-	} else if len(text) > 0 {
-		j.Answer = rawjson.AppendString(nil, string(text))
-	}
+	j.Answer = rawjson.OrString(text)
 }
 
 // join returns one answer. Its status is the worst one. Its body is an object with all answers in the

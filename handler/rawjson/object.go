@@ -1,11 +1,21 @@
 package rawjson
 
 import (
+	"bytes"
 	"math"
 	"strconv"
 
 	"github.com/tidwall/gjson"
 )
+
+// OrString returns a text as JSON: without the space around it, and as a string if it is none. An empty
+// text stays empty.
+func OrString(text []byte) []byte {
+	if text = bytes.TrimSpace(text); len(text) == 0 || gjson.ValidBytes(text) {
+		return text
+	}
+	return AppendString(nil, string(text))
+}
 
 // Object appends an object, or members of one, to Buf.
 type Object struct {
