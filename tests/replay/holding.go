@@ -47,14 +47,9 @@ func (o *options) holding(stdout, stderr io.Writer) error {
 			}
 		}
 	}
-	results, err := replayAll(runs, stderr)
+	next, err := o.replayMeans(runs, stderr)
 	if err != nil {
 		return err
-	}
-	next := func() *sim.Result {
-		r := sim.Mean(results[:len(o.seeds)])
-		results = results[len(o.seeds):]
-		return r
 	}
 	tw := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprint(tw, "cell\tTTFT ms")

@@ -280,3 +280,13 @@ func replayAll(runs []sim.Config, stderr io.Writer) ([]*sim.Result, error) {
 		return err
 	})
 }
+
+// replayMeans makes all runs. Each call of next returns the mean result of the next ones, one run for each seed.
+func (o *options) replayMeans(runs []sim.Config, stderr io.Writer) (next func() *sim.Result, err error) {
+	results, err := replayAll(runs, stderr)
+	return func() *sim.Result {
+		r := sim.Mean(results[:len(o.seeds)])
+		results = results[len(o.seeds):]
+		return r
+	}, err
+}

@@ -49,14 +49,9 @@ func (o *options) phases(stdout, stderr io.Writer) error {
 			}
 		}
 	}
-	results, err := replayAll(runs, stderr)
+	next, err := o.replayMeans(runs, stderr)
 	if err != nil {
 		return err
-	}
-	next := func() *sim.Result {
-		r := sim.Mean(results[:len(o.seeds)])
-		results = results[len(o.seeds):]
-		return r
 	}
 	tw := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(tw, "engine %s, %s; milliseconds of 8 whole workers, and by what the others multiply them\n", o.cluster.Engine.Name, policy)
