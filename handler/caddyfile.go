@@ -30,8 +30,14 @@ func init() {
 
 func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
 	hd := &Handler{named: h.MatcherToken}
-	if err := hd.UnmarshalCaddyfile(h.Dispenser); err != nil {
+	own, err := hd.unmarshal(h.Dispenser)
+	if err != nil {
 		return nil, err
+	}
+	if blocks, ok := h.Option("kv_router").(globalBlocks); ok {
+		if err := hd.inherit(h, blocks, own); err != nil {
+			return nil, err
+		}
 	}
 	if hd.ReverseProxy == nil {
 		return hd, nil
@@ -43,6 +49,12 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 // UnmarshalCaddyfile sets up the handler from Caddyfile tokens. docs/configuration.md has the
 // syntax. Upstreams on the first line are short for those of the reverse_proxy block.
 func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	_, err := h.unmarshal(d)
+	return err
+}
+
+// unmarshal returns the names of the options that it has read.
+func (h *Handler) unmarshal(d *caddyfile.Dispenser) (own map[string]bool, err error) {
 	d.Next() // the directive's name
 	line := []caddyfile.Token{d.Token()}
 	for d.NextArg() {
@@ -51,7 +63,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if len(line) > 1 {
 		h.ReverseProxy = new(reverseproxy.Handler)
 		if err := h.ReverseProxy.UnmarshalCaddyfile(caddyfile.NewDispenser(line)); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	return h.options().readAll(d, 0, "subdirective")
@@ -199,28 +211,29 @@ func (o options) readBlock(d *caddyfile.Dispenser, what string) error {
 	if d.NextArg() {
 		return d.ArgErr()
 	}
-	return o.readAll(d, d.Nesting(), what)
+	_, err := o.readAll(d, d.Nesting(), what)
+	return err
 }
 
-// readAll reads the options of a block at a level of nesting. Options with one value occur
-// once.
-func (o options) readAll(d *caddyfile.Dispenser, nesting int, what string) error {
-	seen := make(map[string]bool)
+// readAll reads the options of a block at a level of nesting, and returns their names. Options with one
+// value occur once.
+func (o options) readAll(d *caddyfile.Dispenser, nesting int, what string) (seen map[string]bool, err error) {
+	seen = make(map[string]bool)
 	for d.NextBlock(nesting) {
 		name := d.Val()
 		switch o[name].(type) {
 		case *[]string, repeated:
 		default:
 			if seen[name] {
-				return d.Errf("%s already specified", name)
+				return nil, d.Errf("%s already specified", name)
 			}
-			seen[name] = true
 		}
+		seen[name] = true
 		if err := o.read(d, what); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return nil
+	return seen, nil
 }
 
 // read reads the option at the dispenser's cursor.

@@ -278,9 +278,12 @@ const (
 	affinityOff  = "off"
 )
 
+// defaultPool is the pool of handlers that name none.
+const defaultPool = "default"
+
 // setDefaults checks the configuration and fills in what it leaves out.
 func (h *Handler) setDefaults() error {
-	h.Pool = cmp.Or(h.Pool, "default")
+	h.Pool = cmp.Or(h.Pool, defaultPool)
 	h.MaxBody = cmp.Or(h.MaxBody, 64<<20)
 	if h.MaxBody < 0 {
 		return fmt.Errorf("max_body: must be positive, got %d", h.MaxBody)

@@ -281,24 +281,44 @@ func TestRequestToARejectedConfigChangesNothing(t *testing.T) {
 	}
 }
 
-// TestPoolIsSharedByName has two sites with one pool. Each knows what the other one
-// served.
+// TestPoolIsSharedByName has two sites with one pool, whose options stand in both or in a global block. Each
+// knows what the other one served.
 func TestPoolIsSharedByName(t *testing.T) {
-	engines := startEngines(t, 4, canned.Pace{})
 	key := "affinity {\n\tmode hard\n\tkey header:X-Session-Id\n}"
-	s := startCaddy(t, fmt.Sprintf("handle_path /a/* {\n%s\n}\nhandle_path /b/* {\n%s\n}",
-		route(engines, "pool shared", key), route(engines, "pool shared", key)))
-	for i := range 12 {
-		c := ask(fmt.Sprintf("question %d", i))
-		id := fmt.Sprintf("s-%d", i)
-		a := s.post(t.Context(), "/a/v1/chat/completions", c.body(), "X-Session-Id", id)
-		b := s.post(t.Context(), "/b/v1/chat/completions", c.body(), "X-Session-Id", id)
-		if !a.ok() || !b.ok() || a.engine() != b.engine() {
-			t.Errorf("session %d: %s through one site, %s through the other (status %d, %d)", i, a.engine(), b.engine(), a.status, b.status)
-		}
+	for name, global := range map[string]bool{"Both": false, "Global": true} {
+		t.Run(name, func(t *testing.T) {
+			engines := startEngines(t, 4, canned.Pace{})
+			directive, globals := route(engines, "pool shared", key), ""
+			if global {
+				proxy := strings.Replace(route(engines), "kv_router", "reverse_proxy", 1)
+				directive, globals = "kv_router {\npool shared\n}", "kv_router shared {\n"+key+"\n"+proxy+"\n}"
+			}
+			s := startCaddy(t, fmt.Sprintf("handle_path /a/* {\n%s\n}\nhandle_path /b/* {\n%s\n}", directive, directive), globals)
+			for i := range 12 {
+				c := ask(fmt.Sprintf("question %d", i))
+				id := fmt.Sprintf("s-%d", i)
+				a := s.post(t.Context(), "/a/v1/chat/completions", c.body(), "X-Session-Id", id)
+				b := s.post(t.Context(), "/b/v1/chat/completions", c.body(), "X-Session-Id", id)
+				if !a.ok() || !b.ok() || a.engine() != b.engine() {
+					t.Errorf("session %d: %s through one site, %s through the other (status %d, %d)", i, a.engine(), b.engine(), a.status, b.status)
+				}
+			}
+			if v := s.scrape(t).value(sessions, `pool="shared"`); v != 12 {
+				t.Errorf("%v sessions, want 12", v)
+			}
+			s.booksAtZero(t)
+			if !global {
+				return
+			}
+			s.globals = strings.Replace(s.globals, "kv_router shared {", "kv_router shared {\nworker * {\nmax_running 7\n}", 1)
+			if err := s.reload("handle_path /a/* {\n" + directive + "\n}"); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "max_running of the reloaded block", func() bool {
+				var w adminWorker
+				s.api(t, http.MethodGet, "/pools/shared/workers/"+engines[0].Addr(), nil, &w)
+				return w.Load.Max != nil && *w.Load.Max == 7
+			})
+		})
 	}
-	if v := s.scrape(t).value(sessions, `pool="shared"`); v != 12 {
-		t.Errorf("%v sessions, want 12", v)
-	}
-	s.booksAtZero(t)
 }
