@@ -149,6 +149,10 @@ func TestEventsOfEngines(t *testing.T) {
 			s := startCaddy(t, simulated(engines, block...))
 			for _, e := range engines {
 				s.awaitKnowledge(t, e, "live", "exact")
+				s.teachBlockSize(t, e)
+				if err := e.SetEventFault(engine.EventFault{Kind: engine.DelayBatches, DelayMS: 3}); err != nil {
+					t.Fatal(err) // events come about when the next request does
+				}
 			}
 			size := max(16, f.cfg.BlockSize)
 			for chat := range 4 {
@@ -166,6 +170,23 @@ func TestEventsOfEngines(t *testing.T) {
 			}
 		})
 	}
+}
+
+// teachBlockSize has the engine publish an event, unless it reports its block size. Until then, the
+// router cannot tell which prompts the events will name.
+func (s *server) teachBlockSize(t testing.TB, e *engine.Engine) {
+	t.Helper()
+	known := func() bool { return s.followed(t, e).Events[0].BlockSize != nil }
+	if known() {
+		return
+	}
+	body := `{"model":"sim-8b","max_tokens":1,"prompt":` + idsFrom(900_000, 40) + `}`
+	resp, err := http.Post(e.URL()+"/v1/completions", "application/json", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	eventually(t, "the router knows the block size", known)
 }
 
 // publishing starts simulated engines that publish, with a prefix in their names.
