@@ -10,6 +10,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/resume"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
@@ -79,7 +80,7 @@ func (h *Handler) options() options {
 		"journal": h.unmarshalJournal, "share": h.unmarshalShare,
 		"tenant": &h.Tenant, "class": repeated(h.unmarshalClass),
 		"worker": repeated(h.unmarshalWorker), "trust": repeated(h.unmarshalTrust),
-		"limit": repeated(h.unmarshalLimit), "retry_budget": h.unmarshalRetryBudget, "reverse_proxy": h.unmarshalProxy,
+		"limit": repeated(h.unmarshalLimit), "model": repeated(h.unmarshalModel), "retry_budget": h.unmarshalRetryBudget, "reverse_proxy": h.unmarshalProxy,
 		"index": func(d *caddyfile.Dispenser) error {
 			h.Index = new(pool.Index)
 			return options{
@@ -152,6 +153,31 @@ func (h *Handler) unmarshalWorker(d *caddyfile.Dispenser) error {
 			}.readBlock(d, "worker kv_events option")
 		},
 	}.readBlock(d, "worker option")
+}
+
+func (h *Handler) unmarshalModel(d *caddyfile.Dispenser) error {
+	m := new(plan.PublicModel)
+	if !d.AllArgs(&m.Name) {
+		return d.ArgErr()
+	}
+	h.Models = append(h.Models, m)
+	return options{"to": repeated(func(d *caddyfile.Dispenser) error {
+		args := d.RemainingArgs()
+		if len(args) != 1 && (len(args) != 3 || args[1] != "weight") {
+			return d.ArgErr()
+		}
+		to := plan.EngineModel{Model: args[0]}
+		if len(args) == 3 {
+			n, err := strconv.ParseUint(args[2], 10, 32)
+			if err != nil {
+				return d.Errf("weight: must be a whole number, got '%s'", args[2])
+			}
+			weight := uint32(n)
+			to.Weight = &weight
+		}
+		m.To = append(m.To, to)
+		return nil
+	})}.readBlock(d, "model option")
 }
 
 func (h *Handler) unmarshalJournal(d *caddyfile.Dispenser) error {

@@ -62,6 +62,7 @@ import (
 // `{http.kv_router.predicted_cached_tokens}` | The same in tokens
 // `{http.kv_router.reason}` | Why this worker. `session`: it has the session. `overlap`: the policy chose it, and it holds a part of the prompt. `load`: the policy chose it, and it holds nothing. `pin`: the request names it. `response`: it keeps the response that the request names.
 // `{http.kv_router.model}` | The model that the request names; empty if it names none
+// `{http.kv_router.engine_model}` | The name that the worker gets, if the client's is a public name
 // `{http.kv_router.priority}` | The client's priority, if `trust` grants `priorities`; else 0
 // `{http.kv_router.class}` | The class of the request; empty if there are no classes
 // `{http.kv_router.tenant}` | The tenant of the request; empty if it has none
@@ -178,6 +179,10 @@ type Handler struct { // one field for each option, hence so many
 	// This may waste the engines' time. Default: `false`.
 	SpeculativePrefill bool `json:"speculative_prefill,omitempty"`
 
+	// Public names of models. Clients use them, and engines get the names that they know.
+	// Default: none, and clients use the engines' names.
+	Models []*plan.PublicModel `json:"models,omitempty"`
+
 	// Whether the router adds models to an engine's answer to `GET /v1/models`: those
 	// that only other workers of the pool serve. Default: `true`.
 	MergeModels *bool `json:"merge_models,omitempty"`
@@ -205,6 +210,7 @@ type Handler struct { // one field for each option, hence so many
 	policy      kvscore.Policy
 	shadow      kvscore.Policy // nil if none is configured
 	keys        []plan.KeySource
+	public      plan.PublicModels
 	rest        *queue.Class                          // of requests that no class takes
 	named       func() (caddy.ModuleMap, bool, error) // reads the name of a named matcher of the Caddyfile
 	settings    *pool.Settings
@@ -321,6 +327,9 @@ func (h *Handler) setDefaults() error {
 		return err
 	}
 	if err = h.checkWho(); err != nil {
+		return err
+	}
+	if h.public, err = plan.NewPublicModels(h.Models); err != nil {
 		return err
 	}
 	h.settings, err = h.poolSettings()

@@ -147,7 +147,7 @@ func (h *Handler) newReader() *plan.Reader {
 		Strict: h.StrictNVExt, Direct: h.RequirePin, EnforcesSalt: h.EnforceCacheSalt,
 		MergesModels: h.MergeModels == nil || *h.MergeModels, Grants: h.grants,
 		Memory: &p.Memory, Ratios: &p.Ratios, Hashing: p.Hashing, Adapter: p.Adapter, Canonical: p.Canonical, OnlyModel: p.OnlyModel, TakesTokens: h.prober.TakesTokenData,
-		Transfers: p.Transfers, Lists: p.Lists, Keeps: p.Responses.Keeps,
+		Transfers: p.Transfers, Lists: p.Lists, Keeps: p.Responses.Keeps, Public: h.public, KeeperServes: p.KeeperServes,
 		TTL:     func() time.Duration { return time.Duration(p.Settings.Load().TTL) },
 		Waiting: func() uint64 { return uint64(p.Waiting()) },
 		Tenant:  tenant,

@@ -159,6 +159,8 @@ type (
 		} `json:"phases"`
 		Plan struct {
 			API      string        `json:"api"`
+			Model    string        `json:"model"`
+			Public   string        `json:"public_model"`
 			Kind     string        `json:"prompt_kind"`
 			Tokens   int64         `json:"prompt_tokens"`
 			Blocks   int           `json:"prompt_blocks"`

@@ -44,9 +44,11 @@ type refusalView struct {
 
 type planView struct {
 	// API is empty for a request that passes through.
-	API      string `json:"api"`
-	Model    string `json:"model"`
-	Streamed bool   `json:"streamed"`
+	API   string `json:"api"`
+	Model string `json:"model"`
+	// PublicModel is the name in the request, if it stands for another model.
+	PublicModel string `json:"public_model,omitempty"`
+	Streamed    bool   `json:"streamed"`
 	// PromptKind is `tokens`, `text`, or `none` where nothing is compared.
 	PromptKind      string  `json:"prompt_kind"`
 	PromptTokens    int64   `json:"prompt_tokens"`
@@ -202,7 +204,7 @@ func why(c *dispatch.DryChoice) string {
 
 func viewPlan(of *pool.Pool, p *plan.Plan) *planView {
 	v := &planView{
-		Model: p.Model, Streamed: p.Score.Streamed, PromptKind: promptKinds[api.None],
+		Model: p.Model, PublicModel: p.Public, Streamed: p.Score.Streamed, PromptKind: promptKinds[api.None],
 		PromptTokens: p.Score.Tokens, TokensEstimated: p.Score.Tokens > 0,
 		PromptBlocks: len(p.Score.Blocks), BlockTokens: p.Score.BlockTokens, Fallback: p.Fallback,
 		Trusted: slices.Collect(p.Grants.Names), Dropped: slices.Collect(p.Dropped.Names),

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
@@ -92,7 +93,7 @@ func (x *Explainer) encodeQuery(p *plan.Plan, c *dispatch.DryChoice, ids []byte)
 		members = append(members, nvext.Member{Name: "explain", Value: why})
 	}
 	answer := queryAnswer{
-		ID: "query-" + rand.Text(), Created: time.Now().Unix(), Model: p.Model, NVExt: nvext.AppendObject(nil, members),
+		ID: "query-" + rand.Text(), Created: time.Now().Unix(), Model: p.Named(), NVExt: nvext.AppendObject(nil, members),
 	}
 	if object := p.Request.AnswerObject(); object != "" {
 		answer.Object, answer.Choices = object, new([0]int)
@@ -146,6 +147,9 @@ func (x *Explainer) askTokens(p *plan.Plan, w *worker.Worker) (ids []byte) {
 	}
 	ctx, cancel := context.WithTimeout(p.HTTP.Context(), tokenizeTimeout)
 	defer cancel()
+	if attempt.Renames(p, w) {
+		q.Model = attempt.ModelAt(p, w)
+	}
 	e := w.Engine()
 	ids = e.Tokenize(q, x.Dispatcher.AskTokenizer(ctx, p, w, most))
 	if ids == nil {

@@ -134,7 +134,7 @@ func (a *Attempt) send(roundTrip Sender, req *http.Request) (*http.Response, boo
 		roundTrip = c.Exactly(a, roundTrip)
 	}
 	resp, err := roundTrip(c.Sent)
-	if err == nil && readsAnswer(c.Plan) {
+	if err == nil && readsAnswer(c.Plan, a.Worker) {
 		response.Unpack(resp)
 	}
 	n := r.resends.Load()

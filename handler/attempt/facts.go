@@ -29,6 +29,11 @@ var facts = append([]fact{
 		of: func(a *Attempt) any { return a.Terms.OverlapTokens },
 	},
 	{name: "prompt_tokens", access: "estimated_prompt_tokens", of: func(a *Attempt) any { return a.Tokens }},
+	{name: "model", access: "model", of: func(a *Attempt) any { return a.modelFact(a.PublicName()) }},
+	{
+		name: "engine_model", access: "engine_model", client: true,
+		of: func(a *Attempt) any { return a.modelFact(ModelAt(a.Call.Plan, a.Worker)) },
+	},
 	{name: "request_id", access: "request_id", client: true, of: func(a *Attempt) any { return a.Call.ID }},
 	{name: "attempt", of: func(a *Attempt) any { return int64(a.Number) }},
 	{name: "candidates", of: func(a *Attempt) any { return int64(a.Among) }},
@@ -79,6 +84,14 @@ func (a *Attempt) prefillFact(of func(*Attempt) any) any {
 		return nil
 	}
 	return of(a.Prefill)
+}
+
+// modelFact returns a name of the model, nil if the worker gets the client's.
+func (a *Attempt) modelFact(name string) any {
+	if !Renames(a.Call.Plan, a.Worker) {
+		return nil
+	}
+	return name
 }
 
 // term returns a term of the cost, nil if the cost is not in milliseconds.

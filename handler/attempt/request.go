@@ -12,6 +12,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
@@ -54,7 +55,7 @@ func (e *Request) Build(req *http.Request) *http.Request {
 	if e.Shared {
 		out.Header = maps.Clone(out.Header)
 	}
-	if readsAnswer(e.Plan) || e.Plan.Makes() {
+	if readsAnswer(e.Plan, e.Worker) || e.Plan.Makes() {
 		out.Header.Set("Accept-Encoding", "identity")
 	}
 	if e.Body.Size == 0 || req.Body == nil { // the operator's `method GET` has the proxy drop the body
@@ -83,7 +84,9 @@ func (e *Request) Build(req *http.Request) *http.Request {
 
 // readsAnswer returns whether the router reads the answer as it passes. It must not be
 // compressed then.
-func readsAnswer(p *plan.Plan) bool { return p.Request != nil || p.Lists || p.Everywhere }
+func readsAnswer(p *plan.Plan, w *worker.Worker) bool {
+	return p.Request != nil || p.Lists || p.Everywhere || Renames(p, w)
+}
 
 // adapt returns the request and its body, adapted to the engine.
 func (e *Request) adapt(req *http.Request) (*http.Request, body.Edited) {
@@ -91,8 +94,8 @@ func (e *Request) adapt(req *http.Request) (*http.Request, body.Edited) {
 	if e.Body != nil {
 		as = body.Edited{Of: e.Body, Size: e.Body.Size}
 	}
-	p, ranks := e.Plan, e.Worker.Ranks()
-	if p.Everywhere || ranks < 2 && !p.EditsBody && !p.AsksUsage && e.Session == "" && e.Phase == nil && e.Rest == nil && !e.AskIDs {
+	p, ranks, renames := e.Plan, e.Worker.Ranks(), Renames(e.Plan, e.Worker)
+	if p.Everywhere || ranks < 2 && !p.EditsBody && !p.AsksUsage && e.Session == "" && e.Phase == nil && e.Rest == nil && !e.AskIDs && !renames {
 		return req, as
 	}
 	var edit *api.Editor
@@ -111,6 +114,14 @@ func (e *Request) adapt(req *http.Request) (*http.Request, body.Edited) {
 	}
 	done := to.Adapt(&ask)
 	e.Engine, e.Unsupported, e.Cut = to.Type, done.Unsupported, done.Dropped
+	if renames {
+		name := ModelAt(p, e.Worker)
+		if req = renamed(req, p.Named(), name); edit != nil {
+			setModel(edit, p, name)
+		} else if e.Body != nil && p.Form.Len() > 0 {
+			as = e.Body.Edit([]rawjson.Edit{p.Form.Edit(name)})
+		}
+	}
 	if edit != nil {
 		if e.Rest != nil {
 			to.Continue(edit, ask.API, e.Rest)

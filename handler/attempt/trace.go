@@ -54,8 +54,8 @@ func StartTrace(ctx context.Context, p *plan.Plan, pool string, start time.Time)
 		attrs = append(attrs, attribute.String("kv_router.api", p.API.Name()),
 			attribute.Int64("kv_router.prompt_tokens", p.Score.Tokens), attribute.String("gen_ai.operation.name", operation(p.API)))
 	}
-	if p.Model != "" {
-		attrs = append(attrs, attribute.String("kv_router.model", forSpan(p.Model)), attribute.String("gen_ai.request.model", forSpan(p.Model)))
+	if name := p.Named(); name != "" {
+		attrs = append(attrs, attribute.String("kv_router.model", forSpan(name)), attribute.String("gen_ai.request.model", forSpan(name)))
 	}
 	if p.Fallback != "" {
 		attrs = append(attrs, attribute.String("kv_router.fallback", p.Fallback))

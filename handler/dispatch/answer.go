@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"iter"
 	"maps"
 	"net/http"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 )
@@ -35,12 +37,20 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 		return resp
 	}
 	d.commit(req.Context(), resp)
-	if d.plan.Lists && !response.MergeModels(resp, d.Pool.ModelsBeside(a.Worker, d.offers)) {
+	if d.plan.Lists && !response.MergeModels(resp, d.modelsBeside(), d.plan.Models.List) {
 		d.FallBack(fallbackUnmerged)
 	}
 	d.keepNamed(resp)
 	d.observe(req, resp)
 	return resp
+}
+
+// modelsBeside returns the models of other workers that the list of models gets.
+func (d *Dispatch) modelsBeside() iter.Seq2[string, string] {
+	if d.plan.Merges {
+		return d.Pool.ModelsBeside(d.attempt.Worker, d.offers)
+	}
+	return func(func(string, string) bool) {}
 }
 
 // prepareFollowUp prepares the follow-up when an answer begins.
@@ -58,7 +68,10 @@ func (d *Dispatch) prepareFollowUp(resp *http.Response) {
 // deliveryOf makes the delivery of an attempt's answer, and replaces the answer's body.
 func (d *Dispatch) deliveryOf(a *attempt.Attempt, resp *http.Response) *delivery {
 	o := &delivery{d: d, attempt: a, phases: d.phases}
-	opts := response.Options{Listener: o}
+	opts := response.Options{Listener: o, NameAt: d.nameAt()}
+	if resp.StatusCode < 300 && !body.Compressed(resp.Header) {
+		opts.Name = a.PublicName()
+	}
 	if d.plan.Request != nil && resp.StatusCode < 300 {
 		opts.Stream = body.MediaType(resp.Header) == body.EventStream
 		if body.Compressed(resp.Header) {
@@ -80,6 +93,14 @@ func (d *Dispatch) deliveryOf(a *attempt.Attempt, resp *http.Response) *delivery
 	o.Summary = o.body.Sum
 	resp.Body = o.body
 	return o
+}
+
+// nameAt returns the member of the answer that has the model's name: its id in the description of a model.
+func (d *Dispatch) nameAt() string {
+	if d.plan.HTTP.Method == http.MethodGet && plan.NameInPath(d.plan.HTTP.URL.Path, d.plan.Public).Len() > 0 {
+		return "id"
+	}
+	return "model"
 }
 
 // extras returns the nvext that the answer carries; nil if none. It counts what the answer

@@ -199,7 +199,7 @@ func (o *delivery) goOn(ctx context.Context, rest *api.Rest, old *worker.Worker,
 	switch {
 	case err == nil:
 		o.arrive(ctx, d.attempt, drained)
-		return &response.Rest{From: resp.Body, Ctx: d.attempt.Context(), Splicer: rest.Splicer}, ""
+		return &response.Rest{From: resp.Body, Ctx: d.attempt.Context(), Splicer: rest.Splicer, Name: d.attempt.PublicName()}, ""
 	case r.refused:
 		reason = resume.NotExact
 	default:

@@ -189,5 +189,5 @@ func (s *Dispatcher) checkModel(p *plan.Plan) *api.Refusal {
 		return nil
 	}
 	return &api.Refusal{API: p.API, Status: http.StatusNotFound, Code: api.CodeNoModel, Param: "model", Err: fmt.Errorf(
-		"no worker serves the model %q; GET /v1/models lists the served models", p.Model)}
+		"no worker serves the model %q; GET /v1/models lists the served models", p.Named())}
 }

@@ -40,7 +40,7 @@ func (r *remainder) seat(ctx context.Context, d *Dispatch) error {
 	d.tried = []*worker.Worker{a.Worker} // the stream may come back to the others later
 	r.left--
 	r.exact = r.rest.Way == api.WayExact
-	resume.CountTokens(ctx, r.rest, d.plan.Model, a.Worker, func(ctx context.Context, most int64) engine.Post {
+	resume.CountTokens(ctx, r.rest, attempt.ModelAt(d.plan, a.Worker), a.Worker, func(ctx context.Context, most int64) engine.Post {
 		return d.AskTokenizer(ctx, d.plan, a.Worker, most)
 	})
 	return nil

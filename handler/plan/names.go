@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
@@ -29,7 +30,11 @@ const nameModel = "model"
 // something that one engine keeps. The body comes first for the model, the path for the id.
 func (rd *Reader) nameEngine(r *http.Request, p *Plan) {
 	path, get := r.URL.Path, r.Method == http.MethodGet
-	p.Lists = rd.MergesModels && get && (path == "/models" || strings.HasSuffix(path, "/v1/models"))
+	if get && (path == "/models" || strings.HasSuffix(path, "/v1/models")) {
+		p.Merges, p.Models = rd.MergesModels, rd.Public
+		p.Lists = p.Merges || len(p.Models) > 0
+	}
+	inForm := p.Model != "" && p.other == nil
 	rd.nameInPath(p, path)
 	if r.URL.RawQuery != "" {
 		for name, values := range r.URL.Query() {
@@ -49,6 +54,14 @@ func (rd *Reader) nameEngine(r *http.Request, p *Plan) {
 	}
 	if _, id, ok := strings.Cut(path, "/models/"); ok && (get || r.Method == http.MethodHead) && p.Model == "" {
 		p.Model = kept(id)
+	}
+	if !inForm { // standInForm has done it
+		rd.standFor(p, func() uint64 {
+			if p.other == nil {
+				return 0
+			}
+			return api.Opening(p.Body.Data)
+		})
 	}
 }
 
@@ -87,6 +100,7 @@ func (rd *Reader) nameInPath(p *Plan, path string) {
 // modelIn returns the longest part of a path, from its second segment on, that is the name of a
 // model: its names may have slashes. It is empty if there is none.
 func (rd *Reader) modelIn(path string) (model string) {
+	model = rd.publicIn(path)
 	cuts := make([]int, 0, maxSegments)
 	for i := 1; i < len(path) && len(cuts) < maxSegments; i++ {
 		if path[i] == '/' {
@@ -136,7 +150,8 @@ func (rd *Reader) readForm(r *http.Request, p *Plan, limit int64) (whole *body.B
 		return whole, nil, nil
 	}
 	rd.nameForm(r, p, rest.Begun())
-	if p.Response != "" || p.Model != "" && rd.Lists(p.Model) || size > limit || !rd.Memory.HasRoom(size) {
+	enough := p.Response != "" || p.Model != "" && rd.Lists(p.Model)
+	if enough && rd.Public[p.Model] == nil || size > limit || !rd.Memory.HasRoom(size) {
 		return nil, rest, nil
 	}
 	whole, rest, err = rd.Memory.Read(rest, size, limit)

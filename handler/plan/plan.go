@@ -22,7 +22,9 @@ type Plan struct {
 	HTTP  *http.Request // that was read
 	API   api.API       // nil if the request passes through
 	Name  string        // the API's name, or that of the path in package engine; may be empty
-	Model string        // empty if the request names none
+	Model string        // as engines know it; empty if the request names none
+	// Public is the name that the client uses for the model, if the operator maps that one.
+	Public string
 	// Request is the parsed body of an inference request, other that of a request for
 	// no known API. Both are nil if the router did not read or understand the body.
 	Request *api.Request
@@ -31,7 +33,8 @@ type Plan struct {
 	// Opened returns the session of an id that the engine opens for the client itself; nil for
 	// other requests.
 	Opened   func(id string) Session
-	Response string // the id of what one engine keeps, such as a response or a job; empty if the request names none
+	Models   PublicModels // of the list of models; nil for other requests
+	Response string       // the id of what one engine keeps, such as a response or a job; empty if the request names none
 	Pin      Pin
 	Answer   *AnswerExt // what the answer must carry for the client, nil if nothing
 	Fallback string     // why an inference request is routed by load alone
@@ -68,6 +71,7 @@ type Content struct {
 	hashing   api.Options // of Request
 	unread    string      // why the router could not read the body; empty if it could
 	EditsBody bool        // the body must be changed for the engine
+	Form      Form        // of a public name
 	// AskUsage asks the engine for usage that the client did not ask for, if AsksUsage.
 	AsksUsage bool
 	AskUsage  rawjson.Edit
@@ -79,6 +83,7 @@ type Handling struct {
 	Repeatable bool // it may be sent again after an attempt that reached a worker
 	Isolated   bool // it goes only where its cache is kept apart
 	Lists      bool // the answer is the list of models, to be completed
+	Merges     bool // with the models of other workers
 	Everywhere bool // it means all engines
 	prefills   bool // an engine computes a prompt for it, and so fills its cache
 	// ShowsHealth is set if the answer shows whether the engine computes. An engine whose

@@ -27,6 +27,7 @@ type Reader struct {
 	Direct       bool // inference requests must name their worker
 	EnforcesSalt bool
 	MergesModels bool
+	Public       PublicModels
 	Grants       func(*http.Request) nvext.Grants
 	Tenant       string // the placeholder's name; empty: by the trusted header or the scope of sessions
 	// Class returns a request's class, and the name of the placeholder with its own target, which may be
@@ -34,18 +35,20 @@ type Reader struct {
 	Class func(*http.Request) (class *queue.Class, from string)
 
 	// what is known of the pool at this moment
-	Memory      *body.Memory
-	Ratios      *kvscore.Ratios
-	Hashing     func() api.Options
-	Adapter     func(model string) (name string, known bool) // the LoRA adapter that a model's name stands for, if any
-	Canonical   func(model string) string                    // the one name of a model that has several
-	Lists       func(model string) bool                      // a worker is known to serve it
-	Keeps       func(id string) bool                         // an engine is known to keep something of that id
-	OnlyModel   func() string                                // the model of requests that name none; empty if there are several
-	TakesTokens func(api string) bool                        // all engines take nvext.token_data in the API
-	Transfers   func() bool                                  // engines transfer prompts to each other
-	TTL         func() time.Duration                         // of a session's binding
-	Waiting     func() uint64                                // requests in the queue
+	Memory    *body.Memory
+	Ratios    *kvscore.Ratios
+	Hashing   func() api.Options
+	Adapter   func(model string) (name string, known bool) // the LoRA adapter that a model's name stands for, if any
+	Canonical func(model string) string                    // the one name of a model that has several
+	Lists     func(model string) bool                      // a worker is known to serve it
+	Keeps     func(id string) bool                         // an engine is known to keep something of that id
+	// KeeperServes returns whether the worker that keeps something of that id is known to serve a model.
+	KeeperServes func(id, model string) bool
+	OnlyModel    func() string         // the model of requests that name none; empty if there are several
+	TakesTokens  func(api string) bool // all engines take nvext.token_data in the API
+	Transfers    func() bool           // engines transfer prompts to each other
+	TTL          func() time.Duration  // of a session's binding
+	Waiting      func() uint64         // requests in the queue
 }
 
 // Read makes the plan of a request. An error leaves the request with its body.
@@ -98,6 +101,7 @@ func (rd *Reader) readBody(r *http.Request, p *Plan) error {
 		}
 		if why = errNotJSON; whole != nil {
 			p.Body, p.unread = body.NewReplay(whole, whole.Data), why
+			rd.standInForm(r, p)
 			return nil
 		}
 		p.Once, size = rest, max(size, 1)
@@ -271,6 +275,9 @@ func (rd *Reader) infer(r *http.Request, p *Plan) error {
 		req.SetModel(p.Model)
 	}
 	req.SetSalt(p.Ext.Salt(req.Salt))
+	if rd.standFor(p, func() uint64 { return rd.sessionKey(r, p) }); p.Public != "" {
+		req.SetModel(p.Model)
+	}
 	if name := rd.Canonical(req.Model); name != req.Model {
 		req.SetModel(name) // not p.Model: a worker may serve only some of the names
 	}

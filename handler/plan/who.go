@@ -89,7 +89,7 @@ func (p *Plan) Placeholder(key string) (any, bool) {
 	switch name {
 	case key: // not ours
 	case "model":
-		return p.Model, true
+		return p.Named(), true
 	case "priority":
 		return p.Ext.AgentHints.PriorityJump(), true
 	case "tenant":

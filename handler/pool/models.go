@@ -133,3 +133,10 @@ func (r *registry) findAliases() {
 	}
 	r.aliases.found(groups)
 }
+
+// KeeperServes returns whether the worker that keeps something of an id is known to serve a model.
+func (p *Pool) KeeperServes(id, model string) bool {
+	at, _, ok := p.Responses.Find(id, false)
+	w := p.ByID(at.Worker)
+	return ok && w != nil && w.KnownToServe(model)
+}

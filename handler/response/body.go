@@ -81,6 +81,8 @@ type Options struct {
 	CutUsage bool         // usage is taken out of a stream
 	CutIDs   bool         // token ids are
 	KeepText int          // the longest text that is kept, in bytes; 0 keeps none
+	Name     string       // of the model, in place of the engine's; empty changes nothing
+	NameAt   string       // the member that has it, see api.NameIn
 	Extras   *Extras      // the nvext to add; nil if none
 	// Ctx is the attempt's. Its cause says why a read failed; nil if unknown.
 	Ctx      context.Context
@@ -89,7 +91,8 @@ type Options struct {
 	Mover Mover
 }
 
-// Body is an answer's body as the client gets it. It changes no byte, with four exceptions.
+// Body is an answer's body as the client gets it. It changes no byte, with five exceptions.
+// It has the public name of a model that the operator maps.
 // It removes usage and token ids that the client did not ask for. It adds the nvext that the client asked
 // for. It joins a stream that goes on elsewhere. It ends a broken stream with an error event, in place of
 // half an event.
@@ -106,6 +109,8 @@ type Body struct {
 
 	frames  *rawjson.Framer // of a stream; nil for other answers
 	added   *added          // the nvext that is added; nil if none
+	renames *renamed        // the model of a plain answer; nil if nothing does
+	name    []byte          // the public name as JSON
 	changes []rawjson.Edit  // of an event
 	stopped rawjson.Frame   // before which events has stopped
 	length  int             // of its data, as the engine sent them
@@ -123,6 +128,9 @@ type Body struct {
 func NewBody(resp *http.Response, o Options) *Body {
 	b := &Body{Options: o, from: resp.Body}
 	b.Sum = Summary{Status: resp.StatusCode, Stream: o.Stream, Read: o.Request != nil, Counts: Counts{-1, -1, -1}}
+	if b.Name != "" {
+		b.rename(resp)
+	}
 	if o.Request == nil {
 		return b
 	}
@@ -134,8 +142,7 @@ func NewBody(resp *http.Response, o Options) *Body {
 	b.CutUsage, b.CutIDs = o.CutUsage && o.Stream, o.CutIDs && o.Stream
 	b.added = b.additions()
 	if b.CutUsage || b.CutIDs || b.added != nil {
-		resp.Header.Del("Content-Length")
-		resp.ContentLength = -1
+		resize(resp)
 	}
 	if b.extensible = o.Stream && resp.ContentLength < 0; !b.extensible {
 		b.Mover = nil
@@ -151,7 +158,7 @@ func NewBody(resp *http.Response, o Options) *Body {
 
 // edits returns whether events are edited.
 func (b *Body) edits() bool {
-	return b.CutUsage || b.CutIDs || b.added != nil && b.added.stream != nil || b.splicer != nil
+	return b.Name != "" || b.CutUsage || b.CutIDs || b.added != nil && b.added.stream != nil || b.splicer != nil
 }
 
 // promises returns whether answers of a media type must be readable: streams of events
@@ -199,6 +206,9 @@ func (b *Body) deliver(p []byte, err error) ([]byte, error) {
 	t, out := time.Now(), p
 	switch {
 	case b.reader == nil:
+		if b.frames != nil {
+			out = b.renamedEvents(p, err != nil)
+		}
 		b.begins(len(p) > 0 || err != nil)
 		b.Listener.Received(t, len(p), 0)
 	case b.Stream:
@@ -206,6 +216,9 @@ func (b *Body) deliver(p []byte, err error) ([]byte, error) {
 	default:
 		b.reader.Write(p)
 		b.Listener.Received(t, len(p), 0)
+	}
+	if b.renames != nil {
+		out = b.renames.write(out, err != nil)
 	}
 	if b.added != nil {
 		out = b.addTo(out, len(p) > 0, err != nil)

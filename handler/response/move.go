@@ -26,6 +26,7 @@ type Rest struct {
 	From    io.ReadCloser
 	Ctx     context.Context // of the attempt; see Options
 	Splicer *api.Splicer
+	Name    string // see Options
 }
 
 // broke returns whether a stream that ends with err lacks its end, and something can follow.
@@ -58,6 +59,9 @@ func (b *Body) move(why error) bool {
 	}
 	_ = from.Close()
 	b.from, b.Ctx, b.splicer = rest.From, rest.Ctx, rest.Splicer
+	if rest.Name != "" {
+		b.setName(rest.Name)
+	}
 	b.frames = new(rawjson.Framer)
 	b.reader.Revive(rest.Splicer)
 	b.named = false

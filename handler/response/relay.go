@@ -7,10 +7,13 @@ import (
 	"io"
 	"iter"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/tidwall/gjson"
 )
 
@@ -101,8 +104,9 @@ func (u *unpacked) Read(p []byte) (int, error) {
 const maxMerged = 1 << 20
 
 // MergeModels adds the models that only others serve, each with its id and its JSON, to a
-// worker's list. It returns false if the list is compressed or too long.
-func MergeModels(resp *http.Response, others iter.Seq2[string, string]) bool {
+// worker's list. Public names replace the models that they stand for. It returns false if the list is compressed
+// or too long.
+func MergeModels(resp *http.Response, others iter.Seq2[string, string], public iter.Seq2[string, []string]) bool {
 	if resp.StatusCode != http.StatusOK {
 		return true
 	}
@@ -118,7 +122,7 @@ func MergeModels(resp *http.Response, others iter.Seq2[string, string]) bool {
 	if len(list) > maxMerged {
 		return false
 	}
-	if merged := withModels(list, others); merged != nil {
+	if merged := withModels(list, others, public); merged != nil {
 		rest.Begin, rest.Err = merged, io.EOF
 		resp.ContentLength = int64(len(merged))
 		resp.Header.Set("Content-Length", strconv.Itoa(len(merged)))
@@ -127,34 +131,58 @@ func MergeModels(resp *http.Response, others iter.Seq2[string, string]) bool {
 	return true
 }
 
-// withModels returns a list of models with others added; the existing bytes stay. It returns
-// nil if there is nothing to add, or the body is no list.
-func withModels(list []byte, others iter.Seq2[string, string]) []byte {
+// withModels returns a list of models with others added. Public names replace the models that they stand for. The
+// other bytes stay. It returns nil if nothing changes, or the body is no list.
+func withModels(list []byte, others iter.Seq2[string, string], public iter.Seq2[string, []string]) []byte {
 	data := gjson.GetBytes(list, "data")
 	if !gjson.ValidBytes(list) || !data.IsArray() || data.Index == 0 {
 		return nil
 	}
-	known := make(map[string]bool)
-	data.ForEach(func(_, entry gjson.Result) bool {
-		known[entry.Get("id").Str] = true
-		return true
-	})
-	empty := len(known) == 0
-	var b strings.Builder
-	for id, raw := range others {
-		if known[id] {
+	hidden := make(map[string]bool)
+	for name, models := range public {
+		hidden[name] = true
+		for _, model := range models {
+			hidden[model] = true
+		}
+	}
+	known := make(map[string]string) // the JSON of each model by its id
+	edits := make([]rawjson.Edit, 0, len(hidden)+1)
+	var added []byte
+	cut, c, more := rawjson.Cutter{Edits: &edits}, rawjson.Enter(list, data.Index), false
+	for c.Next() {
+		v := c.Value()
+		id := v.Get(list, "id").Text(list)
+		if known[id] = string(v.Of(list)); hidden[id] {
+			cut.Drop(&c, v)
 			continue
 		}
-		known[id] = true
-		if !empty {
-			b.WriteByte(',')
-		}
-		empty = false
-		b.WriteString(raw)
+		cut.Keep(&c)
+		more = true
 	}
-	if b.Len() == 0 {
+	add := func(raw string) {
+		if more {
+			added = append(added, ',')
+		}
+		added, more = append(added, raw...), true
+	}
+	for id, raw := range others {
+		if known[id] != "" {
+			continue
+		}
+		if known[id] = raw; !hidden[id] {
+			add(raw)
+		}
+	}
+	for name, models := range public {
+		if i := slices.IndexFunc(models, func(model string) bool { return known[model] != "" }); i >= 0 {
+			raw := []byte(known[models[i]])
+			id := rawjson.Edit{Span: api.NameIn(raw, "id"), Text: rawjson.AppendString(nil, name)}
+			add(string(rawjson.Splice(nil, raw, []rawjson.Edit{id})))
+		}
+	}
+	if len(added)+len(edits) == 0 {
 		return nil
 	}
-	end := data.Index + len(data.Raw) - 1
-	return []byte(string(list[:end]) + b.String() + string(list[end:]))
+	edits = append(edits, rawjson.Edit{Span: rawjson.Span{Start: c.At - 1, End: c.At - 1}, Text: added})
+	return rawjson.Splice(make([]byte, 0, len(list)+len(added)), list, edits)
 }

@@ -229,8 +229,8 @@ func (b *Body) textOf(f rawjson.Frame) []byte {
 	return append(rawjson.Splice([]byte("data: "), f.Data, changes), "\n\n"...)
 }
 
-// edit removes from an event the usage and the token ids that the client did not ask for. It adds
-// the nvext that it did ask for. length is that of the data as the engine sent them.
+// edit gives an event the model's public name. It removes the usage and the token ids that the client did
+// not ask for, and adds the nvext that it did ask for. length is that of the data as the engine sent them.
 func (b *Body) edit(f rawjson.Frame, length int) {
 	changes, drop := b.changesOf(f)
 	if drop {
@@ -250,6 +250,11 @@ func (b *Body) edit(f rawjson.Frame, length int) {
 // valid until the next call.
 func (b *Body) changesOf(f rawjson.Frame) (_ []rawjson.Edit, drop bool) {
 	b.changes = b.changes[:0]
+	if b.Name != "" && f.Lines == 1 {
+		if at := api.NameIn(f.Data, b.NameAt); at.Len() > 0 {
+			b.changes = append(b.changes, rawjson.Edit{Span: at, Text: b.name})
+		}
+	}
 	if b.CutUsage {
 		cut, all := api.UsageIn(f.Data)
 		if all {

@@ -148,7 +148,7 @@ func (s *speculation) next() *plan.Plan {
 	if err != nil {
 		return nil
 	}
-	p := &plan.Plan{API: of.API, Request: req, Model: of.Model}
+	p := &plan.Plan{API: of.API, Request: req, Model: of.Model, Public: of.Public}
 	p.Ext, p.Grants, p.EditsBody, p.Score = ownExt(of.Ext), of.Grants, true, of.Score
 	p.Score.Blocks, p.Score.Past, p.Score.Tokens, p.Score.Streamed = s.blocks, s.past, of.Score.Tokens+s.behind, false
 	return p

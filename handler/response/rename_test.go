@@ -1,0 +1,133 @@
+package response
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+)
+
+// namedAnswer returns what the client gets of an answer that comes in pieces. If it is not read, it is one to a request
+// for no known API.
+func namedAnswer(t testing.TB, kind, sent string, size int, read bool) string {
+	t.Helper()
+	o := Options{Listener: nobody{}, Name: `my "m"`, NameAt: "model"}
+	if read {
+		req, err := api.Parse(api.For("/v1/chat/completions"), []byte(testRequest), api.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.Request, o.Stream = req, kind == "text/event-stream"
+	}
+	resp := &http.Response{
+		StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {kind}, "Content-Length": {"1"}},
+		Body: io.NopCloser(inPieces{strings.NewReader(sent), size}), ContentLength: -1,
+	}
+	got, err := io.ReadAll(NewBody(resp, o))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp.Header.Get("Content-Length") != "" && kind != "text/plain" {
+		t.Error("the length stays")
+	}
+	return string(got)
+}
+
+// inPieces is read in pieces of a size.
+type inPieces struct {
+	io.Reader
+	size int
+}
+
+func (p inPieces) Read(b []byte) (int, error) { return p.Reader.Read(b[:min(len(b), p.size)]) }
+
+// TestAnswersHaveThePublicName renames the model where an answer names it, and nowhere else.
+func TestAnswersHaveThePublicName(t *testing.T) {
+	const ours = `"my \"m\""`
+	for _, v := range []struct{ kind, sent, want string }{
+		{"application/json", `{"id":"model","model" : "engine","choices":[{"model":"engine"}]}`, `{"id":"model","model" : ` + ours + `,"choices":[{"model":"engine"}]}`},
+		{"application/json", `{"data":[` + strings.Repeat(`{"model":"x"},`, 3000) + `1],"model":"engine"} `, `{"data":[` + strings.Repeat(`{"model":"x"},`, 3000) + `1],"model":` + ours + `} `},
+		{"application/json", `{"m\u006fdel":"engine"}`, `{"m\u006fdel":` + ours + `}`},
+		{"application/json", `{"choices":[{"message":{"content":"\"model\":\"engine\""}}],"usage":{"model":"engine"}}`, ""},
+		{"application/json", `{"model":null,"error":{"model":"engine"}}`, ""},
+		{"application/json", `{"model":"engi`, ""},
+		{"application/json", `[{"model":"engine"}]`, ""},
+		{"application/json", "", ""},
+		{"text/plain", `{"model":"engine"}`, ""},
+		{
+			"text/event-stream", ": hi\n\ndata: {\"model\":\"engine\",\"choices\":[{\"delta\":{\"content\":\"\\\"model\\\":\\\"engine\\\"\"}}]}\r\n\r\ndata: [DONE]\n\n",
+			": hi\n\ndata: {\"model\":" + ours + ",\"choices\":[{\"delta\":{\"content\":\"\\\"model\\\":\\\"engine\\\"\"}}]}\r\n\r\ndata: [DONE]\n\n",
+		},
+		{
+			"text/event-stream", "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"1\",\"model\":\"engine\"}}\n\ndata: {\"delta\":{\"model\":\"engine\"}}\n\n",
+			"event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"1\",\"model\":" + ours + "}}\n\ndata: {\"delta\":{\"model\":\"engine\"}}\n\n",
+		},
+		{"text/event-stream", "data: {\"response\":{\"output\":[{\"model\":\"x\"}],\"model\":\"engine\"}}\n\n", "data: {\"response\":{\"output\":[{\"model\":\"x\"}],\"model\":" + ours + "}}\n\n"},
+		{"text/event-stream", "data: {\"model\":\"engine\"}", "data: {\"model\":" + ours + "}"},
+	} {
+		if v.want == "" {
+			v.want = v.sent
+		}
+		for _, size := range []int{1, 7, 1 << 20} {
+			for _, read := range []bool{false, true} {
+				if got := namedAnswer(t, v.kind, v.sent, size, read); !strings.HasPrefix(got, v.want) || !read && got != v.want {
+					t.Errorf("%s %.99s, in pieces of %d, read %v:\n%.300s\nwant\n%.300s", v.kind, v.sent, size, read, got, v.want)
+				}
+			}
+		}
+	}
+}
+
+// TestTheNameIsNotAwaited has the part of a plain answer behind the name pass at once.
+func TestTheNameIsNotAwaited(t *testing.T) {
+	from, to := io.Pipe()
+	b := NewBody(&http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, Body: from}, Options{Listener: nobody{}, Name: "m", NameAt: "model"})
+	go fmt.Fprint(to, `{"model":"engine","data":[1`)
+	p := make([]byte, 99)
+	if n, err := b.Read(p); err != nil || string(p[:n]) != `{"model":"m","data":[1` {
+		t.Errorf("%v, %q", err, p[:n])
+	}
+	go to.CloseWithError(iotest.ErrTimeout)
+	if _, err := b.Read(p); err == nil {
+		t.Error("the end is lost")
+	}
+}
+
+// FuzzNames has the same answer come in pieces and as a whole, and compares all that is no name.
+func FuzzNames(f *testing.F) {
+	for _, sent := range []string{
+		`{"a":{"model":"x"},"model":"engine"}`, "data: {\"model\":\"e\"}\n\ndata: {\"message\":{\"model\":\"e\"}}\n\n", `{"model":"a","model":"b"}`,
+		"\xef\xbb\xbf{\"response\":{},\"model\":\"\\\"\"}", "data: {\"model\":\ndata: \"e\"}\r\r", "data:{\"model\":\"e\"}\r\n\r\n: x\n\n",
+	} {
+		f.Add(sent, 3, true)
+		f.Add(sent, 5, false)
+	}
+	f.Fuzz(func(t *testing.T, sent string, size int, stream bool) {
+		kind := "application/json"
+		if stream {
+			kind = "text/event-stream"
+		}
+		whole := namedAnswer(t, kind, sent, 1<<20, false)
+		if got := namedAnswer(t, kind, sent, 1+(size&63), false); got != whole {
+			t.Fatalf("in pieces %q, as a whole %q", got, whole)
+		}
+		if again := namedAnswer(t, kind, whole, 1<<20, false); again != whole {
+			t.Fatalf("renamed again: %q, once: %q", again, whole)
+		}
+		if stream {
+			return
+		}
+		want := sent
+		if at := api.NameIn([]byte(sent), "model"); at.Len() > 0 {
+			want = string(rawjson.Splice(nil, []byte(sent), []rawjson.Edit{{Span: at, Text: []byte(`"my \"m\""`)}}))
+		}
+		if whole != want {
+			t.Fatalf("got %q, want %q", whole, want)
+		}
+	})
+}
