@@ -109,6 +109,9 @@ func (l *Lease) Prefilled(now time.Time) { l.prefilled(now, showsEnd) }
 // prompt, or in vain, and is free at once.
 func (l *Lease) Failed(now time.Time) { l.prefilled(now, showsFailure) }
 
+// Mistaken is Failed for an error that is the client's mistake. It is no sign of a bad worker.
+func (l *Lease) Mistaken(now time.Time) { l.prefilled(now, showsMistake) }
+
 func (l *Lease) prefilled(now time.Time, shown showing) {
 	defer l.roomier() // after the unlock
 	l.Alive(now)

@@ -15,14 +15,16 @@ const (
 	showsToken
 	showsTooSoon // a token, before the prompt can have been computed
 	showsFailure // no token
+	showsMistake // no token, by the client's fault
 )
 
 // answers remembers the last answers of a target. Odd ones are errors, empty answers, and first
-// tokens much too soon: they cost the target no work. Clients cause most of them. But a worker that
+// tokens much too soon: they cost the target no work. Clients cause most of them, also where the status does
+// not say so. But a worker that
 // gives far more than its peers is an outlier: it probably serves something else, or is broken.
 type answers struct {
 	recent      recent    // how many
-	odd, errors mean      // the shares of odd ones, and of those without a token
+	odd, errors mean      // the shares of odd ones, and of those without a token that are no client's mistake
 	pace        mean      // logarithm of how much longer prefills take than with priorTimes
 	blamed      [2]uint64 // the last sessions or prompts with odd answers: see add
 	found       time.Time // when a choice last found its worker to be an outlier
@@ -54,7 +56,7 @@ const (
 // the client may repeat the request.
 func (a *answers) add(l *Lease) {
 	odd, failed := 0.0, 0.0
-	if l.shown == showsFailure || l.shown == showsTooSoon && l.counts.Cached <= l.cached {
+	if l.shown == showsFailure || l.shown == showsMistake || l.shown == showsTooSoon && l.counts.Cached <= l.cached {
 		if slices.Contains(a.blamed[:], l.blame) {
 			return
 		}

@@ -67,7 +67,7 @@ func serveBadly(t *testing.T) (s *server, addrs []string, bad signsOf) {
 // checkStatus waits until the command shows the bad workers.
 func checkStatus(t *testing.T, s *server, bad signsOf) {
 	t.Helper()
-	row := regexp.MustCompile(`(?m)^(127\.0\.0\.1:\d+) +(\S.*?)  ?sim-8b`)
+	row := regexp.MustCompile(`(?m)^(127\.0\.0\.1:\d+) +([^:\n]*?) +sim-8b`)
 	for deadline := time.Now().Add(patience); ; time.Sleep(time.Second) {
 		signs := make(signsOf)
 		code, out := kvRouter(t, "status", "--address", s.admin)

@@ -118,16 +118,18 @@ func sortedPools() []*pool.Pool {
 	return list
 }
 
-// ofPool calls f with the pool that the path names.
+// ofPool calls f with the pool that the path names. The default name is also that of the only pool.
 func ofPool(f func(*http.Request, *pool.Pool) (any, error)) answerer {
 	return func(r *http.Request) (any, error) {
-		name := r.PathValue("pool")
-		for _, p := range sortedPools() {
-			if p.Name == name {
+		name, all := r.PathValue("pool"), sortedPools()
+		names := make([]string, 0, len(all))
+		for _, p := range all {
+			if p.Name == name || name == defaultPool && len(all) == 1 {
 				return f(r, p)
 			}
+			names = append(names, p.Name)
 		}
-		return nil, apiError(http.StatusNotFound, "no pool has the name %q", name)
+		return nil, apiError(http.StatusNotFound, "no pool has the name %q; there are: %s", name, strings.Join(names, ", "))
 	}
 }
 

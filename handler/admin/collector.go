@@ -54,7 +54,7 @@ var (
 	descForgotten = poolDesc("limits_forgotten_tenants_total", "Tenants whose use was forgotten, because there were too many.")
 	descLimited   = poolDesc("limits_refused_total", "Requests that the limits of their tenants refused, by what the limit counts.", "limit")
 
-	descOdd   = workerDesc("worker_error_ratio", "Share of errors and empty answers in about the last 20, those by clients' mistakes too.")
+	descOdd   = workerDesc("worker_error_ratio", "Share of errors and empty answers in about the last 20, without clients' mistakes.")
 	descApart = workerDesc("worker_errors_apart",
 		"1 while the worker has far more errors and empty answers than the others for the same model.")
 	descHung = workerDesc("workers_hung",

@@ -26,15 +26,6 @@ With --file, it says where a request with this body would go now.`
 	return cmd
 }
 
-// shownExplanation is an explanation whose reasons are read as text.
-type shownExplanation struct {
-	explanation
-	LeftOut []struct {
-		Dial string `json:"dial"`
-		Why  string `json:"why"`
-	} `json:"left_out"`
-}
-
 func runExplain(c *client, fl caddycmd.Flags) (int, error) {
 	file := fl.String("file")
 	switch {
@@ -45,9 +36,9 @@ func runExplain(c *client, fl caddycmd.Flags) (int, error) {
 		}
 		for i := len(past) - 1; i >= 0; i-- { // the oldest first
 			v := &past[i]
-			fmt.Printf("%s ago, attempt %d, %d of %d candidates: %s\n%s\n\n",
-				age(v.Age), v.Attempt, len(v.Candidates), v.Among, v.Dial, v.Sentence)
-			writeCandidates(os.Stdout, v.Candidates, v.Unit)
+			fmt.Printf("%s ago, model %s, attempt %d, %d of %d candidates: %s\n%s\n\n",
+				age(v.Age), v.Model, v.Attempt, len(v.Candidates), v.Among, v.Dial, v.Sentence)
+			writeCandidates(os.Stdout, v.Candidates, v.Unit, v.Candidates[0].Target)
 		}
 		return exitOK, nil
 	case file == "" || fl.NArg() > 0:
@@ -77,7 +68,7 @@ func runExplain(c *client, fl caddycmd.Flags) (int, error) {
 		}
 		headers.Add(name, strings.TrimSpace(value))
 	}
-	var x shownExplanation
+	var x explanation
 	if err := c.call(http.MethodPost, "/explain?path="+url.QueryEscape(fl.String("path")), headers, body, &x); err != nil {
 		return exitFailed, err
 	}
@@ -90,8 +81,12 @@ func runExplain(c *client, fl caddycmd.Flags) (int, error) {
 		fmt.Printf("It would wait in the queue after %d others: %s.\n", x.Waits.Before, strings.Join(x.Waits.Why, "; "))
 	}
 	if x.Chosen != nil {
-		fmt.Printf("%s\n%s\n\n", x.Chosen.Dial, x.Chosen.Sentence)
-		writeCandidates(os.Stdout, x.Candidates, x.Unit)
+		fmt.Printf("model %s: %s\n%s\n", x.Plan.Model, x.Chosen.Dial, x.Chosen.Sentence)
+		if f := x.Plan.New; f != nil {
+			fmt.Println(f)
+		}
+		fmt.Println()
+		writeCandidates(os.Stdout, x.Candidates, x.Unit, x.Chosen.Target)
 	}
 	for _, w := range x.LeftOut {
 		fmt.Printf("left out: %s, %s\n", w.Dial, w.Why)
@@ -99,9 +94,9 @@ func runExplain(c *client, fl caddycmd.Flags) (int, error) {
 	return code, nil
 }
 
-// writeCandidates writes the candidates with the terms of their costs.
-func writeCandidates(to io.Writer, list []candidateView, unit string) {
-	heads := []string{"CANDIDATE", "CACHED", "RUNNING", "TTFT"}
+// writeCandidates writes the candidates with the terms of their costs. An arrow shows the chosen one.
+func writeCandidates(to io.Writer, list []candidateView, unit string, chosen kvscore.Target) {
+	heads := []string{"  CANDIDATE", "CACHED", "RUNNING", "TTFT"}
 	if unit != "" {
 		heads = append(heads, "COST "+unit)
 	}
@@ -113,7 +108,10 @@ func writeCandidates(to io.Writer, list []candidateView, unit string) {
 	t := newTable(to, heads...)
 	for i := range list {
 		x := &list[i]
-		cells := []string{x.Dial, fmt.Sprint(x.OverlapTokens), fmt.Sprint(x.Requests), millis(x.TTFT)}
+		cells := []string{"  " + x.Dial, fmt.Sprint(x.OverlapTokens), fmt.Sprint(x.Requests), millis(x.TTFT)}
+		if x.Target == chosen {
+			cells[0] = "→ " + x.Dial
+		}
 		if x.Rank > 0 {
 			cells[0] += fmt.Sprintf(" rank %d", x.Rank)
 		}

@@ -1,9 +1,11 @@
 package admin
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"os"
 	"slices"
@@ -14,6 +16,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 )
@@ -21,7 +24,9 @@ import (
 func statusCommand() *cobra.Command {
 	cmd := command("status", "Shows the workers of a pool", cobra.NoArgs, runStatus)
 	cmd.Long = `Shows the workers of a pool and their last five minutes. It ends with code 2 if a
-worker needs a look, or there is none.`
+worker needs a look, if more than a tenth of all attempts fail, or if there is no
+worker. Names are cut in the middle if the terminal is too narrow.`
+	cmd.Flags().Bool("wide", false, "Cut no names")
 	cmd.Flags().BoolP("watch", "w", false, "Show it anew each second")
 	cmd.Flags().Bool("json", false, "Print the answer of the admin endpoint")
 	return cmd
@@ -43,10 +48,14 @@ func runStatus(c *client, fl caddycmd.Flags) (int, error) {
 		if fl.Bool("json") {
 			_, _ = os.Stdout.Write(raw)
 		} else {
-			writeStatus(os.Stdout, &s)
+			width, _, err := term.GetSize(int(os.Stdout.Fd()))
+			if err != nil || fl.Bool("wide") {
+				width = math.MaxInt
+			}
+			writeStatus(os.Stdout, &s, width)
 		}
 		if !fl.Bool("watch") {
-			if len(s.Workers) == 0 || slices.ContainsFunc(s.Workers, workerView.needsLook) {
+			if len(s.Workers) == 0 || s.Recent.fails() || slices.ContainsFunc(s.Workers, workerView.needsLook) {
 				return exitLook, nil
 			}
 			return exitOK, nil
@@ -58,14 +67,17 @@ func runStatus(c *client, fl caddycmd.Flags) (int, error) {
 // needsLook returns whether a worker is not as the operator wants it.
 func (w workerView) needsLook() bool {
 	switch w.State {
-	case stateOK, stateFull, stateUntried, stateDraining, stateDrained:
+	case stateOK, stateUntried, stateDraining, stateDrained:
 		return len(w.Anomalies) > 0
 	}
 	return true
 }
 
-func writeStatus(to io.Writer, s *stateView) {
-	r := &s.Recent
+// fails returns whether more attempts fail than do in a pool that is well.
+func (r *recentView) fails() bool { return r.Failed >= fewFails && 10*r.Failed > r.Attempts }
+
+// writeStatus writes a pool's state in lines of a width.
+func writeStatus(to io.Writer, s *stateView, width int) {
 	fmt.Fprintf(to, "pool %s, policy %s: %d workers, %d sessions, %d in the queue\n",
 		s.Pool, s.Policy, len(s.Workers), s.Sessions, s.Waiting)
 	for _, parts := range [][]pool.Queued{s.Classes, s.Tenants} {
@@ -76,45 +88,123 @@ func writeStatus(to io.Writer, s *stateView) {
 			}
 		}
 	}
-	fmt.Fprintf(to, "last 5 minutes: %d requests, %d failed, TTFT p50 %s, p99 %s, hits %s (predicted %s)\n\n",
-		r.Attempts, r.Failed, millis(r.P50), millis(r.P99), percent(r.Hits), percent(r.Foreseen))
-	t := newTable(to, "WORKER", "STATE", "MODEL", "RUN", "WAIT", "KV", "HITS", "P50", "P99", "REQS", "FAIL", "EVENTS")
+	s.Recent.write(to)
+	writeWorkers(to, s.Workers, width)
 	for i := range s.Workers {
-		w := &s.Workers[i]
-		state := w.State
-		if len(w.Anomalies) > 0 {
-			state = strings.TrimPrefix(strings.Join(append([]string{state}, w.Anomalies...), " "), stateOK+" ")
+		for _, note := range s.Workers[i].Look {
+			fmt.Fprintf(to, "\n%s %s: %s\n  %s", s.Workers[i].Dial, note.What, note.Effect, note.Advice)
 		}
-		if w.Role != engine.RoleBoth {
-			state = string(w.Role) + " " + state
-		}
-		waiting := "-"
-		if w.Load.Waiting != nil {
-			waiting = fmt.Sprint(*w.Load.Waiting)
-		}
-		knowledge := ""
-		if n := len(w.KVEvents); n > 0 {
-			knowledge = strings.Replace(w.KVEvents[n-1].Knowledge.String(), "approximate", "approx", 1)
-		}
-		t.row(ending(w.Dial, 20), beginning(state, 19), ending(strings.Join(w.Models.names(), ","), 8), // in 100 columns
-			fmt.Sprint(w.Load.Requests), waiting, percent(&w.Cache.Cached), percent(w.Recent.Hits),
-			millis(w.Recent.P50), millis(w.Recent.P99), fmt.Sprint(w.Recent.Attempts), fmt.Sprint(w.Recent.Failed), knowledge)
 	}
-	_ = t.Flush()
 	if l := s.Limits; l != nil {
 		for i := range l.Top {
 			fmt.Fprintf(to, "\n%s", l.Top[i].String())
 		}
 	}
 	for _, in := range s.Open {
-		fmt.Fprintf(to, "\ncondition, for %s: %s", age(in.Begun), in.What)
+		fmt.Fprintf(to, "\ncondition, for %s: %s\n  %s", age(in.Begun), in.What, cmp.Or(in.Advice, "The manual has no advice."))
 	}
 	for _, o := range s.Routers {
 		fmt.Fprintf(to, "\nother router %s: %s, seen %s ago", o.Name, o.State, age(o.Seen))
 	}
-	if len(s.Open)+len(s.Routers) > 0 || s.Limits != nil {
-		fmt.Fprintln(to)
+	fmt.Fprintln(to)
+}
+
+func (r *recentView) write(to io.Writer) {
+	fmt.Fprintf(to, "last 5 minutes: %d requests, %d attempts, %d of them failed", r.Requests, r.Attempts, r.Failed)
+	if r.P50 > 0 {
+		fmt.Fprintf(to, "\nstreams: first token p50 %s, p99 %s, then %s between tokens", millis(r.P50), millis(r.P99), millis(r.Pace))
 	}
+	if r.PlainP50 > 0 {
+		fmt.Fprintf(to, "\nplain answers: p50 %s, p99 %s, %s per token", millis(r.PlainP50), millis(r.PlainP99), millis(r.PlainPace))
+	}
+	switch {
+	case r.Hits != nil:
+		fmt.Fprintf(to, "\nhits: %s of the prompt tokens were cached, %s as predicted", percent(r.Hits), percent(r.Foreseen))
+		if 2*r.Reports < r.Requests {
+			fmt.Fprintf(to, "\n  Only %d answers report it: for streams, set inject_usage.", r.Reports)
+		}
+	case r.Requests > 0:
+		fmt.Fprint(to, "\nhits: unknown, because no answer reports cached tokens\n  For streams, set inject_usage. Start vLLM with --enable-prompt-tokens-details.")
+	}
+	fmt.Fprint(to, "\n\n")
+}
+
+func writeWorkers(to io.Writer, list []workerView, width int) {
+	rows := append(make([][]string, 0, 1+len(list)), []string{
+		"WORKER", "STATE", "MODEL", "RUN", "WAIT", "KV", "HITS", "TTFT P50", "TTFT P99", "PLAIN P50", "ATTEMPTS", "FAILED", "EVENTS",
+	})
+	for i := range list {
+		w := &list[i]
+		state, waiting, run, knowledge := strings.Join(append([]string{w.State}, w.Anomalies...), " "), "-", fmt.Sprint(w.Load.Requests), "-"
+		if len(w.Anomalies) > 0 {
+			state = strings.TrimPrefix(state, stateOK+" ")
+		}
+		if w.Role != engine.RoleBoth {
+			state = string(w.Role) + " " + state
+		}
+		if w.Load.MaxRunning > 0 {
+			run += fmt.Sprintf("/%d", w.Load.MaxRunning)
+		}
+		if w.Load.Waiting != nil {
+			waiting = fmt.Sprint(*w.Load.Waiting)
+		}
+		if n := len(w.KVEvents); n > 0 {
+			knowledge = w.KVEvents[n-1].Knowledge.String()
+		}
+		r := &w.Recent
+		rows = append(rows, []string{
+			w.Dial, state, cmp.Or(strings.Join(w.Models.names(), ","), "-"), run, waiting, percent(&w.Cache.Cached), percent(r.Hits),
+			millis(r.P50), millis(r.P99), millis(r.PlainP50), fmt.Sprint(r.Attempts), fmt.Sprint(r.Failed), knowledge,
+		})
+	}
+	fit(rows, width)
+	t := newTable(to, rows[0]...)
+	for _, row := range rows[1:] {
+		t.row(row...)
+	}
+	_ = t.Flush()
+}
+
+// fit leaves out columns that have only a dash, and cuts the names of workers and models so that the rows
+// have a width.
+func fit(rows [][]string, width int) {
+	for c := range slices.Backward(rows[0]) {
+		if !slices.ContainsFunc(rows[1:], func(row []string) bool { return row[c] != "-" }) {
+			for i := range rows {
+				rows[i] = slices.Delete(rows[i], c, c+1)
+			}
+		}
+	}
+	const workers, models = 0, 2
+	for _, c := range []int{models, workers} {
+		most, needed := 0, 0
+		for i := range rows[0] {
+			longest := 0
+			for _, row := range rows {
+				longest = max(longest, len([]rune(row[i])))
+			}
+			if needed += longest + 1; i == c {
+				most = longest
+			}
+		}
+		most = max(most-max(needed-width, 0), 14)
+		for i := range rows {
+			if name := rows[i][c]; c == workers {
+				rows[i][c] = middle(name, most)
+			} else if r := []rune(name); len(r) > most { // of one vendor, and with like endings
+				r = []rune(name[strings.LastIndexByte(name, '/')+1:])
+				rows[i][c] = string(r[:min(len(r), most)])
+			}
+		}
+	}
+}
+
+// middle returns at most n characters of a text. Both ends tell names apart.
+func middle(s string, n int) string {
+	if r := []rune(s); len(r) > n {
+		return string(r[:n-n/2-1]) + "…" + string(r[len(r)-n/2:])
+	}
+	return s
 }
 
 func percent(f *float64) string {
@@ -149,19 +239,3 @@ func newTable(to io.Writer, heads ...string) table {
 }
 
 func (t table) row(cells ...string) { fmt.Fprintln(t, strings.Join(cells, "\t")) }
-
-// beginning returns at most the first n characters of a text.
-func beginning(s string, n int) string {
-	if r := []rune(s); len(r) > n {
-		return string(r[:n-1]) + "…"
-	}
-	return s
-}
-
-// ending returns at most the last n characters of a text: ends tell addresses apart.
-func ending(s string, n int) string {
-	if r := []rune(s); len(r) > n {
-		return "…" + string(r[len(r)-n+1:])
-	}
-	return s
-}

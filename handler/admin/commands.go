@@ -51,7 +51,7 @@ func command(use, short string, args cobra.PositionalArgs, run func(*client, cad
 	cmd.Flags().StringP("address", "", "", "Address of the admin endpoint")
 	cmd.Flags().StringP("config", "c", "", "Configuration file that names the admin endpoint")
 	cmd.Flags().StringP("adapter", "a", "", "Name of the config adapter of that file")
-	cmd.Flags().StringP("pool", "p", "default", "Name of the pool")
+	cmd.Flags().StringP("pool", "p", defaultPool, "Name of the pool, if there are several")
 	cmd.RunE = caddycmd.WrapCommandFuncForCobra(func(fl caddycmd.Flags) (int, error) {
 		addr, err := caddycmd.DetermineAdminAPIAddress(fl.String("address"), nil, fl.String("config"), fl.String("adapter"))
 		if err != nil {
@@ -61,6 +61,9 @@ func command(use, short string, args cobra.PositionalArgs, run func(*client, cad
 	})
 	return cmd
 }
+
+// defaultPool is the name of a pool without one, and stands for the only pool.
+const defaultPool = "default"
 
 // client asks the admin endpoint.
 type client struct {

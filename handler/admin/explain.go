@@ -55,6 +55,8 @@ type planView struct {
 	TokensEstimated bool    `json:"prompt_tokens_estimated"`
 	PromptBlocks    int     `json:"prompt_blocks"`
 	BlockTokens     float64 `json:"block_tokens"`
+	// New is where the prompt begins that no candidate has cached.
+	New *newPart `json:"new_from,omitzero"`
 	// Fallback says why nothing is compared.
 	Fallback string `json:"fallback,omitempty"`
 	// Trusted and Dropped are the kinds of wishes that were granted and dropped.
@@ -144,7 +146,7 @@ func (x *Explainer) view(p *plan.Plan, c *dispatch.DryChoice) *explanation {
 	if h := c.Home; h != nil {
 		e.Home = &homeView{DryHome: h, Dial: dials(x.Dispatcher.Pool)[h.Target], Candidate: h.Position >= 0}
 	}
-	e.Chosen, e.Phases = viewChosen(c), c.Phases
+	e.Chosen, e.Phases, e.Plan.New = viewChosen(c), c.Phases, newIn(p, c.Candidates)
 	return e
 }
 

@@ -40,13 +40,19 @@ const statusTenants = 5
 
 // recentView is what happened in the last five minutes.
 type recentView struct {
-	Attempts int64    `json:"attempts"`
-	Failed   int64    `json:"failed_attempts"`
-	P50      float64  `json:"ttft_p50_ms,omitzero"`
-	P99      float64  `json:"ttft_p99_ms,omitzero"`
-	Pace     float64  `json:"inter_token_ms,omitzero"`
-	Hits     *float64 `json:"reported_hit_ratio,omitzero"`
-	Foreseen *float64 `json:"predicted_hit_ratio,omitzero"`
+	Requests int64   `json:"requests"`
+	Attempts int64   `json:"attempts"`
+	Failed   int64   `json:"failed_attempts"`
+	P50      float64 `json:"ttft_p50_ms,omitzero"`
+	P99      float64 `json:"ttft_p99_ms,omitzero"`
+	Pace     float64 `json:"inter_token_ms,omitzero"`
+	// Plain are the times of answers that are not streams.
+	PlainP50  float64  `json:"plain_answer_p50_ms,omitzero"`
+	PlainP99  float64  `json:"plain_answer_p99_ms,omitzero"`
+	PlainPace float64  `json:"plain_answer_per_token_ms,omitzero"`
+	Reports   int64    `json:"hit_reports"`
+	Hits      *float64 `json:"reported_hit_ratio,omitzero"`
+	Foreseen  *float64 `json:"predicted_hit_ratio,omitzero"`
 }
 
 // pointView is a slot of a history, of ten seconds.
@@ -59,8 +65,10 @@ type pointView struct {
 
 func viewRecent(s *observe.Sums) recentView {
 	return recentView{
-		Attempts: s.Attempts, Failed: s.Failed, P50: ms(s.TTFT(0.5)), P99: ms(s.TTFT(0.99)), Pace: ms(s.Pace()),
-		Hits: share(s.Cached, s.Prompt), Foreseen: share(s.Predicted, s.Prompt),
+		Requests: s.Requests, Attempts: s.Attempts, Failed: s.Failed,
+		P50: ms(s.FirstTokens.Quantile(0.5)), P99: ms(s.FirstTokens.Quantile(0.99)), Pace: ms(s.Pace()),
+		PlainP50: ms(s.Plain.Quantile(0.5)), PlainP99: ms(s.Plain.Quantile(0.99)), PlainPace: ms(s.PlainPace()),
+		Reports: s.Reports, Hits: share(s.Cached, s.Prompt), Foreseen: share(s.Predicted, s.Prompt),
 	}
 }
 
@@ -78,7 +86,7 @@ func viewHistory(line []observe.Sums) []pointView {
 	list := make([]pointView, len(line))
 	for i := range line {
 		s := &line[i]
-		list[i] = pointView{Attempts: s.Attempts, Failed: s.Failed, P50: ms(s.TTFT(0.5)), Hits: share(s.Cached, s.Prompt)}
+		list[i] = pointView{Attempts: s.Attempts, Failed: s.Failed, P50: ms(s.FirstTokens.Quantile(0.5)), Hits: share(s.Cached, s.Prompt)}
 	}
 	return list
 }
@@ -104,7 +112,7 @@ func viewState(p *pool.Pool, since int64, steers bool, t time.Time) *stateView {
 	v := &stateView{
 		queuedView: viewQueued(p, t),
 		Pool:       p.Name, CanDrain: steers, Pools: []string{}, Until: (slot + 1) * slotSeconds, Waiting: p.Waiting(), Sessions: p.Sessions.Len(),
-		Workers: []workerView{}, Choices: []pastView{}, Open: p.Incidents.Open(t), Routers: []peerView{},
+		Workers: []workerView{}, Choices: []pastView{}, Open: openIncidents(p, t), Routers: []peerView{},
 		Limits: p.Quota.Stand(t, statusTenants),
 	}
 	for _, p := range sortedPools() {
@@ -140,7 +148,7 @@ func viewState(p *pool.Pool, since int64, steers bool, t time.Time) *stateView {
 		s.Ranks, s.Taints, s.Engine.Info = nil, nil, engine.Info{} // so that it stays small
 		v.Workers, sums = append(v.Workers, s), append(sums, sum)
 	}
-	findAnomalies(v.Workers, sums)
+	findAnomalies(v.Workers, sums, t)
 	v.Recent, v.History = viewRecent(&all), viewHistory(whole)
 	for _, c := range p.Choices.Past(shownChoices, "", 0) {
 		v.Choices = append(v.Choices, viewPast(&c, false, steers, t))

@@ -3,9 +3,9 @@ package admin
 import (
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
@@ -40,15 +40,40 @@ func serve(p *pool.Pool, w *worker.Worker, model string, n, failed int, ttft tim
 	}
 }
 
+// serveFor has n workers of a pool serve for a minute, each as of says.
+func serveFor(p *pool.Pool, workers []*worker.Worker, of func(i int) (n, failed int, ttft time.Duration, predicted, cached int64)) {
+	for range 4 {
+		for i, w := range workers {
+			n, failed, ttft, predicted, cached := of(i)
+			serve(p, w, "", n, failed, ttft, predicted, cached)
+		}
+		time.Sleep(observe.SlotTime)
+	}
+}
+
 // TestWorkersApartHaveAnomalies makes one of eight workers slow, one failing and one cold. Conversations
 // leave the first two, and the third computes more than predicted.
 func TestWorkersApartHaveAnomalies(t *testing.T) {
+	synctest.Test(t, testAnomalies)
+}
+
+func testAnomalies(t *testing.T) {
 	p := testPool(t, 8)
-	workers := p.All()
-	slices.SortFunc(workers, func(a, b *worker.Worker) int { return strings.Compare(a.Dial, b.Dial) })
+	workers := sortedWorkers(p)
 	want := map[int]string{2: anomalySlow, 4: anomalyFailing, 6: anomalyCold}
-	for i, w := range workers {
-		failed, ttft, predicted, cached := 1, 100*time.Millisecond, int64(800), int64(800)
+	shown := func(when string, want map[int]string) {
+		t.Helper()
+		for i, w := range viewState(p, 0, true, time.Now()).Workers {
+			if got := strings.Join(w.Anomalies, " "); got != want[i] || len(w.Look) != len(w.Anomalies) {
+				t.Errorf("%s, worker %d: anomalies %q, want %q: %v", when, i, got, want[i], w.Look)
+			}
+		}
+	}
+	serve(p, workers[6], "", 100, 0, time.Second, 800, 0)
+	shown("after a moment", nil)
+	time.Sleep(observe.RecentSlots * observe.SlotTime)
+	serveFor(p, workers, func(i int) (n, failed int, ttft time.Duration, predicted, cached int64) {
+		n, failed, ttft, predicted, cached = 20, 1, 100*time.Millisecond, 800, 800
 		switch want[i] {
 		case anomalySlow:
 			ttft, predicted, cached = 3*ttft, 300, 300
@@ -57,18 +82,31 @@ func TestWorkersApartHaveAnomalies(t *testing.T) {
 		case anomalyCold:
 			ttft, cached = 3*ttft, 100
 		}
-		serve(p, w, "", 20, failed, ttft, predicted, cached)
-	}
-	for i, w := range viewState(p, 0, true, time.Now()).Workers {
-		if got := strings.Join(w.Anomalies, " "); got != want[i] {
-			t.Errorf("worker %d: anomalies %q, want %q", i, got, want[i])
-		}
+		return n, failed, ttft, predicted, cached
+	})
+	shown("after a minute", want)
+	time.Sleep(observe.RecentSlots*observe.SlotTime - time.Minute)
+	shown("while it is true", want)
+	time.Sleep(time.Minute - time.Second)
+	shown("a moment later", want)
+	time.Sleep(2 * time.Second)
+	shown("when it is over", nil)
+
+	serveFor(p, workers, func(int) (n, failed int, ttft time.Duration, predicted, cached int64) {
+		return 20, 10, 100 * time.Millisecond, 800, 800
+	})
+	shown("while all fail alike", nil)
+	if s := viewState(p, 0, true, time.Now()); !s.Recent.fails() {
+		t.Errorf("half of the attempts fail, and the pool is well: %+v", s.Recent)
 	}
 	if got := viewState(testPool(t, 1), 0, true, time.Now()).Workers[0].Anomalies; len(got) > 0 {
 		t.Errorf("a worker without requests has anomalies: %v", got)
 	}
 	alone := []workerView{{Models: modelsView{Listed: []string{"big"}}, slowness: 3}, {Models: modelsView{Listed: []string{"small"}}, slowness: 1}}
-	if findAnomalies(alone, make([]observe.Sums, 2)); len(alone[0].Anomalies) > 0 {
+	for i := range alone {
+		alone[i].State, alone[i].past = stateOK, workers[0].Past
+	}
+	if findAnomalies(alone, make([]observe.Sums, 2), time.Now()); len(alone[0].Anomalies) > 0 {
 		t.Errorf("a worker without peers has anomalies: %v", alone[0].Anomalies)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/docs"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/journal"
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
@@ -103,6 +104,15 @@ func viewQueued(p *pool.Pool, t time.Time) (v queuedView) {
 	return v
 }
 
+// openIncidents returns the conditions that last, with what the manual says to do.
+func openIncidents(p *pool.Pool, t time.Time) []observe.Incident {
+	list := p.Incidents.Open(t)
+	for i := range list {
+		list[i].Advice = docs.Advice(list[i].What)
+	}
+	return list
+}
+
 func viewPool(p *pool.Pool, t time.Time) poolView {
 	s, set := p.Scheduler.Stats(), p.Settings.Load()
 	v := poolView{
@@ -110,7 +120,7 @@ func viewPool(p *pool.Pool, t time.Time) poolView {
 		Name:       p.Name, Stats: s, Waiting: p.Waiting(), Sessions: p.Sessions.Len(), SessionBytes: p.Sessions.Bytes(),
 		Responses: p.Responses.Count(), BodyBytes: p.Memory.Held.Load(),
 		Limits:  p.Quota.Stand(t, shownTenants),
-		Latency: viewLatency(&s), Incidents: p.Incidents.Open(t), Journal: viewJournal(p.JournalState(), t), Share: viewShare(p, t),
+		Latency: viewLatency(&s), Incidents: openIncidents(p, t), Journal: viewJournal(p.JournalState(), t), Share: viewShare(p, t),
 		Settings: settingsView{
 			IndexMemory: set.Memory, BodyMemory: body.MaxBytes(), BlockSize: set.BlockSize, BlockSource: blockSource(p, set), TextBlock: set.TextBlock,
 			TTL: time.Duration(set.TTL).Seconds(), MaxSessions: set.MaxSessions,

@@ -23,6 +23,8 @@ type workerView struct {
 	// failing, cold.
 	State     string   `json:"state"`
 	Anomalies []string `json:"anomalies"`
+	// Look says for the state and each anomaly why, and what to do. It is empty if the worker is well.
+	Look []observe.Warning `json:"needs_look,omitzero"`
 	// Static is whether it is an upstream by the configuration; others come
 	// from a dynamic source, or are not forgotten yet.
 	Static          bool        `json:"static_upstream"`
@@ -49,6 +51,8 @@ type workerView struct {
 	History []pointView `json:"history,omitzero"`
 
 	slowness float64 // of prefills, in relation to the prediction; 0 is unknown
+	past     *observe.Worker
+	notes    []observe.Warning // of Anomalies
 	// KVEvents are those that the router follows, one entry for each publisher.
 	KVEvents []eventsView `json:"kv_events"`
 }
@@ -107,7 +111,7 @@ func viewWorkers(p *pool.Pool, t time.Time) []workerView {
 		v.Recent = viewRecent(&sums[i])
 		list = append(list, v)
 	}
-	findAnomalies(list, sums)
+	findAnomalies(list, sums, t)
 	return list
 }
 
@@ -152,15 +156,15 @@ func viewWorker(p *pool.Pool, w *worker.Worker, t time.Time, proxy map[string]pr
 		},
 		Cache: cacheView{Room: roomOf(p, w, &load)}, Prefill: load.PrefillSpeed,
 		Ranks: ranks, KVEvents: viewEvents(w, t),
-		State: stateOf(w, &health, proxy, load.Requests == 0, limit > 0 && running >= limit),
+		State: stateOf(w, &health, proxy, load.Requests == 0), past: w.Past,
+	}
+	if note := ofState(w, v.State, &health, t); note.Effect != "" {
+		v.Look = append(v.Look, note)
 	}
 	if len(ranks) == 1 {
 		v.Latency = &ranks[0].Accuracy
 	}
 	v.Models.Configured, v.Models.Listed = w.ModelsOf()
-	if load.ErrorsApart() {
-		v.Anomalies = append(v.Anomalies, anomalyFailing)
-	}
 	cached := load.CachedTokens
 	if len(v.KVEvents) > 0 {
 		cached = 0

@@ -109,6 +109,12 @@ func FuzzParse(f *testing.F) {
 			}
 			return
 		}
+		if text := canonical(a, body); r.Kind == Text && !r.Batch() && int64(len(text)) != r.First {
+			t.Fatalf("the canonical text has %d bytes, want %d", len(text), r.First)
+		}
+		if at := Find(a, body, 5, 70); at.Byte < 0 || at.Message < 0 {
+			t.Fatalf("the place is %+v", at)
+		}
 		e := r.Editor(body)
 		e.CutNVExt()
 		out := rawjson.Splice(nil, body, e.Edits())

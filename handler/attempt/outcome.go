@@ -52,12 +52,16 @@ func (a *Attempt) Unanswered(err error) pool.Outcome {
 	return o
 }
 
-// Failed records that the answer is an error or empty. Not all requests show the worker's health.
-func (a *Attempt) Failed(t time.Time) {
-	if a.Call.Plan.ShowsHealth {
-		a.Seat.Failed(t)
-	} else {
+// Failed records that the answer is empty, or an error with a status; 0 is unknown. Not all requests
+// show the worker's health.
+func (a *Attempt) Failed(t time.Time, status int) {
+	switch {
+	case !a.Call.Plan.ShowsHealth:
 		a.Prefilled(t)
+	case status >= 400 && !WorkersFault(status):
+		a.Seat.Mistaken(t)
+	default:
+		a.Seat.Failed(t)
 	}
 }
 

@@ -144,7 +144,7 @@ func (d *Dispatch) observe(req *http.Request, resp *http.Response) {
 	case good && !o.Stream:
 		a.FirstToken(t)
 	case resp.StatusCode >= 400 && !attempt.Retryable(resp.StatusCode) && !slices.Contains(d.unfit, a.Worker):
-		a.Failed(t)
+		a.Failed(t, resp.StatusCode)
 	default:
 		a.Prefilled(t)
 	}
@@ -227,7 +227,7 @@ func (o *delivery) Ended(s response.Summary) {
 	case !s.First.IsZero(): // the first token has shown that the worker is well
 	case s.Failed && o.told: // see Move
 	case s.Failed:
-		a.Failed(time.Now())
+		a.Failed(time.Now(), s.ErrorStatus)
 		shown := a.Shows(pool.OutcomeAnswered, "")
 		if attempt.WorkersFault(s.ErrorStatus) {
 			shown = a.Errored(errorWithin, false)
@@ -235,7 +235,7 @@ func (o *delivery) Ended(s response.Summary) {
 		o.d.Pool.Report(a.Worker, shown)
 	default:
 		if s.Stream || s.Completion == 0 && o.d.plan.API.Work() == api.Generate { // without a token
-			a.Failed(time.Now())
+			a.Failed(time.Now(), 0)
 		} else {
 			completion := s.Completion
 			if completion > 1 {
@@ -259,7 +259,7 @@ const errorWithin = "an error in an answer with status 2xx"
 func (d *Dispatch) malformed() {
 	a := d.attempt
 	d.FallBack(fallbackUnreadable)
-	a.Failed(time.Now())
+	a.Failed(time.Now(), 0)
 	d.Pool.Report(a.Worker, a.Errored("the answer does not match its content type", true))
 	d.turn.Forget(a.Target)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
@@ -219,6 +220,10 @@ func (d *Dispatch) remember(c *pool.Candidates, chosen int, unpriced bool) {
 		At: c.At, Request: d.ID, Model: c.Workers[chosen].ModelMetrics(d.plan.Model).Model,
 		Reason: d.reasonOf(unpriced, &c.Sel.Candidates[chosen]), Tokens: c.Sel.Tokens,
 		Attempt: d.attempts + 1, Waited: d.wait.waited,
+	}
+	if name := d.plan.Model; name != past.Model { // the memory of the body may hold it
+		const longest = 128
+		past.Model = strings.ToValidUTF8(strings.Clone(name[:min(len(name), longest)]), "�")
 	}
 	if d.Rest != nil {
 		past.Rest = d.Rest.Way

@@ -57,9 +57,9 @@ type DryHome struct {
 
 // LeftOut is an offered worker that is not a candidate.
 type LeftOut struct {
-	Worker uint64       `json:"worker"`
-	Dial   string       `json:"dial"`
-	Why    pool.Verdict `json:"why"`
+	Worker uint64 `json:"worker"`
+	Dial   string `json:"dial"`
+	Why    string `json:"why"` // as a pool's verdict has it, or unreachable
 }
 
 // Explain returns the choice for a request without booking it, and leaves nothing behind. A
@@ -179,7 +179,11 @@ func (rt *route) homeOf(sel *kvscore.Selection, chosen int) *DryHome {
 func (rt *route) leftOut(want *pool.Wants, among *pool.Candidates) (list []LeftOut) {
 	for i, v := range rt.Pool.Judge(want, rt.offers, among.At) {
 		if w := rt.offers.Table.Rows[i].Worker; !slices.Contains(among.Workers, w) {
-			list = append(list, LeftOut{Worker: w.ID, Dial: w.Dial, Why: v})
+			why := v.String()
+			if v == pool.OtherModels && w.Health.Reach().Away() {
+				why = "unreachable" // nobody knows its models
+			}
+			list = append(list, LeftOut{Worker: w.ID, Dial: w.Dial, Why: why})
 		}
 	}
 	return list

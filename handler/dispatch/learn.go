@@ -27,6 +27,10 @@ func (o *delivery) learn() {
 	if o.Cached >= 0 {
 		o.d.cached = o.Cached
 	}
+	if !o.Stream && !o.Failed && o.Status < 300 {
+		m.plain.Observe(o.header.Sub(o.d.start).Seconds())
+		o.attempt.Counts().Answered(o.header, o.header.Sub(o.attempt.Begun), o.Completion)
+	}
 	if o.Chunks > 1 {
 		mean := o.Last.Sub(o.First) / time.Duration(o.Chunks-1)
 		o.attempt.Counts().Pace(mean)

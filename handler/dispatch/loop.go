@@ -99,7 +99,7 @@ func (d *Dispatch) run(ctx context.Context, r *remainder) (*http.Response, error
 		case retry:
 			d.retried(&v, resp, err)
 		case putOff:
-			a.End(observe.AttemptRetried, false)
+			a.End(observe.AttemptDeclined, false)
 			_ = resp.Body.Close()
 			return nil, d.failure
 		case fail, abandon:
@@ -157,8 +157,10 @@ func (d *Dispatch) retried(v *verdict, resp *http.Response, err error) {
 		d.retryPhases(v.phases)
 	case errors.Is(err, attempt.ErrDrained):
 		a.End(observe.AttemptDrained, false)
+	case v.misfit != fits:
+		a.End(observe.AttemptDeclined, false)
 	default:
-		a.End(observe.AttemptRetried, !v.blameless && v.misfit == fits)
+		a.End(observe.AttemptRetried, !v.blameless)
 	}
 	if v.phases == nil && v.reason != "" {
 		a.CountRetry(v.reason)

@@ -23,7 +23,7 @@ type Metrics struct {
 	all                       []prometheus.Collector
 	requests, fallbacks       *prometheus.CounterVec
 	shadow, shadowFaults      *prometheus.CounterVec
-	ttft, itl                 *prometheus.HistogramVec
+	ttft, itl, plain          *prometheus.HistogramVec
 	inputTokens, outputTokens *prometheus.HistogramVec
 	turnedAway                *prometheus.CounterVec
 	unsupported               *prometheus.CounterVec
@@ -54,7 +54,7 @@ const (
 // PoolMetrics are the collectors that each request moves, for one pool.
 type PoolMetrics struct {
 	Requests                  map[string]prometheus.Counter // by outcome
-	ttft, itl                 prometheus.Observer
+	ttft, itl, plain          prometheus.Observer
 	inputTokens, outputTokens prometheus.Observer
 	turnedAway                map[string]prometheus.Counter // by the error's code
 	queueWait                 prometheus.Observer
@@ -67,7 +67,7 @@ type PoolMetrics struct {
 func (m *Metrics) Of(pool string) *PoolMetrics {
 	f := &PoolMetrics{
 		Requests: make(map[string]prometheus.Counter),
-		ttft:     m.ttft.WithLabelValues(pool), itl: m.itl.WithLabelValues(pool),
+		ttft:     m.ttft.WithLabelValues(pool), itl: m.itl.WithLabelValues(pool), plain: m.plain.WithLabelValues(pool),
 		inputTokens: m.inputTokens.WithLabelValues(pool), outputTokens: m.outputTokens.WithLabelValues(pool),
 		queueWait: m.queueWait.WithLabelValues(pool), turns: make(map[turn.State]prometheus.Counter),
 		turnedAway: map[string]prometheus.Counter{
@@ -148,6 +148,7 @@ var AllMetrics = sync.OnceValue(func() *Metrics {
 	m.queueWait = histogram("queue_wait_seconds", times(0.005, 300, 14), "Time in the queue, of requests that waited.")
 	m.ttft = histogram("time_to_first_token_seconds", times(0.001, 480, 18),
 		"Time from the request to the first token of a streamed answer.")
+	m.plain = histogram("plain_answer_seconds", times(0.001, 480, 18), "Time from the request to the end of an answer that is no stream.")
 	m.itl = histogram("inter_token_latency_seconds", times(0.001, 2, 13),
 		"Mean time between the chunks of a streamed answer, once per answer.")
 	m.phaseTimes = histogram("phase_seconds", times(0.001, 480, 18), "Time of the phases of requests over two workers.", "phase")

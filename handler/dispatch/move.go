@@ -122,7 +122,7 @@ func (o *delivery) leave(b *breakage, a *api.Answer, rest *api.Rest) {
 		if errors.Is(b.why, response.ErrEvent) {
 			shown = o.attempt.Errored(errorWithin, false)
 			if !a.FirstToken() {
-				o.attempt.Failed(time.Now())
+				o.attempt.Failed(time.Now(), a.ErrorStatus())
 			}
 		}
 		d.Pool.Report(o.attempt.Worker, shown)

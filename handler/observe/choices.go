@@ -20,7 +20,7 @@ type PastChoice struct {
 	N       uint64        `json:"n"` // its number in the pool, from 1
 	At      time.Time     `json:"-"`
 	Request string        `json:"request_id,omitzero"` // it may be the client's
-	Model   string        `json:"model"`               // as metrics name it
+	Model   string        `json:"model"`               // as the request names it
 	Reason  string        `json:"reason"`
 	Tokens  int64         `json:"prompt_tokens"` // as estimated; 0 is unknown
 	Attempt int           `json:"attempt"`       // of the request, from 1

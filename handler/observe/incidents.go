@@ -55,6 +55,8 @@ type Incident struct {
 	Begun float64 `json:"begun_seconds_ago"`
 	Last  float64 `json:"last_met_seconds_ago"`
 	Times int     `json:"times"`
+	// Advice is what to do, as the manual says; the reader adds it.
+	Advice string `json:"advice,omitzero"`
 }
 
 // Open returns the conditions that have not ended, the oldest first.

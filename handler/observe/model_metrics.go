@@ -1,6 +1,8 @@
 package observe
 
 import (
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -53,6 +55,7 @@ const (
 	AttemptResumed   = "resumed"   // its stream broke off
 	AttemptDrained   = "drained"   // its worker drains
 	AttemptPrefilled = "prefilled" // it was the prefill phase
+	AttemptDeclined  = "declined"  // its engine lacks the model or the room, and another one may have it
 
 	// AttemptClientError is the engine's answer to a mistake of the client.
 	AttemptClientError = "client_error"
@@ -60,8 +63,11 @@ const (
 
 // attemptOutcomes are the outcomes of attempts.
 var attemptOutcomes = [...]string{
-	"ok", "engine_error", "unavailable", "broken", "client_gone", AttemptRetried, AttemptResumed, AttemptDrained, AttemptPrefilled, AttemptClientError,
+	"ok", "engine_error", "unavailable", "broken", "client_gone", AttemptRetried, AttemptResumed, AttemptDrained, AttemptPrefilled, AttemptDeclined, AttemptClientError,
 }
+
+// requestOutcomes is how many of them, the first ones, are outcomes of requests.
+const requestOutcomes = 5
 
 // ModelMetrics count the requests of one worker for one model, as metrics and in [Recent].
 type ModelMetrics struct {
@@ -78,8 +84,54 @@ type Worker struct {
 	Recent     Recent
 	pool, dial string
 
-	mu      sync.RWMutex
-	byModel map[string]*ModelMetrics
+	mu        sync.RWMutex
+	byModel   map[string]*ModelMetrics
+	fault     string // why it was marked down last
+	anomalies map[string]anomaly
+}
+
+// anomaly is something that sets a worker apart from its peers, as it was found last.
+type anomaly struct {
+	at time.Time
+	Warning
+}
+
+// anomalyShown is how long an anomaly is shown after it was found last, so that it does not flicker.
+const anomalyShown = time.Minute
+
+// Keep remembers anomalies, and returns them with those that were found a short time ago.
+func (w *Worker) Keep(now time.Time, found []Warning) []Warning {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.anomalies == nil {
+		w.anomalies = make(map[string]anomaly)
+	}
+	for _, f := range found {
+		w.anomalies[f.What] = anomaly{now, f}
+	}
+	all := make([]Warning, 0, len(w.anomalies))
+	for _, what := range slices.Sorted(maps.Keys(w.anomalies)) {
+		if a := w.anomalies[what]; now.Sub(a.at) < anomalyShown {
+			all = append(all, a.Warning)
+		} else {
+			delete(w.anomalies, what)
+		}
+	}
+	return all
+}
+
+// MarkedDown records why the worker was marked down.
+func (w *Worker) MarkedDown(why string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.fault = why
+}
+
+// Fault returns why the worker was marked down last, "" if it never was.
+func (w *Worker) Fault() string {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	return w.fault
 }
 
 // NewWorker returns what is shown of the worker at an address.
@@ -131,7 +183,8 @@ func (f *ModelMetrics) Ended(outcome string, failed bool) {
 	for i, name := range attemptOutcomes {
 		if name == outcome {
 			f.outcomes[i].Inc()
-			f.recent.attempt(time.Now(), failed)
+			last := i < requestOutcomes || outcome == AttemptClientError
+			f.recent.attempt(time.Now(), last, failed)
 		}
 	}
 }
@@ -140,6 +193,12 @@ func (f *ModelMetrics) Ended(outcome string, failed bool) {
 func (f *ModelMetrics) FirstToken(t time.Time, after time.Duration) {
 	f.ttft.Observe(after.Seconds())
 	f.recent.firstToken(t, after)
+}
+
+// Answered counts a plain answer that came at t, so long after the choice of the worker. tokens are
+// those of the answer, if they are known.
+func (f *ModelMetrics) Answered(t time.Time, after time.Duration, tokens int64) {
+	f.recent.answered(t, after, tokens)
 }
 
 // Pace counts the mean time between the chunks of an answer.

@@ -12,8 +12,8 @@ const (
 	// RecentSlots is how many slots there are: five minutes.
 	RecentSlots = 30
 
-	ttftSteps = 40  // of the times to first token
-	ttftStep  = 1.4 // from one to the next; the first is 1 ms
+	timeSteps = 40  // of Times
+	timeStep  = 1.4 // from one to the next; the first is 1 ms
 )
 
 // Recent is what a worker did in the last minutes. Metrics have sums only, which say nothing
@@ -26,16 +26,56 @@ type Recent struct {
 // Sums are what a worker did in a slot, or in several.
 type Sums struct {
 	Slot int64 // its number: the time in units of SlotTime
-	// Attempts that have ended, and those of them that failed by the worker's fault.
-	Attempts, Failed int64
+	// Active are the slots in which attempts have ended.
+	Active int64
+	// Attempts that have ended, those of them with which their requests ended, and those that failed by the
+	// worker's fault.
+	Attempts, Requests, Failed int64
 	// Tokens of prompts, of answers that report cached tokens.
 	Prompt, Predicted, Cached int64
 	Reports                   int64 // number of such answers
 
-	FirstTokens int64
-	ttft        [ttftSteps]uint32
+	FirstTokens Times // of streams, since the choice of the worker
+	Plain       Times // of the other answers: until their end
+	plain       time.Duration
+	plainTokens int64
 	Paces       int64
 	paces       time.Duration // sum
+}
+
+// Times are times, to about 20 %.
+type Times struct {
+	N     int64
+	steps [timeSteps]uint32
+}
+
+func (t *Times) note(d time.Duration) {
+	step := math.Log(float64(d)/float64(time.Millisecond)) / math.Log(timeStep)
+	t.N++
+	t.steps[int(min(max(step, 0), timeSteps-1))]++
+}
+
+func (t *Times) add(o *Times) {
+	if t.N += o.N; o.N > 0 {
+		for i, n := range o.steps {
+			t.steps[i] += n
+		}
+	}
+}
+
+// Quantile returns a quantile, 0 without any times.
+func (t *Times) Quantile(q float64) time.Duration {
+	if t.N == 0 {
+		return 0
+	}
+	rank := q * float64(t.N)
+	for i, n := range t.steps {
+		if rank <= float64(n) && n > 0 {
+			return time.Duration(float64(time.Millisecond) * math.Pow(timeStep, float64(i)+rank/float64(n)))
+		}
+		rank -= float64(n)
+	}
+	return time.Duration(float64(time.Millisecond) * math.Pow(timeStep, timeSteps))
 }
 
 // SlotOf returns the number of the slot of a time.
@@ -55,21 +95,33 @@ func (r *Recent) open(t time.Time) *Sums {
 	return s
 }
 
-func (r *Recent) attempt(t time.Time, failed bool) {
+// attempt records an attempt that has ended. last: its request ended with it.
+func (r *Recent) attempt(t time.Time, last, failed bool) {
 	s := r.open(t)
 	defer r.mu.Unlock()
+	s.Active = 1
 	s.Attempts++
+	if last {
+		s.Requests++
+	}
 	if failed {
 		s.Failed++
 	}
 }
 
 func (r *Recent) firstToken(t time.Time, after time.Duration) {
-	step := math.Log(float64(after)/float64(time.Millisecond)) / math.Log(ttftStep)
 	s := r.open(t)
 	defer r.mu.Unlock()
-	s.FirstTokens++
-	s.ttft[int(min(max(step, 0), ttftSteps-1))]++
+	s.FirstTokens.note(after)
+}
+
+func (r *Recent) answered(t time.Time, after time.Duration, tokens int64) {
+	s := r.open(t)
+	defer r.mu.Unlock()
+	s.Plain.note(after)
+	if tokens > 0 {
+		s.plain, s.plainTokens = s.plain+after, s.plainTokens+tokens
+	}
 }
 
 func (r *Recent) pace(t time.Time, mean time.Duration) {
@@ -106,29 +158,12 @@ func (r *Recent) Add(now time.Time, sum *Sums, line []Sums) {
 
 // Add adds other sums.
 func (s *Sums) Add(o *Sums) {
-	s.Attempts, s.Failed = s.Attempts+o.Attempts, s.Failed+o.Failed
+	s.Active, s.Attempts, s.Requests, s.Failed = s.Active+o.Active, s.Attempts+o.Attempts, s.Requests+o.Requests, s.Failed+o.Failed
 	s.Prompt, s.Predicted, s.Cached, s.Reports = s.Prompt+o.Prompt, s.Predicted+o.Predicted, s.Cached+o.Cached, s.Reports+o.Reports
-	s.Paces, s.paces, s.FirstTokens = s.Paces+o.Paces, s.paces+o.paces, s.FirstTokens+o.FirstTokens
-	if o.FirstTokens > 0 {
-		for i, n := range o.ttft {
-			s.ttft[i] += n
-		}
-	}
-}
-
-// TTFT returns a quantile of the times to first token, 0 without any. It is exact to about 20 %.
-func (s *Sums) TTFT(q float64) time.Duration {
-	if s.FirstTokens == 0 {
-		return 0
-	}
-	rank := q * float64(s.FirstTokens)
-	for i, n := range s.ttft {
-		if rank <= float64(n) && n > 0 {
-			return time.Duration(float64(time.Millisecond) * math.Pow(ttftStep, float64(i)+rank/float64(n)))
-		}
-		rank -= float64(n)
-	}
-	return time.Duration(float64(time.Millisecond) * math.Pow(ttftStep, ttftSteps))
+	s.Paces, s.paces = s.Paces+o.Paces, s.paces+o.paces
+	s.plain, s.plainTokens = s.plain+o.plain, s.plainTokens+o.plainTokens
+	s.FirstTokens.add(&o.FirstTokens)
+	s.Plain.add(&o.Plain)
 }
 
 // Pace returns the mean time between the chunks of answers, 0 without any.
@@ -137,4 +172,12 @@ func (s *Sums) Pace() time.Duration {
 		return 0
 	}
 	return s.paces / time.Duration(s.Paces)
+}
+
+// PlainPace returns the time of plain answers for each of their tokens, 0 if unknown.
+func (s *Sums) PlainPace() time.Duration {
+	if s.plainTokens == 0 {
+		return 0
+	}
+	return s.plain / time.Duration(s.plainTokens)
 }

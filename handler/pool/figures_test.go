@@ -41,7 +41,7 @@ func TestFiguresAreBounded(t *testing.T) {
 	if a, b := w.ModelMetrics("m"), w.ModelMetrics("m"); a != b || a.Model != "m" || w.ModelMetrics("").Model != "" {
 		t.Error("a listed model has no label of its own, or several")
 	}
-	const each, most = 10 + 4 + 2, 16 // of a model; models of a worker
+	const each, most = 11 + 4 + 2, 16 // of a model; models of a worker
 	if got := series() - before; got != 3*each {
 		t.Errorf("%d series, want %d", got, 3*each)
 	}

@@ -86,6 +86,7 @@ func (p *Pool) markDown(w *worker.Worker, t time.Time, o *Outcome) {
 }
 
 func (p *Pool) logMark(w *worker.Worker, why string) {
+	w.Past.MarkedDown(why)
 	p.Logger().Warn("worker is marked down", zap.String("upstream", w.Dial), zap.String("why", why))
 }
 

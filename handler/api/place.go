@@ -1,0 +1,46 @@
+package api
+
+import (
+	"bytes"
+	"strings"
+)
+
+// Place is a place in the canonical text of a prompt.
+type Place struct {
+	Message int    // its number, from 1; 0 if the place is in no message
+	Role    string // of the message, or tools; empty in a prompt without messages
+	Byte    int    // in the message
+	Text    string // from there on
+}
+
+// Find returns the place of a part of the canonical text, by the offsets that [Request.Blocks] count. It reads
+// the whole body anew: it is for explanations.
+func Find(a API, body []byte, from, to int) (at Place) {
+	text := canonical(a, body)
+	if from, to = min(from, len(text)), min(to, len(text)); from == to {
+		return at
+	}
+	at.Byte = from
+	for i, c := range text[:to] {
+		switch {
+		case c == markMessage && i <= from:
+			role, _, _ := bytes.Cut(text[i+1:], []byte{markSep})
+			at.Message, at.Role, at.Byte = at.Message+1, string(role), max(0, from-i-len(role)-2)
+		case c == markTool && i <= from:
+			at.Role, at.Byte = "tools", max(0, from-i-1)
+		}
+	}
+	at.Text = strings.ToValidUTF8(string(text[from:to]), " ") // without marks
+	return at
+}
+
+// canonical returns the canonical text of a body's (first) prompt.
+func canonical(a API, body []byte) []byte {
+	p := parse{req: &Request{API: a, prompts: 1, answers: 1}, body: body}
+	p.opt = Options{TextBlock: 2*len(body) + 1024}.withDefaults() // no block gets full
+	if p.scan() != nil {
+		return nil
+	}
+	a.prompt(&p)
+	return p.hash.tail
+}
