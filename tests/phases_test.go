@@ -5,9 +5,11 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -46,6 +48,13 @@ const apartLease, apartLost = 200 * time.Second, 100 * time.Second
 // startApartOf is startApart with engines of a configuration.
 func startApartOf(t *testing.T, cfg engine.Config, prefills, decodes int, options ...string) *apart {
 	t.Helper()
+	return startVersions(t, cfg, make([]string, prefills), make([]string, decodes), options...)
+}
+
+// startVersions is startApartOf with the versions that the prefill and the decode engines report.
+func startVersions(t *testing.T, cfg engine.Config, prefillVersions, decodeVersions []string, options ...string) *apart {
+	t.Helper()
+	prefills, decodes := len(prefillVersions), len(decodeVersions)
 	p := &apart{whole: startSimulated(t, engine.Config{})}
 	var all []*engine.Engine
 	var roles strings.Builder
@@ -58,6 +67,7 @@ func startApartOf(t *testing.T, cfg engine.Config, prefills, decodes int, option
 		transfer.Role, transfer.Lease, transfer.Lost = role, cmp.Or(transfer.Lease, apartLease), cmp.Or(transfer.Lost, apartLost)
 		one := cfg
 		one.Name, one.Transfer = fmt.Sprint(role, i), &transfer
+		one.Version = slices.Concat(prefillVersions, decodeVersions)[i]
 		e := startSimulated(t, one)
 		*list, all = append(*list, e), append(all, e)
 		fmt.Fprintf(&roles, "worker %s {\nid %d\n", e.Addr(), i+1)
@@ -522,6 +532,48 @@ func TestRolesWithoutTheOther(t *testing.T) {
 		if p.scrape(t).value(openIncidents) == 0 {
 			t.Errorf("%+v: no condition tells it", v)
 		}
+	}
+}
+
+// TestPairsHaveOneVersion has engines of several versions, as in a rolling update. What has no partner of its
+// version serves whole requests, or nothing.
+func TestPairsHaveOneVersion(t *testing.T) {
+	for _, v := range []struct {
+		name            string
+		flavour         engine.Flavour
+		prefill, decode string   // versions
+		pairs           []string // ids of the workers that serve split requests; prefill engines come first
+		split           int      // of 12 requests
+		status          int
+	}{
+		{"NewDecode", engine.VLLM, "1", "1 2", []string{"1 2"}, 6, 200}, // the other half goes whole to the new one
+		{"NewPrefill", engine.VLLM, "1 2", "1", []string{"1 3"}, 12, 200},
+		{"Both", engine.VLLM, "1 2", "1 2", []string{"1 3", "2 4"}, 6, 200},
+		{"None", engine.VLLM, "1 1", "2", nil, 0, 200},
+		{"NewDecode", engine.SGLang, "1", "1 2", []string{"1 2"}, 12, 200},
+		{"NewPrefill", engine.SGLang, "1 2", "1", []string{"1 3"}, 12, 200},
+		{"Both", engine.SGLang, "1 2", "1 2", []string{"1 3", "2 4"}, 12, 200},
+		{"None", engine.SGLang, "1", "2", nil, 0, 503},
+	} {
+		t.Run(v.name+"/"+string(v.flavour), func(t *testing.T) {
+			cfg := engine.Config{Flavour: v.flavour, Transfer: new(engine.Transfer)}
+			p := startVersions(t, cfg, strings.Fields(v.prefill), strings.Fields(v.decode), "split always", "policy round_robin")
+			pairs, split := make(map[string]bool), 0
+			for i := range 12 {
+				a := p.chat(t.Context(), long(i))
+				if a.status != v.status {
+					t.Fatalf("request %d: status %d, %.300s", i, a.status, a.body)
+				}
+				if a.wasSplit() {
+					split++
+					pairs[a.header.Get("X-KV-Prefill-Worker")+" "+a.header.Get("X-KV-Worker")] = true
+				}
+			}
+			if got := slices.Sorted(maps.Keys(pairs)); !slices.Equal(got, v.pairs) || split < v.split {
+				t.Errorf("%d requests were split, over %q, want %d over %q", split, got, v.split, v.pairs)
+			}
+			p.settled(t)
+		})
 	}
 }
 

@@ -116,9 +116,12 @@ func (l *Phase) over(answer []byte) Handover {
 }
 
 // Pairs returns whether the engine can compute the prompt of a request in an API for a decode
-// engine. Only engines of one type and version share a format of the KV cache.
-func (e *Engine) Pairs(decode *Engine, name string) bool {
-	return e.Parts(name) && e.Type == decode.Type && e.Info.Version == decode.Info.Version
+// engine.
+func (e *Engine) Pairs(decode *Engine, name string) bool { return e.Parts(name) && e.Alike(decode) }
+
+// Alike returns whether both engines have one type and version. Only then they share a format of the KV cache.
+func (e *Engine) Alike(other *Engine) bool {
+	return e.Type == other.Type && e.Info.Version == other.Info.Version
 }
 
 // Parts returns whether the engine can compute the prompt of a request in an API for another engine

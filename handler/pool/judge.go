@@ -113,7 +113,7 @@ func (r *registry) Judge(want *Wants, o Offers, t time.Time) iter.Seq2[int, Verd
 	j := r.judgment(want, o, t)
 	return func(yield func(int, Verdict) bool) {
 		for i, up := range o.Ups {
-			if !yield(i, j.of(up, o.Table.Rows[i].Worker)) {
+			if !yield(i, j.of(up, &o.Table.Rows[i])) {
 				return
 			}
 		}
@@ -168,13 +168,14 @@ func (r *registry) judgment(want *Wants, o Offers, t time.Time) judgment {
 }
 
 // of returns the verdict on a worker behind an upstream.
-func (j *judgment) of(up *reverseproxy.Upstream, w *worker.Worker) Verdict {
+func (j *judgment) of(up *reverseproxy.Upstream, row *TableRow) Verdict {
+	w := row.Worker
 	if j.more {
 		if v := j.registry.Meets(j.want, w); v != Fits {
 			return v
 		}
 	}
-	role := judgeRole(w, j.want)
+	role := judgeRole(row, j.want)
 	switch {
 	case role > Fallback:
 		return role
@@ -223,9 +224,10 @@ func Available(up *reverseproxy.Upstream) bool {
 
 // judgeRole returns whether the worker serves the part of a request: Fits, Fallback or
 // OtherRole.
-func judgeRole(w *worker.Worker, want *Wants) Verdict {
+func judgeRole(row *TableRow, want *Wants) Verdict {
+	w := row.Worker
 	switch yes, fallback := w.ServesPart(want.Part); {
-	case !yes:
+	case !yes, row.Alone && (want.Part == worker.Prefill || want.Part == worker.Answer && !w.ServesWhole()):
 		return OtherRole
 	case fallback && want.Only == nil:
 		return Fallback

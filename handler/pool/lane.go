@@ -94,7 +94,7 @@ func (l *lane) worker(i int) *worker.Worker { return l.offers.Table.Rows[i].Work
 // of returns the verdict on an offered worker.
 func (l *lane) of(i int, t time.Time) Verdict {
 	l.judge.at = t
-	return l.judge.of(l.offers.Ups[i], l.worker(i))
+	return l.judge.of(l.offers.Ups[i], &l.offers.Table.Rows[i])
 }
 
 // verdict returns the best verdict on a worker, which may be offered several times.

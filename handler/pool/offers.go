@@ -34,6 +34,7 @@ type TableRow struct {
 	Worker   *worker.Worker
 	Targets  []kvscore.TargetRef // by rank
 	Repeated bool                // an earlier upstream has the same worker
+	Alone    bool                // it is for one phase, and no offered worker of the same version is for the other
 }
 
 // Peek returns the offers of a list of upstreams, and makes no worker known to the pool.
@@ -91,11 +92,25 @@ func (r *registry) newTable(list reverseproxy.UpstreamPool, workers []*worker.Wo
 			targets = append(targets, w.Target(rank))
 		}
 	}
+	if t.Split {
+		t.findAlone()
+	}
 	refs := r.Scheduler.Refs(targets)
 	for i, n := range ranks {
 		t.Rows[i].Targets, refs = refs[:n:n], refs[n:]
 	}
 	return t
+}
+
+// findAlone finds the workers for one phase that have no partner. Updates of engines make some.
+func (t *Table) findAlone() {
+	for i := range t.Rows {
+		w := t.Rows[i].Worker
+		t.Rows[i].Alone = (w.IsPrefill() || w.IsDecode()) && !slices.ContainsFunc(t.Rows, func(other TableRow) bool {
+			o := other.Worker
+			return w.IsPrefill() == o.IsDecode() && w.IsDecode() == o.IsPrefill() && w.Engine().Alike(o.Engine())
+		})
+	}
 }
 
 // renewed returns the offers with the workers of now. A worker that was forgotten is known

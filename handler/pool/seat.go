@@ -169,7 +169,7 @@ func (p *Pool) Candidates(want *Wants, o Offers, granted *grant, t time.Time) *C
 	for i, up := range o.Ups {
 		row := &o.Table.Rows[i]
 		w := row.Worker
-		v := j.of(up, w)
+		v := j.of(up, row)
 		full := v.State() == Full || v > Full && v.Possible() && j.isFull(w)
 		if c.Granted && w == granted.worker && v.Possible() {
 			v, full = Fits, false

@@ -31,7 +31,8 @@ func (w *Worker) Succeed(old *Worker) {
 }
 
 // Describe stores what is known of the worker's engine. Its type is the configured one, or
-// else the one that it shows. changed: the worker serves other parts of requests than before.
+// else the one that it shows. changed: the worker serves other parts of requests than before,
+// or pairs with other workers.
 func (w *Worker) Describe(set Settings, info engine.Info) (changed bool) {
 	e := engine.Engine{Type: info.Type, Info: info, Settings: engine.Settings{
 		Priority: engine.Switch(set.Priority), ThinkingBudget: engine.Switch(set.ThinkingBudget),
@@ -41,14 +42,15 @@ func (w *Worker) Describe(set Settings, info engine.Info) (changed bool) {
 	if set.Engine != EngineAuto {
 		e.Type = set.Engine
 	}
-	w.engine.Store(&e)
+	old := w.engine.Swap(&e)
 	w.drains.set(drainAsleep, info.Asleep)
 	w.findOnDemand()
 	tokens, alone := e.Room()
 	w.room.tokens.Store(tokens)
 	w.room.alone.Store(alone)
 	now := uint32(servedBy(&e))
-	return w.serves.Swap(now) != now
+	changed = w.serves.Swap(now) != now
+	return changed || (w.IsPrefill() || w.IsDecode()) && !e.Alike(old)
 }
 
 // Configure stores the worker's settings.

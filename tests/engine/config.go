@@ -25,6 +25,8 @@ type Config struct {
 	// names the rank. Its inference is vLLM's, whatever it is; with Events, an SGLang has
 	// a cache of its own kind. Default: VLLM.
 	Flavour Flavour
+	// Version is what the engine says it is. Default: one of its flavour.
+	Version string
 	// LoRAs are the names of adapters, which are served as models. Default: none.
 	LoRAs []string
 	// Ranks is the number of data-parallel ranks, each with its own cache and

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"io"
 	"maps"
 	"net/http"
@@ -70,13 +71,15 @@ func (x *exchange) fine() { x.header(http.StatusOK, "text/plain; charset=utf-8")
 
 func (x *exchange) ok() { x.value(map[string]string{"status": "ok"}) }
 
-func (x *exchange) version() { x.value(map[string]string{"version": version}) }
+func (x *exchange) version() {
+	x.value(map[string]string{"version": cmp.Or(x.engine.cfg.Version, version)})
+}
 
 func (x *exchange) load() { x.value(map[string]int64{"server_load": x.life.load.Load()}) }
 
 // serverInfo answers as an SGLang does, with the fields that matter here.
 func (x *exchange) serverInfo() {
-	cfg, told := &x.engine.cfg, version
+	cfg, told := &x.engine.cfg, cmp.Or(x.engine.cfg.Version, version)
 	if cfg.Flavour == OldSGLang {
 		told = oldVersion
 	}
