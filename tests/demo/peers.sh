@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs the demo with SGLang's gateway and vllm-router as further contenders. It installs both from
+# Runs the demo with smg, the successor of SGLang's gateway, and vllm-router as further contenders. It installs both from
 # PyPI into a folder: PEERS, or one of the user's cache. Needs python3 with venv. Arguments go to
 # the demo:
 #
@@ -7,15 +7,15 @@
 set -eu
 cd "$(dirname "$0")/../.."
 peers="${PEERS:-${XDG_CACHE_HOME:-$HOME/.cache}/kvrouter-tools/peers}"
-if [ ! -x "$peers/bin/vllm-router" ]; then
+if [ ! -x "$peers/bin/smg" ]; then
 	python3 -m venv "$peers"
-	"$peers/bin/pip" install --quiet sglang-router==0.3.2 vllm-router==0.1.17
+	"$peers/bin/pip" install --quiet smg==1.13.0 vllm-router==0.1.17
 fi
 # Each takes a second port for its metrics, far above its own.
 metrics='--prometheus-host 127.0.0.1 --prometheus-port $(({port} + 25000))'
 common="--host {host} --port {port} --worker-urls {upstreams} $metrics"
 exec go run ./tests/demo \
-	-with "SGLang's gateway=$peers/bin/python -m sglang_router.launch_router $common --policy cache_aware --log-level warn" \
+	-with "smg cache_aware=$peers/bin/smg launch $common --policy cache_aware --log-level warn" \
 	-with "vllm cache_aware=$peers/bin/vllm-router $common --policy cache_aware --log-level warning" \
 	-with "vllm consistent=$peers/bin/vllm-router $common --policy consistent_hash --log-level warning" \
 	"$@"
