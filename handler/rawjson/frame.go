@@ -299,6 +299,9 @@ func (f *Framer) Edit(edits []Edit) {
 		return
 	}
 	data := f.last.at
+	if cap(f.out) == 0 {
+		f.out = make([]byte, 0, len(f.b)+len(f.b)/4)
+	}
 	f.out = Splice(append(f.out, f.b[f.from:data.Start]...), data.Of(f.b), edits)
 	f.from = data.End
 }

@@ -110,13 +110,13 @@ type Body struct {
 	frames  *rawjson.Framer // of a stream; nil for other answers
 	added   *added          // the nvext that is added; nil if none
 	renames *renamed        // the model of a plain answer; nil if nothing does
-	name    []byte          // the public name as JSON
-	changes []rawjson.Edit  // of an event
-	stopped rawjson.Frame   // before which events has stopped
-	length  int             // of its data, as the engine sent them
-	torn    bool            // the client has a part of the last event, which was too long to hold
-	rest    []byte          // bytes that the client gets next
-	after   error           // what follows them
+	name    name
+	changes []rawjson.Edit // of an event
+	stopped rawjson.Frame  // before which events has stopped
+	length  int            // of its data, as the engine sent them
+	torn    bool           // the client has a part of the last event, which was too long to hold
+	rest    []byte         // bytes that the client gets next
+	after   error          // what follows them
 
 	splicer *api.Splicer // edits the events of a stream that goes on elsewhere; nil for others
 	stays   bool         // the mover knows that the stream cannot go on elsewhere
@@ -156,9 +156,9 @@ func NewBody(resp *http.Response, o Options) *Body {
 	return b
 }
 
-// edits returns whether events are edited.
+// edits returns whether events are edited beside their model's name.
 func (b *Body) edits() bool {
-	return b.Name != "" || b.CutUsage || b.CutIDs || b.added != nil && b.added.stream != nil || b.splicer != nil
+	return b.CutUsage || b.CutIDs || b.added != nil && b.added.stream != nil || b.splicer != nil
 }
 
 // promises returns whether answers of a media type must be readable: streams of events
@@ -197,7 +197,7 @@ func (b *Body) receive(p []byte) (in []byte, err error) {
 	if b.Stream && err != nil && b.Ctx != nil && b.Ctx.Err() != nil && !errors.Is(err, io.EOF) {
 		err = context.Cause(b.Ctx) // HTTP/2 says only that the request was canceled
 	}
-	return p[:n], err
+	return p[:n:len(p)], err
 }
 
 // deliver reads the next bytes of the answer, and returns what the client gets of them. The error

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -25,15 +26,19 @@ func namedAnswer(t testing.TB, kind, sent string, size int, read bool) string {
 		o.Request, o.Stream = req, kind == "text/event-stream"
 	}
 	resp := &http.Response{
-		StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {kind}, "Content-Length": {"1"}},
+		StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {kind}},
 		Body: io.NopCloser(inPieces{strings.NewReader(sent), size}), ContentLength: -1,
+	}
+	if size != 7 && kind != "text/event-stream" {
+		resp.ContentLength = int64(len(sent))
+		resp.Header.Set("Content-Length", strconv.Itoa(len(sent)))
 	}
 	got, err := io.ReadAll(NewBody(resp, o))
 	if err != nil {
-		t.Fatal(err)
+		got = fmt.Append(got, err) // of a stream that lacks its end
 	}
-	if resp.Header.Get("Content-Length") != "" && kind != "text/plain" {
-		t.Error("the length stays")
+	if length := resp.Header.Get("Content-Length"); length != "" && (length != strconv.Itoa(len(got)) || resp.ContentLength != int64(len(got))) {
+		t.Errorf("%d bytes of %s", len(got), length)
 	}
 	return string(got)
 }
@@ -68,6 +73,7 @@ func TestAnswersHaveThePublicName(t *testing.T) {
 			"event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"1\",\"model\":" + ours + "}}\n\ndata: {\"delta\":{\"model\":\"engine\"}}\n\n",
 		},
 		{"text/event-stream", "data: {\"response\":{\"output\":[{\"model\":\"x\"}],\"model\":\"engine\"}}\n\n", "data: {\"response\":{\"output\":[{\"model\":\"x\"}],\"model\":" + ours + "}}\n\n"},
+		{"text/event-stream", "data:   {\"model\":\"engine\"}\n\n", "data:   {\"model\":" + ours + "}\n\n"},
 		{"text/event-stream", "data: {\"model\":\"engine\"}", "data: {\"model\":" + ours + "}"},
 	} {
 		if v.want == "" {
@@ -105,12 +111,16 @@ func FuzzNames(f *testing.F) {
 		"\xef\xbb\xbf{\"response\":{},\"model\":\"\\\"\"}", "data: {\"model\":\ndata: \"e\"}\r\r", "data:{\"model\":\"e\"}\r\n\r\n: x\n\n",
 	} {
 		f.Add(sent, 3, true)
+		f.Add("data:  "+sent+"\n\n", 3, true)
 		f.Add(sent, 5, false)
 	}
 	f.Fuzz(func(t *testing.T, sent string, size int, stream bool) {
 		kind := "application/json"
 		if stream {
 			kind = "text/event-stream"
+		}
+		if a, b := namedAnswer(t, kind, sent, 1<<20, true), namedAnswer(t, kind, sent, 1+(size&63), true); a != b {
+			t.Fatalf("read as a whole %q, in pieces %q", a, b)
 		}
 		whole := namedAnswer(t, kind, sent, 1<<20, false)
 		if got := namedAnswer(t, kind, sent, 1+(size&63), false); got != whole {
@@ -130,4 +140,42 @@ func FuzzNames(f *testing.F) {
 			t.Fatalf("got %q, want %q", whole, want)
 		}
 	})
+}
+
+// BenchmarkNames reads answers as they come from a connection, without and with a public name.
+func BenchmarkNames(b *testing.B) {
+	const head = `{"id":"chatcmpl-5f3a9c0d7e","object":"chat.completion.chunk","created":1763700000,"model":"engine","choices":[{"index":0,`
+	chunk := "data: " + head + `"delta":{"content":" word"},"finish_reason":null}]}` + "\n\n"
+	plain := head + `"message":{"role":"assistant","content":"` + strings.Repeat("word ", 60) + `"},"finish_reason":"stop"}],"usage":{"prompt_tokens":256,"completion_tokens":60}}`
+	req, err := api.Parse(api.For("/v1/chat/completions"), []byte(testRequest), api.Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	p := make([]byte, 32<<10)
+	for _, v := range []struct {
+		name, kind, sent string
+		size             int
+	}{
+		{"Plain", "application/json", plain, 32 << 10},
+		{"Stream", "text/event-stream", strings.Repeat(chunk, 100) + testEnd, len(chunk)},
+		{"StreamInLongReads", "text/event-stream", strings.Repeat(chunk, 100) + testEnd, 32 << 10},
+	} {
+		for _, name := range []string{"", "public"} {
+			b.Run(v.name+"/"+name, func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					resp := &http.Response{
+						StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {v.kind}},
+						Body: io.NopCloser(inPieces{strings.NewReader(v.sent), v.size}), ContentLength: int64(len(v.sent)),
+					}
+					body := NewBody(resp, Options{Request: req, Stream: v.name != "Plain", Listener: nobody{}, Name: name, NameAt: "model"})
+					for {
+						if _, err := body.Read(p); err != nil {
+							break
+						}
+					}
+				}
+			})
+		}
+	}
 }

@@ -51,6 +51,8 @@ func (b *Body) stream(t time.Time, p []byte, err error) (out []byte, _ error) {
 	}
 	if out = p; !whole {
 		out = b.frames.Forward()
+	} else if b.Name != "" {
+		out = b.renamedEvent(p, f)
 	}
 	if err != nil {
 		return b.last(t, slices.Clone(out), err)
@@ -169,7 +171,7 @@ func (b *Body) events(t time.Time) error {
 			b.stopped, b.length = f, length
 			return err
 		}
-		if b.edits() {
+		if b.Name != "" || b.edits() {
 			b.edit(f, length)
 		}
 	}
@@ -178,7 +180,7 @@ func (b *Body) events(t time.Time) error {
 
 // pass goes on behind the event before which events has stopped: the client gets it.
 func (b *Body) pass(t time.Time) {
-	if b.stopped.Lines > 0 && b.edits() {
+	if b.stopped.Lines > 0 && (b.Name != "" || b.edits()) {
 		b.edit(b.stopped, b.length)
 	}
 	_ = b.events(t)
@@ -251,8 +253,8 @@ func (b *Body) edit(f rawjson.Frame, length int) {
 func (b *Body) changesOf(f rawjson.Frame) (_ []rawjson.Edit, drop bool) {
 	b.changes = b.changes[:0]
 	if b.Name != "" && f.Lines == 1 {
-		if at := api.NameIn(f.Data, b.NameAt); at.Len() > 0 {
-			b.changes = append(b.changes, rawjson.Edit{Span: at, Text: b.name})
+		if at := b.name.in(f.Data, b.NameAt); at.Len() > 0 {
+			b.changes = append(b.changes, rawjson.Edit{Span: at, Text: b.name.text})
 		}
 	}
 	if b.CutUsage {
