@@ -181,6 +181,14 @@ func (l *Lease) Output(now time.Time, tokens int64) {
 	}
 }
 
+// Named says by which session id the engine's KV events will name the request. It returns whether the
+// cache models have a use for that.
+func (l *Lease) Named(session string) bool {
+	l.scheduler.mu.Lock()
+	defer l.scheduler.mu.Unlock()
+	return !l.ended && l.ticket.Named(session)
+}
+
 // Counts are an engine's token counts of a prompt and its answer; 0 is unknown.
 type Counts = cache.Counts
 

@@ -3,7 +3,11 @@
 package attempt
 
 import (
+	"cmp"
+	"math/rand/v2"
 	"net/http"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -128,7 +132,9 @@ func (a *Attempt) send(roundTrip Sender, req *http.Request) (*http.Response, boo
 		Plan: c.Plan, Body: c.Body, Worker: a.Worker, Target: a.Target, Session: c.Session, Phase: a.Phase,
 		Shared: c.Sent != nil || a.Phase != nil, Rest: c.Rest, AskIDs: c.AskIDs,
 	}
-	c.Sent = c.Trace.Carry(r.Build(req))
+	fit := r.Build(req)
+	a.name(fit)
+	c.Sent = c.Trace.Carry(fit)
 	c.Did = r.Did
 	if c.Rest != nil && c.Rest.Way == api.WayExact { // Build may have changed it
 		roundTrip = c.Exactly(a, roundTrip)
@@ -142,6 +148,24 @@ func (a *Attempt) send(roundTrip Sender, req *http.Request) (*http.Response, boo
 		a.Worker.Past.Retried("resend", int(n))
 	}
 	return resp, n > 0, err
+}
+
+// ownSession begins the session ids that the router makes for engines' KV events.
+const ownSession = "kvr-"
+
+// name has the engine's KV events name the request, if the cache models can learn of that.
+func (a *Attempt) name(fit *http.Request) {
+	if a.Lease == nil || a.Call.Body == nil || a.Call.Plan.Request == nil || !a.Worker.Engine().NamesSessions() {
+		return
+	}
+	session := cmp.Or(a.Call.Plan.Request.SessionID, fit.Header.Get(engine.HeaderSession)) // in the engine's order
+	if session != "" && !strings.HasPrefix(session, ownSession) {
+		a.Named(session)
+		return
+	}
+	if session = ownSession + strconv.FormatUint(rand.Uint64(), 36); a.Named(session) { //nolint:gosec // the runtime seeds it
+		fit.Header.Set(engine.HeaderSession, session)
+	}
 }
 
 // CountRetry counts a retry after an attempt.

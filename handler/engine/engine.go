@@ -77,6 +77,8 @@ type kind struct { // one field for each difference
 	omitsZeroCached bool
 	// namesAll: KV events name the adapter and the salt of a prompt in all versions.
 	namesAll bool
+	// namesSessions: KV events name the session of [HeaderSession], from some version on.
+	namesSessions bool
 	// hitsLate: the engine reuses no block of a prefill that is still under way.
 	hitsLate bool
 	// phases is how two engines share a request. nil: they cannot.

@@ -58,6 +58,13 @@ func PortAfter(endpoint string, n int) string {
 // HitsInFlight returns whether the engine reuses blocks of a prefill that is still under way.
 func (e *Engine) HitsInFlight() bool { return !kindOf(e.Type).hitsLate }
 
+// HeaderSession is the header that names a request's session.
+const HeaderSession = "X-Session-Id"
+
+// NamesSessions returns whether the engine's KV events name the session of a request if the engine is
+// new enough. Older ones ignore it.
+func (e *Engine) NamesSessions() bool { return kindOf(e.Type).namesSessions }
+
 // NamesAll returns whether the engine's KV events name the adapter and the salt of a prompt in
 // all versions that publish events.
 func (e *Engine) NamesAll() bool { return kindOf(e.Type).namesAll }

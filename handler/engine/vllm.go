@@ -36,7 +36,7 @@ var vllm = kind{
 	tokens:     map[string]string{api.NameTokens: "token_ids"},
 	steers:     slices.Concat(prioritySteering, ownPhases(nameTransfer)),
 	phases:     &vllmPhases,
-	namesAll:   true,
+	namesAll:   true, namesSessions: true,
 	adapt:      (*adapter).toVLLM,
 	tokenize:   (*Question).askVLLM,
 	continues:  []string{api.NameChat},

@@ -25,7 +25,7 @@ func (p *Plan) identify(opts api.Options, ratios *kvscore.Ratios, adapter func(m
 	switch req.Kind {
 	case api.Tokens:
 		score.BlockTokens, score.Tokens = float64(opts.BlockSize), req.Tokens
-		score.Identities = identities(req, opts.Seed, adapter)
+		score.Identities = identities(req, req.Chains, opts.Seed, adapter)
 	case api.Text:
 		score.Weights = ratios.Weights(req.Model, size)
 		score.NominalBlockTokens = float64(size) / kvscore.DefaultBytesPerToken
@@ -33,6 +33,13 @@ func (p *Plan) identify(opts api.Options, ratios *kvscore.Ratios, adapter func(m
 		score.MediaTokens, score.MediaEnd = req.MediaTokens, int((req.MediaEnd+int64(size)-1)/int64(size))
 		score.OtherTokens = int64(float64(req.Bytes-req.First) / float64(size) * score.BlockTokens)
 		score.Tokens = int64(float64(req.First)/float64(size)*score.BlockTokens) + score.OtherTokens + req.MediaTokens
+		if req.Media == 0 && !req.Truncated && !req.Batch() {
+			chains := make([]api.Chain, 0, len(opts.Sizes))
+			for _, tokens := range opts.Sizes {
+				chains = append(chains, api.Chain{BlockSize: tokens})
+			}
+			score.Identities = identities(req, chains, opts.Seed, adapter) // the cache models know the blocks, if anyone does
+		}
 	case api.None:
 		p.Fallback = fallbackNoPrompt
 		return
@@ -59,18 +66,18 @@ func (p *Plan) Length() (prompt, answer int64) {
 	return prompt, answer
 }
 
-// identities returns a prompt of token ids as the engines' KV events name it. adapterOf
+// identities returns a prompt, divided into chains, as the engines' KV events name it. adapterOf
 // is Reader.Adapter.
-func identities(req *api.Request, seed uint64, adapterOf func(model string) (string, bool)) []cache.Identity {
-	if len(req.Chains) == 0 {
+func identities(req *api.Request, chains []api.Chain, seed uint64, adapterOf func(model string) (string, bool)) []cache.Identity {
+	if len(chains) == 0 {
 		return nil
 	}
 	adapter, known := adapterOf(req.Model)
 	if adapter = cmp.Or(req.LoRA, adapter); adapter == "" && !known {
 		return nil
 	}
-	list := make([]cache.Identity, 0, len(req.Chains))
-	for _, c := range req.Chains {
+	list := make([]cache.Identity, 0, len(chains))
+	for _, c := range chains {
 		list = append(list, cache.Identity{
 			BlockTokens: c.BlockSize, Root: cache.IdentityRoot(seed, c.BlockSize, adapter, req.Salt), Blocks: c.Blocks,
 			Adapter: adapter != "", Salted: req.Salt != "",

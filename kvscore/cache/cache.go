@@ -19,6 +19,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache/internal/approx"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache/internal/exact"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache/internal/textmap"
 )
 
 // Target is one data-parallel rank of one worker. The router selects, binds, scores and
@@ -66,7 +67,8 @@ type Settings struct {
 // The owner serialises Open, Apply, Book, and the methods of [Slot] and [Ticket] but Lose. All others
 // are safe for concurrent use, also beside those.
 type Caches struct {
-	exact *exact.Index // has locks of its own
+	exact   *exact.Index // has locks of its own, as has the learner
+	learner learner
 
 	mu          sync.RWMutex // guards what follows; a reader of prompts needs the read lock
 	settings    Settings
@@ -78,8 +80,9 @@ type Caches struct {
 
 // New returns caches without targets.
 func New(s Settings) *Caches {
+	x := exact.New(s.Memory)
 	return &Caches{
-		settings: s, exact: exact.New(s.Memory), sent: approx.New(s.Memory),
+		settings: s, exact: x, sent: approx.New(s.Memory), learner: learner{exact: x, texts: textmap.New(s.Memory)},
 		feeds:       feeds{of: make(map[Target]*Feed)},
 		unconfirmed: unconfirmed{index: approx.New(unconfirmedMemory), ends: make(map[end]*Ticket)},
 	}
@@ -93,13 +96,14 @@ func (c *Caches) Apply(s Settings) {
 	c.settings = s
 	c.sent.SetMemory(s.Memory)
 	c.exact.SetMemory(s.Memory)
+	c.learner.texts.SetMemory(s.Memory)
 }
 
 // Step does a part of the work that a lower memory or capacity, or a lost cache, leaves. work is
 // the number of records to visit; a thousand take about 0.1 ms. It returns whether there is
 // more. The owner calls it regularly.
 func (c *Caches) Step(work int) (more bool) {
-	if c.exact.Step(work) {
+	if c.exact.Step(work) || c.learner.texts.Step(work) {
 		return true
 	}
 	c.mu.Lock()
@@ -109,6 +113,7 @@ func (c *Caches) Step(work int) (more bool) {
 
 // Expire forgets the unconfirmed prompts whose time is over.
 func (c *Caches) Expire(now time.Time) {
+	c.learner.tell(now)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.expire(now)

@@ -18,9 +18,12 @@ const (
 	Partial
 	// Exact is a cache model from events that name all that the target holds.
 	Exact
+	// Learned is an Exact one, for a prompt of text whose token blocks the router has learned from
+	// events.
+	Learned
 )
 
-var knowledge = [...]string{"approximate", "partial", "exact"}
+var knowledge = [...]string{"approximate", "partial", "exact", "learned"}
 
 // String returns the name in the admin API and in metrics.
 func (k Knowledge) String() string { return knowledge[k] }
@@ -86,6 +89,9 @@ type Feed struct {
 	target Target
 	number int // of the target in the exact index
 	info   atomic.Pointer[FeedInfo]
+
+	learns  atomic.Bool // prompts of text are under way
+	growths growths     // guarded by the learner's lock
 
 	// guarded by the caches' lock
 	slot   *Slot // nil if the target has none
@@ -164,6 +170,7 @@ func (f *Feed) Describe(info FeedInfo) {
 func (f *Feed) Stored(b *Stored) (int, Outcome) {
 	b.Target = f.number
 	n, outcome := f.caches.exact.Store(b)
+	f.caches.learner.log(f, b, n)
 	f.caches.confirm(f, b.Blocks[:min(n, len(b.Blocks))])
 	return n, outcome
 }
@@ -185,6 +192,7 @@ func (f *Feed) Cleared() { f.reset(true) }
 func (f *Feed) reset(empty bool) {
 	c := f.caches
 	c.exact.Clear(f.number)
+	c.learner.reset(f)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.unconfirmed.index.Clear(f.number)

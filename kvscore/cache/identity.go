@@ -20,6 +20,14 @@ type Identity struct {
 	Adapter, Salted bool
 }
 
+// SessionHash returns the hash of a session's name, 0 if it is empty.
+func SessionHash[T ~string | ~[]byte](name T) uint64 {
+	if len(name) == 0 {
+		return 0
+	}
+	return xxh3.HashString(string(name)) | 1
+}
+
 // IdentityRoot returns the root of prompts with a LoRA adapter and a cache salt, which may be
 // empty. It does not cover the model: each target has one, and aliases of it share blocks.
 func IdentityRoot[T ~string | ~[]byte](seed uint64, blockTokens int, adapter, salt T) uint64 {

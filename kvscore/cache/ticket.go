@@ -21,6 +21,7 @@ type Ticket struct {
 	booked   uint64
 	shared   int64 // tokens of what was held that active requests used
 	waits    waiting
+	lesson   *lesson // nil if there is nothing to learn
 }
 
 // Book records that the prompt is sent to a target. The target counts as holding it from now on.
@@ -37,7 +38,7 @@ func (c *Caches) Book(now time.Time, t *Ticket, s *Slot, p *Prompt, v *View) {
 	t.booked = c.sent.Now() + 1
 	t.ref, t.tracked = c.sent.Acquire(s.number, &t.chain, v.sent.Blocks)
 	t.chain.Blocks = nil // the request's own
-	c.add(t, v)
+	c.add(now, t, p, v)
 }
 
 // Untracked returns the share of the prompt's blocks for which there was no room. If active
@@ -83,6 +84,9 @@ func (t *Ticket) Last() Last {
 
 // Computed records that the engine has computed the prompt.
 func (t *Ticket) Computed(now time.Time) {
+	if t.lesson != nil {
+		t.lesson.first = now
+	}
 	if t.waits.feed == nil {
 		return
 	}
@@ -91,6 +95,15 @@ func (t *Ticket) Computed(now time.Time) {
 	defer c.mu.Unlock()
 	c.unconfirmed.tell(now)
 	c.confirmSoon(t)
+}
+
+// Named says by which session the engine's events will name the prompt's blocks. It returns whether the
+// ticket has a use for that.
+func (t *Ticket) Named(session string) bool {
+	if t.lesson != nil {
+		t.lesson.session = SessionHash(session)
+	}
+	return t.lesson != nil
 }
 
 // End ends the ticket. computed says that the target has computed the prompt, and so holds its
@@ -103,6 +116,9 @@ func (t *Ticket) End(computed bool, answer *Answer, n Counts) (kept bool) {
 	defer c.mu.Unlock()
 	if kept = computed && t.losses == s.losses; kept {
 		c.recordCounts(t, &n)
+	}
+	if t.lesson != nil {
+		c.learn(t, kept, answer, &n)
 	}
 	c.sent.Release(t.ref, kept)
 	if !kept {

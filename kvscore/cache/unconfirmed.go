@@ -51,10 +51,14 @@ const (
 
 // add counts the prompt of a new ticket as held until its event arrives. c.mu is held, as in all
 // functions below.
-func (c *Caches) add(t *Ticket, v *View) {
+func (c *Caches) add(now time.Time, t *Ticket, p *Prompt, v *View) {
 	f := t.slot.feed.Load()
 	l, info := v.look(f)
 	if l == nil {
+		return
+	}
+	if l.isText {
+		c.begin(now, t, p, l, f, info)
 		return
 	}
 	t.waits.feed, t.waits.size, t.waits.n = f, l.id.BlockTokens, len(l.id.Blocks)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache/internal/approx"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache/internal/exact"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache/internal/textmap"
 )
 
 // Prompt is what the cache models must know of a request.
@@ -31,7 +32,7 @@ type Prompt struct {
 	// vLLM does for prompt_logprobs. The engine caches the result as usual.
 	SkipsCache bool
 	// Identities are a prompt of token ids for targets with a [Feed], one for each size of
-	// [Caches.BlockSizes].
+	// [Caches.BlockSizes]. Those of a prompt of text have no blocks.
 	Identities []Identity
 }
 
@@ -79,6 +80,8 @@ type Known struct {
 // look is what the exact index and the unconfirmed prompts say of one identity of a prompt.
 type look struct {
 	id          *Identity
+	isText      bool
+	learned     []uint64 // token blocks of the beginning of a text
 	held        exact.Match
 	unconfirmed approx.Match
 	any         bool // there are unconfirmed prompts
@@ -87,13 +90,8 @@ type look struct {
 // Look matches a prompt in the cache models.
 func (c *Caches) Look(now time.Time, p *Prompt, v *View) {
 	v.n = 0
-	for i := range p.Identities {
-		if id := &p.Identities[i]; len(id.Blocks) > 0 && v.n < maxSizes {
-			l := &v.looks[v.n]
-			l.id, l.any = id, false
-			c.exact.Match(id.Root, id.Blocks, &l.held)
-			v.n++
-		}
+	if len(p.Identities) > 0 {
+		c.lookUp(now, p, v)
 	}
 	chain := p.chain()
 	c.mu.RLock()
@@ -105,13 +103,35 @@ func (c *Caches) Look(now time.Time, p *Prompt, v *View) {
 	defer c.mu.RUnlock()
 	c.sent.Match(&chain, &v.sent)
 	for i := range v.n {
-		if l := &v.looks[i]; c.unconfirmed.n > 0 {
+		if l := &v.looks[i]; c.unconfirmed.n > 0 && !l.isText {
 			chain := l.id.chain()
 			c.unconfirmed.index.Match(&chain, &l.unconfirmed)
 			l.any = true
 		}
 	}
 	v.describe(p, int64(c.settings.BlockSize))
+}
+
+// lookUp matches a prompt's identities in the exact index.
+func (c *Caches) lookUp(now time.Time, p *Prompt, v *View) {
+	isText := p.Weights.Kinds != nil
+	if isText {
+		c.learner.tell(now)
+	}
+	for i := range min(len(p.Identities), maxSizes) {
+		id, l := &p.Identities[i], &v.looks[v.n]
+		blocks := id.Blocks
+		if isText {
+			text := textmap.Text{Root: textRoot(p.Root, id.BlockTokens), Blocks: p.Blocks, Weights: p.Weights, BlockTokens: id.BlockTokens}
+			l.learned = c.learner.texts.Find(&text, l.learned[:0])
+			blocks = l.learned
+		} else if len(blocks) == 0 {
+			continue
+		}
+		l.id, l.isText, l.any = id, isText, false
+		c.exact.Match(id.Root, blocks, &l.held)
+		v.n++
+	}
 }
 
 // Drop keeps no reference to the prompt.
@@ -219,6 +239,9 @@ func (v *View) sentTo(s *Slot, o *Overlap) {
 	o.Tokens = reused - reused%s.Page()
 }
 
+// border is how many token blocks may be uncertain where a text ends that is known.
+const border = 2
+
 // look returns what was looked up for a feed, nil if the feed says nothing of the prompt.
 func (v *View) look(f *Feed) (*look, *FeedInfo) {
 	if f == nil || v.n == 0 {
@@ -267,10 +290,27 @@ func (v *View) reported(f *Feed, o *Overlap) {
 	most := max(0, v.Tokens-1) / size // in blocks; engines compute the last token always
 	device := min(most, max(l.depth(f, Device), l.sent(f)))
 	held := min(most, max(device, l.depth(f, Shared)))
+	knowledge := info.Knowledge
+	if l.isText {
+		known := int64(len(l.learned))
+		switch {
+		case known == 0, held >= known && o.Tokens > (known+border)*size:
+			return // what is behind may be on its way: the approximate model knows better
+		case held >= known:
+			more := max(0, o.Tokens/size-held)
+			device, held = device+more, held+more
+		case info.HitsInFlight:
+			device = max(device, min(int64(o.InUse)*v.blockSize/size, known))
+			held = max(held, device)
+		}
+		if knowledge == Exact {
+			knowledge = Learned
+		}
+	}
 	if info.Knowledge == Partial && o.Tokens >= held*size {
 		return // the deeper of both counts
 	}
-	o.Knowledge = info.Knowledge
+	o.Knowledge = knowledge
 	if v.skipsCache {
 		return
 	}

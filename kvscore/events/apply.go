@@ -269,7 +269,7 @@ func (r *rank) store(w *Worker, e *Event) {
 		if !e.HasParent || !r.engine.Salts { // else only a prompt's first block has the salt
 			s.Root = cache.IdentityRoot(w.seed, e.BlockSize, e.Adapter, e.Salt)
 		}
-		s.Blocks = r.hash(w, e)
+		s.Blocks, s.Session = r.hash(w, e), cache.SessionHash(e.Session)
 	}
 	n, why := r.feed.Stored(s)
 	r.did.Stored += uint64(n) //nolint:gosec // a count

@@ -47,6 +47,9 @@ type Event struct {
 	// Salt is the cache salt, empty if none. vLLM sends it only with a
 	// prompt's first block, so an event with a parent has its parent's salt.
 	Salt []byte
+	// Session is the session that the request named for which the engine stored the blocks; empty if
+	// none.
+	Session []byte
 	// Extra are the keys other than tokens, adapter and salt on which the blocks' content
 	// depends, as with images; nil if there are none. A block with such a key differs from
 	// all blocks of tokens alone.

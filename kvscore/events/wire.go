@@ -106,6 +106,8 @@ func (d *Decoder) readField(r *reader, w *wire, name []byte) {
 	case "cache_salt":
 		e.Salt = w.short(r, r.optional())
 		w.salted = len(e.Salt) > 0
+	case "session_id":
+		e.Session = w.short(r, r.optional())
 	case "metadata":
 		d.readMetadata(r, w)
 	default:
@@ -167,16 +169,17 @@ func (w *wire) readGroup(r *reader) {
 	}
 }
 
-// readMetadata reads the salt from SGLang's map of a request's salt and session.
+// readMetadata reads SGLang's map of a request's salt and session.
 func (d *Decoder) readMetadata(r *reader, w *wire) {
 	if !isMap(r.lead()) {
 		r.skip()
 		return
 	}
 	for n := r.mapping(); n > 0 && !r.bad; n-- {
-		if name := r.key(); string(name) == "cache_salt" {
+		switch name := r.key(); string(name) {
+		case "cache_salt", "session_id":
 			d.readField(r, w, name)
-		} else {
+		default:
 			r.skip()
 		}
 	}

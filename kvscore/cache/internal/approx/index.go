@@ -122,6 +122,15 @@ type Last struct {
 // Last returns when the slot last used what it held of the prompt.
 func (r Ref) Last() Last { return r.last }
 
+// Blocks returns the first n blocks of what the request uses.
+func (r Ref) Blocks(n int) []uint64 {
+	list := make([]uint64, n)
+	for r := r.run; r != nil; r = r.up {
+		copy(list[min(int(r.start), n):], r.hashes)
+	}
+	return list
+}
+
 // Now returns a number that grows with each use of a block on any slot.
 func (x *Index) Now() uint64 { return x.clock }
 

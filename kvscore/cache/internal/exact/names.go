@@ -112,14 +112,10 @@ func (n *names) resize(p *part, size int) {
 
 // known returns the block that a name leads to, nil if no target holds it.
 func (x *Index) known(name uint64) (place, *block) {
-	at := x.names.get(name)
-	if at == 0 {
-		return 0, nil
-	}
-	b := x.block(at)
-	if x.sets.list[b.set].empty() {
+	at, b := x.held(name)
+	if b == nil && at != 0 {
 		x.dropNames(at)
-		return 0, nil
+		at = 0
 	}
 	return at, b
 }

@@ -1,0 +1,110 @@
+package textmap
+
+import (
+	"math"
+	"math/rand/v2"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache/internal/approx"
+)
+
+// Learn records the token blocks of a text that ends past blocks behind its last full block. An engine
+// has counted its tokens; tokens are the full blocks of them.
+func (m *Map) Learn(t *Text, past float64, tokens []uint64, count int64) {
+	if len(t.Blocks) == 0 || len(tokens) == 0 || count > math.MaxInt32 {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var up *run
+	n, common := 0, 0 // text blocks passed, and token blocks that are equal so far
+	for n < len(t.Blocks) {
+		r := m.child(up, t.Root, t.Blocks[n])
+		if r == nil {
+			break
+		}
+		if common >= int(r.base) {
+			common = int(r.base) + approx.Common(r.tokens, tokens[min(int(r.base), len(tokens)):])
+		}
+		k := approx.Common(r.text, t.Blocks[n:])
+		if n += k; k < len(r.text) {
+			r = m.split(r, k, common, t)
+		}
+		if r.certain > int32(common) { //nolint:gosec // a number of blocks
+			if r.certain > int32(common)+1 && (n < len(t.Blocks) || common < len(tokens)) { //nolint:gosec // as above
+				m.contrary++
+			}
+			r.certain = int32(common) //nolint:gosec // as above
+		}
+		r.used.Store(true)
+		up = r
+	}
+	end := int32(max(0, float64(count)-past*t.Weights.Mean(t.Blocks))) //nolint:gosec // a prompt's length
+	certain := max(0, min((end-borderTokens)/int32(t.BlockTokens), int32(len(tokens))))
+	if n < len(t.Blocks) {
+		m.grow(up, t, n, tokens, common, certain, end)
+	} else if up.end = end; common < len(tokens) && up.kids == 0 { // the same text, and other tokens or more
+		m.use(8 * (len(tokens) - common - cap(up.tokens)))
+		up.base, up.tokens = int32(common), append(make([]uint64, 0, len(tokens)-common), tokens[common:]...) //nolint:gosec // as above
+		up.certain, up.parted = certain, false
+	}
+	m.shrink(learnWork)
+}
+
+// learnWork bounds the runs that one lesson visits to evict others.
+const learnWork = 256
+
+// grow adds the rest of a text from block n on, of whose token blocks the first common are those
+// of the run above.
+func (m *Map) grow(up *run, t *Text, n int, tokens []uint64, common int, certain, end int32) {
+	key := m.key(up, t.Root, t.Blocks[n])
+	if m.runs[key] != nil {
+		return // two keys are equal
+	}
+	if up != nil {
+		if !up.parted || up.certain > int32(common) { //nolint:gosec // a number of blocks
+			up.certain, up.parted = int32(common), true //nolint:gosec // as above
+		}
+		up.kids++
+	}
+	r := &run{
+		text: append([]uint64(nil), t.Blocks[n:]...), tokens: append([]uint64(nil), tokens[common:]...),
+		up: up, root: t.Root, base: int32(common), certain: certain, end: max(end, 0), //nolint:gosec // as above
+	}
+	m.add(r)
+}
+
+func (m *Map) add(r *run) {
+	r.seed, r.place = rand.Uint64(), int32(len(m.list)) //nolint:gosec // see New; the memory bounds the runs
+	r.used.Store(true)
+	m.runs[m.key(r.up, r.root, r.text[0])] = r
+	m.list = append(m.list, r)
+	m.use(runBytes + 8*(cap(r.text)+cap(r.tokens)))
+}
+
+// split divides a run after its first k text blocks, and returns the new one, which is the upper. It
+// gets the token blocks that a text has in common which ends or parts there.
+func (m *Map) split(low *run, k, common int, t *Text) *run {
+	at := low.within(t, k)
+	start, all := low.start(), t.Weights.Sum(low.text)
+	end := start
+	if all > 0 {
+		end += int32(float64(low.end-start) * float64(t.Weights.Sum(low.text[:k])) / float64(all))
+	}
+	certain := int32(common) //nolint:gosec // a number of blocks
+	if certain > low.base {
+		at = certain
+	}
+	delete(m.runs, m.key(low.up, low.root, low.text[0]))
+	m.use(-8 * (cap(low.text) + cap(low.tokens)))
+	cut := at - low.base
+	up := &run{
+		text: append([]uint64(nil), low.text[:k]...), tokens: append([]uint64(nil), low.tokens[:cut]...),
+		up: low.up, root: low.root, base: low.base, certain: certain, parted: true, end: end, kids: 1,
+	}
+	low.text, low.tokens = append([]uint64(nil), low.text[k:]...), append([]uint64(nil), low.tokens[cut:]...)
+	low.up, low.base = up, at
+	m.use(8 * (cap(low.text) + cap(low.tokens)))
+	m.add(up)
+	m.runs[m.key(up, low.root, low.text[0])] = low
+	return up
+}

@@ -1,0 +1,229 @@
+// Package textmap knows the token blocks of texts: which blocks of tokens an engine makes of the
+// beginning of a prompt of text. It learns them from prompts whose blocks of text and of tokens are
+// both known.
+//
+// It does not tokenize, and does not know which engine holds a block. All methods are safe for
+// concurrent use.
+//
+// # Texts
+//
+// A text is a root and the content hashes of its full blocks, as in package approx. The root stands
+// for all that must be equal for two texts to have equal tokens. Texts are the paths of a compressed
+// trie. Each run of the trie has some text blocks, and the token blocks that follow those of the run
+// above.
+//
+// # Borders
+//
+// Blocks of tokens do not end where blocks of text end. How many token blocks are certain behind some
+// text is known exactly as soon as two texts have parted there: as many as both have in common. Until
+// then it is estimated from the engine's counts of tokens, less a margin.
+//
+// # Memory
+//
+// The map stays within a number of bytes. A block of text takes 8 bytes, a block of tokens 8, and a
+// run about 200. A full map evicts the ends of texts that were not used for long.
+package textmap
+
+import (
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache/internal/approx"
+)
+
+// Map is the token blocks of texts. Make it with [New].
+type Map struct {
+	mu       sync.RWMutex
+	runs     map[uint64]*run // by their keys
+	list     []*run          // in no order, for eviction
+	hand     int
+	seed     uint64 // for the keys of the first runs
+	memory   int64
+	bytes    int64
+	contrary uint64
+}
+
+// run is an edge of the trie: text blocks without a branch in between.
+//
+// The token blocks up to the end of a run are the first base ones of the run above, and its own.
+// Where a text parts from another one whose tokens it does not share to the end, its base is less
+// than the other has.
+type run struct {
+	text   []uint64
+	tokens []uint64
+	up     *run // nil at the top
+	root   uint64
+	seed   uint64 // random, for the keys of the runs below
+	base   int32
+	// certain is how many token blocks every text begins with that has all of the run's text.
+	certain int32
+	parted  bool  // certain was seen, and is no estimate
+	end     int32 // tokens up to the end of the text, about
+	kids    int32
+	place   int32 // in the list
+	used    atomic.Bool
+}
+
+// runBytes is the memory of a run with its places in the map and in the list.
+const runBytes = 160 + 48
+
+// Text is a text, and how many tokens its blocks have.
+type Text struct {
+	// Root is what must be equal for two texts to share tokens, the size of token blocks included.
+	Root   uint64
+	Blocks []uint64
+	// Weights are the tokens in a block, by its kind.
+	Weights approx.Weights
+	// BlockTokens is the number of tokens in a token block.
+	BlockTokens int
+}
+
+// New returns an empty map that keeps at most memory bytes.
+func New(memory int64) *Map {
+	return &Map{runs: make(map[uint64]*run), seed: rand.Uint64(), memory: memory} //nolint:gosec // unknown outside of the process is enough
+}
+
+// SetMemory changes the bound in bytes. [Map.Step] evicts the rest.
+func (m *Map) SetMemory(bytes int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.memory = bytes
+}
+
+// Size is the size of a map.
+type Size struct {
+	Bytes int64
+	// Contradictions counts texts whose tokens were not those that the map took for certain.
+	Contradictions uint64
+}
+
+// Size returns the size of all that the map keeps.
+func (m *Map) Size() Size {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return Size{m.bytes, m.contrary}
+}
+
+// child returns the run below another that begins with a block, or nil. up is nil at the top.
+func (m *Map) child(up *run, root, block uint64) *run {
+	r := m.runs[m.key(up, root, block)]
+	if r == nil || r.up != up || r.root != root || r.text[0] != block {
+		return nil
+	}
+	return r
+}
+
+// key returns the key of a run. Clients know no seed, so they cannot choose runs with equal keys.
+func (m *Map) key(up *run, root, block uint64) uint64 {
+	if up == nil {
+		return block ^ approx.Fold(root^m.seed, 0x9e3779b97f4a7c15)
+	}
+	return block ^ up.seed
+}
+
+// Find appends the token blocks with which every text certainly begins that begins as t, as far as
+// the map knows, to dst.
+func (m *Map) Find(t *Text, dst []uint64) []uint64 {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	var last *run
+	n, certain := 0, int32(0)
+	for n < len(t.Blocks) {
+		r := m.child(last, t.Root, t.Blocks[n])
+		if r == nil {
+			break
+		}
+		last = r
+		k := approx.Common(r.text, t.Blocks[n:])
+		if n += k; k < len(r.text) {
+			certain = min(r.certain, r.within(t, k))
+			break
+		}
+		certain = r.certain
+	}
+	if last == nil {
+		return dst
+	}
+	if !last.used.Load() {
+		last.used.Store(true)
+	}
+	return last.appendTo(dst, certain)
+}
+
+// start returns the tokens before the run, about.
+func (r *run) start() int32 {
+	if r.up == nil {
+		return 0
+	}
+	return r.up.end
+}
+
+// within returns how many token blocks are certain behind the first k text blocks of the run, about.
+func (r *run) within(t *Text, k int) int32 {
+	start := float64(r.start())
+	length := max(0, float64(r.end)-start)
+	first, all := t.Weights.Sum(r.text[:k]), t.Weights.Sum(r.text)
+	if all == 0 {
+		return r.base
+	}
+	at := length * float64(first) / float64(all)
+	margin := borderTokens + min(at, length-at)/marginShare
+	return min(max(r.base, int32((start+at-margin)/float64(t.BlockTokens))), r.base+int32(len(r.tokens))) //nolint:gosec // a number of blocks
+}
+
+// A border that is estimated has a margin of some tokens, and of a share of the distance to the
+// nearest place with a count.
+const borderTokens, marginShare = 4, 16
+
+// appendTo appends the first n token blocks of those up to the end of the run.
+func (r *run) appendTo(dst []uint64, n int32) []uint64 {
+	n = min(n, r.base+int32(len(r.tokens))) //nolint:gosec // a number of blocks
+	from := len(dst)
+	dst = append(dst, make([]uint64, max(0, n))...)
+	for to := dst[from:]; r != nil; r = r.up {
+		if len(to) > int(r.base) {
+			copy(to[r.base:], r.tokens)
+			to = to[:r.base]
+		}
+	}
+	return dst
+}
+
+func (m *Map) use(bytes int) { m.bytes += int64(bytes) }
+
+// Step evicts after the memory was lowered. work bounds the runs that it visits. It reports whether
+// more is left.
+func (m *Map) Step(work int) (more bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.shrink(work)
+}
+
+// shrink evicts until the map is within its memory. It reports whether work was too little.
+func (m *Map) shrink(work int) (more bool) {
+	for m.bytes > m.memory && len(m.list) > 0 {
+		if work--; work < 0 {
+			return true
+		}
+		if m.hand++; m.hand >= len(m.list) {
+			m.hand = 0
+		}
+		if r := m.list[m.hand]; r.kids == 0 && !r.used.Swap(false) {
+			m.remove(r)
+		}
+	}
+	return false
+}
+
+// remove takes out a run without runs below.
+func (m *Map) remove(r *run) {
+	delete(m.runs, m.key(r.up, r.root, r.text[0]))
+	last := m.list[len(m.list)-1]
+	m.list[r.place], last.place = last, r.place
+	m.list = m.list[:len(m.list)-1]
+	if r.up != nil {
+		r.up.kids--
+	}
+	m.use(-runBytes - 8*(cap(r.text)+cap(r.tokens)))
+}

@@ -1,0 +1,326 @@
+package cache
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache/internal/exact"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache/internal/textmap"
+)
+
+// learner finds out which token blocks engines make of texts. An engine's events name the blocks that
+// it stores while it works on a prompt, and its counts say how many these must be. If exactly one chain
+// of stored blocks fits, it is the prompt's: with all events, the right one is always among them.
+type learner struct {
+	exact *exact.Index
+	texts *textmap.Map
+
+	mu      sync.Mutex // guards what follows, and what feeds log
+	now     time.Time  // the latest that was told
+	waiting []*lesson  // in the order of their times
+	learned Lessons
+}
+
+// Lessons counts finished prompts of text, by what the router has learned of their token blocks.
+type Lessons struct {
+	// Whole counts prompts that were learned with their answers, Prompts those without.
+	Whole   uint64 `json:"with_answer"`
+	Prompts uint64 `json:"prompt_only"`
+	// Uncounted counts prompts whose length the engine has not reported. Unseen counts those for which
+	// no event fits, as of prompts that were cached, and Ambiguous those for which several do.
+	Uncounted uint64 `json:"uncounted"`
+	Unseen    uint64 `json:"unseen"`
+	Ambiguous uint64 `json:"ambiguous"`
+	// Contradictions counts prompts whose tokens were not those that the router took for certain.
+	Contradictions uint64 `json:"contradictions"`
+}
+
+// lesson is what a prompt of text can teach.
+type lesson struct {
+	feed           *Feed
+	root           uint64 // of the identity
+	size           int    // of a token block
+	hitsInFlight   bool
+	session        uint64 // that the events name; 0 is unknown
+	booked, first  time.Time
+	text           textmap.Text
+	prompt         int // blocks of the text that are the prompt's
+	past           float64
+	counts         Counts
+	again          time.Time
+	last, answered bool
+}
+
+const (
+	// settled is how long the router waits for events after the first token, and after the end.
+	settled = 100 * time.Millisecond
+	// eventsLate is how late events may be.
+	eventsLate = time.Second
+	// maxLessons and maxMarks bound the prompts that wait for events, and what a feed logs of these.
+	maxLessons, maxMarks = 1024, 16 << 10
+)
+
+// growth is a chain of blocks that an engine has stored, event by event.
+type growth struct {
+	tip     uint64 // the engine's name of the last block
+	root    uint64
+	session uint64
+	marks   []mark // where events begin and end
+	claimed int    // a lesson has learned the blocks before
+}
+
+// mark is a border between the events of a growth.
+type mark struct {
+	depth int // blocks before
+	at    time.Time
+}
+
+// growths are what a feed has stored while prompts of text were under way.
+type growths struct {
+	open int // lessons
+	ends map[uint64]*growth
+	list []*growth // by age
+	size int       // marks in all
+}
+
+func (g *growths) clear() { g.ends, g.list, g.size = nil, nil, 0 }
+
+// mark returns the position of the mark at a depth, or -1.
+func (g *growth) mark(depth int) int {
+	return slices.IndexFunc(g.marks, func(m mark) bool { return m.depth == depth })
+}
+
+// begin opens a lesson if there is something to learn of a prompt on a target with a feed.
+func (c *Caches) begin(now time.Time, t *Ticket, p *Prompt, l *look, f *Feed, info *FeedInfo) {
+	if t.tracked != t.blocks || t.blocks == 0 {
+		return
+	}
+	t.lesson = &lesson{
+		feed: f, root: l.id.Root, size: info.BlockTokens, hitsInFlight: info.HitsInFlight, booked: now, prompt: len(p.Blocks), past: float64(p.Past),
+		text: textmap.Text{Root: textRoot(p.Root, info.BlockTokens), Weights: p.Weights, BlockTokens: info.BlockTokens},
+	}
+	c.learner.mu.Lock()
+	defer c.learner.mu.Unlock()
+	f.growths.open++
+	f.learns.Store(true)
+}
+
+func textRoot(root uint64, blockTokens int) uint64 {
+	return root ^ Mix(uint64(blockTokens)) //nolint:gosec // not negative
+}
+
+// log notes what an engine has stored, while prompts of text are under way.
+func (l *learner) log(f *Feed, b *Stored, n int) {
+	if n == 0 || b.Tier != Device || b.Blocks == nil || !f.learns.Load() {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := &f.growths
+	var from *growth
+	depth, root := 0, b.Root
+	if b.HasParent {
+		if from = s.ends[b.Parent]; from != nil && from.tip == b.Parent {
+			depth, root = from.marks[len(from.marks)-1].depth, from.root
+		} else if depth, root = l.exact.Place(b.Parent); depth == 0 {
+			return
+		}
+	}
+	g := from
+	if g == nil || g.tip != b.Parent || g.session != b.Session {
+		g = &growth{root: root, session: b.Session}
+		if from == nil || from.mark(depth) < 0 {
+			g.marks = append(g.marks, mark{depth, l.now})
+		} else { // others may have gone on from there: each of the two may be any of them
+			g.marks = append(g.marks, from.marks[:from.mark(depth)+1]...)
+		}
+		s.list = append(s.list, g)
+		s.size += len(g.marks)
+	}
+	g.tip = b.Names[n-1]
+	g.marks = append(g.marks, mark{depth + n, l.now})
+	if s.size++; s.ends == nil {
+		s.ends = make(map[uint64]*growth)
+	}
+	s.ends[g.tip] = g
+	for s.size > maxMarks && len(s.list) > 1 {
+		s.size -= len(s.list[0].marks)
+		s.list = slices.Delete(s.list, 0, 1)
+	}
+	if len(s.ends) > 2*maxMarks {
+		s.ends = map[uint64]*growth{g.tip: g}
+	}
+}
+
+// learn ends a ticket's lesson.
+func (c *Caches) learn(t *Ticket, kept bool, answer *Answer, n *Counts) {
+	switch l := &c.learner; {
+	case !kept || t.lesson.feed.closed:
+		l.drop(t.lesson)
+	case answer != nil && len(answer.Blocks) >= t.blocks:
+		l.end(t, answer.Blocks, n, true)
+	default:
+		l.end(t, t.ref.Blocks(t.blocks), n, false)
+	}
+}
+
+// end takes what a prompt that has been computed can teach. blocks are its text, with the answer if that
+// is known.
+func (l *learner) end(t *Ticket, blocks []uint64, n *Counts, answered bool) {
+	o := t.lesson
+	t.lesson = nil
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if o.first.IsZero() {
+		o.first = l.now
+	}
+	o.text.Blocks, o.counts, o.answered = blocks, *n, answered
+	if o.counts.Prompt == 0 {
+		l.learned.Uncounted++
+	}
+	if o.counts.Prompt < int64(o.size) {
+		o.close()
+		return
+	}
+	if l.now.Sub(o.first) >= settled && l.teach(o) {
+		o.close()
+		return
+	}
+	o.text.Blocks = slices.Clone(blocks) // the caller's own
+	o.again = l.now.Add(settled)
+	l.wait(o)
+}
+
+// reset forgets what a feed has stored.
+func (l *learner) reset(f *Feed) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f.growths.clear()
+}
+
+// drop forgets a lesson.
+func (l *learner) drop(o *lesson) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	o.close()
+}
+
+// close ends a lesson. The lock is held, as in all functions below.
+func (o *lesson) close() {
+	g := &o.feed.growths
+	if g.open--; g.open == 0 {
+		g.clear()
+		o.feed.learns.Store(false)
+	}
+}
+
+func (l *learner) wait(o *lesson) {
+	at, _ := slices.BinarySearchFunc(l.waiting, o, func(a, b *lesson) int { return a.again.Compare(b.again) })
+	l.waiting = slices.Insert(l.waiting, at, o)
+	if len(l.waiting) > maxLessons {
+		l.waiting[0].last = true
+		l.try(l.waiting[0])
+		l.waiting = slices.Delete(l.waiting, 0, 1)
+	}
+}
+
+// tell notes the time, and tries the lessons again for which events should have come by now.
+func (l *learner) tell(now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if now.After(l.now) {
+		l.now = now
+	}
+	for len(l.waiting) > 0 && !l.waiting[0].again.After(l.now) {
+		o := l.waiting[0]
+		l.waiting = slices.Delete(l.waiting, 0, 1)
+		if !l.try(o) {
+			o.again, o.last = l.now.Add(eventsLate), true
+			l.wait(o)
+		}
+	}
+}
+
+// try tries a lesson once more. It returns false if it should be tried again.
+func (l *learner) try(o *lesson) (over bool) {
+	if !l.teach(o) {
+		return false
+	}
+	o.close()
+	return true
+}
+
+// teach learns what a lesson teaches. It returns false if events may be missing.
+func (l *learner) teach(o *lesson) (over bool) {
+	prompt, whole := int(o.counts.Prompt)/o.size, int(o.counts.Answer)/o.size
+	answered := o.answered && o.counts.Answer >= o.counts.Prompt
+	fit := l.fitting(o, prompt)
+	if at := func(g *growth) bool { return g.marks[len(g.marks)-1].depth == whole }; answered && len(fit) > 1 && slices.ContainsFunc(fit, at) {
+		fit = slices.DeleteFunc(fit, func(g *growth) bool { return !at(g) })
+	}
+	chain := l.chain(fit, prompt)
+	answered = answered && len(fit) == 1 && fit[0].mark(whole) >= 0 && len(chain) >= whole
+	switch {
+	case !o.last && (chain == nil || o.answered && !answered):
+		return false
+	case len(fit) == 0:
+		l.learned.Unseen++
+		return true
+	case chain == nil:
+		l.learned.Ambiguous++
+		return true
+	}
+	text := o.text
+	text.Blocks = o.text.Blocks[:o.prompt]
+	l.texts.Learn(&text, o.past, chain[:prompt], o.counts.Prompt)
+	fit[0].claimed = prompt
+	if !answered {
+		l.learned.Prompts++
+		return true
+	}
+	l.learned.Whole++
+	fit[0].claimed = whole
+	l.texts.Learn(&o.text, float64(o.counts.AnswerPast), chain[:whole], o.counts.Answer)
+	return true
+}
+
+// chain returns the blocks of growths that are equal for as long as a prompt; nil if they differ, or are
+// evicted.
+func (l *learner) chain(of []*growth, prompt int) (chain []uint64) {
+	for _, g := range of {
+		one := l.exact.Chain(g.tip)
+		if len(one) < prompt || chain != nil && !slices.Equal(chain[:prompt], one[:prompt]) {
+			return nil
+		}
+		chain = one
+	}
+	return chain
+}
+
+// fitting returns what a feed's target has stored that may be the prompt's, which has some full blocks.
+func (l *learner) fitting(o *lesson, prompt int) (fit []*growth) {
+	cached := -1
+	if o.counts.CachedReported {
+		cached = int(o.counts.Cached) / o.size
+	}
+	named := false
+	for _, g := range o.feed.growths.list {
+		i := g.mark(prompt)
+		if i < 0 || g.root != o.root || g.claimed >= prompt || g.session != 0 && o.session != 0 && g.session != o.session {
+			continue
+		}
+		switch next := i + 1; {
+		case cached == prompt && (next == len(g.marks) || g.marks[next].at.Before(o.booked)):
+		case cached != prompt && (g.marks[i].at.Before(o.booked) || i > 0 && g.marks[i].at.Sub(o.first) > eventsLate):
+		case o.hitsInFlight && cached >= 0 && g.mark(cached) < 0: // others store less than they compute
+		default:
+			fit = append(fit, g)
+			named = named || g.session != 0 && g.session == o.session
+		}
+	}
+	if named {
+		fit = slices.DeleteFunc(fit, func(g *growth) bool { return g.session != o.session })
+	}
+	return fit
+}
