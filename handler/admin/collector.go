@@ -170,6 +170,7 @@ func collectPool(to sink, p *pool.Pool, t time.Time) {
 	}
 	to.gauge(descIndex, float64(s.IndexBytes))
 	to.gauge(descExact, float64(s.ExactBytes))
+	collectTexts(to, &s.Size)
 	for _, in := range p.Incidents.Open(t) { // their names are a fixed few
 		to.gauge(descIncidents, 1, in.What)
 	}

@@ -63,7 +63,10 @@ func skipped(f *worker.Following) map[string]uint64 {
 }
 
 var (
-	descExact    = poolDesc("exact_index_bytes", "Size of the index of what the engines' KV events say.")
+	descExact   = poolDesc("exact_index_bytes", "Size of the index of what the engines' KV events say.")
+	descTexts   = poolDesc("text_map_bytes", "Size of the map of texts to token blocks.")
+	descLearned = poolDesc("learned_texts_total",
+		"Prompts of text on workers with KV events, by what the router learned of their token blocks.", "outcome")
 	descFollowed = rankDesc("kv_events_state",
 		"1 for the state of the stream of KV events, and for what requests of token ids use: exact, partial "+
 			"or approximate knowledge.", "state", "knowledge")
@@ -80,6 +83,16 @@ var (
 	descHeld          = rankDesc("kv_events_held_blocks",
 		"Blocks that the worker's rank holds, as its KV events say.", "tier")
 )
+
+func collectTexts(to sink, s *cache.Size) {
+	to.gauge(descTexts, float64(s.TextBytes))
+	for outcome, n := range map[string]uint64{
+		"with_answer": s.Whole, "prompt_only": s.Prompts, "uncounted": s.Uncounted, "unseen": s.Unseen,
+		"ambiguous": s.Ambiguous, "contradiction": s.Lessons.Contradictions,
+	} {
+		to.emit(descLearned, prometheus.CounterValue, float64(n), outcome)
+	}
+}
 
 func collectEvents(to sink, w *worker.Worker, t time.Time) {
 	following := w.Following()

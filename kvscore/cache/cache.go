@@ -126,13 +126,18 @@ type Size struct {
 	// ExactBytes includes the unconfirmed prompts.
 	ExactBytes  int64 `json:"exact_index_bytes"`
 	ExactBlocks int64 `json:"-"`
+	// TextBytes is the size of the map of texts to token blocks.
+	TextBytes int64 `json:"text_map_bytes"`
+	Lessons   `json:"learned_texts"`
 }
 
 // Size returns the size of the indexes.
 func (c *Caches) Size() Size {
+	lessons, texts := c.learner.size()
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return Size{
+		Lessons: lessons, TextBytes: texts,
 		IndexBytes: c.sent.Bytes(), IndexBlocks: c.sent.Blocks(),
 		ExactBytes: c.exact.Bytes() + c.unconfirmed.index.Bytes(), ExactBlocks: c.exact.Distinct(),
 	}

@@ -86,6 +86,16 @@ type growths struct {
 
 func (g *growths) clear() { g.ends, g.list, g.size = nil, nil, 0 }
 
+// size returns what was learned, and the memory that it takes.
+func (l *learner) size() (Lessons, int64) {
+	texts := l.texts.Size()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := l.learned
+	n.Contradictions = texts.Contradictions
+	return n, texts.Bytes
+}
+
 // mark returns the position of the mark at a depth, or -1.
 func (g *growth) mark(depth int) int {
 	return slices.IndexFunc(g.marks, func(m mark) bool { return m.depth == depth })

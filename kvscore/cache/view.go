@@ -82,6 +82,7 @@ type look struct {
 	id          *Identity
 	isText      bool
 	learned     []uint64 // token blocks of the beginning of a text
+	known       int      // the blocks of that beginning
 	held        exact.Match
 	unconfirmed approx.Match
 	any         bool // there are unconfirmed prompts
@@ -123,7 +124,7 @@ func (c *Caches) lookUp(now time.Time, p *Prompt, v *View) {
 		blocks := id.Blocks
 		if isText {
 			text := textmap.Text{Root: textRoot(p.Root, id.BlockTokens), Blocks: p.Blocks, Weights: p.Weights, BlockTokens: id.BlockTokens}
-			l.learned = c.learner.texts.Find(&text, l.learned[:0])
+			l.learned, l.known = c.learner.texts.Find(&text, l.learned[:0])
 			blocks = l.learned
 		} else if len(blocks) == 0 {
 			continue
@@ -211,7 +212,7 @@ type Overlap struct {
 // Of returns the overlap with what a target holds.
 func (v *View) Of(s *Slot) (o Overlap) {
 	v.sentTo(s, &o)
-	v.reported(s.feed.Load(), &o)
+	v.reported(s, &o)
 	return o
 }
 
@@ -237,6 +238,14 @@ func (v *View) sentTo(s *Slot, o *Overlap) {
 	o.Blocks = min(blocks, v.Blocks)
 	reused := max(0, min(m.Tokens[number]/1000, v.Tokens-1))
 	o.Tokens = reused - reused%s.Page()
+}
+
+// usedOn returns how many of the prompt's blocks active requests use on a target.
+func (v *View) usedOn(s *Slot) int {
+	if s.number >= len(v.sent.InUse) {
+		return 0
+	}
+	return int(v.sent.InUse[s.number])
 }
 
 // border is how many token blocks may be uncertain where a text ends that is known.
@@ -281,7 +290,8 @@ func (l *look) sent(f *Feed) int64 {
 }
 
 // reported replaces the overlap by what the engine's events say.
-func (v *View) reported(f *Feed, o *Overlap) {
+func (v *View) reported(s *Slot, o *Overlap) {
+	f := s.feed.Load()
 	l, info := v.look(f)
 	if l == nil {
 		return
@@ -300,7 +310,7 @@ func (v *View) reported(f *Feed, o *Overlap) {
 			more := max(0, o.Tokens/size-held)
 			device, held = device+more, held+more
 		case info.HitsInFlight:
-			device = max(device, min(int64(o.InUse)*v.blockSize/size, known))
+			device = max(device, known*int64(min(v.usedOn(s), l.known))/int64(l.known))
 			held = max(held, device)
 		}
 		if knowledge == Exact {

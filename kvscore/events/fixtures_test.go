@@ -128,11 +128,11 @@ func ofEngines() map[string]want {
 			e.Parent, e.HasParent = h3, true
 		}), removed(cache.Device, h1)}},
 		"sglang-0.5.18": {rank: 1, events: []Event{storedEvent(func(e *Event) {
-			e.Tier, e.Salt = cache.Host, []byte("s1")
+			e.Tier, e.Salt, e.Session = cache.Host, []byte("s1"), []byte("chat-7")
 		})}},
 		"sglang-0.5.21": {events: []Event{{
 			Kind: Stored, Hashes: []uint64{h1, h2, h3}, Parent: parent, HasParent: true,
-			Tokens: []uint32{5, 151643, 7}, BlockSize: 1, Salt: []byte("s1"),
+			Tokens: []uint32{5, 151643, 7}, BlockSize: 1, Salt: []byte("s1"), Session: []byte("chat-7"),
 		}, removed(cache.Disk, h1)}},
 		"sglang-eagle": {events: []Event{{
 			Kind: Stored, Hashes: []uint64{h1, h2}, Tokens: []uint32{1, 2, 70000, 4}, BlockSize: 2,

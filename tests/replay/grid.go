@@ -132,9 +132,16 @@ func (o *options) at(p *point) (points []*point) {
 	return points
 }
 
+// exact tells whether a policy has exact knowledge.
+func (o *options) exact(policy string) bool {
+	return sim.KindOf(policy).Exact && (o.knowledge == "exact" || o.knowledge == "learned")
+}
+
 // config returns the replay of a point.
 func (o *options) config(p *point, policy string, seed uint64) sim.Config {
 	c := sim.Config{Trace: p.trace, Policy: policy, Cluster: p.pool.cluster, Speed: p.speed, Seed: seed, Counted: p.counted}
+	c.Exact, c.Learned = o.exact(policy), o.knowledge == "learned"
+	c.Routers.Number, c.Routers.Share = o.routers[0], o.routers[0] > 1 && o.share[0] == "journal"
 	c.Workers, c.KVTokens, c.Engine, c.ToldTimes = p.workers, p.kv, o.cluster.Engine, 1
 	return c
 }

@@ -90,7 +90,7 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	f.BoolVar(&o.cluster.Preempt, "preempt", false, "the engines admit prompts without room for their answers, and preempt requests when there is none")
 	f.Float64Var(&o.cluster.ToldTimes, "told-kv-tokens", 1, "how many `times` the right capacity the router is told")
 	f.StringVar(&seeds, "seed", "1", "comma-separated `seeds` for what chance decides; the figures are the geometric means over them")
-	f.StringVar(&o.knowledge, "knowledge", "approximate", "approximate, or both: each policy also sees the engines' blocks in place of the router's mirror")
+	f.StringVar(&o.knowledge, "knowledge", "approximate", "approximate; exact: each policy sees the engines' blocks in place of the router's mirror; learned: so it does, of text whose blocks it learns from late events; or both: approximate and exact")
 	f.StringVar(&o.sessions, "sessions", "both", "none, key or both; key: each request names its session, and the router binds it to a worker")
 	f.BoolVar(&o.spread, "spread", false, "spread requests that arrive at one time evenly up to the next arrival")
 	f.StringVar(&routers, "routers", "1", "comma-separated `numbers` of routers that share the requests out by chance, for policies of the router")
@@ -106,8 +106,8 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 		return nil, fmt.Errorf("unexpected argument %q", f.Arg(0))
 	case o.traces == "" && !o.isGrid && !o.hindsight && !o.fair:
 		return nil, errors.New("-traces is missing")
-	case o.knowledge != "approximate" && o.knowledge != "both":
-		return nil, fmt.Errorf("-knowledge is %q, want approximate or both", o.knowledge)
+	case !slices.Contains([]string{"approximate", "exact", "learned", "both"}, o.knowledge):
+		return nil, fmt.Errorf("-knowledge is %q, want approximate, exact, learned or both", o.knowledge)
 	case o.sessions != "none" && o.sessions != "key" && o.sessions != "both":
 		return nil, fmt.Errorf("-sessions is %q, want none, key or both", o.sessions)
 	}

@@ -200,7 +200,7 @@ func (o *options) saturations(places []place, stderr io.Writer) ([]float64, erro
 // variant is a policy as a cell has it.
 type variant struct {
 	policy      string
-	exact, keys bool
+	exact, keys bool // in place of the approximate knowledge, or beside it if both are wanted
 	routers     sim.Routers
 }
 
@@ -275,7 +275,7 @@ func (o *options) fill(cells []*cell, stderr io.Writer) error {
 			first[k] = len(runs)
 			for _, seed := range o.seeds {
 				runs = append(runs, sim.Config{
-					Trace: c.trace, Policy: v.policy, Cluster: o.on(c.setup), Speed: c.speed, Seed: seed, Exact: v.exact, Sessions: v.keys, Routers: v.routers,
+					Trace: c.trace, Policy: v.policy, Cluster: o.on(c.setup), Speed: c.speed, Seed: seed, Exact: v.exact || o.exact(v.policy), Learned: o.knowledge == "learned", Sessions: v.keys, Routers: v.routers,
 				})
 			}
 		}

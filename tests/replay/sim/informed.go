@@ -7,29 +7,52 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
-// follow feeds what happens in the engines' caches to the scheduler, as their KV events do
-// without delay.
+// follow feeds what happens in the engines' caches to the routers, as their KV events do. Without
+// Learned, they take no time.
 func (r *replay) follow() {
 	for i, e := range r.engines {
-		f := r.routers[0].scheduler.Caches().Feed(r.targets[i])
-		f.Describe(cache.FeedInfo{Knowledge: kvscore.Exact, BlockTokens: r.Trace.BlockTokens, HitsInFlight: true})
-		e.Cache().Listen(&informant{f, r})
+		in := &informant{of: r}
+		for _, o := range r.routers {
+			f := o.scheduler.Caches().Feed(r.targets[i])
+			f.Describe(cache.FeedInfo{Knowledge: kvscore.Exact, BlockTokens: r.Trace.BlockTokens, HitsInFlight: true})
+			in.feeds = append(in.feeds, f)
+		}
+		e.Cache().Listen(in)
 	}
 }
 
 // informant passes on what a cache says. A block's hash is its name and its content.
 type informant struct {
-	feed *cache.Feed
-	of   *replay
+	feeds []*cache.Feed
+	of    *replay
 }
 
 // Stored implements engine.Listener.
 func (in *informant) Stored(parent uint64, hasParent bool, blocks []uint64) {
-	n, why := in.feed.Stored(&cache.Stored{Root: in.of.Seed, Parent: parent, HasParent: hasParent, Names: blocks, Blocks: blocks})
-	if in.of.err == nil && n != len(blocks) {
-		in.of.err = fmt.Errorf("the index refuses what an engine stores: outcome %d", why)
-	}
+	in.pass(func(f *cache.Feed) {
+		n, why := f.Stored(&cache.Stored{Root: in.of.Seed, Parent: parent, HasParent: hasParent, Names: blocks, Blocks: blocks})
+		if in.of.err == nil && n != len(blocks) {
+			in.of.err = fmt.Errorf("the index refuses what an engine stores: outcome %d", why)
+		}
+	})
 }
 
 // Removed implements engine.Listener.
-func (in *informant) Removed(block uint64) { in.feed.Removed(cache.Device, []uint64{block}) }
+func (in *informant) Removed(block uint64) {
+	in.pass(func(f *cache.Feed) { f.Removed(cache.Device, []uint64{block}) })
+}
+
+// pass tells all routers.
+func (in *informant) pass(tell func(*cache.Feed)) {
+	all := func() {
+		for _, f := range in.feeds {
+			tell(f)
+		}
+	}
+	if r := in.of; r.Learned {
+		r.informed++
+		r.events.push(event{at: r.now + eventsLate, n: r.informed, do: all})
+	} else {
+		all()
+	}
+}

@@ -28,8 +28,9 @@ type Config struct {
 	Speed float64
 	// Seed is for what chance decides.
 	Seed uint64
-	// Exact shows the engines' blocks to the policies.
-	Exact bool
+	// Exact shows the engines' blocks to the policies. With Learned, prompts are text, whose blocks of
+	// tokens the router learns from late events.
+	Exact, Learned bool
 	// Sessions binds the requests of a session to one engine.
 	Sessions bool
 	// Places is the engine of each request. With it, there are neither routers nor a policy.
@@ -72,6 +73,7 @@ type replay struct {
 	spec     *spec
 	routers  []*router
 	tellings int
+	informed int            // events
 	observer rules.Observer // the policy, if it is one
 	view     rules.View
 	requests []request
@@ -170,8 +172,8 @@ func (c *Config) check() (*spec, error) {
 		return nil, fmt.Errorf("speed is %v, want more than 0", c.Speed)
 	case sp.Kind.Sessions && !c.Trace.Sessions:
 		return nil, fmt.Errorf("the policy %s needs sessions, and the trace has none", c.Policy)
-	case c.Number > 1 && (sp.comparison || c.Exact):
-		return nil, fmt.Errorf("there is one router only of %s, and with exact knowledge", c.Policy)
+	case c.Number > 1 && sp.comparison:
+		return nil, fmt.Errorf("there is one router only of %s", c.Policy)
 	case c.Prefill > 0 && (sp.comparison || c.Exact || c.Number > 1):
 		return nil, errors.New("requests are split by one router, with policies of the router, and without exact knowledge")
 	case c.Sessions && !c.Trace.Sessions:
@@ -302,7 +304,11 @@ func (r *replay) place(n int) {
 func (r *replay) ask(q *request) (ask kvscore.Request, bound int) {
 	t, o, block := &r.Trace.Requests[q.Number], q.router, r.Trace.BlockTokens
 	ask = kvscore.Request{Prompt: cache.Prompt{Root: r.Seed, Blocks: t.Blocks, BlockTokens: float64(block), Past: float32(t.In%block) / float32(block), Tokens: int64(t.In)}, Streamed: true}
-	if r.Exact {
+	switch {
+	case r.Learned && !r.spec.comparison:
+		ask.Identities = []cache.Identity{{BlockTokens: block, Root: r.Seed}}
+		r.asText(&ask.Prompt, t.In)
+	case r.Exact:
 		ask.Identities = []cache.Identity{{BlockTokens: block, Root: r.Seed, Blocks: t.Blocks}}
 	}
 	r.view.Session = t.Session
@@ -418,11 +424,12 @@ func (r *replay) tellEnd(q *request) {
 	}
 	q.lease.Output(r.clock(), out)
 	r.answer = q.Chained(r.answer[:0], block)
-	q.lease.Counted(kvscore.Counts{
-		Prompt: in, Cached: int64(q.Cached), CachedReported: true, Answer: in + out - 1,
-		AnswerPast: float32((q.In+q.Out-1)%block) / float32(block),
-	})
-	q.lease.End(true, &kvscore.Answer{Blocks: r.answer})
+	answer, past := r.answer, float32((q.In+q.Out-1)%block)/float32(block)
+	if r.Learned {
+		answer, past = textOf(r.answer, block, q.In+q.Out-1)
+	}
+	q.lease.Counted(kvscore.Counts{Prompt: in, Cached: int64(q.Cached), CachedReported: true, Answer: in + out - 1, AnswerPast: past})
+	q.lease.End(true, &kvscore.Answer{Blocks: answer})
 	if s := q.router.sessions; s != nil {
 		s.ended(r.Trace.Requests[q.Number].Session)
 	}

@@ -51,7 +51,7 @@ func (m *Map) Learn(t *Text, past float64, tokens []uint64, count int64) {
 }
 
 // learnWork bounds the runs that one lesson visits to evict others.
-const learnWork = 256
+const learnWork = 4096
 
 // grow adds the rest of a text from block n on, of whose token blocks the first common are those
 // of the run above.

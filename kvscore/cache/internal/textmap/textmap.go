@@ -7,16 +7,15 @@
 //
 // # Texts
 //
-// A text is a root and the content hashes of its full blocks, as in package approx. The root stands
-// for all that must be equal for two texts to have equal tokens. Texts are the paths of a compressed
+// A text is a root and the content hashes of its full blocks, as in package approx. Only texts with
+// equal roots can have equal tokens. Texts are the paths of a compressed
 // trie. Each run of the trie has some text blocks, and the token blocks that follow those of the run
 // above.
 //
 // # Borders
 //
-// Blocks of tokens do not end where blocks of text end. How many token blocks are certain behind some
-// text is known exactly as soon as two texts have parted there: as many as both have in common. Until
-// then it is estimated from the engine's counts of tokens, less a margin.
+// Blocks of tokens do not end where blocks of text end. As soon as two texts have parted somewhere, it
+// is known how many token blocks are certain there: as many as both have in common. Until then it is estimated from the engine's counts of tokens, less a margin.
 //
 // # Memory
 //
@@ -26,6 +25,7 @@ package textmap
 
 import (
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -123,12 +123,12 @@ func (m *Map) key(up *run, root, block uint64) uint64 {
 }
 
 // Find appends the token blocks with which every text certainly begins that begins as t, as far as
-// the map knows, to dst.
-func (m *Map) Find(t *Text, dst []uint64) []uint64 {
+// the map knows, to dst. It also returns the number of text blocks that the map knows.
+func (m *Map) Find(t *Text, dst []uint64) (tokens []uint64, n int) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	var last *run
-	n, certain := 0, int32(0)
+	certain := int32(0)
 	for n < len(t.Blocks) {
 		r := m.child(last, t.Root, t.Blocks[n])
 		if r == nil {
@@ -143,12 +143,12 @@ func (m *Map) Find(t *Text, dst []uint64) []uint64 {
 		certain = r.certain
 	}
 	if last == nil {
-		return dst
+		return dst, 0
 	}
 	if !last.used.Load() {
 		last.used.Store(true)
 	}
-	return last.appendTo(dst, certain)
+	return last.appendTo(dst, certain), n
 }
 
 // start returns the tokens before the run, about.
@@ -178,9 +178,9 @@ const borderTokens, marginShare = 4, 16
 
 // appendTo appends the first n token blocks of those up to the end of the run.
 func (r *run) appendTo(dst []uint64, n int32) []uint64 {
-	n = min(n, r.base+int32(len(r.tokens))) //nolint:gosec // a number of blocks
+	n = max(0, min(n, r.base+int32(len(r.tokens)))) //nolint:gosec // a number of blocks
 	from := len(dst)
-	dst = append(dst, make([]uint64, max(0, n))...)
+	dst = slices.Grow(dst, int(n))[:from+int(n)]
 	for to := dst[from:]; r != nil; r = r.up {
 		if len(to) > int(r.base) {
 			copy(to[r.base:], r.tokens)
