@@ -96,7 +96,7 @@ func (h *Handler) options() options {
 		},
 		"queue": func(d *caddyfile.Dispenser) error {
 			h.Queue = new(pool.Queue)
-			return options{"max_waiting": &h.Queue.MaxWaiting, "max_wait": &h.Queue.MaxWait, "hold": &h.Queue.Hold}.readBlock(d, "queue option")
+			return options{"max_waiting": &h.Queue.MaxWaiting, "max_wait": &h.Queue.MaxWait, "hold": &h.Queue.Hold, "overflow_after": &h.Queue.OverflowAfter}.readBlock(d, "queue option")
 		},
 		"resume": func(d *caddyfile.Dispenser) error {
 			h.Resume = new(resume.Config)
@@ -142,7 +142,19 @@ func (h *Handler) unmarshalWorker(d *caddyfile.Dispenser) error {
 		"models": &w.Models, "role": &w.Role, "mooncake_port": &w.MooncakePort, "taints": &w.Taints,
 		"api_key": &w.APIKey, "drain": &w.Drain, "dynamo_instance_id": &w.DynamoInstanceID, "priority": onOffAuto{&w.Priority},
 		"thinking_budget": onOffAuto{&w.ThinkingBudget}, "cache_salt": onOffAuto{&w.CacheSalt},
-		"sessions": onOffAuto{&w.Sessions}, "engine_load": &w.EngineLoad,
+		"sessions": onOffAuto{&w.Sessions}, "engine_load": &w.EngineLoad, "model": &w.Model,
+		"match": repeated(func(d *caddyfile.Dispenser) error { return h.unmarshalMatch(d, &w.MatcherSetsRaw) }),
+		"header": repeated(func(d *caddyfile.Dispenser) error {
+			var name, value string
+			if !d.AllArgs(&name, &value) {
+				return d.ArgErr()
+			}
+			if w.Headers == nil {
+				w.Headers = make(map[string]string)
+			}
+			w.Headers[name] = value
+			return nil
+		}),
 		"kv_events": func(d *caddyfile.Dispenser) error {
 			w.KVEvents = new(worker.KVEventsSettings)
 			if !d.AllArgs(&w.KVEvents.Source) {

@@ -202,7 +202,7 @@ func (h *Handler) unmarshalClass(d *caddyfile.Dispenser) error {
 	}
 	h.Classes = append(h.Classes, c)
 	return options{
-		"match": repeated(func(d *caddyfile.Dispenser) error { return h.unmarshalMatch(d, c) }),
+		"match": repeated(func(d *caddyfile.Dispenser) error { return h.unmarshalMatch(d, &c.MatcherSetsRaw) }),
 		"ttft":  c.unmarshalTTFT, "weight": &c.Weight, "background": &c.Background, "tolerance": &c.Tolerance,
 		"limit": repeated(limitsOf(&c.Limits)),
 		"late": func(d *caddyfile.Dispenser) error {
@@ -221,7 +221,7 @@ func (h *Handler) unmarshalClass(d *caddyfile.Dispenser) error {
 }
 
 // unmarshalMatch reads matchers on one line or in a block, or the name of a named matcher.
-func (h *Handler) unmarshalMatch(d *caddyfile.Dispenser, c *Class) error {
+func (h *Handler) unmarshalMatch(d *caddyfile.Dispenser, to *caddyhttp.RawMatcherSets) error {
 	read := func() (caddy.ModuleMap, bool, error) {
 		set, err := caddyhttp.ParseCaddyfileNestedMatcherSet(d)
 		return set, len(set) > 0, err
@@ -239,7 +239,7 @@ func (h *Handler) unmarshalMatch(d *caddyfile.Dispenser, c *Class) error {
 	case !ok || d.NextArg():
 		return d.ArgErr()
 	}
-	c.MatcherSetsRaw = append(c.MatcherSetsRaw, set)
+	*to = append(*to, set)
 	return nil
 }
 

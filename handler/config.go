@@ -26,6 +26,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
@@ -60,7 +61,7 @@ import (
 // `{http.kv_router.prefill_dp_rank}` | Its data-parallel rank
 // `{http.kv_router.overlap_blocks}` | Leading KV blocks of the prompt that the worker holds
 // `{http.kv_router.predicted_cached_tokens}` | The same in tokens
-// `{http.kv_router.reason}` | Why this worker. `session`: it has the session. `overlap`: the policy chose it, and it holds a part of the prompt. `load`: the policy chose it, and it holds nothing. `pin`: the request names it. `response`: it keeps the response that the request names.
+// `{http.kv_router.reason}` | Why this worker. `session`: it has the session. `overlap`: the policy chose it, and it holds a part of the prompt. `load`: the policy chose it, and it holds nothing. `pin`: the request names it. `response`: it keeps the response that the request names. `overflow`: it is a backup, and no other worker could serve the request then.
 // `{http.kv_router.model}` | The model that the request names; empty if it names none
 // `{http.kv_router.engine_model}` | The name that the worker gets, if the client's is a public name
 // `{http.kv_router.priority}` | The client's priority, if `trust` grants `priorities`; else 0
@@ -213,6 +214,7 @@ type Handler struct { // one field for each option, hence so many
 	public      plan.PublicModels
 	rest        *queue.Class                          // of requests that no class takes
 	named       func() (caddy.ModuleMap, bool, error) // reads the name of a named matcher of the Caddyfile
+	backups     map[string]caddyhttp.MatcherSets      // of requests that may go to a backup, by its address
 	settings    *pool.Settings
 	config      *pool.SharedSettings // those of all handlers that name the pool
 	pool        *pool.Pool

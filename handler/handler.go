@@ -56,7 +56,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	for _, step := range []func(caddy.Context) error{
-		h.loadPolicy, h.loadTrust, h.loadClasses, h.loadShadow, h.openPool, h.recallPool, h.provisionProxy, h.wireDispatcher,
+		h.loadPolicy, h.loadTrust, h.loadClasses, h.loadBackups, h.loadShadow, h.openPool, h.recallPool, h.provisionProxy, h.wireDispatcher,
 	} {
 		if err := step(ctx); err != nil {
 			return err
@@ -92,8 +92,9 @@ func (h *Handler) provisionProxy(ctx caddy.Context) error {
 	if err != nil {
 		return err
 	}
-	h.client = upstream.NewClient(rp, h.transport, func(dial string) string {
-		return h.pool.Settings.Load().Worker(dial).APIKey
+	h.client = upstream.NewClient(rp, h.transport, func(dial string) (key string, may bool) {
+		set := h.pool.Settings.Load().Worker(dial)
+		return set.APIKey, !set.IsBackup()
 	})
 	if err := rp.Provision(ctx); err != nil {
 		return fmt.Errorf("provisioning reverse_proxy: %w", err)
@@ -154,6 +155,9 @@ func (h *Handler) newReader() *plan.Reader {
 	}
 	if len(h.Classes) > 0 {
 		rd.Class = h.classOf
+	}
+	if h.backups != nil {
+		rd.Backups = h.backupsOf
 	}
 	return rd
 }

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -48,7 +49,7 @@ func callWorkers(r *http.Request, p *pool.Pool) (any, error) {
 	if err != nil {
 		return nil, apiError(http.StatusBadRequest, "body: %w", err)
 	}
-	workers := sortedWorkers(p)
+	workers := slices.DeleteFunc(sortedWorkers(p), (*worker.Worker).IsBackup)
 	if name := r.URL.Query().Get("worker"); name != "" {
 		w := workerNamed(p, name)
 		if w == nil {

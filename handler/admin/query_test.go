@@ -46,7 +46,7 @@ func TestQuestionsAreBounded(t *testing.T) {
 	}}}
 	x := &Explainer{Dispatcher: &dispatch.Dispatcher{
 		Runner: attempt.Runner{Pool: the, Logger: zap.NewNop()}, Metrics: dispatch.AllMetrics(),
-		Client: upstream.NewClient(new(reverseproxy.Handler), transport, func(string) string { return "" }),
+		Client: upstream.NewClient(new(reverseproxy.Handler), transport, func(string) (string, bool) { return "", true }),
 	}}
 	prompt := `{"prompt":"` + strings.Repeat("x", 1000) + `","nvext":{"annotations":["query_instance_id"]}}`
 	for _, v := range []struct {

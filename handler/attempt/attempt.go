@@ -135,6 +135,9 @@ func (a *Attempt) send(roundTrip Sender, req *http.Request) (*http.Response, boo
 	fit := r.Build(req)
 	a.name(fit)
 	c.Sent = c.Trace.Carry(fit)
+	if a.Worker.IsBackup() {
+		c.Sent = toBackup(c.Sent, c.Pool.Settings.Load().Worker(a.Worker.Dial).Headers)
+	}
 	c.Did = r.Did
 	if c.Rest != nil && c.Rest.Way == api.WayExact { // Build may have changed it
 		roundTrip = c.Exactly(a, roundTrip)

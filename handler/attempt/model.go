@@ -1,6 +1,7 @@
 package attempt
 
 import (
+	"cmp"
 	"net/http"
 	"net/url"
 
@@ -12,7 +13,7 @@ import (
 
 // ModelAt returns the name by which a worker gets the request's model. If it differs from the client's, the request
 // is changed for the worker, and the answer for the client.
-func ModelAt(p *plan.Plan, _ *worker.Worker) string { return p.Model }
+func ModelAt(p *plan.Plan, w *worker.Worker) string { return cmp.Or(w.ModelName(), p.Model) }
 
 // Renames returns whether a worker gets another name of the model than the client uses.
 func Renames(p *plan.Plan, w *worker.Worker) bool { return !p.Everywhere && ModelAt(p, w) != p.Named() }

@@ -115,10 +115,13 @@ func Retryable(status int) bool {
 // longestRetryAfter is the longest plausible Retry-After.
 const longestRetryAfter = time.Hour
 
-// RetryAfter returns the pause that a Retry-After header asks for in seconds; 0 if unknown. A
-// date counts as unknown.
+// RetryAfter returns the pause that a Retry-After header asks for; 0 if unknown.
 func RetryAfter(h http.Header) time.Duration {
-	s, err := strconv.Atoi(h.Get("Retry-After"))
+	text := h.Get("Retry-After")
+	s, err := strconv.Atoi(text)
+	if date, noDate := http.ParseTime(text); noDate == nil {
+		s, err = int(time.Until(date)/time.Second)+1, nil
+	}
 	if err != nil || s < 0 || s > int(longestRetryAfter/time.Second) {
 		return 0
 	}

@@ -110,8 +110,11 @@ func (p *Prober) Await(ctx context.Context) {
 
 // Reaches returns whether a worker is one that this handler probes: one of its upstreams, or
 // of those that its dynamic source returned lately. Other workers of the pool may be reached
-// in another way, or have an address that a client chose.
+// in another way, or have an address that a client chose. The router asks a backup nothing.
 func (p *Prober) Reaches(w *worker.Worker) bool {
+	if w.IsBackup() {
+		return false
+	}
 	if p.proxy.DynamicUpstreams == nil {
 		return p.static[w.Dial]
 	}

@@ -153,6 +153,11 @@ func (d *Dispatch) Chosen(c *pool.Candidates, i int, unpriced bool) {
 		d.Pool.Incidents.Raise(c.At, "the load of some workers is unknown, and the router assumes the median", d.Pool.Logger)
 	}
 	d.remember(c, i, unpriced)
+	if c.Workers[i].IsBackup() { // the session comes back to its own workers
+		d.Pool.Incidents.Raise(c.At, "requests overflow to backup workers", d.Pool.Logger)
+		d.turn.GoAway()
+		return
+	}
 	if unpriced {
 		return
 	}

@@ -267,9 +267,10 @@ type Dispatcher struct {
 
 // Reasons of a choice.
 const (
-	ReasonSession = "session" // the worker is the one that the session is bound to
-	reasonOverlap = "overlap"
-	reasonLoad    = "load"
+	ReasonSession  = "session" // the worker is the one that the session is bound to
+	reasonOverlap  = "overlap"
+	reasonLoad     = "load"
+	ReasonOverflow = "overflow" // a backup, as no other worker could serve the request then
 	// The request decides.
 	ReasonPin      = "pin"
 	ReasonResponse = "response"

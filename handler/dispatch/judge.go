@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"strconv"
+	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
@@ -23,6 +24,9 @@ func (d *Dispatch) judge(ctx context.Context, resp *http.Response, resent bool, 
 	}
 	if err != nil {
 		return d.judgeFailure(ctx, resent, err)
+	}
+	if v, refuses := d.judgeBackup(resp); refuses {
+		return v
 	}
 	if why := d.misfit(resp); why != fits {
 		return d.judgeMisfit(resp, why)
@@ -44,6 +48,26 @@ func (d *Dispatch) judge(ctx context.Context, resp *http.Response, resent bool, 
 		v.outcome = a.Good() // an answer that is read shows more
 	}
 	return v
+}
+
+// disownedFor is how long a backup is not asked that refuses the router's key.
+const disownedFor = time.Minute
+
+// judgeBackup judges an answer by which a backup refuses the router and not the client. ok is false for
+// other answers.
+func (d *Dispatch) judgeBackup(resp *http.Response) (v verdict, ok bool) {
+	a, status := d.attempt, resp.StatusCode
+	if !a.Worker.IsBackup() || !attempt.Disowns(status) {
+		return v, false
+	}
+	v = verdict{do: fail, outcome: a.Shows(pool.OutcomeBusy, "status "+resp.Status), withheld: true, reason: strconv.Itoa(status)}
+	if v.outcome.Wait = attempt.RetryAfter(resp.Header); !attempt.Retryable(status) {
+		v.outcome.Wait = max(v.outcome.Wait, disownedFor)
+	}
+	if d.repeatable(true) && d.anotherTry(d.suspects) {
+		v.do = retry
+	}
+	return v, true
 }
 
 // judgePhases decides what follows from an attempt whose pair of workers failed. ok is false if it

@@ -41,7 +41,7 @@ func (o *delivery) learn() {
 // learnPrompt feeds the engine's counts of the prompt into the index, the ratios and the check of the
 // cache; cached is negative if unknown.
 func (o *delivery) learnPrompt(cached int64) {
-	if o.Prompt <= 0 || o.d.Holds() {
+	if o.Prompt <= 0 || o.d.Holds() || o.attempt.Worker.IsBackup() { // whose tokenizer and cache may be others
 		return
 	}
 	o.count(cached)

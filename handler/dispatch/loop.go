@@ -103,6 +103,9 @@ func (d *Dispatch) run(ctx context.Context, r *remainder) (*http.Response, error
 			_ = resp.Body.Close()
 			return nil, d.failure
 		case fail, abandon:
+			if resp != nil {
+				_ = resp.Body.Close()
+			}
 			return nil, cmp.Or(err, errNoWorker) // an answer is no rest of a stream
 		}
 	}
@@ -114,7 +117,7 @@ func (d *Dispatch) decide(req *http.Request, resp *http.Response, resent bool, e
 	v := d.judge(req.Context(), resp, resent, err)
 	if v.do == retry && !v.misfit.free() && !d.affordable(err) {
 		v.do = fail
-		if resp != nil {
+		if resp != nil && !v.withheld {
 			v.do = deliver
 		}
 	}
@@ -168,7 +171,10 @@ func (d *Dispatch) retried(v *verdict, resp *http.Response, err error) {
 	if v.misfit == lacksModel {
 		d.Probes.AskAgain(a.Worker) // what is known of it is out of date
 	}
-	if resp != nil && d.answer == nil {
+	switch {
+	case v.withheld:
+		_ = resp.Body.Close()
+	case resp != nil && d.answer == nil:
 		d.held.drop()
 		d.held = heldAnswer{resp: resp, attempt: a}
 	}

@@ -60,7 +60,7 @@ func (rt *route) pinTo(want *pool.Wants) error {
 	pin := &rt.plan.Pin
 	w := rt.offers.Worker(pin.Worker)
 	switch {
-	case w == nil:
+	case w == nil || w.IsBackup(): // which no client can name
 		return rt.badPin("%s: no worker of this pool has the id %d", pin.Field, pin.Worker)
 	case pin.Rank.Set && int64(pin.Rank.Value) >= int64(w.Ranks()):
 		return rt.badPin("nvext.dp_rank: worker %d has no rank %d, its ranks are 0 to %d",

@@ -30,7 +30,7 @@ func (d *Dispatch) compare(s *pool.Seat, t time.Time) {
 	default:
 		d.promised(promiseKept)
 	}
-	if predicted := s.Predicted.Sub(d.ready); d.attempts == 1 && predicted > 0 && !s.Demoted {
+	if predicted := s.Predicted.Sub(d.ready); d.attempts == 1 && predicted > 0 && !s.Demoted && !s.Worker.IsBackup() {
 		d.Pool.Promises.Compare(class.Name, d.plan.TTFT, predicted, actual, t)
 		d.Metrics.predictions.WithLabelValues(d.Pool.Name, class.Name).Observe(predicted.Seconds() / max(actual.Seconds(), 1e-3))
 	}

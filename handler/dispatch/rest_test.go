@@ -54,7 +54,7 @@ func TestRestMustBeAStream(t *testing.T) {
 			nobody := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return nil, errNoWorker }}
 			h.dispatcher.Client = upstream.NewClient(h.ReverseProxy, &upstream.Transport{
 				HTTPTransport: &reverseproxy.HTTPTransport{Transport: nobody},
-			}, func(string) string { return "" })
+			}, func(string) (string, bool) { return "", true })
 			var asked []string
 			h.dispatcher.Transport = answers(func(req *http.Request) (*http.Response, error) {
 				text, _ := io.ReadAll(req.Body)

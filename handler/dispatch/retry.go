@@ -30,6 +30,7 @@ type verdict struct {
 	suspect   bool         // the engine may have begun to compute: the request may have crashed it
 	misfit    misfit       // the worker cannot serve the request, and another one may
 	blameless bool         // a retry is not the worker's fault
+	withheld  bool         // the client must not see the answer
 }
 
 // These functions decide whether another attempt may follow. "Limits" are lb_try_duration and

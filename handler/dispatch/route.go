@@ -49,8 +49,8 @@ func (rt *route) Requires() pool.Wants {
 		Model: rt.plan.Model, Only: rt.fixed.worker, Rank: pool.AnyRank, Workers: e.AllowedWorkerIDs,
 		Taints: e.RoutingConstraints.RequiredTaints, Isolated: rt.plan.Isolated, API: rt.plan.Name, Kind: rt.kind(),
 		Session: rt.plan.Session.Opens(), Tried: rt.tried, Tier: tier, Arrival: arrival, Beyond: rt.beyond,
-		NoTrial: !rt.plan.ShowsHealth,
-		Class:   rt.plan.Class, Tenant: rt.plan.Tenant.Hash, TenantName: rt.plan.Tenant.Name,
+		NoTrial: !rt.plan.ShowsHealth, Backups: rt.plan.Backups,
+		Class: rt.plan.Class, Tenant: rt.plan.Tenant.Hash, TenantName: rt.plan.Tenant.Name,
 		TenantWeight: rt.Pool.Quota.Weight(rt.plan.Tenant.Hash),
 	}
 	if target := rt.plan.TTFT; target > 0 {
@@ -59,7 +59,7 @@ func (rt *route) Requires() pool.Wants {
 	if !rt.Holds() {
 		want.Prompt, want.Answer = rt.plan.Length()
 	}
-	if len(rt.Proxy.Upstreams) < 2 && rt.Proxy.DynamicUpstreams == nil {
+	if len(rt.Proxy.Upstreams) < 2 && rt.Proxy.DynamicUpstreams == nil && rt.plan.Backups == nil {
 		want.Model = "" // there is no choice
 	}
 	rank := rt.plan.Pin.Rank
@@ -136,12 +136,20 @@ func (rt *route) reasonOf(unpriced bool, c *kvscore.Candidate) string {
 	switch {
 	case rt.pinned():
 		return rt.fixed.reason
+	case rt.isBackup(c.Target):
+		return ReasonOverflow
 	case unpriced || c.Target == home:
 		return ReasonSession
 	case c.OverlapBlocks > 0:
 		return reasonOverlap
 	}
 	return reasonLoad
+}
+
+// isBackup returns whether a target is an offered backup's.
+func (rt *route) isBackup(t kvscore.Target) bool {
+	w := rt.offers.Worker(t.Worker)
+	return rt.plan.Backups != nil && w != nil && w.IsBackup()
 }
 
 // costsTime returns whether the cost of a choice is in milliseconds, and has terms.
@@ -174,7 +182,9 @@ func (rt *route) closest(want *pool.Wants) pool.Verdict {
 	}
 	closest := pool.NotNamed
 	for i := range rt.offers.Table.Rows {
-		closest = min(closest, rt.Pool.Meets(want, rt.offers.Table.Rows[i].Worker))
+		if w := rt.offers.Table.Rows[i].Worker; !w.IsBackup() {
+			closest = min(closest, rt.Pool.Meets(want, w))
+		}
 	}
 	return closest
 }

@@ -17,10 +17,11 @@ const (
 	RoleBoth    Role = "both"    // whole requests
 	RolePrefill Role = "prefill" // the prompts of requests that another worker answers
 	RoleDecode  Role = "decode"  // answers to prompts that another worker computed
+	RoleBackup  Role = "backup"  // requests that no other worker can serve now
 )
 
 // Roles are all roles.
-var Roles = []Role{RoleBoth, RolePrefill, RoleDecode}
+var Roles = []Role{RoleBoth, RolePrefill, RoleDecode, RoleBackup}
 
 // Role returns the operator's role, or else the one that the engine reports.
 func (e *Engine) Role() Role {

@@ -33,6 +33,8 @@ type Reader struct {
 	// Class returns a request's class, and the name of the placeholder with its own target, which may be
 	// empty. It is nil if there are no classes.
 	Class func(*http.Request) (class *queue.Class, from string)
+	// Backups returns the ids of the backups that may get a request; nil if there are none.
+	Backups func(*http.Request) []uint64
 
 	// what is known of the pool at this moment
 	Memory    *body.Memory

@@ -18,6 +18,8 @@ type Who struct {
 	Class  *queue.Class // nil is the zero class
 	Tenant Tenant
 	TTFT   time.Duration // the target of the time to the first token; 0: none
+	// Backups are the ids of the backups that may get the request.
+	Backups []uint64
 }
 
 // Tenant is who pays for a request. The zero Tenant is that of all requests that name none.
@@ -50,12 +52,30 @@ func (rd *Reader) identifyClient(r *http.Request, p *Plan) {
 	default:
 		p.Tenant = TenantOf(placeholder(r, rd.Sessions.Scope))
 	}
-	if rd.Class == nil {
+	backups := rd.Backups != nil && p.mayOverflow()
+	if rd.Class == nil && !backups {
 		return
 	}
 	if repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
 		repl.Map(p.Placeholder)
 	}
+	if rd.Class != nil {
+		rd.classify(r, p)
+	}
+	if backups {
+		p.Backups = rd.Backups(r)
+	}
+}
+
+// mayOverflow returns whether a backup may serve the request: an inference that names no worker, and is not
+// a part of what an engine holds.
+func (p *Plan) mayOverflow() bool {
+	return p.Request != nil && !p.Pin.Named && !p.Pin.Rank.Set && !p.Constrained() && !p.Ext.QueryOnly() &&
+		!p.Session.Held && !p.Session.Opens()
+}
+
+// classify finds the request's class, and its target.
+func (rd *Reader) classify(r *http.Request, p *Plan) {
 	var from string
 	if p.Class, from = rd.Class(r); p.Class != nil {
 		p.TTFT = p.Class.TTFT

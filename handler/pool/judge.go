@@ -26,6 +26,8 @@ type Wants struct {
 	Answer   int64              // most tokens of the answer; 0 is unknown
 	Beyond   int64              // a worker with room for so many tokens has refused the prompt; 0: none has
 	Part     worker.Part        // of a request that the worker must serve
+	Backups  []uint64           // ids of the backups that may serve the request
+	Over     bool               // none but these may
 	NoTrial  bool               // its answer does not show whether the engine computes
 	Kind     worker.AttemptKind // all but KindOther take one of the worker's slots
 	Tier     int                // lower tiers leave the queue first
@@ -52,6 +54,7 @@ type Verdict uint8
 const (
 	Fits           Verdict = iota
 	Full                   // it would fit, but no slot is free
+	Backup                 // it is a backup, and well
 	MarkedDown             // it is marked down or hung
 	Draining               // a drain is the operator's wish, and a mark ends soon
 	DrainingMarked         // both
@@ -80,7 +83,7 @@ func (v Verdict) String() string {
 		v -= Short
 	}
 	return [...]string{
-		"fits", "full", "marked_down", "draining", "draining", "other_role", "tried", "proxy_unavailable", "other_models",
+		"fits", "full", "backup", "marked_down", "draining", "draining", "other_role", "tried", "proxy_unavailable", "other_models",
 		"other_role", "not_allowed", "not_allowed", "shares_cache", "not_named",
 	}[v]
 }
@@ -124,6 +127,8 @@ func (r *registry) Judge(want *Wants, o Offers, t time.Time) iter.Seq2[int, Verd
 // NotAllowed, NoRank, SharesCache and NotNamed. A worker that the request names always fits.
 func (r *registry) Meets(want *Wants, w *worker.Worker) Verdict {
 	switch {
+	case !want.allows(w):
+		return NotAllowed
 	case want.Only == w:
 		return Fits
 	case want.Only != nil:
@@ -141,6 +146,15 @@ func (r *registry) Meets(want *Wants, w *worker.Worker) Verdict {
 		}
 	}
 	return Fits
+}
+
+// allows returns whether the request may go to a worker, as far as backups matter. A background request
+// has time.
+func (w *Wants) allows(to *worker.Worker) bool {
+	if !to.IsBackup() {
+		return !w.Over
+	}
+	return !w.isBackground() && slices.Contains(w.Backups, to.ID)
 }
 
 // Isolates returns whether the worker's engine keeps the request's cache apart, if it must.
@@ -163,14 +177,15 @@ func (r *registry) judgment(want *Wants, o Offers, t time.Time) judgment {
 		j.model = o.served(want.Model)
 	}
 	j.more = want.Only != nil || want.Isolated || want.Session || want.Rank != AnyRank ||
-		want.Workers != nil || len(want.Taints) > 0
+		want.Workers != nil || len(want.Taints) > 0 || want.Over
 	return j
 }
 
 // of returns the verdict on a worker behind an upstream.
 func (j *judgment) of(up *reverseproxy.Upstream, row *TableRow) Verdict {
 	w := row.Worker
-	if j.more {
+	backup := w.IsBackup()
+	if j.more || backup {
 		if v := j.registry.Meets(j.want, w); v != Fits {
 			return v
 		}
@@ -179,9 +194,9 @@ func (j *judgment) of(up *reverseproxy.Upstream, row *TableRow) Verdict {
 	switch {
 	case role > Fallback:
 		return role
-	case j.model != "" && !w.KnownToServe(j.model):
+	case backup && !w.KnownToServe(j.want.Model), !backup && j.model != "" && !w.KnownToServe(j.model):
 		return OtherModels
-	case !Available(up):
+	case !Available(up), backup && (w.Draining() || w.Health.Rests(j.at)):
 		return Unavailable
 	case slices.Contains(j.want.Tried, w) || j.want.Beyond > 0 && !w.IsLonger(j.want.Beyond):
 		return Tried
@@ -197,7 +212,10 @@ func (j *judgment) state(w *worker.Worker, role Verdict) Verdict {
 		return role
 	}
 	if w.TakesRequests(j.at) {
-		if j.isFull(w) {
+		switch {
+		case w.IsBackup(): // full or not, as beyond Full
+			return Backup
+		case j.isFull(w):
 			return Full
 		}
 		return Fits

@@ -15,6 +15,8 @@ type needs struct {
 	rank, beyond       int64
 	workers, tried     string
 	isolated, session  bool
+	backups            string
+	over               bool
 	part               worker.Part
 	short              uint64 // for which offered workers the request is too long
 	table              *Table
@@ -27,18 +29,16 @@ func (m *waiter) needs() needs {
 	w := &m.want
 	n := needs{
 		model: w.Model, api: w.API, only: w.Only, rank: w.Rank, beyond: w.Beyond, isolated: w.Isolated, session: w.Session,
-		part: w.Part, table: m.offers.Table, follows: m.renew != nil,
+		over: w.Over, part: w.Part, table: m.offers.Table, follows: m.renew != nil,
 		background: w.isBackground(),
 	}
 	if len(w.Taints) > 0 {
 		n.taints = strings.Join(w.Taints, "\x00")
 	}
 	if w.Workers != nil {
-		n.workers = "of "
-		for _, id := range w.Workers {
-			n.workers += strconv.FormatUint(id, 36) + " "
-		}
+		n.workers = "of " + listed(w.Workers)
 	}
+	n.backups = listed(w.Backups)
 	for _, tried := range w.Tried {
 		n.tried += tried.Dial + " "
 	}
@@ -51,6 +51,13 @@ func (m *waiter) needs() needs {
 		}
 	}
 	return n
+}
+
+func listed(ids []uint64) (list string) {
+	for _, id := range ids {
+		list += strconv.FormatUint(id, 36) + " "
+	}
+	return list
 }
 
 // lane is the waiters with the same needs.
@@ -85,6 +92,9 @@ func (q *waiters) isReady(l *lane, t time.Time) bool {
 	l.free = l.leastBusy(t, func(w *worker.Worker, v Verdict) bool {
 		return v.tier() == best && l.rankIn(q.roomsFor(l, w, t)) >= 0
 	})
+	if l.free == nil && best < Backup {
+		l.free = l.leastBusy(t, func(_ *worker.Worker, v Verdict) bool { return v == Backup })
+	}
 	return l.free != nil
 }
 
@@ -132,5 +142,5 @@ func (l *lane) leastBusy(t time.Time, mayUse func(*worker.Worker, Verdict) bool)
 // canUse returns whether the lane can use a slot of the worker.
 func (l *lane) canUse(w *worker.Worker, t time.Time) bool {
 	v := l.verdict(w, t).tier()
-	return v == Fits || v.Possible() && v == l.best(t)
+	return v == Fits || v == Backup || v.Possible() && v == l.best(t)
 }

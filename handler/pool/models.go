@@ -73,6 +73,9 @@ func (r *registry) OnlyModel() (model string) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	for _, w := range r.workers {
+		if w.IsBackup() {
+			continue
+		}
 		own := w.List()
 		for _, e := range w.Listed() {
 			if own != nil && own.Adapters[e.ID] {

@@ -149,7 +149,9 @@ func (o Offers) served(model string) string {
 		return ""
 	}
 	isServed := func(model string) bool {
-		return slices.ContainsFunc(o.Table.Rows, func(row TableRow) bool { return row.Worker.KnownToServe(model) })
+		return slices.ContainsFunc(o.Table.Rows, func(row TableRow) bool {
+			return row.Worker.KnownToServe(model) && !row.Worker.IsBackup()
+		})
 	}
 	if isServed(model) {
 		return model

@@ -80,6 +80,9 @@ func (p *Pool) Report(w *worker.Worker, o Outcome) {
 
 // markDown marks down a worker after a failed attempt.
 func (p *Pool) markDown(w *worker.Worker, t time.Time, o *Outcome) {
+	if w.IsBackup() && o.Wait > 0 {
+		w.Health.Rest(t.Add(o.Wait))
+	}
 	if w.Health.Fail(t, o.Begun, o.Wait, o.Kind == OutcomeBusy) {
 		p.logMark(w, o.Why)
 	}

@@ -68,9 +68,10 @@ func (q *waiters) look() time.Time {
 	return time.Now()
 }
 
-// rooms returns which ranks of a worker have room; nil stands for all. The caller holds the lock.
+// rooms returns which ranks of a worker have room; nil stands for all. Nothing is known of a backup's. The
+// caller holds the lock.
 func (q *waiters) rooms(w *worker.Worker, t time.Time) []bool {
-	if !q.workers.holds(t) {
+	if !q.workers.holds(t) || w.IsBackup() {
 		return nil
 	}
 	rooms, known := q.seen[w]

@@ -26,6 +26,7 @@ type Candidates struct {
 	Full      []*worker.Worker         // left out only because they are full
 	Tier      Verdict                  // of the targets: Fits, or what the router puts up with
 	Granted   bool                     // the queue has granted a slot of the only worker
+	spare     bool                     // a backup that is left out has a free slot
 
 	Sel     kvscore.Selection
 	Factors []float64       // of targets: the client's preferences
@@ -106,6 +107,20 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *
 		switch {
 		case sat == seated:
 			return waited, nil
+		case want.Over: // the backups were taken meanwhile
+			giveBack()
+			own := *want
+			own.Over, own.Backups = false, nil
+			want = &own
+		case sat == spilled:
+			over := *want
+			over.Over = true
+			want = &over
+		case sat == crowded && (choice.Bound >= 0 || p.Settings.Load().OverflowAfter > 0): // it waits for its own workers
+			giveBack()
+			own := *want
+			own.Backups = nil
+			err = wait(&own)
 		case sat == tardy:
 			giveBack() // it is charged to the class
 			want, err = late(want, s.soonest, time.Now())
@@ -164,7 +179,7 @@ func (p *Pool) Candidates(want *Wants, o Offers, granted *grant, t time.Time) *C
 	}
 	c.Targets, c.Upstreams, c.Workers, c.Full = c.Targets[:0], c.Upstreams[:0], c.Workers[:0], c.Full[:0]
 	c.Granted = granted != nil && granted.worker != nil
-	c.At, c.Tier = t, Tried-1
+	c.At, c.Tier, c.spare = t, Tried-1, false
 	j := p.judgment(want, o, t)
 	for i, up := range o.Ups {
 		row := &o.Table.Rows[i]
@@ -177,6 +192,7 @@ func (p *Pool) Candidates(want *Wants, o Offers, granted *grant, t time.Time) *C
 			full = true
 		}
 		v = v.tier()
+		c.spare = c.spare || v == Backup && !full
 		if v > c.Tier || row.Repeated && slices.Contains(c.Workers, w) {
 			continue
 		}
@@ -217,26 +233,34 @@ const (
 	taken   // the worker filled up meanwhile, or a queued request has first claim to its slot
 	crowded // no target has room, or the request leaves it to others
 	tardy   // the first token would be late
+	spilled // a backup serves it sooner
 )
 
 // sit books the choice and takes a slot, which may be the granted one. at is what the request would add
 // there.
 func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Chooser, g *grant, at *place) (sat outcome) {
 	background := want.isBackground()
-	c.Sel.Hold = !c.Granted && !background && p.isHeld(want, c.At)
+	backup := c.Workers[0].IsBackup()
+	c.Sel.Hold = !c.Granted && !background && !backup && p.isHeld(want, c.At)
 	c.Sel.Quiet = background && !c.Granted
 	if c.Sel.Quiet && p.queue.others.Load() > 0 {
 		return crowded
 	}
-	c.Sel.Within = p.within(want, c.At)
+	if c.Sel.Within = 0; !backup {
+		c.Sel.Within = p.within(want, c.At)
+	}
 	i, lease := p.Scheduler.SelectAmong(c.At, choice.Request, c.Targets, choice.Bound, choice.Policy, &c.Sel)
 	terms := &c.Sel.Candidates[i]
 	*at = place{max(0, c.Sel.Tokens-terms.OverlapTokens), terms.PrefillTime, c.Sel.Work(i)}
-	switch late := p.predict(s, want, c, choice.Bound, i, lease != nil); {
+	late := !backup && p.predict(s, want, c, choice.Bound, i, lease != nil)
+	spills := !backup && c.spare && !c.Granted && choice.Bound < 0 && (late || p.spills(want, c, lease != nil))
+	if (late || spills) && lease != nil { // a policy has changed its candidates, or a backup is sooner
+		lease.End(false, nil)
+	}
+	switch {
+	case spills:
+		return spilled
 	case late:
-		if lease != nil { // a policy has changed its candidates
-			lease.End(false, nil)
-		}
 		return tardy
 	case lease == nil:
 		return crowded
@@ -275,6 +299,20 @@ func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Choos
 	s.Enter(!want.NoTrial)
 	by.Chosen(c, i, s.Unpriced)
 	return seated
+}
+
+// spills returns whether a backup serves a request: its workers have no room, or their first token would
+// come later than the operator allows.
+func (p *Pool) spills(want *Wants, c *Candidates, hasRoom bool) bool {
+	after := time.Duration(p.Settings.Load().OverflowAfter)
+	if after == 0 {
+		return !hasRoom
+	}
+	soonest := c.Sel.Soonest(-1)
+	if !hasRoom {
+		soonest += p.queue.ahead(want, 0)
+	}
+	return soonest > after.Seconds()*1e3
 }
 
 // SeatAt takes a place on a target for a request of the router's own, if a slot is free. Such
@@ -335,12 +373,21 @@ func (s *Seat) Leave(computed bool, answer *kvscore.Answer) {
 // Left returns whether the attempt has ended.
 func (s *Seat) Left() bool { return s.left }
 
-// FirstToken records the first token. The prefills of a hung worker are not measured.
+// FirstToken records the first token. The prefills of a hung worker or a backup are not measured.
 func (s *Seat) FirstToken(t time.Time) {
-	if s.Worker.IsHung() {
+	if s.Worker.IsHung() || s.Worker.IsBackup() {
 		s.Lease.Prefilled(t)
 	} else {
 		s.Lease.FirstToken(t)
+	}
+}
+
+// Answered records an answer that was not streamed, see [kvscore.Lease.Answered].
+func (s *Seat) Answered(t time.Time, tokens int64) {
+	if s.Worker.IsBackup() {
+		s.Lease.Prefilled(t)
+	} else {
+		s.Lease.Answered(t, tokens)
 	}
 }
 

@@ -33,6 +33,7 @@ type Settings struct {
 	Workers        map[string]worker.Settings `json:"-"` // by dial address, as far as configured
 	Upstreams      map[string]bool            `json:"-"` // static ones, by dial address
 	Others         bool                       `json:"-"` // placeholders or a dynamic source may give other workers
+	Backups        []string                   `json:"-"` // those of Workers with this role, once there are defaults
 }
 
 // Index configures the cache model. All handlers of a pool must agree on it.
@@ -98,6 +99,11 @@ type Queue struct {
 	// learned. A request whose time is up, or for which the queue is too long, goes to an engine all the
 	// same. Default: `auto`.
 	Hold string `json:"hold,omitempty"`
+
+	// How late the first token of a request may be predicted to come from its workers. If it would
+	// come later, the request goes to a worker with the role `backup`. Until then, a request that
+	// `hold` keeps waits on. Default: none. A backup then serves what would wait, and nothing else.
+	OverflowAfter caddy.Duration `json:"overflow_after,omitempty"`
 }
 
 // The values of Queue.Hold.
@@ -177,6 +183,8 @@ func (s *Settings) Check() error {
 		return fmt.Errorf("queue max_waiting: must be at least 1, got %d", s.MaxWaiting)
 	case full.MaxWait < 0:
 		return fmt.Errorf("queue max_wait: must be positive, got %s", time.Duration(s.MaxWait))
+	case full.OverflowAfter < 0:
+		return fmt.Errorf("queue overflow_after: must be positive, got %s", time.Duration(s.OverflowAfter))
 	case full.Hold != HoldAuto && full.Hold != HoldOff:
 		return fmt.Errorf("queue hold: must be %s or %s, got %q", HoldAuto, HoldOff, s.Hold)
 	case !(full.RetryBudget.Percent >= 0 && full.RetryBudget.Percent <= 1000):
@@ -226,9 +234,13 @@ func (s *Settings) WithDefaults() *Settings {
 	full.RetryBudget = cmp.Or(s.RetryBudget, &RetryBudget{Percent: 20, PerSecond: 10})
 	all := s.Workers[worker.AllWorkers]
 	all.Engine = cmp.Or(all.Engine, s.Engine, worker.EngineAuto)
-	full.Workers = map[string]worker.Settings{worker.AllWorkers: all}
+	full.Workers, full.Backups = map[string]worker.Settings{worker.AllWorkers: all}, nil
 	for dial, w := range s.Workers {
-		if dial != worker.AllWorkers {
+		switch {
+		case w.IsBackup(): // what holds for engines does not hold for it
+			full.Workers[dial] = w
+			full.Backups = append(full.Backups, dial)
+		case dial != worker.AllWorkers:
 			full.Workers[dial], _ = mergeWorkers(w, all)
 		}
 	}
@@ -281,7 +293,7 @@ func mergeOptions(to, from any, prefix string) error {
 		case isUnset(other) || reflect.DeepEqual(own.Interface(), other.Interface()):
 		case isUnset(own):
 			own.Set(other)
-		case option == "api_key", option == "password", option == "servers": // secrets
+		case option == "api_key", option == "header", option == "password", option == "servers": // secrets
 			err = errors.Join(err, fmt.Errorf("%s%s: must be the same in all handlers", prefix, option))
 		default:
 			err = errors.Join(err, fmt.Errorf("%s%s: must be the same in all handlers, got %v and %v", prefix, option, printable(own), printable(other)))

@@ -118,7 +118,13 @@ func TestSettingsOfEngines(t *testing.T) {
 		{worker.Settings{Dial: "a:1", Priority: "true"}, `priority: must be on, off or auto, got "true"`},
 		{worker.Settings{Dial: "a:1", CacheSalt: "yes"}, `cache_salt: must be on, off or auto, got "yes"`},
 		{worker.Settings{Dial: "a:1", ThinkingBudget: "1"}, `thinking_budget: must be on, off or auto, got "1"`},
-		{worker.Settings{Dial: "a:1", Role: "draft"}, `role: must be both, prefill or decode, got "draft"`},
+		{worker.Settings{Dial: "a:1", Role: "draft"}, `role: must be both, prefill, decode or backup, got "draft"`},
+		{worker.Settings{Dial: "a:1", Role: "backup", Models: []string{"m"}, Headers: map[string]string{"X": "y"}}, ""},
+		{worker.Settings{Dial: "a:1", Role: "backup"}, "role: a backup needs models"},
+		{worker.Settings{Dial: worker.AllWorkers, Role: "backup", Models: []string{"m"}}, "role: worker * cannot be a backup"},
+		{worker.Settings{Dial: "a:1", Role: "backup", Models: []string{"m"}, APIKey: "k"}, "api_key: a backup gets no requests of the router's own; use header Authorization"},
+		{worker.Settings{Dial: "a:1", Headers: map[string]string{"X": "y"}}, "header, match and model: only a worker with role backup can have them"},
+		{worker.Settings{Dial: "a:1", Role: "backup", Models: []string{"m"}, Headers: map[string]string{"X": "y\r\nZ: 1"}}, `header: must have a valid name and value, got the name "X"`},
 		{worker.Settings{Dial: worker.AllWorkers, DynamoInstanceID: 7}, "dynamo_instance_id: must be unique, so worker * cannot have one, got 7"},
 	} {
 		err := v.w.Check()

@@ -65,7 +65,7 @@ func (r *Runner) Answering(t dispatch.Answering, resp *http.Response) dispatch.F
 	case !r.allowed:
 		r.count(outcomeOff)
 		return nil
-	case t.Worker.IsDecode(), p.Request == nil || !p.Request.Continues() || p.Session.Final || t.Held || p.Ext.TokenCount > 0,
+	case t.Worker.IsDecode() || t.Worker.IsBackup(), p.Request == nil || !p.Request.Continues() || p.Session.Final || t.Held || p.Ext.TokenCount > 0,
 		resp.StatusCode != http.StatusOK || body.Compressed(resp.Header) || t.Size < 0:
 		r.count(outcomeUnfit)
 		return nil

@@ -97,7 +97,7 @@ func newRequest(t *testing.T, text string, serve http.HandlerFunc) *request {
 	r.offers = tables.Offers(p, reverseproxy.UpstreamPool{{Dial: "p:1"}, {Dial: "d:1"}}, nil)
 	r.Request = Request{
 		Of: r, Pool: p, Plan: of, Rule: kvscore.SplitAlways,
-		Client: upstream.NewClient(new(reverseproxy.Handler), transport, func(string) string { return "" }),
+		Client: upstream.NewClient(new(reverseproxy.Handler), transport, func(string) (string, bool) { return "", true }),
 	}
 	r.call = attempt.Call{
 		Runner: &attempt.Runner{Pool: p, Logger: zap.NewNop()}, Owner: r, Plan: of, Ready: time.Now(), Body: body.NewReplay(buf, buf.Data),

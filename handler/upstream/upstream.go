@@ -116,12 +116,13 @@ const Agent = "kv_router"
 type Client struct {
 	proxy     *reverseproxy.Handler
 	transport *Transport
-	key       func(dial string) string
+	key       func(dial string) (key string, may bool)
 }
 
 // NewClient returns a client. key returns the API key of the worker at an address,
-// which may have placeholders; empty if there is none.
-func NewClient(proxy *reverseproxy.Handler, t *Transport, key func(dial string) string) *Client {
+// which may have placeholders; empty if there is none. may: the router may make requests of its
+// own to the worker.
+func NewClient(proxy *reverseproxy.Handler, t *Transport, key func(dial string) (key string, may bool)) *Client {
 	return &Client{proxy: proxy, transport: t, key: key}
 }
 
@@ -134,6 +135,9 @@ const (
 
 // ErrNoDial means that an address is no single socket.
 var ErrNoDial = errors.New("the address has placeholders, or is not one socket")
+
+// errBackup means that an address is a backup's.
+var errBackup = errors.New("a backup gets no requests of the router's own")
 
 // dialInfo returns how the transport dials an address.
 func dialInfo(dial string) (addr caddy.NetworkAddress, info reverseproxy.DialInfo, err error) {
@@ -157,6 +161,9 @@ func dialInfo(dial string) (addr caddy.NetworkAddress, info reverseproxy.DialInf
 // context's replacer.
 func (c *Client) to(ctx context.Context, dial string) (context.Context, string, *caddy.Replacer, error) {
 	addr, info, err := dialInfo(dial)
+	if _, may := c.key(dial); err == nil && !may {
+		err = errBackup
+	}
 	if err != nil {
 		return nil, "", nil, err
 	}
@@ -205,7 +212,7 @@ func (c *Client) Do(
 	if ops := c.proxy.Headers; ops != nil && ops.Request != nil {
 		ops.Request.ApplyToRequest(req)
 	}
-	if key := c.key(dial); key != "" && authorization == nil {
+	if key, _ := c.key(dial); key != "" && authorization == nil {
 		req.Header.Set("Authorization", "Bearer "+repl.ReplaceAll(key, ""))
 	}
 	if ops := c.transport.RequestHeaderOps(); ops != nil {

@@ -39,7 +39,10 @@ func (w *Worker) Describe(set Settings, info engine.Info) (changed bool) {
 		CacheSalt: engine.Switch(set.CacheSalt), Sessions: engine.Switch(set.Sessions), DynamoInstance: set.DynamoInstanceID,
 		Role: engine.Role(set.Role), MooncakePort: set.MooncakePort,
 	}}
-	if set.Engine != EngineAuto {
+	switch {
+	case set.IsBackup(): // nobody has asked it
+		e.Type = engine.Other
+	case set.Engine != EngineAuto:
 		e.Type = set.Engine
 	}
 	old := w.engine.Swap(&e)
@@ -57,6 +60,7 @@ func (w *Worker) Describe(set Settings, info engine.Info) (changed bool) {
 func (w *Worker) Configure(set Settings) {
 	w.drains.set(drainConfigured, set.Drain != nil && *set.Drain)
 	w.taints.Store(&set.Taints)
+	w.model.Store(&set.Model)
 	if len(set.Models) == 0 {
 		w.configured.Store(nil)
 		return

@@ -49,6 +49,7 @@ type Health struct {
 	marked     atomic.Bool  // window is not 0; requests read it without the lock
 	reached    atomic.Int32 // a reach; mu guards writes
 	unanswered atomic.Int32 // requests of the router's own in a row
+	rests      atomic.Int64 // see Rest: Unix nanoseconds
 
 	mu     sync.Mutex
 	until  time.Time // end of the mark's first phase
@@ -95,6 +96,12 @@ const (
 	// nothing else.
 	allErrors = 8
 )
+
+// Rest has the worker, a backup, get no request for a while, as it asks.
+func (h *Health) Rest(until time.Time) { h.rests.Store(until.UnixNano()) }
+
+// Rests returns whether that is so.
+func (h *Health) Rests(now time.Time) bool { return now.UnixNano() < h.rests.Load() }
 
 // Available returns whether the worker should get one more request.
 func (h *Health) Available(now time.Time) bool {
@@ -335,6 +342,9 @@ func (h *Health) State(now time.Time) HealthState {
 	s.Away = s.Reach.Away() && (s.Reach != Unresponsive || h.unanswered.Load() > 0)
 	if now.Before(h.until) {
 		s.Until = h.until.UTC()
+	}
+	if h.Rests(now) {
+		s.Well, s.Until = false, time.Unix(0, h.rests.Load()).UTC()
 	}
 	return s
 }

@@ -15,6 +15,9 @@ const (
 func (w *Worker) IsPrefill() bool { return serves(w.serves.Load())&forPrefill != 0 }
 func (w *Worker) IsDecode() bool  { return serves(w.serves.Load())&forDecode != 0 }
 
+// IsBackup returns whether the worker serves only what no other one can.
+func (w *Worker) IsBackup() bool { return serves(w.serves.Load())&forBackup != 0 }
+
 // ServesWhole returns whether the worker can serve a whole request.
 func (w *Worker) ServesWhole() bool { return serves(w.serves.Load())&onlyPhases == 0 }
 
@@ -23,6 +26,8 @@ func (w *Worker) ServesWhole() bool { return serves(w.serves.Load())&onlyPhases 
 func (w *Worker) ServesPart(part Part) (yes, fallback bool) {
 	s := serves(w.serves.Load())
 	switch {
+	case s&forBackup != 0:
+		return part != Prefill, false
 	case part == Any:
 	case part == Prefill:
 		return s&forPrefill != 0 && s&holdsOn == 0, false

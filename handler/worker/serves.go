@@ -13,6 +13,7 @@ const (
 	forDecode
 	onlyPhases // no whole requests
 	holdsOn    // it is for prefills, and cannot hand them over now
+	forBackup
 )
 
 func servedBy(e *engine.Engine) (s serves) {
@@ -23,6 +24,8 @@ func servedBy(e *engine.Engine) (s serves) {
 		}
 	case engine.RoleDecode:
 		s = forDecode
+	case engine.RoleBackup:
+		s = forBackup
 	case engine.RoleBoth:
 	}
 	if !e.ServesWhole() {

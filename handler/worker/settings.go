@@ -11,6 +11,9 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"golang.org/x/net/http/httpguts"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
 // Settings are the operator's settings of one worker. All handlers of a pool must
@@ -101,12 +104,25 @@ type Settings struct { // one field for each option
 	// a restart. Default: `false`.
 	Drain *bool `json:"drain,omitempty"`
 
-	// Which part of requests the worker serves: `both`, `prefill` or `decode`. A worker for
-	// `prefill` computes prompts, and one for `decode` the answers to them. Requests that
-	// cannot be divided go whole to workers of the other roles, if their engine can serve
-	// them. See the handler's `split`. Default: what the engine reports (SGLang does),
-	// else `both`.
+	// Which part of requests the worker serves: `both`, `prefill`, `decode` or `backup`. A
+	// worker for `prefill` computes prompts, and one for `decode` the answers to them. Requests
+	// that cannot be divided go whole to workers of the other roles, if their engine can serve
+	// them. See the handler's `split`. A `backup` gets inference requests that no other worker
+	// can serve now. It needs `models`. Default: what the engine reports (SGLang does), else
+	// `both`.
 	Role string `json:"role,omitempty"`
+
+	// The headers that a `backup` gets, such as `Authorization`. It also gets those of a client's
+	// headers that describe the body and the answer. Placeholders are allowed. Default: none.
+	Headers map[string]string `json:"header,omitempty"`
+
+	// The name of the model in requests to a `backup`. Answers carry the client's. Default: the same.
+	Model string `json:"model,omitempty"`
+
+	// The matchers of the requests that may go to a `backup`. They know the placeholders
+	// `{http.kv_router.model}`, `{http.kv_router.tenant}` and `{http.kv_router.class}`. A matcher
+	// that fails matches nothing. Default: all requests.
+	MatcherSetsRaw caddyhttp.RawMatcherSets `json:"match,omitempty" caddy:"namespace=http.matchers"`
 
 	// The port of the bootstrap server of a vLLM for prefills that hands prompts over with the
 	// Mooncake connector: its `VLLM_MOONCAKE_BOOTSTRAP_PORT`. vLLM does not report it. It has no
@@ -137,7 +153,7 @@ func (w *Settings) Check() error {
 	case !KnownEngine(w.Engine):
 		return fmt.Errorf("engine: %w, got %q", ErrEngine, w.Engine)
 	case w.Role != "" && !slices.Contains(engine.Roles, engine.Role(w.Role)):
-		return fmt.Errorf("role: must be both, prefill or decode, got %q", w.Role)
+		return fmt.Errorf("role: must be both, prefill, decode or backup, got %q", w.Role)
 	case w.MooncakePort < 0 || w.MooncakePort > 65535:
 		return fmt.Errorf("mooncake_port: must be between 1 and 65535, got %d", w.MooncakePort)
 	case len(w.Taints) > nvext.MaxList:
@@ -150,6 +166,9 @@ func (w *Settings) Check() error {
 		return fmt.Errorf("dynamo_instance_id: must be unique, so worker %s cannot have one, got %d", AllWorkers, w.DynamoInstanceID)
 	}
 	if err := w.KVEvents.Check(w.Dial == AllWorkers); err != nil {
+		return err
+	}
+	if err := w.checkBackup(); err != nil {
 		return err
 	}
 	for _, taint := range w.Taints {
@@ -166,6 +185,29 @@ func (w *Settings) Check() error {
 	}
 	return nil
 }
+
+// checkBackup checks the options that only backups have, or cannot have.
+func (w *Settings) checkBackup() error {
+	switch is := w.IsBackup(); {
+	case is && w.Dial == AllWorkers:
+		return errors.New("role: worker * cannot be a backup")
+	case is && len(w.Models) == 0:
+		return errors.New("role: a backup needs models")
+	case is && w.APIKey != "":
+		return errors.New("api_key: a backup gets no requests of the router's own; use header Authorization")
+	case !is && (w.Headers != nil || w.MatcherSetsRaw != nil || w.Model != ""):
+		return errors.New("header, match and model: only a worker with role backup can have them")
+	}
+	for name, value := range w.Headers {
+		if !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) {
+			return fmt.Errorf("header: must have a valid name and value, got the name %q", name)
+		}
+	}
+	return nil
+}
+
+// IsBackup returns whether the worker serves only what no other one can.
+func (w *Settings) IsBackup() bool { return engine.Role(w.Role) == engine.RoleBackup }
 
 // ErrEngine says which engines there are.
 var ErrEngine = fmt.Errorf("must be auto or one of %s", strings.Join(engine.Names, ", "))

@@ -35,6 +35,7 @@ type Worker struct {
 	ID     uint64
 	dp     atomic.Int32             // data-parallel ranks
 	taints atomic.Pointer[[]string] // configured
+	model  atomic.Pointer[string]   // configured: see ModelName
 
 	engine     atomic.Pointer[engine.Engine]
 	restarted  atomic.Pointer[time.Time] // when that was last noticed
@@ -100,6 +101,9 @@ func DerivedID(dial string) uint64 {
 
 // Tainted returns the taints that the operator configured for the worker.
 func (w *Worker) Tainted() []string { return *w.taints.Load() }
+
+// ModelName returns the name of the model in requests to the worker; empty if it is the same as elsewhere.
+func (w *Worker) ModelName() string { return *w.model.Load() }
 
 // MarkProbed records the end of a probe.
 func (w *Worker) MarkProbed() { w.probedOnce.Do(func() { close(w.probed) }) }

@@ -1,0 +1,48 @@
+package attempt
+
+import (
+	"net/http"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+)
+
+// forBackups are the client's headers that a backup gets. All others may have keys of the client or of the
+// engines, or say who asks.
+var forBackups = []string{
+	"Accept", "Accept-Encoding", "Content-Encoding", "Content-Length", "Content-Type", "User-Agent",
+	"Anthropic-Beta", "Anthropic-Version", "Openai-Beta",
+	"Idempotency-Key", // for net/http, see Build
+}
+
+// toBackup returns a request as a backup gets it: with few of its headers, without its query, and with
+// the operator's headers for that backup.
+func toBackup(req *http.Request, set map[string]string) *http.Request {
+	out, at := *req, *req.URL
+	at.RawQuery, at.ForceQuery = "", false
+	out.URL, out.Header = &at, make(http.Header)
+	for _, name := range forBackups {
+		if values, there := req.Header[name]; there {
+			out.Header[name] = values
+		}
+	}
+	repl, _ := req.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	for name, value := range set {
+		if value = repl.ReplaceAll(value, ""); strings.EqualFold(name, "Host") {
+			out.Host = value
+		} else {
+			out.Header.Set(name, value)
+		}
+	}
+	return &out
+}
+
+// Disowns returns whether a backup refuses a request because of the router's account there: its key, its
+// credit or its rate. Such an answer is not for clients.
+func Disowns(status int) bool {
+	switch status {
+	case http.StatusUnauthorized, http.StatusPaymentRequired, http.StatusForbidden:
+		return true
+	}
+	return Retryable(status)
+}
