@@ -1,7 +1,7 @@
 #!/bin/sh
-# Runs the demo with smg, the successor of SGLang's gateway, and vllm-router as further contenders. It installs both from
-# PyPI into a folder: PEERS, or one of the user's cache. Needs python3 with venv. Arguments go to
-# the demo:
+# Runs the demo with smg, the successor of SGLang's gateway, and vllm-router as further contenders. It
+# installs both from PyPI into a folder: PEERS, or one of the user's cache. Needs Linux, and python3
+# with venv. Arguments go to the demo:
 #
 #	tests/demo/peers.sh -seed 6500
 set -eu
@@ -11,8 +11,8 @@ if [ ! -x "$peers/bin/smg" ]; then
 	python3 -m venv "$peers"
 	"$peers/bin/pip" install --quiet smg==1.13.0 vllm-router==0.1.17
 fi
-# Each takes a second port for its metrics, far above its own.
-metrics='--prometheus-host 127.0.0.1 --prometheus-port $(({port} + 25000))'
+# Each takes a second port for its metrics, of another loopback address and below ephemeral ports.
+metrics='--prometheus-host 127.0.0.2 --prometheus-port $(({port} - 10000))'
 common="--host {host} --port {port} --worker-urls {upstreams} $metrics"
 exec go run ./tests/demo \
 	-with "smg cache_aware=$peers/bin/smg launch $common --policy cache_aware --log-level warn" \
