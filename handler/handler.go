@@ -22,6 +22,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/discovery"
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
@@ -63,6 +64,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		}
 	}
 	h.explainer.Join()
+	h.logger.Info("kv_router is configured", zap.String("version", observe.Version()), zap.String("pool", h.Pool))
 	go h.adoptWhenLive(ctx)
 	return nil
 }

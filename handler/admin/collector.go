@@ -7,6 +7,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/journal"
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/quota"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
@@ -86,8 +87,10 @@ var (
 			"predicted - 1|.", "quantile")
 )
 
-// descs are all of them.
+// descs are all of them, but for descBuild.
 var descs []*prometheus.Desc
+
+var descBuild = prometheus.NewDesc("caddy_kv_router_build_info", "1, with the version of the router as a label.", []string{"version"}, nil)
 
 func poolDesc(name, help string, labels ...string) *prometheus.Desc {
 	d := prometheus.NewDesc("caddy_kv_router_"+name, help, append([]string{"pool"}, labels...), nil)
@@ -105,6 +108,7 @@ func rankDesc(name, help string, labels ...string) *prometheus.Desc {
 
 // Describe implements prometheus.Collector.
 func (Collector) Describe(ch chan<- *prometheus.Desc) {
+	ch <- descBuild
 	for _, d := range descs {
 		ch <- d
 	}
@@ -135,6 +139,7 @@ func (s sink) emit(d *prometheus.Desc, kind prometheus.ValueType, v float64, lab
 // Collect implements prometheus.Collector.
 func (Collector) Collect(ch chan<- prometheus.Metric) {
 	t := time.Now()
+	sink{ch: ch}.gauge(descBuild, 1, observe.Version())
 	for _, p := range sortedPools() {
 		to := sink{ch, []string{p.Name}}
 		collectPool(to, p, t)

@@ -78,8 +78,8 @@ func (r *recentView) fails() bool { return r.Failed >= fewFails && 10*r.Failed >
 
 // writeStatus writes a pool's state in lines of a width.
 func writeStatus(to io.Writer, s *stateView, width int) {
-	fmt.Fprintf(to, "pool %s, policy %s: %d workers, %d sessions, %d in the queue\n",
-		s.Pool, s.Policy, len(s.Workers), s.Sessions, s.Waiting)
+	fmt.Fprintf(to, "kv_router %s, pool %s, policy %s: %d workers, %d sessions, %d in the queue\n",
+		s.Version, s.Pool, s.Policy, len(s.Workers), s.Sessions, s.Waiting)
 	for _, parts := range [][]pool.Queued{s.Classes, s.Tenants} {
 		for _, q := range parts {
 			if q.Class != "" || q.Tenant != "" {

@@ -16,8 +16,9 @@ import (
 // stateView is what the page and the command status show of a pool. It is small enough to be asked
 // for each second, and has no prompt, no session, and no secret.
 type stateView struct {
-	Pool  string   `json:"pool"`
-	Pools []string `json:"pools"` // all there are
+	Version string   `json:"version"` // of the router
+	Pool    string   `json:"pool"`
+	Pools   []string `json:"pools"` // all there are
 	// CanDrain is whether the page may drain workers.
 	CanDrain bool `json:"can_drain"`
 	// Until is the end of the histories, in Unix seconds.
@@ -111,7 +112,7 @@ func viewState(p *pool.Pool, since int64, steers bool, t time.Time) *stateView {
 	slot := observe.SlotOf(t) - 1 // the last that has ended
 	v := &stateView{
 		queuedView: viewQueued(p, t),
-		Pool:       p.Name, CanDrain: steers, Pools: []string{}, Until: (slot + 1) * slotSeconds, Waiting: p.Waiting(), Sessions: p.Sessions.Len(),
+		Version:    observe.Version(), Pool: p.Name, CanDrain: steers, Pools: []string{}, Until: (slot + 1) * slotSeconds, Waiting: p.Waiting(), Sessions: p.Sessions.Len(),
 		Workers: []workerView{}, Choices: []pastView{}, Open: openIncidents(p, t), Routers: []peerView{},
 		Limits: p.Quota.Stand(t, statusTenants),
 	}
