@@ -73,6 +73,7 @@ func (h *Handler) unmarshal(d *caddyfile.Dispenser) (own map[string]bool, err er
 func (h *Handler) options() options {
 	return options{
 		"pool": &h.Pool, "engine": &h.Engine, "max_body": size{&h.MaxBody}, "response_headers": &h.ResponseHeaders,
+		"server_timing": &h.ServerTiming, "cache_status": &h.CacheStatus,
 		"split": &h.Split, "keepalive": orOff{&h.Keepalive},
 		"strict_nvext": &h.StrictNVExt, "enforce_cache_salt": &h.EnforceCacheSalt, "require_pin": &h.RequirePin,
 		"inject_usage": &h.InjectUsage, "speculative_prefill": &h.SpeculativePrefill, "merge_models": &h.MergeModels,

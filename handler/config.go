@@ -140,6 +140,15 @@ type Handler struct { // one field for each option, hence so many
 	// Default: none, because these headers show topology.
 	ResponseHeaders string `json:"response_headers,omitempty"`
 
+	// Whether answers have the header `Server-Timing`, which browsers show. It has the times in
+	// the queue, on the way to the engine, and until the engine's header. Streams have the time
+	// to the first token as a trailer. Default: `false`.
+	ServerTiming bool `json:"server_timing,omitempty"`
+
+	// Whether answers have the header `Cache-Status` (RFC 9211): how many tokens of the prompt
+	// the engine has in its KV cache, as predicted. Default: `false`.
+	CacheStatus bool `json:"cache_status,omitempty"`
+
 	// Whether the router asks engines for the usage of streams whose client did not ask
 	// for it. It takes the added chunk out of the answer again. Hit ratios then include
 	// all streams. Default: `false`.

@@ -132,6 +132,7 @@ func (h *Handler) wireDispatcher(caddy.Context) error {
 			Soft: h.sessionMode() == affinitySoft && kvscore.CostUnit(h.policy) == kvscore.UnitMilliseconds,
 		}),
 		Timeouts: valueOf(h.Timeouts), Resume: *h.Resume, Limits: limits, RetryMatch: match, Phases: h.phases,
+		ServerTiming: h.ServerTiming, CacheStatus: h.CacheStatus,
 		KeepBody: len(h.ReverseProxy.HandleResponse) > 0, Speculative: h.SpeculativePrefill,
 		Metrics: h.metrics, PoolMetrics: h.poolMetrics,
 	}

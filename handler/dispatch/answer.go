@@ -27,7 +27,7 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 		a.Stay()
 		d.freeBody()
 	}
-	a.Label(resp.Header)
+	d.label(a, resp)
 	if d.OwnLimits {
 		maps.DeleteFunc(resp.Header, func(name string, _ []string) bool { return strings.HasPrefix(name, "X-Ratelimit-") })
 	}
@@ -88,6 +88,10 @@ func (d *Dispatch) deliveryOf(a *attempt.Attempt, resp *http.Response) *delivery
 		if opts.Request != nil && opts.Stream && d.mayGoOn() {
 			opts.Mover = o
 		}
+	}
+	if opts.Stream && d.ServerTiming && resp.Trailer == nil {
+		resp.Trailer = make(http.Header) // unannounced: else it would repeat the header's values
+		o.trailer = resp.Trailer
 	}
 	o.body = response.NewBody(resp, opts)
 	o.Summary = o.body.Sum
@@ -202,6 +206,9 @@ func (o *delivery) FirstToken(t time.Time) {
 	o.begin()
 	o.attempt.FirstToken(t)
 	o.attempt.Counts().FirstToken(t, t.Sub(o.attempt.Begun))
+	if o.trailer != nil {
+		o.trailer.Set(serverTiming, timing("ttft", t.Sub(o.d.start)))
+	}
 	o.d.PoolMetrics.ttft.Observe(t.Sub(o.d.start).Seconds())
 	o.d.compare(&o.attempt.Seat, t)
 	o.d.Pool.Report(o.attempt.Worker, o.attempt.Good())

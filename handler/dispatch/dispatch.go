@@ -111,6 +111,8 @@ type delivery struct {
 	alive  time.Time // the lease's latest sign of life
 	tokens int       // events with tokens so far
 	waits  bool      // a read of the worker's next bytes is under way
+
+	trailer http.Header // of a stream, for its time to the first token; nil if the client gets none
 }
 
 // moves are the moves of a stream from worker to worker.
@@ -259,6 +261,8 @@ type Dispatcher struct {
 	// Speculative allows clients to ask for speculative prefills.
 	Speculative bool
 	Client      *upstream.Client
+	// ServerTiming and CacheStatus are whether answers have these headers.
+	ServerTiming, CacheStatus bool
 
 	tables      pool.Tables
 	Metrics     *Metrics

@@ -249,7 +249,7 @@ func (d *Dispatch) giveUp(err error) (*http.Response, error) {
 		return nil, d.wait.turnedAway
 	case h.resp != nil && !d.putsOff():
 		d.held = heldAnswer{}
-		h.attempt.Label(h.resp.Header)
+		d.label(h.attempt, h.resp)
 		d.answer = d.deliveryOf(h.attempt, h.resp)
 		return h.resp, nil
 	case d.failure != nil:

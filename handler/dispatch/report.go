@@ -135,6 +135,7 @@ func (r *Report) trace(t *attempt.Trace) {
 	}
 	t.Set("gen_ai.usage.input_tokens", known(r.Prompt))
 	t.Set("gen_ai.usage.output_tokens", known(r.Completion))
+	t.Set("gen_ai.usage.cache_read.input_tokens", known(r.Cached))
 	why, bad := r.fault()
 	if !bad {
 		why = ""
