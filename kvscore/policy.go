@@ -62,9 +62,9 @@ type Selection struct {
 	// Drawn are the positions of the candidates among which chance decides. The policy
 	// sets it if Dry is set.
 	Drawn []int
-	// Hold says that nothing is booked while no target has room: see [Scheduler.HasRoom]. The caller
+	// Needs says that nothing is booked while no target has this room: see [Scheduler.Room]. The caller
 	// then waits until one has.
-	Hold bool
+	Needs Room
 	// Quiet says that a target is not booked on which the request delays others: see [Scheduler.IsQuiet].
 	Quiet bool
 	// Within, in milliseconds, is how soon the first token must come; 0 stands for any time. If no

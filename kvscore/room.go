@@ -16,6 +16,21 @@ const (
 	// shortWait is a wait, in milliseconds, that is no reason to hold a request: an engine may compute
 	// many prompts in one step.
 	shortWait = 100
+	// clearWait is such a wait for a tenant's surplus. It is enough to keep an engine busy.
+	clearWait = 20
+	// clearFor is for how long a target that other routers prefer has no prefill before this router
+	// uses it for a tenant's surplus.
+	clearFor = 50 * time.Millisecond
+)
+
+// Room is which requests a target's engine could begin soon.
+type Room uint8
+
+// The kinds of room.
+const (
+	NoRoom   Room = iota // it has enough to do
+	SomeRoom             // it would begin a prefill within about one step
+	Clear                // it has almost no prefill, and a tenant's surplus may begin
 )
 
 // SetStep sets how many prompt tokens a target's engine computes in one step; 0 is unknown.
@@ -51,41 +66,61 @@ func (s *Scheduler) Promise(t Target, tokens int64) {
 	}
 }
 
-// HasRoom returns whether the engine of a target would begin a prefill within about one step. If not, in
-// is when that is predicted, 0 if it is not known.
-func (s *Scheduler) HasRoom(now time.Time, t Target) (ok bool, in time.Duration) {
+// Room returns which room a target has. If it may soon have more, in is when that is predicted, 0 if it is
+// not known.
+func (s *Scheduler) Room(now time.Time, t Target) (room Room, in time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	ld := s.targets[t]
 	if ld == nil {
-		return true, 0
+		return Clear, 0
 	}
+	s.divide()
 	ld.endDue(now)
-	over := s.crowd(now, ld)
-	return over <= 0, time.Duration(over * float64(time.Millisecond))
+	for room < Clear {
+		if over := s.crowd(now, ld, room+1); over > 0 {
+			return room, time.Duration(over * float64(time.Millisecond))
+		}
+		room++
+	}
+	return Clear, 0
 }
 
-// crowd returns for how many milliseconds a target will have no room, as predicted; 0 if it has room.
-// It has if less than one step is booked there, or what is booked takes less than one more step, or is
-// short. A target has room as long as the pool has learned no times. The load of other clients does not
-// count, because a request that is held would fall behind it.
+// crowd returns for how many milliseconds a target will not have some room, as predicted; 0 if it has.
+// There is some room if less than one step is booked, or what is booked takes less than one more step, or is
+// short. It is clear with less than the least step, or almost no time. A target is clear as long as the
+// pool has learned no times. The load of other clients does not count, because a request that is held
+// would fall behind it.
 //
 // Of several routers, each one has its share of a step for its own requests. Else the router whose
-// request has just ended would see the room first, and one that has none there would never get any. The
+// request has just ended would see the room first, and one that has none there would never get any. For a
+// tenant's surplus they share out the targets, because a share of a step is less than a long prompt. The
 // lock is held.
-func (s *Scheduler) crowd(now time.Time, ld *load) float64 {
-	step := max(minStepTokens, cmp.Or(ld.step, DefaultStepTokens)) * max(1, s.depth)
-	booked := ld.prefill + ld.promised
-	if n := int64(s.routers.n); n > 1 {
-		booked = n * (booked - ld.remotePrefill)
+func (s *Scheduler) crowd(now time.Time, ld *load, room Room) float64 {
+	n, booked, step := int64(s.routers.n), ld.prefill+ld.promised, int64(minStepTokens)
+	shared := n > 1 && room == Clear && ld.others
+	if room == SomeRoom {
+		step = max(step, cmp.Or(ld.step, DefaultStepTokens))
+		if n > 1 {
+			booked = n * (booked - ld.remotePrefill)
+		}
 	}
-	if booked < step || s.latency.samples < trusting {
+	switch {
+	case s.latency.samples < trusting, !shared && booked < step*max(1, s.depth):
 		return 0
+	case shared && booked == 0:
+		return max(0, milliseconds(clearFor-now.Sub(ld.awaiting.since)))
 	}
 	context, factor := ld.reads(s.settings.BlockSize), ld.speed.factor(now)
-	one := factor * s.latency.predict(featuresOf(1, workOf(step, 0), context))
-	promised := factor * s.latency.predict(featuresOf(0, workOf(ld.promised, 0), context))
-	return max(0, s.wait(ld, now, true, factor, context)+promised-max(one, shortWait))
+	wait := s.wait(ld, now, true, factor, context) + factor*s.latency.predict(featuresOf(0, workOf(ld.promised, 0), context))
+	switch {
+	case shared:
+		return wait + milliseconds(clearFor)
+	case room == Clear:
+		return max(0, wait-clearWait)
+	}
+	one := factor * s.latency.predict(featuresOf(1, workOf(step*max(1, s.depth), 0), context))
+	return max(0, wait-max(one, shortWait))
 }
 
 // IsQuiet returns whether a request would delay no others on a target. No prefill is booked or promised
@@ -106,11 +141,11 @@ func (s *Scheduler) isQuiet(now time.Time, ld *load) bool {
 		2*ld.context(s.settings.BlockSize) < float64(ld.capacity)
 }
 
-// anyRoom returns whether one of the targets has room. The lock is held.
-func (s *Scheduler) anyRoom(now time.Time, among []TargetRef) bool {
+// anyRoom returns whether one of the targets has the room. The lock is held.
+func (s *Scheduler) anyRoom(now time.Time, among []TargetRef, room Room) bool {
 	return slices.ContainsFunc(among, func(t TargetRef) bool {
 		ld := s.loadOf(t)
-		return ld == nil || s.crowd(now, ld) <= 0
+		return ld == nil || s.crowd(now, ld, room) <= 0
 	})
 }
 

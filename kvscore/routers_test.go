@@ -74,15 +74,25 @@ func TestRoomOfRouters(t *testing.T) {
 			r.Tokens, r.Remote = 4*DefaultStepTokens, remote
 			_, l := s.Select(epoch, r, []Target{at}, 0, nil, new(Selection))
 			leases = append(leases, l)
-			if got, _ := s.HasRoom(epoch, at); got != rooms[i] {
+			if got, _ := s.Room(epoch, at); (got > NoRoom) != rooms[i] || got == Clear {
 				t.Errorf("%d routers, after %d prompts: room %v", n, i+1, got)
 			}
 		}
 		for _, l := range leases {
+			l.Prefilled(epoch)
 			l.End(true, nil)
 		}
-		if got, _ := s.HasRoom(epoch, at); !got {
-			t.Errorf("%d routers, at the end: no room", n)
+		if got, _ := s.Room(epoch, at); got != Clear {
+			t.Errorf("%d routers, at the end: room %v", n, got)
+		}
+		if n > 1 {
+			s.SetRouters(1, n) // router 0 prefers the target
+			if got, in := s.Room(epoch, at); got != SomeRoom || in != clearFor {
+				t.Errorf("another router's target, at the end: room %v, more in %v", got, in)
+			}
+			if got, _ := s.Room(epoch.Add(clearFor), at); got != Clear {
+				t.Errorf("another router's target, later: room %v", got)
+			}
 		}
 	}
 }

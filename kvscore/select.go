@@ -52,7 +52,7 @@ type Request struct {
 // returns the chosen position and the lease, or -1 and nil without targets. A bound of 0 or
 // more is a position: Select takes that target without the policy. sel gets the terms of
 // the choice in either case. It belongs to the caller, which may reuse it. The lease is nil if no
-// target has room, with Selection.Hold, or if the request would be late, by Selection.Within.
+// target has room, with Selection.Needs, or if the request would be late, by Selection.Within.
 //
 // If the policy's choice is invalid, Select takes the least loaded target: see
 // Selection.Fault. If the policy panics, nothing is booked.
@@ -107,7 +107,7 @@ func (s *Scheduler) selectAmong(now time.Time, r *Request, among []TargetRef, bo
 	if late {
 		return bound, nil
 	}
-	if !sel.Candidates[bound].Split && (sel.Hold && !s.anyRoom(now, among) || sel.Quiet && !s.isQuiet(now, s.loadOf(among[bound]))) {
+	if !sel.Candidates[bound].Split && (sel.Needs > NoRoom && !s.anyRoom(now, among, sel.Needs) || sel.Quiet && !s.isQuiet(now, s.loadOf(among[bound]))) {
 		return bound, nil
 	}
 	return bound, s.book(now, r, among[bound], tokens, &sel.Candidates[bound], sel)

@@ -56,7 +56,7 @@ func (s *Scheduler) Stats() Stats {
 type Load struct {
 	Target       Target `json:"-"`
 	Booked       `json:"load"`
-	Room         `json:"cache"`
+	Capacity     `json:"cache"`
 	PrefillSpeed `json:"prefill"`
 	Accuracy     `json:"latency"`
 	// Knowledge says whether requests of token ids use the engine's events.
@@ -89,8 +89,8 @@ type Booked struct {
 	Outlier bool `json:"outlier,omitzero"`
 }
 
-// Room is the size of a target's KV cache, and what the cache model holds of it.
-type Room struct {
+// Capacity is the size of a target's KV cache, and what the cache model holds of it.
+type Capacity struct {
 	// CapacityTokens is the capacity of the cache model. The scheduler learns it from the
 	// cached tokens that the engine reports. It starts at ReportedTokens, the declared capacity.
 	CapacityTokens  int64 `json:"capacity_tokens"`
@@ -139,7 +139,7 @@ func (s *Scheduler) Load(now time.Time, t Target) (Load, bool) {
 			PromptBlocks: ld.promptBlocks(s.settings.BlockSize), OutputBlocks: ld.output,
 			Outlier: now.Sub(ld.answers.found) < outlierShown,
 		},
-		Room: Room{
+		Capacity: Capacity{
 			CapacityTokens: ld.capacity, ReportedTokens: ld.declared, CapacityLearned: ld.capacity != ld.declared,
 			CachedTokens: ld.slot.Used(),
 		},

@@ -95,7 +95,7 @@ type loadView struct {
 
 // cacheView adds shares of the KV cache: what it caches, and what active requests use.
 type cacheView struct {
-	kvscore.Room
+	kvscore.Capacity
 	Cached float64 `json:"cached_share"`
 	Used   float64 `json:"used_share"`
 }
@@ -154,7 +154,7 @@ func viewWorker(p *pool.Pool, w *worker.Worker, t time.Time, proxy map[string]pr
 		Load: loadView{
 			Booked: load.Booked, Running: running, MaxRunning: limit, LimitSource: limitSource(set.Worker(w.Dial), limit),
 		},
-		Cache: cacheView{Room: roomOf(p, w, &load)}, Prefill: load.PrefillSpeed,
+		Cache: cacheView{Capacity: capacityOf(p, w, &load)}, Prefill: load.PrefillSpeed,
 		Ranks: ranks, KVEvents: viewEvents(w, t),
 		State: stateOf(w, &health, proxy, load.Requests == 0), past: w.Past,
 	}
@@ -316,17 +316,17 @@ func viewRanks(p *pool.Pool, t time.Time, w *worker.Worker) []rankView {
 	for rank := range w.Ranks() {
 		l, _ := p.Scheduler.Load(t, w.Target(rank))
 		v := rankView{Rank: rank, Load: l, EngineLoad: viewEngineLoad(t, &l)}
-		v.Room = roomOf(p, w, &l)
+		v.Capacity = capacityOf(p, w, &l)
 		list = append(list, v)
 	}
 	return list
 }
 
-// roomOf leaves out the reported capacity if neither the configuration nor the engine says it.
-func roomOf(p *pool.Pool, w *worker.Worker, l *kvscore.Load) kvscore.Room {
-	room := l.Room
+// capacityOf leaves out the reported capacity if neither the configuration nor the engine says it.
+func capacityOf(p *pool.Pool, w *worker.Worker, l *kvscore.Load) kvscore.Capacity {
+	c := l.Capacity
 	if p.Settings.Load().Worker(w.Dial).KVTokens == 0 && w.Engine().Info.KVTokens == 0 {
-		room.ReportedTokens = 0
+		c.ReportedTokens = 0
 	}
-	return room
+	return c
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
 // needs are what the requests of a lane have in common: a worker that may serve one may serve all.
@@ -78,24 +79,26 @@ func (l *lane) refresh(r *registry) {
 	l.judge = r.judgment(&l.want, l.offers, time.Time{})
 }
 
-// isReady returns whether the first waiter of a lane can leave the queue. Then free is the least busy
-// worker that it can use, nil if there is none to wait for. The caller holds the lock.
-func (q *waiters) isReady(l *lane, t time.Time) bool {
-	l.free = nil
+// isReady returns whether the first waiter of a lane, or of the surplus in it, can leave the queue. Then
+// free is the least busy worker that it can use, nil if there is none to wait for. The caller holds the lock.
+func (q *waiters) isReady(l *lane, surplus bool, t time.Time) bool {
 	if l.follows && len(l.offers.Ups) == 0 {
 		return false // it waits for offers
 	}
 	best := l.best(t)
-	if !best.Possible() {
-		return true
+	with := func(need kvscore.Room) *worker.Worker {
+		return l.leastBusy(t, func(w *worker.Worker, v Verdict) bool {
+			return best.Possible() && v.tier() == best && l.rankIn(q.roomsFor(l, w, t), need) >= 0
+		})
 	}
-	l.free = l.leastBusy(t, func(w *worker.Worker, v Verdict) bool {
-		return v.tier() == best && l.rankIn(q.roomsFor(l, w, t)) >= 0
-	})
-	if l.free == nil && best < Backup {
-		l.free = l.leastBusy(t, func(_ *worker.Worker, v Verdict) bool { return v == Backup })
+	free := with(roomFor(surplus))
+	if free == nil && best < Backup && (!surplus || with(kvscore.SomeRoom) == nil) {
+		free = l.leastBusy(t, func(_ *worker.Worker, v Verdict) bool { return v == Backup })
 	}
-	return l.free != nil
+	if free != nil || !surplus {
+		l.free = free
+	}
+	return free != nil || !best.Possible()
 }
 
 // worker returns an offered worker.

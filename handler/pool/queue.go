@@ -124,7 +124,7 @@ func (q *waiters) enter(m *waiter, most int) (waits bool) {
 	t := q.look()
 	q.push(m, t)
 	q.place(m.lane, t)
-	if q.order.Len() > most && !q.letFirst(func(*lane) bool { return true }, t) {
+	if q.order.Len() > most && !q.letFirst(nil, t) {
 		last := q.order.Last().Value.(*waiter) //nolint:forcetypeassert,errcheck // it has no other values
 		q.decide(last, last.takeWorse(t, ErrQueueFull))
 	}
@@ -136,12 +136,12 @@ func (q *waiters) enter(m *waiter, most int) (waits bool) {
 func (q *waiters) letGo(m *waiter) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return m.out || q.letFirst(func(l *lane) bool { return l == m.lane }, time.Now())
+	return m.out || q.letFirst(m.lane, time.Now())
 }
 
-// letFirst sends the first held request of some lanes to an engine without room.
-func (q *waiters) letFirst(may func(*lane) bool, t time.Time) bool {
-	f := q.first(func(l *lane) bool { return may(l) && !l.background && l.isHeld(t) }, t)
+// letFirst sends the first held request of a lane to an engine without room, or of all if it is nil.
+func (q *waiters) letFirst(only *lane, t time.Time) bool {
+	f := q.first(func(l *lane, _ bool) bool { return (only == nil || l == only) && !l.background && l.isHeld(t) }, t)
 	if f == nil {
 		return false
 	}
@@ -226,8 +226,8 @@ func (q *waiters) takeUnclaimed(w *worker.Worker, background bool) bool {
 		q.mu.Lock()
 		defer q.mu.Unlock()
 		t := q.look()
-		if q.first(func(l *lane) bool {
-			return (background || !l.background) && l.rankIn(q.roomsFor(l, w, t)) >= 0 && l.canUse(w, t)
+		if q.first(func(l *lane, surplus bool) bool {
+			return (background || !l.background) && q.hasRoom(l, w, surplus, t)
 		}, t) != nil {
 			return false
 		}
@@ -254,7 +254,7 @@ func (q *waiters) reviewAll() {
 // the lock.
 func (q *waiters) place(only *lane, t time.Time) {
 	for {
-		m := q.first(func(l *lane) bool { return (only == nil || l == only) && q.isReady(l, t) }, t)
+		m := q.first(func(l *lane, surplus bool) bool { return (only == nil || l == only) && q.isReady(l, surplus, t) }, t)
 		switch {
 		case m == nil:
 			return
@@ -272,7 +272,7 @@ func (q *waiters) give(w *worker.Worker, t time.Time) bool {
 	if w.IsFull() {
 		return false
 	}
-	m := q.first(func(l *lane) bool { return l.rankIn(q.roomsFor(l, w, t)) >= 0 && l.canUse(w, t) }, t)
+	m := q.first(func(l *lane, surplus bool) bool { return q.hasRoom(l, w, surplus, t) }, t)
 	if m == nil || !w.TakeSlot() {
 		return false
 	}
@@ -280,11 +280,19 @@ func (q *waiters) give(w *worker.Worker, t time.Time) bool {
 	return true
 }
 
-// first returns the first waiter of some lanes; nil if there is none. The caller holds the lock.
-func (q *waiters) first(may func(*lane) bool, t time.Time) *waiter {
-	e := q.order.First(func(key any) bool {
+// hasRoom returns whether a lane, or the surplus in it, can use a free slot of a worker. The caller holds the
+// lock.
+func (q *waiters) hasRoom(l *lane, w *worker.Worker, surplus bool, t time.Time) bool {
+	return l.rankIn(q.roomsFor(l, w, t), roomFor(surplus)) >= 0 && l.canUse(w, t)
+}
+
+// first returns the first waiter of some lanes, and of the surplus in some; nil if there is none. The caller
+// holds the lock.
+func (q *waiters) first(may func(l *lane, surplus bool) bool, t time.Time) *waiter {
+	shared := q.workers.isShared(t)
+	e := q.order.First(func(key any, surplus bool) bool {
 		l, ok := key.(*lane)
-		return ok && may(l)
+		return ok && may(l, surplus && shared)
 	}, t)
 	if e == nil {
 		return nil
@@ -297,6 +305,7 @@ func (q *waiters) decide(m *waiter, v grant) {
 	if v.worker != nil {
 		v.bill = q.charge(&m.want, m.at.work)
 	}
+	q.workers.heed(&m.want, time.Now())
 	q.remove(m)
 	m.out = true
 	m.verdict <- v

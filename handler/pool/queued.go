@@ -107,11 +107,12 @@ func (p *Pool) WhyWait(want *Wants, t time.Time) (why []string) {
 
 // WouldHold returns whether a request would wait for room of the targets.
 func (p *Pool) WouldHold(want *Wants, targets []kvscore.TargetRef, t time.Time) bool {
-	return (want.isBackground() || p.isHeld(want, t)) && !slices.ContainsFunc(targets, func(at kvscore.TargetRef) bool {
+	need := p.roomNeeded(want, t)
+	return (want.isBackground() || need > kvscore.NoRoom) && !slices.ContainsFunc(targets, func(at kvscore.TargetRef) bool {
 		if want.isBackground() {
 			return p.Scheduler.IsQuiet(t, at.Target)
 		}
-		ok, _ := p.Scheduler.HasRoom(t, at.Target)
-		return ok
+		room, _ := p.Scheduler.Room(t, at.Target)
+		return room >= need
 	})
 }

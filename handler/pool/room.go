@@ -16,18 +16,26 @@ type place struct {
 }
 
 // holds is what the queue knows of rooms. A request is held while no target that may serve it has room:
-// see [kvscore.Scheduler.HasRoom]. What waits in the router can still be put in order. As soon as one has
+// see [kvscore.Scheduler.Room]. What waits in the router can still be put in order. As soon as one has
 // room, the first request in order chooses among all, also those without. To hold a request for its best
 // target, or to leave out those without room, both cost more than they gain. The hold only delays. When
 // the time of a held request is up, or the queue is too long, the first in order goes to an engine.
+//
+// The surplus of a tenant waits longer, for a target that is almost clear. So a flood leaves no more work
+// before others' next requests than the prompts that have begun.
 type holds struct {
-	seen  map[*worker.Worker][]bool // see rooms
-	wakes map[*worker.Worker]bool   // see wake
+	seen  map[*worker.Worker][]kvscore.Room // see rooms
+	wakes map[*worker.Worker]bool           // see wake
 }
 
 // variedFor is how long requests are held after two tenants or classes were seen. With one of each, there is
 // nobody to be fair to, and the engines' own queues do as well.
-const variedFor = 5 * time.Minute
+//
+// sharedFor is how long a tenant's surplus leaves room for others.
+const (
+	variedFor = 5 * time.Minute
+	sharedFor = 30 * time.Second
+)
 
 // who is a tenant in a class.
 type who struct {
@@ -35,7 +43,7 @@ type who struct {
 	tenant uint64
 }
 
-// heed looks whether the request is of another tenant or class than the last one.
+// heed looks whether a request that comes, or leaves the queue, is of another tenant or class than the last one.
 func (r *registry) heed(want *Wants, t time.Time) {
 	if t.UnixNano()-r.varied.Load() < int64(time.Second) {
 		return
@@ -56,6 +64,9 @@ func (r *registry) holds(t time.Time) bool {
 	return now-r.varied.Load() < int64(variedFor) && r.Settings.Load().Hold == HoldAuto && now >= r.loose.Load()
 }
 
+// isShared returns whether requests of others come beside those that wait.
+func (r *registry) isShared(t time.Time) bool { return t.UnixNano()-r.varied.Load() < int64(sharedFor) }
+
 // isHeld returns whether a request waits in the router while no target has room. Three
 // kinds do not: what needs no slot; prefill phases, because their decode phases are booked already; rests of streams.
 func (r *registry) isHeld(want *Wants, t time.Time) bool {
@@ -68,9 +79,9 @@ func (q *waiters) look() time.Time {
 	return time.Now()
 }
 
-// rooms returns which ranks of a worker have room; nil stands for all. Nothing is known of a backup's. The
-// caller holds the lock.
-func (q *waiters) rooms(w *worker.Worker, t time.Time) []bool {
+// rooms returns what room the ranks of a worker have; nil is any. Nothing is known of a backup's. The caller
+// holds the lock.
+func (q *waiters) rooms(w *worker.Worker, t time.Time) []kvscore.Room {
 	if !q.workers.holds(t) || w.IsBackup() {
 		return nil
 	}
@@ -80,13 +91,13 @@ func (q *waiters) rooms(w *worker.Worker, t time.Time) []bool {
 	}
 	soonest := reviewEvery
 	for rank := range w.Ranks() {
-		ok, in := q.workers.Scheduler.HasRoom(t, w.Target(rank))
-		if rooms = append(rooms, ok); !ok && in > 0 {
+		room, in := q.workers.Scheduler.Room(t, w.Target(rank))
+		if rooms = append(rooms, room); in > 0 {
 			soonest = min(soonest, in)
 		}
 	}
 	if q.seen == nil {
-		q.seen = make(map[*worker.Worker][]bool)
+		q.seen = make(map[*worker.Worker][]kvscore.Room)
 	}
 	q.seen[w] = rooms
 	if soonest < reviewEvery {
@@ -95,16 +106,17 @@ func (q *waiters) rooms(w *worker.Worker, t time.Time) []bool {
 	return rooms
 }
 
-// roomsFor returns which ranks of a worker have room for a lane; nil stands for all. The caller holds the
-// lock.
-func (q *waiters) roomsFor(l *lane, w *worker.Worker, t time.Time) []bool {
+// roomsFor returns what room the ranks of a worker have for a lane; nil is any. The caller holds the lock.
+func (q *waiters) roomsFor(l *lane, w *worker.Worker, t time.Time) []kvscore.Room {
 	if !l.background {
 		return q.rooms(w, t)
 	}
-	rooms := make([]bool, w.Ranks())
+	rooms := make([]kvscore.Room, w.Ranks())
 	_, limit := w.Running()
 	for rank := range rooms { // others find a quarter of the slots
-		rooms[rank] = (limit == 0 || 4*w.FreeSlots() > limit) && q.workers.Scheduler.IsQuiet(t, w.Target(rank))
+		if (limit == 0 || 4*w.FreeSlots() > limit) && q.workers.Scheduler.IsQuiet(t, w.Target(rank)) {
+			rooms[rank] = kvscore.Clear
+		}
 	}
 	return rooms
 }
@@ -127,26 +139,48 @@ func (q *waiters) wake(w *worker.Worker, in time.Duration) {
 	})
 }
 
-// rankIn returns the first rank with room, of those that the lane allows; -1 if there is none. Nil rooms
-// stand for all ranks, and give 0.
-func (l *lane) rankIn(rooms []bool) int {
+// rankIn returns the rank with the most room, of those that the lane allows and that have what is needed; -1
+// if there is none. Nil rooms give 0.
+func (l *lane) rankIn(rooms []kvscore.Room, need kvscore.Room) int {
 	if rooms == nil {
 		return 0
 	}
-	for rank, ok := range rooms {
-		if ok && (l.want.Rank == AnyRank || l.want.Rank == int64(rank)) {
-			return rank
+	best := -1
+	for rank, room := range rooms {
+		if room >= need && (l.want.Rank == AnyRank || l.want.Rank == int64(rank)) {
+			best, need = rank, room+1
 		}
 	}
-	return -1
+	return best
+}
+
+// roomFor returns which room a request needs, or a tenant's surplus.
+func roomFor(surplus bool) kvscore.Room {
+	if surplus {
+		return kvscore.Clear
+	}
+	return kvscore.SomeRoom
+}
+
+// roomNeeded returns which room a request needs that has just come.
+func (p *Pool) roomNeeded(want *Wants, t time.Time) kvscore.Room {
+	switch {
+	case !p.isHeld(want, t):
+		return kvscore.NoRoom
+	case p.queue.length.Load() == 0 || !p.isShared(t):
+		return kvscore.SomeRoom
+	}
+	p.queue.mu.Lock()
+	defer p.queue.mu.Unlock()
+	return roomFor(p.queue.order.HasSurplus(want.Class, want.Tenant))
 }
 
 // promise returns a grant of a worker's slot, and promises room there, which the waiter will probably
 // take. The caller holds the lock.
-func (q *waiters) promise(m *waiter, w *worker.Worker, rooms []bool) grant {
+func (q *waiters) promise(m *waiter, w *worker.Worker, rooms []kvscore.Room) grant {
 	v := grant{worker: w, only: rooms == nil || m.lane.background}
 	if rooms != nil {
-		v.rank, v.tokens = m.lane.rankIn(rooms), cmp.Or(m.at.tokens, m.want.Prompt)
+		v.rank, v.tokens = m.lane.rankIn(rooms, kvscore.SomeRoom), cmp.Or(m.at.tokens, m.want.Prompt)
 		q.workers.Scheduler.Promise(w.Target(v.rank), v.tokens)
 		delete(q.seen, w)
 	}

@@ -157,7 +157,6 @@ func roomOf(ctx context.Context, t *testing.T, hold string, engines ...*simulate
 	s := wanted(set...)
 	s.Hold = hold
 	r.Pool = testPool(t, s)
-	r.varied.Store(time.Now().Add(24 * time.Hour).UnixNano()) // as with two tenants
 	r.offers = new(Tables).Offers(r.Pool, upstreamsOf(dials...), nil)
 	return r
 }
@@ -177,6 +176,7 @@ func (r *room) ask(ctx context.Context, want Wants, l *load, number uint64) (tim
 	}
 	var s Seat
 	o := r.offers
+	r.varied.Store(begun.Add(-sharedFor).UnixNano()) // as with two tenants, of which only one sends requests now
 	if _, err := r.Seat(ctx, &want, &o, by, &s); err != nil {
 		return 0, err
 	}
@@ -364,8 +364,8 @@ func TestHeldRequestsAreKept(t *testing.T) {
 					t.Errorf("%d are served, %d left", served.Load(), left.Load())
 				}
 				for _, w := range r.offers.workers() {
-					if ok, _ := r.Scheduler.HasRoom(time.Now(), w.Target(0)); !ok || running(w) != 0 {
-						t.Errorf("%s: %d run, and it has room: %v", w.Dial, running(w), ok)
+					if room, _ := r.Scheduler.Room(time.Now(), w.Target(0)); room == kvscore.NoRoom || running(w) != 0 {
+						t.Errorf("%s: %d run, and its room is %d", w.Dial, running(w), room)
 					}
 				}
 				if r.Waiting() != 0 || r.Scheduler.Stats().Leases != 0 {

@@ -214,7 +214,7 @@ func (p *Pool) Candidates(want *Wants, o Offers, granted *grant, t time.Time) *C
 
 // Return takes the candidates back.
 func (p *Pool) Return(c *Candidates) {
-	c.Sel.Blocks, c.Sel.Override, c.Sel.Hold, c.Sel.Quiet = nil, nil, false, false
+	c.Sel.Blocks, c.Sel.Override, c.Sel.Needs, c.Sel.Quiet = nil, nil, kvscore.NoRoom, false
 	c.Scored = kvscore.Request{}
 	p.gathered.Put(c)
 }
@@ -241,7 +241,9 @@ const (
 func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Chooser, g *grant, at *place) (sat outcome) {
 	background := want.isBackground()
 	backup := c.Workers[0].IsBackup()
-	c.Sel.Hold = !c.Granted && !background && !backup && p.isHeld(want, c.At)
+	if c.Sel.Needs = kvscore.NoRoom; !c.Granted && !background && !backup {
+		c.Sel.Needs = p.roomNeeded(want, c.At)
+	}
 	c.Sel.Quiet = background && !c.Granted
 	if c.Sel.Quiet && p.queue.others.Load() > 0 {
 		return crowded
@@ -306,7 +308,7 @@ func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Choos
 func (p *Pool) spills(want *Wants, c *Candidates, hasRoom bool) bool {
 	after := time.Duration(p.Settings.Load().OverflowAfter)
 	if after == 0 {
-		return !hasRoom
+		return !hasRoom && c.Sel.Needs < kvscore.Clear // the queue decides on a tenant's surplus
 	}
 	soonest := c.Sel.Soonest(-1)
 	if !hasRoom {

@@ -224,14 +224,17 @@ func (q *Queue) leastOf(s *service) float64 {
 	return least
 }
 
-// First returns the first request of the lanes that may start; nil if there is none.
-func (q *Queue) First(may func(lane any) bool, now time.Time) *Entry {
+// First returns the first request of the lanes that may start; nil if there is none. may is asked for the
+// surplus of a lane only if it may start others.
+func (q *Queue) First(may func(lane any, surplus bool) bool, now time.Time) *Entry {
 	var best *flow
 	for _, l := range q.lanes {
-		if !may(l.key) {
+		if !may(l.key, false) {
 			continue
 		}
-		if n := l.first(now); best == nil || n.precedes(best) {
+		surplus := may(l.key, true)
+		n := l.first(now, func(n *flow) bool { return surplus || !q.hasSurplus(n.account) })
+		if n != nil && (best == nil || n.precedes(best)) {
 			best = n
 		}
 	}
@@ -239,6 +242,15 @@ func (q *Queue) First(may func(lane any) bool, now time.Time) *Entry {
 		return nil
 	}
 	return best.heap[0]
+}
+
+// HasSurplus returns whether more requests of the tenant wait than can start at once.
+func (q *Queue) HasSurplus(c *Class, tenant uint64) bool {
+	return q.hasSurplus(q.accounts[account{c.name(), tenant}])
+}
+
+func (q *Queue) hasSurplus(a *Account) bool {
+	return a != nil && a.waiting > q.Parallel && 4*a.waiting > q.length
 }
 
 // All calls f for each request, in no order. f must not change the queue.
@@ -421,17 +433,17 @@ func (q *Queue) drop(n *flow) {
 }
 
 // first returns the tenant whose request is the first of the lane.
-func (l *lane) first(now time.Time) *flow {
+func (l *lane) first(now time.Time, may func(*flow) bool) (best *flow) {
 	of := slices.MinFunc(l.bands[0].classes, func(a, b *flows) int {
 		return cmp.Or(cmp.Compare(a.class.used, b.class.used), cmp.Compare(a.class.name, b.class.name))
 	})
-	best := of.heap[0]
-	best.checkLate(now)
-	for _, n := range of.heap[1:min(len(of.heap), 15)] { // the least ones are there
-		if n.account.used <= of.heap[0].account.used+slack {
-			if n.checkLate(now); n.due().Before(best.due()) {
-				best = n
-			}
+	least := of.heap[0].account.used
+	for _, n := range of.heap[:min(len(of.heap), 15)] { // the least ones are there
+		if !may(n) || n.account.used > least+slack {
+			continue
+		}
+		if n.checkLate(now); best == nil || n.precedes(best) {
+			best = n
 		}
 	}
 	return best

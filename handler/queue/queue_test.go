@@ -10,7 +10,7 @@ import (
 
 var t0 = time.Unix(1000, 0)
 
-func always(any) bool { return true }
+func always(any, bool) bool { return true }
 
 // run serves the queue by one worker until a time, and charges each request with its cost. more
 // adds the requests that have come.
@@ -82,6 +82,35 @@ func TestShares(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestSurplusWaits has a tenant with many requests, whose surplus may not start. Others pass it by as much service
+// as deadlines may move, and no more.
+func TestSurplusWaits(t *testing.T) {
+	q := Queue{Parallel: 2}
+	for range 10 {
+		q.Push(&Entry{Tenant: 1, Cost: 100, Arrival: t0}, t0)
+	}
+	passed := 0.0
+	for {
+		q.Push(&Entry{Tenant: 2, Cost: 100, Arrival: t0}, t0)
+		e := q.First(func(_ any, surplus bool) bool { return !surplus }, t0)
+		if e == nil {
+			break
+		}
+		if e.Tenant == 1 {
+			t.Fatal("surplus starts")
+		}
+		q.Remove(e)
+		q.Charge(e.Class, e.Tenant, e.Weight, e.Cost)
+		passed += e.Cost
+	}
+	if passed < slack || passed > slack+200 {
+		t.Errorf("others passed it by %v", passed)
+	}
+	if e := q.First(always, t0); e == nil || e.Tenant != 1 || !q.HasSurplus(nil, 1) || q.HasSurplus(nil, 2) {
+		t.Errorf("%+v is first", e)
 	}
 }
 
@@ -162,7 +191,7 @@ func TestQueueStaysWhole(t *testing.T) {
 			in = append(in, e)
 		case n < 8:
 			lane := r.IntN(5)
-			e := q.First(func(l any) bool { return l == lane }, now)
+			e := q.First(func(l any, _ bool) bool { return l == lane }, now)
 			if e == nil {
 				continue
 			}

@@ -47,11 +47,13 @@ type waiting struct {
 // line is the queue of a router.
 type line struct {
 	queue.Queue
-	held       []float64     // for each target, the predicted prefill times of those that wait for it
-	off        float64       // see begun
-	looks      time.Duration // when the router looks at its targets again
-	room, idle []bool        // targets with room, and with nothing booked
-	booked     []float64     // tokens that this router's requests have to compute on each target
+	held        []float64       // for each target, the predicted prefill times of those that wait for it
+	off         float64         // see begun
+	looks       time.Duration   // when the router looks at its targets again
+	room, clear []bool          // targets with room, and with room for a tenant's surplus
+	idle        []bool          // targets with nothing booked
+	since       []time.Duration // when each target last had something booked
+	booked      []float64       // tokens that this router's requests have to compute on each target
 }
 
 // lane is requests that may take the same targets.
@@ -147,10 +149,13 @@ func (l *line) begun(q *request) {
 }
 
 // may tells whether a request of a lane may go.
-func (l *line) may(key any) bool {
+func (l *line) may(key any, surplus bool) bool {
 	of, free := key.(lane), l.room //nolint:forcetypeassert,errcheck // there are no others
-	if of.background {
+	switch {
+	case of.background:
 		free = l.idle
+	case surplus:
+		free = l.clear
 	}
 	for i := range free {
 		if free[i] && (of.at < 0 || of.at == i) {
@@ -192,6 +197,13 @@ func (r *replay) take(e *queue.Entry) {
 	}
 }
 
+// A tenant's surplus starts on a target with less prefill booked, in tokens or in milliseconds. It starts on one of
+// another router when that has had nothing for a while.
+const (
+	clearTokens, clearWait = 1024, 20
+	clearFor               = 50 * time.Millisecond
+)
+
 // nearPrefill is how many times longer a prefill may take at a target with room than at the policy's choice.
 const nearPrefill = 1.1
 
@@ -216,16 +228,27 @@ func (r *replay) choose(q *request) int {
 // look finds out which targets have room, and has the router look again when one is predicted to.
 func (r *replay) look(o *router) {
 	l, s, soon := &o.queue, &o.dry, math.Inf(1)
-	if l.held == nil {
-		l.held, l.room, l.idle = make([]float64, len(r.targets)), make([]bool, len(r.targets)), make([]bool, len(r.targets))
-		l.booked = make([]float64, len(r.targets))
-		l.Parallel = len(r.targets)
+	if n := len(r.targets); l.held == nil {
+		l.room, l.clear, l.idle = make([]bool, n), make([]bool, n), make([]bool, n)
+		l.since = make([]time.Duration, n)
+		l.held, l.booked = make([]float64, n), make([]float64, n)
+		l.Parallel = n
 	}
 	o.scheduler.Explain(r.clock(), new(kvscore.Request), r.targets, 0, o.policy, s)
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
 		left := cmp.Or(r.Wrong, 1) * c.Slowness * s.Latency.Prefill(int64(min(1, r.Queue.Depth)*r.Queue.Step), 0, 0)
 		l.idle[i] = c.PrefillTokens == 0
+		if c.PrefillTokens > 0 {
+			l.since[i] = r.now
+		}
+		if n := len(r.routers); n > 1 && r.routers[i%n] != o {
+			if l.clear[i] = r.now-l.since[i] >= clearFor; !l.clear[i] {
+				soon = min(soon, c.WaitTime+milliseconds(clearFor))
+			}
+		} else if l.clear[i] = c.PrefillTokens < clearTokens || c.WaitTime <= clearWait; !l.clear[i] {
+			soon = min(soon, c.WaitTime-clearWait)
+		}
 		if l.room[i] = l.booked[i] < r.Queue.Depth*r.Queue.Step/float64(len(r.routers)) || c.WaitTime <= left; !l.room[i] {
 			soon = min(soon, c.WaitTime-left)
 		}
