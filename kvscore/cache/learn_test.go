@@ -421,3 +421,69 @@ func (f *fleet) one(e *engine, text []byte, rnd *rand.Rand) {
 	x.prefill()
 	x.end(letters(rnd, 100))
 }
+
+// TestFloodOfEvents has an engine publish far more than the router asked it for, while a prompt is under
+// way. What the router notes stays bounded, and a prompt on another engine is learned as ever.
+func TestFloodOfEvents(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(4, 4))
+	f := newFleet(t, 1000, 1000)
+	flooded, other := f.engines[0], f.engines[1]
+	x, y := f.send(flooded, letters(rnd, 2000), ""), f.send(other, letters(rnd, 2000), "")
+	parent := uint64(0)
+	for i := range uint64(60_000) {
+		s := &Stored{Root: x.root, Names: []uint64{i + 1}, Blocks: []uint64{i}, Parent: parent, HasParent: parent > 0}
+		flooded.feed.Stored(s)
+		if parent = i + 1; rnd.IntN(100) == 0 {
+			parent = 0
+		}
+	}
+	if g := &flooded.feed.growths; g.size > maxMarks || len(g.ends) > 2*maxMarks {
+		t.Errorf("%d marks and %d names are noted", g.size, len(g.ends))
+	}
+	for _, c := range []*call{x, y} {
+		c.prefill()
+		c.end(nil)
+	}
+	f.later()
+	f.wants(other, y.prompt, "", full(y.prompt), Learned)
+	for _, e := range f.engines {
+		if g := &e.feed.growths; g.open != 0 || g.size != 0 || g.list != nil {
+			t.Errorf("%d prompts and %d marks are left", g.open, g.size)
+		}
+	}
+}
+
+// TestLyingEngine has an engine name tokens that are not those of its prompts. An honest engine's events
+// put right what the router has learned of these texts, and other texts stay.
+func TestLyingEngine(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(5, 5))
+	f := newFleet(t, 4000, 4000)
+	liar, honest := f.engines[0], f.engines[1]
+	good := f.send(honest, letters(rnd, 3000), "")
+	good.prefill()
+	good.end(nil)
+	f.later()
+	text := letters(rnd, 3000)
+	lie := f.send(liar, text, "")
+	lie.ids = lie.ids[:len(lie.ids):len(lie.ids)]
+	for i := range lie.ids {
+		lie.ids[i]++
+	}
+	lie.prefill()
+	blocks := f.hash.AppendBlocks(nil, lie.ids, tokenBlock)
+	liar.release(liar.names(lie.root, blocks))
+	lie.ticket.End(true, nil, Counts{Prompt: int64(len(lie.ids)), CachedReported: true})
+	f.later()
+	f.wants(liar, text, "", full(text), Learned) // as it says
+	f.wants(honest, text, "", 0, Learned)
+	f.wants(honest, good.prompt, "", full(good.prompt), Learned)
+	c := f.send(honest, text, "")
+	c.prefill()
+	c.end(nil)
+	f.later()
+	f.wants(honest, text, "", full(text), Learned)
+	f.wants(liar, text, "", 0, Learned)
+	if l, _ := f.caches.learner.size(); l.Contradictions == 0 {
+		t.Error("no contradiction was counted")
+	}
+}
