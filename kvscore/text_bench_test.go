@@ -68,3 +68,70 @@ func chooseText(b *testing.B, blocks, n int, fed bool) {
 	}
 	b.ReportMetric(float64(least.Nanoseconds()), "least-ns")
 }
+
+// BenchmarkLearning is the router's work for requests of 128 blocks of text, half of them new, with answers of
+// 20 blocks. With learning, events of the same requests teach the router their token blocks.
+func BenchmarkLearning(b *testing.B) {
+	for _, learns := range []bool{false, true} {
+		b.Run(fmt.Sprint(learns), func(b *testing.B) { learnTexts(b, learns) })
+	}
+}
+
+func learnTexts(b *testing.B, learns bool) {
+	const prompt, answer, underWay = 128, 20, 16
+	s := NewScheduler(Settings{})
+	ratios := new(Ratios)
+	ts := targets(1)
+	s.Declare(ts[0], 1<<22)
+	feed := s.Caches().Feed(ts[0])
+	feed.Describe(exactInfo)
+	root := cache.IdentityRoot(testSeed, 16, "", "")
+	type call struct {
+		r      *Request
+		l      *Lease
+		blocks []uint64
+	}
+	var calls []call
+	now, n := epoch, uint64(0)
+	b.ReportAllocs()
+	for b.Loop() {
+		n++
+		blocks := make([]uint64, prompt+answer)
+		for i := range blocks {
+			blocks[i] = cache.Mix(uint64(i)) &^ cache.KindMask
+			if i >= prompt/2 {
+				blocks[i] = cache.Mix(n<<20|uint64(i)) &^ cache.KindMask
+			}
+		}
+		r := &Request{Prompt: cache.Prompt{Root: 1, BlockTokens: 16, Tokens: 16 * prompt, Weights: ratios.Weights("m", 64), Blocks: blocks[:prompt]}, Streamed: true}
+		if learns {
+			r.Identities = []cache.Identity{{BlockTokens: 16, Root: root}}
+		}
+		var sel Selection
+		_, l := s.Select(now, r, ts, 0, new(LeastLoad), &sel)
+		from := prompt / 2
+		if n == 1 {
+			from = 0
+		}
+		store := func(from, to int) {
+			e := &cache.Stored{Root: root, Names: blocks[from:to], Blocks: blocks[from:to]}
+			if from > 0 {
+				e.Parent, e.HasParent = blocks[from-1], true
+			}
+			feed.Stored(e)
+		}
+		store(from, prompt)
+		l.FirstToken(now)
+		for i := prompt; i < prompt+answer; i++ {
+			store(i, i+1)
+		}
+		calls = append(calls, call{r, l, blocks})
+		if len(calls) == underWay {
+			c := calls[0]
+			calls = calls[1:]
+			c.l.Counted(Counts{Prompt: 16*prompt + 1, Cached: 16 * prompt / 2, CachedReported: true, Answer: 16*(prompt+answer) + 1})
+			c.l.End(true, &Answer{Blocks: c.blocks})
+		}
+		now = now.Add(20 * time.Millisecond)
+	}
+}

@@ -132,7 +132,7 @@ func TestSessionsStayWhereTheyAre(t *testing.T) {
 }
 
 // TestExactKnowledgeIsTheEngines shows a policy of the router a cache model that is
-// far too small, and then the engines' own blocks.
+// far too small, and then the engines' own blocks: of token ids, and of text.
 func TestExactKnowledgeIsTheEngines(t *testing.T) {
 	c := cell(synthetic(t, 1500, false), "dynamo_16")
 	c.ToldTimes = 1.0 / 30
@@ -141,6 +141,14 @@ func TestExactKnowledgeIsTheEngines(t *testing.T) {
 	seeing := mustRun(t, c)
 	if seeing.HitRatio < 1.1*blind.HitRatio {
 		t.Errorf("hit ratio %v blind, %v with exact knowledge", blind.HitRatio, seeing.HitRatio)
+	}
+	c.Learned = true // the same of text
+	if learned := mustRun(t, c); learned.HitRatio < 0.97*seeing.HitRatio {
+		t.Errorf("hit ratio %v with exact knowledge of ids, %v of text", seeing.HitRatio, learned.HitRatio)
+	}
+	c.Number = 2 // routers that share nothing
+	if two := mustRun(t, c); two.HitRatio < 0.9*seeing.HitRatio {
+		t.Errorf("hit ratio %v with exact knowledge of ids, %v of text with two routers", seeing.HitRatio, two.HitRatio)
 	}
 }
 
