@@ -48,8 +48,6 @@ func (p *parse) chat(list rawjson.Span) {
 		return
 	}
 	t := p.text(list.Len())
-	t.tools(p.tools)
-	t.tools(p.functions)
 	c := rawjson.Enter(b, list.Start)
 	for c.Next() {
 		if b[c.At] != '{' {

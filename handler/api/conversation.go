@@ -10,14 +10,15 @@ import (
 // Marks divide the canonical text of a conversation. UTF-8 has none of these
 // bytes, so no text contains them:
 //
-//	for each tool:    markTool name markSep description markSep parameters
 //	for each message: markMessage role markSep content tool calls
+//	for each tool:    markTool name markSep description markSep parameters
 //	content:          text, and markMedia + 16 bytes for each other part
 //	each tool call:   markCall name markSep arguments
 //
 // An engine's template treats equal text equally. Two prompts with one canonical
 // beginning therefore have one beginning in tokens, with any template. But
-// templates differ in whether tools or system prompt come first: see seal.
+// templates differ in whether tools or system prompt come first: see seal. The text has the tools
+// behind the system prompt.
 //
 // All APIs for conversations share this form. It follows what engines make of
 // their requests. See vLLM's entrypoints/anthropic/serving.py and
@@ -48,9 +49,11 @@ type conversation struct {
 	args []byte // memory for a call's arguments
 
 	messages    int
-	assistant   bool // the last message is the assistant's
-	tooled      bool // there are tools
+	assistant   bool            // the last message is the assistant's
+	lists       [2]rawjson.Span // of tools, until they are written behind the system prompt
+	tooled      bool            // there are tools
 	sealed      bool
+	head        cache.Head
 	over        bool // there are more than maxParts
 	media       int
 	mediaTokens int64
@@ -61,10 +64,13 @@ type conversation struct {
 // size.
 const maxParts = 4096
 
-// seal ends the head of a conversation: tools and system prompt. If it has both,
+// seal ends the head of a conversation: system prompt and tools. If it has both,
 // each block of the head depends on the whole head.
 func (c *conversation) seal() {
 	c.sealed = true
+	for _, v := range c.lists {
+		c.tools(v)
+	}
 	if !c.tooled || c.messages == 0 {
 		return
 	}
@@ -75,9 +81,10 @@ func (c *conversation) seal() {
 		binary.LittleEndian.PutUint64(buf[:], block)
 		d.add(buf[:])
 	}
-	head := d.sum64() &^ cache.KindMask // kinds stay
+	c.head.Key = d.sum64() &^ cache.KindMask // kinds stay
+	c.head.Blocks = len(c.h.blocks)
 	for i := range c.h.blocks {
-		c.h.blocks[i] ^= head
+		c.h.blocks[i] ^= c.head.Key
 	}
 }
 
@@ -87,6 +94,7 @@ func (p *parse) conversed(t *conversation) {
 		t.seal()
 	}
 	p.shown(t)
+	p.req.Head = t.head
 	if t.messages > 0 {
 		p.req.Kind, p.req.Bytes = Text, p.hash.written()
 	}

@@ -42,6 +42,23 @@ func TestToolsAndSystemAgreeTogetherOrNotAtAll(t *testing.T) {
 	if n := common(t, chat{}, base, strings.Replace(base, `"description"`, `"parameters":{"type":"object"},"description"`, 1)); n != 0 {
 		t.Errorf("%d blocks are shared with a tool that has other parameters", n)
 	}
+	// Without the head's key, each is what it begins with: the system prompt, then the tools.
+	plain := func(body string) []uint64 {
+		r := mustParse(t, chat{}, body)
+		for i := range r.Head.Blocks {
+			r.Blocks[i] ^= r.Head.Key
+		}
+		return r.Blocks
+	}
+	own := plain(base)
+	for _, other := range []string{request("g", "be kind", "hello"), fmt.Sprintf(`{"messages":[{"role":"system","content":%q},{"role":"user","content":"a"}]}`, "be kind"+long)} {
+		n := 0
+		for b := plain(other); n < len(b) && own[n] == b[n]; n++ {
+		}
+		if n != 32 {
+			t.Errorf("%d blocks of the system prompt are shared without the head's key", n)
+		}
+	}
 	one := fmt.Sprintf(`{"messages":[{"role":"system","content":%q},{"role":"user","content":"a"}]}`, long)
 	if n := common(t, chat{}, one, strings.Replace(one, `"a"`, `"b"`, 1)); n < 25 {
 		t.Errorf("without tools %d blocks of the system prompt are shared", n)

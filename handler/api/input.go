@@ -43,7 +43,7 @@ func (p *parse) text(size int) conversation {
 	size += p.tools.Len() + p.system.Len()
 	p.hash = newHasher(p.opt.TextBlock, p.opt.Seed)
 	p.hash.blocks = newBlocks(min(size/p.opt.TextBlock+1, most))
-	return conversation{h: &p.hash, b: p.body, seed: p.opt.Seed}
+	return conversation{h: &p.hash, b: p.body, seed: p.opt.Seed, lists: [2]rawjson.Span{p.tools, p.functions}}
 }
 
 // shown records the parts of a prompt that are not text.

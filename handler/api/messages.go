@@ -33,7 +33,6 @@ func (messages) prompt(p *parse) {
 		return
 	}
 	t := p.text(p.main.Len())
-	t.tools(p.tools)
 	if p.system.HasContent(b) {
 		t.open(roleSystem)
 		t.unbilled(p.system)

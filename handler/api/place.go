@@ -21,13 +21,15 @@ func Find(a API, body []byte, from, to int) (at Place) {
 		return at
 	}
 	at.Byte = from
+	messages := 0
 	for i, c := range text[:to] {
 		switch {
 		case c == markMessage && i <= from:
 			role, _, _ := bytes.Cut(text[i+1:], []byte{markSep})
-			at.Message, at.Role, at.Byte = at.Message+1, string(role), max(0, from-i-len(role)-2)
+			messages++
+			at.Message, at.Role, at.Byte = messages, string(role), max(0, from-i-len(role)-2)
 		case c == markTool && i <= from:
-			at.Role, at.Byte = "tools", max(0, from-i-1)
+			at.Message, at.Role, at.Byte = 0, "tools", max(0, from-i-1)
 		}
 	}
 	at.Text = strings.ToValidUTF8(string(text[from:to]), " ") // without marks

@@ -20,10 +20,10 @@ func TestFind(t *testing.T) {
 		{"/v1/completions", `{"prompt":"0123456789"}`, 10, Place{}},
 		{"/v1/completions", `{"prompt":[1,2,3]}`, 0, Place{}},
 		{"/v1/completions", `{`, 0, Place{}},
-		{"/v1/chat/completions", chat("0123456789", "hello you"), 0, Place{0, "tools", 0, " f dd"}},
-		{"/v1/chat/completions", chat("0123456789", "hello you"), 87, Place{1, "system", 5, "56789"}},
+		{"/v1/chat/completions", chat("0123456789", "hello you"), 18, Place{0, "tools", 0, " f dd"}},
+		{"/v1/chat/completions", chat("0123456789", "hello you"), 13, Place{1, "system", 5, "56789"}},
 		{"/v1/chat/completions", chat("0123456789", "hello you"), 100, Place{2, "user", 2, "llo y"}},
-		{"/v1/chat/completions", chat(`\u00e9\n0`, "hello"), 82, Place{1, "system", 0, "é\\n0"}},
+		{"/v1/chat/completions", chat(`\u00e9\n0`, "hello"), 8, Place{1, "system", 0, "é\\n0"}},
 	} {
 		got := Find(For(c.path), []byte(c.body), c.from, c.from+5)
 		if got != c.want {

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
 // Options are what a request is read with. Chains can be compared only between
@@ -125,6 +126,8 @@ type Request struct {
 	// MediaEnd is where the last part that is not text ends in the canonical
 	// text, in bytes; 0 if there is none.
 	MediaEnd int64
+	// Head is the head of a conversation with tools and a system prompt.
+	Head cache.Head
 	// Media is the number of parts that are not text (images, audio, files).
 	// Neither Bytes nor Tokens include their size.
 	Media int

@@ -50,7 +50,6 @@ func (responses) prompt(p *parse) {
 		return
 	}
 	t := p.text(p.main.Len())
-	t.tools(p.tools)
 	if p.system.HasContent(b) {
 		t.open(roleSystem)
 		t.content(p.system)

@@ -30,6 +30,7 @@ func (p *Plan) identify(opts api.Options, ratios *kvscore.Ratios, adapter func(m
 		score.Weights = ratios.Weights(req.Model, size)
 		score.NominalBlockTokens = float64(size) / kvscore.DefaultBytesPerToken
 		score.BlockTokens = score.Weights.Mean(req.Blocks)
+		score.Head = req.Head
 		score.MediaTokens, score.MediaEnd = req.MediaTokens, int((req.MediaEnd+int64(size)-1)/int64(size))
 		score.OtherTokens = int64(float64(req.Bytes-req.First) / float64(size) * score.BlockTokens)
 		score.Tokens = int64(float64(req.First)/float64(size)*score.BlockTokens) + score.OtherTokens + req.MediaTokens

@@ -45,6 +45,7 @@ type lesson struct {
 	session        uint64 // that the events name; 0 is unknown
 	booked, first  time.Time
 	text           textmap.Text
+	head           Head
 	prompt         int // blocks of the text that are the prompt's
 	past           float64
 	counts         Counts
@@ -107,7 +108,7 @@ func (c *Caches) begin(now time.Time, t *Ticket, p *Prompt, l *look, f *Feed, in
 		return
 	}
 	t.lesson = &lesson{
-		feed: f, root: l.id.Root, size: info.BlockTokens, hitsInFlight: info.HitsInFlight, booked: now, prompt: len(p.Blocks), past: float64(p.Past),
+		feed: f, root: l.id.Root, size: info.BlockTokens, hitsInFlight: info.HitsInFlight, booked: now, prompt: len(p.Blocks), head: p.Head, past: float64(p.Past),
 		text: textmap.Text{Root: textRoot(p.Root, info.BlockTokens), Weights: p.Weights, BlockTokens: info.BlockTokens},
 	}
 	c.learner.mu.Lock()
@@ -185,7 +186,7 @@ func (l *learner) end(t *Ticket, blocks []uint64, n *Counts, answered bool) {
 	if o.first.IsZero() {
 		o.first = l.now
 	}
-	o.text.Blocks, o.counts, o.answered = blocks, *n, answered
+	o.text.Blocks, o.counts, o.answered = o.head.out(blocks, new([]uint64)), *n, answered
 	if o.counts.Prompt == 0 {
 		l.learned.Uncounted++
 	}
@@ -197,7 +198,7 @@ func (l *learner) end(t *Ticket, blocks []uint64, n *Counts, answered bool) {
 		o.close()
 		return
 	}
-	o.text.Blocks = slices.Clone(blocks) // the caller's own
+	o.text.Blocks = slices.Clone(o.text.Blocks) // the caller's own
 	o.again = l.now.Add(settled)
 	l.wait(o)
 }

@@ -29,6 +29,7 @@ func words(text []byte) (ids []uint32) {
 type texts struct {
 	hash  TokenHash
 	kinds [Kinds]int32
+	head  int // blocks of each text
 }
 
 func newTexts() *texts {
@@ -43,7 +44,18 @@ func (s *texts) blocks(text []byte) (blocks []uint64, past float32) {
 	for ; len(text) >= textBlock; text = text[textBlock:] {
 		blocks = append(blocks, xxh3.Hash(text[:textBlock])&^KindMask)
 	}
+	head := s.headOf(blocks)
+	for i := range head.Blocks {
+		blocks[i] ^= head.Key
+	}
 	return blocks, float32(len(text)) / textBlock
+}
+
+func (s *texts) headOf(blocks []uint64) (h Head) {
+	for _, b := range blocks[:s.head] {
+		h.Key = Mix(h.Key ^ b)
+	}
+	return Head{h.Key &^ KindMask, s.head}
 }
 
 func (s *texts) prompt(text []byte, salt string) *Prompt {
@@ -52,6 +64,11 @@ func (s *texts) prompt(text []byte, salt string) *Prompt {
 		Identities: []Identity{{BlockTokens: tokenBlock, Root: IdentityRoot(1, tokenBlock, "", salt), Salted: salt != ""}},
 	}
 	p.Blocks, p.Past = s.blocks(text)
+	if s.head > 0 {
+		plain := texts{}
+		blocks, _ := plain.blocks(text)
+		p.Head = s.headOf(blocks)
+	}
 	return p
 }
 
@@ -287,6 +304,23 @@ func TestTextLearnsItsBlocks(t *testing.T) {
 	f.wants(a, next, "", full(c.text), Learned) // it is on its way
 	again.ticket.End(false, nil, Counts{})
 	f.wants(a, next, "", 0, Learned)
+}
+
+// TestHeads has prompts whose heads have a beginning in common. What the router knows of its own
+// requests counts only if the whole head is equal. The tokens say how much of it is shared.
+func TestHeads(t *testing.T) {
+	f := newFleet(t, 4096)
+	f.head = 30
+	e, rnd := f.engines[0], rand.New(rand.NewPCG(4, 4))
+	system := letters(rnd, 20*textBlock)
+	for range 2 {
+		c := f.send(e, slices.Concat(system, letters(rnd, 20*textBlock)), "")
+		c.prefill()
+		c.end(letters(rnd, 100))
+		f.later()
+	}
+	f.wants(e, slices.Concat(system, letters(rnd, 20*textBlock)), "", full(system), Learned)
+	f.wants(e, letters(rnd, 40*textBlock), "", 0, Approximate)
 }
 
 // TestPromptsAtOnce has several prompts under way on one engine.

@@ -16,6 +16,8 @@ type Prompt struct {
 	Root uint64
 	// Blocks are the content hashes of the prompt's full blocks in order.
 	Blocks []uint64
+	// Head is how Blocks begin.
+	Head Head
 	// Weights are the milli-tokens in a block.
 	Weights Weights
 	// BlockTokens is the number of tokens in one of Blocks, estimated for blocks of text.
@@ -44,6 +46,25 @@ func (id *Identity) chain() approx.Chain {
 	return approx.Chain{Root: id.Root, Blocks: id.Blocks, Weights: Same(int64(id.BlockTokens) * 1000)}
 }
 
+// Head is the beginning of a prompt that templates may write in another order. Prompts share blocks of
+// it only if all of it is equal, or if their tokens are known. Key is in the hashes of its Blocks, by XOR.
+type Head struct {
+	Key    uint64
+	Blocks int
+}
+
+// out returns the blocks of a prompt without the key of its head, in memory if that has one.
+func (h Head) out(blocks []uint64, memory *[]uint64) []uint64 {
+	if h.Blocks == 0 {
+		return blocks
+	}
+	*memory = append((*memory)[:0], blocks...)
+	for i := range (*memory)[:min(h.Blocks, len(blocks))] {
+		(*memory)[i] ^= h.Key
+	}
+	return *memory
+}
+
 // View is what the cache models said of one prompt at one time. Reuse it: its memory is kept.
 type View struct {
 	// Tokens is the length of the prompt. Engines have counted the part that they have
@@ -64,6 +85,7 @@ type View struct {
 	blockSize   int64
 	skipsCache  bool
 	sent        approx.Match
+	text        []uint64       // memory for the blocks of a prompt without its head's key
 	looks       [maxSizes]look // of identities
 	n           int            // how many there are
 }
@@ -116,14 +138,16 @@ func (c *Caches) Look(now time.Time, p *Prompt, v *View) {
 // lookUp matches a prompt's identities in the exact index.
 func (c *Caches) lookUp(now time.Time, p *Prompt, v *View) {
 	isText := p.Weights.Kinds != nil
+	text := p.Blocks
 	if isText {
 		c.learner.tell(now)
+		text = p.Head.out(text, &v.text)
 	}
 	for i := range min(len(p.Identities), maxSizes) {
 		id, l := &p.Identities[i], &v.looks[v.n]
 		blocks := id.Blocks
 		if isText {
-			text := textmap.Text{Root: textRoot(p.Root, id.BlockTokens), Blocks: p.Blocks, Weights: p.Weights, BlockTokens: id.BlockTokens}
+			text := textmap.Text{Root: textRoot(p.Root, id.BlockTokens), Blocks: text, Weights: p.Weights, BlockTokens: id.BlockTokens}
 			l.learned, l.known = c.learner.texts.Find(&text, l.learned[:0])
 			blocks = l.learned
 		} else if len(blocks) == 0 {
