@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 	"github.com/tidwall/gjson"
 )
 
@@ -174,8 +175,8 @@ func TestPublicNamesOutsideTheBody(t *testing.T) {
 			t.Errorf("%s: the engine got another form of %d bytes, want %d: %.400q", v.name, len(got), len(want), got)
 		}
 	}
-	const urlencoded = "application/x-www-form-urlencoded"
-	if a := s.sendBy(t, http.MethodPost, "/v1/audio/speech", "a=b&model=my+ear&c=d%20", "Content-Type", urlencoded); a.status != http.StatusOK || last() != "a=b&model=org%2Fwhisper&c=d%20" {
+	const made = `{"x":1, "model":"my ear","prompt":"my ear"}`
+	if a := s.sendBy(t, http.MethodPost, "/v1/images/generations", made, "Content-Type", "application/json"); a.status != http.StatusOK || last() != strings.Replace(made, "my ear", "org/whisper", 1) {
 		t.Errorf("the engine got %q", last())
 	}
 	for path, want := range map[string]string{
@@ -326,5 +327,28 @@ func TestKeptResponsesDecideTheSide(t *testing.T) {
 		if served, wrong := e.counts(); served == 0 || len(wrong) > 0 {
 			t.Errorf("engine %d served %d requests, and was asked for %q", i, served, wrong)
 		}
+	}
+}
+
+// TestPublicNamesOfAdaptersAndPhases has a public name of a LoRA adapter, and one of a model whose requests are
+// split.
+func TestPublicNamesOfAdaptersAndPhases(t *testing.T) {
+	e := startSimulated(t, engine.Config{LoRAs: []string{"ad"}})
+	s := startCaddy(t, simulated([]*engine.Engine{e}, "model helper {\nto ad\n}", "pool adapters"))
+	for _, c := range []chat{simChat("hi"), simChat("hi").streamed()} {
+		c.Model = "helper"
+		if a := s.mustChat(t, c); !slices.Equal(namedIn(a), []string{"helper"}) {
+			t.Errorf("the adapter answers as %q", namedIn(a))
+		}
+	}
+	p := startApart(t, engine.VLLM, 1, 1, "split always", "model qwen {\nto sim-8b\n}")
+	for _, c := range []chat{simChat(someWords(300)), simChat(someWords(300)).streamed()} {
+		c.Model = "qwen"
+		if a := p.mustChat(t, c); !slices.Equal(namedIn(a), []string{"qwen"}) {
+			t.Errorf("a split request is answered as %q", namedIn(a))
+		}
+	}
+	if n := p.scrape(t).value(phasesTotal, `outcome="ok"`); n == 0 {
+		t.Error("no request was split")
 	}
 }

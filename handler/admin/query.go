@@ -148,7 +148,10 @@ func (x *Explainer) askTokens(p *plan.Plan, w *worker.Worker) (ids []byte) {
 	ctx, cancel := context.WithTimeout(p.HTTP.Context(), tokenizeTimeout)
 	defer cancel()
 	if attempt.Renames(p, w) {
-		q.Model = attempt.ModelAt(p, w)
+		attempt.SetModel(q.Body, p, w)
+		if q.Body = api.EditObject(q.Body.Apply()); q.Body == nil {
+			return nil
+		}
 	}
 	e := w.Engine()
 	ids = e.Tokenize(q, x.Dispatcher.AskTokenizer(ctx, p, w, most))

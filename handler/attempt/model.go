@@ -29,11 +29,11 @@ func (a *Attempt) PublicName() string {
 
 const memberModel = "model"
 
-// setModel replaces the client's name of the model in a body.
-func setModel(edit *api.Editor, p *plan.Plan, name string) {
+// SetModel replaces the client's name of the model in a body by the worker's.
+func SetModel(edit *api.Editor, p *plan.Plan, w *worker.Worker) {
 	v := edit.Value(memberModel)
 	if text := (rawjson.Span{End: len(v)}).Text(v); text != "" && text == p.Named() || v == nil && p.API != nil && p.Named() == "" {
-		edit.Set(memberModel, rawjson.AppendString(nil, name))
+		edit.Set(memberModel, rawjson.AppendString(nil, ModelAt(p, w)))
 	}
 }
 

@@ -117,9 +117,9 @@ func (e *Request) adapt(req *http.Request) (*http.Request, body.Edited) {
 	if renames {
 		name := ModelAt(p, e.Worker)
 		if req = renamed(req, p.Named(), name); edit != nil {
-			setModel(edit, p, name)
+			SetModel(edit, p, e.Worker)
 		} else if e.Body != nil && p.Form.Len() > 0 {
-			as = e.Body.Edit([]rawjson.Edit{p.Form.Edit(name)})
+			as = e.Body.Edit([]rawjson.Edit{{Span: p.Form, Text: []byte(name)}})
 		}
 	}
 	if edit != nil {

@@ -24,8 +24,6 @@ type Question struct {
 	Body *api.Editor
 	// Text is the prompt as a JSON string, nil for a conversation.
 	Text []byte
-	// Model is the engine's name of the model; empty if it is the body's.
-	Model string
 	// Raw says that the client wants no chat template.
 	Raw bool
 }
@@ -54,9 +52,6 @@ func (q *Question) whole() []byte {
 	q.Body.CutNVExt()
 	q.Body.Cut("stream")
 	q.Body.Cut("stream_options")
-	if q.Model != "" {
-		q.Body.Set("model", quoted(q.Model))
-	}
 	return q.Body.Apply()
 }
 
@@ -65,10 +60,7 @@ func (q *Question) only(names ...string) *rawjson.Object {
 	var o rawjson.Object
 	o.Open()
 	for _, name := range names {
-		switch v := q.Body.Value(name); {
-		case name == "model" && q.Model != "":
-			o.Text(name, q.Model)
-		case v != nil:
+		if v := q.Body.Value(name); v != nil {
 			o.Raw(name, v)
 		}
 	}

@@ -8,7 +8,6 @@ import (
 	"math/bits"
 	"mime"
 	"net/http"
-	"net/url"
 	"slices"
 	"strings"
 	"unicode"
@@ -176,20 +175,6 @@ func NameInPairs(pairs string) rawjson.Span {
 	return rawjson.Span{}
 }
 
-// Form is where a form names the model.
-type Form struct {
-	rawjson.Span
-	escaped bool // as in a query
-}
-
-// Edit returns the edit that gives the form another name of the model.
-func (f Form) Edit(name string) rawjson.Edit {
-	if f.escaped {
-		name = url.QueryEscape(name)
-	}
-	return rawjson.Edit{Span: f.Span, Text: []byte(name)}
-}
-
 // standInForm replaces the public name in a form.
 func (rd *Reader) standInForm(r *http.Request, p *Plan) {
 	form := p.Body.Data
@@ -201,26 +186,25 @@ func (rd *Reader) standInForm(r *http.Request, p *Plan) {
 	}
 }
 
-// modelInForm finds where a form in memory names a model.
-func modelInForm(contentType string, form []byte, name string) (f Form) {
-	kind, params, _ := mime.ParseMediaType(contentType)
-	if f.escaped = kind != "multipart/form-data"; f.escaped {
-		f.Span = NameInPairs(string(form[:min(len(form), beginning)]))
-		return f
+// modelInForm finds where a multipart form in memory names a model.
+func modelInForm(contentType string, form []byte, name string) (at rawjson.Span) {
+	_, params, _ := mime.ParseMediaType(contentType)
+	if params["boundary"] == "" {
+		return at
 	}
 	delimiter := []byte("\r\n--" + params["boundary"])
 	value := append([]byte("\r\n\r\n"+name), delimiter...)
-	for at := 0; ; at++ {
-		i := bytes.Index(form[at:], value)
-		if i < 0 {
-			return f
+	for i := 0; ; i++ {
+		n := bytes.Index(form[i:], value)
+		if n < 0 {
+			return at
 		}
-		at += i
-		head := form[max(0, bytes.LastIndex(form[:at], delimiter)):at]
+		i += n
+		head := form[max(0, bytes.LastIndex(form[:i], delimiter)):i]
 		if bytes.Contains(head, []byte(`name="model"`)) || bytes.Contains(head, []byte("name=model")) {
-			f.Start = at + len("\r\n\r\n")
-			f.End = f.Start + len(name)
-			return f
+			at.Start = i + len("\r\n\r\n")
+			at.End = at.Start + len(name)
+			return at
 		}
 	}
 }

@@ -62,10 +62,9 @@ func TestConversationsOpenTheSame(t *testing.T) {
 // FuzzModelInForm finds the model in forms of any bytes. It never finds another text.
 func FuzzModelInForm(f *testing.F) {
 	f.Add("multipart/form-data; boundary=b", "--b\r\nContent-Disposition: form-data; name=\"x\"\r\n\r\nm\r\n--b\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm\r\n--b--\r\n", "m")
-	f.Add("application/x-www-form-urlencoded", "a=m&model=m&b", "m")
 	f.Fuzz(func(t *testing.T, kind, form, name string) {
 		at := modelInForm(kind, []byte(form), name)
-		if got := at.Of([]byte(form)); at.Len() > 0 && !at.escaped && string(got) != name {
+		if got := at.Of([]byte(form)); at.Len() > 0 && string(got) != name {
 			t.Errorf("found %q", got)
 		}
 		_ = NameInPath(form, name).Of([]byte(form))

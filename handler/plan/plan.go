@@ -68,10 +68,10 @@ type Content struct {
 	// through, which works once: then Once is that body.
 	Body      *body.Replay
 	Once      *body.Once
-	hashing   api.Options // of Request
-	unread    string      // why the router could not read the body; empty if it could
-	EditsBody bool        // the body must be changed for the engine
-	Form      Form        // of a public name
+	hashing   api.Options  // of Request
+	unread    string       // why the router could not read the body; empty if it could
+	EditsBody bool         // the body must be changed for the engine
+	Form      rawjson.Span // where a form has a public name
 	// AskUsage asks the engine for usage that the client did not ask for, if AsksUsage.
 	AsksUsage bool
 	AskUsage  rawjson.Edit

@@ -109,7 +109,6 @@ type Body struct {
 
 	frames  *rawjson.Framer // of a stream; nil for other answers
 	added   *added          // the nvext that is added; nil if none
-	renames *renamed        // the model of a plain answer; nil if nothing does
 	name    name
 	changes []rawjson.Edit // of an event
 	stopped rawjson.Frame  // before which events has stopped
@@ -216,9 +215,6 @@ func (b *Body) deliver(p []byte, err error) ([]byte, error) {
 	default:
 		b.reader.Write(p)
 		b.Listener.Received(t, len(p), 0)
-	}
-	if b.renames != nil {
-		out = b.renames.write(out, err != nil)
 	}
 	if b.added != nil {
 		out = b.addTo(out, len(p) > 0, err != nil)

@@ -39,34 +39,43 @@ func (b *Body) rename(resp *http.Response) {
 	switch kind := body.MediaType(resp.Header); {
 	case kind == body.EventStream:
 		b.frames = new(rawjson.Framer)
-	case !body.IsJSON(kind):
-		b.Name = ""
-		return
-	case b.renameBeginning(resp):
-		return
+		resize(resp)
+	case body.IsJSON(kind):
+		b.renameBeginning(resp)
+		fallthrough
 	default:
-		b.renames = &renamed{member: b.NameAt, text: b.name.text}
+		b.Name = ""
 	}
-	resize(resp)
 }
 
-// renameBeginning renames the model in the first bytes of a plain answer, whose length is then known. It returns
-// whether they have it. An engine sends such an answer in one piece.
-func (b *Body) renameBeginning(resp *http.Response) bool {
-	if resp.ContentLength <= 0 {
-		return false
+// renameBeginning reads a plain answer up to the name of its model, and replaces that. Engines send such an answer
+// in one piece. An answer whose first MaxAnswer bytes have no name passes unchanged.
+func (b *Body) renameBeginning(resp *http.Response) {
+	most := int64(4 << 10)
+	if resp.ContentLength >= 0 {
+		most = min(most, resp.ContentLength)
 	}
-	begin := make([]byte, min(resp.ContentLength, 4<<10), min(resp.ContentLength, 4<<10)+int64(len(b.name.text)))
-	n, err := b.from.Read(begin)
-	begin = begin[:n]
-	at := api.NameIn(begin, b.NameAt)
-	if at.Len() > 0 {
-		begin = slices.Replace(begin, at.Start, at.End, b.name.text...)
-		resp.ContentLength += int64(len(begin) - n)
-		resp.Header.Set("Content-Length", strconv.FormatInt(resp.ContentLength, 10))
+	read := &Replayed{ReadCloser: b.from, Begin: make([]byte, 0, most+int64(len(b.name.text)))}
+	b.from = read
+	for searched := 0; read.Err == nil && len(read.Begin) <= nvext.MaxAnswer; {
+		var n int
+		read.Begin = slices.Grow(read.Begin, 1)
+		held := len(read.Begin)
+		n, read.Err = read.ReadCloser.Read(read.Begin[held:cap(read.Begin)])
+		read.Begin = read.Begin[:held+n]
+		if len(read.Begin) < 2*searched && read.Err == nil {
+			continue
+		}
+		searched = len(read.Begin)
+		if at := api.NameIn(read.Begin, b.NameAt); at.Len() > 0 {
+			read.Begin = slices.Replace(read.Begin, at.Start, at.End, b.name.text...)
+			if resp.ContentLength >= 0 {
+				resp.ContentLength += int64(len(b.name.text) - at.Len())
+				resp.Header.Set("Content-Length", strconv.FormatInt(resp.ContentLength, 10))
+			}
+			return
+		}
 	}
-	b.from = &Replayed{ReadCloser: b.from, Begin: begin, Err: err}
-	return at.Len() > 0
 }
 
 // resize prepares an answer for another length.
@@ -102,35 +111,4 @@ func (b *Body) editEvents() []byte {
 		b.edit(f, len(f.Data))
 	}
 	return b.frames.Forward()
-}
-
-// renamed puts the public name of a model into a plain answer. It holds only what comes before the name, in most
-// answers nothing. An answer whose first MaxAnswer bytes do not have it passes unchanged.
-type renamed struct {
-	member string
-	text   []byte // the name as JSON
-	held   []byte
-	next   int  // how much must be held before it is searched again
-	done   bool // the rest passes
-}
-
-// write returns what the client gets after the next bytes of the answer.
-func (r *renamed) write(p []byte, last bool) []byte {
-	if r.done {
-		return p
-	}
-	r.held = append(r.held, p...)
-	if len(r.held) < r.next && !last {
-		return nil
-	}
-	r.next = 2 * len(r.held)
-	at := api.NameIn(r.held, r.member)
-	if r.done = at.Len() > 0 || last || r.next > nvext.MaxAnswer; !r.done {
-		return nil
-	}
-	out := r.held
-	if r.held = nil; at.Len() > 0 {
-		out = rawjson.Splice(make([]byte, 0, len(out)+len(r.text)), out, []rawjson.Edit{{Span: at, Text: r.text}})
-	}
-	return out
 }

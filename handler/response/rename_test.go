@@ -92,8 +92,8 @@ func TestAnswersHaveThePublicName(t *testing.T) {
 // TestTheNameIsNotAwaited has the part of a plain answer behind the name pass at once.
 func TestTheNameIsNotAwaited(t *testing.T) {
 	from, to := io.Pipe()
-	b := NewBody(&http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, Body: from}, Options{Listener: nobody{}, Name: "m", NameAt: "model"})
 	go fmt.Fprint(to, `{"model":"engine","data":[1`)
+	b := NewBody(&http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, Body: from, ContentLength: -1}, Options{Listener: nobody{}, Name: "m", NameAt: "model"})
 	p := make([]byte, 99)
 	if n, err := b.Read(p); err != nil || string(p[:n]) != `{"model":"m","data":[1` {
 		t.Errorf("%v, %q", err, p[:n])
