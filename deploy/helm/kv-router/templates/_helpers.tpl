@@ -14,6 +14,11 @@ app.kubernetes.io/name: kv-router-valkey
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
+{{- define "kv-router.test" -}}
+app.kubernetes.io/name: kv-router-test
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
 {{- define "kv-router.labels" -}}
 {{ include "kv-router.selector" . }}
 app.kubernetes.io/version: {{ .Values.image.tag | default .Chart.AppVersion | quote }}
