@@ -160,7 +160,12 @@ func runProcesses(args []string) error {
 	}
 	close(rest)
 
-	p := processes{binary: binary, args: args, to: os.Stdout}
+	temp, err := os.MkdirTemp("", "kvr") // a process that is killed does not remove what it has made
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(temp)
+	p := processes{binary: binary, args: args, to: os.Stdout, env: append(os.Environ(), "TMPDIR="+temp)}
 	if d := flag.Lookup("test.timeout").Value.(flag.Getter).Get().(time.Duration); d > 0 {
 		p.deadline = time.Now().Add(d - 5*time.Second)
 	}
@@ -184,6 +189,7 @@ func runProcesses(args []string) error {
 type processes struct {
 	binary   string
 	args     []string
+	env      []string
 	deadline time.Time // zero: none
 	again    bool      // failures are final
 	to       io.Writer // what the processes print
@@ -244,6 +250,7 @@ func (p *processes) lane(queue <-chan []string) {
 			limit = max(time.Until(p.deadline), time.Second)
 		}
 		cmd := exec.Command(p.binary, append(slices.Clip(p.args), "-test.timeout="+limit.String(), "-test.run=^("+strings.Join(names, "|")+")$")...)
+		cmd.Env = p.env
 		out, err := cmd.CombinedOutput()
 		p.ended(names, out, err)
 	}

@@ -16,7 +16,7 @@ func TestReadmeShowsTheDemosTable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, block, _ := strings.Cut(string(readme), "```text\n")
+	_, block, _ := strings.Cut(string(readme), "```text\n$ go run ./tests/demo\n\n")
 	block, _, _ = strings.Cut(block, "```")
 	shown := strings.Split(strings.TrimRight(block, "\n"), "\n")
 	title, _, _ := strings.Cut(shown[0], "  ")
