@@ -321,6 +321,13 @@ func (p policy) read(d *caddyfile.Dispenser) error {
 		return d.ArgErr()
 	}
 	name := d.Val()
+	if _, err := caddy.GetModule(policyNamespace + "." + name); err != nil {
+		known := make([]string, 0, 8)
+		for _, m := range caddy.GetModules(policyNamespace) {
+			known = append(known, m.ID.Name())
+		}
+		return d.Errf("policy: must be one of %s, got %q", strings.Join(known, ", "), name)
+	}
 	mod, err := caddyfile.UnmarshalModule(d, policyNamespace+"."+name)
 	if err != nil {
 		return err

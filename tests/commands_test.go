@@ -110,7 +110,7 @@ func TestCommands(t *testing.T) {
 	config := filepath.Join(dir, "Caddyfile")
 	write(t, config, s.caddyfile(site))
 	code, out := kvRouter(t, "check", "--config", config)
-	if code != 2 || !strings.Contains(out, a+": ") || !strings.Contains(out, b+": unknown") || !strings.Contains(out, "2 problems") {
+	if code != 2 || !strings.Contains(out, a+": ") || !strings.Contains(out, b+": engine unknown, models unknown\n") || !strings.Contains(out, "2 problems") {
 		t.Errorf("check: code %d\n%s", code, out)
 	}
 }

@@ -92,8 +92,9 @@ func writeChecked(p *pool.Pool, w *worker.Worker) (problems int) {
 	v := viewWorker(p, w, time.Now(), nil)
 	models := v.Models.names()
 	e := &v.Engine
-	fmt.Printf("  %s: %s %s, models %s", w.Dial, cmp.Or(e.Type, "unknown"), e.Version, cmp.Or(strings.Join(models, " "), "unknown"))
-	if n := v.Cache.CapacityTokens; n > 0 {
+	kind := strings.TrimSpace(cmp.Or(e.Type, "engine unknown") + " " + e.Version)
+	fmt.Printf("  %s: %s, models %s", w.Dial, kind, cmp.Or(strings.Join(models, " "), "unknown"))
+	if n := v.Cache.ReportedTokens; n > 0 {
 		fmt.Printf(", %d KV tokens", n)
 	}
 	if n := v.Load.MaxRunning; n > 0 {

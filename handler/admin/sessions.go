@@ -87,7 +87,7 @@ func sessionNamed(r *http.Request, p *pool.Pool) (affinity.Entry, error) {
 }
 
 func errNoSession(p *pool.Pool) error {
-	return apiError(http.StatusNotFound, "pool %s has no such session of this model, tenant and scope", p.Name)
+	return apiError(http.StatusNotFound, "pool %s has no such session of this model, tenant and scope: name them as well", p.Name)
 }
 
 func getSession(r *http.Request, p *pool.Pool) (any, error) {
