@@ -184,7 +184,7 @@ func (c *Caches) recordCounts(t *Ticket, n *Counts) {
 		n.Prompt, n.Answer = 0, 0
 		return
 	}
-	if n.Cached > 0 {
+	if n.Cached > 0 && t.lesson == nil { // else other clients' requests may be part of it
 		c.sent.RecordCached(t.ref, t.held, float64(n.Cached)+float64(t.slot.Page())/2)
 	}
 	if t.mediaEnd <= t.blocks {

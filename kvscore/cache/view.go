@@ -328,10 +328,10 @@ func (v *View) reported(s *Slot, o *Overlap) {
 	if l.isText {
 		known := int64(len(l.learned))
 		switch {
-		case known == 0, held >= known && o.Tokens > (known+border)*size:
+		case l.known == 0, held >= known && o.Held > l.known && o.Tokens > (known+border)*size:
 			return // what is behind may be on its way: the approximate model knows better
-		case held >= known:
-			more := max(0, o.Tokens/size-held)
+		case held >= known && o.Held >= l.known:
+			more := min(max(0, o.Tokens/size-held), border)
 			device, held = device+more, held+more
 		case info.HitsInFlight:
 			device = max(device, known*int64(min(v.usedOn(s), l.known))/int64(l.known))
