@@ -194,7 +194,7 @@ type Handler struct { // one field for each option, hence so many
 	Models []*plan.PublicModel `json:"models,omitempty"`
 
 	// Whether the router adds models to an engine's answer to `GET /v1/models`: those
-	// that only other workers of the pool serve. Default: `true`.
+	// that only other workers of the pool serve, and public names. Default: `true`.
 	MergeModels *bool `json:"merge_models,omitempty"`
 
 	// Which requests are split: a worker for `prefill` computes the prompt, and one for

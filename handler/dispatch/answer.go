@@ -1,7 +1,6 @@
 package dispatch
 
 import (
-	"iter"
 	"maps"
 	"net/http"
 	"slices"
@@ -37,20 +36,12 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 		return resp
 	}
 	d.commit(req.Context(), resp)
-	if d.plan.Lists && !response.MergeModels(resp, d.modelsBeside(), d.plan.Models.List) {
+	if d.plan.Lists && !response.MergeModels(resp, d.Pool.ModelsBeside(a.Worker, d.offers), d.plan.Models.List) {
 		d.FallBack(fallbackUnmerged)
 	}
 	d.keepNamed(resp)
 	d.observe(req, resp)
 	return resp
-}
-
-// modelsBeside returns the models of other workers that the list of models gets.
-func (d *Dispatch) modelsBeside() iter.Seq2[string, string] {
-	if d.plan.Merges {
-		return d.Pool.ModelsBeside(d.attempt.Worker, d.offers)
-	}
-	return func(func(string, string) bool) {}
 }
 
 // prepareFollowUp prepares the follow-up when an answer begins.

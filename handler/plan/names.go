@@ -30,10 +30,8 @@ const nameModel = "model"
 // something that one engine keeps. The body comes first for the model, the path for the id.
 func (rd *Reader) nameEngine(r *http.Request, p *Plan) {
 	path, get := r.URL.Path, r.Method == http.MethodGet
-	if get && (path == "/models" || strings.HasSuffix(path, "/v1/models")) {
-		p.Merges, p.Models = rd.MergesModels, rd.Public
-		p.Lists = p.Merges || len(p.Models) > 0
-	}
+	p.Lists = rd.MergesModels && get && (path == "/models" || strings.HasSuffix(path, "/v1/models"))
+	p.Models = rd.Public
 	inForm := p.Model != "" && p.other == nil
 	rd.nameInPath(p, path)
 	if r.URL.RawQuery != "" {

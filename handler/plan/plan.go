@@ -33,7 +33,7 @@ type Plan struct {
 	// Opened returns the session of an id that the engine opens for the client itself; nil for
 	// other requests.
 	Opened   func(id string) Session
-	Models   PublicModels // of the list of models; nil for other requests
+	Models   PublicModels // for the list of models
 	Response string       // the id of what one engine keeps, such as a response or a job; empty if the request names none
 	Pin      Pin
 	Answer   *AnswerExt // what the answer must carry for the client, nil if nothing
@@ -83,7 +83,6 @@ type Handling struct {
 	Repeatable bool // it may be sent again after an attempt that reached a worker
 	Isolated   bool // it goes only where its cache is kept apart
 	Lists      bool // the answer is the list of models, to be completed
-	Merges     bool // with the models of other workers
 	Everywhere bool // it means all engines
 	prefills   bool // an engine computes a prompt for it, and so fills its cache
 	// ShowsHealth is set if the answer shows whether the engine computes. An engine whose
