@@ -143,7 +143,7 @@ func (h *Handler) unmarshalWorker(d *caddyfile.Dispenser) error {
 		"models": &w.Models, "role": &w.Role, "mooncake_port": &w.MooncakePort, "taints": &w.Taints,
 		"api_key": &w.APIKey, "drain": &w.Drain, "dynamo_instance_id": &w.DynamoInstanceID, "priority": onOffAuto{&w.Priority},
 		"thinking_budget": onOffAuto{&w.ThinkingBudget}, "cache_salt": onOffAuto{&w.CacheSalt},
-		"sessions": onOffAuto{&w.Sessions}, "engine_load": &w.EngineLoad, "model": &w.Model,
+		"sessions": onOffAuto{&w.Sessions}, "engine_load": &w.EngineLoad, "model": &w.Model, "wake": &w.Wake,
 		"match": repeated(func(d *caddyfile.Dispenser) error { return h.unmarshalMatch(d, &w.MatcherSetsRaw) }),
 		"header": repeated(func(d *caddyfile.Dispenser) error {
 			var name, value string

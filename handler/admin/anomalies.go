@@ -16,6 +16,7 @@ const (
 	stateOK          = "ok"
 	stateDraining    = "draining"
 	stateDrained     = "drained"
+	stateAsleep      = "asleep"
 	stateUnreachable = "unreachable" // it refuses connections, or does not answer
 	stateHung        = "hung"
 	stateMarked      = "marked down"
@@ -27,6 +28,8 @@ const (
 func stateOf(w *worker.Worker, h *worker.HealthState, proxy map[string]proxyState, idle bool) string {
 	of, said := proxy[w.Dial]
 	switch {
+	case w.Asleep():
+		return stateAsleep
 	case w.Draining() && idle:
 		return stateDrained
 	case w.Draining():

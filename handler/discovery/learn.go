@@ -28,7 +28,9 @@ const (
 // an unsure one, changes nothing once the type is known.
 func learn(p *pool.Pool, w *worker.Worker, info engine.Info) {
 	t, before := time.Now(), w.Engine().Info
-	w.Detected(t, engine.Shows(info.Type))
+	if w.Detected(t, engine.Shows(info.Type)); info.Asleep {
+		w.AskAgain() // it may be woken soon
+	}
 	if (info.Type == "" || info.Unsure) && before.Type != "" {
 		return
 	}

@@ -159,6 +159,7 @@ func (p *Prober) Discovered(w *worker.Worker) {
 // AskAgain asks a worker soon which models it serves, because its list is wrong.
 func (p *Prober) AskAgain(w *worker.Worker) {
 	if w.AskModelsAgain(time.Now(), soonest) {
+		w.AskAgain() // it may sleep now
 		p.soon()
 	}
 }

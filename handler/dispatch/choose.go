@@ -154,6 +154,8 @@ func (d *Dispatch) Chosen(c *pool.Candidates, i int, unpriced bool) {
 	}
 	d.remember(c, i, unpriced)
 	if c.Workers[i].IsBackup() { // the session comes back to its own workers
+		want := d.Wants()
+		d.Pool.Wake(&want, d.offers, c.At)
 		d.Pool.Incidents.Raise(c.At, "requests overflow to backup workers", d.Pool.Logger)
 		d.turn.GoAway()
 		return

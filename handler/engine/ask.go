@@ -60,6 +60,8 @@ type Info struct { // one member for each fact
 	KVEvents KVEvents `json:"-"`
 	// Asleep says that the engine has given its memory away, and answers no inference until it is woken.
 	Asleep bool `json:"asleep,omitzero"`
+	// Discarded says that it has given its weights away, too, and must load them again.
+	Discarded bool `json:"discarded_weights,omitzero"`
 	// Started is when the server's process started.
 	Started time.Time `json:"started,omitzero"`
 	// BootID changes with each start of the server. It is empty if the server reports

@@ -109,6 +109,7 @@ func readVLLMMetrics(page []byte, info *Info) (tellsSleep bool) {
 		case s.name == sleep: // at level 0, which only holds requests, no state is 1
 			tellsSleep = tellsSleep || s.value == 1
 			info.Asleep = info.Asleep || s.value == 1 && s.labels["sleep_state"] != "awake"
+			info.Discarded = info.Discarded || s.value == 1 && s.labels["sleep_state"] == "discard_all"
 		case s.name == config:
 			ranks[s.labels["engine"]] = true
 			caches = append(caches, s)
@@ -244,4 +245,22 @@ func (q *Question) askTokenizer(post Post) []byte {
 			"continue_final_message", "add_special_tokens", "chat_template", "chat_template_kwargs"))
 	}
 	return tokenize(post, q.only("model", "prompt", "add_special_tokens"))
+}
+
+// WakeCall is a POST that is a part of waking an engine.
+type WakeCall struct {
+	Path string
+	Body []byte
+}
+
+// WakeCalls returns how the engine is woken. After a sleep of level 2 it must load its weights again.
+func (e *Engine) WakeCalls() []WakeCall {
+	if e.Info.Discarded {
+		return []WakeCall{
+			{"/wake_up?tags=weights", nil},
+			{"/collective_rpc", []byte(`{"method":"reload_weights"}`)},
+			{"/wake_up?tags=kv_cache", nil},
+		}
+	}
+	return []WakeCall{{"/wake_up", nil}}
 }

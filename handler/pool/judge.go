@@ -59,6 +59,7 @@ const (
 	Draining               // a drain is the operator's wish, and a mark ends soon
 	DrainingMarked         // both
 	Fallback               // it is for prefills, but can serve a whole request
+	Asleep                 // its engine sleeps, and can be woken
 	Short                  // added to one of the above: its context is probably too short
 )
 
@@ -83,7 +84,7 @@ func (v Verdict) String() string {
 		v -= Short
 	}
 	return [...]string{
-		"fits", "full", "backup", "marked_down", "draining", "draining", "other_role", "tried", "proxy_unavailable", "other_models",
+		"fits", "full", "backup", "marked_down", "draining", "draining", "other_role", "asleep", "tried", "proxy_unavailable", "other_models",
 		"other_role", "not_allowed", "not_allowed", "shares_cache", "not_named",
 	}[v]
 }
@@ -196,7 +197,7 @@ func (j *judgment) of(up *reverseproxy.Upstream, row *TableRow) Verdict {
 		return role
 	case backup && !w.KnownToServe(j.want.Model), !backup && j.model != "" && !w.KnownToServe(j.model):
 		return OtherModels
-	case !Available(up), backup && (w.Draining() || w.Health.Rests(j.at)):
+	case !Available(up), w.Asleep() && !w.Wakes() && j.want.Kind != worker.KindOther, backup && (w.Draining() || w.Health.Rests(j.at)):
 		return Unavailable
 	case slices.Contains(j.want.Tried, w) || j.want.Beyond > 0 && !w.IsLonger(j.want.Beyond):
 		return Tried
@@ -206,9 +207,12 @@ func (j *judgment) of(up *reverseproxy.Upstream, row *TableRow) Verdict {
 	return j.state(w, role)
 }
 
-// state returns the verdict on a worker of a role that could serve the request: Fits to Fallback.
+// state returns the verdict on a worker of a role that could serve the request: Fits to Asleep.
 func (j *judgment) state(w *worker.Worker, role Verdict) Verdict {
-	if role == Fallback {
+	switch {
+	case w.Asleep():
+		return Asleep
+	case role == Fallback:
 		return role
 	}
 	if w.TakesRequests(j.at) {

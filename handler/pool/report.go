@@ -147,6 +147,7 @@ func (p *Pool) countCleared(w *worker.Worker, why string, cached int64) {
 func (p *Pool) away(w *worker.Worker, r worker.Reach, why string) {
 	previous, wasWell := w.Health.RecordAway(time.Now(), r)
 	if r == worker.Refusing && previous != worker.Refusing {
+		p.awake(w)
 		p.ClearCache(w, observe.ClearedRefused)
 	}
 	if wasWell {

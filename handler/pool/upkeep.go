@@ -135,8 +135,9 @@ func (p *Pool) maintain() {
 				p.queue.reviewAll()
 			}
 			return
-		case <-review:
+		case t := <-review:
 			p.queue.reviewAll()
+			p.wakeForWaiters(t)
 		case t := <-hung:
 			silent.check(t)
 			held.check(t)

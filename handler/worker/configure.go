@@ -59,6 +59,7 @@ func (w *Worker) Describe(set Settings, info engine.Info) (changed bool) {
 // Configure stores the worker's settings.
 func (w *Worker) Configure(set Settings) {
 	w.drains.set(drainConfigured, set.Drain != nil && *set.Drain)
+	w.waking.may.Store(set.Wake != nil && *set.Wake)
 	w.taints.Store(&set.Taints)
 	w.model.Store(&set.Model)
 	if len(set.Models) == 0 {

@@ -104,6 +104,11 @@ type Settings struct { // one field for each option
 	// a restart. Default: `false`.
 	Drain *bool `json:"drain,omitempty"`
 
+	// Whether a request wakes the worker's engine if that sleeps, and no other worker that is awake
+	// can serve the request. It waits in the queue meanwhile. Only vLLM says that it sleeps.
+	// Default: `false`.
+	Wake *bool `json:"wake,omitempty"`
+
 	// Which part of requests the worker serves: `both`, `prefill`, `decode` or `backup`. A
 	// worker for `prefill` computes prompts, and one for `decode` the answers to them. Requests
 	// that cannot be divided go whole to workers of the other roles, if their engine can serve

@@ -24,6 +24,7 @@ type Worker struct {
 	list       atomic.Pointer[ModelList]       // its own models; nil if it has no list
 	configured atomic.Pointer[map[string]bool] // the operator's list; nil if there is none
 	*slots
+	waking
 	room room
 	onDemand
 	drains

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/engine/batch"
 )
@@ -76,6 +77,8 @@ type Config struct {
 	// ServerInfo is what an SGLang tells beside the rest at /server_info. Default:
 	// nothing.
 	ServerInfo map[string]any
+	// WakeTime is how long a vLLM takes to wake up, in real time. Default: none.
+	WakeTime time.Duration
 	// Events is how the engine publishes KV events. Default: it does not.
 	Events *EventConfig
 	// Transfer is how the engine hands KV to other engines. Default: it does not.

@@ -38,6 +38,7 @@ func init() { // some of these look at the flavour
 			"/v1/models": (*exchange).models, "/metrics": (*exchange).metrics,
 			"/tokenize":         (*exchange).tokenize,
 			"/kv_event_sources": (*exchange).eventSources, ResetPath: (*exchange).resetPrefixCache,
+			SleepPath: (*exchange).sleep, WakePath: (*exchange).wakeUp, "/is_sleeping": (*exchange).isSleeping, "/collective_rpc": (*exchange).fine,
 			"/v1/chat/completions/render": (*exchange).renderedChat, "/v1/completions/render": (*exchange).renderedText,
 		},
 		SGLang: {

@@ -33,6 +33,7 @@ type life struct {
 	// One for each rank, or none.
 	publishers []*publisher.Publisher
 	turn       atomic.Uint64
+	asleep     atomic.Int64 // level of a vLLM's sleep, 0 while it is awake
 	load       atomic.Int64 // inference requests that are being answered
 	drains     atomic.Int64 // times that statistics were given away
 	side       *side        // nil without transfers

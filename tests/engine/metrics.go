@@ -28,6 +28,14 @@ func (x *exchange) metrics() {
 		_, waiting := k.load()
 		return waiting
 	})
+	family("vllm:engine_sleep_state", "Engine sleep state.")
+	for level, state := range []string{"awake", "weights_offloaded", "discard_all"} {
+		is := 0
+		if x.life.asleep.Load() == int64(level) {
+			is = 1
+		}
+		fmt.Fprintf(&page, "vllm:engine_sleep_state{engine=\"0\",model_name=%q,sleep_state=%q} %d\n", c.Model, state, is)
+	}
 	family("vllm:cache_config_info", "Information of the cache configuration.")
 	for i := range x.life.ranks {
 		fmt.Fprintf(&page, "vllm:cache_config_info{engine=\"%d\",model_name=%q,block_size=\"%d\",num_gpu_blocks=\"%d\","+ // vLLM adds up all ranks

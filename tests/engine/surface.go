@@ -18,7 +18,7 @@ func (x *exchange) surface() {
 	switch x.r.URL.Path {
 	case "/ping":
 		method = x.r.Method
-	case OpenPath, ClosePath, ResetPath, FlushPath, AbortPath, "/tokenize", "/v1/tokenize", "/apply-template", "/v1/chat/completions/render", "/v1/completions/render":
+	case SleepPath, WakePath, "/collective_rpc", OpenPath, ClosePath, ResetPath, FlushPath, AbortPath, "/tokenize", "/v1/tokenize", "/apply-template", "/v1/chat/completions/render", "/v1/completions/render":
 		method = http.MethodPost
 	}
 	if serve == nil {

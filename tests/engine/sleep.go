@@ -1,0 +1,45 @@
+package engine
+
+import (
+	"cmp"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+// The paths of a vLLM's sleep.
+const (
+	SleepPath = "/sleep"
+	WakePath  = "/wake_up"
+)
+
+// sleep puts the engine to sleep, without its caches.
+func (x *exchange) sleep() {
+	level, err := strconv.Atoi(cmp.Or(x.r.URL.Query().Get("level"), "1"))
+	if err != nil || level < 0 || level > 2 {
+		x.reject(&apiError{http.StatusBadRequest, "invalid level", "BadRequestError", ""})
+		return
+	}
+	x.life.clear()
+	x.life.asleep.Store(int64(level))
+	x.fine()
+}
+
+// wakeUp wakes it. It needs its weights before its cache.
+func (x *exchange) wakeUp() {
+	select {
+	case <-time.After(x.engine.cfg.WakeTime):
+	case <-x.r.Context().Done():
+		return
+	case <-x.life.dead:
+		return
+	}
+	if x.r.URL.Query().Get("tags") != "weights" {
+		x.life.asleep.Store(0)
+	}
+	x.fine()
+}
+
+func (x *exchange) isSleeping() {
+	x.value(map[string]bool{"is_sleeping": x.life.asleep.Load() > 0})
+}

@@ -1,0 +1,135 @@
+package tests
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/engine"
+)
+
+// startSleepers starts engines that sleep at a level, and a router before them that knows it.
+func startSleepers(t *testing.T, n, level int, wakeTime time.Duration, block ...string) (*server, []*engine.Engine) {
+	engines := make([]*engine.Engine, n)
+	for i := range engines {
+		engines[i] = startSimulated(t, engine.Config{Name: fmt.Sprint("e", i+1), Model: "canned", AnswerTokens: 8, Speed: 4, WakeTime: wakeTime})
+	}
+	s := startCaddy(t, ofEngines(engines, block...))
+	for _, e := range engines {
+		s.awaitType(t, e.Addr(), "vllm")
+		putToSleep(t, s, e, level)
+	}
+	return s, engines
+}
+
+// putToSleep has an engine sleep, and waits until the router knows it.
+func putToSleep(t *testing.T, s *server, e *engine.Engine, level int) {
+	t.Helper()
+	resp, err := http.Post(fmt.Sprintf("%s%s?level=%d", e.URL(), engine.SleepPath, level), "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	eventually(t, "the router knows that the engine sleeps", func() bool {
+		s.admits(t, e.Addr())
+		return s.worker(t, e.Addr()).State == "asleep"
+	})
+}
+
+// admits has the router ask an engine again, as a call of the admin API does.
+func (s *server) admits(t *testing.T, dial string) {
+	t.Helper()
+	s.api(t, http.MethodPost, "/pools/default/call?path=/tokenize&worker="+dial, []byte(`{"model":"canned","prompt":"x"}`), nil)
+}
+
+// calls returns the calls by which the router woke an engine, in order.
+func calls(e *engine.Engine) (list []string) {
+	for _, r := range e.Journal() {
+		if r.Path == engine.WakePath || r.Path == "/collective_rpc" {
+			list = append(list, r.Path)
+		}
+	}
+	return list
+}
+
+// TestAsleepGetsNothing has one of two engines sleep, then both, and then wakes one up.
+func TestAsleepGetsNothing(t *testing.T) {
+	s, engines := startSleepers(t, 1, 1, 0)
+	if a := s.chat(t.Context(), ask("hello")); a.status != http.StatusServiceUnavailable {
+		t.Errorf("while the engine sleeps: status %d: %s", a.status, a.body)
+	}
+	if n := len(calls(engines[0])); n > 0 {
+		t.Errorf("the engine was woken %d times", n)
+	}
+	resp, err := http.Post(engines[0].URL()+engine.WakePath, "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	eventually(t, "the router knows that it is awake", func() bool { return s.chat(t.Context(), ask("hello")).ok() })
+	if _, refused := posts(engines[0]); refused > 0 {
+		t.Errorf("the engine got %d requests in its sleep", refused)
+	}
+}
+
+// TestRequestsWakeOneEngine has many requests come while two engines sleep. One is woken, once, and serves
+// all of them. The clients of streams get comments meanwhile.
+func TestRequestsWakeOneEngine(t *testing.T) {
+	for _, level := range []int{1, 2} {
+		t.Run(fmt.Sprint("Level", level), func(t *testing.T) {
+			s, engines := startSleepers(t, 2, level, 700*time.Millisecond, "worker * {\nwake\n}", "keepalive 100ms")
+			asked := make([]asked, 12)
+			for i := range asked {
+				c := ask(fmt.Sprint("hello ", i))
+				c.Stream = i%2 == 0
+				asked[i] = s.start(t, "/v1/chat/completions", string(c.body()))
+			}
+			for i, q := range asked {
+				a := q.wait(t)
+				if !a.ok() || i%2 == 0 && !strings.HasPrefix(string(a.body), ":") {
+					t.Errorf("request %d: status %d, %v: %.200s", i, a.status, a.err, a.body)
+				}
+			}
+			want := []string{engine.WakePath}
+			if level == 2 {
+				want = []string{engine.WakePath, "/collective_rpc", engine.WakePath}
+			}
+			woken := slices.Concat(calls(engines[0]), calls(engines[1]))
+			if !slices.Equal(woken, want) || len(calls(engines[0]))*len(calls(engines[1])) > 0 {
+				t.Errorf("woken by %v and %v", calls(engines[0]), calls(engines[1]))
+			}
+			s.slotsFree(t)
+		})
+	}
+}
+
+// TestEngineDiesWhileWaking kills the engine that is being woken. Another one is woken, and nobody notices.
+func TestEngineDiesWhileWaking(t *testing.T) {
+	s, engines := startSleepers(t, 2, 1, time.Second, "worker * {\nwake\n}")
+	asked := make([]asked, 6)
+	for i := range asked {
+		asked[i] = s.startChat(t, fmt.Sprint("hello ", i))
+	}
+	var first, second *engine.Engine
+	eventually(t, "an engine is woken", func() bool {
+		for i, e := range engines {
+			if len(calls(e)) > 0 {
+				first, second = e, engines[1-i]
+			}
+		}
+		return first != nil
+	})
+	first.Kill()
+	for i, q := range asked {
+		if a := q.wait(t); !a.ok() {
+			t.Errorf("request %d: status %d, %v: %.200s", i, a.status, a.err, a.body)
+		}
+	}
+	if len(calls(second)) != 1 {
+		t.Errorf("the other engine was woken by %v", calls(second))
+	}
+	s.slotsFree(t)
+}
