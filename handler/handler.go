@@ -236,6 +236,11 @@ func (h *Handler) adopt() {
 		if discovery.Apply(h.pool, h.config.Get()) {
 			h.logger.Info("pool settings changed", zap.String("pool", h.Pool))
 		}
+		for _, c := range h.Classes {
+			if c.TTFT > 0 || c.TTFTFrom != "" {
+				h.pool.Promises.Know(c.Name)
+			}
+		}
 		h.pool.KeepLimits(&h.config.Get().Limits)
 		h.keepJournal()
 		h.pool.Serve(time.Now())

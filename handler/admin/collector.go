@@ -22,6 +22,10 @@ var (
 	descLeases    = poolDesc("leases", "Attempts under way.")
 	descWaiting   = poolDesc("waiting_requests", "Requests in the queue.")
 	descQueued    = poolDesc("queued_class_requests", "Requests in the queue by class.", "class", "held")
+	descSaturated = poolDesc("saturation",
+		"How busy the workers of a role are that serve a model, from 0 to 1. 1 while requests wait. Without a model: all of them.", "role", "model")
+	descExpected = poolDesc("predicted_ttft_ratio",
+		"Mean predicted time to the first token of recent requests, in relation to the target of their class.", "class")
 	descExpired   = poolDesc("leases_expired_total", "Leases that leaked and that the router ended.")
 	descUntracked = poolDesc("untracked_prompts_total",
 		"Prompts that had no room in the cache model, in whole or in part.")
@@ -164,6 +168,12 @@ func collectPool(to sink, p *pool.Pool, t time.Time) {
 	for _, q := range classes {
 		to.gauge(descQueued, float64(q.Requests-q.Held), q.Class, "false")
 		to.gauge(descQueued, float64(q.Held), q.Class, "true")
+	}
+	for of, v := range p.Saturations(t) {
+		to.gauge(descSaturated, v, string(of.Role), of.Model)
+	}
+	for class, v := range p.Promises.Expected(t) {
+		to.gauge(descExpected, v, class)
 	}
 	to.emit(descExpired, prometheus.CounterValue, float64(s.Expired))
 	to.emit(descUntracked, prometheus.CounterValue, float64(s.Untracked))

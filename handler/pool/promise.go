@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/queue"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 )
@@ -59,6 +60,9 @@ func (p *Pool) predict(s *Seat, want *Wants, c *Candidates, bound, chosen int, s
 	}
 	if s.Demoted = want.Demoted; s.Predicted.IsZero() {
 		s.Predicted = c.At.Add(time.Duration((terms.TTFT() + others) * float64(time.Millisecond)))
+		if left := want.left(c.At); !want.Deadline.IsZero() && left > 0 {
+			p.Promises.expect(want.class(), (terms.TTFT()+others)/left, c.At)
+		}
 	}
 	if !want.isPromised() {
 		return false
@@ -121,9 +125,10 @@ type Promises struct {
 
 // accuracy is how well the first tokens of a class were predicted.
 type accuracy struct {
-	off     float64 // the mean of |ln(predicted/actual)|, in which recent ones weigh more
-	samples int
-	checked time.Time // of the latest sample, or when a late request was last served to get one
+	off      float64 // the mean of |ln(predicted/actual)|, in which recent ones weigh more
+	samples  int
+	expected observe.Decaying // predictions, and the sum of their shares of the target
+	checked  time.Time        // of the latest sample, or when a late request was last served to get one
 }
 
 const (
@@ -186,6 +191,34 @@ func (p *Promises) doubts(class *queue.Class, now time.Time) (why string) {
 		return unchecked
 	}
 	return ""
+}
+
+// expectFor is how long predictions count in Expected, about.
+const expectFor = 30 * time.Second
+
+// expect records a predicted first token, in relation to its target.
+func (p *Promises) expect(class string, share float64, now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	d := p.accuracy(class).expected.To(now, expectFor)
+	d.All, d.Some = d.All+1, d.Some+share
+}
+
+// Know makes a class with a target known.
+func (p *Promises) Know(class string) { p.expect(class, 0, time.Time{}) }
+
+// Expected returns the recent mean of the predicted first tokens of each class, in relation to its target. It is 0
+// without recent requests.
+func (p *Promises) Expected(now time.Time) map[string]float64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	of := make(map[string]float64, len(p.of))
+	for class, a := range p.of {
+		if of[class] = 0; a.expected.To(now, expectFor).All >= 0.05 {
+			of[class] = a.expected.Some / a.expected.All
+		}
+	}
+	return of
 }
 
 // checks records that a late request is served, which will show how predictions are.

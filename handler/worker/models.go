@@ -78,6 +78,17 @@ func (w *Worker) Listed() []ModelEntry {
 	return list
 }
 
+// BaseModels returns the ids of the models that the worker lists, without adapters.
+func (w *Worker) BaseModels() (ids []string) {
+	list := w.list.Load()
+	for _, e := range w.Listed() {
+		if list == nil || !list.Adapters[e.ID] {
+			ids = append(ids, e.ID)
+		}
+	}
+	return ids
+}
+
 // ModelMetrics returns the metrics of the worker for a model.
 func (w *Worker) ModelMetrics(model string) *observe.ModelMetrics {
 	return w.Past.ModelMetrics(model, w.KnownToServe(model))

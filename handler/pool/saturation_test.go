@@ -1,0 +1,52 @@
+package pool
+
+import (
+	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
+)
+
+// TestSaturation has the workers of two roles fill up. It is there before any request, and without any worker.
+func TestSaturation(t *testing.T) {
+	want := func(p *Pool, of Saturated, value float64) {
+		t.Helper()
+		if v, there := p.Saturations(time.Now())[of]; !there || v != value {
+			t.Errorf("%+v: %v, %v, want %v", of, v, there, value)
+		}
+	}
+	want(testPool(t, wanted()), Saturated{Role: engine.RoleBoth}, 0)
+	p := testPool(t, wanted(
+		worker.Settings{Dial: "a:1", MaxRunning: 2, Models: []string{"m"}}, worker.Settings{Dial: "b:1", MaxRunning: 2, Models: []string{"m", "n"}},
+		worker.Settings{Dial: "c:1", MaxRunning: 1, Role: "prefill"}, worker.Settings{Dial: "d:1", MaxRunning: 1, Role: "backup", Models: []string{"m"}},
+	))
+	want(p, Saturated{engine.RoleBoth, "m"}, 0)
+	want(p, Saturated{engine.RolePrefill, ""}, 0)
+	p.Worker("a:1").TakeSlot()
+	p.Worker("c:1").TakeSlot()
+	p.Worker("d:1").TakeSlot()
+	want(p, Saturated{engine.RoleBoth, "m"}, 0.25)
+	want(p, Saturated{engine.RoleBoth, "n"}, 0)
+	want(p, Saturated{engine.RoleBoth, ""}, 0.25)
+	want(p, Saturated{engine.RolePrefill, ""}, 1)
+	p.Drain(p.Worker("b:1"), true)
+	want(p, Saturated{engine.RoleBoth, "m"}, 0.5)
+}
+
+// TestExpectedFirstTokens has the ratio of a class begin with 0, follow predictions, and go back to 0.
+func TestExpectedFirstTokens(t *testing.T) {
+	var p Promises
+	now := time.Now()
+	want := func(at time.Time, value float64) {
+		t.Helper()
+		if v, there := p.Expected(at)["chat"]; !there || v != value {
+			t.Errorf("%v, %v, want %v", v, there, value)
+		}
+	}
+	p.Know("chat")
+	want(now, 0)
+	p.expect("chat", 2, now)
+	want(now, 2)
+	want(now.Add(time.Hour), 0)
+}
