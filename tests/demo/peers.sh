@@ -1,9 +1,9 @@
 #!/bin/sh
 # Runs the demo with smg, the successor of SGLang's gateway, and vllm-router as further contenders. It
 # installs both from PyPI into a folder: PEERS, or one of the user's cache. Needs Linux, and python3
-# with venv. Arguments go to the demo:
+# with venv. Arguments go to the demo. Two cores are enough for one seed at a time:
 #
-#	tests/demo/peers.sh -seed 6500
+#	tests/demo/peers.sh -seed 6281 -seeds 1
 set -eu
 cd "$(dirname "$0")/../.."
 peers="${PEERS:-${XDG_CACHE_HOME:-$HOME/.cache}/kvrouter-tools/peers}"
