@@ -21,6 +21,7 @@ type Cache struct {
 	changes  int // how often blocks were reserved or released
 	found    []int32
 	hear     Listener // nil: none
+	job      int      // whose blocks are reserved or released, for the listener
 }
 
 // Listener hears what becomes of a cache's blocks, as the subscriber of an engine's KV events
@@ -28,7 +29,8 @@ type Cache struct {
 type Listener interface {
 	// Stored is called with blocks that follow each other, and the one before them unless
 	// they begin a prompt.
-	Stored(parent uint64, hasParent bool, blocks []uint64)
+	// job is the number of the job that they are of.
+	Stored(job int, parent uint64, hasParent bool, blocks []uint64)
 	Removed(block uint64)
 }
 
@@ -44,7 +46,7 @@ func (c *Cache) tell(chain []uint64, from int) {
 	if from > 0 {
 		parent = chain[from-1]
 	}
-	c.hear.Stored(parent, from > 0, chain[from:])
+	c.hear.Stored(c.job, parent, from > 0, chain[from:])
 }
 
 type node struct {

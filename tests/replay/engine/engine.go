@@ -221,6 +221,7 @@ func (e *Engine) next() *Job {
 		if e.preempts {
 			j.held = j.tokens()/e.block + 1
 		}
+		e.cache.job = j.Number
 		held, ok = e.cache.Reserve(j.Chain, j.held)
 	}
 	if !ok {
@@ -322,6 +323,7 @@ func (e *Engine) end(j *Job) {
 		return
 	}
 	e.chain = j.Chained(e.chain[:0], e.block)
+	e.cache.job = j.Number
 	e.cache.Release(j.Chain, e.chain[len(j.Chain):], j.held)
 }
 

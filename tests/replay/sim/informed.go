@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"strconv"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
@@ -28,9 +29,9 @@ type informant struct {
 }
 
 // Stored implements engine.Listener.
-func (in *informant) Stored(parent uint64, hasParent bool, blocks []uint64) {
+func (in *informant) Stored(job int, parent uint64, hasParent bool, blocks []uint64) {
 	in.pass(func(f *cache.Feed) {
-		n, why := f.Stored(&cache.Stored{Root: in.of.Seed, Parent: parent, HasParent: hasParent, Names: blocks, Blocks: blocks})
+		n, why := f.Stored(&cache.Stored{Root: in.of.Seed, Parent: parent, HasParent: hasParent, Names: blocks, Blocks: blocks, Session: cache.SessionHash(strconv.Itoa(job))})
 		if in.of.err == nil && n != len(blocks) {
 			in.of.err = fmt.Errorf("the index refuses what an engine stores: outcome %d", why)
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
@@ -335,6 +336,9 @@ func (r *replay) seat(q *request, at int) {
 		return
 	}
 	q.at, q.lease = o.scheduler.SelectAmong(r.clock(), &ask, o.refs, bound, o.policy, &o.selection)
+	if r.Learned {
+		q.lease.Named(strconv.Itoa(q.Number)) // as requests to vLLM name themselves
+	}
 	q.away = ask.Home != (kvscore.Target{}) && q.lease.Target() != ask.Home && o.selection.HomeHolds()
 	if r.observer != nil {
 		r.observer.Placed(&o.selection, q.Number, q.at)
