@@ -58,8 +58,9 @@ const (
 	settled = 100 * time.Millisecond
 	// eventsLate is how late events may be.
 	eventsLate = time.Second
-	// maxLessons and maxMarks bound the prompts that wait for events, and what a feed logs of these.
-	maxLessons, maxMarks = 1024, 16 << 10
+	// maxLessons bounds the prompts that wait for events. maxMarks and maxBlocks bound what a feed logs for
+	// these.
+	maxLessons, maxMarks, maxBlocks = 1024, 16 << 10, 512 << 10
 )
 
 // growth is a chain of blocks that an engine has stored, event by event.
@@ -67,8 +68,9 @@ type growth struct {
 	tip     uint64 // the engine's name of the last block
 	root    uint64
 	session uint64
-	marks   []mark // where events begin and end
-	claimed int    // a lesson has learned the blocks before
+	blocks  []uint64 // the whole chain; the engine may evict it soon
+	marks   []mark   // where events begin and end
+	claimed int      // a lesson has learned the blocks before
 }
 
 // mark is a border between the events of a growth.
@@ -79,13 +81,14 @@ type mark struct {
 
 // growths are what a feed has stored while prompts of text were under way.
 type growths struct {
-	open int // lessons
-	ends map[uint64]*growth
-	list []*growth // by age
-	size int       // marks in all
+	open   int // lessons
+	ends   map[uint64]*growth
+	list   []*growth // by age
+	size   int       // marks in all
+	blocks int       // in all
 }
 
-func (g *growths) clear() { g.ends, g.list, g.size = nil, nil, 0 }
+func (g *growths) clear() { g.ends, g.list, g.size, g.blocks = nil, nil, 0, 0 }
 
 // size returns what was learned, and the memory that it takes.
 func (l *learner) size() (Lessons, int64) {
@@ -104,7 +107,7 @@ func (g *growth) mark(depth int) int {
 
 // begin opens a lesson if there is something to learn of a prompt on a target with a feed.
 func (c *Caches) begin(now time.Time, t *Ticket, p *Prompt, l *look, f *Feed, info *FeedInfo) {
-	if t.tracked != t.blocks || t.blocks == 0 {
+	if t.blocks == 0 {
 		return
 	}
 	t.lesson = &lesson{
@@ -130,17 +133,20 @@ func (l *learner) log(f *Feed, b *Stored, n int) {
 	defer l.mu.Unlock()
 	s := &f.growths
 	var from *growth
-	depth, root := 0, b.Root
 	if b.HasParent {
-		if from = s.ends[b.Parent]; from != nil && from.tip == b.Parent {
-			depth, root = from.marks[len(from.marks)-1].depth, from.root
-		} else if depth, root = l.exact.Place(b.Parent); depth == 0 {
-			return
-		}
+		from = s.ends[b.Parent]
 	}
-	g := from
-	if g == nil || g.tip != b.Parent || g.session != b.Session {
-		g = &growth{root: root, session: b.Session}
+	g, depth := from, 0
+	if g != nil && g.tip == b.Parent && g.session == b.Session {
+		depth = len(g.blocks)
+	} else {
+		g = &growth{root: b.Root, session: b.Session}
+		if b.HasParent {
+			g.root, g.blocks = l.exact.Chain(b.Parent)
+			if depth = len(g.blocks); depth == 0 {
+				return
+			}
+		}
 		if from == nil || from.mark(depth) < 0 {
 			g.marks = append(g.marks, mark{depth, l.now})
 		} else { // others may have gone on from there: each of the two may be any of them
@@ -148,15 +154,19 @@ func (l *learner) log(f *Feed, b *Stored, n int) {
 		}
 		s.list = append(s.list, g)
 		s.size += len(g.marks)
+		s.blocks += depth
 	}
+	g.blocks = append(g.blocks, b.Blocks[:n]...)
+	s.blocks += n
 	g.tip = b.Names[n-1]
 	g.marks = append(g.marks, mark{depth + n, l.now})
 	if s.size++; s.ends == nil {
 		s.ends = make(map[uint64]*growth)
 	}
 	s.ends[g.tip] = g
-	for s.size > maxMarks && len(s.list) > 1 {
+	for (s.size > maxMarks || s.blocks > maxBlocks) && len(s.list) > 1 {
 		s.size -= len(s.list[0].marks)
+		s.blocks -= len(s.list[0].blocks)
 		s.list = slices.Delete(s.list, 0, 1)
 	}
 	if len(s.ends) > 2*maxMarks {
@@ -171,6 +181,8 @@ func (c *Caches) learn(t *Ticket, kept bool, answer *Answer, n *Counts) {
 		l.drop(t.lesson)
 	case answer != nil && len(answer.Blocks) >= t.blocks:
 		l.end(t, answer.Blocks, n, true)
+	case t.tracked != t.blocks: // its text is not known any more
+		l.drop(t.lesson)
 	default:
 		l.end(t, t.ref.Blocks(t.blocks), n, false)
 	}
@@ -270,7 +282,7 @@ func (l *learner) teach(o *lesson) (over bool) {
 	if at := func(g *growth) bool { return g.marks[len(g.marks)-1].depth == whole }; answered && len(fit) > 1 && slices.ContainsFunc(fit, at) {
 		fit = slices.DeleteFunc(fit, func(g *growth) bool { return !at(g) })
 	}
-	chain := l.chain(fit, prompt)
+	chain := common(fit, prompt)
 	answered = answered && len(fit) == 1 && fit[0].mark(whole) >= 0 && len(chain) >= whole
 	switch {
 	case !o.last && (chain == nil || o.answered && !answered):
@@ -296,15 +308,13 @@ func (l *learner) teach(o *lesson) (over bool) {
 	return true
 }
 
-// chain returns the blocks of growths that are equal for as long as a prompt; nil if they differ, or are
-// evicted.
-func (l *learner) chain(of []*growth, prompt int) (chain []uint64) {
+// common returns the blocks of growths that are equal for as long as a prompt; nil if they differ.
+func common(of []*growth, prompt int) (chain []uint64) {
 	for _, g := range of {
-		one := l.exact.Chain(g.tip)
-		if len(one) < prompt || chain != nil && !slices.Equal(chain[:prompt], one[:prompt]) {
+		if chain != nil && !slices.Equal(chain[:prompt], g.blocks[:prompt]) {
 			return nil
 		}
-		chain = one
+		chain = g.blocks
 	}
 	return chain
 }

@@ -471,7 +471,7 @@ func TestFloodOfEvents(t *testing.T) {
 			parent = 0
 		}
 	}
-	if g := &flooded.feed.growths; g.size > maxMarks || len(g.ends) > 2*maxMarks {
+	if g := &flooded.feed.growths; g.size > maxMarks || g.blocks > maxBlocks || len(g.ends) > 2*maxMarks {
 		t.Errorf("%d marks and %d names are noted", g.size, len(g.ends))
 	}
 	for _, c := range []*call{x, y} {
@@ -481,7 +481,7 @@ func TestFloodOfEvents(t *testing.T) {
 	f.later()
 	f.wants(other, y.prompt, "", full(y.prompt), Learned)
 	for _, e := range f.engines {
-		if g := &e.feed.growths; g.open != 0 || g.size != 0 || g.list != nil {
+		if g := &e.feed.growths; g.open != 0 || g.size != 0 || g.blocks != 0 || g.list != nil {
 			t.Errorf("%d prompts and %d marks are left", g.open, g.size)
 		}
 	}

@@ -114,11 +114,13 @@ func (t *Ticket) End(computed bool, answer *Answer, n Counts) (kept bool) {
 	c := s.caches
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	told := n
 	if kept = computed && t.losses == s.losses; kept {
 		c.recordCounts(t, &n)
 	}
 	if t.lesson != nil {
-		c.learn(t, kept, answer, &n)
+		told.Prompt = Believable(told.Prompt, t.estimate)
+		c.learn(t, kept, answer, &told)
 	}
 	c.sent.Release(t.ref, kept)
 	if !kept {
