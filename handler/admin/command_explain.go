@@ -83,7 +83,7 @@ func runExplain(c *client, fl caddycmd.Flags) (int, error) {
 	if x.Chosen != nil {
 		fmt.Printf("model %s: %s\n%s\n", x.Plan.Model, x.Chosen.Dial, x.Chosen.Sentence)
 		if f := x.Plan.New; f != nil {
-			fmt.Println(f)
+			fmt.Println(difference(f))
 		}
 		fmt.Println()
 		writeCandidates(os.Stdout, x.Candidates, x.Unit, x.Chosen.Target)

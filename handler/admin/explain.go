@@ -56,7 +56,7 @@ type planView struct {
 	PromptBlocks    int     `json:"prompt_blocks"`
 	BlockTokens     float64 `json:"block_tokens"`
 	// New is where the prompt begins that no candidate has cached.
-	New *newPart `json:"new_from,omitzero"`
+	New *api.Place `json:"new_from,omitzero"`
 	// Fallback says why nothing is compared.
 	Fallback string `json:"fallback,omitempty"`
 	// Trusted and Dropped are the kinds of wishes that were granted and dropped.

@@ -5,12 +5,13 @@ import (
 	"strings"
 )
 
-// Place is a place in the canonical text of a prompt.
+// Place is a place in a prompt.
 type Place struct {
-	Message int    // its number, from 1; 0 if the place is in no message
-	Role    string // of the message, or tools; empty in a prompt without messages
-	Byte    int    // in the message
-	Text    string // from there on
+	Token   int    `json:"token,omitzero"`   // in a prompt of token ids
+	Message int    `json:"message,omitzero"` // its number, from 1; 0 if the place is in no message
+	Role    string `json:"role,omitzero"`    // of the message, or tools; empty in a prompt without messages
+	Byte    int    `json:"byte"`             // in the message, or in the prompt
+	Text    string `json:"text,omitzero"`    // from there on
 }
 
 // Find returns the place of a part of the canonical text, by the offsets that [Request.Blocks] count. It reads
@@ -22,13 +23,13 @@ func Find(a API, body []byte, from, to int) (at Place) {
 	}
 	at.Byte = from
 	messages := 0
-	for i, c := range text[:to] {
-		switch {
-		case c == markMessage && i <= from:
+	for i, c := range text[:from+1] {
+		switch c {
+		case markMessage:
 			role, _, _ := bytes.Cut(text[i+1:], []byte{markSep})
 			messages++
 			at.Message, at.Role, at.Byte = messages, string(role), max(0, from-i-len(role)-2)
-		case c == markTool && i <= from:
+		case markTool:
 			at.Message, at.Role, at.Byte = 0, "tools", max(0, from-i-1)
 		}
 	}

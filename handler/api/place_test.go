@@ -16,14 +16,14 @@ func TestFind(t *testing.T) {
 		from       int
 		want       Place
 	}{
-		{"/v1/completions", `{"prompt":"0123456789"}`, 4, Place{0, "", 4, "45678"}},
+		{"/v1/completions", `{"prompt":"0123456789"}`, 4, Place{0, 0, "", 4, "45678"}},
 		{"/v1/completions", `{"prompt":"0123456789"}`, 10, Place{}},
 		{"/v1/completions", `{"prompt":[1,2,3]}`, 0, Place{}},
 		{"/v1/completions", `{`, 0, Place{}},
-		{"/v1/chat/completions", chat("0123456789", "hello you"), 18, Place{0, "tools", 0, " f dd"}},
-		{"/v1/chat/completions", chat("0123456789", "hello you"), 13, Place{1, "system", 5, "56789"}},
-		{"/v1/chat/completions", chat("0123456789", "hello you"), 100, Place{2, "user", 2, "llo y"}},
-		{"/v1/chat/completions", chat(`\u00e9\n0`, "hello"), 8, Place{1, "system", 0, "é\\n0"}},
+		{"/v1/chat/completions", chat("0123456789", "hello you"), 18, Place{0, 0, "tools", 0, " f dd"}},
+		{"/v1/chat/completions", chat("0123456789", "hello you"), 13, Place{0, 1, "system", 5, "56789"}},
+		{"/v1/chat/completions", chat("0123456789", "hello you"), 100, Place{0, 2, "user", 2, "llo y"}},
+		{"/v1/chat/completions", chat(`\u00e9\n0`, "hello"), 8, Place{0, 1, "system", 0, "é\\n0"}},
 	} {
 		got := Find(For(c.path), []byte(c.body), c.from, c.from+5)
 		if got != c.want {
