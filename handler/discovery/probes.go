@@ -158,8 +158,8 @@ func (p *Prober) Discovered(w *worker.Worker) {
 
 // AskAgain asks a worker soon which models it serves, because its list is wrong.
 func (p *Prober) AskAgain(w *worker.Worker) {
+	w.AskAgain() // it may sleep now
 	if w.AskModelsAgain(time.Now(), soonest) {
-		w.AskAgain() // it may sleep now
 		p.soon()
 	}
 }
