@@ -132,7 +132,7 @@ func TestSessionsStayWhereTheyAre(t *testing.T) {
 }
 
 // TestExactKnowledgeIsTheEngines shows a policy of the router a cache model that is
-// far too small, and then the engines' own blocks: of token ids, and of text.
+// far too small, and then the engines' own blocks. Prompts are token ids, and then text.
 func TestExactKnowledgeIsTheEngines(t *testing.T) {
 	c := cell(synthetic(t, 1500, false), "dynamo_16")
 	c.ToldTimes = 1.0 / 30

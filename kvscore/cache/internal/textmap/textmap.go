@@ -7,7 +7,7 @@
 //
 // # Texts
 //
-// A text is a root and the content hashes of its full blocks, as in package approx. Only texts with
+// As in package approx, a text is a root and the content hashes of its full blocks. Only texts with
 // equal roots can have equal tokens. Texts are the paths of a compressed
 // trie. Each run of the trie has some text blocks, and the token blocks that follow those of the run
 // above.
