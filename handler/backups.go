@@ -22,9 +22,9 @@ func (h *Handler) loadBackups(ctx caddy.Context) error {
 			return fmt.Errorf("worker %s: %w", w.Dial, err)
 		}
 		if h.backups == nil {
-			h.backups = make(map[string]caddyhttp.MatcherSets)
+			h.backups, h.declared = make(map[string]caddyhttp.MatcherSets), make(map[string]bool)
 		}
-		h.backups[w.Dial] = sets
+		h.backups[w.Dial], h.declared[w.Dial] = sets, true
 	}
 	return nil
 }

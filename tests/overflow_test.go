@@ -1,6 +1,7 @@
 package tests
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/http"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+	"github.com/caddyserver/caddy/v2"
 )
 
 // cloud returns the block of an engine that is a backup.
@@ -318,5 +320,58 @@ func TestRouterAsksBackupNothing(t *testing.T) {
 	}
 	if n := seen.Load(); n != 0 {
 		t.Errorf("the backup saw %d changes of connections", n)
+	}
+}
+
+// TestReloadsKeepFromBackups has a configuration with a backup that no longer serves, and one that does not serve yet. For
+// the pool, their backup is an engine.
+func TestReloadsKeepFromBackups(t *testing.T) {
+	o := startOverflowing(t, nil)
+	first := o.occupy(t)
+	without := route([]*canned.Engine{o.own}, fmt.Sprintf("worker %s {\nid 1\nmax_running 7\n}", o.own.Addr()))
+	if err := o.reload(without); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the pool has the new settings", func() bool {
+		most := o.worker(t, o.own.Addr()).Load.Max
+		return most != nil && *most == 7
+	})
+	o.own.Kill()
+	if a := first.wait(t); a.ok() {
+		t.Errorf("the request before the reload: status %d by %s", a.status, a.engine())
+	}
+	if err := o.own.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	o.own.SetHandler(nil)
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	rejected, err := adapt(o.caddyfile(route([]*canned.Engine{o.own, o.backup}, cloud(o.backup))) + fmt.Sprintf("http://%s {\nrespond hi\n}\n", taken.Addr()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var clients sync.WaitGroup
+	defer clients.Wait()
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	for range 4 {
+		clients.Go(func() {
+			for ctx.Err() == nil {
+				o.client.CloseIdleConnections() // else the old listener's connections serve all
+				o.request(ctx, http.MethodGet, "/v1/anything", nil, "Authorization", "Bearer sk-client")
+			}
+		})
+	}
+	for range 15 {
+		if caddy.Load(rejected, true) == nil {
+			t.Fatal("Caddy accepts a listener on a port that is taken")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	for _, r := range o.backup.Journal() {
+		t.Errorf("the backup got %s %s %v", r.Method, r.URI, r.Header)
 	}
 }

@@ -112,7 +112,7 @@ func (p *Prober) Await(ctx context.Context) {
 // of those that its dynamic source returned lately. Other workers of the pool may be reached
 // in another way, or have an address that a client chose. The router asks a backup nothing.
 func (p *Prober) Reaches(w *worker.Worker) bool {
-	if w.IsBackup() {
+	if w.IsBackup() || !p.client.May(w.Dial) {
 		return false
 	}
 	if p.proxy.DynamicUpstreams == nil {

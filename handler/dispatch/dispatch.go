@@ -261,6 +261,8 @@ type Dispatcher struct {
 	// Speculative allows clients to ask for speculative prefills.
 	Speculative bool
 	Client      *upstream.Client
+	// Backups are the addresses that the handler declares as backups; nil if there are none.
+	Backups map[string]bool
 	// ServerTiming and CacheStatus are whether answers have these headers.
 	ServerTiming, CacheStatus bool
 

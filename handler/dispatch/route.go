@@ -49,7 +49,7 @@ func (rt *route) Requires() pool.Wants {
 		Model: rt.plan.Model, Only: rt.fixed.worker, Rank: pool.AnyRank, Workers: e.AllowedWorkerIDs,
 		Taints: e.RoutingConstraints.RequiredTaints, Isolated: rt.plan.Isolated, API: rt.plan.Name, Kind: rt.kind(),
 		Session: rt.plan.Session.Opens(), Tried: rt.tried, Tier: tier, Arrival: arrival, Beyond: rt.beyond,
-		NoTrial: !rt.plan.ShowsHealth, Backups: rt.plan.Backups,
+		NoTrial: !rt.plan.ShowsHealth, Backups: rt.plan.Backups, Declared: rt.Backups,
 		Class: rt.plan.Class, Tenant: rt.plan.Tenant.Hash, TenantName: rt.plan.Tenant.Name,
 		TenantWeight: rt.Pool.Quota.Weight(rt.plan.Tenant.Hash),
 	}

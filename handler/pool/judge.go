@@ -28,6 +28,7 @@ type Wants struct {
 	Part     worker.Part        // of a request that the worker must serve
 	Backups  []uint64           // ids of the backups that may serve the request
 	Over     bool               // none but these may
+	Declared map[string]bool    // the addresses that its configuration declares as backups
 	NoTrial  bool               // its answer does not show whether the engine computes
 	Kind     worker.AttemptKind // all but KindOther take one of the worker's slots
 	Tier     int                // lower tiers leave the queue first
@@ -150,10 +151,11 @@ func (r *registry) Meets(want *Wants, w *worker.Worker) Verdict {
 }
 
 // allows returns whether the request may go to a worker, as far as backups matter. A background request
-// has time.
+// has time. While the pool has the settings of another configuration, after a reload or before it, a declared
+// backup may be an engine there.
 func (w *Wants) allows(to *worker.Worker) bool {
 	if !to.IsBackup() {
-		return !w.Over
+		return !w.Over && !w.Declared[to.Dial]
 	}
 	return !w.isBackground() && slices.Contains(w.Backups, to.ID)
 }
@@ -178,7 +180,7 @@ func (r *registry) judgment(want *Wants, o Offers, t time.Time) judgment {
 		j.model = o.served(want.Model)
 	}
 	j.more = want.Only != nil || want.Isolated || want.Session || want.Rank != AnyRank ||
-		want.Workers != nil || len(want.Taints) > 0 || want.Over
+		want.Workers != nil || len(want.Taints) > 0 || want.Over || want.Declared != nil
 	return j
 }
 

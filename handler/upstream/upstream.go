@@ -139,6 +139,12 @@ var ErrNoDial = errors.New("the address has placeholders, or is not one socket")
 // errBackup means that an address is a backup's.
 var errBackup = errors.New("a backup gets no requests of the router's own")
 
+// May returns whether the router may make requests of its own to the worker at an address.
+func (c *Client) May(dial string) bool {
+	_, may := c.key(dial)
+	return may
+}
+
 // dialInfo returns how the transport dials an address.
 func dialInfo(dial string) (addr caddy.NetworkAddress, info reverseproxy.DialInfo, err error) {
 	if strings.Contains(dial, "{") {
@@ -161,7 +167,7 @@ func dialInfo(dial string) (addr caddy.NetworkAddress, info reverseproxy.DialInf
 // context's replacer.
 func (c *Client) to(ctx context.Context, dial string) (context.Context, string, *caddy.Replacer, error) {
 	addr, info, err := dialInfo(dial)
-	if _, may := c.key(dial); err == nil && !may {
+	if err == nil && !c.May(dial) {
 		err = errBackup
 	}
 	if err != nil {
