@@ -302,8 +302,10 @@ func (f *Framer) Edit(edits []Edit) {
 	if cap(f.out) == 0 {
 		f.out = make([]byte, 0, len(f.b)+len(f.b)/4)
 	}
-	f.out = Splice(append(f.out, f.b[f.from:data.Start]...), data.Of(f.b), edits)
-	f.from = data.End
+	for _, e := range edits {
+		f.out = append(append(f.out, f.b[f.from:data.Start+e.Start]...), e.Text...)
+		f.from = data.Start + e.End
+	}
 }
 
 // Before returns the bytes to forward before the frame that Next has returned, if the stream ends
