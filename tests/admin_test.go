@@ -100,7 +100,7 @@ type (
 		Models struct {
 			Told []string `json:"listed"`
 		} `json:"models"`
-		State string `json:"state"`
+		State  string `json:"state"`
 		Health struct {
 			Available bool    `json:"available"`
 			Proxy     *bool   `json:"proxy_available"`
