@@ -63,6 +63,10 @@ func TestOverflowGoesToBackup(t *testing.T) {
 		!strings.Contains(string(a.body), `"model":"canned"`) {
 		t.Fatalf("status %d by %s, header %v: %s", a.status, a.engine(), a.header, a.body)
 	}
+	twice := []byte(`{"model":"expensive","cache_salt":"secret","messages":[{"role":"user","content":"hello"}],"model":"canned"}`)
+	if a := o.post(t.Context(), "/v1/chat/completions", twice, secrets...); a.engine() != o.backup.Name() {
+		t.Errorf("two models: status %d by %s", a.status, a.engine())
+	}
 	for _, r := range o.backup.Journal() {
 		names := make([]string, 0, len(r.Header))
 		for name := range r.Header {
@@ -70,7 +74,8 @@ func TestOverflowGoesToBackup(t *testing.T) {
 		}
 		slices.Sort(names)
 		want := []string{"Accept-Encoding", "Anthropic-Version", "Authorization", "Content-Length", "Content-Type", "User-Agent"}
-		if !slices.Equal(names, want) || r.Header.Get("Authorization") != "Bearer sk-cloud" || r.URI != "/v1/chat/completions" || strings.Contains(string(r.Body), "nvext") || !strings.Contains(string(r.Body), `"model":"example/canned"`) {
+		if !slices.Equal(names, want) || r.Header.Get("Authorization") != "Bearer sk-cloud" || r.URI != "/v1/chat/completions" || strings.Contains(string(r.Body), "nvext") ||
+			strings.Contains(string(r.Body), "secret") || strings.Contains(string(r.Body), "expensive") || !strings.Contains(string(r.Body), `"model":"example/canned"`) {
 			t.Errorf("the backup got %s %s %v %s", r.Method, r.URI, r.Header, r.Body)
 		}
 	}
@@ -80,7 +85,7 @@ func TestOverflowGoesToBackup(t *testing.T) {
 	if a := o.chat(t.Context(), ask("third"), "X-Session-Id", "s"); !a.ok() || a.engine() != o.own.Name() {
 		t.Errorf("with a free engine: status %d by %s", a.status, a.engine())
 	}
-	if n := o.backup.Requests(); n != 1 {
+	if n := o.backup.Requests(); n != 2 {
 		t.Errorf("the backup got %d requests", n)
 	}
 	for _, r := range o.own.Journal() {
@@ -208,7 +213,7 @@ func TestClientsCannotReachBackups(t *testing.T) {
 			o.gate.opened(t)
 			first.wait(t)
 		}
-		for _, path := range []string{"/tokenize", "/v1/audio/transcriptions", "/flush_cache", "/wake_up", "/v1/anything"} {
+		for _, path := range []string{"/tokenize", "/generate", "/v1/score", "/v1/audio/transcriptions", "/flush_cache", "/wake_up", "/v1/anything"} {
 			if a := o.post(t.Context(), path, []byte(`{"model":"canned"}`), "Authorization", "Bearer sk-client"); a.engine() == o.backup.Name() {
 				t.Errorf("%s, %s: status %d by %s", stage, path, a.status, a.engine())
 			}

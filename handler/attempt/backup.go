@@ -4,6 +4,8 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
+
 	"github.com/caddyserver/caddy/v2"
 )
 
@@ -19,6 +21,7 @@ var forBackups = []string{
 // the operator's headers for that backup.
 func toBackup(req *http.Request, set map[string]string) *http.Request {
 	out, at := *req, *req.URL
+	out.Trailer = nil
 	at.RawQuery, at.ForceQuery = "", false
 	out.URL, out.Header = &at, make(http.Header)
 	for _, name := range forBackups {
@@ -35,6 +38,14 @@ func toBackup(req *http.Request, set map[string]string) *http.Request {
 		}
 	}
 	return &out
+}
+
+// editForBackup leaves out of a body what is only for engines of the operator, and leaves one name of the model.
+func editForBackup(edit *api.Editor) {
+	edit.Cut("cache_salt")
+	if v := edit.Value(memberModel); v != nil {
+		edit.Set(memberModel, v)
+	}
 }
 
 // Disowns returns whether a backup refuses a request because of the router's account there: its key, its

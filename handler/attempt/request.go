@@ -95,7 +95,7 @@ func (e *Request) adapt(req *http.Request) (*http.Request, body.Edited) {
 		as = body.Edited{Of: e.Body, Size: e.Body.Size}
 	}
 	p, ranks, renames := e.Plan, e.Worker.Ranks(), Renames(e.Plan, e.Worker)
-	if p.Everywhere || ranks < 2 && !p.EditsBody && !p.AsksUsage && e.Session == "" && e.Phase == nil && e.Rest == nil && !e.AskIDs && !renames {
+	if p.Everywhere || ranks < 2 && !p.EditsBody && !p.AsksUsage && e.Session == "" && e.Phase == nil && e.Rest == nil && !e.AskIDs && !renames && !e.Worker.IsBackup() {
 		return req, as
 	}
 	var edit *api.Editor
@@ -114,6 +114,9 @@ func (e *Request) adapt(req *http.Request) (*http.Request, body.Edited) {
 	}
 	done := to.Adapt(&ask)
 	e.Engine, e.Unsupported, e.Cut = to.Type, done.Unsupported, done.Dropped
+	if edit != nil && e.Worker.IsBackup() {
+		editForBackup(edit)
+	}
 	if renames {
 		name := ModelAt(p, e.Worker)
 		if req = renamed(req, p.Named(), name); edit != nil {

@@ -2,10 +2,12 @@ package plan
 
 import (
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/queue"
 	"github.com/caddy-kvrouter/kvrouter/handler/quota"
@@ -67,10 +69,13 @@ func (rd *Reader) identifyClient(r *http.Request, p *Plan) {
 	}
 }
 
-// mayOverflow returns whether a backup may serve the request: an inference that names no worker, and is not
-// a part of what an engine holds.
+// overflowing are the APIs that providers have, too.
+var overflowing = []string{api.NameChat, api.NameCompletions, api.NameResponses, api.NameMessages, api.NameEmbeddings, api.NameRerank}
+
+// mayOverflow returns whether a backup may serve the request. It is of a provider's API, names no worker, and is
+// not a part of what an engine holds.
 func (p *Plan) mayOverflow() bool {
-	return p.Request != nil && !p.Pin.Named && !p.Pin.Rank.Set && !p.Constrained() && !p.Ext.QueryOnly() &&
+	return p.Request != nil && slices.Contains(overflowing, p.API.Name()) && !p.Pin.Named && !p.Pin.Rank.Set && !p.Constrained() && !p.Ext.QueryOnly() &&
 		!p.Session.Held && !p.Session.Opens()
 }
 
