@@ -119,7 +119,7 @@ func TestWorkerThatRefusesAllGetsItsShare(t *testing.T) {
 				t.Errorf("the worker that refuses all gets %.0f %% of the requests", 100*share)
 			}
 			w := s.worker(t, engines[0].Addr())
-			if !w.Load.Outlier || !w.Health.ErrorsApart {
+			if !w.Load.Outlier || w.Health.ErrorsApart { // the errors may be the clients' mistakes, and are no alarm
 				t.Errorf("the admin API does not show it: %+v", w)
 			}
 			outliers := 0

@@ -86,6 +86,7 @@ type growths struct {
 	list   []*growth // by age
 	size   int       // marks in all
 	blocks int       // in all
+	lost   time.Time // when some were last forgotten: prompts from before may miss their own
 }
 
 func (g *growths) clear() { g.ends, g.list, g.size, g.blocks = nil, nil, 0, 0 }
@@ -165,6 +166,7 @@ func (l *learner) log(f *Feed, b *Stored, n int) {
 	}
 	s.ends[g.tip] = g
 	for (s.size > maxMarks || s.blocks > maxBlocks) && len(s.list) > 1 {
+		s.lost = l.now
 		s.size -= len(s.list[0].marks)
 		s.blocks -= len(s.list[0].blocks)
 		s.list = slices.Delete(s.list, 0, 1)
@@ -220,6 +222,7 @@ func (l *learner) reset(f *Feed) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	f.growths.clear()
+	f.growths.lost = l.now
 }
 
 // drop forgets a lesson.
@@ -278,8 +281,12 @@ func (l *learner) try(o *lesson) (over bool) {
 func (l *learner) teach(o *lesson) (over bool) {
 	prompt, whole := int(o.counts.Prompt)/o.size, int(o.counts.Answer)/o.size
 	answered := o.answered && o.counts.Answer >= o.counts.Prompt
+	if !o.booked.After(o.feed.growths.lost) {
+		l.learned.Unseen++
+		return true
+	}
 	fit := l.fitting(o, prompt)
-	if at := func(g *growth) bool { return g.marks[len(g.marks)-1].depth == whole }; answered && len(fit) > 1 && slices.ContainsFunc(fit, at) {
+	if at := func(g *growth) bool { return g.mark(whole) >= 0 }; answered && len(fit) > 1 && slices.ContainsFunc(fit, at) {
 		fit = slices.DeleteFunc(fit, func(g *growth) bool { return !at(g) })
 	}
 	chain := common(fit, prompt)
