@@ -14,8 +14,8 @@ import (
 // learning, while 24 conversations go on. The router notices each loss, and learns no capacity from it.
 func TestResetOfTheCacheIsNoticed(t *testing.T) {
 	for name, v := range map[string]struct {
-		cfg    engine.Config
-		reset  string
+		cfg   engine.Config
+		reset string
 	}{
 		"vLLM":              {engine.Config{Flavour: engine.VLLM}, engine.ResetPath},
 		"SGLang":            {engine.Config{Flavour: engine.SGLang}, engine.FlushPath},
