@@ -43,8 +43,10 @@ func (m *Map) Learn(t *Text, past float64, tokens []uint64, count int64) {
 	if n < len(t.Blocks) {
 		m.grow(up, t, n, tokens, common, certain, end)
 	} else if up.end = end; common < len(tokens) && up.kids == 0 { // the same text, and other tokens or more
-		m.use(8 * (len(tokens) - common - cap(up.tokens)))
-		up.base, up.tokens = int32(common), append(make([]uint64, 0, len(tokens)-common), tokens[common:]...) //nolint:gosec // as above
+		up.base = min(up.base, int32(common)) //nolint:gosec // as above
+		own := tokens[up.base:]
+		m.use(8 * (len(own) - cap(up.tokens)))
+		up.tokens = append(make([]uint64, 0, len(own)), own...)
 		up.certain, up.parted = certain, false
 	}
 	m.shrink(learnWork)

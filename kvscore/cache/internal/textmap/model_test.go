@@ -172,6 +172,25 @@ func TestWrongLessonsAreReplaced(t *testing.T) {
 	}
 }
 
+// TestAnswersWithoutATextBlock learns prompts, and then each with an answer that has more tokens but fills no
+// block of text.
+func TestAnswersWithoutATextBlock(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(5, 6))
+	m := New(1 << 30)
+	stem := letters(rnd, 1000)
+	var memory []uint64
+	for range 20 {
+		p := promptOf(1, append(slices.Clip(stem), letters(rnd, 500+rnd.IntN(500))...))
+		n := len(p.tokens) - 1 - rnd.IntN(2)
+		m.Learn(&p.text, p.past, p.tokens[:n], int64(n*tokenBlock+5))
+		p.learn(m)
+		m.check(t)
+		if memory, _ = m.Find(&p.text, memory[:0]); len(memory) < len(p.tokens)-2 || approx.Common(memory, p.tokens) != len(memory) {
+			t.Errorf("%d of %d blocks are found, of which %d are right", len(memory), len(p.tokens), approx.Common(memory, p.tokens))
+		}
+	}
+}
+
 // TestMapStaysWithinItsMemory learns more than there is room for, and then gets less.
 func TestMapStaysWithinItsMemory(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(5, 6))
