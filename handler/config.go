@@ -296,12 +296,9 @@ const (
 	affinityOff  = "off"
 )
 
-// defaultPool is the pool of handlers that name none.
-const defaultPool = "default"
-
 // setDefaults checks the configuration and fills in what it leaves out.
 func (h *Handler) setDefaults() error {
-	h.Pool = cmp.Or(h.Pool, defaultPool)
+	h.Pool = cmp.Or(h.Pool, pool.DefaultName)
 	h.MaxBody = cmp.Or(h.MaxBody, 64<<20)
 	if h.MaxBody < 0 {
 		return fmt.Errorf("max_body: must be positive, got %d", h.MaxBody)

@@ -3,6 +3,8 @@ package handler
 import (
 	"cmp"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 )
@@ -44,15 +46,15 @@ func poolOfBlock(d *caddyfile.Dispenser) (string, error) {
 	if len(args) > 1 {
 		return "", d.ArgErr()
 	}
-	return append(args, defaultPool)[0], nil
+	return append(args, pool.DefaultName)[0], nil
 }
 
 // inherit reads the global block of the handler's pool. own are the options of its directive: none may
 // stand in both, so directives of a pool cannot contradict the block.
 func (h *Handler) inherit(at httpcaddyfile.Helper, blocks globalBlocks, own map[string]bool) error {
-	block := blocks[cmp.Or(h.Pool, defaultPool)]
+	block := blocks[cmp.Or(h.Pool, pool.DefaultName)]
 	if block == nil {
-		return at.Errf("pool %s: has no global kv_router block, but other pools have", cmp.Or(h.Pool, defaultPool))
+		return at.Errf("pool %s: has no global kv_router block, but other pools have", cmp.Or(h.Pool, pool.DefaultName))
 	}
 	d := caddyfile.NewDispenser(block)
 	if _, err := poolOfBlock(d); err != nil {

@@ -19,9 +19,9 @@ const (
 )
 
 // answers remembers the last answers of a target. Odd ones are errors, empty answers, and first
-// tokens much too soon: they cost the target no work. Clients cause most of them, also where the status does
-// not say so. But a worker that
-// gives far more than its peers is an outlier: it probably serves something else, or is broken.
+// tokens much too soon: they cost the target no work. Clients cause most of them, also where the status
+// does not say so. But a worker that gives far more than its peers is an outlier: it probably serves
+// something else, or is broken.
 type answers struct {
 	recent      recent    // how many
 	odd, errors mean      // the shares of odd ones, and of those without a token that are no client's mistake

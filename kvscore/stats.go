@@ -67,8 +67,7 @@ type Load struct {
 	Engine   EngineLoad `json:"-"`
 	EngineAt time.Time  `json:"-"`
 	External int        `json:"-"`
-	// Errors is the share of errors and empty answers in the last ones, those by clients' mistakes
-	// too.
+	// Errors is the share of errors and empty answers in the last ones, without clients' mistakes.
 	Errors float64 `json:"-"`
 }
 

@@ -124,7 +124,7 @@ func ofPool(f func(*http.Request, *pool.Pool) (any, error)) answerer {
 		name, all := r.PathValue("pool"), sortedPools()
 		names := make([]string, 0, len(all))
 		for _, p := range all {
-			if p.Name == name || name == defaultPool && len(all) == 1 {
+			if p.Name == name || name == pool.DefaultName && len(all) == 1 {
 				return f(r, p)
 			}
 			names = append(names, p.Name)

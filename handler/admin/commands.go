@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/spf13/cobra"
 
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
@@ -51,7 +52,7 @@ func command(use, short string, args cobra.PositionalArgs, run func(*client, cad
 	cmd.Flags().StringP("address", "", "", "Address of the admin endpoint")
 	cmd.Flags().StringP("config", "c", "", "Configuration file that names the admin endpoint")
 	cmd.Flags().StringP("adapter", "a", "", "Name of the config adapter of that file")
-	cmd.Flags().StringP("pool", "p", defaultPool, "Name of the pool, if there are several")
+	cmd.Flags().StringP("pool", "p", pool.DefaultName, "Name of the pool, if there are several")
 	cmd.RunE = caddycmd.WrapCommandFuncForCobra(func(fl caddycmd.Flags) (int, error) {
 		addr, err := caddycmd.DetermineAdminAPIAddress(fl.String("address"), nil, fl.String("config"), fl.String("adapter"))
 		if err != nil {
@@ -61,9 +62,6 @@ func command(use, short string, args cobra.PositionalArgs, run func(*client, cad
 	})
 	return cmd
 }
-
-// defaultPool is the name of a pool without one, and stands for the only pool.
-const defaultPool = "default"
 
 // client asks the admin endpoint.
 type client struct {

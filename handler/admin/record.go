@@ -22,7 +22,7 @@ of one. The router may be running.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if from == "" {
-				from = pool.JournalFile("default")
+				from = pool.JournalFile(pool.DefaultName)
 			}
 			var out io.Writer = os.Stdout
 			if to != "" {

@@ -121,7 +121,7 @@ func (d *Dispatch) decide(req *http.Request, resp *http.Response, resent bool, e
 			v.do = deliver
 		}
 	}
-	if (v.do == deliver || v.do == fail) && d.matches(req, resp, err) {
+	if (v.do == deliver || v.do == fail) && d.matches(req, resp) {
 		v.do, v.reason = retry, "retry_match"
 	}
 	return v
@@ -260,7 +260,7 @@ func (d *Dispatch) giveUp(err error) (*http.Response, error) {
 
 // matches returns whether the operator's lb_retry_match has an attempt retried. As in Caddy's proxy,
 // only matchers that read an answer decide about one. The last answer reaches the client.
-func (d *Dispatch) matches(req *http.Request, resp *http.Response, err error) bool {
+func (d *Dispatch) matches(req *http.Request, resp *http.Response) bool {
 	if len(d.RetryMatch) == 0 || req.Context().Err() != nil || !d.anotherTry(d.suspects) ||
 		d.plan.Once != nil && d.plan.Once.Touched.Load() {
 		return false

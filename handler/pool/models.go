@@ -76,12 +76,8 @@ func (r *registry) OnlyModel() (model string) {
 		if w.IsBackup() {
 			continue
 		}
-		own := w.List()
-		for _, e := range w.Listed() {
-			if own != nil && own.Adapters[e.ID] {
-				continue
-			}
-			name := r.Canonical(e.ID)
+		for _, id := range w.BaseModels() {
+			name := r.Canonical(id)
 			if model != "" && name != model {
 				return ""
 			}

@@ -25,6 +25,9 @@ import (
 // Pools are the pools by name. They survive reloads.
 var Pools = caddy.NewUsagePool()
 
+// DefaultName is the name of the pool of handlers that name none.
+const DefaultName = "default"
+
 // Pool is the workers and all state about them. Requests may still use it after
 // Destruct, which ends only its upkeep.
 type Pool struct {

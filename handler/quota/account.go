@@ -114,20 +114,16 @@ func (a *account) add(c Change, t moment) {
 	}
 }
 
-// used returns the largest part of a limit that is used, and which limit that is; -1 if there is none.
-// The meters are those of now.
-func (a *account) used() (part float64, of int) {
-	of = -1
+// used returns the largest part of a limit that is used. The meters are those of now.
+func (a *account) used() (part float64) {
 	for i, l := range a.limits {
 		n := a.meters[i].used
 		if l.Of == Concurrent {
 			n = float64(a.running + a.remote)
 		}
-		if p := n / float64(max(1, l.Amount)); of < 0 || p > part {
-			part, of = p, i
-		}
+		part = max(part, n/float64(max(1, l.Amount)))
 	}
-	return part, of
+	return part
 }
 
 // idle returns whether the account says nothing that a new one does not. Its meters are those of now.

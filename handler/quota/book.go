@@ -364,7 +364,7 @@ func (b *Book) makeRoom(t moment, r *rules) {
 			full = false
 			continue
 		}
-		if p, _ := a.used(); a.running == 0 && a.remote == 0 && (!found || p < part) {
+		if p := a.used(); a.running == 0 && a.remote == 0 && (!found || p < part) {
 			least, part, found = k, p, true
 		}
 	}

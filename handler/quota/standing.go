@@ -93,7 +93,7 @@ func (b *Book) Stand(now time.Time, most int) *Standing {
 		}
 		a.follow(r, k)
 		a.advance(t)
-		part, _ := a.used()
+		part := a.used()
 		if part == 0 || len(top) == most && part <= top[most-1].part {
 			continue
 		}

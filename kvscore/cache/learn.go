@@ -208,8 +208,7 @@ func (l *learner) end(t *Ticket, blocks []uint64, n *Counts, answered bool) {
 		o.close()
 		return
 	}
-	if l.now.Sub(o.first) >= settled && l.teach(o) {
-		o.close()
+	if l.now.Sub(o.first) >= settled && l.try(o) {
 		return
 	}
 	o.text.Blocks = slices.Clone(o.text.Blocks) // the caller's own
@@ -268,7 +267,7 @@ func (l *learner) tell(now time.Time) {
 	}
 }
 
-// try tries a lesson once more. It returns false if it should be tried again.
+// try tries a lesson. It returns false if it should be tried again.
 func (l *learner) try(o *lesson) (over bool) {
 	if !l.teach(o) {
 		return false
