@@ -136,7 +136,7 @@ func (c *Caches) answered(t *Ticket, a *Answer) {
 		}
 		awaited, told := w.ref != (approx.Ref{}), 0
 		c.drop(t)
-		c.exact.Match(id.Root, id.Blocks, &u.match)
+		c.exact.Match(id.Root, &u.match, id.Blocks)
 		if of := u.match.Depth[Device]; w.feed.number < len(of) {
 			told = int(of[w.feed.number])
 		}

@@ -103,8 +103,9 @@ type Known struct {
 type look struct {
 	id          *Identity
 	isText      bool
-	learned     []uint64 // token blocks of the beginning of a text
-	known       int      // the blocks of that beginning
+	blocks      [][]uint64 // token blocks: all, or those of the beginning of a text
+	n           int        // how many they are
+	known       int        // the text blocks of that beginning
 	held        exact.Match
 	unconfirmed approx.Match
 	any         bool // there are unconfirmed prompts
@@ -145,16 +146,15 @@ func (c *Caches) lookUp(now time.Time, p *Prompt, v *View) {
 	}
 	for i := range min(len(p.Identities), maxSizes) {
 		id, l := &p.Identities[i], &v.looks[v.n]
-		blocks := id.Blocks
+		l.blocks, l.n = append(l.blocks[:0], id.Blocks), len(id.Blocks)
 		if isText {
 			text := textmap.Text{Root: textRoot(p.Root, id.BlockTokens), Blocks: text, Weights: p.Weights, BlockTokens: id.BlockTokens}
-			l.learned, l.known = c.learner.texts.Find(&text, l.learned[:0])
-			blocks = l.learned
-		} else if len(blocks) == 0 {
+			l.blocks, l.n, l.known = c.learner.texts.Find(&text, l.blocks[:0])
+		} else if l.n == 0 {
 			continue
 		}
 		l.id, l.isText, l.any = id, isText, false
-		c.exact.Match(id.Root, blocks, &l.held)
+		c.exact.Match(id.Root, &l.held, l.blocks...)
 		v.n++
 	}
 }
@@ -163,6 +163,7 @@ func (c *Caches) lookUp(now time.Time, p *Prompt, v *View) {
 func (v *View) Drop() {
 	for i := range v.n {
 		v.looks[i].id = nil
+		clear(v.looks[i].blocks)
 	}
 	v.n = 0
 }
@@ -199,13 +200,18 @@ const priorTokens = 256
 // Tokens of the known prefix above the estimate count as images.
 func (v *View) length(p *Prompt) (tokens int64, blocks float64) {
 	m, size, n := &v.sent, float64(v.blockSize)*1000, float64(len(p.Blocks))
-	behind := p.Weights.Sum(p.Blocks[m.Blocks:])
-	full := float64(p.Weights.Sum(p.Blocks[:m.Blocks]) + behind)
+	mean, past := p.BlockTokens*1000, float64(p.Past)
+	full := n * mean
 	if p.Weights.Kinds == nil || m.Blocks == 0 {
 		return p.Tokens, full / size
 	}
-	mean, past := full/n, float64(p.Past)
-	rest := max(0, float64(behind)+(past-(m.Known-float64(m.Blocks)))*mean)
+	var behind float64 // of the two parts, the shorter is summed
+	if m.Blocks*2 < len(p.Blocks) {
+		behind = full - float64(p.Weights.Sum(p.Blocks[:m.Blocks]))
+	} else {
+		behind = float64(p.Weights.Sum(p.Blocks[m.Blocks:]))
+	}
+	rest := max(0, behind+(past-(m.Known-float64(m.Blocks)))*mean)
 	known, estimate := float64(m.KnownTokens), full+past*mean-rest
 	media := float64(p.MediaTokens) * 1000
 	seen := min(media, max(0, known-estimate))
@@ -326,7 +332,7 @@ func (v *View) reported(s *Slot, o *Overlap) {
 	held := min(most, max(device, l.depth(f, Shared)))
 	knowledge := info.Knowledge
 	if l.isText {
-		known := int64(len(l.learned))
+		known := int64(l.n)
 		switch {
 		case l.known == 0, held >= known && o.Held > l.known && o.Tokens > (known+border)*size:
 			return // what is behind may be on its way: the approximate model knows better

@@ -122,7 +122,7 @@ func benchMatch(b *testing.B, x *Index, asked [][]uint64) {
 	for i := 0; b.Loop(); i += round {
 		start := time.Now()
 		for k := range round {
-			x.Match(1, asked[(i+k)%len(asked)], &m)
+			x.Match(1, &m, asked[(i+k)%len(asked)])
 		}
 		best = min(best, time.Since(start))
 	}

@@ -17,7 +17,7 @@ func (x *Index) Chain(name uint64) (root uint64, chain []uint64) {
 	for at := last; at != 0; at = x.run(at).up {
 		for i := at.offset(); i >= 0; i-- {
 			n--
-			chain[n] = x.run(at).blocks[i].hash
+			chain[n] = x.run(at).hashes[i]
 		}
 	}
 	return x.run(last).root, chain

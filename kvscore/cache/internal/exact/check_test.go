@@ -52,7 +52,10 @@ func (c *checker) run(r *run) {
 		c.t.Fatal("a run is not below another")
 	}
 	c.runs++
-	c.bytes += int64(cap(r.blocks)) * blockBytes
+	c.bytes += r.bytes()
+	if len(r.hashes) != n || r.even > n {
+		c.t.Fatalf("%d blocks, %d hashes, %d of one set", n, len(r.hashes), r.even)
+	}
 	for i := range r.blocks {
 		b, kids := &r.blocks[i], c.kids[r.at(i)]
 		if b.kids != kids {
@@ -61,6 +64,9 @@ func (c *checker) run(r *run) {
 		held := !x.sets.list[b.set].empty()
 		if !held && b.set != 0 && !x.dirty && x.sweep == 0 || i == n-1 && !held && kids == 0 && !x.dirty && x.sweep == 0 {
 			c.t.Fatal("a block of no target is left")
+		}
+		if i < r.even && b.set != r.blocks[0].set {
+			c.t.Fatalf("block %d of the first %d has another set", i, r.even)
 		}
 		c.refs[b.set]++
 		if b.set == 0 {

@@ -63,7 +63,9 @@ type run struct {
 	id     uint32
 	hot    bool // an event has touched it since the last round of eviction
 	root   uint64
-	up     place // the block before the first, 0 at the top
+	up     place    // the block before the first, 0 at the top
+	even   int      // at least so many of the first blocks have the same set
+	hashes []uint64 // of the blocks' content
 	blocks []block
 }
 
@@ -74,7 +76,6 @@ const (
 )
 
 type block struct {
-	hash uint64 // of its content
 	name uint64 // the engine's, if set is not 0
 	set  uint32 // its holders; 0 if none has held it since it lost its names
 	kids uint32 // runs that continue the chain after it
@@ -82,6 +83,9 @@ type block struct {
 
 // place is a number for a block: its run and its offset there.
 type place uint64
+
+// bytes returns the memory of a run's blocks.
+func (r *run) bytes() int64 { return int64(cap(r.blocks))*blockBytes + int64(cap(r.hashes))*hashBytes }
 
 func (r *run) at(i int) place { return place(r.id)<<offsetBits | place(i) } //nolint:gosec // below runSize
 
@@ -98,7 +102,7 @@ type start struct {
 	hash uint64
 }
 
-func (r *run) start() start { return start{r.root, r.up, r.blocks[0].hash} }
+func (r *run) start() start { return start{r.root, r.up, r.hashes[0]} }
 
 // owner is what the index keeps of a target.
 type owner struct {
@@ -124,7 +128,8 @@ type counts struct {
 
 const (
 	blockBytes  = int64(unsafe.Sizeof(block{}))
-	runBytes    = 64 // with the rest of its size class
+	hashBytes   = 8
+	runBytes    = 80 // with the rest of its size class
 	startBytes  = 64 // in the map
 	repeatBytes = 32
 	aliasBytes  = 64

@@ -1,6 +1,10 @@
 package exact
 
-import "math/bits"
+import (
+	"math/bits"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache/internal/approx"
+)
 
 // Match is the answer of [Index.Match]. Reuse it: its memory is kept.
 type Match struct {
@@ -14,9 +18,9 @@ type Match struct {
 	tiers int             // that are in use
 }
 
-// Match finds how many leading blocks of a chain each target holds, in each tier. It does
-// not allocate once m is large enough for all targets.
-func (x *Index) Match(root uint64, blocks []uint64, m *Match) {
+// Match finds how many leading blocks of a chain each target holds, in each tier. The chain may be in
+// pieces. Match does not allocate once m is large enough for all targets.
+func (x *Index) Match(root uint64, m *Match, pieces ...[]uint64) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	m.tiers = 1
@@ -24,7 +28,7 @@ func (x *Index) Match(root uint64, blocks []uint64, m *Match) {
 		m.tiers = Tiers
 	}
 	m.reset(len(x.owners))
-	n := x.follow(root, blocks, m)
+	n := x.follow(root, pieces, m)
 	m.cut(&set{}, nil, n)
 	for t := m.tiers; t < Tiers; t++ {
 		copy(m.Depth[t], m.Depth[Device])
@@ -46,28 +50,37 @@ func (m *Match) reset(targets int) {
 }
 
 // follow goes along a chain as far as any target holds it. It returns the number of blocks.
-func (x *Index) follow(root uint64, blocks []uint64, m *Match) (n int) {
+func (x *Index) follow(root uint64, pieces [][]uint64, m *Match) (n int) {
 	last := ^uint32(0) // no set
-	for from := (start{root: root}); n < len(blocks); {
-		from.hash = blocks[n]
-		r := x.starts[from]
-		if r == nil {
-			break
-		}
-		rest := blocks[n:]
-		run := r.blocks[:min(len(r.blocks), len(rest))]
-		for i := range run {
-			b := &run[i]
-			if b.hash != rest[i] {
-				break
+	var r *run
+	i := 0 // the next block of the run
+	for _, rest := range pieces {
+		for len(rest) > 0 {
+			k := 0
+			if r != nil {
+				k = approx.Common(r.hashes[i:], rest)
 			}
-			if b.set != last {
-				if last = b.set; !m.cut(&x.sets.list[last], x.sharing, n) {
+			if k == 0 {
+				from := start{root: root, hash: rest[0]}
+				if r != nil {
+					from.up = r.at(i - 1)
+				}
+				if r, i = x.starts[from], 0; r == nil {
 					return n
 				}
+				continue
 			}
-			from.up = r.at(i)
-			n++
+			blocks := r.blocks[i : i+k]
+			for at := 0; at < k; {
+				if set := blocks[at].set; set != last {
+					if last = set; !m.cut(&x.sets.list[last], x.sharing, n+at) {
+						return n + at
+					}
+				}
+				for at = max(at+1, min(r.even-i, k)); at < k && blocks[at].set == last; at++ {
+				}
+			}
+			i, n, rest = i+k, n+k, rest[k:]
 		}
 	}
 	return n

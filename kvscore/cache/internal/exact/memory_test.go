@@ -50,7 +50,7 @@ func TestMemoryStaysWithinBound(t *testing.T) {
 			if x.Bytes() > bound {
 				t.Fatalf("long %d: %d bytes", c.long, x.Bytes())
 			}
-			x.Match(1, chain, &m)
+			x.Match(1, &m, chain)
 			for target, got := range m.Depth[Device] {
 				want := int32(0)
 				for int(want) < len(content) && held[target][content[want]] > 0 {

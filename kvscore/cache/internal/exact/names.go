@@ -157,6 +157,6 @@ func (x *Index) dropNames(at place) {
 		x.bytes.aliases -= aliasBytes
 	}
 	delete(x.aliases, at)
-	x.sets.assign(b, 0)
+	x.assign(at, 0)
 	x.blocks--
 }

@@ -84,14 +84,14 @@ func TestReadersBesideWriter(t *testing.T) {
 				last := int64(0)
 				for !stop.Load() {
 					if now := began.Load(); now == last || int64(len(answers[reader])*targets) > 3*now {
-						x.Match(1, chains[rnd.IntN(l.chains)], &m) // look all the time, keep some
+						x.Match(1, &m, chains[rnd.IntN(l.chains)]) // look all the time, keep some
 						continue
 					} else {
 						last = now
 					}
 					a := answer{chain: rnd.IntN(l.chains)}
 					a.from = ended.Load()
-					x.Match(1, chains[a.chain], &m)
+					x.Match(1, &m, chains[a.chain])
 					a.to = began.Load()
 					a.depth = append(a.depth, m.Depth[Device]...)
 					answers[reader] = append(answers[reader], a)

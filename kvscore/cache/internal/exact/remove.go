@@ -41,7 +41,7 @@ func (x *Index) remove(target int, t Tier, at place, b *block) bool {
 		to = x.sets.toggled(b.set, t, target)
 	}
 	if to != 0 {
-		x.sets.assign(b, to)
+		x.assign(at, to)
 		return true
 	}
 	x.dropNames(at)
@@ -86,18 +86,19 @@ func (x *Index) Clear(target int) {
 func (x *Index) trim(at place) {
 	for at != 0 {
 		r := x.run(at)
-		first, n, room := r.start(), len(r.blocks), cap(r.blocks)
+		first, n := r.start(), len(r.blocks)
+		x.bytes.blocks -= r.bytes()
 		for n > 0 && r.blocks[n-1].set == 0 && r.blocks[n-1].kids == 0 {
 			n--
 		}
 		if n > 0 {
-			if r.blocks = r.blocks[:n]; n*2 <= room {
+			if r.blocks, r.hashes, r.even = r.blocks[:n], r.hashes[:n], min(r.even, n); n*2 <= cap(r.blocks) {
 				r.blocks = append(make([]block, 0, n), r.blocks...)
+				r.hashes = append(make([]uint64, 0, n), r.hashes...)
 			}
-			x.bytes.blocks += int64(cap(r.blocks)-room) * blockBytes
+			x.bytes.blocks += r.bytes()
 			return
 		}
-		x.bytes.blocks -= int64(room) * blockBytes
 		x.runs[r.id] = nil
 		x.free = append(x.free, r.id)
 		delete(x.starts, first)

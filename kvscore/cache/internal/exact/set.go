@@ -132,6 +132,15 @@ func (s *sets) toggled(from uint32, t Tier, target int) uint32 {
 	return to
 }
 
+// assign gives a block another set.
+func (x *Index) assign(at place, to uint32) {
+	r, i := x.run(at), at.offset()
+	x.sets.assign(&r.blocks[i], to)
+	if r.even = min(r.even, max(i, 1)); i == r.even && to == r.blocks[0].set {
+		r.even++
+	}
+}
+
 // assign gives a block a set.
 func (s *sets) assign(b *block, to uint32) {
 	from := b.set

@@ -170,12 +170,12 @@ func (x *Index) next(after place, root uint64, blocks []uint64) place {
 	}
 	r, i := x.run(after), after.offset()
 	switch {
-	case i+1 < len(r.blocks) && r.blocks[i+1].hash == blocks[0]:
+	case i+1 < len(r.blocks) && r.hashes[i+1] == blocks[0]:
 		return after + 1
 	case i+1 == len(r.blocks) && i+1 < runSize && r.blocks[i].kids == 0:
-		before := cap(r.blocks)
-		r.blocks = append(r.blocks, block{hash: blocks[0]})
-		x.bytes.blocks += int64(cap(r.blocks)-before) * blockBytes
+		x.bytes.blocks -= r.bytes()
+		r.blocks, r.hashes = append(r.blocks, block{}), append(r.hashes, blocks[0])
+		x.bytes.blocks += r.bytes()
 		return after + 1
 	}
 	return x.startRun(start{root, after, blocks[0]}, len(blocks))
@@ -192,9 +192,9 @@ func (x *Index) startRun(s start, room int) place {
 	} else {
 		x.runs = append(x.runs, nil)
 	}
-	r := &run{id: id, root: s.root, up: s.up, blocks: make([]block, 1, min(room, runSize))}
-	r.blocks[0].hash = s.hash
-	x.bytes.blocks += int64(cap(r.blocks)) * blockBytes
+	room = min(room, runSize)
+	r := &run{id: id, root: s.root, up: s.up, blocks: make([]block, 1, room), hashes: append(make([]uint64, 0, room), s.hash)}
+	x.bytes.blocks += r.bytes()
 	x.runs[id], x.starts[s] = r, r
 	x.most = max(x.most, len(x.starts))
 	if s.up != 0 {
@@ -212,6 +212,6 @@ func (x *Index) addHolder(s *Stored, owner *owner, at place) {
 		x.repeated = append(x.repeated, at)
 		return
 	}
-	x.sets.assign(b, x.sets.toggled(b.set, s.Tier, s.Target))
+	x.assign(at, x.sets.toggled(b.set, s.Tier, s.Target))
 	owner.blocks[s.Tier]++
 }

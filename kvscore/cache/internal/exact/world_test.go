@@ -141,7 +141,7 @@ func (w *world) known1(other uint64) uint64 {
 func (w *world) compare(t testing.TB) {
 	t.Helper()
 	root, blocks := w.chain()
-	w.x.Match(root, blocks, &w.match)
+	w.x.Match(root, &w.match, blocks[:len(blocks)/3], blocks[len(blocks)/3:])
 	for i := range w.c.targets {
 		target := i * w.c.spread
 		want := w.m.depths(target, root, blocks)

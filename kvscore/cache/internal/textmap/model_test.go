@@ -62,6 +62,11 @@ func promptOf(root uint64, text []byte) *prompt {
 
 func (p *prompt) learn(m *Map) { m.Learn(&p.text, p.past, p.tokens, int64(p.count)) }
 
+func (m *Map) find(p *prompt) []uint64 {
+	pieces, _, _ := m.Find(&p.text, nil)
+	return slices.Concat(pieces...)
+}
+
 func letters(rnd *rand.Rand, n int) []byte {
 	text := make([]byte, n)
 	for i := range text {
@@ -78,7 +83,7 @@ func (m *Map) check(t *testing.T) {
 		bytes += runBytes + int64(8*(cap(r.text)+cap(r.tokens)))
 		if r.up != nil {
 			kids[r.up]++
-			if n := len(r.up.appendTo(nil, 1<<30)); int(r.base) > n {
+			if n := int(r.up.base) + len(r.up.tokens); int(r.base) > n {
 				t.Fatalf("a run follows %d token blocks of %d", r.base, n)
 			}
 		}
@@ -112,7 +117,7 @@ func TestFoundBlocksAreTheTexts(t *testing.T) {
 			}
 		}
 		p := promptOf(uint64(i%2), append(slices.Clip(text), letters(rnd, 50+rnd.IntN(1000))...))
-		got, _ := m.Find(&p.text, nil)
+		got := m.find(p)
 		same := approx.Common(got, p.tokens)
 		wrong += len(got) - same
 		worst = max(worst, len(got)-same)
@@ -128,7 +133,7 @@ func TestFoundBlocksAreTheTexts(t *testing.T) {
 		if m.check(t); t.Failed() {
 			return
 		}
-		if again, _ := m.Find(&p.text, nil); approx.Common(again, p.tokens) != len(again) || len(again) < len(p.tokens)-2 {
+		if again := m.find(p); approx.Common(again, p.tokens) != len(again) || len(again) < len(p.tokens)-2 {
 			t.Fatalf("prompt %d was learned with %d blocks, and has %d, of which %d are right", i, len(p.tokens), len(again), approx.Common(again, p.tokens))
 		}
 		past = append(past, p)
@@ -155,16 +160,16 @@ func TestWrongLessonsAreReplaced(t *testing.T) {
 		m.check(t)
 		next := promptOf(1, append(slices.Clip(p.bytes), letters(rnd, 300)...))
 		for _, q := range []*prompt{p, next} {
-			if got, _ := m.Find(&q.text, nil); approx.Common(got, q.tokens) != len(got) {
+			if got := m.find(q); approx.Common(got, q.tokens) != len(got) {
 				t.Fatalf("%d blocks, of which %d are right", len(got), approx.Common(got, q.tokens))
 			}
 			q.learn(m)
 		}
-		if got, _ := m.Find(&next.text, nil); len(got) < len(next.tokens)-2 {
+		if got := m.find(next); len(got) < len(next.tokens)-2 {
 			t.Fatalf("%d of %d blocks are found", len(got), len(next.tokens))
 		}
 	}
-	if got, _ := m.Find(&other.text, nil); len(got) < len(other.tokens)-2 || approx.Common(got, other.tokens) != len(got) {
+	if got := m.find(other); len(got) < len(other.tokens)-2 || approx.Common(got, other.tokens) != len(got) {
 		t.Errorf("%d of another text's %d blocks are found", len(got), len(other.tokens))
 	}
 	if m.Size().Contradictions == 0 {
@@ -178,14 +183,13 @@ func TestAnswersWithoutATextBlock(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(5, 6))
 	m := New(1 << 30)
 	stem := letters(rnd, 1000)
-	var memory []uint64
 	for range 20 {
 		p := promptOf(1, append(slices.Clip(stem), letters(rnd, 500+rnd.IntN(500))...))
 		n := len(p.tokens) - 1 - rnd.IntN(2)
 		m.Learn(&p.text, p.past, p.tokens[:n], int64(n*tokenBlock+5))
 		p.learn(m)
 		m.check(t)
-		if memory, _ = m.Find(&p.text, memory[:0]); len(memory) < len(p.tokens)-2 || approx.Common(memory, p.tokens) != len(memory) {
+		if memory := m.find(p); len(memory) < len(p.tokens)-2 || approx.Common(memory, p.tokens) != len(memory) {
 			t.Errorf("%d of %d blocks are found, of which %d are right", len(memory), len(p.tokens), approx.Common(memory, p.tokens))
 		}
 	}
@@ -208,7 +212,7 @@ func TestMapStaysWithinItsMemory(t *testing.T) {
 		t.Errorf("only %d bytes are in use", bytes)
 	}
 	p := promptOf(1, stem)
-	if got, _ := m.Find(&p.text, nil); len(got) < len(p.tokens)-2 {
+	if got := m.find(p); len(got) < len(p.tokens)-2 {
 		t.Errorf("%d of the %d blocks that all share are found", len(got), len(p.tokens))
 	}
 	for m.SetMemory(0); m.Step(100); {
@@ -230,12 +234,13 @@ func BenchmarkFind(b *testing.B) {
 			for at := every; at < 8192; at += every {
 				promptOf(1, append(slices.Clip(text[:at*textBlock]), letters(rnd, 640)...)).learn(m)
 			}
-			var got []uint64
+			var pieces [][]uint64
+			n := 0
 			for b.Loop() {
-				got, _ = m.Find(&p.text, got[:0])
+				pieces, n, _ = m.Find(&p.text, pieces[:0])
 			}
-			if len(got) < len(p.tokens)-2 {
-				b.Fatal(len(got))
+			if n < len(p.tokens)-2 {
+				b.Fatal(n)
 			}
 		})
 	}

@@ -123,12 +123,12 @@ func (m *Map) key(up *run, root, block uint64) uint64 {
 }
 
 // Find appends the token blocks with which every text certainly begins that begins as t, as far as
-// the map knows, to dst. It also returns the number of text blocks that the map knows.
-func (m *Map) Find(t *Text, dst []uint64) (tokens []uint64, n int) {
+// the map knows, to dst: in pieces, which do not change. It also returns how many there are, and the
+// number of text blocks that the map knows.
+func (m *Map) Find(t *Text, dst [][]uint64) (pieces [][]uint64, certain, n int) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	var last *run
-	certain := int32(0)
 	for n < len(t.Blocks) {
 		r := m.child(last, t.Root, t.Blocks[n])
 		if r == nil {
@@ -137,18 +137,19 @@ func (m *Map) Find(t *Text, dst []uint64) (tokens []uint64, n int) {
 		last = r
 		k := approx.Common(r.text, t.Blocks[n:])
 		if n += k; k < len(r.text) {
-			certain = min(r.certain, r.within(t, k))
+			certain = int(min(r.certain, r.within(t, k)))
 			break
 		}
-		certain = r.certain
+		certain = int(r.certain)
 	}
 	if last == nil {
-		return dst, 0
+		return dst, 0, 0
 	}
 	if !last.used.Load() {
 		last.used.Store(true)
 	}
-	return last.appendTo(dst, certain), n
+	certain = max(0, min(certain, int(last.base)+len(last.tokens)))
+	return last.appendTo(dst, certain), certain, n
 }
 
 // start returns the tokens before the run, about.
@@ -177,16 +178,15 @@ func (r *run) within(t *Text, k int) int32 {
 const borderTokens, marginShare = 4, 16
 
 // appendTo appends the first n token blocks of those up to the end of the run.
-func (r *run) appendTo(dst []uint64, n int32) []uint64 {
-	n = max(0, min(n, r.base+int32(len(r.tokens)))) //nolint:gosec // a number of blocks
+func (r *run) appendTo(dst [][]uint64, n int) [][]uint64 {
 	from := len(dst)
-	dst = slices.Grow(dst, int(n))[:from+int(n)]
-	for to := dst[from:]; r != nil; r = r.up {
-		if len(to) > int(r.base) {
-			copy(to[r.base:], r.tokens)
-			to = to[:r.base]
+	for ; r != nil; r = r.up {
+		if base := int(r.base); n > base {
+			dst = append(dst, r.tokens[:n-base])
+			n = base
 		}
 	}
+	slices.Reverse(dst[from:])
 	return dst
 }
 
