@@ -303,9 +303,7 @@ func (a *Answer) chunk(b []byte, i int, read choice) bool {
 				c.Fail(0)
 			}
 		case "usage":
-			v := c.Value()
-			a.usage(b, v)
-			a.track.counted = a.track.counted || a.finished > 0 && v.First(b) == '{'
+			a.usage(b, c.Value())
 		case "timings":
 			a.timings(b, c.Value())
 		case "error":

@@ -19,7 +19,7 @@ const (
 	StaysMemory    = "memory"     // there was no room for its text or its body
 	StaysPrompt    = "prompt"     // the prompt has a form that cannot be continued
 	StaysReasoning = "reasoning"  // the answer has reasoning
-	StaysTokenIDs  = "token_ids"  // the prompt is token ids, and those of the answer are not all known
+	StaysTokenIDs  = "token_ids"  // the prompt is token ids
 	StaysToolCall  = "tool_call"  // the answer has a tool call
 	StaysUnread    = "unreadable" // an event has an unknown form
 )
@@ -28,9 +28,7 @@ const (
 const (
 	WayWhole = "whole" // the client has no text, so the request is sent again
 	WayText  = "text"  // the prompt goes on with the answer's text
-	WayIDs   = "ids"   // the prompt goes on with the answer's token ids
-	WayExact = "exact" // the same behind a prompt of text, with what parsers have seen so far
-	WayEnd   = "end"   // the client has all text, and lacks the stream's end
+	WayExact = "exact" // the prompt goes on with the answer's token ids, and with what parsers have seen so far
 )
 
 // track is what the client has of a stream, for the case that it must go on elsewhere.
@@ -40,12 +38,10 @@ type track struct {
 	stays   string // why the stream must stay; empty if it may go on elsewhere
 	request string // the same, from the request: why it must stay once it has text
 	events  int    // with data
-	counted bool   // the usage has come behind the end of the text
 	aborted bool   // the engine ended the answer for the reason abort or error
 	last    int    // the length of the last piece of text, in bytes of JSON
 	blocks  int    // of messages, that have begun
 	block   string // the kind of the first of them
-	stops   bool   // the request has stop strings
 	exact   bool   // the answer to a prompt of text goes on by ids, see GoesOnExactly
 	reasons bool   // choices have a finish_reason, if only null
 }
@@ -62,7 +58,7 @@ func (a *Answer) Track(body []byte, tokens int, exact bool, room func(int) bool)
 	switch {
 	case t.request != "":
 	case a.req.Kind == Tokens:
-		t.stops = a.req.value(body, "stop").HasContent(body)
+		t.request = StaysTokenIDs
 	case !(&Rest{Way: WayText, Text: "x", req: a.req}).Fits(a.req.Editor(body)):
 		t.request = StaysPrompt
 	}
@@ -126,8 +122,6 @@ func (a *Answer) Stays() string {
 		return t.request
 	case a.exactly():
 		return ""
-	case a.req.Kind == Tokens && (a.req.API.Name() != NameCompletions || !a.ids.whole() || t.stops):
-		return StaysTokenIDs
 	case t.stays != "":
 		return t.stays
 	case a.kept.lost:
@@ -177,11 +171,11 @@ func ReasonIn(data []byte) (reason rawjson.Span) {
 	return reason
 }
 
-// Revive forgets that the answer has failed or ended: it goes on elsewhere.
+// Revive forgets that the answer has failed or ended: it goes on elsewhere, or for nil with its End.
 func (a *Answer) Revive(s *Splicer) {
 	a.failed, a.done = 0, false
 	a.responseID = ""
-	a.ids.lost = a.ids.lost || !s.ids && (a.first || len(a.ids.ids) > 0)
+	a.ids.lost = a.ids.lost || s != nil && !s.ids && (a.first || len(a.ids.ids) > 0)
 }
 
 // Rest is the part of an answer that another engine is asked for.
@@ -192,10 +186,9 @@ type Rest struct {
 	Exact   bool
 	Splicer *Splicer
 
-	ids   []uint32
-	lens  []uint16
-	exact bool // the ids do not go into the request's body
-	req   *Request
+	ids  []uint32
+	lens []uint16
+	req  *Request
 }
 
 // IDs returns the ids of the tokens so far, and how many each event had, if the rest is asked for
@@ -211,29 +204,35 @@ func (a *Answer) Rest(body []byte) (rest *Rest, reason string) {
 	if a.exactly() {
 		rest = a.rest(WayExact)
 		rest.ids, rest.lens, rest.Tokens = a.ids.ids, a.ids.lens, int64(len(a.ids.ids))
-		rest.exact, rest.Splicer.ids = true, true
+		rest.Splicer.ids = true
 		return rest, ""
 	}
-	if !a.first && a.finished == 0 {
+	if !a.first {
 		return a.rest(WayWhole), ""
 	}
-	if a.req.Kind != Tokens {
-		return a.textRest(body), ""
+	return a.textRest(body), ""
+}
+
+// End returns the last event of a stream that lacks nothing else, apart from its usage. It is empty if the
+// client lacks more, or if the API has no such event.
+func (a *Answer) End() string {
+	if a.finished < a.req.Answers() {
+		return ""
 	}
-	if a.track.last == 0 || a.track.stops {
-		return nil, StaysTokenIDs
+	switch a.req.API.Name() {
+	case NameChat, NameCompletions:
+		return "data: [DONE]\n\n"
+	case NameMessages:
+		return "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"
 	}
-	rest = a.rest(WayIDs)
-	rest.ids, rest.Splicer.ids = a.ids.ids, true
-	rest.Tokens, rest.Exact = a.Tokens()
-	return rest, ""
+	return ""
 }
 
 // rest returns the rest in one way.
 func (a *Answer) rest(way string) *Rest {
 	s := &Splicer{answer: a, prompt: unknown, cached: unknown, events: a.track.events, blocks: a.track.blocks}
 	if way != WayWhole {
-		s.prompt, s.cached, s.finished, s.counted = a.prompt, a.cached, a.finished > 0, a.track.counted
+		s.prompt, s.cached = a.prompt, a.cached
 	}
 	return &Rest{Way: way, Exact: true, Splicer: s, req: a.req}
 }
@@ -243,9 +242,7 @@ func (a *Answer) textRest(body []byte) *Rest {
 	rest := a.rest(WayText)
 	s := rest.Splicer
 	rest.Tokens, rest.Exact = a.Tokens()
-	if rest.Text = rawjson.Text(a.kept.raw); a.finished > 0 {
-		return rest
-	}
+	rest.Text = rawjson.Text(a.kept.raw)
 	kept := splitAt(rest.Text, a.req.stops(body), a.req.API.Name() != NameCompletions)
 	if rest.Text, s.duplicate = rest.Text[:kept], rest.Text[kept:]; s.duplicate != "" {
 		rest.Exact = false
@@ -382,7 +379,7 @@ const leastLimit = 16
 
 // Fits returns whether the prompt can go on with the answer. It spoils the editor.
 func (r *Rest) Fits(e *Editor) bool {
-	return r.Way == WayWhole || r.exact || r.Text == "" && r.ids == nil || e != nil && r.continuePrompt(e)
+	return r.Way != WayText || e != nil && r.continuePrompt(e)
 }
 
 // Ask edits the request's body, which Fits, so that the engine gives the rest. unlimited: the
@@ -391,52 +388,25 @@ func (r *Rest) Ask(e *Editor, unlimited bool) {
 	if r.Way == WayWhole {
 		return
 	}
-	if !r.exact && (r.Text != "" || r.ids != nil) {
-		r.continuePrompt(e)
+	if r.Splicer.tokens = r.Tokens; r.Way == WayExact {
+		return // the caller of IDs sets the limits
 	}
-	r.Splicer.tokens, r.Splicer.behind = r.Tokens, r.Tokens
-	if r.Text == "" && r.ids == nil {
-		r.Splicer.behind = 0
+	r.continuePrompt(e)
+	limit := func(name string, n, least int64) {
+		e.Set(name, strconv.AppendInt(nil, max(n-r.Tokens, least), 10))
 	}
-	limit := int64(-1) // what is left of it
+	limited := false
 	for _, name := range limits {
 		if n, ok := integer(e.Value(name)); ok && n > 0 {
-			limit = max(n-r.Tokens, 0)
-			r.limit(e, name, max(limit, 1))
+			limited = true
+			limit(name, n, 1)
 		}
 	}
-	if limit < 0 && r.req.API.Name() == NameCompletions && !unlimited {
-		limit = max(leastLimit-r.Tokens, 0)
-		r.limit(e, "max_tokens", max(limit, 1))
+	if !limited && r.req.API.Name() == NameCompletions && !unlimited {
+		limit("max_tokens", leastLimit, 1)
 	}
 	if n, ok := integer(e.Value("min_tokens")); ok && n > 0 {
-		r.limit(e, "min_tokens", max(n-r.Tokens, 0))
-	}
-	if limit != 0 && !r.Splicer.finished {
-		return
-	}
-	// the engine gives one token, which nobody gets
-	if r.exact {
-		r.ids, r.Splicer.behind = nil, 0
-	}
-	r.Way, r.exact, r.Splicer.end, r.Splicer.duplicate = WayEnd, false, true, ""
-	if limit < 0 {
-		e.Set("max_tokens", []byte{'1'})
-	}
-	for _, name := range limits {
-		if e.Value(name) != nil {
-			e.Set(name, []byte{'1'})
-		}
-	}
-	if e.Value("min_tokens") != nil {
-		e.Set("min_tokens", []byte{'0'})
-	}
-}
-
-// limit sets a limit, unless the caller of IDs does.
-func (r *Rest) limit(e *Editor, name string, n int64) {
-	if !r.exact {
-		e.Set(name, strconv.AppendInt(nil, n, 10))
+		limit("min_tokens", n, 0)
 	}
 }
 
@@ -452,12 +422,7 @@ func (r *Rest) continuePrompt(e *Editor) bool {
 			return false
 		}
 		at, add := m.End-1, text[1:len(text)-1]
-		if r.ids != nil {
-			add = nil
-			for _, id := range r.ids {
-				add = strconv.AppendUint(append(add, ','), uint64(id), 10)
-			}
-		} else if m.First(e.body) == '[' { // a list of one text
+		if m.First(e.body) == '[' { // a list of one text
 			for v := range m.Elements(e.body) {
 				at = v.End - 1
 			}

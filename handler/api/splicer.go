@@ -15,13 +15,9 @@ type Splicer struct {
 	answer         *Answer // what the client has
 	prompt, cached int64   // of the first part; -1 is unknown
 	tokens         int64   // of the first part
-	behind         int64   // of them behind the prompt of this one
 	ids            bool    // this part goes on with the ids of the first one
 	duplicate      string  // text that the client has and the engine writes again
 	events, blocks int     // that the client had of the first part
-	finished       bool    // the client has the reason of the end
-	counted        bool    // and the usage of the whole
-	end            bool    // the client gets no more text
 	began          int     // events of a beginning that were left out
 }
 
@@ -65,8 +61,7 @@ func (s *Splicer) chunk(e *Editor) (keep, ok bool) {
 		return false, false
 	}
 	s.identify(e, s.answer.track.first)
-	usage := e.notNull("usage")
-	if usage {
+	if e.notNull("usage") {
 		s.usage(e, "prompt_tokens", "completion_tokens")
 	}
 	says, choices := false, 0
@@ -80,7 +75,7 @@ func (s *Splicer) chunk(e *Editor) (keep, ok bool) {
 		e.within = append(e.within, object{Editor: in})
 	}
 	// a chunk without choices has usage, or llama.cpp's timings
-	return says || choices == 0 && (!usage || !s.counted), true
+	return says || choices == 0, true
 }
 
 // choice edits a choice, and returns whether it says anything to the client.
@@ -89,10 +84,6 @@ func (s *Splicer) choice(e *Editor) (says bool) {
 	if e.last("delta") != nil {
 		text, _ = e.Object("delta")
 		name = "content"
-	}
-	if s.end {
-		e.Cut("token_ids")
-		e.Cut("prompt_token_ids")
 	}
 	if text == nil {
 		return true
@@ -103,18 +94,13 @@ func (s *Splicer) choice(e *Editor) (says bool) {
 	says = s.text(text, name)
 	for _, other := range [...]string{"reasoning", "reasoning_content", "tool_calls", "function_call", "refusal"} {
 		m := text.last(other)
-		says = says || m != nil && m.HasContent(text.body) && !s.end
+		says = says || m != nil && m.HasContent(text.body)
 	}
 	if m := e.last("token_ids"); m != nil && m.HasContent(e.body) {
-		says = says || !s.end // to the reader of ids
+		says = true // to the reader of ids
 	}
-	if m := e.last("finish_reason"); m != nil && m.HasContent(e.body) {
-		if s.end && !s.finished {
-			e.Set("finish_reason", []byte(`"length"`))
-		}
-		says = !s.finished
-	}
-	return says
+	m := e.last("finish_reason")
+	return says || m != nil && m.HasContent(e.body)
 }
 
 // text edits a member that is a piece of the answer's text. It returns whether the client gets any
@@ -126,10 +112,6 @@ func (s *Splicer) text(e *Editor, name string) bool {
 	}
 	raw, ok := m.Str(e.body)
 	if !ok || len(raw) == 0 {
-		return false
-	}
-	if s.end {
-		e.Set(name, []byte(`""`))
 		return false
 	}
 	if s.duplicate == "" {
@@ -163,7 +145,7 @@ func (s *Splicer) identify(e *Editor, first []byte) {
 // usage edits the counts in a member usage. The prompt's and the cached tokens are those of the
 // first part. The answer's are those of both.
 func (s *Splicer) usage(e *Editor, prompt, completion string) {
-	if s.tokens == 0 && !s.end {
+	if s.tokens == 0 {
 		return
 	}
 	u, ok := e.Object("usage")
@@ -177,12 +159,10 @@ func (s *Splicer) usage(e *Editor, prompt, completion string) {
 	}
 	p, _ := integer(u.Value(prompt))
 	c, _ := integer(u.Value(completion))
-	if p -= s.behind; s.prompt >= 0 {
+	if p -= s.tokens; s.prompt >= 0 {
 		p = s.prompt
 	}
-	if c += s.tokens; s.end {
-		c = s.tokens
-	}
+	c += s.tokens
 	set(u, prompt, p)
 	set(u, completion, c)
 	set(u, "total_tokens", p+c)
@@ -227,16 +207,8 @@ func (s *Splicer) message(e *Editor) (keep, ok bool) {
 		if ok && string(delta.Value("type")) == `"text_delta"` {
 			return s.text(delta, "text"), true
 		}
-		return !s.end, ok
-	case "content_block_stop":
-		return !s.finished, true
+		return true, ok
 	case "message_delta":
-		if s.finished {
-			return false, true
-		}
-		if delta, ok := e.Object("delta"); ok && s.end {
-			delta.Set("stop_reason", []byte(`"max_tokens"`))
-		}
 		if e.notNull("usage") {
 			s.usage(e, "", "output_tokens") // the first event had the prompt's
 		}

@@ -139,7 +139,7 @@ func (a *Attempt) send(roundTrip Sender, req *http.Request) (*http.Response, boo
 		c.Sent = toBackup(c.Sent, c.Pool.Settings.Load().Worker(a.Worker.Dial).Headers)
 	}
 	c.Did = r.Did
-	if c.Rest != nil && c.Rest.Way == api.WayExact { // Build may have changed it
+	if c.Rest != nil && c.Rest.Way == api.WayExact {
 		roundTrip = c.Exactly(a, roundTrip)
 	}
 	resp, err := roundTrip(c.Sent)

@@ -73,7 +73,7 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 		return nil // the client has left
 	}
 	if rest != nil {
-		way = rest.Way // also the end of one
+		way = rest.Way // ask may have changed it
 	}
 	outcome := "ok"
 	switch {

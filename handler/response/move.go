@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"strings"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
@@ -40,7 +41,8 @@ func (b *Body) broke(err error) bool {
 	return true
 }
 
-// move lets the stream go on elsewhere, and returns whether it does. Otherwise it stays what it is.
+// move lets the stream go on elsewhere, and returns whether it does. Otherwise it stays what it is. If its
+// client lacks only the last event, it goes on with that.
 func (b *Body) move(why error) bool {
 	if b.Mover == nil {
 		return false
@@ -50,6 +52,12 @@ func (b *Body) move(why error) bool {
 		undo = b.reader.Retract(errors.Is(why, errAbortedText))
 	} else {
 		_ = from.Close() // whatever comes of it, the engine need not go on
+	}
+	if end := b.reader.End(); end != "" { // no engine needs to be asked for that
+		_ = from.Close()
+		b.from, b.frames, b.Mover = io.NopCloser(strings.NewReader(end)), new(rawjson.Framer), nil
+		b.reader.Revive(nil)
+		return true
 	}
 	rest := b.Mover.Move(why, b.reader)
 	if rest == nil {
