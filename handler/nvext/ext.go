@@ -2,7 +2,6 @@ package nvext
 
 import (
 	"cmp"
-	"encoding/json"
 	"strings"
 	"time"
 
@@ -63,16 +62,6 @@ func (o Options) clamp(seconds uint64) time.Duration {
 type Opt[T any] struct {
 	Value T
 	Set   bool
-}
-
-// UnmarshalJSON reads the value. Null is no value. After an error, o is as before.
-func (o *Opt[T]) UnmarshalJSON(b []byte) error {
-	var v *T
-	if err := json.Unmarshal(b, &v); err != nil || v == nil {
-		return cmp.Or(err, ErrMalformed)
-	}
-	*o = Some(*v)
-	return nil
 }
 
 // Some returns a value that is present.
@@ -152,8 +141,8 @@ const (
 	ActionClose               // this is the session's last turn
 )
 
-// String returns the protocol's word, empty for ActionNone.
-func (a Action) String() string { return [...]string{"", "open", "bind", "close"}[a] }
+// actions are the protocol's words.
+var actions = [...]string{"", "open", "bind", "close"}
 
 // SessionControl names the session of a request and what to do with it.
 type SessionControl struct {

@@ -3,6 +3,7 @@ package nvext
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"slices"
 	"strings"
 )
@@ -90,8 +91,13 @@ var headers = []header{
 }
 
 // setNumber sets a number as the body's field of the same place has it.
-func setNumber(value string, to any) bool {
-	return set([]byte(value), to) == nil
+func setNumber[T any](value string, to *Opt[T]) bool {
+	var n *T
+	if json.Unmarshal([]byte(value), &n) != nil || n == nil {
+		return false
+	}
+	*to = Some(*n)
+	return true
 }
 
 // ApplyHeaders replaces fields of the body by what the headers say. get returns

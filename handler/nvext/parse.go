@@ -1,19 +1,86 @@
 package nvext
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
+	"maps"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
-// ErrMalformed says that an nvext is not valid JSON, or nests deeper than
-// rawjson.MaxDepth.
+// ErrMalformed says that an nvext is not valid JSON.
 var ErrMalformed = errors.New("nvext: malformed JSON")
+
+// wire is an nvext as JSON. Nil and null say nothing, and so do fields that are raw here. The tag grant is
+// the kind of trust without which a field has no effect, here or in a Dynamo. The tag own marks fields that
+// no Dynamo gets: the router's own, and those that Dynamo 1.3 refuses.
+type wire struct {
+	GreedSampling      *bool           `json:"greed_sampling"`
+	UseRawPrompt       *bool           `json:"use_raw_prompt"`
+	BackendInstanceID  *uint64         `json:"backend_instance_id" grant:"pins"`
+	DecodeWorkerID     *uint64         `json:"decode_worker_id" grant:"pins"`
+	PrefillWorkerID    *uint64         `json:"prefill_worker_id" grant:"pins"`
+	DPRank             *uint32         `json:"dp_rank" grant:"pins"`
+	PrefillDPRank      *uint32         `json:"prefill_dp_rank" grant:"pins"`
+	MaxThinkingTokens  *uint32         `json:"max_thinking_tokens"`
+	RequestTimestampMS json.RawMessage `json:"request_timestamp_ms"`
+	CacheSalt          string          `json:"cache_salt"`
+	Annotations        []string        `json:"annotations" grant:"explain"`
+	ExtraFields        []string        `json:"extra_fields" grant:"explain"`
+	AllowedWorkerIDs   []uint64        `json:"allowed_worker_ids" grant:"overrides" own:"true"`
+	TokenData          json.RawMessage `json:"token_data"` // Parse takes it out before
+	AgentHints         struct {
+		Priority           *int32   `json:"priority" grant:"priorities"`
+		StrictPriority     *uint32  `json:"strict_priority" grant:"priorities"`
+		OSL                *uint32  `json:"osl"`
+		SpeculativePrefill *bool    `json:"speculative_prefill"`
+		LatencySensitivity *float64 `json:"latency_sensitivity" grant:"priorities"`
+	} `json:"agent_hints"`
+	SessionControl *struct {
+		SessionID *string `json:"session_id"`
+		Action    *string `json:"action"`
+		Timeout   *uint64 `json:"timeout"`
+	} `json:"session_control" own:"true"`
+	SessionParams struct {
+		ID                 string          `json:"id"`
+		RID                json.RawMessage `json:"rid"`
+		Offset             json.RawMessage `json:"offset"`
+		Replace            json.RawMessage `json:"replace"`
+		DropPreviousOutput json.RawMessage `json:"drop_previous_output"`
+	} `json:"session_params" own:"true"`
+	CacheControl *struct {
+		Type *string         `json:"type" grant:"priorities"`
+		TTL  json.RawMessage `json:"ttl" grant:"priorities"`
+	} `json:"cache_control" grant:"priorities" own:"true"`
+	Override struct {
+		OverlapScoreCredit    *float64        `json:"overlap_score_credit" grant:"overrides"`
+		PrefillLoadScale      *float64        `json:"prefill_load_scale" grant:"overrides"`
+		Temperature           *float64        `json:"router_temperature" grant:"overrides"`
+		SharedCacheMultiplier json.RawMessage `json:"shared_cache_multiplier" grant:"overrides"`
+		AssumeKVReuse         *bool           `json:"assume_kv_reuse" grant:"overrides"`
+		TrackPrefillTokens    *bool           `json:"track_prefill_tokens" grant:"overrides"`
+		AllowedWorkerIDs      []uint64        `json:"allowed_worker_ids" grant:"overrides"`
+	} `json:"router_config_override" grant:"overrides" own:"true"`
+	MetadataUpload *struct {
+		URL *string `json:"url" grant:"uploads"`
+	} `json:"metadata_upload" grant:"uploads"`
+	RoutingConstraints struct {
+		RequiredTaints  []string           `json:"required_taints" grant:"overrides"`
+		PreferredTaints map[string]float32 `json:"preferred_taints" grant:"overrides"`
+	} `json:"routing_constraints" grant:"overrides"`
+	Router struct {
+		TTFTTarget json.RawMessage `json:"ttft_target"`
+		ITLTarget  json.RawMessage `json:"itl_target"`
+	} `json:"router"`
+}
 
 // Parse reads the value of an nvext member. Null, as the whole value or as a
 // field's, counts as absent. If a field occurs several times, the last one
@@ -23,354 +90,211 @@ var ErrMalformed = errors.New("nvext: malformed JSON")
 // The error is ErrMalformed, or its text names a wrong field and what the field
 // should be. The text may be shown to the client.
 func Parse(raw []byte, o Options) (Ext, error) {
-	i := rawjson.SkipSpace(raw, 0)
-	if i == len(raw) || raw[i] != '{' {
-		v, ok := rawjson.ValueAt(raw, i)
-		switch {
-		case !ok || !json.Valid(raw):
-			return Ext{}, ErrMalformed
-		case v.IsNull(raw):
-			return Ext{}, nil
-		}
-		return Ext{}, &fieldError{"nvext", "an object"}
-	}
-	p := parser{raw: raw, opt: o}
-	w, end := p.object(fields, i)
-	if end == 0 || rawjson.SkipSpace(raw, end) != len(raw) {
-		return Ext{}, ErrMalformed
-	}
-	if w != nil {
-		w.field = "nvext" + w.field
-		return Ext{}, w
-	}
-	for _, rank := range []*Opt[uint32]{&p.ext.DPRank, &p.ext.PrefillDPRank} {
-		if rank.Value == UnsetRank {
-			*rank = Opt[uint32]{}
+	all := rawjson.Span{Start: rawjson.SkipSpace(raw, 0), End: len(raw)}
+	ids, n, rest := all.Get(raw, "token_data"), 0, raw
+	if ids.Len() > 0 && !ids.IsNull(raw) { // they may be most of a body
+		var end int
+		if n, end = scanTokens(raw, ids.Start); end == ids.End {
+			rest = slices.Concat(raw[:ids.Start], []byte("null"), raw[ids.End:])
+		} else {
+			n = -1
 		}
 	}
-	return p.ext, nil
-}
-
-// parser reads one nvext into ext.
-type parser struct {
-	raw []byte
-	opt Options
-	ext Ext
-
-	checked bool // the members of the outermost object are valid JSON
-	ids     int  // how many ids the last token_data has, -1 for a value that is no list of ids
-}
-
-// object reads the fields of the object at raw[i] in the table's order. It returns the
-// index behind the object, 0 for malformed JSON, of which it reads no field.
-func (p *parser) object(fields []field, i int) (unknown *fieldError, end int) {
-	var last [maxFields]rawjson.Span
-	c := rawjson.Enter(p.raw, i)
-	for c.Next() {
-		name := c.Name()
-		ok := p.checked || json.Valid(p.raw[c.KeyAt:c.KeyEnd])
-		v, valid := p.value(&c, name)
-		if !ok || !valid {
-			return nil, 0
-		}
-		if n := indexOf(fields, name); n >= 0 {
-			last[n] = v
-		} else if p.opt.Strict && unknown == nil {
-			unknown = &fieldError{field: "." + shown(name)}
+	var w wire
+	if err := json.Unmarshal(rest, &w); err != nil {
+		return Ext{}, explained(err)
+	}
+	if o.Strict {
+		d := json.NewDecoder(bytes.NewReader(rest))
+		d.DisallowUnknownFields()
+		if err := d.Decode(new(wire)); err != nil {
+			return Ext{}, explained(err)
 		}
 	}
-	if !c.Done {
-		return nil, 0
+	if n < 0 || n > MaxTokens {
+		return Ext{}, expected("token_data", "an array of at most "+strconv.Itoa(MaxTokens)+" integers from 0 to 4294967295")
 	}
-	p.checked = true
-	for n := range fields {
-		if w := p.read(&fields[n], last[n]); w != nil {
-			w.field = "." + fields[n].name + w.field
-			return w, c.At
-		}
+	if err := w.check(); err != nil {
+		return Ext{}, err
 	}
-	return unknown, c.At
+	e, err := w.ext(o)
+	if err != nil {
+		return Ext{}, err
+	}
+	if e.TokenCount = n; !ids.IsNull(raw) {
+		e.TokenSpan = ids
+	}
+	if params := all.Get(raw, "session_params"); params.First(raw) == '{' {
+		e.SessionParams.Span = params
+	}
+	return e, nil
 }
 
-// value passes the value of a field. It is not ok if the value is malformed. Token ids
-// may be most of a body, so one pass checks and counts them.
-func (p *parser) value(c *rawjson.Cursor, name string) (v rawjson.Span, ok bool) {
-	if name == "token_data" {
-		n, end := scanTokens(p.raw, c.At)
-		if p.ids = n; end > 0 {
-			v = rawjson.Span{Start: c.At, End: end}
-			c.At = end
-			return v, true
-		}
-		p.ids = -1
-	}
-	v = c.Value()
-	return v, v.Len() > 0 && (p.checked || json.Valid(v.Of(p.raw)))
+// expected says what a field should be.
+func expected(field, want string) error {
+	return errors.New(strings.TrimSuffix("nvext."+field, ".") + ": expected " + want)
 }
 
-// read reads the value of a field, which is absent if the object lacks the field.
-func (p *parser) read(f *field, v rawjson.Span) *fieldError {
-	switch {
-	case v.Len() == 0 || v.IsNull(p.raw):
-		if f.required {
-			return expected("a string")
-		}
-		return nil
-	case f.in != nil && v.First(p.raw) != '{':
-		return expected("an object")
-	case f.in != nil:
-		if w, _ := p.object(f.in, v.Start); w != nil {
-			return w
-		}
+// explained returns the error for one of encoding/json.
+func explained(err error) error {
+	if name, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
+		return errors.New("nvext: unknown field " + strings.ToValidUTF8(name[:min(len(name), 40)], "\ufffd"))
 	}
-	switch {
-	case f.read != nil:
-		return f.read(p, v)
-	case f.to != nil:
-		return set(v.Of(p.raw), f.to(&p.ext))
+	wrong, ok := errors.AsType[*json.UnmarshalTypeError](err)
+	if !ok {
+		return ErrMalformed
 	}
-	return nil
-}
-
-// fieldError says which field of an nvext is wrong. Without want the field is unknown.
-type fieldError struct {
-	// field is the path to the field, such as "nvext.token_data[2]".
-	field string
-	want  string
-}
-
-// Error returns a text that may be shown to the client.
-func (w *fieldError) Error() string {
-	if w.want == "" {
-		return w.field + ": unknown field"
-	}
-	return w.field + ": expected " + w.want
-}
-
-// expected says what a value should be.
-func expected(want string) *fieldError { return &fieldError{want: want} }
-
-// shown returns the part of a client's name that an error repeats.
-func shown(s string) string {
-	const most = 32
-	if len(s) > most {
-		s = s[:most] + "..."
-	}
-	return strings.ToValidUTF8(s, "\ufffd")
-}
-
-// reader reads the value of a field into a parser's ext.
-type reader func(p *parser, v rawjson.Span) *fieldError
-
-const anyUint64 = "an integer from 0 to 18446744073709551615"
-
-// set reads a plain value: a boolean, a number, or a text of at most MaxText.
-func set(raw []byte, to any) (w *fieldError) {
-	var want string
-	switch to := to.(type) {
-	case *string:
-		*to, w = text(raw, MaxText)
-		return w
-	case *Opt[bool], **bool:
+	want := "an object"
+	switch wrong.Type.Kind() { //nolint:exhaustive // wire has no others
+	case reflect.Bool:
 		want = "a boolean"
-	case *Opt[uint64]:
-		want = anyUint64
-	case *Opt[uint32]:
+	case reflect.String:
+		want = "a string"
+	case reflect.Slice:
+		want = "an array"
+	case reflect.Uint64:
+		want = "an integer from 0 to 18446744073709551615"
+	case reflect.Uint32:
 		want = "an integer from 0 to 4294967295"
-	case *Opt[int32]:
+	case reflect.Int32:
 		want = "an integer from -2147483648 to 2147483647"
-	case *Opt[float64]:
-		want = "a finite number"
-	case **float64:
-		want = "a finite number that is not negative"
+	case reflect.Float64, reflect.Float32:
+		want = "a finite number of " + strconv.Itoa(wrong.Type.Bits()) + " bits"
 	}
-	if json.Unmarshal(raw, to) != nil {
-		return expected(want)
+	return expected(wrong.Field, want)
+}
+
+// check returns what is wrong with a field.
+func (w *wire) check() error {
+	c, over, taints := w.SessionControl, &w.Override, &w.RoutingConstraints
+	long := func(s string) bool { return len(s) > MaxText }
+	names := func(list []string) bool {
+		return len(list) <= MaxList && !slices.ContainsFunc(list, func(s string) bool { return len(s) > MaxName })
 	}
-	if n, ok := to.(**float64); ok {
-		if **n < 0 {
-			return expected(want)
+	negative := func(n *float64) bool { return n != nil && *n < 0 }
+	const (
+		text  = "a string of at most 8192 bytes"
+		some  = "a string that is not empty"
+		words = "an array of at most 64 strings of at most 256 bytes"
+		ids   = "an array of at most 4096 integers"
+		least = "a number that is not negative"
+	)
+	for _, wrong := range []struct {
+		is          bool
+		field, want string
+	}{
+		{long(w.CacheSalt), "cache_salt", text},
+		{!names(w.Annotations), "annotations", words},
+		{!names(w.ExtraFields), "extra_fields", words},
+		{len(w.AllowedWorkerIDs) > MaxWorkers, "allowed_worker_ids", ids},
+		{c != nil && c.SessionID == nil, "session_control.session_id", "a string"},
+		{c != nil && c.SessionID != nil && long(*c.SessionID), "session_control.session_id", text},
+		{c != nil && c.Action != nil && !slices.Contains(actions[1:], *c.Action), "session_control.action", `"open", "bind" or "close"`},
+		{c != nil && c.Action != nil && c.SessionID != nil && *c.SessionID == "", "session_control.session_id", some},
+		{long(w.SessionParams.ID), "session_params.id", text},
+		{w.CacheControl != nil && w.CacheControl.Type != nil && *w.CacheControl.Type != "ephemeral", "cache_control.type", `"ephemeral"`},
+		{negative(over.OverlapScoreCredit), "router_config_override.overlap_score_credit", least},
+		{negative(over.PrefillLoadScale), "router_config_override.prefill_load_scale", least},
+		{negative(over.Temperature), "router_config_override.router_temperature", least},
+		{len(over.AllowedWorkerIDs) > MaxWorkers, "router_config_override.allowed_worker_ids", ids},
+		{w.MetadataUpload != nil && w.MetadataUpload.URL == nil, "metadata_upload.url", "a string"},
+		{w.MetadataUpload != nil && w.MetadataUpload.URL != nil && strings.TrimSpace(*w.MetadataUpload.URL) == "", "metadata_upload.url", some},
+		{w.MetadataUpload != nil && w.MetadataUpload.URL != nil && long(*w.MetadataUpload.URL), "metadata_upload.url", text},
+		{!names(taints.RequiredTaints), "routing_constraints.required_taints", words},
+		{
+			!names(slices.Collect(maps.Keys(taints.PreferredTaints))), "routing_constraints.preferred_taints",
+			"an object of at most 64 numbers",
+		},
+	} {
+		if wrong.is {
+			return expected(wrong.field, wrong.want)
 		}
-		**n = min(**n, maxOverride)
 	}
 	return nil
 }
 
-// text returns a string of at most so many bytes. It keeps what is not UTF-8, so that different
-// texts stay different.
-func text(raw []byte, most int) (string, *fieldError) {
-	whole := rawjson.Span{End: len(raw)}
-	if whole.First(raw) != '"' {
-		return "", expected("a string")
+// ext returns what the fields say, which are checked.
+func (w *wire) ext(o Options) (e Ext, err error) {
+	c, h, over, taints := w.SessionControl, &w.AgentHints, &w.Override, &w.RoutingConstraints
+	e = Ext{
+		GreedSampling: opt(w.GreedSampling), UseRawPrompt: opt(w.UseRawPrompt), MaxThinkingTokens: opt(w.MaxThinkingTokens),
+		BackendInstanceID: opt(w.BackendInstanceID), DecodeWorkerID: opt(w.DecodeWorkerID), PrefillWorkerID: opt(w.PrefillWorkerID),
+		DPRank: rankOf(w.DPRank), PrefillDPRank: rankOf(w.PrefillDPRank),
+		CacheSalt: w.CacheSalt, AllowedWorkerIDs: w.AllowedWorkerIDs,
+		AgentHints: AgentHints{
+			opt(h.Priority), opt(h.StrictPriority), opt(h.OSL), opt(h.SpeculativePrefill), opt(h.LatencySensitivity),
+		},
+		SessionParams:      SessionParams{ID: w.SessionParams.ID},
+		RoutingConstraints: RoutingConstraints{RequiredTaints: taints.RequiredTaints},
+		Override: kvscore.Override{
+			OverlapScoreCredit: bounded(over.OverlapScoreCredit), PrefillLoadScale: bounded(over.PrefillLoadScale),
+			Temperature: bounded(over.Temperature), AssumeKVReuse: over.AssumeKVReuse, TrackPrefillTokens: over.TrackPrefillTokens,
+		},
 	}
-	s := whole.Text(raw)
-	if len(s) > most {
-		return "", expected("a string of at most " + strconv.Itoa(most) + " bytes")
+	if over.AllowedWorkerIDs != nil {
+		e.AllowedWorkerIDs = over.AllowedWorkerIDs
 	}
-	return strings.Clone(s), nil
-}
-
-// list calls each for every element of a list of at most so many.
-func (p *parser) list(v rawjson.Span, most int, of string, each func(raw []byte) *fieldError) *fieldError {
-	want := "an array of at most " + strconv.Itoa(most) + " " + of
-	if v.First(p.raw) != '[' {
-		return expected(want)
+	for _, name := range w.Annotations {
+		e.Annotations |= annotationNamed(name)
 	}
-	n := 0
-	for e := range v.Elements(p.raw) {
-		if n == most {
-			return expected(want)
-		}
-		if w := each(e.Of(p.raw)); w != nil {
-			w.field = "[" + strconv.Itoa(n) + "]"
-			return w
-		}
-		n++
+	for _, name := range w.ExtraFields {
+		e.ExtraFields |= fieldNamed(name)
 	}
-	return nil
-}
-
-// words reads a list of texts of at most MaxName, of which the parser keeps none.
-func words(each func(e *Ext, name string)) reader {
-	return func(p *parser, v rawjson.Span) *fieldError {
-		return p.list(v, MaxList, "strings", func(raw []byte) *fieldError {
-			name, w := text(raw, MaxName)
-			if w == nil {
-				each(&p.ext, name)
-			}
-			return w
-		})
+	for _, name := range slices.Sorted(maps.Keys(taints.PreferredTaints)) {
+		e.RoutingConstraints.PreferredTaints = append(e.RoutingConstraints.PreferredTaints, Taint{name, taints.PreferredTaints[name]})
 	}
-}
-
-// workers reads allowed_worker_ids.
-func workers(p *parser, v rawjson.Span) *fieldError {
-	p.ext.AllowedWorkerIDs = []uint64{}
-	return p.list(v, MaxWorkers, "integers", func(raw []byte) *fieldError {
-		id, err := strconv.ParseUint(rawjson.View(raw), 10, 64)
-		if err != nil {
-			return expected(anyUint64)
-		}
-		p.ext.AllowedWorkerIDs = append(p.ext.AllowedWorkerIDs, id)
-		return nil
-	})
-}
-
-// tokenData judges the token_data that value has passed.
-func tokenData(p *parser, v rawjson.Span) *fieldError {
-	if p.ids < 0 || p.ids > MaxTokens {
-		return expected("an array of at most 16777216 integers from 0 to 4294967295")
-	}
-	p.ext.TokenCount, p.ext.TokenSpan = p.ids, v
-	return nil
-}
-
-func action(p *parser, v rawjson.Span) *fieldError {
-	for _, a := range []Action{ActionOpen, ActionBind, ActionClose} {
-		if v.Text(p.raw) == a.String() {
-			p.ext.SessionControl.Action = a
-			return nil
+	if c != nil && *c.SessionID != "" { // an empty one means that the request has no session
+		timeout := cmp.Or(c.Timeout, new(uint64(DefaultTimeout/time.Second)))
+		e.SessionControl = SessionControl{SessionID: *c.SessionID, Timeout: o.clamp(*timeout), Timed: c.Timeout != nil}
+		if c.Action != nil {
+			e.SessionControl.Action = Action(slices.Index(actions[:], *c.Action)) //nolint:gosec // checked
 		}
 	}
-	return expected(`"open", "bind" or "close"`)
-}
-
-func timeout(p *parser, v rawjson.Span) *fieldError {
-	var n Opt[uint64]
-	w := set(v.Of(p.raw), &n)
-	p.ext.SessionControl.Timeout, p.ext.SessionControl.Timed = p.opt.clamp(n.Value), true
-	return w
-}
-
-// sessionControl completes session_control. An empty session_id means that the
-// request has no session, so there can be no action.
-func sessionControl(p *parser, _ rawjson.Span) *fieldError {
-	c := &p.ext.SessionControl
-	switch {
-	case c.SessionID == "" && c.Action != ActionNone:
-		return &fieldError{field: ".session_id", want: "a string that is not empty"}
-	case c.SessionID == "":
-		c.Timeout = 0
-	case !c.Timed:
-		c.Timeout = p.opt.clamp(uint64(DefaultTimeout.Seconds()))
+	if w.CacheControl != nil {
+		if e.CacheTTL, err = o.ttl(w.CacheControl.TTL); err != nil {
+			return e, err
+		}
 	}
-	return nil
-}
-
-func sessionParams(p *parser, v rawjson.Span) *fieldError {
-	p.ext.SessionParams.Span = v
-	return nil
-}
-
-func cacheType(p *parser, v rawjson.Span) *fieldError {
-	if v.Text(p.raw) == "ephemeral" {
-		return nil
+	if w.MetadataUpload != nil {
+		e.MetadataUpload = strings.TrimSpace(*w.MetadataUpload.URL)
 	}
-	return expected(`"ephemeral"`)
+	return e, nil
+}
+
+func opt[T any](p *T) Opt[T] {
+	if p == nil {
+		return Opt[T]{}
+	}
+	return Some(*p)
+}
+
+// rankOf returns a rank. UnsetRank means none.
+func rankOf(p *uint32) Opt[uint32] {
+	if p != nil && *p == UnsetRank {
+		return Opt[uint32]{}
+	}
+	return opt(p)
+}
+
+// bounded returns a number of an override within its bound.
+func bounded(n *float64) *float64 {
+	if n != nil {
+		*n = min(*n, maxOverride)
+	}
+	return n
 }
 
 // ttl reads a time to live: seconds, or a text of a number and s, m or h.
-func ttl(p *parser, v rawjson.Span) *fieldError {
-	digits, unit := rawjson.View(v.Of(p.raw)), uint64(1)
-	if v.First(p.raw) == '"' {
-		whole := v.Text(p.raw)
-		digits = strings.TrimRight(whole, "smh")
-		switch whole[len(digits):] {
-		case "", "s":
-		case "m":
-			unit = 60
-		case "h":
-			unit = 3600
-		default:
-			digits = ""
-		}
+func (o Options) ttl(raw []byte) (Opt[time.Duration], error) {
+	if len(raw) == 0 || string(raw) == "null" {
+		return Some(o.clamp(uint64(DefaultTTL / time.Second))), nil
 	}
+	text := strings.Trim(string(raw), `"`)
+	digits := strings.TrimRight(text, "smh")
+	unit, ok := map[string]uint64{"": 1, "s": 1, "m": 60, "h": 3600}[text[len(digits):]]
 	n, err := strconv.ParseUint(digits, 10, 64)
-	if err != nil && !errors.Is(err, strconv.ErrRange) || n == 0 {
-		return expected(`a number of seconds from 1 on, or a string such as "300", "5m" or "1h"`)
+	if err != nil && !errors.Is(err, strconv.ErrRange) || n == 0 || !ok {
+		return Opt[time.Duration]{}, expected("cache_control.ttl", `a number of seconds from 1 on, or a string such as "300", "5m" or "1h"`)
 	}
-	p.ext.CacheTTL = Some(p.opt.clamp(min(n, uint64(MaxTTL/time.Second)) * unit))
-	return nil
-}
-
-// cacheControl completes cache_control, which may lack the time to live.
-func cacheControl(p *parser, _ rawjson.Span) *fieldError {
-	if !p.ext.CacheTTL.Set {
-		p.ext.CacheTTL = Some(p.opt.clamp(uint64(DefaultTTL.Seconds())))
-	}
-	return nil
-}
-
-func uploadURL(p *parser, v rawjson.Span) *fieldError {
-	url, w := text(v.Of(p.raw), MaxText)
-	if p.ext.MetadataUpload = strings.TrimSpace(url); w == nil && p.ext.MetadataUpload == "" {
-		return expected("a string that is not empty")
-	}
-	return w
-}
-
-// preferredTaints reads the object of preferred taints.
-func preferredTaints(p *parser, v rawjson.Span) *fieldError {
-	w := expected("an object of at most 64 finite numbers of 32 bits")
-	if v.First(p.raw) != '{' {
-		return w
-	}
-	taints := &p.ext.RoutingConstraints.PreferredTaints
-	for c := rawjson.Enter(p.raw, v.Start); c.Next(); {
-		name := c.Name()
-		weight, err := strconv.ParseFloat(rawjson.View(c.Value().Of(p.raw)), 32)
-		i := slices.IndexFunc(*taints, func(t Taint) bool { return t.Name == name })
-		switch {
-		case err != nil || len(name) > MaxName:
-			w.field = "." + shown(name)
-			return w
-		case i >= 0:
-			(*taints)[i].Weight = float32(weight)
-		case len(*taints) == MaxList:
-			return w
-		default:
-			*taints = append(*taints, Taint{strings.Clone(name), float32(weight)})
-		}
-	}
-	return nil
+	return Some(o.clamp(min(n, uint64(MaxTTL/time.Second)) * unit)), nil
 }

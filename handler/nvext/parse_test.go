@@ -6,12 +6,10 @@ import (
 	"errors"
 	"math"
 	"reflect"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
-	"unicode/utf8"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -78,7 +76,7 @@ func TestParseTakesNullForAbsent(t *testing.T) {
 	for _, f := range fields {
 		nulls = append(nulls, strconv.Quote(f.name)+":null")
 		for _, in := range f.in {
-			if !slices.ContainsFunc(f.in, func(in field) bool { return in.required }) && f.name != "cache_control" {
+			if f.name != "session_control" && f.name != "metadata_upload" && f.name != "cache_control" {
 				nulls = append(nulls, strconv.Quote(f.name)+`:{"`+in.name+`":null}`)
 			}
 		}
@@ -114,10 +112,9 @@ func TestParse(t *testing.T) {
 		`{"session_control":{"session_\u0069d":"caf\u00e9\n"}}`:                          session("café\n", ActionNone, usual, false),
 		`{"session_control":{"session_id":""}}`:                                          {},
 		`{"session_control":{"session_id":"a"},"session_control":null}`:                  {},
-		`{"session_control":5,"session_control":{"session_id":"a","session_id":"b"}}`:    session("b", ActionNone, usual, false),
-		`{"backend_instance_id":"x","backend_instance_id":2}`:                            {BackendInstanceID: Some[uint64](2)},
+		`{"session_control":{"session_id":"a","session_id":"b"}}`:                        session("b", ActionNone, usual, false),
+		`{"backend_instance_id":1,"backend_instance_id":2}`:                              {BackendInstanceID: Some[uint64](2)},
 		`{"backend_instance_id":1,"b\u0061ckend_instance_id":null}`:                      {},
-		`{"agent_hints":{"osl":1},"agent_hints":{}}`:                                     {},
 		`{"token_data":["x"],"token_data":[7]}`:                                          {TokenCount: 1, TokenSpan: rawjson.Span{Start: 33, End: 36}},
 		`{"token_data":[ ]}`:                                                             {TokenSpan: rawjson.Span{Start: 14, End: 17}},
 		`{"dp_rank":4294967295,"prefill_dp_rank":4294967295}`:                            {},
@@ -171,12 +168,12 @@ func TestParseNamesWhatIsWrong(t *testing.T) {
 		i32   = "an integer from -2147483648 to 2147483647"
 		bools = "a boolean"
 		texts = "a string"
-		words = "an array of at most 64 strings"
+		list  = "an array"
+		words = "an array of at most 64 strings of at most 256 bytes"
 		ids   = "an array of at most 4096 integers"
 		toks  = "an array of at most 16777216 integers from 0 to 4294967295"
 		ttls  = `a number of seconds from 1 on, or a string such as "300", "5m" or "1h"`
-		some  = "a finite number that is not negative"
-		pref  = "an object of at most 64 finite numbers of 32 bits"
+		f64   = "a finite number of 64 bits"
 	)
 	many := strings.Repeat(`"t",`, MaxList) + `"t"`
 	for _, c := range []struct{ field, value, want string }{
@@ -191,9 +188,9 @@ func TestParseNamesWhatIsWrong(t *testing.T) {
 		{"agent_hints.priority", `2147483648`, i32},
 		{"agent_hints.priority", `-2147483649`, i32},
 		{"agent_hints.priority", `[1]`, i32},
-		{"agent_hints.latency_sensitivity", `-1e999`, "a finite number"},
-		{"router_config_override.router_temperature", `-0.1`, some},
-		{"router_config_override.overlap_score_credit", `"1"`, some},
+		{"agent_hints.latency_sensitivity", `-1e999`, f64},
+		{"router_config_override.router_temperature", `-0.1`, "a number that is not negative"},
+		{"router_config_override.overlap_score_credit", `"1"`, f64},
 		{"cache_salt", `{}`, texts},
 		{"cache_salt", `"` + strings.Repeat("s", MaxText+1) + `"`, "a string of at most 8192 bytes"},
 		{"session_control.session_id", `1` + strings.Repeat("0", 40), texts},
@@ -201,16 +198,21 @@ func TestParseNamesWhatIsWrong(t *testing.T) {
 		{"session_params.id", `false`, texts},
 		{"metadata_upload.url", `null`, texts},
 		{"metadata_upload.url", `" \t"`, "a string that is not empty"},
-		{"annotations", `"a"`, words},
+		{"annotations", `"a"`, list},
+		{"annotations", `["a",5]`, texts},
 		{"annotations", "[" + many + "]", words},
-		{"routing_constraints.required_taints", `{}`, words},
-		{"allowed_worker_ids", `{}`, ids},
+		{"routing_constraints.required_taints", `{}`, list},
+		{"routing_constraints.required_taints", "[" + many + "]", words},
+		{"allowed_worker_ids", `{}`, list},
+		{"allowed_worker_ids", `[1,2.0]`, u64},
 		{"allowed_worker_ids", "[" + strings.Repeat("1,", MaxWorkers) + "1]", ids},
 		{"token_data", `"abc"`, toks},
 		{"token_data", `[1,2,1.5]`, toks},
 		{"token_data", `[1,"2"]`, toks},
 		{"token_data", `[4294967296]`, toks},
-		{"routing_constraints.preferred_taints", `["a"]`, pref},
+		{"routing_constraints.preferred_taints", `["a"]`, "an object"},
+		{"routing_constraints.preferred_taints", `{"a":"1"}`, "a finite number of 32 bits"},
+		{"routing_constraints.preferred_taints", `{"` + strings.Repeat("a", MaxName+1) + `":1}`, "an object of at most 64 numbers"},
 		{"cache_control.type", `"persistent"`, `"ephemeral"`},
 		{"cache_control.ttl", `1.0`, ttls},
 		{"cache_control.ttl", `"5d"`, ttls},
@@ -226,15 +228,10 @@ func TestParseNamesWhatIsWrong(t *testing.T) {
 		}
 	}
 	for raw, want := range map[string]string{
-		`{"annotations":["a",5]}`:                                "nvext.annotations[1]: expected a string",
-		`{"extra_fields":[null]}`:                                "nvext.extra_fields[0]: expected a string",
-		`{"allowed_worker_ids":[1,2.0]}`:                         "nvext.allowed_worker_ids[1]: expected " + u64,
-		`{"routing_constraints":{"required_taints":["a",{}]}}`:   "nvext.routing_constraints.required_taints[1]: expected a string",
-		`{"routing_constraints":{"preferred_taints":{"a":"1"}}}`: "nvext.routing_constraints.preferred_taints.a: expected " + pref,
 		`{"session_control":{}}`:                                 "nvext.session_control.session_id: expected a string",
 		`{"session_control":{"session_id":"","action":"open"}}`:  "nvext.session_control.session_id: expected a string that is not empty",
 		`{"session_control":{"session_id":"a","action":"fork"}}`: `nvext.session_control.action: expected "open", "bind" or "close"`,
-		`{"session_control":{"session_id":"a","action":1}}`:      `nvext.session_control.action: expected "open", "bind" or "close"`,
+		`{"session_control":{"session_id":"a","action":1}}`:      `nvext.session_control.action: expected a string`,
 		`{"session_control":{"session_id":"a","timeout":-1}}`:    "nvext.session_control.timeout: expected " + u64,
 		`"x"`:    "nvext: expected an object",
 		` true `: "nvext: expected an object",
@@ -247,16 +244,16 @@ func TestParseNamesWhatIsWrong(t *testing.T) {
 
 func TestParseUnknownFields(t *testing.T) {
 	for raw, want := range map[string]string{
-		`{"zzz":1}`:                             "nvext.zzz",
-		`{"a":{},"session_id":1}`:               "nvext.a",
-		`{"agent_hints":{"prio":1}}`:            "nvext.agent_hints.prio",
-		`{"router_config_override":{"x":1}}`:    "nvext.router_config_override.x",
-		`{"` + strings.Repeat("x", 99) + `":1}`: "nvext." + strings.Repeat("x", 32) + "...",
+		`{"zzz":1}`:                             `"zzz"`,
+		`{"a":{},"session_id":1}`:               `"a"`,
+		`{"agent_hints":{"prio":1}}`:            `"prio"`,
+		`{"router_config_override":{"x":1}}`:    `"x"`,
+		`{"` + strings.Repeat("x", 99) + `":1}`: `"` + strings.Repeat("x", 39),
 	} {
 		if _, err := Parse([]byte(raw), Options{}); err != nil {
 			t.Errorf("%s: %v", raw, err)
 		}
-		if _, err := Parse([]byte(raw), Options{Strict: true}); message(err) != want+": unknown field" {
+		if _, err := Parse([]byte(raw), Options{Strict: true}); message(err) != "nvext: unknown field "+want {
 			t.Errorf("%s: %v, want %s", raw, err, want)
 		}
 	}
@@ -266,15 +263,11 @@ func TestParseRefusesMalformed(t *testing.T) {
 	for _, raw := range []string{
 		``, ` `, `{`, `{} {}`, `{},`, `{"a":1,}`, `{"a" "b"}`, `{"session_control":{"session_id" "s"}}`, `{"a":01}`, `{"a":tru}`, `{"token_data":[01]}`,
 		`{"token_data":[1,]}`, `{"token_data":[1 2]}`, `{"token_data":[1`, `{"token_data":[1,,2],"token_data":[1]}`, `{"\x":1}`, "{\"\n\":1}", `{a:1}`, `[1`, `nul`,
-		`{"a":` + strings.Repeat("[", rawjson.MaxDepth) + strings.Repeat("]", rawjson.MaxDepth) + `}`, strings.Repeat("[", 1<<20),
+		strings.Repeat("[", 1<<20),
 	} {
 		if _, err := Parse([]byte(raw), Options{}); !errors.Is(err, ErrMalformed) {
 			t.Errorf("%.60s: %v", raw, err)
 		}
-	}
-	deep := `{"a":` + strings.Repeat("[", rawjson.MaxDepth-1) + strings.Repeat("]", rawjson.MaxDepth-1) + `}`
-	if _, err := Parse([]byte(deep), Options{}); err != nil {
-		t.Errorf("at the bound: %v", err)
 	}
 }
 
@@ -315,14 +308,9 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		if _, err := Parse(raw, Options{Strict: true}); err != nil {
-			if !strings.HasSuffix(err.Error(), ": unknown field") {
+			if !strings.HasPrefix(err.Error(), "nvext: unknown field ") {
 				t.Fatalf("strict: %v", err)
 			}
-		}
-		// The standard library replaces invalid UTF-8 and lone surrogates. Parse
-		// keeps invalid UTF-8.
-		if !utf8.Valid(raw) || bytes.Contains(bytes.ToLower(raw), []byte(`\ud`)) {
-			return
 		}
 		d := json.NewDecoder(bytes.NewReader(raw))
 		d.UseNumber()

@@ -69,14 +69,11 @@ func (e *Ext) Restrict(g Grants) (dropped Grants) {
 		e.Annotations &^= annotationOwned
 		dropped |= Explain
 	}
-	e.trusted(fields, func(needs Grants, value reflect.Value) {
+	e.trusted(func(needs Grants, value reflect.Value) {
 		if needs&^g != 0 {
 			value.SetZero()
 		}
 	})
-	if g&Tenants == 0 {
-		e.Tenant = ""
-	}
 	if g&Explain == 0 {
 		e.Annotations &= annotationsHarmless
 	}
@@ -86,27 +83,39 @@ func (e *Ext) Restrict(g Grants) (dropped Grants) {
 // Needs returns the kinds of trust that e asks for. If it returns none, the
 // client's identity does not matter.
 func (e *Ext) Needs() (g Grants) {
-	e.trusted(fields, func(needs Grants, value reflect.Value) {
+	e.trusted(func(needs Grants, value reflect.Value) {
 		if !value.IsZero() {
 			g |= needs
 		}
 	})
-	if e.Tenant != "" {
-		g |= Tenants
-	}
 	if e.Annotations&^annotationsHarmless != 0 {
 		g |= Explain
 	}
 	return g
 }
 
-// trusted calls f for the values of e that need trust, except for the annotations and the
-// header's tenant.
-func (e *Ext) trusted(of []field, f func(needs Grants, value reflect.Value)) {
-	for i := range of {
-		e.trusted(of[i].in, f)
-		if of[i].needs != 0 && of[i].to != nil {
-			f(of[i].needs, reflect.ValueOf(of[i].to(e)).Elem())
-		}
+// trusted calls f for the values of e that need trust, except for the annotations.
+func (e *Ext) trusted(f func(needs Grants, value reflect.Value)) {
+	for _, v := range [...]struct {
+		needs Grants
+		value any
+	}{
+		{Pins, &e.BackendInstanceID},
+		{Pins, &e.DecodeWorkerID},
+		{Pins, &e.PrefillWorkerID},
+		{Pins, &e.DPRank},
+		{Pins, &e.PrefillDPRank},
+		{Priorities, &e.AgentHints.Priority},
+		{Priorities, &e.AgentHints.StrictPriority},
+		{Priorities, &e.AgentHints.LatencySensitivity},
+		{Priorities, &e.CacheTTL},
+		{Overrides, &e.Override},
+		{Overrides, &e.AllowedWorkerIDs},
+		{Overrides, &e.RoutingConstraints},
+		{Tenants, &e.Tenant},
+		{Uploads, &e.MetadataUpload},
+		{Explain, &e.ExtraFields},
+	} {
+		f(v.needs, reflect.ValueOf(v.value).Elem())
 	}
 }

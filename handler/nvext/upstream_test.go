@@ -131,9 +131,9 @@ func expect(m map[string]any, g Grants) {
 			delete(m, rank)
 		}
 	}
-	for name, in := range map[string][]field{"agent_hints": hintFields, "routing_constraints": constraintFields, "router": routerFields, "metadata_upload": uploadFields} {
-		if o, ok := m[name].(map[string]any); ok {
-			only(o, names(in))
+	for _, f := range fields {
+		if o, ok := m[f.name].(map[string]any); ok {
+			only(o, names(f.in))
 		}
 	}
 	if hints, ok := m["agent_hints"].(map[string]any); ok && g&Priorities == 0 {
@@ -141,7 +141,7 @@ func expect(m map[string]any, g Grants) {
 	}
 	if list, ok := m["annotations"].([]any); ok {
 		m["annotations"] = slices.DeleteFunc(list, func(v any) bool {
-			name := v.(string)
+			name, _ := v.(string)
 			if name == "x-bypass-remote-prefill" || name == "llm_metrics" || name == "payload_usage" {
 				return true
 			}
