@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -108,8 +107,8 @@ func NewBindings(o Options) (*Bindings, error) {
 		active:  make(map[Key]*active),
 		// The versions of an earlier run began at its start and grew by one a Bind. They stay
 		// below the present time, for no store binds 10^9 times a second.
-		version: Version(max(start.UnixNano(), 1)),                           //nolint:gosec // positive
-		roster:  roster{random: rand.Uint64(), counts: make(map[uint32]int)}, //nolint:gosec // only samples
+		version: Version(max(start.UnixNano(), 1)), //nolint:gosec // positive
+		roster:  roster{counts: make(map[uint32]int)},
 	}
 	r.roster.limit(o.MaxSessions)
 

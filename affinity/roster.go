@@ -1,5 +1,7 @@
 package affinity
 
+import "math/rand/v2"
+
 const (
 	// sampleSize is the number of bindings in a sample from which the longest idle one is
 	// evicted. Of 16, that one is on average among the 6% that have been idle longest.
@@ -18,7 +20,6 @@ type roster struct {
 	counts   map[uint32]int // of entries by scope
 	max      int            // of entries; SetMaxSessions lowers it in steps
 	maxShare int            // of a scope's entries: half of those that the store may have
-	random   uint64
 }
 
 // slot is an entry's place in the roster.
@@ -84,7 +85,7 @@ func (ro *roster) pick(now int64, scope uint32, own bool) (victim *entry) {
 	for i, seen := 0, 0; i < min(n, draws) && (small || seen < sampleSize); i++ {
 		at := i
 		if !small {
-			at = int(ro.next() % uint64(n)) //nolint:gosec // below n
+			at = rand.IntN(n) //nolint:gosec // only a sample
 		}
 		e := ro.slots[at].entry
 		if own && e.scope != scope {
@@ -99,16 +100,6 @@ func (ro *roster) pick(now int64, scope uint32, own bool) (victim *entry) {
 		}
 	}
 	return victim
-}
-
-// next is SplitMix64 (Steele, Lea and Flood, 2014). It is good enough for the sample. With
-// math/rand/v2, a Bind in a full store takes a fifth longer.
-func (ro *roster) next() uint64 {
-	ro.random += 0x9e3779b97f4a7c15
-	z := ro.random
-	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
-	z = (z ^ z>>27) * 0x94d049bb133111eb
-	return z ^ z>>31
 }
 
 // limit sets the bounds. It does not set max below the present number of entries.
