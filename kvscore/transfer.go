@@ -49,7 +49,7 @@ func (t *transfer) learn(now time.Time, tokens int64, ms float64) {
 	t.at = now
 }
 
-// Split says that the lease is the decode phase of a split request.
+// IsSplit returns whether the lease is the decode phase of a split request.
 func (l *Lease) IsSplit() bool { return l.split }
 
 // HandedOver records that the prefill phase of this decode phase has answered. The scheduler learns

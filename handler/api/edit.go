@@ -93,11 +93,14 @@ func editObject(body []byte, at, most int) *Editor {
 // EditObject returns an Editor for a valid object; nil if it has too many members.
 func EditObject(text []byte) *Editor { return editObject(text, 0, maxWithin) }
 
-// is returns whether a member has a name.
-func (e *Editor) is(m *member, name string) bool {
+// key returns a member's name.
+func (e *Editor) key(m *member) []byte {
 	end, _ := rawjson.SkipString(e.body, m.key)
-	return string(rawjson.UnescapeKey(e.body[m.key+1:end-1])) == name
+	return rawjson.UnescapeKey(e.body[m.key+1 : end-1])
 }
+
+// is returns whether a member has a name.
+func (e *Editor) is(m *member, name string) bool { return string(e.key(m)) == name }
 
 // last returns the last member of a name, nil if there is none.
 func (e *Editor) last(name string) *member {

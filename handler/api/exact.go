@@ -13,8 +13,8 @@ const mostExact = 384 << 10
 // GoesOnExactly returns whether another engine may go on with the answer to a prompt of text by the
 // ids of its tokens. They do not show what an engine holds back for a stop string.
 func (r *Request) GoesOnExactly(body []byte) bool {
-	return r.Kind == Text && r.Media == 0 && len(body) <= mostExact && r.stays(body) == "" &&
-		!r.value(body, "stop").HasContent(body)
+	e := r.Editor(body)
+	return r.Kind == Text && r.Media == 0 && len(body) <= mostExact && r.stays(e) == "" && len(e.stops()) == 0
 }
 
 // AsksIDs returns whether a request asks for the ids of the answer's tokens.

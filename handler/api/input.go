@@ -29,7 +29,7 @@ func (p *parse) input(v rawjson.Span) {
 			p.tokenLists(v)
 		case ']':
 		default:
-			if n, ok := p.tokens(v, true); ok {
+			if n, ok := p.tokens(v); ok {
 				p.req.Kind, p.req.Tokens, p.req.First, p.req.ids = Tokens, n, n, v
 			}
 		}
@@ -94,11 +94,11 @@ func (p *parse) tokenLists(v rawjson.Span) {
 	n, sum := 0, int64(0)
 	for v := range v.Elements(b) {
 		k, ok := int64(0), false
-		if v.First(b) == '[' {
-			k, ok = p.tokens(v, n == 0)
-		}
-		if n == 0 {
+		if n == 0 && b[v.Start] == '[' {
+			k, ok = p.tokens(v)
 			r.First = k
+		} else if b[v.Start] == '[' {
+			_, _, k, ok = p.blocksOf(v, p.opt.BlockSize)
 		}
 		if !ok {
 			r.Blocks = nil
@@ -110,71 +110,49 @@ func (p *parse) tokenLists(v rawjson.Span) {
 	r.Kind, r.Tokens, r.prompts = Tokens, sum, n
 }
 
-// chains divides a valid list of token ids into blocks of each of Options.Sizes.
-func (p *parse) chains(v rawjson.Span) {
-	p.req.Chains = nil
+// tokens reads one list of token ids, and makes the request's blocks of them. It is not ok if the list is
+// empty or has something else than u32s.
+func (p *parse) tokens(v rawjson.Span) (n int64, ok bool) {
+	r := p.req
+	blocks, tail, n, ok := p.blocksOf(v, p.opt.BlockSize)
+	if !ok {
+		return 0, false
+	}
+	r.Blocks, r.tail, r.Past, r.Chains = blocks, tail, float32(len(tail))/float32(p.opt.BlockSize), nil
 	for _, size := range p.opt.Sizes {
-		c := Chain{BlockSize: size, Blocks: p.req.Blocks, tail: p.req.tail}
+		c := Chain{BlockSize: size, Blocks: blocks, tail: tail}
 		if size != p.opt.BlockSize {
-			c.Blocks, c.tail = p.blocksOf(v, size)
+			c.Blocks, c.tail, _, _ = p.blocksOf(v, size)
 		}
-		p.req.Chains = append(p.req.Chains, c)
+		r.Chains = append(r.Chains, c)
 	}
+	return n, true
 }
 
-// blocksOf divides a valid list of token ids into blocks of a size, and the ids behind them.
-func (p *parse) blocksOf(v rawjson.Span, size int) (blocks []uint64, tail []uint32) {
-	b, block := p.body, make([]byte, 4*size)
-	h := idHasher{hash: cache.NewTokenHash(p.opt.Seed), blocks: make([]uint64, 0, min(v.Len()/(2*size), 4096))}
-	for i := v.Start + 1; ; i++ {
-		i, _ = h.run(block, b, i)
-		id, end := readID(b, i)
-		h.put(block, id)
-		if i = end; b[i] == ']' {
-			return h.blocks, idsOf(block[:h.fill])
-		}
-	}
-}
-
-// tokens reads one list of token ids, and with hash makes the request's blocks
-// of them. It is not ok if the list is empty or has something else than u32s.
-func (p *parse) tokens(v rawjson.Span, hash bool) (n int64, ok bool) {
-	b, size := p.body, 4*p.opt.BlockSize
+// blocksOf divides a list of token ids into blocks of a size, and the ids behind them.
+func (p *parse) blocksOf(v rawjson.Span, size int) (blocks []uint64, tail []uint32, n int64, ok bool) {
+	b := p.body
 	var stack [1024]byte
 	block := stack[:]
-	h := idHasher{hash: cache.NewTokenHash(p.opt.Seed)}
-	if hash {
-		if size > len(stack) {
-			block = make([]byte, size)
-		}
-		block = block[:size]
-		// A token takes two bytes of JSON at least.
-		h.blocks = make([]uint64, 0, min(v.Len()*2/size, 4096))
+	if 4*size > len(stack) {
+		block = make([]byte, 4*size)
 	}
+	block = block[:4*size]
+	// A token takes two bytes of JSON at least.
+	h := idHasher{hash: cache.NewTokenHash(p.opt.Seed), blocks: make([]uint64, 0, min(v.Len()/(2*size), 4096))}
 	for i := v.Start + 1; ; i++ {
-		if hash {
-			next, k := h.run(block, b, i)
-			i, n = next, n+k
-		}
-		id, end := readID(b, i)
+		next, k := h.run(block, b, i)
+		id, end := readID(b, next)
 		if end < 0 {
-			return 0, false
+			return nil, nil, 0, false
 		}
-		n++
-		if hash {
-			h.put(block, id)
-		}
-		switch i = end; b[i] {
+		h.put(block, id)
+		switch i, n = end, n+k+1; b[i] {
 		case ',':
 		case ']':
-			if hash {
-				p.req.Blocks, p.req.Past = h.blocks, float32(h.fill)/float32(size)
-				p.req.tail = idsOf(block[:h.fill])
-				p.chains(v)
-			}
-			return n, true
+			return h.blocks, idsOf(block[:h.fill]), n, true
 		default:
-			return 0, false
+			return nil, nil, 0, false
 		}
 	}
 }

@@ -79,7 +79,7 @@ func (r *Request) Give(raw []byte, o Options) (ok bool) {
 		return false
 	}
 	p := parse{req: r, opt: o.withDefaults(), body: raw}
-	n, ok := p.tokens(v, true)
+	n, ok := p.tokens(v)
 	if !ok {
 		return false
 	}

@@ -54,12 +54,13 @@ const textPerToken = 8
 // the first event.
 func (a *Answer) Track(body []byte, tokens int, exact bool, room func(int) bool) {
 	t := &a.track
-	t.on, t.request = true, a.req.stays(body)
+	e := a.req.Editor(body)
+	t.on, t.request = true, a.req.stays(e)
 	switch {
 	case t.request != "":
 	case a.req.Kind == Tokens:
 		t.request = StaysTokenIDs
-	case !(&Rest{Way: WayText, Text: "x", req: a.req}).Fits(a.req.Editor(body)):
+	case !(&Rest{Way: WayText, Text: "x", req: a.req}).Fits(e):
 		t.request = StaysPrompt
 	}
 	if t.exact = exact; exact {
@@ -243,7 +244,7 @@ func (a *Answer) textRest(body []byte) *Rest {
 	s := rest.Splicer
 	rest.Tokens, rest.Exact = a.Tokens()
 	rest.Text = rawjson.Text(a.kept.raw)
-	kept := splitAt(rest.Text, a.req.stops(body), a.req.API.Name() != NameCompletions)
+	kept := splitAt(rest.Text, a.req.Editor(body).stops(), a.req.API.Name() != NameCompletions)
 	if rest.Text, s.duplicate = rest.Text[:kept], rest.Text[kept:]; s.duplicate != "" {
 		rest.Exact = false
 		if last := a.kept.raw[len(a.kept.raw)-a.track.last:]; strings.HasSuffix(s.duplicate, rawjson.Text(last)) {
@@ -275,63 +276,39 @@ func splitAt(text string, stops []string, trim bool) int {
 	return kept
 }
 
-// stops returns the request's stop strings.
-func (r *Request) stops(body []byte) (list []string) {
+// stops returns the stop strings in a body.
+func (e *Editor) stops() (list []string) {
 	for _, name := range [...]string{"stop", "stop_sequences"} {
-		v := r.value(body, name)
-		if raw, ok := v.Str(body); ok {
-			list = append(list, rawjson.Text(raw))
+		m := e.last(name)
+		if m == nil {
+			continue
 		}
-		for v := range v.Elements(body) {
-			if raw, ok := v.Str(body); ok {
-				list = append(list, rawjson.Text(raw))
-			}
+		if m.First(e.body) == '"' {
+			list = append(list, m.Text(e.body))
+		}
+		for v := range m.Elements(e.body) {
+			list = append(list, v.Text(e.body))
 		}
 	}
 	return list
 }
 
-// value returns a member of the body, whose last occurrence counts.
-func (r *Request) value(body []byte, name string) (v rawjson.Span) {
-	r.each(body, func(key []byte, at rawjson.Span) {
-		if string(key) == name {
-			v = at
-		}
-	})
-	return v
-}
-
-// each calls f for the members of the body.
-func (r *Request) each(body []byte, f func(key []byte, v rawjson.Span)) {
-	call := func(at int, v rawjson.Span) {
-		end, _ := rawjson.SkipString(body, at)
-		f(rawjson.UnescapeKey(body[at+1:end-1]), v)
-	}
-	if r.memberCount > keptMembers {
-		for _, m := range r.Editor(body).members {
-			call(m.key, m.Span)
-		}
-		return
-	}
-	for _, m := range r.members[:r.memberCount] {
-		call(int(m[0]), rawjson.Span{Start: int(m[1]), End: int(m[2])})
-	}
-}
-
-// stays returns why the request's answer cannot be continued; empty if it can.
-func (r *Request) stays(body []byte) (why string) {
+// stays returns why the request's answer cannot be continued; empty if it can. e has the body.
+func (r *Request) stays(e *Editor) string {
 	switch {
-	case len(body) != r.size || r.Kind == None:
+	case e == nil || r.Kind == None:
 		return StaysPrompt
 	case r.Choices > 1 || r.prompts > 1:
 		return StaysChoices
 	}
-	r.each(body, func(key []byte, v rawjson.Span) {
-		if why == "" && !isNo(v.Of(body)) {
-			why = staysFor(string(key), body, v)
+	for i := range e.members {
+		if m := &e.members[i]; !isNo(m.Of(e.body)) {
+			if why := staysFor(string(e.key(m)), e.body, m.Span); why != "" {
+				return why
+			}
 		}
-	})
-	return why
+	}
+	return ""
 }
 
 // staysFor returns why a member, which is neither null nor false, keeps an answer from being

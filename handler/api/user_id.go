@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+	"github.com/tidwall/gjson"
 )
 
 // maxUserID is the longest user id that is searched for a session, in bytes.
@@ -27,19 +28,9 @@ func sessionOfUser(id string) string {
 		}
 		return ""
 	}
-	if id = strings.TrimSpace(id); id == "" || id[0] != '{' {
+	b := []byte(strings.TrimSpace(id))
+	if !gjson.ValidBytes(b) {
 		return ""
 	}
-	b, session := []byte(id), ""
-	c, _ := rawjson.Open(b)
-	for c.Next() {
-		is := string(c.Key()) == "session_id"
-		if v := c.Value(); is {
-			session = v.Text(b)
-		}
-	}
-	if c.Err != nil || !c.Alone() {
-		return ""
-	}
-	return strings.TrimSpace(session)
+	return strings.TrimSpace(rawjson.Span{End: len(b)}.Get(b, "session_id").Text(b))
 }
