@@ -3,7 +3,6 @@ package pool
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"net/url"
 	"path/filepath"
@@ -19,8 +18,6 @@ import (
 )
 
 const (
-	// recallWithin bounds the time for which a start waits for the journal's file.
-	recallWithin = time.Second
 	// openWithin is how long the journal waits for an earlier configuration to let go of the file.
 	openWithin = 5 * time.Second
 	// lastWithin bounds the last write: service managers kill a Caddy that takes long.
@@ -50,8 +47,8 @@ func JournalFile(pool string) string {
 }
 
 // Recall takes over the secret and the seeds of the journal in a file, because all that it holds
-// is keyed by them. It does nothing to a pool that is in use. It waits for at most a second, and
-// then the pool begins anew. It writes nothing, because Caddy may reject the configuration.
+// is keyed by them. It does nothing to a pool that is in use. It writes nothing, because Caddy may
+// reject the configuration.
 func (p *Pool) Recall(path string) {
 	k := &p.kept
 	k.mu.Lock()
@@ -60,7 +57,7 @@ func (p *Pool) Recall(path string) {
 		return
 	}
 	k.tried = path
-	h, written, err := readHead(path)
+	h, written, err := journal.ReadHead(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return
 	}
@@ -71,24 +68,6 @@ func (p *Pool) Recall(path string) {
 	p.setKeys(journal.Keys{Secret: h.Secret, Seed: h.Seed})
 	p.Sessions.Skip(max(h.Version, affinity.Version(max(written.UnixNano(), 0))) + versionsApart) //nolint:gosec // positive
 	k.recalled = h
-}
-
-// readHead reads the head in time, even from a file system that hangs.
-func readHead(path string) (h *journal.Head, written time.Time, err error) {
-	done := make(chan struct{})
-	var head *journal.Head
-	var at time.Time
-	var failed error
-	go func() {
-		defer close(done)
-		head, at, failed = journal.ReadHead(path)
-	}()
-	select {
-	case <-done:
-		return head, at, failed
-	case <-time.After(recallWithin):
-		return nil, time.Time{}, fmt.Errorf("the file system has not answered for %v", recallWithin)
-	}
 }
 
 // KeepJournal keeps the journal as the settings say, in their File. Without a File, it keeps none.
