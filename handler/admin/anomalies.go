@@ -103,7 +103,7 @@ type compared struct {
 // findAnomalies compares each worker with those that serve the same models and are well. Without enough
 // samples of both there is no anomaly. Times to first token say little here: they depend on the prompts and
 // the load.
-func findAnomalies(list []workerView, sums []observe.Sums, t time.Time) {
+func findAnomalies(list []workerView, sums []observe.Sums) {
 	groups := make(map[string][]int)
 	for i := range list {
 		key := strings.Join(list[i].Models.names(), "\n")
@@ -118,7 +118,7 @@ func findAnomalies(list []workerView, sums []observe.Sums, t time.Time) {
 		}
 		usual := compared{pace: median(paces, false), lateness: median(lates, false), hits: median(hits, true), failing: median(fails, false)}
 		for _, i := range group {
-			list[i].addAnomalies(&sums[i], &usual, t)
+			list[i].addAnomalies(&sums[i], &usual)
 		}
 	}
 }
@@ -157,10 +157,11 @@ func (w *workerView) compared(s *observe.Sums) compared {
 	return c
 }
 
-func (w *workerView) addAnomalies(s *observe.Sums, usual *compared, t time.Time) {
+func (w *workerView) addAnomalies(s *observe.Sums, usual *compared) {
 	own := w.compared(s)
 	found := func(what, effect, advice string) {
-		w.notes = append(w.notes, observe.Warning{What: what, Effect: effect, Advice: advice})
+		w.Anomalies = append(w.Anomalies, what)
+		w.Look = append(w.Look, observe.Warning{What: what, Effect: effect, Advice: advice})
 	}
 	slowTokens := usual.pace > 0 && own.pace > 2*usual.pace
 	slowPrefills := own.lateness > 2*max(1, usual.lateness)
@@ -180,13 +181,8 @@ func (w *workerView) addAnomalies(s *observe.Sums, usual *compared, t time.Time)
 		found(anomalyFailing, fmt.Sprintf("%d of %d attempts failed, of its peers' %.0f %%. %.0f %% of its last answers are errors or empty.",
 			s.Failed, s.Attempts, 100*usual.failing, 100*w.Health.ErrorRatio), "Read the engine's log, or drain it.")
 	}
-	if cold && len(w.notes) == 0 {
+	if cold && len(w.Anomalies) == 0 {
 		found(anomalyCold, fmt.Sprintf("%.0f %% of its prompt tokens were cached, of its peers' %.0f %%, of its own as predicted %s.",
 			100*own.hits, 100*usual.hits, percent(w.Recent.Foreseen)), "Look at its prefix caching and the size of its KV cache.")
 	}
-	w.notes = w.past.Keep(t, w.notes)
-	for i := range w.notes {
-		w.Anomalies = append(w.Anomalies, w.notes[i].What)
-	}
-	w.Look = append(w.Look, w.notes...)
 }

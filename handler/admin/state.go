@@ -149,7 +149,7 @@ func viewState(p *pool.Pool, since int64, steers bool, t time.Time) *stateView {
 		s.Ranks, s.Taints, s.Engine.Info = nil, nil, engine.Info{} // so that it stays small
 		v.Workers, sums = append(v.Workers, s), append(sums, sum)
 	}
-	findAnomalies(v.Workers, sums, t)
+	findAnomalies(v.Workers, sums)
 	v.Recent, v.History = viewRecent(&all), viewHistory(whole)
 	for _, c := range p.Choices.Past(shownChoices, "", 0) {
 		v.Choices = append(v.Choices, viewPast(&c, false, steers, t))

@@ -51,8 +51,6 @@ type workerView struct {
 	History []pointView `json:"history,omitzero"`
 
 	slowness float64 // of prefills, in relation to the prediction; 0 is unknown
-	past     *observe.Worker
-	notes    []observe.Warning // of Anomalies
 	// KVEvents are those that the router follows, one entry for each publisher.
 	KVEvents []eventsView `json:"kv_events"`
 }
@@ -111,7 +109,7 @@ func viewWorkers(p *pool.Pool, t time.Time) []workerView {
 		v.Recent = viewRecent(&sums[i])
 		list = append(list, v)
 	}
-	findAnomalies(list, sums, t)
+	findAnomalies(list, sums)
 	return list
 }
 
@@ -156,7 +154,7 @@ func viewWorker(p *pool.Pool, w *worker.Worker, t time.Time, proxy map[string]pr
 		},
 		Cache: cacheView{Capacity: capacityOf(p, w, &load)}, Prefill: load.PrefillSpeed,
 		Ranks: ranks, KVEvents: viewEvents(w, t),
-		State: stateOf(w, &health, proxy, load.Requests == 0), past: w.Past,
+		State: stateOf(w, &health, proxy, load.Requests == 0),
 	}
 	if note := ofState(w, v.State, &health, t); note.Effect != "" {
 		v.Look = append(v.Look, note)

@@ -1,8 +1,6 @@
 package observe
 
 import (
-	"maps"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -84,40 +82,9 @@ type Worker struct {
 	Recent     Recent
 	pool, dial string
 
-	mu        sync.RWMutex
-	byModel   map[string]*ModelMetrics
-	fault     string // why it was marked down last
-	anomalies map[string]anomaly
-}
-
-// anomaly is something that sets a worker apart from its peers, as it was found last.
-type anomaly struct {
-	at time.Time
-	Warning
-}
-
-// anomalyShown is how long an anomaly is shown after it was found last, so that it does not flicker.
-const anomalyShown = time.Minute
-
-// Keep remembers anomalies, and returns them with those that were found a short time ago.
-func (w *Worker) Keep(now time.Time, found []Warning) []Warning {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.anomalies == nil {
-		w.anomalies = make(map[string]anomaly)
-	}
-	for _, f := range found {
-		w.anomalies[f.What] = anomaly{now, f}
-	}
-	all := make([]Warning, 0, len(w.anomalies))
-	for _, what := range slices.Sorted(maps.Keys(w.anomalies)) {
-		if a := w.anomalies[what]; now.Sub(a.at) < anomalyShown {
-			all = append(all, a.Warning)
-		} else {
-			delete(w.anomalies, what)
-		}
-	}
-	return all
+	mu      sync.RWMutex
+	byModel map[string]*ModelMetrics
+	fault   string // why it was marked down last
 }
 
 // MarkedDown records why the worker was marked down.
