@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
 // loadBackups loads the matchers of the handler's backups.
@@ -22,9 +22,9 @@ func (h *Handler) loadBackups(ctx caddy.Context) error {
 			return fmt.Errorf("worker %s: %w", w.Dial, err)
 		}
 		if h.backups == nil {
-			h.backups, h.declared = make(map[string]caddyhttp.MatcherSets), make(map[string]bool)
+			h.backups = make(pool.Backups)
 		}
-		h.backups[w.Dial], h.declared[w.Dial] = sets, true
+		h.backups[w.Dial] = sets
 	}
 	return nil
 }
@@ -38,10 +38,7 @@ func (h *Handler) backupsOf(r *http.Request) (ids []uint64) {
 		if !w.IsBackup() {
 			continue
 		}
-		match, err := sets.AnyMatchWithError(r)
-		if err != nil {
-			h.pool.Incidents.Raise(time.Now(), "a matcher of a backup fails, and matches nothing", h.pool.Logger)
-		} else if match {
+		if h.meets(r, sets, "a matcher of a backup fails, and matches nothing") {
 			ids = append(ids, w.ID)
 		}
 	}

@@ -172,6 +172,15 @@ func loadMatchers(ctx caddy.Context, of any, raw caddyhttp.RawMatcherSets) (sets
 	return sets, sets.FromInterface(mods)
 }
 
+// meets returns whether a request meets matchers. If they fail, it does not, and that is a condition.
+func (h *Handler) meets(r *http.Request, sets caddyhttp.MatcherSets, incident string) bool {
+	match, err := sets.AnyMatchWithError(r)
+	if err != nil {
+		h.pool.Incidents.Raise(time.Now(), incident, func() *zap.Logger { return h.pool.Logger().With(zap.Error(err)) })
+	}
+	return match && err == nil
+}
+
 // classOf returns the class of a request, and the name of the placeholder with its own ttft, empty if
 // there is none. A matcher that fails matches nothing.
 func (h *Handler) classOf(r *http.Request) (class *queue.Class, from string) {
@@ -179,16 +188,7 @@ func (h *Handler) classOf(r *http.Request) (class *queue.Class, from string) {
 		if c.class == h.rest {
 			from = c.from
 		}
-		if c.matchers == nil {
-			continue
-		}
-		match, err := c.matchers.AnyMatchWithError(r)
-		if err != nil {
-			h.pool.Incidents.Raise(time.Now(), "a matcher of a class fails, and matches nothing", h.pool.Logger)
-			if log := h.logger.Check(zap.DebugLevel, "a matcher of a class failed"); log != nil {
-				log.Write(zap.String("class", c.Name), zap.Error(err))
-			}
-		} else if match {
+		if c.matchers != nil && h.meets(r, c.matchers, "a matcher of a class fails, and matches nothing") {
 			return c.class, c.from
 		}
 	}

@@ -26,7 +26,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
@@ -223,8 +222,7 @@ type Handler struct { // one field for each option, hence so many
 	public      plan.PublicModels
 	rest        *queue.Class                          // of requests that no class takes
 	named       func() (caddy.ModuleMap, bool, error) // reads the name of a named matcher of the Caddyfile
-	backups     map[string]caddyhttp.MatcherSets      // of requests that may go to a backup, by its address
-	declared    map[string]bool                       // their addresses
+	backups     pool.Backups
 	settings    *pool.Settings
 	config      *pool.SharedSettings // those of all handlers that name the pool
 	pool        *pool.Pool

@@ -96,7 +96,8 @@ func (h *Handler) provisionProxy(ctx caddy.Context) error {
 	}
 	h.client = upstream.NewClient(rp, h.transport, func(dial string) (key string, may bool) {
 		set := h.pool.Settings.Load().Worker(dial)
-		return set.APIKey, !set.IsBackup() && !h.declared[dial]
+		_, declared := h.backups[dial]
+		return set.APIKey, !set.IsBackup() && !declared
 	})
 	if err := rp.Provision(ctx); err != nil {
 		return fmt.Errorf("provisioning reverse_proxy: %w", err)
@@ -132,7 +133,7 @@ func (h *Handler) wireDispatcher(caddy.Context) error {
 			Soft: h.sessionMode() == affinitySoft && kvscore.CostUnit(h.policy) == kvscore.UnitMilliseconds,
 		}),
 		Timeouts: valueOf(h.Timeouts), Resume: *h.Resume, Limits: limits, RetryMatch: match, Phases: h.phases,
-		ServerTiming: h.ServerTiming, CacheStatus: h.CacheStatus, Backups: h.declared,
+		ServerTiming: h.ServerTiming, CacheStatus: h.CacheStatus, Backups: h.backups,
 		KeepBody: len(h.ReverseProxy.HandleResponse) > 0, Speculative: h.SpeculativePrefill,
 		Metrics: h.metrics, PoolMetrics: h.poolMetrics,
 	}

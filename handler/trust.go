@@ -4,10 +4,8 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
-	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
@@ -74,14 +72,7 @@ func (h *Handler) grants(r *http.Request) (g nvext.Grants) {
 		if t.granted&^g == 0 {
 			continue
 		}
-		match, err := t.matchers.AnyMatchWithError(r)
-		switch {
-		case err != nil:
-			h.pool.Incidents.Raise(time.Now(), "a matcher of trust fails, and grants nothing", h.pool.Logger)
-			if c := h.logger.Check(zap.DebugLevel, "a matcher of trust failed"); c != nil {
-				c.Write(zap.Strings("trust", t.Grants), zap.Error(err))
-			}
-		case match:
+		if h.meets(r, t.matchers, "a matcher of trust fails, and grants nothing") {
 			g |= t.granted
 		}
 	}

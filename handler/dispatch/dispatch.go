@@ -261,8 +261,7 @@ type Dispatcher struct {
 	// Speculative allows clients to ask for speculative prefills.
 	Speculative bool
 	Client      *upstream.Client
-	// Backups are the addresses that the handler declares as backups; nil if there are none.
-	Backups map[string]bool
+	Backups     pool.Backups // that the handler declares; nil if there are none
 	// ServerTiming and CacheStatus are whether answers have these headers.
 	ServerTiming, CacheStatus bool
 

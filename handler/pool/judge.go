@@ -8,6 +8,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/queue"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
@@ -28,7 +29,7 @@ type Wants struct {
 	Part     worker.Part        // of a request that the worker must serve
 	Backups  []uint64           // ids of the backups that may serve the request
 	Over     bool               // none but these may
-	Declared map[string]bool    // the addresses that its configuration declares as backups
+	Declared Backups            // those that its configuration declares
 	NoTrial  bool               // its answer does not show whether the engine computes
 	Kind     worker.AttemptKind // all but KindOther take one of the worker's slots
 	Tier     int                // lower tiers leave the queue first
@@ -43,6 +44,9 @@ type Wants struct {
 	Deadline     time.Time    // of the first token; zero: none
 	Demoted      bool         // it has another class than it came with, as it would have been late
 }
+
+// Backups are the backups that a configuration declares, by address: the matchers of the requests that may go there.
+type Backups map[string]caddyhttp.MatcherSets
 
 // AnyRank is the Rank of a request that any rank may serve.
 const AnyRank = -1
@@ -155,7 +159,8 @@ func (r *registry) Meets(want *Wants, w *worker.Worker) Verdict {
 // backup may be an engine there.
 func (w *Wants) allows(to *worker.Worker) bool {
 	if !to.IsBackup() {
-		return !w.Over && !w.Declared[to.Dial]
+		_, declared := w.Declared[to.Dial]
+		return !w.Over && !declared
 	}
 	return !w.isBackground() && slices.Contains(w.Backups, to.ID)
 }
