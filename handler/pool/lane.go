@@ -1,72 +1,35 @@
 package pool
 
 import (
-	"strconv"
-	"strings"
+	"fmt"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
-// needs are what the requests of a lane have in common: a worker that may serve one may serve all.
-type needs struct {
-	model, api, taints string
-	only               *worker.Worker
-	rank, beyond       int64
-	workers, tried     string
-	isolated, session  bool
-	backups            string
-	over               bool
-	part               worker.Part
-	short              uint64 // for which offered workers the request is too long
-	table              *Table
-	follows            bool // its source follows its upstreams
-	background         bool
-}
-
-// needs returns the waiter's needs.
-func (m *waiter) needs() needs {
-	w := &m.want
-	n := needs{
-		model: w.Model, api: w.API, only: w.Only, rank: w.Rank, beyond: w.Beyond, isolated: w.Isolated, session: w.Session,
-		over: w.Over, part: w.Part, table: m.offers.Table, follows: m.renew != nil,
-		background: w.isBackground(),
-	}
-	if len(w.Taints) > 0 {
-		n.taints = strings.Join(w.Taints, "\x00")
-	}
-	if w.Workers != nil {
-		n.workers = "of " + listed(w.Workers)
-	}
-	n.backups = listed(w.Backups)
-	for _, tried := range w.Tried {
-		n.tried += tried.Dial + " "
-	}
-	if w.Prompt > 0 {
-		for i := range m.offers.Table.Rows {
-			n.short *= 3 // a digit for each worker; of very many, it is a hash
-			if m.offers.Table.Rows[i].Worker.IsShort(w.Prompt, w.Answer) {
-				n.short++
-			}
+// needs says what the waiter needs of a worker: one that may serve it may serve all with the same needs. Of requests
+// that are too long for some of the offered workers, it says for which.
+func (m *waiter) needs() string {
+	w, short := m.want, uint64(0)
+	for i := range m.offers.Table.Rows {
+		short *= 3 // a digit for each worker; of very many, it is a hash
+		if w.Prompt > 0 && m.offers.Table.Rows[i].Worker.IsShort(w.Prompt, w.Answer) {
+			short++
 		}
 	}
-	return n
-}
-
-func listed(ids []uint64) (list string) {
-	for _, id := range ids {
-		list += strconv.FormatUint(id, 36) + " "
-	}
-	return list
+	return fmt.Sprintf("%q %s %q %p %d %d %v %v %v %v %v %v %v %v %d %p %v %v", w.Model, w.API, w.Taints, w.Only, w.Rank, w.Beyond,
+		w.Workers, w.Workers == nil, w.Tried, w.Isolated, w.Session, w.Backups, w.Over, w.Part, short, m.offers.Table, m.renew != nil, w.isBackground())
 }
 
 // lane is the waiters with the same needs.
 type lane struct {
-	needs
-	want   Wants // of one of them
-	offers Offers
-	length int
+	key        string // their needs
+	want       Wants  // of one of them
+	offers     Offers
+	follows    bool // its source follows its upstreams
+	background bool
+	length     int
 
 	judge judgment       // as of the last review
 	free  *worker.Worker // see isReady

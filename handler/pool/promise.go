@@ -86,7 +86,7 @@ func (q *waiters) ahead(want *Wants, cost float64) float64 {
 	}
 	same := 0
 	for _, l := range q.lanes {
-		if l.model == want.Model {
+		if l.want.Model == want.Model {
 			same += l.length
 		}
 	}

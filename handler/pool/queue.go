@@ -31,7 +31,7 @@ type waiters struct {
 
 	mu    sync.Mutex
 	order queue.Queue
-	lanes map[needs]*lane
+	lanes map[string]*lane // by needs
 	holds
 	classes map[string]*queue.Class // by name, those that have waited
 }
@@ -155,9 +155,9 @@ func (q *waiters) push(m *waiter, t time.Time) {
 	l := q.lanes[key]
 	if l == nil {
 		if q.lanes == nil {
-			q.lanes = make(map[needs]*lane)
+			q.lanes = make(map[string]*lane)
 		}
-		l = &lane{needs: key, want: m.want, offers: m.offers}
+		l = &lane{key: key, want: m.want, offers: m.offers, follows: m.renew != nil, background: m.want.isBackground()}
 		l.refresh(q.workers)
 		q.lanes[key] = l
 		q.order.Parallel = max(1, len(l.offers.Ups))
@@ -188,7 +188,7 @@ func (q *waiters) remove(m *waiter) {
 	}
 	q.order.Remove(&m.entry)
 	if m.lane.length--; m.lane.length == 0 {
-		delete(q.lanes, m.lane.needs)
+		delete(q.lanes, m.lane.key)
 	}
 }
 

@@ -78,10 +78,10 @@ func (q *waiters) saturate(sums map[Saturated]float64) {
 	defer q.mu.Unlock()
 	for _, l := range q.lanes {
 		for key := range sums {
-			if l.background || (key.Role == engine.RolePrefill) != (l.part == worker.Prefill) {
+			if l.background || (key.Role == engine.RolePrefill) != (l.want.Part == worker.Prefill) {
 				continue
 			}
-			if key.Model == "" || key.Model == l.model {
+			if key.Model == "" || key.Model == l.want.Model {
 				sums[key] = 1
 			}
 		}
