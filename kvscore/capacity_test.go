@@ -30,7 +30,7 @@ func (e *served) serve(r *Request, answer []uint64) (cached int64) {
 	cached = e.view.Of(e.slot).Tokens
 	var t cache.Ticket
 	e.caches.Book(now, &t, e.slot, &p, &e.view)
-	t.End(true, &Answer{Blocks: answer}, Counts{})
+	t.End(true, answer, Counts{})
 	return cached
 }
 
@@ -52,7 +52,7 @@ func talk(s *Scheduler, ts []Target, c *served, rnd *rand.Rand, turns int) {
 		cached := c.serve(r, talks[i])
 		l.FirstToken(epoch)
 		l.Counted(Counts{Prompt: r.Tokens, Cached: cached, CachedReported: true})
-		l.End(true, &Answer{Blocks: talks[i]})
+		l.End(true, talks[i])
 	}
 }
 

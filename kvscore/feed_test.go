@@ -19,9 +19,6 @@ type fed struct {
 
 const testSeed = 7
 
-// eventTime is how long a prompt counts as held before an event has said so.
-const eventTime = 5 * time.Second
-
 func newFed(t *testing.T, info cache.FeedInfo) *fed {
 	f := &fed{
 		Scheduler: NewScheduler(Settings{}), t: t, targets: []Target{{Worker: 1}, {Worker: 2}},
@@ -62,9 +59,6 @@ func (f *fed) store(r *Request, blocks int) {
 	}
 }
 
-// silent lets the time pass in which an event should tell of a prompt.
-func (f *fed) silent() { f.now = f.now.Add(eventTime) }
-
 // look returns the first target's terms for the request.
 func (f *fed) look(r *Request) Candidate {
 	sel := Selection{Rand: seeded(1)}
@@ -77,6 +71,13 @@ func (f *fed) wants(r *Request, tokens int64, k Knowledge) {
 	if c := f.look(r); c.OverlapTokens != tokens || c.Knowledge != k {
 		f.t.Errorf("overlap is %d tokens (%s), want %d (%s)", c.OverlapTokens, c.Knowledge, tokens, k)
 	}
+}
+
+// silent lets the time pass in which events should tell what was computed.
+func (f *fed) silent() {
+	f.Expire(f.now)
+	f.now = f.now.Add(time.Second)
+	f.Expire(f.now)
 }
 
 // sent books the request on the first target.
@@ -147,7 +148,7 @@ func TestAdaptersAndSaltsThatEventsDoNotName(t *testing.T) {
 }
 
 func TestPromptsInFlight(t *testing.T) {
-	t.Run("until an event says so", func(t *testing.T) {
+	t.Run("until they end", func(t *testing.T) {
 		f := newFed(t, exactInfo)
 		r := tokenPrompt(10, "", "")
 		l := f.sent(r)
@@ -155,19 +156,23 @@ func TestPromptsInFlight(t *testing.T) {
 		f.wants(tokenPrompt(4, "", ""), 64, Exact)
 		f.now = f.now.Add(time.Minute) // it waits in the engine
 		f.wants(r, 160, Exact)
-		l.FirstToken(f.now)
-		f.now = f.now.Add(eventTime - 1)
+		f.feed.Cleared() // but for what requests use
 		f.wants(r, 160, Exact)
+		l.FirstToken(f.now)
+		l.End(true, tokenPrompt(13, "", "").Blocks)
+		next := tokenPrompt(14, "", "")
+		f.wants(next, 208, Exact)
 		f.silent()
-		f.wants(r, 0, Exact)
+		f.wants(next, 0, Exact)
 	})
-	t.Run("that the engine evicts soon after its event", func(t *testing.T) {
+	t.Run("whose events came before their end", func(t *testing.T) {
 		f := newFed(t, exactInfo)
 		r := tokenPrompt(10, "", "")
 		l := f.sent(r)
 		f.store(r, 10)
 		l.FirstToken(f.now)
 		l.End(true, nil)
+		f.silent()
 		f.wants(r, 160, Exact)
 		f.feed.Removed(cache.Device, []uint64{4, 5, 6, 7, 8, 9, 10})
 		f.wants(r, 48, Exact)
@@ -182,35 +187,25 @@ func TestPromptsInFlight(t *testing.T) {
 		f.silent()
 		f.wants(r, 0, Exact)
 	})
-	t.Run("with their answers", func(t *testing.T) {
+	t.Run("to an engine that loses its cache", func(t *testing.T) {
 		f := newFed(t, exactInfo)
-		next := tokenPrompt(14, "", "")
-		turn := func(ends time.Duration) {
-			f.feed.Cleared()
-			r := tokenPrompt(10, "", "")
-			l := f.sent(r)
-			l.FirstToken(f.now)
-			f.store(r, 10)
-			f.now = f.now.Add(ends)
-			f.wants(next, 160, Exact)
-			l.End(true, &Answer{Identities: tokenPrompt(13, "", "").Identities})
-			f.wants(next, 208, Exact)
-		}
-		turn(time.Minute)
-		f.silent()
-		f.wants(next, 160, Exact)
-		turn(time.Second)
-		f.store(tokenPrompt(13, "", ""), 13)
-		f.feed.Removed(cache.Device, []uint64{12, 13})
-		f.wants(next, 176, Exact)
-
-		f.feed.Cleared() // the engine evicts the prompt before the router sees the answer's end
 		r := tokenPrompt(10, "", "")
 		l := f.sent(r)
-		f.store(r, 10)
-		f.feed.Removed(cache.Device, []uint64{6, 7, 8, 9, 10})
-		l.End(true, &Answer{Identities: tokenPrompt(13, "", "").Identities})
-		f.wants(next, 80, Exact)
+		l.FirstToken(f.now)
+		l.End(true, nil)
+		f.wants(r, 160, Exact)
+		f.feed.Cleared()
+		f.wants(r, 0, Exact)
+	})
+	t.Run("in blocks of another size", func(t *testing.T) {
+		f := newFed(t, cache.FeedInfo{Knowledge: Exact, BlockTokens: 32, HitsInFlight: true})
+		r := tokenPrompt(10, "", "")
+		r.Identities[0].BlockTokens, r.Identities[0].Blocks = 32, r.Blocks[:5]
+		short := tokenPrompt(0, "", "")
+		short.Identities = r.Identities
+		f.sent(r)
+		f.wants(r, 160, Exact)
+		f.wants(short, 0, Exact)
 	})
 	t.Run("that failed", func(t *testing.T) {
 		f := newFed(t, exactInfo)
@@ -219,23 +214,6 @@ func TestPromptsInFlight(t *testing.T) {
 		f.wants(r, 0, Exact)
 		f.sent(r)
 		f.wants(r, 160, Exact)
-	})
-	t.Run("to an engine that loses its cache", func(t *testing.T) {
-		f := newFed(t, exactInfo)
-		r := tokenPrompt(10, "", "")
-		l := f.sent(r)
-		f.feed.Cleared()
-		f.wants(r, 0, Exact)
-		l.End(true, nil)
-		f.wants(r, 0, Exact)
-	})
-	t.Run("to a feed that closes", func(t *testing.T) {
-		f := newFed(t, cache.FeedInfo{Knowledge: Exact, BlockTokens: 16})
-		r := tokenPrompt(10, "", "")
-		l := f.sent(r)
-		f.feed.Close()
-		l.FirstToken(f.now)
-		l.End(true, nil)
 	})
 }
 

@@ -81,7 +81,7 @@ func TestLostCacheIsNoSmallCache(t *testing.T) {
 					}
 					l.FirstToken(epoch)
 					l.Counted(Counts{Prompt: r.Tokens, Cached: cached, CachedReported: true})
-					l.End(true, &Answer{Blocks: talks[i]})
+					l.End(true, talks[i])
 				}
 			}
 			if got := fmt.Sprint(noticed); got != tc.want {

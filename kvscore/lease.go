@@ -192,9 +192,6 @@ func (l *Lease) Named(session string) bool {
 // Counts are an engine's token counts of a prompt and its answer; 0 is unknown.
 type Counts = cache.Counts
 
-// Answer is a prompt and its answer together.
-type Answer = cache.Answer
-
 // Counted records the engine's counts. The caller calls it before End. A decode phase's cached
 // tokens say nothing of its target: engines repeat those of the prefill phase.
 func (l *Lease) Counted(c Counts) {
@@ -206,7 +203,7 @@ func (l *Lease) Counted(c Counts) {
 }
 
 // Ended is Counted and End for a request of another router, whose answer had some tokens.
-func (l *Lease) Ended(now time.Time, tokens int64, c Counts, computed bool, answer *Answer) {
+func (l *Lease) Ended(now time.Time, tokens int64, c Counts, computed bool, answer []uint64) {
 	l.Alive(now)
 	l.answered.Store(tokens)
 	l.Counted(c)
@@ -214,8 +211,8 @@ func (l *Lease) Ended(now time.Time, tokens int64, c Counts, computed bool, answ
 }
 
 // End ends the lease. It returns whether this call was the first to do so. computed says
-// that the target has computed the prompt, and so holds its blocks now. A nil answer is unknown.
-func (l *Lease) End(computed bool, answer *Answer) bool {
+// that the target has computed the prompt, and so holds its blocks now. answer is the full blocks of prompt and answer; nil is unknown.
+func (l *Lease) End(computed bool, answer []uint64) bool {
 	s := l.scheduler
 	first, lost := s.endNow(l, computed, answer)
 	if lost > 0 && s.onLost != nil {
@@ -228,7 +225,7 @@ func (l *Lease) End(computed bool, answer *Answer) bool {
 }
 
 // endNow is End. lost are the tokens that the lease has shown to be lost.
-func (s *Scheduler) endNow(l *Lease, computed bool, answer *Answer) (first bool, lost int64) {
+func (s *Scheduler) endNow(l *Lease, computed bool, answer []uint64) (first bool, lost int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	first = s.end(l, computed, answer)
@@ -237,7 +234,7 @@ func (s *Scheduler) endNow(l *Lease, computed bool, answer *Answer) (first bool,
 }
 
 // end removes the lease from the load of its target. The lock is held.
-func (s *Scheduler) end(l *Lease, computed bool, answer *Answer) bool {
+func (s *Scheduler) end(l *Lease, computed bool, answer []uint64) bool {
 	if l.ended {
 		return false
 	}

@@ -35,7 +35,7 @@ func TestPromptsHaveTheEnginesCounts(t *testing.T) {
 		t.Helper()
 		_, l := s.Select(now, r, targets, 0, nil, &sel)
 		l.Counted(c)
-		l.End(true, &Answer{Blocks: answer})
+		l.End(true, answer)
 	}
 	look := func(r *Request, tokens, cached int64) {
 		t.Helper()
@@ -109,7 +109,7 @@ func TestWrongCountsDoNotStick(t *testing.T) {
 	for _, count := range []int64{1600, 220, 30, 5, 0, -7, 1 << 40, 12_000, 1600, 1600} {
 		_, l := s.Select(now, text(100, 0), ts, 0, nil, &sel)
 		l.Counted(Counts{Prompt: count, Answer: count + 1_000_000_000})
-		l.End(true, &Answer{Blocks: text(101, 0).Blocks})
+		l.End(true, text(101, 0).Blocks)
 	}
 	s.Explain(now, text(120, 0), ts, 0, &LeastLoad{}, &sel)
 	if n := sel.Known.Tokens; n < 1600 || n > 1632 {

@@ -107,7 +107,7 @@ func TestAnswerIsPartOfTheNextTurn(t *testing.T) {
 	s, ts := declared(4)
 	sel := &Selection{Rand: seeded(3)}
 	i, l := s.Select(epoch, prompt(upTo(5)...), ts, -1, NewDynamo(), sel)
-	l.End(true, &Answer{Blocks: upTo(9)})
+	l.End(true, upTo(9))
 	j, l := s.Select(epoch, prompt(upTo(11)...), ts, -1, NewDynamo(), sel)
 	if i != j || sel.Candidates[j].OverlapBlocks != 9 {
 		t.Errorf("turn 2 went to %d with %v blocks, want %d with 9", j, sel.Candidates[j].OverlapBlocks, i)
@@ -139,7 +139,7 @@ func TestLeaseFromBeforeARestartLeavesNothing(t *testing.T) {
 		if sel.Candidates[0].OverlapBlocks != 0 || sel.Candidates[0].PromptBlocks != 5 {
 			t.Errorf("the restarted target is offered with %+v", sel.Candidates[0])
 		}
-		l.End(computed, &Answer{Blocks: upTo(9)})
+		l.End(computed, upTo(9))
 		if load, _ := s.Load(epoch, ts[0]); load.CachedTokens != 7*16 || load.PromptBlocks != 7 {
 			t.Errorf("after the end of what was before the restart: %+v", load)
 		}
@@ -264,7 +264,7 @@ func TestLoadsComeBackToZero(t *testing.T) {
 			if rnd.IntN(2) == 0 {
 				live[n].Counted(Counts{Prompt: rnd.Int64N(1000), Cached: rnd.Int64N(1000), CachedReported: true, Answer: rnd.Int64N(2000)})
 			}
-			live[n].End(rnd.IntN(2) == 0, &Answer{Blocks: upTo(uint64(rnd.IntN(80)))})
+			live[n].End(rnd.IntN(2) == 0, upTo(uint64(rnd.IntN(80))))
 			if rnd.IntN(4) > 0 { // else it will be ended again
 				live = slices.Delete(live, n, n+1)
 			}

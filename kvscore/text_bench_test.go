@@ -130,7 +130,7 @@ func learnTexts(b *testing.B, learns bool) {
 			c := calls[0]
 			calls = calls[1:]
 			c.l.Counted(Counts{Prompt: 16*prompt + 1, Cached: 16 * prompt / 2, CachedReported: true, Answer: 16*(prompt+answer) + 1})
-			c.l.End(true, &Answer{Blocks: c.blocks})
+			c.l.End(true, c.blocks)
 		}
 		now = now.Add(20 * time.Millisecond)
 	}

@@ -163,7 +163,7 @@ func TestEventsOfEngines(t *testing.T) {
 				}
 				for turn := 2; turn <= 4; turn++ {
 					at, predicted, reported := s.askIDs(t, prompt[:turn*10*size+3], "")
-					if at != home || predicted != reported || predicted < (turn-1)*10*size {
+					if at != home || predicted > reported || reported-predicted >= 16 || predicted < (turn-1)*10*size {
 						t.Errorf("turn %d: %d tokens predicted, %d reported by %s; the last turn was at %s", turn, predicted, reported, at, home)
 					}
 				}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"math"
-	"slices"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
@@ -203,24 +202,11 @@ func (a *Answer) Prediction() []uint64 {
 	switch {
 	case a.Failed() || a.finished == 0 && !a.done:
 	case a.req.Kind == Tokens && a.ids.whole():
-		return a.ids.after(Chain{BlockSize: a.req.block, Blocks: a.req.Blocks, tail: a.req.tail}, a.req.seed)
+		return a.ids.after(a.req)
 	case a.predictable:
 		return append(a.req.Blocks, a.hash.blocks...) // in the room behind them, if there is enough
 	}
 	return nil
-}
-
-// Chains returns the full blocks of prompt and answer together, as in Request.Chains, if all ids
-// of the answer are known. Call it after Finish.
-func (a *Answer) Chains() []Chain {
-	if a.Failed() || a.finished == 0 && !a.done || a.req.Kind != Tokens || !a.ids.whole() {
-		return nil
-	}
-	list := slices.Clone(a.req.Chains)
-	for i, c := range list {
-		list[i] = Chain{BlockSize: c.BlockSize, Blocks: a.ids.after(c, a.req.seed)}
-	}
-	return list
 }
 
 // PredictionPast returns how far the text of prompt and answer goes on behind the

@@ -32,11 +32,11 @@ func (c *idChain) begin(r *Request) {
 }
 
 // after returns the blocks of a prompt and the answer. It omits the last id, which the engine
-// need not compute. tail is the ids of the prompt after its full blocks.
-func (c *idChain) after(prompt Chain, seed uint64) []uint64 {
-	hash := cache.NewTokenHash(seed)
-	ids := append(slices.Clip(prompt.tail), c.ids[:len(c.ids)-1]...)
-	return hash.AppendBlocks(slices.Clip(prompt.Blocks), ids, prompt.BlockSize)
+// need not compute.
+func (c *idChain) after(r *Request) []uint64 {
+	hash := cache.NewTokenHash(r.seed)
+	ids := append(slices.Clip(r.tail), c.ids[:len(c.ids)-1]...)
+	return hash.AppendBlocks(slices.Clip(r.Blocks), ids, r.block)
 }
 
 // whole returns whether the chain has all ids of the answer.

@@ -120,9 +120,9 @@ func (p *parse) tokens(v rawjson.Span) (n int64, ok bool) {
 	}
 	r.Blocks, r.tail, r.Past, r.Chains = blocks, tail, float32(len(tail))/float32(p.opt.BlockSize), nil
 	for _, size := range p.opt.Sizes {
-		c := Chain{BlockSize: size, Blocks: blocks, tail: tail}
+		c := Chain{BlockSize: size, Blocks: blocks}
 		if size != p.opt.BlockSize {
-			c.Blocks, c.tail, _, _ = p.blocksOf(v, size)
+			c.Blocks, _, _, _ = p.blocksOf(v, size)
 		}
 		r.Chains = append(r.Chains, c)
 	}

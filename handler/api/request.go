@@ -46,8 +46,6 @@ func (r *Request) AnswerObject() string {
 type Chain struct {
 	BlockSize int
 	Blocks    []uint64 // content hashes of the full blocks, in order
-
-	tail []uint32 // the ids behind them
 }
 
 // Kind is what a prompt's blocks are made of.

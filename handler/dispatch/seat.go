@@ -12,7 +12,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
@@ -139,16 +138,16 @@ func (d *Dispatch) endAttempt(computed bool) {
 	if a == nil || a.Left() {
 		return
 	}
-	var answer *kvscore.Answer
+	var answer []uint64
 	if computed && d.answer != nil && !d.Holds() {
-		answer = &kvscore.Answer{Blocks: d.answer.Blocks, Identities: d.plan.IdentitiesOf(d.answer.Chains)}
+		answer = d.answer.Blocks
 	}
 	d.leave(computed, answer)
 	d.turn.RollBack()
 }
 
 // leave ends the present attempt with its phases.
-func (d *Dispatch) leave(computed bool, answer *kvscore.Answer) {
+func (d *Dispatch) leave(computed bool, answer []uint64) {
 	a, o := d.attempt, d.answer
 	if d.phases != nil && !a.Left() {
 		d.phases.Leave(o != nil && o.attempt == a && o.Whole)

@@ -382,10 +382,10 @@ func (f *Follower) ended(p *peer, e *End, at time.Time) {
 		return
 	}
 	n := kvscore.Counts{Prompt: e.Tokens, Cached: max(0, e.Cached), CachedReported: e.Cached >= 0, Answer: e.AnswerTokens}
-	var answer *kvscore.Answer
+	var answer []uint64
 	if e.Answer != nil {
 		f.blocks = e.Answer.Append(f.blocks[:0])
-		answer, n.AnswerPast = &kvscore.Answer{Blocks: f.blocks}, e.Answer.Past
+		answer, n.AnswerPast = f.blocks, e.Answer.Past
 	}
 	l.Ended(at, e.Output, n, e.Computed, answer)
 	e.settle()

@@ -230,7 +230,7 @@ func TestRoutersKnowWhatOthersDo(t *testing.T) {
 	eventually(t, "no first token", func() bool { return b.running(hosts[1]).PrefillTokens == 0 })
 	l.Output(time.Now(), 160)
 	l.Counted(kvscore.Counts{Prompt: 3200, CachedReported: true, Answer: 3360})
-	l.End(true, &kvscore.Answer{Blocks: prompt[:210]})
+	l.End(true, prompt[:210])
 	eventually(t, "no end", func() bool { return b.running(hosts[1]).Requests == 0 })
 	if got := b.overlap(hosts[1], prompt); got != 3360 {
 		t.Errorf("%d tokens of the conversation are known", got)

@@ -2,7 +2,6 @@ package plan
 
 import (
 	"cmp"
-	"slices"
 	"strings"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
@@ -83,19 +82,6 @@ func identities(req *api.Request, chains []api.Chain, seed uint64, adapterOf fun
 			BlockTokens: c.BlockSize, Root: cache.IdentityRoot(seed, c.BlockSize, adapter, req.Salt), Blocks: c.Blocks,
 			Adapter: adapter != "", Salted: req.Salt != "",
 		})
-	}
-	return list
-}
-
-// IdentitiesOf returns the identities of a prompt and its answer, divided as the request's Chains;
-// nil if there are none.
-func (p *Plan) IdentitiesOf(chains []api.Chain) []cache.Identity {
-	if len(chains) != len(p.Score.Identities) {
-		return nil
-	}
-	list := slices.Clone(p.Score.Identities)
-	for i := range list {
-		list[i].Blocks = chains[i].Blocks
 	}
 	return list
 }

@@ -354,7 +354,7 @@ type Seat struct {
 
 // Leave ends the attempt. computed: the worker has computed the prompt. A nil answer is unknown.
 // Only the first call counts.
-func (s *Seat) Leave(computed bool, answer *kvscore.Answer) {
+func (s *Seat) Leave(computed bool, answer []uint64) {
 	if s.left {
 		return
 	}

@@ -57,10 +57,9 @@ type Summary struct {
 	Chunks      int       // events with tokens
 	Counts
 
-	Blocks []uint64    // of prompt and answer, for the next turn; nil if unknown
-	Past   float32     // how far both go on after the last of these, in blocks
-	Chains []api.Chain // of prompt and answer; nil if their ids are unknown
-	Text   []byte      // the answer's as JSON, if KeepText was set and the answer is whole
+	Blocks []uint64 // of prompt and answer, for the next turn; nil if unknown
+	Past   float32  // how far both go on after the last of these, in blocks
+	Text   []byte   // the answer's as JSON, if KeepText was set and the answer is whole
 }
 
 // Counts are the engine's counts of tokens: the prompt's, the answer's, and how many of
@@ -273,7 +272,7 @@ func (b *Body) tell() {
 		s.Counts = b.usage()
 		if s.Whole && !s.Malformed {
 			b.tellID()
-			s.Blocks, s.Past, s.Chains = r.Prediction(), r.PredictionPast(), r.Chains()
+			s.Blocks, s.Past = r.Prediction(), r.PredictionPast()
 			if b.KeepText > 0 {
 				s.Text = r.Text()
 			}

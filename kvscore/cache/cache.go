@@ -5,14 +5,15 @@
 //     blocks as large as its engine's cache.
 //   - The exact one is made of the engines' KV events: see [Feed].
 //
-// Beside the exact one are the unconfirmed prompts: those that were sent a moment ago, and of
-// which no event has told yet.
+// Events come late. What requests compute now, or have computed a moment ago, is therefore known from
+// the requests.
 //
 // It does not know loads, and chooses no target. It uses neither Caddy nor HTTP. The caller
 // passes the time.
 package cache
 
 import (
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -70,12 +71,24 @@ type Caches struct {
 	exact   *exact.Index // has locks of its own, as has the learner
 	learner learner
 
-	mu          sync.RWMutex // guards what follows; a reader of prompts needs the read lock
-	settings    Settings
-	sent        *approx.Index
-	slots       []*Slot // by number in sent; that of an empty closed one is free
-	feeds       feeds
-	unconfirmed unconfirmed
+	mu       sync.RWMutex // guards what follows; a reader of prompts needs the read lock
+	settings Settings
+	sent     *approx.Index
+	slots    []*Slot // by number in sent; that of an empty closed one is free
+	feeds    feeds
+	// computed has what targets with feeds have computed of token ids in the last second.
+	computed *approx.Index
+	late     []late   // in the order of their times
+	memory   []uint64 // for blocks
+}
+
+// computedMemory bounds the memory of what was computed in the last second, in bytes.
+const computedMemory = 64 << 20
+
+// late is a prompt of which events may be missing for a while.
+type late struct {
+	ref   approx.Ref
+	until time.Time // zero before the first tell
 }
 
 // New returns caches without targets.
@@ -83,8 +96,7 @@ func New(s Settings) *Caches {
 	x := exact.New(s.Memory)
 	return &Caches{
 		settings: s, exact: x, sent: approx.New(s.Memory), learner: learner{exact: x, texts: textmap.New(s.Memory)},
-		feeds:       feeds{of: make(map[Target]*Feed)},
-		unconfirmed: unconfirmed{index: approx.New(unconfirmedMemory), ends: make(map[end]*Ticket)},
+		feeds: feeds{of: make(map[Target]*Feed)}, computed: approx.New(computedMemory),
 	}
 }
 
@@ -111,19 +123,44 @@ func (c *Caches) Step(work int) (more bool) {
 	return c.sent.Step(work)
 }
 
-// Expire forgets the unconfirmed prompts whose time is over.
+// Expire ends what waits for events, if its time is over.
 func (c *Caches) Expire(now time.Time) {
 	c.learner.tell(now)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.expire(now)
+	c.tell(now)
+}
+
+// tell forgets what was computed long ago. The lock is held.
+func (c *Caches) tell(now time.Time) {
+	for i := len(c.late) - 1; i >= 0 && c.late[i].until.IsZero(); i-- {
+		c.late[i].until = now.Add(eventsLate)
+	}
+	n := 0
+	for ; n < len(c.late) && !c.late[n].until.After(now); n++ {
+		c.computed.Release(c.late[n].ref, false)
+	}
+	c.late = slices.Delete(c.late, 0, n)
+}
+
+// awaitEvents makes the blocks of a prompt and its answer count until their events should have come. Without
+// an answer, those of the prompt count. The lock is held.
+func (c *Caches) awaitEvents(t *Ticket, answer []uint64) {
+	chain := t.chain
+	if chain.Blocks = answer; answer == nil {
+		c.memory = t.ref.Blocks(c.memory, t.tracked)
+		chain.Blocks = c.memory
+	}
+	c.computed.SetCapacity(t.slot.number, 0)
+	if ref, n := c.computed.Acquire(t.slot.number, &chain, -1); n > 0 {
+		c.late = append(c.late, late{ref: ref})
+	}
 }
 
 // Size is the size of the indexes, in bytes and blocks.
 type Size struct {
 	IndexBytes  int64 `json:"index_bytes"`
 	IndexBlocks int64 `json:"index_blocks"`
-	// ExactBytes includes the unconfirmed prompts.
 	ExactBytes  int64 `json:"exact_index_bytes"`
 	ExactBlocks int64 `json:"-"`
 	// TextBytes is the size of the map of texts to token blocks.
@@ -139,6 +176,6 @@ func (c *Caches) Size() Size {
 	return Size{
 		Lessons: lessons, TextBytes: texts,
 		IndexBytes: c.sent.Bytes(), IndexBlocks: c.sent.Blocks(),
-		ExactBytes: c.exact.Bytes() + c.unconfirmed.index.Bytes(), ExactBlocks: c.exact.Distinct(),
+		ExactBytes: c.exact.Bytes() + c.computed.Bytes(), ExactBlocks: c.exact.Distinct(),
 	}
 }

@@ -142,7 +142,6 @@ func (f *Feed) Close() {
 	f.closed = true
 	f.info.Store(&FeedInfo{})
 	c.feeds.count()
-	c.unconfirmed.index.Clear(f.number)
 	c.exact.Clear(f.number)
 	c.feeds.numbers[f.number] = nil
 	if c.feeds.of[f.target] == f {
@@ -171,7 +170,6 @@ func (f *Feed) Stored(b *Stored) (int, Outcome) {
 	b.Target = f.number
 	n, outcome := f.caches.exact.Store(b)
 	f.caches.learner.log(f, b, n)
-	f.caches.confirm(f, b.Blocks[:min(n, len(b.Blocks))])
 	return n, outcome
 }
 
@@ -181,8 +179,8 @@ func (f *Feed) Removed(t Tier, names []uint64) (unknown int) {
 	return f.caches.exact.Remove(f.number, t, names)
 }
 
-// Reset forgets all that the feed said, and the unconfirmed prompts: the engine may be another
-// one. The approximate cache model stays.
+// Reset forgets all that the feed said: the engine may be another one. The approximate cache model
+// stays.
 func (f *Feed) Reset() { f.reset(false) }
 
 // Cleared records that the target's cache is empty, but for what requests use: engines say so with the
@@ -195,8 +193,11 @@ func (f *Feed) reset(empty bool) {
 	c.learner.reset(f)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.unconfirmed.index.Clear(f.number)
-	if empty && f.slot != nil {
+	if f.slot == nil {
+		return
+	}
+	c.computed.Clear(f.slot.number)
+	if empty {
 		f.slot.forget(c.sent.Now() + 1)
 	}
 }

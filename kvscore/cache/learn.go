@@ -107,16 +107,13 @@ func (g *growth) mark(depth int) int {
 }
 
 // begin opens a lesson if there is something to learn of a prompt on a target with a feed.
-func (c *Caches) begin(now time.Time, t *Ticket, p *Prompt, l *look, f *Feed, info *FeedInfo) {
-	if t.blocks == 0 {
-		return
-	}
+func (l *learner) begin(now time.Time, t *Ticket, p *Prompt, of *look, f *Feed, info *FeedInfo) {
 	t.lesson = &lesson{
-		feed: f, root: l.id.Root, size: info.BlockTokens, hitsInFlight: info.HitsInFlight, booked: now, prompt: len(p.Blocks), head: p.Head, past: float64(p.Past),
+		feed: f, root: of.id.Root, size: info.BlockTokens, hitsInFlight: info.HitsInFlight, booked: now, prompt: len(p.Blocks), head: p.Head, past: float64(p.Past),
 		text: textmap.Text{Root: textRoot(p.Root, info.BlockTokens), Weights: p.Weights, BlockTokens: info.BlockTokens},
 	}
-	c.learner.mu.Lock()
-	defer c.learner.mu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	f.growths.open++
 	f.learns.Store(true)
 }
@@ -177,16 +174,16 @@ func (l *learner) log(f *Feed, b *Stored, n int) {
 }
 
 // learn ends a ticket's lesson.
-func (c *Caches) learn(t *Ticket, kept bool, answer *Answer, n *Counts) {
+func (c *Caches) learn(t *Ticket, kept bool, answer []uint64, n *Counts) {
 	switch l := &c.learner; {
 	case !kept || t.lesson.feed.closed:
 		l.drop(t.lesson)
-	case answer != nil && len(answer.Blocks) >= t.blocks:
-		l.end(t, answer.Blocks, n, true)
+	case len(answer) >= t.blocks:
+		l.end(t, answer, n, true)
 	case t.tracked != t.blocks: // its text is not known any more
 		l.drop(t.lesson)
 	default:
-		l.end(t, t.ref.Blocks(t.blocks), n, false)
+		l.end(t, t.ref.Blocks(nil, t.blocks), n, false)
 	}
 }
 

@@ -252,9 +252,9 @@ func (c *call) end(answer []byte) {
 	c.e.release(c.e.names(c.root, blocks))
 	c.e.release(c.e.names(c.root, c.f.hash.AppendBlocks(nil, c.ids, tokenBlock)))
 	n := Counts{Prompt: int64(len(c.ids)), Cached: int64(c.cached), CachedReported: true, Answer: int64(len(ids))}
-	a := new(Answer)
-	a.Blocks, n.AnswerPast = c.f.blocks(c.text)
-	c.ticket.End(true, a, n)
+	text, past := c.f.blocks(c.text)
+	n.AnswerPast = past
+	c.ticket.End(true, text, n)
 }
 
 // later lets the events come, and the time pass in which the router waits for them.

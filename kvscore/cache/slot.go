@@ -34,6 +34,7 @@ func (c *Caches) Open(t Target, capacity int64) *Slot {
 		f.attach(s)
 	}
 	c.sent.SetCapacity(number, capacity)
+	c.computed.Clear(number)
 	return s
 }
 
@@ -94,6 +95,7 @@ func (s *Slot) Lose() {
 	if !s.closed {
 		s.losses++
 		c.sent.Clear(s.number)
+		c.computed.Clear(s.number)
 	}
 }
 

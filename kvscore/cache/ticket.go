@@ -19,9 +19,10 @@ type Ticket struct {
 	mediaEnd int
 	estimate int64 // tokens of the prompt, from its text alone
 	booked   uint64
-	shared   int64 // tokens of what was held that active requests used
-	waits    waiting
+	shared   int64   // tokens of what was held that active requests used
 	lesson   *lesson // nil if there is nothing to learn
+	// fed says that events name the blocks, and hitsLate that the engine reuses none before the first token.
+	fed, hitsLate bool
 }
 
 // Book records that the prompt is sent to a target. The target counts as holding it from now on.
@@ -30,7 +31,7 @@ func (c *Caches) Book(now time.Time, t *Ticket, s *Slot, p *Prompt, v *View) {
 	o := v.Of(s)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.unconfirmed.tell(now)
+	c.tell(now)
 	*t = Ticket{
 		slot: s, losses: s.losses, chain: p.chain(), blocks: len(p.Blocks), held: o.Held,
 		mediaEnd: p.MediaEnd, estimate: p.Tokens - p.OtherTokens, shared: int64(o.InUse * float64(c.settings.BlockSize)),
@@ -38,7 +39,14 @@ func (c *Caches) Book(now time.Time, t *Ticket, s *Slot, p *Prompt, v *View) {
 	t.booked = c.sent.Now() + 1
 	t.ref, t.tracked = c.sent.Acquire(s.number, &t.chain, v.sent.Blocks)
 	t.chain.Blocks = nil // the request's own
-	c.add(now, t, p, v)
+	f := s.feed.Load()
+	switch l, info := v.look(f); {
+	case l == nil || t.blocks == 0:
+	case l.isText:
+		c.learner.begin(now, t, p, l, f, info)
+	default:
+		t.fed, t.hitsLate = true, !info.HitsInFlight
+	}
 }
 
 // Untracked returns the share of the prompt's blocks for which there was no room. If active
@@ -87,14 +95,14 @@ func (t *Ticket) Computed(now time.Time) {
 	if t.lesson != nil {
 		t.lesson.first = now
 	}
-	if t.waits.feed == nil {
-		return
+	if t.fed && t.hitsLate {
+		c := t.slot.caches
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.tell(now); t.losses == t.slot.losses {
+			c.awaitEvents(t, nil)
+		}
 	}
-	c := t.slot.caches
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.unconfirmed.tell(now)
-	c.confirmSoon(t)
 }
 
 // Named says by which session the engine's events will name the prompt's blocks. It returns whether the
@@ -107,9 +115,9 @@ func (t *Ticket) Named(session string) bool {
 }
 
 // End ends the ticket. computed says that the target has computed the prompt, and so holds its
-// blocks now. A nil answer is unknown. End returns whether the target has computed the prompt and not
+// blocks now. answer is the full blocks of prompt and answer, as in [Prompt]; nil is unknown. End returns whether the target has computed the prompt and not
 // lost the blocks since.
-func (t *Ticket) End(computed bool, answer *Answer, n Counts) (kept bool) {
+func (t *Ticket) End(computed bool, answer []uint64, n Counts) (kept bool) {
 	s := t.slot
 	c := s.caches
 	c.mu.Lock()
@@ -122,34 +130,18 @@ func (t *Ticket) End(computed bool, answer *Answer, n Counts) (kept bool) {
 		told.Prompt = Believable(told.Prompt, t.estimate)
 		c.learn(t, kept, answer, &told)
 	}
+	if t.fed && kept {
+		c.awaitEvents(t, answer)
+	}
 	c.sent.Release(t.ref, kept)
-	if !kept {
-		c.drop(t)
-		return false
+	if kept && len(answer) > 0 {
+		c.touch(t, answer, &n)
 	}
-	c.answered(t, answer)
-	c.confirmSoon(t)
-	if answer != nil && len(answer.Blocks) > 0 {
-		c.touch(t, answer.Blocks, &n)
-	}
-	return true
+	return kept
 }
 
 // Behind returns the blocks of an answer behind those of the prompt.
-func (t *Ticket) Behind(answer *Answer) []uint64 {
-	if answer == nil || len(answer.Blocks) <= t.blocks {
-		return nil
-	}
-	return answer.Blocks[t.blocks:]
-}
-
-// Answer is a prompt and its answer together, which an engine has computed.
-type Answer struct {
-	// Blocks are the hashes of the full blocks, as in [Prompt]; nil is unknown.
-	Blocks []uint64
-	// Identities are the ids of both if all are known, as in [Prompt].
-	Identities []Identity
-}
+func (t *Ticket) Behind(answer []uint64) []uint64 { return answer[min(t.blocks, len(answer)):] }
 
 // Counts are an engine's token counts of a prompt and its answer; 0 is unknown.
 type Counts struct {

@@ -42,10 +42,6 @@ func (p *Prompt) chain() approx.Chain {
 	return approx.Chain{Root: p.Root, Blocks: p.Blocks, Past: p.Past, Media: p.MediaTokens > 0, Weights: p.Weights}
 }
 
-func (id *Identity) chain() approx.Chain {
-	return approx.Chain{Root: id.Root, Blocks: id.Blocks, Weights: Same(int64(id.BlockTokens) * 1000)}
-}
-
 // Head is the beginning of a prompt that templates may write in another order. Prompts share blocks of
 // it only if all of it is equal, or if their tokens are known. Key is in the hashes of its Blocks, by XOR.
 type Head struct {
@@ -85,6 +81,8 @@ type View struct {
 	blockSize   int64
 	skipsCache  bool
 	sent        approx.Match
+	computed    approx.Match
+	late        bool           // computed is set
 	text        []uint64       // memory for the blocks of a prompt without its head's key
 	looks       [maxSizes]look // of identities
 	n           int            // how many there are
@@ -99,16 +97,14 @@ type Known struct {
 	Counted bool // an engine counted Tokens; otherwise they are estimated
 }
 
-// look is what the exact index and the unconfirmed prompts say of one identity of a prompt.
+// look is what the exact index says of one identity of a prompt.
 type look struct {
-	id          *Identity
-	isText      bool
-	blocks      [][]uint64 // token blocks: all, or those of the beginning of a text
-	n           int        // how many they are
-	known       int        // the text blocks of that beginning
-	held        exact.Match
-	unconfirmed approx.Match
-	any         bool // there are unconfirmed prompts
+	id     *Identity
+	isText bool
+	blocks [][]uint64 // token blocks: all, or those of the beginning of a text
+	n      int        // how many they are
+	known  int        // the text blocks of that beginning
+	held   exact.Match
 }
 
 // Look matches a prompt in the cache models.
@@ -119,19 +115,10 @@ func (c *Caches) Look(now time.Time, p *Prompt, v *View) {
 	}
 	chain := p.chain()
 	c.mu.RLock()
-	if c.unconfirmed.due(now) {
-		c.mu.RUnlock()
-		c.Expire(now)
-		c.mu.RLock()
-	}
 	defer c.mu.RUnlock()
 	c.sent.Match(&chain, &v.sent)
-	for i := range v.n {
-		if l := &v.looks[i]; c.unconfirmed.n > 0 && !l.isText {
-			chain := l.id.chain()
-			c.unconfirmed.index.Match(&chain, &l.unconfirmed)
-			l.any = true
-		}
+	if v.late = v.n > 0 && len(c.late) > 0; v.late {
+		c.computed.Match(&chain, &v.computed)
 	}
 	v.describe(p, int64(c.settings.BlockSize))
 }
@@ -146,14 +133,14 @@ func (c *Caches) lookUp(now time.Time, p *Prompt, v *View) {
 	}
 	for i := range min(len(p.Identities), maxSizes) {
 		id, l := &p.Identities[i], &v.looks[v.n]
-		l.blocks, l.n = append(l.blocks[:0], id.Blocks), len(id.Blocks)
+		l.blocks, l.n, l.known = append(l.blocks[:0], id.Blocks), len(id.Blocks), len(p.Blocks)
 		if isText {
 			text := textmap.Text{Root: textRoot(p.Root, id.BlockTokens), Blocks: text, Weights: p.Weights, BlockTokens: id.BlockTokens}
 			l.blocks, l.n, l.known = c.learner.texts.Find(&text, l.blocks[:0])
 		} else if l.n == 0 {
 			continue
 		}
-		l.id, l.isText, l.any = id, isText, false
+		l.id, l.isText = id, isText
 		c.exact.Match(id.Root, &l.held, l.blocks...)
 		v.n++
 	}
@@ -270,12 +257,16 @@ func (v *View) sentTo(s *Slot, o *Overlap) {
 	o.Tokens = reused - reused%s.Page()
 }
 
-// usedOn returns how many of the prompt's blocks active requests use on a target.
-func (v *View) usedOn(s *Slot) int {
-	if s.number >= len(v.sent.InUse) {
-		return 0
+// onItsWay returns how many of the prompt's blocks events may not name yet, which a target computes or
+// has computed.
+func (v *View) onItsWay(s *Slot, hitsInFlight bool) (n int) {
+	if hitsInFlight && s.number < len(v.sent.InUse) {
+		n = int(v.sent.InUse[s.number])
 	}
-	return int(v.sent.InUse[s.number])
+	if v.late && s.number < len(v.computed.Held) {
+		n = max(n, int(v.computed.Held[s.number]))
+	}
+	return n
 }
 
 // border is how many token blocks may be uncertain where a text ends that is known.
@@ -311,14 +302,6 @@ func (l *look) depth(f *Feed, t Tier) int64 {
 	return 0
 }
 
-// sent returns how many leading blocks unconfirmed prompts have on a target.
-func (l *look) sent(f *Feed) int64 {
-	if l.any && f.number < len(l.unconfirmed.Held) {
-		return int64(l.unconfirmed.Held[f.number])
-	}
-	return 0
-}
-
 // reported replaces the overlap by what the engine's events say.
 func (v *View) reported(s *Slot, o *Overlap) {
 	f := s.feed.Load()
@@ -328,24 +311,25 @@ func (v *View) reported(s *Slot, o *Overlap) {
 	}
 	size := int64(info.BlockTokens)
 	most := max(0, v.Tokens-1) / size // in blocks; engines compute the last token always
-	device := min(most, max(l.depth(f, Device), l.sent(f)))
+	device := min(most, l.depth(f, Device))
 	held := min(most, max(device, l.depth(f, Shared)))
 	knowledge := info.Knowledge
-	if l.isText {
-		known := int64(l.n)
-		switch {
-		case l.known == 0, held >= known && o.Held > l.known && o.Tokens > (known+border)*size:
-			return // what is behind may be on its way: the approximate model knows better
-		case held >= known && o.Held >= l.known:
-			more := min(max(0, o.Tokens/size-held), border)
-			device, held = device+more, held+more
-		case info.HitsInFlight:
-			device = max(device, known*int64(min(v.usedOn(s), l.known))/int64(l.known))
-			held = max(held, device)
+	known := int64(l.n)
+	switch {
+	case l.isText && (l.known == 0 || held >= known && o.Held > l.known && o.Tokens > (known+border)*size):
+		return // what is behind may be on its way: the approximate model knows better
+	case l.isText && held >= known && o.Held >= l.known:
+		more := min(max(0, o.Tokens/size-held), border)
+		device, held = device+more, held+more
+	case l.known > 0:
+		soon := known * int64(min(v.onItsWay(s, info.HitsInFlight), l.known)) / int64(l.known)
+		if !l.isText { // its length is known
+			soon = min(soon, most)
 		}
-		if knowledge == Exact {
-			knowledge = Learned
-		}
+		device, held = max(device, soon), max(held, soon)
+	}
+	if l.isText && knowledge == Exact {
+		knowledge = Learned
 	}
 	if info.Knowledge == Partial && o.Tokens >= held*size {
 		return // the deeper of both counts

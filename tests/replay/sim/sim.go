@@ -433,7 +433,7 @@ func (r *replay) tellEnd(q *request) {
 		answer, past = textOf(r.answer, block, q.In+q.Out-1)
 	}
 	q.lease.Counted(kvscore.Counts{Prompt: in, Cached: int64(q.Cached), CachedReported: true, Answer: in + out - 1, AnswerPast: past})
-	q.lease.End(true, &kvscore.Answer{Blocks: answer})
+	q.lease.End(true, answer)
 	if s := q.router.sessions; s != nil {
 		s.ended(r.Trace.Requests[q.Number].Session)
 	}

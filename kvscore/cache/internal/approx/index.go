@@ -31,6 +31,7 @@ package approx
 
 import (
 	"math"
+	"slices"
 	"sync/atomic"
 )
 
@@ -122,9 +123,9 @@ type Last struct {
 // Last returns when the slot last used what it held of the prompt.
 func (r Ref) Last() Last { return r.last }
 
-// Blocks returns the first n blocks of what the request uses.
-func (r Ref) Blocks(n int) []uint64 {
-	list := make([]uint64, n)
+// Blocks returns the first n blocks of what the request uses, in a list if that has room.
+func (r Ref) Blocks(list []uint64, n int) []uint64 {
+	list = slices.Grow(list[:0], n)[:n]
 	for r := r.run; r != nil; r = r.up {
 		copy(list[min(int(r.start), n):], r.hashes)
 	}

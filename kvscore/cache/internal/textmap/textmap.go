@@ -122,9 +122,9 @@ func (m *Map) key(up *run, root, block uint64) uint64 {
 	return block ^ up.seed
 }
 
-// Find appends the token blocks with which every text certainly begins that begins as t, as far as
-// the map knows, to dst: in pieces, which do not change. It also returns how many there are, and the
-// number of text blocks that the map knows.
+// Find appends to dst the token blocks with which every text certainly begins that begins as t. They come in
+// pieces, which do not change. It also returns how many there are, and the number of text blocks that
+// the map knows.
 func (m *Map) Find(t *Text, dst [][]uint64) (pieces [][]uint64, certain, n int) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
