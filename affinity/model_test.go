@@ -75,8 +75,8 @@ func TestModel(t *testing.T) {
 		ttl                int64
 		evicts             bool
 	}{
-		{"with room", 1000, 150, 100_000, 2000, false},
-		{"full", 12, 40, 50_000, 400, true},
+		{"with room", 1000, 150, 40_000, 2000, false},
+		{"full", 12, 40, 25_000, 400, true},
 		{"of one", 1, 3, 20_000, 40, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

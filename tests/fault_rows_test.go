@@ -44,9 +44,9 @@ var faultRows = []faultRow{
 		name: "engine aborts streams", long: true, allowed: []fate{failed}, marked: mustNot, check: oneTryEach,
 		strike: handle(says(`data: {"choices":[{"index":0,"delta":{},"finish_reason":"abort"}]}` + "\n\n" + chatDone)),
 	},
-	{name: "400", strike: status(400, ""), allowed: []fate{failed}, marked: mustNot, check: itsShare},
+	{name: "400", long: true, strike: status(400, ""), allowed: []fate{failed}, marked: mustNot, check: itsShare},
 	{
-		name: "404", strike: status(404, ""), allowed: []fate{failed}, retried: "any", marked: must,
+		name: "404", long: true, strike: status(404, ""), allowed: []fate{failed}, retried: "any", marked: must,
 		check: func(t *testing.T, r *faultRun) {
 			failedAsMet(r.usual()+faultClients)(t, r) // until most of its answers are errors
 		},
@@ -55,7 +55,7 @@ var faultRows = []faultRow{
 	{name: "engine restarts", strike: killed, allowed: []fate{broken}, retried: "any", marked: must, check: cutOnly},
 	{
 		// if the retry meets the engine that dies next, there is no third attempt
-		name: "half of the pool down", struck: 2, strike: killed, allowed: []fate{broken, failed}, retried: "any", marked: must, check: cutOnly,
+		name: "half of the pool down", long: true, struck: 2, strike: killed, allowed: []fate{broken, failed}, retried: "any", marked: must, check: cutOnly,
 	},
 	{
 		name: "all of the pool down", struck: 4, strike: killed, allowed: []fate{broken, failed}, retried: "any", marked: must,
@@ -116,10 +116,10 @@ var faultRows = []faultRow{
 	},
 	{name: "header, no first token", long: true, strike: handle(headerOnly), retried: "any", marked: notInFault, check: hungToTheEnd},
 	{
-		name: "header, no first token, first_token 300ms", strike: handle(headerOnly), block: "timeouts {\nfirst_token 300ms\n}",
+		name: "header, no first token, first_token 300ms", long: true, strike: handle(headerOnly), block: "timeouts {\nfirst_token 300ms\n}",
 		retried: "any", marked: must, check: fewAttempts,
 	},
-	{name: "stream stalls", strike: handle(stalls), allowed: []fate{broken}, marked: notInFault, check: brokenAsMet},
+	{name: "stream stalls", long: true, strike: handle(stalls), allowed: []fate{broken}, marked: notInFault, check: brokenAsMet},
 	{
 		name: "stream stalls, stream_idle 300ms", strike: handle(stalls), block: "timeouts {\nstream_idle 300ms\n}",
 		allowed: []fate{broken}, marked: must,

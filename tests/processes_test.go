@@ -26,8 +26,12 @@ var waiting = []string{
 	"TestStormOfPhases",
 	"TestPrefillWorkerVanishesLater",
 	"TestFaultsOfPhases",
+	"TestBadWorkersAreFound",
 	"TestOfficialPythonClients",
 	"TestRoutersActAsOne",
+	"TestOverloadRefusesWhatWouldBeLate",
+	"TestFailedPhasesCountOnce",
+	"TestLimitsOfRouters",
 	"TestEngineSessionsOverRouters",
 	"TestHungEnginesAreFound",
 	"TestFrozenEngineHasTheLastStreams",
@@ -75,7 +79,7 @@ var timed = []string{
 const (
 	// waitingLanes is how many of waiting run at the same time, beside restLanes processes
 	// of the others.
-	waitingLanes, restLanes = 4, 2
+	waitingLanes, restLanes = 5, 2
 	// together is how many of the others share a process. What all pools of a
 	// process have counted is on each page of its metrics, and the tests read
 	// these all the time.

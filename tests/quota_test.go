@@ -263,12 +263,12 @@ func TestImpossibleUsage(t *testing.T) {
 	}
 }
 
-// TestLimitsOfRouters sends 10,000 requests of 100 tenants over two routers that share a server. One of
+// TestLimitsOfRouters sends 4,000 requests of 40 tenants over two routers that share a server. One of
 // them is killed on the way, and started again. No tenant gets much more than its limit of a day, and the
 // routers agree on what was used.
 func TestLimitsOfRouters(t *testing.T) {
 	takesSeconds(t)
-	const tenants, each, perDay = 100, 100, 50
+	const tenants, each, perDay = 40, 100, 50
 	v := startValkey(t)
 	engines := startEngines(t, 2, canned.Pace{Words: 8, FirstToken: 2 * time.Millisecond})
 	site := route(engines, byHeader, fmt.Sprintf("limit requests %d per day", perDay), "limit tokens 1M per day", "limit concurrent 50", "share "+v.URL())
