@@ -17,8 +17,8 @@ var link = regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`)
 var advice = sync.OnceValue(func() map[string]string {
 	of := make(map[string]string)
 	for line := range strings.Lines(messages) {
-		if cells := strings.Split(strings.TrimSpace(line), " | "); len(cells) == 3 {
-			text := link.ReplaceAllString(strings.TrimSuffix(cells[2], " |"), "$1")
+		if cells := strings.Split(strings.TrimSpace(line), " | "); len(cells) > 1 {
+			text := link.ReplaceAllString(strings.TrimSuffix(cells[len(cells)-1], " |"), "$1")
 			of[strings.Trim(cells[0], "|` ")] = strings.ReplaceAll(text, "`", "")
 		}
 	}
