@@ -40,7 +40,7 @@ func cacheHolds(t *testing.T, r *Bindings) {
 
 func TestCloseInFlight(t *testing.T) {
 	before := runtime.NumGoroutine()
-	for range 60 {
+	for range 20 {
 		var closed atomic.Bool
 		var late atomic.Int64
 		r, err := NewBindings(Options{MaxSessions: 50, Sweep: time.Millisecond, OnExpire: func(Key, Binding, Reason) {

@@ -290,7 +290,7 @@ func (r *faultRun) judge() {
 		}
 	}
 	if inFault := r.moved >= 0 && r.moved < r.endedAt.Sub(r.struckAt); row.marked == must && r.moved < 0 ||
-		row.marked == mustNot && r.moved >= 0 || row.marked == notInFault && inFault {
+		row.marked == mustNot && r.moved >= 0 && (r.n[broken] == 0 || !r.machineWasLate(broken)) || row.marked == notInFault && inFault {
 		t.Errorf("the worker was marked down after %v", r.moved)
 	}
 	r.judgeCounters()

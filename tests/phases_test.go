@@ -634,7 +634,7 @@ func TestReloadBetweenPhases(t *testing.T) {
 //	KVROUTER_LONG=1 go test ./tests -run TestStormOfPhases -v -timeout 30m
 func TestStormOfPhases(t *testing.T) {
 	takesSeconds(t)
-	requests := 1000
+	requests := 500
 	if inLong {
 		requests = 10_000
 	}

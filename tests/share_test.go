@@ -126,8 +126,8 @@ func TestRoutersActAsOne(t *testing.T) {
 		c.Messages = append(c.Messages, message{"assistant", got.text})
 		return got
 	}
-	// knows waits until a router knows which engine has most of a chat, that no engine is busy any more, and the
-	// worker of the chat's session, if any.
+	// knows waits until a router knows which engine has most of a chat, and the worker of its session, if any.
+	// Until the router knows that no engine is busy, it may choose another one.
 	knows := func(r *child, c *chat, header ...string) {
 		t.Helper()
 		least := tokens(c.Messages) / 2

@@ -218,6 +218,7 @@ func TestTheAPIServerFails(t *testing.T) {
 		"half a list":     {"list", answer{200, `{"kind":"EndpointSliceList","items":[`}, "unexpected EOF"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // it waits
 			s := startServer(t, pod("1", "10.0.0.1", ready))
 			w, log := s.follow(t, time.Second) // less, and the end of a watch is another failure
 			w.has(t, "10.0.0.1:8000")

@@ -212,6 +212,7 @@ func someBlocks(n int) []uint64 {
 
 // TestRoutersKnowWhatOthersDo has two routers that share from the start, and a third that joins.
 func TestRoutersKnowWhatOthersDo(t *testing.T) {
+	t.Parallel() // it waits
 	m := newMemory()
 	a, b := startRouter(t, m, "a", 16), startRouter(t, m, "b", 16)
 	eventually(t, "they do not meet", func() bool { return len(a.Status().Peers) == 1 && len(b.Status().Peers) == 1 })
@@ -281,6 +282,7 @@ func TestRoutersKnowWhatOthersDo(t *testing.T) {
 // TestStreamsFail breaks the stream in all the ways in which it can break. Afterwards, all routers
 // know the same.
 func TestStreamsFail(t *testing.T) {
+	t.Parallel() // it waits
 	m := newMemory()
 	a, b := startRouter(t, m, "a", 16), startRouter(t, m, "b", 16)
 	eventually(t, "they do not meet", func() bool { return len(a.Status().Peers) == 1 && len(b.Status().Peers) == 1 })
@@ -624,6 +626,7 @@ func TestWritersCannotFillTheMemory(t *testing.T) {
 // TestServerStartsAnew reads the stream of a server that has lost the old one. Its clock is behind, so
 // that the position is ahead of all that comes.
 func TestServerStartsAnew(t *testing.T) {
+	t.Parallel() // it waits
 	m := newMemory()
 	for i := range uint64(1000) {
 		m.sent = append(m.sent, Sent{Router: 9, Number: 1 + i})

@@ -317,6 +317,7 @@ func shift(t testing.TB, file string, by time.Duration) {
 
 // TestJournalThatCannotBeOpened has a file that another pool uses, and one that is a directory.
 func TestJournalThatCannotBeOpened(t *testing.T) {
+	t.Parallel() // it waits
 	file := filepath.Join(t.TempDir(), "journal")
 	first := keeping(t, file, keepingSettings(one))
 	second, err := New("other", keepingSettings(one), noCloser)
