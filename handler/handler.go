@@ -127,11 +127,11 @@ func (h *Handler) wireDispatcher(caddy.Context) error {
 		Runner: attempt.Runner{Pool: h.pool, Transport: h.transport, Labels: h.ResponseHeaders, Logger: h.logger},
 		Proxy:  h.ReverseProxy, Client: h.client, Probes: h.prober,
 		Policy: h.policy, Shadow: dispatch.NewShadow(h.shadow, h.metrics, h.Pool),
-		Sessions: turn.NewSessions(&turn.Sessions{
+		Sessions: &turn.Sessions{
 			Pool: h.pool, Client: h.client, Hard: h.sessionMode() == affinityHard,
 			// Only a policy whose costs are times knows the price of leaving a session's home.
 			Soft: h.sessionMode() == affinitySoft && kvscore.CostUnit(h.policy) == kvscore.UnitMilliseconds,
-		}),
+		},
 		Timeouts: valueOf(h.Timeouts), Resume: *h.Resume, Limits: limits, RetryMatch: match, Phases: h.phases,
 		ServerTiming: h.ServerTiming, CacheStatus: h.CacheStatus, Backups: h.backups,
 		KeepBody: len(h.ReverseProxy.HandleResponse) > 0, Speculative: h.SpeculativePrefill,

@@ -185,10 +185,10 @@ type (
 			Why  string `json:"why"`
 		} `json:"left_out"`
 		Chosen *struct {
-			Worker uint64 `json:"worker"`
-			Reason string `json:"reason"`
-			Why    string `json:"why"`
-			Drawn  []struct {
+			Worker   uint64 `json:"worker"`
+			Reason   string `json:"reason"`
+			Sentence string `json:"sentence"`
+			Drawn    []struct {
 				Worker uint64 `json:"worker"`
 			} `json:"drawn_among"`
 		} `json:"chosen"`
@@ -360,7 +360,7 @@ func TestExplainRefusals(t *testing.T) {
 	}
 	var x adminExplained
 	s.api(t, http.MethodPost, defaultPool+"/explain?path=/tokenize", []byte("{}"), &x)
-	if x.Plan.API != "" || x.Chosen == nil || !strings.Contains(x.Chosen.Why, "draws") {
+	if x.Plan.API != "" || x.Chosen == nil || !strings.Contains(x.Chosen.Sentence, "draws") {
 		t.Errorf("pass-through: %+v, %+v", x.Plan, x.Chosen)
 	}
 	if p := s.pool(t); p.Leases != 0 || p.IndexBlocks != 0 || p.Sessions != 0 {

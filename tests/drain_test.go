@@ -110,7 +110,7 @@ func TestAllDraining(t *testing.T) {
 	if p := s.pool(t); p.Draining != 2 || len(p.Incidents) != 1 || !strings.Contains(p.Incidents[0].What, "draining") {
 		t.Errorf("the pool is %+v", p)
 	}
-	if x := s.explain(t, ask("hello").body()); len(x.Candidates) != 2 || !strings.Contains(x.Chosen.Why, "draining") {
+	if x := s.explain(t, ask("hello").body()); len(x.Candidates) != 2 || !strings.Contains(x.Chosen.Sentence, "draining") {
 		t.Errorf("explained %+v", x.Chosen)
 	}
 	// the one that is not draining is dead: better a draining one than none

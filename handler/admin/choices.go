@@ -54,14 +54,12 @@ func viewPast(c *observe.PastChoice, candidates, steers bool, t time.Time) pastV
 func sentence(reason, unit string, tokens int64, chosen, next *observe.PastCandidate) string {
 	var b strings.Builder
 	say := func(format string, args ...any) { fmt.Fprintf(&b, format, args...) }
-	switch {
-	case reason == dispatch.ReasonPin:
+	switch reason {
+	case dispatch.ReasonPin:
 		return "The request names it."
-	case reason == dispatch.ReasonResponse:
+	case dispatch.ReasonResponse:
 		return "It keeps the response that the request names."
-	case reason == dispatch.ReasonSession && unit == "":
-		say("The session is bound to it. ")
-	case reason == dispatch.ReasonSession:
+	case dispatch.ReasonSession:
 		say("The session is bound to it. ")
 	}
 	switch {

@@ -91,8 +91,7 @@ type chosenView struct {
 	kvscore.Target
 	Dial   string `json:"dial"`
 	Reason string `json:"reason"`
-	Why    string `json:"why"`
-	// Sentence says it with figures.
+	// Sentence says in words why.
 	Sentence string `json:"sentence"`
 	// Preferred is the policy's choice if the session did not decide.
 	Preferred kvscore.Target `json:"policy_would_choose"`
@@ -153,7 +152,7 @@ func (x *Explainer) view(p *plan.Plan, c *dispatch.DryChoice) *explanation {
 func viewChosen(c *dispatch.DryChoice) *chosenView {
 	chosen := c.Picked.Chosen
 	v := &chosenView{
-		Target: c.Candidates[chosen].Target, Dial: c.Workers[chosen].Dial, Reason: c.Reason, Why: why(c),
+		Target: c.Candidates[chosen].Target, Dial: c.Workers[chosen].Dial, Reason: c.Reason,
 		Preferred: c.Candidates[c.Picked.Preferred].Target,
 	}
 	var next *observe.PastCandidate
@@ -166,7 +165,7 @@ func viewChosen(c *dispatch.DryChoice) *chosenView {
 	if c.Bound {
 		unit = ""
 	}
-	v.Sentence = sentence(c.Reason, unit, c.Tokens, &observe.PastCandidate{Dial: v.Dial, Candidate: c.Candidates[chosen]}, next)
+	v.Sentence = sentence(c.Reason, unit, c.Tokens, &observe.PastCandidate{Dial: v.Dial, Candidate: c.Candidates[chosen]}, next) + degraded(c)
 	if !c.Bound {
 		for _, i := range c.Picked.Drawn {
 			v.Drawn = append(v.Drawn, c.Candidates[i].Target)
@@ -175,31 +174,27 @@ func viewChosen(c *dispatch.DryChoice) *chosenView {
 	return v
 }
 
-// why returns in words what decided the choice.
-func why(c *dispatch.DryChoice) string {
-	text := "the policy prefers it"
+// degraded says what a choice puts up with, and whether chance decides.
+func degraded(c *dispatch.DryChoice) (text string) {
 	switch {
-	case c.Reason == dispatch.ReasonPin:
-		return "the request names it"
-	case c.Reason == dispatch.ReasonResponse:
-		return "it keeps the response that the request names"
 	case c.Bound:
-		text = "the session is bound to it"
 	case c.Picked.Fault:
-		text = "the policy returned an invalid worker, and this one has the least load"
+		text = " The policy returned an invalid worker, and this one has the least load."
 	case len(c.Picked.Drawn) > 0:
-		text = "the policy draws it among several"
+		text = " The policy draws it among several."
 	}
 	switch state := c.Tier.State(); {
+	case c.Reason == dispatch.ReasonPin, c.Reason == dispatch.ReasonResponse:
+		return text
 	case state == pool.Fallback:
-		text += "; only prefill workers are left, so that their role is ignored"
+		text += " Only prefill workers are left, so that their role is ignored."
 	case state >= pool.Draining:
-		text += "; only draining workers are left, so that draining is ignored"
+		text += " Only draining workers are left, so that draining is ignored."
 	case state == pool.MarkedDown:
-		text += "; all workers are marked down, so that marks are ignored"
+		text += " All workers are marked down, so that marks are ignored."
 	}
 	if c.Tier >= pool.Short {
-		text += "; the request is probably too long for all workers"
+		text += " The request is probably too long for all workers."
 	}
 	return text
 }

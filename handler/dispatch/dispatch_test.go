@@ -72,7 +72,7 @@ func testHandler(t testing.TB, dials ...string) *harness {
 	m := AllMetrics()
 	h.dispatcher = &Dispatcher{
 		Runner: attempt.Runner{Pool: h.pool, Logger: zap.NewNop()}, Proxy: h.ReverseProxy, Policy: h.policy, FollowUps: noFollowUps{}, Probes: noProbes{},
-		Metrics: m, PoolMetrics: m.Of("test"), Sessions: turn.NewSessions(&turn.Sessions{Pool: h.pool, Failed: func() {}}),
+		Metrics: m, PoolMetrics: m.Of("test"), Sessions: &turn.Sessions{Pool: h.pool, Failed: func() {}},
 	}
 	h.reader = &plan.Reader{
 		MaxBody: 64 << 20, Grants: func(*http.Request) nvext.Grants { return 0 },

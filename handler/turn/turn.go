@@ -26,11 +26,6 @@ type Sessions struct {
 	Failed func()           // is called if a session cannot be found or bound
 }
 
-// NewSessions makes sessions ready for use.
-func NewSessions(s *Sessions) *Sessions {
-	return s
-}
-
 // State is what an answer made of its session, as the response headers and the metric show it.
 //
 //	state    the session had       the answer came from   the session has now

@@ -22,7 +22,7 @@ var (
 func testSessions(t *testing.T) *Sessions {
 	p, _, _ := testPool(t)
 	t.Cleanup(func() { _ = p.Destruct() })
-	return NewSessions(&Sessions{Pool: p, Soft: true, Failed: func() { t.Error("the store failed") }})
+	return &Sessions{Pool: p, Soft: true, Failed: func() { t.Error("the store failed") }}
 }
 
 // bindTo binds the session, whatever it is bound to.
