@@ -253,7 +253,7 @@ func (o *delivery) awaitBudget(ctx context.Context, patience time.Duration) bool
 		if !spent || *b == (pool.RetryBudget{}) || time.Since(begun) >= patience {
 			return d.Pool.MayRetry(time.Now())
 		}
-		if !sleep(ctx, 100*time.Millisecond) {
+		if !pool.Sleep(ctx, 100*time.Millisecond) {
 			return false
 		}
 	}
@@ -277,7 +277,7 @@ func (o *delivery) leaving(ctx context.Context) bool {
 		if time.Now().After(end) {
 			return false
 		}
-		if !sleep(ctx, leavingPause) {
+		if !pool.Sleep(ctx, leavingPause) {
 			return false
 		}
 	}

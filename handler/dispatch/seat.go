@@ -208,15 +208,5 @@ func (d *Dispatch) turnAway(err error) {
 // pause waits for lb_try_interval. It returns false if the client left meanwhile.
 func (d *Dispatch) pause(ctx context.Context) bool {
 	d.turn.Yield()
-	return sleep(ctx, max(d.Limits.Interval, 10*time.Millisecond))
-}
-
-// sleep returns whether the context lasts for a while.
-func sleep(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	return pool.Sleep(ctx, max(d.Limits.Interval, 10*time.Millisecond))
 }

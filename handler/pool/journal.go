@@ -189,10 +189,7 @@ func (p *Pool) openJournal(ctx context.Context, set Journal) (*journal.Log, erro
 		if !errors.Is(err, journal.ErrTaken) || time.Since(begun) > openWithin || ctx.Err() != nil {
 			return log, err
 		}
-		select {
-		case <-time.After(100 * time.Millisecond):
-		case <-ctx.Done():
-		}
+		Sleep(ctx, 100*time.Millisecond)
 	}
 }
 

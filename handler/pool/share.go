@@ -24,12 +24,9 @@ func (p *Pool) ShareState() (s journal.ShareStatus, on bool) {
 	return s, false
 }
 
-// Claims are what is certain among routers.
-type Claims = journal.Claims
-
 // Claims returns what is certain among the routers, and whether they share at all. It is nil if
 // their server cannot be reached.
-func (p *Pool) Claims() (c Claims, shares bool) {
+func (p *Pool) Claims() (c journal.Claims, shares bool) {
 	if sharer := p.shared.sharer.Load(); sharer != nil {
 		return sharer.Claims(), true
 	}

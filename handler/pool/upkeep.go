@@ -19,6 +19,16 @@ import (
 // upkeep is the time between two searches for leaked leases and forgotten workers.
 const upkeep = 10 * time.Second
 
+// Sleep returns whether a context lasts for a while.
+func Sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
 // New makes a pool and begins its upkeep. closer returns what closes the sessions that its engines keep.
 func New(name string, s *Settings, closer func(*Pool) Closer) (*Pool, error) {
 	p := &Pool{

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/journal"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -45,7 +46,7 @@ func claimName(key affinity.Key) string { return "session:" + key.String() }
 var errNoClaims = errors.New("there is no connection")
 
 // ask asks the server that routers share, if they do. f is not called without a connection.
-func ask(ctx context.Context, p *pool.Pool, f func(context.Context, pool.Claims) error) error {
+func ask(ctx context.Context, p *pool.Pool, f func(context.Context, journal.Claims) error) error {
 	c, shares := p.Claims()
 	if !shares {
 		return nil
@@ -79,7 +80,7 @@ func (t *Turn) lockOut(ctx context.Context) (alone bool, err error) {
 	}
 	l := newLock(t.plan.Session.Key)
 	for end := time.Now().Add(time.Duration(t.Pool.Settings.Load().MaxWait)); ; {
-		err = ask(ctx, t.Pool, func(ctx context.Context, c pool.Claims) (err error) {
+		err = ask(ctx, t.Pool, func(ctx context.Context, c journal.Claims) (err error) {
 			alone, err = c.Claim(ctx, l.name, l.value, lockFor)
 			return err
 		})
@@ -99,9 +100,7 @@ func (t *Turn) lockOut(ctx context.Context) (alone bool, err error) {
 		case time.Now().After(end):
 			return false, nil
 		}
-		select {
-		case <-time.After(lockPause):
-		case <-ctx.Done():
+		if !pool.Sleep(ctx, lockPause) {
 			return false, ctx.Err()
 		}
 	}
@@ -116,7 +115,7 @@ func (l *lock) renew(ctx context.Context, p *pool.Pool) {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
-			_ = ask(ctx, p, func(ctx context.Context, c pool.Claims) error {
+			_ = ask(ctx, p, func(ctx context.Context, c journal.Claims) error {
 				ok, err := c.Renew(ctx, l.name, l.value, lockFor)
 				if err == nil && !ok {
 					_, err = c.Claim(ctx, l.name, l.value, lockFor)
@@ -129,7 +128,7 @@ func (l *lock) renew(ctx context.Context, p *pool.Pool) {
 
 // release ends the lock in the server.
 func (l *lock) release(p *pool.Pool) {
-	_ = ask(context.Background(), p, func(ctx context.Context, c pool.Claims) error {
+	_ = ask(context.Background(), p, func(ctx context.Context, c journal.Claims) error {
 		_, err := c.Release(ctx, l.name, l.value)
 		return err
 	})
@@ -144,7 +143,7 @@ func (t *Turn) leaveClaims(computed bool, held *affinity.Want) {
 	l := t.lock
 	t.lock = nil
 	if computed && t.claim != "" {
-		_ = ask(context.Background(), t.Pool, func(ctx context.Context, c pool.Claims) error {
+		_ = ask(context.Background(), t.Pool, func(ctx context.Context, c journal.Claims) error {
 			_, err := c.Renew(ctx, claimName(t.plan.Session.Key), t.claim, t.ttl()+engineGrace)
 			return err
 		})
@@ -173,7 +172,7 @@ func (l *lock) endAfter(p *pool.Pool, held *affinity.Want) {
 
 // findClaim returns the session's claim, empty if there is none.
 func (t *Turn) findClaim(ctx context.Context) (value string, err error) {
-	err = ask(ctx, t.Pool, func(ctx context.Context, c pool.Claims) (err error) {
+	err = ask(ctx, t.Pool, func(ctx context.Context, c journal.Claims) (err error) {
 		value, _, err = c.Find(ctx, claimName(t.plan.Session.Key))
 		return err
 	})
@@ -249,7 +248,7 @@ func (t *Turn) makeClaim() error {
 	if err != nil {
 		return err
 	}
-	err = ask(context.Background(), t.Pool, func(ctx context.Context, c pool.Claims) error {
+	err = ask(context.Background(), t.Pool, func(ctx context.Context, c journal.Claims) error {
 		mine, err := c.Claim(ctx, claimName(t.plan.Session.Key), string(value), t.bound.TTL+engineGrace)
 		if err == nil && !mine {
 			err = errors.New("another router has claimed it meanwhile")
@@ -275,7 +274,7 @@ func (t *Turn) dropClaim() {
 // router has ended the claim.
 func endClaim(p *pool.Pool, key affinity.Key) (closes bool) {
 	ended := true
-	err := ask(context.Background(), p, func(ctx context.Context, c pool.Claims) error {
+	err := ask(context.Background(), p, func(ctx context.Context, c journal.Claims) error {
 		value, _, err := c.Find(ctx, claimName(key))
 		if err == nil {
 			ended, err = c.Release(ctx, claimName(key), value)
@@ -291,7 +290,7 @@ func endClaim(p *pool.Pool, key affinity.Key) (closes bool) {
 func endUnused(p *pool.Pool, key affinity.Key) *lock {
 	l := newLock(key)
 	ended := false
-	_ = ask(context.Background(), p, func(ctx context.Context, c pool.Claims) error {
+	_ = ask(context.Background(), p, func(ctx context.Context, c journal.Claims) error {
 		mine, err := c.Claim(ctx, l.name, l.value, lockFor)
 		if err != nil || !mine {
 			return err

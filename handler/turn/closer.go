@@ -170,7 +170,7 @@ func (c *closer) run(w *worker.Worker) {
 func (c *closer) ask(w *worker.Worker, id string) (outcome string) {
 	bootID, refused := w.Engine().Info.BootID, false
 	for try := range closeTries {
-		if try > 0 && !c.sleep(time.Second<<(try-1)) {
+		if try > 0 && !pool.Sleep(c.pool.Life(), time.Second<<(try-1)) {
 			break
 		}
 		if now := w.Engine().Info.BootID; now != bootID && bootID != "" {
@@ -194,16 +194,6 @@ func (c *closer) ask(w *worker.Worker, id string) (outcome string) {
 	const incident = "engines fail to close sessions, and close them only by their own timeout"
 	c.pool.Incidents.Raise(time.Now(), incident, c.pool.Logger)
 	return "failed"
-}
-
-// sleep waits. It returns false if the pool ends first.
-func (c *closer) sleep(d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return true
-	case <-c.pool.Life().Done():
-		return false
-	}
 }
 
 // Await waits until no session of an id is left to be closed on a worker. A client that opens it
