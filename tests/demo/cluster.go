@@ -33,7 +33,7 @@ var stepTimes = engine.StepModel{Base: 24, PerToken: 0.78, Attention: 1.4e-5, De
 const slowdown = 3
 
 // startEngines starts the engines for a workload and returns their addresses.
-func startEngines(c *cluster.Cluster, w *workload, speed float64) ([]*engine.Engine, []string, error) {
+func startEngines(c *cluster.Cluster, w *workload, speed float64, events bool) ([]*engine.Engine, []string, error) {
 	engines, addrs := make([]*engine.Engine, engineCount), make([]string, engineCount)
 	for i := range engines {
 		step := stepTimes
@@ -43,10 +43,14 @@ func startEngines(c *cluster.Cluster, w *workload, speed float64) ([]*engine.Eng
 				Attention: slowdown * step.Attention, DecodeContext: slowdown * step.DecodeContext,
 			}
 		}
-		e, err := c.StartEngine(engine.Config{
+		cfg := engine.Config{
 			Name: fmt.Sprintf("e%d", i+1), Model: model, Speed: speed, Step: step,
 			BlockSize: blockSize, Blocks: kvTokens / blockSize,
-		})
+		}
+		if events {
+			cfg.Events = new(engine.EventConfig)
+		}
+		e, err := c.StartEngine(cfg)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -91,7 +95,7 @@ func (a *arena) start(speed float64) error {
 	behind := make([][]string, len(a.runs))
 	for i, r := range a.runs {
 		var err error
-		if r.engines, behind[i], err = startEngines(a.Cluster, r.load, speed); err != nil {
+		if r.engines, behind[i], err = startEngines(a.Cluster, r.load, speed, false); err != nil {
 			return err
 		}
 	}

@@ -267,7 +267,7 @@ func TestOneEngineIsSlow(t *testing.T) {
 	defer c.Stop()
 	w := newWorkload(shape{slow: true, sessions: 1, system: 4000, turns: span{1, 1}, answer: span{1, 1}}, 1)
 	const speed = 10
-	_, addrs, err := startEngines(c, w, speed)
+	_, addrs, err := startEngines(c, w, speed, false)
 	if err != nil {
 		t.Fatal(err)
 	}

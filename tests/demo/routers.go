@@ -23,6 +23,7 @@ type group struct {
 	routers int
 	share   bool
 	killed  bool // one of them, in the middle
+	events  bool // the engines publish KV events
 }
 
 var groups = []group{
@@ -32,6 +33,9 @@ var groups = []group{
 	{name: "4, one is killed", routers: 4, share: true, killed: true},
 	{name: "2 routers alone", routers: 2},
 	{name: "4 routers alone", routers: 4},
+	{name: "1 router, events", routers: 1, events: true},
+	{name: "2 alone, events", routers: 2, events: true},
+	{name: "4 alone, events", routers: 4, events: true},
 }
 
 // childConfig names the configuration of a Caddy that this program runs in place of the demo.
@@ -112,7 +116,7 @@ func (g *routers) start(a *arena, runs [][]*run, name, share string, speed float
 	sites := make([]strings.Builder, g.routers)
 	for i, row := range runs {
 		for k, r := range row {
-			engines, addrs, err := startEngines(a.Cluster, r.load, speed)
+			engines, addrs, err := startEngines(a.Cluster, r.load, speed, g.events)
 			if err != nil {
 				return err
 			}
