@@ -27,10 +27,8 @@ import (
 
 var (
 	// ErrFull says that the store cannot accept a binding: live requests use nearly all
-	// bindings.
+	// bindings, or it is closed.
 	ErrFull = errors.New("affinity: store is full")
-	// ErrClosed is returned during and after Close.
-	ErrClosed = errors.New("affinity: store is closed")
 	// ErrTTL is returned for a time to live of zero or less.
 	ErrTTL = errors.New("affinity: time to live is not positive")
 )

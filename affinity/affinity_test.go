@@ -104,11 +104,14 @@ func TestClosedStoreIsEmpty(t *testing.T) {
 		"unbind": func(k Key) (Binding, bool, error) { return r.Unbind(background, k, b.Version) },
 		"bind":   func(k Key) (Binding, bool, error) { return r.Bind(background, k, b.Version, b.Want) },
 	} {
-		if got, ok, err := do(named("s")); ok || got != (Binding{}) || !errors.Is(err, ErrClosed) {
+		if got, ok, err := do(named("s")); ok || got != (Binding{}) || err != nil {
 			t.Errorf("%s: %+v, %v, %v", name, got, ok, err)
 		}
 	}
-	if page, err := r.List(background, Key{}, 10); len(page) != 0 || !errors.Is(err, ErrClosed) {
+	if _, ok, err := r.Bind(background, named("s"), 0, b.Want); ok || !errors.Is(err, ErrFull) {
+		t.Errorf("bound %v, %v", ok, err)
+	}
+	if page, err := r.List(background, Key{}, 10); len(page) != 0 || err != nil {
 		t.Errorf("listed %v, %v", page, err)
 	}
 	r.SetMaxSessions(1)

@@ -35,9 +35,6 @@ func (r *Bindings) Bind(_ context.Context, key Key, expect Version, want Want) (
 func (r *Bindings) bind(key *Key, expect Version, want Want) (b Binding, bound bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closed {
-		return Binding{}, false, ErrClosed
-	}
 	w := write{Want: want, now: r.now()}
 	switch e := r.find(key, w.now); {
 	case e != nil && e.version != expect:
@@ -74,11 +71,12 @@ func (r *Bindings) versionOf(w *write) Version {
 	return r.version
 }
 
-// insert stores a new entry for a session that has no live one. It returns false if there is no room.
+// insert stores a new entry for a session that has no live one. It returns false if there is no room, or the
+// store is closed.
 func (r *Bindings) insert(key *Key, w *write) (Binding, bool) {
 	e := &entry{key: *key, scope: w.Scope}
 	e.set(w, r.versionOf(w))
-	if !r.admit(e, w) {
+	if r.closed || !r.admit(e, w) {
 		return Binding{}, false
 	}
 	if cur, _ := r.cache.Get(key.hash()); cur != nil {

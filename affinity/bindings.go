@@ -58,7 +58,7 @@ type Journal interface {
 }
 
 // Bindings keeps the bindings of sessions in memory. Its methods are safe for concurrent use,
-// also during and after Close: then they return [ErrClosed].
+// also during and after Close: then there are no bindings.
 //
 // Every read sees the writes that returned before it. Writes are conditional on a version, so
 // that nobody overwrites a binding that he has not seen. If the condition does not hold, the
@@ -173,9 +173,6 @@ const anyVersion Version = math.MaxUint64
 func (r *Bindings) read(key *Key, v Version, slide bool) (b Binding, ok bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closed {
-		return Binding{}, false, ErrClosed
-	}
 	now := r.now()
 	e := r.find(key, now)
 	if e == nil {
@@ -202,9 +199,6 @@ func (r *Bindings) Unbind(_ context.Context, key Key, expect Version) (b Binding
 func (r *Bindings) end(key *Key, ends func(*entry) bool) (b Binding, ok bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closed {
-		return Binding{}, false, ErrClosed
-	}
 	if e := r.find(key, r.now()); e != nil {
 		b = r.binding(e)
 		if ok = ends(e); ok {

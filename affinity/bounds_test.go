@@ -75,7 +75,7 @@ func TestOnExpireUsesTheStore(t *testing.T) {
 	go func() { r.Close(); close(closed) }()
 	eventually(t, "close begins", func() bool {
 		_, err := put(r, "c", on(1), time.Hour, RouterOnly)
-		return errors.Is(err, ErrClosed)
+		return errors.Is(err, ErrFull)
 	})
 	select {
 	case <-closed:

@@ -44,9 +44,6 @@ func (r *Bindings) Restore(_ context.Context, s *Saved) (bool, error) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closed {
-		return false, ErrClosed
-	}
 	w := r.saved(s)
 	w.restores = true
 	if s.Idle >= w.TTL || r.find(&s.Key, w.now) != nil {
@@ -66,9 +63,6 @@ func (r *Bindings) Follow(s *Saved) bool {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closed {
-		return false
-	}
 	w := r.saved(s)
 	e := r.find(&s.Key, w.now)
 	if e == nil {

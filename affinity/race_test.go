@@ -62,7 +62,7 @@ func TestCloseInFlight(t *testing.T) {
 					}
 					s := fmt.Sprint(rnd.IntN(200))
 					_, err := put(r, s, on(rnd.Uint64()), time.Millisecond, EngineBacked)
-					if errors.Is(err, ErrClosed) && n > 20 {
+					if errors.Is(err, ErrFull) && closed.Load() && n > 20 {
 						break
 					}
 					get(r, s)

@@ -61,10 +61,7 @@ func (r *Bindings) pass(overdue bool, each func(e *entry, now int64), after func
 func (r *Bindings) List(ctx context.Context, after Key, limit int) ([]Entry, error) {
 	var page []Entry
 	for len(page) < limit {
-		keys, open := r.firstKeys(after, limit-len(page))
-		if !open {
-			return nil, ErrClosed
-		}
+		keys := r.firstKeys(after, limit-len(page))
 		for _, key := range keys {
 			if b, ok, _ := r.Peek(ctx, key); ok {
 				page = append(page, Entry{Key: key, Binding: b})
@@ -78,9 +75,8 @@ func (r *Bindings) List(ctx context.Context, after Key, limit int) ([]Entry, err
 	return page, nil
 }
 
-// firstKeys returns the n first keys after one, in order. Only some more than n are kept and sorted. It
-// returns false if the store is closed.
-func (r *Bindings) firstKeys(after Key, n int) (keys []Key, open bool) {
+// firstKeys returns the n first keys after one, in order. Only some more than n are kept and sorted.
+func (r *Bindings) firstKeys(after Key, n int) (keys []Key) {
 	before := Key{} // of those that are kept; zero while these are fewer than n
 	first := func() {
 		slices.SortFunc(keys, compare)
@@ -89,7 +85,7 @@ func (r *Bindings) firstKeys(after Key, n int) (keys []Key, open bool) {
 			before = keys[n-1]
 		}
 	}
-	open = r.pass(false, func(e *entry, _ int64) {
+	r.pass(false, func(e *entry, _ int64) {
 		if compare(e.key, after) <= 0 || before != (Key{}) && compare(e.key, before) >= 0 {
 			return
 		}
@@ -98,7 +94,7 @@ func (r *Bindings) firstKeys(after Key, n int) (keys []Key, open bool) {
 		}
 	}, func() bool { return true })
 	first()
-	return keys, open
+	return keys
 }
 
 func compare(a, b Key) int { return bytes.Compare(a[:], b[:]) }
