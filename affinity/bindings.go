@@ -148,55 +148,55 @@ func (r *Bindings) now() int64 {
 
 // Get returns the session's binding and restarts its time to live. It returns false for a session
 // that is unknown or expired.
-func (r *Bindings) Get(_ context.Context, key Key) (Binding, bool, error) {
+func (r *Bindings) Get(key Key) (Binding, bool) {
 	return r.read(&key, anyVersion, true)
 }
 
 // Peek returns the session's binding without extending its life.
-func (r *Bindings) Peek(_ context.Context, key Key) (Binding, bool, error) {
+func (r *Bindings) Peek(key Key) (Binding, bool) {
 	return r.read(&key, anyVersion, false)
 }
 
 // Touch restarts the binding's time to live if it has the version expect.
-func (r *Bindings) Touch(_ context.Context, key Key, expect Version) (Binding, bool, error) {
-	b, ok, err := r.read(&key, expect, true)
+func (r *Bindings) Touch(key Key, expect Version) (Binding, bool) {
+	b, ok := r.read(&key, expect, true)
 	if ok && r.journal != nil {
 		r.journal.Used(key)
 	}
-	return b, ok, err
+	return b, ok
 }
 
 // anyVersion is a version that no binding reaches.
 const anyVersion Version = math.MaxUint64
 
 // read returns the session's binding. If it has the version, read slides it and returns true.
-func (r *Bindings) read(key *Key, v Version, slide bool) (b Binding, ok bool, err error) {
+func (r *Bindings) read(key *Key, v Version, slide bool) (b Binding, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := r.now()
 	e := r.find(key, now)
 	if e == nil {
-		return Binding{}, false, nil
+		return Binding{}, false
 	}
 	if ok = v == anyVersion || e.version == v; ok && slide {
 		e.slide(now)
 	}
-	return r.binding(e), ok, nil
+	return r.binding(e), ok
 }
 
 // Unbind ends the session's binding if it has the version expect, and returns it. OnExpire does
 // not get this end.
-func (r *Bindings) Unbind(_ context.Context, key Key, expect Version) (b Binding, ok bool, err error) {
-	b, ok, err = r.end(&key, func(e *entry) bool { return e.version == expect })
+func (r *Bindings) Unbind(key Key, expect Version) (b Binding, ok bool) {
+	b, ok = r.end(&key, func(e *entry) bool { return e.version == expect })
 	if ok && r.journal != nil {
 		r.journal.Unbound(key, expect)
 	}
-	return b, ok, err
+	return b, ok
 }
 
 // end ends the session's binding without a report, if its entry is one that ends. It returns the
 // binding.
-func (r *Bindings) end(key *Key, ends func(*entry) bool) (b Binding, ok bool, err error) {
+func (r *Bindings) end(key *Key, ends func(*entry) bool) (b Binding, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if e := r.find(key, r.now()); e != nil {
@@ -205,7 +205,7 @@ func (r *Bindings) end(key *Key, ends func(*entry) bool) (b Binding, ok bool, er
 			r.finish(e, 0)
 		}
 	}
-	return b, ok, nil
+	return b, ok
 }
 
 // Reported waits until OnExpire has got the ends that happened before. OnExpire must not call

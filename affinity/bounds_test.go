@@ -59,7 +59,7 @@ func TestOnExpireUsesTheStore(t *testing.T) {
 		}
 		close(entered)
 		<-leave
-		_, _, _ = r.Get(background, k)
+		_, _ = r.Get(k)
 		left.Store(true)
 	}})
 	mustPut(t, r, "a", 1, time.Hour, EngineBacked)
@@ -121,9 +121,9 @@ func TestUsesDoNotAllocate(t *testing.T) {
 	b := mustPut(t, r, "s", 1, time.Hour, EngineBacked)
 	known, unknown, w := named("s"), named("unknown"), want(on(1), time.Hour, EngineBacked)
 	for name, do := range map[string]func(){
-		"get of a known session":    func() { r.Get(background, known) },
-		"get of an unknown session": func() { r.Get(background, unknown) },
-		"touch":                     func() { r.Touch(background, known, b.Version) },
+		"get of a known session":    func() { r.Get(known) },
+		"get of an unknown session": func() { r.Get(unknown) },
+		"touch":                     func() { r.Touch(known, b.Version) },
 		"bind of a known session":   func() { b, _, _ = r.Bind(background, known, b.Version, w) },
 	} {
 		if n := testing.AllocsPerRun(10_000, do); n != 0 {

@@ -96,12 +96,12 @@ func (r *Bindings) lastVersion() Version {
 }
 
 // FollowUse restarts the time to live of a session that another router has used.
-func (r *Bindings) FollowUse(key Key) { _, _, _ = r.read(&key, anyVersion, true) } //nolint:dogsled // if it is there
+func (r *Bindings) FollowUse(key Key) { r.read(&key, anyVersion, true) }
 
 // FollowEnd ends a binding that another router has ended, unless the session has a later one. It
 // ends any of an engine's session, without a report: the other router has closed it.
 func (r *Bindings) FollowEnd(key Key, v Version) {
-	_, _, _ = r.end(&key, func(e *entry) bool { return e.version <= v || e.kind == EngineBacked }) //nolint:dogsled // if it is there
+	r.end(&key, func(e *entry) bool { return e.version <= v || e.kind == EngineBacked })
 }
 
 // Changes returns a number that grows with each Bind.

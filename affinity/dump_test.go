@@ -49,7 +49,7 @@ func TestRestoredBindingsLiveOn(t *testing.T) {
 	}
 	for i := range 5 {
 		idle := time.Duration(5-i)*10*time.Second + down
-		b, ok, _ := fresh.Peek(background, named(fmt.Sprint(i)))
+		b, ok := fresh.Peek(named(fmt.Sprint(i)))
 		if ok != (idle < time.Minute) {
 			t.Errorf("idle for %v: bound %v", idle, ok)
 			continue
@@ -88,7 +88,7 @@ func TestRestoreRefuses(t *testing.T) {
 	if done, err := r.Restore(background, &saved); done || err != nil {
 		t.Error(done, err)
 	}
-	if b, _, _ := r.Peek(background, named("a")); b.Version != live.Version || b.Target != on(1) {
+	if b, _ := r.Peek(named("a")); b.Version != live.Version || b.Target != on(1) {
 		t.Errorf("the live binding is %+v now", b)
 	}
 	if _, err := r.Restore(background, &Saved{Key: named("b")}); !errors.Is(err, ErrTTL) {
@@ -116,13 +116,13 @@ func TestRestoreKeepsWhatWasUsedLast(t *testing.T) {
 		t.Errorf("%d bindings of 1000", n)
 	}
 	for i := range 500 {
-		if _, ok, _ := r.Peek(background, named(fmt.Sprint("live", i))); !ok {
+		if _, ok := r.Peek(named(fmt.Sprint("live", i))); !ok {
 			t.Fatalf("live binding %d was evicted", i)
 		}
 	}
 	young := 0
 	for i := range 2000 {
-		if _, ok, _ := r.Peek(background, named(fmt.Sprint("old", i))); ok && i*7%2000 < 700 {
+		if _, ok := r.Peek(named(fmt.Sprint("old", i))); ok && i*7%2000 < 700 {
 			young++
 		}
 	}

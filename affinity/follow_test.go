@@ -50,15 +50,13 @@ func TestStoresAgree(t *testing.T) {
 		ctx := context.Background()
 		for range 500 {
 			i, key := rng.IntN(3), Key{byte(rng.IntN(4))}
-			b, _, err := stores[i].Peek(ctx, key)
-			if err != nil {
-				t.Fatal(err)
-			}
+			var err error
+			b, _ := stores[i].Peek(key)
 			switch rng.IntN(5) {
 			case 0:
-				_, _, err = stores[i].Unbind(ctx, key, b.Version)
+				stores[i].Unbind(key, b.Version)
 			case 1:
-				_, _, err = stores[i].Touch(ctx, key, b.Version)
+				stores[i].Touch(key, b.Version)
 			default:
 				_, _, err = stores[i].Bind(ctx, key, b.Version, Want{Target: kvscore.Target{Worker: rng.Uint64N(9)}, TTL: time.Hour})
 			}
@@ -76,7 +74,7 @@ func TestStoresAgree(t *testing.T) {
 					}
 				}
 			}
-			b, _, _ := stores[0].Peek(ctx, key)
+			b, _ := stores[0].Peek(key)
 			if _, ok, err := stores[0].Bind(ctx, key, b.Version, Want{Target: kvscore.Target{Worker: 77}, TTL: time.Hour}); !ok || err != nil {
 				t.Fatal(ok, err)
 			}
@@ -84,8 +82,8 @@ func TestStoresAgree(t *testing.T) {
 		for i := 1; i < 3; i++ {
 			hear(i, 0, 1000)
 			for _, key := range []Key{{0}, {1}, {2}, {3}} {
-				a, _, _ := stores[0].Peek(ctx, key)
-				b, _, _ := stores[i].Peek(ctx, key)
+				a, _ := stores[0].Peek(key)
+				b, _ := stores[i].Peek(key)
 				if a.Target != b.Target || a.Version != b.Version {
 					t.Errorf("seed %d: %v and %v", seed, a, b)
 				}
@@ -126,7 +124,7 @@ func TestFollowedSessionsOfEngines(t *testing.T) {
 			t.Errorf("%+v: %v", c, got)
 		}
 	}
-	if b, _, _ := r.Peek(t.Context(), Key{1}); b.Target != target(4) || b.EngineSession != "s" {
+	if b, _ := r.Peek(Key{1}); b.Target != target(4) || b.EngineSession != "s" {
 		t.Errorf("%+v", b)
 	}
 	if r.Skip(math.MaxInt64 - 1); r.Changes() > first+1000 {

@@ -79,12 +79,12 @@ func want(t kvscore.Target, ttl time.Duration, kind Kind) Want {
 }
 
 func get(r *Bindings, session string) (Binding, bool) {
-	b, ok, _ := r.Get(background, named(session))
+	b, ok := r.Get(named(session))
 	return b, ok
 }
 
 func peek(r *Bindings, session string) (Binding, bool) {
-	b, ok, _ := r.Peek(background, named(session))
+	b, ok := r.Peek(named(session))
 	return b, ok
 }
 
@@ -123,13 +123,13 @@ func remove(r *Bindings, session string) (Binding, bool) {
 		version = e.version
 	}
 	r.mu.Unlock()
-	b, ok, _ := r.Unbind(background, key, version)
+	b, ok := r.Unbind(key, version)
 	return b, ok
 }
 
 // all returns every live binding.
 func all(r *Bindings) []Entry {
-	list, _ := r.List(background, Key{}, 1<<30)
+	list := r.List(Key{}, 1<<30)
 	return list
 }
 

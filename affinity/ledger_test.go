@@ -140,10 +140,7 @@ func TestEachVersionEndsOnce(t *testing.T) {
 // operate does one random operation.
 func (l *ledger) operate(r *Bindings, c *fakeClock, key Key, rnd *rand.Rand) {
 	began := l.clock.Add(1)
-	b, ok, err := r.Peek(background, key)
-	if err != nil {
-		l.t.Error(err)
-	}
+	b, ok := r.Peek(key)
 	if ok {
 		l.read(b.Version, began)
 	}
@@ -153,7 +150,7 @@ func (l *ledger) operate(r *Bindings, c *fakeClock, key Key, rnd *rand.Rand) {
 	case 3:
 		l.bind(r, key, b, Want{Target: b.Target, Kind: b.Kind, TTL: 5000})
 	case 4:
-		if gone, ok, _ := r.Unbind(background, key, b.Version); ok {
+		if gone, ok := r.Unbind(key, b.Version); ok {
 			l.fate(gone.Version, unbound)
 		}
 	case 5:
@@ -163,12 +160,12 @@ func (l *ledger) operate(r *Bindings, c *fakeClock, key Key, rnd *rand.Rand) {
 			r.Dump(func([]Saved) bool { return true })
 		}
 	case 6:
-		if got, ok, _ := r.Touch(background, key, b.Version); ok && got.Version != b.Version {
+		if got, ok := r.Touch(key, b.Version); ok && got.Version != b.Version {
 			l.t.Errorf("touched version %d, got %d", b.Version, got.Version)
 		}
 	default:
 		began := l.clock.Add(1)
-		if got, ok, _ := r.Get(background, key); ok {
+		if got, ok := r.Get(key); ok {
 			l.read(got.Version, began)
 		}
 	}

@@ -148,7 +148,7 @@ func TestModel(t *testing.T) {
 					if matches {
 						has.used, has.due = m.now, m.now+int64(has.ttl)
 					}
-					b, ok, _ := r.Touch(background, named(s), version)
+					b, ok := r.Touch(named(s), version)
 					if ok != matches {
 						fail("touched version %d: %v", version, ok)
 					}
@@ -177,7 +177,7 @@ func TestModel(t *testing.T) {
 					if has != nil && rnd.IntN(3) > 0 {
 						version = has.version
 					}
-					b, ok, _ := r.Unbind(background, named(s), version)
+					b, ok := r.Unbind(named(s), version)
 					if ok != (has != nil && has.version == version) {
 						fail("removed %+v of version %d: %v", b, version, ok)
 					}
@@ -193,7 +193,7 @@ func TestModel(t *testing.T) {
 				case k < 99:
 					limit := 1 + rnd.IntN(20)
 					after := named(s)
-					page, _ := r.List(background, after, limit)
+					page := r.List(after, limit)
 					compareList(t, m, page, after, limit)
 				}
 				if n := r.Len(); n < len(m.live) || n > m.max {

@@ -67,7 +67,7 @@ func TestCloseInFlight(t *testing.T) {
 					}
 					get(r, s)
 					peek(r, s)
-					r.List(background, Key{}, 3)
+					r.List(Key{}, 3)
 					remove(r, fmt.Sprint(rnd.IntN(200)))
 					if i == 0 {
 						r.SetMaxSessions(20 + n%60)
@@ -119,8 +119,8 @@ func TestStormOnFewSessions(t *testing.T) {
 			if home := &homes[i%keys]; !home.CompareAndSwap(0, uint64(b.Version)) && home.Load() != uint64(b.Version) {
 				moved.Add(1)
 			}
-			if end := u.End(background, b.Version); err != nil || end != nil || b.Version == 0 {
-				t.Errorf("bound to %+v, %v, %v", b, err, end)
+			if u.End(b.Version); err != nil || b.Version == 0 {
+				t.Errorf("bound to %+v, %v", b, err)
 			}
 		}
 	})
@@ -144,8 +144,8 @@ func TestFreshBindingsAreFound(t *testing.T) {
 			}
 			bound.Store(int64(i) + 1)
 			if i%100 == 99 { // the earlier ones of a hash's changes must not undo the later
-				b, _, _ := r.Peek(background, key)
-				r.Unbind(background, key, b.Version)
+				b, _ := r.Peek(key)
+				r.Unbind(key, b.Version)
 				r.Bind(background, key, 0, want(on(2), time.Hour, RouterOnly))
 			}
 		}
@@ -155,7 +155,7 @@ func TestFreshBindingsAreFound(t *testing.T) {
 			last := int(bound.Load())
 			for i := last - 1; i >= max(0, last-recent); i-- {
 				key := numberedKey(i)
-				if _, ok, _ := r.Peek(background, key); i%100 != 99 && !ok {
+				if _, ok := r.Peek(key); i%100 != 99 && !ok {
 					t.Errorf("session %d of %d is not found", i, last)
 					return
 				}
@@ -165,7 +165,7 @@ func TestFreshBindingsAreFound(t *testing.T) {
 	})
 	for i := range n {
 		key := numberedKey(i)
-		if b, ok, _ := r.Peek(background, key); !ok || i%100 == 99 && b.Target != on(2) {
+		if b, ok := r.Peek(key); !ok || i%100 == 99 && b.Target != on(2) {
 			t.Fatalf("session %d: %+v", i, b)
 		}
 	}

@@ -36,7 +36,7 @@ func TestOneScopeTakesItsShare(t *testing.T) {
 	unbind := func() {
 		t.Helper()
 		for _, e := range all(r) {
-			if _, ok, _ := r.Unbind(background, e.Key, e.Version); !ok {
+			if _, ok := r.Unbind(e.Key, e.Version); !ok {
 				t.Fatal("not unbound")
 			}
 		}
@@ -82,14 +82,14 @@ func TestBindingsInUseAreSpared(t *testing.T) {
 		t.Errorf("all are in use: %v", err)
 	}
 	for i := range 20 {
-		_ = uses[i].End(background, 0)
+		uses[i].End(0)
 	}
 	c.advance(1)
 	if _, ok, err := r.Bind(background, keys[200], 0, want(on(2), time.Hour, RouterOnly)); !ok || err != nil {
 		t.Errorf("some are free: %v, %v", ok, err)
 	}
 	for i := 20; i < len(uses); i++ {
-		if _, ok, _ := r.Peek(background, keys[i]); !ok {
+		if _, ok := r.Peek(keys[i]); !ok {
 			t.Error("one that is in use was evicted")
 		}
 	}

@@ -89,8 +89,8 @@ func (u *Use) Live() int {
 // one, or the zero Binding.
 //
 // Find waits while pending, at most for the patience. A request that already holds a slot of a
-// worker must not wait: it has no patience, and can make the binding itself. The errors are
-// those of the store and of the context.
+// worker must not wait: it has no patience, and can make the binding itself. The error is
+// that of the context.
 func (u *Use) Find(ctx context.Context, patience time.Duration) (b Binding, pending bool, err error) {
 	if u.active == nil {
 		return Binding{}, false, nil
@@ -98,10 +98,7 @@ func (u *Use) Find(ctx context.Context, patience time.Duration) (b Binding, pend
 	var end time.Time
 	var missed Version // a version that this router knows and the store does not
 	for {
-		b, ok, err := u.sessions.Get(ctx, u.key)
-		if err != nil {
-			return Binding{}, false, err
-		}
+		b, ok := u.sessions.Get(u.key)
 		if ok {
 			u.note(&b)
 			return b, false, nil
@@ -256,13 +253,12 @@ func (u *Use) Bind(ctx context.Context, expect Version, want Want) (Binding, boo
 
 // End ends the request's part in the session. If the binding is the one of the version v, End
 // first restarts its time to live. Version 0 leaves it as it is.
-func (u *Use) End(ctx context.Context, v Version) error {
+func (u *Use) End(v Version) {
 	if u.active == nil {
-		return nil
+		return
 	}
-	var err error
 	if v != 0 {
-		_, _, err = u.sessions.Touch(ctx, u.key, v)
+		u.sessions.Touch(u.key, v)
 	}
 	defer u.lock().Unlock()
 	u.yield()
@@ -273,5 +269,4 @@ func (u *Use) End(ctx context.Context, v Version) error {
 		delete(u.sessions.active, u.key)
 	}
 	*u = Use{}
-	return err
 }

@@ -66,7 +66,7 @@ func TestWaitingForTheFirst(t *testing.T) {
 		}, Patience, "first", 30 * time.Millisecond, nil},
 		{"it ends", func(u *Use, _ func()) {
 			time.Sleep(30 * time.Millisecond)
-			_ = u.End(background, 0)
+			u.End(0)
 		}, Patience, "first", 30 * time.Millisecond, nil},
 		{"its answer takes long", func(u *Use, _ func()) { u.Choose(on(7)) }, Patience, "chosen", Patience, nil},
 		{"it chooses late", func(u *Use, _ func()) {
@@ -109,8 +109,8 @@ func TestWaitingForTheFirst(t *testing.T) {
 					t.Errorf("found %+v", b)
 				}
 				wg.Wait()
-				_ = first.End(background, 0)
-				_ = second.End(background, 0)
+				first.End(0)
+				second.End(0)
 				if s.Live() != 0 {
 					t.Error("the session is still live")
 				}
@@ -158,10 +158,10 @@ func TestUsesRaceExpiry(t *testing.T) {
 			}
 			clock.RUnlock()
 			advance(60) // longer than the time to live
-			if got, ok, _ := r.Peek(background, u.key); b.Version != 0 && (!ok || got.Version < b.Version) {
+			if got, ok := r.Peek(u.key); b.Version != 0 && (!ok || got.Version < b.Version) {
 				t.Errorf("version %d ended while it was in use: %+v, %v", b.Version, got, ok)
 			}
-			_ = u.End(background, b.Version)
+			u.End(b.Version)
 		}
 	})
 	stop.Store(true)
@@ -187,12 +187,12 @@ func TestLiveRequestKeepsItsBinding(t *testing.T) {
 		b := bindUse(t, s, &u, named("s"))
 		b, _, _ = u.Bind(background, b.Version, want(on(1), ttl, RouterOnly))
 		s.Begin(&other, named("s"))
-		_ = other.End(background, 0) // another's end changes nothing
+		other.End(0) // another's end changes nothing
 		time.Sleep(3*ttl + time.Second/2)
 		if got, ok := peek(s.Bindings, "s"); !ok || got.Version != b.Version {
 			t.Fatalf("after three times its time to live: %+v, %v", got, ok)
 		}
-		_ = u.End(background, b.Version)
+		u.End(b.Version)
 		time.Sleep(ttl - 1)
 		if got, ok := peek(s.Bindings, "s"); !ok || got.Version != b.Version {
 			t.Errorf("the time to live did not restart at the end: %+v, %v", got, ok)
@@ -216,12 +216,11 @@ func TestSessionsClose(t *testing.T) {
 	if _, ok, err := u.Bind(background, 0, want(on(1), time.Minute, RouterOnly)); ok || !errors.Is(err, ErrFull) {
 		t.Errorf("bound %v, %v", ok, err)
 	}
-	if err := u.End(background, 1); err != nil {
-		t.Error(err)
-	}
+	u.End(1)
 	none.Choose(on(1))
 	none.Yield()
-	if _, pending, err := none.Find(background, Patience); pending || err != nil || none.End(background, 1) != nil {
+	none.End(1)
+	if _, pending, err := none.Find(background, Patience); pending || err != nil {
 		t.Errorf("the zero use: %v, %v", pending, err)
 	}
 }
@@ -239,11 +238,11 @@ func TestAloneKeepsOthersOut(t *testing.T) {
 	if ok, err := second.Alone(t.Context(), time.Millisecond); ok || err != nil {
 		t.Error("two have the session alone", err)
 	}
-	time.AfterFunc(time.Millisecond, func() { _ = first.End(background, 0) })
+	time.AfterFunc(time.Millisecond, func() { first.End(0) })
 	if ok, err := second.Alone(t.Context(), time.Minute); !ok || err != nil {
 		t.Error("the second does not get the session after the first", err)
 	}
-	if _ = second.End(t.Context(), 0); s.HasAlone(key) {
+	if second.End(0); s.HasAlone(key) {
 		t.Error("the session is still taken")
 	}
 }

@@ -2,7 +2,6 @@ package affinity
 
 import (
 	"bytes"
-	"context"
 	"math"
 	"slices"
 	"time"
@@ -58,12 +57,11 @@ func (r *Bindings) pass(overdue bool, each func(e *entry, now int64), after func
 // List returns up to limit live bindings with keys greater than after, ordered by key. Start with
 // the zero Key and continue with the last key of a full page. It reads the whole store for every
 // page and is meant for administration.
-func (r *Bindings) List(ctx context.Context, after Key, limit int) ([]Entry, error) {
-	var page []Entry
+func (r *Bindings) List(after Key, limit int) (page []Entry) {
 	for len(page) < limit {
 		keys := r.firstKeys(after, limit-len(page))
 		for _, key := range keys {
-			if b, ok, _ := r.Peek(ctx, key); ok {
+			if b, ok := r.Peek(key); ok {
 				page = append(page, Entry{Key: key, Binding: b})
 			}
 			after = key
@@ -72,7 +70,7 @@ func (r *Bindings) List(ctx context.Context, after Key, limit int) ([]Entry, err
 			break
 		}
 	}
-	return page, nil
+	return page
 }
 
 // firstKeys returns the n first keys after one, in order. Only some more than n are kept and sorted.

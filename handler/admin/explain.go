@@ -215,7 +215,7 @@ func viewPlan(of *pool.Pool, p *plan.Plan) *planView {
 	}
 	if key := p.Session.Key; !key.IsZero() {
 		v.Session = &sessionView{KeyHash: key.String()}
-		if b, ok, _ := of.Sessions.Peek(p.HTTP.Context(), key); ok {
+		if b, ok := of.Sessions.Peek(key); ok {
 			*v.Session = viewSession(key, &b, dials(of), time.Now())
 		}
 	}

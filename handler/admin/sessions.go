@@ -41,10 +41,7 @@ func getSessions(r *http.Request, p *pool.Pool) (any, error) {
 			return nil, apiError(http.StatusBadRequest, "limit: must be a whole number from 1 to %d, got %q", maxPage, s)
 		}
 	}
-	list, err := p.Sessions.List(r.Context(), after, limit+1)
-	if err != nil {
-		return nil, unreadStore(err)
-	}
+	list := p.Sessions.List(after, limit+1)
 	page := sessionPage{Total: p.Sessions.Len()}
 	if len(list) > limit {
 		list = list[:limit]
@@ -56,11 +53,6 @@ func getSessions(r *http.Request, p *pool.Pool) (any, error) {
 		page.Sessions = append(page.Sessions, viewSession(e.Key, &e.Binding, dials, t))
 	}
 	return page, nil
-}
-
-// unreadStore returns the error of a store that cannot be read.
-func unreadStore(err error) error {
-	return apiError(http.StatusServiceUnavailable, "reading sessions: %w", err)
 }
 
 // sessionNamed returns the bound session that the path and the query name.
@@ -76,11 +68,8 @@ func sessionNamed(r *http.Request, p *pool.Pool) (affinity.Entry, error) {
 		of := affinity.Tenant{q.Get("scope"), q.Get("tenant")}
 		key = p.Secret().Session(p.Secret().Identity(strings.TrimSpace(name)), of, p.Canonical(q.Get("model")))
 	}
-	b, ok, err := p.Sessions.Peek(r.Context(), key)
-	switch {
-	case err != nil:
-		return affinity.Entry{}, unreadStore(err)
-	case !ok:
+	b, ok := p.Sessions.Peek(key)
+	if !ok {
 		return affinity.Entry{}, errNoSession(p)
 	}
 	return affinity.Entry{Key: key, Binding: b}, nil
@@ -105,9 +94,7 @@ func unbind(r *http.Request, p *pool.Pool) (any, error) {
 	}
 	for b := e.Binding; b.Version != 0; {
 		var ended bool
-		if b, ended, err = turn.Unbind(r.Context(), p, e.Key, b.Version); err != nil {
-			return nil, unreadStore(err)
-		} else if ended {
+		if b, ended = turn.Unbind(p, e.Key, b.Version); ended {
 			return viewSession(e.Key, &b, dials(p), time.Now()), nil
 		} // else it was bound anew meanwhile
 	}
@@ -131,7 +118,7 @@ func rebind(r *http.Request, p *pool.Pool) (any, error) {
 	b, ok, err := p.Sessions.Bind(r.Context(), e.Key, e.Version, want)
 	switch {
 	case err != nil:
-		return nil, unreadStore(err)
+		return nil, apiError(http.StatusServiceUnavailable, "binding the session: %w", err)
 	case !ok:
 		return nil, apiError(http.StatusConflict, "the session was bound anew meanwhile: try again")
 	}

@@ -253,7 +253,7 @@ func TestRoutersKnowWhatOthersDo(t *testing.T) {
 	}
 	var bound affinity.Binding
 	eventually(t, "no binding", func() bool {
-		bound, ok, _ = b.sessions.Peek(t.Context(), key)
+		bound, ok = b.sessions.Peek(key)
 		return ok && bound.Target == hosts[2]
 	})
 	open := a.book(hosts[0], prompt[:10])
@@ -261,7 +261,7 @@ func TestRoutersKnowWhatOthersDo(t *testing.T) {
 	c := startRouter(t, m, "c", 16) // it reads the past
 	eventually(t, "the third does not know the conversation", func() bool { return c.overlap(hosts[1], prompt) == 3360 })
 	eventually(t, "nor the binding", func() bool {
-		_, ok, _ = c.sessions.Peek(t.Context(), key)
+		_, ok = c.sessions.Peek(key)
 		return ok
 	})
 	eventually(t, "nor what is under way", func() bool { return c.running(hosts[0]).Remote == 1 })
@@ -270,7 +270,7 @@ func TestRoutersKnowWhatOthersDo(t *testing.T) {
 	}
 	for _, r := range []*router{a, b} {
 		eventually(t, "the session has not moved", func() bool {
-			bound, _, _ := r.sessions.Peek(t.Context(), key)
+			bound, _ := r.sessions.Peek(key)
 			return bound.Target == hosts[0]
 		})
 	}

@@ -83,7 +83,7 @@ func promptOf(p *Pool, text string, blocks int) *kvscore.Request {
 // homeOf returns the address that a session is bound to, empty if it is not.
 func homeOf(t testing.TB, p *Pool, session string) string {
 	t.Helper()
-	b, ok, _ := p.Sessions.Peek(t.Context(), p.Secret().Session(p.Secret().Identity(session), affinity.Tenant{}, ""))
+	b, ok := p.Sessions.Peek(p.Secret().Session(p.Secret().Identity(session), affinity.Tenant{}, ""))
 	for _, w := range p.All() {
 		if ok && w.ID == b.Target.Worker {
 			return w.Dial

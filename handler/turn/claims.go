@@ -194,7 +194,7 @@ func (t *Turn) claimed(ctx context.Context) (b affinity.Binding) {
 	if value, err := t.findClaim(within); err == nil && value != "" {
 		t.bindClaim(ctx, value, affinity.Binding{})
 	}
-	return t.peek(ctx, t.plan.Session.Key)
+	return t.peek(t.plan.Session.Key)
 }
 
 // followClaim binds the session to where its claim says. The turn has the lock. Without a claim, what

@@ -58,12 +58,12 @@ func NewCloser(p *pool.Pool) pool.Closer {
 
 // Unbind ends a session's binding, if it has the version. The engine closes the session if it
 // holds it.
-func Unbind(ctx context.Context, p *pool.Pool, key affinity.Key, v affinity.Version) (affinity.Binding, bool, error) {
-	b, ended, err := p.Sessions.Unbind(ctx, key, v)
+func Unbind(p *pool.Pool, key affinity.Key, v affinity.Version) (affinity.Binding, bool) {
+	b, ended := p.Sessions.Unbind(key, v)
 	if ended && b.Kind == affinity.EngineBacked && endClaim(p, key) {
 		p.Closer.Close(&b.Want)
 	}
-	return b, ended, err
+	return b, ended
 }
 
 // Ended implements [pool.Closer]. An expired session is bound as a lost one, at once. If another
@@ -73,7 +73,7 @@ func (c *closer) Ended(key affinity.Key, held *affinity.Want, why affinity.Reaso
 		return
 	}
 	ctx := context.Background()
-	now, ok, _ := c.pool.Sessions.Peek(ctx, key)
+	now, ok := c.pool.Sessions.Peek(key)
 	if ok && now.Target == held.Target && now.EngineSession == held.EngineSession {
 		return // the client has opened it again, on the same worker
 	}

@@ -44,10 +44,10 @@ func isLost(b *affinity.Binding) bool {
 func (t *Turn) enterEngine(ctx context.Context) error {
 	s := &t.plan.Session
 	t.Pool.AwaitRestored(ctx)
-	b := t.peek(ctx, s.Key)
+	b := t.peek(s.Key)
 	if b.Version == 0 {
 		t.Pool.Sessions.Reported(ctx) // it may have expired just now: see isLost
-		b = t.peek(ctx, s.Key)
+		b = t.peek(s.Key)
 	}
 	if b.Version == 0 && !s.Opens() && !t.dry {
 		b = t.claimed(ctx)
@@ -101,7 +101,7 @@ func (t *Turn) EngineSession() string { return t.held }
 // the turn.
 func (t *Turn) Leave() {
 	if !t.dry {
-		if old, ended, _ := t.Pool.Sessions.Unbind(context.Background(), t.plan.Session.Key, t.bound.Version); ended {
+		if old, ended := t.Pool.Sessions.Unbind(t.plan.Session.Key, t.bound.Version); ended {
 			t.closes = &old.Want
 		}
 		t.dropClaim()

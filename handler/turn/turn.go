@@ -88,7 +88,7 @@ func (s *Sessions) Enter(ctx context.Context, t *Turn, p *plan.Plan, dry bool) e
 	}
 	if err != nil {
 		t.leaveClaims(false, &t.bound.Want)
-		_ = t.use.End(ctx, 0)
+		t.use.End(0)
 	}
 	return err
 }
@@ -105,7 +105,7 @@ func (t *Turn) Find(ctx context.Context) {
 	if t.binds() {
 		t.find(ctx)
 	} else {
-		t.bound = t.peek(ctx, s.Key)
+		t.bound = t.peek(s.Key)
 	}
 	switch {
 	case s.BackedOnly && t.bound.Kind != affinity.EngineBacked:
@@ -114,7 +114,7 @@ func (t *Turn) Find(ctx context.Context) {
 		t.bound = affinity.Binding{Version: t.bound.Version} // the next Bind replaces it
 	}
 	if t.bound.Target == (kvscore.Target{}) && !s.Parent.IsZero() && t.priced() {
-		t.parent = t.peek(ctx, s.Parent).Target
+		t.parent = t.peek(s.Parent).Target
 	}
 }
 
@@ -127,16 +127,13 @@ func (t *Turn) find(ctx context.Context) {
 	var err error
 	if t.bound, t.pending, err = t.use.Find(ctx, 0); err != nil { // it is routed as if it had no session
 		t.Failed()
-		_ = t.use.End(ctx, 0)
+		t.use.End(0)
 	}
 }
 
 // peek returns what a session is bound to, without extending its life.
-func (t *Turn) peek(ctx context.Context, key affinity.Key) affinity.Binding {
-	b, _, err := t.Pool.Sessions.Peek(ctx, key)
-	if err != nil && !t.dry {
-		t.Failed()
-	}
+func (t *Turn) peek(key affinity.Key) affinity.Binding {
+	b, _ := t.Pool.Sessions.Peek(key)
 	return b
 }
 
@@ -255,7 +252,7 @@ func (t *Turn) bind(ctx context.Context, at kvscore.Target) {
 // Opened binds the session of an id that the client has opened itself in the engine of a target.
 // Its turns and its close go there, and nowhere else while the worker exists.
 func (t *Turn) Opened(ctx context.Context, s *plan.Session, at kvscore.Target) {
-	old := t.peek(ctx, s.Key)
+	old := t.peek(s.Key)
 	_, _, err := t.Pool.Sessions.Bind(ctx, s.Key, old.Version, affinity.Want{
 		Target: at, TTL: t.ttl(), Scope: s.Scope, Kind: affinity.Fixed,
 	})
@@ -286,7 +283,7 @@ func (t *Turn) Forget(at kvscore.Target) {
 // unbind ends the binding that the request has seen, but no newer one.
 func (t *Turn) unbind() {
 	if v := t.bound.Version; v != 0 && !t.dry {
-		_, _, _ = Unbind(context.Background(), t.Pool, t.plan.Session.Key, v)
+		Unbind(t.Pool, t.plan.Session.Key, v)
 	}
 }
 
@@ -308,7 +305,7 @@ func (t *Turn) End(computed bool) {
 		held, t.closes = *t.closes, nil
 	}
 	t.leaveClaims(computed, &held)
-	_ = t.use.End(context.Background(), used)
+	t.use.End(used)
 }
 
 // ResponseAt returns the target that keeps the response, or anything else, which the request names;

@@ -28,7 +28,7 @@ func testSessions(t *testing.T) *Sessions {
 // bindTo binds the session, whatever it is bound to.
 func (s *Sessions) bindTo(t *testing.T, want affinity.Want) {
 	t.Helper()
-	b, _, _ := s.Pool.Sessions.Peek(t.Context(), key)
+	b, _ := s.Pool.Sessions.Peek(key)
 	want.TTL = time.Hour
 	if _, ok, err := s.Pool.Sessions.Bind(t.Context(), key, b.Version, want); !ok || err != nil {
 		t.Fatal(ok, err)
@@ -85,7 +85,7 @@ func TestStates(t *testing.T) {
 				t.Errorf("state %q, want %q", got, v.want)
 			}
 			turn.End(true)
-			if b, _, _ := s.Pool.Sessions.Peek(t.Context(), key); b.Target != v.after {
+			if b, _ := s.Pool.Sessions.Peek(key); b.Target != v.after {
 				t.Errorf("bound to %v, want %v", b.Target, v.after)
 			}
 			if turn.use.Live() != 0 {
@@ -99,7 +99,7 @@ func TestStates(t *testing.T) {
 func TestLastTurnOfAHeldSession(t *testing.T) {
 	s := testSessions(t)
 	for _, sent := range []bool{false, true} {
-		b, _, _ := s.Pool.Sessions.Peek(t.Context(), key)
+		b, _ := s.Pool.Sessions.Peek(key)
 		if b.Version == 0 {
 			s.bindTo(t, affinity.Want{Target: one, Kind: affinity.EngineBacked, EngineSession: "id"})
 		}
@@ -111,7 +111,7 @@ func TestLastTurnOfAHeldSession(t *testing.T) {
 			turn.Choose(one)
 		}
 		turn.End(sent)
-		if b, _, _ := s.Pool.Sessions.Peek(t.Context(), key); (b.Version == 0) != sent {
+		if b, _ := s.Pool.Sessions.Peek(key); (b.Version == 0) != sent {
 			t.Errorf("sent %v: bound to %v", sent, b.Target)
 		}
 	}
@@ -125,7 +125,7 @@ func TestLastTurnSparesANewerBinding(t *testing.T) {
 	s.bindTo(t, affinity.Want{Target: other})
 	turn.Choose(one)
 	turn.End(true)
-	if b, _, _ := s.Pool.Sessions.Peek(t.Context(), key); b.Target != other {
+	if b, _ := s.Pool.Sessions.Peek(key); b.Target != other {
 		t.Errorf("after the last turn, bound to %v", b.Target)
 	}
 }

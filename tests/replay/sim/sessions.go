@@ -41,7 +41,7 @@ func sessionKey(session int) (k affinity.Key) {
 // bound returns the engine that the session is bound to, -1 if there is none, and
 // the version of the binding.
 func (s *sessions) bound(session int) (at int, version affinity.Version) {
-	b, ok, _ := s.store.Peek(context.Background(), sessionKey(session))
+	b, ok := s.store.Peek(sessionKey(session))
 	if !ok {
 		return -1, 0
 	}
@@ -59,7 +59,7 @@ func (s *sessions) answered(session int, version affinity.Version, t kvscore.Tar
 
 // ended renews the binding at the end of a turn.
 func (s *sessions) ended(session int) {
-	if b, ok, _ := s.store.Get(context.Background(), sessionKey(session)); ok { // one that lapsed stays so
-		_, _, _ = s.store.Touch(context.Background(), sessionKey(session), b.Version) //nolint:dogsled // the same
+	if b, ok := s.store.Get(sessionKey(session)); ok { // one that lapsed stays so
+		_, _ = s.store.Touch(sessionKey(session), b.Version) //nolint:dogsled // the same
 	}
 }
