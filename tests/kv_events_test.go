@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 	"github.com/caddy-kvrouter/kvrouter/tests/engine/publisher"
 	"github.com/tidwall/gjson"
@@ -215,6 +216,37 @@ func resetCache(t testing.TB, e *engine.Engine) error {
 		return err
 	}
 	return resp2.Body.Close()
+}
+
+// TestNamesStayWithTheirAttempt has an engine refuse requests that the router has named for its events. The name does
+// not go on to the next engine, and no client's name is changed.
+func TestNamesStayWithTheirAttempt(t *testing.T) {
+	named := publishing(t, 1, engine.Config{Model: "canned", Words: true})[0]
+	other := startEngines(t, 1, canned.Pace{})[0]
+	s := startCaddy(t, fmt.Sprintf("kv_router %s %s {\nworker %s {\nmodels canned\n}\n}", named.Addr(), other.Addr(), other.Addr()))
+	s.awaitKnowledge(t, named, "live", "exact")
+	s.teachBlockSize(t, named)
+	if err := named.SetFault(engine.Fault{Kind: engine.Status}); err != nil {
+		t.Fatal(err)
+	}
+	sent := 0
+	eventually(t, "a named request is sent again", func() bool {
+		sent++
+		s.mustChat(t, ask(strings.Repeat(fmt.Sprint("a prompt that fills some blocks ", sent), 20)))
+		for _, r := range named.Journal() {
+			if strings.HasPrefix(r.Header.Get("X-Session-Id"), "kvr-") && r.Status == http.StatusServiceUnavailable {
+				return true
+			}
+		}
+		return false
+	})
+	s.mustChat(t, ask("hello"), "X-Session-Id", "mine")
+	got := other.Journal()
+	for i, r := range got {
+		if want := map[bool]string{true: "mine"}[i == len(got)-1]; r.Header.Get("X-Session-Id") != want {
+			t.Errorf("request %d has the session %q, want %q", i, r.Header.Get("X-Session-Id"), want)
+		}
+	}
 }
 
 // TestEventsWithoutReplay begins in the middle of engines' lives. The router then knows what they

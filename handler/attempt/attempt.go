@@ -128,14 +128,18 @@ func (a *Attempt) Header(req *http.Request, b *Bounds) (resp *http.Response, res
 // connection turned out closed.
 func (a *Attempt) send(roundTrip Sender, req *http.Request) (*http.Response, bool, error) {
 	c := a.Call
+	name := a.name(req)
 	r := Request{
 		Plan: c.Plan, Body: c.Body, Worker: a.Worker, Target: a.Target, Session: c.Session, Phase: a.Phase,
-		Shared: c.Sent != nil || a.Phase != nil, Rest: c.Rest, AskIDs: c.AskIDs,
+		Shared: c.Sent != nil || a.Phase != nil || name != "", Rest: c.Rest, AskIDs: c.AskIDs,
 	}
 	fit := r.Build(req)
-	a.name(fit)
+	if name != "" {
+		fit.Header[engine.HeaderSession] = []string{name}
+	}
 	c.Sent = c.Trace.Carry(fit)
-	if a.Worker.IsBackup() {
+	backup := a.Worker.IsBackup()
+	if backup {
 		c.Sent = toBackup(c.Sent, c.Pool.Settings.Load().Worker(a.Worker.Dial).Headers)
 	}
 	c.Did = r.Did
@@ -143,6 +147,9 @@ func (a *Attempt) send(roundTrip Sender, req *http.Request) (*http.Response, boo
 		roundTrip = c.Exactly(a, roundTrip)
 	}
 	resp, err := roundTrip(c.Sent)
+	if err == nil && backup {
+		fromBackup(resp)
+	}
 	if err == nil && readsAnswer(c.Plan, a.Worker) {
 		response.Unpack(resp)
 	}
@@ -153,22 +160,21 @@ func (a *Attempt) send(roundTrip Sender, req *http.Request) (*http.Response, boo
 	return resp, n > 0, err
 }
 
-// ownSession begins the session ids that the router makes for engines' KV events.
-const ownSession = "kvr-"
-
-// name has the engine's KV events name the request, if the cache models can learn of that.
-func (a *Attempt) name(fit *http.Request) {
+// name has the engine's KV events name the request, if the cache models can learn of that. It returns
+// the name that this attempt sends; empty if the client's stays.
+func (a *Attempt) name(req *http.Request) string {
 	if a.Lease == nil || a.Call.Body == nil || a.Call.Plan.Request == nil || !a.Worker.Engine().NamesSessions() {
-		return
+		return ""
 	}
-	session := cmp.Or(a.Call.Plan.Request.SessionID, fit.Header.Get(engine.HeaderSession)) // in the engine's order
-	if session != "" && !strings.HasPrefix(session, ownSession) {
+	session := cmp.Or(a.Call.Plan.Request.SessionID, req.Header.Get(engine.HeaderSession)) // in the engine's order
+	if session != "" && !strings.HasPrefix(session, engine.OwnSession) {
 		a.Named(session)
-		return
+		return ""
 	}
-	if session = ownSession + strconv.FormatUint(rand.Uint64(), 36); a.Named(session) { //nolint:gosec // the runtime seeds it
-		fit.Header.Set(engine.HeaderSession, session)
+	if session = engine.OwnSession + strconv.FormatUint(rand.Uint64(), 36); a.Named(session) { //nolint:gosec // the runtime seeds it
+		return session
 	}
+	return ""
 }
 
 // CountRetry counts a retry after an attempt.

@@ -1,7 +1,9 @@
 package attempt
 
 import (
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
@@ -40,6 +42,18 @@ func toBackup(req *http.Request, set map[string]string) *http.Request {
 	return &out
 }
 
+// fromBackups are the headers of a backup's answer that the client gets. All others may be about the router's
+// account there, or set cookies.
+var fromBackups = []string{
+	"Cache-Control", "Content-Encoding", "Content-Language", "Content-Length", "Content-Type", "Retry-After", "Www-Authenticate",
+	"Request-Id", "X-Request-Id",
+}
+
+func fromBackup(resp *http.Response) {
+	maps.DeleteFunc(resp.Header, func(name string, _ []string) bool { return !slices.Contains(fromBackups, name) })
+	resp.Trailer = nil
+}
+
 // editForBackup leaves out of a body what is only for engines of the operator, and leaves one name of the model.
 func editForBackup(edit *api.Editor) {
 	edit.Cut("cache_salt")
@@ -48,12 +62,24 @@ func editForBackup(edit *api.Editor) {
 	}
 }
 
-// Disowns returns whether a backup refuses a request because of the router's account there: its key, its
-// credit or its rate. Such an answer is not for clients.
+// Disowns returns whether a backup refuses a request because of an account there: its key, its credit or its
+// rate. Such an answer is not for clients, unless the account is theirs.
 func Disowns(status int) bool {
 	switch status {
 	case http.StatusUnauthorized, http.StatusPaymentRequired, http.StatusForbidden:
 		return true
 	}
 	return Retryable(status)
+}
+
+// TheirKey returns whether a backup of these headers gets a key that depends on the request, such as the client's own.
+func TheirKey(set map[string]string) bool {
+	repl := caddy.NewReplacer() // which knows the environment and files
+	for name, value := range set {
+		name = strings.ToLower(name)
+		if (name == "authorization" || strings.HasSuffix(name, "key")) && strings.Contains(repl.ReplaceKnown(value, ""), "{") {
+			return true
+		}
+	}
+	return false
 }

@@ -115,7 +115,7 @@ func (d *Dispatch) run(ctx context.Context, r *remainder) (*http.Response, error
 // resp.Body, and puts it back.
 func (d *Dispatch) decide(req *http.Request, resp *http.Response, resent bool, err error) verdict {
 	v := d.judge(req.Context(), resp, resent, err)
-	if v.do == retry && !v.misfit.free() && !d.affordable(err) {
+	if v.do == retry && !v.blameless && !v.misfit.free() && !d.affordable(err) {
 		v.do = fail
 		if resp != nil && !v.withheld {
 			v.do = deliver

@@ -126,7 +126,7 @@ func (s *Sessions) identify(source *KeySource, t turn) (id affinity.Identity, ha
 		return id, 0, "", nil
 	}
 	key, parent := source.find(t)
-	if key == "" {
+	if key == "" || strings.HasPrefix(key, engine.OwnSession) { // of a router before this one
 		return id, 0, "", nil
 	}
 	if len(key) > maxSessionKey && source.name == sourceNVExt {
