@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
@@ -65,6 +66,28 @@ func startNamed(t *testing.T, models ...string) *modelEngine {
 }
 
 const toQwen = "model qwen {\nto org/qwen-1\n}"
+
+// TestPartsOfAnswersKeepTheirName asks for a whole answer and for a part of it. Headers describe the bytes that the
+// client gets.
+func TestPartsOfAnswersKeepTheirName(t *testing.T) {
+	e := startEngines(t, 1, canned.Pace{})[0]
+	const doc = `{"id":"org/qwen-1","object":"model"}`
+	e.SetHandler(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Etag", `"1"`)
+		w.Header().Set("Content-Type", "application/json")
+		http.ServeContent(w, r, "", time.Time{}, strings.NewReader(doc))
+	})
+	s := startCaddy(t, route([]*canned.Engine{e}, toQwen))
+	whole := s.request(t.Context(), http.MethodGet, "/v1/models/qwen", nil)
+	if string(whole.body) != `{"id":"qwen","object":"model"}` || whole.header.Get("Etag") != "" || whole.header.Get("Accept-Ranges") != "" ||
+		whole.header.Get("Content-Length") != fmt.Sprint(len(whole.body)) {
+		t.Errorf("%s, header %v", whole.body, whole.header)
+	}
+	part := s.request(t.Context(), http.MethodGet, "/v1/models/qwen", nil, "Range", "bytes=0-20")
+	if part.status != http.StatusPartialContent || string(part.body) != doc[:21] || part.header.Get("Content-Range") != fmt.Sprintf("bytes 0-20/%d", len(doc)) {
+		t.Errorf("a part: status %d, %s, header %v", part.status, part.body, part.header)
+	}
+}
 
 // TestPublicNames asks for a model by a public name in each API. The engine gets its own name, the client its own.
 func TestPublicNames(t *testing.T) {

@@ -60,7 +60,7 @@ func (d *Dispatch) prepareFollowUp(resp *http.Response) {
 func (d *Dispatch) deliveryOf(a *attempt.Attempt, resp *http.Response) *delivery {
 	o := &delivery{d: d, attempt: a, phases: d.phases}
 	opts := response.Options{Listener: o, NameAt: d.nameAt()}
-	if resp.StatusCode < 300 && !body.Compressed(resp.Header) {
+	if resp.StatusCode < 300 && resp.StatusCode != http.StatusPartialContent && !body.Compressed(resp.Header) {
 		opts.Name = a.PublicName()
 	}
 	if d.plan.Request != nil && resp.StatusCode < 300 {

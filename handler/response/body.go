@@ -140,7 +140,7 @@ func NewBody(resp *http.Response, o Options) *Body {
 	b.CutUsage, b.CutIDs = o.CutUsage && o.Stream, o.CutIDs && o.Stream
 	b.added = b.additions()
 	if b.CutUsage || b.CutIDs || b.added != nil {
-		resize(resp)
+		resize(resp, -1)
 	}
 	if b.extensible = o.Stream && resp.ContentLength < 0; !b.extensible {
 		b.Mover = nil

@@ -8,7 +8,6 @@ import (
 	"iter"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
@@ -124,9 +123,7 @@ func MergeModels(resp *http.Response, others iter.Seq2[string, string], public i
 	}
 	if merged := withModels(list, others, public); merged != nil {
 		rest.Begin, rest.Err = merged, io.EOF
-		resp.ContentLength = int64(len(merged))
-		resp.Header.Set("Content-Length", strconv.Itoa(len(merged)))
-		resp.Header.Del("Etag")
+		resize(resp, int64(len(merged)))
 	}
 	return true
 }

@@ -39,7 +39,7 @@ func (b *Body) rename(resp *http.Response) {
 	switch kind := body.MediaType(resp.Header); {
 	case kind == body.EventStream:
 		b.frames = new(rawjson.Framer)
-		resize(resp)
+		resize(resp, -1)
 	case body.IsJSON(kind):
 		b.renameBeginning(resp)
 		fallthrough
@@ -69,19 +69,26 @@ func (b *Body) renameBeginning(resp *http.Response) {
 		searched = len(read.Begin)
 		if at := api.NameIn(read.Begin, b.NameAt); at.Len() > 0 {
 			read.Begin = slices.Replace(read.Begin, at.Start, at.End, b.name.text...)
-			if resp.ContentLength >= 0 {
-				resp.ContentLength += int64(len(b.name.text) - at.Len())
-				resp.Header.Set("Content-Length", strconv.FormatInt(resp.ContentLength, 10))
+			length := resp.ContentLength
+			if length >= 0 {
+				length += int64(len(b.name.text) - at.Len())
 			}
+			resize(resp, length)
 			return
 		}
 	}
 }
 
-// resize prepares an answer for another length.
-func resize(resp *http.Response) {
+// resize prepares an answer for another length; -1 is unknown. What vouches for its bytes goes.
+func resize(resp *http.Response, length int64) {
+	resp.ContentLength = length
 	resp.Header.Del("Content-Length")
-	resp.ContentLength = -1
+	if length >= 0 {
+		resp.Header.Set("Content-Length", strconv.FormatInt(length, 10))
+	}
+	for _, name := range []string{"Accept-Ranges", "Content-Digest", "Content-Md5", "Digest", "Etag", "Last-Modified", "Repr-Digest"} {
+		resp.Header.Del(name)
+	}
 }
 
 // renamedEvent returns what the client gets of a read that is one event.

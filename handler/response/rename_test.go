@@ -89,6 +89,20 @@ func TestAnswersHaveThePublicName(t *testing.T) {
 	}
 }
 
+// TestRenamedAnswersAreNotVouchedFor renames answers whose header describes their bytes, and one without a name.
+func TestRenamedAnswersAreNotVouchedFor(t *testing.T) {
+	for sent, kept := range map[string]int{`{"model":"engine"}`: 1, `{"id":"x"}`: 6} {
+		resp := &http.Response{Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(sent)), ContentLength: -1}
+		for _, name := range []string{"ETag", "Content-MD5", "Digest", "Content-Digest", "Accept-Ranges"} {
+			resp.Header.Set(name, "x")
+		}
+		NewBody(resp, Options{Listener: nobody{}, Name: "m", NameAt: "model"})
+		if length := resp.Header.Get("Content-Length"); len(resp.Header) != kept || length != "" && length != strconv.FormatInt(resp.ContentLength, 10) {
+			t.Errorf("%s: %v", sent, resp.Header)
+		}
+	}
+}
+
 // TestTheNameIsNotAwaited has the part of a plain answer behind the name pass at once.
 func TestTheNameIsNotAwaited(t *testing.T) {
 	from, to := io.Pipe()
