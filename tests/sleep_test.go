@@ -25,14 +25,19 @@ func startSleepers(t *testing.T, n, level int, wakeTime time.Duration, block ...
 	return s, engines
 }
 
-// putToSleep has an engine sleep, and waits until the router knows it.
-func putToSleep(t *testing.T, s *server, e *engine.Engine, level int) {
+func postSleep(t *testing.T, e *engine.Engine, level int) {
 	t.Helper()
 	resp, err := http.Post(fmt.Sprintf("%s%s?level=%d", e.URL(), engine.SleepPath, level), "", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	resp.Body.Close()
+}
+
+// putToSleep has an engine sleep, and waits until the router knows it.
+func putToSleep(t *testing.T, s *server, e *engine.Engine, level int) {
+	t.Helper()
+	postSleep(t, e, level)
 	eventually(t, "the router knows that the engine sleeps", func() bool {
 		s.admits(t, e.Addr())
 		return s.worker(t, e.Addr()).State == "asleep"
@@ -70,9 +75,44 @@ func TestAsleepGetsNothing(t *testing.T) {
 	}
 	resp.Body.Close()
 	eventually(t, "the router knows that it is awake", func() bool { return s.chat(t.Context(), ask("hello")).ok() })
-	if _, refused := posts(engines[0]); refused > 0 {
-		t.Errorf("the engine got %d requests in its sleep", refused)
+	if n := held(engines[0]); n > 0 {
+		t.Errorf("the engine got %d requests in its sleep", n)
 	}
+}
+
+// held returns how many requests an engine got in its sleep.
+func held(e *engine.Engine) (n int) {
+	for _, r := range e.Journal() {
+		if r.Held {
+			n++
+		}
+	}
+	return n
+}
+
+// TestStreamsLeaveEngineThatSleeps has an engine fall asleep before the router knows it. What it gets then goes to
+// the other one.
+func TestStreamsLeaveEngineThatSleeps(t *testing.T) {
+	engines := []*engine.Engine{
+		startSimulated(t, engine.Config{Name: "sleeper", Model: "canned"}), startSimulated(t, engine.Config{Name: "awake", Model: "canned"}),
+	}
+	s := startCaddy(t, ofEngines(engines))
+	for _, e := range engines {
+		s.awaitType(t, e.Addr(), "vllm")
+	}
+	postSleep(t, engines[0], 1)
+	all := make([]asked, 8)
+	for i := range all {
+		all[i] = s.start(t, "/v1/chat/completions", string(ask(fmt.Sprint("hello ", i)).streamed().body()))
+	}
+	eventually(t, "the engine holds requests", func() bool { return held(engines[0]) > 0 })
+	s.admits(t, engines[0].Addr())
+	for i, q := range all {
+		if a := q.wait(t); !a.ok() || a.engine() != engines[1].Name() {
+			t.Errorf("request %d: status %d by %s: %.200s", i, a.status, a.engine(), a.body)
+		}
+	}
+	s.slotsFree(t)
 }
 
 // TestRequestsWakeOneEngine has many requests come while two engines sleep. One is woken, once, and serves

@@ -56,8 +56,9 @@ func (d *drains) DrainAsked() (asked bool, version uint64) {
 // whether that is new.
 func (d *drains) MoveStreams() (changed bool) { return d.reasons.Or(drainMoves)&drainMoves == 0 }
 
-// MovesStreams returns whether the streams of the worker are to move to others.
-func (d *drains) MovesStreams() bool { return d.reasons.Load()&drainMoves != 0 }
+// MovesStreams returns whether the streams of the worker are to move to others. An engine that sleeps holds what it
+// gets until it is woken.
+func (d *drains) MovesStreams() bool { return d.reasons.Load()&(drainMoves|drainAsleep) != 0 }
 
 // FollowDrain takes over what another router's admin API was told, unless this one knows of a later
 // call. If two calls come at once, the drain counts.

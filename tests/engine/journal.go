@@ -58,6 +58,8 @@ type Record struct {
 	// CachedTokens is -1 until the request was admitted.
 	CachedTokens int `json:"cached_tokens"`
 	AnswerTokens int `json:"answer_tokens"`
+	// Held is whether it came while the engine slept.
+	Held bool `json:"held,omitempty"`
 
 	Outcome Outcome `json:"outcome"`
 	// Status is the answer's; 0 if no header was sent.

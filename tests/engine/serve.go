@@ -80,8 +80,7 @@ func (x *exchange) infer(s shape, f Fault) {
 	ctx, cancel := context.WithCancel(x.r.Context())
 	defer cancel()
 	x.ctx, x.fault = ctx, f
-	if x.life.asleep.Load() > 0 { // a vLLM may crash, or wait until it is woken
-		x.reject(&apiError{http.StatusInternalServerError, "the engine sleeps", "InternalServerError", ""})
+	if !x.wakes() {
 		return
 	}
 	c, aerr := x.engine.understand(s, x.body, x.r.Header)

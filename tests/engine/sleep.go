@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"strconv"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
 // The paths of a vLLM's sleep.
@@ -38,6 +40,24 @@ func (x *exchange) wakeUp() {
 		x.life.asleep.Store(0)
 	}
 	x.fine()
+}
+
+// wakes holds a request until the engine is awake, as a vLLM does. It returns false if that never was.
+func (x *exchange) wakes() bool {
+	for x.life.asleep.Load() > 0 {
+		x.note(func(r *Record) { r.Held = true })
+		select {
+		case <-time.After(5 * time.Millisecond):
+		case <-x.ctx.Done():
+			x.gone()
+			return false
+		case <-x.life.dead:
+			canned.CloseConn(x.w, false)
+			x.gone()
+			return false
+		}
+	}
+	return true
 }
 
 func (x *exchange) isSleeping() {
