@@ -129,7 +129,7 @@ type counts struct {
 const (
 	blockBytes  = int64(unsafe.Sizeof(block{}))
 	hashBytes   = 8
-	runBytes    = 80 // with the rest of its size class
+	runBytes    = 96 // with the rest of the size classes of its lists
 	startBytes  = 64 // in the map
 	repeatBytes = 32
 	aliasBytes  = 64
