@@ -211,7 +211,8 @@ func (l *Lease) Ended(now time.Time, tokens int64, c Counts, computed bool, answ
 }
 
 // End ends the lease. It returns whether this call was the first to do so. computed says
-// that the target has computed the prompt, and so holds its blocks now. answer is the full blocks of prompt and answer; nil is unknown.
+// that the target has computed the prompt, and so holds its blocks now. answer is the full blocks of prompt
+// and answer; nil is unknown.
 func (l *Lease) End(computed bool, answer []uint64) bool {
 	s := l.scheduler
 	first, lost := s.endNow(l, computed, answer)

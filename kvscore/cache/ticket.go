@@ -115,8 +115,8 @@ func (t *Ticket) Named(session string) bool {
 }
 
 // End ends the ticket. computed says that the target has computed the prompt, and so holds its
-// blocks now. answer is the full blocks of prompt and answer, as in [Prompt]; nil is unknown. End returns whether the target has computed the prompt and not
-// lost the blocks since.
+// blocks now. answer is the full blocks of prompt and answer, as in [Prompt]; nil is unknown. End returns
+// whether the target has computed the prompt and not lost the blocks since.
 func (t *Ticket) End(computed bool, answer []uint64, n Counts) (kept bool) {
 	s := t.slot
 	c := s.caches
