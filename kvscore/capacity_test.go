@@ -30,7 +30,7 @@ func (e *served) serve(r *Request, answer []uint64) (cached int64) {
 	cached = e.view.Of(e.slot).Tokens
 	var t cache.Ticket
 	e.caches.Book(now, &t, e.slot, &p, &e.view)
-	t.End(true, answer, Counts{})
+	t.End(now, true, answer, Counts{})
 	return cached
 }
 

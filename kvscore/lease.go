@@ -77,7 +77,17 @@ func (l *Lease) Target() Target { return l.load.target }
 func (l *Lease) Alive(now time.Time) { l.seen.Store(int64(now.Sub(l.booked))) }
 
 // Hold keeps the lease from expiring before End. The caller sees the end of the request.
-func (l *Lease) Hold() { l.seen.Store(math.MaxInt64 / 2) }
+func (l *Lease) Hold() { l.seen.Store(held) }
+
+const held = math.MaxInt64 / 2
+
+// last returns the time of the last sign of life, the zero time for a lease on Hold.
+func (l *Lease) last() time.Time {
+	if seen := l.seen.Load(); seen != held {
+		return l.booked.Add(time.Duration(seen))
+	}
+	return time.Time{}
+}
 
 // quiet returns the time since the last sign of life. It uses the monotonic clock, so a
 // step of the wall clock ends no lease.
@@ -260,7 +270,7 @@ func (s *Scheduler) end(l *Lease, computed bool, answer []uint64) bool {
 	if l.shown > showsEnd && !l.remote {
 		ld.answers.add(l)
 	}
-	kept := l.ticket.End(computed, answer, l.counts)
+	kept := l.ticket.End(l.last(), computed, answer, l.counts)
 	if l.journaled != 0 {
 		n, tokens := l.counts, l.answered.Load()
 		if !kept || cache.Believable(n.Prompt, l.estimate) == 0 {

@@ -78,7 +78,7 @@ type Caches struct {
 	feeds    feeds
 	// computed has what targets with feeds have computed of token ids in the last second.
 	computed *approx.Index
-	late     []late   // in the order of their times
+	late     []late   // by time, about
 	memory   []uint64 // for blocks
 }
 
@@ -88,7 +88,7 @@ const computedMemory = 64 << 20
 // late is a prompt of which events may be missing for a while.
 type late struct {
 	ref   approx.Ref
-	until time.Time // zero before the first tell
+	until time.Time
 }
 
 // New returns caches without targets.
@@ -133,9 +133,6 @@ func (c *Caches) Expire(now time.Time) {
 
 // tell forgets what was computed long ago. The lock is held.
 func (c *Caches) tell(now time.Time) {
-	for i := len(c.late) - 1; i >= 0 && c.late[i].until.IsZero(); i-- {
-		c.late[i].until = now.Add(eventsLate)
-	}
 	n := 0
 	for ; n < len(c.late) && !c.late[n].until.After(now); n++ {
 		c.computed.Release(c.late[n].ref, false)
@@ -143,9 +140,9 @@ func (c *Caches) tell(now time.Time) {
 	c.late = slices.Delete(c.late, 0, n)
 }
 
-// awaitEvents makes the blocks of a prompt and its answer count until their events should have come. Without
-// an answer, those of the prompt count. The lock is held.
-func (c *Caches) awaitEvents(t *Ticket, answer []uint64) {
+// awaitEvents makes the blocks of a prompt and its answer, which were computed at a time, count until their
+// events should have come. Without an answer, those of the prompt count. The lock is held.
+func (c *Caches) awaitEvents(at time.Time, t *Ticket, answer []uint64) {
 	chain := t.chain
 	if chain.Blocks = answer; answer == nil {
 		c.memory = t.ref.Blocks(c.memory, t.tracked)
@@ -153,7 +150,7 @@ func (c *Caches) awaitEvents(t *Ticket, answer []uint64) {
 	}
 	c.computed.SetCapacity(t.slot.number, 0)
 	if ref, n := c.computed.Acquire(t.slot.number, &chain, -1); n > 0 {
-		c.late = append(c.late, late{ref: ref})
+		c.late = append(c.late, late{ref, at.Add(eventsLate)})
 	}
 }
 

@@ -254,7 +254,7 @@ func (c *call) end(answer []byte) {
 	n := Counts{Prompt: int64(len(c.ids)), Cached: int64(c.cached), CachedReported: true, Answer: int64(len(ids))}
 	text, past := c.f.blocks(c.text)
 	n.AnswerPast = past
-	c.ticket.End(true, text, n)
+	c.ticket.End(time.Time{}, true, text, n)
 }
 
 // later lets the events come, and the time pass in which the router waits for them.
@@ -302,7 +302,7 @@ func TestTextLearnsItsBlocks(t *testing.T) {
 	a.held = nil
 	again := f.send(a, next, "")
 	f.wants(a, next, "", full(c.text), Learned) // it is on its way
-	again.ticket.End(false, nil, Counts{})
+	again.ticket.End(f.now, false, nil, Counts{})
 	f.wants(a, next, "", 0, Learned)
 }
 
@@ -506,7 +506,7 @@ func TestLyingEngine(t *testing.T) {
 	lie.prefill()
 	blocks := f.hash.AppendBlocks(nil, lie.ids, tokenBlock)
 	liar.release(liar.names(lie.root, blocks))
-	lie.ticket.End(true, nil, Counts{Prompt: int64(len(lie.ids)), CachedReported: true})
+	lie.ticket.End(time.Time{}, true, nil, Counts{Prompt: int64(len(lie.ids)), CachedReported: true})
 	f.later()
 	f.wants(liar, text, "", full(text), Learned) // as it says
 	f.wants(honest, text, "", 0, Learned)

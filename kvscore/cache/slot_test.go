@@ -18,7 +18,7 @@ func TestLargeCachesGoInSteps(t *testing.T) {
 			var ticket Ticket
 			c.Book(now, &ticket, s, &p, &v)
 			v.Drop()
-			ticket.End(true, nil, Counts{})
+			ticket.End(time.Time{}, true, nil, Counts{})
 		}
 		return s
 	}

@@ -100,7 +100,7 @@ func (t *Ticket) Computed(now time.Time) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if c.tell(now); t.losses == t.slot.losses {
-			c.awaitEvents(t, nil)
+			c.awaitEvents(now, t, nil)
 		}
 	}
 }
@@ -114,10 +114,10 @@ func (t *Ticket) Named(session string) bool {
 	return t.lesson != nil
 }
 
-// End ends the ticket. computed says that the target has computed the prompt, and so holds its
-// blocks now. answer is the full blocks of prompt and answer, as in [Prompt]; nil is unknown. End returns
-// whether the target has computed the prompt and not lost the blocks since.
-func (t *Ticket) End(computed bool, answer []uint64, n Counts) (kept bool) {
+// End ends the ticket. last is the last sign of life of its request. computed says that the target has computed
+// the prompt, and so holds its blocks now. answer is the full blocks of prompt and answer, as in [Prompt]; nil
+// is unknown. End returns whether the target has computed the prompt and not lost the blocks since.
+func (t *Ticket) End(last time.Time, computed bool, answer []uint64, n Counts) (kept bool) {
 	s := t.slot
 	c := s.caches
 	c.mu.Lock()
@@ -131,7 +131,7 @@ func (t *Ticket) End(computed bool, answer []uint64, n Counts) (kept bool) {
 		c.learn(t, kept, answer, &told)
 	}
 	if t.fed && kept {
-		c.awaitEvents(t, answer)
+		c.awaitEvents(last, t, answer)
 	}
 	c.sent.Release(t.ref, kept)
 	if kept && len(answer) > 0 {

@@ -109,7 +109,7 @@ type look struct {
 
 // Look matches a prompt in the cache models.
 func (c *Caches) Look(now time.Time, p *Prompt, v *View) {
-	v.n = 0
+	v.n, v.late = 0, false
 	if len(p.Identities) > 0 {
 		c.lookUp(now, p, v)
 	}
@@ -117,7 +117,10 @@ func (c *Caches) Look(now time.Time, p *Prompt, v *View) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	c.sent.Match(&chain, &v.sent)
-	if v.late = v.n > 0 && len(c.late) > 0; v.late {
+	if n := len(c.late); n > 0 && v.n > 0 {
+		v.late = c.late[n-1].until.After(now)
+	}
+	if v.late {
 		c.computed.Match(&chain, &v.computed)
 	}
 	v.describe(p, int64(c.settings.BlockSize))

@@ -87,7 +87,7 @@ func (r *recording) play(at time.Time, line string) (name string, predicted cach
 			r.t.Fatal(err)
 		}
 		whole := r.prompt(q.text + answer)
-		q.ticket.End(true, whole.Blocks, cache.Counts{
+		q.ticket.End(time.Time{}, true, whole.Blocks, cache.Counts{
 			Prompt: n[0], Cached: n[1], CachedReported: true, Answer: n[0] + n[2], AnswerPast: whole.Past,
 		})
 		return name, q.predicted, n[1]
