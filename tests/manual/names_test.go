@@ -209,8 +209,15 @@ func TestMetricsAreDocumented(t *testing.T) {
 			t.Errorf("metric %s has another prefix", d)
 		}
 	}
-	documented := make(map[string]int)
+	documented, named := make(map[string]int), regexp.MustCompile(`caddy_kv_router_(\w*[a-z])`)
 	for _, p := range mustPages(t) {
+		for _, b := range p.blocks {
+			for _, m := range named.FindAllStringSubmatch(b.text, -1) {
+				if _, ok := labels[m[1]]; !ok {
+					t.Errorf("%s: a block has metric %s, which is not in the code", p.path, m[1])
+				}
+			}
+		}
 		for _, r := range p.rows {
 			for _, name := range spans(r.cell("metric")) {
 				if documented[name] > 0 {
