@@ -123,11 +123,14 @@ func (h *Handler) unmarshalProxy(d *caddyfile.Dispenser) error {
 	}
 	h.ReverseProxy = new(reverseproxy.Handler)
 	// the proxy's unmarshaler expects its name first and its block at nesting 0
-	if err := h.ReverseProxy.UnmarshalCaddyfile(d.NewFromNextSegment()); err != nil {
+	block := d.NewFromNextSegment()
+	if err := h.ReverseProxy.UnmarshalCaddyfile(block); err != nil {
 		return err
 	}
 	if lb := h.ReverseProxy.LoadBalancing; lb != nil && lb.SelectionPolicyRaw != nil {
-		return d.WrapErr(errLBPolicy)
+		for block.Reset(); block.Next() && block.Val() != "lb_policy"; {
+		}
+		return block.WrapErr(errLBPolicy) // at its own line
 	}
 	return nil
 }
