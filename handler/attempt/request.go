@@ -94,14 +94,16 @@ func (e *Request) adapt(req *http.Request) (*http.Request, body.Edited) {
 	if e.Body != nil {
 		as = body.Edited{Of: e.Body, Size: e.Body.Size}
 	}
-	p, ranks, renames := e.Plan, e.Worker.Ranks(), Renames(e.Plan, e.Worker)
-	if p.Everywhere || ranks < 2 && !p.EditsBody && !p.AsksUsage && e.Session == "" && e.Phase == nil && e.Rest == nil && !e.AskIDs && !renames && !e.Worker.IsBackup() {
+	p, ranks, renames, backup := e.Plan, e.Worker.Ranks(), Renames(e.Plan, e.Worker), e.Worker.IsBackup()
+	adapts := ranks > 1 || p.EditsBody || p.AsksUsage || e.Session != "" || e.Phase != nil || e.Rest != nil || e.AskIDs || backup
+	if p.Everywhere || !adapts && !renames {
 		return req, as
 	}
 	var edit *api.Editor
 	if read := p.Parsed(); read != nil && e.Body != nil {
 		edit = read.Editor(e.Body.Data)
 	}
+	var done engine.Adapted
 	to := e.Worker.Engine()
 	ask := engine.Request{
 		Body: edit, Ext: p.Ext, Grants: p.Grants, Salt: p.Salt(), Sent: req.Header,
@@ -112,9 +114,11 @@ func (e *Request) adapt(req *http.Request) (*http.Request, body.Edited) {
 	} else {
 		ask.API = engine.PostTo(req.URL.Path)
 	}
-	done := to.Adapt(&ask)
-	e.Engine, e.Unsupported, e.Cut = to.Type, done.Unsupported, done.Dropped
-	if edit != nil && e.Worker.IsBackup() {
+	if adapts {
+		done = to.Adapt(&ask)
+		e.Engine, e.Unsupported, e.Cut = to.Type, done.Unsupported, done.Dropped
+	}
+	if edit != nil && backup {
 		editForBackup(edit)
 	}
 	if renames {

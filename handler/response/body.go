@@ -145,8 +145,8 @@ func NewBody(resp *http.Response, o Options) *Body {
 	if b.extensible = o.Stream && resp.ContentLength < 0; !b.extensible {
 		b.Mover = nil
 	}
-	if o.Stream {
-		b.frames = new(rawjson.Framer)
+	if o.Stream && b.frames == nil {
+		b.frames = rawjson.NewFramer()
 	}
 	if b.Mover != nil {
 		b.Mover.Track(b.reader)
@@ -181,7 +181,13 @@ func (b *Body) Read(p []byte) (int, error) {
 	b.after = err
 	if m < len(out) {
 		b.rest = slices.Clone(out[m:]) // it may be the framer's
-		return m, nil
+	}
+	if err != nil && b.frames != nil {
+		b.frames.Release()
+		b.frames = nil
+	}
+	if len(b.rest) > 0 {
+		err = nil
 	}
 	return m, err
 }

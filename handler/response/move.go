@@ -55,7 +55,7 @@ func (b *Body) move(why error) bool {
 	}
 	if end := b.reader.End(); end != "" { // no engine needs to be asked for that
 		_ = from.Close()
-		b.from, b.frames, b.Mover = io.NopCloser(strings.NewReader(end)), new(rawjson.Framer), nil
+		b.from, b.frames, b.Mover = io.NopCloser(strings.NewReader(end)), rawjson.NewFramer(), nil
 		b.reader.Revive(nil)
 		return true
 	}
@@ -70,7 +70,7 @@ func (b *Body) move(why error) bool {
 	if rest.Name != "" {
 		b.setName(rest.Name)
 	}
-	b.frames = new(rawjson.Framer)
+	b.frames = rawjson.NewFramer()
 	b.reader.Revive(rest.Splicer)
 	b.named = false
 	return true

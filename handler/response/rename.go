@@ -38,7 +38,7 @@ func (b *Body) rename(resp *http.Response) {
 	b.setName(b.Name)
 	switch kind := body.MediaType(resp.Header); {
 	case kind == body.EventStream:
-		b.frames = new(rawjson.Framer)
+		b.frames = rawjson.NewFramer()
 		resize(resp, -1)
 	case body.IsJSON(kind):
 		b.renameBeginning(resp)
@@ -87,7 +87,7 @@ func resize(resp *http.Response, length int64) {
 		resp.Header.Set("Content-Length", strconv.FormatInt(length, 10))
 	}
 	for _, name := range []string{"Accept-Ranges", "Content-Digest", "Content-Md5", "Digest", "Etag", "Last-Modified", "Repr-Digest"} {
-		resp.Header.Del(name)
+		delete(resp.Header, name)
 	}
 }
 
