@@ -253,7 +253,7 @@ type Affinity struct {
 	// `soft`: leaving the worker has a price in the cost, so a turn goes elsewhere only if
 	// that is cheaper. The session stays bound unless its worker has lost the beginning of
 	// the prompt. Only the policy `predicted_latency` knows the price; with another
-	// policy, `soft` is `hard`.
+	// policy, turns go elsewhere only while the worker is full.
 	//
 	// `hard`: all turns go to that worker while it is available. While it is full, they wait
 	// in the queue for it.
