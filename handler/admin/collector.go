@@ -78,9 +78,9 @@ var (
 	descReported = rankDesc("worker_engine_requests",
 		"Requests that the engine reports of the worker's rank: running or waiting. Absent if it has not "+
 			"reported them lately.", "state")
-	descPrefill  = rankDesc("worker_prefill_tokens", "Prompt tokens booked on the worker's rank and not computed yet.")
+	descPrefill  = rankDesc("worker_prefill_tokens", "Prompt tokens that the worker's rank has got and not computed yet.")
 	descBlocks   = rankDesc("worker_blocks", "KV blocks of the active requests of the worker's rank.")
-	descCached   = rankDesc("worker_cached_tokens", "Tokens that the cache model of the worker's rank holds.")
+	descCached   = rankDesc("worker_cached_tokens", "Tokens in the cache model of the worker's rank.")
 	descCapacity = rankDesc("worker_capacity_tokens",
 		"Capacity that the router assumes for the KV cache of the worker's rank, in tokens: configured, "+
 			"reported, or learned from reported cached tokens.")

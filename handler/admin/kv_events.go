@@ -81,7 +81,7 @@ var (
 	descApplied       = rankDesc("kv_events_blocks_total", "Blocks that KV events stored or removed.", "kind")
 	descSkippedEvents = rankDesc("kv_events_skipped_total", "KV events that the router did not use, by reason.", "reason")
 	descHeld          = rankDesc("kv_events_held_blocks",
-		"Blocks that the worker's rank holds, as its KV events say.", "tier")
+		"Blocks that the worker's rank has cached, as its KV events say.", "tier")
 )
 
 func collectTexts(to sink, s *cache.Size) {
