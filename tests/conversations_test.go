@@ -173,8 +173,8 @@ func tokens(messages []message) (n int) {
 }
 
 // littleIsComputedTwice holds at most three rounds of conversations. In one round, the
-// engines must compute little more than each text once: with round_robin it is more than twice. In
-// that round no engine may have more than evenly times the mean of requests. If the machine stalls an
+// engines must compute little more than each text once. With round_robin, they computed 3.1 to 3.3 times
+// as much (own documents) and 2.2 to 2.3 times (a shared one) in six rounds. In that round no engine may have more than evenly times the mean of requests. If the machine stalls an
 // engine for the time of some dozens of answers, the engine looks busy, and the router rightly avoids it.
 func littleIsComputedTwice(t *testing.T, evenly float64, hold func(t *testing.T) (least int, w worked)) {
 	t.Helper()
