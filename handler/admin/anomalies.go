@@ -168,7 +168,7 @@ func (w *workerView) addAnomalies(s *observe.Sums, usual *compared) {
 	cold := own.hits < usual.hits-0.2
 	// Prefills of what was predicted as cached make a worker slow. Conversations that leave a slow or
 	// failing worker make it cold, as predicted. The cause is the anomaly.
-	const compareIt = "Compare its GPU, clocks, settings and other clients with the others'."
+	const compareIt = "Compare its GPU, clocks, settings and other clients with the others'. If it is too slow, drain it."
 	switch mispredicted := cold && 2*s.Cached < s.Predicted; {
 	case mispredicted:
 	case slowTokens:
