@@ -36,22 +36,10 @@ func TestRecipes(t *testing.T) {
 	dead := freeAddr(t)
 	t.Run("SecondPool", func(t *testing.T) {
 		second := startEngines(t, 1, canned.Pace{})[0]
-		s := startCaddy(t, recipe(t, "A second pool or a cloud", 0, "gpu-1:8000", dead, "gpu-2:8000", dead, "gpu-3:8000", second.Addr()))
+		s := startCaddy(t, recipe(t, "A second pool", 0, "gpu-1:8000", dead, "gpu-2:8000", dead, "gpu-3:8000", second.Addr()))
 		for _, c := range []chat{ask("plain"), ask("streamed").streamed()} {
 			s.mustChat(t, c)
 		}
-	})
-	t.Run("Cloud", func(t *testing.T) {
-		cloud := serveRaw(t, func(w http.ResponseWriter, r *http.Request) {
-			if body, err := io.ReadAll(r.Body); r.Header.Get("Authorization") != "Bearer secret" || string(body) != string(ask("hello").body()) {
-				t.Errorf("the cloud got %v, %q, error %v", r.Header, body, err)
-			}
-			w.Header().Set("Content-Type", "application/json")
-			io.WriteString(w, withUsage)
-		})
-		t.Setenv("CLOUD_KEY", "secret")
-		s := startCaddy(t, recipe(t, "A second pool or a cloud", 1, "gpu-1:8000", dead, "gpu-2:8000", dead, "https://api.example.com", "http://"+cloud))
-		s.mustChat(t, ask("hello"), "Authorization", "Bearer of-client")
 	})
 	t.Run("HandleResponse", func(t *testing.T) {
 		e := startEngines(t, 1, canned.Pace{})[0]
