@@ -33,6 +33,7 @@ func (f finding) String() string {
 type rule struct {
 	pattern *regexp.Regexp
 	advice  string
+	manual  bool // it holds in docs only
 }
 
 //go:embed words.txt
@@ -43,8 +44,10 @@ var rules = readRules(wordList)
 // readRules reads lines of the form `pattern => advice`.
 func readRules(list string) []rule {
 	var rules []rule
+	manual := false
 	for line := range strings.Lines(list) {
 		line = strings.TrimSpace(line)
+		manual = manual || strings.HasPrefix(line, "## In docs only")
 		if line == "" || line[0] == '#' {
 			continue
 		}
@@ -52,7 +55,7 @@ func readRules(list string) []rule {
 		if !ok {
 			panic("words.txt: a line without ` => `: " + line)
 		}
-		rules = append(rules, rule{regexp.MustCompile("(?i)" + strings.TrimSpace(pattern)), strings.TrimSpace(advice)})
+		rules = append(rules, rule{regexp.MustCompile("(?i)" + strings.TrimSpace(pattern)), strings.TrimSpace(advice), manual})
 	}
 	return rules
 }
@@ -79,7 +82,7 @@ func check(file string, t text) []finding {
 			found = append(found, finding{file, begin, fmt.Sprintf("%d words", n), sentence})
 		}
 		for _, r := range rules {
-			if hit := r.pattern.FindString(sentence); hit != "" {
+			if hit := r.pattern.FindString(sentence); hit != "" && (!r.manual || strings.HasPrefix(file, "docs/")) {
 				found = append(found, finding{file, begin, fmt.Sprintf("%q: %s", hit, r.advice), sentence})
 			}
 		}

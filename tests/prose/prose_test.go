@@ -38,6 +38,7 @@ func TestErrorsAreFound(t *testing.T) {
 	for _, v := range []struct{ name, file, src, want string }{
 		{"LongSentence", "a.md", "Short.\n\nShort one. " + long + ".\n", "a.md:3: 26 words"},
 		{"Heading", "a.md", "# Backends\n", `a.md:1: "Backends"`},
+		{"Manual", "docs/a.md", "It goes home.\n", `docs/a.md:1: "home"`},
 		{"Cell", "a.md", "| a | b |\n|---|---|\n| `x|y` | count takes in what came |\n", `a.md:3: "takes in what"`},
 		{"Link", "a.md", "See [the mirror](x.md).\n", `a.md:1: "mirror"`},
 		{"AfterFence", "a.md", "```sh\nmirror\n```\nOf the request the body is read.\n", `a.md:4: "Of the"`},
