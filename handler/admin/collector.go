@@ -69,7 +69,7 @@ var (
 			"few trial requests, refuses connections, or fails Caddy's health checks.")
 	descEngine = workerDesc("worker_engine_info",
 		"1, with the worker's engine and version as labels, as configured or found.", "engine", "version", "source")
-	descRole     = workerDesc("worker_role", "1, with the worker's role as a label: both, prefill or decode.", "role")
+	descRole     = workerDesc("worker_role", "1, with the worker's role as a label: both, prefill, decode or backup.", "role")
 	descWarnings = workerDesc("worker_engine_warnings", "Warnings about the worker's engine that last.")
 	descContrary = workerDesc("worker_contradictions", "Settings of the worker that its engine contradicts.")
 
