@@ -72,8 +72,8 @@ type healthView struct {
 	Hung              bool    `json:"hung"`
 	MarkedDownSeconds float64 `json:"marked_down_seconds"`
 	LetBack           int     `json:"trial_requests,omitzero"`
-	// ErrorRatio is the share of errors and empty answers in the last ones, those by
-	// clients' mistakes too. ErrorsApart is whether it is far above that of the other workers.
+	// ErrorRatio is the share of errors and empty answers in the last ones, without
+	// clients' mistakes. ErrorsApart is whether it is far above that of the other workers.
 	ErrorRatio  float64 `json:"error_ratio"`
 	ErrorsApart bool    `json:"errors_apart"`
 	worker.HealthState
