@@ -68,7 +68,9 @@ func (q *waiters) paysElsewhere(by *journal.Payer, l *kvscore.Lease) (over func(
 	work := l.Booked()
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	want.Class = q.classes[by.Class]
+	if want.Class = q.classes[by.Class]; want.Class == nil || !want.Class.Background {
+		q.workers.foreground.Store(time.Now().UnixNano())
+	}
 	if want.Class == nil && by.Class != "" {
 		return nil // no request of the class has waited here
 	}

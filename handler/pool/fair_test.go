@@ -220,6 +220,60 @@ func TestBackground(t *testing.T) {
 	}
 }
 
+// TestBackgroundSparesWorkers has endless requests of a background class on four workers, while requests of others come
+// here or to another router, and while none do.
+func TestBackgroundSparesWorkers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var clients sync.WaitGroup
+		defer clients.Wait()
+		defer cancel()
+		r := roomOf(ctx, t, HoldOff, usual(), usual(), usual(), usual())
+		batch := &queue.Class{Name: "batch", Background: true}
+		for i := range 80 {
+			clients.Go(func() {
+				for n := 0; ctx.Err() == nil; n++ {
+					_, _ = r.ask(ctx, Wants{Class: batch}, &load{tokens: 4000}, uint64(1e6*i+n)) //nolint:gosec // not negative
+				}
+			})
+		}
+		most := func() (n int) { // workers that compute a prompt
+			for range 200 {
+				time.Sleep(10 * time.Millisecond)
+				synctest.Wait()
+				busy := 0
+				for _, row := range r.offers.Table.Rows {
+					busy += 1 - r.quiet(row.Targets, time.Now())
+				}
+				n = max(n, busy)
+			}
+			return n
+		}
+		elsewhere := func(class string) {
+			_, l := r.Scheduler.Select(time.Now(), &kvscore.Request{Remote: true}, []kvscore.Target{{Worker: 99}}, 0, nil, new(kvscore.Selection))
+			r.queue.paysElsewhere(&journal.Payer{Class: class, Tenant: 1, Weight: 1}, l)
+			l.End(true, nil)
+		}
+		for _, v := range []struct {
+			comes string
+			do    func()
+			most  int
+		}{
+			{"nothing else", func() {}, 4},
+			{"a request of another class", func() { _, _ = r.ask(ctx, Wants{}, &load{tokens: 16}, 9e6) }, 3},
+			{"nothing else for a while", func() { time.Sleep(sharedFor) }, 4},
+			{"a background request at another router", func() { elsewhere("batch") }, 4},
+			{"a request of another class at another router", func() { elsewhere("") }, 3},
+		} {
+			v.do()
+			time.Sleep(time.Second)
+			if n := most(); n != v.most {
+				t.Errorf("%s: %d workers compute prompts, want %d", v.comes, n, v.most)
+			}
+		}
+	})
+}
+
 // TestBackgroundHasTime has a background class wait for longer than others may, and refuses it first.
 func TestBackgroundHasTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -33,6 +33,9 @@ type lane struct {
 
 	judge judgment       // as of the last review
 	free  *worker.Worker // see isReady
+
+	sparedAt time.Time
+	spares   bool // as of then, see maySpare
 }
 
 // refresh finds out again which models are served, and which workers are at the offered addresses. The

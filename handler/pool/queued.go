@@ -107,11 +107,12 @@ func (p *Pool) WhyWait(want *Wants, t time.Time) (why []string) {
 
 // WouldHold returns whether a request would wait for room of the targets.
 func (p *Pool) WouldHold(want *Wants, targets []kvscore.TargetRef, t time.Time) bool {
+	if want.isBackground() {
+		quiet := p.quiet(targets, t)
+		return quiet == 0 || !p.spares(quiet, len(targets), t)
+	}
 	need := p.roomNeeded(want, t)
-	return (want.isBackground() || need > kvscore.NoRoom) && !slices.ContainsFunc(targets, func(at kvscore.TargetRef) bool {
-		if want.isBackground() {
-			return p.Scheduler.IsQuiet(t, at.Target)
-		}
+	return need > kvscore.NoRoom && !slices.ContainsFunc(targets, func(at kvscore.TargetRef) bool {
 		room, _ := p.Scheduler.Room(t, at.Target)
 		return room >= need
 	})

@@ -48,6 +48,7 @@ type registry struct {
 	loose        atomic.Int64 // until then, no request is held: Unix nanoseconds
 	varied       atomic.Int64 // when requests of two tenants or classes last came, one after the other: Unix nanoseconds
 	last         atomic.Pointer[who]
+	foreground   atomic.Int64  // when a request of no background class last came: Unix nanoseconds
 	layout       atomic.Uint64 // grows when a table becomes invalid: a worker, or its ranks, changed
 
 	mu        sync.RWMutex

@@ -31,7 +31,7 @@ type holds struct {
 // variedFor is how long requests are held after two tenants or classes were seen. With one of each, there is
 // nobody to be fair to, and the engines' own queues do as well.
 //
-// sharedFor is how long a tenant's surplus leaves room for others.
+// sharedFor is how long a tenant's surplus, and background requests, leave room for others.
 const (
 	variedFor = 5 * time.Minute
 	sharedFor = 30 * time.Second
@@ -45,6 +45,9 @@ type who struct {
 
 // heed looks whether a request that comes, or leaves the queue, is of another tenant or class than the last one.
 func (r *registry) heed(want *Wants, t time.Time) {
+	if !want.isBackground() && t.UnixNano()-r.foreground.Load() >= int64(time.Second) {
+		r.foreground.Store(t.UnixNano())
+	}
 	if t.UnixNano()-r.varied.Load() < int64(time.Second) {
 		return
 	}
@@ -114,11 +117,42 @@ func (q *waiters) roomsFor(l *lane, w *worker.Worker, t time.Time) []kvscore.Roo
 	rooms := make([]kvscore.Room, w.Ranks())
 	_, limit := w.Running()
 	for rank := range rooms { // others find a quarter of the slots
-		if (limit == 0 || 4*w.FreeSlots() > limit) && q.workers.Scheduler.IsQuiet(t, w.Target(rank)) {
+		if q.maySpare(l, t) && (limit == 0 || 4*w.FreeSlots() > limit) && q.workers.Scheduler.IsQuiet(t, w.Target(rank)) {
 			rooms[rank] = kvscore.Clear
 		}
 	}
 	return rooms
+}
+
+// maySpare returns whether one more target of a lane may serve a background request. The caller holds the lock.
+func (q *waiters) maySpare(l *lane, t time.Time) bool {
+	if l.sparedAt != t {
+		quiet, all := 0, 0
+		for i := range l.offers.Ups {
+			if row := &l.offers.Table.Rows[i]; !row.Repeated && l.of(i, t).tier() == Fits {
+				quiet, all = quiet+q.workers.quiet(row.Targets, t), all+len(row.Targets)
+			}
+		}
+		l.sparedAt, l.spares = t, q.workers.spares(quiet, all, t)
+	}
+	return l.spares
+}
+
+// spares returns whether a background request may begin on one of the quiet ones of some targets. While requests of
+// other classes come, a quarter of the targets stays quiet. A background prefill that has begun cannot be stopped. If
+// all targets compute one, any other request waits for half of it on average.
+func (r *registry) spares(quiet, all int, t time.Time) bool {
+	return t.UnixNano()-r.foreground.Load() >= int64(sharedFor) || 4*quiet > all
+}
+
+// quiet returns how many of some targets are quiet: see [kvscore.Scheduler.IsQuiet].
+func (r *registry) quiet(among []kvscore.TargetRef, t time.Time) (n int) {
+	for _, at := range among {
+		if r.Scheduler.IsQuiet(t, at.Target) {
+			n++
+		}
+	}
+	return n
 }
 
 // wake looks at a worker again in a while, because it will have room then as predicted. The caller holds
@@ -178,6 +212,7 @@ func (p *Pool) roomNeeded(want *Wants, t time.Time) kvscore.Room {
 // promise returns a grant of a worker's slot, and promises room there, which the waiter will probably
 // take. The caller holds the lock.
 func (q *waiters) promise(m *waiter, w *worker.Worker, rooms []kvscore.Room) grant {
+	m.lane.sparedAt = time.Time{}
 	v := grant{worker: w, only: rooms == nil || m.lane.background}
 	if rooms != nil {
 		v.rank, v.tokens = m.lane.rankIn(rooms, kvscore.SomeRoom), cmp.Or(m.at.tokens, m.want.Prompt)

@@ -245,7 +245,7 @@ func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Choos
 		c.Sel.Needs = p.roomNeeded(want, c.At)
 	}
 	c.Sel.Quiet = background && !c.Granted
-	if c.Sel.Quiet && p.queue.others.Load() > 0 {
+	if c.Sel.Quiet && (p.queue.others.Load() > 0 || !p.spares(p.quiet(c.Targets, c.At), len(c.Targets)+len(c.Full), c.At)) {
 		return crowded
 	}
 	if c.Sel.Within = 0; !backup {

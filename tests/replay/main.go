@@ -81,6 +81,7 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	f.BoolVar(&o.fair, "fair", false, "replay what tenants and classes do to each other, with each of -hold and -routers")
 	f.IntVar(&o.tenants, "tenants", 1, "with -hold, how many `tenants` share the sessions")
 	f.Float64Var(&o.queue.Step, "step", 4096, "with -hold, how many `tokens` an engine computes in a step, as the router assumes")
+	f.Float64Var(&o.queue.Spare, "spare", 0.25, "with -fair, the `share` of the workers that background requests leave without a prefill")
 	f.Float64Var(&o.queue.Wrong, "wrong", 1, "with -hold, what all predicted times are multiplied with")
 	f.StringVar(&policies, "policy", strings.Join(suitePolicies, ","), "comma-separated `policies`; the first is compared with. There are "+strings.Join(sim.Policies(), ", "))
 	f.StringVar(&speeds, "speed", "1", "comma-separated `factors` on the speed of the trace, think times included")

@@ -28,6 +28,8 @@ type Queue struct {
 	// because they do not see at once what others do. A target also has room if little of all that is booked
 	// there is left, as predicted: Depth steps, one at most.
 	Step, Depth float64
+	// Spare is the share of the targets that background requests leave without a prefill, while others come.
+	Spare float64
 	// Wrong multiplies all predicted times. 0 stands for 1.
 	Wrong float64
 	// Served is the number of a request that is never refused, counted from 1; 0 is none.
@@ -52,6 +54,8 @@ type line struct {
 	looks       time.Duration   // when the router looks at its targets again
 	room, clear []bool          // targets with room, and with room for a tenant's surplus
 	idle        []bool          // targets with nothing booked
+	spares      bool            // more of them are idle than background requests must leave
+	others      time.Duration   // when a request of no background class last came
 	since       []time.Duration // when each target last had something booked
 	booked      []float64       // tokens that this router's requests have to compute on each target
 }
@@ -66,6 +70,11 @@ type lane struct {
 func (r *replay) enter(q *request) {
 	r.outputs(false)
 	l, t, s := &q.router.queue, &r.Trace.Requests[q.Number], &q.router.dry
+	if !r.isBackground(q) {
+		for _, o := range r.routers { // as their journals tell
+			o.queue.others = r.now
+		}
+	}
 	r.look(q.router)
 	at := r.choose(q)
 	q.cost = s.Candidates[at].PrefillTime
@@ -75,7 +84,7 @@ func (r *replay) enter(q *request) {
 	}
 	e := &q.entry
 	switch {
-	case e.Class != nil && e.Class.Background:
+	case r.isBackground(q):
 		e.Lane = lane{background: true, at: -1}
 	case r.Queue.Hold == HoldOwn:
 		e.Lane = lane{at: at}
@@ -87,6 +96,11 @@ func (r *replay) enter(q *request) {
 	}
 	l.Push(e, r.clock())
 	r.dispatch(q.router)
+}
+
+func (r *replay) isBackground(q *request) bool {
+	c := r.Trace.Class(&r.Trace.Requests[q.Number])
+	return c != nil && c.Background
 }
 
 // isLate tells whether a request is to be refused, for its first token is not foreseen in time. If not, that may
@@ -152,6 +166,8 @@ func (l *line) begun(q *request) {
 func (l *line) may(key any, surplus bool) bool {
 	of, free := key.(lane), l.room //nolint:forcetypeassert,errcheck // there are no others
 	switch {
+	case of.background && !l.spares:
+		return false
 	case of.background:
 		free = l.idle
 	case surplus:
@@ -202,6 +218,8 @@ func (r *replay) take(e *queue.Entry) {
 const (
 	clearTokens, clearWait = 1024, 20
 	clearFor               = 50 * time.Millisecond
+	// sharedFor is how long background requests leave targets to others after the last of these.
+	sharedFor = 30 * time.Second
 )
 
 // nearPrefill is how many times longer a prefill may take at a target with room than at the policy's choice.
@@ -235,11 +253,13 @@ func (r *replay) look(o *router) {
 		l.Parallel = n
 	}
 	o.scheduler.Explain(r.clock(), new(kvscore.Request), r.targets, 0, o.policy, s)
+	idle := 0
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
 		left := cmp.Or(r.Wrong, 1) * c.Slowness * s.Latency.Prefill(int64(min(1, r.Queue.Depth)*r.Queue.Step), 0, 0)
-		l.idle[i] = c.PrefillTokens == 0
-		if c.PrefillTokens > 0 {
+		if l.idle[i] = c.PrefillTokens == 0; l.idle[i] {
+			idle++
+		} else {
 			l.since[i] = r.now
 		}
 		if n := len(r.routers); n > 1 && r.routers[i%n] != o {
@@ -253,6 +273,7 @@ func (r *replay) look(o *router) {
 			soon = min(soon, c.WaitTime-left)
 		}
 	}
+	l.spares = float64(idle) > r.Spare*float64(len(r.targets)) || r.now-l.others >= sharedFor
 	if math.IsInf(soon, 1) || l.Len() == 0 {
 		return
 	}
