@@ -45,7 +45,7 @@ func (x *Index) acquire(s *slot, slot uint16, c *Chain, arrival int) (Ref, int) 
 	var last Last
 	pos, blocks := 0, c.Blocks
 	for depth := 0; pos < len(blocks) && depth < maxRuns; depth++ {
-		r := x.child(up, c.Root, blocks[pos])
+		r := x.runs[start{up, c.Root, blocks[pos]}]
 		if r == nil {
 			rest := blocks[pos:]
 			r = x.grow(s, up, c.Root, rest, pos, clampWeight(c.Weights.Sum(rest)/int64(len(rest))))
@@ -106,10 +106,6 @@ func (r *run) cost(slot uint16, blocks int) (bytes int64) {
 
 // grow adds a run with as many of the blocks as fit, and returns it; nil if none fits.
 func (x *Index) grow(s *slot, up *run, root uint64, blocks []uint64, start int, weight int32) *run {
-	key := x.key(up, root, blocks[0])
-	if x.runs[key] != nil {
-		return nil // two keys are equal
-	}
 	n := x.roomTokens(s, len(blocks), weight)
 	need := int64(runBytes + holdBytes)
 	if ok, _ := x.room(need + hashBytes(n)); !ok {
@@ -122,9 +118,9 @@ func (x *Index) grow(s *slot, up *run, root uint64, blocks []uint64, start int, 
 	}
 	r := &run{
 		hashes: append([]uint64(nil), blocks[:n]...),
-		root:   root, up: up, weight: weight, start: int32(start), seed: newSeed(),
+		root:   root, up: up, weight: weight, start: int32(start),
 	}
-	x.runs[key] = r
+	x.runs[r.begin()] = r
 	x.peak = max(x.peak, len(x.runs))
 	x.bytes += runBytes + hashSize(r.hashes)
 	x.blocks += int64(n)
@@ -189,15 +185,15 @@ func (x *Index) split(low *run, at int, w *Weights) *run {
 	upper, lower := w.divide(low, at)
 	up := &run{
 		hashes: append([]uint64(nil), low.hashes[:at]...), root: low.root, up: low.up,
-		weight: low.weight, start: low.start, seed: newSeed(), weighed: low.weighed,
+		weight: low.weight, start: low.start, weighed: low.weighed,
 	}
-	x.runs[x.keyOf(low)] = up
+	x.runs[low.begin()] = up
 	x.bytes += runBytes - hashSize(low.hashes)
 	low.hashes = append([]uint64(nil), low.hashes[at:]...)
 	x.bytes += hashSize(low.hashes) + hashSize(up.hashes)
 	low.up = up
 	low.start += int32(at)
-	x.runs[x.keyOf(low)] = low
+	x.runs[low.begin()] = low
 
 	holds := low.holds
 	low.holds, low.marks, low.partial = nil, marks{}, 0

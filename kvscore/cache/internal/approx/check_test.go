@@ -14,10 +14,10 @@ func (x *Index) check(t testing.TB) {
 	for key, r := range x.runs {
 		bytes += runBytes + hashSize(r.hashes) + int64(len(r.holds))*holdBytes
 		blocks += int64(len(r.hashes))
-		if x.keyOf(r) != key {
+		if r.begin() != key {
 			t.Fatalf("a run has another key: %+v", *r)
 		}
-		if p := r.up; p != nil && (x.runs[x.keyOf(p)] != p || p.root != r.root || p.start+int32(len(p.hashes)) != r.start) || p == nil && r.start != 0 {
+		if p := r.up; p != nil && (x.runs[p.begin()] != p || p.root != r.root || p.start+int32(len(p.hashes)) != r.start) || p == nil && r.start != 0 {
 			t.Fatalf("a run at %d has a bad parent", r.start)
 		}
 		partial := int32(0)

@@ -1,11 +1,6 @@
 package approx
 
-import (
-	"maps"
-	"math/rand/v2"
-)
-
-func newSeed() uint64 { return rand.Uint64() } //nolint:gosec // unknown outside of the process is enough
+import "maps"
 
 // Bounds of the holds that a call evicts.
 const (
@@ -210,7 +205,7 @@ func (x *Index) remove(h *hold) {
 		x.trim(r)
 		return
 	}
-	delete(x.runs, x.keyOf(r))
+	delete(x.runs, r.begin())
 	x.bytes -= runBytes + hashSize(r.hashes)
 	x.blocks -= int64(len(r.hashes))
 	x.shrinkMap()
@@ -222,7 +217,7 @@ func (x *Index) shrinkMap() {
 	if x.peak < few || len(x.runs) > x.peak/3 {
 		return
 	}
-	runs := make(map[uint64]*run, len(x.runs))
+	runs := make(map[start]*run, len(x.runs))
 	maps.Copy(runs, x.runs)
 	x.runs, x.peak = runs, len(runs)
 }

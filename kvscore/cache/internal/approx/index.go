@@ -18,7 +18,7 @@
 // # Memory
 //
 // The index stays within a number of bytes, by an estimate of all that it keeps. A prefix with
-// one holder costs about 230 bytes and 8 for each block; another holder costs about 60 more.
+// one holder costs about 240 bytes and 8 for each block; another holder costs about 60 more.
 // A full index evicts what was used longest ago on any slot.
 //
 // # Time
@@ -40,9 +40,8 @@ const maxSlots = 1 << 16
 
 // Index has the cache models of all slots. Make it with [New].
 type Index struct {
-	runs  map[uint64]*run // by their keys
+	runs  map[start]*run
 	slots []*slot
-	seed  uint64 // for the keys of the first runs
 
 	memory int64  // bound in bytes
 	bytes  int64  // of runs, their hashes and holds, about
@@ -56,7 +55,6 @@ type Index struct {
 // last block, and a run without holds has no children.
 type run struct {
 	hashes []uint64
-	seed   uint64 // random, for the keys of the children
 	root   uint64
 	up     *run    // nil at the top
 	holds  []*hold // by slot
@@ -102,7 +100,7 @@ type slot struct {
 
 // The memory of a run with its entry in the map, and of a hold with its place in the run.
 const (
-	runBytes  = 128 + 36
+	runBytes  = 112 + 70
 	holdBytes = 48 + 12
 )
 
@@ -137,7 +135,7 @@ func (x *Index) Now() uint64 { return x.clock }
 
 // New returns an empty index without slots that keeps at most memory bytes.
 func New(memory int64) *Index {
-	return &Index{runs: make(map[uint64]*run), seed: newSeed(), memory: memory}
+	return &Index{runs: make(map[start]*run), memory: memory}
 }
 
 // SetMemory changes the bound in bytes. After a lower bound, the index evicts what was used
@@ -206,21 +204,10 @@ func (x *Index) Blocks() int64 { return x.blocks }
 // lowered, until Step has caught up and used blocks are released.
 func (x *Index) Bytes() int64 { return x.bytes }
 
-// child returns the run below another that begins with a block, or nil. up is nil at the top.
-func (x *Index) child(up *run, root, block uint64) *run {
-	r := x.runs[x.key(up, root, block)]
-	if r == nil || r.up != up || r.root != root || r.hashes[0] != block {
-		return nil
-	}
-	return r
+// start leads to the run that begins with a block: below another one, or at the top.
+type start struct {
+	up          *run // nil at the top
+	root, block uint64
 }
 
-// key returns the key of a run. Clients know no seed, so they cannot choose runs with equal keys.
-func (x *Index) key(up *run, root, block uint64) uint64 {
-	if up == nil {
-		return block ^ Fold(root^x.seed, 0x9e3779b97f4a7c15)
-	}
-	return block ^ up.seed
-}
-
-func (x *Index) keyOf(r *run) uint64 { return x.key(r.up, r.root, r.hashes[0]) }
+func (r *run) begin() start { return start{r.up, r.root, r.hashes[0]} }

@@ -75,7 +75,7 @@ func (x *Index) Match(c *Chain, m *Match) {
 	before := int64(0) // milli-tokens above the run
 	var up *run
 	for m.Blocks < len(blocks) {
-		r := x.child(up, c.Root, blocks[m.Blocks])
+		r := x.runs[start{up, c.Root, blocks[m.Blocks]}]
 		if r == nil {
 			break
 		}

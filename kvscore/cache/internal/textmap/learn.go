@@ -2,7 +2,6 @@ package textmap
 
 import (
 	"math"
-	"math/rand/v2"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache/internal/approx"
 )
@@ -18,7 +17,7 @@ func (m *Map) Learn(t *Text, past float64, tokens []uint64, count int64) {
 	var up *run
 	n, common := 0, 0 // text blocks passed, and token blocks that are equal so far
 	for n < len(t.Blocks) {
-		r := m.child(up, t.Root, t.Blocks[n])
+		r := m.runs[start{up, t.Root, t.Blocks[n]}]
 		if r == nil {
 			break
 		}
@@ -58,10 +57,6 @@ const learnWork = 4096
 // grow adds the rest of a text from block n on, of whose token blocks the first common are those
 // of the run above.
 func (m *Map) grow(up *run, t *Text, n int, tokens []uint64, common int, certain, end int32) {
-	key := m.key(up, t.Root, t.Blocks[n])
-	if m.runs[key] != nil {
-		return // two keys are equal
-	}
 	if up != nil {
 		if !up.parted || up.certain > int32(common) { //nolint:gosec // a number of blocks
 			up.certain, up.parted = int32(common), true //nolint:gosec // as above
@@ -76,9 +71,9 @@ func (m *Map) grow(up *run, t *Text, n int, tokens []uint64, common int, certain
 }
 
 func (m *Map) add(r *run) {
-	r.seed, r.place = rand.Uint64(), int32(len(m.list)) //nolint:gosec // see New; the memory bounds the runs
+	r.place = int32(len(m.list)) //nolint:gosec // the memory bounds the runs
 	r.used.Store(true)
-	m.runs[m.key(r.up, r.root, r.text[0])] = r
+	m.runs[r.begin()] = r
 	m.list = append(m.list, r)
 	m.use(runBytes + 8*(cap(r.text)+cap(r.tokens)))
 }
@@ -87,16 +82,16 @@ func (m *Map) add(r *run) {
 // gets the token blocks that a text has in common which ends or parts there.
 func (m *Map) split(low *run, k, common int, t *Text) *run {
 	at := low.within(t, k)
-	start, all := low.start(), t.Weights.Sum(low.text)
-	end := start
+	before, all := low.before(), t.Weights.Sum(low.text)
+	end := before
 	if all > 0 {
-		end += int32(float64(low.end-start) * float64(t.Weights.Sum(low.text[:k])) / float64(all))
+		end += int32(float64(low.end-before) * float64(t.Weights.Sum(low.text[:k])) / float64(all))
 	}
 	certain := int32(common) //nolint:gosec // a number of blocks
 	if certain > low.base {
 		at = certain
 	}
-	delete(m.runs, m.key(low.up, low.root, low.text[0]))
+	delete(m.runs, low.begin())
 	m.use(-8 * (cap(low.text) + cap(low.tokens)))
 	cut := at - low.base
 	up := &run{
@@ -107,6 +102,6 @@ func (m *Map) split(low *run, k, common int, t *Text) *run {
 	low.up, low.base = up, at
 	m.use(8 * (cap(low.text) + cap(low.tokens)))
 	m.add(up)
-	m.runs[m.key(up, low.root, low.text[0])] = low
+	m.runs[low.begin()] = low
 	return up
 }

@@ -87,7 +87,7 @@ func (m *Map) check(t *testing.T) {
 				t.Fatalf("a run follows %d token blocks of %d", r.base, n)
 			}
 		}
-		if int(r.place) != i || m.child(r.up, r.root, r.text[0]) != r {
+		if int(r.place) != i || m.runs[r.begin()] != r {
 			t.Fatal("a run is not in its place")
 		}
 	}

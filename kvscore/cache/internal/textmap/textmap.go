@@ -24,7 +24,6 @@
 package textmap
 
 import (
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -35,10 +34,9 @@ import (
 // Map is the token blocks of texts. Make it with [New].
 type Map struct {
 	mu       sync.RWMutex
-	runs     map[uint64]*run // by their keys
-	list     []*run          // in no order, for eviction
+	runs     map[start]*run
+	list     []*run // in no order, for eviction
 	hand     int
-	seed     uint64 // for the keys of the first runs
 	memory   int64
 	bytes    int64
 	contrary uint64
@@ -54,7 +52,6 @@ type run struct {
 	tokens []uint64
 	up     *run // nil at the top
 	root   uint64
-	seed   uint64 // random, for the keys of the runs below
 	base   int32
 	// certain is how many token blocks every text begins with that has all of the run's text.
 	certain int32
@@ -64,6 +61,14 @@ type run struct {
 	place   int32 // in the list
 	used    atomic.Bool
 }
+
+// start leads to the run that begins with a block: below another one, or at the top.
+type start struct {
+	up          *run // nil at the top
+	root, block uint64
+}
+
+func (r *run) begin() start { return start{r.up, r.root, r.text[0]} }
 
 // runBytes is the memory of a run with its places in the map and in the list.
 const runBytes = 160 + 48
@@ -81,7 +86,7 @@ type Text struct {
 
 // New returns an empty map that keeps at most memory bytes.
 func New(memory int64) *Map {
-	return &Map{runs: make(map[uint64]*run), seed: rand.Uint64(), memory: memory} //nolint:gosec // unknown outside of the process is enough
+	return &Map{runs: make(map[start]*run), memory: memory}
 }
 
 // SetMemory changes the bound in bytes. [Map.Step] evicts the rest.
@@ -105,23 +110,6 @@ func (m *Map) Size() Size {
 	return Size{m.bytes, m.contrary}
 }
 
-// child returns the run below another that begins with a block, or nil. up is nil at the top.
-func (m *Map) child(up *run, root, block uint64) *run {
-	r := m.runs[m.key(up, root, block)]
-	if r == nil || r.up != up || r.root != root || r.text[0] != block {
-		return nil
-	}
-	return r
-}
-
-// key returns the key of a run. Clients know no seed, so they cannot choose runs with equal keys.
-func (m *Map) key(up *run, root, block uint64) uint64 {
-	if up == nil {
-		return block ^ approx.Fold(root^m.seed, 0x9e3779b97f4a7c15)
-	}
-	return block ^ up.seed
-}
-
 // Find appends to dst the token blocks with which every text certainly begins that begins as t. They come in
 // pieces, which do not change. It also returns how many there are, and the number of text blocks that
 // the map knows.
@@ -130,7 +118,7 @@ func (m *Map) Find(t *Text, dst [][]uint64) (pieces [][]uint64, certain, n int) 
 	defer m.mu.RUnlock()
 	var last *run
 	for n < len(t.Blocks) {
-		r := m.child(last, t.Root, t.Blocks[n])
+		r := m.runs[start{last, t.Root, t.Blocks[n]}]
 		if r == nil {
 			break
 		}
@@ -152,8 +140,8 @@ func (m *Map) Find(t *Text, dst [][]uint64) (pieces [][]uint64, certain, n int) 
 	return last.appendTo(dst, certain), certain, n
 }
 
-// start returns the tokens before the run, about.
-func (r *run) start() int32 {
+// before returns the tokens before the run, about.
+func (r *run) before() int32 {
 	if r.up == nil {
 		return 0
 	}
@@ -162,7 +150,7 @@ func (r *run) start() int32 {
 
 // within returns how many token blocks are certain behind the first k text blocks of the run, about.
 func (r *run) within(t *Text, k int) int32 {
-	start := float64(r.start())
+	start := float64(r.before())
 	length := max(0, float64(r.end)-start)
 	first, all := t.Weights.Sum(r.text[:k]), t.Weights.Sum(r.text)
 	if all == 0 {
@@ -218,7 +206,7 @@ func (m *Map) shrink(work int) (more bool) {
 
 // remove takes out a run without runs below.
 func (m *Map) remove(r *run) {
-	delete(m.runs, m.key(r.up, r.root, r.text[0]))
+	delete(m.runs, r.begin())
 	last := m.list[len(m.list)-1]
 	m.list[r.place], last.place = last, r.place
 	m.list = m.list[:len(m.list)-1]
