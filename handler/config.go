@@ -61,6 +61,7 @@ import (
 // `{http.kv_router.overlap_blocks}` | Leading KV blocks of the prompt that the worker holds
 // `{http.kv_router.predicted_cached_tokens}` | The same in tokens
 // `{http.kv_router.reason}` | Why this worker. `session`: it has the session. `overlap`: the policy chose it, and it holds a part of the prompt. `load`: the policy chose it, and it holds nothing. `pin`: the request names it. `response`: it keeps the response that the request names. `overflow`: it is a backup, and no other worker could serve the request then.
+// `{http.kv_router.request_id}` | The client's `X-Request-Id`, else a random id
 // `{http.kv_router.model}` | The model that the request names; empty if it names none
 // `{http.kv_router.engine_model}` | The name that the worker gets, if the client's is a public name
 // `{http.kv_router.priority}` | The client's priority, if `trust` grants `priorities`; else 0
@@ -134,8 +135,9 @@ type Handler struct { // one field for each option, hence so many
 	MaxBody int64 `json:"max_body,omitempty"`
 
 	// The beginning of the names of headers in which answers say how they were routed:
-	// `Worker`, `Dp-Rank`, `Reason`, `Overlap-Blocks` and `Predicted-Cached-Tokens`. For
-	// a turn of a session they also have `Session-Source` and `Session-State`.
+	// `Worker`, `Dp-Rank`, `Reason`, `Overlap-Blocks`, `Predicted-Cached-Tokens` and
+	// `Request-Id`. If they apply, there are also `Prefill-Worker`, `Prefill-Dp-Rank`,
+	// `Engine-Model`, `Session-Source` and `Session-State`.
 	// Default: none, because these headers show topology.
 	ResponseHeaders string `json:"response_headers,omitempty"`
 

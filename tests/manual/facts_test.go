@@ -219,6 +219,9 @@ func TestLabelsAreDocumented(t *testing.T) {
 	for _, v := range []struct{ page, column, below, pattern string }{
 		{"docs/streams.md", "`way` in `resumed_total`", "handler/api", `\bWay[A-Z]\w* *= "(\w+)"`},
 		{"docs/streams.md", "`reason`", "handler", `\bStays[A-Z]\w* *= "(\w+)"`},
+		{"docs/observability.md", "reason", "handler/dispatch", `\b[rR]eason[A-Z]\w* *= "(\w+)"`},
+		{"docs/sessions.md", "state", "handler/turn", `\b[A-Z]\w* +State = "(\w+)"`},
+		{"docs/sessions.md", "`reason`", "handler/dispatch", `\bmoved[A-Z]\w* *= "(\w+)"`},
 		{"docs/commands.md", "state", "handler/admin", `\bstate[A-Z]\w* *= "([^"]+)"`},
 		{"docs/commands.md", "anomaly", "handler/admin", `\banomaly[A-Z]\w* *= "([^"]+)"`},
 	} {
