@@ -69,6 +69,7 @@ func (d *Dispatch) Seated() bool { return d.seated.Load() }
 // seat finds a seat on a worker, and begins an attempt there.
 func (d *Dispatch) seat(ctx context.Context) error {
 	want, a := d.Wants(), new(attempt.Attempt)
+	want.Again = d.attempts > 0
 	if want.Rest = d.answer != nil; want.Rest && d.Rest != nil && d.Rest.Way != api.WayWhole {
 		want.Backups = nil // which may have another model
 	}

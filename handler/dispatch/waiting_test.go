@@ -4,8 +4,10 @@ import (
 	"context"
 	"net/http"
 	"testing"
+	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/queue"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
@@ -51,6 +53,28 @@ func TestSlotIsReturnedHoweverTheAttemptEnds(t *testing.T) {
 	if n := running(w); n != 0 {
 		t.Errorf("%d slots are taken after both have ended", n)
 	}
+}
+
+// TestLateRequestsGetAnotherRound has a request fail at both workers, and its target pass. In the next round
+// over the workers, it is served all the same.
+func TestLateRequestsGetAnotherRound(t *testing.T) {
+	h := testHandler(t, "a:1", "b:1")
+	class := &queue.Class{Name: "chat", TTFT: time.Hour, Late: queue.Refuse}
+	for range 20 {
+		h.pool.Promises.Compare("chat", time.Hour, time.Hour, time.Hour, time.Now())
+	}
+	d, _ := plannedDispatch(t, h, 10)
+	d.Limits = Limits{Retries: 3, Interval: time.Millisecond}
+	d.plan.Class, d.plan.TTFT = class, time.Hour
+	d.see(h.ReverseProxy.Upstreams)
+	for i := range 4 {
+		if err := d.next(t.Context(), nil); err != nil {
+			t.Fatalf("attempt %d: %v", i, err)
+		}
+		d.endAttempt(false)
+		d.plan.TTFT = time.Nanosecond
+	}
+	d.End()
 }
 
 // TestFullQueueRejectsNoHeldAnswer fills the queue. A request with a held answer gets that,

@@ -36,6 +36,7 @@ type Wants struct {
 	Arrival  time.Time          // orders a tier, earliest first; includes the priority's head start
 	Patience time.Duration      // how long the request may wait in the queue
 	Rest     bool               // it is the rest of a stream
+	Again    bool               // a worker has had it before
 
 	Class        *queue.Class // nil: the zero class
 	Tenant       uint64       // a hash of the tenant's name; 0: all others together

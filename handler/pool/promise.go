@@ -33,7 +33,7 @@ func (e *LateError) After() time.Duration { return e.Predicted - e.Left }
 // worker has already failed is served all the same.
 func (w *Wants) isPromised() bool {
 	return w.Class != nil && w.Class.Late != queue.Serve && !w.Demoted && !w.Deadline.IsZero() &&
-		len(w.Tried) == 0 && !w.Rest && w.Kind != worker.KindOther && w.Part != worker.Prefill
+		!w.Again && !w.Rest && w.Kind != worker.KindOther && w.Part != worker.Prefill
 }
 
 // isOverdue returns whether the time of such a request is up.
