@@ -183,29 +183,3 @@ func TestExpiredSessionsAreLost(t *testing.T) {
 	}
 	turn.End(true)
 }
-
-// TestTurnsOfAnEngineComeOneByOne has two turns of a session that an engine holds.
-func TestTurnsOfAnEngineComeOneByOne(t *testing.T) {
-	s := testSessions(t)
-	s.bindTo(t, affinity.Want{Target: one, Kind: affinity.EngineBacked, EngineSession: "s"})
-	first := s.enter(t, plan.Session{EngineSession: "s"})
-	if at, held := first.Held(); !held || at != one || first.EngineSession() != "s" {
-		t.Errorf("held %v at %v", held, at)
-	}
-	entered := make(chan *Turn)
-	go func() {
-		second := new(Turn)
-		err := s.Enter(t.Context(), second, &plan.Plan{Session: plan.Session{Key: key, EngineSession: "s"}, Request: new(api.Request)}, false)
-		if err != nil {
-			t.Error(err)
-		}
-		entered <- second
-	}()
-	select {
-	case <-entered:
-		t.Fatal("two turns at once")
-	case <-time.After(20 * time.Millisecond):
-	}
-	first.End(true)
-	(<-entered).End(true)
-}
