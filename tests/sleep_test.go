@@ -63,6 +63,9 @@ func calls(e *engine.Engine) (list []string) {
 // TestAsleepGetsNothing has one of two engines sleep, then both, and then wakes one up.
 func TestAsleepGetsNothing(t *testing.T) {
 	s, engines := startSleepers(t, 1, 1, 0)
+	if code, body := s.api(t, http.MethodGet, "/ready", nil, nil); code != http.StatusServiceUnavailable {
+		t.Errorf("ready while none can be woken: %d %s", code, body)
+	}
 	if a := s.chat(t.Context(), ask("hello")); a.status != http.StatusServiceUnavailable {
 		t.Errorf("while the engine sleeps: status %d: %s", a.status, a.body)
 	}
@@ -121,6 +124,10 @@ func TestRequestsWakeOneEngine(t *testing.T) {
 	for _, level := range []int{1, 2} {
 		t.Run(fmt.Sprint("Level", level), func(t *testing.T) {
 			s, engines := startSleepers(t, 2, level, 700*time.Millisecond, "worker * {\nwake\n}", "keepalive 100ms")
+			eventually(t, "the router is ready, as it can wake an engine", func() bool {
+				code, _ := s.api(t, http.MethodGet, "/ready", nil, nil)
+				return code == http.StatusOK
+			})
 			asked := make([]asked, 12)
 			for i := range asked {
 				c := ask(fmt.Sprint("hello ", i))

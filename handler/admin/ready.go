@@ -80,8 +80,8 @@ func readyPool(p *pool.Pool) error {
 	now, proxy, n := time.Now(), proxyOf(p), 0
 	for _, w := range p.All() {
 		s := w.Health.State(now)
-		if yes := isAvailable(w, &s, proxy); yes != nil && *yes {
-			return nil
+		if yes := isAvailable(w, &s, proxy); yes != nil && *yes || w.Asleep() && w.Wakes() && !s.Away {
+			return nil // without requests, nothing wakes an engine
 		}
 		n++
 	}
