@@ -40,23 +40,6 @@ func (r *responses) Keep(id string, t kvscore.Target, session affinity.Identity)
 	r.follow(one)
 }
 
-// keep makes a response the newest. The caller holds the lock.
-func (r *responses) keep(one keptResponse) {
-	if old := r.byID[one.hash]; old != nil {
-		old.Value = one
-		r.order.MoveToFront(old)
-		return
-	}
-	if r.byID == nil {
-		r.byID = make(map[uint64]*list.Element)
-	}
-	r.byID[one.hash] = r.order.PushFront(one)
-	if len(r.byID) > maxResponses {
-		oldest, _ := r.order.Remove(r.order.Back()).(keptResponse)
-		delete(r.byID, oldest.hash)
-	}
-}
-
 // dump returns all responses, the oldest first.
 func (r *responses) dump() []keptResponse {
 	r.mu.Lock()
@@ -81,11 +64,23 @@ func (r *responses) Keeps(id string) bool {
 	return ok
 }
 
-// follow records a response, perhaps of another router.
+// follow makes a response the newest. It may be that of another router.
 func (r *responses) follow(one keptResponse) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.keep(one)
+	if old := r.byID[one.hash]; old != nil {
+		old.Value = one
+		r.order.MoveToFront(old)
+		return
+	}
+	if r.byID == nil {
+		r.byID = make(map[uint64]*list.Element)
+	}
+	r.byID[one.hash] = r.order.PushFront(one)
+	if len(r.byID) > maxResponses {
+		oldest, _ := r.order.Remove(r.order.Back()).(keptResponse)
+		delete(r.byID, oldest.hash)
+	}
 }
 
 // Find returns the target that keeps a response, and the response's session. If use is set, the
