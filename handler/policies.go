@@ -18,7 +18,7 @@ const policyNamespace = "http.handlers.kv_router.policies"
 
 func init() {
 	for _, m := range []caddy.Module{
-		new(PredictedLatency), new(Dynamo), new(RoundRobin), new(LeastLoad), new(PrefixHash),
+		new(PredictedLatency), new(Dynamo), new(RoundRobin), new(LeastLoad), new(Random), new(PowerOfTwo), new(PrefixHash),
 	} {
 		caddy.RegisterModule(m)
 	}
@@ -159,6 +159,26 @@ type LeastLoad struct {
 // CaddyModule returns the Caddy module information.
 func (*LeastLoad) CaddyModule() caddy.ModuleInfo { return policyInfo[LeastLoad]("least_load") }
 
+// Random takes any worker, each as likely as the others. It has no options.
+type Random struct {
+	noOptions
+	kvscore.Random `json:"-"`
+}
+
+// CaddyModule returns the Caddy module information.
+func (*Random) CaddyModule() caddy.ModuleInfo { return policyInfo[Random]("random") }
+
+// PowerOfTwo draws two workers and takes the one with fewer active requests. If both have
+// the same number, it takes the one with fewer prompt tokens still to be computed. It has
+// no options.
+type PowerOfTwo struct {
+	noOptions
+	kvscore.PowerOfTwo `json:"-"`
+}
+
+// CaddyModule returns the Caddy module information.
+func (*PowerOfTwo) CaddyModule() caddy.ModuleInfo { return policyInfo[PowerOfTwo]("power_of_two") }
+
 // noOptions is embedded in policies without options.
 type noOptions struct{}
 
@@ -213,7 +233,8 @@ var (
 		kvscore.Policy
 		caddyfile.Unmarshaler
 	}{
-		(*PredictedLatency)(nil), (*Dynamo)(nil), (*RoundRobin)(nil), (*LeastLoad)(nil), (*PrefixHash)(nil),
+		(*PredictedLatency)(nil), (*Dynamo)(nil), (*RoundRobin)(nil), (*LeastLoad)(nil),
+		(*Random)(nil), (*PowerOfTwo)(nil), (*PrefixHash)(nil),
 	}
 	_ = []caddy.Provisioner{(*Dynamo)(nil), (*PrefixHash)(nil)}
 )

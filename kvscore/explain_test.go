@@ -10,6 +10,8 @@ import (
 // explained are the policies that the tests explain choices of.
 func explained() map[string]func() Policy {
 	return map[string]func() Policy{
+		"random":            func() Policy { return Random{} },
+		"power_of_2":        func() Policy { return PowerOfTwo{} },
 		"prefix_hash":       func() Policy { return new(PrefixHash) },
 		"dynamo":            func() Policy { return NewDynamo() },
 		"predicted_latency": func() Policy { return NewPredictedLatency() },

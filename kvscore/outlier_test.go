@@ -49,6 +49,7 @@ func TestOutlierGetsItsShare(t *testing.T) {
 	for name, policy := range (policies{
 		"predicted_latency": func() Policy { return NewPredictedLatency() },
 		"least_load":        func() Policy { return new(LeastLoad) },
+		"power_of_two":      func() Policy { return new(PowerOfTwo) },
 		"dynamo":            func() Policy { return NewDynamo() },
 	}) {
 		for _, o := range []outlier{

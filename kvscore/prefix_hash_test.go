@@ -133,3 +133,43 @@ func TestPrefixHashKeepsTheBound(t *testing.T) {
 		}
 	}
 }
+
+// Take n targets of which no two have the same load. The policy chooses the one
+// that k others beat when it is drawn with one of the n−1−k worse ones.
+func TestPowerOfTwoTakesTheBetterOfTwo(t *testing.T) {
+	const n, times = 5, 40_000
+	s := asked(n, 1)
+	for i := range s.Candidates {
+		s.Candidates[i].Requests = []int{2, 1, 1, 2, 3}[i]
+		s.Candidates[i].PrefillTokens = []int64{100, 0, 50, 200, 0}[i]
+	}
+	order := []int{1, 2, 0, 3, 4}
+	got := counts(PowerOfTwo{}, s, times)
+	for k, i := range order {
+		want := times * 2 * (n - 1 - k) / (n * (n - 1))
+		if math.Abs(float64(got[i]-want)) > times/100 {
+			t.Errorf("candidate %d, in place %d, was chosen %d times, want about %d", i, k, got[i], want)
+		}
+	}
+	if got[4] != 0 {
+		t.Errorf("the most loaded one was chosen %d times: one was drawn twice", got[4])
+	}
+	for i, k := range counts(PowerOfTwo{}, asked(n, 1), times) {
+		if math.Abs(float64(k-times/n)) > times/100 {
+			t.Errorf("idle candidate %d was chosen %d times of %d", i, k, times)
+		}
+	}
+	if i := (PowerOfTwo{}).Choose(asked(1, 1)); i != 0 {
+		t.Errorf("chose %d of one", i)
+	}
+	s = asked(3, 1)
+	s.Candidates[0].Requests, s.Candidates[1].Requests, s.Candidates[2].Requests = 5, 5, 5
+	PowerOfTwo{}.Choose(s)
+	costs := 0.0
+	for _, c := range s.Candidates {
+		costs += c.Cost
+	}
+	if costs != 10 {
+		t.Errorf("the costs add up to %v, want those of two", costs)
+	}
+}

@@ -227,6 +227,8 @@ func TestLoadsComeBackToZero(t *testing.T) {
 	rnd, at := seeded(7), epoch
 	policies := []Policy{
 		NewDynamo(), &RoundRobin{}, &LeastLoad{}, NewPredictedLatency(), new(PrefixHash),
+		Random{},
+		PowerOfTwo{},
 		&Dynamo{DynamoOptions: DynamoOptions{PrefillLoadScale: 1, Temperature: 0.5, TrackPrefillTokens: true, TrackActiveBlocks: true, TrackOutputBlocks: true}},
 	}
 	var live []*Lease

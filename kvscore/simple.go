@@ -47,3 +47,36 @@ func lessLoaded(a, b *Candidate) bool {
 	}
 	return a.PromptBlocks+a.OutputBlocks < b.PromptBlocks+b.OutputBlocks
 }
+
+// Random takes any candidate, each with the same probability.
+type Random struct{}
+
+// Choose implements Policy.
+func (Random) Choose(s *Selection) int {
+	s.drawAny()
+	return s.Rand.IntN(len(s.Candidates))
+}
+
+// PowerOfTwo draws two different candidates and takes the less loaded one: fewer active
+// requests, then fewer booked prefill tokens, then fewer active blocks. It sets the cost
+// of only these two, to their requests.
+type PowerOfTwo struct{}
+
+// Choose implements Policy.
+func (PowerOfTwo) Choose(s *Selection) int {
+	n := len(s.Candidates)
+	if n == 1 {
+		return 0
+	}
+	s.drawAny()
+	i, j := s.Rand.IntN(n), s.Rand.IntN(n-1)
+	if j >= i {
+		j++ // skips the first drawn
+	}
+	a, b := &s.Candidates[i], &s.Candidates[j]
+	a.Cost, b.Cost = float64(a.Requests), float64(b.Requests)
+	if lessLoaded(b, a) {
+		return j
+	}
+	return i // if both are equally loaded, the order of the draw is fair
+}

@@ -24,3 +24,6 @@ func (*Dynamo) CostUnit() string { return UnitBlocks }
 
 // CostUnit returns [UnitRequests].
 func (*LeastLoad) CostUnit() string { return UnitRequests }
+
+// CostUnit returns [UnitRequests].
+func (*PowerOfTwo) CostUnit() string { return UnitRequests }

@@ -83,7 +83,7 @@ func TestRequestsGoToEnginesWithTheirModel(t *testing.T) {
 	for _, e := range engines {
 		addrs = append(addrs, e.addr())
 	}
-	s := startCaddy(t, "kv_router "+strings.Join(addrs, " ")+" {\npolicy least_load\n}")
+	s := startCaddy(t, "kv_router "+strings.Join(addrs, " ")+" {\npolicy random\n}")
 	for i := range 60 {
 		s.mustChat(t, askModel([]string{"a", "b", "c", "a-lora"}[i%4], i))
 	}

@@ -193,7 +193,7 @@ func badLegend(expr, legend string) []string {
 // sessions, and has a shadow policy.
 func eventful(t *testing.T) metrics {
 	engines := startEngines(t, 2, canned.Pace{Words: 4})
-	s := startCaddy(t, route(engines, "shadow round_robin", "share "+startValkey(t).URL(), "class default {\nttft 1m\n}"))
+	s := startCaddy(t, route(engines, "shadow random", "share "+startValkey(t).URL(), "class default {\nttft 1m\n}"))
 	s.mustChat(t, ask("hello").streamed(), "X-Session-Id", "1")
 	s.mustChat(t, ask("hello"))
 	s.post(t.Context(), "/v1/chat/completions", []byte("{"))

@@ -58,7 +58,7 @@ func (f *faulty) Choose(s *kvscore.Selection) int {
 // requests are served, by all engines, and no lease is left.
 func TestEachPolicyServes(t *testing.T) {
 	for _, policy := range []string{
-		"prefix_hash",
+		"random", "power_of_two", "prefix_hash",
 		"prefix_hash {\nprefix_tokens 64\nload_factor 2\n}",
 	} {
 		t.Run(strings.Fields(policy)[0], func(t *testing.T) {

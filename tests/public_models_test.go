@@ -227,7 +227,7 @@ func TestPublicModelsAreListed(t *testing.T) {
 		{"model b {\nto c\n}\nmodel x {\nto a\n}", []string{"b", "x"}},
 	} {
 		engines := []*modelEngine{startModelEngine(t, "a", "b"), startModelEngine(t, "c")}
-		s := startCaddy(t, "kv_router "+engines[0].addr()+" "+engines[1].addr()+" {\npolicy round_robin\n"+v.block+"\n}")
+		s := startCaddy(t, "kv_router "+engines[0].addr()+" "+engines[1].addr()+" {\npolicy random\n"+v.block+"\n}")
 		eventually(t, fmt.Sprint(v.block, ": the list to be ", v.want), func() bool { return slices.Equal(s.models(t), v.want) })
 	}
 }

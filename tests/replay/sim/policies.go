@@ -33,6 +33,8 @@ var specs = []spec{
 	}},
 	{name: "round_robin", Kind: ignorant, make: func(*rules.View) kvscore.Policy { return new(kvscore.RoundRobin) }},
 	{name: "least_load", Kind: ignorant, make: func(*rules.View) kvscore.Policy { return new(kvscore.LeastLoad) }},
+	{name: "random", Kind: ignorant, make: func(*rules.View) kvscore.Policy { return kvscore.Random{} }},
+	{name: "power_of_two", Kind: ignorant, make: func(*rules.View) kvscore.Policy { return kvscore.PowerOfTwo{} }},
 	{name: "prefix_hash", Kind: ignorant, make: func(*rules.View) kvscore.Policy { return new(kvscore.PrefixHash) }},
 	{name: "cache_aware", Kind: rule, comparison: true, make: func(v *rules.View) kvscore.Policy { return &rules.CacheAware{View: v} }},
 	{name: "gaie", Kind: rule, comparison: true, make: func(v *rules.View) kvscore.Policy { return &rules.GAIE{View: v} }},

@@ -83,7 +83,7 @@ func TestASeedDecidesAll(t *testing.T) {
 			t.Errorf("%s: %+v and then %+v", policy, a, b)
 		}
 	}
-	c := cell(tr, "least_load")
+	c := cell(tr, "random")
 	a := mustRun(t, c)
 	c.Seed = 2
 	if b := mustRun(t, c); a.MeanTTFT == b.MeanTTFT {
@@ -94,7 +94,7 @@ func TestASeedDecidesAll(t *testing.T) {
 // TestOneRequest compares with what the model's formula gives.
 func TestOneRequest(t *testing.T) {
 	tr := &trace.Trace{BlockTokens: 16, Sessions: true, Requests: []trace.Request{{In: 5000, Out: 3, Blocks: blocks(5000 / 16)}}}
-	c := cell(tr, "least_load")
+	c := cell(tr, "dynamo")
 	c.Workers = 1
 	for _, factor := range []float64{1, 2.5} {
 		c.Slow = Slow{0, factor, 0, 1}
