@@ -72,6 +72,12 @@ func TestTheSuite(t *testing.T) {
 		t.Errorf("a table of %d lines:\n%s", n, out.String())
 	}
 
+	for i, c := range cells[1:] {
+		if c.over("predicted_latency") > cells[i].over("predicted_latency") {
+			t.Errorf("%s comes after %s, which is better", c, cells[i])
+		}
+	}
+
 	var picture bytes.Buffer
 	if err = errors.Join(o.draw(&picture, cells), xml.Unmarshal(picture.Bytes(), new(struct{}))); err != nil {
 		t.Error(err)

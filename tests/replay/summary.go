@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -61,6 +62,15 @@ func (c *cell) better(a, b string) string {
 	return b
 }
 
+// over returns the mean TTFT of a policy relative to that of the best published rule; 0 without either.
+func (c *cell) over(policy string) float64 {
+	r, best := c.policies[policy], c.policies[c.best]
+	if r == nil || best == nil {
+		return 0
+	}
+	return r.MeanTTFT / best.MeanTTFT
+}
+
 func addUp(name string, cells []*cell) *total {
 	t := &total{policy: name}
 	var mean, p99, hits, best []float64
@@ -74,8 +84,7 @@ func addUp(name string, cells []*cell) *total {
 		if r.Relative.HitRatio > 0 {
 			hits = append(hits, r.Relative.HitRatio)
 		}
-		if b := c.policies[c.best]; b != nil {
-			over := r.MeanTTFT / b.MeanTTFT
+		if over := c.over(name); over > 0 {
 			best = append(best, over)
 			if over > t.worst {
 				t.worst, t.worstCell = over, c.String()
@@ -115,8 +124,12 @@ func (o *options) totals(cells []*cell) (totals []*total) {
 	return totals
 }
 
-// write writes one row per cell for mean TTFT, p99 and hit ratio each, and the sums.
+// write writes one row per cell for mean TTFT, p99 and hit ratio each, and the sums. In the suite,
+// the cells come first in which predicted_latency is worst.
 func (o *options) write(w io.Writer, cells []*cell) error {
+	if o.suite {
+		slices.SortStableFunc(cells, func(a, b *cell) int { return cmp.Compare(b.over("predicted_latency"), a.over("predicted_latency")) })
+	}
 	totals := o.totals(cells)
 	fmt.Fprintf(w, "engine %s, seeds %s, all figures relative to %s\n", o.cluster.Engine.Name, strings.Trim(strings.ReplaceAll(fmt.Sprint(o.seeds), " ", ","), "[]"), o.policies[0])
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
