@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"net/http"
 	"os"
 	"strings"
 	"sync"
@@ -113,10 +114,17 @@ func TestIndexIsTheEnginesCaches(t *testing.T) {
 		if late {
 			t.Fatalf("round %d: only %d of %d blocks in time", round, s.applied(t), target)
 		}
-		for _, e := range engines {
+		for i, e := range engines {
 			if err := e.SetEventFault(engine.EventFault{}); err != nil {
 				t.Fatal(err)
 			}
+			// Only the next batch shows that the last ones were dropped.
+			ids, _ := json.Marshal(idsOf(40_000+round*len(engines)+i, 200))
+			resp, err := http.Post("http://"+e.Addr()+"/v1/completions", "application/json", strings.NewReader(`{"model":"sim-8b","max_tokens":1,"prompt":`+string(ids)+`}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp.Body.Close()
 		}
 		for _, e := range engines {
 			s.settle(t, e)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
@@ -273,6 +274,9 @@ func (l *Phases) Leave(whole bool) {
 		l.cancel(errClientLeft)
 	}
 	<-l.done
+	if whole && l.Prefill != nil { // its own answer may come later
+		l.Prefill.End(observe.AttemptPrefilled, false)
+	}
 	if l.forget != nil {
 		l.forget()
 	}
