@@ -38,6 +38,7 @@ type outcome struct {
 // begin and end at the latter's limits. It returns early if ctx is done.
 func (l *load) run(ctx context.Context, warmup, timed time.Duration, begin, end func()) *outcome {
 	var timing, stop atomic.Bool
+	var ended atomic.Int64 // requests of the timed window
 	clients := make([]client, l.clients)
 	var wg sync.WaitGroup
 	for i := range clients {
@@ -49,7 +50,7 @@ func (l *load) run(ctx context.Context, warmup, timed time.Duration, begin, end 
 		wg.Go(func() {
 			defer c.transport.CloseIdleConnections()
 			for !stop.Load() && ctx.Err() == nil {
-				c.request(ctx, &timing)
+				c.request(ctx, &timing, &ended)
 			}
 		})
 	}
@@ -57,7 +58,9 @@ func (l *load) run(ctx context.Context, warmup, timed time.Duration, begin, end 
 	begin()
 	start := time.Now()
 	timing.Store(true)
-	wait(ctx, timed)
+	for wait(ctx, timed); ended.Load() == 0 && ctx.Err() == nil; { // a busy machine serves none in a short window
+		wait(ctx, 10*time.Millisecond)
+	}
 	timing.Store(false)
 	out := &outcome{elapsed: time.Since(start)}
 	end()
@@ -93,10 +96,14 @@ type client struct {
 }
 
 // request makes one request and records it.
-func (c *client) request(ctx context.Context, timing *atomic.Bool) {
+func (c *client) request(ctx context.Context, timing *atomic.Bool, ended *atomic.Int64) {
 	start := time.Now()
 	err := c.send(ctx, c.load.seq.Add(1))
 	took := time.Since(start)
+	timed := timing.Load()
+	if timed {
+		ended.Add(1)
+	}
 	switch {
 	case err != nil && ctx.Err() == nil:
 		if c.errors == 0 {
@@ -104,7 +111,7 @@ func (c *client) request(ctx context.Context, timing *atomic.Bool) {
 		}
 		c.errors++
 		wait(ctx, time.Millisecond) // do not spin where nobody listens
-	case err == nil && timing.Load():
+	case err == nil && timed:
 		c.latencies = append(c.latencies, took)
 	}
 }
