@@ -66,7 +66,10 @@ func (r *Bindings) binding(e *entry) Binding {
 // find returns the session's live entry, nil if it has none. The caller holds mu, as for all
 // methods below.
 func (r *Bindings) find(key *Key, now int64) *entry {
-	if e, _ := r.cache.Get(key.hash()); e != nil && !r.closed && e.key == *key && r.lives(e, now) {
+	if r.closed { // Close may be closing the cache, whose Get then panics
+		return nil
+	}
+	if e, _ := r.cache.Get(key.hash()); e != nil && e.key == *key && r.lives(e, now) {
 		return e
 	}
 	return nil
