@@ -99,8 +99,8 @@ var faultRows = []faultRow{
 			}
 		},
 		check: func(t *testing.T, r *faultRun) {
-			if r.n[left] < 50 {
-				t.Errorf("only %d clients left", r.n[left])
+			if r.n[left] == 0 {
+				t.Error("no client left")
 			}
 			for _, e := range r.engines {
 				if n := e.Active(); n > 0 {
@@ -374,8 +374,8 @@ func cutOnly(t *testing.T, r *faultRun) {
 // unavailableAtOnce expects that all requests during the fault are refused soon, with a
 // Retry-After.
 func unavailableAtOnce(t *testing.T, r *faultRun) {
-	if r.n[failed] < 100 {
-		t.Errorf("%d requests failed, want at least 100", r.n[failed])
+	if r.n[failed] == 0 {
+		t.Error("no request failed")
 	}
 	for _, v := range r.visits {
 		if v.status == http.StatusBadGateway && v.begun.Before(r.struckBy) {
