@@ -7,7 +7,7 @@ import (
 )
 
 // Work returns how many milliseconds of its target's time the request takes on candidate i, as
-// predicted. These are the prefill, and for each token of the answer
+// predicted. These are its prefill, see [Latency.Service], and for each token of the answer
 //
 //	Fixed/(1 + others) + Token + Context·(prompt + answer/2)
 //
@@ -15,11 +15,26 @@ import (
 // the other requests there. What the engine had cached costs no prefill.
 func (s *Selection) Work(i int) float64 {
 	c := &s.Candidates[i]
-	work := c.Slowness * s.Latency.decode(s.ExpectedAnswer, float64(s.Tokens), c.Requests)
+	work := s.Latency.decode(s.ExpectedAnswer, float64(s.Tokens), c.Requests)
 	if !c.Split {
-		work += c.PrefillTime
+		work += s.Latency.Service(s.Tokens-c.OverlapTokens, c.OverlapTokens)
 	}
-	return work
+	return c.Slowness * work
+}
+
+// usualAttention is the time for a million pairs of tokens, relative to that for 1,000 tokens, of models of 8B
+// parameters.
+const usualAttention = 0.04
+
+// Service returns how many milliseconds of an engine's time n prompt tokens after k cached ones take. Unlike
+// [Latency.Prefill], it counts no step: an engine computes several short prompts in one. Samples of such prompts hide
+// what attention takes, because each lasts for the whole step. So it counts as in a usual model at least.
+func (l Latency) Service(n, k int64) float64 {
+	return l.service(workOf(n, k))
+}
+
+func (l Latency) service(w work) float64 {
+	return l.Token*1e3*w.tokens + max(l.Attention*1e6, usualAttention*l.Token*1e3)*w.pairs
 }
 
 func (l Latency) decode(answer, prompt float64, others int) float64 {
@@ -30,7 +45,8 @@ func (l Latency) decode(answer, prompt float64, others int) float64 {
 func (s *Scheduler) Work(tokens int64) float64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.latency.predict(featuresOf(1, workOf(tokens, 0), 0)) + s.latency.latency().decode(s.traffic.answer, float64(tokens), 0)
+	l := s.latency.latency()
+	return l.Service(tokens, 0) + l.decode(s.traffic.answer, float64(tokens), 0)
 }
 
 // Work is [Selection.Work] by what the request has shown so far: the engine's counts, else what was
@@ -39,13 +55,13 @@ func (l *Lease) Work(now time.Time) float64 {
 	s := l.scheduler
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	prompt, prefill, n := l.tokens, l.added, &l.counts
+	latency, slow := s.latency.latency(), l.load.speed.factor(now)
+	prompt, prefill, n := l.tokens, slow*latency.service(l.work), &l.counts
 	answer := min(l.answered.Load(), maxAnswer)
 	if cache.Believable(n.Prompt, l.estimate) > 0 {
 		prompt = n.Prompt
-		if n.CachedReported && n.Cached >= 0 && n.Cached <= n.Prompt {
-			booked := s.latency.predict(featuresOf(1, l.work, 0))
-			prefill *= s.latency.predict(featuresOf(1, workOf(n.Prompt-n.Cached, n.Cached), 0)) / max(booked, 1e-3)
+		if n.CachedReported && n.Cached >= 0 && n.Cached <= n.Prompt && prefill > 0 {
+			prefill = slow * latency.Service(n.Prompt-n.Cached, n.Cached)
 		}
 		if n.Answer >= n.Prompt {
 			answer = min(n.Answer-n.Prompt+1, maxAnswer)
@@ -57,7 +73,7 @@ func (l *Lease) Work(now time.Time) float64 {
 	if l.phase == PhasePrefill {
 		answer = 0
 	}
-	return prefill + l.load.speed.factor(now)*s.latency.latency().decode(float64(answer), float64(prompt), l.others)
+	return prefill + slow*latency.decode(float64(answer), float64(prompt), l.others)
 }
 
 // Booked returns the predicted work of the request when it was booked.
@@ -65,7 +81,8 @@ func (l *Lease) Booked() float64 {
 	s := l.scheduler
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return l.added + l.load.speed.factor(l.booked)*s.latency.latency().decode(s.traffic.answer, float64(l.tokens), l.others)
+	latency := s.latency.latency()
+	return l.load.speed.factor(l.booked) * (latency.service(l.work) + latency.decode(s.traffic.answer, float64(l.tokens), l.others))
 }
 
 // Journaled returns the request's number in the journal; 0 if it has none.

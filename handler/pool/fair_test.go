@@ -81,7 +81,15 @@ func TestFlood(t *testing.T) {
 // on some that have slots. Some clients leave before the end of their answers.
 func TestSharesOfTenants(t *testing.T) {
 	class := &queue.Class{Name: "c"}
-	for name, leave := range map[string]bool{"all stay": false, "one tenant's clients leave": true} {
+	for name, v := range map[string]struct {
+		leave  bool
+		tokens [2]int64
+		within float64
+	}{
+		"all stay":                   {false, [2]int64{3000, 3000}, 0.05},
+		"one tenant's clients leave": {true, [2]int64{3000, 3000}, 0.12}, // those are not charged for answers
+		"long and short prompts":     {false, [2]int64{2000, 500}, 0.1},  // the engine has no attention, and is charged for it
+	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
@@ -92,21 +100,21 @@ func TestSharesOfTenants(t *testing.T) {
 				var mu sync.Mutex
 				begun := time.Now()
 				var clients sync.WaitGroup
-				for tenant := range 2 {
-					for i := range 40 {
+				for tenant, tokens := range v.tokens {
+					for i := range 120_000 / tokens {
 						clients.Go(func() {
 							for n := 0; time.Since(begun) < 2*time.Minute; n++ {
-								l := &load{tokens: 3000}
+								l := &load{tokens: tokens}
 								own, end := context.WithCancel(ctx)
 								want := Wants{Tenant: uint64(tenant + 1), TenantWeight: float64(1 + 2*tenant), Class: class, Patience: time.Hour}
-								if leave && tenant == 0 {
+								if v.leave && tenant == 0 {
 									l.leaves = true
 								}
-								_, err := r.ask(own, want, l, uint64(1e6*(tenant+1)+1e4*i+n))
+								_, err := r.ask(own, want, l, uint64(1e7*(tenant+1)+1e4*int(i)+n))
 								end()
 								mu.Lock()
 								if at := time.Since(begun); at > 30*time.Second && at < 90*time.Second {
-									served[tenant]++
+									served[tenant] += float64(tokens)
 								}
 								if mu.Unlock(); err != nil {
 									t.Error(err)
@@ -116,11 +124,7 @@ func TestSharesOfTenants(t *testing.T) {
 					}
 				}
 				clients.Wait()
-				within := 0.05
-				if leave {
-					within = 0.12 // those that leave are not charged for answers
-				}
-				if ratio := served[1] / served[0]; math.Abs(ratio/3-1) > within {
+				if ratio := served[1] / served[0]; math.Abs(ratio/3-1) > v.within {
 					t.Errorf("the second tenant got %.2f times of the first, want 3", ratio)
 				}
 			})

@@ -202,7 +202,7 @@ func (r *replay) take(e *queue.Entry) {
 	c := &s.Candidates[q.at]
 	q.lacks = float64(s.Tokens - c.OverlapTokens)
 	l.booked[q.at] += q.lacks
-	work := s.Latency.Prefill(s.Tokens-c.OverlapTokens, c.OverlapTokens, 0) - s.Latency.Fixed + s.Latency.Token*s.ExpectedAnswer
+	work := s.Latency.Service(s.Tokens-c.OverlapTokens, c.OverlapTokens) + s.Latency.Token*s.ExpectedAnswer
 	charge := func(o *router) { o.queue.Charge(e.Class, e.Tenant, e.Weight, work) }
 	charge(q.router)
 	l.Remove(e)
