@@ -22,63 +22,57 @@ import (
 // waiting are tests that take seconds, those that take longest first. Most of them do nothing
 // for most of their time. Each has a process of its own. -short leaves them out.
 var waiting = []string{
+	"TestFaultTable",
 	"TestShareFaults",
-	"TestStormOfPhases",
-	"TestPrefillWorkerVanishesLater",
 	"TestFaultsOfPhases",
-	"TestBadWorkersAreFound",
 	"TestOfficialPythonClients",
-	"TestRoutersActAsOne",
-	"TestOverloadRefusesWhatWouldBeLate",
-	"TestFailedPhasesCountOnce",
-	"TestLimitsOfRouters",
-	"TestEngineSessionsOverRouters",
+	"TestBadWorkersAreFound",
+	"TestStormOfPhases",
 	"TestHungEnginesAreFound",
 	"TestFrozenEngineHasTheLastStreams",
+	"TestPrefillWorkerVanishes",
+	"TestOfficialNodeClients",
 	"TestRestartInTheMiddle",
+	"TestPrefillWorkerVanishesLater",
+	"TestCommands",
+	"TestSlowTransfer",
+	"TestIndexIsTheEnginesCaches",
+	"TestEngineSessionsOverRouters",
+	"TestManifoldRequestsLeaveBoundedTraces",
+	"TestLimitsOfRouters",
+	"TestRoutersActAsOne",
 	"TestWorkerThatAcceptsAndNeverAnswersIsNotAvailable",
 	"TestStreamsSurviveReload",
-	"TestOfficialNodeClients",
 	"TestRefusedConnectionLosesTheCache",
-	"TestCommands",
-	"TestManifoldRequestsLeaveBoundedTraces",
-	"TestIndexIsTheEnginesCaches",
-	"TestOtherClientsAreSeen",
-	"TestWorkersAreKnownWithoutRequests",
-	"TestWorkerBehindAForwardProxyIsNotMarkedDown",
-	"TestWhatEndsASpeculativePrefill",
-	"TestSessionsOfEnginesNeverLeave",
-	"TestEachAPIReturnsToItsEngine",
-	"TestClientsThatLeaveTheirSessions",
-	"TestNobodyIsTurnedAwayWhileAWorkerHasRoom",
-	"TestRequestsGoToEnginesWithTheirModel",
-	"TestKeysGoToTheirOwnWorkersOnly",
+	"TestOverloadRefusesWhatWouldBeLate",
+	"TestAffinityModes",
 	"TestOwnErrorsHaveTheAPIsShape",
+	"TestEachAPIReturnsToItsEngine",
+	"TestWorkerBehindAForwardProxyIsNotMarkedDown",
+	"TestWorkersAreKnownWithoutRequests",
+	"TestFailedPhasesCountOnce",
+	"TestWhatEndsASpeculativePrefill",
+	"TestSessionLeavesAHomeThatForgot",
+	"TestSessionStaysWhileThatIsWorthIt",
+	"TestOtherClientsAreSeen",
+	"TestClientsThatLeaveTheirSessions",
+	"TestSessionsOfEnginesNeverLeave",
+	"TestConversationsReturnToTheirEngine",
+	"TestNobodyIsTurnedAwayWhileAWorkerHasRoom",
+	"TestKeysGoToTheirOwnWorkersOnly",
 	"TestErrorRoutesGetTheRequest",
 	"TestFirstRequestsOfASessionGoToOneWorker",
 	"TestDrainUnderLoad",
 	"TestClosesAreRepeated",
-	"TestRefusedConfigurationWritesNothing",
-	"TestTurnsOfASessionComeOneByOne",
-	"TestPrefillWorkerVanishes",
-	"TestSlowTransfer",
-	"TestTryDurationOutlastsARestart",
 	"TestRequestsMeetReloads",
-}
-
-// timed are tests of engines with deadlines of 0.3 s, and of a router that weighs the times that engines take.
-// They run alone, after all others: beside those, idle engines look busy. -short leaves them out.
-var timed = []string{
-	"TestFaultTable",
-	"TestConversationsReturnToTheirEngine",
-	"TestAffinityModes",
-	"TestSessionStaysWhileThatIsWorthIt",
-	"TestSessionLeavesAHomeThatForgot",
+	"TestTurnsOfASessionComeOneByOne",
+	"TestRefusedConfigurationWritesNothing",
+	"TestRequestsGoToEnginesWithTheirModel",
 }
 
 const (
 	// waitingLanes is how many of waiting run at the same time, beside restLanes processes
-	// of the others.
+	// of the others. When no more wait, these lanes have the others, too.
 	waitingLanes, restLanes = 5, 2
 	// together is how many of the others share a process. What all pools of a
 	// process have counted is on each page of its metrics, and the tests read
@@ -144,20 +138,16 @@ func runProcesses(args []string) error {
 		return fmt.Errorf("listing the tests: %w", err)
 	}
 	others := strings.Fields(string(list))
-	apart := func(names []string) <-chan []string {
-		queue := make(chan []string, len(names))
-		for _, name := range names {
-			if i := slices.Index(others, name); i >= 0 {
-				others = slices.Delete(others, i, i+1)
-				if !testing.Short() {
-					queue <- []string{name}
-				}
+	apart := make(chan []string, len(waiting))
+	for _, name := range waiting {
+		if i := slices.Index(others, name); i >= 0 {
+			others = slices.Delete(others, i, i+1)
+			if !testing.Short() {
+				apart <- []string{name}
 			}
 		}
-		close(queue)
-		return queue
 	}
-	apartQueue, timedQueue := apart(waiting), apart(timed)
+	close(apart)
 	rest := make(chan []string, len(others))
 	for names := range slices.Chunk(others, together) {
 		rest <- names
@@ -178,10 +168,9 @@ func runProcesses(args []string) error {
 		lanes.Go(func() { p.lane(rest) })
 	}
 	for range waitingLanes {
-		lanes.Go(func() { p.lane(apartQueue) })
+		lanes.Go(func() { p.lane(apart); p.lane(rest) })
 	}
 	lanes.Wait()
-	p.lane(timedQueue)
 	p.runAgain()
 	if len(p.failed) > 0 {
 		return fmt.Errorf("failed: %s", strings.Join(p.failed, ", "))
