@@ -64,7 +64,7 @@ func (r *responses) Keeps(id string) bool {
 	return ok
 }
 
-// follow makes a response the newest. It may be that of another router.
+// follow makes a response the newest. Another router may have sent it.
 func (r *responses) follow(one keptResponse) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
