@@ -53,7 +53,11 @@ func newChanges(cfg *Config, rank int, pub *publisher.Publisher) *changes {
 // newCache returns the cache of a rank, with the tiers of the flavour. Its listener is c.
 func (c *changes) newCache(cfg *Config) *cache.Cache {
 	if c == nil {
-		return cache.New(cfg.Blocks, cfg.BlockSize, nil)
+		kv := cache.New(cfg.Blocks, cfg.BlockSize, nil)
+		if cfg.NoPrefixCache {
+			kv.Off()
+		}
+		return kv
 	}
 	kv := cache.New(cfg.Blocks, cfg.BlockSize, tier{c, "GPU"})
 	if cfg.Flavour.sglang() {

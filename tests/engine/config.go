@@ -37,6 +37,8 @@ type Config struct {
 	BlockSize int
 	// Blocks is the KV blocks of each rank. Default: 16384.
 	Blocks int
+	// NoPrefixCache is --no-enable-prefix-caching of an engine without Events. Default: it caches.
+	NoPrefixCache bool
 	// MaxModelLen is the most tokens of prompt and answer together. Default:
 	// 131072, or what Blocks hold if that is less.
 	MaxModelLen int

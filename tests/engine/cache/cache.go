@@ -66,6 +66,7 @@ type Cache struct {
 	version    uint64
 	listener   Listener
 	unique     bool
+	off        bool
 	host       *Host // nil: none
 }
 
@@ -85,6 +86,9 @@ func New(blocks, size int, l Listener) *Cache {
 // Unique keeps each prefix once: a request that computed a block which is there gives
 // its own block back and holds that one. SGLang's radix tree does so.
 func (c *Cache) Unique() { c.unique = true }
+
+// Off has no prompt take up what others computed, as in an engine without prefix caching.
+func (c *Cache) Off() { c.off = true }
 
 // AddHost gives the cache a slower tier. Blocks are copied to it when they become
 // findable, and copied back when a prompt hits them there.
@@ -123,6 +127,9 @@ func (c *Cache) Hit(p *Prompt) int {
 // match returns how many leading blocks a request takes up, and how many behind them
 // it copies back from the slower tier.
 func (c *Cache) match(p *Prompt) (device, host int) {
+	if c.off {
+		return 0, 0
+	}
 	keys := p.Keys[:max(0, (len(p.Tokens)-1)/c.size)]
 	device = c.held(keys)
 	if c.host != nil {
