@@ -84,7 +84,7 @@ func ofState(w *worker.Worker, state string, h *worker.HealthState, t time.Time)
 const (
 	anomalySlow    = "slow"    // twice their time between tokens, or prefills twice as late as theirs
 	anomalyFailing = "failing" // more than 10 % of its attempts fail, and three times as many as theirs
-	anomalyCold    = "cold"    // a hit ratio 20 points below theirs, and no other anomaly
+	anomalyCold    = "cold"    // a hit ratio 20 points below theirs, and less than half of what was predicted
 
 	fewSamples = 30 // answers that show how quick and how warm a worker is
 	fewSlots   = 3  // slots of ten seconds in which they came
@@ -165,12 +165,12 @@ func (w *workerView) addAnomalies(s *observe.Sums, usual *compared) {
 	}
 	slowTokens := usual.pace > 0 && own.pace > 2*usual.pace
 	slowPrefills := own.lateness > 2*max(1, usual.lateness)
-	cold := own.hits < usual.hits-0.2
-	// Prefills of what was predicted as cached make a worker slow. Conversations that leave a slow or
-	// failing worker make it cold, as predicted. The cause is the anomaly.
+	// Few hits as predicted are those of its prompts: of an application without a common beginning, or of
+	// a worker that conversations leave. Prefills of what was predicted as cached make a worker slow.
+	cold := own.hits < usual.hits-0.2 && 2*s.Cached < s.Predicted
 	const compareIt = "Compare its GPU, clocks, settings and other clients with the others'. If it is too slow, drain it."
-	switch mispredicted := cold && 2*s.Cached < s.Predicted; {
-	case mispredicted:
+	switch {
+	case cold:
 	case slowTokens:
 		found(anomalySlow, fmt.Sprintf("%s between tokens, its peers %s.", millis(own.pace), millis(usual.pace)), compareIt)
 	case slowPrefills:

@@ -81,6 +81,10 @@ func testAnomalies(t *testing.T) {
 			failed, predicted, cached = 4, 300, 300
 		case anomalyCold:
 			ttft, cached = 3*ttft, 100
+		default:
+			if i == 7 { // its prompts have little in common
+				predicted, cached = 100, 100
+			}
 		}
 		return n, failed, ttft, predicted, cached
 	})
