@@ -255,13 +255,13 @@ type Affinity struct {
 	// `soft`: leaving the worker has a price in the cost, so a turn goes elsewhere only if
 	// that is cheaper. The session stays bound unless its worker has lost the beginning of
 	// the prompt. Only the policy `predicted_latency` knows the price; with another
-	// policy, turns go elsewhere only while the worker is full.
+	// policy, turns go elsewhere only while the worker is full or unavailable.
 	//
 	// `hard`: all turns go to that worker while it is available. While it is full, they wait
 	// in the queue for it.
 	//
 	// `off`: the router ignores session keys. Turns of sessions that the engine itself
-	// holds (`session_params`) still never go elsewhere.
+	// holds (`session_params`) still go to their worker.
 	//
 	// Default: `soft`.
 	Mode string `json:"mode,omitempty"`
