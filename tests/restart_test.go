@@ -181,7 +181,7 @@ func TestRestartInTheMiddle(t *testing.T) {
 			}
 			for _, keyed := range []string{"with key", "no key"} {
 				f, before := r.kinds["after the restart, "+keyed], r.kinds["in one run, "+keyed]
-				if f == nil || f.share() < before.share()-0.1 {
+				if f == nil || f.share() < before.share()-0.2 { // by chance, a fourth are
 					t.Fatalf("%s: after the restart are at home: %v; otherwise %v", keyed, f, before)
 				}
 				if off := max(f.predicted-f.cached, f.cached-f.predicted); off > f.cached/10 {

@@ -451,7 +451,10 @@ func TestFailoverBehindOneAddress(t *testing.T) {
 	if err := first.Demote(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the error", func() bool { return strings.Contains(s.sharing(t).Error, "READONLY") })
+	eventually(t, "the error", func() bool { // of a write, or of a read that waited
+		failed := s.sharing(t).Error
+		return strings.Contains(failed, "READONLY") || strings.Contains(failed, "UNBLOCKED")
+	})
 	s.awaitRouters(t, 0)
 	if answer, err := second.Ask("EXISTS", "kv_router:{default}:journal"); err != nil || !strings.Contains(answer, "1") {
 		t.Errorf("the new primary has no stream: %q, %v", answer, err)

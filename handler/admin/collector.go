@@ -23,7 +23,7 @@ var (
 	descWaiting   = poolDesc("waiting_requests", "Requests in the queue.")
 	descQueued    = poolDesc("queued_class_requests", "Requests in the queue by class.", "class", "held")
 	descSaturated = poolDesc("saturation",
-		"How busy the workers of a role are that serve a model, from 0 to 1. 1 while requests wait. Without a model: all of them.", "role", "model")
+		"How busy the workers of a role are that serve a model, from 0 to 1. 1 while requests wait that are not background. Without a model: all of them.", "role", "model")
 	descExpected = poolDesc("predicted_ttft_ratio",
 		"Mean predicted time to the first token of recent requests, in relation to the target of their class.", "class")
 	descExpired   = poolDesc("leases_expired_total", "Leases that leaked and that the router ended.")
@@ -65,7 +65,7 @@ var (
 	descHung = workerDesc("workers_hung",
 		"1 while the worker is hung: it has requests and produces no output, while others make progress.")
 	descAvailable = workerDesc("worker_available",
-		"1 if the worker gets new requests as others do. 0 if it is marked down, hung, draining, gets only a "+
+		"1 if the worker gets new requests as others do. 0 if it is marked down, hung, asleep, draining, gets only a "+
 			"few trial requests, refuses connections, or fails Caddy's health checks.")
 	descEngine = workerDesc("worker_engine_info",
 		"1, with the worker's engine and version as labels, as configured or found.", "engine", "version", "source")

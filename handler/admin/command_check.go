@@ -67,6 +67,10 @@ func checkPools(timeout time.Duration) (found int) {
 	for _, p := range sortedPools() {
 		fmt.Printf("pool %s\n", p.Name)
 		for _, w := range sortedWorkers(p) {
+			if w.IsBackup() {
+				fmt.Printf("  %s is a backup, which gets requests only: it is not checked\n", w.Dial)
+				continue
+			}
 			worker.AwaitProbes(context.Background(), time.Until(end), []*worker.Worker{w})
 			found += writeChecked(p, w)
 			workers++
