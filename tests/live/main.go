@@ -99,7 +99,7 @@ func run(ctx context.Context, args []string, w io.Writer) error {
 			return nil
 		}
 	}
-	o.simulated = engine.Config{Model: o.model, Words: true, Speed: 100, BlockSize: o.block, Blocks: o.blocks}
+	o.simulated = engine.Config{Model: o.model, Words: true, Speed: 20, BlockSize: o.block, Blocks: o.blocks}
 	rows, err := o.run(ctx, w)
 	if o.asJSON && rows != nil {
 		err = errors.Join(err, json.NewEncoder(w).Encode(rows))
