@@ -114,9 +114,10 @@ func (t *Ticket) Named(session string) bool {
 	return t.lesson != nil
 }
 
-// End ends the ticket. last is the last sign of life of its request. computed says that the target has computed
-// the prompt, and so holds its blocks now. answer is the full blocks of prompt and answer, as in [Prompt]; nil
-// is unknown. End returns whether the target has computed the prompt and not lost the blocks since.
+// End ends the ticket, and returns whether the target has computed the prompt and not lost its blocks since.
+//   - last is the last sign of life of the ticket's request.
+//   - computed says that the target has computed the prompt.
+//   - answer is the full blocks of prompt and answer, as in [Prompt]; nil is unknown.
 func (t *Ticket) End(last time.Time, computed bool, answer []uint64, n Counts) (kept bool) {
 	s := t.slot
 	c := s.caches
