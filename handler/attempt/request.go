@@ -104,18 +104,15 @@ func (e *Request) adapt(req *http.Request) (*http.Request, body.Edited) {
 		edit = read.Editor(e.Body.Data)
 	}
 	var done engine.Adapted
-	to := e.Worker.Engine()
-	ask := engine.Request{
-		Body: edit, Ext: p.Ext, Grants: p.Grants, Salt: p.Salt(), Sent: req.Header,
-		Rank: e.Target.Rank, Ranks: ranks, GiveTokens: p.Given, Session: e.Session, Phase: e.Phase,
-	}
+	to, kind := e.Worker.Engine(), engine.PostTo(req.URL.Path)
 	if p.API != nil {
-		ask.API = p.API.Name()
-	} else {
-		ask.API = engine.PostTo(req.URL.Path)
+		kind = p.API.Name()
 	}
 	if adapts {
-		done = to.Adapt(&ask)
+		done = to.Adapt(&engine.Request{
+			API: kind, Body: edit, Ext: p.Ext, Grants: p.Grants, Salt: p.Salt(), Sent: req.Header,
+			Rank: e.Target.Rank, Ranks: ranks, GiveTokens: p.Given, Session: e.Session, Phase: e.Phase,
+		})
 		e.Engine, e.Unsupported, e.Cut = to.Type, done.Unsupported, done.Dropped
 	}
 	if edit != nil && backup {
@@ -131,9 +128,9 @@ func (e *Request) adapt(req *http.Request) (*http.Request, body.Edited) {
 	}
 	if edit != nil {
 		if e.Rest != nil {
-			to.Continue(edit, ask.API, e.Rest)
+			to.Continue(edit, kind, e.Rest)
 		}
-		if e.AskIDs && to.ReturnsIDs(ask.API) && (e.Phase == nil || !e.Phase.Prefill) && !api.AsksIDs(edit) {
+		if e.AskIDs && to.ReturnsIDs(kind) && (e.Phase == nil || !e.Phase.Prefill) && !api.AsksIDs(edit) {
 			api.AskIDs(edit)
 			e.CutIDs = true
 		}
