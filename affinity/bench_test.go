@@ -2,7 +2,6 @@ package affinity
 
 import (
 	"encoding/binary"
-	"fmt"
 	"math/rand/v2"
 	"runtime"
 	"testing"
@@ -45,39 +44,6 @@ func filled(b *testing.B, n int) (*Bindings, []Key) {
 	return r, keys
 }
 
-// BenchmarkGet gets bindings and slides their time to live. Each time it takes any session, so
-// it uses more memory than clients, who come back soon after their last turn.
-func BenchmarkGet(b *testing.B) {
-	for _, n := range []int{1_000, 100_000, 1_000_000} {
-		b.Run(fmt.Sprintf("%dsessions", n), func(b *testing.B) {
-			r, _ := filled(b, n)
-			rnd := rand.New(rand.NewPCG(5, 6))
-			for b.Loop() {
-				r.Get(numberedKey(rnd.IntN(n)))
-			}
-		})
-	}
-}
-
-// BenchmarkBind binds sessions that are new, into a store with room.
-func BenchmarkBind(b *testing.B) {
-	r := open(b, Options{MaxSessions: 10_000_000})
-	keys := numbered(1 << 20)
-	b.ReportAllocs()
-	for i := 0; b.Loop(); i++ {
-		key := keys[i%len(keys)]
-		if i >= len(keys) {
-			b.StopTimer()
-			v, _ := r.Peek(key)
-			r.Unbind(key, v.Version)
-			b.StartTimer()
-		}
-		if _, ok, err := r.Bind(background, key, 0, want(on(1), time.Hour, RouterOnly)); !ok || err != nil {
-			b.Fatal(ok, err)
-		}
-	}
-}
-
 // BenchmarkBindFull binds sessions that are new in a full store, so that each Bind evicts.
 func BenchmarkBindFull(b *testing.B) {
 	r, _ := filled(b, 1_000_000)
@@ -117,15 +83,5 @@ func BenchmarkTurn(b *testing.B) {
 		s.Begin(&u, keys[rand.IntN(len(keys))])
 		bound, _, _ := u.Find(background, Patience)
 		u.End(bound.Version)
-	}
-}
-
-// BenchmarkList lists the first page of a million bindings.
-func BenchmarkList(b *testing.B) {
-	r, _ := filled(b, 1_000_000)
-	for b.Loop() {
-		if page := r.List(Key{}, 101); len(page) != 101 {
-			b.Fatal(len(page))
-		}
 	}
 }

@@ -187,7 +187,7 @@ func FuzzHasher(f *testing.F) {
 }
 
 func TestDoneBlocksAreUsedAgain(t *testing.T) {
-	body := chatOf(64 << 10)
+	body := []byte(chatBody(`{"role":"user","content":"` + strings.Repeat("some words ", 6000) + `"}`))
 	parsed := func() *Request {
 		r, err := Parse(chat{}, body, testOptions)
 		if err != nil {

@@ -526,26 +526,3 @@ func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
 		}
 	}
 }
-
-// BenchmarkSeat takes a seat among eight workers and leaves it, while nothing waits.
-func BenchmarkSeat(b *testing.B) {
-	for _, hold := range []string{HoldOff, HoldAuto} {
-		b.Run(hold, func(b *testing.B) {
-			p, _, o := limited(b, make([]int, 8)...)
-			set := *p.Settings.Load()
-			set.Hold = hold
-			p.Settings.Store(&set)
-			by := &priced{request: kvscore.Request{Prompt: cache.Prompt{Root: 1, Tokens: 100}, Streamed: true}}
-			var s Seat
-			want := anyWorker
-			b.ReportAllocs()
-			for i := 0; b.Loop(); i++ {
-				want.Tenant = uint64(i % 2) //nolint:gosec // not negative
-				if _, err := p.Seat(b.Context(), &want, &o, by, &s); err != nil {
-					b.Fatal(err)
-				}
-				s.Leave(true, nil)
-			}
-		})
-	}
-}

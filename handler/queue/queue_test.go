@@ -1,7 +1,6 @@
 package queue
 
 import (
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -269,28 +268,6 @@ func TestAhead(t *testing.T) {
 	for tenant, want := range map[uint64]float64{1: 1200, 2: 500, 3: 200} {
 		if got := q.Ahead(&Entry{Tenant: tenant, Cost: 100}); got != want {
 			t.Errorf("tenant %d: %v, want %v", tenant, got, want)
-		}
-	}
-}
-
-func BenchmarkDecision(b *testing.B) {
-	for _, n := range []int{10, 10_000} {
-		for _, tenants := range []int{1, 100, n} {
-			b.Run(fmt.Sprintf("waiting %d tenants %d", n, tenants), func(b *testing.B) {
-				q := Queue{Parallel: 8}
-				entries := make([]Entry, n)
-				for i := range entries {
-					entries[i] = Entry{Tenant: uint64(i % tenants), Lane: i % 4, Cost: float64(i % 300), Arrival: t0}
-					q.Push(&entries[i], t0)
-				}
-				b.ReportAllocs()
-				for b.Loop() {
-					e := q.First(always, t0)
-					q.Remove(e)
-					q.Charge(e.Class, e.Tenant, e.Weight, e.Cost)
-					q.Push(e, t0)
-				}
-			})
 		}
 	}
 }

@@ -273,15 +273,3 @@ func FuzzFramer(f *testing.F) {
 		}
 	})
 }
-
-func BenchmarkFramer(b *testing.B) {
-	chunk := []byte(`data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.completion.chunk","created":1795000000,"model":"meta-llama/Llama-3.3-70B-Instruct","choices":[{"index":0,"delta":{"content":" token"},"logprobs":null,"finish_reason":null,"token_ids":null}]}` + "\n\n")
-	f := Framer{}
-	b.SetBytes(int64(len(chunk)))
-	b.ReportAllocs()
-	for b.Loop() {
-		f.Write(chunk, false)
-		for _, ok := f.Next(); ok; _, ok = f.Next() { //nolint:revive // as it passes
-		}
-	}
-}

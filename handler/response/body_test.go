@@ -270,19 +270,3 @@ func TestBodyAllocatesNothingPerEvent(t *testing.T) {
 		}
 	}
 }
-
-// BenchmarkBody reads a stream event by event: one that stays, and one that may move.
-func BenchmarkBody(b *testing.B) {
-	for name, m := range map[string]Mover{"stays": nil, "may move": mover{}} {
-		b.Run(name, func(b *testing.B) {
-			body := testBody(b, true, tokens{}, Options{Listener: nobody{}, Mover: m})
-			p := make([]byte, 4<<10)
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := body.Read(p); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}

@@ -150,38 +150,6 @@ func TestKeepaliveBesideAnAnswer(t *testing.T) {
 	}
 }
 
-// nowhere is a client that costs nothing.
-type nowhere struct{ header http.Header }
-
-func (n nowhere) Header() http.Header       { return n.header }
-func (nowhere) Write(p []byte) (int, error) { return len(p), nil }
-func (nowhere) WriteHeader(int)             {}
-func (nowhere) FlushError() error           { return nil }
-
-// BenchmarkKeepalive writes and flushes events as Caddy's proxy does.
-func BenchmarkKeepalive(b *testing.B) {
-	p := []byte(strings.Repeat("x", 200) + "\n\n")
-	client := nowhere{http.Header{}}
-	for name, w := range map[string]http.ResponseWriter{"kept": Keep(client, nil, time.Hour, nil, always), "plain": client} {
-		b.Run(name, func(b *testing.B) {
-			w.Header().Set("Content-Type", "text/event-stream")
-			w.WriteHeader(200)
-			ctl := http.NewResponseController(w)
-			b.ReportAllocs()
-			for b.Loop() {
-				w.Write(p)
-				ctl.Flush()
-			}
-		})
-	}
-	b.Run("request", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			Keep(client, nil, time.Hour, nil, always).Close()
-		}
-	})
-}
-
 func always() bool { return true }
 
 // TestKeepaliveOfSplitEnds has events end in several writes.
