@@ -8,11 +8,13 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // testPool returns a pool with n workers.
@@ -167,4 +169,42 @@ func BenchmarkState(b *testing.B) {
 		size = len(data)
 	}
 	b.ReportMetric(float64(size), "B/answer")
+}
+
+// TestInvalidLabelCostsOnlyItsFigure collects a figure whose label is no UTF-8.
+func TestInvalidLabelCostsOnlyItsFigure(t *testing.T) {
+	to := sink{make(chan prometheus.Metric, 2), []string{"pool"}}
+	to.gauge(descAvailable, 1, "127.0.0.1:9\xff")
+	to.gauge(descAvailable, 1, "127.0.0.1:9")
+	if n := len(to.ch); n != 1 {
+		t.Errorf("%d figures", n)
+	}
+}
+
+// TestStatusTellsNamesApart cuts long names to the width of a terminal, and cuts none without one.
+func TestStatusTellsNamesApart(t *testing.T) {
+	list := []workerView{
+		{Dial: "vllm-0.vllm.models.svc.cluster.local:8000", State: stateOK, Role: engine.RoleBoth, Models: modelsView{Listed: []string{"Qwen/Qwen3-Coder-480B-A35B-Instruct"}}},
+		{Dial: "vllm-1.vllm.models.svc.cluster.local:8000", State: stateOK, Role: engine.RoleBoth, Models: modelsView{Listed: []string{"Qwen/Qwen3-235B-A22B-Instruct"}}},
+	}
+	for width, want := range map[int][]string{
+		80:  {"vllm-0.v", "vllm-1.v", "Qwen3-Coder", "Qwen3-235B"},
+		999: {list[0].Dial + " ", list[1].Dial + " ", list[0].Models.Listed[0] + " "},
+	} {
+		var b strings.Builder
+		writeWorkers(&b, list, width)
+		for _, text := range want {
+			if !strings.Contains(b.String(), text) {
+				t.Errorf("%d columns: no %q in\n%s", width, text, b.String())
+			}
+		}
+		for line := range strings.Lines(b.String()) {
+			if n := len([]rune(line)); n > width {
+				t.Errorf("%d columns, want at most %d: %s", n, width, line)
+			}
+		}
+		if strings.Contains(b.String(), "TTFT") {
+			t.Errorf("a column without figures is shown:\n%s", b.String())
+		}
+	}
 }

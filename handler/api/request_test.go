@@ -208,3 +208,131 @@ func TestDoneBlocksAreUsedAgain(t *testing.T) {
 		}
 	}
 }
+
+// TestSaltFromOutsideIsTheBodys has a prompt with a salt in its body, and with
+// the same from elsewhere: they share a root, and no other salt does.
+func TestSaltFromOutsideIsTheBodys(t *testing.T) {
+	parse := func(salt string) *Request {
+		r, err := Parse(For("/v1/completions"), []byte(`{"model":"m","prompt":"hello","reasoning_effort":"low"`+salt+`}`), testOptions)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	plain, salted := parse(""), parse(`,"cache_salt":"a"`)
+	r := parse("")
+	if r.SetSalt(""); r.Root != plain.Root {
+		t.Error("no salt has changed the root")
+	}
+	if r.SetSalt("a"); r.Root != salted.Root || r.Salt != "a" {
+		t.Error("the salt from outside makes another root than the body's")
+	}
+	if r.SetSalt("b"); r.Root == salted.Root || r.Root == plain.Root {
+		t.Error("another salt has the same root")
+	}
+	r = parse(`,"cache_salt":"b"`)
+	if r.SetSalt("a"); r.Root != salted.Root {
+		t.Error("the body's salt is not replaced")
+	}
+}
+
+// TestResponseIDs reads the id of a response, as soon as it is there, and of
+// nothing else.
+func TestResponseIDs(t *testing.T) {
+	for _, v := range []struct {
+		path, answer, want string
+		stream             bool
+	}{
+		{"/v1/responses", `{"id":"resp_1","object":"response","status":"completed","output":[]}`, "resp_1", false},
+		{"/v1/responses", `{"id":"resp_\u0031","status":"queued"}`, "resp_1", false},
+		{"/v1/responses", `{"id":5,"status":"completed"}`, "", false},
+		{"/v1/responses", `{"id":"` + strings.Repeat("x", maxResponseID+1) + `","status":"completed"}`, "", false},
+		{"/v1/responses", "data: {\"type\":\"response.created\",\"response\":{\"id\":\"resp_2\",\"status\":\"in_progress\"}}\n\n", "resp_2", true},
+		{"/v1/responses", "data: {\"type\":\"response.output_text.delta\",\"id\":\"x\",\"delta\":\"y\"}\n\n", "", true},
+		{"/v1/responses", "data: {\"type\":\"response.completed\",\"response\":{\"id\":\"resp_3\",\"status\":\"completed\"}}\n\n", "resp_3", true},
+		{"/v1/chat/completions", `{"id":"chatcmpl-1","choices":[]}`, "", false},
+	} {
+		r, err := Parse(For(v.path), []byte(`{"input":"x","messages":[],"stream":true}`), testOptions)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := observe(r, v.stream)
+		text := []byte(v.answer)
+		a.Write(text)
+		for i := range text { // the memory is used again
+			text[i] = '!'
+		}
+		if got := a.ResponseID(); v.stream && got != v.want {
+			t.Errorf("%.80s: while it streams %q, want %q", v.answer, got, v.want)
+		}
+		if a.Finish(); a.ResponseID() != v.want {
+			t.Errorf("%.80s: got %q, want %q", v.answer, a.ResponseID(), v.want)
+		}
+	}
+	for body, want := range map[string]bool{`{"input":"x"}`: false, `{"input":"x","store":true}`: false, `{"input":"x","store":null}`: false, `{"input":"x","store":false}`: true} {
+		if r, err := Parse(For("/v1/responses"), []byte(body), testOptions); err != nil || r.Unstored != want {
+			t.Errorf("%s: unstored %v, error %v", body, r.Unstored, err)
+		}
+	}
+}
+
+func TestSkipsCache(t *testing.T) {
+	for _, c := range []struct {
+		api  API
+		body string
+		want bool
+	}{
+		{chat{}, `{"messages":[]}`, false},
+		{chat{}, `{"messages":[],"echo":true}`, true}, // top_logprobs is 0 by default
+		{chat{}, `{"messages":[],"echo":true,"top_logprobs":3}`, true},
+		{chat{}, `{"messages":[],"echo":true,"top_logprobs":null}`, false},
+		{chat{}, `{"messages":[],"logprobs":true,"top_logprobs":3}`, false},
+		{chat{}, `{"messages":[],"prompt_logprobs":0}`, true},
+		{chat{}, `{"messages":[],"prompt_logprobs":null}`, false},
+		{chat{}, `{"messages":[],"cache_prompt":false}`, true},
+		{chat{}, `{"messages":[],"cache_prompt":true}`, false},
+		{completions{}, `{"prompt":"hello","echo":true,"logprobs":0}`, true},
+		{completions{}, `{"prompt":"hello","echo":true}`, false},
+		{completions{}, `{"prompt":"hello","logprobs":1}`, false},
+		{tokensIn{}, `{"token_ids":[1],"sampling_params":{"prompt_logprobs":1}}`, true},
+		{tokensIn{}, `{"token_ids":[1],"sampling_params":{"prompt_logprobs":null}}`, false},
+		{generate{}, `{"text":"hello","logprob_start_len":0}`, false},
+		{generate{}, `{"text":"hello","return_logprob":true}`, false},
+		{generate{}, `{"text":"hello","logprob_start_len":0,"return_logprob":true}`, true},
+		{generate{}, `{"text":"hello","logprob_start_len":[0,0],"return_logprob":true}`, true},
+		{generate{}, `{"text":"hello","logprob_start_len":[],"return_logprob":true}`, false},
+		{generate{}, `{"text":"hello","logprob_start_len":-1,"return_logprob":true}`, false},
+		{generate{}, `{"text":"hello","logprob_start_len":100000,"return_logprob":true}`, false}, // the prompt up to there is reused
+	} {
+		if r := mustParse(t, c.api, c.body); r.SkipsCache != c.want {
+			t.Errorf("%s %s: %v, want %v", c.api.Name(), c.body, r.SkipsCache, c.want)
+		}
+	}
+}
+
+// TestFind finds the part of a prompt that is new, as an explanation shows it.
+func TestFind(t *testing.T) {
+	chat := func(system, user string) string {
+		return `{"model":"m","tools":[{"type":"function","function":{"name":"f","description":"` + strings.Repeat("d", 70) + `"}}],` +
+			`"messages":[{"role":"system","content":"` + system + `"},{"role":"user","content":"` + user + `"}]}`
+	}
+	for _, c := range []struct {
+		path, body string
+		from       int
+		want       Place
+	}{
+		{"/v1/completions", `{"prompt":"0123456789"}`, 4, Place{0, 0, "", 4, "45678"}},
+		{"/v1/completions", `{"prompt":"0123456789"}`, 10, Place{}},
+		{"/v1/completions", `{"prompt":[1,2,3]}`, 0, Place{}},
+		{"/v1/completions", `{`, 0, Place{}},
+		{"/v1/chat/completions", chat("0123456789", "hello you"), 18, Place{0, 0, "tools", 0, " f dd"}},
+		{"/v1/chat/completions", chat("0123456789", "hello you"), 13, Place{0, 1, "system", 5, "56789"}},
+		{"/v1/chat/completions", chat("0123456789", "hello you"), 100, Place{0, 2, "user", 2, "llo y"}},
+		{"/v1/chat/completions", chat(`\u00e9\n0`, "hello"), 8, Place{0, 1, "system", 0, "é\\n0"}},
+	} {
+		got := Find(For(c.path), []byte(c.body), c.from, c.from+5)
+		if got != c.want {
+			t.Errorf("%s from %d: %+v, want %+v", c.body, c.from, got, c.want)
+		}
+	}
+}

@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"cmp"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -232,5 +233,124 @@ func TestSleepingEngineDrains(t *testing.T) {
 	}
 	if p.Drain(w, false); w.Draining() {
 		t.Error("it drains")
+	}
+}
+
+// warned returns the warnings of a worker's engine that are logged, and the advice of the last one.
+func warned(p *pool.Pool, dial string) (list []string, advice string) {
+	w, now := p.Worker(dial), time.Now()
+	review(p, w, now)
+	logged := w.Warned.Open(now)
+	for _, v := range Warnings(p, w, now) {
+		if !slices.ContainsFunc(logged, func(in observe.Incident) bool { return in.What == v.What }) {
+			v.What += " is not logged"
+		}
+		list, advice = append(list, v.What), v.Advice
+	}
+	if len(logged) != len(list) {
+		list = append(list, "others are logged")
+	}
+	return list, advice
+}
+
+func TestEngineWarningsFollowTheEngine(t *testing.T) {
+	p := testPool(t, wanted(worker.Settings{Dial: "a:1", MaxRunning: worker.LimitAuto}, worker.Settings{Dial: "b:1", Engine: engine.Other, MaxRunning: worker.LimitAuto}))
+	want := func(dial, advice string, list ...string) {
+		t.Helper()
+		if got, a := warned(p, dial); !slices.Equal(got, list) || !strings.Contains(a, advice) {
+			t.Errorf("%s: warnings %q with the advice %q, want %q with %q", dial, got, a, list, advice)
+		}
+	}
+	want("a:1", "")
+	tell(p, "a:1", engine.Info{Type: engine.VLLM, NoPrefixCache: true})
+	want("a:1", "--max-num-seqs", warnPrefixCache, warnNoLimit)
+	tell(p, "a:1", engine.Info{Type: engine.SGLang, NoPrefixCache: true, MaxRunning: 3})
+	want("a:1", "--disable-radix-cache", warnPrefixCache)
+	tell(p, "a:1", engine.Info{Type: engine.SGLang, BlockSize: 64, MaxRunning: 3})
+	want("a:1", "")
+	Apply(p, p.Settings.Load()) // engines of the type other are never asked
+	want("b:1", "max_running", warnNoLimit)
+	Apply(p, wanted(worker.Settings{Dial: "a:1"}, worker.Settings{Dial: "b:1", Engine: engine.Other}).WithDefaults())
+	want("b:1", "")
+}
+
+// TestMissingCountsAreWarnedOf has answers with and without a count of cached tokens.
+// Engines may omit a count of 0.
+func TestMissingCountsAreWarnedOf(t *testing.T) {
+	p := testPool(t, wanted(worker.Settings{Dial: "a:1"}))
+	w := tell(p, "a:1", engine.Info{Type: engine.VLLM, BlockSize: 32})
+	answers := func(n int, of worker.Prediction, counted bool) {
+		for range n {
+			w.CountedCache(&of, counted, p.Settings.Load().BlockSize)
+		}
+	}
+	want := func(what string, list ...string) {
+		t.Helper()
+		if got, _ := warned(p, "a:1"); !slices.Equal(got, list) {
+			t.Errorf("%s: warnings %q, want %q", what, got, list)
+		}
+	}
+	answers(100, worker.Prediction{}, false)
+	answers(100, worker.Prediction{Tokens: 63}, false)
+	answers(100, worker.Prediction{Tokens: 96, Shared: 2}, false) // still being computed
+	want("prompts that may not be cached")
+	answers(19, worker.Prediction{Tokens: 64}, false)
+	answers(1, worker.Prediction{}, true)
+	answers(19, worker.Prediction{Tokens: 64}, false)
+	want("a count among them")
+	answers(1, worker.Prediction{Tokens: 64}, false)
+	want("20 answers", warnCachedTokens)
+	if _, advice := warned(p, "a:1"); !strings.Contains(advice, "--enable-prompt-tokens-details") {
+		t.Errorf("the advice is %q", advice)
+	}
+	answers(100, worker.Prediction{Tokens: 640}, false)
+	want("many answers", warnCachedTokens)
+	answers(1, worker.Prediction{Tokens: 64}, true)
+	want("a count")
+}
+
+func TestPublishersOfAWorker(t *testing.T) {
+	two := engine.KVEvents{Endpoint: "tcp://*:5557", Replay: "tcp://*:6557", Topic: "t", Publishers: 2}
+	one := two
+	one.Publishers = 1
+	path, dials := one, one
+	listens := engine.KVEvents{Endpoint: "tcp://127.0.0.1:5557", Publishers: 1, Listens: true}
+	path.Endpoint, dials.Endpoint = "ipc:///run/x", "tcp://127.0.0.1:5557"
+	bound := engine.KVEvents{Endpoint: "tcp://0.0.0.0:39121", Publishers: 1}
+	at := func(endpoint, replay, topic string) worker.Publisher {
+		return worker.Publisher{Endpoint: endpoint, Replay: replay, Topic: topic}
+	}
+	for _, c := range []struct {
+		name  string
+		dial  string
+		set   *worker.KVEventsSettings
+		of    engine.KVEvents
+		ranks int
+		want  []worker.Publisher
+		why   error
+	}{
+		{"nothing", "10.0.0.1:8000", nil, engine.KVEvents{}, 1, nil, nil},
+		{"reported", "10.0.0.1:8000", nil, one, 1, []worker.Publisher{at("tcp://10.0.0.1:5557", "tcp://10.0.0.1:6557", "t")}, nil},
+		{"reported by ranks", "[fd00::1]:8000", nil, two, 2, []worker.Publisher{
+			at("tcp://[fd00::1]:5557", "tcp://[fd00::1]:6557", "t"), at("tcp://[fd00::1]:5558", "tcp://[fd00::1]:6558", "t"),
+		}, nil},
+		{"reported as bound", "gpu:8000", nil, bound, 1, []worker.Publisher{at("tcp://gpu:39121", "", "")}, nil},
+		{"of ranks that the engine chooses", "gpu:8000", nil, two, 1, nil, errRanks},
+		{"of an engine that connects", "gpu:8000", nil, dials, 1, nil, errDials},
+		{"of an engine that listens at one address", "gpu:8000", nil, listens, 1, []worker.Publisher{at("tcp://gpu:5557", "", "")}, nil},
+		{"at a path here", "127.0.0.1:8000", nil, path, 1, []worker.Publisher{at("ipc:///run/x", "tcp://127.0.0.1:6557", "t")}, nil},
+		{"at a path elsewhere", "gpu:8000", nil, path, 1, nil, errUnread},
+		{"off", "gpu:8000", &worker.KVEventsSettings{Source: "off"}, one, 1, nil, nil},
+		{"with a topic and another replay", "gpu:8000", &worker.KVEventsSettings{Topic: "a", Replay: "7000"}, one, 1, []worker.Publisher{at("tcp://gpu:5557", "tcp://gpu:7000", "a")}, nil},
+		{"port", "tcp/gpu:8000", &worker.KVEventsSettings{Source: "5557", Replay: "5600"}, engine.KVEvents{}, 2, []worker.Publisher{
+			at("tcp://gpu:5557", "tcp://gpu:5600", ""), at("tcp://gpu:5558", "tcp://gpu:5601", ""),
+		}, nil},
+		{"endpoint", "unix//run/x", &worker.KVEventsSettings{Source: "tcp://127.0.0.1:9"}, one, 1, []worker.Publisher{at("tcp://127.0.0.1:9", "", "")}, nil},
+		{"path of ranks", "127.0.0.1:8000", &worker.KVEventsSettings{Source: "ipc:///run/x"}, one, 2, nil, errUnread},
+	} {
+		got, why := publishers(c.set, hostOf(c.dial), c.of, c.ranks)
+		if !slices.Equal(got, c.want) || !errors.Is(why, c.why) {
+			t.Errorf("%s: %v, %v; want %v, %v", c.name, got, why, c.want, c.why)
+		}
 	}
 }

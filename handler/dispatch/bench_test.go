@@ -12,8 +12,14 @@ import (
 	"testing"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
+	"github.com/caddy-kvrouter/kvrouter/handler/plan"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
+	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // benchHandler returns a harness with one worker.
@@ -170,4 +176,75 @@ func TestPlanDoesNotGrowWithTheBody(t *testing.T) {
 	if many > few+8 {
 		t.Errorf("%v allocations, with a hundred times the tokens %v", few, many)
 	}
+}
+
+// BenchmarkChooseAmong chooses among many workers by the default policy, books a lease and
+// ends it. The requests name no model, or one that all workers serve.
+func BenchmarkChooseAmong(b *testing.B) {
+	for _, n := range []int{8, 64, 512} {
+		for _, model := range []string{"", "m"} {
+			b.Run(fmt.Sprintf("%dworkers/model=%s", n, model), func(b *testing.B) {
+				h, ups := benchHandler(b), make(reverseproxy.UpstreamPool, n)
+				for i := range ups {
+					ups[i] = &reverseproxy.Upstream{Dial: fmt.Sprintf("127.0.0.1:%d", i+1), Host: new(reverseproxy.Host)}
+					w := h.pool.Worker(ups[i].Dial)
+					if model != "" {
+						h.pool.LearnModels(w, &worker.ModelList{IDs: map[string]bool{model: true}, Entries: []worker.ModelEntry{{ID: model}}}, zap.NewNop())
+					}
+				}
+				h.ReverseProxy.Upstreams = ups
+				h.policy = kvscore.NewDynamo()
+				r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", bytes.NewReader(chatBody(b, 16<<10, true)))
+				p, err := h.reader.Read(r)
+				if err != nil {
+					b.Fatal(err)
+				}
+				p.Model = model
+				b.ReportAllocs()
+				for b.Loop() {
+					d := newTestDispatch(h, p)
+					if d.Select(b.Context(), ups) == nil {
+						b.Fatal("no worker")
+					}
+					d.endAttempt(true)
+				}
+			})
+		}
+	}
+}
+
+// TestChoosingAllocatesAsMuchAmongMany chooses among few workers and many.
+func TestChoosingAllocatesAsMuchAmongMany(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector empties pools at random")
+	}
+	count := func(n int) float64 {
+		var dials []string
+		for i := range n {
+			dials = append(dials, fmt.Sprintf("127.0.0.1:%d", i+1))
+		}
+		h := testHandler(t, dials...)
+		h.policy = kvscore.NewDynamo()
+		for _, w := range h.pool.All() {
+			w.ModelMetrics("") // the first request of a worker makes its metrics
+		}
+		p := &plan.Plan{Wishes: plan.Wishes{Ext: &plan.NoExt}, Prompt: plan.Prompt{Score: kvscore.Request{Prompt: cache.Prompt{Tokens: 100}, Streamed: true}}}
+		return testing.AllocsPerRun(200, func() {
+			d := newTestDispatch(h, p)
+			if d.Select(t.Context(), h.ReverseProxy.Upstreams) == nil {
+				t.Fatal("no worker")
+			}
+			d.endAttempt(true)
+		})
+	}
+	if few, many := count(2), count(512); many > few+1 {
+		t.Errorf("%v allocations among 512 workers, %v among 2", many, few)
+	}
+}
+
+func upstreamsOf(dials ...string) (list reverseproxy.UpstreamPool) {
+	for _, dial := range dials {
+		list = append(list, &reverseproxy.Upstream{Dial: dial, Host: new(reverseproxy.Host)})
+	}
+	return list
 }

@@ -2,7 +2,10 @@ package dispatch
 
 import (
 	"context"
+	"fmt"
 	"net/http"
+	"net/http/httptest"
+	"strconv"
 	"testing"
 	"time"
 
@@ -130,4 +133,104 @@ func wantedWorkers(workers ...worker.Settings) *pool.Settings {
 		s.Upstreams[w.Dial] = true
 	}
 	return s
+}
+
+// TestDryChoiceOfAnUnknownUpstream has an upstream that the pool does not know: each
+// look-up would make another worker of it.
+func TestDryChoiceOfAnUnknownUpstream(t *testing.T) {
+	for name, p := range map[string]*plan.Plan{
+		"free":   {Wishes: plan.Wishes{Ext: &plan.NoExt}},
+		"pinned": {Wishes: plan.Wishes{Ext: &plan.NoExt}, Pin: plan.Pin{Named: true, Worker: worker.DerivedID("new:1"), Field: "x"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p.HTTP = httptest.NewRequest(http.MethodGet, "/", nil)
+			h := testHandler(t, "a:1")
+			h.ReverseProxy.Upstreams = upstreamsOf("a:1", "new:1")
+			c := testDispatcher(h).Explain(p)
+			if c.Refused != nil {
+				t.Fatalf("refused: %+v", c.Refused)
+			}
+			seen := make(map[string]int)
+			for _, w := range c.Workers {
+				seen[w.Dial]++
+			}
+			for _, l := range c.LeftOut {
+				seen[l.Dial]++
+			}
+			if seen["a:1"] != 1 || seen["new:1"] != 1 {
+				t.Errorf("candidates and left out: %v, want each worker once", seen)
+			}
+			if h.pool.Known("new:1") != nil {
+				t.Error("the pool knows it now")
+			}
+		})
+	}
+}
+
+// TestPreference follows Dynamo's rule and its range.
+func TestPreference(t *testing.T) {
+	for sum, want := range map[float64]string{0: "1.000", 1: "0.467", -1: "2.142", 1e9: "0.368", -1e9: "2.718"} {
+		if got := fmt.Sprintf("%.3f", preference(sum)); got != want {
+			t.Errorf("taints that weigh %v: %s, want %s", sum, got, want)
+		}
+	}
+}
+
+func TestUsersHaveABound(t *testing.T) {
+	u := &users{names: make(map[string]bool)}
+	for i := range maxUsers - 1 {
+		u.label(strconv.Itoa(i))
+	}
+	for name, want := range map[string]string{"0": "0", "0\xff": "0�"} {
+		if got := u.label(name); got != want {
+			t.Errorf("user %q has the label %q, want %q", name, got, want)
+		}
+	}
+	if got := u.label("late"); got != otherUsers {
+		t.Errorf("the user after the last has the label %q, want %q", got, otherUsers)
+	}
+	if got := u.label("0\xff"); got != "0�" {
+		t.Errorf("a user from before has the label %q", got)
+	}
+}
+
+// tracedDispatch is a dispatch whose worker is chosen, and its request.
+func tracedDispatch(tb testing.TB, ctx context.Context) (*Dispatch, *http.Request) {
+	tb.Helper()
+	h := testHandler(tb, "127.0.0.1:1")
+	p := &plan.Plan{Model: "m", Wishes: plan.Wishes{Ext: &plan.NoExt}}
+	d := newTestDispatch(h, p)
+	if d.Select(ctx, h.ReverseProxy.Upstreams) == nil {
+		tb.Fatal("no worker")
+	}
+	req := httptest.NewRequestWithContext(ctx, http.MethodPost, "/v1/chat/completions", http.NoBody)
+	req.Header.Set("Traceparent", "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01")
+	return d, req
+}
+
+var ended = &Report{Outcome: outcomeOK}
+
+// walk does for a request all that tracing does.
+func (d *Dispatch) walk(req *http.Request) {
+	_, d.Trace = attempt.StartTrace(req.Context(), d.plan, d.Pool.Name, d.start)
+	d.Trace.Selected(d.attempt)
+	d.Sent = d.Trace.Carry(d.built(req))
+	d.Trace.Retried(d.attempt, "broken")
+	ended.trace(d.Trace)
+}
+
+// TestUntracedRequestsCostNoAllocation has a request whose Caddy does not trace.
+func TestUntracedRequestsCostNoAllocation(t *testing.T) {
+	d, req := tracedDispatch(t, t.Context())
+	untraced := testing.AllocsPerRun(100, func() { d.walk(req) })
+	without := testing.AllocsPerRun(100, func() { d.Sent = d.built(req) })
+	if untraced != without || d.Trace != nil {
+		t.Errorf("%v allocations for a request that is not traced, %v without the calls", untraced, without)
+	}
+}
+
+// built returns the request of the attempt.
+func (d *Dispatch) built(req *http.Request) *http.Request {
+	e := attempt.Request{Plan: d.plan, Body: d.Body, Worker: d.attempt.Worker, Target: d.attempt.Target}
+	return e.Build(req)
 }

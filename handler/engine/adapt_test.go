@@ -268,3 +268,52 @@ const fuzzed = `{"model":"m","messages":[{"role":"user","content":"hi"}],"prompt
 	`"custom_params":{"a":1},"priority":1,"cache_salt":"a","nvext":{"greed_sampling":true,"use_raw_prompt":true,"token_data":[1,2,3],"max_thinking_tokens":5,` +
 	`"session_params":{"id":"s"},"session_control":{"session_id":"s"},"cache_control":{"ttl":60},"cache_salt":"b","agent_hints":{"priority":2,"osl":1},` +
 	`"metadata_upload":{"url":"u"},"backend_instance_id":1,"dp_rank":0,"zzz":1}}`
+
+// TestExtraArgs asks for a transfer of KV blocks in the members that vLLM passes on.
+func TestExtraArgs(t *testing.T) {
+	for _, v := range [][2]string{
+		{"/inference/v1/generate", `{"token_ids":[1],"sampling_params":{"extra_args":{"kv_transfer_params":{"remote_host":"evil"}}}}`},
+		{"/v1/chat/completions", `{"messages":[],"vllm_xargs":{"kv_transfer_params":"evil"}}`},
+	} {
+		for grants, stays := range map[nvext.Grants]bool{0: false, nvext.Pins: true} {
+			got := adapted(t, VLLM, v[0], v[1], func(a *asked) { a.Grants = grants })
+			if strings.Contains(string(got.body), "evil") != stays {
+				t.Errorf("grants %v: %s", grants, got.body)
+			}
+		}
+	}
+}
+
+func TestWhatPathsMean(t *testing.T) {
+	for _, v := range []struct {
+		path                 string
+		all, vllm, sglang    bool
+		keepsID, keepsAsName bool
+	}{
+		{"/flush_cache", true, false, true, true, false},
+		{"/v1/load_lora_adapter", true, true, true, true, false},
+		{"/load_lora_adapter/", true, true, true, true, false},
+		{"/sleep", true, true, false, true, false},
+		{"/v1/videos/x/pause", false, false, false, true, false},
+		{"/init_weights_update_group", false, false, false, true, false},
+		{"/v1/videos", false, false, false, true, false},
+		{"/v1/audio/voices", false, false, false, true, true},
+		{"/v1/images/generations", false, false, false, true, false},
+		{"/invocations", false, false, false, false, false},
+		{"/v1/chat/completions/batch", false, false, false, false, false},
+		{"/encode", false, false, false, false, false},
+	} {
+		if got := MeansAll(v.path); got != v.all {
+			t.Errorf("%s means all: %v", v.path, got)
+		}
+		for kind, want := range map[string]bool{VLLM: v.vllm, SGLang: v.sglang, Other: true, "": true, LlamaCpp: false} {
+			if got := (&Engine{Type: kind}).Means(v.path); got != want {
+				t.Errorf("%s means %s: %v", v.path, kind, got)
+			}
+		}
+		id, name := Kept(v.path, "job_id", "job_1"), Kept(v.path, "name", "bob")
+		if (id == "job_1") != v.keepsID || (name == Voice("bob")) != v.keepsAsName || Kept(v.path, "object", "job_1")+Kept(v.path, "id", "videos") != "" {
+			t.Errorf("%s: id %q, name %q", v.path, id, name)
+		}
+	}
+}

@@ -3,13 +3,20 @@ package pool
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
+	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
@@ -116,5 +123,170 @@ func TestUnansweredQuestionsMarkDown(t *testing.T) {
 	p.Report(w, Outcome{Kind: OutcomeAnswered, Begun: time.Now()})
 	if s := w.Health.State(time.Now()); !w.Health.Available(time.Now()) || !s.Well || s.Away {
 		t.Errorf("an answer does not make it well: %+v", s)
+	}
+}
+
+// epoch is when the tests' clocks begin.
+var epoch = time.Unix(1_800_000_000, 0)
+
+// TestWorkerIsComparedWithTheOthers reports errors of one worker, or of all of them.
+func TestWorkerIsComparedWithTheOthers(t *testing.T) {
+	for _, all := range []bool{false, true} {
+		p := testPool(t, wanted())
+		rows := make([]TableRow, 4)
+		for i, dial := range []string{"a:1", "b:1", "c:1", "d:1"} {
+			rows[i].Worker = p.Worker(dial)
+		}
+		for n := range uint64(3 * worker.FewErrors) {
+			for i, row := range rows {
+				o := Outcome{Kind: OutcomeGood, Begun: time.Now()}
+				if i == 0 || all {
+					o = Outcome{Kind: OutcomeErrored, Begun: time.Now(), Why: "404 Not Found", Blame: n, Peers: rows}
+				}
+				p.Report(row.Worker, o)
+			}
+		}
+		for i, row := range rows {
+			if ok, want := row.Worker.Health.Available(time.Now()), i > 0 || all; ok != want {
+				t.Errorf("all answer errors: %v; worker %d is available: %v, want %v", all, i, ok, want)
+			}
+		}
+	}
+}
+
+// TestComparisonForgetsOldErrors has three workers. One failed everything before it was drained,
+// one gets no requests, and the third one fails now.
+func TestComparisonForgetsOldErrors(t *testing.T) {
+	a, b, c := new(worker.Worker), new(worker.Worker), new(worker.Worker)
+	rows := []TableRow{{Worker: a}, {Worker: b}, {Worker: c}}
+	for n := range uint64(40) {
+		b.Health.RecordError(epoch, true, n)
+	}
+	now, worse := epoch.Add(10*time.Minute), false
+	for n := range uint64(40) {
+		worse = isWorse(a, now, &Outcome{Own: true, Blame: n, Peers: rows})
+	}
+	if !worse {
+		t.Error("the worker that fails is not worse than the others")
+	}
+}
+
+// TestOutlierIsACondition has one of two workers refuse what different sessions ask.
+func TestOutlierIsACondition(t *testing.T) {
+	p := testPool(t, wanted())
+	targets := []kvscore.Target{p.Worker("a:1").Target(0), p.Worker("b:1").Target(0)}
+	sel := kvscore.Selection{Rand: newRandom()}
+	now := time.Now()
+	for i := range uint64(10) {
+		for bound := range targets {
+			r := &kvscore.Request{Prompt: cache.Prompt{Tokens: 1600}, Session: i + 1, Streamed: true}
+			_, l := p.Scheduler.Select(now, r, targets, bound, nil, &sel)
+			if bound == 0 {
+				l.Failed(now)
+			} else {
+				l.FirstToken(now.Add(time.Second))
+			}
+			l.End(bound == 1, nil)
+		}
+	}
+	if p.noteOutliers(now); len(p.Incidents.Open(now)) != 1 {
+		t.Errorf("conditions %+v", p.Incidents.Open(now))
+	}
+}
+
+// TestPairs avoids pairs whose transfers fail, and not those of which one was late.
+func TestPairs(t *testing.T) {
+	p, now := new(Pool), time.Now()
+	prefill, decode, other := &worker.Worker{ID: 1}, &worker.Worker{ID: 2}, &worker.Worker{ID: 3}
+	for i, silent := range []bool{true, true, true} {
+		if p.Avoids(prefill, decode, now) {
+			t.Errorf("avoided after %d silent phases", i)
+		}
+		p.PairFailed(prefill, decode, silent, now, now)
+	}
+	if !p.Avoids(prefill, decode, now) || p.Avoids(prefill, other, now) || p.Avoids(prefill, decode, now.Add(pairAvoided)) {
+		t.Error("three silent phases in a row")
+	}
+	p.PairWorks(prefill, decode)
+	if p.Avoids(prefill, decode, now) || p.PairFailed(prefill, decode, true, now, now) || !p.PairFailed(prefill, decode, false, now, now) {
+		t.Error("a failed transfer, after one that went well and a late one")
+	}
+
+	p = new(Pool)
+	prefill.Restarted()
+	if p.PairFailed(prefill, decode, false, now, time.Now()) || p.Avoids(prefill, decode, now) {
+		t.Error("a transfer from before the restart")
+	}
+	if now = time.Now(); !p.PairFailed(prefill, decode, false, now, now) {
+		t.Error("a transfer after the restart")
+	}
+}
+
+// TestEventsAreOfTheLog writes log lines, and looks at the events.
+func TestEventsAreOfTheLog(t *testing.T) {
+	p := &registry{Name: "test", events: make(chan event, 1)}
+	log := p.Logger()
+	log.Info("worker is well")
+	log.Debug("condition begins")
+	for range 3 { // more than have room
+		log.Warn("worker is marked down", zap.String("upstream", "a:1"))
+	}
+	e := <-p.events
+	if e.name != "kv_router_worker_marked_down" || e.data["pool"] != p.Name || e.data["upstream"] != "a:1" || len(p.events) != 0 {
+		t.Errorf("got %+v", e)
+	}
+}
+
+// TestEventsHaveLogLines looks for the log lines of all events in the code.
+func TestEventsHaveLogLines(t *testing.T) {
+	var code strings.Builder
+	files, _ := filepath.Glob("../*/*.go")
+	for _, name := range files {
+		if !strings.HasSuffix(name, "_test.go") && filepath.Base(name) != "events.go" {
+			data, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			code.Write(data)
+		}
+	}
+	for line := range events {
+		if !strings.Contains(code.String(), `"`+line+`"`) {
+			t.Errorf("no code logs %q", line)
+		}
+	}
+}
+
+func TestAborts(t *testing.T) {
+	var a Aborts
+	begun := time.Now()
+	at := begun.Add(time.Second)
+	a.Note(at, "request-1")
+	for _, v := range []struct {
+		after time.Duration
+		begun time.Time
+		id    string
+		want  bool
+	}{
+		{time.Second, begun, "request-1", true},
+		{time.Second, begun, "request-12", true}, // as SGLang reads it
+		{time.Second, begun, "request-2", false},
+		{time.Second, begun, "", false},
+		{time.Second, at.Add(1), "request-1", false}, // a later one of that name
+		{2 * abortLasts, begun, "request-1", false},
+	} {
+		if got := a.Has(at.Add(v.after), v.begun, v.id); got != v.want {
+			t.Errorf("%+v: %v", v, got)
+		}
+	}
+	for i := range 3 * maxAborts {
+		a.Note(at, fmt.Sprint(i))
+	}
+	if len(a.ids) > maxAborts {
+		t.Errorf("%d ids are kept", len(a.ids))
+	}
+	a.Note(at, "")
+	if !a.Has(at, begun, "any") || a.Has(at, at, "any") {
+		t.Error("all that had begun are aborted")
 	}
 }

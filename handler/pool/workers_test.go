@@ -2,12 +2,19 @@ package pool
 
 import (
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+	"github.com/caddy-kvrouter/kvrouter/handler/journal"
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/zap"
 )
 
@@ -109,5 +116,161 @@ func TestEqualModelListIsNoNews(t *testing.T) {
 		if w.List() != v.want {
 			t.Errorf("step %d: another list than wanted", i)
 		}
+	}
+}
+
+// TestResponsesAreBounded keeps many more responses than there is room for: the
+// number stays within the bound, and one that is named again and again stays.
+func TestResponsesAreBounded(t *testing.T) {
+	r := responses{journal: new(journal.Journal)}
+	used, unused := kvscore.Target{Worker: 1, Rank: 2}, kvscore.Target{Worker: 2}
+	r.Keep("used", used, affinity.Identity{7})
+	r.Keep("unused", unused, affinity.Identity{})
+	for i := range 5 * maxResponses {
+		r.Keep("resp_"+strconv.Itoa(i), unused, affinity.Identity{})
+		if i%1000 == 0 {
+			if got, _, ok := r.Find("used", true); !ok || got != used {
+				t.Fatalf("after %d others: %v, %v", i, got, ok)
+			}
+			r.Find("unused", false)
+		}
+	}
+	if session, ok := r.Session("used"); !ok || session != (affinity.Identity{7}) {
+		t.Errorf("the session is %x, %v", session, ok)
+	}
+	if n := r.Count(); n != maxResponses {
+		t.Errorf("%d are remembered", n)
+	}
+	if _, _, ok := r.Find("unused", true); ok {
+		t.Error("one that nobody named for long is remembered")
+	}
+	if _, _, ok := r.Find("resp_"+strconv.Itoa(5*maxResponses-1), true); !ok {
+		t.Error("the newest is not remembered")
+	}
+	if _, _, ok := r.Find("never", true); ok {
+		t.Error("one is found that never was")
+	}
+	var again responses
+	for _, one := range r.dump() {
+		again.follow(one)
+	}
+	if !slices.Equal(again.dump(), r.dump()) {
+		t.Error("what is dumped and restored is in another order")
+	}
+}
+
+func listOf(models ...string) *worker.ModelList {
+	l := &worker.ModelList{IDs: make(map[string]bool)}
+	for _, m := range models {
+		l.IDs[m] = true
+		l.Entries = append(l.Entries, worker.ModelEntry{ID: m})
+	}
+	return l
+}
+
+// TestFiguresAreBounded uses many names of models and many workers.
+func TestFiguresAreBounded(t *testing.T) {
+	p := testPool(t, &Settings{Others: true})
+	series := func() int {
+		n := 0
+		for _, c := range observe.Collectors() {
+			n += testutil.CollectAndCount(c)
+		}
+		return n
+	}
+	before := series()
+	w := p.Worker("10.0.0.1:8000")
+	p.LearnModels(w, listOf("m"), zap.NewNop())
+	for i := range 100_000 {
+		if got := w.ModelMetrics(fmt.Sprint("client", i)).Model; got != "other" {
+			t.Fatalf("a model that no engine lists is the label %q", got)
+		}
+	}
+	if a, b := w.ModelMetrics("m"), w.ModelMetrics("m"); a != b || a.Model != "m" || w.ModelMetrics("").Model != "" {
+		t.Error("a listed model has no label of its own, or several")
+	}
+	const each, most = 11 + 4 + 2, 16 // of a model; models of a worker
+	if got := series() - before; got != 3*each {
+		t.Errorf("%d series, want %d", got, 3*each)
+	}
+	var adapters []string
+	for i := range 40 {
+		adapters = append(adapters, fmt.Sprint("lora", i))
+	}
+	p.LearnModels(w, listOf(adapters...), zap.NewNop())
+	w.Past.ForgetModels(w.KnownToServe) // m
+	for _, m := range adapters {
+		w.ModelMetrics(m)
+	}
+	if got := series() - before; got != most*each {
+		t.Errorf("%d series of a worker with many models, want %d", got, most*each)
+	}
+	for i := range 300 {
+		w := p.Worker(fmt.Sprintf("10.1.%d.%d:8000", i/250, i%250))
+		p.LearnModels(w, listOf("m"), zap.NewNop())
+		w.ModelMetrics("m").Ended("ok", false)
+		if i%100 == 99 {
+			p.mu.Lock()
+			for dial, w := range p.workers {
+				if strings.HasPrefix(dial, "10.1.") {
+					p.drop(w)
+				}
+			}
+			p.mu.Unlock()
+		}
+	}
+	p.mu.Lock()
+	p.drop(w)
+	p.mu.Unlock()
+	if got := series(); got != before {
+		t.Errorf("%d series stay when all workers are gone", got-before)
+	}
+}
+
+// TestAutoLimitIsTheEngines has an engine report a limit, change it, and become another
+// engine that reports none.
+func TestAutoLimitIsTheEngines(t *testing.T) {
+	p := testPool(t, wanted(worker.Settings{Dial: "a:1", MaxRunning: worker.LimitAuto}, worker.Settings{Dial: "b:1", MaxRunning: 7}, worker.Settings{Dial: "c:1"}))
+	limit := func(dial string) int64 { _, n := p.Worker(dial).Running(); return n }
+	for _, v := range []struct {
+		info engine.Info
+		want int64
+	}{
+		{engine.Info{}, 0},
+		{engine.Info{Type: engine.SGLang, MaxRunning: 4, DPSize: 2}, 8},
+		{engine.Info{Type: engine.SGLang, MaxRunning: 5, DPSize: 1}, 5},
+		{engine.Info{Type: engine.Dynamo, MaxRunning: 3, DPSize: 4}, 12}, // its ranks are no targets
+		{engine.Info{Type: engine.LlamaCpp, MaxRunning: 3}, 3},
+		{engine.Info{Type: engine.VLLM}, 0},
+	} {
+		for _, dial := range []string{"a:1", "b:1", "c:1"} {
+			p.tell(dial, v.info)
+		}
+		if got := limit("a:1"); got != v.want {
+			t.Errorf("the engine reports %+v: limit %d, want %d", v.info, got, v.want)
+		}
+		if b, c := limit("b:1"), limit("c:1"); b != 7 || c != 0 {
+			t.Errorf("limits without auto are %d and %d, want 7 and 0", b, c)
+		}
+	}
+	p.tell("b:1", engine.Info{Type: engine.SGLang, MaxRunning: 9})
+	p.Apply(wanted(worker.Settings{Dial: "a:1"}, worker.Settings{Dial: "b:1", MaxRunning: worker.LimitAuto}).WithDefaults())
+	if a, b := limit("a:1"), limit("b:1"); a != 0 || b != 9 {
+		t.Errorf("after a reload the limits are %d and %d, want 0 and 9", a, b)
+	}
+}
+
+// TestHigherAutoLimitServesTheQueue has a request wait for a worker whose engine then
+// reports a higher limit.
+func TestHigherAutoLimitServesTheQueue(t *testing.T) {
+	p := testPool(t, wanted(worker.Settings{Dial: "a:1", MaxRunning: worker.LimitAuto}))
+	w := p.tell("a:1", engine.Info{Type: engine.SGLang, MaxRunning: 1})
+	m := newWaiter(time.Now(), w)
+	if !w.TakeSlot() || !p.queue.enter(m, 10) {
+		t.Fatal("the request does not wait")
+	}
+	p.tell("a:1", engine.Info{Type: engine.SGLang, MaxRunning: 2})
+	if g, ok := m.decided(); !ok || g.worker != w {
+		t.Errorf("decided %v, granted %+v", ok, g)
 	}
 }
