@@ -54,7 +54,7 @@ type Class struct {
 	Late string `json:"late,omitempty"`
 
 	// By which factor recent predictions of the class's first tokens may have been off, on average.
-	// If they were off by more, no late request is refused or demoted. Default: 2.
+	// If they were off by more, they refuse and demote nothing. Default: 2.
 	Tolerance float64 `json:"tolerance,omitempty"`
 
 	// The class that a late request gets, for `demote`. Its own `late` does not count then.

@@ -81,16 +81,15 @@ type Journal struct {
 }
 
 // Queue bounds the requests that wait, because all workers that can serve them are at
-// `max_running` or because of `hold`. Requests leave the queue in the order in which their bodies arrived, and
-// by priority if their clients have the grant `priorities`. A request whose client
+// `max_running` or because of `hold`. Package queue has their order. A request whose client
 // disconnects leaves the queue. All handlers of a pool must agree on it.
 type Queue struct {
-	// The most requests that wait. If there are more, the router answers the last to
-	// arrive with 429 (`queue_full`). Default: 1024.
+	// The most requests that wait. If there are more, and none that `hold` keeps can go, the router
+	// answers one with 429 (`queue_full`). Default: 1024.
 	MaxWaiting int `json:"max_waiting,omitempty"`
 
-	// How long a request waits, over all its attempts. The router then answers it with
-	// 503 (`queue_timeout`). Default: 30s.
+	// How long a request waits, over all its attempts. If no worker can take it then, the router
+	// answers it with 503 (`queue_timeout`). Requests of background classes wait on. Default: 30s.
 	MaxWait caddy.Duration `json:"max_wait,omitempty"`
 
 	// Whether requests also wait while all their workers are busy with prefills: `auto` or `off`. With
