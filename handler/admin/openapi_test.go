@@ -59,7 +59,7 @@ var meanings, used = func() (map[string]string, map[string]bool) {
 	return of, make(map[string]bool)
 }()
 
-var undescribed []string // fields without a line in fields.txt
+var undescribed, unnamed []string // fields without a line in fields.txt, or without a name of their own in JSON
 
 // meaning returns what a schema's field means, "" if fields.txt does not say.
 func meaning(schema, field string) string {
@@ -119,6 +119,8 @@ func (s schemas) properties(schema string, t reflect.Type) (lines []string) {
 		switch {
 		case f.Anonymous && name == "" && of.Kind() == reflect.Struct:
 			lines = append(lines, s.properties(schema, of)...)
+		case name == "" && f.IsExported():
+			unnamed = append(unnamed, schema+"."+f.Name)
 		case name != "" && name != "-" && f.IsExported():
 			lines = append(lines, fmt.Sprintf("%q: %s, \"description\": %q}", name, strings.TrimSuffix(s.of(f.Type), "}"), meaning(schema, name)))
 		}
@@ -191,6 +193,9 @@ func TestOpenAPIIsTheAPI(t *testing.T) {
 	}
 	if len(undescribed) > 0 {
 		t.Errorf("these fields have no line in testdata/fields.txt: %s", undescribed)
+	}
+	if len(unnamed) > 0 {
+		t.Errorf("these fields have no name in JSON: %s", unnamed)
 	}
 	for name := range meanings {
 		if !used[name] {

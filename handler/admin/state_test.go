@@ -1,7 +1,6 @@
 package admin
 
 import (
-	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
@@ -150,25 +149,6 @@ func TestSentences(t *testing.T) {
 			t.Errorf("got  %s\nwant %s", got, c.want)
 		}
 	}
-}
-
-// BenchmarkState makes the state that the page asks for once a second.
-func BenchmarkState(b *testing.B) {
-	p := testPool(b, 512)
-	for _, w := range p.All() {
-		serve(p, w, "", 100, 1, 100*time.Millisecond, 800, 800)
-	}
-	now := time.Now()
-	b.ReportAllocs()
-	size := 0
-	for b.Loop() {
-		data, err := json.Marshal(viewState(p, now.Unix()-20, true, now))
-		if err != nil {
-			b.Fatal(err)
-		}
-		size = len(data)
-	}
-	b.ReportMetric(float64(size), "B/answer")
 }
 
 // TestInvalidLabelCostsOnlyItsFigure collects a figure whose label is no UTF-8.
