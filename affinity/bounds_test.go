@@ -9,33 +9,6 @@ import (
 	"time"
 )
 
-func TestLimitsChangeUnderLoad(t *testing.T) {
-	var l ends
-	r := open(t, Options{MaxSessions: 2000, OnExpire: l.record})
-	var accepted atomic.Int64
-	each(5, func(i int) {
-		if i == 4 {
-			for n := range 100 {
-				r.SetMaxSessions(100 + (n%2)*1900)
-			}
-			return
-		}
-		for n := range 3000 {
-			if _, err := put(r, fmt.Sprintf("%d-%d", i, n), on(1), time.Hour, EngineBacked); err == nil {
-				accepted.Add(1)
-			} else if !errors.Is(err, ErrFull) {
-				t.Error(err)
-			}
-		}
-	})
-	r.SetMaxSessions(100)
-	settled(t, r)
-	if got := int64(len(l.take()) + r.Len()); r.Len() != 100 || got != accepted.Load() {
-		t.Fatalf("accepted %d, %d of them live, ended or live %d", accepted.Load(), r.Len(), got)
-	}
-	cacheHolds(t, r)
-}
-
 func TestSweepRunsByItself(t *testing.T) {
 	var l ends
 	r := open(t, Options{OnExpire: l.record, Sweep: time.Millisecond})

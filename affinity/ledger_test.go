@@ -13,6 +13,7 @@ import (
 type ledger struct {
 	t     *testing.T
 	first Version
+	most  int            // bindings at a time; the operator lowers that now and then
 	clock atomic.Int64   // counts operations, to order them
 	ended []atomic.Int64 // when the call that ended a version returned; 0 if none did
 	fates []atomic.Int32 // bits of how
@@ -103,7 +104,7 @@ func TestEachVersionEndsOnce(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			var c fakeClock
 			l := &ledger{
-				t: t, first: Version(epoch.UnixNano()), //nolint:gosec // after 1970
+				t: t, first: Version(epoch.UnixNano()), most: tt.max, //nolint:gosec // after 1970
 				ended: make([]atomic.Int64, tt.ops+1), fates: make([]atomic.Int32, tt.ops+1), kinds: make([]atomic.Int32, tt.ops+1),
 			}
 			r := open(t, Options{Clock: c.now, MaxSessions: tt.max, OnExpire: func(_ Key, b Binding, why Reason) {
@@ -158,6 +159,7 @@ func (l *ledger) operate(r *Bindings, c *fakeClock, key Key, rnd *rand.Rand) {
 		if rnd.IntN(50) == 0 {
 			r.sweep()
 			r.Dump(func([]Saved) bool { return true })
+			r.SetMaxSessions(l.most/2 + rnd.IntN(l.most/2+1))
 		}
 	case 6:
 		if got, ok := r.Touch(key, b.Version); ok && got.Version != b.Version {
