@@ -194,42 +194,58 @@ func TestFloodLongerThanTheQueue(t *testing.T) {
 	}
 }
 
-// TestNothingLeaksOfGrants has requests choose other workers than the queue has granted, which fill up.
-func TestNothingLeaksOfGrants(t *testing.T) {
+// TestSlotsAreNeverLostNorTooMany has clients that come, leave and are served at the same time, some of them
+// for one worker only. Requests choose other workers than the queue has granted, which fill up.
+func TestSlotsAreNeverLostNorTooMany(t *testing.T) {
 	dials := []string{"a:1", "b:1", "c:1"}
 	var set []worker.Settings
-	for _, dial := range dials {
-		set = append(set, worker.Settings{Dial: dial, MaxRunning: 1})
+	for i, dial := range dials {
+		set = append(set, worker.Settings{Dial: dial, MaxRunning: worker.RequestLimit(1 + i)})
 	}
 	p := testPool(t, wanted(set...))
 	p.varied.Store(time.Now().Add(time.Hour).UnixNano())
 	offers := new(Tables).Offers(p, upstreamsOf(dials...), nil)
+	var served atomic.Int64
 	var all sync.WaitGroup
 	for g := range 64 {
 		all.Go(func() {
 			for i := range 30 {
 				o, want, s := offers, anyWants(), new(Seat)
 				want.Kind, want.Tenant = worker.KindStream, uint64(1+g%5) //nolint:gosec // small
-				if g == 0 {
+				ctx, leave := t.Context(), func() {}
+				if g%3 == 0 {
+					ctx, leave = context.WithTimeout(ctx, time.Duration(1+(g+i)%5)*time.Millisecond)
+				}
+				if g%8 == 0 {
 					want.Only = p.Worker(dials[i%3])
 				}
 				by := &priced{request: kvscore.Request{Prompt: cache.Prompt{Root: uint64(i), Tokens: 4000}, Streamed: true}} //nolint:gosec // small
-				if _, err := p.Seat(t.Context(), &want, &o, by, s); err != nil {
+				_, err := p.Seat(ctx, &want, &o, by, s)
+				if left := ctx.Err() != nil; err != nil && !left {
 					t.Error(err)
-					continue
 				}
-				time.Sleep(time.Duration(i%3) * 30 * time.Microsecond)
-				s.Leave(true, nil)
+				if err == nil {
+					if running, limit := s.Worker.Running(); running > limit {
+						t.Errorf("%d run, %d may", running, limit)
+					}
+					served.Add(1)
+					time.Sleep(time.Duration(i%3) * 30 * time.Microsecond)
+					s.Leave(true, nil)
+				}
+				leave()
 			}
 		})
 	}
 	all.Wait()
+	if n := served.Load(); n < 32*30 {
+		t.Errorf("%d are served", n)
+	}
 	for _, w := range p.All() {
 		if n, _ := w.Running(); n != 0 {
 			t.Errorf("%s: %d run", w.Dial, n)
 		}
 	}
-	if n := p.Scheduler.Stats().Leases; n != 0 || p.Waiting() != 0 {
-		t.Errorf("%d leases, %d wait", n, p.Waiting())
+	if n := p.Scheduler.Stats().Leases; n != 0 || p.Waiting() != 0 || p.queue.order.Len() != 0 {
+		t.Errorf("%d leases, %d wait, %d are in order", n, p.Waiting(), p.queue.order.Len())
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"reflect"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -240,54 +239,6 @@ func TestWaitEndsInTime(t *testing.T) {
 				}
 			})
 		})
-	}
-}
-
-// TestSlotsAreNeverLostNorTooMany has clients that come, leave and are served at
-// the same time, some of them for one worker only, some without entering the queue.
-func TestSlotsAreNeverLostNorTooMany(t *testing.T) {
-	q, workers := queueRoom(3, 2)
-	var served atomic.Int64
-	var clients sync.WaitGroup
-	for i := range 32 {
-		clients.Go(func() {
-			for n := range 200 {
-				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+(i+n)%5)*time.Millisecond)
-				w := workers[i%2]
-				if n%5 > 0 {
-					m := newWaiter(time.Now(), workers[i%3/2:]...)
-					q.enter(m, 20)
-					w = q.outcome(ctx, m, time.Minute).worker
-				} else if !q.takeUnclaimed(w, false) { // a newcomer
-					w = nil
-				}
-				if w != nil {
-					if running, limit := w.Running(); running > limit {
-						t.Errorf("%d are running, %d may", running, limit)
-					}
-					served.Add(1)
-					if n%4 == 0 {
-						time.Sleep(100 * time.Microsecond)
-					}
-					w.FreeSlot()
-					q.freed(w)
-				}
-				cancel()
-			}
-		})
-	}
-	clients.Wait()
-	t.Logf("%d of %d were served", served.Load(), 32*200)
-	if served.Load() == 0 {
-		t.Error("nobody was served")
-	}
-	for i, w := range workers {
-		if n := running(w); n != 0 {
-			t.Errorf("worker %d has %d slots taken at the end", i, n)
-		}
-	}
-	if q.length.Load() != 0 || q.order.Len() != 0 {
-		t.Errorf("%d wait at the end, %d are counted", q.order.Len(), q.length.Load())
 	}
 }
 
