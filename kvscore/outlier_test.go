@@ -11,11 +11,8 @@ func ms(n float64) time.Duration { return time.Duration(n * float64(time.Millise
 // targets that refuse as many.
 func TestRequestsThatFailBookNothing(t *testing.T) {
 	for name, sessions := range map[string]uint64{"one session": 1, "many sessions": 50} {
-		s, sel, now := NewScheduler(Settings{}), &Selection{Rand: seeded(1)}, time.Unix(1000, 0)
-		targets := []Target{{Worker: 1}, {Worker: 2}}
-		for _, target := range targets {
-			s.Declare(target, 0)
-		}
+		s, targets := declared(2)
+		sel, now := &Selection{Rand: seeded(1)}, epoch
 		for i := range uint64(50) {
 			for bound := range 2 {
 				r := prompt(upTo(5000)...)
@@ -138,11 +135,8 @@ func (o outlier) share(p Policy) float64 {
 
 // TestShortTimesAreNoise has a worker answer small prompts in a tenth of the time of its peer.
 func TestShortTimesAreNoise(t *testing.T) {
-	s, sel, now := NewScheduler(Settings{}), &Selection{Rand: seeded(1)}, time.Unix(1000, 0)
-	targets := []Target{{Worker: 1}, {Worker: 2}}
-	for _, target := range targets {
-		s.Declare(target, 0)
-	}
+	s, targets := declared(2)
+	sel, now := &Selection{Rand: seeded(1)}, epoch
 	for i := range 100 {
 		r := prompt(upTo(20)...)
 		r.Root, r.Streamed = uint64(i), true //nolint:gosec // small
@@ -158,9 +152,8 @@ func TestShortTimesAreNoise(t *testing.T) {
 
 // TestFasterEnginesAreBelieved has all engines become ten times as fast.
 func TestFasterEnginesAreBelieved(t *testing.T) {
-	s := NewScheduler(Settings{})
-	targets := []Target{{Worker: 1}, {Worker: 2}}
-	sel, now := &Selection{Rand: seeded(1)}, time.Unix(1000, 0)
+	s, targets := declared(2)
+	sel, now := &Selection{Rand: seeded(1)}, epoch
 	answer := func(i int, took float64) {
 		r := prompt(upTo(uint64(120 + 7*(i%7)))...)
 		r.Root = uint64(i) //nolint:gosec // small
@@ -185,11 +178,8 @@ func TestFasterEnginesAreBelieved(t *testing.T) {
 // that they ask about. Errors that are the target's own are a sign.
 func TestMistakesOfClientsAreNoSign(t *testing.T) {
 	for name, end := range map[string]func(*Lease, time.Time){"mistakes": (*Lease).Mistaken, "errors": (*Lease).Failed} {
-		s, sel, now := NewScheduler(Settings{}), &Selection{Rand: seeded(1)}, time.Unix(1000, 0)
-		targets := []Target{{Worker: 1}, {Worker: 2}}
-		for _, target := range targets {
-			s.Declare(target, 0)
-		}
+		s, targets := declared(2)
+		sel, now := &Selection{Rand: seeded(1)}, epoch
 		for i := range uint64(40) {
 			for bound := range 2 {
 				r := prompt(upTo(500)...)

@@ -322,15 +322,3 @@ func FuzzAsk(f *testing.F) {
 		checkInfo(t, AskAs(Names[int(as)%len(Names)], get))
 	})
 }
-
-func BenchmarkMetrics(b *testing.B) {
-	page := []byte(vllmPage)
-	for len(page) < 1<<20 {
-		page = append(page, "vllm:time_to_first_token_seconds_bucket{engine=\"0\",le=\"0.001\",model_name=\"m\"} 0.0\n"...)
-	}
-	b.SetBytes(int64(len(page)))
-	for b.Loop() {
-		var info Info
-		readVLLMMetrics(page, &info)
-	}
-}

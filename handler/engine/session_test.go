@@ -323,29 +323,3 @@ func TestWhatIsMadeOfABodyIsBounded(t *testing.T) {
 		t.Errorf("it took %v", took)
 	}
 }
-
-// TestLongNamesStayApart has ids that digests replace.
-func TestLongNamesStayApart(t *testing.T) {
-	session := func(salt, id string) string {
-		t.Helper()
-		body := adapted(t, SGLang, "/generate", `{"session_params":{"id":"`+id+`"}}`, func(r *asked) { r.Salt = salt }).body
-		var got struct {
-			Params struct{ ID string } `json:"session_params"`
-		}
-		if err := json.Unmarshal([]byte(body), &got); err != nil {
-			t.Fatal(err)
-		}
-		return got.Params.ID
-	}
-	long := strings.Repeat("long ", 1000)
-	a := session("t", long+"a")
-	if a == session("t", long+"b") || a == session("u", long+"a") || len(a) > 200 {
-		t.Errorf("named %q", a)
-	}
-	if session("t", long+"a") != a || session("t", a) != a {
-		t.Errorf("%q has another name when it comes back", a)
-	}
-	if got := session("t", SessionID("t", "", long)); len(got) > 200 || !strings.HasPrefix(got, scopeOf("t")) {
-		t.Errorf("named %q", got)
-	}
-}

@@ -319,14 +319,13 @@ func TestStreamsFail(t *testing.T) {
 // Until then each has refused the other, so it counts as one that joins.
 func TestRefusedRoutersJoinLater(t *testing.T) {
 	joined := 0
-	f := Follower{
-		Scheduler: kvscore.NewScheduler(kvscore.Settings{}), Joined: func(*Peer) { joined++ },
-		Refuse: func(h *Head) error {
-			if h.BlockSize != 32 {
-				return errors.New("other blocks")
-			}
-			return nil
-		},
+	_, f := aFollower()
+	f.Joined = func(*Peer) { joined++ }
+	f.Refuse = func(h *Head) error {
+		if h.BlockSize != 32 {
+			return errors.New("other blocks")
+		}
+		return nil
 	}
 	var e Encoder
 	for i, want := range []struct{ size, joined int }{{16, 0}, {32, 1}, {32, 1}, {16, 1}, {32, 2}} {
@@ -345,11 +344,7 @@ func TestClocksMayDiffer(t *testing.T) {
 	for _, ahead := range []time.Duration{0, time.Minute, -time.Minute} {
 		var j Journal
 		o := j.Open(true)
-		s := kvscore.NewScheduler(kvscore.Settings{})
-		f := Follower{
-			Scheduler: s, Refuse: func(*Head) error { return nil }, Joined: func(*Peer) {},
-			Worker: func(string) (uint64, bool) { return 1, true },
-		}
+		s, f := aFollower()
 		var e Encoder
 		number := uint64(0)
 		tell := func(now time.Time) {

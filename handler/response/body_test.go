@@ -19,22 +19,11 @@ import (
 // nobody is a listener that ignores what it is told.
 type nobody struct{}
 
-// Waits implements Listener.
 func (nobody) Waits() {}
-
-// Received implements Listener.
 func (nobody) Received(time.Time, int, int) {}
-
-// Begun implements Listener.
 func (nobody) Begun() {}
-
-// FirstToken implements Listener.
 func (nobody) FirstToken(time.Time) {}
-
-// ResponseID implements Listener.
 func (nobody) ResponseID(string) {}
-
-// Ended implements Listener.
 func (nobody) Ended(Summary) {}
 
 // told is a listener that writes down what it is told.
@@ -46,10 +35,8 @@ type told struct {
 	ends   int
 }
 
-// FirstToken implements Listener.
 func (l *told) FirstToken(time.Time) { l.events = append(l.events, "first") }
 
-// Received implements Listener.
 func (l *told) Received(_ time.Time, _, tokens int) {
 	if tokens != l.tokens {
 		l.tokens = tokens
@@ -57,10 +44,8 @@ func (l *told) Received(_ time.Time, _, tokens int) {
 	}
 }
 
-// ResponseID implements Listener.
 func (l *told) ResponseID(id string) { l.events = append(l.events, id) }
 
-// Ended implements Listener.
 func (l *told) Ended(s Summary) {
 	l.sum = s
 	l.ends++
@@ -179,7 +164,6 @@ type restOf struct {
 	rest string
 }
 
-// Move implements Mover.
 func (m *restOf) Move(_ error, a *api.Answer) *Rest {
 	r, _ := a.Rest([]byte(testRequest))
 	rest := m.rest
@@ -189,7 +173,6 @@ func (m *restOf) Move(_ error, a *api.Answer) *Rest {
 	return &Rest{From: io.NopCloser(strings.NewReader(rest)), Splicer: r.Splicer}
 }
 
-// Track implements Mover.
 func (*restOf) Track(a *api.Answer) { a.Track([]byte(testRequest), 4<<10, false, nil) }
 
 // TestAbortedWithText has an engine abort a stream in an event that has text, too.
@@ -237,22 +220,14 @@ func TestBodySaysWhyItWasCanceled(t *testing.T) {
 // tokens is a stream of tokens that does not end.
 type tokens struct{}
 
-// Read implements io.Reader.
 func (tokens) Read(p []byte) (int, error) { return copy(p, testToken), nil }
 
 // mover keeps text, and finds the rest of no stream.
 type mover struct{}
 
-// Track implements Mover.
 func (mover) Track(a *api.Answer) { a.Track(nil, 4<<10, false, nil) }
-
-// Stays implements Mover.
 func (mover) Stays() {}
-
-// Misfit implements Mover.
 func (mover) Misfit([]byte) bool { return false }
-
-// Move implements Mover.
 func (mover) Move(error, *api.Answer) *Rest { return nil }
 
 // TestBodyAllocatesNothingPerEvent reads long streams event by event, also one that may move.

@@ -63,6 +63,16 @@ func TestKeepalive(t *testing.T) {
 			io.WriteString(k, "}\r\n\r\n")
 			time.Sleep(16 * time.Second)
 		}, want: comment + comment + event + comment + "data: {}\r\n\r\n: keepalive\r\n\r\n"},
+		{name: "ends that are split", do: func(k *Keepalive) {
+			answer(k, 200, ofStream)
+			for _, part := range []string{"data: {}\n", "\n", "", "wait", "data: {}\r\n\r", "\n", "wait", "data: x", "\r", "\n", "\r", "\n", "wait"} {
+				if part == "wait" {
+					time.Sleep(16 * time.Second)
+				} else {
+					io.WriteString(k, part)
+				}
+			}
+		}, want: event + comment + "data: {}\r\n\r\n: keepalive\r\n\r\ndata: x\r\n\r\n: keepalive\r\n\r\n"},
 		{name: "refusal at once", status: 400, do: func(k *Keepalive) {
 			answer(k, 400, map[string]string{"Content-Type": "application/json"})
 			time.Sleep(time.Minute)
@@ -151,27 +161,6 @@ func TestKeepaliveBesideAnAnswer(t *testing.T) {
 }
 
 func always() bool { return true }
-
-// TestKeepaliveOfSplitEnds has events end in several writes.
-func TestKeepaliveOfSplitEnds(t *testing.T) {
-	for name, parts := range map[string][]string{
-		"in two": {"data: {}\n", "\n"}, "an empty write": {"data: {}\n\n", ""}, "CRLF": {"data: {}\r\n\r", "\n"}, "bytes": {"data: x", "\r", "\n", "\r", "\n"},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			client := httptest.NewRecorder()
-			k := Keep(client, nil, 15*time.Second, nil, always)
-			k.Header().Set("Content-Type", "text/event-stream")
-			for _, part := range parts {
-				_, _ = io.WriteString(k, part)
-			}
-			time.Sleep(time.Minute)
-			k.Close()
-			if got := client.Body.String(); !strings.Contains(got, ": keepalive") {
-				t.Errorf("%s: %q", name, got)
-			}
-		})
-	}
-}
 
 // TestKeepaliveWaitsForASeat has no worker for a while.
 func TestKeepaliveWaitsForASeat(t *testing.T) {

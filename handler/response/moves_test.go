@@ -237,7 +237,6 @@ type pieces struct {
 	err  error
 }
 
-// Read implements io.Reader.
 func (r *pieces) Read(p []byte) (int, error) {
 	if len(r.rest) == 0 {
 		return 0, r.err
@@ -250,16 +249,10 @@ func (r *pieces) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Track implements Mover.
 func (w *world) Track(a *api.Answer) { a.Track(w.body, 4<<10, false, nil) }
-
-// Stays implements Mover.
 func (w *world) Stays() {}
-
-// Misfit implements Mover.
 func (w *world) Misfit([]byte) bool { return false }
 
-// Move implements Mover.
 func (w *world) Move(why error, a *api.Answer) *Rest {
 	if a.Closed() && !errors.Is(why, ErrEvent) || a.ErrorStatus() == 400 {
 		w.t.Fatalf("a stream that has ended moves: %v", why)

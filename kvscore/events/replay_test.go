@@ -8,42 +8,29 @@ import (
 	"time"
 )
 
+// TestReplayResumes has replays of 100 batches that break or fall silent behind some batches, or leave one
+// out. A ROUTER does the latter two when it reaches its high-water mark. Each replay begins where the one
+// before ended.
 func TestReplayResumes(t *testing.T) {
-	inRig(t, func(p *publisher, _ *Config) { p.publishN(100); p.cut = 7 }, func(r *rig) {
-		r.wait(time.Minute)
-		r.holds(0, 99, Live, true)
-		for i, want := range []uint64{0, 7, 14, 21} {
-			if r.asked[i] != want {
-				t.Fatalf("asked for %v", r.asked)
-			}
-		}
-	})
-}
-
-// TestReplayWithHole leaves a batch out, as a ROUTER does that reaches its high-water mark.
-func TestReplayWithHole(t *testing.T) {
-	inRig(t, func(p *publisher, _ *Config) { p.publishN(100); p.hole = 40 }, func(r *rig) {
-		r.wait(time.Minute)
-		r.holds(0, 99, Live, true)
-		if !slices.Equal(r.asked, []uint64{0, 40}) {
-			t.Errorf("asked for %v", r.asked)
-		}
-	})
-}
-
-// TestReplayThatLosesItsEnd falls silent again and again, as a ROUTER does that reaches its
-// high-water mark and drops the rest of the answer.
-func TestReplayThatLosesItsEnd(t *testing.T) {
-	inRig(t, func(p *publisher, _ *Config) { p.publishN(100); p.quiet = 20 }, func(r *rig) {
-		start := time.Now()
-		for r.s.Status().State != Live {
-			r.wait(10 * time.Millisecond)
-		}
-		r.holds(0, 99, Live, true)
-		if d := time.Since(start); d > 4*replayLull+100*time.Millisecond {
-			t.Errorf("four lulls took %v", d)
-		}
-	})
+	for name, c := range map[string]struct {
+		set    func(*publisher)
+		asked  []uint64 // at first
+		within time.Duration
+	}{
+		"breaks":         {func(p *publisher) { p.cut = 7 }, []uint64{0, 7, 14, 21}, time.Minute},
+		"leaves one out": {func(p *publisher) { p.hole = 40 }, []uint64{0, 40}, time.Minute},
+		"falls silent":   {func(p *publisher) { p.quiet = 20 }, []uint64{0, 20, 40, 60, 80}, 4*replayLull + 100*time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inRig(t, func(p *publisher, _ *Config) { p.publishN(100); c.set(p) }, func(r *rig) {
+				r.wait(c.within)
+				r.holds(0, 99, Live, true)
+				if n := len(c.asked); !slices.Equal(r.asked[:n], c.asked) || name != "breaks" && len(r.asked) > n {
+					t.Errorf("asked for %v", r.asked)
+				}
+			})
+		})
+	}
 }
 
 // TestStopInReplay stops while much of a replay waits for a slow sink.
