@@ -201,7 +201,7 @@ func degraded(c *dispatch.DryChoice) (text string) {
 
 func viewPlan(of *pool.Pool, p *plan.Plan) *planView {
 	v := &planView{
-		Model: p.Model, PublicModel: p.Public, Streamed: p.Score.Streamed, PromptKind: promptKinds[api.None],
+		Model: p.Model, PublicModel: p.Public, Streamed: p.Request == nil || p.Request.Stream, PromptKind: promptKinds[api.None],
 		PromptTokens: p.Score.Tokens, TokensEstimated: p.Score.Tokens > 0,
 		PromptBlocks: len(p.Score.Blocks), BlockTokens: p.Score.BlockTokens, Fallback: p.Fallback,
 		Trusted: slices.Collect(p.Grants.Names), Dropped: slices.Collect(p.Dropped.Names),

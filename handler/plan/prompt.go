@@ -13,7 +13,7 @@ import (
 // identify fills in the scheduler's view of the prompt.
 func (p *Plan) identify(opts api.Options, ratios *kvscore.Ratios, adapter func(model string) (string, bool)) {
 	req, score, size := p.Request, &p.Score, opts.TextBlock
-	score.Streamed, score.SkipsCache = req.Stream, req.SkipsCache
+	score.Streamed, score.SkipsCache = req.Stream || req.API.Work() == api.Prefill, req.SkipsCache
 	score.Identities = nil
 	// WithTokens identifies again.
 	score.Weights, score.MediaTokens, score.OtherTokens, score.MediaEnd = cache.Weights{}, 0, 0, 0

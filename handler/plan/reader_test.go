@@ -151,6 +151,24 @@ func TestGivenIDsReplaceTheText(t *testing.T) {
 	}
 }
 
+// TestEmbeddingsWaitForTheirAnswer: the answer shows when their prefill is over. That of a plain
+// chat ends when it is predicted to.
+func TestEmbeddingsWaitForTheirAnswer(t *testing.T) {
+	text, now := strings.Repeat("hello world, this is it. ", 200), time.Now()
+	for path, text := range map[string]string{
+		"/v1/embeddings":       `{"input":"` + text + `"}`,
+		"/v1/chat/completions": `{"messages":[{"role":"user","content":"` + text + `"}]}`,
+	} {
+		s, target, sel := kvscore.NewScheduler(kvscore.Settings{}), kvscore.Target{Worker: 1}, kvscore.Selection{}
+		s.Declare(target, 0)
+		p := identified(t, path, text, new(kvscore.Ratios))
+		s.Select(now, &p.Score, []kvscore.Target{target}, 0, &kvscore.LeastLoad{}, &sel)
+		if l, _ := s.Load(now.Add(time.Hour), target); (l.PrefillTokens > 0) != (path == "/v1/embeddings") {
+			t.Errorf("%s: %d tokens are to be computed after an hour without an answer", path, l.PrefillTokens)
+		}
+	}
+}
+
 func TestClientsTargets(t *testing.T) {
 	for text, want := range map[string]time.Duration{
 		"250": 250 * time.Millisecond, "1.5": 1500 * time.Microsecond, "2s": 2 * time.Second, "1h": time.Hour,

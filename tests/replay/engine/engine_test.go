@@ -58,6 +58,9 @@ func TestStepTimes(t *testing.T) {
 	if got, want := Default().PrefillMS(0, 8000), want[0]+want[1]; math.Abs(got-want) > 1e-6 {
 		t.Errorf("PrefillMS is %v, want %v", got, want)
 	}
+	if m, err := Find("mocker"); err != nil || m.StepMS(9, 0, 0, 0, 3) != m.StepMS(9, 0, 0, 0, 1) {
+		t.Error("a step of jobs that share most blocks takes another time than with full memory", err)
+	}
 }
 
 func TestTheLastPromptBlockIsComputed(t *testing.T) {

@@ -73,7 +73,7 @@ func (m *Model) StepMS(decoding, context, prefilled int, attention, usage float6
 	if n := float64(prefilled); n > 0 {
 		ms = 16.50142 + 0.01518344*n + 4.209989e-7*n*n
 	}
-	if decoding > 0 {
+	if usage = min(usage, 1); decoding > 0 { // jobs that share blocks count each of them
 		ms += 5.74 + 54.01*usage - 25.74*usage*usage
 	}
 	return ms
