@@ -118,7 +118,7 @@ func (s *Dispatcher) Explain(p *plan.Plan) *DryChoice {
 	c.Reason, c.Unit = rt.reasonOf(c.Bound, &sel.Candidates[c.Picked.Chosen]), kvscore.CostUnit(choice.Policy)
 	c.Home, c.Tier, c.Tokens = rt.homeOf(sel, c.Picked.Chosen), among.Tier, sel.Tokens
 	c.Phases = rt.phasesOf(&sel.Candidates[c.Picked.Chosen])
-	if !c.Full && s.Pool.WouldHold(&want, among.Targets, t) {
+	if !c.Full && s.Pool.WouldHold(&want, among) {
 		c.Waits = append(c.Waits, "no worker has room")
 	}
 	if len(c.Waits) > 0 {

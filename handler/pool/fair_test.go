@@ -247,7 +247,9 @@ func TestBackgroundSparesWorkers(t *testing.T) {
 				synctest.Wait()
 				busy := 0
 				for _, row := range r.offers.Table.Rows {
-					busy += 1 - r.quiet(row.Targets, time.Now())
+					if !r.isQuiet(row.Worker, row.Targets[0].Target, time.Now()) {
+						busy++
+					}
 				}
 				n = max(n, busy)
 			}
@@ -276,6 +278,31 @@ func TestBackgroundSparesWorkers(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestBackgroundSparesSlots has background requests begin while nothing waits. Others find one of four slots.
+func TestBackgroundSparesSlots(t *testing.T) {
+	p, workers, o := limited(t, 4)
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	want := anyWorker
+	want.Class = &queue.Class{Name: "batch", Background: true}
+	var seats [4]Seat
+	var err error
+	for i := 0; i < len(seats) && err == nil; i++ {
+		if i == 3 {
+			time.AfterFunc(10*time.Millisecond, leave)
+		}
+		if _, err = p.Seat(ctx, &want, &o, new(chooser), &seats[i]); err == nil {
+			seats[i].FirstToken(time.Now())
+		}
+	}
+	if n := running(workers[0]); n != 3 || !errors.Is(err, context.Canceled) {
+		t.Errorf("%d have slots, error %v", n, err)
+	}
+	for i := range seats[:3] {
+		seats[i].Leave(true, nil)
+	}
 }
 
 // TestBackgroundHasTime has a background class wait for longer than others may, and refuses it first.

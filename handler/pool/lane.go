@@ -33,9 +33,6 @@ type lane struct {
 
 	judge judgment       // as of the last review
 	free  *worker.Worker // see isReady
-
-	sparedAt time.Time
-	spares   bool // as of then, see maySpare
 }
 
 // refresh finds out again which models are served, and which workers are at the offered addresses. The
@@ -51,10 +48,10 @@ func (q *waiters) isReady(l *lane, surplus bool, t time.Time) bool {
 	if l.follows && len(l.offers.Ups) == 0 {
 		return false // it waits for offers
 	}
-	best := l.best(t)
+	best, spares := l.best(t), q.workers.spares(&l.want, l.offers, t)
 	with := func(need kvscore.Room) *worker.Worker {
 		return l.leastBusy(t, func(w *worker.Worker, v Verdict) bool {
-			return best.Possible() && v.tier() == best && l.rankIn(q.roomsFor(l, w, t), need) >= 0
+			return spares && best.Possible() && v.tier() == best && l.rankIn(q.roomsFor(l, w, t), need) >= 0
 		})
 	}
 	free := with(roomFor(surplus))

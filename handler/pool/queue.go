@@ -220,8 +220,11 @@ func (q *waiters) freed(w *worker.Worker) {
 	}
 }
 
-// takeUnclaimed takes a slot of a worker unless a queued request has first claim.
+// takeUnclaimed takes a slot of a worker unless a queued request has first claim, or others must find it.
 func (q *waiters) takeUnclaimed(w *worker.Worker, background bool) bool {
+	if background && !hasSpareSlots(w) {
+		return false
+	}
 	if q.length.Load() > 0 {
 		q.mu.Lock()
 		defer q.mu.Unlock()
@@ -283,7 +286,7 @@ func (q *waiters) give(w *worker.Worker, t time.Time) bool {
 // hasRoom returns whether a lane, or the surplus in it, can use a free slot of a worker. The caller holds the
 // lock.
 func (q *waiters) hasRoom(l *lane, w *worker.Worker, surplus bool, t time.Time) bool {
-	return l.rankIn(q.roomsFor(l, w, t), roomFor(surplus)) >= 0 && l.canUse(w, t)
+	return l.rankIn(q.roomsFor(l, w, t), roomFor(surplus)) >= 0 && l.canUse(w, t) && q.workers.spares(&l.want, l.offers, t)
 }
 
 // first returns the first waiter of some lanes, and of the surplus in some; nil if there is none. The caller

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/queue"
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
 // Queued is a part of the requests that wait.
@@ -105,15 +104,13 @@ func (p *Pool) WhyWait(want *Wants, t time.Time) (why []string) {
 	return why
 }
 
-// WouldHold returns whether a request would wait for room of the targets.
-func (p *Pool) WouldHold(want *Wants, targets []kvscore.TargetRef, t time.Time) bool {
-	if want.isBackground() {
-		quiet := p.quiet(targets, t)
-		return quiet == 0 || !p.spares(quiet, len(targets), t)
+// WouldHold returns whether a request would wait for room of the candidates.
+func (p *Pool) WouldHold(want *Wants, c *Candidates) bool {
+	background, need := want.isBackground(), p.roomNeeded(want, c.At)
+	for i, at := range c.Targets {
+		if room, _ := p.Scheduler.Room(c.At, at.Target); room >= need && (!background || p.isQuiet(c.Workers[i], at.Target, c.At)) {
+			return !p.spares(want, c.offers, c.At)
+		}
 	}
-	need := p.roomNeeded(want, t)
-	return need > kvscore.NoRoom && !slices.ContainsFunc(targets, func(at kvscore.TargetRef) bool {
-		room, _ := p.Scheduler.Room(t, at.Target)
-		return room >= need
-	})
+	return true
 }

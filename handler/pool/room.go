@@ -115,44 +115,43 @@ func (q *waiters) roomsFor(l *lane, w *worker.Worker, t time.Time) []kvscore.Roo
 		return q.rooms(w, t)
 	}
 	rooms := make([]kvscore.Room, w.Ranks())
-	_, limit := w.Running()
-	for rank := range rooms { // others find a quarter of the slots
-		if q.maySpare(l, t) && (limit == 0 || 4*w.FreeSlots() > limit) && q.workers.Scheduler.IsQuiet(t, w.Target(rank)) {
+	for rank := range rooms {
+		if q.workers.isQuiet(w, w.Target(rank), t) {
 			rooms[rank] = kvscore.Clear
 		}
 	}
 	return rooms
 }
 
-// maySpare returns whether one more target of a lane may serve a background request. The caller holds the lock.
-func (q *waiters) maySpare(l *lane, t time.Time) bool {
-	if l.sparedAt != t {
-		quiet, all := 0, 0
-		for i := range l.offers.Ups {
-			if row := &l.offers.Table.Rows[i]; !row.Repeated && l.of(i, t).tier() == Fits {
-				quiet, all = quiet+q.workers.quiet(row.Targets, t), all+len(row.Targets)
+// spares returns whether a background request may begin on a quiet target. While requests of other classes come, a
+// quarter of the targets stays quiet. A background prefill that has begun cannot be stopped. If all targets compute
+// one, any other request waits for half of it on average.
+func (r *registry) spares(want *Wants, o Offers, t time.Time) bool {
+	if !want.isBackground() || t.UnixNano()-r.foreground.Load() >= int64(sharedFor) {
+		return true
+	}
+	quiet, all := 0, 0
+	for i, v := range r.Judge(want, o, t) {
+		if row := &o.Table.Rows[i]; !row.Repeated && v.tier() == Fits {
+			for _, at := range row.Targets {
+				if all++; r.isQuiet(row.Worker, at.Target, t) {
+					quiet++
+				}
 			}
 		}
-		l.sparedAt, l.spares = t, q.workers.spares(quiet, all, t)
 	}
-	return l.spares
+	return 4*quiet > all
 }
 
-// spares returns whether a background request may begin on one of the quiet ones of some targets. While requests of
-// other classes come, a quarter of the targets stays quiet. A background prefill that has begun cannot be stopped. If
-// all targets compute one, any other request waits for half of it on average.
-func (r *registry) spares(quiet, all int, t time.Time) bool {
-	return t.UnixNano()-r.foreground.Load() >= int64(sharedFor) || 4*quiet > all
+// isQuiet returns whether a background request would delay no others on a rank of a worker. They find a quarter of
+// its slots. See also [kvscore.Scheduler.IsQuiet].
+func (r *registry) isQuiet(w *worker.Worker, at kvscore.Target, t time.Time) bool {
+	return hasSpareSlots(w) && r.Scheduler.IsQuiet(t, at)
 }
 
-// quiet returns how many of some targets are quiet: see [kvscore.Scheduler.IsQuiet].
-func (r *registry) quiet(among []kvscore.TargetRef, t time.Time) (n int) {
-	for _, at := range among {
-		if r.Scheduler.IsQuiet(t, at.Target) {
-			n++
-		}
-	}
-	return n
+func hasSpareSlots(w *worker.Worker) bool {
+	_, limit := w.Running()
+	return limit == 0 || 4*w.FreeSlots() > limit
 }
 
 // wake looks at a worker again in a while, because it will have room then as predicted. The caller holds
@@ -212,7 +211,6 @@ func (p *Pool) roomNeeded(want *Wants, t time.Time) kvscore.Room {
 // promise returns a grant of a worker's slot, and promises room there, which the waiter will probably
 // take. The caller holds the lock.
 func (q *waiters) promise(m *waiter, w *worker.Worker, rooms []kvscore.Room) grant {
-	m.lane.sparedAt = time.Time{}
 	v := grant{worker: w, only: rooms == nil || m.lane.background}
 	if rooms != nil {
 		v.rank, v.tokens = m.lane.rankIn(rooms, kvscore.SomeRoom), cmp.Or(m.at.tokens, m.want.Prompt)

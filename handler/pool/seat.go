@@ -27,6 +27,7 @@ type Candidates struct {
 	Tier      Verdict                  // of the targets: Fits, or what the router puts up with
 	Granted   bool                     // the queue has granted a slot of the only worker
 	spare     bool                     // a backup that is left out has a free slot
+	offers    Offers                   // of which these are
 
 	Sel     kvscore.Selection
 	Factors []float64       // of targets: the client's preferences
@@ -179,7 +180,7 @@ func (p *Pool) Candidates(want *Wants, o Offers, granted *grant, t time.Time) *C
 	}
 	c.Targets, c.Upstreams, c.Workers, c.Full = c.Targets[:0], c.Upstreams[:0], c.Workers[:0], c.Full[:0]
 	c.Granted = granted != nil && granted.worker != nil
-	c.At, c.Tier, c.spare = t, Tried-1, false
+	c.At, c.Tier, c.spare, c.offers = t, Tried-1, false, o
 	j := p.judgment(want, o, t)
 	for i, up := range o.Ups {
 		row := &o.Table.Rows[i]
@@ -245,7 +246,7 @@ func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Choos
 		c.Sel.Needs = p.roomNeeded(want, c.At)
 	}
 	c.Sel.Quiet = background && !c.Granted
-	if c.Sel.Quiet && (p.queue.others.Load() > 0 || !p.spares(p.quiet(c.Targets, c.At), len(c.Targets)+len(c.Full), c.At)) {
+	if c.Sel.Quiet && (p.queue.others.Load() > 0 || !p.spares(want, c.offers, c.At)) {
 		return crowded
 	}
 	if c.Sel.Within = 0; !backup {
@@ -289,6 +290,8 @@ func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Choos
 	case want.Kind == worker.KindOther:
 	case p.queue.takeUnclaimed(s.Worker, background):
 		s.slot = true
+	case background:
+		return crowded
 	default:
 		return taken
 	}
