@@ -181,7 +181,7 @@ func (w *workerView) addAnomalies(s *observe.Sums, usual *compared) {
 		found(anomalyFailing, fmt.Sprintf("%d of %d attempts failed, of its peers' %.0f %%. %.0f %% of its last answers are errors or empty.",
 			s.Failed, s.Attempts, 100*usual.failing, 100*w.Health.ErrorRatio), "Read the engine's log, or drain it.")
 	}
-	if cold && len(w.Anomalies) == 0 {
+	if cold {
 		found(anomalyCold, fmt.Sprintf("%.0f %% of its prompt tokens were cached, of its peers' %.0f %%, of its own as predicted %s.",
 			100*own.hits, 100*usual.hits, percent(w.Recent.Foreseen)), "Look at its prefix caching and the size of its KV cache.")
 	}
