@@ -4,8 +4,13 @@ import (
 	"bufio"
 	"compress/gzip"
 	"context"
+	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -231,6 +236,46 @@ func TestKeepaliveYields(t *testing.T) {
 			first.wait(t)
 			s.booksAtZero(t)
 		})
+	}
+}
+
+// TestKeepaliveThroughNginx has an nginx before the router that cuts connections which are silent for 2 s. The engine
+// takes longer.
+func TestKeepaliveThroughNginx(t *testing.T) {
+	takesSeconds(t)
+	nginx, err := exec.LookPath("nginx")
+	if err != nil {
+		t.Skip(err)
+	}
+	for keepalive, status := range map[string]int{"200ms": http.StatusOK, "off": http.StatusGatewayTimeout} {
+		let := make(chan struct{})
+		s := startCaddy(t, "kv_router "+serveRaw(t, answersWhen(let, streams))+" {\nkeepalive "+keepalive+"\n}")
+		dir, addr := t.TempDir(), freeAddr(t)
+		conf := fmt.Sprintf("daemon off; master_process off; pid %[1]s/pid; error_log %[1]s/log; events {}\nhttp { access_log off; proxy_temp_path %[1]s; client_body_temp_path %[1]s;"+
+			"fastcgi_temp_path %[1]s; uwsgi_temp_path %[1]s; scgi_temp_path %[1]s;\nserver { listen %[2]s; location / { proxy_pass %[3]s; proxy_http_version 1.1; proxy_read_timeout 2s; } } }", dir, addr, s.url)
+		if err := os.WriteFile(filepath.Join(dir, "nginx.conf"), []byte(conf), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		ctx, end := context.WithCancel(t.Context())
+		cmd := exec.CommandContext(ctx, nginx, "-p", dir, "-e", filepath.Join(dir, "log"), "-c", filepath.Join(dir, "nginx.conf"))
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "nginx", func() bool {
+			c, err := net.Dial("tcp", addr)
+			if err == nil {
+				c.Close()
+			}
+			return err == nil
+		})
+		s.url = "http://" + addr
+		time.AfterFunc(3*time.Second, func() { close(let) })
+		resp, text := s.readKept(t, "/v1/chat/completions", string(ask("long prompt").streamed().body()), nil)
+		if resp.StatusCode != status || status == http.StatusOK && strings.ReplaceAll(text, keepaliveComment, "") != wholeStream {
+			t.Errorf("keepalive %s: status %d, %q", keepalive, resp.StatusCode, text)
+		}
+		end()
+		_ = cmd.Wait()
 	}
 }
 

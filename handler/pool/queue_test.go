@@ -14,13 +14,14 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // queueRoom is a queue before workers with the given limits.
 func queueRoom(limits ...int) (*waiters, []*worker.Worker) {
-	p := &Pool{registry: &registry{workers: make(map[string]*worker.Worker)}}
+	p := &Pool{registry: &registry{workers: make(map[string]*worker.Worker), Scheduler: kvscore.NewScheduler(kvscore.Settings{})}}
 	p.Settings.Store(wanted().WithDefaults())
 	p.queue.workers = p.registry
 	workers := make([]*worker.Worker, len(limits))

@@ -526,3 +526,36 @@ func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
 		}
 	}
 }
+
+// BenchmarkSeat takes a seat among eight workers and leaves it, while nothing waits: in turn with hold off and for one
+// tenant, and with hold auto and for two. The ratio is the median of those of each 64 seats.
+func BenchmarkSeat(b *testing.B) {
+	var pools [2]*Pool
+	var offers [2]Offers
+	for k, hold := range []string{HoldOff, HoldAuto} {
+		pools[k], _, offers[k] = limited(b, make([]int, 8)...)
+		set := *pools[k].Settings.Load()
+		set.Hold = hold
+		pools[k].Settings.Store(&set)
+	}
+	by := &priced{request: kvscore.Request{Prompt: cache.Prompt{Root: 1, Tokens: 100}, Streamed: true}}
+	var s Seat
+	var ratios []float64
+	var took [2]time.Duration
+	for i := 0; b.Loop(); i++ {
+		for _, k := range [2]int{i % 2, 1 - i%2} {
+			begun, want := time.Now(), anyWorker
+			for n := range 64 {
+				want.Tenant = uint64(n * k % 2) //nolint:gosec // not negative
+				if _, err := pools[k].Seat(b.Context(), &want, &offers[k], by, &s); err != nil {
+					b.Fatal(err)
+				}
+				s.Leave(true, nil)
+			}
+			took[k] = time.Since(begun)
+		}
+		ratios = append(ratios, float64(took[1])/float64(took[0]))
+	}
+	slices.Sort(ratios)
+	b.ReportMetric(ratios[len(ratios)/2], "auto/off")
+}

@@ -43,6 +43,7 @@ func builtin() []*contender {
 		{name: "kv_router", directive: router},
 		{name: "kv_router-session", directive: router, traffic: sessions},
 		{name: "kv_router-tokens", directive: router, traffic: tokens},
+		{name: "kv_router-queue", directive: router + " {\n\t\ttenant {http.request.remote.port}\n\t\tclass default {\n\t\t\tttft 10s\n\t\t}\n\t}"},
 		{name: "kv_router-alias", directive: router + " {\n\t\tmodel " + modelName + " {\n\t\t\tto engine\n\t\t}\n\t}"},
 	}
 }
