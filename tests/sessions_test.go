@@ -139,15 +139,16 @@ func TestSessionsAreRecognizedByDefault(t *testing.T) {
 // TestSessionsThatClientsOpen has clients open sessions in SGLang themselves, and send their
 // turns two at a time.
 func TestSessionsThatClientsOpen(t *testing.T) {
-	for name, block := range map[string]string{"default": "", "off": affinity("off"), "another key": "affinity {\nkey header:X-Mine\n}"} {
+	for name, block := range map[string]string{"default": "", "off": affinity("off"), "another key": "affinity {\nkey header:X-Mine\n}", "full": maxRunning(1)} {
 		t.Run(name, func(t *testing.T) {
 			engines := holders(t, 2, engine.Config{})
 			s := startHolding(t, engines, block)
-			for i := range 6 {
+			var sessions sync.WaitGroup
+			one := func(i int) {
 				id := fmt.Sprintf("mine-%d", i)
 				opened := s.post(t.Context(), "/open_session", fmt.Appendf(nil, `{"capacity_of_str_len":65536,"session_id":%q,"streaming":true}`, id))
 				if opened.status != http.StatusOK {
-					t.Fatalf("open: status %d, body %q", opened.status, opened.body)
+					t.Errorf("open: status %d, body %q", opened.status, opened.body)
 				}
 				home := opened.header.Get(canned.EngineHeader)
 				var turns sync.WaitGroup
@@ -164,6 +165,10 @@ func TestSessionsThatClientsOpen(t *testing.T) {
 					t.Errorf("%s: closed with status %d by %s, opened by %s", block, a.status, a.engine(), home)
 				}
 			}
+			for i := range 6 {
+				sessions.Go(func() { one(i) })
+			}
+			sessions.Wait()
 			for _, e := range engines { // the turns are no prompts
 				if v, _ := s.scrape(t).sum("caddy_kv_router_worker_cached_tokens", `worker="`+e.Addr()+`"`); v != 0 {
 					t.Errorf("%s: the model holds %v tokens", block, v)

@@ -108,11 +108,10 @@ func (rt *route) boundPosition(c *pool.Candidates) int {
 	return slices.IndexFunc(c.Targets, func(t kvscore.TargetRef) bool { return t.Target == home })
 }
 
-// fullHome returns the session's worker if that is full and the operator wants the turn to wait
-// for it; nil otherwise.
+// fullHome returns the session's worker if that is full and the turn waits for it; nil otherwise.
 func (rt *route) fullHome(c *pool.Candidates) *worker.Worker {
 	home, _ := rt.turn.Home()
-	if !rt.Sessions.Hard || rt.pinned() {
+	if !rt.turn.Stays() || rt.pinned() {
 		return nil
 	}
 	return fullOf(c, home)

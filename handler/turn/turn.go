@@ -21,7 +21,7 @@ import (
 type Sessions struct {
 	Pool   *pool.Pool
 	Client *upstream.Client // opens sessions in engines
-	Hard   bool             // a turn waits for its home if that is full
+	Hard   bool             // all turns wait for their home if that is full
 	Soft   bool             // leaving the home has a price
 	Failed func()           // is called if a session cannot be found or bound
 }
@@ -196,6 +196,12 @@ const crowd = 8
 // one worker.
 func (t *Turn) Crowded() bool {
 	return !t.Hard && !t.plan.Session.Held && t.bound.Kind != affinity.Fixed && t.use.Live() > crowd
+}
+
+// Stays returns whether the turn waits for its home if that is full: the operator wants it, or the client has
+// opened the session there, and other engines refuse its turns.
+func (t *Turn) Stays() bool {
+	return t.Hard || t.plan.Session.Held && t.bound.Kind == affinity.Fixed
 }
 
 // GoAway says that this attempt goes elsewhere, and that the session keeps its home.
