@@ -527,8 +527,8 @@ func TestWorkersChangeWhileRequestsChoose(t *testing.T) {
 	}
 }
 
-// BenchmarkSeat takes a seat among eight workers and leaves it, while nothing waits: in turn with hold off and for one
-// tenant, and with hold auto and for two. The ratio is the median of those of each 64 seats.
+// BenchmarkSeat takes a seat among eight workers and leaves it, while nothing waits. With hold off there is one
+// tenant, with hold auto there are two. The ratio is the median of those of each 64 seats.
 func BenchmarkSeat(b *testing.B) {
 	var pools [2]*Pool
 	var offers [2]Offers

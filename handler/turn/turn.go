@@ -198,7 +198,7 @@ func (t *Turn) Crowded() bool {
 	return !t.Hard && !t.plan.Session.Held && t.bound.Kind != affinity.Fixed && t.use.Live() > crowd
 }
 
-// Stays returns whether the turn waits for its home if that is full: the operator wants it, or the client has
+// Stays returns whether the turn waits for its home if that is full. Either the operator wants it, or the client has
 // opened the session there, and other engines refuse its turns.
 func (t *Turn) Stays() bool {
 	return t.Hard || t.plan.Session.Held && t.bound.Kind == affinity.Fixed
