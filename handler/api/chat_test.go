@@ -215,32 +215,3 @@ func TestCompletionsPrompts(t *testing.T) {
 		}
 	}
 }
-
-// TestTokenBlocksAreKeyed reads token ids with two seeds. Only the process knows
-// its seed, so that a client cannot choose ids whose blocks collide.
-func TestTokenBlocksAreKeyed(t *testing.T) {
-	chain := func(seed uint64, give bool) []uint64 {
-		t.Helper()
-		o := Options{BlockSize: 4, Seed: seed}
-		const ids = `[1,2,3,4,5,6,7,8]`
-		body := `{"prompt":` + ids + `}`
-		if give {
-			body = `{"prompt":"x"}`
-		}
-		r, err := Parse(completions{}, []byte(body), o)
-		if err != nil || give && !r.Give([]byte(ids), o) || len(r.Blocks) != 2 {
-			t.Fatal(r, err)
-		}
-		return r.Blocks
-	}
-	for _, give := range []bool{false, true} {
-		if !slices.Equal(chain(1, give), chain(1, false)) {
-			t.Errorf("given %v: one seed gives two chains", give)
-		}
-		for i, block := range chain(2, give) {
-			if block == chain(1, give)[i] {
-				t.Errorf("given %v: block %d is the same with two seeds", give, i)
-			}
-		}
-	}
-}

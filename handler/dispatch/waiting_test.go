@@ -1,7 +1,6 @@
 package dispatch
 
 import (
-	"context"
 	"io"
 	"net"
 	"net/http"
@@ -32,32 +31,6 @@ func setLimits(h *harness, limits ...int) []*worker.Worker {
 func running(w *worker.Worker) int64 {
 	n, _ := w.Running()
 	return n
-}
-
-// TestSlotIsReturnedHoweverTheAttemptEnds ends attempts more than once.
-func TestSlotIsReturnedHoweverTheAttemptEnds(t *testing.T) {
-	h := testHandler(t, "a:1")
-	w := setLimits(h, 2)[0]
-	one, _ := plannedDispatch(t, h, 10)
-	two, _ := plannedDispatch(t, h, 10)
-	for i, d := range []*Dispatch{one, two} {
-		if up := d.Select(context.Background(), h.ReverseProxy.Upstreams); up != h.ReverseProxy.Upstreams[0] {
-			t.Fatalf("got %v", up)
-		}
-		if n := running(w); n != int64(i+1) {
-			t.Errorf("%d slots are taken, want %d", n, i+1)
-		}
-	}
-	one.endAttempt(false)
-	one.endAttempt(false)
-	one.End()
-	if n := running(w); n != 1 {
-		t.Errorf("%d slots are taken after one has ended, want 1", n)
-	}
-	two.End()
-	if n := running(w); n != 0 {
-		t.Errorf("%d slots are taken after both have ended", n)
-	}
 }
 
 // TestLateRequestsGetAnotherRound has a request fail at both workers, and its target pass. In the next round

@@ -84,7 +84,7 @@ func off(r *asked) { r.Settings.Priority, r.Settings.ThinkingBudget = Off, Off }
 
 func TestAdapt(t *testing.T) {
 	const chat, completions, generate, tokens = "/v1/chat/completions", "/v1/completions", "/generate", "/inference/v1/generate"
-	long := strings.Repeat("s", 1025)
+	long, victims := strings.Repeat("s", 1025), `{"id":"`+SessionID("victim", "", "s")+`"}`
 	reports := func(info Info) func(*asked) { return func(r *asked) { r.Info = info } }
 	salt := func(salt string) func(*asked) { return func(r *asked) { r.Salt = salt } }
 	for _, c := range []struct {
@@ -156,6 +156,19 @@ func TestAdapt(t *testing.T) {
 		{"session of a salt beside", SGLang, chat, `{"cache_salt":"t","session_id":"s","session_params":{"id":"s","rid":"r"}}`, `{"cache_salt":"t","session_id":"` + SessionID("t", "", "s") + `","session_params":{"id":"` + SessionID("t", "", "s") + `","rid":"r"}}`, salt("t"), ""},
 		{"session that is scoped already", SGLang, chat, `{"session_id":"` + SessionID("t", "", "s") + `"}`, `{"session_id":"` + SessionID("t", "", "s") + `"}`, salt("t"), ""},
 		{"session of another one's scope", SGLang, chat, `{"session_id":"` + SessionID("u", "", "s") + `"}`, `{"session_id":"` + SessionID("t", "", SessionID("u", "", "s")) + `"}`, salt("t"), ""},
+		{"another tenant's session", SGLang, generate, `{"session_params":` + victims + `}`, `{"session_params":{"id":"` + SessionID("t", "", SessionID("victim", "", "s")) + `"}}`, salt("t"), ""},
+		{"another tenant's session, without a salt", SGLang, generate, `{"session_params":[` + victims + `]}`, `{"session_params":[` + victims + `]}`, nil, ""},
+		{"another tenant's session behind another id", SGLang, generate, `{"session_params":{"id":"victims","id":"s"}}`, `{"session_params":{"id":"` + SessionID("t", "", "s") + `"}}`, salt("t"), ""},
+		{"another tenant's session behind null", SGLang, generate, `{"session_params":{"id":"victims","id":null}}`, `{"session_params":{}}`, salt("t"), ""},
+		{"another tenant's session in a list", SGLang, generate, `{"session_params":[` + victims + `,null]}`, `{}`, salt("t"), "session_params"},
+		{"another tenant's session in a list, in a chat", SGLang, chat, `{"session_params":[` + victims + `]}`, `{}`, salt("t"), "session_params"},
+		{"another tenant's session in a list, elsewhere", SGLang, "/v1/anything", `{"session_params":[` + victims + `],"text":"x"}`, `{"text":"x"}`, salt("t"), "session_params"},
+		{"another tenant's session as a text", SGLang, generate, `{"session_params":"victims"}`, `{}`, salt("t"), "session_params"},
+		{"another tenant's session, a list as a name", SGLang, generate, `{"session_params":{"id":["victims"]}}`, `{}`, salt("t"), "session_params"},
+		{"session without a name", SGLang, generate, `{"session_params":{"id":""}}`, `{"session_params":{"id":"` + SessionID("t", "", "x")[:33] + `"}}`, salt("t"), ""},
+		{"session without an id", SGLang, generate, `{"session_params":{"rid":"r"}}`, `{"session_params":{"rid":"r"}}`, salt("t"), ""},
+		{"session_id beside the router's own session_params, which SGLang refuses", SGLang, generate, `{"text":"x","session_id":"a"}`, `{"text":"x","session_params":{"id":"s"}}`, func(r *asked) { r.Session = "s" }, ""},
+		{"session_params of nvext that is too long", SGLang, generate, `{"session_params":` + victims + `,"nvext":{"session_params":{"id":"s"` + strings.Repeat(" ", maxParams) + `}}}`, `{}`, salt("t"), "session_params"},
 		{"own priority", VLLM, chat, `{"priority":-9}`, `{}`, func(r *asked) { on(r); r.Grants = 0 }, ""},
 		{"own priority that is granted", VLLM, chat, `{"priority":-9}`, `{"priority":-9}`, on, ""},
 		{"own priority of an engine without priorities", VLLM, chat, `{"priority":-9}`, `{"priority":-9}`, func(r *asked) { r.Grants = 0 }, ""},
@@ -185,7 +198,7 @@ func TestAdapt(t *testing.T) {
 	} {
 		got := adapted(t, c.kind, c.path, c.body, c.set)
 		if got.body != c.want || strings.Join(got.lacks, " ") != c.lacks {
-			t.Errorf("%s: %s became %s without %v, want %s without %q", c.name, c.body, got.body, got.lacks, c.want, c.lacks)
+			t.Errorf("%s: %.999s became %.999s without %v, want %s without %q", c.name, c.body, got.body, got.lacks, c.want, c.lacks)
 		}
 	}
 }

@@ -225,53 +225,6 @@ func FuzzOpened(f *testing.F) {
 	})
 }
 
-// TestSessionsDoNotPassUnscoped has a tenant name another tenant's session in all
-// ways that cannot be scoped, or that hide the id.
-func TestSessionsDoNotPassUnscoped(t *testing.T) {
-	victims := SessionID("victim", "", "s")
-	mine := SessionID("t", "", victims)
-	id := `{"id":"` + victims + `"}`
-	for _, v := range []struct{ name, params, want string }{
-		{"an object", id, `{"id":"` + mine + `"}`},
-		{"behind another id", `{"id":"` + victims + `","id":"s"}`, `{"id":"` + SessionID("t", "", "s") + `"}`},
-		{"behind null", `{"id":"` + victims + `","id":null}`, `{}`},
-		{"in a list", `[` + id + `,null]`, ""},
-		{"without a name", `{"id":""}`, `{"id":"` + SessionID("t", "", "x")[:33] + `"}`},
-		{"without an id", `{"rid":"r"}`, `{"rid":"r"}`},
-		{"a text", `"` + victims + `"`, ""},
-		{"a list as a name", `{"id":["` + victims + `"]}`, ""},
-	} {
-		for _, c := range []struct{ path, before, after string }{
-			{"/generate", `{"text":"x"`, `}`},
-			{"/v1/chat/completions", `{"messages":[]`, `}`},
-			{"/v1/anything", `{"text":"x"`, `}`},
-		} {
-			want := c.before + `,"session_params":` + v.want + c.after
-			if v.want == "" {
-				want = c.before + c.after
-			}
-			body := c.before + `,"session_params":` + v.params + c.after
-			got := adapted(t, SGLang, c.path, body, func(r *asked) { r.Salt = "t" })
-			if lacks := strings.Join(got.lacks, " "); got.body != want || lacks != map[bool]string{true: "session_params"}[v.want == ""] {
-				t.Errorf("%s, %s became %.300s without %q", c.path, v.name, got.body, lacks)
-			}
-			if without := adapted(t, SGLang, c.path, body, nil); without.body != body {
-				t.Errorf("%s, %s: without a salt it became %.300s", c.path, v.name, without.body)
-			}
-		}
-	}
-	// SGLang refuses session_id beside the session_params that the router sets
-	if got := adapted(t, SGLang, "/generate", `{"text":"x","session_id":"a"}`, func(r *asked) { r.Session = "s" }); got.body != `{"text":"x","session_params":{"id":"s"}}` {
-		t.Errorf("became %.300s", got.body)
-	}
-	// session_params of nvext that is too long removes the body's own, too
-	pad := strings.Repeat(" ", maxParams)
-	got := adapted(t, SGLang, "/generate", `{"session_params":`+id+`,"nvext":{"session_params":{"id":"s"`+pad+`}}}`, func(r *asked) { r.Salt = "t" })
-	if got.body != `{}` || strings.Join(got.lacks, " ") != "session_params" {
-		t.Errorf("became %.300s without %q", got.body, got.lacks)
-	}
-}
-
 // TestWhatIsMadeOfABodyIsBounded puts members of megabytes behind a salt: the result
 // is short and cheap.
 func TestWhatIsMadeOfABodyIsBounded(t *testing.T) {
