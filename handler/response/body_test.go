@@ -19,12 +19,12 @@ import (
 // nobody is a listener that ignores what it is told.
 type nobody struct{}
 
-func (nobody) Waits() {}
+func (nobody) Waits()                       {}
 func (nobody) Received(time.Time, int, int) {}
-func (nobody) Begun() {}
-func (nobody) FirstToken(time.Time) {}
-func (nobody) ResponseID(string) {}
-func (nobody) Ended(Summary) {}
+func (nobody) Begun()                       {}
+func (nobody) FirstToken(time.Time)         {}
+func (nobody) ResponseID(string)            {}
+func (nobody) Ended(Summary)                {}
 
 // told is a listener that writes down what it is told.
 type told struct {
@@ -225,9 +225,9 @@ func (tokens) Read(p []byte) (int, error) { return copy(p, testToken), nil }
 // mover keeps text, and finds the rest of no stream.
 type mover struct{}
 
-func (mover) Track(a *api.Answer) { a.Track(nil, 4<<10, false, nil) }
-func (mover) Stays() {}
-func (mover) Misfit([]byte) bool { return false }
+func (mover) Track(a *api.Answer)           { a.Track(nil, 4<<10, false, nil) }
+func (mover) Stays()                        {}
+func (mover) Misfit([]byte) bool            { return false }
 func (mover) Move(error, *api.Answer) *Rest { return nil }
 
 // TestBodyAllocatesNothingPerEvent reads long streams event by event, also one that may move.
