@@ -17,9 +17,9 @@ type Request struct {
 	// NominalBlockTokens is BlockTokens before the router has learned anything, for choices
 	// that must not change by learning. 0 stands for BlockTokens.
 	NominalBlockTokens float64
-	// Streamed says that the router will see the end of the prefill: by the first token of a stream,
-	// or by an answer without generated tokens, such as an embedding. The prefill of other requests
-	// ends at its predicted time.
+	// Streamed says that the router will see the end of the prefill. A stream shows it by its first
+	// token; an answer without generated tokens, such as an embedding, by itself. The prefill of
+	// other requests ends at its predicted time.
 	Streamed bool
 	// ExpectedTokens is the length of the answer that the client expects, in tokens. Near
 	// to that length, its blocks weigh less. 0 is unknown.

@@ -277,7 +277,7 @@ func TestExtAnswers(t *testing.T) {
 	}
 }
 
-// FuzzParse refuses what is no JSON. It reads an accepted nvext with another reader, which
+// FuzzParse refuses invalid JSON. It reads an accepted nvext with another reader, which
 // writes it anew: the meaning stays, and the types agree.
 func FuzzParse(f *testing.F) {
 	for _, s := range []string{
