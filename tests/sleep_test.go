@@ -72,6 +72,9 @@ func TestAsleepGetsNothing(t *testing.T) {
 	if n := len(calls(engines[0])); n > 0 {
 		t.Errorf("the engine was woken %d times", n)
 	}
+	if code, _, err := s.get(t.Context(), s.url+"/v1/models"); code != http.StatusOK || len(s.conditions(t, "only draining")) > 0 {
+		t.Errorf("a GET reaches it, and nothing drains: %d, %v", code, err)
+	}
 	resp, err := http.Post(engines[0].URL()+engine.WakePath, "", nil)
 	if err != nil {
 		t.Fatal(err)

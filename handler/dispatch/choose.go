@@ -20,7 +20,7 @@ func (d *Dispatch) Choose(ctx context.Context, c *pool.Candidates) pool.Choice {
 	case d.pinned(): // whatever it is at
 	case state == pool.Fallback:
 		d.Pool.Incidents.Raise(c.At, "only prefill workers are available, and they serve whole requests", d.Pool.Logger)
-	case state >= pool.Draining:
+	case state == pool.Draining || state == pool.DrainingMarked:
 		d.Pool.Incidents.Raise(c.At, "only draining workers are left, and the router uses them", d.Pool.Logger)
 	case state == pool.MarkedDown && len(d.tried) == 0 && d.othersWell(c.At):
 		d.Pool.Incidents.Raise(c.At, "all workers of a model are marked down, and the router uses them anyway", d.Pool.Logger)
