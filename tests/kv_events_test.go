@@ -2,6 +2,7 @@ package tests
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"strconv"
 	"strings"
@@ -245,6 +246,39 @@ func TestNamesStayWithTheirAttempt(t *testing.T) {
 	for i, r := range got {
 		if want := map[bool]string{true: "mine"}[i == len(got)-1]; r.Header.Get("X-Session-Id") != want {
 			t.Errorf("request %d has the session %q, want %q", i, r.Header.Get("X-Session-Id"), want)
+		}
+	}
+}
+
+// TestTurnsOfOtherRouters has a conversation go on at a router that has sent none of its turns, and shares no
+// server with the first one. The events tell it where the conversation is cached.
+func TestTurnsOfOtherRouters(t *testing.T) {
+	engines := publishing(t, 3, engine.Config{})
+	other := strings.Replace(simulated(engines, "pool b"), "kv_router", "@b header X-Router b\nkv_router @b", 1)
+	s := startCaddy(t, other+"\n"+simulated(engines))
+	rng := rand.New(rand.NewPCG(3, 3)) //nolint:gosec // a test
+	for _, e := range engines {
+		s.awaitKnowledge(t, e, "live", "exact")
+		s.teachBlockSize(t, e)
+	}
+	s.mustChat(t, simChat(prose(rng, 8000, 9000)), "X-Router", "b") // how long are tokens
+	for range 3 {
+		c := simChat(prose(rng, 8000, 9000))
+		first := s.mustChat(t, c)
+		c.Messages = append(c.Messages, message{"assistant", first.text}, message{"user", "and then?"})
+		eventually(t, "the other router knows where the conversation is", func() bool {
+			var x adminExplained
+			s.api(t, http.MethodPost, "/pools/b/explain?path=/v1/chat/completions", c.body(), &x)
+			for _, one := range x.Candidates {
+				if one.Tokens > 1000 && one.Source == "learned" {
+					return true
+				}
+			}
+			return false
+		})
+		second := s.mustChat(t, c, "X-Router", "b")
+		if cached, prompt := second.cached(t); second.engine() != first.engine() || cached < prompt/2 {
+			t.Errorf("of %d tokens %d were cached, by %s; the first turn was at %s", prompt, cached, second.engine(), first.engine())
 		}
 	}
 }

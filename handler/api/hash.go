@@ -23,6 +23,9 @@ type hasher struct {
 	blocks []uint64
 	before int   // full blocks that are not in blocks
 	kind   uint8 // of the last block, see kvscore.TextBlock
+
+	public   *xxh3.Hasher // of the full blocks, without a key; nil without prefixes
+	prefixes []cache.Prefix
 }
 
 func newHasher(size int, seed uint64) hasher {
@@ -129,8 +132,24 @@ func (h *hasher) addJSON(raw []byte) {
 // less than a kind for each, and the sum over a long text needs no more.
 const nearBlocks, sampled = 64, 4
 
+// note adds the prefixes that end in full blocks.
+func (h *hasher) note(p []byte) {
+	for n := len(h.blocks); len(p) >= h.size; {
+		next := cache.NextPrefix(n)
+		k := min(next-n, len(p)/h.size)
+		_, _ = h.public.Write(p[:k*h.size]) // it never fails
+		p = p[k*h.size:]
+		if n += k; n == next {
+			h.prefixes = append(h.prefixes, cache.Prefix{Blocks: n, Sum: h.public.Sum64()})
+		}
+	}
+}
+
 // full appends the hashes of full blocks.
 func (h *hasher) full(p []byte) {
+	if h.public != nil {
+		h.note(p)
+	}
 	blocks, kind, size, seed := h.blocks, h.kind, h.size, h.seed
 	for n := h.before + len(blocks); len(p) >= size; n++ {
 		block := p[:size]

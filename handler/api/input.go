@@ -1,8 +1,11 @@
 package api
 
 import (
+	"encoding/binary"
+
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
+	"github.com/zeebo/xxh3"
 )
 
 // idsGiven reads the token ids that a client sent in place of the prompt. It
@@ -43,6 +46,10 @@ func (p *parse) text(size int) conversation {
 	size += p.tools.Len() + p.system.Len()
 	p.hash = newHasher(p.opt.TextBlock, p.opt.Seed)
 	p.hash.blocks = newBlocks(min(size/p.opt.TextBlock+1, most))
+	if len(p.opt.Sizes) > 0 {
+		p.hash.public = xxh3.New()
+		_, _ = p.hash.public.Write(binary.LittleEndian.AppendUint64([]byte(p.req.Model), p.req.templateVariant)) // it never fails
+	}
 	return conversation{h: &p.hash, b: p.body, seed: p.opt.Seed, lists: [2]rawjson.Span{p.tools, p.functions}}
 }
 

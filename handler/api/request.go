@@ -99,6 +99,8 @@ type Request struct {
 	// Options.TextBlock bytes or Options.BlockSize tokens each. For a batch
 	// they are those of the first prompt. They are valid until Done.
 	Blocks []uint64
+	// Prefixes are beginnings of a (first) prompt of text; none if Options.Sizes has none.
+	Prefixes []cache.Prefix
 	// Chains are the full blocks of a (first) prompt of token ids in each of Options.Sizes.
 	// There are none if the body has media, or a member that selects a part of the cache. What
 	// the engine caches is then unknown.
@@ -231,6 +233,8 @@ func Parse(a API, body []byte, o Options) (*Request, error) {
 	}
 	if r.Kind == Text {
 		r.Blocks, r.Past, r.First = p.hash.blocks, p.hash.past(), p.hash.written()
+		r.Prefixes = p.hash.prefixes
+		p.hash.public, p.hash.prefixes = nil, nil
 		r.rest = p.hash
 	}
 	generates := a.Work() == Generate

@@ -4,9 +4,7 @@ package attempt
 
 import (
 	"cmp"
-	"math/rand/v2"
 	"net/http"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -18,6 +16,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"go.uber.org/zap"
 )
 
@@ -167,11 +166,11 @@ func (a *Attempt) name(req *http.Request) string {
 		return ""
 	}
 	session := cmp.Or(a.Call.Plan.Request.SessionID, req.Header.Get(engine.HeaderSession)) // in the engine's order
-	if session != "" && !strings.HasPrefix(session, engine.OwnSession) {
+	if session != "" && !strings.HasPrefix(session, cache.OwnSession) {
 		a.Named(session)
 		return ""
 	}
-	if session = engine.OwnSession + strconv.FormatUint(rand.Uint64(), 36); a.Named(session) { //nolint:gosec // the runtime seeds it
+	if session = cache.NewSession(a.Call.Plan.Score.Prefixes); a.Named(session) {
 		return session
 	}
 	return ""

@@ -61,9 +61,6 @@ func (e *Engine) HitsInFlight() bool { return !kindOf(e.Type).hitsLate }
 // HeaderSession is the header that names a request's session.
 const HeaderSession = "X-Session-Id"
 
-// OwnSession begins the names that the router gives to requests without a session. They name no session of a client.
-const OwnSession = "kvr-"
-
 // NamesSessions returns whether the engine's KV events name the session of a request if the engine is
 // new enough. Older ones ignore it.
 func (e *Engine) NamesSessions() bool { return kindOf(e.Type).namesSessions }

@@ -14,7 +14,7 @@ import (
 func (p *Plan) identify(opts api.Options, ratios *kvscore.Ratios, adapter func(model string) (string, bool)) {
 	req, score, size := p.Request, &p.Score, opts.TextBlock
 	score.Streamed, score.SkipsCache = req.Stream || req.API.Work() == api.Prefill, req.SkipsCache
-	score.Identities = nil
+	score.Identities, score.Prefixes = nil, nil
 	// WithTokens identifies again.
 	score.Weights, score.MediaTokens, score.OtherTokens, score.MediaEnd = cache.Weights{}, 0, 0, 0
 	if req.API.Work() == api.Count {
@@ -38,6 +38,7 @@ func (p *Plan) identify(opts api.Options, ratios *kvscore.Ratios, adapter func(m
 			for _, tokens := range opts.Sizes {
 				chains = append(chains, api.Chain{BlockSize: tokens})
 			}
+			score.Prefixes = req.Prefixes
 			score.Identities = identities(req, chains, opts.Seed, adapter) // the cache models know the blocks, if anyone does
 		}
 	case api.None:

@@ -10,6 +10,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"github.com/zeebo/xxh3"
 )
 
@@ -126,7 +127,7 @@ func (s *Sessions) identify(source *KeySource, t turn) (id affinity.Identity, ha
 		return id, 0, "", nil
 	}
 	key, parent := source.find(t)
-	if key == "" || strings.HasPrefix(key, engine.OwnSession) { // of a router before this one
+	if key == "" || strings.HasPrefix(key, cache.OwnSession) { // of a router before this one
 		return id, 0, "", nil
 	}
 	if len(key) > maxSessionKey && source.name == sourceNVExt {

@@ -70,6 +70,7 @@ type Settings struct {
 type Caches struct {
 	exact   *exact.Index // has locks of its own, as has the learner
 	learner learner
+	named   named
 
 	mu       sync.RWMutex // guards what follows; a reader of prompts needs the read lock
 	settings Settings

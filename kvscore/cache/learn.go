@@ -140,7 +140,7 @@ func (l *learner) log(f *Feed, b *Stored, n int) {
 	} else {
 		g = &growth{root: b.Root, session: b.Session}
 		if b.HasParent {
-			g.root, g.blocks = l.exact.Chain(b.Parent)
+			g.root, g.blocks = l.exact.Chain(nil, b.Parent)
 			if depth = len(g.blocks); depth == 0 {
 				return
 			}

@@ -64,6 +64,9 @@ func (s *texts) prompt(text []byte, salt string) *Prompt {
 		Identities: []Identity{{BlockTokens: tokenBlock, Root: IdentityRoot(1, tokenBlock, "", salt), Salted: salt != ""}},
 	}
 	p.Blocks, p.Past = s.blocks(text)
+	for n := NextPrefix(0); n <= len(p.Blocks); n = NextPrefix(n) {
+		p.Prefixes = append(p.Prefixes, Prefix{n, xxh3.Hash(text[:n*textBlock])})
+	}
 	if s.head > 0 {
 		plain := texts{}
 		blocks, _ := plain.blocks(text)

@@ -33,6 +33,8 @@ type Prompt struct {
 	// SkipsCache says that the engine computes the whole prompt even if it is cached, as
 	// vLLM does for prompt_logprobs. The engine caches the result as usual.
 	SkipsCache bool
+	// Prefixes are beginnings of a prompt of text, from the shortest to the longest.
+	Prefixes []Prefix
 	// Identities are a prompt of token ids for targets with a [Feed], one for each size of
 	// [Caches.BlockSizes]. Those of a prompt of text have no blocks.
 	Identities []Identity
@@ -104,6 +106,7 @@ type look struct {
 	blocks [][]uint64 // token blocks: all, or those of the beginning of a text
 	n      int        // how many they are
 	known  int        // the text blocks of that beginning
+	named  []uint64   // memory for a chain
 	held   exact.Match
 }
 
@@ -140,6 +143,8 @@ func (c *Caches) lookUp(now time.Time, p *Prompt, v *View) {
 		if isText {
 			text := textmap.Text{Root: textRoot(p.Root, id.BlockTokens), Blocks: text, Weights: p.Weights, BlockTokens: id.BlockTokens}
 			l.blocks, l.n, l.known = c.learner.texts.Find(&text, l.blocks[:0])
+			l.id = id
+			l.extend(c, p)
 		} else if l.n == 0 {
 			continue
 		}

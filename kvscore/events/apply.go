@@ -272,6 +272,7 @@ func (r *rank) store(w *Worker, e *Event) {
 		s.Blocks, s.Session = r.hash(w, e), cache.SessionHash(e.Session)
 	}
 	n, why := r.feed.Stored(s)
+	r.feed.Names(s, n, e.Session)
 	r.did.Stored += uint64(n) //nolint:gosec // a count
 	switch why {
 	case cache.OK:

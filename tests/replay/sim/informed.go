@@ -2,7 +2,6 @@ package sim
 
 import (
 	"fmt"
-	"strconv"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
@@ -31,7 +30,10 @@ type informant struct {
 // Stored implements engine.Listener.
 func (in *informant) Stored(job int, parent uint64, hasParent bool, blocks []uint64) {
 	in.pass(func(f *cache.Feed) {
-		n, why := f.Stored(&cache.Stored{Root: in.of.Seed, Parent: parent, HasParent: hasParent, Names: blocks, Blocks: blocks, Session: cache.SessionHash(strconv.Itoa(job))})
+		session := in.of.requests[job].session
+		s := &cache.Stored{Root: in.of.Seed, Parent: parent, HasParent: hasParent, Names: blocks, Blocks: blocks, Session: cache.SessionHash(session)}
+		n, why := f.Stored(s)
+		f.Names(s, n, []byte(session))
 		if in.of.err == nil && n != len(blocks) {
 			in.of.err = fmt.Errorf("the index refuses what an engine stores: outcome %d", why)
 		}

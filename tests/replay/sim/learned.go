@@ -54,5 +54,10 @@ func textOf(blocks []uint64, block, tokens int) (text []uint64, past float32) {
 func (r *replay) asText(p *cache.Prompt, tokens int) {
 	p.Blocks, p.Past = textOf(p.Blocks, r.Trace.BlockTokens, tokens)
 	p.BlockTokens, p.Weights.Kinds = textTokens, &textWeights
+	for i, sum, next := 0, uint64(0), cache.NextPrefix(0); i < len(p.Blocks); i++ {
+		if sum = cache.Mix(sum ^ p.Blocks[i]); i+1 == next {
+			p.Prefixes, next = append(p.Prefixes, cache.Prefix{Blocks: next, Sum: sum}), cache.NextPrefix(next)
+		}
+	}
 	p.Tokens = int64((float64(len(p.Blocks)) + float64(p.Past)) * textTokens)
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"strconv"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
@@ -65,6 +64,7 @@ type request struct {
 	arrived time.Duration
 	first   time.Duration
 	ended   time.Duration
+	session string // that the events name
 	waiting
 }
 
@@ -337,7 +337,8 @@ func (r *replay) seat(q *request, at int) {
 	}
 	q.at, q.lease = o.scheduler.SelectAmong(r.clock(), &ask, o.refs, bound, o.policy, &o.selection)
 	if r.Learned {
-		q.lease.Named(strconv.Itoa(q.Number)) // as requests to vLLM name themselves
+		q.session = cache.NewSession(ask.Prefixes) // as requests to vLLM name themselves
+		q.lease.Named(q.session)
 	}
 	q.away = ask.Home != (kvscore.Target{}) && q.lease.Target() != ask.Home && o.selection.HomeHolds()
 	if r.observer != nil {

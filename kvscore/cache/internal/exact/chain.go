@@ -1,19 +1,21 @@
 package exact
 
-// Chain returns the root and the content hashes of a chain up to a block with a name; nil if no target
-// holds it.
-func (x *Index) Chain(name uint64) (root uint64, chain []uint64) {
+import "slices"
+
+// Chain returns the root and the content hashes of a chain up to a block with a name, in memory if that has
+// room. It returns none if no target holds the block.
+func (x *Index) Chain(memory []uint64, name uint64) (root uint64, chain []uint64) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	last, b := x.held(name)
 	if b == nil {
-		return 0, nil
+		return 0, memory[:0]
 	}
 	n := 0
 	for at := last; at != 0; at = x.run(at).up {
 		n += at.offset() + 1
 	}
-	chain = make([]uint64, n)
+	chain = slices.Grow(memory[:0], n)[:n]
 	for at := last; at != 0; at = x.run(at).up {
 		for i := at.offset(); i >= 0; i-- {
 			n--

@@ -7,7 +7,7 @@ type Stored struct {
 	// Root stands for what must be equal for two prompts to share blocks: adapter, salt and
 	// block size. It does not include the model, because a target serves only one. It is
 	// required without a parent. With a parent, 0 means that the event does not show it, and
-	// any other value must be the root of the parent's chain.
+	// any other value must be the root of the parent's chain. Store sets it.
 	Root uint64
 	// Parent is the engine's name of the block before the first, if HasParent.
 	Parent    uint64
@@ -130,6 +130,7 @@ func (x *Index) storeKnown(s *Stored, owner *owner) (n int, o Outcome) {
 // storeChain records blocks with their content.
 func (x *Index) storeChain(s *Stored, owner *owner) (n int, o Outcome) {
 	at, root, o := x.locate(s, owner)
+	s.Root = root
 	for o == OK && n < len(s.Names) {
 		at = x.next(at, root, s.Blocks[n:])
 		if o = x.nameBlock(s.Names[n], at); o != OK {
