@@ -61,13 +61,13 @@ func TestTerms(t *testing.T) {
 		"delay by requests that wait there": {
 			func(_ *Selection, c *Candidate) { c.Awaiting, c.Requests = 3, 3 },
 			func(_, second *Terms) {
-				second.Delay, second.Stall = 100*3*delayQueue, 3*DefaultWeight*(100-10)
+				second.Delay, second.Stall = (100-10)*3*delayQueue, 3*DefaultWeight*(100-10)
 			},
 		},
 		// 5 requests per second come to a target
 		"delay of requests that come meanwhile": {
 			func(s *Selection, c *Candidate) { s.ArrivalRate, c.OverlapTokens, c.PrefillTime = 0.005, 500, 50 },
-			func(first, second *Terms) { first.Delay, second.Prefill, second.Delay = 50, 50, 12.5 },
+			func(first, second *Terms) { first.Delay, second.Prefill, second.Delay = 0.005*90*90, 50, 0.005*40*40 },
 		},
 		"decode": {
 			func(s *Selection, c *Candidate) { s.ExpectedAnswer, c.Requests, c.Slowness = 200, 4, 2 },
@@ -103,8 +103,8 @@ func TestTerms(t *testing.T) {
 				s.ArrivalRate, c.WaitTime, c.PrefillTime, c.Requests = 0.01, 110, 10, 1
 			},
 			func(first, second *Terms) {
-				*second = Terms{Wait: 110, Prefill: 10, Delay: 1}
-				first.Delay, first.Spread = 100, -100+10+1
+				*second = Terms{Wait: 110, Prefill: 10}
+				first.Delay, first.Spread = 0.01*90*90, -0.01*90*90+10
 			},
 		},
 		"a home that is far busier": {
@@ -149,7 +149,7 @@ func TestTerms(t *testing.T) {
 			func(first, second *Terms) {
 				*first = Terms{Prefill: 300, Decode: DefaultWeight * own}
 				*second = Terms{
-					Wait: 210, Prefill: 300, Delay: 300 * delayQueue, Decode: DefaultWeight * (own + 4*added), Stall: 4 * DefaultWeight * (100 - 10),
+					Wait: 210, Prefill: 300, Delay: 3 * (100 - 10) * delayQueue, Decode: DefaultWeight * (own + 4*added), Stall: 4 * DefaultWeight * (100 - 10),
 				}
 			},
 		},
