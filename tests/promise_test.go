@@ -3,6 +3,7 @@ package tests
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -10,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -113,5 +115,54 @@ func TestOverloadRefusesWhatWouldBeLate(t *testing.T) {
 	refused, _ := s.scrape(t).sum("caddy_kv_router_promises_total", `class="default"`, `outcome="refused"`)
 	if int(refused) != len(others) || refused == 0 {
 		t.Errorf("%d refused, and %v counted", len(others), refused)
+	}
+}
+
+// TestOneTenantDoesNotStarveOthers has 24 clients of a tenant send long prompts to two engines, beside short ones of
+// others. There is no queue, then one, then those of two routers.
+func TestOneTenantDoesNotStarveOthers(t *testing.T) {
+	takesSeconds(t)
+	beside := func(hold string, n int, share string) time.Duration {
+		site := fmt.Sprintf("kv_router %s {\ntenant {header.X-Org}\nqueue {\nhold %s\n}\n%s\n}", startComputing(t, 2), hold, share)
+		routers := make([]*child, n)
+		for i := range routers {
+			routers[i] = newChild(t)
+			routers[i].start(t, site)
+		}
+		for i := 0; n > 1 && i < n; i++ {
+			routers[i].awaitRouters(t, n-1)
+		}
+		for i := range 24 { // the router learns what a prompt takes
+			routers[i%n].timed(t, essay(500), "X-Org", fmt.Sprint(i%2))
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		var flood, others sync.WaitGroup
+		for i := range 24 {
+			flood.Go(func() {
+				for ctx.Err() == nil {
+					routers[i%n].timed(t, essay(2500), "X-Org", "flood")
+				}
+			})
+		}
+		time.Sleep(500 * time.Millisecond)
+		const tenants, each = 5, 4
+		var sum atomic.Int64
+		for i := range tenants {
+			others.Go(func() {
+				for k := range each {
+					_, took := routers[(i+k)%n].timed(t, essay(10), "X-Org", fmt.Sprint("short", i))
+					sum.Add(int64(took))
+				}
+			})
+		}
+		others.Wait()
+		stop()
+		flood.Wait()
+		return time.Duration(sum.Load() / tenants / each)
+	}
+	off, one, two := beside("off", 1, ""), beside("auto", 1, ""), beside("auto", 2, "share "+startValkey(t).URL())
+	t.Logf("first tokens of the others come after %v without a queue, %v with one, and %v with two", off, one, two)
+	if 2*one > off || 2*two > off {
+		t.Error("one tenant starves the others")
 	}
 }
