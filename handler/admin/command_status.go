@@ -83,8 +83,12 @@ func writeStatus(to io.Writer, s *stateView, width int) {
 	for _, parts := range [][]pool.Queued{s.Classes, s.Tenants} {
 		for _, q := range parts {
 			if q.Class != "" || q.Tenant != "" {
-				fmt.Fprintf(to, "in the queue, class %q, tenant %q: %d requests, %d of them held, the oldest for %.1f s\n",
-					q.Class, q.Tenant, q.Requests, q.Held, q.Oldest)
+				tenant := ""
+				if q.Tenant != "" {
+					tenant = fmt.Sprintf(", tenant %q", q.Tenant)
+				}
+				fmt.Fprintf(to, "in the queue, class %q%s: %d requests, %d of them held, the oldest for %.1f s\n",
+					q.Class, tenant, q.Requests, q.Held, q.Oldest)
 			}
 		}
 	}
