@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"text/tabwriter"
 	"time"
@@ -19,6 +20,7 @@ const (
 	floodAt   = 30 // seconds
 	fairLoad  = 0.6
 	shareOver = 30 * time.Second
+	bothWait  = 2 * time.Second // then the first tokens are those of requests that have waited
 	target    = 2 * time.Second
 	// sampled is how many of the refused requests are replayed again, each without its refusal.
 	sampled = 50
@@ -126,17 +128,25 @@ func (o *options) weights(w io.Writer, first, second int) error {
 	t := synth.NewTenants(1, 0).Flood(0, n, first, 0).Flood(0, 2*n*first/second, second, 1).Weights(1, 3).Trace()
 	fmt.Fprintf(w, "\tservice of the second for its weight, over that of the first, in each %v\n", shareOver)
 	return o.eachRule(t, func(name string, r *sim.Result) {
-		var work [2][]float64
+		var begun [2][]time.Duration
 		for i, x := range r.Outcomes {
-			k, by := int(x.First/shareOver), t.Requests[i].Tenant
-			for len(work[by]) <= k {
-				work[by] = append(work[by], 0)
-			}
-			work[by][k] += x.Work
+			by := t.Requests[i].Tenant
+			begun[by] = append(begun[by], x.First)
+		}
+		until := time.Duration(math.MaxInt64)
+		for _, all := range begun {
+			slices.Sort(all)
+			until = min(until, all[len(all)*9/10]) // then it soon has none in some router
 		}
 		fmt.Fprintf(w, "%s\t", name)
-		for k := range min(len(work[0]), len(work[1])) - 1 {
-			fmt.Fprintf(w, "%.3f ", work[1][k]/work[0][k]/3)
+		for from := bothWait; from+shareOver <= until; from += shareOver {
+			var work [2]float64
+			for i, x := range r.Outcomes {
+				if x.First >= from && x.First < from+shareOver {
+					work[t.Requests[i].Tenant] += x.Work
+				}
+			}
+			fmt.Fprintf(w, "%.3f ", work[1]/work[0]/3)
 		}
 		fmt.Fprintln(w)
 	})

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -34,6 +35,9 @@ func (o *options) parseHold(text string) error {
 // what the others are compared with.
 func (o *options) holding(stdout, stderr io.Writer) error {
 	points, err := o.heldPoints(stderr)
+	if err == nil && len(points) == 0 {
+		err = errors.New("no cell matches")
+	}
 	if err != nil {
 		return err
 	}
