@@ -136,7 +136,7 @@ func all(r *Bindings) []Entry {
 // eventually polls until ok, or fails the test.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !ok(); {
+	for deadline := time.Now().Add(time.Minute); !ok(); {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited in vain: %s", what)
 		}

@@ -47,7 +47,7 @@ func TestNamesOfOneModel(t *testing.T) {
 		return len(seen)
 	}
 	site := func(engines ...*fake) string {
-		return "kv_router " + engines[0].addr() + " " + engines[1].addr() + " {\nresponse_headers X-KV-\n}"
+		return "kv_router " + engines[0].addr() + " " + engines[1].addr() + " {\nresponse_headers X-KV-\npolicy warmest\n" + affinity("hard") + "\n}"
 	}
 	s := startCaddy(t, site(named(t, "vllm", "qwen-a", "gpt-4o"), named(t, "vllm", "gpt-4o", "qwen-a")))
 	for i := range 6 {

@@ -202,6 +202,18 @@ func eventually(t testing.TB, what string, cond func() bool) {
 	within(t, patience, what, cond)
 }
 
+// right waits until wrong says nothing, and fails the test with what it said last.
+func right(t testing.TB, wrong func() string) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		if said := wrong(); said == "" {
+			return
+		} else if time.Now().After(deadline) {
+			t.Fatal(said)
+		}
+	}
+}
+
 // within waits until cond holds, and fails the test when it does not within d.
 func within(t testing.TB, d time.Duration, what string, cond func() bool) {
 	t.Helper()

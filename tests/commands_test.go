@@ -102,8 +102,8 @@ func TestCommands(t *testing.T) {
 		t.Errorf("a wrong address: code %d\n%s", code, out)
 	}
 	engines[1].Kill()
+	eventually(t, "the dead worker to be known", func() bool { return s.logged(t, markedDown) > 0 })
 	eventually(t, "the dead worker needs a look", func() bool {
-		s.chat(t.Context(), ask("hello"))
 		code, out := kvRouter(t, "status", "--address", socket)
 		return code == 2 && regexp.MustCompile(regexp.QuoteMeta(b)+" +unreachable").MatchString(out)
 	})

@@ -59,7 +59,7 @@ func TestDrainUnderLoad(t *testing.T) {
 	}
 	// sessions stay where they are now: new ones come back
 	eventually(t, "requests on the worker", func() bool { return drained.Requests() > asked })
-	l.stop(10 * time.Second)
+	l.stop()
 	last, moved := make(map[string]string), 0
 	for _, v := range l.all() {
 		if v.fate != served {

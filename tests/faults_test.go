@@ -27,6 +27,11 @@ type faultRow struct {
 	// lasts is for how long at least. Default: 0.8 s, and 3 s in the long form. If the worker is to be
 	// marked down, the fault also lasts until it is.
 	lasts time.Duration
+	// hits returns whether the fault has hit a client's request. The fault lasts until it has hit each client
+	// that it concerns, however slow the machine is.
+	hits func(r *faultRun, v *visit) bool
+	// concerns returns whether the fault can hit a client. Default: all.
+	concerns func(client int) bool
 	// strike begins the fault on one engine, and returns what ends it.
 	strike func(r *faultRun, e *canned.Engine) (end func())
 	// clients changes the manners of the clients.
@@ -77,7 +82,6 @@ type faultRun struct {
 	held                      float64            // tokens that the first one is thought to hold at its end
 	moved                     time.Duration      // until the first mark; -1 without
 	worst                     time.Duration      // wait of requests that were served
-	worstFailed               time.Duration      // and that failed
 }
 
 const faultClients = 32
@@ -166,6 +170,9 @@ func (r *faultRun) play() {
 	if row.marked == must {
 		eventually(t, "the mark", func() bool { return r.firstMark() >= 0 })
 	}
+	if row.hits != nil {
+		eventually(t, "the fault to hit each client", r.hasHitAll)
+	}
 	r.endedAt = time.Now()
 	r.attempts = r.received() - r.was
 	if m := r.s.scrape(t); m != nil {
@@ -180,7 +187,7 @@ func (r *faultRun) play() {
 	}
 	r.awaitReturn()
 	time.Sleep(span(200*time.Millisecond, time.Second))
-	if !r.load.stop(5 * time.Second) {
+	if !r.load.stop() {
 		t.Error("requests hang after the fault")
 	}
 	r.collect()
@@ -189,6 +196,20 @@ func (r *faultRun) play() {
 		e.Kill()
 	}
 	eventually(t, "goroutines as before", func() bool { return runtime.NumGoroutine() <= goroutines+4 })
+}
+
+// hasHitAll returns whether the fault has hit each client that it concerns.
+func (r *faultRun) hasHitAll() bool {
+	hit := make(map[int]bool)
+	for _, v := range r.load.all() {
+		hit[v.client] = hit[v.client] || v.begun.After(r.struckBy) && r.row.hits(r, &v)
+	}
+	for client := range faultClients {
+		if !hit[client] && (r.row.concerns == nil || r.row.concerns(client)) {
+			return false
+		}
+	}
+	return true
 }
 
 // received returns how many requests the faulty engines have received.
@@ -220,12 +241,8 @@ func (r *faultRun) collect() {
 	r.sent = len(r.visits)
 	for _, v := range r.visits {
 		r.n[v.fate]++
-		switch {
-		case v.ended.Before(r.struckAt) || v.begun.After(r.endedAt):
-		case v.fate == served:
+		if v.fate == served && v.ended.After(r.struckAt) && v.begun.Before(r.endedAt) {
 			r.worst = max(r.worst, v.wait())
-		case v.fate == failed:
-			r.worstFailed = max(r.worstFailed, v.wait())
 		}
 	}
 	r.retries = make(map[string]float64)
@@ -330,8 +347,8 @@ func (r *faultRun) machineWasLate(f fate) bool {
 		}
 		return v.engine == r.engines[0].Name()
 	}
-	return strings.Contains(r.row.block, "300ms") && !slices.ContainsFunc(r.visits, func(v visit) bool {
-		return v.fate == f && (faulty(v) || v.ended.Sub(v.begun) < 300*time.Millisecond)
+	return strings.Contains(r.row.block, deadline.String()) && !slices.ContainsFunc(r.visits, func(v visit) bool {
+		return v.fate == f && (faulty(v) || v.ended.Sub(v.begun) < deadline)
 	})
 }
 

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
@@ -37,22 +36,15 @@ func (s *server) wantFigures(t *testing.T, before metrics, want []figure) {
 	grown := func(m metrics, f figure) float64 {
 		return m.value(f.name, f.labels...) - before.value(f.name, f.labels...)
 	}
-	right := func(m metrics, f figure) bool { return math.Abs(grown(m, f)-f.grown) < 1e-9*math.Max(1, f.grown) }
-	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+	right(t, func() (wrong string) {
 		m := s.scrape(t)
-		missed := 0
 		for _, f := range want {
-			if m != nil && right(m, f) {
-				continue
-			}
-			if missed++; time.Now().After(deadline) {
-				t.Errorf("%s%v grew by %v, want %v", f.name, f.labels, grown(m, f), f.grown)
+			if m == nil || math.Abs(grown(m, f)-f.grown) >= 1e-9*math.Max(1, f.grown) {
+				wrong += fmt.Sprintf("%s%v grew by %v, want %v\n", f.name, f.labels, grown(m, f), f.grown)
 			}
 		}
-		if missed == 0 || time.Now().After(deadline) {
-			return
-		}
-	}
+		return wrong
+	})
 }
 
 // usageAnswer answers both kinds of request with a usage object: three chunks
@@ -305,25 +297,15 @@ const (
 func (s *server) booksAtZero(t testing.TB) {
 	t.Helper()
 	var last metrics
-	zero := func() bool {
+	right(t, func() (wrong string) {
 		last = s.scrape(t)
 		for _, name := range []string{leases, workerRequests, workerPrefill, workerBlocks} {
 			if v, found := last.sum(name); !found || v != 0 {
-				return false
+				wrong += fmt.Sprintf("%s = %v (there: %v), want 0\n", name, v, found)
 			}
 		}
-		return true
-	}
-	for deadline := time.Now().Add(patience); !zero(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().Before(deadline) {
-			continue
-		}
-		for _, name := range []string{leases, workerRequests, workerPrefill, workerBlocks} {
-			v, found := last.sum(name)
-			t.Errorf("%s = %v (there: %v), want 0", name, v, found)
-		}
-		return
-	}
+		return wrong
+	})
 	if n := last.value(leasesExpired); n != 0 {
 		t.Errorf("%s = %v: leases had leaked", leasesExpired, n)
 	}

@@ -190,10 +190,9 @@ func TestFrozenEngineHasTheLastStreams(t *testing.T) {
 	if err := frozen.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	begun := time.Now()
-	all.Wait()
-	if took := time.Since(begun); there.Load() == 0 || took > 40*time.Second {
-		t.Errorf("%d streams of the frozen engine took %v", there.Load(), took)
+	all.Wait() // the frozen engine ends none of them
+	if there.Load() == 0 {
+		t.Error("the frozen engine had no stream")
 	}
 	if s.scrape(t).value("caddy_kv_router_resumed_total", `cause="hung"`) == 0 {
 		t.Error("no stream went on elsewhere")
@@ -206,29 +205,30 @@ func TestFrozenEngineHasTheLastStreams(t *testing.T) {
 func TestRetriesStayWithinTheBudget(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
 	s := startCaddy(t, route(engines, "pool poor", "retry_budget 10% 0.5/s"))
-	before := s.scrape(t)
+	before, begun := s.scrape(t), time.Now()
 	for _, e := range engines {
 		e.SetFault(refusal)
 	}
 	var clients sync.WaitGroup
+	const requests = 160
 	for range 32 {
 		clients.Go(func() {
-			for range 10 {
+			for range requests / 32 {
 				wantAnswer(t, s.chat(t.Context(), ask("anybody?").streamed()), refusal)
 			}
 		})
 	}
 	clients.Wait()
 	sent := engines[0].Requests() + engines[1].Requests()
-	// within ten seconds: a tenth of 320, and five
-	if retries := sent - 320; retries < 30 || retries > 40 {
-		t.Errorf("%d retries for 320 requests, want about 37", retries)
+	// a tenth, and five of the ten seconds before, and half of one in each second since
+	if retries, most := sent-requests, 22+int(time.Since(begun).Seconds()/2); retries < 18 || retries > most {
+		t.Errorf("%d retries for %d requests, want 18 to %d", retries, requests, most)
 	}
 	s.wantFigures(t, before, []figure{
-		{retriesTotal, []string{`pool="poor"`, `reason="503"`}, float64(sent - 320)},
-		{workerOutcomes, []string{`pool="poor"`, `outcome="retried"`}, float64(sent - 320)},
-		{"caddy_kv_router_retries_denied_total", []string{`pool="poor"`}, float64(2*320 - sent)},
-		{requestsTotal, []string{`pool="poor"`, `outcome="engine_error"`}, 320},
+		{retriesTotal, []string{`pool="poor"`, `reason="503"`}, float64(sent - requests)},
+		{workerOutcomes, []string{`pool="poor"`, `outcome="retried"`}, float64(sent - requests)},
+		{"caddy_kv_router_retries_denied_total", []string{`pool="poor"`}, float64(2*requests - sent)},
+		{requestsTotal, []string{`pool="poor"`, `outcome="engine_error"`}, requests},
 	})
 	if n := len(s.conditions(t, "retry budget spent")); n != 1 {
 		t.Errorf("%d log lines say that the budget is spent, want 1", n)
@@ -310,9 +310,7 @@ func TestRetryMatchComesToAnEnd(t *testing.T) {
 					e.Kill()
 				}
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-			defer cancel()
-			a := s.chat(ctx, ask("anybody?"))
+			a := s.startChat(t, "anybody?").wait(t)
 			if a.status != v.status || v.fault.Body != "" && string(a.body) != v.fault.Body {
 				t.Errorf("status %d, error %v, body %q; want %d", a.status, a.err, a.body, v.status)
 			}

@@ -55,7 +55,7 @@ func answersWhen(let <-chan struct{}, then http.HandlerFunc) http.HandlerFunc {
 // readKept reads an answer. After its first comment, it calls then.
 func (s *server) readKept(t *testing.T, path, body string, then func(), header ...string) (resp *http.Response, text string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url+path, strings.NewReader(body))
 	if err != nil {
@@ -96,7 +96,7 @@ func TestKeepalive(t *testing.T) {
 	const chats, messages, responses = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 	refuses := answersWith(http.StatusBadRequest, "application/json", "{\"error\": {\"message\": \"too long\",\n\"type\": \"BadRequestError\", \"code\": 400}}")
 	hangsUp := func(w http.ResponseWriter, _ *http.Request) { canned.CloseConn(w, false) }
-	full := maxRunning(1) + "\nqueue {\nmax_wait 300ms\n}"
+	full := maxRunning(1) + "\nqueue {\nmax_wait 2s\n}" // long after the first comment
 	for _, v := range []struct {
 		name, path, block, before string
 		engines                   []http.HandlerFunc // in the order of their answers; all but the last answer once
@@ -119,7 +119,7 @@ func TestKeepalive(t *testing.T) {
 		{name: "failure", engines: []http.HandlerFunc{hangsUp, hangsUp}, want: keepaliveComment + `data: {"error":{"message":"the worker failed before it answered","type":"server_error","param":null,"code":"worker_failed"}}` + "\n\n"},
 		{
 			name: "queue timeout", block: full, full: true, stays: true, engines: []http.HandlerFunc{streams},
-			want: keepaliveComment + `data: {"error":{"message":"all workers are full, and none had a free slot within 300ms; try again later","type":"server_error","param":null,"code":"queue_timeout"}}` + "\n\n",
+			want: keepaliveComment + `data: {"error":{"message":"all workers are full, and none had a free slot within 2s; try again later","type":"server_error","param":null,"code":"queue_timeout"}}` + "\n\n",
 		},
 		{
 			name: "header operations", block: "reverse_proxy {\nheader_down X-Operator yes\nheader_down X-Status {rp.status_code}\n}",
@@ -207,7 +207,7 @@ func TestKeepalive(t *testing.T) {
 // TestKeepaliveYields has clients wait longer than the keepalive that get no comment, or no header of
 // the router's.
 func TestKeepaliveYields(t *testing.T) {
-	full := maxRunning(1) + "\nqueue {\nmax_wait 300ms\n}\n"
+	full := maxRunning(1) + "\nqueue {\nmax_wait 1s\n}\n"
 	for _, v := range []struct {
 		name, block, errors string
 		plain               bool // the client asked for no stream

@@ -199,7 +199,7 @@ func TestRollingUpdates(t *testing.T) {
 // Plain reverse_proxy has no queue.
 func TestScaleToZeroAndBack(t *testing.T) {
 	c := startCluster(t)
-	s := startCaddy(t, "handle /plain/* {\nreverse_proxy {\n"+c.source+"\n}\n}\nkv_router {\nqueue {\nmax_wait 10s\nmax_waiting 6\n}\nreverse_proxy {\n"+c.source+"\n}\n}")
+	s := startCaddy(t, "handle /plain/* {\nreverse_proxy {\n"+c.source+"\n}\n}\nkv_router {\nqueue {\nmax_wait 1h\nmax_waiting 6\n}\nreverse_proxy {\n"+c.source+"\n}\n}")
 	if n, found := s.scrape(t).sum(waitingRequests); n != 0 || !found { // a scaler must see a zero
 		t.Errorf("before the first request %g wait, known: %v", n, found)
 	}

@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
@@ -61,21 +60,17 @@ func (s *server) followed(t testing.TB, e *engine.Engine) followed {
 // awaitKnowledge waits until the events of all ranks of an engine are as wanted.
 func (s *server) awaitKnowledge(t testing.TB, e *engine.Engine, state, knowledge string) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
+	right(t, func() string {
 		w := s.followed(t, e)
 		good := len(w.Events) > 0
 		for _, f := range w.Events {
 			good = good && f.State == state && f.Knowledge == knowledge
 		}
 		if good {
-			return
+			return ""
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("engine %s: %+v, want %s and %s", e.Name(), w, state, knowledge)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
+		return fmt.Sprintf("engine %s: %+v, want %s and %s", e.Name(), w, state, knowledge)
+	})
 }
 
 // askIDs posts a prompt of token ids, and returns the tokens that the router predicted to be

@@ -172,21 +172,12 @@ func (s *server) settle(t testing.TB, e *engine.Engine) {
 // compare has the router and the engines say how much of earlier prompts they hold.
 func (s *server) compare(t testing.TB, c *crowd, engines []*engine.Engine) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
-		wrong := ""
+	right(t, func() (wrong string) {
 		for i := 0; i < 100 && wrong == ""; i++ {
-			p := c.past[c.rnd.IntN(len(c.past))]
-			wrong = s.differs(t, p, engines)
+			wrong = s.differs(t, c.past[c.rnd.IntN(len(c.past))], engines)
 		}
-		if wrong == "" {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(wrong)
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
+		return wrong
+	})
 }
 
 // differs returns where the router and an engine differ about a prompt; empty if nowhere.

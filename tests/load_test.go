@@ -90,9 +90,9 @@ func (l *load) start(ctx context.Context, n int) {
 	}
 }
 
-// stop lets the clients finish their requests, and cancels them after a while. It returns
+// stop lets the clients finish their requests, and cancels them when that takes too long. It returns
 // whether they finished by themselves.
-func (l *load) stop(within time.Duration) bool {
+func (l *load) stop() bool {
 	l.end()
 	done := make(chan struct{})
 	go func() {
@@ -103,7 +103,7 @@ func (l *load) stop(within time.Duration) bool {
 	select {
 	case <-done:
 		return true
-	case <-time.After(within):
+	case <-time.After(patience):
 		l.abort()
 		<-done
 		return false

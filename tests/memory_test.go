@@ -106,16 +106,15 @@ type manifold struct {
 	requests, models, sessions, headers, paths int
 }
 
-// TestManifoldRequestsLeaveBoundedTraces sends requests with 10,000 models,
-// thousands of paths and new header values. Each has its own session. There are
-// 12,000 sessions, and fewer under the race detector.
+// TestManifoldRequestsLeaveBoundedTraces sends requests with thousands of models,
+// paths and new header values, and fewer under the race detector. Each has its own session.
 // The state that remains must have its configured size. The metrics must have no
 // more series, and the admin API no longer pages, than after the first few
 // requests.
 func TestManifoldRequestsLeaveBoundedTraces(t *testing.T) {
 	takesSeconds(t)
 	const maxSessions, indexMemory = 1000, 8 << 20
-	mf := manifold{requests: 12000, models: 10000, sessions: 12000, headers: 10000, paths: 1000}
+	mf := manifold{requests: 5000, models: 5000, sessions: 5000, headers: 5000, paths: 1000}
 	if underRace {
 		mf.requests = 2000
 	}

@@ -167,7 +167,7 @@ func (f *fake) stop() {
 // again listens at the same address.
 func (f *fake) again(t testing.TB) {
 	t.Helper()
-	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", f.addr())
+	ln, err := canned.ListenAgain(f.addr())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -123,7 +123,7 @@ func TestGRPCServerMaySpeakFirst(t *testing.T) {
 	h2.SetUnencryptedHTTP2(true)
 	c := &http.Client{Transport: &http.Transport{Protocols: &h2}}
 	for _, path := range []string{"/invocations", "/pkg.Service/Method"} {
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		in, out := io.Pipe()
 		req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url+path, in)
 		if err != nil {

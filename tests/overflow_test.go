@@ -219,7 +219,7 @@ func TestClientsOwnKeyAtBackup(t *testing.T) {
 // TestBackupThatHangs has a backup accept requests and never answer, and then break off in its answers. With a free
 // engine, streams go there, and only what a client has seen of a stream is lost.
 func TestBackupThatHangs(t *testing.T) {
-	o := startOverflowing(t, nil, "timeouts {\nfirst_token 200ms\n}")
+	o := startOverflowing(t, nil, "timeouts {\nfirst_token 1s\n}")
 	o.backup.SetHandler(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 	first := o.occupy(t)
 	second := o.start(t, "/v1/chat/completions", string(ask("second").streamed().body()))

@@ -189,7 +189,7 @@ func TestPinnedWorkerIsOut(t *testing.T) {
 // pinned to the full worker waits for it, although the other is idle.
 func TestPinnedRequestsWaitForTheirWorker(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, route(engines, numbered(engines), maxRunning(1), "trust pins", "queue {\nmax_wait 10s\n}"))
+	s := startCaddy(t, route(engines, numbered(engines), maxRunning(1), "trust pins", "queue {\nmax_wait 1h\n}"))
 	first := hold(engines[0])
 	pinned := string(wishing("pinned", `{"backend_instance_id":1}`).body())
 	a := s.start(t, "/v1/chat/completions", pinned)

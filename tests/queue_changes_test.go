@@ -107,6 +107,7 @@ func TestUnhealthyWorkerIsNotWaitedFor(t *testing.T) {
 func startFullHome(t *testing.T, options ...string) (f fullHome) {
 	t.Helper()
 	engines := startEngines(t, 2, canned.Pace{})
+	f.engines = engines
 	f.server = startCaddy(t, route(engines, append(options, maxRunning(1), "response_headers X-KV-")...))
 	f.session = []string{"X-Session-Id", "wanderer"}
 	f.home = f.mustChat(t, ask(wandering+"turn 1"), f.session...).engine()
@@ -121,6 +122,7 @@ var wandering = strings.Repeat("a long history ", 400)
 
 type fullHome struct {
 	*server
+	engines []*canned.Engine
 	engine  *canned.Engine
 	home    string // its name
 	session []string
@@ -141,15 +143,15 @@ func (f *fullHome) free(t *testing.T) {
 // TestHardSessionWaitsForItsWorker fills a session's worker with affinity mode hard. A turn
 // waits for that worker, and no longer than the queue allows.
 func TestHardSessionWaitsForItsWorker(t *testing.T) {
-	f := startFullHome(t, affinity("hard"), "queue {\nmax_wait 1s\n}")
+	f := startFullHome(t, affinity("hard"), "queue {\nmax_wait 100ms\n}")
 	late := f.startChat(t, wandering+"turn 2", f.session...)
+	wantTurnedAway(t, late.wait(t), http.StatusServiceUnavailable, "queue_timeout", "server_error")
+	f.adopt(t, route(f.engines, affinity("hard"), maxRunning(1)))
+	turn := f.startChat(t, wandering+"turn 2", f.session...)
 	f.wantWaiting(t, 1)
 	if a := f.mustChat(t, ask("no session")); a.engine() == f.home {
 		t.Errorf("another request was answered by the full %s", f.home)
 	}
-	wantTurnedAway(t, late.wait(t), http.StatusServiceUnavailable, "queue_timeout", "server_error")
-	turn := f.startChat(t, wandering+"turn 2", f.session...)
-	f.wantWaiting(t, 1)
 	f.free(t)
 	f.wantServed(t, f.home, turn)
 }

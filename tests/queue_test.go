@@ -286,23 +286,21 @@ func TestTurnedAwayRequestsAreToldSo(t *testing.T) {
 		t.Run(v.path, func(t *testing.T) {
 			engines := startEngines(t, 1, canned.Pace{})
 			file := filepath.Join(t.TempDir(), "access.log")
-			s := startCaddy(t, fmt.Sprintf("log {\noutput file %s\nformat json\n}\n", file)+
-				route(engines, maxRunning(1), "queue {\nmax_waiting 1\nmax_wait 1s\n}"))
+			site := func(wait string) string {
+				return fmt.Sprintf("log {\noutput file %s\nformat json\n}\n", file) +
+					route(engines, maxRunning(1), "queue {\nmax_waiting 1\nmax_wait "+wait+"\n}")
+			}
+			s := startCaddy(t, site("100ms"))
 			g := hold(engines[0])
 			before := s.scrape(t)
 			body := string(ask("x").body())
 			served := s.start(t, v.path, body)
 			runs(t, g, 1)
-			late := s.start(t, v.path, body)
-			s.wantWaiting(t, 1)
-			begun := time.Now()
-			wantTurnedAway(t, s.post(t.Context(), v.path, []byte(body)), http.StatusTooManyRequests, "queue_full", v.full)
-			if d := time.Since(begun); d > 900*time.Millisecond {
-				t.Errorf("it was told so after %v, want at once", d)
-			}
-			wantTurnedAway(t, late.wait(t), http.StatusServiceUnavailable, "queue_timeout", v.late)
+			wantTurnedAway(t, s.post(t.Context(), v.path, []byte(body)), http.StatusServiceUnavailable, "queue_timeout", v.late)
+			s.adopt(t, site("1h"))
 			waits := s.start(t, v.path, body)
 			s.wantWaiting(t, 1)
+			wantTurnedAway(t, s.post(t.Context(), v.path, []byte(body)), http.StatusTooManyRequests, "queue_full", v.full)
 			g.pass(t, http.StatusOK)
 			g.pass(t, http.StatusOK)
 			for _, q := range []asked{served, waits} {
@@ -314,7 +312,7 @@ func TestTurnedAwayRequestsAreToldSo(t *testing.T) {
 				{queueRejected, []string{`reason="full"`}, 1},
 				{queueRejected, []string{`reason="timeout"`}, 1},
 				{requestsTotal, []string{`outcome="queue_rejected"`}, 2},
-				{requestsTotal, []string{`outcome="ok"`}, 2},
+				{requestsTotal, []string{`outcome="ok"`}, 3}, // with that of adopt
 				{queueWaits, nil, 2},
 			})
 			lines := make(map[string]int) // by outcome, and whether it waited
@@ -361,7 +359,7 @@ func wantTurnedAway(t *testing.T, a answer, status int, code, kind string) {
 // in vain for the other, and gets the refusal. With a Retry-After it waits no longer than
 // that says.
 func TestHeldRefusals(t *testing.T) {
-	for _, v := range []struct{ wait, after string }{{"300ms", ""}, {"20s", "1"}} {
+	for _, v := range []struct{ wait, after string }{{"300ms", ""}, {"1h", "1"}} {
 		h := startGated(t, 2, "policy round_robin", "queue {\nmax_wait "+v.wait+"\n}")
 		f := canned.Fault{Kind: canned.Status, Status: 503, Body: `{"error":"slow down"}`}
 		if v.after != "" {
@@ -371,11 +369,7 @@ func TestHeldRefusals(t *testing.T) {
 		h.engines[1].SetFault(f)
 		served := h.startChat(t, "one")
 		runs(t, h.gates[0], 1)
-		begun := time.Now()
-		wantAnswer(t, h.chat(t.Context(), ask("two")), f)
-		if d := time.Since(begun); d > 8*time.Second {
-			t.Errorf("the refusal came after %v", d)
-		}
+		wantAnswer(t, h.startChat(t, "two").wait(t), f)
 		h.gates[0].pass(t, http.StatusOK)
 		h.wantServed(t, "e1", served)
 	}
@@ -385,7 +379,7 @@ func TestHeldRefusals(t *testing.T) {
 // one trial request at a time. The other is full. Requests that the queue would reject go
 // to the first, whether they have waited or not.
 func TestNobodyIsTurnedAwayWhileAWorkerHasRoom(t *testing.T) {
-	for name, queue := range map[string]string{"Late": "max_wait 300ms", "Overflow": "max_waiting 1\nmax_wait 20s"} {
+	for name, queue := range map[string]string{"Late": "max_wait 300ms", "Overflow": "max_waiting 1\nmax_wait 1h"} {
 		t.Run(name, func(t *testing.T) {
 			engines := startEngines(t, 2, canned.Pace{})
 			s := startCaddy(t, route(engines, "policy round_robin", maxRunning(4), "queue {\n"+queue+"\n}"))

@@ -340,9 +340,7 @@ func TestLimitsOfRouters(t *testing.T) {
 		t.Errorf("only %d requests were granted", sum)
 	}
 	for i, r := range routers { // a router asks the server for what the other one has counted
-		var wrong string
-		for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-			wrong = ""
+		right(t, func() (wrong string) {
 			for name, one := range r.standings(t) {
 				who, err := strconv.Atoi(strings.TrimPrefix(name, "t"))
 				if err != nil {
@@ -353,13 +351,8 @@ func TestLimitsOfRouters(t *testing.T) {
 					wrong += fmt.Sprintf("\nrouter %d: tenant %d has used %d requests and %d tokens, and was granted %d and %d", i, who, requests, used, granted[who].Load(), tokens[who].Load())
 				}
 			}
-			if wrong == "" || time.Now().After(deadline) {
-				break
-			}
-		}
-		if wrong != "" {
-			t.Error(wrong)
-		}
+			return wrong
+		})
 	}
 
 	// both are started anew, without their server: each knows the day from its own journal

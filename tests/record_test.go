@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/journal"
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
@@ -33,12 +32,15 @@ func TestRecordedTrace(t *testing.T) {
 			k.Messages = append(k.Messages, message{"assistant", a.text})
 		}
 	}
-	time.Sleep(300 * time.Millisecond) // until it is written
 	var b bytes.Buffer
-	n, others, err := journal.Trace(filepath.Join(filepath.Dir(s.log), "caddy", "kv_router", "default.journal"), &b)
-	if err != nil || n != conversations*turns || others != 0 {
-		t.Fatalf("%d requests, %d others, %v", n, others, err)
-	}
+	var n int
+	eventually(t, "all to be written", func() bool {
+		b.Reset()
+		var others int
+		var err error
+		n, others, err = journal.Trace(filepath.Join(filepath.Dir(s.log), "caddy", "kv_router", "default.journal"), &b)
+		return err == nil && n == conversations*turns && others == 0
+	})
 	got, err := trace.Read(&b)
 	if err != nil || len(got.Requests) != n || !got.Sessions || got.Closed {
 		t.Fatalf("%+v, %v", got, err)

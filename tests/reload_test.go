@@ -115,7 +115,7 @@ func TestStreamsSurviveReload(t *testing.T) {
 	// How many connections are idle changes from moment to moment, and each has
 	// goroutines: what stays shows in the least of several moments.
 	earlyRun, lateRun := slices.Min(running[reloads/5:reloads/2]), slices.Min(running[reloads*2/3:])
-	if !l.stop(10 * time.Second) {
+	if !l.stop() {
 		t.Error("requests hang")
 	}
 	if err := s.reload(good[0]); err != nil {

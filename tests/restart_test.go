@@ -24,8 +24,9 @@ type talk struct {
 	chat    chat
 	session string // empty: the client sends no key
 	rng     *rand.Rand
-	home    string // the worker of the last turn
-	run     int32  // in which that turn was
+	home    string    // the worker of the last turn
+	run     int32     // in which that turn was
+	ended   time.Time // that turn
 }
 
 // figures sum up turns that follow another one.
@@ -45,6 +46,7 @@ type restart struct {
 	t     *testing.T
 	runs  atomic.Int32 // starts of Caddy
 	done  atomic.Int32 // turns
+	known time.Time    // the journal has what ended before
 	mu    sync.Mutex
 	kinds map[string]*figures
 	pause time.Duration // of a client after each turn
@@ -105,7 +107,7 @@ func (r *restart) turn(k *talk) {
 	}
 	r.count(k, run, &a)
 	k.chat.Messages = append(k.chat.Messages, message{"assistant", a.text})
-	k.home, k.run = a.header.Get("X-Kv-Worker"), run
+	k.home, k.run, k.ended = a.header.Get("X-Kv-Worker"), run, time.Now()
 	r.done.Add(1)
 }
 
@@ -116,7 +118,9 @@ func (r *restart) count(k *talk, run int32, a *answer) {
 	}
 	when, keyed := "in one run", "no key"
 	if run != k.run {
-		when = "after the restart"
+		if when = "after the restart"; k.ended.After(r.known) {
+			when = "at the restart"
+		}
 	}
 	if k.session != "" {
 		keyed = "with key"
@@ -139,14 +143,15 @@ func (r *restart) count(k *talk, run int32, a *answer) {
 	f.predicted, f.cached, f.prompt = f.predicted+predicted, f.cached+cached, f.prompt+prompt
 }
 
-// interrupt holds conversations, and restarts Caddy after half of their turns.
-func interrupt(t *testing.T, conversations int, how syscall.Signal) *restart {
+// interrupt holds conversations, and restarts Caddy after half of their turns. They go where most of them is
+// cached, which no delay of a busy machine changes.
+func interrupt(t *testing.T, conversations int, how syscall.Signal, lacks time.Duration) *restart {
 	t.Helper()
 	var engines []*engine.Engine
 	for range 4 {
 		engines = append(engines, startSimulated(t, engine.Config{Blocks: 32768}))
 	}
-	site := simulated(engines, "response_headers X-KV-")
+	site := simulated(engines, "response_headers X-KV-", "policy warmest")
 	r := &restart{child: newChild(t), t: t, kinds: make(map[string]*figures)}
 	r.start(t, site)
 	talks, turns := newTalks(conversations), 6
@@ -154,6 +159,7 @@ func interrupt(t *testing.T, conversations int, how syscall.Signal) *restart {
 	var wg sync.WaitGroup
 	wg.Go(func() { r.converse(talks, turns) })
 	within(t, 5*time.Minute, "half of the turns", func() bool { return int(r.done.Load()) >= conversations*turns/2 })
+	r.known = time.Now().Add(-lacks)
 	r.end(how)
 	r.runs.Add(1)
 	r.start(t, site)
@@ -166,22 +172,23 @@ func interrupt(t *testing.T, conversations int, how syscall.Signal) *restart {
 // engines have cached.
 func TestRestartInTheMiddle(t *testing.T) {
 	takesSeconds(t)
-	const conversations = 60
+	const conversations = 200
 	for _, c := range []struct {
-		name string
-		how  syscall.Signal
+		name  string
+		how   syscall.Signal
+		lacks time.Duration // at most, of what ended last
 	}{
-		{"SIGTERM", syscall.SIGTERM},
-		{"kill -9", syscall.SIGKILL}, // the journal lacks the last tenth of a second
+		{"SIGTERM", syscall.SIGTERM, 0},
+		{"kill -9", syscall.SIGKILL, time.Second}, // a tenth, if the machine is not busy
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := interrupt(t, conversations, c.how)
+			r := interrupt(t, conversations, c.how, c.lacks)
 			for name, f := range r.kinds {
 				t.Logf("%-28s %v", name, f)
 			}
 			for _, keyed := range []string{"with key", "no key"} {
 				f, before := r.kinds["after the restart, "+keyed], r.kinds["in one run, "+keyed]
-				if f == nil || f.share() < before.share()-0.2 { // by chance, a fourth are
+				if f == nil || f.turns < 20 || f.atHome != f.turns || before.atHome != before.turns {
 					t.Fatalf("%s: after the restart are at home: %v; otherwise %v", keyed, f, before)
 				}
 				if off := max(f.predicted-f.cached, f.cached-f.predicted); off > f.cached/10 {

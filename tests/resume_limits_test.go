@@ -37,8 +37,8 @@ func setAll(engines []*canned.Engine, h http.HandlerFunc) {
 func TestFirstTokenOfTheRest(t *testing.T) {
 	takesSeconds(t)
 	s := newStory(40)
-	s.pace = 50 * time.Millisecond
-	caddy, _ := storyEngines(t, 3, s, "pool restfirst", "timeouts {\nfirst_token 1s\n}")
+	s.pace = 100 * time.Millisecond
+	caddy, _ := storyEngines(t, 3, s, "pool restfirst", "timeouts {\nfirst_token 2s\n}")
 	a := caddy.post(t.Context(), "/v1/chat/completions", storyBody(true, "first?", ""), "X-Cut", "5")
 	if g := readTold(a.body); a.err != nil || g.text != s.text() || g.done != 1 || caddy.logged(t, markedDown) > 1 {
 		t.Errorf("%v, done %d times, %q", a.err, g.done, g.text)
@@ -67,17 +67,23 @@ func TestDrainLeavesWhatCannotMove(t *testing.T) {
 		},
 	} {
 		engines := startEngines(t, 2, canned.Pace{})
-		setAll(engines, func(w http.ResponseWriter, r *http.Request) { flushes(w, r, 100*time.Millisecond, v.parts...) })
+		drained := make(chan struct{})
+		setAll(engines, inferencesOnly(func(w http.ResponseWriter, r *http.Request) {
+			flushes(w, r, 0, v.parts[:5]...)
+			<-drained
+			flushes(w, r, 100*time.Millisecond, v.parts[5:]...)
+		}))
 		pool := "drain" + name
 		caddy := startCaddy(t, route(engines, "pool "+pool, "engine vllm", "retry_budget 100% 1000/s"))
 		ended := make(chan answer, 1)
 		go func() { ended <- caddy.post(t.Context(), v.path, []byte(v.body)) }()
-		time.Sleep(600 * time.Millisecond)
+		eventually(t, "the stream", func() bool { return engines[0].Active()+engines[1].Active() > 0 })
 		for _, e := range engines {
-			if e.Requests() > 0 {
+			if e.Active() > 0 {
 				caddy.api(t, http.MethodPost, "/pools/"+pool+"/workers/"+e.Addr()+"/drain?move", nil, nil)
 			}
 		}
+		close(drained)
 		if a := <-ended; a.err != nil || strings.Count(string(a.body), "[DONE]") != 1 || strings.Contains(string(a.body), brokenEvent) {
 			t.Errorf("%s: %v, %q", name, a.err, a.body)
 		}

@@ -126,7 +126,7 @@ func TestStreamsLeaveEngineThatSleeps(t *testing.T) {
 func TestRequestsWakeOneEngine(t *testing.T) {
 	for _, level := range []int{1, 2} {
 		t.Run(fmt.Sprint("Level", level), func(t *testing.T) {
-			s, engines := startSleepers(t, 2, level, 700*time.Millisecond, "worker * {\nwake\n}", "keepalive 100ms")
+			s, engines := startSleepers(t, 2, level, 2*time.Second, "worker * {\nwake\n}", "keepalive 20ms")
 			eventually(t, "the router is ready, as it can wake an engine", func() bool {
 				code, _ := s.api(t, http.MethodGet, "/ready", nil, nil)
 				return code == http.StatusOK

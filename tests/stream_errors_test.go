@@ -96,7 +96,7 @@ func TestErrorsInHandNeverWait(t *testing.T) {
 	engines := startEngines(t, 3, canned.Pace{})
 	setAll(engines, sends(dead+chatDone))
 	s := startCaddy(t, route(engines, "pool inhand", "engine vllm", "retry_budget 0% 0.1/s"))
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	for i := range 6 {
 		if a := s.post(ctx, "/v1/chat/completions", storyBody(true, fmt.Sprint("q", i), "")); a.err != nil || string(a.body) != dead+chatDone {

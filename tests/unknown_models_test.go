@@ -1,12 +1,14 @@
 package tests
 
 import (
+	"bytes"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/tidwall/gjson"
 )
@@ -88,9 +90,14 @@ func TestRestartKeepsTheListsOfModels(t *testing.T) {
 	c.mustChat(t, askModel("qwen-b", 0))
 	b.stop()
 	for i, how := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM, syscall.SIGKILL} {
-		time.Sleep(300 * time.Millisecond) // the journal is written every tenth of a second
+		eventually(t, "the journal to have the lists", func() bool {
+			written, err := os.ReadFile(filepath.Join(c.dir, "caddy", "kv_router", "default.journal"))
+			return err == nil && bytes.Contains(written, []byte("qwen-b-adapter"))
+		})
 		c.end(how)
+		restored := c.logged(t, "the journal is restored")
 		c.start(t, site)
+		eventually(t, "the journal to be restored", func() bool { return c.logged(t, "the journal is restored") > restored })
 		for _, model := range []string{"qwen-b", "qwen-b-adapter"} {
 			mustPutOff(t, c.server, "/v1/chat/completions", string(askModel(model, i).body()))
 		}

@@ -51,7 +51,7 @@ func keeping(t testing.TB, file string, s *Settings) *Pool {
 // awaitJournal waits until the pool has restored its journal, and writes it.
 func awaitJournal(t testing.TB, p *Pool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !p.JournalState().On; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !p.JournalState().On; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("there is no journal")
 		}

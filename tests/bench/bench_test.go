@@ -8,16 +8,25 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	_ "github.com/caddy-kvrouter/kvrouter"
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
+	_ "github.com/caddyserver/caddy/v2/modules/standard"
 )
 
 // TestMain lets the test binary be the upstreams, as the program itself can.
 func TestMain(m *testing.M) {
 	if isMock(os.Args[1:]) {
 		main()
+		return
+	}
+	if len(os.Args) > 1 && slices.Contains([]string{"run", "reverse-proxy"}, os.Args[1]) {
+		caddycmd.Main() // as the contenders
 		return
 	}
 	os.Exit(m.Run())
@@ -102,13 +111,13 @@ func TestTrafficIsOfItsKind(t *testing.T) {
 // The whole program, briefly: all built-in contenders and one of -with.
 func TestBenchRuns(t *testing.T) {
 	if testing.Short() {
-		t.Skip("builds a Caddy")
+		t.Skip("takes seconds")
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	var tables, progress bytes.Buffer
 	err := run(ctx, []string{
-		"-rounds", "1", "-time", "100ms", "-warmup", "50ms", "-cells", "1k-c1,16k-s100-c32",
+		"-caddy", os.Args[0], "-rounds", "1", "-time", "100ms", "-warmup", "50ms", "-cells", "1k-c1,16k-s100-c32",
 		"-with", "second=0=exec {caddy} reverse-proxy --from http://127.0.0.1:{port} --to {upstream1} --to {upstream2}",
 	}, &tables, &progress)
 	if err != nil {

@@ -48,7 +48,7 @@ func (g *gate) open() {
 // ListenAgain listens at an engine's address, which its own connections of
 // before may still keep for a moment.
 func ListenAgain(addr string) (net.Listener, error) {
-	deadline := time.Now().Add(2 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for {
 		ln, err := net.Listen("tcp", addr)
 		if err == nil {

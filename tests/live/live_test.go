@@ -38,10 +38,10 @@ func TestPredictions(t *testing.T) {
 	}
 }
 
-// TestEvents runs all phases before two simulated engines.
+// TestEvents runs all phases before two simulated engines, with a policy that no delay of a busy machine changes.
 func TestEvents(t *testing.T) {
 	var out bytes.Buffer
-	if err := run(t.Context(), []string{"-events", "-clients", "1", "-blocks", "9000"}, &out); err != nil {
+	if err := run(t.Context(), []string{"-events", "-clients", "1", "-blocks", "9000", "-directives", "policy dynamo"}, &out); err != nil {
 		t.Fatalf("%v\n%s", err, &out)
 	}
 	for _, phase := range []string{phaseFresh, phaseEvict, phaseReset, phaseDown, phaseBack, "after the reset", "after the restart"} {
