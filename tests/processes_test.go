@@ -2,13 +2,11 @@ package tests
 
 import (
 	"bytes"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -171,7 +169,6 @@ func runProcesses(args []string) error {
 		lanes.Go(func() { p.lane(apart); p.lane(rest) })
 	}
 	lanes.Wait()
-	p.runAgain()
 	if len(p.failed) > 0 {
 		return fmt.Errorf("failed: %s", strings.Join(p.failed, ", "))
 	}
@@ -184,56 +181,14 @@ type processes struct {
 	args     []string
 	env      []string
 	deadline time.Time // zero: none
-	again    bool      // failures are final
 	to       io.Writer // what the processes print
 
 	mu     sync.Mutex
 	failed []string // the tests of processes in which one failed
-	late   []string // tests that failed beside others, maybe as the machine was busy
 }
 
-// mostAgain is how many tests run again alone. If more fail, that is not the machine.
-const mostAgain = 4
-
-// againFile names a file, in the environment, that gets the names of the tests that run again. Without it
-// none does: go test shows nothing of a package that passes in the end.
-const againFile = "KVROUTER_AGAIN"
-
-var (
-	// failedTest is the line of a failed test, not of its parts.
-	failedTest = regexp.MustCompile(`(?m)^\x16?--- FAIL: (\w+) `)
-	// hopeless is in the output of processes whose tests do not run again.
-	hopeless = regexp.MustCompile(`DATA RACE|panic: |panicked|fatal error: `)
-	// verdict is the last word of a process, of which there is to be one in all.
-	verdict = regexp.MustCompile(`(?m)^\x16?(PASS|FAIL|testing: warning: no tests to run)\n`)
-)
-
-// runAgain runs tests again that failed beside others, one after the other on a machine that
-// is idle now: many of them measure times.
-func (p *processes) runAgain() {
-	if len(p.late) > mostAgain || os.Getenv(againFile) == "" {
-		p.failed = append(p.failed, p.late...)
-		return
-	}
-	again := processes{binary: p.binary, args: p.args, deadline: p.deadline, to: p.to, again: true}
-	queue := make(chan []string, len(p.late))
-	for _, name := range p.late {
-		p.note("failed beside others, and runs again alone: " + name + "\n")
-		queue <- []string{name}
-	}
-	close(queue)
-	again.lane(queue)
-	p.failed = append(p.failed, again.failed...)
-}
-
-// note prints a line, and adds it to againFile.
-func (p *processes) note(line string) {
-	io.WriteString(p.to, line)
-	if f, err := os.OpenFile(os.Getenv(againFile), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600); err == nil {
-		defer f.Close()
-		io.WriteString(f, line)
-	}
-}
+// verdict is the last word of a process, of which there is to be one in all.
+var verdict = regexp.MustCompile(`(?m)^\x16?(PASS|FAIL|testing: warning: no tests to run)\n`)
 
 // lane runs one process after the other.
 func (p *processes) lane(queue <-chan []string) {
@@ -249,8 +204,7 @@ func (p *processes) lane(queue <-chan []string) {
 	}
 }
 
-// ended passes on what a process printed, and notes which tests failed. Races, panics and
-// processes that did not run all their tests get no second chance.
+// ended passes on what a process printed, and notes whether it failed.
 func (p *processes) ended(names []string, out []byte, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -258,56 +212,7 @@ func (p *processes) ended(names []string, out []byte, err error) {
 	if len(out) > 0 && !bytes.HasSuffix(out, []byte("\n")) {
 		fmt.Fprintln(p.to)
 	}
-	if err == nil {
-		return
-	}
-	var exit *exec.ExitError
-	all := errors.As(err, &exit) && exit.ExitCode() == 1 && bytes.HasSuffix(out, []byte("FAIL\n")) && !slices.Contains(p.args, "-test.failfast=true")
-	tests := failedTest.FindAllSubmatch(out, -1)
-	if p.again || !all || len(tests) == 0 || hopeless.Match(out) {
+	if err != nil {
 		p.failed = append(p.failed, fmt.Sprintf("%s (%v)", strings.Join(names, " "), err))
-		return
-	}
-	for _, m := range tests {
-		p.late = append(p.late, string(m[1]))
-	}
-}
-
-// TestFailuresRunAgain runs shell scripts in place of the tests.
-func TestFailuresRunAgain(t *testing.T) {
-	const failed = `echo "--- FAIL: TestA (0.1s)"; `
-	for name, c := range map[string]struct {
-		script, alone string
-		failed, noted bool
-	}{
-		"passes alone": {failed + "echo FAIL; exit 1", "echo PASS", false, true},
-		"fails alone":  {failed + "echo FAIL; exit 1", failed + "echo FAIL; exit 1", true, true},
-		"race":         {"echo WARNING: DATA RACE; " + failed + "echo FAIL; exit 1", "echo PASS", true, false},
-		"ended early":  {failed + "kill -9 $$", "echo PASS", true, false},
-		"too many":     {strings.Repeat(failed, 5) + "echo FAIL; exit 1", "echo PASS", true, false},
-		"not wanted":   {failed + "echo FAIL; exit 1", "echo PASS", true, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
-			binary, again := filepath.Join(dir, "tests"), filepath.Join(dir, "again")
-			if t.Setenv(againFile, again); name == "not wanted" {
-				t.Setenv(againFile, "")
-			}
-			script := "#!/bin/sh\ncase $* in *TestB*) " + c.script + ";; *) " + c.alone + ";; esac\n"
-			if err := os.WriteFile(binary, []byte(script), 0o700); err != nil { //nolint:gosec // it is a program
-				t.Fatal(err)
-			}
-			queue := make(chan []string, 1)
-			queue <- []string{"TestA", "TestB"}
-			close(queue)
-			var printed bytes.Buffer
-			p := processes{binary: binary, deadline: time.Now().Add(time.Minute), to: &printed}
-			p.lane(queue)
-			p.runAgain()
-			noted, _ := os.ReadFile(again)
-			if (len(p.failed) > 0) != c.failed || strings.Contains(string(noted), "TestA") != c.noted || !strings.Contains(printed.String(), "--- FAIL: TestA") {
-				t.Errorf("failed: %v, noted: %q, printed: %s", p.failed, noted, &printed)
-			}
-		})
 	}
 }
