@@ -92,9 +92,9 @@ func (c *named) block(sum uint64) (name uint64, found bool) {
 
 // extend looks for the chain of a text of which another router has sent more than this one knows. The text
 // and the chain may part anywhere behind the prefix. The chain counts up to the next one.
-func (l *look) extend(c *Caches, p *Prompt) {
+func (l *look) extend(c *Caches, p *Prompt, id *Identity) {
 	for i := len(p.Prefixes) - 1; i >= 0 && p.Prefixes[i].Blocks > l.known; i-- {
-		name, found := c.named.block(p.Prefixes[i].Sum ^ l.id.Root)
+		name, found := c.named.block(p.Prefixes[i].Sum ^ id.Root)
 		if !found {
 			continue
 		}
@@ -106,7 +106,7 @@ func (l *look) extend(c *Caches, p *Prompt) {
 		}
 		known := min(NextPrefix(p.Prefixes[i].Blocks), len(p.Blocks))
 		tokens := float64(p.Tokens-p.OtherTokens) * float64(known) / (float64(len(p.Blocks)) + float64(p.Past))
-		if n := min(len(l.named), int(tokens)/l.id.BlockTokens); n > l.n {
+		if n := min(len(l.named), int(tokens)/id.BlockTokens); n > l.n {
 			l.blocks, l.n, l.known = append(l.blocks[:0], l.named[:n]), n, known
 		}
 		return

@@ -143,8 +143,7 @@ func (c *Caches) lookUp(now time.Time, p *Prompt, v *View) {
 		if isText {
 			text := textmap.Text{Root: textRoot(p.Root, id.BlockTokens), Blocks: text, Weights: p.Weights, BlockTokens: id.BlockTokens}
 			l.blocks, l.n, l.known = c.learner.texts.Find(&text, l.blocks[:0])
-			l.id = id
-			l.extend(c, p)
+			l.extend(c, p, id)
 		} else if l.n == 0 {
 			continue
 		}
