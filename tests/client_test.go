@@ -92,6 +92,8 @@ func (s *server) do(req *http.Request) answer {
 	if err != nil {
 		return answer{err: err}
 	}
+	// net/http forgets the context of a connection that changes its protocol.
+	defer context.AfterFunc(req.Context(), func() { resp.Body.Close() })()
 	return read(resp)
 }
 
