@@ -66,6 +66,25 @@ func (r *Request) Editor(body []byte) *Editor {
 	return e
 }
 
+// Only returns the value of the body's only member of a name. It is not ok without one, and if there may be others:
+// an Editor finds them.
+func (r *Request) Only(body []byte, name string) (v rawjson.Span, ok bool) {
+	if len(body) != r.size || r.memberCount > keptMembers || r.size > math.MaxUint32 {
+		return v, false
+	}
+	for _, m := range r.members[:r.memberCount] {
+		end, _ := rawjson.SkipString(body, int(m[0]))
+		if string(rawjson.UnescapeKey(body[m[0]+1:end-1])) != name {
+			continue
+		}
+		if ok {
+			return v, false
+		}
+		v, ok = rawjson.Span{Start: int(m[1]), End: int(m[2])}, true
+	}
+	return v, ok
+}
+
 // note remembers a member of the body.
 func (r *Request) note(key int, v rawjson.Span) {
 	if r.memberCount < keptMembers {

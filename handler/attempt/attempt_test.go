@@ -42,7 +42,7 @@ func (o owner) IsFinal() bool     { return o.final }
 const chat = `{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]}`
 
 // newAttempt returns a streamed attempt over a transport.
-func newAttempt(t *testing.T, over transport, o owner) (*Attempt, *http.Request) {
+func newAttempt(t testing.TB, over transport, o owner) (*Attempt, *http.Request) {
 	t.Helper()
 	set := &pool.Settings{Workers: map[string]worker.Settings{}, Upstreams: map[string]bool{"a:1": true}}
 	p, err := pool.New("attempts", set.WithDefaults(), turn.NewCloser)
@@ -187,5 +187,22 @@ func TestAttemptsAreClassified(t *testing.T) {
 	a.Call.Plan.ShowsHealth = false
 	if o := a.Errored("status 500", true); o.Kind != pool.OutcomeAnswered {
 		t.Errorf("a request that shows nothing: %+v", o)
+	}
+}
+
+// BenchmarkBuild builds a request whose model has the engine's name, and one whose model has a public name.
+func BenchmarkBuild(b *testing.B) {
+	a, req := newAttempt(b, transport{}, owner{})
+	for _, public := range []string{"", "m"} {
+		b.Run(public, func(b *testing.B) {
+			p := *a.Call.Plan
+			if public != "" {
+				p.Public, p.Model = public, "engine"
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				(&Request{Plan: &p, Body: a.Call.Body, Worker: a.Worker, Target: a.Target}).Build(req)
+			}
+		})
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"net/url"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
@@ -35,6 +36,18 @@ func SetModel(edit *api.Editor, p *plan.Plan, w *worker.Worker) {
 	if text := (rawjson.Span{End: len(v)}).Text(v); text != "" && text == p.Named() || v == nil && p.API != nil && p.Named() == "" {
 		edit.Set(memberModel, rawjson.AppendString(nil, ModelAt(p, w)))
 	}
+}
+
+// setOnlyModel does what SetModel does for a body that does not change otherwise, without an Editor. It returns false if
+// it cannot.
+func (e *Request) setOnlyModel(as *body.Edited, read *api.Request) bool {
+	v, ok := read.Only(e.Body.Data, memberModel)
+	if !ok || v.Text(e.Body.Data) != e.Plan.Named() {
+		return false
+	}
+	name := rawjson.AppendString(nil, ModelAt(e.Plan, e.Worker))
+	*as = e.Body.Edit([]rawjson.Edit{{Span: v, Text: name}})
+	return true
 }
 
 // renamed returns a request whose URL has another name of the model.

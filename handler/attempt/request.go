@@ -100,7 +100,7 @@ func (e *Request) adapt(req *http.Request) (*http.Request, body.Edited) {
 		return req, as
 	}
 	var edit *api.Editor
-	if read := p.Parsed(); read != nil && e.Body != nil {
+	if read := p.Parsed(); read != nil && e.Body != nil && (adapts || !e.setOnlyModel(&as, read)) {
 		edit = read.Editor(e.Body.Data)
 	}
 	var done engine.Adapted

@@ -26,8 +26,10 @@ type Replayed struct {
 func (r *Replayed) Read(p []byte) (int, error) {
 	if len(r.Begin) > 0 {
 		n := copy(p, r.Begin)
-		r.Begin = r.Begin[n:]
-		return n, nil
+		if r.Begin = r.Begin[n:]; len(r.Begin) > 0 {
+			return n, nil
+		}
+		return n, r.Err
 	}
 	if r.Err != nil {
 		return 0, r.Err
