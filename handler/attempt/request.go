@@ -1,10 +1,14 @@
 package attempt
 
 import (
+	"cmp"
 	"errors"
 	"io"
 	"maps"
 	"net/http"
+	"net/url"
+	"slices"
+	"strings"
 	"sync/atomic"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
@@ -15,6 +19,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+
+	"github.com/caddyserver/caddy/v2"
 )
 
 // Request builds a planned request as the engine of one worker gets it.
@@ -155,4 +161,139 @@ func withHeaders(req *http.Request, headers []engine.Header) *http.Request {
 		}
 	}
 	return &out
+}
+
+// ModelAt returns the name by which a worker gets the request's model. If it differs from the client's, the request
+// is changed for the worker, and the answer for the client.
+func ModelAt(p *plan.Plan, w *worker.Worker) string { return cmp.Or(w.ModelName(), p.Model) }
+
+// Renames returns whether a worker gets another name of the model than the client uses.
+func Renames(p *plan.Plan, w *worker.Worker) bool { return !p.Everywhere && ModelAt(p, w) != p.Named() }
+
+// PublicName returns the name of the model that the answer must carry in place of the engine's; empty if it is the
+// same.
+func (a *Attempt) PublicName() string {
+	if p := a.Call.Plan; Renames(p, a.Worker) {
+		return p.Named()
+	}
+	return ""
+}
+
+const memberModel = "model"
+
+// SetModel replaces the client's name of the model in a body by the worker's.
+func SetModel(edit *api.Editor, p *plan.Plan, w *worker.Worker) {
+	v := edit.Value(memberModel)
+	if text := (rawjson.Span{End: len(v)}).Text(v); text != "" && text == p.Named() || v == nil && p.API != nil && p.Named() == "" {
+		edit.Set(memberModel, rawjson.AppendString(nil, ModelAt(p, w)))
+	}
+}
+
+// setOnlyModel does what SetModel does for a body that does not change otherwise, without an Editor. It returns false if
+// it cannot.
+func (e *Request) setOnlyModel(as *body.Edited, read *api.Request) bool {
+	v, ok := read.Only(e.Body.Data, memberModel)
+	if !ok || v.Text(e.Body.Data) != e.Plan.Named() {
+		return false
+	}
+	name := rawjson.AppendString(nil, ModelAt(e.Plan, e.Worker))
+	*as = e.Body.Edit([]rawjson.Edit{{Span: v, Text: name}})
+	return true
+}
+
+// renamed returns a request whose URL has another name of the model.
+func renamed(req *http.Request, from, to string) *http.Request {
+	path, query := plan.NameInPath(req.URL.Path, from), plan.NameInPairs(req.URL.RawQuery)
+	if value, err := url.QueryUnescape(req.URL.RawQuery[query.Start:query.End]); err != nil || value != from || from == "" {
+		query = rawjson.Span{}
+	}
+	if path.Len() == 0 && query.Len() == 0 {
+		return req
+	}
+	out, u := *req, *req.URL
+	if out.URL = &u; query.Len() > 0 {
+		u.RawQuery = splice(u.RawQuery, query, url.QueryEscape(to))
+	}
+	if path.Len() > 0 {
+		u.Path = splice(u.Path, path, to)
+		if raw := plan.NameInPath(u.RawPath, url.PathEscape(from)); raw.Len() > 0 {
+			u.RawPath = splice(u.RawPath, raw, url.PathEscape(to))
+		}
+	}
+	return &out
+}
+
+func splice(s string, at rawjson.Span, text string) string { return s[:at.Start] + text + s[at.End:] }
+
+// forBackups are the client's headers that a backup gets. All others may have keys of the client or of the
+// engines, or say who asks.
+var forBackups = []string{
+	"Accept", "Accept-Encoding", "Content-Encoding", "Content-Length", "Content-Type", "User-Agent",
+	"Anthropic-Beta", "Anthropic-Version", "Openai-Beta",
+	"Idempotency-Key", // for net/http, see Build
+}
+
+// toBackup returns a request as a backup gets it: with few of its headers, without its query, and with
+// the operator's headers for that backup.
+func toBackup(req *http.Request, set map[string]string) *http.Request {
+	out, at := *req, *req.URL
+	out.Trailer = nil
+	at.RawQuery, at.ForceQuery = "", false
+	out.URL, out.Header = &at, make(http.Header)
+	for _, name := range forBackups {
+		if values, there := req.Header[name]; there {
+			out.Header[name] = values
+		}
+	}
+	repl, _ := req.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	for name, value := range set {
+		if value = repl.ReplaceAll(value, ""); strings.EqualFold(name, "Host") {
+			out.Host = value
+		} else {
+			out.Header.Set(name, value)
+		}
+	}
+	return &out
+}
+
+// fromBackups are the headers of a backup's answer that the client gets. All others may be about the router's
+// account there, or set cookies.
+var fromBackups = []string{
+	"Cache-Control", "Content-Encoding", "Content-Language", "Content-Length", "Content-Type", "Retry-After", "Www-Authenticate",
+	"Request-Id", "X-Request-Id",
+}
+
+func fromBackup(resp *http.Response) {
+	maps.DeleteFunc(resp.Header, func(name string, _ []string) bool { return !slices.Contains(fromBackups, name) })
+	resp.Trailer = nil
+}
+
+// editForBackup leaves out of a body what is only for engines of the operator, and leaves one name of the model.
+func editForBackup(edit *api.Editor) {
+	edit.Cut("cache_salt")
+	if v := edit.Value(memberModel); v != nil {
+		edit.Set(memberModel, v)
+	}
+}
+
+// Disowns returns whether a backup refuses a request because of an account there: its key, its credit or its
+// rate. Such an answer is not for clients, unless the account is theirs.
+func Disowns(status int) bool {
+	switch status {
+	case http.StatusUnauthorized, http.StatusPaymentRequired, http.StatusForbidden:
+		return true
+	}
+	return Retryable(status)
+}
+
+// TheirKey returns whether a backup of these headers gets a key that depends on the request, such as the client's own.
+func TheirKey(set map[string]string) bool {
+	repl := caddy.NewReplacer() // which knows the environment and files
+	for name, value := range set {
+		name = strings.ToLower(name)
+		if (name == "authorization" || strings.HasSuffix(name, "key")) && strings.Contains(repl.ReplaceKnown(value, ""), "{") {
+			return true
+		}
+	}
+	return false
 }

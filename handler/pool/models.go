@@ -1,9 +1,13 @@
 package pool
 
 import (
+	"cmp"
 	"iter"
 	"maps"
+	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
@@ -138,4 +142,42 @@ func (p *Pool) KeeperServes(id, model string) bool {
 	at, _, ok := p.Responses.Find(id, false)
 	w := p.ByID(at.Worker)
 	return ok && w != nil && w.KnownToServe(model)
+}
+
+// aliases are the models that have several names.
+type aliases struct {
+	mu sync.Mutex                        // of registry.findAliases
+	of atomic.Pointer[map[string]string] // from a name to the model's own
+}
+
+// canonical returns the one name of a model.
+func (a *aliases) canonical(model string) string {
+	if of := a.of.Load(); of != nil {
+		return cmp.Or((*of)[model], model)
+	}
+	return model
+}
+
+// found records groups of names that are of one model each. The first name in alphabetical order is the
+// model's own, so that all routers agree.
+func (a *aliases) found(groups [][]string) {
+	of := make(map[string]string)
+	for changed := true; changed; { // groups may share names
+		changed = false
+		for _, names := range groups {
+			first := slices.Min(names)
+			for _, name := range names {
+				first = min(first, cmp.Or(of[name], name))
+			}
+			for _, name := range names {
+				changed = changed || of[name] != first
+				of[name] = first
+			}
+		}
+	}
+	if len(of) == 0 {
+		a.of.Store(nil)
+		return
+	}
+	a.of.Store(&of)
 }

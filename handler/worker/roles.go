@@ -1,5 +1,9 @@
 package worker
 
+import (
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
+)
+
 // Part is a part of a request that a worker serves.
 type Part uint8
 
@@ -38,4 +42,34 @@ func (w *Worker) ServesPart(part Part) (yes, fallback bool) {
 		return true, true
 	}
 	return true, false
+}
+
+// serves are the parts that a worker serves, as bits of Worker.serves: what role it has, and
+// whether its engine can serve whole requests.
+type serves uint32
+
+const (
+	forPrefill serves = 1 << iota
+	forDecode
+	onlyPhases // no whole requests
+	holdsOn    // it is for prefills, and cannot hand them over now
+	forBackup
+)
+
+func servedBy(e *engine.Engine) (s serves) {
+	switch e.Role() {
+	case engine.RolePrefill:
+		if s = forPrefill; !e.HandsOver() {
+			s |= holdsOn
+		}
+	case engine.RoleDecode:
+		s = forDecode
+	case engine.RoleBackup:
+		s = forBackup
+	case engine.RoleBoth:
+	}
+	if !e.ServesWhole() {
+		s |= onlyPhases
+	}
+	return s
 }
