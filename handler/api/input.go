@@ -47,8 +47,13 @@ func (p *parse) text(size int) conversation {
 	p.hash = newHasher(p.opt.TextBlock, p.opt.Seed)
 	p.hash.blocks = newBlocks(min(size/p.opt.TextBlock+1, most))
 	if len(p.opt.Sizes) > 0 {
-		p.hash.public = xxh3.New()
-		_, _ = p.hash.public.Write(binary.LittleEndian.AppendUint64([]byte(p.req.Model), p.req.templateVariant)) // it never fails
+		if p.public == nil {
+			p.public = xxh3.New()
+		}
+		p.public.Reset()
+		_, _ = p.public.WriteString(p.req.Model) // it never fails
+		_, _ = p.public.Write(binary.LittleEndian.AppendUint64(make([]byte, 0, 8), p.req.templateVariant))
+		p.hash.public, p.hash.prefixes = p.public, make([]cache.Prefix, 0, 32)
 	}
 	return conversation{h: &p.hash, b: p.body, seed: p.opt.Seed, lists: [2]rawjson.Span{p.tools, p.functions}}
 }

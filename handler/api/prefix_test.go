@@ -50,3 +50,20 @@ func TestPrefixes(t *testing.T) {
 		t.Errorf("without KV events there are %d prefixes", len(got))
 	}
 }
+
+// TestPrefixesCostOneAllocation reads a text with and without prefixes.
+func TestPrefixesCostOneAllocation(t *testing.T) {
+	body := []byte(`{"model":"llama-70b","messages":[{"role":"user","content":"` + strings.Repeat("text ", 5000) + `"}]}`)
+	allocs := func(sizes []int) float64 {
+		return testing.AllocsPerRun(100, func() {
+			r, err := Parse(chat{}, body, Options{TextBlock: 64, Seed: 1, Sizes: sizes})
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Done()
+		})
+	}
+	if without, with := allocs(nil), allocs([]int{16}); with > without+1 {
+		t.Errorf("%v allocations, and %v without prefixes", with, without)
+	}
+}

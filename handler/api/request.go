@@ -7,6 +7,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
+	"github.com/zeebo/xxh3"
 )
 
 // Options are what a request is read with. Chains can be compared only between
@@ -196,6 +197,7 @@ type parse struct {
 	opaque                                     bool  // a part of the prompt has an unknown form
 	maxTokens                                  int64 // the older max_tokens
 	hash                                       hasher
+	public                                     *xxh3.Hasher // memory for that of hash
 }
 
 // parses keeps the memory of parses for reuse: the methods of an API make it escape.
@@ -211,10 +213,10 @@ func Parse(a API, body []byte, o Options) (*Request, error) {
 	r := &Request{API: a, Choices: 1, size: len(body), prompts: 1, answers: 1}
 	p := parses.Get().(*parse)
 	defer func() {
-		*p = parse{} // release the body
+		*p = parse{public: p.public} // release the body
 		parses.Put(p)
 	}()
-	*p = parse{req: r, opt: o.withDefaults(), body: body}
+	*p = parse{req: r, opt: o.withDefaults(), body: body, public: p.public}
 	if err := p.scan(); err != nil {
 		return nil, err
 	}
