@@ -170,6 +170,7 @@ func (f *Feed) Stored(b *Stored) (int, Outcome) {
 	b.Target = f.number
 	n, outcome := f.caches.exact.Store(b)
 	f.caches.learner.log(f, b, n)
+	f.caches.named.log(b, n)
 	return n, outcome
 }
 

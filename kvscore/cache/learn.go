@@ -127,6 +127,7 @@ func (l *learner) log(f *Feed, b *Stored, n int) {
 	if n == 0 || b.Tier != Device || b.Blocks == nil || !f.learns.Load() {
 		return
 	}
+	session := SessionHash(b.Session)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := &f.growths
@@ -135,10 +136,10 @@ func (l *learner) log(f *Feed, b *Stored, n int) {
 		from = s.ends[b.Parent]
 	}
 	g, depth := from, 0
-	if g != nil && g.tip == b.Parent && g.session == b.Session {
+	if g != nil && g.tip == b.Parent && g.session == session {
 		depth = len(g.blocks)
 	} else {
-		g = &growth{root: b.Root, session: b.Session}
+		g = &growth{root: b.Root, session: session}
 		if b.HasParent {
 			g.root, g.blocks = l.exact.Chain(nil, b.Parent)
 			if depth = len(g.blocks); depth == 0 {

@@ -113,7 +113,7 @@ func (e *engine) holds(names []uint64) (n int) {
 }
 
 // compute has the engine hold a chain, whose first blocks it holds, and publishes that.
-func (e *engine) compute(root uint64, blocks []uint64, session uint64) {
+func (e *engine) compute(root uint64, blocks []uint64, session string) {
 	names := e.names(root, blocks)
 	from := e.holds(names)
 	for _, name := range names {
@@ -129,7 +129,7 @@ func (e *engine) compute(root uint64, blocks []uint64, session uint64) {
 		e.late = append(e.late, func() { e.feed.Removed(Device, []uint64{gone}) })
 	}
 	e.held = append(e.held, names[from:]...)
-	s := &Stored{Root: root, Names: names[from:], Blocks: slices.Clone(blocks[from:]), Session: session}
+	s := &Stored{Root: root, Names: names[from:], Blocks: slices.Clone(blocks[from:]), Session: []byte(session)}
 	for i, name := range names {
 		e.content[name] = blocks[i]
 		if i > 0 {
@@ -227,7 +227,7 @@ type call struct {
 	root         uint64
 	ids          []uint32
 	cached       int
-	session      uint64
+	session      string
 }
 
 func (f *fleet) send(e *engine, text []byte, salt string) *call {
@@ -296,7 +296,7 @@ func TestTextLearnsItsBlocks(t *testing.T) {
 	f.wants(a, append(slices.Clip(c.text[:2000]), letters(rnd, 500)...), "", full(c.text[:2000]), Learned)
 	f.wants(a, next, "salt", 0, Approximate)
 
-	b.compute(c.root, f.hash.AppendBlocks(nil, words(c.text), tokenBlock), 0) // for another router
+	b.compute(c.root, f.hash.AppendBlocks(nil, words(c.text), tokenBlock), "") // for another router
 	f.later()
 	f.wants(b, next, "", full(c.text), Learned)
 
@@ -348,7 +348,7 @@ func TestPromptsAtOnce(t *testing.T) {
 	})
 	t.Run("of one length", func(t *testing.T) {
 		f := newFleet(t, 1000)
-		f.engines[0].compute(IdentityRoot(1, tokenBlock, "", ""), f.hash.AppendBlocks(nil, words(stem), tokenBlock), 0)
+		f.engines[0].compute(IdentityRoot(1, tokenBlock, "", ""), f.hash.AppendBlocks(nil, words(stem), tokenBlock), "")
 		x := f.send(f.engines[0], ask(1000), "")
 		other := ask(1000)
 		for len(words(other))/tokenBlock != len(x.ids)/tokenBlock {
@@ -364,7 +364,7 @@ func TestPromptsAtOnce(t *testing.T) {
 		f := newFleet(t, 1000)
 		x := f.send(f.engines[0], ask(1000), "")
 		y := f.send(f.engines[0], x.prompt[:len(x.prompt)-1], "")
-		y.session, x.session = SessionHash("y"), SessionHash("x")
+		y.session, x.session = "y", "x"
 		x.ticket.Named("x")
 		y.ticket.Named("y")
 		both(f, x, y, 64, 65)
@@ -375,7 +375,7 @@ func TestPromptsAtOnce(t *testing.T) {
 		f := newFleet(t, 1000)
 		x := f.send(f.engines[0], ask(1000), "")
 		foreign := f.hash.AppendBlocks(nil, words(ask(1800)), tokenBlock)
-		f.engines[0].compute(x.root, foreign, 0)
+		f.engines[0].compute(x.root, foreign, "")
 		x.prefill()
 		x.end(nil)
 		f.later()
@@ -419,7 +419,7 @@ func TestLearnedTextIsTheTruth(t *testing.T) {
 
 		switch rnd.IntN(20) {
 		case 0: // past the router
-			e.compute(root, blocks, 0)
+			e.compute(root, blocks, "")
 			e.release(e.names(root, blocks))
 		case 1: // a connection is lost, and all is repeated
 			e.feed.Describe(FeedInfo{})

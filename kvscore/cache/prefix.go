@@ -59,15 +59,14 @@ type namedPrefix struct{ sum, block uint64 }
 // namedSize is the number of places in named. They take 2 MiB.
 const namedSize = 1 << 17
 
-// Names records for which session the feed's engine has stored the first n blocks of b. See [NewSession].
-func (f *Feed) Names(b *Stored, n int, session []byte) {
+// log records for which session an engine has stored the first n blocks of b. See [NewSession].
+func (c *named) log(b *Stored, n int) {
 	var sums [8 + 8*namedPrefixes]byte
-	name, own := bytes.CutPrefix(session, []byte(OwnSession))
+	name, own := bytes.CutPrefix(b.Session, []byte(OwnSession))
 	if !own || n == 0 || b.Blocks == nil || base64.RawURLEncoding.DecodedLen(len(name)) > len(sums) {
 		return
 	}
 	end, _ := base64.RawURLEncoding.Decode(sums[:], name) //nolint:errcheck // what was decoded counts
-	c := &f.caches.named
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.list == nil {

@@ -8,9 +8,7 @@ import (
 // tell has an engine publish a prompt that another router has sent.
 func (f *fleet) tell(e *engine, text []byte, salt string) {
 	root, blocks := IdentityRoot(1, tokenBlock, "", salt), f.hash.AppendBlocks(nil, words(text), tokenBlock)
-	s := &Stored{Root: root, Names: e.names(root, blocks), Blocks: blocks}
-	n, _ := e.feed.Stored(s)
-	e.feed.Names(s, n, []byte(NewSession(f.prompt(text, salt).Prefixes)))
+	e.feed.Stored(&Stored{Root: root, Names: e.names(root, blocks), Blocks: blocks, Session: []byte(NewSession(f.prompt(text, salt).Prefixes))})
 }
 
 // TestTextsOfOtherRouters has engines publish texts that this router has never seen. Their names tell it
@@ -56,9 +54,7 @@ func TestKnownTextCountsForMore(t *testing.T) {
 	f.later()
 	more := append(text[:len(text):len(text)], letters(rnd, 5_000)...)
 	other, root := f.hash.AppendBlocks(nil, words(letters(rnd, 10_000)), tokenBlock), IdentityRoot(1, tokenBlock, "", "")
-	s := &Stored{Root: root, Names: e.names(root, other), Blocks: other}
-	n, _ := e.feed.Stored(s)
-	e.feed.Names(s, n, []byte(NewSession(f.prompt(more, "").Prefixes)))
+	e.feed.Stored(&Stored{Root: root, Names: e.names(root, other), Blocks: other, Session: []byte(NewSession(f.prompt(more, "").Prefixes))})
 	f.wants(e, text, "", full(text), Learned)
 	f.wants(e, more, "", full(text), Learned)
 }
@@ -68,6 +64,7 @@ func FuzzNames(f *testing.F) {
 	f.Add([]byte(OwnSession))
 	c := New(Settings{Memory: 1 << 20, BlockSize: tokenBlock})
 	feed := c.Feed(Target{})
-	s := &Stored{Root: 1, Names: []uint64{1}, Blocks: []uint64{1}}
-	f.Fuzz(func(_ *testing.T, session []byte) { feed.Names(s, 1, session) })
+	f.Fuzz(func(_ *testing.T, session []byte) {
+		feed.Stored(&Stored{Root: 1, Names: []uint64{1}, Blocks: []uint64{1}, Session: session})
+	})
 }

@@ -269,10 +269,9 @@ func (r *rank) store(w *Worker, e *Event) {
 		if !e.HasParent || !r.engine.Salts { // else only a prompt's first block has the salt
 			s.Root = cache.IdentityRoot(w.seed, e.BlockSize, e.Adapter, e.Salt)
 		}
-		s.Blocks, s.Session = r.hash(w, e), cache.SessionHash(e.Session)
+		s.Blocks, s.Session = r.hash(w, e), e.Session
 	}
 	n, why := r.feed.Stored(s)
-	r.feed.Names(s, n, e.Session)
 	r.did.Stored += uint64(n) //nolint:gosec // a count
 	switch why {
 	case cache.OK:

@@ -31,9 +31,8 @@ type informant struct {
 func (in *informant) Stored(job int, parent uint64, hasParent bool, blocks []uint64) {
 	in.pass(func(f *cache.Feed) {
 		session := in.of.requests[job].session
-		s := &cache.Stored{Root: in.of.Seed, Parent: parent, HasParent: hasParent, Names: blocks, Blocks: blocks, Session: cache.SessionHash(session)}
+		s := &cache.Stored{Root: in.of.Seed, Parent: parent, HasParent: hasParent, Names: blocks, Blocks: blocks, Session: []byte(session)}
 		n, why := f.Stored(s)
-		f.Names(s, n, []byte(session))
 		if in.of.err == nil && n != len(blocks) {
 			in.of.err = fmt.Errorf("the index refuses what an engine stores: outcome %d", why)
 		}

@@ -17,8 +17,8 @@ type Stored struct {
 	// Blocks are the content hashes. If nil, the index must know the blocks by these names
 	// from another tier or target.
 	Blocks []uint64
-	// Session stands for the session that the event names; 0 is unknown. The index does not use it.
-	Session uint64
+	// Session is the session that the event names; empty is unknown. The index does not use it.
+	Session []byte
 }
 
 // Outcome says whether the index recorded all of an event.
