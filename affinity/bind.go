@@ -5,7 +5,6 @@ import "context"
 // maxEvictions is the number of attempts to make room before a write gives up.
 const maxEvictions = 256
 
-// write has the arguments of Bind.
 type write struct {
 	Want
 	now      int64
@@ -50,7 +49,6 @@ func (r *Bindings) bind(key *Key, expect Version, want Want) (b Binding, bound b
 	return b, bound, err
 }
 
-// rebind changes a live entry in place.
 func (r *Bindings) rebind(e *entry, w *write) Binding {
 	if e.kind == EngineBacked && e.target() != w.Target && w.version == 0 {
 		r.queue.push(&event{key: e.key, binding: r.binding(e), why: Replaced})

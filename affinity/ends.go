@@ -5,7 +5,6 @@ import (
 	"sync"
 )
 
-// maxEnds bounds the ends that wait for OnExpire.
 const maxEnds = 1 << 14
 
 type event struct {
@@ -40,7 +39,6 @@ func (q *queue) push(ev *event) {
 	}
 }
 
-// flush waits until the ends that were added before have been delivered.
 func (q *queue) flush(ctx context.Context) {
 	ev := &event{passed: make(chan struct{})}
 	select {

@@ -34,7 +34,6 @@ type entry struct {
 // as good as a further hash.
 func (k *Key) hash() uint64 { return binary.LittleEndian.Uint64(k[:]) }
 
-// set gives the entry a binding of a version.
 func (e *entry) set(w *write, v Version) {
 	e.worker, e.rank = w.Target.Worker, w.Target.Rank
 	e.kind, e.engineSession = w.Kind, w.EngineSession
@@ -44,7 +43,6 @@ func (e *entry) set(w *write, v Version) {
 	e.due = e.used + int64(w.TTL)
 }
 
-// target returns what the entry is bound to.
 func (e *entry) target() kvscore.Target { return kvscore.Target{Worker: e.worker, Rank: e.rank} }
 
 // slide restarts the time to live. A restored binding may have been used later than now.
@@ -54,7 +52,6 @@ func (e *entry) slide(now int64) {
 	}
 }
 
-// binding returns the binding as of now.
 func (r *Bindings) binding(e *entry) Binding {
 	return Binding{
 		Want:    Want{Target: e.target(), TTL: e.ttl, Scope: e.scope, Kind: e.kind, EngineSession: e.engineSession},
@@ -89,7 +86,6 @@ func (r *Bindings) lives(e *entry, now int64) bool {
 	return true
 }
 
-// uses returns whether live requests use the entry's binding.
 func (r *Bindings) uses(e *entry) bool {
 	a := r.active[e.key]
 	return a != nil && a.version == e.version

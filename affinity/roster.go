@@ -22,7 +22,6 @@ type roster struct {
 	maxShare int            // of a scope's entries: half of those that the store may have
 }
 
-// slot is an entry's place in the roster.
 type slot struct {
 	*entry
 	// check is a time before which the entry is not overdue, so that a sweep need not load
@@ -51,7 +50,6 @@ func (ro *roster) add(e *entry, now int64, evicted int) (added bool, victim *ent
 	return true, nil
 }
 
-// remove removes the entry.
 func (ro *roster) remove(e *entry) {
 	last := len(ro.slots) - 1
 	moved := ro.slots[last]

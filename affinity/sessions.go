@@ -64,7 +64,6 @@ func (s *Sessions) Begin(u *Use, key Key) {
 	*u = Use{sessions: s, active: a, key: key}
 }
 
-// lock locks the store.
 func (u *Use) lock() *sync.Mutex {
 	u.sessions.mu.Lock()
 	return &u.sessions.mu
@@ -174,7 +173,6 @@ func (u *Use) Yield() {
 	u.yield()
 }
 
-// yield is Yield for a caller that holds the lock.
 func (u *Use) yield() {
 	if u.active.first == u {
 		u.active.settle()

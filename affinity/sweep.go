@@ -7,7 +7,6 @@ import (
 	"time"
 )
 
-// sweepLoop runs until Close.
 func (r *Bindings) sweepLoop(every time.Duration) {
 	defer close(r.swept)
 	ticker := time.NewTicker(every)

@@ -60,14 +60,12 @@ func (Admin) Routes() []caddy.AdminRoute {
 	}
 }
 
-// answerer returns the value that is the answer, as JSON.
 type answerer func(*http.Request) (any, error)
 
 // ownSite refuses what other sites have a browser send. Caddy checks the origin only of requests
 // that name one, and of none that a form of another site sends.
 var ownSite = http.NewCrossOriginProtection()
 
-// methods are the methods of a path.
 type methods map[string]answerer
 
 // ServeHTTP implements caddy.AdminHandler.
@@ -105,7 +103,6 @@ func notThere(_ http.ResponseWriter, r *http.Request) error {
 	return apiError(http.StatusNotFound, "%s is not there; begin with /kv_router/pools", r.URL.Path)
 }
 
-// sortedPools returns the pools in use, by name.
 func sortedPools() []*pool.Pool {
 	var list []*pool.Pool
 	pool.Pools.Range(func(_, value any) bool {
@@ -165,7 +162,6 @@ func viewOf(p *pool.Pool, w *worker.Worker) any {
 	return viewWorker(p, w, time.Now(), proxyOf(p)) // it was just forgotten
 }
 
-// workerOf returns the worker that the path names by its address or its id.
 func workerOf(r *http.Request, p *pool.Pool) (*worker.Worker, error) {
 	name := r.PathValue("worker")
 	if w := workerNamed(p, name); w != nil {

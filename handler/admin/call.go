@@ -27,7 +27,6 @@ import (
 // maxCall is the longest body of a call, in bytes.
 const maxCall = 16 << 20
 
-// called is a worker's answer to a call.
 type called struct {
 	ID     uint64          `json:"id"`
 	Dial   string          `json:"dial"`

@@ -12,7 +12,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
-// pastView adds to a choice that was made what its numbers stand for.
 type pastView struct {
 	observe.PastChoice
 	Age    float64 `json:"seconds_ago"`
@@ -88,7 +87,6 @@ func cost(v float64, unit string) string {
 	return fmt.Sprintf("%.1f %s", v, unit)
 }
 
-// getChoices returns past choices: those of a request, the one with a number, or the last ones.
 func getChoices(r *http.Request, p *pool.Pool) (any, error) {
 	q := r.URL.Query()
 	n, err := numberIn(r, "n")

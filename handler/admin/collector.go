@@ -124,7 +124,6 @@ type sink struct {
 	labels []string
 }
 
-// with returns a sink for a part.
 func (s sink) with(labels ...string) sink {
 	return sink{s.ch, append(slices.Clip(s.labels), labels...)}
 }

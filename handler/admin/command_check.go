@@ -91,7 +91,6 @@ func checkPools(timeout time.Duration) (found int) {
 	return found
 }
 
-// writeChecked prints what is known of a worker, and returns the number of its problems.
 func writeChecked(p *pool.Pool, w *worker.Worker) (problems int) {
 	v := viewWorker(p, w, time.Now(), nil)
 	models := v.Models.names()

@@ -94,7 +94,6 @@ func runExplain(c *client, fl caddycmd.Flags) (int, error) {
 	return code, nil
 }
 
-// writeCandidates writes the candidates with the terms of their costs. An arrow shows the chosen one.
 func writeCandidates(to io.Writer, list []candidateView, unit string, chosen kvscore.Target) {
 	heads := []string{"  CANDIDATE", "CACHED", "RUNNING", "TTFT"}
 	if unit != "" {

@@ -58,7 +58,6 @@ func runRouter(fl caddycmd.Flags) (int, error) {
 	select {}
 }
 
-// caddyfileOf returns the Caddyfile that does what the flags say.
 func caddyfileOf(fl caddycmd.Flags) (string, error) {
 	to, err := fl.GetStringSlice("to")
 	if err != nil || len(to) == 0 {
@@ -94,7 +93,6 @@ func caddyfileOf(fl caddycmd.Flags) (string, error) {
 	return b.String(), nil
 }
 
-// token returns a word as a Caddyfile has it.
 func token(s string) string {
 	switch {
 	case s != "" && !strings.ContainsAny(s, " \t\r\n\"`#\\"):

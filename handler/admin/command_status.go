@@ -64,7 +64,6 @@ func runStatus(c *client, fl caddycmd.Flags) (int, error) {
 	}
 }
 
-// needsLook returns whether a worker is not as the operator wants it.
 func (w workerView) needsLook() bool {
 	switch w.State {
 	case stateOK, stateUntried, stateDraining, stateDrained:
@@ -73,10 +72,8 @@ func (w workerView) needsLook() bool {
 	return true
 }
 
-// fails returns whether more attempts fail than do in a pool that is well.
 func (r *recentView) fails() bool { return r.Failed >= fewFails && 10*r.Failed > r.Attempts }
 
-// writeStatus writes a pool's state in lines of a width.
 func writeStatus(to io.Writer, s *stateView, width int) {
 	fmt.Fprintf(to, "kv_router %s, pool %s, policy %s: %d workers, %d sessions, %d in the queue\n",
 		s.Version, s.Pool, s.Policy, len(s.Workers), s.Sessions, s.Waiting)
@@ -232,7 +229,6 @@ func age(seconds float64) string {
 	return time.Duration(seconds * float64(time.Second)).Round(time.Second).String()
 }
 
-// table writes lines in columns.
 type table struct{ *tabwriter.Writer }
 
 // newTable returns a table with its first line. Flush writes it.

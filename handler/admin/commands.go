@@ -46,7 +46,6 @@ const (
 	exitLook
 )
 
-// command returns a command of the admin endpoint.
 func command(use, short string, args cobra.PositionalArgs, run func(*client, caddycmd.Flags) (int, error)) *cobra.Command {
 	cmd := &cobra.Command{Use: use, Short: short, Args: args, SilenceUsage: true, SilenceErrors: true}
 	cmd.Flags().StringP("address", "", "", "Address of the admin endpoint")
@@ -63,7 +62,6 @@ func command(use, short string, args cobra.PositionalArgs, run func(*client, cad
 	return cmd
 }
 
-// client asks the admin endpoint.
 type client struct {
 	addr, pool string
 	timeout    time.Duration // adminTimeout if 0
@@ -112,7 +110,6 @@ func (c *client) do(method, uri string, headers http.Header, body []byte) (*http
 	}
 }
 
-// readable returns the text of an error of the admin endpoint.
 func readable(answer string) string {
 	status, body, _ := strings.Cut(answer, ": ")
 	var e struct {

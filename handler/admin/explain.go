@@ -18,7 +18,6 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
-// explanation is what would become of a request at this moment.
 type explanation struct {
 	Pool   string `json:"pool"`
 	Policy string `json:"policy"`
@@ -65,7 +64,6 @@ type planView struct {
 	Session *sessionView `json:"session"`
 }
 
-// candidateView adds to a candidate what its numbers stand for.
 type candidateView struct {
 	kvscore.Target
 	Dial string `json:"dial"`
@@ -73,14 +71,12 @@ type candidateView struct {
 	TTFT float64 `json:"predicted_ttft_ms"`
 }
 
-// homeView is the target that a session is bound to, as a choice sees it.
 type homeView struct {
 	*dispatch.DryHome
 	Dial      string `json:"dial"`
 	Candidate bool   `json:"is_candidate"`
 }
 
-// waitView is how many requests wait already.
 type waitView struct {
 	Before int `json:"waiting_requests"`
 	// Why says why it would wait.

@@ -41,7 +41,6 @@ func viewEvents(w *worker.Worker, t time.Time) []eventsView {
 	return list
 }
 
-// skipped returns the events that the router did not use, by reason.
 func skipped(f *worker.Following) map[string]uint64 {
 	by := make(map[string]uint64)
 	add := func(reason string, n uint64) {

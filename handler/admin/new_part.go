@@ -29,7 +29,6 @@ func newIn(p *plan.Plan, candidates []kvscore.Candidate) *api.Place {
 	return new(api.Find(p.API, p.Body.Buffer.Data, from, from+p.TextBlock))
 }
 
-// difference says it in words.
 func difference(n *api.Place) string {
 	where := fmt.Sprintf("byte %d of the prompt", n.Byte)
 	switch {

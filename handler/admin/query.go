@@ -77,7 +77,6 @@ type queryAnswer struct {
 	NVExt   json.RawMessage `json:"nvext"`
 }
 
-// encodeQuery returns the answer as JSON. ids are the prompt's, nil if unknown.
 func (x *Explainer) encodeQuery(p *plan.Plan, c *dispatch.DryChoice, ids []byte) ([]byte, error) {
 	prefill, decode := c.Prefill(), c.Candidates[c.Picked.Chosen].Target
 	workers := nvext.AppendWorker(nil, prefill.Worker, prefill.Rank, decode.Worker, decode.Rank)
@@ -101,7 +100,6 @@ func (x *Explainer) encodeQuery(p *plan.Plan, c *dispatch.DryChoice, ids []byte)
 	return json.Marshal(answer)
 }
 
-// tokenIDs returns the token ids of a request's prompt as JSON, nil if it has none.
 func tokenIDs(p *plan.Plan) []byte {
 	if p.Ext.TokenCount > 0 {
 		return p.Ext.TokenData

@@ -128,7 +128,6 @@ func parseReady(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
 	return &Ready{name}, err
 }
 
-// parsePool reads a directive that takes one pool at most.
 func parsePool(h httpcaddyfile.Helper) (name string, err error) {
 	h.Next() // the directive's name
 	directive := h.Val()

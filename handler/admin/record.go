@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// recordCommand makes a trace of a journal.
 func recordCommand() *cobra.Command {
 	var from, to string
 	cmd := &cobra.Command{

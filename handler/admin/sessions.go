@@ -17,7 +17,6 @@ const (
 	maxPage     = 1000
 )
 
-// sessionPage is a part of the sessions.
 type sessionPage struct {
 	Total    int           `json:"total_sessions"`
 	Sessions []sessionView `json:"sessions"`
@@ -55,7 +54,6 @@ func getSessions(r *http.Request, p *pool.Pool) (any, error) {
 	return page, nil
 }
 
-// sessionNamed returns the bound session that the path and the query name.
 func sessionNamed(r *http.Request, p *pool.Pool) (affinity.Entry, error) {
 	name, q := r.PathValue("key"), r.URL.Query()
 	var key affinity.Key
@@ -101,7 +99,6 @@ func unbind(r *http.Request, p *pool.Pool) (any, error) {
 	return nil, errNoSession(p)
 }
 
-// rebind binds a session to another target.
 func rebind(r *http.Request, p *pool.Pool) (any, error) {
 	e, err := sessionNamed(r, p)
 	if err != nil {
@@ -125,7 +122,6 @@ func rebind(r *http.Request, p *pool.Pool) (any, error) {
 	return viewSession(e.Key, &b, dials(p), time.Now()), nil
 }
 
-// targetIn returns the target that the query of a request names.
 func targetIn(r *http.Request, p *pool.Pool) (kvscore.Target, error) {
 	q := r.URL.Query()
 	w := workerNamed(p, q.Get("worker"))

@@ -36,7 +36,6 @@ type stateView struct {
 	Limits   *quota.Standing    `json:"limits,omitzero"`
 }
 
-// statusTenants is how many tenants the command status shows.
 const statusTenants = 5
 
 // recentView is what happened in the last five minutes.
@@ -82,7 +81,6 @@ func share(part, whole int64) *float64 {
 	return f
 }
 
-// viewHistory returns the slots that have ended.
 func viewHistory(line []observe.Sums) []pointView {
 	list := make([]pointView, len(line))
 	for i := range line {
@@ -100,10 +98,8 @@ func ms(d time.Duration) float64 {
 	return float64(d.Round(100*time.Microsecond).Microseconds()) / 1e3
 }
 
-// slotSeconds is the length of a slot.
 const slotSeconds = int64(observe.SlotTime / time.Second)
 
-// shownChoices is how many of the last choices the state has.
 const shownChoices = 12
 
 // viewState returns a pool's state. The histories begin at since, in Unix seconds. steers: the client may

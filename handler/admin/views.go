@@ -37,7 +37,6 @@ type poolView struct {
 // shownTenants is how many tenants are shown, those that have used most of a limit.
 const shownTenants = 20
 
-// shareView is how a pool shares what it does with other routers.
 type shareView struct {
 	journal.ShareStatus
 	Peers []peerView `json:"routers"`
@@ -49,7 +48,6 @@ type peerView struct {
 	Seen  float64 `json:"seen_seconds_ago"`
 }
 
-// viewShare returns nil if nothing is shared.
 func viewShare(p *pool.Pool, t time.Time) *shareView {
 	s, on := p.ShareState()
 	if !on {
@@ -93,7 +91,6 @@ type settingsView struct {
 	Hold        string  `json:"queue_hold"`
 }
 
-// queuedView is what waits in the queue, by class and by tenant.
 type queuedView struct {
 	Classes []pool.Queued `json:"queued_classes"`
 	Tenants []pool.Queued `json:"queued_tenants"` // those with the most
@@ -157,7 +154,6 @@ type sessionView struct {
 	Expires float64 `json:"expires_in_seconds,omitempty"`
 }
 
-// dials returns the addresses of a pool's workers by target.
 func dials(p *pool.Pool) map[kvscore.Target]string {
 	list := make(map[kvscore.Target]string)
 	for _, w := range p.All() {
@@ -175,7 +171,6 @@ func viewSession(key affinity.Key, b *affinity.Binding, dials map[kvscore.Target
 	}
 }
 
-// blockSource returns the source of the block size.
 func blockSource(p *pool.Pool, set *pool.Settings) string {
 	switch {
 	case !set.BlockSizeUnset:

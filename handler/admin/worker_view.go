@@ -98,7 +98,6 @@ type cacheView struct {
 	Used   float64 `json:"used_share"`
 }
 
-// viewWorkers returns the views of a pool's workers, by address.
 func viewWorkers(p *pool.Pool, t time.Time) []workerView {
 	all := sortedWorkers(p)
 	proxy := proxyOf(p)
@@ -113,7 +112,6 @@ func viewWorkers(p *pool.Pool, t time.Time) []workerView {
 	return list
 }
 
-// sortedWorkers returns a pool's workers, by address.
 func sortedWorkers(p *pool.Pool) []*worker.Worker {
 	all := p.All()
 	slices.SortFunc(all, func(a, b *worker.Worker) int { return cmp.Compare(a.Dial, b.Dial) })
@@ -190,7 +188,6 @@ func viewWorker(p *pool.Pool, w *worker.Worker, t time.Time, proxy map[string]pr
 	return v
 }
 
-// names returns the models that the worker is known to serve.
 func (m *modelsView) names() []string {
 	if m.Configured != nil {
 		return m.Configured
@@ -234,7 +231,6 @@ const (
 	fromNowhere = "unknown"
 )
 
-// engineView is the engine behind a worker, as the admin API shows it.
 type engineView struct {
 	Type    string      `json:"type,omitzero"`
 	Source  string      `json:"source"`
@@ -268,7 +264,6 @@ func viewEngine(p *pool.Pool, w *worker.Worker) engineView {
 	return v
 }
 
-// limitSource returns the source of a worker's limit of requests.
 func limitSource(set worker.Settings, limit int64) string {
 	switch {
 	case set.MaxRunning == 0:
@@ -281,7 +276,6 @@ func limitSource(set worker.Settings, limit int64) string {
 	return fromNowhere
 }
 
-// rankView is one data-parallel rank of a worker.
 type rankView struct {
 	Rank int `json:"dp_rank"`
 	kvscore.Load
@@ -289,7 +283,6 @@ type rankView struct {
 	EngineLoad *engineLoadView `json:"engine_load,omitzero"`
 }
 
-// engineLoadView is the load that an engine reports of a rank.
 type engineLoadView struct {
 	kvscore.EngineLoad
 	WaitingTokens *int64 `json:"waiting_tokens,omitzero"`

@@ -39,7 +39,6 @@ func (c *idChain) after(r *Request) []uint64 {
 	return hash.AppendBlocks(slices.Clip(r.Blocks), ids, r.block)
 }
 
-// whole returns whether the chain has all ids of the answer.
 func (c *idChain) whole() bool { return c.on && !c.lost && len(c.ids) > 0 }
 
 // grow appends an event's ids. total counts the answer's tokens so far, -1 if that

@@ -59,7 +59,6 @@ type API interface {
 	event(a *Answer, b []byte, i int) bool
 }
 
-// traits are constant properties of an API.
 type traits struct {
 	shape shape // of errors
 	// asksUsage: a stream reports usage only if stream_options asks for it.

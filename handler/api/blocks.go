@@ -6,7 +6,6 @@ import "sync"
 // each request would cost more than to compute them.
 var longBlocks sync.Pool // of *[]uint64
 
-// pooledBlocks is the number of blocks from which their memory is pooled.
 const pooledBlocks = 256
 
 func newBlocks(n int) []uint64 {

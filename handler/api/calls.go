@@ -6,7 +6,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-// toolCall is where the parts of a tool call are.
 type toolCall struct {
 	index, id, name, args rawjson.Span
 }
@@ -25,7 +24,6 @@ func readFunction(b []byte, v rawjson.Span) (t toolCall) {
 	return t
 }
 
-// call writes a tool call.
 func (c *conversation) call(t toolCall) {
 	c.h.beginCall(c.b, t)
 	if t.args.First(c.b) == '{' {
@@ -124,7 +122,6 @@ func (a *Answer) addArguments(b []byte, args rawjson.Span) {
 	}
 }
 
-// endCall writes the arguments of the last call.
 func (a *Answer) endCall() {
 	if a.predictable {
 		a.hash.addArguments(a.args)

@@ -6,7 +6,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-// chat is /v1/chat/completions.
 type chat struct{ base }
 
 func (chat) Name() string { return NameChat }
@@ -41,7 +40,6 @@ func (chat) prompt(p *parse) {
 	p.chat(p.main)
 }
 
-// chat reads a prompt that is a list of messages.
 func (p *parse) chat(list rawjson.Span) {
 	b := p.body
 	if list.First(b) != '[' {
@@ -106,7 +104,6 @@ func (a *Answer) beginMessage() {
 
 func (chat) event(a *Answer, b []byte, i int) bool { return a.chunk(b, i, chatChoice) }
 
-// chatChoice is a [choice].
 func chatChoice(a *Answer, b []byte, i int) int {
 	var index, delta, finish, ids rawjson.Span
 	end := rawjson.ReadAt(b, i, rawjson.To("index", &index), rawjson.To("delta", &delta), rawjson.To("message", &delta),

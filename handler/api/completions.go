@@ -32,7 +32,6 @@ func (completions) prompt(p *parse) {
 
 func (completions) event(a *Answer, b []byte, i int) bool { return a.chunk(b, i, completionChoice) }
 
-// completionChoice is a [choice].
 func completionChoice(a *Answer, b []byte, i int) int {
 	var index, txt, finish, ids rawjson.Span
 	end := rawjson.ReadAt(b, i,

@@ -41,7 +41,6 @@ var (
 	roleTool      = []byte("tool")
 )
 
-// conversation writes a conversation as canonical text.
 type conversation struct {
 	h    *hasher
 	b    []byte
@@ -88,7 +87,6 @@ func (c *conversation) seal() {
 	}
 }
 
-// conversed records a conversation that has been written.
 func (p *parse) conversed(t *conversation) {
 	if !t.sealed {
 		t.seal()

@@ -32,7 +32,6 @@ type Editor struct {
 	within  []object
 }
 
-// member is a member of the object, and its change.
 type member struct {
 	key int // its key's opening quote
 	rawjson.Span
@@ -85,7 +84,6 @@ func (r *Request) Only(body []byte, name string) (v rawjson.Span, ok bool) {
 	return v, ok
 }
 
-// note remembers a member of the body.
 func (r *Request) note(key int, v rawjson.Span) {
 	if r.memberCount < keptMembers {
 		r.members[r.memberCount] = [3]uint32{uint32(key), uint32(v.Start), uint32(v.End)}
@@ -112,13 +110,11 @@ func editObject(body []byte, at, most int) *Editor {
 // EditObject returns an Editor for a valid object; nil if it has too many members.
 func EditObject(text []byte) *Editor { return editObject(text, 0, maxWithin) }
 
-// key returns a member's name.
 func (e *Editor) key(m *member) []byte {
 	end, _ := rawjson.SkipString(e.body, m.key)
 	return rawjson.UnescapeKey(e.body[m.key+1 : end-1])
 }
 
-// is returns whether a member has a name.
 func (e *Editor) is(m *member, name string) bool { return string(e.key(m)) == name }
 
 // last returns the last member of a name, nil if there is none.
@@ -159,7 +155,6 @@ func (e *Editor) Set(name string, text []byte) {
 // Cut removes a member.
 func (e *Editor) Cut(name string) { e.keepOnly(name, nil) }
 
-// keepOnly removes all members of a name but one.
 func (e *Editor) keepOnly(name string, stays *member) {
 	for i := range e.members {
 		if m := &e.members[i]; m != stays && e.is(m, name) {

@@ -53,7 +53,6 @@ func errorStatus(b []byte) int {
 	return e.status()
 }
 
-// errorCause is what an error says of its cause.
 type errorCause struct {
 	number  int
 	clients bool // it is the request
@@ -75,7 +74,6 @@ func (e *errorCause) status() int {
 	return 0
 }
 
-// maxWithinError is how deep an error object may be within others.
 const maxWithinError = 3
 
 func (e *errorCause) read(b []byte, v rawjson.Span, depth int) {
@@ -132,13 +130,11 @@ var clientsErrors = [...]string{
 	"contextlength", "contextsize", "contextwindow",
 }
 
-// name reads a code or a type, in any of the usual spellings.
 func (e *errorCause) name(raw []byte) {
 	e.named = e.named || len(raw) > 0 && string(raw) != "error"
 	e.words(raw, clientsErrors[:])
 }
 
-// text reads a message.
 func (e *errorCause) text(raw []byte) { e.words(raw, clientsErrors[len(clientsErrors)-3:]) }
 
 func (e *errorCause) words(raw []byte, clients []string) {

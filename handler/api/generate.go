@@ -62,7 +62,6 @@ func (p *parse) sampling(v rawjson.Span) {
 	}
 }
 
-// firstOf returns the first element of a list, or the value itself if it is none.
 func firstOf(b []byte, v rawjson.Span) rawjson.Span {
 	for first := range v.Elements(b) {
 		return first
@@ -78,7 +77,6 @@ func (g generate) event(a *Answer, b []byte, i int) bool {
 	return a.choices(b, i, g.output) >= 0
 }
 
-// output is a [choice].
 func (generate) output(a *Answer, b []byte, i int) int {
 	var txt, ids, meta, object, fail, prompt, completion, cached, finish rawjson.Span
 	end := rawjson.ReadAt(b, i, rawjson.To("text", &txt), rawjson.To("output_ids", &ids), rawjson.To("meta_info", &meta),

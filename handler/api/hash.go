@@ -32,7 +32,6 @@ func newHasher(size int, seed uint64) hasher {
 	return hasher{seed: seed, size: size, tail: make([]byte, 0, size)}
 }
 
-// add appends text.
 func (h *hasher) add(p []byte) {
 	if len(h.tail) > 0 {
 		k := min(h.size-len(h.tail), len(p))
@@ -49,7 +48,6 @@ func (h *hasher) add(p []byte) {
 	h.tail = append(h.tail, p[full:]...)
 }
 
-// addByte appends one byte: text, or a mark.
 func (h *hasher) addByte(c byte) {
 	h.tail = append(h.tail, c)
 	if len(h.tail) == h.size {
@@ -132,7 +130,6 @@ func (h *hasher) addJSON(raw []byte) {
 // less than a kind for each, and the sum over a long text needs no more.
 const nearBlocks, sampled = 64, 4
 
-// note adds the prefixes that end in full blocks.
 func (h *hasher) note(p []byte) {
 	for n := len(h.blocks); len(p) >= h.size; {
 		next := cache.NextPrefix(n)
@@ -145,7 +142,6 @@ func (h *hasher) note(p []byte) {
 	}
 }
 
-// full appends the hashes of full blocks.
 func (h *hasher) full(p []byte) {
 	if h.public != nil {
 		h.note(p)
@@ -180,7 +176,6 @@ func (h *hasher) follow() hasher {
 	return c
 }
 
-// digest is a streamed 128-bit hash.
 type digest struct{ h xxh3.Hasher }
 
 func (d *digest) add(p []byte) {
@@ -205,7 +200,6 @@ func (d *digest) addJSON(raw []byte) {
 
 func (d *digest) sum() [16]byte { return d.h.Sum128().Bytes() }
 
-// sum64 returns the sum's first half.
 func (d *digest) sum64() uint64 {
 	sum := d.sum()
 	return binary.LittleEndian.Uint64(sum[:])
@@ -257,7 +251,6 @@ func (h *idHasher) put(block []byte, id uint32) {
 	}
 }
 
-// idsOf returns the ids of a block that is not full.
 func idsOf(block []byte) []uint32 {
 	ids := make([]uint32, len(block)/4)
 	for i := range ids {

@@ -18,7 +18,6 @@ func (p *parse) idsGiven() bool {
 	return true
 }
 
-// input reads a prompt that is a string or token ids, or a list of either.
 func (p *parse) input(v rawjson.Span) {
 	b := p.body
 	switch v.First(b) {
@@ -58,13 +57,11 @@ func (p *parse) text(size int) conversation {
 	return conversation{h: &p.hash, b: p.body, seed: p.opt.Seed, lists: [2]rawjson.Span{p.tools, p.functions}}
 }
 
-// shown records the parts of a prompt that are not text.
 func (p *parse) shown(t *conversation) {
 	p.req.Media, p.req.MediaTokens, p.req.MediaEnd = t.media, t.mediaTokens, t.mediaEnd
 	p.opaque = p.opaque || t.over
 }
 
-// texts reads a prompt that is a string or a list of strings.
 func (p *parse) texts(v rawjson.Span, list bool) {
 	b, r := p.body, p.req
 	p.text(v.Len())
@@ -91,7 +88,6 @@ func (p *parse) texts(v rawjson.Span, list bool) {
 	r.Kind, r.Bytes, r.prompts = Text, size, n
 }
 
-// textLen returns the length of a JSON string's text, in bytes.
 func textLen(raw []byte) (n int64) {
 	r := rawjson.Runs{Raw: raw}
 	for p := r.Next(); p != nil; p = r.Next() {
@@ -100,7 +96,6 @@ func textLen(raw []byte) (n int64) {
 	return n
 }
 
-// tokenLists reads a prompt that is a list of lists of token ids.
 func (p *parse) tokenLists(v rawjson.Span) {
 	b, r := p.body, p.req
 	n, sum := 0, int64(0)

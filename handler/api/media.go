@@ -7,7 +7,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-// mediaClass is the kind of content of a part.
 type mediaClass uint8
 
 const (
@@ -18,7 +17,6 @@ const (
 	mediaFile
 )
 
-// mediaForm is the form of a part's content in the body.
 type mediaForm uint8
 
 const (

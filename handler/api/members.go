@@ -72,7 +72,6 @@ func (p *parse) field(key []byte, v rawjson.Span) {
 	}
 }
 
-// limit reads a number of tokens.
 func (p *parse) limit(to *int64, v rawjson.Span) {
 	if n, ok := integer(v.Of(p.body)); ok && n > 0 {
 		*to = n

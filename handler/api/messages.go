@@ -194,7 +194,6 @@ func (m messages) event(a *Answer, b []byte, i int) bool {
 	return true
 }
 
-// contentBlock is where the parts of a block or of its delta are.
 type contentBlock struct {
 	kind, text     []byte
 	partial        rawjson.Span // partial_json

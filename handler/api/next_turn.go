@@ -7,7 +7,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-// kept is the text of an answer, for the next turn.
 type kept struct {
 	most int            // bytes; 0 if nothing is to be kept
 	raw  []byte         // what stands between the quotes of JSON strings, put together
@@ -28,7 +27,6 @@ func (k *kept) add(raw []byte) {
 	}
 }
 
-// grow makes room for n bytes more. It returns false if there is none.
 func (k *kept) grow(n int) bool {
 	const least = 512
 	size := max(least, 2*cap(k.raw), len(k.raw)+n)

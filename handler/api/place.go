@@ -37,7 +37,6 @@ func Find(a API, body []byte, from, to int) (at Place) {
 	return at
 }
 
-// canonical returns the canonical text of a body's (first) prompt.
 func canonical(a API, body []byte) []byte {
 	p := parse{req: &Request{API: a, prompts: 1, answers: 1}, body: body}
 	p.opt = Options{TextBlock: 2*len(body) + 1024}.withDefaults() // no block gets full

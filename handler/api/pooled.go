@@ -34,7 +34,6 @@ func (pooled) prompt(p *parse) {
 	}
 }
 
-// event reads the answer, which is done if it has results.
 func (pooled) event(a *Answer, b []byte, i int) bool {
 	if b[i] == '[' { // SGLang's, to a batch
 		a.bearing, a.done = true, true

@@ -17,7 +17,6 @@ type repeat struct {
 	chat  bool   // it was read as a message's
 }
 
-// maxRepeat bounds what is remembered of a chunk, in bytes.
 const maxRepeat = 4096
 
 // again reads a chunk if it repeats the one before, and returns whether it does.

@@ -7,7 +7,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-// responses is OpenAI's /v1/responses.
 type responses struct{ base }
 
 func (responses) Name() string   { return NameResponses }
@@ -67,7 +66,6 @@ func (responses) prompt(p *parse) {
 	p.conversed(&t)
 }
 
-// item is where the parts of an item of a response's input or output are.
 type item struct {
 	kind, role, content, output rawjson.Span
 	call                        toolCall
@@ -157,7 +155,6 @@ func (r responses) event(a *Answer, b []byte, i int) bool {
 	return true
 }
 
-// response reads a whole response.
 func (r responses) response(a *Answer, b []byte, v rawjson.Span) {
 	var id, status, output, usage, fail rawjson.Span
 	v.Read(b, rawjson.To("id", &id), rawjson.To("status", &status), rawjson.To("output", &output),
@@ -198,7 +195,6 @@ func (a *Answer) keepID(id string) {
 	}
 }
 
-// items writes a response's output.
 func (r responses) items(a *Answer, b []byte, output rawjson.Span) {
 	t := conversation{h: &a.hash, b: b}
 	for v := range output.Elements(b) {

@@ -69,7 +69,6 @@ func (a *Answer) Track(body []byte, tokens int, exact bool, room func(int) bool)
 	a.kept.most, a.kept.room = max(a.kept.most, tokens*textPerToken), room
 }
 
-// stay records that the stream cannot go on elsewhere.
 func (a *Answer) stay(why string) {
 	if a.track.stays == "" {
 		a.track.stays = why
@@ -229,7 +228,6 @@ func (a *Answer) End() string {
 	return ""
 }
 
-// rest returns the rest in one way.
 func (a *Answer) rest(way string) *Rest {
 	s := &Splicer{answer: a, prompt: unknown, cached: unknown, events: a.track.events, blocks: a.track.blocks}
 	if way != WayWhole {
@@ -276,7 +274,6 @@ func splitAt(text string, stops []string, trim bool) int {
 	return kept
 }
 
-// stops returns the stop strings in a body.
 func (e *Editor) stops() (list []string) {
 	for _, name := range [...]string{"stop", "stop_sequences"} {
 		m := e.last(name)
@@ -348,7 +345,6 @@ func staysFor(key string, body []byte, v rawjson.Span) string {
 	return ""
 }
 
-// limits are the members for the most tokens of an answer.
 var limits = [...]string{"max_tokens", "max_completion_tokens", "n_predict"}
 
 // leastLimit is the number of tokens in an answer of completions whose request has no limit.

@@ -55,7 +55,6 @@ func (s *Splicer) Event(data []byte) (out []byte, ok bool) {
 	return e.Apply(), true
 }
 
-// chunk edits a chunk of OpenAI's older APIs.
 func (s *Splicer) chunk(e *Editor) (keep, ok bool) {
 	if e.last("choices") == nil {
 		return false, false
@@ -129,7 +128,6 @@ func (s *Splicer) text(e *Editor, name string) bool {
 	return n < len(text)
 }
 
-// identify gives an object the identity of the first part's first event.
 func (s *Splicer) identify(e *Editor, first []byte) {
 	in := rawjson.Span{End: len(first)}
 	for _, name := range identity {
@@ -177,7 +175,6 @@ func (s *Splicer) usage(e *Editor, prompt, completion string) {
 	}
 }
 
-// notNull returns whether the object has a member that is not null.
 func (e *Editor) notNull(name string) bool {
 	m := e.last(name)
 	return m != nil && !m.IsNull(e.body)
@@ -189,7 +186,6 @@ func (e *Editor) isError() bool {
 	return e.notNull("error") || kind == `"error"` || kind == `"response.failed"` || string(e.Value("object")) == `"error"`
 }
 
-// message edits an event of Anthropic's messages.
 func (s *Splicer) message(e *Editor) (keep, ok bool) {
 	kind := rawjson.Span{End: len(e.body)}.Get(e.body, "type").Text(e.body)
 	switch kind {

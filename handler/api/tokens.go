@@ -22,7 +22,6 @@ func (tokensIn) prompt(p *parse) { p.input(p.main) }
 
 func (tokensIn) event(a *Answer, b []byte, i int) bool { return a.chunk(b, i, tokensChoice) }
 
-// tokensChoice is a [choice].
 func tokensChoice(a *Answer, b []byte, i int) int {
 	var ids, finish rawjson.Span
 	end := rawjson.ReadAt(b, i, rawjson.To("token_ids", &ids), rawjson.To("finish_reason", &finish))

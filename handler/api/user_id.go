@@ -7,7 +7,6 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// maxUserID is the longest user id that is searched for a session, in bytes.
 const maxUserID = 4 << 10
 
 // sessionOfUser returns the session in metadata.user_id of Anthropic's Messages; empty if

@@ -10,7 +10,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 )
 
-// loadTimeout is how long an engine may take to answer.
 const loadTimeout = time.Second
 
 // askLoads asks the engines for their load where the operator wants that and it is due.
@@ -43,7 +42,6 @@ func claimLoad(p *pool.Pool, w *worker.Worker, t time.Time) bool {
 	return w.ClaimLoad(t, wantsLoad(p, w) && engine.ReportsLoad(w.Engine().Type) && !w.Health.Reach().Away() && !p.IsIdle(t))
 }
 
-// wantsLoad returns whether the operator wants reports of a worker's load.
 func wantsLoad(p *pool.Pool, w *worker.Worker) bool {
 	on := p.Settings.Load().Worker(w.Dial).EngineLoad
 	return on != nil && *on
@@ -69,7 +67,6 @@ func reportLoad(p *pool.Pool, w *worker.Worker, t time.Time, list []engine.RankL
 	w.LoadReported(t, reported == ranks)
 }
 
-// lacksLoad returns whether the load of a worker's engine is wanted and unknown.
 func lacksLoad(p *pool.Pool, w *worker.Worker, t time.Time) bool {
 	kind := w.Engine().Type
 	return wantsLoad(p, w) && (kind != "" && !engine.ReportsLoad(kind) || w.LacksLoad(t))

@@ -164,7 +164,6 @@ func (p *Prober) AskAgain(w *worker.Worker) {
 	}
 }
 
-// soon wakes the prober.
 func (p *Prober) soon() {
 	select {
 	case p.wanted <- struct{}{}:
@@ -172,7 +171,6 @@ func (p *Prober) soon() {
 	}
 }
 
-// probeDue starts a probe of each worker that is due.
 func (p *Prober) probeDue(ctx context.Context) {
 	for _, w := range p.workers() {
 		t := time.Now()
@@ -218,7 +216,6 @@ func (p *Prober) probe(whole context.Context, w *worker.Worker, ask bool) (detec
 	return false
 }
 
-// modelsInterval returns the least time between two questions to a worker about its models.
 func modelsInterval(p *pool.Pool, w *worker.Worker, t time.Time) time.Duration {
 	if p.IsIdle(t) || w.RefusesModels() {
 		return worker.AskedLess
@@ -226,7 +223,6 @@ func modelsInterval(p *pool.Pool, w *worker.Worker, t time.Time) time.Duration {
 	return 0
 }
 
-// pauseOf returns for how long a worker is not probed again.
 func pauseOf(w *worker.Worker) time.Duration {
 	if w.Health.Reach().Away() {
 		return probeTick / 2

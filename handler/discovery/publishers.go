@@ -63,7 +63,6 @@ func publishers(set *worker.KVEventsSettings, host string, of engine.KVEvents, r
 	return list, nil
 }
 
-// at returns the endpoint that an option names.
 func at(option, host string) string {
 	if worker.PortOf(option) > 0 {
 		return "tcp://" + net.JoinHostPort(host, option)

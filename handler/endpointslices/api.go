@@ -19,7 +19,6 @@ import (
 // maxAnswer bounds a list, and what one watch reports, in bytes.
 const maxAnswer = 64 << 20
 
-// client calls the API server.
 type client struct {
 	of   target
 	http *http.Client // nil before the first call, and after hangUp
@@ -112,7 +111,6 @@ func (c *client) call(ctx context.Context, verb string, query url.Values) (io.Re
 	return nil, &refusal{resp.StatusCode, said}
 }
 
-// refusal is an error of the API server's.
 type refusal struct {
 	code int
 	said string

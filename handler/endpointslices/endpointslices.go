@@ -139,7 +139,6 @@ func (u *Upstreams) Cleanup() error {
 // inCluster is where a pod finds what it needs to call the API server.
 const inCluster = "/var/run/secrets/kubernetes.io/serviceaccount/"
 
-// target is what a watcher follows, and how.
 type target struct{ namespace, service, port, api, tokenFile, caFile string }
 
 // String returns the Service as the Caddyfile names it.
@@ -155,7 +154,6 @@ var (
 	portName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,13}[a-z0-9])?$`)
 )
 
-// target returns the configuration with its defaults. The error names what is wrong.
 func (u *Upstreams) target() (target, error) {
 	repl := caddy.NewReplacer()
 	fill := func(s string) string { return repl.ReplaceAll(s, "") }

@@ -46,13 +46,11 @@ type endpoint struct {
 	leaving bool // the pod terminates
 }
 
-// slice is what the router keeps of an EndpointSlice.
 type slice struct {
 	endpoints []endpoint
 	unfit     error // why its endpoints cannot be used
 }
 
-// read returns what the router keeps of a slice. port is the wanted one.
 func (s *endpointSlice) read(port string) slice {
 	if s.AddressType == "FQDN" || len(s.Endpoints) == 0 {
 		return slice{} // Kubernetes deprecates host names, and makes none

@@ -91,7 +91,6 @@ func (w *watcher) dials(ctx context.Context) ([]string, error) {
 	return nil, fmt.Errorf("the pods of Kubernetes service %s are unknown: %s", w.of, why)
 }
 
-// run lists and watches until the watcher ends.
 func (w *watcher) run(ctx context.Context) {
 	defer close(w.ended)
 	defer w.hangUp()
@@ -153,7 +152,6 @@ func (w *watcher) follow(ctx context.Context) error {
 	return nil
 }
 
-// list reads all slices of the Service, and returns their version.
 func (w *watcher) list(ctx context.Context) (version string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
@@ -206,7 +204,6 @@ func (w *watcher) failed(err error) {
 	}
 }
 
-// recovered records that the router follows the Service.
 func (w *watcher) recovered() {
 	if w.failure.Swap(nil) != nil {
 		w.logger().Info("the router follows the Kubernetes service again")

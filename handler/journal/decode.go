@@ -234,7 +234,6 @@ func (d *Decoder) target(r *reader, to *Target) (known bool) {
 	return d.workers[to.Worker]
 }
 
-// request reads the number of a request.
 func (d *Decoder) request(r *reader) uint64 {
 	d.last += uint64(r.varint()) //nolint:gosec // wraps around
 	return d.last
@@ -320,12 +319,10 @@ const promptBytes, bookingBytes, workerBytes = 104, 1 << 10, 100
 
 func (p *Prompt) bytes() int64 { return promptBytes + 8*int64(len(p.blocks)) }
 
-// bytes returns about the memory of what the decoder keeps.
 func (d *Decoder) bytes() int64 {
 	return d.held + 8*int64(cap(d.prompts)) + bookingBytes*int64(len(d.open)) + workerBytes*int64(len(d.workers))
 }
 
-// inUse returns the bytes of the prompts of requests that have not ended.
 func (d *Decoder) inUse() (n int64) {
 	seen := make(map[*Prompt]bool)
 	for _, b := range d.open {
@@ -365,7 +362,6 @@ const (
 	maxRank    = 1 << 16
 )
 
-// fits reports whether a text is short enough for a record.
 func fits(text string) bool { return len(text) <= maxText }
 
 func (r *reader) binding(to *affinity.Saved) {
@@ -397,7 +393,6 @@ func (r *reader) varint() int64 {
 	return v
 }
 
-// small reads a number that must be at most most.
 func (r *reader) small(most int) int {
 	v, n := binary.Uvarint(r.b)
 	if n <= 0 || v > uint64(most) { //nolint:gosec // positive
@@ -408,10 +403,8 @@ func (r *reader) small(most int) int {
 	return int(v) //nolint:gosec // bounded
 }
 
-// count reads a number of tokens.
 func (r *reader) count() int64 { return int64(r.small(math.MaxInt)) }
 
-// flags reads bits.
 func (r *reader) flags() byte {
 	if b := r.bytes(1); b != nil {
 		return b[0]
@@ -452,7 +445,6 @@ func (r *reader) json(to any) {
 	}
 }
 
-// millis reads a time in milliseconds.
 func (r *reader) millis() time.Duration {
 	return time.Duration(r.small(math.MaxInt64/int(time.Millisecond))) * time.Millisecond
 }

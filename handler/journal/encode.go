@@ -42,7 +42,6 @@ type mark struct {
 	depth          uint16
 }
 
-// place is a place in the prompt at hand.
 type place struct {
 	hash   uint64 // of all up to there
 	blocks int
@@ -147,7 +146,6 @@ func (e *Encoder) target(t kvscore.Target) {
 	e.number(int64(t.Rank))
 }
 
-// request writes the number of a record's request.
 func (e *Encoder) request(n uint64) {
 	e.fields = binary.AppendVarint(e.fields, int64(n-e.last)) //nolint:gosec // wraps around
 	e.last = n
@@ -160,7 +158,6 @@ func (e *Encoder) Lost(at int64, id uint64) {
 	e.end()
 }
 
-// booking is a request that was sent.
 type booking struct {
 	request          uint64
 	target           kvscore.Target
@@ -173,7 +170,6 @@ type booking struct {
 	phase            kvscore.Phase
 }
 
-// write writes a booking with the blocks of its prompt.
 func (r *booking) write(e *Encoder, at int64, blocks []uint64) {
 	e.begin(KindBooked, at)
 	e.request(r.request)
@@ -219,7 +215,6 @@ func (e *Encoder) prompt(r *booking, blocks []uint64) told {
 	return t
 }
 
-// mark lets later prompts share a place.
 func (e *Encoder) mark(at place, t *told) {
 	e.marks[at.hash] = mark{uint32(t.prompt), uint32(at.blocks), uint16(t.depth)} //nolint:gosec // bounded
 }
@@ -276,7 +271,6 @@ func span(hash uint64, blocks []uint64) uint64 {
 	return cache.Mix(cache.Mix(cache.Mix(cache.Mix(x[0])^x[1])^x[2])^x[3]) + uint64(len(blocks)) //nolint:gosec // positive
 }
 
-// ending is the end of a request.
 type ending struct {
 	request              uint64
 	computed             bool
@@ -311,7 +305,6 @@ func (r *ending) write(e *Encoder, at int64, blocks []uint64) {
 	e.end()
 }
 
-// answered writes that a prefill is over.
 func (e *Encoder) answered(at int64, request uint64, how kvscore.Sign, tokens int64) {
 	e.begin(KindAnswered, at)
 	e.request(request)
@@ -320,7 +313,6 @@ func (e *Encoder) answered(at int64, request uint64, how kvscore.Sign, tokens in
 	e.end()
 }
 
-// paid writes who pays for a request.
 func (e *Encoder) paid(at int64, request uint64, by *Payer) {
 	e.begin(KindPaid, at)
 	e.request(request)
@@ -332,7 +324,6 @@ func (e *Encoder) paid(at int64, request uint64, by *Payer) {
 	e.end()
 }
 
-// maxWeight bounds the weight of a tenant.
 const maxWeight = 1e6
 
 // Drained writes that the drain of a worker begins or ends, and

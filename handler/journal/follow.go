@@ -176,7 +176,6 @@ func (f *Follower) renew(p *peer) {
 	}
 }
 
-// forget gives up a router's requests.
 func (f *Follower) forget(p *peer) {
 	p.decoder.Forget()
 	if f.Limits != nil {
@@ -184,7 +183,6 @@ func (f *Follower) forget(p *peer) {
 	}
 }
 
-// bytes returns about the memory of what is kept of all routers.
 func (f *Follower) bytes() (n int64) {
 	for _, p := range f.peers {
 		n += p.decoder.bytes()
@@ -259,7 +257,6 @@ func (p *peer) taken(b *Booking) *kvscore.Lease {
 	return l
 }
 
-// apply applies one record of a time.
 func (f *Follower) apply(p *peer, r *Record, at time.Time, behind bool) {
 	id, known := p.workers[r.Target.Worker]
 	switch r.Kind {
@@ -340,7 +337,6 @@ func (f *Follower) begin(p *peer, r *Record, behind bool) {
 	p.greeted = true
 }
 
-// booked books a request as its router has done.
 func (f *Follower) booked(p *peer, b *Booking, worker uint64, at time.Time) {
 	r := kvscore.Request{Streamed: b.Streamed, ExpectedTokens: b.Expected, Phase: b.Phase, Remote: true}
 	r.Tokens = b.Tokens
@@ -363,7 +359,6 @@ func (f *Follower) booked(p *peer, b *Booking, worker uint64, at time.Time) {
 	}
 }
 
-// answered applies the sign that a prefill is over.
 func answered(l *kvscore.Lease, a *Answered, at time.Time) {
 	switch a.Sign {
 	case kvscore.SignFirstToken:
@@ -375,7 +370,6 @@ func answered(l *kvscore.Lease, a *Answered, at time.Time) {
 	}
 }
 
-// ended ends a request.
 func (f *Follower) ended(p *peer, e *End, at time.Time) {
 	l := p.taken(e.Booking)
 	if l == nil {
@@ -391,7 +385,6 @@ func (f *Follower) ended(p *peer, e *End, at time.Time) {
 	e.settle()
 }
 
-// bound applies a binding, its use or its end.
 func (f *Follower) bound(r *Record) {
 	switch b := &r.Binding; r.Kind { //nolint:exhaustive // the others are no bindings
 	case KindUsed:

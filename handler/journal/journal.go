@@ -76,13 +76,11 @@ func (o *Outlet) Lost() uint64 {
 	return o.lost.Load()
 }
 
-// batch is records in their order, and the blocks of their prompts.
 type batch struct {
 	records []record
 	blocks  []uint64
 }
 
-// record is a record that waits.
 type record struct {
 	at     int64   // Unix milliseconds
 	worker *uint64 // whose number it has, nil if none
@@ -211,7 +209,6 @@ func (j *Journal) Lists(worker uint64, models []Model) {
 	j.note(&worker, func(e *Encoder, at int64) { e.Models(at, worker, models) })
 }
 
-// now returns the time in Unix milliseconds.
 func (j *Journal) now() int64 {
 	if j.Clock != nil {
 		return j.Clock().UnixMilli()
@@ -219,7 +216,6 @@ func (j *Journal) now() int64 {
 	return time.Now().UnixMilli()
 }
 
-// take takes what waits.
 func (o *Outlet) take() batch {
 	clear(o.spare.records) // they have pointers
 	o.journal.mu.Lock()

@@ -149,7 +149,6 @@ func (l *Log) Reset() (stays string, err error) {
 	return l.path + unread, err
 }
 
-// end makes the file so long.
 func (l *Log) end(size int64) error {
 	if err := l.file.Truncate(size); err != nil {
 		return err
@@ -201,7 +200,6 @@ func (o *Outlet) Keep(ctx context.Context, l *Log, s *Source) {
 	}
 }
 
-// keeper writes a journal to a log.
 type keeper struct {
 	outlet  *Outlet
 	log     *Log
@@ -215,7 +213,6 @@ type keeper struct {
 	entries bytes.Buffer
 }
 
-// write writes what the journal has gathered.
 func (k *keeper) write(now time.Time) {
 	if n := k.outlet.Lost(); n > k.lost {
 		k.lost, k.gap = n, true
@@ -238,16 +235,13 @@ func (k *keeper) write(now time.Time) {
 	}
 }
 
-// begin begins a new run.
 func (k *keeper) begin(at int64) {
 	k.encoder.NewRun()
 	k.encoder.Begin(at, k.source.Head())
 }
 
-// append is the encoder's output.
 func (k *keeper) append(entry []byte) { k.entries.Write(entry) }
 
-// flush writes all entries to the file.
 func (k *keeper) flush() {
 	k.append(k.encoder.Entry())
 	if k.entries.Len() == 0 {
@@ -267,7 +261,6 @@ func (k *keeper) flush() {
 	k.note(int64(n), now, err)
 }
 
-// note records how a write went.
 func (k *keeper) note(n int64, now time.Time, err error) {
 	l := k.log
 	l.mu.Lock()

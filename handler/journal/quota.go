@@ -71,7 +71,6 @@ func (r *reader) change() (c quota.Change) {
 	return c
 }
 
-// maxLevels bounds the limits in a record.
 const maxLevels = 64
 
 func (r *reader) tenant() (s quota.State) {

@@ -44,7 +44,6 @@ type Keys struct {
 // id identifies the keys, and does not lead back to them.
 func (k *Keys) id() uint64 { return xxh3.HashSeed(k.Secret[:], k.Seed) }
 
-// bytes is the reverse of parseKeys.
 func (k *Keys) bytes() []byte {
 	return binary.LittleEndian.AppendUint64(slices.Clone(k.Secret[:]), k.Seed)
 }
@@ -298,7 +297,6 @@ func (s *Sharer) speaks(now time.Time) bool {
 	return s.status.Connected && now.Sub(s.sentAt) < 2*beat
 }
 
-// take takes one entry of the stream.
 func (s *Sharer) take(e *Sent, past bool) {
 	now, n := time.Now(), len(e.Entries)+sentBytes
 	s.mu.Lock()
@@ -331,7 +329,6 @@ func (s *Sharer) countRouters() {
 	s.Follower.Scheduler.SetRouters(self, n)
 }
 
-// noteJoined notes that another router has joined.
 func (s *Sharer) noteJoined(joined *Peer) {
 	first := true // of those that can tell it what all know
 	for _, p := range s.Follower.Peers() {

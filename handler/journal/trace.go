@@ -17,7 +17,6 @@ import (
 // groupBlocks is how many blocks of the router are one block of a trace.
 const groupBlocks = 8
 
-// traced is a request of a trace.
 type traced struct {
 	at            time.Time
 	length        float64 // blocks of the router
@@ -26,7 +25,6 @@ type traced struct {
 	ids           []int
 }
 
-// tracer makes a trace of records.
 type tracer struct {
 	requests       []traced
 	tokens, length float64
@@ -112,7 +110,6 @@ func (t *tracer) add(e *End) {
 	t.requests = append(t.requests, one)
 }
 
-// write writes the trace, by the times of arrival.
 func (t *tracer) write(to io.Writer) error {
 	slices.SortStableFunc(t.requests, func(a, b traced) int { return a.at.Compare(b.at) })
 	block := max(1, math.Round(groupBlocks*t.tokens/max(t.length, 1)))

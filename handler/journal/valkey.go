@@ -34,7 +34,6 @@ func isStale(err error) bool {
 	return slices.Contains([]string{"READONLY", "LOADING", "MASTERDOWN", "NOAUTH", "WRONGPASS"}, word)
 }
 
-// readAtOnce bounds the entries of one read.
 const readAtOnce = 512
 
 // DialValkey connects to a server. All keys begin with the prefix, and are those of the pool.

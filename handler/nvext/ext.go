@@ -141,7 +141,6 @@ const (
 	ActionClose               // this is the session's last turn
 )
 
-// actions are the protocol's words.
 var actions = [...]string{"", "open", "bind", "close"}
 
 // SessionControl names the session of a request and what to do with it.
@@ -203,7 +202,6 @@ const (
 	fieldOther // made by engines, or unknown; no effect here
 )
 
-// fieldNamed returns the field of a name.
 func fieldNamed(name string) Fields {
 	switch name {
 	case NameWorkerID:
@@ -232,7 +230,6 @@ const (
 	annotationsHarmless = AnnotationRequestID | AnnotationTokenIDs | AnnotationFormattedPrompt
 )
 
-// annotationNamed returns the annotation of a name.
 func annotationNamed(name string) Annotations {
 	const query = "query_instance_id"
 	switch name {

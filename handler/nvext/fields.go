@@ -32,7 +32,6 @@ func fieldsOf(t reflect.Type) (list []field) {
 	return list
 }
 
-// indexOf returns the index of the field of that name, -1 if there is none.
 func indexOf(fields []field, name string) int {
 	return slices.IndexFunc(fields, func(f field) bool { return f.name == name })
 }

@@ -130,12 +130,10 @@ func Parse(raw []byte, o Options) (Ext, error) {
 	return e, nil
 }
 
-// expected says what a field should be.
 func expected(field, want string) error {
 	return errors.New(strings.TrimSuffix("nvext."+field, ".") + ": expected " + want)
 }
 
-// explained returns the error for one of encoding/json.
 func explained(err error) error {
 	if name, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
 		return errors.New("nvext: unknown field " + strings.ToValidUTF8(name[:min(len(name), 40)], "\ufffd"))
@@ -164,7 +162,6 @@ func explained(err error) error {
 	return expected(wrong.Field, want)
 }
 
-// check returns what is wrong with a field.
 func (w *wire) check() error {
 	c, over, taints := w.SessionControl, &w.Override, &w.RoutingConstraints
 	long := func(s string) bool { return len(s) > MaxText }
@@ -213,7 +210,6 @@ func (w *wire) check() error {
 	return nil
 }
 
-// ext returns what the fields say, which are checked.
 func (w *wire) ext(o Options) (e Ext, err error) {
 	c, h, over, taints := w.SessionControl, &w.AgentHints, &w.Override, &w.RoutingConstraints
 	e = Ext{

@@ -82,7 +82,6 @@ func AppendAnnotation(dst []byte, name string, payload []byte) []byte {
 	return fmt.Appendf(dst, "event: %s\n: %s\n\n", name, payload)
 }
 
-// appendFloat appends a member if it is set.
 func appendFloat(o *rawjson.Object, name string, n Opt[float64]) {
 	if n.Set {
 		o.Float(name, n.Value)

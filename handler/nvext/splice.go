@@ -119,7 +119,6 @@ func outlineOf(b []byte) (o outline, ok bool) {
 	return o, ok && c.Alone()
 }
 
-// finished returns whether one of the choices has a finish reason.
 func finished(b []byte, choices rawjson.Span) bool {
 	for choice := range choices.Objects(b) {
 		switch string(choice.Get(b, "finish_reason").Of(b)) {

@@ -25,7 +25,6 @@ func Cuts(cuts []rawjson.Edit, raw []byte, g Grants, noSalt bool) []rawjson.Edit
 	return u.cuts
 }
 
-// upstream collects the cuts.
 type upstream struct {
 	raw    []byte
 	grants Grants
@@ -33,7 +32,6 @@ type upstream struct {
 	cuts   []rawjson.Edit
 }
 
-// object collects the cuts in the object at raw[i].
 func (u *upstream) object(i int, fields []field) {
 	var last [maxFields]int // where the last key of each name is
 	c := rawjson.Enter(u.raw, i)
@@ -77,7 +75,6 @@ func (u *upstream) refuses(f *field, v rawjson.Span) bool {
 	return f.own || f.needs&^u.grants != 0
 }
 
-// annotations collects the cuts in the list at raw[i].
 func (u *upstream) annotations(i int) {
 	granted := annotationsHarmless
 	if u.grants&Explain != 0 {

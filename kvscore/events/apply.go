@@ -118,7 +118,6 @@ func (w *Worker) Doubt(doubted bool) {
 	}
 }
 
-// rank is what is known of one data-parallel rank.
 type rank struct {
 	engine Engine
 	feed   *cache.Feed // nil if there was no room for one
@@ -200,7 +199,6 @@ func (p *Recorder) State(s State, complete bool) {
 	})
 }
 
-// update changes what is known of the rank, and tells the caches.
 func (r *rank) update(by func(*rank)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -252,7 +250,6 @@ func (r *rank) apply(w *Worker, b *Batch, now time.Time) (cleared bool) {
 	return cleared
 }
 
-// store records stored blocks.
 func (r *rank) store(w *Worker, e *Event) {
 	s := &r.stored
 	*s = cache.Stored{Tier: e.Tier, Parent: e.Parent, HasParent: e.HasParent, Names: e.Hashes}

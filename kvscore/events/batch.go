@@ -55,7 +55,6 @@ func (d *Decoder) Decode(payload []byte) (*Batch, error) {
 	return &d.batch, nil
 }
 
-// clear empties the buffers.
 func (d *Decoder) clear() {
 	clear(d.batch.Events)
 	d.batch = Batch{Rank: -1, Events: kept(d.batch.Events, keepOthers)}

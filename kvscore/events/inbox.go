@@ -62,7 +62,6 @@ func newInbox(c *zmtp.Conn, n int) *inbox {
 	return b
 }
 
-// read receives messages until the connection ends.
 func (b *inbox) read() {
 	defer close(b.messages)
 	for {
@@ -107,7 +106,6 @@ func (b *inbox) begin(n int) error {
 	return nil
 }
 
-// take waits for room.
 func (b *inbox) take(n int64) error {
 	if err := b.bytes.Acquire(b.gone, n); err != nil {
 		return context.Cause(b.gone)

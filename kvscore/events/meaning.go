@@ -7,7 +7,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
-// local is the locality of a worker's own blocks.
 const local = "LOCAL"
 
 // refuse records why an event is left out. It returns false.

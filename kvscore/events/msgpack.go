@@ -118,7 +118,6 @@ func isMap(c byte) bool { return c >= fixMap && c < fixArray || c == map16 || c 
 
 func isInteger(c byte) bool { return c < fixMap || c >= uint8b && c <= int64b || c >= negative }
 
-// text reads a string or bytes.
 func (r *reader) text() []byte {
 	c := r.lead()
 	base := byte(str8)
@@ -136,7 +135,6 @@ func (r *reader) text() []byte {
 	return r.bytes(r.number(1 << (c - base)))
 }
 
-// optional reads a string, bytes or null. It returns nil for null.
 func (r *reader) optional() []byte {
 	if r.null() {
 		return nil
@@ -164,7 +162,6 @@ func (r *reader) key() []byte {
 	return nil
 }
 
-// null skips a null and reports whether there was one.
 func (r *reader) null() bool {
 	if r.lead() != null {
 		return false
@@ -195,7 +192,6 @@ func (r *reader) integer() (v uint64, minus bool) {
 	return uint64(signed), signed < 0
 }
 
-// natural reads an integer from 0 to most.
 func (r *reader) natural(most uint64) uint64 {
 	v, minus := r.integer()
 	if minus || v > most {
@@ -251,7 +247,6 @@ var uintShifts = func() (shifts [256]struct{ left, right, size uint8 }) {
 	return shifts
 }()
 
-// tokens appends an array of n tokens to dst.
 func (r *reader) tokens(dst []uint32, n int) []uint32 {
 	dst = slices.Grow(dst, n)
 	out := dst[len(dst) : len(dst)+n]
@@ -276,7 +271,6 @@ func (r *reader) tokens(dst []uint32, n int) []uint32 {
 	return dst[:len(dst)+n]
 }
 
-// token reads a token of any width.
 func (r *reader) token() uint32 { return uint32(r.natural(math.MaxUint32)) }
 
 // bigrams appends the first tokens of n pairs of tokens to dst.
@@ -291,7 +285,6 @@ func (r *reader) bigrams(dst []uint32, n int) []uint32 {
 	return dst
 }
 
-// skipAll skips n values, none if n is negative.
 func (r *reader) skipAll(n int) {
 	for ; n > 0 && !r.bad; n-- {
 		r.skip()

@@ -22,7 +22,6 @@ const (
 	endMarker = math.MaxUint64
 )
 
-// replayed is what a replay has delivered.
 type replayed struct {
 	any         bool
 	first, next uint64 // next is the batch to ask for, if any is false, too

@@ -73,7 +73,6 @@ func (s *Stream) degraded(why string, err error) {
 	s.log.Warn("KV event stream is degraded", zap.String("why", why), zap.Error(err), zap.Stringer("state", s.at.state))
 }
 
-// recovered logs the end of a degradation whose beginning is in the log.
 func (s *Stream) recovered() {
 	if s.noted.bad {
 		s.noted.bad = false
@@ -82,7 +81,6 @@ func (s *Stream) recovered() {
 	}
 }
 
-// connected notes a new subscription.
 func (s *Stream) connected() {
 	s.count(func(st *Status) {
 		st.Connected = true

@@ -96,7 +96,6 @@ type position struct {
 	lives [3]time.Time
 }
 
-// enter changes the state, and reports it to the sink and to Status.
 func (s *Stream) enter(to State) {
 	p := &s.at
 	p.state = to
@@ -111,13 +110,11 @@ func (s *Stream) enter(to State) {
 	}
 }
 
-// reset makes void what the sink holds.
 func (s *Stream) reset(why string) {
 	s.at.begun, s.at.next, s.at.complete = false, 0, false
 	s.sink.Reset(why)
 }
 
-// apply hands a batch to the sink.
 func (s *Stream) apply(seq uint64, payload []byte) {
 	p := &s.at
 	if !p.begun {

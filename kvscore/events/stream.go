@@ -127,7 +127,6 @@ func (s *Stream) Run(ctx context.Context) {
 	}
 }
 
-// dial connects to the publisher and subscribes.
 func (s *Stream) dial(ctx context.Context) (*inbox, error) {
 	nc, err := s.cfg.Dial(ctx, s.cfg.Endpoint)
 	if err != nil {

@@ -7,7 +7,6 @@ import (
 	"strconv"
 )
 
-// wire is an event as it is on the wire.
 type wire struct {
 	// event has the fields that need no interpretation.
 	event Event
@@ -63,7 +62,6 @@ func (d *Decoder) readWire(r *reader, w *wire) {
 	w.readTail(r, n-len(fields))
 }
 
-// readField reads one field.
 func (d *Decoder) readField(r *reader, w *wire, name []byte) {
 	e := &w.event
 	switch string(name) {
@@ -137,7 +135,6 @@ func (w *wire) readTail(r *reader, n int) {
 	}
 }
 
-// readTailText reads the kind or the locality.
 func (w *wire) readTailText(r *reader, place int) {
 	text := r.text()
 	switch {
@@ -149,7 +146,6 @@ func (w *wire) readTailText(r *reader, place int) {
 	}
 }
 
-// tooLarge leaves an event out that exceeds a bound.
 func (w *wire) tooLarge(r *reader) {
 	w.why = TooLarge
 	r.fail()

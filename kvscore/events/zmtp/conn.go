@@ -142,7 +142,6 @@ func (c *Conn) writeRaw(b []byte) error {
 	return err
 }
 
-// broken says what ended a connection.
 func (c *Conn) broken(err error, within bool) error {
 	if within {
 		err = inside(err)

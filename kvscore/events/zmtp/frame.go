@@ -52,7 +52,6 @@ func (m *Message) Reset() {
 	m.buf, m.ends = m.buf[:0], m.ends[:0]
 }
 
-// header is the beginning of a frame.
 type header struct {
 	more, command bool
 	size          uint64
@@ -170,7 +169,6 @@ func (c *Conn) handle(h header) error {
 	return nil
 }
 
-// appendFrame appends a frame to b.
 func appendFrame(b []byte, flags byte, parts ...[]byte) []byte {
 	size := 0
 	for _, p := range parts {

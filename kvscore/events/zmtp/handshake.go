@@ -32,7 +32,6 @@ func greeting() []byte {
 	return g
 }
 
-// handshake exchanges greetings and READY commands with the peer.
 func (c *Conn) handshake() error {
 	if err := c.writeRaw(greeting()); err != nil {
 		return fmt.Errorf("sending the greeting: %w", err)
@@ -92,7 +91,6 @@ func property(name, value string) []byte {
 	return append(b, value...)
 }
 
-// checkReady checks the socket type in the metadata of a READY command.
 func (c *Conn) checkReady(body []byte) error {
 	kind := ""
 	for len(body) > 0 {
@@ -131,7 +129,6 @@ func cut(b []byte, lengthSize int) (field, rest []byte, ok bool) {
 	return b[:n], b[n:], true
 }
 
-// peerError is the reason in an ERROR command.
 func peerError(body []byte) error {
 	reason, _, _ := cut(body, 1)
 	return fmt.Errorf("the peer refused the connection: %.100q", reason)
