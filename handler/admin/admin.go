@@ -1,6 +1,6 @@
 // Package admin is the part of Caddy's admin API that shows and steers pools: workers,
 // sessions, explanations and queries. It also collects the metrics that are read from
-// pools.
+// pools. What the fields of its answers mean stands in testdata/fields.txt.
 package admin
 
 import (
@@ -146,7 +146,7 @@ func getWorkers(_ *http.Request, p *pool.Pool) (any, error) {
 }
 
 func getWorker(r *http.Request, p *pool.Pool) (any, error) {
-	w, err := workerOf(r, p)
+	w, err := workerOf(p, r.PathValue("worker"))
 	if err != nil {
 		return nil, err
 	}
@@ -162,27 +162,20 @@ func viewOf(p *pool.Pool, w *worker.Worker) any {
 	return viewWorker(p, w, time.Now(), proxyOf(p)) // it was just forgotten
 }
 
-func workerOf(r *http.Request, p *pool.Pool) (*worker.Worker, error) {
-	name := r.PathValue("worker")
-	if w := workerNamed(p, name); w != nil {
-		return w, nil
+// workerOf returns the worker with an address or an id.
+func workerOf(p *pool.Pool, name string) (*worker.Worker, error) {
+	w := p.Known(name)
+	if id, err := strconv.ParseUint(name, 10, 64); err == nil && w == nil {
+		w = p.ByID(id)
 	}
-	return nil, apiError(http.StatusNotFound, "pool %s has no worker with the address or id %q", p.Name, name)
-}
-
-// workerNamed returns the worker with an address or an id, nil if the pool knows none.
-func workerNamed(p *pool.Pool, name string) *worker.Worker {
-	if w := p.Known(name); w != nil {
-		return w
+	if w == nil {
+		return nil, apiError(http.StatusNotFound, "pool %s has no worker with the address or id %q", p.Name, name)
 	}
-	if id, err := strconv.ParseUint(name, 10, 64); err == nil {
-		return p.ByID(id)
-	}
-	return nil
+	return w, nil
 }
 
 func drain(r *http.Request, p *pool.Pool) (any, error) {
-	w, err := workerOf(r, p)
+	w, err := workerOf(p, r.PathValue("worker"))
 	if err != nil {
 		return nil, err
 	}
@@ -196,7 +189,7 @@ func drain(r *http.Request, p *pool.Pool) (any, error) {
 }
 
 func undrain(r *http.Request, p *pool.Pool) (any, error) {
-	w, err := workerOf(r, p)
+	w, err := workerOf(p, r.PathValue("worker"))
 	if err != nil {
 		return nil, err
 	}

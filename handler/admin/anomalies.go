@@ -11,70 +11,50 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 )
 
-// The states of a worker.
+// The states that are no reason to look at a worker.
 const (
-	stateOK          = "ok"
-	stateDraining    = "draining"
-	stateDrained     = "drained"
-	stateAsleep      = "asleep"
-	stateUnreachable = "unreachable" // it refuses connections, or does not answer
-	stateHung        = "hung"
-	stateMarked      = "marked down"
-	stateRecovering  = "recovering" // it gets a few requests after a mark
-	stateUnhealthy   = "unhealthy"  // Caddy's health checks have taken it out
-	stateUntried     = "untried"
+	stateOK       = "ok"
+	stateDraining = "draining"
+	stateDrained  = "drained"
+	stateUntried  = "untried"
 )
 
-func stateOf(w *worker.Worker, h *worker.HealthState, proxy map[string]proxyState, idle bool) string {
+// stateOf returns a worker's state and, unless it is well, why it is in it and what to do.
+func stateOf(w *worker.Worker, h *worker.HealthState, proxy map[string]proxyState, idle bool, t time.Time) (note observe.Warning) {
 	of, said := proxy[w.Dial]
 	switch {
 	case w.Asleep():
-		return stateAsleep
-	case w.Draining() && idle:
-		return stateDrained
+		note.What = "asleep"
 	case w.Draining():
-		return stateDraining
-	case h.Away:
-		return stateUnreachable
-	case w.IsHung():
-		return stateHung
-	case !h.Until.IsZero():
-		return stateMarked
-	case !h.Well:
-		return stateRecovering
-	case said && !of.healthy:
-		return stateUnhealthy
-	case h.Reach == worker.ReachUnknown:
-		return stateUntried
-	}
-	return stateOK
-}
-
-// ofState returns why a worker is in its state, and what to do. Both are empty if it is well.
-func ofState(w *worker.Worker, state string, h *worker.HealthState, t time.Time) (note observe.Warning) {
-	note.What = state
-	switch state {
-	case stateUnreachable:
-		note.Effect, note.Advice = "It refuses connections, or does not answer.", "Look at the engine, its host and the network."
-	case stateHung:
-		note.Effect, note.Advice = "It has requests and produces no output, while others do.", "Restart the engine."
-	case stateMarked:
-		note.Effect = fmt.Sprintf("It gets no requests for %s.", age(h.Until.Sub(t).Seconds()))
-		note.Advice = "If it goes on, read the engine's log."
-	case stateRecovering:
-		note.Effect, note.Advice = "It failed, and gets a few requests at a time.", "Nothing. If it goes on, read the engine's log."
-	case stateUnhealthy:
-		note.Effect, note.Advice = "Caddy's health checks have taken it out.", "Ask the engine for the path of health_uri."
-	case stateDraining, stateDrained:
-		note.Effect, note.Advice = "The configuration drains it.", "Remove drain there."
+		note = observe.Warning{What: stateDraining, Effect: "The configuration drains it.", Advice: "Remove drain there."}
 		if asked, _ := w.Drains(); asked {
 			note.Effect, note.Advice = "An operator has drained it.", "End it with: caddy kv-router undrain "+w.Dial
 		}
+		if idle {
+			note.What = stateDrained
+		}
+	case h.Away:
+		note.What, note.Advice = "unreachable", "Look at the engine, its host and the network."
+		note.Effect = "It refuses connections, or does not answer."
+	case w.IsHung():
+		note.What, note.Advice = "hung", "Restart the engine."
+		note.Effect = "It has requests and produces no output, while others do."
 		return note
+	case !h.Until.IsZero():
+		note.What, note.Advice = "marked down", "If it goes on, read the engine's log."
+		note.Effect = fmt.Sprintf("It gets no requests for %s.", age(h.Until.Sub(t).Seconds()))
+	case !h.Well:
+		note.What, note.Advice = "recovering", "Nothing. If it goes on, read the engine's log."
+		note.Effect = "It failed, and gets a few requests at a time."
+	case said && !of.healthy:
+		note.What, note.Advice = "unhealthy", "Ask the engine for the path of health_uri."
+		note.Effect = "Caddy's health checks have taken it out."
+	case h.Reach == worker.ReachUnknown:
+		note.What = stateUntried
 	default:
-		return note
+		note.What = stateOK
 	}
-	if why := w.Past.Fault(); why != "" && state != stateHung {
+	if why := w.Past.Fault(); why != "" && note.Effect != "" && !w.Draining() {
 		note.Effect += " Its last failure: " + why + "."
 	}
 	return note
@@ -110,23 +90,31 @@ func findAnomalies(list []workerView, sums []observe.Sums) {
 		groups[key] = append(groups[key], i)
 	}
 	for _, group := range groups {
-		n := len(group)
-		paces, lates, hits, fails := make([]float64, 0, n), make([]float64, 0, n), make([]float64, 0, n), make([]float64, 0, n)
-		for _, i := range group {
-			c := list[i].compared(&sums[i])
-			paces, lates, hits, fails = append(paces, c.pace), append(lates, c.lateness), append(hits, c.hits), append(fails, c.failing)
+		all := make([]compared, len(group))
+		for n, i := range group {
+			all[n] = list[i].compared(&sums[i])
 		}
-		usual := compared{pace: median(paces, false), lateness: median(lates, false), hits: median(hits, true), failing: median(fails, false)}
-		for _, i := range group {
-			list[i].addAnomalies(&sums[i], &usual)
+		usual := compared{
+			pace:     median(all, func(c *compared) float64 { return c.pace }, false),
+			lateness: median(all, func(c *compared) float64 { return c.lateness }, false),
+			hits:     median(all, func(c *compared) float64 { return c.hits }, true),
+			failing:  median(all, func(c *compared) float64 { return c.failing }, false),
+		}
+		for n, i := range group {
+			list[i].addAnomalies(&sums[i], &all[n], &usual)
 		}
 	}
 }
 
 // median returns the median of what is known; of an even number the lower or the upper one. Fewer
 // than two have none.
-func median(all []float64, upper bool) float64 {
-	all = slices.DeleteFunc(all, math.IsNaN)
+func median(list []compared, of func(*compared) float64, upper bool) float64 {
+	all := make([]float64, 0, len(list))
+	for i := range list {
+		if f := of(&list[i]); !math.IsNaN(f) {
+			all = append(all, f)
+		}
+	}
 	if len(all) < 2 {
 		return math.NaN()
 	}
@@ -157,8 +145,7 @@ func (w *workerView) compared(s *observe.Sums) compared {
 	return c
 }
 
-func (w *workerView) addAnomalies(s *observe.Sums, usual *compared) {
-	own := w.compared(s)
+func (w *workerView) addAnomalies(s *observe.Sums, own, usual *compared) {
 	found := func(what, effect, advice string) {
 		w.Anomalies = append(w.Anomalies, what)
 		w.Look = append(w.Look, observe.Warning{What: what, Effect: effect, Advice: advice})

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -50,9 +49,9 @@ func callWorkers(r *http.Request, p *pool.Pool) (any, error) {
 	}
 	workers := slices.DeleteFunc(sortedWorkers(p), (*worker.Worker).IsBackup)
 	if name := r.URL.Query().Get("worker"); name != "" {
-		w := workerNamed(p, name)
-		if w == nil {
-			return nil, apiError(http.StatusNotFound, "pool %s has no worker with the address or id %q", p.Name, name)
+		w, err := workerOf(p, name)
+		if err != nil {
+			return nil, err
 		}
 		workers = []*worker.Worker{w}
 	}
@@ -99,14 +98,7 @@ serve, and that caches are empty. It ends with code 2 if an engine has failed.`
 }
 
 func runCall(c *client, fl caddycmd.Flags) (code int, err error) {
-	var body []byte
-	switch file := fl.String("body"); file {
-	case "":
-	case "-":
-		body, err = io.ReadAll(os.Stdin)
-	default:
-		body, err = os.ReadFile(file)
-	}
+	body, err := readInput(fl.String("body"))
 	if err != nil {
 		return exitFailed, err
 	}

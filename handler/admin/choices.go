@@ -14,43 +14,42 @@ import (
 
 type pastView struct {
 	observe.PastChoice
-	Age    float64 `json:"seconds_ago"`
-	Queued float64 `json:"queued_ms,omitzero"`
-	Dial   string  `json:"dial"`
-	// Sentence says in words why.
-	Sentence string `json:"sentence"`
-	// Candidates are the chosen one and the best others.
+	Age        float64         `json:"seconds_ago"`
+	Queued     float64         `json:"queued_ms,omitzero"`
+	Dial       string          `json:"dial"`
+	Sentence   string          `json:"sentence"`
 	Candidates []candidateView `json:"candidates,omitzero"`
 }
 
 // viewPast returns the view of a choice, with its candidates if they are wanted. It shows the
 // request's id if the client may steer: other clients may have chosen it.
 func viewPast(c *observe.PastChoice, candidates, steers bool, t time.Time) pastView {
-	chosen := &c.Candidates[0]
-	v := pastView{PastChoice: *c, Age: round(t.Sub(c.At).Seconds()), Queued: ms(c.Waited), Dial: chosen.Dial}
+	v := pastView{PastChoice: *c, Age: round(t.Sub(c.At).Seconds()), Queued: ms(c.Waited)}
 	if !steers {
 		v.Request = ""
 	}
-	var next *observe.PastCandidate
-	if c.Kept > 1 {
-		next = &c.Candidates[1]
+	for i := range c.Candidates[:c.Kept] {
+		of := &c.Candidates[i]
+		v.Candidates = append(v.Candidates, viewCandidate(of.Dial, &of.Candidate))
 	}
-	v.Sentence = sentence(c.Reason, c.Unit, c.Tokens, chosen, next)
+	v.Dial = v.Candidates[0].Dial
+	var next *candidateView
+	if c.Kept > 1 {
+		next = &v.Candidates[1]
+	}
+	v.Sentence = sentence(c.Reason, c.Unit, c.Tokens, &v.Candidates[0], next)
 	if c.Rest != "" {
 		v.Sentence = "A stream goes on here (" + c.Rest + "). " + v.Sentence
 	}
-	if candidates {
-		for i := range c.Candidates[:c.Kept] {
-			of := &c.Candidates[i]
-			v.Candidates = append(v.Candidates, candidateView{Target: of.Target, Dial: of.Dial, Candidate: &of.Candidate, TTFT: of.TTFT()})
-		}
+	if !candidates {
+		v.Candidates = nil
 	}
 	return v
 }
 
 // sentence says why a candidate was chosen. next is the best of the others, nil if there was none.
 // The unit is empty if no policy compared costs.
-func sentence(reason, unit string, tokens int64, chosen, next *observe.PastCandidate) string {
+func sentence(reason, unit string, tokens int64, chosen, next *candidateView) string {
 	var b strings.Builder
 	say := func(format string, args ...any) { fmt.Fprintf(&b, format, args...) }
 	switch reason {

@@ -19,17 +19,14 @@ import (
 )
 
 func checkCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use: "check", Short: "Asks the engines of a configuration what they are, and says what is wrong", Args: cobra.NoArgs, SilenceUsage: true, SilenceErrors: true,
-		Long: `Reads a configuration as caddy validate does, and asks its engines what they are,
+	cmd := plainCommand("check", "Asks the engines of a configuration what they are, and says what is wrong", cobra.NoArgs, runCheck)
+	cmd.Long = `Reads a configuration as caddy validate does, and asks its engines what they are,
 serve and hold. It says what contradicts the configuration, and what keeps the
 router from routing well. It serves nothing and writes nothing. It ends with code
-2 if it finds a problem.`,
-	}
+2 if it finds a problem.`
 	cmd.Flags().StringP("config", "c", "Caddyfile", "Configuration file")
 	cmd.Flags().StringP("adapter", "a", "", "Name of the config adapter")
 	cmd.Flags().Duration("timeout", 6*time.Second, "How long the engines may take")
-	cmd.RunE = caddycmd.WrapCommandFuncForCobra(runCheck)
 	return cmd
 }
 

@@ -44,15 +44,7 @@ func runExplain(c *client, fl caddycmd.Flags) (int, error) {
 	case file == "" || fl.NArg() > 0:
 		return exitFailed, fmt.Errorf("explain: needs either the id of a request or --file")
 	}
-	in := io.ReadCloser(os.Stdin)
-	if file != "-" {
-		var err error
-		if in, err = os.Open(file); err != nil { //nolint:gosec // the operator's
-			return exitFailed, err
-		}
-		defer in.Close()
-	}
-	body, err := io.ReadAll(in)
+	body, err := readInput(file)
 	if err != nil {
 		return exitFailed, err
 	}
@@ -104,7 +96,7 @@ func writeCandidates(to io.Writer, list []candidateView, unit string, chosen kvs
 			heads = append(heads, term.Name)
 		}
 	}
-	t := newTable(to, heads...)
+	rows := [][]string{heads}
 	for i := range list {
 		x := &list[i]
 		cells := []string{"  " + x.Dial, fmt.Sprint(x.OverlapTokens), fmt.Sprint(x.Requests), millis(x.TTFT)}
@@ -122,7 +114,7 @@ func writeCandidates(to io.Writer, list []candidateView, unit string, chosen kvs
 				cells = append(cells, fmt.Sprintf("%.1f", term.Time))
 			}
 		}
-		t.row(cells...)
+		rows = append(rows, cells)
 	}
-	_ = t.Flush()
+	writeTable(to, rows)
 }

@@ -15,22 +15,19 @@ import (
 )
 
 func runCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use: "run --to <address>...", Short: "Runs a router without a configuration file", Args: cobra.NoArgs, SilenceUsage: true, SilenceErrors: true,
-		Long: `Runs a router in front of engines, and prints what check says of them. The
+	cmd := plainCommand("run --to <address>...", "Runs a router without a configuration file", cobra.NoArgs, runRouter)
+	cmd.Long = `Runs a router in front of engines, and prints what check says of them. The
 commands of kv-router then show it. With --print it only prints the Caddyfile
 that does the same, with the key.
 
-It serves HTTP without keys. Listen on a private address, or use a Caddyfile.`,
-		Example: "  caddy kv-router run --to gpu-1:8000 --to gpu-2:8000 --listen localhost:8080",
-	}
+It serves HTTP without keys. Listen on a private address, or use a Caddyfile.`
+	cmd.Example = "  caddy kv-router run --to gpu-1:8000 --to gpu-2:8000 --listen localhost:8080"
 	cmd.Flags().StringSlice("to", nil, "Address of an engine; may repeat")
 	cmd.Flags().String("listen", ":8080", "Address to serve at")
 	cmd.Flags().String("api-key", "", "Key for the router's own requests to the engines; clients send theirs")
 	cmd.Flags().String("api-key-file", "", "File with that key")
 	cmd.Flags().String("share", "", "Valkey or Redis by which several routers act as one, such as valkey://10.0.0.5")
 	cmd.Flags().Bool("print", false, "Only print the Caddyfile")
-	cmd.RunE = caddycmd.WrapCommandFuncForCobra(runRouter)
 	return cmd
 }
 

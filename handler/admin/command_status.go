@@ -159,11 +159,7 @@ func writeWorkers(to io.Writer, list []workerView, width int) {
 		})
 	}
 	fit(rows, width)
-	t := newTable(to, rows[0]...)
-	for _, row := range rows[1:] {
-		t.row(row...)
-	}
-	_ = t.Flush()
+	writeTable(to, rows)
 }
 
 // fit leaves out columns that have only a dash, and cuts the names of workers and models so that the rows
@@ -229,13 +225,11 @@ func age(seconds float64) string {
 	return time.Duration(seconds * float64(time.Second)).Round(time.Second).String()
 }
 
-type table struct{ *tabwriter.Writer }
-
-// newTable returns a table with its first line. Flush writes it.
-func newTable(to io.Writer, heads ...string) table {
-	t := table{tabwriter.NewWriter(to, 0, 0, 1, ' ', 0)}
-	t.row(heads...)
-	return t
+// writeTable writes lines in columns.
+func writeTable(to io.Writer, rows [][]string) {
+	t := tabwriter.NewWriter(to, 0, 0, 1, ' ', 0)
+	for _, row := range rows {
+		fmt.Fprintln(t, strings.Join(row, "\t"))
+	}
+	_ = t.Flush()
 }
-
-func (t table) row(cells ...string) { fmt.Fprintln(t, strings.Join(cells, "\t")) }

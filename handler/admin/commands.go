@@ -47,19 +47,25 @@ const (
 )
 
 func command(use, short string, args cobra.PositionalArgs, run func(*client, caddycmd.Flags) (int, error)) *cobra.Command {
-	cmd := &cobra.Command{Use: use, Short: short, Args: args, SilenceUsage: true, SilenceErrors: true}
-	cmd.Flags().StringP("address", "", "", "Address of the admin endpoint")
-	cmd.Flags().StringP("config", "c", "", "Configuration file that names the admin endpoint")
-	cmd.Flags().StringP("adapter", "a", "", "Name of the config adapter of that file")
-	cmd.Flags().StringP("pool", "p", pool.DefaultName, "Name of the pool, if there are several")
-	cmd.RunE = caddycmd.WrapCommandFuncForCobra(func(fl caddycmd.Flags) (int, error) {
+	cmd := plainCommand(use, short, args, func(fl caddycmd.Flags) (int, error) {
 		addr, err := caddycmd.DetermineAdminAPIAddress(fl.String("address"), nil, fl.String("config"), fl.String("adapter"))
 		if err != nil {
 			return exitFailed, err
 		}
 		return run(&client{addr: addr, pool: fl.String("pool")}, fl)
 	})
+	cmd.Flags().StringP("address", "", "", "Address of the admin endpoint")
+	cmd.Flags().StringP("config", "c", "", "Configuration file that names the admin endpoint")
+	cmd.Flags().StringP("adapter", "a", "", "Name of the config adapter of that file")
+	cmd.Flags().StringP("pool", "p", pool.DefaultName, "Name of the pool, if there are several")
 	return cmd
+}
+
+// plainCommand returns a command that needs no admin endpoint.
+func plainCommand(use, short string, args cobra.PositionalArgs, run func(caddycmd.Flags) (int, error)) *cobra.Command {
+	return &cobra.Command{
+		Use: use, Short: short, Args: args, SilenceUsage: true, SilenceErrors: true, RunE: caddycmd.WrapCommandFuncForCobra(run),
+	}
 }
 
 type client struct {
@@ -128,15 +134,18 @@ func (c *client) call(method, path string, headers http.Header, body []byte, v a
 		return err
 	}
 	defer resp.Body.Close()
-	data, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return err
+	return json.NewDecoder(resp.Body).Decode(v)
+}
+
+// readInput returns what a file has, or standard input for -; nil without a name.
+func readInput(file string) ([]byte, error) {
+	switch file {
+	case "":
+		return nil, nil
+	case "-":
+		return io.ReadAll(os.Stdin)
 	}
-	if raw, ok := v.(*json.RawMessage); ok {
-		*raw = data
-		return nil
-	}
-	return json.Unmarshal(data, v)
+	return os.ReadFile(file) //nolint:gosec // the operator's
 }
 
 func drainCommand(what string) *cobra.Command {
@@ -230,11 +239,11 @@ func runSessions(c *client, fl caddycmd.Flags) (int, error) {
 		}
 		page.Sessions = []sessionView{one}
 	}
-	t := newTable(os.Stdout, "HASH OF THE KEY", "WORKER", "KIND", "EXPIRES")
+	rows := [][]string{{"HASH OF THE KEY", "WORKER", "KIND", "EXPIRES"}}
 	for _, s := range page.Sessions {
-		t.row(s.KeyHash, cmp.Or(s.Dial, fmt.Sprint(s.Worker)), s.Kind, age(s.Expires))
+		rows = append(rows, []string{s.KeyHash, cmp.Or(s.Dial, fmt.Sprint(s.Worker)), s.Kind, age(s.Expires)})
 	}
-	_ = t.Flush()
+	writeTable(os.Stdout, rows)
 	if page.Next != "" {
 		fmt.Printf("%d in all; the next ones: --after %s\n", page.Total, page.Next)
 	}

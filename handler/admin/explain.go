@@ -9,7 +9,6 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
-	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -19,11 +18,9 @@ import (
 )
 
 type explanation struct {
-	Pool   string `json:"pool"`
-	Policy string `json:"policy"`
-	// Unit is that of the candidates' costs, empty if the policy compares none.
-	Unit string `json:"cost_unit,omitempty"`
-	// Refused is what the router itself would answer, if it would.
+	Pool       string              `json:"pool"`
+	Policy     string              `json:"policy"`
+	Unit       string              `json:"cost_unit,omitempty"`
 	Refused    *refusalView        `json:"refused,omitempty"`
 	Plan       *planView           `json:"plan,omitempty"`
 	Home       *homeView           `json:"home,omitempty"`
@@ -31,8 +28,7 @@ type explanation struct {
 	LeftOut    []dispatch.LeftOut  `json:"left_out"`
 	Chosen     *chosenView         `json:"chosen"`
 	Phases     *dispatch.DryPhases `json:"phases,omitempty"`
-	// Waits is there if the request would wait.
-	Waits *waitView `json:"waits,omitempty"`
+	Waits      *waitView           `json:"waits,omitempty"`
 }
 
 type refusalView struct {
@@ -42,26 +38,20 @@ type refusalView struct {
 }
 
 type planView struct {
-	// API is empty for a request that passes through.
-	API   string `json:"api"`
-	Model string `json:"model"`
-	// PublicModel is the name in the request, if it stands for another model.
-	PublicModel string `json:"public_model,omitempty"`
-	Streamed    bool   `json:"streamed"`
-	// PromptKind is `tokens`, `text`, or `none` where nothing is compared.
-	PromptKind      string  `json:"prompt_kind"`
-	PromptTokens    int64   `json:"prompt_tokens"`
-	TokensEstimated bool    `json:"prompt_tokens_estimated"`
-	PromptBlocks    int     `json:"prompt_blocks"`
-	BlockTokens     float64 `json:"block_tokens"`
-	// New is where the prompt begins that no candidate has cached.
-	New *api.Place `json:"new_from,omitzero"`
-	// Fallback says why nothing is compared.
-	Fallback string `json:"fallback,omitempty"`
-	// Trusted and Dropped are the kinds of wishes that were granted and dropped.
-	Trusted []string     `json:"trusted_with,omitempty"`
-	Dropped []string     `json:"dropped,omitempty"`
-	Session *sessionView `json:"session"`
+	API             string       `json:"api"`
+	Model           string       `json:"model"`
+	PublicModel     string       `json:"public_model,omitempty"`
+	Streamed        bool         `json:"streamed"`
+	PromptKind      string       `json:"prompt_kind"`
+	PromptTokens    int64        `json:"prompt_tokens"`
+	TokensEstimated bool         `json:"prompt_tokens_estimated"`
+	PromptBlocks    int          `json:"prompt_blocks"`
+	BlockTokens     float64      `json:"block_tokens"`
+	New             *api.Place   `json:"new_from,omitzero"`
+	Fallback        string       `json:"fallback,omitempty"`
+	Trusted         []string     `json:"trusted_with,omitempty"`
+	Dropped         []string     `json:"dropped,omitempty"`
+	Session         *sessionView `json:"session"`
 }
 
 type candidateView struct {
@@ -71,6 +61,10 @@ type candidateView struct {
 	TTFT float64 `json:"predicted_ttft_ms"`
 }
 
+func viewCandidate(dial string, c *kvscore.Candidate) candidateView {
+	return candidateView{Target: c.Target, Dial: dial, Candidate: c, TTFT: c.TTFT()}
+}
+
 type homeView struct {
 	*dispatch.DryHome
 	Dial      string `json:"dial"`
@@ -78,21 +72,17 @@ type homeView struct {
 }
 
 type waitView struct {
-	Before int `json:"waiting_requests"`
-	// Why says why it would wait.
-	Why []string `json:"why"`
+	Before int      `json:"waiting_requests"`
+	Why    []string `json:"why"`
 }
 
 type chosenView struct {
 	kvscore.Target
-	Dial   string `json:"dial"`
-	Reason string `json:"reason"`
-	// Sentence says in words why.
-	Sentence string `json:"sentence"`
-	// Preferred is the policy's choice if the session did not decide.
-	Preferred kvscore.Target `json:"policy_would_choose"`
-	// Drawn are the targets that chance decides among.
-	Drawn []kvscore.Target `json:"drawn_among,omitempty"`
+	Dial      string           `json:"dial"`
+	Reason    string           `json:"reason"`
+	Sentence  string           `json:"sentence"`
+	Preferred kvscore.Target   `json:"policy_would_choose"`
+	Drawn     []kvscore.Target `json:"drawn_among,omitempty"`
 }
 
 var promptKinds = map[api.Kind]string{api.None: "none", api.Text: "text", api.Tokens: "tokens"}
@@ -133,38 +123,32 @@ func (x *Explainer) view(p *plan.Plan, c *dispatch.DryChoice) *explanation {
 	}
 	e.Plan.PromptTokens = c.Tokens
 	for i := range c.Candidates {
-		of := &c.Candidates[i]
-		e.Candidates = append(e.Candidates, candidateView{
-			Target: of.Target, Dial: c.Workers[i].Dial, Candidate: of, TTFT: of.TTFT(),
-		})
+		e.Candidates = append(e.Candidates, viewCandidate(c.Workers[i].Dial, &c.Candidates[i]))
 	}
 	if h := c.Home; h != nil {
 		e.Home = &homeView{DryHome: h, Dial: dials(x.Dispatcher.Pool)[h.Target], Candidate: h.Position >= 0}
 	}
-	e.Chosen, e.Phases, e.Plan.New = viewChosen(c), c.Phases, newIn(p, c.Candidates)
+	e.Chosen, e.Phases, e.Plan.New = viewChosen(c, e.Candidates), c.Phases, newIn(p, c.Candidates)
 	return e
 }
 
-func viewChosen(c *dispatch.DryChoice) *chosenView {
-	chosen := c.Picked.Chosen
-	v := &chosenView{
-		Target: c.Candidates[chosen].Target, Dial: c.Workers[chosen].Dial, Reason: c.Reason,
-		Preferred: c.Candidates[c.Picked.Preferred].Target,
-	}
-	var next *observe.PastCandidate
-	for i := range c.Candidates {
-		if i != chosen && (next == nil || c.Candidates[i].Cost < next.Cost) {
-			next = &observe.PastCandidate{Dial: c.Workers[i].Dial, Candidate: c.Candidates[i]}
+func viewChosen(c *dispatch.DryChoice, list []candidateView) *chosenView {
+	chosen := &list[c.Picked.Chosen]
+	v := &chosenView{Target: chosen.Target, Dial: chosen.Dial, Reason: c.Reason, Preferred: list[c.Picked.Preferred].Target}
+	var next *candidateView
+	for i := range list {
+		if i != c.Picked.Chosen && (next == nil || list[i].Cost < next.Cost) {
+			next = &list[i]
 		}
 	}
 	unit := c.Unit
 	if c.Bound {
 		unit = ""
 	}
-	v.Sentence = sentence(c.Reason, unit, c.Tokens, &observe.PastCandidate{Dial: v.Dial, Candidate: c.Candidates[chosen]}, next) + degraded(c)
+	v.Sentence = sentence(c.Reason, unit, c.Tokens, chosen, next) + degraded(c)
 	if !c.Bound {
 		for _, i := range c.Picked.Drawn {
-			v.Drawn = append(v.Drawn, c.Candidates[i].Target)
+			v.Drawn = append(v.Drawn, list[i].Target)
 		}
 	}
 	return v

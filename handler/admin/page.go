@@ -56,17 +56,28 @@ func servePage(w http.ResponseWriter, r *http.Request, only string, steers bool)
 	if err != nil {
 		return err
 	}
-	var v any
-	if q.Has("state") {
-		v, err = pageState(r, p, only, steers)
-	} else {
-		v, err = pageChoice(r, p, steers)
+	send := func(v any) error {
+		h.Set("Content-Type", "application/json")
+		return json.NewEncoder(w).Encode(v)
 	}
+	if q.Has("state") {
+		v, err := stateSince(r, "state", p, steers)
+		if err != nil {
+			return err
+		}
+		if only != "" {
+			v.Pools = []string{only}
+		}
+		return send(v)
+	}
+	n, err := numberIn(r, "choice")
 	if err != nil {
 		return err
 	}
-	h.Set("Content-Type", "application/json")
-	return json.NewEncoder(w).Encode(v)
+	for _, c := range p.Choices.Past(1, "", uint64(n)) { //nolint:gosec // it is not negative
+		return send(viewPast(&c, true, steers, time.Now()))
+	}
+	return apiError(http.StatusNotFound, "the choice is forgotten")
 }
 
 // pagePool returns the pool that a request of the page names, or the first one. only, if it is not
@@ -79,26 +90,6 @@ func pagePool(r *http.Request, only string) (*pool.Pool, error) {
 		}
 	}
 	return nil, apiError(http.StatusNotFound, "there is no such pool")
-}
-
-func pageState(r *http.Request, p *pool.Pool, only string, steers bool) (*stateView, error) {
-	v, err := stateSince(r, "state", p, steers)
-	if err == nil && only != "" {
-		v.Pools = []string{only}
-	}
-	return v, err
-}
-
-func pageChoice(r *http.Request, p *pool.Pool, steers bool) (*pastView, error) {
-	n, err := numberIn(r, "choice")
-	if err != nil {
-		return nil, err
-	}
-	for _, c := range p.Choices.Past(1, "", uint64(n)) { //nolint:gosec // it is not negative
-		v := viewPast(&c, true, steers, time.Now())
-		return &v, nil
-	}
-	return nil, apiError(http.StatusNotFound, "the choice is forgotten")
 }
 
 func adminPage(w http.ResponseWriter, r *http.Request) error { return servePage(w, r, "", true) }

@@ -20,8 +20,7 @@ const (
 type sessionPage struct {
 	Total    int           `json:"total_sessions"`
 	Sessions []sessionView `json:"sessions"`
-	// Next is the `after` of the next page, empty if there is none.
-	Next string `json:"next_after,omitempty"`
+	Next     string        `json:"next_after,omitempty"`
 }
 
 func getSessions(r *http.Request, p *pool.Pool) (any, error) {
@@ -124,14 +123,13 @@ func rebind(r *http.Request, p *pool.Pool) (any, error) {
 
 func targetIn(r *http.Request, p *pool.Pool) (kvscore.Target, error) {
 	q := r.URL.Query()
-	w := workerNamed(p, q.Get("worker"))
-	if w == nil {
+	w, err := workerOf(p, q.Get("worker"))
+	if err != nil {
 		return kvscore.Target{}, apiError(http.StatusBadRequest,
 			"worker: must be the address or the id of a worker, got %q", q.Get("worker"))
 	}
 	rank := uint64(0)
 	if s := q.Get("rank"); s != "" {
-		var err error
 		if rank, err = strconv.ParseUint(s, 10, 32); err != nil || rank >= uint64(w.Ranks()) {
 			return kvscore.Target{}, apiError(http.StatusBadRequest, "rank: must be from 0 to %d, got %q", w.Ranks()-1, s)
 		}

@@ -16,15 +16,13 @@ import (
 // stateView is what the page and the command status show of a pool. It is small enough to be asked
 // for each second, and has no prompt, no session, and no secret.
 type stateView struct {
-	Version string   `json:"version"` // of the router
-	Pool    string   `json:"pool"`
-	Pools   []string `json:"pools"` // all there are
-	// CanDrain is whether the page may drain workers.
-	CanDrain bool `json:"can_drain"`
-	// Until is the end of the histories, in Unix seconds.
-	Until   int64  `json:"history_until"`
-	Policy  string `json:"policy"`
-	Waiting int    `json:"waiting_requests"`
+	Version  string   `json:"version"` // of the router
+	Pool     string   `json:"pool"`
+	Pools    []string `json:"pools"` // all there are
+	CanDrain bool     `json:"can_drain"`
+	Until    int64    `json:"history_until"`
+	Policy   string   `json:"policy"`
+	Waiting  int      `json:"waiting_requests"`
 	queuedView
 	Sessions int                `json:"sessions"`
 	Recent   recentView         `json:"recent"`
@@ -40,13 +38,12 @@ const statusTenants = 5
 
 // recentView is what happened in the last five minutes.
 type recentView struct {
-	Requests int64   `json:"requests"`
-	Attempts int64   `json:"attempts"`
-	Failed   int64   `json:"failed_attempts"`
-	P50      float64 `json:"ttft_p50_ms,omitzero"`
-	P99      float64 `json:"ttft_p99_ms,omitzero"`
-	Pace     float64 `json:"inter_token_ms,omitzero"`
-	// Plain are the times of answers that are not streams.
+	Requests  int64    `json:"requests"`
+	Attempts  int64    `json:"attempts"`
+	Failed    int64    `json:"failed_attempts"`
+	P50       float64  `json:"ttft_p50_ms,omitzero"`
+	P99       float64  `json:"ttft_p99_ms,omitzero"`
+	Pace      float64  `json:"inter_token_ms,omitzero"`
 	PlainP50  float64  `json:"plain_answer_p50_ms,omitzero"`
 	PlainP99  float64  `json:"plain_answer_p99_ms,omitzero"`
 	PlainPace float64  `json:"plain_answer_per_token_ms,omitzero"`
@@ -74,11 +71,10 @@ func viewRecent(s *observe.Sums) recentView {
 
 // share returns part/whole with three digits, nil if whole is 0.
 func share(part, whole int64) *float64 {
-	f := ratio(part, whole)
-	if f != nil {
-		*f = round(*f)
+	if whole == 0 {
+		return nil
 	}
-	return f
+	return new(round(float64(part) / float64(whole)))
 }
 
 func viewHistory(line []observe.Sums) []pointView {
@@ -107,11 +103,11 @@ const shownChoices = 12
 func viewState(p *pool.Pool, since int64, steers bool, t time.Time) *stateView {
 	slot := observe.SlotOf(t) - 1 // the last that has ended
 	v := &stateView{
-		queuedView: viewQueued(p, t),
-		Version:    observe.Version(), Pool: p.Name, CanDrain: steers, Pools: []string{}, Until: (slot + 1) * slotSeconds, Waiting: p.Waiting(), Sessions: p.Sessions.Len(),
+		Version: observe.Version(), Pool: p.Name, CanDrain: steers, Pools: []string{}, Until: (slot + 1) * slotSeconds, Waiting: p.Waiting(), Sessions: p.Sessions.Len(),
 		Workers: []workerView{}, Choices: []pastView{}, Open: openIncidents(p, t), Routers: []peerView{},
 		Limits: p.Quota.Stand(t, statusTenants),
 	}
+	v.Classes, v.Tenants = p.Queued(t)
 	for _, p := range sortedPools() {
 		v.Pools = append(v.Pools, p.Name)
 	}

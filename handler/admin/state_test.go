@@ -130,13 +130,13 @@ func TestHistoryGoesOn(t *testing.T) {
 }
 
 func TestSentences(t *testing.T) {
-	at := func(dial string, cost float64, held int64) *observe.PastCandidate {
-		return &observe.PastCandidate{Dial: dial, Candidate: kvscore.Candidate{Cost: cost, OverlapTokens: held}}
+	at := func(dial string, cost float64, held int64) *candidateView {
+		return &candidateView{Dial: dial, Candidate: &kvscore.Candidate{Cost: cost, OverlapTokens: held}}
 	}
 	for _, c := range []struct {
 		reason, unit string
 		tokens       int64
-		chosen, next *observe.PastCandidate
+		chosen, next *candidateView
 		want         string
 	}{
 		{"pin", "", 9, at("a", 0, 0), nil, "The request names it."},

@@ -96,11 +96,6 @@ type queuedView struct {
 	Tenants []pool.Queued `json:"queued_tenants"` // those with the most
 }
 
-func viewQueued(p *pool.Pool, t time.Time) (v queuedView) {
-	v.Classes, v.Tenants = p.Queued(t)
-	return v
-}
-
 // openIncidents returns the conditions that last, with what the manual says to do.
 func openIncidents(p *pool.Pool, t time.Time) []observe.Incident {
 	list := p.Incidents.Open(t)
@@ -113,8 +108,7 @@ func openIncidents(p *pool.Pool, t time.Time) []observe.Incident {
 func viewPool(p *pool.Pool, t time.Time) poolView {
 	s, set := p.Scheduler.Stats(), p.Settings.Load()
 	v := poolView{
-		queuedView: viewQueued(p, t),
-		Name:       p.Name, Stats: s, Waiting: p.Waiting(), Sessions: p.Sessions.Len(), SessionBytes: p.Sessions.Bytes(),
+		Name: p.Name, Stats: s, Waiting: p.Waiting(), Sessions: p.Sessions.Len(), SessionBytes: p.Sessions.Bytes(),
 		Responses: p.Responses.Count(), BodyBytes: p.Memory.Held.Load(),
 		Limits:  p.Quota.Stand(t, shownTenants),
 		Latency: viewLatency(&s), Incidents: openIncidents(p, t), Journal: viewJournal(p.JournalState(), t), Share: viewShare(p, t),
@@ -124,6 +118,7 @@ func viewPool(p *pool.Pool, t time.Time) poolView {
 			MaxWaiting: set.MaxWaiting, MaxWait: time.Duration(set.MaxWait).Seconds(), Hold: set.Hold,
 		},
 	}
+	v.Classes, v.Tenants = p.Queued(t)
 	for _, w := range p.All() {
 		v.Workers++
 		v.Speculative += w.Speculating()
@@ -132,14 +127,6 @@ func viewPool(p *pool.Pool, t time.Time) poolView {
 		}
 	}
 	return v
-}
-
-// ratio returns part/whole, nil if whole is 0.
-func ratio(part, whole int64) *float64 {
-	if whole == 0 {
-		return nil
-	}
-	return new(float64(part) / float64(whole))
 }
 
 // sessionView is a session without its key, which is a secret to somebody.
@@ -189,8 +176,7 @@ type latencyView struct {
 	Attention float64 `json:"per_million_token_pairs_ms"`
 	Context   float64 `json:"per_1000_context_tokens_ms"`
 	Timings   uint64  `json:"timings"`
-	// Answer is the mean length of an answer.
-	Answer float64 `json:"expected_answer_tokens,omitzero"`
+	Answer    float64 `json:"expected_answer_tokens,omitzero"`
 }
 
 func viewLatency(s *kvscore.Stats) latencyView {

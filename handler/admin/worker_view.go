@@ -17,41 +17,30 @@ import (
 
 // workerView is a worker, as the admin API, the page and the commands show it. What is not known is absent.
 type workerView struct {
-	ID   uint64 `json:"id"`
-	Dial string `json:"dial"`
-	// State is the worker's state in a word or two. Anomalies set it apart from its peers: slow,
-	// failing, cold.
-	State     string   `json:"state"`
-	Anomalies []string `json:"anomalies"`
-	// Look says for the state and each anomaly why, and what to do. It is empty if the worker is well.
-	Look []observe.Warning `json:"needs_look,omitzero"`
-	// Static is whether it is an upstream by the configuration; others come
-	// from a dynamic source, or are not forgotten yet.
-	Static          bool        `json:"static_upstream"`
-	Role            engine.Role `json:"role"`
-	Draining        bool        `json:"draining"`
-	DrainAsked      bool        `json:"drain_by_admin_api"`
-	DrainConfigured bool        `json:"drain_by_config"`
-	// Drained is whether it is draining, and nothing runs on any of its ranks.
-	Drained bool       `json:"drained"`
-	Engine  engineView `json:"engine"`
-	Models  modelsView `json:"models"`
-	Taints  []string   `json:"taints,omitzero"`
-	Health  healthView `json:"health"`
-	// Load, Cache and Prefill are sums over Ranks.
-	Load    loadView             `json:"load"`
-	Cache   cacheView            `json:"cache"`
-	Prefill kvscore.PrefillSpeed `json:"prefill"`
-	// Latency is absent where there are several Ranks, which have their own.
-	Latency *kvscore.Accuracy `json:"latency,omitzero"`
-	Ranks   []rankView        `json:"dp_ranks,omitzero"`
-	// Recent is what happened in the last five minutes.
-	Recent recentView `json:"recent"`
-	// History has the slots of ten seconds.
-	History []pointView `json:"history,omitzero"`
+	ID              uint64               `json:"id"`
+	Dial            string               `json:"dial"`
+	State           string               `json:"state"`
+	Anomalies       []string             `json:"anomalies"`
+	Look            []observe.Warning    `json:"needs_look,omitzero"`
+	Static          bool                 `json:"static_upstream"`
+	Role            engine.Role          `json:"role"`
+	Draining        bool                 `json:"draining"`
+	DrainAsked      bool                 `json:"drain_by_admin_api"`
+	DrainConfigured bool                 `json:"drain_by_config"`
+	Drained         bool                 `json:"drained"`
+	Engine          engineView           `json:"engine"`
+	Models          modelsView           `json:"models"`
+	Taints          []string             `json:"taints,omitzero"`
+	Health          healthView           `json:"health"`
+	Load            loadView             `json:"load"`
+	Cache           cacheView            `json:"cache"`
+	Prefill         kvscore.PrefillSpeed `json:"prefill"`
+	Latency         *kvscore.Accuracy    `json:"latency,omitzero"`
+	Ranks           []rankView           `json:"dp_ranks,omitzero"`
+	Recent          recentView           `json:"recent"`
+	History         []pointView          `json:"history,omitzero"`
 
-	slowness float64 // of prefills, in relation to the prediction; 0 is unknown
-	// KVEvents are those that the router follows, one entry for each publisher.
+	slowness float64      // of prefills, in relation to the prediction; 0 is unknown
 	KVEvents []eventsView `json:"kv_events"`
 }
 
@@ -61,34 +50,23 @@ type modelsView struct {
 }
 
 type healthView struct {
-	// Available is the metric worker_available.
-	Available *bool `json:"available,omitzero"`
-	// Proxy is what Caddy's health checks say, and max_requests.
-	Proxy *bool `json:"proxy_available,omitzero"`
-	// Refusing is whether the last connection to it could not be made, or it does
-	// not answer the router's questions.
-	Refusing *bool `json:"refuses_connections,omitzero"`
-	// Hung is whether nothing comes from it while others make progress.
+	Available         *bool   `json:"available,omitzero"`
+	Proxy             *bool   `json:"proxy_available,omitzero"`
+	Refusing          *bool   `json:"refuses_connections,omitzero"`
 	Hung              bool    `json:"hung"`
 	MarkedDownSeconds float64 `json:"marked_down_seconds"`
 	LetBack           int     `json:"trial_requests,omitzero"`
-	// ErrorRatio is the share of errors and empty answers in the last ones, without
-	// clients' mistakes. ErrorsApart is whether it is far above that of the other workers.
-	ErrorRatio  float64 `json:"error_ratio"`
-	ErrorsApart bool    `json:"errors_apart"`
+	ErrorRatio        float64 `json:"error_ratio"`
+	ErrorsApart       bool    `json:"errors_apart"`
 	worker.HealthState
 }
 
 type loadView struct {
 	kvscore.Booked
-	// Running are inferences; MaxRunning is absent where there is no limit.
-	Running    int64 `json:"running_requests"`
-	MaxRunning int64 `json:"max_running_requests,omitzero"`
-	// LimitSource is where MaxRunning comes from. It is unknown while the option is auto
-	// and the engine reports no limit.
+	Running     int64  `json:"running_requests"`
+	MaxRunning  int64  `json:"max_running_requests,omitzero"`
 	LimitSource string `json:"max_running_from"`
-	// Waiting are the requests that the engine reports as waiting in it.
-	Waiting *int64 `json:"engine_waiting_requests,omitzero"`
+	Waiting     *int64 `json:"engine_waiting_requests,omitzero"`
 }
 
 // cacheView adds shares of the KV cache: what it caches, and what active requests use.
@@ -152,9 +130,9 @@ func viewWorker(p *pool.Pool, w *worker.Worker, t time.Time, proxy map[string]pr
 		},
 		Cache: cacheView{Capacity: capacityOf(p, w, &load)}, Prefill: load.PrefillSpeed,
 		Ranks: ranks, KVEvents: viewEvents(w, t),
-		State: stateOf(w, &health, proxy, load.Requests == 0),
 	}
-	if note := ofState(w, v.State, &health, t); note.Effect != "" {
+	note := stateOf(w, &health, proxy, load.Requests == 0, t)
+	if v.State = note.What; note.Effect != "" {
 		v.Look = append(v.Look, note)
 	}
 	if len(ranks) == 1 {
@@ -232,15 +210,12 @@ const (
 )
 
 type engineView struct {
-	Type    string      `json:"type,omitzero"`
-	Source  string      `json:"source"`
-	Version string      `json:"version,omitzero"`
-	Info    engine.Info `json:"info"`
-	// Contradictions are between Info and the configuration, which counts; null if
-	// the engine has reported nothing.
-	Contradictions []string `json:"contradictions"`
-	// Warnings are settings of the engine that keep the router from routing well.
-	Warnings []observe.Warning `json:"warnings"`
+	Type           string            `json:"type,omitzero"`
+	Source         string            `json:"source"`
+	Version        string            `json:"version,omitzero"`
+	Info           engine.Info       `json:"info"`
+	Contradictions []string          `json:"contradictions"`
+	Warnings       []observe.Warning `json:"warnings"`
 }
 
 func viewEngine(p *pool.Pool, w *worker.Worker) engineView {
@@ -279,16 +254,14 @@ func limitSource(set worker.Settings, limit int64) string {
 type rankView struct {
 	Rank int `json:"dp_rank"`
 	kvscore.Load
-	// EngineLoad is absent if the engine has not reported its load lately.
 	EngineLoad *engineLoadView `json:"engine_load,omitzero"`
 }
 
 type engineLoadView struct {
 	kvscore.EngineLoad
-	WaitingTokens *int64 `json:"waiting_tokens,omitzero"`
-	// External is what other clients than the router have of these requests.
-	External int     `json:"other_clients_requests"`
-	Age      float64 `json:"age_seconds"`
+	WaitingTokens *int64  `json:"waiting_tokens,omitzero"`
+	External      int     `json:"other_clients_requests"`
+	Age           float64 `json:"age_seconds"`
 }
 
 func viewEngineLoad(t time.Time, l *kvscore.Load) *engineLoadView {
