@@ -17,10 +17,9 @@ func (x *Index) Chain(memory []uint64, name uint64) (root uint64, chain []uint64
 	}
 	chain = slices.Grow(memory[:0], n)[:n]
 	for at := last; at != 0; at = x.run(at).up {
-		for i := at.offset(); i >= 0; i-- {
-			n--
-			chain[n] = x.run(at).hashes[i]
-		}
+		k := at.offset() + 1
+		n -= k
+		copy(chain[n:], x.run(at).hashes[:k])
 	}
 	return x.run(last).root, chain
 }
