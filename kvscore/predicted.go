@@ -203,21 +203,22 @@ func (s *Selection) spread() {
 	if s.SharedTokens == 0 {
 		return
 	}
-	block := float64(s.BlockSize)
+	block, held := float64(s.BlockSize), int64(0)
+	for i := range s.Candidates {
+		held = max(held, s.Candidates[i].OverlapTokens)
+	}
+	shared := min(s.SharedTokens, float64(held)) // of text it is estimated
 	var holder *Candidate
 	for i := range s.Candidates {
-		if c := &s.Candidates[i]; float64(c.OverlapTokens)+block >= s.SharedTokens && (holder == nil || c.Cost < holder.Cost) {
+		if c := &s.Candidates[i]; float64(c.OverlapTokens)+block >= shared && (holder == nil || c.Cost < holder.Cost) {
 			holder = c
 		}
-	}
-	if holder == nil {
-		return
 	}
 	load := func(c *Candidate) float64 { return c.Terms.Wait + c.Terms.Decode + c.Terms.Stall }
 	later := float64(s.SharedArrivals) / float64(s.SharedHolders+1) // as many as so far
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		lacks := s.SharedTokens - float64(c.OverlapTokens)
+		lacks := shared - float64(c.OverlapTokens)
 		if lacks <= block || c.RecentWork >= holder.RecentWork {
 			continue
 		}

@@ -76,10 +76,10 @@ func TestTerms(t *testing.T) {
 				second.Stall = 4 * DefaultWeight * (100 - 2*10)
 			},
 		},
-		// One of two later requests comes to it, and gains half of the wait.
+		// One of two later requests comes to it, and gains half of the wait. The prefix is shorter than estimated.
 		"spread": {
 			func(s *Selection, c *Candidate) {
-				s.SharedTokens, s.SharedArrivals, s.SharedHolders = 500, 2, 1
+				s.SharedTokens, s.SharedArrivals, s.SharedHolders = 540, 2, 1
 				c.OverlapTokens, c.WaitTime, c.PrefillTime, c.RecentWork, c.Requests = 500, 40, 10, 1000, 1
 			},
 			func(first, second *Terms) {
