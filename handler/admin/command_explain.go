@@ -96,7 +96,7 @@ func writeCandidates(to io.Writer, list []candidateView, unit string, chosen kvs
 			heads = append(heads, term.Name)
 		}
 	}
-	rows := [][]string{heads}
+	rows := append(make([][]string, 0, 1+len(list)), heads)
 	for i := range list {
 		x := &list[i]
 		cells := []string{"  " + x.Dial, fmt.Sprint(x.OverlapTokens), fmt.Sprint(x.Requests), millis(x.TTFT)}

@@ -2,9 +2,12 @@ package admin
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"net/url"
 	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
@@ -213,4 +216,73 @@ func asClient(r *http.Request, path string) (*http.Request, error) {
 	out.URL, out.RequestURI = u, path
 	// upstreams may have placeholders
 	return caddyhttp.PrepareRequest(out, caddy.NewReplacer(), nil, new(caddyhttp.Server)), nil
+}
+
+// Explainer explains where the requests of one handler would go.
+type Explainer struct {
+	Reader     *plan.Reader
+	Dispatcher *dispatch.Dispatcher
+}
+
+// explainers are those that answer for the pools in use.
+var explainers sync.Map // *pool.Pool -> *Explainer
+
+// joined are all that have joined and not left.
+var joined sync.Map // *Explainer -> nil
+
+// Join makes an explainer answer for its pool, unless another one does. Its configuration may
+// still be rejected.
+func (x *Explainer) Join() {
+	explainers.LoadOrStore(x.Dispatcher.Pool, x)
+	joined.Store(x, nil)
+}
+
+// Lead makes an explainer answer for its pool. Its configuration has begun to serve.
+func (x *Explainer) Lead() { explainers.Store(x.Dispatcher.Pool, x) }
+
+// Leave ends Join and Lead, unless another explainer has taken over.
+func (x *Explainer) Leave() {
+	explainers.CompareAndDelete(x.Dispatcher.Pool, x)
+	joined.Delete(x)
+}
+
+// explainerOf returns the explainer that answers for a pool: that of the handler which led
+// last. It returns nil for a moment when a pool begins or ends.
+func explainerOf(p *pool.Pool) *Explainer {
+	x, _ := explainers.Load(p)
+	explainer, _ := x.(*Explainer)
+	return explainer
+}
+
+// newIn returns where the part of a prompt begins that no candidate has cached, to a block. It is new, or has
+// been evicted. It is nil if there is none, or the place is unknown.
+func newIn(p *plan.Plan, candidates []kvscore.Candidate) *api.Place {
+	held := 0
+	for i := range candidates {
+		held = max(held, candidates[i].HeldBlocks)
+	}
+	if p.Request == nil || held >= len(p.Score.Blocks) {
+		return nil
+	}
+	if p.Request.Kind == api.Tokens {
+		return &api.Place{Token: held * int(p.Score.BlockTokens)}
+	}
+	if p.Body.Buffer == nil || p.Request.Kind != api.Text {
+		return nil
+	}
+	from := held * p.TextBlock
+	return new(api.Find(p.API, p.Body.Buffer.Data, from, from+p.TextBlock))
+}
+
+func difference(n *api.Place) string {
+	where := fmt.Sprintf("byte %d of the prompt", n.Byte)
+	switch {
+	case n.Text == "":
+		return fmt.Sprintf("The first difference to what is cached comes after token %d.", n.Token)
+	case n.Message > 0:
+		where = fmt.Sprintf("byte %d of message %d (%s)", n.Byte, n.Message, n.Role)
+	case n.Role != "":
+		where = fmt.Sprintf("byte %d of the %s", n.Byte, n.Role)
+	}
+	return fmt.Sprintf("The first difference to what is cached comes soon after %s: %q", where, strings.TrimSpace(n.Text))
 }
