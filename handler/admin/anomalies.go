@@ -11,12 +11,18 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 )
 
-// The states that are no reason to look at a worker.
+// The states of a worker.
 const (
-	stateOK       = "ok"
-	stateDraining = "draining"
-	stateDrained  = "drained"
-	stateUntried  = "untried"
+	stateOK          = "ok"
+	stateDraining    = "draining"
+	stateDrained     = "drained"
+	stateAsleep      = "asleep"
+	stateUnreachable = "unreachable"
+	stateHung        = "hung"
+	stateMarked      = "marked down"
+	stateRecovering  = "recovering"
+	stateUnhealthy   = "unhealthy"
+	stateUntried     = "untried"
 )
 
 // stateOf returns a worker's state and, unless it is well, why it is in it and what to do.
@@ -24,7 +30,7 @@ func stateOf(w *worker.Worker, h *worker.HealthState, proxy map[string]proxyStat
 	of, said := proxy[w.Dial]
 	switch {
 	case w.Asleep():
-		note.What = "asleep"
+		note.What = stateAsleep
 	case w.Draining():
 		note = observe.Warning{What: stateDraining, Effect: "The configuration drains it.", Advice: "Remove drain there."}
 		if asked, _ := w.Drains(); asked {
@@ -34,20 +40,20 @@ func stateOf(w *worker.Worker, h *worker.HealthState, proxy map[string]proxyStat
 			note.What = stateDrained
 		}
 	case h.Away:
-		note.What, note.Advice = "unreachable", "Look at the engine, its host and the network."
+		note.What, note.Advice = stateUnreachable, "Look at the engine, its host and the network."
 		note.Effect = "It refuses connections, or does not answer."
 	case w.IsHung():
-		note.What, note.Advice = "hung", "Restart the engine."
+		note.What, note.Advice = stateHung, "Restart the engine."
 		note.Effect = "It has requests and produces no output, while others do."
 		return note
 	case !h.Until.IsZero():
-		note.What, note.Advice = "marked down", "If it goes on, read the engine's log."
+		note.What, note.Advice = stateMarked, "If it goes on, read the engine's log."
 		note.Effect = fmt.Sprintf("It gets no requests for %s.", age(h.Until.Sub(t).Seconds()))
 	case !h.Well:
-		note.What, note.Advice = "recovering", "Nothing. If it goes on, read the engine's log."
+		note.What, note.Advice = stateRecovering, "Nothing. If it goes on, read the engine's log."
 		note.Effect = "It failed, and gets a few requests at a time."
 	case said && !of.healthy:
-		note.What, note.Advice = "unhealthy", "Ask the engine for the path of health_uri."
+		note.What, note.Advice = stateUnhealthy, "Ask the engine for the path of health_uri."
 		note.Effect = "Caddy's health checks have taken it out."
 	case h.Reach == worker.ReachUnknown:
 		note.What = stateUntried

@@ -263,7 +263,7 @@ func TestCommandsAreDocumented(t *testing.T) {
 		name, _, _ := strings.Cut(strings.TrimPrefix(span, "caddy kv-router "), " ")
 		documented[name] = line
 	}
-	compare(t, p.path, "command", mustCode(t).all("handler/admin", `(?:\bcommand\(|\bUse: *|\bdrainCommand\()"(\w+)`), documented)
+	compare(t, p.path, "command", mustCode(t).all("handler/admin", `(?:\bcommand\(|\bUse: *|\b\w+Command\()"(\w+)`), documented)
 }
 
 // pattern returns the expression for a message of the code as documents write it. A
