@@ -204,13 +204,8 @@ type Handler struct { // one field for each option, hence so many
 	// - `auto`: a request that is predicted to cost less time then.
 	// - `always`: each one that can be split.
 	// - `never`: none.
-	// - `isl_bounding`: unless its decode worker lacks less than 2048 tokens and less than 70
-	//   percent of the prompt.
-	// - `prefill_load`: unless more than 8192 tokens wait at the best prefill worker.
-	// - `isl_or_load`: unless either of the last two holds.
 	//
-	// The last three are Dynamo's rules. They part each request whose decode worker has a
-	// nearly full KV cache. Default: `auto`.
+	// Default: `auto`.
 	Split string `json:"split,omitempty"`
 
 	// The reverse proxy that performs the round trips, with all options of Caddy's own
@@ -319,7 +314,7 @@ func (h *Handler) setDefaults() error {
 	}
 	rule := slices.Index(kvscore.PhasesNames[:], cmp.Or(h.Split, kvscore.SplitAuto.String()))
 	if rule < 0 {
-		return fmt.Errorf("split: must be auto, always, never, isl_bounding, prefill_load or isl_or_load, got %q", h.Split)
+		return fmt.Errorf("split: must be auto, always or never, got %q", h.Split)
 	}
 	h.phases = kvscore.SplitRule(rule) //nolint:gosec // it is one of them
 	var err error

@@ -6,36 +6,16 @@ import "time"
 // gets the KV cache from it and decodes the answer. The zero value parts no request.
 type SplitRule uint8
 
-// The rules. The last three are those of Dynamo's conditional disaggregation
-// (lib/kv-router/src/conditional_disagg.rs). With them a request stays whole on its decode worker
-// if the condition holds and the KV cache there is not nearly full.
+// The rules.
 const (
 	SplitNever SplitRule = iota
 	// SplitAuto parts a request if its predicted time is lower then.
 	SplitAuto
 	SplitAlways
-	// SplitISLBounding keeps a request whole if the decode worker lacks less than shortRest
-	// tokens of the prompt, and less than shortShare of it.
-	SplitISLBounding
-	// SplitPrefillLoad keeps a request whole if more than busyPrefill tokens are booked on the
-	// prefill target.
-	SplitPrefillLoad
-	// SplitISLOrLoad keeps a request whole if either of the two does.
-	SplitISLOrLoad
-)
-
-const (
-	shortRest, shortShare = 2048, 0.7
-	// busyPrefill is the usual limit of the prompt tokens in one step of an engine. Dynamo's
-	// own threshold has no default.
-	busyPrefill = 8192
 )
 
 // PhasesNames are the names of the rules in the configuration.
-var PhasesNames = [...]string{
-	SplitNever: "never", SplitAuto: "auto", SplitAlways: "always",
-	SplitISLBounding: "isl_bounding", SplitPrefillLoad: "prefill_load", SplitISLOrLoad: "isl_or_load",
-}
+var PhasesNames = [...]string{SplitNever: "never", SplitAuto: "auto", SplitAlways: "always"}
 
 func (l SplitRule) String() string { return PhasesNames[l] }
 
@@ -74,8 +54,6 @@ type Split struct {
 	// policy's cost of it if that is a time, else Time: it includes the time that other requests
 	// wait for this prefill.
 	Time, Cost float64
-	// Booked are the tokens booked on the prefill target and not yet computed.
-	Booked int64
 }
 
 // Forecast asks the policy for the best of the targets that could prefill a request whose phases
@@ -94,7 +72,7 @@ func (s *Scheduler) Forecast(now time.Time, r *Request, among []TargetRef, p Pol
 	s.snapshot(now, r, among, sel)
 	i := s.choose(now, r, among, p, sel)
 	c := &sel.Candidates[i]
-	a := Split{Rule: phases, Prefill: c.Target, Position: i, Time: c.TTFT(), Booked: c.PrefillTokens}
+	a := Split{Rule: phases, Prefill: c.Target, Position: i, Time: c.TTFT()}
 	if a.Cost = a.Time; c.Terms != (Terms{}) {
 		a.Cost = max(a.Time, c.Cost-c.Terms.Decode) // the answer is generated elsewhere
 	}
@@ -133,33 +111,12 @@ func (s *Scheduler) part(now time.Time, r *Request, sel *Selection) {
 		}
 		switch c.way {
 		case EitherWay:
-			c.Split = a.parts(sel, c)
+			c.Split = a.Rule == SplitAlways || c.SplitTime < c.WaitTime+c.PrefillTime+c.stall(sel)
 		case OnlySplit:
 			c.Split = true
 		case OnlyWhole:
 		}
 	}
-}
-
-// parts says whether the rule parts the request if it is decoded on a candidate.
-func (a *Split) parts(s *Selection, c *Candidate) bool {
-	lacks := float64(s.Tokens - c.OverlapTokens)
-	short := lacks < shortRest && lacks/max(1, float64(s.Tokens)) < shortShare
-	busy := a.Booked > busyPrefill
-	switch a.Rule {
-	case SplitAlways:
-		return true
-	case SplitAuto:
-		return c.SplitTime < c.WaitTime+c.PrefillTime+c.stall(s)
-	case SplitISLBounding:
-		return !short || c.MemoryUse > fullMemory
-	case SplitPrefillLoad:
-		return !busy || c.MemoryUse > fullMemory
-	case SplitISLOrLoad:
-		return !short && !busy || c.MemoryUse > fullMemory
-	case SplitNever:
-	}
-	return false
 }
 
 // stall returns the weighted time that a prefill on the candidate delays the answers which it

@@ -36,30 +36,6 @@ func (p *pair) ahead(now time.Time, r *Request) *Lease {
 	return l
 }
 
-func TestRulesOfPhases(t *testing.T) {
-	const yes, no = true, false
-	for name, c := range map[string]struct {
-		tokens, held, booked int64
-		use                  float64
-		want                 map[SplitRule]bool
-	}{
-		"long and fresh":     {5000, 0, 0, 0, map[SplitRule]bool{SplitAlways: yes, SplitISLBounding: yes, SplitPrefillLoad: yes, SplitISLOrLoad: yes}},
-		"short":              {2047, 700, 0, 0, map[SplitRule]bool{SplitAlways: yes, SplitISLBounding: no, SplitPrefillLoad: yes, SplitISLOrLoad: no}},
-		"short, all of it":   {2000, 600, 0, 0, map[SplitRule]bool{SplitISLBounding: yes}},
-		"a long rest":        {9000, 6952, 0, 0, map[SplitRule]bool{SplitISLBounding: yes, SplitISLOrLoad: yes}},
-		"prefill is busy":    {5000, 0, 8193, 0, map[SplitRule]bool{SplitAlways: yes, SplitISLBounding: yes, SplitPrefillLoad: no, SplitISLOrLoad: no}},
-		"prefill is at 8192": {5000, 0, 8192, 0, map[SplitRule]bool{SplitPrefillLoad: yes}},
-		"decode is full":     {2000, 1000, 9000, 0.95, map[SplitRule]bool{SplitISLBounding: yes, SplitPrefillLoad: yes, SplitISLOrLoad: yes}},
-	} {
-		for phases, want := range c.want {
-			a, s := Split{Rule: phases, Booked: c.booked}, &Selection{Tokens: c.tokens}
-			if got := a.parts(s, &Candidate{OverlapTokens: c.held, MemoryUse: c.use}); got != want {
-				t.Errorf("%s: %v parts it: %v", name, phases, got)
-			}
-		}
-	}
-}
-
 // TestSplitIfThatIsSooner compares the times of both ways, with priorTimes.
 func TestSplitIfThatIsSooner(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -103,7 +79,7 @@ func TestSplitIfThatIsSooner(t *testing.T) {
 
 // TestDynamoChoosesDecodeTargets looks at the options with which Dynamo chooses them.
 func TestDynamoChoosesDecodeTargets(t *testing.T) {
-	for phases, want := range map[SplitRule]float64{SplitNever: (320+160)/16 - 4 + 30 + 7, SplitISLBounding: 50 + 10, SplitAlways: 50 + 10} {
+	for phases, want := range map[SplitRule]float64{SplitNever: (320+160)/16 - 4 + 30 + 7, SplitAuto: 50 + 10, SplitAlways: 50 + 10} {
 		s := &Selection{Tokens: 160, BlockSize: 16, Rand: seeded(1), Split: Split{Rule: phases}, Candidates: []Candidate{
 			{OverlapBlocks: 4, PrefillTokens: 320, PromptBlocks: 30, UnsharedBlocks: 50, RequestBlocks: 10, SharedBlocks: 3},
 		}}

@@ -92,7 +92,7 @@ func TestBadSettingsAreRefused(t *testing.T) {
 		{"ClassTTFTFromNowhere", "kv_router a:1 {\nclass default {\nttft {a}{b}\n}\n}", "class default: ttft: must be a duration, or a placeholder"},
 		{"KeyWithoutName", "kv_router a:1 {\naffinity {\nkey header:\n}\n}", "header:"},
 		{"AffinityMode", "kv_router a:1 {\naffinity {\nmode firm\n}\n}", "affinity mode: must be soft, hard or off"},
-		{"Split", "kv_router a:1 {\nsplit sometimes\n}", `split: must be auto, always, never, isl_bounding, prefill_load or isl_or_load, got "sometimes"`},
+		{"Split", "kv_router a:1 {\nsplit sometimes\n}", `split: must be auto, always or never, got "sometimes"`},
 		{"NegativeScale", "kv_router a:1 {\npolicy dynamo {\nprefill_load_scale -1\n}\n}", "prefill_load_scale"},
 		{"NotANumber", "kv_router a:1 {\npolicy dynamo {\ntemperature NaN\n}\n}", "temperature"},
 		{"LoadFactorBelowOne", "kv_router a:1 {\npolicy prefix_hash {\nload_factor 0.9\n}\n}", "load_factor"},

@@ -10,8 +10,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/sim"
 )
 
-// rules are how requests are split; the last one is the router's own.
-var rules = []kvscore.SplitRule{kvscore.SplitAlways, kvscore.SplitISLBounding, kvscore.SplitPrefillLoad, kvscore.SplitISLOrLoad, kvscore.SplitAuto}
+// rules are how requests are split; the last one is the default.
+var rules = []kvscore.SplitRule{kvscore.SplitAlways, kvscore.SplitAuto}
 
 // splits are the numbers of prefill workers of eight, and transfers the speeds between them and the others in GB/s.
 var (
