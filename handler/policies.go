@@ -85,8 +85,8 @@ func newPredictedLatency() *PredictedLatency {
 
 // Provision checks the options.
 func (p *PredictedLatency) Provision(caddy.Context) error {
-	if !(p.Weight >= 0 && p.Weight <= 10) {
-		return fmt.Errorf("policy predicted_latency: weight: must be from 0 to 10, got %v", p.Weight)
+	if !(p.Weight >= 0 && p.Weight <= 1000) {
+		return fmt.Errorf("policy predicted_latency: weight: must be from 0 to 1000, got %v", p.Weight)
 	}
 	return nil
 }

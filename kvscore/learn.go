@@ -167,7 +167,7 @@ func (r *errorRing) quantiles() (median, p90 float64, n int) {
 func (s *Scheduler) describe(now time.Time, r *Request, sel *Selection) {
 	sel.Latency = s.latency.latency()
 	sel.ArrivalRate = s.traffic.rate(now) / float64(max(1, len(s.targets)))
-	sel.ExpectedAnswer = s.traffic.answer
+	sel.ExpectedAnswer, sel.MeanAnswer = s.traffic.answer, s.traffic.answer
 	sel.Met = min(1, s.routers.unseen)
 	if r.ExpectedTokens > 0 {
 		sel.ExpectedAnswer = float64(r.ExpectedTokens)

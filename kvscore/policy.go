@@ -91,8 +91,8 @@ type Selection struct {
 	// targets that hold the prefix.
 	SharedTokens                  float64
 	SharedArrivals, SharedHolders int
-	// ExpectedAnswer is the expected length of the answer, in tokens.
-	ExpectedAnswer float64
+	// ExpectedAnswer is the expected length of the answer, MeanAnswer that of recent answers, in tokens.
+	ExpectedAnswer, MeanAnswer float64
 	// ArrivalRate is how many requests per millisecond come to a target, on average of all targets
 	// and recent minutes.
 	ArrivalRate float64

@@ -6,15 +6,16 @@ package kvscore
 //
 // The scheduler learns prefill times from first tokens: see [Latency].
 type PredictedLatency struct {
-	// Weight is how many milliseconds of time to the first token a millisecond between tokens is
-	// worth. 0 counts first tokens only, 1 the time to the end of answers. Default: 0.1.
+	// Weight is how many milliseconds of time to the first token a millisecond between the tokens of
+	// an answer is worth. Answers of fewer tokens count with their time to the end. 0 counts first
+	// tokens only. Default: 10.
 	Weight float64 `json:"weight"`
 
 	ties Ties
 }
 
 // DefaultWeight is the default of PredictedLatency.Weight.
-const DefaultWeight = 0.1
+const DefaultWeight = 10
 
 // NewPredictedLatency returns the policy with its defaults.
 func NewPredictedLatency() *PredictedLatency { return &PredictedLatency{Weight: DefaultWeight} }
@@ -110,15 +111,15 @@ type weights struct {
 	wait, prefill float64 // 1 without priority and overrides
 	credit        float64 // the share of the cached tokens that counts
 	rate, queue   float64 // delayed requests: for each ms of the prefill, and for each one that waits
-	between       float64 // weight of times between tokens
-	own           float64 // time of the answer on an idle target of usual speed, in ms
-	added         float64 // by the answer to the steps of each active request, in ms
+	between       float64 // weight of a time by which an active answer is delayed
+	own           float64 // weighted time of the answer on an idle target of usual speed, in ms
+	added         float64 // weighted time that the answer adds to each active one, in ms
 	leave         float64
 }
 
 func (p *PredictedLatency) weigh(s *Selection) weights {
 	w := weights{
-		wait: 1, prefill: 1, credit: 1, between: p.Weight,
+		wait: 1, prefill: 1, credit: 1, between: p.share(s.MeanAnswer),
 		rate: s.ArrivalRate, queue: delayQueue,
 	}
 	switch {
@@ -129,13 +130,17 @@ func (p *PredictedLatency) weigh(s *Selection) weights {
 	}
 	w.override(s)
 	answer := s.ExpectedAnswer
-	w.own = answer * (s.Latency.Fixed + s.Latency.Token)
-	w.added = answer * (s.Latency.Token + s.Latency.Context*(float64(s.Tokens)+answer/2))
+	w.own = p.share(answer) * answer * (s.Latency.Fixed + s.Latency.Token)
+	w.added = w.between * answer * (s.Latency.Token + s.Latency.Context*(float64(s.Tokens)+answer/2))
 	if s.Home >= 0 {
 		w.leave = leavePrice * s.Latency.Prefill(s.Candidates[s.Home].OverlapTokens, 0, 0)
 	}
 	return w
 }
+
+// share returns the weight of a time by which an answer is delayed. That time adds as much between its
+// tokens, divided by their number.
+func (p *PredictedLatency) share(answer float64) float64 { return min(1, p.Weight/max(1, answer)) }
 
 // override applies the request's [Override] to the weights.
 func (w *weights) override(s *Selection) {
@@ -172,7 +177,7 @@ func (w *weights) cost(s *Selection, i int) {
 		// Requests that wait here now will generate while this prefill runs.
 		t.Stall = w.between * float64(c.Requests) * work
 	}
-	t.Decode = w.between * c.certainSlowness() * (w.own + float64(c.Requests)*w.added)
+	t.Decode = c.certainSlowness() * (w.own + float64(c.Requests)*w.added)
 	if s.Home >= 0 && i != s.Home {
 		t.Leave = w.leave
 	}

@@ -6,10 +6,10 @@ import (
 )
 
 // three returns a selection among three candidates that are alike, for a prompt of
-// 1,000 tokens, with no request waiting.
+// 1,000 tokens, with no request waiting. Answers are ten times as long as DefaultWeight.
 func three() *Selection {
 	s := &Selection{
-		Tokens: 1000, BlockSize: 16, Rand: seeded(1), Home: -1,
+		Tokens: 1000, BlockSize: 16, Rand: seeded(1), Home: -1, MeanAnswer: 10 * DefaultWeight,
 		Latency: Latency{Fixed: 10, Token: 0.1, Attention: 1e-6, Context: 1e-4},
 	}
 	for i := range 3 {
@@ -21,7 +21,7 @@ func three() *Selection {
 // idleTerms are the terms of each candidate of three, busyTerms those of one with a request.
 var (
 	idleTerms = Terms{Prefill: 100}
-	busyTerms = Terms{Prefill: 100, Stall: DefaultWeight * (100 - 10)}
+	busyTerms = Terms{Prefill: 100, Stall: 0.1 * (100 - 10)}
 )
 
 func (t Terms) near(o Terms) bool {
@@ -42,7 +42,7 @@ func pointer[T any](v T) *T { return &v }
 // what Terms and the constants say, all in milliseconds.
 func TestTerms(t *testing.T) {
 	// an answer of 200 tokens behind 1,000: alone, and what it adds to another one
-	const own, added = 200 * (10 + 0.1), 200 * (0.1 + 1e-4*(1000+100))
+	const own, added = DefaultWeight * (10 + 0.1), 0.1 * 200 * (0.1 + 1e-4*(1000+100))
 	// what a home with 800 tokens of the prompt would have to compute
 	const held = 10 + 800*0.1 + 1e-6*800*400
 	for name, tc := range map[string]struct {
@@ -61,7 +61,7 @@ func TestTerms(t *testing.T) {
 		"delay by requests that wait there": {
 			func(_ *Selection, c *Candidate) { c.Awaiting, c.Requests = 3, 3 },
 			func(_, second *Terms) {
-				second.Delay, second.Stall = (100-10)*3*delayQueue, 3*DefaultWeight*(100-10)
+				second.Delay, second.Stall = (100-10)*3*delayQueue, 3*0.1*(100-10)
 			},
 		},
 		// 5 requests per second come to a target
@@ -72,8 +72,15 @@ func TestTerms(t *testing.T) {
 		"decode": {
 			func(s *Selection, c *Candidate) { s.ExpectedAnswer, c.Requests, c.Slowness = 200, 4, 2 },
 			func(first, second *Terms) {
-				first.Decode, second.Decode = DefaultWeight*own, DefaultWeight*2/noise*(own+4*added)
-				second.Stall = 4 * DefaultWeight * (100 - 2*10)
+				first.Decode, second.Decode = own, 2/noise*(own+4*added)
+				second.Stall = 4 * 0.1 * (100 - 2*10)
+			},
+		},
+		"short answers count in full": {
+			func(s *Selection, c *Candidate) { s.ExpectedAnswer, s.MeanAnswer, c.Requests = 4, 4, 1 },
+			func(first, second *Terms) {
+				first.Decode = 4 * (10 + 0.1)
+				second.Decode, second.Stall = first.Decode+4*(0.1+1e-4*(1000+2)), 100-10
 			},
 		},
 		// One of two later requests comes to it, and gains half of the wait. The prefix is shorter than estimated.
@@ -147,9 +154,9 @@ func TestTerms(t *testing.T) {
 				s.ExpectedAnswer, c.Requests, c.WaitTime, c.Awaiting = 200, 4, 70, 1
 			},
 			func(first, second *Terms) {
-				*first = Terms{Prefill: 300, Decode: DefaultWeight * own}
+				*first = Terms{Prefill: 300, Decode: own}
 				*second = Terms{
-					Wait: 210, Prefill: 300, Delay: 3 * (100 - 10) * delayQueue, Decode: DefaultWeight * (own + 4*added), Stall: 4 * DefaultWeight * (100 - 10),
+					Wait: 210, Prefill: 300, Delay: 3 * (100 - 10) * delayQueue, Decode: own + 4*added, Stall: 4 * 0.1 * (100 - 10),
 				}
 			},
 		},
