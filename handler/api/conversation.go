@@ -11,7 +11,7 @@ import (
 // bytes, so no text contains them:
 //
 //	for each message: markMessage role markSep content tool calls
-//	for each tool:    markTool name markSep description markSep parameters
+//	for each tool:    markTool name markSep description markSep parameters, and markSep strict if it has that
 //	content:          text, and markMedia + 16 bytes for each other part
 //	each tool call:   markCall name markSep arguments
 //
@@ -204,11 +204,11 @@ func (c *conversation) tools(v rawjson.Span) {
 }
 
 func (c *conversation) tool(v rawjson.Span) {
-	var kind, name, description, parameters, wrapped rawjson.Span
+	var kind, name, description, parameters, strict, wrapped rawjson.Span
 	read := func(v rawjson.Span) {
 		v.Read(c.b, rawjson.To("name", &name), rawjson.To("description", &description),
 			rawjson.To("parameters", &parameters), rawjson.To("input_schema", &parameters), rawjson.To("format", &parameters),
-			rawjson.To("type", &kind), rawjson.To("function", &wrapped), rawjson.To("custom", &wrapped))
+			rawjson.To("strict", &strict), rawjson.To("type", &kind), rawjson.To("function", &wrapped), rawjson.To("custom", &wrapped))
 	}
 	read(v)
 	raw, _ := kind.Str(c.b)
@@ -221,7 +221,7 @@ func (c *conversation) tool(v rawjson.Span) {
 		return
 	}
 	if wrapped.First(c.b) == '{' {
-		name, description, parameters = rawjson.Span{}, rawjson.Span{}, rawjson.Span{}
+		name, description, parameters, strict = rawjson.Span{}, rawjson.Span{}, rawjson.Span{}, rawjson.Span{}
 		read(wrapped)
 	}
 	raw, _ = name.Str(c.b)
@@ -232,6 +232,10 @@ func (c *conversation) tool(v rawjson.Span) {
 	c.h.addByte(markSep)
 	if parameters.HasContent(c.b) {
 		c.h.addJSON(parameters.Of(c.b))
+	}
+	if strict.HasContent(c.b) {
+		c.h.addByte(markSep)
+		c.h.addJSON(strict.Of(c.b))
 	}
 }
 

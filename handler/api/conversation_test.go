@@ -35,11 +35,16 @@ func TestToolsThroughAllAPIs(t *testing.T) {
 	user := `"messages":[{"role":"user","content":"hello"}]`
 	same(t, map[string]API{
 		`{"tools":[{"type":"function","function":{"name":"w","description":"the weather","parameters":{"type":"object"}}}],` + user + `}`:                         chat{},
-		`{"tools":[{"function":{"parameters":{ "type" : "object" },"strict":true,"description":"the we\u0061ther","name":"w"}}],` + user + `}`:                    chat{},
+		`{"tools":[{"function":{"parameters":{ "type" : "object" },"strict":null,"description":"the we\u0061ther","name":"w"}}],` + user + `}`:                    chat{},
 		`{"functions":[{"name":"w","description":"the weather","parameters":{"type":"object"}}],` + user + `}`:                                                    chat{},
 		`{"tools":[{"name":"w","description":"the weather","input_schema":{"type":"object"}}],` + user + `}`:                                                      messages{},
 		`{"tools":[{"type":"custom","name":"w","cache_control":{"type":"ephemeral"},"description":"the weather","input_schema":{"type":"object"}}],` + user + `}`: messages{},
 		`{"tools":[{"type":"function","name":"w","description":"the weather","parameters":{"ty\u0070e":"object"}}],"input":"hello"}`:                              responses{},
+	})
+	same(t, map[string]API{ // templates write strict
+		`{"tools":[{"type":"function","function":{"name":"w","parameters":{"type":"object"},"strict":false}}],` + user + `}`: chat{},
+		`{"tools":[{"name":"w","input_schema":{"type":"object"},"strict":false}],` + user + `}`:                              messages{},
+		`{"tools":[{"type":"function","strict":false,"name":"w","parameters":{"type":"object"}}],"input":"hello"}`:           responses{},
 	})
 	same(t, map[string]API{ // of servers' tools a moved breakpoint does not count
 		`{"tools":[{"type":"web_search_20250305","name":"web_search","max_uses":5}],` + user + `}`:                                       messages{},

@@ -42,6 +42,9 @@ func TestToolsAndSystemAgreeTogetherOrNotAtAll(t *testing.T) {
 	if n := common(t, chat{}, base, strings.Replace(base, `"description"`, `"parameters":{"type":"object"},"description"`, 1)); n != 0 {
 		t.Errorf("%d blocks are shared with a tool that has other parameters", n)
 	}
+	if n := common(t, chat{}, base, strings.Replace(base, `"description"`, `"strict":false,"description"`, 1)); n != 0 {
+		t.Errorf("%d blocks are shared with a tool that is strict or not", n)
+	}
 	// Without the head's key, each is what it begins with: the system prompt, then the tools.
 	plain := func(body string) []uint64 {
 		r := mustParse(t, chat{}, body)
