@@ -276,9 +276,6 @@ func (v *View) onItsWay(s *Slot, hitsInFlight bool) (n int) {
 	return n
 }
 
-// border is how many token blocks may be uncertain where a text ends that is known.
-const border = 2
-
 // look returns what was looked up for a feed, nil if the feed says nothing of the prompt.
 func (v *View) look(f *Feed) (*look, *FeedInfo) {
 	if f == nil || v.n == 0 {
@@ -323,11 +320,8 @@ func (v *View) reported(s *Slot, o *Overlap) {
 	knowledge := info.Knowledge
 	known := int64(l.n)
 	switch {
-	case l.isText && (l.known == 0 || held >= known && o.Held > l.known && o.Tokens > (known+border)*size):
+	case l.isText && (l.known == 0 || held >= known && o.Held > l.known && o.Tokens > known*size):
 		return // what is behind may be on its way: the approximate model knows better
-	case l.isText && held >= known && o.Held >= l.known:
-		more := min(max(0, o.Tokens/size-held), border)
-		device, held = device+more, held+more
 	case l.known > 0:
 		soon := known * int64(min(v.onItsWay(s, info.HitsInFlight), l.known)) / int64(l.known)
 		if !l.isText { // its length is known

@@ -29,7 +29,7 @@ func (m *Map) Learn(t *Text, past float64, tokens []uint64, count int64) {
 			r = m.split(r, k, common, t)
 		}
 		if r.certain > int32(common) { //nolint:gosec // a number of blocks
-			if r.certain > int32(common)+1 && (n < len(t.Blocks) || common < len(tokens)) { //nolint:gosec // as above
+			if r.certain > int32(common)+2 && (n < len(t.Blocks) || common < len(tokens)) { //nolint:gosec // as above
 				m.contrary++
 			}
 			r.certain = int32(common) //nolint:gosec // as above
@@ -38,15 +38,14 @@ func (m *Map) Learn(t *Text, past float64, tokens []uint64, count int64) {
 		up = r
 	}
 	end := int32(max(0, float64(count)-past*t.Weights.Mean(t.Blocks))) //nolint:gosec // a prompt's length
-	certain := max(0, min((end-borderTokens)/int32(t.BlockTokens), int32(len(tokens))))
 	if n < len(t.Blocks) {
-		m.grow(up, t, n, tokens, common, certain, end)
+		m.grow(up, t, n, tokens, common, end)
 	} else if up.end = end; common < len(tokens) && up.kids == 0 { // the same text, and other tokens or more
 		up.base = min(up.base, int32(common)) //nolint:gosec // as above
 		own := tokens[up.base:]
 		m.use(8 * (len(own) - cap(up.tokens)))
 		up.tokens = append(make([]uint64, 0, len(own)), own...)
-		up.certain, up.parted = certain, false
+		up.certain = int32(len(tokens)) //nolint:gosec // as above
 	}
 	m.shrink(learnWork)
 }
@@ -56,16 +55,13 @@ const learnWork = 4096
 
 // grow adds the rest of a text from block n on, of whose token blocks the first common are those
 // of the run above.
-func (m *Map) grow(up *run, t *Text, n int, tokens []uint64, common int, certain, end int32) {
+func (m *Map) grow(up *run, t *Text, n int, tokens []uint64, common int, end int32) {
 	if up != nil {
-		if !up.parted || up.certain > int32(common) { //nolint:gosec // a number of blocks
-			up.certain, up.parted = int32(common), true //nolint:gosec // as above
-		}
 		up.kids++
 	}
 	r := &run{
 		text: append([]uint64(nil), t.Blocks[n:]...), tokens: append([]uint64(nil), tokens[common:]...),
-		up: up, root: t.Root, base: int32(common), certain: certain, end: max(end, 0), //nolint:gosec // as above
+		up: up, root: t.Root, base: int32(common), certain: int32(len(tokens)), end: end, //nolint:gosec // a number of blocks
 	}
 	m.add(r)
 }
@@ -82,11 +78,8 @@ func (m *Map) add(r *run) {
 // gets the token blocks that a text has in common which ends or parts there.
 func (m *Map) split(low *run, k, common int, t *Text) *run {
 	at := low.within(t, k)
-	before, all := low.before(), t.Weights.Sum(low.text)
-	end := before
-	if all > 0 {
-		end += int32(float64(low.end-before) * float64(t.Weights.Sum(low.text[:k])) / float64(all))
-	}
+	before, size := low.before(), int32(t.BlockTokens) //nolint:gosec // a block has thousands of tokens at most
+	end := max(before, int32(common)*size+(size-(low.end-before)/int32(len(low.text)))/2)
 	certain := int32(common) //nolint:gosec // a number of blocks
 	if certain > low.base {
 		at = certain
@@ -96,7 +89,7 @@ func (m *Map) split(low *run, k, common int, t *Text) *run {
 	cut := at - low.base
 	up := &run{
 		text: append([]uint64(nil), low.text[:k]...), tokens: append([]uint64(nil), low.tokens[:cut]...),
-		up: low.up, root: low.root, base: low.base, certain: certain, parted: true, end: end, kids: 1,
+		up: low.up, root: low.root, base: low.base, certain: certain, end: end, kids: 1,
 	}
 	low.text, low.tokens = append([]uint64(nil), low.text[k:]...), append([]uint64(nil), low.tokens[cut:]...)
 	low.up, low.base = up, at

@@ -102,13 +102,14 @@ func (m *Map) check(t *testing.T) {
 }
 
 // TestFoundBlocksAreTheTexts holds conversations that branch anywhere, also within a block and within a
-// token. What the map finds of a text are its own token blocks, but for a few at the end.
+// token. What the map finds of a text are the token blocks that it shares with texts before, but for a few at
+// the end.
 func TestFoundBlocksAreTheTexts(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	m := New(1 << 30)
 	var past []*prompt
 	found, known, wrong, worst := 0, 0, 0, 0
-	for i := range 3000 {
+	for i := range 1000 {
 		var text []byte
 		if len(past) > 0 && rnd.IntN(10) > 0 {
 			text = past[rnd.IntN(len(past))].bytes
@@ -139,7 +140,7 @@ func TestFoundBlocksAreTheTexts(t *testing.T) {
 		past = append(past, p)
 	}
 	t.Logf("of %d blocks, %d are found; %d are not the text's, at most %d at once", known, found, wrong, worst)
-	if found*100 < known*95 || wrong*200 > known || worst > 3 {
+	if (known-found+wrong)*50 > known || worst > 2 {
 		t.Error("too few are right")
 	}
 }
@@ -160,8 +161,9 @@ func TestWrongLessonsAreReplaced(t *testing.T) {
 		m.check(t)
 		next := promptOf(1, append(slices.Clip(p.bytes), letters(rnd, 300)...))
 		for _, q := range []*prompt{p, next} {
-			if got := m.find(q); approx.Common(got, q.tokens) != len(got) {
-				t.Fatalf("%d blocks, of which %d are right", len(got), approx.Common(got, q.tokens))
+			got := m.find(q)
+			if right := approx.Common(got, q.tokens); right < len(got)-1 || q == p && right < len(got) { // what follows may change the last token
+				t.Fatalf("%d blocks, of which %d are right", len(got), right)
 			}
 			q.learn(m)
 		}

@@ -15,7 +15,9 @@
 // # Borders
 //
 // Blocks of tokens do not end where blocks of text end. As soon as two texts have parted somewhere, it
-// is known how many token blocks are certain there: as many as both have in common. Until then it is estimated from the engine's counts of tokens, less a margin.
+// is known how many token blocks are certain there: as many as both have in common. Until then the
+// engine's counts of tokens are divided among the text blocks, and a text counts as parting in the middle
+// of one.
 //
 // # Memory
 //
@@ -53,9 +55,9 @@ type run struct {
 	up     *run // nil at the top
 	root   uint64
 	base   int32
-	// certain is how many token blocks every text begins with that has all of the run's text.
+	// certain is how many token blocks all texts begin with that have all of the run's text, as far as the
+	// map has seen them.
 	certain int32
-	parted  bool  // certain was seen, and is no estimate
 	end     int32 // tokens up to the end of the text, about
 	kids    int32
 	place   int32 // in the list
@@ -110,9 +112,9 @@ func (m *Map) Size() Size {
 	return Size{m.bytes, m.contrary}
 }
 
-// Find appends to dst the token blocks with which every text certainly begins that begins as t. They come in
-// pieces, which do not change. It also returns how many there are, and the number of text blocks that
-// the map knows.
+// Find appends to dst the token blocks with which texts begin that begin as t. Where no text has parted before,
+// it can be one or two blocks off. The blocks come in pieces, which do not change. Find also returns how many
+// there are, and the number of text blocks that the map knows.
 func (m *Map) Find(t *Text, dst [][]uint64) (pieces [][]uint64, certain, n int) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -156,14 +158,9 @@ func (r *run) within(t *Text, k int) int32 {
 	if all == 0 {
 		return r.base
 	}
-	at := length * float64(first) / float64(all)
-	margin := borderTokens + min(at, length-at)/marginShare
-	return min(max(r.base, int32((start+at-margin)/float64(t.BlockTokens))), r.base+int32(len(r.tokens))) //nolint:gosec // a number of blocks
+	at := length*float64(first)/float64(all) + length/float64(len(r.text))/2
+	return min(max(r.base, int32((start+at)/float64(t.BlockTokens))), r.base+int32(len(r.tokens))) //nolint:gosec // a number of blocks
 }
-
-// A border that is estimated has a margin of some tokens, and of a share of the distance to the
-// nearest place with a count.
-const borderTokens, marginShare = 4, 16
 
 // appendTo appends the first n token blocks of those up to the end of the run.
 func (r *run) appendTo(dst [][]uint64, n int) [][]uint64 {
