@@ -10,7 +10,6 @@ type drains struct {
 	version atomic.Uint64 // counts the calls of all routers' admin APIs that began or ended a drain
 }
 
-// set sets or clears a reason.
 func (d *drains) set(reason uint32, is bool) {
 	if is {
 		d.reasons.Or(reason)
@@ -71,7 +70,6 @@ func (d *drains) FollowDrain(drains bool, version uint64) (changed bool) {
 	return d.setDrain(drains)
 }
 
-// setDrain begins or ends the admin API's wish that the worker drains.
 func (d *drains) setDrain(drains bool) (changed bool) {
 	if drains {
 		return d.reasons.Or(drainAsked)&drainAsked == 0

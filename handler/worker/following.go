@@ -36,8 +36,11 @@ type Follower struct {
 // replays bounds the replays of all streams of the process, each of which takes memory.
 var replays = make(chan struct{}, 8)
 
-// follow is [Worker.Follow], of the worker with an id.
-func (s *subscription) follow(id uint64, from []Publisher, why error, of events.Engine, by *Follower) (run func()) {
+// Follow begins, changes or ends the subscription to the worker's KV events. It returns what follows them
+// until the subscription ends, nil if nothing has to begin. If the engine publishes but there is nowhere to
+// follow it from, why is the reason.
+func (w *Worker) Follow(from []Publisher, why error, of events.Engine, by *Follower) (run func()) {
+	s := &w.subscription
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.why = why
@@ -53,7 +56,10 @@ func (s *subscription) follow(id uint64, from []Publisher, why error, of events.
 		return nil
 	}
 	s.from, s.engine = from, of
-	return s.start(id, by)
+	if run = s.start(w.ID, by); run != nil {
+		w.check.reset()
+	}
+	return run
 }
 
 // start makes the streams. The lock is held.
@@ -100,8 +106,9 @@ func (s *subscription) doubt(doubted bool) {
 	}
 }
 
-// resync forgets what the worker's events said, and asks for them again.
-func (s *subscription) resync() {
+// again forgets what the worker's events said, and asks for them again.
+func (s *subscription) again() {
+	s.doubt(false)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, stream := range s.streams {

@@ -11,12 +11,13 @@ type probing struct {
 	source  atomic.Uint64 // the prober that last had the worker from a dynamic source
 	refused atomic.Bool   // it refused to list its models, for want of a key
 
+	silent atomic.Int32 // questions what its engine is, in a row, without an answer
+
 	mu       sync.Mutex
 	underWay bool
 	last     time.Time // the last probe
 	listed   time.Time // when it was last asked which models it serves
 	next     time.Time // when it is asked again what its engine is
-	silent   int       // such questions in a row without an answer
 	changed  time.Time // when the start that the engine reports last changed
 }
 
@@ -92,11 +93,7 @@ func (q *probing) ClaimDetection(t time.Time) bool {
 }
 
 // IsSilent returns whether the last two such questions had no answer.
-func (q *probing) IsSilent() bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.silent > 1
-}
+func (q *probing) IsSilent() bool { return q.silent.Load() > 1 }
 
 // Detected records whether such a question had an answer. A silent worker is asked less and
 // less often.
@@ -104,11 +101,11 @@ func (q *probing) Detected(t time.Time, did bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if did {
-		q.silent, q.next = 0, t.Add(askedAgain)
+		q.silent.Store(0)
+		q.next = t.Add(askedAgain)
 		return
 	}
-	q.next = t.Add(min(ProbeEvery<<min(q.silent, 8), AskedLess))
-	q.silent++
+	q.next = t.Add(min(ProbeEvery<<min(q.silent.Add(1)-1, 8), AskedLess))
 }
 
 // StartChanged returns whether the engine has restarted, as what it reports of its start shows.

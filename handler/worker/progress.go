@@ -49,13 +49,11 @@ func (a *Attempt) Progress(t time.Time) {
 	}
 }
 
+// canceled is the move of an attempt that was canceled to move.
+var canceled = new(Move)
+
 // MayMove lets the attempt move to another worker. The caller then sends it.
-func (a *Attempt) MayMove(m *Move) {
-	f := &a.Worker.progress
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	a.move = m
-}
+func (a *Attempt) MayMove(m *Move) { a.move.CompareAndSwap(nil, m) }
 
 // Arrived records that the attempt has its header, or failed before it. See Stay.
 func (a *Attempt) Arrived() (moved bool) {
@@ -65,55 +63,35 @@ func (a *Attempt) Arrived() (moved bool) {
 
 // Stay records that the attempt cannot move any more. It returns whether it was canceled to move.
 func (a *Attempt) Stay() (moved bool) {
-	f := &a.Worker.progress
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	a.move = nil
-	return a.moved
+	a.move.CompareAndSwap(a.Movable(), nil)
+	return a.Moved()
 }
 
 // Moved returns whether the attempt was canceled to move.
-func (a *Attempt) Moved() bool { return a.moved }
+func (a *Attempt) Moved() bool { return a.move.Load() == canceled }
 
 // Movable returns how the attempt can move, nil if it cannot.
 func (a *Attempt) Movable() *Move {
-	f := &a.Worker.progress
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return a.move
+	if m := a.move.Load(); m != canceled {
+		return m
+	}
+	return nil
 }
 
 // Cancel cancels the attempt so that it moves, unless it cannot move any more.
 func (a *Attempt) Cancel(drained bool) {
-	f := &a.Worker.progress
-	f.mu.Lock()
-	m := a.move
-	a.move, a.moved = nil, a.moved || m != nil
-	f.mu.Unlock()
-	if m != nil {
+	if m := a.Movable(); m != nil && a.move.CompareAndSwap(m, canceled) {
 		m.Cancel(drained)
 	}
 }
 
 // MayEnd lets the attempt be ended with an error if it cannot move.
-func (a *Attempt) MayEnd(end func()) {
-	f := &a.Worker.progress
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	a.end = end
-}
+func (a *Attempt) MayEnd(end func()) { a.end.Store(&end) }
 
 // End ends the attempt, unless it can move, does not wait for the worker, or must not be ended.
 func (a *Attempt) End() {
-	f := &a.Worker.progress
-	f.mu.Lock()
-	end := a.end
-	if a.move != nil || a.moved || !a.waiting.Load() {
-		end = nil
-	}
-	f.mu.Unlock()
-	if end != nil {
-		end()
+	if end := a.end.Load(); end != nil && a.move.Load() == nil && a.waiting.Load() {
+		(*end)()
 	}
 }
 
@@ -143,16 +121,10 @@ func (w *Worker) MarkHung(t time.Time) {
 func (w *Worker) EndHung() (since time.Time) { return tickTime(w.progress.hungSince.Swap(0)) }
 
 // OutputSince returns whether output of the worker came after a time.
-func (w *Worker) OutputSince(t time.Time) bool {
-	last := w.progress.lastOutput.Load()
-	return last != 0 && tickTime(last).After(t)
-}
+func (w *Worker) OutputSince(t time.Time) bool { return w.progress.lastOutput.Load() > ticks(t) }
 
 // AnsweredSince returns whether the worker answered a question of the router's own after a time.
-func (w *Worker) AnsweredSince(t time.Time) bool {
-	last := w.progress.lastAnswer.Load()
-	return last != 0 && tickTime(last).After(t)
-}
+func (w *Worker) AnsweredSince(t time.Time) bool { return w.progress.lastAnswer.Load() > ticks(t) }
 
 // AnsweredRouter records that the worker answered a question of the router's own.
 func (w *Worker) AnsweredRouter(t time.Time) { w.progress.lastAnswer.Store(ticks(t)) }
@@ -164,7 +136,7 @@ func (w *Worker) Attempts() []*Attempt {
 	defer f.mu.Unlock()
 	var list []*Attempt
 	for a := range f.attempts {
-		if a.move != nil || a.end != nil {
+		if a.Movable() != nil || a.end.Load() != nil {
 			list = append(list, a)
 		}
 	}

@@ -13,9 +13,6 @@ func (s *slots) Running() (n, limit int64) { return s.running.Load(), s.limit.Lo
 // FreeSlot gives a slot back.
 func (s *slots) FreeSlot() { s.running.Add(-1) }
 
-// IsFull returns whether no slot is free.
-func (s *slots) IsFull() bool { return s.FreeSlots() <= 0 }
-
 // RunElsewhere counts n more requests of other routers.
 func (s *slots) RunElsewhere(n int64) { s.others.Add(n) }
 
@@ -84,7 +81,7 @@ func (k *waking) EndWake(t time.Time) {
 }
 
 // IsFull returns whether no slot is free. An engine that sleeps has none.
-func (w *Worker) IsFull() bool { return w.Asleep() || w.slots.IsFull() }
+func (w *Worker) IsFull() bool { return w.Asleep() || w.FreeSlots() <= 0 }
 
 // TakeSlot takes a slot. It returns false if none is free.
 func (w *Worker) TakeSlot() bool { return !w.Asleep() && w.slots.TakeSlot() }

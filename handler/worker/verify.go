@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-	"github.com/caddy-kvrouter/kvrouter/kvscore/events"
 )
 
 // leastBlocks returns two of the larger of the index's and the engine's blocks, in tokens.
@@ -42,21 +41,15 @@ func (w *Worker) Verify(of *Prediction, reported int64, block int) {
 		}
 		c.missed[of.Prompt] = true
 	}
-	doubt := !c.doubted && (c.unmatched >= manyUnmatched || len(c.missed) >= manyMissed)
-	c.doubted = c.doubted || doubt
+	doubt := c.unmatched >= manyUnmatched || len(c.missed) >= manyMissed
 	c.mu.Unlock()
-	if doubt {
+	if doubt && !c.doubted.Swap(true) {
 		w.subscription.doubt(true)
 	}
 }
 
 // DoubtsEvents returns whether the router does not rely on the worker's KV events.
-func (w *Worker) DoubtsEvents() bool {
-	c := &w.check
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.doubted
-}
+func (w *Worker) DoubtsEvents() bool { return w.check.doubted.Load() }
 
 // CountedCache records whether an answer that generates reports the cached tokens of its
 // prompt. Engines may omit a count of 0. An omission therefore says something only if the
@@ -80,20 +73,14 @@ func (w *Worker) CachedTokens(kind ReportKind, reported int64) int64 {
 	if !w.Engine().Info.OmitsZeroCached() {
 		return reported
 	}
-	if !w.reports.reported(kind, reported >= 0) {
+	_, known := w.reports.Load(kind)
+	switch {
+	case !known && reported < 0:
 		return -1
+	case !known:
+		w.reports.Store(kind, true)
 	}
 	return max(reported, 0)
-}
-
-// Follow begins, changes or ends the subscription to the worker's KV events. It returns what follows them
-// until the subscription ends, nil if nothing has to begin. If the engine publishes but there is nowhere to
-// follow it from, why is the reason.
-func (w *Worker) Follow(from []Publisher, why error, of events.Engine, by *Follower) (run func()) {
-	if run = w.follow(w.ID, from, why, of, by); run != nil {
-		w.check.reset()
-	}
-	return run
 }
 
 // BlockSize returns the tokens in one of the engine's blocks, as it reports or as its KV events
@@ -114,19 +101,14 @@ func (w *Worker) BlockSize() int {
 // Restarted forgets what was found out of the answers and events of the worker's engine, for it has
 // restarted, and asks for its events again.
 func (w *Worker) Restarted() {
-	w.reports.reset()
+	w.reports.Clear() // the engine may have another version now
 	w.check.reset()
-	w.subscription.doubt(false)
-	w.subscription.resync()
-	now := time.Now()
-	w.restarted.Store(&now)
+	w.subscription.again()
+	w.restarted.Store(ticks(time.Now()))
 }
 
 // RestartedSince returns whether the router has learned since a time that the worker's engine restarted.
-func (w *Worker) RestartedSince(t time.Time) bool {
-	restarted := w.restarted.Load()
-	return restarted != nil && restarted.After(t)
-}
+func (w *Worker) RestartedSince(t time.Time) bool { return w.restarted.Load() > ticks(t) }
 
 // Prediction is how much of a prompt the worker's cache model had when it was booked.
 type Prediction struct {
@@ -142,19 +124,20 @@ func (of *Prediction) computed(block int) int64 { return of.Tokens - int64(of.Sh
 
 // eventsCheck compares what KV events predict with the cached tokens that the engine reports.
 type eventsCheck struct {
+	doubted   atomic.Bool  // the router does not rely on the events
+	uncounted atomic.Int32 // see CountedCache
+
 	mu        sync.Mutex
 	missed    map[uint64]bool // prompts whose reports were far below the prediction, in a row
 	unmatched int             // requests in a row that the engine had cached although the events showed nothing
-	doubted   bool            // the router does not rely on the events
-
-	uncounted atomic.Int32 // see CountedCache
 }
 
 // reset forgets all, because the engine or its events are others.
 func (c *eventsCheck) reset() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.missed, c.unmatched, c.doubted = nil, 0, false
+	c.missed, c.unmatched = nil, 0
+	c.doubted.Store(false)
 }
 
 const (
@@ -170,36 +153,9 @@ const (
 	uncountedAnswers = 20
 )
 
-// reports are the kinds of answers that report what was cached.
-type reports struct {
-	mu    sync.Mutex
-	kinds map[ReportKind]bool
-}
-
 // ReportKind is a kind of answer. Which kinds report what was cached depends on the
 // engine's version.
 type ReportKind struct {
 	API    string
 	Stream bool
-}
-
-// reset forgets all: the engine may have another version now.
-func (r *reports) reset() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.kinds = nil
-}
-
-// reported records whether an answer reports what was cached, and returns whether any
-// answer of its kind did.
-func (r *reports) reported(kind ReportKind, does bool) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.kinds == nil {
-		r.kinds = make(map[ReportKind]bool)
-	}
-	if does {
-		r.kinds[kind] = true
-	}
-	return does || r.kinds[kind]
 }

@@ -39,7 +39,7 @@ type Worker struct {
 	model  atomic.Pointer[string]   // configured: see ModelName
 
 	engine     atomic.Pointer[engine.Engine]
-	restarted  atomic.Pointer[time.Time] // when that was last noticed
+	restarted  atomic.Int64 // when that was last noticed, in ticks; 0: it was not
 	progress   progress
 	probed     chan struct{} // closed after the first probe
 	probedOnce sync.Once     // closes probed
@@ -50,7 +50,7 @@ type Worker struct {
 	probing
 	loadReports
 	subscription
-	reports reports
+	reports sync.Map // the ReportKinds of which an answer has said what was cached
 	check   eventsCheck
 	Warned  observe.Incidents // what its engine is warned of
 }
@@ -211,10 +211,8 @@ type Attempt struct {
 	ticket  uint64      // of Health.Admit
 	waiting atomic.Bool // for the worker, and not for the client
 
-	// the lock of progress guards these
-	move  *Move  // nil if no other worker may serve the request, or its rest
-	moved bool   // it was canceled to move
-	end   func() // nil if the attempt must not be ended
+	move atomic.Pointer[Move]   // nil if no other worker may serve the request, or its rest
+	end  atomic.Pointer[func()] // nil if the attempt must not be ended
 }
 
 // Move is how an attempt moves to another worker. The ordinary retry, or the stream that goes on,

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
@@ -40,15 +41,17 @@ func TestEventsAreDoubted(t *testing.T) {
 
 // TestReportsAreOfTheirKind has one kind of answer report what was cached.
 func TestReportsAreOfTheirKind(t *testing.T) {
-	var d reports
+	w := New("test", Settings{Dial: "a:1", Engine: EngineAuto})
+	w.Describe(Settings{Dial: "a:1", Engine: EngineAuto}, engine.Info{Type: engine.SGLang})
 	plain, stream := ReportKind{"chat", false}, ReportKind{"chat", true}
-	if d.reported(plain, false) {
+	if w.CachedTokens(plain, -1) != -1 {
 		t.Error("something is said to be reported before it was")
 	}
-	if !d.reported(plain, true) || !d.reported(plain, false) || d.reported(stream, false) || d.reported(ReportKind{"messages", false}, false) {
+	if w.CachedTokens(plain, 7) != 7 || w.CachedTokens(plain, -1) != 0 || w.CachedTokens(stream, -1) != -1 ||
+		w.CachedTokens(ReportKind{"messages", false}, -1) != -1 {
 		t.Error("what one kind reports is said of others, or not of itself")
 	}
-	if d.reset(); d.reported(plain, false) {
+	if w.Restarted(); w.CachedTokens(plain, -1) != -1 {
 		t.Error("what another life reported counts")
 	}
 }
