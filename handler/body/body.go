@@ -52,12 +52,6 @@ func NewBuffer(size int64) *Buffer {
 	return &Buffer{Data: make([]byte, 0, leastPooled<<class), pool: pool}
 }
 
-// count counts the memory in held until uncount.
-func (b *Buffer) count(held *atomic.Int64) {
-	b.held, b.size = held, int64(cap(b.Data))
-	held.Add(b.size)
-}
-
 func (b *Buffer) uncount() {
 	if b.held != nil {
 		b.held.Add(-b.size)
@@ -144,7 +138,6 @@ func (r *replayReader) sendTo(conn net.Conn) (int64, error) {
 	return rest.WriteTo(conn)
 }
 
-// left returns the number of unread bytes.
 func (r *replayReader) left() (n int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -19,17 +19,16 @@ const (
 	longRead = 512 << 10
 )
 
-// readBody reads a body of at most limit bytes into memory, and counts that in held. The
-// memory is at most four times the bytes that arrived, or firstRead. rest is a longer body,
-// or one for which there is no room, see hasRoom. length is the Content-Length, negative if
-// unknown.
-func readBody(body io.ReadCloser, length, limit int64, held *atomic.Int64) (all *Buffer, rest *Once, err error) {
+// Read reads a body of at most limit bytes into memory. The memory is at most four times the bytes
+// that arrived, or firstRead. rest is a longer body, or one for which there is no room. length is
+// the Content-Length, negative if unknown.
+func (m *Memory) Read(body io.ReadCloser, length, limit int64) (all *Buffer, rest *Once, err error) {
 	size := int64(firstRead)
 	if length >= 0 {
 		size = min(length+1, firstRead) // with one byte more, EOF is read without growing
 	}
 	b := NewBuffer(size)
-	b.count(held)
+	m.Count(b)
 	for {
 		n, err := body.Read(b.Data[len(b.Data):cap(b.Data)])
 		b.Data = b.Data[:len(b.Data)+n]
@@ -45,11 +44,11 @@ func readBody(body io.ReadCloser, length, limit int64, held *atomic.Int64) (all 
 		}
 		if len(b.Data) == cap(b.Data) {
 			grown := grow(int64(cap(b.Data)), length, limit)
-			if !hasRoom(held, grown) {
+			if !m.HasRoom(grown) {
 				return nil, restOf(b, body, true), nil
 			}
 			larger := NewBuffer(grown)
-			larger.count(held)
+			m.Count(larger)
 			larger.Data = append(larger.Data, b.Data...)
 			b.free()
 			b = larger
@@ -69,7 +68,6 @@ func grow(size, length, limit int64) int64 {
 	return max(min(grown, limit+1), size+1)
 }
 
-// restOf returns a body whose beginning is in b.
 func restOf(b *Buffer, body io.ReadCloser, noRoom bool) *Once {
 	o := &Once{ReadCloser: body, left: b.Data, began: true, NoRoom: noRoom}
 	o.begun.Store(b)
@@ -185,20 +183,17 @@ var MaxBytes = sync.OnceValue(func() int64 { return min(2<<30, debug.SetMemoryLi
 // in memory.
 const shortBody = 512 << 10
 
-// hasRoom returns whether size bytes more may be in memory beside those that are.
-func hasRoom(held *atomic.Int64, size int64) bool {
-	most := MaxBytes()
-	if size <= shortBody {
-		most += most / 2
-	}
-	return held.Load()+size <= most
-}
-
 // Memory counts and bounds the bytes of the request bodies that a pool has in memory.
 type Memory struct{ Held atomic.Int64 }
 
-// HasRoom returns whether a body of a length may be read into memory.
-func (m *Memory) HasRoom(length int64) bool { return hasRoom(&m.Held, length) }
+// HasRoom returns whether a body of a length, in bytes, may be read into memory.
+func (m *Memory) HasRoom(length int64) bool {
+	most := MaxBytes()
+	if length <= shortBody {
+		most += most / 2
+	}
+	return m.Held.Load()+length <= most
+}
 
 // Reserve counts n bytes that the caller uses until it calls release. It returns whether
 // they are within the bound.
@@ -207,10 +202,7 @@ func (m *Memory) Reserve(n int64) (within bool, release func()) {
 }
 
 // Count counts the memory of a buffer until it is freed.
-func (m *Memory) Count(b *Buffer) { b.count(&m.Held) }
-
-// Read reads a body of at most limit bytes into memory. A longer body, or one for which there is no
-// room, is returned as rest. length is its Content-Length, negative if unknown.
-func (m *Memory) Read(body io.ReadCloser, length, limit int64) (all *Buffer, rest *Once, err error) {
-	return readBody(body, length, limit, &m.Held)
+func (m *Memory) Count(b *Buffer) {
+	b.held, b.size = &m.Held, int64(cap(b.Data))
+	b.held.Add(b.size)
 }

@@ -62,9 +62,10 @@ func FuzzReadBody(f *testing.F) {
 		if announced {
 			length = int64(len(want))
 		}
-		var held atomic.Int64
-		in := &heldReader{t: t, left: want, rng: rand.New(rand.NewPCG(seed, 1)), most: 2 + int(seed%100_000), held: &held}
-		all, rest, err := readBody(io.NopCloser(in), length, limit, &held)
+		var m Memory
+		held := &m.Held
+		in := &heldReader{t: t, left: want, rng: rand.New(rand.NewPCG(seed, 1)), most: 2 + int(seed%100_000), held: held}
+		all, rest, err := m.Read(io.NopCloser(in), length, limit)
 		if err != nil || (all == nil) != (len(want) > limit) {
 			t.Fatalf("a body: %v, a rest: %v, error %v", all != nil, rest != nil, err)
 		}
@@ -88,14 +89,15 @@ func FuzzReadBody(f *testing.F) {
 func TestReadBodyFails(t *testing.T) {
 	broken := errors.New("broken")
 	for _, n := range []int{0, 1, 16 << 10, firstRead + 1} {
-		var held atomic.Int64
-		all, rest, err := readBody(io.NopCloser(io.MultiReader(bytes.NewReader(noise(n)), iotest.ErrReader(broken))), -1, 1<<20, &held)
+		var m Memory
+		held := &m.Held
+		all, rest, err := m.Read(io.NopCloser(io.MultiReader(bytes.NewReader(noise(n)), iotest.ErrReader(broken))), -1, 1<<20)
 		if all != nil || rest != nil || !errors.Is(err, broken) || held.Load() != 0 {
 			t.Errorf("after %d bytes: a body: %v, a rest: %v, error %v, %d bytes counted", n, all != nil, rest != nil, err, held.Load())
 		}
 	}
 	// What breaks behind the limit is the engine's to be told.
-	_, rest, err := readBody(io.NopCloser(io.MultiReader(bytes.NewReader(noise(2000)), iotest.ErrReader(broken))), -1, 1000, new(atomic.Int64))
+	_, rest, err := new(Memory).Read(io.NopCloser(io.MultiReader(bytes.NewReader(noise(2000)), iotest.ErrReader(broken))), -1, 1000)
 	if err != nil || rest == nil {
 		t.Fatalf("a rest: %v, error %v", rest != nil, err)
 	}
@@ -107,20 +109,21 @@ func TestReadBodyFails(t *testing.T) {
 // TestNoRoomForBody has as much in memory as there may be: what is short is read
 // all the same, the rest streamed.
 func TestNoRoomForBody(t *testing.T) {
-	var held atomic.Int64
+	var m Memory
+	held := &m.Held
 	held.Store(MaxBytes())
-	if buf, _, err := readBody(io.NopCloser(bytes.NewReader(noise(1000))), 1000, 1<<20, &held); err != nil || buf == nil {
+	if buf, _, err := m.Read(io.NopCloser(bytes.NewReader(noise(1000))), 1000, 1<<20); err != nil || buf == nil {
 		t.Errorf("a short one: read: %v, error %v", buf != nil, err)
 	}
 	held.Store(MaxBytes() + MaxBytes()/2)
-	if _, rest, err := readBody(io.NopCloser(bytes.NewReader(noise(firstRead))), firstRead, 1<<20, &held); err != nil || rest == nil {
+	if _, rest, err := m.Read(io.NopCloser(bytes.NewReader(noise(firstRead))), firstRead, 1<<20); err != nil || rest == nil {
 		t.Errorf("a short one, with half as much again in memory: a rest: %v, error %v", rest != nil, err)
 	} else {
 		rest.Done()
 	}
 	held.Store(MaxBytes())
 	body := noise(shortBody * 3)
-	buf, rest, err := readBody(io.NopCloser(bytes.NewReader(body)), int64(len(body)), 64<<20, &held)
+	buf, rest, err := m.Read(io.NopCloser(bytes.NewReader(body)), int64(len(body)), 64<<20)
 	if err != nil || buf != nil || !rest.NoRoom {
 		t.Fatalf("a long one: read: %v, error %v", buf != nil, err)
 	}

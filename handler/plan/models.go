@@ -38,7 +38,6 @@ type EngineModel struct {
 	Weight *uint32 `json:"weight,omitempty"`
 }
 
-// share returns the weight.
 func (m *EngineModel) share() uint64 {
 	if m.Weight == nil {
 		return 1
@@ -175,7 +174,6 @@ func NameInPairs(pairs string) rawjson.Span {
 	return rawjson.Span{}
 }
 
-// standInForm replaces the public name in a form.
 func (rd *Reader) standInForm(r *http.Request, p *Plan) {
 	form := p.Body.Data
 	if rd.Public[p.Model] == nil {

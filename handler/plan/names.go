@@ -51,7 +51,7 @@ func (rd *Reader) nameEngine(r *http.Request, p *Plan) {
 		p.Model = rd.modelIn(path)
 	}
 	if _, id, ok := strings.Cut(path, "/models/"); ok && (get || r.Method == http.MethodHead) && p.Model == "" {
-		p.Model = kept(id)
+		p.Model = kept(id, maxKept)
 	}
 	if !inForm { // standInForm has done it
 		rd.standFor(p, func() uint64 {
@@ -66,7 +66,7 @@ func (rd *Reader) nameEngine(r *http.Request, p *Plan) {
 // name records what a member of a body, a form or a query names.
 func (rd *Reader) name(p *Plan, name, value string) {
 	if name == nameModel && p.Model == "" {
-		p.Model = kept(value)
+		p.Model = kept(value, maxKept)
 	}
 	for _, id := range engine.Named(name, value) {
 		rd.keeps(p, id)
@@ -108,8 +108,8 @@ func (rd *Reader) modelIn(path string) (model string) {
 	for n, from := range cuts {
 		for _, to := range append(slices.Clone(cuts[n+1:]), len(path)) {
 			part := path[from+1 : to]
-			if short, _, ok := cutLast(part, ':'); ok && len(short) > len(model) && rd.Lists(short) { // such as m:predict
-				model = short
+			if i := strings.LastIndexByte(part, ':'); i > len(model) && rd.Lists(part[:i]) { // such as m:predict
+				model = part[:i]
 			}
 			if len(part) > len(model) && len(part) <= maxName && rd.Lists(part) {
 				model = part
@@ -119,16 +119,9 @@ func (rd *Reader) modelIn(path string) (model string) {
 	return strings.Clone(model)
 }
 
-func cutLast(s string, at byte) (before, after string, found bool) {
-	if i := strings.LastIndexByte(s, at); i >= 0 {
-		return s[:i], s[i+1:], true
-	}
-	return s, "", false
-}
-
-// kept returns a name as the router keeps it: its own copy, or a digest of a long one.
-func kept(name string) string {
-	if len(name) > maxKept {
+// kept returns a name as the router keeps it: its own copy, or a digest if it has more than most bytes.
+func kept(name string, most int) string {
+	if len(name) > most {
 		return "sha256:" + nvext.Digest([]byte(name))
 	}
 	return strings.Clone(name)

@@ -14,8 +14,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-
-	"github.com/caddyserver/caddy/v2"
 )
 
 // Plan is what a request asks for. It is complete when it is made, and does not change. Only
@@ -196,7 +194,6 @@ type Pin struct {
 var errDirect = errors.New("Worker ID required (--direct-route) but none found in request. " +
 	"Expected decode_worker_id or backend_instance_id to be set by external router (e.g., EPP).")
 
-// takePin records which workers the request names.
 func (p *Plan) takePin() {
 	e := p.Ext
 	switch {
@@ -305,10 +302,5 @@ func requestID(r *http.Request) string {
 	if id := r.Header.Get(HeaderRequestID); id != "" && len(id) <= maxRequestID { //nolint:canonicalheader // it is
 		return id
 	}
-	repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
-	if !ok {
-		return ""
-	}
-	id, _ := repl.GetString("http.request.uuid")
-	return id
+	return placeholder(r, "http.request.uuid")
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
-// identify fills in the scheduler's view of the prompt.
 func (p *Plan) identify(opts api.Options, ratios *kvscore.Ratios, adapter func(model string) (string, bool)) {
 	req, score, size := p.Request, &p.Score, opts.TextBlock
 	score.Streamed, score.SkipsCache = req.Stream || req.API.Work() == api.Prefill, req.SkipsCache
@@ -87,15 +86,6 @@ func identities(req *api.Request, chains []api.Chain, seed uint64, adapterOf fun
 	return list
 }
 
-// honour passes the client's wishes to the scheduler.
-func (p *Plan) honour() {
-	p.Score.ExpectedTokens = int64(p.Ext.AgentHints.OSL.Value)
-	p.Score.Priority = priority(&p.Ext.AgentHints)
-	if p.Ext.Override != (kvscore.Override{}) {
-		p.Score.Override = &p.Ext.Override
-	}
-}
-
 // priority returns the weight of the request's own time against others' time: above 0, more.
 func priority(h *nvext.AgentHints) int {
 	switch {
@@ -131,7 +121,7 @@ func detach(req *api.Request) {
 	for _, s := range []*string{
 		&req.Model, &req.LoRA, &req.Salt, &req.PreviousResponse,
 	} {
-		*s = kept(*s)
+		*s = kept(*s, maxKept)
 	}
 	for _, s := range []*string{&req.Conversation, &req.CacheKey, &req.SessionID, &req.UserSession} {
 		key := strings.TrimSpace(*s)

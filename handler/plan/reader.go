@@ -155,14 +155,12 @@ func Unreadable(a api.API, err error) *api.Refusal {
 		status, code = http.StatusRequestEntityTooLarge, api.CodeTooLarge
 		err = fmt.Errorf("the body exceeds the server's limit of %d bytes", limit.Limit)
 	} else if errors.Is(err, os.ErrDeadlineExceeded) {
-		status, err = http.StatusRequestTimeout, errSlowUpload
+		status, err = http.StatusRequestTimeout, errors.New("reading request body: the client sent it too slowly")
 	} else {
 		err = fmt.Errorf("reading request body: %w", err)
 	}
 	return &api.Refusal{API: a, Status: status, Code: code, Err: err}
 }
-
-var errSlowUpload = errors.New("reading request body: the client sent it too slowly")
 
 func estimatedTokens(size int64) int64 { return int64(float64(size) / kvscore.DefaultBytesPerToken) }
 
@@ -207,7 +205,6 @@ func (rd *Reader) parse(h http.Header, p *Plan, whole *body.Buffer) {
 	}
 }
 
-// fill completes a plan after readBody.
 func (rd *Reader) fill(r *http.Request, p *Plan) error {
 	// A body that is streamed through takes no slot: its client decides how long that
 	// takes, and the engine computes nothing meanwhile.
@@ -240,7 +237,8 @@ func (rd *Reader) fill(r *http.Request, p *Plan) error {
 		req.NVExt = nil // it is in the body's memory
 	}
 	if req != nil && req.SessionList && p.Salt() != "" {
-		return p.refuse(api.CodeShared, "session_params", errSessionList)
+		return p.refuse(api.CodeShared, "session_params", errors.New(
+			"session_params: must be one object if the request has a salt (cache_salt or X-Tenant-Id)"))
 	}
 	p.Isolated = rd.EnforcesSalt && p.prefills && p.Salt() != ""
 	if p.API == nil {
@@ -331,7 +329,6 @@ func (rd *Reader) extend(r *http.Request, p *Plan, raw []byte) error {
 
 const nvextMember = "nvext"
 
-// refuse returns the refusal of a request because of a member of its body.
 func (p *Plan) refuse(code, member string, err error) error {
 	return &api.Refusal{API: OrUnplanned(p.API), Status: http.StatusBadRequest, Code: code, Param: member, Err: err}
 }
@@ -361,7 +358,10 @@ func (rd *Reader) takeExt(r *http.Request, p *Plan, raw []byte) (err error) {
 	if ext.QueryOnly() { // its answer repeats them
 		ext.TokenData, _ = nvext.IDs(ext.TokenSpan.Of(raw))
 	}
-	p.honour()
+	p.Score.ExpectedTokens, p.Score.Priority = int64(ext.AgentHints.OSL.Value), priority(&ext.AgentHints)
+	if ext.Override != (kvscore.Override{}) {
+		p.Score.Override = &ext.Override
+	}
 	return nil
 }
 
@@ -411,6 +411,3 @@ func (rd *Reader) mayTransfer(p *Plan) bool {
 	return p.prefills && (p.API != nil || body.IsJSON(body.MediaType(p.HTTP.Header))) && rd.Transfers() &&
 		rd.Grants(p.HTTP)&nvext.Pins == 0
 }
-
-var errSessionList = errors.New(
-	"session_params: must be one object if the request has a salt (cache_salt or X-Tenant-Id)")

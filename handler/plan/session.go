@@ -78,7 +78,7 @@ func (s *Sessions) find(r *http.Request, req *api.Request, ext *nvext.Ext) (Sess
 		tenant := affinity.Tenant{placeholder(r, s.Scope), req.Salt}
 		found := Session{
 			Key: s.Secret().Session(id, tenant, req.Model), Scope: s.Secret().Scope(tenant), Identity: id, Source: source.name,
-			Held: held, Final: isFinal(r.Header), BackedOnly: s.HeldOnly && !held,
+			Held: held, Final: strings.EqualFold(t.header(nvext.HeaderSessionFinal), "true"), BackedOnly: s.HeldOnly && !held,
 			Rendezvous: rendezvous(hash, tenant),
 		}
 		if parent != "" {
@@ -149,11 +149,4 @@ func rendezvous(hash uint64, of affinity.Tenant) uint64 {
 		return 0
 	}
 	return xxh3.HashStringSeed(of[1], xxh3.HashStringSeed(of[0], hash))
-}
-
-// isFinal returns whether the client says in Dynamo's header that the session ends with this
-// request.
-func isFinal(h http.Header) bool {
-	values := h[nvext.HeaderSessionFinal]
-	return len(values) > 0 && strings.EqualFold(strings.TrimSpace(values[0]), "true")
 }

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
-	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/queue"
 	"github.com/caddy-kvrouter/kvrouter/handler/quota"
 
@@ -38,13 +37,10 @@ func TenantOf(name string) Tenant {
 	if name == "" {
 		return Tenant{}
 	}
-	if len(name) > maxTenant {
-		name = "sha256:" + nvext.Digest([]byte(name))
-	}
-	return Tenant{strings.Clone(name), quota.Hash(name)}
+	name = kept(name, maxTenant)
+	return Tenant{name, quota.Hash(name)}
 }
 
-// identifyClient records who the request comes from, and its class.
 func (rd *Reader) identifyClient(r *http.Request, p *Plan) {
 	switch {
 	case rd.Tenant != "":
@@ -79,7 +75,6 @@ func (p *Plan) mayOverflow() bool {
 		!p.Session.Held && !p.Session.Opens()
 }
 
-// classify finds the request's class, and its target.
 func (rd *Reader) classify(r *http.Request, p *Plan) {
 	var from string
 	if p.Class, from = rd.Class(r); p.Class != nil {

@@ -188,18 +188,18 @@ func (c *Client) to(ctx context.Context, dial string) (context.Context, string, 
 	return ctx, host, repl, nil
 }
 
-// Do sends a request to an address and returns the answer. authorization is the client's, if
+// Fetch sends a request to an address, and reads the answer with ReadAll. authorization is the client's, if
 // the request is made for one; nil sends the worker's API key.
-func (c *Client) Do(
-	ctx context.Context, dial, method, path string, body []byte, authorization []string,
-) (*http.Response, error) {
+func (c *Client) Fetch(
+	ctx context.Context, dial, method, path string, body []byte, authorization []string, limit int64,
+) (status int, answer []byte, err error) {
 	ctx, host, repl, err := c.to(ctx, dial)
 	if err != nil {
-		return nil, err
+		return 0, nil, err
 	}
 	req, err := http.NewRequestWithContext(ctx, method, "http://"+host+path, bytes.NewReader(body)) //nolint:gosec // the host is the operator's
 	if err != nil {
-		return nil, err
+		return 0, nil, err
 	}
 	if rewrite := c.proxy.Rewrite; rewrite != nil { // as it does clients' requests
 		rewrite.Rewrite(req, caddyhttp.NewTestReplacer(req))
@@ -224,14 +224,7 @@ func (c *Client) Do(
 	if ops := c.transport.RequestHeaderOps(); ops != nil {
 		ops.ApplyToRequest(req)
 	}
-	return c.transport.Send(req)
-}
-
-// Fetch is Do, and reads the answer with ReadAll.
-func (c *Client) Fetch(
-	ctx context.Context, dial, method, path string, body []byte, authorization []string, limit int64,
-) (status int, answer []byte, err error) {
-	resp, err := c.Do(ctx, dial, method, path, body, authorization)
+	resp, err := c.transport.Send(req)
 	if err != nil {
 		return 0, nil, err
 	}
