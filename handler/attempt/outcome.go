@@ -46,7 +46,7 @@ func (a *Attempt) Unanswered(err error) pool.Outcome {
 		o.Kind = pool.OutcomeLimited
 	} else if pool.Refused(err) {
 		o.Kind = pool.OutcomeRefused
-	} else if Unconnected(err) {
+	} else if _, unconnected := errors.AsType[reverseproxy.DialError](err); unconnected {
 		o.Kind = pool.OutcomeUnreachable
 	}
 	return o
@@ -84,12 +84,6 @@ func (a *Attempt) BlameKey() uint64 {
 		key = (bits.RotateLeft64(key, 5) ^ blocks[i]) * 0x9e3779b97f4a7c15
 	}
 	return key
-}
-
-// Unconnected returns whether an attempt failed because no connection could be made.
-func Unconnected(err error) bool {
-	_, is := errors.AsType[reverseproxy.DialError](err)
-	return is
 }
 
 // Unsendable returns whether net/http refused the request before it dialed: its method or

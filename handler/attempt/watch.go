@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
-	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 
 	"github.com/caddyserver/caddy/v2"
@@ -103,15 +102,12 @@ func (a *Attempt) watched(req *http.Request, b *Bounds) *http.Request {
 // MayMove lets the pool move the attempt to another worker.
 func (a *Attempt) MayMove() {
 	w := a.watch
-	a.Seat.MayMove(&pool.Move{
-		Cancel: func(drained bool) {
-			if drained {
-				w.cancel(ErrDrained)
-			} else {
-				w.cancel(errHangs)
-			}
-		},
-		Want: a.Call.Owner.Wants(), Offers: a.Call.Owner.Offers(),
+	a.Seat.MayMove(a.Call.Owner.Wants(), a.Call.Owner.Offers(), func(drained bool) {
+		if drained {
+			w.cancel(ErrDrained)
+		} else {
+			w.cancel(errHangs)
+		}
 	})
 }
 
@@ -157,17 +153,6 @@ func (a *Attempt) Context() context.Context {
 // StopFirst ends the deadline of the first token.
 func (a *Attempt) StopFirst() { a.watch.stopFirst() }
 
-// Await begins or ends a wait for more of an answer that has begun.
-func (a *Attempt) Await(begins bool) {
-	if a.watch != nil {
-		a.watch.await(begins)
-	}
-}
-
-// Suspend stops the deadlines while the router itself has the attempt wait, until the function is
-// called.
-func (a *Attempt) Suspend() (goOn func()) { return a.watch.suspend() }
-
 // stopFirst ends the deadline of the first token, and returns whether it is over.
 func (w *watch) stopFirst() (late bool) {
 	if w == nil || w.first == nil {
@@ -178,7 +163,10 @@ func (w *watch) stopFirst() (late bool) {
 	return late
 }
 
-func (w *watch) suspend() (goOn func()) {
+// Suspend stops the deadlines while the router itself has the attempt wait, until the function is
+// called.
+func (a *Attempt) Suspend() (goOn func()) {
+	w := a.watch
 	if w == nil {
 		return func() {}
 	}
@@ -193,11 +181,11 @@ func (w *watch) suspend() (goOn func()) {
 	}
 }
 
-// await begins or ends a wait for more of an answer. A wait longer than the allowed pause ends
-// the attempt.
-func (w *watch) await(begins bool) {
-	switch {
-	case w.pause == 0:
+// Await begins or ends a wait for more of an answer that has begun. A wait longer than the allowed
+// pause ends the attempt.
+func (a *Attempt) Await(begins bool) {
+	switch w := a.watch; {
+	case w == nil || w.pause == 0:
 	case !begins:
 		if w.idle != nil {
 			w.idle.Stop()

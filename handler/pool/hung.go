@@ -9,20 +9,13 @@ import (
 	"go.uber.org/zap"
 )
 
-// Move is how an attempt moves to another worker. The pool cancels the attempt. The ordinary
-// retry, or the stream that goes on, selects the other worker.
-type Move struct {
-	Cancel func(drained bool) // the worker drains, and does not hang
-	Want   Wants              // of the other worker
-	Offers Offers
-}
-
-// MayMove lets the pool move the attempt to another worker. The caller then sends it.
-func (s *Seat) MayMove(m *Move) {
-	s.Attempt.MayMove(&worker.Move{Cancel: m.Cancel, To: func(t time.Time) iter.Seq[*worker.Worker] {
+// MayMove lets the pool move the attempt to another worker that meets want. The pool then calls cancel. The
+// ordinary retry, or the stream that goes on, selects the other worker.
+func (s *Seat) MayMove(want Wants, o Offers, cancel func(drained bool)) {
+	s.Attempt.MayMove(&worker.Move{Cancel: cancel, To: func(t time.Time) iter.Seq[*worker.Worker] {
 		return func(yield func(*worker.Worker) bool) {
-			for i, v := range s.pool.Judge(&m.Want, m.Offers, t) {
-				if v.State() == Fits && !yield(m.Offers.Table.Rows[i].Worker) {
+			for i, v := range s.pool.Judge(&want, o, t) {
+				if v.State() == Fits && !yield(o.Table.Rows[i].Worker) {
 					return
 				}
 			}
@@ -78,10 +71,16 @@ func (h *hungWatch) check(t time.Time) {
 		}
 		if w.IsHung() {
 			if w.OutputSince(w.HungSince()) {
-				h.markProgress(w, t)
-			} else {
-				h.moveAway(w, t)
-				h.endOthers(w, t)
+				since := w.EndHung()
+				w.Health.Succeed(t, t)
+				h.Logger().Info("worker makes progress again", zap.String("upstream", w.Dial), zap.Duration("hung", t.Sub(since)))
+				continue
+			}
+			h.moveAway(w, t)
+			for _, a := range w.Attempts() { // which cannot move; with an error, their clients can ask again
+				if h.isStuck(w, a, t) {
+					a.End()
+				}
 			}
 			continue
 		}
@@ -139,15 +138,6 @@ func (h *hungWatch) moveAway(w *worker.Worker, t time.Time) {
 	})
 }
 
-// endOthers ends streams of a hung worker that cannot move: with an error, their clients can ask again.
-func (h *hungWatch) endOthers(w *worker.Worker, t time.Time) {
-	for _, a := range w.Attempts() {
-		if h.isStuck(w, a, t) {
-			a.End()
-		}
-	}
-}
-
 // isStuck returns whether an attempt has waited for a hung worker for much longer than its limit. One
 // without a token is not stuck while the worker answers the router's own questions, because the engine may
 // be loading the model.
@@ -175,11 +165,4 @@ func (h *hungWatch) move(w *worker.Worker, drained bool, may func(*worker.Attemp
 			}
 		}
 	}
-}
-
-// markProgress records that a hung worker makes progress again.
-func (h *hungWatch) markProgress(w *worker.Worker, t time.Time) {
-	since := w.EndHung()
-	w.Health.Succeed(t, t)
-	h.Logger().Info("worker makes progress again", zap.String("upstream", w.Dial), zap.Duration("hung", t.Sub(since)))
 }

@@ -80,7 +80,7 @@ func (f *flowTest) moved(t *testing.T, all []*booked, want int) (moved []bool) {
 func (f *flowTest) allow(a *booked) {
 	ups := reverseproxy.UpstreamPool{{Dial: f.a.Dial}, {Dial: f.b.Dial}}
 	want := Wants{Rank: AnyRank, Kind: worker.KindStream, Tried: []*worker.Worker{f.a}}
-	a.MayMove(&Move{func(bool) { a.caused.Store(true) }, want, f.p.Peek(ups, nil)})
+	a.MayMove(want, f.p.Peek(ups, nil), func(bool) { a.caused.Store(true) })
 }
 
 // pass lets time pass while the given workers produce output. It returns the time until the

@@ -193,7 +193,6 @@ func (p *Pool) openJournal(ctx context.Context, set Journal) (*journal.Log, erro
 	}
 }
 
-// watchJournal raises a condition if records get lost.
 func (p *Pool) watchJournal(t time.Time) {
 	n := p.JournalState().Lost
 	if n > p.kept.lost {

@@ -40,7 +40,6 @@ type Limits struct {
 // maxLimitsFile bounds the file, in bytes.
 const maxLimitsFile = 64 << 20
 
-// check returns what is wrong with the limits.
 func (l *Limits) check() error {
 	if err := quota.CheckLimits(l.Default); err != nil {
 		return fmt.Errorf("limit: %w", err)
@@ -57,7 +56,6 @@ func (l *Limits) check() error {
 	return err
 }
 
-// mergeClasses adds the classes of another handler.
 func (l *Limits) mergeClasses(o map[string][]quota.Limit) (err error) {
 	if len(o) == 0 {
 		return nil
@@ -127,7 +125,6 @@ func (p *Pool) KeepLimits(set *Limits) {
 	p.readLimits()
 }
 
-// watchLimits reads the file of tenants again if it has changed.
 func (p *Pool) watchLimits() {
 	l := &p.tenants
 	l.mu.Lock()

@@ -114,7 +114,12 @@ func (r *registry) ModelsBeside(answers *worker.Worker, o Offers) iter.Seq2[stri
 
 // Canonical returns the one name of a model that engines serve under several. Prompts and sessions
 // of all its names are the same: the KV cache does not know the name.
-func (r *registry) Canonical(model string) string { return r.aliases.canonical(model) }
+func (r *registry) Canonical(model string) string {
+	if of := r.aliases.of.Load(); of != nil {
+		return cmp.Or((*of)[model], model)
+	}
+	return model
+}
 
 // findAliases finds the models with several names again. An engine of vLLM or SGLang has one base model,
 // and lists it under each name with the same root.
@@ -150,14 +155,6 @@ type aliases struct {
 	of atomic.Pointer[map[string]string] // from a name to the model's own
 }
 
-// canonical returns the one name of a model.
-func (a *aliases) canonical(model string) string {
-	if of := a.of.Load(); of != nil {
-		return cmp.Or((*of)[model], model)
-	}
-	return model
-}
-
 // found records groups of names that are of one model each. The first name in alphabetical order is the
 // model's own, so that all routers agree.
 func (a *aliases) found(groups [][]string) {
@@ -174,10 +171,6 @@ func (a *aliases) found(groups [][]string) {
 				of[name] = first
 			}
 		}
-	}
-	if len(of) == 0 {
-		a.of.Store(nil)
-		return
 	}
 	a.of.Store(&of)
 }

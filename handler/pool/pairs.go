@@ -39,28 +39,20 @@ func (p *Pool) PairFailed(prefill, decode *worker.Worker, silent bool, begun, t 
 	one.until, one.silent = t.Add(pairAvoided), one.silent+1
 	one.avoided = !silent || one.silent >= maxSilent
 	f.known[key] = one
-	f.count.Store(int32(len(f.known)))
 	return one.avoided
 }
 
 // PairWorks records that a decode worker has got a prompt from a prefill worker.
 func (p *Pool) PairWorks(prefill, decode *worker.Worker) {
 	f := &p.pairs
-	if f.count.Load() == 0 {
-		return
-	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.known, [2]uint64{prefill.ID, decode.ID})
-	f.count.Store(int32(len(f.known)))
 }
 
 // Avoids returns whether requests avoid a pair of workers.
 func (p *Pool) Avoids(prefill, decode *worker.Worker, t time.Time) bool {
 	f := &p.pairs
-	if f.count.Load() == 0 {
-		return false
-	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	one := f.known[[2]uint64{prefill.ID, decode.ID}]
@@ -72,7 +64,6 @@ func (f *pairs) forget(id uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	maps.DeleteFunc(f.known, func(key [2]uint64, _ pair) bool { return key[0] == id || key[1] == id })
-	f.count.Store(int32(len(f.known)))
 }
 
 // Forecast predicts how long the prefill phase of a request would take on the best worker for it,

@@ -34,10 +34,15 @@ const DefaultName = "default"
 // Destruct, which ends only its upkeep.
 type Pool struct {
 	*registry
-	prompts
-	configs
-	joined joined
-	conversations
+	Ratios    kvscore.Ratios
+	Asking    atomic.Int32                 // questions for token ids under way
+	keys      atomic.Pointer[journal.Keys] // of all hashes: nobody outside can choose collisions
+	Responses responses
+	joined    joined
+
+	agreeMu sync.Mutex
+	config  *prometheus.Registry // identifies the configuration that was last provisioned
+	agreed  *SharedSettings      // of its handlers
 
 	Sessions *affinity.Sessions
 	Closer   Closer
@@ -57,25 +62,6 @@ type Pool struct {
 	life     context.Context
 	endLife  context.CancelFunc
 	tasks    sync.WaitGroup // see Go
-}
-
-// prompts says how prompts become blocks and tokens.
-type prompts struct {
-	Ratios kvscore.Ratios
-	Asking atomic.Int32 // questions for token ids under way
-}
-
-// conversations says which conversation a request belongs to.
-type conversations struct {
-	keys      atomic.Pointer[journal.Keys] // of all hashes: nobody outside can choose collisions
-	Responses responses
-}
-
-// configs are the configurations that use a pool.
-type configs struct {
-	agreeMu sync.Mutex
-	config  *prometheus.Registry // identifies the one last provisioned
-	agreed  *SharedSettings      // of its handlers
 }
 
 // Life ends when the pool ends.
@@ -162,7 +148,6 @@ type membership struct {
 // pairs are the pairs of a prefill and a decode worker between which a transfer has failed
 // lately. Neither worker is marked down for that.
 type pairs struct {
-	count atomic.Int32 // of known: readable without the lock
 	mu    sync.Mutex
 	known map[[2]uint64]pair // by the workers' ids
 }
@@ -182,7 +167,6 @@ func (p *Pool) Hashing() api.Options {
 // Secret returns the secret of the hashes of session keys.
 func (p *Pool) Secret() *affinity.Secret { return &p.keys.Load().Secret }
 
-// setKeys sets the keys of all hashes.
 func (p *Pool) setKeys(k journal.Keys) {
 	p.keys.Store(&k)
 	p.Ratios.Rekey(k.Seed)

@@ -79,7 +79,6 @@ func (p *Pool) Report(w *worker.Worker, o Outcome) {
 	}
 }
 
-// markDown marks down a worker after a failed attempt.
 func (p *Pool) markDown(w *worker.Worker, t time.Time, o *Outcome) {
 	if w.IsBackup() && o.Wait > 0 {
 		w.Health.Rest(t.Add(o.Wait))

@@ -1,7 +1,8 @@
 package pool
 
 import (
-	"container/list"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -13,19 +14,18 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// maxResponses is how many responses the pool remembers, in about 10 MiB.
+// maxResponses is how many responses the pool remembers at least, in about 6 MiB.
 const maxResponses = 1 << 16
 
 // responses remembers which target keeps which response of the responses API, and to which
-// session it belongs. A request that names a response must go to its target. At the bound,
-// the responses that no request has named for longest go first.
+// session it belongs. A request that names a response must go to its target. When maxResponses
+// are young, these become old, and the old ones go.
 type responses struct {
 	seed    atomic.Uint64 // of the ids' hashes: nobody outside can choose collisions
 	journal *journal.Journal
 
-	mu    sync.Mutex
-	byID  map[uint64]*list.Element // by the hash of the id
-	order list.List                // of keptResponse, the one named last at the front
+	mu         sync.Mutex
+	young, old map[uint64]keptResponse // by the hash of the id
 }
 
 // keptResponse is what the pool remembers of a response.
@@ -42,16 +42,11 @@ func (r *responses) Keep(id string, t kvscore.Target, session affinity.Identity)
 	r.follow(one)
 }
 
-// dump returns all responses, the oldest first.
+// dump returns all responses, the old ones first.
 func (r *responses) dump() []keptResponse {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	all := make([]keptResponse, 0, len(r.byID))
-	for e := r.order.Back(); e != nil; e = e.Prev() {
-		one, _ := e.Value.(keptResponse)
-		all = append(all, one)
-	}
-	return all
+	return slices.AppendSeq(slices.Collect(maps.Values(r.old)), maps.Values(r.young))
 }
 
 // Session returns the session of a response, which does not count as named.
@@ -70,19 +65,16 @@ func (r *responses) Keeps(id string) bool {
 func (r *responses) follow(one keptResponse) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if old := r.byID[one.hash]; old != nil {
-		old.Value = one
-		r.order.MoveToFront(old)
-		return
+	r.renew(one)
+}
+
+// renew makes a response young. The caller holds the lock.
+func (r *responses) renew(one keptResponse) {
+	if r.young == nil || len(r.young) >= maxResponses {
+		r.young, r.old = make(map[uint64]keptResponse), r.young
 	}
-	if r.byID == nil {
-		r.byID = make(map[uint64]*list.Element)
-	}
-	r.byID[one.hash] = r.order.PushFront(one)
-	if len(r.byID) > maxResponses {
-		oldest, _ := r.order.Remove(r.order.Back()).(keptResponse)
-		delete(r.byID, oldest.hash)
-	}
+	r.young[one.hash] = one
+	delete(r.old, one.hash)
 }
 
 // Find returns the target that keeps a response, and the response's session. If use is set, the
@@ -90,14 +82,13 @@ func (r *responses) follow(one keptResponse) {
 func (r *responses) Find(id string, use bool) (t kvscore.Target, session affinity.Identity, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	e := r.byID[xxh3.HashStringSeed(id, r.seed.Load())]
-	if e == nil {
-		return t, session, false
+	hash := xxh3.HashStringSeed(id, r.seed.Load())
+	kept, ok := r.young[hash]
+	if !ok {
+		if kept, ok = r.old[hash]; ok && use {
+			r.renew(kept)
+		}
 	}
-	if use {
-		r.order.MoveToFront(e)
-	}
-	kept, ok := e.Value.(keptResponse)
 	return kept.target, kept.session, ok
 }
 
@@ -105,7 +96,7 @@ func (r *responses) Find(id string, use bool) (t kvscore.Target, session affinit
 func (r *responses) Count() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return len(r.byID)
+	return len(r.young) + len(r.old)
 }
 
 // Aborts are the ids of requests that clients have aborted lately by a request of its own. What then

@@ -107,7 +107,6 @@ type restoredPrompt struct {
 	matched int
 }
 
-// read takes one record.
 func (r *restorer) read(rec *journal.Record) {
 	if rec.At.After(r.last) {
 		r.last = rec.At
@@ -170,7 +169,6 @@ func (r *restorer) state(s *journal.State, at time.Time) {
 	}
 }
 
-// worker returns the worker at an address.
 func (r *restorer) worker(dial string) *restoredWorker {
 	w := r.byDial[dial]
 	if w == nil {
@@ -197,7 +195,6 @@ func (r *restorer) ended(w *restoredWorker, end *journal.End) {
 	}
 }
 
-// finish restores what was read.
 func (r *restorer) finish(ctx context.Context, head *journal.Head) {
 	p := r.pool
 	p.Quota.Restore(time.Now(), r.limits, len(r.settings.Share.Servers) > 0)
@@ -267,7 +264,6 @@ func (p *Pool) restoreLearned(s *journal.State, age time.Duration, at func(dial 
 	p.Ratios.Restore(s.Ratios)
 }
 
-// prompt restores a part of a cache model.
 func (r *restorer) prompt(one *restoredPrompt) {
 	r.blocks = one.Append(r.blocks[:0])
 	r.CachedTokens += r.pool.Scheduler.Caches().Recall(one.of.target(one.rank), &cache.Past{

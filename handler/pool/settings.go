@@ -9,7 +9,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
@@ -324,14 +324,7 @@ func (s *Settings) schedulerSettings() kvscore.Settings {
 
 // SharedSettings are the settings of all handlers of one configuration that name one
 // pool. They grow while the configuration is provisioned.
-type SharedSettings struct {
-	mu  sync.Mutex
-	All *Settings
-}
+type SharedSettings struct{ all atomic.Pointer[Settings] }
 
 // Get returns the settings, with defaults.
-func (s *SharedSettings) Get() *Settings {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.All.WithDefaults()
-}
+func (s *SharedSettings) Get() *Settings { return s.all.Load().WithDefaults() }

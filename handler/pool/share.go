@@ -65,7 +65,6 @@ func (p *Pool) KeepShare(set Share) {
 	}(s, p.kept.journal.Open(true), k.ended)
 }
 
-// newSharer returns what shares the pool's records.
 func (p *Pool) newSharer(set *Share) *journal.Sharer {
 	name, _ := os.Hostname()
 	prefix := cmp.Or(caddy.NewReplacer().ReplaceAll(set.Prefix, ""), "kv_router:")
@@ -127,7 +126,6 @@ func (p *Pool) rekey(k journal.Keys) {
 	}
 }
 
-// follow takes a record of another router.
 func (p *Pool) follow(r *journal.Record, worker uint64) {
 	if r.Kind == journal.KindState {
 		p.restoreLearned(&r.State, 0, p.Upstream)

@@ -88,7 +88,6 @@ func (s *Share) options(files bool) (o valkey.ClientOption, err error) {
 	return o, err
 }
 
-// certify reads the certificates.
 func (s *Share) certify(t *tls.Config, repl *caddy.Replacer) error {
 	if s.CA != "" {
 		pem, err := os.ReadFile(repl.ReplaceAll(s.CA, ""))

@@ -86,18 +86,16 @@ func (p *Pool) Agree(config *prometheus.Registry, s *Settings) (*SharedSettings,
 	p.agreeMu.Lock()
 	defer p.agreeMu.Unlock()
 	if p.config != config || p.agreed == nil {
-		p.config, p.agreed = config, &SharedSettings{All: s}
+		p.config, p.agreed = config, new(SharedSettings)
+		p.agreed.all.Store(s)
 		return p.agreed, nil
 	}
-	a := p.agreed
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	all, err := a.All.merge(s)
+	all, err := p.agreed.all.Load().merge(s)
 	if err != nil {
 		return nil, fmt.Errorf("pool %s: handlers that name it contradict each other: %w", p.Name, err)
 	}
-	a.All = all
-	return a, nil
+	p.agreed.all.Store(all)
+	return p.agreed, nil
 }
 
 // Apply replaces the pool's settings, and returns whether they changed.
@@ -147,7 +145,9 @@ func (p *Pool) maintain() {
 			return
 		case t := <-review:
 			p.queue.reviewAll()
-			p.wakeForWaiters(t)
+			for _, w := range p.queue.sleepers(t) {
+				p.wake(w, t)
+			}
 		case t := <-hung:
 			silent.check(t)
 			held.check(t)

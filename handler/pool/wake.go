@@ -19,13 +19,6 @@ func (p *Pool) Wake(want *Wants, o Offers, t time.Time) {
 	p.wake(l.sleeper(t), t)
 }
 
-// wakeForWaiters wakes the engines that requests wait for.
-func (p *Pool) wakeForWaiters(t time.Time) {
-	for _, w := range p.queue.sleepers(t) {
-		p.wake(w, t)
-	}
-}
-
 // sleepers returns an engine to wake for each lane that needs one.
 func (q *waiters) sleepers(t time.Time) (list []*worker.Worker) {
 	if q.length.Load() == 0 {

@@ -2,7 +2,6 @@ package pool
 
 import (
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -138,14 +137,16 @@ func TestResponsesAreBounded(t *testing.T) {
 	if session, ok := r.Session("used"); !ok || session != (affinity.Identity{7}) {
 		t.Errorf("the session is %x, %v", session, ok)
 	}
-	if n := r.Count(); n != maxResponses {
+	if n := r.Count(); n < maxResponses || n > 2*maxResponses {
 		t.Errorf("%d are remembered", n)
 	}
 	if _, _, ok := r.Find("unused", true); ok {
 		t.Error("one that nobody named for long is remembered")
 	}
-	if _, _, ok := r.Find("resp_"+strconv.Itoa(5*maxResponses-1), true); !ok {
-		t.Error("the newest is not remembered")
+	for i := 4 * maxResponses; i < 5*maxResponses; i++ {
+		if _, _, ok := r.Find("resp_"+strconv.Itoa(i), false); !ok {
+			t.Fatalf("the newest, %d, is not remembered", i)
+		}
 	}
 	if _, _, ok := r.Find("never", true); ok {
 		t.Error("one is found that never was")
@@ -154,8 +155,10 @@ func TestResponsesAreBounded(t *testing.T) {
 	for _, one := range r.dump() {
 		again.follow(one)
 	}
-	if !slices.Equal(again.dump(), r.dump()) {
-		t.Error("what is dumped and restored is in another order")
+	for _, one := range r.dump() {
+		if got := again.young[one.hash]; got != one && again.old[one.hash] != one {
+			t.Fatalf("%+v is restored as %+v", one, got)
+		}
 	}
 }
 
