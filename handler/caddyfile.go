@@ -278,7 +278,6 @@ func (o options) readAll(d *caddyfile.Dispenser, nesting int, what string) (seen
 	return seen, nil
 }
 
-// read reads the option at the dispenser's cursor.
 func (o options) read(d *caddyfile.Dispenser, what string) error {
 	name := d.Val()
 	switch to := o[name].(type) {

@@ -76,7 +76,6 @@ const defaultClass = "default"
 // lates are the values of Class.Late.
 var lates = map[string]queue.Late{"": queue.Serve, "serve": queue.Serve, "refuse": queue.Refuse, "demote": queue.Demote}
 
-// checkWho checks the options tenant and class.
 func (h *Handler) checkWho() error {
 	if _, ok := plan.PlaceholderName(h.Tenant); h.Tenant != "" && !ok {
 		return fmt.Errorf("tenant: must be a placeholder such as {http.auth.user.id}, got %q", h.Tenant)
@@ -152,25 +151,35 @@ func (c *Class) check() error {
 	return nil
 }
 
-func (h *Handler) loadClasses(ctx caddy.Context) (err error) {
+func (h *Handler) loadMatchers(ctx caddy.Context) (err error) {
+	load := func(of any, raw caddyhttp.RawMatcherSets, what string) (sets caddyhttp.MatcherSets) {
+		if raw != nil && err == nil {
+			var mods any
+			if mods, err = ctx.LoadModule(of, "MatcherSetsRaw"); err == nil {
+				err = sets.FromInterface(mods)
+			}
+			if err != nil {
+				err = fmt.Errorf("%s: loading matchers: %w", what, err)
+			}
+		}
+		return sets
+	}
+	for _, t := range h.Trust {
+		t.matchers = load(t, t.MatcherSetsRaw, "trust")
+	}
 	for _, c := range h.Classes {
-		if c.matchers, err = loadMatchers(ctx, c, c.MatcherSetsRaw); err != nil {
-			return fmt.Errorf("class %s: %w", c.Name, err)
+		c.matchers = load(c, c.MatcherSetsRaw, "class "+c.Name)
+	}
+	for _, w := range h.Workers {
+		if w.IsBackup() {
+			if h.backups == nil {
+				h.backups = make(pool.Backups)
+			}
+			own := *w // other handlers may have the same
+			h.backups[w.Dial] = load(&own, own.MatcherSetsRaw, "worker "+w.Dial)
 		}
 	}
-	return nil
-}
-
-// loadMatchers loads the field MatcherSetsRaw of a part of the configuration.
-func loadMatchers(ctx caddy.Context, of any, raw caddyhttp.RawMatcherSets) (sets caddyhttp.MatcherSets, err error) {
-	if raw == nil {
-		return nil, nil
-	}
-	mods, err := ctx.LoadModule(of, "MatcherSetsRaw")
-	if err != nil {
-		return nil, fmt.Errorf("loading matchers: %w", err)
-	}
-	return sets, sets.FromInterface(mods)
+	return err
 }
 
 // meets returns whether a request meets matchers. If they fail, it does not, and that is a condition.
@@ -261,35 +270,13 @@ func (c *Class) unmarshalTTFT(d *caddyfile.Dispenser) error {
 	return nil
 }
 
-// loadBackups loads the matchers of the handler's backups.
-func (h *Handler) loadBackups(ctx caddy.Context) error {
-	for _, w := range h.Workers {
-		if !w.IsBackup() {
-			continue
-		}
-		own := *w // other handlers may have the same
-		sets, err := loadMatchers(ctx, &own, own.MatcherSetsRaw)
-		if err != nil {
-			return fmt.Errorf("worker %s: %w", w.Dial, err)
-		}
-		if h.backups == nil {
-			h.backups = make(pool.Backups)
-		}
-		h.backups[w.Dial] = sets
-	}
-	return nil
-}
-
 // backupsOf returns the ids of the backups that may get a request: those that the handler itself declares,
 // and whose matchers the request meets. A matcher that fails matches nothing.
 func (h *Handler) backupsOf(r *http.Request) (ids []uint64) {
 	set := h.pool.Settings.Load()
 	for dial, sets := range h.backups {
 		w := set.Worker(dial)
-		if !w.IsBackup() {
-			continue
-		}
-		if h.meets(r, sets, "a matcher of a backup fails, and matches nothing") {
+		if w.IsBackup() && h.meets(r, sets, "a matcher of a backup fails, and matches nothing") {
 			ids = append(ids, w.ID)
 		}
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
+	"golang.org/x/net/http/httpguts"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -212,32 +213,31 @@ type Handler struct { // one field for each option, hence so many
 	// except the selection policy. It needs at least one upstream, or a dynamic source.
 	ReverseProxy *reverseproxy.Handler `json:"reverse_proxy,omitempty"`
 
-	phases      kvscore.SplitRule
-	policy      kvscore.Policy
-	shadow      kvscore.Policy // nil if none is configured
-	keys        []plan.KeySource
-	public      plan.PublicModels
-	rest        *queue.Class                          // of requests that no class takes
-	named       func() (caddy.ModuleMap, bool, error) // reads the name of a named matcher of the Caddyfile
-	backups     pool.Backups
-	settings    *pool.Settings
-	config      *pool.SharedSettings // those of all handlers that name the pool
-	pool        *pool.Pool
-	adopted     atomic.Bool
-	holdsPool   bool
-	proxyReady  bool
-	reader      *plan.Reader
-	dispatcher  *dispatch.Dispatcher
-	explainer   *admin.Explainer
-	prober      *discovery.Prober
-	transport   *upstream.Transport
-	client      *upstream.Client
-	metrics     *dispatch.Metrics
-	poolMetrics *dispatch.PoolMetrics
-	ctx         context.Context      // ends with the configuration
-	registry    *prometheus.Registry // the configuration's
-	noticed     atomic.Bool          // the server's settings were checked
-	logger      *zap.Logger
+	phases     kvscore.SplitRule
+	policy     kvscore.Policy
+	shadow     kvscore.Policy // nil if none is configured
+	keys       []plan.KeySource
+	public     plan.PublicModels
+	rest       *queue.Class                          // of requests that no class takes
+	named      func() (caddy.ModuleMap, bool, error) // reads the name of a named matcher of the Caddyfile
+	backups    pool.Backups
+	settings   *pool.Settings
+	config     *pool.SharedSettings // those of all handlers that name the pool
+	pool       *pool.Pool
+	adopted    atomic.Bool
+	holdsPool  bool
+	proxyReady bool
+	reader     *plan.Reader
+	dispatcher *dispatch.Dispatcher
+	explainer  *admin.Explainer
+	prober     *discovery.Prober
+	transport  *upstream.Transport
+	client     *upstream.Client
+	metrics    *dispatch.Metrics
+	ctx        context.Context      // ends with the configuration
+	registry   *prometheus.Registry // the configuration's
+	noticed    atomic.Bool          // the server's settings were checked
+	logger     *zap.Logger
 }
 
 // Affinity configures sessions. All handlers of a pool must agree on `ttl` and
@@ -291,7 +291,6 @@ const (
 	affinityOff  = "off"
 )
 
-// setDefaults checks the configuration and fills in what it leaves out.
 func (h *Handler) setDefaults() error {
 	h.Pool = cmp.Or(h.Pool, pool.DefaultName)
 	h.MaxBody = cmp.Or(h.MaxBody, 64<<20)
@@ -304,7 +303,7 @@ func (h *Handler) setDefaults() error {
 	if lb := h.ReverseProxy.LoadBalancing; lb != nil && lb.SelectionPolicyRaw != nil {
 		return errLBPolicy
 	}
-	if i := strings.IndexFunc(h.ResponseHeaders, notTokenChar); i >= 0 {
+	if h.ResponseHeaders != "" && !httpguts.ValidHeaderFieldName(h.ResponseHeaders) {
 		return fmt.Errorf("response_headers: must be the beginning of a header's name, got %q", h.ResponseHeaders)
 	}
 	if t := valueOf(h.Timeouts); t.FirstToken < 0 {
@@ -342,16 +341,10 @@ func (h *Handler) setDefaults() error {
 
 var errLBPolicy = fmt.Errorf("lb_policy is not allowed in kv_router's reverse_proxy: use kv_router's policy")
 
-func notTokenChar(r rune) bool {
-	return r != '-' && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z')
-}
-
-// sessionMode returns the configured mode, or the default.
 func (h *Handler) sessionMode() string {
 	return cmp.Or(valueOf(h.Affinity).Mode, affinitySoft)
 }
 
-// checkAffinity checks the mode, the places of keys and their scope.
 func (h *Handler) checkAffinity() error {
 	switch mode := h.sessionMode(); mode {
 	case affinitySoft, affinityHard, affinityOff:
@@ -375,7 +368,6 @@ func (h *Handler) checkAffinity() error {
 	return nil
 }
 
-// poolSettings returns the settings of the pool that the configuration names.
 func (h *Handler) poolSettings() (*pool.Settings, error) {
 	dynamic := h.ReverseProxy.DynamicUpstreamsRaw != nil
 	s := &pool.Settings{

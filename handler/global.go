@@ -39,7 +39,6 @@ func parseGlobal(d *caddyfile.Dispenser, before any) (any, error) {
 	return blocks, nil
 }
 
-// poolOfBlock reads the first line of a global block.
 func poolOfBlock(d *caddyfile.Dispenser) (string, error) {
 	d.Next()
 	args := d.RemainingArgs()

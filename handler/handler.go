@@ -57,7 +57,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	for _, step := range []func(caddy.Context) error{
-		h.loadPolicy, h.loadTrust, h.loadClasses, h.loadBackups, h.loadShadow, h.openPool, h.recallPool, h.provisionProxy, h.wireDispatcher,
+		h.loadPolicies, h.loadMatchers, h.openPool, h.provisionProxy, h.wireDispatcher,
 	} {
 		if err := step(ctx); err != nil {
 			return err
@@ -78,6 +78,9 @@ func (h *Handler) openPool(caddy.Context) error {
 	}
 	h.pool, h.holdsPool = value.(*pool.Pool), true
 	h.config, err = h.pool.Agree(h.registry, h.settings)
+	if file := journalFile(&h.settings.Journal, h.Pool); err == nil && file != "" {
+		h.pool.Recall(file)
+	}
 	return err
 }
 
@@ -107,21 +110,16 @@ func (h *Handler) provisionProxy(ctx caddy.Context) error {
 	return nil
 }
 
-// takeRetries takes the retries from the provisioned proxy: the dispatcher makes them, within the
-// operator's limits.
-func (h *Handler) takeRetries() (limits dispatch.Limits, match caddyhttp.MatcherSets) {
+// wireDispatcher makes the dispatcher, and what uses it, after everything that they need. The dispatcher
+// makes the retries in place of the proxy, within the operator's limits.
+func (h *Handler) wireDispatcher(caddy.Context) error {
+	h.metrics = dispatch.Register(h.registry, h.logger, admin.Collector{}, speculative.Total)
 	lb := h.ReverseProxy.LoadBalancing
-	limits = dispatch.Limits{
+	limits := dispatch.Limits{
 		Duration: time.Duration(lb.TryDuration), Interval: time.Duration(lb.TryInterval), Retries: lb.Retries,
 	}
-	match = lb.RetryMatch
+	match := lb.RetryMatch
 	lb.TryDuration, lb.TryInterval, lb.Retries, lb.RetryMatch = 0, 0, 0, nil
-	return limits, match
-}
-
-// wireDispatcher makes the dispatcher, and what uses it, after everything that they need.
-func (h *Handler) wireDispatcher(caddy.Context) error {
-	limits, match := h.takeRetries()
 	h.prober = discovery.New(h.ctx, h.pool, h.ReverseProxy, h.client, h.logger)
 	d := &dispatch.Dispatcher{
 		Runner: attempt.Runner{Pool: h.pool, Transport: h.transport, Labels: h.ResponseHeaders, Logger: h.logger},
@@ -135,10 +133,10 @@ func (h *Handler) wireDispatcher(caddy.Context) error {
 		Timeouts: valueOf(h.Timeouts), Resume: *h.Resume, Limits: limits, RetryMatch: match, Phases: h.phases,
 		ServerTiming: h.ServerTiming, CacheStatus: h.CacheStatus, Backups: h.backups,
 		KeepBody: len(h.ReverseProxy.HandleResponse) > 0, Speculative: h.SpeculativePrefill,
-		Metrics: h.metrics, PoolMetrics: h.poolMetrics,
+		Metrics: h.metrics, PoolMetrics: h.metrics.Of(h.Pool),
 	}
-	d.Sessions.Failed = d.Unbound
-	d.FollowUps = speculative.NewRunner(h.ctx, h.pool, h.client, h.SpeculativePrefill)
+	d.Sessions.Failed = func() { d.FallBack(dispatch.FallbackUnbound) }
+	d.FollowUps = speculative.NewRunner(h.ctx, h.pool, h.client, h.SpeculativePrefill).Answering
 	h.dispatcher, h.reader = d, h.newReader()
 	h.explainer = &admin.Explainer{Reader: h.reader, Dispatcher: d}
 	return nil
@@ -147,15 +145,18 @@ func (h *Handler) wireDispatcher(caddy.Context) error {
 func (h *Handler) newReader() *plan.Reader {
 	p := h.pool
 	tenant, _ := plan.PlaceholderName(h.Tenant)
+	scope, _ := plan.PlaceholderName(cmp.Or(valueOf(h.Affinity).Scope, "{http.auth.user.id}"))
 	rd := &plan.Reader{
-		MaxBody: h.MaxBody, Sessions: h.sessionRules(), InjectsUsage: h.InjectUsage,
+		MaxBody: h.MaxBody, InjectsUsage: h.InjectUsage, Tenant: tenant,
+		Sessions: plan.Sessions{
+			Keys: h.keys, Scope: scope, HeldOnly: h.sessionMode() == affinityOff, Secret: p.Secret, Conversation: p.Responses.Session,
+		},
 		Strict: h.StrictNVExt, Direct: h.RequirePin, EnforcesSalt: h.EnforceCacheSalt,
 		MergesModels: h.MergeModels == nil || *h.MergeModels, Grants: h.grants,
 		Memory: &p.Memory, Ratios: &p.Ratios, Hashing: p.Hashing, Adapter: p.Adapter, Canonical: p.Canonical, OnlyModel: p.OnlyModel, TakesTokens: h.prober.TakesTokenData,
 		Transfers: p.Transfers, Lists: p.Lists, Keeps: p.Responses.Keeps, Public: h.public, KeeperServes: p.KeeperServes,
 		TTL:     func() time.Duration { return time.Duration(p.Settings.Load().TTL) },
 		Waiting: func() uint64 { return uint64(p.Waiting()) },
-		Tenant:  tenant,
 	}
 	if len(h.Classes) > 0 {
 		rd.Class = h.classOf
@@ -164,15 +165,6 @@ func (h *Handler) newReader() *plan.Reader {
 		rd.Backups = h.backupsOf
 	}
 	return rd
-}
-
-// sessionRules returns how the configuration finds the sessions of requests.
-func (h *Handler) sessionRules() plan.Sessions {
-	scope, _ := plan.PlaceholderName(cmp.Or(valueOf(h.Affinity).Scope, "{http.auth.user.id}"))
-	return plan.Sessions{
-		Keys: h.keys, Scope: scope, HeldOnly: h.sessionMode() == affinityOff,
-		Secret: h.pool.Secret, Conversation: h.pool.Responses.Session,
-	}
 }
 
 // liveCheck is how often a provisioned configuration checks whether it serves.
@@ -197,13 +189,6 @@ func (h *Handler) adoptWhenLive(ctx context.Context) {
 	}
 }
 
-// keepJournal has the pool keep its journal, and share it, as all its handlers say.
-func (h *Handler) keepJournal() {
-	set := h.config.Get().Journal
-	h.pool.KeepJournal(pool.Journal{File: journalFile(&set, h.Pool), MaxSize: set.MaxSize})
-	h.pool.KeepShare(h.config.Get().Share)
-}
-
 // journalFile returns the file of a pool's journal, empty if it has none.
 func journalFile(set *pool.Journal, name string) string {
 	switch {
@@ -215,26 +200,16 @@ func journalFile(set *pool.Journal, name string) string {
 	return pool.JournalFile(name)
 }
 
-// recallPool has a new pool take over the secret of its journal.
-func (h *Handler) recallPool(caddy.Context) error {
-	if file := journalFile(&h.settings.Journal, h.Pool); file != "" {
-		h.pool.Recall(file)
-	}
-	return nil
-}
-
-// isLive returns whether the handler's configuration serves. A configuration may get
-// requests before: Caddy opens its first listener, and may then reject it because of
-// another one.
-func (h *Handler) isLive() bool {
-	active := caddy.ActiveContext()
-	return active.GetMetricsRegistry() == h.registry
-}
-
-// adopt has the pool use this handler's settings, once, if the configuration serves.
+// adopt has the pool use this handler's settings, once, if the configuration serves. A configuration
+// may get requests before: Caddy opens its first listener, and may then reject it because of another one.
 func (h *Handler) adopt() {
-	if !h.adopted.Load() && h.isLive() && h.adopted.CompareAndSwap(false, true) {
-		if discovery.Apply(h.pool, h.config.Get()) {
+	isLive := func() bool {
+		active := caddy.ActiveContext()
+		return active.GetMetricsRegistry() == h.registry
+	}
+	if !h.adopted.Load() && isLive() && h.adopted.CompareAndSwap(false, true) {
+		set := h.config.Get()
+		if discovery.Apply(h.pool, set) {
 			h.logger.Info("pool settings changed", zap.String("pool", h.Pool))
 		}
 		for _, c := range h.Classes {
@@ -242,8 +217,9 @@ func (h *Handler) adopt() {
 				h.pool.Promises.Know(c.Name)
 			}
 		}
-		h.pool.KeepLimits(&h.config.Get().Limits)
-		h.keepJournal()
+		h.pool.KeepLimits(&set.Limits)
+		h.pool.KeepJournal(pool.Journal{File: journalFile(&set.Journal, h.Pool), MaxSize: set.Journal.MaxSize})
+		h.pool.KeepShare(set.Share)
 		h.pool.Serve(time.Now())
 		h.explainer.Lead()
 		h.prober.Start()
@@ -323,7 +299,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 
 // report counts a request that has ended, and adds to its access log.
 func (h *Handler) report(r *http.Request, report *dispatch.Report) {
-	h.poolMetrics.Requests[report.Outcome].Inc()
+	h.dispatcher.PoolMetrics.Requests[report.Outcome].Inc()
 	if repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
 		user, _ := repl.GetString("http.auth.user.id")
 		h.metrics.CountUser(h.Pool, user, report)
@@ -379,7 +355,6 @@ func (h *Handler) earlyHeader(w http.ResponseWriter, r *http.Request) http.Heade
 	return early
 }
 
-// hasErrorRoutes returns whether the server has routes for errors.
 func hasErrorRoutes(r *http.Request) bool {
 	server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
 	return ok && server.Errors != nil

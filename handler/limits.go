@@ -87,7 +87,6 @@ func (h *Handler) reserve(w http.ResponseWriter, p *plan.Plan, now time.Time) (*
 	}
 }
 
-// asks returns what a request asks of its tenant's limits.
 func (h *Handler) asks(p *plan.Plan) *quota.Ask {
 	ask := &quota.Ask{Name: p.Tenant.Name, Tenant: p.Tenant.Hash, Prompt: p.Score.Tokens}
 	if p.Class != nil {

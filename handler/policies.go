@@ -4,9 +4,6 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/admin"
-	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
-	"github.com/caddy-kvrouter/kvrouter/handler/speculative"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2"
@@ -24,29 +21,21 @@ func init() {
 	}
 }
 
-func (h *Handler) loadPolicy(ctx caddy.Context) (err error) {
-	if h.PolicyRaw == nil {
-		h.policy = newPredictedLatency()
-		return nil
+// loadPolicies loads the policy, and the shadow policy if one is configured.
+func (h *Handler) loadPolicies(ctx caddy.Context) (err error) {
+	if h.policy = newPredictedLatency(); h.PolicyRaw != nil {
+		if h.policy, err = h.policyOf(ctx, "PolicyRaw"); err != nil {
+			return err
+		}
 	}
-	h.policy, err = h.policyOf(ctx, "PolicyRaw")
-	return err
-}
-
-// loadShadow registers the metrics and loads the shadow policy, if one is configured.
-func (h *Handler) loadShadow(ctx caddy.Context) (err error) {
-	h.metrics = dispatch.Register(h.registry, h.logger, admin.Collector{}, speculative.Total)
-	h.poolMetrics = h.metrics.Of(h.Pool)
-	if h.ShadowRaw == nil {
-		return nil
-	}
-	if h.shadow, err = h.policyOf(ctx, "ShadowRaw"); err != nil {
-		return fmt.Errorf("shadow: %w", err)
+	if h.ShadowRaw != nil {
+		if h.shadow, err = h.policyOf(ctx, "ShadowRaw"); err != nil {
+			return fmt.Errorf("shadow: %w", err)
+		}
 	}
 	return nil
 }
 
-// policyOf loads the policy of one of the handler's fields.
 func (h *Handler) policyOf(ctx caddy.Context, field string) (kvscore.Policy, error) {
 	mod, err := ctx.LoadModule(h, field)
 	if err != nil {

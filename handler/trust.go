@@ -7,7 +7,6 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 
-	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
@@ -48,15 +47,6 @@ func (h *Handler) checkTrust() error {
 				return fmt.Errorf("trust: must be one or more of %s, got %q", strings.Join(nvext.GrantNames(), ", "), name)
 			}
 			t.granted |= g
-		}
-	}
-	return nil
-}
-
-func (h *Handler) loadTrust(ctx caddy.Context) (err error) {
-	for _, t := range h.Trust {
-		if t.matchers, err = loadMatchers(ctx, t, t.MatcherSetsRaw); err != nil {
-			return fmt.Errorf("trust: %w", err)
 		}
 	}
 	return nil

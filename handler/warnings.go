@@ -42,7 +42,6 @@ func tooShort(d caddy.Duration) string {
 	return time.Duration(d).String()
 }
 
-// proxyWarnings returns the harmful settings of a provisioned reverse proxy.
 func proxyWarnings(rp *reverseproxy.Handler, t *reverseproxy.HTTPTransport) []warning {
 	const silent = "an answer that is not streamed comes whole, after its last token; one that takes longer fails"
 	list := []warning{{

@@ -20,19 +20,16 @@ var facts = append([]fact{
 	{name: "prefill_worker", access: "prefill_worker", client: true, of: func(a *Attempt) any { return a.prefillFact(idOf) }},
 	{name: "prefill_upstream", access: "prefill_upstream", of: func(a *Attempt) any { return a.prefillFact(dialOf) }},
 	{name: "prefill_dp_rank", access: "prefill_dp_rank", client: true, of: func(a *Attempt) any { return a.prefillFact(rankOf) }},
-	{
-		name: "overlap_blocks", access: "overlap_blocks", client: true,
-		of: func(a *Attempt) any { return a.Terms.OverlapBlocks },
-	},
+	{name: "overlap_blocks", access: "overlap_blocks", client: true, of: func(a *Attempt) any { return a.Terms.OverlapBlocks }},
 	{
 		name: "predicted_cached_tokens", access: "predicted_cached_tokens", client: true,
 		of: func(a *Attempt) any { return a.Terms.OverlapTokens },
 	},
 	{name: "prompt_tokens", access: "estimated_prompt_tokens", of: func(a *Attempt) any { return a.Tokens }},
-	{name: "model", access: "model", of: func(a *Attempt) any { return a.modelFact(a.PublicName()) }},
+	{name: "model", access: "model", of: func(a *Attempt) any { return When(Renames(a.Call.Plan, a.Worker), a.PublicName()) }},
 	{
 		name: "engine_model", access: "engine_model", client: true,
-		of: func(a *Attempt) any { return a.modelFact(ModelAt(a.Call.Plan, a.Worker)) },
+		of: func(a *Attempt) any { return When(Renames(a.Call.Plan, a.Worker), ModelAt(a.Call.Plan, a.Worker)) },
 	},
 	{name: "request_id", access: "request_id", client: true, of: func(a *Attempt) any { return a.Call.ID }},
 	{name: "attempt", of: func(a *Attempt) any { return int64(a.Number) }},
@@ -45,24 +42,16 @@ var facts = append([]fact{
 	{name: "booked_output_blocks", of: func(a *Attempt) any { return a.Terms.OutputBlocks }},
 	{name: "active_requests", of: func(a *Attempt) any { return int64(a.Terms.Requests) }},
 	{name: "predicted_time_to_first_token_seconds", of: func(a *Attempt) any { return a.Terms.TTFT() / 1e3 }},
-	{name: "cost", of: func(a *Attempt) any {
-		if a.Unpriced {
-			return nil
-		}
-		return a.Terms.Cost
-	}},
-	{name: "split", of: func(a *Attempt) any {
-		if a.Terms.Split {
-			return "true"
-		}
-		return nil
-	}},
+	{name: "cost", of: func(a *Attempt) any { return When(!a.Unpriced, a.Terms.Cost) }},
+	{name: "split", of: func(a *Attempt) any { return When(a.Terms.Split, "true") }},
 }, costs()...)
 
 // costs returns the terms of the cost, if that is a time.
 func costs() (list []fact) {
 	for i, term := range new(kvscore.Terms).Each() {
-		list = append(list, fact{name: "cost_" + term.Name + "_ms", of: func(a *Attempt) any { return a.term(a.Terms.Terms.Each()[i].Time) }})
+		list = append(list, fact{name: "cost_" + term.Name + "_ms", of: func(a *Attempt) any {
+			return When(a.CostsTime, a.Terms.Terms.Each()[i].Time)
+		}})
 	}
 	return list
 }
@@ -86,20 +75,12 @@ func (a *Attempt) prefillFact(of func(*Attempt) any) any {
 	return of(a.Prefill)
 }
 
-// modelFact returns a name of the model, nil if the worker gets the client's.
-func (a *Attempt) modelFact(name string) any {
-	if !Renames(a.Call.Plan, a.Worker) {
+// When returns the value of a fact under a condition, else nil.
+func When(is bool, value any) any {
+	if !is {
 		return nil
 	}
-	return name
-}
-
-// term returns a term of the cost, nil if the cost is not in milliseconds.
-func (a *Attempt) term(ms float64) any {
-	if !a.CostsTime {
-		return nil
-	}
-	return ms
+	return value
 }
 
 // whole cuts the fraction of a number of blocks.
@@ -110,7 +91,6 @@ func whole(v any) any {
 	return v
 }
 
-// text returns a fact for a header.
 func text(v any) string {
 	switch v := whole(v).(type) {
 	case string:
@@ -165,7 +145,6 @@ func (a *Attempt) Log() {
 	c.Write(fields...)
 }
 
-// attributes returns the facts for the span of the choice.
 func (a *Attempt) attributes() (list []attribute.KeyValue) {
 	for i := range facts {
 		list = appendAttribute(list, facts[i].name, facts[i].of(a))

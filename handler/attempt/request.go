@@ -94,7 +94,6 @@ func readsAnswer(p *plan.Plan, w *worker.Worker) bool {
 	return p.Request != nil || p.Lists || p.Everywhere || Renames(p, w)
 }
 
-// adapt returns the request and its body, adapted to the engine.
 func (e *Request) adapt(req *http.Request) (*http.Request, body.Edited) {
 	var as body.Edited
 	if e.Body != nil {
@@ -148,7 +147,6 @@ func (e *Request) adapt(req *http.Request) (*http.Request, body.Edited) {
 	return withHeaders(req, done.Headers), as
 }
 
-// withHeaders returns a request with other headers. The attempts of a request share theirs.
 func withHeaders(req *http.Request, headers []engine.Header) *http.Request {
 	if len(headers) == 0 {
 		return req
@@ -201,7 +199,6 @@ func (e *Request) setOnlyModel(as *body.Edited, read *api.Request) bool {
 	return true
 }
 
-// renamed returns a request whose URL has another name of the model.
 func renamed(req *http.Request, from, to string) *http.Request {
 	path, query := plan.NameInPath(req.URL.Path, from), plan.NameInPairs(req.URL.RawQuery)
 	if value, err := url.QueryUnescape(req.URL.RawQuery[query.Start:query.End]); err != nil || value != from || from == "" {

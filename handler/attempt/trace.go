@@ -3,7 +3,7 @@ package attempt
 import (
 	"context"
 	"net/http"
-	"net/textproto"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -124,15 +124,13 @@ func (t *Trace) Carry(req *http.Request) *http.Request {
 		return req
 	}
 	p := thePropagation()
-	for _, field := range p.fields {
-		if _, there := req.Header[field]; there {
-			out := *req
-			out.Header = req.Header.Clone() // an attempt before may still be writing it
-			p.Inject(t.ctx, propagation.HeaderCarrier(out.Header))
-			return &out
-		}
+	if !slices.ContainsFunc(p.Fields(), func(name string) bool { return req.Header.Get(name) != "" }) {
+		return req
 	}
-	return req
+	out := *req
+	out.Header = req.Header.Clone() // an attempt before may still be writing it
+	p.Inject(t.ctx, propagation.HeaderCarrier(out.Header))
+	return &out
 }
 
 // Set sets an attribute of the span, unless the value is nil.
@@ -154,17 +152,5 @@ func forSpan(s string) string {
 	return strings.ToValidUTF8(s[:min(len(s), longestTraced)], "\uFFFD")
 }
 
-// tracePropagation writes spans to headers; fields are the canonical names of these.
-type tracePropagation struct {
-	propagation.TextMapPropagator
-	fields []string
-}
-
-// thePropagation is that of Caddy's tracing directive, from the same environment variable.
-var thePropagation = sync.OnceValue(func() *tracePropagation {
-	p := &tracePropagation{TextMapPropagator: autoprop.NewTextMapPropagator()}
-	for _, field := range p.Fields() {
-		p.fields = append(p.fields, textproto.CanonicalMIMEHeaderKey(field))
-	}
-	return p
-})
+// thePropagation writes spans to headers as Caddy's tracing directive does, by the same environment variable.
+var thePropagation = sync.OnceValue(func() propagation.TextMapPropagator { return autoprop.NewTextMapPropagator() })

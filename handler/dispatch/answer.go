@@ -16,14 +16,13 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 )
 
-// deliver prepares an answer for the client.
 func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Response {
 	a := d.attempt
 	d.held.drop()
 	if !a.Streams(resp) {
 		d.split.Answered(d.phases, resp.StatusCode < 300)
 	}
-	if d.prepareFollowUp(resp); !d.keepsBody(resp) {
+	if d.followUp = d.FollowUps(a, d.turn.EngineSession() != "", resp); !d.keepsBody(resp) {
 		a.Stay()
 		d.freeBody()
 	}
@@ -43,18 +42,6 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 	d.keepNamed(resp)
 	d.observe(req, resp)
 	return resp
-}
-
-// prepareFollowUp prepares the follow-up when an answer begins.
-func (d *Dispatch) prepareFollowUp(resp *http.Response) {
-	t := Answering{
-		Plan: d.plan, Size: -1, Worker: d.attempt.Worker, Target: d.attempt.Target, Upstream: d.attempt.Upstream,
-		Held: d.turn.EngineSession() != "",
-	}
-	if d.Body != nil {
-		t.Size = d.Body.Size
-	}
-	d.followUp = d.FollowUps.Answering(t, resp)
 }
 
 // deliveryOf makes the delivery of an attempt's answer, and replaces the answer's body.
@@ -212,7 +199,8 @@ func (o *delivery) ResponseID(id string) {
 
 func (o *delivery) Ended(s response.Summary) {
 	o.Summary = s
-	o.free()
+	o.d.Pool.Memory.Held.Add(-o.room)
+	o.room = 0
 	if s.Skipped {
 		o.d.FallBack(fallbackOmitted)
 	}
@@ -265,15 +253,6 @@ func (d *Dispatch) malformed() {
 
 // computed returns whether the worker has certainly computed the prompt.
 func (o *delivery) computed() bool { return o != nil && o.Summary.Computed() }
-
-// noticeEncoding records that a handler before this one compressed a stream. Only the response
-// header shows that.
-func (o *delivery) noticeEncoding(w http.ResponseWriter) {
-	if o != nil && o.Stream && o.Read && body.Compressed(w.Header()) {
-		of := o.d.Pool
-		of.Incidents.Raise(time.Now(), "event streams are compressed: exclude them from encode", of.Logger)
-	}
-}
 
 const serverTiming = "Server-Timing"
 

@@ -109,7 +109,9 @@ const statusClientGone = 499
 // Settle returns the error for the client. err is what the proxy returned.
 func (d *Dispatch) Settle(w http.ResponseWriter, err error) error {
 	d.err, d.returned = err, true
-	d.answer.noticeEncoding(w)
+	if o := d.answer; o != nil && o.Stream && o.Read && body.Compressed(w.Header()) { // by a handler before this one
+		d.Pool.Incidents.Raise(time.Now(), "event streams are compressed: exclude them from encode", d.Pool.Logger)
+	}
 	if d.err == nil {
 		return nil
 	}
@@ -132,7 +134,6 @@ func (d *Dispatch) Settle(w http.ResponseWriter, err error) error {
 	return d.unserved(d.err)
 }
 
-// unserved returns the error of a request that no worker has answered.
 func (d *Dispatch) unserved(err error) *api.Refusal {
 	e := &api.Refusal{API: d.plan.API, Status: http.StatusBadGateway, Code: api.CodeFailed}
 	var refused reverseproxy.DialError
@@ -198,7 +199,6 @@ func (d *Dispatch) endLast() {
 	d.follow(outcome)
 }
 
-// follow starts the follow-up of a request that has ended.
 func (d *Dispatch) follow(outcome string) {
 	if d.followUp == nil {
 		return

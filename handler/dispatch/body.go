@@ -17,9 +17,6 @@ func (d *Dispatch) mayGoOn() bool {
 // goesOn is mayGoOn, and returns whether the body for it is there.
 func (d *Dispatch) goesOn() bool { return d.Body != nil && d.mayGoOn() }
 
-// movesLeft returns whether a stream that arrives now may move again.
-func (o *delivery) movesLeft() bool { return o == nil || o.moved+1 < o.d.Resume.Tries }
-
 // keepsBody returns whether the body is kept while the answer streams. Bodies of streams have
 // half of the memory for bodies, so that there is room for those of new requests.
 func (d *Dispatch) keepsBody(resp *http.Response) bool {
@@ -66,12 +63,6 @@ func (o *delivery) Track(a *api.Answer) {
 		o.room += int64(n)
 		return memory.Add(int64(n)) <= body.MaxBytes()
 	})
-}
-
-// free frees what was reserved for the text.
-func (o *delivery) free() {
-	o.d.Pool.Memory.Held.Add(-o.room)
-	o.room = 0
 }
 
 // Stays implements response.Mover.

@@ -40,8 +40,11 @@ func (d *Dispatch) othersWell(t time.Time) bool {
 
 // choice returns how to choose among candidates, once the session is found.
 func (rt *route) choice(c *pool.Candidates) pool.Choice {
-	bound := rt.boundPosition(c)
-	return pool.Choice{Request: rt.score(c), Policy: rt.Policy(), Bound: bound, Home: rt.fullHome(c)}
+	choice := pool.Choice{Bound: rt.boundPosition(c), Request: rt.score(c), Policy: rt.Policy()}
+	if home, _ := rt.turn.Home(); rt.turn.Stays() && !rt.pinned() { // the turn waits for it
+		choice.Home = fullOf(c, home)
+	}
+	return choice
 }
 
 // score returns the scheduler's view of the request: the plan's, with the client's preferred taints
@@ -106,15 +109,6 @@ func (rt *route) boundPosition(c *pool.Candidates) int {
 		return -1
 	}
 	return slices.IndexFunc(c.Targets, func(t kvscore.TargetRef) bool { return t.Target == home })
-}
-
-// fullHome returns the session's worker if that is full and the turn waits for it; nil otherwise.
-func (rt *route) fullHome(c *pool.Candidates) *worker.Worker {
-	home, _ := rt.turn.Home()
-	if !rt.turn.Stays() || rt.pinned() {
-		return nil
-	}
-	return fullOf(c, home)
 }
 
 // fullOf returns the worker of a target if that is left out only because it is full; nil

@@ -65,9 +65,10 @@ type tries struct {
 	attempt  *attempt.Attempt
 	phases   *split.Phases // of the attempt; nil if the request is not split
 	attempts int
-	seated   atomic.Bool // a worker was found
-	suspects int         // failed attempts that may have reached an engine
-	refusals
+	seated   atomic.Bool       // a worker was found
+	suspects int               // failed attempts that may have reached an engine
+	unfit    []*worker.Worker  // that have refused for a misfit
+	lacks    bool              // one of them lacks the model
 	triedBuf [4]*worker.Worker // backs tried for the first four workers
 	failure  error             // of the last attempt
 	held     heldAnswer
@@ -105,7 +106,12 @@ type delivery struct {
 	phases           *split.Phases // of the attempt; nil if the request is not split
 	body             *response.Body
 
-	moves // of a stream
+	// of a stream that moves from worker to worker
+	moved  int   // how often it has moved
+	before int   // events with tokens before the last move
+	told   bool  // the pool knows that its attempt has ended
+	noRoom bool  // its body was not kept
+	room   int64 // bytes that are reserved for its text
 
 	header time.Time // when the header of an answer that is no stream came
 	alive  time.Time // the lease's latest sign of life
@@ -115,15 +121,6 @@ type delivery struct {
 	trailer http.Header // of a stream, for its time to the first token; nil if the client gets none
 }
 
-// moves are the moves of a stream from worker to worker.
-type moves struct {
-	moved  int   // how often it has moved
-	before int   // events with tokens before the last move
-	told   bool  // the pool knows that its attempt has ended
-	noRoom bool  // its body was not kept
-	room   int64 // bytes that are reserved for its text
-}
-
 // heldAnswer is a worker's answer that calls for a retry. The client gets it if no later attempt
 // delivers an answer.
 type heldAnswer struct {
@@ -131,7 +128,6 @@ type heldAnswer struct {
 	attempt *attempt.Attempt
 }
 
-// drop drops the answer.
 func (h *heldAnswer) drop() {
 	if h.resp != nil {
 		_ = h.resp.Body.Close()
@@ -167,12 +163,6 @@ type fixed struct {
 	reason string
 }
 
-// refusals are what workers have refused for a misfit.
-type refusals struct {
-	unfit []*worker.Worker // that have refused
-	lacks bool             // one of them lacks the model
-}
-
 // misfit is why a worker cannot serve a request that another one may serve.
 type misfit uint8
 
@@ -182,10 +172,6 @@ const (
 	lacksPath // or what the path names
 	tooLong
 )
-
-// free returns whether a retry after it is free of the retry budget: the engine has computed nothing. One
-// without the path may have read a long upload.
-func (m misfit) free() bool { return m == lacksModel || m == tooLong }
 
 // Limits are the operator's lb_try_duration, lb_try_interval and lb_retries. Without a
 // duration or retries, each worker is tried once.
@@ -201,26 +187,9 @@ func (l Limits) allow(start time.Time, attempts int) bool {
 	return (l.Duration == 0 || time.Since(start) < l.Duration) && (l.Retries == 0 || attempts <= l.Retries)
 }
 
-// followUps makes the router's own requests that follow a client's.
-type followUps interface {
-	// Answering is called when an answer begins. It returns nil if nothing follows. Otherwise
-	// the dispatch keeps the request's body.
-	Answering(Answering, *http.Response) FollowUp
-}
-
 // FollowUp is called once, when a request has ended. It owns the body. text is the answer's
 // as JSON; nil if the answer is not whole or not all text. sent is the worker's request.
 type FollowUp func(text []byte, whole *body.Replay, sent *http.Request)
-
-// Answering is a request whose answer begins.
-type Answering struct {
-	Plan     *plan.Plan
-	Size     int64 // of its body; -1 if that is not in memory
-	Worker   *worker.Worker
-	Target   kvscore.Target
-	Upstream *reverseproxy.Upstream
-	Held     bool // by the engine, as a session: the request has only what is new in it
-}
 
 // MaxKeptText bounds the text that is kept of an answer, in bytes of JSON.
 const MaxKeptText = 256 << 10
@@ -256,8 +225,11 @@ type Dispatcher struct {
 	Phases     kvscore.SplitRule     // the rule by which requests are split
 	KeepBody   bool                  // other handlers may read the body after the answer's header
 
-	Probes    asker
-	FollowUps followUps
+	Probes asker
+	// FollowUps is called when the answer of an attempt begins. It returns nil if no request of the router's
+	// own follows. Otherwise the dispatch keeps the body. held: an engine holds the session, and the
+	// request has only what is new in it.
+	FollowUps func(a *attempt.Attempt, held bool, resp *http.Response) FollowUp
 	// Speculative allows clients to ask for speculative prefills.
 	Speculative bool
 	Client      *upstream.Client
@@ -283,7 +255,7 @@ const (
 
 // Fallbacks that are found after the plan was made.
 const (
-	fallbackUnbound     = "unbound"           // the session has no binding
+	FallbackUnbound     = "unbound"           // the store could not find or bind the session
 	fallbackUnreadable  = "answer_unreadable" // the engine's answer cannot be read as it passes
 	fallbackUnmerged    = "models_unmerged"   // a list of models lacks the other workers' models
 	fallbackOmitted     = "nvext_omitted"     // the answer cannot carry what the client asked for
@@ -295,9 +267,6 @@ func (s *Dispatcher) FallBack(reason string) {
 	s.Metrics.fallbacks.WithLabelValues(s.Pool.Name, reason).Inc()
 	s.Pool.Incidents.Raise(time.Now(), "fallback "+reason, s.Pool.Logger)
 }
-
-// Unbound records that the store could not find or bind a session.
-func (s *Dispatcher) Unbound() { s.FallBack(fallbackUnbound) }
 
 // CountDropped counts the grants that a request's wishes lack, and its routing headers that
 // cannot be read.

@@ -74,7 +74,7 @@ func testHandler(t testing.TB, dials ...string) *harness {
 	h.pool = testPool(t, h.settings)
 	m := AllMetrics()
 	h.dispatcher = &Dispatcher{
-		Runner: attempt.Runner{Pool: h.pool, Logger: zap.NewNop()}, Proxy: h.ReverseProxy, Policy: h.policy, FollowUps: noFollowUps{}, Probes: noProbes{},
+		Runner: attempt.Runner{Pool: h.pool, Logger: zap.NewNop()}, Proxy: h.ReverseProxy, Policy: h.policy, FollowUps: noFollowUps, Probes: noProbes{},
 		Metrics: m, PoolMetrics: m.Of("test"), Sessions: &turn.Sessions{Pool: h.pool, Failed: func() {}},
 	}
 	h.reader = &plan.Reader{
@@ -110,9 +110,7 @@ func (noProbes) Discovered(*worker.Worker) {}
 func (noProbes) AskAgain(*worker.Worker)   {}
 
 // noFollowUps makes no requests of the router's own.
-type noFollowUps struct{}
-
-func (noFollowUps) Answering(Answering, *http.Response) FollowUp { return nil }
+func noFollowUps(*attempt.Attempt, bool, *http.Response) FollowUp { return nil }
 
 // testPool opens a pool of its own.
 func testPool(t testing.TB, s *pool.Settings) *pool.Pool {

@@ -93,7 +93,6 @@ func (d *Dispatch) askAll(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// noteAborts records which requests this one aborts.
 func (d *Dispatch) noteAborts(t time.Time) {
 	if !strings.Contains(d.plan.HTTP.URL.Path, "/abort_request") || d.Body == nil {
 		return
@@ -148,7 +147,6 @@ func (j *joined) fail(err error) {
 	}
 }
 
-// read reads a worker's answer.
 func (j *joined) read(resp *http.Response, err error) {
 	if err != nil {
 		j.fail(err)

@@ -94,7 +94,6 @@ func (d *Dispatch) judgePhases(ctx context.Context, resp *http.Response, err err
 	return v, true
 }
 
-// judgeFailure judges an attempt without an answer.
 func (d *Dispatch) judgeFailure(ctx context.Context, resent bool, err error) verdict {
 	a := d.attempt
 	if ctx.Err() != nil || d.plan.Once != nil && d.plan.Once.Failed.Load() {

@@ -152,7 +152,6 @@ func (d *Dispatch) compare(s *pool.Seat, t time.Time) {
 	}
 }
 
-// promised counts what became of a request's target.
 func (d *Dispatch) promised(outcome string) {
 	d.Metrics.promises.WithLabelValues(d.Pool.Name, d.plan.Class.Name, outcome).Inc()
 }

@@ -41,18 +41,13 @@ func (d *Dispatch) Select(ctx context.Context, ups reverseproxy.UpstreamPool) *r
 	case err == nil:
 		return d.attempt.Upstream
 	case errors.Is(err, pool.ErrNoWorker):
-		d.noneFound()
+		incident := pool.ErrNoWorker.Error()
+		if d.pinned() {
+			incident = "requests pin a worker that is not available"
+		}
+		d.Pool.Incidents.Raise(time.Now(), incident, d.Pool.Logger)
 	}
 	return nil
-}
-
-// noneFound records that no worker was found for the first attempt.
-func (d *Dispatch) noneFound() {
-	incident := errNoWorker.Error()
-	if d.pinned() {
-		incident = "requests pin a worker that is not available"
-	}
-	d.Pool.Incidents.Raise(time.Now(), incident, d.Pool.Logger)
 }
 
 // RoundTrip answers the proxy's request. The proxy has prepared it for the worker that Select
@@ -106,7 +101,7 @@ func (d *Dispatch) run(ctx context.Context, r *remainder) (*http.Response, error
 			if resp != nil {
 				_ = resp.Body.Close()
 			}
-			return nil, cmp.Or(err, errNoWorker) // an answer is no rest of a stream
+			return nil, cmp.Or(err, pool.ErrNoWorker) // an answer is no rest of a stream
 		}
 	}
 }
@@ -115,7 +110,10 @@ func (d *Dispatch) run(ctx context.Context, r *remainder) (*http.Response, error
 // resp.Body, and puts it back.
 func (d *Dispatch) decide(req *http.Request, resp *http.Response, resent bool, err error) verdict {
 	v := d.judge(req.Context(), resp, resent, err)
-	if v.do == retry && !v.blameless && !v.misfit.free() && !d.affordable(err) {
+	// After a refusal of the model or the length, the engine has computed nothing. One without the path may
+	// have read a long upload.
+	free := v.blameless || v.misfit == lacksModel || v.misfit == tooLong
+	if v.do == retry && !free && !d.affordable(err) {
 		v.do = fail
 		if resp != nil && !v.withheld {
 			v.do = deliver
@@ -237,8 +235,6 @@ func (d *Dispatch) next(ctx context.Context, r *remainder) error {
 	}
 	return err
 }
-
-var errNoWorker = errors.New("no worker is available")
 
 // giveUp gives the client the held answer, or else the error for it. err says why no other attempt
 // follows.

@@ -1,12 +1,10 @@
 package dispatch
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
@@ -165,20 +163,6 @@ const (
 	phaseFailed   = "failed"
 	phaseCanceled = "canceled" // the client left, or the other phase failed
 )
-
-// phase records a phase that has ended.
-func (f *PoolMetrics) phase(name string, err error, took time.Duration) {
-	outcome := phaseOK
-	switch {
-	case errors.Is(err, context.Canceled):
-		outcome = phaseCanceled
-	case err != nil:
-		outcome = phaseFailed
-	default:
-		f.phaseTimes[name].Observe(took.Seconds())
-	}
-	f.phases[[2]string{name, outcome}].Inc()
-}
 
 // Register registers the collectors of requests and others. Several handlers may do so.
 func Register(r *prometheus.Registry, logger *zap.Logger, others ...prometheus.Collector) *Metrics {

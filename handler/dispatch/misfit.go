@@ -81,7 +81,6 @@ func (d *Dispatch) judgeMisfit(resp *http.Response, why misfit) verdict {
 	return v
 }
 
-// refused records that the attempt's worker has refused the request for a misfit.
 func (d *Dispatch) refused(why misfit) {
 	a := d.attempt
 	d.unfit = append(d.unfit, a.Worker)
@@ -117,12 +116,6 @@ func (d *Dispatch) longer(w *worker.Worker, worst pool.Verdict) bool {
 		}
 	}
 	return false
-}
-
-// outgrew returns whether the request is probably too long for a worker.
-func (rt *route) outgrew(w *worker.Worker) bool {
-	want := rt.Wants()
-	return w.IsShort(want.Prompt, want.Answer)
 }
 
 // putsOff returns whether a worker is left that could serve a request which others have refused. The

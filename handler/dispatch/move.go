@@ -217,7 +217,6 @@ func (o *delivery) goOn(ctx context.Context, rest *api.Rest, old *worker.Worker,
 	return nil, reason
 }
 
-// arrive records that the stream goes on with an attempt.
 func (o *delivery) arrive(ctx context.Context, a *attempt.Attempt, drained bool) {
 	d := o.d
 	o.attempt, o.phases, o.told = a, d.phases, false
@@ -316,7 +315,6 @@ type remainder struct {
 	blameless bool // the latest attempt failed by no fault of its worker
 }
 
-// seat finds a seat for the next attempt.
 func (r *remainder) seat(ctx context.Context, d *Dispatch) error {
 	if err := d.seatApart(ctx, r.apart, r.failed); err != nil {
 		return err

@@ -55,7 +55,6 @@ func (rt *route) narrow() error {
 	return nil
 }
 
-// pinTo makes the worker that the request names the only one.
 func (rt *route) pinTo(want *pool.Wants) error {
 	pin := &rt.plan.Pin
 	w := rt.offers.Worker(pin.Worker)
@@ -137,7 +136,6 @@ func (rt *route) badPin(format string, args ...any) error {
 	return rt.refuse(http.StatusBadRequest, api.CodePin, "nvext", fmt.Errorf(format, args...))
 }
 
-// shared returns the refusal of a request that would share a cache.
 func (rt *route) shared(format string, args ...any) error {
 	where := "this path"
 	if a := rt.plan.API; a != nil {
@@ -164,7 +162,6 @@ func (rt *route) onlyPhases() bool {
 	return found
 }
 
-// errNobody returns the error if no allowed worker can be reached.
 func (rt *route) errNobody() error {
 	if rt.onlyPhases() {
 		return rt.split.ErrWhole()

@@ -77,34 +77,16 @@ var reportFacts = [...]struct {
 }{
 	{access: "outcome", span: "outcome", of: func(r *Report) any { return r.Outcome }},
 	{access: "attempts", span: "attempts", of: func(r *Report) any { return int64(r.Attempts) }},
-	{access: "resumed", span: "resumed", of: func(r *Report) any {
-		if r.Resumed == 0 {
-			return nil
-		}
-		return int64(r.Resumed)
-	}},
-	{access: "queue_wait", span: "queue_wait_seconds", of: func(r *Report) any { return seconds(r.Waited) }},
-	{access: "ttft", span: "time_to_first_token_seconds", of: func(r *Report) any { return seconds(r.TTFT) }},
+	{access: "resumed", span: "resumed", of: func(r *Report) any { return attempt.When(r.Resumed > 0, int64(r.Resumed)) }},
+	{access: "queue_wait", span: "queue_wait_seconds", of: func(r *Report) any { return attempt.When(r.Waited != 0, r.Waited.Seconds()) }},
+	{access: "ttft", span: "time_to_first_token_seconds", of: func(r *Report) any { return attempt.When(r.TTFT != 0, r.TTFT.Seconds()) }},
 	{access: "prompt_tokens", span: "input_tokens", of: func(r *Report) any { return known(r.Prompt) }},
 	{access: "completion_tokens", span: "output_tokens", of: func(r *Report) any { return known(r.Completion) }},
 	{access: "cached_tokens", span: "cached_tokens", of: func(r *Report) any { return known(r.Cached) }},
 }
 
-// seconds returns a duration, nil if it is 0.
-func seconds(d time.Duration) any {
-	if d == 0 {
-		return nil
-	}
-	return d.Seconds()
-}
-
 // known returns a number of tokens, nil if it is unknown.
-func known(n int64) any {
-	if n < 0 {
-		return nil
-	}
-	return n
-}
+func known(n int64) any { return attempt.When(n >= 0, n) }
 
 // MarshalLogObject writes the field kv_router of the access log. Session keys are secret and
 // left out.
@@ -122,7 +104,6 @@ func (r *Report) MarshalLogObject(e zapcore.ObjectEncoder) error {
 	return nil
 }
 
-// trace ends the request's span.
 func (r *Report) trace(t *attempt.Trace) {
 	if t == nil {
 		return
@@ -144,7 +125,6 @@ func (r *Report) trace(t *attempt.Trace) {
 	t.End(why)
 }
 
-// placeholder returns the value of one of our placeholders.
 func (d *Dispatch) placeholder(key string) (any, bool) {
 	name, ours := strings.CutPrefix(key, "http.kv_router.")
 	if !ours {

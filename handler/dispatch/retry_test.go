@@ -270,7 +270,7 @@ func TestRestMustBeAStream(t *testing.T) {
 			if err := h.dispatcher.Resume.Complete(); err != nil {
 				t.Fatal(err)
 			}
-			nobody := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return nil, errNoWorker }}
+			nobody := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return nil, pool.ErrNoWorker }}
 			h.dispatcher.Client = upstream.NewClient(h.ReverseProxy, &upstream.Transport{
 				HTTPTransport: &reverseproxy.HTTPTransport{Transport: nobody},
 			}, func(string) (string, bool) { return "", true })

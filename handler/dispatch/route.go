@@ -14,7 +14,6 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// routeOf returns the route of a request.
 func (s *Dispatcher) routeOf(p *plan.Plan) route {
 	rt := route{Dispatcher: s, plan: p, ready: time.Now()}
 	rt.split = split.Request{Pool: s.Pool, Plan: p, Rule: s.Phases, Client: s.Client, FirstToken: time.Duration(s.Timeouts.FirstToken)}
@@ -22,7 +21,6 @@ func (s *Dispatcher) routeOf(p *plan.Plan) route {
 	return rt
 }
 
-// kind returns the kind of an attempt of the request.
 func (rt *route) kind() worker.AttemptKind {
 	switch {
 	case !rt.plan.TakesSlot:
@@ -44,11 +42,13 @@ func (rt *route) Wants() pool.Wants {
 // Requires returns the requirements on the workers of both phases.
 func (rt *route) Requires() pool.Wants {
 	e := rt.plan.Ext
-	tier, arrival := rt.precedence()
+	ahead := time.Duration(min(e.AgentHints.PriorityJump(), longestHeadStart) * float64(time.Second))
 	want := pool.Wants{
 		Model: rt.plan.Model, Only: rt.fixed.worker, Rank: pool.AnyRank, Workers: e.AllowedWorkerIDs,
 		Taints: e.RoutingConstraints.RequiredTaints, Isolated: rt.plan.Isolated, API: rt.plan.Name, Kind: rt.kind(),
-		Session: rt.plan.Session.Opens(), Tried: rt.tried, Tier: tier, Arrival: arrival, Beyond: rt.beyond,
+		Session: rt.plan.Session.Opens(), Tried: rt.tried, Beyond: rt.beyond,
+		// Dynamo's order (lib/kv-router/src/scheduling/queue.rs)
+		Tier: -int(e.AgentHints.StrictPriority.Value), Arrival: rt.ready.Add(-ahead),
 		NoTrial: !rt.plan.ShowsHealth, Backups: rt.plan.Backups, Declared: rt.Backups,
 		Class: rt.plan.Class, Tenant: rt.plan.Tenant.Hash, TenantName: rt.plan.Tenant.Name,
 		TenantWeight: rt.Pool.Quota.Weight(rt.plan.Tenant.Hash),
@@ -74,15 +74,6 @@ func (rt *route) Requires() pool.Wants {
 
 // longestHeadStart bounds what a priority is worth, in seconds.
 const longestHeadStart = 1e9
-
-// precedence returns the request's place in the queue as Dynamo's
-// (lib/kv-router/src/scheduling/queue.rs): a tier by strict priority, then arrival less the
-// priority's seconds.
-func (rt *route) precedence() (tier int, arrival time.Time) {
-	hints := &rt.plan.Ext.AgentHints
-	jump := min(hints.PriorityJump(), longestHeadStart)
-	return -int(hints.StrictPriority.Value), rt.ready.Add(-time.Duration(jump * float64(time.Second)))
-}
 
 // Offers returns the workers that the proxy offers.
 func (rt *route) Offers() pool.Offers { return rt.offers }
@@ -130,7 +121,6 @@ func (rt *route) Policy() kvscore.Policy {
 	return rt.Dispatcher.Policy
 }
 
-// reasonOf returns why a candidate was chosen.
 func (rt *route) reasonOf(unpriced bool, c *kvscore.Candidate) string {
 	home, _ := rt.turn.Home()
 	switch {
@@ -146,15 +136,9 @@ func (rt *route) reasonOf(unpriced bool, c *kvscore.Candidate) string {
 	return reasonLoad
 }
 
-// isBackup returns whether a target is an offered backup's.
 func (rt *route) isBackup(t kvscore.Target) bool {
 	w := rt.offers.Worker(t.Worker)
 	return rt.plan.Backups != nil && w != nil && w.IsBackup()
-}
-
-// costsTime returns whether the cost of a choice is in milliseconds, and has terms.
-func (rt *route) costsTime(s *pool.Seat) bool {
-	return !s.Unpriced && kvscore.CostUnit(rt.Policy()) == kvscore.UnitMilliseconds
 }
 
 // upstreams returns those that the proxy would offer for a request.

@@ -12,11 +12,11 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
-// see records the upstreams that the proxy offers.
 func (d *Dispatch) see(ups reverseproxy.UpstreamPool) {
 	d.offers = d.tables.Offers(d.Pool, ups, d.repl)
 	dynamic := d.Proxy.DynamicUpstreams != nil
@@ -125,9 +125,9 @@ func (d *Dispatch) reserve(ctx context.Context, want *pool.Wants, o *pool.Offers
 	return err
 }
 
-// begin begins an attempt that has a seat.
 func (d *Dispatch) begin(a *attempt.Attempt, reason string) {
-	a.Reason, a.Number, a.CostsTime = reason, d.attempts, d.costsTime(&a.Seat)
+	a.Reason, a.Number = reason, d.attempts
+	a.CostsTime = !a.Unpriced && kvscore.CostUnit(d.Policy()) == kvscore.UnitMilliseconds
 	a.Log()
 	d.Trace.Selected(a)
 }

@@ -21,8 +21,12 @@ func (d *Dispatch) send(req *http.Request) (resp *http.Response, resent bool, er
 		return nil, false, err
 	}
 	if a.Terms.Split {
-		if d.phases, err = d.split.Begin(d, a, req); err != nil {
-			return nil, false, d.queuesError(err)
+		if d.phases, err = d.split.Begin(d, a, req); errors.Is(err, pool.ErrQueueFull) || errors.Is(err, pool.ErrWaited) {
+			d.turnAway(err)
+			err = d.wait.turnedAway
+		}
+		if err != nil {
+			return nil, false, err
 		}
 	}
 	if a.Answers != nil {
@@ -42,15 +46,6 @@ func (d *Dispatch) send(req *http.Request) (resp *http.Response, resent bool, er
 	return resp, resent, err
 }
 
-// queuesError turns the request away if err is the queue's.
-func (d *Dispatch) queuesError(err error) error {
-	if errors.Is(err, pool.ErrQueueFull) || errors.Is(err, pool.ErrWaited) {
-		d.turnAway(err)
-		return d.wait.turnedAway
-	}
-	return err
-}
-
 // bounds returns what may end the attempt early.
 func (d *Dispatch) bounds() (b attempt.Bounds) {
 	a := d.attempt
@@ -59,7 +54,7 @@ func (d *Dispatch) bounds() (b attempt.Bounds) {
 	}
 	unsafe := d.phases.CancelUnsafe()
 	b.Movable = d.movable() && !unsafe
-	b.Moves = d.goesOn() && d.answer.movesLeft() && !unsafe
+	b.Moves = d.goesOn() && (d.answer == nil || d.answer.moved+1 < d.Resume.Tries) && !unsafe
 	b.Ends = a.Kind == worker.KindStream && len(d.offers.Ups) > 1
 	if d.phases != nil {
 		d.phases.Bound(&b)
@@ -109,7 +104,16 @@ func (d *Dispatch) Prefilled(p *attempt.Attempt, c response.Counts) {
 
 // PhaseEnded implements split.Owner.
 func (d *Dispatch) PhaseEnded(name string, err error, took time.Duration) {
-	d.PoolMetrics.phase(name, err, took)
+	outcome := phaseOK
+	switch {
+	case errors.Is(err, context.Canceled):
+		outcome = phaseCanceled
+	case err != nil:
+		outcome = phaseFailed
+	default:
+		d.PoolMetrics.phaseTimes[name].Observe(took.Seconds())
+	}
+	d.PoolMetrics.phases[[2]string{name, outcome}].Inc()
 }
 
 // MayRetry implements split.Owner.

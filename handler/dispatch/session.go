@@ -59,15 +59,14 @@ func (d *Dispatch) commit(ctx context.Context, resp *http.Response) {
 	}
 }
 
-// whyMoved returns why the session moved from its home.
 func (d *Dispatch) whyMoved(home kvscore.Target) string {
-	w := d.offers.Worker(home.Worker)
+	w, want := d.offers.Worker(home.Worker), d.Wants()
 	switch {
 	case w == nil:
 		return movedGone
 	case w == d.attempt.Worker: // another rank
 		return movedCost
-	case d.outgrew(w), d.beyond > 0 && slices.Contains(d.unfit, w):
+	case w.IsShort(want.Prompt, want.Answer), d.beyond > 0 && slices.Contains(d.unfit, w):
 		return movedContext
 	case slices.Contains(d.tried, w):
 		return movedFailed

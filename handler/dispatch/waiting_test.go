@@ -83,7 +83,7 @@ func TestFullQueueRejectsNoHeldAnswer(t *testing.T) {
 		if rejected := d.wait.turnedAway != nil; rejected == held {
 			t.Errorf("held %v: rejected %v", held, rejected)
 		}
-		if resp, err := d.giveUp(errNoWorker); (resp != nil) != held || (err == nil) != held {
+		if resp, err := d.giveUp(pool.ErrNoWorker); (resp != nil) != held || (err == nil) != held {
 			t.Errorf("held %v: an answer %v, error %v", held, resp != nil, err)
 		}
 		if r := d.End(); r.TurnedAway == held {

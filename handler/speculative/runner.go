@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
@@ -51,22 +52,22 @@ func NewRunner(ctx context.Context, p *pool.Pool, client *upstream.Client, allow
 	return &Runner{ctx: ctx, pool: p, client: client, allowed: allowed}
 }
 
-// Answering implements dispatch's followUps. It expects a speculative prefill if the
-// client asked for one. An engine that gets the hint prefills by itself.
-func (r *Runner) Answering(t dispatch.Answering, resp *http.Response) dispatch.FollowUp {
-	p := t.Plan
+// Answering is for [dispatch.Dispatcher]. It expects a speculative prefill if the client asked for one. An
+// engine that gets the hint prefills by itself.
+func (r *Runner) Answering(a *attempt.Attempt, held bool, resp *http.Response) dispatch.FollowUp {
+	p := a.Call.Plan
 	if !p.Ext.AgentHints.SpeculativePrefill.Value {
 		return nil
 	}
-	if e := t.Worker.Engine(); e.ReadsNVExt() {
+	if e := a.Worker.Engine(); e.ReadsNVExt() {
 		return nil
 	}
 	switch {
 	case !r.allowed:
 		r.count(outcomeOff)
 		return nil
-	case t.Worker.IsDecode() || t.Worker.IsBackup(), p.Request == nil || !p.Request.Continues() || p.Session.Final || t.Held || p.Ext.TokenCount > 0,
-		resp.StatusCode != http.StatusOK || body.Compressed(resp.Header) || t.Size < 0:
+	case a.Worker.IsDecode() || a.Worker.IsBackup(), p.Request == nil || !p.Request.Continues() || p.Session.Final || held || p.Ext.TokenCount > 0,
+		resp.StatusCode != http.StatusOK || body.Compressed(resp.Header) || a.Call.Body == nil:
 		r.count(outcomeUnfit)
 		return nil
 	}
@@ -76,7 +77,7 @@ func (r *Runner) Answering(t dispatch.Answering, resp *http.Response) dispatch.F
 		r.count(outcomeMemory)
 		return nil
 	}
-	return (&speculation{r: r, turn: t, release: release}).begin
+	return (&speculation{r: r, turn: a, release: release}).begin
 }
 
 func (r *Runner) count(outcome string) {

@@ -10,7 +10,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
-	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
@@ -37,7 +36,7 @@ const (
 // the next turn will.
 type speculation struct {
 	r       *Runner
-	turn    dispatch.Answering
+	turn    *attempt.Attempt
 	release func() // ends the reservation of memory for the answer's text
 
 	// set when it begins
@@ -70,7 +69,7 @@ func (s *speculation) begin(text []byte, whole *body.Replay, sent *http.Request)
 
 // fits finds out how long the answer is, and returns whether it is short enough.
 func (s *speculation) fits() bool {
-	p := s.turn.Plan
+	p := s.turn.Call.Plan
 	s.blocks, s.past = p.Request.BlocksWith(s.text)
 	more := float64(len(s.blocks)-len(p.Request.Blocks)) + float64(s.past-p.Request.Past)
 	s.behind = int64(more*p.Score.Weights.Mean(s.blocks[len(p.Request.Blocks):])) + 1
@@ -134,7 +133,7 @@ func (s *speculation) isBusy(t time.Time) bool {
 // next returns the plan of the request that computes the prefix, nil if there can
 // be none. Its body replaces the turn's.
 func (s *speculation) next() *plan.Plan {
-	old, of := s.body, s.turn.Plan
+	old, of := s.body, s.turn.Call.Plan
 	b := body.NewBuffer(old.Size + int64(len(s.text)) + 256)
 	data, ok := api.NextTurn(b.Data[:0], old.Data, s.text)
 	b.Data = data

@@ -327,7 +327,6 @@ func (l *Phases) abort(a *attempt.Attempt) {
 	})
 }
 
-// key is the client's.
 func (l *Phases) key() []string { return l.split.Plan.HTTP.Header["Authorization"] }
 
 // Failure returns why an attempt shows that its pair of workers failed; nil if it does not.

@@ -79,7 +79,6 @@ func (l *Phases) describe() {
 	p.Worker.Engine().Meet(&l.phase)
 }
 
-// request returns the request of the prefill phase.
 func (l *Phases) request(req *http.Request) *http.Request {
 	phase := l.phase
 	phase.Prefill = true

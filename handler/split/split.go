@@ -112,7 +112,6 @@ func (s *Request) whyWhole() string {
 	return ""
 }
 
-// some returns whether the engine of a worker of the pool is such.
 func (s *Request) some(is func(*engine.Engine) bool) bool {
 	return slices.ContainsFunc(s.Of.Offers().Table.Rows, func(r pool.TableRow) bool {
 		return is(r.Worker.Engine())
@@ -186,7 +185,6 @@ func (s *Request) hasPrefill() bool {
 	return false
 }
 
-// wants returns the requirements on the worker of the prefill phase.
 func (s *Request) wants() pool.Wants {
 	want := s.Of.Requires()
 	want.Part, want.Only, want.Rank, want.Tried = worker.Prefill, s.pinned, pool.AnyRank, s.failed
@@ -200,7 +198,6 @@ func (s *Request) wants() pool.Wants {
 	return want
 }
 
-// rule returns the rule by which the request is split.
 func (s *Request) rule() kvscore.SplitRule {
 	if pins, _ := s.Plan.PinsPrefill(); pins {
 		return kvscore.SplitAlways

@@ -126,7 +126,6 @@ func (l *lock) renew(ctx context.Context, p *pool.Pool) {
 	}
 }
 
-// release ends the lock in the server.
 func (l *lock) release(p *pool.Pool) {
 	_ = ask(context.Background(), p, func(ctx context.Context, c journal.Claims) error {
 		_, err := c.Release(ctx, l.name, l.value)
@@ -262,7 +261,6 @@ func (t *Turn) makeClaim() error {
 	return nil
 }
 
-// dropClaim ends the claim of the session that the turn leaves.
 func (t *Turn) dropClaim() {
 	if t.claim != "" {
 		endClaim(t.Pool, t.plan.Session.Key)
@@ -308,7 +306,6 @@ func endUnused(p *pool.Pool, key affinity.Key) *lock {
 	return l
 }
 
-// newLock returns a lock that nobody has yet.
 func newLock(key affinity.Key) *lock {
 	value := strconv.FormatUint(rand.Uint64(), 36) //nolint:gosec // only differs
 	return &lock{name: "turn:" + key.String(), value: value, end: func() {}}

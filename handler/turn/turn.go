@@ -137,7 +137,6 @@ func (t *Turn) peek(key affinity.Key) affinity.Binding {
 	return b
 }
 
-// binds returns whether the request binds its session.
 func (t *Turn) binds() bool {
 	return !t.dry && t.plan.Request != nil && !t.plan.Session.Final && !t.plan.Session.BackedOnly
 }
