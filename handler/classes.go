@@ -214,15 +214,9 @@ func (h *Handler) unmarshalClass(d *caddyfile.Dispenser) error {
 	return options{
 		"match": repeated(func(d *caddyfile.Dispenser) error { return h.unmarshalMatch(d, &c.MatcherSetsRaw) }),
 		"ttft":  c.unmarshalTTFT, "weight": &c.Weight, "background": &c.Background, "tolerance": &c.Tolerance,
-		"limit": repeated(limitsOf(&c.Limits)),
+		"limit": repeated(func(d *caddyfile.Dispenser) error { return addLimit(d, &c.Limits, d.RemainingArgs()) }),
 		"late": func(d *caddyfile.Dispenser) error {
-			if !d.NextArg() {
-				return d.ArgErr()
-			}
-			if c.Late = d.Val(); c.Late == "demote" && !d.Args(&c.DemoteTo) {
-				return d.ArgErr()
-			}
-			if d.NextArg() {
+			if !d.Args(&c.Late) || c.Late == "demote" && !d.Args(&c.DemoteTo) || d.NextArg() {
 				return d.ArgErr()
 			}
 			return nil

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -41,7 +40,6 @@ func init() {
 	caddy.RegisterModule(new(Handler))
 }
 
-// CaddyModule returns the Caddy module information.
 func (*Handler) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{
 		ID:  "http.handlers.kv_router",
@@ -93,8 +91,7 @@ func (h *Handler) provisionProxy(ctx caddy.Context) error {
 	}
 	rp.LoadBalancing.SelectionPolicy = dispatch.Selector{}
 	var err error
-	h.transport, err = upstream.Load(ctx, rp, func(c net.Conn) net.Conn { return body.Conn{Conn: c} }, dispatch.AttemptOf)
-	if err != nil {
+	if h.transport, err = upstream.Load(ctx, rp, dispatch.AttemptOf); err != nil {
 		return err
 	}
 	h.client = upstream.NewClient(rp, h.transport, func(dial string) (key string, may bool) {

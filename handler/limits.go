@@ -23,45 +23,34 @@ func (h *Handler) unmarshalLimit(d *caddyfile.Dispenser) error {
 	if h.Limits == nil {
 		h.Limits = new(pool.Limits)
 	}
-	l, args := h.Limits, d.CountRemainingArgs()
-	if args != 2 {
-		return limitsOf(&l.Default)(d)
-	}
-	switch d.NextArg(); d.Val() {
-	case "file":
-		d.NextArg()
+	switch l, args := h.Limits, d.RemainingArgs(); {
+	case len(args) == 2 && args[0] == "file":
 		if l.File != "" {
 			return d.Err("limit file already specified")
 		}
-		l.File = d.Val()
+		l.File = args[1]
 		return nil
-	case "cached_weight":
-		d.NextArg()
-		w, err := strconv.ParseFloat(d.Val(), 64)
+	case len(args) == 2 && args[0] == "cached_weight":
+		w, err := strconv.ParseFloat(args[1], 64)
 		if err != nil || !(w >= 0 && w <= 1) {
-			return d.Errf("limit cached_weight: must be between 0 and 1, got '%s'", d.Val())
+			return d.Errf("limit cached_weight: must be between 0 and 1, got '%s'", args[1])
 		}
 		l.CachedWeight = &w
 		return nil
-	}
-	d.Prev()
-	return limitsOf(&l.Default)(d)
-}
-
-// limitsOf returns what reads a line such as "limit tokens 2M per 1m".
-func limitsOf(to *[]quota.Limit) func(*caddyfile.Dispenser) error {
-	return func(d *caddyfile.Dispenser) error {
-		l, err := quota.ParseLimit(strings.Join(d.RemainingArgs(), " "))
-		if err != nil {
-			return d.WrapErr(err)
-		}
-		*to = append(*to, l)
-		return nil
+	default:
+		return addLimit(d, &l.Default, args)
 	}
 }
 
-// incidentLimited begins when a tenant reaches a limit.
-const incidentLimited = "tenants have reached their limits, and the router refuses their requests"
+// addLimit adds the limit of a line such as "limit tokens 2M per 1m".
+func addLimit(d *caddyfile.Dispenser, to *[]quota.Limit, args []string) error {
+	l, err := quota.ParseLimit(strings.Join(args, " "))
+	if err != nil {
+		return d.WrapErr(err)
+	}
+	*to = append(*to, l)
+	return nil
+}
 
 // reserve reserves what a request may use of its tenant's limits. The error is a refusal.
 func (h *Handler) reserve(w http.ResponseWriter, p *plan.Plan, now time.Time) (*quota.Reservation, error) {
@@ -76,7 +65,7 @@ func (h *Handler) reserve(w http.ResponseWriter, p *plan.Plan, now time.Time) (*
 		return res, nil
 	}
 	exceeded.Headers(w.Header().Set)
-	h.pool.Incidents.Raise(now, incidentLimited, h.pool.Logger)
+	h.pool.Incidents.Raise(now, "tenants have reached their limits, and the router refuses their requests", h.pool.Logger)
 	if exceeded.First {
 		h.pool.Logger().Warn("a tenant has reached a limit", zap.String("tenant", exceeded.Tenant),
 			zap.Stringer("limit", exceeded.Limit), zap.Duration("wait", exceeded.Wait))

@@ -30,12 +30,10 @@ type MatchModel struct {
 	patterns []*regexp.Regexp
 }
 
-// CaddyModule returns the Caddy module information.
 func (MatchModel) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{ID: "http.matchers.kv_router_model", New: func() caddy.Module { return new(MatchModel) }}
 }
 
-// Provision implements caddy.Provisioner.
 func (m *MatchModel) Provision(caddy.Context) error {
 	if len(m.Models) == 0 {
 		return errors.New("kv_router_model: needs the name of a model, such as qwen*")

@@ -63,7 +63,6 @@ func policyInfo[T any, P interface {
 // time between tokens, over all requests.
 type PredictedLatency struct{ kvscore.PredictedLatency }
 
-// CaddyModule returns the Caddy module information.
 func (*PredictedLatency) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{ID: policyNamespace + ".predicted_latency", New: func() caddy.Module { return newPredictedLatency() }}
 }
@@ -72,7 +71,6 @@ func newPredictedLatency() *PredictedLatency {
 	return &PredictedLatency{kvscore.PredictedLatency{Weight: kvscore.DefaultWeight}}
 }
 
-// Provision checks the options.
 func (p *PredictedLatency) Provision(caddy.Context) error {
 	if !(p.Weight >= 0 && p.Weight <= 1000) {
 		return fmt.Errorf("policy predicted_latency: weight: must be from 0 to 1000, got %v", p.Weight)
@@ -96,14 +94,12 @@ func (p *PredictedLatency) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 // negative.
 type Dynamo struct{ kvscore.Dynamo }
 
-// CaddyModule returns the Caddy module information.
 func (*Dynamo) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{ID: policyNamespace + ".dynamo", New: func() caddy.Module {
 		return &Dynamo{*kvscore.NewDynamo()}
 	}}
 }
 
-// Provision checks the options.
 func (p *Dynamo) Provision(caddy.Context) error {
 	for name, v := range map[string]float64{
 		"overlap_score_credit": p.OverlapScoreCredit, "credit_decay": p.CreditDecay,
@@ -135,7 +131,6 @@ type RoundRobin struct {
 	kvscore.RoundRobin `json:"-"`
 }
 
-// CaddyModule returns the Caddy module information.
 func (*RoundRobin) CaddyModule() caddy.ModuleInfo { return policyInfo[RoundRobin]("round_robin") }
 
 // LeastLoad takes the worker with the fewest active requests. Among several, it takes the
@@ -145,7 +140,6 @@ type LeastLoad struct {
 	kvscore.LeastLoad `json:"-"`
 }
 
-// CaddyModule returns the Caddy module information.
 func (*LeastLoad) CaddyModule() caddy.ModuleInfo { return policyInfo[LeastLoad]("least_load") }
 
 // Random takes any worker, each as likely as the others. It has no options.
@@ -154,7 +148,6 @@ type Random struct {
 	kvscore.Random `json:"-"`
 }
 
-// CaddyModule returns the Caddy module information.
 func (*Random) CaddyModule() caddy.ModuleInfo { return policyInfo[Random]("random") }
 
 // PowerOfTwo draws two workers and takes the one with fewer active requests. If both have
@@ -165,7 +158,6 @@ type PowerOfTwo struct {
 	kvscore.PowerOfTwo `json:"-"`
 }
 
-// CaddyModule returns the Caddy module information.
 func (*PowerOfTwo) CaddyModule() caddy.ModuleInfo { return policyInfo[PowerOfTwo]("power_of_two") }
 
 // noOptions is embedded in policies without options.
@@ -190,14 +182,12 @@ func (noOptions) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 // by process: after a restart, or at another router, prompts go elsewhere.
 type PrefixHash struct{ kvscore.PrefixHash }
 
-// CaddyModule returns the Caddy module information.
 func (*PrefixHash) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{ID: policyNamespace + ".prefix_hash", New: func() caddy.Module {
 		return &PrefixHash{kvscore.PrefixHash{LoadFactor: kvscore.DefaultLoadFactor}}
 	}}
 }
 
-// Provision checks the options.
 func (p *PrefixHash) Provision(caddy.Context) error {
 	if p.PrefixTokens < 0 {
 		return fmt.Errorf("policy prefix_hash: prefix_tokens: must be positive, got %d", p.PrefixTokens)

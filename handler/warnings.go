@@ -2,7 +2,6 @@ package handler
 
 import (
 	"context"
-	"slices"
 	"strconv"
 	"time"
 
@@ -23,6 +22,9 @@ type warning struct {
 
 func (h *Handler) warn(list ...warning) {
 	for _, w := range list {
+		if w.value == "" {
+			continue
+		}
 		h.logger.Warn("setting hurts", zap.String("setting", w.setting), zap.String("pool", h.Pool),
 			zap.String("value", w.value), zap.String("effect", w.effect), zap.String("advice", w.advice))
 	}
@@ -44,20 +46,20 @@ func tooShort(d caddy.Duration) string {
 
 func proxyWarnings(rp *reverseproxy.Handler, t *reverseproxy.HTTPTransport) []warning {
 	const silent = "an answer that is not streamed comes whole, after its last token; one that takes longer fails"
-	list := []warning{{
+	buffers := ""
+	if n := rp.ResponseBuffers; n != 0 {
+		buffers = strconv.FormatInt(n, 10)
+	}
+	return []warning{{
 		setting: "response_header_timeout", value: tooShort(t.ResponseHeaderTimeout),
 		effect: silent, advice: lengthen + "; timeouts first_token bounds the wait for a stream",
 	}, {
 		setting: "read_timeout", value: tooShort(t.ReadTimeout),
 		effect: silent, advice: lengthen + "; timeouts stream_idle bounds the pauses of a stream",
+	}, {
+		setting: "response_buffers", value: buffers, advice: "remove it",
+		effect: "Caddy holds the tokens of a stream back until it has so many bytes of it, or all of it",
 	}}
-	if n := rp.ResponseBuffers; n != 0 {
-		list = append(list, warning{
-			setting: "response_buffers", value: strconv.FormatInt(n, 10), advice: "remove it",
-			effect: "Caddy holds the tokens of a stream back until it has so many bytes of it, or all of it",
-		})
-	}
-	return slices.DeleteFunc(list, func(w warning) bool { return w.value == "" })
 }
 
 // noticeServer warns of harmful settings of the server at the first request. They are
@@ -66,13 +68,9 @@ func (h *Handler) noticeServer(ctx context.Context) {
 	if h.noticed.Load() || !h.noticed.CompareAndSwap(false, true) {
 		return
 	}
-	server, ok := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
-	if !ok || server == nil {
-		return
-	}
-	if value := tooShort(server.WriteTimeout); value != "" {
+	if server, _ := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); server != nil {
 		h.warn(warning{
-			setting: "servers timeouts write", value: value,
+			setting: "servers timeouts write", value: tooShort(server.WriteTimeout),
 			effect: "the client loses an answer that takes longer",
 			advice: lengthen + "; without it, too, clients that do not read are disconnected",
 		})

@@ -30,7 +30,7 @@ func (s *Dispatcher) Begin(p *plan.Plan, start time.Time) (*Dispatch, error) {
 	if refused := s.checkModel(p); refused != nil {
 		return nil, refused
 	}
-	d := &Dispatch{route: s.routeOf(p), start: start, result: result{cached: -1}}
+	d := &Dispatch{route: s.routeOf(p), start: start, cached: -1}
 	d.Call = attempt.Call{Runner: &s.Runner, Owner: d, Plan: p, ID: requestID(p.HTTP), Ready: d.ready, Body: p.Body, Exactly: resume.Exactly}
 	if s.Resume.IsExact() && p.Request != nil && p.Request.Stream && p.Body != nil {
 		d.exact = p.Request.GoesOnExactly(p.Body.Data)

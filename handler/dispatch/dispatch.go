@@ -51,17 +51,12 @@ func AttemptOf(ctx context.Context) http.RoundTripper {
 // request touches it.
 type Dispatch struct {
 	route
-	tries
 	attempt.Call
-	outgoing
-	result
 	start   time.Time
 	wait    waiting // in the queue
 	version uint64  // of the offers, see follower
-}
 
-// tries is the choice of workers so far.
-type tries struct {
+	// the choice of workers so far
 	attempt  *attempt.Attempt
 	phases   *split.Phases // of the attempt; nil if the request is not split
 	attempts int
@@ -73,10 +68,8 @@ type tries struct {
 	failure  error             // of the last attempt
 	held     heldAnswer
 	later    bool // the client must try again later: see putsOff
-}
 
-// outgoing is what becomes of the request's body and header on the way to workers.
-type outgoing struct {
+	// the request's body and header on the way to workers
 	followUp FollowUp          // needs the body after the answer; nil if nothing follows
 	lazy     *body.Lazy        // the body as the proxy sees it
 	proxied  *http.Request     // the proxy's request for the first worker
@@ -84,10 +77,9 @@ type outgoing struct {
 	exact    bool              // the stream may go on elsewhere by the ids of its tokens
 	cutIDs   bool              // the router has asked for these, and the client does not get them
 	cut      nvext.Grants      // the grants that were missing for members cut out of the body
-}
 
-// result is what the client gets.
-type result struct {
+	// what the client gets
+
 	// OwnLimits says that the client has headers of its tenant's limits, in place of the engine's.
 	OwnLimits bool
 

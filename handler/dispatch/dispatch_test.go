@@ -25,7 +25,7 @@ import (
 // newTestDispatch returns a dispatch of the plan as Begin makes it, without a
 // request behind it. All tests that need such a dispatch use this constructor.
 func newTestDispatch(h *harness, p *plan.Plan) *Dispatch {
-	d := &Dispatch{route: route{Dispatcher: testDispatcher(h), plan: p}, start: time.Now(), result: result{cached: -1}}
+	d := &Dispatch{route: route{Dispatcher: testDispatcher(h), plan: p}, start: time.Now(), cached: -1}
 	d.ready, d.tried = d.start, d.triedBuf[:0]
 	d.split = split.Request{Pool: h.pool, Plan: p, Of: d}
 	d.Call = attempt.Call{Runner: &d.route.Runner, Owner: d, Plan: p, Ready: d.ready}

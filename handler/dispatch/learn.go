@@ -122,14 +122,6 @@ func (o *delivery) knowsRank() bool {
 	return e.TakesRankIn(o.d.plan.API.Name())
 }
 
-// Outcomes of a request with a target of the time to the first token.
-const (
-	promiseKept    = "kept"
-	promiseLate    = "late"
-	promiseRefused = "refused"
-	promiseDemoted = "demoted"
-)
-
 // compare compares the first token of a stream with its prediction, and with its class's target.
 func (d *Dispatch) compare(s *pool.Seat, t time.Time) {
 	class := d.plan.Class
@@ -140,11 +132,11 @@ func (d *Dispatch) compare(s *pool.Seat, t time.Time) {
 	switch target := d.plan.TTFT; {
 	case target == 0:
 	case s.Demoted:
-		d.promised(promiseDemoted)
+		d.promised("demoted")
 	case actual > target:
-		d.promised(promiseLate)
+		d.promised("late")
 	default:
-		d.promised(promiseKept)
+		d.promised("kept")
 	}
 	if predicted := s.Predicted.Sub(d.ready); d.attempts == 1 && predicted > 0 && !s.Demoted && !s.Worker.IsBackup() {
 		d.Pool.Promises.Compare(class.Name, d.plan.TTFT, predicted, actual, t)

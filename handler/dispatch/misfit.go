@@ -128,22 +128,17 @@ func (d *Dispatch) putsOff() bool {
 	switch {
 	case d.lacks && d.modelLeft():
 		d.Pool.Incidents.Raise(time.Now(), "requests name an unknown model, and the models of a worker are unknown", d.Pool.Logger)
-		e.Param, e.Err = "model", errModelLeft
+		e.Param, e.Err = "model", errors.New(
+			"no worker is known to serve the model, and a worker whose models are unknown could not be asked; try again later")
 	case d.beyond > 0 && d.roomLeft():
 		d.Pool.Incidents.Raise(time.Now(), "requests are too long for the workers that can be reached", d.Pool.Logger)
-		e.Err = errRoomLeft
+		e.Err = errors.New("the request is too long for the workers that can be reached now; try again later")
 	default:
 		return false
 	}
 	d.later, d.failure = true, e
 	return true
 }
-
-var (
-	errModelLeft = errors.New(
-		"no worker is known to serve the model, and a worker whose models are unknown could not be asked; try again later")
-	errRoomLeft = errors.New("the request is too long for the workers that can be reached now; try again later")
-)
 
 // modelLeft returns whether a worker may serve the model and has not said otherwise.
 func (d *Dispatch) modelLeft() bool {

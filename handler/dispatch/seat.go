@@ -197,7 +197,7 @@ func (d *Dispatch) turnAway(err error) {
 		e.Err = fmt.Errorf("%w; try again later", late)
 		e.RetryAfter = max(1, int(min(late.After(), longestRetryAfter).Round(time.Second)/time.Second))
 		incident = "requests would be late, and are refused"
-		d.promised(promiseRefused)
+		d.promised("refused")
 	default:
 		e.Err = fmt.Errorf("%s, and none had a free slot within %s; try again later", all, most)
 	}

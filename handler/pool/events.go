@@ -43,12 +43,10 @@ type emitter struct {
 // Enabled implements zapcore.LevelEnabler. No event comes from a line that is not logged by default.
 func (emitter) Enabled(l zapcore.Level) bool { return l >= zapcore.InfoLevel }
 
-// With implements zapcore.Core.
 func (m emitter) With(fields []zapcore.Field) zapcore.Core {
 	return emitter{append(slices.Clip(m.fields), fields...), m.to}
 }
 
-// Check implements zapcore.Core.
 func (m emitter) Check(e zapcore.Entry, to *zapcore.CheckedEntry) *zapcore.CheckedEntry {
 	if events[e.Message] == "" {
 		return to
@@ -71,7 +69,6 @@ func (m emitter) Write(e zapcore.Entry, fields []zapcore.Field) error {
 	return nil
 }
 
-// Sync implements zapcore.Core.
 func (emitter) Sync() error { return nil }
 
 // emit emits events until the pool ends, by the configuration that serves then.

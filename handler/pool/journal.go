@@ -24,9 +24,6 @@ const (
 	lastWithin = 3 * time.Second
 	// versionsApart is more than the versions that a store uses between a write and its end.
 	versionsApart = affinity.Version(24 * time.Hour)
-
-	incidentJournal     = "the journal cannot be written"
-	incidentJournalLost = "records have no room in the journal"
 )
 
 // JournalState returns how the pool's journal fares.
@@ -171,7 +168,7 @@ func (p *Pool) journalSource() *journal.Source {
 		},
 		State: p.journalState, Bindings: p.writeBindings, Tenants: p.writeTenants,
 		Failed: func(err error) {
-			p.Incidents.Raise(time.Now(), incidentJournal, func() *zap.Logger { return p.Logger().With(zap.Error(err)) })
+			p.Incidents.Raise(time.Now(), "the journal cannot be written", func() *zap.Logger { return p.Logger().With(zap.Error(err)) })
 		},
 	}
 }
@@ -196,7 +193,7 @@ func (p *Pool) openJournal(ctx context.Context, set Journal) (*journal.Log, erro
 func (p *Pool) watchJournal(t time.Time) {
 	n := p.JournalState().Lost
 	if n > p.kept.lost {
-		p.Incidents.Raise(t, incidentJournalLost, p.Logger)
+		p.Incidents.Raise(t, "records have no room in the journal", p.Logger)
 	}
 	p.kept.lost = n // less if the journal was opened anew
 }

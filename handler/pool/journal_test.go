@@ -199,7 +199,7 @@ func TestEngineRestartedBeforeTheCacheIsRestored(t *testing.T) {
 	p.Recall(file)
 	p.Worker(one).MarkProbed()
 	p.begin(p.Worker(one), "life 2")
-	p.KeepJournal(Journal{File: file, MaxSize: defaultJournal})
+	p.KeepJournal(Journal{File: file, MaxSize: 64 << 20})
 	awaitJournal(t, p)
 	if cachedOn(p, one) != 0 || homeOf(t, p, "a") != one {
 		t.Errorf("%d tokens are cached, and the session is at %q", cachedOn(p, one), homeOf(t, p, "a"))
@@ -325,7 +325,7 @@ func TestJournalThatCannotBeOpened(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{file, filepath.Dir(file)} {
-		second.KeepJournal(Journal{File: name, MaxSize: defaultJournal})
+		second.KeepJournal(Journal{File: name, MaxSize: 64 << 20})
 		select {
 		case <-second.kept.ended:
 		case <-time.After(2 * openWithin):
@@ -353,7 +353,7 @@ func TestJournalIsTurnedOff(t *testing.T) {
 	if all, _ := os.ReadDir(dir); len(all) > 0 {
 		t.Errorf("%v are there before the configuration serves", all)
 	}
-	p.KeepJournal(Journal{File: file, MaxSize: defaultJournal})
+	p.KeepJournal(Journal{File: file, MaxSize: 64 << 20})
 	awaitJournal(t, p)
 	use(t, p, "bb", one, 20)
 	p.KeepJournal(Journal{})
@@ -382,7 +382,7 @@ func TestRequestsBesideTheJournal(t *testing.T) {
 	for _, w := range p.All() {
 		w.MarkProbed()
 	}
-	p.KeepJournal(Journal{File: file, MaxSize: defaultJournal})
+	p.KeepJournal(Journal{File: file, MaxSize: 64 << 20})
 	var wg sync.WaitGroup
 	for g := range 4 {
 		wg.Go(func() {

@@ -95,7 +95,6 @@ func (v Verdict) String() string {
 	}[v]
 }
 
-// MarshalText implements encoding.TextMarshaler.
 func (v Verdict) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
 
 // Possible returns whether the worker may serve the request now or once it is free.

@@ -139,14 +139,12 @@ func (p *Pool) watchLimits() {
 	}
 }
 
-const incidentLimits = "the file of tenants cannot be read: its earlier limits hold"
-
 // readLimits sets the limits. The lock of tenants is held.
 func (p *Pool) readLimits() bool {
 	l := &p.tenants
 	tenants, version, err := l.set.tenants()
 	if l.version = version; err != nil {
-		p.Incidents.Raise(time.Now(), incidentLimits, func() *zap.Logger { return p.Logger().With(zap.Error(err)) })
+		p.Incidents.Raise(time.Now(), "the file of tenants cannot be read: its earlier limits hold", func() *zap.Logger { return p.Logger().With(zap.Error(err)) })
 		l.version = fileVersion{} // raises it again
 		return false
 	}

@@ -46,15 +46,7 @@ func (r *registry) Peek(list reverseproxy.UpstreamPool, repl *caddy.Replacer) Of
 // isOf returns whether a list has the same addresses as the table's list. A dynamic source
 // makes a new list for each request.
 func (t *Table) isOf(list reverseproxy.UpstreamPool) bool {
-	if len(list) != len(t.list) {
-		return false
-	}
-	for i, up := range t.list {
-		if list[i] != up && list[i].Dial != up.Dial {
-			return false
-		}
-	}
-	return true
+	return slices.EqualFunc(list, t.list, func(a, b *reverseproxy.Upstream) bool { return a == b || a.Dial == b.Dial })
 }
 
 // tableOf makes a table of the workers that workerAt returns. lasting is false if other requests

@@ -231,15 +231,13 @@ func (p *Pool) pruneMembers(t time.Time) {
 	})
 }
 
-var errNoMember = errors.New("no configuration has the worker")
-
 // Call posts a body to a worker by a configuration that has it.
 func (p *Pool) Call(ctx context.Context, w *worker.Worker, path string, body []byte) (status int, answer []byte, err error) {
 	p.joined.mu.Lock()
 	m := p.joined.way(w)
 	p.joined.mu.Unlock()
 	if m == nil {
-		return 0, nil, errNoMember
+		return 0, nil, errors.New("no configuration has the worker")
 	}
 	return m.Call(ctx, w, path, body)
 }

@@ -160,15 +160,6 @@ func (p *Promises) Compare(class string, target, predicted, actual time.Duration
 	a.checked = now
 }
 
-// Off returns by which factor the recent predictions of a class were off, on average. It is not known
-// before there are a few.
-func (p *Promises) Off(class string) (factor float64, known bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	a := p.accuracy(class)
-	return math.Exp(a.off), a.samples >= fewSamples
-}
-
 // Why a late request is served.
 const (
 	incidentOff = "first tokens are predicted badly, and no late request is refused or demoted"

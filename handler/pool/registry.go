@@ -270,7 +270,6 @@ func (r *registry) WasOffered(w *worker.Worker, within time.Duration) bool {
 // logs names the logs of all pools, so that operators can direct them with the handler's.
 type logs struct{}
 
-// CaddyModule implements caddy.Module.
 func (logs) CaddyModule() caddy.ModuleInfo { return caddy.ModuleInfo{ID: "http.handlers.kv_router"} }
 
 // Logger returns the logger of the pool. No configuration owns a pool, so it writes to the logs of

@@ -239,15 +239,13 @@ func (p *Pool) noteOutliers(t time.Time) {
 	}
 }
 
-const incidentBudget = "retry budget spent"
-
 // MayRetry charges one more retry to the pool's budget, unless that would exceed it.
 func (p *Pool) MayRetry(t time.Time) bool {
 	if p.Spending.retry(t, p.Settings.Load().RetryBudget) {
 		return true
 	}
 	observe.RetryDenied(p.Name, 1)
-	p.Incidents.Raise(t, incidentBudget, p.Logger)
+	p.Incidents.Raise(t, "retry budget spent", p.Logger)
 	return false
 }
 

@@ -126,22 +126,14 @@ type RetryBudget struct {
 	PerSecond float64 `json:"per_second"`
 }
 
-// String implements fmt.Stringer.
 func (b RetryBudget) String() string { return fmt.Sprintf("%g%% %g/s", b.Percent, b.PerSecond) }
 
 const (
-	defaultTextBlock   = 64
-	defaultTTL         = caddy.Duration(5 * time.Minute)
-	defaultMaxSessions = 1_000_000
-	defaultJournal     = 64 << 20
-	minJournal         = 1 << 20
-	defaultMaxWaiting  = 1024
-	defaultMaxWait     = caddy.Duration(30 * time.Second)
-	defaultHold        = HoldAuto
-	minIndexMemory     = 1 << 20
-	minTextBlock       = 16
-	maxTextBlock       = 4096
-	maxBlockSize       = 4096
+	minJournal     = 1 << 20
+	minIndexMemory = 1 << 20
+	minTextBlock   = 16
+	maxTextBlock   = 4096
+	maxBlockSize   = 4096
 )
 
 // Add adds the settings of one worker. dynamic says that the worker need not be a static
@@ -223,13 +215,13 @@ func (s *Settings) WithDefaults() *Settings {
 	full.BlockSizeUnset = s.BlockSizeUnset || s.BlockSize == 0
 	full.Memory = cmp.Or(s.Memory, max(minIndexMemory, min(kvscore.DefaultMemory, debug.SetMemoryLimit(-1)/8)))
 	full.BlockSize = cmp.Or(s.BlockSize, kvscore.DefaultBlockSize)
-	full.TextBlock = cmp.Or(s.TextBlock, defaultTextBlock)
-	full.TTL = cmp.Or(s.TTL, defaultTTL)
-	full.MaxSessions = cmp.Or(s.MaxSessions, defaultMaxSessions)
-	full.Journal.MaxSize = cmp.Or(s.Journal.MaxSize, defaultJournal)
-	full.MaxWaiting = cmp.Or(s.MaxWaiting, defaultMaxWaiting)
-	full.MaxWait = cmp.Or(s.MaxWait, defaultMaxWait)
-	full.Hold = cmp.Or(s.Hold, defaultHold)
+	full.TextBlock = cmp.Or(s.TextBlock, 64)
+	full.TTL = cmp.Or(s.TTL, caddy.Duration(5*time.Minute))
+	full.MaxSessions = cmp.Or(s.MaxSessions, 1_000_000)
+	full.Journal.MaxSize = cmp.Or(s.Journal.MaxSize, 64<<20)
+	full.MaxWaiting = cmp.Or(s.MaxWaiting, 1024)
+	full.MaxWait = cmp.Or(s.MaxWait, caddy.Duration(30*time.Second))
+	full.Hold = cmp.Or(s.Hold, HoldAuto)
 	full.RetryBudget = cmp.Or(s.RetryBudget, &RetryBudget{Percent: 20, PerSecond: 10})
 	all := s.Workers[worker.AllWorkers]
 	all.Engine = cmp.Or(all.Engine, s.Engine, worker.EngineAuto)

@@ -14,8 +14,6 @@ import (
 	"github.com/caddyserver/caddy/v2"
 )
 
-const incidentShare = "what other routers do is not known: the server of share fails"
-
 // ShareState returns how the sharing fares, and false if there is none.
 func (p *Pool) ShareState() (s journal.ShareStatus, on bool) {
 	if sharer := p.shared.sharer.Load(); sharer != nil {
@@ -100,7 +98,7 @@ func (p *Pool) newSharer(set *Share) *journal.Sharer {
 			},
 		},
 		Failed: func(err error) {
-			p.Incidents.Raise(time.Now(), incidentShare, func() *zap.Logger { return p.Logger().With(zap.Error(err)) })
+			p.Incidents.Raise(time.Now(), "what other routers do is not known: the server of share fails", func() *zap.Logger { return p.Logger().With(zap.Error(err)) })
 		},
 		Silent: func(one *journal.Peer) {
 			p.Logger().Warn("another router is silent, and its requests do not count any more",

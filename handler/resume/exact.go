@@ -7,12 +7,11 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
-	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
@@ -46,7 +45,7 @@ func Exactly(a *attempt.Attempt, send attempt.Sender) attempt.Sender {
 		if rendered == nil {
 			return resp, err
 		}
-		r := &derendered{x: x, memory: &c.Pool.Memory.Held, ask: func(ask []byte) ([]byte, *http.Response, error) {
+		r := &derendered{x: x, ask: func(ask []byte) ([]byte, *http.Response, error) {
 			goOn := a.Suspend() // the turn is no time of the worker's
 			done, err := a.Worker.Derender(req.Context())
 			goOn()
@@ -57,7 +56,8 @@ func Exactly(a *attempt.Attempt, send attempt.Sender) attempt.Sender {
 			return whole(c.Pool, post, derender, ask)
 		}}
 		ask, ok := x.Generate(rendered)
-		if !ok || !r.reserve() {
+		within, free := c.Pool.Memory.Reserve(4 * x.Size())
+		if r.free = sync.OnceFunc(free); !ok || !within {
 			r.free()
 			return nil, errExactly
 		}
@@ -125,20 +125,7 @@ type derendered struct {
 	in     []byte
 	out    []byte // is read next
 	err    error  // follows
-
-	memory   *atomic.Int64
-	reserved int64
-}
-
-// reserve reserves memory for the calls. It returns false if there is none.
-func (r *derendered) reserve() bool {
-	r.reserved = 4 * r.x.Size()
-	return r.memory.Add(r.reserved) <= body.MaxBytes()
-}
-
-func (r *derendered) free() {
-	r.memory.Add(-r.reserved)
-	r.reserved = 0
+	free   func() // the memory that is reserved for the calls
 }
 
 func (r *derendered) Close() error {

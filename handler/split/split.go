@@ -57,13 +57,6 @@ type Router interface {
 	Holds() bool
 }
 
-// Conditions of pools with roles.
-const (
-	incidentNoPrefill = "no prefill worker is available, and requests go whole to others"
-	incidentTransfers = "transfers between a prefill and a decode worker fail, and requests avoid the pair"
-	incidentNotHanded = "prefill workers do not hand over their prompts, and requests go whole to others"
-)
-
 // maxPairsTried is how many pairs of workers a request tries before it goes whole.
 const maxPairsTried = 2
 
@@ -215,15 +208,16 @@ func (s *Request) Ways(c *pool.Candidates) (kvscore.Split, []kvscore.Way) {
 	var full bool
 	want := s.wants()
 	s.Forecast, s.Prefill, full = s.Pool.Forecast(&want, offers, c.At, &s.Plan.Score, s.Of.Policy(), s.rule())
-	if s.Prefill == nil && !full {
-		s.Pool.Incidents.Raise(c.At, incidentNoPrefill, s.Pool.Logger)
+	// even the best one may be marked down or drain; a request that names it goes there nevertheless
+	pins, _ := s.Plan.PinsPrefill()
+	lacks := s.Prefill != nil && !pins && !s.Prefill.TakesRequests(c.At)
+	if lacks || s.Prefill == nil && !full {
+		s.Pool.Incidents.Raise(c.At, "no prefill worker is available, and requests go whole to others", s.Pool.Logger)
+	}
+	switch {
+	case s.Prefill == nil && !full:
 		return s.Forecast, nil
-	}
-	lacks := s.lacksPrefill(c.At)
-	if lacks {
-		s.Pool.Incidents.Raise(c.At, incidentNoPrefill, s.Pool.Logger)
-	}
-	if full {
+	case full:
 		s.Forecast.Rule = s.rule()
 	}
 	c.Ways = slices.Grow(c.Ways[:0], len(c.Workers))[:len(c.Workers)]
@@ -250,13 +244,6 @@ func (s *Request) way(w *worker.Worker, lacks bool, t time.Time) kvscore.Way {
 		return kvscore.OnlyWhole
 	}
 	return kvscore.EitherWay
-}
-
-// lacksPrefill returns whether even the best prefill worker is marked down or drains. A request that names
-// it goes there nevertheless.
-func (s *Request) lacksPrefill(t time.Time) bool {
-	pins, _ := s.Plan.PinsPrefill()
-	return s.Prefill != nil && !pins && !s.Prefill.TakesRequests(t)
 }
 
 // pairless are the offered workers that cannot prefill for a decode worker.
@@ -310,12 +297,12 @@ func (s *Request) Answered(l *Phases, good bool) {
 		of.PairWorks(l.Prefill.Worker, l.Decode.Worker)
 	}
 	if s.refused {
-		of.Incidents.Raise(time.Now(), incidentNotHanded, of.Logger)
+		of.Incidents.Raise(time.Now(), "prefill workers do not hand over their prompts, and requests go whole to others", of.Logger)
 		s.refused = false
 	}
 	if s.blame[0] != nil && (l == nil || s.blame != [2]*worker.Worker{l.Prefill.Worker, l.Decode.Worker}) {
 		if of.PairFailed(s.blame[0], s.blame[1], s.silent, s.blamed, time.Now()) {
-			of.Incidents.Raise(time.Now(), incidentTransfers, of.Logger)
+			of.Incidents.Raise(time.Now(), "transfers between a prefill and a decode worker fail, and requests avoid the pair", of.Logger)
 		}
 		s.blame = [2]*worker.Worker{}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
@@ -36,14 +37,9 @@ type closer struct {
 
 	mu      sync.Mutex
 	closing map[*worker.Worker][]closing // the first may be under way; a goroutine closes each list
-	ends    []end                        // of sessions that other routers may use; up to maxEnders goroutines take them
-	enders  int
-}
 
-// end is the end of an engine's session here.
-type end struct {
-	key  affinity.Key
-	held affinity.Want
+	ends   atomic.Int32  // of sessions that other routers may use: those that are not taken up yet
+	enders chan struct{} // has one of each goroutine that takes up an end
 }
 
 type closing struct {
@@ -53,7 +49,7 @@ type closing struct {
 
 // NewCloser returns the closer of a pool. It is for [pool.New].
 func NewCloser(p *pool.Pool) pool.Closer {
-	return &closer{pool: p, closing: make(map[*worker.Worker][]closing)}
+	return &closer{pool: p, closing: make(map[*worker.Worker][]closing), enders: make(chan struct{}, maxEnders)}
 }
 
 // Unbind ends a session's binding, if it has the version. The engine closes the session if it
@@ -86,35 +82,21 @@ func (c *closer) Ended(key affinity.Key, held *affinity.Want, why affinity.Reaso
 		c.Close(held)
 		return
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.ends) >= maxClosing {
+	if c.ends.Add(1) > maxClosing {
+		c.ends.Add(-1)
 		observe.EngineSession(c.pool.Name, "close", "dropped")
 		return
 	}
-	if c.ends = append(c.ends, end{key, *held}); c.enders < maxEnders {
-		c.enders++
-		go c.endAll()
-	}
-}
-
-// endAll closes the sessions that have ended here, unless another router uses or has closed them. The
-// server of share may be slow, and nobody waits for it.
-func (c *closer) endAll() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	defer func() { c.enders-- }()
-	for len(c.ends) > 0 {
-		one := c.ends[0]
-		c.ends = c.ends[1:]
-		c.mu.Unlock()
-		if l := endUnused(c.pool, one.key); l != nil {
-			c.Close(&one.held)
-			l.endAfter(c.pool, &one.held)
+	ended := *held
+	go func() { // the server of share may be slow, and nobody waits for it
+		c.enders <- struct{}{}
+		c.ends.Add(-1)
+		if l := endUnused(c.pool, key); l != nil {
+			c.Close(&ended)
+			l.endAfter(c.pool, &ended)
 		}
-		c.mu.Lock()
-	}
-	c.ends = nil
+		<-c.enders
+	}()
 }
 
 // Close has the engine of the target close a session.

@@ -17,6 +17,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/body"
+
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
@@ -35,12 +37,8 @@ type Transport struct {
 }
 
 // Load makes the transport that a proxy's configuration names, or Caddy's default, and sets
-// it in the proxy. The proxy must not be provisioned yet: that starts its health checks. wrap
-// wraps each connection to a worker.
-func Load(
-	ctx caddy.Context, rp *reverseproxy.Handler,
-	wrap func(net.Conn) net.Conn, attempt func(context.Context) http.RoundTripper,
-) (*Transport, error) {
+// it in the proxy. The proxy must not be provisioned yet: that starts its health checks.
+func Load(ctx caddy.Context, rp *reverseproxy.Handler, attempt func(context.Context) http.RoundTripper) (*Transport, error) {
 	inner := new(reverseproxy.HTTPTransport)
 	if rp.TransportRaw != nil {
 		mod, err := ctx.LoadModule(rp, "TransportRaw")
@@ -60,7 +58,7 @@ func Load(
 			if err != nil {
 				return nil, err
 			}
-			return wrap(conn), nil
+			return body.Conn{Conn: conn}, nil
 		}
 	}
 	t := &Transport{HTTPTransport: inner, fresh: inner.Transport.Clone(), attempt: attempt}

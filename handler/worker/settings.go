@@ -295,7 +295,6 @@ const LimitAuto RequestLimit = -1
 
 const limitAuto = "auto"
 
-// String implements fmt.Stringer.
 func (l RequestLimit) String() string {
 	if l == LimitAuto {
 		return limitAuto
@@ -312,7 +311,6 @@ func ParseRequestLimit(s string) (l RequestLimit, ok bool) {
 	return RequestLimit(n), err == nil && n > 0
 }
 
-// MarshalJSON implements json.Marshaler.
 func (l RequestLimit) MarshalJSON() ([]byte, error) {
 	if l == LimitAuto {
 		return []byte(`"` + limitAuto + `"`), nil
@@ -320,7 +318,6 @@ func (l RequestLimit) MarshalJSON() ([]byte, error) {
 	return strconv.AppendInt(nil, int64(l), 10), nil
 }
 
-// UnmarshalJSON implements json.Unmarshaler.
 func (l *RequestLimit) UnmarshalJSON(b []byte) error {
 	if string(b) == `"`+limitAuto+`"` {
 		*l = LimitAuto

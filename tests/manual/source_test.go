@@ -59,7 +59,7 @@ func (c code) messages() (lines, conditions []string) {
 	const text = `"([^"]+"\+?)`
 	lines = append(c.all("", `\.(?:Warn|Error)\(`+text), c.all("", `\.Check\(zap(?:core)?\.(?:Warn|Error)Level, `+text)...)
 	for _, pattern := range []string{
-		`\.(?:Raise|meets)\([^"\n]*, ` + text, `\bincident\w* *:?= ` + text, `\bwarn[A-Z]\w* *= ` + text, `\berrNoWorker *= errors\.New\(` + text,
+		`\.(?:Raise|meets)\([^"\n]*, ` + text, `\bincident\w* *:?= ` + text, `\bwarn[A-Z]\w* *= ` + text, `\bErrNoWorker *= errors\.New\(` + text,
 	} {
 		conditions = append(conditions, c.all("handler", pattern)...)
 	}
