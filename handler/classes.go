@@ -81,35 +81,29 @@ func (h *Handler) checkWho() error {
 		return fmt.Errorf("tenant: must be a placeholder such as {http.auth.user.id}, got %q", h.Tenant)
 	}
 	h.rest = &queue.Class{Name: defaultClass}
-	for i, c := range h.Classes {
-		if c == nil || c.Name == "" {
+	named, demoted := make(map[string]*queue.Class), make(map[string]bool)
+	for _, c := range h.Classes {
+		switch {
+		case c == nil || c.Name == "":
 			return fmt.Errorf("class: a class must have a name")
-		}
-		if h.classNamed(c.Name) != i {
+		case named[c.Name] != nil:
 			return fmt.Errorf("class %s: already specified", c.Name)
 		}
 		if err := c.check(); err != nil {
 			return fmt.Errorf("class %s: %w", c.Name, err)
 		}
-		if c.Name == defaultClass {
+		if named[c.Name] = c.class; c.Name == defaultClass {
 			h.rest = c.class
 		}
 	}
-	return h.linkClasses()
-}
-
-// linkClasses sets which classes the late requests of others get.
-func (h *Handler) linkClasses() error {
-	demoted := make(map[string]bool)
 	for _, c := range h.Classes {
 		if c.class.Late != queue.Demote {
 			continue
 		}
-		to := h.classNamed(c.DemoteTo)
-		if to < 0 || c.DemoteTo == c.Name {
+		if c.class.Demote = named[c.DemoteTo]; c.class.Demote == nil || c.DemoteTo == c.Name {
 			return fmt.Errorf("class %s: late demote: must name another class, got %q", c.Name, c.DemoteTo)
 		}
-		c.class.Demote, demoted[c.DemoteTo] = h.Classes[to].class, true
+		demoted[c.DemoteTo] = true
 	}
 	for _, c := range h.Classes {
 		if c.MatcherSetsRaw == nil && c.Name != defaultClass && !demoted[c.Name] {
@@ -117,10 +111,6 @@ func (h *Handler) linkClasses() error {
 		}
 	}
 	return nil
-}
-
-func (h *Handler) classNamed(name string) int {
-	return slices.IndexFunc(h.Classes, func(c *Class) bool { return c != nil && c.Name == name })
 }
 
 func (c *Class) check() error {
