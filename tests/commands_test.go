@@ -206,9 +206,18 @@ func write(t testing.TB, file, text string) {
 
 // TestRunCommand runs a router without a configuration file.
 func TestRunCommand(t *testing.T) {
-	for args, want := range map[string]string{"": "name at least one engine", "--to x:1 --api-key a --api-key-file b": "use one of them"} {
+	for args, want := range map[string]string{
+		"": "name at least one engine", "--to x:1 --api-key a --api-key-file b": "use one of them", "--to x:1 --listen 8080": "must be like localhost:8080",
+	} {
 		if code, out := kvRouter(t, append([]string{"run", "--print"}, strings.Fields(args)...)...); code != 1 || !strings.Contains(out, want) {
 			t.Errorf("%s: code %d, %s", args, code, out)
+		}
+	}
+	for listen, want := range map[string]string{ // only there, and whatever Host says
+		"localhost:8080": "http://:8080 {\n\tbind localhost\n", "http://[::1]:80": "http://:80 {\n\tbind ::1\n", "https://llm.example.com": "https://llm.example.com {\n\tkv_router_ready",
+	} {
+		if code, file := kvRouter(t, "run", "--print", "--to", "x:1", "--listen", listen); code != 0 || !strings.Contains(file, want) {
+			t.Errorf("%s: code %d:\n%s", listen, code, file)
 		}
 	}
 	engines := startEngines(t, 2, canned.Pace{})

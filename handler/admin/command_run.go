@@ -3,6 +3,7 @@ package admin
 import (
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"time"
 
@@ -67,12 +68,19 @@ func caddyfileOf(fl caddycmd.Flags) (string, error) {
 	case keyFile != "":
 		key = "{file." + keyFile + "}"
 	}
-	listen := fl.String("listen")
-	if !strings.Contains(listen, "://") {
-		listen = "http://" + listen // without certificates
+	site, bind := fl.String("listen"), ""
+	if !strings.HasPrefix(site, "https://") {
+		// A host in a site's address would only be compared with the header Host.
+		host, port, err := net.SplitHostPort(strings.TrimPrefix(site, "http://"))
+		if err != nil {
+			return "", fmt.Errorf("--listen: must be like localhost:8080: %w", err)
+		}
+		if site = "http://:" + port; host != "" {
+			bind = "\tbind " + token(host) + "\n"
+		}
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "{\n\tpersist_config off\n}\n\n%s {\n\tkv_router_ready /ready\n\tkv_router", token(listen))
+	fmt.Fprintf(&b, "{\n\tpersist_config off\n}\n\n%s {\n%s\tkv_router_ready /ready\n\tkv_router", token(site), bind)
 	for _, t := range to {
 		b.WriteString(" " + token(t))
 	}
