@@ -67,7 +67,7 @@ func (h *Handler) unmarshal(d *caddyfile.Dispenser) (own map[string]bool, err er
 			return nil, err
 		}
 	}
-	return h.options().readAll(d, 0, "subdirective")
+	return h.options().readAll(d, 0, subdirective)
 }
 
 func (h *Handler) options() options {
@@ -246,7 +246,7 @@ type (
 	repeated  func(*caddyfile.Dispenser) error // the option may occur several times
 )
 
-const on, off = "on", "off"
+const on, off, subdirective = "on", "off", "subdirective"
 
 // readBlock reads a block of options. what names their kind in errors.
 func (o options) readBlock(d *caddyfile.Dispenser, what string) error {
@@ -282,6 +282,9 @@ func (o options) read(d *caddyfile.Dispenser, what string) error {
 	name := d.Val()
 	switch to := o[name].(type) {
 	case nil:
+		if what == subdirective {
+			return d.Errf("unrecognized %s '%s': options of the proxy stand in a reverse_proxy block, those of workers in a worker block", what, name)
+		}
 		return d.Errf("unrecognized %s '%s'", what, name)
 	case func(*caddyfile.Dispenser) error:
 		return to(d)

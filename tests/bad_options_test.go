@@ -102,6 +102,7 @@ func TestBadOptionsAreRefused(t *testing.T) {
 		{"trust pins {\nno_such_matcher x\n}", "no_such_matcher"},
 		{"trust", "wrong argument count"},
 		{"trust {\nclient_ip private_ranges\n}", "wrong argument count"},
+		{"header_up Host x", "unrecognized subdirective 'header_up': options of the proxy stand in a reverse_proxy block"},
 		{"poool main", "unrecognized subdirective 'poool'"},
 		{"worker gpu-1:8000 {\napi_key\n}", "wrong argument count"},
 		{"worker gpu-1:8000 {\napi_key Bearer sk-1\n}", "wrong argument count"},
