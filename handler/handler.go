@@ -82,6 +82,8 @@ func (h *Handler) openPool(caddy.Context) error {
 	return err
 }
 
+const incidentDNS = "DNS fails, and the router uses the addresses that it gave last"
+
 // provisionProxy sets the proxy's selection policy and transport before it provisions
 // the proxy, because the proxy starts its health checks then.
 func (h *Handler) provisionProxy(ctx caddy.Context) error {
@@ -103,6 +105,9 @@ func (h *Handler) provisionProxy(ctx caddy.Context) error {
 		return fmt.Errorf("provisioning reverse_proxy: %w", err)
 	}
 	h.proxyReady = true
+	upstream.KeepNames(rp, func(err error) {
+		h.pool.Incidents.Raise(time.Now(), incidentDNS, func() *zap.Logger { return h.pool.Logger().With(zap.Error(err)) })
+	})
 	h.warn(proxyWarnings(rp, h.transport.HTTPTransport)...)
 	return nil
 }

@@ -84,12 +84,11 @@ var faultRows = []faultRow{
 		},
 	},
 	{
-		name: "names of a dynamic source not resolved", site: dynamicA, struck: 4, allowed: []fate{failed},
+		name: "names of a dynamic source not resolved", site: dynamicA, marked: mustNot,
 		strike: func(r *faultRun, e *canned.Engine) func() {
 			r.dns.setIll(func(string) bool { return true })
 			return func() { r.dns.setIll(nil) }
 		},
-		hits: isRefused, check: unavailable,
 	},
 	{name: "slow clients", long: true, strike: nothing, marked: mustNot, clients: slowOnes},
 	{name: "slow clients, stream_idle", strike: nothing, marked: mustNot, clients: slowOnes, block: deadlineOf("stream_idle")},
