@@ -1,6 +1,7 @@
 package affinity
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -96,7 +97,6 @@ func NewBindings(o Options) (*Bindings, error) {
 	if o.Sweep <= 0 {
 		o.Sweep = DefaultSweep
 	}
-	o.MaxSessions = limit(o.MaxSessions)
 
 	r := &Bindings{
 		clock:   o.Clock,
@@ -110,7 +110,7 @@ func NewBindings(o Options) (*Bindings, error) {
 		version: Version(max(start.UnixNano(), 1)), //nolint:gosec // positive
 		roster:  roster{counts: make(map[uint32]int)},
 	}
-	r.roster.limit(o.MaxSessions)
+	r.roster.limit(cmp.Or(max(o.MaxSessions, 0), DefaultMaxSessions))
 
 	cache, err := ristretto.NewCache(&ristretto.Config[uint64, *entry]{
 		NumCounters:        1 << 14,
@@ -129,13 +129,6 @@ func NewBindings(o Options) (*Bindings, error) {
 	r.queue = newQueue(o.OnExpire)
 	go r.sweepLoop(o.Sweep)
 	return r, nil
-}
-
-func limit(maxSessions int) int {
-	if maxSessions <= 0 {
-		return DefaultMaxSessions
-	}
-	return maxSessions
 }
 
 // now returns the nanoseconds since the store was made.
@@ -234,7 +227,7 @@ func (r *Bindings) Bytes() int64 { return int64(r.Len()) * entryBytes }
 // a random sample. After Close it does nothing.
 func (r *Bindings) SetMaxSessions(maxSessions int) {
 	for more := true; more; {
-		more = r.shrink(limit(maxSessions))
+		more = r.shrink(cmp.Or(max(maxSessions, 0), DefaultMaxSessions))
 	}
 }
 
@@ -318,7 +311,7 @@ func (r *Bindings) bind(key *Key, expect Version, want Want) (b Binding, bound b
 }
 
 func (r *Bindings) rebind(e *entry, w *write) Binding {
-	if e.kind == EngineBacked && e.target() != w.Target && w.version == 0 {
+	if e.Kind == EngineBacked && e.Target != w.Target && w.version == 0 {
 		r.queue.push(&event{key: e.key, binding: r.binding(e), why: Replaced})
 	}
 	due := e.due
@@ -340,7 +333,7 @@ func (r *Bindings) versionOf(w *write) Version {
 // insert stores a new entry for a session that has no live one. It returns false if there is no room, or the
 // store is closed.
 func (r *Bindings) insert(key *Key, w *write) (Binding, bool) {
-	e := &entry{key: *key, scope: w.Scope}
+	e := &entry{key: *key, Want: Want{Scope: w.Scope}}
 	e.set(w, r.versionOf(w))
 	if r.closed || !r.admit(e, w) {
 		return Binding{}, false

@@ -69,8 +69,8 @@ func (r *Bindings) Follow(s *Saved) bool {
 		_, done := r.insert(&s.Key, &w)
 		return done
 	}
-	later := e.version < w.version || e.version == w.version && e.target().Less(w.Target)
-	if !later || w.EngineSession == "" && e.kind == EngineBacked { // a router without the engine's session cannot end it
+	later := e.version < w.version || e.version == w.version && e.Target.Less(w.Target)
+	if !later || w.EngineSession == "" && e.Kind == EngineBacked { // a router without the engine's session cannot end it
 		return false
 	}
 	r.rebind(e, &w)
@@ -101,7 +101,7 @@ func (r *Bindings) FollowUse(key Key) { r.read(&key, anyVersion, true) }
 // FollowEnd ends a binding that another router has ended, unless the session has a later one. It
 // ends any of an engine's session, without a report: the other router has closed it.
 func (r *Bindings) FollowEnd(key Key, v Version) {
-	r.end(&key, func(e *entry) bool { return e.version <= v || e.kind == EngineBacked })
+	r.end(&key, func(e *entry) bool { return e.version <= v || e.Kind == EngineBacked })
 }
 
 // Changes returns a number that grows with each Bind.

@@ -3,8 +3,6 @@ package affinity
 import (
 	"encoding/binary"
 	"time"
-
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
 // maxTTL bounds a time to live, so that adding it to the clock cannot overflow.
@@ -17,17 +15,11 @@ const entryBytes = 272
 
 // entry holds a session's binding. The store's lock guards it.
 type entry struct {
-	key   Key
-	scope uint32
-	slot  int32 // the index in the roster
-
-	due, used     int64 // in nanoseconds of the store's clock
-	worker        uint64
-	ttl           time.Duration
-	version       Version
-	engineSession string
-	rank          uint32 // beside the small field, so that an entry has 96 bytes
-	kind          Kind
+	Want
+	key       Key
+	due, used int64 // in nanoseconds of the store's clock
+	version   Version
+	slot      int32 // the index in the roster
 }
 
 // hash returns what ristretto finds the entry by. Keys are keyed hashes, so a part of one is
@@ -35,29 +27,21 @@ type entry struct {
 func (k *Key) hash() uint64 { return binary.LittleEndian.Uint64(k[:]) }
 
 func (e *entry) set(w *write, v Version) {
-	e.worker, e.rank = w.Target.Worker, w.Target.Rank
-	e.kind, e.engineSession = w.Kind, w.EngineSession
-	e.ttl = w.TTL
-	e.version = v
+	w.Scope = e.Scope // the roster counts it
+	e.Want, e.version = w.Want, v
 	e.used = w.now - w.idle
 	e.due = e.used + int64(w.TTL)
 }
 
-func (e *entry) target() kvscore.Target { return kvscore.Target{Worker: e.worker, Rank: e.rank} }
-
 // slide restarts the time to live. A restored binding may have been used later than now.
 func (e *entry) slide(now int64) {
 	if now > e.used {
-		e.used, e.due = now, now+int64(e.ttl)
+		e.used, e.due = now, now+int64(e.TTL)
 	}
 }
 
 func (r *Bindings) binding(e *entry) Binding {
-	return Binding{
-		Want:    Want{Target: e.target(), TTL: e.ttl, Scope: e.scope, Kind: e.kind, EngineSession: e.engineSession},
-		Expires: r.start.Add(time.Duration(e.due)),
-		Version: e.version,
-	}
+	return Binding{Want: e.Want, Expires: r.start.Add(time.Duration(e.due)), Version: e.version}
 }
 
 // find returns the session's live entry, nil if it has none. The caller holds mu, as for all
@@ -94,7 +78,7 @@ func (r *Bindings) uses(e *entry) bool {
 // finish ends the entry's binding and removes the entry. It reports the end unless the reason is 0.
 func (r *Bindings) finish(e *entry, why Reason) {
 	r.ends[why]++
-	if e.kind == EngineBacked && why != 0 {
+	if e.Kind == EngineBacked && why != 0 {
 		r.queue.push(&event{key: e.key, binding: r.binding(e), why: why})
 	}
 	r.roster.remove(e)

@@ -38,13 +38,13 @@ const maxEvicted = 2
 // share evicts its own bindings. Scope 0 may take everything that the others leave: it evicts its
 // own bindings only while the store is full.
 func (ro *roster) add(e *entry, now int64, evicted int) (added bool, victim *entry) {
-	n := ro.counts[e.scope]
+	n := ro.counts[e.Scope]
 	full := len(ro.slots) >= ro.max
-	own := n >= ro.maxShare && (full || e.scope != 0) && evicted < maxEvicted
+	own := n >= ro.maxShare && (full || e.Scope != 0) && evicted < maxEvicted
 	if full || own {
-		return false, ro.pick(now, e.scope, own)
+		return false, ro.pick(now, e.Scope, own)
 	}
-	ro.counts[e.scope] = n + 1
+	ro.counts[e.Scope] = n + 1
 	e.slot = int32(len(ro.slots)) //nolint:gosec // memory ends before
 	ro.slots = append(ro.slots, slot{e, e.due})
 	return true, nil
@@ -57,10 +57,10 @@ func (ro *roster) remove(e *entry) {
 	moved.entry.slot = e.slot
 	ro.slots[last] = slot{}
 	ro.slots = ro.slots[:last]
-	if n := ro.counts[e.scope]; n > 1 {
-		ro.counts[e.scope] = n - 1
+	if n := ro.counts[e.Scope]; n > 1 {
+		ro.counts[e.Scope] = n - 1
 	} else {
-		delete(ro.counts, e.scope)
+		delete(ro.counts, e.Scope)
 	}
 }
 
@@ -86,7 +86,7 @@ func (ro *roster) pick(now int64, scope uint32, own bool) (victim *entry) {
 			at = rand.IntN(n) //nolint:gosec // only a sample
 		}
 		e := ro.slots[at].entry
-		if own && e.scope != scope {
+		if own && e.Scope != scope {
 			continue
 		}
 		seen++

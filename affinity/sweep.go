@@ -57,41 +57,19 @@ func (r *Bindings) pass(overdue bool, each func(e *entry, now int64), after func
 // the zero Key and continue with the last key of a full page. It reads the whole store for every
 // page and is meant for administration.
 func (r *Bindings) List(after Key, limit int) (page []Entry) {
-	for len(page) < limit {
-		keys := r.firstKeys(after, limit-len(page))
-		for _, key := range keys {
-			if b, ok := r.Peek(key); ok {
-				page = append(page, Entry{Key: key, Binding: b})
-			}
-			after = key
+	var keys []Key
+	r.pass(false, func(e *entry, _ int64) {
+		if compare(e.key, after) > 0 {
+			keys = append(keys, e.key)
 		}
-		if len(keys) == 0 {
-			break
+	}, func() bool { return true })
+	slices.SortFunc(keys, compare)
+	for _, key := range slices.Compact(keys) { // a pass may visit an entry twice
+		if b, ok := r.Peek(key); ok && len(page) < limit {
+			page = append(page, Entry{Key: key, Binding: b})
 		}
 	}
 	return page
-}
-
-// firstKeys returns the n first keys after one, in order. Only some more than n are kept and sorted.
-func (r *Bindings) firstKeys(after Key, n int) (keys []Key) {
-	before := Key{} // of those that are kept; zero while these are fewer than n
-	first := func() {
-		slices.SortFunc(keys, compare)
-		if keys = slices.Compact(keys); len(keys) >= n { // a pass may visit an entry twice
-			keys = keys[:n]
-			before = keys[n-1]
-		}
-	}
-	r.pass(false, func(e *entry, _ int64) {
-		if compare(e.key, after) <= 0 || before != (Key{}) && compare(e.key, before) >= 0 {
-			return
-		}
-		if keys = append(keys, e.key); len(keys) >= 2*n+chunkSize {
-			first()
-		}
-	}, func() bool { return true })
-	first()
-	return keys
 }
 
 func compare(a, b Key) int { return bytes.Compare(a[:], b[:]) }

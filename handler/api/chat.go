@@ -21,8 +21,6 @@ func (chat) field(p *parse, key []byte, v rawjson.Span) {
 		p.tools = v
 	case "functions":
 		p.functions = v
-	case "input_ids", "prompt_token_ids":
-		p.ids = v
 	case "top_logprobs":
 		p.noTop = v.IsNull(p.body)
 	}

@@ -15,8 +15,6 @@ func (completions) field(p *parse, key []byte, v rawjson.Span) {
 	switch string(key) {
 	case "prompt":
 		p.main = v
-	case "input_ids", "prompt_token_ids":
-		p.ids = v
 	case "logprobs":
 		p.logprobs = !v.IsNull(p.body)
 	}

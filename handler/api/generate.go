@@ -17,8 +17,6 @@ func (generate) field(p *parse, key []byte, v rawjson.Span) {
 	switch string(key) {
 	case "text", "prompt":
 		p.main = v
-	case "input_ids", "prompt_token_ids":
-		p.ids = v
 	case "image_data", "video_data", "audio_data": // neither ids nor text show them
 		p.opaque = p.opaque || v.HasContent(p.body)
 	case "sampling_params":

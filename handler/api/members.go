@@ -20,6 +20,8 @@ func (p *parse) field(key []byte, v rawjson.Span) {
 		if r.Salt = v.Text(b); r.Salt == "" {
 			p.vary(key, v)
 		}
+	case "input_ids", "prompt_token_ids":
+		p.ids = v
 	case "stream":
 		r.Stream = isTrue(v.Of(b))
 	case "stream_options":

@@ -19,8 +19,6 @@ func (pooled) field(p *parse, key []byte, v rawjson.Span) {
 	switch string(key) {
 	case "input", "text": // SGLang's /classify has text
 		p.main = v
-	case "input_ids", "prompt_token_ids":
-		p.ids = v
 	case "messages":
 		p.other = v
 	}

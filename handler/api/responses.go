@@ -24,8 +24,6 @@ func (responses) field(p *parse, key []byte, v rawjson.Span) {
 		for tool := range v.Objects(b) {
 			r.ServerTools = r.ServerTools || tool.Get(b, "type").Text(b) != "function"
 		}
-	case "input_ids", "prompt_token_ids":
-		p.ids = v
 	case "store":
 		r.Unstored = string(v.Of(b)) == "false"
 	case "previous_response_id":

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"strconv"
-	"strings"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
@@ -216,14 +215,12 @@ func (s *Splicer) message(e *Editor) (keep, ok bool) {
 // comes before any other event, and the events' numbers go on.
 func (s *Splicer) response(e *Editor) (keep bool) {
 	kind := rawjson.Span{End: len(e.body)}.Get(e.body, "type").Text(e.body)
-	if s.began < s.events && lifeEvent(kind) {
-		s.began++
-		return false
+	switch kind {
+	case "response.created", "response.queued", "response.in_progress": // before anything is computed
+		if s.began < s.events {
+			s.began++
+			return false
+		}
 	}
 	return true
-}
-
-// lifeEvent returns whether an event of the responses API comes before anything is computed.
-func lifeEvent(kind string) bool {
-	return strings.HasPrefix(kind, "response.") && (kind == "response.created" || kind == "response.queued" || kind == "response.in_progress")
 }

@@ -8,7 +8,6 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -38,13 +37,13 @@ type watcher struct {
 	end    context.CancelFunc
 	ended  chan struct{}
 
-	first     chan struct{} // closed after the first list or failure
-	firstOnce sync.Once
-	known     atomic.Pointer[[]string] // the addresses of the pods to use; nil before the first list
-	version   atomic.Uint64            // grows when known changes
-	confirmed atomic.Int64             // when the API server last reported pods, Unix nanoseconds
-	failures  atomic.Int64
-	failure   atomic.Pointer[string] // nil while the router follows the Service
+	first      context.Context // ends after the first list or failure, or after firstWait
+	waitNoMore context.CancelFunc
+	known      atomic.Pointer[[]string] // the addresses of the pods to use; nil before the first list
+	version    atomic.Uint64            // grows when known changes
+	confirmed  atomic.Int64             // when the API server last reported pods, Unix nanoseconds
+	failures   atomic.Int64
+	failure    atomic.Pointer[string] // nil while the router follows the Service
 
 	// the goroutine of run alone uses these
 	client
@@ -56,11 +55,11 @@ type watcher struct {
 func newWatcher(of target, relist, pause time.Duration, logger func() *zap.Logger) *watcher {
 	w := &watcher{
 		of: of, relist: relist, pause: pause, logger: logger,
-		client: client{of: of}, ended: make(chan struct{}), first: make(chan struct{}),
+		client: client{of: of}, ended: make(chan struct{}),
 	}
 	ctx, end := context.WithCancel(context.Background())
 	w.end = end
-	time.AfterFunc(firstWait, w.waitNoMore)
+	w.first, w.waitNoMore = context.WithTimeout(context.Background(), firstWait)
 	go w.run(ctx)
 	return w
 }
@@ -72,12 +71,10 @@ func (w *watcher) Destruct() error {
 	return nil
 }
 
-func (w *watcher) waitNoMore() { w.firstOnce.Do(func() { close(w.first) }) }
-
 // dials returns the addresses of the pods to use. Nobody may change the list.
 func (w *watcher) dials(ctx context.Context) ([]string, error) {
 	select {
-	case <-w.first:
+	case <-w.first.Done():
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}

@@ -1,6 +1,7 @@
 package endpointslices
 
 import (
+	"context"
 	"encoding/pem"
 	"fmt"
 	"net/http"
@@ -322,8 +323,9 @@ func TestConfigurationsShareAWatcher(t *testing.T) {
 
 func BenchmarkGetUpstreams5000(b *testing.B) {
 	l := read(b, "", strings.TrimSuffix(strings.SplitN(many(5000), `"items":[`, 2)[1], "]}"))
-	w := &watcher{first: make(chan struct{})}
-	close(w.first)
+	w := new(watcher)
+	w.first, w.waitNoMore = context.WithCancel(b.Context())
+	w.waitNoMore()
 	w.known.Store(&l)
 	u, r := &Upstreams{watcher: w}, httptest.NewRequest("GET", "/", nil)
 	b.ReportAllocs()

@@ -30,9 +30,10 @@ type Journal struct {
 	on   atomic.Bool // there are outlets
 	live atomic.Bool // one was live
 
-	mu       sync.Mutex
-	requests uint64 // numbers given
-	outlets  []*Outlet
+	requests atomic.Uint64 // numbers given
+
+	mu      sync.Mutex
+	outlets []*Outlet
 }
 
 // Outlet is where one log takes the records.
@@ -92,8 +93,10 @@ type record struct {
 	write  func(e *Encoder, at int64, blocks []uint64)
 }
 
-// add adds a record for all outlets. The lock is held.
+// add adds a record for all outlets.
 func (j *Journal) add(r record, blocks []uint64) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
 	r.blocks = len(blocks)
 	for _, o := range j.outlets {
 		b := &o.batch
@@ -118,8 +121,6 @@ func (j *Journal) note(worker *uint64, write func(e *Encoder, at int64)) {
 		return
 	}
 	r := record{at: j.now(), worker: worker, write: func(e *Encoder, at int64, _ []uint64) { write(e, at) }}
-	j.mu.Lock()
-	defer j.mu.Unlock()
 	j.add(r, nil)
 }
 
@@ -132,18 +133,13 @@ func (j *Journal) Booked(now time.Time, t kvscore.Target, p *cache.Prompt, v *ca
 		target: t, root: p.Root, tokens: v.Tokens, expected: expected, matched: v.Known.Blocks,
 		weight: v.NewWeight(p), past: p.Past, streamed: streamed, text: p.Weights.Kinds != nil, phase: phase,
 	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.requests++
-	b.request = j.requests
+	b.request = j.requests.Add(1)
 	j.add(record{at: now.UnixMilli(), worker: &b.target.Worker, write: b.write}, p.Blocks)
 	return b.request
 }
 
 // Answered implements [kvscore.Journal].
 func (j *Journal) Answered(request uint64, now time.Time, how kvscore.Sign, tokens int64) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
 	j.add(record{at: now.UnixMilli(), live: true, write: func(e *Encoder, at int64, _ []uint64) {
 		e.answered(at, request, how, tokens)
 	}}, nil)
@@ -155,8 +151,6 @@ func (j *Journal) Paid(request uint64, by *Payer) {
 		return
 	}
 	one := *by
-	j.mu.Lock()
-	defer j.mu.Unlock()
 	j.add(record{at: j.now(), live: true, write: func(e *Encoder, at int64, _ []uint64) { e.paid(at, request, &one) }}, nil)
 }
 
@@ -169,8 +163,6 @@ func (j *Journal) Ended(request uint64, computed bool, tokens int64, n kvscore.C
 	if n.Answer > n.Prompt && n.Prompt > 0 && len(answer) > 0 {
 		end.weight = 1000 * (n.Answer - n.Prompt) / int64(len(answer))
 	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
 	j.add(record{at: j.now(), write: end.write}, answer)
 }
 
@@ -259,8 +251,6 @@ func (j *Journal) Charged(now time.Time, c quota.Change, remote bool) {
 	if !j.on.Load() {
 		return
 	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
 	j.add(record{at: now.UnixMilli(), disk: remote, write: func(e *Encoder, at int64, _ []uint64) { e.change(at, &c) }}, nil)
 }
 
@@ -269,8 +259,6 @@ func (j *Journal) Stands(now time.Time, s quota.State) {
 	if !j.on.Load() {
 		return
 	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
 	j.add(record{at: now.UnixMilli(), disk: true, write: func(e *Encoder, at int64, _ []uint64) { e.Tenant(at, &s) }}, nil)
 }
 
