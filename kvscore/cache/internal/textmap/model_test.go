@@ -145,6 +145,26 @@ func TestFoundBlocksAreTheTexts(t *testing.T) {
 	}
 }
 
+// TestPartingTextsCountTheTextBefore has a text that is first dense with tokens, and then not. The first text that
+// parts from it says how many tokens there are before, and others part there, too.
+func TestPartingTextsCountTheTextBefore(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(4, 5))
+	m := New(1 << 30)
+	stem := make([]byte, 2000)
+	for i := range stem {
+		stem[i] = 'P' + byte(rnd.IntN(2))
+	}
+	base := promptOf(1, append(slices.Clip(stem), letters(rnd, 4000)...))
+	base.learn(m)
+	promptOf(1, append(slices.Clip(stem[:1800]), letters(rnd, 500)...)).learn(m)
+	for at := 200; at < 1800; at += 200 {
+		p := promptOf(1, append(slices.Clip(stem[:at]), letters(rnd, 500)...))
+		if got, want := len(m.find(p)), approx.Common(base.tokens, p.tokens); got < want-2 || got > want+2 {
+			t.Errorf("%d blocks are found where texts part after %d bytes, want %d", got, at, want)
+		}
+	}
+}
+
 // TestWrongLessonsAreReplaced has the map learn other tokens than a text has. The right ones take their
 // place, and those of other texts stay.
 func TestWrongLessonsAreReplaced(t *testing.T) {
