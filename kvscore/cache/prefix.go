@@ -100,7 +100,8 @@ func (l *look) extend(c *Caches, p *Prompt, id *Identity) {
 		if _, l.named = c.exact.Chain(l.named, name); len(l.named) <= l.n {
 			continue
 		}
-		if n := len(l.blocks); n > 0 && l.named[l.n-1] != l.blocks[n-1][len(l.blocks[n-1])-1] {
+		// Where the text parts from what the map knows, the last blocks are a guess.
+		if at := l.n - l.n/16 - 3; at >= 0 && l.named[at] != l.block(at) {
 			continue // it does not begin as the text
 		}
 		known := min(NextPrefix(p.Prefixes[i].Blocks), len(p.Blocks))
@@ -110,4 +111,13 @@ func (l *look) extend(c *Caches, p *Prompt, id *Identity) {
 		}
 		return
 	}
+}
+
+// block returns a token block by its position.
+func (l *look) block(at int) uint64 {
+	piece := 0
+	for ; at >= len(l.blocks[piece]); piece++ {
+		at -= len(l.blocks[piece])
+	}
+	return l.blocks[piece][at]
 }

@@ -68,3 +68,24 @@ func FuzzNames(f *testing.F) {
 		feed.Stored(&Stored{Root: 1, Names: []uint64{1}, Blocks: []uint64{1}, Session: session})
 	})
 }
+
+// TestOthersPartFromKnownText has another router send texts that part anywhere from one that this router
+// has sent. Where they part, the router's own map can only guess.
+func TestOthersPartFromKnownText(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(9, 9))
+	for range 40 {
+		f := newFleet(t, 4000)
+		e := f.engines[0]
+		text := letters(rnd, 10_000)
+		c := f.send(e, text, "")
+		c.prefill()
+		c.end(nil)
+		f.later()
+		at := 3000 + rnd.IntN(5000)
+		other := append(text[:at:at], letters(rnd, 8_000)...)
+		f.tell(e, other, "")
+		if o := f.look(e, append(other[:len(other):len(other)], letters(rnd, 500)...), ""); o.Tokens < full(other)*3/4 {
+			t.Errorf("overlap is %d tokens, want about %d; they part behind %d", o.Tokens, full(other), full(text[:at]))
+		}
+	}
+}
