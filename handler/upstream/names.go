@@ -19,7 +19,7 @@ import (
 // addresses that it gave last: Caddy's own sources have none then, and block all requests.
 type names struct {
 	reverseproxy.UpstreamSource
-	ill   func(error)
+	fails func(error)
 	stale atomic.Bool // the source's cache is
 
 	mu    sync.Mutex
@@ -40,12 +40,12 @@ const slowDNS = 500 * time.Millisecond
 
 var errSlowDNS = fmt.Errorf("no answer within %v", slowDNS)
 
-// KeepNames has a provisioned proxy keep the addresses of its dynamic upstreams while DNS is ill, and
-// calls ill then. Sources whose name depends on the request stay as they are.
-func KeepNames(rp *reverseproxy.Handler, ill func(error)) {
+// KeepNames has a provisioned proxy keep the addresses of its dynamic upstreams while DNS fails, and
+// calls fails then. Sources whose name depends on the request stay as they are.
+func KeepNames(rp *reverseproxy.Handler, fails func(error)) {
 	s, ok := rp.DynamicUpstreams.(fmt.Stringer) // those of A and SRV records
 	if ok && !strings.Contains(caddy.NewReplacer().ReplaceKnown(s.String(), ""), "{") {
-		rp.DynamicUpstreams = &names{UpstreamSource: rp.DynamicUpstreams, ill: ill}
+		rp.DynamicUpstreams = &names{UpstreamSource: rp.DynamicUpstreams, fails: fails}
 	}
 }
 
@@ -56,7 +56,7 @@ func (n *names) GetUpstreams(r *http.Request) ([]*reverseproxy.Upstream, error) 
 	if l == nil {
 		l = &lookUp{begun: time.Now(), done: make(chan struct{})}
 		n.asked = l
-		go n.ask(l)
+		go n.ask(context.WithoutCancel(r.Context()), l)
 	}
 	n.mu.Unlock()
 	var late <-chan time.Time
@@ -70,7 +70,7 @@ func (n *names) GetUpstreams(r *http.Request) ([]*reverseproxy.Upstream, error) 
 			return nil, l.err
 		}
 	case <-late:
-		n.ill(errSlowDNS)
+		n.fails(errSlowDNS)
 	case <-r.Context().Done():
 		return nil, r.Context().Err()
 	}
@@ -82,8 +82,8 @@ func (n *names) GetUpstreams(r *http.Request) ([]*reverseproxy.Upstream, error) 
 }
 
 // ask asks DNS, for all requests that wait.
-func (n *names) ask(l *lookUp) {
-	r := new(http.Request).WithContext(context.WithValue(context.Background(), caddy.ReplacerCtxKey, caddy.NewReplacer()))
+func (n *names) ask(ctx context.Context, l *lookUp) {
+	r := new(http.Request).WithContext(context.WithValue(ctx, caddy.ReplacerCtxKey, caddy.NewReplacer()))
 	if s, ok := n.UpstreamSource.(reverseproxy.CachingUpstreamSource); ok && n.stale.Swap(false) {
 		_ = s.ResetCache(r) // then the cached ones are as good
 	}
@@ -98,7 +98,7 @@ func (n *names) ask(l *lookUp) {
 			n.known[i] = up.Dial
 		}
 	case n.known != nil && (!errors.As(err, &of) || !of.IsNotFound):
-		n.ill(err)
+		n.fails(err)
 	default: // the name has no addresses any more, or they were never known
 		n.known, l.err = nil, err
 	}
