@@ -8,8 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 )
@@ -56,32 +56,50 @@ func (p *player) wait(ctx context.Context, from time.Time, d time.Duration) bool
 	}
 }
 
-// converse plays one session. The messages grow as JSON.
+// dialogue is a session as far as it has come. Its messages grow as JSON.
+type dialogue struct {
+	*session
+	messages []byte
+	asked    int // of the turns
+}
+
+// converse plays one session.
 func (p *player) converse(ctx context.Context, c *session) {
-	if !p.wait(ctx, p.zero, c.begins) {
-		return
+	d := &dialogue{session: c}
+	for ok := p.wait(ctx, p.zero, c.begins); ok && d.asked < len(c.turns); {
+		ok = p.wait(ctx, time.Now(), c.turns[d.asked].think) && p.goOn(ctx, d)
 	}
-	system := fmt.Appendf(nil, `{"role":"system","content":"%s"}`, p.load.prompt)
-	messages := system
-	for i, t := range c.turns {
-		if !p.wait(ctx, time.Now(), t.think) {
-			return
-		}
-		question := t.question
-		if i == 0 {
-			question = c.document + `\n\n` + question
-		}
-		messages = fmt.Appendf(messages, `,{"role":"user","content":"%s"}`, question)
-		a := p.turn(ctx, c, messages, t.answer)
-		if a == nil {
-			return
-		}
-		if p.load.alone {
-			messages = system
-			continue
-		}
-		messages = fmt.Appendf(messages, `,{"role":"assistant","content":"%s"}`, a.text)
+}
+
+// converseInTurn plays all sessions, each with one question in a round.
+func (p *player) converseInTurn(ctx context.Context) {
+	var all []*dialogue
+	for _, c := range p.load.sessions {
+		all = append(all, &dialogue{session: c})
 	}
+	for len(all) > 0 {
+		all = slices.DeleteFunc(all, func(d *dialogue) bool { return !p.goOn(ctx, d) || d.asked == len(d.turns) })
+	}
+}
+
+// goOn asks the next question, and returns whether there was an answer.
+func (p *player) goOn(ctx context.Context, d *dialogue) bool {
+	t := d.turns[d.asked]
+	question := t.question
+	if d.asked == 0 {
+		question = d.document + `\n\n` + question
+	}
+	if d.asked == 0 || p.load.alone {
+		d.messages = fmt.Appendf(nil, `{"role":"system","content":"%s"}`, p.load.prompt)
+	}
+	d.asked++
+	d.messages = fmt.Appendf(d.messages, `,{"role":"user","content":"%s"}`, question)
+	a := p.turn(ctx, d.session, d.messages, t.answer)
+	if a == nil {
+		return false
+	}
+	d.messages = fmt.Appendf(d.messages, `,{"role":"assistant","content":"%s"}`, a.text)
+	return true
 }
 
 // turn asks until there is a whole answer, and returns it, or nil if there is none.
@@ -131,8 +149,7 @@ func (p *player) ask(ctx context.Context, c *session, body []byte) *answer {
 }
 
 func (p *player) read(ctx context.Context, c *session, body []byte, a *answer) error {
-	router := p.addrs[rand.IntN(len(p.addrs))] //nolint:gosec // not a secret
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+router+"/v1/chat/completions", bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+p.addrs[a.number%len(p.addrs)]+"/v1/chat/completions", bytes.NewReader(body))
 	if err != nil {
 		return err
 	}

@@ -13,8 +13,8 @@
 // real time multiplied by the speed. The time that this machine takes is multiplied
 // too; the report says how much that is.
 //
-// reverse_proxy has the options that an operator adds for engines that die: lb_retries
-// and fail_duration. kv_router has its defaults.
+// reverse_proxy has the options that an operator adds for engines that die or close idle
+// connections: lb_retries, fail_duration and keepalive. kv_router has its defaults.
 //
 // The demo has limits. The caches hold all that is asked, so nothing shows how
 // contenders cope with eviction. Most answers are short. A step of the engines takes what a

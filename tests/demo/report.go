@@ -154,7 +154,10 @@ func (c *cell) verdict() string {
 
 // digits writes a time with as many digits as are worth reading.
 func digits(x float64) string {
-	if x >= 9.95 {
+	switch {
+	case x >= 99.5:
+		return strconv.FormatFloat(x, 'f', 0, 64)
+	case x >= 9.95:
 		return strconv.FormatFloat(x, 'f', 1, 64)
 	}
 	return strconv.FormatFloat(x, 'f', 2, 64)

@@ -17,7 +17,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/valkey"
 )
 
-// group is routers that requests are spread over by chance, each a process of its own.
+// group is routers that get requests in rotation, each a process of its own.
 type group struct {
 	name    string
 	routers int

@@ -81,6 +81,10 @@ func (a *arena) play(ctx context.Context, speed float64) {
 		for i := range p.load.deaths {
 			all.Go(func() { p.fate(ctx, i) })
 		}
+		if p.load.inTurn {
+			all.Go(func() { p.converseInTurn(ctx) })
+			continue
+		}
 		for _, c := range p.load.sessions {
 			all.Go(func() { p.converse(ctx, c) })
 		}

@@ -34,6 +34,7 @@ type shape struct {
 	think  time.Duration
 	deaths int  // engines that die in turn; each comes back
 	alone  bool // each question stands alone, and the answers in the time count
+	inTurn bool // one question at a time, in a fixed order, whenever sessions begin
 	slow   bool // the first engine takes slowdown times as long as the others
 }
 
