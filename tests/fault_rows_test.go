@@ -129,12 +129,7 @@ var faultRows = []faultRow{
 		check: func(t *testing.T, r *faultRun) {
 			// First tokens let it back each time that its mark is over. On a busy machine, streams of others stall, too.
 			most := faultClients * (1 + int(r.endedAt.Sub(r.struckAt)/(800*time.Millisecond)))
-			n := 0
-			for _, v := range r.visits {
-				if v.fate == broken && v.engine == r.engines[0].Name() {
-					n++
-				}
-			}
+			n := r.count(func(v *visit) bool { return v.fate == broken && v.engine == r.engines[0].Name() })
 			if met := int(r.met.Load()); n != met || met > most {
 				t.Errorf("%d requests broke, %d met the fault; want as many, and not more than %d", n, met, most)
 			}
@@ -313,13 +308,8 @@ func hang(w http.ResponseWriter, r *http.Request, over <-chan struct{}) {
 }
 
 // usual is how many requests the first engine got before the fault.
-func (r *faultRun) usual() (n int) {
-	for _, v := range r.visits {
-		if v.begun.Before(r.struckAt) && v.engine == r.engines[0].Name() {
-			n++
-		}
-	}
-	return n
+func (r *faultRun) usual() int {
+	return r.count(func(v *visit) bool { return v.begun.Before(r.struckAt) && v.engine == r.engines[0].Name() })
 }
 
 // fewAttempts are the attempts before the mark, and single ones after it. They are less
@@ -342,12 +332,7 @@ func failedAsMet(most int) func(*testing.T, *faultRun) {
 // itsShare expects that the engine gets about a quarter of the requests during the fault, though it
 // answers them at once.
 func itsShare(t *testing.T, r *faultRun) {
-	all := 0
-	for _, v := range r.visits {
-		if v.begun.After(r.struckAt) && v.begun.Before(r.endedAt) {
-			all++
-		}
-	}
+	all := r.count(func(v *visit) bool { return v.begun.After(r.struckAt) && v.begun.Before(r.endedAt) })
 	if n := r.n[failed]; n < 5 || float64(n) > 0.45*float64(all) {
 		t.Errorf("the engine got %d of %d requests during the fault", n, all)
 	}
@@ -363,12 +348,9 @@ func brokenAsMet(t *testing.T, r *faultRun) {
 // cutOnly expects that only requests which ran when the fault began are broken, and that
 // at most two fail.
 func cutOnly(t *testing.T, r *faultRun) {
-	later := 0
-	for _, v := range r.visits {
-		if (v.fate == broken || v.fate == failed) && (v.begun.After(r.struckBy) || v.ended.Before(r.struckAt)) {
-			later++
-		}
-	}
+	later := r.count(func(v *visit) bool {
+		return (v.fate == broken || v.fate == failed) && (v.begun.After(r.struckBy) || v.ended.Before(r.struckAt))
+	})
 	if later > 0 || r.n[failed] > 2 {
 		t.Errorf("%d requests broke and %d failed, %d of all these did not run when the fault struck", r.n[broken], r.n[failed], later)
 	}
@@ -377,7 +359,8 @@ func cutOnly(t *testing.T, r *faultRun) {
 // isRefused returns whether a request was refused during the fault.
 func isRefused(_ *faultRun, v *visit) bool { return v.fate == failed }
 
-// unavailable expects that all requests during the fault are refused with a Retry-After.
+// unavailable expects that all requests during the fault are refused at once, with a Retry-After: each engine is tried
+// at most once for each, and none waits in the queue.
 func unavailable(t *testing.T, r *faultRun) {
 	for _, v := range r.visits {
 		if v.status == http.StatusBadGateway && v.begun.Before(r.struckBy) {
@@ -387,6 +370,9 @@ func unavailable(t *testing.T, r *faultRun) {
 			t.Errorf("status %d, Retry-After %q, error %v, want 503 and some seconds", v.status, v.header.Get("Retry-After"), v.err)
 			break
 		}
+	}
+	if n := r.after.value(queueWaits) - r.before.value(queueWaits); n != 0 || r.attempts > len(r.engines)*(r.n[failed]+r.n[broken]) {
+		t.Errorf("%d requests were refused after %d attempts, and %v waited in the queue", r.n[failed], r.attempts, n)
 	}
 }
 
@@ -414,11 +400,20 @@ func stalls(w http.ResponseWriter, r *http.Request, over <-chan struct{}) {
 }
 
 // hungToTheEnd expects that the requests which met the fault wait for its end and are then
-// served. No client has more than one of them.
+// served. No client has more than one of them. Others do not wait: a request waits if its end comes after the fault's,
+// and many that began later were served before.
 func hungToTheEnd(t *testing.T, r *faultRun) {
 	met := int(r.met.Load())
 	if met == 0 || met > faultClients {
 		t.Errorf("%d requests met the fault, want some, and at most one of each client", met)
+	}
+	waited := r.count(func(v *visit) bool {
+		return v.first.After(r.endedAt) && 2*faultClients <= r.count(func(other *visit) bool {
+			return other.begun.After(v.begun) && other.ended.Before(r.endedAt)
+		})
+	})
+	if waited > met {
+		t.Errorf("%d requests waited for the end, %d met the fault", waited, met)
 	}
 }
 

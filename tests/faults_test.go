@@ -1,10 +1,8 @@
 package tests
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/http"
-	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -233,6 +231,16 @@ func (r *faultRun) awaitReturn() {
 	r.backAt = time.Now()
 }
 
+// count returns how many requests are of a kind.
+func (r *faultRun) count(is func(v *visit) bool) (n int) {
+	for i := range r.visits {
+		if is(&r.visits[i]) {
+			n++
+		}
+	}
+	return n
+}
+
 // collect counts the requests by their fate.
 func (r *faultRun) collect() {
 	r.s.booksAtZero(r.t)
@@ -268,20 +276,10 @@ func (r *faultRun) firstMark() time.Duration {
 
 // markedDownAt returns the time of the first log line after a given time that says that a
 // worker is marked down.
-func (s *server) markedDownAt(t testing.TB, dial string, after time.Time) (time.Time, bool) {
-	data, err := os.ReadFile(s.log)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(data)) {
-		var entry struct {
-			TS       float64 `json:"ts"`
-			Upstream string  `json:"upstream"`
-		}
-		if !strings.Contains(line, "marked down") || json.Unmarshal([]byte(line), &entry) != nil || entry.Upstream != dial {
-			continue
-		}
-		if at := time.UnixMicro(int64(entry.TS * 1e6)); at.After(after.Add(-time.Millisecond)) {
+func (s *server) markedDownAt(t *testing.T, dial string, after time.Time) (time.Time, bool) {
+	t.Helper()
+	for _, e := range s.entries(t, markedDown) {
+		if at := time.UnixMicro(int64(e.TS * 1e6)); e.Upstream == dial && at.After(after.Add(-time.Millisecond)) {
 			return at, true
 		}
 	}

@@ -12,6 +12,8 @@ import (
 
 // entry is a line of Caddy's log.
 type entry struct {
+	TS float64 // Unix time in seconds
+
 	Level, Msg, Pool, Upstream, Condition, Setting, Value, Effect, Advice string
 }
 
