@@ -114,7 +114,7 @@ type manifold struct {
 func TestManifoldRequestsLeaveBoundedTraces(t *testing.T) {
 	takesSeconds(t)
 	const maxSessions, indexMemory = 1000, 8 << 20
-	mf := manifold{requests: 5000, models: 5000, sessions: 5000, headers: 5000, paths: 1000}
+	mf := manifold{requests: 12000, models: 10000, sessions: 12000, headers: 10000, paths: 1000}
 	if underRace {
 		mf.requests = 2000
 	}

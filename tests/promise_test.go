@@ -1,11 +1,8 @@
 package tests
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net/http"
 	"strconv"
@@ -13,24 +10,23 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 )
 
-// startComputing starts engines that compute about one prompt of 2,500 words in a step, in 0.2 s. Answers
+// startComputing starts two engines that compute about one prompt of 2,500 words in a step, in 0.2 s. Answers
 // are short.
-func startComputing(t *testing.T, n int) (addrs string) {
+func startComputing(t *testing.T) (engines [2]*engine.Engine, addrs string) {
 	t.Helper()
-	for i := range n {
+	for i := range engines {
 		e, err := engine.Start(engine.Config{Name: fmt.Sprintf("e%d", i+1), AnswerTokens: 4})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(e.Close)
-		addrs += " " + e.Addr()
+		engines[i], addrs = e, addrs+" "+e.Addr()
 	}
-	return addrs
+	return engines, addrs
 }
 
 // essay returns a streamed chat of unlike words.
@@ -44,37 +40,12 @@ func essay(words int) chat {
 	return c
 }
 
-// timed sends a chat and returns how long the first byte of the answer's body took.
-func (s *server) timed(t testing.TB, c chat, header ...string) (a answer, took time.Duration) {
-	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+"/v1/chat/completions", bytes.NewReader(c.body()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.Header.Set("Content-Type", "application/json")
-	for i := 0; i+1 < len(header); i += 2 {
-		req.Header.Set(header[i], header[i+1])
-	}
-	began := time.Now()
-	resp, err := s.client.Do(req)
-	if err != nil {
-		return answer{err: err}, 0
-	}
-	body := bufio.NewReader(resp.Body)
-	_, _ = body.Peek(1)
-	took = time.Since(began)
-	resp.Body = struct {
-		io.Reader
-		io.Closer
-	}{body, resp.Body}
-	return read(resp), took
-}
-
 // TestOverloadRefusesWhatWouldBeLate has more requests come at once than the engines can serve in time. Those
 // that would be late are refused, and counted. How many of the others are in time depends on the machine.
 func TestOverloadRefusesWhatWouldBeLate(t *testing.T) {
 	takesSeconds(t)
-	s := startCaddy(t, fmt.Sprintf("kv_router %s {\ntenant {header.X-Org}\nclass default {\nttft 1s\nlate refuse\n}\n}", startComputing(t, 2)))
+	_, addrs := startComputing(t)
+	s := startCaddy(t, fmt.Sprintf("kv_router %s {\ntenant {header.X-Org}\nclass default {\nttft 1s\nlate refuse\n}\n}", addrs))
 	for i := range 15 { // 10 promises are compared before any request is refused
 		s.mustChat(t, essay(500), "X-Org", fmt.Sprint(i%4))
 	}
@@ -107,11 +78,23 @@ func TestOverloadRefusesWhatWouldBeLate(t *testing.T) {
 }
 
 // TestOneTenantDoesNotStarveOthers has 24 clients of a tenant send long prompts to two engines, beside short ones of
-// others. There is no queue, then one, then those of two routers.
+// others. It counts how many long prompts are answered while a short one waits: without a queue, with one, and with those
+// of two routers.
 func TestOneTenantDoesNotStarveOthers(t *testing.T) {
 	takesSeconds(t)
-	beside := func(hold string, n int, share string) time.Duration {
-		site := fmt.Sprintf("kv_router %s {\ntenant {header.X-Org}\nqueue {\nhold %s\n}\n%s\n}", startComputing(t, 2), hold, share)
+	beside := func(hold string, n int, share string) int64 {
+		engines, addrs := startComputing(t)
+		answered := func() (sum int64) {
+			for _, e := range engines {
+				for _, r := range e.Journal() {
+					if r.Outcome == engine.Finished && r.Header.Get("X-Org") == "flood" {
+						sum++
+					}
+				}
+			}
+			return sum
+		}
+		site := fmt.Sprintf("kv_router %s {\ntenant {header.X-Org}\nqueue {\nhold %s\n}\n%s\n}", addrs, hold, share)
 		routers := make([]*child, n)
 		for i := range routers {
 			routers[i] = newChild(t)
@@ -121,35 +104,36 @@ func TestOneTenantDoesNotStarveOthers(t *testing.T) {
 			routers[i].awaitRouters(t, n-1)
 		}
 		for i := range 24 { // the router learns what a prompt takes
-			routers[i%n].timed(t, essay(500), "X-Org", fmt.Sprint(i%2))
+			routers[i%n].mustChat(t, essay(500), "X-Org", fmt.Sprint(i%2))
 		}
 		ctx, stop := context.WithCancel(t.Context())
 		var flood, others sync.WaitGroup
 		for i := range 24 {
 			flood.Go(func() {
 				for ctx.Err() == nil {
-					routers[i%n].timed(t, essay(2500), "X-Org", "flood")
+					routers[i%n].chat(t.Context(), essay(2500), "X-Org", "flood")
 				}
 			})
 		}
-		time.Sleep(500 * time.Millisecond)
-		const tenants, each = 5, 4
+		eventually(t, "the flood", func() bool { return answered() >= 4 })
+		const tenants, each = 5, 2
 		var sum atomic.Int64
 		for i := range tenants {
 			others.Go(func() {
 				for k := range each {
-					_, took := routers[(i+k)%n].timed(t, essay(10), "X-Org", fmt.Sprint("short", i))
-					sum.Add(int64(took))
+					before := answered()
+					routers[(i+k)%n].chat(t.Context(), essay(10), "X-Org", fmt.Sprint("short", i))
+					sum.Add(answered() - before)
 				}
 			})
 		}
 		others.Wait()
 		stop()
 		flood.Wait()
-		return time.Duration(sum.Load() / tenants / each)
+		return sum.Load() / tenants / each
 	}
 	off, one, two := beside("off", 1, ""), beside("auto", 1, ""), beside("auto", 2, "share "+startValkey(t).URL())
-	t.Logf("first tokens of the others come after %v without a queue, %v with one, and %v with two", off, one, two)
+	t.Logf("a prompt waits for %d of the flood without a queue, %d with one, and %d with two", off, one, two)
 	if 2*one > off || 2*two > off {
 		t.Error("one tenant starves the others")
 	}

@@ -503,7 +503,7 @@ func TestNoStreamIsCut(t *testing.T) {
 			pass()
 		}
 	})
-	total := 500
+	total := 1000
 	if inLong {
 		total = 10000
 	}

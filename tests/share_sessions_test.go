@@ -18,10 +18,10 @@ import (
 
 // TestEngineSessionsOverRouters opens sessions in engines at once through several routers. Each is
 // opened once, its turns find it through any router, and it is closed once.
-// KVROUTER_OPENS is how many there are, 200 by default, ten for each session.
+// KVROUTER_OPENS is how many there are, 400 by default, ten for each session.
 func TestEngineSessionsOverRouters(t *testing.T) {
 	takesSeconds(t)
-	opens, _ := strconv.Atoi(cmp.Or(os.Getenv("KVROUTER_OPENS"), "200"))
+	opens, _ := strconv.Atoi(cmp.Or(os.Getenv("KVROUTER_OPENS"), "400"))
 	v := startValkey(t)
 	engines := holders(t, 3, engine.Config{})
 	routers := startRouters(t, 4, engines, "share "+v.URL(), "queue {\n\tmax_wait 2m\n}")
