@@ -151,9 +151,8 @@ func TestEachAPIReturnsToItsEngine(t *testing.T) {
 }
 
 // atHome checks that at least 95 % of later turns were at home, and that no engine had
-// more than 2.4 times the mean. TestConversationsReturnToTheirEngine checks the spread
-// more strictly. These are few conversations, and the router rightly avoids engines that
-// the machine stalls.
+// more than 2.4 times the mean: these are few conversations, and the router rightly avoids
+// engines that the machine stalls.
 func atHome(t *testing.T, share, top float64) {
 	t.Helper()
 	if share < 0.95 {

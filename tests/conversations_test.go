@@ -3,7 +3,6 @@ package tests
 import (
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -30,13 +29,10 @@ func prose(rng *rand.Rand, n, m int) string {
 }
 
 // newConversations returns n conversations. The seed determines their text.
-func newConversations(n int, seed uint64, history ...message) []*conversation {
+func newConversations(n int, seed uint64) []*conversation {
 	out := make([]*conversation, n)
 	for i := range out {
-		out[i] = &conversation{
-			chat: chat{Model: "canned", Messages: append([]message(nil), history...)},
-			rng:  rand.New(rand.NewPCG(seed, uint64(i))),
-		}
+		out[i] = &conversation{chat: chat{Model: "canned"}, rng: rand.New(rand.NewPCG(seed, uint64(i)))}
 	}
 	return out
 }
@@ -141,101 +137,10 @@ func startTimed(t testing.TB, n, ranks int) []*engine.Engine {
 	return engines
 }
 
-// worked is the work of simulated engines.
-type worked struct {
-	requests []int // by engine
-	top      float64
-	computed int // prompt tokens
-}
-
-func work(engines []*engine.Engine) (w worked) {
-	total := 0
-	for _, e := range engines {
-		n := 0
-		for _, r := range e.Journal() {
-			if r.PromptTokens > 0 {
-				n++
-				w.computed += r.PromptTokens - max(0, r.CachedTokens)
-			}
-		}
-		w.requests, total = append(w.requests, n), total+n
-	}
-	w.top = float64(slices.Max(w.requests)) * float64(len(engines)) / float64(max(total, 1))
-	return w
-}
-
 // tokens is the approximate length of messages in the simulated engines' tokens.
 func tokens(messages []message) (n int) {
 	for _, m := range messages {
 		n += len(m.Content) / 4
-	}
-	return n
-}
-
-// littleIsComputedTwice holds at most three rounds of conversations. In one round, the
-// engines must compute little more than each text once. With round_robin, they computed 3.1 to 3.3 times
-// as much (own documents) and 2.2 to 2.3 times (a shared one) in six rounds. In that round no engine may have more than evenly times the mean of requests. If the machine stalls an
-// engine for the time of some dozens of answers, the engine looks busy, and the router rightly avoids it.
-func littleIsComputedTwice(t *testing.T, evenly float64, hold func(t *testing.T) (least int, w worked)) {
-	t.Helper()
-	const rounds, most = 3, 1.7
-	for round := 1; ; round++ {
-		least, w := hold(t)
-		share := float64(w.computed) / float64(least)
-		t.Logf("round %d: %d tokens were computed, %.2f of the least; requests %v", round, w.computed, share, w.requests)
-		if share <= most && w.top <= evenly {
-			return
-		}
-		if round == rounds {
-			t.Fatalf("want at most %v of the least tokens, and at most %v of the mean requests", most, evenly)
-		}
-	}
-}
-
-// anyShare allows one engine to have all requests. With few requests, one cache with a
-// long beginning can be worth more than idle engines.
-const anyShare = 4
-
-// TestConversationsReturnToTheirEngine holds 50 interleaved conversations of 6 turns. The
-// kv_router has upstreams and no other options. Each conversation has its own document, or
-// all share one.
-func TestConversationsReturnToTheirEngine(t *testing.T) {
-	shared := message{"system", prose(rand.New(rand.NewPCG(8, 8)), 8192, 8192)}
-	for _, own := range []bool{true, false} {
-		t.Run(fmt.Sprintf("OwnDocuments=%v", own), func(t *testing.T) {
-			evenly := 1.6
-			if !own {
-				evenly = anyShare
-			}
-			littleIsComputedTwice(t, evenly, func(t *testing.T) (least int, w worked) {
-				engines := startTimed(t, 4, 1)
-				s := startCaddy(t, simulated(engines))
-				convs := newConversations(50, 1)
-				common := []message{shared}
-				if own {
-					common = nil
-				}
-				for _, c := range convs {
-					document := shared
-					if own {
-						document = message{"system", prose(c.rng, 4096, 8192)}
-					}
-					c.chat.Messages = []message{document}
-				}
-				s.converse(t, convs, 6, own, dialects[0]) // streams, and plain answers
-				s.booksAtZero(t)
-				return leastWork(convs, common, len(engines)), work(engines)
-			})
-		})
-	}
-}
-
-// leastWork is the least number of tokens to compute: the common part once for each
-// engine, and the rest once.
-func leastWork(convs []*conversation, common []message, engines int) int {
-	n := tokens(common) * engines
-	for _, c := range convs {
-		n += tokens(c.chat.Messages) - tokens(common)
 	}
 	return n
 }

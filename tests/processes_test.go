@@ -55,7 +55,6 @@ var waiting = []string{
 	"TestOtherClientsAreSeen",
 	"TestClientsThatLeaveTheirSessions",
 	"TestSessionsOfEnginesNeverLeave",
-	"TestConversationsReturnToTheirEngine",
 	"TestNobodyIsTurnedAwayWhileAWorkerHasRoom",
 	"TestKeysGoToTheirOwnWorkersOnly",
 	"TestErrorRoutesGetTheRequest",
