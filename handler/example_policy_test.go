@@ -21,8 +21,6 @@ func init() {
 type Warmest struct {
 	// The number of active requests from which a worker is busy. Default: `8`.
 	BusyAt int `json:"busy_at,omitempty"`
-
-	ties kvscore.Ties
 }
 
 // CaddyModule returns the Caddy module information.
@@ -77,7 +75,7 @@ func (p *Warmest) Choose(s *kvscore.Selection) int {
 			c.Cost += 1e9 * float64(c.Requests) // behind all that are not busy
 		}
 	}
-	return p.ties.Cheapest(s)
+	return s.Cheapest()
 }
 
 // CostUnit names the unit of the costs in explanations.

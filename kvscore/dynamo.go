@@ -16,10 +16,7 @@ import "math"
 //
 // The sum is multiplied by the candidate's factor. The lowest cost wins; equal costs share
 // evenly.
-type Dynamo struct {
-	DynamoOptions
-	ties Ties
-}
+type Dynamo struct{ DynamoOptions }
 
 // DynamoOptions are the options of [Dynamo].
 type DynamoOptions struct {
@@ -70,7 +67,7 @@ func (d *Dynamo) Choose(s *Selection) int {
 	if by.Temperature > 0 {
 		return softmax(s, by.Temperature)
 	}
-	return d.ties.Cheapest(s)
+	return s.Cheapest()
 }
 
 // decode makes the options those with which Dynamo chooses decode workers

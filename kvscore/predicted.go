@@ -10,8 +10,6 @@ type PredictedLatency struct {
 	// an answer is worth. Answers of fewer tokens count with their time to the end. 0 counts first
 	// tokens only. Default: 10.
 	Weight float64 `json:"weight"`
-
-	ties Ties
 }
 
 // DefaultWeight is the default of PredictedLatency.Weight.
@@ -103,7 +101,7 @@ func (p *PredictedLatency) Choose(s *Selection) int {
 	if o := s.Override; o != nil && o.Temperature != nil && *o.Temperature > 0 {
 		return softmax(s, *o.Temperature)
 	}
-	return p.ties.Cheapest(s)
+	return s.Cheapest()
 }
 
 // weights are the factors that all candidates of a choice share.

@@ -33,7 +33,7 @@ type Request struct {
 	Home Target
 	// Session is a hash of the client's session key, equal in all routers; 0 if the request
 	// has none. Policies that break ties take the same target for a session each time: see
-	// [Ties]. It needs no secret. A client that chooses its key by the hash can only choose
+	// [Selection.Pick]. It needs no secret. A client that chooses its key by the hash can only choose
 	// among targets that are equally good for its request.
 	Session uint64
 	// Phase is the part of the request that the chosen target does.

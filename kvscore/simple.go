@@ -17,12 +17,10 @@ func (r *RoundRobin) Choose(s *Selection) int {
 
 // LeastLoad takes the candidate with the fewest active requests, then the fewest booked
 // prefill tokens, then the fewest active blocks. A draw decides between equal ones.
-type LeastLoad struct {
-	ties Ties
-}
+type LeastLoad struct{}
 
 // Choose implements Policy.
-func (l *LeastLoad) Choose(s *Selection) int {
+func (*LeastLoad) Choose(s *Selection) int {
 	best := s.tied[:0]
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
@@ -35,7 +33,7 @@ func (l *LeastLoad) Choose(s *Selection) int {
 		}
 	}
 	s.tied = best
-	return l.ties.Pick(s, best)
+	return s.Pick(best)
 }
 
 func lessLoaded(a, b *Candidate) bool {

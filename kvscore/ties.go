@@ -1,12 +1,9 @@
 package kvscore
 
-// Ties breaks ties by a draw. A session's ties are different: the tied target with the session's
-// highest rendezvous rank gets the choice, so that all routers agree on it.
-type Ties struct{}
-
-// Pick returns one of tied, which are positions in s.Candidates. If s.Dry is set, it puts what a draw
-// decides among in s.Drawn. It puts nothing there for a session, where nothing is left to chance.
-func (Ties) Pick(s *Selection, tied []int) int {
+// Pick returns one of tied, which are positions in s.Candidates, by a draw. A session's ties are different:
+// the tied target with the session's highest rendezvous rank gets the choice, so that all routers agree on
+// it. If s.Dry is set, Pick puts what a draw decides among in s.Drawn.
+func (s *Selection) Pick(tied []int) int {
 	switch {
 	case len(tied) == 0:
 		return 0
@@ -33,7 +30,7 @@ func (s *Selection) first(tied []int) int {
 
 // Cheapest returns the position of a candidate with the lowest Cost. A policy that has set all costs
 // ends with it.
-func (t Ties) Cheapest(s *Selection) int {
+func (s *Selection) Cheapest() int {
 	best, lowest := s.tied[:0], 0.0
 	for i := range s.Candidates {
 		switch cost := s.Candidates[i].Cost; {
@@ -44,5 +41,5 @@ func (t Ties) Cheapest(s *Selection) int {
 		}
 	}
 	s.tied = best
-	return t.Pick(s, best)
+	return s.Pick(best)
 }

@@ -230,8 +230,6 @@ type warmest struct {
 	// Besides is how many blocks of text all prompts have in common: these do not
 	// count.
 	Besides int `json:"besides"`
-
-	ties kvscore.Ties
 }
 
 func (*warmest) CaddyModule() caddy.ModuleInfo {
@@ -258,5 +256,5 @@ func (w *warmest) Choose(s *kvscore.Selection) int {
 			best = append(best, i)
 		}
 	}
-	return w.ties.Pick(s, best)
+	return s.Pick(best)
 }

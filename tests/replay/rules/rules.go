@@ -55,27 +55,14 @@ type Observer interface {
 	FirstToken(request, at int)
 }
 
-// least sets the costs and returns a candidate with the lowest; equal ones share
-// evenly.
-type least struct {
-	ties kvscore.Ties
-	tied []int
-}
+// least sets the costs and returns a candidate with the lowest; equal ones share evenly.
+type least struct{}
 
-func (l *least) choose(s *kvscore.Selection, cost func(i int) float64) int {
-	l.tied = l.tied[:0]
-	lowest := 0.0
+func (least) choose(s *kvscore.Selection, cost func(i int) float64) int {
 	for i := range s.Candidates {
-		c := cost(i)
-		s.Candidates[i].Cost = c
-		if len(l.tied) == 0 || c < lowest {
-			l.tied, lowest = l.tied[:0], c
-		}
-		if c == lowest {
-			l.tied = append(l.tied, i)
-		}
+		s.Candidates[i].Cost = cost(i)
 	}
-	return l.ties.Pick(s, l.tied)
+	return s.Cheapest()
 }
 
 // StickyHash gives all requests of a session to one target, by rendezvous hashing.
