@@ -2,6 +2,7 @@ package nvext
 
 import (
 	"cmp"
+	"encoding/json"
 	"strings"
 	"time"
 
@@ -67,58 +68,65 @@ type Opt[T any] struct {
 // Some returns a value that is present.
 func Some[T any](v T) Opt[T] { return Opt[T]{v, true} }
 
+// UnmarshalJSON implements json.Unmarshaler. Null is absent.
+func (o *Opt[T]) UnmarshalJSON(b []byte) error {
+	*o = Opt[T]{Set: string(b) != "null"}
+	return json.Unmarshal(b, &o.Value)
+}
+
 // Ext is what a request says to the router. The zero value says nothing. No part
-// of it points into the body. Nil lists and empty texts are absent.
+// of it points into the body. Nil lists and empty texts are absent. Its tags are as in wire.
 type Ext struct { // one member for each field of the protocol
-	GreedSampling     Opt[bool]   // force greedy sampling
-	UseRawPrompt      Opt[bool]   // do not apply the chat template
-	BackendInstanceID Opt[uint64] // the worker, in both phases
-	DecodeWorkerID    Opt[uint64] // the worker of the decode phase
-	PrefillWorkerID   Opt[uint64] // the worker of the prefill phase
-	DPRank            Opt[uint32] // the rank of the decode worker, or the only one
-	PrefillDPRank     Opt[uint32] // the rank of the prefill worker
-	MaxThinkingTokens Opt[uint32] // the limit of reasoning tokens
+	GreedSampling     Opt[bool]   `json:"greed_sampling"`                   // force greedy sampling
+	UseRawPrompt      Opt[bool]   `json:"use_raw_prompt"`                   // do not apply the chat template
+	BackendInstanceID Opt[uint64] `json:"backend_instance_id" grant:"pins"` // the worker, in both phases
+	DecodeWorkerID    Opt[uint64] `json:"decode_worker_id" grant:"pins"`    // the worker of the decode phase
+	PrefillWorkerID   Opt[uint64] `json:"prefill_worker_id" grant:"pins"`   // the worker of the prefill phase
+	DPRank            Opt[uint32] `json:"dp_rank" grant:"pins"`             // the rank of the decode worker, or the only one
+	PrefillDPRank     Opt[uint32] `json:"prefill_dp_rank" grant:"pins"`     // the rank of the prefill worker
+	MaxThinkingTokens Opt[uint32] `json:"max_thinking_tokens"`              // the limit of reasoning tokens
 
 	// TokenData has the prompt's token ids if the caller has read them, see IDs.
-	TokenData []byte
+	TokenData []byte `json:"-"`
 	// TokenCount is the number of ids in token_data.
-	TokenCount int
+	TokenCount int `json:"-"`
 	// TokenSpan is the list's place: valid JSON that can be spliced into a body.
-	TokenSpan rawjson.Span
+	TokenSpan rawjson.Span `json:"-"`
 
-	Annotations Annotations // the events that the client asks for
-	ExtraFields Fields      // the members of the answer's nvext that the client asks for
+	Annotations Annotations `json:"-"` // the events that the client asks for
+	ExtraFields Fields      `json:"-"` // the members of the answer's nvext that the client asks for
 
 	// CacheSalt is the salt of the body, which isolates this client's cache.
 	// Tenant is the tenant of the header, which an operator may set. See Salt.
-	CacheSalt, Tenant string
+	CacheSalt string `json:"cache_salt"`
+	Tenant    string `json:"-"`
 	// MetadataUpload is the URL to which the engine sends its data. It is not
 	// empty and has no spaces around it.
-	MetadataUpload string
+	MetadataUpload string `json:"-"`
 
-	AgentHints     AgentHints
-	SessionControl SessionControl
-	SessionParams  SessionParams
+	AgentHints     AgentHints     `json:"agent_hints"`
+	SessionControl SessionControl `json:"-"`
+	SessionParams  SessionParams  `json:"-"`
 	// CacheTTL is how long the engine should keep the prompt's cache: the ttl of
 	// cache_control, or DefaultTTL. It is between a second and Options.Longest.
-	CacheTTL Opt[time.Duration]
+	CacheTTL Opt[time.Duration] `json:"-"`
 
-	RoutingConstraints RoutingConstraints
+	RoutingConstraints RoutingConstraints `json:"-"`
 	// AllowedWorkerIDs are the only workers that the router may choose. An empty
 	// list that is not nil allows none.
-	AllowedWorkerIDs []uint64
+	AllowedWorkerIDs []uint64 `json:"allowed_worker_ids" grant:"overrides" own:"true"`
 	// Override changes the cost function for one request (router_config_override). Dynamo uses
 	// it internally and accepts it from no client.
-	Override kvscore.Override
+	Override kvscore.Override `json:"-"`
 }
 
 // AgentHints are the client's hints about its request.
 type AgentHints struct {
-	Priority           Opt[int32]   // higher is more important
-	StrictPriority     Opt[uint32]  // the tier in the queue; a higher one is served first
-	OSL                Opt[uint32]  // the expected output, in tokens
-	SpeculativePrefill Opt[bool]    // prefill the beginning of the next turn
-	LatencySensitivity Opt[float64] // the older name of priority, seconds
+	Priority           Opt[int32]   `json:"priority" grant:"priorities"`            // higher is more important
+	StrictPriority     Opt[uint32]  `json:"strict_priority" grant:"priorities"`     // the tier in the queue; a higher one is served first
+	OSL                Opt[uint32]  `json:"osl"`                                    // the expected output, in tokens
+	SpeculativePrefill Opt[bool]    `json:"speculative_prefill"`                    // prefill the beginning of the next turn
+	LatencySensitivity Opt[float64] `json:"latency_sensitivity" grant:"priorities"` // the older name of priority, seconds
 }
 
 // PriorityJump returns the head start in the queue, in seconds: the priority, or

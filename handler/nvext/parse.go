@@ -23,28 +23,12 @@ var ErrMalformed = errors.New("nvext: malformed JSON")
 // the kind of trust without which a field has no effect, here or in a Dynamo. The tag own marks fields that
 // no Dynamo gets: the router's own, and those that Dynamo 1.3 refuses.
 type wire struct {
-	GreedSampling      *bool           `json:"greed_sampling"`
-	UseRawPrompt       *bool           `json:"use_raw_prompt"`
-	BackendInstanceID  *uint64         `json:"backend_instance_id" grant:"pins"`
-	DecodeWorkerID     *uint64         `json:"decode_worker_id" grant:"pins"`
-	PrefillWorkerID    *uint64         `json:"prefill_worker_id" grant:"pins"`
-	DPRank             *uint32         `json:"dp_rank" grant:"pins"`
-	PrefillDPRank      *uint32         `json:"prefill_dp_rank" grant:"pins"`
-	MaxThinkingTokens  *uint32         `json:"max_thinking_tokens"`
+	Ext
 	RequestTimestampMS json.RawMessage `json:"request_timestamp_ms"`
-	CacheSalt          string          `json:"cache_salt"`
 	Annotations        []string        `json:"annotations" grant:"explain"`
 	ExtraFields        []string        `json:"extra_fields" grant:"explain"`
-	AllowedWorkerIDs   []uint64        `json:"allowed_worker_ids" grant:"overrides" own:"true"`
 	TokenData          json.RawMessage `json:"token_data"` // Parse takes it out before
-	AgentHints         struct {
-		Priority           *int32   `json:"priority" grant:"priorities"`
-		StrictPriority     *uint32  `json:"strict_priority" grant:"priorities"`
-		OSL                *uint32  `json:"osl"`
-		SpeculativePrefill *bool    `json:"speculative_prefill"`
-		LatencySensitivity *float64 `json:"latency_sensitivity" grant:"priorities"`
-	} `json:"agent_hints"`
-	SessionControl *struct {
+	SessionControl     *struct {
 		SessionID *string `json:"session_id"`
 		Action    *string `json:"action"`
 		Timeout   *uint64 `json:"timeout"`
@@ -159,7 +143,7 @@ func explained(err error) error {
 	case reflect.Float64, reflect.Float32:
 		want = "a finite number of " + strconv.Itoa(wrong.Type.Bits()) + " bits"
 	}
-	return expected(wrong.Field, want)
+	return expected(strings.TrimPrefix(wrong.Field, "Ext."), want)
 }
 
 func (w *wire) check() error {
@@ -211,21 +195,17 @@ func (w *wire) check() error {
 }
 
 func (w *wire) ext(o Options) (e Ext, err error) {
-	c, h, over, taints := w.SessionControl, &w.AgentHints, &w.Override, &w.RoutingConstraints
-	e = Ext{
-		GreedSampling: opt(w.GreedSampling), UseRawPrompt: opt(w.UseRawPrompt), MaxThinkingTokens: opt(w.MaxThinkingTokens),
-		BackendInstanceID: opt(w.BackendInstanceID), DecodeWorkerID: opt(w.DecodeWorkerID), PrefillWorkerID: opt(w.PrefillWorkerID),
-		DPRank: rankOf(w.DPRank), PrefillDPRank: rankOf(w.PrefillDPRank),
-		CacheSalt: w.CacheSalt, AllowedWorkerIDs: w.AllowedWorkerIDs,
-		AgentHints: AgentHints{
-			opt(h.Priority), opt(h.StrictPriority), opt(h.OSL), opt(h.SpeculativePrefill), opt(h.LatencySensitivity),
-		},
-		SessionParams:      SessionParams{ID: w.SessionParams.ID},
-		RoutingConstraints: RoutingConstraints{RequiredTaints: taints.RequiredTaints},
-		Override: kvscore.Override{
-			OverlapScoreCredit: bounded(over.OverlapScoreCredit), PrefillLoadScale: bounded(over.PrefillLoadScale),
-			Temperature: bounded(over.Temperature), AssumeKVReuse: over.AssumeKVReuse, TrackPrefillTokens: over.TrackPrefillTokens,
-		},
+	c, over, taints := w.SessionControl, &w.Override, &w.RoutingConstraints
+	e = w.Ext
+	for _, rank := range []*Opt[uint32]{&e.DPRank, &e.PrefillDPRank} {
+		if rank.Value == UnsetRank {
+			*rank = Opt[uint32]{}
+		}
+	}
+	e.SessionParams.ID, e.RoutingConstraints.RequiredTaints = w.SessionParams.ID, taints.RequiredTaints
+	e.Override = kvscore.Override{
+		OverlapScoreCredit: bounded(over.OverlapScoreCredit), PrefillLoadScale: bounded(over.PrefillLoadScale),
+		Temperature: bounded(over.Temperature), AssumeKVReuse: over.AssumeKVReuse, TrackPrefillTokens: over.TrackPrefillTokens,
 	}
 	if over.AllowedWorkerIDs != nil {
 		e.AllowedWorkerIDs = over.AllowedWorkerIDs
@@ -255,21 +235,6 @@ func (w *wire) ext(o Options) (e Ext, err error) {
 		e.MetadataUpload = strings.TrimSpace(*w.MetadataUpload.URL)
 	}
 	return e, nil
-}
-
-func opt[T any](p *T) Opt[T] {
-	if p == nil {
-		return Opt[T]{}
-	}
-	return Some(*p)
-}
-
-// rankOf returns a rank. UnsetRank means none.
-func rankOf(p *uint32) Opt[uint32] {
-	if p != nil && *p == UnsetRank {
-		return Opt[uint32]{}
-	}
-	return opt(p)
 }
 
 // bounded returns a number of an override within its bound.

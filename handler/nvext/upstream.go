@@ -1,6 +1,7 @@
 package nvext
 
 import (
+	"encoding/json"
 	"reflect"
 	"slices"
 
@@ -113,8 +114,14 @@ var fields = fieldsOf(reflect.TypeFor[wire]())
 func fieldsOf(t reflect.Type) (list []field) {
 	for in := range t.Fields() {
 		f := field{name: in.Tag.Get("json"), own: in.Tag.Get("own") != ""}
+		if in.Anonymous {
+			list = append(list, fieldsOf(in.Type)...)
+			continue
+		} else if f.name == "-" {
+			continue
+		}
 		f.needs, _ = ParseGrant(in.Tag.Get("grant"))
-		if of := in.Type; of.Kind() == reflect.Struct {
+		if of := in.Type; of.Kind() == reflect.Struct && !reflect.PointerTo(of).Implements(reflect.TypeFor[json.Unmarshaler]()) {
 			f.in = fieldsOf(of)
 		} else if of.Kind() == reflect.Pointer && of.Elem().Kind() == reflect.Struct {
 			f.in = fieldsOf(of.Elem())
