@@ -39,7 +39,8 @@ type keeping struct {
 // held.
 func (s *Scheduler) learnCapacity(l *Lease) {
 	ld := l.load
-	if !l.ticket.Current() || l.knowledge != Approximate {
+	// What KV events tell of is right about all but texts of others, which say nothing of the capacity.
+	if !l.ticket.Current() || l.knowledge != Approximate || ld.slot.Knowledge() != Approximate {
 		return
 	}
 	// Chat templates cause small differences.

@@ -133,6 +133,12 @@ func TestWhatTeachesNoCapacity(t *testing.T) {
 				end(send())
 			}
 		}, true},
+		"events tell of the engine's cache": {func(s *Scheduler, ts []Target, send func() *Lease, end func(*Lease)) {
+			s.Caches().Feed(ts[0]).Describe(cache.FeedInfo{Knowledge: Exact, BlockTokens: 16})
+			for range 1 + fewDoubted {
+				end(send())
+			}
+		}, false},
 		"it waited behind others": {func(s *Scheduler, ts []Target, send func() *Lease, end func(*Lease)) {
 			other := book(s, ts, 1000, epoch)
 			end(send())
