@@ -359,8 +359,8 @@ func cutOnly(t *testing.T, r *faultRun) {
 // isRefused returns whether a request was refused during the fault.
 func isRefused(_ *faultRun, v *visit) bool { return v.fate == failed }
 
-// unavailable expects that all requests during the fault are refused at once, with a Retry-After: each engine is tried
-// at most once for each, and none waits in the queue.
+// unavailable expects that all requests during the fault are refused at once, with a Retry-After. Each tries an engine
+// once at most, and none waits in the queue.
 func unavailable(t *testing.T, r *faultRun) {
 	for _, v := range r.visits {
 		if v.status == http.StatusBadGateway && v.begun.Before(r.struckBy) {
