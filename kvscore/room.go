@@ -11,13 +11,11 @@ const (
 	// them. It is vLLM's default on large GPUs, and more than most others'. For an engine with smaller steps, more
 	// requests wait in the engine. With fewer tokens than a step has, the engine could not fill it.
 	DefaultStepTokens = 8192
-	// minStepTokens keeps engines busy that compute little in a step.
+	// minStepTokens keeps engines busy that compute little in a step. A prompt with more is long.
 	minStepTokens = 1024
 	// shortWait is a wait, in milliseconds, that is no reason to hold a request: an engine may compute
 	// many prompts in one step.
 	shortWait = 100
-	// clearWait is such a wait for a tenant's surplus. It is enough to keep an engine busy.
-	clearWait = 20
 	// clearFor is for how long a target that other routers prefer has no prefill before this router
 	// uses it for a tenant's surplus.
 	clearFor = 50 * time.Millisecond
@@ -30,8 +28,24 @@ type Room uint8
 const (
 	NoRoom   Room = iota // it has enough to do
 	SomeRoom             // it would begin a prefill within about one step
-	Clear                // it has almost no prefill, and a tenant's surplus may begin
+	Clear                // it has little prefill, and a tenant's surplus of short prompts may begin
+	Empty                // it has no prefill, and one of long prompts may begin
 )
+
+// RoomFor returns which room a prompt needs that lacks so many tokens. surplus is the room that it needs if it
+// belongs to a tenant's surplus. A long prompt would take others' steps for itself. Several routers cannot see
+// what the others start at the same time. So prompts that fill half of a step are like a surplus there.
+func (s *Scheduler) RoomFor(tokens int64) (room, surplus Room) {
+	if tokens <= minStepTokens {
+		return SomeRoom, Clear
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.routers.n > 1 && tokens >= DefaultStepTokens/2 {
+		return Empty, Empty
+	}
+	return SomeRoom, Empty
+}
 
 // SetStep sets how many prompt tokens a target's engine computes in one step; 0 is unknown.
 func (s *Scheduler) SetStep(t Target, tokens int64) {
@@ -73,22 +87,22 @@ func (s *Scheduler) Room(now time.Time, t Target) (room Room, in time.Duration) 
 	defer s.mu.Unlock()
 	ld := s.targets[t]
 	if ld == nil {
-		return Clear, 0
+		return Empty, 0
 	}
 	s.divide()
 	ld.endDue(now)
-	for room < Clear {
+	for room < Empty {
 		if over := s.crowd(now, ld, room+1); over > 0 {
 			return room, time.Duration(over * float64(time.Millisecond))
 		}
 		room++
 	}
-	return Clear, 0
+	return Empty, 0
 }
 
 // crowd returns for how many milliseconds a target will not have some room, as predicted; 0 if it has.
 // There is some room if less than one step is booked, or what is booked takes less than one more step, or is
-// short. It is clear with less than the least step, or almost no time. A target is clear as long as the
+// short. It is clear with less than the least step. All targets are empty as long as the
 // pool has learned no times. The load of other clients does not count, because a request that is held
 // would fall behind it.
 //
@@ -98,7 +112,10 @@ func (s *Scheduler) Room(now time.Time, t Target) (room Room, in time.Duration) 
 // lock is held.
 func (s *Scheduler) crowd(now time.Time, ld *load, room Room) float64 {
 	n, booked, step := int64(s.routers.n), ld.prefill+ld.promised, int64(minStepTokens)
-	shared := n > 1 && room == Clear && ld.others
+	shared := n > 1 && room >= Clear && ld.others
+	if room == Empty {
+		step = 1
+	}
 	if room == SomeRoom {
 		step = max(step, cmp.Or(ld.step, DefaultStepTokens))
 		if n > 1 {
@@ -116,8 +133,8 @@ func (s *Scheduler) crowd(now time.Time, ld *load, room Room) float64 {
 	switch {
 	case shared:
 		return wait + milliseconds(clearFor)
-	case room == Clear:
-		return max(0, wait-clearWait)
+	case room >= Clear:
+		return max(1, wait)
 	}
 	one := factor * s.latency.predict(featuresOf(1, workOf(step*max(1, s.depth), 0), context))
 	return max(0, wait-max(one, shortWait))

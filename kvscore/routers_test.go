@@ -61,6 +61,34 @@ func TestRoutersShareTargets(t *testing.T) {
 	}
 }
 
+// TestRoomOfASurplus has a short prompt booked, beside which a tenant's surplus of short prompts may begin.
+func TestRoomOfASurplus(t *testing.T) {
+	s, at := NewScheduler(Settings{}), Target{Worker: 1}
+	s.Declare(at, 1_000_000)
+	s.latency.samples = trusting
+	r := prompt(1)
+	r.Tokens = 100
+	_, l := s.Select(epoch, r, []Target{at}, 0, nil, new(Selection))
+	if got, in := s.Room(epoch, at); got != Clear || in == 0 {
+		t.Errorf("room %v, more in %v", got, in)
+	}
+	l.Prefilled(epoch)
+	if got, _ := s.Room(epoch, at); got != Empty {
+		t.Errorf("room %v at the end of the prefill", got)
+	}
+	for _, c := range []struct {
+		routers       int
+		tokens        int64
+		room, surplus Room
+	}{{1, 1000, SomeRoom, Clear}, {1, 8000, SomeRoom, Empty}, {2, 1000, SomeRoom, Clear}, {2, 3000, SomeRoom, Empty}, {2, 8000, Empty, Empty}} {
+		s.SetRouters(0, c.routers)
+		if room, surplus := s.RoomFor(c.tokens); room != c.room || surplus != c.surplus {
+			t.Errorf("%d routers, %d tokens: room %v, surplus %v", c.routers, c.tokens, room, surplus)
+		}
+	}
+	l.End(true, nil)
+}
+
 // TestRoomOfRouters books one prompt of another router, and then one of this router's own.
 func TestRoomOfRouters(t *testing.T) {
 	for n, rooms := range map[int][2]bool{1: {false, false}, 2: {true, false}} {
@@ -74,7 +102,7 @@ func TestRoomOfRouters(t *testing.T) {
 			r.Tokens, r.Remote = 4*DefaultStepTokens, remote
 			_, l := s.Select(epoch, r, []Target{at}, 0, nil, new(Selection))
 			leases = append(leases, l)
-			if got, _ := s.Room(epoch, at); (got > NoRoom) != rooms[i] || got == Clear {
+			if got, _ := s.Room(epoch, at); (got > NoRoom) != rooms[i] || got >= Clear {
 				t.Errorf("%d routers, after %d prompts: room %v", n, i+1, got)
 			}
 		}
@@ -82,7 +110,7 @@ func TestRoomOfRouters(t *testing.T) {
 			l.Prefilled(epoch)
 			l.End(true, nil)
 		}
-		if got, _ := s.Room(epoch, at); got != Clear {
+		if got, _ := s.Room(epoch, at); got != Empty {
 			t.Errorf("%d routers, at the end: room %v", n, got)
 		}
 		if n > 1 {
@@ -90,7 +118,7 @@ func TestRoomOfRouters(t *testing.T) {
 			if got, in := s.Room(epoch, at); got != SomeRoom || in != clearFor {
 				t.Errorf("another router's target, at the end: room %v, more in %v", got, in)
 			}
-			if got, _ := s.Room(epoch.Add(clearFor), at); got != Clear {
+			if got, _ := s.Room(epoch.Add(clearFor), at); got != Empty {
 				t.Errorf("another router's target, later: room %v", got)
 			}
 		}

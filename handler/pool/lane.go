@@ -42,9 +42,9 @@ func (l *lane) refresh(r *registry) {
 	l.judge = r.judgment(&l.want, l.offers, time.Time{})
 }
 
-// isReady returns whether the first waiter of a lane, or of the surplus in it, can leave the queue. Then
+// isReady returns whether the first waiter of a lane that needs some room can leave the queue. Then
 // free is the least busy worker that it can use, nil if there is none to wait for. The caller holds the lock.
-func (q *waiters) isReady(l *lane, surplus bool, t time.Time) bool {
+func (q *waiters) isReady(l *lane, room kvscore.Room, t time.Time) bool {
 	if l.follows && len(l.offers.Ups) == 0 {
 		return false // it waits for offers
 	}
@@ -54,11 +54,11 @@ func (q *waiters) isReady(l *lane, surplus bool, t time.Time) bool {
 			return spares && best.Possible() && v.tier() == best && l.rankIn(q.roomsFor(l, w, t), need) >= 0
 		})
 	}
-	free := with(roomFor(surplus))
-	if free == nil && best < Backup && (!surplus || with(kvscore.SomeRoom) == nil) {
+	free := with(room)
+	if free == nil && best < Backup && (room == kvscore.SomeRoom || with(kvscore.SomeRoom) == nil) {
 		free = l.leastBusy(t, func(_ *worker.Worker, v Verdict) bool { return v == Backup })
 	}
-	if free != nil || !surplus {
+	if free != nil || room == kvscore.SomeRoom {
 		l.free = free
 	}
 	return free != nil || !best.Possible()

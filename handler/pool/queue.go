@@ -11,6 +11,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/queue"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
 // Errors of Pool.Seat.
@@ -141,7 +142,7 @@ func (q *waiters) letGo(m *waiter) bool {
 
 // letFirst sends the first held request of a lane to an engine without room, or of all if it is nil.
 func (q *waiters) letFirst(only *lane, t time.Time) bool {
-	f := q.first(func(l *lane, _ bool) bool { return (only == nil || l == only) && !l.background && l.isHeld(t) }, t)
+	f := q.first(func(l *lane, _ kvscore.Room) bool { return (only == nil || l == only) && !l.background && l.isHeld(t) }, t)
 	if f == nil {
 		return false
 	}
@@ -169,9 +170,10 @@ func (q *waiters) push(m *waiter, t time.Time) {
 	if m.want.Rest {
 		tier = math.MinInt // its client has a part of the answer
 	}
+	room, surplus := q.workers.Scheduler.RoomFor(m.tokens())
 	m.entry = queue.Entry{
 		Class: m.want.Class, Tenant: m.want.Tenant, Weight: m.want.TenantWeight, Tier: tier,
-		Arrival: m.want.Arrival, Deadline: m.want.Deadline, Cost: m.at.time, Lane: l, Value: m,
+		Arrival: m.want.Arrival, Deadline: m.want.Deadline, Cost: m.at.time, Room: room, Surplus: surplus, Lane: l, Value: m,
 	}
 	q.order.Push(&m.entry, t)
 	q.length.Add(1)
@@ -229,8 +231,8 @@ func (q *waiters) takeUnclaimed(w *worker.Worker, background bool) bool {
 		q.mu.Lock()
 		defer q.mu.Unlock()
 		t := q.look()
-		if q.first(func(l *lane, surplus bool) bool {
-			return (background || !l.background) && q.hasRoom(l, w, surplus, t)
+		if q.first(func(l *lane, room kvscore.Room) bool {
+			return (background || !l.background) && q.hasRoom(l, w, room, t)
 		}, t) != nil {
 			return false
 		}
@@ -257,7 +259,7 @@ func (q *waiters) reviewAll() {
 // the lock.
 func (q *waiters) place(only *lane, t time.Time) {
 	for {
-		m := q.first(func(l *lane, surplus bool) bool { return (only == nil || l == only) && q.isReady(l, surplus, t) }, t)
+		m := q.first(func(l *lane, room kvscore.Room) bool { return (only == nil || l == only) && q.isReady(l, room, t) }, t)
 		switch {
 		case m == nil:
 			return
@@ -275,7 +277,7 @@ func (q *waiters) give(w *worker.Worker, t time.Time) bool {
 	if w.IsFull() {
 		return false
 	}
-	m := q.first(func(l *lane, surplus bool) bool { return q.hasRoom(l, w, surplus, t) }, t)
+	m := q.first(func(l *lane, room kvscore.Room) bool { return q.hasRoom(l, w, room, t) }, t)
 	if m == nil || !w.TakeSlot() {
 		return false
 	}
@@ -283,19 +285,21 @@ func (q *waiters) give(w *worker.Worker, t time.Time) bool {
 	return true
 }
 
-// hasRoom returns whether a lane, or the surplus in it, can use a free slot of a worker. The caller holds the
-// lock.
-func (q *waiters) hasRoom(l *lane, w *worker.Worker, surplus bool, t time.Time) bool {
-	return l.rankIn(q.roomsFor(l, w, t), roomFor(surplus)) >= 0 && l.canUse(w, t) && q.workers.spares(&l.want, l.offers, t)
+// hasRoom returns whether a lane can use a free slot of a worker with some room. The caller holds the lock.
+func (q *waiters) hasRoom(l *lane, w *worker.Worker, room kvscore.Room, t time.Time) bool {
+	return l.rankIn(q.roomsFor(l, w, t), room) >= 0 && l.canUse(w, t) && q.workers.spares(&l.want, l.offers, t)
 }
 
-// first returns the first waiter of some lanes, and of the surplus in some; nil if there is none. The caller
-// holds the lock.
-func (q *waiters) first(may func(l *lane, surplus bool) bool, t time.Time) *waiter {
-	shared := q.workers.isShared(t)
-	e := q.order.First(func(key any, surplus bool) bool {
+// first returns the first waiter of some lanes; nil if there is none. While no others come, a surplus needs no
+// more room. The caller holds the lock.
+func (q *waiters) first(may func(l *lane, room kvscore.Room) bool, t time.Time) *waiter {
+	most := kvscore.SomeRoom
+	if q.workers.isShared(t) {
+		most = kvscore.Empty
+	}
+	e := q.order.First(func(key any, room kvscore.Room) bool {
 		l, ok := key.(*lane)
-		return ok && may(l, surplus && shared)
+		return ok && may(l, min(room, most))
 	}, t)
 	if e == nil {
 		return nil

@@ -21,8 +21,8 @@ type place struct {
 // target, or to leave out those without room, both cost more than they gain. The hold only delays. When
 // the time of a held request is up, or the queue is too long, the first in order goes to an engine.
 //
-// The surplus of a tenant waits longer, for a target that is almost clear. So a flood leaves no more work
-// before others' next requests than the prompts that have begun.
+// The surplus of a tenant waits longer, for a target without prefill if its prompts are long. So a flood leaves no
+// more work before others' next requests than the prompts that have begun, and joins no step of theirs.
 type holds struct {
 	seen  map[*worker.Worker][]kvscore.Room // see rooms
 	wakes map[*worker.Worker]bool           // see wake
@@ -117,7 +117,7 @@ func (q *waiters) roomsFor(l *lane, w *worker.Worker, t time.Time) []kvscore.Roo
 	rooms := make([]kvscore.Room, w.Ranks())
 	for rank := range rooms {
 		if q.workers.isQuiet(w, w.Target(rank), t) {
-			rooms[rank] = kvscore.Clear
+			rooms[rank] = kvscore.Empty
 		}
 	}
 	return rooms
@@ -187,25 +187,24 @@ func (l *lane) rankIn(rooms []kvscore.Room, need kvscore.Room) int {
 	return best
 }
 
-// roomFor returns which room a request needs, or a tenant's surplus.
-func roomFor(surplus bool) kvscore.Room {
-	if surplus {
-		return kvscore.Clear
-	}
-	return kvscore.SomeRoom
-}
-
 // roomNeeded returns which room a request needs that has just come.
 func (p *Pool) roomNeeded(want *Wants, t time.Time) kvscore.Room {
 	switch {
 	case !p.isHeld(want, t):
 		return kvscore.NoRoom
-	case p.queue.length.Load() == 0 || !p.isShared(t):
+	case !p.isShared(t):
 		return kvscore.SomeRoom
+	}
+	room, surplus := p.Scheduler.RoomFor(want.Prompt)
+	if p.queue.length.Load() == 0 {
+		return room
 	}
 	p.queue.mu.Lock()
 	defer p.queue.mu.Unlock()
-	return roomFor(p.queue.order.HasSurplus(want.Class, want.Tenant))
+	if p.queue.order.HasSurplus(want.Class, want.Tenant) {
+		return surplus
+	}
+	return room
 }
 
 // promise returns a grant of a worker's slot, and promises room there, which the waiter will probably
@@ -213,12 +212,15 @@ func (p *Pool) roomNeeded(want *Wants, t time.Time) kvscore.Room {
 func (q *waiters) promise(m *waiter, w *worker.Worker, rooms []kvscore.Room) grant {
 	v := grant{worker: w, only: rooms == nil || m.lane.background}
 	if rooms != nil {
-		v.rank, v.tokens = m.lane.rankIn(rooms, kvscore.SomeRoom), cmp.Or(m.at.tokens, m.want.Prompt)
+		v.rank, v.tokens = m.lane.rankIn(rooms, kvscore.SomeRoom), m.tokens()
 		q.workers.Scheduler.Promise(w.Target(v.rank), v.tokens)
 		delete(q.seen, w)
 	}
 	return v
 }
+
+// tokens returns how many tokens of its prompt the waiter lacks, as far as that is known.
+func (m *waiter) tokens() int64 { return cmp.Or(m.at.tokens, m.want.Prompt) }
 
 // booked ends the promise of a grant.
 func (q *waiters) booked(v *grant) {

@@ -23,6 +23,8 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
 // slack is the difference of service, in milliseconds, within which deadlines decide.
@@ -47,6 +49,8 @@ type Entry struct {
 	Deadline time.Time
 	// Cost is the work before its first token, in milliseconds.
 	Cost float64
+	// Room is what the request needs on a target, and Surplus what it needs if it is of its tenant's surplus.
+	Room, Surplus kvscore.Room
 	// Lane is a comparable value. Workers that may serve a request may serve all of its lane.
 	Lane  any
 	Value any
@@ -224,16 +228,22 @@ func (q *Queue) leastOf(s *service) float64 {
 	return least
 }
 
-// First returns the first request of the lanes that may start; nil if there is none. may is asked for the
-// surplus of a lane only if it may start others.
-func (q *Queue) First(may func(lane any, surplus bool) bool, now time.Time) *Entry {
+// First returns the first request of the lanes that may start; nil if there is none. may says whether a lane
+// has a room. It is asked for more room only if the lane has less.
+func (q *Queue) First(may func(lane any, room kvscore.Room) bool, now time.Time) *Entry {
 	var best *flow
 	for _, l := range q.lanes {
-		if !may(l.key, false) {
+		most := kvscore.NoRoom
+		for most < kvscore.Empty && may(l.key, most+1) {
+			most++
+		}
+		if most == kvscore.NoRoom {
 			continue
 		}
-		surplus := may(l.key, true)
-		n := l.first(now, func(n *flow) bool { return surplus || !q.hasSurplus(n.account) })
+		n := l.first(now, func(n *flow) bool {
+			e := n.heap[0]
+			return e.Room <= most && (e.Surplus <= most || !q.hasSurplus(n.account))
+		})
 		if n != nil && (best == nil || n.precedes(best)) {
 			best = n
 		}

@@ -5,11 +5,13 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
 var t0 = time.Unix(1000, 0)
 
-func always(any, bool) bool { return true }
+func always(any, kvscore.Room) bool { return true }
 
 // run serves the queue by one worker until a time, and charges each request with its cost. more
 // adds the requests that have come.
@@ -89,12 +91,12 @@ func TestShares(t *testing.T) {
 func TestSurplusWaits(t *testing.T) {
 	q := Queue{Parallel: 2}
 	for range 10 {
-		q.Push(&Entry{Tenant: 1, Cost: 100, Arrival: t0}, t0)
+		q.Push(&Entry{Tenant: 1, Cost: 100, Arrival: t0, Surplus: kvscore.Empty}, t0)
 	}
 	passed := 0.0
 	for {
 		q.Push(&Entry{Tenant: 2, Cost: 100, Arrival: t0}, t0)
-		e := q.First(func(_ any, surplus bool) bool { return !surplus }, t0)
+		e := q.First(func(_ any, room kvscore.Room) bool { return room < kvscore.Empty }, t0)
 		if e == nil {
 			break
 		}
@@ -190,7 +192,7 @@ func TestQueueStaysWhole(t *testing.T) {
 			in = append(in, e)
 		case n < 8:
 			lane := r.IntN(5)
-			e := q.First(func(l any, _ bool) bool { return l == lane }, now)
+			e := q.First(func(l any, _ kvscore.Room) bool { return l == lane }, now)
 			if e == nil {
 				continue
 			}

@@ -49,15 +49,15 @@ type waiting struct {
 // line is the queue of a router.
 type line struct {
 	queue.Queue
-	held        []float64       // for each target, the predicted prefill times of those that wait for it
-	off         float64         // see begun
-	looks       time.Duration   // when the router looks at its targets again
-	room, clear []bool          // targets with room, and with room for a tenant's surplus
-	idle        []bool          // targets with nothing booked
-	spares      bool            // more of them are idle than background requests must leave
-	others      time.Duration   // when a request of no background class last came
-	since       []time.Duration // when each target last had something booked
-	booked      []float64       // tokens that this router's requests have to compute on each target
+	held   []float64       // for each target, the predicted prefill times of those that wait for it
+	off    float64         // see begun
+	looks  time.Duration   // when the router looks at its targets again
+	room   []kvscore.Room  // of each target
+	idle   []bool          // targets with nothing booked
+	spares bool            // more of them are idle than background requests must leave
+	others time.Duration   // when a request of no background class last came
+	since  []time.Duration // when each target last had something booked
+	booked []float64       // tokens that this router's requests have to compute on each target
 }
 
 // lane is requests that may take the same targets.
@@ -83,6 +83,7 @@ func (r *replay) enter(q *request) {
 		Cost: q.cost, Value: q, Lane: lane{at: -1},
 	}
 	e := &q.entry
+	e.Room, e.Surplus = q.router.scheduler.RoomFor(s.Tokens - s.Candidates[at].OverlapTokens)
 	switch {
 	case r.isBackground(q):
 		e.Lane = lane{background: true, at: -1}
@@ -163,18 +164,10 @@ func (l *line) begun(q *request) {
 }
 
 // may tells whether a request of a lane may go.
-func (l *line) may(key any, surplus bool) bool {
-	of, free := key.(lane), l.room //nolint:forcetypeassert,errcheck // there are no others
-	switch {
-	case of.background && !l.spares:
-		return false
-	case of.background:
-		free = l.idle
-	case surplus:
-		free = l.clear
-	}
-	for i := range free {
-		if free[i] && (of.at < 0 || of.at == i) {
+func (l *line) may(key any, room kvscore.Room) bool {
+	of := key.(lane) //nolint:forcetypeassert,errcheck // there are no others
+	for i := range l.room {
+		if of.background && l.spares && l.idle[i] || !of.background && l.room[i] >= room && (of.at < 0 || of.at == i) {
 			return true
 		}
 	}
@@ -188,12 +181,12 @@ func (r *replay) take(e *queue.Entry) {
 	switch {
 	case of.background:
 		r.choose(q)
-		at = cheapest(s, l.idle, math.Inf(1))
+		at = cheapest(s, func(i int) bool { return l.idle[i] }, math.Inf(1))
 	case at >= 0:
 		l.held[at] = max(0, l.held[at]-q.cost)
 	case r.Queue.Hold == HoldNear:
-		if at = r.choose(q); !l.room[at] {
-			at = cheapest(s, l.room, nearPrefill*s.Candidates[at].PrefillTime)
+		if at = r.choose(q); l.room[at] == kvscore.NoRoom {
+			at = cheapest(s, l.hasRoom, nearPrefill*s.Candidates[at].PrefillTime)
 		}
 	}
 	q.waits = false
@@ -213,23 +206,24 @@ func (r *replay) take(e *queue.Entry) {
 	}
 }
 
-// A tenant's surplus starts on a target with less prefill booked, in tokens or in milliseconds. It starts on one of
-// another router when that has had nothing for a while.
 const (
-	clearTokens, clearWait = 1024, 20
-	clearFor               = 50 * time.Millisecond
+	// clearTokens is how much prefill a clear target has at most. One of another router has had nothing for clearFor.
+	clearTokens = 1024
+	clearFor    = 50 * time.Millisecond
 	// sharedFor is how long background requests leave targets to others after the last of these.
 	sharedFor = 30 * time.Second
 )
+
+func (l *line) hasRoom(i int) bool { return l.room[i] > kvscore.NoRoom }
 
 // nearPrefill is how many times longer a prefill may take at a target with room than at the policy's choice.
 const nearPrefill = 1.1
 
 // cheapest returns the cheapest target of some whose prefill takes at most so many milliseconds; -1 if there is none.
-func cheapest(s *kvscore.Selection, of []bool, most float64) int {
+func cheapest(s *kvscore.Selection, of func(i int) bool, most float64) int {
 	at := -1
 	for i := range s.Candidates {
-		if c := &s.Candidates[i]; of[i] && c.PrefillTime <= most && (at < 0 || c.Cost < s.Candidates[at].Cost) {
+		if c := &s.Candidates[i]; of(i) && c.PrefillTime <= most && (at < 0 || c.Cost < s.Candidates[at].Cost) {
 			at = i
 		}
 	}
@@ -247,8 +241,7 @@ func (r *replay) choose(q *request) int {
 func (r *replay) look(o *router) {
 	l, s, soon := &o.queue, &o.dry, math.Inf(1)
 	if n := len(r.targets); l.held == nil {
-		l.room, l.clear, l.idle = make([]bool, n), make([]bool, n), make([]bool, n)
-		l.since = make([]time.Duration, n)
+		l.room, l.idle, l.since = make([]kvscore.Room, n), make([]bool, n), make([]time.Duration, n)
 		l.held, l.booked = make([]float64, n), make([]float64, n)
 		l.Parallel = n
 	}
@@ -262,15 +255,19 @@ func (r *replay) look(o *router) {
 		} else {
 			l.since[i] = r.now
 		}
-		if n := len(r.routers); n > 1 && r.routers[i%n] != o {
-			if l.clear[i] = r.now-l.since[i] >= clearFor; !l.clear[i] {
-				soon = min(soon, c.WaitTime+milliseconds(clearFor))
-			}
-		} else if l.clear[i] = c.PrefillTokens < clearTokens || c.WaitTime <= clearWait; !l.clear[i] {
-			soon = min(soon, c.WaitTime-clearWait)
-		}
-		if l.room[i] = l.booked[i] < r.Queue.Depth*r.Queue.Step/float64(len(r.routers)) || c.WaitTime <= left; !l.room[i] {
-			soon = min(soon, c.WaitTime-left)
+		n := len(r.routers)
+		others := n > 1 && r.routers[i%n] != o
+		switch {
+		case l.booked[i] >= r.Queue.Depth*r.Queue.Step/float64(n) && c.WaitTime > left:
+			l.room[i], soon = kvscore.NoRoom, min(soon, c.WaitTime-left)
+		case others && r.now-l.since[i] < clearFor:
+			l.room[i], soon = kvscore.SomeRoom, min(soon, c.WaitTime+milliseconds(clearFor))
+		case !others && c.PrefillTokens >= clearTokens:
+			l.room[i], soon = kvscore.SomeRoom, min(soon, c.WaitTime)
+		case l.idle[i]:
+			l.room[i] = kvscore.Empty
+		default:
+			l.room[i], soon = kvscore.Clear, min(soon, c.WaitTime)
 		}
 	}
 	l.spares = float64(idle) > r.Spare*float64(len(r.targets)) || r.now-l.others >= sharedFor
