@@ -72,7 +72,7 @@ func sentence(reason, unit string, tokens int64, chosen, next *candidateView) st
 	case next == nil:
 		say(" It is the only candidate.")
 	case unit != "" && next.Cost < chosen.Cost:
-		say(" Cost %s, near the lowest (%s, %s): a tie-break decided.", cost(chosen.Cost, unit), next.Dial, cost(next.Cost, unit))
+		say(" Cost %s, not the lowest (%s, %s): a draw decided.", cost(chosen.Cost, unit), next.Dial, cost(next.Cost, unit))
 	case unit != "":
 		say(" Cost %s; next: %s, %s.", cost(chosen.Cost, unit), next.Dial, cost(next.Cost, unit))
 	}

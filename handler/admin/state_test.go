@@ -143,7 +143,7 @@ func TestSentences(t *testing.T) {
 		{"load", "ms", 0, at("a", 5, 0), nil, "The prompt is unknown. It is the only candidate."},
 		{"session", "", 90, at("a", 0, 80), at("b", 0, 0), "The session is bound to it. It has 80 of 90 prompt tokens cached."},
 		{"overlap", "ms", 90, at("a", 5.25, 80), at("b", 12.6, 0), "It has 80 of 90 prompt tokens cached. Cost 5.2 ms; next: b, 13 ms."},
-		{"load", "blocks", 90, at("a", 3, 0), at("b", 2, 0), "It has nothing cached of 90 prompt tokens. Cost 3.0 blocks, near the lowest (b, 2.0 blocks): a tie-break decided."},
+		{"load", "blocks", 90, at("a", 3, 0), at("b", 2, 0), "It has nothing cached of 90 prompt tokens. Cost 3.0 blocks, not the lowest (b, 2.0 blocks): a draw decided."},
 	} {
 		if got := sentence(c.reason, c.unit, c.tokens, c.chosen, c.next); got != c.want {
 			t.Errorf("got  %s\nwant %s", got, c.want)
