@@ -151,7 +151,7 @@ func TestEachAPIReturnsToItsEngine(t *testing.T) {
 }
 
 // atHome checks that at least 95 % of later turns were at home, and that no engine had
-// more than 2.4 times the mean: these are few conversations, and the router rightly avoids
+// more than 2.4 times the mean. These are few conversations, and the router rightly avoids
 // engines that the machine stalls.
 func atHome(t *testing.T, share, top float64) {
 	t.Helper()

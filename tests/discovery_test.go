@@ -132,7 +132,7 @@ func TestRefusedConnectionLosesTheCache(t *testing.T) {
 }
 
 // TestFirstPromptsOfTokenIDsAreFoundAgain sends a prompt as the very first request, which waits for the engine's block
-// size, from when the configuration serves and for half a second at most. A start counts if the size was known by then.
+// size. It waits for half a second after Caddy's start at most. A start counts if the size was known by then.
 func TestFirstPromptsOfTokenIDsAreFoundAgain(t *testing.T) {
 	for name, c := range map[string]struct {
 		path, body string

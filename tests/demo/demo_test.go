@@ -197,7 +197,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestSeveralRouters plays a few sessions, one request at a time: routers that share, or have events, are nearer to one
+// TestSeveralRouters plays a few sessions, one request at a time. Routers that share, or have events, are nearer to one
 // router than to those that share nothing.
 func TestSeveralRouters(t *testing.T) {
 	if testing.Short() {
