@@ -110,7 +110,7 @@ func TestCommands(t *testing.T) {
 	config := filepath.Join(dir, "Caddyfile")
 	write(t, config, s.caddyfile(site+" 127.0.0.2:1 {\nworker 127.0.0.2:1 {\nrole backup\nmodels m\n}\n}"))
 	code, out := kvRouter(t, "check", "--config", config)
-	if code != 2 || !strings.Contains(out, "127.0.0.2:1 is a backup") || !strings.Contains(out, a+": ") || !strings.Contains(out, b+": engine unknown, models unknown\n") || !strings.Contains(out, "2 problems") {
+	if code != 2 || !strings.Contains(out, "127.0.0.2:1 is a backup") || !strings.Contains(out, a+": ") || !strings.Contains(out, b+": engine unknown, models unknown\n") || !strings.Contains(out, "problems: 2") {
 		t.Errorf("check: code %d\n%s", code, out)
 	}
 }

@@ -39,8 +39,8 @@ func runCheck(fl caddycmd.Flags) (int, error) {
 	if err = caddy.StrictUnmarshalJSON(caddy.RemoveMetaFields(input), cfg); err != nil {
 		return exitFailed, fmt.Errorf("decoding config: %w", err)
 	}
-	// the log of the service is not this command's
-	cfg.Logging = &caddy.Logging{Logs: map[string]*caddy.CustomLog{"default": {BaseLog: caddy.BaseLog{Level: zap.WarnLevel.CapitalString()}}}}
+	// what the log would warn of, the report says
+	cfg.Logging = &caddy.Logging{Logs: map[string]*caddy.CustomLog{"default": {BaseLog: caddy.BaseLog{Level: zap.ErrorLevel.CapitalString()}}}}
 	if _, err = caddy.ProvisionContext(cfg); err != nil {
 		return exitFailed, err
 	}
@@ -81,9 +81,9 @@ func checkPools(timeout time.Duration) (found int) {
 		}
 	}
 	if found > 0 {
-		fmt.Printf("%d problems\n", found)
+		fmt.Printf("problems: %d\n", found)
 	} else {
-		fmt.Printf("%d workers are well\n", workers)
+		fmt.Printf("no problem, workers: %d\n", workers)
 	}
 	return found
 }
