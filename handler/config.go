@@ -232,6 +232,7 @@ type Handler struct { // one field for each option, hence so many
 	explainer  *admin.Explainer
 	prober     *discovery.Prober
 	transport  *upstream.Transport
+	forget     func() // the addresses of dynamic upstreams
 	client     *upstream.Client
 	metrics    *dispatch.Metrics
 	ctx        context.Context      // ends with the configuration

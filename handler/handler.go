@@ -105,7 +105,7 @@ func (h *Handler) provisionProxy(ctx caddy.Context) error {
 		return fmt.Errorf("provisioning reverse_proxy: %w", err)
 	}
 	h.proxyReady = true
-	upstream.KeepNames(rp, func(err error) {
+	h.forget = upstream.KeepNames(rp, func(err error) {
 		h.pool.Incidents.Raise(time.Now(), incidentDNS, func() *zap.Logger { return h.pool.Logger().With(zap.Error(err)) })
 	})
 	h.warn(proxyWarnings(rp, h.transport.HTTPTransport)...)
@@ -243,6 +243,7 @@ func (h *Handler) Cleanup() error {
 		// after a failed Provision it would take hosts off a running config
 		h.proxyReady = false
 		err = h.ReverseProxy.Cleanup()
+		h.forget()
 		h.transport.CloseIdle() // connections that become idle from now on are closed, too
 	}
 	if h.holdsPool {

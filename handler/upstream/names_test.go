@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,11 +14,10 @@ import (
 
 // dns is a source whose answers the test sets.
 type dns struct {
-	name string
-	ask  func() ([]*reverseproxy.Upstream, error)
+	ask func() ([]*reverseproxy.Upstream, error)
 }
 
-func (d *dns) String() string                                               { return d.name }
+func (d *dns) String() string                                               { return "not Caddy's own" }
 func (d *dns) GetUpstreams(*http.Request) ([]*reverseproxy.Upstream, error) { return d.ask() }
 
 // TestAddressesOutliveDNS has DNS answer, fail and hang.
@@ -28,9 +28,9 @@ func TestAddressesOutliveDNS(t *testing.T) {
 		ok := func() ([]*reverseproxy.Upstream, error) {
 			return []*reverseproxy.Upstream{{Dial: "10.0.0.1:8000"}}, nil
 		}
-		source, ills := &dns{name: "engines:8000"}, 0
+		source, ills := new(dns), 0
 		rp := &reverseproxy.Handler{DynamicUpstreams: source}
-		KeepNames(rp, func(error) { ills++ })
+		rp.DynamicUpstreams = &names{UpstreamSource: source, known: new(atomic.Pointer[[]string]), fails: func(error) { ills++ }}
 		for _, c := range []struct {
 			name  string
 			ask   func() ([]*reverseproxy.Upstream, error)
@@ -42,10 +42,11 @@ func TestAddressesOutliveDNS(t *testing.T) {
 			{"fails at once", func() ([]*reverseproxy.Upstream, error) { return nil, errors.ErrUnsupported }, false, errors.ErrUnsupported, 0, 0},
 			{"answers", ok, true, nil, 0, 0},
 			{"fails", func() ([]*reverseproxy.Upstream, error) { return nil, errors.ErrUnsupported }, true, nil, 1, 0},
-			{"hangs", func() ([]*reverseproxy.Upstream, error) { <-hangs; return nil, gone }, true, nil, 2, slowDNS},
-			{"still hangs", ok, true, nil, 3, 0},
-			{"has no such name", func() ([]*reverseproxy.Upstream, error) { return nil, gone }, false, gone, 3, 0},
-			{"answers again", ok, true, nil, 3, 0},
+			{"fails within the grace period of an empty cache", func() ([]*reverseproxy.Upstream, error) { return nil, nil }, true, nil, 2, 0},
+			{"hangs", func() ([]*reverseproxy.Upstream, error) { <-hangs; return nil, gone }, true, nil, 3, slowDNS},
+			{"still hangs", ok, true, nil, 4, 0},
+			{"has no such name", func() ([]*reverseproxy.Upstream, error) { return nil, gone }, false, gone, 4, 0},
+			{"answers again", ok, true, nil, 4, 0},
 		} {
 			if c.name == "has no such name" {
 				close(hangs)
@@ -58,10 +59,57 @@ func TestAddressesOutliveDNS(t *testing.T) {
 				t.Errorf("DNS %s: %d addresses, error %v, ill %d times, after %v", c.name, len(ups), err, ills, time.Since(begin))
 			}
 		}
-		source.name = "{backend}:8000" // each request has its own
-		rp.DynamicUpstreams = source
-		if KeepNames(rp, nil); rp.DynamicUpstreams != source {
-			t.Error("addresses of one request are kept for others")
-		}
 	})
+}
+
+// TestAddressesOutliveReloads has DNS fail after a reload, and after the last configuration.
+func TestAddressesOutliveReloads(t *testing.T) {
+	keep := func(name string) (*reverseproxy.Handler, func()) {
+		rp := &reverseproxy.Handler{DynamicUpstreams: &reverseproxy.AUpstreams{Name: name, Port: "8000"}}
+		return rp, KeepNames(rp, func(error) {})
+	}
+	asks := func(rp *reverseproxy.Handler, d *dns) bool {
+		n, ok := rp.DynamicUpstreams.(*names)
+		if !ok {
+			t.Fatalf("the source is %T", rp.DynamicUpstreams)
+		}
+		n.UpstreamSource = d
+		ups, _ := n.GetUpstreams(new(http.Request))
+		return len(ups) == 1
+	}
+	fails := &dns{func() ([]*reverseproxy.Upstream, error) { return nil, errors.ErrUnsupported }}
+	first, forgetFirst := keep("engines")
+	asks(first, &dns{func() ([]*reverseproxy.Upstream, error) {
+		return []*reverseproxy.Upstream{{Dial: "10.0.0.1:8000"}}, nil
+	}})
+	second, forgetSecond := keep("engines")
+	forgetFirst()
+	if !asks(second, fails) {
+		t.Error("a reload loses the addresses")
+	}
+	other, forgetOther := keep("others")
+	if asks(other, fails) {
+		t.Error("a name has the addresses of another one")
+	}
+	forgetOther()
+	forgetSecond()
+	last, forgetLast := keep("engines")
+	if asks(last, fails) {
+		t.Error("addresses are kept without a configuration")
+	}
+	forgetLast()
+}
+
+// TestSourcesStay keeps no addresses of sources that may depend on the request.
+func TestSourcesStay(t *testing.T) {
+	for _, source := range []reverseproxy.UpstreamSource{
+		nil, new(dns), new(reverseproxy.MultiUpstreams), &reverseproxy.AUpstreams{Name: "{backend}", Port: "8000"},
+		&reverseproxy.SRVUpstreams{Name: "{backend}"},
+	} {
+		rp := &reverseproxy.Handler{DynamicUpstreams: source}
+		KeepNames(rp, nil)()
+		if rp.DynamicUpstreams != source {
+			t.Errorf("addresses of %T for one request are kept for others", source)
+		}
+	}
 }
