@@ -190,6 +190,27 @@ func TestAttemptsAreClassified(t *testing.T) {
 	}
 }
 
+// TestUnnamedModelStays has a worker with a name of its own for the model get a request that names none.
+func TestUnnamedModelStays(t *testing.T) {
+	a, req := newAttempt(t, transport{}, owner{})
+	a.Worker.Configure(worker.Settings{Model: "engine"})
+	for _, given := range []string{`""`, "null"} {
+		data := []byte(`{"model":` + given + `,"messages":[]}`)
+		parsed, err := api.Parse(a.Call.Plan.API, data, api.Options{TextBlock: 64})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := *a.Call.Plan
+		p.Request, p.Model = parsed, ""
+		buf := body.NewBuffer(int64(len(data)))
+		buf.Data = append(buf.Data[:0], data...)
+		out := (&Request{Plan: &p, Body: body.NewReplay(buf, buf.Data), Worker: a.Worker, Target: a.Target}).Build(req)
+		if got, err := io.ReadAll(out.Body); err != nil || !bytes.Equal(got, data) {
+			t.Errorf("got %s, error %v, want %s", got, err, data)
+		}
+	}
+}
+
 // BenchmarkBuild builds a request whose model has the engine's name, and one whose model has a public name.
 func BenchmarkBuild(b *testing.B) {
 	a, req := newAttempt(b, transport{}, owner{})

@@ -191,7 +191,7 @@ func SetModel(edit *api.Editor, p *plan.Plan, w *worker.Worker) {
 // it cannot.
 func (e *Request) setOnlyModel(as *body.Edited, read *api.Request) bool {
 	v, ok := read.Only(e.Body.Data, memberModel)
-	if !ok || v.Text(e.Body.Data) != e.Plan.Named() {
+	if named := e.Plan.Named(); !ok || named == "" || v.Text(e.Body.Data) != named {
 		return false
 	}
 	name := rawjson.AppendString(nil, ModelAt(e.Plan, e.Worker))
