@@ -65,7 +65,10 @@ func (r *Bindings) List(after Key, limit int) (page []Entry) {
 	}, func() bool { return true })
 	slices.SortFunc(keys, compare)
 	for _, key := range slices.Compact(keys) { // a pass may visit an entry twice
-		if b, ok := r.Peek(key); ok && len(page) < limit {
+		if len(page) == limit {
+			break
+		}
+		if b, ok := r.Peek(key); ok {
 			page = append(page, Entry{Key: key, Binding: b})
 		}
 	}
