@@ -41,9 +41,9 @@ func (w *Worker) Verify(of *Prediction, reported int64, block int) {
 		}
 		c.missed[of.Prompt] = true
 	}
-	doubt := c.unmatched >= manyUnmatched || len(c.missed) >= manyMissed
+	doubt := (c.unmatched >= manyUnmatched || len(c.missed) >= manyMissed) && !c.doubted.Swap(true)
 	c.mu.Unlock()
-	if doubt && !c.doubted.Swap(true) {
+	if doubt {
 		w.subscription.doubt(true)
 	}
 }
