@@ -88,6 +88,7 @@ func (p *parse) texts(v rawjson.Span, list bool) {
 	r.Kind, r.Bytes, r.prompts = Text, size, n
 }
 
+// textLen returns the length of a JSON string's text, in bytes.
 func textLen(raw []byte) (n int64) {
 	r := rawjson.Runs{Raw: raw}
 	for p := r.Next(); p != nil; p = r.Next() {

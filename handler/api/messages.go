@@ -301,7 +301,7 @@ func (countTokens) event(a *Answer, b []byte, i int) bool {
 	return true
 }
 
-const maxUserID = 4 << 10
+const maxUserID = 4 << 10 // bytes
 
 // sessionOfUser returns the session in metadata.user_id of Anthropic's Messages; empty if
 // there is none. Claude Code writes it in one of two forms:

@@ -17,7 +17,7 @@ type repeat struct {
 	chat  bool   // it was read as a message's
 }
 
-const maxRepeat = 4096
+const maxRepeat = 4096 // bytes of a chunk
 
 // again reads a chunk if it repeats the one before, and returns whether it does.
 func (a *Answer) again(data []byte) bool {

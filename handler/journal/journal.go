@@ -203,6 +203,7 @@ func (j *Journal) Lists(worker uint64, models []Model) {
 	j.note(&worker, func(e *Encoder, at int64) { e.Models(at, worker, models) })
 }
 
+// now returns the time in Unix milliseconds.
 func (j *Journal) now() int64 {
 	if j.Clock != nil {
 		return j.Clock().UnixMilli()
