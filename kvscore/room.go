@@ -34,7 +34,7 @@ const (
 
 // RoomFor returns which room a prompt needs that lacks so many tokens. surplus is the room that it needs if it
 // belongs to a tenant's surplus. A long prompt would take others' steps for itself. Several routers cannot see
-// what the others start at the same time. So prompts that fill half of a step are like a surplus there.
+// what the others start at the same time. So prompts that fill half of a step are like a surplus there: see also [Scheduler.Divided].
 func (s *Scheduler) RoomFor(tokens int64) (room, surplus Room) {
 	if tokens <= minStepTokens {
 		return SomeRoom, Clear

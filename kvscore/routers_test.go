@@ -61,6 +61,25 @@ func TestRoutersShareTargets(t *testing.T) {
 	}
 }
 
+// TestTargetsAreDivided has two routers: long prompts cannot share out fewer targets, or those of one router.
+func TestTargetsAreDivided(t *testing.T) {
+	s := NewScheduler(Settings{})
+	var all []TargetRef
+	for i := range uint64(3) {
+		all = append(all, TargetRef{Target: Target{Worker: 1 + i}})
+		s.Declare(all[i].Target, 1_000_000)
+	}
+	s.SetRouters(1, 2)
+	for name, c := range map[string]struct {
+		among []TargetRef
+		want  bool
+	}{"all": {all, true}, "one": {all[:1], false}, "two of one router": {[]TargetRef{all[0], all[2]}, false}, "none": {nil, false}} {
+		if got := s.Divided(c.among); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
 // TestRoomOfASurplus has a short prompt booked, beside which a tenant's surplus of short prompts may begin.
 func TestRoomOfASurplus(t *testing.T) {
 	s, at := NewScheduler(Settings{}), Target{Worker: 1}

@@ -170,7 +170,7 @@ func (q *waiters) push(m *waiter, t time.Time) {
 	if m.want.Rest {
 		tier = math.MinInt // its client has a part of the answer
 	}
-	room, surplus := q.workers.Scheduler.RoomFor(m.tokens())
+	room, surplus := q.workers.roomFor(&m.want, m.offers, m.tokens(), t)
 	m.entry = queue.Entry{
 		Class: m.want.Class, Tenant: m.want.Tenant, Weight: m.want.TenantWeight, Tier: tier,
 		Arrival: m.want.Arrival, Deadline: m.want.Deadline, Cost: m.at.time, Room: room, Surplus: surplus, Lane: l, Value: m,

@@ -83,7 +83,9 @@ func (r *replay) enter(q *request) {
 		Cost: q.cost, Value: q, Lane: lane{at: -1},
 	}
 	e := &q.entry
-	e.Room, e.Surplus = q.router.scheduler.RoomFor(s.Tokens - s.Candidates[at].OverlapTokens)
+	if e.Room, e.Surplus = q.router.scheduler.RoomFor(s.Tokens - s.Candidates[at].OverlapTokens); len(r.routers) > len(r.targets) {
+		e.Room = kvscore.SomeRoom
+	}
 	switch {
 	case r.isBackground(q):
 		e.Lane = lane{background: true, at: -1}
