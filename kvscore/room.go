@@ -16,6 +16,9 @@ const (
 	// shortWait is a wait, in milliseconds, that is no reason to hold a request: an engine may compute
 	// many prompts in one step.
 	shortWait = 100
+	// lookAgain is after how many milliseconds at least to look again at a target with an overdue prefill. The queue
+	// hears of most ends at once.
+	lookAgain = 10
 	// clearFor is for how long a target that other routers prefer has no prefill before this router
 	// uses it for a tenant's surplus.
 	clearFor = 50 * time.Millisecond
@@ -134,7 +137,7 @@ func (s *Scheduler) crowd(now time.Time, ld *load, room Room) float64 {
 	case shared:
 		return wait + milliseconds(clearFor)
 	case room >= Clear:
-		return max(1, wait)
+		return max(lookAgain, wait)
 	}
 	one := factor * s.latency.predict(featuresOf(1, workOf(step*max(1, s.depth), 0), context))
 	return max(0, wait-max(one, shortWait))

@@ -80,6 +80,21 @@ func TestTargetsAreDivided(t *testing.T) {
 	}
 }
 
+// TestOverdueRoomIsNotPolled has a prefill that a later one has passed, and that does not end.
+func TestOverdueRoomIsNotPolled(t *testing.T) {
+	s, at := NewScheduler(Settings{}), Target{Worker: 1}
+	s.Declare(at, 1_000_000)
+	s.latency.samples = trusting
+	var leases [2]*Lease
+	for i := range leases {
+		_, leases[i] = s.Select(epoch, prompt(uint64(1+i), 7), []Target{at}, 0, nil, new(Selection)) //nolint:gosec // small
+	}
+	leases[1].FirstToken(epoch.Add(time.Second))
+	if room, in := s.Room(epoch.Add(time.Minute), at); room == Empty || in < lookAgain*time.Millisecond {
+		t.Errorf("room %v, more in %v", room, in)
+	}
+}
+
 // TestRoomOfASurplus has a short prompt booked, beside which a tenant's surplus of short prompts may begin.
 func TestRoomOfASurplus(t *testing.T) {
 	s, at := NewScheduler(Settings{}), Target{Worker: 1}
