@@ -35,19 +35,13 @@ const (
 	Empty                // it has no prefill, and one of long prompts may begin
 )
 
-// RoomFor returns which room a prompt needs that lacks so many tokens. surplus is the room that it needs if it
-// belongs to a tenant's surplus. A long prompt would take others' steps for itself. Several routers cannot see
-// what the others start at the same time. So prompts that fill half of a step are like a surplus there: see also [Scheduler.Divided].
-func (s *Scheduler) RoomFor(tokens int64) (room, surplus Room) {
+// RoomForSurplus returns which room a prompt of a tenant's surplus needs that lacks so many tokens. A long one would
+// take others' steps for itself.
+func RoomForSurplus(tokens int64) Room {
 	if tokens <= minStepTokens {
-		return SomeRoom, Clear
+		return Clear
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.routers.n > 1 && tokens >= DefaultStepTokens/2 {
-		return Empty, Empty
-	}
-	return SomeRoom, Empty
+	return Empty
 }
 
 // SetStep sets how many prompt tokens a target's engine computes in one step; 0 is unknown.

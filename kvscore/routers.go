@@ -53,23 +53,8 @@ func (s *Scheduler) divide() {
 		return cmp.Or(cmp.Compare(a.target.Worker, b.target.Worker), cmp.Compare(a.target.Rank, b.target.Rank))
 	})
 	for i, ld := range all {
-		ld.owner = i % max(1, s.routers.n)
-		ld.others = s.routers.n > 1 && ld.owner != s.routers.self
+		ld.others = s.routers.n > 1 && i%s.routers.n != s.routers.self
 	}
-}
-
-// Divided returns whether each router prefers one of some targets.
-func (s *Scheduler) Divided(among []TargetRef) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.divide()
-	owners := make(map[int]bool)
-	for _, t := range among {
-		if ld := s.loadOf(t); ld != nil {
-			owners[ld.owner] = true
-		}
-	}
-	return len(owners) >= s.routers.n
 }
 
 // count counts a new lease, of this router or of another one.

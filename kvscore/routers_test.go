@@ -61,25 +61,6 @@ func TestRoutersShareTargets(t *testing.T) {
 	}
 }
 
-// TestTargetsAreDivided has two routers: long prompts cannot share out fewer targets, or those of one router.
-func TestTargetsAreDivided(t *testing.T) {
-	s := NewScheduler(Settings{})
-	var all []TargetRef
-	for i := range uint64(3) {
-		all = append(all, TargetRef{Target: Target{Worker: 1 + i}})
-		s.Declare(all[i].Target, 1_000_000)
-	}
-	s.SetRouters(1, 2)
-	for name, c := range map[string]struct {
-		among []TargetRef
-		want  bool
-	}{"all": {all, true}, "one": {all[:1], false}, "two of one router": {[]TargetRef{all[0], all[2]}, false}, "none": {nil, false}} {
-		if got := s.Divided(c.among); got != c.want {
-			t.Errorf("%s: %v", name, got)
-		}
-	}
-}
-
 // TestOverdueRoomIsNotPolled has a prefill that a later one has passed, and that does not end.
 func TestOverdueRoomIsNotPolled(t *testing.T) {
 	s, at := NewScheduler(Settings{}), Target{Worker: 1}
@@ -110,14 +91,9 @@ func TestRoomOfASurplus(t *testing.T) {
 	if got, _ := s.Room(epoch, at); got != Empty {
 		t.Errorf("room %v at the end of the prefill", got)
 	}
-	for _, c := range []struct {
-		routers       int
-		tokens        int64
-		room, surplus Room
-	}{{1, 1000, SomeRoom, Clear}, {1, 8000, SomeRoom, Empty}, {2, 1000, SomeRoom, Clear}, {2, 3000, SomeRoom, Empty}, {2, 8000, Empty, Empty}} {
-		s.SetRouters(0, c.routers)
-		if room, surplus := s.RoomFor(c.tokens); room != c.room || surplus != c.surplus {
-			t.Errorf("%d routers, %d tokens: room %v, surplus %v", c.routers, c.tokens, room, surplus)
+	for tokens, want := range map[int64]Room{1000: Clear, 8000: Empty} {
+		if got := RoomForSurplus(tokens); got != want {
+			t.Errorf("%d tokens: room %v", tokens, got)
 		}
 	}
 	l.End(true, nil)

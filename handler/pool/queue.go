@@ -170,10 +170,9 @@ func (q *waiters) push(m *waiter, t time.Time) {
 	if m.want.Rest {
 		tier = math.MinInt // its client has a part of the answer
 	}
-	room, surplus := q.workers.roomFor(&m.want, m.offers, m.tokens(), t)
 	m.entry = queue.Entry{
 		Class: m.want.Class, Tenant: m.want.Tenant, Weight: m.want.TenantWeight, Tier: tier,
-		Arrival: m.want.Arrival, Deadline: m.want.Deadline, Cost: m.at.time, Room: room, Surplus: surplus, Lane: l, Value: m,
+		Arrival: m.want.Arrival, Deadline: m.want.Deadline, Cost: m.at.time, Surplus: kvscore.RoomForSurplus(m.tokens()), Lane: l, Value: m,
 	}
 	q.order.Push(&m.entry, t)
 	q.length.Add(1)

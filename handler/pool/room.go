@@ -187,46 +187,20 @@ func (l *lane) rankIn(rooms []kvscore.Room, need kvscore.Room) int {
 	return best
 }
 
-// roomFor returns which room a prompt needs: see [kvscore.Scheduler.RoomFor]. A long one needs an empty target
-// only if each router prefers one of those that may serve it. Else the routers that prefer none would never find it
-// empty.
-func (r *registry) roomFor(want *Wants, o Offers, tokens int64, t time.Time) (room, surplus kvscore.Room) {
-	room, surplus = r.Scheduler.RoomFor(tokens)
-	if room < kvscore.Empty {
-		return room, surplus
-	}
-	var among []kvscore.TargetRef
-	for i, v := range r.Judge(want, o, t) {
-		for rank, target := range o.Table.Rows[i].Targets {
-			if v.tier() == Fits && (want.Rank == AnyRank || want.Rank == int64(rank)) {
-				among = append(among, target)
-			}
-		}
-	}
-	if !r.Scheduler.Divided(among) {
-		room = kvscore.SomeRoom
-	}
-	return room, surplus
-}
-
 // roomNeeded returns which room a request needs that has just come.
-func (p *Pool) roomNeeded(want *Wants, o Offers, t time.Time) kvscore.Room {
+func (p *Pool) roomNeeded(want *Wants, t time.Time) kvscore.Room {
 	switch {
 	case !p.isHeld(want, t):
 		return kvscore.NoRoom
-	case !p.isShared(t):
+	case !p.isShared(t), p.queue.length.Load() == 0:
 		return kvscore.SomeRoom
-	}
-	room, surplus := p.roomFor(want, o, want.Prompt, t)
-	if p.queue.length.Load() == 0 {
-		return room
 	}
 	p.queue.mu.Lock()
 	defer p.queue.mu.Unlock()
 	if p.queue.order.HasSurplus(want.Class, want.Tenant) {
-		return surplus
+		return kvscore.RoomForSurplus(want.Prompt)
 	}
-	return room
+	return kvscore.SomeRoom
 }
 
 // promise returns a grant of a worker's slot, and promises room there, which the waiter will probably

@@ -137,7 +137,6 @@ type room struct {
 	most    int // that waited at a time
 
 	patience time.Duration // 0: 30 s
-	shared   bool          // requests of others come
 }
 
 // roomOf starts engines. It must run in a synctest bubble.
@@ -177,9 +176,7 @@ func (r *room) ask(ctx context.Context, want Wants, l *load, number uint64) (tim
 	}
 	var s Seat
 	o := r.offers
-	if r.varied.Store(begun.UnixNano()); !r.shared {
-		r.varied.Store(begun.Add(-sharedFor).UnixNano()) // as with two tenants, of which only one sends requests now
-	}
+	r.varied.Store(begun.Add(-sharedFor).UnixNano()) // as with two tenants, of which only one sends requests now
 	if _, err := r.Seat(ctx, &want, &o, by, &s); err != nil {
 		return 0, err
 	}
@@ -290,47 +287,6 @@ func TestHoldFindsTheDepth(t *testing.T) {
 	}
 	if t.Logf("%v with hold, %v without", all[1], all[0]); all[1] > all[0]*11/10 {
 		t.Error("the hold keeps engines idle")
-	}
-}
-
-// TestLongPromptBesideOtherRouters has engines that always compute short prompts of another router.
-func TestLongPromptBesideOtherRouters(t *testing.T) {
-	for engines, most := range map[int]time.Duration{1: time.Second, 2: 3 * time.Second} {
-		t.Run(fmt.Sprint(engines, " engines"), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				r := roomOf(ctx, t, HoldAuto, []*simulated{usual(), usual()}[:engines]...)
-				r.learn(t)
-				r.Scheduler.SetRouters(1, 2)
-				r.shared = true
-				booked := make(map[kvscore.Target]*kvscore.Lease)
-				book := func() {
-					for _, w := range r.offers.workers() {
-						at, last := w.Target(0), booked[w.Target(0)]
-						q := &kvscore.Request{Prompt: cache.Prompt{Tokens: 500}, Streamed: true, Remote: true}
-						_, booked[at] = r.Scheduler.Select(time.Now(), q, []kvscore.Target{at}, 0, nil, new(kvscore.Selection))
-						if last != nil {
-							last.Prefilled(time.Now())
-							last.End(true, nil)
-						}
-					}
-				}
-				book()
-				go func() {
-					for tick := time.Tick(20 * time.Millisecond); ; book() {
-						select {
-						case <-tick:
-						case <-ctx.Done():
-							return
-						}
-					}
-				}()
-				if took, err := r.ask(ctx, Wants{}, &load{tokens: 8000}, 1); err != nil || took > most {
-					t.Errorf("error %v after %v", err, took)
-				}
-			})
-		})
 	}
 }
 

@@ -243,7 +243,7 @@ func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Choos
 	background := want.isBackground()
 	backup := c.Workers[0].IsBackup()
 	if c.Sel.Needs = kvscore.NoRoom; !c.Granted && !background && !backup {
-		c.Sel.Needs = p.roomNeeded(want, c.offers, c.At)
+		c.Sel.Needs = p.roomNeeded(want, c.At)
 	}
 	c.Sel.Quiet = background && !c.Granted
 	if c.Sel.Quiet && (p.queue.others.Load() > 0 || !p.spares(want, c.offers, c.At)) {

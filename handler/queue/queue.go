@@ -37,10 +37,6 @@ const aged = 0.5
 // latePatience is after how many times its target a late request is as urgent as those in time.
 const latePatience = 4
 
-// politeFor is for how long a request that is the first of its tenant waits for its Room, while others that come later
-// need less.
-const politeFor = 2 * time.Second
-
 // Entry is a request that waits. The queue does not change what the caller sets.
 type Entry struct {
 	Class  *Class // nil is a class without a name
@@ -53,9 +49,8 @@ type Entry struct {
 	Deadline time.Time
 	// Cost is the work before its first token, in milliseconds.
 	Cost float64
-	// Room is what the request needs on a target, for politeFor at most. Surplus is what it needs if it is of its
-	// tenant's surplus.
-	Room, Surplus kvscore.Room
+	// Surplus is the room that the request needs if it is of its tenant's surplus.
+	Surplus kvscore.Room
 	// Lane is a comparable value. Workers that may serve a request may serve all of its lane.
 	Lane  any
 	Value any
@@ -64,8 +59,7 @@ type Entry struct {
 	key    time.Time // see rule 5
 	number uint64
 	index  int
-	late   bool      // see checkLate
-	passed time.Time // when there was first too little of its Room
+	late   bool // see checkLate
 }
 
 // Queue is requests that wait, in order. It is not safe for concurrent use.
@@ -159,7 +153,7 @@ func (q *Queue) Push(e *Entry, now time.Time) {
 	a.cost += e.Cost
 	q.length++
 	q.entered++
-	e.number, e.late, e.passed = q.entered, false, time.Time{}
+	e.number, e.late = q.entered, false
 	e.key = e.Arrival.Add(ms(aged * (0.5 + float64(a.waiting)/float64(max(1, q.Parallel))) * e.Cost))
 	if !e.Deadline.IsZero() {
 		e.key = e.Deadline.Add(-ms(e.Cost))
@@ -246,9 +240,7 @@ func (q *Queue) First(may func(lane any, room kvscore.Room) bool, now time.Time)
 		if most == kvscore.NoRoom {
 			continue
 		}
-		n := l.first(now, func(n *flow) bool {
-			return (n.heap[0].Surplus <= most || !q.hasSurplus(n.account)) && n.heap[0].fits(most, now)
-		})
+		n := l.first(now, func(n *flow) bool { return n.heap[0].Surplus <= most || !q.hasSurplus(n.account) })
 		if n != nil && (best == nil || n.precedes(best)) {
 			best = n
 		}
@@ -257,14 +249,6 @@ func (q *Queue) First(may func(lane any, room kvscore.Room) bool, now time.Time)
 		return nil
 	}
 	return best.heap[0]
-}
-
-// fits returns whether some room is enough for the request.
-func (e *Entry) fits(room kvscore.Room, now time.Time) bool {
-	if e.Room > room && e.passed.IsZero() {
-		e.passed = now
-	}
-	return e.Room <= room || now.Sub(e.passed) >= politeFor
 }
 
 // HasSurplus returns whether more requests of the tenant wait than can start at once.

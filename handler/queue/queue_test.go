@@ -115,19 +115,6 @@ func TestSurplusWaits(t *testing.T) {
 	}
 }
 
-// TestRoomIsNotAwaitedForEver has a request that needs an empty target, of which there is none.
-func TestRoomIsNotAwaitedForEver(t *testing.T) {
-	q := Queue{Parallel: 2}
-	q.Push(&Entry{Tenant: 1, Arrival: t0.Add(-time.Minute), Room: kvscore.Empty, Surplus: kvscore.Empty}, t0)
-	crowded := func(_ any, room kvscore.Room) bool { return room == kvscore.SomeRoom }
-	for in, starts := range map[time.Duration]bool{0: false, politeFor - 1: false, politeFor: true} {
-		q.First(crowded, t0)
-		if e := q.First(crowded, t0.Add(in)); (e != nil) != starts {
-			t.Errorf("after %v it starts: %v", in, e != nil)
-		}
-	}
-}
-
 // TestFloodAndOthers has a tenant with a thousand requests. Another one, with few, waits for the
 // request that runs and one more at most. It had no requests for a while, and gets no more than its
 // share for that.

@@ -83,9 +83,7 @@ func (r *replay) enter(q *request) {
 		Cost: q.cost, Value: q, Lane: lane{at: -1},
 	}
 	e := &q.entry
-	if e.Room, e.Surplus = q.router.scheduler.RoomFor(s.Tokens - s.Candidates[at].OverlapTokens); len(r.routers) > len(r.targets) {
-		e.Room = kvscore.SomeRoom
-	}
+	e.Surplus = kvscore.RoomForSurplus(s.Tokens - s.Candidates[at].OverlapTokens)
 	switch {
 	case r.isBackground(q):
 		e.Lane = lane{background: true, at: -1}

@@ -48,24 +48,6 @@ func TestOneTenantDoesNotStarveOthers(t *testing.T) {
 	}
 }
 
-// TestRoutersBeginAFloodTogether has a flood come to four routers at one time. They know of each other later, and still
-// begin only a few of its prompts. None of these shares a step with the others' prompts.
-func TestRoutersBeginAFloodTogether(t *testing.T) {
-	tr := synth.NewTenants(20, 30).Interactive().Flood(10, 200, 8192, synth.InteractiveTenants).Trace()
-	c := queued(tr, HoldAny)
-	c.Workers, c.Routers = 4, Routers{Number: 4, Share: true, Late: 10 * time.Millisecond}
-	var sum, slowest, all time.Duration
-	for i, x := range mustRun(t, c).Outcomes {
-		if took := x.First - x.Arrived; tr.Requests[i].Tenant != synth.InteractiveTenants && x.Arrived > 10*time.Second {
-			slowest = max(slowest, took)
-			sum, all = sum+took, all+1
-		}
-	}
-	if sum/all > 570*time.Millisecond || slowest > 2300*time.Millisecond {
-		t.Errorf("the others wait %v on average, %v at most", sum/all, slowest)
-	}
-}
-
 func TestARouterRefusesWhatWouldBeLate(t *testing.T) {
 	const target = 2 * time.Second
 	share := func(late queue.Late) (in, refused float64) {
