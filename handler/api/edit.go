@@ -72,8 +72,7 @@ func (r *Request) Only(body []byte, name string) (v rawjson.Span, ok bool) {
 		return v, false
 	}
 	for _, m := range r.members[:r.memberCount] {
-		end, _ := rawjson.SkipString(body, int(m[0]))
-		if string(rawjson.UnescapeKey(body[m[0]+1:end-1])) != name {
+		if string(keyAt(body, int(m[0]))) != name {
 			continue
 		}
 		if ok {
@@ -110,12 +109,13 @@ func editObject(body []byte, at, most int) *Editor {
 // EditObject returns an Editor for a valid object; nil if it has too many members.
 func EditObject(text []byte) *Editor { return editObject(text, 0, maxWithin) }
 
-func (e *Editor) key(m *member) []byte {
-	end, _ := rawjson.SkipString(e.body, m.key)
-	return rawjson.UnescapeKey(e.body[m.key+1 : end-1])
+// keyAt returns the name of the member whose key's opening quote is body[at].
+func keyAt(body []byte, at int) []byte {
+	end, _ := rawjson.SkipString(body, at)
+	return rawjson.UnescapeKey(body[at+1 : end-1])
 }
 
-func (e *Editor) is(m *member, name string) bool { return string(e.key(m)) == name }
+func (e *Editor) is(m *member, name string) bool { return string(keyAt(e.body, m.key)) == name }
 
 // last returns the last member of a name, nil if there is none.
 func (e *Editor) last(name string) *member {

@@ -1,8 +1,6 @@
 package api
 
-import (
-	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
-)
+import "github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 
 // pooled is an API without a decode phase: /v1/embeddings, and vLLM's and
 // SGLang's /classify and /pooling. Its input is text or token ids, one or many,

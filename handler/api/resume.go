@@ -300,7 +300,7 @@ func (r *Request) stays(e *Editor) string {
 	}
 	for i := range e.members {
 		if m := &e.members[i]; !isNo(m.Of(e.body)) {
-			if why := staysFor(string(e.key(m)), e.body, m.Span); why != "" {
+			if why := staysFor(string(keyAt(e.body, m.key)), e.body, m.Span); why != "" {
 				return why
 			}
 		}

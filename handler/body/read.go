@@ -19,9 +19,9 @@ const (
 	longRead = 512 << 10
 )
 
-// Read reads a body of at most limit bytes into memory. The memory is at most four times the bytes
-// that arrived, or firstRead. rest is a longer body, or one for which there is no room. length is
-// the Content-Length, negative if unknown.
+// Read reads a body of at most limit bytes into memory: all. If the body is longer, or there is no room for
+// it, the caller gets rest, which reads all of it once. The memory is at most four times the bytes that
+// arrived, or firstRead. length is the Content-Length, negative if unknown.
 func (m *Memory) Read(body io.ReadCloser, length, limit int64) (all *Buffer, rest *Once, err error) {
 	size := int64(firstRead)
 	if length >= 0 {

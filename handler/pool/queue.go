@@ -298,7 +298,7 @@ func (q *waiters) first(may func(l *lane, room kvscore.Room) bool, t time.Time) 
 	}
 	e := q.order.First(func(key any, room kvscore.Room) bool {
 		l, ok := key.(*lane)
-		return ok && may(l, min(room, most))
+		return ok && (room > most || may(l, room)) // it was asked for less before
 	}, t)
 	if e == nil {
 		return nil

@@ -271,6 +271,15 @@ func (f *fleet) later() {
 	}
 }
 
+// learn sends a text to an engine, and lets the router learn it from the events.
+func (f *fleet) learn(e *engine, text []byte) *call {
+	c := f.send(e, text, "")
+	c.prefill()
+	c.end(nil)
+	f.later()
+	return c
+}
+
 func (f *fleet) wants(e *engine, text []byte, salt string, tokens int64, k Knowledge) {
 	f.t.Helper()
 	if o := f.look(e, text, salt); o.Tokens > tokens || o.Tokens < tokens-2*tokenBlock || o.Knowledge != k {
@@ -496,10 +505,7 @@ func TestLyingEngine(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(5, 5))
 	f := newFleet(t, 4000, 4000)
 	liar, honest := f.engines[0], f.engines[1]
-	good := f.send(honest, letters(rnd, 3000), "")
-	good.prefill()
-	good.end(nil)
-	f.later()
+	good := f.learn(honest, letters(rnd, 3000))
 	text := letters(rnd, 3000)
 	lie := f.send(liar, text, "")
 	lie.ids = lie.ids[:len(lie.ids):len(lie.ids)]
@@ -514,10 +520,7 @@ func TestLyingEngine(t *testing.T) {
 	f.wants(liar, text, "", full(text), Learned) // as it says
 	f.wants(honest, text, "", 0, Learned)
 	f.wants(honest, good.prompt, "", full(good.prompt), Learned)
-	c := f.send(honest, text, "")
-	c.prefill()
-	c.end(nil)
-	f.later()
+	f.learn(honest, text)
 	f.wants(honest, text, "", full(text), Learned)
 	f.wants(liar, text, "", 0, Learned)
 	if l, _ := f.caches.learner.size(); l.Contradictions == 0 {

@@ -48,10 +48,7 @@ func TestKnownTextCountsForMore(t *testing.T) {
 	f := newFleet(t, 4000)
 	e := f.engines[0]
 	text := letters(rnd, 5_000)
-	c := f.send(e, text, "")
-	c.prefill()
-	c.end(nil)
-	f.later()
+	f.learn(e, text)
 	more := append(text[:len(text):len(text)], letters(rnd, 5_000)...)
 	other, root := f.hash.AppendBlocks(nil, words(letters(rnd, 10_000)), tokenBlock), IdentityRoot(1, tokenBlock, "", "")
 	e.feed.Stored(&Stored{Root: root, Names: e.names(root, other), Blocks: other, Session: []byte(NewSession(f.prompt(more, "").Prefixes))})
@@ -77,10 +74,7 @@ func TestOthersPartFromKnownText(t *testing.T) {
 		f := newFleet(t, 4000)
 		e := f.engines[0]
 		text := letters(rnd, 10_000)
-		c := f.send(e, text, "")
-		c.prefill()
-		c.end(nil)
-		f.later()
+		f.learn(e, text)
 		at := 3000 + rnd.IntN(5000)
 		other := append(text[:at:at], letters(rnd, 8_000)...)
 		f.tell(e, other, "")
