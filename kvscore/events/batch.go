@@ -1,6 +1,10 @@
 package events
 
-import "errors"
+import (
+	"errors"
+
+	"github.com/tinylib/msgp/msgp"
+)
 
 // The bounds of a batch. They are far above what engines send, and the length of the payload
 // bounds everything else.
@@ -49,7 +53,7 @@ func (d *Decoder) Decode(payload []byte) (*Batch, error) {
 	d.clear()
 	r := reader{b: payload}
 	d.readBatch(&r)
-	if r.bad || r.i != len(payload) {
+	if r.bad || len(r.b) > 0 {
 		return nil, ErrNotBatch
 	}
 	return &d.batch, nil
@@ -75,7 +79,7 @@ func kept[T any](buffer []T, keep int) []T {
 
 // readBatch reads [time, events, rank], where the rank may be missing, or a map of these.
 func (d *Decoder) readBatch(r *reader) {
-	if isMap(r.lead()) {
+	if r.is(msgp.MapType) {
 		d.readNamedBatch(r)
 		return
 	}
@@ -114,7 +118,7 @@ func (d *Decoder) readNamedBatch(r *reader) {
 
 // readRank reads a rank. What is not a rank counts as missing.
 func (d *Decoder) readRank(r *reader) {
-	if !isInteger(r.lead()) {
+	if !r.isInteger() {
 		r.skip()
 		return
 	}
@@ -136,11 +140,11 @@ func (d *Decoder) readEvents(r *reader) {
 
 // readEvent reads an event and adds it to the batch, or leaves it out.
 func (d *Decoder) readEvent(r *reader) {
-	start := r.i
+	begin := r.b
 	hashes, tokens, extra, text := len(d.hashes), len(d.tokens), len(d.extra), len(d.text)
 	w := wire{group: -1}
 	d.readWire(r, &w)
-	if !r.bad && d.interpret(r.b, &w) {
+	if !r.bad && d.interpret(&w) {
 		if e := &w.event; e.Kind == Cleared || len(e.Hashes) > 0 {
 			d.batch.Events = append(d.batch.Events, *e)
 		}
@@ -148,6 +152,6 @@ func (d *Decoder) readEvent(r *reader) {
 	}
 	d.hashes, d.tokens, d.extra, d.text = d.hashes[:hashes], d.tokens[:tokens], d.extra[:extra], d.text[:text]
 	d.batch.Skipped[w.why]++
-	r.bad, r.i = false, start
+	r.bad, r.b = false, begin
 	r.skip() // fails if the event has no end
 }

@@ -1,86 +1,58 @@
 package events
 
 import (
-	"encoding/binary"
 	"math"
 	"strings"
 	"testing"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
+	"github.com/tinylib/msgp/msgp"
 )
 
 // pairs is a map in the order of its elements: key, value, key, value.
 type pairs []any
 
+// raw is a value that is encoded already.
+type raw string
+
 // appendValue appends a value in msgpack.
 func appendValue(b []byte, v any) []byte {
 	switch v := v.(type) {
 	case nil:
-		return append(b, null)
+		return msgp.AppendNil(b)
 	case raw:
 		return append(b, v...)
 	case bool:
-		return append(b, 0xc2)
+		return msgp.AppendBool(b, v)
 	case int:
-		return binary.BigEndian.AppendUint64(append(b, int64b), uint64(v))
+		return msgp.AppendInt(b, v)
+	case uint32:
+		return msgp.AppendUint32(b, v)
 	case uint64:
-		return binary.BigEndian.AppendUint64(append(b, uint64b), v)
+		return msgp.AppendUint64(b, v)
 	case float64:
-		return binary.BigEndian.AppendUint64(append(b, float64b), math.Float64bits(v))
+		return msgp.AppendFloat64(b, v)
 	case string:
-		return append(head(b, fixStr, 32, str32, len(v)), v...)
+		return msgp.AppendString(b, v)
 	case []byte:
-		return append(binary.BigEndian.AppendUint32(append(b, bin32), uint32(len(v))), v...)
+		return msgp.AppendBytes(b, v)
 	case []uint32:
-		b = head(b, fixArray, 16, array32, len(v))
-		for _, token := range v {
-			b = token32(b, token)
-		}
-		return b
+		return appendValues(msgp.AppendArrayHeader(b, uint32(len(v))), v)
 	case []uint64:
-		b = head(b, fixArray, 16, array32, len(v))
-		for _, hash := range v {
-			b = appendValue(b, hash)
-		}
-		return b
+		return appendValues(msgp.AppendArrayHeader(b, uint32(len(v))), v)
 	case []any:
-		b = head(b, fixArray, 16, array32, len(v))
-		for _, element := range v {
-			b = appendValue(b, element)
-		}
-		return b
+		return appendValues(msgp.AppendArrayHeader(b, uint32(len(v))), v)
 	case pairs:
-		b = head(b, fixMap, 16, map32, len(v)/2)
-		for _, element := range v {
-			b = appendValue(b, element)
-		}
-		return b
+		return appendValues(msgp.AppendMapHeader(b, uint32(len(v)/2)), v)
 	}
 	panic("the test's encoder does not know this type")
 }
 
-// head appends the lead byte and the length of a string, an array or a map.
-func head(b []byte, fix byte, below int, wide byte, n int) []byte {
-	if n < below {
-		return append(b, fix|byte(n))
+func appendValues[T any](b []byte, values []T) []byte {
+	for _, v := range values {
+		b = appendValue(b, v)
 	}
-	return binary.BigEndian.AppendUint32(append(b, wide), uint32(n))
-}
-
-// raw is a value that is encoded already.
-type raw string
-
-// token32 appends a token in its shortest form.
-func token32(b []byte, token uint32) []byte {
-	switch {
-	case token < 0x80:
-		return append(b, byte(token))
-	case token < 1<<8:
-		return append(b, uint8b, byte(token))
-	case token < 1<<16:
-		return binary.BigEndian.AppendUint16(append(b, uint16b), uint16(token))
-	}
-	return binary.BigEndian.AppendUint32(append(b, uint32b), token)
+	return b
 }
 
 func list(values ...any) []any { return values }
@@ -313,20 +285,20 @@ func TestExtraKeys(t *testing.T) {
 		"identifier":             {event: stored("extra_keys", list(nil, list(image))), extra: []ExtraKey{other(1, image)}},
 		"identifier is adapter":  {event: stored("extra_keys", list(list(image), list(image)), "lora_name", image), adapter: image},
 		"not hex":                {event: stored("extra_keys", list(nil, list(strings.Repeat("x", 64)))), extra: []ExtraKey{other(1, strings.Repeat("x", 64))}},
-		"digest":                 {event: stored("extra_keys", list(list([]byte("d")), nil)), extra: []ExtraKey{other(0, "\xc6\x00\x00\x00\x01d")}},
+		"infos":                  {event: stored("block_mm_infos", list(nil, raw("\x81\x01\x02"))), extra: []ExtraKey{other(1, "\x81\x01\x02")}},
+		"infos with keys":        {event: stored("block_mm_infos", list(nil, raw("\x81\x01\x02")), "extra_keys", list(nil, list(image))), extra: []ExtraKey{other(1, image), other(1, "\x81\x01\x02")}},
+		"digest":                 {event: stored("extra_keys", list(list([]byte("d")), nil)), extra: []ExtraKey{other(0, "\xc4\x01d")}},
 		"unlisted key":           {event: stored("extra_keys", list("s", list())), salt: "s"},
 		"unknown keys": {
 			event: stored("extra_keys", list(list(nil, raw("\x07"), raw("\xc2")), list(raw("\x93\x01\x02\x03"), raw("\x92\x01\x02")))),
 			extra: []ExtraKey{other(0, "\x07"), other(0, "\xc2"), other(1, "\x93\x01\x02\x03"), other(1, "\x92\x01\x02")},
 		},
-		"infos":           {event: stored("block_mm_infos", list(nil, raw("\x81\x01\x02"))), extra: []ExtraKey{other(1, "\x81\x01\x02")}},
-		"infos with keys": {event: stored("block_mm_infos", list(nil, raw("\x81\x01\x02")), "extra_keys", list(nil, list(image))), extra: []ExtraKey{other(1, image), other(1, "\x81\x01\x02")}},
-		"adapter's id":    {event: stored("lora_id", 3), adapter: "lora_id:3"},
-		"id is a string":  {event: stored("lora_id", "ab"), adapter: "lora_id:ab"},
-		"id and name":     {event: stored("lora_id", 3, "lora_name", "a"), adapter: "a"},
-		"name and id":     {event: stored("lora_name", "a", "lora_id", 3), adapter: "a"},
-		"id of none":      {event: stored("lora_id", 0, "lora_name", "")},
-		"id below none":   {event: stored("lora_id", -1)},
+		"adapter's id":   {event: stored("lora_id", 3), adapter: "lora_id:3"},
+		"id is a string": {event: stored("lora_id", "ab"), adapter: "lora_id:ab"},
+		"id and name":    {event: stored("lora_id", 3, "lora_name", "a"), adapter: "a"},
+		"name and id":    {event: stored("lora_name", "a", "lora_id", 3), adapter: "a"},
+		"id of none":     {event: stored("lora_id", 0, "lora_name", "")},
+		"id below none":  {event: stored("lora_id", -1)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var d Decoder
@@ -394,9 +366,9 @@ func TestNotABatch(t *testing.T) {
 		"events twice":      appendValue(nil, pairs{"events", list(), "events", list()}),
 		"bytes after it":    append(batchOf(stored()), 0),
 		"unused lead byte":  appendValue(nil, list(1.5, list(stored("x", raw("\xc1"))))),
-		"claims an array":   {0x93, 0x01, array32, 0xff, 0xff, 0xff, 0xff},
-		"claims a map":      {map32, 0xff, 0xff, 0xff, 0xff},
-		"claims a string":   append(append([]byte{0x92, 0x01, 0x91, str32}, 0xff, 0xff, 0xff, 0xff), good...),
+		"claims an array":   {0x93, 0x01, 0xdd, 0xff, 0xff, 0xff, 0xff},
+		"claims a map":      {0xdf, 0xff, 0xff, 0xff, 0xff},
+		"claims a string":   append(append([]byte{0x92, 0x01, 0x91, 0xdb}, 0xff, 0xff, 0xff, 0xff), good...),
 		"claims much below": []byte(strings.Repeat("\xdd\xff\xff\xff\xff", 100)),
 	} {
 		var d Decoder

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
+	"github.com/tinylib/msgp/msgp"
 )
 
 const local = "LOCAL"
@@ -16,7 +17,7 @@ func (w *wire) refuse(why Reason) bool {
 }
 
 // interpret completes an event that has been read. It returns false if the event is left out.
-func (d *Decoder) interpret(payload []byte, w *wire) bool {
+func (d *Decoder) interpret(w *wire) bool {
 	e := &w.event
 	switch string(w.tag) {
 	case "BlockStored":
@@ -47,10 +48,10 @@ func (d *Decoder) interpret(payload []byte, w *wire) bool {
 		*e = Event{Kind: Removed, Tier: tier, Hashes: e.Hashes}
 		return true
 	}
-	return d.interpretStored(payload, w)
+	return d.interpretStored(w)
 }
 
-func (d *Decoder) interpretStored(payload []byte, w *wire) bool {
+func (d *Decoder) interpretStored(w *wire) bool {
 	e := &w.event
 	e.HasParent = e.HasParent && e.Parent != 0 // llm-d's simulator begins a prompt with 0
 	if len(e.Adapter) == 0 {
@@ -63,7 +64,7 @@ func (d *Decoder) interpretStored(payload []byte, w *wire) bool {
 	if len(e.Tokens) > 0 && len(e.Tokens) != blocks*e.BlockSize {
 		return w.refuse(BlockSizeMismatch)
 	}
-	return d.interpretExtra(payload, w)
+	return d.interpretExtra(w)
 }
 
 // interpretExtra finds out what the blocks' content depends on besides tokens.
@@ -75,11 +76,11 @@ func (d *Decoder) interpretStored(payload []byte, w *wire) bool {
 // Before vLLM 0.19, an identifier was a plain string, just as the salt. In the first block the
 // decoder takes the last plain string for the salt. A mistake costs overlap and never isolation:
 // the string distinguishes the blocks either way.
-func (d *Decoder) interpretExtra(payload []byte, w *wire) bool {
+func (d *Decoder) interpretExtra(w *wire) bool {
 	begin := len(d.extra)
-	for _, at := range [...]int{w.extra, w.infos} {
-		r := reader{b: payload, i: at}
-		if at > 0 && isArray(r.lead()) {
+	for _, keys := range [...][]byte{w.extra, w.infos} {
+		r := reader{b: keys}
+		if r.is(msgp.ArrayType) {
 			d.readBlockKeys(&r, w)
 		}
 		if r.bad {
@@ -104,7 +105,7 @@ func (d *Decoder) readBlockKeys(r *reader, w *wire) {
 			return
 		}
 		keys := 1
-		if isArray(r.lead()) {
+		if r.is(msgp.ArrayType) {
 			keys = r.array()
 		}
 		adapter := w.event.Adapter // until it has been seen in this block
@@ -115,13 +116,13 @@ func (d *Decoder) readBlockKeys(r *reader, w *wire) {
 }
 
 func (d *Decoder) readKey(r *reader, w *wire, block int, adapter *[]byte) {
-	c := r.lead()
+	kind := r.kind()
 	key := r.textOrOther()
 	switch {
-	case r.bad, c == null:
+	case r.bad, kind == msgp.NilType:
 	case len(d.extra) >= maxExtra:
 		w.tooLarge(r)
-	case !isText(c) || isBytes(c):
+	case kind != msgp.StrType:
 		d.keepApart(block, key)
 	case len(*adapter) > 0 && bytes.Equal(key, *adapter):
 		*adapter = nil

@@ -5,6 +5,8 @@ import (
 	"math"
 	"slices"
 	"strconv"
+
+	"github.com/tinylib/msgp/msgp"
 )
 
 type wire struct {
@@ -19,9 +21,8 @@ type wire struct {
 	salted  bool   // a field of its own has the salt, so that no extra key is one
 	group   int    // -1 if the event names none
 	adapter []byte // the name made of the adapter's id
-	// extra and infos are the positions of the extra keys and of Dynamo's multimodal
-	// infos, 0 if there are none.
-	extra, infos int
+	// extra and infos begin with the extra keys and with Dynamo's multimodal infos; nil if there are none.
+	extra, infos []byte
 }
 
 // storedFields and removedFields are the fields of events that are arrays, by position.
@@ -34,7 +35,7 @@ var (
 
 // readWire reads an event. It fails if the event is malformed or too large.
 func (d *Decoder) readWire(r *reader, w *wire) {
-	if isMap(r.lead()) {
+	if r.is(msgp.MapType) {
 		for n := r.mapping(); n > 0 && !r.bad; n-- {
 			d.readField(r, w, r.key())
 		}
@@ -84,16 +85,16 @@ func (d *Decoder) readField(r *reader, w *wire, name []byte) {
 	case "medium":
 		w.medium = r.textOrOther()
 	case "lora_name":
-		if isMap(r.lead()) { // SGLang, from 0.5.18 on
+		if r.is(msgp.MapType) { // SGLang, from 0.5.18 on
 			d.readMetadata(r, w)
 			return
 		}
 		e.Adapter = w.short(r, r.optional())
 	case "extra_keys":
-		w.extra = r.i
+		w.extra = r.b
 		r.skip()
 	case "block_mm_infos":
-		w.infos = r.i
+		w.infos = r.b
 		r.skip()
 	case "group_idx":
 		w.readGroup(r)
@@ -118,14 +119,13 @@ func (d *Decoder) readField(r *reader, w *wire, name []byte) {
 // multimodal infos in front. A value's type therefore counts for more than its place.
 func (w *wire) readTail(r *reader, n int) {
 	for place := 0; n > 0 && !r.bad; n-- {
-		c := r.lead()
 		switch {
-		case isInteger(c) && place < 2 && w.group < 0:
+		case r.isInteger() && place < 2 && w.group < 0:
 			w.readGroup(r)
-		case isText(c) && place < 4:
+		case r.isText() && place < 4:
 			w.readTailText(r, place)
-		case isArray(c) && place == 0 && w.infos == 0:
-			w.infos = r.i
+		case r.is(msgp.ArrayType) && place == 0 && w.infos == nil:
+			w.infos = r.b
 			r.skip()
 			continue
 		default: // null, sliding window, ownership, fields to come
@@ -167,7 +167,7 @@ func (w *wire) readGroup(r *reader) {
 
 // readMetadata reads SGLang's map of a request's salt and session.
 func (d *Decoder) readMetadata(r *reader, w *wire) {
-	if !isMap(r.lead()) {
+	if !r.is(msgp.MapType) {
 		r.skip()
 		return
 	}
@@ -210,7 +210,7 @@ func (d *Decoder) readTokens(r *reader, w *wire) {
 		return
 	}
 	begin := len(d.tokens)
-	if isArray(r.lead()) {
+	if r.is(msgp.ArrayType) {
 		d.tokens = r.bigrams(d.tokens, n)
 	} else {
 		d.tokens = r.tokens(d.tokens, n)
@@ -228,7 +228,7 @@ func (d *Decoder) readLoraID(r *reader, w *wire) {
 	begin := len(d.text)
 	d.text = append(d.text, "lora_id:"...)
 	prefix := len(d.text)
-	if isText(r.lead()) {
+	if r.isText() {
 		d.text = append(d.text, w.short(r, r.text())...)
 	} else if id, minus := r.integer(); !minus && id > 0 {
 		d.text = strconv.AppendUint(d.text, id, 10)
