@@ -217,6 +217,7 @@ func (h *Handler) adopt() {
 		for _, c := range h.Classes {
 			if c.TTFT > 0 || c.TTFTFrom != "" {
 				h.pool.Promises.Know(c.Name)
+				h.dispatcher.Metrics.Know(h.Pool, c.Name)
 			}
 		}
 		h.pool.KeepLimits(&set.Limits)

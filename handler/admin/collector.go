@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/journal"
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
@@ -19,10 +20,12 @@ import (
 type Collector struct{}
 
 var (
-	descLeases    = poolDesc("leases", "Attempts under way.")
-	descWaiting   = poolDesc("waiting_requests", "Requests in the queue.")
-	descQueued    = poolDesc("queued_class_requests", "Requests in the queue by class.", "class", "held")
-	descSaturated = poolDesc("saturation",
+	descLeases     = poolDesc("leases", "Attempts under way.")
+	descWaiting    = poolDesc("waiting_requests", "Requests in the queue.")
+	descBackground = poolDesc("waiting_background_requests", "Of waiting_requests, those of background classes.")
+	descQueued     = poolDesc("queued_class_requests", "Requests in the queue by class.", "class", "held")
+	descByTenant   = poolDesc("queued_tenant_requests", "Requests in the queue by class and tenant, of the ten tenants with the most.", "class", "tenant")
+	descSaturated  = poolDesc("saturation",
 		"How busy the workers of a role are that serve a model, from 0 to 1. 1 while requests wait that are not background. Without a model: all of them.", "role", "model")
 	descExpected = poolDesc("predicted_ttft_ratio",
 		"Mean predicted time to the first token of recent requests, in relation to the target of their class.", "class")
@@ -162,17 +165,9 @@ func (Collector) Collect(ch chan<- prometheus.Metric) {
 func collectPool(to sink, p *pool.Pool, t time.Time) {
 	s := p.Scheduler.Stats()
 	to.gauge(descLeases, float64(s.Leases))
-	to.gauge(descWaiting, float64(p.Waiting()))
-	classes, _ := p.Queued(t)
-	for _, q := range classes {
-		to.gauge(descQueued, float64(q.Requests-q.Held), q.Class, "false")
-		to.gauge(descQueued, float64(q.Held), q.Class, "true")
-	}
+	collectQueue(to, p, t)
 	for of, v := range p.Saturations(t) {
 		to.gauge(descSaturated, v, string(of.Role), of.Model)
-	}
-	for class, v := range p.Promises.Expected(t) {
-		to.gauge(descExpected, v, class)
 	}
 	to.emit(descExpired, prometheus.CounterValue, float64(s.Expired))
 	to.emit(descUntracked, prometheus.CounterValue, float64(s.Untracked))
@@ -201,6 +196,30 @@ func collectPool(to sink, p *pool.Pool, t time.Time) {
 	to.gauge(descPrefills, v.Tokens/1e3, "1000_tokens")
 	to.gauge(descPrefills, v.Attention/1e3, "million_token_pairs")
 	to.gauge(descPrefills, v.Context/1e3, "1000_context_tokens")
+}
+
+func collectQueue(to sink, p *pool.Pool, t time.Time) {
+	to.gauge(descWaiting, float64(p.Waiting()))
+	to.gauge(descBackground, float64(p.WaitingInBackground()))
+	classes, tenants := p.Queued(t)
+	byClass, byTenant := make(map[string]pool.Queued), make(map[[2]string]int)
+	for class, v := range p.Promises.Expected(t) {
+		to.gauge(descExpected, v, class)
+		byClass[class] = pool.Queued{} // so that a 0 is visible
+	}
+	for _, q := range classes {
+		byClass[q.Class] = q
+	}
+	for class, q := range byClass {
+		to.gauge(descQueued, float64(q.Requests-q.Held), class, "false")
+		to.gauge(descQueued, float64(q.Held), class, "true")
+	}
+	for _, q := range tenants {
+		byTenant[[2]string{q.Class, dispatch.AllMetrics().Tenants.Label(q.Tenant)}] += q.Requests
+	}
+	for of, n := range byTenant {
+		to.gauge(descByTenant, float64(n), of[0], of[1])
+	}
 }
 
 func collectJournal(to sink, s pool.JournalState) {

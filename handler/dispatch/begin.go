@@ -168,6 +168,7 @@ func (d *Dispatch) End() *Report {
 	if d.attempt != nil {
 		d.endLast()
 	}
+	d.promisedInVain()
 	report := d.report()
 	if a := report.attempt; a != nil {
 		_, bad := report.fault()

@@ -31,6 +31,7 @@ func (o *delivery) learn() {
 	if !o.Stream && !o.Failed && o.Status < 300 {
 		m.plain.Observe(o.header.Sub(o.d.start).Seconds())
 		o.attempt.Counts().Answered(o.header, o.header.Sub(o.attempt.Begun), o.Completion)
+		o.d.promised(promisePlain)
 	}
 	if o.Chunks > 1 {
 		mean := o.Last.Sub(o.First) / time.Duration(o.Chunks-1)
@@ -129,14 +130,13 @@ func (d *Dispatch) compare(s *pool.Seat, t time.Time) {
 		return
 	}
 	actual := t.Sub(d.ready)
-	switch target := d.plan.TTFT; {
-	case target == 0:
+	switch {
 	case s.Demoted:
-		d.promised("demoted")
-	case actual > target:
-		d.promised("late")
+		d.promised(promiseDemoted)
+	case actual > d.plan.TTFT:
+		d.promised(promiseLate)
 	default:
-		d.promised("kept")
+		d.promised(promiseKept)
 	}
 	if predicted := s.Predicted.Sub(d.ready); d.attempts == 1 && predicted > 0 && !s.Demoted && !s.Worker.IsBackup() {
 		d.Pool.Promises.Compare(class.Name, d.plan.TTFT, predicted, actual, t)
@@ -144,6 +144,27 @@ func (d *Dispatch) compare(s *pool.Seat, t time.Time) {
 	}
 }
 
+// Outcomes of requests whose class has a target of the time to the first token.
+const (
+	promiseKept    = "kept"
+	promiseLate    = "late"    // also a stream that ended after its target and without a first token
+	promisePlain   = "plain"   // the answer was no stream
+	promiseDemoted = "demoted" // it got another class, as it would have been late
+	promiseRefused = "refused" // as it would have been late
+)
+
+// promised counts such a request.
 func (d *Dispatch) promised(outcome string) {
-	d.Metrics.promises.WithLabelValues(d.Pool.Name, d.plan.Class.Name, outcome).Inc()
+	if d.plan.Class != nil && d.plan.TTFT > 0 {
+		d.Metrics.promises.WithLabelValues(d.Pool.Name, d.plan.Class.Name, outcome).Inc()
+	}
+}
+
+// promisedInVain counts a stream that has ended late and without a first token: its client left, or no worker had a
+// free slot.
+func (d *Dispatch) promisedInVain() {
+	req, o, away := d.plan.Request, d.answer, d.wait.turnedAway
+	if req != nil && req.Stream && (o == nil || o.First.IsZero()) && (away == nil || away.Code != api.CodeLate) && time.Since(d.ready) > d.plan.TTFT {
+		d.promised(promiseLate)
+	}
 }

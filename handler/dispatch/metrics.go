@@ -3,7 +3,6 @@ package dispatch
 import (
 	"errors"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
@@ -34,6 +33,7 @@ type Metrics struct {
 	promises                  *prometheus.CounterVec
 	predictions               *prometheus.HistogramVec
 	users                     users
+	Tenants                   observe.Labels // of requests that wait
 }
 
 // Outcomes of a request.
@@ -54,7 +54,7 @@ type PoolMetrics struct {
 	Requests                  map[string]prometheus.Counter // by outcome
 	ttft, itl, plain          prometheus.Observer
 	inputTokens, outputTokens prometheus.Observer
-	turnedAway                map[string]prometheus.Counter // by the error's code
+	turnedAway                map[string]prometheus.Counter // by the error's code, or turnedAwayBackground
 	queueWait                 prometheus.Observer
 	turns                     map[turn.State]prometheus.Counter
 	phases                    map[[2]string]prometheus.Counter // by phase and outcome
@@ -72,6 +72,7 @@ func (m *Metrics) Of(pool string) *PoolMetrics {
 			api.CodeQueueFull:    m.turnedAway.WithLabelValues(pool, "full"),
 			api.CodeQueueTimeout: m.turnedAway.WithLabelValues(pool, "timeout"),
 			api.CodeLate:         m.turnedAway.WithLabelValues(pool, "late"),
+			turnedAwayBackground: m.turnedAway.WithLabelValues(pool, turnedAwayBackground),
 		},
 	}
 	f.phases, f.phaseTimes = make(map[[2]string]prometheus.Counter), make(map[string]prometheus.Observer)
@@ -99,6 +100,17 @@ func (m *Metrics) Of(pool string) *PoolMetrics {
 	return f
 }
 
+// turnedAwayBackground stands for requests of background classes that a full queue refused.
+const turnedAwayBackground = "background"
+
+// Know creates the series of a class with a target: Prometheus does not see the first event of a series that begins
+// with it.
+func (m *Metrics) Know(pool, class string) {
+	for _, outcome := range []string{promiseKept, promiseLate, promisePlain, promiseDemoted, promiseRefused} {
+		m.promises.WithLabelValues(pool, class, outcome)
+	}
+}
+
 // AllMetrics makes the collectors at its first call.
 var AllMetrics = sync.OnceValue(func() *Metrics {
 	m := new(Metrics)
@@ -117,7 +129,6 @@ var AllMetrics = sync.OnceValue(func() *Metrics {
 		return c
 	}
 	m.requests = counter("requests_total", "Requests by outcome.", "outcome")
-	m.users.names = make(map[string]bool)
 	m.users.requests = counter("user_requests_total", "Requests of authenticated users, by outcome.", "user", "outcome")
 	m.users.tokens = counter("user_tokens_total",
 		"Tokens that the engines reported to authenticated users: prompt, cached of these, and output.", "user", "tokens")
@@ -126,7 +137,7 @@ var AllMetrics = sync.OnceValue(func() *Metrics {
 		"Choices that the shadow policy made, too, by whether it chose the same worker.", "agreed")
 	m.shadowFaults = counter("shadow_faults_total", "Choices of the shadow policy that were invalid.")
 	m.turnedAway = counter("queue_rejected_total",
-		"Requests that the queue rejected: it was full, they waited too long, or they would have been late.", "reason")
+		"Requests that the queue rejected: it was full, also for background classes; they waited too long; or they would have been late.", "reason")
 	m.dropped = counter("nvext_dropped_total",
 		"Requests of which the router dropped something that trust does not grant, by grant.", "grant")
 	m.malformed = counter("nvext_malformed_headers_total",
@@ -185,32 +196,10 @@ const (
 	movedContext     = "context"     // the prompt has outgrown home's context
 )
 
-const (
-	maxUsers   = 1024 // that have series of their own
-	otherUsers = "other"
-)
-
 // users counts what each user does. A user is a client whom Caddy has authenticated.
 type users struct {
 	requests, tokens *prometheus.CounterVec
-
-	mu    sync.Mutex
-	names map[string]bool
-}
-
-// label returns the value of the label user. Names that come after the first maxUsers share one.
-func (u *users) label(name string) string {
-	name = strings.ToValidUTF8(name, "�") // as label values must be
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.names[name] {
-		return name
-	}
-	if len(u.names) >= maxUsers {
-		return otherUsers
-	}
-	u.names[name] = true
-	return name
+	observe.Labels
 }
 
 func (u *users) add(pool, name, kind string, tokens int64) {

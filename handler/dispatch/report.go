@@ -203,7 +203,7 @@ func (m *Metrics) CountUser(pool, name string, r *Report) {
 	if name == "" {
 		return
 	}
-	name = m.users.label(name)
+	name = m.users.Label(name)
 	m.users.requests.WithLabelValues(pool, name, r.Outcome).Inc()
 	m.users.add(pool, name, "prompt", r.Prompt)
 	m.users.add(pool, name, "cached", r.Cached)

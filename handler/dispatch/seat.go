@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -181,6 +182,7 @@ func (d *Dispatch) turnAway(err error) {
 	}
 	var late *pool.LateError
 	incident := "requests waited too long, and the queue rejected them"
+	counted := ""
 	all := "all workers are full"
 	if len(d.offers.Ups) == 0 {
 		all = "there are no workers now"
@@ -190,6 +192,9 @@ func (d *Dispatch) turnAway(err error) {
 		e.Status, e.Code = http.StatusTooManyRequests, api.CodeQueueFull
 		e.Err = fmt.Errorf("%s, and %d requests wait, which is the most; try again later", all, set.MaxWaiting)
 		incident = "the queue is full, and rejects requests"
+		if c := d.plan.Class; c != nil && c.Background {
+			counted = turnedAwayBackground
+		}
 	case errors.Is(err, pool.ErrHomeWaited):
 		e.Err = fmt.Errorf("the session's worker is full, and had no free slot within %s; try again later", most)
 	case errors.As(err, &late):
@@ -197,12 +202,12 @@ func (d *Dispatch) turnAway(err error) {
 		e.Err = fmt.Errorf("%w; try again later", late)
 		e.RetryAfter = max(1, int(min(late.After(), longestRetryAfter).Round(time.Second)/time.Second))
 		incident = "requests would be late, and are refused"
-		d.promised("refused")
+		d.promised(promiseRefused)
 	default:
 		e.Err = fmt.Errorf("%s, and none had a free slot within %s; try again later", all, most)
 	}
 	d.Pool.Incidents.Raise(time.Now(), incident, d.Pool.Logger)
-	d.PoolMetrics.turnedAway[e.Code].Inc()
+	d.PoolMetrics.turnedAway[cmp.Or(counted, e.Code)].Inc()
 	d.wait.turnedAway = e
 }
 

@@ -1,6 +1,11 @@
 package observe
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"strings"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
 
 // The collectors of the pools. The series of a worker go when the pool forgets it.
 var (
@@ -16,6 +21,33 @@ var (
 	}, []string{"pool", "worker"})
 	engineSessionCalls = counter("engine_sessions_total", "Sessions that engines opened and closed for the router, by outcome.", "action", "outcome")
 )
+
+// maxLabels is how many names have series of their own.
+const maxLabels = 1024
+
+// Labels bound the values of a label that clients name.
+type Labels struct {
+	mu    sync.Mutex
+	names map[string]bool
+}
+
+// Label returns the value for a name. Those that come after the first maxLabels share one.
+func (l *Labels) Label(name string) string {
+	name = strings.ToValidUTF8(name, "�") // as label values must be
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.names[name]:
+		return name
+	case len(l.names) >= maxLabels:
+		return "other"
+	case l.names == nil:
+		l.names = make(map[string]bool)
+	}
+	name = strings.Clone(name) // a request may hold it
+	l.names[name] = true
+	return name
+}
 
 func counter(name, help string, labels ...string) *prometheus.CounterVec {
 	opts := prometheus.CounterOpts{Namespace: "caddy", Subsystem: "kv_router", Name: name, Help: help}

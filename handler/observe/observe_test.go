@@ -59,6 +59,18 @@ func TestLastChoicesAreRemembered(t *testing.T) {
 	}
 }
 
+func TestLabelsHaveABound(t *testing.T) {
+	var l Labels
+	for i := range maxLabels - 1 {
+		l.Label(fmt.Sprint(i))
+	}
+	for _, c := range [][2]string{{"0", "0"}, {"0\xff", "0�"}, {"one too many", "other"}, {"0\xff", "0�"}} {
+		if got := l.Label(c[0]); got != c[1] {
+			t.Errorf("%q has the label %q, want %q", c[0], got, c[1])
+		}
+	}
+}
+
 func TestRequestIDs(t *testing.T) {
 	for id, want := range map[string]bool{"": false, "a-1": true, "a b": false, "é": false, "a\n": false, string(make([]byte, 200)): false} {
 		if ValidRequestID(id) != want {

@@ -399,6 +399,9 @@ func (s *Seat) Answered(t time.Time, tokens int64) {
 // Waiting returns how many requests wait in the queue.
 func (p *Pool) Waiting() int { return int(p.queue.length.Load()) }
 
+// WaitingInBackground returns how many of them are of background classes.
+func (p *Pool) WaitingInBackground() int { return p.Waiting() - int(p.queue.others.Load()) }
+
 // Tables keeps the table of the list of upstreams that the proxy offered last.
 type Tables struct{ last atomic.Pointer[Table] }
 
