@@ -17,6 +17,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 )
 
@@ -147,7 +148,7 @@ func (x *Explainer) askTokens(p *plan.Plan, w *worker.Worker) (ids []byte) {
 	defer cancel()
 	if attempt.Renames(p, w) {
 		attempt.SetModel(q.Body, p, w)
-		if q.Body = api.EditObject(q.Body.Apply()); q.Body == nil {
+		if q.Body = rawjson.EditObject(q.Body.Apply()); q.Body == nil {
 			return nil
 		}
 	}

@@ -25,38 +25,39 @@ var many = func() string {
 func TestEditor(t *testing.T) {
 	for _, c := range []struct {
 		body, want string
-		edit       func(*Editor)
+		edit       func(*rawjson.Editor)
 	}{
-		{`{"a":1}`, `{"a":1}`, func(*Editor) {}},
-		{`{"a":1}`, `{"a":1,"b":2}`, func(e *Editor) { e.Set("b", []byte("2")) }},
-		{` { "a" : 1 } `, ` { "a" : 1 ,"b":2} `, func(e *Editor) { e.Set("b", []byte("2")) }},
-		{`{}`, `{"b":2,"c":3}`, func(e *Editor) { e.Set("b", []byte("2")); e.Set("c", []byte("3")) }},
-		{`{"a":1,"b" : "x"}`, `{"a":1,"b" : 2}`, func(e *Editor) { e.Set("b", []byte("2")) }},
-		{`{"b":0,"a":1,"b":1}`, `{"a":1,"b":2}`, func(e *Editor) { e.Set("b", []byte("2")) }},
-		{`{"\u0062":0}`, `{"\u0062":2}`, func(e *Editor) { e.Set("b", []byte("2")) }},
-		{`{"b":0,"b":1,"b":null}`, `{"b":2}`, func(e *Editor) { e.Set("b", []byte("2")) }},
-		{`{"b":0,"b":1}`, `{"c":2}`, func(e *Editor) { e.Cut("b"); e.Set("c", []byte("2")) }},
-		{`{"a":[1] , "b" : 0 , "b":1,"c":{}}`, `{"a":[1]  ,"c":{}}`, func(e *Editor) { e.Cut("b") }},
-		{`{"b":0, "a":1}`, `{ "a":1}`, func(e *Editor) { e.Cut("b") }},
-		{`{"a":1,"b":0}`, `{"c":9}`, func(e *Editor) { e.Cut("a"); e.Cut("b"); e.Set("c", []byte("9")) }},
-		{`{"nvext":1,"nvext":null,"nvext":2,"a":0,"nvext":null}`, `{"nvext":2,"a":0}`, (*Editor).OnlyNVExt},
-		{`{"nvext":null,"nvext":null}`, `{"nvext":null,"nvext":null}`, (*Editor).OnlyNVExt},
-		{`{"s":{"t":1,"x":2}}`, `{"s":{"t":0,"x":2}}`, func(e *Editor) { in, _ := e.Object("s"); in.Set("t", []byte("0")) }},
-		{`{"s":{},"s":{ "x":2 }}`, `{"s":{ "x":2 ,"t":0}}`, func(e *Editor) { in, _ := e.Object("s"); in.Set("t", []byte("0")) }},
-		{`{"s":null}`, `{"s":{"t":0,"u":{"v":1}}}`, func(e *Editor) {
+		{`{"a":1}`, `{"a":1}`, func(*rawjson.Editor) {}},
+		{`{"a":1}`, `{"a":1,"b":2}`, func(e *rawjson.Editor) { e.Set("b", []byte("2")) }},
+		{` { "a" : 1 } `, ` { "a" : 1 ,"b":2} `, func(e *rawjson.Editor) { e.Set("b", []byte("2")) }},
+		{`{}`, `{"b":2,"c":3}`, func(e *rawjson.Editor) { e.Set("b", []byte("2")); e.Set("c", []byte("3")) }},
+		{`{"a":1,"b" : "x"}`, `{"a":1,"b" : 2}`, func(e *rawjson.Editor) { e.Set("b", []byte("2")) }},
+		{`{"b":0,"a":1,"b":1}`, `{"a":1,"b":2}`, func(e *rawjson.Editor) { e.Set("b", []byte("2")) }},
+		{`{"\u0062":0}`, `{"\u0062":2}`, func(e *rawjson.Editor) { e.Set("b", []byte("2")) }},
+		{`{"b":0,"b":1,"b":null}`, `{"b":2}`, func(e *rawjson.Editor) { e.Set("b", []byte("2")) }},
+		{`{"b":0,"b":1}`, `{"c":2}`, func(e *rawjson.Editor) { e.Cut("b"); e.Set("c", []byte("2")) }},
+		{`{"a":[1] , "b" : 0 , "b":1,"c":{}}`, `{"a":[1]  ,"c":{}}`, func(e *rawjson.Editor) { e.Cut("b") }},
+		{`{"b":0, "a":1}`, `{ "a":1}`, func(e *rawjson.Editor) { e.Cut("b") }},
+		{`{"b":0,"a":1}`, `{"a":1,"b":2}`, func(e *rawjson.Editor) { e.Cut("b"); e.Set("b", []byte("2")) }},
+		{`{"a":1,"b":0}`, `{"c":9}`, func(e *rawjson.Editor) { e.Cut("a"); e.Cut("b"); e.Set("c", []byte("9")) }},
+		{`{"nvext":1,"nvext":null,"nvext":2,"a":0,"nvext":null}`, `{"nvext":2,"a":0}`, onlyNVExt},
+		{`{"nvext":null,"nvext":null}`, `{"nvext":null,"nvext":null}`, onlyNVExt},
+		{`{"s":{"t":1,"x":2}}`, `{"s":{"t":0,"x":2}}`, func(e *rawjson.Editor) { in, _ := e.Object("s"); in.Set("t", []byte("0")) }},
+		{`{"s":{},"s":{ "x":2 }}`, `{"s":{ "x":2 ,"t":0}}`, func(e *rawjson.Editor) { in, _ := e.Object("s"); in.Set("t", []byte("0")) }},
+		{`{"s":null}`, `{"s":{"t":0,"u":{"v":1}}}`, func(e *rawjson.Editor) {
 			in, _ := e.Object("s")
 			in.Set("t", []byte("0"))
 			in, _ = e.Object("s")
 			in, _ = in.Object("u")
 			in.Set("v", []byte("1"))
 		}},
-		{`{"s":{}}`, `{"s":{"t":0,"u":1}}`, func(e *Editor) {
+		{`{"s":{}}`, `{"s":{"t":0,"u":1}}`, func(e *rawjson.Editor) {
 			in, _ := e.Object("s")
 			in.Set("t", []byte("0"))
 			in, _ = e.Object("s")
 			in.Set("u", []byte("1"))
 		}},
-		{`{"s":{"u":{"v":0}}}`, `{"s":{"u":{"v":1}},"w":{"x":2}}`, func(e *Editor) {
+		{`{"s":{"u":{"v":0}}}`, `{"s":{"u":{"v":1}},"w":{"x":2}}`, func(e *rawjson.Editor) {
 			in, _ := e.Object("s")
 			in, _ = in.Object("u")
 			in.Set("v", []byte("1"))
@@ -64,8 +65,8 @@ func TestEditor(t *testing.T) {
 			in.Set("x", []byte("2"))
 			e.Object("unused")
 		}},
-		{`{` + many + `"b":1}`, `{` + many + `"b":2}`, func(e *Editor) { e.Set("b", []byte("2")) }},
-		{`{"b":1,` + many + `"c":1}`, `{` + many + `"c":1,"d":2}`, func(e *Editor) { e.Cut("b"); e.Set("d", []byte("2")) }},
+		{`{` + many + `"b":1}`, `{` + many + `"b":2}`, func(e *rawjson.Editor) { e.Set("b", []byte("2")) }},
+		{`{"b":1,` + many + `"c":1}`, `{` + many + `"c":1,"d":2}`, func(e *rawjson.Editor) { e.Cut("b"); e.Set("d", []byte("2")) }},
 	} {
 		e := mustParse(t, chat{}, c.body).Editor([]byte(c.body))
 		c.edit(e)
@@ -75,14 +76,16 @@ func TestEditor(t *testing.T) {
 	}
 }
 
+func onlyNVExt(e *rawjson.Editor) { e.OnlyGiven(nameNVExt) }
+
 func TestEditorTellsWhatIsThere(t *testing.T) {
 	const body = `{"n":null,"o":{},"l":[{},{}],"m":[{},1],"x":1,"x":2,"nvext":{"a":1},"nvext":null}`
 	e := mustParse(t, chat{}, body).Editor([]byte(body))
 	if string(e.Value("x")) != "2" || e.Value("y") != nil {
 		t.Error("not the last value, or one of nothing")
 	}
-	at, ok := e.NVExt()
-	if !ok || string(e.Text(at)) != `{"a":1}` {
+	at, ok := e.Given(nameNVExt)
+	if !ok || string(at.Of(e.Body)) != `{"a":1}` {
 		t.Errorf("nvext %v, %v", at, ok)
 	}
 	for name, want := range map[string]bool{"n": true, "y": true, "o": true, "l": false} {
@@ -116,7 +119,7 @@ func FuzzEditor(f *testing.F) {
 		e := r.Editor(body)
 		e.Set(set, []byte(`[7]`))
 		e.Cut(cut)
-		e.CutNVExt()
+		e.CutGiven(nameNVExt)
 		if in, ok := e.Object(within); ok {
 			in.Set("t", []byte("8"))
 		}
@@ -160,25 +163,5 @@ func TestEditsAreBounded(t *testing.T) {
 	body := `{"s":{` + many + `"b":1}}`
 	if _, ok := mustParse(t, generate{}, body).Editor([]byte(body)).Object("s"); ok {
 		t.Error("an object of many members is to be edited")
-	}
-}
-
-// TestOnly finds a member that no other has the name of.
-func TestOnly(t *testing.T) {
-	for body, want := range map[string]string{
-		`{"model":"m","messages":[]}`:             `"m"`,
-		`{"messages":[],"mod\u0065l" : "m"}`:      `"m"`,
-		`{"model":"m","messages":[],"model":"n"}`: "",
-		`{"messages":[{"model":"m"}]}`:            "",
-		`{"model":"m",` + many + `"messages":[]}`: "",
-	} {
-		req, err := Parse(For("/v1/chat/completions"), []byte(body), Options{})
-		if err != nil {
-			t.Fatalf("%s: %v", body, err)
-		}
-		v, ok := req.Only([]byte(body), "model")
-		if got := string(v.Of([]byte(body))); ok != (want != "") || ok && got != want {
-			t.Errorf("%s: got %s, %t", body, got, ok)
-		}
 	}
 }

@@ -14,17 +14,17 @@ const mostExact = 384 << 10
 // ids of its tokens. They do not show what an engine holds back for a stop string.
 func (r *Request) GoesOnExactly(body []byte) bool {
 	e := r.Editor(body)
-	return r.Kind == Text && r.Media == 0 && len(body) <= mostExact && r.stays(e) == "" && len(e.stops()) == 0
+	return r.Kind == Text && r.Media == 0 && len(body) <= mostExact && r.stays(e) == "" && len(stops(e)) == 0
 }
 
 // AsksIDs returns whether a request asks for the ids of the answer's tokens.
-func AsksIDs(e *Editor) bool {
+func AsksIDs(e *rawjson.Editor) bool {
 	v := e.Value(nameReturnIDs)
 	return v != nil && !isNo(v)
 }
 
 // AskIDs has the engine return the ids of the answer's tokens.
-func AskIDs(e *Editor) { e.Set(nameReturnIDs, []byte("true")) }
+func AskIDs(e *rawjson.Editor) { e.Set(nameReturnIDs, []byte("true")) }
 
 // CutIDs appends the edits that take what AskIDs has asked for out of an event's data. vLLM writes
 // null where nobody asks. With all, it sends the event for the ids only.

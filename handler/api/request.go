@@ -3,6 +3,7 @@ package api
 import (
 	"cmp"
 	"errors"
+	"math"
 	"sync"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
@@ -25,6 +26,16 @@ type Options struct {
 	// the process, and keep it secret.
 	Seed uint64
 }
+
+const (
+	// keptMembers is how many members of a body Parse remembers. An Editor searches
+	// larger bodies, which no usual client sends, again.
+	keptMembers = 16
+	// maxMembers bounds the members of a body. Each costs more memory than it takes in the body.
+	maxMembers = 4096
+
+	nameNVExt = "nvext"
+)
 
 // maxChoices keeps sums of choices from overflowing.
 const maxChoices = 1 << 20
@@ -179,7 +190,7 @@ type Request struct {
 	tail        []uint32 // the prompt's ids behind the last of Blocks
 
 	memberCount int // of the body
-	members     [keptMembers][3]uint32
+	members     [keptMembers]rawjson.Member
 }
 
 // parse is the state of one Parse. Each API uses its own of the fields.
@@ -280,4 +291,22 @@ func (p *parse) scan() error {
 	}
 	p.req.closing = c.At - 1
 	return c.Err
+}
+
+func (r *Request) note(key int, v rawjson.Span) {
+	if r.memberCount < keptMembers {
+		r.members[r.memberCount] = rawjson.Member{Key: uint32(key), Start: uint32(v.Start), End: uint32(v.End)}
+	}
+	r.memberCount++
+}
+
+// Editor returns an Editor for the body that was parsed; nil for another one.
+func (r *Request) Editor(body []byte) *rawjson.Editor {
+	if len(body) != r.size {
+		return nil
+	}
+	if r.memberCount > keptMembers || r.size > math.MaxUint32 {
+		return rawjson.EditAt(body, r.brace, maxMembers)
+	}
+	return rawjson.NewEditor(body, r.closing, r.members[:r.memberCount])
 }

@@ -116,7 +116,7 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("the place is %+v", at)
 		}
 		e := r.Editor(body)
-		e.CutNVExt()
+		e.CutGiven(nameNVExt)
 		out := rawjson.Splice(nil, body, e.Edits())
 		if !valid {
 			return
@@ -136,7 +136,7 @@ func FuzzParse(f *testing.F) {
 		}
 		if ask, ok := r.AskUsage(body); ok {
 			e = r.Editor(body)
-			e.CutNVExt()
+			e.CutGiven(nameNVExt)
 			e.Replace(ask)
 			checkAsked(t, rawjson.Splice(nil, body, e.Edits()), whole)
 		}

@@ -242,7 +242,7 @@ func (a *Answer) textRest(body []byte) *Rest {
 	s := rest.Splicer
 	rest.Tokens, rest.Exact = a.Tokens()
 	rest.Text = rawjson.Text(a.kept.raw)
-	kept := splitAt(rest.Text, a.req.Editor(body).stops(), a.req.API.Name() != NameCompletions)
+	kept := splitAt(rest.Text, stops(a.req.Editor(body)), a.req.API.Name() != NameCompletions)
 	if rest.Text, s.duplicate = rest.Text[:kept], rest.Text[kept:]; s.duplicate != "" {
 		rest.Exact = false
 		if last := a.kept.raw[len(a.kept.raw)-a.track.last:]; strings.HasSuffix(s.duplicate, rawjson.Text(last)) {
@@ -274,35 +274,30 @@ func splitAt(text string, stops []string, trim bool) int {
 	return kept
 }
 
-func (e *Editor) stops() (list []string) {
+func stops(e *rawjson.Editor) (list []string) {
 	for _, name := range [...]string{"stop", "stop_sequences"} {
-		m := e.last(name)
-		if m == nil {
-			continue
+		v := e.At(name)
+		if v.First(e.Body) == '"' {
+			list = append(list, v.Text(e.Body))
 		}
-		if m.First(e.body) == '"' {
-			list = append(list, m.Text(e.body))
-		}
-		for v := range m.Elements(e.body) {
-			list = append(list, v.Text(e.body))
+		for v := range v.Elements(e.Body) {
+			list = append(list, v.Text(e.Body))
 		}
 	}
 	return list
 }
 
 // stays returns why the request's answer cannot be continued; empty if it can. e has the body.
-func (r *Request) stays(e *Editor) string {
+func (r *Request) stays(e *rawjson.Editor) string {
 	switch {
 	case e == nil || r.Kind == None:
 		return StaysPrompt
 	case r.Choices > 1 || r.prompts > 1:
 		return StaysChoices
 	}
-	for i := range e.members {
-		if m := &e.members[i]; !isNo(m.Of(e.body)) {
-			if why := staysFor(string(keyAt(e.body, m.key)), e.body, m.Span); why != "" {
-				return why
-			}
+	for name, v := range e.All() {
+		if why := staysFor(name, e.Body, v); why != "" && !isNo(v.Of(e.Body)) {
+			return why
 		}
 	}
 	return ""
@@ -351,13 +346,13 @@ var limits = [...]string{"max_tokens", "max_completion_tokens", "n_predict"}
 const leastLimit = 16
 
 // Fits returns whether the prompt can go on with the answer. It spoils the editor.
-func (r *Rest) Fits(e *Editor) bool {
+func (r *Rest) Fits(e *rawjson.Editor) bool {
 	return r.Way != WayText || e != nil && r.continuePrompt(e)
 }
 
 // Ask edits the request's body, which Fits, so that the engine gives the rest. unlimited: the
 // engine sets no limit of its own.
-func (r *Rest) Ask(e *Editor, unlimited bool) {
+func (r *Rest) Ask(e *rawjson.Editor, unlimited bool) {
 	if r.Way == WayWhole {
 		return
 	}
@@ -384,21 +379,19 @@ func (r *Rest) Ask(e *Editor, unlimited bool) {
 }
 
 // continuePrompt puts the answer so far behind the prompt.
-func (r *Rest) continuePrompt(e *Editor) bool {
+func (r *Rest) continuePrompt(e *rawjson.Editor) bool {
 	text := rawjson.AppendString(nil, r.Text)
 	switch r.req.API.Name() {
 	case NameChat, NameMessages:
-		return e.appendMessage(text)
+		return appendMessage(e, text)
 	case NameCompletions:
-		m := e.last("prompt")
-		if m == nil {
+		v := e.At("prompt")
+		if v.End == 0 {
 			return false
 		}
-		at, add := m.End-1, text[1:len(text)-1]
-		if m.First(e.body) == '[' { // a list of one text
-			for v := range m.Elements(e.body) {
-				at = v.End - 1
-			}
+		at, add := v.End-1, text[1:len(text)-1]
+		for v := range v.Elements(e.Body) { // a list of one text
+			at = v.End - 1
 		}
 		e.Replace(rawjson.Edit{Span: rawjson.Span{Start: at, End: at}, Text: add})
 		return true
@@ -408,20 +401,20 @@ func (r *Rest) continuePrompt(e *Editor) bool {
 
 // appendMessage adds the assistant's message of this text, which is a JSON string. If the last
 // message is the assistant's, and to be continued, its text goes on.
-func (e *Editor) appendMessage(text []byte) bool {
-	m := e.last("messages")
-	if m == nil || m.First(e.body) != '[' || !m.HasContent(e.body) {
-		return false
-	}
+func appendMessage(e *rawjson.Editor, text []byte) bool {
+	list := e.At("messages")
 	var last rawjson.Span
-	for v := range m.Elements(e.body) {
+	for v := range list.Elements(e.Body) {
 		last = v
 	}
-	role := last.Get(e.body, "role").Text(e.body)
-	at, add := m.End-1, slices.Concat([]byte(`,{"role":"assistant","content":`), text, []byte{'}'})
+	if last.End == 0 {
+		return false
+	}
+	role := last.Get(e.Body, "role").Text(e.Body)
+	at, add := list.End-1, slices.Concat([]byte(`,{"role":"assistant","content":`), text, []byte{'}'})
 	if string(e.Value("continue_final_message")) == "true" {
-		content := last.Get(e.body, "content")
-		if content.First(e.body) != '"' {
+		content := last.Get(e.Body, "content")
+		if content.First(e.Body) != '"' {
 			return false
 		}
 		at, add = content.End-1, text[1:len(text)-1]

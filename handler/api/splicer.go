@@ -30,11 +30,11 @@ func (s *Splicer) Event(data []byte) (out []byte, ok bool) {
 		return nil, false
 	}
 	i := rawjson.SkipSpace(data, 0)
-	e := editObject(data, i, maxMembers)
+	e := rawjson.EditAt(data, i, maxMembers)
 	if data[i] != '{' || e == nil {
 		return nil, false
 	}
-	if e.isError() {
+	if isError(e) {
 		return data, true
 	}
 	var keep bool
@@ -54,62 +54,55 @@ func (s *Splicer) Event(data []byte) (out []byte, ok bool) {
 	return e.Apply(), true
 }
 
-func (s *Splicer) chunk(e *Editor) (keep, ok bool) {
-	if e.last("choices") == nil {
+func (s *Splicer) chunk(e *rawjson.Editor) (keep, ok bool) {
+	list := e.At("choices")
+	if list.End == 0 {
 		return false, false
 	}
 	s.identify(e, s.answer.track.first)
-	if e.notNull("usage") {
+	if e.IsSet("usage") {
 		s.usage(e, "prompt_tokens", "completion_tokens")
 	}
 	says, choices := false, 0
-	for v := range e.last("choices").Elements(e.body) {
+	for v := range list.Elements(e.Body) {
 		choices++
-		in := editObject(e.body, v.Start, maxWithin)
-		if v.First(e.body) != '{' || in == nil {
+		if v.First(e.Body) != '{' {
+			return false, false
+		}
+		in := e.Within(v.Start)
+		if in == nil {
 			return false, false
 		}
 		says = s.choice(in) || says
-		e.within = append(e.within, object{Editor: in})
 	}
 	// a chunk without choices has usage, or llama.cpp's timings
 	return says || choices == 0, true
 }
 
 // choice edits a choice, and returns whether it says anything to the client.
-func (s *Splicer) choice(e *Editor) (says bool) {
+func (s *Splicer) choice(e *rawjson.Editor) (says bool) {
 	text, name := e, "text"
-	if e.last("delta") != nil {
+	if e.At("delta").End > 0 {
 		text, _ = e.Object("delta")
 		name = "content"
 	}
 	if text == nil {
 		return true
 	}
-	if text.last("role") != nil {
-		text.Cut("role")
-	}
+	text.Cut("role")
 	says = s.text(text, name)
 	for _, other := range [...]string{"reasoning", "reasoning_content", "tool_calls", "function_call", "refusal"} {
-		m := text.last(other)
-		says = says || m != nil && m.HasContent(text.body)
+		says = says || text.At(other).HasContent(e.Body)
 	}
-	if m := e.last("token_ids"); m != nil && m.HasContent(e.body) {
-		says = true // to the reader of ids
-	}
-	m := e.last("finish_reason")
-	return says || m != nil && m.HasContent(e.body)
+	// the ids are for the router's reader
+	return says || e.At("token_ids").HasContent(e.Body) || e.At("finish_reason").HasContent(e.Body)
 }
 
 // text edits a member that is a piece of the answer's text. It returns whether the client gets any
 // of it.
-func (s *Splicer) text(e *Editor, name string) bool {
-	m := e.last(name)
-	if m == nil {
-		return false
-	}
-	raw, ok := m.Str(e.body)
-	if !ok || len(raw) == 0 {
+func (s *Splicer) text(e *rawjson.Editor, name string) bool {
+	raw, _ := e.At(name).Str(e.Body)
+	if len(raw) == 0 {
 		return false
 	}
 	if s.duplicate == "" {
@@ -127,13 +120,10 @@ func (s *Splicer) text(e *Editor, name string) bool {
 	return n < len(text)
 }
 
-func (s *Splicer) identify(e *Editor, first []byte) {
+func (s *Splicer) identify(e *rawjson.Editor, first []byte) {
 	in := rawjson.Span{End: len(first)}
 	for _, name := range identity {
-		if first == nil || e.last(name) == nil {
-			continue
-		}
-		if v := in.Get(first, name); v.Len() > 0 {
+		if v := in.Get(first, name); v.Len() > 0 && e.At(name).End > 0 {
 			e.Set(name, v.Of(first))
 		}
 	}
@@ -141,7 +131,7 @@ func (s *Splicer) identify(e *Editor, first []byte) {
 
 // usage edits the counts in a member usage. The prompt's and the cached tokens are those of the
 // first part. The answer's are those of both.
-func (s *Splicer) usage(e *Editor, prompt, completion string) {
+func (s *Splicer) usage(e *rawjson.Editor, prompt, completion string) {
 	if s.tokens == 0 {
 		return
 	}
@@ -149,8 +139,8 @@ func (s *Splicer) usage(e *Editor, prompt, completion string) {
 	if !ok {
 		return
 	}
-	set := func(in *Editor, name string, n int64) {
-		if in.last(name) != nil {
+	set := func(in *rawjson.Editor, name string, n int64) {
+		if in.At(name).End > 0 {
 			in.Set(name, strconv.AppendInt(nil, max(n, 0), 10))
 		}
 	}
@@ -163,7 +153,7 @@ func (s *Splicer) usage(e *Editor, prompt, completion string) {
 	set(u, prompt, p)
 	set(u, completion, c)
 	set(u, "total_tokens", p+c)
-	if u.notNull("prompt_tokens_details") {
+	if u.IsSet("prompt_tokens_details") {
 		d, ok := u.Object("prompt_tokens_details")
 		if n, known := integer(d.Value("cached_tokens")); ok && known {
 			if n = min(n, p); s.cached >= 0 {
@@ -174,24 +164,18 @@ func (s *Splicer) usage(e *Editor, prompt, completion string) {
 	}
 }
 
-func (e *Editor) notNull(name string) bool {
-	m := e.last(name)
-	return m != nil && !m.IsNull(e.body)
-}
-
 // isError returns whether an event ends its stream with an error, in any API.
-func (e *Editor) isError() bool {
+func isError(e *rawjson.Editor) bool {
 	kind := string(e.Value("type"))
-	return e.notNull("error") || kind == `"error"` || kind == `"response.failed"` || string(e.Value("object")) == `"error"`
+	return e.IsSet("error") || kind == `"error"` || kind == `"response.failed"` || string(e.Value("object")) == `"error"`
 }
 
-func (s *Splicer) message(e *Editor) (keep, ok bool) {
-	kind := rawjson.Span{End: len(e.body)}.Get(e.body, "type").Text(e.body)
-	switch kind {
+func (s *Splicer) message(e *rawjson.Editor) (keep, ok bool) {
+	switch e.At("type").Text(e.Body) {
 	case "message_start":
 		return false, true
 	case "content_block_start":
-		block := rawjson.Span{End: len(e.body)}.Get(e.body, "content_block").Get(e.body, "type").Text(e.body)
+		block := e.At("content_block").Get(e.Body, "type").Text(e.Body)
 		if s.blocks == 0 {
 			return true, true
 		}
@@ -204,7 +188,7 @@ func (s *Splicer) message(e *Editor) (keep, ok bool) {
 		}
 		return true, ok
 	case "message_delta":
-		if e.notNull("usage") {
+		if e.IsSet("usage") {
 			s.usage(e, "", "output_tokens") // the first event had the prompt's
 		}
 	}
@@ -213,9 +197,8 @@ func (s *Splicer) message(e *Editor) (keep, ok bool) {
 
 // response drops the events that tell of a response's life if the client has had them. A move
 // comes before any other event, and the events' numbers go on.
-func (s *Splicer) response(e *Editor) (keep bool) {
-	kind := rawjson.Span{End: len(e.body)}.Get(e.body, "type").Text(e.body)
-	switch kind {
+func (s *Splicer) response(e *rawjson.Editor) (keep bool) {
+	switch e.At("type").Text(e.Body) {
 	case "response.created", "response.queued", "response.in_progress": // before anything is computed
 		if s.began < s.events {
 			s.began++

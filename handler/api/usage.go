@@ -5,7 +5,7 @@ import "github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 // AskUsage returns the edit that asks the engine for usage at the end of its
 // stream. It sets "include_usage":true in stream_options, which it adds if the
 // body has none or null. The answer then has one chunk that the client did not
-// ask for: see UsageIn. There is nothing to ask (ok is false) if
+// ask for: see CutUsage. There is nothing to ask (ok is false) if
 //   - the body is no stream, or the API's streams always report usage,
 //   - the client asks itself: also with stream_options that omit include_usage,
 //     which vLLM takes for true, or with usage in each chunk.
@@ -32,51 +32,46 @@ func (r *Request) AskUsage(body []byte) (e rawjson.Edit, ok bool) {
 	return rawjson.Edit{Span: had, Text: []byte("true")}, isNo(had.Of(body))
 }
 
-// UsageIn finds the usage that AskUsage asked for in an event's data: an object
-// with a usage, an empty list of choices, and no error. With all, the data holds
-// nothing else. Otherwise cut is the part to cut out: llama.cpp reports its timings
-// in the same chunk. For other data, cut is the zero Span.
-func UsageIn(data []byte) (cut rawjson.Span, all bool) {
-	none := rawjson.Span{}
+// CutUsage appends the edits that take the usage that AskUsage asked for out of an event's data:
+// an object with a usage, an empty list of choices, and no error. With all, the data holds
+// nothing else. Otherwise llama.cpp reports its timings in the same chunk.
+func CutUsage(edits []rawjson.Edit, data []byte) (_ []rawjson.Edit, all bool) {
 	c, _ := rawjson.Open(data)
-	empty, first := false, false
+	begin, empty, found := c.At-1, false, false
 	all = true
 	for c.Next() {
-		key, from := c.Key(), c.KeyAt
-		if c.Comma >= 0 {
-			from = c.Comma
-		}
-		at := c.At
-		switch string(key) {
+		first := data[c.At]
+		switch string(c.Key()) {
 		case "choices":
 			// Most chunks end the search here.
-			if i := rawjson.SkipSpace(data, at+1); data[at] != '[' || i < len(data) && data[i] != ']' {
-				return none, false
+			if i := rawjson.SkipSpace(data, c.At+1); first != '[' || i < len(data) && data[i] != ']' {
+				return edits, false
 			}
 			empty = true
 			c.Value()
 		case "usage":
-			if data[at] != '{' {
-				return none, false
+			if found = first == '{'; !found {
+				return edits, false
 			}
-			cut, first = rawjson.Span{Start: from, End: c.Value().End}, c.Comma < 0
+			c.Value()
 		case "id", "object", "created", "model", "system_fingerprint", "service_tier":
 			c.Value()
 		case "error":
 			if !c.Value().IsNull(data) {
-				return none, false
+				return edits, false
 			}
 		default:
 			all = c.Value().IsNull(data) && all
 		}
 	}
-	if !empty || cut == none || !c.Alone() {
-		return none, false
+	if !empty || !found || !c.Alone() {
+		return edits, false
 	}
-	if first { // the comma behind it goes
-		cut.End = rawjson.SkipSpace(data, cut.End) + 1
+	if e := rawjson.EditAt(data, begin, maxMembers); e != nil {
+		e.Cut("usage")
+		edits = append(edits, e.Edits()...)
 	}
-	return cut, all
+	return edits, all
 }
 
 // usage reads a usage object, or SGLang's meta_info. Some engines repeat it in

@@ -17,10 +17,10 @@ const usageChunk = `{"id":"c","choices":[],"usage":{"prompt_tokens":20,"completi
 func withoutUsage(f *rawjson.Framer, p []byte, over bool) []byte {
 	f.Write(p, over)
 	for e, ok := f.Next(); ok; e, ok = f.Next() {
-		if cut, all := UsageIn(e.Data); all {
+		if edits, all := CutUsage(nil, e.Data); all {
 			f.Drop()
-		} else if cut.Len() > 0 && e.Lines == 1 {
-			f.Edit([]rawjson.Edit{{Span: cut}})
+		} else {
+			f.Edit(edits)
 		}
 	}
 	return f.Forward()
@@ -35,9 +35,9 @@ func filtered(reads [][]byte) (out []byte) {
 	return append(out, withoutUsage(&f, nil, true)...)
 }
 
-// TestUsageIn has data of events, and what is left of it without the usage that was asked for. "":
+// TestCutUsage has data of events, and what is left of it without the usage that was asked for. "":
 // it holds nothing else.
-func TestUsageIn(t *testing.T) {
+func TestCutUsage(t *testing.T) {
 	const usage = `"usage":{"prompt_tokens":3,"completion_tokens":5}`
 	for in, want := range map[string]string{
 		usageChunk:                                               "",
@@ -60,11 +60,11 @@ func TestUsageIn(t *testing.T) {
 		"[DONE]":                                                 "-",
 		"":                                                       "-",
 	} {
-		cut, all := UsageIn([]byte(in))
-		got := string(rawjson.Splice(nil, []byte(in), []rawjson.Edit{{Span: cut}}))
+		edits, all := CutUsage(nil, []byte(in))
+		got := string(rawjson.Splice(nil, []byte(in), edits))
 		if all {
 			got = ""
-		} else if cut.Len() == 0 {
+		} else if len(edits) == 0 {
 			got = "-"
 		}
 		if got != want {
@@ -73,7 +73,7 @@ func TestUsageIn(t *testing.T) {
 	}
 }
 
-func FuzzUsageIn(f *testing.F) {
+func FuzzCutUsage(f *testing.F) {
 	f.Add(uint64(1), []byte("data: {\"choices\":[{}]}\r\n\r\ndata: "+usageChunk+"\r\n\r\ndata: [DONE]\r\n\r\n"))
 	f.Add(uint64(2), []byte(": x\n\ndata: {\ndata: \"choices\":[],\"usage\":{}}\r\rdata"))
 	f.Add(uint64(3), []byte(vllmStream))
@@ -124,7 +124,7 @@ func TestAskUsage(t *testing.T) {
 				t.Errorf("%s: asked %v", c.body, ok)
 			}
 			e := r.Editor([]byte(c.body))
-			e.CutNVExt()
+			e.CutGiven(nameNVExt)
 			e.Replace(ask)
 			if got := string(rawjson.Splice(nil, []byte(c.body), e.Edits())); ok && got != c.want {
 				t.Errorf("%s: %s", c.body, got)

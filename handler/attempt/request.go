@@ -104,8 +104,8 @@ func (e *Request) adapt(req *http.Request) (*http.Request, body.Edited) {
 	if p.Everywhere || !adapts && !renames {
 		return req, as
 	}
-	var edit *api.Editor
-	if read := p.Parsed(); read != nil && e.Body != nil && (adapts || !e.setOnlyModel(&as, read)) {
+	var edit *rawjson.Editor
+	if read := p.Parsed(); read != nil && e.Body != nil {
 		edit = read.Editor(e.Body.Data)
 	}
 	var done engine.Adapted
@@ -180,23 +180,11 @@ func (a *Attempt) PublicName() string {
 const memberModel = "model"
 
 // SetModel replaces the client's name of the model in a body by the worker's.
-func SetModel(edit *api.Editor, p *plan.Plan, w *worker.Worker) {
+func SetModel(edit *rawjson.Editor, p *plan.Plan, w *worker.Worker) {
 	v := edit.Value(memberModel)
 	if text := (rawjson.Span{End: len(v)}).Text(v); text != "" && text == p.Named() || v == nil && p.API != nil && p.Named() == "" {
 		edit.Set(memberModel, rawjson.AppendString(nil, ModelAt(p, w)))
 	}
-}
-
-// setOnlyModel does what SetModel does for a body that does not change otherwise, without an Editor. It returns false if
-// it cannot.
-func (e *Request) setOnlyModel(as *body.Edited, read *api.Request) bool {
-	v, ok := read.Only(e.Body.Data, memberModel)
-	if named := e.Plan.Named(); !ok || named == "" || v.Text(e.Body.Data) != named {
-		return false
-	}
-	name := rawjson.AppendString(nil, ModelAt(e.Plan, e.Worker))
-	*as = e.Body.Edit([]rawjson.Edit{{Span: v, Text: name}})
-	return true
 }
 
 func renamed(req *http.Request, from, to string) *http.Request {
@@ -266,7 +254,7 @@ func fromBackup(resp *http.Response) {
 }
 
 // editForBackup leaves out of a body what is only for engines of the operator, and leaves one name of the model.
-func editForBackup(edit *api.Editor) {
+func editForBackup(edit *rawjson.Editor) {
 	edit.Cut("cache_salt")
 	if v := edit.Value(memberModel); v != nil {
 		edit.Set(memberModel, v)

@@ -23,7 +23,7 @@ type Request struct {
 	// Sent are the client's headers, in the canonical form of net/http.
 	Sent map[string][]string
 	// Body edits the request's body. It is nil for a body that was not read.
-	Body *api.Editor
+	Body *rawjson.Editor
 	// Ext is what the client says to the router, without what is not granted.
 	Ext *nvext.Ext
 	// Grants are the grants by which Ext was restricted.
@@ -163,7 +163,7 @@ func (e *Engine) Adapt(r *Request) Adapted {
 		return f.Adapted
 	}
 	if f.Body != nil {
-		f.Body.CutNVExt()
+		f.Body.CutGiven(nameNVExt)
 		f.fields()
 		f.phase() // first: what it sets, guard leaves
 		f.guard()
@@ -185,6 +185,8 @@ func (f *adapter) fields() {
 		f.adapt(f)
 	}
 }
+
+const nameNVExt = "nvext"
 
 // HeaderRank is vLLM's header for the rank, in the canonical form of net/http.
 // Newer versions of SGLang read it, too.

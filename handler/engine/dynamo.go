@@ -7,7 +7,6 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
-	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // Dynamo is NVIDIA Dynamo's frontend.
@@ -64,13 +63,15 @@ func (f *adapter) toDynamo() {
 	if f.requested&CacheSalt != 0 {
 		f.Body.Cut(nameSalt) // nvext or the tenant's header has it
 	}
-	f.Body.OnlyNVExt()
-	at, ok := f.Body.NVExt()
+	f.Body.OnlyGiven(nameNVExt)
+	at, ok := f.Body.Given(nameNVExt)
 	if !ok {
 		return
 	}
-	for _, c := range nvext.Cuts(nil, f.Body.Text(at), f.Grants&^nvext.Pins, f.Ext.Tenant != "") {
-		f.Body.Replace(rawjson.Edit{Span: at.Within(c.Span)})
+	if in := f.Body.Within(at.Start); in != nil {
+		nvext.Cut(in, f.Grants&^nvext.Pins, f.Ext.Tenant != "")
+	} else {
+		f.Body.Cut(nameNVExt)
 	}
 }
 

@@ -34,7 +34,7 @@ func (e *Engine) ReturnsIDs(name string) bool { return slices.Contains(kindOf(e.
 // ids, and each event had so many of them. It returns nil for a request that is no object.
 func NewExact(name string, request []byte, ids []uint32, lens []uint16) *Exact {
 	x := &Exact{ids: ids, lens: lens, member: "chat_request"}
-	e := api.EditObject(request)
+	e := rawjson.EditObject(request)
 	if e == nil {
 		return nil
 	}
@@ -81,7 +81,7 @@ func (x *Exact) Generate(rendered []byte) (ask []byte, ok bool) {
 	if object.IsArray() {
 		object = object.Get("0")
 	}
-	e := api.EditObject([]byte(object.Raw))
+	e := rawjson.EditObject([]byte(object.Raw))
 	if e == nil {
 		return nil, false
 	}
@@ -101,8 +101,8 @@ func (x *Exact) Generate(rendered []byte) (ask []byte, ok bool) {
 	return e.Apply(), true
 }
 
-// appendIDs appends ids to a list that has no closing bracket.
-func appendIDs(list []byte, ids []uint32) []byte {
+// appendIDs appends numbers to a list that has no closing bracket.
+func appendIDs[T uint16 | uint32](list []byte, ids []T) []byte {
 	for _, id := range ids {
 		if n := len(list); n > 0 && list[n-1] != '[' {
 			list = append(list, ',')
@@ -129,12 +129,12 @@ func (x *Exact) Derender(pieces [][]byte) []byte {
 			}
 			x.sent = append(x.sent, list[1:len(list)-1]...)
 		}
-		for _, name := range [...]string{"finish_reason", "stop_reason"} {
+		for _, name := range [...]string{nameFinish, "stop_reason"} {
 			if v := choice.Get(name); v.Exists() && v.Type != gjson.Null {
 				end = append(append(end, `,"`+name+`":`...), v.Raw...)
 			}
 		}
-		if v := choice.Get("finish_reason"); v.Type == gjson.String {
+		if v := choice.Get(nameFinish); v.Type == gjson.String {
 			x.finish = v.Raw
 		}
 	}
@@ -166,37 +166,47 @@ func (x *Exact) Event(answer []byte) (data []byte, ok bool) {
 	}
 	begins := len(x.state) == 0
 	x.state = []byte(state.Raw)
-	if lens := state.Get("output_chunk_lens"); begins && len(lens.Array()) > 0 { // parsers read the answer event by event
-		at := lens.Index - state.Index
-		list := []byte{'['}
-		for i, n := range x.lens {
-			if i > 0 {
-				list = append(list, ',')
-			}
-			list = strconv.AppendUint(list, uint64(n), 10)
-		}
-		x.state = slices.Concat(x.state[:at], append(list, ']'), x.state[at+len(lens.Raw):])
+	if e := rawjson.EditObject(x.state); begins && e != nil && len(state.Get(nameLens).Array()) > 0 { // parsers read the answer event by event
+		e.Set(nameLens, append(appendIDs([]byte{'['}, x.lens), ']'))
+		x.state = e.Apply()
 	}
-	return x.choose(withoutNulls([]byte(chunk.Raw)))
-}
-
-// choose completes a chunk's choice. The derenderer calls the end of any answer with tool calls so,
-// and completions have no ids.
-func (x *Exact) choose(chunk []byte) ([]byte, bool) {
-	choice := gjson.GetBytes(chunk, "choices.0")
-	if !choice.IsObject() {
-		return chunk, true
-	}
-	e := api.EditObject([]byte(choice.Raw))
-	if e == nil {
+	e := rawjson.EditObject([]byte(chunk.Raw))
+	if !x.complete(e) {
 		return nil, false
 	}
-	e.Set("token_ids", slices.Concat([]byte{'['}, x.sent, []byte{']'}))
-	if x.finish != "" && x.finish != `"stop"` {
-		e.Set("finish_reason", []byte(x.finish))
+	return e.Apply(), true
+}
+
+const nameLens, nameFinish = "output_chunk_lens", "finish_reason"
+
+// complete takes the members that are null out of a chunk's object, except for those that unbroken streams
+// have, too. A choice gets the ids, which completions lack, and the reason of its end: the derenderer calls the
+// end of any answer with tool calls so. It returns false if there is too much in the object.
+func (x *Exact) complete(e *rawjson.Editor) (ok bool) {
+	if e == nil {
+		return false
 	}
-	at := choice.Index
-	return slices.Concat(chunk[:at], e.Apply(), chunk[at+len(choice.Raw):]), true
+	e.Drop(func(name string, v rawjson.Span) bool {
+		return v.IsNull(e.Body) && name != nameFinish && name != "logprobs" || name == "tool_calls" && !v.HasContent(e.Body)
+	})
+	ok = true
+	for name, v := range e.All() {
+		switch {
+		case (name == "delta" || name == "function") && v.First(e.Body) == '{':
+			ok = ok && x.complete(e.Within(v.Start))
+		case name == "choices" || name == "tool_calls":
+			for o := range v.Objects(e.Body) {
+				in := e.Within(o.Start)
+				if ok = ok && x.complete(in); ok && name == "choices" {
+					in.Set("token_ids", slices.Concat([]byte{'['}, x.sent, []byte{']'}))
+					if x.finish != "" && x.finish != `"stop"` {
+						in.Set(nameFinish, []byte(x.finish))
+					}
+				}
+			}
+		}
+	}
+	return ok
 }
 
 // Aborts returns whether an event of generate says that the engine ends the answer for a fault.
@@ -217,32 +227,4 @@ func (x *Exact) Usage(piece []byte) []byte {
 		kind = "text_completion"
 	}
 	return []byte(`{"id":"","object":"` + kind + `","created":0,"model":"","choices":[],"usage":` + usage.Raw + `}`)
-}
-
-// withoutNulls takes the members that are null out of a chunk's objects, except for those that
-// unbroken streams have, too.
-func withoutNulls(chunk []byte) []byte {
-	var edits []rawjson.Edit
-	var walk func(at int)
-	walk = func(at int) {
-		c, cut := rawjson.Enter(chunk, at), rawjson.Cutter{Edits: &edits}
-		for c.Next() {
-			key, v := string(c.Key()), c.Value()
-			if v.IsNull(chunk) && key != "finish_reason" && key != "logprobs" || key == "tool_calls" && !v.HasContent(chunk) {
-				cut.Drop(&c, v)
-				continue
-			}
-			cut.Keep(&c)
-			switch {
-			case (key == "delta" || key == "function") && v.First(chunk) == '{':
-				walk(v.Start)
-			case key == "choices" || key == "tool_calls":
-				for o := range v.Objects(chunk) {
-					walk(o.Start)
-				}
-			}
-		}
-	}
-	walk(0)
-	return rawjson.Splice(nil, chunk, edits)
 }

@@ -21,7 +21,7 @@ func (e *Engine) Continues(name string) bool {
 func (e *Engine) Closes() bool { return Shows(e.Type) }
 
 // Continue edits a request, after Adapt, so that the engine gives the rest of an answer.
-func (e *Engine) Continue(body *api.Editor, name string, rest *api.Rest) {
+func (e *Engine) Continue(body *rawjson.Editor, name string, rest *api.Rest) {
 	k := kindOf(e.Type)
 	if rest.Way != api.WayWhole && rest.Text != "" && slices.Contains(k.continues, name) {
 		for _, m := range k.continuing {

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 const nameSession, nameParams, nameID = "session_id", "session_params", "id"
@@ -29,10 +30,10 @@ func (f *adapter) sglangSessions() {
 	if turns && f.Session != "" {
 		f.Body.Cut(nameSession) // SGLang refuses it beside session_params
 	}
-	at, has := f.Body.NVExt()
+	at, has := f.Body.Given(nameNVExt)
 	switch {
 	case turns && has && f.takes(SessionParams, true):
-		f.takeParams(f.Body.Text(at.Within(f.Ext.SessionParams.Span)))
+		f.takeParams(at.Within(f.Ext.SessionParams.Span).Of(f.Body.Body))
 	case (!turns || f.Session == "") && (f.Salt == "" || isNull(f.Body.Value(nameParams))):
 	default:
 		if in, ok := f.Body.Object(nameParams); !ok || !f.nameTurn(in, turns) {
@@ -44,9 +45,9 @@ func (f *adapter) sglangSessions() {
 // takeParams gives SGLang the session_params of nvext.
 func (f *adapter) takeParams(raw []byte) {
 	if f.Session != "" || f.Salt != "" {
-		var in *api.Editor
+		var in *rawjson.Editor
 		if len(raw) <= maxParams {
-			in = api.EditObject(raw)
+			in = rawjson.EditObject(raw)
 		}
 		if in == nil || !f.nameTurn(in, true) {
 			f.Unsupported |= SessionParams
@@ -60,7 +61,7 @@ func (f *adapter) takeParams(raw []byte) {
 
 // nameTurn names the session in session_params: the turn's, or else the client's with its scope.
 // It returns false for an id that cannot have one.
-func (f *adapter) nameTurn(in *api.Editor, turns bool) bool {
+func (f *adapter) nameTurn(in *rawjson.Editor, turns bool) bool {
 	id := in.Value(nameID)
 	switch {
 	case turns && f.Session != "":

@@ -3,6 +3,7 @@ package engine
 import (
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // steering is an engine's own member that does what nvext needs a grant for.
@@ -35,7 +36,7 @@ func (f *adapter) guardExtraArgs() {
 	if f.Type != VLLM || f.Grants&nvext.Pins != 0 {
 		return
 	}
-	cut := func(in *api.Editor, ok bool) {
+	cut := func(in *rawjson.Editor, ok bool) {
 		if ok && !isNull(in.Value(nameTransfer)) {
 			in.Cut(nameTransfer)
 			f.Dropped |= nvext.Pins

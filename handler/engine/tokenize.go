@@ -21,7 +21,7 @@ type Question struct {
 	// API is the name of the client's API.
 	API string
 	// Body is the request's body, without other edits.
-	Body *api.Editor
+	Body *rawjson.Editor
 	// Text is the prompt as a JSON string, nil for a conversation.
 	Text []byte
 	// Raw says that the client wants no chat template.
@@ -49,7 +49,7 @@ func (e *Engine) Tokenize(q *Question, post Post) []byte {
 // whole returns the body without nvext, and without the members that ask for a
 // stream.
 func (q *Question) whole() []byte {
-	q.Body.CutNVExt()
+	q.Body.CutGiven(nameNVExt)
 	q.Body.Cut("stream")
 	q.Body.Cut("stream_options")
 	return q.Body.Apply()
@@ -124,11 +124,11 @@ func (e *Engine) TakesTokenData(api string) bool {
 // planned that and the engine accepts them.
 func (f *adapter) giveTokens() {
 	to := f.tokenMember(f.API)
-	at, ok := f.Body.NVExt()
+	at, ok := f.Body.Given(nameNVExt)
 	if !f.takes(TokenData, ok && to != "" && f.GiveTokens) {
 		return
 	}
-	f.Body.Set(to, f.Body.Text(at.Within(f.Ext.TokenSpan)))
+	f.Body.Set(to, at.Within(f.Ext.TokenSpan).Of(f.Body.Body))
 	if f.on(api.NameGenerate) {
 		f.Body.Cut("text")
 	}

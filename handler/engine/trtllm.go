@@ -37,7 +37,7 @@ func (s *server) readTRTLLM(info *Info) {
 // cutForTRTLLM removes nvext even if it is null: the server refuses unknown members.
 func (f *adapter) cutForTRTLLM() {
 	if f.Body != nil {
-		f.Body.Cut("nvext")
+		f.Body.Cut(nameNVExt)
 	}
 }
 

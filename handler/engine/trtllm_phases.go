@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/tidwall/gjson"
 )
 
@@ -65,7 +66,7 @@ func trtllmHanded(answer []byte, l *Phase) Handover {
 	if !params.IsObject() || params.Get("ctx_request_id").Type != gjson.Number {
 		return NotHanded
 	}
-	e := api.EditObject([]byte(params.Raw))
+	e := rawjson.EditObject([]byte(params.Raw))
 	if e == nil {
 		return NotHanded // too many members
 	}

@@ -148,7 +148,7 @@ func vllmHanded(answer []byte, l *Phase) Handover {
 	}
 	l.Handed = []byte(params.Raw)
 	if params.Get("remote_host").Type == gjson.Null {
-		e := api.EditObject(l.Handed)
+		e := rawjson.EditObject(l.Handed)
 		if e == nil {
 			return NotHanded
 		}

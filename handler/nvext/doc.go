@@ -4,7 +4,7 @@
 //
 // The router reads a request's extensions in three steps. [Parse] reads the
 // member of the body. [Ext.ApplyHeaders] replaces fields by what headers say.
-// [Ext.Restrict] removes what the operator does not grant this client. [Cuts]
+// [Ext.Restrict] removes what the operator does not grant this client. [Cut]
 // makes the same restriction in the bytes that go to a Dynamo, and removes what
 // its generation refuses.
 //

@@ -1,7 +1,7 @@
 package nvext
 
 import (
-	"slices"
+	"math"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
@@ -46,7 +46,6 @@ func (a *Additions) Edits(b []byte, chunk bool) []rawjson.Edit {
 	if len(a.all) == 0 {
 		return nil
 	}
-	a.edits = a.edits[:0]
 	w := rawjson.Object{Buf: a.text[:0], More: !o.empty}
 	at := rawjson.Span{Start: o.brace, End: o.brace}
 	switch v := o.nvext; {
@@ -56,35 +55,18 @@ func (a *Additions) Edits(b []byte, chunk bool) []rawjson.Edit {
 	case v.IsNull(b):
 		at, w.Buf = v, AppendObject(w.Buf, a.all)
 	case v.First(b) == '{':
-		at = a.merge(&w, b, v.Start)
+		e := rawjson.EditAt(b, v.Start, math.MaxInt)
+		for _, one := range a.all {
+			e.Cut(one.Name)
+			e.Set(one.Name, one.Value)
+		}
+		return e.Edits()
 	default:
 		return nil
 	}
 	a.text = w.Buf
-	a.edits = append(a.edits, rawjson.Edit{Span: at, Text: w.Buf})
+	a.edits = append(a.edits[:0], rawjson.Edit{Span: at, Text: w.Buf})
 	return a.edits
-}
-
-// merge adds edits that cut members of the same names out of the nvext that opens at
-// b[i], and writes the additions to w. It returns their place.
-func (a *Additions) merge(w *rawjson.Object, b []byte, i int) rawjson.Span {
-	w.More = false
-	cut := rawjson.Cutter{Edits: &a.edits}
-	c := rawjson.Enter(b, i)
-	for c.Next() {
-		name := c.Name()
-		v := c.Value()
-		if slices.ContainsFunc(a.all, func(m Member) bool { return m.Name == name }) {
-			cut.Drop(&c, v)
-		} else {
-			cut.Keep(&c)
-			w.More = true
-		}
-	}
-	for _, one := range a.all {
-		w.Raw(one.Name, one.Value)
-	}
-	return rawjson.Span{Start: c.At - 1, End: c.At - 1}
 }
 
 // outline is what an edit must know of an answer's object.

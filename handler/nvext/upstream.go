@@ -8,8 +8,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
-// Cuts appends edits that remove the parts of an nvext that a Dynamo frontend
-// must not get. The edits are in order and do not overlap. They remove:
+// Cut removes the parts of an nvext that a Dynamo frontend must not get:
 //   - fields that need a grant which g lacks, as Restrict does
 //   - the router's own fields: router_config_override, allowed_worker_ids
 //   - fields that Dynamo 1.3 and later refuse: session_control, session_params,
@@ -21,81 +20,61 @@ import (
 // All other bytes stay, and the result is valid JSON. A pin's ids are those of
 // this router's workers, not Dynamo's: the caller grants no Pins here, and sends
 // translated pins as headers. Parse must have accepted the nvext.
-func Cuts(cuts []rawjson.Edit, raw []byte, g Grants, noSalt bool) []rawjson.Edit {
-	i := rawjson.SkipSpace(raw, 0)
-	if i == len(raw) || raw[i] != '{' {
-		return cuts
-	}
-	u := upstream{raw: raw, grants: g, noSalt: noSalt, cuts: cuts}
-	u.object(i, fields)
-	return u.cuts
+func Cut(e *rawjson.Editor, g Grants, noSalt bool) {
+	upstream{g, noSalt}.cut(e, fields)
 }
 
 type upstream struct {
-	raw    []byte
 	grants Grants
 	noSalt bool
-	cuts   []rawjson.Edit
 }
 
-func (u *upstream) object(i int, fields []field) {
-	var last [maxFields]int // where the last key of each name is
-	c := rawjson.Enter(u.raw, i)
-	for c.Next() {
-		if n := indexOf(fields, c.Name()); n >= 0 {
-			last[n] = c.KeyAt
-		}
-		c.Value()
+func (u upstream) cut(e *rawjson.Editor, fields []field) {
+	for _, f := range fields {
+		e.OnlyLast(f.name)
 	}
-	cut := rawjson.Cutter{Edits: &u.cuts}
-	c = rawjson.Enter(u.raw, i)
-	for c.Next() {
-		n := indexOf(fields, c.Name())
-		v := c.Value()
-		if n < 0 || c.KeyAt != last[n] || v.IsNull(u.raw) || u.refuses(&fields[n], v) {
-			cut.Drop(&c, v)
+	e.Drop(func(name string, v rawjson.Span) bool {
+		n := indexOf(fields, name)
+		return n < 0 || v.IsNull(e.Body) || u.refuses(&fields[n], v.Of(e.Body))
+	})
+	for _, f := range fields {
+		if f.in == nil && f.name != nameAnnotations || e.At(f.name).End == 0 || e.Changed(f.name) {
 			continue
 		}
-		cut.Keep(&c)
-		switch f := &fields[n]; {
+		in := e.Within(e.At(f.name).Start)
+		switch {
+		case in == nil:
+			e.Cut(f.name)
 		case f.in != nil:
-			u.object(v.Start, f.in)
-		case f.name == "annotations":
-			u.annotations(v.Start)
+			u.cut(in, f.in)
+		default:
+			in.Drop(func(_ string, v rawjson.Span) bool { return annotationNamed(v.Text(e.Body))&u.annotations() == 0 })
 		}
 	}
 }
 
+const nameAnnotations = "annotations"
+
 // refuses returns whether a Dynamo must not get a field with this value.
-func (u *upstream) refuses(f *field, v rawjson.Span) bool {
+func (u upstream) refuses(f *field, value []byte) bool {
 	switch f.name {
-	case "annotations":
+	case nameAnnotations:
 		return false // the list stays, without some of its elements
 	case "cache_salt":
 		return u.noSalt
 	case "dp_rank", "prefill_dp_rank":
-		if string(v.Of(u.raw)) == unsetRank {
+		if string(value) == unsetRank {
 			return true
 		}
 	}
 	return f.own || f.needs&^u.grants != 0
 }
 
-func (u *upstream) annotations(i int) {
-	granted := annotationsHarmless
-	if u.grants&Explain != 0 {
-		granted = ^annotationOwned
+func (u upstream) annotations() Annotations {
+	if u.grants&Explain == 0 {
+		return annotationsHarmless
 	}
-	cut := rawjson.Cutter{Edits: &u.cuts}
-	c := rawjson.Enter(u.raw, i)
-	for c.Next() {
-		v := c.Value()
-		if annotationNamed(v.Text(u.raw))&granted == 0 {
-			cut.Drop(&c, v)
-		} else {
-			cut.Keep(&c)
-		}
-	}
+	return ^annotationOwned
 }
 
 // field is a field of nvext, or of an object within it, by its tags in wire.
@@ -105,9 +84,6 @@ type field struct {
 	own   bool
 	in    []field // of a value that is an object
 }
-
-// maxFields is the largest number of fields in one object.
-const maxFields = 22
 
 var fields = fieldsOf(reflect.TypeFor[wire]())
 

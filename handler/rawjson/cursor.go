@@ -260,14 +260,14 @@ func (c *Cursor) Value() Span {
 	return Span{at, end}
 }
 
-// Key returns the member's key, see UnescapeKey. A key with escapes costs an
+// Key returns the member's key, see unescapeKey. A key with escapes costs an
 // allocation.
 func (c *Cursor) Key() []byte {
 	raw := c.b[c.KeyAt+1 : c.KeyEnd-1]
 	if c.plain {
 		return raw
 	}
-	return UnescapeKey(raw)
+	return unescapeKey(raw)
 }
 
 // Name returns the member's key, of any length, as a text. The text points into the
@@ -280,9 +280,9 @@ func (c *Cursor) Name() string {
 	return Text(raw)
 }
 
-// UnescapeKey unescapes a key, given between its quotes. It returns a key that is
+// unescapeKey unescapes a key, given between its quotes. It returns a key that is
 // longer than any known one unchanged.
-func UnescapeKey(raw []byte) []byte {
+func unescapeKey(raw []byte) []byte {
 	if len(raw) > 6*maxKey || bytes.IndexByte(raw, '\\') < 0 {
 		return raw
 	}

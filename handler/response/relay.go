@@ -145,19 +145,13 @@ func withModels(list []byte, others iter.Seq2[string, string], public iter.Seq2[
 		}
 	}
 	known := make(map[string]string) // the JSON of each model by its id
-	edits := make([]rawjson.Edit, 0, len(hidden)+1)
 	var added []byte
-	cut, c, more := rawjson.Cutter{Edits: &edits}, rawjson.Enter(list, data.Index), false
-	for c.Next() {
-		v := c.Value()
+	e, more := rawjson.EditAt(list, data.Index, len(list)), false
+	e.Drop(func(_ string, v rawjson.Span) bool {
 		id := v.Get(list, "id").Text(list)
-		if known[id] = string(v.Of(list)); hidden[id] {
-			cut.Drop(&c, v)
-			continue
-		}
-		cut.Keep(&c)
-		more = true
-	}
+		known[id], more = string(v.Of(list)), more || !hidden[id]
+		return hidden[id]
+	})
 	add := func(raw string) {
 		if more {
 			added = append(added, ',')
@@ -179,9 +173,11 @@ func withModels(list []byte, others iter.Seq2[string, string], public iter.Seq2[
 			add(string(rawjson.Splice(nil, raw, []rawjson.Edit{id})))
 		}
 	}
-	if len(added)+len(edits) == 0 {
-		return nil
+	if end := data.Index + len(data.Raw) - 1; len(added) > 0 {
+		e.Replace(rawjson.Edit{Span: rawjson.Span{Start: end, End: end}, Text: added})
 	}
-	edits = append(edits, rawjson.Edit{Span: rawjson.Span{Start: c.At - 1, End: c.At - 1}, Text: added})
-	return rawjson.Splice(make([]byte, 0, len(list)+len(added)), list, edits)
+	if edits := e.Edits(); len(edits) > 0 {
+		return rawjson.Splice(nil, list, edits)
+	}
+	return nil
 }

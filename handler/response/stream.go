@@ -258,17 +258,12 @@ func (b *Body) changesOf(f rawjson.Frame) (_ []rawjson.Edit, drop bool) {
 		}
 	}
 	if b.CutUsage {
-		cut, all := api.UsageIn(f.Data)
-		if all {
+		if b.changes, drop = api.CutUsage(b.changes, f.Data); drop {
 			return nil, true
-		}
-		if cut.Len() > 0 && f.Lines == 1 { // no engine has several
-			b.changes = append(b.changes, rawjson.Edit{Span: cut})
 		}
 	}
 	if b.CutIDs && f.Lines == 1 {
-		var all bool
-		if b.changes, all = api.CutIDs(b.changes, f.Data); all {
+		if b.changes, drop = api.CutIDs(b.changes, f.Data); drop {
 			return nil, true
 		}
 	}
