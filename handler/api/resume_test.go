@@ -99,6 +99,19 @@ func TestRestOfAnOddPrompt(t *testing.T) {
 	}
 }
 
+// TestReasoningInTheText has engines that leave reasoning in a chat's text. More text follows it.
+func TestReasoningInTheText(t *testing.T) {
+	for _, pieces := range [][]string{{"<think>", "hm", "</think>", "so"}, {"\n<th", "ink>hm", "m"}, {"hm", "</", "think>so", "<", "x"}} {
+		a := begun(t, pathChat, `{"messages":[{"role":"user","content":"q"}]}`)
+		for _, piece := range pieces {
+			a.Event(rawjson.Frame{Data: []byte(chatPiece(piece)), Lines: 1})
+		}
+		if a.Stays() != StaysReasoning {
+			t.Errorf("%q goes on: %q", pieces, a.Stays())
+		}
+	}
+}
+
 // TestSplicer compares what clients get of the second part of a stream.
 func TestSplicer(t *testing.T) {
 	const chatBody = `{"messages":[{"role":"user","content":"q"}],"max_tokens":10}`

@@ -2,7 +2,7 @@ package api
 
 import (
 	"bytes"
-	"slices"
+	"strings"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
@@ -16,43 +16,31 @@ const (
 // the text. Such a text begins with <think>, or has a </think>, which is alone if
 // the template wrote the opening. Templates drop reasoning from earlier turns.
 type thinkWatch struct {
-	past       bool // the text does not begin with <think>
-	open, shut int  // matched so far
+	past bool   // the text does not begin with <think>
+	tail []byte // the end of the text, which may begin one of the two
 }
 
-// saw reads on. It returns true once it has found reasoning.
+// saw reads on. It returns whether there is reasoning in what it has read, of which the rest does not matter.
 func (w *thinkWatch) saw(raw []byte) bool {
-	if w.past && w.shut == 0 && bytes.IndexByte(raw, '<') < 0 && bytes.IndexByte(raw, '\\') < 0 {
+	if w.past && len(w.tail) == 0 && bytes.IndexByte(raw, '<') < 0 && bytes.IndexByte(raw, '\\') < 0 {
 		return false
 	}
-	r := rawjson.Runs{Raw: raw}
-	for p := r.Next(); p != nil; p = r.Next() {
-		if slices.ContainsFunc(p, w.byte) {
-			return true
+	var buf [128]byte
+	text := rawjson.AppendText(append(buf[:0], w.tail...), raw)
+	found := bytes.Contains(text, []byte(thinkShut))
+	if !w.past {
+		text = bytes.TrimLeft(text, " \t\r\n")
+		found = found || bytes.HasPrefix(text, []byte(thinkOpen))
+		w.past = !strings.HasPrefix(thinkOpen, rawjson.View(text))
+	}
+	if w.past {
+		text = text[max(0, bytes.LastIndexByte(text, '<')):]
+		if !strings.HasPrefix(thinkShut, rawjson.View(text)) {
+			text = nil
 		}
 	}
-	return false
-}
-
-func (w *thinkWatch) byte(c byte) bool {
-	if !w.past && (w.open > 0 || c != ' ' && c != '\n' && c != '\r' && c != '\t') {
-		if c == thinkOpen[w.open] {
-			if w.open++; w.open == len(thinkOpen) {
-				return true
-			}
-		} else {
-			w.past = true
-		}
-	}
-	switch c {
-	case thinkShut[w.shut]:
-		w.shut++
-	case '<':
-		w.shut = 1
-	default:
-		w.shut = 0
-	}
-	return w.shut == len(thinkShut)
+	w.tail = append(w.tail[:0], text...)
+	return found
 }
 
 // chatText reads a piece of a message's text, given between its quotes.
