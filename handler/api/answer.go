@@ -265,13 +265,9 @@ func (a *Answer) read(data []byte, i int) bool {
 	return ok
 }
 
-// choice reads the object at b[i], an element of choices, and returns the
-// index behind it, or -1 if it is malformed.
-type choice func(a *Answer, b []byte, i int) int
-
 // chunk reads the object at b[i] in the form of OpenAI's older APIs: choices,
 // usage, error. It returns false if it is malformed.
-func (a *Answer) chunk(b []byte, i int, read choice) bool {
+func (a *Answer) chunk(b []byte, i int) bool {
 	if b[i] != '{' {
 		return false
 	}
@@ -284,7 +280,7 @@ func (a *Answer) chunk(b []byte, i int, read choice) bool {
 				c.Value()
 				continue
 			}
-			c.At = a.choices(b, c.At, read)
+			c.At = a.each(b, c.At, a.choice)
 			if c.At < 0 {
 				c.Fail(0)
 			}
@@ -316,15 +312,16 @@ func (a *Answer) timings(b []byte, v rawjson.Span) {
 	count(&a.completion, b, predicted)
 }
 
-// choices reads the array at b[i] and returns the index behind it, or -1.
-func (a *Answer) choices(b []byte, i int, read choice) int {
+// each reads the objects in the array at b[i] and returns the index behind it, or -1. read
+// returns the index behind one, or -1 if it is malformed.
+func (a *Answer) each(b []byte, i int, read func(b []byte, i int) int) int {
 	c := rawjson.Enter(b, i)
 	for c.Next() {
 		if b[c.At] != '{' {
 			c.Value()
 			continue
 		}
-		c.At = read(a, b, c.At)
+		c.At = read(b, c.At)
 		if c.At < 0 {
 			return -1
 		}
@@ -335,11 +332,29 @@ func (a *Answer) choices(b []byte, i int, read choice) int {
 	return c.At
 }
 
-// firstChoice ends the prediction if the choice is not the first one.
-func (a *Answer) firstChoice(b []byte, index rawjson.Span) {
+// choice reads an element of choices: a chat's delta or message, the text of completions, or
+// vLLM's token ids. The prediction ends if it is not the first one.
+func (a *Answer) choice(b []byte, i int) int {
+	var index, text, message, finish, ids rawjson.Span
+	end := rawjson.ReadAt(b, i, rawjson.To("index", &index), rawjson.To("delta", &message), rawjson.To("message", &message),
+		rawjson.To("text", &text), rawjson.To("finish_reason", &finish),
+		rawjson.To("token_ids", &ids), rawjson.To("response_token_ids", &ids))
+	if end < 0 {
+		return -1
+	}
+	a.ids.add(b, ids, 0)
+	a.bearing = a.bearing || a.req.API.Name() == NameTokens && ids.HasContent(b)
 	if n, ok := integer(index.Of(b)); ok && n != 0 {
 		a.unpredictable()
 	}
+	if message.First(b) == '{' {
+		a.delta(b, message)
+	}
+	if raw, ok := text.Str(b); ok {
+		a.text(raw)
+	}
+	a.finishReason(b, finish)
+	return end
 }
 
 // text reads a piece of the answer's text, given between its quotes.

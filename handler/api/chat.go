@@ -100,23 +100,7 @@ func (a *Answer) beginMessage() {
 	a.hash.addByte(markSep)
 }
 
-func (chat) event(a *Answer, b []byte, i int) bool { return a.chunk(b, i, chatChoice) }
-
-func chatChoice(a *Answer, b []byte, i int) int {
-	var index, delta, finish, ids rawjson.Span
-	end := rawjson.ReadAt(b, i, rawjson.To("index", &index), rawjson.To("delta", &delta), rawjson.To("message", &delta),
-		rawjson.To("finish_reason", &finish), rawjson.To("token_ids", &ids), rawjson.To("response_token_ids", &ids))
-	if end < 0 {
-		return -1
-	}
-	a.ids.add(b, ids, 0)
-	a.firstChoice(b, index)
-	if delta.First(b) == '{' {
-		a.delta(b, delta)
-	}
-	a.finishReason(b, finish)
-	return end
-}
+func (chat) event(a *Answer, b []byte, i int) bool { return a.chunk(b, i) }
 
 // delta reads what a chunk adds to the message, or the message of a plain
 // answer. As in a prompt, it writes text before tool calls.

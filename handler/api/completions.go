@@ -28,21 +28,4 @@ func (completions) prompt(p *parse) {
 	}
 }
 
-func (completions) event(a *Answer, b []byte, i int) bool { return a.chunk(b, i, completionChoice) }
-
-func completionChoice(a *Answer, b []byte, i int) int {
-	var index, txt, finish, ids rawjson.Span
-	end := rawjson.ReadAt(b, i,
-		rawjson.To("index", &index), rawjson.To("text", &txt), rawjson.To("finish_reason", &finish),
-		rawjson.To("token_ids", &ids))
-	if end < 0 {
-		return -1
-	}
-	a.ids.add(b, ids, 0)
-	a.firstChoice(b, index)
-	if raw, ok := txt.Str(b); ok {
-		a.text(raw)
-	}
-	a.finishReason(b, finish)
-	return end
-}
+func (completions) event(a *Answer, b []byte, i int) bool { return a.chunk(b, i) }

@@ -68,14 +68,14 @@ func firstOf(b []byte, v rawjson.Span) rawjson.Span {
 }
 
 // event reads one output, or the list of them in a plain answer to a batch.
-func (g generate) event(a *Answer, b []byte, i int) bool {
+func (generate) event(a *Answer, b []byte, i int) bool {
 	if b[i] == '{' {
-		return g.output(a, b, i) >= 0
+		return a.output(b, i) >= 0
 	}
-	return a.choices(b, i, g.output) >= 0
+	return a.each(b, i, a.output) >= 0
 }
 
-func (generate) output(a *Answer, b []byte, i int) int {
+func (a *Answer) output(b []byte, i int) int {
 	var txt, ids, meta, object, fail, prompt, completion, cached, finish rawjson.Span
 	end := rawjson.ReadAt(b, i, rawjson.To("text", &txt), rawjson.To("output_ids", &ids), rawjson.To("meta_info", &meta),
 		rawjson.To("object", &object), rawjson.To("error", &fail))

@@ -20,16 +20,4 @@ func (tokensIn) field(p *parse, key []byte, v rawjson.Span) {
 
 func (tokensIn) prompt(p *parse) { p.input(p.main) }
 
-func (tokensIn) event(a *Answer, b []byte, i int) bool { return a.chunk(b, i, tokensChoice) }
-
-func tokensChoice(a *Answer, b []byte, i int) int {
-	var ids, finish rawjson.Span
-	end := rawjson.ReadAt(b, i, rawjson.To("token_ids", &ids), rawjson.To("finish_reason", &finish))
-	if end < 0 {
-		return -1
-	}
-	a.bearing = a.bearing || ids.HasContent(b)
-	a.ids.add(b, ids, 0)
-	a.finishReason(b, finish)
-	return end
-}
+func (tokensIn) event(a *Answer, b []byte, i int) bool { return a.chunk(b, i) }

@@ -2,6 +2,8 @@ package rawjson
 
 import (
 	"bytes"
+	"encoding/hex"
+	"unicode/utf16"
 	"unicode/utf8"
 	"unsafe"
 )
@@ -66,9 +68,10 @@ func unescapeUnicode(s []byte, buf *[utf8.UTFMax]byte) (n, used int) {
 	if c < 0xD800 || c > 0xDFFF {
 		return utf8.EncodeRune(buf[:], c), 6
 	}
-	if c < 0xDC00 && len(s) >= 12 && s[6] == '\\' && s[7] == 'u' {
-		if low, ok := hex4(s[6:]); ok && low >= 0xDC00 && low <= 0xDFFF {
-			return utf8.EncodeRune(buf[:], 0x10000+(c-0xD800)<<10+(low-0xDC00)), 12
+	if len(s) >= 12 && s[6] == '\\' && s[7] == 'u' {
+		low, ok := hex4(s[6:])
+		if c = utf16.DecodeRune(c, low); ok && c != utf8.RuneError {
+			return utf8.EncodeRune(buf[:], c), 12
 		}
 	}
 	return utf8.EncodeRune(buf[:], utf8.RuneError), 6
@@ -76,23 +79,12 @@ func unescapeUnicode(s []byte, buf *[utf8.UTFMax]byte) (n, used int) {
 
 // hex4 reads the four digits of the \uXXXX that s begins with.
 func hex4(s []byte) (r rune, ok bool) {
+	var n [2]byte
 	if len(s) < 6 {
 		return 0, false
 	}
-	for _, c := range s[2:6] {
-		switch {
-		case c >= '0' && c <= '9':
-			c -= '0'
-		case c >= 'a' && c <= 'f':
-			c -= 'a' - 10
-		case c >= 'A' && c <= 'F':
-			c -= 'A' - 10
-		default:
-			return 0, false
-		}
-		r = r<<4 | rune(c)
-	}
-	return r, true
+	_, err := hex.Decode(n[:], s[2:6])
+	return rune(n[0])<<8 | rune(n[1]), err == nil
 }
 
 // Text returns a JSON string's text, given between its quotes. The text points
