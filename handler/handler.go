@@ -75,7 +75,9 @@ func (h *Handler) openPool(caddy.Context) error {
 		return fmt.Errorf("opening pool %s: %w", h.Pool, err)
 	}
 	h.pool, h.holdsPool = value.(*pool.Pool), true
-	h.config, err = h.pool.Agree(h.registry, h.settings)
+	if h.config, err = h.pool.Agree(h.registry, h.settings); err != nil {
+		err = fmt.Errorf("pool %s: %w", h.Pool, err)
+	}
 	if file := journalFile(&h.settings.Journal, h.Pool); err == nil && file != "" {
 		h.pool.Recall(file)
 	}
@@ -220,7 +222,7 @@ func (h *Handler) adopt() {
 				h.dispatcher.Metrics.Know(h.Pool, c.Name)
 			}
 		}
-		h.pool.KeepLimits(&set.Limits)
+		h.pool.Tenants.Keep(&set.Limits)
 		h.pool.KeepJournal(pool.Journal{File: journalFile(&set.Journal, h.Pool), MaxSize: set.Journal.MaxSize})
 		h.pool.KeepShare(set.Share)
 		h.pool.Serve(time.Now())

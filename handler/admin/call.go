@@ -66,7 +66,7 @@ func callWorkers(r *http.Request, p *pool.Pool) (any, error) {
 
 func callWorker(r *http.Request, p *pool.Pool, w *worker.Worker, path string, body []byte) called {
 	c := called{ID: w.ID, Dial: w.Dial}
-	status, text, err := p.Call(r.Context(), w, path, body)
+	status, text, err := p.Members.Call(r.Context(), w, path, body)
 	c.Status = status
 	if err != nil && !errors.Is(err, upstream.ErrTooLong) {
 		c.Error = err.Error()

@@ -2,7 +2,6 @@ package attempt
 
 import (
 	"encoding/binary"
-	"errors"
 	"math/bits"
 	"net/http"
 	"strconv"
@@ -10,8 +9,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
-
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // Shows returns what an attempt has shown of its worker. docs/reliability.md shows when
@@ -41,14 +38,8 @@ func (a *Attempt) Errored(why string, own bool) pool.Outcome {
 
 // Unanswered returns what an attempt without an answer has shown of its worker.
 func (a *Attempt) Unanswered(err error) pool.Outcome {
-	o := a.Shows(pool.OutcomeBroken, err.Error())
-	if pool.Limited(err) {
-		o.Kind = pool.OutcomeLimited
-	} else if pool.Refused(err) {
-		o.Kind = pool.OutcomeRefused
-	} else if _, unconnected := errors.AsType[reverseproxy.DialError](err); unconnected {
-		o.Kind = pool.OutcomeUnreachable
-	}
+	o := pool.Unanswered(err)
+	o.Begun = a.Begun
 	return o
 }
 

@@ -72,7 +72,7 @@ func (p *Prober) run() {
 		close(p.first)
 		return
 	}
-	context.AfterFunc(ctx, p.pool.Join(p))
+	context.AfterFunc(ctx, p.pool.Members.Join(p))
 	go func() {
 		for _, w := range p.workers() {
 			w.AskSoon() // the configuration may reach it in another way
@@ -209,7 +209,7 @@ func (p *Prober) probe(whole context.Context, w *worker.Worker, ask bool) (detec
 	switch {
 	case !tried:
 	case err == nil:
-		p.pool.Connected(w)
+		w.Connected(time.Now())
 	default:
 		p.pool.RecordOwnRequest(ctx, w, 0, err)
 	}

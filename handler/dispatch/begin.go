@@ -45,7 +45,7 @@ func (s *Dispatcher) Begin(p *plan.Plan, start time.Time) (*Dispatch, error) {
 		return nil, err
 	}
 	d.CountDropped(p.Dropped, p.Malformed)
-	s.Pool.Spending.Request(d.ready)
+	s.Pool.Budget.Request(d.ready)
 	d.tried = d.triedBuf[:0]
 	p.Body = nil
 	d.repl.Map(d.placeholder)

@@ -186,7 +186,7 @@ func (d *Dispatch) lastSuspect() bool {
 // IsFinal returns whether no attempt on another worker can follow. Either no untried
 // worker is left, or lastSuspect holds, or the retry budget is spent.
 func (d *Dispatch) IsFinal() bool {
-	return !d.otherLeft() || d.lastSuspect() || d.Pool.Spending.Spent(time.Now(), d.Pool.Settings.Load().RetryBudget)
+	return !d.otherLeft() || d.lastSuspect() || d.Pool.Budget.Spent(time.Now())
 }
 
 // mayGoOnTrying returns whether the operator's limits allow another attempt.
@@ -203,5 +203,5 @@ const maxSuspects = 2
 // from a hung worker, and check one from a silent prefill worker.
 func (d *Dispatch) affordable(err error) bool {
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)
-	return unconnected || d.attempt.Moved() || errors.Is(err, split.ErrPrefillGone) || d.Pool.MayRetry(time.Now())
+	return unconnected || d.attempt.Moved() || errors.Is(err, split.ErrPrefillGone) || d.Pool.Budget.MayRetry(time.Now())
 }

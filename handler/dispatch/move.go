@@ -250,9 +250,8 @@ func (o *delivery) awaitBudget(ctx context.Context, patience time.Duration) bool
 	d := o.d
 	for begun := time.Now(); ; {
 		b := d.Pool.Settings.Load().RetryBudget
-		spent := d.Pool.Spending.Spent(time.Now(), b)
-		if !spent || *b == (pool.RetryBudget{}) || time.Since(begun) >= patience {
-			return d.Pool.MayRetry(time.Now())
+		if !d.Pool.Budget.Spent(time.Now()) || *b == (pool.RetryBudget{}) || time.Since(begun) >= patience {
+			return d.Pool.Budget.MayRetry(time.Now())
 		}
 		if !pool.Sleep(ctx, 100*time.Millisecond) {
 			return false

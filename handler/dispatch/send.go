@@ -117,4 +117,4 @@ func (d *Dispatch) PhaseEnded(name string, err error, took time.Duration) {
 }
 
 // MayRetry implements split.Owner.
-func (d *Dispatch) MayRetry() bool { return d.mayGoOnTrying() && d.Pool.MayRetry(time.Now()) }
+func (d *Dispatch) MayRetry() bool { return d.mayGoOnTrying() && d.Pool.Budget.MayRetry(time.Now()) }

@@ -5,6 +5,12 @@ import (
 	"time"
 )
 
+func budgetOf(set RetryBudget) *budget {
+	r := &registry{Name: "test"}
+	r.Settings.Store(&Settings{RetryBudget: &set})
+	return &budget{pool: r}
+}
+
 // TestBudgetIsAShareAndARate spends what there is, at several loads.
 func TestBudgetIsAShareAndARate(t *testing.T) {
 	for _, v := range []struct {
@@ -20,12 +26,11 @@ func TestBudgetIsAShareAndARate(t *testing.T) {
 		{150, 0, 10, 15},
 		{10, 0, 11, 2}, // it begins to be spent as long as anything is left
 	} {
-		var s spending
+		b, got := budgetOf(RetryBudget{Percent: v.percent, PerSecond: v.rate}), 0
 		for range v.requests {
-			s.Request(epoch)
+			b.Request(epoch)
 		}
-		got := 0
-		for s.retry(epoch, &RetryBudget{Percent: v.percent, PerSecond: v.rate}) {
+		for b.MayRetry(epoch) {
 			got++
 		}
 		if got != v.want {
@@ -36,11 +41,10 @@ func TestBudgetIsAShareAndARate(t *testing.T) {
 
 // TestBudgetComesBack makes a request a tenth of a second, and as many retries as there may be.
 func TestBudgetComesBack(t *testing.T) {
-	var s spending
-	b, retries := &RetryBudget{Percent: 20, PerSecond: 0.5}, 0
+	b, retries := budgetOf(RetryBudget{Percent: 20, PerSecond: 0.5}), 0
 	for i := range 1000 {
 		at := epoch.Add(time.Duration(i) * 100 * time.Millisecond)
-		for s.Request(at); s.retry(at, b); {
+		for b.Request(at); b.MayRetry(at); {
 			retries++
 		}
 	}

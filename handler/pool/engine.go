@@ -20,20 +20,26 @@ import (
 // SetInfo records what a worker's engine reports. It returns false if the pool has replaced
 // the worker.
 func (p *Pool) SetInfo(w *worker.Worker, info engine.Info) bool {
-	defer p.queue.reviewAll() // after the unlock: the worker's limit may have changed
-	if info.Type != w.Engine().Type {
-		defer p.findAliases()
+	other := info.Type != w.Engine().Type
+	known := p.describe(w, info)
+	if other {
+		p.findAliases()
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.workers[w.Dial] != w {
+	p.queue.reviewAll() // the worker's limit may have changed
+	return known
+}
+
+func (r *registry) describe(w *worker.Worker, info engine.Info) (known bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.workers[w.Dial] != w {
 		return false
 	}
-	set := p.Settings.Load().Worker(w.Dial)
+	set := r.Settings.Load().Worker(w.Dial)
 	if w.Describe(set, info) {
-		p.layout.Add(1)
+		r.layout.Add(1)
 	}
-	p.declareRanks(w, set)
+	r.declareRanks(w, set)
 	if set.MaxRunning == worker.LimitAuto {
 		w.LimitSlots(set)
 	}
@@ -42,13 +48,13 @@ func (p *Pool) SetInfo(w *worker.Worker, info engine.Info) bool {
 
 // recallBootID records the start that a worker's engine reported to an earlier run. It returns
 // false if the engine has reported another one since.
-func (p *Pool) recallBootID(w *worker.Worker, bootID string) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+func (r *registry) recallBootID(w *worker.Worker, bootID string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	info := w.Engine().Info
 	if info.BootID == "" {
 		info.BootID = bootID
-		w.Describe(p.Settings.Load().Worker(w.Dial), info)
+		w.Describe(r.Settings.Load().Worker(w.Dial), info)
 	}
 	return bootID == "" || info.BootID == bootID
 }
@@ -120,8 +126,8 @@ func (p *Pool) Drain(w *worker.Worker, drains bool) (changed bool) {
 }
 
 // settleCaches does what the cache models have left to do, in steps: requests go on in between.
-func (p *Pool) settleCaches() {
-	for p.Scheduler.Caches().Step(2048) {
+func (r *registry) settleCaches() {
+	for r.Scheduler.Caches().Step(2048) {
 		runtime.Gosched()
 	}
 }
@@ -231,7 +237,7 @@ func (p *Pool) wake(w *worker.Worker, t time.Time) {
 
 func (p *Pool) callAwake(ctx context.Context, w *worker.Worker) error {
 	for _, call := range w.Engine().WakeCalls() {
-		status, _, err := p.Call(ctx, w, call.Path, call.Body)
+		status, _, err := p.Members.Call(ctx, w, call.Path, call.Body)
 		if err == nil && status != http.StatusOK {
 			err = fmt.Errorf("%s: status %d", call.Path, status)
 		}

@@ -68,12 +68,9 @@ func TestOwnLimitsMarkNobodyDown(t *testing.T) {
 		"dial tcp 10.0.0.1:8000: connect: cannot assign requested address", "dial tcp 10.0.0.1:8000: socket: no buffer space available",
 	} {
 		err := reverseproxy.NewDialError(errors.New(text))
-		if !Limited(err) {
-			t.Errorf("%v: the worker is blamed", err)
-		}
 		for range 3 {
 			p.RecordOwnRequest(t.Context(), w, 0, err)
-			p.Report(w, Outcome{Kind: OutcomeLimited, Begun: time.Now(), Why: text})
+			p.Report(w, Unanswered(err))
 		}
 	}
 	if s := w.Health.State(time.Now()); !s.Well || s.Away || len(p.Incidents.Open(time.Now())) != 1 {
@@ -113,7 +110,7 @@ func TestUnansweredQuestionsMarkDown(t *testing.T) {
 	if s := w.Health.State(time.Now()); w.Health.Available(time.Now()) || !s.Away {
 		t.Errorf("not marked down after two questions: %+v", s)
 	}
-	p.Connected(w)
+	w.Connected(time.Now())
 	if s := w.Health.State(time.Now()); w.Health.Available(time.Now()) || !s.Away {
 		t.Errorf("a connection makes it well: %+v", s)
 	}
@@ -196,28 +193,28 @@ func TestOutlierIsACondition(t *testing.T) {
 
 // TestPairs avoids pairs whose transfers fail, and not those of which one was late.
 func TestPairs(t *testing.T) {
-	p, now := new(Pool), time.Now()
+	p, now := new(Pairs), time.Now()
 	prefill, decode, other := &worker.Worker{ID: 1}, &worker.Worker{ID: 2}, &worker.Worker{ID: 3}
 	for i, silent := range []bool{true, true, true} {
-		if p.Avoids(prefill, decode, now) {
+		if p.Avoid(prefill, decode, now) {
 			t.Errorf("avoided after %d silent phases", i)
 		}
-		p.PairFailed(prefill, decode, silent, now, now)
+		p.Failed(prefill, decode, silent, now, now)
 	}
-	if !p.Avoids(prefill, decode, now) || p.Avoids(prefill, other, now) || p.Avoids(prefill, decode, now.Add(pairAvoided)) {
+	if !p.Avoid(prefill, decode, now) || p.Avoid(prefill, other, now) || p.Avoid(prefill, decode, now.Add(pairAvoided)) {
 		t.Error("three silent phases in a row")
 	}
-	p.PairWorks(prefill, decode)
-	if p.Avoids(prefill, decode, now) || p.PairFailed(prefill, decode, true, now, now) || !p.PairFailed(prefill, decode, false, now, now) {
+	p.Work(prefill, decode)
+	if p.Avoid(prefill, decode, now) || p.Failed(prefill, decode, true, now, now) || !p.Failed(prefill, decode, false, now, now) {
 		t.Error("a failed transfer, after one that went well and a late one")
 	}
 
-	p = new(Pool)
+	p = new(Pairs)
 	prefill.Restarted()
-	if p.PairFailed(prefill, decode, false, now, time.Now()) || p.Avoids(prefill, decode, now) {
+	if p.Failed(prefill, decode, false, now, time.Now()) || p.Avoid(prefill, decode, now) {
 		t.Error("a transfer from before the restart")
 	}
-	if now = time.Now(); !p.PairFailed(prefill, decode, false, now, now) {
+	if now = time.Now(); !p.Failed(prefill, decode, false, now, now) {
 		t.Error("a transfer after the restart")
 	}
 }

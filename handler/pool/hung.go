@@ -157,7 +157,7 @@ func (h *hungWatch) move(w *worker.Worker, drained bool, may func(*worker.Attemp
 		}
 		for to := range m.To(t) {
 			if to.FreeSlots() > placed[to] {
-				if h.MayRetry(t) {
+				if h.Budget.MayRetry(t) {
 					placed[to]++
 					a.Cancel(drained)
 				}

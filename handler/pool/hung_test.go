@@ -32,6 +32,7 @@ func newFlowTest(t *testing.T) *flowTest {
 	p := &Pool{
 		registry: &registry{Name: "test", Scheduler: kvscore.NewScheduler(kvscore.Settings{}), workers: make(map[string]*worker.Worker)},
 	}
+	p.Budget.pool = p.registry
 	p.Settings.Store(wanted().WithDefaults())
 	p.queue.workers = p.registry
 	return &flowTest{p, p.Worker("a:1"), p.Worker("b:1"), epoch, hungWatch{Pool: p}}

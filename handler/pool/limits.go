@@ -52,7 +52,7 @@ func (l *Limits) check() error {
 	if w := l.CachedWeight; w != nil && !(*w >= 0 && *w <= 1) {
 		return fmt.Errorf("limit cached_weight: must be between 0 and 1, got %g", *w)
 	}
-	_, _, err := l.tenants()
+	_, err := l.tenants()
 	return err
 }
 
@@ -73,85 +73,80 @@ func (l *Limits) mergeClasses(o map[string][]quota.Limit) (err error) {
 	return err
 }
 
-// tenants reads the file of tenants. The version changes with the file.
-func (l *Limits) tenants() (of map[string]quota.Tenant, version fileVersion, err error) {
+func (l *Limits) path() string { return caddy.NewReplacer().ReplaceAll(l.File, "") }
+
+// tenants reads the file of tenants.
+func (l *Limits) tenants() (of map[string]quota.Tenant, err error) {
 	if l.File == "" {
-		return nil, version, nil
+		return nil, nil
 	}
-	path := caddy.NewReplacer().ReplaceAll(l.File, "")
-	if version, err = versionOf(path); err == nil && version.size > maxLimitsFile {
+	info, err := os.Stat(l.path())
+	if err == nil && info.Size() > maxLimitsFile {
 		err = errors.New("it is too large")
 	}
 	var text []byte
 	if err == nil {
-		text, err = os.ReadFile(path) //nolint:gosec // the operator's
+		text, err = os.ReadFile(l.path())
 	}
 	if err == nil {
 		of, err = quota.ParseTenants(text)
 	}
 	if err != nil {
-		err = fmt.Errorf("limit file %s: %w", path, err)
+		err = fmt.Errorf("limit file %s: %w", l.path(), err)
 	}
-	return of, version, err
+	return of, err
 }
 
-// fileVersion is what shows that a file has changed.
-type fileVersion struct {
-	changed time.Time
-	size    int64
-}
-
-func versionOf(path string) (v fileVersion, err error) {
-	info, err := os.Stat(path)
-	if err == nil {
-		v = fileVersion{info.ModTime(), info.Size()}
+// version changes with the file of tenants. It is empty if that cannot be found.
+func (l *Limits) version() string {
+	info, err := os.Stat(l.path())
+	if err != nil {
+		return ""
 	}
-	return v, err
+	return fmt.Sprint(info.ModTime().UnixNano(), info.Size())
 }
 
-// tenantsFile is the limits as the operator has set them, and their file.
-type tenantsFile struct {
+// tenants are the limits as the operator has set them, and their file.
+type tenants struct {
+	pool *Pool
+
 	mu      sync.Mutex
 	set     Limits
-	version fileVersion // of the file that counts, or that cannot be read
+	version string // of the file that counts
 }
 
-// KeepLimits has the pool limit its tenants. A file that cannot be read leaves things as they are.
-func (p *Pool) KeepLimits(set *Limits) {
-	l := &p.tenants
+// Keep has the pool limit its tenants. A file that cannot be read leaves things as they are.
+func (l *tenants) Keep(set *Limits) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.set = *set
-	p.readLimits()
+	l.read()
 }
 
-func (p *Pool) watchLimits() {
-	l := &p.tenants
+func (l *tenants) watch() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.set.File == "" {
 		return
 	}
-	if v, err := versionOf(caddy.NewReplacer().ReplaceAll(l.set.File, "")); err != nil || v != l.version {
-		if p.readLimits() {
-			p.Logger().Info("the limits of tenants have changed", zap.String("file", l.set.File))
-		}
+	if v := l.set.version(); (v == "" || v != l.version) && l.read() {
+		l.pool.Logger().Info("the limits of tenants have changed", zap.String("file", l.set.File))
 	}
 }
 
-// readLimits sets the limits. The lock of tenants is held.
-func (p *Pool) readLimits() bool {
-	l := &p.tenants
-	tenants, version, err := l.set.tenants()
-	if l.version = version; err != nil {
-		p.Incidents.Raise(time.Now(), "the file of tenants cannot be read: its earlier limits hold", func() *zap.Logger { return p.Logger().With(zap.Error(err)) })
-		l.version = fileVersion{} // raises it again
+// read sets the limits. The caller holds the lock.
+func (l *tenants) read() bool {
+	l.version = l.set.version() // first: the file may change meanwhile
+	of, err := l.set.tenants()
+	if err != nil {
+		l.pool.Raise(time.Now(), "the file of tenants cannot be read: its earlier limits hold", zap.Error(err))
+		l.version = "" // raises it again
 		return false
 	}
 	weight := 1.0
 	if w := l.set.CachedWeight; w != nil {
 		weight = *w
 	}
-	p.Quota.Set(&quota.Settings{Default: l.set.Default, Classes: l.set.Classes, Tenants: tenants, CachedWeight: weight})
+	l.pool.Quota.Set(&quota.Settings{Default: l.set.Default, Classes: l.set.Classes, Tenants: of, CachedWeight: weight})
 	return true
 }

@@ -2,11 +2,24 @@ package pool
 
 import (
 	"maps"
+	"sync"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
+
+// Pairs are the pairs of a prefill and a decode worker between which a transfer has failed
+// lately. Neither worker is marked down for that.
+type Pairs struct {
+	mu    sync.Mutex
+	known map[[2]uint64]pair // by the workers' ids
+}
+
+type pair struct {
+	until   time.Time // it is remembered
+	silent  int       // decode phases in a row
+	avoided bool
+}
 
 const (
 	// pairAvoided is for how long requests avoid a pair of workers after a failed transfer.
@@ -18,11 +31,10 @@ const (
 	maxPairs = 4096
 )
 
-// PairFailed records that a transfer between two workers failed, or that its decode phase was silent. It
+// Failed records that a transfer between two workers failed, or that its decode phase was silent. It
 // returns whether requests now avoid the pair. A transfer that began before a worker's restart says nothing
 // of its new engine.
-func (p *Pool) PairFailed(prefill, decode *worker.Worker, silent bool, begun, t time.Time) bool {
-	f := &p.pairs
+func (f *Pairs) Failed(prefill, decode *worker.Worker, silent bool, begun, t time.Time) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if prefill.RestartedSince(begun) || decode.RestartedSince(begun) {
@@ -42,17 +54,15 @@ func (p *Pool) PairFailed(prefill, decode *worker.Worker, silent bool, begun, t 
 	return one.avoided
 }
 
-// PairWorks records that a decode worker has got a prompt from a prefill worker.
-func (p *Pool) PairWorks(prefill, decode *worker.Worker) {
-	f := &p.pairs
+// Work records that a decode worker has got a prompt from a prefill worker.
+func (f *Pairs) Work(prefill, decode *worker.Worker) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.known, [2]uint64{prefill.ID, decode.ID})
 }
 
-// Avoids returns whether requests avoid a pair of workers.
-func (p *Pool) Avoids(prefill, decode *worker.Worker, t time.Time) bool {
-	f := &p.pairs
+// Avoid returns whether requests avoid a pair of workers.
+func (f *Pairs) Avoid(prefill, decode *worker.Worker, t time.Time) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	one := f.known[[2]uint64{prefill.ID, decode.ID}]
@@ -60,22 +70,8 @@ func (p *Pool) Avoids(prefill, decode *worker.Worker, t time.Time) bool {
 }
 
 // forget ends what was found of a worker's engine, which has restarted.
-func (f *pairs) forget(id uint64) {
+func (f *Pairs) forget(id uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	maps.DeleteFunc(f.known, func(key [2]uint64, _ pair) bool { return key[0] == id || key[1] == id })
-}
-
-// Forecast predicts how long the prefill phase of a request would take on the best worker for it,
-// without a booking. The worker is nil if there is none. full: all workers for it are full.
-func (p *Pool) Forecast(want *Wants, o Offers, t time.Time, r *kvscore.Request, by kvscore.Policy, rule kvscore.SplitRule) (a kvscore.Split, w *worker.Worker, full bool) {
-	c := p.Candidates(want, o, nil, t)
-	defer p.Return(c)
-	if len(c.Targets) == 0 {
-		return a, nil, len(c.Full) > 0
-	}
-	scored := *r
-	scored.Phase, scored.Split = kvscore.PhasePrefill, kvscore.Split{}
-	a = p.Scheduler.Forecast(t, &scored, c.Targets, by, rule, &c.Sel)
-	return a, c.Workers[a.Position], false
 }

@@ -5,8 +5,6 @@ package pool
 
 import (
 	"context"
-	"errors"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,7 +17,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/quota"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/caddyserver/caddy/v2"
 )
@@ -34,48 +31,47 @@ const DefaultName = "default"
 // Destruct, which ends only its upkeep.
 type Pool struct {
 	*registry
+	lifetime
 	Ratios    kvscore.Ratios
 	Asking    atomic.Int32                 // questions for token ids under way
 	keys      atomic.Pointer[journal.Keys] // of all hashes: nobody outside can choose collisions
 	Responses responses
-	joined    joined
-
-	agreeMu sync.Mutex
-	config  *prometheus.Registry // identifies the configuration that was last provisioned
-	agreed  *SharedSettings      // of its handlers
+	Members   members
+	agreement
 
 	Sessions *affinity.Sessions
 	Closer   Closer
 	queue    waiters
-	Spending spending
+	Budget   budget
 	Promises Promises
 	Aborts   Aborts
 	Memory   body.Memory // of request bodies
-	pairs    pairs
+	Pairs    Pairs
 	Choices  observe.Choices
 	kept     kept
 	shared   shared
 	Quota    quota.Book
-	tenants  tenantsFile
+	Tenants  tenants
 
 	gathered sync.Pool // of *Candidates
-	life     context.Context
-	endLife  context.CancelFunc
-	tasks    sync.WaitGroup // see Go
+}
+
+// lifetime is what ends with a pool.
+type lifetime struct {
+	life    context.Context
+	endLife context.CancelFunc
+	tasks   sync.WaitGroup // see Go
 }
 
 // Life ends when the pool ends.
-func (p *Pool) Life() context.Context { return p.life }
+func (l *lifetime) Life() context.Context { return l.life }
 
 // Go runs a task that ends with the pool, unless the pool has ended. Destruct waits for it.
-func (p *Pool) Go(task func()) {
-	if p.life.Err() == nil {
-		p.tasks.Go(task)
+func (l *lifetime) Go(task func()) {
+	if l.life.Err() == nil {
+		l.tasks.Go(task)
 	}
 }
-
-// Serve records that a configuration begins to serve.
-func (p *Pool) Serve(t time.Time) { p.servingSince.Store(t.Unix()) }
 
 // kept is the pool's journal, and what keeps it on disk.
 type kept struct {
@@ -123,41 +119,6 @@ type shared struct {
 	sharer atomic.Pointer[journal.Sharer] // nil: it shares nothing
 }
 
-// Member is one configuration's way to its workers.
-type Member interface {
-	// Reaches returns whether a worker is one of the configuration's. The pool holds a
-	// lock.
-	Reaches(w *worker.Worker) bool
-	// Call posts a body to a worker, as a request of the router's own.
-	Call(ctx context.Context, w *worker.Worker, path string, body []byte) (status int, answer []byte, err error)
-}
-
-// joined are the configurations that have joined a pool, the newest last.
-type joined struct {
-	mu   sync.Mutex
-	list []*membership
-}
-
-// membership is a configuration in a pool. One that has ended stays for WorkerGrace if it is
-// the only way to a worker, because sessions are left to be closed there.
-type membership struct {
-	Member
-	left time.Time // zero: the configuration has not ended
-}
-
-// pairs are the pairs of a prefill and a decode worker between which a transfer has failed
-// lately. Neither worker is marked down for that.
-type pairs struct {
-	mu    sync.Mutex
-	known map[[2]uint64]pair // by the workers' ids
-}
-
-type pair struct {
-	until   time.Time // it is remembered
-	silent  int       // decode phases in a row
-	avoided bool
-}
-
 // Hashing returns how prompts are divided into blocks.
 func (p *Pool) Hashing() api.Options {
 	set := p.Settings.Load()
@@ -185,59 +146,4 @@ type Closer interface {
 	Await(ctx context.Context, w *worker.Worker, id string) error
 	// CloseAll closes all sessions that engines still keep, for the pool ends.
 	CloseAll()
-}
-
-// Join adds a configuration to the pool, until it calls leave.
-func (p *Pool) Join(m Member) (leave func()) {
-	one := &membership{Member: m}
-	p.joined.mu.Lock()
-	p.joined.list = append(p.joined.list, one)
-	p.joined.mu.Unlock()
-	p.pruneMembers(time.Now())
-	return sync.OnceFunc(func() {
-		p.joined.mu.Lock()
-		one.left = time.Now()
-		p.joined.mu.Unlock()
-		p.pruneMembers(time.Now())
-	})
-}
-
-// way returns the configuration by which the router reaches a worker: the newest, or the one that
-// ended last if all have ended. nil: there is none. The caller holds the lock.
-func (j *joined) way(w *worker.Worker) (m *membership) {
-	for _, one := range slices.Backward(j.list) {
-		switch {
-		case !one.Reaches(w):
-		case one.left.IsZero():
-			return one
-		case m == nil || one.left.After(m.left):
-			m = one
-		}
-	}
-	return m
-}
-
-// pruneMembers forgets the configurations that have ended and are no worker's only way.
-func (p *Pool) pruneMembers(t time.Time) {
-	workers := p.All()
-	p.joined.mu.Lock()
-	defer p.joined.mu.Unlock()
-	needed := make(map[*membership]bool)
-	for _, w := range workers {
-		needed[p.joined.way(w)] = true
-	}
-	p.joined.list = slices.DeleteFunc(p.joined.list, func(m *membership) bool {
-		return !m.left.IsZero() && (!needed[m] || t.Sub(m.left) > WorkerGrace)
-	})
-}
-
-// Call posts a body to a worker by a configuration that has it.
-func (p *Pool) Call(ctx context.Context, w *worker.Worker, path string, body []byte) (status int, answer []byte, err error) {
-	p.joined.mu.Lock()
-	m := p.joined.way(w)
-	p.joined.mu.Unlock()
-	if m == nil {
-		return 0, nil, errors.New("no configuration has the worker")
-	}
-	return m.Call(ctx, w, path, body)
 }

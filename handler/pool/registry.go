@@ -58,6 +58,9 @@ type registry struct {
 	blockSize int                       // of the engines, in tokens; 0 if they do not agree
 }
 
+// Serve records that a configuration begins to serve.
+func (r *registry) Serve(t time.Time) { r.servingSince.Store(t.Unix()) }
+
 // Worker returns the worker behind an address. It makes a new one known to the pool.
 func (r *registry) Worker(dial string) *worker.Worker {
 	if w := r.Known(dial); w != nil {
@@ -68,7 +71,7 @@ func (r *registry) Worker(dial string) *worker.Worker {
 	}
 	w := r.other(dial)
 	if w == r.overflow {
-		r.Incidents.Raise(time.Now(), "more worker addresses than the router tracks", r.Logger)
+		r.Raise(time.Now(), "more worker addresses than the router tracks")
 	}
 	return w
 }
@@ -163,6 +166,35 @@ func (r *registry) renumber(s *Settings) {
 		fresh.Succeed(w)
 		fresh.Describe(s.Worker(w.Dial), w.Engine().Info)
 	}
+}
+
+// adopt replaces the settings, and returns the old ones.
+func (r *registry) adopt(s *Settings) (old *Settings) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.adoptBlockSize(s)
+	old = r.Settings.Swap(s)
+	for dial := range old.Upstreams {
+		if w := r.workers[dial]; w != nil && !s.Upstreams[dial] {
+			w.See(time.Now().Unix()) // it was an upstream until now
+		}
+	}
+	r.overflow.Configure(s.Worker(dialOverflow))
+	r.Scheduler.Apply(s.schedulerSettings())
+	r.renumber(s)
+	for dial, w := range r.workers {
+		set := s.Worker(dial)
+		if w.Describe(set, w.Engine().Info) {
+			r.layout.Add(1)
+		}
+		r.declareRanks(w, set)
+		if s.Others || s.Upstreams[dial] { // else requests may still wait for it with the old limit
+			w.LimitSlots(set)
+		}
+		w.Configure(set)
+	}
+	r.declareAll(s)
+	return old
 }
 
 // newOverflow makes the worker that stands for all upstreams above maxOverflow. It has no
@@ -282,6 +314,11 @@ func (r *registry) Logger() *zap.Logger {
 	return log.WithOptions(zap.WrapCore(func(c zapcore.Core) zapcore.Core {
 		return zapcore.NewTee(c, emitter{to: r.events})
 	})).With(zap.String("pool", r.Name))
+}
+
+// Raise records that a condition is met. The fields are in the log if it begins.
+func (r *registry) Raise(t time.Time, condition string, fields ...zap.Field) {
+	r.Incidents.Raise(t, condition, func() *zap.Logger { return r.Logger().With(fields...) })
 }
 
 // maxClaimed bounds how many ranks an engine can claim. Each is a target, with a stream of KV events.

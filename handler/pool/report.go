@@ -5,7 +5,6 @@ import (
 	"errors"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -58,7 +57,6 @@ func (p *Pool) Report(w *worker.Worker, o Outcome) {
 			p.logWell(w)
 		}
 	case OutcomeRefused:
-		w.AskAgain() // it may have restarted
 		p.away(w, worker.Refusing, o.Why)
 	case OutcomeUnreachable:
 		p.away(w, worker.Unreachable, o.Why)
@@ -75,7 +73,7 @@ func (p *Pool) Report(w *worker.Worker, o Outcome) {
 			p.markDown(w, t, &o)
 		}
 	case OutcomeLimited:
-		p.limited(t, o.Why)
+		p.Raise(t, "the router's own system has no room for a connection", zap.String("error", o.Why))
 	}
 }
 
@@ -125,7 +123,7 @@ func (p *Pool) ClearCache(w *worker.Worker, why string) {
 	p.kept.journal.LostCache(w.ID)
 	if why != observe.ClearedReset {
 		w.Restarted()
-		p.pairs.forget(w.ID)
+		p.Pairs.forget(w.ID)
 	}
 	if why == observe.ClearedRefused || why == observe.ClearedRestarted {
 		w.EndHung() // the process that hung has ended
@@ -155,44 +153,30 @@ func (p *Pool) away(w *worker.Worker, r worker.Reach, why string) {
 	}
 }
 
-// answered records that a worker answered, and removes the mark that its absence set.
+// answered records that a worker answered.
 func (p *Pool) answered(w *worker.Worker) {
-	previous, wasAbsent := w.Health.Answered()
-	if previous.Away() {
-		w.AskSoon()
-	}
-	if wasAbsent {
+	if wasAbsent := w.Answered(); wasAbsent {
 		p.logWell(w)
-	}
-}
-
-// Connected records that the router could connect to a worker.
-func (p *Pool) Connected(w *worker.Worker) {
-	if previous := w.Health.Connected(time.Now()); previous == worker.Refusing || previous == worker.Unreachable {
-		w.AskSoon()
 	}
 }
 
 // RecordOwnRequest records how a request of the router's own ended, and returns whether
 // the worker answered. status is 0 if it did not.
 func (p *Pool) RecordOwnRequest(ctx context.Context, w *worker.Worker, status int, err error) bool {
-	var dial reverseproxy.DialError
-	switch {
-	case status != 0:
+	if status != 0 {
 		w.AnsweredRouter(time.Now())
 		p.answered(w)
+		return true
+	}
+	switch o := Unanswered(err); {
 	case errors.Is(ctx.Err(), context.Canceled): // the configuration has ended
-	case Limited(err):
-		p.limited(time.Now(), err.Error())
-	case Refused(err):
-		p.away(w, worker.Refusing, err.Error())
-	case errors.As(err, &dial):
-		p.away(w, worker.Unreachable, err.Error())
+	case o.Kind != OutcomeBroken:
+		p.Report(w, o)
 	default:
 		w.AskAgain()
 		p.unanswered(w, err)
 	}
-	return status != 0
+	return false
 }
 
 // unanswered records that a worker left a request of the router's own unanswered. A
@@ -206,6 +190,22 @@ func (p *Pool) unanswered(w *worker.Worker, err error) {
 	}
 }
 
+// Unanswered returns the outcome of an attempt that ended with an error.
+func Unanswered(err error) Outcome {
+	o := Outcome{Kind: OutcomeBroken, Why: err.Error()}
+	if slices.ContainsFunc(ownLimits, func(limit syscall.Errno) bool { return strings.Contains(o.Why, limit.Error()) }) {
+		o.Kind = OutcomeLimited
+	} else if Refused(err) {
+		o.Kind = OutcomeRefused
+	} else if _, unconnected := errors.AsType[reverseproxy.DialError](err); unconnected {
+		o.Kind = OutcomeUnreachable
+	}
+	return o
+}
+
+// ownLimits are errors that say nothing of a worker. See Refused for why their text is read.
+var ownLimits = []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.EADDRNOTAVAIL}
+
 // Refused returns whether nothing listens at the worker's address. Caddy's dial error
 // keeps only the text of the system's error. A name server or forward proxy that refuses
 // connections says nothing of the worker.
@@ -215,78 +215,11 @@ func Refused(err error) bool {
 		!strings.Contains(text, "lookup ") && !strings.Contains(text, "proxyconnect ")
 }
 
-// Limited returns whether a limit of the router's own system has prevented a connection. That says
-// nothing of the worker. See Refused for why it reads the text.
-func Limited(err error) bool {
-	return slices.ContainsFunc(ownLimits, func(limit syscall.Errno) bool { return strings.Contains(err.Error(), limit.Error()) })
-}
-
-var ownLimits = []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.EADDRNOTAVAIL}
-
-// limited raises the condition of such a limit.
-func (p *Pool) limited(t time.Time, why string) {
-	p.Incidents.Raise(t, "the router's own system has no room for a connection", func() *zap.Logger {
-		return p.Logger().With(zap.String("error", why))
-	})
-}
-
 // noteOutliers raises a condition while errors set a worker apart from its peers.
-func (p *Pool) noteOutliers(t time.Time) {
-	for _, w := range p.All() {
-		if load := p.Load(t, w); load.ErrorsApart() {
-			p.Incidents.Raise(t, "a worker answers with errors or nothing, unlike the others", p.Logger)
+func (r *registry) noteOutliers(t time.Time) {
+	for _, w := range r.All() {
+		if load := r.Load(t, w); load.ErrorsApart() {
+			r.Raise(t, "a worker answers with errors or nothing, unlike the others")
 		}
 	}
-}
-
-// MayRetry charges one more retry to the pool's budget, unless that would exceed it.
-func (p *Pool) MayRetry(t time.Time) bool {
-	if p.Spending.retry(t, p.Settings.Load().RetryBudget) {
-		return true
-	}
-	observe.RetryDenied(p.Name, 1)
-	p.Incidents.Raise(t, "retry budget spent", p.Logger)
-	return false
-}
-
-// budgetMemory is how long the budget compares retries with requests.
-const budgetMemory = 10 * time.Second
-
-// spending counts a pool's requests and its charged retries.
-type spending struct {
-	mu     sync.Mutex
-	recent observe.Decaying // requests, and the retries beside them
-}
-
-// Request counts a request.
-func (s *spending) Request(now time.Time) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.recent.To(now, budgetMemory).All++
-}
-
-// retry charges one more retry to the budget, unless that would exceed it.
-func (s *spending) retry(now time.Time, b *RetryBudget) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.isSpent(now, b) {
-		return false
-	}
-	s.recent.Some++
-	return true
-}
-
-// Spent returns whether the budget has no room for one more retry.
-func (s *spending) Spent(now time.Time, b *RetryBudget) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.isSpent(now, b)
-}
-
-// isSpent is Spent: there is less than a twentieth of a retry left, or half of a small budget. The caller
-// holds the lock.
-func (s *spending) isSpent(now time.Time, b *RetryBudget) bool {
-	r := s.recent.To(now, budgetMemory)
-	most := b.Percent/100*r.All + b.PerSecond*budgetMemory.Seconds()
-	return most <= 0 || r.Some > most-min(0.05, most/2)
 }

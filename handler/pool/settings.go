@@ -9,11 +9,13 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/caddyserver/caddy/v2"
 )
@@ -320,3 +322,28 @@ type SharedSettings struct{ all atomic.Pointer[Settings] }
 
 // Get returns the settings, with defaults.
 func (s *SharedSettings) Get() *Settings { return s.all.Load().WithDefaults() }
+
+// agreement is what the handlers of one configuration agree on.
+type agreement struct {
+	agreeMu sync.Mutex
+	config  *prometheus.Registry // identifies the configuration that was last provisioned
+	agreed  *SharedSettings
+}
+
+// Agree adds the settings of one handler, and returns those of all handlers of its
+// configuration. The metrics registry identifies the configuration.
+func (a *agreement) Agree(config *prometheus.Registry, s *Settings) (*SharedSettings, error) {
+	a.agreeMu.Lock()
+	defer a.agreeMu.Unlock()
+	if a.config != config || a.agreed == nil {
+		a.config, a.agreed = config, new(SharedSettings)
+		a.agreed.all.Store(s)
+		return a.agreed, nil
+	}
+	all, err := a.agreed.all.Load().merge(s)
+	if err != nil {
+		return nil, fmt.Errorf("handlers that name it contradict each other: %w", err)
+	}
+	a.agreed.all.Store(all)
+	return a.agreed, nil
+}

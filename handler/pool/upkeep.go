@@ -2,7 +2,6 @@ package pool
 
 import (
 	"context"
-	"fmt"
 	"math/rand/v2"
 	"reflect"
 	"time"
@@ -12,7 +11,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 )
 
@@ -52,6 +50,7 @@ func New(name string, s *Settings, closer func(*Pool) Closer) (*Pool, error) {
 	p.Scheduler.SetJournal(&p.kept.journal)
 	p.Scheduler.OnLost(p.lostCache)
 	p.Responses.journal = &p.kept.journal
+	p.Members.workers, p.Budget.pool, p.Tenants.pool = p.registry, p.registry, p
 	p.Quota.Journal = &p.kept.journal
 	p.Settings.Store(s)
 	p.queue.workers = p.registry
@@ -80,54 +79,13 @@ func (p *Pool) Destruct() error {
 	return p.Sessions.Close()
 }
 
-// Agree adds the settings of one handler, and returns those of all handlers of its
-// configuration. The metrics registry identifies the configuration.
-func (p *Pool) Agree(config *prometheus.Registry, s *Settings) (*SharedSettings, error) {
-	p.agreeMu.Lock()
-	defer p.agreeMu.Unlock()
-	if p.config != config || p.agreed == nil {
-		p.config, p.agreed = config, new(SharedSettings)
-		p.agreed.all.Store(s)
-		return p.agreed, nil
-	}
-	all, err := p.agreed.all.Load().merge(s)
-	if err != nil {
-		return nil, fmt.Errorf("pool %s: handlers that name it contradict each other: %w", p.Name, err)
-	}
-	p.agreed.all.Store(all)
-	return p.agreed, nil
-}
-
 // Apply replaces the pool's settings, and returns whether they changed.
 func (p *Pool) Apply(s *Settings) bool {
-	defer p.queue.reviewAll() // after the unlock
-	defer p.findAliases()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.adoptBlockSize(s)
-	old := p.Settings.Swap(s)
-	for dial := range old.Upstreams {
-		if w := p.workers[dial]; w != nil && !s.Upstreams[dial] {
-			w.See(time.Now().Unix()) // it was an upstream until now
-		}
-	}
-	p.overflow.Configure(s.Worker(dialOverflow))
-	p.Scheduler.Apply(s.schedulerSettings())
-	go p.settleCaches()
+	old := p.adopt(s)
+	p.findAliases()
 	p.Sessions.SetMaxSessions(s.MaxSessions)
-	p.renumber(s)
-	for dial, w := range p.workers {
-		set := s.Worker(dial)
-		if w.Describe(set, w.Engine().Info) {
-			p.layout.Add(1)
-		}
-		p.declareRanks(w, set)
-		if s.Others || s.Upstreams[dial] { // else requests may still wait for it with the old limit
-			w.LimitSlots(set)
-		}
-		w.Configure(set)
-	}
-	p.declareAll(s)
+	go p.settleCaches()
+	p.queue.reviewAll()
 	return !reflect.DeepEqual(old, s)
 }
 
@@ -157,13 +115,13 @@ func (p *Pool) maintain() {
 			}
 			if n := p.Scheduler.Stats().Untracked; n > untracked {
 				untracked = n
-				p.Incidents.Raise(t, "no room in the cache model for some prompts", p.Logger)
+				p.Raise(t, "no room in the cache model for some prompts")
 			}
 			p.noteOutliers(t)
 			p.forget(t)
-			p.pruneMembers(t)
+			p.Members.prune(t)
 			p.watchJournal(t)
-			p.watchLimits()
+			p.Tenants.watch()
 			p.Incidents.End(t, p.Logger())
 		}
 	}

@@ -205,9 +205,7 @@ func (s *Request) Ways(c *pool.Candidates) (kvscore.Split, []kvscore.Way) {
 	if offers.Table == nil || !offers.Table.Split || s.WhyWhole() != "" {
 		return s.Forecast, nil
 	}
-	var full bool
-	want := s.wants()
-	s.Forecast, s.Prefill, full = s.Pool.Forecast(&want, offers, c.At, &s.Plan.Score, s.Of.Policy(), s.rule())
+	full := s.forecast(offers, c.At)
 	// even the best one may be marked down or drain; a request that names it goes there nevertheless
 	pins, _ := s.Plan.PinsPrefill()
 	lacks := s.Prefill != nil && !pins && !s.Prefill.TakesRequests(c.At)
@@ -227,6 +225,22 @@ func (s *Request) Ways(c *pool.Candidates) (kvscore.Split, []kvscore.Way) {
 	return s.Forecast, c.Ways
 }
 
+// forecast predicts how long the prefill phase would take on the best worker for it, without a booking.
+// full: all workers for it are full.
+func (s *Request) forecast(offers pool.Offers, t time.Time) (full bool) {
+	want := s.wants()
+	c := s.Pool.Candidates(&want, offers, nil, t)
+	defer s.Pool.Return(c)
+	if len(c.Targets) == 0 {
+		return len(c.Full) > 0
+	}
+	scored := s.Plan.Score
+	scored.Phase, scored.Split = kvscore.PhasePrefill, kvscore.Split{}
+	s.Forecast = s.Pool.Scheduler.Forecast(t, &scored, c.Targets, s.Of.Policy(), s.rule(), &c.Sel)
+	s.Prefill = c.Workers[s.Forecast.Position]
+	return false
+}
+
 // way returns how a worker can serve the request. If all prefill workers are full, only a
 // request that must be split waits for them.
 func (s *Request) way(w *worker.Worker, lacks bool, t time.Time) kvscore.Way {
@@ -240,7 +254,7 @@ func (s *Request) way(w *worker.Worker, lacks bool, t time.Time) kvscore.Way {
 			return kvscore.EitherWay
 		}
 		return kvscore.OnlyWhole
-	case !s.Prefill.Engine().Pairs(w.Engine(), s.Plan.Name) || s.Pool.Avoids(s.Prefill, w, t):
+	case !s.Prefill.Engine().Pairs(w.Engine(), s.Plan.Name) || s.Pool.Pairs.Avoid(s.Prefill, w, t):
 		return kvscore.OnlyWhole
 	}
 	return kvscore.EitherWay
@@ -294,14 +308,14 @@ func (s *Request) Answered(l *Phases, good bool) {
 	}
 	of := s.Pool
 	if l != nil {
-		of.PairWorks(l.Prefill.Worker, l.Decode.Worker)
+		of.Pairs.Work(l.Prefill.Worker, l.Decode.Worker)
 	}
 	if s.refused {
 		of.Incidents.Raise(time.Now(), "prefill workers do not hand over their prompts, and requests go whole to others", of.Logger)
 		s.refused = false
 	}
 	if s.blame[0] != nil && (l == nil || s.blame != [2]*worker.Worker{l.Prefill.Worker, l.Decode.Worker}) {
-		if of.PairFailed(s.blame[0], s.blame[1], s.silent, s.blamed, time.Now()) {
+		if of.Pairs.Failed(s.blame[0], s.blame[1], s.silent, s.blamed, time.Now()) {
 			of.Incidents.Raise(time.Now(), "transfers between a prefill and a decode worker fail, and requests avoid the pair", of.Logger)
 		}
 		s.blame = [2]*worker.Worker{}

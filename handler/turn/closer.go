@@ -160,7 +160,7 @@ func (c *closer) ask(w *worker.Worker, id string) (outcome string) {
 		}
 		call := engine.CloseSession(id)
 		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
-		status, _, err := c.pool.Call(ctx, w, call.Path, call.Body)
+		status, _, err := c.pool.Members.Call(ctx, w, call.Path, call.Body)
 		cancel()
 		if err == nil && engine.Closed(status) {
 			return "closed"

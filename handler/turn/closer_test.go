@@ -52,7 +52,7 @@ func testPool(t *testing.T) (*pool.Pool, *worker.Worker, *closingEngine) {
 	}
 	w, e := p.Worker("127.0.0.1:1"), &closingEngine{next: make(chan int)}
 	p.SetInfo(w, engine.Info{Type: engine.SGLang})
-	p.Join(e)
+	p.Members.Join(e)
 	return p, w, e
 }
 
