@@ -308,6 +308,8 @@ func (h *Handler) report(r *http.Request, report *dispatch.Report) {
 	h.dispatcher.PoolMetrics.Requests[report.Outcome].Inc()
 	if repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
 		user, _ := repl.GetString("http.auth.user.id")
+		report.Class, _ = repl.GetString("http.kv_router.class")
+		report.Tenant, _ = repl.GetString("http.kv_router.tenant")
 		h.metrics.CountUser(h.Pool, user, report)
 	}
 	if extra, ok := r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok && report.Logged() {

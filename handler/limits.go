@@ -14,6 +14,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/quota"
 	"go.uber.org/zap"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 )
 
@@ -65,6 +66,9 @@ func (h *Handler) reserve(w http.ResponseWriter, p *plan.Plan, now time.Time) (*
 		return res, nil
 	}
 	exceeded.Headers(w.Header().Set)
+	if repl, ok := p.HTTP.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
+		repl.Map(p.Placeholder) // for the access log
+	}
 	h.pool.Incidents.Raise(now, "tenants have reached their limits, and the router refuses their requests", h.pool.Logger)
 	if exceeded.First {
 		h.pool.Logger().Warn("a tenant has reached a limit", zap.String("tenant", exceeded.Tenant),

@@ -322,15 +322,15 @@ func TestTurnedAwayRequestsAreToldSo(t *testing.T) {
 				for line := range strings.Lines(string(data)) {
 					var entry struct {
 						Router *struct {
-							Outcome string
-							Wait    float64 `json:"queue_wait"`
+							Outcome, Refused string
+							Wait             float64 `json:"queue_wait"`
 						} `json:"kv_router"`
 					}
 					if json.Unmarshal([]byte(line), &entry) == nil && entry.Router != nil {
-						lines[fmt.Sprintf("%s %v", entry.Router.Outcome, entry.Router.Wait > 0)]++
+						lines[fmt.Sprintf("%s %s %v", entry.Router.Outcome, entry.Router.Refused, entry.Router.Wait > 0)]++
 					}
 				}
-				return err == nil && len(lines) == 4
+				return err == nil && len(lines) == 4 && lines["queue_rejected queue_full false"] == 1 && lines["queue_rejected queue_timeout true"] == 1
 			})
 			for _, line := range []string{markedDown, "no worker"} {
 				if n := s.logged(t, line); n != 0 {

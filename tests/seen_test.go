@@ -85,20 +85,27 @@ func TestPoolLinesFollowTheLogs(t *testing.T) {
 	}
 }
 
-// TestRefusedRequestsAreLogged looks for refusals in the access log.
+// TestRefusedRequestsAreLogged looks for refusals in the access log, with their codes, classes and tenants.
 func TestRefusedRequestsAreLogged(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
 	file := filepath.Join(t.TempDir(), "access.log")
-	s := startCaddy(t, fmt.Sprintf("log {\noutput file %s\nformat json\n}\n", file)+route(engines, "trust pins"))
+	s := startCaddy(t, fmt.Sprintf("log {\noutput file %s\nformat json\n}\n", file)+
+		route(engines, "trust pins", "tenant {header.X-Org}", "limit requests 1 per 1h", "class chat {\nmatch path *\n}"))
 	c := ask("hello")
+	s.mustChat(t, c, "X-Org", "acme")
+	if a := s.chat(t.Context(), c, "X-Org", "acme"); a.status != http.StatusTooManyRequests {
+		t.Fatalf("status %d, body %q", a.status, a.body)
+	}
 	for _, nvext := range []string{`{"backend_instance_id":77}`, `5`} {
 		c.Nvext = []byte(nvext)
 		if a := s.chat(t.Context(), c); a.status != http.StatusBadRequest {
 			t.Fatalf("nvext %s: status %d, body %q", nvext, a.status, a.body)
 		}
 	}
-	eventually(t, "both refusals in the access log", func() bool {
+	eventually(t, "the refusals in the access log", func() bool {
 		data, _ := os.ReadFile(file)
-		return bytes.Count(data, []byte(`"kv_router":{"outcome":"rejected"`)) == 2
+		count := func(line string) int { return bytes.Count(data, []byte(line)) }
+		return count(`"kv_router":{"outcome":"rejected","refused":`) == 3 && count(`"refused":"rate_limit_exceeded","class":"chat","tenant":"acme"`) == 1 &&
+			count(`"outcome":"ok","class":"chat","tenant":"acme"`) == 1
 	})
 }

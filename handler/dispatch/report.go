@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/quota"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
@@ -20,8 +21,9 @@ type Report struct {
 	Outcome  string
 	Attempts int
 	Waited   time.Duration // in the queue, over all attempts
-	// TurnedAway says that the router refused the request because all workers were full.
-	TurnedAway bool
+	Code     string        // of the router's refusal; empty if it refused nothing, or no worker answered
+	// Class and Tenant are the request's, as placeholders have them.
+	Class, Tenant string
 
 	// attempt is the one that answered, else the last one; nil if no worker was chosen.
 	attempt *attempt.Attempt
@@ -41,9 +43,15 @@ type Report struct {
 // report sums up the request, which has ended.
 func (d *Dispatch) report() *Report {
 	r := &Report{
-		Outcome: d.outcome(), Attempts: d.attempts, Waited: d.wait.waited, TurnedAway: d.wait.turnedAway != nil,
+		Outcome: d.outcome(), Attempts: d.attempts, Waited: d.wait.waited,
 		attempt: d.reported(), Err: cmp.Or(d.failure, d.err),
 		Counts: response.Counts{Prompt: -1, Completion: -1, Cached: -1},
+	}
+	if r.Tenant = d.plan.Tenant.Name; d.plan.Class != nil {
+		r.Class = d.plan.Class.Name
+	}
+	if away := d.wait.turnedAway; away != nil {
+		r.Code = away.Code
 	}
 	o := d.answer
 	if o == nil {
@@ -65,8 +73,8 @@ func (d *Dispatch) report() *Report {
 }
 
 // Refused returns the report of a request that was refused before a worker was chosen.
-func Refused(outcome string, err error) *Report {
-	return &Report{Outcome: outcome, Err: err, Counts: response.Counts{Prompt: -1, Completion: -1, Cached: -1}}
+func Refused(outcome string, err *api.Refusal) *Report {
+	return &Report{Outcome: outcome, Code: err.Code, Err: err, Counts: response.Counts{Prompt: -1, Completion: -1, Cached: -1}}
 }
 
 // reportFacts are what a report shows in the access log and in the request's span, by their
@@ -76,6 +84,9 @@ var reportFacts = [...]struct {
 	of           func(*Report) any
 }{
 	{access: "outcome", span: "outcome", of: func(r *Report) any { return r.Outcome }},
+	{access: "refused", span: "refused", of: func(r *Report) any { return attempt.When(r.Code != "", r.Code) }},
+	{access: "class", span: "class", of: func(r *Report) any { return attempt.When(r.Class != "", r.Class) }},
+	{access: "tenant", span: "tenant", of: func(r *Report) any { return attempt.When(r.Tenant != "", r.Tenant) }},
 	{access: "attempts", span: "attempts", of: func(r *Report) any { return int64(r.Attempts) }},
 	{access: "resumed", span: "resumed", of: func(r *Report) any { return attempt.When(r.Resumed > 0, int64(r.Resumed)) }},
 	{access: "queue_wait", span: "queue_wait_seconds", of: func(r *Report) any { return attempt.When(r.Waited != 0, r.Waited.Seconds()) }},
@@ -167,7 +178,7 @@ func (r *Report) fault() (why string, bad bool) {
 // Logged returns whether the access log has the report: a worker was chosen, or the request
 // waited for one or was refused.
 func (r *Report) Logged() bool {
-	return r.attempt != nil || r.Waited > 0 || r.TurnedAway || r.Attempts == 0 && r.Err != nil
+	return r.attempt != nil || r.Waited > 0 || r.Code != "" || r.Attempts == 0 && r.Err != nil
 }
 
 // outcome returns the outcome of the request, as metrics name it.

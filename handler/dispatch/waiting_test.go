@@ -86,8 +86,8 @@ func TestFullQueueRejectsNoHeldAnswer(t *testing.T) {
 		if resp, err := d.giveUp(pool.ErrNoWorker); (resp != nil) != held || (err == nil) != held {
 			t.Errorf("held %v: an answer %v, error %v", held, resp != nil, err)
 		}
-		if r := d.End(); r.TurnedAway == held {
-			t.Errorf("held %v: the report says rejected %v", held, r.TurnedAway)
+		if r := d.End(); (r.Code != "") == held {
+			t.Errorf("held %v: the report says rejected %v", held, r.Code)
 		}
 	}
 }
