@@ -41,18 +41,6 @@ func (q *awaiting) remove(l *Lease, at time.Time, seen bool) {
 	}
 }
 
-// ran returns for how many milliseconds the first prefill has run. If its start is
-// unknown, ran sets it to now, except in a dry run.
-func (q *awaiting) ran(now time.Time, dry bool) float64 {
-	if q.since.IsZero() {
-		if !dry {
-			q.since = now
-		}
-		return 0
-	}
-	return max(0, milliseconds(now.Sub(q.since)))
-}
-
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
 // maxOverdue bounds the delay that an overdue prefill adds to those after it, in
@@ -70,7 +58,13 @@ func (s *Scheduler) wait(ld *load, now time.Time, dry bool, factor, context floa
 	first := q.leases[0]
 	head := factor * s.latency.predict(featuresOf(0, first.work, context))
 	all := factor * s.latency.predict(featuresOf(0, q.work, context))
-	ran := q.ran(now, dry)
+	ran := 0.0 // how long the first prefill has run
+	switch {
+	case !q.since.IsZero():
+		ran = max(0, milliseconds(now.Sub(q.since)))
+	case !dry: // its start is unknown
+		q.since = now
+	}
 	if late := ran - factor*s.latency.predict(featuresOf(1, first.work, context)); late > 0 && !first.passed {
 		return all - head + min(late, maxOverdue)
 	}

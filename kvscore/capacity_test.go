@@ -16,7 +16,7 @@ type served struct {
 }
 
 func newServed(tokens int64) *served {
-	e := &served{caches: cache.New(cache.Settings{Memory: 1 << 30, BlockSize: 16})}
+	e := &served{caches: cache.New(1<<30, 16)}
 	e.slot = e.caches.Open(Target{}, tokens)
 	return e
 }

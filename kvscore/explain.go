@@ -31,24 +31,27 @@ func (s *Selection) drawAny() {
 // and cost in sel, with costs even if bound names a target. It books and remembers
 // nothing: it sets sel.Dry for the policy.
 func (s *Scheduler) Explain(now time.Time, r *Request, targets []Target, bound int, p Policy, sel *Selection) Explanation {
-	sel.Dry, sel.Drawn = true, sel.Drawn[:0]
-	if len(targets) == 0 {
-		return Explanation{Chosen: -1, Preferred: -1}
-	}
-	s.lookUp(now, r, sel)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	among := sel.among(targets)
-	s.snapshot(now, r, among, sel)
-	e := Explanation{Preferred: s.choose(now, r, among, p, sel)}
-	sel.view.Drop()
-	e.Fault = sel.Fault
+	i := s.dry(now, r, sel.among(targets), p, sel)
+	e := Explanation{Chosen: i, Preferred: i, Fault: sel.Fault}
 	if len(sel.Drawn) > 1 {
 		e.Drawn = sel.Drawn
 	}
-	e.Chosen = e.Preferred
 	if bound >= 0 && bound < len(targets) {
 		e.Chosen = bound
 	}
 	return e
+}
+
+// dry returns the position that the policy would choose, -1 without targets.
+func (s *Scheduler) dry(now time.Time, r *Request, among []TargetRef, p Policy, sel *Selection) int {
+	sel.Dry, sel.Drawn, sel.Fault = true, sel.Drawn[:0], false
+	if len(among) == 0 {
+		return -1
+	}
+	s.lookUp(now, r, sel)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer sel.view.Drop()
+	s.snapshot(now, r, among, sel)
+	return s.choose(now, r, among, p, sel)
 }

@@ -43,28 +43,20 @@ type remainder struct {
 // A report may be a moment old and still include a request that has ended. Therefore the
 // smaller of two consecutive reports counts.
 func (s *Scheduler) ReportLoad(now time.Time, t Target, l EngineLoad) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	ld := s.targets[t]
-	if ld == nil {
-		return
-	}
-	ld.endDue(now)
-	r := remainder{requests: max(0, l.Running+l.Waiting-ld.requests), tokens: -1}
-	r.waiting = min(r.requests, max(0, l.Waiting-len(ld.awaiting.leases)))
-	if l.WaitingTokens >= 0 {
-		r.tokens = max(0, l.WaitingTokens-ld.prefill)
-	}
-	before := ld.external
-	ld.external = &external{reported: l, at: now, last: r, rest: r}
-	if before.counts(now) {
-		ld.external.rest = before.last.least(r)
-	}
-}
-
-// least returns the smaller of two remainders.
-func (r remainder) least(o remainder) remainder {
-	return remainder{min(r.requests, o.requests), min(r.waiting, o.waiting), min(r.tokens, o.tokens)}
+	s.with(t, func(ld *load) {
+		ld.endDue(now)
+		r := remainder{requests: max(0, l.Running+l.Waiting-ld.requests), tokens: -1}
+		r.waiting = min(r.requests, max(0, l.Waiting-len(ld.awaiting.leases)))
+		if l.WaitingTokens >= 0 {
+			r.tokens = max(0, l.WaitingTokens-ld.prefill)
+		}
+		before := ld.external
+		ld.external = &external{reported: l, at: now, last: r, rest: r}
+		if before.counts(now) {
+			o := &before.last
+			ld.external.rest = remainder{min(r.requests, o.requests), min(r.waiting, o.waiting), min(r.tokens, o.tokens)}
+		}
+	})
 }
 
 // counts returns whether there is a report that is not too old.

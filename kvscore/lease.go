@@ -95,62 +95,52 @@ func (l *Lease) quiet(now time.Time) time.Duration {
 	return now.Sub(l.booked) - time.Duration(l.seen.Load())
 }
 
-// tell tells the journal.
-func (l *Lease) tell(now time.Time, how Sign, tokens int64) {
-	if l.journaled != 0 {
-		l.scheduler.journal.Answered(l.journaled, now, how, tokens)
-	}
-}
-
 // FirstToken records the first token of a stream, or an answer of unknown length that was
 // not streamed. The prefill is over. The scheduler learns from the time of a stream.
-func (l *Lease) FirstToken(now time.Time) { l.prefillOver(now, SignFirstToken, l.streamed, 0) }
+func (l *Lease) FirstToken(now time.Time) {
+	l.prefillOver(now, showsToken, SignFirstToken, 0, l.streamed)
+}
 
 // Answered records an answer that was not streamed, with its length in tokens; -1 is
 // unknown. The scheduler learns a prefill time from a short answer.
 func (l *Lease) Answered(now time.Time, tokens int64) {
-	l.prefillOver(now, SignAnswered, tokens >= 0 && tokens <= shortAnswer, tokens)
+	l.prefillOver(now, showsToken, SignAnswered, tokens, tokens >= 0 && tokens <= shortAnswer)
 }
 
 // Prefilled records that the prefill is over, and that nothing shows how long it took.
-func (l *Lease) Prefilled(now time.Time) { l.prefilled(now, showsEnd) }
+func (l *Lease) Prefilled(now time.Time) { l.prefillOver(now, showsEnd, SignPrefilled, -1, false) }
 
 // Failed records an answer without a token: an error, or nothing. The target has not computed the
 // prompt, or in vain, and is free at once.
-func (l *Lease) Failed(now time.Time) { l.prefilled(now, showsFailure) }
+func (l *Lease) Failed(now time.Time) { l.prefillOver(now, showsFailure, SignPrefilled, -1, false) }
 
 // Mistaken is Failed for an error that is the client's mistake. It is no sign of a bad worker.
-func (l *Lease) Mistaken(now time.Time) { l.prefilled(now, showsMistake) }
+func (l *Lease) Mistaken(now time.Time) { l.prefillOver(now, showsMistake, SignPrefilled, -1, false) }
 
-func (l *Lease) prefilled(now time.Time, shown showing) {
+// prefillOver records the first sign that the prefill is over, and the answer's tokens if it was not
+// streamed. learn says that the sign shows how long the prefill took.
+func (l *Lease) prefillOver(now time.Time, shown showing, how Sign, answered int64, learn bool) {
 	defer l.roomier() // after the unlock
 	l.Alive(now)
-	l.scheduler.mu.Lock()
-	defer l.scheduler.mu.Unlock()
-	if l.ended || l.shown != showsNothing {
-		return
-	}
-	l.tell(now, SignPrefilled, -1)
-	l.shown, l.first = shown, now.Sub(l.booked)
-	l.computed(now, false) // an error does not wait for the prefills before it
-	if unspent := l.added - milliseconds(l.first); unspent > 0 {
-		l.load.recent.add(now, -unspent*decay(l.first))
-	}
-}
-
-func (l *Lease) prefillOver(now time.Time, how Sign, learn bool, answered int64) {
-	defer l.roomier() // after the unlock
-	l.Alive(now)
-	l.scheduler.mu.Lock()
-	defer l.scheduler.mu.Unlock()
-	if l.ended || l.shown != showsNothing {
-		return
-	}
-	l.tell(now, how, answered)
-	l.shown, l.first = showsToken, now.Sub(l.booked)
-	l.scheduler.prefilled += l.work.count()
-	l.answered.Store(max(l.answered.Load(), answered))
 	s := l.scheduler
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l.ended || l.shown != showsNothing {
+		return
+	}
+	if l.journaled != 0 {
+		s.journal.Answered(l.journaled, now, how, answered)
+	}
+	l.shown, l.first = shown, now.Sub(l.booked)
+	if shown != showsToken {
+		l.computed(now, false) // an error does not wait for the prefills before it
+		if unspent := l.added - milliseconds(l.first); unspent > 0 {
+			l.load.recent.add(now, -unspent*decay(l.first))
+		}
+		return
+	}
+	s.prefilled += l.work.count()
+	l.answered.Store(max(l.answered.Load(), answered))
 	if took := milliseconds(l.first); l.usual > max(shortest, fastest*took) {
 		l.shown = showsTooSoon
 		l.load.answers.paced(featuresOf(1, l.work, 0), took)
@@ -225,7 +215,10 @@ func (l *Lease) Ended(now time.Time, tokens int64, c Counts, computed bool, answ
 // and answer; nil is unknown.
 func (l *Lease) End(computed bool, answer []uint64) bool {
 	s := l.scheduler
-	first, lost := s.endNow(l, computed, answer)
+	s.mu.Lock()
+	first, lost := s.end(l, computed, answer), l.lost
+	l.lost = 0
+	s.mu.Unlock()
 	if lost > 0 && s.onLost != nil {
 		s.onLost(l.Target(), lost)
 	}
@@ -233,15 +226,6 @@ func (l *Lease) End(computed bool, answer []uint64) bool {
 		l.roomier()
 	}
 	return first
-}
-
-// endNow is End. lost are the tokens that the lease has shown to be lost.
-func (s *Scheduler) endNow(l *Lease, computed bool, answer []uint64) (first bool, lost int64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	first = s.end(l, computed, answer)
-	lost, l.lost = l.lost, 0
-	return first, lost
 }
 
 // end removes the lease from the load of its target. The lock is held.

@@ -30,14 +30,12 @@ type PrefixHash struct {
 	// request it has at most ceil(load_factor × requests / workers). At least 1. A factor
 	// of the number of workers or more bounds nothing. Default: `1.25`.
 	LoadFactor float64 `json:"load_factor"`
-
-	unknown LeastLoad // for prompts without blocks
 }
 
 // Choose implements Policy.
 func (p *PrefixHash) Choose(s *Selection) int {
 	if len(s.Blocks) == 0 {
-		return p.unknown.Choose(s)
+		return new(LeastLoad).Choose(s)
 	}
 	prefix, bound := p.prefix(s), p.bound(s)
 	best, most := -1, uint64(0)
@@ -51,7 +49,7 @@ func (p *PrefixHash) Choose(s *Selection) int {
 		}
 	}
 	if best < 0 { // a factor below 1 may allow none
-		return p.unknown.Choose(s)
+		return new(LeastLoad).Choose(s)
 	}
 	return best
 }

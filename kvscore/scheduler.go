@@ -52,8 +52,6 @@ type Scheduler struct {
 
 	depth, prefilled int64 // see SetDepth, Prefilled
 
-	fallback LeastLoad // for policies that return an invalid choice
-
 	expired, untracked, policyFaults uint64 // see Stats
 }
 
@@ -96,12 +94,8 @@ func NewScheduler(s Settings) *Scheduler {
 	sch.settings = s.withDefaults()
 	sch.latency = newEstimator()
 	sch.traffic.answer = assumedAnswer
-	sch.caches = cache.New(sch.settings.caches())
+	sch.caches = cache.New(sch.settings.Memory, sch.settings.BlockSize)
 	return sch
-}
-
-func (s *Settings) caches() cache.Settings {
-	return cache.Settings{Memory: s.Memory, BlockSize: s.BlockSize}
 }
 
 // Caches returns the cache models of the targets. The scheduler opens and closes their slots.
@@ -120,7 +114,7 @@ func (s *Scheduler) Apply(settings Settings) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.settings = settings.withDefaults()
-	s.caches.Apply(s.settings.caches())
+	s.caches.Apply(s.settings.Memory, s.settings.BlockSize)
 }
 
 // Declare adds a target, or changes the capacity of its KV cache, in tokens. 0 stands for
@@ -151,27 +145,28 @@ func (s *Scheduler) declare(t Target, capacity int64) *load {
 	return ld
 }
 
-// SetPage sets the tokens in the smallest block that a target's engine reuses. 0 is unknown
-// and stands for Settings.BlockSize.
-func (s *Scheduler) SetPage(t Target, tokens int64) {
+// with calls f with the load of a target, if that is known. The lock is held meanwhile.
+func (s *Scheduler) with(t Target, f func(ld *load)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if ld := s.targets[t]; ld != nil {
-		ld.slot.SetPage(max(0, tokens))
+		f(ld)
 	}
+}
+
+// SetPage sets the tokens in the smallest block that a target's engine reuses. 0 is unknown
+// and stands for Settings.BlockSize.
+func (s *Scheduler) SetPage(t Target, tokens int64) {
+	s.with(t, func(ld *load) { ld.slot.SetPage(max(0, tokens)) })
 }
 
 // Clear records that a target has lost its cache, for example by a restart. Its leases stay
 // booked, but do not change the cache model when they end.
 func (s *Scheduler) Clear(t Target) {
-	s.mu.Lock()
-	ld := s.targets[t]
-	if ld != nil {
-		ld.keeping = keeping{}
-	}
-	s.mu.Unlock()
-	if ld != nil {
-		ld.slot.Lose()
+	var slot *cache.Slot
+	s.with(t, func(ld *load) { ld.keeping, slot = keeping{}, ld.slot })
+	if slot != nil {
+		slot.Lose()
 	}
 }
 
@@ -200,12 +195,10 @@ func (s *Scheduler) forget(t Target) bool {
 // Retire removes a target as soon as it has no leases. Declare reverts it. Requests may book a
 // target that is not declared: it is retired from the beginning.
 func (s *Scheduler) Retire(t Target) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if ld := s.targets[t]; ld != nil {
+	s.with(t, func(ld *load) {
 		ld.retired = true
 		s.forget(t)
-	}
+	})
 }
 
 // Expire ends the leases without a sign of life for Settings.LeaseExpiry, and returns their

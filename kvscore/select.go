@@ -131,7 +131,7 @@ func (s *Scheduler) choose(now time.Time, r *Request, among []TargetRef, p Polic
 	}
 	s.snapshot(now, r, among, sel) // the policy may have changed it
 	sel.Fault, sel.Drawn = true, sel.Drawn[:0]
-	return s.fallback.Choose(sel)
+	return new(LeastLoad).Choose(sel)
 }
 
 // lists reports whether the candidates are still these targets, in this order.

@@ -64,13 +64,7 @@ func (s *Scheduler) Forecast(now time.Time, r *Request, among []TargetRef, p Pol
 	if len(among) == 0 || phases == SplitNever {
 		return Split{}
 	}
-	sel.Dry, sel.Drawn = true, sel.Drawn[:0]
-	s.lookUp(now, r, sel)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	defer sel.view.Drop()
-	s.snapshot(now, r, among, sel)
-	i := s.choose(now, r, among, p, sel)
+	i := s.dry(now, r, among, p, sel)
 	c := &sel.Candidates[i]
 	a := Split{Rule: phases, Prefill: c.Target, Position: i, Time: c.TTFT()}
 	if a.Cost = a.Time; c.Terms != (Terms{}) {

@@ -55,14 +55,6 @@ type Weights = approx.Weights
 // Same returns equal weights for all blocks, in milli-tokens.
 func Same(milliTokens int64) Weights { return approx.Same(milliTokens) }
 
-// Settings of [Caches].
-type Settings struct {
-	// Memory bounds each of the two indexes, in bytes.
-	Memory int64
-	// BlockSize is the number of tokens in one KV block.
-	BlockSize int
-}
-
 // Caches are the cache models of all targets. Make them with [New].
 //
 // The owner serialises Open, Apply, Book, and the methods of [Slot] and [Ticket] but Lose. All others
@@ -72,11 +64,11 @@ type Caches struct {
 	learner learner
 	named   named
 
-	mu       sync.RWMutex // guards what follows; a reader of prompts needs the read lock
-	settings Settings
-	sent     *approx.Index
-	slots    []*Slot // by number in sent; that of an empty closed one is free
-	feeds    feeds
+	mu        sync.RWMutex // guards what follows; a reader of prompts needs the read lock
+	blockSize int          // tokens in one KV block
+	sent      *approx.Index
+	slots     []*Slot // by number in sent; that of an empty closed one is free
+	feeds     feeds
 	// computed has what targets with feeds have computed of token ids in the last second.
 	computed *approx.Index
 	late     []late   // by time, about
@@ -92,24 +84,25 @@ type late struct {
 	until time.Time
 }
 
-// New returns caches without targets.
-func New(s Settings) *Caches {
-	x := exact.New(s.Memory)
+// New returns caches without targets. memory bounds each of the indexes, in bytes. blockSize is the
+// number of tokens in one KV block.
+func New(memory int64, blockSize int) *Caches {
+	x := exact.New(memory)
 	return &Caches{
-		settings: s, exact: x, sent: approx.New(s.Memory), learner: learner{exact: x, texts: textmap.New(s.Memory)},
+		blockSize: blockSize, exact: x, sent: approx.New(memory), learner: learner{exact: x, texts: textmap.New(memory)},
 		feeds: feeds{of: make(map[Target]*Feed)}, computed: approx.New(computedMemory),
 	}
 }
 
-// Apply changes the settings of caches in use. It removes only what no longer fits, in steps:
+// Apply changes what New was given. It removes only what no longer fits, in steps:
 // see [Caches.Step].
-func (c *Caches) Apply(s Settings) {
+func (c *Caches) Apply(memory int64, blockSize int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.settings = s
-	c.sent.SetMemory(s.Memory)
-	c.exact.SetMemory(s.Memory)
-	c.learner.texts.SetMemory(s.Memory)
+	c.blockSize = blockSize
+	c.sent.SetMemory(memory)
+	c.exact.SetMemory(memory)
+	c.learner.texts.SetMemory(memory)
 }
 
 // Step does a part of the work that a lower memory or capacity, or a lost cache, leaves. work is

@@ -197,7 +197,7 @@ type fleet struct {
 }
 
 func newFleet(t *testing.T, room ...int) *fleet {
-	f := &fleet{texts: newTexts(), t: t, caches: New(Settings{Memory: 64 << 20, BlockSize: tokenBlock}), now: time.Unix(1000, 0)}
+	f := &fleet{texts: newTexts(), t: t, caches: New(64<<20, tokenBlock), now: time.Unix(1000, 0)}
 	for i, n := range room {
 		target := Target{Worker: uint64(i)}
 		e := &engine{

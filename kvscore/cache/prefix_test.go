@@ -59,7 +59,7 @@ func TestKnownTextCountsForMore(t *testing.T) {
 func FuzzNames(f *testing.F) {
 	f.Add([]byte(NewSession([]Prefix{{16, 1}, {20, 2}})))
 	f.Add([]byte(OwnSession))
-	c := New(Settings{Memory: 1 << 20, BlockSize: tokenBlock})
+	c := New(1<<20, tokenBlock)
 	feed := c.Feed(Target{})
 	f.Fuzz(func(_ *testing.T, session []byte) {
 		feed.Stored(&Stored{Root: 1, Names: []uint64{1}, Blocks: []uint64{1}, Session: session})

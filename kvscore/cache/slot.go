@@ -69,7 +69,7 @@ func (s *Slot) Resize(capacity int64) {
 }
 
 // SetPage sets the tokens in the smallest block that the engine reuses. 0 is unknown and stands
-// for Settings.BlockSize.
+// for the block size of [New].
 func (s *Slot) SetPage(tokens int64) { s.page = tokens }
 
 // Page returns the tokens in the smallest block that the engine reuses.
@@ -77,7 +77,7 @@ func (s *Slot) Page() int64 {
 	if s.page > 0 {
 		return s.page
 	}
-	return int64(s.caches.settings.BlockSize)
+	return int64(s.caches.blockSize)
 }
 
 // Lose records that the target has lost its cache, for example by a restart. Tickets from before

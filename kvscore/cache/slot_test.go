@@ -8,7 +8,7 @@ import (
 // TestLargeCachesGoInSteps has a target lose a large cache, and another one with such a cache leave. Nobody
 // waits for all of that work, and a new target has nothing of it.
 func TestLargeCachesGoInSteps(t *testing.T) {
-	c := New(Settings{Memory: 64 << 20, BlockSize: 16})
+	c := New(64<<20, 16)
 	now := time.Unix(1000, 0)
 	fill := func(s *Slot) *Slot {
 		for i := range uint64(3000) {

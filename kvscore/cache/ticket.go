@@ -34,7 +34,7 @@ func (c *Caches) Book(now time.Time, t *Ticket, s *Slot, p *Prompt, v *View) {
 	c.tell(now)
 	*t = Ticket{
 		slot: s, losses: s.losses, chain: p.chain(), blocks: len(p.Blocks), held: o.Held,
-		mediaEnd: p.MediaEnd, estimate: p.Tokens - p.OtherTokens, shared: int64(o.InUse * float64(c.settings.BlockSize)),
+		mediaEnd: p.MediaEnd, estimate: p.Tokens - p.OtherTokens, shared: int64(o.InUse * float64(c.blockSize)),
 	}
 	t.booked = c.sent.Now() + 1
 	t.ref, t.tracked = c.sent.Acquire(s.number, &t.chain, v.sent.Blocks)

@@ -126,7 +126,7 @@ func (c *Caches) Look(now time.Time, p *Prompt, v *View) {
 	if v.late {
 		c.computed.Match(&chain, &v.computed)
 	}
-	v.describe(p, int64(c.settings.BlockSize))
+	v.describe(p, int64(c.blockSize))
 }
 
 // lookUp matches a prompt's identities in the exact index.

@@ -114,7 +114,7 @@ func TestTextOfRealEngines(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := &recording{t: t, size: c.engine.BlockTokens, named: name == "vllm", asked: make(map[string]*recorded)}
-			r.caches = cache.New(cache.Settings{Memory: 1 << 20, BlockSize: r.size})
+			r.caches = cache.New(1<<20, r.size)
 			for i := range r.kinds {
 				r.kinds[i] = 27_000
 			}
