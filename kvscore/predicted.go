@@ -83,8 +83,8 @@ const (
 	// urgent weighs wait and prefill of a request with a priority above 0; 1/urgent
 	// those of one below 0.
 	urgent = 2.0 // a float: 1/urgent must not be integer division
-	// leavePrice is the cost of leaving the session's home, as a share of the prefill time
-	// for the tokens that home holds. It includes the fixed cost of a step.
+	// leavePrice is the cost of leaving the session's home: a share of the prefill time for the
+	// tokens that home holds and the target lacks, with the fixed cost of a step.
 	leavePrice = 0.2
 )
 
@@ -112,7 +112,6 @@ type weights struct {
 	between       float64 // weight of a time by which an active answer is delayed
 	own           float64 // weighted time of the answer on an idle target of usual speed, in ms
 	added         float64 // weighted time that the answer adds to each active one, in ms
-	leave         float64
 }
 
 func (p *PredictedLatency) weigh(s *Selection) weights {
@@ -130,9 +129,6 @@ func (p *PredictedLatency) weigh(s *Selection) weights {
 	answer := s.ExpectedAnswer
 	w.own = p.share(answer) * answer * (s.Latency.Fixed + s.Latency.Token)
 	w.added = w.between * answer * (s.Latency.Token + s.Latency.Context*(float64(s.Tokens)+answer/2))
-	if s.Home >= 0 {
-		w.leave = leavePrice * s.Latency.Prefill(s.Candidates[s.Home].OverlapTokens, 0, 0)
-	}
 	return w
 }
 
@@ -177,7 +173,7 @@ func (w *weights) cost(s *Selection, i int) {
 	}
 	t.Decode = c.certainSlowness() * (w.own + float64(c.Requests)*w.added)
 	if s.Home >= 0 && i != s.Home {
-		t.Leave = w.leave
+		t.Leave = leavePrice * s.Latency.Prefill(s.Candidates[s.Home].OverlapTokens-c.OverlapTokens, c.OverlapTokens, 0)
 	}
 	if c.Others {
 		t.Others = sharePrice * s.Met * prefill

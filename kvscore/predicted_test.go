@@ -118,6 +118,10 @@ func TestTerms(t *testing.T) {
 			func(s *Selection, c *Candidate) { s.Home, c.OverlapTokens, c.WaitTime, c.Requests = 1, 800, 1000, 1 },
 			func(first, second *Terms) { *second = busyTerms; first.Leave, second.Wait = leavePrice*held, 1000 },
 		},
+		"a home that holds what all hold": {
+			func(s *Selection, c *Candidate) { s.Home, c.OverlapTokens, s.Candidates[0].OverlapTokens = 1, 500, 500 },
+			func(first, _ *Terms) { first.Leave = leavePrice * 10 },
+		},
 		"a home that holds nothing": {func(s *Selection, _ *Candidate) { s.Home = 1 }, func(first, _ *Terms) { first.Leave = leavePrice * 10 }},
 		"a high priority": {
 			func(s *Selection, c *Candidate) { s.Priority, c.WaitTime, c.Requests = 5, 70, 1 },

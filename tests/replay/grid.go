@@ -141,6 +141,7 @@ func (o *options) exact(policy string) bool {
 func (o *options) config(p *point, policy string, seed uint64) sim.Config {
 	c := sim.Config{Trace: p.trace, Policy: policy, Cluster: p.pool.cluster, Speed: p.speed, Seed: seed, Counted: p.counted}
 	c.Exact, c.Learned = o.exact(policy), o.knowledge == "learned"
+	c.Sessions = o.sessions == "key" && !sim.KindOf(policy).Published
 	if n := o.routers[0]; n > 1 && !sim.KindOf(policy).Published {
 		c.Routers = sim.Routers{Number: n, Share: o.share[0] == "journal", Late: o.late[0]}
 	}
