@@ -169,10 +169,6 @@ type Handler struct { // one field for each option, hence so many
 	// Entries add up. Default: nothing to any client.
 	Trust []*Trust `json:"trust,omitempty"`
 
-	// Whether unknown fields of `nvext` are an error (400). The router ignores them
-	// otherwise. Default: `false`.
-	StrictNVExt bool `json:"strict_nvext,omitempty"`
-
 	// Whether requests with a salt go only to workers that keep caches with different salts
 	// apart. The salt is the tenant's or the client's. See the `cache_salt` of workers. If there
 	// is no such worker, the router refuses the request (400). It also refuses bodies
@@ -194,10 +190,6 @@ type Handler struct { // one field for each option, hence so many
 	// Public names of models. Clients use them, and engines get the names that they know.
 	// Default: none, and clients use the engines' names.
 	Models []*plan.PublicModel `json:"models,omitempty"`
-
-	// Whether the router adds models to an engine's answer to `GET /v1/models`: those
-	// that only other workers of the pool serve, and public names. Default: `true`.
-	MergeModels *bool `json:"merge_models,omitempty"`
 
 	// Which requests are split: a worker for `prefill` computes the prompt, and one for
 	// `decode` the answer. The values are:

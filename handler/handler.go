@@ -155,9 +155,8 @@ func (h *Handler) newReader() *plan.Reader {
 		Sessions: plan.Sessions{
 			Keys: h.keys, Scope: scope, HeldOnly: h.sessionMode() == affinityOff, Secret: p.Secret, Conversation: p.Responses.Session,
 		},
-		Strict: h.StrictNVExt, Direct: h.RequirePin, EnforcesSalt: h.EnforceCacheSalt,
-		MergesModels: h.MergeModels == nil || *h.MergeModels, Grants: h.grants,
-		Memory: &p.Memory, Ratios: &p.Ratios, Hashing: p.Hashing, Adapter: p.Adapter, Canonical: p.Canonical, OnlyModel: p.OnlyModel, TakesTokens: h.prober.TakesTokenData,
+		Direct: h.RequirePin, EnforcesSalt: h.EnforceCacheSalt,
+		Grants: h.grants, Memory: &p.Memory, Ratios: &p.Ratios, Hashing: p.Hashing, Adapter: p.Adapter, Canonical: p.Canonical, OnlyModel: p.OnlyModel, TakesTokens: h.prober.TakesTokenData,
 		Transfers: p.Transfers, Lists: p.Lists, Keeps: p.Responses.Keeps, Public: h.public, KeeperServes: p.KeeperServes,
 		TTL:     func() time.Duration { return time.Duration(p.Settings.Load().TTL) },
 		Waiting: func() uint64 { return uint64(p.Waiting()) },

@@ -47,7 +47,7 @@ func TestAnswersAreTheEnginesOwn(t *testing.T) {
 		{name: "Default"},
 		{name: "UsageInject", block: []string{"inject_usage"}},
 		{name: "RoundRobin", block: []string{"policy round_robin"}},
-		{name: "Everything", block: []string{"inject_usage", "response_headers X-KV-", "merge_models off", "affinity {\nkey body:prompt_cache_key header:X-Session-Id\n}"}},
+		{name: "Everything", block: []string{"inject_usage", "response_headers X-KV-", "affinity {\nkey body:prompt_cache_key header:X-Session-Id\n}"}},
 		{name: "AfterARetry", block: []string{"policy round_robin", "inject_usage"}, ill: true},
 	} {
 		t.Run(mode.name, func(t *testing.T) {

@@ -32,8 +32,8 @@ func (r *Request) AskUsage(body []byte) (e rawjson.Edit, ok bool) {
 	return rawjson.Edit{Span: had, Text: []byte("true")}, isNo(had.Of(body))
 }
 
-// CutUsage appends the edits that take the usage that AskUsage asked for out of an event's data:
-// an object with a usage, an empty list of choices, and no error. With all, the data holds
+// CutUsage appends the edits that take the usage that AskUsage asked for out of an event's data.
+// Such data are an object with a usage, an empty list of choices, and no error. With all, they hold
 // nothing else. Otherwise llama.cpp reports its timings in the same chunk.
 func CutUsage(edits []rawjson.Edit, data []byte) (_ []rawjson.Edit, all bool) {
 	c, _ := rawjson.Open(data)

@@ -47,7 +47,7 @@ func adapted(t testing.TB, kind, path, body string, set func(*asked)) outcome {
 	}
 	var ext nvext.Ext
 	if parsed.NVExt != nil {
-		if ext, err = nvext.Parse(parsed.NVExt, nvext.Options{}); err != nil {
+		if ext, err = nvext.Parse(parsed.NVExt, nvext.MaxTTL); err != nil {
 			t.Fatal(err)
 		}
 	}

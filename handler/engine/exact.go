@@ -180,8 +180,8 @@ func (x *Exact) Event(answer []byte) (data []byte, ok bool) {
 const nameLens, nameFinish = "output_chunk_lens", "finish_reason"
 
 // complete takes the members that are null out of a chunk's object, except for those that unbroken streams
-// have, too. A choice gets the ids, which completions lack, and the reason of its end: the derenderer calls the
-// end of any answer with tool calls so. It returns false if there is too much in the object.
+// have, too. A choice gets the ids, which completions lack, and the reason of its end. The derenderer has its own
+// reason for an answer with tool calls. It returns false if there is too much in the object.
 func (x *Exact) complete(e *rawjson.Editor) (ok bool) {
 	if e == nil {
 		return false

@@ -62,7 +62,7 @@ func FuzzAdapt(f *testing.F) {
 		}
 		var ext nvext.Ext
 		if parsed.NVExt != nil {
-			if ext, err = nvext.Parse(parsed.NVExt, nvext.Options{}); err != nil {
+			if ext, err = nvext.Parse(parsed.NVExt, nvext.MaxTTL); err != nil {
 				return
 			}
 		}

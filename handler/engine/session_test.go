@@ -244,7 +244,7 @@ func TestWhatIsMadeOfABodyIsBounded(t *testing.T) {
 		}
 		ext := nvext.Ext{Tenant: "t"}
 		if parsed.NVExt != nil {
-			if ext, err = nvext.Parse(parsed.NVExt, nvext.Options{}); err != nil {
+			if ext, err = nvext.Parse(parsed.NVExt, nvext.MaxTTL); err != nil {
 				t.Fatal(err)
 			}
 			ext.Tenant = "t"

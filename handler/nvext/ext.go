@@ -45,20 +45,6 @@ const (
 	unsetRank = "4294967295"
 )
 
-// Options configure [Parse].
-type Options struct {
-	// Strict makes unknown fields an error. Default: they are ignored.
-	Strict bool
-	// Longest bounds session_control.timeout and cache_control.ttl. Default: MaxTTL.
-	Longest time.Duration
-}
-
-// clamp returns a time of that many seconds within its bounds: one second and Longest.
-func (o Options) clamp(seconds uint64) time.Duration {
-	longest := cmp.Or(o.Longest, MaxTTL)
-	return min(max(time.Duration(min(seconds, uint64(MaxTTL/time.Second)))*time.Second, time.Second), longest)
-}
-
 // Opt is a value that may be absent.
 type Opt[T any] struct {
 	Value T
@@ -108,7 +94,7 @@ type Ext struct { // one member for each field of the protocol
 	SessionControl SessionControl `json:"-"`
 	SessionParams  SessionParams  `json:"-"`
 	// CacheTTL is how long the engine should keep the prompt's cache: the ttl of
-	// cache_control, or DefaultTTL. It is between a second and Options.Longest.
+	// cache_control, or DefaultTTL. It is between a second and Parse's longest.
 	CacheTTL Opt[time.Duration] `json:"-"`
 
 	RoutingConstraints RoutingConstraints `json:"-"`
@@ -157,8 +143,8 @@ type SessionControl struct {
 	// request has no session. With an action it is never empty.
 	SessionID string
 	Action    Action
-	// Timeout is how long the session may be idle, within the bounds of the
-	// Options. It is DefaultTimeout if the client sets none, and 0 without a
+	// Timeout is how long the session may be idle, from a second to Parse's
+	// longest. It is DefaultTimeout if the client sets none, and 0 without a
 	// session. Timed says that the client set it.
 	Timeout time.Duration
 	Timed   bool

@@ -34,24 +34,19 @@ type wire struct {
 		Timeout   *uint64 `json:"timeout"`
 	} `json:"session_control" own:"true"`
 	SessionParams struct {
-		ID                 string          `json:"id"`
-		RID                json.RawMessage `json:"rid"`
-		Offset             json.RawMessage `json:"offset"`
-		Replace            json.RawMessage `json:"replace"`
-		DropPreviousOutput json.RawMessage `json:"drop_previous_output"`
+		ID string `json:"id"`
 	} `json:"session_params" own:"true"`
 	CacheControl *struct {
 		Type *string         `json:"type" grant:"priorities"`
 		TTL  json.RawMessage `json:"ttl" grant:"priorities"`
 	} `json:"cache_control" grant:"priorities" own:"true"`
 	Override struct {
-		OverlapScoreCredit    *float64        `json:"overlap_score_credit" grant:"overrides"`
-		PrefillLoadScale      *float64        `json:"prefill_load_scale" grant:"overrides"`
-		Temperature           *float64        `json:"router_temperature" grant:"overrides"`
-		SharedCacheMultiplier json.RawMessage `json:"shared_cache_multiplier" grant:"overrides"`
-		AssumeKVReuse         *bool           `json:"assume_kv_reuse" grant:"overrides"`
-		TrackPrefillTokens    *bool           `json:"track_prefill_tokens" grant:"overrides"`
-		AllowedWorkerIDs      []uint64        `json:"allowed_worker_ids" grant:"overrides"`
+		OverlapScoreCredit *float64 `json:"overlap_score_credit" grant:"overrides"`
+		PrefillLoadScale   *float64 `json:"prefill_load_scale" grant:"overrides"`
+		Temperature        *float64 `json:"router_temperature" grant:"overrides"`
+		AssumeKVReuse      *bool    `json:"assume_kv_reuse" grant:"overrides"`
+		TrackPrefillTokens *bool    `json:"track_prefill_tokens" grant:"overrides"`
+		AllowedWorkerIDs   []uint64 `json:"allowed_worker_ids" grant:"overrides"`
 	} `json:"router_config_override" grant:"overrides" own:"true"`
 	MetadataUpload *struct {
 		URL *string `json:"url" grant:"uploads"`
@@ -69,11 +64,12 @@ type wire struct {
 // Parse reads the value of an nvext member. Null, as the whole value or as a
 // field's, counts as absent. If a field occurs several times, the last one
 // counts. Integers have neither a point nor an exponent. router_config_override
-// may contain allowed_worker_ids, which then replaces the one beside it.
+// may contain allowed_worker_ids, which then replaces the one beside it. longest bounds
+// session_control.timeout and cache_control.ttl; it is at most MaxTTL.
 //
 // The error is ErrMalformed, or its text names a wrong field and what the field
 // should be. The text may be shown to the client.
-func Parse(raw []byte, o Options) (Ext, error) {
+func Parse(raw []byte, longest time.Duration) (Ext, error) {
 	all := rawjson.Span{Start: rawjson.SkipSpace(raw, 0), End: len(raw)}
 	ids, n, rest := all.Get(raw, "token_data"), 0, raw
 	if ids.Len() > 0 && !ids.IsNull(raw) { // they may be most of a body
@@ -88,20 +84,13 @@ func Parse(raw []byte, o Options) (Ext, error) {
 	if err := json.Unmarshal(rest, &w); err != nil {
 		return Ext{}, explained(err)
 	}
-	if o.Strict {
-		d := json.NewDecoder(bytes.NewReader(rest))
-		d.DisallowUnknownFields()
-		if err := d.Decode(new(wire)); err != nil {
-			return Ext{}, explained(err)
-		}
-	}
 	if n < 0 || n > MaxTokens {
 		return Ext{}, expected("token_data", "an array of at most "+strconv.Itoa(MaxTokens)+" integers from 0 to 4294967295")
 	}
 	if err := w.check(); err != nil {
 		return Ext{}, err
 	}
-	e, err := w.ext(o)
+	e, err := w.ext(longest)
 	if err != nil {
 		return Ext{}, err
 	}
@@ -119,9 +108,6 @@ func expected(field, want string) error {
 }
 
 func explained(err error) error {
-	if name, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
-		return errors.New("nvext: unknown field " + strings.ToValidUTF8(name[:min(len(name), 40)], "\ufffd"))
-	}
 	wrong, ok := errors.AsType[*json.UnmarshalTypeError](err)
 	if !ok {
 		return ErrMalformed
@@ -194,7 +180,7 @@ func (w *wire) check() error {
 	return nil
 }
 
-func (w *wire) ext(o Options) (e Ext, err error) {
+func (w *wire) ext(longest time.Duration) (e Ext, err error) {
 	c, over, taints := w.SessionControl, &w.Override, &w.RoutingConstraints
 	e = w.Ext
 	for _, rank := range []*Opt[uint32]{&e.DPRank, &e.PrefillDPRank} {
@@ -221,13 +207,13 @@ func (w *wire) ext(o Options) (e Ext, err error) {
 	}
 	if c != nil && *c.SessionID != "" { // an empty one means that the request has no session
 		timeout := cmp.Or(c.Timeout, new(uint64(DefaultTimeout/time.Second)))
-		e.SessionControl = SessionControl{SessionID: *c.SessionID, Timeout: o.clamp(*timeout), Timed: c.Timeout != nil}
+		e.SessionControl = SessionControl{SessionID: *c.SessionID, Timeout: clamp(*timeout, longest), Timed: c.Timeout != nil}
 		if c.Action != nil {
 			e.SessionControl.Action = Action(slices.Index(actions[:], *c.Action)) //nolint:gosec // checked
 		}
 	}
 	if w.CacheControl != nil {
-		if e.CacheTTL, err = o.ttl(w.CacheControl.TTL); err != nil {
+		if e.CacheTTL, err = ttl(w.CacheControl.TTL, longest); err != nil {
 			return e, err
 		}
 	}
@@ -245,10 +231,15 @@ func bounded(n *float64) *float64 {
 	return n
 }
 
+// clamp returns a time of that many seconds within its bounds: one second and longest.
+func clamp(seconds uint64, longest time.Duration) time.Duration {
+	return min(max(time.Duration(min(seconds, uint64(MaxTTL/time.Second)))*time.Second, time.Second), longest)
+}
+
 // ttl reads a time to live: seconds, or a text of a number and s, m or h.
-func (o Options) ttl(raw []byte) (Opt[time.Duration], error) {
+func ttl(raw []byte, longest time.Duration) (Opt[time.Duration], error) {
 	if len(raw) == 0 || string(raw) == "null" {
-		return Some(o.clamp(uint64(DefaultTTL / time.Second))), nil
+		return Some(clamp(uint64(DefaultTTL/time.Second), longest)), nil
 	}
 	text := strings.Trim(string(raw), `"`)
 	digits := strings.TrimRight(text, "smh")
@@ -257,7 +248,7 @@ func (o Options) ttl(raw []byte) (Opt[time.Duration], error) {
 	if err != nil && !errors.Is(err, strconv.ErrRange) || n == 0 || !ok {
 		return Opt[time.Duration]{}, expected("cache_control.ttl", `a number of seconds from 1 on, or a string such as "300", "5m" or "1h"`)
 	}
-	return Some(o.clamp(min(n, uint64(MaxTTL/time.Second)) * unit)), nil
+	return Some(clamp(min(n, uint64(MaxTTL/time.Second))*unit, longest)), nil
 }
 
 // scanTokens counts the 32-bit integers of the list at b[i]. It returns the index

@@ -31,7 +31,7 @@ var every = strings.ReplaceAll(`{"greed_sampling":true,"use_raw_prompt":false,
 
 func TestParseReadsEveryField(t *testing.T) {
 	raw := []byte(" " + every + "\n")
-	got, err := Parse(raw, Options{Strict: true})
+	got, err := Parse(raw, MaxTTL)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,20 +82,19 @@ func TestParseTakesNullForAbsent(t *testing.T) {
 		}
 	}
 	for _, raw := range append(nulls, "", strings.Join(nulls, " , ")) {
-		got, err := Parse([]byte("{"+raw+"}"), Options{Strict: true})
+		got, err := Parse([]byte("{"+raw+"}"), MaxTTL)
 		got.SessionParams.Span = rawjson.Span{}
 		if err != nil || !reflect.DeepEqual(got, Ext{}) {
 			t.Errorf("%s: %+v, %v", raw, got, err)
 		}
 	}
-	if got, err := Parse([]byte(" null "), Options{}); err != nil || !reflect.DeepEqual(got, Ext{}) {
+	if got, err := Parse([]byte(" null "), MaxTTL); err != nil || !reflect.DeepEqual(got, Ext{}) {
 		t.Errorf("null: %+v, %v", got, err)
 	}
 }
 
 // Of repeated fields the last one counts. Bounds apply to times only.
 func TestParse(t *testing.T) {
-	o := Options{Longest: time.Hour}
 	session := func(id string, a Action, timeout time.Duration, timed bool) Ext {
 		return Ext{SessionControl: SessionControl{id, a, timeout, timed}}
 	}
@@ -134,12 +133,12 @@ func TestParse(t *testing.T) {
 		`{"cache_control":{"ttl":18446744073709551615}}`:                                 ttl(time.Hour),
 		`{"cache_control":{"ttl":"9999999999999h"}}`:                                     ttl(time.Hour),
 	} {
-		if got, err := Parse([]byte(raw), o); err != nil || !reflect.DeepEqual(got, want) {
+		if got, err := Parse([]byte(raw), time.Hour); err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: %+v, %v", raw, got, err)
 		}
 	}
 	for raw, want := range map[string]string{`{"session_params":{"id":"p"}}`: "p", `{"session_params":{"id":"p"},"session_control":{"session_id":"s"}}`: "s"} {
-		if ext, err := Parse([]byte(raw), o); err != nil || ext.Session() != want {
+		if ext, err := Parse([]byte(raw), time.Hour); err != nil || ext.Session() != want {
 			t.Errorf("%s: %q, %v", raw, ext.Session(), err)
 		}
 	}
@@ -223,7 +222,7 @@ func TestParseNamesWhatIsWrong(t *testing.T) {
 		{"agent_hints", `[]`, "an object"},
 		{"router", `"{}"`, "an object"},
 	} {
-		if _, err := Parse([]byte(at(c.field, c.value)), Options{}); message(err) != "nvext."+c.field+": expected "+c.want {
+		if _, err := Parse([]byte(at(c.field, c.value)), MaxTTL); message(err) != "nvext."+c.field+": expected "+c.want {
 			t.Errorf("%.80s: %v, want %s", at(c.field, c.value), err, c.want)
 		}
 	}
@@ -236,25 +235,16 @@ func TestParseNamesWhatIsWrong(t *testing.T) {
 		`"x"`:    "nvext: expected an object",
 		` true `: "nvext: expected an object",
 	} {
-		if _, err := Parse([]byte(raw), Options{}); message(err) != want {
+		if _, err := Parse([]byte(raw), MaxTTL); message(err) != want {
 			t.Errorf("%s: %v, want %s", raw, err, want)
 		}
 	}
 }
 
-func TestParseUnknownFields(t *testing.T) {
-	for raw, want := range map[string]string{
-		`{"zzz":1}`:                             `"zzz"`,
-		`{"a":{},"session_id":1}`:               `"a"`,
-		`{"agent_hints":{"prio":1}}`:            `"prio"`,
-		`{"router_config_override":{"x":1}}`:    `"x"`,
-		`{"` + strings.Repeat("x", 99) + `":1}`: `"` + strings.Repeat("x", 39),
-	} {
-		if _, err := Parse([]byte(raw), Options{}); err != nil {
-			t.Errorf("%s: %v", raw, err)
-		}
-		if _, err := Parse([]byte(raw), Options{Strict: true}); message(err) != "nvext: unknown field "+want {
-			t.Errorf("%s: %v, want %s", raw, err, want)
+func TestParseIgnoresUnknownFields(t *testing.T) {
+	for _, raw := range []string{`{"zzz":1}`, `{"a":{},"session_id":1}`, `{"agent_hints":{"prio":1}}`, `{"router_config_override":{"x":1}}`} {
+		if ext, err := Parse([]byte(raw), MaxTTL); err != nil || !reflect.DeepEqual(ext, Ext{}) {
+			t.Errorf("%s: %+v, %v", raw, ext, err)
 		}
 	}
 }
@@ -264,7 +254,7 @@ func TestExtAnswers(t *testing.T) {
 	for raw, want := range map[string]float64{
 		`{}`: 0, `{"priority":3}`: 3, `{"priority":-3}`: 0, `{"latency_sensitivity":2.5}`: 2.5, `{"priority":4,"latency_sensitivity":9}`: 4, `{"priority":0,"latency_sensitivity":9}`: 0,
 	} {
-		ext, err := Parse([]byte(`{"agent_hints":`+raw+`}`), Options{})
+		ext, err := Parse([]byte(`{"agent_hints":`+raw+`}`), MaxTTL)
 		if got := ext.AgentHints.PriorityJump(); err != nil || got != want {
 			t.Errorf("%s: %v, %v", raw, got, err)
 		}
@@ -288,19 +278,13 @@ func FuzzParse(f *testing.F) {
 	} {
 		f.Add([]byte(s))
 	}
-	o := Options{}
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		ext, err := Parse(raw, o)
+		ext, err := Parse(raw, MaxTTL)
 		if errors.Is(err, ErrMalformed) == json.Valid(raw) && bytes.Count(raw, []byte("["))+bytes.Count(raw, []byte("{")) < rawjson.MaxDepth {
 			t.Fatalf("%v, but valid is %v", err, json.Valid(raw))
 		}
 		if err != nil {
 			return
-		}
-		if _, err := Parse(raw, Options{Strict: true}); err != nil {
-			if !strings.HasPrefix(err.Error(), "nvext: unknown field ") {
-				t.Fatalf("strict: %v", err)
-			}
 		}
 		d := json.NewDecoder(bytes.NewReader(raw))
 		d.UseNumber()
@@ -313,7 +297,7 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		again, err := Parse(anew, o)
+		again, err := Parse(anew, MaxTTL)
 		if err != nil {
 			t.Fatalf("%s: %v", anew, err)
 		}
@@ -378,7 +362,7 @@ func BenchmarkParse(b *testing.B) {
 			b.SetBytes(int64(len(raw)))
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, err := Parse(raw, Options{}); err != nil {
+				if _, err := Parse(raw, MaxTTL); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -26,13 +26,13 @@ func TestNeeds(t *testing.T) {
 		`{"annotations":["payload_usage"]}`:                   Explain,
 		`{"extra_fields":["timing"],"backend_instance_id":1}`: Explain | Pins,
 	} {
-		ext, err := Parse([]byte(raw), Options{})
+		ext, err := Parse([]byte(raw), MaxTTL)
 		if err != nil || ext.Needs() != want {
 			t.Errorf("%s needs %v, want %v; error %v", raw, ext.Needs(), want, err)
 		}
 	}
 	for word, explains := range map[string]bool{"query_instance_id": false, "query_instance_id:x": false, "query_instance_id:explain": true, "query_instance_id:explained": false} {
-		ext, err := Parse([]byte(`{"annotations":["`+word+`"]}`), Options{})
+		ext, err := Parse([]byte(`{"annotations":["`+word+`"]}`), MaxTTL)
 		if err != nil || !ext.QueryOnly() || ext.QueryExplains() != explains {
 			t.Errorf("%s: only %v, explains %v, error %v", word, ext.QueryOnly(), ext.QueryExplains(), err)
 		}
@@ -42,7 +42,7 @@ func TestNeeds(t *testing.T) {
 // Each kind drops its own fields and no other.
 func TestRestrict(t *testing.T) {
 	parse := func() Ext {
-		ext, err := Parse([]byte(every), Options{})
+		ext, err := Parse([]byte(every), MaxTTL)
 		if err != nil {
 			t.Fatal(err)
 		}

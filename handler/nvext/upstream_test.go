@@ -2,6 +2,7 @@ package nvext
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"math"
 	"reflect"
@@ -55,7 +56,7 @@ func TestCut(t *testing.T) {
 		{none, `{"session_control":{"session_id":"s","action":"open","timeout":5},"session_params":{"id":"s"},"cache_control":{"ttl":5},"cache_salt":"c"}`, `{"cache_salt":"c"}`},
 		{Priorities, `{"cache_control":{"type":"ephemeral","ttl":5}}`, `{}`},
 	} {
-		if _, err := Parse([]byte(c.raw), Options{}); err != nil {
+		if _, err := Parse([]byte(c.raw), MaxTTL); err != nil {
 			t.Fatal(err)
 		}
 		if got := string(cutFor([]byte(c.raw), c.g, false)); got != c.want {
@@ -76,14 +77,16 @@ func FuzzCut(f *testing.F) {
 		f.Add([]byte(s), uint8(Priorities|Overrides))
 	}
 	f.Fuzz(func(t *testing.T, raw []byte, grants uint8) {
-		before, err := Parse(raw, Options{})
+		before, err := Parse(raw, MaxTTL)
 		if err != nil || !utf8.Valid(raw) || bytes.Contains(bytes.ToLower(raw), []byte(`\ud`)) {
 			return
 		}
 		g := Grants(grants) & Everything
 		out := cutFor(raw, g, false)
-		after, err := Parse(out, Options{Strict: true})
-		if err != nil {
+		after, err := Parse(out, MaxTTL)
+		known := json.NewDecoder(bytes.NewReader(out))
+		known.DisallowUnknownFields()
+		if err = cmp.Or(err, known.Decode(new(wire))); err != nil {
 			t.Fatalf("%s became %s: %v", raw, out, err)
 		}
 		// A Dynamo gets what the router honours.

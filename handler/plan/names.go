@@ -30,7 +30,7 @@ const nameModel = "model"
 // something that one engine keeps. The body comes first for the model, the path for the id.
 func (rd *Reader) nameEngine(r *http.Request, p *Plan) {
 	path, get := r.URL.Path, r.Method == http.MethodGet
-	p.Lists = rd.MergesModels && get && (path == "/models" || strings.HasSuffix(path, "/v1/models"))
+	p.Lists = get && (path == "/models" || strings.HasSuffix(path, "/v1/models"))
 	p.Models = rd.Public
 	inForm := p.Model != "" && p.other == nil
 	rd.nameInPath(p, path)

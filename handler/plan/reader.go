@@ -23,10 +23,8 @@ type Reader struct {
 	MaxBody      int64
 	Sessions     Sessions
 	InjectsUsage bool
-	Strict       bool // unknown fields of nvext are an error
 	Direct       bool // inference requests must name their worker
 	EnforcesSalt bool
-	MergesModels bool
 	Public       PublicModels
 	Grants       func(*http.Request) nvext.Grants
 	Tenant       string // the placeholder's name; empty: by the trusted header or the scope of sessions
@@ -304,9 +302,7 @@ func (rd *Reader) infer(r *http.Request, p *Plan) error {
 // operator keeps sessions for longer.
 const longestTimeout = time.Hour
 
-func (rd *Reader) extOptions() nvext.Options {
-	return nvext.Options{Strict: rd.Strict, Longest: max(longestTimeout, rd.TTL())}
-}
+func (rd *Reader) longest() time.Duration { return min(max(longestTimeout, rd.TTL()), nvext.MaxTTL) }
 
 // NoExt is the nvext of most requests. It is shared and never changes.
 var NoExt nvext.Ext
@@ -339,7 +335,7 @@ func (rd *Reader) takeExt(r *http.Request, p *Plan, raw []byte) (err error) {
 	ext := new(nvext.Ext)
 	p.Ext = ext
 	if raw != nil {
-		if *ext, err = nvext.Parse(raw, rd.extOptions()); err != nil {
+		if *ext, err = nvext.Parse(raw, rd.longest()); err != nil {
 			return err
 		}
 	}

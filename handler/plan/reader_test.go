@@ -60,7 +60,7 @@ func TestTimeoutsHaveTheOperatorsBounds(t *testing.T) {
 		rd := testReader(0)
 		rd.TTL = func() time.Duration { return ttl }
 		for seconds, want := range map[string]string{"0": "1s", "60": "1m0s", "18446744073709551615": want} {
-			ext, err := nvext.Parse([]byte(`{"session_control":{"session_id":"s","timeout":`+seconds+`}}`), rd.extOptions())
+			ext, err := nvext.Parse([]byte(`{"session_control":{"session_id":"s","timeout":`+seconds+`}}`), rd.longest())
 			if err != nil || ext.SessionControl.Timeout.String() != want {
 				t.Errorf("ttl %s, timeout %s: %v, want %s; error %v", ttl, seconds, ext.SessionControl.Timeout, want, err)
 			}
@@ -280,7 +280,7 @@ func FuzzHeaders(f *testing.F) {
 		var body []byte
 		if raw != "" {
 			body = []byte(raw)
-			if _, err := nvext.Parse(body, rd.extOptions()); err != nil {
+			if _, err := nvext.Parse(body, rd.longest()); err != nil {
 				return
 			}
 		}

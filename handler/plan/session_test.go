@@ -62,7 +62,7 @@ func (a asked) read(t testing.TB) (*http.Request, *api.Request, *nvext.Ext) {
 	detach(req)
 	ext := NoExt
 	if a.nvext != "" {
-		if ext, err = nvext.Parse([]byte(a.nvext), nvext.Options{Longest: time.Hour}); err != nil {
+		if ext, err = nvext.Parse([]byte(a.nvext), time.Hour); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -9,7 +9,7 @@ import (
 // Editor collects changes of an object's members, at most one for each name. All
 // other bytes stay, and valid JSON stays valid. If a name repeats, the last member
 // counts, as for engines. A change of that one cuts out the others, because readers
-// differ. Editors find escaped names, too, up to 32 bytes. Of a list, an Editor only
+// differ. Editors find escaped names, too, up to 32 bytes. An Editor of a list only
 // drops elements.
 type Editor struct {
 	Body    []byte
