@@ -83,8 +83,8 @@ const (
 	// urgent weighs wait and prefill of a request with a priority above 0; 1/urgent
 	// those of one below 0.
 	urgent = 2.0 // a float: 1/urgent must not be integer division
-	// leavePrice is the cost of leaving the session's home: a share of the prefill time for the
-	// tokens that home holds and the target lacks, with the fixed cost of a step.
+	// leavePrice is the cost of leaving the session's home, as a share of the prefill time
+	// for the tokens that only home holds. It includes the fixed cost of a step.
 	leavePrice = 0.2
 )
 
