@@ -12,7 +12,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/queue"
 	"github.com/caddy-kvrouter/kvrouter/handler/quota"
-	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
@@ -176,7 +175,7 @@ func (h *Handler) loadMatchers(ctx caddy.Context) (err error) {
 func (h *Handler) meets(r *http.Request, sets caddyhttp.MatcherSets, incident string) bool {
 	match, err := sets.AnyMatchWithError(r)
 	if err != nil {
-		h.pool.Incidents.Raise(time.Now(), incident, func() *zap.Logger { return h.pool.Logger().With(zap.Error(err)) })
+		h.pool.Raise(time.Now(), incident, err)
 	}
 	return match && err == nil
 }

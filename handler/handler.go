@@ -108,7 +108,7 @@ func (h *Handler) provisionProxy(ctx caddy.Context) error {
 	}
 	h.proxyReady = true
 	h.forget = upstream.KeepNames(rp, func(err error) {
-		h.pool.Incidents.Raise(time.Now(), incidentDNS, func() *zap.Logger { return h.pool.Logger().With(zap.Error(err)) })
+		h.pool.Raise(time.Now(), incidentDNS, err)
 	})
 	h.warn(proxyWarnings(rp, h.transport.HTTPTransport)...)
 	return nil

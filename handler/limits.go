@@ -1,6 +1,7 @@
 package handler
 
 import (
+	"fmt"
 	"math"
 	"net/http"
 	"strconv"
@@ -69,7 +70,7 @@ func (h *Handler) reserve(w http.ResponseWriter, p *plan.Plan, now time.Time) (*
 	if repl, ok := p.HTTP.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
 		repl.Map(p.Placeholder) // for the access log
 	}
-	h.pool.Incidents.Raise(now, "tenants have reached their limits, and the router refuses their requests", h.pool.Logger)
+	h.pool.Raise(now, "tenants have reached their limits, and the router refuses their requests", fmt.Errorf("tenant %q: %w", exceeded.Tenant, exceeded))
 	if exceeded.First {
 		h.pool.Logger().Warn("a tenant has reached a limit", zap.String("tenant", exceeded.Tenant),
 			zap.Stringer("limit", exceeded.Limit), zap.Duration("wait", exceeded.Wait))
@@ -99,6 +100,6 @@ func (h *Handler) charge(res *quota.Reservation, report *dispatch.Report) {
 	if report == nil {
 		res.Drop(time.Now())
 	} else if now := time.Now(); !report.Charge(now, res) {
-		h.pool.Incidents.Raise(now, "engines report impossible numbers of tokens: estimates count for the limits of tenants", h.pool.Logger)
+		h.pool.Raise(now, "engines report impossible numbers of tokens: estimates count for the limits of tenants")
 	}
 }

@@ -103,6 +103,9 @@ func writeStatus(to io.Writer, s *stateView, width int) {
 	}
 	for _, in := range s.Open {
 		fmt.Fprintf(to, "\ncondition, for %s: %s\n  %s", age(in.Begun), in.What, cmp.Or(in.Advice, "The manual has no advice."))
+		if in.Error != "" {
+			fmt.Fprintf(to, "\n  Last: %s", in.Error)
+		}
 	}
 	for _, o := range s.Routers {
 		fmt.Fprintf(to, "\nother router %s: %s, seen %s ago", o.Name, o.State, age(o.Seen))

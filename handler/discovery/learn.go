@@ -44,7 +44,7 @@ func learn(p *pool.Pool, w *worker.Worker, info engine.Info) {
 	}
 	switch changed, shared := w.StartChanged(t, before.BootID, info.BootID); {
 	case shared:
-		p.Incidents.Raise(t, incidentShared, p.Logger)
+		p.Raise(t, incidentShared)
 	case changed, before.Type != "" && info.Type != before.Type:
 		p.ClearCache(w, observe.ClearedRestarted)
 	case info.Asleep && !before.Asleep:
@@ -116,7 +116,7 @@ func agreeOnBlocks(p *pool.Pool) {
 		case size == 0:
 			size = n
 		case s.BlockSizeUnset:
-			p.Incidents.Raise(time.Now(), incidentBlocks, p.Logger)
+			p.Raise(time.Now(), incidentBlocks)
 			return
 		}
 	}

@@ -110,7 +110,7 @@ const statusClientGone = 499
 func (d *Dispatch) Settle(w http.ResponseWriter, err error) error {
 	d.err, d.returned = err, true
 	if o := d.answer; o != nil && o.Stream && o.Read && body.Compressed(w.Header()) { // by a handler before this one
-		d.Pool.Incidents.Raise(time.Now(), "event streams are compressed: exclude them from encode", d.Pool.Logger)
+		d.Pool.Raise(time.Now(), "event streams are compressed: exclude them from encode")
 	}
 	if d.err == nil {
 		return nil

@@ -19,13 +19,13 @@ func (d *Dispatch) Choose(ctx context.Context, c *pool.Candidates) pool.Choice {
 	switch state := c.Tier.State(); {
 	case d.pinned(): // whatever it is at
 	case state == pool.Fallback:
-		d.Pool.Incidents.Raise(c.At, "only prefill workers are available, and they serve whole requests", d.Pool.Logger)
+		d.Pool.Raise(c.At, "only prefill workers are available, and they serve whole requests")
 	case state == pool.Draining || state == pool.DrainingMarked:
-		d.Pool.Incidents.Raise(c.At, "only draining workers are left, and the router uses them", d.Pool.Logger)
+		d.Pool.Raise(c.At, "only draining workers are left, and the router uses them")
 	case state == pool.MarkedDown && len(d.tried) == 0 && d.othersWell(c.At):
-		d.Pool.Incidents.Raise(c.At, "all workers of a model are marked down, and the router uses them anyway", d.Pool.Logger)
+		d.Pool.Raise(c.At, "all workers of a model are marked down, and the router uses them anyway", c.Workers[0].Past.LastFailure())
 	case state == pool.MarkedDown && len(d.tried) == 0:
-		d.Pool.Incidents.Raise(c.At, "all workers are marked down, and the router uses them anyway", d.Pool.Logger)
+		d.Pool.Raise(c.At, "all workers are marked down, and the router uses them anyway", c.Workers[0].Past.LastFailure())
 	}
 	if d.turn.Find(ctx); d.turn.Pending() && !d.pinned() && !c.Granted {
 		return pool.Choice{Wait: d.turn.Await}
@@ -140,16 +140,16 @@ func (d *Dispatch) Chosen(c *pool.Candidates, i int, unpriced bool) {
 	sel := &c.Sel
 	if sel.Fault {
 		const incident = "the policy returns invalid workers, and the router takes the least loaded one"
-		d.Pool.Incidents.Raise(c.At, incident, d.Pool.Logger)
+		d.Pool.Raise(c.At, incident)
 	}
 	if sel.Unknown > 0 {
-		d.Pool.Incidents.Raise(c.At, "the load of some workers is unknown, and the router assumes the median", d.Pool.Logger)
+		d.Pool.Raise(c.At, "the load of some workers is unknown, and the router assumes the median")
 	}
 	d.remember(c, i, unpriced)
 	if c.Workers[i].IsBackup() { // the session comes back to its own workers
 		want := d.Wants()
 		d.Pool.Wake(&want, d.offers, c.At)
-		d.Pool.Incidents.Raise(c.At, "requests overflow to backup workers", d.Pool.Logger)
+		d.Pool.Raise(c.At, "requests overflow to backup workers")
 		d.turn.GoAway()
 		return
 	}
@@ -188,7 +188,7 @@ func (s *shadow) compare(d *Dispatch, c *pool.Candidates, chosen int) {
 	switch {
 	case panicked != nil || i < 0 || i >= len(c.Shadow):
 		s.fault.Inc()
-		d.Pool.Incidents.Raise(d.start, "the shadow policy returns invalid workers", d.Pool.Logger)
+		d.Pool.Raise(d.start, "the shadow policy returns invalid workers")
 	case i == chosen:
 		s.agreed.Inc()
 	default:

@@ -257,7 +257,7 @@ const (
 // FallBack records that the router lacks some knowledge for a request.
 func (s *Dispatcher) FallBack(reason string) {
 	s.Metrics.fallbacks.WithLabelValues(s.Pool.Name, reason).Inc()
-	s.Pool.Incidents.Raise(time.Now(), "fallback "+reason, s.Pool.Logger)
+	s.Pool.Raise(time.Now(), "fallback "+reason)
 }
 
 // CountDropped counts the grants that a request's wishes lack, and its routing headers that

@@ -45,7 +45,7 @@ func (d *Dispatch) Select(ctx context.Context, ups reverseproxy.UpstreamPool) *r
 		if d.pinned() {
 			incident = "requests pin a worker that is not available"
 		}
-		d.Pool.Incidents.Raise(time.Now(), incident, d.Pool.Logger)
+		d.Pool.Raise(time.Now(), incident)
 	}
 	return nil
 }

@@ -127,11 +127,11 @@ func (d *Dispatch) putsOff() bool {
 	e := &api.Refusal{API: d.plan.API, Status: http.StatusServiceUnavailable, Code: api.CodeNoWorker}
 	switch {
 	case d.lacks && d.modelLeft():
-		d.Pool.Incidents.Raise(time.Now(), "requests name an unknown model, and the models of a worker are unknown", d.Pool.Logger)
+		d.Pool.Raise(time.Now(), "requests name an unknown model, and the models of a worker are unknown")
 		e.Param, e.Err = "model", errors.New(
 			"no worker is known to serve the model, and a worker whose models are unknown could not be asked; try again later")
 	case d.beyond > 0 && d.roomLeft():
-		d.Pool.Incidents.Raise(time.Now(), "requests are too long for the workers that can be reached", d.Pool.Logger)
+		d.Pool.Raise(time.Now(), "requests are too long for the workers that can be reached")
 		e.Err = errors.New("the request is too long for the workers that can be reached now; try again later")
 	default:
 		return false

@@ -161,7 +161,7 @@ func (o *delivery) ask(
 func (o *delivery) refuseMove(reason string) {
 	d := o.d
 	d.Metrics.stayed.WithLabelValues(d.Pool.Name, reason).Inc()
-	d.Pool.Incidents.Raise(time.Now(), "streams break that cannot go on at other workers", d.Pool.Logger)
+	d.Pool.Raise(time.Now(), "streams break that cannot go on at other workers", o.attempt.Worker.Past.LastFailure())
 }
 
 // rest returns how to ask for the rest of the stream, or the reason why it stays.
@@ -218,7 +218,7 @@ func (o *delivery) goOn(ctx context.Context, rest *api.Rest, old *worker.Worker,
 }
 
 func (o *delivery) arrive(ctx context.Context, a *attempt.Attempt, drained bool) {
-	d := o.d
+	d, left := o.d, o.attempt.Worker
 	o.attempt, o.phases, o.told = a, d.phases, false
 	o.moved++
 	o.before, o.waits, o.alive = o.tokens, false, time.Time{}
@@ -234,7 +234,7 @@ func (o *delivery) arrive(ctx context.Context, a *attempt.Attempt, drained bool)
 		d.Metrics.moves.WithLabelValues(d.Pool.Name, why).Inc()
 	}
 	if d.beyond == 0 {
-		d.Pool.Incidents.Raise(time.Now(), "streams break off, and go on at other workers", d.Pool.Logger)
+		d.Pool.Raise(time.Now(), "streams break off, and go on at other workers", left.Past.LastFailure())
 	}
 	if c := d.Logger.Check(zap.DebugLevel, "stream goes on at another worker"); c != nil {
 		c.Write(zap.String("upstream", a.Worker.Dial), zap.Int("moves", o.moved))

@@ -206,7 +206,7 @@ func (d *Dispatch) turnAway(err error) {
 	default:
 		e.Err = fmt.Errorf("%s, and none had a free slot within %s; try again later", all, most)
 	}
-	d.Pool.Incidents.Raise(time.Now(), incident, d.Pool.Logger)
+	d.Pool.Raise(time.Now(), incident, e.Err)
 	d.PoolMetrics.turnedAway[cmp.Or(counted, e.Code)].Inc()
 	d.wait.turnedAway = e
 }

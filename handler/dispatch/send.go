@@ -81,7 +81,7 @@ func (d *Dispatch) noticeDone() {
 	for name := range d.Unsupported.Names {
 		d.Metrics.unsupported.WithLabelValues(d.Pool.Name, cmp.Or(d.Engine, engine.Other), name).Inc()
 	}
-	d.Pool.Incidents.Raise(time.Now(), "clients request nvext fields that the engine does not support", d.Pool.Logger)
+	d.Pool.Raise(time.Now(), "clients request nvext fields that the engine does not support")
 }
 
 // SeatPrefill implements split.Owner.

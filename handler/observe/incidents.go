@@ -19,21 +19,22 @@ type Incidents struct {
 type incident struct {
 	Begun, Last time.Time
 	Times       int
+	cause       error // the last one; nil if none was named
 }
 
 // incidentEnd is how long a condition must not be met to have ended.
 const incidentEnd = time.Minute
 
 // Raise records that a condition is met, and logs it if it begins. It ends when nothing
-// has met it for incidentEnd. The callers use few names.
-func (i *Incidents) Raise(now time.Time, name string, logger func() *zap.Logger) {
-	if i.meet(now, name) {
-		logger().Warn("condition begins", zap.String("condition", name))
+// has met it for incidentEnd. The callers use few names. The cause may be nil.
+func (i *Incidents) Raise(now time.Time, name string, cause error, logger func() *zap.Logger) {
+	if i.meet(now, name, cause) {
+		logger().Warn("condition begins", zap.String("condition", name), zap.Error(cause))
 	}
 }
 
 // meet records that a condition is met, and returns whether it begins.
-func (i *Incidents) meet(now time.Time, name string) (begins bool) {
+func (i *Incidents) meet(now time.Time, name string, cause error) (begins bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	known := i.byName[name]
@@ -45,6 +46,7 @@ func (i *Incidents) meet(now time.Time, name string) (begins bool) {
 		i.byName[name] = known
 	}
 	known.Last = now
+	known.cause = cmp.Or(cause, known.cause)
 	known.Times++
 	return known.Times == 1
 }
@@ -55,6 +57,7 @@ type Incident struct {
 	Begun float64 `json:"begun_seconds_ago"`
 	Last  float64 `json:"last_met_seconds_ago"`
 	Times int     `json:"times"`
+	Error string  `json:"last_error,omitzero"`
 	// Advice is what to do, as the manual says; the reader adds it.
 	Advice string `json:"advice,omitzero"`
 }
@@ -65,9 +68,11 @@ func (i *Incidents) Open(now time.Time) []Incident {
 	defer i.mu.Unlock()
 	list := make([]Incident, 0, len(i.byName))
 	for name, in := range i.byName {
-		list = append(list, Incident{
-			What: name, Begun: now.Sub(in.Begun).Seconds(), Last: now.Sub(in.Last).Seconds(), Times: in.Times,
-		})
+		one := Incident{What: name, Begun: now.Sub(in.Begun).Seconds(), Last: now.Sub(in.Last).Seconds(), Times: in.Times}
+		if in.cause != nil {
+			one.Error = in.cause.Error()
+		}
+		list = append(list, one)
 	}
 	slices.SortFunc(list, func(a, b Incident) int { return cmp.Compare(b.Begun, a.Begun) })
 	return list
@@ -84,7 +89,7 @@ type Warning struct {
 // ended because they are not among them.
 func (i *Incidents) Replace(now time.Time, list []Warning, logger *zap.Logger) {
 	for _, w := range list {
-		if i.meet(now, w.What) {
+		if i.meet(now, w.What, nil) {
 			logger.Warn("condition begins", zap.String("condition", w.What), zap.String("effect", w.Effect), zap.String("advice", w.Advice))
 		}
 	}

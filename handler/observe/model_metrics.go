@@ -1,6 +1,7 @@
 package observe
 
 import (
+	"fmt"
 	"strings"
 	"sync"
 	"time"
@@ -99,6 +100,15 @@ func (w *Worker) Fault() string {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
 	return w.fault
+}
+
+// LastFailure returns it as an error that names the worker; nil if it was never marked down.
+func (w *Worker) LastFailure() error {
+	why := w.Fault()
+	if why == "" {
+		return nil
+	}
+	return fmt.Errorf("worker %s: %s", w.dial, why)
 }
 
 // NewWorker returns what is shown of the worker at an address.

@@ -85,12 +85,15 @@ func TestIncidentIsLoggedOnceAtEachEnd(t *testing.T) {
 	var in Incidents
 	start := time.Unix(1000, 0)
 	for i := range 100 {
-		in.Raise(start.Add(time.Duration(i)*time.Second), "fallback oversized", func() *zap.Logger { return logger })
+		in.Raise(start.Add(time.Duration(i)*time.Second), "fallback oversized", fmt.Errorf("%d", i), func() *zap.Logger { return logger })
 		in.End(start.Add(time.Duration(i)*time.Second), logger)
+	}
+	if open := in.Open(start.Add(time.Minute)); len(open) != 1 || open[0].Error != "99" {
+		t.Errorf("%+v, want the last error", open)
 	}
 	in.End(start.Add(99*time.Second+incidentEnd), logger)
 	in.End(start.Add(time.Hour), logger)
-	in.Raise(start.Add(time.Hour), "fallback oversized", func() *zap.Logger { return logger })
+	in.Raise(start.Add(time.Hour), "fallback oversized", nil, func() *zap.Logger { return logger })
 	var got []string
 	for _, e := range logs.All() {
 		got = append(got, e.Message+": "+e.ContextMap()["condition"].(string))

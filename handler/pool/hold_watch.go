@@ -50,7 +50,7 @@ func (h *holdWatch) check(t time.Time) {
 	case t.Sub(h.heard) >= holdSilence:
 		h.heard = t
 		h.loose.Store(t.Add(letGoFor).UnixNano())
-		h.Incidents.Raise(t, incidentHold, h.Logger)
+		h.Raise(t, incidentHold)
 		h.queue.reviewAll()
 	case h.began.IsZero():
 		h.began, h.from = t, n

@@ -168,7 +168,7 @@ func (p *Pool) journalSource() *journal.Source {
 		},
 		State: p.journalState, Bindings: p.writeBindings, Tenants: p.writeTenants,
 		Failed: func(err error) {
-			p.Incidents.Raise(time.Now(), "the journal cannot be written", func() *zap.Logger { return p.Logger().With(zap.Error(err)) })
+			p.Raise(time.Now(), "the journal cannot be written", err)
 		},
 	}
 }
@@ -193,7 +193,7 @@ func (p *Pool) openJournal(ctx context.Context, set Journal) (*journal.Log, erro
 func (p *Pool) watchJournal(t time.Time) {
 	n := p.JournalState().Lost
 	if n > p.kept.lost {
-		p.Incidents.Raise(t, "records have no room in the journal", p.Logger)
+		p.Raise(t, "records have no room in the journal")
 	}
 	p.kept.lost = n // less if the journal was opened anew
 }

@@ -139,7 +139,7 @@ func (l *tenants) read() bool {
 	l.version = l.set.version() // first: the file may change meanwhile
 	of, err := l.set.tenants()
 	if err != nil {
-		l.pool.Raise(time.Now(), "the file of tenants cannot be read: its earlier limits hold", zap.Error(err))
+		l.pool.Raise(time.Now(), "the file of tenants cannot be read: its earlier limits hold", err)
 		l.version = "" // raises it again
 		return false
 	}

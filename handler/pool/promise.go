@@ -97,7 +97,7 @@ func (q *waiters) ahead(want *Wants, cost float64) float64 {
 // servesLate records that a request is served although it is predicted to be late.
 func (p *Pool) servesLate(class *queue.Class, t time.Time) {
 	if why := p.Promises.doubts(class, t); why == incidentOff {
-		p.Incidents.Raise(t, why, p.Logger)
+		p.Raise(t, why)
 	}
 	p.Promises.checks(class.Name, t)
 }

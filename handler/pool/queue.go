@@ -60,9 +60,9 @@ func (q *waiters) wait(
 	if q.enter(m, q.workers.Settings.Load().MaxWaiting) {
 		switch {
 		case len(o.Ups) == 0:
-			q.workers.Incidents.Raise(m.since, incidentEmpty, q.workers.Logger)
+			q.workers.Raise(m.since, incidentEmpty)
 		case q.isFull(o):
-			q.workers.Incidents.Raise(m.since, incidentFull, q.workers.Logger)
+			q.workers.Raise(m.since, incidentFull)
 		}
 		v = q.outcome(ctx, m, most)
 		waited = time.Since(m.since)

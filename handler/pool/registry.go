@@ -2,6 +2,7 @@ package pool
 
 import (
 	"cmp"
+	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -316,9 +317,9 @@ func (r *registry) Logger() *zap.Logger {
 	})).With(zap.String("pool", r.Name))
 }
 
-// Raise records that a condition is met. The fields are in the log if it begins.
-func (r *registry) Raise(t time.Time, condition string, fields ...zap.Field) {
-	r.Incidents.Raise(t, condition, func() *zap.Logger { return r.Logger().With(fields...) })
+// Raise records that a condition is met, and the error that shows it, if there is one.
+func (r *registry) Raise(t time.Time, condition string, cause ...error) {
+	r.Incidents.Raise(t, condition, errors.Join(cause...), r.Logger)
 }
 
 // maxClaimed bounds how many ranks an engine can claim. Each is a target, with a stream of KV events.

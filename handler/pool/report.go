@@ -73,7 +73,7 @@ func (p *Pool) Report(w *worker.Worker, o Outcome) {
 			p.markDown(w, t, &o)
 		}
 	case OutcomeLimited:
-		p.Raise(t, "the router's own system has no room for a connection", zap.String("error", o.Why))
+		p.Raise(t, "the router's own system has no room for a connection", errors.New(o.Why))
 	}
 }
 
@@ -219,7 +219,7 @@ func Refused(err error) bool {
 func (r *registry) noteOutliers(t time.Time) {
 	for _, w := range r.All() {
 		if load := r.Load(t, w); load.ErrorsApart() {
-			r.Raise(t, "a worker answers with errors or nothing, unlike the others")
+			r.Raise(t, "a worker answers with errors or nothing, unlike the others", w.Past.LastFailure())
 		}
 	}
 }

@@ -98,7 +98,7 @@ func (p *Pool) newSharer(set *Share) *journal.Sharer {
 			},
 		},
 		Failed: func(err error) {
-			p.Incidents.Raise(time.Now(), "what other routers do is not known: the server of share fails", func() *zap.Logger { return p.Logger().With(zap.Error(err)) })
+			p.Raise(time.Now(), "what other routers do is not known: the server of share fails", err)
 		},
 		Silent: func(one *journal.Peer) {
 			p.Logger().Warn("another router is silent, and its requests do not count any more",

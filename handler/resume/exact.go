@@ -101,7 +101,7 @@ func whole(
 	}
 	if resp.StatusCode != http.StatusOK {
 		if !attempt.Retryable(resp.StatusCode) {
-			of.Incidents.Raise(time.Now(), "streams cannot go on exactly: an engine refuses", of.Logger)
+			of.Raise(time.Now(), "streams cannot go on exactly: an engine refuses")
 		}
 		return nil, resp, nil
 	}

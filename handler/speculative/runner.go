@@ -83,6 +83,6 @@ func (r *Runner) Answering(a *attempt.Attempt, held bool, resp *http.Response) d
 func (r *Runner) count(outcome string) {
 	Total.WithLabelValues(r.pool.Name, outcome).Inc()
 	if outcome == outcomeFailed || outcome == outcomeTimeout {
-		r.pool.Incidents.Raise(time.Now(), incidentNoSuccess, r.pool.Logger)
+		r.pool.Raise(time.Now(), incidentNoSuccess)
 	}
 }

@@ -210,7 +210,7 @@ func (s *Request) Ways(c *pool.Candidates) (kvscore.Split, []kvscore.Way) {
 	pins, _ := s.Plan.PinsPrefill()
 	lacks := s.Prefill != nil && !pins && !s.Prefill.TakesRequests(c.At)
 	if lacks || s.Prefill == nil && !full {
-		s.Pool.Incidents.Raise(c.At, "no prefill worker is available, and requests go whole to others", s.Pool.Logger)
+		s.Pool.Raise(c.At, "no prefill worker is available, and requests go whole to others")
 	}
 	switch {
 	case s.Prefill == nil && !full:
@@ -311,12 +311,12 @@ func (s *Request) Answered(l *Phases, good bool) {
 		of.Pairs.Work(l.Prefill.Worker, l.Decode.Worker)
 	}
 	if s.refused {
-		of.Incidents.Raise(time.Now(), "prefill workers do not hand over their prompts, and requests go whole to others", of.Logger)
+		of.Raise(time.Now(), "prefill workers do not hand over their prompts, and requests go whole to others")
 		s.refused = false
 	}
 	if s.blame[0] != nil && (l == nil || s.blame != [2]*worker.Worker{l.Prefill.Worker, l.Decode.Worker}) {
 		if of.Pairs.Failed(s.blame[0], s.blame[1], s.silent, s.blamed, time.Now()) {
-			of.Incidents.Raise(time.Now(), "transfers between a prefill and a decode worker fail, and requests avoid the pair", of.Logger)
+			of.Raise(time.Now(), "transfers between a prefill and a decode worker fail, and requests avoid the pair")
 		}
 		s.blame = [2]*worker.Worker{}
 	}

@@ -174,7 +174,7 @@ func (c *closer) ask(w *worker.Worker, id string) (outcome string) {
 		return "gone" // its process has ended
 	}
 	const incident = "engines fail to close sessions, and close them only by their own timeout"
-	c.pool.Incidents.Raise(time.Now(), incident, c.pool.Logger)
+	c.pool.Raise(time.Now(), incident)
 	return "failed"
 }
 
