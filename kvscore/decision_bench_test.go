@@ -33,7 +33,7 @@ func decide(b *testing.B, blocks, n int, p Policy, phases SplitRule) {
 		ids[i] = rand.Uint32N(100_000)
 	}
 	r := &Request{Prompt: cache.Prompt{Root: 1, BlockTokens: 16, Tokens: int64(len(ids)), Blocks: make([]uint64, blocks)}, Streamed: true}
-	key := cache.NewTokenHash(testSeed)
+	key := cache.TokenHash(testSeed)
 	hash := func() {
 		r.Blocks = key.AppendBlocks(r.Blocks[:0], ids, 16)
 	}

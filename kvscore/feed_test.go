@@ -39,7 +39,7 @@ func tokenPrompt(blocks int, adapter, salt string) *Request {
 	for i := range blocks {
 		ids[16*i] = uint32(i)
 	}
-	key := cache.NewTokenHash(testSeed)
+	key := cache.TokenHash(testSeed)
 	r.Blocks = key.AppendBlocks(nil, ids, 16)
 	r.Identities = []cache.Identity{{
 		BlockTokens: 16, Root: cache.IdentityRoot(testSeed, 16, adapter, salt), Blocks: r.Blocks, Adapter: adapter != "", Salted: salt != "",

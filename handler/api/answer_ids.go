@@ -34,7 +34,7 @@ func (c *idChain) begin(r *Request) {
 // after returns the blocks of a prompt and the answer. It omits the last id, which the engine
 // need not compute.
 func (c *idChain) after(r *Request) []uint64 {
-	hash := cache.NewTokenHash(r.seed)
+	hash := cache.TokenHash(r.seed)
 	ids := append(slices.Clip(r.tail), c.ids[:len(c.ids)-1]...)
 	return hash.AppendBlocks(slices.Clip(r.Blocks), ids, r.block)
 }

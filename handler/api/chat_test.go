@@ -178,7 +178,7 @@ func TestFor(t *testing.T) {
 }
 
 func tokenBlocks(size int, ids ...uint32) []uint64 {
-	key := cache.NewTokenHash(testSeed)
+	key := cache.TokenHash(testSeed)
 	return key.AppendBlocks(nil, ids, size)
 }
 

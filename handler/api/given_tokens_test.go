@@ -76,7 +76,7 @@ func TestChains(t *testing.T) {
 		tokens = append(tokens, uint32(n))
 	}
 	for i, size := range o.Sizes {
-		key := cache.NewTokenHash(o.Seed)
+		key := cache.TokenHash(o.Seed)
 		want := key.AppendBlocks(nil, tokens, size)
 		for _, r := range []*Request{r, given} {
 			if c := r.Chains[i]; c.BlockSize != size || !slices.Equal(c.Blocks, want) {

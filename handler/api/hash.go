@@ -245,7 +245,7 @@ type idHasher struct {
 }
 
 func (h *idHasher) put(block []byte, id uint32) {
-	binary.LittleEndian.PutUint32(block[h.fill:], id)
+	binary.NativeEndian.PutUint32(block[h.fill:], id)
 	if h.fill += 4; h.fill == len(block) {
 		h.blocks = append(h.blocks, h.hash.Block(block))
 		h.fill = 0
@@ -255,7 +255,7 @@ func (h *idHasher) put(block []byte, id uint32) {
 func idsOf(block []byte) []uint32 {
 	ids := make([]uint32, len(block)/4)
 	for i := range ids {
-		ids[i] = binary.LittleEndian.Uint32(block[4*i:])
+		ids[i] = binary.NativeEndian.Uint32(block[4*i:])
 	}
 	return ids
 }
@@ -272,7 +272,7 @@ func (h *idHasher) run(block, b []byte, i int) (next int, n int64) {
 		}
 		i += digits + 1
 		n++
-		binary.LittleEndian.PutUint32(block[fill:], uint32(id))
+		binary.NativeEndian.PutUint32(block[fill:], uint32(id))
 		if fill += 4; fill == len(block) {
 			h.blocks = append(h.blocks, h.hash.Block(block))
 			fill = 0

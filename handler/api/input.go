@@ -147,7 +147,7 @@ func (p *parse) blocksOf(v rawjson.Span, size int) (blocks []uint64, tail []uint
 	}
 	block = block[:4*size]
 	// A token takes two bytes of JSON at least.
-	h := idHasher{hash: cache.NewTokenHash(p.opt.Seed), blocks: make([]uint64, 0, min(v.Len()/(2*size), 4096))}
+	h := idHasher{hash: cache.TokenHash(p.opt.Seed), blocks: make([]uint64, 0, min(v.Len()/(2*size), 4096))}
 	for i := v.Start + 1; ; i++ {
 		next, k := h.run(block, b, i)
 		id, end := readID(b, next)

@@ -14,7 +14,7 @@ type Identity struct {
 	BlockTokens int
 	// Root stands for what must be equal beside the tokens: see [IdentityRoot].
 	Root uint64
-	// Blocks are the hashes of the full blocks in order: see [TokenHash] and [MediaBlock].
+	// Blocks are the hashes of the full blocks in order: see [TokenHash].
 	Blocks []uint64
 	// Adapter and Salted say that Root has an adapter or a salt.
 	Adapter, Salted bool

@@ -33,7 +33,7 @@ type texts struct {
 }
 
 func newTexts() *texts {
-	s := &texts{hash: NewTokenHash(1)}
+	s := &texts{hash: TokenHash(1)}
 	for i := range s.kinds {
 		s.kinds[i] = 13_000
 	}

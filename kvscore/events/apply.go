@@ -32,7 +32,7 @@ type Worker struct {
 // NewWorker returns a worker with a number of data-parallel ranks. seed keys the hashes; it must
 // be that of the requests. Ranks beyond the caches' bound stay without a feed.
 func NewWorker(c *cache.Caches, seed, id uint64, ranks int, e Engine) *Worker {
-	w := &Worker{seed: seed, tokens: cache.NewTokenHash(seed)}
+	w := &Worker{seed: seed, tokens: cache.TokenHash(seed)}
 	for i := range ranks {
 		feed := c.Feed(cache.Target{Worker: id, Rank: uint32(i)}) //nolint:gosec // ranks are few
 		w.ranks = append(w.ranks, &rank{feed: feed})

@@ -54,7 +54,7 @@ func (a *applied) wantsBlocks(what string, rank int, tokens int64, k kvscore.Kno
 
 // blocksOf returns the hashes of blocks of four tokens.
 func blocksOf(prompt ...[]uint32) []uint64 {
-	key := cache.NewTokenHash(applySeed)
+	key := cache.TokenHash(applySeed)
 	return key.AppendBlocks(nil, slices.Concat(prompt...), 4)
 }
 
