@@ -71,6 +71,7 @@ func (h *Handler) reserve(w http.ResponseWriter, p *plan.Plan, now time.Time) (*
 		repl.Map(p.Placeholder) // for the access log
 	}
 	h.pool.Raise(now, "tenants have reached their limits, and the router refuses their requests", fmt.Errorf("tenant %q: %w", exceeded.Tenant, exceeded))
+	h.pool.Outcomes.Count(now, p.ClassName(), api.CodeLimit)
 	if exceeded.First {
 		h.pool.Logger().Warn("a tenant has reached a limit", zap.String("tenant", exceeded.Tenant),
 			zap.Stringer("limit", exceeded.Limit), zap.Duration("wait", exceeded.Wait))
@@ -82,10 +83,7 @@ func (h *Handler) reserve(w http.ResponseWriter, p *plan.Plan, now time.Time) (*
 }
 
 func (h *Handler) asks(p *plan.Plan) *quota.Ask {
-	ask := &quota.Ask{Name: p.Tenant.Name, Tenant: p.Tenant.Hash, Prompt: p.Score.Tokens}
-	if p.Class != nil {
-		ask.Class = p.Class.Name
-	}
+	ask := &quota.Ask{Name: p.Tenant.Name, Tenant: p.Tenant.Hash, Class: p.ClassName(), Prompt: p.Score.Tokens}
 	if p.API != nil && p.API.Work() == api.Generate {
 		ask.Choices = 1
 	}

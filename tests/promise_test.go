@@ -74,6 +74,16 @@ func TestOverloadRefusesWhatWouldBeLate(t *testing.T) {
 	if t.Logf("%d of %d refused", refusals, len(all)); refusals == 0 {
 		t.Error("nothing was refused")
 	}
+	var state struct {
+		Classes []struct {
+			Class   string `json:"class"`
+			Refused int    `json:"refused_requests"`
+		} `json:"classes"`
+	}
+	s.api(t, http.MethodGet, defaultPool+"/state", nil, &state)
+	if len(state.Classes) != 1 || state.Classes[0].Class != "default" || state.Classes[0].Refused != refusals {
+		t.Errorf("classes %v, want %d refused", state.Classes, refusals)
+	}
 	s.wantFigures(t, before, []figure{{promises, []string{`class="default"`, `outcome="refused"`}, float64(refusals)}})
 }
 

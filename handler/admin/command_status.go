@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
-	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
@@ -77,19 +76,12 @@ func (r *recentView) fails() bool { return r.Failed >= fewFails && 10*r.Failed >
 func writeStatus(to io.Writer, s *stateView, width int) {
 	fmt.Fprintf(to, "kv_router %s, pool %s, policy %s: %d workers, %d sessions, %d in the queue\n",
 		s.Version, s.Pool, s.Policy, len(s.Workers), s.Sessions, s.Waiting)
-	for _, parts := range [][]pool.Queued{s.Classes, s.Tenants} {
-		for _, q := range parts {
-			if q.Class != "" || q.Tenant != "" {
-				tenant := ""
-				if q.Tenant != "" {
-					tenant = fmt.Sprintf(", tenant %q", q.Tenant)
-				}
-				fmt.Fprintf(to, "in the queue, class %q%s: %d requests, %d of them held, the oldest for %.1f s\n",
-					q.Class, tenant, q.Requests, q.Held, q.Oldest)
-			}
-		}
+	var refused int64
+	for i := range s.ByClass {
+		refused += s.ByClass[i].Refused
 	}
-	s.Recent.write(to)
+	s.Recent.write(to, refused)
+	writeClasses(to, s)
 	writeWorkers(to, s.Workers, width)
 	for i := range s.Workers {
 		for _, note := range s.Workers[i].Look {
@@ -113,8 +105,35 @@ func writeStatus(to io.Writer, s *stateView, width int) {
 	fmt.Fprintln(to)
 }
 
-func (r *recentView) write(to io.Writer) {
+// writeClasses says what waits of each class, and what became of its requests in the last five minutes.
+func writeClasses(to io.Writer, s *stateView) {
+	if len(s.ByClass) == 0 {
+		return
+	}
+	rows := [][]string{{"CLASS", "WAITING", "HELD", "OLDEST", "IN TIME", "LATE", "DEMOTED", "REFUSED", "TENANTS THAT WAIT"}}
+	for i := range s.ByClass {
+		c, tenants := &s.ByClass[i], ""
+		for _, q := range s.Tenants {
+			if q.Class == c.Class {
+				tenants += fmt.Sprintf(" %s: %d", q.Tenant, q.Requests)
+			}
+		}
+		row := []string{cmp.Or(c.Class, "-"), fmt.Sprint(c.Requests), fmt.Sprint(c.Held), millis(1e3 * c.Oldest)}
+		for _, n := range []int64{c.Outcomes["kept"], c.Outcomes["late"], c.Outcomes["demoted"], c.Refused} {
+			row = append(row, fmt.Sprint(n))
+		}
+		rows = append(rows, append(row, cmp.Or(strings.TrimSpace(tenants), "-")))
+	}
+	dropEmpty(rows)
+	writeTable(to, rows)
+	fmt.Fprintln(to)
+}
+
+func (r *recentView) write(to io.Writer, refused int64) {
 	fmt.Fprintf(to, "last 5 minutes: %d requests, %d attempts, %d of them failed", r.Requests, r.Attempts, r.Failed)
+	if refused > 0 {
+		fmt.Fprintf(to, "; %d requests refused", refused)
+	}
 	if r.P50 > 0 {
 		fmt.Fprintf(to, "\nstreams: first token p50 %s, p99 %s, then %s between tokens", millis(r.P50), millis(r.P99), millis(r.Pace))
 	}
@@ -165,9 +184,8 @@ func writeWorkers(to io.Writer, list []workerView, width int) {
 	writeTable(to, rows)
 }
 
-// fit leaves out columns that have only a dash, and cuts the names of workers and models so that the rows
-// have a width.
-func fit(rows [][]string, width int) {
+// dropEmpty leaves out columns that have only a dash.
+func dropEmpty(rows [][]string) {
 	for c := range slices.Backward(rows[0]) {
 		if !slices.ContainsFunc(rows[1:], func(row []string) bool { return row[c] != "-" }) {
 			for i := range rows {
@@ -175,6 +193,11 @@ func fit(rows [][]string, width int) {
 			}
 		}
 	}
+}
+
+// fit cuts the names of workers and models so that the rows have a width.
+func fit(rows [][]string, width int) {
+	dropEmpty(rows)
 	const workers, models = 0, 2
 	for _, c := range []int{models, workers} {
 		most, needed := 0, 0

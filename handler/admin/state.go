@@ -1,10 +1,13 @@
 package admin
 
 import (
+	"maps"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
@@ -24,6 +27,7 @@ type stateView struct {
 	Policy   string   `json:"policy"`
 	Waiting  int      `json:"waiting_requests"`
 	queuedView
+	ByClass  []classView        `json:"classes"`
 	Sessions int                `json:"sessions"`
 	Recent   recentView         `json:"recent"`
 	History  []pointView        `json:"history"`
@@ -35,6 +39,36 @@ type stateView struct {
 }
 
 const statusTenants = 5
+
+// classView is what waits of a class, and what became of its requests in the last five minutes.
+type classView struct {
+	pool.Queued
+	Outcomes map[string]int64 `json:"outcomes"`
+	Refused  int64            `json:"refused_requests"`
+}
+
+// viewClasses returns the classes that have a target, or have been refused or waited lately.
+func viewClasses(p *pool.Pool, waiting []pool.Queued, t time.Time) []classView {
+	recent, list := p.Outcomes.Recent(t), []classView{}
+	add := func(of pool.Queued) {
+		v := classView{of, map[string]int64{}, 0}
+		maps.Copy(v.Outcomes, recent[of.Class])
+		for outcome, n := range v.Outcomes {
+			if !slices.Contains(dispatch.Served, outcome) {
+				v.Refused += n
+			}
+		}
+		list = append(list, v)
+		delete(recent, of.Class)
+	}
+	for _, q := range waiting {
+		add(q)
+	}
+	for _, class := range slices.Sorted(maps.Keys(recent)) {
+		add(pool.Queued{Class: class})
+	}
+	return list
+}
 
 // recentView is what happened in the last five minutes.
 type recentView struct {
@@ -108,6 +142,7 @@ func viewState(p *pool.Pool, since int64, steers bool, t time.Time) *stateView {
 		Limits: p.Quota.Stand(t, statusTenants),
 	}
 	v.Classes, v.Tenants = p.Queued(t)
+	v.ByClass = viewClasses(p, v.Classes, t)
 	for _, p := range sortedPools() {
 		v.Pools = append(v.Pools, p.Name)
 	}

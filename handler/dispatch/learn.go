@@ -153,10 +153,14 @@ const (
 	promiseRefused = "refused" // as it would have been late
 )
 
+// Served are those of them whose request was served. The others in [observe.Outcomes] are refusals.
+var Served = []string{promiseKept, promiseLate, promisePlain, promiseDemoted}
+
 // promised counts such a request.
 func (d *Dispatch) promised(outcome string) {
 	if d.plan.Class != nil && d.plan.TTFT > 0 {
 		d.Metrics.promises.WithLabelValues(d.Pool.Name, d.plan.Class.Name, outcome).Inc()
+		d.Pool.Outcomes.Count(time.Now(), d.plan.Class.Name, outcome)
 	}
 }
 

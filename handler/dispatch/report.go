@@ -47,9 +47,7 @@ func (d *Dispatch) report() *Report {
 		attempt: d.reported(), Err: cmp.Or(d.failure, d.err),
 		Counts: response.Counts{Prompt: -1, Completion: -1, Cached: -1},
 	}
-	if r.Tenant = d.plan.Tenant.Name; d.plan.Class != nil {
-		r.Class = d.plan.Class.Name
-	}
+	r.Class, r.Tenant = d.plan.ClassName(), d.plan.Tenant.Name
 	if away := d.wait.turnedAway; away != nil {
 		r.Code = away.Code
 	}

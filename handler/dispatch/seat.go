@@ -208,6 +208,9 @@ func (d *Dispatch) turnAway(err error) {
 	}
 	d.Pool.Raise(time.Now(), incident, e.Err)
 	d.PoolMetrics.turnedAway[cmp.Or(counted, e.Code)].Inc()
+	if late == nil {
+		d.Pool.Outcomes.Count(time.Now(), d.plan.ClassName(), e.Code)
+	}
 	d.wait.turnedAway = e
 }
 

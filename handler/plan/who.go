@@ -23,6 +23,14 @@ type Who struct {
 	Backups []uint64
 }
 
+// ClassName returns the name of the request's class, empty for the zero class.
+func (w *Who) ClassName() string {
+	if w.Class == nil {
+		return ""
+	}
+	return w.Class.Name
+}
+
 // Tenant is who pays for a request. The zero Tenant is that of all requests that name none.
 type Tenant struct {
 	Name string
@@ -115,10 +123,7 @@ func (p *Plan) Placeholder(key string) (any, bool) {
 	case "tenant":
 		return p.Tenant.Name, true
 	case "class":
-		if p.Class != nil {
-			return p.Class.Name, true
-		}
-		return "", true
+		return p.ClassName(), true
 	}
 	return nil, false
 }

@@ -48,6 +48,7 @@ type Pool struct {
 	Memory   body.Memory // of request bodies
 	Pairs    Pairs
 	Choices  observe.Choices
+	Outcomes observe.Outcomes // of classes
 	kept     kept
 	shared   shared
 	Quota    quota.Book
