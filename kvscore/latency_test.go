@@ -237,3 +237,5 @@ func learnEach(e *estimator, samples int, sample func(*estimator, int, float64),
 		sample(e, n, factor*(10+0.05*float64(n)))
 	}
 }
+
+func near(a, b, share float64) bool { return math.Abs(a-b) <= share*b }

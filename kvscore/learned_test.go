@@ -132,25 +132,3 @@ func TestRestoreLearnedIgnoresNonsense(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 }
-
-func TestRatiosSurvive(t *testing.T) {
-	old, fresh := Ratios{Seed: 5}, Ratios{Seed: 5}
-	fresh.Restore(old.Learned())
-	blocks := []uint64{1, 2, 3, 33, 34}
-	old.Learn("a", blocks, 0, 64, 100)
-	old.Learn("b", blocks, 0, 64, 60)
-	fresh.Learn("b", blocks, 0, 64, 80)
-	own := fresh.Weights("b", 64)
-	fresh.Restore(old.Learned())
-	if got, want := fresh.Weights("a", 64), old.Weights("a", 64); *got.Kinds != *want.Kinds {
-		t.Errorf("%v, restored %v", *want.Kinds, *got.Kinds)
-	}
-	if got := fresh.Weights("b", 64); *got.Kinds != *own.Kinds {
-		t.Error("what was learned since the start is lost")
-	}
-	bad := ModelRatios{Name: 9}
-	fresh.Restore([]ModelRatios{bad})
-	if n := len(fresh.Learned()); n != 3 {
-		t.Errorf("%d ratios, want 3", n)
-	}
-}

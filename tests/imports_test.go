@@ -26,7 +26,7 @@ var layers = [][]string{
 	{"handler/engine", "handler/journal", "handler/observe"},
 	{"handler/body", "handler/api", "handler/nvext"},
 	{"handler/rawjson", "handler/endpointslices", "affinity", "kvscore/events", "handler/quota"},
-	{"kvscore", "kvscore/events/zmtp"},
+	{"kvscore", "kvscore/texts", "kvscore/events/zmtp"},
 	{"kvscore/cache"},
 	{"kvscore/cache/internal/exact", "kvscore/cache/internal/textmap"}, // Go keeps the others out
 	{"kvscore/cache/internal/approx"},
@@ -35,7 +35,7 @@ var layers = [][]string{
 
 // pure are the packages that import neither Caddy nor net/http, so that they can be
 // tested, fuzzed and replayed alone.
-var pure = []string{"kvscore", "kvscore/events", "kvscore/events/zmtp", "kvscore/cache", "kvscore/cache/internal/approx", "kvscore/cache/internal/exact", "kvscore/cache/internal/textmap", "affinity", "handler/rawjson", "handler/api", "handler/nvext", "handler/journal", "handler/queue", "handler/quota"}
+var pure = []string{"kvscore", "kvscore/events", "kvscore/events/zmtp", "kvscore/texts", "kvscore/cache", "kvscore/cache/internal/approx", "kvscore/cache/internal/exact", "kvscore/cache/internal/textmap", "affinity", "handler/rawjson", "handler/api", "handler/nvext", "handler/journal", "handler/queue", "handler/quota"}
 
 func TestImportsPointDown(t *testing.T) {
 	layer := make(map[string]int)

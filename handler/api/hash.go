@@ -10,8 +10,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/texts"
 	"github.com/zeebo/xxh3"
 )
 
@@ -23,7 +23,7 @@ type hasher struct {
 	tail   []byte // of the block that is not full yet
 	blocks []uint64
 	before int   // full blocks that are not in blocks
-	kind   uint8 // of the last block, see kvscore.TextBlock
+	kind   uint8 // of the last block, see texts.Block
 
 	public   *xxh3.Hasher // of the full blocks, without a key; nil without prefixes
 	prefixes []cache.Prefix
@@ -152,9 +152,9 @@ func (h *hasher) full(p []byte) {
 		block := p[:size]
 		p = p[size:]
 		if n < nearBlocks || n%sampled == 0 {
-			kind = kvscore.TextKind(block)
+			kind = texts.Kind(block)
 		}
-		blocks = append(blocks, kvscore.TextBlock(xxh3.HashSeed(block, seed), kind))
+		blocks = append(blocks, texts.Block(xxh3.HashSeed(block, seed), kind))
 	}
 	h.blocks, h.kind = blocks, kind
 }

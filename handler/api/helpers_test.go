@@ -11,7 +11,7 @@ import (
 	"unicode/utf16"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/texts"
 	"github.com/zeebo/xxh3"
 )
 
@@ -32,7 +32,7 @@ func mustParse(t testing.TB, a API, body string) *Request {
 func blocksOf(text []byte) (out []uint64) {
 	for block := range slices.Chunk(text, testOptions.TextBlock) {
 		if len(block) == testOptions.TextBlock {
-			out = append(out, kvscore.TextBlock(xxh3.HashSeed(block, testSeed), kvscore.TextKind(block)))
+			out = append(out, texts.Block(xxh3.HashSeed(block, testSeed), texts.Kind(block)))
 		}
 	}
 	return out

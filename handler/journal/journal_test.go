@@ -18,6 +18,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/texts"
 )
 
 // talk is a conversation, as a router sees it.
@@ -84,7 +85,7 @@ func learned() *State {
 	s := &State{
 		Workers: []Worker{{Dial: "10.0.0.1:8000", ID: 5, BootID: "1700000000.25", Seen: time.UnixMilli(1.7e12).UTC()}},
 		Learned: kvscore.Learned{Samples: 7, Prefill: 3, Capacity: -0.25, Answers: 1 << 40},
-		Ratios:  []kvscore.ModelRatios{{Name: 1<<64 - 1, Tokens: [cache.Kinds]float64{0.25, 0.5}}},
+		Ratios:  []texts.ModelRatios{{Name: 1<<64 - 1, Tokens: [cache.Kinds]float64{0.25, 0.5}}},
 	}
 	s.Learned.Latency[1], s.Learned.Squares[15] = 30.5, 1e9
 	s.Learned.Targets = []kvscore.LearnedTarget{{

@@ -33,6 +33,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/affinity"
 	"github.com/caddy-kvrouter/kvrouter/handler/quota"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/texts"
 )
 
 // version is that of the format. It must also grow if the hashes of sessions or of prompts change.
@@ -92,9 +93,9 @@ type Head struct {
 // State is what was learned, and what is known of the workers. Targets name workers by the ids in
 // Workers.
 type State struct {
-	Workers []Worker              `json:"workers"`
-	Learned kvscore.Learned       `json:"learned"`
-	Ratios  []kvscore.ModelRatios `json:"ratios"`
+	Workers []Worker            `json:"workers"`
+	Learned kvscore.Learned     `json:"learned"`
+	Ratios  []texts.ModelRatios `json:"ratios"`
 }
 
 // Worker is a worker by its address: its id may change.

@@ -6,11 +6,11 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/texts"
 )
 
-func (p *Plan) identify(opts api.Options, ratios *kvscore.Ratios, adapter func(model string) (string, bool)) {
+func (p *Plan) identify(opts api.Options, ratios *texts.Ratios, adapter func(model string) (string, bool)) {
 	req, score, size := p.Request, &p.Score, opts.TextBlock
 	score.Streamed, score.SkipsCache = req.Stream || req.API.Work() == api.Prefill, req.SkipsCache
 	score.Identities, score.Prefixes = nil, nil
@@ -26,7 +26,7 @@ func (p *Plan) identify(opts api.Options, ratios *kvscore.Ratios, adapter func(m
 		score.Identities = identities(req, req.Chains, opts.Seed, adapter)
 	case api.Text:
 		score.Weights = ratios.Weights(req.Model, size)
-		score.NominalBlockTokens = float64(size) / kvscore.DefaultBytesPerToken
+		score.NominalBlockTokens = float64(size) / texts.BytesPerToken
 		score.BlockTokens = score.Weights.Mean(req.Blocks)
 		score.Head = req.Head
 		score.MediaTokens, score.MediaEnd = req.MediaTokens, int((req.MediaEnd+int64(size)-1)/int64(size))

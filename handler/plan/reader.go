@@ -14,6 +14,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/queue"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/texts"
 )
 
 // Reader reads requests into plans. It is made once for each configuration. It waits
@@ -36,7 +37,7 @@ type Reader struct {
 
 	// what is known of the pool at this moment
 	Memory    *body.Memory
-	Ratios    *kvscore.Ratios
+	Ratios    *texts.Ratios
 	Hashing   func() api.Options
 	Adapter   func(model string) (name string, known bool) // the LoRA adapter that a model's name stands for, if any
 	Canonical func(model string) string                    // the one name of a model that has several
@@ -160,7 +161,7 @@ func Unreadable(a api.API, err error) *api.Refusal {
 	return &api.Refusal{API: a, Status: status, Code: code, Err: err}
 }
 
-func estimatedTokens(size int64) int64 { return int64(float64(size) / kvscore.DefaultBytesPerToken) }
+func estimatedTokens(size int64) int64 { return int64(float64(size) / texts.BytesPerToken) }
 
 // idempotent returns whether a request may be made twice (RFC 9110, 9.2.2).
 func idempotent(method string) bool {

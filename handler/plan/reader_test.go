@@ -15,12 +15,13 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/queue"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/texts"
 )
 
 // testReader returns a reader that grants every client the same.
 func testReader(g nvext.Grants) *Reader {
 	return &Reader{
-		MaxBody: 1 << 20, Grants: func(*http.Request) nvext.Grants { return g }, Memory: new(body.Memory), Ratios: new(kvscore.Ratios),
+		MaxBody: 1 << 20, Grants: func(*http.Request) nvext.Grants { return g }, Memory: new(body.Memory), Ratios: new(texts.Ratios),
 		Hashing:     func() api.Options { return api.Options{TextBlock: 64, BlockSize: 16} },
 		TakesTokens: func(string) bool { return true }, Transfers: func() bool { return false }, Lists: func(string) bool { return false }, Keeps: func(string) bool { return false }, Canonical: func(model string) string { return model }, OnlyModel: func() string { return "" }, TTL: func() time.Duration { return time.Minute }, Waiting: func() uint64 { return 0 },
 	}
@@ -87,7 +88,7 @@ func TestPriorityOfTheCost(t *testing.T) {
 }
 
 // identified returns the plan of a body.
-func identified(t *testing.T, path, body string, ratios *kvscore.Ratios) *Plan {
+func identified(t *testing.T, path, body string, ratios *texts.Ratios) *Plan {
 	t.Helper()
 	opts := api.Options{TextBlock: 64, BlockSize: 16}
 	req, err := api.Parse(api.For(path), []byte(body), opts)
@@ -110,7 +111,7 @@ func TestImagesLeaveTextAlone(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s, targets := kvscore.NewScheduler(kvscore.Settings{}), []kvscore.Target{{Worker: 1}}
 			s.Declare(targets[0], 0)
-			var ratios kvscore.Ratios
+			var ratios texts.Ratios
 			var sel kvscore.Selection
 			for i := range 24 {
 				image, tokens := "", int64(820)
@@ -136,7 +137,7 @@ func TestImagesLeaveTextAlone(t *testing.T) {
 
 // TestGivenIDsReplaceTheText replaces the text of a plan by token ids, as queries do.
 func TestGivenIDsReplaceTheText(t *testing.T) {
-	var ratios kvscore.Ratios
+	var ratios texts.Ratios
 	p := identified(t, "/v1/completions", `{"prompt":"`+strings.Repeat("hello world, this is it. ", 200)+`"}`, &ratios)
 	ids := "[" + strings.Repeat("1234,5678,91011,17,", 400)
 	if p = testReader(0).WithTokens(p, []byte(ids[:len(ids)-1]+"]")); p == nil {
@@ -161,7 +162,7 @@ func TestEmbeddingsWaitForTheirAnswer(t *testing.T) {
 	} {
 		s, target, sel := kvscore.NewScheduler(kvscore.Settings{}), kvscore.Target{Worker: 1}, kvscore.Selection{}
 		s.Declare(target, 0)
-		p := identified(t, path, text, new(kvscore.Ratios))
+		p := identified(t, path, text, new(texts.Ratios))
 		s.Select(now, &p.Score, []kvscore.Target{target}, 0, &kvscore.LeastLoad{}, &sel)
 		if l, _ := s.Load(now.Add(time.Hour), target); (l.PrefillTokens > 0) != (path == "/v1/embeddings") {
 			t.Errorf("%s: %d tokens are to be computed after an hour without an answer", path, l.PrefillTokens)

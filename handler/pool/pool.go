@@ -16,8 +16,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/quota"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
+	"github.com/caddy-kvrouter/kvrouter/kvscore/texts"
 	"github.com/caddyserver/caddy/v2"
 )
 
@@ -32,7 +32,7 @@ const DefaultName = "default"
 type Pool struct {
 	*registry
 	lifetime
-	Ratios    kvscore.Ratios
+	Ratios    texts.Ratios
 	Asking    atomic.Int32                 // questions for token ids under way
 	keys      atomic.Pointer[journal.Keys] // of all hashes: nobody outside can choose collisions
 	Responses responses

@@ -1,16 +1,17 @@
-package kvscore
+package texts
 
 import (
 	"cmp"
 	"math"
+	"slices"
 	"sync"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"github.com/zeebo/xxh3"
 )
 
-// DefaultBytesPerToken is the assumed ratio until an engine has counted a prompt.
-const DefaultBytesPerToken = 4.0
+// BytesPerToken is the assumed ratio until an engine has counted a prompt.
+const BytesPerToken = 4.0
 
 const (
 	// maxRatios bounds the number of models: their names come from clients.
@@ -25,7 +26,7 @@ const (
 	minRatio, maxRatio = 0.5, 64.0
 )
 
-// Ratios learns the bytes per token of each model, for each kind of text (see [TextBlock]).
+// Ratios learns the bytes per token of each model, for each kind of text (see [Block]).
 // It keeps 1024 models; another one takes the place of one with few texts. The zero value is ready
 // for use by many goroutines.
 type Ratios struct {
@@ -195,7 +196,7 @@ func (r *Ratios) Restore(list []ModelRatios) {
 	defer r.mu.Unlock()
 	for i := range list {
 		one := &list[i]
-		if !sane(one.Tokens[:], 1/maxRatio, 1/minRatio) {
+		if slices.ContainsFunc(one.Tokens[:], func(v float64) bool { return !(v >= 1/maxRatio && v <= 1/minRatio) }) {
 			continue
 		}
 		restored := textRatios{tokens: one.Tokens, learned: true}

@@ -1,4 +1,6 @@
-package kvscore
+// Package texts estimates how many tokens a text has, by its bytes and by what engines have counted in
+// other texts. It does not tokenize.
+package texts
 
 import (
 	"encoding/binary"
@@ -7,14 +9,14 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
 
-// TextBlock returns the hash of a block of text, with the kind of the text in its low
+// Block returns the hash of a block of text, with the kind of the text in its low
 // bits. The kinds show how the tokens of a prompt are spread over its blocks.
-func TextBlock(hash uint64, kind uint8) uint64 { return hash&^cache.KindMask | uint64(kind) }
+func Block(hash uint64, kind uint8) uint64 { return hash&^cache.KindMask | uint64(kind) }
 
-// TextKind returns the kind of a text, from two samples of eight bytes; 0 for less than 16
+// Kind returns the kind of a text, from two samples of eight bytes; 0 for less than 16
 // bytes. Tokenizers begin a token at most bytes that are not letters. They use several tokens
 // for a letter outside ASCII. A kind combines 8 levels of the former with 4 of the latter.
-func TextKind(block []byte) uint8 {
+func Kind(block []byte) uint8 {
 	if len(block) < 16 {
 		return 0
 	}

@@ -1,4 +1,4 @@
-package kvscore
+package texts
 
 import (
 	"math"
@@ -11,7 +11,7 @@ import (
 // textBlocks cuts a text into blocks of 64 bytes.
 func textBlocks(text string) (blocks []uint64) {
 	for ; len(text) >= 64; text = text[64:] {
-		blocks = append(blocks, TextBlock(0, TextKind([]byte(text[:64]))))
+		blocks = append(blocks, Block(0, Kind([]byte(text[:64]))))
 	}
 	return blocks
 }
@@ -40,7 +40,7 @@ func near(a, b, share float64) bool { return math.Abs(a-b) <= share*b }
 func TestRatiosLearn(t *testing.T) {
 	var r Ratios
 	before := bytesPerToken(&r, "m", proseText)
-	if !near(before, DefaultBytesPerToken, 0.3) {
+	if !near(before, BytesPerToken, 0.3) {
 		t.Errorf("unknown model: %v", before)
 	}
 	blocks := textBlocks(proseText)
@@ -82,11 +82,11 @@ func TestRatiosTellKindsOfTextApart(t *testing.T) {
 func TestKindsOfShortBlocks(t *testing.T) {
 	for n := range 200 {
 		text := []byte(strings.Repeat("é[a", 100))[:n]
-		if n < 16 != (TextKind(text) == 0) {
-			t.Errorf("%d bytes: kind %d", n, TextKind(text))
+		if n < 16 != (Kind(text) == 0) {
+			t.Errorf("%d bytes: kind %d", n, Kind(text))
 		}
 	}
-	if a, b := TextBlock(math.MaxUint64, TextKind([]byte(proseText))), TextBlock(math.MaxUint64, TextKind([]byte(jsonText))); a == b || a>>5 != math.MaxUint64>>5 {
+	if a, b := Block(math.MaxUint64, Kind([]byte(proseText))), Block(math.MaxUint64, Kind([]byte(jsonText))); a == b || a>>5 != math.MaxUint64>>5 {
 		t.Errorf("%x %x", a, b)
 	}
 }
@@ -147,5 +147,27 @@ func TestFirstTextOfAModelCountsWhole(t *testing.T) {
 	}
 	if got := bytesPerToken(&r, "b", proseText); !near(got, 2, 0.01) {
 		t.Errorf("%v bytes a token, its first text had 2", got)
+	}
+}
+
+func TestRatiosSurvive(t *testing.T) {
+	old, fresh := Ratios{Seed: 5}, Ratios{Seed: 5}
+	fresh.Restore(old.Learned())
+	blocks := []uint64{1, 2, 3, 33, 34}
+	old.Learn("a", blocks, 0, 64, 100)
+	old.Learn("b", blocks, 0, 64, 60)
+	fresh.Learn("b", blocks, 0, 64, 80)
+	own := fresh.Weights("b", 64)
+	fresh.Restore(old.Learned())
+	if got, want := fresh.Weights("a", 64), old.Weights("a", 64); *got.Kinds != *want.Kinds {
+		t.Errorf("%v, restored %v", *want.Kinds, *got.Kinds)
+	}
+	if got := fresh.Weights("b", 64); *got.Kinds != *own.Kinds {
+		t.Error("what was learned since the start is lost")
+	}
+	bad := ModelRatios{Name: 9}
+	fresh.Restore([]ModelRatios{bad})
+	if n := len(fresh.Learned()); n != 3 {
+		t.Errorf("%d ratios, want 3", n)
 	}
 }
