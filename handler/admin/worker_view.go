@@ -224,13 +224,13 @@ func viewEngine(p *pool.Pool, w *worker.Worker) engineView {
 	info.Started = info.Started.UTC()
 	v := engineView{
 		Type: e.Type, Source: fromConfig, Version: info.Version, Info: info,
-		Contradictions: slices.Sorted(maps.Values(discovery.Contradictions(p, w))), Warnings: discovery.Warnings(p, w, time.Now()),
+		Contradictions: slices.Sorted(maps.Values(discovery.Contradictions(p, w))), Warnings: discovery.Warnings(w, time.Now()),
 	}
 	if v.Contradictions == nil && info.Type != "" {
 		v.Contradictions = []string{}
 	}
 	switch {
-	case p.Settings.Load().Worker(w.Dial).Engine != worker.EngineAuto:
+	case w.Settings().Engine != worker.EngineAuto:
 	case v.Type != "":
 		v.Source = fromEngine
 	default:
@@ -289,7 +289,7 @@ func viewRanks(p *pool.Pool, t time.Time, w *worker.Worker) []rankView {
 // capacityOf leaves out the reported capacity if neither the configuration nor the engine says it.
 func capacityOf(p *pool.Pool, w *worker.Worker, l *kvscore.Load) kvscore.Capacity {
 	c := l.Capacity
-	if p.Settings.Load().Worker(w.Dial).KVTokens == 0 && w.Engine().Info.KVTokens == 0 {
+	if w.Settings().KVTokens == 0 && w.Engine().Info.KVTokens == 0 {
 		c.ReportedTokens = 0
 	}
 	return c

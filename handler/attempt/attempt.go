@@ -141,7 +141,7 @@ func (a *Attempt) send(roundTrip Sender, req *http.Request) (*http.Response, boo
 	c.Sent = c.Trace.Carry(fit)
 	backup := a.Worker.IsBackup()
 	if backup {
-		c.Sent = toBackup(c.Sent, c.Pool.Settings.Load().Worker(a.Worker.Dial).Headers)
+		c.Sent = toBackup(c.Sent, a.Worker.Settings().Headers)
 	}
 	c.Did = r.Did
 	if c.Rest != nil && c.Rest.Way == api.WayExact {

@@ -25,7 +25,7 @@ const (
 
 // detect asks a worker about its engine, if that is due. It returns whether it asked.
 func (p *Prober) detect(ctx context.Context, w *worker.Worker) bool {
-	set := p.pool.Settings.Load().Worker(w.Dial)
+	set := w.Settings()
 	if set.Engine == engine.Other || !w.ClaimDetection(time.Now()) {
 		return false
 	}
@@ -49,7 +49,7 @@ func (p *Prober) detect(ctx context.Context, w *worker.Worker) bool {
 		info = engine.AskAs(kind, get)
 	}
 	if set.MooncakePort > 0 && w.Engine().Role() == engine.RolePrefill && info.Type != "" {
-		p.askMooncake(ctx, w, &set, &info)
+		p.askMooncake(ctx, w, &info)
 	}
 	learn(p.pool, w, info)
 	return true
@@ -57,10 +57,11 @@ func (p *Prober) detect(ctx context.Context, w *worker.Worker) bool {
 
 // askMooncake asks the bootstrap server of a worker's engine for the names of its ranks. They stay while
 // there is no answer, for the engine may be busy.
-func (p *Prober) askMooncake(ctx context.Context, w *worker.Worker, set *worker.Settings, info *engine.Info) {
+func (p *Prober) askMooncake(ctx context.Context, w *worker.Worker, info *engine.Info) {
 	ctx, cancel := context.WithTimeout(ctx, detectTimeout)
 	defer cancel()
-	at, noKey := net.JoinHostPort(w.Host(), strconv.Itoa(set.MooncakePort)), []string{}
+	set, noKey := w.Settings(), []string{}
+	at := net.JoinHostPort(w.Host(), strconv.Itoa(set.MooncakePort))
 	status, body, err := p.client.Fetch(ctx, at, http.MethodGet, engine.PathMooncake, nil, noKey, engine.MaxBody)
 	if before := w.Engine().Info; err == nil && status == http.StatusOK {
 		info.MooncakeIDs = engine.MooncakeIDs(body, max(1, cmp.Or(set.DPSize, info.DPSize)))

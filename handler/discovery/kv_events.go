@@ -110,8 +110,8 @@ func Apply(p *pool.Pool, s *pool.Settings) (changed bool) {
 // follow begins, changes or ends the subscription to a worker's KV events, as its settings and
 // what its engine reports demand.
 func follow(p *pool.Pool, w *worker.Worker) {
-	set, e := p.Settings.Load().Worker(w.Dial), w.Engine()
-	from, why := publishers(set.KVEvents, hostOf(w.Dial), e.Info.KVEvents, w.Ranks())
+	e := w.Engine()
+	from, why := publishers(w.Settings().KVEvents, hostOf(w.Dial), e.Info.KVEvents, w.Ranks())
 	run := w.Follow(from, why, events.Engine{
 		BlockTokens: e.Info.BlockSize,
 		Adapters:    e.NamesAll(), Salts: e.NamesAll(), HitsInFlight: e.HitsInFlight(),

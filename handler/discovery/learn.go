@@ -63,7 +63,7 @@ func logged(info engine.Info) engine.Info {
 // contradict, and how.
 func Contradictions(p *pool.Pool, w *worker.Worker) map[string]string {
 	s, e, size := p.Settings.Load(), w.Engine(), w.BlockSize()
-	set, info, list := s.Worker(w.Dial), &e.Info, make(map[string]string)
+	set, info, list := w.Settings(), &e.Info, make(map[string]string)
 	differ := func(what string, configured, actual int64) {
 		if configured > 0 && actual > 0 && configured != actual {
 			list[what] = fmt.Sprintf("%s: configured %d, the engine reports %d", what, configured, actual)

@@ -241,7 +241,7 @@ func warned(p *pool.Pool, dial string) (list []string, advice string) {
 	w, now := p.Worker(dial), time.Now()
 	review(p, w, now)
 	logged := w.Warned.Open(now)
-	for _, v := range Warnings(p, w, now) {
+	for _, v := range Warnings(w, now) {
 		if !slices.ContainsFunc(logged, func(in observe.Incident) bool { return in.What == v.What }) {
 			v.What += " is not logged"
 		}

@@ -39,11 +39,11 @@ func (p *Prober) askLoad(whole context.Context, w *worker.Worker) {
 // claimLoad returns whether an engine must be asked for its load now. The caller then asks, and
 // calls reportLoad. Other callers get false meanwhile.
 func claimLoad(p *pool.Pool, w *worker.Worker, t time.Time) bool {
-	return w.ClaimLoad(t, wantsLoad(p, w) && engine.ReportsLoad(w.Engine().Type) && !w.Health.Reach().Away() && !p.IsIdle(t))
+	return w.ClaimLoad(t, wantsLoad(w) && engine.ReportsLoad(w.Engine().Type) && !w.Health.Reach().Away() && !p.IsIdle(t))
 }
 
-func wantsLoad(p *pool.Pool, w *worker.Worker) bool {
-	on := p.Settings.Load().Worker(w.Dial).EngineLoad
+func wantsLoad(w *worker.Worker) bool {
+	on := w.Settings().EngineLoad
 	return on != nil && *on
 }
 
@@ -67,7 +67,7 @@ func reportLoad(p *pool.Pool, w *worker.Worker, t time.Time, list []engine.RankL
 	w.LoadReported(t, reported == ranks)
 }
 
-func lacksLoad(p *pool.Pool, w *worker.Worker, t time.Time) bool {
+func lacksLoad(w *worker.Worker, t time.Time) bool {
 	kind := w.Engine().Type
-	return wantsLoad(p, w) && (kind != "" && !engine.ReportsLoad(kind) || w.LacksLoad(t))
+	return wantsLoad(w) && (kind != "" && !engine.ReportsLoad(kind) || w.LacksLoad(t))
 }

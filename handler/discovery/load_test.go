@@ -66,7 +66,7 @@ func TestLoadIsNotAskedForInVain(t *testing.T) {
 		if claimLoad(p, w, now) {
 			t.Errorf("%s, and the engine is asked", name)
 		}
-		warns := slices.ContainsFunc(Warnings(p, w, now), func(e observe.Warning) bool { return e.What == warnNoLoad })
+		warns := slices.ContainsFunc(Warnings(w, now), func(e observe.Warning) bool { return e.What == warnNoLoad })
 		if want := v.info.Type == engine.TRTLLM; warns != want {
 			t.Errorf("%s: warned is %v, want %v", name, warns, want)
 		}
@@ -123,7 +123,7 @@ func TestMissingRanksAreUnknown(t *testing.T) {
 func TestLackOfLoadIsWarnedOf(t *testing.T) {
 	p, w, now := loadPool(t, engine.Info{Type: engine.VLLM}, true)
 	lacks := func() bool {
-		return slices.ContainsFunc(Warnings(p, w, now), func(e observe.Warning) bool { return e.What == warnNoLoad })
+		return slices.ContainsFunc(Warnings(w, now), func(e observe.Warning) bool { return e.What == warnNoLoad })
 	}
 	for _, phase := range []struct {
 		seconds, every int // 0: no reports

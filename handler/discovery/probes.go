@@ -198,7 +198,7 @@ func (p *Prober) probe(whole context.Context, w *worker.Worker, ask bool) (detec
 	if ask {
 		if !w.HasConfiguredModels() ||
 			// the operator lists its models: it is asked only to end an absence
-			w.Health.Reach() == worker.Unresponsive && p.pool.Settings.Load().Worker(w.Dial).Engine != engine.Other {
+			w.Health.Reach() == worker.Unresponsive && w.Settings().Engine != engine.Other {
 			return p.askModels(ctx, w) && p.detect(whole, w)
 		}
 		if p.detect(whole, w) {

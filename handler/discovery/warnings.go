@@ -45,7 +45,7 @@ var advices = map[string]map[string]string{
 }
 
 // Warnings returns the settings of a worker's engine that keep the router from routing well.
-func Warnings(p *pool.Pool, w *worker.Worker, t time.Time) []observe.Warning {
+func Warnings(w *worker.Worker, t time.Time) []observe.Warning {
 	e := w.Engine()
 	info, kind := &e.Info, e.Type
 	list := []observe.Warning{}
@@ -68,7 +68,7 @@ func Warnings(p *pool.Pool, w *worker.Worker, t time.Time) []observe.Warning {
 	if why := w.Unfollowed(); why != nil {
 		warn(warnUnfollowed, "the router knows only what it has sent to the engine", why.Error())
 	}
-	if lacksLoad(p, w, t) {
+	if lacksLoad(w, t) {
 		warn(warnNoLoad, "the router does not see what other clients send to the engine",
 			"set engine_load off: engines of this type report no load")
 	}
@@ -76,7 +76,7 @@ func Warnings(p *pool.Pool, w *worker.Worker, t time.Time) []observe.Warning {
 		warn(warnMooncake, "the worker computes no prompts for other workers",
 			"set it to the engine's VLLM_MOONCAKE_BOOTSTRAP_PORT, and dp_size to the ranks that the server names")
 	}
-	auto := p.Settings.Load().Worker(w.Dial).MaxRunning == worker.LimitAuto
+	auto := w.Settings().MaxRunning == worker.LimitAuto
 	if auto && (info.Type != "" || kind == engine.Other) && info.MaxRunning == 0 {
 		warn(warnNoLimit, "the worker has no limit, so no request waits in the queue for it",
 			"set max_running to the number of requests that the engine runs at a time")
@@ -87,7 +87,7 @@ func Warnings(p *pool.Pool, w *worker.Worker, t time.Time) []observe.Warning {
 // review logs the warnings of the worker's engine and its contradictions to the configuration:
 // when they begin, and when they end.
 func review(p *pool.Pool, w *worker.Worker, t time.Time) {
-	list := Warnings(p, w, t)
+	list := Warnings(w, t)
 	for _, text := range Contradictions(p, w) {
 		list = append(list, observe.Warning{
 			What: warnContradicts + ": " + text, Effect: "the configuration applies", Advice: "correct one of them",

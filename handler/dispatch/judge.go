@@ -63,7 +63,7 @@ func (d *Dispatch) judgeBackup(resp *http.Response) (v verdict, ok bool) {
 	}
 	v = verdict{do: fail, outcome: a.Shows(pool.OutcomeBusy, "status "+resp.Status), withheld: true, reason: strconv.Itoa(status)}
 	switch v.outcome.Wait = attempt.RetryAfter(resp.Header); {
-	case status < 500 && attempt.TheirKey(d.Pool.Settings.Load().Worker(a.Worker.Dial).Headers): // another client may be welcome
+	case status < 500 && attempt.TheirKey(a.Worker.Settings().Headers): // another client may be welcome
 		v.do, v.outcome, v.withheld, v.blameless = deliver, a.Shows(pool.OutcomeAnswered, ""), false, true
 	case !attempt.Retryable(status):
 		v.outcome.Wait = max(v.outcome.Wait, disownedFor)

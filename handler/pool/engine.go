@@ -35,13 +35,12 @@ func (r *registry) describe(w *worker.Worker, info engine.Info) (known bool) {
 	if r.workers[w.Dial] != w {
 		return false
 	}
-	set := r.Settings.Load().Worker(w.Dial)
-	if w.Describe(set, info) {
+	if w.Learn(info) {
 		r.layout.Add(1)
 	}
-	r.declareRanks(w, set)
-	if set.MaxRunning == worker.LimitAuto {
-		w.LimitSlots(set)
+	r.declareRanks(w)
+	if w.Settings().MaxRunning == worker.LimitAuto {
+		w.LimitSlots(worker.LimitAuto)
 	}
 	return true
 }
@@ -54,7 +53,7 @@ func (r *registry) recallBootID(w *worker.Worker, bootID string) bool {
 	info := w.Engine().Info
 	if info.BootID == "" {
 		info.BootID = bootID
-		w.Describe(r.Settings.Load().Worker(w.Dial), info)
+		w.Learn(info)
 	}
 	return bootID == "" || info.BootID == bootID
 }

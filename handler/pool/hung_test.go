@@ -309,9 +309,9 @@ func TestUnheadedRequestsAreMoved(t *testing.T) {
 	}{
 		{"all", 100, func(f *flowTest) {}, 8, 8},
 		{"the budget", 4, func(f *flowTest) {}, 4, 4},
-		{"some room", 100, func(f *flowTest) { f.b.LimitSlots(worker.Settings{MaxRunning: 3}) }, 3, 4},
+		{"some room", 100, func(f *flowTest) { f.b.LimitSlots(3) }, 3, 4},
 		{"no room", 100, func(f *flowTest) {
-			f.b.LimitSlots(worker.Settings{MaxRunning: 1})
+			f.b.LimitSlots(1)
 			f.b.TakeSlot()
 		}, 0, 1},
 		{"the other is marked down", 100, func(f *flowTest) { f.b.Health.Fail(time.Now(), time.Now(), 0, false) }, 0, 0},

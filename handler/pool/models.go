@@ -96,11 +96,9 @@ func (r *registry) OnlyModel() (model string) {
 // access to them.
 func (r *registry) ModelsBeside(answers *worker.Worker, o Offers) iter.Seq2[string, string] {
 	return func(yield func(id, raw string) bool) {
-		set := r.Settings.Load()
-		key := set.Worker(answers.Dial).APIKey
 		for i := range o.Table.Rows {
 			w := o.Table.Rows[i].Worker
-			if set.Worker(w.Dial).APIKey != key {
+			if w.Settings().APIKey != answers.Settings().APIKey {
 				continue
 			}
 			for _, e := range w.Listed() {

@@ -148,7 +148,7 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 					}
 					p.waiting = slices.Delete(p.waiting, i, i+1)
 				case op < 19: // the operator changes a limit
-					workers[rng.IntN(len(workers))].LimitSlots(worker.Settings{MaxRunning: worker.RequestLimit(rng.IntN(5))})
+					workers[rng.IntN(len(workers))].LimitSlots(worker.RequestLimit(rng.IntN(5)))
 					q.reviewAll()
 				default: // or drains a worker, or ends that
 					w := workers[rng.IntN(len(workers))]
@@ -211,7 +211,7 @@ func TestWaitEndsInTime(t *testing.T) {
 		{"ClientLeaves", func(_ *waiters, _ *worker.Worker, leave func()) { leave() }, 5 * time.Second, false},
 		{"SlotIsFree", func(q *waiters, w *worker.Worker, _ func()) { w.FreeSlot(); q.freed(w) }, 5 * time.Second, true},
 		{"LimitIsRaised", func(q *waiters, w *worker.Worker, _ func()) {
-			w.LimitSlots(worker.Settings{MaxRunning: 2})
+			w.LimitSlots(2)
 			q.reviewAll()
 		}, 5 * time.Second, true},
 	} {

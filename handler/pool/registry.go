@@ -137,10 +137,9 @@ func (r *registry) declare(dial string) *worker.Worker {
 	if w := r.workers[dial]; w != nil {
 		return w
 	}
-	set := r.Settings.Load().Worker(dial)
-	w := worker.New(r.Name, set)
+	w := worker.New(r.Name, r.Settings.Load().Worker(dial))
 	r.workers[dial] = w
-	r.declareRanks(w, set)
+	r.declareRanks(w)
 	r.layout.Add(1)
 	return w
 }
@@ -165,7 +164,7 @@ func (r *registry) renumber(s *Settings) {
 	for _, w := range old {
 		fresh := r.declare(w.Dial)
 		fresh.Succeed(w)
-		fresh.Describe(s.Worker(w.Dial), w.Engine().Info)
+		fresh.Learn(w.Engine().Info)
 	}
 }
 
@@ -184,15 +183,13 @@ func (r *registry) adopt(s *Settings) (old *Settings) {
 	r.Scheduler.Apply(s.schedulerSettings())
 	r.renumber(s)
 	for dial, w := range r.workers {
-		set := s.Worker(dial)
-		if w.Describe(set, w.Engine().Info) {
+		if w.Configure(s.Worker(dial)) {
 			r.layout.Add(1)
 		}
-		r.declareRanks(w, set)
+		r.declareRanks(w)
 		if s.Others || s.Upstreams[dial] { // else requests may still wait for it with the old limit
-			w.LimitSlots(set)
+			w.LimitSlots(w.Settings().MaxRunning)
 		}
-		w.Configure(set)
 	}
 	r.declareAll(s)
 	return old
@@ -249,7 +246,7 @@ func (r *registry) drop(w *worker.Worker) {
 		all = r.Scheduler.Forget(w.Target(rank)) && all
 	}
 	if !all {
-		r.declareRanks(w, r.Settings.Load().Worker(w.Dial)) // its requests still need it
+		r.declareRanks(w) // its requests still need it
 		return
 	}
 	r.retireRanks(w, 0, w.Ranks())
@@ -328,8 +325,8 @@ const maxClaimed = 128
 // declareRanks declares the worker's targets to the scheduler. Their capacity is the
 // configured one, or else the one that the engine reports. The caller holds the lock, or
 // nothing uses the pool yet.
-func (r *registry) declareRanks(w *worker.Worker, set worker.Settings) {
-	e := w.Engine()
+func (r *registry) declareRanks(w *worker.Worker) {
+	set, e := w.Settings(), w.Engine()
 	info := &e.Info
 	capacity := cmp.Or(set.KVTokens, info.KVTokens)
 	size, step := 1, info.StepTokens

@@ -66,7 +66,7 @@ func (c *chooser) Renew() (Offers, bool) {
 
 // hasRoom has an engine of a type report its context.
 func hasRoom(w *worker.Worker, tokens int64, kind string) {
-	w.Describe(worker.Settings{Engine: worker.EngineAuto}, engine.Info{Type: kind, ContextTokens: tokens})
+	w.Learn(engine.Info{Type: kind, ContextTokens: tokens})
 }
 
 var anyWorker = Wants{Rank: AnyRank, Kind: worker.KindStream, Patience: time.Minute}

@@ -176,7 +176,7 @@ func (t *Turn) ask(req *http.Request, w *worker.Worker, want *affinity.Want) err
 			errors.New("the engine is still closing the session of this id"))
 	}
 	var authorization []string
-	if t.Pool.Settings.Load().Worker(w.Dial).APIKey == "" {
+	if w.Settings().APIKey == "" {
 		authorization = req.Header["Authorization"]
 	}
 	// The call goes on if the client leaves: a close could overtake it.

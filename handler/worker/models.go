@@ -4,19 +4,17 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // Serves returns whether a worker serves a model, and whether that is known.
 func (w *Worker) Serves(model string) (yes, known bool) {
-	if set := w.configured.Load(); set != nil {
-		return (*set)[model], true
+	if set := w.known.Load().models; set != nil {
+		return set[model], true
 	}
 	if list := w.list.Load(); list != nil {
 		return list.Has(model), true
@@ -27,8 +25,8 @@ func (w *Worker) Serves(model string) (yes, known bool) {
 // ModelsOf returns the sorted ids of the worker's models: those of the operator's list, and those
 // of its own. A list that does not exist is nil.
 func (w *Worker) ModelsOf() (configured, own []string) {
-	if set := w.configured.Load(); set != nil {
-		configured = slices.Sorted(maps.Keys(*set))
+	if set := w.known.Load().models; set != nil {
+		configured = slices.Sorted(maps.Keys(set))
 	}
 	if list := w.list.Load(); list != nil {
 		own = slices.Sorted(maps.Keys(list.IDs))
@@ -37,7 +35,7 @@ func (w *Worker) ModelsOf() (configured, own []string) {
 }
 
 // HasConfiguredModels returns whether the operator lists the worker's models.
-func (w *Worker) HasConfiguredModels() bool { return w.configured.Load() != nil }
+func (w *Worker) HasConfiguredModels() bool { return w.known.Load().models != nil }
 
 // KnownToServe returns whether a worker is known to serve a model.
 func (w *Worker) KnownToServe(model string) bool {
@@ -49,10 +47,7 @@ func (w *Worker) KnownToServe(model string) bool {
 func (w *Worker) List() *ModelList { return w.list.Load() }
 
 // SetList replaces the list of the worker's own models.
-func (w *Worker) SetList(list *ModelList) {
-	w.list.Store(list)
-	w.findOnDemand()
-}
+func (w *Worker) SetList(list *ModelList) { w.list.Store(list) }
 
 // RecallList takes over the list that the worker had in an earlier run, or for another router,
 // until the worker answers.
@@ -68,12 +63,12 @@ func (w *Worker) Listed() []ModelEntry {
 	if l := w.list.Load(); l != nil {
 		own = l.Entries
 	}
-	set := w.configured.Load()
+	set := w.known.Load().models
 	if set == nil {
 		return own
 	}
-	list := make([]ModelEntry, 0, len(*set))
-	for _, id := range slices.Sorted(maps.Keys(*set)) {
+	list := make([]ModelEntry, 0, len(set))
+	for _, id := range slices.Sorted(maps.Keys(set)) {
 		if i := slices.IndexFunc(own, func(e ModelEntry) bool { return e.ID == id }); i >= 0 {
 			list = append(list, own[i])
 			continue
@@ -99,12 +94,19 @@ func (w *Worker) ModelMetrics(model string) *observe.ModelMetrics {
 	return w.Past.ModelMetrics(model, w.KnownToServe(model))
 }
 
-// findOnDemand finds out whether the worker loads models on demand. It then lists several, and its engine is
-// of no type that has one base model for its life.
-func (w *Worker) findOnDemand() {
-	list, kind := w.list.Load(), w.Engine().Type
-	one := kind == engine.VLLM || kind == engine.SGLang || kind == engine.TRTLLM || kind == engine.Dynamo
-	w.onDemand.does.Store(!one && list != nil && len(list.Entries)-len(list.Adapters) > 1)
+// LoadsOnDemand returns whether the worker loads models on demand, such as Ollama, llama-swap or llama.cpp's
+// router. It then lists several, and its engine is of no type that has one base model for its life. To load
+// another model takes seconds, and may push out the present one.
+func (w *Worker) LoadsOnDemand() bool {
+	list := w.list.Load()
+	return list != nil && len(list.Entries)-len(list.Adapters) > 1 && !w.known.Load().one
+}
+
+// Requested records that the worker gets a request for a model.
+func (w *Worker) Requested(model string) {
+	if last := w.requested.Load(); model != "" && (last == nil || *last != model) && w.LoadsOnDemand() {
+		w.requested.Store(&model)
+	}
 }
 
 // LoadFactor returns the factor of the worker's cost for a model.
@@ -112,7 +114,7 @@ func (w *Worker) LoadFactor(model string) float64 {
 	if model == "" || !w.LoadsOnDemand() {
 		return 1
 	}
-	last, list := w.onDemand.last.Load(), w.list.Load()
+	last, list := w.requested.Load(), w.list.Load()
 	switch {
 	case last != nil && *last == model, list != nil && list.Loaded[model]:
 		return 1
@@ -187,23 +189,6 @@ func (l *ModelList) ByRoot() map[string][]string {
 		}
 	}
 	return names
-}
-
-// onDemand is what a worker has loaded that loads models on demand, such as Ollama, llama-swap or
-// llama.cpp's router. To load another model takes seconds, and may push out the present one.
-type onDemand struct {
-	does atomic.Bool
-	last atomic.Pointer[string] // the model of the last request; nil: there was none
-}
-
-// LoadsOnDemand returns whether the worker loads models on demand.
-func (o *onDemand) LoadsOnDemand() bool { return o.does.Load() }
-
-// Requested records that the worker gets a request for a model.
-func (o *onDemand) Requested(model string) {
-	if last := o.last.Load(); model != "" && o.does.Load() && (last == nil || *last != model) {
-		o.last.Store(&model)
-	}
 }
 
 // Factors of the cost of a worker that must load the model first, and of one that would push out

@@ -50,18 +50,14 @@ func (s *slots) TakeSlot() bool {
 	}
 }
 
-// waking is whether and how the worker's engine is woken.
+// waking is how the worker's engine is woken.
 type waking struct {
-	may   atomic.Bool // the operator wants it
 	now   atomic.Bool // it is being woken
 	again atomic.Int64
 }
 
 // wakeAgain is the least time between two tries to wake an engine.
 const wakeAgain = 5 * time.Second
-
-// Wakes returns whether a request may wake the engine.
-func (k *waking) Wakes() bool { return k.may.Load() }
 
 // IsWaking returns whether the engine is being woken.
 func (k *waking) IsWaking() bool { return k.now.Load() }

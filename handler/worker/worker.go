@@ -5,6 +5,7 @@ package worker
 import (
 	"context"
 	"iter"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,29 +21,24 @@ import (
 // Worker is one engine process behind one dial address.
 type Worker struct {
 	// each choice reads these of all workers
-	seen       atomic.Int64                    // last time that it was an upstream, Unix seconds
-	list       atomic.Pointer[ModelList]       // its own models; nil if it has no list
-	configured atomic.Pointer[map[string]bool] // the operator's list; nil if there is none
+	seen  atomic.Int64              // last time that it was an upstream, Unix seconds
+	list  atomic.Pointer[ModelList] // its own models; nil if it has no list
+	known atomic.Pointer[known]
 	*slots
 	waking
-	room room
-	onDemand
 	drains
-	serves atomic.Uint32 // see serves
 	Health Health
 	Past   *observe.Worker
 
-	Dial   string
-	ID     uint64
-	dp     atomic.Int32             // data-parallel ranks
-	taints atomic.Pointer[[]string] // configured
-	model  atomic.Pointer[string]   // configured: see ModelName
+	Dial string
+	ID   uint64
+	dp   atomic.Int32 // data-parallel ranks
 
-	engine     atomic.Pointer[engine.Engine]
-	restarted  atomic.Int64 // when that was last noticed, in ticks; 0: it was not
+	restarted  atomic.Int64           // when that was last noticed, in ticks; 0: it was not
+	requested  atomic.Pointer[string] // the model of the last request, if it loads models on demand
 	progress   progress
-	probed     chan struct{} // closed after the first probe
-	probedOnce sync.Once     // closes probed
+	probed     context.Context // ends with the first probe
+	MarkProbed context.CancelFunc
 	derenders  chan struct{} // full while the engine derenders
 	speculates atomic.Int32  // number of speculative prefills
 
@@ -53,6 +49,17 @@ type Worker struct {
 	reports sync.Map // the ReportKinds of which an answer has said what was cached
 	check   eventsCheck
 	Warned  observe.Incidents // what its engine is warned of
+}
+
+// known is what is known of a worker: what the operator has set, and what its engine reports.
+type known struct {
+	serves serves
+	tokens int64           // the most of a request, 0 if that is unknown: see [engine.Engine.Room]
+	alone  bool            // they are the prompt's alone
+	one    bool            // its engine has one base model for its life
+	models map[string]bool // the operator's list; nil if there is none
+	engine engine.Engine
+	set    Settings
 }
 
 // See records that the worker is an upstream, at a time in Unix seconds.
@@ -100,21 +107,27 @@ func DerivedID(dial string) uint64 {
 	return xxh3.HashString(dial) >> 11
 }
 
+// Settings returns the operator's settings. The caller must not change them.
+func (w *Worker) Settings() *Settings { return &w.known.Load().set }
+
 // Tainted returns the taints that the operator configured for the worker.
-func (w *Worker) Tainted() []string { return *w.taints.Load() }
+func (w *Worker) Tainted() []string { return w.Settings().Taints }
 
 // ModelName returns the name of the model in requests to the worker; empty if it is the same as elsewhere.
-func (w *Worker) ModelName() string { return *w.model.Load() }
+func (w *Worker) ModelName() string { return w.Settings().Model }
 
-// MarkProbed records the end of a probe.
-func (w *Worker) MarkProbed() { w.probedOnce.Do(func() { close(w.probed) }) }
+// Wakes returns whether a request may wake the engine.
+func (w *Worker) Wakes() bool {
+	wake := w.Settings().Wake
+	return wake != nil && *wake
+}
 
 // AwaitProbes waits for the first probes of workers, for so long at most.
 func AwaitProbes(ctx context.Context, within time.Duration, workers []*Worker) {
 	timeout := time.After(within)
 	for _, w := range workers {
 		select {
-		case <-w.probed:
+		case <-w.probed.Done():
 		case <-timeout:
 			return
 		case <-ctx.Done():
@@ -124,14 +137,7 @@ func AwaitProbes(ctx context.Context, within time.Duration, workers []*Worker) {
 }
 
 // WasProbed returns whether a probe of the worker has ended.
-func (w *Worker) WasProbed() bool {
-	select {
-	case <-w.probed:
-		return true
-	default:
-		return false
-	}
-}
+func (w *Worker) WasProbed() bool { return w.probed.Err() != nil }
 
 // Ranks returns how many data-parallel ranks the worker has. Each is a target with a KV
 // cache of its own.
@@ -159,35 +165,26 @@ func (w *Worker) Host() string {
 
 // Engine returns what is known of the worker's engine: type, info and settings. The caller
 // must not change it.
-func (w *Worker) Engine() *engine.Engine { return w.engine.Load() }
+func (w *Worker) Engine() *engine.Engine { return &w.known.Load().engine }
 
 // IsShort returns whether the worker probably has no room for a prompt and its answer, in tokens. 0 is
 // unknown.
 func (w *Worker) IsShort(prompt, answer int64) bool {
-	most := w.room.tokens.Load()
-	if most == 0 || prompt == 0 {
+	k := w.known.Load()
+	if k.tokens == 0 || prompt == 0 {
 		return false
 	}
-	return prompt > most || prompt+answer > most && !w.room.alone.Load()
+	return prompt > k.tokens || prompt+answer > k.tokens && !k.alone
 }
 
 // IsLonger returns whether the worker may have room for more tokens.
-func (w *Worker) IsLonger(than int64) bool {
-	most := w.room.tokens.Load()
-	return most == 0 || most > than
-}
+func (w *Worker) IsLonger(than int64) bool { return w.Room() == 0 || w.Room() > than }
 
 // Room returns the most tokens that a request may have on the worker, 0 if that is unknown.
-func (w *Worker) Room() int64 { return w.room.tokens.Load() }
+func (w *Worker) Room() int64 { return w.known.Load().tokens }
 
 // TakesRequests returns whether the worker is neither marked down, hung nor draining.
 func (w *Worker) TakesRequests(t time.Time) bool { return !w.Draining() && w.Health.Available(t) }
-
-// room is how long a request may be on a worker: see [engine.Engine.Room].
-type room struct {
-	tokens atomic.Int64
-	alone  atomic.Bool
-}
 
 // AttemptKind is a kind of attempt, by what its worker sends.
 type AttemptKind uint8
@@ -235,14 +232,13 @@ type progress struct {
 // New returns a worker of a pool, which need not know it.
 func New(pool string, set Settings) *Worker {
 	w := &Worker{
-		Dial: set.Dial, ID: set.ID, Past: observe.NewWorker(pool, set.Dial), slots: new(slots), probed: make(chan struct{}),
-		derenders: make(chan struct{}, 1),
+		Dial: set.Dial, ID: set.ID, Past: observe.NewWorker(pool, set.Dial), slots: new(slots), derenders: make(chan struct{}, 1),
 	}
-	w.Describe(set, engine.Info{})
+	w.probed, w.MarkProbed = context.WithCancel(context.Background())
+	w.know(set, engine.Info{})
 	w.dp.Store(int32(set.DPSize))
-	w.LimitSlots(set)
+	w.LimitSlots(set.MaxRunning)
 	w.See(time.Now().Unix())
-	w.Configure(set)
 	return w
 }
 
@@ -255,54 +251,48 @@ func (w *Worker) Succeed(old *Worker) {
 	}
 }
 
-// Describe stores what is known of the worker's engine. Its type is the configured one, or
-// else the one that it shows. changed: the worker serves other parts of requests than before,
-// or pairs with other workers.
-func (w *Worker) Describe(set Settings, info engine.Info) (changed bool) {
-	e := engine.Engine{Type: info.Type, Info: info, Settings: engine.Settings{
+// Configure stores the worker's settings. changed: the worker serves other parts of requests than
+// before, or pairs with other workers. One goroutine at a time may call it, or Learn.
+func (w *Worker) Configure(set Settings) (changed bool) { return w.know(set, w.Engine().Info) }
+
+// Learn stores what the worker's engine reports. See Configure.
+func (w *Worker) Learn(info engine.Info) (changed bool) { return w.know(*w.Settings(), info) }
+
+// know stores what is known of the worker. The engine's type is the configured one, or else the one that
+// it shows.
+func (w *Worker) know(set Settings, info engine.Info) (changed bool) {
+	k := &known{set: set, engine: engine.Engine{Type: info.Type, Info: info, Settings: engine.Settings{
 		Priority: engine.Switch(set.Priority), ThinkingBudget: engine.Switch(set.ThinkingBudget),
 		CacheSalt: engine.Switch(set.CacheSalt), Sessions: engine.Switch(set.Sessions), DynamoInstance: set.DynamoInstanceID,
 		Role: engine.Role(set.Role), MooncakePort: set.MooncakePort,
-	}}
+	}}}
+	e := &k.engine
 	switch {
 	case set.IsBackup(): // nobody has asked it
 		e.Type = engine.Other
 	case set.Engine != EngineAuto:
 		e.Type = set.Engine
 	}
-	old := w.engine.Swap(&e)
-	w.drains.set(drainAsleep, info.Asleep)
-	w.findOnDemand()
-	tokens, alone := e.Room()
-	w.room.tokens.Store(tokens)
-	w.room.alone.Store(alone)
-	now := uint32(servedBy(&e))
-	changed = w.serves.Swap(now) != now
-	return changed || (w.IsPrefill() || w.IsDecode()) && !e.Alike(old)
-}
-
-// Configure stores the worker's settings.
-func (w *Worker) Configure(set Settings) {
-	w.drains.set(drainConfigured, set.Drain != nil && *set.Drain)
-	w.waking.may.Store(set.Wake != nil && *set.Wake)
-	w.taints.Store(&set.Taints)
-	w.model.Store(&set.Model)
-	if len(set.Models) == 0 {
-		w.configured.Store(nil)
-		return
-	}
-	models := make(map[string]bool, len(set.Models))
+	k.serves = servedBy(e)
+	k.tokens, k.alone = e.Room()
+	k.one = slices.Contains([]string{engine.VLLM, engine.SGLang, engine.TRTLLM, engine.Dynamo}, e.Type)
 	for _, m := range set.Models {
-		models[m] = true
+		if k.models == nil {
+			k.models = make(map[string]bool, len(set.Models))
+		}
+		k.models[m] = true
 	}
-	w.configured.Store(&models)
+	w.drains.set(drainConfigured, set.Drain != nil && *set.Drain)
+	w.drains.set(drainAsleep, info.Asleep)
+	old := w.known.Swap(k)
+	return old != nil && (old.serves != k.serves || k.serves&(forPrefill|forDecode) != 0 && !e.Alike(&old.engine))
 }
 
 // LimitSlots applies the worker's limit, as configured or as its engine reports it. The
 // engine reports the limit of one rank.
-func (w *Worker) LimitSlots(set Settings) {
-	limit := int64(set.MaxRunning)
-	if set.MaxRunning == LimitAuto {
+func (w *Worker) LimitSlots(most RequestLimit) {
+	limit := int64(most)
+	if most == LimitAuto {
 		info, ranks := &w.Engine().Info, w.Ranks()
 		if ranks == 1 { // the engine may have ranks that the router does not choose
 			ranks = max(1, info.DPSize)
@@ -324,19 +314,19 @@ const (
 )
 
 // IsPrefill and IsDecode return whether the worker is for one part of requests.
-func (w *Worker) IsPrefill() bool { return serves(w.serves.Load())&forPrefill != 0 }
-func (w *Worker) IsDecode() bool  { return serves(w.serves.Load())&forDecode != 0 }
+func (w *Worker) IsPrefill() bool { return w.known.Load().serves&forPrefill != 0 }
+func (w *Worker) IsDecode() bool  { return w.known.Load().serves&forDecode != 0 }
 
 // IsBackup returns whether the worker serves only what no other one can.
-func (w *Worker) IsBackup() bool { return serves(w.serves.Load())&forBackup != 0 }
+func (w *Worker) IsBackup() bool { return w.known.Load().serves&forBackup != 0 }
 
 // ServesWhole returns whether the worker can serve a whole request.
-func (w *Worker) ServesWhole() bool { return serves(w.serves.Load())&onlyPhases == 0 }
+func (w *Worker) ServesWhole() bool { return w.known.Load().serves&onlyPhases == 0 }
 
 // ServesPart returns whether the worker serves a part of requests. fallback: it is for prefills, but can
 // serve a whole request.
 func (w *Worker) ServesPart(part Part) (yes, fallback bool) {
-	s := serves(w.serves.Load())
+	s := w.known.Load().serves
 	switch {
 	case s&forBackup != 0:
 		return part != Prefill, false
@@ -352,9 +342,9 @@ func (w *Worker) ServesPart(part Part) (yes, fallback bool) {
 	return true, false
 }
 
-// serves are the parts that a worker serves, as bits of Worker.serves: what role it has, and
-// whether its engine can serve whole requests.
-type serves uint32
+// serves are the parts that a worker serves, as bits: what role it has, and whether its engine can
+// serve whole requests.
+type serves uint8
 
 const (
 	forPrefill serves = 1 << iota

@@ -42,7 +42,7 @@ func TestEventsAreDoubted(t *testing.T) {
 // TestReportsAreOfTheirKind has one kind of answer report what was cached.
 func TestReportsAreOfTheirKind(t *testing.T) {
 	w := New("test", Settings{Dial: "a:1", Engine: EngineAuto})
-	w.Describe(Settings{Dial: "a:1", Engine: EngineAuto}, engine.Info{Type: engine.SGLang})
+	w.Learn(engine.Info{Type: engine.SGLang})
 	plain, stream := ReportKind{"chat", false}, ReportKind{"chat", true}
 	if w.CachedTokens(plain, -1) != -1 {
 		t.Error("something is said to be reported before it was")
