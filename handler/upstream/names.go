@@ -8,9 +8,10 @@ import (
 	"net"
 	"net/http"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/singleflight"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -20,24 +21,16 @@ import (
 // addresses that it gave last: Caddy's own sources have none then, and block all requests.
 type names struct {
 	reverseproxy.UpstreamSource
-	known *atomic.Pointer[[]string] // the addresses that DNS gave last; nil if there are none
+	alone reverseproxy.UpstreamSource // the same without search domains
+	known *atomic.Pointer[[]string]   // the addresses that DNS gave last; nil if there are none
 	fails func(error)
-	stale atomic.Bool // the source's cache is
-
-	mu    sync.Mutex
-	asked *lookUp // the one under way; nil if there is none
+	stale atomic.Bool        // the source's cache is
+	asked singleflight.Group // the look-up for all requests that wait
+	slow  atomic.Bool        // it has taken slowDNS already
 }
 
 // allKnown has names.known by the source's configuration, so that it outlives a reload.
 var allKnown = caddy.NewUsagePool()
-
-// lookUp is a question to DNS. Its answer is set before done is closed.
-type lookUp struct {
-	begun time.Time
-	done  chan struct{}
-	dials *[]string // nil if there are none
-	err   error     // the dials are those of an earlier answer
-}
 
 // slowDNS is how long a look-up may take while addresses are known.
 const slowDNS = 500 * time.Millisecond
@@ -50,19 +43,25 @@ var (
 // KeepNames has a provisioned proxy keep the addresses of its dynamic upstreams while DNS fails, until
 // forget is called, and calls fails then. Sources whose name depends on the request stay as they are.
 func KeepNames(rp *reverseproxy.Handler, fails func(error)) (forget func()) {
+	n := &names{UpstreamSource: rp.DynamicUpstreams, fails: fails}
 	var name string
 	switch s := rp.DynamicUpstreams.(type) {
 	case *reverseproxy.AUpstreams:
 		name = s.String()
+		alone := *s
+		alone.Name = strings.TrimSuffix(s.Name, ".") + "."
+		n.alone = alone
 	case *reverseproxy.SRVUpstreams:
 		name = s.String()
+		alone := *s
+		alone.Name, alone.GracePeriod = strings.TrimSuffix(s.Name, ".")+".", 0
+		n.alone = alone
 	}
 	config, err := json.Marshal(rp.DynamicUpstreams)
 	if name == "" || err != nil || strings.Contains(caddy.NewReplacer().ReplaceKnown(name, ""), "{") {
 		return func() {}
 	}
 	key := fmt.Sprintf("%T %s", rp.DynamicUpstreams, config)
-	n := &names{UpstreamSource: rp.DynamicUpstreams, fails: fails}
 	known, _ := allKnown.LoadOrStore(key, new(atomic.Pointer[[]string]))
 	n.known, _ = known.(*atomic.Pointer[[]string])
 	rp.DynamicUpstreams = n
@@ -71,29 +70,28 @@ func KeepNames(rp *reverseproxy.Handler, fails func(error)) (forget func()) {
 
 // GetUpstreams implements reverseproxy.UpstreamSource.
 func (n *names) GetUpstreams(r *http.Request) ([]*reverseproxy.Upstream, error) {
-	n.mu.Lock()
-	dials, l := n.known.Load(), n.asked
-	if l == nil {
-		l = &lookUp{begun: time.Now(), done: make(chan struct{})}
-		n.asked = l
-		go n.ask(context.WithoutCancel(r.Context()), l)
-	}
-	n.mu.Unlock()
 	var late <-chan time.Time
-	if dials != nil {
-		late = time.After(slowDNS - time.Since(l.begun))
+	switch {
+	case n.known.Load() == nil:
+	case n.slow.Load():
+		late = time.After(0)
+	default:
+		late = time.After(slowDNS)
 	}
+	err := errSlowDNS
 	select {
-	case <-l.done:
-		if dials = l.dials; dials == nil {
-			return nil, l.err
-		} else if l.err != nil {
-			n.fails(l.err)
-		}
+	case answer := <-n.asked.DoChan("", func() (any, error) { return nil, n.ask(context.WithoutCancel(r.Context())) }):
+		err = answer.Err
 	case <-late:
-		n.fails(errSlowDNS)
 	case <-r.Context().Done():
 		return nil, r.Context().Err()
+	}
+	dials := n.known.Load()
+	if dials == nil {
+		return nil, err
+	}
+	if err != nil {
+		n.fails(err)
 	}
 	ups := make([]*reverseproxy.Upstream, len(*dials)) // each request has its own
 	for i, dial := range *dials {
@@ -102,33 +100,37 @@ func (n *names) GetUpstreams(r *http.Request) ([]*reverseproxy.Upstream, error) 
 	return ups, nil
 }
 
-// ask asks DNS, for all requests that wait.
-func (n *names) ask(ctx context.Context, l *lookUp) {
+// ask asks DNS. With an error, the addresses that it gave before stay, unless the name has none any more.
+func (n *names) ask(ctx context.Context) error {
+	late := time.AfterFunc(slowDNS, func() { n.slow.Store(true) })
+	defer n.slow.Store(false)
+	defer late.Stop()
 	r := new(http.Request).WithContext(context.WithValue(ctx, caddy.ReplacerCtxKey, caddy.NewReplacer()))
 	if s, ok := n.UpstreamSource.(reverseproxy.CachingUpstreamSource); ok && n.stale.Swap(false) {
 		_ = s.ResetCache(r) // then the cached ones are as good
 	}
 	ups, err := n.UpstreamSource.GetUpstreams(r)
-	if err == nil && len(ups) == 0 {
-		err = errNoneDNS
+	if isNotFound(err) && n.alone != nil { // maybe only with a search domain: Go hides that the name itself failed
+		ups, err = n.alone.GetUpstreams(r)
 	}
-	var of *net.DNSError
-	switch l.dials, l.err = n.known.Load(), err; {
+	switch {
+	case isNotFound(err):
+		n.known.Store(nil)
+	case err == nil && len(ups) == 0:
+		return errNoneDNS
 	case err == nil:
 		dials := make([]string, len(ups))
 		for i, up := range ups {
 			dials[i] = up.Dial
 		}
-		l.dials = &dials
-		n.known.Store(l.dials)
-	case errors.As(err, &of) && of.IsNotFound: // the name has no addresses any more
-		l.dials = nil
-		n.known.Store(nil)
+		n.known.Store(&dials)
 	}
-	n.mu.Lock()
-	n.asked = nil
-	n.mu.Unlock()
-	close(l.done)
+	return err
+}
+
+func isNotFound(err error) bool {
+	of, ok := errors.AsType[*net.DNSError](err)
+	return ok && of.IsNotFound
 }
 
 // ResetCache implements reverseproxy.CachingUpstreamSource. It does not wait for a look-up.

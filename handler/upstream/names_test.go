@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -29,8 +30,7 @@ func TestAddressesOutliveDNS(t *testing.T) {
 			return []*reverseproxy.Upstream{{Dial: "10.0.0.1:8000"}}, nil
 		}
 		source, ills := new(dns), 0
-		rp := &reverseproxy.Handler{DynamicUpstreams: source}
-		rp.DynamicUpstreams = &names{UpstreamSource: source, known: new(atomic.Pointer[[]string]), fails: func(error) { ills++ }}
+		n := &names{UpstreamSource: source, known: new(atomic.Pointer[[]string]), fails: func(error) { ills++ }}
 		for _, c := range []struct {
 			name  string
 			ask   func() ([]*reverseproxy.Upstream, error)
@@ -47,14 +47,18 @@ func TestAddressesOutliveDNS(t *testing.T) {
 			{"still hangs", ok, true, nil, 4, 0},
 			{"has no such name", func() ([]*reverseproxy.Upstream, error) { return nil, gone }, false, gone, 4, 0},
 			{"answers again", ok, true, nil, 4, 0},
+			{"has no such name with a search domain, and fails", func() ([]*reverseproxy.Upstream, error) { return nil, gone }, true, nil, 5, 0},
 		} {
-			if c.name == "has no such name" {
+			switch c.name {
+			case "has no such name":
 				close(hangs)
+			case "has no such name with a search domain, and fails":
+				n.alone = &dns{func() ([]*reverseproxy.Upstream, error) { return nil, errors.ErrUnsupported }}
 			}
 			synctest.Wait()
 			source.ask = c.ask
 			begin := time.Now()
-			ups, err := rp.DynamicUpstreams.GetUpstreams(new(http.Request))
+			ups, err := n.GetUpstreams(new(http.Request))
 			if (len(ups) == 1) != c.known || !errors.Is(err, c.err) || ills != c.ills || time.Since(begin) != c.takes {
 				t.Errorf("DNS %s: %d addresses, error %v, ill %d times, after %v", c.name, len(ups), err, ills, time.Since(begin))
 			}
@@ -73,7 +77,10 @@ func TestAddressesOutliveReloads(t *testing.T) {
 		if !ok {
 			t.Fatalf("the source is %T", rp.DynamicUpstreams)
 		}
-		n.UpstreamSource = d
+		if a, ok := n.alone.(reverseproxy.AUpstreams); !ok || !strings.HasSuffix(a.Name, "s.") {
+			t.Errorf("a search domain may be added to %+v", n.alone)
+		}
+		n.UpstreamSource, n.alone = d, nil
 		ups, _ := n.GetUpstreams(new(http.Request))
 		return len(ups) == 1
 	}
