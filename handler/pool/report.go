@@ -161,33 +161,25 @@ func (p *Pool) answered(w *worker.Worker) {
 }
 
 // RecordOwnRequest records how a request of the router's own ended, and returns whether
-// the worker answered. status is 0 if it did not.
+// the worker answered. status is 0 if it did not. A worker that sends tokens may be too busy to answer.
 func (p *Pool) RecordOwnRequest(ctx context.Context, w *worker.Worker, status int, err error) bool {
 	if status != 0 {
 		w.AnsweredRouter(time.Now())
 		p.answered(w)
 		return true
 	}
-	switch o := Unanswered(err); {
-	case errors.Is(ctx.Err(), context.Canceled): // the configuration has ended
-	case o.Kind != OutcomeBroken:
+	if errors.Is(ctx.Err(), context.Canceled) { // the configuration has ended
+		return false
+	}
+	if o := Unanswered(err); o.Kind != OutcomeBroken {
 		p.Report(w, o)
-	default:
-		w.AskAgain()
-		p.unanswered(w, err)
+		return false
 	}
-	return false
-}
-
-// unanswered records that a worker left a request of the router's own unanswered. A
-// worker that sends tokens may be too busy to answer.
-func (p *Pool) unanswered(w *worker.Worker, err error) {
-	if w.OutputSince(time.Now().Add(-worker.ProbeEvery)) {
-		return
-	}
-	if w.Health.Unanswered() {
+	w.AskAgain()
+	if !w.OutputSince(time.Now().Add(-worker.ProbeEvery)) && w.Health.Unanswered() {
 		p.away(w, worker.Unresponsive, err.Error())
 	}
+	return false
 }
 
 // Unanswered returns the outcome of an attempt that ended with an error.
