@@ -72,46 +72,28 @@ const next = `{"role":"user","content":"."}`
 // conversation's next turn. That is the last body with the answer's Text as one
 // more message, for one token and no stream. It omits what concerns the last turn
 // only: nvext, the answer's form, the request's id and priority. It is not ok if
-// the body is malformed or has no messages. It is not ok either if the engine keeps
+// the body was not parsed or has no messages. It is not ok either if the engine keeps
 // state for it: a session, or a transfer of KV blocks.
-func NextTurn(dst, body, answer []byte) (out []byte, ok bool) {
-	c, ok := rawjson.Open(body)
-	if !ok {
+func (r *Request) NextTurn(dst, body, answer []byte) (out []byte, ok bool) {
+	e := r.Editor(body)
+	if e == nil || e.At("messages").First(body) != '[' || !e.At("messages").HasContent(body) ||
+		slices.ContainsFunc(ofTheEngine, e.IsSet) {
 		return dst, false
 	}
-	out, ok = append(dst, '{'), false
-	for c.Next() {
-		at, key := c.KeyAt, string(c.Key())
-		v := c.Value()
-		switch {
-		case c.Err != nil:
-			return dst, false
-		case ofTheTurn(key):
-			continue
-		case key == "messages":
-			if ok = v.First(body) == '[' && v.HasContent(body); ok {
-				out = append(out, body[at:v.End-1]...)
-				out = append(out, `,{"role":"assistant","content":"`...)
-				out = append(out, answer...)
-				out = append(out, `"},`+next+`],`...)
-			}
-			continue
-		case ofTheEngine(key) && !v.IsNull(body):
-			return dst, false
-		}
-		out = append(out, body[at:v.End]...)
-		out = append(out, ',')
-	}
-	if !c.Alone() || !ok {
-		return dst, false
-	}
-	return append(out, `"max_tokens":1,"stream":false}`...), true
+	e.OnlyLast("messages")
+	e.Drop(func(name string, _ rawjson.Span) bool { return ofTheTurn(name) })
+	end := e.At("messages").End - 1
+	e.Replace(rawjson.Edit{
+		Span: rawjson.Span{Start: end, End: end},
+		Text: slices.Concat([]byte(`,{"role":"assistant","content":"`), answer, []byte(`"},`+next)),
+	})
+	e.Set("max_tokens", []byte("1"))
+	e.Set("stream", []byte("false"))
+	return rawjson.Splice(dst, body, e.Edits()), true
 }
 
-// ofTheEngine returns whether a member names state that the engine keeps or moves.
-func ofTheEngine(key string) bool {
-	return key == "session_params" || key == "kv_transfer_params" || key == "bootstrap_room"
-}
+// ofTheEngine name state that the engine keeps or moves.
+var ofTheEngine = []string{"session_params", "kv_transfer_params", "bootstrap_room"}
 
 // ofTheTurn returns whether a member concerns one turn's answer only.
 func ofTheTurn(key string) bool {

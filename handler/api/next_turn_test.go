@@ -113,7 +113,7 @@ func TestNextTurn(t *testing.T) {
 	const asks = `"max_tokens":1,"stream":false}`
 	for in, want := range map[string]string{
 		`{"messages":[{"role":"user"}]}`:                                                 `{"messages":[{"role":"user"}` + two + `,` + asks,
-		` {"stream":true, "model" : "m","messages":[1 ] ,"max_tokens":9} `:               `{"model" : "m","messages":[1 ` + two + `,` + asks,
+		` {"stream":true, "model" : "m","messages":[1 ] ,"max_tokens":9} `:               ` { "model" : "m","messages":[1 ` + two + ` ,"max_tokens":1,"stream":false} `,
 		`{"nvext":{},"messages":[1],"tools":[],"stream_options":{"include_usage":true}}`: `{"messages":[1` + two + `,"tools":[],` + asks,
 		`{"messages":{},"n":1,"messages":[1],"priority":-9,"min_tokens":2}`:              `{"n":1,"messages":[1` + two + `,` + asks,
 		`{"messages":[1],"session_params":null}`:                                         `{"messages":[1` + two + `,"session_params":null,` + asks,
@@ -131,7 +131,10 @@ func TestNextTurn(t *testing.T) {
 		`[]`:                                                                             "",
 		``:                                                                               "",
 	} {
-		out, ok := NextTurn([]byte("x"), []byte(in), []byte("A"))
+		out, ok := []byte("x"), false
+		if r, err := Parse(chat{}, []byte(in), testOptions); err == nil {
+			out, ok = r.NextTurn(out, []byte(in), []byte("A"))
+		}
 		if ok != (want != "") || string(out) != "x"+want {
 			t.Errorf("%s: %v %s, want %s", in, ok, out, want)
 		}
@@ -151,7 +154,11 @@ func FuzzNextTurn(f *testing.F) {
 			t.Fatal(err)
 		}
 		before := slices.Clone(body)
-		out, ok := NextTurn(nil, body, quoted[1:len(quoted)-1])
+		r, err := Parse(chat{}, body, testOptions)
+		if err != nil {
+			return
+		}
+		out, ok := r.NextTurn(nil, body, quoted[1:len(quoted)-1])
 		if !bytes.Equal(before, body) {
 			t.Fatal("the body has changed")
 		}

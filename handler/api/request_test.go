@@ -134,11 +134,11 @@ func FuzzParse(f *testing.F) {
 		if !reflect.DeepEqual(got, want) {
 			t.Fatalf("%s, want %s", got, want)
 		}
-		if ask, ok := r.AskUsage(body); ok {
+		if r.LacksUsage(body) {
 			e = r.Editor(body)
 			e.CutGiven(nameNVExt)
-			e.Replace(ask)
-			checkAsked(t, rawjson.Splice(nil, body, e.Edits()), whole)
+			AskUsage(e)
+			checkAsked(t, e.Apply(), whole)
 		}
 		if ids := r.IDs(body); ids != nil {
 			var numbers []uint32

@@ -2,34 +2,33 @@ package api
 
 import "github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 
-// AskUsage returns the edit that asks the engine for usage at the end of its
-// stream. It sets "include_usage":true in stream_options, which it adds if the
-// body has none or null. The answer then has one chunk that the client did not
-// ask for: see CutUsage. There is nothing to ask (ok is false) if
+// LacksUsage returns whether the engine does not report usage at the end of its
+// stream unless AskUsage asks for it. It returns false if
 //   - the body is no stream, or the API's streams always report usage,
 //   - the client asks itself: also with stream_options that omit include_usage,
 //     which vLLM takes for true, or with usage in each chunk.
 //
 // The body must be the one that was parsed.
-func (r *Request) AskUsage(body []byte) (e rawjson.Edit, ok bool) {
-	const ask = `"include_usage":true`
-	if !r.API.traits().asksUsage || !r.Stream || len(body) != r.size {
-		return e, false
-	}
+func (r *Request) LacksUsage(body []byte) bool {
 	v := r.options
-	switch v.First(body) {
-	case 0: // the member stream follows the comma
-		at := rawjson.Span{Start: r.brace + 1, End: r.brace + 1}
-		return rawjson.Edit{Span: at, Text: []byte(`"stream_options":{` + ask + `},`)}, true
-	case '{':
-	default: // null, or something that the engine refuses
-		return rawjson.Edit{Span: v, Text: []byte(`{` + ask + `}`)}, v.IsNull(body)
+	switch {
+	case !r.API.traits().asksUsage || !r.Stream || len(body) != r.size:
+		return false
+	case v.First(body) != '{': // with null, or something that the engine refuses
+		return v.End == 0 || v.IsNull(body)
 	}
-	if each := v.Get(body, "continuous_usage_stats"); each.Len() > 0 && !isNo(each.Of(body)) {
-		return e, false
+	each := v.Get(body, "continuous_usage_stats")
+	return isNo(v.Get(body, nameUsage).Of(body)) && (each.End == 0 || isNo(each.Of(body)))
+}
+
+const nameUsage = "include_usage"
+
+// AskUsage asks the engine for usage at the end of its stream. The answer then has one
+// chunk that the client did not ask for: see CutUsage.
+func AskUsage(e *rawjson.Editor) {
+	if in, ok := e.Object("stream_options"); ok {
+		in.Set(nameUsage, []byte("true"))
 	}
-	had := v.Get(body, "include_usage")
-	return rawjson.Edit{Span: had, Text: []byte("true")}, isNo(had.Of(body))
 }
 
 // CutUsage appends the edits that take the usage that AskUsage asked for out of an event's data.

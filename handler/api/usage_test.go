@@ -100,8 +100,8 @@ func FuzzCutUsage(f *testing.F) {
 
 func TestAskUsage(t *testing.T) {
 	for _, c := range []struct{ body, want string }{
-		{`{"stream":true}`, `{"stream_options":{"include_usage":true},"stream":true}`},
-		{` { "stream":true}`, ` {"stream_options":{"include_usage":true}, "stream":true}`},
+		{`{"stream":true}`, `{"stream":true,"stream_options":{"include_usage":true}}`},
+		{` { "stream":true }`, ` { "stream":true ,"stream_options":{"include_usage":true}}`},
 		{`{"stream":true,"stream_options":null}`, `{"stream":true,"stream_options":{"include_usage":true}}`},
 		{`{"stream_options":{},"stream":true}`, ``}, // vLLM takes these for a yes
 		{`{"stream_options":{ "x":1},"stream":true}`, ``},
@@ -109,7 +109,7 @@ func TestAskUsage(t *testing.T) {
 		{`{"stream_options":{"include_usage":false,"continuous_usage_stats":1},"stream":true}`, ``},
 		{`{"stream_options":{"include_usage": false },"stream":true}`, `{"stream_options":{"include_usage": true },"stream":true}`},
 		{`{"stream_options":{"include_usage":null,"x":1},"stream":true}`, `{"stream_options":{"include_usage":true,"x":1},"stream":true}`},
-		{`{"nvext":{"a":1},"stream":true}`, `{"stream_options":{"include_usage":true},"stream":true}`},
+		{`{"nvext":{"a":1},"stream":true}`, `{"stream":true,"stream_options":{"include_usage":true}}`},
 		{`{"nvext":{"a":1},"stream":true,"stream_options":null,"nvext":2}`, `{"stream":true,"stream_options":{"include_usage":true}}`},
 		{`{"stream":true,"stream_options":{"include_usage":true}}`, ``},
 		{`{"stream":true,"stream_options":{"continuous_usage_stats":true}}`, ``},
@@ -119,22 +119,22 @@ func TestAskUsage(t *testing.T) {
 	} {
 		for _, a := range []API{chat{}, completions{}} {
 			r := mustParse(t, a, c.body)
-			ask, ok := r.AskUsage([]byte(c.body))
-			if ok != (c.want != "") {
-				t.Errorf("%s: asked %v", c.body, ok)
+			lacks := r.LacksUsage([]byte(c.body))
+			if lacks != (c.want != "") {
+				t.Errorf("%s: asked %v", c.body, lacks)
 			}
 			e := r.Editor([]byte(c.body))
 			e.CutGiven(nameNVExt)
-			e.Replace(ask)
-			if got := string(rawjson.Splice(nil, []byte(c.body), e.Edits())); ok && got != c.want {
+			AskUsage(e)
+			if got := string(e.Apply()); lacks && got != c.want {
 				t.Errorf("%s: %s", c.body, got)
 			}
-			if _, ok := r.AskUsage([]byte(c.body + " ")); ok {
+			if r.LacksUsage([]byte(c.body + " ")) {
 				t.Errorf("%s: another body is changed", c.body)
 			}
 		}
 		for _, a := range every {
-			if _, ok := mustParse(t, a, c.body).AskUsage([]byte(c.body)); ok && a != (chat{}) && a != (completions{}) {
+			if mustParse(t, a, c.body).LacksUsage([]byte(c.body)) && a != (chat{}) && a != (completions{}) {
 				t.Errorf("%s is asked", a.Name())
 			}
 		}

@@ -72,9 +72,8 @@ type Content struct {
 	unread    string       // why the router could not read the body; empty if it could
 	EditsBody bool         // the body must be changed for the engine
 	Form      rawjson.Span // where a form has a public name
-	// AskUsage asks the engine for usage that the client did not ask for, if AsksUsage.
+	// AsksUsage: the engine must be asked for usage, which the client did not ask for.
 	AsksUsage bool
-	AskUsage  rawjson.Edit
 }
 
 // Handling is how the router must treat the request.

@@ -289,9 +289,7 @@ func (rd *Reader) infer(r *http.Request, p *Plan) error {
 	}
 	p.Score.Session = p.Session.Rendezvous
 	p.Answer = rd.answerExt(r, req, p.Ext, data)
-	if rd.InjectsUsage {
-		p.AskUsage, p.AsksUsage = req.AskUsage(data)
-	}
+	p.AsksUsage = rd.InjectsUsage && req.LacksUsage(data)
 	if req.Model == "" {
 		req.SetModel(rd.OnlyModel()) // not p.Model: the client has named none
 	}

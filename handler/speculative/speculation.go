@@ -135,7 +135,7 @@ func (s *speculation) isBusy(t time.Time) bool {
 func (s *speculation) next() *plan.Plan {
 	old, of := s.body, s.turn.Call.Plan
 	b := body.NewBuffer(old.Size + int64(len(s.text)) + 256)
-	data, ok := api.NextTurn(b.Data[:0], old.Data, s.text)
+	data, ok := of.Request.NextTurn(b.Data[:0], old.Data, s.text)
 	b.Data = data
 	s.r.pool.Memory.Count(b)
 	s.body = body.NewReplay(b, data)
