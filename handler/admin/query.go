@@ -70,30 +70,26 @@ var errNoChoice = errors.New("no worker was chosen")
 
 // queryAnswer is the answer to a query. APIs without an object have no choices.
 type queryAnswer struct {
-	ID      string          `json:"id"`
-	Object  string          `json:"object,omitempty"`
-	Created int64           `json:"created"`
-	Model   string          `json:"model"`
-	Choices *[0]int         `json:"choices,omitempty"`
-	NVExt   json.RawMessage `json:"nvext"`
+	ID      string  `json:"id"`
+	Object  string  `json:"object,omitempty"`
+	Created int64   `json:"created"`
+	Model   string  `json:"model"`
+	Choices *[0]int `json:"choices,omitempty"`
+	NVExt   struct {
+		Workers  nvext.Workers   `json:"worker_id"`
+		TokenIDs json.RawMessage `json:"token_ids,omitempty"`
+		Explain  any             `json:"explain,omitempty"`
+	} `json:"nvext"`
 }
 
 func (x *Explainer) encodeQuery(p *plan.Plan, c *dispatch.DryChoice, ids []byte) ([]byte, error) {
 	prefill, decode := c.Prefill(), c.Candidates[c.Picked.Chosen].Target
-	workers := nvext.AppendWorker(nil, prefill.Worker, prefill.Rank, decode.Worker, decode.Rank)
-	members := []nvext.Member{{Name: nvext.NameWorkerID, Value: workers}}
-	if ids != nil {
-		members = append(members, nvext.Member{Name: nvext.NameTokenIDs, Value: ids})
+	answer := queryAnswer{ID: "query-" + rand.Text(), Created: time.Now().Unix(), Model: p.Named()}
+	answer.NVExt.Workers = nvext.Workers{
+		PrefillWorker: prefill.Worker, PrefillRank: prefill.Rank, DecodeWorker: decode.Worker, DecodeRank: decode.Rank,
 	}
-	if p.Ext.QueryExplains() {
-		why, err := json.Marshal(x.view(p, c))
-		if err != nil {
-			return nil, fmt.Errorf("encoding the explanation: %w", err)
-		}
-		members = append(members, nvext.Member{Name: "explain", Value: why})
-	}
-	answer := queryAnswer{
-		ID: "query-" + rand.Text(), Created: time.Now().Unix(), Model: p.Named(), NVExt: nvext.AppendObject(nil, members),
+	if answer.NVExt.TokenIDs = ids; p.Ext.QueryExplains() {
+		answer.NVExt.Explain = x.view(p, c)
 	}
 	if object := p.Request.AnswerObject(); object != "" {
 		answer.Object, answer.Choices = object, new([0]int)

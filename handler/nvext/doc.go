@@ -9,8 +9,8 @@
 // its generation refuses.
 //
 // An answer's nvext has the members that extra_fields asks for. The router makes
-// them with [AppendWorker], [Timing.Append] and [IDs]. [Additions]
-// puts them into the chunks of a stream, [AnswerFilter] into a plain answer.
+// them of [Workers], [Timing] and [IDs]. [Additions]
+// puts them into the chunks of a stream, or into a plain answer.
 // [AppendAnnotation] makes annotations, which are separate events.
 //
 // The package reads both generations of the protocol. Dynamo 1.0 to 1.2 has

@@ -77,8 +77,8 @@ func TestSplice(t *testing.T) {
 func chunked(f *rawjson.Framer, a *Additions, p []byte, over bool) []byte {
 	f.Write(p, over)
 	for e, ok := f.Next(); ok; e, ok = f.Next() {
-		if edits := a.EditChunk(e); len(edits) > 0 {
-			f.Edit(edits)
+		if !e.Named && e.Lines == 1 && !e.Cut {
+			f.Edit(a.Edits(e.Data, true))
 		}
 	}
 	return f.Forward()
@@ -103,7 +103,7 @@ func cut(r *rand.Rand, b []byte) (reads [][]byte) {
 	return reads
 }
 
-func TestEditChunkDoesNotAllocate(t *testing.T) {
+func TestAdditionsDoNotAllocate(t *testing.T) {
 	chunk := []byte(`data: {"id":"c","choices":[{"index":0,"text":"a \"b\"\n","logprobs":null,"finish_reason":null}]}` + "\n\n")
 	f, a := rawjson.Framer{}, marks
 	if n := testing.AllocsPerRun(100, func() { chunked(&f, &a, chunk, false) }); n > 0 {
@@ -118,43 +118,9 @@ func TestEditChunkDoesNotAllocate(t *testing.T) {
 	}
 }
 
-func TestAnswerFilter(t *testing.T) {
-	for in, want := range map[string]string{
-		`{"choices":[{"finish_reason":"stop"}],"nvext":{"routed_experts":1}}`: `{"choices":[{"finish_reason":"stop"}],"nvext":{"routed_experts":1,` + markBoth + `}}`,
-		`{"data":[]}` + "\n": `{"data":[],"nvext":{` + markBoth + "}}\n",
-		`{"error":{}}`:       `{"error":{}}`,
-		`{"choices":[`:       `{"choices":[`,
-		`x`:                  `x`,
-		``:                   ``,
-	} {
-		for _, size := range []int{1, 7, 1000} {
-			f := AnswerFilter{Additions: marks}
-			var got []byte
-			for p := range slices.Chunk([]byte(in), size) {
-				got = append(got, f.Write(p)...)
-			}
-			if got = append(got, f.End()...); string(got) != want || f.Skipped() {
-				t.Errorf("%s: %s", in, got)
-			}
-		}
-	}
-	f := AnswerFilter{Additions: marks}
-	piece := []byte(strings.Repeat(" ", MaxAnswer/3))
-	total := 0
-	for range 7 {
-		total += len(f.Write(piece))
-		if len(f.held) > MaxAnswer {
-			t.Fatalf("%d bytes held", len(f.held))
-		}
-	}
-	if total += len(f.End()); total != 7*len(piece) || !f.Skipped() {
-		t.Errorf("%d bytes of %d, skipped %v", total, 7*len(piece), f.Skipped())
-	}
-}
-
-// FuzzEditChunk checks that cuts do not matter, that only the members are added,
+// FuzzAdditions checks that cuts do not matter, that only the members are added,
 // and that chunks stay JSON.
-func FuzzEditChunk(f *testing.F) {
+func FuzzAdditions(f *testing.F) {
 	f.Add(uint64(1), []byte("data: {\"choices\":[{}]}\r\n\r\ndata: {\"choices\":[],\"nvext\":{\"a\":1}}\r\n\r\ndata: [DONE]\r\n\r\n"))
 	f.Add(uint64(2), []byte(": x\n\ndata: {\ndata: \"choices\":[]}\r\rdata"))
 	f.Add(uint64(3), []byte("data: {\"nvext\":{ },\"choices\":[{\"finish_reason\":\"stop\"}]}\n\nevent: error\ndata: {}\n\ndata:{\"choices\":[]}\r\r\n\n"))
@@ -171,10 +137,7 @@ func FuzzEditChunk(f *testing.F) {
 		if !bytes.Contains(stream, []byte("null")) && !bytes.Contains(stream, []byte(`,"nvext":{}`)) && !bytes.Contains(stream, []byte("\\")) && !bytes.Equal(unmarked(one), stream) {
 			t.Fatalf("%q became %q, and without the members %q", stream, one, unmarked(one))
 		}
-		var a AnswerFilter
-		a.Additions = marks
-		a.Write(stream)
-		if plain := a.End(); json.Valid(stream) && !json.Valid(plain) {
+		if plain := rawjson.Splice(nil, stream, marks.Edits(stream, false)); json.Valid(stream) && !json.Valid(plain) {
 			t.Fatalf("%q became %q", stream, plain)
 		}
 	})
@@ -193,11 +156,11 @@ func unmarked(b []byte) []byte {
 // The shapes are those of dynamo-llm's WorkerIdInfo, TimingInfo and Annotated.
 func TestAppend(t *testing.T) {
 	for want, got := range map[string][]byte{
-		`x{"prefill_worker_id":7,"prefill_dp_rank":1,"decode_worker_id":18446744073709551615,"decode_dp_rank":4294967295}`: AppendWorker([]byte("x"), 7, 1, math.MaxUint64, math.MaxUint32),
-		`{"request_received_ms":0,"router_queue_depth":0}`:                                                                 Timing{TTFTMS: Some(math.NaN()), TotalTimeMS: Some(math.Inf(1))}.Append(nil),
-		`{"request_received_ms":1795000000000,"prefill_wait_time_ms":0.5,"prefill_time_ms":12,"ttft_ms":12.5,"total_time_ms":100.25,"kv_hit_rate":0.75,"router_queue_depth":3}`: Timing{
-			1795000000000, Some(0.5), Some(12.0), Some(12.5), Some(100.25), Some(0.75), 3,
-		}.Append(nil),
+		`{"prefill_worker_id":7,"prefill_dp_rank":1,"decode_worker_id":18446744073709551615,"decode_dp_rank":4294967295}`: MemberOf("", Workers{7, 1, math.MaxUint64, math.MaxUint32}).Value,
+		`{"request_received_ms":0,"router_queue_depth":0}`:                                                                MemberOf("", Timing{}).Value,
+		`{"request_received_ms":1795000000000,"prefill_wait_time_ms":0.5,"prefill_time_ms":12,"ttft_ms":12.5,"total_time_ms":100.25,"kv_hit_rate":0.75,"router_queue_depth":3}`: MemberOf("", Timing{
+			1795000000000, new(0.5), new(12.0), new(12.5), new(100.25), new(0.75), 3,
+		}).Value,
 		`{"worker_id":{"decode_worker_id":7},"token_ids":[1]}`: AppendObject(nil, []Member{{NameWorkerID, []byte(`{"decode_worker_id":7}`)}, {NameTokenIDs, []byte(`[1]`)}}),
 		"event: token_ids\n: [1,2,3]\n\n":                      AppendAnnotation(nil, NameTokenIDs, []byte("[1,2,3]")),
 		"event: request_id\n: \"a\\\"b\\nc\"\n\n":              AppendAnnotation(nil, NameRequestID, rawjson.AppendString(nil, "a\"b\nc")),

@@ -2,6 +2,7 @@ package nvext
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
@@ -22,44 +23,30 @@ type Member struct {
 	Value []byte // valid JSON
 }
 
-// AppendWorker appends the value of the member worker_id: the worker that computed the prompt, and
-// the one that answers. They are mostly the same.
-func AppendWorker(dst []byte, prefill uint64, prefillRank uint32, decode uint64, decodeRank uint32) []byte {
-	o := rawjson.Object{Buf: dst}
-	o.Open()
-	o.Uint("prefill_worker_id", prefill)
-	o.Uint("prefill_dp_rank", uint64(prefillRank))
-	o.Uint("decode_worker_id", decode)
-	o.Uint("decode_dp_rank", uint64(decodeRank))
-	o.Close()
-	return o.Buf
+// MemberOf returns a member whose value is encoded as JSON.
+func MemberOf(name string, value any) Member {
+	raw, _ := json.Marshal(value) // it has finite numbers only
+	return Member{name, raw}
 }
 
-// Timing is the member timing of an answer's last chunk. The JSON omits what is
-// not set or not a number.
+// Workers is the member worker_id: the worker that computed the prompt, and the one that answers.
+// They are mostly the same.
+type Workers struct {
+	PrefillWorker uint64 `json:"prefill_worker_id"`
+	PrefillRank   uint32 `json:"prefill_dp_rank"`
+	DecodeWorker  uint64 `json:"decode_worker_id"`
+	DecodeRank    uint32 `json:"decode_dp_rank"`
+}
+
+// Timing is the member timing of an answer's last chunk.
 type Timing struct {
-	RequestReceivedMS uint64       // milliseconds since 1970
-	PrefillWaitTimeMS Opt[float64] // from the request to the prefill's start
-	PrefillTimeMS     Opt[float64] // from the prefill's start to the first token
-	TTFTMS            Opt[float64] // from the request to the first token
-	TotalTimeMS       Opt[float64]
-	KVHitRate         Opt[float64] // the cached share of the prompt's blocks, 0 to 1
-	RouterQueueDepth  uint64       // queued requests when this one arrived
-}
-
-// Append appends the member's value.
-func (t Timing) Append(dst []byte) []byte {
-	o := rawjson.Object{Buf: dst}
-	o.Open()
-	o.Uint("request_received_ms", t.RequestReceivedMS)
-	appendFloat(&o, "prefill_wait_time_ms", t.PrefillWaitTimeMS)
-	appendFloat(&o, "prefill_time_ms", t.PrefillTimeMS)
-	appendFloat(&o, "ttft_ms", t.TTFTMS)
-	appendFloat(&o, "total_time_ms", t.TotalTimeMS)
-	appendFloat(&o, "kv_hit_rate", t.KVHitRate)
-	o.Uint("router_queue_depth", t.RouterQueueDepth)
-	o.Close()
-	return o.Buf
+	RequestReceivedMS uint64   `json:"request_received_ms"`            // milliseconds since 1970
+	PrefillWaitTimeMS *float64 `json:"prefill_wait_time_ms,omitempty"` // from the request to the prefill's start
+	PrefillTimeMS     *float64 `json:"prefill_time_ms,omitempty"`      // from the prefill's start to the first token
+	TTFTMS            *float64 `json:"ttft_ms,omitempty"`              // from the request to the first token
+	TotalTimeMS       *float64 `json:"total_time_ms,omitempty"`
+	KVHitRate         *float64 `json:"kv_hit_rate,omitempty"` // the cached share of the prompt's blocks, 0 to 1
+	RouterQueueDepth  uint64   `json:"router_queue_depth"`    // queued requests when this one arrived
 }
 
 // AppendObject appends an nvext with these members.
@@ -80,10 +67,4 @@ func AppendAnnotation(dst []byte, name string, payload []byte) []byte {
 	payload = bytes.ReplaceAll(payload, []byte{'\r'}, []byte{' '})
 	payload = bytes.ReplaceAll(payload, []byte{'\n'}, []byte{' '})
 	return fmt.Appendf(dst, "event: %s\n: %s\n\n", name, payload)
-}
-
-func appendFloat(o *rawjson.Object, name string, n Opt[float64]) {
-	if n.Set {
-		o.Float(name, n.Value)
-	}
 }

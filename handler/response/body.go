@@ -156,7 +156,7 @@ func NewBody(resp *http.Response, o Options) *Body {
 
 // edits returns whether events are edited beside their model's name.
 func (b *Body) edits() bool {
-	return b.CutUsage || b.CutIDs || b.added != nil && b.added.stream != nil || b.splicer != nil
+	return b.CutUsage || b.CutIDs || b.added != nil && b.added.nvext != nil || b.splicer != nil
 }
 
 // promises returns whether answers of a media type must be readable: streams of events

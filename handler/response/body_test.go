@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
@@ -73,6 +74,30 @@ const (
 	testToken   = `data: {"choices":[{"index":0,"delta":{"content":"word "}}]}` + "\n\n"
 	testEnd     = `data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}` + "\n\n" + "data: [DONE]\n\n"
 )
+
+// TestPlainAnswerCarriesNVExt adds to answers that come in pieces. What is no whole object, an error or too
+// long stays as it is.
+func TestPlainAnswerCarriesNVExt(t *testing.T) {
+	const workers = `"worker_id":{"prefill_worker_id":0,"prefill_dp_rank":0,"decode_worker_id":7,"decode_dp_rank":0}`
+	long := `{"data":"` + strings.Repeat("x", maxPlain) + `"}`
+	for in, want := range map[string]string{
+		`{"choices":[{"finish_reason":"stop"}],"nvext":{"routed_experts":1}}`: `{"choices":[{"finish_reason":"stop"}],"nvext":{"routed_experts":1,` + workers + `}}`,
+		`{"data":[]}` + "\n": `{"data":[],"nvext":{` + workers + "}}\n",
+		`{"error":{}}`:       `{"error":{}}`,
+		`{"choices":[`:       `{"choices":[`,
+		`x`:                  `x`,
+		``:                   ``,
+		long:                 long,
+	} {
+		for _, from := range []io.Reader{strings.NewReader(in), iotest.HalfReader(strings.NewReader(in))} {
+			l := new(told)
+			b := testBody(t, false, from, Options{Listener: l, Extras: &Extras{Fields: nvext.FieldWorkerID, Worker: 7}})
+			if got, err := io.ReadAll(b); string(got) != want || err != nil || l.sum.Skipped != (in == long) {
+				t.Errorf("%.80s: %.200s, error %v, skipped %v", in, got, err, l.sum.Skipped)
+			}
+		}
+	}
+}
 
 // TestBodyTellsWhatItShows reads answers to their end, and closes them.
 func TestBodyTellsWhatItShows(t *testing.T) {

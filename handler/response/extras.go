@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // Extras is the nvext that an answer carries for its client, and the values for it.
@@ -27,11 +28,14 @@ type Extras struct {
 
 // added adds an answer's extras to it.
 type added struct {
-	before []byte // annotations; nil once the client has them
-	stream *nvext.Additions
-	plain  *nvext.AnswerFilter
-	ids    bool // the client has the token ids
+	before []byte           // annotations; nil once the client has them
+	nvext  *nvext.Additions // nil for none
+	plain  []byte           // a plain answer, until it is complete
+	ids    bool             // the client has the token ids
 }
+
+// maxPlain is the longest plain answer that is kept to be changed, in bytes. An engine sends it in one piece.
+const maxPlain = 16 << 20
 
 // additions returns what adds the extras to the answer; nil if there are none.
 func (b *Body) additions() *added {
@@ -41,20 +45,20 @@ func (b *Body) additions() *added {
 	}
 	e, add := new(added), nvext.Additions{}
 	if x.Fields&nvext.FieldWorkerID != 0 {
-		add.Each = []nvext.Member{{Name: nvext.NameWorkerID, Value: nvext.AppendWorker(nil, x.Prefill, x.PrefillRank, x.Worker, x.Rank)}}
+		add.Each = []nvext.Member{nvext.MemberOf(nvext.NameWorkerID, nvext.Workers{
+			PrefillWorker: x.Prefill, PrefillRank: x.PrefillRank, DecodeWorker: x.Worker, DecodeRank: x.Rank,
+		})}
 	}
 	if x.Fields&(nvext.FieldTiming|nvext.FieldTokenIDs) != 0 {
 		add.Final = b.finalMembers
 	}
-	switch {
-	case b.Stream:
-		if e.before = x.Events; x.Fields != 0 {
-			e.stream = &add
-		}
-	case x.Fields != 0:
-		e.plain = &nvext.AnswerFilter{Additions: add}
+	if b.Stream {
+		e.before = x.Events
 	}
-	if e.before == nil && e.stream == nil && e.plain == nil {
+	if x.Fields != 0 {
+		e.nvext = &add
+	}
+	if e.before == nil && e.nvext == nil {
 		return nil
 	}
 	return e
@@ -64,7 +68,7 @@ func (b *Body) additions() *added {
 func (b *Body) finalMembers() (list []nvext.Member) {
 	x := b.Extras
 	if x.Fields&nvext.FieldTiming != 0 {
-		list = append(list, nvext.Member{Name: nvext.NameTiming, Value: b.timing().Append(nil)})
+		list = append(list, nvext.MemberOf(nvext.NameTiming, b.timing()))
 	}
 	if x.Fields&nvext.FieldTokenIDs != 0 && x.IDs != nil && !b.added.ids {
 		b.added.ids = true // once is enough if several choices end
@@ -76,7 +80,7 @@ func (b *Body) finalMembers() (list []nvext.Member) {
 // timing returns how long the answer took so far. A plain answer has no visible first token.
 func (b *Body) timing() nvext.Timing {
 	x, first := b.Extras, b.Sum.First
-	ms := func(d time.Duration) nvext.Opt[float64] { return nvext.Some(d.Seconds() * 1000) }
+	ms := func(d time.Duration) *float64 { return new(d.Seconds() * 1000) }
 	t := nvext.Timing{
 		RequestReceivedMS: uint64(max(0, x.Received.UnixMilli())),
 		PrefillWaitTimeMS: ms(x.Begun.Sub(x.Received)),
@@ -87,7 +91,7 @@ func (b *Body) timing() nvext.Timing {
 		t.PrefillTimeMS, t.TTFTMS = ms(first.Sub(x.Begun)), ms(first.Sub(x.Received))
 	}
 	if x.Prefilled != nil {
-		if t.PrefillTimeMS = (nvext.Opt[float64]{}); !x.Prefilled().IsZero() {
+		if t.PrefillTimeMS = nil; !x.Prefilled().IsZero() {
 			t.PrefillTimeMS = ms(x.Prefilled().Sub(x.Begun))
 		}
 	}
@@ -95,21 +99,27 @@ func (b *Body) timing() nvext.Timing {
 		b.reader.Finish() // only a whole answer gets here
 	}
 	if c := b.usage(); c.Prompt > 0 && c.Cached >= 0 {
-		t.KVHitRate = nvext.Some(float64(c.Cached) / float64(c.Prompt))
+		t.KVHitRate = new(float64(c.Cached) / float64(c.Prompt))
 	} else if x.HitRate >= 0 {
-		t.KVHitRate = nvext.Some(x.HitRate)
+		t.KVHitRate = new(x.HitRate)
 	}
 	return t
 }
 
 // addTo returns what the client gets of p. The annotations go out as soon as any bytes came,
-// a plain answer with its last bytes.
+// a plain answer with its last bytes. One that is too long passes unchanged.
 func (b *Body) addTo(p []byte, came, last bool) []byte {
 	e, out := b.added, p
-	if e.plain != nil {
-		if out = e.plain.Write(p); last {
-			b.Sum.Skipped = e.plain.Skipped()
-			out = append(slices.Clip(out), e.plain.End()...)
+	if !b.Stream && !b.Sum.Skipped {
+		e.plain = append(e.plain, p...)
+		out = nil
+		if b.Sum.Skipped = len(e.plain) > maxPlain; last || b.Sum.Skipped {
+			out, e.plain = e.plain, nil
+		}
+		if last && !b.Sum.Skipped {
+			if edits := e.nvext.Edits(out, false); len(edits) > 0 {
+				out = rawjson.Splice(nil, out, edits)
+			}
 		}
 	}
 	if len(e.before) > 0 && came {

@@ -8,7 +8,6 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
-	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
@@ -49,7 +48,7 @@ func (b *Body) rename(resp *http.Response) {
 }
 
 // renameBeginning reads a plain answer up to the name of its model, and replaces that. Engines send such an answer
-// in one piece. An answer whose first MaxAnswer bytes have no name passes unchanged.
+// in one piece. An answer whose first maxPlain bytes have no name passes unchanged.
 func (b *Body) renameBeginning(resp *http.Response) {
 	most := int64(4 << 10)
 	if resp.ContentLength >= 0 {
@@ -57,7 +56,7 @@ func (b *Body) renameBeginning(resp *http.Response) {
 	}
 	read := &Replayed{ReadCloser: b.from, Begin: make([]byte, 0, most+int64(len(b.name.text)))}
 	b.from = read
-	for searched := 0; read.Err == nil && len(read.Begin) <= nvext.MaxAnswer; {
+	for searched := 0; read.Err == nil && len(read.Begin) <= maxPlain; {
 		var n int
 		read.Begin = slices.Grow(read.Begin, 1)
 		held := len(read.Begin)

@@ -267,8 +267,10 @@ func (b *Body) changesOf(f rawjson.Frame) (_ []rawjson.Edit, drop bool) {
 			return nil, true
 		}
 	}
-	if b.added != nil && b.added.stream != nil {
-		b.changes = append(b.changes, b.added.stream.EditChunk(f)...)
+	if b.added != nil && b.added.nvext != nil {
+		if !f.Named && f.Lines == 1 && !f.Cut {
+			b.changes = append(b.changes, b.added.nvext.Edits(f.Data, true)...)
+		}
 		b.Sum.Skipped = b.Sum.Skipped || f.Long
 	}
 	if len(b.changes) > 1 {
