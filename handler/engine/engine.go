@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // Engine is what the router knows of one engine.
@@ -60,8 +58,9 @@ type kind struct { // one field for each difference
 	// message of the assistant. continuing are the members that ask for it.
 	continues  []string
 	continuing []steadyMember
-	// countText is the body that asks for the tokens of a text. nil: the engine cannot tell.
-	countText func(model string, text []byte) *rawjson.Object
+	// textMember and specialMember are the members with which the tokenizer gets a text, and whether it adds
+	// special tokens. Empty: the engine cannot tell the tokens of a text.
+	textMember, specialMember string
 	// exact are the APIs in which the engine goes on with the ids of an answer, see Exact.
 	exact []string
 	// cutsAnswers: an answer ends at the end of the context. Others refuse a request whose
@@ -81,8 +80,8 @@ type kind struct { // one field for each difference
 	namesSessions bool
 	// hitsLate: the engine reuses no block of a prefill that is still under way.
 	hitsLate bool
-	// phases is how two engines share a request. nil: they cannot.
-	phases *Phases
+	// phases is how two engines share a request.
+	phases Phases
 	// readsNVExt: the engine is a router, which gets nvext and acts on it itself.
 	readsNVExt bool
 }

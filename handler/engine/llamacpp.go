@@ -17,12 +17,13 @@ const LlamaCpp = "llamacpp"
 // prompt may share it.
 var llamaCpp = kind{
 	name: LlamaCpp, owner: "llamacpp", shows: (*server).isLlamaCpp, read: (*server).readLlamaCpp,
-	paths:     []string{"/completion", "/infill", "/embedding", "/reranking"},
-	steers:    []steering{{member: "id_slot", grant: nvext.Pins}},
-	adapt:     (*adapter).toLlamaCpp,
-	tokenize:  (*Question).askLlamaCpp,
-	continues: []string{api.NameChat, api.NameMessages},
-	countText: countContent, unlimited: true, cutsAnswers: true,
+	paths:      []string{"/completion", "/infill", "/embedding", "/reranking"},
+	steers:     []steering{{member: "id_slot", grant: nvext.Pins}},
+	adapt:      (*adapter).toLlamaCpp,
+	tokenize:   (*Question).askLlamaCpp,
+	continues:  []string{api.NameChat, api.NameMessages},
+	textMember: "content", specialMember: "add_special",
+	unlimited: true, cutsAnswers: true,
 	loads: llamaCppLoads,
 }
 

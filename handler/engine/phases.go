@@ -36,8 +36,8 @@ func (e *Engine) Role() Role {
 
 // ServesWhole returns whether the engine can serve a whole request.
 func (e *Engine) ServesWhole() bool {
-	l := kindOf(e.Type).phases
-	return l == nil || l.whole || e.Role() == RoleBoth
+	l := e.Phases()
+	return l.apis == nil || l.whole || e.Role() == RoleBoth
 }
 
 // Phases are how two engines of a type share a request: one computes the prompt, the other the
@@ -68,15 +68,8 @@ type Phases struct {
 	abort string
 }
 
-var noPhases Phases
-
 // Phases returns how engines of the type share a request. The caller must not change it.
-func (e *Engine) Phases() *Phases {
-	if l := kindOf(e.Type).phases; l != nil {
-		return l
-	}
-	return &noPhases
-}
+func (e *Engine) Phases() *Phases { return &kindOf(e.Type).phases }
 
 // Phase is one of the two parts of a request, and what the engine must know of the other one.
 type Phase struct {
@@ -144,8 +137,8 @@ func (e *Engine) Meet(l *Phase) {
 
 // Handed reads the answer to the prefill phase.
 func (e *Engine) Handed(answer []byte, phase *Phase) Handover {
-	switch l := kindOf(e.Type).phases; {
-	case l == nil:
+	switch l := e.Phases(); {
+	case l.apis == nil:
 		return NotHanded
 	case l.handed == nil:
 		return HandedOver
@@ -176,7 +169,7 @@ func ownPhases(members ...string) (list []steering) {
 // phase changes the body for one of two phases.
 func (f *adapter) phase() {
 	switch {
-	case f.Phase == nil || f.phases == nil:
+	case f.Phase == nil || f.phases.apis == nil:
 	case f.Phase.Prefill:
 		f.phases.prefill(f)
 	default:

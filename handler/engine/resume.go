@@ -35,31 +35,17 @@ func (e *Engine) Continue(body *rawjson.Editor, name string, rest *api.Rest) {
 // tell.
 func (e *Engine) CountText(model, text string, post Post) (n int64, ok bool) {
 	k := kindOf(e.Type)
-	if k.countText == nil {
+	if k.textMember == "" {
 		return 0, false
 	}
-	ids := tokenize(post, k.countText(model, quoted(text)))
+	var o rawjson.Object
+	o.Open()
+	o.Text("model", model)
+	o.Text(k.textMember, text)
+	o.Raw(k.specialMember, []byte("false"))
+	ids := tokenize(post, &o)
 	if ids == nil {
 		return 0, false
 	}
 	return int64(bytes.Count(ids, []byte{','}) + 1), true
-}
-
-// countPrompt asks vLLM and SGLang.
-func countPrompt(model string, text []byte) *rawjson.Object {
-	var o rawjson.Object
-	o.Open()
-	o.Text("model", model)
-	o.Raw("prompt", text)
-	o.Raw("add_special_tokens", []byte("false"))
-	return &o
-}
-
-// countContent asks llama.cpp.
-func countContent(_ string, text []byte) *rawjson.Object {
-	var o rawjson.Object
-	o.Open()
-	o.Raw("content", text)
-	o.Raw("add_special", []byte("false"))
-	return &o
 }

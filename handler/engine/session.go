@@ -21,18 +21,17 @@ func (e *Engine) HoldsSessions(api string) bool {
 		(slices.Contains(k.sessions, api) || set == On && slices.Contains(k.someSessions, api))
 }
 
-// SessionCall is a request of the router's own about a session that an engine holds:
-// a POST with a JSON body. It names no rank: it goes to the engine's address, and each
-// rank opens each session.
-type SessionCall struct {
+// Call is a request of the router's own to an engine's address: a POST, with a JSON body if it
+// has one.
+type Call struct {
 	Path string
 	Body []byte
 }
 
-// OpenSession returns the request that opens a streaming session of SGLang. The engine
+// OpenSession returns the request that opens a streaming session of SGLang, at each rank. The engine
 // closes the session itself after an idle timeout. SGLang requires a capacity, and does not
 // limit streaming sessions by it (python/sglang/srt/entrypoints/http_server.py).
-func OpenSession(id string, timeout time.Duration) SessionCall {
+func OpenSession(id string, timeout time.Duration) Call {
 	var o rawjson.Object
 	o.Open()
 	o.Uint("capacity_of_str_len", 1<<16)
@@ -40,7 +39,7 @@ func OpenSession(id string, timeout time.Duration) SessionCall {
 	o.Raw("streaming", []byte("true"))
 	o.Float("timeout", timeout.Seconds())
 	o.Close()
-	return SessionCall{"/" + openSession, o.Buf}
+	return Call{"/" + openSession, o.Buf}
 }
 
 // Opened returns nil if the answer to OpenSession says that the session is open, also
@@ -65,12 +64,12 @@ func Opened(status int, answer []byte) error {
 }
 
 // CloseSession returns the request that closes a session.
-func CloseSession(id string) SessionCall {
+func CloseSession(id string) Call {
 	var o rawjson.Object
 	o.Open()
 	o.Text(nameSession, id)
 	o.Close()
-	return SessionCall{"/" + closeSession, o.Buf}
+	return Call{"/" + closeSession, o.Buf}
 }
 
 // Closed returns whether the answer to CloseSession settles it: the session is closed,

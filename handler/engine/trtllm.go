@@ -20,7 +20,7 @@ var trtllm = kind{
 	steers: slices.Concat(prioritySteering, ownPhases(nameDisaggregated)),
 	always: (*adapter).cutForTRTLLM,
 	adapt:  (*adapter).toTRTLLM,
-	phases: &trtllmPhases,
+	phases: trtllmPhases,
 }
 
 // isTRTLLM returns whether the server is a trtllm-serve: its /server_info is about

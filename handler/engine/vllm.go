@@ -35,15 +35,15 @@ var vllm = kind{
 	},
 	tokens:   map[string]string{api.NameTokens: "token_ids"},
 	steers:   slices.Concat(prioritySteering, ownPhases(nameTransfer)),
-	phases:   &vllmPhases,
+	phases:   vllmPhases,
 	namesAll: true, namesSessions: true,
 	adapt:      (*adapter).toVLLM,
 	tokenize:   (*Question).askVLLM,
 	continues:  []string{api.NameChat},
 	continuing: []steadyMember{{"continue_final_message", "true"}, {"add_generation_prompt", "false"}},
-	countText:  countPrompt,
-	exact:      []string{api.NameChat, api.NameCompletions},
-	loads:      vllmLoads,
+	textMember: "prompt", specialMember: "add_special_tokens",
+	exact: []string{api.NameChat, api.NameCompletions},
+	loads: vllmLoads,
 }
 
 // maxVLLMSalt is the longest salt that vLLM accepts, in characters.
@@ -247,20 +247,14 @@ func (q *Question) askTokenizer(post Post) []byte {
 	return tokenize(post, q.only("model", "prompt", "add_special_tokens"))
 }
 
-// WakeCall is a POST that is a part of waking an engine.
-type WakeCall struct {
-	Path string
-	Body []byte
-}
-
 // WakeCalls returns how the engine is woken. After a sleep of level 2 it must load its weights again.
-func (e *Engine) WakeCalls() []WakeCall {
+func (e *Engine) WakeCalls() []Call {
 	if e.Info.Discarded {
-		return []WakeCall{
+		return []Call{
 			{"/wake_up?tags=weights", nil},
 			{"/collective_rpc", []byte(`{"method":"reload_weights"}`)},
 			{"/wake_up?tags=kv_cache", nil},
 		}
 	}
-	return []WakeCall{{"/wake_up", nil}}
+	return []Call{{"/wake_up", nil}}
 }

@@ -182,7 +182,7 @@ func (t *Turn) ask(req *http.Request, w *worker.Worker, want *affinity.Want) err
 	// The call goes on if the client leaves: a close could overtake it.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(req.Context()), openTimeout)
 	defer cancel()
-	send := func(c engine.SessionCall) (int, []byte, error) {
+	send := func(c engine.Call) (int, []byte, error) {
 		return t.Client.Fetch(ctx, w.Dial, http.MethodPost, c.Path, c.Body, authorization, maxOpened)
 	}
 	status, answer, err := send(call)
