@@ -155,7 +155,7 @@ func TestSpeculativeRequestIsTheTurnWithItsAnswer(t *testing.T) {
 			"Chat", "/v1/chat/completions",
 			`{"model":"m", "messages":[{"role":"user","content":"q"} ],"tools":[{"type":"function","function":{"name":"f"}}],"stream":true,"stream_options":{"include_usage":true},"max_completion_tokens":50,"temperature":0.5,"nvext":` + wantsPrefill + `}`,
 			streamOf(`{"role":"assistant","content":""}`, `{"reasoning_content":"let me see"}`, `{"content":"the "}`, `{"content":"\"answer\""}`),
-			`{"model":"m","messages":[{"role":"user","content":"q"} ` + more + `,"tools":[{"type":"function","function":{"name":"f"}}],"temperature":0.5,"max_tokens":1,"stream":false}`,
+			`{"model":"m", "messages":[{"role":"user","content":"q"} ` + more + `,"tools":[{"type":"function","function":{"name":"f"}}],"temperature":0.5,"max_tokens":1,"stream":false}`,
 		},
 		{
 			"Messages", "/v1/messages",

@@ -17,6 +17,6 @@
 // The package does not validate requests: what it does not understand stays
 // unknown, and never fails a request. It does not tokenize, choose workers, or
 // decode and rewrite JSON. It writes errors ([ErrorBody], [BrokenEvent]), and
-// asks for usage ([AskUsage], [CutUsage]). It imports neither Caddy nor
+// asks for usage ([Request.AskUsage], [CutUsage]). It imports neither Caddy nor
 // net/http.
 package api

@@ -137,7 +137,7 @@ func FuzzParse(f *testing.F) {
 		if r.LacksUsage(body) {
 			e = r.Editor(body)
 			e.CutGiven(nameNVExt)
-			AskUsage(e)
+			r.AskUsage(e)
 			checkAsked(t, e.Apply(), whole)
 		}
 		if ids := r.IDs(body); ids != nil {

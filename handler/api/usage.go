@@ -23,10 +23,13 @@ func (r *Request) LacksUsage(body []byte) bool {
 
 const nameUsage = "include_usage"
 
-// AskUsage asks the engine for usage at the end of its stream. The answer then has one
-// chunk that the client did not ask for: see CutUsage.
-func AskUsage(e *rawjson.Editor) {
-	if in, ok := e.Object("stream_options"); ok {
+// AskUsage asks the engine for usage at the end of its stream, if the request LacksUsage. The
+// answer then has one chunk that the client did not ask for: see CutUsage.
+func (r *Request) AskUsage(e *rawjson.Editor) {
+	if r.options.End == 0 { // the member stream follows the comma
+		at := rawjson.Span{Start: r.brace + 1, End: r.brace + 1}
+		e.Replace(rawjson.Edit{Span: at, Text: []byte(`"stream_options":{"` + nameUsage + `":true},`)})
+	} else if in, ok := e.Object("stream_options"); ok {
 		in.Set(nameUsage, []byte("true"))
 	}
 }

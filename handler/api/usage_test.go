@@ -100,8 +100,8 @@ func FuzzCutUsage(f *testing.F) {
 
 func TestAskUsage(t *testing.T) {
 	for _, c := range []struct{ body, want string }{
-		{`{"stream":true}`, `{"stream":true,"stream_options":{"include_usage":true}}`},
-		{` { "stream":true }`, ` { "stream":true ,"stream_options":{"include_usage":true}}`},
+		{`{"stream":true}`, `{"stream_options":{"include_usage":true},"stream":true}`},
+		{` { "stream":true}`, ` {"stream_options":{"include_usage":true}, "stream":true}`},
 		{`{"stream":true,"stream_options":null}`, `{"stream":true,"stream_options":{"include_usage":true}}`},
 		{`{"stream_options":{},"stream":true}`, ``}, // vLLM takes these for a yes
 		{`{"stream_options":{ "x":1},"stream":true}`, ``},
@@ -109,7 +109,7 @@ func TestAskUsage(t *testing.T) {
 		{`{"stream_options":{"include_usage":false,"continuous_usage_stats":1},"stream":true}`, ``},
 		{`{"stream_options":{"include_usage": false },"stream":true}`, `{"stream_options":{"include_usage": true },"stream":true}`},
 		{`{"stream_options":{"include_usage":null,"x":1},"stream":true}`, `{"stream_options":{"include_usage":true,"x":1},"stream":true}`},
-		{`{"nvext":{"a":1},"stream":true}`, `{"stream":true,"stream_options":{"include_usage":true}}`},
+		{`{"nvext":{"a":1},"stream":true}`, `{"stream_options":{"include_usage":true},"stream":true}`},
 		{`{"nvext":{"a":1},"stream":true,"stream_options":null,"nvext":2}`, `{"stream":true,"stream_options":{"include_usage":true}}`},
 		{`{"stream":true,"stream_options":{"include_usage":true}}`, ``},
 		{`{"stream":true,"stream_options":{"continuous_usage_stats":true}}`, ``},
@@ -125,7 +125,7 @@ func TestAskUsage(t *testing.T) {
 			}
 			e := r.Editor([]byte(c.body))
 			e.CutGiven(nameNVExt)
-			AskUsage(e)
+			r.AskUsage(e)
 			if got := string(e.Apply()); lacks && got != c.want {
 				t.Errorf("%s: %s", c.body, got)
 			}

@@ -140,7 +140,7 @@ func (e *Request) adapt(req *http.Request) (*http.Request, body.Edited) {
 			e.CutIDs = true
 		}
 		if p.AsksUsage && (e.Phase == nil || !e.Phase.Prefill) {
-			api.AskUsage(edit)
+			p.Request.AskUsage(edit)
 		}
 		as = e.Body.Edit(edit.Edits())
 	}

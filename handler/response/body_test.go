@@ -75,8 +75,8 @@ const (
 	testEnd     = `data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}` + "\n\n" + "data: [DONE]\n\n"
 )
 
-// TestPlainAnswerCarriesNVExt adds to answers that come in pieces. What is no whole object, an error or too
-// long stays as it is.
+// TestPlainAnswerCarriesNVExt adds to answers that come in pieces. An error stays as it is, like an answer that
+// is too long, or lacks its end.
 func TestPlainAnswerCarriesNVExt(t *testing.T) {
 	const workers = `"worker_id":{"prefill_worker_id":0,"prefill_dp_rank":0,"decode_worker_id":7,"decode_dp_rank":0}`
 	long := `{"data":"` + strings.Repeat("x", maxPlain) + `"}`
