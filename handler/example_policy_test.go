@@ -92,8 +92,8 @@ var (
 func Example_policy() {
 	policy := &Warmest{BusyAt: 8}
 	s := &kvscore.Selection{Candidates: []kvscore.Candidate{
-		{Target: kvscore.Target{Worker: 1}, RequestBlocks: 50, OverlapBlocks: 40, Requests: 9},
-		{Target: kvscore.Target{Worker: 2}, RequestBlocks: 50, OverlapBlocks: 30, Requests: 2},
+		{Target: kvscore.Target{Worker: 1}, RequestBlocks: 50, Overlap: kvscore.Overlap{OverlapBlocks: 40}, Requests: 9},
+		{Target: kvscore.Target{Worker: 2}, RequestBlocks: 50, Overlap: kvscore.Overlap{OverlapBlocks: 30}, Requests: 2},
 		{Target: kvscore.Target{Worker: 3}, RequestBlocks: 50},
 	}}
 	i := policy.Choose(s)

@@ -27,7 +27,7 @@ func (e *served) serve(r *Request, answer []uint64) (cached int64) {
 	p.Weights = cache.Same(int64(r.BlockTokens * 1000))
 	now := time.Unix(0, 0)
 	e.caches.Look(now, &p, &e.view)
-	cached = e.view.Of(e.slot).Tokens
+	cached = e.view.Of(e.slot).OverlapTokens
 	var t cache.Ticket
 	e.caches.Book(now, &t, e.slot, &p, &e.view)
 	t.End(now, true, answer, Counts{})

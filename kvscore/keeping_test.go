@@ -135,7 +135,7 @@ func TestClearedCacheKeepsWhatIsInFlight(t *testing.T) {
 		p := prompt(distinct(seed, 100)...).Prompt
 		p.Weights = cache.Same(16_000)
 		s.Caches().Look(epoch, &p, &v)
-		return v.Of(s.targets[ts[0]].slot).Tokens
+		return v.Of(s.targets[ts[0]].slot).OverlapTokens
 	}
 	send(1).End(true, nil)
 	send(2).End(true, nil)

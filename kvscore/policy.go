@@ -138,27 +138,15 @@ const (
 	Exact       = cache.Exact       // events that name all that the target holds
 )
 
+// Overlap is the leading part of a prompt that a target holds, or is computing now.
+type Overlap = cache.Overlap
+
 // Candidate is one target of a selection with all terms of its cost. Blocks are KV blocks
 // of Selection.BlockSize tokens. For a prompt of text they are estimates and may be
 // fractions.
 type Candidate struct {
 	Target Target `json:"-"`
-	// OverlapBlocks are the leading blocks of the prompt that the target holds or is
-	// computing now.
-	OverlapBlocks float64 `json:"overlap_blocks"`
-	// HeldBlocks is the same overlap in the request's own Blocks.
-	HeldBlocks int `json:"-"`
-	// OverlapTokens are the tokens that the engine will report as cached: the overlap in
-	// full blocks of the engine, without the prompt's last token. Engines always compute
-	// that one.
-	OverlapTokens int64 `json:"overlap_tokens"`
-	// HostTokens, DiskTokens and ExternalTokens are the part of OverlapTokens that the
-	// engine must load from host memory, from disk or from external storage.
-	HostTokens     int64 `json:"host_tokens,omitzero"`
-	DiskTokens     int64 `json:"disk_tokens,omitzero"`
-	ExternalTokens int64 `json:"external_tokens,omitzero"`
-	// Knowledge is where the overlap comes from.
-	Knowledge Knowledge `json:"knowledge"`
+	Overlap
 	// PrefillTokens are booked on the target and not yet computed. They include those of
 	// waiting requests of other clients.
 	PrefillTokens int64 `json:"prefill_tokens"`
@@ -171,9 +159,6 @@ type Candidate struct {
 	OutputBlocks float64 `json:"output_blocks"`
 	// RequestBlocks are the complete blocks of this prompt.
 	RequestBlocks float64 `json:"request_blocks"`
-	// SharedBlocks are the leading RequestBlocks that an active request on the target also
-	// uses.
-	SharedBlocks float64 `json:"shared_blocks"`
 	// Requests is the number of active requests. External are those of them that other clients
 	// than the router have, as the engine reports.
 	Requests int `json:"requests"`

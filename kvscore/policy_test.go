@@ -13,7 +13,7 @@ import (
 func TestDynamoCost(t *testing.T) {
 	two := func() *Selection {
 		return &Selection{Tokens: 160, BlockSize: 16, Rand: seeded(1), Candidates: []Candidate{
-			{Target: Target{Worker: 1, Rank: 0}, OverlapBlocks: 4, PrefillTokens: 320, PromptBlocks: 30, UnsharedBlocks: 50, OutputBlocks: 2.4, RequestBlocks: 10, SharedBlocks: 3, Requests: 2},
+			{Target: Target{Worker: 1, Rank: 0}, Overlap: Overlap{OverlapBlocks: 4, SharedBlocks: 3}, PrefillTokens: 320, PromptBlocks: 30, UnsharedBlocks: 50, OutputBlocks: 2.4, RequestBlocks: 10, Requests: 2},
 			{Target: Target{Worker: 2, Rank: 0}, RequestBlocks: 10},
 		}}
 	}
@@ -102,7 +102,7 @@ func TestTiesAreUniform(t *testing.T) {
 func TestTemperature(t *testing.T) {
 	d := NewDynamo()
 	d.Temperature = 1
-	s := &Selection{Tokens: 1600, BlockSize: 16, Rand: seeded(1), Candidates: []Candidate{{OverlapBlocks: 100}, {}}}
+	s := &Selection{Tokens: 1600, BlockSize: 16, Rand: seeded(1), Candidates: []Candidate{{Overlap: Overlap{OverlapBlocks: 100}}, {}}}
 	// the worst has weight 1/e of the best: 0.269
 	for range 2 {
 		if n := counts(d, s, 10_000)[1]; n < 2500 || n > 2880 {

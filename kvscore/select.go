@@ -197,9 +197,7 @@ func (s *Scheduler) fill(now time.Time, ld *load, c *Candidate, sel *Selection) 
 		ld.endDue(now)
 	}
 	if sel.view.Any(ld.slot) {
-		o := sel.view.Of(ld.slot)
-		c.OverlapBlocks, c.HeldBlocks, c.OverlapTokens, c.SharedBlocks = o.Blocks, o.Held, o.Tokens, o.InUse
-		c.HostTokens, c.DiskTokens, c.ExternalTokens, c.Knowledge = o.Host, o.Disk, o.External, o.Knowledge
+		c.Overlap = sel.view.Of(ld.slot)
 	}
 	c.PrefillTokens = ld.prefill
 	if ld.requests > 0 {

@@ -81,7 +81,7 @@ func TestSplitIfThatIsSooner(t *testing.T) {
 func TestDynamoChoosesDecodeTargets(t *testing.T) {
 	for phases, want := range map[SplitRule]float64{SplitNever: (320+160)/16 - 4 + 30 + 7, SplitAuto: 50 + 10, SplitAlways: 50 + 10} {
 		s := &Selection{Tokens: 160, BlockSize: 16, Rand: seeded(1), Split: Split{Rule: phases}, Candidates: []Candidate{
-			{OverlapBlocks: 4, PrefillTokens: 320, PromptBlocks: 30, UnsharedBlocks: 50, RequestBlocks: 10, SharedBlocks: 3},
+			{Overlap: Overlap{OverlapBlocks: 4, SharedBlocks: 3}, PrefillTokens: 320, PromptBlocks: 30, UnsharedBlocks: 50, RequestBlocks: 10},
 		}}
 		if NewDynamo().Choose(s); s.Candidates[0].Cost != want {
 			t.Errorf("%v: cost %v, want %v", phases, s.Candidates[0].Cost, want)

@@ -131,7 +131,7 @@ func TestHistoryGoesOn(t *testing.T) {
 
 func TestSentences(t *testing.T) {
 	at := func(dial string, cost float64, held int64) *candidateView {
-		return &candidateView{Dial: dial, Candidate: &kvscore.Candidate{Cost: cost, OverlapTokens: held}}
+		return &candidateView{Dial: dial, Candidate: &kvscore.Candidate{Cost: cost, Overlap: kvscore.Overlap{OverlapTokens: held}}}
 	}
 	for _, c := range []struct {
 		reason, unit string

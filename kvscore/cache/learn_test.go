@@ -282,8 +282,8 @@ func (f *fleet) learn(e *engine, text []byte) *call {
 
 func (f *fleet) wants(e *engine, text []byte, salt string, tokens int64, k Knowledge) {
 	f.t.Helper()
-	if o := f.look(e, text, salt); o.Tokens > tokens || o.Tokens < tokens-2*tokenBlock || o.Knowledge != k {
-		f.t.Errorf("overlap is %d tokens (%s), want about %d (%s)", o.Tokens, o.Knowledge, tokens, k)
+	if o := f.look(e, text, salt); o.OverlapTokens > tokens || o.OverlapTokens < tokens-2*tokenBlock || o.Knowledge != k {
+		f.t.Errorf("overlap is %d tokens (%s), want about %d (%s)", o.OverlapTokens, o.Knowledge, tokens, k)
 	}
 }
 
@@ -418,13 +418,13 @@ func TestLearnedTextIsTheTruth(t *testing.T) {
 		blocks := f.hash.AppendBlocks(nil, words(text), tokenBlock)
 		truth := int64(e.holds(e.names(root, blocks)) * tokenBlock)
 		o := f.look(e, text, "")
-		if o.Knowledge == Learned && o.Tokens > truth+2*tokenBlock {
-			t.Fatalf("%d tokens are taken for cached, and %d are", o.Tokens, truth)
+		if o.Knowledge == Learned && o.OverlapTokens > truth+2*tokenBlock {
+			t.Fatalf("%d tokens are taken for cached, and %d are", o.OverlapTokens, truth)
 		}
 		looks++
 		held += int(truth)
-		known += int(min(o.Tokens, truth))
-		above += int(max(0, o.Tokens-truth))
+		known += int(min(o.OverlapTokens, truth))
+		above += int(max(0, o.OverlapTokens-truth))
 
 		switch rnd.IntN(20) {
 		case 0: // past the router

@@ -21,8 +21,8 @@ func TestTextsOfOtherRouters(t *testing.T) {
 	next := append(turn[:len(turn):len(turn)], letters(rnd, 500)...)
 	about := func(e *engine, text []byte, held int64) { // the text's length in tokens is estimated
 		t.Helper()
-		if o := f.look(e, text, ""); o.Tokens < held*3/4 || o.Tokens > held*5/4 || o.Knowledge != Learned {
-			t.Errorf("overlap is %d tokens (%s), want about %d", o.Tokens, o.Knowledge, held)
+		if o := f.look(e, text, ""); o.OverlapTokens < held*3/4 || o.OverlapTokens > held*5/4 || o.Knowledge != Learned {
+			t.Errorf("overlap is %d tokens (%s), want about %d", o.OverlapTokens, o.Knowledge, held)
 		}
 	}
 	f.wants(a, next, "", 0, Approximate)
@@ -32,8 +32,8 @@ func TestTextsOfOtherRouters(t *testing.T) {
 	f.wants(a, next, "salt", 0, Approximate)
 
 	f.tell(b, next, "")
-	if x, y := f.look(a, next, ""), f.look(b, next, ""); x.Tokens > y.Tokens {
-		t.Errorf("%d and %d tokens; the second engine has one more turn", x.Tokens, y.Tokens)
+	if x, y := f.look(a, next, ""), f.look(b, next, ""); x.OverlapTokens > y.OverlapTokens {
+		t.Errorf("%d and %d tokens; the second engine has one more turn", x.OverlapTokens, y.OverlapTokens)
 	}
 	for _, end := range []int{8_000, 13_000, 19_000} { // they may part just behind a prefix
 		about(a, append(turn[:end:end], letters(rnd, 12_000)...), full(turn[:end]))
@@ -78,8 +78,8 @@ func TestOthersPartFromKnownText(t *testing.T) {
 		at := 3000 + rnd.IntN(5000)
 		other := append(text[:at:at], letters(rnd, 8_000)...)
 		f.tell(e, other, "")
-		if o := f.look(e, append(other[:len(other):len(other)], letters(rnd, 500)...), ""); o.Tokens < full(other)*3/4 {
-			t.Errorf("overlap is %d tokens, want about %d; they part behind %d", o.Tokens, full(other), full(text[:at]))
+		if o := f.look(e, append(other[:len(other):len(other)], letters(rnd, 500)...), ""); o.OverlapTokens < full(other)*3/4 {
+			t.Errorf("overlap is %d tokens, want about %d; they part behind %d", o.OverlapTokens, full(other), full(text[:at]))
 		}
 	}
 }

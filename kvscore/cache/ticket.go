@@ -33,8 +33,8 @@ func (c *Caches) Book(now time.Time, t *Ticket, s *Slot, p *Prompt, v *View) {
 	defer c.mu.Unlock()
 	c.tell(now)
 	*t = Ticket{
-		slot: s, losses: s.losses, chain: p.chain(), blocks: len(p.Blocks), held: o.Held,
-		mediaEnd: p.MediaEnd, estimate: p.Tokens - p.OtherTokens, shared: int64(o.InUse * float64(c.blockSize)),
+		slot: s, losses: s.losses, chain: p.chain(), blocks: len(p.Blocks), held: o.HeldBlocks,
+		mediaEnd: p.MediaEnd, estimate: p.Tokens - p.OtherTokens, shared: int64(o.SharedBlocks * float64(c.blockSize)),
 	}
 	t.booked = c.sent.Now() + 1
 	t.ref, t.tracked = c.sent.Acquire(s.number, &t.chain, v.sent.Blocks)

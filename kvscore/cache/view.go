@@ -216,21 +216,23 @@ func (v *View) length(p *Prompt) (tokens int64, blocks float64) {
 }
 
 // Overlap is the leading part of a prompt that a target holds, or is computing now. Blocks are
-// KV blocks.
+// KV blocks. For a prompt of text they are estimates and may be fractions.
 type Overlap struct {
-	// Blocks is the overlap, and Held the same in the prompt's own blocks.
-	Blocks float64
-	Held   int
-	// InUse are the leading blocks that an active request on the target also uses.
-	InUse float64
-	// Tokens are the tokens that the engine will report as cached: the overlap in full blocks
-	// of the engine, without the prompt's last token. Engines always compute that one.
-	Tokens int64
-	// Host, Disk and External are the part of Tokens that the engine must load from host
-	// memory, from disk or from external storage.
-	Host, Disk, External int64
+	OverlapBlocks float64 `json:"overlap_blocks"`
+	// HeldBlocks is the same overlap in the prompt's own blocks.
+	HeldBlocks int `json:"-"`
+	// OverlapTokens are the tokens that the engine will report as cached: the overlap in full
+	// blocks of the engine, without the prompt's last token. Engines always compute that one.
+	OverlapTokens int64 `json:"overlap_tokens"`
+	// HostTokens, DiskTokens and ExternalTokens are the part of OverlapTokens that the
+	// engine must load from host memory, from disk or from external storage.
+	HostTokens     int64 `json:"host_tokens,omitzero"`
+	DiskTokens     int64 `json:"disk_tokens,omitzero"`
+	ExternalTokens int64 `json:"external_tokens,omitzero"`
 	// Knowledge is where the overlap comes from.
-	Knowledge Knowledge
+	Knowledge Knowledge `json:"knowledge"`
+	// SharedBlocks are the leading blocks that an active request on the target also uses.
+	SharedBlocks float64 `json:"shared_blocks"`
 }
 
 // Of returns the overlap with what a target holds.
@@ -251,17 +253,17 @@ func (v *View) sentTo(s *Slot, o *Overlap) {
 	if number >= len(m.Held) || m.Held[number] == 0 {
 		return
 	}
-	o.Held = int(m.Held[number])
+	o.HeldBlocks = int(m.Held[number])
 	blocks := float64(m.Tokens[number]) / float64(1000*v.blockSize)
 	if n := m.InUse[number]; n > 0 {
-		o.InUse = blocks * float64(n) / float64(o.Held)
+		o.SharedBlocks = blocks * float64(n) / float64(o.HeldBlocks)
 	}
 	if v.skipsCache {
 		return
 	}
-	o.Blocks = min(blocks, v.Blocks)
+	o.OverlapBlocks = min(blocks, v.Blocks)
 	reused := max(0, min(m.Tokens[number]/1000, v.Tokens-1))
-	o.Tokens = reused - reused%s.Page()
+	o.OverlapTokens = reused - reused%s.Page()
 }
 
 // onItsWay returns how many of the prompt's blocks events may not name yet, which a target computes or
@@ -320,7 +322,7 @@ func (v *View) reported(s *Slot, o *Overlap) {
 	knowledge := info.Knowledge
 	known := int64(l.n)
 	switch {
-	case l.isText && (l.known == 0 || held >= known && o.Held > l.known && o.Tokens > known*size):
+	case l.isText && (l.known == 0 || held >= known && o.HeldBlocks > l.known && o.OverlapTokens > known*size):
 		return // what is behind may be on its way: the approximate model knows better
 	case l.known > 0:
 		soon := known * int64(min(v.onItsWay(s, info.HitsInFlight), l.known)) / int64(l.known)
@@ -332,21 +334,21 @@ func (v *View) reported(s *Slot, o *Overlap) {
 	if l.isText && knowledge == Exact {
 		knowledge = Learned
 	}
-	if info.Knowledge == Partial && o.Tokens >= held*size {
+	if info.Knowledge == Partial && o.OverlapTokens >= held*size {
 		return // the deeper of both counts
 	}
 	o.Knowledge = knowledge
 	if v.skipsCache {
 		return
 	}
-	o.Tokens = held * size
-	o.Blocks = min(float64(o.Tokens)/float64(v.blockSize), v.Blocks)
+	o.OverlapTokens = held * size
+	o.OverlapBlocks = min(float64(o.OverlapTokens)/float64(v.blockSize), v.Blocks)
 	if v.blockTokens > 0 {
-		o.Held = int(float64(o.Tokens) / v.blockTokens)
+		o.HeldBlocks = int(float64(o.OverlapTokens) / v.blockTokens)
 	}
 	if held > device {
 		host := min(most, max(device, l.depth(f, Host)))
 		disk := min(most, max(host, l.depth(f, Disk)))
-		o.Host, o.Disk, o.External = (host-device)*size, (disk-host)*size, (held-disk)*size
+		o.HostTokens, o.DiskTokens, o.ExternalTokens = (host-device)*size, (disk-host)*size, (held-disk)*size
 	}
 }

@@ -135,8 +135,8 @@ func TestTextOfRealEngines(t *testing.T) {
 				}
 				asked, predicted, reported := r.play(time.UnixMilli(1_000_000+n), what)
 				may := c.unlike[asked] // by so many tokens
-				if off := predicted.Tokens - reported; asked != "" && (off > may || -off > may) {
-					t.Errorf("%s: %d tokens predicted (%s), %d reported", asked, predicted.Tokens, predicted.Knowledge, reported)
+				if off := predicted.OverlapTokens - reported; asked != "" && (off > may || -off > may) {
+					t.Errorf("%s: %d tokens predicted (%s), %d reported", asked, predicted.OverlapTokens, predicted.Knowledge, reported)
 				}
 			}
 		})

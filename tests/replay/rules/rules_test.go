@@ -32,6 +32,8 @@ func selection(candidates ...kvscore.Candidate) *kvscore.Selection {
 	return s
 }
 
+func holds(blocks float64) kvscore.Overlap { return kvscore.Overlap{OverlapBlocks: blocks} }
+
 func TestChoices(t *testing.T) {
 	type candidates = []kvscore.Candidate
 	for name, c := range map[string]struct {
@@ -39,18 +41,18 @@ func TestChoices(t *testing.T) {
 		given candidates
 		want  int
 	}{
-		"lmetric, product":             {lmetric, candidates{{OverlapBlocks: 90, Requests: 4}, {OverlapBlocks: 0, Requests: 0}}, 0},
-		"lmetric, requests":            {lmetric, candidates{{OverlapBlocks: 90, Requests: 12}, {OverlapBlocks: 0, Requests: 0}}, 1},
-		"lmetric, booked":              {lmetric, candidates{{OverlapBlocks: 90, PrefillTokens: 2000}, {}}, 1},
-		"cache_aware, match":           {aware, candidates{{OverlapBlocks: 31, Requests: 64}, {}}, 0},
-		"cache_aware, best match":      {aware, candidates{{OverlapBlocks: 31}, {OverlapBlocks: 32, Requests: 9}}, 1},
-		"cache_aware, imbalance":       {aware, candidates{{OverlapBlocks: 100, Requests: 65}, {}}, 1},
-		"cache_aware, relative":        {aware, candidates{{OverlapBlocks: 100, Requests: 299}, {Requests: 200}}, 0},
-		"min_ttft, match":              {minTTFT, candidates{{OverlapBlocks: 10}, {OverlapBlocks: 11, Requests: 9}}, 1},
-		"smetric, stays":               {smetric, candidates{{OverlapBlocks: 10, Requests: 500}, {OverlapBlocks: 9}}, 0},
+		"lmetric, product":             {lmetric, candidates{{Overlap: holds(90), Requests: 4}, {Requests: 0}}, 0},
+		"lmetric, requests":            {lmetric, candidates{{Overlap: holds(90), Requests: 12}, {Requests: 0}}, 1},
+		"lmetric, booked":              {lmetric, candidates{{Overlap: holds(90), PrefillTokens: 2000}, {}}, 1},
+		"cache_aware, match":           {aware, candidates{{Overlap: holds(31), Requests: 64}, {}}, 0},
+		"cache_aware, best match":      {aware, candidates{{Overlap: holds(31)}, {Overlap: holds(32), Requests: 9}}, 1},
+		"cache_aware, imbalance":       {aware, candidates{{Overlap: holds(100), Requests: 65}, {}}, 1},
+		"cache_aware, relative":        {aware, candidates{{Overlap: holds(100), Requests: 299}, {Requests: 200}}, 0},
+		"min_ttft, match":              {minTTFT, candidates{{Overlap: holds(10)}, {Overlap: holds(11), Requests: 9}}, 1},
+		"smetric, stays":               {smetric, candidates{{Overlap: holds(10), Requests: 500}, {Overlap: holds(9)}}, 0},
 		"smetric, no match":            {smetric, candidates{{Requests: 1}, {}}, 1},
-		"gaie, match":                  {gaie, candidates{{OverlapBlocks: 10}, {OverlapBlocks: 11, Requests: 9}}, 1},
-		"least work, fewest requests":  {leastWork, candidates{{OverlapBlocks: 10, Requests: 2}, {Requests: 1}}, 1},
+		"gaie, match":                  {gaie, candidates{{Overlap: holds(10)}, {Overlap: holds(11), Requests: 9}}, 1},
+		"least work, fewest requests":  {leastWork, candidates{{Overlap: holds(10), Requests: 2}, {Requests: 1}}, 1},
 		"sticky, whatever the load is": {sticky, candidates{{Requests: 1000}, {Requests: 1000}}, -1},
 	} {
 		s := selection(c.given...)
