@@ -100,18 +100,18 @@ func (r Reason) String() string {
 // Want is what a session is to be bound to.
 type Want struct {
 	// Target is the worker and data-parallel rank that the session's requests go to.
-	Target kvscore.Target
+	Target kvscore.Target `cbor:"-"`
 	// TTL is how long the binding lives after its last use. It must be positive. More than
 	// 100 years count as 100.
-	TTL time.Duration
+	TTL time.Duration `cbor:"4,keyasint,omitempty"`
 	// Scope is the tenant that the session belongs to, 0 if tenants are not told apart. It
 	// must be the same in all calls for a key. A store limits each scope's share of its
 	// entries.
-	Scope uint32
+	Scope uint32 `cbor:"5,keyasint,omitempty"`
 	// Kind says whether the engine has a counterpart.
-	Kind Kind
+	Kind Kind `cbor:"6,keyasint,omitempty"`
 	// EngineSession is the engine's own id of an EngineBacked session, empty for others.
-	EngineSession string
+	EngineSession string `cbor:"7,keyasint,omitempty"`
 }
 
 // Binding is the state of a session's binding at one moment. The zero Binding stands for

@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// Saved is a binding as it survives its store.
+// Saved is a binding as it survives its store. In CBOR it lacks the target.
 type Saved struct {
-	Key Key
+	Key Key `cbor:"1,keyasint"`
 	Want
 	// Idle is the time since the last use, 0 while a request uses the binding.
-	Idle time.Duration
+	Idle time.Duration `cbor:"2,keyasint,omitempty"`
 	// Version is that of the binding, 0 if it is unknown.
-	Version Version
+	Version Version `cbor:"3,keyasint,omitempty"`
 }
 
 // Dump passes all live bindings to each, in no order and in parts of up to 1,024. It holds no

@@ -2,24 +2,33 @@ package journal
 
 import (
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"io"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/quota"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/fxamacker/cbor/v2"
 	"github.com/zeebo/xxh3"
 )
 
 // maxEntry bounds an entry, in bytes. Entries are far smaller, but for one long prompt.
 const maxEntry = 4 << 20
 
+// The records may be of another program, which must not take much memory.
+var decoding, _ = cbor.DecOptions{ // the error is that of wrong options
+	MaxNestedLevels: 8, MaxMapPairs: 64, MaxArrayElements: maxWorkers,
+	IndefLength: cbor.IndefLengthForbidden, TagsMd: cbor.TagsForbidden, UTF8: cbor.UTF8DecodeInvalid,
+	NaN: cbor.NaNDecodeForbidden, Inf: cbor.InfDecodeForbidden,
+}.DecMode()
+
 // Damage is what a reader of a log has skipped.
 type Damage struct {
 	Entries int // damaged, or of another version of the format
-	Records int // within good entries
+	Records int // within good entries, of which the rest is skipped, too
 }
 
 // Read is [Decoder.Read] of a log. whole is the length of its entries.
@@ -37,14 +46,15 @@ type Decoder struct {
 	// grown, if it is not nil, is called after each record. It may replace the decoder by another.
 	grown func()
 
-	rest    reader // of the entry
+	rest    []byte // of the entry
+	common  common // of the record
 	base    int64
-	run     uint64
-	workers map[int]bool // by number
-	prompts []*Prompt    // by number; nil where one is unknown, and at 0
-	held    int64        // bytes of prompts, at least of those that are still in use
-	open    map[uint64]*Booking
 	last    uint64
+	run     uint64
+	workers map[uint64]bool // those with an address
+	prompts []*Prompt       // by number; nil where one is unknown, and at 0
+	held    int64           // bytes of prompts, at least of those that are still in use
+	open    map[uint64]*Booking
 }
 
 // Read passes the records of entries to each, until each returns false. A record is valid during the
@@ -101,24 +111,22 @@ const sumBytes = 8
 
 // entry begins an entry. It returns false if that is damaged.
 func (d *Decoder) entry(b []byte) bool {
-	body := b[:len(b)-sumBytes]
-	if body[0] != version || xxh3.Hash(body) != binary.LittleEndian.Uint64(b[len(body):]) {
+	body, sum := b[:len(b)-sumBytes], b[len(b)-sumBytes:]
+	if len(body) < headBytes-4 || body[0] != version || xxh3.Hash(body) != binary.LittleEndian.Uint64(sum) {
 		return false
 	}
-	d.rest, d.last = reader{b: body[1:]}, 0
-	d.base = d.rest.varint()
-	n := 1 + d.rest.small(maxPrompts)
+	d.base, d.last = int64(binary.LittleEndian.Uint64(body[1:])), 0 //nolint:gosec // as it was written
+	n := 1 + int(binary.LittleEndian.Uint32(body[9:]))
 	if d.workers == nil {
 		n = 1 // before KindBegin, no record is usable
 	}
-	switch missing := n - len(d.prompts); {
-	case missing > maxMissing:
+	missing := max(0, n-len(d.prompts))
+	if n > maxPrompts || missing > maxMissing {
 		return false
-	case missing > 0:
-		d.prompts = append(d.prompts, make([]*Prompt, missing)...)
 	}
-	d.prompts = d.prompts[:n]
-	return !d.rest.failed
+	d.prompts = append(d.prompts, make([]*Prompt, missing)...)[:n]
+	d.rest = body[headBytes-4:]
+	return true
 }
 
 // maxPrompts bounds the prompts between two KindBegin records.
@@ -127,185 +135,108 @@ const maxPrompts = 1 << 22
 // maxMissing bounds the prompts of lost entries between two others.
 const maxMissing = 1 << 16
 
-// next reads the next good record of the entry. It returns false at the end.
+// next reads the next good record of the entry. It returns false at the end. A damaged record ends its entry:
+// it may have had a prompt, so that the numbers of those behind it would be wrong.
 func (d *Decoder) next(to *Record) bool {
 	for {
 		if d.grown != nil {
 			d.grown()
 		}
-		if len(d.rest.b) == 0 {
+		if len(d.rest) == 0 {
 			return false
 		}
-		kind := Kind(d.rest.bytes(1)[0])
-		r := reader{b: d.rest.bytes(d.rest.small(maxEntry))}
-		if d.rest.failed {
+		if !d.decode(to) || len(d.prompts) > maxPrompts {
+			d.rest = nil
 			d.Damage.Records++
 			return false
 		}
-		*to = Record{Kind: kind, At: time.UnixMilli(d.base + r.varint())}
-		switch usable := d.record(&r, to); {
-		case r.failed:
-			d.Damage.Records++
-		case usable:
+		if d.record(to) {
 			return true
 		}
 	}
 }
 
-// record reads the fields of a record. It returns false if its kind or its worker is unknown.
-func (d *Decoder) record(r *reader, to *Record) (usable bool) {
-	switch to.Kind {
-	case KindBegin:
-		if r.json(&to.Head); len(to.Head.Name) > maxText {
-			r.fail()
-			return true
-		}
-		d.workers, d.prompts = make(map[int]bool), make([]*Prompt, 1)
-		if d.run != to.Head.Run || d.open == nil {
-			d.run = to.Head.Run
+// decode reads a record. It returns false if that is damaged. A record of an unknown kind has no body.
+func (d *Decoder) decode(to *Record) bool {
+	*to = Record{Kind: Kind(d.rest[0])}
+	var err error
+	if d.rest, err = decoding.UnmarshalFirst(d.rest[1:], &d.common); err != nil {
+		return false
+	}
+	if int(to.Kind) >= len(bodies) || to.Kind == 0 {
+		d.rest, err = decoding.UnmarshalFirst(d.rest, new(cbor.RawMessage))
+		return err == nil
+	}
+	to.Body = bodies[to.Kind]()
+	d.rest, err = decoding.UnmarshalFirst(d.rest, to.Body)
+	d.last += uint64(d.common.Request) //nolint:gosec // wraps around
+	to.At, to.Request = time.UnixMilli(d.base+d.common.After), d.last
+	to.Target = kvscore.Target{Worker: d.common.Worker, Rank: d.common.Rank}
+	return err == nil && isSound(to.Body)
+}
+
+// record links a record to those before. It returns false if its kind, worker or request is unknown.
+func (d *Decoder) record(r *Record) (usable bool) {
+	known := d.workers[r.Target.Worker] // else the entry with its address is lost
+	switch b := r.Body.(type) {
+	case *Head:
+		d.workers, d.prompts = make(map[uint64]bool), make([]*Prompt, 1)
+		if d.run != b.Run || d.open == nil {
+			d.run = b.Run
 			d.Forget()
 		}
 		d.held = d.inUse()
-	case KindWorker:
-		to.Target.Worker = r.small(maxWorkers)
-		if to.Dial = r.text(); !r.failed && d.workers != nil {
-			d.workers[to.Target.Worker] = true
+	case *Address:
+		if d.workers == nil || len(d.workers) == maxWorkers {
+			return false
 		}
-	case KindBooked:
-		return d.booked(r, to)
-	case KindEnded:
-		return d.ended(r, to)
-	case KindBound:
-		known := d.target(r, &to.Target)
-		r.binding(&to.Binding)
+		d.workers[r.Target.Worker] = true
+	case *Booking:
+		d.booked(r, b, known)
 		return known
-	case KindUsed, KindUnbound:
-		copy(to.Binding.Key[:], r.bytes(len(affinity.Key{})))
-		to.Binding.Version = affinity.Version(r.count()) //nolint:gosec // positive
-	case KindPaid:
-		to.Paid.Booking = d.open[d.request(r)]
-		to.Paid.Tenant, to.Paid.Weight = r.fixed(), float64(r.small(1000*maxWeight))/1000
-		to.Paid.Class = string(r.bytes(r.small(maxText)))
-		if to.Paid.Booking != nil {
-			to.Target = to.Paid.Target
+	case *Answered, *Payer, *End: // unknown if it began before the log
+		if r.Booking = d.open[r.Request]; r.Booking != nil {
+			r.Target = r.Booking.Target
 		}
-		return to.Paid.Booking != nil
-	case KindAnswered:
-		to.Answered = Answered{d.open[d.request(r)], kvscore.Sign(r.small(math.MaxUint8)), r.count() - 1}
-		if to.Answered.Booking != nil {
-			to.Target = to.Answered.Target
+		if end, over := b.(*End); over {
+			d.ended(r, end)
 		}
-		return to.Answered.Booking != nil
-	case KindDrained:
-		known := d.target(r, &to.Target)
-		to.Drained = r.flags()&1 != 0
-		to.Version = uint64(r.count()) //nolint:gosec // positive
-		return known
-	case KindResponse:
-		known := d.target(r, &to.Target)
-		to.Response.Hash = r.fixed()
-		copy(to.Response.Session[:], r.bytes(len(affinity.Identity{})))
-		return known
-	case KindLost:
-		return d.target(r, &to.Target)
-	case KindModels:
-		known := d.target(r, &to.Target)
-		if len(r.b) > 8*maxModels { // with escapes
-			r.fail()
-			return true
-		}
-		r.json(&to.Models)
-		return known
-	case KindState:
-		r.json(&to.State)
-	case KindQuota:
-		to.Quota = r.change()
-	case KindTenant:
-		to.Tenant = r.tenant()
-	default:
-		return false
+		return r.Booking != nil
 	}
-	return true
+	return r.Body != nil && (known || !r.Kind.ofWorker())
 }
 
-// target reads a target. It reports whether the worker is known: its entry may be lost.
-func (d *Decoder) target(r *reader, to *Target) (known bool) {
-	*to = Target{r.small(maxWorkers), uint32(r.small(maxRank))} //nolint:gosec // bounded
-	return d.workers[to.Worker]
-}
-
-func (d *Decoder) request(r *reader) uint64 {
-	d.last += uint64(r.varint()) //nolint:gosec // wraps around
-	return d.last
-}
-
-func (d *Decoder) booked(r *reader, to *Record) (usable bool) {
-	id, b := d.request(r), &Booking{At: to.At}
-	usable = d.target(r, &b.Target)
-	b.Tokens, b.Expected, b.Matched = r.count(), r.count(), r.small(math.MaxInt32)
-	flags := r.flags()
-	b.Streamed, b.Text = flags&1 != 0, flags&2 != 0
-	switch {
-	case flags&4 != 0:
-		b.Phase = kvscore.PhasePrefill
-	case flags&8 != 0:
-		b.Phase = kvscore.PhaseDecode
+func (d *Decoder) booked(r *Record, b *Booking, known bool) {
+	b.At, b.Target, r.Booking = r.At, r.Target, b
+	if p := b.Prompt; p != nil { // also without a worker, so that the numbers stay right
+		var up *Prompt
+		if p.Of < len(d.prompts) {
+			up = d.prompts[p.Of]
+		}
+		b.Prompt = d.add(p, up)
 	}
-	if len(r.b) > 0 {
-		b.Prompt = d.prompt(r) // also without a worker, so that the numbers stay right
-	}
-	if !usable || r.failed {
-		return false
+	if !known {
+		return
 	}
 	if len(d.open) == maxOpen {
 		d.Forget() // no router has so many requests
 	}
-	if twice := d.open[id]; twice != nil && d.Lost != nil {
+	if twice := d.open[r.Request]; twice != nil && d.Lost != nil {
 		d.Lost(twice)
 	}
-	d.open[id] = b
-	to.Target, to.Booking = b.Target, b
-	return true
+	d.open[r.Request] = b
 }
 
 // maxOpen bounds the requests that have begun and not ended.
 const maxOpen = 1 << 20
 
-// prompt reads a prompt. It is nil if what it shares is unknown.
-func (d *Decoder) prompt(r *reader) *Prompt {
-	p := new(Prompt)
-	at := r.small(maxPrompts)
-	if at == 0 {
-		p.root = r.fixed()
-		return d.add(r, p)
-	}
-	p.shares = r.small(maxBlocks)
-	if at < len(d.prompts) {
-		p.up = d.prompts[at]
-	}
-	return d.add(r, p)
-}
-
-// add reads the blocks of a prompt, and gives it a number.
-func (d *Decoder) add(r *reader, p *Prompt) *Prompt {
-	raw := r.bytes(8 * r.small(maxBlocks))
-	p.Weight, p.Past = int64(r.small(math.MaxInt32)), float32(r.small(math.MaxUint16))/(1<<16)
+// add gives a prompt its number, and what it shares with an earlier one. It returns nil if that is unknown.
+func (d *Decoder) add(p, up *Prompt) *Prompt {
 	switch {
-	case r.failed || len(d.prompts) > maxPrompts:
-		r.fail()
+	case p.Len() > maxBlocks, p.Shares > 0 && (up == nil || p.Shares > up.Len() || up.depth >= maxDepth):
 		p = nil
-	case p.shares > 0 && (p.up == nil || p.shares > p.up.Len() || p.up.depth >= maxDepth):
-		p = nil
-	case p.shares+len(raw)/8 > maxBlocks:
-		p = nil
-	default:
-		p.blocks = make([]uint64, len(raw)/8)
-		for i := range p.blocks {
-			p.blocks[i] = binary.LittleEndian.Uint64(raw[8*i:])
-		}
-		if p.up != nil {
-			p.root, p.depth = p.up.root, p.up.depth+1
-		}
+	case up != nil:
+		p.up, p.Root, p.depth = up, up.Root, up.depth+1
 	}
 	if d.prompts = append(d.prompts, p); p != nil {
 		d.held += p.bytes()
@@ -317,7 +248,7 @@ func (d *Decoder) add(r *reader, p *Prompt) *Prompt {
 // and of a worker, in bytes.
 const promptBytes, bookingBytes, workerBytes = 104, 1 << 10, 100
 
-func (p *Prompt) bytes() int64 { return promptBytes + 8*int64(len(p.blocks)) }
+func (p *Prompt) bytes() int64 { return promptBytes + int64(len(p.Blocks)) }
 
 func (d *Decoder) bytes() int64 {
 	return d.held + 8*int64(cap(d.prompts)) + bookingBytes*int64(len(d.open)) + workerBytes*int64(len(d.workers))
@@ -334,117 +265,61 @@ func (d *Decoder) inUse() (n int64) {
 	return n
 }
 
-func (d *Decoder) ended(r *reader, to *Record) (usable bool) {
-	id := d.request(r)
-	b := d.open[id]
-	flags := r.flags()
-	to.End = End{Booking: b, Computed: flags&1 != 0, Tokens: r.count(), AnswerTokens: r.count()}
-	if flags&2 != 0 {
-		p := &Prompt{shares: 1} // of an unknown one
-		if b != nil && b.Prompt != nil {
-			p.up, p.shares = b.Prompt, b.Prompt.Len()
-		}
-		to.End.Answer = d.add(r, p)
+func (d *Decoder) ended(r *Record, end *End) {
+	delete(d.open, r.Request)
+	answer := end.Answer
+	if answer == nil {
+		return
 	}
-	to.End.Output, to.End.Cached = r.count(), r.count()-1
-	if b == nil || r.failed {
-		return false // it began before the log, or the record is damaged
+	var prompt *Prompt
+	if answer.Shares = 1; r.Booking != nil && r.Booking.Prompt != nil { // 1: of an unknown one
+		prompt, answer.Shares = r.Booking.Prompt, r.Booking.Prompt.Len()
 	}
-	delete(d.open, id)
-	to.Target = b.Target
-	return true
+	end.Answer = d.add(answer, prompt)
 }
 
 // Lengths and numbers that a record may have.
 const (
 	maxText    = 2048 // bytes of an address, or of an engine's session id with its tenant's prefix
 	maxWorkers = 1 << 16
-	maxRank    = 1 << 16
+	maxModels  = 64 << 10 // memory of a list of models, in bytes
+	modelBytes = 24       // of that, one of them without its id
+	maxLevels  = 64
+	maxWeight  = 1e6
 )
 
-func fits(text string) bool { return len(text) <= maxText }
-
-func (r *reader) binding(to *affinity.Saved) {
-	copy(to.Key[:], r.bytes(len(to.Key)))
-	to.TTL, to.Idle = r.millis(), r.millis()
-	to.Scope = uint32(r.small(math.MaxUint32)) //nolint:gosec // bounded
-	to.Version = affinity.Version(r.count())   //nolint:gosec // positive
-	to.Kind = affinity.Kind(r.small(int(affinity.Fixed)))
-	to.EngineSession = r.text()
-}
-
-// reader reads the fields of a record. After a failure it returns zeroes.
-type reader struct {
-	b      []byte
-	failed bool
-}
-
-func (r *reader) fail() {
-	r.b, r.failed = nil, true
-}
-
-func (r *reader) varint() int64 {
-	v, n := binary.Varint(r.b)
-	if n <= 0 {
-		r.fail()
-		return 0
+// isSound returns whether the body of a record is within the bounds.
+func isSound(body any) bool {
+	switch b := body.(type) {
+	case *Head:
+		return len(b.Name) <= maxText
+	case *Address:
+		return len(*b) <= maxText
+	case *Booking:
+		return min(b.Tokens, b.Expected, int64(b.Matched)) >= 0 && b.Matched <= math.MaxInt32 && b.Phase <= kvscore.PhaseDecode && b.Prompt.isSound()
+	case *Answered:
+		return b.Tokens >= -1
+	case *Payer:
+		return len(b.Class) <= maxText && b.Weight >= 0 && b.Weight <= maxWeight
+	case *End:
+		return min(b.Tokens, b.Output, b.AnswerTokens) >= 0 && b.Cached >= -1 && b.Answer.isSound()
+	case *affinity.Saved:
+		return b.Kind <= affinity.Fixed && len(b.EngineSession) <= maxText
+	case *[]Model:
+		size := 0
+		for i := range *b {
+			size += len((*b)[i].ID) + modelBytes
+		}
+		return size <= maxModels
+	case *quota.Change:
+		return b.Running >= -1 && b.Running <= 1 && b.Age >= 0
+	case *quota.State:
+		return len(b.Levels) <= maxLevels && !slices.ContainsFunc(b.Levels, func(l quota.Level) bool { return min(l.Used, l.Period) < 0 })
 	}
-	r.b = r.b[n:]
-	return v
+	return true
 }
 
-func (r *reader) small(most int) int {
-	v, n := binary.Uvarint(r.b)
-	if n <= 0 || v > uint64(most) { //nolint:gosec // positive
-		r.fail()
-		return 0
-	}
-	r.b = r.b[n:]
-	return int(v) //nolint:gosec // bounded
-}
-
-func (r *reader) count() int64 { return int64(r.small(math.MaxInt)) }
-
-func (r *reader) flags() byte {
-	if b := r.bytes(1); b != nil {
-		return b[0]
-	}
-	return 0
-}
-
-func (r *reader) fixed() uint64 {
-	if b := r.bytes(8); b != nil {
-		return binary.LittleEndian.Uint64(b)
-	}
-	return 0
-}
-
-// bytes returns the next n bytes, nil if there are fewer.
-func (r *reader) bytes(n int) []byte {
-	if n > len(r.b) {
-		r.fail()
-		return nil
-	}
-	b := r.b[:n]
-	r.b = r.b[n:]
-	return b
-}
-
-// text returns the rest, which is a text.
-func (r *reader) text() string {
-	if len(r.b) > maxText {
-		r.fail()
-	}
-	return string(r.bytes(len(r.b)))
-}
-
-// json reads the rest, which is JSON.
-func (r *reader) json(to any) {
-	if json.Unmarshal(r.bytes(len(r.b)), to) != nil {
-		r.fail()
-	}
-}
-
-func (r *reader) millis() time.Duration {
-	return time.Duration(r.small(math.MaxInt64/int(time.Millisecond))) * time.Millisecond
+func (p *Prompt) isSound() bool {
+	return p == nil || p.Of >= 0 && p.Shares >= 0 && p.Shares <= maxBlocks && len(p.Blocks)%8 == 0 &&
+		p.Weight >= 0 && p.Weight <= math.MaxInt32 && p.Past >= 0 && p.Past <= 1
 }

@@ -107,8 +107,8 @@ type peer struct {
 	Peer
 	decoder Decoder
 	number  uint64
-	begun   uint64         // with which number its words began
-	workers map[int]uint64 // ids here, by number; nil while it is refused, or its beginning unknown
+	begun   uint64            // with which number its words began
+	workers map[uint64]uint64 // ids here, by those there; nil while it is refused, or its beginning unknown
 	greeted bool
 	run     uint64
 	refused time.Time // since when; zero if it is not
@@ -154,14 +154,17 @@ func (f *Follower) Take(now time.Time, s *Sent, behind bool) {
 			p.compareClocks(now, r)
 			first = false
 		}
-		if r.Kind == KindBegin {
-			f.begin(p, r, behind)
+		if h, begins := r.Body.(*Head); begins {
+			f.begin(p, h, behind)
 		} else if p.workers != nil || r.Kind == KindQuota || r.Kind == KindTenant {
 			// it is not refused, and its beginning is known; what tenants use counts in any case
 			f.apply(p, r, now.Add(-p.late(now, r.At, behind)), behind)
 		}
 		return true
 	})
+	if !p.greeted && p.decoder.Damage.Entries > 0 && p.refused.IsZero() {
+		p.Refused, p.refused = "what it tells is damaged, or of another version", now
+	}
 }
 
 // renew makes a router one of which nothing is known. It is followed again when its words begin anew.
@@ -259,46 +262,43 @@ func (p *peer) taken(b *Booking) *kvscore.Lease {
 
 func (f *Follower) apply(p *peer, r *Record, at time.Time, behind bool) {
 	id, known := p.workers[r.Target.Worker]
-	switch r.Kind {
-	case KindWorker:
+	if r.Kind.ofWorker() && !known {
+		return
+	}
+	switch b := r.Body.(type) {
+	case *Address:
 		delete(p.workers, r.Target.Worker)
-		if id, ok := f.Worker(r.Dial); ok {
+		if id, ok := f.Worker(string(*b)); ok {
 			p.workers[r.Target.Worker] = id
 		}
-	case KindBooked:
-		if known {
-			f.booked(p, r.Booking, id, at)
+	case *Booking:
+		f.booked(p, b, id, at)
+	case *Answered:
+		if l := r.Booking.lease; l != nil {
+			answered(l, b, at)
 		}
-	case KindAnswered:
-		if l := r.Answered.lease; l != nil {
-			answered(l, &r.Answered, at)
+	case *Payer:
+		if of := r.Booking; of.lease != nil && of.paid == nil && f.Pays != nil {
+			of.paid = f.Pays(b, of.lease)
 		}
-	case KindPaid:
-		if b := r.Paid.Booking; b.lease != nil && b.paid == nil && f.Pays != nil {
-			b.paid = f.Pays(&r.Paid.Payer, b.lease)
+	case *End:
+		f.ended(p, r.Booking, b, at)
+	case *affinity.Saved:
+		if b.Target = (kvscore.Target{Worker: id, Rank: r.Target.Rank}); f.Sessions != nil {
+			f.bound(r.Kind, b)
 		}
-	case KindEnded:
-		f.ended(p, &r.End, at)
-	case KindBound, KindUsed, KindUnbound:
-		if f.Sessions != nil && (known || r.Kind != KindBound) {
-			r.Binding.Target = kvscore.Target{Worker: id, Rank: r.Target.Rank}
-			f.bound(r)
-		}
-	case KindState:
+	case *State:
 		if behind { // later, this router learns itself
 			f.Other(r, 0)
 		}
-	case KindResponse, KindLost, KindDrained, KindModels:
-		if known {
-			f.Other(r, id)
-		}
-	case KindQuota:
-		f.charged(p, r.Quota, at, behind)
-	case KindTenant:
+	case *quota.Change:
+		f.charged(p, *b, at, behind)
+	case *quota.State:
 		if f.Limits != nil {
-			f.Limits.Merge(at, &r.Tenant)
+			f.Limits.Merge(at, b)
 		}
-	case KindBegin: // see begin
+	default:
+		f.Other(r, id)
 	}
 }
 
@@ -315,21 +315,21 @@ func (f *Follower) charged(p *peer, c quota.Change, at time.Time, behind bool) {
 }
 
 // begin begins a run of a router, or its words anew.
-func (f *Follower) begin(p *peer, r *Record, behind bool) {
-	if p.run != r.Head.Run && f.Limits != nil {
+func (f *Follower) begin(p *peer, h *Head, behind bool) {
+	if p.run != h.Run && f.Limits != nil {
 		f.Limits.Gone(p.ID)
 	}
-	p.run = r.Head.Run
+	p.run = h.Run
 	strange := !p.greeted || p.Refused != "" // then it has refused this router, too
-	p.Name, p.Refused = r.Head.Name, ""
-	if err := f.Refuse(&r.Head); err != nil {
+	p.Name, p.Refused = h.Name, ""
+	if err := f.Refuse(h); err != nil {
 		p.Refused, p.workers = err.Error(), nil
 		f.forget(p)
 		if p.refused.IsZero() {
 			p.refused = p.Seen
 		}
 	} else {
-		p.workers, p.begun, p.refused = make(map[int]uint64), p.number, time.Time{}
+		p.workers, p.begun, p.refused = make(map[uint64]uint64), p.number, time.Time{}
 	}
 	if strange && p.Refused == "" && !behind {
 		f.Joined(&p.Peer)
@@ -342,7 +342,7 @@ func (f *Follower) booked(p *peer, b *Booking, worker uint64, at time.Time) {
 	r.Tokens = b.Tokens
 	if b.Prompt != nil {
 		f.blocks = b.Prompt.Append(f.blocks[:0])
-		r.Root, r.Blocks, r.Past = b.Prompt.Root(), f.blocks, b.Prompt.Past
+		r.Root, r.Blocks, r.Past = b.Prompt.Root, f.blocks, b.Prompt.Past
 		r.Weights, r.BlockTokens = cache.Same(b.Prompt.Weight), float64(b.Prompt.Weight)/1000
 		if b.Text {
 			r.Weights.Kinds = new([cache.Kinds]int32)
@@ -370,8 +370,8 @@ func answered(l *kvscore.Lease, a *Answered, at time.Time) {
 	}
 }
 
-func (f *Follower) ended(p *peer, e *End, at time.Time) {
-	l := p.taken(e.Booking)
+func (f *Follower) ended(p *peer, b *Booking, e *End, at time.Time) {
+	l := p.taken(b)
 	if l == nil {
 		return
 	}
@@ -382,11 +382,11 @@ func (f *Follower) ended(p *peer, e *End, at time.Time) {
 		answer, n.AnswerPast = f.blocks, e.Answer.Past
 	}
 	l.Ended(at, e.Output, n, e.Computed, answer)
-	e.settle()
+	b.settle()
 }
 
-func (f *Follower) bound(r *Record) {
-	switch b := &r.Binding; r.Kind { //nolint:exhaustive // the others are no bindings
+func (f *Follower) bound(k Kind, b *affinity.Saved) {
+	switch k { //nolint:exhaustive // the others are no bindings
 	case KindUsed:
 		f.Sessions.FollowUse(b.Key)
 	case KindUnbound:

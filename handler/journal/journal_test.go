@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
+	"github.com/caddy-kvrouter/kvrouter/handler/quota"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/texts"
@@ -83,7 +85,7 @@ func named(id uint64) string { return fmt.Sprint("10.0.0.", id) }
 // learned is a state with something in each part.
 func learned() *State {
 	s := &State{
-		Workers: []Worker{{Dial: "10.0.0.1:8000", ID: 5, BootID: "1700000000.25", Seen: time.UnixMilli(1.7e12).UTC()}},
+		Workers: []Worker{{Dial: "10.0.0.1:8000", ID: 5, BootID: "1700000000.25", Seen: time.UnixMilli(1.7e12)}},
 		Learned: kvscore.Learned{Samples: 7, Prefill: 3, Capacity: -0.25, Answers: 1 << 40},
 		Ratios:  []texts.ModelRatios{{Name: 1<<64 - 1, Tokens: [cache.Kinds]float64{0.25, 0.5}}},
 	}
@@ -102,7 +104,7 @@ func TestPromptsReadAsWritten(t *testing.T) {
 		var e Encoder
 		var log bytes.Buffer
 		var raw, blocks, entries, gone int
-		e.Begin(0, &Head{Seed: 9})
+		e.Begin(time.UnixMilli(0), &Head{Seed: 9})
 		for range 400 {
 			for range 1 + w.IntN(5) {
 				w.turn(time.UnixMilli(1e12))
@@ -118,18 +120,19 @@ func TestPromptsReadAsWritten(t *testing.T) {
 		}
 		seen, right := 0, 0
 		_, damage, err := Read(&log, func(r *Record) bool {
-			if r.Kind != KindEnded {
+			end, over := r.Body.(*End)
+			if !over {
 				return true
 			}
 			seen++
-			if r.End.Booking.Prompt == nil || !r.End.Computed {
+			if r.Booking.Prompt == nil || !end.Computed {
 				return true
 			}
-			p := r.End.Answer
+			p := end.Answer
 			if p == nil {
-				p = r.End.Booking.Prompt
-			} else if r.End.AnswerTokens != r.End.Tokens+100 || p.Past != 0.25 {
-				t.Fatalf("answer %+v", r.End)
+				p = r.Booking.Prompt
+			} else if end.AnswerTokens != end.Tokens+100 || p.Past != 0.25 {
+				t.Fatalf("answer %+v", end)
 			}
 			got := p.Append(nil)
 			for _, want := range w.want {
@@ -159,22 +162,47 @@ func TestPromptsReadAsWritten(t *testing.T) {
 	}
 }
 
-// records writes one of each kind but prompts.
-func records(e *Encoder) {
-	e.Begin(1000, &Head{Secret: affinity.Secret{1, 2}, Seed: 3, Version: 4, TextBlock: 64})
-	e.Worker(1001, 5, "10.0.0.1:8000")
-	e.Worker(1001, 6, "unix//run/engine.sock")
-	e.Bound(999, &affinity.Saved{Key: affinity.Key{9}, Idle: time.Second, Want: affinity.Want{
-		Target: kvscore.Target{Worker: 6, Rank: 3}, TTL: 5 * time.Minute, Scope: 77, Kind: affinity.EngineBacked, EngineSession: "s",
-	}, Version: 6})
-	e.key(KindUsed, 1002, &affinity.Saved{Key: affinity.Key{9}})
-	e.key(KindUnbound, 1003, &affinity.Saved{Key: affinity.Key{9}, Version: 7})
-	e.Response(1004, &Response{Hash: 12, Session: affinity.Identity{4}}, kvscore.Target{Worker: 5})
-	e.Lost(1005, 6)
-	e.State(1006, learned())
-	e.Drained(1007, 6, true, 3)
-	e.Models(1008, 6, []Model{{ID: "m"}, {ID: "a", Adapter: true}})
-	e.Models(1008, 6, make([]Model, maxModels)) // too long
+// records are one of each kind but those of requests, as they are read.
+func records() []Record {
+	at := func(ms int64) time.Time { return time.UnixMilli(ms) }
+	five, six := kvscore.Target{Worker: 5}, kvscore.Target{Worker: 1 << 63}
+	return []Record{
+		{Kind: KindBegin, At: at(1000), Body: &Head{Secret: affinity.Secret{1, 2}, Seed: 3, Version: 4, TextBlock: 64}},
+		{Kind: KindWorker, At: at(1001), Target: five, Body: new(Address("10.0.0.1:8000"))},
+		{Kind: KindWorker, At: at(1001), Target: six, Body: new(Address("unix//run/engine.sock"))},
+		{Kind: KindBound, At: at(999), Target: kvscore.Target{Worker: 1 << 63, Rank: 3}, Body: &affinity.Saved{
+			Key: affinity.Key{9}, Idle: time.Second, Want: affinity.Want{
+				TTL: 5 * time.Minute, Scope: 77, Kind: affinity.EngineBacked, EngineSession: "s\xff",
+			}, Version: 6,
+		}},
+		{Kind: KindUsed, At: at(1002), Body: &affinity.Saved{Key: affinity.Key{9}}},
+		{Kind: KindUnbound, At: at(1003), Body: &affinity.Saved{Key: affinity.Key{9}, Version: 7}},
+		{Kind: KindResponse, At: at(1004), Target: five, Body: &Response{Hash: 12, Session: affinity.Identity{4}}},
+		{Kind: KindLost, At: at(1005), Target: six, Body: new(Lost)},
+		{Kind: KindState, At: at(1006), Body: learned()},
+		{Kind: KindDrained, At: at(1007), Target: six, Body: &Drain{true, 3}},
+		{Kind: KindModels, At: at(1008), Target: six, Body: &[]Model{{ID: "m"}, {ID: "a", Adapter: true}}},
+		{Kind: KindQuota, At: at(1009), Body: &quota.Change{
+			Key: quota.Key{Tenant: 1, Class: 2}, Requests: 1, Tokens: -500, Running: -1, Age: time.Second,
+		}},
+		{Kind: KindTenant, At: at(1010), Body: &quota.State{Key: quota.Key{Tenant: 1}, Levels: []quota.Level{
+			{Of: quota.Tokens, Per: quota.Day, Used: 7, Period: 20784},
+		}}},
+	}
+}
+
+// write writes records.
+func write(e *Encoder, all []Record) {
+	for i := range all {
+		switch r := &all[i]; b := r.Body.(type) {
+		case *Head:
+			e.Begin(r.At, b)
+		case *Address:
+			e.Worker(r.At, r.Target.Worker, string(*b))
+		default:
+			e.Write(r, nil)
+		}
+	}
 }
 
 func readAll(t testing.TB, b []byte) (all []Record, d Damage) {
@@ -190,29 +218,22 @@ func readAll(t testing.TB, b []byte) (all []Record, d Damage) {
 }
 
 func TestRecordsReadAsWritten(t *testing.T) {
-	var e Encoder
-	records(&e)
-	all, damage := readAll(t, e.Entry())
-	if len(all) != 12 || damage != (Damage{}) {
-		t.Fatalf("%d records, %+v", len(all), damage)
+	want, e := records(), new(Encoder)
+	write(e, want)
+	long := Record{Kind: KindModels, At: time.UnixMilli(1011), Target: want[1].Target, Body: new([]Model)}
+	want = append(want, long)
+	long.Body = new(make([]Model, maxModels/modelBytes+1))
+	e.Write(&long, nil)
+	for _, bad := range []Record{
+		{Kind: KindBound, Target: want[1].Target, Body: &affinity.Saved{Want: affinity.Want{EngineSession: strings.Repeat("s", maxText+1)}}},
+		{Kind: KindState, Body: &State{Learned: kvscore.Learned{Capacity: math.Inf(1)}}},
+		{Kind: KindLost, Target: kvscore.Target{Worker: 7}, Body: new(Lost)}, // has no address
+	} {
+		e.Write(&bad, nil)
 	}
-	at := func(ms int64) time.Time { return time.UnixMilli(ms) }
-	key := affinity.Saved{Key: affinity.Key{9}}
-	want := []Record{
-		{Kind: KindBegin, At: at(1000), Head: Head{Secret: affinity.Secret{1, 2}, Seed: 3, Version: 4, TextBlock: 64}},
-		{Kind: KindWorker, At: at(1001), Dial: "10.0.0.1:8000"},
-		{Kind: KindWorker, At: at(1001), Target: Target{Worker: 1}, Dial: "unix//run/engine.sock"},
-		{Kind: KindBound, At: at(999), Target: Target{1, 3}, Binding: affinity.Saved{Key: affinity.Key{9}, Idle: time.Second, Want: affinity.Want{
-			TTL: 5 * time.Minute, Scope: 77, Kind: affinity.EngineBacked, EngineSession: "s",
-		}, Version: 6}},
-		{Kind: KindUsed, At: at(1002), Binding: key},
-		{Kind: KindUnbound, At: at(1003), Binding: affinity.Saved{Key: affinity.Key{9}, Version: 7}},
-		{Kind: KindResponse, At: at(1004), Response: Response{Hash: 12, Session: affinity.Identity{4}}},
-		{Kind: KindLost, At: at(1005), Target: Target{Worker: 1}},
-		{Kind: KindState, At: at(1006), State: *learned()},
-		{Kind: KindDrained, At: at(1007), Target: Target{Worker: 1}, Drained: true, Version: 3},
-		{Kind: KindModels, At: at(1008), Target: Target{Worker: 1}, Models: []Model{{ID: "m"}, {ID: "a", Adapter: true}}},
-		{Kind: KindModels, At: at(1008), Target: Target{Worker: 1}},
+	all, damage := readAll(t, e.Entry())
+	if len(all) != len(want) || damage != (Damage{}) {
+		t.Fatalf("%d records, %+v", len(all), damage)
 	}
 	for i := range want {
 		if !reflect.DeepEqual(all[i], want[i]) {
@@ -221,25 +242,62 @@ func TestRecordsReadAsWritten(t *testing.T) {
 	}
 }
 
-// TestNewerRecordsAreSkipped reads kinds and fields that this version does not know.
+// TestNewerRecordsAreSkipped reads kinds and fields that this version does not know, and an entry of another one.
 func TestNewerRecordsAreSkipped(t *testing.T) {
 	var e Encoder
-	records(&e)
-	e.begin(200, 1009)
-	e.fields = append(e.fields, "of the future"...)
-	e.end()
-	e.begin(KindUsed, 1009)
-	e.fields = append(e.fields, "0123456789abcdef\x00 and more"...)
-	e.end()
+	write(&e, records())
+	writeRaw(t, &e, 200, map[int]any{1: 200, 2: 5, 99: "of the future"})
+	writeRaw(t, &e, KindUsed, map[int]any{1: affinity.Key{8}, 50: []int{1}, 77: 1.5})
 	all, damage := readAll(t, e.Entry())
-	if len(all) != 13 || damage != (Damage{}) || string(all[12].Binding.Key[:]) != "0123456789abcdef" {
+	if n := len(records()); len(all) != n+1 || damage != (Damage{}) || all[n].Body.(*affinity.Saved).Key != (affinity.Key{8}) {
 		t.Errorf("%d records, %+v", len(all), damage)
 	}
-	e.key(KindUsed, 1, new(affinity.Saved))
+	write(&e, records())
 	entry := slices.Clone(e.Entry())
 	entry[4]++
 	if all, damage = readAll(t, entry); len(all) != 0 || damage.Entries != 1 {
 		t.Errorf("%d records of another version, %+v", len(all), damage)
+	}
+}
+
+// writeRaw writes a record of any kind.
+func writeRaw(t testing.TB, e *Encoder, k Kind, body any) {
+	t.Helper()
+	e.entry.WriteByte(byte(k))
+	if err := errors.Join(encoding.MarshalToBuffer(common{Worker: 5}, &e.entry), encoding.MarshalToBuffer(body, &e.entry)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestDamagedRecordsEndTheirEntry has an entry whose sum is right, with a record that is not. Nobody knows
+// whether it had a prompt, so what follows is read from the next entry on.
+func TestDamagedRecordsEndTheirEntry(t *testing.T) {
+	for _, bad := range []struct {
+		Kind
+		body any
+	}{
+		{KindBooked, "text"},
+		{KindBooked, map[int]any{2: -1}},
+		{KindBooked, map[int]any{1: map[int]any{4: []byte{1}}}},
+		{KindBooked, map[int]any{7: 77}},
+		{KindBound, map[int]any{6: 99}},
+		{KindWorker, strings.Repeat("a", maxText+1)},
+		{KindTenant, map[int]any{2: []map[int]any{{3: -1}}}},
+		{KindQuota, map[int]any{4: 2}},
+		{KindPaid, map[int]any{3: -1}},
+		{KindState, map[string]any{"Workers": make([]int, maxWorkers+1)}},
+		{KindEnded, map[int]any{3: -2}},
+		{KindAnswered, map[int]any{2: -2}},
+	} {
+		var e Encoder
+		write(&e, records()[:3])
+		writeRaw(t, &e, bad.Kind, bad.body)
+		write(&e, records()[4:])
+		log := slices.Clone(e.Entry())
+		e.Write(&records()[4], nil)
+		if all, damage := readAll(t, append(log, e.Entry()...)); len(all) != 4 || damage != (Damage{Records: 1}) {
+			t.Errorf("%v: %d records, %+v", bad, len(all), damage)
+		}
 	}
 }
 
@@ -259,9 +317,10 @@ func keeping(t testing.TB, path string, most int64, o *Outlet, f func(*Log)) *Lo
 	wg.Go(func() {
 		o.Keep(ctx, l, &Source{
 			Head: func() *Head { return &Head{Seed: 1} }, Dial: named, State: func() *State { return new(State) },
-			Bindings: func(e *Encoder, at int64, _ time.Duration) {
+			Bindings: func(e *Encoder, at time.Time, _ time.Duration) {
 				e.Worker(at, 1, named(1))
-				e.Bound(at, &affinity.Saved{Key: affinity.Key{8}, Want: affinity.Want{Target: kvscore.Target{Worker: 1}, TTL: time.Hour}})
+				bound := &affinity.Saved{Key: affinity.Key{8}, Want: affinity.Want{TTL: time.Hour}}
+				e.Write(&Record{Kind: KindBound, At: at, Target: kvscore.Target{Worker: 1}, Body: bound}, nil)
 			},
 			Failed: func(err error) { t.Error(err) },
 		})
@@ -406,13 +465,13 @@ func TestFailedWritesHarmNothing(t *testing.T) {
 	failed := 0
 	k := keeper{outlet: w.outlet, log: l, source: &Source{
 		Dial: named, State: func() *State { return new(State) }, Failed: func(error) { failed++ }, Head: func() *Head { return new(Head) },
-		Bindings: func(e *Encoder, at int64, _ time.Duration) {
+		Bindings: func(e *Encoder, at time.Time, _ time.Duration) {
 			e.Worker(at, 1, named(1))
-			e.Response(at, &Response{}, kvscore.Target{Worker: 1})
+			e.Write(&Record{Kind: KindResponse, At: at, Target: kvscore.Target{Worker: 1}, Body: new(Response)}, nil)
 		},
 	}}
 	k.encoder.out = k.append
-	k.encoder.Begin(0, &Head{})
+	k.encoder.Begin(time.UnixMilli(0), &Head{})
 	for i := range 9 {
 		if l.file = good; i%3 == 0 {
 			l.file, _ = os.Open(os.DevNull) // cannot be written
@@ -431,15 +490,14 @@ func TestFailedWritesHarmNothing(t *testing.T) {
 // FuzzRead reads anything, alone and as the records of an entry whose sum is right.
 func FuzzRead(f *testing.F) {
 	var e Encoder
-	records(&e)
+	write(&e, records())
 	f.Add(slices.Clone(e.Entry()))
 	w := newWorld(1)
 	for range 5 {
 		w.turn(time.UnixMilli(1))
 	}
 	w.outlet.Write(&e, named)
-	f.Add(e.records)
-	f.Add([]byte(strings.Repeat("\x03\x05\x00\x01\x00\x00\x00", 3)))
+	f.Add(slices.Clone(e.entry.Bytes()[headBytes:]))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		for _, log := range [][]byte{b, entryOf(b)} {
 			_, _, err := Read(bytes.NewReader(log), func(r *Record) bool {
@@ -460,9 +518,9 @@ func FuzzRead(f *testing.F) {
 // entryOf returns an entry of records.
 func entryOf(b []byte) []byte {
 	var e Encoder
-	e.Begin(0, &Head{})
-	e.Worker(0, 1, "a:1")
-	e.records = append(e.records, b...)
+	e.Begin(time.UnixMilli(0), &Head{})
+	e.Worker(time.UnixMilli(0), 1, "a:1")
+	e.entry.Write(b)
 	return e.Entry()
 }
 
@@ -486,14 +544,14 @@ func BenchmarkJournal(b *testing.B) {
 	})
 	b.Run("encode", func(b *testing.B) {
 		var e Encoder
-		e.Begin(0, &Head{})
+		e.Begin(time.UnixMilli(0), &Head{})
 		bytes, n := 0, 0
 		for b.Loop() {
 			w.turn(time.Now())
 			w.outlet.Write(&e, named)
 			bytes += len(e.Entry())
 			if n++; e.Full() {
-				e.Begin(0, &Head{})
+				e.Begin(time.UnixMilli(0), &Head{})
 			}
 		}
 		b.ReportMetric(float64(bytes)/float64(n), "bytes/request")

@@ -86,9 +86,7 @@ func ReadHead(path string) (h *Head, written time.Time, err error) {
 		written = info.ModTime()
 	}
 	_, _, err = Read(io.LimitReader(f, 2*maxEntry), func(r *Record) bool {
-		if r.Kind == KindBegin {
-			h = &r.Head
-		}
+		h, _ = r.Body.(*Head)
 		return false
 	})
 	if err == nil && h == nil {
@@ -175,9 +173,9 @@ type Source struct {
 	// State returns what was learned. Bindings writes what a reader needs besides: of sessions, all
 	// that were used in a time, or for 0, all.
 	State    func() *State
-	Bindings func(e *Encoder, at int64, used time.Duration)
+	Bindings func(e *Encoder, at time.Time, used time.Duration)
 	// Tenants writes what tenants have used, of all or of those that changed in a time. It may be nil.
-	Tenants func(e *Encoder, at int64, within time.Duration)
+	Tenants func(e *Encoder, at time.Time, within time.Duration)
 	// Failed gets the error of a write to disk.
 	Failed func(error)
 }
@@ -187,7 +185,7 @@ type Source struct {
 func (o *Outlet) Keep(ctx context.Context, l *Log, s *Source) {
 	k := keeper{outlet: o, log: l, source: s}
 	k.encoder.out = k.append
-	k.begin(time.Now().UnixMilli())
+	k.begin(time.Now())
 	ticker := time.NewTicker(writeEvery)
 	defer ticker.Stop()
 	for open := true; open; {
@@ -219,15 +217,15 @@ func (k *keeper) write(now time.Time) {
 	}
 	if k.gap && !now.Before(k.retry) {
 		k.gap = false
-		k.begin(now.UnixMilli()) // what others built on may be lost, too
-		k.source.Bindings(&k.encoder, now.UnixMilli(), 0)
+		k.begin(now) // what others built on may be lost, too
+		k.source.Bindings(&k.encoder, now, 0)
 	}
 	if k.outlet.Write(&k.encoder, k.source.Dial) {
 		k.news = true
 	}
 	if k.news && now.Sub(k.state) >= stateEvery {
 		k.state, k.news = now, false
-		k.encoder.State(now.UnixMilli(), k.source.State())
+		k.encoder.Write(&Record{Kind: KindState, At: now, Body: k.source.State()}, nil)
 	}
 	k.flush()
 	if l := k.log; l.size > l.most/2 && l.size-l.start > l.most/8 || k.encoder.Full() {
@@ -235,7 +233,7 @@ func (k *keeper) write(now time.Time) {
 	}
 }
 
-func (k *keeper) begin(at int64) {
+func (k *keeper) begin(at time.Time) {
 	k.encoder.NewRun()
 	k.encoder.Begin(at, k.source.Head())
 }
@@ -279,7 +277,7 @@ func (k *keeper) note(n int64, now time.Time, err error) {
 
 // rotate begins a new file. The present one becomes the older.
 func (k *keeper) rotate(now time.Time) {
-	l, at := k.log, now.UnixMilli()
+	l := k.log
 	if now.Before(k.retry) {
 		return
 	}
@@ -293,9 +291,9 @@ func (k *keeper) rotate(now time.Time) {
 		n, failed := file.Write(entry)
 		size, err = size+int64(n), errors.Join(err, failed)
 	}}
-	e.Begin(at, k.source.Head())
-	k.source.Bindings(e, at, 0)
-	e.State(at, k.source.State())
+	e.Begin(now, k.source.Head())
+	k.source.Bindings(e, now, 0)
+	e.Write(&Record{Kind: KindState, At: now, Body: k.source.State()}, nil)
 	e.out(e.Entry())
 	if err == nil {
 		err = errors.Join(os.Rename(l.path, l.path+older), os.Rename(l.path+next, l.path))

@@ -40,7 +40,7 @@ func newLimited(t *testing.T, id uint64, ahead time.Duration, at time.Time) *lim
 		Joined: func(*Peer) {}, Worker: func(string) (uint64, bool) { return 1, true },
 	}
 	r.encoder.NewRun()
-	r.encoder.Begin(at.Add(ahead).UnixMilli(), new(Head))
+	r.encoder.Begin(at.Add(ahead), new(Head))
 	return r
 }
 
@@ -105,7 +105,7 @@ func TestLimitsOfRoutersWhoseClocksDiffer(t *testing.T) {
 		if got := c.used(at); got != "0 0 1 " {
 			t.Errorf("clock %v ahead: the past counts: %s", ahead, got)
 		}
-		a.States(at, 0, func(s *quota.State) { a.encoder.Tenant(at.UnixMilli(), s) })
+		a.States(at, 0, func(s *quota.State) { a.encoder.Write(&Record{Kind: KindTenant, At: at, Body: s}, nil) })
 		for range 2 {
 			a.tell(c, at, false)
 		}

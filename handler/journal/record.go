@@ -12,22 +12,22 @@
 //
 //	4 bytes   length of the following, without the sum
 //	1 byte    version of the format: a reader skips entries of others
-//	varint    the time, Unix milliseconds
-//	varint    prompts since the last KindBegin
-//	          records: kind (1 byte), length (varint), fields
+//	8 bytes   the time, Unix milliseconds
+//	4 bytes   prompts since the last KindBegin
+//	          records: kind (1 byte), and in CBOR (RFC 8949) what all kinds have and what this one has
 //	8 bytes   XXH3 of all but the length
 //
-// A reader skips kinds that it does not know, and the fields behind those that it knows. So newer
-// versions may add both. Numbers are varints, or have the fixed length that [Encoder] gives them.
-// KindBegin and KindState, which are rare, are JSON.
+// Numbers outside of the records begin with their lowest byte. A reader skips kinds and fields that it
+// does not know, so newer versions may add both.
 //
-// Records name workers and prompts by their numbers, which count from a [KindBegin] record. A
-// prompt is an earlier one, the number of blocks that it shares with that, and its further blocks,
-// of 8 bytes. If an entry is lost, prompts that build on its prompts are unknown. A request that has
-// not ended goes on over a KindBegin of the same run.
+// A [KindWorker] record gives the address of a worker's id. Prompts have numbers, which count from a
+// [KindBegin] record. A prompt is an earlier one, the number of blocks that it shares with that, and its
+// further blocks, of 8 bytes. If an entry is lost, prompts that build on its prompts are unknown. A
+// request that has not ended goes on over a KindBegin of the same run.
 package journal
 
 import (
+	"encoding/binary"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/affinity"
@@ -37,16 +37,16 @@ import (
 )
 
 // version is that of the format. It must also grow if the hashes of sessions or of prompts change.
-const version = 2
+const version = 3
 
 // Kind is the kind of a record.
 type Kind byte
 
 // The kinds of records. The numbers are part of the format.
 const (
-	// KindBegin begins a run of a router, or a file. Numbers of workers and prompts begin anew.
+	// KindBegin begins a run of a router, or a file. The ids of workers and the numbers of prompts begin anew.
 	KindBegin Kind = iota + 1
-	// KindWorker gives a worker a number.
+	// KindWorker gives a worker's id its address.
 	KindWorker
 	// KindBooked is a request that was sent to a worker.
 	KindBooked
@@ -66,7 +66,7 @@ const (
 	KindAnswered
 	// KindDrained begins or ends the drain of a worker by the admin API.
 	KindDrained
-	// KindModels is a worker's list of its models, as JSON.
+	// KindModels is a worker's list of its models.
 	KindModels
 	// KindPaid says who pays for a request. Logs on disk do without.
 	KindPaid
@@ -75,69 +75,119 @@ const (
 	KindTenant
 )
 
+// bodies make what the records of a kind have besides. KindUsed and KindUnbound have a binding's key and version
+// only, and KindModels has nil if the worker has no list.
+var bodies = [...]func() any{
+	KindBegin: body[Head], KindWorker: body[Address], KindBooked: body[Booking], KindEnded: body[End],
+	KindBound: body[affinity.Saved], KindUsed: body[affinity.Saved], KindUnbound: body[affinity.Saved],
+	KindResponse: body[Response], KindLost: body[Lost], KindState: body[State], KindAnswered: body[Answered],
+	KindDrained: body[Drain], KindModels: body[[]Model], KindPaid: body[Payer], KindQuota: body[quota.Change], KindTenant: body[quota.State],
+}
+
+func body[T any]() any { return new(T) }
+
+// ofWorker returns whether the records of the kind have a target.
+func (k Kind) ofWorker() bool {
+	switch k { //nolint:exhaustive // the others have none
+	case KindBooked, KindBound, KindResponse, KindLost, KindDrained, KindModels:
+		return true
+	}
+	return false
+}
+
+// Record is one record.
+type Record struct {
+	Kind Kind
+	At   time.Time
+	// Target is that of kinds with a worker, in KindWorker, KindLost, KindDrained and KindModels without its
+	// rank. The ids of workers are those of the router that wrote the record.
+	Target kvscore.Target
+	// Request is the number of a request, 0 if the kind has none, and Booking that request, if it was read.
+	Request uint64
+	Booking *Booking
+	// Body is a pointer to what the kind has besides: see bodies.
+	Body any
+}
+
+// common is what each record begins with.
+type common struct {
+	_       struct{} `cbor:",toarray"`
+	After   int64    // the time since that of the entry, in milliseconds
+	Request int64    // what the number of the request is more than the last one in the entry
+	Worker  uint64
+	Rank    uint32
+}
+
 // Head is what must be known before all else.
 type Head struct {
-	Secret  affinity.Secret  `json:"secret"` // of the hashes of sessions
-	Seed    uint64           `json:"seed"`   // of the hashes of prompts
-	Version affinity.Version `json:"version"`
+	Secret  affinity.Secret // of the hashes of sessions
+	Seed    uint64          // of the hashes of prompts
+	Version affinity.Version
 	// TextBlock is the bytes in a block of prompt text, and BlockSize the tokens in a KV block.
-	TextBlock int `json:"text_block"`
-	BlockSize int `json:"block_size"`
+	TextBlock int
+	BlockSize int
 	// Run is a random number of the run, of the encoder. Requests have numbers of their own in each.
-	Run uint64 `json:"run"`
+	Run uint64
 	// Name is the router's, and Keys identifies its secret and seed.
-	Name string `json:"name,omitempty"`
-	Keys uint64 `json:"keys,omitempty"`
+	Name string
+	Keys uint64
 }
 
 // State is what was learned, and what is known of the workers. Targets name workers by the ids in
 // Workers.
 type State struct {
-	Workers []Worker            `json:"workers"`
-	Learned kvscore.Learned     `json:"learned"`
-	Ratios  []texts.ModelRatios `json:"ratios"`
+	Workers []Worker
+	Learned kvscore.Learned
+	Ratios  []texts.ModelRatios
 }
 
 // Worker is a worker by its address: its id may change.
 type Worker struct {
-	Dial   string    `json:"dial"`
-	ID     uint64    `json:"id"`
-	BootID string    `json:"life,omitempty"` // what the engine reported of its start, empty if nothing
-	Seen   time.Time `json:"seen"`           // when it was last an upstream
+	Dial   string
+	ID     uint64
+	BootID string    // what the engine reported of its start, empty if nothing
+	Seen   time.Time // when it was last an upstream, in seconds
 }
+
+// Address gives the id of a worker its address.
+type Address string
+
+// Lost says that a worker has lost its KV cache.
+type Lost struct{}
 
 // Model is a model in a worker's list.
 type Model struct {
-	ID      string `json:"id"`
-	Adapter bool   `json:"adapter,omitempty"` // a LoRA adapter of another model
-}
-
-// Target is a rank of the worker with that number.
-type Target struct {
-	Worker int
-	Rank   uint32
+	ID      string `cbor:"1,keyasint"`
+	Adapter bool   `cbor:"2,keyasint,omitempty"` // a LoRA adapter of another model
 }
 
 // Response is a response that an engine keeps.
 type Response struct {
-	Hash    uint64 // of its id
-	Session affinity.Identity
+	Hash    uint64            `cbor:"1,keyasint"` // of its id
+	Session affinity.Identity `cbor:"2,keyasint"`
+}
+
+// Drain says that the drain of a worker begins or ends.
+type Drain struct {
+	Drains  bool   `cbor:"1,keyasint,omitempty"`
+	Version uint64 `cbor:"2,keyasint,omitempty"` // the admin API's calls up to this one
 }
 
 // Booking is a request that was sent to a target.
 type Booking struct {
-	At       time.Time
-	Target   Target
-	Prompt   *Prompt // nil if it is unknown
-	Tokens   int64   // of the prompt, about
-	Expected int64   // tokens of the answer; 0 is unknown
+	At       time.Time      `cbor:"-"`
+	Target   kvscore.Target `cbor:"-"`
+	Prompt   *Prompt        `cbor:"1,keyasint,omitempty"` // nil if it is unknown
+	Tokens   int64          `cbor:"2,keyasint,omitempty"` // of the prompt, about
+	Expected int64          `cbor:"3,keyasint,omitempty"` // tokens of the answer; 0 is unknown
 	// Matched is how many leading blocks of the prompt were known before, on any target.
-	Matched int
+	Matched int `cbor:"4,keyasint,omitempty"`
 	// Streamed says that the answer is streamed, and Text that the blocks are of text: their tokens
 	// are estimates.
-	Streamed, Text bool
+	Streamed bool `cbor:"5,keyasint,omitempty"`
+	Text     bool `cbor:"6,keyasint,omitempty"`
 	// Phase is what the target does of the request.
-	Phase kvscore.Phase
+	Phase kvscore.Phase `cbor:"7,keyasint,omitempty"`
 
 	lease *kvscore.Lease // of a Follower
 	over  func()         // the same: see its Began
@@ -146,70 +196,42 @@ type Booking struct {
 
 // Answered is the first sign that the prefill of a request is over.
 type Answered struct {
-	*Booking
-	Sign   kvscore.Sign
-	Tokens int64 // of an answer that was not streamed; -1 is unknown
+	Sign   kvscore.Sign `cbor:"1,keyasint,omitempty"`
+	Tokens int64        `cbor:"2,keyasint,omitempty"` // of an answer that was not streamed; -1 is unknown
 }
 
-// Paid says who pays for a request.
-type Paid struct {
-	*Booking
-	Payer
-}
-
-// Payer is a tenant in a class.
+// Payer is a tenant in a class. It pays for a request.
 type Payer struct {
-	Class  string
-	Tenant uint64
-	Weight float64 // of the tenant
+	Class  string  `cbor:"1,keyasint,omitempty"`
+	Tenant uint64  `cbor:"2,keyasint,omitempty"`
+	Weight float64 `cbor:"3,keyasint,omitempty"` // of the tenant
 }
 
-// End is the end of a request that a target has computed.
+// End is the end of a request.
 type End struct {
-	*Booking
-	Computed bool
-	Tokens   int64 // of the prompt, as the engine counted them; 0 is unknown
-	Cached   int64 // of these, those that it had cached; -1 is unknown
-	Output   int64 // tokens of the answer, as far as they were seen
+	Computed bool  `cbor:"1,keyasint,omitempty"` // a target has computed it
+	Tokens   int64 `cbor:"2,keyasint,omitempty"` // of the prompt, as the engine counted them; 0 is unknown
+	Cached   int64 `cbor:"3,keyasint,omitempty"` // of these, those that it had cached; -1 is unknown
+	Output   int64 `cbor:"4,keyasint,omitempty"` // tokens of the answer, as far as they were seen
 	// Answer is the prompt and its answer, nil if they are unknown. AnswerTokens are the tokens of
 	// both; 0 is unknown.
-	Answer       *Prompt
-	AnswerTokens int64
-}
-
-// Record is one record. Only the fields of its kind are set.
-type Record struct {
-	Kind     Kind
-	At       time.Time
-	Target   Target // of all kinds with a worker; of KindWorker, KindLost and KindModels without its rank
-	Head     Head
-	Dial     string // of KindWorker
-	Booking  *Booking
-	Answered Answered
-	Paid     Paid
-	End      End
-	Drained  bool
-	Version  uint64         // of KindDrained: the admin API's calls up to this one
-	Binding  affinity.Saved // without its target; only the key if the session is used or unbound
-	Response Response
-	State    State
-	Models   []Model // nil if the worker has no list
-	Quota    quota.Change
-	Tenant   quota.State
+	Answer       *Prompt `cbor:"5,keyasint,omitempty"`
+	AnswerTokens int64   `cbor:"6,keyasint,omitempty"`
 }
 
 // Prompt is the blocks of a prompt. Those that it shares with an earlier one are there once.
 type Prompt struct {
-	root   uint64
-	up     *Prompt
-	shares int // blocks of up
-	blocks []uint64
-	depth  int
-
+	Of     int    `cbor:"1,keyasint,omitempty"` // number of the earlier one; 0 if there is none, and in an answer
+	Shares int    `cbor:"2,keyasint,omitempty"` // blocks of that
+	Root   uint64 `cbor:"3,keyasint,omitempty"` // identifies the model, LoRA, salt and kind of content
+	Blocks []byte `cbor:"4,keyasint,omitempty"` // the further ones
 	// Weight is the milli-tokens in each of the blocks that it does not share, and Past the length
 	// behind its last block, in blocks.
-	Weight int64
-	Past   float32
+	Weight int64   `cbor:"5,keyasint,omitempty"`
+	Past   float32 `cbor:"6,keyasint,omitempty"`
+
+	up    *Prompt // the earlier one
+	depth int
 }
 
 // Bounds of prompts. A longer prompt is told up to its bound.
@@ -218,16 +240,13 @@ const (
 	maxDepth  = 1 << 10
 )
 
-// Root identifies the prompt's model, LoRA, salt and kind of content.
-func (p *Prompt) Root() uint64 { return p.root }
-
 // Len returns the number of the prompt's blocks.
-func (p *Prompt) Len() int { return p.shares + len(p.blocks) }
+func (p *Prompt) Len() int { return p.Shares + len(p.Blocks)/8 }
 
 // Continues returns the prompt or the answer that this one goes on from; nil if there is none. The
 // next turn of a conversation does so.
 func (p *Prompt) Continues() *Prompt {
-	if p.up != nil && p.shares == p.up.Len() {
+	if p.up != nil && p.Shares == p.up.Len() {
 		return p.up
 	}
 	return nil
@@ -242,10 +261,10 @@ func (p *Prompt) Append(b []uint64) []uint64 {
 	}
 	b = b[:from+n]
 	for ; p != nil; p = p.up {
-		if n > p.shares {
-			copy(b[from+p.shares:from+n], p.blocks)
-			n = p.shares
+		for i := p.Shares; i < n; i++ {
+			b[from+i] = binary.LittleEndian.Uint64(p.Blocks[8*(i-p.Shares):])
 		}
+		n = min(n, p.Shares)
 	}
 	return b
 }

@@ -397,7 +397,7 @@ func (s *Sharer) write(ctx context.Context, now time.Time) error {
 	s.mu.Unlock()
 	s.outlet.Write(&s.encoder, s.Source.Dial)
 	if stands && s.Source.Tenants != nil {
-		s.Source.Tenants(&s.encoder, now.UnixMilli(), 0)
+		s.Source.Tenants(&s.encoder, now, 0)
 	}
 	s.entries.Write(s.encoder.Entry())
 	s.number++
@@ -439,7 +439,7 @@ func (s *Sharer) begin(now time.Time) {
 	if !due && !s.encoder.Full() {
 		return
 	}
-	at, used := now.UnixMilli(), time.Duration(0)
+	used := time.Duration(0)
 	switch {
 	case tells: // all
 	case s.fresh && !s.sent.IsZero():
@@ -452,10 +452,10 @@ func (s *Sharer) begin(now time.Time) {
 		s.encoder.NewRun()
 	}
 	s.begun, s.told, s.anew = now, *h, s.number+1
-	s.encoder.Begin(at, h)
-	s.encoder.State(at, s.Source.State())
+	s.encoder.Begin(now, h)
+	s.encoder.Write(&Record{Kind: KindState, At: now, Body: s.Source.State()}, nil)
 	if used >= 0 {
-		s.Source.Bindings(&s.encoder, at, used)
+		s.Source.Bindings(&s.encoder, now, used)
 	}
 }
 

@@ -135,13 +135,13 @@ func startRouter(t *testing.T, m *memory, name string, blockSize int) *router {
 		Source: &Source{
 			Head: func() *Head { return &Head{TextBlock: 64, BlockSize: blockSize} }, Dial: named,
 			State: func() *State { return new(State) },
-			Bindings: func(e *Encoder, at int64, _ time.Duration) {
+			Bindings: func(e *Encoder, at time.Time, _ time.Duration) {
 				for _, h := range hosts {
 					e.Worker(at, h.Worker, named(h.Worker))
 				}
 				store.Dump(func(part []affinity.Saved) bool {
 					for i := range part {
-						e.Bound(at, &part[i])
+						e.Write(&Record{Kind: KindBound, At: at, Target: part[i].Target, Body: &part[i]}, nil)
 					}
 					return true
 				})
@@ -329,12 +329,34 @@ func TestRefusedRoutersJoinLater(t *testing.T) {
 	}
 	var e Encoder
 	for i, want := range []struct{ size, joined int }{{16, 0}, {32, 1}, {32, 1}, {16, 1}, {32, 2}} {
-		e.Begin(time.Now().UnixMilli(), &Head{BlockSize: want.size})
+		e.Begin(time.Now(), &Head{BlockSize: want.size})
 		number := uint64(i + 1) //nolint:gosec // small
 		f.Take(time.Now(), &Sent{Router: 1, Number: number, Begun: number, Entries: e.Entry()}, false)
 		if joined != want.joined {
 			t.Errorf("after beginning %d: joined %d times, want %d", i, joined, want.joined)
 		}
+	}
+}
+
+// TestRoutersOfOtherVersions has a router of another version of the format, in whose place one of this version comes.
+func TestRoutersOfOtherVersions(t *testing.T) {
+	_, f := aFollower()
+	var refused []Peer
+	f.Refused = func(p *Peer) { refused = append(refused, *p) }
+	now := time.Now()
+	for i := range uint64(8) {
+		now = now.Add(time.Second)
+		var e Encoder
+		e.Begin(now, &Head{Name: "r"})
+		b := e.Entry()
+		if i < 7 {
+			b[4]--
+		}
+		f.Take(now, &Sent{Router: 1, Number: i + 1, Entries: b}, false)
+		f.Expire(now)
+	}
+	if p := f.Peers()[0]; len(refused) != 1 || refused[0].Refused == "" || p.Refused != "" || p.Name != "r" {
+		t.Errorf("refused %+v, then %+v", refused, p)
 	}
 }
 
@@ -353,7 +375,7 @@ func TestClocksMayDiffer(t *testing.T) {
 			f.Take(now, &Sent{Router: 1, Number: number, Entries: e.Entry()}, false)
 		}
 		now := time.Now()
-		e.Begin(now.Add(ahead).UnixMilli(), new(Head))
+		e.Begin(now.Add(ahead), new(Head))
 		tell(now.Add(50 * time.Millisecond)) // its beginning is late
 		for i := range 30 {
 			now = now.Add(time.Second)
@@ -381,12 +403,12 @@ func FuzzFollow(f *testing.F) {
 		w.turn(time.UnixMilli(1))
 	}
 	var e Encoder
-	e.Begin(0, &Head{})
+	e.Begin(time.UnixMilli(0), &Head{})
 	w.outlet.Write(&e, named)
-	e.change(2, &quota.Change{Key: quota.Key{Tenant: 1, Class: 2}, Requests: 1, Tokens: 500, Running: 1, Age: time.Second})
-	e.Tenant(3, &quota.State{Levels: []quota.Level{{Of: quota.Tokens, Per: quota.Day, Used: 7, Period: 20784}}})
-	e.paid(1, 5, &Payer{Class: "c", Tenant: 7, Weight: 2})
-	f.Add(slices.Clone(e.records))
+	write(&e, records()[11:])
+	e.Write(&Record{Kind: KindQuota, Body: &quota.Change{Requests: 1, Running: 1}}, nil)
+	e.Write(&Record{Kind: KindPaid, Request: 5, Body: &Payer{Class: "c", Tenant: 7, Weight: 2}}, nil)
+	f.Add(slices.Clone(e.entry.Bytes()[headBytes:]))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s := kvscore.NewScheduler(kvscore.Settings{})
 		follower := &Follower{
@@ -434,7 +456,7 @@ func TestPayers(t *testing.T) {
 		n++
 		f.Take(time.Now(), &Sent{Router: 1, Number: n, Entries: e.Entry()}, false)
 	}
-	e.Begin(time.Now().UnixMilli(), new(Head))
+	e.Begin(time.Now(), new(Head))
 	var told []Payer
 	over := 0
 	f.Pays = func(by *Payer, l *kvscore.Lease) func() {
@@ -480,7 +502,7 @@ func TestLostBeginning(t *testing.T) {
 	var e Encoder
 	n, begun := uint64(0), uint64(0)
 	begin := func(first, second uint64) {
-		at := time.Now().UnixMilli()
+		at := time.Now()
 		e.Begin(at, new(Head))
 		e.Worker(at, first, named(first))
 		e.Worker(at, second, named(second))
@@ -523,10 +545,10 @@ func TestLostBeginning(t *testing.T) {
 func TestHostileEntriesTakeNoMemory(t *testing.T) {
 	entry := func(begun bool) []byte {
 		var e Encoder
-		if e.Begin(0, new(Head)); !begun {
+		if e.Begin(time.UnixMilli(0), new(Head)); !begun {
 			e.Entry()
 		}
-		body := binary.AppendUvarint(binary.AppendVarint([]byte{version}, 0), maxPrompts)
+		body := binary.LittleEndian.AppendUint32(append([]byte{version}, make([]byte, 8)...), maxPrompts)
 		b := append(binary.LittleEndian.AppendUint32(slices.Clone(e.Entry()), uint32(len(body))), body...)
 		return binary.LittleEndian.AppendUint64(b, xxh3.Hash(body))
 	}
@@ -542,37 +564,39 @@ func TestHostileEntriesTakeNoMemory(t *testing.T) {
 // behaves.
 func TestWritersCannotFillTheMemory(t *testing.T) {
 	now := time.Now()
-	at := now.UnixMilli()
+	book := func(e *Encoder, request int, t kvscore.Target, blocks int) {
+		b := &Booking{Prompt: &Prompt{Root: 1}}
+		e.Write(&Record{Kind: KindBooked, At: now, Target: t, Request: uint64(request), Body: b}, someBlocks(blocks)) //nolint:gosec // small
+	}
 	for name, grow := range map[string]func(e *Encoder, i int){
-		"LongPrompts": func(e *Encoder, i int) {
-			(&booking{request: uint64(i), target: hosts[0], root: 1}).write(e, at, someBlocks(20_000))
-		},
+		"LongPrompts": func(e *Encoder, i int) { book(e, i, hosts[0], 20_000) },
 		"LongPromptsThatEnd": func(e *Encoder, i int) {
-			(&booking{request: uint64(i), target: hosts[0], root: 1}).write(e, at, someBlocks(100))
-			(&ending{request: uint64(i), computed: true}).write(e, at, someBlocks(20_000))
+			book(e, i, hosts[0], 100)
+			end := &End{Computed: true, Answer: new(Prompt)}
+			e.Write(&Record{Kind: KindEnded, At: now, Request: uint64(i), Body: end}, someBlocks(20_000)) //nolint:gosec // small
 		},
 		"LongPromptsBegunAnew": func(e *Encoder, i int) {
-			e.Begin(at, new(Head))
-			e.Worker(at, 1, named(1))
-			(&booking{request: uint64(i), target: hosts[0], root: 1}).write(e, at, someBlocks(20_000))
+			e.Begin(now, new(Head))
+			e.Worker(now, 1, named(1))
+			book(e, i, hosts[0], 20_000)
 		},
 		"UnknownWorker": func(e *Encoder, i int) {
-			e.workers[9] = 9
-			(&booking{request: uint64(i), target: kvscore.Target{Worker: 9}, root: 1}).write(e, at, someBlocks(20_000))
+			e.workers[9] = true
+			book(e, i, kvscore.Target{Worker: 9}, 20_000)
 		},
 		"ShortRequests": func(e *Encoder, i int) {
 			for n := range 1000 {
-				(&booking{request: uint64(1000*i + n), target: hosts[0]}).write(e, at, nil)
+				book(e, 1000*i+n, hosts[0], 0)
 			}
 		},
 		"LostPrompts": func(e *Encoder, i int) {
 			e.out(e.Entry())
 			e.prompts += maxMissing - 1
-			(&booking{request: 1, target: hosts[0], root: 1}).write(e, at, someBlocks(1))
+			book(e, 1, hosts[0], 1)
 		},
 		"Workers": func(e *Encoder, i int) {
 			for n := range 1000 {
-				e.Worker(at, uint64(1000*i+n), named(1))
+				e.Worker(now, uint64(1000*i+n), named(1)) //nolint:gosec // small
 			}
 		},
 	} {
@@ -582,13 +606,13 @@ func TestWritersCannotFillTheMemory(t *testing.T) {
 			var good, bad Encoder
 			for _, e := range []*Encoder{&good, &bad} {
 				e.NewRun()
-				e.Begin(at, new(Head))
-				e.Worker(at, 1, named(1))
-				e.Worker(at, 2, named(2))
+				e.Begin(now, new(Head))
+				e.Worker(now, 1, named(1))
+				e.Worker(now, 2, named(2))
 			}
 			most, refused := int64(0), false
 			for i := range 100 {
-				(&booking{request: uint64(i), target: hosts[1], root: 1}).write(&good, at, someBlocks(10))
+				book(&good, i, hosts[1], 10)
 				f.Take(now, &Sent{Router: 1, Number: uint64(i + 1), Entries: good.Entry()}, false)
 				var told bytes.Buffer
 				bad.out = func(b []byte) { told.Write(b) }

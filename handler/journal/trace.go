@@ -55,8 +55,8 @@ func Trace(path string, to io.Writer) (requests, others int, err error) {
 		}
 		found = true
 		_, _, err = Read(f, func(r *Record) bool {
-			if r.Kind == KindEnded {
-				t.add(&r.End)
+			if end, over := r.Body.(*End); over {
+				t.add(r.Booking, end)
 			}
 			return true
 		})
@@ -74,13 +74,13 @@ func Trace(path string, to io.Writer) (requests, others int, err error) {
 	return len(t.requests), t.unknown, t.write(to)
 }
 
-func (t *tracer) add(e *End) {
-	p := e.Prompt
-	if p == nil || !e.Computed || e.Booking.Tokens <= 0 {
+func (t *tracer) add(b *Booking, e *End) {
+	p := b.Prompt
+	if p == nil || !e.Computed || b.Tokens <= 0 {
 		t.unknown++
 		return
 	}
-	one := traced{at: e.At, length: float64(p.Len()) + float64(p.Past), output: e.Output, ids: []int{}}
+	one := traced{at: b.At, length: float64(p.Len()) + float64(p.Past), output: e.Output, ids: []int{}}
 	session, known := t.sessions[p.Continues()]
 	if !known {
 		session = len(t.turns)
@@ -93,7 +93,7 @@ func (t *tracer) add(e *End) {
 		t.sessions[e.Answer] = session
 	}
 	t.blocks = p.Append(t.blocks[:0])
-	hash := cache.Mix(p.root)
+	hash := cache.Mix(p.Root)
 	for g := range slices.Chunk(t.blocks, groupBlocks) {
 		if len(g) < groupBlocks {
 			break
@@ -106,7 +106,7 @@ func (t *tracer) add(e *End) {
 		}
 		one.ids = append(one.ids, id)
 	}
-	t.tokens, t.length = t.tokens+float64(e.Booking.Tokens), t.length+one.length
+	t.tokens, t.length = t.tokens+float64(b.Tokens), t.length+one.length
 	t.requests = append(t.requests, one)
 }
 

@@ -211,20 +211,20 @@ func (p *Pool) journalState() *journal.State {
 
 // writeBindings writes the drains, the lists of models, the responses, and the bindings that live. used is as in
 // [journal.Source].
-func (p *Pool) writeBindings(e *journal.Encoder, at int64, used time.Duration) {
+func (p *Pool) writeBindings(e *journal.Encoder, at time.Time, used time.Duration) {
 	for _, w := range p.All() {
 		e.Worker(at, w.ID, w.Dial)
-		if asked, v := w.DrainAsked(); v > 0 && e.Knows(w.ID) {
-			e.Drained(at, w.ID, asked, v)
+		if asked, v := w.DrainAsked(); v > 0 {
+			e.Write(&journal.Record{Kind: journal.KindDrained, At: at, Target: w.Target(0), Body: &journal.Drain{Drains: asked, Version: v}}, nil)
 		}
-		if list := w.List(); list != nil && e.Knows(w.ID) {
-			e.Models(at, w.ID, keptModels(list))
+		if list := w.List(); list != nil {
+			e.Write(&journal.Record{Kind: journal.KindModels, At: at, Target: w.Target(0), Body: new(keptModels(list))}, nil)
 		}
 	}
 	p.Sessions.Dump(func(part []affinity.Saved) bool {
 		for i := range part {
-			if e.Knows(part[i].Target.Worker) && (used == 0 || part[i].Idle <= used) {
-				e.Bound(at, &part[i])
+			if used == 0 || part[i].Idle <= used {
+				e.Write(&journal.Record{Kind: journal.KindBound, At: at, Target: part[i].Target, Body: &part[i]}, nil)
 			}
 		}
 		runtime.Gosched()
@@ -232,13 +232,14 @@ func (p *Pool) writeBindings(e *journal.Encoder, at int64, used time.Duration) {
 	})
 	p.writeTenants(e, at, used)
 	for _, one := range p.Responses.dump() {
-		if e.Knows(one.target.Worker) {
-			e.Response(at, &journal.Response{Hash: one.hash, Session: one.session}, one.target)
-		}
+		kept := &journal.Response{Hash: one.hash, Session: one.session}
+		e.Write(&journal.Record{Kind: journal.KindResponse, At: at, Target: one.target, Body: kept}, nil)
 	}
 }
 
 // writeTenants writes what tenants have used, of all or of those that changed in a time.
-func (p *Pool) writeTenants(e *journal.Encoder, at int64, within time.Duration) {
-	p.Quota.States(time.Now(), within, func(s *quota.State) { e.Tenant(at, s) })
+func (p *Pool) writeTenants(e *journal.Encoder, at time.Time, within time.Duration) {
+	p.Quota.States(time.Now(), within, func(s *quota.State) {
+		e.Write(&journal.Record{Kind: journal.KindTenant, At: at, Body: s}, nil)
+	})
 }

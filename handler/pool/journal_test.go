@@ -301,12 +301,8 @@ func shift(t testing.TB, file string, by time.Duration) {
 	}
 	for at := 0; at < len(b); {
 		end := at + 4 + int(binary.LittleEndian.Uint32(b[at:]))
-		ms, n := binary.Varint(b[at+5:])
-		if moved := binary.AppendVarint(nil, ms+by.Milliseconds()); len(moved) != n {
-			t.Fatal("the time has another length")
-		} else {
-			copy(b[at+5:], moved)
-		}
+		ms := binary.LittleEndian.Uint64(b[at+5:])
+		binary.LittleEndian.PutUint64(b[at+5:], ms+uint64(by.Milliseconds())) //nolint:gosec // wraps around
 		binary.LittleEndian.PutUint64(b[end:], xxh3.Hash(b[at+4:end]))
 		at = end + 8
 	}
@@ -438,11 +434,11 @@ func TestDamagedJournalCostsItsRecords(t *testing.T) {
 		b.Write(e.Entry())
 	}
 	e.NewRun()
-	e.Begin(time.Now().UnixMilli(), &journal.Head{TextBlock: 64})
+	e.Begin(time.Now(), &journal.Head{TextBlock: 64})
 	p := &cache.Prompt{Root: 1, Blocks: []uint64{1, 2}, BlockTokens: 16, Tokens: 32}
 	id := j.Booked(time.Now(), kvscore.Target{Worker: 1}, p, &cache.View{Tokens: 32}, true, 0, kvscore.PhaseWhole)
 	write()
-	e.Begin(time.Now().UnixMilli(), &journal.Head{TextBlock: 64})
+	e.Begin(time.Now(), &journal.Head{TextBlock: 64})
 	j.Ended(id, true, 1, kvscore.Counts{Prompt: 32}, nil)
 	write()
 	other := file + "2"

@@ -32,7 +32,7 @@ func (p *Pool) restore(ctx context.Context, log *journal.Log, head *journal.Head
 	begun := time.Now()
 	r := &restorer{
 		pool: p, settings: p.Settings.Load(), begun: begun, byDial: make(map[string]*restoredWorker),
-		limits: p.Quota.Anew(), bindings: make(map[affinity.Key]*restoredBinding), numbers: make(map[int]*restoredWorker),
+		limits: p.Quota.Anew(), bindings: make(map[affinity.Key]*restoredBinding), byID: make(map[uint64]*restoredWorker),
 	}
 	skipped, err := log.Read(ctx, r.read)
 	if ctx.Err() != nil {
@@ -66,7 +66,7 @@ type restorer struct {
 	begun    time.Time
 	last     time.Time // of the last record
 
-	numbers   map[int]*restoredWorker // as the records name them now
+	byID      map[uint64]*restoredWorker // as the records name them now
 	byDial    map[string]*restoredWorker
 	bindings  map[affinity.Key]*restoredBinding
 	prompts   []restoredPrompt // in the order of their ends
@@ -111,39 +111,43 @@ func (r *restorer) read(rec *journal.Record) {
 	if rec.At.After(r.last) {
 		r.last = rec.At
 	}
-	w := r.numbers[rec.Target.Worker]
-	switch rec.Kind {
-	case journal.KindBegin:
-		r.numbers = make(map[int]*restoredWorker)
-	case journal.KindWorker:
-		r.numbers[rec.Target.Worker] = r.worker(rec.Dial)
-	case journal.KindBooked, journal.KindAnswered, journal.KindPaid: // the end counts
-	case journal.KindDrained: // a drain ends with its process
-	case journal.KindEnded:
-		r.ended(w, &rec.End)
-	case journal.KindBound:
-		rec.Binding.Target.Rank = rec.Target.Rank
-		r.bindings[rec.Binding.Key] = &restoredBinding{rec.Binding, w, rec.At.Add(-rec.Binding.Idle)}
-	case journal.KindUsed:
-		if b := r.bindings[rec.Binding.Key]; b != nil {
-			b.used = rec.At
-		}
-	case journal.KindUnbound:
-		delete(r.bindings, rec.Binding.Key)
-	case journal.KindResponse:
+	w := r.byID[rec.Target.Worker]
+	switch b := rec.Body.(type) { // a drain ends with its process, and of a request, the end counts
+	case *journal.Head:
+		r.byID = make(map[uint64]*restoredWorker)
+	case *journal.Address:
+		r.byID[rec.Target.Worker] = r.worker(string(*b))
+	case *journal.End:
+		r.ended(w, rec.Booking, b)
+	case *affinity.Saved:
+		r.bound(w, rec, b)
+	case *journal.Response:
 		if w.is != nil {
-			r.pool.Responses.follow(keptResponse{rec.Response.Hash, w.target(rec.Target.Rank), rec.Response.Session})
+			r.pool.Responses.follow(keptResponse{b.Hash, w.target(rec.Target.Rank), b.Session})
 		}
-	case journal.KindLost:
+	case *[]journal.Model:
+		w.models = *b
+	case *quota.Change:
+		r.limits.Apply(0, r.past(rec.At), *b)
+	case *quota.State:
+		r.limits.Merge(r.past(rec.At), b)
+	case *journal.State:
+		r.state(b, rec.At)
+	case *journal.Lost:
 		w.lost = len(r.prompts)
-	case journal.KindModels:
-		w.models = rec.Models
-	case journal.KindQuota:
-		r.limits.Apply(0, r.past(rec.At), rec.Quota)
-	case journal.KindTenant:
-		r.limits.Merge(r.past(rec.At), &rec.Tenant)
-	case journal.KindState:
-		r.state(&rec.State, rec.At)
+	}
+}
+
+// bound notes that a session is bound, used or unbound.
+func (r *restorer) bound(w *restoredWorker, rec *journal.Record, s *affinity.Saved) {
+	switch b := r.bindings[s.Key]; {
+	case rec.Kind == journal.KindBound:
+		s.Target.Rank = rec.Target.Rank
+		r.bindings[s.Key] = &restoredBinding{*s, w, rec.At.Add(-s.Idle)}
+	case rec.Kind == journal.KindUnbound:
+		delete(r.bindings, s.Key)
+	case b != nil:
+		b.used = rec.At
 	}
 }
 
@@ -180,8 +184,7 @@ func (r *restorer) worker(dial string) *restoredWorker {
 }
 
 // ended notes the prompt and the answer of a request.
-func (r *restorer) ended(w *restoredWorker, end *journal.End) {
-	b := end.Booking
+func (r *restorer) ended(w *restoredWorker, b *journal.Booking, end *journal.End) {
 	if !end.Computed || b.Prompt == nil || w == nil || w.is == nil { // w: its words began anew meanwhile
 		return
 	}
@@ -267,7 +270,7 @@ func (p *Pool) restoreLearned(s *journal.State, age time.Duration, at func(dial 
 func (r *restorer) prompt(one *restoredPrompt) {
 	r.blocks = one.Append(r.blocks[:0])
 	r.CachedTokens += r.pool.Scheduler.Caches().Recall(one.of.target(one.rank), &cache.Past{
-		Root: one.Root(), Blocks: r.blocks, Past: one.Past, Weight: one.Weight, Tokens: one.tokens, Matched: one.matched,
+		Root: one.Root, Blocks: r.blocks, Past: one.Past, Weight: one.Weight, Tokens: one.tokens, Matched: one.matched,
 	})
 }
 

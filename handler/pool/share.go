@@ -125,27 +125,25 @@ func (p *Pool) rekey(k journal.Keys) {
 }
 
 func (p *Pool) follow(r *journal.Record, worker uint64) {
-	if r.Kind == journal.KindState {
-		p.restoreLearned(&r.State, 0, p.Upstream)
-		return
-	}
 	w := p.ByID(worker)
-	if w == nil {
+	if s, learned := r.Body.(*journal.State); learned {
+		p.restoreLearned(s, 0, p.Upstream)
+	} else if w == nil {
 		return
 	}
-	switch r.Kind { //nolint:exhaustive // the others are applied already
-	case journal.KindResponse:
-		p.Responses.follow(keptResponse{r.Response.Hash, kvscore.Target{Worker: worker, Rank: r.Target.Rank}, r.Response.Session})
-	case journal.KindLost:
-		for rank := range w.Ranks() {
-			p.Scheduler.Clear(w.Target(rank))
-		}
-	case journal.KindModels:
-		recallModels(w, r.Models)
-	case journal.KindDrained:
-		if changed := w.FollowDrain(r.Drained, r.Version); changed {
+	switch b := r.Body.(type) {
+	case *journal.Response:
+		p.Responses.follow(keptResponse{b.Hash, kvscore.Target{Worker: worker, Rank: r.Target.Rank}, b.Session})
+	case *[]journal.Model:
+		recallModels(w, *b)
+	case *journal.Drain:
+		if changed := w.FollowDrain(b.Drains, b.Version); changed {
 			p.Logger().Info("another router's admin API began or ended the drain of a worker",
 				zap.String("upstream", w.Dial), zap.Bool("drains", w.Draining()))
+		}
+	case *journal.Lost:
+		for rank := range w.Ranks() {
+			p.Scheduler.Clear(w.Target(rank))
 		}
 	}
 }

@@ -6,7 +6,8 @@ import (
 
 // Key names an account: a tenant, in a class that has limits of its own, or in all others.
 type Key struct {
-	Tenant, Class uint64
+	Tenant uint64 `cbor:"1,keyasint,omitempty"`
+	Class  uint64 `cbor:"2,keyasint,omitempty"`
 }
 
 // account is what one tenant has used. The book's lock guards it.

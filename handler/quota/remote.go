@@ -6,24 +6,25 @@ import (
 
 // Change is a change of an account.
 type Change struct {
-	Key              Key
-	Requests, Tokens int64
-	Running          int           // 1: a request begins, -1: it ends
-	Age              time.Duration // since it began, if it ends
+	Key      Key           `cbor:"1,keyasint"`
+	Requests int64         `cbor:"2,keyasint,omitempty"`
+	Tokens   int64         `cbor:"3,keyasint,omitempty"`
+	Running  int           `cbor:"4,keyasint,omitempty"` // 1: a request begins, -1: it ends
+	Age      time.Duration `cbor:"5,keyasint,omitempty"` // since it began, if it ends
 }
 
 // State is how an account stands at a router.
 type State struct {
-	Key    Key
-	Levels []Level
+	Key    Key     `cbor:"1,keyasint"`
+	Levels []Level `cbor:"2,keyasint,omitempty"`
 }
 
 // Level is how much of a limit is used.
 type Level struct {
-	Of     Unit
-	Per    Window
-	Used   int64
-	Period int64 // the number of the part of the calendar, if it is a limit for one
+	Of     Unit   `cbor:"1,keyasint,omitempty"`
+	Per    Window `cbor:"2,keyasint,omitempty"`
+	Used   int64  `cbor:"3,keyasint,omitempty"`
+	Period int64  `cbor:"4,keyasint,omitempty"` // the number of the part of the calendar, if it is a limit for one
 }
 
 // Apply applies a change at another router, or one of an earlier run if the router is 0. at is its time by

@@ -27,9 +27,9 @@ import (
 // indexes targets. A worker without data parallelism has only rank 0.
 type Target struct {
 	// Worker is the worker's id, configured or derived from its address.
-	Worker uint64 `json:"worker"`
+	Worker uint64 `json:"worker" cbor:"1,keyasint,omitempty"`
 	// Rank is the data-parallel rank inside the worker.
-	Rank uint32 `json:"dp_rank"`
+	Rank uint32 `json:"dp_rank" cbor:"2,keyasint,omitempty"`
 }
 
 // String returns worker/rank, both in decimal.
