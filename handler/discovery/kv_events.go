@@ -116,7 +116,7 @@ func follow(p *pool.Pool, w *worker.Worker) {
 		BlockTokens: e.Info.BlockSize,
 		Adapters:    e.NamesAll(), Salts: e.NamesAll(), HitsInFlight: e.HitsInFlight(),
 	}, &worker.Follower{
-		Caches: p.Scheduler.Caches(), Seed: p.Hashing().Seed, Life: p.Life(),
+		Worker: w.ID, Caches: p.Scheduler.Caches(), Seed: p.Hashing().Seed, Life: p.Life(),
 		Logger: p.Logger().With(zap.String("upstream", w.Dial)),
 	})
 	if run != nil {

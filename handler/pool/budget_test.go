@@ -6,7 +6,7 @@ import (
 )
 
 func budgetOf(set RetryBudget) *budget {
-	r := &registry{Name: "test"}
+	r := &registry{log: log{Name: "test"}}
 	r.Settings.Store(&Settings{RetryBudget: &set})
 	return &budget{pool: r}
 }

@@ -9,54 +9,12 @@ import (
 	"slices"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/journal"
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
 )
-
-// SetInfo records what a worker's engine reports. It returns false if the pool has replaced
-// the worker.
-func (p *Pool) SetInfo(w *worker.Worker, info engine.Info) bool {
-	other := info.Type != w.Engine().Type
-	known := p.describe(w, info)
-	if other {
-		p.findAliases()
-	}
-	p.queue.reviewAll() // the worker's limit may have changed
-	return known
-}
-
-func (r *registry) describe(w *worker.Worker, info engine.Info) (known bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.workers[w.Dial] != w {
-		return false
-	}
-	if w.Learn(info) {
-		r.layout.Add(1)
-	}
-	r.declareRanks(w)
-	if w.Settings().MaxRunning == worker.LimitAuto {
-		w.LimitSlots(worker.LimitAuto)
-	}
-	return true
-}
-
-// recallBootID records the start that a worker's engine reported to an earlier run. It returns
-// false if the engine has reported another one since.
-func (r *registry) recallBootID(w *worker.Worker, bootID string) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	info := w.Engine().Info
-	if info.BootID == "" {
-		info.BootID = bootID
-		w.Learn(info)
-	}
-	return bootID == "" || info.BootID == bootID
-}
 
 // lostCache records that a target has lost its cache, as its engine's counts of cached tokens show.
 // Discovery asks the engine soon whether it is another one.
@@ -139,14 +97,6 @@ const idleAfter = 10 * time.Minute
 func (r *registry) IsIdle(t time.Time) bool {
 	return t.Unix()-max(r.lastRequest.Load(), r.servingSince.Load()) > int64(idleAfter/time.Second) &&
 		!slices.ContainsFunc(r.All(), func(w *worker.Worker) bool { n, _ := w.Running(); return n > 0 })
-}
-
-// adoptBlockSize fills in the engines' block size, if none is configured. The caller holds
-// the lock.
-func (r *registry) adoptBlockSize(s *Settings) {
-	if s.BlockSizeUnset && r.blockSize > 0 {
-		s.BlockSize = r.blockSize
-	}
 }
 
 // KnowsBlockSize returns whether the engines have reported one block size.
@@ -245,12 +195,4 @@ func (p *Pool) callAwake(ctx context.Context, w *worker.Worker) error {
 		}
 	}
 	return nil
-}
-
-// awake records that a worker's engine does not sleep, before it says so itself.
-func (p *Pool) awake(w *worker.Worker) {
-	if info := w.Engine().Info; info.Asleep {
-		info.Asleep, info.Discarded = false, false
-		p.SetInfo(w, info)
-	}
 }

@@ -221,7 +221,7 @@ func TestPairs(t *testing.T) {
 
 // TestEventsAreOfTheLog writes log lines, and looks at the events.
 func TestEventsAreOfTheLog(t *testing.T) {
-	p := &registry{Name: "test", events: make(chan event, 1)}
+	p := &log{"test", make(chan event, 1)}
 	log := p.Logger()
 	log.Info("worker is well")
 	log.Debug("condition begins")

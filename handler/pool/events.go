@@ -4,11 +4,35 @@ import (
 	"context"
 	"slices"
 
+	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyevents"
 )
+
+// log is the log of a pool, by its name.
+type log struct {
+	Name   string
+	events chan event // for Caddy's events app
+}
+
+// logs names the logs of all pools, so that operators can direct them with the handler's.
+type logs struct{}
+
+func (logs) CaddyModule() caddy.ModuleInfo { return caddy.ModuleInfo{ID: "http.handlers.kv_router"} }
+
+// Logger returns the logger of the pool. No configuration owns a pool, so it writes to the logs of
+// the one that serves.
+func (l *log) Logger() *zap.Logger {
+	log, serving := caddy.Log().Named(string(logs{}.CaddyModule().ID)), caddy.ActiveContext()
+	if serving.GetMetricsRegistry() != nil {
+		log = serving.Logger(logs{})
+	}
+	return log.WithOptions(zap.WrapCore(func(c zapcore.Core) zapcore.Core {
+		return zapcore.NewTee(c, emitter{to: l.events})
+	})).With(zap.String("pool", l.Name))
+}
 
 // events are the names, for Caddy's events app, of what the pool's log says. An event has the fields
 // of its log line as its data.
@@ -72,12 +96,12 @@ func (m emitter) Write(e zapcore.Entry, fields []zapcore.Field) error {
 func (emitter) Sync() error { return nil }
 
 // emit emits events until the pool ends, by the configuration that serves then.
-func (r *registry) emit(life context.Context) {
+func (l *log) emit(life context.Context) {
 	for {
 		select {
 		case <-life.Done():
 			return
-		case e := <-r.events:
+		case e := <-l.events:
 			serving := caddy.ActiveContext()
 			if app, err := serving.AppIfConfigured("events"); err == nil {
 				if to, ok := app.(*caddyevents.App); ok {

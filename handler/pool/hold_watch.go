@@ -1,10 +1,6 @@
 package pool
 
-import (
-	"time"
-
-	"github.com/caddy-kvrouter/kvrouter/handler/worker"
-)
+import "time"
 
 const (
 	// holdWindow is how long the rate of prefills is measured while requests are held.
@@ -103,9 +99,4 @@ func (q *waiters) isHolding() bool {
 		}
 	}
 	return false
-}
-
-// isHeld returns whether the lane waits although a worker has a free slot.
-func (l *lane) isHeld(t time.Time) bool {
-	return l.leastBusy(t, func(_ *worker.Worker, v Verdict) bool { return v == Fits }) != nil
 }

@@ -30,7 +30,7 @@ func newFlowTest(t *testing.T) *flowTest {
 	t.Helper()
 	// without the upkeep, which has a clock of its own
 	p := &Pool{
-		registry: &registry{Name: "test", Scheduler: kvscore.NewScheduler(kvscore.Settings{}), workers: make(map[string]*worker.Worker)},
+		registry: &registry{log: log{Name: "test"}, Scheduler: kvscore.NewScheduler(kvscore.Settings{}), workers: make(map[string]*worker.Worker)},
 	}
 	p.Budget.pool = p.registry
 	p.Settings.Store(wanted().WithDefaults())

@@ -110,3 +110,8 @@ func (l *lane) canUse(w *worker.Worker, t time.Time) bool {
 	v := l.verdict(w, t).tier()
 	return v == Fits || v == Backup || v.Possible() && v == l.best(t)
 }
+
+// isHeld returns whether the lane waits although a worker has a free slot.
+func (l *lane) isHeld(t time.Time) bool {
+	return l.leastBusy(t, func(_ *worker.Worker, v Verdict) bool { return v == Fits }) != nil
+}

@@ -108,7 +108,8 @@ func (l *Limits) version() string {
 
 // tenants are the limits as the operator has set them, and their file.
 type tenants struct {
-	pool *Pool
+	workers *registry
+	book    *quota.Book
 
 	mu      sync.Mutex
 	set     Limits
@@ -130,7 +131,7 @@ func (l *tenants) watch() {
 		return
 	}
 	if v := l.set.version(); (v == "" || v != l.version) && l.read() {
-		l.pool.Logger().Info("the limits of tenants have changed", zap.String("file", l.set.File))
+		l.workers.Logger().Info("the limits of tenants have changed", zap.String("file", l.set.File))
 	}
 }
 
@@ -139,7 +140,7 @@ func (l *tenants) read() bool {
 	l.version = l.set.version() // first: the file may change meanwhile
 	of, err := l.set.tenants()
 	if err != nil {
-		l.pool.Raise(time.Now(), "the file of tenants cannot be read: its earlier limits hold", err)
+		l.workers.Raise(time.Now(), "the file of tenants cannot be read: its earlier limits hold", err)
 		l.version = "" // raises it again
 		return false
 	}
@@ -147,6 +148,6 @@ func (l *tenants) read() bool {
 	if w := l.set.CachedWeight; w != nil {
 		weight = *w
 	}
-	l.pool.Quota.Set(&quota.Settings{Default: l.set.Default, Classes: l.set.Classes, Tenants: of, CachedWeight: weight})
+	l.book.Set(&quota.Settings{Default: l.set.Default, Classes: l.set.Classes, Tenants: of, CachedWeight: weight})
 	return true
 }

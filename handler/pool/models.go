@@ -1,13 +1,9 @@
 package pool
 
 import (
-	"cmp"
 	"iter"
 	"maps"
-	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
@@ -110,20 +106,11 @@ func (r *registry) ModelsBeside(answers *worker.Worker, o Offers) iter.Seq2[stri
 	}
 }
 
-// Canonical returns the one name of a model that engines serve under several. Prompts and sessions
-// of all its names are the same: the KV cache does not know the name.
-func (r *registry) Canonical(model string) string {
-	if of := r.aliases.of.Load(); of != nil {
-		return cmp.Or((*of)[model], model)
-	}
-	return model
-}
-
 // findAliases finds the models with several names again. An engine of vLLM or SGLang has one base model,
 // and lists it under each name with the same root.
 func (r *registry) findAliases() {
-	r.aliases.mu.Lock()
-	defer r.aliases.mu.Unlock()
+	r.finding.Lock()
+	defer r.finding.Unlock()
 	var groups [][]string
 	set := r.Settings.Load()
 	for _, w := range r.All() {
@@ -137,7 +124,7 @@ func (r *registry) findAliases() {
 			}
 		}
 	}
-	r.aliases.found(groups)
+	r.found(groups)
 }
 
 // KeeperServes returns whether the worker that keeps something of an id is known to serve a model.
@@ -145,30 +132,4 @@ func (p *Pool) KeeperServes(id, model string) bool {
 	at, _, ok := p.Responses.Find(id, false)
 	w := p.ByID(at.Worker)
 	return ok && w != nil && w.KnownToServe(model)
-}
-
-// aliases are the models that have several names.
-type aliases struct {
-	mu sync.Mutex                        // of registry.findAliases
-	of atomic.Pointer[map[string]string] // from a name to the model's own
-}
-
-// found records groups of names that are of one model each. The first name in alphabetical order is the
-// model's own, so that all routers agree.
-func (a *aliases) found(groups [][]string) {
-	of := make(map[string]string)
-	for changed := true; changed; { // groups may share names
-		changed = false
-		for _, names := range groups {
-			first := slices.Min(names)
-			for _, name := range names {
-				first = min(first, cmp.Or(of[name], name))
-			}
-			for _, name := range names {
-				changed = changed || of[name] != first
-				of[name] = first
-			}
-		}
-	}
-	a.of.Store(&of)
 }

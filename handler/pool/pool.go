@@ -74,6 +74,16 @@ func (l *lifetime) Go(task func()) {
 	}
 }
 
+// Sleep returns whether a context lasts for a while.
+func Sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
 // kept is the pool's journal, and what keeps it on disk.
 type kept struct {
 	journal journal.Journal

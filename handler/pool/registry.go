@@ -14,8 +14,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
-	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 
 	"github.com/caddyserver/caddy/v2"
 )
@@ -37,12 +35,11 @@ const (
 
 // registry is the workers of a pool.
 type registry struct {
-	Name      string
+	log
+	aliases
 	Settings  atomic.Pointer[Settings]
 	Scheduler *kvscore.Scheduler
 	Incidents observe.Incidents
-	events    chan event // for Caddy's events app
-	aliases   aliases
 
 	servingSince atomic.Int64 // when the last configuration began to serve, Unix seconds
 	lastRequest  atomic.Int64 // Unix seconds; Worker.Seen is compared with it
@@ -195,6 +192,14 @@ func (r *registry) adopt(s *Settings) (old *Settings) {
 	return old
 }
 
+// adoptBlockSize fills in the engines' block size, if none is configured. The caller holds
+// the lock.
+func (r *registry) adoptBlockSize(s *Settings) {
+	if s.BlockSizeUnset && r.blockSize > 0 {
+		s.BlockSize = r.blockSize
+	}
+}
+
 // newOverflow makes the worker that stands for all upstreams above maxOverflow. It has no
 // cache model.
 func (r *registry) newOverflow() *worker.Worker {
@@ -295,23 +300,6 @@ func (r *registry) dropIdle(s *Settings, now int64, after time.Duration) {
 // request.
 func (r *registry) WasOffered(w *worker.Worker, within time.Duration) bool {
 	return r.lastRequest.Load()-w.Seen() <= int64(within/time.Second)
-}
-
-// logs names the logs of all pools, so that operators can direct them with the handler's.
-type logs struct{}
-
-func (logs) CaddyModule() caddy.ModuleInfo { return caddy.ModuleInfo{ID: "http.handlers.kv_router"} }
-
-// Logger returns the logger of the pool. No configuration owns a pool, so it writes to the logs of
-// the one that serves.
-func (r *registry) Logger() *zap.Logger {
-	log, serving := caddy.Log().Named(string(logs{}.CaddyModule().ID)), caddy.ActiveContext()
-	if serving.GetMetricsRegistry() != nil {
-		log = serving.Logger(logs{})
-	}
-	return log.WithOptions(zap.WrapCore(func(c zapcore.Core) zapcore.Core {
-		return zapcore.NewTee(c, emitter{to: r.events})
-	})).With(zap.String("pool", r.Name))
 }
 
 // Raise records that a condition is met, and the error that shows it, if there is one.

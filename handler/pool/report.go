@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"go.uber.org/zap"
@@ -110,6 +111,55 @@ func isWorse(w *worker.Worker, t time.Time, o *Outcome) bool {
 		}
 	}
 	return worker.Worse(errs, share, theirs/max(answers, 1))
+}
+
+// SetInfo records what a worker's engine reports. It returns false if the pool has replaced
+// the worker.
+func (p *Pool) SetInfo(w *worker.Worker, info engine.Info) bool {
+	other := info.Type != w.Engine().Type
+	known := p.describe(w, info)
+	if other {
+		p.findAliases()
+	}
+	p.queue.reviewAll() // the worker's limit may have changed
+	return known
+}
+
+func (r *registry) describe(w *worker.Worker, info engine.Info) (known bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.workers[w.Dial] != w {
+		return false
+	}
+	if w.Learn(info) {
+		r.layout.Add(1)
+	}
+	r.declareRanks(w)
+	if w.Settings().MaxRunning == worker.LimitAuto {
+		w.LimitSlots(worker.LimitAuto)
+	}
+	return true
+}
+
+// recallBootID records the start that a worker's engine reported to an earlier run. It returns
+// false if the engine has reported another one since.
+func (r *registry) recallBootID(w *worker.Worker, bootID string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	info := w.Engine().Info
+	if info.BootID == "" {
+		info.BootID = bootID
+		w.Learn(info)
+	}
+	return bootID == "" || info.BootID == bootID
+}
+
+// awake records that a worker's engine does not sleep, before it says so itself.
+func (p *Pool) awake(w *worker.Worker) {
+	if info := w.Engine().Info; info.Asleep {
+		info.Asleep, info.Discarded = false, false
+		p.SetInfo(w, info)
+	}
 }
 
 // ClearCache clears the cache models of all ranks of a worker that has lost its KV cache.

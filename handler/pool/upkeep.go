@@ -17,22 +17,12 @@ import (
 // upkeep is the time between two searches for leaked leases and forgotten workers.
 const upkeep = 10 * time.Second
 
-// Sleep returns whether a context lasts for a while.
-func Sleep(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
 // New makes a pool and begins its upkeep. closer returns what closes the sessions that its engines keep.
 func New(name string, s *Settings, closer func(*Pool) Closer) (*Pool, error) {
 	p := &Pool{
 		registry: &registry{
-			Name: name, Scheduler: kvscore.NewScheduler(s.schedulerSettings()), workers: make(map[string]*worker.Worker),
-			events: make(chan event, mostEvents),
+			log:       log{name, make(chan event, mostEvents)},
+			Scheduler: kvscore.NewScheduler(s.schedulerSettings()), workers: make(map[string]*worker.Worker),
 		},
 	}
 	p.life, p.endLife = context.WithCancel(context.Background())
@@ -50,7 +40,7 @@ func New(name string, s *Settings, closer func(*Pool) Closer) (*Pool, error) {
 	p.Scheduler.SetJournal(&p.kept.journal)
 	p.Scheduler.OnLost(p.lostCache)
 	p.Responses.journal = &p.kept.journal
-	p.Members.workers, p.Budget.pool, p.Tenants.pool = p.registry, p.registry, p
+	p.Members.workers, p.Budget.pool, p.Tenants.workers, p.Tenants.book = p.registry, p.registry, p.registry, &p.Quota
 	p.Quota.Journal = &p.kept.journal
 	p.Settings.Store(s)
 	p.queue.workers = p.registry

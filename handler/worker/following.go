@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/events"
@@ -12,6 +13,7 @@ import (
 
 // subscription follows the KV events of the worker: one stream for each data-parallel rank.
 type subscription struct {
+	check   eventsCheck
 	mu      sync.Mutex
 	from    []Publisher
 	engine  events.Engine
@@ -22,11 +24,30 @@ type subscription struct {
 	closed  bool               // the pool has forgotten the worker
 }
 
+// eventsCheck compares what KV events predict with the cached tokens that the engine reports.
+type eventsCheck struct {
+	doubted   atomic.Bool  // the router does not rely on the events
+	uncounted atomic.Int32 // see CountedCache
+
+	mu        sync.Mutex
+	missed    map[uint64]bool // prompts whose reports were far below the prediction, in a row
+	unmatched int             // requests in a row that the engine had cached although the events showed nothing
+}
+
+// reset forgets all, because the engine or its events are others.
+func (c *eventsCheck) reset() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.missed, c.unmatched = nil, 0
+	c.doubted.Store(false)
+}
+
 // Publisher is where a rank publishes its KV events.
 type Publisher struct{ Endpoint, Replay, Topic string }
 
-// Follower is what the streams of KV events need. They end with Life.
+// Follower is what the streams of KV events of a worker need. They end with Life.
 type Follower struct {
+	Worker uint64
 	Caches *cache.Caches
 	Seed   uint64
 	Life   context.Context
@@ -39,8 +60,7 @@ var replays = make(chan struct{}, 8)
 // Follow begins, changes or ends the subscription to the worker's KV events. It returns what follows them
 // until the subscription ends, nil if nothing has to begin. If the engine publishes but there is nowhere to
 // follow it from, why is the reason.
-func (w *Worker) Follow(from []Publisher, why error, of events.Engine, by *Follower) (run func()) {
-	s := &w.subscription
+func (s *subscription) Follow(from []Publisher, why error, of events.Engine, by *Follower) (run func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.why = why
@@ -56,15 +76,15 @@ func (w *Worker) Follow(from []Publisher, why error, of events.Engine, by *Follo
 		return nil
 	}
 	s.from, s.engine = from, of
-	if run = s.start(w.ID, by); run != nil {
-		w.check.reset()
+	if run = s.start(by); run != nil {
+		s.check.reset()
 	}
 	return run
 }
 
 // start makes the streams. The lock is held.
-func (s *subscription) start(id uint64, by *Follower) (run func()) {
-	worker := events.NewWorker(by.Caches, by.Seed, id, len(s.from), s.engine)
+func (s *subscription) start(by *Follower) (run func()) {
+	worker := events.NewWorker(by.Caches, by.Seed, by.Worker, len(s.from), s.engine)
 	streams := make([]*events.Stream, 0, len(s.from))
 	for rank, from := range s.from {
 		stream, err := events.New(events.Config{

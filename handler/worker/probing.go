@@ -46,22 +46,6 @@ func (q *probing) AskSoon() {
 	q.AskModelsAgain(time.Now(), 0)
 }
 
-// Answered records that the worker answered, and returns whether that ends a mark of absence.
-func (w *Worker) Answered() (wasAbsent bool) {
-	previous, wasAbsent := w.Health.Answered()
-	if previous.Away() {
-		w.AskSoon()
-	}
-	return wasAbsent
-}
-
-// Connected records that the router could connect to the worker.
-func (w *Worker) Connected(t time.Time) {
-	if previous := w.Health.Connected(t); previous == Refusing || previous == Unreachable {
-		w.AskSoon()
-	}
-}
-
 // AskModelsAgain makes the next question for the worker's models due at once, unless it was asked within
 // a time. It returns whether it did.
 func (q *probing) AskModelsAgain(t time.Time, within time.Duration) bool {

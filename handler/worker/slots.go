@@ -76,12 +76,6 @@ func (k *waking) EndWake(t time.Time) {
 	k.now.Store(false)
 }
 
-// IsFull returns whether no slot is free. An engine that sleeps has none.
-func (w *Worker) IsFull() bool { return w.Asleep() || w.FreeSlots() <= 0 }
-
-// TakeSlot takes a slot. It returns false if none is free.
-func (w *Worker) TakeSlot() bool { return !w.Asleep() && w.slots.TakeSlot() }
-
 // drains says whether the worker drains.
 type drains struct {
 	reasons atomic.Uint32 // see drainConfigured

@@ -1,8 +1,6 @@
 package worker
 
 import (
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -121,24 +119,6 @@ type Prediction struct {
 
 // computed returns the tokens without blocks that were still computed. block is the index's block size.
 func (of *Prediction) computed(block int) int64 { return of.Tokens - int64(of.Shared*float64(block)) }
-
-// eventsCheck compares what KV events predict with the cached tokens that the engine reports.
-type eventsCheck struct {
-	doubted   atomic.Bool  // the router does not rely on the events
-	uncounted atomic.Int32 // see CountedCache
-
-	mu        sync.Mutex
-	missed    map[uint64]bool // prompts whose reports were far below the prediction, in a row
-	unmatched int             // requests in a row that the engine had cached although the events showed nothing
-}
-
-// reset forgets all, because the engine or its events are others.
-func (c *eventsCheck) reset() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.missed, c.unmatched = nil, 0
-	c.doubted.Store(false)
-}
 
 const (
 	// substantial is the least prediction, in tokens, that the check of the events compares.

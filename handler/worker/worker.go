@@ -46,8 +46,7 @@ type Worker struct {
 	probing
 	loadReports
 	subscription
-	reports sync.Map // the ReportKinds of which an answer has said what was cached
-	check   eventsCheck
+	reports sync.Map          // the ReportKinds of which an answer has said what was cached
 	Warned  observe.Incidents // what its engine is warned of
 }
 
@@ -185,6 +184,28 @@ func (w *Worker) Room() int64 { return w.known.Load().tokens }
 
 // TakesRequests returns whether the worker is neither marked down, hung nor draining.
 func (w *Worker) TakesRequests(t time.Time) bool { return !w.Draining() && w.Health.Available(t) }
+
+// IsFull returns whether no slot is free. An engine that sleeps has none.
+func (w *Worker) IsFull() bool { return w.Asleep() || w.FreeSlots() <= 0 }
+
+// TakeSlot takes a slot. It returns false if none is free.
+func (w *Worker) TakeSlot() bool { return !w.Asleep() && w.slots.TakeSlot() }
+
+// Answered records that the worker answered, and returns whether that ends a mark of absence.
+func (w *Worker) Answered() (wasAbsent bool) {
+	previous, wasAbsent := w.Health.Answered()
+	if previous.Away() {
+		w.AskSoon()
+	}
+	return wasAbsent
+}
+
+// Connected records that the router could connect to the worker.
+func (w *Worker) Connected(t time.Time) {
+	if previous := w.Health.Connected(t); previous == Refusing || previous == Unreachable {
+		w.AskSoon()
+	}
+}
 
 // AttemptKind is a kind of attempt, by what its worker sends.
 type AttemptKind uint8
