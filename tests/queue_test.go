@@ -217,7 +217,7 @@ func order(e *canned.Engine) string {
 }
 
 // TestPrioritiesOrderTheQueue has requests wait whose priorities come from nvext and from
-// headers, and one whose client is not trusted with any.
+// headers, and one whose client is not trusted with any. The admin API says why one waits, and why it has waited.
 func TestPrioritiesOrderTheQueue(t *testing.T) {
 	h := startGated(t, 1, trust("priorities"), "queue {\nmax_waiting 7\n}")
 	all := h.startChats(t, 1)
@@ -226,7 +226,7 @@ func TestPrioritiesOrderTheQueue(t *testing.T) {
 		nvext  string
 		header []string
 	}{
-		{`{}`, trusted},
+		{`{}`, append([]string{"X-Request-Id", "waits"}, trusted...)},
 		{`{"agent_hints":{"priority":60}}`, trusted},
 		{`{"agent_hints":{"latency_sensitivity":30}}`, trusted},
 		{`{"agent_hints":{"priority":-5}}`, trusted}, // there is no time below zero
@@ -237,6 +237,14 @@ func TestPrioritiesOrderTheQueue(t *testing.T) {
 		all = append(all, h.start(t, "/v1/chat/completions", string(wishing(fmt.Sprintf("request %d", i+1), v.nvext).body()), v.header...))
 		h.wantWaiting(t, i+1)
 	}
+	const full = "all workers are full"
+	explain := func() (list []adminWait) {
+		h.api(t, http.MethodGet, defaultPool+"/choices?request_id=waits", nil, &list)
+		return list
+	}
+	if got := explain(); len(got) != 1 || got[0].Waits.Before != 7 || got[0].Waits.Why[0] != full || got[0].Queued <= 0 {
+		t.Errorf("a request that waits is explained as %+v", got)
+	}
 	// The queue is full: one with a priority takes the place of the last.
 	late := h.start(t, "/v1/chat/completions", string(wishing("request 8", `{"agent_hints":{"priority":120}}`).body()), trusted...)
 	if a := all[7].wait(t); a.status != http.StatusTooManyRequests {
@@ -246,6 +254,20 @@ func TestPrioritiesOrderTheQueue(t *testing.T) {
 	if got, want := order(h.engines[0]), "0 6 5 8 2 3 1 4"; got != want {
 		t.Errorf("served in the order %s, want %s", got, want)
 	}
+	if got := explain(); len(got) != 1 || got[0].Why != full || got[0].Queued <= 0 || !strings.Contains(got[0].Sentence, full) {
+		t.Errorf("a request that has waited is explained as %+v", got)
+	}
+}
+
+// adminWait is how the admin API explains a wait.
+type adminWait struct {
+	Queued   float64 `json:"queued_ms"`
+	Why      string  `json:"queued_because"`
+	Sentence string  `json:"sentence"`
+	Waits    struct {
+		Before int      `json:"waiting_requests"`
+		Why    []string `json:"why"`
+	} `json:"waits"`
 }
 
 // TestRetryKeepsItsPlace has one engine refuse a request while later requests wait. The

@@ -19,6 +19,7 @@ type pastView struct {
 	Dial       string          `json:"dial"`
 	Sentence   string          `json:"sentence"`
 	Candidates []candidateView `json:"candidates,omitzero"`
+	Waits      *waitView       `json:"waits,omitzero"` // it is still in the queue
 }
 
 // viewPast returns the view of a choice, with its candidates if they are wanted. It shows the
@@ -38,6 +39,9 @@ func viewPast(c *observe.PastChoice, candidates, steers bool, t time.Time) pastV
 		next = &v.Candidates[1]
 	}
 	v.Sentence = sentence(c.Reason, c.Unit, c.Tokens, &v.Candidates[0], next)
+	if c.Waited > 0 {
+		v.Sentence += fmt.Sprintf(" The request waited %s in the queue: %s.", millis(v.Queued), c.Why)
+	}
 	if c.Rest != "" {
 		v.Sentence = "A stream goes on here (" + c.Rest + "). " + v.Sentence
 	}
@@ -96,6 +100,11 @@ func getChoices(r *http.Request, p *pool.Pool) (any, error) {
 	list := []pastView{}
 	for _, c := range p.Choices.Past(defaultPage, id, uint64(n)) { //nolint:gosec // it is not negative
 		list = append(list, viewPast(&c, true, true, time.Now()))
+	}
+	if of, why, waits := p.WaitsNow(id, time.Now()); waits && n == 0 {
+		v := pastView{Queued: 1e3 * round(of.Oldest), Waits: &waitView{p.Waiting(), why}}
+		v.Request, v.Class, v.Tenant = id, of.Class, of.Tenant
+		list = append([]pastView{v}, list...)
 	}
 	if len(list) == 0 && (id != "" || n > 0) {
 		return nil, apiError(http.StatusNotFound, "pool %s remembers no such choice; it keeps the last 4096", p.Name)

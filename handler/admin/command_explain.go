@@ -35,9 +35,19 @@ func runExplain(c *client, fl caddycmd.Flags) (int, error) {
 			return exitFailed, err
 		}
 		for i := len(past) - 1; i >= 0; i-- { // the oldest first
-			v := &past[i]
-			fmt.Printf("%s ago, model %s, attempt %d, %d of %d candidates: %s\n%s\n\n",
-				age(v.Age), v.Model, v.Attempt, len(v.Candidates), v.Among, v.Dial, v.Sentence)
+			v, who := &past[i], ""
+			if v.Class != "" {
+				who += ", class " + v.Class
+			}
+			if v.Tenant != "" {
+				who += fmt.Sprintf(", tenant %q", v.Tenant)
+			}
+			if v.Waits != nil {
+				fmt.Printf("It has waited in the queue for %s%s: %s.\n%d requests wait.\n", millis(v.Queued), who, strings.Join(v.Waits.Why, "; "), v.Waits.Before)
+				continue
+			}
+			fmt.Printf("%s ago, model %s%s, attempt %d, %d of %d candidates: %s\n%s\n\n",
+				age(v.Age), v.Model, who, v.Attempt, len(v.Candidates), v.Among, v.Dial, v.Sentence)
 			writeCandidates(os.Stdout, v.Candidates, v.Unit, v.Candidates[0].Target)
 		}
 		return exitOK, nil

@@ -132,7 +132,12 @@ func (rt *route) excluded(t kvscore.Target) bool {
 }
 
 // Waits implements pool.Chooser: no request waits for one that is queued.
-func (d *Dispatch) Waits() { d.turn.Yield() }
+func (d *Dispatch) Waits(why string) {
+	if d.wait.why = why; d.wait.since.IsZero() {
+		d.wait.since = time.Now()
+	}
+	d.turn.Yield()
+}
 
 // Chosen implements pool.Chooser. It logs what degraded the choice. The session stays bound if
 // its worker holds the prompt but the policy chose another worker.
@@ -219,7 +224,8 @@ func (d *Dispatch) remember(c *pool.Candidates, chosen int, unpriced bool) {
 	past := observe.PastChoice{
 		At: c.At, Request: d.ID, Model: c.Workers[chosen].ModelMetrics(d.plan.Model).Model,
 		Reason: d.reasonOf(unpriced, &c.Sel.Candidates[chosen]), Tokens: c.Sel.Tokens,
-		Attempt: d.attempts + 1, Waited: d.wait.waited,
+		Attempt: d.attempts + 1, Waited: d.wait.waited, Why: d.wait.why,
+		Class: d.plan.ClassName(), Tenant: strings.Clone(d.plan.Tenant.Name),
 	}
 	if name := d.plan.Model; name != past.Model { // the memory of the body may hold it
 		const longest = 128
@@ -227,6 +233,9 @@ func (d *Dispatch) remember(c *pool.Candidates, chosen int, unpriced bool) {
 	}
 	if d.Rest != nil {
 		past.Rest = d.Rest.Way
+	}
+	if !d.wait.since.IsZero() {
+		past.Waited += c.At.Sub(d.wait.since)
 	}
 	if !unpriced {
 		past.Unit = kvscore.CostUnit(d.Policy())

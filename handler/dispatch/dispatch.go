@@ -130,6 +130,8 @@ func (h *heldAnswer) drop() {
 // waiting is what the request's waits came to, over all attempts.
 type waiting struct {
 	waited     time.Duration // in the queue
+	since      time.Time     // when it began to wait for the seat that it has no time of in waited; zero if it did not
+	why        string        // the request waited last
 	turnedAway *api.Refusal  // why the request is not served
 	left       error         // the client's context ended meanwhile
 }

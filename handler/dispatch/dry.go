@@ -86,7 +86,7 @@ func (s *Dispatcher) Explain(p *plan.Plan) *DryChoice {
 	c := new(DryChoice)
 	if len(among.Targets) == 0 && len(among.Full) > 0 {
 		c.Full = true
-		c.Waits = append(c.Waits, "all workers are full")
+		c.Waits = append(c.Waits, pool.WaitsForSlot)
 		if p.Ext.QueryOnly() {
 			s.Pool.Return(among)
 			unlimited := want
@@ -119,7 +119,10 @@ func (s *Dispatcher) Explain(p *plan.Plan) *DryChoice {
 	c.Home, c.Tier, c.Tokens = rt.homeOf(sel, c.Picked.Chosen), among.Tier, sel.Tokens
 	c.Phases = rt.phasesOf(&sel.Candidates[c.Picked.Chosen])
 	if !c.Full && s.Pool.WouldHold(&want, among) {
-		c.Waits = append(c.Waits, "no worker has room")
+		c.Waits = append(c.Waits, pool.WaitsForRoom)
+	}
+	if err := s.Pool.Late(&want, among, choice.Bound, c.Picked.Chosen, len(c.Waits) > 0); err != nil && !p.Ext.QueryOnly() {
+		c.Refused = &api.Refusal{API: p.API, Status: http.StatusTooManyRequests, Code: api.CodeLate, Err: err}
 	}
 	if len(c.Waits) > 0 {
 		c.Waits = append(c.Waits, s.Pool.WhyWait(&want, t)...)

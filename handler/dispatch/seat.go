@@ -70,7 +70,7 @@ func (d *Dispatch) Seated() bool { return d.seated.Load() }
 // seat finds a seat on a worker, and begins an attempt there.
 func (d *Dispatch) seat(ctx context.Context) error {
 	want, a := d.Wants(), new(attempt.Attempt)
-	want.Again = d.attempts > 0
+	want.ID, want.Again = d.ID, d.attempts > 0
 	if want.Rest = d.answer != nil; want.Rest && d.Rest != nil && d.Rest.Way != api.WayWhole {
 		want.Backups = nil // which may have another model
 	}
@@ -119,7 +119,7 @@ func (d *Dispatch) seatApart(ctx context.Context, old *worker.Worker, failed []*
 func (d *Dispatch) reserve(ctx context.Context, want *pool.Wants, o *pool.Offers, by pool.Chooser, a *attempt.Attempt) error {
 	want.Patience = d.patience()
 	waited, err := d.Pool.Seat(ctx, want, o, by, &a.Seat)
-	d.wait.waited += waited
+	d.wait.waited, d.wait.since = d.wait.waited+waited, time.Time{}
 	if err == nil {
 		a.Seated(&d.Call)
 	}

@@ -27,6 +27,9 @@ type PastChoice struct {
 	Rest    string        `json:"rest,omitzero"` // how the rest of a stream is asked for that broke off
 	Among   int           `json:"candidates_in_all"`
 	Waited  time.Duration `json:"-"`
+	Why     string        `json:"queued_because,omitzero"` // it waited last
+	Class   string        `json:"class,omitzero"`
+	Tenant  string        `json:"tenant,omitzero"`
 	Unit    string        `json:"cost_unit,omitzero"` // of the costs; empty if no policy compared any
 
 	Kept       int                           `json:"-"` // number of Candidates

@@ -37,6 +37,7 @@ type Wants struct {
 	Patience time.Duration      // how long the request may wait in the queue
 	Rest     bool               // it is the rest of a stream
 	Again    bool               // a worker has had it before
+	ID       string             // of the request
 
 	Class        *queue.Class // nil: the zero class
 	Tenant       uint64       // a hash of the tenant's name; 0: all others together

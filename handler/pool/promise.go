@@ -76,6 +76,20 @@ func (p *Pool) predict(s *Seat, want *Wants, c *Candidates, bound, chosen int, s
 	return c.Sel.Within > 0
 }
 
+// Late returns the error with which the pool would refuse a request as late; nil if it would not. waits: it would
+// wait in the queue.
+func (p *Pool) Late(want *Wants, c *Candidates, bound, chosen int, waits bool) error {
+	within, soonest := p.within(want, c.At), c.Sel.Soonest(bound)
+	if waits {
+		soonest += p.queue.ahead(want, c.Sel.Candidates[chosen].PrefillTime)
+	}
+	if within == 0 || soonest <= within || want.Class.Late != queue.Refuse {
+		return nil
+	}
+	_, err := late(want, soonest, c.At)
+	return err
+}
+
 // ahead returns for how many milliseconds other requests of the queue start before the request would, if it
 // waited: see [queue.Queue.Ahead]. Work that waits for other models does not count.
 func (q *waiters) ahead(want *Wants, cost float64) float64 {

@@ -72,6 +72,28 @@ func (p *Pool) Queued(t time.Time) (classes, tenants []Queued) {
 	return classes, tenants[:min(len(tenants), mostTenants)]
 }
 
+// WaitsNow returns the place of a request in the queue, and why it waits. ok: it does.
+func (p *Pool) WaitsNow(id string, t time.Time) (of Queued, why []string, ok bool) {
+	var m *waiter
+	p.queue.mu.Lock()
+	p.queue.order.All(func(e *queue.Entry) {
+		if w := e.Value.(*waiter); w.want.ID == id { //nolint:forcetypeassert,errcheck // it has no other values
+			m = w
+		}
+	})
+	if m == nil {
+		p.queue.mu.Unlock()
+		return of, nil, false
+	}
+	why = []string{WaitsForSlot}
+	if m.lane.isHeld(t) {
+		why[0] = WaitsForRoom
+	}
+	p.queue.mu.Unlock()
+	of = Queued{Class: m.want.class(), Tenant: m.want.TenantName, Oldest: t.Sub(m.since).Seconds()}
+	return of, append(why, p.WhyWait(&m.want, t)...), true
+}
+
 // WhyWait says why a request that came now would wait, from the queue's part.
 func (p *Pool) WhyWait(want *Wants, t time.Time) (why []string) {
 	p.queue.mu.Lock()
@@ -98,8 +120,12 @@ func (p *Pool) WhyWait(want *Wants, t time.Time) (why []string) {
 	if less > 0 {
 		why = append(why, fmt.Sprintf("%d tenants with less service", less))
 	}
-	if !want.Deadline.IsZero() {
-		why = append(why, fmt.Sprintf("deadline in %.1f s", want.Deadline.Sub(t).Seconds()))
+	switch left := want.left(t) / 1e3; {
+	case want.Deadline.IsZero():
+	case left < 0:
+		why = append(why, fmt.Sprintf("deadline %.1f s ago", -left))
+	default:
+		why = append(why, fmt.Sprintf("deadline in %.1f s", left))
 	}
 	return why
 }

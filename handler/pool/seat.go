@@ -43,8 +43,8 @@ type Chooser interface {
 	// Chosen sees the chosen candidate's position, and whether the request or its session
 	// decided.
 	Chosen(c *Candidates, i int, unpriced bool)
-	// Waits is called before the request waits in the queue.
-	Waits()
+	// Waits is called before the request waits in the queue, with why.
+	Waits(why string)
 	// Renew returns the present offers. follows says that they come from a source that knows at
 	// once when they change. The pool holds no lock.
 	Renew() (o Offers, follows bool)
@@ -61,6 +61,12 @@ type Choice struct {
 	Wait func(context.Context) error
 }
 
+// Why requests wait.
+const (
+	WaitsForSlot = "all workers are full"
+	WaitsForRoom = "no worker has room"
+)
+
 // Seat finds the request a worker and takes a place there. It gathers the candidates, lets
 // the request choose, books the choice, and takes a slot. If all workers are full, the
 // request waits in the queue, also while a source that follows its upstreams has none. Seat returns
@@ -74,8 +80,8 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *
 	if want.Kind != worker.KindOther {
 		p.heed(want, time.Now())
 	}
-	wait := func(want *Wants) error {
-		by.Waits()
+	wait := func(want *Wants, why string) error {
+		by.Waits(why)
 		renew := by.Renew
 		if _, follows := renew(); !follows {
 			renew = nil
@@ -121,7 +127,7 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *
 			giveBack()
 			own := *want
 			own.Backups = nil
-			err = wait(&own)
+			err = wait(&own, WaitsForRoom)
 		case sat == tardy:
 			giveBack() // it is charged to the class
 			want, err = late(want, s.soonest, time.Now())
@@ -137,14 +143,17 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *
 			giveBack() // of another worker: all were full before
 			home := *want
 			home.Only = choice.Home
-			if err = wait(&home); errors.Is(err, ErrWaited) && !want.isOverdue() {
+			if err = wait(&home, "the session's worker is full"); errors.Is(err, ErrWaited) && !want.isOverdue() {
 				return waited, ErrHomeWaited
 			}
 			homeless = g.worker == nil
 		case sat == taken && p.Waiting() == 0: // the worker has just filled up
+		case sat == crowded:
+			giveBack()
+			err = wait(want, WaitsForRoom)
 		default:
 			giveBack()
-			err = wait(want)
+			err = wait(want, WaitsForSlot)
 		}
 		if errors.Is(err, ErrWaited) && want.isOverdue() {
 			want, err = late(want, 0, time.Now())
@@ -156,7 +165,7 @@ func (p *Pool) Seat(ctx context.Context, want *Wants, o *Offers, by Chooser, s *
 }
 
 // awaitOffers has a request wait that is offered nothing, if its source follows its upstreams.
-func awaitOffers(want *Wants, o *Offers, by Chooser, wait func(*Wants) error) error {
+func awaitOffers(want *Wants, o *Offers, by Chooser, wait func(*Wants, string) error) error {
 	if len(o.Ups) > 0 || want.Kind == worker.KindOther {
 		return ErrNoWorker
 	}
@@ -167,7 +176,7 @@ func awaitOffers(want *Wants, o *Offers, by Chooser, wait func(*Wants) error) er
 	if *o = now; len(now.Ups) > 0 {
 		return nil
 	}
-	return wait(want)
+	return wait(want, "there are no workers")
 }
 
 // Candidates gathers the targets of workers that are free, and the best there are. If the

@@ -55,7 +55,7 @@ func (c *chooser) Chosen(*Candidates, int, bool) {
 	}
 }
 
-func (c *chooser) Waits() { c.waits++ }
+func (c *chooser) Waits(string) { c.waits++ }
 
 func (c *chooser) Renew() (Offers, bool) {
 	if c.renew == nil {

@@ -62,7 +62,7 @@ func (by chooser) Choose(_ context.Context, c *pool.Candidates) pool.Choice {
 }
 
 func (chooser) Chosen(*pool.Candidates, int, bool)      {}
-func (chooser) Waits()                                  {}
+func (chooser) Waits(string)                            {}
 func (by chooser) Renew() (o pool.Offers, follows bool) { return by.owner.Renew() }
 
 // describe says what the engines must know of the phases.
