@@ -16,7 +16,7 @@ type bill struct {
 
 // charge charges a request's tenant with work. The caller holds the lock.
 func (q *waiters) charge(want *Wants, work float64) bill {
-	return bill{q.order.Charge(want.Class, want.Tenant, want.TenantWeight, work), work}
+	return bill{q.order.Charge(want.Class, want.Tenant, want.TenantWeight, work, time.Now()), work}
 }
 
 // seat charges for a request that gets a seat, or corrects what it was charged when the queue granted

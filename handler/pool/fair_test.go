@@ -373,7 +373,7 @@ func TestQueuedIsSeen(t *testing.T) {
 			t.Errorf("%+v", tenants)
 		}
 		p.queue.mu.Lock()
-		p.queue.order.Charge(class, 1, 1, 5000)
+		p.queue.order.Charge(class, 1, 1, 5000, time.Now())
 		p.queue.mu.Unlock()
 		want := Wants{Class: class, Tenant: 1, Deadline: time.Now().Add(800 * time.Millisecond)}
 		if why := p.WhyWait(&want, time.Now()); !slices.Equal(why, []string{"99 tenants with less service", "deadline in 0.8 s"}) {

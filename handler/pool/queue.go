@@ -289,16 +289,11 @@ func (q *waiters) hasRoom(l *lane, w *worker.Worker, room kvscore.Room, t time.T
 	return l.rankIn(q.roomsFor(l, w, t), room) >= 0 && l.canUse(w, t) && q.workers.spares(&l.want, l.offers, t)
 }
 
-// first returns the first waiter of some lanes; nil if there is none. While no others come, a surplus needs no
-// more room. The caller holds the lock.
+// first returns the first waiter of some lanes; nil if there is none. The caller holds the lock.
 func (q *waiters) first(may func(l *lane, room kvscore.Room) bool, t time.Time) *waiter {
-	most := kvscore.SomeRoom
-	if q.workers.isShared(t) {
-		most = kvscore.Empty
-	}
 	e := q.order.First(func(key any, room kvscore.Room) bool {
 		l, ok := key.(*lane)
-		return ok && (room > most || may(l, room)) // it was asked for less before
+		return ok && may(l, room)
 	}, t)
 	if e == nil {
 		return nil

@@ -21,8 +21,8 @@ type place struct {
 // target, or to leave out those without room, both cost more than they gain. The hold only delays. When
 // the time of a held request is up, or the queue is too long, the first in order goes to an engine.
 //
-// The surplus of a tenant waits longer, for a target without prefill if its prompts are long. So a flood leaves no
-// more work before others' next requests than the prompts that have begun, and joins no step of theirs.
+// While light tenants come, the surplus of others waits longer, for a target without prefill if its prompts are long.
+// So a flood leaves no more work before their next requests than the prompts that have begun, and joins no step of theirs.
 type holds struct {
 	seen  map[*worker.Worker][]kvscore.Room // see rooms
 	wakes map[*worker.Worker]bool           // see wake
@@ -31,7 +31,7 @@ type holds struct {
 // variedFor is how long requests are held after two tenants or classes were seen. With one of each, there is
 // nobody to be fair to, and the engines' own queues do as well.
 //
-// sharedFor is how long a tenant's surplus, and background requests, leave room for others.
+// sharedFor is how long background requests leave room for others.
 const (
 	variedFor = 5 * time.Minute
 	sharedFor = 30 * time.Second
@@ -66,9 +66,6 @@ func (r *registry) holds(t time.Time) bool {
 	now := t.UnixNano()
 	return now-r.varied.Load() < int64(variedFor) && r.Settings.Load().Hold == HoldAuto && now >= r.loose.Load()
 }
-
-// isShared returns whether requests of others come beside those that wait.
-func (r *registry) isShared(t time.Time) bool { return t.UnixNano()-r.varied.Load() < int64(sharedFor) }
 
 // isHeld returns whether a request waits in the router while no target has room. Three
 // kinds do not: what needs no slot; prefill phases, because their decode phases are booked already; rests of streams.
@@ -192,12 +189,12 @@ func (p *Pool) roomNeeded(want *Wants, t time.Time) kvscore.Room {
 	switch {
 	case !p.isHeld(want, t):
 		return kvscore.NoRoom
-	case !p.isShared(t), p.queue.length.Load() == 0:
+	case p.queue.length.Load() == 0:
 		return kvscore.SomeRoom
 	}
 	p.queue.mu.Lock()
 	defer p.queue.mu.Unlock()
-	if p.queue.order.HasSurplus(want.Class, want.Tenant) {
+	if p.queue.order.HasSurplus(want.Class, want.Tenant, t) {
 		return kvscore.RoomForSurplus(want.Prompt)
 	}
 	return kvscore.SomeRoom

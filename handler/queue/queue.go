@@ -15,6 +15,9 @@
 // waits is taken from nobody. A tenant or class that comes back from idle begins with the least
 // service of those that wait. It has no credit from before. This is start-time fair queueing
 // (Goyal, Vin, Cheng: SIGCOMM 1996) with the lift of VTC (Sheng and others: OSDI 2024).
+//
+// A tenant or class is light if it comes with less service than those that wait: it takes less than its share.
+// While light ones come, the others have a surplus, which must not fill the engines.
 package queue
 
 import (
@@ -29,6 +32,9 @@ import (
 
 // slack is the difference of service, in milliseconds, within which deadlines decide.
 const slack = 500
+
+// lightFor is how long a surplus leaves room for a light tenant or class after it came.
+const lightFor = 30 * time.Second
 
 // aged is the share of what a request costs those behind it that counts against its age. With 1, the
 // longest waits in overload are up to 1.24 times as long, for nothing in the mean.
@@ -73,7 +79,8 @@ type Queue struct {
 	accounts map[account]*Account
 	length   int
 	entered  uint64
-	served   float64 // the service that the class served last had then
+	served   float64   // the service that the class served last had then
+	light    time.Time // when a request of a light tenant or class last came
 }
 
 // lane is the requests that the same workers may serve.
@@ -113,6 +120,7 @@ type service struct {
 	used    float64 // for its weight
 	served  float64 // the service that the tenant served last had then
 	waiting int
+	light   time.Time // when a request last came while the class was light
 }
 
 // account names a tenant in a class.
@@ -142,6 +150,7 @@ func (q *Queue) Push(e *Entry, now time.Time) {
 		q.begin()
 	}
 	a := q.account(e.Class, e.Tenant, e.Weight)
+	q.notice(e.Class, a, now)
 	if a.of.waiting == 0 {
 		a.of.used = max(a.of.used, q.least())
 	}
@@ -240,7 +249,7 @@ func (q *Queue) First(may func(lane any, room kvscore.Room) bool, now time.Time)
 		if most == kvscore.NoRoom {
 			continue
 		}
-		n := l.first(now, func(n *flow) bool { return n.heap[0].Surplus <= most || !q.hasSurplus(n.account) })
+		n := l.first(now, func(n *flow) bool { return n.heap[0].Surplus <= most || !q.hasSurplus(n.account, now) })
 		if n != nil && (best == nil || n.precedes(best)) {
 			best = n
 		}
@@ -251,13 +260,35 @@ func (q *Queue) First(may func(lane any, room kvscore.Room) bool, now time.Time)
 	return best.heap[0]
 }
 
-// HasSurplus returns whether more requests of the tenant wait than can start at once.
-func (q *Queue) HasSurplus(c *Class, tenant uint64) bool {
-	return q.hasSurplus(q.accounts[account{c.name(), tenant}])
+// HasSurplus returns whether more requests of the tenant wait than can start at once, while light tenants come. If
+// another class is light, the requests of all tenants of the class count.
+func (q *Queue) HasSurplus(c *Class, tenant uint64, now time.Time) bool {
+	a := q.accounts[account{c.name(), tenant}]
+	return a != nil && q.hasSurplus(a, now)
 }
 
-func (q *Queue) hasSurplus(a *Account) bool {
-	return a != nil && a.waiting > q.Parallel && 4*a.waiting > q.length
+func (q *Queue) hasSurplus(a *Account, now time.Time) bool {
+	if now.Sub(q.light) >= lightFor {
+		return false
+	}
+	waiting := a.waiting
+	for _, s := range q.services {
+		if s != a.of && now.Sub(s.light) < lightFor {
+			waiting = a.of.waiting
+		}
+	}
+	return waiting > q.Parallel
+}
+
+// notice looks whether a tenant or its class is light. Background classes have what others leave, and are not.
+func (q *Queue) notice(c *Class, a *Account, now time.Time) {
+	switch {
+	case c.isBackground() || a.waiting > 0:
+	case a.of.used+slack < q.served:
+		q.light, a.of.light = now, now
+	case a.used+slack < a.of.served:
+		q.light = now
+	}
 }
 
 // All calls f for each request, in no order. f must not change the queue.
@@ -305,12 +336,15 @@ func (q *Queue) Last() *Entry {
 
 // Charge charges a tenant with work while requests wait. It returns the account to settle, nil if
 // nothing waits.
-func (q *Queue) Charge(c *Class, tenant uint64, weight, work float64) *Account {
+func (q *Queue) Charge(c *Class, tenant uint64, weight, work float64, now time.Time) *Account {
 	if q.length == 0 {
 		return nil
 	}
 	a := q.account(c, tenant, weight)
-	q.served, a.of.served = max(q.served, a.of.used), max(a.of.served, a.used)
+	q.notice(c, a, now)
+	if a.of.served = max(a.of.served, a.used); !c.isBackground() {
+		q.served = max(q.served, a.of.used)
+	}
 	a.add(work)
 	return a
 }

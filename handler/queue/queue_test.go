@@ -24,7 +24,7 @@ func run(q *Queue, until time.Duration, more func(now time.Time), served func(*E
 			continue
 		}
 		q.Remove(e)
-		q.Charge(e.Class, e.Tenant, e.Weight, e.Cost)
+		q.Charge(e.Class, e.Tenant, e.Weight, e.Cost, now)
 		served(e, now)
 		now = now.Add(ms(e.Cost))
 	}
@@ -86,17 +86,25 @@ func TestShares(t *testing.T) {
 	}
 }
 
-// TestSurplusWaits has a tenant with many requests, whose surplus may not start. Others pass it by as much service
-// as deadlines may move, and no more.
+// TestSurplusWaits has a tenant with many requests. Its surplus may not start once a light tenant comes. Others pass it
+// by as much service as deadlines may move, and no more.
 func TestSurplusWaits(t *testing.T) {
 	q := Queue{Parallel: 2}
 	for range 10 {
 		q.Push(&Entry{Tenant: 1, Cost: 100, Arrival: t0, Surplus: kvscore.Empty}, t0)
 	}
+	some := func(_ any, room kvscore.Room) bool { return room < kvscore.Empty }
+	q.Charge(nil, 2, 1, 100, t0)
+	for range 10 {
+		if e := q.First(some, t0); e == nil || e.Tenant != 1 {
+			t.Fatalf("alone, %+v is first", e)
+		}
+		q.Charge(nil, 1, 1, 100, t0)
+	}
 	passed := 0.0
 	for {
 		q.Push(&Entry{Tenant: 2, Cost: 100, Arrival: t0}, t0)
-		e := q.First(func(_ any, room kvscore.Room) bool { return room < kvscore.Empty }, t0)
+		e := q.First(some, t0)
 		if e == nil {
 			break
 		}
@@ -104,14 +112,36 @@ func TestSurplusWaits(t *testing.T) {
 			t.Fatal("surplus starts")
 		}
 		q.Remove(e)
-		q.Charge(e.Class, e.Tenant, e.Weight, e.Cost)
+		q.Charge(e.Class, e.Tenant, e.Weight, e.Cost, t0)
 		passed += e.Cost
 	}
 	if passed < slack || passed > slack+200 {
 		t.Errorf("others passed it by %v", passed)
 	}
-	if e := q.First(always, t0); e == nil || e.Tenant != 1 || !q.HasSurplus(nil, 1) || q.HasSurplus(nil, 2) {
+	if e := q.First(always, t0); e == nil || e.Tenant != 1 || !q.HasSurplus(nil, 1, t0) || q.HasSurplus(nil, 2, t0) {
 		t.Errorf("%+v is first", e)
+	}
+	if e := q.First(some, t0.Add(lightFor)); e == nil || e.Tenant != 1 {
+		t.Errorf("without light tenants for a while, %+v is first", e)
+	}
+}
+
+// TestLightClass has a class with one request of each tenant, and a class that takes less than its share.
+func TestLightClass(t *testing.T) {
+	q, heavy, chat := Queue{Parallel: 2}, &Class{Name: "heavy"}, &Class{Name: "chat"}
+	for i := range uint64(3) {
+		q.Push(&Entry{Class: heavy, Tenant: i, Arrival: t0}, t0)
+	}
+	q.Charge(chat, 9, 1, 100, t0)
+	for range 2 {
+		q.Charge(heavy, 0, 1, 1000, t0)
+	}
+	if q.HasSurplus(heavy, 1, t0) {
+		t.Error("a surplus, and no light class has come")
+	}
+	q.Charge(chat, 9, 1, 100, t0)
+	if !q.HasSurplus(heavy, 1, t0) || q.HasSurplus(chat, 9, t0) {
+		t.Error("the heavy class has no surplus, or the light one has")
 	}
 }
 
@@ -209,7 +239,7 @@ func TestQueueStaysWhole(t *testing.T) {
 			}
 			q.Remove(e)
 			in = removed(in, e)
-			charged = append(charged, q.Charge(e.Class, e.Tenant, e.Weight, e.Cost))
+			charged = append(charged, q.Charge(e.Class, e.Tenant, e.Weight, e.Cost, now))
 		case n < 9:
 			e := in[r.IntN(len(in))]
 			if n == 8 {
@@ -252,7 +282,7 @@ func TestInventedTenants(t *testing.T) {
 		e := Entry{Tenant: i, Arrival: t0, Cost: -5, Weight: math.NaN()}
 		q.Push(&e, t0)
 		q.Remove(&e)
-		q.Charge(nil, i, 0, 10)
+		q.Charge(nil, i, 0, 10, t0)
 	}
 	if len(q.accounts) > 2*mostIdle {
 		t.Errorf("%d accounts", len(q.accounts))

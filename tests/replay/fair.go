@@ -18,7 +18,6 @@ import (
 
 const (
 	floodAt   = 30 // seconds
-	fairLoad  = 0.6
 	shareOver = 30 * time.Second
 	bothWait  = 2 * time.Second // then the first tokens are those of requests that have waited
 	target    = 2 * time.Second
@@ -34,13 +33,23 @@ func (o *options) fairness(stdout, stderr io.Writer) error {
 		return err
 	}
 	fmt.Fprintf(tw, "engine %s, %d workers of %dK\n", o.cluster.Engine.Name, o.cluster.Workers, o.cluster.KVTokens/1000)
+	background := queue.Class{Name: "background", Background: true}
 	for _, cell := range []struct {
 		name   string
 		replay func() error
 	}{
-		{"flood", func() error { return o.beside(tw, rate, 1000, 8192, false) }},
-		{"background, 8K", func() error { return o.beside(tw, rate, 1000, 8192, true) }},
-		{"background, 1.5K", func() error { return o.beside(tw, rate, 5000, 1500, true) }},
+		{"flood", func() error { return o.beside(tw, rate, &flood{load: 0.6, tenants: 1, prompts: 1000, tokens: 8192}) }},
+		{"five floods, 8K", func() error { return o.beside(tw, rate, &flood{load: 0.3, tenants: 5, prompts: 200, tokens: 8192}) }},
+		{"five floods, 1.5K", func() error { return o.beside(tw, rate, &flood{load: 0.3, tenants: 5, prompts: 1000, tokens: 1500}) }},
+		{"class", func() error {
+			return o.beside(tw, rate, &flood{load: 0.3, tenants: 100, prompts: 20, tokens: 1500, class: queue.Class{Name: "batch"}})
+		}},
+		{"background, 8K", func() error {
+			return o.beside(tw, rate, &flood{load: 0.6, tenants: 1, prompts: 1000, tokens: 8192, class: background})
+		}},
+		{"background, 1.5K", func() error {
+			return o.beside(tw, rate, &flood{load: 0.6, tenants: 1, prompts: 5000, tokens: 1500, class: background})
+		}},
 		{"weights, alike", func() error { return o.weights(tw, 2048, 2048) }},
 		{"weights, 8K and 1K", func() error { return o.weights(tw, 8192, 1024) }},
 		{"in time", func() error { return o.inTime(tw) }},
@@ -83,14 +92,22 @@ func (o *options) eachRule(t *trace.Trace, row func(name string, r *sim.Result))
 	return nil
 }
 
-// beside replays interactive tenants beside prompts of another one that come at one time, and without.
-func (o *options) beside(w io.Writer, rate float64, n, tokens int, background bool) error {
-	needs := float64(n) * o.cluster.Engine.PrefillMS(0, tokens) / 1e3 / float64(o.cluster.Workers) / (1 - fairLoad)
-	interactive := func() *synth.Tenants { return synth.NewTenants(fairLoad*rate, floodAt+1.5*needs).Interactive() }
-	alone, both := interactive().Trace(), interactive().Flood(floodAt, n, tokens, synth.InteractiveTenants)
-	if background {
-		both.Background(synth.InteractiveTenants)
+// flood is prompts of some tenants that come at one time, beside a load of others.
+type flood struct {
+	load                     float64 // of saturation
+	tenants, prompts, tokens int     // prompts of each tenant
+	class                    queue.Class
+}
+
+// beside replays interactive tenants beside a flood, and without.
+func (o *options) beside(w io.Writer, rate float64, f *flood) error {
+	needs := float64(f.tenants*f.prompts) * o.cluster.Engine.PrefillMS(0, f.tokens) / 1e3 / float64(o.cluster.Workers) / (1 - f.load)
+	interactive := func() *synth.Tenants { return synth.NewTenants(f.load*rate, floodAt+1.5*needs).Interactive() }
+	alone, both := interactive().Trace(), interactive()
+	for i := range f.tenants {
+		both.Flood(floodAt, f.prompts, f.tokens, synth.InteractiveTenants+i)
 	}
+	both.Class(synth.InteractiveTenants, f.class)
 	without, err := sim.Run(o.fairConfig(alone, sim.Queue{}, 1))
 	if err != nil {
 		return err
@@ -113,7 +130,7 @@ func (o *options) beside(w io.Writer, rate float64, n, tokens int, background bo
 		m, p := ttft(t, r)
 		work, end := 0.0, time.Duration(0)
 		for i, x := range r.Outcomes {
-			if end = max(end, x.Ended); t.Requests[i].Tenant == synth.InteractiveTenants && x.First < until {
+			if end = max(end, x.Ended); t.Requests[i].Tenant >= synth.InteractiveTenants && x.First < until {
 				work += x.Work
 			}
 		}

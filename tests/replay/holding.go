@@ -19,7 +19,7 @@ var holds = []string{"off", "any", "near", "own"}
 func (o *options) parseHold(text string) error {
 	rule, depth, _ := strings.Cut(text, ":")
 	q := o.queue
-	q.Hold, q.Depth = sim.Hold(slices.Index(holds, rule)), 1
+	q.Hold, q.Depth = sim.Hold(slices.Index(holds, rule)), 2
 	var err error
 	if depth != "" {
 		q.Depth, err = strconv.ParseFloat(depth, 64)

@@ -196,7 +196,7 @@ func (r *replay) take(e *queue.Entry) {
 	q.lacks = float64(s.Tokens - c.OverlapTokens)
 	l.booked[q.at] += q.lacks
 	work := s.Latency.Service(s.Tokens-c.OverlapTokens, c.OverlapTokens) + s.Latency.Token*s.ExpectedAnswer
-	charge := func(o *router) { o.queue.Charge(e.Class, e.Tenant, e.Weight, work) }
+	charge := func(o *router) { o.queue.Charge(e.Class, e.Tenant, e.Weight, work, r.clock()) }
 	charge(q.router)
 	l.Remove(e)
 	for _, o := range r.routers {

@@ -48,11 +48,11 @@ func (t *Tenants) Flood(at float64, n, tokens, tenant int) *Tenants {
 	return t
 }
 
-// Background puts the requests of a tenant into a background class.
-func (t *Tenants) Background(tenant int) *Tenants {
-	t.m.trace.Classes = []queue.Class{{}, {Name: "background", Background: true}}
+// Class puts the requests of tenants from one on into a class.
+func (t *Tenants) Class(from int, c queue.Class) *Tenants {
+	t.m.trace.Classes = []queue.Class{{}, c}
 	for i := range t.m.trace.Requests {
-		if q := &t.m.trace.Requests[i]; q.Tenant == tenant {
+		if q := &t.m.trace.Requests[i]; q.Tenant >= from {
 			q.Class = 1
 		}
 	}
