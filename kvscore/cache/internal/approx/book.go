@@ -1,6 +1,9 @@
 package approx
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // maxRuns bounds the runs of a chain: each call walks all of them.
 const maxRuns = 4096
@@ -167,9 +170,7 @@ func (r *run) hold(slot uint16) *hold {
 
 func (r *run) insert(h *hold) {
 	i, _ := r.marks.find(h.slot)
-	r.holds = append(r.holds, nil)
-	copy(r.holds[i+1:], r.holds[i:])
-	r.holds[i] = h
+	r.holds = slices.Insert(r.holds, i, h)
 	r.marks.set(h.slot, true, h.refs > 0)
 	if h.isPartial() {
 		r.partial++
@@ -196,7 +197,7 @@ func (x *Index) split(low *run, at int, w *Weights) *run {
 	x.runs[low.begin()] = low
 
 	holds := low.holds
-	low.holds, low.marks, low.partial = nil, marks{}, 0
+	low.holds, low.marks, low.partial = nil, nil, 0
 	for _, h := range holds {
 		if int(h.n) <= at { // nothing left for the lower: move it
 			h.run = up

@@ -1,6 +1,9 @@
 package approx
 
-import "maps"
+import (
+	"maps"
+	"slices"
+)
 
 // Bounds of the holds that a call evicts.
 const (
@@ -196,8 +199,7 @@ func (x *Index) remove(h *hold) {
 		r.partial--
 	}
 	i, _ := r.marks.find(h.slot)
-	r.holds = append(r.holds[:i], r.holds[i+1:]...)
-	r.holds[:len(r.holds)+1][len(r.holds)] = nil
+	r.holds = slices.Delete(r.holds, i, i+1)
 	r.marks.set(h.slot, false, false)
 	h.run = nil
 	x.bytes -= holdBytes

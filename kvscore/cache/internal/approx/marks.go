@@ -3,54 +3,38 @@ package approx
 import "math/bits"
 
 // marks are the slots that hold a run, or its beginning, and those of them on which requests in
-// flight use it.
-type marks struct {
-	held, used uint64 // slots 0 to 63
-	more       *[]pair
-}
+// flight use it: 64 slots a pair.
+type marks []pair
 
 type pair struct{ held, used uint64 }
 
 // at returns the marks of 64 slots.
-func (m *marks) at(word int) pair {
-	if word == 0 {
-		return pair{m.held, m.used}
+func (m marks) at(word int) (p pair) {
+	if word < len(m) {
+		p = m[word]
 	}
-	if m.more == nil || word > len(*m.more) {
-		return pair{}
-	}
-	return (*m.more)[word-1]
+	return p
 }
 
 // set marks a slot that holds the run.
 func (m *marks) set(slot uint16, held, used bool) {
 	word, bit := int(slot/64), uint64(1)<<(slot%64)
-	if word == 0 {
-		mark(&m.held, bit, held)
-		mark(&m.used, bit, used)
-		return
+	for word >= len(*m) {
+		*m = append(*m, pair{})
 	}
-	if m.more == nil {
-		m.more = new([]pair)
-	}
-	for word > len(*m.more) {
-		*m.more = append(*m.more, pair{})
-	}
-	p := &(*m.more)[word-1]
+	p := &(*m)[word]
 	mark(&p.held, bit, held)
 	mark(&p.used, bit, used)
 }
 
 func mark(word *uint64, bit uint64, on bool) {
-	if on {
+	if *word &^= bit; on {
 		*word |= bit
-	} else {
-		*word &^= bit
 	}
 }
 
 // find returns the place of a slot's hold in the run's list, and whether it has one.
-func (m *marks) find(slot uint16) (at int, ok bool) {
+func (m marks) find(slot uint16) (at int, ok bool) {
 	word, bit := int(slot/64), uint64(1)<<(slot%64)
 	for w := range word {
 		at += bits.OnesCount64(m.at(w).held)
