@@ -76,11 +76,7 @@ func (s *Stream) attempt(ctx context.Context, r *replayed, take func(uint64, []b
 			return ctx.Err()
 		}
 	}
-	nc, err := s.cfg.Dial(ctx, s.cfg.Replay)
-	if err != nil {
-		return err
-	}
-	c, err := zmtp.New(ctx, nc, s.cfg.Replay, zmtp.Options{Socket: zmtp.Dealer, MaxBytes: maxMessage})
+	c, err := s.connect(ctx, s.cfg.Replay, zmtp.Dealer)
 	if err != nil {
 		return err
 	}

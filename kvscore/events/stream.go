@@ -127,12 +127,16 @@ func (s *Stream) Run(ctx context.Context) {
 	}
 }
 
-func (s *Stream) dial(ctx context.Context) (*inbox, error) {
-	nc, err := s.cfg.Dial(ctx, s.cfg.Endpoint)
+func (s *Stream) connect(ctx context.Context, endpoint string, socket zmtp.Socket) (*zmtp.Conn, error) {
+	nc, err := s.cfg.Dial(ctx, endpoint)
 	if err != nil {
 		return nil, err
 	}
-	c, err := zmtp.New(ctx, nc, s.cfg.Endpoint, zmtp.Options{Socket: zmtp.Sub, MaxBytes: maxMessage})
+	return zmtp.New(ctx, nc, endpoint, socket, maxMessage)
+}
+
+func (s *Stream) dial(ctx context.Context) (*inbox, error) {
+	c, err := s.connect(ctx, s.cfg.Endpoint, zmtp.Sub)
 	if err != nil {
 		return nil, err
 	}

@@ -2,7 +2,6 @@ package zmtp
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,20 +36,13 @@ const (
 	deadAfter        = 15 * time.Second // the silence after the PING that ends the connection
 )
 
-// Options are those of a connection.
-type Options struct {
-	// Socket is this side's type. Default: SUB.
-	Socket Socket
-	// MaxBytes bounds a message, all frames together, and so a frame.
-	MaxBytes int
-}
-
 // Conn is one connection to one peer. One goroutine at a time may call [Conn.Recv]. All other
 // methods may be called at any time by any goroutine.
 type Conn struct {
 	nc           net.Conn
 	endpoint     string
-	opts         Options
+	socket       Socket
+	maxBytes     int
 	major, minor byte // of the peer's protocol
 	ready        bool // the handshake is over
 	r            *bufio.Reader
@@ -66,12 +58,11 @@ type Conn struct {
 	write sync.Mutex // keeps frames of two writers apart
 }
 
-// New shakes hands over an open connection, see [Dial]. It owns nc, and closes it if it returns an
-// error. If ctx ends first, New fails at once; later the connection does not depend on ctx. Errors
-// name the endpoint.
-func New(ctx context.Context, nc net.Conn, endpoint string, o Options) (*Conn, error) {
-	o.Socket = cmp.Or(o.Socket, Sub)
-	c := &Conn{nc: nc, endpoint: endpoint, opts: o}
+// New shakes hands over an open connection, see [Dial], as a socket of this type. maxBytes bounds a
+// message, all frames together. New owns nc, and closes it if it returns an error. If ctx ends first, New
+// fails at once; later the connection does not depend on ctx. Errors name the endpoint.
+func New(ctx context.Context, nc net.Conn, endpoint string, socket Socket, maxBytes int) (*Conn, error) {
+	c := &Conn{nc: nc, endpoint: endpoint, socket: socket, maxBytes: maxBytes}
 	c.r = bufio.NewReaderSize((*patient)(c), 64<<10)
 	stop := context.AfterFunc(ctx, func() { _ = nc.Close() })
 	_ = nc.SetDeadline(time.Now().Add(handshakeTimeout))

@@ -68,7 +68,7 @@ func TestHandshakeAndMessages(t *testing.T) {
 	longFrame := append([]byte{2, 0, 0, 0, 0, 0, 0, 1, 44}, long...)
 	s := from(peerHandshake(1, "PUB"), frames("t", "12345678", "payload"), []byte{1, 0}, longFrame,
 		[]byte("\x04\x05\x04NEWS"), frames(""))
-	c, err := New(t.Context(), s, "tcp://peer:1", Options{MaxBytes: 64 << 20})
+	c, err := New(t.Context(), s, "tcp://peer:1", Sub, 64<<20)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +107,7 @@ func TestSubscribeBothWays(t *testing.T) {
 		{1, "\x04\x0c\x09SUBSCRIBEkv"},
 	} {
 		s := from(peerHandshake(tt.minor, "XPUB"))
-		c, err := New(t.Context(), s, "tcp://peer:1", Options{MaxBytes: 64 << 20})
+		c, err := New(t.Context(), s, "tcp://peer:1", Sub, 64<<20)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -123,7 +123,7 @@ func TestSubscribeBothWays(t *testing.T) {
 
 func TestSendMultipart(t *testing.T) {
 	s := from(peerHandshake(1, "ROUTER"))
-	c, err := New(t.Context(), s, "tcp://peer:1", Options{Socket: Dealer})
+	c, err := New(t.Context(), s, "tcp://peer:1", Dealer, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -174,7 +174,7 @@ func TestBadPeers(t *testing.T) {
 		"late ERROR":        {append(ok, "\x04\x0a\x05ERROR\x03out"...), `refused the connection: "out"`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c, err := New(t.Context(), from(tt.in), "ipc://the-endpoint", Options{MaxBytes: 1024})
+			c, err := New(t.Context(), from(tt.in), "ipc://the-endpoint", Sub, 1024)
 			var m Message
 			for err == nil {
 				err = c.Recv(&m)
@@ -188,7 +188,7 @@ func TestBadPeers(t *testing.T) {
 
 // TestMemoryFollowsArrivals announces the largest frame and sends little of it.
 func TestMemoryFollowsArrivals(t *testing.T) {
-	c, err := New(t.Context(), from(peerHandshake(1, "PUB"), []byte("\x02\x00\x00\x00\x00\x03\xff\xff\xff"), make([]byte, 100)), "tcp://peer:1", Options{MaxBytes: 64 << 20})
+	c, err := New(t.Context(), from(peerHandshake(1, "PUB"), []byte("\x02\x00\x00\x00\x00\x03\xff\xff\xff"), make([]byte, 100)), "tcp://peer:1", Sub, 64<<20)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -205,7 +205,7 @@ func TestMemoryFollowsArrivals(t *testing.T) {
 }
 
 // pair returns a client and its peer behind the handshake, over a pipe.
-func pair(t *testing.T, minor byte, socket string, o Options) (*Conn, net.Conn) {
+func pair(t *testing.T, minor byte, socket string) (*Conn, net.Conn) {
 	t.Helper()
 	near, far := net.Pipe()
 	go func() {
@@ -217,7 +217,7 @@ func pair(t *testing.T, minor byte, socket string, o Options) (*Conn, net.Conn) 
 		_, _ = io.ReadFull(far, h[:])
 		_, _ = io.ReadFull(far, make([]byte, h[1]))
 	}()
-	c, err := New(t.Context(), near, "tcp://peer:1", o)
+	c, err := New(t.Context(), near, "tcp://peer:1", Sub, 64<<20)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -235,7 +235,7 @@ func expect(t *testing.T, far net.Conn, want string) {
 
 func TestHeartbeats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, far := pair(t, 1, "PUB", Options{MaxBytes: 64 << 20})
+		c, far := pair(t, 1, "PUB")
 		defer far.Close()
 		ended := make(chan error)
 		go func() {
@@ -268,7 +268,7 @@ func TestHeartbeats(t *testing.T) {
 
 func TestOldPeerGetsNoPing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, far := pair(t, 0, "PUB", Options{MaxBytes: 64 << 20})
+		c, far := pair(t, 0, "PUB")
 		got := make(chan error)
 		go func() {
 			var m Message
@@ -295,7 +295,7 @@ func TestHandshakeEnds(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), cancelAfter)
 			defer cancel()
 			start := time.Now()
-			_, err := New(ctx, near, "tcp://peer:1", Options{MaxBytes: 64 << 20})
+			_, err := New(ctx, near, "tcp://peer:1", Sub, 64<<20)
 			if d := time.Since(start); err == nil || d != want || errors.Is(err, context.DeadlineExceeded) != (d == cancelAfter) {
 				t.Errorf("got %v after %v", err, d)
 			}
@@ -307,7 +307,7 @@ func TestHandshakeEnds(t *testing.T) {
 // TestPeerThatDoesNotRead must not block the client for ever.
 func TestPeerThatDoesNotRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c, far := pair(t, 1, "PUB", Options{MaxBytes: 64 << 20})
+		c, far := pair(t, 1, "PUB")
 		start := time.Now()
 		if err := c.Subscribe("x"); err == nil || time.Since(start) != writeTimeout {
 			t.Errorf("got %v after %v", err, time.Since(start))
@@ -319,7 +319,7 @@ func TestPeerThatDoesNotRead(t *testing.T) {
 func TestRecvAllocatesNothing(t *testing.T) {
 	message := frames("topic", "12345678", strings.Repeat("p", 200))
 	in := append(peerHandshake(0, "PUB"), bytes.Repeat(message, 3000)...)
-	c, err := New(t.Context(), from(in), "tcp://peer:1", Options{MaxBytes: 64 << 20})
+	c, err := New(t.Context(), from(in), "tcp://peer:1", Sub, 64<<20)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -396,8 +396,8 @@ func FuzzConn(f *testing.F) {
 			in = append(bytes.Clone(ok), in...)
 		}
 		s := from(in)
-		o := Options{MaxBytes: 4096}
-		c, err := New(t.Context(), s, "tcp://peer:1", o)
+		const maxBytes = 4096
+		c, err := New(t.Context(), s, "tcp://peer:1", Sub, maxBytes)
 		if err != nil {
 			return
 		}
@@ -411,7 +411,7 @@ func FuzzConn(f *testing.F) {
 			for i := range m.Frames() {
 				size += len(m.Frame(i))
 			}
-			if m.Frames() == 0 || m.Frames() > maxFrames || size > o.MaxBytes || size != m.Size() {
+			if m.Frames() == 0 || m.Frames() > maxFrames || size > maxBytes || size != m.Size() {
 				t.Fatalf("a message of %d frames and %d bytes", m.Frames(), size)
 			}
 			total += size

@@ -116,8 +116,8 @@ func (c *Conn) frame(m *Message, size uint64) error {
 	if len(m.ends) == maxFrames {
 		return fmt.Errorf("the peer sent a message of more than %d frames", maxFrames)
 	}
-	if size > uint64(c.opts.MaxBytes-len(m.buf)) {
-		return fmt.Errorf("the peer sent a message of more than %d bytes: one frame has %d", c.opts.MaxBytes, size)
+	if size > uint64(c.maxBytes-len(m.buf)) {
+		return fmt.Errorf("the peer sent a message of more than %d bytes: one frame has %d", c.maxBytes, size)
 	}
 	if total := len(m.buf) + int(size); total > LargeMessage && size > 0 && c.Room != nil {
 		if err := c.Room(total); err != nil {

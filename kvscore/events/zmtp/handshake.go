@@ -39,7 +39,7 @@ func (c *Conn) handshake() error {
 	if err := c.readGreeting(); err != nil {
 		return err
 	}
-	if err := c.command("READY", property("Socket-Type", string(c.opts.Socket))); err != nil {
+	if err := c.command("READY", property("Socket-Type", string(c.socket))); err != nil {
 		return fmt.Errorf("sending READY: %w", err)
 	}
 	h, err := c.header()
@@ -107,10 +107,10 @@ func (c *Conn) checkReady(body []byte) error {
 		}
 		body = rest
 	}
-	if slices.Contains(peers[c.opts.Socket], kind) {
+	if slices.Contains(peers[c.socket], kind) {
 		return nil
 	}
-	return fmt.Errorf("the peer is a %.20q socket, a %s socket cannot talk to it", kind, c.opts.Socket)
+	return fmt.Errorf("the peer is a %.20q socket, a %s socket cannot talk to it", kind, c.socket)
 }
 
 // cut splits b behind a field whose length is in its first bytes, 1 or 4 of them.
