@@ -108,9 +108,9 @@ func TestCommands(t *testing.T) {
 		return code == 2 && regexp.MustCompile(regexp.QuoteMeta(b)+" +unreachable").MatchString(out)
 	})
 	config := filepath.Join(dir, "Caddyfile")
-	write(t, config, s.caddyfile(site+" 127.0.0.2:1 {\nworker 127.0.0.2:1 {\nrole backup\nmodels m\n}\n}"))
+	write(t, config, s.caddyfile(site+" "+strings.Replace(a, "127.0.0.1", "localhost", 1)+" 127.0.0.2:1 {\nworker 127.0.0.2:1 {\nrole backup\nmodels m\n}\n}"))
 	code, out := kvRouter(t, "check", "--config", config)
-	if code != 2 || !strings.Contains(out, "127.0.0.2:1 is a backup") || !strings.Contains(out, a+": ") || !strings.Contains(out, b+": engine unknown, models unknown\n") || !strings.Contains(out, "problems: 2") {
+	if code != 2 || !strings.Contains(out, "127.0.0.2:1 is a backup") || !strings.Contains(out, a+": ") || !strings.Contains(out, b+": engine unknown, models unknown\n") || !strings.Contains(out, "at the same address as "+a) || !strings.Contains(out, "problems: 4") {
 		t.Errorf("check: code %d\n%s", code, out)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net"
 	"strings"
 	"time"
 
@@ -63,6 +64,7 @@ func checkPools(timeout time.Duration) (found int) {
 	end, workers := time.Now().Add(timeout), 0
 	for _, p := range sortedPools() {
 		fmt.Printf("pool %s\n", p.Name)
+		byAddress := make(map[string]string) // of workers
 		for _, w := range sortedWorkers(p) {
 			if w.IsBackup() {
 				fmt.Printf("  %s is a backup, which gets requests only: it is not checked\n", w.Dial)
@@ -70,6 +72,14 @@ func checkPools(timeout time.Duration) (found int) {
 			}
 			worker.AwaitProbes(context.Background(), time.Until(end), []*worker.Worker{w})
 			found += writeChecked(p, w)
+			for _, addr := range addressesOf(w.Dial) {
+				if other := cmp.Or(byAddress[addr], w.Dial); other != w.Dial {
+					fmt.Printf("    problem: it is at the same address as %s: list an engine once, or its load and its cache are counted apart\n", other)
+					found++
+					break
+				}
+				byAddress[addr] = w.Dial
+			}
 			workers++
 		}
 		if set := p.Settings.Load(); set.Others {
@@ -86,6 +96,21 @@ func checkPools(timeout time.Duration) (found int) {
 		fmt.Printf("no problem, workers: %d\n", workers)
 	}
 	return found
+}
+
+// addressesOf returns the addresses of a worker, nil if its name cannot be resolved.
+func addressesOf(dial string) (list []string) {
+	host, port, err := net.SplitHostPort(dial)
+	if err != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	ips, _ := net.DefaultResolver.LookupHost(ctx, host)
+	for _, ip := range ips {
+		list = append(list, net.JoinHostPort(ip, port))
+	}
+	return list
 }
 
 func writeChecked(p *pool.Pool, w *worker.Worker) (problems int) {
