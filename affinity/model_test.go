@@ -195,6 +195,14 @@ func TestModel(t *testing.T) {
 					after := named(s)
 					page := r.List(after, limit)
 					compareList(t, m, page, after, limit)
+				case rnd.IntN(10) == 0:
+					m.max = 1 + tt.max/2 + rnd.IntN(tt.max/2+1)
+					for len(m.live) > m.max {
+						m.end(m.idlest(), Evicted)
+					}
+					if r.SetMaxSessions(m.max); len(dumped(t, r)) != len(m.live) {
+						fail("dumps %d bindings, want %d", len(dumped(t, r)), len(m.live))
+					}
 				}
 				if n := r.Len(); n < len(m.live) || n > m.max {
 					fail("holds %d of %d, bound %d", n, len(m.live), m.max)
