@@ -348,15 +348,9 @@ func parse(arg string, to any) (want string) {
 	switch to := to.(type) {
 	case *string:
 		*to = arg
-	case *int:
-		*to, err = strconv.Atoi(arg)
-		want, ok = "a positive whole number", *to > 0
-	case *int64:
-		*to, err = strconv.ParseInt(arg, 10, 64)
-		want, ok = "a positive whole number", *to > 0
-	case *uint64:
-		*to, err = strconv.ParseUint(arg, 10, 64)
-		want, ok = "a positive whole number", *to > 0
+	case *int, *int64, *uint64:
+		err = json.Unmarshal([]byte(arg), to)
+		want, ok = "a positive whole number", arg != "0" && !strings.HasPrefix(arg, "-")
 	case *float64:
 		*to, err = strconv.ParseFloat(arg, 64)
 		want, ok = "a number", !math.IsNaN(*to) && !math.IsInf(*to, 0)

@@ -1,8 +1,6 @@
 package api
 
 import (
-	"encoding/binary"
-
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
@@ -73,14 +71,7 @@ func (c *conversation) seal() {
 	if !c.tooled || c.messages == 0 {
 		return
 	}
-	var d digest
-	d.add(c.h.tail)
-	var buf [8]byte
-	for _, block := range c.h.blocks {
-		binary.LittleEndian.PutUint64(buf[:], block)
-		d.add(buf[:])
-	}
-	c.head.Key = d.sum64() &^ cache.KindMask // kinds stay
+	c.head.Key = c.h.sum() &^ cache.KindMask // kinds stay
 	c.head.Blocks = len(c.h.blocks)
 	for i := range c.h.blocks {
 		c.h.blocks[i] ^= c.head.Key

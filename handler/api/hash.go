@@ -159,6 +159,18 @@ func (h *hasher) full(p []byte) {
 	h.blocks, h.kind = blocks, kind
 }
 
+// sum returns a digest of the text so far.
+func (h *hasher) sum() uint64 {
+	var d digest
+	var buf [8]byte
+	d.add(h.tail)
+	for _, block := range h.blocks {
+		binary.LittleEndian.PutUint64(buf[:], block)
+		d.add(buf[:])
+	}
+	return d.sum64()
+}
+
 // written returns the length of the text so far, in bytes.
 func (h *hasher) written() int64 {
 	return int64((h.before+len(h.blocks))*h.size + len(h.tail))

@@ -1,8 +1,6 @@
 package api
 
 import (
-	"encoding/binary"
-
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/zeebo/xxh3"
 )
@@ -48,12 +46,5 @@ func Opening(body []byte) uint64 {
 	if h.written() == 0 {
 		return xxh3.Hash(body)
 	}
-	var d digest
-	var buf [8]byte
-	for _, block := range h.blocks {
-		binary.LittleEndian.PutUint64(buf[:], block)
-		d.add(buf[:])
-	}
-	d.add(h.tail)
-	return d.sum64()
+	return h.sum()
 }

@@ -296,48 +296,38 @@ func (r *Request) stays(e *rawjson.Editor) string {
 		return StaysChoices
 	}
 	for name, v := range e.All() {
-		if why := staysFor(name, e.Body, v); why != "" && !isNo(v.Of(e.Body)) {
+		if why := staying[name]; why != "" && !isFree(name, e.Body, v) {
 			return why
 		}
 	}
 	return ""
 }
 
-// staysFor returns why a member, which is neither null nor false, keeps an answer from being
-// continued; empty if it does not.
-func staysFor(key string, body []byte, v rawjson.Span) string {
-	kind := func(v rawjson.Span) string {
-		if v.First(body) == '{' {
-			v = v.Get(body, "type")
-		}
-		return v.Text(body)
+// staying are the members that keep an answer from being continued, and why.
+var staying = map[string]string{
+	"response_format": StaysFormat, "tool_choice": StaysFormat, "output_config": StaysFormat, "structured_outputs": StaysFormat,
+	"guided_json": StaysFormat, "guided_regex": StaysFormat, "guided_choice": StaysFormat, "guided_grammar": StaysFormat,
+	"guided_decoding": StaysFormat, "structural_tag": StaysFormat, "grammar": StaysFormat, "json_schema": StaysFormat,
+	"regex": StaysFormat, "ebnf": StaysFormat,
+	"logprobs": StaysLogprobs, "prompt_logprobs": StaysLogprobs, "return_logprob": StaysLogprobs,
+	"use_beam_search": StaysChoices,
+	"echo":            StaysPrompt, "suffix": StaysPrompt, "prompt_embeds": StaysPrompt, "input_embeds": StaysPrompt,
+}
+
+// isFree returns whether such a member has a value that lets the answer be continued.
+func isFree(key string, body []byte, v rawjson.Span) bool {
+	kind := v.Text(body) + v.Get(body, "type").Text(body)
+	switch {
+	case isNo(v.Of(body)):
+		return true
+	case key == "response_format":
+		return kind == "text"
+	case key == "tool_choice":
+		return kind == "auto" || kind == "none"
+	case key == "output_config":
+		return !v.Get(body, "format").HasContent(body)
 	}
-	switch key {
-	case "response_format":
-		if kind(v) == "text" {
-			return ""
-		}
-		return StaysFormat
-	case "tool_choice":
-		if k := kind(v); k == "auto" || k == "none" {
-			return ""
-		}
-		return StaysFormat
-	case "output_config":
-		if v.Get(body, "format").HasContent(body) {
-			return StaysFormat
-		}
-	case "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding",
-		"structural_tag", "grammar", "json_schema", "regex", "ebnf":
-		return StaysFormat
-	case "logprobs", "prompt_logprobs", "return_logprob":
-		return StaysLogprobs
-	case "use_beam_search":
-		return StaysChoices
-	case "echo", "suffix", "prompt_embeds", "input_embeds":
-		return StaysPrompt
-	}
-	return ""
+	return false
 }
 
 var limits = [...]string{"max_tokens", "max_completion_tokens", "n_predict"}

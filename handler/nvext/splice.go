@@ -74,9 +74,9 @@ type outline struct {
 func outlineOf(b []byte) (o outline, ok bool) {
 	c, ok := rawjson.Open(b)
 	for ok && c.Next() {
-		name := c.Name()
+		key := string(c.Key())
 		v := c.Value()
-		switch name {
+		switch key {
 		case "nvext":
 			o.nvext = v
 		case "error":

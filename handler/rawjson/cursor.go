@@ -158,7 +158,6 @@ type Cursor struct {
 	At     int   // of the value, once Next has returned true; behind the closing bracket at the end
 	KeyAt  int   // of the key's opening quote
 	KeyEnd int   // behind the key's closing quote
-	Comma  int   // before this member or element; -1 for the first
 	Empty  bool  // Next has found no member yet
 	Done   bool  // the closing bracket has been read
 	Err    error // ErrMalformed or ErrDepth; At is where
@@ -206,7 +205,6 @@ func (c *Cursor) Next() bool {
 	if i >= len(b) {
 		return c.fail(i)
 	}
-	c.Comma = -1
 	if b[i] == c.shut {
 		c.At, c.Done = i+1, true
 		return false
@@ -215,7 +213,6 @@ func (c *Cursor) Next() bool {
 		if b[i] != ',' {
 			return c.fail(i)
 		}
-		c.Comma = i
 		i = SkipSpace(b, i+1)
 	}
 	c.Empty = false
@@ -268,16 +265,6 @@ func (c *Cursor) Key() []byte {
 		return raw
 	}
 	return unescapeKey(raw)
-}
-
-// Name returns the member's key, of any length, as a text. The text points into the
-// bytes if the key has no escapes.
-func (c *Cursor) Name() string {
-	raw := c.b[c.KeyAt+1 : c.KeyEnd-1]
-	if c.plain {
-		return View(raw)
-	}
-	return Text(raw)
 }
 
 // unescapeKey unescapes a key, given between its quotes. It returns a key that is

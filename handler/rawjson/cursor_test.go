@@ -99,7 +99,7 @@ func FuzzCursor(f *testing.F) {
 		c, _ := Open(b)
 		cut, element := EditAt(b, c.At-1, len(b)), 0
 		for n := 0; c.Next(); n++ {
-			name := c.Name()
+			name := Text(b[c.KeyAt+1 : c.KeyEnd-1])
 			v := c.Value()
 			if key := unescapeKey(b[c.KeyAt+1 : c.KeyEnd-1]); len(name) <= maxKey && len(key) <= maxKey && string(key) != name {
 				t.Fatalf("key %q and name %q", key, name)
