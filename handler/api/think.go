@@ -22,7 +22,7 @@ type thinkWatch struct {
 
 // saw reads on. It returns whether there is reasoning in what it has read, of which the rest does not matter.
 func (w *thinkWatch) saw(raw []byte) bool {
-	if w.past && len(w.tail) == 0 && bytes.IndexByte(raw, '<') < 0 && bytes.IndexByte(raw, '\\') < 0 {
+	if w.past && len(w.tail) == 0 && bytes.IndexByte(raw, '<') < 0 && !bytes.Contains(raw, []byte(`\u003`)) {
 		return false
 	}
 	var buf [128]byte
