@@ -17,7 +17,7 @@
 // (Goyal, Vin, Cheng: SIGCOMM 1996) with the lift of VTC (Sheng and others: OSDI 2024).
 //
 // A tenant or class is light if it comes with less service than those that wait: it takes less than its share.
-// While light ones come, the others have a surplus, which must not fill the engines.
+// While light ones come, the others have a surplus, which must not fill the engines: see HasSurplus.
 package queue
 
 import (
@@ -260,18 +260,19 @@ func (q *Queue) First(may func(lane any, room kvscore.Room) bool, now time.Time)
 	return best.heap[0]
 }
 
-// HasSurplus returns whether more requests of the tenant wait than can start at once, while light tenants come. If
-// another class is light, the requests of all tenants of the class count.
+// HasSurplus returns whether more requests of the tenant wait than can start at once. While light tenants come, that is
+// enough. If another class is light, the requests of all tenants of the class count. Otherwise they must be a
+// quarter of those that wait, which makes shares more even.
 func (q *Queue) HasSurplus(c *Class, tenant uint64, now time.Time) bool {
 	a := q.accounts[account{c.name(), tenant}]
 	return a != nil && q.hasSurplus(a, now)
 }
 
 func (q *Queue) hasSurplus(a *Account, now time.Time) bool {
-	if now.Sub(q.light) >= lightFor {
-		return false
-	}
 	waiting := a.waiting
+	if now.Sub(q.light) >= lightFor {
+		return waiting > q.Parallel && 4*waiting > q.length && waiting < q.length
+	}
 	for _, s := range q.services {
 		if s != a.of && now.Sub(s.light) < lightFor {
 			waiting = a.of.waiting
