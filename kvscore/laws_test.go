@@ -20,7 +20,7 @@ func drawn(r *rand.Rand) *Selection {
 		Latency: Latency{Fixed: up(50), Token: up(0.2), Attention: up(1e-5), Context: up(1e-4)},
 	}
 	for i := range 2 + r.IntN(127) {
-		c := Candidate{Target: Target{Worker: uint64(i)}, Slowness: math.Exp(r.Float64()*4 - 2), RecentWork: up(1e5)} //nolint:gosec // not negative
+		c := Candidate{Target: Target{Worker: uint64(i)}, Slowness: math.Exp(r.Float64()*4 - 2), RecentWork: up(1e5), memory: up(3000)} //nolint:gosec // not negative
 		if r.IntN(3) > 0 {
 			c.OverlapTokens = r.Int64N(s.Tokens)
 		}

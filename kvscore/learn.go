@@ -185,4 +185,16 @@ func (s *Scheduler) predict(now time.Time, ld *load, c *Candidate, sel *Selectio
 	c.Awaiting = len(ld.awaiting.leases)
 	c.RecentWork = ld.recent.value(now)
 	c.MemoryUse = (c.PromptBlocks + c.OutputBlocks) * float64(s.settings.BlockSize) / float64(ld.capacity)
+	c.memory = sel.memoryTime(c, float64(ld.capacity), context)
+}
+
+// memoryTime returns for how many milliseconds of a target's time the prompt takes its whole memory. That
+// is its share of the memory, without what active requests hold already, times the answer's time. Memory
+// that stays free costs nobody, so it counts by the fourth power of how full the memory will be.
+func (s *Selection) memoryTime(c *Candidate, capacity, context float64) float64 {
+	block, n := float64(s.BlockSize), float64(c.Requests)
+	needs := max(0, float64(s.Tokens)-c.SharedBlocks*block)
+	full := min(1, (c.PromptBlocks*block+n*s.MeanAnswer+needs+s.ExpectedAnswer)/capacity)
+	step := s.Latency.Fixed + s.Latency.Token*n + s.Latency.Context*context
+	return full * full * full * full * needs / capacity * s.ExpectedAnswer * step
 }

@@ -196,6 +196,7 @@ type Candidate struct {
 	// MemoryUse is the share of the target's KV cache that active requests use. It can be
 	// above 1, for the engine's memory is not known exactly.
 	MemoryUse float64 `json:"memory_use"`
+	memory    float64 // see Selection.memoryTime
 	// RecentWork is the predicted prefill time of recent requests, in milliseconds. It
 	// decays with a time constant of two minutes.
 	RecentWork float64 `json:"recent_work_ms"`

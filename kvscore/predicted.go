@@ -25,7 +25,8 @@ type Terms struct {
 	// Prefill is the time for the part of the prompt that the target lacks.
 	Prefill float64 `json:"prefill"`
 	// Delay is the total time that later requests wait for that prefill, without the fixed cost of a
-	// step. These come while it runs, or while others wait on this target.
+	// step. If that is longer, it is the time for which they lack the memory that the prompt takes.
+	// These come meanwhile, or while others wait on this target.
 	Delay float64 `json:"delay"`
 	// Decode is the weighted time that the answer takes on the target, and that it adds to the
 	// answers of the target's other requests.
@@ -164,12 +165,15 @@ func (w *weights) cost(s *Selection, i int) {
 	*t = Terms{Wait: w.wait * c.WaitTime, Prefill: w.prefill * prefill}
 	// The fixed part of a step is due without this prefill, too.
 	work := max(0, prefill-c.Slowness*s.Latency.Fixed)
-	t.Delay = work * (w.rate*work + w.queue*float64(c.Awaiting))
-	if s.Split.Rule != SplitNever {
-		w.part(s, c)
-	} else {
+	taken := work
+	if s.Split.Rule == SplitNever {
+		taken = max(work, c.memory)
 		// Requests that wait here now will generate while this prefill runs.
 		t.Stall = w.between * float64(c.Requests) * work
+	}
+	t.Delay = taken * (w.rate*taken + w.queue*float64(c.Awaiting))
+	if s.Split.Rule != SplitNever {
+		w.part(s, c)
 	}
 	t.Decode = c.certainSlowness() * (w.own + float64(c.Requests)*w.added)
 	if s.Home >= 0 && i != s.Home {

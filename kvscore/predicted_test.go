@@ -64,6 +64,12 @@ func TestTerms(t *testing.T) {
 				second.Delay, second.Stall = (100-10)*3*delayQueue, 3*0.1*(100-10)
 			},
 		},
+		"delay by memory that the prompt takes for longer": {
+			func(_ *Selection, c *Candidate) { c.memory, c.Awaiting, c.Requests = 300, 2, 2 },
+			func(_, second *Terms) {
+				second.Delay, second.Stall = 300*2*delayQueue, 2*0.1*(100-10)
+			},
+		},
 		// 5 requests per second come to a target
 		"delay of requests that come meanwhile": {
 			func(s *Selection, c *Candidate) { s.ArrivalRate, c.OverlapTokens, c.PrefillTime = 0.005, 500, 50 },
@@ -212,6 +218,22 @@ func TestHomeHolds(t *testing.T) {
 		s.Candidates[0].OverlapTokens, s.Candidates[1].OverlapTokens, s.Candidates[2].OverlapTokens = 0, tc.holds, tc.most
 		if got := s.HomeHolds(); got != tc.want {
 			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// TestPromptsTakeMemory has two targets, each with an active prompt of half its memory. Another request
+// has the first prompt, so it would take the memory of the second target only.
+func TestPromptsTakeMemory(t *testing.T) {
+	for capacity, want := range map[int64]bool{3500: true, 100_000: false} {
+		s, ts, sel := NewScheduler(Settings{}), targets(2), &Selection{Rand: seeded(1)}
+		for i, blocks := range [][]uint64{upTo(100), upTo(300)[200:], upTo(101)} {
+			s.Declare(ts[i%2], capacity)
+			s.Select(epoch, prompt(blocks...), ts, i%2, nil, sel)
+		}
+		held, copied := sel.Candidates[0].memory, sel.Candidates[1].memory
+		if matters := copied > 100; matters != want || held > copied/50 {
+			t.Errorf("%d tokens: the prompt takes the memory for %.2g ms where it is held, else for %.2g", capacity, held, copied)
 		}
 	}
 }
