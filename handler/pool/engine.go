@@ -45,10 +45,7 @@ func (p *Pool) LearnModels(w *worker.Worker, list *worker.ModelList, logger *zap
 	if list == nil {
 		return
 	}
-	ids := make([]string, 0, len(list.Entries))
-	for _, e := range list.Entries {
-		ids = append(ids, e.ID)
-	}
+	_, ids := w.ModelsOf()
 	logger.Info("worker serves models", zap.String("upstream", w.Dial), zap.Strings("models", ids))
 }
 

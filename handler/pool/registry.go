@@ -59,7 +59,8 @@ type registry struct {
 // Serve records that a configuration begins to serve.
 func (r *registry) Serve(t time.Time) { r.servingSince.Store(t.Unix()) }
 
-// Worker returns the worker behind an address. It makes a new one known to the pool.
+// Worker returns the worker behind an address. It makes a new one known to the pool, or returns overflow if
+// there is no room for one more.
 func (r *registry) Worker(dial string) *worker.Worker {
 	if w := r.Known(dial); w != nil {
 		return w
@@ -67,19 +68,10 @@ func (r *registry) Worker(dial string) *worker.Worker {
 	if !validDial(dial) {
 		return r.overflow // the proxy returns the error
 	}
-	w := r.other(dial)
-	if w == r.overflow {
-		r.Raise(time.Now(), "more worker addresses than the router tracks")
-	}
-	return w
-}
-
-// other returns the worker behind an address that was unknown, or overflow if there is no
-// room for one more.
-func (r *registry) other(dial string) *worker.Worker {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.workers[dial] == nil && !r.Settings.Load().isNamed(dial) && !r.hasRoom(time.Now()) {
+		r.Raise(time.Now(), "more worker addresses than the router tracks")
 		return r.overflow
 	}
 	return r.declare(dial)

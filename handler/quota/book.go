@@ -150,8 +150,22 @@ func (b *Book) Reserve(now time.Time, ask *Ask) (*Reservation, *Exceeded) {
 	if len(r.of(k)) == 0 {
 		return nil, nil
 	}
-	res := &Reservation{book: b, key: k, began: now}
-	refused := b.reserve(now, r, ask, res)
+	res := &Reservation{book: b, key: k, began: now, prompt: min(max(0, ask.Prompt), maxUsage)}
+	var refused *Exceeded
+	b.with(now, k, func(a *account, t moment) {
+		if a.name == "" {
+			a.name = ask.Name[:min(len(ask.Name), shownName)]
+		}
+		a.advance(t)
+		res.answer = ask.expected(a.typical)
+		if refused = a.exceeds(t, res); refused != nil {
+			b.refuse(a, t, refused)
+			return
+		}
+		a.add(Change{Requests: 1, Tokens: res.prompt + res.answer}, t)
+		a.running++
+		res.Figures = a.figures(t)
+	})
 	if refused != nil {
 		return nil, refused
 	}
@@ -159,30 +173,14 @@ func (b *Book) Reserve(now time.Time, ask *Ask) (*Reservation, *Exceeded) {
 	return res, nil
 }
 
-func (b *Book) reserve(now time.Time, r *rules, ask *Ask, res *Reservation) *Exceeded {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	t := b.moment(now)
-	a := b.account(t, r, res.key)
-	if a.name == "" {
-		a.name = ask.Name[:min(len(ask.Name), shownName)]
+// refuse counts a refusal. The lock is held.
+func (b *Book) refuse(a *account, t moment, e *Exceeded) {
+	a.refused++
+	b.refused[e.Limit.Of]++
+	if e.First = a.told == 0 || t.book-a.told > int64(tellEvery); e.First {
+		a.told = max(1, t.book)
 	}
-	a.advance(t)
-	res.prompt = min(max(0, ask.Prompt), maxUsage)
-	res.answer = ask.expected(a.typical)
-	if e := a.exceeds(t, res); e != nil {
-		a.refused++
-		b.refused[e.Limit.Of]++
-		if e.First = a.told == 0 || t.book-a.told > int64(tellEvery); e.First {
-			a.told = max(1, t.book)
-		}
-		e.Figures, e.Tenant = a.figures(t), a.name
-		return e
-	}
-	a.add(Change{Requests: 1, Tokens: res.prompt + res.answer}, t)
-	a.running++
-	res.Figures = a.figures(t)
-	return nil
+	e.Figures, e.Tenant = a.figures(t), a.name
 }
 
 // exceeds returns why a request is not within the limits; nil if it is. The limit with the longest wait
@@ -302,20 +300,14 @@ func (r *Reservation) end(now time.Time, c Change, answer int64) {
 	}
 	r.ended = true
 	c.Key, c.Running, c.Age = r.key, -1, max(0, now.Sub(r.began))
-	r.book.end(now, c, answer)
+	r.book.with(now, c.Key, func(a *account, t moment) {
+		a.add(c, t)
+		a.running = max(0, a.running-1)
+		if answer > 0 {
+			a.typical += learns * (float64(answer) - a.typical)
+		}
+	})
 	r.book.changed(now, c, false)
-}
-
-func (b *Book) end(now time.Time, c Change, answer int64) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	t := b.moment(now)
-	a := b.account(t, b.rules.Load(), c.Key)
-	a.add(c, t)
-	a.running = max(0, a.running-1)
-	if answer > 0 {
-		a.typical += learns * (float64(answer) - a.typical)
-	}
 }
 
 func (b *Book) changed(now time.Time, c Change, remote bool) {
@@ -332,9 +324,11 @@ func (b *Book) moment(t time.Time) moment {
 	return moment{t, int64(t.Sub(b.began))}
 }
 
-// account returns an account, which is new if there was none. The lock is held.
-func (b *Book) account(t moment, r *rules, k Key) *account {
-	a := b.accounts[k]
+// with does something to an account, which is new if there was none. Nobody else uses the book meanwhile.
+func (b *Book) with(now time.Time, k Key, do func(*account, moment)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	r, t, a := b.rules.Load(), b.moment(now), b.accounts[k]
 	if a == nil {
 		if b.accounts == nil {
 			b.accounts = make(map[Key]*account)
@@ -344,7 +338,7 @@ func (b *Book) account(t moment, r *rules, k Key) *account {
 		b.accounts[k] = a
 	}
 	a.follow(r, k)
-	return a
+	do(a, t)
 }
 
 // makeRoom looks at a few accounts, and forgets those that say nothing. If there are too many accounts, it

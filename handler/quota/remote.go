@@ -1,6 +1,7 @@
 package quota
 
 import (
+	"slices"
 	"time"
 )
 
@@ -30,23 +31,16 @@ type Level struct {
 // Apply applies a change at another router, or one of an earlier run if the router is 0. at is its time by
 // this router's clock.
 func (b *Book) Apply(router uint64, at time.Time, c Change) {
-	r := b.rules.Load()
-	if r == nil || !r.any {
+	if !b.Limits() {
 		return
 	}
-	b.apply(router, at, r, c)
+	b.with(at, c.Key, func(a *account, t moment) {
+		a.add(c, t)
+		if router != 0 {
+			b.runs(router, a, c.Key, b.peers[router][c.Key]+c.Running)
+		}
+	})
 	b.changed(at, c, true)
-}
-
-func (b *Book) apply(router uint64, at time.Time, r *rules, c Change) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	t := b.moment(at)
-	a := b.account(t, r, c.Key)
-	a.add(c, t)
-	if router != 0 {
-		b.runs(router, a, c.Key, b.peers[router][c.Key]+c.Running)
-	}
 }
 
 // runs notes how many requests of an account are under way at another router. The lock is held.
@@ -146,32 +140,33 @@ func (b *Book) Restore(now time.Time, of *Book, shared bool) {
 }
 
 func (b *Book) merge(at time.Time, s *State, join func(used, theirs float64) float64) (changed bool) {
-	r := b.rules.Load()
-	if r == nil || !r.any {
+	if !b.Limits() {
 		return false
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	t := b.moment(at)
-	a := b.account(t, r, s.Key)
-	a.touched = max(a.touched, t.book)
-	for _, level := range s.Levels {
-		for i := range a.limits {
-			l, m := &a.limits[i], &a.meters[i]
-			if l.Of != level.Of || l.Per != level.Per || l.Of == Concurrent {
-				continue
-			}
-			theirs := float64(min(max(0, level.Used), maxAmount))
-			switch m.advance(l, t); {
-			case l.Per > 0: // since then, some has come back
-				theirs -= float64(l.Amount) * float64(m.at-t.book) / float64(l.Per)
-			case level.Period != m.at:
-				continue
-			}
-			had := m.used
-			m.used = join(had, max(0, theirs))
-			changed = changed || m.used > had
+	b.with(at, s.Key, func(a *account, t moment) {
+		a.touched = max(a.touched, t.book)
+		for _, level := range s.Levels {
+			changed = a.merge(t, level, join) || changed
 		}
-	}
+	})
 	return changed
+}
+
+// merge merges what is used of one limit. It returns whether that is more than before.
+func (a *account) merge(t moment, level Level, join func(used, theirs float64) float64) (changed bool) {
+	i := slices.IndexFunc(a.limits, func(l Limit) bool { return l.Of == level.Of && l.Per == level.Per && l.Of != Concurrent })
+	if i < 0 {
+		return false
+	}
+	l, m := &a.limits[i], &a.meters[i]
+	theirs := float64(min(max(0, level.Used), maxAmount))
+	switch m.advance(l, t); {
+	case l.Per > 0: // since then, some has come back
+		theirs -= float64(l.Amount) * float64(m.at-t.book) / float64(l.Per)
+	case level.Period != m.at:
+		return false
+	}
+	had := m.used
+	m.used = join(had, max(0, theirs))
+	return m.used > had
 }

@@ -83,6 +83,7 @@ func (b *Book) Stand(now time.Time, most int) *Standing {
 		s.Refused[Unit(of).String()] = n //nolint:gosec // one of three
 	}
 	type one struct {
+		*account
 		key  Key
 		part float64
 	}
@@ -93,16 +94,13 @@ func (b *Book) Stand(now time.Time, most int) *Standing {
 		}
 		a.follow(r, k)
 		a.advance(t)
-		part := a.used()
-		if part == 0 || len(top) == most && part <= top[most-1].part {
-			continue
+		if part := a.used(); part > 0 {
+			top = append(top, one{a, k, part})
 		}
-		at, _ := slices.BinarySearchFunc(top, part, func(o one, part float64) int { return cmp.Compare(part, o.part) })
-		top = slices.Insert(top, at, one{k, part})
-		top = top[:min(most, len(top))]
 	}
-	for _, o := range top {
-		s.Top = append(s.Top, b.accounts[o.key].stand(t, o.key))
+	slices.SortFunc(top, func(a, b one) int { return cmp.Compare(b.part, a.part) })
+	for _, o := range top[:min(most, len(top))] {
+		s.Top = append(s.Top, o.stand(t, o.key))
 	}
 	return s
 }
