@@ -100,85 +100,78 @@ func (f *flowTest) pass(d time.Duration, from ...*worker.Worker) time.Duration {
 	return 0
 }
 
+// stream begins a stream on a.
+func (f *flowTest) stream(ahead int64) *booked { return f.begin(f.a, worker.KindStream, ahead) }
+
+// hang lets time pass until a is found hung, while b has output.
+func (f *flowTest) hang(t *testing.T) {
+	t.Helper()
+	if f.pass(time.Minute, f.b) == 0 {
+		t.Fatal("it does not hang")
+	}
+}
+
+// budget sets how many retries there may be.
+func (f *flowTest) budget(n float64) {
+	set := *f.p.Settings.Load()
+	set.RetryBudget = &RetryBudget{PerSecond: n / budgetMemory.Seconds()}
+	f.p.Settings.Store(&set)
+}
+
 // TestWorkerHangs is silent on a stream for longer and longer.
 func TestWorkerHangs(t *testing.T) {
 	soon := hungAfter + (hungChecks-1)*worker.HungCheck
 	for _, v := range []struct {
 		name string
-		set  func(f *flowTest) (others []*worker.Worker)
+		set  func(f *flowTest)
+		flow string        // the workers with output
 		want time.Duration // 0 is never
 	}{
-		{"a stream", func(f *flowTest) []*worker.Worker {
-			f.begin(f.a, worker.KindStream, 10)
-			return []*worker.Worker{f.b}
-		}, soon},
-		{"many streams", func(f *flowTest) []*worker.Worker {
+		{"a stream", func(f *flowTest) { f.stream(10) }, "b", soon},
+		{"many streams", func(f *flowTest) {
 			for range 32 {
-				f.begin(f.a, worker.KindStream, 10)
+				f.stream(10)
 			}
-			return []*worker.Worker{f.b}
-		}, soon},
-		{"nothing is asked of it", func(f *flowTest) []*worker.Worker { return []*worker.Worker{f.b} }, 0},
-		{"its stream has ended", func(f *flowTest) []*worker.Worker {
-			x, y := f.begin(f.a, worker.KindStream, 10), f.begin(f.a, worker.KindStream, 10)
+		}, "b", soon},
+		{"nothing is asked of it", func(*flowTest) {}, "b", 0},
+		{"its stream has ended", func(f *flowTest) {
+			x, y := f.stream(10), f.stream(10)
 			x.Exit()
 			y.Exit()
-			return []*worker.Worker{f.b}
-		}, 0},
-		{"nobody makes progress", func(f *flowTest) []*worker.Worker {
-			f.begin(f.a, worker.KindStream, 10)
-			f.begin(f.b, worker.KindStream, 10)
-			return nil
-		}, 0},
-		{"both stop, one of them a moment later", func(f *flowTest) []*worker.Worker {
-			f.begin(f.a, worker.KindStream, 10)
+		}, "b", 0},
+		{"nobody makes progress", func(f *flowTest) { f.stream(10); f.begin(f.b, worker.KindStream, 10) }, "", 0},
+		{"both stop, one of them a moment later", func(f *flowTest) {
+			f.stream(10)
 			f.begin(f.b, worker.KindStream, 10)
 			f.pass(2*time.Second, f.b)
-			return nil
-		}, 0},
-		{"it makes progress", func(f *flowTest) []*worker.Worker {
-			f.begin(f.a, worker.KindStream, 10)
-			return []*worker.Worker{f.a, f.b}
-		}, 0},
-		{"not streamed", func(f *flowTest) []*worker.Worker {
-			f.begin(f.a, worker.KindPlain, 10)
-			return []*worker.Worker{f.b}
-		}, 0},
-		{"no inference", func(f *flowTest) []*worker.Worker {
-			f.begin(f.a, worker.KindOther, 10)
-			return []*worker.Worker{f.b}
-		}, 0},
-		{"also with an answer to make that is silent", func(f *flowTest) []*worker.Worker {
-			f.begin(f.a, worker.KindPlain, 10)
-			f.begin(f.a, worker.KindStream, 10)
-			return []*worker.Worker{f.b}
-		}, soon},
-		{"the client does not read", func(f *flowTest) []*worker.Worker {
-			f.begin(f.a, worker.KindStream, 10).Waits(false)
-			return []*worker.Worker{f.b}
-		}, 0},
-		{"a long prompt", func(f *flowTest) []*worker.Worker {
-			f.begin(f.a, worker.KindStream, 50*leastRate) // predicted to take 50 s
-			return []*worker.Worker{f.b}
-		}, hungPrefills*50*time.Second + (hungChecks-1)*worker.HungCheck},
-		{"the prompts that came later", func(f *flowTest) []*worker.Worker {
-			f.begin(f.a, worker.KindStream, 10)
+		}, "", 0},
+		{"it makes progress", func(f *flowTest) { f.stream(10) }, "ab", 0},
+		{"not streamed", func(f *flowTest) { f.begin(f.a, worker.KindPlain, 10) }, "b", 0},
+		{"no inference", func(f *flowTest) { f.begin(f.a, worker.KindOther, 10) }, "b", 0},
+		{"also with an answer to make that is silent", func(f *flowTest) { f.begin(f.a, worker.KindPlain, 10); f.stream(10) }, "b", soon},
+		{"the client does not read", func(f *flowTest) { f.stream(10).Waits(false) }, "b", 0},
+		{"a long prompt", func(f *flowTest) { f.stream(50 * leastRate) }, "b", // predicted to take 50 s
+			hungPrefills*50*time.Second + (hungChecks-1)*worker.HungCheck},
+		{"the prompts that came later", func(f *flowTest) {
+			f.stream(10)
 			f.now = f.now.Add(5 * time.Second)
-			f.begin(f.a, worker.KindStream, 500*leastRate)
-			return []*worker.Worker{f.b}
-		}, soon - 5*time.Second},
-		{"a stream that waits for a client, and a new one", func(f *flowTest) []*worker.Worker {
-			f.begin(f.a, worker.KindStream, 10).Waits(false)
+			f.stream(500 * leastRate)
+		}, "b", soon - 5*time.Second},
+		{"a stream that waits for a client, and a new one", func(f *flowTest) {
+			f.stream(10).Waits(false)
 			progressed(f.a, f.now)
 			f.now = f.now.Add(time.Minute)
-			f.begin(f.a, worker.KindStream, 10)
-			return []*worker.Worker{f.b}
-		}, soon},
+			f.stream(10)
+		}, "b", soon},
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			f := newFlowTest(t)
-			others := v.set(f)
-			if got := f.pass(10*time.Minute, others...); got != v.want {
+			v.set(f)
+			var flow []*worker.Worker
+			for _, name := range v.flow {
+				flow = append(flow, map[rune]*worker.Worker{'a': f.a, 'b': f.b}[name])
+			}
+			if got := f.pass(10*time.Minute, flow...); got != v.want {
 				t.Errorf("found to hang after %v, want %v", got, v.want)
 			}
 			if f.b.IsHung() {
@@ -208,7 +201,7 @@ func TestFrozenWorkerHasTheLastWork(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFlowTest(t)
-			f.begin(f.a, worker.KindStream, 10)
+			f.stream(10)
 			if v.tokens {
 				f.now = f.now.Add(worker.HungCheck)
 				progressed(f.a, f.now)
@@ -236,7 +229,7 @@ func TestFrozenWorkerHasTheLastWork(t *testing.T) {
 // TestOneLateByteIsEnough stands still for so long that a check sees it.
 func TestOneLateByteIsEnough(t *testing.T) {
 	f := newFlowTest(t)
-	f.begin(f.a, worker.KindStream, 10)
+	f.stream(10)
 	f.now = f.now.Add(time.Hour)
 	for range 20 {
 		progressed(f.b, f.now)
@@ -252,10 +245,8 @@ func TestOneLateByteIsEnough(t *testing.T) {
 // TestHungWorkerFlowsAgain lets something come.
 func TestHungWorkerFlowsAgain(t *testing.T) {
 	f := newFlowTest(t)
-	f.begin(f.a, worker.KindStream, 10)
-	if f.pass(time.Minute, f.b) == 0 {
-		t.Fatal("it does not hang")
-	}
+	f.stream(10)
+	f.hang(t)
 	for range 60 {
 		f.now = f.now.Add(worker.HungCheck)
 		f.watch.check(f.now)
@@ -275,7 +266,7 @@ func TestHungWorkerFlowsAgain(t *testing.T) {
 // absence when it is found hung. Then its HTTP server answers again, and its core does not.
 func TestHungWorkerStaysMarkedWhenItsServerAnswers(t *testing.T) {
 	f := newFlowTest(t)
-	f.begin(f.a, worker.KindStream, 10)
+	f.stream(10)
 	for range 30 {
 		f.a.Health.RecordAway(f.now, worker.Unresponsive)
 		f.pass(worker.HungCheck, f.b)
@@ -326,12 +317,10 @@ func TestUnheadedRequestsAreMoved(t *testing.T) {
 			f := newFlowTest(t)
 			f.showsRate(f.a)
 			v.set(f)
-			set := *f.p.Settings.Load()
-			set.RetryBudget = &RetryBudget{Percent: 0, PerSecond: v.budget / budgetMemory.Seconds()}
-			f.p.Settings.Store(&set)
+			f.budget(v.budget)
 			var all []*booked
 			for i := range 16 {
-				a := f.begin(f.a, worker.KindStream, 10)
+				a := f.stream(10)
 				f.allow(a)
 				all = append(all, a)
 				if i%2 == 0 && a.Arrived() {
@@ -339,9 +328,7 @@ func TestUnheadedRequestsAreMoved(t *testing.T) {
 				}
 				a.Waits(true)
 			}
-			if f.pass(time.Minute, f.b) == 0 {
-				t.Fatal("it does not hang")
-			}
+			f.hang(t)
 			for i, m := range f.moved(t, all, v.want) {
 				if m && i%2 == 0 {
 					t.Error("a request was moved whose header had come")
@@ -374,15 +361,13 @@ func TestStreamsThatCannotMoveEnd(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFlowTest(t)
-			a, ended := f.begin(f.a, worker.KindStream, 10), false
+			a, ended := f.stream(10), false
 			a.MayEnd(func() { ended = true })
-			f.begin(f.a, worker.KindStream, 10) // is what the worker is found by
+			f.stream(10) // is what the worker is found by
 			if f.now = f.now.Add(worker.HungCheck); v.tokens {
 				progressed(f.a, f.now)
 			}
-			if f.pass(time.Minute, f.b) == 0 {
-				t.Fatal("it does not hang")
-			}
+			f.hang(t)
 			if v.set(f, a); v.away {
 				f.a.Health.RecordAway(f.now, worker.Unresponsive)
 			}
@@ -402,11 +387,11 @@ func TestStreamsThatCannotMoveEnd(t *testing.T) {
 // its stream moves only after a longer time.
 func TestFrozenBeforeTheFirstToken(t *testing.T) {
 	f := newFlowTest(t)
-	a := f.begin(f.a, worker.KindStream, 10)
+	a := f.stream(10)
 	f.allow(a)
 	f.a.Health.RecordAway(f.now, worker.Unresponsive)
-	if f.pass(time.Minute, f.b) == 0 || a.caused.Load() {
-		t.Fatal("it does not hang, or its stream has moved")
+	if f.hang(t); a.caused.Load() {
+		t.Fatal("its stream has moved")
 	}
 	f.now = f.now.Add(quietTimes*hungAfter - worker.HungCheck)
 	if f.watch.check(f.now); a.caused.Load() {
@@ -428,16 +413,14 @@ func TestProbeIsNotLost(t *testing.T) {
 		arrived bool
 		moved   bool
 	}{
-		{"moved", worker.KindStream, 1, false, true},
-		{"moved, not streamed", worker.KindPlain, 1, false, true},
+		{"moved", worker.KindStream, 10, false, true},
+		{"moved, not streamed", worker.KindPlain, 10, false, true},
 		{"no budget", worker.KindStream, 0, false, false},
-		{"its header has come", worker.KindStream, 1, true, false},
+		{"its header has come", worker.KindStream, 10, true, false},
 	} {
 		f := newFlowTest(t)
 		f.showsRate(f.a)
-		set := *f.p.Settings.Load()
-		set.RetryBudget = &RetryBudget{Percent: 0, PerSecond: v.budget}
-		f.p.Settings.Store(&set)
+		f.budget(v.budget)
 		a := f.begin(f.a, v.kind, 10)
 		f.allow(a)
 		if v.arrived {

@@ -9,46 +9,32 @@ import (
 // epoch is when the tests' clocks begin.
 var epoch = time.Unix(1_800_000_000, 0)
 
-// TestMarkGrowsWithEachFailure fails a worker each time that it gets requests again.
-func TestMarkGrowsWithEachFailure(t *testing.T) {
-	var h Health
-	now := epoch
-	for i, down := range []time.Duration{firstDown, 2 * firstDown, 4 * firstDown, longestMark, longestMark} {
-		if !h.Available(now) {
-			t.Fatalf("failure %d: not available before it", i+1)
-		}
-		mark := h.Admit(now)
-		if was := h.Fail(now, now, 0, false); was != (i == 0) {
-			t.Errorf("failure %d: well before: %v", i+1, was)
-		}
-		h.Leave(mark)
-		if h.Available(now.Add(down - time.Millisecond)) {
-			t.Errorf("failure %d: available before %v", i+1, down)
-		}
-		now = now.Add(down)
-		if !h.Available(now) {
-			t.Errorf("failure %d: not available after %v", i+1, down)
-		}
-	}
-}
-
-// TestMarkIsAsLongAsTheWorkerAsks has Retry-After, within bounds, and refusals
-// of a busy worker, which do not make the mark grow.
-func TestMarkIsAsLongAsTheWorkerAsks(t *testing.T) {
-	for _, v := range []struct{ wait, down time.Duration }{
-		{0, firstDown},
-		{time.Millisecond, firstDown},
-		{2 * time.Second, 2 * time.Second},
-		{time.Hour, longestMark},
+// TestMarksHaveALength fails a worker each time that it gets requests again. Marks grow, but not those of a
+// busy worker. The worker may ask for a length, within bounds.
+func TestMarksHaveALength(t *testing.T) {
+	for _, v := range []struct {
+		busy  bool
+		wait  time.Duration
+		downs []time.Duration
+	}{
+		{false, 0, []time.Duration{firstDown, 2 * firstDown, 4 * firstDown, longestMark, longestMark}},
+		{true, 0, []time.Duration{firstDown, firstDown, firstDown}},
+		{true, time.Millisecond, []time.Duration{firstDown, firstDown, firstDown}},
+		{true, 2 * time.Second, []time.Duration{2 * time.Second, 2 * time.Second, 2 * time.Second}},
+		{true, time.Hour, []time.Duration{longestMark, longestMark, longestMark}},
 	} {
 		var h Health
 		now := epoch
-		for i := range 5 {
-			h.Fail(now, now, v.wait, true)
-			if h.Available(now.Add(v.down-time.Millisecond)) || !h.Available(now.Add(v.down)) {
-				t.Errorf("refusal %d with wait %v: not down for %v", i+1, v.wait, v.down)
+		for i, down := range v.downs {
+			mark := h.Admit(now)
+			if was := h.Fail(now, now, v.wait, v.busy); was != (i == 0) {
+				t.Errorf("%+v: failure %d: well before: %v", v, i+1, was)
 			}
-			now = now.Add(v.down)
+			h.Leave(mark)
+			if h.Available(now.Add(down-time.Millisecond)) || !h.Available(now.Add(down)) {
+				t.Errorf("%+v: failure %d: not down for %v", v, i+1, down)
+			}
+			now = now.Add(down)
 		}
 	}
 }
@@ -253,13 +239,11 @@ func TestErrorsAloneAreSeenSoon(t *testing.T) {
 func TestErrorsInARowDoNotDecay(t *testing.T) {
 	for _, pause := range []time.Duration{time.Second, 5 * time.Second, time.Minute} {
 		var h Health
-		now := epoch
 		for n := 1; n <= allErrors; n++ {
-			errs, share := h.RecordError(now, true, rand.Uint64())
+			errs, share := h.RecordError(epoch.Add(time.Duration(n)*pause), true, rand.Uint64())
 			if seen := Worse(errs, share, 0); n < FewErrors && seen || n == allErrors && !seen {
 				t.Errorf("one error in %v: seen after %d: %v", pause, n, seen)
 			}
-			now = now.Add(pause)
 		}
 	}
 }
