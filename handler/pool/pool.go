@@ -16,8 +16,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/quota"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
-
 	"github.com/caddy-kvrouter/kvrouter/kvscore/texts"
+
 	"github.com/caddyserver/caddy/v2"
 )
 

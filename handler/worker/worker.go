@@ -255,7 +255,7 @@ func New(pool string, set Settings) *Worker {
 	w := &Worker{
 		Dial: set.Dial, ID: set.ID, Past: observe.NewWorker(pool, set.Dial), slots: new(slots), derenders: make(chan struct{}, 1),
 	}
-	w.probed, w.MarkProbed = context.WithCancel(context.Background())
+	w.probed, w.MarkProbed = context.WithCancel(context.Background()) //nolint:gosec // the first probe ends it
 	w.know(set, engine.Info{})
 	w.dp.Store(int32(set.DPSize))
 	w.LimitSlots(set.MaxRunning)
