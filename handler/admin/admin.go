@@ -48,12 +48,12 @@ func (Admin) Routes() []caddy.AdminRoute {
 		{Pattern: one + "/state", Handler: methods{http.MethodGet: ofPool(getState)}},
 		{Pattern: one + "/choices", Handler: methods{http.MethodGet: ofPool(getChoices)}},
 		{Pattern: one + "/workers", Handler: methods{http.MethodGet: ofPool(getWorkers)}},
-		{Pattern: one + "/workers/{worker}", Handler: methods{http.MethodGet: ofPool(getWorker)}},
-		{Pattern: one + "/workers/{worker}/drain", Handler: methods{http.MethodPost: ofPool(drain)}},
-		{Pattern: one + "/workers/{worker}/undrain", Handler: methods{http.MethodPost: ofPool(undrain)}},
+		{Pattern: one + "/workers/{worker}", Handler: methods{http.MethodGet: ofWorker(nil)}},
+		{Pattern: one + "/workers/{worker}/drain", Handler: methods{http.MethodPost: ofWorker(drain)}},
+		{Pattern: one + "/workers/{worker}/undrain", Handler: methods{http.MethodPost: ofWorker(undrain)}},
 		{Pattern: one + "/sessions", Handler: methods{http.MethodGet: ofPool(getSessions)}},
 		{Pattern: one + "/sessions/{key}", Handler: methods{
-			http.MethodGet: ofPool(getSession), http.MethodPut: ofPool(rebind), http.MethodDelete: ofPool(unbind),
+			http.MethodGet: ofSession(nil), http.MethodPut: ofSession(rebind), http.MethodDelete: ofSession(unbind),
 		}},
 		{Pattern: one + "/call", Handler: methods{http.MethodPost: ofPool(callWorkers)}},
 		{Pattern: one + "/explain", Handler: methods{http.MethodPost: ofPool(explain)}},
@@ -145,12 +145,18 @@ func getWorkers(_ *http.Request, p *pool.Pool) (any, error) {
 	return viewWorkers(p, time.Now()), nil
 }
 
-func getWorker(r *http.Request, p *pool.Pool) (any, error) {
-	w, err := workerOf(p, r.PathValue("worker"))
-	if err != nil {
-		return nil, err
-	}
-	return viewOf(p, w), nil
+// ofWorker calls f, if there is one, with the worker that the path names, and answers with its view.
+func ofWorker(f func(*http.Request, *pool.Pool, *worker.Worker) error) answerer {
+	return ofPool(func(r *http.Request, p *pool.Pool) (any, error) {
+		w, err := workerOf(p, r.PathValue("worker"))
+		if err == nil && f != nil {
+			err = f(r, p, w)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return viewOf(p, w), nil
+	})
 }
 
 // viewOf returns the view of a worker among its peers.
@@ -174,33 +180,25 @@ func workerOf(p *pool.Pool, name string) (*worker.Worker, error) {
 	return w, nil
 }
 
-func drain(r *http.Request, p *pool.Pool) (any, error) {
-	w, err := workerOf(p, r.PathValue("worker"))
-	if err != nil {
-		return nil, err
-	}
+func drain(r *http.Request, p *pool.Pool, w *worker.Worker) error {
 	if p.Drain(w, true) {
 		p.Logger().Info("worker is drained: it gets no new requests", zap.String("upstream", w.Dial))
 	}
 	if r.URL.Query().Has("move") && w.MoveStreams() {
 		p.Logger().Info("streams of a drained worker move to other workers", zap.String("upstream", w.Dial))
 	}
-	return viewOf(p, w), nil
+	return nil
 }
 
-func undrain(r *http.Request, p *pool.Pool) (any, error) {
-	w, err := workerOf(p, r.PathValue("worker"))
-	if err != nil {
-		return nil, err
-	}
+func undrain(_ *http.Request, p *pool.Pool, w *worker.Worker) error {
 	changed := p.Drain(w, false)
 	switch _, configured := w.Drains(); {
 	case configured && !changed:
-		return nil, apiError(http.StatusConflict, "the configuration drains worker %s: change it there", w.Dial)
+		return apiError(http.StatusConflict, "the configuration drains worker %s: change it there", w.Dial)
 	case changed && !configured:
 		p.Logger().Info("worker is no longer drained", zap.String("upstream", w.Dial))
 	}
-	return viewOf(p, w), nil
+	return nil
 }
 
 func explain(r *http.Request, p *pool.Pool) (any, error) {

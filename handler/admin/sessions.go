@@ -76,49 +76,47 @@ func errNoSession(p *pool.Pool) error {
 	return apiError(http.StatusNotFound, "pool %s has no such session of this model, tenant and scope: name them as well", p.Name)
 }
 
-func getSession(r *http.Request, p *pool.Pool) (any, error) {
-	e, err := sessionNamed(r, p)
-	if err != nil {
-		return nil, err
-	}
-	return viewSession(e.Key, &e.Binding, dials(p), time.Now()), nil
+// ofSession calls f, if there is one, with the session that the path names, and answers with its view.
+func ofSession(f func(*http.Request, *pool.Pool, *affinity.Entry) error) answerer {
+	return ofPool(func(r *http.Request, p *pool.Pool) (any, error) {
+		e, err := sessionNamed(r, p)
+		if err == nil && f != nil {
+			err = f(r, p, &e)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return viewSession(e.Key, &e.Binding, dials(p), time.Now()), nil
+	})
 }
 
-func unbind(r *http.Request, p *pool.Pool) (any, error) {
-	e, err := sessionNamed(r, p)
-	if err != nil {
-		return nil, err
-	}
-	for b := e.Binding; b.Version != 0; {
-		var ended bool
-		if b, ended = turn.Unbind(p, e.Key, b.Version); ended {
-			return viewSession(e.Key, &b, dials(p), time.Now()), nil
+func unbind(_ *http.Request, p *pool.Pool, e *affinity.Entry) error {
+	for ended := false; e.Version != 0; {
+		if e.Binding, ended = turn.Unbind(p, e.Key, e.Version); ended {
+			return nil
 		} // else it was bound anew meanwhile
 	}
-	return nil, errNoSession(p)
+	return errNoSession(p)
 }
 
-func rebind(r *http.Request, p *pool.Pool) (any, error) {
-	e, err := sessionNamed(r, p)
-	if err != nil {
-		return nil, err
-	}
+func rebind(r *http.Request, p *pool.Pool, e *affinity.Entry) (err error) {
 	if e.Kind == affinity.EngineBacked {
-		return nil, apiError(http.StatusConflict, "the engine holds the session, which cannot move: delete it")
+		return apiError(http.StatusConflict, "the engine holds the session, which cannot move: delete it")
 	}
 	want := e.Want
 	want.Kind = affinity.Fixed
 	if want.Target, err = targetIn(r, p); err != nil {
-		return nil, err
+		return err
 	}
 	b, ok, err := p.Sessions.Bind(r.Context(), e.Key, e.Version, want)
 	switch {
 	case err != nil:
-		return nil, apiError(http.StatusServiceUnavailable, "binding the session: %w", err)
+		return apiError(http.StatusServiceUnavailable, "binding the session: %w", err)
 	case !ok:
-		return nil, apiError(http.StatusConflict, "the session was bound anew meanwhile: try again")
+		return apiError(http.StatusConflict, "the session was bound anew meanwhile: try again")
 	}
-	return viewSession(e.Key, &b, dials(p), time.Now()), nil
+	e.Binding = b
+	return nil
 }
 
 func targetIn(r *http.Request, p *pool.Pool) (kvscore.Target, error) {

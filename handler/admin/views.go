@@ -181,9 +181,8 @@ type latencyView struct {
 
 func viewLatency(s *kvscore.Stats) latencyView {
 	l := &s.Latency
-	v := latencyView{
+	return latencyView{
 		Fixed: l.Fixed, Tokens: l.Token * 1e3, Attention: l.Attention * 1e6, Context: l.Context * 1e3,
 		Timings: s.Timings, Answer: s.ExpectedAnswer,
 	}
-	return v
 }
