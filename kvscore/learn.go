@@ -172,7 +172,6 @@ func (s *Scheduler) describe(now time.Time, r *Request, sel *Selection) {
 	if r.ExpectedTokens > 0 {
 		sel.ExpectedAnswer = float64(r.ExpectedTokens)
 	}
-	sel.SharedTokens, sel.SharedArrivals, sel.SharedHolders = sel.view.SharedTokens, sel.view.SharedArrivals, sel.view.SharedHolders
 }
 
 // predict sets the times of a candidate. The lock is held.

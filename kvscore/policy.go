@@ -31,13 +31,7 @@ type Rand interface {
 // Selection is one choice: the request, and what each candidate holds and how busy it is.
 // It has many fields because it is all that a policy sees.
 type Selection struct {
-	// Tokens is the length of the prompt in tokens. Engines have counted the part that
-	// they have computed; the rest is known or estimated. 0 if the prompt is unknown.
-	Tokens int64
-	// Known is the prefix of the prompt that some target holds.
-	Known Known
-	// RequestBlocks are the complete KV blocks of the prompt, estimated for text.
-	RequestBlocks float64
+	Findings
 	// Root identifies the model, LoRA, salt and kind of content. Only prompts with the
 	// same root share blocks.
 	Root uint64
@@ -85,12 +79,6 @@ type Selection struct {
 	Priority int
 	// Split is how the request may be split: see Candidate.Split.
 	Split Split
-	// SharedTokens is the length of the prefix that the prompt shares with several earlier
-	// ones that continue differently. An example is a system prompt. It is 0 if there is
-	// none. SharedArrivals is the number of such prompts, SharedHolders the number of
-	// targets that hold the prefix.
-	SharedTokens                  float64
-	SharedArrivals, SharedHolders int
 	// ExpectedAnswer is the expected length of the answer, MeanAnswer that of recent answers, in tokens.
 	ExpectedAnswer, MeanAnswer float64
 	// ArrivalRate is how many requests per millisecond come to a target, on average of all targets
@@ -123,6 +111,9 @@ func (s *Selection) HomeHolds() bool {
 	}
 	return most > 0 && 2*s.Candidates[s.Home].OverlapTokens >= most
 }
+
+// Findings is what the cache models say of a prompt, over all targets.
+type Findings = cache.Findings
 
 // Known is a prefix of a prompt that some target holds: the first Blocks of its blocks, and
 // the share Past of the next one.

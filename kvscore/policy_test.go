@@ -12,7 +12,7 @@ import (
 // The numbers are computed by hand from Dynamo's formula.
 func TestDynamoCost(t *testing.T) {
 	two := func() *Selection {
-		return &Selection{Tokens: 160, BlockSize: 16, Rand: seeded(1), Candidates: []Candidate{
+		return &Selection{Findings: Findings{Tokens: 160}, BlockSize: 16, Rand: seeded(1), Candidates: []Candidate{
 			{Target: Target{Worker: 1, Rank: 0}, Overlap: Overlap{OverlapBlocks: 4, SharedBlocks: 3}, PrefillTokens: 320, PromptBlocks: 30, UnsharedBlocks: 50, OutputBlocks: 2.4, RequestBlocks: 10, Requests: 2},
 			{Target: Target{Worker: 2, Rank: 0}, RequestBlocks: 10},
 		}}
@@ -87,7 +87,7 @@ func TestTiesAreUniform(t *testing.T) {
 	for name, p := range map[string]Policy{
 		"dynamo": NewDynamo(), "predicted_latency": NewPredictedLatency(), "least_load": &LeastLoad{}, "round_robin": &RoundRobin{},
 	} {
-		s := &Selection{Tokens: 100, BlockSize: 16, Rand: seeded(1)}
+		s := &Selection{Findings: Findings{Tokens: 100}, BlockSize: 16, Rand: seeded(1)}
 		for i := range 3 {
 			s.Candidates = append(s.Candidates, Candidate{Target: Target{Worker: uint64(i), Rank: 0}})
 		}
@@ -102,7 +102,7 @@ func TestTiesAreUniform(t *testing.T) {
 func TestTemperature(t *testing.T) {
 	d := NewDynamo()
 	d.Temperature = 1
-	s := &Selection{Tokens: 1600, BlockSize: 16, Rand: seeded(1), Candidates: []Candidate{{Overlap: Overlap{OverlapBlocks: 100}}, {}}}
+	s := &Selection{Findings: Findings{Tokens: 1600}, BlockSize: 16, Rand: seeded(1), Candidates: []Candidate{{Overlap: Overlap{OverlapBlocks: 100}}, {}}}
 	// the worst has weight 1/e of the best: 0.269
 	for range 2 {
 		if n := counts(d, s, 10_000)[1]; n < 2500 || n > 2880 {

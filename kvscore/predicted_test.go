@@ -9,7 +9,7 @@ import (
 // 1,000 tokens, with no request waiting. Answers are ten times as long as DefaultWeight.
 func three() *Selection {
 	s := &Selection{
-		Tokens: 1000, BlockSize: 16, Rand: seeded(1), Home: -1, MeanAnswer: 10 * DefaultWeight,
+		Findings: Findings{Tokens: 1000}, BlockSize: 16, Rand: seeded(1), Home: -1, MeanAnswer: 10 * DefaultWeight,
 		Latency: Latency{Fixed: 10, Token: 0.1, Attention: 1e-6, Context: 1e-4},
 	}
 	for i := range 3 {

@@ -12,7 +12,7 @@ import (
 func asked(n int, root uint64, blocks ...uint64) *Selection {
 	s := &Selection{
 		Root: root, Blocks: blocks, NominalBlockTokens: 16, BlockSize: 16,
-		Tokens: int64(len(blocks)) * 16, Rand: seeded(1),
+		Findings: Findings{Tokens: int64(len(blocks)) * 16}, Rand: seeded(1),
 	}
 	for _, t := range targets(n) {
 		s.Candidates = append(s.Candidates, Candidate{Target: t})

@@ -149,7 +149,7 @@ func (s *Selection) lists(among []TargetRef) bool {
 
 // snapshot sets the terms of a choice in sel. The lock is held.
 func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *Selection) {
-	sel.Tokens, sel.RequestBlocks, sel.Known = sel.view.Tokens, sel.view.Blocks, sel.view.Known
+	sel.Findings = sel.view.Findings
 	sel.BlockSize, sel.Override, sel.Priority, sel.Session = s.settings.BlockSize, r.Override, r.Priority, r.Session
 	sel.Root, sel.Blocks, sel.NominalBlockTokens = r.Root, r.Blocks, cmp.Or(r.NominalBlockTokens, r.BlockTokens)
 	sel.Fault, sel.Unknown, sel.Home = false, 0, -1

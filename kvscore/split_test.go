@@ -80,7 +80,7 @@ func TestSplitIfThatIsSooner(t *testing.T) {
 // TestDynamoChoosesDecodeTargets looks at the options with which Dynamo chooses them.
 func TestDynamoChoosesDecodeTargets(t *testing.T) {
 	for phases, want := range map[SplitRule]float64{SplitNever: (320+160)/16 - 4 + 30 + 7, SplitAuto: 50 + 10, SplitAlways: 50 + 10} {
-		s := &Selection{Tokens: 160, BlockSize: 16, Rand: seeded(1), Split: Split{Rule: phases}, Candidates: []Candidate{
+		s := &Selection{Findings: Findings{Tokens: 160}, BlockSize: 16, Rand: seeded(1), Split: Split{Rule: phases}, Candidates: []Candidate{
 			{Overlap: Overlap{OverlapBlocks: 4, SharedBlocks: 3}, PrefillTokens: 320, PromptBlocks: 30, UnsharedBlocks: 50, RequestBlocks: 10},
 		}}
 		if NewDynamo().Choose(s); s.Candidates[0].Cost != want {

@@ -16,14 +16,7 @@ func CostUnit(p Policy) string {
 	return ""
 }
 
-// CostUnit returns [UnitMilliseconds].
 func (*PredictedLatency) CostUnit() string { return UnitMilliseconds }
-
-// CostUnit returns [UnitBlocks].
-func (*Dynamo) CostUnit() string { return UnitBlocks }
-
-// CostUnit returns [UnitRequests].
-func (*LeastLoad) CostUnit() string { return UnitRequests }
-
-// CostUnit returns [UnitRequests].
-func (*PowerOfTwo) CostUnit() string { return UnitRequests }
+func (*Dynamo) CostUnit() string           { return UnitBlocks }
+func (*LeastLoad) CostUnit() string        { return UnitRequests }
+func (*PowerOfTwo) CostUnit() string       { return UnitRequests }

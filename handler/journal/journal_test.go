@@ -71,7 +71,7 @@ func (w *world) turn(now time.Time) {
 	known := len(k.blocks)
 	k.blocks = append(slices.Clip(k.blocks), w.some(w.IntN(30))...)
 	p := &cache.Prompt{Root: k.root, Blocks: k.blocks, Past: 0.5, BlockTokens: 16, Tokens: int64(16*len(k.blocks) + 8)}
-	v := &cache.View{Tokens: p.Tokens, Known: cache.Known{Blocks: matched}}
+	v := &cache.View{Findings: cache.Findings{Tokens: p.Tokens, Known: cache.Known{Blocks: matched}}}
 	id := w.Booked(now, kvscore.Target{Worker: uint64(w.IntN(3)), Rank: 1}, p, v, true, 100, kvscore.PhaseWhole)
 	answer := w.some(w.IntN(5))
 	w.Ended(id, true, 101, kvscore.Counts{Prompt: p.Tokens, Answer: p.Tokens + 100, AnswerPast: 0.25}, answer)
@@ -528,7 +528,7 @@ func entryOf(b []byte) []byte {
 func BenchmarkJournal(b *testing.B) {
 	w := newWorld(2)
 	p := &cache.Prompt{Blocks: w.some(256), BlockTokens: 16, Tokens: 4096}
-	v := &cache.View{Tokens: p.Tokens, Known: cache.Known{Blocks: 240}}
+	v := &cache.View{Findings: cache.Findings{Tokens: p.Tokens, Known: cache.Known{Blocks: 240}}}
 	b.Run("request", func(b *testing.B) {
 		b.ReportAllocs()
 		for i := 0; b.Loop(); i++ {

@@ -380,7 +380,7 @@ func TestClocksMayDiffer(t *testing.T) {
 		for i := range 30 {
 			now = now.Add(time.Second)
 			p := &cache.Prompt{Root: 1, Blocks: someBlocks(200), BlockTokens: 16, Tokens: 3200}
-			id := j.Booked(now.Add(ahead), hosts[0], p, &cache.View{Tokens: 3200}, true, 0, kvscore.PhaseWhole)
+			id := j.Booked(now.Add(ahead), hosts[0], p, &cache.View{Findings: cache.Findings{Tokens: 3200}}, true, 0, kvscore.PhaseWhole)
 			late := time.Duration(i%2) * 30 * time.Millisecond
 			if late == 0 { // else both are told at once
 				tell(now)
@@ -467,7 +467,7 @@ func TestPayers(t *testing.T) {
 	}
 	want := Payer{Class: "batch", Tenant: 1<<63 + 5, Weight: 2.5}
 	p := &cache.Prompt{Root: 1, Blocks: someBlocks(10), BlockTokens: 16, Tokens: 160}
-	id := j.Booked(time.Now(), hosts[1], p, &cache.View{Tokens: 160}, true, 0, kvscore.PhaseWhole)
+	id := j.Booked(time.Now(), hosts[1], p, &cache.View{Findings: cache.Findings{Tokens: 160}}, true, 0, kvscore.PhaseWhole)
 	j.Paid(id, &want)
 	if tell(); len(told) != 1 || told[0] != want || over != 0 {
 		t.Fatalf("told %+v, %d are over", told, over)
@@ -517,7 +517,7 @@ func TestLostBeginning(t *testing.T) {
 	}
 	book := func() {
 		p := &cache.Prompt{Root: 1, Blocks: someBlocks(10), BlockTokens: 16, Tokens: 160}
-		j.Booked(time.Now(), hosts[1], p, &cache.View{Tokens: 160}, true, 0, kvscore.PhaseWhole) // on worker 2
+		j.Booked(time.Now(), hosts[1], p, &cache.View{Findings: cache.Findings{Tokens: 160}}, true, 0, kvscore.PhaseWhole) // on worker 2
 	}
 	requests := func(h kvscore.Target) int {
 		l, _ := s.Load(time.Now(), h)

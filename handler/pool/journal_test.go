@@ -436,7 +436,7 @@ func TestDamagedJournalCostsItsRecords(t *testing.T) {
 	e.NewRun()
 	e.Begin(time.Now(), &journal.Head{TextBlock: 64})
 	p := &cache.Prompt{Root: 1, Blocks: []uint64{1, 2}, BlockTokens: 16, Tokens: 32}
-	id := j.Booked(time.Now(), kvscore.Target{Worker: 1}, p, &cache.View{Tokens: 32}, true, 0, kvscore.PhaseWhole)
+	id := j.Booked(time.Now(), kvscore.Target{Worker: 1}, p, &cache.View{Findings: cache.Findings{Tokens: 32}}, true, 0, kvscore.PhaseWhole)
 	write()
 	e.Begin(time.Now(), &journal.Head{TextBlock: 64})
 	j.Ended(id, true, 1, kvscore.Counts{Prompt: 32}, nil)

@@ -63,13 +63,13 @@ func (h Head) out(blocks []uint64, memory *[]uint64) []uint64 {
 	return *memory
 }
 
-// View is what the cache models said of one prompt at one time. Reuse it: its memory is kept.
-type View struct {
+// Findings is what the cache models say of a prompt, over all targets.
+type Findings struct {
 	// Tokens is the length of the prompt. Engines have counted the part that they have
-	// computed; the rest is known or estimated.
+	// computed; the rest is known or estimated. 0 if the prompt is unknown.
 	Tokens int64
-	// Blocks are the complete KV blocks of the prompt, estimated for text.
-	Blocks float64
+	// RequestBlocks are the complete KV blocks of the prompt, estimated for text.
+	RequestBlocks float64
 	// Known is the prefix of the prompt that some target holds.
 	Known Known
 	// SharedTokens is the length of the prefix that the prompt shares with several earlier
@@ -78,6 +78,11 @@ type View struct {
 	// hold the prefix.
 	SharedTokens                  float64
 	SharedArrivals, SharedHolders int
+}
+
+// View is what the cache models said of one prompt at one time. Reuse it: its memory is kept.
+type View struct {
+	Findings
 
 	blockTokens float64
 	blockSize   int64
@@ -165,7 +170,7 @@ func (v *View) Drop() {
 func (v *View) describe(p *Prompt, blockSize int64) {
 	m := &v.sent
 	v.blockTokens, v.blockSize, v.skipsCache = p.BlockTokens, blockSize, p.SkipsCache
-	v.Tokens, v.Blocks = v.length(p)
+	v.Tokens, v.RequestBlocks = v.length(p)
 	v.Known = Known{Blocks: m.Blocks, Past: m.Known - float64(m.Blocks), Tokens: float64(m.KnownTokens) / 1000, Counted: m.Counted}
 	v.SharedTokens, v.SharedArrivals, v.SharedHolders = float64(m.SharedTokens)/1000, m.SharedArrivals, m.SharedHolders
 }
@@ -261,7 +266,7 @@ func (v *View) sentTo(s *Slot, o *Overlap) {
 	if v.skipsCache {
 		return
 	}
-	o.OverlapBlocks = min(blocks, v.Blocks)
+	o.OverlapBlocks = min(blocks, v.RequestBlocks)
 	reused := max(0, min(m.Tokens[number]/1000, v.Tokens-1))
 	o.OverlapTokens = reused - reused%s.Page()
 }
@@ -342,7 +347,7 @@ func (v *View) reported(s *Slot, o *Overlap) {
 		return
 	}
 	o.OverlapTokens = held * size
-	o.OverlapBlocks = min(float64(o.OverlapTokens)/float64(v.blockSize), v.Blocks)
+	o.OverlapBlocks = min(float64(o.OverlapTokens)/float64(v.blockSize), v.RequestBlocks)
 	if v.blockTokens > 0 {
 		o.HeldBlocks = int(float64(o.OverlapTokens) / v.blockTokens)
 	}

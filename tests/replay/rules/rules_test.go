@@ -20,7 +20,7 @@ func fleet(n int) *View {
 
 // selection is for a prompt of 100 blocks.
 func selection(candidates ...kvscore.Candidate) *kvscore.Selection {
-	s := &kvscore.Selection{Tokens: 1600, RequestBlocks: 100, BlockSize: block, Rand: rand.New(rand.NewPCG(1, 1))}
+	s := &kvscore.Selection{Findings: kvscore.Findings{Tokens: 1600, RequestBlocks: 100}, BlockSize: block, Rand: rand.New(rand.NewPCG(1, 1))}
 	for i := range uint64(100) {
 		s.Blocks = append(s.Blocks, i+1)
 	}

@@ -3,7 +3,7 @@ package approx
 import "math/bits"
 
 // marks are the slots that hold a run, or its beginning, and those of them on which requests in
-// flight use it: 64 slots a pair.
+// flight use it. A pair has 64 slots.
 type marks []pair
 
 type pair struct{ held, used uint64 }
