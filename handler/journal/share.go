@@ -81,10 +81,9 @@ type Claims interface {
 	Claim(ctx context.Context, name, value string, ttl time.Duration) (mine bool, err error)
 	// Find returns the value, empty if nobody has the name, and the time that is left.
 	Find(ctx context.Context, name string) (value string, left time.Duration, err error)
-	// Renew gives a claim of the value a new time, and Release ends it. They return false if there
-	// is none of that value.
+	// Renew gives a claim of the value a new time; 0 ends it. It returns false if there is none of that
+	// value.
 	Renew(ctx context.Context, name, value string, ttl time.Duration) (ok bool, err error)
-	Release(ctx context.Context, name, value string) (ok bool, err error)
 }
 
 // Claims returns the claims of the stream's server, nil while that fails.

@@ -133,11 +133,8 @@ func (v *Valkey) Trim(ctx context.Context, entries int64) error {
 	return err
 }
 
-// The scripts act on a claim if it still has the value.
-var (
-	renewClaim   = valkey.NewLuaScript(`if redis.call("GET", KEYS[1]) == ARGV[1] then return redis.call("PEXPIRE", KEYS[1], ARGV[2]) end return 0`)
-	releaseClaim = valkey.NewLuaScript(`if redis.call("GET", KEYS[1]) == ARGV[1] then return redis.call("DEL", KEYS[1]) end return 0`)
-)
+// renewClaim acts on a claim if it still has the value.
+var renewClaim = valkey.NewLuaScript(`if redis.call("GET", KEYS[1]) == ARGV[1] then return redis.call("PEXPIRE", KEYS[1], ARGV[2]) end return 0`)
 
 // Claim implements [Claims].
 func (v *Valkey) Claim(ctx context.Context, name, value string, ttl time.Duration) (mine bool, err error) {
@@ -159,14 +156,8 @@ func (v *Valkey) Find(ctx context.Context, name string) (value string, left time
 	return value, time.Duration(max(0, ms)) * time.Millisecond, err
 }
 
-// Renew implements [Claims].
+// Renew implements [Claims]. A time of 0 deletes a key.
 func (v *Valkey) Renew(ctx context.Context, name, value string, ttl time.Duration) (bool, error) {
 	n, err := renewClaim.Exec(ctx, v.client, []string{v.key(name)}, []string{value, strconv.FormatInt(ttl.Milliseconds(), 10)}).AsInt64()
-	return n == 1, err
-}
-
-// Release implements [Claims].
-func (v *Valkey) Release(ctx context.Context, name, value string) (bool, error) {
-	n, err := releaseClaim.Exec(ctx, v.client, []string{v.key(name)}, []string{value}).AsInt64()
 	return n == 1, err
 }

@@ -126,12 +126,15 @@ func (l *lock) renew(ctx context.Context, p *pool.Pool) {
 	}
 }
 
-func (l *lock) release(p *pool.Pool) {
+// extend gives a claim of the value a new time; 0 ends it. Without the server, the claim ends by itself.
+func extend(p *pool.Pool, name, value string, ttl time.Duration) {
 	_ = ask(context.Background(), p, func(ctx context.Context, c journal.Claims) error {
-		_, err := c.Release(ctx, l.name, l.value)
+		_, err := c.Renew(ctx, name, value, ttl)
 		return err
 	})
 }
+
+func (l *lock) release(p *pool.Pool) { extend(p, l.name, l.value, 0) }
 
 // leaveClaims renews the claim of a turn that was computed, and ends the lock: after the engine has
 // closed the session, if it is to. A close must not meet the next opening.
@@ -142,10 +145,7 @@ func (t *Turn) leaveClaims(computed bool, held *affinity.Want) {
 	l := t.lock
 	t.lock = nil
 	if computed && t.claim != "" {
-		_ = ask(context.Background(), t.Pool, func(ctx context.Context, c journal.Claims) error {
-			_, err := c.Renew(ctx, claimName(t.plan.Session.Key), t.claim, t.ttl()+engineGrace)
-			return err
-		})
+		extend(t.Pool, claimName(t.plan.Session.Key), t.claim, t.ttl()+engineGrace)
 	}
 	l.endAfter(t.Pool, held)
 }
@@ -275,7 +275,7 @@ func endClaim(p *pool.Pool, key affinity.Key) (closes bool) {
 	err := ask(context.Background(), p, func(ctx context.Context, c journal.Claims) error {
 		value, _, err := c.Find(ctx, claimName(key))
 		if err == nil {
-			ended, err = c.Release(ctx, claimName(key), value)
+			ended, err = c.Renew(ctx, claimName(key), value, 0)
 		}
 		return err
 	})
@@ -295,7 +295,7 @@ func endUnused(p *pool.Pool, key affinity.Key) *lock {
 		}
 		value, left, err := c.Find(ctx, claimName(key))
 		if err == nil && value != "" && left <= engineGrace+claimWithin {
-			ended, err = c.Release(ctx, claimName(key), value)
+			ended, err = c.Renew(ctx, claimName(key), value, 0)
 		}
 		return err
 	})
