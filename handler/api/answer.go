@@ -280,9 +280,8 @@ func (a *Answer) chunk(b []byte, i int) bool {
 				c.Value()
 				continue
 			}
-			c.At = a.each(b, c.At, a.choice)
-			if c.At < 0 {
-				c.Fail(0)
+			if c.At = a.each(b, c.At, a.choice); c.At < 0 {
+				return false
 			}
 		case "usage":
 			a.usage(b, c.Value())

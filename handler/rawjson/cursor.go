@@ -276,10 +276,6 @@ func unescapeKey(raw []byte) []byte {
 	return AppendText(make([]byte, 0, maxKey), raw)
 }
 
-// Fail stops the Cursor with ErrMalformed, at an index. It is for owners that
-// enter values themselves.
-func (c *Cursor) Fail(at int) { c.fail(at) }
-
 func (c *Cursor) fail(at int) bool {
 	c.Err, c.At = ErrMalformed, at
 	return false
