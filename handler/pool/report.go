@@ -87,13 +87,13 @@ func (p *Pool) markDown(w *worker.Worker, t time.Time, o *Outcome) {
 	}
 }
 
-func (p *Pool) logMark(w *worker.Worker, why string) {
+func (r *registry) logMark(w *worker.Worker, why string) {
 	w.Past.MarkedDown(why)
-	p.Logger().Warn("worker is marked down", zap.String("upstream", w.Dial), zap.String("why", why))
+	r.Logger().Warn("worker is marked down", zap.String("upstream", w.Dial), zap.String("why", why))
 }
 
-func (p *Pool) logWell(w *worker.Worker) {
-	p.Logger().Info("worker is healthy again", zap.String("upstream", w.Dial))
+func (r *registry) logWell(w *worker.Worker) {
+	r.Logger().Info("worker is healthy again", zap.String("upstream", w.Dial))
 }
 
 // isWorse records an error, and returns whether the worker answers with far more errors
@@ -184,9 +184,9 @@ func (p *Pool) ClearCache(w *worker.Worker, why string) {
 }
 
 // countCleared counts that a worker has lost its KV cache, of some tokens.
-func (p *Pool) countCleared(w *worker.Worker, why string, cached int64) {
+func (r *registry) countCleared(w *worker.Worker, why string, cached int64) {
 	w.Past.Cleared(why)
-	p.Logger().Warn("worker lost its KV cache, and the router cleared its cache model", zap.String("upstream", w.Dial),
+	r.Logger().Warn("worker lost its KV cache, and the router cleared its cache model", zap.String("upstream", w.Dial),
 		zap.String("why", why), zap.Int64("tokens", cached))
 }
 
