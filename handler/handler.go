@@ -126,8 +126,11 @@ func (h *Handler) wireDispatcher(caddy.Context) error {
 	lb.TryDuration, lb.TryInterval, lb.Retries, lb.RetryMatch = 0, 0, 0, nil
 	h.prober = discovery.New(h.ctx, h.pool, h.ReverseProxy, h.client, h.logger)
 	d := &dispatch.Dispatcher{
-		Runner: attempt.Runner{Pool: h.pool, Transport: h.transport, Labels: h.ResponseHeaders, Logger: h.logger},
-		Proxy:  h.ReverseProxy, Client: h.client, Probes: h.prober,
+		Runner: attempt.Runner{
+			Pool: h.pool, Transport: h.transport, Logger: h.logger,
+			Labels: h.ResponseHeaders, ServerTiming: h.ServerTiming, CacheStatus: h.CacheStatus,
+		},
+		Proxy: h.ReverseProxy, Client: h.client, Probes: h.prober,
 		Policy: h.policy, Shadow: dispatch.NewShadow(h.shadow, h.metrics, h.Pool),
 		Sessions: &turn.Sessions{
 			Pool: h.pool, Client: h.client, Hard: h.sessionMode() == affinityHard,
@@ -135,8 +138,7 @@ func (h *Handler) wireDispatcher(caddy.Context) error {
 			Soft: h.sessionMode() == affinitySoft && kvscore.CostUnit(h.policy) == kvscore.UnitMilliseconds,
 		},
 		Timeouts: valueOf(h.Timeouts), Resume: *h.Resume, Limits: limits, RetryMatch: match, Phases: h.phases,
-		ServerTiming: h.ServerTiming, CacheStatus: h.CacheStatus, Backups: h.backups,
-		KeepBody: len(h.ReverseProxy.HandleResponse) > 0, Speculative: h.SpeculativePrefill,
+		Backups: h.backups, KeepBody: len(h.ReverseProxy.HandleResponse) > 0, Speculative: h.SpeculativePrefill,
 		Metrics: h.metrics, PoolMetrics: h.metrics.Of(h.Pool),
 	}
 	d.Sessions.Failed = func() { d.FallBack(dispatch.FallbackUnbound) }

@@ -26,8 +26,10 @@ import (
 type Runner struct {
 	Pool      *pool.Pool
 	Transport Transport
-	Labels    string // prefix of the response headers that say how a request was routed
 	Logger    *zap.Logger
+	Labels    string // prefix of the response headers that say how a request was routed
+	// ServerTiming and CacheStatus are whether answers have these headers.
+	ServerTiming, CacheStatus bool
 }
 
 // Transport makes round trips to workers.
@@ -73,6 +75,7 @@ type Sender func(*http.Request) (*http.Response, error)
 // Attempt is one try on one worker. Its seat is taken with [pool.Pool.Seat].
 type Attempt struct {
 	pool.Seat
+	*watch    // may end it early; nil if nothing may
 	Call      *Call
 	Phase     *engine.Phase // the part of the request that the worker serves; nil: the whole request
 	Prefill   *Attempt      // that computes the prompt; nil if this one does
@@ -80,23 +83,15 @@ type Attempt struct {
 	Reason    string        // of the choice
 	Number    int           // among the attempts of the request, from 1
 	CostsTime bool          // its cost is in milliseconds, and has terms
-	counts    *observe.ModelMetrics
-	ended     atomic.Bool // it has been counted, or is not to be
-	watch     *watch      // may end it early; nil if nothing may
-}
-
-// Seated completes an attempt that has taken its seat.
-func (a *Attempt) Seated(c *Call) {
-	a.Call = c
-	a.counts = a.Worker.ModelMetrics(c.Plan.Model)
+	ended     atomic.Bool   // it has been counted, or is not to be
 }
 
 // Counts are the figures of the worker that answers, for the request's model.
 func (a *Attempt) Counts() *observe.ModelMetrics {
 	if a.Answers != nil {
-		return a.Answers.counts
+		a = a.Answers
 	}
-	return a.counts
+	return a.Worker.ModelMetrics(a.Call.Plan.Model)
 }
 
 // Computes returns the attempt whose worker computes the prompt.
@@ -181,19 +176,16 @@ func (a *Attempt) name(req *http.Request) string {
 // CountRetry counts a retry after an attempt.
 func (a *Attempt) CountRetry(reason string) {
 	a.Worker.Past.Retried(reason, 1)
-	a.Call.Trace.Retried(a, reason)
+	a.Call.Trace.Event("retry", a, [2]string{"reason", reason})
 }
 
 // End counts the attempt by its outcome, once. failed: by its worker's fault, as far as the router
-// knows.
+// knows. An empty outcome leaves the attempt out of its worker's figures.
 func (a *Attempt) End(outcome string, failed bool) {
-	if !a.ended.Swap(true) {
+	if !a.ended.Swap(true) && outcome != "" {
 		a.Counts().Ended(outcome, failed)
 	}
 }
-
-// Uncounted leaves the attempt out of its worker's figures.
-func (a *Attempt) Uncounted() { a.ended.Store(true) }
 
 // Own are requests of the router's own, which make engines compute a prompt. Their answers are read whole.
 

@@ -19,8 +19,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"go.uber.org/zap"
-
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
 // transport is one that a test makes up. fresh answers on new connections.
@@ -64,7 +62,7 @@ func newAttempt(t testing.TB, over transport, o owner) (*Attempt, *http.Request)
 	}
 	c.Plan.ShowsHealth = true
 	a := &Attempt{Seat: pool.Seat{Attempt: worker.Attempt{Worker: w, Kind: worker.KindStream, Begun: time.Now()}, Target: w.Target(0)}}
-	a.Seated(c)
+	a.Call = c
 	req := httptest.NewRequest(http.MethodPost, "http://a:1/v1/chat/completions", bytes.NewReader(buf.Data))
 	return a, req.WithContext(t.Context())
 }
@@ -164,24 +162,14 @@ func TestClosedConnectionsAreTriedAnew(t *testing.T) {
 // TestAttemptsAreClassified sorts what attempts show of their worker.
 func TestAttemptsAreClassified(t *testing.T) {
 	a, _ := newAttempt(t, transport{}, owner{})
-	for _, v := range []struct {
-		err  error
-		want pool.OutcomeKind
-	}{
-		{reverseproxy.NewDialError(errors.New("dial tcp 10.0.0.1:8000: connect: connection refused")), pool.OutcomeRefused},
-		{reverseproxy.NewDialError(errors.New("dial tcp 10.0.0.1:8000: i/o timeout")), pool.OutcomeUnreachable},
-		{errors.New("read tcp 10.0.0.2:1->10.0.0.1:8000: connection reset by peer"), pool.OutcomeBroken},
-		{ErrFirstToken, pool.OutcomeBroken},
-	} {
-		if o := a.Unanswered(v.err); o.Kind != v.want || o.Begun != a.Begun {
-			t.Errorf("%v: outcome %+v, want %d", v.err, o, v.want)
-		}
+	if o := a.Unanswered(ErrFirstToken); o.Kind != pool.OutcomeBroken || o.Begun != a.Begun {
+		t.Errorf("no first token: outcome %+v", o)
 	}
-	if good, bad := a.Good(), a.Errored("status 500", true); good.Kind != pool.OutcomeGood || bad.Kind != pool.OutcomeErrored || !bad.Own {
+	if good, bad := a.Shows(pool.OutcomeGood, ""), a.Errored("status 500", true); good.Kind != pool.OutcomeGood || bad.Kind != pool.OutcomeErrored || !bad.Own {
 		t.Errorf("good %+v, bad %+v", good, bad)
 	}
 	a.Answers = a // another worker has answered
-	if o := a.Good(); o.Kind != pool.OutcomeAnswered {
+	if o := a.Shows(pool.OutcomeGood, ""); o.Kind != pool.OutcomeAnswered {
 		t.Errorf("answered elsewhere: %+v", o)
 	}
 	a.Call.Plan.ShowsHealth = false

@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.opentelemetry.io/otel/attribute"
@@ -17,16 +18,16 @@ var facts = append([]fact{
 	{name: "upstream", access: "upstream", of: dialOf},
 	{name: "dp_rank", access: "dp_rank", client: true, of: rankOf},
 	{name: "reason", access: "reason", client: true, of: func(a *Attempt) any { return a.Reason }},
-	{name: "prefill_worker", access: "prefill_worker", client: true, of: func(a *Attempt) any { return a.prefillFact(idOf) }},
-	{name: "prefill_upstream", access: "prefill_upstream", of: func(a *Attempt) any { return a.prefillFact(dialOf) }},
-	{name: "prefill_dp_rank", access: "prefill_dp_rank", client: true, of: func(a *Attempt) any { return a.prefillFact(rankOf) }},
+	{name: "prefill_worker", access: "prefill_worker", client: true, of: ofPrefill(idOf)},
+	{name: "prefill_upstream", access: "prefill_upstream", of: ofPrefill(dialOf)},
+	{name: "prefill_dp_rank", access: "prefill_dp_rank", client: true, of: ofPrefill(rankOf)},
 	{name: "overlap_blocks", access: "overlap_blocks", client: true, of: func(a *Attempt) any { return a.Terms.OverlapBlocks }},
 	{
 		name: "predicted_cached_tokens", access: "predicted_cached_tokens", client: true,
 		of: func(a *Attempt) any { return a.Terms.OverlapTokens },
 	},
 	{name: "prompt_tokens", access: "estimated_prompt_tokens", of: func(a *Attempt) any { return a.Tokens }},
-	{name: "model", access: "model", of: func(a *Attempt) any { return When(Renames(a.Call.Plan, a.Worker), a.PublicName()) }},
+	{name: "model", access: "model", of: func(a *Attempt) any { return When(Renames(a.Call.Plan, a.Worker), a.Call.Plan.Named()) }},
 	{
 		name: "engine_model", access: "engine_model", client: true,
 		of: func(a *Attempt) any { return When(Renames(a.Call.Plan, a.Worker), ModelAt(a.Call.Plan, a.Worker)) },
@@ -67,12 +68,14 @@ func idOf(a *Attempt) any   { return a.Target.Worker }
 func dialOf(a *Attempt) any { return a.Worker.Dial }
 func rankOf(a *Attempt) any { return a.Target.Rank }
 
-// prefillFact returns a fact of the attempt that computes the prompt, nil if this one does.
-func (a *Attempt) prefillFact(of func(*Attempt) any) any {
-	if a.Prefill == nil {
-		return nil
+// ofPrefill returns a fact of the attempt that computes the prompt, nil if that is the same.
+func ofPrefill(of func(*Attempt) any) func(*Attempt) any {
+	return func(a *Attempt) any {
+		if a.Prefill == nil {
+			return nil
+		}
+		return of(a.Prefill)
 	}
-	return of(a.Prefill)
 }
 
 // When returns the value of a fact under a condition, else nil.
@@ -105,17 +108,45 @@ func text(v any) string {
 	return ""
 }
 
-// Label adds the response headers that say how the request was routed.
-func (a *Attempt) Label(h http.Header) {
-	prefix := a.Call.Labels
-	if prefix == "" {
-		return
-	}
-	for i := range facts {
-		if f := &facts[i]; f.client && f.of(a) != nil {
-			h.Set(prefix+strings.ReplaceAll(f.name, "_", "-"), text(f.of(a)))
+// Label adds the response headers that say how the request was routed, as far as the operator shows it. The
+// request was received then, and was in the queue so long.
+func (a *Attempt) Label(h http.Header, received time.Time, queued time.Duration) {
+	if prefix := a.Call.Labels; prefix != "" {
+		for i := range facts {
+			if f := &facts[i]; f.client && f.of(a) != nil {
+				h.Set(prefix+strings.ReplaceAll(f.name, "_", "-"), text(f.of(a)))
+			}
 		}
 	}
+	if a.Call.ServerTiming {
+		h.Add(ServerTiming, Timing("queue", queued)+", "+Timing("route", a.Begun.Sub(received)-queued)+", "+
+			Timing("engine", time.Since(a.Begun)))
+	}
+	if !a.Call.CacheStatus {
+		return
+	}
+	by, status := a.Computes(), "hit"
+	switch {
+	case a.Call.Plan.Request == nil:
+		h.Add(cacheStatus, "kv_router;fwd=bypass")
+		return
+	case by.Terms.OverlapTokens == 0:
+		status = "fwd=miss"
+	}
+	h.Add(cacheStatus, "kv_router;"+status+";detail="+a.Reason+";kv-cached-tokens="+strconv.FormatInt(by.Terms.OverlapTokens, 10)+
+		";kv-prompt-tokens="+strconv.FormatInt(by.Tokens, 10))
+}
+
+const (
+	// ServerTiming has how long the parts of a request took (W3C Server Timing).
+	ServerTiming = "Server-Timing"
+	// cacheStatus is about the KV cache of the worker that computes the prompt (RFC 9211).
+	cacheStatus = "Cache-Status"
+)
+
+// Timing returns a metric of a Server-Timing field, in milliseconds.
+func Timing(name string, t time.Duration) string {
+	return name + ";dur=" + strconv.FormatFloat(float64(t)/float64(time.Millisecond), 'f', 1, 64)
 }
 
 // Fields returns the facts for the access log.
@@ -130,8 +161,11 @@ func (a *Attempt) Fields() (list []zap.Field) {
 	return list
 }
 
-// Log logs the choice.
-func (a *Attempt) Log() {
+// Chosen completes an attempt that has taken its seat, and records the choice. number is that among the attempts
+// of the request, and unit that of the costs.
+func (a *Attempt) Chosen(reason string, number int, unit string) {
+	a.Reason, a.Number, a.CostsTime = reason, number, !a.Unpriced && unit == kvscore.UnitMilliseconds
+	a.Call.Trace.Selected(a)
 	c := a.Call.Logger.Check(zap.DebugLevel, "worker chosen")
 	if c == nil {
 		return

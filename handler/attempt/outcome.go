@@ -12,27 +12,22 @@ import (
 )
 
 // Shows returns what an attempt has shown of its worker. docs/reliability.md shows when
-// traffic moves away.
+// traffic moves away. Not all requests show whether it is well.
 func (a *Attempt) Shows(kind pool.OutcomeKind, why string) pool.Outcome {
-	return pool.Outcome{Kind: kind, Begun: a.Begun, Why: why}
-}
-
-// Good returns the outcome of an attempt with a good answer.
-func (a *Attempt) Good() pool.Outcome {
-	if !a.Call.Plan.ShowsHealth || a.Answers != nil {
-		return a.Shows(pool.OutcomeAnswered, "")
+	good := kind == pool.OutcomeGood
+	if (good || kind == pool.OutcomeErrored) && !a.Call.Plan.ShowsHealth || good && a.Answers != nil {
+		kind, why = pool.OutcomeAnswered, ""
 	}
-	return a.Shows(pool.OutcomeGood, "")
+	return pool.Outcome{Kind: kind, Begun: a.Begun, Why: why}
 }
 
 // Errored returns the outcome of an attempt whose answer is an error, which may be the
 // worker's fault. own: the error is probably not the client's fault.
 func (a *Attempt) Errored(why string, own bool) pool.Outcome {
-	if !a.Call.Plan.ShowsHealth {
-		return a.Shows(pool.OutcomeAnswered, "")
-	}
 	o := a.Shows(pool.OutcomeErrored, why)
-	o.Own, o.Blame, o.Peers = own, a.BlameKey(), a.Call.Owner.Offers().Table.Rows
+	if o.Kind == pool.OutcomeErrored {
+		o.Own, o.Blame, o.Peers = own, a.BlameKey(), a.Call.Owner.Offers().Table.Rows
+	}
 	return o
 }
 

@@ -168,10 +168,10 @@ func ModelAt(p *plan.Plan, w *worker.Worker) string { return cmp.Or(w.ModelName(
 // Renames returns whether a worker gets another name of the model than the client uses.
 func Renames(p *plan.Plan, w *worker.Worker) bool { return !p.Everywhere && ModelAt(p, w) != p.Named() }
 
-// PublicName returns the name of the model that the answer must carry in place of the engine's; empty if it is the
-// same.
-func (a *Attempt) PublicName() string {
-	if p := a.Call.Plan; Renames(p, a.Worker) {
+// PublicName returns the name of the model that a worker's answer must carry in place of the engine's; empty if it
+// is the same.
+func PublicName(p *plan.Plan, w *worker.Worker) string {
+	if Renames(p, w) {
 		return p.Named()
 	}
 	return ""

@@ -86,12 +86,16 @@ func (t *Trace) Selected(a *Attempt) {
 	span.End()
 }
 
-// Retried records a retry after an attempt.
-func (t *Trace) Retried(a *Attempt, reason string) {
-	if t != nil {
-		t.span.AddEvent("retry", trace.WithAttributes(
-			attribute.String("kv_router.upstream", a.Worker.Dial), attribute.String("kv_router.reason", reason)))
+// Event records what became of an attempt. facts are pairs of a name and a value.
+func (t *Trace) Event(event string, a *Attempt, facts ...[2]string) {
+	if t == nil {
+		return
 	}
+	attrs := []attribute.KeyValue{attribute.String("kv_router.upstream", a.Worker.Dial)}
+	for _, fact := range facts {
+		attrs = append(attrs, attribute.String("kv_router."+fact[0], fact[1]))
+	}
+	t.span.AddEvent(event, trace.WithAttributes(attrs...))
 }
 
 // Phase begins the span of a phase. The function ends it.
@@ -105,15 +109,6 @@ func (t *Trace) Phase(name string, a *Attempt) func(error) {
 			span.SetStatus(codes.Error, forSpan(err.Error()))
 		}
 		span.End()
-	}
-}
-
-// Resumed records that a stream went on elsewhere, or could not.
-func (t *Trace) Resumed(a *Attempt, cause, way, outcome string) {
-	if t != nil {
-		t.span.AddEvent("resume", trace.WithAttributes(
-			attribute.String("kv_router.upstream", a.Worker.Dial), attribute.String("kv_router.cause", cause),
-			attribute.String("kv_router.way", way), attribute.String("kv_router.outcome", outcome)))
 	}
 }
 

@@ -47,7 +47,7 @@ type Timeouts struct {
 }
 
 // watch may end an attempt before its worker or its client does. docs/reliability.md
-// shows when.
+// shows when. Its methods do nothing if it is nil.
 type watch struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -123,7 +123,7 @@ func (a *Attempt) arrived(resp *http.Response, err error, b *Bounds) error {
 	if !moved && streams && b.Moves {
 		a.MayMove()
 	}
-	if !moved && (streams || !w.stopFirst()) {
+	if !moved && (streams || !w.StopFirst()) {
 		if err != nil && context.Cause(w.ctx) != nil { // the client's, or such as the failure of the prefill
 			return context.Cause(w.ctx)
 		}
@@ -143,18 +143,15 @@ func (a *Attempt) Streams(resp *http.Response) bool {
 
 // Context returns the attempt's own context, whose cause says why the attempt was ended; nil if it has
 // none.
-func (a *Attempt) Context() context.Context {
-	if a.watch == nil {
+func (w *watch) Context() context.Context {
+	if w == nil {
 		return nil
 	}
-	return a.watch.ctx
+	return w.ctx
 }
 
-// StopFirst ends the deadline of the first token.
-func (a *Attempt) StopFirst() { a.watch.stopFirst() }
-
-// stopFirst ends the deadline of the first token, and returns whether it is over.
-func (w *watch) stopFirst() (late bool) {
+// StopFirst ends the deadline of the first token, and returns whether it is over.
+func (w *watch) StopFirst() (late bool) {
 	if w == nil || w.first == nil {
 		return false
 	}
@@ -165,8 +162,7 @@ func (w *watch) stopFirst() (late bool) {
 
 // Suspend stops the deadlines while the router itself has the attempt wait, until the function is
 // called.
-func (a *Attempt) Suspend() (goOn func()) {
-	w := a.watch
+func (w *watch) Suspend() (goOn func()) {
 	if w == nil {
 		return func() {}
 	}
@@ -183,8 +179,8 @@ func (a *Attempt) Suspend() (goOn func()) {
 
 // Await begins or ends a wait for more of an answer that has begun. A wait longer than the allowed
 // pause ends the attempt.
-func (a *Attempt) Await(begins bool) {
-	switch w := a.watch; {
+func (w *watch) Await(begins bool) {
+	switch {
 	case w == nil || w.pause == 0:
 	case !begins:
 		if w.idle != nil {

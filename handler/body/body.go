@@ -84,9 +84,9 @@ func NewReplay(b *Buffer, data []byte) *Replay {
 	return r
 }
 
-// Done says that the owner, or a reader, no longer needs the body.
+// Done says that the owner, or a reader, no longer needs the body. It may be nil.
 func (b *Replay) Done() {
-	if b.users.Add(-1) != 0 {
+	if b == nil || b.users.Add(-1) != 0 {
 		return
 	}
 	// net/http keeps the request, and so this body, as long as the answer

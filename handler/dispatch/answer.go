@@ -1,19 +1,23 @@
 package dispatch
 
 import (
+	"context"
 	"maps"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
+	"github.com/caddy-kvrouter/kvrouter/handler/resume"
+	"github.com/caddy-kvrouter/kvrouter/handler/split"
+	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 )
 
 func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Response {
@@ -22,11 +26,15 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 	if !a.Streams(resp) {
 		d.split.Answered(d.phases, resp.StatusCode < 300)
 	}
-	if d.followUp = d.FollowUps(a, d.turn.EngineSession() != "", resp); !d.keepsBody(resp) {
+	d.followUp = d.FollowUps(a, d.turn.EngineSession() != "", resp)
+	// The body is kept for a stream that may go on elsewhere. Bodies of streams have half of the memory for
+	// bodies, so that there is room for those of new requests.
+	if !a.Streams(resp) || body.Compressed(resp.Header) || resp.ContentLength >= 0 || d.Body == nil || !d.mayGoOn() ||
+		d.Pool.Memory.Held.Load() > body.MaxBytes()/2 {
 		a.Stay()
 		d.freeBody()
 	}
-	d.label(a, resp)
+	a.Label(resp.Header, d.start, d.wait.waited)
 	if d.OwnLimits {
 		maps.DeleteFunc(resp.Header, func(name string, _ []string) bool { return strings.HasPrefix(name, "X-Ratelimit-") })
 	}
@@ -39,17 +47,56 @@ func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Respons
 	if d.plan.Lists && !response.MergeModels(resp, d.Pool.ModelsBeside(a.Worker, d.offers), d.plan.Models.List) {
 		d.FallBack(fallbackUnmerged)
 	}
-	d.keepNamed(resp)
+	d.turn.KeepNamed(resp, a.Target)
 	d.observe(req, resp)
 	return resp
+}
+
+// commit binds the session to the target of a good answer. It counts what became of the session,
+// and says it in the response headers.
+func (d *Dispatch) commit(ctx context.Context, resp *http.Response) {
+	a := d.attempt
+	home, _ := d.turn.Home()
+	good := resp.StatusCode < 300
+	d.turn.BindOpened(ctx, resp, a.Target)
+	state := d.turn.Commit(ctx, a.Target, good)
+	if good && d.turn.EngineSession() != "" { // opened by this request: no other worker may serve it from now on
+		d.fixed = &fixed{worker: a.Worker, rank: nvext.Some(a.Target.Rank), reason: ReasonSession}
+	}
+	if state == turn.None {
+		return
+	}
+	d.PoolMetrics.turns[state].Inc()
+	if state == turn.Moved {
+		why := movedCost
+		switch w, want := d.offers.Worker(home.Worker), d.Wants(); {
+		case w == nil:
+			why = movedGone
+		case w == a.Worker: // another rank
+		case w.IsShort(want.Prompt, want.Answer), d.beyond > 0 && slices.Contains(d.unfit, w):
+			why = movedContext
+		case slices.Contains(d.tried, w):
+			why = movedFailed
+		case !w.TakesRequests(a.Begun):
+			why = movedUnavailable
+		}
+		d.Metrics.moves.WithLabelValues(d.Pool.Name, why).Inc()
+	}
+	if d.Labels != "" {
+		resp.Header.Set(d.Labels+"Session-Source", d.plan.Session.Source)
+		resp.Header.Set(d.Labels+"Session-State", string(state))
+	}
 }
 
 // deliveryOf makes the delivery of an attempt's answer, and replaces the answer's body.
 func (d *Dispatch) deliveryOf(a *attempt.Attempt, resp *http.Response) *delivery {
 	o := &delivery{d: d, attempt: a, phases: d.phases}
-	opts := response.Options{Listener: o, NameAt: d.nameAt()}
+	opts := response.Options{Listener: o, NameAt: "model"}
+	if d.plan.HTTP.Method == http.MethodGet && plan.NameInPath(d.plan.HTTP.URL.Path, d.plan.Public).Len() > 0 {
+		opts.NameAt = "id" // of the description of a model
+	}
 	if resp.StatusCode < 300 && resp.StatusCode != http.StatusPartialContent && !body.Compressed(resp.Header) {
-		opts.Name = a.PublicName()
+		opts.Name = attempt.PublicName(d.plan, a.Worker)
 	}
 	if d.plan.Request != nil && resp.StatusCode < 300 {
 		opts.Stream = body.MediaType(resp.Header) == body.EventStream
@@ -63,7 +110,13 @@ func (d *Dispatch) deliveryOf(a *attempt.Attempt, resp *http.Response) *delivery
 			opts.KeepText = MaxKeptText
 		}
 		opts.Ctx = a.Context()
-		opts.Extras = d.extras(a, opts.Request != nil)
+		switch x := d.plan.Answer; {
+		case x == nil:
+		case !x.Fits || opts.Request == nil:
+			d.FallBack(fallbackOmitted)
+		default:
+			opts.Extras = extras(x, a, d.phases, d.start)
+		}
 		if opts.Request != nil && opts.Stream && d.mayGoOn() {
 			opts.Mover = o
 		}
@@ -78,28 +131,11 @@ func (d *Dispatch) deliveryOf(a *attempt.Attempt, resp *http.Response) *delivery
 	return o
 }
 
-// nameAt returns the member of the answer that has the model's name: its id in the description of a model.
-func (d *Dispatch) nameAt() string {
-	if d.plan.HTTP.Method == http.MethodGet && plan.NameInPath(d.plan.HTTP.URL.Path, d.plan.Public).Len() > 0 {
-		return "id"
-	}
-	return "model"
-}
-
-// extras returns the nvext that the answer carries; nil if none. It counts what the answer
-// cannot carry.
-func (d *Dispatch) extras(a *attempt.Attempt, readable bool) *response.Extras {
-	x := d.plan.Answer
-	if x == nil {
-		return nil
-	}
-	if !x.Fits || !readable {
-		d.FallBack(fallbackOmitted)
-		return nil
-	}
+// extras returns the nvext that the answer of an attempt carries.
+func extras(x *plan.AnswerExt, a *attempt.Attempt, phases *split.Phases, received time.Time) *response.Extras {
 	e := &response.Extras{
 		Fields: x.Fields, Events: x.Events, IDs: x.IDs,
-		Worker: a.Target.Worker, Rank: a.Target.Rank, Waiting: x.Waiting, Received: d.start, Begun: a.Begun, HitRate: -1,
+		Worker: a.Target.Worker, Rank: a.Target.Rank, Waiting: x.Waiting, Received: received, Begun: a.Begun, HitRate: -1,
 	}
 	if to := a.Worker.Engine(); to.ReadsNVExt() {
 		e.Events = nil // it gets the request's nvext, and writes them itself
@@ -109,7 +145,7 @@ func (d *Dispatch) extras(a *attempt.Attempt, readable bool) *response.Extras {
 		e.HitRate = float64(by.Terms.OverlapTokens) / float64(n)
 	}
 	if e.Prefill, e.PrefillRank = by.Target.Worker, by.Target.Rank; a.Prefill != nil {
-		e.Begun, e.Prefilled = by.Begun, d.phases.Prefilled
+		e.Begun, e.Prefilled = by.Begun, phases.Prefilled
 	}
 	return e
 }
@@ -167,7 +203,7 @@ func (o *delivery) Received(t time.Time, n, tokens int) {
 	if o.moved > 0 && o.tokens == o.before { // of the rest
 		a.StopFirst()
 		a.FirstToken(t)
-		o.d.Pool.Report(a.Worker, a.Good())
+		o.d.Pool.Report(a.Worker, a.Shows(pool.OutcomeGood, ""))
 	}
 	o.tokens = tokens
 	a.Output(t, int64(tokens-o.before))
@@ -177,20 +213,25 @@ func (o *delivery) Received(t time.Time, n, tokens int) {
 func (o *delivery) Begun() { o.attempt.StopFirst() }
 
 func (o *delivery) FirstToken(t time.Time) {
+	d, a := o.d, o.attempt
 	o.phases.Got()
-	if o.phases.CancelUnsafe() && o.d.goesOn() && o.moved < o.d.Resume.Tries {
-		o.attempt.MayMove()
+	goesOn := d.Body != nil && d.mayGoOn()
+	if goesOn && o.phases.CancelUnsafe() && o.moved < d.Resume.Tries {
+		a.MayMove()
 	}
-	o.d.split.Answered(o.phases, true)
-	o.begin()
-	o.attempt.FirstToken(t)
-	o.attempt.Counts().FirstToken(t, t.Sub(o.attempt.Begun))
+	d.split.Answered(o.phases, true)
+	// The rest of a stream without a token can come from any engine.
+	if goesOn && !resume.IsPossible(d.offers, a.Worker, d.plan.API.Name(), d.exact) {
+		o.Stays()
+	}
+	a.FirstToken(t)
+	a.Counts().FirstToken(t, t.Sub(a.Begun))
 	if o.trailer != nil {
-		o.trailer.Set(serverTiming, timing("ttft", t.Sub(o.d.start)))
+		o.trailer.Set(attempt.ServerTiming, attempt.Timing("ttft", t.Sub(d.start)))
 	}
-	o.d.PoolMetrics.ttft.Observe(t.Sub(o.d.start).Seconds())
-	o.d.compare(&o.attempt.Seat, t)
-	o.d.Pool.Report(o.attempt.Worker, o.attempt.Good())
+	d.PoolMetrics.ttft.Observe(t.Sub(d.start).Seconds())
+	d.compare(&a.Seat, t)
+	d.Pool.Report(a.Worker, a.Shows(pool.OutcomeGood, ""))
 }
 
 func (o *delivery) ResponseID(id string) {
@@ -198,18 +239,22 @@ func (o *delivery) ResponseID(id string) {
 }
 
 func (o *delivery) Ended(s response.Summary) {
+	d, a := o.d, o.attempt
 	o.Summary = s
-	o.d.Pool.Memory.Held.Add(-o.room)
+	d.Pool.Memory.Held.Add(-o.room)
 	o.room = 0
 	if s.Skipped {
-		o.d.FallBack(fallbackOmitted)
+		d.FallBack(fallbackOmitted)
 	}
 	if !s.Whole || !s.Read {
 		return
 	}
-	switch a := o.attempt; {
-	case s.Malformed:
-		o.d.malformed()
+	switch {
+	case s.Malformed: // perhaps by the fault of others; a worker that gives only such answers is failing
+		d.FallBack(fallbackUnreadable)
+		a.Failed(time.Now(), 0)
+		d.Pool.Report(a.Worker, a.Errored("the answer does not match its content type", true))
+		d.turn.Forget(a.Target)
 		return
 	case !s.First.IsZero(): // the first token has shown that the worker is well
 	case s.Failed && o.told: // see Move
@@ -219,9 +264,9 @@ func (o *delivery) Ended(s response.Summary) {
 		if attempt.WorkersFault(s.ErrorStatus) {
 			shown = a.Errored(errorWithin, false)
 		}
-		o.d.Pool.Report(a.Worker, shown)
+		d.Pool.Report(a.Worker, shown)
 	default:
-		if s.Stream || s.Completion == 0 && o.d.plan.API.Work() == api.Generate { // without a token
+		if s.Stream || s.Completion == 0 && d.plan.API.Work() == api.Generate { // without a token
 			a.Failed(time.Now(), 0)
 		} else {
 			completion := s.Completion
@@ -230,7 +275,7 @@ func (o *delivery) Ended(s response.Summary) {
 			}
 			a.Answered(o.header, completion)
 		}
-		o.d.Pool.Report(a.Worker, a.Good())
+		d.Pool.Report(a.Worker, a.Shows(pool.OutcomeGood, ""))
 	}
 	if o.moved == 0 { // two engines' figures show nothing of either
 		o.learn()
@@ -239,51 +284,3 @@ func (o *delivery) Ended(s response.Summary) {
 
 // errorWithin is what marks a worker down whose answers end with errors.
 const errorWithin = "an error in an answer with status 2xx"
-
-// malformed records an answer that does not match its content type. The session leaves the
-// worker. One such answer may have other causes; a worker that gives only such answers is
-// failing.
-func (d *Dispatch) malformed() {
-	a := d.attempt
-	d.FallBack(fallbackUnreadable)
-	a.Failed(time.Now(), 0)
-	d.Pool.Report(a.Worker, a.Errored("the answer does not match its content type", true))
-	d.turn.Forget(a.Target)
-}
-
-// computed returns whether the worker has certainly computed the prompt.
-func (o *delivery) computed() bool { return o != nil && o.Summary.Computed() }
-
-const serverTiming = "Server-Timing"
-
-// label adds the headers that say how an attempt's request was routed, as far as the operator shows it.
-func (d *Dispatch) label(a *attempt.Attempt, resp *http.Response) {
-	a.Label(resp.Header)
-	if d.ServerTiming {
-		queued := d.wait.waited
-		resp.Header.Add(serverTiming, timing("queue", queued)+", "+timing("route", a.Begun.Sub(d.start)-queued)+", "+
-			timing("engine", time.Since(a.Begun)))
-	}
-	if d.CacheStatus {
-		resp.Header.Add("Cache-Status", d.cacheStatus(a))
-	}
-}
-
-// timing returns a metric of a Server-Timing field (W3C Server Timing, 3), in milliseconds.
-func timing(name string, t time.Duration) string {
-	return name + ";dur=" + strconv.FormatFloat(float64(t)/float64(time.Millisecond), 'f', 1, 64)
-}
-
-// cacheStatus returns a member of a Cache-Status field (RFC 9211) for the KV cache of the worker that computes
-// the prompt.
-func (d *Dispatch) cacheStatus(a *attempt.Attempt) string {
-	by, status := a.Computes(), "hit"
-	switch {
-	case d.plan.Request == nil:
-		return "kv_router;fwd=bypass"
-	case by.Terms.OverlapTokens == 0:
-		status = "fwd=miss"
-	}
-	return "kv_router;" + status + ";detail=" + a.Reason + ";kv-cached-tokens=" + strconv.FormatInt(by.Terms.OverlapTokens, 10) +
-		";kv-prompt-tokens=" + strconv.FormatInt(by.Tokens, 10)
-}

@@ -35,12 +35,8 @@ func (s *Dispatcher) Begin(p *plan.Plan, start time.Time) (*Dispatch, error) {
 	if s.Resume.IsExact() && p.Request != nil && p.Request.Stream && p.Body != nil {
 		d.exact = p.Request.GoesOnExactly(p.Body.Data)
 	}
-	if err := s.Sessions.Enter(p.HTTP.Context(), &d.turn, p, false); err != nil {
-		return nil, err
-	}
 	d.split.Of = d
-	d.forgetPrompt()
-	if err := d.narrow(); err != nil {
+	if err := d.enter(false); err != nil {
 		d.turn.End(false)
 		return nil, err
 	}
@@ -127,18 +123,14 @@ func (d *Dispatch) Settle(w http.ResponseWriter, err error) error {
 		return d.wait.turnedAway
 	}
 	cause := cmp.Or(d.failure, d.err)
-	if he, ok := errors.AsType[caddyhttp.HandlerError](cause); ok && he.Err != nil {
+	var he caddyhttp.HandlerError
+	if errors.As(cause, &he) && he.Err != nil {
 		cause = he.Err // without a place in Caddy's source
 	}
 	d.Logger.Error("no worker answered", zap.String("pool", d.Pool.Name), zap.Error(cause))
-	return d.unserved(d.err)
-}
-
-func (d *Dispatch) unserved(err error) *api.Refusal {
 	e := &api.Refusal{API: d.plan.API, Status: http.StatusBadGateway, Code: api.CodeFailed}
 	var refused reverseproxy.DialError
 	var own *api.Refusal
-	var he caddyhttp.HandlerError
 	switch {
 	case errors.As(err, &own) || errors.As(d.failure, &own):
 		return own
@@ -159,19 +151,38 @@ func (d *Dispatch) unserved(err error) *api.Refusal {
 // End ends everything that the request has begun, and returns what became of it. It runs
 // deferred, also when the proxy aborts with a panic.
 func (d *Dispatch) End() *Report {
-	defer d.dropBody()
+	defer func() { d.takeBody().Done() }()
 	defer d.plan.Once.Done()
-	defer func() { d.turn.End(d.answer.computed()) }()
+	computed := false
+	defer func() { d.turn.End(computed) }()
 	if d.wait.waited > 0 {
 		d.PoolMetrics.queueWait.Observe(d.wait.waited.Seconds())
 	}
-	if d.attempt != nil {
-		d.endLast()
+	o := d.answer
+	if o != nil {
+		_ = o.body.Close() // if the proxy has not
+		computed = o.Computed()
 	}
-	d.promisedInVain()
+	d.held.drop()
+	d.endAttempt(computed)
+	req, away := d.plan.Request, d.wait.turnedAway
+	if req != nil && req.Stream && (o == nil || o.First.IsZero()) && (away == nil || away.Code != api.CodeLate) && time.Since(d.ready) > d.plan.TTFT {
+		d.promised(promiseLate) // its client left, or no worker had a free slot
+	}
 	report := d.report()
+	_, bad := report.fault()
+	if report.Outcome == outcomeBroken && !o.told {
+		d.Pool.Report(o.attempt.Worker, o.attempt.Shows(pool.OutcomeBroken, "stream broke: "+o.Broken.Error()))
+	}
+	if d.followUp != nil {
+		var text []byte
+		if report.Outcome == outcomeOK && computed {
+			text = o.Text
+		}
+		d.followUp(text, d.takeBody(), d.Sent)
+		d.followUp = nil
+	}
 	if a := report.attempt; a != nil {
-		_, bad := report.fault()
 		outcome := report.Outcome
 		if outcome == outcomeEngineError && !bad {
 			outcome = observe.AttemptClientError
@@ -185,65 +196,20 @@ func (d *Dispatch) End() *Report {
 	return report
 }
 
-// endLast ends the last attempt, and records what the request has shown.
-func (d *Dispatch) endLast() {
-	d.held.drop()
-	o := d.answer
-	if o != nil {
-		_ = o.body.Close() // if the proxy has not
-	}
-	d.endAttempt(o.computed())
-	outcome := d.outcome()
-	if outcome == outcomeBroken && !o.told {
-		d.Pool.Report(o.attempt.Worker, o.attempt.Shows(pool.OutcomeBroken, "stream broke: "+o.Broken.Error()))
-	}
-	d.follow(outcome)
-}
-
-func (d *Dispatch) follow(outcome string) {
-	if d.followUp == nil {
-		return
-	}
-	var text []byte
-	if o := d.answer; outcome == outcomeOK && o.computed() {
-		text = o.Text
-	}
-	d.followUp(text, d.takeBody(), d.Sent)
-	d.followUp = nil
-}
-
 // mayGoOn returns whether the request's stream may go on elsewhere.
 func (d *Dispatch) mayGoOn() bool {
-	return !d.Resume.IsOff() && d.plan.Request != nil && d.plan.Request.Stream && d.plan.Once == nil && d.plan.Repeatable &&
-		!d.plan.Given && !d.pinned() && !d.Holds() && len(d.offers.Ups) > 1
+	return !d.Resume.IsOff() && d.plan.Request != nil && d.plan.Request.Stream &&
+		!d.plan.Given && d.fixed == nil && !d.Holds() && len(d.offers.Ups) > 1
 }
 
-// goesOn is mayGoOn, and returns whether the body for it is there.
-func (d *Dispatch) goesOn() bool { return d.Body != nil && d.mayGoOn() }
-
-// keepsBody returns whether the body is kept while the answer streams. Bodies of streams have
-// half of the memory for bodies, so that there is room for those of new requests.
-func (d *Dispatch) keepsBody(resp *http.Response) bool {
-	a := d.attempt
-	return a.Streams(resp) && !body.Compressed(resp.Header) && resp.ContentLength < 0 && d.goesOn() &&
-		d.Pool.Memory.Held.Load() <= body.MaxBytes()/2
-}
-
-// freeBody frees the body, unless something else needs it.
+// freeBody frees the body, which is not sent again, unless something else needs it: an answer may take long.
 func (d *Dispatch) freeBody() {
 	if !d.KeepBody && d.followUp == nil {
-		d.dropBody()
-	}
-}
-
-// dropBody frees the body, which is not sent again: an answer may take long.
-func (d *Dispatch) dropBody() {
-	if d.Body != nil {
 		d.takeBody().Done()
 	}
 }
 
-// takeBody takes the request's body from everything that might send it again.
+// takeBody takes the request's body, if it is still there, from everything that might send it again.
 func (d *Dispatch) takeBody() *body.Replay {
 	whole := d.Body
 	d.Body = nil
@@ -273,16 +239,4 @@ func (o *delivery) Track(a *api.Answer) {
 func (o *delivery) Stays() {
 	o.attempt.Stay()
 	o.d.freeBody()
-}
-
-// begin is called with the stream's first token. The rest of a stream without one can come from
-// any engine.
-func (o *delivery) begin() {
-	d := o.d
-	if d.Body == nil || !d.mayGoOn() {
-		return
-	}
-	if !resume.IsPossible(d.offers, o.attempt.Worker, d.plan.API.Name(), d.exact) {
-		o.Stays()
-	}
 }

@@ -123,9 +123,8 @@ func BenchmarkObserve(b *testing.B) {
 		for err = nil; err == nil; {
 			_, err = resp.Body.Read(buf)
 		}
-		d.End()
-		if d.outcome() != outcomeOK || d.answer.Chunks != chunks {
-			b.Fatal(d.outcome(), d.answer.Chunks)
+		if report := d.End(); report.Outcome != outcomeOK || report.Chunks != chunks {
+			b.Fatal(report.Outcome, report.Chunks)
 		}
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/chunks, "ns/chunk")

@@ -17,31 +17,28 @@ import (
 // Choose implements pool.Chooser.
 func (d *Dispatch) Choose(ctx context.Context, c *pool.Candidates) pool.Choice {
 	switch state := c.Tier.State(); {
-	case d.pinned(): // whatever it is at
+	case d.fixed != nil: // whatever it is at
 	case state == pool.Fallback:
 		d.Pool.Raise(c.At, "only prefill workers are available, and they serve whole requests")
 	case state == pool.Draining || state == pool.DrainingMarked:
 		d.Pool.Raise(c.At, "only draining workers are left, and the router uses them")
-	case state == pool.MarkedDown && len(d.tried) == 0 && d.othersWell(c.At):
-		d.Pool.Raise(c.At, "all workers of a model are marked down, and the router uses them anyway", c.Workers[0].Past.LastFailure())
 	case state == pool.MarkedDown && len(d.tried) == 0:
-		d.Pool.Raise(c.At, "all workers are marked down, and the router uses them anyway", c.Workers[0].Past.LastFailure())
+		incident := "all workers are marked down, and the router uses them anyway"
+		if slices.ContainsFunc(d.offers.Table.Rows, func(row pool.TableRow) bool { return row.Worker.TakesRequests(c.At) }) {
+			incident = "all workers of a model are marked down, and the router uses them anyway"
+		}
+		d.Pool.Raise(c.At, incident, c.Workers[0].Past.LastFailure())
 	}
-	if d.turn.Find(ctx); d.turn.Pending() && !d.pinned() && !c.Granted {
+	if d.turn.Find(ctx); d.turn.Pending() && d.fixed == nil && !c.Granted {
 		return pool.Choice{Wait: d.turn.Await}
 	}
 	return d.choice(c)
 }
 
-// othersWell returns whether a worker that may not serve the request takes requests.
-func (d *Dispatch) othersWell(t time.Time) bool {
-	return slices.ContainsFunc(d.offers.Table.Rows, func(row pool.TableRow) bool { return row.Worker.TakesRequests(t) })
-}
-
 // choice returns how to choose among candidates, once the session is found.
 func (rt *route) choice(c *pool.Candidates) pool.Choice {
-	choice := pool.Choice{Bound: rt.boundPosition(c), Request: rt.score(c), Policy: rt.Policy()}
-	if home, _ := rt.turn.Home(); rt.turn.Stays() && !rt.pinned() { // the turn waits for it
+	choice := pool.Choice{Bound: rt.boundPosition(c), Request: rt.score(c), Policy: rt.policy}
+	if home, _ := rt.turn.Home(); rt.turn.Stays() && rt.fixed == nil { // the turn waits for it
 		choice.Home = fullOf(c, home)
 	}
 	return choice
@@ -86,19 +83,24 @@ func preference(sum float64) float64 { return math.Exp(-math.Tanh(sum)) }
 // if the policy chooses.
 func (rt *route) boundPosition(c *pool.Candidates) int {
 	home, priced := rt.turn.Home()
-	if rt.pinned() {
-		if len(c.Targets) != 1 {
-			return -1 // the policy chooses among the ranks
-		}
-		if rt.homed() && home != c.Targets[0].Target {
+	homed := home != (kvscore.Target{})
+	switch {
+	case rt.fixed != nil && len(c.Targets) != 1:
+		return -1 // the policy chooses among the ranks
+	case rt.fixed != nil:
+		if homed && home != c.Targets[0].Target {
 			rt.turn.GoAway()
 		}
 		return 0
-	}
-	if !rt.homed() {
+	case !homed:
 		return -1
 	}
-	if fullOf(c, home) != nil || rt.excluded(home) { // for this request only
+	away := fullOf(c, home) != nil // for this request only
+	if w := rt.offers.Worker(home.Worker); w != nil && rt.plan.Constrained() {
+		want := rt.Wants()
+		away = away || rt.Pool.Meets(&want, w) != pool.Fits
+	}
+	if away {
 		rt.turn.GoAway()
 	}
 	if priced {
@@ -119,16 +121,6 @@ func fullOf(c *pool.Candidates, t kvscore.Target) *worker.Worker {
 		return nil
 	}
 	return c.Full[i]
-}
-
-// excluded returns whether the client's constraints, which hold for this request only, exclude a
-// target that is still an upstream.
-func (rt *route) excluded(t kvscore.Target) bool {
-	if !rt.plan.Constrained() {
-		return false
-	}
-	w, want := rt.offers.Worker(t.Worker), rt.Wants()
-	return w != nil && rt.Pool.Meets(&want, w) != pool.Fits
 }
 
 // Waits implements pool.Chooser: no request waits for one that is queued.
@@ -161,7 +153,7 @@ func (d *Dispatch) Chosen(c *pool.Candidates, i int, unpriced bool) {
 	if unpriced {
 		return
 	}
-	if d.homed() && i != sel.Home && sel.HomeHolds() {
+	if home, _ := d.turn.Home(); home != (kvscore.Target{}) && i != sel.Home && sel.HomeHolds() {
 		d.turn.GoAway()
 	}
 	if d.Shadow != nil && d.plan.Request != nil {
@@ -238,7 +230,7 @@ func (d *Dispatch) remember(c *pool.Candidates, chosen int, unpriced bool) {
 		past.Waited += c.At.Sub(d.wait.since)
 	}
 	if !unpriced {
-		past.Unit = kvscore.CostUnit(d.Policy())
+		past.Unit = kvscore.CostUnit(d.policy)
 	}
 	past.Note(c.Sel.Candidates, func(i int) string { return c.Workers[i].Dial }, chosen)
 	d.Pool.Choices.Remember(&past)

@@ -142,9 +142,10 @@ type route struct {
 	plan   *plan.Plan
 	ready  time.Time // when its body was read
 	repl   *caddy.Replacer
-	turn   turn.Turn        // its part in its session
-	offers pool.Offers      // the proxy's latest
-	fixed  fixed            // the one worker that may serve it, if there is one
+	turn   turn.Turn   // its part in its session
+	offers pool.Offers // the proxy's latest
+	policy kvscore.Policy
+	fixed  *fixed           // the one worker that may serve it; nil if others may, too
 	tried  []*worker.Worker // in this round over the workers
 	beyond int64            // tokens: a worker with room for so many has refused the prompt as too long
 	split  split.Request
@@ -152,7 +153,7 @@ type route struct {
 
 // fixed is the one worker that may serve a request.
 type fixed struct {
-	worker *worker.Worker // nil if others may, too
+	worker *worker.Worker
 	rank   nvext.Opt[uint32]
 	reason string
 }
@@ -175,6 +176,9 @@ type Limits struct {
 }
 
 func (l Limits) Set() bool { return l.Duration > 0 || l.Retries > 0 }
+
+// more returns whether the limits call for another attempt.
+func (l Limits) more(start time.Time, attempts int) bool { return l.Set() && l.allow(start, attempts) }
 
 // allow returns whether the limits allow another attempt. A limit of 0 allows any number.
 func (l Limits) allow(start time.Time, attempts int) bool {
@@ -228,8 +232,6 @@ type Dispatcher struct {
 	Speculative bool
 	Client      *upstream.Client
 	Backups     pool.Backups // that the handler declares; nil if there are none
-	// ServerTiming and CacheStatus are whether answers have these headers.
-	ServerTiming, CacheStatus bool
 
 	tables      pool.Tables
 	Metrics     *Metrics

@@ -12,7 +12,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
-	"github.com/caddy-kvrouter/kvrouter/handler/split"
 	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -24,13 +23,13 @@ import (
 // newTestDispatch returns a dispatch of the plan as Begin makes it, without a
 // request behind it. All tests that need such a dispatch use this constructor.
 func newTestDispatch(h *harness, p *plan.Plan) *Dispatch {
-	d := &Dispatch{route: route{Dispatcher: testDispatcher(h), plan: p}, start: time.Now(), cached: -1}
-	d.ready, d.tried = d.start, d.triedBuf[:0]
-	d.split = split.Request{Pool: h.pool, Plan: p, Of: d}
-	d.Call = attempt.Call{Runner: &d.route.Runner, Owner: d, Plan: p, Ready: d.ready}
-	if p != nil {
-		_ = d.Sessions.Enter(context.Background(), &d.turn, p, false)
+	if p.HTTP == nil {
+		p.HTTP = httptest.NewRequest(http.MethodPost, "/", http.NoBody)
 	}
+	d := &Dispatch{route: testDispatcher(h).routeOf(p), start: time.Now(), cached: -1}
+	d.tried, d.split.Of = d.triedBuf[:0], d
+	d.Call = attempt.Call{Runner: &d.route.Runner, Owner: d, Plan: p, Ready: d.ready}
+	_ = d.Sessions.Enter(context.Background(), &d.turn, p, false)
 	return d
 }
 
@@ -46,7 +45,7 @@ func newTestAttempt(h *harness, p *plan.Plan, w *worker.Worker) *Dispatch {
 // newTestTry returns an attempt on the worker's first rank, which has no lease.
 func newTestTry(d *Dispatch, w *worker.Worker) *attempt.Attempt {
 	a := &attempt.Attempt{Seat: pool.Seat{Attempt: worker.Attempt{Worker: w}, Target: w.Target(0)}}
-	a.Seated(&d.Call)
+	a.Call = &d.Call
 	return a
 }
 
@@ -194,7 +193,7 @@ func (d *Dispatch) walk(req *http.Request) {
 	_, d.Trace = attempt.StartTrace(req.Context(), d.plan, d.Pool.Name, d.start)
 	d.Trace.Selected(d.attempt)
 	d.Sent = d.Trace.Carry(d.built(req))
-	d.Trace.Retried(d.attempt, "broken")
+	d.Trace.Event("retry", d.attempt, [2]string{"reason", "broken"})
 	ended.trace(d.Trace)
 }
 

@@ -71,13 +71,8 @@ func (s *Dispatcher) Explain(p *plan.Plan) *DryChoice {
 	if own := s.checkModel(p); own != nil {
 		return &DryChoice{Refused: own}
 	}
-	rt.offers = s.Pool.Peek(rt.upstreams(), rt.repl)
-	err := s.Sessions.Enter(p.HTTP.Context(), &rt.turn, p, true)
-	if err == nil {
-		rt.forgetPrompt()
-		err = rt.narrow()
-	}
-	if own, ok := errors.AsType[*api.Refusal](err); ok {
+	rt.offers = s.Pool.Peek(s.upstreams(p.HTTP), rt.repl)
+	if own, ok := errors.AsType[*api.Refusal](rt.enter(true)); ok {
 		return &DryChoice{Refused: own}
 	}
 	want := rt.Wants()
@@ -94,7 +89,15 @@ func (s *Dispatcher) Explain(p *plan.Plan) *DryChoice {
 			among = s.Pool.Candidates(&unlimited, rt.offers, nil, t)
 		}
 	}
-	c.LeftOut = rt.leftOut(&want, among)
+	for i, v := range s.Pool.Judge(&want, rt.offers, t) {
+		if w := rt.offers.Table.Rows[i].Worker; !slices.Contains(among.Workers, w) {
+			why := v.String()
+			if v == pool.OtherModels && w.Health.Reach().Away() {
+				why = "unreachable" // nobody knows its models
+			}
+			c.LeftOut = append(c.LeftOut, LeftOut{Worker: w.ID, Dial: w.Dial, Why: why})
+		}
+	}
 	if len(among.Targets) == 0 {
 		if c.Full {
 			c.Waits = append(c.Waits, s.Pool.WhyWait(&want, t)...)
@@ -105,23 +108,11 @@ func (s *Dispatcher) Explain(p *plan.Plan) *DryChoice {
 		}
 		return c
 	}
-	rt.turn.Find(p.HTTP.Context())
-	choice := rt.choice(among)
-	targets := make([]kvscore.Target, 0, len(among.Targets))
-	for _, ref := range among.Targets {
-		targets = append(targets, ref.Target)
-	}
-	sel := &among.Sel
-	c.Picked = s.Pool.Scheduler.Explain(t, choice.Request, targets, choice.Bound, choice.Policy, sel)
-	c.Candidates, c.Workers = slices.Clone(sel.Candidates), slices.Clone(among.Workers)
-	c.Bound = choice.Bound >= 0
-	c.Reason, c.Unit = rt.reasonOf(c.Bound, &sel.Candidates[c.Picked.Chosen]), kvscore.CostUnit(choice.Policy)
-	c.Home, c.Tier, c.Tokens = rt.homeOf(sel, c.Picked.Chosen), among.Tier, sel.Tokens
-	c.Phases = rt.phasesOf(&sel.Candidates[c.Picked.Chosen])
+	bound := rt.pick(c, among)
 	if !c.Full && s.Pool.WouldHold(&want, among) {
 		c.Waits = append(c.Waits, pool.WaitsForRoom)
 	}
-	if err := s.Pool.Late(&want, among, choice.Bound, c.Picked.Chosen, len(c.Waits) > 0); err != nil && !p.Ext.QueryOnly() {
+	if err := s.Pool.Late(&want, among, bound, c.Picked.Chosen, len(c.Waits) > 0); err != nil && !p.Ext.QueryOnly() {
 		c.Refused = &api.Refusal{API: p.API, Status: http.StatusTooManyRequests, Code: api.CodeLate, Err: err}
 	}
 	if len(c.Waits) > 0 {
@@ -130,18 +121,41 @@ func (s *Dispatcher) Explain(p *plan.Plan) *DryChoice {
 	return c
 }
 
-// phasesOf returns how a choice parts the request; nil if no worker is for one phase.
-func (rt *route) phasesOf(chosen *kvscore.Candidate) *DryPhases {
+// pick chooses among candidates, and explains the choice. It returns the position of the target that the session or
+// the request decided on; -1 if the policy chose.
+func (rt *route) pick(c *DryChoice, among *pool.Candidates) (bound int) {
+	rt.turn.Find(rt.plan.HTTP.Context())
+	choice := rt.choice(among)
+	targets := make([]kvscore.Target, 0, len(among.Targets))
+	for _, ref := range among.Targets {
+		targets = append(targets, ref.Target)
+	}
+	sel := &among.Sel
+	c.Picked = rt.Pool.Scheduler.Explain(among.At, choice.Request, targets, choice.Bound, choice.Policy, sel)
+	c.Candidates, c.Workers = slices.Clone(sel.Candidates), slices.Clone(among.Workers)
+	c.Bound, c.Tier, c.Tokens = choice.Bound >= 0, among.Tier, sel.Tokens
+	chosen := &sel.Candidates[c.Picked.Chosen]
+	c.Reason, c.Unit = rt.reasonOf(c.Bound, chosen), kvscore.CostUnit(choice.Policy)
+	if home, priced := rt.turn.Home(); home != (kvscore.Target{}) {
+		h := &DryHome{Target: home, Position: sel.Home, Holds: sel.HomeHolds()}
+		h.Stays = c.Picked.Chosen == sel.Home || rt.turn.IsAway() || priced && h.Holds
+		if c.Home = h; priced && rt.fixed == nil {
+			h.Leave = new(float64)
+			for i := range sel.Candidates {
+				*h.Leave = max(*h.Leave, sel.Candidates[i].Terms.Leave)
+			}
+		}
+	}
 	if !rt.offers.Table.Split {
-		return nil
+		return choice.Bound
 	}
 	l, s := &DryPhases{Split: chosen.Split, Why: rt.split.WhyWhole()}, &rt.split
-	if w := s.Prefill; w != nil {
-		l.Prefill, l.Dial, l.Time = s.Forecast.Prefill, w.Dial, s.Forecast.Time
+	if c.Phases = l; s.Prefill != nil {
+		l.Prefill, l.Dial, l.Time = s.Forecast.Prefill, s.Prefill.Dial, s.Forecast.Time
 	} else if l.Why == "" && !l.Split {
 		l.Why = "no prefill worker is available"
 	}
-	return l
+	return choice.Bound
 }
 
 // Prefill returns the target that would compute the prompt.
@@ -158,38 +172,6 @@ func (c *DryChoice) Overlap() (most int64) {
 		most = max(most, c.Candidates[i].OverlapTokens)
 	}
 	return most
-}
-
-// homeOf returns the session's target in a choice; nil if there is none. chosen is the
-// position of the chosen target.
-func (rt *route) homeOf(sel *kvscore.Selection, chosen int) *DryHome {
-	if !rt.homed() {
-		return nil
-	}
-	home, priced := rt.turn.Home()
-	h := &DryHome{Target: home, Position: sel.Home, Holds: sel.HomeHolds()}
-	h.Stays = chosen == sel.Home || rt.turn.IsAway() || priced && h.Holds
-	if priced && !rt.pinned() {
-		h.Leave = new(float64)
-		for i := range sel.Candidates {
-			*h.Leave = max(*h.Leave, sel.Candidates[i].Terms.Leave)
-		}
-	}
-	return h
-}
-
-// leftOut returns the workers that are offered but are not candidates, with the reason.
-func (rt *route) leftOut(want *pool.Wants, among *pool.Candidates) (list []LeftOut) {
-	for i, v := range rt.Pool.Judge(want, rt.offers, among.At) {
-		if w := rt.offers.Table.Rows[i].Worker; !slices.Contains(among.Workers, w) {
-			why := v.String()
-			if v == pool.OtherModels && w.Health.Reach().Away() {
-				why = "unreachable" // nobody knows its models
-			}
-			list = append(list, LeftOut{Worker: w.ID, Dial: w.Dial, Why: why})
-		}
-	}
-	return list
 }
 
 // AskTokenizer returns what asks a worker's engine for token ids, with the client's key. An answer

@@ -2,7 +2,6 @@ package dispatch
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -49,7 +48,9 @@ type joined struct {
 // answer, it waits for the next one as long as all took so far, or straggles.
 func (d *Dispatch) askAll(req *http.Request) (*http.Response, error) {
 	a, begun := d.attempt, time.Now()
-	d.noteAborts(begun)
+	if d.Body != nil && strings.Contains(d.plan.HTTP.URL.Path, "/abort_request") {
+		noteAborts(&d.Pool.Aborts, d.Body.Data, begun)
+	}
 	ctx, end := context.WithCancel(req.Context())
 	defer end()
 	late := time.AfterFunc(straggles, end)
@@ -83,7 +84,7 @@ func (d *Dispatch) askAll(req *http.Request) (*http.Response, error) {
 	if err := req.Context().Err(); err != nil {
 		return nil, err
 	}
-	a.Uncounted() // this worker is not better or worse than the others
+	a.End("", false) // this worker is not better or worse than the others
 	d.refused(lacksPath)
 	a.Stay()
 	d.freeBody()
@@ -93,29 +94,18 @@ func (d *Dispatch) askAll(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-func (d *Dispatch) noteAborts(t time.Time) {
-	if !strings.Contains(d.plan.HTTP.URL.Path, "/abort_request") || d.Body == nil {
-		return
-	}
-	for _, ids := range gjson.GetManyBytes(d.Body.Data, "rid", "request_ids") {
+// noteAborts records which requests another one aborts, by its body.
+func noteAborts(list *pool.Aborts, body []byte, t time.Time) {
+	for _, ids := range gjson.GetManyBytes(body, "rid", "request_ids") {
 		for _, id := range ids.Array() {
 			if id.Str != "" {
-				d.Pool.Aborts.Note(t, id.Str)
+				list.Note(t, id.Str)
 			}
 		}
 	}
-	if gjson.GetBytes(d.Body.Data, "abort_all").Bool() {
-		d.Pool.Aborts.Note(t, "")
+	if gjson.GetBytes(body, "abort_all").Bool() {
+		list.Note(t, "")
 	}
-}
-
-// aborted returns whether a client has aborted the request by another one.
-func (d *Dispatch) aborted() bool {
-	if d.Body == nil {
-		return false
-	}
-	id := gjson.GetManyBytes(d.Body.Data, "rid", "request_id")
-	return d.Pool.Aborts.Has(time.Now(), d.start, cmp.Or(id[0].Str, id[1].Str, d.ID))
 }
 
 // meant returns the workers that the request means. If it names a model, these are those that serve it.

@@ -4,7 +4,9 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
@@ -20,7 +22,9 @@ func (o *delivery) learn() {
 	if o.Prompt > 0 {
 		m.inputTokens.Observe(float64(o.Prompt))
 	}
-	o.learnPrompt(cached)
+	if !o.d.Holds() {
+		learnPrompt(o.attempt, &o.Summary, cached)
+	}
 	if o.Completion >= 0 {
 		o.attempt.Counts().Generated(o.Completion)
 		m.outputTokens.Observe(float64(o.Completion))
@@ -40,87 +44,67 @@ func (o *delivery) learn() {
 	}
 }
 
-// learnPrompt feeds the engine's counts of the prompt into the index, the ratios and the check of the
-// cache; cached is negative if unknown.
-func (o *delivery) learnPrompt(cached int64) {
-	if o.Prompt <= 0 || o.d.Holds() || o.attempt.Worker.IsBackup() { // whose tokenizer and cache may be others
+// learnPrompt feeds the engine's counts into the index, for the next turn. It feeds them into the ratios of the
+// model and the check of the cache, too. cached is negative if unknown.
+func learnPrompt(a *attempt.Attempt, s *response.Summary, cached int64) {
+	if s.Prompt <= 0 || a.Worker.IsBackup() { // whose tokenizer and cache may be others
 		return
 	}
-	o.count(cached)
-	if o.phases == nil {
-		o.verify(cached)
+	p, e := a.Call.Plan, a.Worker.Engine()
+	knows := a.Worker.Ranks() < 2 || e.TakesRankIn(p.API.Name()) // else the engine has chosen the rank
+	if a.Prefill == nil {
+		verify(a, s.Prompt, cached, knows)
 	}
-}
-
-// count records the engine's counts in the index, for the next turn, and in the model's
-// ratios.
-func (o *delivery) count(cached int64) {
-	req := o.d.plan.Request
+	req := p.Request
 	if req.Truncated || req.Kind == api.None {
 		return
 	}
 	if req.Media == 0 && req.Kind == api.Text {
-		o.learnRatios(req)
+		// The new part of the prompt counts if the engine's count of the rest is known, else all of it. A batch's
+		// first prompt stands for all.
+		k, size := a.Known, p.TextBlock
+		if !k.Counted || req.Batch() {
+			k = kvscore.Known{}
+		}
+		past := float64(req.Bytes)/float64(size) - float64(len(req.Blocks)) - k.Past
+		a.Call.Pool.Ratios.Learn(req.Model, req.Blocks[k.Blocks:], past, size, float64(s.Prompt)-k.Tokens)
 	}
 	if req.Batch() {
 		return
 	}
-	c := kvscore.Counts{Prompt: o.Prompt}
-	if !req.SkipsCache && cached >= 0 && o.knowsRank() {
+	c := kvscore.Counts{Prompt: s.Prompt}
+	if !req.SkipsCache && cached >= 0 && knows {
 		c.Cached, c.CachedReported = cached, true
 	}
 	if req.Kind == api.Text { // the index knows where token ids end
-		c.AnswerPast = o.Past
+		c.AnswerPast = s.Past
 	}
-	if o.Completion > 0 && req.Choices == 1 && !o.Failed {
-		c.Answer = o.Prompt + o.Completion - 1 // the last token need not be computed
+	if s.Completion > 0 && req.Choices == 1 && !s.Failed {
+		c.Answer = s.Prompt + s.Completion - 1 // the last token need not be computed
 	}
-	o.attempt.Counted(c)
-}
-
-// learnRatios learns from the new part of the prompt, if the engine's count of the rest is
-// known, else from all of it. A batch's first prompt stands for all.
-func (o *delivery) learnRatios(req *api.Request) {
-	k, size := o.attempt.Known, o.d.plan.TextBlock
-	if !k.Counted || req.Batch() {
-		k = kvscore.Known{}
-	}
-	all := float64(req.Bytes) / float64(size)
-	past := all - float64(len(req.Blocks)) - k.Past
-	o.d.Pool.Ratios.Learn(req.Model, req.Blocks[k.Blocks:], past, size, float64(o.Prompt)-k.Tokens)
+	a.Counted(c)
 }
 
 // verify compares the predicted cached tokens with the engine's count; cached is negative if
-// unknown.
-func (o *delivery) verify(cached int64) {
-	a, d := o.attempt, o.d
-	if a.Tokens == 0 || d.plan.Score.SkipsCache {
+// unknown. knows: the attempt's target has computed them, and no other rank.
+func verify(a *attempt.Attempt, prompt, cached int64, knows bool) {
+	p := a.Call.Plan
+	if a.Tokens == 0 || p.Score.SkipsCache {
 		return
 	}
-	block := d.Pool.Settings.Load().BlockSize
+	block := a.Call.Pool.Settings.Load().BlockSize
 	predicted := &worker.Prediction{
 		Prompt: a.BlameKey(), Tokens: a.Terms.OverlapTokens,
 		Shared: a.Terms.SharedBlocks, Knowledge: a.Terms.Knowledge,
 	}
-	if d.plan.API.Work() == api.Generate {
+	if p.API.Work() == api.Generate {
 		a.Worker.CountedCache(predicted, cached >= 0, block)
 	}
-	if cached < 0 || !o.knowsRank() {
+	if cached < 0 || !knows {
 		return
 	}
-	a.Counts().Compared(o.Prompt, a.Terms.OverlapTokens, cached)
+	a.Counts().Compared(prompt, a.Terms.OverlapTokens, cached)
 	a.Worker.Verify(predicted, cached, block)
-}
-
-// knowsRank returns whether the attempt's target has computed the request. It is false if the
-// engine has several ranks and chooses among them itself.
-func (o *delivery) knowsRank() bool {
-	w := o.attempt.Worker
-	if w.Ranks() < 2 {
-		return true
-	}
-	e := w.Engine()
-	return e.TakesRankIn(o.d.plan.API.Name())
 }
 
 // compare compares the first token of a stream with its prediction, and with its class's target.
@@ -161,14 +145,5 @@ func (d *Dispatch) promised(outcome string) {
 	if d.plan.Class != nil && d.plan.TTFT > 0 {
 		d.Metrics.promises.WithLabelValues(d.Pool.Name, d.plan.Class.Name, outcome).Inc()
 		d.Pool.Outcomes.Count(time.Now(), d.plan.Class.Name, outcome)
-	}
-}
-
-// promisedInVain counts a stream that has ended late and without a first token: its client left, or no worker had a
-// free slot.
-func (d *Dispatch) promisedInVain() {
-	req, o, away := d.plan.Request, d.answer, d.wait.turnedAway
-	if req != nil && req.Stream && (o == nil || o.First.IsZero()) && (away == nil || away.Code != api.CodeLate) && time.Since(d.ready) > d.plan.TTFT {
-		d.promised(promiseLate)
 	}
 }

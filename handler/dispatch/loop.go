@@ -11,12 +11,17 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
+	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"github.com/caddy-kvrouter/kvrouter/handler/split"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
@@ -42,7 +47,7 @@ func (d *Dispatch) Select(ctx context.Context, ups reverseproxy.UpstreamPool) *r
 		return d.attempt.Upstream
 	case errors.Is(err, pool.ErrNoWorker):
 		incident := pool.ErrNoWorker.Error()
-		if d.pinned() {
+		if d.fixed != nil {
 			incident = "requests pin a worker that is not available"
 		}
 		d.Pool.Raise(time.Now(), incident)
@@ -54,7 +59,7 @@ func (d *Dispatch) Select(ctx context.Context, ups reverseproxy.UpstreamPool) *r
 // returned.
 func (d *Dispatch) RoundTrip(req *http.Request) (*http.Response, error) {
 	d.proxied = req
-	if d.plan.Everywhere && !d.pinned() && len(d.offers.Ups) > 1 {
+	if d.plan.Everywhere && d.fixed == nil && len(d.offers.Ups) > 1 {
 		return d.askAll(req)
 	}
 	resp, err := d.run(req.Context(), nil)
@@ -74,9 +79,12 @@ func (d *Dispatch) run(ctx context.Context, r *remainder) (*http.Response, error
 	for selected := r == nil; ; selected = false {
 		req := d.proxied
 		if !selected {
-			var err error
-			if req, err = d.again(ctx, r); err != nil {
+			err := d.next(ctx, r)
+			if err != nil {
 				return nil, err
+			}
+			if req, err = d.Client.Redirect(req, d.original, d.attempt.Upstream); err != nil {
+				return nil, &api.Refusal{Err: err} // not the worker's fault
 			}
 		}
 		a := d.attempt
@@ -92,9 +100,7 @@ func (d *Dispatch) run(ctx context.Context, r *remainder) (*http.Response, error
 		case deliver:
 			return resp, nil
 		case retry:
-			d.retried(&v, resp, err)
 		case putOff:
-			a.End(observe.AttemptDeclined, false)
 			_ = resp.Body.Close()
 			return nil, d.failure
 		case fail, abandon:
@@ -119,13 +125,15 @@ func (d *Dispatch) decide(req *http.Request, resp *http.Response, resent bool, e
 			v.do = deliver
 		}
 	}
-	if (v.do == deliver || v.do == fail) && d.matches(req, resp) {
+	if (v.do == deliver || v.do == fail) && len(d.RetryMatch) > 0 && req.Context().Err() == nil && d.mayRetry(false, false) &&
+		matches(d.RetryMatch, d.repl, req, resp) {
 		v.do, v.reason = retry, "retry_match"
 	}
 	return v
 }
 
-// record records what an attempt has shown. If its answer is not the client's, it ends.
+// record records what an attempt has shown. If its answer is not the client's, the attempt ends. If another one
+// follows, its answer is held back.
 func (d *Dispatch) record(ctx context.Context, v *verdict, resp *http.Response, err error) {
 	a := d.attempt
 	if v.misfit != fits {
@@ -137,9 +145,6 @@ func (d *Dispatch) record(ctx context.Context, v *verdict, resp *http.Response, 
 	if v.do != deliver {
 		a.Prefilled(time.Now()) // what it has not computed is no recent work
 		d.endAttempt(false)
-		if v.phases != nil {
-			a.Uncounted() // its worker is well
-		}
 	}
 	d.Pool.Report(a.Worker, v.outcome)
 	if v.suspect {
@@ -148,22 +153,25 @@ func (d *Dispatch) record(ctx context.Context, v *verdict, resp *http.Response, 
 	if err != nil && ctx.Err() == nil {
 		d.failure = err
 	}
-}
-
-// retried counts an attempt that another one follows, and holds its answer back.
-func (d *Dispatch) retried(v *verdict, resp *http.Response, err error) {
-	a := d.attempt
+	switch {
+	case v.do == deliver:
+		return
+	case v.phases != nil:
+		a.End("", false) // its worker is well
+	case v.do == retry && errors.Is(err, attempt.ErrDrained):
+		a.End(observe.AttemptDrained, false)
+	case v.do == putOff, v.do == retry && v.misfit != fits:
+		a.End(observe.AttemptDeclined, false)
+	case v.do == retry:
+		a.End(observe.AttemptRetried, !v.blameless)
+	}
+	if v.do != retry {
+		return
+	}
 	switch {
 	case v.phases != nil:
 		d.retryPhases(v.phases)
-	case errors.Is(err, attempt.ErrDrained):
-		a.End(observe.AttemptDrained, false)
-	case v.misfit != fits:
-		a.End(observe.AttemptDeclined, false)
-	default:
-		a.End(observe.AttemptRetried, !v.blameless)
-	}
-	if v.phases == nil && v.reason != "" {
+	case v.reason != "":
 		a.CountRetry(v.reason)
 	}
 	if v.misfit == lacksModel {
@@ -192,35 +200,30 @@ func (d *Dispatch) retryPhases(failed *split.Error) {
 	d.split.Failed(d.phases, failed)
 }
 
-// again finds a seat for another attempt, and returns the request as the proxy would have made it
-// for that worker.
-func (d *Dispatch) again(ctx context.Context, r *remainder) (*http.Request, error) {
-	err := d.next(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	req, err := d.Client.Redirect(d.proxied, d.original, d.attempt.Upstream)
-	if err != nil {
-		return nil, &api.Refusal{Err: err} // not the worker's fault
-	}
-	return req, nil
-}
-
 // next finds a seat for the next attempt. If the operator's limits allow it, the tried workers get
 // another round, and another.
 func (d *Dispatch) next(ctx context.Context, r *remainder) error {
 	d.turn.NextAttempt()
 	if r != nil {
-		return r.seat(ctx, d)
+		return r.seat(ctx)
 	}
 	err := d.seat(ctx)
-	for first := true; errors.Is(err, pool.ErrNoWorker) && d.anotherRound() && d.pause(ctx); first = false {
+	for first := true; errors.Is(err, pool.ErrNoWorker) && d.fixed == nil && d.Limits.more(d.start, d.attempts); first = false {
+		d.turn.Yield()
+		if !pool.Sleep(ctx, max(d.Limits.Interval, 10*time.Millisecond)) {
+			break
+		}
 		if !first {
 			d.attempts++ // the round before, which found no worker
 		}
 		d.tried = d.tried[:0]
 		d.split.Again()
-		d.lookAgain()
+		if source := d.Proxy.DynamicUpstreams; source != nil { // past its cache, as Caddy's proxy does after a failure
+			if cache, ok := source.(reverseproxy.CachingUpstreamSource); ok {
+				_ = cache.ResetCache(d.plan.HTTP) // if it fails, the cached ones are as good
+			}
+			d.see(d.upstreams(d.plan.HTTP))
+		}
 		err = d.seat(ctx)
 	}
 	if err == nil {
@@ -245,7 +248,7 @@ func (d *Dispatch) giveUp(err error) (*http.Response, error) {
 		return nil, d.wait.turnedAway
 	case h.resp != nil && !d.putsOff():
 		d.held = heldAnswer{}
-		d.label(h.attempt, h.resp)
+		h.attempt.Label(h.resp.Header, d.start, d.wait.waited)
 		d.answer = d.deliveryOf(h.attempt, h.resp)
 		return h.resp, nil
 	case d.failure != nil:
@@ -256,24 +259,20 @@ func (d *Dispatch) giveUp(err error) (*http.Response, error) {
 
 // matches returns whether the operator's lb_retry_match has an attempt retried. As in Caddy's proxy,
 // only matchers that read an answer decide about one. The last answer reaches the client.
-func (d *Dispatch) matches(req *http.Request, resp *http.Response) bool {
-	if len(d.RetryMatch) == 0 || req.Context().Err() != nil || !d.anotherTry(d.suspects) ||
-		d.plan.Once != nil && d.plan.Once.Touched.Load() {
-		return false
-	}
+func matches(sets caddyhttp.MatcherSets, repl *caddy.Replacer, req *http.Request, resp *http.Response) bool {
 	const prefix = "http.reverse_proxy."
 	if resp == nil {
-		d.repl.Set(prefix+"is_transport_error", true)
-		defer d.repl.Delete(prefix + "is_transport_error")
+		repl.Set(prefix+"is_transport_error", true)
+		defer repl.Delete(prefix + "is_transport_error")
 	} else {
-		d.repl.DeleteByPrefix(prefix + "header.")
+		repl.DeleteByPrefix(prefix + "header.")
 		for field, values := range resp.Header {
-			d.repl.Set(prefix+"header."+field, strings.Join(values, ","))
+			repl.Set(prefix+"header."+field, strings.Join(values, ","))
 		}
-		d.repl.Set(prefix+"status_code", resp.StatusCode)
-		d.repl.Set(prefix+"status_text", resp.Status)
+		repl.Set(prefix+"status_code", resp.StatusCode)
+		repl.Set(prefix+"status_text", resp.Status)
 	}
-	return slices.ContainsFunc(d.RetryMatch, func(set caddyhttp.MatcherSet) bool {
+	return slices.ContainsFunc(sets, func(set caddyhttp.MatcherSet) bool {
 		if resp != nil && !readsAnswers(set) {
 			return false
 		}
@@ -292,4 +291,92 @@ func readsAnswers(set caddyhttp.MatcherSet) bool {
 				strings.HasPrefix(name, "upstream.latency"))
 		})
 	})
+}
+
+// send sends the request to the attempt's worker. resent: net/http sent it twice.
+func (d *Dispatch) send(req *http.Request) (resp *http.Response, resent bool, err error) {
+	a := d.attempt
+	if err = d.turn.Open(req, a.Worker, a.Target); err != nil {
+		return nil, false, err
+	}
+	if a.Terms.Split {
+		if d.phases, err = d.split.Begin(d, a, req); errors.Is(err, pool.ErrQueueFull) || errors.Is(err, pool.ErrWaited) {
+			d.turnAway(err)
+			err = d.wait.turnedAway
+		}
+		if err != nil {
+			return nil, false, err
+		}
+	}
+	if a.Answers != nil {
+		a.Waits(false)
+		return d.phases.Answer(req), false, nil
+	}
+	d.Session, d.AskIDs = d.turn.EngineSession(), d.exact && (d.Rest == nil && d.Body != nil && d.mayGoOn() || d.cutIDs)
+	b := d.bounds()
+	resp, resent, err = a.Header(req, &b)
+	d.noticeDone()
+	if d.phases != nil {
+		d.phases.Sent(d.Sent)
+		if err == nil && !a.Streams(resp) {
+			d.phases.Arrived(resp.StatusCode)
+		}
+	}
+	return resp, resent, err
+}
+
+// bounds returns what may end the attempt early.
+func (d *Dispatch) bounds() (b attempt.Bounds) {
+	a := d.attempt
+	if t := d.Timeouts; a.Kind == worker.KindStream {
+		b.First, b.Idle = time.Duration(t.FirstToken), time.Duration(t.StreamIdle)
+	}
+	unsafe := d.phases.CancelUnsafe()
+	// It asks before the attempt ends, and cannot know whether another worker will be free then.
+	b.Movable = d.plan.Request != nil && d.fixed == nil && len(d.offers.Ups) > 1 && !unsafe && !d.lastSuspect() &&
+		d.Limits.allow(d.start, d.attempts)
+	b.Moves = d.Body != nil && d.mayGoOn() && (d.answer == nil || d.answer.moved+1 < d.Resume.Tries) && !unsafe
+	b.Ends = a.Kind == worker.KindStream && len(d.offers.Ups) > 1
+	if d.phases != nil {
+		d.phases.Bound(&b)
+	}
+	return b
+}
+
+// noticeDone records what was done to the body of the last attempt for its engine.
+func (d *Dispatch) noticeDone() {
+	d.cutIDs = d.cutIDs || d.CutIDs
+	cut := d.Cut &^ (d.cut | d.plan.Dropped) // counted once per request
+	d.cut |= cut
+	d.CountDropped(cut, nil)
+	if d.Unsupported == 0 || !d.plan.TakesSlot {
+		return
+	}
+	for name := range d.Unsupported.Names {
+		d.Metrics.unsupported.WithLabelValues(d.Pool.Name, cmp.Or(d.Engine, engine.Other), name).Inc()
+	}
+	d.Pool.Raise(time.Now(), "clients request nvext fields that the engine does not support")
+}
+
+// SeatPrefill implements split.Owner.
+func (d *Dispatch) SeatPrefill(ctx context.Context, want *pool.Wants, by pool.Chooser, p *attempt.Attempt) error {
+	offers := d.offers
+	if err := d.reserve(ctx, want, &offers, by, p); err != nil {
+		return err
+	}
+	p.Chosen(d.reasonOf(false, &p.Terms), d.attempts, kvscore.CostUnit(d.policy))
+	return nil
+}
+
+// Prefilled implements split.Owner.
+func (d *Dispatch) Prefilled(p *attempt.Attempt, c response.Counts) {
+	if !d.Holds() {
+		kind := worker.ReportKind{API: d.plan.API.Name()}
+		learnPrompt(p, &response.Summary{Counts: c}, p.Worker.CachedTokens(kind, c.Cached))
+	}
+}
+
+// MayRetry implements split.Owner.
+func (d *Dispatch) MayRetry() bool {
+	return d.Limits.allow(d.start, d.attempts) && d.Pool.Budget.MayRetry(time.Now())
 }

@@ -1,9 +1,11 @@
 package dispatch
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
@@ -109,6 +111,20 @@ func (m *Metrics) Know(pool, class string) {
 	for _, outcome := range []string{promiseKept, promiseLate, promisePlain, promiseDemoted, promiseRefused} {
 		m.promises.WithLabelValues(pool, class, outcome)
 	}
+}
+
+// PhaseEnded counts a phase of a request over two workers.
+func (f *PoolMetrics) PhaseEnded(name string, err error, took time.Duration) {
+	outcome := phaseOK
+	switch {
+	case errors.Is(err, context.Canceled):
+		outcome = phaseCanceled
+	case err != nil:
+		outcome = phaseFailed
+	default:
+		f.phaseTimes[name].Observe(took.Seconds())
+	}
+	f.phases[[2]string{name, outcome}].Inc()
 }
 
 // AllMetrics makes the collectors at its first call.

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -19,143 +20,170 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/split"
 	"github.com/caddy-kvrouter/kvrouter/handler/turn"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
+	"github.com/tidwall/gjson"
 	"go.uber.org/zap"
 )
 
-// breakage is how a stream broke off.
-type breakage struct {
-	why     error
-	failed  *split.Error // the pair of workers failed; nil if it did not
-	misfit  bool         // the engine refuses the prompt as too long
-	refused bool         // an endpoint of the engine's refuses to go on by ids
-	drained bool         // the worker is well, and so is its host
+// remainder is the rest of a stream that broke off. Other workers are asked for it.
+type remainder struct {
+	*delivery
+	answer *api.Answer // that broke off
+	rest   *api.Rest
+	why    error        // it broke off
+	pair   *split.Error // the pair of workers failed; nil if it did not
+	unable bool         // an endpoint of the engine's refuses to go on by ids
+	well   bool         // the worker so far is well, and so is its host
+
+	failed    []*worker.Worker // that cannot give it, or have not
+	left      int              // attempts that may follow
+	exact     bool             // the latest attempt asks for it by the ids of tokens
+	refused   bool             // an engine cannot go on with the ids of the answer's tokens
+	blameless bool             // the latest attempt failed by no fault of its worker
 }
 
 // Move implements response.Mover. The rest is asked for as an ordinary attempt: with a lease, in
 // the queue, within the retry budget.
 func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
-	d := o.d
+	d, left := o.d, o.attempt
 	ctx := d.proxied.Context()
 	if ctx.Err() != nil {
 		return nil
 	}
-	b := breakage{
-		why: why, failed: o.phases.BrokeBefore(why), misfit: errors.Is(why, response.ErrMisfit), refused: errors.Is(why, resume.ErrExact),
-	}
-	b.drained = b.misfit || errors.Is(why, attempt.ErrDrained)
-	if b.refused {
+	r := &remainder{delivery: o, answer: a, why: why, pair: o.phases.BrokeBefore(why), unable: errors.Is(why, resume.ErrExact)}
+	misfit, drained := errors.Is(why, response.ErrMisfit), errors.Is(why, attempt.ErrDrained)
+	r.well = misfit || drained
+	if r.unable {
 		a.LoseIDs()
 	}
-	if o.ends(ctx, &b, a) {
+	if r.ends(ctx) {
 		return nil
 	}
-	rest, reason := o.rest(a)
-	if b.misfit {
+	reason := r.find()
+	if misfit {
 		d.refused(tooLong)
 	}
-	if reason == "" && !a.FirstToken() && !b.drained && b.failed == nil {
+	if reason == "" && !a.FirstToken() && !r.well && r.pair == nil {
 		if d.lastSuspect() {
 			reason = resume.StaysTries
 		}
 		d.suspects++
 	}
-	charged := o.attempt.Stay() || b.misfit // by the pool, to the budget; or free
+	charged := left.Stay() || misfit // by the pool, to the budget; or free
 	if reason != "" {
-		if !b.misfit {
+		if !misfit {
 			o.refuseMove(reason)
 		}
-		o.told = o.told || b.refused // it is not the worker's fault
+		o.told = o.told || r.unable // it is not the worker's fault
 		return nil
 	}
-	left := o.attempt
-	o.leave(&b, a, rest)
-	way := rest.Way
-	part, rest, reason := o.ask(ctx, &b, a, rest, charged)
+	r.leave()
+	way := r.rest.Way
+	part, reason := r.ask(ctx, charged)
 	if part == nil && ctx.Err() != nil {
 		return nil // the client has left
 	}
-	if rest != nil {
-		way = rest.Way // ask may have changed it
+	if r.rest != nil {
+		way = r.rest.Way // ask may have changed it
 	}
 	outcome := "ok"
 	switch {
 	case part == nil:
 		outcome = "failed"
 		o.refuseMove(reason)
-	case errors.Is(why, attempt.ErrDrained):
+	case drained:
 		left.End(observe.AttemptDrained, false)
 	default:
-		left.End(observe.AttemptResumed, !b.drained)
+		left.End(observe.AttemptResumed, !r.well)
 	}
 	cause := resume.Cause(why)
 	d.Metrics.resumed.WithLabelValues(d.Pool.Name, cause, way, outcome).Inc()
-	d.Trace.Resumed(d.attempt, cause, way, outcome)
+	d.Trace.Event("resume", d.attempt, [2]string{"cause", cause}, [2]string{"way", way}, [2]string{"outcome", outcome})
 	return part
 }
 
 // ends returns whether a stream ends here, as somebody wants it or as its engine means it.
-func (o *delivery) ends(ctx context.Context, b *breakage, a *api.Answer) bool {
-	switch {
-	case errors.Is(b.why, io.EOF) && a.Done() && !o.attempt.Worker.Engine().Closes(): // it is an end
-	case o.d.aborted():
-		o.told = true // it is not the worker's fault
-		o.Stays()
-	case errors.Is(b.why, response.ErrAborted) && b.failed == nil && !o.leaving(ctx):
-		o.Stays()
+func (r *remainder) ends(ctx context.Context) bool {
+	switch d := r.d; {
+	case errors.Is(r.why, io.EOF) && r.answer.Done() && !r.attempt.Worker.Engine().Closes(): // it is an end
+	case d.Body != nil && d.Pool.Aborts.Has(time.Now(), d.start, cmp.Or(nameOf(d.Body.Data), d.ID)):
+		r.told = true // it is not the worker's fault
+		r.Stays()
+	case errors.Is(r.why, response.ErrAborted) && r.pair == nil && !r.leaving(ctx):
+		r.Stays()
 	default:
 		return false
 	}
 	return true
 }
 
-// leave ends the attempt of a stream that moves, and reports what it has shown of its worker.
-func (o *delivery) leave(b *breakage, a *api.Answer, rest *api.Rest) {
-	d := o.d
-	if b.failed != nil {
-		o.attempt.Uncounted() // its worker is well
-		d.retryPhases(b.failed)
+// nameOf returns the id by which another request may abort one, by its body; empty if it has none.
+func nameOf(body []byte) string {
+	ids := gjson.GetManyBytes(body, "rid", "request_id")
+	return cmp.Or(ids[0].Str, ids[1].Str)
+}
+
+// find finds out how to ask for the rest, or returns the reason why the stream stays.
+func (r *remainder) find() (reason string) {
+	d := r.d
+	switch r.rest = nil; {
+	case r.noRoom:
+		return api.StaysMemory
+	case r.answer.Stays() != "":
+		return r.answer.Stays()
+	case r.moved >= d.Resume.Tries:
+		return resume.StaysTries
+	case d.Body == nil:
+		return resume.StaysEngine // see FirstToken
 	}
-	if rest.Way != api.WayWhole {
+	r.rest, reason = r.answer.Rest(d.Body.Data)
+	if reason == "" && !r.rest.Fits(d.plan.Request.Editor(d.Body.Data)) {
+		reason = api.StaysPrompt
+	}
+	return reason
+}
+
+// leave ends the attempt of a stream that moves, and reports what it has shown of its worker.
+func (r *remainder) leave() {
+	d, a := r.d, r.attempt
+	if r.pair != nil {
+		a.End("", false) // its worker is well
+		d.retryPhases(r.pair)
+	}
+	if r.rest.Way != api.WayWhole {
 		d.split.KeepWhole("its stream goes on elsewhere") // no prefill phase has the text so far
 	}
-	b.drained = b.drained || b.failed != nil || b.refused
-	if o.told = true; !b.drained {
-		shown := o.attempt.Shows(pool.OutcomeBroken, "stream broke: "+b.why.Error())
-		if errors.Is(b.why, response.ErrEvent) {
-			shown = o.attempt.Errored(errorWithin, false)
-			if !a.FirstToken() {
-				o.attempt.Failed(time.Now(), a.ErrorStatus())
+	r.well = r.well || r.pair != nil || r.unable
+	if r.told = true; !r.well {
+		shown := a.Shows(pool.OutcomeBroken, "stream broke: "+r.why.Error())
+		if errors.Is(r.why, response.ErrEvent) {
+			shown = a.Errored(errorWithin, false)
+			if !r.answer.FirstToken() {
+				a.Failed(time.Now(), r.answer.ErrorStatus())
 			}
 		}
-		d.Pool.Report(o.attempt.Worker, shown)
+		d.Pool.Report(a.Worker, shown)
 	}
-	d.leave(a.FirstToken(), nil)
+	d.endAttempt(r.answer.FirstToken())
 }
 
 // ask asks for the rest once the retry budget allows it. If no engine goes on by ids, it asks for it
-// otherwise. It returns what it has asked for last.
-func (o *delivery) ask(
-	ctx context.Context, b *breakage, a *api.Answer, rest *api.Rest, charged bool,
-) (part *response.Rest, asked *api.Rest, reason string) {
-	old, patience := o.attempt.Worker, budgetPatience
-	if b.failed != nil || b.refused {
-		old = nil // the decode worker is well, or may go on otherwise
-	}
-	if errors.Is(b.why, response.ErrEvent) {
+// otherwise.
+func (r *remainder) ask(ctx context.Context, charged bool) (part *response.Rest, reason string) {
+	patience := budgetPatience
+	if errors.Is(r.why, response.ErrEvent) {
 		patience = 0 // the client can have the event at once
 	}
-	if !charged && !o.awaitBudget(ctx, patience) {
-		return nil, rest, resume.StaysBudget
+	if !charged && !awaitBudget(ctx, r.d.Pool, patience) {
+		return nil, resume.StaysBudget
 	}
-	part, reason = o.goOn(ctx, rest, old, b.drained)
-	if reason != resume.NotExact {
-		return part, rest, reason
+	if part, reason = r.goOn(ctx); reason != resume.NotExact {
+		return part, reason
 	}
-	a.LoseIDs()
-	if rest, reason = o.rest(a); reason == "" {
-		part, reason = o.goOn(ctx, rest, old, b.drained)
+	r.answer.LoseIDs()
+	if reason = r.find(); reason == "" {
+		part, reason = r.goOn(ctx)
 	}
-	return part, rest, reason
+	return part, reason
 }
 
 func (o *delivery) refuseMove(reason string) {
@@ -164,94 +192,67 @@ func (o *delivery) refuseMove(reason string) {
 	d.Pool.Raise(time.Now(), "streams break that cannot go on at other workers", o.attempt.Worker.Past.LastFailure())
 }
 
-// rest returns how to ask for the rest of the stream, or the reason why it stays.
-func (o *delivery) rest(a *api.Answer) (*api.Rest, string) {
-	d := o.d
-	switch {
-	case o.noRoom:
-		return nil, api.StaysMemory
-	case a.Stays() != "":
-		return nil, a.Stays()
-	case o.moved >= d.Resume.Tries:
-		return nil, resume.StaysTries
-	case d.Body == nil:
-		return nil, resume.StaysEngine // see begin
-	}
-	rest, reason := a.Rest(d.Body.Data)
-	if reason == "" && !rest.Fits(d.plan.Request.Editor(d.Body.Data)) {
-		reason = api.StaysPrompt
-	}
-	return rest, reason
-}
-
-// goOn asks other workers for the rest until one gives it, or returns the reason why none does. The
-// worker so far is old, or may serve the rest if old is nil. If drained, it is well, and so is its host.
-func (o *delivery) goOn(ctx context.Context, rest *api.Rest, old *worker.Worker, drained bool) (*response.Rest, string) {
-	d := o.d
-	r := &remainder{delivery: o, rest: rest, left: mostAttempts}
-	if !drained {
-		r.apart = o.attempt.Worker
+// goOn asks other workers for the rest until one gives it, or returns the reason why none does. The attempt that
+// gives it becomes the stream's.
+func (r *remainder) goOn(ctx context.Context) (*response.Rest, string) {
+	d, o, old := r.d, r.delivery, r.attempt.Worker
+	left := old
+	if r.pair != nil || r.unable {
+		left = nil // the decode worker is well, or may go on otherwise
 	}
 	var reason string
-	if r.failed, reason = resume.Without(d.offers, old, d.plan.API.Name(), rest.Way); reason != "" {
+	if r.failed, reason = resume.Without(d.offers, left, d.plan.API.Name(), r.rest.Way); reason != "" {
 		return nil, reason
 	}
-	d.Rest = rest
+	r.left, r.refused, r.blameless = mostAttempts, false, false
+	d.Rest = r.rest
 	resp, err := d.run(ctx, r) //nolint:bodyclose // the stream's reader closes it
-	switch {
-	case err == nil:
-		o.arrive(ctx, d.attempt, drained)
-		return &response.Rest{From: resp.Body, Ctx: d.attempt.Context(), Splicer: rest.Splicer, Name: d.attempt.PublicName()}, ""
-	case r.refused:
-		reason = resume.NotExact
-	default:
-		reason = resume.StaysNoWorker
-	}
-	if a := d.attempt; a != o.attempt {
-		outcome := observe.AttemptRetried
-		if ctx.Err() != nil {
-			outcome = outcomeClientGone
+	if err != nil {
+		if d.attempt != o.attempt {
+			outcome := observe.AttemptRetried
+			if ctx.Err() != nil {
+				outcome = outcomeClientGone
+			}
+			d.attempt.End(outcome, !r.blameless)
 		}
-		a.End(outcome, !r.blameless)
+		if r.refused {
+			return nil, resume.NotExact
+		}
+		return nil, resume.StaysNoWorker
 	}
-	return nil, reason
-}
-
-func (o *delivery) arrive(ctx context.Context, a *attempt.Attempt, drained bool) {
-	d, left := o.d, o.attempt.Worker
-	o.attempt, o.phases, o.told = a, d.phases, false
+	o.attempt, o.phases, o.told = d.attempt, d.phases, false
 	o.moved++
 	o.before, o.waits, o.alive = o.tokens, false, time.Time{}
-	state := d.turn.Commit(ctx, a.Target, true)
-	if state == turn.Moved {
+	if d.turn.Commit(ctx, o.attempt.Target, true) == turn.Moved {
 		why := movedFailed
 		switch {
 		case d.beyond > 0:
 			why = movedContext
-		case drained:
+		case r.well:
 			why = movedUnavailable
 		}
 		d.Metrics.moves.WithLabelValues(d.Pool.Name, why).Inc()
 	}
 	if d.beyond == 0 {
-		d.Pool.Raise(time.Now(), "streams break off, and go on at other workers", left.Past.LastFailure())
+		d.Pool.Raise(time.Now(), "streams break off, and go on at other workers", old.Past.LastFailure())
 	}
 	if c := d.Logger.Check(zap.DebugLevel, "stream goes on at another worker"); c != nil {
-		c.Write(zap.String("upstream", a.Worker.Dial), zap.Int("moves", o.moved))
+		c.Write(zap.String("upstream", o.attempt.Worker.Dial), zap.Int("moves", o.moved))
 	}
+	name := attempt.PublicName(d.plan, o.attempt.Worker)
+	return &response.Rest{From: resp.Body, Ctx: o.attempt.Context(), Splicer: r.rest.Splicer, Name: name}, ""
 }
 
 // budgetPatience is how long a stream waits for room in the retry budget. Many streams break at once
 // when their engine dies.
 const budgetPatience = time.Minute
 
-// awaitBudget charges a move to the retry budget, once that has room.
-func (o *delivery) awaitBudget(ctx context.Context, patience time.Duration) bool {
-	d := o.d
+// awaitBudget charges a move to the retry budget of a pool, once that has room.
+func awaitBudget(ctx context.Context, p *pool.Pool, patience time.Duration) bool {
 	for begun := time.Now(); ; {
-		b := d.Pool.Settings.Load().RetryBudget
-		if !d.Pool.Budget.Spent(time.Now()) || *b == (pool.RetryBudget{}) || time.Since(begun) >= patience {
-			return d.Pool.Budget.MayRetry(time.Now())
+		b := p.Settings.Load().RetryBudget
+		if !p.Budget.Spent(time.Now()) || *b == (pool.RetryBudget{}) || time.Since(begun) >= patience {
+			return p.Budget.MayRetry(time.Now())
 		}
 		if !pool.Sleep(ctx, 100*time.Millisecond) {
 			return false
@@ -268,54 +269,52 @@ const (
 )
 
 // leaving returns whether the attempt's worker is marked down, drains, is gone or shuts down. Other
-// workers abort a request because somebody wants that.
+// workers abort a request because somebody wants that. A worker that is slow to answer does not leave.
 func (o *delivery) leaving(ctx context.Context) bool {
+	d, w := o.d, o.attempt.Worker
 	for end := time.Now().Add(leavingFor); ; {
-		if o.left(ctx) {
+		d.offers, _ = d.Renew()
+		offered := slices.ContainsFunc(d.offers.Table.Rows, func(r pool.TableRow) bool { return r.Worker == w })
+		h := w.Health.State(time.Now())
+		if !offered || !d.Pool.IsUpstream(d.Pool.Settings.Load(), w) || w.Draining() || w.IsHung() || h.Away || !h.Until.IsZero() {
 			return true
 		}
-		if time.Now().After(end) {
-			return false
-		}
-		if !pool.Sleep(ctx, leavingPause) {
+		asked, cancel := context.WithTimeout(ctx, answerTime)
+		status, _, err := d.Client.Fetch(asked, w.Dial, http.MethodGet, "/v1/models", nil, nil, 1<<20)
+		late := asked.Err() != nil
+		cancel()
+		switch {
+		case status >= http.StatusInternalServerError, status == 0 && err != nil && !late:
+			return true
+		case time.Now().After(end) || !pool.Sleep(ctx, leavingPause):
 			return false
 		}
 	}
-}
-
-// left is leaving, as of now. A worker that is slow to answer has not left.
-func (o *delivery) left(ctx context.Context) bool {
-	d, w := o.d, o.attempt.Worker
-	d.offers, _ = d.Renew()
-	offered := slices.ContainsFunc(d.offers.Table.Rows, func(r pool.TableRow) bool { return r.Worker == w })
-	h := w.Health.State(time.Now())
-	if !offered || !d.Pool.IsUpstream(d.Pool.Settings.Load(), w) || w.Draining() || w.IsHung() || h.Away || !h.Until.IsZero() {
-		return true
-	}
-	ctx, cancel := context.WithTimeout(ctx, answerTime)
-	defer cancel()
-	status, _, err := d.Client.Fetch(ctx, w.Dial, http.MethodGet, "/v1/models", nil, nil, 1<<20)
-	return status >= http.StatusInternalServerError || status == 0 && err != nil && ctx.Err() == nil
 }
 
 // mostAttempts is how many workers are asked for the rest of a stream.
 const mostAttempts = 3
 
-// remainder is the rest of a stream, which other workers are asked for.
-type remainder struct {
-	*delivery
-	rest    *api.Rest
-	failed  []*worker.Worker // that cannot give it, or have not
-	apart   *worker.Worker   // other hosts than that of this worker are better; nil if any host is as good
-	left    int              // attempts that may follow
-	exact   bool             // the latest one asks for it by the ids of tokens
-	refused bool             // an engine cannot go on with the ids of the answer's tokens
-
-	blameless bool // the latest attempt failed by no fault of its worker
-}
-
-func (r *remainder) seat(ctx context.Context, d *Dispatch) error {
-	if err := d.seatApart(ctx, r.apart, r.failed); err != nil {
+// seat finds a seat on none of the failed workers, if possible on another host than theirs.
+func (r *remainder) seat(ctx context.Context) error {
+	d, err := r.d, pool.ErrNoWorker
+	if !r.well {
+		d.tried = slices.Clone(r.failed)
+		for _, row := range d.offers.Table.Rows {
+			if row.Worker.Host() == r.attempt.Worker.Host() {
+				d.tried = append(d.tried, row.Worker)
+			}
+		}
+		want := d.Wants()
+		if d.Pool.Some(&want, d.offers, func(_ *worker.Worker, v pool.Verdict) bool { return v == pool.Fits }) {
+			err = d.seat(ctx)
+		}
+	}
+	if errors.Is(err, pool.ErrNoWorker) {
+		d.tried = slices.Clone(r.failed)
+		err = d.seat(ctx)
+	}
+	if err != nil {
 		return err
 	}
 	a := d.attempt

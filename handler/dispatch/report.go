@@ -28,51 +28,52 @@ type Report struct {
 	// attempt is the one that answered, else the last one; nil if no worker was chosen.
 	attempt *attempt.Attempt
 
-	Status int   // of the answer; 0 if there was none
-	Within int   // the status of an error in an answer with status 2xx; 0 without one
-	Err    error // the failure of the last attempt or of the answer; nil if none
-
-	streamed bool
-	chunks   int // events with tokens
-
+	Err     error         // the failure of the last attempt or of the answer; nil if none
 	TTFT    time.Duration // 0 if unknown
 	Resumed int           // how often the stream went on elsewhere
-	response.Counts
+	// Summary is the answer's; without an answer, its status is 0 and its counts are unknown.
+	*response.Summary
 }
 
 // report sums up the request, which has ended.
 func (d *Dispatch) report() *Report {
 	r := &Report{
-		Outcome: d.outcome(), Attempts: d.attempts, Waited: d.wait.waited,
-		attempt: d.reported(), Err: cmp.Or(d.failure, d.err),
-		Counts: response.Counts{Prompt: -1, Completion: -1, Cached: -1},
+		Outcome: outcomeOK, Attempts: d.attempts, Waited: d.wait.waited,
+		attempt: d.attempt, Err: cmp.Or(d.failure, d.err), Summary: &unanswered,
 	}
 	r.Class, r.Tenant = d.plan.ClassName(), d.plan.Tenant.Name
 	if away := d.wait.turnedAway; away != nil {
 		r.Code = away.Code
 	}
 	o := d.answer
-	if o == nil {
-		return r
+	if o != nil {
+		r.attempt, r.Summary, r.Resumed = o.attempt, &o.Summary, o.moved
+		if !o.First.IsZero() {
+			r.TTFT = o.First.Sub(d.start)
+		}
 	}
-	r.Status = o.Status
-	if r.Outcome == outcomeBroken {
-		r.Err = o.Broken
+	switch {
+	case o == nil && d.wait.turnedAway != nil:
+		r.Outcome = outcomeQueueRejected
+	case o == nil && d.err == nil && d.returned:
+		r.Outcome = outcomeClientGone // or an upgraded connection, at its end
+	case o == nil:
+		r.Outcome = outcomeUnavailable
+	case o.Broken != nil && !errors.Is(o.Broken, context.Canceled):
+		r.Outcome, r.Err = outcomeBroken, o.Broken
+	case !o.Whole && (!d.returned || o.Broken != nil):
+		r.Outcome = outcomeClientGone
+	case o.Status >= 400 || o.Malformed || o.Failed:
+		r.Outcome = outcomeEngineError
 	}
-	if !o.Read {
-		return r
-	}
-	if !o.First.IsZero() {
-		r.TTFT = o.First.Sub(d.start)
-	}
-	r.Within, r.Counts, r.Resumed = o.ErrorStatus, o.Counts, o.moved
-	r.streamed, r.chunks = o.Stream, o.Chunks
 	return r
 }
 
+var unanswered = response.Summary{Counts: response.Counts{Prompt: -1, Completion: -1, Cached: -1}}
+
 // Refused returns the report of a request that was refused before a worker was chosen.
 func Refused(outcome string, err *api.Refusal) *Report {
-	return &Report{Outcome: outcome, Code: err.Code, Err: err, Counts: response.Counts{Prompt: -1, Completion: -1, Cached: -1}}
+	return &Report{Outcome: outcome, Code: err.Code, Err: err, Summary: &unanswered}
 }
 
 // reportFacts are what a report shows in the access log and in the request's span, by their
@@ -145,7 +146,11 @@ func (d *Dispatch) placeholder(key string) (any, bool) {
 	case "cached_tokens":
 		return d.cached, d.cached >= 0
 	}
-	if a := d.reported(); a != nil {
+	a := d.attempt
+	if d.answer != nil {
+		a = d.answer.attempt
+	}
+	if a != nil {
 		if fact, ok := a.Fact(name); ok {
 			return fact, true
 		}
@@ -165,7 +170,7 @@ func (r *Report) fault() (why string, bad bool) {
 		if r.Status >= 400 {
 			return "status " + strconv.Itoa(r.Status), r.Status >= 500
 		}
-		return "the answer ends with an error", r.Within >= 500 || r.Within == 0
+		return "the answer ends with an error", r.ErrorStatus >= 500 || r.ErrorStatus == 0
 	}
 	if r.Err != nil {
 		return r.Outcome + ": " + r.Err.Error(), true
@@ -177,34 +182,6 @@ func (r *Report) fault() (why string, bad bool) {
 // waited for one or was refused.
 func (r *Report) Logged() bool {
 	return r.attempt != nil || r.Waited > 0 || r.Code != "" || r.Attempts == 0 && r.Err != nil
-}
-
-// outcome returns the outcome of the request, as metrics name it.
-func (d *Dispatch) outcome() string {
-	o := d.answer
-	switch {
-	case o == nil && d.wait.turnedAway != nil:
-		return outcomeQueueRejected
-	case o == nil && d.err == nil && d.returned:
-		return outcomeClientGone // or an upgraded connection, at its end
-	case o == nil:
-		return outcomeUnavailable
-	case o.Broken != nil && !errors.Is(o.Broken, context.Canceled):
-		return outcomeBroken
-	case !o.Whole && (!d.returned || o.Broken != nil):
-		return outcomeClientGone
-	case o.Status >= 400 || o.Malformed || o.Failed:
-		return outcomeEngineError
-	}
-	return outcomeOK
-}
-
-// reported returns the attempt that answers the client, else the latest; nil if there was none.
-func (d *Dispatch) reported() *attempt.Attempt {
-	if d.answer != nil {
-		return d.answer.attempt
-	}
-	return d.attempt
 }
 
 // CountUser counts a request of a pool that has ended. An empty name is no user.
@@ -230,7 +207,8 @@ func (r *Report) Charge(now time.Time, res *quota.Reservation) (plausible bool) 
 		res.Drop(now)
 	default:
 		return res.Settle(now, quota.Usage{
-			Prompt: r.Prompt, Completion: r.Completion, Cached: r.Cached, Seen: int64(r.chunks), Whole: r.Outcome == outcomeOK && !r.streamed,
+			Prompt: r.Prompt, Completion: r.Completion, Cached: r.Cached, Seen: int64(r.Chunks),
+			Whole: r.Outcome == outcomeOK && (!r.Read || !r.Stream),
 		})
 	}
 	return true

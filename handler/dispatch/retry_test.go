@@ -140,11 +140,11 @@ func TestBodiesAreOnTheBooksWhileTheyAreKept(t *testing.T) {
 	if got := h.pool.Memory.Held.Load(); got != n+m {
 		t.Errorf("%d bytes are booked, want %d", got, n+m)
 	}
-	one.dropBody()
+	one.takeBody().Done()
 	if got := h.pool.Memory.Held.Load(); got != m || one.Body != nil {
 		t.Errorf("%d bytes are booked after one was let go, want %d", got, m)
 	}
-	one.dropBody() // again
+	one.takeBody().Done() // again
 	one.End()
 	if got := h.pool.Memory.Held.Load(); got != m {
 		t.Errorf("%d bytes are booked after that one's end, want %d", got, m)

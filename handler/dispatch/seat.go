@@ -6,13 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
-	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -52,18 +50,6 @@ func (d *Dispatch) Renew() (o pool.Offers, follows bool) {
 	return d.offers, d.version != 0
 }
 
-// lookAgain asks a dynamic source for its upstreams, past its cache, as Caddy's proxy does after a
-// failure.
-func (d *Dispatch) lookAgain() {
-	source := d.Proxy.DynamicUpstreams
-	if cache, ok := source.(reverseproxy.CachingUpstreamSource); ok {
-		_ = cache.ResetCache(d.plan.HTTP) // then the cached ones are as good
-	}
-	if source != nil {
-		d.see(d.upstreams())
-	}
-}
-
 // Seated returns whether a worker was found. Any goroutine may call it.
 func (d *Dispatch) Seated() bool { return d.seated.Load() }
 
@@ -86,87 +72,43 @@ func (d *Dispatch) seat(ctx context.Context) error {
 	a.Worker.Requested(d.plan.Model)
 	d.turn.Choose(a.Target)
 	d.tried = append(d.tried, a.Worker)
-	d.begin(a, d.reasonOf(a.Unpriced, &a.Terms))
+	a.Chosen(d.reasonOf(a.Unpriced, &a.Terms), d.attempts, kvscore.CostUnit(d.policy))
 	return nil
 }
 
-// seatApart finds a seat on none of the failed workers, if possible on another host than that of old.
-func (d *Dispatch) seatApart(ctx context.Context, old *worker.Worker, failed []*worker.Worker) error {
-	d.tried = slices.Clone(failed)
-	if old != nil {
-		host := old.Host()
-		for i := range d.offers.Table.Rows {
-			if w := d.offers.Table.Rows[i].Worker; w.Host() == host {
-				d.tried = append(d.tried, w)
-			}
-		}
-		want := d.Wants()
-		for _, v := range d.Pool.Judge(&want, d.offers, time.Now()) {
-			if v != pool.Fits {
-				continue
-			}
-			if err := d.seat(ctx); !errors.Is(err, pool.ErrNoWorker) {
-				return err
-			}
-			break
-		}
-		d.tried = slices.Clone(failed)
-	}
-	return d.seat(ctx)
-}
-
-// reserve takes a seat for an attempt, within the request's patience.
+// reserve takes a seat for an attempt, within the time that the request may wait in the queue.
 func (d *Dispatch) reserve(ctx context.Context, want *pool.Wants, o *pool.Offers, by pool.Chooser, a *attempt.Attempt) error {
-	want.Patience = d.patience()
+	want.Patience = time.Duration(d.Pool.Settings.Load().MaxWait) - d.wait.waited
+	if d.held.resp != nil { // its client could ask again after the Retry-After
+		if wait := attempt.RetryAfter(d.held.resp.Header); wait > 0 {
+			want.Patience = min(want.Patience, wait)
+		}
+	}
 	waited, err := d.Pool.Seat(ctx, want, o, by, &a.Seat)
 	d.wait.waited, d.wait.since = d.wait.waited+waited, time.Time{}
 	if err == nil {
-		a.Seated(&d.Call)
+		a.Call = &d.Call
 	}
 	return err
 }
 
-func (d *Dispatch) begin(a *attempt.Attempt, reason string) {
-	a.Reason, a.Number = reason, d.attempts
-	a.CostsTime = !a.Unpriced && kvscore.CostUnit(d.Policy()) == kvscore.UnitMilliseconds
-	a.Log()
-	d.Trace.Selected(a)
-}
-
-// endAttempt ends the present attempt, if there is one. computed: the worker has computed the
-// prompt.
+// endAttempt ends the present attempt with its phases, if there is one. computed: the worker has computed
+// the prompt.
 func (d *Dispatch) endAttempt(computed bool) {
-	a := d.attempt
+	a, o := d.attempt, d.answer
 	if a == nil || a.Left() {
 		return
 	}
 	var answer []uint64
-	if computed && d.answer != nil && !d.Holds() {
-		answer = d.answer.Blocks
+	if computed && o != nil && !d.Holds() {
+		answer = o.Blocks
 	}
-	d.leave(computed, answer)
-	d.turn.RollBack()
-}
-
-// leave ends the present attempt with its phases.
-func (d *Dispatch) leave(computed bool, answer []uint64) {
-	a, o := d.attempt, d.answer
-	if d.phases != nil && !a.Left() {
+	if d.phases != nil {
 		d.phases.Leave(o != nil && o.attempt == a && o.Whole)
 		computed = computed && a.Answers == nil
 	}
 	a.Leave(computed, answer)
-}
-
-// patience returns how much longer the request may wait in the queue.
-func (d *Dispatch) patience() time.Duration {
-	limit := time.Duration(d.Pool.Settings.Load().MaxWait) - d.wait.waited
-	if d.held.resp != nil { // its client could ask again after the Retry-After
-		if wait := attempt.RetryAfter(d.held.resp.Header); wait > 0 {
-			limit = min(limit, wait)
-		}
-	}
-	return limit
+	d.turn.RollBack()
 }
 
 // longestRetryAfter bounds what a prediction tells clients.
@@ -212,10 +154,4 @@ func (d *Dispatch) turnAway(err error) {
 		d.Pool.Outcomes.Count(time.Now(), d.plan.ClassName(), e.Code)
 	}
 	d.wait.turnedAway = e
-}
-
-// pause waits for lb_try_interval. It returns false if the client left meanwhile.
-func (d *Dispatch) pause(ctx context.Context) bool {
-	d.turn.Yield()
-	return pool.Sleep(ctx, max(d.Limits.Interval, 10*time.Millisecond))
 }

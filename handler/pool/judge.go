@@ -130,6 +130,16 @@ func (r *registry) Judge(want *Wants, o Offers, t time.Time) iter.Seq2[int, Verd
 	}
 }
 
+// Some returns whether an offered worker, with the verdict on it, is one that is returns true for.
+func (r *registry) Some(want *Wants, o Offers, is func(*worker.Worker, Verdict) bool) bool {
+	for i, v := range r.Judge(want, o, time.Now()) {
+		if is(o.Table.Rows[i].Worker, v) {
+			return true
+		}
+	}
+	return false
+}
+
 // Meets judges a worker by what the request needs, beside the model. Its verdicts are Fits,
 // NotAllowed, NoRank, SharesCache and NotNamed. A worker that the request names always fits.
 func (r *registry) Meets(want *Wants, w *worker.Worker) Verdict {

@@ -25,8 +25,6 @@ type Owner interface {
 	Renew() (o pool.Offers, follows bool)
 	// Prefilled learns from the counts of the attempt that has computed the prompt.
 	Prefilled(p *attempt.Attempt, c response.Counts)
-	// PhaseEnded counts a phase.
-	PhaseEnded(name string, err error, took time.Duration)
 	// MayRetry returns whether another attempt may follow, and charges it.
 	MayRetry() bool
 }
@@ -117,7 +115,10 @@ func (s *Request) Begin(o Owner, a *attempt.Attempt, req *http.Request) (*Phases
 	a.Phase, a.Prefill = &l.phase, l.Prefill
 	l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(req.Context()))
 	stop := context.AfterFunc(req.Context(), func() { l.cancel(errClientLeft) })
-	call := l.request(req)
+	phase := l.phase
+	phase.Prefill = true
+	l.Prefill.Phase = &phase
+	call := l.Prefill.Build(req)
 	if l.of().Concurrent {
 		go func() {
 			defer stop()
@@ -309,7 +310,7 @@ func (l *Phases) Leave(whole bool) {
 		l.abort(l.Decode)
 	}
 	l.span(err)
-	l.owner.PhaseEnded(PhaseDecode, err, time.Since(l.Decode.Begun))
+	l.split.Metrics.PhaseEnded(PhaseDecode, err, time.Since(l.Decode.Begun))
 }
 
 // abort ends a phase in its engine, if the end of the connection does not.
@@ -334,23 +335,17 @@ func (l *Phases) Failure(resp *http.Response, err error) *Error {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e
 	}
+	least := http.StatusBadRequest // a prefill worker that has handed the prompt over found the request right
+	if err == nil && l.of().Concurrent {
+		least = http.StatusInternalServerError
+	}
 	switch {
 	case errors.Is(err, attempt.ErrFirstToken):
 		return transferFailed(err)
-	case err == nil && l.refused(resp.StatusCode):
+	case err == nil && resp.StatusCode >= least && !attempt.Retryable(resp.StatusCode):
 		return transferFailed(errors.New("status " + resp.Status)) // also from a healthy decode worker
 	}
 	return nil
-}
-
-// refused returns whether the status of a decode phase is that of a failed transfer. A prefill worker
-// that has handed the prompt over found nothing wrong with the request.
-func (l *Phases) refused(status int) bool {
-	least := http.StatusBadRequest
-	if l.of().Concurrent {
-		least = http.StatusInternalServerError
-	}
-	return status >= least && !attempt.Retryable(status)
 }
 
 // Broke returns whether the connection of the prefill phase broke: the request may end engines.

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
@@ -28,8 +29,13 @@ const maxHandedOver = 8 << 20
 // seat finds a seat for the prefill phase, on the worker that the choice counts on if that is still free.
 func (l *Phases) seat(ctx context.Context) error {
 	s := l.split
-	want, p := s.wants(), new(attempt.Attempt)
-	want.Tried = append(s.pairless(l.Decode.Worker), want.Tried...)
+	want, p := s.wants(s.Of.Wants()), new(attempt.Attempt)
+	want.Tried = slices.Clone(want.Tried)
+	for _, r := range s.Of.Offers().Table.Rows {
+		if w := r.Worker; w.IsPrefill() && !w.Engine().Pairs(l.Decode.Worker.Engine(), s.Plan.Name) {
+			want.Tried = append(want.Tried, w)
+		}
+	}
 	err := l.owner.SeatPrefill(ctx, &want, chooser{l}, p)
 	switch {
 	case err == nil:
@@ -58,7 +64,7 @@ func (by chooser) Choose(_ context.Context, c *pool.Candidates) pool.Choice {
 	scored := &c.Scored
 	*scored = s.Plan.Score
 	scored.Phase, scored.Streamed = kvscore.PhasePrefill, true
-	return pool.Choice{Request: scored, Policy: s.Of.Policy(), Bound: bound}
+	return pool.Choice{Request: scored, Policy: s.Policy, Bound: bound}
 }
 
 func (chooser) Chosen(*pool.Candidates, int, bool)      {}
@@ -79,13 +85,6 @@ func (l *Phases) describe() {
 	p.Worker.Engine().Meet(&l.phase)
 }
 
-func (l *Phases) request(req *http.Request) *http.Request {
-	phase := l.phase
-	phase.Prefill = true
-	l.Prefill.Phase = &phase
-	return l.Prefill.Build(req)
-}
-
 // run makes the prefill phase. It ends its seat, and reports what the phase has shown of its worker.
 func (l *Phases) run(req *http.Request) (err error) {
 	defer close(l.done)
@@ -96,7 +95,7 @@ func (l *Phases) run(req *http.Request) (err error) {
 	status, counts, over, err := l.call(req)
 	t := time.Now()
 	ended(err)
-	l.owner.PhaseEnded(PhasePrefill, err, t.Sub(begun))
+	l.split.Metrics.PhaseEnded(PhasePrefill, err, t.Sub(begun))
 	if err != nil && l.ctx.Err() != nil {
 		if l.client.Err() != nil {
 			p.End("client_gone", false)
@@ -190,7 +189,7 @@ func patience(a *attempt.Attempt) time.Duration {
 func outcomeOf(a *attempt.Attempt, status int, err error) pool.Outcome {
 	switch {
 	case err == nil:
-		return a.Good()
+		return a.Shows(pool.OutcomeGood, "")
 	case errors.Is(err, errPhaseSilent):
 		a.Worker.AskAgain()
 		return pool.Outcome{} // it may be slow

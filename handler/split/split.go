@@ -23,13 +23,17 @@ import (
 
 // Request is whether one request is split over two workers, and over which.
 type Request struct {
-	Of   Router
-	Pool *pool.Pool
-	Plan *plan.Plan
-	Rule kvscore.SplitRule // the operator's
+	Of     Router
+	Pool   *pool.Pool
+	Plan   *plan.Plan
+	Policy kvscore.Policy
+	Rule   kvscore.SplitRule // the operator's
 
 	Client     *upstream.Client
 	FirstToken time.Duration // the operator's limit; 0 is none
+	Metrics    interface {
+		PhaseEnded(phase string, err error, took time.Duration)
+	}
 
 	// of the last choice
 	Prefill  *worker.Worker // that the choice counts on; nil if none
@@ -50,9 +54,8 @@ type Request struct {
 // Router is the request that may be split.
 type Router interface {
 	Offers() pool.Offers
-	// Requires returns the requirements on the workers of both phases.
-	Requires() pool.Wants
-	Policy() kvscore.Policy
+	// Wants returns the requirements on the next attempt's worker.
+	Wants() pool.Wants
 	// Holds returns whether an engine has what is before the request.
 	Holds() bool
 }
@@ -122,7 +125,7 @@ func (s *Request) Pin() error {
 		return fmt.Errorf("%s: the request cannot be split: %s", field, why)
 	}
 	if !pin.Prefill.Set {
-		want := s.wants()
+		want := s.wants(s.Of.Wants())
 		fits := len(offers.Ups) == 0 || slices.ContainsFunc(offers.Table.Rows, func(r pool.TableRow) bool {
 			return s.Pool.Meets(&want, r.Worker) == pool.Fits
 		})
@@ -151,35 +154,30 @@ func (s *Request) namesItself() bool {
 	return p.Request != nil && p.Request.NamesPhases && p.Grants&nvext.Pins != 0
 }
 
-// Part returns which part of the request its worker must serve.
-func (s *Request) Part() worker.Part {
+// Part returns which part of the request its worker must serve, by all other requirements.
+func (s *Request) Part(want *pool.Wants) worker.Part {
 	switch {
 	case s.Plan.API == nil || !s.Plan.ShowsHealth, s.namesItself():
 		return worker.Any
-	case s.hasPrefill():
+	case s.hasPrefill(want):
 		return worker.Answer
 	}
 	return worker.Whole
 }
 
 // hasPrefill returns whether the request may be split now.
-func (s *Request) hasPrefill() bool {
+func (s *Request) hasPrefill(of *pool.Wants) bool {
 	offers := s.Of.Offers()
 	t := offers.Table
 	if t == nil || !t.Split || s.WhyWhole() != "" {
 		return false
 	}
-	want := s.wants()
-	for i, v := range s.Pool.Judge(&want, offers, time.Now()) {
-		if e := t.Rows[i].Worker.Engine(); v.Possible() && e.Parts(s.Plan.Name) {
-			return true
-		}
-	}
-	return false
+	want := s.wants(*of)
+	return s.Pool.Some(&want, offers, func(w *worker.Worker, v pool.Verdict) bool { return v.Possible() && w.Engine().Parts(s.Plan.Name) })
 }
 
-func (s *Request) wants() pool.Wants {
-	want := s.Of.Requires()
+// wants turns the requirements on a worker of the request into those on a worker for its prefill.
+func (s *Request) wants(want pool.Wants) pool.Wants {
 	want.Part, want.Only, want.Rank, want.Tried = worker.Prefill, s.pinned, pool.AnyRank, s.failed
 	if r := s.Plan.Pin.PrefillRank; r.Set {
 		want.Rank = int64(r.Value)
@@ -228,7 +226,7 @@ func (s *Request) Ways(c *pool.Candidates) (kvscore.Split, []kvscore.Way) {
 // forecast predicts how long the prefill phase would take on the best worker for it, without a booking.
 // full: all workers for it are full.
 func (s *Request) forecast(offers pool.Offers, t time.Time) (full bool) {
-	want := s.wants()
+	want := s.wants(s.Of.Wants())
 	c := s.Pool.Candidates(&want, offers, nil, t)
 	defer s.Pool.Return(c)
 	if len(c.Targets) == 0 {
@@ -236,7 +234,7 @@ func (s *Request) forecast(offers pool.Offers, t time.Time) (full bool) {
 	}
 	scored := s.Plan.Score
 	scored.Phase, scored.Split = kvscore.PhasePrefill, kvscore.Split{}
-	s.Forecast = s.Pool.Scheduler.Forecast(t, &scored, c.Targets, s.Of.Policy(), s.rule(), &c.Sel)
+	s.Forecast = s.Pool.Scheduler.Forecast(t, &scored, c.Targets, s.Policy, s.rule(), &c.Sel)
 	s.Prefill = c.Workers[s.Forecast.Position]
 	return false
 }
@@ -258,16 +256,6 @@ func (s *Request) way(w *worker.Worker, lacks bool, t time.Time) kvscore.Way {
 		return kvscore.OnlyWhole
 	}
 	return kvscore.EitherWay
-}
-
-// pairless are the offered workers that cannot prefill for a decode worker.
-func (s *Request) pairless(decode *worker.Worker) (list []*worker.Worker) {
-	for _, r := range s.Of.Offers().Table.Rows {
-		if w := r.Worker; w.IsPrefill() && !w.Engine().Pairs(decode.Engine(), s.Plan.Name) {
-			list = append(list, w)
-		}
-	}
-	return list
 }
 
 // ErrWhole is the error of a request that only engines for one phase could serve.

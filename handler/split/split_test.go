@@ -41,9 +41,7 @@ type request struct {
 }
 
 func (r *request) Offers() pool.Offers                             { return r.offers }
-func (r *request) Wants() pool.Wants                               { return pool.Wants{} }
-func (r *request) Requires() pool.Wants                            { return pool.Wants{Rank: pool.AnyRank} }
-func (r *request) Policy() kvscore.Policy                          { return new(kvscore.LeastLoad) }
+func (r *request) Wants() pool.Wants                               { return pool.Wants{Rank: pool.AnyRank} }
 func (r *request) Holds() bool                                     { return false }
 func (r *request) IsFinal() bool                                   { return false }
 func (r *request) MayRetry() bool                                  { return true }
@@ -54,7 +52,7 @@ func (r *request) SeatPrefill(_ context.Context, _ *pool.Wants, _ pool.Chooser, 
 	if !r.Pool.SeatAt(r.prefill, r.prefill.Target(0), &kvscore.Request{}, &p.Seat) {
 		return pool.ErrNoWorker
 	}
-	p.Seated(&r.call)
+	p.Call = &r.call
 	return nil
 }
 
@@ -96,7 +94,7 @@ func newRequest(t *testing.T, text string, serve http.HandlerFunc) *request {
 	var tables pool.Tables
 	r.offers = tables.Offers(p, reverseproxy.UpstreamPool{{Dial: "p:1"}, {Dial: "d:1"}}, nil)
 	r.Request = Request{
-		Of: r, Pool: p, Plan: of, Rule: kvscore.SplitAlways,
+		Of: r, Pool: p, Plan: of, Policy: new(kvscore.LeastLoad), Rule: kvscore.SplitAlways, Metrics: r,
 		Client: upstream.NewClient(new(reverseproxy.Handler), transport, func(string) (string, bool) { return "", true }),
 	}
 	r.call = attempt.Call{
@@ -106,7 +104,7 @@ func newRequest(t *testing.T, text string, serve http.HandlerFunc) *request {
 	r.decode = new(attempt.Attempt)
 	p.SeatAt(w, w.Target(0), &kvscore.Request{}, &r.decode.Seat)
 	r.decode.Kind = worker.KindStream
-	r.decode.Seated(&r.call)
+	r.decode.Call = &r.call
 	return r
 }
 
@@ -189,7 +187,7 @@ func TestTransferFails(t *testing.T) {
 	r := newRequest(t, prompt, says(200, ""))
 	l := &Phases{split: &r.Request, Decode: r.decode, Prefill: &attempt.Attempt{Seat: pool.Seat{}}}
 	l.Prefill.Worker = r.prefill
-	l.Prefill.Seated(&r.call)
+	l.Prefill.Call = &r.call
 	for status, fails := range map[int]bool{200: false, 400: true, 429: false, 500: true, 503: false} {
 		if failed := l.Failure(&http.Response{StatusCode: status}, nil); (failed != nil) != fails {
 			t.Errorf("status %d: %v", status, failed)
@@ -225,7 +223,7 @@ func TestWholeRequestsSayWhy(t *testing.T) {
 		if why := r.WhyWhole(); (why == "") != (want == "") || !strings.Contains(why, want) {
 			t.Errorf("%s: whole because %q, want %q", text, why, want)
 		}
-		if part := r.Part(); (part == worker.Answer) != (want == "") {
+		if part := r.Part(&pool.Wants{Rank: pool.AnyRank}); (part == worker.Answer) != (want == "") {
 			t.Errorf("%s: part %v", text, part)
 		}
 	}

@@ -254,18 +254,6 @@ func (t *Turn) bind(ctx context.Context, at kvscore.Target) {
 	t.bound = b
 }
 
-// Opened binds the session of an id that the client has opened itself in the engine of a target.
-// Its turns and its close go there, and nowhere else while the worker exists.
-func (t *Turn) Opened(ctx context.Context, s *plan.Session, at kvscore.Target) {
-	old := t.peek(s.Key)
-	_, _, err := t.Pool.Sessions.Bind(ctx, s.Key, old.Version, affinity.Want{
-		Target: at, TTL: t.ttl(), Scope: s.Scope, Kind: affinity.Fixed,
-	})
-	if err != nil {
-		t.Failed()
-	}
-}
-
 // ttl returns how long the session is remembered after its last use: as the client says, else as
 // an earlier turn said.
 func (t *Turn) ttl() time.Duration {
@@ -318,13 +306,6 @@ func (t *Turn) End(computed bool) {
 func (t *Turn) ResponseAt() (at kvscore.Target, ok bool) {
 	at, _, ok = t.Pool.Responses.Find(t.plan.Response, !t.dry)
 	return at, ok
-}
-
-// KeepNamed records the target that keeps something of an id, such as a job. It is no model's name.
-func (t *Turn) KeepNamed(id string, at kvscore.Target) {
-	if !t.Pool.Lists(id) {
-		t.Pool.Responses.Keep(id, at, affinity.Identity{})
-	}
 }
 
 // KeepResponse records the target that keeps a response, unless the client asks not to keep it.
