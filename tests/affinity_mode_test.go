@@ -157,9 +157,7 @@ func (h *homed) explainHome(t *testing.T) (x explainedHome) {
 // again starts a killed engine, and waits until its worker gets requests.
 func (h *homed) again(t *testing.T, e *engine.Engine) {
 	t.Helper()
-	if err := e.Restart(); err != nil {
-		t.Fatal(err)
-	}
+	revive(t, e)
 	eventually(t, "the worker to get requests again", func() bool {
 		return len(h.explainHome(t).Candidates) == len(h.engines)
 	})
@@ -199,9 +197,7 @@ func TestAffinityModes(t *testing.T) {
 	home, _ := h.turn(t)
 	reload := func(mode string) {
 		t.Helper()
-		if err := h.reload(ofEngines(h.engines, affinity(mode))); err != nil {
-			t.Fatal(err)
-		}
+		h.mustReload(t, ofEngines(h.engines, affinity(mode)))
 	}
 
 	reload("hard")
@@ -256,9 +252,7 @@ func TestOperatorsBindingHolds(t *testing.T) {
 		t.Errorf("bound to %s while its worker is down, want %s", b, other)
 	}
 	left := h.engines[home[1]-'1']
-	if err := h.reload(simulated([]*engine.Engine{left}, fmt.Sprintf("worker %s {\nid %c\n}", left.Addr(), home[1]))); err != nil {
-		t.Fatal(err)
-	}
+	h.mustReload(t, simulated([]*engine.Engine{left}, fmt.Sprintf("worker %s {\nid %c\n}", left.Addr(), home[1])))
 	h.turn(t)
 	if b := h.bound(t); b == other {
 		t.Errorf("bound to %s, which is no upstream any more", b)

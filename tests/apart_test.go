@@ -38,9 +38,7 @@ func serveBadly(t *testing.T) (s *server, addrs []string, bad signsOf) {
 		engines[i], addrs = e, append(addrs, e.Addr())
 	}
 	s = startCaddy(t, "kv_router_status /status\nkv_router "+strings.Join(addrs, " "))
-	if err := engines[2].SetFault(engine.Fault{Kind: engine.Slow, Factor: 5}); err != nil {
-		t.Fatal(err)
-	}
+	setFault(t, engines[2], engine.Fault{Kind: engine.Slow, Factor: 5})
 	ctx := t.Context()
 	var all sync.WaitGroup
 	t.Cleanup(all.Wait)

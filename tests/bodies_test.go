@@ -15,8 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/tests/canned"
-
 	"github.com/caddyserver/caddy/v2"
 )
 
@@ -158,10 +156,7 @@ func TestProtocolsAreAsWithReverseProxy(t *testing.T) {
 	var protos http.Protocols
 	protos.SetUnencryptedHTTP2(true)
 	protos.SetHTTP1(true)
-	ln, err := canned.Listen()
-	if err != nil {
-		t.Fatal(err)
-	}
+	ln := listen(t)
 	engine := &http.Server{Protocols: &protos, Handler: http.HandlerFunc(echo), ReadHeaderTimeout: time.Minute}
 	go engine.Serve(ln)
 	t.Cleanup(func() { engine.Close() })

@@ -39,6 +39,16 @@ func (d *drip) Read(p []byte) (int, error) {
 	return n, nil
 }
 
+// listen returns a listener of the test's own.
+func listen(t testing.TB) net.Listener {
+	t.Helper()
+	ln, err := canned.Listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ln
+}
+
 // serveRaw starts an engine that does not read its requests before it calls h.
 func serveRaw(t *testing.T, h http.HandlerFunc) (addr string) {
 	t.Helper()
@@ -48,10 +58,7 @@ func serveRaw(t *testing.T, h http.HandlerFunc) (addr string) {
 // serveProtocols is serveRaw with these protocols, nil for the usual ones.
 func serveProtocols(t *testing.T, protocols *http.Protocols, h http.HandlerFunc) (addr string) {
 	t.Helper()
-	ln, err := canned.Listen()
-	if err != nil {
-		t.Fatal(err)
-	}
+	ln := listen(t)
 	srv := &http.Server{Handler: h, Protocols: protocols, ReadHeaderTimeout: time.Minute}
 	go srv.Serve(ln)
 	t.Cleanup(func() { srv.Close() })

@@ -121,6 +121,14 @@ func (s *server) reload(site string) error {
 	return nil
 }
 
+// mustReload reloads a configuration that is valid.
+func (s *server) mustReload(t testing.TB, site string) {
+	t.Helper()
+	if err := s.reload(site); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func adapt(caddyfile string) ([]byte, error) {
 	cfg, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(caddyfile), nil)
 	return cfg, err
@@ -156,10 +164,7 @@ func (s *server) dumpLog(t testing.TB) {
 // freeAddr returns a loopback address that nothing listens on.
 func freeAddr(t testing.TB) string {
 	t.Helper()
-	ln, err := canned.Listen()
-	if err != nil {
-		t.Fatal(err)
-	}
+	ln := listen(t)
 	defer ln.Close()
 	return ln.Addr().String()
 }

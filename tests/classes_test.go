@@ -66,9 +66,7 @@ class named {
 			t.Errorf("%s %s %v: %q, want %q; status %d", v.nvext, v.model, v.header, got, v.want, a.status)
 		}
 	}
-	if err := s.reload(show + route(engines, "tenant {header.X-Org}", trust("tenants"), "class default {\nttft 10s {header.X-Llm-D-Slo-Ttft-Ms}\n}")); err != nil {
-		t.Fatal(err)
-	}
+	s.mustReload(t, show+route(engines, "tenant {header.X-Org}", trust("tenants"), "class default {\nttft 10s {header.X-Llm-D-Slo-Ttft-Ms}\n}"))
 	for _, org := range []string{"", "acme", strings.Repeat("x", 200)} {
 		want := org
 		if len(org) > 128 {

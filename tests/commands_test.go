@@ -52,9 +52,7 @@ func TestCommands(t *testing.T) {
 	for _, address := range []string{s.admin, socket} {
 		if address == socket {
 			s.admin = socket
-			if err := s.reload(site); err != nil {
-				t.Fatal(err)
-			}
+			s.mustReload(t, site)
 		}
 		for _, c := range []struct {
 			args string

@@ -141,9 +141,7 @@ func TestLongerWorkerIsAway(t *testing.T) {
 		}
 		s.mustChat(t, simChat("hello"))
 	}
-	if err := long.Restart(); err != nil {
-		t.Fatal(err)
-	}
+	revive(t, long)
 	eventually(t, "the prompt to be served", func() bool { return s.chat(t.Context(), chatOf(1, 6000)).ok() })
 }
 

@@ -95,9 +95,7 @@ func TestWorkersAreKnownWithoutRequests(t *testing.T) {
 		n := s.worker(t, configured.addr()).Health.LetBack
 		return n != nil && *n == 1 && s.health(t, configured.addr()).refuses == "no"
 	})
-	if err := s.reload(fmt.Sprintf(site, "index {\ntext_block 128\n}")); err != nil {
-		t.Fatal(err)
-	}
+	s.mustReload(t, fmt.Sprintf(site, "index {\ntext_block 128\n}"))
 	for range 20 {
 		become("after a reload", want)
 	}

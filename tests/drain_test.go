@@ -147,15 +147,11 @@ func TestDrainByConfig(t *testing.T) {
 		t.Fatal("the broken config was accepted")
 	}
 	use("after a rejected reload", false)
-	if err := s.reload(route(engines)); err != nil {
-		t.Fatal(err)
-	}
+	s.mustReload(t, route(engines))
 	use("no longer drained", true)
 	s.drain(t, engines[0], "drain")
 	for _, site := range []string{route(engines, "max_body 1MiB"), drains, route(engines)} {
-		if err := s.reload(site); err != nil {
-			t.Fatal(err)
-		}
+		s.mustReload(t, site)
 		use("drained by the API", false)
 	}
 	s.drain(t, engines[0], "undrain")

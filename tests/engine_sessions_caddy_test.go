@@ -149,9 +149,7 @@ func TestSessionsOutlastReloads(t *testing.T) {
 		t.Errorf("the turn under way: status %d, error %v", a.status, a.err)
 	}
 	fails(t, home, engine.Fault{Path: atGenerate})
-	if err := s.reload(simulated(engines, "policy least_load", "affinity {\nmode off\n}")); err != nil {
-		t.Fatal(err)
-	}
+	s.mustReload(t, simulated(engines, "policy least_load", "affinity {\nmode off\n}"))
 	s.mustTurn(t, turn{})
 	s.mustTurn(t, turn{action: "close"})
 	closedOnce(t, engines, "s", 1)

@@ -198,9 +198,7 @@ func TestKilledWorkersLoseTheirSessions(t *testing.T) {
 	if a := s.mustTurn(t, turn{action: "open"}); a.engine() != others[0].Name() {
 		t.Errorf("opened on %s", a.engine())
 	}
-	if err := home.Restart(); err != nil {
-		t.Fatal(err)
-	}
+	revive(t, home)
 	if a := s.mustTurn(t, turn{}); a.engine() != others[0].Name() {
 		t.Errorf("served by %s", a.engine())
 	}
@@ -215,9 +213,7 @@ func TestRestartedWorkersLoseTheirSessions(t *testing.T) {
 	engines := holders(t, 1, engine.Config{})
 	s := startHolding(t, engines)
 	s.mustTurn(t, turn{action: "open"})
-	if err := engines[0].Restart(); err != nil {
-		t.Fatal(err)
-	}
+	revive(t, engines[0])
 	eventually(t, "the engine to be back", func() bool { return s.turn(t, turn{}).status != http.StatusServiceUnavailable })
 	if a := s.turn(t, turn{}); a.status != http.StatusBadRequest || !strings.Contains(string(a.body), "does not exist") {
 		t.Errorf("status %d, body %.300q", a.status, a.body)
@@ -271,9 +267,7 @@ func TestBindingsThatEndCloseTheirSessions(t *testing.T) {
 		for i := range n {
 			s.mustTurn(t, turn{id: fmt.Sprintf("v%d", i), action: "open"})
 		}
-		if err := s.reload(simulated(engines, "journal off", fmt.Sprintf("affinity {\nttl 5m\nmax_sessions %d\n}", most))); err != nil {
-			t.Fatal(err)
-		}
+		s.mustReload(t, simulated(engines, "journal off", fmt.Sprintf("affinity {\nttl 5m\nmax_sessions %d\n}", most)))
 		eventually(t, "the longest idle to be closed", func() bool {
 			left := 0
 			for i := range n {
@@ -295,9 +289,7 @@ func TestBindingsThatEndCloseTheirSessions(t *testing.T) {
 			s.mustTurn(t, turn{id: fmt.Sprintf("p%d", i), action: "open"})
 		}
 		slow(t, engines[0])
-		if err := s.reload("respond none"); err != nil {
-			t.Fatal(err)
-		}
+		s.mustReload(t, "respond none")
 		for i := range 3 {
 			closedOnce(t, engines, fmt.Sprintf("p%d", i), 1)
 		}

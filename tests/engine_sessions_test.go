@@ -290,9 +290,7 @@ func TestSessionsThatCannotBeOpened(t *testing.T) {
 			if n := did(engines, v.u.id); n[engine.Opened] != v.opened || n[engine.Continued] != 0 {
 				t.Errorf("the engine did %v", n)
 			}
-			if err := engines[0].SetFault(engine.Fault{Path: engine.OpenPath}); err != nil {
-				t.Fatal(err)
-			}
+			setFault(t, engines[0], engine.Fault{Path: engine.OpenPath})
 			if n := s.scrape(t).value(sessions); n != 0 {
 				t.Errorf("%v sessions are bound", n)
 			}

@@ -28,6 +28,22 @@ func startSimulated(t testing.TB, cfg engine.Config) *engine.Engine {
 	return e
 }
 
+// setFault has an engine fail from now on.
+func setFault(t *testing.T, e *engine.Engine, f engine.Fault) {
+	t.Helper()
+	if err := e.SetFault(f); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// revive starts an engine again that was killed.
+func revive(t *testing.T, e interface{ Restart() error }) {
+	t.Helper()
+	if err := e.Restart(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // simulated returns the directive for simulated engines, with the lines of its
 // block.
 func simulated(engines []*engine.Engine, block ...string) string {

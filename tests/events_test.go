@@ -68,13 +68,9 @@ func TestEvents(t *testing.T) {
 	}
 	told("kv_router_worker_marked_down " + of)
 	told("kv_router_condition_begins all workers are marked down, and the router uses them anyway")
-	if err := engines[0].Restart(); err != nil {
-		t.Fatal(err)
-	}
+	revive(t, engines[0])
 	told("kv_router_worker_healthy " + of)
-	if err := s.reload(route(engines)); err != nil { // the pool goes on, with another events app
-		t.Fatal(err)
-	}
+	s.mustReload(t, route(engines)) // the pool goes on, with another events app
 	kvRouter(t, "drain", of, "--address", s.admin)
 	told("kv_router_worker_drained " + of)
 }

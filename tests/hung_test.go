@@ -111,9 +111,7 @@ func TestHungEnginesAreFound(t *testing.T) {
 	})
 
 	// That they hung does not make them slow to the default policy.
-	if err := s.reload(route(engines, "pool hung")); err != nil {
-		t.Fatal(err)
-	}
+	s.mustReload(t, route(engines, "pool hung"))
 	close(goOn)
 	engines[0].SetHandler(nil)
 	engines[1].SetFault(canned.Fault{})
@@ -258,9 +256,7 @@ func TestRefusedConnectionsAreFree(t *testing.T) {
 	}
 	// What is charged cannot be paid for: the answer is the client's.
 	engines[1].SetFault(canned.Fault{Kind: canned.Status, Status: http.StatusServiceUnavailable, Body: "{}"})
-	if err := engines[0].Restart(); err != nil {
-		t.Fatal(err)
-	}
+	revive(t, engines[0])
 	eventually(t, "a refusal reaches a client", func() bool {
 		return s.chat(t.Context(), ask("hi").streamed()).status == http.StatusServiceUnavailable
 	})

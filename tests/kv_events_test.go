@@ -222,9 +222,7 @@ func TestNamesStayWithTheirAttempt(t *testing.T) {
 	s := startCaddy(t, fmt.Sprintf("kv_router %s %s {\nworker %s {\nmodels canned\n}\n}", named.Addr(), other.Addr(), other.Addr()))
 	s.awaitKnowledge(t, named, "live", "exact")
 	s.teachBlockSize(t, named)
-	if err := named.SetFault(engine.Fault{Kind: engine.Status}); err != nil {
-		t.Fatal(err)
-	}
+	setFault(t, named, engine.Fault{Kind: engine.Status})
 	sent := 0
 	eventually(t, "a named request is sent again", func() bool {
 		sent++
@@ -358,18 +356,14 @@ func TestEventsOverAReload(t *testing.T) {
 	prompt := idsOf(1, 640)
 	home, _, _ := s.askIDs(t, prompt[:323], "")
 	before := s.followed(t, engines[0]).Events[0].Replays
-	if err := s.reload(simulated(engines, "response_headers X-KV-", "policy dynamo")); err != nil {
-		t.Fatal(err)
-	}
+	s.mustReload(t, simulated(engines, "response_headers X-KV-", "policy dynamo"))
 	if at, predicted, reported := s.askIDs(t, prompt, ""); at != home || predicted != 320 || reported != 320 {
 		t.Errorf("%d tokens predicted and %d reported", predicted, reported)
 	}
 	if f := s.followed(t, engines[0]).Events[0]; f.Replays != before || f.Knowledge != "exact" {
 		t.Errorf("after the reload: %+v", f)
 	}
-	if err := s.reload(simulated(engines, "response_headers X-KV-", "worker * {\nkv_events off\n}")); err != nil {
-		t.Fatal(err)
-	}
+	s.mustReload(t, simulated(engines, "response_headers X-KV-", "worker * {\nkv_events off\n}"))
 	eventually(t, "no events are followed", func() bool {
 		return len(s.followed(t, engines[0]).Events)+len(s.followed(t, engines[1]).Events) == 0
 	})

@@ -85,13 +85,9 @@ func TestKeysGoToTheirOwnWorkersOnly(t *testing.T) {
 	}
 
 	both := "kv_router %s %s {\nworker * {\napi_key sk-second\n}\n}"
-	if err := s.reload(fmt.Sprintf(both, a.addr(), b.addr())); err != nil {
-		t.Fatal(err)
-	}
+	s.mustReload(t, fmt.Sprintf(both, a.addr(), b.addr()))
 	s.mustChat(t, askModel("base", 1))
-	if err := s.reload(fmt.Sprintf(both, a.addr(), a.addr())); err != nil {
-		t.Fatal(err)
-	}
+	s.mustReload(t, fmt.Sprintf(both, a.addr(), a.addr()))
 	const chats = "/v1/chat/completions"
 	for i, key := range []string{"", "Bearer sk-client"} { // a client's request never has the router's key
 		s.post(t.Context(), chats, askModel("base", i).body(), "Authorization", key)

@@ -296,9 +296,7 @@ func TestGivenBackBodiesAreLetGoOf(t *testing.T) {
 		gone(t)
 	})
 	t.Run("NobodyReads", func(t *testing.T) {
-		if err := s.reload("kv_router " + freeAddr(t) + "\nhandle_errors {\nrespond ours\n}"); err != nil {
-			t.Fatal(err)
-		}
+		s.mustReload(t, "kv_router "+freeAddr(t)+"\nhandle_errors {\nrespond ours\n}")
 		if a := s.post(t.Context(), "/v1/chat/completions", []byte(body)); string(a.body) != "ours" {
 			t.Errorf("status %d, error %v, body %q", a.status, a.err, a.body)
 		}

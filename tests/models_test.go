@@ -144,10 +144,7 @@ type fake struct {
 func startFake(t testing.TB, answers func(w http.ResponseWriter, r *http.Request) bool) *fake {
 	t.Helper()
 	f := &fake{answers: answers, hits: make(map[string]int), last: make(map[string]http.Header)}
-	ln, err := canned.Listen()
-	if err != nil {
-		t.Fatal(err)
-	}
+	ln := listen(t)
 	f.listen(ln)
 	t.Cleanup(func() { f.stop() })
 	return f

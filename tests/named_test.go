@@ -135,9 +135,7 @@ func TestWhatEnginesKeepIsFoundAgain(t *testing.T) {
 		t.Run(v.name, func(t *testing.T) {
 			for i := range 6 {
 				if i == 5 { // the pool survives it
-					if err := s.reload(site + "\n# again"); err != nil {
-						t.Fatal(err)
-					}
+					s.mustReload(t, site+"\n# again")
 				}
 				a := s.sendBy(t, http.MethodPost, v.path, v.body, "Content-Type", v.kind)
 				id := ""

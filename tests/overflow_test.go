@@ -121,9 +121,7 @@ func TestOverflowWhileEnginesAreDown(t *testing.T) {
 			t.Fatalf("without an engine: status %d by %s: %s", a.status, by(a), a.body)
 		}
 	}
-	if err := o.own.Restart(); err != nil {
-		t.Fatal(err)
-	}
+	revive(t, o.own)
 	eventually(t, "the session comes back", func() bool {
 		a := o.chat(t.Context(), ask("hello"), "X-Session-Id", "s")
 		return a.ok() && by(a) == o.own.Name()
@@ -413,9 +411,7 @@ func TestOverflowUnderLoad(t *testing.T) {
 	}
 	more("the last engine is woken and used", func() int { return requests(sleeper) }, 20)
 	for _, e := range own[:3] {
-		if err := e.Restart(); err != nil {
-			t.Fatal(err)
-		}
+		revive(t, e)
 		more("the engine is used again", func() int { return requests(e) }, 20)
 	}
 	ended()
@@ -483,9 +479,7 @@ func TestReloadsKeepFromBackups(t *testing.T) {
 	o := startOverflowing(t, nil)
 	first := o.occupy(t)
 	without := route([]*canned.Engine{o.own}, fmt.Sprintf("worker %s {\nid 1\nmax_running 7\n}", o.own.Addr()))
-	if err := o.reload(without); err != nil {
-		t.Fatal(err)
-	}
+	o.mustReload(t, without)
 	eventually(t, "the pool has the new settings", func() bool {
 		most := o.worker(t, o.own.Addr()).Load.Max
 		return most != nil && *most == 7
@@ -494,9 +488,7 @@ func TestReloadsKeepFromBackups(t *testing.T) {
 	if a := first.wait(t); a.ok() {
 		t.Errorf("the request before the reload: status %d by %s", a.status, by(a))
 	}
-	if err := o.own.Restart(); err != nil {
-		t.Fatal(err)
-	}
+	revive(t, o.own)
 	o.own.SetHandler(nil)
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -548,9 +540,7 @@ func TestReloadsLeaveNothingRunning(t *testing.T) {
 	s.awaitType(t, engines[0].Addr(), "vllm")
 	level := 0
 	for n := range 12 {
-		if err := s.reload(site(n)); err != nil {
-			t.Fatal(err)
-		}
+		s.mustReload(t, site(n))
 		s.client.CloseIdleConnections() // the old listener's connections serve all
 		for _, model := range []string{"public", "late"} {
 			c := ask(strings.Repeat("a long prompt ", 2000))

@@ -82,9 +82,7 @@ func TestBodyReachesTheEngineByteForByte(t *testing.T) {
 				engines := startEngines(t, 2, canned.Pace{})
 				s := startCaddy(t, route(engines, "max_body 6MiB"))
 				if v.name == "Oversized" {
-					if err := s.reload(route(engines, "max_body 64KiB")); err != nil {
-						t.Fatal(err)
-					}
+					s.mustReload(t, route(engines, "max_body 64KiB"))
 				}
 				path := cmp.Or(v.path, "/v1/chat/completions")
 				var body io.Reader = strings.NewReader(v.body)

@@ -346,9 +346,7 @@ func TestFaultsOfPhases(t *testing.T) {
 func TestPrefillWorkerVanishes(t *testing.T) {
 	takesSeconds(t)
 	p := startApartOf(t, engine.Config{Transfer: &engine.Transfer{Lost: 100 * time.Hour}}, 1, 1, "split always")
-	if err := p.decode[0].SetFault(engine.Fault{Kind: engine.FailTransfer, Count: 1}); err != nil {
-		t.Fatal(err)
-	}
+	setFault(t, p.decode[0], engine.Fault{Kind: engine.FailTransfer, Count: 1})
 	answered := make(chan answer)
 	go func() { answered <- p.chat(t.Context(), long(1)) }()
 	eventually(t, "the hand-off", func() bool {
@@ -379,9 +377,7 @@ func TestPrefillWorkerVanishesLater(t *testing.T) {
 		}
 		t.Run(v.budget[:2], func(t *testing.T) {
 			p := startApartOf(t, engine.Config{AnswerTokens: 64, Transfer: new(engine.Transfer)}, 1, 1, "split always", "retry_budget "+v.budget)
-			if err := p.decode[0].SetFault(engine.Fault{Kind: engine.Slow, Factor: v.steps, Count: 4}); err != nil {
-				t.Fatal(err)
-			}
+			setFault(t, p.decode[0], engine.Fault{Kind: engine.Slow, Factor: v.steps, Count: 4})
 			before, begun := p.scrape(t).value(retriesTotal), time.Now()
 			var all sync.WaitGroup
 			for i := range 4 {
@@ -416,9 +412,7 @@ func TestDecodeWorkerRefuses(t *testing.T) {
 	}{{400, 1, 200, true}, {403, 1, 200, true}, {400, 2, 400, false}, {429, 1, 200, false}} {
 		t.Run(fmt.Sprint(v.status, "/", v.times), func(t *testing.T) {
 			p := startApart(t, engine.TRTLLM, 1, 1, "split always")
-			if err := p.decode[0].SetFault(engine.Fault{Kind: engine.Status, Status: v.status, Count: v.times}); err != nil {
-				t.Fatal(err)
-			}
+			setFault(t, p.decode[0], engine.Fault{Kind: engine.Status, Status: v.status, Count: v.times})
 			if a := p.chat(t.Context(), long(1)); a.status != v.want {
 				t.Errorf("status %d, %.300q", a.status, a.body)
 			}
@@ -432,9 +426,7 @@ func TestDecodeWorkerRefuses(t *testing.T) {
 		})
 	}
 	p := startApart(t, engine.SGLang, 1, 1, "split always", "lb_try_duration 5s")
-	if err := p.decode[0].SetFault(engine.Fault{Kind: engine.FailTransfer, Count: 1}); err != nil {
-		t.Fatal(err)
-	}
+	setFault(t, p.decode[0], engine.Fault{Kind: engine.FailTransfer, Count: 1})
 	if a := p.chat(t.Context(), long(1)); !a.ok() {
 		t.Errorf("status %d, %.300q", a.status, a.body)
 	}
@@ -506,9 +498,7 @@ func TestMooncake(t *testing.T) {
 	if parts() {
 		t.Error("a dead engine hands prompts over")
 	}
-	if err := prefill.Restart(); err != nil {
-		t.Fatal(err)
-	}
+	revive(t, prefill)
 	eventually(t, "prompts to be handed over again", parts)
 	s.booksAtZero(t)
 }
@@ -610,15 +600,11 @@ func TestPinnedPhases(t *testing.T) {
 func TestReloadBetweenPhases(t *testing.T) {
 	for _, f := range splitting {
 		p := startApart(t, f, 1, 1, "split always")
-		if err := p.prefill[0].SetFault(engine.Fault{Kind: engine.Slow, Factor: 3000, Count: 1}); err != nil {
-			t.Fatal(err)
-		}
+		setFault(t, p.prefill[0], engine.Fault{Kind: engine.Slow, Factor: 3000, Count: 1})
 		answered := make(chan answer)
 		go func() { answered <- p.chat(t.Context(), long(1)) }()
 		eventually(t, "the prefill phase", func() bool { return p.scrape(t).value(leases) > 0 })
-		if err := p.reload(p.site + "\n# again"); err != nil {
-			t.Fatal(err)
-		}
+		p.mustReload(t, p.site+"\n# again")
 		select {
 		case a := <-answered:
 			t.Fatalf("%s: answered before the reload: %d", f, a.status)

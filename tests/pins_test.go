@@ -144,9 +144,7 @@ func TestPinnedErrorIsTheAnswer(t *testing.T) {
 		if a := s.chat(t.Context(), pinned); a.status != 503 {
 			t.Errorf("%q: of a worker that is gone: status %d, body %.200q", block, a.status, a.body)
 		}
-		if err := engines[0].Restart(); err != nil {
-			t.Fatal(err)
-		}
+		revive(t, engines[0])
 		s.mustChat(t, pinned)
 		s.booksAtZero(t)
 	}

@@ -124,9 +124,7 @@ func TestShadowIsCountedAndSteersNothing(t *testing.T) {
 		{"faulty panics", 0, 0, n},
 	} {
 		t.Run(strings.ReplaceAll(strings.Split(v.shadow, " {")[0], " ", "_"), func(t *testing.T) {
-			if err := s.reload(route(engines, pool, "policy round_robin", "shadow "+v.shadow)); err != nil {
-				t.Fatal(err)
-			}
+			s.mustReload(t, route(engines, pool, "policy round_robin", "shadow "+v.shadow))
 			before := s.scrape(t)
 			s.inTurn(t, n)
 			s.booksAtZero(t)

@@ -275,9 +275,7 @@ func TestSplitModels(t *testing.T) {
 			t.Errorf("%v of %d requests of a %s are at the other model, want about %v", got, n, kind, want)
 		}
 	}
-	if err := s.reload(site(strings.Replace(split, "weight 9", "weight 4", 1))); err != nil {
-		t.Fatal(err)
-	}
+	s.mustReload(t, site(strings.Replace(split, "weight 9", "weight 4", 1)))
 	more := 0
 	all(func(name string, other bool) {
 		if sides[name] && !other {

@@ -343,9 +343,7 @@ func TestTokenizersSeeWhoAsks(t *testing.T) {
 	body := []byte(`{"model":"m","messages":[{"role":"user","content":"hi"}],` + queries + `}`)
 	q := queried(t, s.post(t.Context(), "/v1/chat/completions", body), false)
 	queried(t, s.post(t.Context(), "/v1/chat/completions", body, "Authorization", "Bearer client", "X-Secret", "s"), false)
-	if err := s.reload(site("header_up Authorization \"Bearer proxy\"")); err != nil {
-		t.Fatal(err)
-	}
+	s.mustReload(t, site("header_up Authorization \"Bearer proxy\""))
 	queried(t, s.post(t.Context(), "/v1/chat/completions", body, "Authorization", "Bearer client"), false)
 	if !slices.Equal(q.NVExt.TokenIDs, []int{1, 2}) || len(got) != 3 {
 		t.Fatalf("told %v with %d questions", q.NVExt.TokenIDs, len(got))

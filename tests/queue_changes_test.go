@@ -15,9 +15,7 @@ import (
 // settings.
 func (s *server) adopt(t testing.TB, site string) {
 	t.Helper()
-	if err := s.reload(site); err != nil {
-		t.Fatal(err)
-	}
+	s.mustReload(t, site)
 	if status, _, err := s.get(t.Context(), s.url+"/adopted"); err != nil || status != http.StatusOK {
 		t.Fatalf("status %d, error %v", status, err)
 	}

@@ -156,9 +156,7 @@ func TestLimits(t *testing.T) {
 	if err := os.WriteFile(file, []byte(`{"a": {"limits": ["requests 5 per 1h"]}}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.reload(route(engines, byHeader, "limit tokens 10k per day", "limit file "+file)); err != nil {
-		t.Fatal(err)
-	}
+	s.mustReload(t, route(engines, byHeader, "limit tokens 10k per day", "limit file "+file))
 	if got := []int{status("X-Key", "a"), status("X-Key", "a"), status("X-Key", "a")}; fmt.Sprint(got) != "[200 200 429]" {
 		t.Errorf("after the reload: %v", got)
 	}

@@ -134,9 +134,7 @@ func TestRanksOfOneWorkerAreTriedOnce(t *testing.T) {
 	if len(x.Candidates) != 5 {
 		t.Errorf("candidates %+v, want five", x.Candidates)
 	}
-	if err := four.SetFault(engine.Fault{Kind: engine.Status, Status: 503}); err != nil {
-		t.Fatal(err)
-	}
+	setFault(t, four, engine.Fault{Kind: engine.Status, Status: 503})
 	before := four.Journal()
 	for i := range 5 {
 		if a := s.mustChat(t, simChat(fmt.Sprint("question ", i))); a.header.Get(engine.EngineHeader) != "one" || a.header.Get("X-KV-Dp-Rank") != "0" {
@@ -157,9 +155,7 @@ func TestRanksOfOneWorkerAreTriedOnce(t *testing.T) {
 			t.Errorf("a worker with one rank was told which: %+v", r)
 		}
 	}
-	if err := four.SetFault(engine.Fault{}); err != nil {
-		t.Fatal(err)
-	}
+	setFault(t, four, engine.Fault{})
 	one.Kill()
 	body, _ := json.Marshal(simChat("compressed, as the header has it"))
 	eventually(t, "a body that is not read to be told its rank", func() bool {

@@ -95,9 +95,7 @@ func TestRecipeOfRealtime(t *testing.T) {
 		if line, err := in.ReadString('\n'); line != "echo "+word {
 			t.Errorf("got %q, error %v", line, err)
 		}
-		if err := s.reload(site); err != nil {
-			t.Fatal(err)
-		}
+		s.mustReload(t, site)
 	}
 }
 

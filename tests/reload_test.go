@@ -118,9 +118,7 @@ func TestStreamsSurviveReload(t *testing.T) {
 	if !l.stop() {
 		t.Error("requests hang")
 	}
-	if err := s.reload(good[0]); err != nil {
-		t.Fatal(err)
-	}
+	s.mustReload(t, good[0])
 	s.booksAtZero(t)
 	counted, atEngines := s.scrape(t).value(requestsTotal)-first, 0
 	visits := l.all()
@@ -311,9 +309,7 @@ func TestPoolIsSharedByName(t *testing.T) {
 				return
 			}
 			s.globals = strings.Replace(s.globals, "kv_router shared {", "kv_router shared {\nworker * {\nmax_running 7\n}", 1)
-			if err := s.reload("handle_path /a/* {\n" + directive + "\n}"); err != nil {
-				t.Fatal(err)
-			}
+			s.mustReload(t, "handle_path /a/* {\n"+directive+"\n}")
 			eventually(t, "max_running of the reloaded block", func() bool {
 				var w adminWorker
 				s.api(t, http.MethodGet, "/pools/shared/workers/"+engines[0].Addr(), nil, &w)

@@ -216,9 +216,7 @@ func TestRefusedConfigurationWritesNothing(t *testing.T) {
 			t.Errorf("%s is there", name)
 		}
 	}
-	if err := s.reload(simulated([]*engine.Engine{e}, named)); err != nil {
-		t.Fatal(err)
-	}
+	s.mustReload(t, simulated([]*engine.Engine{e}, named))
 	eventually(t, "the journal in the metrics", func() bool {
 		status, text, err := s.get(t.Context(), "http://"+s.admin+"/metrics")
 		return err == nil && status == http.StatusOK && strings.Contains(text, "caddy_kv_router_journal_bytes")

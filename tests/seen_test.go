@@ -72,9 +72,7 @@ func TestPoolLinesFollowTheLogs(t *testing.T) {
 	s := startCaddy(t, route(engines), fmt.Sprintf("log router {\noutput file %s\ninclude http.handlers.kv_router\n}", file))
 	for i, e := range engines {
 		if i > 0 {
-			if err := s.reload(route(engines, "policy round_robin")); err != nil {
-				t.Fatal(err)
-			}
+			s.mustReload(t, route(engines, "policy round_robin"))
 		}
 		e.Kill()
 		eventually(t, "the pool's line", func() bool {

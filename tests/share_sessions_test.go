@@ -96,9 +96,7 @@ func TestEngineSessionsOverRouters(t *testing.T) {
 	if a := routers[1].turn(t, turn{id: "ordinary"}); !a.ok() {
 		t.Errorf("an ordinary session: %d %s", a.status, a.body)
 	}
-	if err := v.Restart(); err != nil {
-		t.Fatal(err)
-	}
+	revive(t, v)
 	eventually(t, "the session to go on", func() bool { return routers[0].turn(t, turn{id: "certain"}).ok() })
 	routers[0].mustTurn(t, turn{id: "certain", action: "close"})
 	closedOnce(t, engines, "certain", 1)
@@ -158,9 +156,7 @@ func TestEngineSessionsOfOtherRouters(t *testing.T) {
 	}
 	r[0].api(t, http.MethodPost, at(2)+"/undrain", nil, new(any)) // this, too, is told later
 	eventually(t, "the router to notice that nobody hears of it", func() bool { return !r[0].sharing(t).Connected })
-	if err := v.Restart(); err != nil {
-		t.Fatal(err)
-	}
+	revive(t, v)
 	eventually(t, "the end of the drain", func() bool { return !drains(r[0], 2) && !drains(r[1], 2) })
 	r[0].api(t, http.MethodPost, at(1)+"/drain", nil, new(any)) // is told after all else
 	eventually(t, "the other router to drain another one", func() bool { return drains(r[1], 1) })

@@ -17,7 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 	"github.com/caddy-kvrouter/kvrouter/tests/valkey"
 )
@@ -409,10 +408,7 @@ type forwarder struct {
 
 func startForwarder(t *testing.T, to string) *forwarder {
 	t.Helper()
-	ln, err := canned.Listen()
-	if err != nil {
-		t.Fatal(err)
-	}
+	ln := listen(t)
 	t.Cleanup(func() { _ = ln.Close() })
 	f := &forwarder{addr: ln.Addr().String()}
 	f.to.Store(&to)

@@ -297,9 +297,7 @@ func TestWhatEndsASpeculativePrefill(t *testing.T) {
 			s.mustPost(t, ask("another client").streamed().body())
 		}, "timeout"},
 		{"Reload", "", func(t *testing.T, s *server, site string) {
-			if err := s.reload(site + "\nheader X-New 1"); err != nil {
-				t.Fatal(err)
-			}
+			s.mustReload(t, site+"\nheader X-New 1")
 		}, "stopped"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -165,9 +165,7 @@ func TestSaltsAreEnforced(t *testing.T) {
 	if a := chat(s, tenant...); a.status != http.StatusServiceUnavailable && a.status != http.StatusBadGateway {
 		t.Errorf("with the other one gone: status %d by %q", a.status, a.engine())
 	}
-	if err := engines[1].Restart(); err != nil {
-		t.Fatal(err)
-	}
+	revive(t, engines[1])
 	// the operator says more of them than is known, and that counts
 	if s = startCaddy(t, block("engine llamacpp\ncache_salt on", "engine vllm\ncache_salt off")); true {
 		wantError(t, "said to be off", chat(s, tenant...), 400, code)

@@ -26,10 +26,7 @@ type collector struct {
 // startCollector starts a collector, to which Caddy's tracing directive exports.
 func startCollector(t *testing.T) *collector {
 	c := new(collector)
-	ln, err := canned.Listen()
-	if err != nil {
-		t.Fatal(err)
-	}
+	ln := listen(t)
 	srv := &http.Server{Handler: c, ReadHeaderTimeout: 5 * time.Second}
 	go func() { _ = srv.Serve(ln) }()
 	t.Cleanup(func() { srv.Close() })
@@ -286,9 +283,7 @@ func TestTraceContextWithoutTracing(t *testing.T) {
 	}
 
 	spans := startCollector(t)
-	if err := s.reload("tracing\nkv_router {\nreverse_proxy " + engines[0].Addr() + " {\nheader_up -Traceparent\n}\n}"); err != nil {
-		t.Fatal(err)
-	}
+	s.mustReload(t, "tracing\nkv_router {\nreverse_proxy "+engines[0].Addr()+" {\nheader_up -Traceparent\n}\n}")
 	s.mustChat(t, ask("hello"), "Traceparent", clientContext)
 	if got := chats(engines[0])[1].Header; got.Get("Traceparent") != "" {
 		t.Errorf("header_up took the context out, and the engine got %q", got.Get("Traceparent"))

@@ -112,9 +112,7 @@ func TestCompressedStreamsAreNoticed(t *testing.T) {
 	if got := s.conditions(t, condition); len(got) > 0 {
 		t.Errorf("nothing is compressed, and the log says %+v", got)
 	}
-	if err := s.reload("encode gzip\n" + route(engines, "pool squeezed")); err != nil {
-		t.Fatal(err)
-	}
+	s.mustReload(t, "encode gzip\n"+route(engines, "pool squeezed"))
 	for range 3 {
 		if a := ask(); a.header.Get("Content-Encoding") != "gzip" {
 			t.Fatalf("the stream is %q: encode was to compress it", a.header.Get("Content-Encoding"))
