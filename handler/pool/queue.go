@@ -221,8 +221,10 @@ func (q *waiters) freed(w *worker.Worker) {
 	}
 }
 
-// takeUnclaimed takes a slot of a worker unless a queued request has first claim, or others must find it.
-func (q *waiters) takeUnclaimed(w *worker.Worker, background bool) bool {
+// takeUnclaimed takes a slot of a worker unless a queued request has first claim, or others must find it. A request
+// that is held must not pass those that wait for more room, if its tenant has had more service.
+func (q *waiters) takeUnclaimed(w *worker.Worker, want *Wants, held bool) bool {
+	background := want.isBackground()
 	if background && !hasSpareSlots(w) {
 		return false
 	}
@@ -233,6 +235,12 @@ func (q *waiters) takeUnclaimed(w *worker.Worker, background bool) bool {
 		if q.first(func(l *lane, room kvscore.Room) bool {
 			return (background || !l.background) && q.hasRoom(l, w, room, t)
 		}, t) != nil {
+			return false
+		}
+		if held && !q.order.MayPass(want.Class, want.Tenant, want.Tier, func(key any) bool {
+			l, ok := key.(*lane)
+			return ok && q.hasRoom(l, w, kvscore.SomeRoom, t)
+		}) {
 			return false
 		}
 	}

@@ -297,7 +297,7 @@ func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Choos
 		s.bill, g.bill = g.bill, bill{}
 		p.queue.giveBack(g)
 	case want.Kind == worker.KindOther:
-	case p.queue.takeUnclaimed(s.Worker, background):
+	case p.queue.takeUnclaimed(s.Worker, want, c.Sel.Needs > kvscore.NoRoom):
 		s.slot = true
 	case background:
 		return crowded

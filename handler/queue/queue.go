@@ -260,6 +260,26 @@ func (q *Queue) First(may func(lane any, room kvscore.Room) bool, now time.Time)
 	return best.heap[0]
 }
 
+// MayPass returns whether a request that comes may start before those that wait for more room in some lanes: if it
+// waited there, First would find it.
+func (q *Queue) MayPass(c *Class, tenant uint64, tier int, in func(lane any) bool) bool {
+	own, class := 0.0, q.services[c.name()] // both have no service if they are not known
+	if a := q.accounts[account{c.name(), tenant}]; a != nil {
+		own = a.used
+	}
+	for _, l := range q.lanes {
+		b := l.bands[0]
+		if class == nil || b.background || tier < b.tier || !in(l.key) {
+			continue
+		}
+		of := b.first()
+		if tier > b.tier || class.used > of.class.used || class == of.class && own > of.heap[0].account.used+slack {
+			return false
+		}
+	}
+	return true
+}
+
 // HasSurplus returns whether more requests of the tenant wait than can start at once. While light tenants come, that is
 // enough. If another class is light, the requests of all tenants of the class count. Otherwise they must be a
 // quarter of those that wait, which makes shares more even.
@@ -474,11 +494,16 @@ func (q *Queue) drop(n *flow) {
 	}
 }
 
-// first returns the tenant whose request is the first of the lane.
-func (l *lane) first(now time.Time, may func(*flow) bool) (best *flow) {
-	of := slices.MinFunc(l.bands[0].classes, func(a, b *flows) int {
+// first returns the class with the least service.
+func (b *band) first() *flows {
+	return slices.MinFunc(b.classes, func(a, b *flows) int {
 		return cmp.Or(cmp.Compare(a.class.used, b.class.used), cmp.Compare(a.class.name, b.class.name))
 	})
+}
+
+// first returns the tenant whose request is the first of the lane.
+func (l *lane) first(now time.Time, may func(*flow) bool) (best *flow) {
+	of := l.bands[0].first()
 	least := of.heap[0].account.used
 	for _, n := range of.heap[:min(len(of.heap), 15)] { // the least ones are there
 		if !may(n) || n.account.used > least+slack {

@@ -129,6 +129,29 @@ func TestSurplusWaits(t *testing.T) {
 	}
 }
 
+// TestMayPass has requests come while one waits for more room. They may pass it as they might if they waited.
+func TestMayPass(t *testing.T) {
+	q, other := Queue{Parallel: 1}, &Class{Name: "other"}
+	every := func(any) bool { return true }
+	q.Push(&Entry{Tenant: 1, Tier: 1, Arrival: t0, Surplus: kvscore.Empty}, t0)
+	passes := func(c *Class, tenant uint64, tier int) bool { return q.MayPass(c, tenant, tier, every) }
+	if !passes(nil, 2, 1) || !passes(other, 2, 1) || passes(nil, 2, 2) {
+		t.Error("new tenants may pass, and no lower tier")
+	}
+	q.Charge(nil, 2, 1, slack, t0)
+	if !passes(nil, 2, 1) {
+		t.Error("a tenant with a little more service may pass")
+	}
+	q.Charge(nil, 2, 1, 1, t0)
+	if passes(nil, 2, 1) || !passes(nil, 2, 0) || !q.MayPass(nil, 2, 1, func(any) bool { return false }) {
+		t.Error("a tenant with more service may pass only in a higher tier or another lane")
+	}
+	q.Charge(other, 2, 1, slack+2, t0)
+	if passes(other, 3, 1) {
+		t.Error("a class with more service passes")
+	}
+}
+
 // TestLightClass has a class with one request of each tenant, and a class that takes less than its share.
 func TestLightClass(t *testing.T) {
 	q, heavy, chat := Queue{Parallel: 2}, &Class{Name: "heavy"}, &Class{Name: "chat"}
