@@ -94,12 +94,15 @@ func (b *Book) Stand(now time.Time, most int) *Standing {
 		}
 		a.follow(r, k)
 		a.advance(t)
-		if part := a.used(); part > 0 {
-			top = append(top, one{a, k, part})
+		part := a.used()
+		if part == 0 || len(top) == most && part <= top[most-1].part {
+			continue // to sort all would keep requests waiting
 		}
+		at, _ := slices.BinarySearchFunc(top, part, func(o one, part float64) int { return cmp.Compare(part, o.part) })
+		top = slices.Insert(top, at, one{a, k, part})
+		top = top[:min(most, len(top))]
 	}
-	slices.SortFunc(top, func(a, b one) int { return cmp.Compare(b.part, a.part) })
-	for _, o := range top[:min(most, len(top))] {
+	for _, o := range top {
 		s.Top = append(s.Top, o.stand(t, o.key))
 	}
 	return s
