@@ -163,13 +163,13 @@ func (d *Decoder) decode(to *Record) bool {
 	if d.rest, err = decoding.UnmarshalFirst(d.rest[1:], &d.common); err != nil {
 		return false
 	}
+	d.last += uint64(d.common.Request) //nolint:gosec // wraps around
 	if int(to.Kind) >= len(bodies) || to.Kind == 0 {
 		d.rest, err = decoding.UnmarshalFirst(d.rest, new(cbor.RawMessage))
 		return err == nil
 	}
 	to.Body = bodies[to.Kind]()
 	d.rest, err = decoding.UnmarshalFirst(d.rest, to.Body)
-	d.last += uint64(d.common.Request) //nolint:gosec // wraps around
 	to.At, to.Request = time.UnixMilli(d.base+d.common.After), d.last
 	to.Target = kvscore.Target{Worker: d.common.Worker, Rank: d.common.Rank}
 	return err == nil && isSound(to.Body)

@@ -248,8 +248,11 @@ func TestNewerRecordsAreSkipped(t *testing.T) {
 	write(&e, records())
 	writeRaw(t, &e, 200, map[int]any{1: 200, 2: 5, 99: "of the future"})
 	writeRaw(t, &e, KindUsed, map[int]any{1: affinity.Key{8}, 50: []int{1}, 77: 1.5})
+	booked := Record{Kind: KindBooked, At: time.UnixMilli(1012), Target: kvscore.Target{Worker: 5}, Request: 3, Body: new(Booking)}
+	e.Write(&Record{Kind: 201, At: booked.At, Request: 9, Body: new(Lost)}, nil)
+	e.Write(&booked, nil)
 	all, damage := readAll(t, e.Entry())
-	if n := len(records()); len(all) != n+1 || damage != (Damage{}) || all[n].Body.(*affinity.Saved).Key != (affinity.Key{8}) {
+	if n := len(records()); len(all) != n+2 || damage != (Damage{}) || all[n].Body.(*affinity.Saved).Key != (affinity.Key{8}) || all[n+1].Request != 3 {
 		t.Errorf("%d records, %+v", len(all), damage)
 	}
 	write(&e, records())
