@@ -24,9 +24,9 @@ type names struct {
 	alone reverseproxy.UpstreamSource // the same without search domains
 	known *atomic.Pointer[[]string]   // the addresses that DNS gave last; nil if there are none
 	fails func(error)
-	stale atomic.Bool        // the source's cache is
-	asked singleflight.Group // the look-up for all requests that wait
-	slow  atomic.Bool        // it has taken slowDNS already
+	stale atomic.Bool               // the source's cache is
+	asked singleflight.Group        // the look-up for all requests that wait
+	begun atomic.Pointer[time.Time] // of that look-up; nil if none is under way
 }
 
 // allKnown has names.known by the source's configuration, so that it outlives a reload.
@@ -70,17 +70,21 @@ func KeepNames(rp *reverseproxy.Handler, fails func(error)) (forget func()) {
 
 // GetUpstreams implements reverseproxy.UpstreamSource.
 func (n *names) GetUpstreams(r *http.Request) ([]*reverseproxy.Upstream, error) {
+	left := slowDNS
+	if begun := n.begun.Load(); begun != nil {
+		left -= time.Since(*begun)
+	}
 	var late <-chan time.Time
-	switch {
-	case n.known.Load() == nil:
-	case n.slow.Load():
-		late = time.After(0)
-	default:
-		late = time.After(slowDNS)
+	if n.known.Load() != nil {
+		late = time.After(left)
+	}
+	var answered <-chan singleflight.Result
+	if late == nil || left > 0 { // else more and more requests would wait in vain
+		answered = n.asked.DoChan("", func() (any, error) { return nil, n.ask(context.WithoutCancel(r.Context())) })
 	}
 	err := errSlowDNS
 	select {
-	case answer := <-n.asked.DoChan("", func() (any, error) { return nil, n.ask(context.WithoutCancel(r.Context())) }):
+	case answer := <-answered:
 		err = answer.Err
 	case <-late:
 	case <-r.Context().Done():
@@ -102,9 +106,8 @@ func (n *names) GetUpstreams(r *http.Request) ([]*reverseproxy.Upstream, error) 
 
 // ask asks DNS. With an error, the addresses that it gave before stay, unless the name has none any more.
 func (n *names) ask(ctx context.Context) error {
-	late := time.AfterFunc(slowDNS, func() { n.slow.Store(true) })
-	defer n.slow.Store(false)
-	defer late.Stop()
+	n.begun.Store(new(time.Now()))
+	defer n.begun.Store(nil)
 	r := new(http.Request).WithContext(context.WithValue(ctx, caddy.ReplacerCtxKey, caddy.NewReplacer()))
 	if s, ok := n.UpstreamSource.(reverseproxy.CachingUpstreamSource); ok && n.stale.Swap(false) {
 		_ = s.ResetCache(r) // then the cached ones are as good
