@@ -43,7 +43,7 @@ func (r *reader) array() int { return r.within(take(r, msgp.ReadArrayHeaderBytes
 func (r *reader) mapping() int { return r.within(take(r, msgp.ReadMapHeaderBytes), 2) }
 
 func (r *reader) within(n uint32, values int) int {
-	if r.bad || int(n) > len(r.b)/values {
+	if r.bad || int64(n) > int64(len(r.b)/values) {
 		r.fail()
 		return 0
 	}
