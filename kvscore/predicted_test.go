@@ -232,6 +232,10 @@ func TestPromptsTakeMemory(t *testing.T) {
 			s.Select(epoch, prompt(blocks...), ts, i%2, nil, sel)
 		}
 		held, copied := sel.Candidates[0].memory, sel.Candidates[1].memory
+		s.Explain(epoch, prompt(upTo(500)[400:]...), targets(3), -1, NewPredictedLatency(), sel)
+		if known, unknown := sel.Candidates[1].memory, sel.Candidates[2].memory; known <= 0 || unknown < known {
+			t.Errorf("%d tokens: %.2g ms at a known target, %.2g at an unknown one", capacity, known, unknown)
+		}
 		if matters := copied > 100; matters != want || held > copied/50 {
 			t.Errorf("%d tokens: the prompt takes the memory for %.2g ms where it is held, else for %.2g", capacity, held, copied)
 		}

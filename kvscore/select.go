@@ -224,6 +224,7 @@ func (s *Selection) assume() {
 	assume(s, true, func(c *Candidate) *float64 { return &c.WaitTime })
 	assume(s, false, func(c *Candidate) *int { return &c.Awaiting })
 	assume(s, false, func(c *Candidate) *float64 { return &c.MemoryUse })
+	assume(s, false, func(c *Candidate) *float64 { return &c.memory })
 	assume(s, false, func(c *Candidate) *float64 { return &c.RecentWork })
 	assume(s, true, func(c *Candidate) *float64 { return &c.Slowness })
 }

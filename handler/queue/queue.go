@@ -260,8 +260,8 @@ func (q *Queue) First(may func(lane any, room kvscore.Room) bool, now time.Time)
 	return best.heap[0]
 }
 
-// MayPass returns whether a request that comes may start before those that wait for more room in some lanes: if it
-// waited there, First would find it.
+// MayPass returns whether a request that comes may start before those of some lanes that wait for more room. It may if
+// First would find it there.
 func (q *Queue) MayPass(c *Class, tenant uint64, tier int, in func(lane any) bool) bool {
 	own, class := 0.0, q.services[c.name()] // both have no service if they are not known
 	if a := q.accounts[account{c.name(), tenant}]; a != nil {
