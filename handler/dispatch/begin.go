@@ -209,9 +209,13 @@ func (d *Dispatch) freeBody() {
 	}
 }
 
-// takeBody takes the request's body, if it is still there, from everything that might send it again.
+// takeBody takes the request's body, if it is still there, from everything that might send it again. A follow-up
+// that has it may be under way, and reads what was sent.
 func (d *Dispatch) takeBody() *body.Replay {
 	whole := d.Body
+	if whole == nil {
+		return nil
+	}
 	d.Body = nil
 	if d.lazy != nil {
 		d.lazy.Release()
