@@ -350,7 +350,7 @@ func parse(arg string, to any) (want string) {
 		*to = arg
 	case *int, *int64, *uint64:
 		err = json.Unmarshal([]byte(arg), to)
-		want, ok = "a positive whole number", arg != "0" && !strings.HasPrefix(arg, "-")
+		want, ok = "a positive whole number", arg != "0" && arg != "null" && !strings.HasPrefix(arg, "-")
 	case *float64:
 		*to, err = strconv.ParseFloat(arg, 64)
 		want, ok = "a number", !math.IsNaN(*to) && !math.IsInf(*to, 0)

@@ -77,6 +77,7 @@ func TestBadOptionsAreRefused(t *testing.T) {
 		{"pool a\npool b", "pool already specified"},
 		{"queue {\nmax_wait soon\n}", "max_wait: must be a positive duration, got 'soon'"},
 		{"queue {\nmax_waiting 0\n}", "max_waiting: must be a positive whole number, got '0'"},
+		{"queue {\nmax_waiting null\n}", "max_waiting: must be a positive whole number, got 'null'"},
 		{"queue {\nlength 3\n}", "unrecognized queue option 'length'"},
 		{"queue {\noverflow_after never\n}", "overflow_after: must be a positive duration, got 'never'"},
 		{"require_pin direct", "require_pin: must be on or off, got 'direct'"},
