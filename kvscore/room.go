@@ -116,10 +116,9 @@ func (s *Scheduler) crowd(now time.Time, ld *load, room Room) float64 {
 	step := depth * max(minStepTokens, cmp.Or(ld.step, DefaultStepTokens))
 	shared := n > 1 && room >= Clear && ld.others
 	enough := int64(1)
-	switch room {
-	case Clear:
+	if room == Clear {
 		enough = depth * minStepTokens
-	case SomeRoom:
+	} else if room < Clear {
 		enough = roomSteps * step
 		if n > 1 {
 			booked = n * (booked - ld.remotePrefill)

@@ -91,10 +91,12 @@ func ofSession(f func(*http.Request, *pool.Pool, *affinity.Entry) error) answere
 }
 
 func unbind(_ *http.Request, p *pool.Pool, e *affinity.Entry) error {
-	for ended := false; e.Version != 0; {
-		if e.Binding, ended = turn.Unbind(p, e.Key, e.Version); ended {
+	for e.Version != 0 {
+		now, ended := turn.Unbind(p, e.Key, e.Version)
+		if ended {
 			return nil
-		} // else it was bound anew meanwhile
+		}
+		e.Binding = now // it was bound anew meanwhile
 	}
 	return errNoSession(p)
 }

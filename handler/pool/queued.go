@@ -85,13 +85,13 @@ func (p *Pool) WaitsNow(id string, t time.Time) (of Queued, why []string, ok boo
 		p.queue.mu.Unlock()
 		return of, nil, false
 	}
-	why = []string{WaitsForSlot}
+	lacks := WaitsForSlot
 	if m.lane.isHeld(t) {
-		why[0] = WaitsForRoom
+		lacks = WaitsForRoom
 	}
 	p.queue.mu.Unlock()
 	of = Queued{Class: m.want.class(), Tenant: m.want.TenantName, Oldest: t.Sub(m.since).Seconds()}
-	return of, append(why, p.WhyWait(&m.want, t)...), true
+	return of, append([]string{lacks}, p.WhyWait(&m.want, t)...), true
 }
 
 // WhyWait says why a request that came now would wait, from the queue's part.
