@@ -105,7 +105,7 @@ func (e *Request) adapt(req *http.Request) (*http.Request, body.Edited) {
 		return req, as
 	}
 	var edit *rawjson.Editor
-	if read := p.Parsed(); read != nil && e.Body != nil {
+	if read := p.Parsed(); read != nil && e.Body != nil && (adapts || !e.setOnlyModel(&as, read)) {
 		edit = read.Editor(e.Body.Data)
 	}
 	var done engine.Adapted
@@ -185,6 +185,18 @@ func SetModel(edit *rawjson.Editor, p *plan.Plan, w *worker.Worker) {
 	if text := (rawjson.Span{End: len(v)}).Text(v); text != "" && text == p.Named() || v == nil && p.API != nil && p.Named() == "" {
 		edit.Set(memberModel, rawjson.AppendString(nil, ModelAt(p, w)))
 	}
+}
+
+// setOnlyModel does what SetModel does for a body that does not change otherwise, without an Editor. It returns false if
+// it cannot.
+func (e *Request) setOnlyModel(as *body.Edited, read *api.Request) bool {
+	v, ok := read.Only(e.Body.Data, memberModel)
+	if named := e.Plan.Named(); !ok || named == "" || v.Text(e.Body.Data) != named {
+		return false
+	}
+	name := rawjson.AppendString(nil, ModelAt(e.Plan, e.Worker))
+	*as = e.Body.Edit([]rawjson.Edit{{Span: v, Text: name}})
+	return true
 }
 
 func renamed(req *http.Request, from, to string) *http.Request {

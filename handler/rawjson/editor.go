@@ -79,9 +79,12 @@ func EditObject(text []byte) *Editor { return EditAt(text, 0, maxWithin) }
 
 func (e *Editor) is(m *member, name string) bool { return string(e.keyOf(m)) == name }
 
-func (e *Editor) keyOf(m *member) []byte {
-	end, _ := SkipString(e.Body, m.key)
-	return unescapeKey(e.Body[m.key+1 : end-1])
+func (e *Editor) keyOf(m *member) []byte { return KeyAt(e.Body, m.key) }
+
+// KeyAt returns the key whose opening quote is at a position of a valid body, unescaped.
+func KeyAt(body []byte, at int) []byte {
+	end, _ := SkipString(body, at)
+	return unescapeKey(body[at+1 : end-1])
 }
 
 // last returns the last member of a name, nil if there is none.
