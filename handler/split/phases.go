@@ -97,6 +97,7 @@ var (
 	errNotHanded   = errors.New("the engine does not hand over the prompt")
 	errNoPrefill   = errors.New("no prefill worker is available")
 	errClientLeft  = fmt.Errorf("the client left: %w", context.Canceled)
+	errAnswered    = fmt.Errorf("the whole answer has come: %w", context.Canceled)
 
 	// ErrPrefillGone ends a decode phase whose retry is charged already.
 	ErrPrefillGone = errors.New("the prefill worker does not answer any more")
@@ -271,8 +272,12 @@ func (l *Phases) Got() {
 
 // Leave ends the phases with their attempt. whole: its answer has come to its end.
 func (l *Phases) Leave(whole bool) {
+	why := errClientLeft
+	if whole {
+		why = errAnswered
+	}
 	if l.cancel != nil {
-		l.cancel(errClientLeft)
+		l.cancel(why)
 	}
 	<-l.done
 	if whole && l.Prefill != nil { // its own answer may come later

@@ -94,8 +94,12 @@ func (l *Phases) run(req *http.Request) (err error) {
 	begun := time.Now()
 	status, counts, over, err := l.call(req)
 	t := time.Now()
-	ended(err)
-	l.split.Metrics.PhaseEnded(PhasePrefill, err, t.Sub(begun))
+	shown := err
+	if errors.Is(err, errAnswered) {
+		shown = nil // it has done its part
+	}
+	ended(shown)
+	l.split.Metrics.PhaseEnded(PhasePrefill, shown, t.Sub(begun))
 	if err != nil && l.ctx.Err() != nil {
 		if l.client.Err() != nil {
 			p.End("client_gone", false)
