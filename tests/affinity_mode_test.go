@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"testing"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
@@ -68,9 +69,9 @@ func (h *homed) busy(t *testing.T, at string) (wait func()) {
 	}
 	c := ask(prose(h.rng, 320_000, 320_000)).streamed()
 	c.Nvext = fmt.Appendf(nil, `{"backend_instance_id":%d,"dp_rank":%d}`, e, rank)
-	before := len(h.engines[e-1].Journal())
+	long := func(r engine.Record) bool { return r.Outcome == engine.Running && r.BodyBytes > 320_000 } // and no probe after a reload
 	q := h.start(t, "/v1/chat/completions", string(c.body()))
-	eventually(t, "the engine to be busy", func() bool { return len(h.engines[e-1].Journal()) > before })
+	eventually(t, "the engine to be busy", func() bool { return slices.ContainsFunc(h.engines[e-1].Journal(), long) })
 	return func() {
 		t.Helper()
 		if a := q.wait(t); !a.ok() {

@@ -268,7 +268,7 @@ func viewEngineLoad(t time.Time, l *kvscore.Load) *engineLoadView {
 	if l.EngineAt.IsZero() {
 		return nil
 	}
-	v := &engineLoadView{EngineLoad: l.Engine, External: l.External, Age: t.Sub(l.EngineAt).Seconds()}
+	v := &engineLoadView{EngineLoad: l.Engine, External: l.External, Age: max(0, t.Sub(l.EngineAt).Seconds())} // a report may be newer than t
 	if l.Engine.WaitingTokens >= 0 {
 		v.WaitingTokens = &l.Engine.WaitingTokens
 	}
