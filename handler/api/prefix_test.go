@@ -2,6 +2,7 @@ package api
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -55,13 +56,17 @@ func TestPrefixes(t *testing.T) {
 func TestPrefixesCostOneAllocation(t *testing.T) {
 	body := []byte(`{"model":"llama-70b","messages":[{"role":"user","content":"` + strings.Repeat("text ", 5000) + `"}]}`)
 	allocs := func(sizes []int) float64 {
-		return testing.AllocsPerRun(100, func() {
-			r, err := Parse(chat{}, body, Options{TextBlock: 64, Seed: 1, Sizes: sizes})
-			if err != nil {
-				t.Fatal(err)
-			}
-			r.Done()
-		})
+		least := math.Inf(1) // under the race detector, a sync.Pool loses things by chance
+		for range 100 {
+			least = min(least, testing.AllocsPerRun(1, func() {
+				r, err := Parse(chat{}, body, Options{TextBlock: 64, Seed: 1, Sizes: sizes})
+				if err != nil {
+					t.Fatal(err)
+				}
+				r.Done()
+			}))
+		}
+		return least
 	}
 	if without, with := allocs(nil), allocs([]int{16}); with > without+1 {
 		t.Errorf("%v allocations, and %v without prefixes", with, without)
