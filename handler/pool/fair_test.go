@@ -82,35 +82,48 @@ func TestFlood(t *testing.T) {
 func TestSharesOfTenants(t *testing.T) {
 	class := &queue.Class{Name: "c"}
 	for name, v := range map[string]struct {
-		leave  bool
-		tokens [2]int64
-		within float64
+		leave   bool
+		tokens  [2]int64
+		clients [2]int
+		pins    []int   // the tenants' workers
+		weight  float64 // of the second tenant
+		ratio   float64 // of what they should get
+		within  float64
 	}{
-		"all stay":                   {false, [2]int64{3000, 3000}, 0.05},
-		"one tenant's clients leave": {true, [2]int64{3000, 3000}, 0.12}, // those are not charged for answers
-		"long and short prompts":     {false, [2]int64{2000, 500}, 0.1},  // the engine has no attention, and is charged for it
+		"all stay":                   {false, [2]int64{3000, 3000}, [2]int{40, 40}, nil, 3, 3, 0.05},
+		"one tenant's clients leave": {true, [2]int64{3000, 3000}, [2]int{40, 40}, nil, 3, 3, 0.12}, // those are not charged for answers
+		"long and short prompts":     {false, [2]int64{2000, 500}, [2]int{60, 240}, nil, 3, 3, 0.1}, // the engine has no attention, and is charged for it
+		"one lane each":              {false, [2]int64{2000, 1500}, [2]int{60, 24}, []int{-1, 0}, 1, 1, 0.05},
+		"one worker each":            {false, [2]int64{3000, 3000}, [2]int{40, 40}, []int{0, 1}, 3, 1, 0.01},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				r := roomOf(ctx, t, HoldAuto, usual())
+				engines := []*simulated{usual()}
+				if slices.Contains(v.pins, 1) {
+					engines = append(engines, usual())
+				}
+				r := roomOf(ctx, t, HoldAuto, engines...)
 				r.learn(t)
 				var served [2]float64
 				var mu sync.Mutex
 				begun := time.Now()
 				var clients sync.WaitGroup
 				for tenant, tokens := range v.tokens {
-					for i := range 120_000 / tokens {
+					for i := range v.clients[tenant] {
 						clients.Go(func() {
 							for n := 0; time.Since(begun) < 2*time.Minute; n++ {
 								l := &load{tokens: tokens}
 								own, end := context.WithCancel(ctx)
-								want := Wants{Tenant: uint64(tenant + 1), TenantWeight: float64(1 + 2*tenant), Class: class, Patience: time.Hour}
+								want := Wants{Tenant: uint64(tenant + 1), TenantWeight: 1 + (v.weight-1)*float64(tenant), Class: class, Patience: time.Hour}
 								if v.leave && tenant == 0 {
 									l.leaves = true
 								}
-								_, err := r.ask(own, want, l, uint64(1e7*(tenant+1)+1e4*int(i)+n))
+								if tenant < len(v.pins) && v.pins[tenant] >= 0 {
+									want.Workers = []uint64{r.offers.Table.Rows[v.pins[tenant]].Worker.ID}
+								}
+								_, err := r.ask(own, want, l, uint64(1e7*(tenant+1)+1e4*i+n))
 								end()
 								mu.Lock()
 								if at := time.Since(begun); at > 30*time.Second && at < 90*time.Second {
@@ -124,8 +137,8 @@ func TestSharesOfTenants(t *testing.T) {
 					}
 				}
 				clients.Wait()
-				if ratio := served[1] / served[0]; math.Abs(ratio/3-1) > v.within {
-					t.Errorf("the second tenant got %.2f times of the first, want 3", ratio)
+				if ratio := served[1] / served[0]; math.Abs(ratio/v.ratio-1) > v.within {
+					t.Errorf("the second tenant got %.2f times of the first, want %v", ratio, v.ratio)
 				}
 			})
 		})

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
@@ -43,20 +44,21 @@ func (l *lane) refresh(r *registry) {
 }
 
 // isReady returns whether the first waiter of a lane that needs some room can leave the queue. Then
-// free is the least busy worker that it can use, nil if there is none to wait for. The caller holds the lock.
-func (q *waiters) isReady(l *lane, room kvscore.Room, t time.Time) bool {
+// free is the least busy worker that it can use, not one of some, and nil if there is none to wait for. The caller
+// holds the lock.
+func (q *waiters) isReady(l *lane, room kvscore.Room, t time.Time, not []*worker.Worker) bool {
 	if l.follows && len(l.offers.Ups) == 0 {
 		return false // it waits for offers
 	}
 	best, spares := l.best(t), q.workers.spares(&l.want, l.offers, t)
-	with := func(need kvscore.Room) *worker.Worker {
+	with := func(need kvscore.Room, not []*worker.Worker) *worker.Worker {
 		return l.leastBusy(t, func(w *worker.Worker, v Verdict) bool {
-			return spares && best.Possible() && v.tier() == best && l.rankIn(q.roomsFor(l, w, t), need) >= 0
+			return spares && best.Possible() && v.tier() == best && !slices.Contains(not, w) && l.rankIn(q.roomsFor(l, w, t), need) >= 0
 		})
 	}
-	free := with(room)
-	if free == nil && best < Backup && (room == kvscore.SomeRoom || with(kvscore.SomeRoom) == nil) {
-		free = l.leastBusy(t, func(_ *worker.Worker, v Verdict) bool { return v == Backup })
+	free := with(room, not)
+	if free == nil && best < Backup && (room == kvscore.SomeRoom || with(kvscore.SomeRoom, nil) == nil) {
+		free = l.leastBusy(t, func(w *worker.Worker, v Verdict) bool { return v == Backup && !slices.Contains(not, w) })
 	}
 	if free != nil || room == kvscore.SomeRoom {
 		l.free = free

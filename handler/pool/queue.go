@@ -142,7 +142,7 @@ func (q *waiters) letGo(m *waiter) bool {
 
 // letFirst sends the first held request of a lane to an engine without room, or of all if it is nil.
 func (q *waiters) letFirst(only *lane, t time.Time) bool {
-	f := q.first(func(l *lane, _ kvscore.Room) bool { return (only == nil || l == only) && !l.background && l.isHeld(t) }, t)
+	f := q.first(func(l *lane, _ kvscore.Room) bool { return (only == nil || l == only) && !l.background && l.isHeld(t) }, true, t)
 	if f == nil {
 		return false
 	}
@@ -234,7 +234,7 @@ func (q *waiters) takeUnclaimed(w *worker.Worker, want *Wants, held bool) bool {
 		t := q.look()
 		if q.first(func(l *lane, room kvscore.Room) bool {
 			return (background || !l.background) && q.hasRoom(l, w, room, t)
-		}, t) != nil {
+		}, false, t) != nil {
 			return false
 		}
 		if held && !q.order.MayPass(want.Class, want.Tenant, want.Tier, func(key any) bool {
@@ -265,15 +265,18 @@ func (q *waiters) reviewAll() {
 // place gives what is free to the waiters of a lane, or of all if it is nil, in order. The caller holds
 // the lock.
 func (q *waiters) place(only *lane, t time.Time) {
+	var refused []*worker.Worker // no waiter may use them now
 	for {
-		m := q.first(func(l *lane, room kvscore.Room) bool { return (only == nil || l == only) && q.isReady(l, room, t) }, t)
+		m := q.first(func(l *lane, room kvscore.Room) bool {
+			return (only == nil || l == only) && q.isReady(l, room, t, refused)
+		}, true, t)
 		switch {
 		case m == nil:
 			return
 		case m.lane.free == nil: // there is nothing to wait for
 			q.decide(m, grant{})
 		case !q.give(m.lane.free, t):
-			return
+			refused = append(refused, m.lane.free)
 		}
 	}
 }
@@ -284,7 +287,7 @@ func (q *waiters) give(w *worker.Worker, t time.Time) bool {
 	if w.IsFull() {
 		return false
 	}
-	m := q.first(func(l *lane, room kvscore.Room) bool { return q.hasRoom(l, w, room, t) }, t)
+	m := q.first(func(l *lane, room kvscore.Room) bool { return q.hasRoom(l, w, room, t) }, false, t)
 	if m == nil || !w.TakeSlot() {
 		return false
 	}
@@ -297,12 +300,13 @@ func (q *waiters) hasRoom(l *lane, w *worker.Worker, room kvscore.Room, t time.T
 	return l.rankIn(q.roomsFor(l, w, t), room) >= 0 && l.canUse(w, t) && q.workers.spares(&l.want, l.offers, t)
 }
 
-// first returns the first waiter of some lanes; nil if there is none. The caller holds the lock.
-func (q *waiters) first(may func(l *lane, room kvscore.Room) bool, t time.Time) *waiter {
+// first returns the first waiter of some lanes; nil if there is none. Lanes are apart if they may use different
+// workers. The caller holds the lock.
+func (q *waiters) first(may func(l *lane, room kvscore.Room) bool, apart bool, t time.Time) *waiter {
 	e := q.order.First(func(key any, room kvscore.Room) bool {
 		l, ok := key.(*lane)
 		return ok && may(l, room)
-	}, t)
+	}, apart, t)
 	if e == nil {
 		return nil
 	}

@@ -87,6 +87,7 @@ type Queue struct {
 type lane struct {
 	key   any
 	bands []*band // in order, none empty
+	most  kvscore.Room
 }
 
 // band is the requests of a lane that no class nor tenant parts.
@@ -238,18 +239,26 @@ func (q *Queue) leastOf(s *service) float64 {
 }
 
 // First returns the first request of the lanes that may start; nil if there is none. may says whether a lane
-// has a room. It is asked for more room only if the lane has less.
-func (q *Queue) First(may func(lane any, room kvscore.Room) bool, now time.Time) *Entry {
-	var best *flow
+// has a room. It is asked for more room only if the lane has less. Lanes that are not apart have the same room.
+// There, no request passes one that waits for more: see MayPass.
+func (q *Queue) First(may func(lane any, room kvscore.Room) bool, apart bool, now time.Time) *Entry {
+	var best, bound *flow
 	for _, l := range q.lanes {
-		most := kvscore.NoRoom
-		for most < kvscore.Empty && may(l.key, most+1) {
-			most++
+		l.most = kvscore.NoRoom
+		for l.most < kvscore.Empty && may(l.key, l.most+1) {
+			l.most++
 		}
-		if most == kvscore.NoRoom {
+		if l.most > kvscore.NoRoom && !apart {
+			bound = l.least(bound)
+		}
+	}
+	for _, l := range q.lanes {
+		if l.most == kvscore.NoRoom {
 			continue
 		}
-		n := l.first(now, func(n *flow) bool { return n.heap[0].Surplus <= most || !q.hasSurplus(n.account, now) })
+		n := l.first(now, func(n *flow) bool {
+			return (n.heap[0].Surplus <= l.most || !q.hasSurplus(n.account, now)) && (bound == nil || bound.lets(n.in, n.account.used))
+		})
 		if n != nil && (best == nil || n.precedes(best)) {
 			best = n
 		}
@@ -263,21 +272,39 @@ func (q *Queue) First(may func(lane any, room kvscore.Room) bool, now time.Time)
 // MayPass returns whether a request that comes may start before those of some lanes that wait for more room. It may if
 // First would find it there.
 func (q *Queue) MayPass(c *Class, tenant uint64, tier int, in func(lane any) bool) bool {
-	own, class := 0.0, q.services[c.name()] // both have no service if they are not known
+	var bound *flow
+	for _, l := range q.lanes {
+		if in(l.key) {
+			bound = l.least(bound)
+		}
+	}
+	own := 0.0 // it has no service if it is not known
 	if a := q.accounts[account{c.name(), tenant}]; a != nil {
 		own = a.used
 	}
-	for _, l := range q.lanes {
-		b := l.bands[0]
-		if class == nil || b.background || tier < b.tier || !in(l.key) {
-			continue
-		}
-		of := b.first()
-		if tier > b.tier || class.used > of.class.used || class == of.class && own > of.heap[0].account.used+slack {
-			return false
-		}
+	of := &band{background: c.isBackground(), tier: tier}
+	return bound == nil || bound.lets(&flows{class: q.services[c.name()], of: of}, own)
+}
+
+// least returns the first request of the lane by service alone, or least if that is before it.
+func (l *lane) least(least *flow) *flow {
+	c := l.bands[0].first()
+	n := c.heap[0]
+	if least == nil || cmp.Or(c.of.compare(least.in.of), c.class.compare(least.in.class), cmp.Compare(n.account.used, least.account.used)) < 0 {
+		return n
 	}
-	return true
+	return least
+}
+
+// lets returns whether a tenant with some service, in a class that may be nil, may pass n.
+func (n *flow) lets(in *flows, used float64) bool {
+	switch c := in.of.compare(n.in.of); {
+	case c != 0:
+		return c < 0
+	case in.class != n.in.class:
+		return in.class == nil || in.class.used <= n.in.class.used
+	}
+	return used <= n.account.used+slack
 }
 
 // HasSurplus returns whether more requests of the tenant wait than can start at once. While light tenants come, that is
@@ -496,9 +523,11 @@ func (q *Queue) drop(n *flow) {
 
 // first returns the class with the least service.
 func (b *band) first() *flows {
-	return slices.MinFunc(b.classes, func(a, b *flows) int {
-		return cmp.Or(cmp.Compare(a.class.used, b.class.used), cmp.Compare(a.class.name, b.class.name))
-	})
+	return slices.MinFunc(b.classes, func(a, b *flows) int { return a.class.compare(b.class) })
+}
+
+func (s *service) compare(o *service) int {
+	return cmp.Or(cmp.Compare(s.used, o.used), cmp.Compare(s.name, o.name))
 }
 
 // first returns the tenant whose request is the first of the lane.
@@ -523,7 +552,7 @@ func (n *flow) precedes(o *flow) bool {
 		return c < 0
 	}
 	if a.of != b.of {
-		return cmp.Or(cmp.Compare(a.of.used, b.of.used), cmp.Compare(a.of.name, b.of.name)) < 0
+		return a.of.compare(b.of) < 0
 	}
 	if a != b {
 		if d := a.used - b.used; math.Abs(d) > slack || n.due().Equal(o.due()) {

@@ -18,7 +18,7 @@ func always(any, kvscore.Room) bool { return true }
 func run(q *Queue, until time.Duration, more func(now time.Time), served func(*Entry, time.Time)) {
 	for now := t0; now.Before(t0.Add(until)); {
 		more(now)
-		e := q.First(always, now)
+		e := q.First(always, false, now)
 		if e == nil {
 			now = now.Add(time.Millisecond)
 			continue
@@ -96,7 +96,7 @@ func TestSurplusWaits(t *testing.T) {
 	some := func(_ any, room kvscore.Room) bool { return room < kvscore.Empty }
 	q.Charge(nil, 2, 1, 100, t0)
 	for range 10 {
-		if e := q.First(some, t0); e == nil || e.Tenant != 1 {
+		if e := q.First(some, false, t0); e == nil || e.Tenant != 1 {
 			t.Fatalf("alone, %+v is first", e)
 		}
 		q.Charge(nil, 1, 1, 100, t0)
@@ -104,7 +104,7 @@ func TestSurplusWaits(t *testing.T) {
 	passed := 0.0
 	for {
 		q.Push(&Entry{Tenant: 2, Cost: 100, Arrival: t0}, t0)
-		e := q.First(some, t0)
+		e := q.First(some, false, t0)
 		if e == nil {
 			break
 		}
@@ -118,7 +118,7 @@ func TestSurplusWaits(t *testing.T) {
 	if passed < slack || passed > slack+200 {
 		t.Errorf("others passed it by %v", passed)
 	}
-	if e := q.First(always, t0); e == nil || e.Tenant != 1 || !q.HasSurplus(nil, 1, t0) || q.HasSurplus(nil, 2, t0) {
+	if e := q.First(always, false, t0); e == nil || e.Tenant != 1 || !q.HasSurplus(nil, 1, t0) || q.HasSurplus(nil, 2, t0) {
 		t.Errorf("%+v is first", e)
 	}
 	for i := range uint64(40) {
@@ -221,7 +221,7 @@ func TestOrderInATenant(t *testing.T) {
 				q.Push(&a, t0)
 				q.Push(&b, t0)
 			}
-			if q.First(always, t0.Add(20*time.Second)) != &a {
+			if q.First(always, false, t0.Add(20*time.Second)) != &a {
 				t.Errorf("%s, swapped %v: the other one is first", name, swap)
 			}
 		}
@@ -248,7 +248,7 @@ func TestQueueStaysWhole(t *testing.T) {
 			in = append(in, e)
 		case n < 8:
 			lane := r.IntN(5)
-			e := q.First(func(l any, _ kvscore.Room) bool { return l == lane }, now)
+			e := q.First(func(l any, _ kvscore.Room) bool { return l == lane }, false, now)
 			if e == nil {
 				continue
 			}
@@ -282,11 +282,11 @@ func TestQueueStaysWhole(t *testing.T) {
 		}
 	}
 	for len(in) > 0 {
-		e := q.First(always, now)
+		e := q.First(always, false, now)
 		q.Remove(e)
 		in = removed(in, e)
 	}
-	if q.Len() != 0 || len(q.lanes) != 0 || len(q.accounts) != 0 || q.First(always, now) != nil {
+	if q.Len() != 0 || len(q.lanes) != 0 || len(q.accounts) != 0 || q.First(always, false, now) != nil {
 		t.Errorf("left: %+v", q)
 	}
 }
