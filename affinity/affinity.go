@@ -4,8 +4,8 @@
 // [Bindings], the store, maps a session's [Key] to a [Binding]: a target (worker and
 // data-parallel rank) and a sliding time to live.
 //
-// [Sessions] coordinates the requests of one router over a store. Concurrent first requests
-// of a session go to one target. A binding does not expire while a request uses it.
+// A [Use] is a request's part in its session. Concurrent first requests of a session go to one
+// target. A binding does not expire while the session has live requests.
 //
 // A binding of kind [EngineBacked] stands for a session that the engine itself holds open.
 // If such a binding expires, is evicted or is replaced, the store reports its end once to its

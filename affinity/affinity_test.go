@@ -12,24 +12,24 @@ func TestCollidingSessionsDoNotShareABinding(t *testing.T) {
 	var l ends
 	r := open(t, Options{OnExpire: l.record})
 	a, b := Key{15: 1}, Key{15: 2} // their first halves are what ristretto finds them by
-	bound, _, _ := r.Bind(background, a, 0, want(on(1), time.Minute, EngineBacked))
-	if _, ok := r.Get(b); ok {
+	bound, _, _ := r.Bind(a, 0, want(on(1), time.Minute, EngineBacked))
+	if _, ok := r.Peek(b); ok {
 		t.Fatal("b reads a's binding")
 	}
 	if _, ok := r.Unbind(b, bound.Version); ok {
 		t.Fatal("b removes a's binding")
 	}
-	if _, ok, err := r.Bind(background, b, 0, want(on(2), time.Minute, EngineBacked)); !ok || err != nil {
+	if _, ok, err := r.Bind(b, 0, want(on(2), time.Minute, EngineBacked)); !ok || err != nil {
 		t.Fatal(ok, err)
 	}
-	if got, ok := r.Get(b); !ok || got.Target != on(2) {
+	if got, ok := r.Peek(b); !ok || got.Target != on(2) {
 		t.Fatalf("b = %+v, %v", got, ok)
 	}
-	if _, ok := r.Get(a); ok {
+	if _, ok := r.Peek(a); ok {
 		t.Fatal("a reads b's binding")
 	}
 	settled(t, r)
-	if got := l.take(); len(got) != 1 || got[0] != (ended{a, bound.Version, Evicted}) {
+	if got := l.take(); len(got) != 1 || got[0] != (reported{a, bound.Version, Evicted}) {
 		t.Fatalf("reported %v", got)
 	}
 	if r.Len() != 1 {
@@ -99,7 +99,7 @@ func TestClosedStoreIsEmpty(t *testing.T) {
 	b := mustPut(t, r, "s", 1, time.Minute, EngineBacked)
 	r.Close()
 	for name, do := range map[string]func(Key) (Binding, bool){
-		"get":    func(k Key) (Binding, bool) { return r.Get(k) },
+		"get":    func(k Key) (Binding, bool) { return r.Peek(k) },
 		"touch":  func(k Key) (Binding, bool) { return r.Touch(k, b.Version) },
 		"unbind": func(k Key) (Binding, bool) { return r.Unbind(k, b.Version) },
 	} {
@@ -107,7 +107,7 @@ func TestClosedStoreIsEmpty(t *testing.T) {
 			t.Errorf("%s: %+v, %v", name, got, ok)
 		}
 	}
-	if _, ok, err := r.Bind(background, named("s"), 0, b.Want); ok || !errors.Is(err, ErrFull) {
+	if _, ok, err := r.Bind(named("s"), 0, b.Want); ok || !errors.Is(err, ErrFull) {
 		t.Errorf("bound %v, %v", ok, err)
 	}
 	if page := r.List(Key{}, 10); len(page) != 0 {
@@ -189,7 +189,7 @@ func TestOneScopeTakesItsShare(t *testing.T) {
 		t.Helper()
 		for _, k := range keys[:n] {
 			c.advance(1)
-			if _, ok, err := r.Bind(background, k, 0, Want{Target: on(1), TTL: time.Hour, Scope: scope}); !ok || err != nil {
+			if _, ok, err := r.Bind(k, 0, Want{Target: on(1), TTL: time.Hour, Scope: scope}); !ok || err != nil {
 				t.Fatal(ok, err)
 			}
 		}
@@ -245,21 +245,20 @@ func TestOneScopeTakesItsShare(t *testing.T) {
 func TestBindingsInUseAreSpared(t *testing.T) {
 	var c fakeClock
 	r := open(t, Options{Clock: c.now, MaxSessions: 200})
-	s := NewSessions(r)
 	keys := numbered(201)
 	uses := make([]Use, 200)
 	for i := range uses {
-		bindUse(t, s, &uses[i], keys[i])
+		bindUse(t, r, &uses[i], keys[i])
 	}
 	c.advance(1)
-	if _, _, err := r.Bind(background, keys[200], 0, want(on(2), time.Hour, RouterOnly)); err != ErrFull {
+	if _, _, err := r.Bind(keys[200], 0, want(on(2), time.Hour, RouterOnly)); err != ErrFull {
 		t.Errorf("all are in use: %v", err)
 	}
 	for i := range 20 {
 		uses[i].End(0)
 	}
 	c.advance(1)
-	if _, ok, err := r.Bind(background, keys[200], 0, want(on(2), time.Hour, RouterOnly)); !ok || err != nil {
+	if _, ok, err := r.Bind(keys[200], 0, want(on(2), time.Hour, RouterOnly)); !ok || err != nil {
 		t.Errorf("some are free: %v, %v", ok, err)
 	}
 	for i := 20; i < len(uses); i++ {

@@ -29,14 +29,14 @@ func filled(b *testing.B, n int) (*Bindings, []Key) {
 	r := open(b, Options{MaxSessions: n})
 	keys := numbered(n)
 	for _, k := range keys {
-		if _, ok, err := r.Bind(background, k, 0, want(on(1), time.Hour, EngineBacked)); !ok || err != nil {
+		if _, ok, err := r.Bind(k, 0, want(on(1), time.Hour, EngineBacked)); !ok || err != nil {
 			b.Fatal(ok, err)
 		}
 	}
 	// As a store that has been in use for a while.
 	r.sweep()
 	for _, k := range keys {
-		r.Get(k)
+		r.Peek(k)
 	}
 	runtime.GC()
 	b.ReportAllocs()
@@ -51,7 +51,7 @@ func BenchmarkBindFull(b *testing.B) {
 	for b.Loop() {
 		var key Key
 		binary.LittleEndian.PutUint64(key[:8], rnd.Uint64())
-		if _, _, err := r.Bind(background, key, 0, want(on(1), time.Hour, RouterOnly)); err != nil {
+		if _, _, err := r.Bind(key, 0, want(on(1), time.Hour, RouterOnly)); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -77,10 +77,9 @@ func BenchmarkSweep(b *testing.B) {
 // BenchmarkTurn is what a turn of a bound session costs: begin, find, end.
 func BenchmarkTurn(b *testing.B) {
 	r, keys := filled(b, 1_000_000)
-	s := NewSessions(r)
 	for b.Loop() {
 		var u Use
-		s.Begin(&u, keys[rand.IntN(len(keys))])
+		r.Begin(&u, keys[rand.IntN(len(keys))])
 		bound, _, _ := u.Find(background, Patience)
 		u.End(bound.Version)
 	}

@@ -2,10 +2,10 @@ package affinity
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"math"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/dgraph-io/ristretto/v2"
@@ -34,9 +34,9 @@ type Options struct {
 
 	// OnExpire gets the end of each EngineBacked binding that expired, was evicted, or was
 	// replaced by a binding to another target. The store calls it exactly once for each
-	// such end, one call at a time, in order for a session. The calling goroutine holds no
-	// lock: OnExpire may use the store, except for Close. Close drops the ends that are
-	// not yet reported. There is no call after Close has returned.
+	// such end, one call at a time and in order. OnExpire may use the store, except for
+	// Close and Reported. Close drops the ends that are not yet reported. There is no call
+	// after Close has returned.
 	//
 	// The session may have a new binding by then. Call Peek first, and do not release a
 	// session that is back on the same target. A slow OnExpire delays later calls. While
@@ -72,11 +72,15 @@ type Bindings struct {
 	clock   func() time.Time // nil stands for time.Now
 	journal Journal          // may be nil
 	start   time.Time
-	queue   *queue
 	stop    chan struct{}
-	swept   chan struct{}
+	stopped chan struct{}
+	waiting atomic.Int64 // requests: see Waiting
 
 	closeOnce sync.Once
+
+	onExpire  func(key Key, b Binding, why Reason) // may be nil
+	wake      chan struct{}                        // has a value when an end waits
+	reporting sync.Mutex                           // is held during a call of onExpire
 
 	mu      sync.Mutex // guards all below, and the entries
 	closed  bool
@@ -84,6 +88,7 @@ type Bindings struct {
 	roster  roster
 	version Version              // the last one
 	ends    [Replaced + 1]uint64 // by reason, but for Replaced; 0: unbound, or not accepted
+	pending []ended              // what onExpire has not got yet
 	active  map[Key]*active      // the sessions with live requests
 }
 
@@ -103,8 +108,11 @@ func NewBindings(o Options) (*Bindings, error) {
 		journal: o.Journal,
 		start:   start,
 		stop:    make(chan struct{}),
-		swept:   make(chan struct{}),
+		stopped: make(chan struct{}),
 		active:  make(map[Key]*active),
+
+		onExpire: o.OnExpire,
+		wake:     make(chan struct{}, 1),
 		// The versions of an earlier run began at its start and grew by one a Bind. They stay
 		// below the present time, for no store binds 10^9 times a second.
 		version: Version(max(start.UnixNano(), 1)), //nolint:gosec // positive
@@ -126,8 +134,7 @@ func NewBindings(o Options) (*Bindings, error) {
 		return nil, fmt.Errorf("affinity: creating cache: %w", err)
 	}
 	r.cache = cache
-	r.queue = newQueue(o.OnExpire)
-	go r.sweepLoop(o.Sweep)
+	go r.run(o.Sweep)
 	return r, nil
 }
 
@@ -139,71 +146,41 @@ func (r *Bindings) now() int64 {
 	return int64(r.clock().Sub(r.start))
 }
 
-// Get returns the session's binding and restarts its time to live. It returns false for a session
-// that is unknown or expired.
-func (r *Bindings) Get(key Key) (Binding, bool) {
-	return r.read(&key, anyVersion, true)
-}
-
 // Peek returns the session's binding without extending its life.
 func (r *Bindings) Peek(key Key) (Binding, bool) {
-	return r.read(&key, anyVersion, false)
+	return r.with(&key, func(*entry, int64) bool { return true })
 }
 
 // Touch restarts the binding's time to live if it has the version expect.
 func (r *Bindings) Touch(key Key, expect Version) (Binding, bool) {
-	b, ok := r.read(&key, expect, true)
+	b, ok := r.with(&key, func(e *entry, now int64) bool { return e.version == expect && e.slide(now) })
 	if ok && r.journal != nil {
 		r.journal.Used(key)
 	}
 	return b, ok
 }
 
-// anyVersion is a version that no binding reaches.
-const anyVersion Version = math.MaxUint64
-
-// read returns the session's binding. If it has the version, read slides it and returns true.
-func (r *Bindings) read(key *Key, v Version, slide bool) (b Binding, ok bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	now := r.now()
-	e := r.find(key, now)
-	if e == nil {
-		return Binding{}, false
-	}
-	if ok = v == anyVersion || e.version == v; ok && slide {
-		e.slide(now)
-	}
-	return r.binding(e), ok
-}
-
 // Unbind ends the session's binding if it has the version expect, and returns it. OnExpire does
 // not get this end.
-func (r *Bindings) Unbind(key Key, expect Version) (b Binding, ok bool) {
-	b, ok = r.end(&key, func(e *entry) bool { return e.version == expect })
+func (r *Bindings) Unbind(key Key, expect Version) (Binding, bool) {
+	b, ok := r.with(&key, func(e *entry, _ int64) bool { return e.version == expect && r.finish(e, 0) })
 	if ok && r.journal != nil {
 		r.journal.Unbound(key, expect)
 	}
 	return b, ok
 }
 
-// end ends the session's binding without a report, if its entry is one that ends. It returns the
-// binding.
-func (r *Bindings) end(key *Key, ends func(*entry) bool) (b Binding, ok bool) {
+// with does something to the session's live entry. It returns the binding, and what do has returned.
+func (r *Bindings) with(key *Key, do func(e *entry, now int64) bool) (b Binding, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if e := r.find(key, r.now()); e != nil {
+	now := r.now()
+	if e := r.find(key, now); e != nil {
+		ok = do(e, now)
 		b = r.binding(e)
-		if ok = ends(e); ok {
-			r.finish(e, 0)
-		}
 	}
 	return b, ok
 }
-
-// Reported waits until OnExpire has got the ends that happened before. OnExpire must not call
-// it.
-func (r *Bindings) Reported(ctx context.Context) { r.queue.flush(ctx) }
 
 // Len returns the number of bindings. An expired one counts until its end is noticed.
 func (r *Bindings) Len() int {
@@ -252,12 +229,13 @@ func (r *Bindings) Close() error {
 	r.closeOnce.Do(func() {
 		r.mu.Lock()
 		r.closed = true
-		r.roster.slots = nil
+		r.roster.slots, r.pending = nil, nil
 		clear(r.roster.counts)
 		r.mu.Unlock()
 		close(r.stop)
-		<-r.swept
-		r.queue.close()
+		<-r.stopped
+		r.reporting.Lock() // a call that Reported has made
+		defer r.reporting.Unlock()
 		r.cache.Close()
 	})
 	return nil
@@ -280,7 +258,7 @@ type write struct {
 //
 // Bind to the same target renews the binding and reports no end, even if the kind changes. A
 // caller that makes an EngineBacked binding RouterOnly must release the engine's session itself.
-func (r *Bindings) Bind(_ context.Context, key Key, expect Version, want Want) (b Binding, bound bool, err error) {
+func (r *Bindings) Bind(key Key, expect Version, want Want) (b Binding, bound bool, err error) {
 	if want.TTL <= 0 {
 		return Binding{}, false, ErrTTL
 	}
@@ -311,13 +289,11 @@ func (r *Bindings) bind(key *Key, expect Version, want Want) (b Binding, bound b
 }
 
 func (r *Bindings) rebind(e *entry, w *write) Binding {
-	if e.Kind == EngineBacked && e.Target != w.Target && w.version == 0 {
-		r.queue.push(&event{key: e.key, binding: r.binding(e), why: Replaced})
+	if e.Target != w.Target && w.version == 0 {
+		r.report(e, Replaced)
 	}
-	due := e.due
-	if e.set(w, r.versionOf(w)); e.due < due {
-		r.roster.hasten(e)
-	}
+	e.set(w, r.versionOf(w))
+	r.roster.slots[e.slot].check = e.due()
 	return r.binding(e)
 }
 
@@ -348,6 +324,9 @@ func (r *Bindings) insert(key *Key, w *write) (Binding, bool) {
 		r.cache.Wait()
 	}
 	r.cache.Wait()
+	if a := r.active[*key]; a != nil {
+		a.settle()
+	}
 	return r.binding(e), true
 }
 

@@ -27,12 +27,12 @@ func TestOnExpireUsesTheStore(t *testing.T) {
 	var left atomic.Bool
 	r = open(t, Options{MaxSessions: 1, OnExpire: func(k Key, _ Binding, _ Reason) {
 		<-ready
-		if _, _, err := r.Bind(background, k, 0, want(on(9), time.Hour, RouterOnly)); err != nil {
+		if _, _, err := r.Bind(k, 0, want(on(9), time.Hour, RouterOnly)); err != nil {
 			t.Errorf("bind from OnExpire: %v", err)
 		}
 		close(entered)
 		<-leave
-		_, _ = r.Get(k)
+		_, _ = r.Peek(k)
 		left.Store(true)
 	}})
 	mustPut(t, r, "a", 1, time.Hour, EngineBacked)
@@ -94,10 +94,10 @@ func TestUsesDoNotAllocate(t *testing.T) {
 	b := mustPut(t, r, "s", 1, time.Hour, EngineBacked)
 	known, unknown, w := named("s"), named("unknown"), want(on(1), time.Hour, EngineBacked)
 	for name, do := range map[string]func(){
-		"get of a known session":    func() { r.Get(known) },
-		"get of an unknown session": func() { r.Get(unknown) },
+		"get of a known session":    func() { r.Peek(known) },
+		"get of an unknown session": func() { r.Peek(unknown) },
 		"touch":                     func() { r.Touch(known, b.Version) },
-		"bind of a known session":   func() { b, _, _ = r.Bind(background, known, b.Version, w) },
+		"bind of a known session":   func() { b, _, _ = r.Bind(known, b.Version, w) },
 	} {
 		if n := testing.AllocsPerRun(10_000, do); n != 0 {
 			t.Errorf("%s: %v allocations", name, n)
@@ -118,17 +118,17 @@ func TestUndeliveredEndsAreBounded(t *testing.T) {
 	var b Binding
 	var err error
 	for i := range uint64(rounds) {
-		if b, _, err = r.Bind(background, named("s"), b.Version, want(on(i), time.Hour, EngineBacked)); err != nil {
+		if b, _, err = r.Bind(named("s"), b.Version, want(on(i), time.Hour, EngineBacked)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	close(release)
-	r.Reported(background)
+	r.Reported()
 	if n := calls.Load(); n < maxEnds || n > rounds-above {
 		t.Errorf("%d of %d ends were delivered, the bound is %d", n, rounds-1, maxEnds)
 	}
 	mustPut(t, r, "s", 1, time.Hour, EngineBacked)
-	if r.Reported(background); calls.Load() == 0 {
+	if r.Reported(); calls.Load() == 0 {
 		t.Error("no end was delivered after it caught up")
 	}
 }

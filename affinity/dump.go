@@ -1,7 +1,6 @@
 package affinity
 
 import (
-	"context"
 	"time"
 )
 
@@ -35,22 +34,18 @@ func (r *Bindings) Dump(each func([]Saved) bool) bool {
 }
 
 // Restore binds a session as it was before, if it has no binding now. The time to live
-// continues from the last use. Restore returns false without an error if the session has a
-// binding, or if its time is over. It does the same if the store is full of bindings that were
-// used later.
-func (r *Bindings) Restore(_ context.Context, s *Saved) (bool, error) {
-	if s.TTL <= 0 {
-		return false, ErrTTL
-	}
+// continues from the last use. Restore returns false if the session has a binding, if its time is
+// over, or if the store is full of bindings that were used later.
+func (r *Bindings) Restore(s *Saved) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	w := r.saved(s)
 	w.restores = true
-	if s.Idle >= w.TTL || r.find(&s.Key, w.now) != nil {
-		return false, nil
+	if w.idle >= int64(w.TTL) || r.find(&s.Key, w.now) != nil {
+		return false
 	}
 	_, done := r.insert(&s.Key, &w)
-	return done, nil
+	return done
 }
 
 // Follow takes over a binding that another router has made, if its version is greater than that of
@@ -96,12 +91,14 @@ func (r *Bindings) lastVersion() Version {
 }
 
 // FollowUse restarts the time to live of a session that another router has used.
-func (r *Bindings) FollowUse(key Key) { r.read(&key, anyVersion, true) }
+func (r *Bindings) FollowUse(key Key) { r.with(&key, (*entry).slide) }
 
 // FollowEnd ends a binding that another router has ended, unless the session has a later one. It
 // ends any of an engine's session, without a report: the other router has closed it.
 func (r *Bindings) FollowEnd(key Key, v Version) {
-	r.end(&key, func(e *entry) bool { return e.version <= v || e.Kind == EngineBacked })
+	r.with(&key, func(e *entry, _ int64) bool {
+		return (e.version <= v || e.Kind == EngineBacked) && r.finish(e, 0)
+	})
 }
 
 // Changes returns a number that grows with each Bind.

@@ -1,7 +1,6 @@
 package affinity
 
 import (
-	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -29,7 +28,7 @@ func TestRestoredBindingsLiveOn(t *testing.T) {
 	for i := range 5 {
 		w := want(on(uint64(i)), time.Minute, Kind(i%2))
 		w.Scope = uint32(i)
-		if _, ok, err := old.Bind(background, named(fmt.Sprint(i)), 0, w); !ok || err != nil {
+		if _, ok, err := old.Bind(named(fmt.Sprint(i)), 0, w); !ok || err != nil {
 			t.Fatal(ok, err)
 		}
 		clock.advance(10 * time.Second)
@@ -43,9 +42,7 @@ func TestRestoredBindingsLiveOn(t *testing.T) {
 	fresh := open(t, Options{Clock: clock.now})
 	for _, s := range saved {
 		s.Idle += down
-		if _, err := fresh.Restore(background, &s); err != nil {
-			t.Fatal(err)
-		}
+		fresh.Restore(&s)
 	}
 	for i := range 5 {
 		idle := time.Duration(5-i)*10*time.Second + down
@@ -76,27 +73,26 @@ func TestRestoredBindingsLiveOn(t *testing.T) {
 func TestRestoreRefuses(t *testing.T) {
 	clock := new(fakeClock)
 	r := open(t, Options{Clock: clock.now})
-	s := NewSessions(r)
 	var u Use
-	live := bindUse(t, s, &u, named("a"))
+	live := bindUse(t, r, &u, named("a"))
 	clock.advance(2 * time.Hour) // a request uses the binding
 	saved := dumped(t, r)[named("a")]
 	if saved.Idle != 0 || saved.Target != on(1) {
 		t.Errorf("dumped as %+v", saved)
 	}
 	saved.Target = on(2)
-	if done, err := r.Restore(background, &saved); done || err != nil {
-		t.Error(done, err)
+	if r.Restore(&saved) {
+		t.Error("one that a request uses is replaced")
 	}
 	if b, _ := r.Peek(named("a")); b.Version != live.Version || b.Target != on(1) {
 		t.Errorf("the live binding is %+v now", b)
 	}
-	if _, err := r.Restore(background, &Saved{Key: named("b")}); !errors.Is(err, ErrTTL) {
-		t.Error(err)
+	if r.Restore(&Saved{Key: named("b")}) {
+		t.Error("one without a time to live is restored")
 	}
 	r.Close()
-	if done, err := r.Restore(background, &saved); done || err != nil {
-		t.Error(done, err)
+	if r.Restore(&saved) {
+		t.Error("a closed store restores")
 	}
 }
 
@@ -106,11 +102,11 @@ func TestRestoreKeepsWhatWasUsedLast(t *testing.T) {
 	r := open(t, Options{Clock: clock.now, MaxSessions: 1000})
 	clock.advance(time.Hour)
 	for i := range 500 {
-		r.Bind(background, named(fmt.Sprint("live", i)), 0, want(on(1), time.Hour, RouterOnly))
+		r.Bind(named(fmt.Sprint("live", i)), 0, want(on(1), time.Hour, RouterOnly))
 	}
 	for i := range 2000 {
 		idle := time.Duration(i*7%2000) * time.Second
-		r.Restore(background, &Saved{Key: named(fmt.Sprint("old", i)), Want: want(on(2), time.Hour, RouterOnly), Idle: idle})
+		r.Restore(&Saved{Key: named(fmt.Sprint("old", i)), Want: want(on(2), time.Hour, RouterOnly), Idle: idle})
 	}
 	if n := r.Len(); n != 1000 {
 		t.Errorf("%d bindings of 1000", n)

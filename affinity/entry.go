@@ -16,10 +16,10 @@ const entryBytes = 272
 // entry holds a session's binding. The store's lock guards it.
 type entry struct {
 	Want
-	key       Key
-	due, used int64 // in nanoseconds of the store's clock
-	version   Version
-	slot      int32 // the index in the roster
+	key     Key
+	used    int64 // in nanoseconds of the store's clock
+	version Version
+	slot    int32 // the index in the roster
 }
 
 // hash returns what ristretto finds the entry by. Keys are keyed hashes, so a part of one is
@@ -30,18 +30,19 @@ func (e *entry) set(w *write, v Version) {
 	w.Scope = e.Scope // the roster counts it
 	e.Want, e.version = w.Want, v
 	e.used = w.now - w.idle
-	e.due = e.used + int64(w.TTL)
 }
 
-// slide restarts the time to live. A restored binding may have been used later than now.
-func (e *entry) slide(now int64) {
-	if now > e.used {
-		e.used, e.due = now, now+int64(e.TTL)
-	}
+// due returns when the binding ends if it is not used before.
+func (e *entry) due() int64 { return e.used + int64(e.TTL) }
+
+// slide restarts the time to live, and returns true. A restored binding may have been used later than now.
+func (e *entry) slide(now int64) bool {
+	e.used = max(e.used, now)
+	return true
 }
 
 func (r *Bindings) binding(e *entry) Binding {
-	return Binding{Want: e.Want, Expires: r.start.Add(time.Duration(e.due)), Version: e.version}
+	return Binding{Want: e.Want, Expires: r.start.Add(time.Duration(e.due())), Version: e.version}
 }
 
 // find returns the session's live entry, nil if it has none. The caller holds mu, as for all
@@ -60,7 +61,7 @@ func (r *Bindings) find(key *Key, now int64) *entry {
 // Otherwise lives ends it.
 func (r *Bindings) lives(e *entry, now int64) bool {
 	switch {
-	case e.due > now:
+	case e.due() > now:
 	case r.uses(e):
 		e.slide(now)
 	default:
@@ -70,19 +71,18 @@ func (r *Bindings) lives(e *entry, now int64) bool {
 	return true
 }
 
-func (r *Bindings) uses(e *entry) bool {
-	a := r.active[e.key]
-	return a != nil && a.version == e.version
-}
+func (r *Bindings) uses(e *entry) bool { return r.active[e.key] != nil }
 
-// finish ends the entry's binding and removes the entry. It reports the end unless the reason is 0.
-func (r *Bindings) finish(e *entry, why Reason) {
+// finish ends the entry's binding and removes the entry. It reports the end unless the reason is 0. It
+// returns true.
+func (r *Bindings) finish(e *entry, why Reason) bool {
 	r.ends[why]++
-	if e.Kind == EngineBacked && why != 0 {
-		r.queue.push(&event{key: e.key, binding: r.binding(e), why: why})
+	if why != 0 {
+		r.report(e, why)
 	}
 	r.roster.remove(e)
 	r.cache.Del(e.key.hash())
+	return true
 }
 
 // evict ends the entry's binding to make room. Unless forced, it spares one that live requests
@@ -93,7 +93,7 @@ func (r *Bindings) evict(e *entry, now int64, force bool) bool {
 		return false
 	}
 	why := Evicted
-	if e.due <= now {
+	if e.due() <= now {
 		why = Expired
 	}
 	r.finish(e, why)

@@ -1,7 +1,6 @@
 package affinity
 
 import (
-	"context"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -47,7 +46,6 @@ func TestStoresAgree(t *testing.T) {
 				heard[i][from]++
 			}
 		}
-		ctx := context.Background()
 		for range 500 {
 			i, key := rng.IntN(3), Key{byte(rng.IntN(4))}
 			var err error
@@ -58,7 +56,7 @@ func TestStoresAgree(t *testing.T) {
 			case 1:
 				stores[i].Touch(key, b.Version)
 			default:
-				_, _, err = stores[i].Bind(ctx, key, b.Version, Want{Target: kvscore.Target{Worker: rng.Uint64N(9)}, TTL: time.Hour})
+				_, _, err = stores[i].Bind(key, b.Version, Want{Target: kvscore.Target{Worker: rng.Uint64N(9)}, TTL: time.Hour})
 			}
 			if err != nil {
 				t.Fatal(err)
@@ -75,7 +73,7 @@ func TestStoresAgree(t *testing.T) {
 				}
 			}
 			b, _ := stores[0].Peek(key)
-			if _, ok, err := stores[0].Bind(ctx, key, b.Version, Want{Target: kvscore.Target{Worker: 77}, TTL: time.Hour}); !ok || err != nil {
+			if _, ok, err := stores[0].Bind(key, b.Version, Want{Target: kvscore.Target{Worker: 77}, TTL: time.Hour}); !ok || err != nil {
 				t.Fatal(ok, err)
 			}
 		}
@@ -130,5 +128,5 @@ func TestFollowedSessionsOfEngines(t *testing.T) {
 	if r.Skip(math.MaxInt64 - 1); r.Changes() > first+1000 {
 		t.Error("the versions of further bindings cannot be right")
 	}
-	r.Reported(t.Context())
+	r.Reported()
 }

@@ -19,8 +19,8 @@ var epoch = time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
 func (c *fakeClock) now() time.Time          { return epoch.Add(time.Duration(c.ns.Load())) }
 func (c *fakeClock) advance(d time.Duration) { c.ns.Add(int64(d)) }
 
-// ended is one call of OnExpire.
-type ended struct {
+// reported is one call of OnExpire.
+type reported struct {
 	key     Key
 	version Version
 	why     Reason
@@ -29,18 +29,18 @@ type ended struct {
 // ends records the calls of OnExpire.
 type ends struct {
 	mu   sync.Mutex
-	all  []ended
+	all  []reported
 	full []Binding
 }
 
 func (l *ends) record(key Key, b Binding, why Reason) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.all = append(l.all, ended{key, b.Version, why})
+	l.all = append(l.all, reported{key, b.Version, why})
 	l.full = append(l.full, b)
 }
 
-func (l *ends) take() []ended {
+func (l *ends) take() []reported {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	all := l.all
@@ -79,17 +79,16 @@ func want(t kvscore.Target, ttl time.Duration, kind Kind) Want {
 }
 
 func get(r *Bindings, session string) (Binding, bool) {
-	b, ok := r.Get(named(session))
-	return b, ok
+	r.FollowUse(named(session))
+	return peek(r, session)
 }
 
 func peek(r *Bindings, session string) (Binding, bool) {
-	b, ok := r.Peek(named(session))
-	return b, ok
+	return r.Peek(named(session))
 }
 
 func bind(r *Bindings, session string, expect Version, t kvscore.Target, ttl time.Duration, kind Kind) (Binding, bool, error) {
-	return r.Bind(background, named(session), expect, want(t, ttl, kind))
+	return r.Bind(named(session), expect, want(t, ttl, kind))
 }
 
 // put binds the session whatever it is bound to.
@@ -147,11 +146,11 @@ func eventually(t testing.TB, what string, ok func() bool) {
 // settled waits until every end has been delivered.
 func settled(t testing.TB, r *Bindings) {
 	t.Helper()
-	r.Reported(t.Context())
+	r.Reported()
 }
 
 // Live returns the number of sessions with live requests.
-func (s *Sessions) Live() (n int) {
+func (s *Bindings) Live() (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.active)

@@ -15,7 +15,7 @@ type model struct {
 	now   int64
 	max   int
 	live  map[string]*modelled
-	ended []ended
+	ended []reported
 }
 
 type modelled struct {
@@ -28,7 +28,7 @@ type modelled struct {
 
 func (m *model) end(session string, why Reason) {
 	if b := m.live[session]; b.kind == EngineBacked {
-		m.ended = append(m.ended, ended{named(session), b.version, why})
+		m.ended = append(m.ended, reported{named(session), b.version, why})
 	}
 	delete(m.live, session)
 }
@@ -54,7 +54,7 @@ func (m *model) idlest() (session string) {
 
 func (m *model) put(session string, b modelled) {
 	if old := m.live[session]; old != nil && old.kind == EngineBacked && old.target != b.target {
-		m.ended = append(m.ended, ended{named(session), old.version, Replaced})
+		m.ended = append(m.ended, reported{named(session), old.version, Replaced})
 	}
 	b.used, b.due = m.now, m.now+int64(b.ttl)
 	m.live[session] = &b
@@ -227,9 +227,9 @@ func TestModel(t *testing.T) {
 	}
 }
 
-func compareEnds(t *testing.T, got, want []ended) {
+func compareEnds(t *testing.T, got, want []reported) {
 	t.Helper()
-	order := func(a, b ended) int { return int(a.version) - int(b.version) }
+	order := func(a, b reported) int { return int(a.version) - int(b.version) }
 	slices.SortFunc(got, order)
 	slices.SortFunc(want, order)
 	if !slices.Equal(got, want) {

@@ -99,20 +99,19 @@ func TestCloseInFlight(t *testing.T) {
 func TestStormOnFewSessions(t *testing.T) {
 	const keys, clients, turns = 100, 64, 5
 	r := open(t, Options{})
-	s := NewSessions(r)
 	var binds, moved atomic.Int64
 	var homes [keys]atomic.Uint64
 	each(keys*clients, func(i int) {
 		key := numberedKey(i % keys)
 		for range turns {
 			var u Use
-			s.Begin(&u, key)
+			r.Begin(&u, key)
 			b, _, err := u.Find(background, time.Minute)
 			if err == nil && b.Version == 0 {
 				u.Choose(on(uint64(i))) //nolint:gosec // not negative
 				runtime.Gosched()
 				var won bool
-				if b, won, err = u.Bind(background, 0, want(on(uint64(i)), time.Hour, EngineBacked)); won { //nolint:gosec // not negative
+				if b, won, err = u.Bind(0, want(on(uint64(i)), time.Hour, EngineBacked)); won { //nolint:gosec // not negative
 					binds.Add(1)
 				}
 			}
@@ -124,7 +123,7 @@ func TestStormOnFewSessions(t *testing.T) {
 			}
 		}
 	})
-	if binds.Load() != keys || moved.Load() != 0 || s.Len() != keys || s.Live() != 0 {
-		t.Errorf("%d keys: %d binds, %d turns elsewhere, %d bindings, %d live", keys, binds.Load(), moved.Load(), s.Len(), s.Live())
+	if binds.Load() != keys || moved.Load() != 0 || r.Len() != keys || r.Live() != 0 {
+		t.Errorf("%d keys: %d binds, %d turns elsewhere, %d bindings, %d live", keys, binds.Load(), moved.Load(), r.Len(), r.Live())
 	}
 }

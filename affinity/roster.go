@@ -46,7 +46,7 @@ func (ro *roster) add(e *entry, now int64, evicted int) (added bool, victim *ent
 	}
 	ro.counts[e.Scope] = n + 1
 	e.slot = int32(len(ro.slots)) //nolint:gosec // memory ends before
-	ro.slots = append(ro.slots, slot{e, e.due})
+	ro.slots = append(ro.slots, slot{e, e.due()})
 	return true, nil
 }
 
@@ -62,12 +62,6 @@ func (ro *roster) remove(e *entry) {
 	} else {
 		delete(ro.counts, e.Scope)
 	}
-}
-
-// hasten makes sweeps check an entry in time whose deadline has come nearer.
-func (ro *roster) hasten(e *entry) {
-	s := &ro.slots[e.slot]
-	s.check = min(s.check, e.due)
 }
 
 // pick returns an overdue entry of a random sample, or else the longest idle one. own limits
@@ -90,7 +84,7 @@ func (ro *roster) pick(now int64, scope uint32, own bool) (victim *entry) {
 			continue
 		}
 		seen++
-		if e.due <= now {
+		if e.due() <= now {
 			return e
 		}
 		if victim == nil || e.used < victim.used {
@@ -120,7 +114,7 @@ func (ro *roster) chunk(end int, now int64, overdue bool, buf []*entry) ([]*entr
 			if s.check > now {
 				continue
 			}
-			if s.check = s.due; s.check > now {
+			if s.check = s.due(); s.check > now {
 				continue
 			}
 		}

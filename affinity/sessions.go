@@ -3,7 +3,6 @@ package affinity
 import (
 	"context"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -14,59 +13,47 @@ import (
 // then the request follows the other to the chosen target without waiting for its answer.
 const Patience = 100 * time.Millisecond
 
-// Sessions coordinates the requests of one router over a store. It counts the live requests of
-// each session, and knows which of them chooses the target of an unbound one. Of routers that
-// share bindings, the first Bind wins.
-type Sessions struct {
-	*Bindings
-	waiting atomic.Int64
-}
-
-// NewSessions returns the sessions of a store, and takes over the store: Close closes it.
-func NewSessions(store *Bindings) *Sessions { return &Sessions{Bindings: store} }
-
 // active is a session with live requests. The store's lock guards it.
 type active struct {
 	uses    int
-	version Version // of the binding that they use, 0 if none is known
-
 	first   *Use           // the request that chooses the target of an unbound session, nil if none
-	chosen  bool           // it has chosen target
-	target  kvscore.Target // if chosen
+	target  kvscore.Target // that it has chosen; zero if none
 	changed chan struct{}  // closed at the next change of the above; nil if nobody waits
 
 	alone chan struct{} // full while a request has the session alone; nil until one wants it
 }
 
 // Waiting returns the number of requests that wait for a concurrent first request.
-func (s *Sessions) Waiting() int64 { return s.waiting.Load() }
+func (r *Bindings) Waiting() int64 { return r.waiting.Load() }
 
-// Use is one request's part in a session. The zero Use is none: its methods do nothing. A
-// Use must not be copied after Begin. One goroutine at a time may use it.
+// Use is one request's part in a session: of concurrent first requests, one chooses the target. The zero
+// Use is none: its methods do nothing. A Use must not be copied after Begin. One goroutine at a time may
+// use it.
 type Use struct {
-	sessions *Sessions
-	active   *active
-	key      Key
-	alone    bool // it has the session alone
+	store  *Bindings
+	active *active
+	key    Key
+	alone  bool // it has the session alone
 }
 
 // Begin makes u a live request of the session. While it is live, the binding that it finds
 // or makes does not expire, and makes no room for others. u must End.
-func (s *Sessions) Begin(u *Use, key Key) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	a := s.active[key]
+func (r *Bindings) Begin(u *Use, key Key) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	a := r.active[key]
 	if a == nil {
+		r.find(&key, r.now()) // ends a binding that is overdue, which would live on
 		a = new(active)
-		s.active[key] = a
+		r.active[key] = a
 	}
 	a.uses++
-	*u = Use{sessions: s, active: a, key: key}
+	*u = Use{store: r, active: a, key: key}
 }
 
 func (u *Use) lock() *sync.Mutex {
-	u.sessions.mu.Lock()
-	return &u.sessions.mu
+	u.store.mu.Lock()
+	return &u.store.mu
 }
 
 // Begun returns whether u is a live request of the session.
@@ -94,61 +81,48 @@ func (u *Use) Find(ctx context.Context, patience time.Duration) (b Binding, pend
 	if u.active == nil {
 		return Binding{}, false, nil
 	}
-	var end time.Time
-	var missed Version // a version that this router knows and the store does not
+	var late <-chan time.Time
 	for {
-		b, ok := u.sessions.Get(u.key)
-		if ok {
-			u.note(&b)
-			return b, false, nil
-		}
-		b, again, changed := u.look(&missed)
-		if again {
-			continue
-		}
+		b, changed := u.look()
 		if changed == nil || patience <= 0 {
 			return b, changed != nil, nil
 		}
-		if end.IsZero() {
-			end = time.Now().Add(patience)
+		if late == nil {
+			late = time.After(patience)
 		}
-		u.sessions.waiting.Add(1)
+		u.store.waiting.Add(1)
 		select {
 		case <-changed:
-		case <-time.After(time.Until(end)):
+		case <-late:
+			patience = 0
 		case <-ctx.Done():
 			err = ctx.Err()
 		}
-		u.sessions.waiting.Add(-1)
+		u.store.waiting.Add(-1)
 		if err != nil {
 			return Binding{}, false, err
 		}
-		patience = time.Until(end)
 	}
 }
 
-// look returns what is known of a session that has no binding, as the store says. again: it was
-// bound meanwhile, and the store must be asked again. Else changed is nil if the request is the
-// first.
-func (u *Use) look(missed *Version) (b Binding, again bool, changed <-chan struct{}) {
+// look returns what the session is bound to, or is about to be. changed is nil if it is bound, or the
+// request is the first.
+func (u *Use) look() (b Binding, changed <-chan struct{}) {
 	defer u.lock().Unlock()
-	a := u.active
-	if a.version > *missed {
-		*missed = a.version
-		return Binding{}, true, nil
+	r, a := u.store, u.active
+	now := r.now()
+	if e := r.find(&u.key, now); e != nil {
+		e.slide(now)
+		return r.binding(e), nil
 	}
-	a.version = 0
 	if a.first == nil || a.first == u {
 		a.first = u
-		return Binding{}, false, nil
+		return Binding{}, nil
 	}
 	if a.changed == nil {
 		a.changed = make(chan struct{})
 	}
-	if a.chosen {
-		b.Target = a.target
-	}
-	return b, false, a.changed
+	return Binding{Want: Want{Target: a.target}}, a.changed
 }
 
 // Choose says to which target the request goes, if it is the first of an unbound session.
@@ -159,7 +133,7 @@ func (u *Use) Choose(t kvscore.Target) {
 	}
 	defer u.lock().Unlock()
 	if a := u.active; a.first == u {
-		a.chosen, a.target = true, t
+		a.target = t
 	}
 }
 
@@ -170,10 +144,6 @@ func (u *Use) Yield() {
 		return
 	}
 	defer u.lock().Unlock()
-	u.yield()
-}
-
-func (u *Use) yield() {
 	if u.active.first == u {
 		u.active.settle()
 	}
@@ -182,19 +152,10 @@ func (u *Use) yield() {
 // settle ends the choice of the first request, and wakes those that wait. The caller holds the
 // lock.
 func (a *active) settle() {
-	a.first, a.chosen = nil, false
+	a.first, a.target = nil, kvscore.Target{}
 	if a.changed != nil {
 		close(a.changed)
 		a.changed = nil
-	}
-}
-
-// note records the binding that the session has.
-func (u *Use) note(b *Binding) {
-	defer u.lock().Unlock()
-	if a := u.active; b.Version >= a.version { // else another request has seen a later one
-		a.version = b.Version
-		a.settle()
 	}
 }
 
@@ -227,25 +188,21 @@ func (u *Use) Alone(ctx context.Context, patience time.Duration) (bool, error) {
 }
 
 // HasAlone returns whether a request has the session alone.
-func (s *Sessions) HasAlone(key Key) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	a := s.active[key]
+func (r *Bindings) HasAlone(key Key) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	a := r.active[key]
 	return a != nil && len(a.alone) > 0
 }
 
 // Bind binds the session as [Bindings.Bind] does, and ends the choice of the first request. Any
 // request of the session may bind it.
-func (u *Use) Bind(ctx context.Context, expect Version, want Want) (Binding, bool, error) {
+func (u *Use) Bind(expect Version, want Want) (Binding, bool, error) {
 	if u.active == nil {
 		return Binding{}, false, nil
 	}
-	b, ok, err := u.sessions.Bind(ctx, u.key, expect, want)
-	if err == nil && b.Version != 0 {
-		u.note(&b)
-	} else {
-		u.Yield()
-	}
+	b, ok, err := u.store.Bind(u.key, expect, want)
+	u.Yield()
 	return b, ok, err
 }
 
@@ -256,15 +213,15 @@ func (u *Use) End(v Version) {
 		return
 	}
 	if v != 0 {
-		u.sessions.Touch(u.key, v)
+		u.store.Touch(u.key, v)
 	}
+	u.Yield()
 	defer u.lock().Unlock()
-	u.yield()
 	if u.alone {
 		<-u.active.alone
 	}
 	if u.active.uses--; u.active.uses == 0 {
-		delete(u.sessions.active, u.key)
+		delete(u.store.active, u.key)
 	}
 	*u = Use{}
 }

@@ -14,7 +14,7 @@ import (
 )
 
 // bindUse makes u a live request of the session, and binds it to target 1.
-func bindUse(t *testing.T, s *Sessions, u *Use, key Key) Binding {
+func bindUse(t *testing.T, s *Bindings, u *Use, key Key) Binding {
 	t.Helper()
 	s.Begin(u, key)
 	b, _, err := u.Find(background, 0)
@@ -24,7 +24,7 @@ func bindUse(t *testing.T, s *Sessions, u *Use, key Key) Binding {
 	if b.Version != 0 {
 		return b
 	}
-	b, ok, err := u.Bind(background, 0, want(on(1), time.Hour, RouterOnly))
+	b, ok, err := u.Bind(0, want(on(1), time.Hour, RouterOnly))
 	if !ok || err != nil {
 		t.Fatal(ok, err)
 	}
@@ -57,7 +57,7 @@ func TestWaitingForTheFirst(t *testing.T) {
 		{"it binds", func(u *Use, _ func()) {
 			u.Choose(on(7))
 			time.Sleep(30 * time.Millisecond)
-			_, _, _ = u.Bind(background, 0, want(on(7), time.Minute, RouterOnly))
+			_, _, _ = u.Bind(0, want(on(7), time.Minute, RouterOnly))
 		}, Patience, "bound", 30 * time.Millisecond, nil},
 		{"it fails", func(u *Use, _ func()) {
 			u.Choose(on(7))
@@ -85,9 +85,8 @@ func TestWaitingForTheFirst(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := open(t, Options{})
 				defer r.Close()
-				s := NewSessions(r)
 				var first, second Use
-				s.Begin(&first, named("s"))
+				r.Begin(&first, named("s"))
 				if got := found(first.Find(background, Patience)); got != "first" {
 					t.Fatalf("the first finds %q", got)
 				}
@@ -99,7 +98,7 @@ func TestWaitingForTheFirst(t *testing.T) {
 				} else {
 					tt.first(&first, cancel)
 				}
-				s.Begin(&second, named("s"))
+				r.Begin(&second, named("s"))
 				began := time.Now()
 				b, pending, err := second.Find(ctx, tt.patience)
 				if got, waited := found(b, pending, err), time.Since(began); got != tt.found || waited != tt.waited || !errors.Is(err, tt.err) {
@@ -111,7 +110,7 @@ func TestWaitingForTheFirst(t *testing.T) {
 				wg.Wait()
 				first.End(0)
 				second.End(0)
-				if s.Live() != 0 {
+				if r.Live() != 0 {
 					t.Error("the session is still live")
 				}
 			})
@@ -125,7 +124,6 @@ func TestWaitingForTheFirst(t *testing.T) {
 func TestUsesRaceExpiry(t *testing.T) {
 	var c fakeClock
 	r := open(t, Options{Clock: c.now, OnExpire: func(Key, Binding, Reason) {}})
-	s := NewSessions(r)
 	keys := numbered(16)
 	var clock sync.RWMutex
 	advance := func(d time.Duration) {
@@ -144,14 +142,14 @@ func TestUsesRaceExpiry(t *testing.T) {
 	each(6, func(int) {
 		for range 5000 {
 			var u Use
-			s.Begin(&u, keys[rand.IntN(len(keys))])
+			r.Begin(&u, keys[rand.IntN(len(keys))])
 			clock.RLock()
 			b, _, err := u.Find(background, time.Millisecond)
 			if err != nil {
 				t.Error(err)
 			}
 			if b.Version == 0 {
-				b, _, err = u.Bind(background, 0, want(on(1), 50, EngineBacked))
+				b, _, err = u.Bind(0, want(on(1), 50, EngineBacked))
 				if err != nil {
 					t.Error(err)
 				}
@@ -166,8 +164,8 @@ func TestUsesRaceExpiry(t *testing.T) {
 	})
 	stop.Store(true)
 	sweeps.Wait()
-	if s.Live() != 0 {
-		t.Errorf("%d sessions are still live", s.Live())
+	if r.Live() != 0 {
+		t.Errorf("%d sessions are still live", r.Live())
 	}
 	c.advance(100)
 	r.sweep()
@@ -181,24 +179,24 @@ func TestUsesRaceExpiry(t *testing.T) {
 func TestLiveRequestKeepsItsBinding(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const ttl = 10 * time.Second
-		s := NewSessions(open(t, Options{Sweep: time.Second}))
+		s := open(t, Options{Sweep: time.Second})
 		defer s.Close()
 		var u, other Use
 		b := bindUse(t, s, &u, named("s"))
-		b, _, _ = u.Bind(background, b.Version, want(on(1), ttl, RouterOnly))
+		b, _, _ = u.Bind(b.Version, want(on(1), ttl, RouterOnly))
 		s.Begin(&other, named("s"))
 		other.End(0) // another's end changes nothing
 		time.Sleep(3*ttl + time.Second/2)
-		if got, ok := peek(s.Bindings, "s"); !ok || got.Version != b.Version {
+		if got, ok := peek(s, "s"); !ok || got.Version != b.Version {
 			t.Fatalf("after three times its time to live: %+v, %v", got, ok)
 		}
 		u.End(b.Version)
 		time.Sleep(ttl - 1)
-		if got, ok := peek(s.Bindings, "s"); !ok || got.Version != b.Version {
+		if got, ok := peek(s, "s"); !ok || got.Version != b.Version {
 			t.Errorf("the time to live did not restart at the end: %+v, %v", got, ok)
 		}
 		time.Sleep(1)
-		if _, ok := peek(s.Bindings, "s"); ok {
+		if _, ok := peek(s, "s"); ok {
 			t.Error("alive without requests")
 		}
 	})
@@ -206,14 +204,14 @@ func TestLiveRequestKeepsItsBinding(t *testing.T) {
 
 // TestSessionsClose has requests that come after the end of the store, and the zero Use.
 func TestSessionsClose(t *testing.T) {
-	s := NewSessions(open(t, Options{}))
+	s := open(t, Options{})
 	var u, none Use
 	s.Begin(&u, named("s"))
 	_ = s.Close()
 	if b, pending, err := u.Find(background, Patience); b != (Binding{}) || pending || err != nil {
 		t.Errorf("found %+v, %v, %v", b, pending, err)
 	}
-	if _, ok, err := u.Bind(background, 0, want(on(1), time.Minute, RouterOnly)); ok || !errors.Is(err, ErrFull) {
+	if _, ok, err := u.Bind(0, want(on(1), time.Minute, RouterOnly)); ok || !errors.Is(err, ErrFull) {
 		t.Errorf("bound %v, %v", ok, err)
 	}
 	u.End(1)
@@ -227,7 +225,7 @@ func TestSessionsClose(t *testing.T) {
 
 // TestAloneKeepsOthersOut has two requests that want a session alone.
 func TestAloneKeepsOthersOut(t *testing.T) {
-	s := NewSessions(open(t, Options{}))
+	s := open(t, Options{})
 	var first, second Use
 	key := named("s")
 	s.Begin(&first, key)

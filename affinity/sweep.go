@@ -7,17 +7,59 @@ import (
 	"time"
 )
 
-func (r *Bindings) sweepLoop(every time.Duration) {
-	defer close(r.swept)
-	ticker := time.NewTicker(every)
+// run sweeps and reports until the store is closed.
+func (r *Bindings) run(sweep time.Duration) {
+	defer close(r.stopped)
+	ticker := time.NewTicker(sweep)
 	defer ticker.Stop()
 	for {
 		select {
 		case <-ticker.C:
 			r.sweep()
+		case <-r.wake:
+			r.Reported()
 		case <-r.stop:
 			return
 		}
+	}
+}
+
+// ended is the end of a binding.
+type ended struct {
+	key     Key
+	binding Binding
+	why     Reason
+}
+
+const maxEnds = 1 << 14
+
+// report has OnExpire get the end of an engine's session, unless too many wait. The caller holds mu.
+func (r *Bindings) report(e *entry, why Reason) {
+	if e.Kind != EngineBacked || r.onExpire == nil || len(r.pending) == maxEnds {
+		return
+	}
+	r.pending = append(r.pending, ended{e.key, r.binding(e), why})
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Reported returns when OnExpire has got the ends that happened before.
+func (r *Bindings) Reported() {
+	r.reporting.Lock()
+	defer r.reporting.Unlock()
+	for {
+		r.mu.Lock()
+		list := r.pending
+		if len(list) > 0 {
+			r.pending = list[1:]
+		}
+		r.mu.Unlock()
+		if len(list) == 0 {
+			return
+		}
+		r.onExpire(list[0].key, list[0].binding, list[0].why)
 	}
 }
 

@@ -110,7 +110,7 @@ func rebind(r *http.Request, p *pool.Pool, e *affinity.Entry) (err error) {
 	if want.Target, err = targetIn(r, p); err != nil {
 		return err
 	}
-	b, ok, err := p.Sessions.Bind(r.Context(), e.Key, e.Version, want)
+	b, ok, err := p.Sessions.Bind(e.Key, e.Version, want)
 	switch {
 	case err != nil:
 		return apiError(http.StatusServiceUnavailable, "binding the session: %w", err)

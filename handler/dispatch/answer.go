@@ -58,8 +58,8 @@ func (d *Dispatch) commit(ctx context.Context, resp *http.Response) {
 	a := d.attempt
 	home, _ := d.turn.Home()
 	good := resp.StatusCode < 300
-	d.turn.BindOpened(ctx, resp, a.Target)
-	state := d.turn.Commit(ctx, a.Target, good)
+	d.turn.BindOpened(resp, a.Target)
+	state := d.turn.Commit(a.Target, good)
 	if good && d.turn.EngineSession() != "" { // opened by this request: no other worker may serve it from now on
 		d.fixed = &fixed{worker: a.Worker, rank: nvext.Some(a.Target.Rank), reason: ReasonSession}
 	}

@@ -223,7 +223,7 @@ func (r *remainder) goOn(ctx context.Context) (*response.Rest, string) {
 	o.attempt, o.phases, o.told = d.attempt, d.phases, false
 	o.moved++
 	o.before, o.waits, o.alive = o.tokens, false, time.Time{}
-	if d.turn.Commit(ctx, o.attempt.Target, true) == turn.Moved {
+	if d.turn.Commit(o.attempt.Target, true) == turn.Moved {
 		why := movedFailed
 		switch {
 		case d.beyond > 0:

@@ -247,7 +247,7 @@ func TestRoutersKnowWhatOthersDo(t *testing.T) {
 	})
 	l.End(false, nil)
 	key := affinity.Key{7}
-	_, ok, err := a.sessions.Bind(t.Context(), key, 0, affinity.Want{Target: hosts[2], TTL: time.Minute})
+	_, ok, err := a.sessions.Bind(key, 0, affinity.Want{Target: hosts[2], TTL: time.Minute})
 	if !ok || err != nil {
 		t.Fatal(err)
 	}
@@ -265,7 +265,7 @@ func TestRoutersKnowWhatOthersDo(t *testing.T) {
 		return ok
 	})
 	eventually(t, "nor what is under way", func() bool { return c.running(hosts[0]).Remote == 1 })
-	if _, ok, err = c.sessions.Bind(t.Context(), key, bound.Version, affinity.Want{Target: hosts[0], TTL: time.Minute}); !ok || err != nil {
+	if _, ok, err = c.sessions.Bind(key, bound.Version, affinity.Want{Target: hosts[0], TTL: time.Minute}); !ok || err != nil {
 		t.Fatal("it cannot move the session", err)
 	}
 	for _, r := range []*router{a, b} {

@@ -63,7 +63,7 @@ func use(t testing.TB, p *Pool, session string, dial string, blocks int) {
 	t.Helper()
 	key := p.Secret().Session(p.Secret().Identity(session), affinity.Tenant{}, "")
 	target := p.Worker(dial).Target(0)
-	if _, _, err := p.Sessions.Bind(t.Context(), key, 0, affinity.Want{Target: target, TTL: time.Minute}); err != nil {
+	if _, _, err := p.Sessions.Bind(key, 0, affinity.Want{Target: target, TTL: time.Minute}); err != nil {
 		t.Fatal(err)
 	}
 	r := promptOf(p, session, blocks)

@@ -39,7 +39,7 @@ type Pool struct {
 	Members   members
 	agreement
 
-	Sessions *affinity.Sessions
+	Sessions *affinity.Bindings
 	Closer   Closer
 	queue    waiters
 	Budget   budget

@@ -211,7 +211,7 @@ func (r *restorer) finish(ctx context.Context, head *journal.Head) {
 	}
 	var over []*restoredBinding
 	for _, b := range r.bindings {
-		if !r.binding(ctx, b) {
+		if !r.binding(b) {
 			over = append(over, b)
 		}
 	}
@@ -275,7 +275,7 @@ func (r *restorer) prompt(one *restoredPrompt) {
 }
 
 // binding restores a binding. It returns false if that is over, and an engine held the session.
-func (r *restorer) binding(ctx context.Context, b *restoredBinding) (ok bool) {
+func (r *restorer) binding(b *restoredBinding) (ok bool) {
 	if b.of.is == nil {
 		return true
 	}
@@ -286,7 +286,7 @@ func (r *restorer) binding(ctx context.Context, b *restoredBinding) (ok bool) {
 		r.Expired++
 		return !held
 	}
-	if done, _ := r.pool.Sessions.Restore(ctx, &b.Saved); done {
+	if r.pool.Sessions.Restore(&b.Saved) {
 		r.Sessions++
 	} else if held {
 		r.pool.Closer.Ended(b.Key, &b.Want, affinity.Replaced)

@@ -77,7 +77,7 @@ func (p *Pool) newSharer(set *Share) *journal.Sharer {
 		},
 		Keys: func() journal.Keys { return *p.keys.Load() }, Adopt: p.rekey, Source: p.journalSource(),
 		Follower: &journal.Follower{
-			Scheduler: p.Scheduler, Sessions: p.Sessions.Bindings, Limits: &p.Quota, Other: p.follow,
+			Scheduler: p.Scheduler, Sessions: p.Sessions, Limits: &p.Quota, Other: p.follow,
 			Worker: func(dial string) (id uint64, ok bool) {
 				if w := p.Upstream(dial); w != nil {
 					return w.ID, true

@@ -27,7 +27,8 @@ func New(name string, s *Settings, closer func(*Pool) Closer) (*Pool, error) {
 	}
 	p.life, p.endLife = context.WithCancel(context.Background())
 	p.Closer = closer(p)
-	store, err := affinity.NewBindings(affinity.Options{
+	var err error
+	p.Sessions, err = affinity.NewBindings(affinity.Options{
 		MaxSessions: s.MaxSessions,
 		Journal:     &p.kept.journal,
 		OnExpire:    func(key affinity.Key, b affinity.Binding, why affinity.Reason) { p.Closer.Ended(key, &b.Want, why) },
@@ -35,7 +36,6 @@ func New(name string, s *Settings, closer func(*Pool) Closer) (*Pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.Sessions = affinity.NewSessions(store)
 	p.setKeys(journal.Keys{Secret: affinity.NewSecret(), Seed: rand.Uint64()}) //nolint:gosec // unknown outside is enough
 	p.Scheduler.SetJournal(&p.kept.journal)
 	p.Scheduler.OnLost(p.lostCache)

@@ -1,7 +1,6 @@
 package turn
 
 import (
-	"context"
 	"io"
 	"net/http"
 
@@ -17,7 +16,7 @@ import (
 
 // BindOpened binds the session that the client has opened itself in the engine of a target. The answer has its
 // id. The session's turns and its close go there, and nowhere else while the worker exists.
-func (t *Turn) BindOpened(ctx context.Context, resp *http.Response, at kvscore.Target) {
+func (t *Turn) BindOpened(resp *http.Response, at kvscore.Target) {
 	p := t.plan
 	if p.Opened == nil || resp.StatusCode != http.StatusOK || body.Compressed(resp.Header) {
 		return
@@ -27,16 +26,16 @@ func (t *Turn) BindOpened(ctx context.Context, resp *http.Response, at kvscore.T
 	resp.Body = &response.Replayed{ReadCloser: resp.Body, Begin: begin, Err: err}
 	if id := gjson.ParseBytes(begin); id.Type == gjson.String && id.Str != "" {
 		s := p.Opened(id.Str)
-		t.fix(ctx, &s, at)
+		t.fix(&s, at)
 	}
 	if !p.Session.Key.IsZero() { // the engine may have got the client's id with its tenant's
-		t.fix(ctx, &p.Session, at)
+		t.fix(&p.Session, at)
 	}
 }
 
-func (t *Turn) fix(ctx context.Context, s *plan.Session, at kvscore.Target) {
+func (t *Turn) fix(s *plan.Session, at kvscore.Target) {
 	old := t.peek(s.Key)
-	_, _, err := t.Pool.Sessions.Bind(ctx, s.Key, old.Version, affinity.Want{
+	_, _, err := t.Pool.Sessions.Bind(s.Key, old.Version, affinity.Want{
 		Target: at, TTL: t.ttl(), Scope: s.Scope, Kind: affinity.Fixed,
 	})
 	if err != nil {

@@ -191,7 +191,7 @@ func (t *Turn) claimed(ctx context.Context) (b affinity.Binding) {
 	within, end := context.WithTimeout(ctx, claimedWithin)
 	defer end()
 	if value, err := t.findClaim(within); err == nil && value != "" {
-		t.bindClaim(ctx, value, affinity.Binding{})
+		t.bindClaim(value, affinity.Binding{})
 	}
 	return t.peek(t.plan.Session.Key)
 }
@@ -207,7 +207,7 @@ func (t *Turn) followClaim(ctx context.Context) error {
 	case err != nil:
 		return t.uncertain(err)
 	case t.claim != "":
-		t.bindClaim(ctx, t.claim, t.bound)
+		t.bindClaim(t.claim, t.bound)
 		t.find(ctx)
 	case t.bound.Kind == affinity.EngineBacked && !isLost(&t.bound):
 		return t.makeClaim()
@@ -216,7 +216,7 @@ func (t *Turn) followClaim(ctx context.Context) error {
 }
 
 // bindClaim binds the session to where a claim says, in place of what this router has seen.
-func (t *Turn) bindClaim(ctx context.Context, value string, seen affinity.Binding) {
+func (t *Turn) bindClaim(value string, seen affinity.Binding) {
 	var one claim
 	if json.Unmarshal([]byte(value), &one) != nil || one.Session == "" || one.TTL <= 0 {
 		return // of another version
@@ -232,7 +232,7 @@ func (t *Turn) bindClaim(ctx context.Context, value string, seen affinity.Bindin
 	if seen.Target == want.Target && seen.EngineSession == want.EngineSession && seen.Kind == want.Kind {
 		return
 	}
-	if _, _, err := t.Pool.Sessions.Bind(ctx, t.plan.Session.Key, seen.Version, want); err != nil {
+	if _, _, err := t.Pool.Sessions.Bind(t.plan.Session.Key, seen.Version, want); err != nil {
 		t.Failed()
 	}
 }

@@ -68,7 +68,6 @@ func (c *closer) Ended(key affinity.Key, held *affinity.Want, why affinity.Reaso
 	if held.EngineSession == "" {
 		return
 	}
-	ctx := context.Background()
 	now, ok := c.pool.Sessions.Peek(key)
 	if ok && now.Target == held.Target && now.EngineSession == held.EngineSession {
 		return // the client has opened it again, on the same worker
@@ -76,7 +75,7 @@ func (c *closer) Ended(key affinity.Key, held *affinity.Want, why affinity.Reaso
 	if !ok && why == affinity.Expired {
 		lost := *held
 		lost.EngineSession, lost.TTL = "", max(held.TTL, lostFor)
-		_, _, _ = c.pool.Sessions.Bind(ctx, key, 0, lost)
+		_, _, _ = c.pool.Sessions.Bind(key, 0, lost)
 	}
 	if _, shares := c.pool.Claims(); !shares || why == affinity.Replaced {
 		c.Close(held)
@@ -181,7 +180,7 @@ func (c *closer) ask(w *worker.Worker, id string) (outcome string) {
 // Await waits until no session of an id is left to be closed on a worker. A client that opens it
 // again must not get the context of the earlier one. The error is the context's.
 func (c *closer) Await(ctx context.Context, w *worker.Worker, id string) error {
-	c.pool.Sessions.Reported(ctx)
+	c.pool.Sessions.Reported()
 	for over := c.over(w, id); over != nil; over = c.over(w, id) {
 		select {
 		case <-over:
@@ -213,7 +212,7 @@ func (c *closer) CloseAll() {
 	if _, shares := c.pool.Claims(); shares {
 		return // the other routers go on with them
 	}
-	c.pool.Sessions.Reported(context.Background())
+	c.pool.Sessions.Reported()
 	c.pool.Sessions.Dump(func(part []affinity.Saved) bool {
 		for i := range part {
 			c.Close(&part[i].Want)

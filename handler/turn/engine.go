@@ -46,7 +46,7 @@ func (t *Turn) enterEngine(ctx context.Context) error {
 	t.Pool.AwaitRestored(ctx)
 	b := t.peek(s.Key)
 	if b.Version == 0 {
-		t.Pool.Sessions.Reported(ctx) // it may have expired just now: see isLost
+		t.Pool.Sessions.Reported() // it may have expired just now: see isLost
 		b = t.peek(s.Key)
 	}
 	if b.Version == 0 && !s.Opens() && !t.dry {
@@ -140,9 +140,9 @@ func (t *Turn) Open(req *http.Request, w *worker.Worker, at kvscore.Target) erro
 	if err := t.ask(req, w, &want); err != nil || t.held != "" {
 		return err
 	}
-	b, ok, err := t.use.Bind(context.Background(), t.bound.Version, want)
+	b, ok, err := t.use.Bind(t.bound.Version, want)
 	if err == nil && !ok && b.Kind == affinity.RouterOnly {
-		b, ok, err = t.use.Bind(context.Background(), b.Version, want)
+		b, ok, err = t.use.Bind(b.Version, want)
 	}
 	switch {
 	case err != nil:

@@ -211,11 +211,11 @@ func (t *Turn) IsAway() bool { return t.away }
 
 // Commit says that an answer of a target begins, and returns what that makes of the session. A
 // good answer binds the session, except after GoAway and if an engine holds the session.
-func (t *Turn) Commit(ctx context.Context, at kvscore.Target, good bool) State {
+func (t *Turn) Commit(at kvscore.Target, good bool) State {
 	s, had := &t.plan.Session, t.bound.Target
 	if good {
 		t.opened = 0 // the session stays in the engine
-		t.bind(ctx, at)
+		t.bind(at)
 	}
 	t.use.Yield() // others need not wait for a session that was not bound
 	switch {
@@ -235,7 +235,7 @@ func (t *Turn) Commit(ctx context.Context, at kvscore.Target, good bool) State {
 	return New
 }
 
-func (t *Turn) bind(ctx context.Context, at kvscore.Target) {
+func (t *Turn) bind(at kvscore.Target) {
 	s := &t.plan.Session
 	if !t.use.Begun(s.Key) || t.away || t.bound.Kind == affinity.EngineBacked || t.plan.Request == nil {
 		return
@@ -246,7 +246,7 @@ func (t *Turn) bind(ctx context.Context, at kvscore.Target) {
 	if t.bound.Version != 0 && t.bound.Target == at && (s.TTL == 0 || s.TTL == t.bound.TTL) {
 		return
 	}
-	b, _, err := t.use.Bind(ctx, t.bound.Version, affinity.Want{Target: at, TTL: t.ttl(), Scope: s.Scope})
+	b, _, err := t.use.Bind(t.bound.Version, affinity.Want{Target: at, TTL: t.ttl(), Scope: s.Scope})
 	if err != nil {
 		t.Failed() // live requests of others use all bindings
 		return

@@ -30,7 +30,7 @@ func (s *Sessions) bindTo(t *testing.T, want affinity.Want) {
 	t.Helper()
 	b, _ := s.Pool.Sessions.Peek(key)
 	want.TTL = time.Hour
-	if _, ok, err := s.Pool.Sessions.Bind(t.Context(), key, b.Version, want); !ok || err != nil {
+	if _, ok, err := s.Pool.Sessions.Bind(key, b.Version, want); !ok || err != nil {
 		t.Fatal(ok, err)
 	}
 }
@@ -81,7 +81,7 @@ func TestStates(t *testing.T) {
 			if v.away {
 				turn.GoAway()
 			}
-			if got := turn.Commit(t.Context(), one, v.good); got != v.want {
+			if got := turn.Commit(one, v.good); got != v.want {
 				t.Errorf("state %q, want %q", got, v.want)
 			}
 			turn.End(true)
@@ -134,14 +134,14 @@ func TestLastTurnSparesANewerBinding(t *testing.T) {
 func TestSubAgentsStartNearTheirParents(t *testing.T) {
 	s := testSessions(t)
 	parent := affinity.Key{2}
-	if _, ok, _ := s.Pool.Sessions.Bind(t.Context(), parent, 0, affinity.Want{Target: other, TTL: time.Hour}); !ok {
+	if _, ok, _ := s.Pool.Sessions.Bind(parent, 0, affinity.Want{Target: other, TTL: time.Hour}); !ok {
 		t.Fatal("not bound")
 	}
 	turn := s.enter(t, plan.Session{Parent: parent})
 	if home, _ := turn.Home(); home != none || turn.Warm() != other {
 		t.Errorf("home %v, warm %v", home, turn.Warm())
 	}
-	turn.Commit(t.Context(), one, true)
+	turn.Commit(one, true)
 	turn.End(true)
 	if turn = s.enter(t, plan.Session{Parent: parent}); turn.Warm() != one {
 		t.Errorf("the second turn begins at %v", turn.Warm())
@@ -176,7 +176,7 @@ func TestExpiredSessionsAreLost(t *testing.T) {
 		t.Error(err)
 	}
 	turn := s.enter(t, plan.Session{})
-	turn.Commit(t.Context(), other, true)
+	turn.Commit(other, true)
 	turn.End(true)
 	if turn = s.enter(t, plan.Session{EngineSession: "s"}); turn.Warm() != other {
 		t.Errorf("begun anew at %v", turn.Warm())

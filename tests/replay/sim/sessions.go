@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"context"
 	"encoding/binary"
 	"fmt"
 	"sync/atomic"
@@ -51,7 +50,7 @@ func (s *sessions) bound(session int) (at int, version affinity.Version) {
 // answered binds the session to the target that answers it, or keeps it there,
 // unless another turn has bound it since this one was placed.
 func (s *sessions) answered(session int, version affinity.Version, t kvscore.Target) error {
-	if _, _, err := s.store.Bind(context.Background(), sessionKey(session), version, affinity.Want{Target: t, TTL: sessionTTL}); err != nil {
+	if _, _, err := s.store.Bind(sessionKey(session), version, affinity.Want{Target: t, TTL: sessionTTL}); err != nil {
 		return fmt.Errorf("binding session %d: %w", session, err)
 	}
 	return nil
@@ -59,7 +58,7 @@ func (s *sessions) answered(session int, version affinity.Version, t kvscore.Tar
 
 // ended renews the binding at the end of a turn.
 func (s *sessions) ended(session int) {
-	if b, ok := s.store.Get(sessionKey(session)); ok { // one that lapsed stays so
+	if b, ok := s.store.Peek(sessionKey(session)); ok { // one that lapsed stays so
 		_, _ = s.store.Touch(sessionKey(session), b.Version) //nolint:dogsled // the same
 	}
 }
