@@ -142,7 +142,6 @@ func (c *Caches) awaitEvents(at time.Time, t *Ticket, answer []uint64) {
 		c.memory = t.ref.Blocks(c.memory, t.tracked)
 		chain.Blocks = c.memory
 	}
-	c.computed.SetCapacity(t.slot.number, 0)
 	if ref, n := c.computed.Acquire(t.slot.number, &chain, -1); n > 0 {
 		c.late = append(c.late, late{ref, at.Add(eventsLate)})
 	}

@@ -65,7 +65,6 @@ const (
 	UnknownName   = exact.UnknownName
 	Contradiction = exact.Contradiction
 	NoRoom        = exact.NoRoom
-	Invalid       = exact.Invalid
 )
 
 // FeedInfo is what a feed's owner knows of the engine.

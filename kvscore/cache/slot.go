@@ -4,6 +4,8 @@ import (
 	"runtime"
 	"slices"
 	"sync/atomic"
+
+	"github.com/caddy-kvrouter/kvrouter/kvscore/cache/internal/approx"
 )
 
 // Slot is the cache model of one target.
@@ -19,14 +21,15 @@ type Slot struct {
 	lost, recalled uint64
 }
 
-// Open returns the slot of a target that has none, with the capacity of its KV cache in tokens.
+// Open returns the slot of a target that has none, with the capacity of its KV cache in tokens. If there
+// are too many targets, the last ones share a number.
 func (c *Caches) Open(t Target, capacity int64) *Slot {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	number := slices.IndexFunc(c.slots, func(s *Slot) bool { return s.closed && c.sent.IsEmpty(s.number) })
 	if number < 0 {
-		number = len(c.slots)
-		c.slots = append(c.slots, nil)
+		number = min(len(c.slots), approx.MaxSlots-1)
+		c.slots = append(c.slots[:number], nil)
 	}
 	s := &Slot{caches: c, target: t, number: number}
 	c.slots[number] = s
@@ -34,6 +37,7 @@ func (c *Caches) Open(t Target, capacity int64) *Slot {
 		f.attach(s)
 	}
 	c.sent.SetCapacity(number, capacity)
+	c.computed.SetCapacity(number, 0)
 	c.computed.Clear(number)
 	return s
 }

@@ -276,7 +276,7 @@ func (r *rank) store(w *Worker, e *Event) {
 		r.did.UnknownParents++
 	case cache.Contradiction:
 		r.did.Contradictions++
-	case cache.NoRoom, cache.Invalid:
+	case cache.NoRoom:
 		r.did.NoRoom++
 	}
 }

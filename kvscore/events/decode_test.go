@@ -180,7 +180,7 @@ func TestTiers(t *testing.T) {
 			t.Errorf("medium %v: %+v, want tier %s", medium, b.Events, want)
 		}
 	}
-	if names := cache.Device.String() + cache.Shared.String() + cache.Tier(9).String() + TooLarge.String() + Reason(99).String(); names != "devicesharedunknowntoo_largeunknown" {
+	if names := cache.Device.String() + cache.Shared.String() + TooLarge.String() + Reason(99).String(); names != "devicesharedtoo_largeunknown" {
 		t.Error(names)
 	}
 }

@@ -13,16 +13,12 @@ const maxRuns = 4096
 // returned Ref. Known blocks keep their weight. matched is Match.Blocks of a recent match.
 //
 // Acquire returns how many leading blocks it tracks. These are fewer than given if the
-// slot's capacity or the memory has no room. It returns zero values for an empty chain, and for
-// a slot that was not declared.
+// slot's capacity or the memory has no room. It returns zero values for an empty chain.
 //
 // It counts an arrival where the chain's match ended before (see [Match]), if there was a
 // match and the tracked blocks reach its end. With a matched of -1 it counts none.
 func (x *Index) Acquire(slot int, c *Chain, matched int) (Ref, int) {
-	s := x.slot(slot)
-	if s == nil {
-		return Ref{}, 0
-	}
+	s := x.slots[slot]
 	ref, n := x.acquire(s, uint16(slot), c, matched)
 	x.settle(s)
 	return ref, n
@@ -272,10 +268,7 @@ func (x *Index) Release(ref Ref, keep bool) {
 // it matches any more. What is in use is removed when it is released. A hold takes less than a
 // microsecond.
 func (x *Index) Clear(n int) {
-	s := x.slot(n)
-	if s == nil {
-		return
-	}
+	s := x.slots[n]
 	for h := x.evictable(s); h != nil; h = x.evictable(s) {
 		x.remove(h)
 	}
@@ -293,10 +286,7 @@ func (x *Index) Clear(n int) {
 // Forget removes what was touched before, on a slot: see [Index.Now]. What is in use stays. The rest
 // goes in steps: see [Index.Step]. Forget reports whether there may be more.
 func (x *Index) Forget(n int, before uint64) (more bool) {
-	s := x.slot(n)
-	if s == nil {
-		return false
-	}
+	s := x.slots[n]
 	s.forgets = max(s.forgets, before)
 	x.settle(s)
 	return s.behind(0) && !s.busy()

@@ -68,10 +68,8 @@ func (x *Index) shrink(evictions int) {
 func (x *Index) Step(work int) (more bool) {
 	work = max(work, 1)
 	for _, s := range x.slots {
-		if s != nil {
-			x.catchUp(s, 0, work)
-			more = more || s.behind(0) && !s.busy()
-		}
+		x.catchUp(s, 0, work)
+		more = more || s.behind(0) && !s.busy()
 	}
 	x.shrink(work)
 	return more || x.bytes > x.memory && x.oldestHold() != nil
@@ -80,9 +78,6 @@ func (x *Index) Step(work int) (more bool) {
 // oldestHold returns the hold touched longest ago on any slot that is not in use, or nil.
 func (x *Index) oldestHold() (oldest *hold) {
 	for _, s := range x.slots {
-		if s == nil {
-			continue
-		}
 		if h := x.evictable(s); h != nil && (oldest == nil || h.touched < oldest.touched) {
 			oldest = h
 		}

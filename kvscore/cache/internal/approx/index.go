@@ -4,9 +4,9 @@
 // blocks as large as its engine's cache. All slots share one compressed trie, so that one walk
 // answers for every slot.
 //
-// It does not tokenize, hash, score or choose a target. The owner locks: [Index.Match],
-// [Walk.Next] and the methods that only return a number need the read lock, everything else the
-// write lock. Used and InUse need none.
+// It does not tokenize, hash, score or choose a target. The owner locks: [Index.Match] and the
+// methods that only return a number need the read lock, everything else the write lock. Used and
+// InUse need none.
 //
 // # Chains
 //
@@ -35,8 +35,8 @@ import (
 	"sync/atomic"
 )
 
-// maxSlots bounds slot numbers: a hold keeps its slot in 16 bits.
-const maxSlots = 1 << 16
+// MaxSlots bounds slot numbers: they are below it, and a hold keeps its slot in 16 bits.
+const MaxSlots = 1 << 16
 
 // Index has the cache models of all slots. Make it with [New].
 type Index struct {
@@ -146,55 +146,26 @@ func (x *Index) SetMemory(bytes int64) {
 	x.settle(nil)
 }
 
-// SetCapacity declares a slot, or changes the capacity of its engine's cache, in tokens; 0
-// means as much as memory allows. The index evicts what exceeds a lower capacity: see
-// [Index.Step]. What is in use stays until released. Slots are numbers below 65536, and
-// should be dense. Others are ignored.
+// SetCapacity declares a slot and those before it, or changes the capacity of its engine's cache, in
+// tokens; 0 means as much as memory allows. The index evicts what exceeds a lower capacity: see
+// [Index.Step]. What is in use stays until released.
 func (x *Index) SetCapacity(n int, tokens int64) {
-	if n < 0 || n >= maxSlots {
-		return
-	}
 	for n >= len(x.slots) {
-		x.slots = append(x.slots, nil)
-	}
-	if x.slots[n] == nil {
-		x.slots[n] = new(slot)
+		x.slots = append(x.slots, new(slot))
 	}
 	s := x.slots[n]
 	s.capacity = min(max(tokens, 0), math.MaxInt64/4000) * 1000
 	x.settle(s)
 }
 
-// slot returns a declared slot or nil.
-func (x *Index) slot(n int) *slot {
-	if n < 0 || n >= len(x.slots) {
-		return nil
-	}
-	return x.slots[n]
-}
-
-// Used returns how many tokens the slot holds, 0 for an unknown slot.
-func (x *Index) Used(slot int) int64 {
-	if s := x.slot(slot); s != nil {
-		return s.used.Load() / 1000
-	}
-	return 0
-}
+// Used returns how many tokens the slot holds.
+func (x *Index) Used(slot int) int64 { return x.slots[slot].used.Load() / 1000 }
 
 // IsEmpty returns whether the slot holds nothing.
-func (x *Index) IsEmpty(slot int) bool {
-	s := x.slot(slot)
-	return s == nil || s.holds == 0
-}
+func (x *Index) IsEmpty(slot int) bool { return x.slots[slot].holds == 0 }
 
-// InUse returns the tokens that requests in flight use on the slot. Shared tokens count
-// once. 0 for an unknown slot.
-func (x *Index) InUse(slot int) int64 {
-	if s := x.slot(slot); s != nil {
-		return s.inUse.Load() / 1000
-	}
-	return 0
-}
+// InUse returns the tokens that requests in flight use on the slot. Shared tokens count once.
+func (x *Index) InUse(slot int) int64 { return x.slots[slot].inUse.Load() / 1000 }
 
 // Blocks returns the number of distinct blocks (by position and content) that
 // any slot holds or uses.

@@ -158,6 +158,7 @@ func TestCachedTokensCountWherePromptsFork(t *testing.T) {
 func TestRecordCountKeepsSums(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	x := New(48 << 10)
+	x.SetCapacity(3, 0)
 	w := Weights{Kinds: new([Kinds]int32)}
 	for i := range w.Kinds {
 		w.Kinds[i] = int32(rnd.IntN(30_000))

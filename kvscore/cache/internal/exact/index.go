@@ -23,13 +23,8 @@ const Tiers = 4
 
 var tierNames = [Tiers]string{"device", "host", "disk", "shared"}
 
-// String returns the tier's name, "unknown" for a value that is no tier.
-func (t Tier) String() string {
-	if t >= Tiers {
-		return "unknown"
-	}
-	return tierNames[t]
-}
+// String returns the tier's name.
+func (t Tier) String() string { return tierNames[t] }
 
 // MaxTargets bounds the numbers of targets: they are below it.
 const MaxTargets = 4096
@@ -170,15 +165,11 @@ func (x *Index) size() int64 {
 		int64(x.names.slots)*slotBytes + x.sets.bytes + int64(cap(x.owners))*int64(unsafe.Sizeof(owner{}))
 }
 
-// Blocks returns how many blocks the target holds in the tier. It returns 0 for an unknown
-// target.
+// Blocks returns how many blocks the target holds in the tier.
 func (x *Index) Blocks(target int, t Tier) int64 {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	if target < 0 || target >= len(x.owners) || t >= Tiers {
-		return 0
-	}
-	return x.owners[target].blocks[t]
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.owner(target).blocks[t]
 }
 
 // Distinct returns the number of blocks that any target holds. After [Index.Clear], it
@@ -192,17 +183,14 @@ func (x *Index) Distinct() int64 {
 // Incomplete reports whether the index lacks blocks that the target holds: since the
 // target's last Clear, it evicted some for memory, or refused an event.
 func (x *Index) Incomplete(target int) bool {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	return target >= 0 && target < len(x.owners) && x.owners[target].incomplete
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.owner(target).incomplete
 }
 
 // Miss records that events of a target are missing, as before the first that the caller got. The
 // target is incomplete until its next Clear.
 func (x *Index) Miss(target int) {
-	if target < 0 || target >= MaxTargets {
-		return
-	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.owner(target).incomplete = true

@@ -107,10 +107,6 @@ func TestRefusals(t *testing.T) {
 		s    Stored
 		want Outcome
 	}{
-		{Stored{Target: -1, Names: []uint64{1}}, Invalid},
-		{Stored{Target: MaxTargets, Names: []uint64{1}}, Invalid},
-		{Stored{Tier: Tiers, Names: []uint64{1}}, Invalid},
-		{Stored{Names: []uint64{1}, Blocks: []uint64{1, 2}}, Invalid},
 		{Stored{}, OK},
 		{Stored{HasParent: true, Names: []uint64{1}, Blocks: []uint64{1}}, UnknownParent},
 		{Stored{Names: []uint64{1}}, UnknownName},

@@ -10,12 +10,9 @@ import "maps"
 func (x *Index) Remove(target int, t Tier, names []uint64) (unknown int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if target < 0 || target >= len(x.owners) || t >= Tiers {
-		return len(names)
-	}
-	before := x.size()
+	before, owner := x.size(), x.owner(target)
 	for _, name := range names {
-		if at, b := x.known(name); b == nil || !x.remove(target, t, at, b) {
+		if at, b := x.known(name); b == nil || !x.remove(owner, target, t, at, b) {
 			unknown++
 		}
 	}
@@ -24,7 +21,7 @@ func (x *Index) Remove(target int, t Tier, names []uint64) (unknown int) {
 }
 
 // remove returns false if the target does not hold the block.
-func (x *Index) remove(target int, t Tier, at place, b *block) bool {
+func (x *Index) remove(owner *owner, target int, t Tier, at place, b *block) bool {
 	tier := x.sets.list[b.set].tier
 	var to uint32
 	switch {
@@ -34,10 +31,10 @@ func (x *Index) remove(target int, t Tier, at place, b *block) bool {
 		tier[Shared].each(func(target int) { x.owners[target].blocks[Shared]-- })
 		tier[Shared] = nil
 		to = x.sets.id(tier)
-	case x.takeRepeat(target, repeat{at, t}):
+	case x.takeRepeat(owner.repeats, repeat{at, t}):
 		return true
 	default:
-		x.owners[target].blocks[t]--
+		owner.blocks[t]--
 		to = x.sets.toggled(b.set, t, target)
 	}
 	if to != 0 {
@@ -50,8 +47,7 @@ func (x *Index) remove(target int, t Tier, at place, b *block) bool {
 }
 
 // takeRepeat counts one less of a block that the target has stored more than once.
-func (x *Index) takeRepeat(target int, key repeat) bool {
-	repeats := x.owners[target].repeats
+func (x *Index) takeRepeat(repeats map[repeat]int32, key repeat) bool {
 	n := repeats[key]
 	if n > 1 {
 		repeats[key] = n - 1
@@ -67,18 +63,16 @@ func (x *Index) takeRepeat(target int, key repeat) bool {
 func (x *Index) Clear(target int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if target < 0 || target >= len(x.owners) {
-		return
-	}
-	if o := &x.owners[target]; o.blocks != [Tiers]int64{} {
+	o := x.owner(target)
+	if o.blocks != [Tiers]int64{} {
 		x.sets.drop(target)
 		x.dirty = true
 	}
 	if x.sharing.has(target) {
 		x.sharing = x.sharing.toggled(target)
 	}
-	x.bytes.repeats -= int64(len(x.owners[target].repeats)) * repeatBytes
-	x.owners[target] = owner{}
+	x.bytes.repeats -= int64(len(o.repeats)) * repeatBytes
+	*o = owner{}
 }
 
 // trim drops the blocks at the end of a run that have no names, and that no run continues. If

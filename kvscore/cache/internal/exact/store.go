@@ -14,7 +14,7 @@ type Stored struct {
 	HasParent bool
 	// Names are the engine's names of the blocks, in order.
 	Names []uint64
-	// Blocks are the content hashes. If nil, the index must know the blocks by these names
+	// Blocks are the content hashes, as many. If nil, the index must know the blocks by these names
 	// from another tier or target.
 	Blocks []uint64
 	// Session is the session that the event names; empty is unknown. The index does not use it.
@@ -38,9 +38,6 @@ const (
 	Contradiction
 	// NoRoom: the blocks do not fit into the memory.
 	NoRoom
-	// Invalid: the event has an impossible target or tier, or names and blocks differ in
-	// number.
-	Invalid
 )
 
 // Store records what an engine has stored. It returns how many of the blocks the target now
@@ -51,10 +48,6 @@ const (
 // announcement, and does not count. The index cannot tell whether an incomplete target holds
 // all. It therefore counts nothing in its events without a parent. The shared tier has no counts.
 func (x *Index) Store(s *Stored) (int, Outcome) {
-	if s.Target < 0 || s.Target >= MaxTargets || s.Tier >= Tiers ||
-		s.Blocks != nil && len(s.Blocks) != len(s.Names) {
-		return 0, Invalid
-	}
 	if len(s.Names) == 0 {
 		return 0, OK
 	}
