@@ -142,7 +142,7 @@ func (r *replay) dispatch(o *router) {
 	}
 	for o.queue.Len() > 0 {
 		r.look(o)
-		e := o.queue.First(o.queue.may, false, r.clock())
+		e := o.queue.First(o.queue.may, r.Queue.Hold == HoldOwn, r.clock())
 		if e == nil {
 			return
 		}
