@@ -42,7 +42,7 @@ func learn(p *pool.Pool, w *worker.Worker, info engine.Info) {
 	if logged(info) != logged(before) {
 		p.Logger().Info("worker reports its engine", zap.String("upstream", w.Dial), zap.Reflect("engine", info))
 	}
-	switch changed, shared := w.StartChanged(t, before.BootID, info.BootID); {
+	switch changed, shared := w.StartChanged(before.BootID, info.BootID); {
 	case shared:
 		p.Raise(t, incidentShared)
 	case changed, before.Type != "" && info.Type != before.Type:

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,7 +19,7 @@ type probing struct {
 	last     time.Time // the last probe
 	listed   time.Time // when it was last asked which models it serves
 	next     time.Time // when it is asked again what its engine is
-	changed  time.Time // when the start that the engine reports last changed
+	starts   []string  // that engines there reported before the present one, at most keptStarts
 }
 
 const (
@@ -29,8 +30,8 @@ const (
 	askedAgain = 15 * time.Second
 	// AskedLess is the longest such time, for a worker that does not answer.
 	AskedLess = 5 * time.Minute
-	// sharedWithin is the time in which two changes of start mean a shared address.
-	sharedWithin = time.Minute
+	// keptStarts is how many earlier starts are known again.
+	keptStarts = 8
 )
 
 // AskAgain has the next probe ask the worker what it is, for it may be another engine now.
@@ -109,15 +110,15 @@ func (q *probing) Detected(t time.Time, did bool) {
 }
 
 // StartChanged returns whether the engine has restarted, as what it reports of its start shows.
-// shared: that changed twice within a minute, because several engines share the address.
-func (q *probing) StartChanged(t time.Time, before, now string) (changed, shared bool) {
+// shared: an earlier start is back, because several engines share the address.
+func (q *probing) StartChanged(before, now string) (changed, shared bool) {
 	if before == "" || now == before {
 		return false, false
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	shared = t.Sub(q.changed) < sharedWithin
-	q.changed = t
+	shared = slices.Contains(q.starts, now)
+	q.starts = append(q.starts[max(0, len(q.starts)+1-keptStarts):], before)
 	return true, shared
 }
 

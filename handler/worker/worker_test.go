@@ -2,6 +2,7 @@ package worker
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -123,28 +124,33 @@ func TestLoadFactor(t *testing.T) {
 	}
 }
 
-// TestRestartsThatAreTold has one engine restart, and then several engines answer at its
+// TestRestartsThatAreTold has an engine restart again and again, and then several engines answer at its
 // address.
 func TestRestartsThatAreTold(t *testing.T) {
 	w, life := new(probing), ""
 	for i, c := range []struct {
-		at                int // seconds
 		life              string
 		restarted, shared bool
 	}{
-		{0, "", false, false},
-		{0, "a", false, false},
-		{15, "a", false, false},
-		{45, "b", true, false},
-		{120, "c", true, false},
-		{135, "d", true, true},
-		{150, "c", true, true},
-		{300, "e", true, false},
+		{"", false, false},
+		{"a", false, false},
+		{"a", false, false},
+		{"b", true, false},
+		{"c", true, false},
+		{"a", true, true},
+		{"d", true, false},
+		{"c", true, true},
 	} {
-		restarted, shared := w.StartChanged(time.Unix(1e9+int64(c.at), 0), life, c.life)
+		restarted, shared := w.StartChanged(life, c.life)
 		if life = c.life; restarted != c.restarted || shared != c.shared {
 			t.Errorf("%d: after %q restarted: %v, shared: %v, want %+v", i, c.life, restarted, shared, c)
 		}
+	}
+	for i := range 100 {
+		w.StartChanged(fmt.Sprint(i), fmt.Sprint(i+1))
+	}
+	if len(w.starts) != keptStarts {
+		t.Errorf("%d starts are kept, want %d", len(w.starts), keptStarts)
 	}
 }
 
