@@ -47,10 +47,10 @@ func stateOf(w *worker.Worker, h *worker.HealthState, proxy map[string]proxyStat
 		note.Effect = "It has requests and produces no output, while others do."
 		return note
 	case !h.Until.IsZero():
-		note.What, note.Advice = stateMarked, "If it goes on, read the engine's log."
+		note.What, note.Advice = stateMarked, "If it goes on, look at its last failure, and read the engine's log."
 		note.Effect = fmt.Sprintf("It gets no requests for %s.", age(h.Until.Sub(t).Seconds()))
 	case !h.Well:
-		note.What, note.Advice = stateRecovering, "Nothing. If it goes on, read the engine's log."
+		note.What, note.Advice = stateRecovering, "Nothing. If it goes on, look at its last failure, and read the engine's log."
 		note.Effect = "It failed, and gets a few requests at a time."
 	case said && !of.healthy:
 		note.What, note.Advice = stateUnhealthy, "Ask the engine for the path of health_uri."

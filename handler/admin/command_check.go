@@ -134,9 +134,9 @@ func writeChecked(p *pool.Pool, w *worker.Worker) (problems int) {
 	case !w.WasProbed():
 		say("it has not answered in time")
 	case v.Health.Refusing != nil && *v.Health.Refusing:
-		say("it refuses connections, or does not answer")
-	case len(models) == 0:
-		say("its models are unknown: GET /v1/models needs an api_key, or is not served")
+		say("it cannot be reached: %s", w.Past.Fault())
+	case len(models) == 0 && len(e.Warnings) == 0:
+		say("its models are unknown: GET /v1/models answers %d; set worker models", w.ListingStatus())
 	}
 	for _, s := range e.Contradictions {
 		say("%s", s)

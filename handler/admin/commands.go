@@ -35,7 +35,7 @@ problem of check, or a drain that did not end in time.`,
 		CobraFunc: func(cmd *cobra.Command) {
 			cmd.AddCommand(statusCommand(), explainCommand(), drainCommand("drain"), drainCommand("undrain"),
 				sessionsCommand(), pageCommand(), checkCommand(), recordCommand(), readyCommand(), runCommand(), callCommand())
-			cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+			cmd.Args, cmd.RunE = cobra.NoArgs, func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 		},
 	})
 }
@@ -64,8 +64,13 @@ func command(use, short string, args cobra.PositionalArgs, run func(*client, cad
 
 // plainCommand returns a command that needs no admin endpoint.
 func plainCommand(use, short string, args cobra.PositionalArgs, run func(caddycmd.Flags) (int, error)) *cobra.Command {
+	logged := caddycmd.WrapCommandFuncForCobra(run)
 	return &cobra.Command{
-		Use: use, Short: short, Args: args, SilenceUsage: true, SilenceErrors: true, RunE: caddycmd.WrapCommandFuncForCobra(run),
+		Use: use, Short: short, Args: args, SilenceUsage: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cmd.SilenceErrors = true // they are logged, but those of args are not
+			return logged(cmd, args)
+		},
 	}
 }
 
@@ -110,7 +115,10 @@ func (c *client) do(method, uri string, headers http.Header, body []byte) (*http
 			if _, answer, failed := strings.Cut(text, "caddy responded with error: "); failed {
 				return nil, errors.New(readable(answer))
 			}
-			return r.resp, r.err
+			if r.err != nil {
+				return nil, fmt.Errorf("asking the admin endpoint %s (--address or --config names another): %w", c.addr, r.err)
+			}
+			return r.resp, nil
 		case <-time.After(timeout):
 			return nil, fmt.Errorf("%s has not answered in %s", c.addr, timeout)
 		}

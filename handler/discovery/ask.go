@@ -13,7 +13,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/tidwall/gjson"
-	"go.uber.org/zap"
 )
 
 const (
@@ -78,8 +77,7 @@ func (p *Prober) askModels(ctx context.Context, w *worker.Worker) (answers bool)
 	if !p.saw(ctx, w, status, err) {
 		return false
 	}
-	closed := status == http.StatusUnauthorized || status == http.StatusForbidden
-	first := !w.RefuseModels(closed)
+	w.AnsweredListing(status)
 	switch {
 	case err != nil:
 	case status == http.StatusOK:
@@ -87,9 +85,6 @@ func (p *Prober) askModels(ctx context.Context, w *worker.Worker) (answers bool)
 		w.Past.ForgetModels(w.KnownToServe)
 	case status == http.StatusNotFound || status == http.StatusMethodNotAllowed || status == http.StatusNotImplemented:
 		p.pool.LearnModels(w, nil, p.logger) // it has no list
-	case closed && first:
-		p.logger.Warn("worker lists its models only with its api_key; the router probes it every 5 minutes",
-			zap.String("upstream", w.Dial))
 	}
 	return true
 }

@@ -3,6 +3,7 @@ package discovery
 import (
 	"cmp"
 	"errors"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -199,9 +200,9 @@ func TestWorkersAreLeftAlone(t *testing.T) {
 	}
 	p.See(pool.Offers{Table: new(pool.Table)}, time.Now(), false)
 	want("in use", 0)
-	w.RefuseModels(true)
+	w.AnsweredListing(http.StatusForbidden)
 	want("refused", worker.AskedLess)
-	w.RefuseModels(false)
+	w.AnsweredListing(http.StatusOK)
 	p.See(pool.Offers{Table: new(pool.Table)}, time.Now().Add(-time.Hour), false)
 	want("idle", worker.AskedLess)
 	p.Serve(time.Now())

@@ -2,6 +2,8 @@ package discovery
 
 import (
 	"cmp"
+	"fmt"
+	"net/http"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
@@ -20,6 +22,7 @@ const (
 	warnNoLoad       = "engine_load is on, and the engine reports no load"
 	warnContradicts  = "the engine contradicts its configuration"
 	warnNoLimit      = "max_running is auto, and the engine reports no limit"
+	warnUnlisted     = "the worker does not list its models"
 	warnMooncake     = "mooncake_port is set, and no bootstrap server of Mooncake names the engine's ranks there"
 )
 
@@ -59,6 +62,15 @@ func Warnings(w *worker.Worker, t time.Time) []observe.Warning {
 	case w.OmitsCounts():
 		warn(warnCachedTokens, "hit ratios are unknown, and the router cannot correct its cache model",
 			"have the engine report usage.prompt_tokens_details.cached_tokens")
+	}
+	switch status := w.ListingStatus(); {
+	case w.HasConfiguredModels():
+	case w.RefusesModels():
+		warn(warnUnlisted, fmt.Sprintf("GET /v1/models answers %d: requests for any model go there, and the router asks again in 5 minutes", status),
+			"set worker api_key or worker models")
+	case status == http.StatusBadRequest:
+		warn(warnUnlisted, "GET /v1/models answers 400: requests for any model go there",
+			"look at what listens there: https:// before the address is missing if it speaks TLS")
 	}
 	if w.DoubtsEvents() {
 		warn(warnDoubted, "the router uses its approximate cache model until the engine restarts or kv_events changes",

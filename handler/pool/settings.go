@@ -151,7 +151,7 @@ func (s *Settings) Add(w *worker.Settings, dynamic bool) error {
 		return fmt.Errorf("worker %s: %w", w.Dial, err)
 	}
 	if w.Dial != worker.AllWorkers && !s.Upstreams[w.Dial] && !dynamic {
-		return fmt.Errorf("worker %s: must be one of the upstreams", w.Dial)
+		return fmt.Errorf("worker %s: must be one of the upstreams: %s", w.Dial, strings.Join(slices.Sorted(maps.Keys(s.Upstreams)), ", "))
 	}
 	s.Workers[w.Dial] = *w
 	return nil

@@ -6,6 +6,7 @@ package upstream
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -74,9 +75,16 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return t.HTTPTransport.RoundTrip(req)
 }
 
-// Send makes one round trip.
+// Send makes one round trip. A worker whose certificate is not trusted, or that speaks no TLS, has not got the
+// request, as if nothing had listened there.
 func (t *Transport) Send(req *http.Request) (*http.Response, error) {
-	return t.HTTPTransport.RoundTrip(req)
+	resp, err := t.HTTPTransport.RoundTrip(req)
+	_, untrusted := errors.AsType[*tls.CertificateVerificationError](err)
+	_, plain := errors.AsType[tls.RecordHeaderError](err)
+	if untrusted || plain {
+		err = reverseproxy.NewDialError(err)
+	}
+	return resp, err
 }
 
 // SendFresh makes one round trip on a new connection, and closes the idle ones.

@@ -2,6 +2,7 @@ package upstream
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -64,5 +65,22 @@ func TestRedirectWithoutOperations(t *testing.T) {
 	}
 	if _, err := c.Redirect(req, Original{}, &reverseproxy.Upstream{Dial: "b:1-9"}); err == nil {
 		t.Error("a range of ports is no worker")
+	}
+}
+
+// TestWorkersWithoutATrustedCertificateAreNotConnected sends to a server with a certificate of its own, and to one
+// without TLS.
+func TestWorkersWithoutATrustedCertificateAreNotConnected(t *testing.T) {
+	for name, start := range map[string]func(http.Handler) *httptest.Server{"untrusted": httptest.NewTLSServer, "plain": httptest.NewServer} {
+		srv := start(http.NotFoundHandler())
+		transport := &Transport{HTTPTransport: &reverseproxy.HTTPTransport{TLS: new(reverseproxy.TLSConfig), Transport: new(http.Transport)}}
+		resp, err := transport.Send(httptest.NewRequest(http.MethodGet, "https://"+srv.Listener.Addr().String(), http.NoBody))
+		if _, ok := errors.AsType[reverseproxy.DialError](err); !ok {
+			t.Errorf("%s: error %v", name, err)
+		}
+		if err == nil {
+			resp.Body.Close()
+		}
+		srv.Close()
 	}
 }

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"net/http"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -10,7 +11,7 @@ import (
 // probing says when the worker is probed, and when it is asked what it is and serves.
 type probing struct {
 	source  atomic.Uint64 // the prober that last had the worker from a dynamic source
-	refused atomic.Bool   // it refused to list its models, for want of a key
+	listing atomic.Int32  // the status of its answer to the last question for its models
 
 	silent atomic.Int32 // questions what its engine is, in a row, without an answer
 
@@ -131,11 +132,17 @@ func (q *probing) OfferedBy(prober uint64) (before bool) {
 // IsOfferedBy returns whether a prober has the worker from a dynamic source.
 func (q *probing) IsOfferedBy(prober uint64) bool { return q.source.Load() == prober }
 
-// RefuseModels records whether the worker refuses to list its models, and returns whether it did before.
-func (q *probing) RefuseModels(refuses bool) (before bool) { return q.refused.Swap(refuses) }
+// AnsweredListing records the status of the worker's answer to the question for its models.
+func (q *probing) AnsweredListing(status int) { q.listing.Store(int32(status)) } //nolint:gosec // of three digits
 
-// RefusesModels returns whether the worker refuses to list its models.
-func (q *probing) RefusesModels() bool { return q.refused.Load() }
+// ListingStatus returns it, 0 without an answer.
+func (q *probing) ListingStatus() int { return int(q.listing.Load()) }
+
+// RefusesModels returns whether the worker refuses to list its models, for want of a key.
+func (q *probing) RefusesModels() bool {
+	status := q.ListingStatus()
+	return status == http.StatusUnauthorized || status == http.StatusForbidden
+}
 
 const (
 	// loadPeriod is the least time between two questions to an engine about its load: a second,
