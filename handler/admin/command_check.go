@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"time"
 
@@ -89,11 +90,32 @@ func checkPools(timeout time.Duration) (found int) {
 			fmt.Printf("  problem: %s\n", in.What)
 			found++
 		}
+		found += checkNames(p)
 	}
 	if found > 0 {
 		fmt.Printf("problems: %d\n", found)
 	} else {
 		fmt.Printf("no problem, workers: %d\n", workers)
+	}
+	return found
+}
+
+// checkNames prints the public names of models that no engine serves, and returns their number.
+func checkNames(p *pool.Pool) (found int) {
+	x := explainerOf(p)
+	if x == nil || p.Settings.Load().Others {
+		return 0
+	}
+	for name, models := range x.Reader.Public.List {
+		for _, model := range models {
+			if !slices.ContainsFunc(p.All(), func(w *worker.Worker) bool {
+				yes, known := w.Serves(model)
+				return yes || !known
+			}) {
+				fmt.Printf("  problem: model %s: no engine serves %s\n", name, model)
+				found++
+			}
+		}
 	}
 	return found
 }

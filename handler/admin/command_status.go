@@ -94,7 +94,7 @@ func writeStatus(to io.Writer, s *stateView, width int) {
 		}
 	}
 	for _, in := range s.Open {
-		fmt.Fprintf(to, "\ncondition, for %s: %s\n  %s", age(in.Begun), in.What, cmp.Or(in.Advice, "The manual has no advice."))
+		fmt.Fprintf(to, "\ncondition, for %s, last met %s ago: %s\n  %s", age(in.Begun), age(in.Last), in.What, cmp.Or(in.Advice, "The manual has no advice."))
 		if in.Error != "" {
 			fmt.Fprintf(to, "\n  Last: %s", in.Error)
 		}
