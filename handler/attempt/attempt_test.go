@@ -162,18 +162,18 @@ func TestClosedConnectionsAreTriedAnew(t *testing.T) {
 // TestAttemptsAreClassified sorts what attempts show of their worker.
 func TestAttemptsAreClassified(t *testing.T) {
 	a, _ := newAttempt(t, transport{}, owner{})
-	if o := a.Unanswered(ErrFirstToken); o.Kind != pool.OutcomeBroken || o.Begun != a.Begun {
+	if o := a.Unanswered(ErrFirstToken); o.Kind != worker.OutcomeBroken || o.Begun != a.Begun {
 		t.Errorf("no first token: outcome %+v", o)
 	}
-	if good, bad := a.Shows(pool.OutcomeGood, ""), a.Errored("status 500", true); good.Kind != pool.OutcomeGood || bad.Kind != pool.OutcomeErrored || !bad.Own {
+	if good, bad := a.Shows(worker.OutcomeGood, ""), a.Errored("status 500", true); good.Kind != worker.OutcomeGood || bad.Kind != worker.OutcomeErrored || !bad.Own {
 		t.Errorf("good %+v, bad %+v", good, bad)
 	}
 	a.Answers = a // another worker has answered
-	if o := a.Shows(pool.OutcomeGood, ""); o.Kind != pool.OutcomeAnswered {
+	if o := a.Shows(worker.OutcomeGood, ""); o.Kind != worker.OutcomeAnswered {
 		t.Errorf("answered elsewhere: %+v", o)
 	}
 	a.Call.Plan.ShowsHealth = false
-	if o := a.Errored("status 500", true); o.Kind != pool.OutcomeAnswered {
+	if o := a.Errored("status 500", true); o.Kind != worker.OutcomeAnswered {
 		t.Errorf("a request that shows nothing: %+v", o)
 	}
 }

@@ -8,32 +8,32 @@ import (
 	"strings"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 )
 
 // Shows returns what an attempt has shown of its worker. docs/reliability.md shows when
 // traffic moves away. Not all requests show whether it is well.
-func (a *Attempt) Shows(kind pool.OutcomeKind, why string) pool.Outcome {
-	good := kind == pool.OutcomeGood
-	if (good || kind == pool.OutcomeErrored) && !a.Call.Plan.ShowsHealth || good && a.Answers != nil {
-		kind, why = pool.OutcomeAnswered, ""
+func (a *Attempt) Shows(kind worker.OutcomeKind, why string) worker.Outcome {
+	good := kind == worker.OutcomeGood
+	if (good || kind == worker.OutcomeErrored) && !a.Call.Plan.ShowsHealth || good && a.Answers != nil {
+		kind, why = worker.OutcomeAnswered, ""
 	}
-	return pool.Outcome{Kind: kind, Begun: a.Begun, Why: why}
+	return worker.Outcome{Kind: kind, Begun: a.Begun, Why: why}
 }
 
 // Errored returns the outcome of an attempt whose answer is an error, which may be the
 // worker's fault. own: the error is probably not the client's fault.
-func (a *Attempt) Errored(why string, own bool) pool.Outcome {
-	o := a.Shows(pool.OutcomeErrored, why)
-	if o.Kind == pool.OutcomeErrored {
-		o.Own, o.Blame, o.Peers = own, a.BlameKey(), a.Call.Owner.Offers().Table.Rows
+func (a *Attempt) Errored(why string, own bool) worker.Outcome {
+	o := a.Shows(worker.OutcomeErrored, why)
+	if o.Kind == worker.OutcomeErrored {
+		o.Own, o.Blame, o.Peers = own, a.BlameKey(), a.Call.Owner.Offers().Table.Workers()
 	}
 	return o
 }
 
 // Unanswered returns what an attempt without an answer has shown of its worker.
-func (a *Attempt) Unanswered(err error) pool.Outcome {
-	o := pool.Unanswered(err)
+func (a *Attempt) Unanswered(err error) worker.Outcome {
+	o := worker.Unanswered(err)
 	o.Begun = a.Begun
 	return o
 }

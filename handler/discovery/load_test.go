@@ -72,7 +72,7 @@ func TestLoadIsNotAskedForInVain(t *testing.T) {
 		}
 	}
 	p, w, now := loadPool(t, engine.Info{Type: engine.VLLM}, true)
-	p.Report(w, pool.Outcome{Kind: pool.OutcomeRefused})
+	p.Report(w, worker.Outcome{Kind: worker.OutcomeRefused})
 	if claimLoad(p, w, now) {
 		t.Error("an engine that is away is asked")
 	}

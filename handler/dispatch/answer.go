@@ -13,11 +13,11 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
-	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
 	"github.com/caddy-kvrouter/kvrouter/handler/resume"
 	"github.com/caddy-kvrouter/kvrouter/handler/split"
 	"github.com/caddy-kvrouter/kvrouter/handler/turn"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 )
 
 func (d *Dispatch) deliver(req *http.Request, resp *http.Response) *http.Response {
@@ -203,7 +203,7 @@ func (o *delivery) Received(t time.Time, n, tokens int) {
 	if o.moved > 0 && o.tokens == o.before { // of the rest
 		a.StopFirst()
 		a.FirstToken(t)
-		o.d.Pool.Report(a.Worker, a.Shows(pool.OutcomeGood, ""))
+		o.d.Pool.Report(a.Worker, a.Shows(worker.OutcomeGood, ""))
 	}
 	o.tokens = tokens
 	a.Output(t, int64(tokens-o.before))
@@ -231,7 +231,7 @@ func (o *delivery) FirstToken(t time.Time) {
 	}
 	d.PoolMetrics.ttft.Observe(t.Sub(d.start).Seconds())
 	d.compare(&a.Seat, t)
-	d.Pool.Report(a.Worker, a.Shows(pool.OutcomeGood, ""))
+	d.Pool.Report(a.Worker, a.Shows(worker.OutcomeGood, ""))
 }
 
 func (o *delivery) ResponseID(id string) {
@@ -260,7 +260,7 @@ func (o *delivery) Ended(s response.Summary) {
 	case s.Failed && o.told: // see Move
 	case s.Failed:
 		a.Failed(time.Now(), s.ErrorStatus)
-		shown := a.Shows(pool.OutcomeAnswered, "")
+		shown := a.Shows(worker.OutcomeAnswered, "")
 		if attempt.WorkersFault(s.ErrorStatus) {
 			shown = a.Errored(errorWithin, false)
 		}
@@ -275,7 +275,7 @@ func (o *delivery) Ended(s response.Summary) {
 			}
 			a.Answered(o.header, completion)
 		}
-		d.Pool.Report(a.Worker, a.Shows(pool.OutcomeGood, ""))
+		d.Pool.Report(a.Worker, a.Shows(worker.OutcomeGood, ""))
 	}
 	if o.moved == 0 { // two engines' figures show nothing of either
 		o.learn()

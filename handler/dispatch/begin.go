@@ -16,8 +16,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
-	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/resume"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -172,7 +172,7 @@ func (d *Dispatch) End() *Report {
 	report := d.report()
 	_, bad := report.fault()
 	if report.Outcome == outcomeBroken && !o.told {
-		d.Pool.Report(o.attempt.Worker, o.attempt.Shows(pool.OutcomeBroken, "stream broke: "+o.Broken.Error()))
+		d.Pool.Report(o.attempt.Worker, o.attempt.Shows(worker.OutcomeBroken, "stream broke: "+o.Broken.Error()))
 	}
 	if d.followUp != nil {
 		var text []byte

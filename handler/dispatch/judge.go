@@ -37,7 +37,7 @@ func (d *Dispatch) judge(ctx context.Context, resp *http.Response, resent bool, 
 		return v
 	}
 	a, status := d.attempt, resp.StatusCode
-	v := verdict{do: deliver, outcome: a.Shows(pool.OutcomeAnswered, ""), misfit: d.misfit(resp)}
+	v := verdict{do: deliver, outcome: a.Shows(worker.OutcomeAnswered, ""), misfit: d.misfit(resp)}
 	switch {
 	case v.misfit != fits: // the engine computed nothing, so any request may be sent again
 		left := (v.misfit == lacksModel || d.plan.Infers()) && d.otherLeft()
@@ -51,7 +51,7 @@ func (d *Dispatch) judge(ctx context.Context, resp *http.Response, resent bool, 
 		}
 	case attempt.Retryable(status):
 		if d.plan.ShowsHealth {
-			v.outcome = a.Shows(pool.OutcomeBusy, "status "+resp.Status)
+			v.outcome = a.Shows(worker.OutcomeBusy, "status "+resp.Status)
 			v.outcome.Wait = attempt.RetryAfter(resp.Header)
 		}
 		if d.mayRetry(true, false) {
@@ -60,7 +60,7 @@ func (d *Dispatch) judge(ctx context.Context, resp *http.Response, resent bool, 
 	case attempt.WorkersFault(status):
 		v.outcome = a.Errored(resp.Status, status >= 500)
 	case status < 300 && (d.plan.Request == nil || body.Compressed(resp.Header)):
-		v.outcome = a.Shows(pool.OutcomeGood, "") // an answer that is read shows more
+		v.outcome = a.Shows(worker.OutcomeGood, "") // an answer that is read shows more
 	}
 	return v
 }
@@ -75,10 +75,10 @@ func (d *Dispatch) judgeBackup(resp *http.Response) (v verdict, ok bool) {
 	if !a.Worker.IsBackup() || !attempt.Disowns(status) {
 		return v, false
 	}
-	v = verdict{do: fail, outcome: a.Shows(pool.OutcomeBusy, "status "+resp.Status), withheld: true, reason: strconv.Itoa(status)}
+	v = verdict{do: fail, outcome: a.Shows(worker.OutcomeBusy, "status "+resp.Status), withheld: true, reason: strconv.Itoa(status)}
 	switch v.outcome.Wait = attempt.RetryAfter(resp.Header); {
 	case status < 500 && attempt.TheirKey(a.Worker.Settings().Headers): // another client may be welcome
-		v.do, v.outcome, v.withheld, v.blameless = deliver, a.Shows(pool.OutcomeAnswered, ""), false, true
+		v.do, v.outcome, v.withheld, v.blameless = deliver, a.Shows(worker.OutcomeAnswered, ""), false, true
 	case !attempt.Retryable(status):
 		v.outcome.Wait = max(v.outcome.Wait, disownedFor)
 	}
@@ -119,7 +119,7 @@ func (d *Dispatch) judgeFailure(ctx context.Context, resent bool, err error) ver
 	_, unconnected := errors.AsType[reverseproxy.DialError](err)
 	v := verdict{do: fail, outcome: a.Unanswered(err), suspect: !unconnected || resent}
 	if errors.Is(err, attempt.ErrDrained) {
-		v.outcome, v.suspect = pool.Outcome{}, false
+		v.outcome, v.suspect = worker.Outcome{}, false
 	}
 	if d.mayRetry(!unconnected, v.suspect) {
 		v.do, v.reason = retry, "broken"
@@ -146,13 +146,13 @@ const (
 // verdict is what follows from an attempt.
 type verdict struct {
 	do        action
-	reason    string       // of a retry, as metrics name it
-	outcome   pool.Outcome // what the pool records of the worker
-	phases    *split.Error // the pair of workers failed, and not the attempt's worker; nil otherwise
-	suspect   bool         // the engine may have begun to compute: the request may have crashed it
-	misfit    misfit       // the worker cannot serve the request, and another one may
-	blameless bool         // a retry is not the worker's fault
-	withheld  bool         // the client must not see the answer
+	reason    string         // of a retry, as metrics name it
+	outcome   worker.Outcome // what the pool records of the worker
+	phases    *split.Error   // the pair of workers failed, and not the attempt's worker; nil otherwise
+	suspect   bool           // the engine may have begun to compute: the request may have crashed it
+	misfit    misfit         // the worker cannot serve the request, and another one may
+	blameless bool           // a retry is not the worker's fault
+	withheld  bool           // the client must not see the answer
 }
 
 // These functions decide whether another attempt may follow. "Limits" are lb_try_duration and

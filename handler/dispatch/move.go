@@ -154,7 +154,7 @@ func (r *remainder) leave() {
 	}
 	r.well = r.well || r.pair != nil || r.unable
 	if r.told = true; !r.well {
-		shown := a.Shows(pool.OutcomeBroken, "stream broke: "+r.why.Error())
+		shown := a.Shows(worker.OutcomeBroken, "stream broke: "+r.why.Error())
 		if errors.Is(r.why, response.ErrEvent) {
 			shown = a.Errored(errorWithin, false)
 			if !r.answer.FirstToken() {
@@ -338,12 +338,12 @@ func (r *remainder) judge(ctx context.Context, a *attempt.Attempt, resp *http.Re
 	}
 	refuses := err == nil && !attempt.Retryable(resp.StatusCode)
 	if refuses { // it may be the rest's fault
-		v.outcome = a.Shows(pool.OutcomeAnswered, "")
+		v.outcome = a.Shows(worker.OutcomeAnswered, "")
 	}
 	if resp != nil {
 		_ = resp.Body.Close()
 	}
-	r.blameless = v.outcome.Kind <= pool.OutcomeGood
+	r.blameless = v.outcome.Kind <= worker.OutcomeGood
 	v.blameless = r.blameless
 	r.refused = r.exact && (refuses || errors.Is(err, resume.ErrExact))
 	last := r.refused || r.left == 0 || v.suspect && r.d.lastSuspect()

@@ -88,15 +88,15 @@ func TestFailedConnectionsAreAbsences(t *testing.T) {
 	d.attempt.Leave(false, nil)
 	for _, v := range []struct {
 		err  error
-		want pool.OutcomeKind
+		want worker.OutcomeKind
 	}{
-		{reverseproxy.NewDialError(errors.New("dial tcp 10.0.0.1:8000: connect: connection refused")), pool.OutcomeRefused},
-		{reverseproxy.NewDialError(errors.New("dial tcp 10.0.0.1:8000: i/o timeout")), pool.OutcomeUnreachable},
-		{reverseproxy.NewDialError(errors.New("dial tcp: lookup gpu-1: no such host")), pool.OutcomeUnreachable},
-		{reverseproxy.NewDialError(errors.New("dial tcp: lookup gpu-1 on 10.0.0.2:53: dial udp 10.0.0.2:53: connect: connection refused")), pool.OutcomeUnreachable},
-		{reverseproxy.NewDialError(errors.New("dial tcp 10.0.0.1:8000: socket: too many open files")), pool.OutcomeLimited},
-		{reverseproxy.NewDialError(errors.New("dial tcp 10.0.0.1:8000: connect: cannot assign requested address")), pool.OutcomeLimited},
-		{errors.New("read tcp 10.0.0.2:1->10.0.0.1:8000: connection reset by peer"), pool.OutcomeBroken},
+		{reverseproxy.NewDialError(errors.New("dial tcp 10.0.0.1:8000: connect: connection refused")), worker.OutcomeRefused},
+		{reverseproxy.NewDialError(errors.New("dial tcp 10.0.0.1:8000: i/o timeout")), worker.OutcomeUnreachable},
+		{reverseproxy.NewDialError(errors.New("dial tcp: lookup gpu-1: no such host")), worker.OutcomeUnreachable},
+		{reverseproxy.NewDialError(errors.New("dial tcp: lookup gpu-1 on 10.0.0.2:53: dial udp 10.0.0.2:53: connect: connection refused")), worker.OutcomeUnreachable},
+		{reverseproxy.NewDialError(errors.New("dial tcp 10.0.0.1:8000: socket: too many open files")), worker.OutcomeLimited},
+		{reverseproxy.NewDialError(errors.New("dial tcp 10.0.0.1:8000: connect: cannot assign requested address")), worker.OutcomeLimited},
+		{errors.New("read tcp 10.0.0.2:1->10.0.0.1:8000: connection reset by peer"), worker.OutcomeBroken},
 	} {
 		o := d.judge(t.Context(), nil, false, v.err).outcome
 		if o.Kind != v.want {
@@ -104,7 +104,7 @@ func TestFailedConnectionsAreAbsences(t *testing.T) {
 		}
 		h.pool.Report(w, o)
 		absent := h.pool.RecordOwnRequest(t.Context(), w, http.StatusOK, nil) && w.Health.Available(time.Now())
-		if want := v.want != pool.OutcomeBroken; absent != want {
+		if want := v.want != worker.OutcomeBroken; absent != want {
 			t.Errorf("%v: an answer removes the mark: %v", v.err, absent)
 		}
 	}

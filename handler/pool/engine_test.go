@@ -43,15 +43,15 @@ func TestMirrorIsClearedOnAllRanks(t *testing.T) {
 	if got := p.cached(w); got != 1600 {
 		t.Errorf("%d tokens are cached after a timeout, want 1600", got)
 	}
-	p.Report(w, Outcome{Kind: OutcomeRefused, Begun: time.Now()})
-	p.Report(w, Outcome{Kind: OutcomeRefused, Begun: time.Now()})
+	p.Report(w, worker.Outcome{Kind: worker.OutcomeRefused, Begun: time.Now()})
+	p.Report(w, worker.Outcome{Kind: worker.OutcomeRefused, Begun: time.Now()})
 	if load := p.Load(time.Now(), w); load.CachedTokens != 0 {
 		t.Errorf("load of both ranks %+v", load)
 	}
 	if w.Health.Available(time.Now()) {
 		t.Error("it is not marked down")
 	}
-	p.Report(w, Outcome{Kind: OutcomeAnswered, Begun: time.Now()}) // and asks it again at once
+	p.Report(w, worker.Outcome{Kind: worker.OutcomeAnswered, Begun: time.Now()}) // and asks it again at once
 	soon, _ := w.BeginProbe(time.Now(), time.Hour, 0)
 	if !w.Health.Available(time.Now()) || !soon {
 		t.Error("it is still marked down, or not asked again")
@@ -70,7 +70,7 @@ func TestOwnLimitsMarkNobodyDown(t *testing.T) {
 		err := reverseproxy.NewDialError(errors.New(text))
 		for range 3 {
 			p.RecordOwnRequest(t.Context(), w, 0, err)
-			p.Report(w, Unanswered(err))
+			p.Report(w, worker.Unanswered(err))
 		}
 	}
 	if s := w.Health.State(time.Now()); !s.Well || s.Away || len(p.Incidents.Open(time.Now())) != 1 {
@@ -117,7 +117,7 @@ func TestUnansweredQuestionsMarkDown(t *testing.T) {
 	if n := p.cached(w); n != 1600 {
 		t.Errorf("%d tokens are thought to be there, want 1600", n)
 	}
-	p.Report(w, Outcome{Kind: OutcomeAnswered, Begun: time.Now()})
+	p.Report(w, worker.Outcome{Kind: worker.OutcomeAnswered, Begun: time.Now()})
 	if s := w.Health.State(time.Now()); !w.Health.Available(time.Now()) || !s.Well || s.Away {
 		t.Errorf("an answer does not make it well: %+v", s)
 	}
@@ -125,48 +125,6 @@ func TestUnansweredQuestionsMarkDown(t *testing.T) {
 
 // epoch is when the tests' clocks begin.
 var epoch = time.Unix(1_800_000_000, 0)
-
-// TestWorkerIsComparedWithTheOthers reports errors of one worker, or of all of them.
-func TestWorkerIsComparedWithTheOthers(t *testing.T) {
-	for _, all := range []bool{false, true} {
-		p := testPool(t, wanted())
-		rows := make([]TableRow, 4)
-		for i, dial := range []string{"a:1", "b:1", "c:1", "d:1"} {
-			rows[i].Worker = p.Worker(dial)
-		}
-		for n := range uint64(3 * worker.FewErrors) {
-			for i, row := range rows {
-				o := Outcome{Kind: OutcomeGood, Begun: time.Now()}
-				if i == 0 || all {
-					o = Outcome{Kind: OutcomeErrored, Begun: time.Now(), Why: "404 Not Found", Blame: n, Peers: rows}
-				}
-				p.Report(row.Worker, o)
-			}
-		}
-		for i, row := range rows {
-			if ok, want := row.Worker.Health.Available(time.Now()), i > 0 || all; ok != want {
-				t.Errorf("all answer errors: %v; worker %d is available: %v, want %v", all, i, ok, want)
-			}
-		}
-	}
-}
-
-// TestComparisonForgetsOldErrors has three workers. One failed everything before it was drained,
-// one gets no requests, and the third one fails now.
-func TestComparisonForgetsOldErrors(t *testing.T) {
-	a, b, c := new(worker.Worker), new(worker.Worker), new(worker.Worker)
-	rows := []TableRow{{Worker: a}, {Worker: b}, {Worker: c}}
-	for n := range uint64(40) {
-		b.Health.RecordError(epoch, true, n)
-	}
-	now, worse := epoch.Add(10*time.Minute), false
-	for n := range uint64(40) {
-		worse = isWorse(a, now, &Outcome{Own: true, Blame: n, Peers: rows})
-	}
-	if !worse {
-		t.Error("the worker that fails is not worse than the others")
-	}
-}
 
 // TestOutlierIsACondition has one of two workers refuse what different sessions ask.
 func TestOutlierIsACondition(t *testing.T) {

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"net/http"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -20,11 +21,17 @@ func progressed(w *worker.Worker, t time.Time) {
 
 // flowTest is a pool of two workers, a and b, at a time of its own.
 type flowTest struct {
-	p     *Pool
-	a, b  *worker.Worker
-	now   time.Time
-	watch hungWatch
+	p    *Pool
+	a, b *worker.Worker
+	now  time.Time
 }
+
+// The limits, as docs/reliability.md has them. A check comes every second, and three in a row find a worker hung.
+const (
+	hungAfter, endedAfter    = 15 * time.Second, 5 * time.Second
+	hungPrefills, quietTimes = 4, 4
+	hungChecks, leastRate    = 3, 500.0
+)
 
 func newFlowTest(t *testing.T) *flowTest {
 	t.Helper()
@@ -35,7 +42,7 @@ func newFlowTest(t *testing.T) *flowTest {
 	p.Budget.pool = p.registry
 	p.Settings.Store(wanted().WithDefaults())
 	p.queue.workers = p.registry
-	return &flowTest{p, p.Worker("a:1"), p.Worker("b:1"), epoch, hungWatch{Pool: p}}
+	return &flowTest{p, p.Worker("a:1"), p.Worker("b:1"), epoch}
 }
 
 // booked is an attempt with its booking.
@@ -92,7 +99,7 @@ func (f *flowTest) pass(d time.Duration, from ...*worker.Worker) time.Duration {
 		for _, w := range from {
 			progressed(w, f.now)
 		}
-		f.watch.check(f.now)
+		f.p.checkSilence(f.now)
 		if f.a.IsHung() || f.b.IsHung() {
 			return time.Duration(i+1) * worker.HungCheck
 		}
@@ -212,7 +219,7 @@ func TestFrozenWorkerHasTheLastWork(t *testing.T) {
 					f.a.Health.RecordAway(f.now, v.reach)
 				}
 				if v.answers {
-					f.b.AnsweredRouter(f.now)
+					f.b.RecordOwn(f.now, http.StatusOK, nil)
 				}
 				if f.pass(worker.HungCheck) > 0 {
 					got = time.Duration(i+1) * worker.HungCheck
@@ -233,7 +240,7 @@ func TestOneLateByteIsEnough(t *testing.T) {
 	f.now = f.now.Add(time.Hour)
 	for range 20 {
 		progressed(f.b, f.now)
-		f.watch.check(f.now)
+		f.p.checkSilence(f.now)
 		f.now = f.now.Add(worker.HungCheck)
 		progressed(f.a, f.now) // it comes a moment after the check
 		if f.a.IsHung() {
@@ -249,14 +256,14 @@ func TestHungWorkerFlowsAgain(t *testing.T) {
 	f.hang(t)
 	for range 60 {
 		f.now = f.now.Add(worker.HungCheck)
-		f.watch.check(f.now)
+		f.p.checkSilence(f.now)
 	}
 	if !f.a.IsHung() {
 		t.Fatal("it is forgotten that it hangs")
 	}
 	f.now = f.now.Add(worker.HungCheck)
 	progressed(f.a, f.now)
-	f.watch.check(f.now)
+	f.p.checkSilence(f.now)
 	if f.a.IsHung() || !f.a.Health.Available(f.now) {
 		t.Errorf("hangs: %v, available: %v", f.a.IsHung(), f.a.Health.Available(f.now))
 	}
@@ -274,7 +281,7 @@ func TestHungWorkerStaysMarkedWhenItsServerAnswers(t *testing.T) {
 	if !f.a.IsHung() {
 		t.Fatal("the worker is not hung")
 	}
-	f.p.answered(f.a)
+	f.p.Report(f.a, worker.Outcome{Kind: worker.OutcomeAnswered})
 	if f.a.Health.Available(f.now) {
 		t.Error("the worker is available at once")
 	}
@@ -338,7 +345,7 @@ func TestUnheadedRequestsAreMoved(t *testing.T) {
 				f.b.TakeSlot()
 			}
 			f.b.FreeSlot()
-			f.watch.check(f.now.Add(worker.HungCheck))
+			f.p.checkSilence(f.now.Add(worker.HungCheck))
 			f.moved(t, all, v.later)
 		})
 	}
@@ -372,11 +379,11 @@ func TestStreamsThatCannotMoveEnd(t *testing.T) {
 				f.a.Health.RecordAway(f.now, worker.Unresponsive)
 			}
 			f.now = f.now.Add(quietTimes*hungAfter - worker.HungCheck)
-			if f.watch.check(f.now); ended {
+			if f.p.checkSilence(f.now); ended {
 				t.Error("ended too soon")
 			}
 			f.now = f.now.Add(worker.HungCheck)
-			if f.watch.check(f.now); ended != v.ends {
+			if f.p.checkSilence(f.now); ended != v.ends {
 				t.Errorf("ended: %v, want %v", ended, v.ends)
 			}
 		})
@@ -394,11 +401,11 @@ func TestFrozenBeforeTheFirstToken(t *testing.T) {
 		t.Fatal("its stream has moved")
 	}
 	f.now = f.now.Add(quietTimes*hungAfter - worker.HungCheck)
-	if f.watch.check(f.now); a.caused.Load() {
+	if f.p.checkSilence(f.now); a.caused.Load() {
 		t.Error("it moved too soon")
 	}
 	f.now = f.now.Add(worker.HungCheck)
-	if f.watch.check(f.now); !a.caused.Load() {
+	if f.p.checkSilence(f.now); !a.caused.Load() {
 		t.Error("it does not move")
 	}
 }
@@ -426,12 +433,12 @@ func TestProbeIsNotLost(t *testing.T) {
 		if v.arrived {
 			a.Arrived()
 		}
-		f.a.MarkHung(time.Time{}) // before the attempt began
-		f.watch.check(f.now.Add(hungAfter - worker.HungCheck))
+		f.a.Health.MarkHung(time.Time{}) // before the attempt began
+		f.p.checkSilence(f.now.Add(hungAfter - worker.HungCheck))
 		if a.caused.Load() {
 			t.Errorf("%s: canceled too soon", v.name)
 		}
-		f.watch.check(f.now.Add(hungAfter))
+		f.p.checkSilence(f.now.Add(hungAfter))
 		if got := a.caused.Load(); got != v.moved {
 			t.Errorf("%s: canceled %v, want %v", v.name, got, v.moved)
 		}
@@ -444,12 +451,12 @@ func TestProbeIsNotLost(t *testing.T) {
 // TestHungProcessHasEnded has a hung worker refuse connections, or start anew: another process answers.
 func TestHungProcessHasEnded(t *testing.T) {
 	for name, end := range map[string]func(*Pool, *worker.Worker){
-		"refused":   func(p *Pool, w *worker.Worker) { p.away(w, worker.Refusing, "refused") },
+		"refused":   func(p *Pool, w *worker.Worker) { p.Report(w, worker.Outcome{Kind: worker.OutcomeRefused}) },
 		"restarted": func(p *Pool, w *worker.Worker) { p.ClearCache(w, observe.ClearedRestarted) },
 	} {
 		p := testPool(t, wanted(worker.Settings{Dial: "a:1"}))
 		w := p.Worker("a:1")
-		w.MarkHung(time.Time{})
+		w.Health.MarkHung(time.Time{})
 		if end(p, w); w.IsHung() {
 			t.Errorf("%s: the worker is still hung", name)
 		}

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"iter"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -27,6 +28,17 @@ type Table struct {
 	Rows   []TableRow                // by upstream
 	Split  bool                      // some workers are for prefills or for decodes
 	seen   atomic.Int64              // when a request last saw the workers, Unix seconds
+}
+
+// Workers yields the workers, each one once.
+func (t *Table) Workers() iter.Seq[*worker.Worker] {
+	return func(yield func(*worker.Worker) bool) {
+		for i := range t.Rows {
+			if !t.Rows[i].Repeated && !yield(t.Rows[i].Worker) {
+				return
+			}
+		}
+	}
 }
 
 // TableRow is the worker behind an upstream.

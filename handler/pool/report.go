@@ -3,114 +3,55 @@ package pool
 import (
 	"context"
 	"errors"
-	"slices"
-	"strings"
-	"syscall"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"go.uber.org/zap"
-
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
-
-// OutcomeKind is what an attempt has shown of its worker.
-type OutcomeKind uint8
-
-// The kinds of an Outcome. OutcomeNone is the zero value.
-const (
-	OutcomeNone        OutcomeKind = iota // nothing: the client left
-	OutcomeAnswered                       // an answer that shows nothing else yet
-	OutcomeGood                           // a first token, or a whole good answer
-	OutcomeRefused                        // nothing listens at the worker's address
-	OutcomeUnreachable                    // the router cannot connect for another reason
-	OutcomeBroken                         // no answer, or an answer that broke off or came too late
-	OutcomeBusy                           // the worker answered that it takes no requests now
-	OutcomeErrored                        // an error that may be the worker's fault
-	OutcomeLimited                        // the router's own system has no room for a connection
-)
-
-// Outcome is the result of an attempt.
-type Outcome struct {
-	Kind  OutcomeKind
-	Begun time.Time     // of the attempt
-	Why   string        // for the log
-	Wait  time.Duration // the worker's Retry-After; 0 if it sent none
-
-	// of OutcomeErrored only
-	Peers []TableRow // the workers to compare with
-	Own   bool       // the client hardly caused the error
-	Blame uint64     // identifies the session or the prompt
-}
 
 // Report records the outcome of an attempt on a worker.
-func (p *Pool) Report(w *worker.Worker, o Outcome) {
+func (p *Pool) Report(w *worker.Worker, o worker.Outcome) {
 	t := time.Now()
-	switch o.Kind {
-	case OutcomeNone:
-	case OutcomeAnswered:
-		p.answered(w)
-	case OutcomeGood:
-		p.answered(w)
-		if !w.IsHung() && w.Health.Succeed(t, o.Begun) { // a header alone is no progress
-			p.logWell(w)
-		}
-	case OutcomeRefused:
-		p.away(w, worker.Refusing, o.Why)
-	case OutcomeUnreachable:
-		p.away(w, worker.Unreachable, o.Why)
-	case OutcomeBroken:
-		w.AskAgain()
-		p.markDown(w, t, &o)
-	case OutcomeBusy:
-		p.answered(w)
-		p.markDown(w, t, &o)
-	case OutcomeErrored:
-		p.answered(w)
-		if isWorse(w, t, &o) {
-			o.Why = "most answers are errors, unlike those of other workers: " + o.Why
-			p.markDown(w, t, &o)
-		}
-	case OutcomeLimited:
-		p.Raise(t, "the router's own system has no room for a connection", errors.New(o.Why))
-	}
+	p.apply(t, w, w.Record(t, &o))
 }
 
-func (p *Pool) markDown(w *worker.Worker, t time.Time, o *Outcome) {
-	if w.IsBackup() && o.Wait > 0 {
-		w.Health.Rest(t.Add(o.Wait))
+// RecordOwnRequest records how a request of the router's own ended, and returns whether
+// the worker answered. status is 0 if it did not.
+func (p *Pool) RecordOwnRequest(ctx context.Context, w *worker.Worker, status int, err error) bool {
+	if status != 0 || !errors.Is(ctx.Err(), context.Canceled) { // else the configuration has ended
+		t := time.Now()
+		p.apply(t, w, w.RecordOwn(t, status, err))
 	}
-	if w.Health.Fail(t, o.Begun, o.Wait, o.Kind == OutcomeBusy) {
-		p.logMark(w, o.Why)
-	}
+	return status != 0
 }
 
-func (r *registry) logMark(w *worker.Worker, why string) {
-	w.Past.MarkedDown(why)
-	r.Logger().Warn("worker is marked down", zap.String("upstream", w.Dial), zap.String("why", why))
-}
-
-func (r *registry) logWell(w *worker.Worker) {
-	r.Logger().Info("worker is healthy again", zap.String("upstream", w.Dial))
-}
-
-// isWorse records an error, and returns whether the worker answers with far more errors
-// than its peers do. Errors that clients cause come from all workers.
-func isWorse(w *worker.Worker, t time.Time, o *Outcome) bool {
-	errs, share := w.Health.RecordError(t, o.Own, o.Blame)
-	if errs < worker.FewErrors {
-		return false
+// apply does what follows from a verdict on a worker. If nothing listens at its address, the engine's process has
+// ended, and its KV cache with it.
+func (p *Pool) apply(t time.Time, w *worker.Worker, v worker.Verdict) {
+	if v == (worker.Verdict{}) {
+		return
 	}
-	var answers, theirs float64
-	for _, row := range o.Peers {
-		if row.Worker != w && !row.Repeated {
-			n, e := row.Worker.Health.Lately(t)
-			answers, theirs = answers+n, theirs+e
-		}
+	log := p.Logger().With(zap.String("upstream", w.Dial))
+	if v.Ended {
+		p.awake(w)
+		p.ClearCache(w, observe.ClearedRefused)
 	}
-	return worker.Worse(errs, share, theirs/max(answers, 1))
+	if v.Well {
+		log.Info("worker is healthy again")
+	}
+	switch {
+	case v.Limited:
+		p.Raise(t, "the router's own system has no room for a connection", errors.New(v.Why))
+	case v.Down:
+		w.Past.MarkedDown(v.Why)
+		log.Warn("worker is marked down", zap.String("why", v.Why))
+	case v.Hung:
+		log.Warn("worker is hung, and marked down until it makes progress", zap.Duration("silent", v.For), zap.Int("streams", v.Streams))
+	case v.Progresses:
+		log.Info("worker makes progress again", zap.Duration("hung", v.For))
+	}
 }
 
 // SetInfo records what a worker's engine reports. It returns false if the pool has replaced
@@ -188,73 +129,6 @@ func (r *registry) countCleared(w *worker.Worker, why string, cached int64) {
 	w.Past.Cleared(why)
 	r.Logger().Warn("worker lost its KV cache, and the router cleared its cache model", zap.String("upstream", w.Dial),
 		zap.String("why", why), zap.Int64("tokens", cached))
-}
-
-// away records that a worker is away, and marks it down. If nothing listens at its
-// address, the engine's process has ended, and its KV cache with it.
-func (p *Pool) away(w *worker.Worker, r worker.Reach, why string) {
-	previous, wasWell := w.Health.RecordAway(time.Now(), r)
-	if r == worker.Refusing && previous != worker.Refusing {
-		p.awake(w)
-		p.ClearCache(w, observe.ClearedRefused)
-	}
-	if wasWell {
-		p.logMark(w, why)
-	}
-}
-
-// answered records that a worker answered.
-func (p *Pool) answered(w *worker.Worker) {
-	if wasAbsent := w.Answered(); wasAbsent {
-		p.logWell(w)
-	}
-}
-
-// RecordOwnRequest records how a request of the router's own ended, and returns whether
-// the worker answered. status is 0 if it did not. A worker that sends tokens may be too busy to answer.
-func (p *Pool) RecordOwnRequest(ctx context.Context, w *worker.Worker, status int, err error) bool {
-	if status != 0 {
-		w.AnsweredRouter(time.Now())
-		p.answered(w)
-		return true
-	}
-	if errors.Is(ctx.Err(), context.Canceled) { // the configuration has ended
-		return false
-	}
-	if o := Unanswered(err); o.Kind != OutcomeBroken {
-		p.Report(w, o)
-		return false
-	}
-	w.AskAgain()
-	if !w.OutputSince(time.Now().Add(-worker.ProbeEvery)) && w.Health.Unanswered() {
-		p.away(w, worker.Unresponsive, err.Error())
-	}
-	return false
-}
-
-// Unanswered returns the outcome of an attempt that ended with an error.
-func Unanswered(err error) Outcome {
-	o := Outcome{Kind: OutcomeBroken, Why: err.Error()}
-	if slices.ContainsFunc(ownLimits, func(limit syscall.Errno) bool { return strings.Contains(o.Why, limit.Error()) }) {
-		o.Kind = OutcomeLimited
-	} else if Refused(err) {
-		o.Kind = OutcomeRefused
-	} else if _, unconnected := errors.AsType[reverseproxy.DialError](err); unconnected {
-		o.Kind = OutcomeUnreachable
-	}
-	return o
-}
-
-// ownLimits are errors that say nothing of a worker. See Refused for why their text is read.
-var ownLimits = []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.EADDRNOTAVAIL}
-
-// Refused returns whether nothing listens at the worker's address. Caddy's dial error
-// keeps only the text of the system's error. A name server or forward proxy that refuses
-// connections says nothing of the worker.
-func Refused(err error) bool {
-	text := err.Error()
-	return strings.Contains(text, syscall.ECONNREFUSED.Error()) &&
-		!strings.Contains(text, "lookup ") && !strings.Contains(text, "proxyconnect ")
 }
 
 // noteOutliers raises a condition while errors set a worker apart from its peers.

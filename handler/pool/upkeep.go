@@ -81,7 +81,7 @@ func (p *Pool) Apply(s *Settings) bool {
 
 func (p *Pool) maintain() {
 	var untracked uint64
-	silent, held := hungWatch{Pool: p}, holdWatch{Pool: p, base: 1, depth: 1}
+	held := holdWatch{Pool: p, base: 1, depth: 1}
 	tick, hung, review := time.Tick(upkeep), time.Tick(worker.HungCheck), time.Tick(reviewEvery)
 	for {
 		select {
@@ -97,7 +97,7 @@ func (p *Pool) maintain() {
 				p.wake(w, t)
 			}
 		case t := <-hung:
-			silent.check(t)
+			p.checkSilence(t)
 			held.check(t)
 		case t := <-tick:
 			if n := p.Scheduler.Expire(t); n > 0 {

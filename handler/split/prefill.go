@@ -18,6 +18,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/response"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -190,19 +191,19 @@ func patience(a *attempt.Attempt) time.Duration {
 }
 
 // outcomeOf returns what the prefill phase has shown of its worker.
-func outcomeOf(a *attempt.Attempt, status int, err error) pool.Outcome {
+func outcomeOf(a *attempt.Attempt, status int, err error) worker.Outcome {
 	switch {
 	case err == nil:
-		return a.Shows(pool.OutcomeGood, "")
+		return a.Shows(worker.OutcomeGood, "")
 	case errors.Is(err, errPhaseSilent):
 		a.Worker.AskAgain()
-		return pool.Outcome{} // it may be slow
+		return worker.Outcome{} // it may be slow
 	case status == 0:
 		return a.Unanswered(err)
 	case attempt.Retryable(status):
-		return a.Shows(pool.OutcomeBusy, err.Error())
+		return a.Shows(worker.OutcomeBusy, err.Error())
 	case attempt.WorkersFault(status):
 		return a.Errored(err.Error(), status >= 500)
 	}
-	return a.Shows(pool.OutcomeAnswered, "")
+	return a.Shows(worker.OutcomeAnswered, "")
 }

@@ -164,7 +164,7 @@ func (c *closer) ask(w *worker.Worker, id string) (outcome string) {
 		if err == nil && engine.Closed(status) {
 			return "closed"
 		}
-		refused = err != nil && pool.Refused(err)
+		refused = err != nil && worker.Refused(err)
 		if err == nil && (status == http.StatusUnauthorized || status == http.StatusForbidden) {
 			break // it wants a key that the router does not have
 		}

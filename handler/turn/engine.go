@@ -14,7 +14,6 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
-	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
@@ -197,7 +196,7 @@ func (t *Turn) ask(req *http.Request, w *worker.Worker, want *affinity.Want) err
 			status, answer, err = send(call)
 		}
 	}
-	if _, unconnected := errors.AsType[reverseproxy.DialError](err); unconnected || err != nil && pool.Refused(err) {
+	if _, unconnected := errors.AsType[reverseproxy.DialError](err); unconnected || err != nil && worker.Refused(err) {
 		return err
 	}
 	if err == nil {

@@ -50,6 +50,7 @@ type Health struct {
 	reached    atomic.Int32 // a reach; mu guards writes
 	unanswered atomic.Int32 // requests of the router's own in a row
 	rests      atomic.Int64 // see Rest: Unix nanoseconds
+	hung       atomic.Int64 // when the worker was found hung, in ticks; 0 if it is not
 
 	mu     sync.Mutex
 	until  time.Time // end of the mark's first phase
@@ -57,7 +58,6 @@ type Health struct {
 	window int       // requests at a time in the second phase; 0 = no mark
 	active int       // requests that the window counts now
 	tried  time.Time // begin of the first of them
-	hung   bool      // the worker is
 	number uint64    // of the mark
 	grew   time.Time // when the last good answer doubled the window
 	absent bool      // it is a mark of absence
@@ -85,13 +85,10 @@ const (
 	errorMemory = 10 * time.Second
 	// fewPrompts is the least number of prompts or sessions that must show a fault.
 	fewPrompts = 3
-	// FewErrors is the least number of errors that may mark a worker down.
-	FewErrors = 5
+	// fewErrors is the least number of errors that may mark a worker down.
+	fewErrors = 5
 	// idleMarkShown is how long the admin API shows a mark of a worker without requests.
 	idleMarkShown = time.Minute
-	// fewUnanswered is how many requests of the router's own in a row must stay unanswered
-	// to mark a worker down.
-	fewUnanswered = 2
 	// allErrors is how many errors of the worker's own in a row show that it answers with
 	// nothing else.
 	allErrors = 8
@@ -123,7 +120,7 @@ func (h *Health) open(now time.Time) bool {
 func (h *Health) room(now time.Time) int {
 	grew := h.grew
 	if h.window < 2 {
-		if h.active == 0 || h.hung || h.unanswered.Load() > 0 {
+		if h.active == 0 || h.hung.Load() != 0 || h.unanswered.Load() > 0 {
 			return h.window
 		}
 		grew = h.tried.Add(trialTime - growAfter)
@@ -248,8 +245,16 @@ func (h *Health) MarkHung(now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.fail(now, 0, false)
-	h.hung = true
+	h.hung.Store(ticks(now))
 }
+
+// IsHung returns whether the worker is hung.
+func (w *Worker) IsHung() bool { return w.Health.hung.Load() != 0 }
+
+func (w *Worker) hungSince() time.Time { return tickTime(w.Health.hung.Load()) }
+
+// EndHung records that the worker is not hung.
+func (w *Worker) EndHung() { w.Health.hung.Store(0) }
 
 // fail begins an ordinary mark. The caller holds the lock.
 func (h *Health) fail(now time.Time, wait time.Duration, busy bool) (wasWell bool) {
@@ -268,7 +273,7 @@ func (h *Health) Succeed(now, begun time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.recent.To(now, errorMemory).All++
-	h.recent.inARow, h.hung = 0, false
+	h.recent.inARow = 0
 	if h.window == 0 || begun.Before(h.until) {
 		return false
 	}
@@ -347,11 +352,4 @@ func (h *Health) State(now time.Time) HealthState {
 		s.Well, s.Until = false, time.Unix(0, h.rests.Load()).UTC()
 	}
 	return s
-}
-
-// Worse returns whether a worker answers with far more errors than the others do. An
-// engine whose core has died, or that lacks the model, answers errors at once, and looks
-// like the least busy one.
-func Worse(errors, share, othersShare float64) bool {
-	return errors >= FewErrors && share > 0.5 && share > 2*othersShare+0.2
 }

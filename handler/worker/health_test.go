@@ -1,7 +1,7 @@
 package worker
 
 import (
-	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 )
@@ -185,108 +185,63 @@ func TestOldSuccessesHealNothing(t *testing.T) {
 	}
 }
 
-// TestErrorsFade counts errors and lets them be forgotten.
-func TestErrorsFade(t *testing.T) {
-	var h Health
-	now := epoch
-	for range 10 {
-		h.RecordError(now, false, rand.Uint64())
-	}
-	if n, share := h.RecordError(now, false, rand.Uint64()); n != 11 || share != 1 {
-		t.Errorf("%v errors, share %v; want 11 and 1", n, share)
-	}
-	now = now.Add(10 * errorMemory)
-	h.RecordError(now, false, rand.Uint64())
-	if _, n := h.Lately(now); n < 1 || n > 1.01 {
-		t.Errorf("%v recent errors, want the last one", n)
-	}
-	for range 99 {
-		h.Succeed(now, now)
-	}
-	if _, share := h.RecordError(now, false, rand.Uint64()); share > 0.03 {
-		t.Errorf("a share of %v, want about 2 of 101", share)
-	}
-	if n, e := h.Lately(now); n < 100 || n > 102 || e < 2 || e > 2.01 {
-		t.Errorf("%v recent answers, %v recent errors; want 101 and 2", n, e)
-	}
-}
-
-// TestErrorsAloneAreSeenSoon has a worker that did well for long and then gives
-// errors only.
-func TestErrorsAloneAreSeenSoon(t *testing.T) {
-	for _, own := range []bool{true, false} {
-		var h Health
-		for range 1000 {
-			h.Succeed(epoch, epoch)
-		}
-		n := 1
-		for ; n < 5000; n++ {
-			if errs, share := h.RecordError(epoch, own, rand.Uint64()); Worse(errs, share, 0) {
-				break
-			}
-			if n == allErrors-1 {
-				h.Succeed(epoch, epoch) // one good answer begins the row anew
-			}
-		}
-		if want := 2*allErrors - 1; own && n != want || !own && n < 1000 {
-			t.Errorf("errors of its own: %v; seen after %d", own, n)
-		}
-	}
-}
-
-// TestErrorsInARowDoNotDecay has a worker of a quiet pool that answers only errors, with long
-// pauses between them.
-func TestErrorsInARowDoNotDecay(t *testing.T) {
-	for _, pause := range []time.Duration{time.Second, 5 * time.Second, time.Minute} {
-		var h Health
-		for n := 1; n <= allErrors; n++ {
-			errs, share := h.RecordError(epoch.Add(time.Duration(n)*pause), true, rand.Uint64())
-			if seen := Worse(errs, share, 0); n < FewErrors && seen || n == allErrors && !seen {
-				t.Errorf("one error in %v: seen after %d: %v", pause, n, seen)
-			}
-		}
-	}
-}
-
-// TestErrorsOfAllAreNobodysFault compares a worker with the others.
-func TestErrorsOfAllAreNobodysFault(t *testing.T) {
-	for _, v := range []struct {
-		errors, share, others float64
-		worse                 bool
+// TestErrorsUnlikeThoseOfOthers has a worker answer with errors, beside another worker. The mark comes with the
+// error that shows the worker to be ill.
+func TestErrorsUnlikeThoseOfOthers(t *testing.T) {
+	for name, v := range map[string]struct {
+		before  int // good answers
+		own     bool
+		prompts uint64        // that have errors in turn; 0: each its own
+		pause   time.Duration // between errors
+		good    int           // answers after each error
+		others  int           // errors of the other worker for each ten of its answers
+		ago     time.Duration // since those
+		down    int           // the error that marks it down; 0: none of 100
 	}{
-		{FewErrors, 1, 0, true},
-		{FewErrors - 0.5, 1, 0, false}, // too few to tell
-		{100, 1, 0.1, true},
-		{100, 0.6, 0.1, true},
-		{100, 0.4, 0, false}, // it serves more than it fails
-		{100, 1, 0.5, false},
-		{100, 1, 1, false},
-		{100, 0.9, 0.8, false},
+		"only errors":                    {down: fewErrors},
+		"of few prompts":                 {prompts: fewPrompts, down: fewErrors},
+		"of fewer prompts":               {prompts: fewPrompts - 1},
+		"of fewer prompts, its own":      {prompts: fewPrompts - 1, own: true},
+		"after good answers":             {before: 20, down: 21},
+		"after good answers, its own":    {before: 1000, own: true, down: allErrors},
+		"its own, and others between":    {before: 1000, own: true, good: 1},
+		"now and then":                   {pause: 3 * errorMemory},
+		"now and then, its own":          {pause: 3 * errorMemory, own: true, down: allErrors},
+		"after good ones, and forgotten": {before: 1000, pause: errorMemory / 5, down: 28},
+		"fewer than good ones":           {good: 2},
+		"the other has some":             {others: 1, down: fewErrors},
+		"the other has half":             {others: 5},
+		"the other has as many":          {others: 10},
+		"the other had as many long ago": {others: 10, ago: 10 * time.Minute, down: fewErrors},
 	} {
-		if got := Worse(v.errors, v.share, v.others); got != v.worse {
-			t.Errorf("%v errors, share %v, the others' %v: worse %v", v.errors, v.share, v.others, got)
-		}
-	}
-}
-
-// TestOneClientAloneShowsNothing has errors with few sessions or prompts, however
-// many.
-func TestOneClientAloneShowsNothing(t *testing.T) {
-	for i := range 2 * fewPrompts {
-		different, own := i/2+1, i%2 == 0
-		var h Health
-		seen := false
+		w, other := New("test", Settings{Dial: "a:1"}), New("test", Settings{Dial: "b:1"})
 		for i := range 100 {
-			errs, share := h.RecordError(epoch, own, uint64(i%different))
-			seen = seen || Worse(errs, share, 0)
+			o := Outcome{Kind: OutcomeGood}
+			if i%10 < v.others {
+				o = Outcome{Kind: OutcomeErrored, Blame: uint64(i), Peers: slices.Values([]*Worker{other})}
+			}
+			other.Record(epoch.Add(-v.ago), &o)
 		}
-		if want := different >= fewPrompts; seen != want {
-			t.Errorf("errors with %d prompts show a failing worker: %v", different, seen)
+		now, down := epoch, 0
+		answer := func(n int) {
+			for range n {
+				w.Record(now, &Outcome{Kind: OutcomeGood})
+			}
 		}
-		// what was long ago counts no more, but for errors of the worker's own in a row
-		later := epoch.Add(10 * errorMemory)
-		if errs, _ := h.RecordError(later, own, 100); errs != 0 && !own {
-			t.Errorf("%v errors after a long time", errs)
+		answer(v.before)
+		for n := 1; n <= 100 && down == 0; n++ {
+			o := Outcome{Kind: OutcomeErrored, Own: v.own, Blame: uint64(n), Peers: slices.Values([]*Worker{w, other})}
+			if v.prompts > 0 {
+				o.Blame %= v.prompts
+			}
+			if w.Record(now, &o).Down {
+				down = n
+			}
+			answer(v.good)
+			now = now.Add(v.pause)
+		}
+		if down != v.down {
+			t.Errorf("%s: marked down by error %d, want %d", name, down, v.down)
 		}
 	}
 }

@@ -105,29 +105,8 @@ func ticks(t time.Time) int64 { return max(int64(t.Sub(started)), 1) }
 // tickTime is the reverse of ticks.
 func tickTime(n int64) time.Time { return started.Add(time.Duration(n)) }
 
-// IsHung returns whether the worker is hung.
-func (w *Worker) IsHung() bool { return w.progress.hungSince.Load() != 0 }
-
-// HungSince returns when the worker was found hung.
-func (w *Worker) HungSince() time.Time { return tickTime(w.progress.hungSince.Load()) }
-
-// MarkHung records that the worker is hung, and marks it down.
-func (w *Worker) MarkHung(t time.Time) {
-	w.progress.hungSince.Store(ticks(t))
-	w.Health.MarkHung(t)
-}
-
-// EndHung records that the worker is not hung, and returns since when it was.
-func (w *Worker) EndHung() (since time.Time) { return tickTime(w.progress.hungSince.Swap(0)) }
-
-// OutputSince returns whether output of the worker came after a time.
-func (w *Worker) OutputSince(t time.Time) bool { return w.progress.lastOutput.Load() > ticks(t) }
-
-// AnsweredSince returns whether the worker answered a question of the router's own after a time.
-func (w *Worker) AnsweredSince(t time.Time) bool { return w.progress.lastAnswer.Load() > ticks(t) }
-
-// AnsweredRouter records that the worker answered a question of the router's own.
-func (w *Worker) AnsweredRouter(t time.Time) { w.progress.lastAnswer.Store(ticks(t)) }
+// outputSince returns whether output of the worker came after a time.
+func (w *Worker) outputSince(t time.Time) bool { return w.progress.lastOutput.Load() > ticks(t) }
 
 // Attempts returns the attempts that can move to another worker or be ended, oldest first.
 func (w *Worker) Attempts() []*Attempt {
@@ -142,40 +121,4 @@ func (w *Worker) Attempts() []*Attempt {
 	}
 	slices.SortFunc(list, func(a, b *Attempt) int { return a.Begun.Compare(b.Begun) })
 	return list
-}
-
-// HungCheck is the time between two checks for hung workers.
-const HungCheck = time.Second
-
-// Silence is how long a worker has been silent, and what waits for it.
-type Silence struct {
-	Since   time.Time
-	Stalled bool     // output came after the first of the streams had begun
-	Longest *Attempt // the stream with the most prefill ahead
-	Waiting int      // number of streams that wait for output
-}
-
-// Silence returns the worker's silence. waited is false if no stream waits for output.
-func (w *Worker) Silence() (s Silence, waited bool) {
-	f := &w.progress
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for a := range f.attempts {
-		if a.Kind == KindStream && a.waiting.Load() {
-			if s.Waiting == 0 || a.Begun.Before(s.Since) {
-				s.Since = a.Begun
-			}
-			s.Waiting++
-		}
-	}
-	if last := tickTime(f.lastOutput.Load()); s.Since.Before(last) {
-		s.Since, s.Stalled = last, true
-	}
-	for a := range f.attempts {
-		// an attempt that begins later does not explain the silence
-		if a.Kind == KindStream && (s.Longest == nil || a.Ahead >= s.Longest.Ahead) && a.Begun.Before(s.Since.Add(HungCheck)) {
-			s.Longest = a
-		}
-	}
-	return s, s.Waiting > 0
 }

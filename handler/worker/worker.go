@@ -191,15 +191,6 @@ func (w *Worker) IsFull() bool { return w.Asleep() || w.FreeSlots() <= 0 }
 // TakeSlot takes a slot. It returns false if none is free.
 func (w *Worker) TakeSlot() bool { return !w.Asleep() && w.slots.TakeSlot() }
 
-// Answered records that the worker answered, and returns whether that ends a mark of absence.
-func (w *Worker) Answered() (wasAbsent bool) {
-	previous, wasAbsent := w.Health.Answered()
-	if previous.Away() {
-		w.AskSoon()
-	}
-	return wasAbsent
-}
-
 // Connected records that the router could connect to the worker.
 func (w *Worker) Connected(t time.Time) {
 	if previous := w.Health.Connected(t); previous == Refusing || previous == Unreachable {
@@ -244,7 +235,7 @@ type Move struct {
 type progress struct {
 	lastOutput atomic.Int64 // when the last byte of an inference came, in ticks
 	lastAnswer atomic.Int64 // when it last answered a question of the router's own, in ticks
-	hungSince  atomic.Int64 // when the worker was found hung, in ticks; 0 if it is not
+	suspected  int          // checks in a row that found the worker hung; CheckSilence alone uses it
 
 	mu       sync.Mutex
 	attempts map[*Attempt]struct{} // but none of KindOther
