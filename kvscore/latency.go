@@ -72,9 +72,8 @@ const (
 	// maxOutlier bounds the factor between a sample's time and the predicted time.
 	maxOutlier = 3
 	// maxOutliers is the number of consecutive outliers that are bounded. After more of
-	// them the engines have changed, and forgettingAnew replaces forgetting.
-	maxOutliers    = 10
-	forgettingAnew = 0.9
+	// them the engines have changed, and the estimator begins anew.
+	maxOutliers = 10
 	// shortTime, in milliseconds, bounds the weight of short times.
 	shortTime = 5
 )
@@ -116,7 +115,6 @@ func (e *estimator) predict(f features) (ms float64) { return f.times(&e.t) }
 func (e *estimator) learn(f features, ms float64) {
 	x := [nFeatures]float64{f.fixed, f.tokens, f.pairs, f.context}
 	expected := e.predict(f)
-	kept := forgetting
 	if e.samples >= trusting {
 		within := min(max(ms, expected/maxOutlier), expected*maxOutlier)
 		if e.outliers++; ms == within {
@@ -124,7 +122,7 @@ func (e *estimator) learn(f features, ms float64) {
 		} else if e.outliers <= maxOutliers {
 			ms = within
 		} else {
-			kept = forgettingAnew
+			*e = estimator{t: e.t, samples: e.samples}
 		}
 	}
 	weight := 1 / (ms + shortTime)
@@ -141,11 +139,8 @@ func (e *estimator) learn(f features, ms float64) {
 		time += e.b[i] * x[i]
 	}
 	lost := 0.0
-	switch {
-	case kept == forgettingAnew:
-		e.fade(kept)
-	case known > 0:
-		lost = (1 - kept) / known
+	if known > 0 {
+		lost = (1 - forgetting) / known
 	}
 	for i := range x {
 		e.b[i] += weight*x[i]*ms - lost*v[i]*time
@@ -156,16 +151,6 @@ func (e *estimator) learn(f features, ms float64) {
 	e.samples++
 	for range sweeps {
 		e.descend()
-	}
-}
-
-// fade reduces the weight of all samples.
-func (e *estimator) fade(kept float64) {
-	for i := range e.a {
-		e.b[i] *= kept
-		for j := range e.a[i] {
-			e.a[i][j] *= kept
-		}
 	}
 }
 
@@ -198,12 +183,12 @@ const (
 	// factorWeight is the weight of one sample in a target's factor. The first samples
 	// weigh more.
 	factorWeight = 0.05
-	// minFactor and maxFactor bound the factor.
-	minFactor, maxFactor = 1.0 / fastest, 20
+	// minFactor and maxFactor bound a factor.
+	minFactor, maxFactor = 1.0 / fastest, 100
 )
 
-// speed is how many times longer a target takes than its pool predicts. Without samples,
-// the factor decays to 1, so that the router tries a slow target again.
+// speed is how many times longer a target takes than its pool predicts, or a transfer than assumed.
+// Without samples, the factor decays to 1, so that the router tries what was slow again.
 type speed struct {
 	log     float64 // natural logarithm of the factor
 	samples uint64
@@ -213,12 +198,12 @@ type speed struct {
 	computed time.Time
 }
 
-func (s *speed) learn(now time.Time, predicted, ms float64) {
+func (s *speed) learn(now time.Time, predicted, ms, weight float64) {
 	off := math.Log(max(ms, 1e-3) / max(predicted, 1e-3))
 	off = min(max(off, -math.Log(maxOutlier)), math.Log(maxOutlier))
 	s.log = s.faded(now)
 	s.samples++
-	weight := max(factorWeight, 0.5/float64(s.samples)) * ms / (ms + 20) // short times are noise
+	weight = max(weight, 0.5/float64(s.samples)) * ms / (ms + 20) // short times are noise
 	s.log = min(max(s.log+weight*off, math.Log(minFactor)), math.Log(maxFactor))
 	s.at, s.computed = now, time.Time{}
 }

@@ -158,7 +158,7 @@ func FuzzEstimator(f *testing.F) {
 			context, ms := float64(number(8)), float64(number(12))/1000
 			x := featuresOf(1, w, context)
 			at = at.Add(time.Duration(number(12)))
-			s.learn(at, e.predict(x)*s.factor(at), ms)
+			s.learn(at, e.predict(x)*s.factor(at), ms, factorWeight)
 			e.learn(x, ms)
 			sound(t, e)
 			if f := s.factor(at); !(f >= minFactor*0.999 && f <= maxFactor*1.001) {
@@ -175,7 +175,7 @@ func slowed(s *speed, at *time.Time, times float64, samples int) float64 {
 	for range samples {
 		*at = at.Add(time.Second)
 		pool := 20 + 200*rnd.Float64()
-		s.learn(*at, pool*s.factor(*at), pool*times*(1+0.1*rnd.NormFloat64()))
+		s.learn(*at, pool*s.factor(*at), pool*times*(1+0.1*rnd.NormFloat64()), factorWeight)
 	}
 	return s.factor(*at)
 }

@@ -22,8 +22,8 @@ type timing struct {
 const (
 	// together is the greatest distance between first tokens of one engine step.
 	together = 4 * time.Millisecond
-	// fullMemory is the share of the capacity above which prefills may wait for memory.
-	// The scheduler ignores their times.
+	// fullMemory is the share of the capacity above which a prefill may wait for memory, with
+	// what the answers will take. The scheduler ignores its time.
 	fullMemory = 0.9
 	// longTiming is the time in milliseconds after which a new timing begins.
 	longTiming = 400
@@ -44,7 +44,7 @@ func (s *Scheduler) observe(l *Lease, now time.Time) {
 			since = time.Time{} // the start of this prefill is unknown
 		}
 	}
-	if since.IsZero() || ld.context(s.settings.BlockSize) > fullMemory*float64(ld.capacity) || ld.external.isQueued(now) {
+	if since.IsZero() || l.crowded || ld.external.isQueued(now) {
 		ld.timing = nil
 		return
 	}
@@ -130,7 +130,7 @@ func (s *Scheduler) learnTiming(l *Lease, computed bool) {
 	ld.timings++
 	ld.lastTiming = m.until
 	if s.latency.samples >= trusting {
-		ld.speed.learn(m.until, predicted*factor, m.ms)
+		ld.speed.learn(m.until, predicted*factor, m.ms, factorWeight)
 	}
 	s.latency.learn(m.x, m.ms/math.Pow(factor, 0.8))
 }
@@ -184,16 +184,18 @@ func (s *Scheduler) predict(now time.Time, ld *load, c *Candidate, sel *Selectio
 	c.Awaiting = len(ld.awaiting.leases)
 	c.RecentWork = ld.recent.value(now)
 	c.MemoryUse = (c.PromptBlocks + c.OutputBlocks) * float64(s.settings.BlockSize) / float64(ld.capacity)
-	c.memory = sel.memoryTime(c, float64(ld.capacity), context)
+	sel.setMemory(c, float64(ld.capacity), context)
 }
 
-// memoryTime returns for how many milliseconds of a target's time the prompt takes its whole memory. That
-// is its share of the memory, without what active requests hold already, times the answer's time. Memory
-// that stays free costs nobody, so it counts by the fourth power of how full the memory will be.
-func (s *Selection) memoryTime(c *Candidate, capacity, context float64) float64 {
+// setMemory sets how full a target's memory will be, and for how many milliseconds of the target's time the
+// prompt takes the whole memory. That is its share of the memory, without what active requests hold already,
+// times the answer's time. Where memory is short, about half of that time goes to prefills of others. Memory
+// that stays free costs nobody, so it counts by a high power of how full it will be.
+func (s *Selection) setMemory(c *Candidate, capacity, context float64) {
 	block, n := float64(s.BlockSize), float64(c.Requests)
 	needs := max(0, float64(s.Tokens)-c.SharedBlocks*block)
-	full := min(1, (c.PromptBlocks*block+n*s.MeanAnswer+needs+s.ExpectedAnswer)/capacity)
+	// On average, what is left of an active answer is as long as any answer.
+	c.full = c.MemoryUse + (n*s.MeanAnswer+needs+s.ExpectedAnswer)/capacity
 	step := s.Latency.Fixed + s.Latency.Token*n + s.Latency.Context*context
-	return full * full * full * full * needs / capacity * s.ExpectedAnswer * step
+	c.memory = math.Pow(min(1, c.full), 8) * needs / capacity * s.ExpectedAnswer * 2 * step
 }

@@ -58,6 +58,7 @@ type Lease struct {
 	knowledge  Knowledge     // where cached comes from
 	inFlight   bool          // another active request uses some of them
 	queued     bool          // other prefills were booked before
+	crowded    bool          // it may wait for memory
 	predicted  float64       // milliseconds to the first token
 	added      float64       // of predicted, for its own prefill
 	usual      float64       // what that is on the target's peers; 0 is unknown

@@ -186,8 +186,8 @@ type Candidate struct {
 	Slowness float64 `json:"slowness"`
 	// MemoryUse is the share of the target's KV cache that active requests use. It can be
 	// above 1, for the engine's memory is not known exactly.
-	MemoryUse float64 `json:"memory_use"`
-	memory    float64 // see Selection.memoryTime
+	MemoryUse    float64 `json:"memory_use"`
+	full, memory float64 // see Selection.setMemory
 	// RecentWork is the predicted prefill time of recent requests, in milliseconds. It
 	// decays with a time constant of two minutes.
 	RecentWork float64 `json:"recent_work_ms"`

@@ -25,8 +25,8 @@ type Terms struct {
 	// Prefill is the time for the part of the prompt that the target lacks.
 	Prefill float64 `json:"prefill"`
 	// Delay is the total time that later requests wait for that prefill, without the fixed cost of a
-	// step. If that is longer, it is the time for which they lack the memory that the prompt takes.
-	// These come meanwhile, or while others wait on this target.
+	// step, and for the memory that the prompt takes. These come meanwhile, or while others wait on
+	// this target.
 	Delay float64 `json:"delay"`
 	// Decode is the weighted time that the answer takes on the target, and that it adds to the
 	// answers of the target's other requests.
@@ -167,7 +167,7 @@ func (w *weights) cost(s *Selection, i int) {
 	work := max(0, prefill-c.Slowness*s.Latency.Fixed)
 	taken := work
 	if s.Split.Rule == SplitNever {
-		taken = max(work, c.memory)
+		taken = work + c.memory
 		// Requests that wait here now will generate while this prefill runs.
 		t.Stall = w.between * float64(c.Requests) * work
 	}

@@ -64,10 +64,10 @@ func TestTerms(t *testing.T) {
 				second.Delay, second.Stall = (100-10)*3*delayQueue, 3*0.1*(100-10)
 			},
 		},
-		"delay by memory that the prompt takes for longer": {
+		"delay by memory that the prompt takes": {
 			func(_ *Selection, c *Candidate) { c.memory, c.Awaiting, c.Requests = 300, 2, 2 },
 			func(_, second *Terms) {
-				second.Delay, second.Stall = 300*2*delayQueue, 2*0.1*(100-10)
+				second.Delay, second.Stall = (100-10+300)*2*delayQueue, 2*0.1*(100-10)
 			},
 		},
 		// 5 requests per second come to a target

@@ -50,11 +50,7 @@ func RoomForSurplus(tokens int64) Room {
 
 // SetStep sets how many prompt tokens a target's engine computes in one step; 0 is unknown.
 func (s *Scheduler) SetStep(t Target, tokens int64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if ld := s.targets[t]; ld != nil {
-		ld.step = max(0, tokens)
-	}
+	s.with(t, func(ld *load) { ld.step = max(0, tokens) })
 }
 
 // SetDepth multiplies the steps of all targets, because engines compute more at once than they report.
@@ -74,11 +70,7 @@ func (s *Scheduler) Prefilled() int64 {
 // Promise adds prefill tokens to those that are promised to requests which will be booked on a target.
 // Less than 0 takes them back. They only count for its room.
 func (s *Scheduler) Promise(t Target, tokens int64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if ld := s.targets[t]; ld != nil {
-		ld.promised = max(0, ld.promised+tokens)
-	}
+	s.with(t, func(ld *load) { ld.promised = max(0, ld.promised+tokens) })
 }
 
 // Room returns which room a target has. If it may soon have more, in is when that is predicted, 0 if it is

@@ -43,7 +43,7 @@ type Scheduler struct {
 	latency  *estimator
 	traffic  traffic
 	routers  routers
-	transfer transfer
+	transfer speed   // of the transfers, relative to assumedTransfer
 	learned  float64 // logarithm of capacity/declared, over all targets
 	restored map[Target]*LearnedTarget
 	journal  Journal

@@ -87,7 +87,7 @@ func (s *Scheduler) part(now time.Time, r *Request, sel *Selection) {
 	if a.Rule == SplitNever {
 		return
 	}
-	speed := s.transfer.factorAt(now)
+	speed := s.transfer.factor(now)
 	for i := range sel.Candidates {
 		c := &sel.Candidates[i]
 		c.TransferTime = speed * assumedTransfer(sel.Tokens-c.OverlapTokens)

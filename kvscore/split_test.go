@@ -155,7 +155,7 @@ func TestTransferTimesAreLearned(t *testing.T) {
 	}
 	near := func(want float64) {
 		t.Helper()
-		if got := p.transfer.factorAt(now); math.Abs(got-want) > 0.1*want {
+		if got := p.transfer.factor(now); math.Abs(got-want) > 0.1*want {
 			t.Errorf("transfers take %.2f times what is assumed, want %.2f", got, want)
 		}
 	}

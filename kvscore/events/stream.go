@@ -158,11 +158,11 @@ func (s *Stream) follow(ctx context.Context, box *inbox) error {
 				return box.stop()
 			}
 			if box.gone.Err() != nil { // the queue of a lost connection is not worth its memory
-				box.handled(m)
+				box.recycle(m)
 				return box.stop()
 			}
 			err := s.receive(ctx, box, m)
-			box.handled(m)
+			box.recycle(m)
 			if err != nil {
 				_ = box.stop()
 				return err
