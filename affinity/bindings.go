@@ -69,8 +69,8 @@ type Journal interface {
 // Ristretto's admission prefers frequent to recent keys, drops writes under load, and may delete
 // a key during its renewal.
 type Bindings struct {
-	clock   func() time.Time // nil stands for time.Now
-	journal Journal          // may be nil
+	clock   func() time.Time
+	journal Journal // may be nil
 	start   time.Time
 	stop    chan struct{}
 	stopped chan struct{}
@@ -95,10 +95,10 @@ type Bindings struct {
 // NewBindings returns an empty store. The owner must Close it. The error says that
 // ristretto refused its settings.
 func NewBindings(o Options) (*Bindings, error) {
-	start := time.Now()
-	if o.Clock != nil {
-		start = o.Clock()
+	if o.Clock == nil {
+		o.Clock = time.Now
 	}
+	start := o.Clock()
 	if o.Sweep <= 0 {
 		o.Sweep = DefaultSweep
 	}
@@ -139,12 +139,7 @@ func NewBindings(o Options) (*Bindings, error) {
 }
 
 // now returns the nanoseconds since the store was made.
-func (r *Bindings) now() int64 {
-	if r.clock == nil {
-		return int64(time.Since(r.start)) // reads one clock; time.Now reads two
-	}
-	return int64(r.clock().Sub(r.start))
-}
+func (r *Bindings) now() int64 { return int64(r.clock().Sub(r.start)) }
 
 // Peek returns the session's binding without extending its life.
 func (r *Bindings) Peek(key Key) (Binding, bool) {
