@@ -134,7 +134,7 @@ func TestLibzmq(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			e := startEngine(t, args...)
 			e.do("publish 10 100")
-			r := e.follow(Config{Endpoint: e.endpoint, Replay: e.replay})
+			r := e.follow(Config{Endpoint: e.endpoint, Replay: e.replay, Slots: make(chan struct{}, 1)})
 			r.becomes(t, 0, 9, Live, true)
 			e.do("publish 5 300")
 			r.becomes(t, 0, 14, Live, true)

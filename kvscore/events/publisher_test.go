@@ -425,7 +425,7 @@ func inRig(t *testing.T, set func(*publisher, *Config), test func(r *rig)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPublisher()
-		c := Config{Endpoint: pubEndpoint, Replay: replayEndpoint, Dial: p.dial}
+		c := Config{Endpoint: pubEndpoint, Replay: replayEndpoint, Dial: p.dial, Slots: make(chan struct{}, 1)}
 		if set != nil {
 			set(p, &c)
 		}

@@ -68,13 +68,11 @@ func sleep(ctx context.Context, d time.Duration) {
 // engine drops what exceeds its high-water mark of 1000 messages, the end marker included.
 // Each such loss costs a lull.
 func (s *Stream) attempt(ctx context.Context, r *replayed, take func(uint64, []byte)) error {
-	if s.cfg.Slots != nil {
-		select {
-		case s.cfg.Slots <- struct{}{}:
-			defer func() { <-s.cfg.Slots }()
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+	select {
+	case s.cfg.Slots <- struct{}{}:
+		defer func() { <-s.cfg.Slots }()
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 	c, err := s.connect(ctx, s.cfg.Replay, zmtp.Dealer)
 	if err != nil {

@@ -31,7 +31,7 @@ type Config struct {
 	Topic string
 
 	// Slots bounds the replays that run at once: each puts a value into it. The streams of a
-	// process share one. Default: no bound besides the stream's own one replay.
+	// process share one.
 	Slots chan struct{}
 	// Dial opens connections. Default: [zmtp.Dial].
 	Dial func(ctx context.Context, endpoint string) (net.Conn, error)
