@@ -43,7 +43,7 @@ type Follower struct {
 	Scheduler *kvscore.Scheduler
 	// Sessions may be nil.
 	Sessions *affinity.Bindings
-	// Limits are what tenants have used; nil if nothing limits them.
+	// Limits are what tenants have used.
 	Limits *quota.Book
 	// Worker returns the id here of the worker at an address, and false if it is none of the pool's.
 	Worker func(dial string) (id uint64, ok bool)
@@ -181,9 +181,7 @@ func (f *Follower) renew(p *peer) {
 
 func (f *Follower) forget(p *peer) {
 	p.decoder.Forget()
-	if f.Limits != nil {
-		f.Limits.Gone(p.ID)
-	}
+	f.Limits.Gone(p.ID)
 }
 
 func (f *Follower) bytes() (n int64) {
@@ -292,31 +290,20 @@ func (f *Follower) apply(p *peer, r *Record, at time.Time, behind bool) {
 			f.Other(r, 0)
 		}
 	case *quota.Change:
-		f.charged(p, *b, at, behind)
-	case *quota.State:
-		if f.Limits != nil {
-			f.Limits.Merge(at, b)
+		if behind { // others or the log know as a whole what was used before this router came
+			b.Requests, b.Tokens = 0, 0
 		}
+		f.Limits.Apply(p.ID, at, *b)
+	case *quota.State:
+		f.Limits.Merge(at, b)
 	default:
 		f.Other(r, id)
 	}
 }
 
-// charged applies a change of what a tenant has used. What was used before this router came, others or
-// the log know as a whole.
-func (f *Follower) charged(p *peer, c quota.Change, at time.Time, behind bool) {
-	if f.Limits == nil {
-		return
-	}
-	if behind {
-		c.Requests, c.Tokens = 0, 0
-	}
-	f.Limits.Apply(p.ID, at, c)
-}
-
 // begin begins a run of a router, or its words anew.
 func (f *Follower) begin(p *peer, h *Head, behind bool) {
-	if p.run != h.Run && f.Limits != nil {
+	if p.run != h.Run {
 		f.Limits.Gone(p.ID)
 	}
 	p.run = h.Run

@@ -174,7 +174,7 @@ type Source struct {
 	// that were used in a time, or for 0, all.
 	State    func() *State
 	Bindings func(e *Encoder, at time.Time, used time.Duration)
-	// Tenants writes what tenants have used, of all or of those that changed in a time. It may be nil.
+	// Tenants writes what tenants have used, of all or of those that changed in a time.
 	Tenants func(e *Encoder, at time.Time, within time.Duration)
 	// Failed gets the error of a write to disk.
 	Failed func(error)

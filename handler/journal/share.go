@@ -395,7 +395,7 @@ func (s *Sharer) write(ctx context.Context, now time.Time) error {
 	s.stands = false
 	s.mu.Unlock()
 	s.outlet.Write(&s.encoder, s.Source.Dial)
-	if stands && s.Source.Tenants != nil {
+	if stands {
 		s.Source.Tenants(&s.encoder, now, 0)
 	}
 	s.entries.Write(s.encoder.Entry())

@@ -146,9 +146,10 @@ func startRouter(t *testing.T, m *memory, name string, blockSize int) *router {
 					return true
 				})
 			},
+			Tenants: func(*Encoder, time.Time, time.Duration) {},
 		},
 		Follower: &Follower{
-			Scheduler: r.Scheduler, Sessions: store, Other: func(*Record, uint64) {},
+			Scheduler: r.Scheduler, Sessions: store, Limits: new(quota.Book), Other: func(*Record, uint64) {},
 			Worker: func(dial string) (id uint64, ok bool) {
 				_, err := fmt.Sscanf(dial, "10.0.0.%d", &id)
 				return id, err == nil && id <= 3
@@ -485,7 +486,7 @@ func aFollower() (*kvscore.Scheduler, *Follower) {
 		s.Declare(h, 100_000)
 	}
 	return s, &Follower{
-		Scheduler: s, Refuse: func(*Head) error { return nil }, Joined: func(*Peer) {}, Other: func(*Record, uint64) {},
+		Scheduler: s, Limits: new(quota.Book), Refuse: func(*Head) error { return nil }, Joined: func(*Peer) {}, Other: func(*Record, uint64) {},
 		Worker: func(dial string) (id uint64, ok bool) {
 			_, err := fmt.Sscanf(dial, "10.0.0.%d", &id)
 			return id, err == nil && id <= 3

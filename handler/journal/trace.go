@@ -17,12 +17,17 @@ import (
 // groupBlocks is how many blocks of the router are one block of a trace.
 const groupBlocks = 8
 
+// traced is a request, as a trace for tests/replay has it.
 type traced struct {
-	at            time.Time
-	length        float64 // blocks of the router
-	output        int64
-	session, turn int
-	ids           []int
+	at      time.Time
+	length  float64 // blocks of the router
+	T       float64 `json:"t"` // seconds since the first
+	In      int     `json:"in"`
+	Out     int64   `json:"out"`
+	Session int     `json:"s"`
+	Turn    int     `json:"k"`
+	Think   float64 `json:"think"` // -1 is unknown
+	IDs     []int   `json:"h"`
 }
 
 type tracer struct {
@@ -80,13 +85,13 @@ func (t *tracer) add(b *Booking, e *End) {
 		t.unknown++
 		return
 	}
-	one := traced{at: b.At, length: float64(p.Len()) + float64(p.Past), output: e.Output, ids: []int{}}
+	one := traced{at: b.At, length: float64(p.Len()) + float64(p.Past), Out: max(1, e.Output), Think: -1, IDs: []int{}}
 	session, known := t.sessions[p.Continues()]
 	if !known {
 		session = len(t.turns)
 		t.turns = append(t.turns, 0)
 	}
-	one.session, one.turn = session, t.turns[session]
+	one.Session, one.Turn = session, t.turns[session]
 	t.turns[session]++
 	t.sessions[p] = session
 	if e.Answer != nil {
@@ -104,7 +109,7 @@ func (t *tracer) add(b *Booking, e *End) {
 			id = len(t.ids)
 			t.ids[hash] = id
 		}
-		one.ids = append(one.ids, id)
+		one.IDs = append(one.IDs, id)
 	}
 	t.tokens, t.length = t.tokens+float64(b.Tokens), t.length+one.length
 	t.requests = append(t.requests, one)
@@ -118,16 +123,9 @@ func (t *tracer) write(to io.Writer) error {
 	err := out.Encode(map[string]any{"name": "journal", "block": int(block), "closed": false})
 	for i := range t.requests {
 		one := &t.requests[i]
-		in := max(1, int(one.length/groupBlocks*block))
-		err = errors.Join(err, out.Encode(struct {
-			T       float64 `json:"t"`
-			In      int     `json:"in"`
-			Out     int64   `json:"out"`
-			Session int     `json:"s"`
-			Turn    int     `json:"k"`
-			Think   float64 `json:"think"`
-			IDs     []int   `json:"h"`
-		}{one.at.Sub(t.requests[0].at).Seconds(), in, max(1, one.output), one.session, one.turn, -1, one.ids[:min(len(one.ids), in/int(block))]}))
+		one.T, one.In = one.at.Sub(t.requests[0].at).Seconds(), max(1, int(one.length/groupBlocks*block))
+		one.IDs = one.IDs[:min(len(one.IDs), one.In/int(block))]
+		err = errors.Join(err, out.Encode(one))
 	}
 	return errors.Join(err, w.Flush())
 }

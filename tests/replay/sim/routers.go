@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/journal"
+	"github.com/caddy-kvrouter/kvrouter/handler/quota"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
@@ -74,7 +75,7 @@ func (o *router) share(r *replay) {
 	o.scheduler.SetJournal(&o.journal)
 	o.encoder.Begin(r.clock(), new(journal.Head))
 	o.follower = journal.Follower{
-		Scheduler: o.scheduler, Refuse: func(*journal.Head) error { return nil },
+		Scheduler: o.scheduler, Limits: new(quota.Book), Refuse: func(*journal.Head) error { return nil },
 		Other: func(*journal.Record, uint64) {}, Joined: func(*journal.Peer) {},
 		Worker: func(dial string) (id uint64, ok bool) {
 			_, err := fmt.Sscan(dial, &id)
