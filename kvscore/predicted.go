@@ -25,8 +25,8 @@ type Terms struct {
 	// Prefill is the time for the part of the prompt that the target lacks.
 	Prefill float64 `json:"prefill"`
 	// Delay is the total time that later requests wait for that prefill, without the fixed cost of a
-	// step, and for the memory that the prompt takes. These come meanwhile, or while others wait on
-	// this target.
+	// step. It includes their wait for the memory that the prompt takes. These requests come
+	// meanwhile, or while others wait on this target.
 	Delay float64 `json:"delay"`
 	// Decode is the weighted time that the answer takes on the target, and that it adds to the
 	// answers of the target's other requests.
