@@ -74,7 +74,6 @@ type event struct {
 	seen   int  // that line has no end before this
 	at     Span // of the only line of data
 	fields int  // lines that are no comments
-	told   bool // Next has returned it, as it is too long to wait for its end
 }
 
 // stream is the state of the stream.
@@ -82,25 +81,12 @@ type stream struct {
 	late bool // the first line, which may begin with a BOM, was read
 	ends bool // no more is written
 	over bool // no more comes after b
-	cr   bool // the last read ended in the CR that ends an event: an LF now belongs to it
-	drop bool // and is dropped with it
 }
 
 // Write gives the Framer the next bytes of the stream, with over the last ones. They
 // must not change until Next has returned false and Forward's result is used.
 func (f *Framer) Write(p []byte, over bool) {
-	f.ends = over
-	if f.cr && len(p) > 0 {
-		f.cr = false
-		switch {
-		case p[0] != '\n':
-		case f.drop:
-			p = p[1:]
-		default:
-			f.now.begin, f.now.line, f.now.seen = 1, 1, 1
-		}
-	}
-	f.more, f.out = p, f.out[:0]
+	f.ends, f.more, f.out = over, p, f.out[:0]
 	f.take()
 }
 
@@ -135,13 +121,10 @@ func (f *Framer) Next() (Frame, bool) {
 // next returns the next frame of the part that is being read.
 func (f *Framer) next() (Frame, bool) {
 	for f.now.begin < len(f.b) {
-		if frame, ok := f.quick(); ok {
-			return frame, true
-		}
+		told := f.now.Long
 		whole := f.read()
 		if !whole && !f.over {
-			if f.now.Long && f.now.fields > 0 && !f.now.told {
-				f.now.told = true
+			if f.now.Long && f.now.fields > 0 && !told {
 				f.last = f.now
 				f.last.Frame = Frame{Long: true}
 				return f.last.Frame, true
@@ -158,8 +141,7 @@ func (f *Framer) next() (Frame, bool) {
 		}
 		f.last = f.now
 		f.now = event{begin: f.last.end, line: f.last.end, seen: f.last.end}
-		f.cr, f.drop = f.last.end > 0 && f.last.end == len(f.b) && f.b[f.last.end-1] == '\r', false
-		if f.last.fields > 0 && !f.last.told {
+		if f.last.fields > 0 && !told {
 			return f.last.Frame, true
 		}
 	}
@@ -167,30 +149,12 @@ func (f *Framer) next() (Frame, bool) {
 	return Frame{}, false
 }
 
-// quick reads an event of one line of data and two LF, the usual form.
-func (f *Framer) quick() (frame Frame, ok bool) {
-	begin := f.now.begin
-	if f.now.seen != begin || !f.late || !bytes.HasPrefix(f.b[begin:], quickStart) {
-		return frame, false
-	}
-	at := begin + len(quickStart)
-	n := bytes.IndexByte(f.b[at:], '\n')
-	end := at + n + 2
-	if n < 0 || end > len(f.b) || end-begin > MaxFrame || f.b[end-1] != '\n' || bytes.IndexByte(f.b[at:at+n], '\r') >= 0 {
-		return frame, false
-	}
-	f.last.begin, f.last.at, f.last.end, f.last.Lines = begin, Span{at, at + n}, end, 1
-	f.now.begin, f.now.line, f.now.seen = end, end, end
-	f.cr, f.drop = false, false
-	return Frame{Data: f.b[at : at+n], Lines: 1}, true
-}
-
 var quickStart, quickEnd = []byte("data: "), []byte("\n\n")
 
 // Whole returns the frame of a read that is one event of the usual form, if no other
 // event has begun. Such a read need not be written if nothing in it is edited.
 func (f *Framer) Whole(p []byte) (frame Frame, ok bool) {
-	if f.cr || !f.late || f.now.Long || len(f.held) > 0 || len(p) > MaxFrame ||
+	if !f.late || f.now.Long || len(f.held) > 0 || len(p) > MaxFrame ||
 		!bytes.HasPrefix(p, quickStart) || !bytes.HasSuffix(p, quickEnd) {
 		return frame, false
 	}
@@ -207,8 +171,8 @@ func (f *Framer) read() (whole bool) {
 		end := f.lineEnd()
 		blank := end == f.now.line
 		f.now.seen, f.now.end = end, len(f.b)
-		if end == len(f.b) || f.b[end] == '\r' && end+1 == len(f.b) && !blank {
-			break
+		if end == len(f.b) || f.b[end] == '\r' && end+1 == len(f.b) && !f.over {
+			break // an LF may belong to the CR
 		}
 		f.now.end = end + 1
 		if f.b[end] == '\r' && f.now.end < len(f.b) && f.b[f.now.end] == '\n' {
@@ -341,5 +305,5 @@ func (f *Framer) Before() []byte {
 // Drop takes out the frame that Next has returned.
 func (f *Framer) Drop() {
 	f.out = append(f.out, f.b[f.from:f.last.begin]...)
-	f.from, f.drop = f.last.end, true
+	f.from = f.last.end
 }

@@ -98,7 +98,7 @@ func TestFramerForwardsAtOnce(t *testing.T) {
 		{": ping\r", ""},
 		{event[:len(event)-1], ""},
 		{event + event[:3], event},
-		{"data: x\r\n\r", "data: x\r\n\r"},
+		{"data: x\r\n\r", ""},
 		{"data: " + strings.Repeat("x", MaxFrame), "data: " + strings.Repeat("x", MaxFrame)},
 	} {
 		f := Framer{}
