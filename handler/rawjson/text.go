@@ -2,8 +2,7 @@ package rawjson
 
 import (
 	"bytes"
-	"strings"
-	"unicode"
+	"encoding/hex"
 	"unicode/utf16"
 	"unicode/utf8"
 	"unsafe"
@@ -78,21 +77,14 @@ func unescapeUnicode(s []byte, buf *[utf8.UTFMax]byte) (n, used int) {
 	return utf8.EncodeRune(buf[:], utf8.RuneError), 6
 }
 
-// hexDigits are the values of hexadecimal digits; -1 of other bytes.
-var hexDigits = func() (t [256]rune) {
-	for i := range t {
-		t[i] = rune(strings.IndexRune("0123456789abcdef", unicode.ToLower(rune(i)))) //nolint:gosec // at most 15
-	}
-	return t
-}()
-
 // hex4 reads the four digits of the \uXXXX that s begins with.
 func hex4(s []byte) (r rune, ok bool) {
+	var n [2]byte
 	if len(s) < 6 {
 		return 0, false
 	}
-	r = hexDigits[s[2]]<<12 | hexDigits[s[3]]<<8 | hexDigits[s[4]]<<4 | hexDigits[s[5]]
-	return r, r >= 0
+	_, err := hex.Decode(n[:], s[2:6])
+	return rune(n[0])<<8 | rune(n[1]), err == nil
 }
 
 // Text returns a JSON string's text, given between its quotes. The text points
