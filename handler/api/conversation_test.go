@@ -3,7 +3,6 @@ package api
 import (
 	"bytes"
 	"encoding/base64"
-	"encoding/json"
 	"slices"
 	"strings"
 	"testing"
@@ -172,35 +171,4 @@ func TestSessionOfUser(t *testing.T) {
 			t.Errorf("%.120q has the session %q, want %q", id, got, want)
 		}
 	}
-}
-
-// FuzzSessionOfUser compares the parser with encoding/json and with the older form.
-func FuzzSessionOfUser(f *testing.F) {
-	for _, id := range []string{
-		"user_a_account_b_session_c", `{"device_id":"a","account_uuid":"b","session_id":"c"}`,
-		`{"session_id":"\ud83d\ude00"}`, `{"session_id":"a","session_id":"b"}`, `{"session_id":null}`, "{", "user_", "alice",
-	} {
-		f.Add(id)
-	}
-	f.Fuzz(func(t *testing.T, id string) {
-		got := sessionOfUser(id)
-		if len(got) > 3*len(id) || got != strings.TrimSpace(got) {
-			t.Fatalf("%q has the session %q", id, got)
-		}
-		if strings.HasPrefix(id, "user_") {
-			if got != "" && !strings.Contains(id, "_session_") {
-				t.Fatalf("%q has the session %q", id, got)
-			}
-			return
-		}
-		var form map[string]any
-		if json.Unmarshal([]byte(id), &form) != nil || len(id) > maxUserID {
-			return
-		}
-		// encoding/json replaces invalid UTF-8, and takes keys with escapes
-		want, _ := form["session_id"].(string)
-		if want = strings.TrimSpace(want); got != want && got != "" && !strings.ContainsRune(want, '\ufffd') {
-			t.Fatalf("%q has the session %q, want %q", id, got, want)
-		}
-	})
 }

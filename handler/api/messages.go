@@ -321,9 +321,8 @@ func sessionOfUser(id string) string {
 		}
 		return ""
 	}
-	b := []byte(strings.TrimSpace(id))
-	if !gjson.ValidBytes(b) {
-		return ""
+	if session := gjson.Get(id, "session_id"); gjson.Valid(id) && session.Type == gjson.String {
+		return strings.TrimSpace(session.Str)
 	}
-	return strings.TrimSpace(rawjson.Span{End: len(b)}.Get(b, "session_id").Text(b))
+	return ""
 }

@@ -93,6 +93,7 @@ func FuzzParse(f *testing.F) {
 			f.Add(uint8(i), []byte(`{"token_ids":[1,2,3,4,5],"features":{"mm_hashes":{"image":["a\u0062"]},"mm_placeholders":{"image":[{"offset":1,"length":2}]}}}`))
 		}
 	}
+	f.Add(uint8(4), []byte(`{"metadata":{"user_id":"{\"session_id\":\"\\ud83d\"}"},"messages":[]}`))
 	f.Add(uint8(0), []byte(`{"stream":true,"nvext":1,"stream_options":{"include_usage":false}}`))
 	f.Fuzz(func(t *testing.T, which uint8, body []byte) {
 		a := every[int(which)%len(every)]
