@@ -154,7 +154,7 @@ func ErrorEvent(a API, status int, answer []byte) string {
 		w.Raw("code", part("code"))
 		w.Raw("message", part("message"))
 		w.Raw("param", part("param"))
-		w.Uint("sequence_number", 0)
+		w.Raw("sequence_number", []byte{'0'})
 	}
 	w.Raw("error", part("@ugly")) // on one line
 	w.Close()

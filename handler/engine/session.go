@@ -4,11 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
-	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/tidwall/gjson"
 )
 
@@ -32,14 +32,9 @@ type Call struct {
 // closes the session itself after an idle timeout. SGLang requires a capacity, and does not
 // limit streaming sessions by it (python/sglang/srt/entrypoints/http_server.py).
 func OpenSession(id string, timeout time.Duration) Call {
-	var o rawjson.Object
-	o.Open()
-	o.Uint("capacity_of_str_len", 1<<16)
-	o.Text(nameSession, id)
-	o.Raw("streaming", []byte("true"))
-	o.Float("timeout", timeout.Seconds())
-	o.Close()
-	return Call{"/" + openSession, o.Buf}
+	const form = `{"capacity_of_str_len":65536,"session_id":%s,"streaming":true,"timeout":%s}`
+	seconds := strconv.FormatFloat(timeout.Seconds(), 'f', -1, 64)
+	return Call{"/" + openSession, fmt.Appendf(nil, form, quoted(id), seconds)}
 }
 
 // Opened returns nil if the answer to OpenSession says that the session is open, also
@@ -65,11 +60,7 @@ func Opened(status int, answer []byte) error {
 
 // CloseSession returns the request that closes a session.
 func CloseSession(id string) Call {
-	var o rawjson.Object
-	o.Open()
-	o.Text(nameSession, id)
-	o.Close()
-	return Call{"/" + closeSession, o.Buf}
+	return Call{"/" + closeSession, fmt.Appendf(nil, `{"session_id":%s}`, quoted(id))}
 }
 
 // Closed returns whether the answer to CloseSession settles it: the session is closed,

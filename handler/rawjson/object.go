@@ -2,8 +2,6 @@ package rawjson
 
 import (
 	"bytes"
-	"math"
-	"strconv"
 
 	"github.com/tidwall/gjson"
 )
@@ -51,21 +49,6 @@ func (o *Object) Raw(name string, value []byte) {
 func (o *Object) Text(name, s string) {
 	o.Name(name)
 	o.Buf = AppendString(o.Buf, s)
-}
-
-// Uint appends a member that is a whole number.
-func (o *Object) Uint(name string, n uint64) {
-	o.Name(name)
-	o.Buf = strconv.AppendUint(o.Buf, n, 10)
-}
-
-// Float appends a member that is a number. It appends nothing for NaN and
-// infinities, which JSON lacks.
-func (o *Object) Float(name string, n float64) {
-	if !math.IsNaN(n) && !math.IsInf(n, 0) {
-		o.Name(name)
-		o.Buf = strconv.AppendFloat(o.Buf, n, 'f', -1, 64)
-	}
 }
 
 // AppendString appends a text as a JSON string.
