@@ -167,7 +167,6 @@ func (e *Engine) Adapt(r *Request) Adapted {
 		f.fields()
 		f.phase() // first: what it sets, guard leaves
 		f.guard()
-		f.guardExtraArgs()
 	}
 	f.Unsupported |= f.requested
 	return f.Adapted

@@ -63,12 +63,7 @@ func (f *adapter) toDynamo() {
 	if f.requested&CacheSalt != 0 {
 		f.Body.Cut(nameSalt) // nvext or the tenant's header has it
 	}
-	f.Body.OnlyGiven(nameNVExt)
-	at, ok := f.Body.Given(nameNVExt)
-	if !ok {
-		return
-	}
-	if in := f.Body.Within(at.Start); in != nil {
+	if in, ok := f.Body.Object(nameNVExt); ok {
 		nvext.Cut(in, f.Grants&^nvext.Pins, f.Ext.Tenant != "")
 	} else {
 		f.Body.Cut(nameNVExt)

@@ -30,9 +30,9 @@ func (f *adapter) sglangSessions() {
 	if turns && f.Session != "" {
 		f.Body.Cut(nameSession) // SGLang refuses it beside session_params
 	}
-	at, has := f.Body.Given(nameNVExt)
+	at := f.Body.Given(nameNVExt)
 	switch {
-	case turns && has && f.takes(SessionParams, true):
+	case turns && at.End > 0 && f.takes(SessionParams, true):
 		f.takeParams(at.Within(f.Ext.SessionParams.Span).Of(f.Body.Body))
 	case (!turns || f.Session == "") && (f.Salt == "" || isNull(f.Body.Value(nameParams))):
 	default:

@@ -124,8 +124,8 @@ func (e *Engine) TakesTokenData(api string) bool {
 // planned that and the engine accepts them.
 func (f *adapter) giveTokens() {
 	to := f.tokenMember(f.API)
-	at, ok := f.Body.Given(nameNVExt)
-	if !f.takes(TokenData, ok && to != "" && f.GiveTokens) {
+	at := f.Body.Given(nameNVExt)
+	if !f.takes(TokenData, at.End > 0 && to != "" && f.GiveTokens) {
 		return
 	}
 	f.Body.Set(to, at.Within(f.Ext.TokenSpan).Of(f.Body.Body))

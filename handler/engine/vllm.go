@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
+	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/tidwall/gjson"
 )
 
@@ -33,8 +34,11 @@ var vllm = kind{
 			api.NameMessages, api.NameEmbeddings, api.NameRerank, api.NameScore, api.NameClassify, api.NamePooling, Invocations,
 		},
 	},
-	tokens:   map[string]string{api.NameTokens: "token_ids"},
-	steers:   slices.Concat(prioritySteering, ownPhases(nameTransfer)),
+	tokens: map[string]string{api.NameTokens: "token_ids"},
+	steers: slices.Concat(prioritySteering, ownPhases(nameTransfer), []steering{ // vLLM passes these on to its scheduler
+		{member: nameTransfer, grant: nvext.Pins, in: []string{"vllm_xargs"}},
+		{member: nameTransfer, grant: nvext.Pins, in: []string{nameSampling, "extra_args"}},
+	}),
 	phases:   vllmPhases,
 	namesAll: true, namesSessions: true,
 	adapt:      (*adapter).toVLLM,

@@ -87,14 +87,22 @@ func KeyAt(body []byte, at int) []byte {
 	return unescapeKey(body[at+1 : end-1])
 }
 
-// last returns the last member of a name, nil if there is none.
-func (e *Editor) last(name string) *member {
+// last returns the last member of a name, nil if there is none. With set, one that is null does not
+// count.
+func (e *Editor) last(name string, set bool) *member {
 	for i := len(e.members) - 1; i >= 0; i-- {
-		if m := &e.members[i]; e.is(m, name) {
+		if m := &e.members[i]; !(set && m.IsNull(e.Body)) && e.is(m, name) {
 			return m
 		}
 	}
 	return nil
+}
+
+func (m *member) at() (at Span) {
+	if m != nil {
+		at = m.Span
+	}
+	return at
 }
 
 // All yields an object's members, with their names.
@@ -109,46 +117,26 @@ func (e *Editor) All() iter.Seq2[string, Span] {
 }
 
 // At returns where a member's value is, the zero Span if there is none.
-func (e *Editor) At(name string) Span {
-	if m := e.last(name); m != nil {
-		return m.Span
-	}
-	return Span{}
-}
+func (e *Editor) At(name string) Span { return e.last(name, false).at() }
 
 // Value returns a member's value as it is written, nil if there is none.
 func (e *Editor) Value(name string) []byte {
-	if m := e.last(name); m != nil {
-		return m.Of(e.Body)
+	if v := e.At(name); v.End > 0 {
+		return v.Of(e.Body)
 	}
 	return nil
 }
 
-// given returns the last member of a name that is not null, nil if there is none.
-func (e *Editor) given(name string) *member {
-	for i := len(e.members) - 1; i >= 0; i-- {
-		if m := &e.members[i]; !m.IsNull(e.Body) && e.is(m, name) {
-			return m
-		}
-	}
-	return nil
-}
-
-// Given returns the value of the last member of a name that is not null. It is not ok if there is none.
-func (e *Editor) Given(name string) (at Span, ok bool) {
-	if m := e.given(name); m != nil {
-		return m.Span, true
-	}
-	return at, false
-}
+// Given returns where the last value of a name is that is not null, the zero Span if there is none.
+func (e *Editor) Given(name string) Span { return e.last(name, true).at() }
 
 // IsSet returns whether any member of a name has a value that is not null.
-func (e *Editor) IsSet(name string) bool { return e.given(name) != nil }
+func (e *Editor) IsSet(name string) bool { return e.last(name, true) != nil }
 
 // Set gives a member a value, which is JSON. It adds a new member at the object's
 // end.
 func (e *Editor) Set(name string, text []byte) {
-	m := e.last(name)
+	m := e.last(name, false)
 	if m == nil || m.drop {
 		e.added = append(e.added, addition{name, text})
 		return
@@ -168,16 +156,8 @@ func (e *Editor) CutGiven(name string) {
 	}
 }
 
-// OnlyGiven removes all members of a name except the one that Given returns, for readers that
-// refuse repeated names.
-func (e *Editor) OnlyGiven(name string) {
-	if m := e.given(name); m != nil {
-		e.keepOnly(name, m)
-	}
-}
-
 // OnlyLast removes all members of a name except the last.
-func (e *Editor) OnlyLast(name string) { e.keepOnly(name, e.last(name)) }
+func (e *Editor) OnlyLast(name string) { e.keepOnly(name, e.last(name, false)) }
 
 func (e *Editor) keepOnly(name string, stays *member) {
 	for i := range e.members {
@@ -201,22 +181,22 @@ func (e *Editor) Drop(drop func(name string, v Span) bool) {
 
 // Changed returns whether an existing member was set or removed.
 func (e *Editor) Changed(name string) bool {
-	m := e.last(name)
+	m := e.last(name, false)
 	return m != nil && (m.drop || m.text != nil)
 }
 
-// Object returns an Editor for the value of a member, whose changes are made with
-// this one's. An absent or null member is made once something is added to it. It is
-// not ok if the value is something else, which the engine will refuse.
+// Object returns an Editor for the value of the last member of a name that is not null. Its
+// changes are made with this one's. A member that is absent or null is made once something is added
+// to it. It is not ok if the value is something else, which the engine will refuse.
 func (e *Editor) Object(name string) (in *Editor, ok bool) {
 	for _, o := range e.within {
 		if o.name == name {
 			return o.Editor, true
 		}
 	}
-	m := e.last(name)
+	m := e.last(name, true)
 	switch {
-	case m == nil || m.IsNull(e.Body):
+	case m == nil:
 		in = &Editor{Body: e.Body}
 	case m.First(e.Body) == '{':
 		if in = EditAt(e.Body, m.Start, maxWithin); in == nil {
