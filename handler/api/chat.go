@@ -106,10 +106,7 @@ func (chat) event(a *Answer, b []byte, i int) bool { return a.chunk(b, i) }
 // answer. As in a prompt, it writes text before tool calls.
 func (a *Answer) delta(b []byte, v rawjson.Span) {
 	var content, calls rawjson.Span
-	c := rawjson.Enter(b, v.Start)
-	for c.Next() {
-		key := c.Key()
-		v := c.Value()
+	for key, v := range v.Members(b) {
 		switch string(key) {
 		case "content":
 			content = v

@@ -121,10 +121,7 @@ func (c *conversation) content(v rawjson.Span) {
 func (c *conversation) part(v rawjson.Span) {
 	var kind, txt rawjson.Span
 	var shown []byte // the member with the content, in a part without a type
-	e := rawjson.Enter(c.b, v.Start)
-	for e.Next() {
-		key := e.Key()
-		v := e.Value()
+	for key, v := range v.Members(c.b) {
 		switch string(key) {
 		case "type":
 			kind = v
@@ -233,15 +230,11 @@ func (c *conversation) tool(v rawjson.Span) {
 // others writes an object of unknown members. It omits cache_control, which
 // clients move from turn to turn.
 func (c *conversation) others(v rawjson.Span) {
-	e := rawjson.Enter(c.b, v.Start)
-	for e.Next() {
-		key := e.Key()
-		v := e.Value()
-		if string(key) == "cache_control" {
-			continue
+	for key, v := range v.Members(c.b) {
+		if string(key) != "cache_control" {
+			c.h.add(key)
+			c.h.addByte(':')
+			c.h.addJSON(v.Of(c.b))
 		}
-		c.h.add(key)
-		c.h.addByte(':')
-		c.h.addJSON(v.Of(c.b))
 	}
 }

@@ -29,13 +29,8 @@ func AskIDs(e *rawjson.Editor) { e.Set(nameReturnIDs, []byte("true")) }
 // CutIDs appends the edits that take what AskIDs has asked for out of an event's data. vLLM writes
 // null where nobody asks. With all, it sends the event for the ids only.
 func CutIDs(edits []rawjson.Edit, data []byte) (_ []rawjson.Edit, all bool) {
-	i := rawjson.SkipSpace(data, 0)
-	if i >= len(data) || data[i] != '{' {
-		return edits, false
-	}
-	c := rawjson.Enter(data, i)
-	for c.Next() {
-		switch key, v := string(c.Key()), c.Value(); key {
+	for key, v := range rawjson.Document(data).Members(data) {
+		switch string(key) {
 		case "prompt_token_ids":
 			edits = withoutIDs(edits, data, v)
 		case "choices":

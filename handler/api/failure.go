@@ -80,14 +80,9 @@ func (e *errorCause) read(b []byte, v rawjson.Span, depth int) {
 	if raw, ok := v.Str(b); ok {
 		e.text(raw)
 	}
-	if v.First(b) != '{' {
-		return
-	}
 	var within [2]rawjson.Span
-	c := rawjson.Enter(b, v.Start)
-	for c.Next() {
-		key := c.Key()
-		switch v := c.Value(); string(key) {
+	for key, v := range v.Members(b) {
+		switch string(key) {
 		case "error":
 			within[0] = v
 		case "response":

@@ -41,14 +41,7 @@ func (generate) prompt(p *parse) {
 // counts.
 func (p *parse) sampling(v rawjson.Span) {
 	b := p.body
-	v = firstOf(b, v)
-	if v.First(b) != '{' {
-		return
-	}
-	c := rawjson.Enter(b, v.Start)
-	for c.Next() {
-		key := c.Key()
-		v := c.Value()
+	for key, v := range firstOf(b, v).Members(b) {
 		switch string(key) {
 		case "n":
 			p.choices(v, true)

@@ -55,10 +55,7 @@ func classOf(name []byte) mediaClass {
 // object. Responses has {"type":"input_image","image_url"}, and Messages
 // {"type":"image","source":{"data"}}.
 func (m *medium) read(b []byte, v rawjson.Span, kind []byte) {
-	c := rawjson.Enter(b, v.Start)
-	for c.Next() {
-		key := c.Key()
-		v := c.Value()
+	for key, v := range v.Members(b) {
 		form := mediaURL
 		switch string(key) {
 		case "url", "image_url", "file_url", "video_url", "audio_url", "source", "file":

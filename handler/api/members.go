@@ -108,10 +108,7 @@ func (p *parse) writingMembers(key []byte, v rawjson.Span) {
 		p.writing(key, v)
 		return
 	}
-	c := rawjson.Enter(p.body, v.Start)
-	for c.Next() {
-		key := c.Key()
-		v := c.Value()
+	for key, v := range v.Members(p.body) {
 		switch string(key) {
 		case "enable_thinking", "thinking", "summary", "generate_summary", "format":
 		case "effort":
@@ -139,13 +136,7 @@ func (p *parse) choices(v rawjson.Span, sent bool) {
 // the member session_id.
 func (p *parse) session(v rawjson.Span) {
 	p.req.SessionList = v.First(p.body) == '['
-	if v.First(p.body) != '{' {
-		return
-	}
-	c := rawjson.Enter(p.body, v.Start)
-	for c.Next() {
-		key := c.Key()
-		v := c.Value()
+	for key, v := range v.Members(p.body) {
 		if k := string(key); k != "id" && k != "session_id" {
 			continue
 		}

@@ -9,12 +9,8 @@ import (
 // message (Anthropic's message_start) or response (OpenAI's responses). The member is "model", or "id" for a
 // model's description. It returns the zero Span if the bytes have no such text, or not yet.
 func NameIn(b []byte, member string) rawjson.Span {
-	c, ok := rawjson.Open(b)
-	for ok && c.Next() {
-		key := c.Key()
-		v := c.Value()
+	for key, v := range rawjson.Document(b).Members(b) {
 		switch {
-		case c.Err != nil:
 		case string(key) == member && v.First(b) == '"':
 			return v
 		case member == "model" && (string(key) == "message" || string(key) == "response"):
@@ -30,8 +26,7 @@ func NameIn(b []byte, member string) rawjson.Span {
 // it in common, in all routers. For a request without messages, it is the hash of the prompt, or of the whole body.
 func Opening(body []byte) uint64 {
 	var prompt rawjson.Span
-	list := rawjson.To("messages", &prompt)
-	if c, ok := rawjson.Open(body); !ok || rawjson.ReadAt(body, c.At-1, rawjson.To("prompt", &prompt), rawjson.To("input", &prompt), list) < 0 {
+	if !rawjson.Document(body).Read(body, rawjson.To("prompt", &prompt), rawjson.To("input", &prompt), rawjson.To("messages", &prompt)) {
 		return xxh3.Hash(body)
 	}
 	for m := range prompt.Objects(body) {

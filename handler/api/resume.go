@@ -93,7 +93,7 @@ func (a *Answer) seen(data []byte) {
 	var o rawjson.Object
 	o.Open()
 	for _, name := range identity {
-		if v := (rawjson.Span{End: len(data)}).Get(data, name); v.Len() > 0 {
+		if v := rawjson.Document(data).Get(data, name); v.Len() > 0 {
 			o.Raw(name, v.Of(data))
 		}
 	}
@@ -160,7 +160,7 @@ func (a *Answer) Retract(text bool) (undo func()) {
 
 // ReasonIn returns why the answer of an event of chat or completions ended, if it has only one.
 func ReasonIn(data []byte) (reason rawjson.Span) {
-	choices, n := rawjson.Span{End: len(data)}.Get(data, "choices"), 0
+	choices, n := rawjson.Document(data).Get(data, "choices"), 0
 	for choice := range choices.Objects(data) {
 		choice.Read(data, rawjson.To("finish_reason", &reason))
 		n++

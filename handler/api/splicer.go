@@ -121,9 +121,8 @@ func (s *Splicer) text(e *rawjson.Editor, name string) bool {
 }
 
 func (s *Splicer) identify(e *rawjson.Editor, first []byte) {
-	in := rawjson.Span{End: len(first)}
 	for _, name := range identity {
-		if v := in.Get(first, name); v.Len() > 0 && e.At(name).End > 0 {
+		if v := rawjson.Document(first).Get(first, name); v.Len() > 0 && e.At(name).End > 0 {
 			e.Set(name, v.Of(first))
 		}
 	}

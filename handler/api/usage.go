@@ -1,6 +1,9 @@
 package api
 
-import "github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+import (
+	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
+	"github.com/tidwall/gjson"
+)
 
 // LacksUsage returns whether the engine does not report usage at the end of its
 // stream unless AskUsage asks for it. It returns false if
@@ -38,38 +41,30 @@ func (r *Request) AskUsage(e *rawjson.Editor) {
 // Such data are an object with a usage, an empty list of choices, and no error. With all, they hold
 // nothing else. Otherwise llama.cpp reports its timings in the same chunk.
 func CutUsage(edits []rawjson.Edit, data []byte) (_ []rawjson.Edit, all bool) {
-	c, _ := rawjson.Open(data)
-	begin, empty, found := c.At-1, false, false
+	var choices, usage rawjson.Span
+	event := rawjson.Document(data)
 	all = true
-	for c.Next() {
-		first := data[c.At]
-		switch string(c.Key()) {
+	for key, v := range event.Members(data) {
+		switch string(key) {
 		case "choices":
-			// Most chunks end the search here.
-			if i := rawjson.SkipSpace(data, c.At+1); first != '[' || i < len(data) && data[i] != ']' {
-				return edits, false
+			if choices = v; v.HasContent(data) {
+				return edits, false // most chunks end the search here
 			}
-			empty = true
-			c.Value()
 		case "usage":
-			if found = first == '{'; !found {
-				return edits, false
-			}
-			c.Value()
+			usage = v
 		case "id", "object", "created", "model", "system_fingerprint", "service_tier":
-			c.Value()
 		case "error":
-			if !c.Value().IsNull(data) {
+			if !v.IsNull(data) {
 				return edits, false
 			}
 		default:
-			all = c.Value().IsNull(data) && all
+			all = v.IsNull(data) && all
 		}
 	}
-	if !empty || !found || !c.Alone() {
+	if choices.First(data) != '[' || usage.First(data) != '{' || !gjson.ValidBytes(data) {
 		return edits, false
 	}
-	if e := rawjson.EditAt(data, begin, maxMembers); e != nil {
+	if e := rawjson.EditAt(data, event.Start, maxMembers); e != nil {
 		e.Cut("usage")
 		edits = append(edits, e.Edits()...)
 	}

@@ -103,6 +103,22 @@ func (s Span) Objects(b []byte) iter.Seq[Span] {
 	}
 }
 
+// Members yields the members of an object, with their keys, up to the first malformed one. Other
+// values have none. A key is as Cursor.Key returns it.
+func (s Span) Members(b []byte) iter.Seq2[[]byte, Span] {
+	return func(yield func([]byte, Span) bool) {
+		if s.First(b) != '{' {
+			return
+		}
+		for c := Enter(b, s.Start); c.Next(); {
+			key := c.Key()
+			if v := c.Value(); c.Err != nil || !yield(key, v) {
+				return
+			}
+		}
+	}
+}
+
 // Get returns the value of an object's member, the zero Span if there is none
 // or the value is no object. Of members of one name the last counts.
 func (s Span) Get(b []byte, name string) (v Span) {
@@ -176,18 +192,23 @@ func Enter(b []byte, i int) Cursor {
 // byteOrderMark is that of UTF-8. Some clients begin with it, and engines in Python skip it.
 var byteOrderMark = []byte("\xef\xbb\xbf")
 
-// Open returns a Cursor over the object in b, which may have white space around it, and a byte
-// order mark before. It is not ok if b begins with something else.
-func Open(b []byte) (c Cursor, ok bool) {
+// Document returns where the value in b begins, behind white space and a byte order mark.
+func Document(b []byte) Span {
 	i := 0
 	if bytes.HasPrefix(b, byteOrderMark) {
 		i = len(byteOrderMark)
 	}
-	i = SkipSpace(b, i)
-	if i == len(b) || b[i] != '{' {
-		return Cursor{At: i, Err: ErrMalformed}, false
+	return Span{SkipSpace(b, i), len(b)}
+}
+
+// Open returns a Cursor over the object in b, see Document. It is not ok if b begins with
+// something else.
+func Open(b []byte) (c Cursor, ok bool) {
+	s := Document(b)
+	if s.First(b) != '{' {
+		return Cursor{At: s.Start, Err: ErrMalformed}, false
 	}
-	return Enter(b, i), true
+	return Enter(b, s.Start), true
 }
 
 // Alone returns whether the object or list has been read to its end, and only white
