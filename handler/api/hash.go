@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"math"
-	"math/bits"
 	"strings"
 	"sync"
 	"unicode/utf8"
@@ -272,46 +271,12 @@ func idsOf(block []byte) []uint32 {
 	return ids
 }
 
-// run puts the ids from b[i] on that have less than eight digits and a comma
-// directly behind them. It returns the index behind the last comma and the number
-// of ids.
-func (h *idHasher) run(block, b []byte, i int) (next int, n int64) {
-	fill := h.fill
-	for i+8 <= len(b) {
-		id, digits := short8(binary.LittleEndian.Uint64(b[i:]))
-		if digits-1 >= 7 || b[i+digits] != ',' {
-			break
-		}
-		i += digits + 1
-		n++
-		binary.NativeEndian.PutUint32(block[fill:], uint32(id))
-		if fill += 4; fill == len(block) {
-			h.blocks = append(h.blocks, h.hash.Block(block))
-			fill = 0
-		}
-	}
-	h.fill = fill
-	return i, n
-}
-
-// short8 reads the number at the beginning of eight bytes of text if it has
-// fewer digits than that. It returns 0 digits if there is no number, and 8 if
-// there are more.
-func short8(x uint64) (n uint64, digits int) {
-	x ^= 0x3030303030303030
-	// The first byte that is no digit has bits in its upper half, or gets them.
-	other := (x | (x + 0x0606060606060606)) & 0xF0F0F0F0F0F0F0F0
-	digits = bits.TrailingZeros64(other) >> 3
-	x <<= (64 - 8*uint(digits)) & 63 // the last digit becomes the last byte
-	x = (x*10 + x>>8) & 0x00FF00FF00FF00FF
-	x = (x*100 + x>>16) & 0x0000FFFF0000FFFF
-	return (x*10000 + x>>32) & 0xFFFFFFFF, digits
-}
-
 // readID reads the u32 at b[i], with white space around it. It returns the index
 // behind both, or -1 if there is none.
 func readID(b []byte, i int) (id uint32, end int) {
-	i = rawjson.SkipSpace(b, i)
+	if b[i] <= ' ' {
+		i = rawjson.SkipSpace(b, i)
+	}
 	at, n := i, uint64(0)
 	// Eleven digits, one more than a u32 has, do not overflow.
 	for ; b[i]-'0' <= 9 && i < at+11; i++ {
@@ -320,7 +285,10 @@ func readID(b []byte, i int) (id uint32, end int) {
 	if i == at || n > math.MaxUint32 {
 		return 0, -1
 	}
-	return uint32(n), rawjson.SkipSpace(b, i)
+	if b[i] <= ' ' {
+		i = rawjson.SkipSpace(b, i)
+	}
+	return uint32(n), i
 }
 
 // The hashes of a long text take an eighth of its length. To collect them as garbage after

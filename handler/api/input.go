@@ -149,13 +149,12 @@ func (p *parse) blocksOf(v rawjson.Span, size int) (blocks []uint64, tail []uint
 	// A token takes two bytes of JSON at least.
 	h := idHasher{hash: cache.TokenHash(p.opt.Seed), blocks: make([]uint64, 0, min(v.Len()/(2*size), 4096))}
 	for i := v.Start + 1; ; i++ {
-		next, k := h.run(block, b, i)
-		id, end := readID(b, next)
+		id, end := readID(b, i)
 		if end < 0 {
 			return nil, nil, 0, false
 		}
 		h.put(block, id)
-		switch i, n = end, n+k+1; b[i] {
+		switch i, n = end, n+1; b[i] {
 		case ',':
 		case ']':
 			return h.blocks, idsOf(block[:h.fill]), n, true
