@@ -184,9 +184,9 @@ func (a *Answer) resultsEnd() {
 	if i < 0 {
 		return
 	}
-	v, ok := rawjson.ValueAt(a.body, rawjson.SkipSpace(a.body, i+len(key)))
-	if ok && v.First(a.body) == '{' {
-		a.usage(a.body, v)
+	rest := a.body[i+len(key):]
+	if v := rawjson.Document(rest); v.First(rest) == '{' {
+		a.usage(rest, v)
 		a.first, a.done = true, true
 	}
 }

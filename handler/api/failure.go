@@ -45,7 +45,7 @@ func (a *Answer) blame(status int) {
 // the request, and StatusAborted if the engine aborted that. Other causes are 500, and no cause is 0.
 func errorStatus(b []byte) int {
 	var e errorCause
-	if v, ok := rawjson.ValueAt(b, rawjson.SkipSpace(b, 0)); ok && v.First(b) == '{' {
+	if v := rawjson.Document(b); v.First(b) == '{' {
 		e.read(b, v, 0)
 	} else {
 		e.text(b)

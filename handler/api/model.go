@@ -9,8 +9,12 @@ import (
 // message (Anthropic's message_start) or response (OpenAI's responses). The member is "model", or "id" for a
 // model's description. It returns the zero Span if the bytes have no such text, or not yet.
 func NameIn(b []byte, member string) rawjson.Span {
-	for key, v := range rawjson.Document(b).Members(b) {
+	c, ok := rawjson.Open(b)
+	for ok && c.Next() {
+		key := c.Key()
+		v := c.Value()
 		switch {
+		case c.Err != nil:
 		case string(key) == member && v.First(b) == '"':
 			return v
 		case member == "model" && (string(key) == "message" || string(key) == "response"):

@@ -79,15 +79,6 @@ func unstructured(x uint64) bool {
 // structural marks the bytes at which something happens outside strings.
 var structural = [256]bool{'"': true, '{': true, '}': true, '[': true, ']': true}
 
-// ValueAt returns the Span of the value at b[i]. It is not ok if there is none.
-func ValueAt(b []byte, i int) (v Span, ok bool) {
-	if i >= len(b) {
-		return v, false
-	}
-	end, err := skipValue(b, i, 0)
-	return Span{i, end}, err == nil
-}
-
 // skipValue returns the index behind the value at b[i], which stands inside
 // depth open brackets. With an error the index is where it was found.
 // The stack of open brackets is one bit for each, so that a body of nothing
