@@ -2,6 +2,7 @@ package api
 
 import (
 	"bytes"
+	"cmp"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -94,15 +95,7 @@ func TestNoPrediction(t *testing.T) {
 		"no JSON":             {events: []string{`oops`, stop}, done: true},
 		"too long":            {events: []string{`{"x":"` + strings.Repeat("x", rawjson.MaxFrame) + `"}`, stop}, done: true},
 	} {
-		req := c.request
-		if req == "" {
-			req = askHello
-		}
-		a := observe(mustParse(t, chat{}, req), true)
-		for _, e := range c.events {
-			a.Write([]byte("data: " + e + "\n\n"))
-		}
-		a.Finish()
+		a := answerOf(t, chat{}, cmp.Or(c.request, askHello), true, c.events...)
 		if got := a.Prediction() != nil; got != c.prediction || a.Done() != c.done || a.Failed() != c.failed {
 			t.Errorf("%s: prediction %v, done %v, failed %v", name, got, a.Done(), a.Failed())
 		}
@@ -110,13 +103,8 @@ func TestNoPrediction(t *testing.T) {
 }
 
 func TestEndlessAnswerIsBounded(t *testing.T) {
-	a := observe(mustParse(t, chat{}, askHello), true)
-	e := []byte("data: " + delta(`{"content":"`+strings.Repeat("x", 1<<18)+`"}`) + "\n\n")
-	for range 20 {
-		a.Write(e)
-	}
-	a.Write([]byte("data: " + stop + "\n\n"))
-	a.Finish()
+	e := delta(`{"content":"` + strings.Repeat("x", 1<<18) + `"}`)
+	a := answerOf(t, chat{}, askHello, true, append(slices.Repeat([]string{e}, 20), stop)...)
 	if a.Prediction() != nil || a.hash.blocks != nil || a.Chunks() != 20 {
 		t.Error("the answer's blocks grow without bound")
 	}
@@ -187,9 +175,7 @@ func FuzzSSE(f *testing.F) {
 		}
 		one.Finish()
 		many.Finish()
-		plain := observe(r, false)
-		plain.Write(stream)
-		plain.Finish()
+		plain := answered(r, false, 0, string(stream))
 		if plain.Chunks() > 1 {
 			t.Fatalf("%d chunks in a plain answer", plain.Chunks())
 		}

@@ -23,15 +23,10 @@ const (
 
 func answerOf(t *testing.T, a API, request string, stream bool, events ...string) *observed {
 	t.Helper()
-	n := observe(mustParse(t, a, request), stream)
-	for _, e := range events {
-		if stream {
-			e = "data: " + e + "\n\n"
-		}
-		n.Write([]byte(e))
+	if stream {
+		events = asEvents(events...)
 	}
-	n.Finish()
-	return n
+	return answered(mustParse(t, a, request), stream, 0, events...)
 }
 
 func TestAnswersOfOtherAPIs(t *testing.T) {
@@ -209,9 +204,7 @@ func TestBrokenEvents(t *testing.T) {
 		if a == nil || a.Work() == Count {
 			continue
 		}
-		n := observe(mustParse(t, a, `{}`), true)
-		n.Write([]byte(e))
-		n.Finish()
+		n := answered(mustParse(t, a, `{}`), true, 0, e)
 		if n.ErrorStatus() != 500 || !n.Closed() {
 			t.Errorf("%s: failed with %d, closed %v", a.Name(), n.ErrorStatus(), n.Closed())
 		}
@@ -233,9 +226,7 @@ func TestErrorEvents(t *testing.T) {
 			"":                                                                      418,
 			"<html>no\r\n\r\n":                                                      418,
 		} {
-			n := observe(mustParse(t, a, `{}`), true)
-			n.Write([]byte(ErrorEvent(a, 418, []byte(body))))
-			n.Finish()
+			n := answered(mustParse(t, a, `{}`), true, 0, ErrorEvent(a, 418, []byte(body)))
 			if n.ErrorStatus() != status || !n.Closed() {
 				t.Errorf("%s: %q: failed with %d, closed %v", a.Name(), ErrorEvent(a, 418, []byte(body)), n.ErrorStatus(), n.Closed())
 			}

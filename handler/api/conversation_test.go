@@ -6,8 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 )
 
 // same parses bodies of several APIs and checks that they have one chain.
@@ -129,19 +127,6 @@ func TestMediaThroughAllAPIs(t *testing.T) {
 	same(t, map[string]API{ // a tool's images are the user's
 		`{"messages":[{"role":"tool","content":"see"},{"role":"user","content":[{"type":"image_url","image_url":{"url":"https://a/b.png"}}]}]}`:                                       chat{},
 		`{"messages":[{"role":"user","content":[{"type":"tool_result","content":[{"type":"text","text":"see"},{"type":"image","source":{"type":"url","url":"https://a/b.png"}}]}]}]}`: messages{},
-	})
-}
-
-func FuzzMedia(f *testing.F) {
-	f.Add([]byte(`UklGRg\/`))
-	f.Fuzz(func(t *testing.T, raw []byte) {
-		for class := mediaOther; class <= mediaFile; class++ {
-			m := medium{class: class}
-			m.set(raw, mediaData)
-			if n := m.tokens(rawjson.Span{End: len(raw)}); n < 0 || n > maxMedia {
-				t.Fatalf("%d tokens", n)
-			}
-		}
 	})
 }
 

@@ -1,7 +1,6 @@
 package api
 
 import (
-	"bytes"
 	"fmt"
 	"slices"
 	"strings"
@@ -164,8 +163,5 @@ func TestUsageOfLongResults(t *testing.T) {
 		if prompt, _, _ := n.Usage(); prompt != 77 || !n.Done() {
 			t.Errorf("in reads of %d: %d prompt tokens, done %v", size, prompt, n.Done())
 		}
-	}
-	if bytes.Count(answer, []byte("embedding")) != 60 {
-		t.Fatal("not long")
 	}
 }

@@ -30,7 +30,7 @@ func asEvents(data ...string) (out []string) {
 // TestTextIsWhatComesBack has answers of which the text is kept, without
 // reasoning, and such as nothing is known of.
 func TestTextIsWhatComesBack(t *testing.T) {
-	const end = `{"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}`
+	const end = stop
 	chatBody, messagesBody := `{"messages":[{"role":"user","content":"q"}],"stream":true}`, `{"messages":[{"role":"user","content":"q"}],"max_tokens":9}`
 	for _, c := range []struct {
 		name   string
@@ -99,9 +99,7 @@ func TestBlocksWithAnswerBeginTheNextTurn(t *testing.T) {
 		if n := len(blocks); n <= len(r.Blocks) || !slices.Equal(next.Blocks[:n], blocks) || next.Root != r.Root {
 			t.Errorf("%d blocks of prompt and answer %x, the next turn has %x", n, blocks, next.Blocks)
 		}
-		a := observe(r, false)
-		a.Write([]byte(`{"choices":[{"index":0,"message":{"role":"assistant","content":"` + answer + `"},"finish_reason":"stop"}]}`))
-		a.Finish()
+		a := answered(r, false, 0, `{"choices":[{"index":0,"message":{"role":"assistant","content":"`+answer+`"},"finish_reason":"stop"}]}`)
 		if !slices.Equal(a.Prediction(), blocks) || a.PredictionPast() != past || past <= 0 || past >= 1 {
 			t.Errorf("%x and %v, the answer predicts %x and %v", blocks, past, a.Prediction(), a.PredictionPast())
 		}

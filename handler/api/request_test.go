@@ -60,24 +60,6 @@ func spelled(text string) []byte {
 	return out
 }
 
-func TestUnescapeAsEncodingJSON(t *testing.T) {
-	s := speller{rand.New(rand.NewPCG(3, 4))}
-	parts := []string{`\n`, `\"`, `\\`, `\/`, `\u00e9`, `\ud83d`, `\ude00`, `\uD83D\uDE00`, `\u0000`, "a", "é", "😀", `\b\f\r\t`}
-	for range 2000 {
-		raw := ""
-		for range s.IntN(8) {
-			raw += parts[s.IntN(len(parts))]
-		}
-		var want string
-		if err := json.Unmarshal([]byte(`"`+raw+`"`), &want); err != nil {
-			t.Fatal(err)
-		}
-		if got := rawjson.Text([]byte(raw)); got != want || textLen([]byte(raw)) != int64(len(want)) {
-			t.Fatalf("%s: %q, want %q", raw, got, want)
-		}
-	}
-}
-
 func FuzzParse(f *testing.F) {
 	s := speller{rand.New(rand.NewPCG(5, 6))}
 	for range 5 {
@@ -113,6 +95,9 @@ func FuzzParse(f *testing.F) {
 		if text := canonical(a, body); r.Kind == Text && !r.Batch() && int64(len(text)) != r.First {
 			t.Fatalf("the canonical text has %d bytes, want %d", len(text), r.First)
 		}
+		if r.MediaTokens < 0 || r.MediaTokens > maxMediaTokens {
+			t.Fatalf("%d tokens", r.MediaTokens)
+		}
 		if at := Find(a, body, 5, 70); at.Byte < 0 || at.Message < 0 {
 			t.Fatalf("the place is %+v", at)
 		}
@@ -147,10 +132,7 @@ func FuzzParse(f *testing.F) {
 				t.Fatalf("token ids %s of %d: %v", ids, r.Tokens, err)
 			}
 		}
-		n := observe(r, true)
-		n.Write([]byte("data: [DONE]\n\n"))
-		n.Finish()
-		if p := n.Prediction(); p != nil && len(p) < len(r.Blocks) {
+		if p := answered(r, true, 0, "data: [DONE]\n\n").Prediction(); p != nil && len(p) < len(r.Blocks) {
 			t.Fatal("the prediction is shorter than the prompt")
 		}
 	})

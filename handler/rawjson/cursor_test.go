@@ -11,17 +11,6 @@ import (
 	"unicode/utf8"
 )
 
-func TestCursorBounds(t *testing.T) {
-	deep := func(n int) []byte {
-		return []byte(`{"a":` + strings.Repeat("[", n) + strings.Repeat("]", n) + `}`)
-	}
-	for n, want := range map[int]error{MaxDepth - 1: nil, MaxDepth: ErrDepth, 1 << 20: ErrDepth} {
-		if err := walk(deep(n)); !errors.Is(err, want) {
-			t.Errorf("%d brackets: %v, want %v", n, err, want)
-		}
-	}
-}
-
 // walk passes over the members of an object.
 func walk(b []byte) error {
 	c, _ := Open(b)
@@ -81,6 +70,9 @@ func FuzzCursor(f *testing.F) {
 	f.Add([]byte(` { } `), uint64(0))
 	f.Add([]byte(`{"a":1,"a":2,"":{}}x`), uint64(2))
 	f.Add([]byte(`{"a":"\\","b":tru,}`), uint64(1))
+	for _, escaped := range []string{`\n\"\\\/`, `\u00e9\b\f\r\t`, `\ud83d`, `\ude00\ud83d`, `\ud83d\u0061`, `\ud83da`, `\uD83D\uDE00`, `\u0000`, `é😀\u0001`} {
+		f.Add([]byte(`{"`+escaped+`":1}`), uint64(0))
+	}
 	f.Fuzz(func(t *testing.T, b []byte, drop uint64) {
 		var want map[string]json.RawMessage
 		valid := json.Unmarshal(b, &want) == nil && want != nil && utf8.Valid(b)
@@ -122,32 +114,6 @@ func FuzzCursor(f *testing.F) {
 			t.Fatalf("%s: cut to %s, want %s: %v", b, out, kept, err)
 		}
 	})
-}
-
-func TestAppendStringIsJSON(t *testing.T) {
-	for _, s := range []string{"", "é\u2028<>&\x00", "\"\\\n\r\t", "id-1"} {
-		var got string
-		if err := json.Unmarshal(AppendString(nil, s), &got); err != nil || got != s {
-			t.Errorf("%q became %q, %v", s, got, err)
-		}
-	}
-}
-
-func TestObject(t *testing.T) {
-	o := Object{Buf: []byte("x"), More: true}
-	o.Text("a", "\"")
-	o.Name("c")
-	o.Open()
-	o.Close()
-	o.Name("d")
-	o.Open()
-	o.Raw("g", []byte("[]"))
-	o.Close()
-	o.Raw("h", []byte("null"))
-	const want = `x,"a":"\"","c":{},"d":{"g":[]},"h":null`
-	if string(o.Buf) != want {
-		t.Errorf("%s, want %s", o.Buf, want)
-	}
 }
 
 // textsOf returns the texts of a document as name=text.
