@@ -178,6 +178,9 @@ func TestAdapt(t *testing.T) {
 		{"own rank that is granted", SGLang, chat, `{"routed_dp_rank":3}`, `{"routed_dp_rank":3}`, nil, ""},
 		{"own priority before a null", VLLM, chat, `{"priority":-9,"a":1,"priority":null}`, `{"a":1}`, func(r *asked) { on(r); r.Grants = 0 }, ""},
 		{"own slot", LlamaCpp, chat, `{"id_slot":0,"messages":[]}`, `{"messages":[]}`, func(r *asked) { r.Grants = 0 }, ""},
+		{"own transfer in the sampling parameters", VLLM, tokens, `{"token_ids":[1],"sampling_params":{"n":1,"extra_args":{"kv_transfer_params":{}}}}`, `{"token_ids":[1],"sampling_params":{"n":1,"extra_args":{}}}`, func(r *asked) { r.Grants = 0 }, ""},
+		{"own transfer that is granted", VLLM, tokens, `{"sampling_params":{"extra_args":{"kv_transfer_params":{}}}}`, `{"sampling_params":{"extra_args":{"kv_transfer_params":{}}}}`, nil, ""},
+		{"own transfer in vLLM's further arguments", VLLM, chat, `{"vllm_xargs":{"a":1,"kv_transfer_params":"x"}}`, `{"vllm_xargs":{"a":1}}`, func(r *asked) { r.Grants = 0 }, ""},
 		{"own retention", SGLang, chat, `{"retention_seconds":9,"priority":1}`, `{}`, func(r *asked) { r.Info.PriorityEviction, r.Grants = true, 0 }, ""},
 		{"salt of TensorRT-LLM", TRTLLM, chat, `{"nvext":{"cache_salt":"s"}}`, `{"cache_salt":"s"}`, nil, ""},
 		{"salt of TensorRT-LLM's completions", TRTLLM, completions, `{"nvext":{"cache_salt":"s"}}`, `{}`, nil, "cache_salt"},
@@ -281,21 +284,6 @@ const fuzzed = `{"model":"m","messages":[{"role":"user","content":"hi"}],"prompt
 	`"custom_params":{"a":1},"priority":1,"cache_salt":"a","nvext":{"greed_sampling":true,"use_raw_prompt":true,"token_data":[1,2,3],"max_thinking_tokens":5,` +
 	`"session_params":{"id":"s"},"session_control":{"session_id":"s"},"cache_control":{"ttl":60},"cache_salt":"b","agent_hints":{"priority":2,"osl":1},` +
 	`"metadata_upload":{"url":"u"},"backend_instance_id":1,"dp_rank":0,"zzz":1}}`
-
-// TestExtraArgs asks for a transfer of KV blocks in the members that vLLM passes on.
-func TestExtraArgs(t *testing.T) {
-	for _, v := range [][2]string{
-		{"/inference/v1/generate", `{"token_ids":[1],"sampling_params":{"extra_args":{"kv_transfer_params":{"remote_host":"evil"}}}}`},
-		{"/v1/chat/completions", `{"messages":[],"vllm_xargs":{"kv_transfer_params":"evil"}}`},
-	} {
-		for grants, stays := range map[nvext.Grants]bool{0: false, nvext.Pins: true} {
-			got := adapted(t, VLLM, v[0], v[1], func(a *asked) { a.Grants = grants })
-			if strings.Contains(string(got.body), "evil") != stays {
-				t.Errorf("grants %v: %s", grants, got.body)
-			}
-		}
-	}
-}
 
 func TestWhatPathsMean(t *testing.T) {
 	for _, v := range []struct {

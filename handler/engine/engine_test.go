@@ -16,7 +16,7 @@ func (s site) get(asked *[]string) Get {
 	return func(path string) (int, []byte) {
 		*asked = append(*asked, path)
 		switch body, ok := s[path]; {
-		case s["*"] == "down":
+		case s["*"] == "down", s["*"] == "silent" && !ok:
 			return 0, nil
 		case body == "!401":
 			return 401, []byte(`{"error":"Unauthorized"}`)
@@ -166,6 +166,8 @@ var sites = []struct {
 	{"something else", site{pathModels: `{"data":[{"id":"m","owned_by":"me"}]}`, "/health": `{"status":"ok"}`, pathVersion: `{"version":"3"}`}, Info{Type: Other}},
 	{"nothing", site{}, Info{}},
 	{"down", site{"*": "down"}, Info{}},
+	{"something else that falls silent", site{"*": "silent", pathModels: `{"data":[{"id":"m","owned_by":"openai"}]}`}, Info{Type: Other, Unsure: true}},
+	{"vLLM that falls silent", site{"*": "silent", pathModels: `{"data":[{"id":"m","owned_by":"vllm"}]}`}, Info{Type: VLLM}},
 }
 
 func TestAskFindsOut(t *testing.T) {
@@ -188,44 +190,19 @@ func TestAskFindsOut(t *testing.T) {
 			if c.site["*"] == "down" && len(asked) > 1 {
 				t.Errorf("asked %v of a server that is down", asked)
 			}
-			if c.want.Type == "" || c.want.Type == Other {
-				return
-			}
-			if again := AskAs(c.want.Type, c.site.get(&asked)); again != c.want {
-				t.Errorf("asked as %s it reports %+v\nwant %+v", c.want.Type, again, c.want)
+			for _, kind := range Names {
+				asked = nil
+				again := AskAs(kind, c.site.get(&asked))
+				switch silent := c.site["*"] != ""; {
+				case silent && again != Info{}, again.Type != c.want.Type && again.Type != "":
+					t.Errorf("asked as %s it reports %+v", kind, again)
+				case kind == c.want.Type && kind != Other && !silent && again != c.want:
+					t.Errorf("asked as %s it reports %+v\nwant %+v", kind, again, c.want)
+				case c.want.Type == TRTLLM && kind != VLLM && slices.Contains(asked, pathMetrics):
+					t.Errorf("asked as %s: its statistics were taken away", kind)
+				}
 			}
 		})
-	}
-}
-
-// TestAskAsAnother asks servers as another type: they show their own.
-func TestAskAsAnother(t *testing.T) {
-	for _, c := range sites {
-		for _, kind := range Names {
-			var asked []string
-			got := AskAs(kind, c.site.get(&asked))
-			if got.Type != c.want.Type && got.Type != "" {
-				t.Errorf("%s asked as %s shows to be %q", c.name, kind, got.Type)
-			}
-			if c.want.Type == TRTLLM && kind != VLLM && slices.Contains(asked, pathMetrics) {
-				t.Errorf("%s asked as %s: its statistics were taken away", c.name, kind)
-			}
-		}
-	}
-}
-
-// TestServerThatFallsSilent has a server that answers only for its list of models.
-func TestServerThatFallsSilent(t *testing.T) {
-	for owner, want := range map[string]Info{"openai": {Type: Other, Unsure: true}, "vllm": {Type: VLLM}} {
-		got := Ask(func(path string) (int, []byte) {
-			if path == pathModels {
-				return 200, []byte(`{"data":[{"id":"m","owned_by":"` + owner + `"}]}`)
-			}
-			return 0, nil
-		})
-		if got != want {
-			t.Errorf("%s: got %+v, want %+v", owner, got, want)
-		}
 	}
 }
 
@@ -297,17 +274,6 @@ func checkInfo(t *testing.T, info Info) {
 	}
 }
 
-func FuzzMetrics(f *testing.F) {
-	f.Add([]byte(vllmPage))
-	f.Add([]byte("vllm:cache_config_info{engine=\"\\\",block_size=\"} 1\nprocess_start_time_seconds NaN\n"))
-	f.Add([]byte("process_start_time_seconds{ 1e300"))
-	f.Fuzz(func(t *testing.T, page []byte) {
-		var info Info
-		readVLLMMetrics(page, &info)
-		checkInfo(t, info)
-	})
-}
-
 // FuzzAsk has a server that gives one answer at all paths.
 func FuzzAsk(f *testing.F) {
 	for _, c := range sites {
@@ -315,6 +281,10 @@ func FuzzAsk(f *testing.F) {
 			f.Add([]byte(body), uint8(0))
 		}
 	}
+	const vllm = 4 // of Names
+	f.Add([]byte(vllmPage), uint8(vllm))
+	f.Add([]byte("vllm:cache_config_info{engine=\"\\\",block_size=\"} 1\nprocess_start_time_seconds NaN\n"), uint8(vllm))
+	f.Add([]byte("process_start_time_seconds{ 1e300"), uint8(vllm))
 	f.Add([]byte(`{"page_size":1e400,"dp_size":-1,"version":{"version":"\u0000"},"max_total_num_tokens":"9"}`), uint8(1))
 	f.Fuzz(func(t *testing.T, body []byte, as uint8) {
 		get := func(string) (int, []byte) { return 200, body }

@@ -1,13 +1,13 @@
 package engine
 
 import (
-	"encoding/json"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/tidwall/gjson"
 )
 
 // An engine that isolates caches gets the salt. One that gets none does not.
@@ -81,19 +81,7 @@ func TestSGLangSessionsAreOpenedInTheirScope(t *testing.T) {
 		}
 		e := parsed.Editor([]byte(body))
 		(&Engine{Type: SGLang}).Adapt(&Request{API: PostTo(path), Body: e, Ext: &nvext.Ext{Tenant: "t"}, Salt: "t", Ranks: 1})
-		var out []byte
-		at := 0
-		for _, edit := range e.Edits() {
-			out = append(append(out, body[at:edit.Start]...), edit.Text...)
-			at = edit.End
-		}
-		var got struct {
-			Session string `json:"session_id"`
-		}
-		if err := json.Unmarshal(append(out, body[at:]...), &got); err != nil {
-			t.Fatal(err)
-		}
-		return got.Session
+		return gjson.GetBytes(e.Apply(), "session_id").Str
 	}
 	mine := send("/open_session", `{"capacity_of_str_len":1000,"session_id":"s"}`)
 	if mine != SessionID("t", "", "s") || mine == SessionID("u", "", "s") || send("/open_session", `{"session_id":"`+mine+`"}`) != mine {
