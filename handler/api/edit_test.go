@@ -78,22 +78,6 @@ func TestEditor(t *testing.T) {
 
 func onlyNVExt(e *rawjson.Editor) { e.Object(nameNVExt) }
 
-func TestEditorTellsWhatIsThere(t *testing.T) {
-	const body = `{"n":null,"o":{},"l":[{},{}],"m":[{},1],"x":1,"x":2,"nvext":{"a":1},"nvext":null}`
-	e := mustParse(t, chat{}, body).Editor([]byte(body))
-	if string(e.Value("x")) != "2" || e.Value("y") != nil {
-		t.Error("not the last value, or one of nothing")
-	}
-	if at := e.Given(nameNVExt); string(at.Of(e.Body)) != `{"a":1}` {
-		t.Errorf("nvext %v", at)
-	}
-	for name, want := range map[string]bool{"n": true, "y": true, "o": true, "l": false} {
-		if in, ok := e.Object(name); (in != nil) != want || ok != want {
-			t.Errorf("%s: %v, %v", name, in, ok)
-		}
-	}
-}
-
 // FuzzEditor checks an edited body with another reader: it is valid, and equals
 // the original but for what was edited.
 func FuzzEditor(f *testing.F) {

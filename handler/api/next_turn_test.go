@@ -190,21 +190,3 @@ func FuzzNextTurn(f *testing.F) {
 		}
 	})
 }
-
-func TestPromptText(t *testing.T) {
-	for body, want := range map[string]string{
-		`{"prompt":"a\n\"b"}`: `"a\n\"b"`,
-		`{"prompt":["a"]}`:    "",
-		`{"prompt":[1,2]}`:    "",
-		`{}`:                  "",
-	} {
-		r := mustParse(t, completions{}, body)
-		if got := r.PromptText([]byte(body)); string(got) != want {
-			t.Errorf("%s: %s, want %s", body, got, want)
-		}
-	}
-	body := `{"messages":[{"role":"user","content":"q"}]}`
-	if got := mustParse(t, chat{}, body).PromptText([]byte(body)); got != nil {
-		t.Errorf("a chat's prompt is %s", got)
-	}
-}
