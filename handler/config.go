@@ -309,22 +309,15 @@ func (h *Handler) setDefaults() error {
 		return fmt.Errorf("split: must be auto, always or never, got %q", h.Split)
 	}
 	h.phases = kvscore.SplitRule(rule) //nolint:gosec // it is one of them
-	var err error
 	if h.Resume == nil {
 		h.Resume = new(resume.Config)
 	}
-	if err = h.Resume.Complete(); err != nil {
-		return err
+	for _, check := range []func() error{h.Resume.Complete, h.checkAffinity, h.checkTrust, h.checkWho} {
+		if err := check(); err != nil {
+			return err
+		}
 	}
-	if err = h.checkAffinity(); err != nil {
-		return err
-	}
-	if err = h.checkTrust(); err != nil {
-		return err
-	}
-	if err = h.checkWho(); err != nil {
-		return err
-	}
+	var err error
 	if h.public, err = plan.NewPublicModels(h.Models); err != nil {
 		return err
 	}
