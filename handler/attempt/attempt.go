@@ -83,6 +83,7 @@ type Attempt struct {
 	Reason    string        // of the choice
 	Number    int           // among the attempts of the request, from 1
 	CostsTime bool          // its cost is in milliseconds, and has terms
+	resends   atomic.Int32  // how often net/http has sent the request again
 	ended     atomic.Bool   // it has been counted, or is not to be
 }
 
@@ -125,11 +126,7 @@ func (a *Attempt) Header(req *http.Request, b *Bounds) (resp *http.Response, res
 func (a *Attempt) send(roundTrip Sender, req *http.Request) (*http.Response, bool, error) {
 	c := a.Call
 	name := a.name(req)
-	r := Request{
-		Plan: c.Plan, Body: c.Body, Worker: a.Worker, Target: a.Target, Session: c.Session, Phase: a.Phase,
-		Shared: c.Sent != nil || a.Phase != nil || name != "", Rest: c.Rest, AskIDs: c.AskIDs,
-	}
-	fit := r.Build(req)
+	fit := a.build(req, c.Sent != nil || a.Phase != nil || name != "")
 	if name != "" {
 		fit.Header[engine.HeaderSession] = []string{name}
 	}
@@ -138,7 +135,6 @@ func (a *Attempt) send(roundTrip Sender, req *http.Request) (*http.Response, boo
 	if backup {
 		c.Sent = toBackup(c.Sent, a.Worker.Settings().Headers)
 	}
-	c.Did = r.Did
 	if c.Rest != nil && c.Rest.Way == api.WayExact {
 		roundTrip = c.Exactly(a, roundTrip)
 	}
@@ -149,11 +145,11 @@ func (a *Attempt) send(roundTrip Sender, req *http.Request) (*http.Response, boo
 	if err == nil && readsAnswer(c.Plan, a.Worker) {
 		response.Unpack(resp)
 	}
-	n := r.resends.Load()
-	if n > 0 {
-		a.Worker.Past.Retried("resend", int(n))
+	resent := a.resends.Load() > 0
+	if resent {
+		a.Worker.Past.Retried("resend", 1)
 	}
-	return resp, n > 0, err
+	return resp, resent, err
 }
 
 // name has the engine's KV events name the request, if the cache models can learn of that. It returns
@@ -191,9 +187,7 @@ func (a *Attempt) End(outcome string, failed bool) {
 
 // Build returns the request of an attempt of the router's own. like is the client's, to any worker.
 func (a *Attempt) Build(like *http.Request) *http.Request {
-	c := a.Call
-	r := Request{Plan: c.Plan, Body: c.Body, Worker: a.Worker, Target: a.Target, Phase: a.Phase, Shared: true}
-	out := *c.Trace.Carry(r.Build(like))
+	out := *a.Call.Trace.Carry(a.build(like, true))
 	u := *out.URL // the transport changes it
 	out.URL = &u
 	return &out

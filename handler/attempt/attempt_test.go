@@ -192,7 +192,8 @@ func TestUnnamedModelStays(t *testing.T) {
 		p.Request, p.Model = parsed, ""
 		buf := body.NewBuffer(int64(len(data)))
 		buf.Data = append(buf.Data[:0], data...)
-		out := (&Request{Plan: &p, Body: body.NewReplay(buf, buf.Data), Worker: a.Worker, Target: a.Target}).Build(req)
+		a.Call.Plan, a.Call.Body = &p, body.NewReplay(buf, buf.Data)
+		out := a.build(req, false)
 		if got, err := io.ReadAll(out.Body); err != nil || !bytes.Equal(got, data) {
 			t.Errorf("got %s, error %v, want %s", got, err, data)
 		}
@@ -204,13 +205,12 @@ func BenchmarkBuild(b *testing.B) {
 	a, req := newAttempt(b, transport{}, owner{})
 	for _, public := range []string{"", "m"} {
 		b.Run(public, func(b *testing.B) {
-			p := *a.Call.Plan
 			if public != "" {
-				p.Public, p.Model = public, "engine"
+				a.Call.Plan.Public, a.Call.Plan.Model = public, "engine"
 			}
 			b.ReportAllocs()
 			for b.Loop() {
-				(&Request{Plan: &p, Body: a.Call.Body, Worker: a.Worker, Target: a.Target}).Build(req)
+				a.build(req, false)
 			}
 		})
 	}

@@ -9,7 +9,6 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-	"sync/atomic"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/body"
@@ -18,28 +17,9 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/rawjson"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
 	"github.com/caddyserver/caddy/v2"
 )
-
-// Request builds a planned request as the engine of one worker gets it.
-type Request struct {
-	Plan    *plan.Plan
-	Body    *body.Replay // nil if it is not in memory
-	Worker  *worker.Worker
-	Target  kvscore.Target
-	Session string        // the engine's id of the request's session; empty if it holds none
-	Phase   *engine.Phase // the part of the request that the worker serves; nil: the whole request
-
-	Shared bool      // an attempt before may still be writing the header
-	Rest   *api.Rest // of an answer, that the engine gives; nil for the whole one
-	AskIDs bool      // the stream may go on elsewhere by the ids of its tokens
-
-	// What Build has done.
-	Did
-	resends atomic.Int32 // how often net/http has sent the request again
-}
 
 // Did is what was done to a request for its engine.
 type Did struct {
@@ -51,20 +31,22 @@ type Did struct {
 
 var errResent = errors.New("kv_router: the request was already resent once")
 
-// Build returns the request for the engine, with the body from its first byte.
-func (e *Request) Build(req *http.Request) *http.Request {
-	fit, send := e.adapt(req)
-	if e.Body == nil {
+// build returns the client's request as the engine of the attempt's worker gets it, with the body from its first
+// byte. shared: an attempt before may still be writing the header.
+func (a *Attempt) build(req *http.Request, shared bool) *http.Request {
+	p, whole := a.Call.Plan, a.Call.Body
+	fit, send := a.adapt(req)
+	if whole == nil {
 		return fit
 	}
 	out := *fit
-	if e.Shared {
+	if shared {
 		out.Header = maps.Clone(out.Header)
 	}
-	if readsAnswer(e.Plan, e.Worker) || e.Plan.Makes() {
+	if readsAnswer(p, a.Worker) || p.Makes() {
 		out.Header.Set("Accept-Encoding", "identity")
 	}
-	if e.Body.Size == 0 || req.Body == nil { // the operator's `method GET` has the proxy drop the body
+	if whole.Size == 0 || req.Body == nil { // the operator's `method GET` has the proxy drop the body
 		return &out
 	}
 	out.Body, out.ContentLength = send.Open(), send.Size
@@ -74,13 +56,13 @@ func (e *Request) Build(req *http.Request) *http.Request {
 	// Engines close idle connections when they please. net/http repeats such a request if
 	// it has GetBody and is idempotent. A header without values marks it so, and is not sent.
 	// Two engines that get a phase at once must not get it twice.
-	once := e.Phase != nil && e.Worker.Engine().Phases().Concurrent
-	if _, set := out.Header["Idempotency-Key"]; !set && e.Plan.API != nil && !once {
+	once := a.Phase != nil && a.Worker.Engine().Phases().Concurrent
+	if _, set := out.Header["Idempotency-Key"]; !set && p.API != nil && !once {
 		out.Header["Idempotency-Key"] = []string{}
 	}
+	a.resends.Store(0)
 	out.GetBody = func() (io.ReadCloser, error) {
-		if e.resends.Add(1) > 1 {
-			e.resends.Add(-1)
+		if !a.resends.CompareAndSwap(0, 1) {
 			return nil, errResent
 		}
 		return send.Open(), nil
@@ -94,55 +76,61 @@ func readsAnswer(p *plan.Plan, w *worker.Worker) bool {
 	return p.Request != nil || p.Lists || p.Everywhere || Renames(p, w)
 }
 
-func (e *Request) adapt(req *http.Request) (*http.Request, body.Edited) {
+// adapt puts the request in the engine's words, and records in the Call what that took.
+func (a *Attempt) adapt(req *http.Request) (*http.Request, body.Edited) {
+	c, p, w := a.Call, a.Call.Plan, a.Worker
+	c.Did = Did{}
 	var as body.Edited
-	if e.Body != nil {
-		as = body.Edited{Of: e.Body, Size: e.Body.Size}
+	if c.Body != nil {
+		as = body.Edited{Of: c.Body, Size: c.Body.Size}
 	}
-	p, ranks, renames, backup := e.Plan, e.Worker.Ranks(), Renames(e.Plan, e.Worker), e.Worker.IsBackup()
-	adapts := ranks > 1 || p.EditsBody || p.AsksUsage || e.Session != "" || e.Phase != nil || e.Rest != nil || e.AskIDs || backup
+	answers := a.Phase == nil || !a.Phase.Prefill
+	ranks, renames, backup := w.Ranks(), Renames(p, w), w.IsBackup()
+	adapts := ranks > 1 || p.EditsBody || p.AsksUsage || c.Session != "" || a.Phase != nil || c.Rest != nil || c.AskIDs || backup
 	if p.Everywhere || !adapts && !renames {
 		return req, as
 	}
 	var edit *rawjson.Editor
-	if read := p.Parsed(); read != nil && e.Body != nil && (adapts || !e.setOnlyModel(&as, read)) {
-		edit = read.Editor(e.Body.Data)
+	if read := p.Parsed(); read != nil && c.Body != nil && (adapts || !a.setOnlyModel(&as, read)) {
+		edit = read.Editor(c.Body.Data)
 	}
 	var done engine.Adapted
-	to, kind := e.Worker.Engine(), engine.PostTo(req.URL.Path)
+	to, kind := w.Engine(), engine.PostTo(req.URL.Path)
 	if p.API != nil {
 		kind = p.API.Name()
 	}
 	if adapts {
 		done = to.Adapt(&engine.Request{
 			API: kind, Body: edit, Ext: p.Ext, Grants: p.Grants, Salt: p.Salt(), Sent: req.Header,
-			Rank: e.Target.Rank, Ranks: ranks, GiveTokens: p.Given, Session: e.Session, Phase: e.Phase,
+			Rank: a.Target.Rank, Ranks: ranks, GiveTokens: p.Given, Session: c.Session, Phase: a.Phase,
 		})
-		e.Engine, e.Unsupported, e.Cut = to.Type, done.Unsupported, done.Dropped
+		c.Engine, c.Unsupported, c.Cut = to.Type, done.Unsupported, done.Dropped
 	}
 	if edit != nil && backup {
 		editForBackup(edit)
 	}
 	if renames {
-		name := ModelAt(p, e.Worker)
+		name := ModelAt(p, w)
 		if req = renamed(req, p.Named(), name); edit != nil {
-			SetModel(edit, p, e.Worker)
-		} else if e.Body != nil && p.Form.Len() > 0 {
-			as = e.Body.Edit([]rawjson.Edit{{Span: p.Form, Text: []byte(name)}})
+			SetModel(edit, p, w)
+		} else if c.Body != nil && p.Form.Len() > 0 {
+			as = c.Body.Edit([]rawjson.Edit{{Span: p.Form, Text: []byte(name)}})
+		}
+	}
+	if edit != nil && answers {
+		if c.Rest != nil {
+			to.Continue(edit, kind, c.Rest)
+		}
+		if c.AskIDs && to.ReturnsIDs(kind) && !api.AsksIDs(edit) {
+			api.AskIDs(edit)
+			c.CutIDs = true
+		}
+		if p.AsksUsage {
+			p.Request.AskUsage(edit)
 		}
 	}
 	if edit != nil {
-		if e.Rest != nil {
-			to.Continue(edit, kind, e.Rest)
-		}
-		if e.AskIDs && to.ReturnsIDs(kind) && (e.Phase == nil || !e.Phase.Prefill) && !api.AsksIDs(edit) {
-			api.AskIDs(edit)
-			e.CutIDs = true
-		}
-		if p.AsksUsage && (e.Phase == nil || !e.Phase.Prefill) {
-			p.Request.AskUsage(edit)
-		}
-		as = e.Body.Edit(edit.Edits())
+		as = c.Body.Edit(edit.Edits())
 	}
 	return withHeaders(req, done.Headers), as
 }
@@ -189,13 +177,14 @@ func SetModel(edit *rawjson.Editor, p *plan.Plan, w *worker.Worker) {
 
 // setOnlyModel does what SetModel does for a body that does not change otherwise, without an Editor. It returns false if
 // it cannot.
-func (e *Request) setOnlyModel(as *body.Edited, read *api.Request) bool {
-	v, ok := read.Only(e.Body.Data, memberModel)
-	if named := e.Plan.Named(); !ok || named == "" || v.Text(e.Body.Data) != named {
+func (a *Attempt) setOnlyModel(as *body.Edited, read *api.Request) bool {
+	p, whole := a.Call.Plan, a.Call.Body
+	v, ok := read.Only(whole.Data, memberModel)
+	if named := p.Named(); !ok || named == "" || v.Text(whole.Data) != named {
 		return false
 	}
-	name := rawjson.AppendString(nil, ModelAt(e.Plan, e.Worker))
-	*as = e.Body.Edit([]rawjson.Edit{{Span: v, Text: name}})
+	name := rawjson.AppendString(nil, ModelAt(p, a.Worker))
+	*as = whole.Edit([]rawjson.Edit{{Span: v, Text: name}})
 	return true
 }
 

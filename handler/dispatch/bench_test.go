@@ -11,7 +11,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
@@ -149,8 +148,7 @@ func (h *harness) attemptAt(tb testing.TB, body []byte) *http.Request {
 	}
 	w := h.pool.Worker("127.0.0.1:1")
 	d := newTestAttempt(h, p, w)
-	e := attempt.Request{Plan: p, Body: d.Body, Worker: w, Target: w.Target(0)}
-	out := e.Build(r)
+	out := d.attempt.Build(r)
 	out.Body.Close()
 	d.Body.Done()
 	return out

@@ -66,8 +66,8 @@ func (d *Dispatch) askAll(req *http.Request) (*http.Response, error) {
 			to.fail(err)
 			continue
 		}
-		r := attempt.Request{Plan: d.plan, Body: d.Body, Worker: w, Target: w.Target(0), Shared: true}
-		sent := r.Build(own)
+		of := attempt.Attempt{Call: &d.Call, Seat: pool.Seat{Attempt: worker.Attempt{Worker: w}, Target: w.Target(0)}}
+		sent := of.Build(own)
 		asked.Go(func() {
 			to.read(d.Transport.Send(sent))
 			if to.Error == "" {
@@ -113,19 +113,15 @@ func noteAborts(list *pool.Aborts, body []byte, t time.Time) {
 func (d *Dispatch) meant() (list []*worker.Worker) {
 	want := d.Wants()
 	want.Tried = nil
-	of := func(all bool) {
-		for i, v := range d.Pool.Judge(&want, d.offers, time.Now()) {
-			row := &d.offers.Table.Rows[i]
-			e := row.Worker.Engine()
-			if !row.Repeated && row.Worker != d.attempt.Worker && v != pool.OtherModels && v < pool.NotAllowed &&
-				(all || e.Means(d.plan.HTTP.URL.Path)) {
-				list = append(list, row.Worker)
-			}
+	own, path := d.attempt.Worker, d.plan.HTTP.URL.Path
+	for i, v := range d.Pool.Judge(&want, d.offers, time.Now()) {
+		row := &d.offers.Table.Rows[i]
+		if !row.Repeated && row.Worker != own && v != pool.OtherModels && v < pool.NotAllowed && row.Worker.Engine().Means(path) {
+			list = append(list, row.Worker)
 		}
 	}
-	own := d.attempt.Worker.Engine()
-	if of(false); own.Means(d.plan.HTTP.URL.Path) || len(list) == 0 {
-		list = append(list, d.attempt.Worker)
+	if own.Engine().Means(path) || len(list) == 0 {
+		list = append(list, own)
 	}
 	return list
 }
