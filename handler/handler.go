@@ -118,6 +118,7 @@ func (h *Handler) provisionProxy(ctx caddy.Context) error {
 // makes the retries in place of the proxy, within the operator's limits.
 func (h *Handler) wireDispatcher(caddy.Context) error {
 	h.metrics = dispatch.Register(h.registry, h.logger, admin.Collector{}, speculative.Total)
+	h.metrics.Begin(h.Pool)
 	lb := h.ReverseProxy.LoadBalancing
 	limits := dispatch.Limits{
 		Duration: time.Duration(lb.TryDuration), Interval: time.Duration(lb.TryInterval), Retries: lb.Retries,
@@ -139,7 +140,7 @@ func (h *Handler) wireDispatcher(caddy.Context) error {
 		},
 		Timeouts: valueOf(h.Timeouts), Resume: *h.Resume, Limits: limits, RetryMatch: match, Phases: h.phases,
 		Backups: h.backups, KeepBody: len(h.ReverseProxy.HandleResponse) > 0, Speculative: h.SpeculativePrefill,
-		Metrics: h.metrics, PoolMetrics: h.metrics.Of(h.Pool),
+		Metrics: h.metrics,
 	}
 	d.Sessions.Failed = func() { d.FallBack(dispatch.FallbackUnbound) }
 	d.FollowUps = speculative.NewRunner(h.ctx, h.pool, h.client, h.SpeculativePrefill).Answering
@@ -306,7 +307,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 
 // report counts a request that has ended, and adds to its access log.
 func (h *Handler) report(r *http.Request, report *dispatch.Report) {
-	h.dispatcher.PoolMetrics.Requests[report.Outcome].Inc()
+	h.dispatcher.Count(report.Outcome)
 	if repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
 		user, _ := repl.GetString("http.auth.user.id")
 		report.Class, _ = repl.GetString("http.kv_router.class")

@@ -50,7 +50,7 @@ func (x *Explainer) AnswerQuery(w http.ResponseWriter, p *plan.Plan) error {
 	if err != nil {
 		return err
 	}
-	x.Dispatcher.PoolMetrics.Requests[dispatch.OutcomeQuery].Inc()
+	x.Dispatcher.Count(dispatch.OutcomeQuery)
 	stream := p.Request.Stream
 	p.Close() // the client may take its time to read
 	kind := "application/json"

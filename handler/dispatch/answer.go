@@ -66,7 +66,7 @@ func (d *Dispatch) commit(ctx context.Context, resp *http.Response) {
 	if state == turn.None {
 		return
 	}
-	d.PoolMetrics.turns[state].Inc()
+	d.Metrics.turns.WithLabelValues(d.Pool.Name, string(state)).Inc()
 	if state == turn.Moved {
 		why := movedCost
 		switch w, want := d.offers.Worker(home.Worker), d.Wants(); {
@@ -183,8 +183,11 @@ func (o *delivery) Waits() {
 }
 
 // Received implements response.Listener. A long answer keeps its session alive.
-func (o *delivery) Received(t time.Time, n, tokens int) {
+func (o *delivery) Received(t time.Time, n, tokens int, begun bool) {
 	a := o.attempt
+	if begun && o.before == 0 {
+		a.StopFirst()
+	}
 	if o.waits {
 		o.waits = false
 		a.Seat.Waits(false)
@@ -209,9 +212,6 @@ func (o *delivery) Received(t time.Time, n, tokens int) {
 	a.Output(t, int64(tokens-o.before))
 }
 
-// Begun implements response.Listener.
-func (o *delivery) Begun() { o.attempt.StopFirst() }
-
 func (o *delivery) FirstToken(t time.Time) {
 	d, a := o.d, o.attempt
 	o.phases.Got()
@@ -229,7 +229,7 @@ func (o *delivery) FirstToken(t time.Time) {
 	if o.trailer != nil {
 		o.trailer.Set(attempt.ServerTiming, attempt.Timing("ttft", t.Sub(d.start)))
 	}
-	d.PoolMetrics.ttft.Observe(t.Sub(d.start).Seconds())
+	d.Metrics.ttft.WithLabelValues(d.Pool.Name).Observe(t.Sub(d.start).Seconds())
 	d.compare(&a.Seat, t)
 	d.Pool.Report(a.Worker, a.Shows(worker.OutcomeGood, ""))
 }

@@ -233,9 +233,8 @@ type Dispatcher struct {
 	Client      *upstream.Client
 	Backups     pool.Backups // that the handler declares; nil if there are none
 
-	tables      pool.Tables
-	Metrics     *Metrics
-	PoolMetrics *PoolMetrics
+	tables  pool.Tables
+	Metrics *Metrics
 }
 
 // Reasons of a choice.
@@ -257,6 +256,11 @@ const (
 	fallbackOmitted     = "nvext_omitted"     // the answer cannot carry what the client asked for
 	FallbackUntokenized = "untokenized"       // a query's answer has no token ids, as no engine returns them
 )
+
+// Count counts a request that has ended, by its outcome.
+func (s *Dispatcher) Count(outcome string) {
+	s.Metrics.requests.WithLabelValues(s.Pool.Name, outcome).Inc()
+}
 
 // FallBack records that the router lacks some knowledge for a request.
 func (s *Dispatcher) FallBack(reason string) {

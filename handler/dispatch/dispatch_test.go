@@ -70,10 +70,9 @@ func testHandler(t testing.TB, dials ...string) *harness {
 		h.settings.Upstreams[d] = true
 	}
 	h.pool = testPool(t, h.settings)
-	m := AllMetrics()
 	h.dispatcher = &Dispatcher{
 		Runner: attempt.Runner{Pool: h.pool, Logger: zap.NewNop()}, Proxy: h.ReverseProxy, Policy: h.policy, FollowUps: noFollowUps, Probes: noProbes{},
-		Metrics: m, PoolMetrics: m.Of("test"), Sessions: &turn.Sessions{Pool: h.pool, Failed: func() {}},
+		Metrics: AllMetrics(), Sessions: &turn.Sessions{Pool: h.pool, Failed: func() {}},
 	}
 	h.reader = &plan.Reader{
 		MaxBody: 64 << 20, Grants: func(*http.Request) nvext.Grants { return 0 },
@@ -192,7 +191,7 @@ var ended = &Report{Outcome: outcomeOK}
 func (d *Dispatch) walk(req *http.Request) {
 	_, d.Trace = attempt.StartTrace(req.Context(), d.plan, d.Pool.Name, d.start)
 	d.Trace.Selected(d.attempt)
-	d.Sent = d.Trace.Carry(d.built(req))
+	d.Sent = d.attempt.Build(req)
 	d.Trace.Event("retry", d.attempt, [2]string{"reason", "broken"})
 	ended.trace(d.Trace)
 }
@@ -201,14 +200,8 @@ func (d *Dispatch) walk(req *http.Request) {
 func TestUntracedRequestsCostNoAllocation(t *testing.T) {
 	d, req := tracedDispatch(t, t.Context())
 	untraced := testing.AllocsPerRun(100, func() { d.walk(req) })
-	without := testing.AllocsPerRun(100, func() { d.Sent = d.built(req) })
+	without := testing.AllocsPerRun(100, func() { d.Sent = d.attempt.Build(req) })
 	if untraced != without || d.Trace != nil {
 		t.Errorf("%v allocations for a request that is not traced, %v without the calls", untraced, without)
 	}
-}
-
-// built returns the request of the attempt.
-func (d *Dispatch) built(req *http.Request) *http.Request {
-	e := attempt.Request{Plan: d.plan, Body: d.Body, Worker: d.attempt.Worker, Target: d.attempt.Target}
-	return e.Build(req)
 }

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/split"
@@ -51,41 +50,26 @@ const (
 	OutcomeQuery         = "query"           // a query, which is answered with the choice
 )
 
-// PoolMetrics are the collectors that each request moves, for one pool.
-type PoolMetrics struct {
-	Requests                  map[string]prometheus.Counter // by outcome
-	ttft, itl, plain          prometheus.Observer
-	inputTokens, outputTokens prometheus.Observer
-	turnedAway                map[string]prometheus.Counter // by the error's code, or turnedAwayBackground
-	queueWait                 prometheus.Observer
-	turns                     map[turn.State]prometheus.Counter
-	phases                    map[[2]string]prometheus.Counter // by phase and outcome
-	phaseTimes                map[string]prometheus.Observer   // by phase
-}
-
-// Of returns the collectors of a pool.
-func (m *Metrics) Of(pool string) *PoolMetrics {
-	f := &PoolMetrics{
-		Requests: make(map[string]prometheus.Counter),
-		ttft:     m.ttft.WithLabelValues(pool), itl: m.itl.WithLabelValues(pool), plain: m.plain.WithLabelValues(pool),
-		inputTokens: m.inputTokens.WithLabelValues(pool), outputTokens: m.outputTokens.WithLabelValues(pool),
-		queueWait: m.queueWait.WithLabelValues(pool), turns: make(map[turn.State]prometheus.Counter),
-		turnedAway: map[string]prometheus.Counter{
-			api.CodeQueueFull:    m.turnedAway.WithLabelValues(pool, "full"),
-			api.CodeQueueTimeout: m.turnedAway.WithLabelValues(pool, "timeout"),
-			api.CodeLate:         m.turnedAway.WithLabelValues(pool, "late"),
-			turnedAwayBackground: m.turnedAway.WithLabelValues(pool, turnedAwayBackground),
-		},
+// Begin creates a pool's series of known labels: Prometheus does not see the first event of a series that begins
+// with it.
+func (m *Metrics) Begin(pool string) {
+	for _, outcome := range []string{
+		outcomeOK, outcomeEngineError, outcomeUnavailable, outcomeBroken, outcomeClientGone,
+		OutcomeRejected, outcomeQueueRejected, OutcomeUnreadable, OutcomeQuery,
+	} {
+		m.requests.WithLabelValues(pool, outcome)
 	}
-	f.phases, f.phaseTimes = make(map[[2]string]prometheus.Counter), make(map[string]prometheus.Observer)
 	for _, phase := range []string{split.PhasePrefill, split.PhaseDecode} {
-		f.phaseTimes[phase] = m.phaseTimes.WithLabelValues(pool, phase)
+		m.phaseTimes.WithLabelValues(pool, phase)
 		for _, outcome := range []string{phaseOK, phaseFailed, phaseCanceled} {
-			f.phases[[2]string{phase, outcome}] = m.phases.WithLabelValues(pool, phase, outcome)
+			m.phases.WithLabelValues(pool, phase, outcome)
 		}
 	}
+	for _, reason := range []string{turnedAwayFull, turnedAwayBackground, turnedAwayTimeout, turnedAwayLate} {
+		m.turnedAway.WithLabelValues(pool, reason)
+	}
 	for _, state := range turn.States {
-		f.turns[state] = m.turns.WithLabelValues(pool, string(state))
+		m.turns.WithLabelValues(pool, string(state))
 	}
 	for _, reason := range []string{movedGone, movedFailed, movedUnavailable, movedCost} {
 		m.moves.WithLabelValues(pool, reason)
@@ -93,28 +77,28 @@ func (m *Metrics) Of(pool string) *PoolMetrics {
 	for _, grant := range nvext.GrantNames() {
 		m.dropped.WithLabelValues(pool, grant)
 	}
-	for _, outcome := range []string{
-		outcomeOK, outcomeEngineError, outcomeUnavailable, outcomeBroken, outcomeClientGone,
-		OutcomeRejected, outcomeQueueRejected, OutcomeUnreadable, OutcomeQuery,
-	} {
-		f.Requests[outcome] = m.requests.WithLabelValues(pool, outcome)
+	for _, times := range []*prometheus.HistogramVec{m.ttft, m.itl, m.plain, m.inputTokens, m.outputTokens, m.queueWait} {
+		times.WithLabelValues(pool)
 	}
-	return f
 }
 
-// turnedAwayBackground stands for requests of background classes that a full queue refused.
-const turnedAwayBackground = "background"
-
-// Know creates the series of a class with a target: Prometheus does not see the first event of a series that begins
-// with it.
+// Know creates the series of a class with a target, as Begin does.
 func (m *Metrics) Know(pool, class string) {
 	for _, outcome := range []string{promiseKept, promiseLate, promisePlain, promiseDemoted, promiseRefused} {
 		m.promises.WithLabelValues(pool, class, outcome)
 	}
 }
 
+// Why the queue refused requests.
+const (
+	turnedAwayFull       = "full"
+	turnedAwayBackground = "background" // it was full for background classes
+	turnedAwayTimeout    = "timeout"
+	turnedAwayLate       = "late"
+)
+
 // PhaseEnded counts a phase of a request over two workers.
-func (f *PoolMetrics) PhaseEnded(name string, err error, took time.Duration) {
+func (s *Dispatcher) PhaseEnded(name string, err error, took time.Duration) {
 	outcome := phaseOK
 	switch {
 	case errors.Is(err, context.Canceled):
@@ -122,9 +106,9 @@ func (f *PoolMetrics) PhaseEnded(name string, err error, took time.Duration) {
 	case err != nil:
 		outcome = phaseFailed
 	default:
-		f.phaseTimes[name].Observe(took.Seconds())
+		s.Metrics.phaseTimes.WithLabelValues(s.Pool.Name, name).Observe(took.Seconds())
 	}
-	f.phases[[2]string{name, outcome}].Inc()
+	s.Metrics.phases.WithLabelValues(s.Pool.Name, name, outcome).Inc()
 }
 
 // AllMetrics makes the collectors at its first call.

@@ -26,7 +26,7 @@ func (s *Dispatcher) routeOf(p *plan.Plan) route {
 	}
 	rt.split = split.Request{
 		Pool: s.Pool, Plan: p, Policy: rt.policy, Rule: s.Phases, Client: s.Client, FirstToken: time.Duration(s.Timeouts.FirstToken),
-		Metrics: s.PoolMetrics,
+		Metrics: s,
 	}
 	rt.repl, _ = p.HTTP.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	return rt

@@ -1,7 +1,6 @@
 package dispatch
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -124,7 +123,7 @@ func (d *Dispatch) turnAway(err error) {
 	}
 	var late *pool.LateError
 	incident := "requests waited too long, and the queue rejected them"
-	counted := ""
+	reason := turnedAwayTimeout
 	all := "all workers are full"
 	if len(d.offers.Ups) == 0 {
 		all = "there are no workers now"
@@ -134,8 +133,9 @@ func (d *Dispatch) turnAway(err error) {
 		e.Status, e.Code = http.StatusTooManyRequests, api.CodeQueueFull
 		e.Err = fmt.Errorf("%s, and %d requests wait, which is the most; try again later", all, set.MaxWaiting)
 		incident = "the queue is full, and rejects requests"
+		reason = turnedAwayFull
 		if c := d.plan.Class; c != nil && c.Background {
-			counted = turnedAwayBackground
+			reason = turnedAwayBackground
 		}
 	case errors.Is(err, pool.ErrHomeWaited):
 		e.Err = fmt.Errorf("the session's worker is full, and had no free slot within %s; try again later", most)
@@ -144,12 +144,13 @@ func (d *Dispatch) turnAway(err error) {
 		e.Err = fmt.Errorf("%w; try again later", late)
 		e.RetryAfter = max(1, int(min(late.After(), longestRetryAfter).Round(time.Second)/time.Second))
 		incident = "requests would be late, and are refused"
+		reason = turnedAwayLate
 		d.promised(promiseRefused)
 	default:
 		e.Err = fmt.Errorf("%s, and none had a free slot within %s; try again later", all, most)
 	}
 	d.Pool.Raise(time.Now(), incident, e.Err)
-	d.PoolMetrics.turnedAway[cmp.Or(counted, e.Code)].Inc()
+	d.Metrics.turnedAway.WithLabelValues(d.Pool.Name, reason).Inc()
 	if late == nil {
 		d.Pool.Outcomes.Count(time.Now(), d.plan.ClassName(), e.Code)
 	}

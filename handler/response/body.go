@@ -25,17 +25,15 @@ type Listener interface {
 	// Waits says that a stream waits for the worker, until Received is called. The
 	// time that a client takes is not the worker's.
 	Waits()
-	// Begun says, once, that a stream shows something: its first token, an error or its end.
-	// A stream with many other events counts, too: the router may not see its tokens.
-	Begun()
 	// FirstToken says that a stream has brought its first token.
 	FirstToken(t time.Time)
 	// ResponseID gives, once, the id under which the engine keeps the answer. A
 	// stream has it long before its end.
 	ResponseID(id string)
 	// Received says that a read from the worker returned n bytes, and how many events
-	// with tokens a stream has brought so far.
-	Received(t time.Time, n, tokens int)
+	// with tokens a stream has brought so far. begun: it has shown its first token, an error or
+	// its end, or so many other events that the router may not see its tokens.
+	Received(t time.Time, n, tokens int, begun bool)
 	// Ended is called once: the answer is whole, broke, or was closed early.
 	Ended(s Summary)
 }
@@ -118,7 +116,6 @@ type Body struct {
 
 	splicer *api.Splicer // edits the events of a stream that goes on elsewhere; nil for others
 	stays   bool         // the mover knows that the stream cannot go on elsewhere
-	begun   bool         // the listener knows that it has begun
 }
 
 // NewBody makes the body of an answer. It removes the answer's Content-Length if the
@@ -154,9 +151,9 @@ func NewBody(resp *http.Response, o Options) *Body {
 	return b
 }
 
-// edits returns whether events are edited beside their model's name.
+// edits returns whether events are edited.
 func (b *Body) edits() bool {
-	return b.CutUsage || b.CutIDs || b.added != nil && b.added.nvext != nil || b.splicer != nil
+	return b.Name != "" || b.CutUsage || b.CutIDs || b.added != nil && b.added.nvext != nil || b.splicer != nil
 }
 
 // promises returns whether answers of a media type must be readable: streams of events
@@ -213,13 +210,12 @@ func (b *Body) deliver(p []byte, err error) ([]byte, error) {
 		if b.frames != nil {
 			out = b.renamedEvents(p, err != nil)
 		}
-		b.begins(len(p) > 0 || err != nil)
-		b.Listener.Received(t, len(p), 0)
+		b.Listener.Received(t, len(p), 0, true)
 	case b.Stream:
 		out, err = b.stream(t, p, err)
 	default:
 		b.reader.Write(p)
-		b.Listener.Received(t, len(p), 0)
+		b.Listener.Received(t, len(p), 0, false)
 	}
 	if b.added != nil {
 		out = b.addTo(out, len(p) > 0, err != nil)
@@ -302,14 +298,6 @@ func (b *Body) usage() Counts {
 // maxUnread is the most events without a token before a stream counts as begun: the router
 // may not see its tokens.
 const maxUnread = 8
-
-// begins tells the listener that a stream has begun, once it has.
-func (b *Body) begins(begun bool) {
-	if begun && !b.begun && b.Stream {
-		b.begun = true
-		b.Listener.Begun()
-	}
-}
 
 // tellID gives the listener the id under which the engine keeps the answer, as soon as it is
 // known. Clients may name it before the answer ends.

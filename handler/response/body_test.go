@@ -20,12 +20,11 @@ import (
 // nobody is a listener that ignores what it is told.
 type nobody struct{}
 
-func (nobody) Waits()                       {}
-func (nobody) Received(time.Time, int, int) {}
-func (nobody) Begun()                       {}
-func (nobody) FirstToken(time.Time)         {}
-func (nobody) ResponseID(string)            {}
-func (nobody) Ended(Summary)                {}
+func (nobody) Waits()                             {}
+func (nobody) Received(time.Time, int, int, bool) {}
+func (nobody) FirstToken(time.Time)               {}
+func (nobody) ResponseID(string)                  {}
+func (nobody) Ended(Summary)                      {}
 
 // told is a listener that writes down what it is told.
 type told struct {
@@ -38,7 +37,7 @@ type told struct {
 
 func (l *told) FirstToken(time.Time) { l.events = append(l.events, "first") }
 
-func (l *told) Received(_ time.Time, _, tokens int) {
+func (l *told) Received(_ time.Time, _, tokens int, _ bool) {
 	if tokens != l.tokens {
 		l.tokens = tokens
 		l.events = append(l.events, fmt.Sprint("tokens ", tokens))

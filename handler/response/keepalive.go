@@ -19,10 +19,9 @@ import (
 type Keepalive struct {
 	client http.ResponseWriter
 	api    api.API
-	every  time.Duration // between two ticks
+	every  time.Duration // the longest silence
 	header http.Header   // of the answer; nil before that
 	passed bool          // the answer's header has gone out, or is dropped
-	clean  bool          // all that was written is flushed
 
 	mu     sync.Mutex // held while the client is written to
 	timer  *time.Timer
@@ -31,15 +30,11 @@ type Keepalive struct {
 	own    bool        // the client has it
 	sent   bool        // the client has a header
 	quiet  bool        // the client gets no more comments
-	wrote  bool        // since the last tick
-	silent int         // ticks that the stream has been silent, rounded up
+	wrote  time.Time   // when the client got something
 	last   [4]byte     // bytes that the client got: an event may end in several writes
 	status int         // of an answer that becomes an error event; 0 if there is none
 	failed []byte      // its body
 }
-
-// ticks is how often the silence is looked at before a comment. So a write need not look at the clock.
-const ticks = 4
 
 // maxErrorBody is how much of an answer is kept for an error event, in bytes.
 const maxErrorBody = 64 << 10
@@ -49,7 +44,7 @@ const maxErrorBody = 64 << 10
 // client waits for the answer's.
 func Keep(client http.ResponseWriter, a api.API, every time.Duration, early http.Header, may func() bool) *Keepalive {
 	k := &Keepalive{
-		client: client, api: a, every: max(every/ticks, time.Millisecond), early: early, may: may, last: [4]byte{2: '\n', 3: '\n'},
+		client: client, api: a, every: every, early: early, may: may, wrote: time.Now(), last: [4]byte{2: '\n', 3: '\n'},
 	}
 	k.mu.Lock() // tick needs the timer
 	defer k.mu.Unlock()
@@ -64,14 +59,15 @@ func (k *Keepalive) tick() {
 	if k.quiet {
 		return
 	}
-	k.timer.Reset(k.every)
-	if k.silent++; k.wrote {
-		k.wrote, k.silent = false, 1 // the write may be as old as a tick
+	end, left := ending(k.last[:]), k.every-time.Since(k.wrote)
+	if left <= 0 && (end == "" || !k.sent && (k.early == nil || !k.may())) {
+		left = k.every / 4 // until it looks again
 	}
-	end := ending(k.last[:])
-	if k.silent < ticks || end == "" || !k.sent && (k.early == nil || !k.may()) {
+	if left > 0 {
+		k.timer.Reset(left)
 		return
 	}
+	k.timer.Reset(k.every)
 	if !k.sent {
 		k.sent, k.own = true, true
 		for name, values := range k.early {
@@ -79,7 +75,7 @@ func (k *Keepalive) tick() {
 		}
 		k.client.WriteHeader(http.StatusOK)
 	}
-	k.silent = 0
+	k.wrote = time.Now()
 	_, _ = k.client.Write([]byte(": keepalive" + end))
 	_ = k.flush()
 }
@@ -120,7 +116,7 @@ func (k *Keepalive) WriteHeader(status int) {
 		}
 		return
 	}
-	k.sent, k.wrote = true, true
+	k.sent, k.wrote = true, time.Now()
 	k.quiet = !streams || h.Get("Content-Length") != ""
 	k.client.WriteHeader(status)
 }
@@ -133,20 +129,11 @@ func (k *Keepalive) Write(p []byte) (int, error) {
 		k.failed = append(k.failed, p[:min(len(p), maxErrorBody-len(k.failed))]...)
 		return len(p), nil
 	}
-	k.wrote = true
-	k.saw(p)
-	n, err := k.client.Write(p)
-	if !k.quiet && err == nil { // here, for one lock is cheaper than two
-		k.clean, err = true, k.flush()
-	}
-	return n, err
-}
-
-// saw notes what the client gets.
-func (k *Keepalive) saw(p []byte) {
+	k.wrote = time.Now()
 	for _, b := range p[max(0, len(p)-len(k.last)):] {
 		k.last = [4]byte{k.last[1], k.last[2], k.last[3], b}
 	}
+	return k.client.Write(p)
 }
 
 // ending returns how an event's last bytes end it; an empty string if they do not.
@@ -161,10 +148,6 @@ func ending(p []byte) string {
 
 // FlushError is what http.ResponseController calls.
 func (k *Keepalive) FlushError() error {
-	if k.clean {
-		k.clean = false
-		return nil
-	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.flush()

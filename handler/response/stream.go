@@ -30,8 +30,8 @@ func (b *Body) stream(t time.Time, p []byte, err error) (out []byte, _ error) {
 	if r.Chunks() != before {
 		b.Sum.Last = t
 	}
-	b.begins(r.FirstToken() || r.Failed() || r.Done() || r.Others() > maxUnread || err != nil)
-	b.Listener.Received(t, len(p), r.Chunks())
+	begun := r.FirstToken() || r.Failed() || r.Done() || r.Others() > maxUnread || err != nil
+	b.Listener.Received(t, len(p), r.Chunks(), begun)
 	if fault != nil {
 		if !whole {
 			out, f = b.frames.Before(), b.stopped
@@ -51,8 +51,6 @@ func (b *Body) stream(t time.Time, p []byte, err error) (out []byte, _ error) {
 	}
 	if out = p; !whole {
 		out = b.frames.Forward()
-	} else if b.Name != "" {
-		out = b.renamedEvent(p, f)
 	}
 	if err != nil {
 		return b.last(t, slices.Clone(out), err)
@@ -171,7 +169,7 @@ func (b *Body) events(t time.Time) error {
 			b.stopped, b.length = f, length
 			return err
 		}
-		if b.Name != "" || b.edits() {
+		if b.edits() {
 			b.edit(f, length)
 		}
 	}
@@ -180,7 +178,7 @@ func (b *Body) events(t time.Time) error {
 
 // pass goes on behind the event before which events has stopped: the client gets it.
 func (b *Body) pass(t time.Time) {
-	if b.stopped.Lines > 0 && (b.Name != "" || b.edits()) {
+	if b.stopped.Lines > 0 && b.edits() {
 		b.edit(b.stopped, b.length)
 	}
 	_ = b.events(t)
