@@ -1,10 +1,12 @@
 package dispatch
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,6 +19,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.uber.org/zap"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
@@ -40,6 +43,28 @@ func newTestAttempt(h *harness, p *plan.Plan, w *worker.Worker) *Dispatch {
 	d.Body = p.Body
 	d.attempt = newTestTry(d, w)
 	return d
+}
+
+// plannedDispatch plans a chat of about size bytes, and returns the memory that its
+// body takes.
+func plannedDispatch(t *testing.T, h *harness, size int) (*Dispatch, int64) {
+	t.Helper()
+	body := []byte(`{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("x", size) + `"}]}`)
+	r := httptest.NewRequest(http.MethodPost, "/v1/chat/completions", bytes.NewReader(body))
+	r = r.WithContext(context.WithValue(r.Context(), caddy.ReplacerCtxKey, caddy.NewReplacer()))
+	h.adopt()
+	p, err := h.reader.Read(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := testDispatcher(h).Begin(p, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d.Body == nil {
+		return d, 0
+	}
+	return d, int64(cap(d.Body.Buffer.Data))
 }
 
 // newTestTry returns an attempt on the worker's first rank, which has no lease.

@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -12,6 +13,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/queue"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 )
@@ -67,9 +69,19 @@ func TestFullQueueRejectsNoHeldAnswer(t *testing.T) {
 	full := *h.pool.Settings.Load()
 	full.MaxWaiting = 0
 	h.pool.Settings.Store(&full)
-	for _, held := range []bool{false, true} {
+	for reason, class := range map[string]*queue.Class{turnedAwayFull: nil, turnedAwayBackground: {Name: "batch", Background: true}, "": nil} {
 		d, _ := plannedDispatch(t, h, 10)
 		d.see(ups)
+		held := reason == ""
+		counted := func() map[string]float64 {
+			n := make(map[string]float64)
+			for _, why := range []string{turnedAwayFull, turnedAwayBackground, turnedAwayTimeout, turnedAwayLate} {
+				n[why] = testutil.ToFloat64(d.Metrics.turnedAway.WithLabelValues("test", why))
+			}
+			return n
+		}
+		want := counted()
+		d.plan.Class = class
 		if held {
 			d.held = heldAnswer{
 				&http.Response{StatusCode: http.StatusServiceUnavailable, Header: http.Header{}, Body: http.NoBody},
@@ -82,6 +94,12 @@ func TestFullQueueRejectsNoHeldAnswer(t *testing.T) {
 		}
 		if rejected := d.wait.turnedAway != nil; rejected == held {
 			t.Errorf("held %v: rejected %v", held, rejected)
+		}
+		if !held {
+			want[reason]++
+		}
+		if got := counted(); !maps.Equal(got, want) {
+			t.Errorf("refused for %q: counted %v, want %v", reason, got, want)
 		}
 		if resp, err := d.giveUp(pool.ErrNoWorker); (resp != nil) != held || (err == nil) != held {
 			t.Errorf("held %v: an answer %v, error %v", held, resp != nil, err)
