@@ -23,6 +23,9 @@ const (
 	MaxList = 64
 	// MaxWorkers is the largest number of ids in allowed_worker_ids.
 	MaxWorkers = 4096
+	// MaxMembers is the largest number of members of an nvext, and of each object in it: as
+	// many as an [rawjson.Editor] takes. The protocol has about thirty.
+	MaxMembers = 256
 	// MaxTokens is the largest number of ids in token_data: more than any model's
 	// context, and 64 MiB in memory.
 	MaxTokens = 1 << 24

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"reflect"
 	"slices"
@@ -87,7 +88,7 @@ func Parse(raw []byte, longest time.Duration) (Ext, error) {
 	if n < 0 || n > MaxTokens {
 		return Ext{}, expected("token_data", "an array of at most "+strconv.Itoa(MaxTokens)+" integers from 0 to 4294967295")
 	}
-	if err := w.check(); err != nil {
+	if err := cmp.Or(w.check(), checkMembers(rest, all.Start, "", fields)); err != nil {
 		return Ext{}, err
 	}
 	e, err := w.ext(longest)
@@ -175,6 +176,28 @@ func (w *wire) check() error {
 	} {
 		if wrong.is {
 			return expected(wrong.field, wrong.want)
+		}
+	}
+	return nil
+}
+
+// checkMembers counts the members of the object at raw[at], and of those in it.
+func checkMembers(raw []byte, at int, path string, fields []field) error {
+	if at == len(raw) || raw[at] != '{' {
+		return nil
+	}
+	n, all := 0, rawjson.Span{Start: at, End: len(raw)}
+	for c := rawjson.Enter(raw, at); c.Next(); n++ {
+		c.Value()
+	}
+	if n > MaxMembers {
+		return expected(path, fmt.Sprintf("an object of at most %d members, got %d", MaxMembers, n))
+	}
+	for _, f := range fields {
+		if v := all.Get(raw, f.name); f.in != nil && v.Len() > 0 {
+			if err := checkMembers(raw, v.Start, f.name, f.in); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

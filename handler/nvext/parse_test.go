@@ -227,11 +227,13 @@ func TestParseNamesWhatIsWrong(t *testing.T) {
 		}
 	}
 	for raw, want := range map[string]string{
-		`{"session_control":{}}`:                                 "nvext.session_control.session_id: expected a string",
-		`{"session_control":{"session_id":"","action":"open"}}`:  "nvext.session_control.session_id: expected a string that is not empty",
-		`{"session_control":{"session_id":"a","action":"fork"}}`: `nvext.session_control.action: expected "open", "bind" or "close"`,
-		`{"session_control":{"session_id":"a","action":1}}`:      `nvext.session_control.action: expected a string`,
-		`{"session_control":{"session_id":"a","timeout":-1}}`:    "nvext.session_control.timeout: expected " + u64,
+		`{"session_control":{}}`:                                                 "nvext.session_control.session_id: expected a string",
+		`{"session_control":{"session_id":"","action":"open"}}`:                  "nvext.session_control.session_id: expected a string that is not empty",
+		`{"session_control":{"session_id":"a","action":"fork"}}`:                 `nvext.session_control.action: expected "open", "bind" or "close"`,
+		`{"session_control":{"session_id":"a","action":1}}`:                      `nvext.session_control.action: expected a string`,
+		`{"session_control":{"session_id":"a","timeout":-1}}`:                    "nvext.session_control.timeout: expected " + u64,
+		"{" + strings.Repeat(`"x":1,`, MaxMembers) + `"x":1}`:                    "nvext: expected an object of at most 256 members, got 257",
+		at("agent_hints", "{"+strings.Repeat(`"osl":1,`, MaxMembers)+`"osl":1}`): "nvext.agent_hints: expected an object of at most 256 members, got 257",
 		`"x"`:    "nvext: expected an object",
 		` true `: "nvext: expected an object",
 	} {
