@@ -4,13 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
 	"github.com/caddy-kvrouter/kvrouter/handler/attempt"
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
@@ -155,4 +161,226 @@ func (d *Dispatch) turnAway(err error) {
 		d.Pool.Outcomes.Count(time.Now(), d.plan.ClassName(), e.Code)
 	}
 	d.wait.turnedAway = e
+}
+
+// Choose implements pool.Chooser.
+func (d *Dispatch) Choose(ctx context.Context, c *pool.Candidates) pool.Choice {
+	switch state := c.Tier.State(); {
+	case d.fixed != nil: // whatever it is at
+	case state == pool.Fallback:
+		d.Pool.Raise(c.At, "only prefill workers are available, and they serve whole requests")
+	case state == pool.Draining || state == pool.DrainingMarked:
+		d.Pool.Raise(c.At, "only draining workers are left, and the router uses them")
+	case state == pool.MarkedDown && len(d.tried) == 0:
+		incident := "all workers are marked down, and the router uses them anyway"
+		if slices.ContainsFunc(d.offers.Table.Rows, func(row pool.TableRow) bool { return row.Worker.TakesRequests(c.At) }) {
+			incident = "all workers of a model are marked down, and the router uses them anyway"
+		}
+		d.Pool.Raise(c.At, incident, c.Workers[0].Past.LastFailure())
+	}
+	if d.turn.Find(ctx); d.turn.Pending() && d.fixed == nil && !c.Granted {
+		return pool.Choice{Wait: d.turn.Await}
+	}
+	return d.choice(c)
+}
+
+// choice returns how to choose among candidates, once the session is found.
+func (rt *route) choice(c *pool.Candidates) pool.Choice {
+	choice := pool.Choice{Bound: rt.boundPosition(c), Request: rt.score(c), Policy: rt.policy}
+	if home, _ := rt.turn.Home(); rt.turn.Stays() && rt.fixed == nil { // the turn waits for it
+		choice.Home = fullOf(c, home)
+	}
+	return choice
+}
+
+// score returns the scheduler's view of the request: the plan's, with the client's preferred taints
+// and the target of the session or of its parent. Workers that must load the model cost more.
+func (rt *route) score(c *pool.Candidates) *kvscore.Request {
+	prefers := rt.plan.Ext.RoutingConstraints.PreferredTaints
+	home := rt.turn.Warm()
+	apart, ways := rt.split.Ways(c)
+	loads := rt.plan.Model != "" && slices.ContainsFunc(c.Workers, (*worker.Worker).LoadsOnDemand)
+	if len(prefers) == 0 && !loads && home == (kvscore.Target{}) && ways == nil {
+		return &rt.plan.Score
+	}
+	scored := &c.Scored
+	*scored = rt.plan.Score // the plan does not change
+	scored.Home, scored.Split, scored.Ways = home, apart, ways
+	if len(prefers) == 0 && !loads {
+		return scored
+	}
+	c.Factors = slices.Grow(c.Factors[:0], len(c.Workers))[:len(c.Workers)]
+	scored.Factors = c.Factors
+	for i, w := range c.Workers {
+		sum := 0.0
+		for _, taint := range prefers {
+			if slices.Contains(w.Tainted(), taint.Name) {
+				sum += float64(taint.Weight)
+			}
+		}
+		scored.Factors[i] = preference(sum) * w.LoadFactor(rt.plan.Model)
+	}
+	return scored
+}
+
+// preference returns Dynamo's factor of a worker's cost by the sum of its preferred taints'
+// weights: e repels, 1/e attracts (lib/kv-router/src/protocols.rs,
+// preferred_taint_multiplier).
+func preference(sum float64) float64 { return math.Exp(-math.Tanh(sum)) }
+
+// boundPosition returns the position of the target that the pin or the session decides on; -1
+// if the policy chooses.
+func (rt *route) boundPosition(c *pool.Candidates) int {
+	home, priced := rt.turn.Home()
+	homed := home != (kvscore.Target{})
+	switch {
+	case rt.fixed != nil && len(c.Targets) != 1:
+		return -1 // the policy chooses among the ranks
+	case rt.fixed != nil:
+		if homed && home != c.Targets[0].Target {
+			rt.turn.GoAway()
+		}
+		return 0
+	case !homed:
+		return -1
+	}
+	away := fullOf(c, home) != nil // for this request only
+	if w := rt.offers.Worker(home.Worker); w != nil && rt.plan.Constrained() {
+		want := rt.Wants()
+		away = away || rt.Pool.Meets(&want, w) != pool.Fits
+	}
+	if away {
+		rt.turn.GoAway()
+	}
+	if priced {
+		return -1
+	}
+	if rt.turn.Crowded() {
+		rt.turn.GoAway()
+		return -1
+	}
+	return slices.IndexFunc(c.Targets, func(t kvscore.TargetRef) bool { return t.Target == home })
+}
+
+// fullOf returns the worker of a target if that is left out only because it is full; nil
+// otherwise.
+func fullOf(c *pool.Candidates, t kvscore.Target) *worker.Worker {
+	i := slices.IndexFunc(c.Full, func(w *worker.Worker) bool { return w.ID == t.Worker })
+	if i < 0 {
+		return nil
+	}
+	return c.Full[i]
+}
+
+// Waits implements pool.Chooser: no request waits for one that is queued.
+func (d *Dispatch) Waits(why string) {
+	if d.wait.why = why; d.wait.since.IsZero() {
+		d.wait.since = time.Now()
+	}
+	d.turn.Yield()
+}
+
+// Chosen implements pool.Chooser. It logs what degraded the choice. The session stays bound if
+// its worker holds the prompt but the policy chose another worker.
+func (d *Dispatch) Chosen(c *pool.Candidates, i int, unpriced bool) {
+	sel := &c.Sel
+	if sel.Fault {
+		const incident = "the policy returns invalid workers, and the router takes the least loaded one"
+		d.Pool.Raise(c.At, incident)
+	}
+	if sel.Unknown > 0 {
+		d.Pool.Raise(c.At, "the load of some workers is unknown, and the router assumes the median")
+	}
+	d.remember(c, i, unpriced)
+	if c.Workers[i].IsBackup() { // the session comes back to its own workers
+		want := d.Wants()
+		d.Pool.Wake(&want, d.offers, c.At)
+		d.Pool.Raise(c.At, "requests overflow to backup workers")
+		d.turn.GoAway()
+		return
+	}
+	if unpriced {
+		return
+	}
+	if home, _ := d.turn.Home(); home != (kvscore.Target{}) && i != sel.Home && sel.HomeHolds() {
+		d.turn.GoAway()
+	}
+	if d.Shadow != nil && d.plan.Request != nil {
+		d.Shadow.compare(d, c, i)
+	}
+}
+
+// NewShadow returns a shadow of the active policy; nil if p is nil.
+func NewShadow(p kvscore.Policy, m *Metrics, pool string) *shadow {
+	if p == nil {
+		return nil
+	}
+	return &shadow{
+		policy: p, agreed: m.shadow.WithLabelValues(pool, "true"), differed: m.shadow.WithLabelValues(pool, "false"),
+		fault: m.shadowFaults.WithLabelValues(pool),
+	}
+}
+
+// compare asks the shadow for the choice that the active policy has just made. chosen is the
+// position of that.
+func (s *shadow) compare(d *Dispatch, c *pool.Candidates, chosen int) {
+	sel := c.Sel // and candidates of its own, without the active policy's costs
+	c.Shadow = append(c.Shadow[:0], c.Sel.Candidates...)
+	sel.Candidates = c.Shadow
+	for i := range sel.Candidates {
+		sel.Candidates[i].Cost, sel.Candidates[i].Terms = 0, kvscore.Terms{}
+	}
+	i, panicked := s.ask(&sel)
+	switch {
+	case panicked != nil || i < 0 || i >= len(c.Shadow):
+		s.fault.Inc()
+		d.Pool.Raise(d.start, "the shadow policy returns invalid workers")
+	case i == chosen:
+		s.agreed.Inc()
+	default:
+		s.differed.Inc()
+		if log := d.Logger.Check(zap.DebugLevel, "shadow policy chose another worker"); log != nil {
+			a, b := &c.Sel.Candidates[chosen], &c.Shadow[i]
+			log.Write(zap.Stringer("target", c.Targets[chosen]), zap.String("upstream", c.Workers[chosen].Dial),
+				zap.Float64("cost", a.Cost), zap.Float64("overlap_blocks", a.OverlapBlocks),
+				zap.Stringer("shadow_target", c.Targets[i]), zap.String("shadow_upstream", c.Workers[i].Dial),
+				zap.Float64("shadow_cost", b.Cost), zap.Float64("shadow_overlap_blocks", b.OverlapBlocks))
+		}
+	}
+}
+
+// ask lets the policy choose, and recovers from its panics: the request does not depend on
+// it.
+func (s *shadow) ask(sel *kvscore.Selection) (chosen int, panicked any) {
+	defer func() { panicked = recover() }()
+	return s.policy.Choose(sel), nil
+}
+
+// remember has the pool remember the choice of an inference request, so that it can be explained
+// later.
+func (d *Dispatch) remember(c *pool.Candidates, chosen int, unpriced bool) {
+	if d.plan.Request == nil {
+		return
+	}
+	past := observe.PastChoice{
+		At: c.At, Request: d.ID, Model: c.Workers[chosen].ModelMetrics(d.plan.Model).Model,
+		Reason: d.reasonOf(unpriced, &c.Sel.Candidates[chosen]), Tokens: c.Sel.Tokens,
+		Attempt: d.attempts + 1, Waited: d.wait.waited, Why: d.wait.why,
+		Class: d.plan.ClassName(), Tenant: strings.Clone(d.plan.Tenant.Name),
+	}
+	if name := d.plan.Model; name != past.Model { // the memory of the body may hold it
+		const longest = 128
+		past.Model = strings.ToValidUTF8(strings.Clone(name[:min(len(name), longest)]), "�")
+	}
+	if d.Rest != nil {
+		past.Rest = d.Rest.Way
+	}
+	if !d.wait.since.IsZero() {
+		past.Waited += c.At.Sub(d.wait.since)
+	}
+	if !unpriced {
+		past.Unit = kvscore.CostUnit(d.policy)
+	}
+	past.Note(c.Sel.Candidates, func(i int) string { return c.Workers[i].Dial }, chosen)
+	d.Pool.Choices.Remember(&past)
 }

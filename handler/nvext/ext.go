@@ -82,31 +82,31 @@ type Ext struct { // one member for each field of the protocol
 	// TokenSpan is the list's place: valid JSON that can be spliced into a body.
 	TokenSpan rawjson.Span `json:"-"`
 
-	Annotations Annotations `json:"-"` // the events that the client asks for
-	ExtraFields Fields      `json:"-"` // the members of the answer's nvext that the client asks for
+	Annotations Annotations `json:"-"`                 // the events that the client asks for
+	ExtraFields Fields      `json:"-" grant:"explain"` // the members of the answer's nvext that the client asks for
 
 	// CacheSalt is the salt of the body, which isolates this client's cache.
 	// Tenant is the tenant of the header, which an operator may set. See Salt.
 	CacheSalt string `json:"cache_salt"`
-	Tenant    string `json:"-"`
+	Tenant    string `json:"-" grant:"tenants"`
 	// MetadataUpload is the URL to which the engine sends its data. It is not
 	// empty and has no spaces around it.
-	MetadataUpload string `json:"-"`
+	MetadataUpload string `json:"-" grant:"uploads"`
 
 	AgentHints     AgentHints     `json:"agent_hints"`
 	SessionControl SessionControl `json:"-"`
 	SessionParams  SessionParams  `json:"-"`
 	// CacheTTL is how long the engine should keep the prompt's cache: the ttl of
 	// cache_control, or DefaultTTL. It is between a second and Parse's longest.
-	CacheTTL Opt[time.Duration] `json:"-"`
+	CacheTTL Opt[time.Duration] `json:"-" grant:"priorities"`
 
-	RoutingConstraints RoutingConstraints `json:"-"`
+	RoutingConstraints RoutingConstraints `json:"-" grant:"overrides"`
 	// AllowedWorkerIDs are the only workers that the router may choose. An empty
 	// list that is not nil allows none.
 	AllowedWorkerIDs []uint64 `json:"allowed_worker_ids" grant:"overrides" own:"true"`
 	// Override changes the cost function for one request (router_config_override). Dynamo uses
 	// it internally and accepts it from no client.
-	Override kvscore.Override `json:"-"`
+	Override kvscore.Override `json:"-" grant:"overrides"`
 }
 
 // AgentHints are the client's hints about its request.
