@@ -41,9 +41,8 @@ var (
 // inbox is a connection to the publisher and the messages that have arrived over it.
 type inbox struct {
 	c        *zmtp.Conn
-	messages chan *zmtp.Message // closed behind the last one
+	messages chan zmtp.Message // closed behind the last one
 	bytes    *semaphore.Weighted
-	spare    sync.Pool       // of messages, for their memory
 	gone     context.Context // ends with the connection; its cause says why
 	end      context.CancelCauseFunc
 	taken    int64       // bytes of the large message that is received
@@ -53,8 +52,7 @@ type inbox struct {
 // newInbox reads a connection into a queue of at most n messages.
 func newInbox(c *zmtp.Conn, n int) *inbox {
 	b := &inbox{
-		c: c, messages: make(chan *zmtp.Message, n), bytes: semaphore.NewWeighted(maxQueuedBytes),
-		spare: sync.Pool{New: func() any { return new(zmtp.Message) }},
+		c: c, messages: make(chan zmtp.Message, n), bytes: semaphore.NewWeighted(maxQueuedBytes),
 	}
 	b.gone, b.end = context.WithCancelCause(context.Background())
 	c.Room = b.begin
@@ -65,8 +63,7 @@ func newInbox(c *zmtp.Conn, n int) *inbox {
 func (b *inbox) read() {
 	defer close(b.messages)
 	for {
-		m := b.spare.Get().(*zmtp.Message) //nolint:forcetypeassert // the pool has no others
-		err := b.c.Recv(m)
+		m, err := b.c.Recv()
 		if b.late != nil {
 			b.late.Stop()
 			b.late = nil
@@ -83,7 +80,7 @@ func (b *inbox) read() {
 		select {
 		case b.messages <- m:
 		case <-b.gone.Done():
-			b.recycle(m)
+			b.handled(m)
 			return
 		}
 	}
@@ -122,18 +119,12 @@ func (b *inbox) release(n int64) {
 	allBytes().Release(n)
 }
 
-// recycle makes room for others when a message is handled, and keeps a small one's memory.
-func (b *inbox) recycle(m *zmtp.Message) {
-	n := int64(m.Size())
-	m.Reset()
-	b.release(n)
-	b.spare.Put(m)
-}
+// handled makes room for others when a message is handled.
+func (b *inbox) handled(m zmtp.Message) { b.release(int64(m.Size())) }
 
 // next waits for the oldest message, but not longer than patience. It returns an error when ctx
-// has ended, and when the connection has ended and all its messages are taken. Give the message
-// back with recycle.
-func (b *inbox) next(ctx context.Context, patience time.Duration) (m *zmtp.Message, err error) {
+// has ended, and when the connection has ended and all its messages are taken. Call handled with it.
+func (b *inbox) next(ctx context.Context, patience time.Duration) (m zmtp.Message, err error) {
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
@@ -156,7 +147,7 @@ func (b *inbox) stop() error {
 	b.end(context.Canceled)
 	_ = b.c.Close()
 	for m := range b.messages {
-		b.recycle(m)
+		b.handled(m)
 	}
 	return context.Cause(b.gone)
 }

@@ -89,7 +89,7 @@ func (s *Stream) attempt(ctx context.Context, r *replayed, take func(uint64, []b
 			return err
 		}
 		ended, err := r.accept(m, take)
-		box.recycle(m)
+		box.handled(m)
 		if ended || err != nil {
 			return err
 		}
@@ -97,7 +97,7 @@ func (s *Stream) attempt(ctx context.Context, r *replayed, take func(uint64, []b
 }
 
 // accept takes one message of an answer, and returns whether it is the last.
-func (r *replayed) accept(m *zmtp.Message, take func(uint64, []byte)) (ended bool, err error) {
+func (r *replayed) accept(m zmtp.Message, take func(uint64, []byte)) (ended bool, err error) {
 	seq, payload, err := replayedBatch(m)
 	switch {
 	case err != nil:
@@ -119,14 +119,13 @@ func (r *replayed) accept(m *zmtp.Message, take func(uint64, []byte)) (ended boo
 
 // replayedBatch splits a message of a replay. Behind the empty delimiter there are either
 // the sequence number and the payload, or these behind the topic.
-func replayedBatch(m *zmtp.Message) (seq uint64, payload []byte, err error) {
-	n := m.Frames()
-	if n > 2 && len(m.Frame(0)) == 0 {
-		n--
+func replayedBatch(m zmtp.Message) (seq uint64, payload []byte, err error) {
+	if len(m) > 2 && len(m[0]) == 0 {
+		m = m[1:]
 	}
-	if n != 2 && n != 3 || len(m.Frame(m.Frames()-2)) != 8 {
-		return 0, nil, fmt.Errorf("the replay sent a message of %d frames without a sequence number in its place",
-			m.Frames())
+	n := len(m)
+	if n != 2 && n != 3 || len(m[n-2]) != 8 {
+		return 0, nil, fmt.Errorf("the replay sent a message of %d frames without a sequence number in its place", n)
 	}
-	return binary.BigEndian.Uint64(m.Frame(m.Frames() - 2)), m.Frame(m.Frames() - 1), nil
+	return binary.BigEndian.Uint64(m[n-2]), m[n-1], nil
 }

@@ -106,7 +106,7 @@ func (s *Stream) partial(first uint64) {
 }
 
 // malformed counts a live message that is no batch, and logs the first.
-func (s *Stream) malformed(m *zmtp.Message) {
+func (s *Stream) malformed(m zmtp.Message) {
 	first := false
 	s.count(func(st *Status) {
 		st.Malformed++
@@ -114,6 +114,6 @@ func (s *Stream) malformed(m *zmtp.Message) {
 	})
 	if first {
 		s.log.Warn("KV event stream has a message that is not topic, sequence number and payload; it is ignored",
-			zap.Int("frames", m.Frames()), zap.Int("bytes", m.Size()))
+			zap.Int("frames", len(m)), zap.Int("bytes", m.Size()))
 	}
 }

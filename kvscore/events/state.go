@@ -227,12 +227,12 @@ func (s *Stream) resync(ctx context.Context, box *inbox) {
 }
 
 // receive handles a message of the live connection. An error ends the connection.
-func (s *Stream) receive(ctx context.Context, box *inbox, m *zmtp.Message) error {
-	if m.Frames() != 3 || len(m.Frame(1)) != 8 { // topic, sequence number, payload
+func (s *Stream) receive(ctx context.Context, box *inbox, m zmtp.Message) error {
+	if len(m) != 3 || len(m[1]) != 8 { // topic, sequence number, payload
 		s.malformed(m)
 		return nil
 	}
-	p, seq := &s.at, binary.BigEndian.Uint64(m.Frame(1))
+	p, seq := &s.at, binary.BigEndian.Uint64(m[1])
 	if seq < p.heard || p.heard == 0 && seq < p.next && time.Now().After(p.covered) {
 		last := max(p.heard, p.next) - 1
 		s.restarted()
@@ -245,7 +245,7 @@ func (s *Stream) receive(ctx context.Context, box *inbox, m *zmtp.Message) error
 	if ctx.Err() != nil || box.gone.Err() != nil || seq < p.next {
 		return nil // the connection is lost, or a replay has covered the batch
 	}
-	s.apply(seq, m.Frame(2))
+	s.apply(seq, m[2])
 	to := p.state
 	if p.complete {
 		to = Live

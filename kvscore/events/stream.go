@@ -158,11 +158,11 @@ func (s *Stream) follow(ctx context.Context, box *inbox) error {
 				return box.stop()
 			}
 			if box.gone.Err() != nil { // the queue of a lost connection is not worth its memory
-				box.recycle(m)
+				box.handled(m)
 				return box.stop()
 			}
 			err := s.receive(ctx, box, m)
-			box.recycle(m)
+			box.handled(m)
 			if err != nil {
 				_ = box.stop()
 				return err

@@ -16,40 +16,20 @@ const (
 	maxShort   = 255      // bytes of a short frame
 	maxCommand = 8 << 10  // bytes of a command, READY with its metadata included
 	growBytes  = 64 << 10 // read at once, so that memory follows what arrives, not what is announced
-	keepBytes  = 64 << 10 // of a message's buffer that is kept for the next message
 )
 
 // LargeMessage is the size in bytes above which a message needs room: see [Conn.Room].
 const LargeMessage = 1 << 20
 
-// Message is one message of one or more frames. Its memory is used again by the next
-// [Conn.Recv] into it. The zero value is ready for use.
-type Message struct {
-	buf  []byte
-	ends []int // of the frames in buf
-}
-
-// Frames is the number of frames.
-func (m *Message) Frames() int { return len(m.ends) }
-
-// Frame returns frame i. It is valid until the message is received into again.
-func (m *Message) Frame(i int) []byte {
-	begin := 0
-	if i > 0 {
-		begin = m.ends[i-1]
-	}
-	return m.buf[begin:m.ends[i]:m.ends[i]]
-}
+// Message is the frames of one message.
+type Message [][]byte
 
 // Size is the number of bytes in all frames.
-func (m *Message) Size() int { return len(m.buf) }
-
-// Reset empties the message and gives large memory back.
-func (m *Message) Reset() {
-	if cap(m.buf) > keepBytes {
-		m.buf = nil
+func (m Message) Size() (n int) {
+	for _, f := range m {
+		n += len(f)
 	}
-	m.buf, m.ends = m.buf[:0], m.ends[:0]
+	return n
 }
 
 type header struct {
@@ -87,54 +67,53 @@ func inside(err error) error {
 	return err
 }
 
-// Recv reads the next message into m. It answers the peer's heartbeats on the way. After an
-// error, the connection is of no more use.
-func (c *Conn) Recv(m *Message) error {
-	m.Reset()
+// Recv reads the next message. It answers the peer's heartbeats on the way. After an error, the
+// connection is of no more use.
+func (c *Conn) Recv() (m Message, err error) {
 	for {
 		h, err := c.header()
 		if err != nil {
-			return c.broken(err, len(m.ends) > 0)
+			return nil, c.broken(err, len(m) > 0)
 		}
 		if h.command { // libzmq may send a PING between the frames of a message
 			if err := c.handle(h); err != nil {
-				return c.broken(err, true)
+				return nil, c.broken(err, true)
 			}
 			continue
 		}
-		if err := c.frame(m, h.size); err != nil {
-			return c.broken(err, true)
+		f, err := c.frame(m, h.size)
+		if err != nil {
+			return nil, c.broken(err, true)
 		}
-		if !h.more {
-			return nil
+		if m = append(m, f); !h.more {
+			return m, nil
 		}
 	}
 }
 
-// frame reads one frame's content into m, within the bounds of a message.
-func (c *Conn) frame(m *Message, size uint64) error {
-	if len(m.ends) == maxFrames {
-		return fmt.Errorf("the peer sent a message of more than %d frames", maxFrames)
+// frame reads the content of one more frame of a message, within the bounds of a message.
+func (c *Conn) frame(m Message, size uint64) (b []byte, err error) {
+	had := m.Size()
+	if len(m) == maxFrames {
+		return nil, fmt.Errorf("the peer sent a message of more than %d frames", maxFrames)
 	}
-	if size > uint64(c.maxBytes-len(m.buf)) {
-		return fmt.Errorf("the peer sent a message of more than %d bytes: one frame has %d", c.maxBytes, size)
+	if size > uint64(c.maxBytes-had) {
+		return nil, fmt.Errorf("the peer sent a message of more than %d bytes: one frame has %d", c.maxBytes, size)
 	}
-	if total := len(m.buf) + int(size); total > LargeMessage && size > 0 && c.Room != nil {
+	if total := had + int(size); total > LargeMessage && size > 0 && c.Room != nil {
 		if err := c.Room(total); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	for left := int(size); left > 0; {
 		n := min(left, growBytes)
-		begin := len(m.buf)
-		m.buf = slices.Grow(m.buf, n)[:begin+n]
-		if _, err := io.ReadFull(c.r, m.buf[begin:]); err != nil {
-			return err
+		b = slices.Grow(b, n)[:len(b)+n]
+		if _, err := io.ReadFull(c.r, b[len(b)-n:]); err != nil {
+			return nil, err
 		}
 		left -= n
 	}
-	m.ends = append(m.ends, len(m.buf))
-	return nil
+	return b, nil
 }
 
 // readCommand reads a command's name and body. They are valid until the next one.
