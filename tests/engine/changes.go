@@ -54,17 +54,13 @@ func newChanges(cfg *Config, rank int, pub *publisher.Publisher) *changes {
 func (c *changes) newCache(cfg *Config) *cache.Cache {
 	if c == nil {
 		kv := cache.New(cfg.Blocks, cfg.BlockSize, nil)
-		if cfg.NoPrefixCache {
-			kv.Off()
-		}
+		kv.Off = cfg.NoPrefixCache
 		return kv
 	}
 	kv := cache.New(cfg.Blocks, cfg.BlockSize, tier{c, "GPU"})
-	if cfg.Flavour.sglang() {
-		kv.Unique()
-	}
+	kv.Unique = cfg.Flavour.sglang()
 	if n := cfg.Events.HostBlocks; n > 0 {
-		kv.AddHost(cache.NewHost(n, tier{c, "CPU_PINNED"}))
+		kv.Host = cache.NewHost(n, tier{c, "CPU_PINNED"})
 	}
 	return kv
 }

@@ -101,17 +101,13 @@ func (e *Engine) boot() error {
 		return err
 	}
 	channel, err := e.openSide()
-	var l *life
-	if err == nil {
-		l, err = newLife(e.cfg, e.clock, pubs)
-	}
 	if err != nil {
-		channel.close()
 		for _, p := range pubs {
 			p.Close()
 		}
 		return err
 	}
+	l := newLife(e.cfg, e.clock, pubs)
 	l.side = channel
 	e.lives++
 	l.number = e.lives

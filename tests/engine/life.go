@@ -46,7 +46,7 @@ type life struct {
 }
 
 // newLife begins a life with a publisher for each rank, or with none.
-func newLife(cfg Config, c clock, pubs []*publisher.Publisher) (*life, error) {
+func newLife(cfg Config, c clock, pubs []*publisher.Publisher) *life {
 	l := &life{started: time.Now(), publishers: pubs, dead: make(chan struct{})}
 	for i := range cfg.Ranks {
 		var ch *changes
@@ -54,10 +54,7 @@ func newLife(cfg Config, c clock, pubs []*publisher.Publisher) (*life, error) {
 			ch = newChanges(&cfg, i, pubs[i])
 		}
 		kv := ch.newCache(&cfg)
-		b, err := batch.New(batch.Config{TokenBudget: cfg.TokenBudget, MaxRunning: cfg.MaxRunning, Step: cfg.Step, Late: ch != nil && cfg.Flavour.sglang()}, kv)
-		if err != nil {
-			return nil, err
-		}
+		b := batch.New(batch.Config{TokenBudget: cfg.TokenBudget, MaxRunning: cfg.MaxRunning, Step: cfg.Step, Late: ch != nil && cfg.Flavour.sglang()}, kv)
 		l.ranks = append(l.ranks, newRank(c, kv, b, ch))
 	}
 	for _, k := range l.ranks {
@@ -66,7 +63,7 @@ func newLife(cfg Config, c clock, pubs []*publisher.Publisher) (*life, error) {
 	if cfg.StreamingSessions {
 		l.loops.Go(l.reap)
 	}
-	return l, nil
+	return l
 }
 
 // end waits until nothing of this life goes on.
@@ -89,7 +86,7 @@ func (l *life) choose() int {
 	best, least := first, -1
 	for i := range n {
 		k := (first + i) % n
-		running, waiting := l.ranks[k].load()
+		running, waiting, _ := l.ranks[k].load()
 		if score := running + 4*waiting; least < 0 || score < least {
 			best, least = k, score
 		}

@@ -12,7 +12,7 @@ func (e *Engine) Loads() (list []Load) {
 		return nil
 	}
 	for _, k := range l.ranks {
-		running, waiting := k.load()
+		running, waiting, _ := k.load()
 		list = append(list, Load{running, waiting})
 	}
 	return list
@@ -23,26 +23,11 @@ func (e *Engine) Loads() (list []Load) {
 func (x *exchange) loads() {
 	list := make([]any, 0, len(x.life.ranks))
 	for i, k := range x.life.ranks {
-		running, waiting := k.load()
+		running, waiting, tokens := k.load()
 		list = append(list, map[string]any{
-			"dp_rank": i, "num_running_reqs": running, "num_waiting_reqs": waiting, "num_waiting_uncached_tokens": k.waitingTokens(),
+			"dp_rank": i, "num_running_reqs": running, "num_waiting_reqs": waiting, "num_waiting_uncached_tokens": tokens,
 			"max_running_requests": x.engine.cfg.MaxRunning,
 		})
 	}
 	x.value(map[string]any{"timestamp": x.life.started, "version": version, "loads": list})
-}
-
-// waitingTokens returns the tokens of the prompts that are not admitted.
-func (k *rank) waitingTokens() (n int) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for _, j := range k.inbox {
-		n += len(j.req.Prompt.Tokens)
-	}
-	for _, j := range k.jobs {
-		if j.look().cached < 0 {
-			n += len(j.req.Prompt.Tokens)
-		}
-	}
-	return n
 }

@@ -21,11 +21,11 @@ func (x *exchange) metrics() {
 	family("process_start_time_seconds", "Start time of the process since unix epoch in seconds.")
 	fmt.Fprintf(&page, "process_start_time_seconds %.3f\n", float64(x.life.started.UnixMilli())/1000)
 	each("vllm:num_requests_running", "Requests in the running batch.", func(k *rank) int {
-		running, _ := k.load()
+		running, _, _ := k.load()
 		return running
 	})
 	each("vllm:num_requests_waiting", "Requests in the queue.", func(k *rank) int {
-		_, waiting := k.load()
+		_, waiting, _ := k.load()
 		return waiting
 	})
 	family("vllm:engine_sleep_state", "Engine sleep state.")

@@ -112,7 +112,7 @@ func (x *exchange) beginPhase(c *call, j *job, k *rank) bool {
 	if l.decode() {
 		return x.pull(c, j, k)
 	}
-	j.req.Slot = new(batch.Slot)
+	j.Slot = new(batch.Slot)
 	if x.engine.cfg.Flavour != SGLang {
 		return true
 	}
@@ -189,7 +189,7 @@ func (x *exchange) pull(c *call, j *job, k *rank) bool {
 	if _, err = x.ask(http.MethodPost, &c.phase, t.Lost); err != nil {
 		return fail(err)
 	}
-	j.req.Loaded, j.told = len(c.prompt.Tokens)-1, &o.Cached
+	j.Loaded, j.told = len(c.prompt.Tokens)-1, &o.Cached
 	return true
 }
 
@@ -240,7 +240,7 @@ func (x *exchange) endPhase(a *answer, k *rank, j *job) bool {
 		return true
 	}
 	p, e := j.look(), x.engine
-	it := &kept{offer: offer{len(a.prompt.Tokens), p.cached}, rank: k, slot: j.req.Slot}
+	it := &kept{offer: offer{len(a.prompt.Tokens), p.cached}, rank: k, slot: j.Slot}
 	drop := func() {
 		k.mu.Lock()
 		defer k.mu.Unlock()
@@ -295,8 +295,8 @@ func (x *exchange) endPhase(a *answer, k *rank, j *job) bool {
 
 // strand keeps the KV of a prefill whose answer reaches nobody.
 func (x *exchange) strand(k *rank, j *job) {
-	if j.req.Slot != nil && j.session == nil {
-		x.life.side.keep(fmt.Sprint(x.record.Seq), &kept{rank: k, slot: j.req.Slot})
+	if j.Slot != nil && j.session == nil {
+		x.life.side.keep(fmt.Sprint(x.record.Seq), &kept{rank: k, slot: j.Slot})
 	}
 }
 

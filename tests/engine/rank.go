@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"slices"
 	"sync"
 	"time"
 
@@ -24,24 +23,20 @@ type rank struct {
 	batch *batch.Batcher
 	// changes are what the cache told of and no batch of events has; nil without events.
 	changes *changes
-	jobs    map[uint64]*job
 	held    map[string]*session
-	freed   bool          // blocks were given back while no step was under way
-	inbox   []*job        // not yet in the batch, in order of arrival
 	busy    bool          // a step is under way
 	ends    time.Duration // when it ends, or the last one did
+	due     time.Duration // when an idle rank looks at its queue; -1: it need not
 }
 
 func newRank(c clock, kv *cache.Cache, b *batch.Batcher, ch *changes) *rank {
-	return &rank{clock: c, cache: kv, batch: b, changes: ch, wake: make(chan struct{}, 1), jobs: make(map[uint64]*job), held: make(map[string]*session)}
+	return &rank{clock: c, cache: kv, batch: b, changes: ch, wake: make(chan struct{}, 1), held: make(map[string]*session), due: -1}
 }
 
 // job is one request on its way through a rank.
 type job struct {
-	req     *batch.Request
-	arrived time.Duration
-	reason  string // why the answer ends
-	each    bool   // the handler wants to know of each token, not only of the end
+	batch.Request
+	each    bool // the handler wants to know of each token, not only of the end
 	session *session
 	ready   chan struct{}
 	told    *int // what it says of its cached tokens; nil: what they are
@@ -58,10 +53,6 @@ type progress struct {
 	done   bool
 }
 
-func newJob(r *batch.Request, each bool) *job {
-	return &job{req: r, each: each, ready: make(chan struct{}, 1), progress: progress{cached: -1}}
-}
-
 // look returns how far the job has come.
 func (j *job) look() progress {
 	j.mu.Lock()
@@ -73,15 +64,20 @@ func (j *job) look() progress {
 func (k *rank) submit(j *job) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	j.arrived = k.clock.now()
-	k.inbox = append(k.inbox, j)
-	k.nudge()
+	j.Arrived = k.clock.now()
+	j.Owner = j
+	k.batch.Submit(&j.Request)
+	k.free()
 }
 
-// nudge has an idle rank look for something to do.
-func (k *rank) nudge() {
+// free has an idle rank look at its queue: there is something new in it, or the blocks that it waits
+// for have been given back.
+func (k *rank) free() {
 	if k.busy {
-		return
+		return // it looks with each step
+	}
+	if k.due < 0 {
+		k.due = k.clock.now()
 	}
 	select {
 	case k.wake <- struct{}{}:
@@ -89,24 +85,14 @@ func (k *rank) nudge() {
 	}
 }
 
-// free has an idle rank look at its queue again: sessions may have held the blocks that
-// the queue waits for.
-func (k *rank) free() {
-	k.freed = true
-	k.nudge()
-}
-
 // abort takes a job back, and says whether it had not ended.
 func (k *rank) abort(j *job) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if i := slices.Index(k.inbox, j); i >= 0 {
-		k.inbox = slices.Delete(k.inbox, i, i+1)
-	} else if !k.batch.Abort(j.req.ID) {
+	if !k.batch.Abort(&j.Request) {
 		return false
 	}
 	k.changes.settle()
-	delete(k.jobs, j.req.ID)
 	k.free()
 	if j.session != nil {
 		j.session.busy = false // what the turns before have computed is gone, if this one ran
@@ -114,10 +100,12 @@ func (k *rank) abort(j *job) bool {
 	return true
 }
 
-func (k *rank) load() (running, waiting int) {
+// load returns the running and the waiting requests, and the tokens of the waiting ones.
+func (k *rank) load() (running, waiting, tokens int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.batch.Running(), k.batch.Waiting() + len(k.inbox)
+	waiting, tokens = k.batch.Waiting()
+	return k.batch.Running(), waiting, tokens
 }
 
 // run makes steps until the engine dies.
@@ -146,23 +134,16 @@ func (k *rank) advance(now time.Duration) (time.Duration, bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for range burst {
-		if !k.busy {
-			freed := k.freed
-			k.freed = false
-			switch {
-			case len(k.inbox) > 0:
-				k.step(max(k.ends, k.inbox[0].arrived))
-			case freed && k.batch.Waiting() > 0:
-				k.step(max(k.ends, now))
-			default:
-				return 0, false
-			}
-			continue
+		switch {
+		case k.busy && k.ends > now:
+			return k.ends, true
+		case k.busy:
+			k.step(k.ends)
+		case k.due >= 0:
+			k.step(max(k.ends, k.due))
+		default:
+			return 0, false
 		}
-		if k.ends > now {
-			break
-		}
-		k.step(k.ends)
 	}
 	return k.ends, true
 }
@@ -170,59 +151,34 @@ func (k *rank) advance(now time.Duration) (time.Duration, bool) {
 // step ends the step under way and begins the next, with all that had arrived at
 // that time.
 func (k *rank) step(at time.Duration) {
-	n := 0
-	for n < len(k.inbox) && k.inbox[n].arrived <= at {
-		j := k.inbox[n]
-		n++
-		if k.batch.Submit(j.req) != nil {
-			// It was checked before, so this does not happen. The waiting caller
-			// gets the end.
-			j.advance(func(p *progress) { p.done = true })
-			continue
-		}
-		k.jobs[j.req.ID] = j
-	}
-	k.inbox = slices.Delete(k.inbox, 0, n)
 	k.changes.stepEnds(k.busy) // before the clients know of their tokens
 	events := k.batch.Step(at)
 	k.changes.settle()
 	for _, ev := range events {
-		k.tell(ev)
+		ev.Request.Owner.(*job).tell(ev, at)
 	}
 	d := k.batch.NextStepDuration()
-	k.busy, k.ends = d > 0, at+d
+	k.busy, k.ends, k.due = d > 0, at+d, -1
+	if next, ok := k.batch.Next(); ok && next > at {
+		k.due = next
+	}
 }
 
-// tell tells a job what happened to it.
-func (k *rank) tell(ev batch.Event) {
-	j := k.jobs[ev.Request.ID]
-	if ev.Kind == batch.Admitted {
-		j.mu.Lock()
+// tell tells a job what happened to it, and wakes its handler.
+func (j *job) tell(ev batch.Event, at time.Duration) {
+	if ev.Last() && j.session != nil {
+		j.session.ended(&j.Request)
+	}
+	j.mu.Lock()
+	switch j.tokens, j.done = ev.Tokens, ev.Last(); ev.Tokens {
+	case 0:
 		if j.cached = ev.Cached; j.told != nil {
 			j.cached = *j.told
 		}
-		j.mu.Unlock()
-		return
+	case 1:
+		j.first = at
 	}
-	if ev.Last {
-		delete(k.jobs, ev.Request.ID)
-		if j.session != nil {
-			j.session.ended(j.req)
-		}
-	}
-	j.advance(func(p *progress) {
-		p.tokens, p.done = ev.Index+1, ev.Last
-		if ev.Index == 0 {
-			p.first = ev.At
-		}
-	})
-}
-
-// advance changes the progress and wakes the handler.
-func (j *job) advance(change func(*progress)) {
-	j.mu.Lock()
-	change(&j.progress)
-	news := j.each || j.done
+	news := j.done || j.each && j.tokens > 0
 	j.mu.Unlock()
 	if news {
 		select {

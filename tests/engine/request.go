@@ -160,7 +160,7 @@ func (e *Engine) answered(c *call, context []uint32) *apiError {
 	if aerr != nil {
 		return aerr
 	}
-	c.prompt = cache.NewMediaPrompt(c.asked.root, tokens, e.cfg.BlockSize, c.asked.media)
+	c.prompt = cache.NewPrompt(c.asked.root, tokens, e.cfg.BlockSize, c.asked.media...)
 	c.prompt.Session = c.asked.session
 	c.answer, c.reason = e.answer(c.prompt, c.asked.request, length)
 	if c.phase.prefill && len(c.answer) > 1 {

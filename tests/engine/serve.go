@@ -91,7 +91,7 @@ func (x *exchange) infer(s shape, f Fault) {
 	if c.rank < 0 {
 		c.rank = x.life.choose()
 	}
-	j := newJob(&batch.Request{ID: x.record.Seq, Drag: f.Factor}, c.stream)
+	j := &job{Request: batch.Request{Drag: f.Factor}, each: c.stream, ready: make(chan struct{}, 1), progress: progress{cached: -1}}
 	if !x.begin(c, j) {
 		return
 	}

@@ -175,14 +175,14 @@ func (x *exchange) begin(c *call, j *job) bool {
 			x.abortTurn(c, message)
 			return false
 		}
-		j.session, j.req.Slot, context = s, &s.slot, s.context
+		j.session, j.Slot, context = s, &s.slot, s.context
 	}
 	if aerr := x.engine.answered(c, context); aerr != nil {
 		k.endTurn(j.session)
 		x.reject(aerr)
 		return false
 	}
-	j.req.Prompt, j.req.Answer, j.reason = c.prompt, c.answer, c.reason
+	j.Prompt, j.Answer = c.prompt, c.answer
 	return true
 }
 

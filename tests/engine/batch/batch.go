@@ -7,21 +7,19 @@
 package batch
 
 import (
-	"errors"
-	"fmt"
 	"slices"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/engine/cache"
 )
 
-// Request is one prompt with the answer that it will get.
+// Request is one prompt with the answer that it will get. The cache must have room for both.
 type Request struct {
-	// ID is the caller's, and not that of any other request that is under way.
-	ID     uint64
 	Prompt *cache.Prompt
 	// Answer is the tokens that will be generated, at least one.
 	Answer []uint32
+	// Arrived is when the request came, on the caller's clock. No earlier step has it.
+	Arrived time.Duration
 	// Drag makes each step that this request takes part in last so many times
 	// longer. Less than 1 counts as 1.
 	Drag float64
@@ -31,6 +29,14 @@ type Request struct {
 	// Loaded is for how many of the prompt's tokens the KV came from another engine. The last
 	// one is computed in any case.
 	Loaded int
+	// Owner is what the caller has the request for.
+	Owner any
+
+	seq       *cache.Seq // nil while waiting
+	kept      bool       // seq was in the slot: nobody else finds its blocks
+	computed  int        // tokens whose KV is there when the current step has ended
+	generated int        // tokens of the answer
+	inStep    bool
 }
 
 // blockTokens returns for how many tokens a request needs KV. The last one
@@ -43,35 +49,22 @@ func (r *Request) blockTokens() int {
 	return n
 }
 
-// Kind is what an Event tells.
-type Kind int
-
-const (
-	// Admitted is that a request left the queue and its prefill begins.
-	Admitted Kind = iota
-	// Token is that a token of the answer was generated.
-	Token
-)
-
 // Event is something that happened to a request.
 type Event struct {
-	Kind    Kind
 	Request *Request
-	// At is when, on the caller's clock.
-	At time.Duration
-	// Cached is the prompt's cached tokens, with Admitted.
-	Cached int
-	// Index is which token of the answer it was, with Token.
-	Index int
-	// Last says that the answer is complete; nothing follows for this request.
-	Last bool
+	// Tokens is how many tokens of the answer there are. If it is 0, the request left the queue and
+	// its prefill begins; Cached is then the prompt's cached tokens.
+	Tokens, Cached int
 }
+
+// Last returns whether the answer is complete: nothing follows for this request.
+func (e *Event) Last() bool { return e.Tokens == len(e.Request.Answer) }
 
 // Config is a batcher's limits.
 type Config struct {
 	// TokenBudget is the most tokens that a step computes.
 	TokenBudget int
-	// MaxRunning is the most requests that run at once, at most TokenBudget.
+	// MaxRunning is the most requests that run at once.
 	MaxRunning int
 	Step       StepModel
 	// Late has others find a prompt's blocks when its prefill has ended, and those of
@@ -79,95 +72,65 @@ type Config struct {
 	Late bool
 }
 
-// Errors that Submit returns.
-var (
-	ErrTooLarge  = errors.New("request needs more blocks than there are")
-	ErrEmpty     = errors.New("request without a prompt or an answer")
-	ErrDuplicate = errors.New("request with this id is under way")
-)
-
-// entry is a request in the batcher.
-type entry struct {
-	*Request
-	seq       *cache.Seq // nil while waiting
-	kept      bool       // seq was in the slot: nobody else finds its blocks
-	computed  int        // tokens whose KV is there when the current step has ended
-	generated int        // tokens of the answer
-	inStep    bool
-}
-
 // Batcher runs requests on one cache.
 type Batcher struct {
 	cfg     Config
 	cache   *cache.Cache
-	waiting []*entry // first in, first out
-	running []*entry // in order of admission
-	byID    map[uint64]*entry
+	waiting []*Request // first in, first out
+	running []*Request // in order of admission
 	events  []Event
 	// The step under way; 0 if there is none.
 	stepTime time.Duration
-	// The cache's version when it had no room for the first in the queue.
-	full    bool
-	version uint64
 }
 
 // New returns a batcher without requests.
-func New(cfg Config, c *cache.Cache) (*Batcher, error) {
-	if cfg.MaxRunning < 1 || cfg.TokenBudget < cfg.MaxRunning {
-		return nil, fmt.Errorf("token budget %d is less than the %d requests that may run", cfg.TokenBudget, cfg.MaxRunning)
-	}
-	return &Batcher{cfg: cfg, cache: c, byID: make(map[uint64]*entry)}, nil
-}
+func New(cfg Config, c *cache.Cache) *Batcher { return &Batcher{cfg: cfg, cache: c} }
 
-// Submit puts a request at the end of the queue. It is looked at when the next
-// step begins.
-func (b *Batcher) Submit(r *Request) error {
-	switch {
-	case len(r.Prompt.Tokens) == 0 || len(r.Answer) == 0:
-		return ErrEmpty
-	case b.cache.BlocksFor(r.blockTokens()) > b.cache.Blocks():
-		return ErrTooLarge
-	case b.byID[r.ID] != nil:
-		return ErrDuplicate
-	}
-	e := &entry{Request: r}
-	b.byID[r.ID] = e
-	b.waiting = append(b.waiting, e)
-	return nil
-}
+// Submit puts a request at the end of the queue. Requests are submitted in the order in which
+// they arrived.
+func (b *Batcher) Submit(r *Request) { b.waiting = append(b.waiting, r) }
 
 // Abort ends a request, whether it waits or runs, and says whether it was there.
 // Its blocks are free at once, and those that the step under way computes stay
 // cached; the step itself is not cut short.
-func (b *Batcher) Abort(id uint64) bool {
-	e := b.byID[id]
-	if e == nil {
-		return false
-	}
-	delete(b.byID, id)
-	if e.seq == nil {
-		i := slices.Index(b.waiting, e)
+func (b *Batcher) Abort(r *Request) bool {
+	if i := slices.Index(b.waiting, r); i >= 0 {
 		b.waiting = slices.Delete(b.waiting, i, i+1)
-		b.full = b.full && i > 0
 		return true
 	}
-	if b.cfg.Late {
-		e.extend()
+	i := slices.Index(b.running, r)
+	if i < 0 {
+		return false
 	}
-	e.seq.Close()
-	if e.Slot != nil {
-		*e.Slot = Slot{}
-	}
-	i := slices.Index(b.running, e)
 	b.running = slices.Delete(b.running, i, i+1)
+	if b.cfg.Late {
+		r.extend()
+	}
+	r.seq.Close()
+	if r.Slot != nil {
+		*r.Slot = Slot{}
+	}
 	return true
 }
 
 // Running returns how many requests were admitted and have not ended.
 func (b *Batcher) Running() int { return len(b.running) }
 
-// Waiting returns how many requests are in the queue.
-func (b *Batcher) Waiting() int { return len(b.waiting) }
+// Waiting returns how many requests are in the queue, and the tokens of their prompts.
+func (b *Batcher) Waiting() (requests, tokens int) {
+	for _, r := range b.waiting {
+		tokens += len(r.Prompt.Tokens)
+	}
+	return len(b.waiting), tokens
+}
+
+// Next returns when the first of the queue arrived; false if the queue is empty.
+func (b *Batcher) Next() (time.Duration, bool) {
+	if len(b.waiting) == 0 {
+		return 0, false
+	}
+	return b.waiting[0].Arrived, true
+}
 
 // NextStepDuration returns how long the step that is under way takes from its
 // begin to its end; 0 when there is none.
@@ -177,98 +140,84 @@ func (b *Batcher) NextStepDuration() time.Duration { return b.stepTime }
 // returns what happened, in order; the slice is valid until the next call.
 func (b *Batcher) Step(now time.Duration) []Event {
 	b.events = b.events[:0]
-	b.end(now)
+	b.running = slices.DeleteFunc(b.running, b.end)
 	b.begin(now)
 	return b.events
 }
 
-// end gives each request of the step whose prompt is computed a token.
-func (b *Batcher) end(now time.Duration) {
-	kept := b.running[:0]
-	for _, e := range b.running {
-		if e.inStep && e.computed >= len(e.Prompt.Tokens) {
-			e.generated++
-			if b.cfg.Late {
-				e.bookLate()
-			}
-			last := e.generated == len(e.Answer)
-			b.events = append(b.events, Event{Kind: Token, Request: e.Request, At: now, Index: e.generated - 1, Last: last})
-			if last {
-				e.leave()
-				delete(b.byID, e.ID)
-				continue
-			}
-		}
-		e.inStep = false
-		kept = append(kept, e)
+// end gives a request of the step a token if its prompt is computed. It returns whether that was the
+// last one.
+func (b *Batcher) end(r *Request) bool {
+	had := r.inStep
+	r.inStep = false
+	if !had || r.computed < len(r.Prompt.Tokens) {
+		return false
 	}
-	clear(b.running[len(kept):])
-	b.running = kept
-	b.stepTime = 0
+	r.generated++
+	if b.cfg.Late && r.generated == 1 && !r.kept {
+		r.seq.Book(len(r.Prompt.Tokens))
+	}
+	ev := Event{Request: r, Tokens: r.generated}
+	b.events = append(b.events, ev)
+	if !ev.Last() {
+		return false
+	}
+	if b.cfg.Late {
+		r.extend()
+	}
+	r.leave()
+	return true
 }
 
 // begin fills the budget: first with the running requests, then with waiting
 // ones as long as there is room for them.
 func (b *Batcher) begin(now time.Duration) {
 	var w work
-	for _, e := range b.running {
-		b.schedule(e, &w)
+	for _, r := range b.running {
+		b.schedule(r, &w)
 	}
-	for len(b.waiting) > 0 && len(b.running) < b.cfg.MaxRunning && w.tokens < b.cfg.TokenBudget {
-		if b.full && b.version == b.cache.Version() {
+	for len(b.running) < b.cfg.MaxRunning && w.tokens < b.cfg.TokenBudget {
+		at, ok := b.Next()
+		if !ok || at > now || !b.waiting[0].enter(b.cache) {
 			break
 		}
-		e := b.waiting[0]
-		ok := e.enter(b.cache)
-		if b.full, b.version = !ok, b.cache.Version(); !ok {
-			break
-		}
+		r := b.waiting[0]
 		b.waiting[0] = nil
 		b.waiting = b.waiting[1:]
-		b.running = append(b.running, e)
-		b.events = append(b.events, Event{Kind: Admitted, Request: e.Request, At: now, Cached: e.computed})
-		b.schedule(e, &w)
+		b.running = append(b.running, r)
+		b.events = append(b.events, Event{Request: r, Cached: r.computed})
+		b.schedule(r, &w)
 	}
 	b.stepTime = b.cfg.Step.duration(w)
 }
 
 // schedule gives a request what is left of the budget, as much as it can use.
-func (b *Batcher) schedule(e *entry, w *work) {
+func (b *Batcher) schedule(r *Request, w *work) {
 	left := b.cfg.TokenBudget - w.tokens
 	if left == 0 {
 		return
 	}
-	e.inStep = true
-	w.drag = max(w.drag, e.Drag)
-	if e.generated > 0 {
-		if e.Slot == nil && !b.cfg.Late {
-			e.seq.Append(e.Answer[e.generated-1])
+	r.inStep = true
+	w.drag = max(w.drag, r.Drag)
+	if r.generated > 0 {
+		if r.Slot == nil && !b.cfg.Late {
+			r.seq.Append(r.Answer[r.generated-1])
 		}
-		w.decode(e.computed)
-		e.computed++
+		w.decode(r.computed)
+		r.computed++
 		return
 	}
-	n := min(left, len(e.Prompt.Tokens)-e.computed)
-	w.prefill(e.computed, n)
-	e.computed += n
-	if !e.kept && !b.cfg.Late {
-		e.seq.Book(e.computed)
-	}
-}
-
-// bookLate books the prompt with the first token, and the answer with the last.
-func (e *entry) bookLate() {
-	if e.generated == 1 && !e.kept {
-		e.seq.Book(len(e.Prompt.Tokens))
-	}
-	if e.generated == len(e.Answer) {
-		e.extend()
+	n := min(left, len(r.Prompt.Tokens)-r.computed)
+	w.prefill(r.computed, n)
+	r.computed += n
+	if !r.kept && !b.cfg.Late {
+		r.seq.Book(r.computed)
 	}
 }
 
 // extend books what was generated of the answer, but for the last token.
-func (e *entry) extend() {
-	if e.generated > 1 && e.Slot == nil {
-		e.seq.Extend(e.Answer[:e.generated-1])
+func (r *Request) extend() {
+	if r.generated > 1 && r.Slot == nil {
+		r.seq.Append(r.Answer[:r.generated-1]...)
 	}
 }

@@ -15,6 +15,11 @@
 // therefore evicted from its end, and the parent of a cached block is cached.
 package cache
 
+import (
+	"container/list"
+	"slices"
+)
+
 // Stored is a run of blocks that became findable, each the next one's parent.
 type Stored struct {
 	Root Root
@@ -30,6 +35,19 @@ type Stored struct {
 	Session string
 }
 
+// slice returns some of a run's blocks.
+func (s Stored) slice(from, to int) Stored {
+	if from > 0 {
+		s.First, s.Parent = false, s.Keys[from-1]
+	}
+	size := len(s.Tokens) / max(1, len(s.Keys))
+	s.Keys, s.Tokens = s.Keys[from:to], s.Tokens[from*size:to*size]
+	if s.Media != nil {
+		s.Media = s.Media[from:to]
+	}
+	return s
+}
+
 // Listener hears which blocks become findable and which are gone. It must not
 // keep the slices that it is given. As with vLLM, a key may be stored again
 // while it is there, when two requests computed the same block. It is then
@@ -40,78 +58,55 @@ type Listener interface {
 	Cleared()
 }
 
-// none ends a linked list of blocks.
-const none = int32(-1)
+// nobody is the listener of a cache without one.
+type nobody struct{}
 
-// block is one physical block.
+func (nobody) Stored(Stored) {}
+func (nobody) Removed(Key)   {}
+func (nobody) Cleared()      {}
+
+// block is a physical block that is used or cached.
 type block struct {
 	refs  int
-	keyed bool
+	keyed bool // findable as key
 	key   Key
-	// The neighbours in the list of free blocks; only while refs is 0.
-	prev, next int32
-	// The ring of the blocks with the same key; only while keyed.
-	samePrev, sameNext int32
+	place *list.Element // among the cached ones, while refs is 0
 }
 
 // Cache is the blocks of one rank.
 type Cache struct {
-	size   int
-	blocks []block
-	byKey  map[Key]int32 // the oldest block with that key
-	// The free blocks: the empty ones, then the cached ones, least recently used
-	// first.
-	head, tail int32
-	used       int // blocks that requests hold
-	version    uint64
-	listener   Listener
-	unique     bool
-	off        bool
-	host       *Host // nil: none
+	// Unique keeps each prefix once: a request that computed a block which is there gives
+	// its own block back and holds that one. SGLang's radix tree does so.
+	Unique bool
+	// Off has no prompt take up what others computed, as in an engine without prefix caching.
+	Off bool
+	// Host is a slower tier; nil for none. Blocks are copied to it when they become findable,
+	// and copied back when a prompt hits them there.
+	Host *Host
+
+	size     int
+	blocks   int
+	used     int              // blocks that requests hold
+	byKey    map[Key][]*block // the oldest first
+	cached   *list.List       // the least recently used first
+	listener Listener
 }
 
 // New returns an empty cache with the given number of blocks of size tokens
 // each. The listener may be nil.
 func New(blocks, size int, l Listener) *Cache {
-	c := &Cache{
-		size: size, blocks: make([]block, blocks), byKey: make(map[Key]int32),
-		head: none, tail: none, listener: l,
+	if l == nil {
+		l = nobody{}
 	}
-	for i := range c.blocks {
-		c.pushBack(int32(i))
-	}
-	return c
+	return &Cache{size: size, blocks: blocks, byKey: make(map[Key][]*block), cached: list.New(), listener: l}
 }
 
-// Unique keeps each prefix once: a request that computed a block which is there gives
-// its own block back and holds that one. SGLang's radix tree does so.
-func (c *Cache) Unique() { c.unique = true }
-
-// Off has no prompt take up what others computed, as in an engine without prefix caching.
-func (c *Cache) Off() { c.off = true }
-
-// AddHost gives the cache a slower tier. Blocks are copied to it when they become
-// findable, and copied back when a prompt hits them there.
-func (c *Cache) AddHost(h *Host) { c.host = h }
-
 // Blocks returns the capacity in blocks.
-func (c *Cache) Blocks() int { return len(c.blocks) }
-
-// BlockSize returns the tokens in a block.
-func (c *Cache) BlockSize() int { return c.size }
+func (c *Cache) Blocks() int { return c.blocks }
 
 // Holds returns how many leading full blocks of a prompt the cache holds, and how many
 // behind them the slower tier holds. Unlike in Hit, the last token counts.
-func (c *Cache) Holds(p *Prompt) (device, host int) {
-	device = c.held(p.Keys)
-	if c.host != nil {
-		host = c.host.held(p.Keys[device:])
-	}
-	return device, host
-}
-
-// Version changes whenever Open may have another result than before.
-func (c *Cache) Version() uint64 { return c.version }
+func (c *Cache) Holds(p *Prompt) (device, host int) { return c.held(p.Keys) }
 
 // BlocksFor returns how many blocks so many tokens need.
 func (c *Cache) BlocksFor(tokens int) int { return (tokens + c.size - 1) / c.size }
@@ -127,25 +122,21 @@ func (c *Cache) Hit(p *Prompt) int {
 // match returns how many leading blocks a request takes up, and how many behind them
 // it copies back from the slower tier.
 func (c *Cache) match(p *Prompt) (device, host int) {
-	if c.off {
+	if c.Off {
 		return 0, 0
 	}
-	keys := p.Keys[:max(0, (len(p.Tokens)-1)/c.size)]
-	device = c.held(keys)
-	if c.host != nil {
-		host = c.host.held(keys[device:])
-	}
-	return device, host
+	return c.held(p.Keys[:max(0, (len(p.Tokens)-1)/c.size)])
 }
 
-// held returns how many leading keys are findable.
-func (c *Cache) held(keys []Key) int {
-	for i, k := range keys {
-		if _, ok := c.byKey[k]; !ok {
-			return i
-		}
+// held returns how many leading keys are findable, and how many behind them the slower tier has.
+func (c *Cache) held(keys []Key) (device, host int) {
+	for device < len(keys) && c.byKey[keys[device]] != nil {
+		device++
 	}
-	return len(keys)
+	if c.Host != nil {
+		host = c.Host.held(keys[device:])
+	}
+	return device, host
 }
 
 // Clear forgets all cached blocks. It does nothing and returns false while a
@@ -154,123 +145,60 @@ func (c *Cache) Clear() bool {
 	if c.used > 0 {
 		return false
 	}
-	for i := range c.blocks {
-		c.blocks[i].keyed = false
-	}
 	clear(c.byKey)
-	if c.host != nil {
-		c.host.clear()
+	c.cached.Init()
+	if c.Host != nil {
+		c.Host.clear()
 	}
-	c.version++
-	if c.listener != nil {
-		c.listener.Cleared()
-	}
+	c.listener.Cleared()
 	return true
 }
 
-// take takes the next free block for a request, evicting what it holds.
-func (c *Cache) take() int32 {
-	i := c.head
-	b := &c.blocks[i]
-	c.unlink(i)
-	if b.keyed {
-		c.forget(i)
+// free returns how many blocks a request can take.
+func (c *Cache) free() int { return c.blocks - c.used }
+
+// take takes a free block for a request. If none is empty, it evicts one.
+func (c *Cache) take() *block {
+	if c.cached.Len() == c.free() {
+		c.forget(c.cached.Remove(c.cached.Front()).(*block))
 	}
 	c.used++
-	b.refs = 1
-	return i
+	return &block{refs: 1}
 }
 
 // hold adds a reference to the block of a key that is there.
-func (c *Cache) hold(k Key) int32 {
-	i := c.byKey[k]
-	b := &c.blocks[i]
+func (c *Cache) hold(k Key) *block {
+	b := c.byKey[k][0]
 	if b.refs == 0 {
-		c.unlink(i)
+		c.cached.Remove(b.place)
 		c.used++
 	}
 	b.refs++
-	return i
+	return b
 }
 
 // release takes a reference away.
-func (c *Cache) release(i int32) {
-	b := &c.blocks[i]
+func (c *Cache) release(b *block) {
 	if b.refs--; b.refs > 0 {
 		return
 	}
 	c.used--
 	if b.keyed {
-		c.pushBack(i)
-	} else {
-		c.pushFront(i)
+		b.place = c.cached.PushBack(b)
 	}
 }
 
 // name makes a used block findable as k.
-func (c *Cache) name(i int32, k Key) {
-	b := &c.blocks[i]
+func (c *Cache) name(b *block, k Key) {
 	b.keyed, b.key = true, k
-	first, ok := c.byKey[k]
-	if !ok {
-		b.samePrev, b.sameNext = i, i
-		c.byKey[k] = i
-		return
-	}
-	last := c.blocks[first].samePrev
-	b.samePrev, b.sameNext = last, first
-	c.blocks[last].sameNext, c.blocks[first].samePrev = i, i
+	c.byKey[k] = append(c.byKey[k], b)
 }
 
 // forget undoes name.
-func (c *Cache) forget(i int32) {
-	b := &c.blocks[i]
-	if b.sameNext == i {
+func (c *Cache) forget(b *block) {
+	same := slices.DeleteFunc(c.byKey[b.key], func(other *block) bool { return other == b })
+	if c.byKey[b.key] = same; len(same) == 0 {
 		delete(c.byKey, b.key)
-	} else {
-		c.blocks[b.samePrev].sameNext, c.blocks[b.sameNext].samePrev = b.sameNext, b.samePrev
-		if c.byKey[b.key] == i {
-			c.byKey[b.key] = b.sameNext
-		}
 	}
-	b.keyed = false
-	if c.listener != nil {
-		c.listener.Removed(b.key)
-	}
-}
-
-func (c *Cache) pushBack(i int32) {
-	b := &c.blocks[i]
-	b.prev, b.next = c.tail, none
-	if c.tail == none {
-		c.head = i
-	} else {
-		c.blocks[c.tail].next = i
-	}
-	c.tail = i
-}
-
-func (c *Cache) pushFront(i int32) {
-	b := &c.blocks[i]
-	b.prev, b.next = none, c.head
-	if c.head == none {
-		c.tail = i
-	} else {
-		c.blocks[c.head].prev = i
-	}
-	c.head = i
-}
-
-func (c *Cache) unlink(i int32) {
-	b := &c.blocks[i]
-	if b.prev == none {
-		c.head = b.next
-	} else {
-		c.blocks[b.prev].next = b.next
-	}
-	if b.next == none {
-		c.tail = b.prev
-	} else {
-		c.blocks[b.next].prev = b.prev
-	}
+	c.listener.Removed(b.key)
 }

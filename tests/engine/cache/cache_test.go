@@ -17,15 +17,13 @@ func prompt(start uint32, n int) []uint32 {
 // run computes a prompt and its answer, and returns the hit.
 func run(t *testing.T, c *Cache, root Root, tokens, answer []uint32) int {
 	t.Helper()
-	s, ok := c.Open(NewPrompt(root, tokens, c.BlockSize()), len(tokens)+len(answer))
+	s, ok := c.Open(NewPrompt(root, tokens, c.size), len(tokens)+len(answer))
 	if !ok {
 		t.Fatal("no room")
 	}
 	defer s.Close()
 	s.Book(len(tokens))
-	for _, a := range answer[:max(0, len(answer)-1)] {
-		s.Append(a)
-	}
+	s.Append(answer[:max(0, len(answer)-1)]...)
 	return s.Hit()
 }
 

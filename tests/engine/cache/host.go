@@ -7,10 +7,9 @@ import "container/list"
 // least recently used block goes first, and the parent of a block that it holds is
 // held.
 type Host struct {
-	capacity int
+	blocks   int
 	byKey    map[Key]*hostBlock
 	used     *list.List // the least recently used first; a block is before its parent
-	puts     uint64
 	listener Listener
 }
 
@@ -19,80 +18,64 @@ type hostBlock struct {
 	key    Key
 	parent *hostBlock // nil for the first of a prompt
 	place  *list.Element
-	put    uint64 // the latest put that needs it
 }
 
-// NewHost returns an empty tier. The listener may be nil. It is not told when the cache
-// is cleared, as the cache's own is.
+// NewHost returns an empty tier. The listener is not told when the cache is cleared, as the
+// cache's own is.
 func NewHost(blocks int, l Listener) *Host {
-	return &Host{capacity: blocks, byKey: make(map[Key]*hostBlock), used: list.New(), listener: l}
+	return &Host{blocks: blocks, byKey: make(map[Key]*hostBlock), used: list.New(), listener: l}
 }
 
 // held returns how many leading keys the tier holds.
-func (h *Host) held(keys []Key) int {
-	for i, k := range keys {
-		if h.byKey[k] == nil {
-			return i
-		}
+func (h *Host) held(keys []Key) (n int) {
+	for n < len(keys) && h.byKey[keys[n]] != nil {
+		n++
 	}
-	return len(keys)
+	return n
 }
 
 // put copies a run into the tier as far as there is room, and marks it used with all
 // that comes before it. It does nothing if the tier lacks the run's parent.
 func (h *Host) put(e Stored) {
-	parent := h.byKey[e.Parent]
-	if parent == nil && !e.First || len(e.Keys) == 0 {
+	last := h.byKey[e.Parent]
+	if last == nil && !e.First || len(e.Keys) == 0 {
 		return
 	}
-	h.puts++
-	for b := parent; b != nil; b = b.parent {
-		b.put = h.puts
+	there := h.held(e.Keys)
+	if there > 0 {
+		last = h.byKey[e.Keys[there-1]]
 	}
-	size, there := len(e.Tokens)/len(e.Keys), 0
-	for ; there < len(e.Keys) && h.byKey[e.Keys[there]] != nil; there++ {
-		parent = h.byKey[e.Keys[there]]
-		parent.put = h.puts
-	}
-	added := there
-	for ; added < len(e.Keys) && h.makeRoom(); added++ {
-		b := &hostBlock{key: e.Keys[added], parent: parent, put: h.puts}
-		b.place = h.used.PushBack(b)
-		h.byKey[b.key] = b
-		parent = b
-	}
-	for b := parent; b != nil; b = b.parent {
+	for b := last; b != nil; b = b.parent {
 		h.used.MoveToBack(b.place)
 	}
-	if added == there || h.listener == nil {
-		return
+	added := there
+	for ; added < len(e.Keys) && h.makeRoom(last); added++ {
+		b := &hostBlock{key: e.Keys[added], parent: last}
+		if last == nil {
+			b.place = h.used.PushBack(b)
+		} else {
+			b.place = h.used.InsertBefore(b, last.place)
+		}
+		h.byKey[b.key], last = b, b
 	}
-	if there > 0 {
-		e.First, e.Parent = false, e.Keys[there-1]
+	if e = e.slice(there, added); len(e.Keys) > 0 {
+		h.listener.Stored(e)
 	}
-	e.Keys, e.Tokens = e.Keys[there:added], e.Tokens[there*size:added*size]
-	h.listener.Stored(e)
 }
 
-// makeRoom evicts a block if the tier is full. It returns false if that is one which the
-// present put needs.
-func (h *Host) makeRoom() bool {
-	if len(h.byKey) < h.capacity {
+// makeRoom evicts a block if the tier is full. It returns false if that would be last, behind
+// which more is to come: then all others are before it.
+func (h *Host) makeRoom(last *hostBlock) bool {
+	if len(h.byKey) < h.blocks {
 		return true
 	}
-	front := h.used.Front()
-	if front == nil {
+	b := h.used.Front().Value.(*hostBlock)
+	if b == last {
 		return false
 	}
-	b := front.Value.(*hostBlock)
-	if b.put == h.puts {
-		return false
-	}
-	h.used.Remove(front)
+	h.used.Remove(b.place)
 	delete(h.byKey, b.key)
-	if h.listener != nil {
-		h.listener.Removed(b.key)
-	}
+	h.listener.Removed(b.key)
 	return true
 }
 
