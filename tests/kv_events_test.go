@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
@@ -108,7 +109,7 @@ var eventFlavours = map[string]struct {
 }{
 	"vLLM": {cfg: engine.Config{Flavour: engine.VLLM, Events: &engine.EventConfig{}}},
 	"vLLM with arrays and bytes": {cfg: engine.Config{Flavour: engine.VLLM, Events: &engine.EventConfig{
-		Encoding: publisher.Arrays, Hashes: publisher.Bytes, ReplayLayout: engine.ReplayPlain, Topic: "kv@x@y", HashSeed: 5,
+		Form: publisher.Form{Arrays: true, Hashes: publisher.Bytes}, OldReplay: true, Topic: "kv@x@y", HashSeed: 5,
 	}}},
 	"SGLang":                         {cfg: engine.Config{Flavour: engine.SGLang, Events: &engine.EventConfig{}}, option: replayOf},
 	"SGLang with pages of one token": {cfg: engine.Config{Flavour: engine.SGLang, BlockSize: 1, Blocks: 60_000, Events: &engine.EventConfig{}}, option: replayOf},
@@ -147,8 +148,8 @@ func TestEventsOfEngines(t *testing.T) {
 			for _, e := range engines {
 				s.awaitKnowledge(t, e, "live", "exact")
 				s.teachBlockSize(t, e)
-				if err := e.SetEventFault(engine.EventFault{Kind: engine.DelayBatches, DelayMS: 3}); err != nil {
-					t.Fatal(err) // events come about when the next request does
+				for _, p := range e.Publishers() {
+					p.Delay(3 * time.Millisecond) // events come about when the next request does
 				}
 			}
 			size := max(16, f.cfg.BlockSize)

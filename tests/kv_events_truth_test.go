@@ -77,7 +77,7 @@ func TestIndexIsTheEnginesCaches(t *testing.T) {
 	}
 	engines := []*engine.Engine{
 		startSimulated(t, engine.Config{Name: "e0", Blocks: 1200, Events: &engine.EventConfig{Buffer: 1_000_000}}),
-		startSimulated(t, engine.Config{Name: "e1", Blocks: 800, Events: &engine.EventConfig{Encoding: publisher.Arrays, Hashes: publisher.Bytes, HashSeed: 9, Buffer: 1_000_000}}),
+		startSimulated(t, engine.Config{Name: "e1", Blocks: 800, Events: &engine.EventConfig{Form: publisher.Form{Arrays: true, Hashes: publisher.Bytes}, HashSeed: 9, Buffer: 1_000_000}}),
 		startSimulated(t, engine.Config{Name: "e2", Blocks: 1000, Flavour: engine.SGLang, Events: &engine.EventConfig{HostBlocks: 500, Buffer: 1_000_000}}),
 		startSimulated(t, engine.Config{Name: "e3", Blocks: 1200, BlockSize: 32, Flavour: engine.TRTLLM, Events: &engine.EventConfig{Buffer: 1_000_000}}),
 	}
@@ -86,15 +86,17 @@ func TestIndexIsTheEnginesCaches(t *testing.T) {
 		s.awaitKnowledge(t, e, "live", "exact")
 	}
 	c := &crowd{s: s, rnd: rand.New(rand.NewPCG(1, 2))}
+	of := func(change func(*publisher.Publisher)) func(*engine.Engine) error {
+		return func(e *engine.Engine) error {
+			change(e.Publishers()[0])
+			return nil
+		}
+	}
 	faults := []func(*engine.Engine) error{
 		func(*engine.Engine) error { return nil },
-		func(e *engine.Engine) error {
-			return e.SetEventFault(engine.EventFault{Kind: engine.DropBatches, Count: 5})
-		},
-		func(e *engine.Engine) error { return e.SetEventFault(engine.EventFault{Kind: engine.Disconnect}) },
-		func(e *engine.Engine) error {
-			return e.SetEventFault(engine.EventFault{Kind: engine.DelayBatches, DelayMS: 5})
-		},
+		of(func(p *publisher.Publisher) { p.Drop(5) }),
+		of((*publisher.Publisher).Disconnect),
+		of(func(p *publisher.Publisher) { p.Delay(5 * time.Millisecond) }),
 		(*engine.Engine).Restart,
 	}
 	const rounds = 8
@@ -115,9 +117,8 @@ func TestIndexIsTheEnginesCaches(t *testing.T) {
 			t.Fatalf("round %d: only %d of %d blocks in time", round, s.applied(t), target)
 		}
 		for i, e := range engines {
-			if err := e.SetEventFault(engine.EventFault{}); err != nil {
-				t.Fatal(err)
-			}
+			e.Publishers()[0].Drop(0)
+			e.Publishers()[0].Delay(0)
 			// Only the next batch shows that the last ones were dropped.
 			ids, _ := json.Marshal(idsOf(40_000+round*len(engines)+i, 200))
 			resp, err := http.Post("http://"+e.Addr()+"/v1/completions", "application/json", strings.NewReader(`{"model":"sim-8b","max_tokens":1,"prompt":`+string(ids)+`}`))
@@ -159,14 +160,7 @@ func (s *server) applied(t testing.TB) (n uint64) {
 // settle waits until the router has all events of an engine.
 func (s *server) settle(t testing.TB, e *engine.Engine) {
 	t.Helper()
-	eventually(t, "engine "+e.Name()+" is quiet", func() bool {
-		for _, st := range e.Events() {
-			if !st.Quiet() {
-				return false
-			}
-		}
-		return true
-	})
+	eventually(t, "engine "+e.Name()+" is quiet", e.Quiet)
 }
 
 // compare has the router and the engines say how much of earlier prompts they hold.
@@ -190,12 +184,7 @@ func (s *server) differs(t testing.TB, p []uint32, engines []*engine.Engine) str
 		return fmt.Sprintf("%d candidates for %d engines", len(x.Candidates), len(engines))
 	}
 	for _, e := range engines {
-		size := int64(16)
-		if e.Name() == "e3" {
-			size = 32
-		}
-		device, host := e.Holds(0, p, "", "")
-		held := min(int64(device+host), int64(len(p)-1)/size) * size
+		held := int64(e.Cached(p))
 		for _, cand := range x.Candidates {
 			if cand.Dial == e.Addr() && (cand.Tokens != held || cand.Source != "exact") {
 				wrong = append(wrong, fmt.Sprintf("%s holds %d tokens of %d, and the router knows %d (%s)", e.Name(), held, len(p), cand.Tokens, cand.Source))

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 )
@@ -66,4 +67,20 @@ func FreeAddr() (string, error) {
 	}
 	defer ln.Close()
 	return ln.Addr().String(), nil
+}
+
+// FreeAddrs returns such addresses with ports that follow each other.
+func FreeAddrs(n int) (addrs []string, err error) {
+	for last := uint16(0); len(addrs) < n; {
+		addr, err := FreeAddr()
+		if err != nil {
+			return nil, err
+		}
+		port := netip.MustParseAddrPort(addr).Port()
+		if port != last+1 {
+			addrs = nil
+		}
+		addrs, last = append(addrs, addr), port
+	}
+	return addrs, nil
 }

@@ -42,7 +42,7 @@ type tier struct {
 // newChanges returns the changes of a rank. An SGLang begins with a batch that clears.
 func newChanges(cfg *Config, rank int, pub *publisher.Publisher) *changes {
 	c := &changes{cfg: cfg, rank: rank, pub: pub}
-	if cfg.Flavour.sglang() {
+	if cfg.Flavour == SGLang {
 		c.tree = make(map[cache.Key]*treeBlock)
 		c.events = append(c.events, publisher.Event{Kind: publisher.Cleared})
 		c.publish()
@@ -58,7 +58,7 @@ func (c *changes) newCache(cfg *Config) *cache.Cache {
 		return kv
 	}
 	kv := cache.New(cfg.Blocks, cfg.BlockSize, tier{c, "GPU"})
-	kv.Unique = cfg.Flavour.sglang()
+	kv.Unique = cfg.Flavour == SGLang
 	if n := cfg.Events.HostBlocks; n > 0 {
 		kv.Host = cache.NewHost(n, tier{c, "CPU_PINNED"})
 	}

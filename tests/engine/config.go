@@ -152,5 +152,5 @@ func (c *Config) complete() error {
 	}
 	events := *c.Events // it is the caller's
 	c.Events = &events
-	return c.Events.complete(c)
+	return c.Events.complete(c.Flavour)
 }

@@ -34,7 +34,7 @@ type Engine struct {
 	ops      sync.Mutex
 	lives    int
 	closed   bool
-	sockets  sockets
+	sockets  []string // of the publishers: those to subscribe at, by rank, and those for replays
 	sideAddr string
 	srv      *http.Server // nil while killed
 	listener net.Listener // nil while killed or refusing
@@ -97,10 +97,10 @@ func (e *Engine) URL() string { return "http://" + e.addr }
 // else has the engine.
 func (e *Engine) boot() error {
 	pubs, err := e.publish()
-	if err != nil {
-		return err
+	var channel *side
+	if err == nil {
+		channel, err = e.openSide()
 	}
-	channel, err := e.openSide()
 	if err != nil {
 		for _, p := range pubs {
 			p.Close()

@@ -54,7 +54,7 @@ func newLife(cfg Config, c clock, pubs []*publisher.Publisher) *life {
 			ch = newChanges(&cfg, i, pubs[i])
 		}
 		kv := ch.newCache(&cfg)
-		b := batch.New(batch.Config{TokenBudget: cfg.TokenBudget, MaxRunning: cfg.MaxRunning, Step: cfg.Step, Late: ch != nil && cfg.Flavour.sglang()}, kv)
+		b := batch.New(batch.Config{TokenBudget: cfg.TokenBudget, MaxRunning: cfg.MaxRunning, Step: cfg.Step, Late: ch != nil && cfg.Flavour == SGLang}, kv)
 		l.ranks = append(l.ranks, newRank(c, kv, b, ch))
 	}
 	for _, k := range l.ranks {

@@ -38,9 +38,9 @@ func (e *Engine) EventEndpoints(rank int) (pub, replay string) {
 		return "", ""
 	}
 	if !c.NoReplay {
-		replay = "tcp://" + e.sockets.replay[rank]
+		replay = "tcp://" + e.sockets[e.cfg.Ranks+rank]
 	}
-	return "tcp://" + e.sockets.pub[rank], replay
+	return "tcp://" + e.sockets[rank], replay
 }
 
 // eventSources answers as a vLLM since 0.32 does.

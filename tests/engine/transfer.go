@@ -46,7 +46,7 @@ type Transfer struct {
 
 func (t *Transfer) complete(f Flavour) error {
 	lost := 5 * time.Second
-	if f.sglang() {
+	if f == SGLang {
 		lost = 15 * time.Second
 	}
 	if t.Fixed == 0 && t.PerToken == 0 {

@@ -104,10 +104,6 @@ func New(blocks, size int, l Listener) *Cache {
 // Blocks returns the capacity in blocks.
 func (c *Cache) Blocks() int { return c.blocks }
 
-// Holds returns how many leading full blocks of a prompt the cache holds, and how many
-// behind them the slower tier holds. Unlike in Hit, the last token counts.
-func (c *Cache) Holds(p *Prompt) (device, host int) { return c.held(p.Keys) }
-
 // BlocksFor returns how many blocks so many tokens need.
 func (c *Cache) BlocksFor(tokens int) int { return (tokens + c.size - 1) / c.size }
 

@@ -94,8 +94,10 @@ func main() {
 	}
 	for _, e := range engines {
 		fmt.Println(e.Name(), e.URL())
-		for i, s := range e.Events() {
-			fmt.Println(e.Name(), "rank", i, "events", s.Endpoint, s.Replay)
+		for i := range o.cfg.Ranks {
+			if pub, replay := e.EventEndpoints(i); pub != "" {
+				fmt.Println(e.Name(), "rank", i, "events", pub, replay)
+			}
 		}
 	}
 	fmt.Println("ready")

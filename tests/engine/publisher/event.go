@@ -66,240 +66,169 @@ const (
 	TRTLLM
 )
 
-// Encoding is how batches and events are laid out.
-type Encoding string
-
-// The encodings.
-const (
-	// Maps has events as maps in a batch that is an array: vLLM since 0.24, SGLang
-	// since September 2026, TensorRT-LLM.
-	Maps Encoding = "map"
-	// Arrays has events as arrays, too: vLLM up to 0.23.
-	Arrays Encoding = "array"
-)
-
 // Hashes is how the name of a block is written.
-type Hashes string
+type Hashes uint8
 
 // The ways to write hashes.
 const (
-	Unsigned Hashes = "u64"
-	Signed   Hashes = "i64"
+	Unsigned Hashes = iota
+	Signed
 	// Bytes is 32 bytes, of which the last 8 are the number in big-endian order.
-	Bytes Hashes = "bytes"
+	Bytes
 )
 
 // Form is how batches are written.
 type Form struct {
-	Dialect  Dialect
-	Encoding Encoding
-	Hashes   Hashes
+	Dialect Dialect
+	// Arrays has events as arrays: a vLLM up to 0.23. Default: maps in a batch that is an array, as
+	// with a vLLM since 0.24, an SGLang since September 2026 and a TensorRT-LLM.
+	Arrays bool
+	Hashes Hashes
 }
 
 // Append appends a batch as msgpack.
 func (f Form) Append(b []byte, batch *Batch) []byte {
-	ts := float64(batch.Time.UnixNano()) / 1e9
-	b = msgp.AppendFloat64(msgp.AppendArrayHeader(b, 3), ts)
-	return appendCount(f.appendEvents(b, batch.Events), batch.Rank)
-}
-
-func (f Form) appendEvents(b []byte, events []Event) []byte {
-	b = msgp.AppendArrayHeader(b, uint32(len(events)))
-	for i := range events {
-		b = f.appendEvent(b, &events[i])
-	}
-	return b
-}
-
-// member is one member of an event: its name, and what appends its value.
-type member struct {
-	name  string
-	value func([]byte) []byte
-}
-
-func (f Form) appendEvent(b []byte, e *Event) []byte {
-	members := f.members(e)
-	if f.Encoding == Arrays {
+	b = msgp.AppendFloat64(msgp.AppendArrayHeader(b, 3), float64(batch.Time.UnixNano())/1e9)
+	b = msgp.AppendArrayHeader(b, uint32(len(batch.Events)))
+	for i := range batch.Events {
+		members := f.members(&batch.Events[i])
+		if !f.Arrays {
+			b = f.appendValue(b, members)
+			continue
+		}
 		b = msgp.AppendArrayHeader(b, uint32(len(members)))
 		for _, m := range members {
-			b = m.value(b)
+			b = f.appendValue(b, m.value)
 		}
-		return b
 	}
-	b = msgp.AppendMapHeader(b, uint32(len(members)))
-	for _, m := range members {
-		b = m.value(msgp.AppendString(b, m.name))
-	}
-	return b
+	return f.appendValue(b, batch.Rank)
 }
+
+// member is one member of an event.
+type member struct {
+	name  string
+	value any
+}
+
+// name is that of a block.
+type name uint64
 
 // members returns an event's members in the order in which the engine writes them.
 func (f Form) members(e *Event) []member {
-	out := []member{{"type", text([]string{"BlockStored", "BlockRemoved", "AllBlocksCleared"}[e.Kind])}}
-	hashes := member{"block_hashes", func(b []byte) []byte { return f.appendHashes(b, e.Hashes) }}
-	medium := member{"medium", text(e.Medium)}
+	out := []member{{"type", [...]string{"BlockStored", "BlockRemoved", "AllBlocksCleared"}[e.Kind]}}
+	if e.Kind == Cleared {
+		return out
+	}
+	names := make([]any, len(e.Hashes))
+	for i, h := range e.Hashes {
+		names[i] = name(h)
+	}
+	out = append(out, member{"block_hashes", names})
+	if e.Kind == Stored {
+		var parent, adapter any
+		if !e.First {
+			parent = name(e.Parent)
+		}
+		if e.LoRAID != 0 && f.Dialect != SGLang { // which never tells it
+			adapter = e.LoRAID
+		}
+		out = append(out, member{"parent_block_hash", parent}, member{"token_ids", e.Tokens}, member{"block_size", e.BlockSize}, member{"lora_id", adapter})
+	}
+	if f.Dialect == TRTLLM {
+		return out
+	}
+	out = append(out, member{"medium", e.Medium})
 	switch {
-	case e.Kind == Stored:
-		out = append(out, hashes, member{"parent_block_hash", func(b []byte) []byte { return f.appendParent(b, e) }},
-			member{"token_ids", func(b []byte) []byte { return appendTokens(b, e.Tokens) }},
-			member{"block_size", func(b []byte) []byte { return appendCount(b, e.BlockSize) }},
-			member{"lora_id", f.loraID(e)})
-		return append(out, f.storedTail(e, medium)...)
-	case e.Kind == Removed && f.Dialect == VLLM:
-		return append(out, hashes, medium, member{"group_idx", appendZero})
-	case e.Kind == Removed && f.Dialect == SGLang:
-		return append(out, hashes, medium)
-	case e.Kind == Removed:
-		return append(out, hashes)
+	case f.Dialect == VLLM && e.Kind == Removed:
+		return append(out, member{"group_idx", 0})
+	case f.Dialect == VLLM:
+		out = append(out, member{"lora_name", orNil(e.LoRA)}, member{"extra_keys", extraKeys(e)}, member{"group_idx", 0}, member{"kv_cache_spec_kind", "full_attention"})
+	case e.Salt != "":
+		out = append(out, member{"cache_salt", e.Salt})
+	}
+	if e.Session != "" && !f.Arrays {
+		out = append(out, member{"session_id", e.Session})
 	}
 	return out
 }
 
-// storedTail returns the members in which engines differ.
-func (f Form) storedTail(e *Event, medium member) []member {
-	switch f.Dialect {
-	case VLLM:
-		tail := []member{
-			medium,
-			{"lora_name", textOrNil(e.LoRA)},
-			{"extra_keys", func(b []byte) []byte { return appendExtraKeys(b, e) }},
-			{"group_idx", appendZero},
-			{"kv_cache_spec_kind", text("full_attention")},
-		}
-		if e.Session != "" && f.Encoding != Arrays {
-			tail = append(tail, member{"session_id", text(e.Session)})
-		}
-		return tail
-	case SGLang:
-		tail, more := []member{medium}, metadata(e)
-		if f.Encoding != Arrays {
-			return append(tail, more...)
-		}
-		if len(more) > 0 {
-			tail = append(tail, member{"metadata", func(b []byte) []byte {
-				b = msgp.AppendMapHeader(b, uint32(len(more)))
-				for _, m := range more {
-					b = m.value(msgp.AppendString(b, m.name))
-				}
-				return b
-			}})
-		}
-		return tail
-	case TRTLLM:
-	}
-	return nil
-}
-
-// metadata returns what an SGLang adds for requests with a salt or a session.
-func metadata(e *Event) (out []member) {
-	if e.Salt != "" {
-		out = append(out, member{"cache_salt", text(e.Salt)})
-	}
-	if e.Session != "" {
-		out = append(out, member{"session_id", text(e.Session)})
-	}
-	return out
-}
-
-// loraID appends an adapter's number; an SGLang never tells it.
-func (f Form) loraID(e *Event) func([]byte) []byte {
-	if e.LoRAID == 0 || f.Dialect == SGLang {
-		return msgp.AppendNil
-	}
-	return func(b []byte) []byte { return appendCount(b, e.LoRAID) }
-}
-
-// appendExtraKeys appends null for each block, or a list with the adapter's name and the
+// extraKeys returns null for each block, or a list with the adapter's name and the
 // media. The list of a prompt's first block also has the salt.
-func appendExtraKeys(b []byte, e *Event) []byte {
-	b = msgp.AppendArrayHeader(b, uint32(len(e.Hashes)))
-	for i := range e.Hashes {
-		var keys []func([]byte) []byte
+func extraKeys(e *Event) []any {
+	list := make([]any, len(e.Hashes))
+	for i := range list {
+		var keys []any
 		if e.LoRA != "" {
-			keys = append(keys, text(e.LoRA))
+			keys = append(keys, e.LoRA)
 		}
 		if e.Media != nil {
 			for _, m := range e.Media[i] {
-				keys = append(keys, m.appendTo)
+				keys = append(keys, []any{m.Identifier, m.Offset}) // a pair, as vLLM does since 0.19
 			}
 		}
 		if i == 0 && e.First && e.Salt != "" {
-			keys = append(keys, text(e.Salt))
+			keys = append(keys, e.Salt)
 		}
-		if len(keys) == 0 {
-			b = msgp.AppendNil(b)
-			continue
-		}
-		b = msgp.AppendArrayHeader(b, uint32(len(keys)))
-		for _, key := range keys {
-			b = key(b)
+		if keys != nil {
+			list[i] = keys
 		}
 	}
-	return b
+	return list
 }
 
-// appendTo appends a pair, as vLLM does since 0.19.
-func (m Media) appendTo(b []byte) []byte {
-	b = msgp.AppendString(msgp.AppendArrayHeader(b, 2), m.Identifier)
-	if m.Offset < 0 {
-		return msgp.AppendInt64(b, int64(m.Offset))
-	}
-	return appendCount(b, m.Offset)
-}
-
-func text(s string) func([]byte) []byte {
-	return func(b []byte) []byte { return msgp.AppendString(b, s) }
-}
-
-func textOrNil(s string) func([]byte) []byte {
+func orNil(s string) any {
 	if s == "" {
-		return msgp.AppendNil
+		return nil
 	}
-	return text(s)
+	return s
 }
 
-func appendZero(b []byte) []byte { return appendCount(b, 0) }
-
-// appendCount appends a number from 0 on, as unsigned and as short as msgspec does.
-func appendCount(b []byte, n int) []byte { return msgp.AppendUint64(b, uint64(n)) }
-
-func appendTokens(b []byte, tokens []uint32) []byte {
-	b = msgp.AppendArrayHeader(b, uint32(len(tokens)))
-	for _, t := range tokens {
-		b = msgp.AppendUint32(b, t)
-	}
-	return b
-}
-
-func (f Form) appendHashes(b []byte, hashes []uint64) []byte {
-	b = msgp.AppendArrayHeader(b, uint32(len(hashes)))
-	for _, h := range hashes {
-		b = f.appendHash(b, h)
-	}
-	return b
-}
-
-func (f Form) appendParent(b []byte, e *Event) []byte {
-	if e.First {
-		return msgp.AppendNil(b)
-	}
-	return f.appendHash(b, e.Parent)
-}
-
-func (f Form) appendHash(b []byte, h uint64) []byte {
-	switch f.Hashes {
-	case Signed:
-		if n := int64(h); n < 0 {
-			return msgp.AppendInt64(b, n)
+// appendValue appends the value of a member. Numbers are as short as msgspec writes them, and unsigned
+// from 0 on.
+func (f Form) appendValue(b []byte, v any) []byte {
+	switch v := v.(type) {
+	case string:
+		return msgp.AppendString(b, v)
+	case name:
+		return f.appendName(b, uint64(v))
+	case int:
+		if v < 0 {
+			return msgp.AppendInt64(b, int64(v))
 		}
-	case Bytes:
+		return msgp.AppendUint64(b, uint64(v))
+	case []uint32:
+		b = msgp.AppendArrayHeader(b, uint32(len(v)))
+		for _, token := range v {
+			b = msgp.AppendUint32(b, token)
+		}
+		return b
+	case []any:
+		b = msgp.AppendArrayHeader(b, uint32(len(v)))
+		for _, element := range v {
+			b = f.appendValue(b, element)
+		}
+		return b
+	case []member:
+		b = msgp.AppendMapHeader(b, uint32(len(v)))
+		for _, m := range v {
+			b = f.appendValue(msgp.AppendString(b, m.name), m.value)
+		}
+		return b
+	}
+	return msgp.AppendNil(b)
+}
+
+func (f Form) appendName(b []byte, h uint64) []byte {
+	switch {
+	case f.Hashes == Signed && int64(h) < 0:
+		return msgp.AppendInt64(b, int64(h))
+	case f.Hashes == Bytes:
 		var digest [32]byte
 		for i := range 3 {
 			binary.BigEndian.PutUint64(digest[8*i:], xxh3.HashSeed(digest[:8*i], h))
 		}
 		binary.BigEndian.PutUint64(digest[24:], h)
 		return msgp.AppendBytes(b, digest[:])
-	case Unsigned:
 	}
 	return msgp.AppendUint64(b, h)
 }

@@ -2,6 +2,7 @@ package publisher
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/hex"
 	"os"
 	"strings"
@@ -28,8 +29,7 @@ func integer(v any) uint64 {
 	case uint64:
 		return n
 	case []byte:
-		return uint64(n[31]) | uint64(n[30])<<8 | uint64(n[29])<<16 | uint64(n[28])<<24 |
-			uint64(n[27])<<32 | uint64(n[26])<<40 | uint64(n[25])<<48 | uint64(n[24])<<56
+		return binary.BigEndian.Uint64(n[24:])
 	}
 	return 0
 }
@@ -84,7 +84,7 @@ func TestBytesOfARealEngine(t *testing.T) {
 		doc := decoded(t, payload).([]any)
 		ts := doc[0].(float64)
 		batch := &Batch{Time: time.Unix(0, int64(ts*1e9)), Rank: int(integer(doc[2]))}
-		form := Form{Encoding: Maps, Hashes: Unsigned}
+		form := Form{}
 		for _, m := range doc[1].([]any) {
 			e := understood(m.(map[string]any))
 			batch.Events = append(batch.Events, e)

@@ -1,9 +1,28 @@
+// Package publisher publishes the KV events of one rank of a simulated engine, as vLLM,
+// SGLang and TensorRT-LLM do. Batches in msgpack go out on a ZeroMQ PUB socket. A ROUTER
+// socket answers with past batches. Faults on demand lose and delay batches, and close
+// connections. The package knows no cache and no request.
+//
+// It speaks ZMTP 3.1 itself, because the sockets of github.com/go-zeromq/zmq4 v0.17.0 are
+// not fit for a server:
+//
+//   - The PUB socket answers no PING. After ten of them it reads nothing more.
+//   - One slow subscriber stops all others.
+//   - A client that sends no greeting stops the accept loop.
+//   - The caller cannot close a single connection.
+//   - Close leaves a goroutine.
+//
+// Beyond its high-water mark a subscriber loses messages, as with ZeroMQ.
 package publisher
 
 import (
+	"bytes"
 	"encoding/binary"
 	"net"
+	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -18,53 +37,36 @@ type Config struct {
 	OldReplay bool
 	// Topic is the first frame of each message. Default: empty.
 	Topic string
-	// Buffer is how many batches replays go back. Default: 10000.
+	// Buffer is how many batches replays go back.
 	Buffer int
 	Form   Form
 }
 
-// HighWater is how many messages may wait for one subscriber.
-const HighWater = 100000
+// highWater is how many messages may wait for one subscriber.
+const highWater = 100000
 
-// message is one batch as it is sent.
-type message struct {
-	seq     uint64
-	payload []byte
-	frames  []byte // all three, as PUB sends them
-}
-
-// Publisher publishes the batches of one rank. Batches wait in a queue without a bound,
-// so that a slow peer never stops the rank.
+// Publisher publishes the batches of one rank. It never waits for a peer.
 type Publisher struct {
-	cfg  Config
-	done chan struct{}
-	wake chan struct{}
-	all  sync.WaitGroup
+	cfg    Config
+	all    sync.WaitGroup
+	unsent atomic.Int64 // messages that wait for their subscribers
+	delay  atomic.Int64 // of each message to a subscriber
 
-	mu      sync.Mutex
-	closed  bool
-	queue   []*Batch
-	sending bool // the first of the queue is on its way
-	next    uint64
-	past    []*message // for replays, the oldest first
-	subs    map[*subscriber]struct{}
-	conns   map[net.Conn]bool // true: of the PUB socket
-	faults  faults
+	mu     sync.Mutex
+	closed bool
+	next   uint64
+	past   [][]byte // the payloads before next, for replays
+	drop   int      // batches
+	subs   map[*subscriber]struct{}
+	conns  map[net.Conn]struct{}
 }
 
 // Start starts a publisher, which owns the listeners from then on. Close ends it.
 func Start(cfg Config) *Publisher {
-	if cfg.Buffer == 0 {
-		cfg.Buffer = 10000
-	}
-	p := &Publisher{
-		cfg: cfg, done: make(chan struct{}), wake: make(chan struct{}, 1),
-		subs: make(map[*subscriber]struct{}), conns: make(map[net.Conn]bool),
-	}
-	p.all.Go(p.run)
-	p.all.Go(func() { p.accept(cfg.Listener, true, p.serveSubscriber) })
+	p := &Publisher{cfg: cfg, subs: make(map[*subscriber]struct{}), conns: make(map[net.Conn]struct{})}
+	p.all.Go(func() { p.accept(cfg.Listener, p.serveSubscriber) })
 	if cfg.Replay != nil {
-		p.all.Go(func() { p.accept(cfg.Replay, false, p.serveReplays) })
+		p.all.Go(func() { p.accept(cfg.Replay, p.serveReplays) })
 	}
 	return p
 }
@@ -73,130 +75,168 @@ func Start(cfg Config) *Publisher {
 // goroutines is left. What was not sent is lost.
 func (p *Publisher) Close() {
 	p.mu.Lock()
-	if !p.closed {
-		p.closed = true
-		close(p.done)
-		for _, l := range []net.Listener{p.cfg.Listener, p.cfg.Replay} {
-			if l != nil {
-				l.Close()
-			}
-		}
-		for c := range p.conns {
-			c.Close()
-		}
+	p.closed = true
+	p.cfg.Listener.Close()
+	if p.cfg.Replay != nil {
+		p.cfg.Replay.Close()
+	}
+	for c := range p.conns {
+		c.Close()
 	}
 	p.mu.Unlock()
 	p.all.Wait()
 }
 
-// Publish queues a batch, which the publisher owns from then on. It never waits, and does
-// nothing after Close.
+// Publish sends a batch, if no fault is in the way.
 func (p *Publisher) Publish(b *Batch) {
+	payload := p.cfg.Form.Append(nil, b)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed {
-		return
-	}
-	p.queue = append(p.queue, b)
-	p.nudge()
-}
-
-// nudge has run look at the queue and at the delay.
-func (p *Publisher) nudge() {
-	select {
-	case p.wake <- struct{}{}:
-	default:
-	}
-}
-
-// run sends the batches of the queue.
-func (p *Publisher) run() {
-	for {
-		for batch := p.first(); batch != nil; batch = p.first() {
-			payload := p.cfg.Form.Append(nil, batch)
-			if !p.wait() {
-				return
-			}
-			p.send(payload)
-		}
-		select {
-		case <-p.wake:
-		case <-p.done:
-			return
-		}
-	}
-}
-
-// first takes the first batch of the queue; nil if there is none.
-func (p *Publisher) first() *Batch {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.queue) == 0 {
-		p.queue = nil
-		return nil
-	}
-	b := p.queue[0]
-	p.queue[0] = nil
-	p.queue, p.sending = p.queue[1:], true
-	return b
-}
-
-// wait waits as long as batches are delayed. It returns false after Close.
-func (p *Publisher) wait() bool {
-	for began := time.Now(); ; {
-		p.mu.Lock()
-		left := p.faults.delay - time.Since(began)
-		p.mu.Unlock()
-		if left <= 0 {
-			return true
-		}
-		select {
-		case <-time.After(left):
-		case <-p.wake: // the delay may have changed
-		case <-p.done:
-			return false
-		}
-	}
-}
-
-// send gives a payload its number and sends it, as far as no fault is in the way.
-func (p *Publisher) send(payload []byte) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.sending = false
-	m := &message{seq: p.next, payload: payload}
+	frames := appendMessage(nil, []byte(p.cfg.Topic), binary.BigEndian.AppendUint64(nil, p.next), payload)
 	p.next++
-	m.frames = appendMessage(nil, []byte(p.cfg.Topic), binary.BigEndian.AppendUint64(nil, m.seq), payload)
-	if p.past = append(p.past, m); len(p.past) > p.cfg.Buffer {
+	if p.past = append(p.past, payload); len(p.past) > p.cfg.Buffer {
 		p.past = p.past[1:]
 	}
-	if p.faults.drop > 0 {
-		p.faults.drop--
+	if p.drop > 0 {
+		p.drop--
 		return
 	}
 	for s := range p.subs {
-		s.offer(m.frames, p.cfg.Topic)
+		if slices.ContainsFunc(s.topics, func(t string) bool { return strings.HasPrefix(p.cfg.Topic, t) }) && len(s.out) < highWater {
+			p.unsent.Add(1)
+			s.out <- frames
+		}
 	}
 }
 
-// Status is how far a publisher is.
-type Status struct {
-	// Pending is how many batches have no number yet.
-	Pending int
-	// Unsent is how many messages wait for their subscribers.
-	Unsent int
-}
+// Unsent returns how many messages wait for their subscribers.
+func (p *Publisher) Unsent() int64 { return p.unsent.Load() }
 
-// Status returns how far the publisher is.
-func (p *Publisher) Status() Status {
+// Drop keeps the next n batches from the subscribers. Replays have them.
+func (p *Publisher) Drop(n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s := Status{Pending: len(p.queue)}
-	if p.sending {
-		s.Pending++
+	p.drop = n
+}
+
+// Delay has each message to a subscriber wait for so long, one after another.
+func (p *Publisher) Delay(d time.Duration) { p.delay.Store(int64(d)) }
+
+// Disconnect closes the connections of the PUB socket. New ones are welcome.
+func (p *Publisher) Disconnect() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for s := range p.subs {
+		s.wire.conn.Close()
 	}
-	for sub := range p.subs {
-		s.Unsent += sub.waiting()
+}
+
+// accept serves the connections of a listener until it is closed.
+func (p *Publisher) accept(l net.Listener, serve func(net.Conn)) {
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		p.mu.Lock()
+		if p.closed {
+			conn.Close()
+		}
+		p.conns[conn] = struct{}{}
+		p.mu.Unlock()
+		p.all.Go(func() {
+			serve(conn)
+			conn.Close()
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			delete(p.conns, conn)
+		})
 	}
-	return s
+}
+
+// subscriber is one connection of the PUB socket.
+type subscriber struct {
+	wire   *wire
+	out    chan []byte
+	topics []string // their beginnings
+}
+
+// serveSubscriber reads subscriptions until the connection ends.
+func (p *Publisher) serveSubscriber(conn net.Conn) {
+	w, err := open(conn, "PUB")
+	if err != nil {
+		return
+	}
+	s := &subscriber{wire: w, out: make(chan []byte, highWater)}
+	p.mu.Lock()
+	p.subs[s] = struct{}{}
+	p.mu.Unlock()
+	p.all.Go(func() {
+		var err error
+		for frames := range s.out {
+			if err == nil {
+				time.Sleep(time.Duration(p.delay.Load()))
+				err = w.write(frames)
+			}
+			p.unsent.Add(-1)
+		}
+	})
+	for m, err := w.read(); err == nil; m, err = w.read() {
+		p.subscribe(s, m)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.subs, s)
+	close(s.out)
+}
+
+// subscribe notes a subscription: a command in ZMTP 3.1, a message before. Nobody ends one.
+func (p *Publisher) subscribe(s *subscriber, m incoming) {
+	topic, ok := bytes.CutPrefix(m.frames[0], []byte("\x09SUBSCRIBE"))
+	if !m.command {
+		topic, ok = bytes.CutPrefix(m.frames[0], []byte{1})
+	}
+	if ok {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		s.topics = append(s.topics, string(topic))
+	}
+}
+
+// serveReplays answers the requests of one connection of the ROUTER socket.
+func (p *Publisher) serveReplays(conn net.Conn) {
+	w, err := open(conn, "ROUTER")
+	for err == nil {
+		var m incoming
+		if m, err = w.read(); err != nil {
+			return
+		}
+		// Engines ignore what is not an empty frame with a number behind it.
+		if !m.command && len(m.frames) == 2 && len(m.frames[0]) == 0 && len(m.frames[1]) == 8 {
+			err = p.replay(w, binary.BigEndian.Uint64(m.frames[1]))
+		}
+	}
+}
+
+// replay sends all batches of the buffer from a number on, and the mark of the end.
+func (p *Publisher) replay(w *wire, from uint64) error {
+	p.mu.Lock()
+	past, next := slices.Clip(p.past), p.next
+	p.mu.Unlock()
+	oldest := next - uint64(len(past))
+	for seq := max(from, oldest); seq < next; seq++ {
+		if err := w.write(p.reply(p.cfg.Topic, seq, past[seq-oldest])); err != nil {
+			return err
+		}
+	}
+	return w.write(p.reply("", 1<<64-1, nil))
+}
+
+// reply returns one message of a replay.
+func (p *Publisher) reply(topic string, seq uint64, payload []byte) []byte {
+	number := binary.BigEndian.AppendUint64(nil, seq)
+	if p.cfg.OldReplay {
+		return appendMessage(nil, nil, number, payload)
+	}
+	return appendMessage(nil, nil, []byte(topic), number, payload)
 }

@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"sync"
@@ -17,12 +16,6 @@ const (
 	flagMore    = 1
 	flagLong    = 2
 	flagCommand = 4
-)
-
-// The most that a peer may send: subscriptions and requests for a replay are short.
-const (
-	maxFrame  = 1 << 16
-	maxFrames = 8
 )
 
 // handshakeTime is how long a peer may take to greet.
@@ -56,11 +49,7 @@ func open(conn net.Conn, socket string) (*wire, error) {
 	if theirs[0] != 0xff || theirs[9] != 0x7f || theirs[10] < 3 || !bytes.Equal(theirs[12:32], greeting[12:32]) {
 		return nil, errGreeting
 	}
-	m, err := w.read()
-	if err != nil {
-		return nil, err
-	}
-	if !m.command || !bytes.HasPrefix(m.frames[0], []byte("\x05READY")) {
+	if m, err := w.read(); err != nil || !m.command || !bytes.HasPrefix(m.frames[0], []byte("\x05READY")) {
 		return nil, errGreeting
 	}
 	conn.SetDeadline(time.Time{}) //nolint:errcheck // as above
@@ -73,6 +62,7 @@ type incoming struct {
 	frames  [][]byte
 }
 
+// read reads the next command or message. It answers a PING with a PONG that has its context.
 func (w *wire) read() (incoming, error) {
 	var m incoming
 	for {
@@ -80,16 +70,23 @@ func (w *wire) read() (incoming, error) {
 		if err != nil {
 			return m, err
 		}
-		size, err := w.size(flags&flagLong != 0)
-		if err != nil {
+		size := make([]byte, 8)
+		short := size[7:]
+		if flags&flagLong != 0 {
+			short = size
+		}
+		if _, err = io.ReadFull(w.r, short); err != nil {
 			return m, err
 		}
-		if size > maxFrame || len(m.frames) == maxFrames {
-			return m, fmt.Errorf("frame %d of %d bytes is too much", len(m.frames), size)
-		}
-		body := make([]byte, size)
+		body := make([]byte, binary.BigEndian.Uint64(size))
 		if _, err := io.ReadFull(w.r, body); err != nil {
 			return m, err
+		}
+		if ping, ok := bytes.CutPrefix(body, []byte("\x04PING")); ok && flags&flagCommand != 0 && len(ping) >= 2 {
+			if err := w.write(appendFrame(nil, flagCommand, append([]byte("\x04PONG"), ping[2:]...))); err != nil {
+				return m, err
+			}
+			continue
 		}
 		m.command = flags&flagCommand != 0
 		m.frames = append(m.frames, body)
@@ -99,31 +96,11 @@ func (w *wire) read() (incoming, error) {
 	}
 }
 
-func (w *wire) size(long bool) (uint64, error) {
-	var b [8]byte
-	n := 7
-	if long {
-		n = 0
-	}
-	_, err := io.ReadFull(w.r, b[n:])
-	return binary.BigEndian.Uint64(b[:]), err
-}
-
 func (w *wire) write(b []byte) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	_, err := w.conn.Write(b)
 	return err
-}
-
-// answered answers a PING with a PONG that has its context, and says whether it did.
-func (w *wire) answered(m incoming) bool {
-	ping, ok := bytes.CutPrefix(m.frames[0], []byte("\x04PING"))
-	if !m.command || !ok || len(ping) < 2 {
-		return false
-	}
-	w.write(appendFrame(nil, flagCommand, append([]byte("\x04PONG"), ping[2:]...))) //nolint:errcheck // the reader notices
-	return true
 }
 
 func appendFrame(b []byte, flags byte, body []byte) []byte {
