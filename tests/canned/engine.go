@@ -9,7 +9,6 @@ package canned
 import (
 	"bytes"
 	"context"
-	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -34,14 +33,12 @@ type Pace struct {
 	Header time.Duration
 }
 
-// Engine is one mock engine. Its address stays the same over Kill and Restart.
+// Engine is one mock engine.
 type Engine struct {
+	Server
 	name string
-	addr string
 
 	mu       sync.Mutex
-	srv      *http.Server // nil while killed
-	ln       *gate        // of srv; nil while it refuses
 	pace     Pace
 	fault    Fault
 	faultFor int // requests that fault is for; -1 is all
@@ -52,89 +49,29 @@ type Engine struct {
 }
 
 // Start starts an engine on a free loopback port.
-func Start(name string) (*Engine, error) {
-	ln, err := Listen()
-	if err != nil {
-		return nil, err
-	}
-	return startOn(name, ln), nil
-}
+func Start(name string) (*Engine, error) { return StartAt(name, "") }
 
 // StartAt starts an engine at an address.
 func StartAt(name, addr string) (*Engine, error) {
-	ln, err := net.Listen("tcp", addr)
-	if err != nil {
-		return nil, err
+	e := &Engine{name: name}
+	var used sync.Map // the connections that an answer was given on
+	e.Handler = http.HandlerFunc(e.serveHTTP)
+	e.ConnState = func(c net.Conn, s http.ConnState) {
+		_, again := used.Load(c)
+		switch how := e.hangsUp(); {
+		case s == http.StateIdle && how == AfterAnswer, s == http.StateActive && again && how == AtNextRequest:
+			c.Close()
+		case s == http.StateIdle:
+			used.Store(c, nil)
+		case s == http.StateClosed, s == http.StateHijacked:
+			used.Delete(c)
+		}
 	}
-	return startOn(name, ln), nil
-}
-
-func startOn(name string, ln net.Listener) *Engine {
-	e := &Engine{name: name, addr: ln.Addr().String()}
-	e.serve(ln)
-	return e
+	return e, e.Server.Start(addr)
 }
 
 // Name returns the engine's name, which is in each answer's EngineHeader.
 func (e *Engine) Name() string { return e.name }
-
-// Addr returns the engine's host:port.
-func (e *Engine) Addr() string { return e.addr }
-
-// serve serves on ln, until Kill.
-func (e *Engine) serve(ln net.Listener) {
-	var used sync.Map // the connections that an answer was given on
-	srv := &http.Server{
-		Handler:           http.HandlerFunc(e.serveHTTP),
-		ReadHeaderTimeout: time.Minute,
-		ConnState: func(c net.Conn, s http.ConnState) {
-			_, again := used.Load(c)
-			switch how := e.hangsUp(); {
-			case s == http.StateIdle && how == AfterAnswer, s == http.StateActive && again && how == AtNextRequest:
-				c.Close()
-			case s == http.StateIdle:
-				used.Store(c, nil)
-			case s == http.StateClosed, s == http.StateHijacked:
-				used.Delete(c)
-			}
-		},
-	}
-	gated := &gate{Listener: ln}
-	e.mu.Lock()
-	e.srv, e.ln = srv, gated
-	e.mu.Unlock()
-	go srv.Serve(gated) //nolint:errcheck // it ends with Kill
-}
-
-// Kill ends the engine as the end of its process would: the listener and all
-// connections are closed at once, whatever they are at.
-func (e *Engine) Kill() {
-	e.mu.Lock()
-	srv, ln := e.srv, e.ln
-	e.srv, e.ln = nil, nil
-	e.mu.Unlock()
-	if srv != nil {
-		srv.Close()
-	}
-	if ln != nil {
-		ln.open()
-	}
-}
-
-// Restart brings a killed engine back at the same address.
-func (e *Engine) Restart() error {
-	e.mu.Lock()
-	running := e.srv != nil
-	e.mu.Unlock()
-	if running {
-		return errors.New("engine runs")
-	}
-	ln, err := ListenAgain(e.addr)
-	if err == nil {
-		e.serve(ln)
-	}
-	return err
-}
 
 // SetPace sets the pace of the requests that come after it.
 func (e *Engine) SetPace(p Pace) {

@@ -36,7 +36,7 @@ func (e *Engine) enter(r *http.Request) (*Request, error) {
 func (e *Engine) clientGone(rec *Request) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if !rec.done && rec.Left.IsZero() && e.srv != nil { // a killed engine ends it by itself
+	if !rec.done && rec.Left.IsZero() && !e.killed() { // a killed engine ends it by itself
 		rec.Left = time.Now()
 	}
 }

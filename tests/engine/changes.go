@@ -19,8 +19,8 @@ type changes struct {
 	rank   int
 	pub    *publisher.Publisher
 	events []publisher.Event
-	// tree is the blocks of an SGLang, by key; nil for other flavours.
-	tree map[cache.Key]*treeBlock
+	// tree is all blocks that an SGLang had since the latest clear; nil for other flavours.
+	tree map[cache.Key]treeBlock
 	// above is the parent of the block that was removed last, while that is the latest
 	// event.
 	above cache.Key
@@ -29,8 +29,7 @@ type changes struct {
 // treeBlock is a block in the radix tree of an SGLang.
 type treeBlock struct {
 	parent cache.Key
-	name   uint64 // without salt and adapter: SGLang leaves them out of the hash
-	tiers  int
+	name   cache.Key // without salt and adapter: SGLang leaves them out of the hash
 }
 
 // tier listens to one tier of a rank.
@@ -43,7 +42,7 @@ type tier struct {
 func newChanges(cfg *Config, rank int, pub *publisher.Publisher) *changes {
 	c := &changes{cfg: cfg, rank: rank, pub: pub}
 	if cfg.Flavour == SGLang {
-		c.tree = make(map[cache.Key]*treeBlock)
+		c.tree = make(map[cache.Key]treeBlock)
 		c.events = append(c.events, publisher.Event{Kind: publisher.Cleared})
 		c.publish()
 	}
@@ -97,14 +96,13 @@ func (c *changes) publish() {
 // Stored notes a run of blocks.
 func (t tier) Stored(s cache.Stored) {
 	e := publisher.Event{
-		Kind: publisher.Stored, Hashes: make([]uint64, len(s.Keys)), First: s.First, Tokens: slices.Clone(s.Tokens),
-		BlockSize: t.cfg.BlockSize, LoRA: s.Root.LoRA, Salt: s.Root.Salt, Session: s.Session, Medium: t.medium,
+		Kind: publisher.Stored, First: s.First, Tokens: slices.Clone(s.Tokens), BlockSize: t.cfg.BlockSize,
+		LoRA: s.Root.LoRA, LoRAID: slices.Index(t.cfg.LoRAs, s.Root.LoRA) + 1, Salt: s.Root.Salt, Session: s.Session, Medium: t.medium,
 	}
-	e.LoRAID = slices.Index(t.cfg.LoRAs, s.Root.LoRA) + 1
 	for _, list := range s.Media {
-		block := make([]publisher.Media, len(list))
-		for i, m := range list {
-			block[i] = publisher.Media(m)
+		var block []publisher.Media
+		for _, m := range list {
+			block = append(block, publisher.Media(m))
 		}
 		e.Media = append(e.Media, block)
 	}
@@ -112,7 +110,7 @@ func (t tier) Stored(s cache.Stored) {
 		if t.tree != nil {
 			t.grow(s, i)
 		}
-		e.Hashes[i] = t.hash(k)
+		e.Hashes = append(e.Hashes, t.hash(k))
 	}
 	if !s.First {
 		e.Parent = t.hash(s.Parent)
@@ -122,20 +120,16 @@ func (t tier) Stored(s cache.Stored) {
 
 // grow notes block i of a run in the tree.
 func (c *changes) grow(s cache.Stored, i int) {
-	if b := c.tree[s.Keys[i]]; b != nil {
-		b.tiers++
-		return
-	}
-	b := &treeBlock{parent: s.Parent, name: uint64(s.Keys[i]), tiers: 1}
+	b := treeBlock{parent: s.Parent, name: s.Keys[i]}
 	if i > 0 {
 		b.parent = s.Keys[i-1]
 	}
 	if s.Root.Salt != "" || s.Root.LoRA != "" {
 		above := cache.Root{Model: s.Root.Model}.Key()
 		if i > 0 || !s.First {
-			above = cache.Key(c.tree[b.parent].name)
+			above = c.tree[b.parent].name
 		}
-		b.name = uint64(cache.Child(above, s.Tokens[i*c.cfg.BlockSize:(i+1)*c.cfg.BlockSize]))
+		b.name = cache.Child(above, s.Tokens[i*c.cfg.BlockSize:(i+1)*c.cfg.BlockSize])
 	}
 	c.tree[s.Keys[i]] = b
 }
@@ -143,22 +137,13 @@ func (c *changes) grow(s cache.Stored, i int) {
 // Removed notes the end of a block. An SGLang has one event for the blocks of a chain
 // that go one after another.
 func (t tier) Removed(k cache.Key) {
-	h := t.hash(k)
-	if t.tree == nil {
-		t.events = append(t.events, publisher.Event{Kind: publisher.Removed, Hashes: []uint64{h}, Medium: t.medium})
-		return
-	}
-	b := t.tree[k]
-	if b.tiers--; b.tiers == 0 {
-		delete(t.tree, k)
-	}
-	last := len(t.events) - 1
-	if last >= 0 && t.events[last].Kind == publisher.Removed && t.events[last].Medium == t.medium && t.above == k {
+	h, last := t.hash(k), len(t.events)-1
+	if t.tree != nil && t.above == k && last >= 0 && t.events[last].Kind == publisher.Removed && t.events[last].Medium == t.medium {
 		t.events[last].Hashes = append(t.events[last].Hashes, h)
 	} else {
 		t.events = append(t.events, publisher.Event{Kind: publisher.Removed, Hashes: []uint64{h}, Medium: t.medium})
 	}
-	t.above = b.parent
+	t.above = t.tree[k].parent
 }
 
 // Cleared notes that all tiers are empty.
@@ -170,19 +155,18 @@ func (t tier) Cleared() {
 
 // hash returns what events call a block.
 func (c *changes) hash(k cache.Key) uint64 {
-	if b := c.tree[k]; b != nil {
-		return c.seeded(b.name)
+	if b, ok := c.tree[k]; ok {
+		k = b.name
 	}
-	return c.seeded(uint64(k))
+	if seed := c.cfg.Events.HashSeed; seed != 0 {
+		return mixed(uint64(k) ^ seed)
+	}
+	return uint64(k)
 }
 
-// seeded makes a name the engine's own, if it has a seed. Different names stay different.
-func (c *changes) seeded(x uint64) uint64 {
-	if c.cfg.Events.HashSeed == 0 {
-		return x
-	}
-	x ^= c.cfg.Events.HashSeed
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9 // splitmix64
+// mixed returns another number for each number: splitmix64.
+func mixed(x uint64) uint64 {
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	return x ^ x>>31
 }

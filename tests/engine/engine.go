@@ -3,10 +3,6 @@ package engine
 import (
 	"errors"
 	"fmt"
-	"io"
-	"log"
-	"net"
-	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,7 +17,6 @@ const EngineHeader = canned.EngineHeader
 // Kill and Restart.
 type Engine struct {
 	cfg     Config
-	addr    string
 	clock   clock
 	journal *journal
 	faults  faults
@@ -31,13 +26,12 @@ type Engine struct {
 
 	// ops is held through Kill, Restart, Close and SetFault, so that they come one
 	// after another. No request ever waits for it.
-	ops      sync.Mutex
-	lives    int
-	closed   bool
-	sockets  []string // of the publishers: those to subscribe at, by rank, and those for replays
-	sideAddr string
-	srv      *http.Server // nil while killed
-	listener net.Listener // nil while killed or refusing
+	ops        sync.Mutex
+	lives      int
+	closed     bool
+	server     canned.Server
+	sockets    []string // of the publishers: those to subscribe at, by rank, and those for replays
+	sideServer canned.Server
 
 	mu   sync.Mutex
 	life *life // nil while killed
@@ -48,54 +42,29 @@ const keepAlive = 5 * time.Second
 
 // Start starts an engine. Close must be called when it is not needed any more.
 func Start(cfg Config) (*Engine, error) {
-	e, err := newEngine(cfg)
-	if err != nil {
-		return nil, err
-	}
-	ln, err := listen(e.cfg.Addr)
-	if err != nil {
-		return nil, err
-	}
-	e.addr = ln.Addr().String()
-	if err := e.boot(); err != nil {
-		ln.Close()
-		return nil, err
-	}
-	e.serve(ln)
-	return e, nil
-}
-
-// newEngine returns an engine that is not alive yet.
-func newEngine(cfg Config) (*Engine, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("configuring engine: %w", err)
 	}
-	return &Engine{cfg: cfg, clock: clock{time.Now(), cfg.Speed}, journal: new(journal)}, nil
-}
-
-func listen(addr string) (net.Listener, error) {
-	if addr == "" {
-		return canned.Listen()
-	}
-	ln, err := net.Listen("tcp", addr)
-	if err != nil {
+	e := &Engine{cfg: cfg, clock: clock{time.Now(), cfg.Speed}, journal: new(journal)}
+	e.server.Handler, e.server.IdleTimeout = e, keepAlive
+	if err := e.boot(func() error { return e.server.Start(cfg.Addr) }); err != nil {
 		return nil, fmt.Errorf("starting engine: %w", err)
 	}
-	return ln, nil
+	return e, nil
 }
 
 // Name returns the engine's name.
 func (e *Engine) Name() string { return e.cfg.Name }
 
 // Addr returns the engine's host:port.
-func (e *Engine) Addr() string { return e.addr }
+func (e *Engine) Addr() string { return e.server.Addr() }
 
 // URL returns the engine's base URL, without a slash at the end.
-func (e *Engine) URL() string { return "http://" + e.addr }
+func (e *Engine) URL() string { return "http://" + e.Addr() }
 
-// boot begins a new life, with empty caches. The caller holds ops, or nothing
+// boot begins a new life, with empty caches, and lets requests in. The caller holds ops, or nothing
 // else has the engine.
-func (e *Engine) boot() error {
+func (e *Engine) boot(serve func() error) error {
 	pubs, err := e.publish()
 	var channel *side
 	if err == nil {
@@ -113,28 +82,12 @@ func (e *Engine) boot() error {
 	l.number = e.lives
 	e.faults.clear()
 	e.mu.Lock()
-	defer e.mu.Unlock()
 	e.life = l
-	return nil
-}
-
-// serve lets requests in through ln. The caller holds ops, as with boot.
-func (e *Engine) serve(ln net.Listener) {
-	if e.srv == nil {
-		e.srv = newServer(e, keepAlive)
+	e.mu.Unlock()
+	if err = serve(); err != nil {
+		e.kill()
 	}
-	e.srv.SetKeepAlivesEnabled(true)
-	e.listener = ln
-	go e.srv.Serve(ln) //nolint:errcheck // it ends when ln is closed
-}
-
-func newServer(h http.Handler, idle time.Duration) *http.Server {
-	return &http.Server{
-		Handler:           h,
-		ReadHeaderTimeout: time.Minute,
-		IdleTimeout:       idle,
-		ErrorLog:          log.New(io.Discard, "", 0), // broken connections are the purpose
-	}
+	return err
 }
 
 // Kill ends the engine as the end of its process would: the listener and all
@@ -154,10 +107,7 @@ func (e *Engine) kill() {
 		return
 	}
 	l.over.Store(true)
-	if e.srv != nil {
-		e.srv.Close()
-	}
-	e.srv, e.listener = nil, nil
+	e.server.Kill()
 	l.side.close()
 	for _, p := range l.publishers {
 		p.Close()
@@ -174,16 +124,7 @@ func (e *Engine) Restart() error {
 		return errors.New("engine is closed")
 	}
 	e.kill()
-	ln, err := canned.ListenAgain(e.addr)
-	if err != nil {
-		return err
-	}
-	if err := e.boot(); err != nil {
-		ln.Close()
-		return err
-	}
-	e.serve(ln)
-	return nil
+	return e.boot(e.server.Restart)
 }
 
 // Close ends the engine for good.

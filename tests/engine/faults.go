@@ -146,17 +146,12 @@ func (e *Engine) SetFault(f Fault) error {
 	defer e.ops.Unlock()
 	switch {
 	case f.Path != "": // it does not change how the engine listens
-	case e.srv == nil: // killed; Restart listens again, and ends the fault
-	case f.Kind == Refuse && e.listener != nil:
-		e.listener.Close()
-		e.listener = nil
-		e.srv.SetKeepAlivesEnabled(false) // closes the idle connections
-	case f.Kind != Refuse && e.listener == nil:
-		ln, err := canned.ListenAgain(e.addr)
-		if err != nil {
+	case f.Kind == Refuse:
+		e.server.Refuse()
+	default:
+		if err := e.server.Accept(); err != nil {
 			return err
 		}
-		e.serve(ln)
 	}
 	e.faults.set(f)
 	return nil

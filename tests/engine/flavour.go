@@ -102,7 +102,7 @@ func (x *exchange) serverInfo() {
 		info["disaggregation_mode"], info["disaggregation_bootstrap_port"] = "null", 8998
 		if t := cfg.Transfer; t != nil {
 			info["disaggregation_mode"], info["disaggregation_transfer_backend"] = t.Role, "nixl"
-			_, info["disaggregation_bootstrap_port"] = hostPort(x.engine.sideAddr)
+			_, info["disaggregation_bootstrap_port"] = hostPort(x.engine.SideAddr())
 		}
 		if kv := x.engine.describeEvents(); kv != nil {
 			info["kv_events"] = kv

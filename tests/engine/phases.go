@@ -274,11 +274,11 @@ func (x *exchange) endPhase(a *answer, k *rank, j *job) bool {
 		x.life.side.keep(x.life.side.name()+kv.Transfer, it)
 		return true
 	}
-	host, port := hostPort(e.sideAddr)
+	host, port := hostPort(e.SideAddr())
 	id := fmt.Sprintf("%s-%d-%d", a.id, x.life.number, x.record.Seq)
 	x.life.side.keep(id, it)
 	if e.cfg.Flavour == TRTLLM {
-		a.disaggregated = &disaggregated{Type: "context_only", Request: a.asked.request.Disaggregated.Request, Context: &x.record.Seq, First: a.answer, State: e.sideAddr + "/" + id}
+		a.disaggregated = &disaggregated{Type: "context_only", Request: a.asked.request.Disaggregated.Request, Context: &x.record.Seq, First: a.answer, State: e.SideAddr() + "/" + id}
 		return true
 	}
 	blocks := make([]int, k.cache.BlocksFor(len(a.prompt.Tokens)))

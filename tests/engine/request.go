@@ -237,10 +237,7 @@ func (e *Engine) requestID(h http.Header) string {
 	if id := h.Get("X-Request-ID"); id != "" {
 		return id
 	}
-	x := e.ids.Add(1)
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9 // splitmix64
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return fmt.Sprintf("%016x", x^x>>31)
+	return fmt.Sprintf("%016x", mixed(e.ids.Add(1)))
 }
 
 // givenIDs returns the token ids that a chat gives in place of its messages, as an

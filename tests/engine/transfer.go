@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 	"github.com/caddy-kvrouter/kvrouter/tests/engine/batch"
 )
 
@@ -85,8 +84,6 @@ func (e *Engine) Transfers() Transfers {
 // bootstrap server. It ends with the engine's life.
 type side struct {
 	engine *Engine
-	addr   string
-	srv    *http.Server
 
 	mu    sync.Mutex
 	kept  map[string]*kept
@@ -120,28 +117,19 @@ func (e *Engine) openSide() (*side, error) {
 	if e.cfg.Transfer == nil {
 		return nil, nil //nolint:nilnil // there is none
 	}
-	var ln net.Listener
-	var err error
-	if e.sideAddr == "" {
-		ln, err = canned.Listen()
-	} else {
-		ln, err = canned.ListenAgain(e.sideAddr)
+	s := &side{engine: e, kept: make(map[string]*kept), rooms: make(map[uint64]*room)}
+	e.sideServer.Handler, e.sideServer.IdleTimeout = s, keepAlive
+	if e.lives == 0 {
+		return s, e.sideServer.Start("")
 	}
-	if err != nil {
-		return nil, err
-	}
-	e.sideAddr = ln.Addr().String()
-	s := &side{engine: e, addr: e.sideAddr, kept: make(map[string]*kept), rooms: make(map[uint64]*room)}
-	s.srv = newServer(s, keepAlive)
-	go s.srv.Serve(ln) //nolint:errcheck // it ends with srv
-	return s, nil
+	return s, e.sideServer.Restart()
 }
 
 func (s *side) close() {
 	if s == nil {
 		return
 	}
-	s.srv.Close()
+	s.engine.sideServer.Kill()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, k := range s.kept {
@@ -280,7 +268,7 @@ func (t *Transfer) duration(tokens int) time.Duration {
 }
 
 // SideAddr returns the host:port at which decode engines ask for KV; empty without transfers.
-func (e *Engine) SideAddr() string { return e.sideAddr }
+func (e *Engine) SideAddr() string { return e.sideServer.Addr() }
 
 // hostPort cuts an address.
 func hostPort(addr string) (host string, port int) {
