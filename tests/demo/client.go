@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +11,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"github.com/tidwall/gjson"
 )
 
 const (
@@ -185,58 +186,19 @@ func (a *answer) stream(body io.Reader) error {
 		if bytes.HasPrefix(bytes.TrimSpace(event), []byte("[DONE]")) {
 			break
 		}
-		if text := content(event); len(text) > 0 {
+		// As it stands there, between its quotes: it goes into the next question.
+		if text := gjson.GetBytes(event, "choices.0.delta.content"); text.Str != "" {
 			if a.first.IsZero() {
 				a.first = time.Now()
 			}
-			a.text = append(a.text, text...)
+			a.text = append(a.text, text.Raw[1:len(text.Raw)-1]...)
 		}
-		if bytes.Contains(event, []byte(`"prompt_tokens"`)) {
-			if err := a.usage(event); err != nil {
-				return err
-			}
+		if u := gjson.GetBytes(event, "usage"); u.IsObject() {
+			a.prompt, a.cached = int(u.Get("prompt_tokens").Int()), int(u.Get("prompt_tokens_details.cached_tokens").Int())
 		}
 	}
 	if a.first.IsZero() || a.prompt == 0 {
 		return errors.New("the stream has no text or no usage")
-	}
-	return nil
-}
-
-// content returns the text of an event as it stands there. To parse each event would
-// cost more than the rest of the client.
-func content(event []byte) []byte {
-	_, rest, found := bytes.Cut(event, []byte(`"content":`))
-	rest = bytes.TrimLeft(rest, " ")
-	if !found || len(rest) == 0 || rest[0] != '"' {
-		return nil
-	}
-	rest = rest[1:]
-	for i := 0; i < len(rest); i++ {
-		switch rest[i] {
-		case '\\':
-			i++
-		case '"':
-			return rest[:i]
-		}
-	}
-	return nil
-}
-
-func (a *answer) usage(event []byte) error {
-	var doc struct {
-		Usage *struct {
-			Prompt  int `json:"prompt_tokens"`
-			Details struct {
-				Cached int `json:"cached_tokens"`
-			} `json:"prompt_tokens_details"`
-		} `json:"usage"`
-	}
-	if err := json.Unmarshal(event, &doc); err != nil {
-		return fmt.Errorf("parsing the usage: %w", err)
-	}
-	if doc.Usage != nil {
-		a.prompt, a.cached = doc.Usage.Prompt, doc.Usage.Details.Cached
 	}
 	return nil
 }

@@ -4,12 +4,15 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/tidwall/gjson"
 )
 
 // start starts an engine whose times pass a hundred times as fast.
@@ -24,50 +27,30 @@ func start(t *testing.T, cfg Config) *Engine {
 	return e
 }
 
-// reply is an answer that was not streamed.
+// reply is an answer.
 type reply struct {
 	status int
 	text   string
-	body   map[string]any
 }
 
 // post asks for a chat about a topic, with further members.
-func post(t *testing.T, e *Engine, topic string, more map[string]any) reply {
+func post(t *testing.T, e *Engine, topic string, more map[string]any) (r reply) {
 	t.Helper()
 	body := map[string]any{"messages": []any{map[string]string{"role": "user", "content": strings.Repeat(topic+" ", 400)}}}
-	for k, v := range more {
-		body[k] = v
-	}
+	maps.Copy(body, more)
 	data, _ := json.Marshal(body)
 	resp, err := http.Post(e.URL()+"/v1/chat/completions", "application/json", bytes.NewReader(data)) //nolint:noctx // it ends with the engine
 	if err != nil {
-		return reply{}
+		return r
 	}
 	defer resp.Body.Close()
 	all, _ := io.ReadAll(resp.Body)
-	r := reply{status: resp.StatusCode, text: string(all), body: make(map[string]any)}
-	_ = json.Unmarshal(all, &r.body)
-	return r
+	return reply{resp.StatusCode, string(all)}
 }
 
-func (r reply) choice() map[string]any {
-	list, _ := r.body["choices"].([]any)
-	if len(list) == 0 {
-		return map[string]any{}
-	}
-	return list[0].(map[string]any)
-}
-
-func (r reply) said() any {
-	m, _ := r.choice()["message"].(map[string]any)
-	return m["content"]
-}
-
-func (r reply) cached() any {
-	u, _ := r.body["usage"].(map[string]any)
-	d, _ := u["prompt_tokens_details"].(map[string]any)
-	return d["cached_tokens"]
-}
+func (r reply) get(path string) gjson.Result { return gjson.Get(r.text, path) }
+func (r reply) said() string                 { return r.get("choices.0.message.content").Str }
+func (r reply) cached() int64                { return r.get("usage.prompt_tokens_details.cached_tokens").Int() }
 
 // nixl are the parameters of a vLLM's prefill phase.
 var nixl = map[string]any{"do_remote_decode": true, "do_remote_prefill": false, "remote_engine_id": nil, "remote_block_ids": nil, "remote_host": nil, "remote_port": nil}
@@ -79,13 +62,13 @@ func TestVLLMLegs(t *testing.T) {
 	want := post(t, whole, "rivers", nil).said()
 	ahead := func(topic string) any {
 		r := post(t, p, topic, map[string]any{"max_tokens": 1, "kv_transfer_params": nixl})
-		kv, _ := r.body["kv_transfer_params"].(map[string]any)
+		kv := r.get("kv_transfer_params")
 		for _, name := range []string{"remote_block_ids", "remote_engine_id", "remote_request_id", "remote_host", "remote_port", "tp_size", "remote_num_tokens", "remote_blocks_expiry_time"} {
-			if kv[name] == nil {
+			if !kv.Get(name).Exists() {
 				t.Fatalf("prefill answers without %s: %s", name, r.text)
 			}
 		}
-		return kv
+		return kv.Value()
 	}
 	kv := ahead("rivers")
 	if n := p.Transfers(); n != (Transfers{Held: 1}) {
@@ -93,12 +76,12 @@ func TestVLLMLegs(t *testing.T) {
 	}
 	for range 2 { // the same object a second time is accepted
 		r := post(t, d, "rivers", map[string]any{"kv_transfer_params": kv})
-		if r.status != 200 || r.said() != want || r.cached() != 0.0 {
+		if r.status != 200 || r.said() != want || r.cached() != 0 {
 			t.Errorf("decode answers %d with %v, %v cached; want %v", r.status, r.said(), r.cached(), want)
 		}
 	}
 	again := post(t, d, "rivers", nil) // it holds the prompt now
-	if again.cached() == 0.0 {
+	if again.cached() == 0 {
 		t.Error("decode does not hold what was transferred")
 	}
 	if n := p.Transfers(); n != (Transfers{Fetched: 1}) {
@@ -171,7 +154,7 @@ func TestSGLangPhases(t *testing.T) {
 	want := post(t, whole, "rivers", nil).said()
 	for range 2 {
 		pre, dec := both("rivers", func() {})
-		if pre.status != 200 || dec.status != 200 || dec.said() != want || pre.cached() != dec.cached() || pre.choice()["finish_reason"] != "length" {
+		if pre.status != 200 || dec.status != 200 || dec.said() != want || pre.cached() != dec.cached() || pre.get("choices.0.finish_reason").Str != "length" {
 			t.Errorf("prefill %s\ndecode %s", pre.text, dec.text)
 		}
 	}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/tidwall/gjson"
 )
 
 // api is an API by which a client talks with an engine.
@@ -149,45 +151,6 @@ type answer struct {
 	prompt, completion, cached int // tokens; cached is -1 if the engine did not tell
 }
 
-// answerDoc is an answer or an event of one, of any API.
-type answerDoc struct {
-	Choices []struct {
-		Text     string   `json:"text"`
-		TokenIDs []uint32 `json:"token_ids"`
-		Delta    part     `json:"delta"`
-		Message  part     `json:"message"`
-	} `json:"choices"`
-	Usage    *usage            `json:"usage"`
-	Output   []json.RawMessage `json:"output"`
-	Response *answerDoc        `json:"response"`
-	Content  []part            `json:"content"`
-	Type     string            `json:"type"`
-	Delta    json.RawMessage   `json:"delta"`
-	Error    json.RawMessage   `json:"error"`
-}
-
-type part struct {
-	Content string `json:"content"`
-	Text    string `json:"text"`
-}
-
-type usage struct {
-	Prompt     int      `json:"prompt_tokens"`
-	Completion int      `json:"completion_tokens"`
-	Details    *details `json:"prompt_tokens_details"`
-	// The responses and messages APIs.
-	Input        int      `json:"input_tokens"`
-	Output       int      `json:"output_tokens"`
-	InputDetails *details `json:"input_tokens_details"`
-	// The messages API: parts of the prompt that input_tokens leaves out.
-	Created *int `json:"cache_creation_input_tokens"`
-	Read    *int `json:"cache_read_input_tokens"`
-}
-
-type details struct {
-	Cached int `json:"cached_tokens"`
-}
-
 // read reads an answer, whole or streamed.
 func (t *talk) read(body []byte) (answer, error) {
 	a := answer{spoken: spoken{role: "assistant"}, cached: -1}
@@ -206,60 +169,49 @@ func (t *talk) read(body []byte) (answer, error) {
 	return a, nil
 }
 
-// take reads a whole answer or one event.
+// take reads a whole answer or one event, of any API.
 func (a *answer) take(data []byte) error {
-	var d answerDoc
-	if err := json.Unmarshal(data, &d); err != nil {
-		return fmt.Errorf("reading answer: %w", err)
+	d := gjson.ParseBytes(data)
+	if e := d.Get("error"); !gjson.ValidBytes(data) || e.Type != gjson.Null {
+		return fmt.Errorf("answer is an error: %s", data)
 	}
-	if len(d.Error) > 0 && string(d.Error) != "null" {
-		return fmt.Errorf("answer is an error: %s", d.Error)
+	texts := []string{"choices.#.text", "choices.#.delta.content", "choices.#.message.content", "content.#.text"}
+	if d.Get("type").Str == "content_block_delta" {
+		texts = []string{"delta.text"}
 	}
-	for _, c := range d.Choices {
-		a.text += c.Text + c.Delta.Content + c.Message.Content
-		a.ids = append(a.ids, c.TokenIDs...)
+	if whole := d.Get("response"); whole.Exists() { // of the last one
+		d = whole
 	}
-	for _, c := range d.Content {
-		a.text += c.Text
+	for _, path := range append(texts, "output.#.content.#.text|@flatten") {
+		d.Get(path).ForEach(func(_, t gjson.Result) bool {
+			a.text += t.Str
+			return true
+		})
 	}
-	if d.Type == "content_block_delta" {
-		var p part
-		if json.Unmarshal(d.Delta, &p) == nil {
-			a.text += p.Text
-		}
+	d.Get("choices.#.token_ids|@flatten").ForEach(func(_, id gjson.Result) bool {
+		a.ids = append(a.ids, uint32(id.Uint()))
+		return true
+	})
+	for i, item := range d.Get("output").Array() {
+		a.item = append(a.item[:i], json.RawMessage(item.Raw))
 	}
-	if d.Response != nil { // the last one is whole
-		d.Output, d.Usage = d.Response.Output, d.Response.Usage
-	}
-	if len(d.Output) > 0 {
-		a.item = d.Output
-		for _, raw := range d.Output {
-			var item struct {
-				Content []part `json:"content"`
-			}
-			if err := json.Unmarshal(raw, &item); err != nil {
-				return fmt.Errorf("reading item: %w", err)
-			}
-			for _, c := range item.Content {
-				a.text += c.Text
-			}
-		}
-	}
-	if d.Usage != nil {
-		a.count(d.Usage)
+	if u := d.Get("usage"); u.IsObject() {
+		a.count(u)
 	}
 	return nil
 }
 
-func (a *answer) count(u *usage) {
-	a.prompt, a.completion = u.Prompt+u.Input, u.Completion+u.Output
-	for _, d := range []*details{u.Details, u.InputDetails} {
-		if d != nil {
-			a.cached = d.Cached
+func (a *answer) count(u gjson.Result) {
+	a.prompt = int(u.Get("prompt_tokens").Int() + u.Get("input_tokens").Int())
+	a.completion = int(u.Get("completion_tokens").Int() + u.Get("output_tokens").Int())
+	for _, path := range []string{"prompt_tokens_details.cached_tokens", "input_tokens_details.cached_tokens"} {
+		if cached := u.Get(path); cached.Exists() {
+			a.cached = int(cached.Int())
 		}
 	}
-	if u.Read != nil && u.Created != nil {
-		a.cached = *u.Read
-		a.prompt += *u.Read + *u.Created
+	// The messages API: parts of the prompt that input_tokens leaves out.
+	if read, created := u.Get("cache_read_input_tokens"), u.Get("cache_creation_input_tokens"); read.Exists() && created.Exists() {
+		a.cached = int(read.Int())
+		a.prompt += int(read.Int() + created.Int())
 	}
 }

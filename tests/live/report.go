@@ -11,6 +11,8 @@ import (
 	"slices"
 	"text/tabwriter"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/stats"
 )
 
 // row is the figures of some turns. Errors are predicted minus reported tokens.
@@ -90,7 +92,7 @@ func figures(turns []turn, block int) (r row) {
 	slices.Sort(errs)
 	if n := len(errs); n > 0 {
 		for i, q := range []float64{0.05, 0.5, 0.95} {
-			r.Quantiles[i] = errs[int(q*float64(n-1)+0.5)]
+			r.Quantiles[i] = stats.Percentile(errs, q)
 		}
 		if r.Worst = errs[n-1]; math.Abs(errs[0]) > math.Abs(r.Worst) {
 			r.Worst = errs[0]
