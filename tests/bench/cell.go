@@ -80,13 +80,13 @@ func (m *meter) sample(ctx context.Context, con *contender, c cell, round int, l
 	profiled := make(chan error, 1)
 	r := l.run(ctx, m.warmup, m.timed, func() {
 		go func() { profiled <- m.takeProfile(ctx, con, c, round) }()
-		w.begin(con.proc.pid())
+		w.begin(con.proc.PID())
 	}, func() { w.end() })
 	if ctx.Err() != nil {
 		return nil, errors.New("interrupted")
 	}
-	if con.proc.ended() {
-		return nil, fmt.Errorf("%s has ended: %s", con.name, con.proc.output())
+	if con.proc.Ended() {
+		return nil, fmt.Errorf("%s has ended: %s", con.name, con.proc.Output())
 	}
 	if err := <-profiled; err != nil {
 		return nil, fmt.Errorf("profiling %s: %w", con.name, err)

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+	"github.com/caddy-kvrouter/kvrouter/tests/process"
 )
 
 // contender is a router that is measured.
@@ -32,7 +33,7 @@ type contender struct {
 
 	url   string // where requests go
 	admin string // a Caddy's admin address
-	proc  *process
+	proc  *process.Process
 }
 
 // builtin returns the contenders that are always there.
@@ -113,12 +114,12 @@ func (c *contender) start(ctx context.Context, caddy, dir string, upstreams []st
 		return err
 	}
 	cmd.Env = append(os.Environ(), "XDG_CONFIG_HOME="+own, "XDG_DATA_HOME="+own)
-	if c.proc, err = startProcess(cmd, filepath.Join(own, "output.log")); err != nil {
+	if c.proc, err = process.Start(cmd, filepath.Join(own, "output.log")); err != nil {
 		return err
 	}
 	c.url = "http://" + addr
 	if err := c.await(ctx); err != nil {
-		c.proc.stop()
+		c.proc.Stop()
 		return err
 	}
 	return nil
@@ -185,20 +186,9 @@ const startTimeout = 2 * time.Minute
 
 // await waits until the router answers a request.
 func (c *contender) await(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
 	body := []byte(`{"model":"` + modelName + `","stream":false,"messages":[{"role":"user","content":"Are you there?"}]}`)
 	transport := &http.Transport{DisableKeepAlives: true}
-	for {
-		err := ask(ctx, transport, c.url+chatPath, body)
-		if err == nil {
-			return nil
-		}
-		if ctx.Err() != nil || c.proc.ended() {
-			return fmt.Errorf("it does not answer: %w: %s", err, c.proc.output())
-		}
-		wait(ctx, 50*time.Millisecond)
-	}
+	return c.proc.Await(ctx, startTimeout, func(ctx context.Context) error { return ask(ctx, transport, c.url+chatPath, body) })
 }
 
 func ask(ctx context.Context, transport http.RoundTripper, url string, body []byte) error {

@@ -140,7 +140,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		if err := c.start(ctx, o.caddy, dir, upstreams); err != nil {
 			return fmt.Errorf("starting %s: %w", c.name, err)
 		}
-		defer c.proc.stop()
+		defer c.proc.Stop()
 	}
 	m := &meter{options: o, log: stderr}
 	m.seq.Store(firstNumber)

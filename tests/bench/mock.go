@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+	"github.com/caddy-kvrouter/kvrouter/tests/process"
 )
 
 const (
@@ -43,13 +44,13 @@ func startUpstreams() (addrs []string, stop func(), err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	proc, err := startProcess(cmd, "")
+	proc, err := process.Start(cmd, "")
 	if err != nil {
 		return nil, nil, err
 	}
 	stop = func() {
 		in.Close()
-		proc.stop()
+		proc.Stop()
 	}
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if err != nil {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -8,6 +9,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 	"github.com/caddy-kvrouter/kvrouter/tests/cluster"
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
+	"github.com/caddy-kvrouter/kvrouter/tests/process"
 )
 
 const (
@@ -63,21 +65,12 @@ func startEngines(c *cluster.Cluster, w *workload, speed float64, events bool) (
 type arena struct {
 	*cluster.Cluster
 	runs      []*run
-	processes []*process
+	processes []*process.Process
 }
 
-// newArena starts engines and routers of all runs.
-func newArena(runs []*run, speed float64) (*arena, error) {
+func newArena(runs ...*run) (*arena, error) {
 	c, err := cluster.New()
-	if err != nil {
-		return nil, err
-	}
-	a := &arena{Cluster: c, runs: runs}
-	if err := a.start(speed); err != nil {
-		a.stop()
-		return nil, err
-	}
-	return a, nil
+	return &arena{Cluster: c, runs: runs}, err
 }
 
 // quiet are Caddy's global options: no admin endpoint and no log.
@@ -89,9 +82,9 @@ const quiet = `
 	}
 `
 
-// start starts the engines first. A free address is only a promise until the router listens
-// there, and no engine may take it meanwhile.
-func (a *arena) start(speed float64) error {
+// start starts engines and routers of all runs, the engines first. A free address is only a promise
+// until the router listens there, and no engine may take it meanwhile.
+func (a *arena) start(ctx context.Context, speed float64) error {
 	behind := make([][]string, len(a.runs))
 	for i, r := range a.runs {
 		var err error
@@ -101,6 +94,7 @@ func (a *arena) start(speed float64) error {
 	}
 	var sites strings.Builder
 	promised := make(map[string]bool)
+	others := make(map[string]*process.Process) // by address
 	for i, r := range a.runs {
 		addr, err := freeAddr(promised)
 		if err != nil {
@@ -111,14 +105,14 @@ func (a *arena) start(speed float64) error {
 			fmt.Fprintf(&sites, "http://%s {\n\t%s\n}\n", addr, r.route(behind[i], fmt.Sprint("run", i), speed))
 			continue
 		}
-		p, err := startProcess(r.command, addr, behind[i])
+		p, err := startProcess(r.command, addr, behind[i], a.File(fmt.Sprint("run", i)))
 		if err != nil {
 			return fmt.Errorf("%s: %w", r.name, err)
 		}
-		a.processes = append(a.processes, p)
+		others[addr], a.processes = p, append(a.processes, p)
 	}
-	for _, p := range a.processes {
-		if err := p.await(); err != nil {
+	for addr, p := range others {
+		if err := p.Await(ctx, patience, func(ctx context.Context) error { return listsModels(ctx, addr) }); err != nil {
 			return err
 		}
 	}
@@ -140,7 +134,7 @@ func freeAddr(promised map[string]bool) (string, error) {
 
 func (a *arena) stop() {
 	for _, p := range a.processes {
-		p.stop()
+		p.Kill()
 	}
 	a.Stop()
 }

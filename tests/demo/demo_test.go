@@ -231,11 +231,14 @@ func TestQuestionsThatStandAlone(t *testing.T) {
 	s := shapes[i]
 	s.sessions, s.system, s.answer = 2, 64, span{8, 8}
 	r := &run{contender: contenders[0], load: newWorkload(s, 1), model: model}
-	a, err := newArena([]*run{r}, 50)
+	a, err := newArena(r)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer a.stop()
+	if err := a.start(t.Context(), 50); err != nil {
+		t.Fatal(err)
+	}
 	a.play(t.Context(), 50)
 	longest := s.system + s.question.most + 100 // the template's tokens, too
 	end := time.Duration(0)

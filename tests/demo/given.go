@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -10,7 +9,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
-	"github.com/caddy-kvrouter/kvrouter/tests/cluster"
 )
 
 // patient bounds a run before given engines, in real time.
@@ -36,8 +34,8 @@ func (o *options) playGiven(ctx context.Context, list []shape, out, progress io.
 				continue
 			}
 			var runs []*run
-			for i := range o.seeds {
-				r := &run{contender: c, load: newWorkload(s, o.seed+uint64(i)), model: o.model} //nolint:gosec // not negative
+			for _, w := range o.workloads(s) {
+				r := &run{contender: c, load: w, model: o.model}
 				if err := o.before(ctx, r, progress); err != nil {
 					return cells, err
 				}
@@ -54,11 +52,11 @@ func (o *options) playGiven(ctx context.Context, list []shape, out, progress io.
 // before plays a run before given engines. Its system prompt begins with words of its
 // own, so what earlier runs left in the caches does not help it.
 func (o *options) before(ctx context.Context, r *run, progress io.Writer) error {
-	c, err := cluster.New()
+	a, err := newArena(r)
 	if err != nil {
 		return err
 	}
-	defer c.Stop()
+	defer a.stop()
 	addr, err := canned.FreeAddr()
 	if err != nil {
 		return err
@@ -66,18 +64,13 @@ func (o *options) before(ctx context.Context, r *run, progress io.Writer) error 
 	r.addrs = []string{addr}
 	own := fmt.Sprintf("%016x", rand.Uint64()) //nolint:gosec // not a secret
 	r.load.prompt = own + " " + r.load.prompt
-	if err := c.Load(quiet, fmt.Sprintf("http://%s {\n\t%s\n}\n", addr, r.route(o.given, own, o.speed))); err != nil {
+	if err := a.Load(quiet, fmt.Sprintf("http://%s {\n\t%s\n}\n", addr, r.route(o.given, own, o.speed))); err != nil {
 		return err
 	}
-	bounded, cancel := context.WithTimeout(ctx, patient)
-	defer cancel()
-	unfollow := follow(progress, []*run{r}, o.speed)
-	(&arena{Cluster: c, runs: []*run{r}}).play(bounded, o.speed)
-	unfollow()
-	switch {
-	case ctx.Err() != nil:
-		return errors.New("interrupted")
-	case len(r.samples) == 0:
+	if err := a.perform(ctx, patient, o.speed, progress); err != nil {
+		return err
+	}
+	if len(r.samples) == 0 {
 		return fmt.Errorf("%s: no request was answered; do the engines serve %q?", r.name, r.model)
 	}
 	return nil

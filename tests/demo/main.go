@@ -174,16 +174,23 @@ func (o *options) demo(ctx context.Context, out, progress io.Writer) error {
 	return errors.Join(r.draw(f), f.Close())
 }
 
+// workloads returns those of a shape, one for each seed.
+func (o *options) workloads(s shape) (list []*workload) {
+	for i := range o.seeds {
+		list = append(list, newWorkload(s, o.seed+uint64(i))) //nolint:gosec // not negative
+	}
+	return list
+}
+
 // play plays all contenders with the workloads.
 func (o *options) play(ctx context.Context, list []shape, progress io.Writer) (*result, error) {
 	began := time.Now()
 	contenders := slices.Concat(contenders, o.with)
-	runs := make([]*run, 0, len(list)*len(contenders)*o.seeds)
+	var runs []*run
 	table := make([][][]*run, len(list)) // by workload and contender
 	for i, s := range list {
 		table[i] = make([][]*run, len(contenders))
-		for seed := range o.seeds {
-			w := newWorkload(s, o.seed+uint64(seed)) //nolint:gosec // not negative
+		for _, w := range o.workloads(s) {
 			for j, c := range contenders {
 				r := &run{contender: c, load: w, model: model}
 				runs = append(runs, r)
@@ -191,28 +198,26 @@ func (o *options) play(ctx context.Context, list []shape, progress io.Writer) (*
 			}
 		}
 	}
-	a, err := newArena(runs, o.speed)
+	a, err := newArena(runs...)
 	if err != nil {
 		return nil, err
 	}
 	defer a.stop()
+	if err = a.start(ctx, o.speed); err != nil {
+		return nil, err
+	}
 	most := limit
 	if o.full {
 		most = fullLimit
 	}
-	bounded, cancel := context.WithTimeout(ctx, most)
-	defer cancel()
 	for _, s := range list {
 		fmt.Fprintf(progress, "%-17s %s\n", s.title, s.about)
 	}
 	fmt.Fprintf(progress, "%d runs at the same moment: %d workloads, %d contenders, %d seeds.\n", len(runs), len(list), len(contenders), o.seeds)
-	unfollow := follow(progress, runs, o.speed)
-	a.play(bounded, o.speed)
-	unfollow()
-	r := &result{options: *o}
-	if ctx.Err() != nil {
-		return nil, errors.New("interrupted")
+	if err = a.perform(ctx, most, o.speed, progress); err != nil {
+		return nil, err
 	}
+	r := &result{options: *o}
 	for _, lists := range table {
 		var cells []*cell
 		for _, runs := range lists {

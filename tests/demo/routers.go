@@ -9,11 +9,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 	"github.com/caddy-kvrouter/kvrouter/tests/cluster"
+	"github.com/caddy-kvrouter/kvrouter/tests/process"
 	"github.com/caddy-kvrouter/kvrouter/tests/valkey"
 )
 
@@ -41,12 +43,6 @@ var groups = []group{
 // childConfig names the configuration of a Caddy that this program runs in place of the demo.
 const childConfig = "KV_ROUTER_DEMO_CADDY"
 
-// routers are the processes of a group.
-type routers struct {
-	group
-	cmds []*exec.Cmd
-}
-
 // playRouters compares several routers with one. No request names its session.
 func (o *options) playRouters(ctx context.Context, list []shape, out, progress io.Writer) error {
 	v, err := valkey.Start()
@@ -54,22 +50,17 @@ func (o *options) playRouters(ctx context.Context, list []shape, out, progress i
 		return err
 	}
 	defer v.Stop()
-	c, err := cluster.New()
+	a, err := newArena()
 	if err != nil {
 		return err
 	}
-	a := &arena{Cluster: c}
-	defer a.Stop()
-	loads := make([][]*workload, len(list))
-	for i, s := range list {
-		for seed := range o.seeds {
-			loads[i] = append(loads[i], newWorkload(s, o.seed+uint64(seed))) //nolint:gosec // not negative
-		}
+	defer a.stop()
+	var loads [][]*workload
+	for _, s := range list {
+		loads = append(loads, o.workloads(s))
 	}
 	runs := make([][][]*run, len(groups)) // by workload and seed
 	for i, g := range groups {
-		all := &routers{group: g}
-		defer all.kill(0)
 		for _, same := range loads {
 			var row []*run
 			for _, w := range same {
@@ -77,21 +68,16 @@ func (o *options) playRouters(ctx context.Context, list []shape, out, progress i
 			}
 			runs[i], a.runs = append(runs[i], row), append(a.runs, row...)
 		}
-		if err := all.start(a, runs[i], fmt.Sprint("group", i), v.URL(), o.speed); err != nil {
+		if err := g.start(ctx, a, runs[i], fmt.Sprint("group", i), v.URL(), o.speed); err != nil {
 			return err
 		}
 		if g.killed {
-			timer := time.AfterFunc(time.Duration(float64(window)/2/o.speed), func() { all.kill(g.routers - 1) })
+			timer := time.AfterFunc(time.Duration(float64(window)/2/o.speed), a.processes[len(a.processes)-1].Kill)
 			defer timer.Stop()
 		}
 	}
-	bounded, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	unfollow := follow(progress, a.runs, o.speed)
-	a.play(bounded, o.speed)
-	unfollow()
-	if ctx.Err() != nil {
-		return errors.New("interrupted")
+	if err := a.perform(ctx, limit, o.speed, progress); err != nil {
+		return err
 	}
 	what := "a Valkey or Redis server"
 	if !v.Real {
@@ -112,8 +98,11 @@ func (o *options) playRouters(ctx context.Context, list []shape, out, progress i
 }
 
 // start starts engines for each run, and the group's routers in front of them.
-func (g *routers) start(a *arena, runs [][]*run, name, share string, speed float64) error {
-	sites := make([]strings.Builder, g.routers)
+func (g *group) start(ctx context.Context, a *arena, runs [][]*run, name, share string, speed float64) error {
+	sites, option := make([]strings.Builder, g.routers), ""
+	if g.share {
+		option = "share " + share
+	}
 	for i, row := range runs {
 		for k, r := range row {
 			engines, addrs, err := startEngines(a.Cluster, r.load, speed, g.events)
@@ -121,10 +110,6 @@ func (g *routers) start(a *arena, runs [][]*run, name, share string, speed float
 				return err
 			}
 			r.engines = engines
-			option := ""
-			if g.share {
-				option = "share " + share
-			}
 			for n := range sites {
 				addr, err := canned.FreeAddr()
 				if err != nil {
@@ -136,15 +121,19 @@ func (g *routers) start(a *arena, runs [][]*run, name, share string, speed float
 		}
 	}
 	for n := range sites {
-		if err := g.startOne(a.File(fmt.Sprint(name, "-", n)), sites[n].String()); err != nil {
+		p, err := startRouter(a.File(fmt.Sprint(name, "-", n)), sites[n].String())
+		if err != nil {
 			return err
 		}
-	}
-	for _, row := range runs {
-		for _, r := range row {
-			if err := await(r.addrs); err != nil {
-				return err
+		a.processes = append(a.processes, p)
+		err = p.Await(ctx, 20*time.Second, func(ctx context.Context) (err error) {
+			for _, r := range slices.Concat(runs...) {
+				err = errors.Join(err, accepts(ctx, r.addrs[n]))
 			}
+			return err
+		})
+		if err != nil {
+			return err
 		}
 	}
 	if g.share {
@@ -153,49 +142,29 @@ func (g *routers) start(a *arena, runs [][]*run, name, share string, speed float
 	return nil
 }
 
-// startOne starts one router, with its data in a directory.
-func (g *routers) startOne(dir, sites string) error {
+// startRouter starts one router, with its data in a directory.
+func startRouter(dir, sites string) (*process.Process, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
+		return nil, err
 	}
 	cfg, err := cluster.Adapt(dir, quiet, sites)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	file := filepath.Join(dir, "caddy.json")
 	if err := os.WriteFile(file, cfg, 0o600); err != nil {
-		return err
+		return nil, err
 	}
 	cmd := exec.Command(os.Args[0]) //nolint:gosec // this program
 	cmd.Env = append(os.Environ(), childConfig+"="+file, "XDG_DATA_HOME="+dir)
-	cmd.Stderr = os.Stderr
-	g.cmds = append(g.cmds, cmd)
-	return cmd.Start()
+	return process.Start(cmd, filepath.Join(dir, "output.log"))
 }
 
-// kill kills all routers from one on.
-func (g *routers) kill(from int) {
-	for _, cmd := range g.cmds[min(from, len(g.cmds)):] {
-		if cmd.Process != nil {
-			_ = cmd.Process.Kill() //nolint:errcheck // it may be over
-			_ = cmd.Wait()         //nolint:errcheck // the same
-		}
+// accepts returns an error if there is no server at an address.
+func accepts(ctx context.Context, addr string) error {
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return err
 	}
-}
-
-// await waits until there are servers at the addresses.
-func await(addrs []string) error {
-	for _, addr := range addrs {
-		for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-			conn, err := net.Dial("tcp", addr) //nolint:noctx // on loopback
-			if err == nil {
-				_ = conn.Close() //nolint:errcheck // nothing was written
-				break
-			}
-			if time.Now().After(end) {
-				return err
-			}
-		}
-	}
-	return nil
+	return conn.Close()
 }

@@ -2,6 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io"
 	"net/http"
 	"strconv"
 	"sync"
@@ -63,6 +66,42 @@ func (r *run) count(a *answer, at time.Duration) {
 		r.broken++
 	}
 	r.trouble = append(r.trouble, at)
+}
+
+// perform plays all runs, and shows every 5 seconds how far they have come.
+func (a *arena) perform(ctx context.Context, most time.Duration, speed float64, progress io.Writer) error {
+	bounded, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	began, end := time.Now(), make(chan struct{})
+	go func() {
+		defer close(end)
+		a.play(bounded, speed)
+	}()
+	for tick := time.NewTicker(5 * time.Second); ; {
+		select {
+		case <-tick.C:
+			a.show(progress, time.Since(began), speed)
+		case <-end:
+			tick.Stop()
+			if ctx.Err() != nil {
+				return errors.New("interrupted")
+			}
+			return nil
+		}
+	}
+}
+
+// show writes one line.
+func (a *arena) show(w io.Writer, passed time.Duration, speed float64) {
+	answered, all, failed := 0, 0, 0
+	for _, r := range a.runs {
+		r.mu.Lock()
+		answered, failed = answered+len(r.samples), failed+r.failed+r.broken
+		r.mu.Unlock()
+		all += r.load.requests()
+	}
+	fmt.Fprintf(w, "%2.0f s (%.0f s of the engines): %d of %d requests answered, %d failed attempts of all contenders\n",
+		passed.Seconds(), passed.Seconds()*speed, answered, all, failed)
 }
 
 // play plays all runs at the same moment, so that what else this machine does hits
