@@ -2,6 +2,7 @@ package canned
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
@@ -42,33 +43,80 @@ type call struct {
 	Text2 json.RawMessage `json:"text_2"`
 }
 
-// reply is what an answer is made of, in whichever shape.
-type reply struct {
-	id    string
-	model string
-	words []string
-	// The name of the tool to be called; then there are no words.
-	tool string
-	// In tokens. What was cached and what is now is a part of the prompt.
-	prompt, cached, created, completion int
-	// Whether a stream of chat or completions says so at its end.
-	usage bool
+// Answer is what an answer is made of, in whichever API's shape. Times are in seconds, counts in tokens.
+type Answer struct {
+	ID, Model string
+	Begun     int64
+	// Pieces are the text, as a stream brings it.
+	Pieces []string
+	// Reasoning is how many of the first pieces are reasoning, in chats.
+	Reasoning int
+	// Tool is the name of the tool to be called; then there is no text.
+	Tool string
+	// Reason is why the answer ends: stop, length or tool_calls.
+	Reason string
+
+	// What was cached and what is now is a part of the prompt.
+	Prompt, Cached, Created, Completion int
+	// Usage is whether a stream of chat or completions has the usage at its end, EachUsage in each
+	// event.
+	Usage, EachUsage bool
+
+	// Engine is what only a simulated engine knows; nil for others.
+	Engine *OfEngine
+
+	tools []any // of the request, as the responses API repeats them
 }
 
-// event is one server-sent event of a streamed answer.
-type event struct {
-	name string // empty if it has none
-	doc  any
-	word bool // comes at the pace of words
+// OfEngine is what a simulated engine has in its answers besides.
+type OfEngine struct {
+	// The ids of the prompt's and the answer's tokens, one for each piece.
+	PromptIDs, IDs []uint32
+	// ReturnIDs is whether chat and completions have them.
+	ReturnIDs bool
+	// InWhole are further members of an answer that is not streamed, InChoice those of its choice in
+	// chat and completions, AtEnd those of the last event, too.
+	InWhole, InChoice, AtEnd map[string]any
 }
 
-// shape is how an API writes its answers. Those without a decode phase have no
-// events.
+// Event is one server-sent event of a streamed answer.
+type Event struct {
+	Name string // empty if it has none
+	Doc  any
+	Word bool // it has one of the pieces
+}
+
+// Append appends the event as it is sent.
+func (e *Event) Append(b []byte) []byte {
+	if e.Name != "" {
+		b = fmt.Appendf(b, "event: %s\n", e.Name)
+	}
+	data, _ := json.Marshal(e.Doc)
+	return fmt.Appendf(b, "data: %s\n\n", data)
+}
+
+// API is how an API writes its answers.
+type API struct {
+	Whole  func(*Answer) any
+	Events func(*Answer) []Event
+	// Done says that [DONE] ends a stream.
+	Done bool
+}
+
+// The APIs with a decode phase. TokensIn is vLLM's /inference/v1/generate.
+var (
+	Chat        = API{chatWhole, chatEvents, true}
+	Completions = API{textWhole, textEvents, true}
+	Responses   = API{responseWhole, responseEvents, false}
+	Messages    = API{messageWhole, messageEvents, false}
+	Generate    = API{generateWhole, generateEvents, true}
+	TokensIn    = API{tokensWhole, tokensEvents, true}
+)
+
+// shape is an API, or answers without a decode phase.
 type shape struct {
-	whole  func(*reply, *call) any
-	events func(*reply, *call) []event
-	// done says that [DONE] ends a stream.
-	done bool
+	API
+	scores func(*Answer, *call) any
 	// called tells whether the tool has been called already.
 	called func(*call) bool
 }
@@ -76,16 +124,16 @@ type shape struct {
 // shapes are the APIs by what their paths end in, with or without /v1 before
 // it. Chat and completions may have anything before it.
 var shapes = map[string]shape{
-	"/chat/completions":      {chatWhole, chatEvents, true, chatCalled},
-	"/completions":           {textWhole, textEvents, true, nil},
-	"/responses":             {responseWhole, responseEvents, false, responseCalled},
-	"/messages":              {messageWhole, messageEvents, false, messageCalled},
-	"/messages/count_tokens": {whole: countWhole},
-	"/generate":              {generateWhole, generateEvents, true, nil},
-	"/embeddings":            {whole: embeddingsWhole},
-	"/rerank":                {whole: rerankWhole},
-	"/score":                 {whole: scoreWhole},
-	"/classify":              {whole: classifyWhole},
+	"/chat/completions":      {API: Chat, called: chatCalled},
+	"/completions":           {API: Completions},
+	"/responses":             {API: Responses, called: responseCalled},
+	"/messages":              {API: Messages, called: messageCalled},
+	"/generate":              {API: Generate},
+	"/messages/count_tokens": {scores: countWhole},
+	"/embeddings":            {scores: embeddingsWhole},
+	"/rerank":                {scores: rerankWhole},
+	"/score":                 {scores: scoreWhole},
+	"/classify":              {scores: classifyWhole},
 }
 
 func shapeOf(path string) (shape, bool) {
@@ -161,51 +209,44 @@ func (e *Engine) answer(w http.ResponseWriter, r *http.Request, body []byte, pac
 			return
 		}
 	}
-	rep := newReply(&c, sh, body, pace)
-	if c.Stream && sh.events != nil {
-		rep.stream(w, r, pace, f, sh.events(rep, &c), sh.done)
-	} else {
-		rep.whole(w, r, pace, f, sh.whole(rep, &c))
+	p := newAnswer(&c, sh, body, pace)
+	switch {
+	case sh.scores != nil:
+		p.whole(w, r, pace, f, sh.scores(p, &c))
+	case c.Stream:
+		p.stream(w, r, pace, f, sh.API)
+	default:
+		p.whole(w, r, pace, f, sh.Whole(p))
 	}
 }
 
-// newReply decides what is answered.
-func newReply(c *call, sh shape, body []byte, pace Pace) *reply {
-	p := &reply{model: c.Model, prompt: len(body)/4 + 1, usage: c.StreamOptions.IncludeUsage}
-	if p.model == "" {
-		p.model = "canned"
-	}
+// newAnswer decides what is answered.
+func newAnswer(c *call, sh shape, body []byte, pace Pace) *Answer {
 	words := Words(body, max(pace.Words, 1))
-	p.id = words[0]
-	p.cached, p.created = p.prompt/2, p.prompt/8
+	p := &Answer{ID: "cmpl-" + words[0], Model: cmp.Or(c.Model, "canned"), Begun: 1700000000, Reason: "stop", Prompt: len(body)/4 + 1, Usage: c.StreamOptions.IncludeUsage}
+	p.Cached, p.Created = p.Prompt/2, p.Prompt/8
+	for _, t := range c.Tools {
+		p.tools = append(p.tools, map[string]any{"type": "function", "name": t.Name, "parameters": map[string]any{}, "strict": false})
+	}
 	switch {
-	case sh.events == nil:
+	case sh.scores != nil:
 		return p
 	case sh.called != nil && len(c.Tools) > 0 && !sh.called(c):
-		if p.tool = c.Tools[0].Name; p.tool == "" {
-			p.tool = c.Tools[0].Function.Name
-		}
+		p.Tool, p.Reason = cmp.Or(c.Tools[0].Name, c.Tools[0].Function.Name), "tool_calls"
 	default:
-		p.words = words
+		for i, word := range words {
+			if i > 0 {
+				word = " " + word // as a stream brings it
+			}
+			p.Pieces = append(p.Pieces, word)
+		}
 	}
-	p.completion = max(len(p.words), 8)
+	p.Completion = max(len(p.Pieces), 8)
 	return p
 }
 
-// text is the answer's words as one.
-func (p *reply) text() string { return strings.Join(p.words, " ") }
-
-// pieces are the words as a stream brings them: with the space before each.
-func (p *reply) pieces() []string {
-	out := make([]string, len(p.words))
-	for i, word := range p.words {
-		if i > 0 {
-			word = " " + word
-		}
-		out[i] = word
-	}
-	return out
-}
+// text is the answer's text.
+func (p *Answer) text() string { return strings.Join(p.Pieces, "") }
 
 // toolArguments are the arguments of each tool call; toolPieces are they as a
 // stream brings them.
@@ -214,8 +255,8 @@ const toolArguments = `{"city": "Reykjavík"}`
 var toolPieces = []string{toolArguments[:5], toolArguments[5:]}
 
 // whole answers in one piece.
-func (p *reply) whole(w http.ResponseWriter, r *http.Request, pace Pace, f Fault, doc any) {
-	if !pause(r.Context(), pace.FirstToken+time.Duration(len(p.words))*pace.PerWord) {
+func (p *Answer) whole(w http.ResponseWriter, r *http.Request, pace Pace, f Fault, doc any) {
+	if !pause(r.Context(), pace.FirstToken+time.Duration(len(p.Pieces))*pace.PerWord) {
 		return
 	}
 	if f.Kind != DieMidStream {
@@ -231,15 +272,15 @@ func (p *reply) whole(w http.ResponseWriter, r *http.Request, pace Pace, f Fault
 
 // stream answers with server-sent events. The header goes out at once, the
 // first event when the first token is there.
-func (p *reply) stream(w http.ResponseWriter, r *http.Request, pace Pace, f Fault, events []event, done bool) {
+func (p *Answer) stream(w http.ResponseWriter, r *http.Request, pace Pace, f Fault, api API) {
 	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 	ctl := http.NewResponseController(w)
 	if ctl.Flush() != nil || !pause(r.Context(), pace.FirstToken) {
 		return
 	}
 	words := 0
-	for _, e := range events {
-		if e.word {
+	for _, e := range api.Events(p) {
+		if e.Word {
 			if f.Kind == DieMidStream && words == f.Words {
 				CloseConn(w, false)
 				return
@@ -249,15 +290,11 @@ func (p *reply) stream(w http.ResponseWriter, r *http.Request, pace Pace, f Faul
 			}
 			words++
 		}
-		if e.name != "" {
-			fmt.Fprintf(w, "event: %s\n", e.name)
-		}
-		data, _ := json.Marshal(e.doc)
-		if _, err := fmt.Fprintf(w, "data: %s\n\n", data); err != nil || ctl.Flush() != nil {
+		if _, err := w.Write(e.Append(nil)); err != nil || ctl.Flush() != nil {
 			return
 		}
 	}
-	if done {
+	if api.Done {
 		io.WriteString(w, "data: [DONE]\n\n") //nolint:errcheck // the client may leave
 	}
 }

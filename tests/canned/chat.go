@@ -1,22 +1,45 @@
 package canned
 
-// usageDoc is usage as chat and completions have it.
-func (p *reply) usageDoc() map[string]any {
-	return map[string]any{"prompt_tokens": p.prompt, "completion_tokens": p.completion, "total_tokens": p.prompt + p.completion}
+import "maps"
+
+// usageDoc is the usage of chat and completions after a number of tokens. Only simulated engines
+// report what was cached, and for chats what is now.
+func (p *Answer) usageDoc(chat bool, tokens int) map[string]any {
+	u := map[string]any{"prompt_tokens": p.Prompt, "completion_tokens": tokens, "total_tokens": p.Prompt + tokens}
+	if p.Engine != nil {
+		details := map[string]any{"cached_tokens": p.Cached, "created_cache_tokens": nil, "multimodal_tokens": nil}
+		if chat {
+			details["created_cache_tokens"] = p.Created
+		}
+		u["prompt_tokens_details"] = details
+	}
+	return u
 }
 
 // choices wraps choices in what stands around them.
-func (p *reply) choices(object string, choices ...any) map[string]any {
+func (p *Answer) choices(object string, choices ...any) map[string]any {
 	if choices == nil {
 		choices = []any{}
 	}
-	return map[string]any{"id": "cmpl-" + p.id, "object": object, "created": 1700000000, "model": p.model, "choices": choices}
+	return map[string]any{"id": p.ID, "object": object, "created": p.Begun, "model": p.Model, "choices": choices}
 }
 
 // choice returns one choice with a member of the given name; reason is that of
-// its end, nil while it goes on.
-func choice(name string, value, reason any) map[string]any {
-	return map[string]any{"index": 0, name: value, "logprobs": nil, "finish_reason": reason}
+// its end, nil while it goes on. ids are those of its tokens.
+func (p *Answer) choice(name string, value, reason any, ids ...uint32) map[string]any {
+	c := map[string]any{"index": 0, name: value, "logprobs": nil, "finish_reason": reason}
+	if p.Engine != nil {
+		c["stop_reason"], c["token_ids"] = nil, p.ids(ids)
+	}
+	return c
+}
+
+// ids returns token ids, or null if they were not asked for.
+func (p *Answer) ids(tokens []uint32) any {
+	if !p.Engine.ReturnIDs {
+		return nil
+	}
+	return append([]uint32{}, tokens...) // [] and not null if there are none
 }
 
 func chatCalled(c *call) bool {
@@ -24,70 +47,130 @@ func chatCalled(c *call) bool {
 	return n == 0 || c.Messages[n-1].Role == "tool"
 }
 
-func (p *reply) toolCall(arguments string) map[string]any {
+func (p *Answer) toolCall(arguments string) map[string]any {
 	return map[string]any{
-		"id": "call_cmpl-" + p.id, "type": "function",
-		"function": map[string]any{"name": p.tool, "arguments": arguments},
+		"id": "call_" + p.ID, "type": "function",
+		"function": map[string]any{"name": p.Tool, "arguments": arguments},
 	}
 }
 
-func chatWhole(p *reply, _ *call) any {
-	c := choice("message", map[string]any{"role": "assistant", "content": p.text()}, "stop")
-	if p.tool != "" {
-		c = choice("message", map[string]any{"role": "assistant", "content": nil, "tool_calls": []any{p.toolCall(toolArguments)}}, "tool_calls")
+// spoken returns pieces of a chat's answer, from one on.
+func (p *Answer) spoken(from int, pieces ...string) map[string]any {
+	text := map[bool]string{}
+	for i, piece := range pieces {
+		text[from+i < p.Reasoning] += piece
 	}
-	doc := p.choices("chat.completion", c)
-	doc["usage"] = p.usageDoc()
+	s := map[string]any{"content": text[false]}
+	if text[true] != "" {
+		s["reasoning_content"] = text[true]
+	}
+	return s
+}
+
+// wholeOf returns a whole answer of chat or completions.
+func (p *Answer) wholeOf(chat bool, object string, c map[string]any) map[string]any {
+	doc := p.choices(object, c)
+	if e := p.Engine; e != nil {
+		within := c
+		if c["token_ids"] = p.ids(e.IDs); chat {
+			within = doc
+		}
+		within["prompt_token_ids"] = p.ids(e.PromptIDs)
+		maps.Copy(c, e.InChoice)
+		maps.Copy(doc, e.InWhole)
+		maps.Copy(doc, e.AtEnd)
+	}
+	doc["usage"] = p.usageDoc(chat, p.Completion)
 	return doc
+}
+
+func chatWhole(p *Answer) any {
+	message := p.spoken(0, p.Pieces...)
+	if message["role"] = "assistant"; p.Tool != "" {
+		message["content"], message["tool_calls"] = nil, []any{p.toolCall(toolArguments)}
+	}
+	return p.wholeOf(true, "chat.completion", p.choice("message", message, p.Reason))
 }
 
 // chatEvents are the role, the words or the tool call one by one, the reason of
 // the end, and the usage if asked for.
-func chatEvents(p *reply, _ *call) []event {
-	var out []event
-	add := func(delta map[string]any, reason any, word bool) {
-		out = append(out, event{doc: p.choices("chat.completion.chunk", choice("delta", delta, reason)), word: word})
+func chatEvents(p *Answer) []Event {
+	s := &chunks{p: p, object: "chat.completion.chunk", name: "delta"}
+	role := s.add(map[string]any{"role": "assistant", "content": ""}, false)
+	if p.Engine != nil {
+		role["prompt_token_ids"] = p.ids(p.Engine.PromptIDs)
 	}
-	add(map[string]any{"role": "assistant", "content": ""}, nil, false)
-	for _, piece := range p.pieces() {
-		add(map[string]any{"content": piece}, nil, true)
+	for i, piece := range p.Pieces {
+		s.add(p.spoken(i, piece), true)
 	}
-	reason := "stop"
-	if p.tool != "" {
-		reason = "tool_calls"
+	if p.Tool != "" {
 		first := p.toolCall("")
 		first["index"] = 0
-		add(map[string]any{"tool_calls": []any{first}}, nil, true)
+		s.add(map[string]any{"tool_calls": []any{first}}, true)
 		for _, piece := range toolPieces {
-			add(map[string]any{"tool_calls": []any{map[string]any{"index": 0, "function": map[string]any{"arguments": piece}}}}, nil, true)
+			s.add(map[string]any{"tool_calls": []any{map[string]any{"index": 0, "function": map[string]any{"arguments": piece}}}}, true)
 		}
 	}
-	add(map[string]any{}, reason, false)
-	return p.withUsage(out, "chat.completion.chunk")
+	return s.end(map[string]any{})
 }
 
-// withUsage adds the chunk that reports usage, if it was asked for.
-func (p *reply) withUsage(events []event, object string) []event {
-	if !p.usage {
-		return events
+func textWhole(p *Answer) any {
+	return p.wholeOf(false, "text_completion", p.choice("text", p.text(), p.Reason))
+}
+
+func textEvents(p *Answer) []Event {
+	s := &chunks{p: p, object: "text_completion", name: "text"}
+	for i, piece := range p.Pieces {
+		if s.add(piece, true); p.Engine != nil {
+			s.last["prompt_token_ids"] = nil
+			if i == 0 {
+				s.last["prompt_token_ids"] = p.ids(p.Engine.PromptIDs)
+			}
+		}
 	}
-	doc := p.choices(object)
-	doc["usage"] = p.usageDoc()
-	return append(events, event{doc: doc})
+	return s.end("")
 }
 
-func textWhole(p *reply, _ *call) any {
-	doc := p.choices("text_completion", choice("text", p.text(), "stop"))
-	doc["usage"] = p.usageDoc()
+// chunks is a stream of chat or completions.
+type chunks struct {
+	p            *Answer
+	object, name string
+	events       []Event
+	words        int
+	last         map[string]any // choice
+}
+
+// add adds a chunk with one choice, and returns it.
+func (s *chunks) add(value any, word bool) map[string]any {
+	var ids []uint32
+	if word {
+		if s.p.Engine != nil {
+			ids = s.p.Engine.IDs[s.words : s.words+1]
+		}
+		s.words++
+	}
+	s.last = s.p.choice(s.name, value, nil, ids...)
+	doc := s.p.choices(s.object, s.last)
+	if s.p.Usage && s.p.EachUsage {
+		doc["usage"] = s.p.usageDoc(s.name == "delta", s.words)
+	}
+	s.events = append(s.events, Event{Doc: doc, Word: word})
 	return doc
 }
 
-func textEvents(p *reply, _ *call) []event {
-	pieces := p.pieces()
-	out := make([]event, 0, len(pieces)+2)
-	for _, piece := range pieces {
-		out = append(out, event{doc: p.choices("text_completion", choice("text", piece, nil)), word: true})
+// end adds the reason of the end, and the chunk with the usage if it was asked for. A simulated engine
+// has the reason in the chunk of the last token, as vLLM does, others in one of its own.
+func (s *chunks) end(nothing any) []Event {
+	if s.p.Engine == nil {
+		s.add(nothing, false)
+	} else {
+		maps.Copy(s.events[len(s.events)-1].Doc.(map[string]any), s.p.Engine.AtEnd)
 	}
-	out = append(out, event{doc: p.choices("text_completion", choice("text", "", "stop"))})
-	return p.withUsage(out, "text_completion")
+	s.last["finish_reason"] = s.p.Reason
+	if s.p.Usage {
+		doc := s.p.choices(s.object)
+		doc["usage"] = s.p.usageDoc(s.name == "delta", s.p.Completion)
+		s.events = append(s.events, Event{Doc: doc})
+	}
+	return s.events
 }

@@ -8,10 +8,10 @@ import (
 )
 
 // list wraps the results of an API that ends with the prompt.
-func (p *reply) list(id string, data []any) map[string]any {
+func (p *Answer) list(id string, data []any) map[string]any {
 	return map[string]any{
-		"id": id + "-" + p.id, "object": "list", "created": 1700000000, "model": p.model, "data": data,
-		"usage": map[string]any{"prompt_tokens": p.prompt, "total_tokens": p.prompt, "completion_tokens": 0, "prompt_tokens_details": nil},
+		"id": id + "-" + p.ID, "object": "list", "created": 1700000000, "model": p.Model, "data": data,
+		"usage": map[string]any{"prompt_tokens": p.Prompt, "total_tokens": p.Prompt, "completion_tokens": 0, "prompt_tokens_details": nil},
 	}
 }
 
@@ -39,7 +39,7 @@ func vector(input []byte, n int) []float64 {
 	return out
 }
 
-func embeddingsWhole(p *reply, c *call) any {
+func embeddingsWhole(p *Answer, c *call) any {
 	inputs := several(c.Input)
 	data := make([]any, len(inputs))
 	for i, in := range inputs {
@@ -58,18 +58,18 @@ func embeddingsWhole(p *reply, c *call) any {
 }
 
 // rerankWhole keeps the order of the documents.
-func rerankWhole(p *reply, c *call) any {
+func rerankWhole(p *Answer, c *call) any {
 	results := make([]any, len(c.Documents))
 	for i, doc := range c.Documents {
 		results[i] = map[string]any{"index": i, "document": map[string]any{"text": doc}, "relevance_score": 0.5}
 	}
 	return map[string]any{
-		"id": "rerank-" + p.id, "model": p.model, "results": results,
-		"usage": map[string]any{"prompt_tokens": p.prompt, "total_tokens": p.prompt},
+		"id": "rerank-" + p.ID, "model": p.Model, "results": results,
+		"usage": map[string]any{"prompt_tokens": p.Prompt, "total_tokens": p.Prompt},
 	}
 }
 
-func scoreWhole(p *reply, c *call) any {
+func scoreWhole(p *Answer, c *call) any {
 	data := make([]any, len(several(c.Text2)))
 	for i := range data {
 		data[i] = map[string]any{"index": i, "object": "score", "score": 0.5}
@@ -77,7 +77,7 @@ func scoreWhole(p *reply, c *call) any {
 	return p.list("score", data)
 }
 
-func classifyWhole(p *reply, c *call) any {
+func classifyWhole(p *Answer, c *call) any {
 	data := make([]any, len(several(c.Input)))
 	for i := range data {
 		data[i] = map[string]any{"index": i, "label": "yes", "probs": []float64{0.5, 0.5}, "num_classes": 2}

@@ -1,9 +1,6 @@
 package engine
 
-import (
-	"encoding/json"
-	"fmt"
-)
+import "encoding/json"
 
 // ofGenerate are the members of SGLang's /generate. InputIDs is one of them.
 type ofGenerate struct {
@@ -32,27 +29,4 @@ func (r *request) asCompletion() {
 	if n := newTokens; r.MaxTokens == nil {
 		r.MaxTokens = &n
 	}
-}
-
-// appendGenerated appends the event of /generate for a number of tokens. Each event has
-// the text from its beginning.
-func (a *answer) appendGenerated(buf []byte, tokens, cached int) []byte {
-	return fmt.Appendf(buf, "data: %s\n\n", a.generated(tokens, cached))
-}
-
-// generated returns the answer of /generate when a number of tokens is there.
-func (a *answer) generated(tokens, cached int) []byte {
-	meta := object{
-		"id": a.id, "finish_reason": nil, "prompt_tokens": len(a.prompt.Tokens), "completion_tokens": tokens,
-		"cached_tokens": cached, "weight_version": "default",
-	}
-	switch {
-	case tokens < len(a.answer):
-	case a.reason == "stop":
-		meta["finish_reason"] = object{"type": "stop", "matched": endToken}
-	default:
-		meta["finish_reason"] = object{"type": "length", "length": tokens}
-	}
-	out, _ := json.Marshal(object{"text": text(a.answer[:tokens]), "output_ids": a.answer[:tokens], "meta_info": meta})
-	return out
 }

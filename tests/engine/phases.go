@@ -235,12 +235,12 @@ func (x *exchange) failPhase(c *call, why string) {
 // endPhase hands the KV of a prefill over, before its answer goes out. A vLLM and a TensorRT-LLM
 // keep it, and say where. An SGLang waits until it has been fetched; endPhase returns false if that
 // does not happen.
-func (x *exchange) endPhase(a *answer, k *rank, j *job) bool {
-	if !a.phase.prefill {
+func (x *exchange) endPhase(c *call, k *rank, j *job) bool {
+	if !c.phase.prefill {
 		return true
 	}
 	p, e := j.look(), x.engine
-	it := &kept{offer: offer{len(a.prompt.Tokens), p.cached}, rank: k, slot: j.Slot}
+	it := &kept{offer: offer{len(c.prompt.Tokens), p.cached}, rank: k, slot: j.Slot}
 	drop := func() {
 		k.mu.Lock()
 		defer k.mu.Unlock()
@@ -249,7 +249,7 @@ func (x *exchange) endPhase(a *answer, k *rank, j *job) bool {
 	}
 	if x.room != nil {
 		defer drop()
-		defer x.life.side.leaveRoom(a.phase.room, x.room)
+		defer x.life.side.leaveRoom(c.phase.room, x.room)
 		e.transfers.held.Add(1)
 		defer e.transfers.held.Add(-1)
 		x.room.offer = it.offer
@@ -261,35 +261,38 @@ func (x *exchange) endPhase(a *answer, k *rank, j *job) bool {
 		default:
 			e.transfers.expired.Add(1)
 			if over {
-				x.failPhase(a.call, "KVTransferError: the decode engine did not fetch the KV")
+				x.failPhase(c, "KVTransferError: the decode engine did not fetch the KV")
 			}
 		}
 		return came
 	}
-	if a.reason != "length" { // the answer is over
+	if c.reason != "length" { // the answer is over
 		drop()
 		return true
 	}
-	if kv := a.asked.request.KVTransfer; kv != nil && kv.Transfer != "" {
+	if kv := c.asked.request.KVTransfer; kv != nil && kv.Transfer != "" {
 		x.life.side.keep(x.life.side.name()+kv.Transfer, it)
 		return true
 	}
 	host, port := hostPort(e.SideAddr())
-	id := fmt.Sprintf("%s-%d-%d", a.id, x.life.number, x.record.Seq)
+	id := fmt.Sprintf("%s-%d-%d", c.id, x.life.number, x.record.Seq)
 	x.life.side.keep(id, it)
 	if e.cfg.Flavour == TRTLLM {
-		a.disaggregated = &disaggregated{Type: "context_only", Request: a.asked.request.Disaggregated.Request, Context: &x.record.Seq, First: a.answer, State: e.SideAddr() + "/" + id}
+		c.inChoice = object{"disaggregated_params": &disaggregated{
+			Type: "context_only", Request: c.asked.request.Disaggregated.Request, Context: &x.record.Seq, First: c.answer, State: e.SideAddr() + "/" + id,
+		}}
+		c.inWhole = object{"prompt_token_ids": c.prompt.Tokens}
 		return true
 	}
-	blocks := make([]int, k.cache.BlocksFor(len(a.prompt.Tokens)))
+	blocks := make([]int, k.cache.BlocksFor(len(c.prompt.Tokens)))
 	for i := range blocks {
 		blocks[i] = i + 1
 	}
-	a.transfer = &kvTransfer{
+	c.inWhole = object{"kv_transfer_params": &kvTransfer{
 		RemotePrefill: true, BlockIDs: [][]int{blocks}, EngineID: x.life.side.name(), RequestID: id,
-		Host: host, Port: port, TP: 1, DCP: 1, PP: 1, Tokens: len(a.prompt.Tokens), Mode: "pull", Cached: p.cached,
+		Host: host, Port: port, TP: 1, DCP: 1, PP: 1, Tokens: len(c.prompt.Tokens), Mode: "pull", Cached: p.cached,
 		Expires: float64(time.Now().UnixMilli())/1e3 + e.cfg.Transfer.Lease.Seconds()/e.cfg.Speed,
-	}
+	}}
 	return true
 }
 

@@ -48,7 +48,6 @@ type request struct {
 // call is an inference request as it was understood.
 type call struct {
 	shape      shape
-	chat       bool // of the chats API
 	id         string
 	model      string
 	prompt     *cache.Prompt
@@ -58,11 +57,12 @@ type call struct {
 	rankFrom   string // where the rank was asked for: header or body
 	stream     bool
 	usage      bool
-	timed      bool // answers have timings
 	continuous bool
 	tokenIDs   bool
 	asked      unanswered
 	phase      phase
+	// What a prefill phase adds to its answer and to its choice.
+	inWhole, inChoice object
 }
 
 // unanswered is what a call's prompt and answer are made of.
@@ -114,8 +114,8 @@ func (e *Engine) understand(s shape, body []byte, h http.Header) (*call, *apiErr
 		return nil, aerr
 	}
 	c := &call{
-		shape: s, chat: s == chats, model: r.Model, stream: r.Stream, usage: r.StreamOptions.IncludeUsage,
-		continuous: r.StreamOptions.ContinuousUsageStats, tokenIDs: r.ReturnTokenIDs, timed: e.cfg.Flavour == LlamaCpp,
+		shape: s, model: r.Model, stream: r.Stream, usage: r.StreamOptions.IncludeUsage,
+		continuous: r.StreamOptions.ContinuousUsageStats, tokenIDs: r.ReturnTokenIDs,
 	}
 	orDefault(&c.model, e.cfg.Model)
 	if c.rank, c.rankFrom, aerr = e.pinned(s, &r, h); aerr != nil {

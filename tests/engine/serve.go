@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
@@ -12,6 +13,8 @@ import (
 
 // maxBody is the longest body that is read, in bytes.
 const maxBody = 256 << 20
+
+type object = map[string]any
 
 // exchange is one request and its answer.
 type exchange struct {
@@ -107,11 +110,10 @@ func (x *exchange) infer(s shape, f Fault) {
 		return
 	}
 	k.submit(j)
-	a := &answer{call: c, created: time.Now().Unix(), blockSize: x.engine.cfg.BlockSize, reasoning: x.engine.cfg.ReasoningTokens}
 	if c.stream {
-		x.stream(a, k, j)
+		x.stream(c, k, j)
 	} else {
-		x.whole(a, k, j)
+		x.whole(c, k, j)
 	}
 }
 
@@ -155,27 +157,32 @@ func (x *exchange) gone() {
 
 // stream answers with server-sent events. The header goes out at once, as vLLM's
 // does.
-func (x *exchange) stream(a *answer, k *rank, j *job) {
+func (x *exchange) stream(c *call, k *rank, j *job) {
 	ctl := http.NewResponseController(x.w)
 	if !x.openStream() {
 		x.leave(k, j)
 		return
 	}
+	var events []canned.Event // that were not sent
 	var buf []byte
 	for sent := 0; ; {
 		p, ok := x.await(k, j)
-		if !ok {
+		if !ok || p.done && !x.endPhase(c, k, j) {
 			return
 		}
-		if p.done && !x.endPhase(a, k, j) {
-			return
+		if sent == 0 {
+			events = apis[c.shape].Events(x.engine.answerOf(c, p.cached))
 		}
-		buf = buf[:0]
-		for ; sent < p.tokens; sent++ {
-			buf = a.appendChunk(buf, sent, p.cached)
+		for buf = buf[:0]; len(events) > 0 && (p.done || sent < p.tokens); events = events[1:] {
+			if events[0].Word {
+				sent++
+			}
+			buf = events[0].Append(buf)
 		}
 		if p.done {
-			buf = a.appendEnd(buf, p.cached)
+			if apis[c.shape].Done {
+				buf = append(buf, "data: [DONE]\n\n"...)
+			}
 			x.outcome(j) // before the client knows of the end
 			x.finish(Finished)
 		}
@@ -190,6 +197,24 @@ func (x *exchange) stream(a *answer, k *rank, j *job) {
 	}
 }
 
+// answerOf returns what the answer to a call is made of.
+func (e *Engine) answerOf(c *call, cached int) *canned.Answer {
+	n := len(c.prompt.Tokens)
+	a := &canned.Answer{
+		ID: c.id, Model: c.model, Begun: time.Now().Unix(), Reasoning: e.cfg.ReasoningTokens, Reason: c.reason,
+		Prompt: n, Cached: cached, Created: max(0, n/e.cfg.BlockSize*e.cfg.BlockSize-cached), Completion: len(c.answer),
+		Usage: c.usage, EachUsage: c.continuous,
+		Engine: &canned.OfEngine{PromptIDs: c.prompt.Tokens, IDs: c.answer, ReturnIDs: c.tokenIDs, InWhole: c.inWhole, InChoice: c.inChoice},
+	}
+	for _, token := range c.answer {
+		a.Pieces = append(a.Pieces, strings.TrimSuffix(tokenText(token), specials[endToken])) // the end token has no text
+	}
+	if e.cfg.Flavour == LlamaCpp { // also in a stream without usage
+		a.Engine.AtEnd = object{"timings": object{"cache_n": cached, "prompt_n": n - cached, "predicted_n": len(c.answer)}}
+	}
+	return a
+}
+
 // openStream sends the header of a stream, once. It returns false if the client is gone.
 func (x *exchange) openStream() bool {
 	if !x.opened {
@@ -201,17 +226,14 @@ func (x *exchange) openStream() bool {
 }
 
 // whole answers in one piece.
-func (x *exchange) whole(a *answer, k *rank, j *job) {
+func (x *exchange) whole(c *call, k *rank, j *job) {
 	p, ok := x.await(k, j)
-	if !ok {
-		return
-	}
-	if !x.endPhase(a, k, j) {
+	if !ok || !x.endPhase(c, k, j) {
 		return
 	}
 	x.outcome(j)
 	x.finish(Finished)
-	x.json(http.StatusOK, a.whole(p.cached))
+	x.value(apis[c.shape].Whole(x.engine.answerOf(c, p.cached)))
 }
 
 // header sends the answer's header.

@@ -3,7 +3,6 @@ package engine
 import (
 	"cmp"
 	"encoding/json"
-	"fmt"
 	"slices"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/engine/cache"
@@ -63,41 +62,4 @@ func (r *request) media(s shape, tokens int) (list []cache.Media, aerr *apiError
 		}
 	}
 	return list, nil
-}
-
-// tokensChoice is some of the answer's tokens, up to a number of them.
-func (a *answer) tokensChoice(tokens []uint32, end int) []object {
-	c := object{"index": 0, "token_ids": tokens, "logprobs": nil, "finish_reason": nil}
-	if end == len(a.answer) {
-		c["finish_reason"] = a.reason
-	}
-	return []object{c}
-}
-
-// appendTokens appends the event of token i.
-func (a *answer) appendTokens(buf []byte, i, cached int) []byte {
-	d := object{"request_id": a.id, "choices": a.tokensChoice(a.answer[i:i+1], i+1)}
-	if u := a.running(i+1, cached); u != nil {
-		d["usage"] = u
-	}
-	out, _ := json.Marshal(d)
-	return fmt.Appendf(buf, "data: %s\n\n", out)
-}
-
-func (a *answer) appendTokensUsage(buf []byte, cached int) []byte {
-	out, _ := json.Marshal(object{"request_id": a.id, "choices": []any{}, "usage": a.usageAt(len(a.answer), cached)})
-	return fmt.Appendf(buf, "data: %s\n\n", out)
-}
-
-// wholeTokens returns the body of an answer that is not streamed.
-func (a *answer) wholeTokens(cached int) []byte {
-	d := object{
-		"request_id": a.id, "model": a.model, "created": a.created,
-		"choices": a.tokensChoice(a.answer, len(a.answer)), "usage": a.usageAt(len(a.answer), cached),
-	}
-	if a.transfer != nil {
-		d["kv_transfer_params"] = a.transfer
-	}
-	out, _ := json.Marshal(d)
-	return out
 }
