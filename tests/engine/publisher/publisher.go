@@ -102,7 +102,7 @@ func (p *Publisher) Publish(b *Batch) {
 		return
 	}
 	for s := range p.subs {
-		if slices.ContainsFunc(s.topics, func(t string) bool { return strings.HasPrefix(p.cfg.Topic, t) }) && len(s.out) < highWater {
+		if len(s.out) < highWater {
 			p.unsent.Add(1)
 			s.out <- frames
 		}
@@ -127,7 +127,7 @@ func (p *Publisher) Disconnect() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for s := range p.subs {
-		s.wire.conn.Close()
+		s.conn.Close()
 	}
 }
 
@@ -156,50 +156,53 @@ func (p *Publisher) accept(l net.Listener, serve func(net.Conn)) {
 
 // subscriber is one connection of the PUB socket.
 type subscriber struct {
-	wire   *wire
-	out    chan []byte
-	topics []string // their beginnings
+	conn net.Conn
+	out  chan []byte
 }
 
-// serveSubscriber reads subscriptions until the connection ends.
+// serveSubscriber reads subscriptions until the connection ends. Nobody ends one. Messages from before
+// the subscription wait for it, so that a router which has asked for it misses none.
 func (p *Publisher) serveSubscriber(conn net.Conn) {
-	w, err := open(conn, "PUB")
-	if err != nil {
-		return
-	}
-	s := &subscriber{wire: w, out: make(chan []byte, highWater)}
+	s := &subscriber{conn, make(chan []byte, highWater)}
 	p.mu.Lock()
 	p.subs[s] = struct{}{}
 	p.mu.Unlock()
-	p.all.Go(func() {
-		var err error
-		for frames := range s.out {
-			if err == nil {
-				time.Sleep(time.Duration(p.delay.Load()))
-				err = w.write(frames)
-			}
-			p.unsent.Add(-1)
+	w, err := open(conn, "PUB")
+	writes := false
+	for err == nil {
+		var m incoming
+		if m, err = w.read(); err == nil && !writes && m.subscribes(p.cfg.Topic) {
+			writes = true
+			p.all.Go(func() { p.write(w, s) })
 		}
-	})
-	for m, err := w.read(); err == nil; m, err = w.read() {
-		p.subscribe(s, m)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.subs, s)
 	close(s.out)
+	if !writes {
+		p.unsent.Add(-int64(len(s.out)))
+	}
 }
 
-// subscribe notes a subscription: a command in ZMTP 3.1, a message before. Nobody ends one.
-func (p *Publisher) subscribe(s *subscriber, m incoming) {
-	topic, ok := bytes.CutPrefix(m.frames[0], []byte("\x09SUBSCRIBE"))
+// subscribes returns whether the peer subscribes to a topic: a command in ZMTP 3.1, a message before.
+func (m *incoming) subscribes(topic string) bool {
+	prefix, ok := bytes.CutPrefix(m.frames[0], []byte("\x09SUBSCRIBE"))
 	if !m.command {
-		topic, ok = bytes.CutPrefix(m.frames[0], []byte{1})
+		prefix, ok = bytes.CutPrefix(m.frames[0], []byte{1})
 	}
-	if ok {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		s.topics = append(s.topics, string(topic))
+	return ok && strings.HasPrefix(topic, string(prefix))
+}
+
+// write sends a subscriber its messages.
+func (p *Publisher) write(w *wire, s *subscriber) {
+	var err error
+	for frames := range s.out {
+		if err == nil {
+			time.Sleep(time.Duration(p.delay.Load()))
+			err = w.write(frames)
+		}
+		p.unsent.Add(-1)
 	}
 }
 
