@@ -74,8 +74,8 @@ type OfEngine struct {
 	PromptIDs, IDs []uint32
 	// ReturnIDs is whether chat and completions have them.
 	ReturnIDs bool
-	// InWhole are further members of an answer that is not streamed, InChoice those of its choice in
-	// chat and completions, AtEnd those of the last event, too.
+	// Further members: InWhole of an answer that is not streamed, InChoice of its choice in chat and
+	// completions. AtEnd is in these answers and in the last event.
 	InWhole, InChoice, AtEnd map[string]any
 }
 

@@ -3,7 +3,6 @@ package engine
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/engine/batch"
@@ -108,23 +107,6 @@ func (c *Config) complete() error {
 	orDefault(&c.AnswerTokens, 64)
 	orDefault(&c.Speed, 1)
 	orDefault(&c.Step, batch.DefaultStepModel)
-	for _, f := range []struct {
-		name  string
-		value int
-	}{
-		{"ranks", c.Ranks},
-		{"block size", c.BlockSize},
-		{"blocks", c.Blocks},
-		{"longest context", c.MaxModelLen},
-		{"token budget", c.TokenBudget},
-		{"running requests", c.MaxRunning},
-		{"answer tokens", c.AnswerTokens},
-		{"reasoning tokens", c.ReasoningTokens},
-	} {
-		if f.value < 0 {
-			return fmt.Errorf("%s of %d", f.name, f.value)
-		}
-	}
 	switch {
 	case flavours[c.Flavour] == nil:
 		return fmt.Errorf("unknown flavour %q", c.Flavour)
@@ -132,19 +114,14 @@ func (c *Config) complete() error {
 		return fmt.Errorf("speed %v is not between 0 and 100", c.Speed)
 	case c.MaxModelLen > c.Blocks*c.BlockSize:
 		return fmt.Errorf("%d blocks of %d do not hold a context of %d tokens", c.Blocks, c.BlockSize, c.MaxModelLen)
-	case slices.Contains(c.LoRAs, c.Model) || slices.Contains(c.LoRAs, ""):
-		return errors.New("adapter without a name of its own")
-	case c.Step.Base < 0 || c.Step.PerToken < 0 || c.Step.Attention < 0 || c.Step.DecodeContext < 0:
-		return errors.New("negative step time")
+	case min(c.Ranks, c.BlockSize, c.TokenBudget, c.MaxRunning) < 1:
+		return errors.New("a size below 1")
 	}
 	if c.Transfer != nil {
 		transfer := *c.Transfer // it is the caller's
 		c.Transfer = &transfer
 		if err := transfer.complete(c.Flavour); err != nil {
 			return err
-		}
-		if c.StreamingSessions {
-			return errors.New("streaming sessions beside transfers")
 		}
 	}
 	if c.Events == nil {

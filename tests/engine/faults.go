@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"fmt"
 	"net/http"
 	"sync"
 
@@ -50,54 +49,32 @@ type Fault struct {
 	Factor float64
 }
 
-func (f *Fault) complete() error {
+func (f *Fault) complete() {
 	switch f.Kind {
-	case NoFault, Refuse, Hang, CloseConn, Reset, FailTransfer:
 	case NoSessions:
-		orDefault(&f.Path, OpenPath)
+		f.Path = OpenPath
 	case Status:
 		orDefault(&f.Status, http.StatusServiceUnavailable)
-		if f.Status < 400 || f.Status > 599 {
-			return fmt.Errorf("fault with status %d", f.Status)
-		}
 	case Slow:
 		orDefault(&f.Factor, 10)
-		if f.Factor < 1 {
-			return fmt.Errorf("fault with factor %v", f.Factor)
-		}
-	default:
-		return fmt.Errorf("unknown fault %q", f.Kind)
+	case NoFault, Refuse, Hang, CloseConn, Reset, FailTransfer:
 	}
-	if f.Path != "" && (f.Kind == Refuse || f.Kind == NoSessions && f.Path != OpenPath) || f.Late && f.Path != OpenPath && f.Path != ClosePath {
-		return fmt.Errorf("fault %q for the path %q", f.Kind, f.Path)
-	}
-	if f.Count < 0 {
-		return fmt.Errorf("fault with a negative number: %+v", *f)
-	}
-	return nil
 }
 
-// faults is the fault that is set, and those of single paths. A Count that is not 0 is
-// for how many more requests the fault is.
+// faults are those that are set, by path; empty: the one for all. A Count that is not 0 is for how many
+// more requests the fault is.
 type faults struct {
-	mu    sync.Mutex
-	fault Fault
-	paths map[string]Fault
+	mu     sync.Mutex
+	byPath map[string]Fault
 }
 
 func (s *faults) set(f Fault) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	switch {
-	case f.Path == "":
-		s.fault = f
-	case f.Kind == NoFault:
-		delete(s.paths, f.Path)
-	default:
-		if s.paths == nil {
-			s.paths = make(map[string]Fault)
-		}
-		s.paths[f.Path] = f
+	if f.Kind == NoFault {
+		delete(s.byPath, f.Path)
+	} else {
+		s.byPath[f.Path] = f
 	}
 }
 
@@ -105,7 +82,7 @@ func (s *faults) set(f Fault) {
 func (s *faults) clear() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.fault, s.paths = Fault{}, nil
+	s.byPath = make(map[string]Fault)
 }
 
 // take returns the fault that the next request meets: its path's, or else the one for
@@ -113,35 +90,26 @@ func (s *faults) clear() {
 func (s *faults) take(path string, inference bool) Fault {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if f, ok := s.paths[path]; ok {
-		if f.Count == 1 {
-			delete(s.paths, path)
-		} else if f.Count > 1 {
-			left := f
-			left.Count--
-			s.paths[path] = left
-		}
-		return f
+	f, ok := s.byPath[path]
+	if !ok && inference {
+		f = s.byPath[""]
 	}
-	f := s.fault
-	if f.Kind == NoFault || f.Kind == Refuse || !inference {
-		return Fault{}
-	}
-	if f.Count == 1 {
-		s.fault = Fault{}
-	} else if f.Count > 1 {
-		s.fault.Count--
+	left := f
+	switch left.Count--; left.Count {
+	case -1:
+	case 0:
+		delete(s.byPath, f.Path)
+	default:
+		s.byPath[f.Path] = left
 	}
 	return f
 }
 
 // SetFault makes later requests fail with f, in place of any fault for the same Path
-// before it; a Fault without a kind ends that. An error says that f makes no sense, or that the address
-// could not be listened on again after Refuse; then nothing has changed.
+// before it; a Fault without a kind ends that. An error says that the address could not be listened on
+// again after Refuse; then nothing has changed.
 func (e *Engine) SetFault(f Fault) error {
-	if err := f.complete(); err != nil {
-		return err
-	}
+	f.complete()
 	e.ops.Lock()
 	defer e.ops.Unlock()
 	switch {

@@ -28,42 +28,41 @@ var owners = map[Flavour]string{
 	VLLM: "vllm", SGLang: "sglang", OldSGLang: "sglang", TRTLLM: "tensorrt_llm", LlamaCpp: "llamacpp", Dynamo: "nvidia",
 }
 
-// flavours are what is answered by path, beside inference.
+// flavours are what is answered by method and path, beside inference.
 var flavours map[Flavour]map[string]func(*exchange)
 
 func init() { // some of these look at the flavour
 	flavours = map[Flavour]map[string]func(*exchange){
 		VLLM: {
-			"/health": (*exchange).fine, "/ping": (*exchange).fine, "/version": (*exchange).version, "/load": (*exchange).load,
-			"/v1/models": (*exchange).models, "/metrics": (*exchange).metrics,
-			"/tokenize":         (*exchange).tokenize,
-			"/kv_event_sources": (*exchange).eventSources, ResetPath: (*exchange).resetPrefixCache,
-			SleepPath: (*exchange).sleep, WakePath: (*exchange).wakeUp, "/is_sleeping": (*exchange).isSleeping, "/collective_rpc": (*exchange).fine,
-			"/v1/chat/completions/render": (*exchange).renderedChat, "/v1/completions/render": (*exchange).renderedText,
+			"GET /health": (*exchange).fine, "GET /ping": (*exchange).fine, "GET /version": (*exchange).version, "GET /load": (*exchange).load,
+			"GET /v1/models": (*exchange).models, "GET /metrics": (*exchange).metrics,
+			"POST /tokenize": (*exchange).tokenize, "GET /kv_event_sources": (*exchange).eventSources, "POST " + ResetPath: (*exchange).resetPrefixCache,
+			"POST " + SleepPath: (*exchange).sleep, "POST " + WakePath: (*exchange).wakeUp, "GET /is_sleeping": (*exchange).isSleeping, "POST /collective_rpc": (*exchange).fine,
+			"POST /v1/chat/completions/render": (*exchange).render, "POST /v1/completions/render": (*exchange).render,
 		},
 		SGLang: {
-			"/health": (*exchange).fine, "/v1/models": (*exchange).models,
-			"/server_info": (*exchange).serverInfo, "/get_server_info": (*exchange).serverInfo,
-			"/tokenize": (*exchange).tokenizeSGLang, "/v1/tokenize": (*exchange).tokenizeSGLang,
-			FlushPath: (*exchange).flushCache,
-			OpenPath:  (*exchange).openSession, ClosePath: (*exchange).closeSession, "/v1/loads": (*exchange).loads,
-			AbortPath: (*exchange).abort,
+			"GET /health": (*exchange).fine, "GET /v1/models": (*exchange).models,
+			"GET /server_info": (*exchange).serverInfo, "GET /get_server_info": (*exchange).serverInfo,
+			"POST /tokenize": (*exchange).tokenize, "POST /v1/tokenize": (*exchange).tokenize,
+			"POST " + FlushPath: (*exchange).flushCache,
+			"POST " + OpenPath:  (*exchange).openSession, "POST " + ClosePath: (*exchange).closeSession, "GET /v1/loads": (*exchange).loads,
+			"POST " + AbortPath: (*exchange).abort,
 		},
 		OldSGLang: {
-			"/health": (*exchange).fine, "/v1/models": (*exchange).models, "/get_server_info": (*exchange).serverInfo,
-			FlushPath: (*exchange).flushCache,
+			"GET /health": (*exchange).fine, "GET /v1/models": (*exchange).models, "GET /get_server_info": (*exchange).serverInfo,
+			"POST " + FlushPath: (*exchange).flushCache,
 		},
 		TRTLLM: {
-			"/health": (*exchange).fine, "/version": (*exchange).version, "/v1/models": (*exchange).models,
-			"/server_info": (*exchange).handover, "/metrics": (*exchange).drained,
+			"GET /health": (*exchange).fine, "GET /version": (*exchange).version, "GET /v1/models": (*exchange).models,
+			"GET /server_info": (*exchange).handover, "GET /metrics": (*exchange).drained,
 		},
 		LlamaCpp: {
-			"/health": (*exchange).ok, "/v1/models": (*exchange).models, "/props": (*exchange).props,
-			"/apply-template": (*exchange).applyTemplate, "/tokenize": (*exchange).tokenizeContent,
+			"GET /health": (*exchange).ok, "GET /v1/models": (*exchange).models, "GET /props": (*exchange).props,
+			"POST /apply-template": (*exchange).applyTemplate, "POST /tokenize": (*exchange).tokenize,
 		},
 		Dynamo: {
-			"/health": (*exchange).instances, "/live": (*exchange).ok, "/v1/models": (*exchange).models, "/tokenize": (*exchange).tokenizeDynamo,
-			"/metrics": (*exchange).inflight,
+			"GET /health": (*exchange).instances, "GET /live": (*exchange).ok, "GET /v1/models": (*exchange).models, "POST /tokenize": (*exchange).tokenize,
+			"GET /metrics": (*exchange).inflight,
 		},
 	}
 }
@@ -87,12 +86,12 @@ func (x *exchange) serverInfo() {
 	tokens := cfg.Blocks * cfg.BlockSize
 	states := make([]any, cfg.Ranks)
 	for i := range states {
-		states[i] = map[string]any{
-			"memory_usage":                          map[string]any{"token_capacity": tokens, "kvcache": 1.5},
+		states[i] = object{
+			"memory_usage":                          object{"token_capacity": tokens, "kvcache": 1.5},
 			"effective_max_running_requests_per_dp": cfg.MaxRunning,
 		}
 	}
-	info := map[string]any{
+	info := object{
 		"model_path": cfg.Model, "context_length": nil, "page_size": cfg.BlockSize, "dp_size": cfg.Ranks,
 		"max_running_requests": nil, "disable_radix_cache": false, "random_seed": x.life.started.UnixNano() % 1e9,
 		"max_total_num_tokens": tokens, "internal_states": states, "version": told,
@@ -113,18 +112,18 @@ func (x *exchange) serverInfo() {
 }
 
 // handover answers as a TensorRT-LLM does that hands over no prefill.
-func (x *exchange) handover() { x.value(map[string]any{"disaggregated_params": nil}) }
+func (x *exchange) handover() { x.value(object{"disaggregated_params": nil}) }
 
 // drained answers as a TensorRT-LLM does, which gives its statistics away once.
 func (x *exchange) drained() {
-	x.value([]any{map[string]any{"iter": x.life.drains.Add(1), "kvCacheStats": map[string]int{"maxNumBlocks": x.engine.cfg.Blocks}}})
+	x.value([]any{object{"iter": x.life.drains.Add(1), "kvCacheStats": map[string]int{"maxNumBlocks": x.engine.cfg.Blocks}}})
 }
 
 // props answers as a llama.cpp does, whose slots have room for one context each.
 func (x *exchange) props() {
 	cfg := &x.engine.cfg
-	x.value(map[string]any{
-		"default_generation_settings": map[string]any{"id": 0, "n_ctx": cfg.MaxModelLen, "params": map[string]any{}},
+	x.value(object{
+		"default_generation_settings": object{"id": 0, "n_ctx": cfg.MaxModelLen, "params": object{}},
 		"total_slots":                 cfg.MaxRunning, "model_path": cfg.Model, "build_info": "b" + version, "is_sleeping": false,
 	})
 }
@@ -137,10 +136,10 @@ func (x *exchange) inflight() {
 
 // instances answers as a Dynamo frontend does.
 func (x *exchange) instances() {
-	x.value(map[string]any{
+	x.value(object{
 		"status": "healthy", "message": "Service is healthy",
 		"endpoints": []string{"dyn://dynamo.backend.generate"},
-		"instances": []any{map[string]any{
+		"instances": []any{object{
 			"namespace": "dynamo", "component": "backend", "endpoint": "generate",
 			"instance_id": x.life.started.Truncate(time.Second).Unix(), "transport": map[string]string{"tcp": "127.0.0.1:1"},
 		}},

@@ -24,10 +24,10 @@ func (x *exchange) loads() {
 	list := make([]any, 0, len(x.life.ranks))
 	for i, k := range x.life.ranks {
 		running, waiting, tokens := k.load()
-		list = append(list, map[string]any{
+		list = append(list, object{
 			"dp_rank": i, "num_running_reqs": running, "num_waiting_reqs": waiting, "num_waiting_uncached_tokens": tokens,
 			"max_running_requests": x.engine.cfg.MaxRunning,
 		})
 	}
-	x.value(map[string]any{"timestamp": x.life.started, "version": version, "loads": list})
+	x.value(object{"timestamp": x.life.started, "version": version, "loads": list})
 }

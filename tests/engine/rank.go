@@ -70,7 +70,7 @@ func (k *rank) submit(j *job) {
 	k.free()
 }
 
-// free has an idle rank look at its queue: there is something new in it, or the blocks that it waits
+// free has an idle rank look at its queue. There is something new in it, or the blocks that it waits
 // for have been given back.
 func (k *rank) free() {
 	if k.busy {

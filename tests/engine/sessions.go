@@ -158,8 +158,7 @@ func (x *exchange) refuseSession() {
 
 // sessionError answers with an error in the form of SGLang's own paths.
 func (x *exchange) sessionError(message string) {
-	out, _ := json.Marshal(object{"error": object{"message": message}})
-	x.json(http.StatusBadRequest, out)
+	x.json(http.StatusBadRequest, object{"error": object{"message": message}})
 	x.finish(Failed)
 }
 
@@ -204,8 +203,7 @@ func (x *exchange) abortTurn(c *call, message string) {
 		x.sessionError(message)
 		return
 	default:
-		out, _ := json.Marshal(flat)
-		x.json(http.StatusBadRequest, out)
+		x.json(http.StatusBadRequest, flat)
 	}
 	x.finish(Failed)
 }

@@ -72,7 +72,7 @@ func (e *Engine) describeEvents() map[string]any {
 	pub, _ := e.EventEndpoints(0)
 	_, port, _ := net.SplitHostPort(pub[len("tcp://"):])
 	base, _ := strconv.Atoi(port)
-	return map[string]any{
+	return object{
 		"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": base, "topic": c.Topic,
 		"block_size": e.cfg.BlockSize, "dp_size": e.cfg.Ranks,
 	}

@@ -13,20 +13,13 @@ const oldVersion = "0.4.9"
 
 // surface answers what is not inference.
 func (x *exchange) surface() {
-	method := http.MethodGet
-	serve := flavours[x.engine.cfg.Flavour][x.r.URL.Path]
-	switch x.r.URL.Path {
-	case "/ping":
-		method = x.r.Method
-	case SleepPath, WakePath, "/collective_rpc", OpenPath, ClosePath, ResetPath, FlushPath, AbortPath, "/tokenize", "/v1/tokenize", "/apply-template", "/v1/chat/completions/render", "/v1/completions/render":
-		method = http.MethodPost
+	method := x.r.Method
+	if method == http.MethodHead {
+		method = http.MethodGet
 	}
+	serve := flavours[x.engine.cfg.Flavour][method+" "+x.r.URL.Path]
 	if serve == nil {
 		x.fail404()
-		return
-	}
-	if x.r.Method != method && (x.r.Method != http.MethodHead || method != http.MethodGet) {
-		x.fail405()
 		return
 	}
 	serve(x)
@@ -49,55 +42,37 @@ func (x *exchange) reject(e *apiError) {
 
 // refuse answers with an error in vLLM's shape.
 func (x *exchange) refuse(e *apiError) {
-	type inner struct {
-		Message string  `json:"message"`
-		Type    string  `json:"type"`
-		Param   *string `json:"param"`
-		Code    int     `json:"code"`
-	}
-	doc := struct {
-		Error inner `json:"error"`
-	}{inner{Message: e.message, Type: e.kind, Code: e.status}}
+	inner := object{"message": e.message, "type": e.kind, "param": nil, "code": e.status}
 	if e.param != "" {
-		doc.Error.Param = &e.param
+		inner["param"] = e.param
 	}
-	out, _ := json.Marshal(doc)
-	x.json(e.status, out)
+	x.json(e.status, object{"error": inner})
 }
 
-func (x *exchange) json(status int, body []byte) {
-	x.header(status, "application/json")
-	x.w.Write(body) //nolint:errcheck // the client may leave
-}
-
-func (x *exchange) value(v any) {
+func (x *exchange) json(status int, v any) {
 	out, _ := json.Marshal(v)
-	x.json(http.StatusOK, out)
+	x.header(status, "application/json")
+	x.w.Write(out) //nolint:errcheck // the client may leave
 }
 
-type model struct {
-	ID          string  `json:"id"`
-	Object      string  `json:"object"`
-	Created     int64   `json:"created"`
-	OwnedBy     string  `json:"owned_by"`
-	Root        string  `json:"root"`
-	Parent      *string `json:"parent"`
-	MaxModelLen *int    `json:"max_model_len"`
-}
+func (x *exchange) value(v any) { x.json(http.StatusOK, v) }
 
 // models lists the base model and its adapters.
 func (x *exchange) models() {
 	cfg := &x.engine.cfg
-	created := x.life.started.Unix()
-	list := make([]model, 0, 1+len(cfg.LoRAs))
-	owner := owners[cfg.Flavour]
-	base := model{ID: cfg.Model, Object: "model", Created: created, OwnedBy: owner, Root: cfg.Model}
+	describe := func(name string, parent any) object {
+		return object{
+			"id": name, "object": "model", "created": x.life.started.Unix(), "owned_by": owners[cfg.Flavour], "root": name, "parent": parent,
+			"max_model_len": nil,
+		}
+	}
+	base := describe(cfg.Model, nil)
 	if cfg.Flavour == VLLM || cfg.Flavour == SGLang || cfg.Flavour == OldSGLang {
-		base.MaxModelLen = &cfg.MaxModelLen
+		base["max_model_len"] = cfg.MaxModelLen
 	}
-	list = append(list, base)
+	list := []object{base}
 	for _, l := range cfg.LoRAs {
-		list = append(list, model{ID: l, Object: "model", Created: created, OwnedBy: owner, Root: l, Parent: &cfg.Model})
+		list = append(list, describe(l, cfg.Model))
 	}
-	x.value(map[string]any{"object": "list", "data": list})
+	x.value(object{"object": "list", "data": list})
 }

@@ -38,22 +38,12 @@ func special(text string) (uint32, bool) {
 	return 0, false
 }
 
-// tokenize returns the tokens of a text.
-func tokenize(text string) []uint32 {
+// tokens returns the tokens of a text. first returns the one at the beginning, and its bytes.
+func tokens(text string, first func(string) (uint32, int)) []uint32 {
 	out := make([]uint32, 0, len(text)/4+8)
 	for len(text) > 0 {
-		var n int
-		if id, ok := special(text); ok {
-			out = append(out, id)
-			n = len(specials[id])
-		} else if text[0] >= utf8.RuneSelf {
-			var r rune
-			r, n = utf8.DecodeRuneInString(text)
-			out = append(out, runeBase+uint32(r))
-		} else {
-			n = run(text)
-			out = append(out, packed(text[:n]))
-		}
+		id, n := first(text)
+		out = append(out, id)
 		text = text[n:]
 	}
 	return out
@@ -62,9 +52,22 @@ func tokenize(text string) []uint32 {
 // tokenize returns the tokens of a text.
 func (e *Engine) tokenize(text string) []uint32 {
 	if e.cfg.Words {
-		return cutWords(text)
+		return tokens(text, firstWord)
 	}
-	return tokenize(text)
+	return tokens(text, firstRun)
+}
+
+// firstRun returns the token at the beginning of text, and its bytes.
+func firstRun(text string) (uint32, int) {
+	if id, ok := special(text); ok {
+		return id, len(specials[id])
+	}
+	if text[0] >= utf8.RuneSelf {
+		r, n := utf8.DecodeRuneInString(text)
+		return runeBase + uint32(r), n
+	}
+	n := run(text)
+	return packed(text[:n]), n
 }
 
 // run returns the length of the ASCII token at the beginning of text.

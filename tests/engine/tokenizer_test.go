@@ -12,17 +12,17 @@ import (
 // come back from the text, and appending changes none but the last.
 func checkText(t *testing.T, s, more string) {
 	t.Helper()
-	checkCut(t, s, more, tokenize, vocabulary)
-	checkCut(t, s, more, cutWords, wordsEnd)
+	checkCut(t, s, more, firstRun, vocabulary)
+	checkCut(t, s, more, firstWord, wordsEnd)
 }
 
-func checkCut(t *testing.T, s, more string, tokenize func(string) []uint32, end uint32) {
+func checkCut(t *testing.T, s, more string, first func(string) (uint32, int), end uint32) {
 	t.Helper()
-	tokens := tokenize(s)
-	if got := detokenize(tokens); got != s {
+	ids := tokens(s, first)
+	if got := detokenize(ids); got != s {
 		t.Fatalf("%q came back as %q", s, got)
 	}
-	for _, id := range tokens {
+	for _, id := range ids {
 		if id >= end {
 			t.Fatalf("%q has token %d", s, id)
 		}
@@ -30,9 +30,9 @@ func checkCut(t *testing.T, s, more string, tokenize func(string) []uint32, end 
 	if strings.Contains(s, "<") || strings.Contains(more, "<") {
 		return // half of a special token may be completed
 	}
-	longer := tokenize(s + more)
-	if n := max(0, len(tokens)-1); len(longer) < n || !slices.Equal(longer[:n], tokens[:n]) {
-		t.Fatalf("%q: appending %q changed %v to %v", s, more, tokens, longer)
+	longer := tokens(s+more, first)
+	if n := max(0, len(ids)-1); len(longer) < n || !slices.Equal(longer[:n], ids[:n]) {
+		t.Fatalf("%q: appending %q changed %v to %v", s, more, ids, longer)
 	}
 }
 
@@ -50,7 +50,7 @@ func TestTokenizer(t *testing.T) {
 		"<|im_start|>assistant\nbakemi": 6,
 		"a<b":                           1,
 	} {
-		if got := tokenize(s); len(got) != want {
+		if got := tokens(s, firstRun); len(got) != want {
 			t.Errorf("%q has tokens %v, want %d of them", s, got, want)
 		}
 		for _, more := range []string{"a", "xyz and more", "\n", "é"} {
@@ -58,7 +58,7 @@ func TestTokenizer(t *testing.T) {
 		}
 	}
 	english := strings.Repeat("The quick brown fox jumps over the lazy dog. ", 100)
-	if n := len(tokenize(english)); n != len(english)/4 {
+	if n := len(tokens(english, firstRun)); n != len(english)/4 {
 		t.Errorf("%d bytes are %d tokens", len(english), n)
 	}
 	if wordsEnd > 1<<31 {
@@ -81,7 +81,7 @@ func TestWords(t *testing.T) {
 		"日本é":                              3,
 		"<|im_start|>assistant\nba <|im_e": 10,
 	} {
-		if got := cutWords(s); len(got) != want {
+		if got := tokens(s, firstWord); len(got) != want {
 			t.Errorf("%q has %d tokens, want %d", s, len(got), want)
 		}
 		for _, more := range []string{"a", " b", "  ", "\n", "é", "ж", "1", "{"} {
@@ -105,10 +105,10 @@ func FuzzTokenizer(f *testing.F) {
 func TestNextTurnExtendsThePrompt(t *testing.T) {
 	messages := []message{{Role: "system", Content: "You are brief."}, {Role: "user", Content: "Why? é"}}
 	tools := json.RawMessage(`[{"type": "function"}]`)
-	first := tokenize(renderChat(messages, tools, true, false))
+	first := tokens(renderChat(messages, tools, true, false), firstRun)
 	answer := words(1, 33)
 	messages = append(messages, message{Role: "assistant", Content: content(detokenize(answer))}, message{Role: "user", Content: "And?"})
-	second := tokenize(renderChat(messages, tools, true, false))
+	second := tokens(renderChat(messages, tools, true, false), firstRun)
 	if n := len(first) + len(answer); !slices.Equal(second[:n], slices.Concat(first, answer)) {
 		t.Error("the second turn's prompt does not begin with the first one's and its answer")
 	}

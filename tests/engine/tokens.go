@@ -3,13 +3,13 @@ package engine
 import (
 	"encoding/json"
 	"net/http"
+	"strings"
 )
 
 // asked is what tokenizers and renderers are asked for, in any flavour.
 type asked struct {
 	request
-	ReturnTokenStrs  bool    `json:"return_token_strs"`
-	AddSpecialTokens *bool   `json:"add_special_tokens"`
+	AddSpecialTokens bool    `json:"add_special_tokens"`
 	Content          *string `json:"content"`
 }
 
@@ -28,65 +28,29 @@ func (x *exchange) read() *asked {
 	return r
 }
 
-// prompt returns the tokens of a chat, or else of a prompt, those that inference
-// would use. It is not ok if it has answered with an error.
-func (x *exchange) prompt(r *asked) (tokens []uint32, ok bool) {
-	tokens, aerr := x.engine.tokens(&r.request, r.Messages != nil)
-	if aerr != nil {
-		x.reject(aerr)
-		return nil, false
-	}
-	return tokens, true
-}
-
-// tokenize answers as vLLM does.
+// tokenize answers with the tokens of a chat or of a prompt, those that inference would use. Newer
+// SGLangs take one of the two, older ones know no chats. A newer Dynamo has no special tokens to add.
 func (x *exchange) tokenize() {
-	r := x.read()
-	if r == nil {
-		return
-	}
-	tokens, ok := x.prompt(r)
-	if !ok {
-		return
-	}
-	var strs []string
-	if r.ReturnTokenStrs {
-		for _, t := range tokens {
-			strs = append(strs, tokenText(t))
+	r, f := x.read(), x.engine.cfg.Flavour
+	switch {
+	case r == nil:
+	case f == LlamaCpp:
+		tokens := []uint32{}
+		if r.Content != nil {
+			tokens = x.engine.tokenize(*r.Content)
+		}
+		x.value(object{"tokens": tokens})
+	case f == SGLang && (r.Prompt == nil) == (r.Messages == nil):
+		x.reject(badRequest("Exactly one of 'prompt' or 'messages' must be provided."))
+	case f == Dynamo && (r.AddSpecialTokens || r.ContinueFinalMessage):
+		x.reject(&apiError{http.StatusNotImplemented, "Not Implemented", "not supported", ""})
+	default:
+		if tokens, aerr := x.engine.tokens(&r.request, r.Messages != nil); aerr != nil {
+			x.reject(aerr)
+		} else {
+			x.value(object{"count": len(tokens), "max_model_len": x.engine.cfg.MaxModelLen, "tokens": tokens})
 		}
 	}
-	x.value(map[string]any{
-		"count": len(tokens), "max_model_len": x.engine.cfg.MaxModelLen, "tokens": tokens, "token_strs": strs,
-	})
-}
-
-// tokenizeSGLang answers as a newer SGLang does: older ones know no chats.
-func (x *exchange) tokenizeSGLang() {
-	r := x.read()
-	if r == nil {
-		return
-	}
-	if (r.Prompt == nil) == (r.Messages == nil) {
-		x.reject(badRequest("Exactly one of 'prompt' or 'messages' must be provided."))
-		return
-	}
-	if tokens, ok := x.prompt(r); ok {
-		x.value(map[string]any{"tokens": tokens, "count": len(tokens), "max_model_len": x.engine.cfg.MaxModelLen})
-	}
-}
-
-// tokenizeDynamo answers as a newer Dynamo does, which has no special tokens to
-// add.
-func (x *exchange) tokenizeDynamo() {
-	r := x.read()
-	if r == nil {
-		return
-	}
-	if r.AddSpecialTokens != nil && *r.AddSpecialTokens || r.ContinueFinalMessage {
-		x.reject(&apiError{http.StatusNotImplemented, "Not Implemented", "not supported", ""})
-		return
-	}
-	x.tokenize()
 }
 
 // applyTemplate answers as llama.cpp does.
@@ -97,30 +61,12 @@ func (x *exchange) applyTemplate() {
 	case len(r.Messages) == 0:
 		x.reject(badRequest("'messages' is required"))
 	default:
-		x.value(map[string]string{"prompt": renderChat(r.Messages, r.Tools, true, false)})
+		x.value(object{"prompt": renderChat(r.Messages, r.Tools, true, false)})
 	}
 }
 
-// tokenizeContent answers as llama.cpp does.
-func (x *exchange) tokenizeContent() {
-	r := x.read()
-	if r == nil {
-		return
-	}
-	tokens := []uint32{}
-	if r.Content != nil {
-		tokens = x.engine.tokenize(*r.Content)
-	}
-	x.value(map[string]any{"tokens": tokens})
-}
-
-// renderedChat and renderedText answer as a vLLM does that runs with
-// --enable-scale-out.
-func (x *exchange) renderedChat() { x.render(true) }
-
-func (x *exchange) renderedText() { x.render(false) }
-
-func (x *exchange) render(chat bool) {
+// render answers as a vLLM does that runs with --enable-scale-out.
+func (x *exchange) render() {
 	if !x.engine.cfg.ScaleOut {
 		x.reject(&apiError{http.StatusForbidden, "Forbidden", "Scale-out endpoints are disabled.", ""})
 		return
@@ -129,15 +75,15 @@ func (x *exchange) render(chat bool) {
 	if r == nil {
 		return
 	}
+	chat := strings.HasPrefix(x.r.URL.Path, "/v1/chat")
 	tokens, aerr := x.engine.tokens(&r.request, chat)
-	if aerr != nil {
+	doc := object{"request_id": "render-1", "token_ids": tokens, "sampling_params": object{"temperature": 1}, "model": r.Model, "stream": r.Stream}
+	switch {
+	case aerr != nil:
 		x.reject(aerr)
-		return
-	}
-	doc := map[string]any{"request_id": "render-1", "token_ids": tokens, "sampling_params": map[string]any{"temperature": 1}, "model": r.Model, "stream": r.Stream}
-	if chat {
+	case chat:
 		x.value(doc)
-	} else {
+	default:
 		x.value([]any{doc})
 	}
 }

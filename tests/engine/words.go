@@ -18,12 +18,12 @@ func (e *Engine) answer(p *cache.Prompt, r *request, most int) ([]uint32, string
 		n, stop = most, false
 	}
 	n = min(n, most)
-	tokens := e.words(uint64(p.Sum())^uint64(r.Seed), n) //nolint:gosec // any bits will do
+	answer := e.words(uint64(p.Sum())^uint64(r.Seed), n) //nolint:gosec // any bits will do
 	if stop {
-		tokens[n-1] = endToken
-		return tokens, "stop"
+		answer[n-1] = endToken
+		return answer, "stop"
 	}
-	return tokens, "length"
+	return answer, "length"
 }
 
 // words returns n tokens of made-up words.
@@ -32,7 +32,7 @@ func (e *Engine) words(sum uint64, n int) []uint32 {
 		return words(sum, n)
 	}
 	text := detokenize(words(sum, 3*n)) // at most 7 of their bytes are a token
-	return cutWords(" " + text)[:n]
+	return tokens(" "+text, firstWord)[:n]
 }
 
 // words returns n tokens of made-up words. The text is ASCII without newlines, so
@@ -46,5 +46,5 @@ func words(seed uint64, n int) []uint32 {
 		}
 		text = append(text, ' ')
 	}
-	return tokenize(string(text[:4*n]))
+	return tokens(string(text[:4*n]), firstRun)
 }

@@ -43,17 +43,6 @@ func cyrillic(text string) bool {
 	return r >= firstCyrillic && r < firstCyrillic+127
 }
 
-// cutWords returns the tokens of a text.
-func cutWords(text string) []uint32 {
-	out := make([]uint32, 0, len(text)/3+8)
-	for len(text) > 0 {
-		id, n := firstWord(text)
-		out = append(out, id)
-		text = text[n:]
-	}
-	return out
-}
-
 // firstWord returns the token at the beginning of text, and its bytes.
 func firstWord(text string) (id uint32, n int) {
 	if id, ok := special(text); ok {

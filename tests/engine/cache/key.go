@@ -43,8 +43,8 @@ type Prompt struct {
 	media []Media
 }
 
-// NewPrompt cuts tokens into blocks of size tokens. Media, in the order of their offsets, are part of
-// the keys as in vLLM: each block has those that overlap it, and where they begin.
+// NewPrompt cuts tokens into blocks of size tokens. Media are in the order of their offsets. They are
+// part of the keys as in vLLM: each block has those that overlap it, and where they begin.
 func NewPrompt(root Root, tokens []uint32, size int, media ...Media) *Prompt {
 	p := &Prompt{Root: root, size: size, media: media}
 	p.extend(tokens)
