@@ -61,6 +61,15 @@ func Collectors() []prometheus.Collector {
 	}
 }
 
+// deleteSeries deletes the series with these labels.
+func deleteSeries(labels prometheus.Labels) {
+	for _, c := range Collectors() {
+		if vec, ok := c.(interface{ DeletePartialMatch(prometheus.Labels) int }); ok {
+			vec.DeletePartialMatch(labels)
+		}
+	}
+}
+
 // RetryDenied counts n retries in a pool that the budget did not allow.
 func RetryDenied(pool string, n int) { retriesDenied.WithLabelValues(pool).Add(float64(n)) }
 
@@ -108,10 +117,6 @@ func (w *Worker) FromZero() {
 
 // Forget deletes the series of the worker, and those of one that had another id at its address.
 func (w *Worker) Forget() {
-	labels := prometheus.Labels{"pool": w.pool, "worker": w.dial}
-	for _, c := range []interface{ DeletePartialMatch(prometheus.Labels) int }{retriesMade, cachesCleared, unfetched, predictionErrors} {
-		c.DeletePartialMatch(labels)
-	}
 	w.ForgetMetrics()
-	deleteModelMetrics(labels)
+	deleteSeries(prometheus.Labels{"pool": w.pool, "worker": w.dial})
 }

@@ -2,6 +2,7 @@ package observe
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -37,14 +38,6 @@ func modelCounter(name, help, label string) *prometheus.CounterVec {
 func modelHistogram(name string, buckets []float64, help string) *prometheus.HistogramVec {
 	opts := prometheus.HistogramOpts{Namespace: "caddy", Subsystem: "kv_router", Name: name, Help: help, Buckets: buckets}
 	return prometheus.NewHistogramVec(opts, []string{"pool", "worker", "model"})
-}
-
-// deleteModelMetrics deletes the series with these labels.
-func deleteModelMetrics(labels prometheus.Labels) {
-	workerOutcomes.DeletePartialMatch(labels)
-	workerTokens.DeletePartialMatch(labels)
-	workerTTFT.DeletePartialMatch(labels)
-	workerITL.DeletePartialMatch(labels)
 }
 
 // Outcomes of attempts whose request went on at another worker. Metrics have them beside the outcomes
@@ -83,7 +76,7 @@ type Worker struct {
 	Recent     Recent
 	pool, dial string
 
-	mu      sync.RWMutex
+	mu      sync.Mutex
 	byModel map[string]*ModelMetrics
 	fault   string // why it was marked down last
 }
@@ -97,8 +90,8 @@ func (w *Worker) MarkedDown(why string) {
 
 // Fault returns why the worker was marked down last, "" if it never was.
 func (w *Worker) Fault() string {
-	w.mu.RLock()
-	defer w.mu.RUnlock()
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	return w.fault
 }
 
@@ -112,7 +105,9 @@ func (w *Worker) LastFailure() error {
 }
 
 // NewWorker returns what is shown of the worker at an address.
-func NewWorker(pool, dial string) *Worker { return &Worker{pool: pool, dial: dial} }
+func NewWorker(pool, dial string) *Worker {
+	return &Worker{pool: pool, dial: dial, byModel: make(map[string]*ModelMetrics)}
+}
 
 // ModelMetrics returns the metrics for a model. known: the operator or the engine lists it. Only such models
 // have metrics of their own: other names come from clients.
@@ -121,25 +116,17 @@ func (w *Worker) ModelMetrics(model string, known bool) *ModelMetrics {
 	if model != "" && (len(model) > maxModelLabel || !utf8.ValidString(model) || !known) {
 		label = modelOther
 	}
-	w.mu.RLock()
-	f := w.byModel[label]
-	w.mu.RUnlock()
-	if f != nil {
-		return f
-	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if label != "" && len(w.byModel) >= maxModelLabels && w.byModel[label] == nil {
 		label = modelOther
 	}
-	if w.byModel[label] == nil {
-		if w.byModel == nil {
-			w.byModel = make(map[string]*ModelMetrics)
-		}
-		label = strings.Clone(label) // the request's body may hold it
-		w.byModel[label] = w.newModelMetrics(label)
+	f := w.byModel[label]
+	if f == nil {
+		f = w.newModelMetrics(strings.Clone(label)) // the request's body may hold it
+		w.byModel[f.Model] = f
 	}
-	return w.byModel[label]
+	return f
 }
 
 func (w *Worker) newModelMetrics(model string) *ModelMetrics {
@@ -157,31 +144,44 @@ func (w *Worker) newModelMetrics(model string) *ModelMetrics {
 
 // Ended counts an attempt. failed: it failed by the worker's fault, as far as the router knows.
 func (f *ModelMetrics) Ended(outcome string, failed bool) {
-	for i, name := range attemptOutcomes {
-		if name == outcome {
-			f.outcomes[i].Inc()
-			last := i < requestOutcomes || outcome == AttemptClientError
-			f.recent.attempt(time.Now(), last, failed)
-		}
+	i := slices.Index(attemptOutcomes[:], outcome)
+	if i < 0 {
+		return
 	}
+	f.outcomes[i].Inc()
+	f.recent.note(time.Now(), func(s *Sums) {
+		s.Active = 1
+		s.Attempts++
+		if i < requestOutcomes || outcome == AttemptClientError { // its request ended with it
+			s.Requests++
+		}
+		if failed {
+			s.Failed++
+		}
+	})
 }
 
 // FirstToken counts a first token that came at t, so long after the choice of the worker.
 func (f *ModelMetrics) FirstToken(t time.Time, after time.Duration) {
 	f.ttft.Observe(after.Seconds())
-	f.recent.firstToken(t, after)
+	f.recent.note(t, func(s *Sums) { s.FirstTokens.note(after) })
 }
 
 // Answered counts a plain answer that came at t, so long after the choice of the worker. tokens are
 // those of the answer, if they are known.
 func (f *ModelMetrics) Answered(t time.Time, after time.Duration, tokens int64) {
-	f.recent.answered(t, after, tokens)
+	f.recent.note(t, func(s *Sums) {
+		s.Plain.note(after)
+		if tokens > 0 {
+			s.plain, s.plainTokens = s.plain+after, s.plainTokens+tokens
+		}
+	})
 }
 
 // Pace counts the mean time between the chunks of an answer.
 func (f *ModelMetrics) Pace(mean time.Duration) {
 	f.itl.Observe(mean.Seconds())
-	f.recent.pace(time.Now(), mean)
+	f.recent.note(time.Now(), func(s *Sums) { s.Paces, s.paces = s.Paces+1, s.paces+mean })
 }
 
 // Generated counts the tokens of an answer.
@@ -193,7 +193,10 @@ func (f *ModelMetrics) Compared(prompt, predicted, reported int64) {
 	f.prompt.Add(float64(prompt))
 	f.predicted.Add(float64(predicted))
 	f.reported.Add(float64(reported))
-	f.recent.compared(time.Now(), prompt, predicted, reported)
+	f.recent.note(time.Now(), func(s *Sums) {
+		s.Reports++
+		s.Prompt, s.Predicted, s.Cached = s.Prompt+prompt, s.Predicted+predicted, s.Cached+reported
+	})
 }
 
 // ForgetModels deletes the metrics of models that are not listed any more.
@@ -208,7 +211,7 @@ func (w *Worker) forget(which func(model string) bool) {
 	for model := range w.byModel {
 		if which(model) {
 			delete(w.byModel, model)
-			deleteModelMetrics(prometheus.Labels{"pool": w.pool, "worker": w.dial, "model": model})
+			deleteSeries(prometheus.Labels{"pool": w.pool, "worker": w.dial, "model": model})
 		}
 	}
 }

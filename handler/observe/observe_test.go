@@ -131,10 +131,9 @@ func TestRecentEnds(t *testing.T) {
 	var r Recent
 	now := time.Unix(1_700_000_005, 0)
 	for i := range 100 {
-		r.firstToken(now, time.Duration(i+1)*10*time.Millisecond)
+		r.note(now, func(s *Sums) { s.FirstTokens.note(time.Duration(i+1) * 10 * time.Millisecond) })
 	}
-	r.attempt(now.Add(SlotTime), true, true)
-	r.attempt(now.Add(SlotTime), true, true)
+	r.note(now.Add(SlotTime), func(s *Sums) { s.Failed = 2 })
 	var sum Sums
 	line := []Sums{{Slot: SlotOf(now)}, {Slot: SlotOf(now) + 1}}
 	r.Add(now.Add(SlotTime), &sum, line)

@@ -81,10 +81,11 @@ func (t *Times) Quantile(q float64) time.Duration {
 // SlotOf returns the number of the slot of a time.
 func SlotOf(t time.Time) int64 { return t.UnixNano() / int64(SlotTime) }
 
-// open locks r, and returns the slot of a time. The caller unlocks r.
-func (r *Recent) open(t time.Time) *Sums {
+// note records something in the slot of a time.
+func (r *Recent) note(t time.Time, in func(*Sums)) {
 	n := SlotOf(t)
 	r.mu.Lock()
+	defer r.mu.Unlock()
 	if r.slots == nil {
 		r.slots = make([]Sums, RecentSlots)
 	}
@@ -92,50 +93,7 @@ func (r *Recent) open(t time.Time) *Sums {
 	if s.Slot != n {
 		*s = Sums{Slot: n}
 	}
-	return s
-}
-
-// attempt records an attempt that has ended. last: its request ended with it.
-func (r *Recent) attempt(t time.Time, last, failed bool) {
-	s := r.open(t)
-	defer r.mu.Unlock()
-	s.Active = 1
-	s.Attempts++
-	if last {
-		s.Requests++
-	}
-	if failed {
-		s.Failed++
-	}
-}
-
-func (r *Recent) firstToken(t time.Time, after time.Duration) {
-	s := r.open(t)
-	defer r.mu.Unlock()
-	s.FirstTokens.note(after)
-}
-
-func (r *Recent) answered(t time.Time, after time.Duration, tokens int64) {
-	s := r.open(t)
-	defer r.mu.Unlock()
-	s.Plain.note(after)
-	if tokens > 0 {
-		s.plain, s.plainTokens = s.plain+after, s.plainTokens+tokens
-	}
-}
-
-func (r *Recent) pace(t time.Time, mean time.Duration) {
-	s := r.open(t)
-	defer r.mu.Unlock()
-	s.Paces++
-	s.paces += mean
-}
-
-func (r *Recent) compared(t time.Time, prompt, predicted, cached int64) {
-	s := r.open(t)
-	defer r.mu.Unlock()
-	s.Reports++
-	s.Prompt, s.Predicted, s.Cached = s.Prompt+prompt, s.Predicted+predicted, s.Cached+cached
+	in(s)
 }
 
 // Add adds to sum what the worker did in all slots, and to each of line what it did in that slot. The
