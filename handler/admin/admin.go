@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"go.uber.org/zap"
@@ -142,7 +143,7 @@ func getPools(*http.Request) (any, error) {
 func getPool(_ *http.Request, p *pool.Pool) (any, error) { return viewPool(p, time.Now()), nil }
 
 func getWorkers(_ *http.Request, p *pool.Pool) (any, error) {
-	return viewWorkers(p, time.Now()), nil
+	return viewWorkers(p, sortedWorkers(p), time.Now(), new(observe.Sums), nil), nil
 }
 
 // ofWorker calls f, if there is one, with the worker that the path names, and answers with its view.
@@ -161,7 +162,7 @@ func ofWorker(f func(*http.Request, *pool.Pool, *worker.Worker) error) answerer 
 
 // viewOf returns the view of a worker among its peers.
 func viewOf(p *pool.Pool, w *worker.Worker) any {
-	list := viewWorkers(p, time.Now())
+	list := viewWorkers(p, sortedWorkers(p), time.Now(), new(observe.Sums), nil)
 	if i := slices.IndexFunc(list, func(v workerView) bool { return v.Dial == w.Dial }); i >= 0 {
 		return list[i]
 	}

@@ -46,7 +46,7 @@ func runCheck(fl caddycmd.Flags) (int, error) {
 	if _, err = caddy.ProvisionContext(cfg); err != nil {
 		return exitFailed, err
 	}
-	for x := range joined.Range {
+	for x := range explainers.Range {
 		if prober, ok := x.(*Explainer).Dispatcher.Probes.(*discovery.Prober); ok {
 			prober.Start()
 		}

@@ -161,13 +161,7 @@ func drainCommand(what string) *cobra.Command {
 	short := map[string]string{"drain": "Stops new requests to a worker", "undrain": "Ends a drain"}[what]
 	cmd := command(what+" <worker>", short, cobra.ExactArgs(1), func(c *client, fl caddycmd.Flags) (int, error) {
 		path := "/workers/" + url.PathEscape(fl.Arg(0))
-		var w struct {
-			Dial    string `json:"dial"`
-			Drained bool   `json:"drained"`
-			Load    struct {
-				Requests int `json:"requests"`
-			} `json:"load"`
-		}
+		var w workerView
 		var wait time.Duration
 		action := what
 		if what == "drain" {

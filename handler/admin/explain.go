@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/api"
@@ -224,34 +225,32 @@ type Explainer struct {
 	Dispatcher *dispatch.Dispatcher
 }
 
-// explainers are those that answer for the pools in use.
-var explainers sync.Map // *pool.Pool -> *Explainer
+// explainers are those of all handlers, each with a number: the later it led, the higher. It is 0 before that.
+var (
+	explainers sync.Map // *Explainer -> int64
+	led        atomic.Int64
+)
 
-// joined are all that have joined and not left.
-var joined sync.Map // *Explainer -> nil
-
-// Join makes an explainer answer for its pool, unless another one does. Its configuration may
-// still be rejected.
-func (x *Explainer) Join() {
-	explainers.LoadOrStore(x.Dispatcher.Pool, x)
-	joined.Store(x, nil)
-}
+// Join makes an explainer answer for its pool if no other one does. Its configuration may still be rejected.
+func (x *Explainer) Join() { explainers.Store(x, int64(0)) }
 
 // Lead makes an explainer answer for its pool. Its configuration has begun to serve.
-func (x *Explainer) Lead() { explainers.Store(x.Dispatcher.Pool, x) }
+func (x *Explainer) Lead() { explainers.Store(x, led.Add(1)) }
 
-// Leave ends Join and Lead, unless another explainer has taken over.
-func (x *Explainer) Leave() {
-	explainers.CompareAndDelete(x.Dispatcher.Pool, x)
-	joined.Delete(x)
-}
+// Leave ends Join and Lead.
+func (x *Explainer) Leave() { explainers.Delete(x) }
 
 // explainerOf returns the explainer that answers for a pool: that of the handler which led
 // last. It returns nil for a moment when a pool begins or ends.
-func explainerOf(p *pool.Pool) *Explainer {
-	x, _ := explainers.Load(p)
-	explainer, _ := x.(*Explainer)
-	return explainer
+func explainerOf(p *pool.Pool) (found *Explainer) {
+	last := int64(-1)
+	for key, number := range explainers.Range {
+		x, _ := key.(*Explainer)
+		if n, _ := number.(int64); x.Dispatcher.Pool == p && n > last {
+			found, last = x, n
+		}
+	}
+	return found
 }
 
 // newIn returns where the part of a prompt begins that no candidate has cached, to a block. It is new, or has

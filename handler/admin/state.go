@@ -12,6 +12,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/quota"
+	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 
 	"github.com/caddyserver/caddy/v2"
 )
@@ -111,11 +112,10 @@ func share(part, whole int64) *float64 {
 	return new(round(float64(part) / float64(whole)))
 }
 
-func viewHistory(line []observe.Sums) []pointView {
-	list := make([]pointView, len(line))
+func viewHistory(line []observe.Sums) (list []pointView) {
 	for i := range line {
 		s := &line[i]
-		list[i] = pointView{Attempts: s.Attempts, Failed: s.Failed, P50: ms(s.FirstTokens.Quantile(0.5)), Hits: share(s.Cached, s.Prompt)}
+		list = append(list, pointView{s.Attempts, s.Failed, ms(s.FirstTokens.Quantile(0.5)), share(s.Cached, s.Prompt)})
 	}
 	return list
 }
@@ -138,7 +138,7 @@ func viewState(p *pool.Pool, since int64, steers bool, t time.Time) *stateView {
 	slot := observe.SlotOf(t) - 1 // the last that has ended
 	v := &stateView{
 		Version: observe.Version(), Pool: p.Name, CanDrain: steers, Pools: []string{}, Until: (slot + 1) * slotSeconds, Waiting: p.Waiting(), Sessions: p.Sessions.Len(),
-		Workers: []workerView{}, Choices: []pastView{}, Open: openIncidents(p, t), Routers: []peerView{},
+		Choices: []pastView{}, Open: openIncidents(p, t), Routers: []peerView{},
 		Limits: p.Quota.Stand(t, statusTenants),
 	}
 	v.Classes, v.Tenants = p.Queued(t)
@@ -150,34 +150,19 @@ func viewState(p *pool.Pool, since int64, steers bool, t time.Time) *stateView {
 		v.Policy = x.policyName()
 	}
 	first := min(max(since/slotSeconds, slot+2-observe.RecentSlots), slot+1)
-	line := func() []observe.Sums {
-		list := make([]observe.Sums, slot+1-first)
-		for i := range list {
-			list[i].Slot = first + int64(i)
-		}
-		return list
-	}
 	var all observe.Sums
-	whole, proxy, workers := line(), proxyOf(p), sortedWorkers(p)
-	set, sums := p.Settings.Load(), make([]observe.Sums, 0, len(workers))
-	for _, w := range workers {
-		if !p.IsUpstream(set, w) && !w.Draining() {
-			continue
-		}
-		var sum observe.Sums
-		part := line()
-		w.Past.Recent.Add(t, &sum, part)
-		all.Add(&sum)
-		for i := range part {
-			whole[i].Add(&part[i])
-		}
-		s := viewWorker(p, w, t, proxy)
-		s.Recent, s.History = viewRecent(&sum), viewHistory(part)
-		s.Ranks, s.Taints, s.Engine.Info = nil, nil, engine.Info{} // so that it stays small
-		v.Workers, sums = append(v.Workers, s), append(sums, sum)
+	line := make([]observe.Sums, slot+1-first)
+	for i := range line {
+		line[i].Slot = first + int64(i)
 	}
-	findAnomalies(v.Workers, sums)
-	v.Recent, v.History = viewRecent(&all), viewHistory(whole)
+	set := p.Settings.Load()
+	workers := slices.DeleteFunc(sortedWorkers(p), func(w *worker.Worker) bool { return !p.IsUpstream(set, w) && !w.Draining() })
+	v.Workers = viewWorkers(p, workers, t, &all, line)
+	for i := range v.Workers {
+		w := &v.Workers[i]
+		w.Ranks, w.Taints, w.Engine.Info = nil, nil, engine.Info{} // so that it stays small
+	}
+	v.Recent, v.History = viewRecent(&all), viewHistory(line)
 	for _, c := range p.Choices.Past(shownChoices, "", 0) {
 		v.Choices = append(v.Choices, viewPast(&c, false, steers, t))
 	}

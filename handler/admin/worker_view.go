@@ -76,14 +76,22 @@ type cacheView struct {
 	Used   float64 `json:"used_share"`
 }
 
-func viewWorkers(p *pool.Pool, t time.Time) []workerView {
-	all := sortedWorkers(p)
-	proxy := proxyOf(p)
-	list, sums := make([]workerView, 0, len(all)), make([]observe.Sums, len(all))
-	for i, w := range all {
-		w.Past.Recent.Add(t, &sums[i], nil)
+// viewWorkers returns the views of workers, compared with each other, and adds what they did lately to all, and
+// by slots to line.
+func viewWorkers(p *pool.Pool, workers []*worker.Worker, t time.Time, all *observe.Sums, line []observe.Sums) []workerView {
+	proxy, list, sums := proxyOf(p), make([]workerView, 0, len(workers)), make([]observe.Sums, len(workers))
+	for i, w := range workers {
+		part := slices.Clone(line)
+		for slot := range part {
+			part[slot] = observe.Sums{Slot: line[slot].Slot}
+		}
+		w.Past.Recent.Add(t, &sums[i], part)
+		all.Add(&sums[i])
+		for slot := range line {
+			line[slot].Add(&part[slot])
+		}
 		v := viewWorker(p, w, t, proxy)
-		v.Recent = viewRecent(&sums[i])
+		v.Recent, v.History = viewRecent(&sums[i]), viewHistory(part)
 		list = append(list, v)
 	}
 	findAnomalies(list, sums)
