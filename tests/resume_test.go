@@ -471,8 +471,8 @@ func TestDrainedStreamsMove(t *testing.T) {
 		{workerOutcomes, []string{`pool="moves"`, `outcome="drained"`}, there},
 		{workerOutcomes, []string{`pool="moves"`, `outcome="resumed"`}, 0},
 	})
-	if n := caddy.logged(t, markedDown); n != 0 {
-		t.Errorf("%d workers were marked down for it", n)
+	if n, broken := caddy.logged(t, markedDown), caddy.conditions(t, "streams break off"); n != 0 || len(broken) != 0 {
+		t.Errorf("%d workers were marked down for it, conditions %v", n, broken)
 	}
 	caddy.booksAtZero(t)
 }

@@ -233,7 +233,7 @@ func (r *remainder) goOn(ctx context.Context) (*response.Rest, string) {
 		}
 		d.Metrics.moves.WithLabelValues(d.Pool.Name, why).Inc()
 	}
-	if d.beyond == 0 {
+	if d.beyond == 0 && !errors.Is(r.why, attempt.ErrDrained) {
 		d.Pool.Raise(time.Now(), "streams break off, and go on at other workers", old.Past.LastFailure())
 	}
 	if c := d.Logger.Check(zap.DebugLevel, "stream goes on at another worker"); c != nil {
