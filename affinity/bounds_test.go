@@ -133,30 +133,3 @@ func TestUndeliveredEndsAreBounded(t *testing.T) {
 	}
 }
 
-// TestEvictionPrefersTheIdle adds many sessions to a full store in which some are in use.
-func TestEvictionPrefersTheIdle(t *testing.T) {
-	var c fakeClock
-	const held, hot = 1000, 100
-	r := open(t, Options{Clock: c.now, MaxSessions: held})
-	for i := range 4 * held {
-		c.advance(1)
-		get(r, fmt.Sprint("s", i%hot))
-		mustPut(t, r, fmt.Sprint("s", i), 1, time.Hour, RouterOnly)
-	}
-	for i := range hot {
-		// Each was used during the last 100 of about 1000 places, so 16 candidates
-		// that are all as fresh are out of the question.
-		if _, ok := peek(r, fmt.Sprint("s", i)); !ok {
-			t.Errorf("session %d, which is in use, was evicted", i)
-		}
-	}
-	old := 0
-	for i := hot; i < held; i++ {
-		if _, ok := peek(r, fmt.Sprint("s", i)); ok {
-			old++
-		}
-	}
-	if old > 5 {
-		t.Errorf("%d sessions idle since the beginning outlived newer ones", old)
-	}
-}

@@ -3,9 +3,7 @@ package affinity
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -118,63 +116,6 @@ func TestWaitingForTheFirst(t *testing.T) {
 	}
 }
 
-// TestUsesRaceExpiry renews, rebinds and ends sessions while their deadlines pass. No binding
-// ends under a request that uses it, and a request's record ends with it. The clock stands
-// while a request finds its binding: that takes less than any time to live.
-func TestUsesRaceExpiry(t *testing.T) {
-	var c fakeClock
-	r := open(t, Options{Clock: c.now, OnExpire: func(Key, Binding, Reason) {}})
-	keys := numbered(16)
-	var clock sync.RWMutex
-	advance := func(d time.Duration) {
-		clock.Lock()
-		defer clock.Unlock()
-		c.advance(d)
-	}
-	var stop atomic.Bool
-	var sweeps sync.WaitGroup
-	sweeps.Go(func() {
-		for !stop.Load() {
-			advance(time.Duration(rand.Int64N(100)))
-			r.sweep()
-		}
-	})
-	each(6, func(int) {
-		for range 5000 {
-			var u Use
-			r.Begin(&u, keys[rand.IntN(len(keys))])
-			clock.RLock()
-			b, _, err := u.Find(background, time.Millisecond)
-			if err != nil {
-				t.Error(err)
-			}
-			if b.Version == 0 {
-				b, _, err = u.Bind(0, want(on(1), 50, EngineBacked))
-				if err != nil {
-					t.Error(err)
-				}
-			}
-			clock.RUnlock()
-			advance(60) // longer than the time to live
-			if got, ok := r.Peek(u.key); b.Version != 0 && (!ok || got.Version < b.Version) {
-				t.Errorf("version %d ended while it was in use: %+v, %v", b.Version, got, ok)
-			}
-			u.End(b.Version)
-		}
-	})
-	stop.Store(true)
-	sweeps.Wait()
-	if r.Live() != 0 {
-		t.Errorf("%d sessions are still live", r.Live())
-	}
-	c.advance(100)
-	r.sweep()
-	settled(t, r)
-	if r.Len() != 0 {
-		t.Errorf("%d bindings are left", r.Len())
-	}
-}
-
 // TestLiveRequestKeepsItsBinding lets a request take three times the time to live.
 func TestLiveRequestKeepsItsBinding(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -195,10 +136,12 @@ func TestLiveRequestKeepsItsBinding(t *testing.T) {
 		if got, ok := peek(s, "s"); !ok || got.Version != b.Version {
 			t.Errorf("the time to live did not restart at the end: %+v, %v", got, ok)
 		}
-		time.Sleep(1)
-		if _, ok := peek(s, "s"); ok {
+		time.Sleep(1) // no sweep has noticed
+		s.Begin(&other, named("s"))
+		if b, _, _ := other.Find(background, 0); b.Version != 0 {
 			t.Error("alive without requests")
 		}
+		other.End(0)
 	})
 }
 

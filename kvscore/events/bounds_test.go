@@ -110,56 +110,6 @@ func rune0(n int) []byte {
 	return append(rune0(n/10), byte('0'+n%10))
 }
 
-// TestSkip skips values of all types, and all that have been cut short.
-func TestSkip(t *testing.T) {
-	for _, value := range []string{
-		"\x05", "\xe0", "\xc0", "\xc2", "\xc3", "\xa3abc", "\x92\x01\x02", "\x82\x01\x02\x03\x04",
-		"\xc4\x02ab", "\xc5\x00\x02ab", "\xc6\x00\x00\x00\x02ab", "\xd9\x02ab", "\xda\x00\x02ab", "\xdb\x00\x00\x00\x02ab",
-		"\xc7\x02\x01ab", "\xc8\x00\x02\x01ab", "\xc9\x00\x00\x00\x02\x01ab", "\xca1234", "\xcb12345678",
-		"\xcc1", "\xcd12", "\xce1234", "\xcf12345678", "\xd01", "\xd112", "\xd21234", "\xd312345678",
-		"\xd4\x01a", "\xd5\x01ab", "\xd6\x01abcd", "\xd7\x0112345678", "\xd8\x011234567812345678",
-		"\xdc\x00\x02\x01\x02", "\xdd\x00\x00\x00\x02\x01\x02", "\xde\x00\x01\x01\x02", "\xdf\x00\x00\x00\x01\x01\x02",
-	} {
-		for _, after := range []string{"", "\x07"} {
-			r := reader{b: []byte(value + after)}
-			if r.skip(); r.bad || len(r.b) != len(after) {
-				t.Errorf("%q%q: %d bytes are left", value, after, len(r.b))
-			}
-		}
-		for n := range value {
-			r := reader{b: []byte(value[:n])}
-			if r.skip(); !r.bad {
-				t.Errorf("%q without its end is skipped", value[:n])
-			}
-		}
-	}
-}
-
-// TestTokensAtTheEnd checks tokens of all widths where fewer than 8 bytes follow.
-func TestTokensAtTheEnd(t *testing.T) {
-	for _, token := range []uint32{0, 1, 127, 128, 255, 256, 65535, 65536, math.MaxUint32} {
-		for n := range 10 {
-			var payload []byte
-			for range n {
-				payload = msgp.AppendUint32(payload, token)
-			}
-			r := reader{b: payload}
-			got := r.tokens(nil, n)
-			if r.bad || len(got) != n || len(r.b) > 0 || n > 0 && slices.Max(got) != token || n > 0 && slices.Min(got) != token {
-				t.Errorf("%d times %d: %v, %v, %d bytes left", n, token, got, r.bad, len(r.b))
-			}
-			more := reader{b: payload}
-			if more.tokens(nil, n+1); !more.bad {
-				t.Errorf("%d times %d: one more is read", n, token)
-			}
-		}
-	}
-	r := reader{b: appendValue(nil, int(70000))}
-	if got := r.tokens(nil, 1); r.bad || got[0] != 70000 {
-		t.Errorf("a signed token: %v, %v", got, r.bad)
-	}
-}
-
 func TestDecodeAllocatesNothing(t *testing.T) {
 	payloads := append(fixtures(t, "fixtures.txt"), fixtures(t, "vllm-events.txt")...)
 	payloads = append(payloads, fixture{"long", blocksBatch(512, 1)})
