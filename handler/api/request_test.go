@@ -197,26 +197,19 @@ func TestDoneBlocksAreUsedAgain(t *testing.T) {
 // the same from elsewhere: they share a root, and no other salt does.
 func TestSaltFromOutsideIsTheBodys(t *testing.T) {
 	parse := func(salt string) *Request {
-		r, err := Parse(For("/v1/completions"), []byte(`{"model":"m","prompt":"hello","reasoning_effort":"low"`+salt+`}`), testOptions)
-		if err != nil {
-			t.Fatal(err)
+		return mustParse(t, completions{}, `{"model":"m","prompt":"hello","reasoning_effort":"low","cache_salt":"`+salt+`"}`)
+	}
+	salts := []string{"", "a", "b"}
+	for _, before := range salts {
+		for _, salt := range salts {
+			r := parse(before)
+			r.SetSalt(salt)
+			for _, body := range salts {
+				if r.Salt != salt || (r.Root == parse(body).Root) != (body == salt) {
+					t.Errorf("%q in place of %q: the salt is %q, and the root that of %q", salt, before, r.Salt, body)
+				}
+			}
 		}
-		return r
-	}
-	plain, salted := parse(""), parse(`,"cache_salt":"a"`)
-	r := parse("")
-	if r.SetSalt(""); r.Root != plain.Root {
-		t.Error("no salt has changed the root")
-	}
-	if r.SetSalt("a"); r.Root != salted.Root || r.Salt != "a" {
-		t.Error("the salt from outside makes another root than the body's")
-	}
-	if r.SetSalt("b"); r.Root == salted.Root || r.Root == plain.Root {
-		t.Error("another salt has the same root")
-	}
-	r = parse(`,"cache_salt":"b"`)
-	if r.SetSalt("a"); r.Root != salted.Root {
-		t.Error("the body's salt is not replaced")
 	}
 }
 

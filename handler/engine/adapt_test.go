@@ -255,21 +255,6 @@ func TestAdaptHeaders(t *testing.T) {
 	}
 }
 
-// TestBodyThatWasNotRead checks the headers and the dropped fields without a body.
-func TestBodyThatWasNotRead(t *testing.T) {
-	for _, kind := range append(slices.Clone(Names), "") {
-		ext := nvext.Ext{Tenant: "t"}
-		e := Engine{Type: kind}
-		got := e.Adapt(&Request{API: "chat", Ext: &ext, Rank: 1, Ranks: 2})
-		if lacks := slices.Collect(got.Unsupported.Names); kind != Dynamo && !slices.Equal(lacks, []string{"cache_salt"}) {
-			t.Errorf("%s lacks %v", kind, lacks)
-		}
-		if rank := (Header{Name: HeaderRank, Value: "1"}); slices.Contains(got.Headers, rank) != e.TakesRankIn("chat") {
-			t.Errorf("%s has the headers %v", kind, got.Headers)
-		}
-	}
-}
-
 func TestSwitch(t *testing.T) {
 	for s, want := range map[Switch][3]bool{ // known; on if the engine reports nothing, if it reports yes
 		"": {true, false, true}, Auto: {true, false, true}, On: {true, true, true}, Off: {true, false, false}, "true": {},

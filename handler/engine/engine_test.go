@@ -134,6 +134,9 @@ var sites = []struct {
 		pathServerInfo: `{"page_size":64,"enable_priority_scheduling":false,"schedule_low_priority_values_first":true,"max_total_num_tokens":1,` +
 			`"radix_eviction_policy":"priority","abort_on_priority_when_disabled":true,"enable_strict_thinking":true,"reasoning_parser":null}`,
 	}, Info{Type: SGLang, KVTokens: 1, BlockSize: 64}},
+	{"SGLang for prefill", site{
+		pathServerInfo: `{"max_total_num_tokens":1000,"version":"0.5.23","disaggregation_mode":"prefill","disaggregation_bootstrap_port":8990}`,
+	}, Info{Type: SGLang, Version: "0.5.23", KVTokens: 1000, Role: RolePrefill, TransferPort: 8990}},
 	{"Dynamo that reports its version", site{
 		pathModels:  `{"object":"list","data":[]}`,
 		pathMetrics: "\ndynamo_frontend_inflight_requests 0\n",
@@ -238,9 +241,12 @@ func TestTakesRankIn(t *testing.T) {
 			if got := e.TakesRankIn(name); got != want {
 				t.Errorf("%s %s, %q: %v, want %v", c.kind, c.version, name, got, want)
 			}
-			sent := e.Adapt(&Request{API: name, Ext: &nvext.Ext{}, Rank: 1, Ranks: 2}).Headers
-			if got := slices.Contains(sent, Header{Name: HeaderRank, Value: "1"}); got != want {
+			sent := e.Adapt(&Request{API: name, Ext: &nvext.Ext{Tenant: "t"}, Rank: 1, Ranks: 2}) // the body was not read
+			if got := slices.Contains(sent.Headers, Header{Name: HeaderRank, Value: "1"}); got != want {
 				t.Errorf("%s %s, %q: has the header: %v, want %v", c.kind, c.version, name, got, want)
+			}
+			if c.kind != Dynamo && !slices.Equal(slices.Collect(sent.Unsupported.Names), []string{"cache_salt"}) {
+				t.Errorf("%s, %q: cannot use %b", c.kind, name, sent.Unsupported)
 			}
 		}
 	}

@@ -241,15 +241,6 @@ func TestRoles(t *testing.T) {
 			t.Errorf("%+v: role %s, whole %v", v, e.Role(), e.ServesWhole())
 		}
 	}
-	info := Ask(func(path string) (int, []byte) {
-		if path != pathServerInfo {
-			return 404, nil
-		}
-		return 200, []byte(`{"max_total_num_tokens":1000,"version":"0.5.23","disaggregation_mode":"prefill","disaggregation_bootstrap_port":8990}`)
-	})
-	if info.Role != RolePrefill || info.TransferPort != 8990 {
-		t.Errorf("SGLang for prefill: %+v", info)
-	}
 	if path, body := (&Engine{Type: SGLang}).Abort("kvr-1"); path != "/abort_request" || !strings.Contains(string(body), `"kvr-1"`) {
 		t.Errorf("abort: %s %s", path, body)
 	}
