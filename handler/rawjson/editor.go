@@ -91,7 +91,7 @@ func KeyAt(body []byte, at int) []byte {
 // count.
 func (e *Editor) last(name string, set bool) *member {
 	for i := len(e.members) - 1; i >= 0; i-- {
-		if m := &e.members[i]; !(set && m.IsNull(e.Body)) && e.is(m, name) {
+		if m := &e.members[i]; (!set || !m.IsNull(e.Body)) && e.is(m, name) {
 			return m
 		}
 	}
