@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -23,9 +24,7 @@ func TestCaddyfileAdapts(t *testing.T) {
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".caddyfiletest"), func(t *testing.T) {
 			data, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			noError(t, err)
 			caddyfile, want, ok := strings.Cut(string(data), "----------\n")
 			if !ok {
 				t.Fatal("no line of ten dashes")
@@ -33,9 +32,7 @@ func TestCaddyfileAdapts(t *testing.T) {
 			want = strings.TrimSpace(want)
 			got, err := adapt(caddyfile)
 			if *update && err == nil && (want == "" || want[0] == '{') {
-				if err := os.WriteFile(file, []byte(caddyfile+"----------\n"+indented(t, got)+"\n"), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				noError(t, os.WriteFile(file, []byte(caddyfile+"----------\n"+indented(t, got)+"\n"), 0o600))
 				return
 			}
 			switch {
@@ -57,9 +54,7 @@ func TestCaddyfileAdapts(t *testing.T) {
 func indented(t *testing.T, doc []byte) string {
 	t.Helper()
 	var b bytes.Buffer
-	if err := json.Indent(&b, doc, "", "\t"); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, json.Indent(&b, doc, "", "\t"))
 	return b.String()
 }
 
@@ -126,5 +121,117 @@ func TestBadSettingsAreRefused(t *testing.T) {
 				t.Errorf("the config before it answers %d, error %v", status, err)
 			}
 		})
+	}
+}
+
+// nested writes a block as its lines: "affinity > key" is the line key in the block affinity.
+func nested(path string) string {
+	outer, inner, found := strings.Cut(path, " > ")
+	if !found {
+		return path
+	}
+	return outer + " {\n" + nested(inner) + "\n}"
+}
+
+// TestBadOptionsAreRefused has options that are unknown, are given twice, or have values of a wrong number or
+// form. The Caddyfile is refused when it is adapted, with an error that says what is wrong.
+func TestBadOptionsAreRefused(t *testing.T) {
+	refused := func(block, want string) {
+		t.Helper()
+		_, err := adapt(":8080 {\nkv_router gpu-1:8000 {\n" + block + "\n}\n}")
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s\ngot the error %v, want %q in it", block, err, want)
+		}
+	}
+	for _, path := range []string{
+		"affinity > key", "affinity > mode", "affinity > scope", "affinity > scope {http.auth.user.id} {http.request.host}",
+		"class > background", "class chat > match", "class chat > ttft 2s 3s", "engine", "index 512MiB", "inject_usage on off", "model",
+		"model a > to", "model a > to b weight", "policy", "policy power_of_two 3", "policy prefix_hash 256", "policy random > seed 1",
+		"policy round_robin > temperature 0", "pool", "pool a b", "response_headers", "retry_budget 20%", "shadow", "share", "split",
+		"trust", "trust > client_ip private_ranges", "worker", "worker * > kv_events", "worker * > max_running",
+		"worker * > thinking_budget on off", "worker gpu-1:8000 > api_key", "worker gpu-1:8000 > api_key Bearer sk-1",
+		"worker gpu-1:8000 > kv_tokens", "worker gpu-1:8000 > models", "worker gpu-1:8000 > role", "worker gpu-1:8000 > taints",
+	} {
+		refused(nested(path), "wrong argument count")
+	}
+	for _, v := range []struct {
+		value, want string
+		paths       []string
+	}{
+		{"perhaps", "must be on or off", []string{
+			"enforce_cache_salt", "inject_usage", "journal", "policy dynamo > track_prefill_tokens", "require_pin", "speculative_prefill",
+			"worker gpu-1:8000 > drain", "worker gpu-1:8000 > engine_load",
+		}},
+		{"even", "must be a number", []string{
+			"class chat > weight", "policy dynamo > temperature", "policy prefix_hash > load_factor",
+		}},
+		{"-1s", "must be a positive duration", []string{
+			"affinity > ttl", "class chat > ttft", "queue > max_wait", "queue > overflow_after", "timeouts > first_token",
+		}},
+		{"0", "must be a positive whole number", []string{
+			"index > block_size", "policy prefix_hash > prefix_tokens", "queue > max_waiting", "worker * > dp_size",
+			"worker gpu-1:8000 > dynamo_instance_id", "worker gpu-1:8000 > id", "worker gpu-1:8000 > kv_tokens",
+		}},
+	} {
+		for _, path := range v.paths {
+			option := path[strings.LastIndex(path, " ")+1:]
+			refused(nested(path+" "+v.value), fmt.Sprintf("%s: %s, got '%s'", option, v.want, v.value))
+		}
+	}
+	for _, path := range []string{
+		"affinity > ttl 5m", "inject_usage", "pool a", "require_pin", "shadow random", "tenant {header.X-Org}",
+		"worker * > kv_tokens 1000",
+	} {
+		line := strings.TrimSpace(path[strings.LastIndex(path, ">")+1:])
+		option, _, _ := strings.Cut(line, " ")
+		refused(strings.Replace(nested(path), line, line+"\n"+line, 1), option+" already specified")
+	}
+	for _, section := range []string{
+		"affinity", "class chat", "index", "journal on", "model a", "queue", "share valkey://a:6379", "timeouts",
+		"worker * > kv_events auto", "worker gpu-1:8000", "policy prefix_hash",
+	} {
+		refused(nested(section+" > colour blue"), "colour")
+	}
+	for _, v := range []struct{ block, want string }{
+		{"affinity {\nstore valkey\n}", "unrecognized affinity option 'store'"},
+		{"cache_salt enforce", "unrecognized subdirective 'cache_salt'"},
+		{"class a {\nlimit file b\n}", "a limit must be like"},
+		{"class chat {\nmatch @chat\n}", "unrecognized matcher name: @chat"},
+		{"class chat {\nmatch no_such_matcher x\n}", "no_such_matcher"},
+		{"class chat {\nttft 2s\nlate demote\n}", "wrong argument count"},
+		{"class chat {\nttft 2s\nlate refuse batch\n}", "wrong argument count"},
+		{"header_up Host x", "unrecognized subdirective 'header_up': options of the proxy stand in a reverse_proxy block"},
+		{"index {\nmemory lots\n}", "memory: must be a size such as 64MiB, got 'lots'"},
+		{"keepalive never", "keepalive: must be a positive duration or off, got 'never'"},
+		{"limit", "a limit must be like 'tokens 2M per 1m'"},
+		{"limit cached_weight 2", "limit cached_weight: must be between 0 and 1, got '2'"},
+		{"limit dollars 5 per day", "a limit must be like 'tokens 2M per 1m', 'requests 600 per day' or 'concurrent 64', got"},
+		{"limit file a\nlimit file b", "limit file already specified"},
+		{"limit tokens 5 per week", "the time of a limit must be day, month, or between 1s and 24h"},
+		{"limit tokens lots per day", "the amount of a limit must be a whole number such as 600, 500k or 2M, got"},
+		{"max_body 64QiB", "max_body: must be a size such as 64MiB, got '64QiB'"},
+		{"mode direct", "unrecognized subdirective 'mode'"},
+		{"model a {\nto b weight half\n}", "weight: must be a whole number, got 'half'"},
+		{"nvext strict", "unrecognized subdirective 'nvext'"},
+		{"policy dynamo {\nspread_stems 2\n}", "spread_stems"},
+		{"policy dynamo {\ntemperatur 0\n}", "temperatur"},
+		{"policy predicted_latency {\ntemperature 0\n}", "unrecognized option of policy predicted_latency 'temperature', at Caddyfile:4"},
+		{"policy prefix_hash {\nprefix_blocks 16\n}", "unrecognized option of policy prefix_hash 'prefix_blocks'"},
+		{"policy psychic", "predicted_latency, prefix_hash, random, round_robin"},
+		{"poool main", "unrecognized subdirective 'poool'"},
+		{"resume always", "resume: must be on, exact or off, got 'always'"},
+		{"retry_budget 20 10", "retry_budget: must be like '20% 10/s', got '20 10'"},
+		{"shadow dynamo {\ntemperatur 0\n}", "temperatur"},
+		{"shadow psychic", "predicted_latency, prefix_hash, random, round_robin"},
+		{"trust pins {\nno_such_matcher x\n}", "no_such_matcher"},
+		{"trust pins {\n}", "trust: the block has no matchers"},
+		{"usage inject", "unrecognized subdirective 'usage'"},
+		{"worker * {\ncache_salt enforce\n}", "cache_salt: must be on, off or auto, got 'enforce'"},
+		{"worker * {\nmax_running 0\n}", "max_running: must be a positive whole number or auto, got '0'"},
+		{"worker * {\nmax_running unlimited\n}", "max_running: must be a positive whole number or auto, got 'unlimited'"},
+		{"worker * {\npriority high\n}", "priority: must be on, off or auto, got 'high'"},
+		{"worker 10.0.0.1:8000 {\nrole backup\nheader Authorization\n}", "wrong argument count or unexpected line ending after 'Authorization'"},
+	} {
+		refused(v.block, v.want)
 	}
 }

@@ -23,9 +23,7 @@ import (
 func (s *server) api(t testing.TB, method, path string, body []byte, v any, header ...string) (int, string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, "http://"+s.admin+"/kv_router"+path, bytes.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	for i := 0; i+1 < len(header); i += 2 {
 		req.Header.Set(header[i], header[i+1])
 	}
@@ -37,14 +35,10 @@ func (s *server) api(t testing.TB, method, path string, body []byte, v any, head
 		req.Body = io.NopCloser(bytes.NewReader(body))
 		resp, err = s.client.Do(req)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer resp.Body.Close()
 	out, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if kind := resp.Header.Get("Content-Type"); kind != "application/json" {
 		t.Errorf("%s %s: Content-Type %q", method, path, kind)
 	}
@@ -371,7 +365,7 @@ func TestExplainRefusals(t *testing.T) {
 // TestExplainAgreesWithTheChoice explains 1,000 random requests and then sends them. Some
 // have sessions, the workers have load, and some of them drain.
 func TestExplainAgreesWithTheChoice(t *testing.T) {
-	engines := startEngines(t, 4, canned.Pace{FirstToken: time.Hour})
+	engines := startEngines(t, 4, canned.Pace{Words: 4000, PerWord: time.Second}) // silent ones would be found to hang
 	s := startCaddy(t, route(engines, "response_headers X-KV-", "affinity {\nttl 1h\n}"))
 	rnd := rand.New(rand.NewPCG(3, 4))
 	const held = 6
@@ -417,9 +411,7 @@ func TestExplainAgreesWithTheChoice(t *testing.T) {
 		}
 		a := s.mustChat(t, c, header...)
 		got, err := strconv.ParseUint(a.header.Get("X-KV-Worker"), 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		if len(x.Chosen.Drawn) == 0 {
 			sure++
 			cost := make(map[uint64]float64)

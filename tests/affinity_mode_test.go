@@ -25,15 +25,12 @@ func affinity(mode string) string { return "affinity {\nmode " + mode + "\n}" }
 // ofEngines returns the directive for the engines, with further lines of its block. Worker
 // i is e{i}.
 func ofEngines(engines []*engine.Engine, block ...string) string {
-	for i, e := range engines {
-		block = append(block, fmt.Sprintf("worker %s {\nid %d\n}", e.Addr(), i+1))
-	}
-	return simulated(engines, append(block, "trust pins", "response_headers X-KV-")...)
+	return route(engines, append(block, numbered(engines), "trust pins", "response_headers X-KV-")...)
 }
 
 func startHomed(t *testing.T, n, ranks int, block ...string) *homed {
 	t.Helper()
-	h := &homed{engines: startTimed(t, n, ranks), rng: rand.New(rand.NewPCG(14, 14)), header: []string{"X-Session-Id", "s"}}
+	h := &homed{engines: startFleet(t, n, engine.Config{Model: "canned", AnswerTokens: 24, Speed: 4, Ranks: ranks}), rng: rand.New(rand.NewPCG(14, 14)), header: []string{"X-Session-Id", "s"}}
 	h.server = startCaddy(t, ofEngines(h.engines, block...))
 	for _, e := range h.engines {
 		h.awaitRanks(t, e.Addr(), ranks)
@@ -253,7 +250,7 @@ func TestOperatorsBindingHolds(t *testing.T) {
 		t.Errorf("bound to %s while its worker is down, want %s", b, other)
 	}
 	left := h.engines[home[1]-'1']
-	h.mustReload(t, simulated([]*engine.Engine{left}, fmt.Sprintf("worker %s {\nid %c\n}", left.Addr(), home[1])))
+	h.mustReload(t, route([]*engine.Engine{left}, fmt.Sprintf("worker %s {\nid %c\n}", left.Addr(), home[1])))
 	h.turn(t)
 	if b := h.bound(t); b == other {
 		t.Errorf("bound to %s, which is no upstream any more", b)

@@ -43,23 +43,15 @@ func (d *drip) Read(p []byte) (int, error) {
 func listen(t testing.TB) net.Listener {
 	t.Helper()
 	ln, err := canned.Listen()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return ln
 }
 
 // serveRaw starts an engine that does not read its requests before it calls h.
 func serveRaw(t *testing.T, h http.HandlerFunc) (addr string) {
 	t.Helper()
-	return serveProtocols(t, nil, h)
-}
-
-// serveProtocols is serveRaw with these protocols, nil for the usual ones.
-func serveProtocols(t *testing.T, protocols *http.Protocols, h http.HandlerFunc) (addr string) {
-	t.Helper()
 	ln := listen(t)
-	srv := &http.Server{Handler: h, Protocols: protocols, ReadHeaderTimeout: time.Minute}
+	srv := &http.Server{Handler: h, ReadHeaderTimeout: time.Minute}
 	go srv.Serve(ln)
 	t.Cleanup(func() { srv.Close() })
 	return ln.Addr().String()
@@ -88,14 +80,7 @@ func TestAnswerBeforeTheUploadEnds(t *testing.T) {
 		whole := 0
 		for range 4 {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-			req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url+v[0], &drip{1 << 17, ctx})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if v[1] != "" {
-				req.Header.Set("Content-Encoding", v[1])
-			}
-			a := s.do(req)
+			a := s.request(ctx, http.MethodPost, v[0], &drip{1 << 17, ctx}, "Content-Encoding", v[1])
 			cancel()
 			switch {
 			case a.status == http.StatusServiceUnavailable && string(a.body) == refusal.Body:
@@ -215,15 +200,11 @@ func stall(goOn <-chan struct{}, parts ...string) http.HandlerFunc {
 func (s *server) together(t *testing.T, header ...string) []answer {
 	t.Helper()
 	answers := make([]answer, 32)
-	var clients sync.WaitGroup
-	for i := range answers {
-		clients.Go(func() {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			defer cancel()
-			answers[i] = s.chat(ctx, ask(fmt.Sprintf("client %d: %s", i, strings.Repeat("why? ", 40))).streamed(), header...)
-		})
-	}
-	clients.Wait()
+	atOnce(len(answers), func(i int) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		answers[i] = s.chat(ctx, ask(fmt.Sprintf("client %d: %s", i, strings.Repeat("why? ", 40))).streamed(), header...)
+	})
 	return answers
 }
 
@@ -238,26 +219,16 @@ func TestPrefillIsNoPause(t *testing.T) {
 // readEvents reads a chat's answer, closes read when n events have come, and
 // goes on until ctx ends.
 func (s *server) readEvents(ctx context.Context, c chat, n int, read chan<- struct{}) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url+"/v1/chat/completions", bytes.NewReader(c.body()))
-	if err != nil {
-		return
-	}
-	resp, err := s.client.Do(req)
+	resp, err := s.open(ctx, http.MethodPost, atChat, bytes.NewReader(c.body()))
 	if err != nil {
 		return
 	}
 	defer resp.Body.Close()
-	buf := make([]byte, 4096)
-	events := 0
-	for {
-		k, err := resp.Body.Read(buf)
-		before := events
-		events += bytes.Count(buf[:k], []byte("data: "))
-		if before < n && events >= n {
-			close(read)
-		}
-		if err != nil {
-			return
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		if strings.HasPrefix(lines.Text(), "data: ") {
+			if n--; n == 0 {
+				close(read)
+			}
 		}
 	}
 }
@@ -320,43 +291,6 @@ func inferencesOnly(h http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// TestFirstTokenIsAwaited has one of four engines send no first token: it hangs after a
-// role or comments, with a deadline, or breaks the stream. The others serve all requests.
-func TestFirstTokenIsAwaited(t *testing.T) {
-	const deadline, never = "timeouts {\nfirst_token 3s\n}", "timeouts {\nfirst_token 1h\n}" // others are in time on a busy machine
-	for _, v := range []struct {
-		name, block, cause string
-		h                  http.HandlerFunc
-	}{
-		{"RoleAlone", deadline, "first_token", stall(nil, oneRole)},
-		{"CommentsAlone", deadline, "first_token", stall(nil, ": ping\n\n", ": ping\n\n")},
-		{"BreaksBefore", never, "broken", cut(nil, oneRole)},
-		{"BreaksAfterTheHeader", "", "broken", cut(nil, ": ping\n\n")},
-		{"BreaksAfterTheRole", "", "broken", cut(nil, oneRole)},
-	} {
-		t.Run(v.name, func(t *testing.T) {
-			engines := startEngines(t, 4, canned.Pace{Words: 5})
-			pool, cause := `pool="first-`+v.name+`"`, fmt.Sprintf("cause=%q", v.cause)
-			s := startCaddy(t, route(engines, "pool first-"+v.name, "policy round_robin", v.block))
-			before := s.scrape(t)
-			engines[0].SetHandler(v.h)
-			for _, a := range s.together(t) {
-				if !a.ok() || strings.Count(string(a.body), `"role"`) != 1 || !strings.HasSuffix(string(a.body), "data: [DONE]\n\n") {
-					t.Errorf("status %d, error %v, by %s, body %q", a.status, a.err, a.engine(), a.body)
-				}
-			}
-			s.booksAtZero(t)
-			if n := s.scrape(t).value(resumedTotal, pool, cause) - before.value(resumedTotal, pool, cause); n < 1 || n > 32 {
-				t.Errorf("%v moves for that cause", n)
-			}
-			if n := s.logged(t, markedDown); n != 1 {
-				t.Errorf("%d workers were marked down, want 1", n)
-			}
-			eventually(t, "the engine has no requests any more", func() bool { return engines[0].Active() == 0 })
-		})
-	}
-}
-
 // TestFirstTokenOfNobody has engines that produce no first token. The client gets an error event
 // in the shape of the API. The router tries two engines.
 func TestFirstTokenOfNobody(t *testing.T) {
@@ -367,12 +301,10 @@ func TestFirstTokenOfNobody(t *testing.T) {
 	}
 	before := s.scrape(t)
 	a := s.chat(t.Context(), ask("anybody?").streamed())
-	if a.err == nil || strings.Count(string(a.body), brokenEvent) != 1 {
-		t.Errorf("status %d, error %v, body %q; want an error event", a.status, a.err, a.body)
+	if n := totalOf(engines); n != 2 || a.err == nil || strings.Count(string(a.body), brokenEvent) != 1 {
+		t.Errorf("%d attempts, status %d, error %v, body %q; want two and an error event", n, a.status, a.err, a.body)
 	}
-	if counts, _ := spread(engines); counts[0]+counts[1]+counts[2]+counts[3]+counts[4]+counts[5] != 2 {
-		t.Errorf("attempts %v, want 2", counts)
-	}
+	setAll(engines, stall(nil, ": ping\n\n", ": ping\n\n")) // comments are no tokens
 	a = s.post(t.Context(), "/v1/messages", []byte(`{"model":"canned","max_tokens":9,"stream":true,"messages":[{"role":"user","content":"hi"}]}`))
 	if a.err == nil || !strings.Contains(string(a.body), `"type":"error"`) || strings.Count(string(a.body), brokenEvent) != 1 {
 		t.Errorf("status %d, error %v, body %q; want Anthropic's shape of it", a.status, a.err, a.body)
@@ -543,55 +475,4 @@ func TestUpgradesThatNobodySpeaksEndHere(t *testing.T) {
 		}
 		conn.Close()
 	}
-}
-
-// TestUpgradePasses takes a connection through a protocol upgrade and talks over it both
-// ways. The client ends its direction first.
-func TestUpgradePasses(t *testing.T) {
-	engines := startEngines(t, 2, canned.Pace{})
-	for _, e := range engines {
-		e.SetHandler(func(w http.ResponseWriter, r *http.Request) {
-			conn, rw, err := http.NewResponseController(w).Hijack()
-			if err != nil {
-				return
-			}
-			defer conn.Close()
-			fmt.Fprintf(rw, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", r.Header.Get("Upgrade"))
-			rw.Flush()
-			for {
-				line, err := rw.ReadString('\n')
-				if err != nil { // the client has ended its direction
-					io.WriteString(conn, "bye")
-					return
-				}
-				rw.WriteString("echo " + line)
-				rw.Flush()
-			}
-		})
-	}
-	s := startCaddy(t, route(engines))
-	for _, path := range []string{"/v1/realtime?model=m", "/v1/chat/completions"} {
-		conn := s.connect(t)
-		conn.SetDeadline(time.Now().Add(patience))
-		fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n", path, s.addr)
-		in := bufio.NewReader(conn)
-		resp, err := http.ReadResponse(in, nil)
-		if err != nil || resp.StatusCode != http.StatusSwitchingProtocols {
-			t.Fatalf("%s: %v, error %v", path, resp, err)
-		}
-		for _, word := range []string{"one\n", "two\n"} {
-			io.WriteString(conn, word)
-			if line, err := in.ReadString('\n'); line != "echo "+word {
-				t.Errorf("%s: got %q, error %v", path, line, err)
-			}
-		}
-		if half, ok := conn.(*net.TCPConn); !ok || half.CloseWrite() != nil {
-			t.Fatal("the client cannot end its direction")
-		}
-		if end, err := io.ReadAll(in); string(end) != "bye" {
-			t.Errorf("%s: at its end got %q, error %v", path, end, err)
-		}
-		conn.Close()
-	}
-	s.booksAtZero(t)
 }

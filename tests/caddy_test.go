@@ -43,10 +43,7 @@ func startCaddy(t testing.TB, site string, globals ...string) *server {
 	t.Helper()
 	dir := t.TempDir()
 	t.Setenv("XDG_DATA_HOME", dir) // for the journals
-	s := &server{admin: freeAddr(t), addr: freeAddr(t), log: filepath.Join(dir, "caddy.log")}
-	s.url = "http://" + s.addr
-	s.globals = fmt.Sprintf("storage file_system %s\n%s", dir, strings.Join(globals, "\n"))
-	s.client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true}}
+	s := newServer(t, dir, globals...)
 	t.Cleanup(func() {
 		s.client.CloseIdleConnections()
 		if err := caddy.Stop(); err != nil {
@@ -61,6 +58,16 @@ func startCaddy(t testing.TB, site string, globals ...string) *server {
 		t.Fatalf("starting Caddy: %v\n%s", err, s.caddyfile(site))
 	}
 	return s
+}
+
+// newServer returns a server that does not run yet, with its data in a folder.
+func newServer(t testing.TB, dir string, globals ...string) *server {
+	addr := freeAddr(t)
+	return &server{
+		url: "http://" + addr, addr: addr, admin: freeAddr(t), log: filepath.Join(dir, "caddy.log"),
+		globals: fmt.Sprintf("storage file_system %s\n%s", dir, strings.Join(globals, "\n")),
+		client:  &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true}},
+	}
 }
 
 func (s *server) caddyfile(site string) string {
@@ -124,9 +131,7 @@ func (s *server) reload(site string) error {
 // mustReload reloads a configuration that is valid.
 func (s *server) mustReload(t testing.TB, site string) {
 	t.Helper()
-	if err := s.reload(site); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, s.reload(site))
 }
 
 func adapt(caddyfile string) ([]byte, error) {
@@ -175,9 +180,7 @@ func startEngines(t testing.TB, n int, pace canned.Pace) []*canned.Engine {
 	engines := make([]*canned.Engine, n)
 	for i := range engines {
 		e, err := canned.Start(fmt.Sprintf("e%d", i+1))
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		e.SetPace(pace)
 		t.Cleanup(e.Kill)
 		engines[i] = e
@@ -185,17 +188,26 @@ func startEngines(t testing.TB, n int, pace canned.Pace) []*canned.Engine {
 	return engines
 }
 
-// route returns the directive for the engines, with the lines of its block.
-func route(engines []*canned.Engine, block ...string) string {
+// route returns the directive for engines of any kind, with the lines of its block.
+func route[E interface{ Addr() string }](engines []E, block ...string) string {
+	return "kv_router " + addresses(engines) + " {\n" + strings.Join(block, "\n") + "\n}"
+}
+
+// addresses returns those of engines, with spaces between them.
+func addresses[E interface{ Addr() string }](engines []E) string {
 	addrs := make([]string, len(engines))
 	for i, e := range engines {
 		addrs[i] = e.Addr()
 	}
-	d := "kv_router " + strings.Join(addrs, " ")
-	if len(block) == 0 {
-		return d
+	return strings.Join(addrs, " ")
+}
+
+// noError ends the test if there was an error.
+func noError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
-	return d + " {\n" + strings.Join(block, "\n") + "\n}"
 }
 
 // patience is how long tests wait for what must happen at some time. It is long because the machine may be busy.
@@ -251,9 +263,7 @@ func (s *server) get(ctx context.Context, url string) (int, string, error) {
 func (s *server) connect(t testing.TB) net.Conn {
 	t.Helper()
 	conn, err := net.Dial("tcp", s.addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	t.Cleanup(func() { conn.Close() })
 	return conn
 }

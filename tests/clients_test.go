@@ -39,9 +39,7 @@ func toolsDir(t *testing.T) string {
 	hash := sha256.New()
 	for _, name := range pinned {
 		data, err := os.ReadFile(filepath.Join("clients", name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		fmt.Fprintf(hash, "%d %s", len(data), data)
 	}
 	dir := filepath.Join(base, fmt.Sprintf("clients-%x", hash.Sum(nil)[:6]))
@@ -63,9 +61,7 @@ func installed(t *testing.T, name string, steps func(dir string) [][]string) str
 		return dir
 	}
 	fresh, err := os.MkdirTemp(filepath.Dir(dir), name+"-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer os.RemoveAll(fresh)
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
@@ -204,9 +200,7 @@ func TestOfficialNodeClients(t *testing.T) {
 	// Node looks for packages beside the script.
 	here := t.TempDir()
 	copyTo(t, here, "check.mjs")
-	if err := os.Symlink(filepath.Join(dir, "node_modules"), filepath.Join(here, "node_modules")); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.Symlink(filepath.Join(dir, "node_modules"), filepath.Join(here, "node_modules")))
 	runClients(t, here, "node", "check.mjs")
 }
 
@@ -214,9 +208,7 @@ func TestOfficialNodeClients(t *testing.T) {
 func absolute(t *testing.T, name string) string {
 	t.Helper()
 	path, err := filepath.Abs(filepath.Join("clients", name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if _, err := os.Stat(path); err != nil { // which has the test run again when it has changed
 		t.Fatal(err)
 	}
@@ -231,8 +223,6 @@ func copyTo(t *testing.T, dir string, names ...string) {
 		if err == nil {
 			err = os.WriteFile(filepath.Join(dir, name), data, 0o600)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 	}
 }

@@ -106,7 +106,7 @@ func TestCommands(t *testing.T) {
 		return code == 2 && regexp.MustCompile(regexp.QuoteMeta(b)+" +unreachable").MatchString(out)
 	})
 	config := filepath.Join(dir, "Caddyfile")
-	write(t, config, s.caddyfile(site+" "+strings.Replace(a, "127.0.0.1", "localhost", 1)+" 127.0.0.2:1 {\nworker 127.0.0.2:1 {\nrole backup\nmodels m\n}\n}"))
+	write(t, config, s.caddyfile("kv_router "+a+" "+b+" "+strings.Replace(a, "127.0.0.1", "localhost", 1)+" 127.0.0.2:1 {\nworker 127.0.0.2:1 {\nrole backup\nmodels m\n}\n}"))
 	code, out := kvRouter(t, "check", "--config", config)
 	if code != 2 || !strings.Contains(out, "127.0.0.2:1 is a backup") || !strings.Contains(out, a+": ") || !strings.Contains(out, b+": engine unknown, models unknown\n") || !strings.Contains(out, "at the same address as "+a) || !strings.Contains(out, "problems: 4") {
 		t.Errorf("check: code %d\n%s", code, out)
@@ -197,9 +197,7 @@ func TestOtherSitesCannotSteer(t *testing.T) {
 
 func write(t testing.TB, file, text string) {
 	t.Helper()
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.WriteFile(file, []byte(text), 0o600))
 }
 
 // TestRunCommand runs a router without a configuration file.

@@ -1,13 +1,19 @@
 package tests
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
 	"reflect"
 	"strings"
 	"sync"
 	"testing"
+	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
 
 // arrival is a request as an upstream received it.
@@ -149,33 +155,18 @@ type result struct {
 }
 
 // send sends a body to one of a pair.
-func (s *server) sendTo(t *testing.T, seen *arrivals, id, url string, d destination, fr framing, header ...string) result {
+func (s *server) sendTo(t *testing.T, seen *arrivals, id, path string, d destination, fr framing, header ...string) result {
 	t.Helper()
 	text := ""
 	if fr.size > 0 {
 		text = d.begin + strings.Repeat("a", fr.size) + d.end
 	}
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	var body io.Reader = strings.NewReader(text)
 	if fr.chunked {
-		req.ContentLength = -1
-		req.Body = io.NopCloser(strings.NewReader(text))
+		body = io.MultiReader(body) // hides its length
 	}
-	req.Header.Set("Content-Type", d.kind)
-	req.Header.Set("X-Case", id)
-	for i := 0; i < len(header); i += 2 {
-		req.Header.Set(header[i], header[i+1])
-	}
-	resp, err := s.client.Do(req)
-	if err != nil {
-		t.Errorf("%s: %v", id, err)
-		return result{}
-	}
-	defer resp.Body.Close()
-	got, err := io.ReadAll(resp.Body)
-	return result{resp.StatusCode, string(got), fmt.Sprint(err), seen.of(id)}
+	a := s.request(t.Context(), http.MethodPost, path, body, append(header, "Content-Type", d.kind, "X-Case", id)...)
+	return result{a.status, string(a.body), fmt.Sprint(a.err), seen.of(id)}
 }
 
 // compareAll sends each request to both of each pair that it applies to. Upstreams and
@@ -192,8 +183,7 @@ func (s *server) compareAll(t *testing.T, seen *arrivals, pairs []pair, header .
 						var got [2]result
 						for i, directive := range directives {
 							id := strings.Join([]string{p.name, d.name, fr.name, backup, directive}, "/")
-							url := s.url + "/" + directive + "/" + p.name + d.path
-							got[i] = s.sendTo(t, seen, id, url, d, fr, append(header, "X-Backup", backup)...)
+							got[i] = s.sendTo(t, seen, id, "/"+directive+"/"+p.name+d.path, d, fr, append(header, "X-Backup", backup)...)
 						}
 						if plain, ours := got[0], got[1]; !reflect.DeepEqual(ours, plain) {
 							t.Errorf("%s, %s, backup behind %s:\ngot  %.900s\nwant %.900s", d.name, fr.name, backup, fmt.Sprintf("%+v", ours), fmt.Sprintf("%+v", plain))
@@ -265,6 +255,170 @@ func TestErrorRoutesGetTheRequest(t *testing.T) {
 	for id, list := range seen.list {
 		if at := list[len(list)-1]; strings.Contains(id, "refus") && at.At != "backup" {
 			t.Errorf("%s came to %s", id, at.At)
+		}
+	}
+	s.booksAtZero(t)
+}
+
+// TestBodiesAreLetGoOnceAnswersBegin has active streams with large prompts. Once they have begun, the router has no body.
+func TestBodiesAreLetGoOnceAnswersBegin(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	engines[0].SetHandler(inferencesOnly(stall(nil, oneChunk)))
+	s := startCaddy(t, route(engines))
+	for _, size := range []int{3 << 20, 5 << 20} { // with memory that is used again, and without
+		before := s.scrape(t).value(firstToken + "_count")
+		for range 12 {
+			q := s.start(t, atChat, string(ask(strings.Repeat("word ", size/5)).streamed().body()))
+			defer q.leave()
+		}
+		eventually(t, "all streams have begun", func() bool { return s.scrape(t).value(firstToken+"_count") == before+12 })
+		eventually(t, "the bodies to be let go of", func() bool { return s.bodyBytes(t) == 0 })
+	}
+}
+
+// exchange is what both sides saw of one request.
+type exchange struct {
+	Status        int
+	Informational []int
+	Body          string
+	Length        string
+	Trailer       http.Header
+	Err           error
+	Seen          http.Header // by the engine: what it says in X-Seen headers
+}
+
+// echo answers with the request as it received it, with a 103 before and a trailer after.
+func echo(w http.ResponseWriter, r *http.Request) {
+	b, _ := io.ReadAll(r.Body)
+	h := w.Header()
+	h.Set("X-Seen-Proto", r.Proto)
+	h.Set("X-Seen-Request", r.Method+" "+r.RequestURI)
+	h.Set("X-Seen-Expect", r.Header.Get("Expect"))
+	h.Set("X-Seen-Idempotency-Key", fmt.Sprint(r.Header["Idempotency-Key"]))
+	h.Set("X-Seen-Body", string(b))
+	if r.Method == http.MethodHead {
+		h.Set("Content-Length", "12345")
+		return
+	}
+	h.Set("Link", "</style.css>")
+	w.WriteHeader(http.StatusEarlyHints)
+	h.Del("Link")
+	h.Set("Trailer", "X-End")
+	h.Set("Content-Type", "application/json")
+	io.WriteString(w, `{"choices":[]}`)
+	h.Set("X-End", "yes")
+}
+
+// exchange makes a request and returns what became of it.
+func (s *server) exchange(ctx context.Context, method, path string, body io.Reader, prepare func(*http.Request)) exchange {
+	var e exchange
+	var mu sync.Mutex
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: func(code int, _ textproto.MIMEHeader) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if code != http.StatusContinue { // how many of these come is chance
+			e.Informational = append(e.Informational, code)
+		}
+		return nil
+	}})
+	req, err := http.NewRequestWithContext(ctx, method, s.url+path, body)
+	if err != nil {
+		return exchange{Err: err}
+	}
+	prepare(req)
+	resp, err := s.client.Do(req)
+	if err != nil {
+		return exchange{Err: err}
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	mu.Lock()
+	defer mu.Unlock()
+	e.Status, e.Body, e.Err, e.Trailer = resp.StatusCode, string(b), err, resp.Trailer
+	e.Length, e.Seen = resp.Header.Get("Content-Length"), make(http.Header)
+	for name, values := range resp.Header {
+		if strings.HasPrefix(name, "X-Seen-") {
+			e.Seen[name] = values
+		}
+	}
+	return e
+}
+
+// TestProtocolsAreAsWithReverseProxy covers rare parts of HTTP: trailers of answers,
+// Expect, early answers, methods and paths that only resemble inferences, and engines with
+// HTTP/2 without TLS. The results must equal those of reverse_proxy.
+func TestProtocolsAreAsWithReverseProxy(t *testing.T) {
+	var protos http.Protocols
+	protos.SetUnencryptedHTTP2(true)
+	protos.SetHTTP1(true)
+	ln := listen(t)
+	engine := &http.Server{Protocols: &protos, Handler: http.HandlerFunc(echo), ReadHeaderTimeout: time.Minute}
+	go engine.Serve(ln)
+	t.Cleanup(func() { engine.Close() })
+
+	block := func(versions string) string {
+		return fmt.Sprintf("reverse_proxy %s {\ntransport http {\nversions %s\n}\n}", ln.Addr(), versions)
+	}
+	var sites strings.Builder
+	for name, versions := range map[string]string{"h1": "1.1", "h2c": "h2c 2"} {
+		fmt.Fprintf(&sites, "handle_path /reverse_proxy/%s/* {\n%s\n}\nhandle_path /kv_router/%s/* {\nkv_router {\n%s\n}\n}\n", name, block(versions), name, block(versions))
+	}
+	s := startCaddy(t, sites.String())
+	const chat = `{"messages":[{"role":"user","content":"x"}]}`
+	for _, v := range []struct {
+		name, method, path string
+		body               string
+		chunked            bool
+		prepare            func(*http.Request)
+		seen               string // a header that shows that the case is the case
+		is                 string
+	}{
+		{"Chunked", "POST", "/v1/chat/completions", chat, true, nil, "X-Seen-Body", chat},
+		{"Expect", "POST", "/v1/chat/completions", chat, false, func(r *http.Request) { r.Header.Set("Expect", "100-continue") }, "X-Seen-Body", chat},
+		{"ExpectStreamedThrough", "POST", "/v1/audio/transcriptions", chat, false, func(r *http.Request) { r.Header.Set("Expect", "100-continue") }, "X-Seen-Body", chat},
+		{"Head", "HEAD", "/v1/models", "", false, nil, "X-Seen-Body", ""},
+		{"HeadOfAnInference", "HEAD", "/v1/chat/completions", "", false, nil, "X-Seen-Body", ""},
+		{"GetWithAQuery", "GET", "/v1/responses/resp_1?include=x", "", false, nil, "X-Seen-Body", ""},
+		{"Delete", "DELETE", "/v1/responses/resp_1", "", false, nil, "X-Seen-Body", ""},
+		{"OtherPath", "POST", "/v1/threads/thread_1/messages", chat, false, nil, "X-Seen-Body", chat},
+		{"NoJSON", "POST", "/v1/unknown", "not JSON", false, nil, "X-Seen-Body", "not JSON"},
+		{"Options", "OPTIONS", "/v1/embeddings", "", false, nil, "X-Seen-Body", ""},
+		{"Patch", "PATCH", "/v1/chat/completions", `{"model":"m"}`, false, nil, "X-Seen-Body", `{"model":"m"}`},
+		{"UnknownMethod", "PROPFIND", "/generate", "", false, nil, "X-Seen-Body", ""},
+		{"IdempotencyKey", "POST", "/v1/chat/completions", chat, false, func(r *http.Request) { r.Header.Set("Idempotency-Key", "k") }, "X-Seen-Idempotency-Key", "[k]"},
+		{"NoIdempotencyKey", "POST", "/v1/chat/completions", chat, false, nil, "X-Seen-Idempotency-Key", "[]"},
+	} {
+		for _, version := range []string{"h1", "h2c"} {
+			t.Run(v.name+"/"+version, func(t *testing.T) {
+				got := make(map[string]exchange)
+				for _, d := range directives {
+					var body io.Reader = strings.NewReader(v.body)
+					if v.chunked {
+						body = io.MultiReader(body) // hides its length
+					}
+					prepare := v.prepare
+					if prepare == nil {
+						prepare = func(*http.Request) {}
+					}
+					got[d] = s.exchange(t.Context(), v.method, "/"+d+"/"+version+v.path, body, prepare)
+				}
+				plain, ours := got["reverse_proxy"], got["kv_router"]
+				if !reflect.DeepEqual(ours, plain) {
+					t.Errorf("got  %+v\nwant %+v", ours, plain)
+				}
+				if plain.Status != http.StatusOK || plain.Err != nil || plain.Seen.Get(v.seen) != v.is {
+					t.Errorf("reverse_proxy itself: %+v; want %s %q", plain, v.seen, v.is)
+				}
+				if want := map[string]string{"h1": "HTTP/1.1", "h2c": "HTTP/2.0"}[version]; plain.Seen.Get("X-Seen-Proto") != want {
+					t.Errorf("the engine saw %s, want %s", plain.Seen.Get("X-Seen-Proto"), want)
+				}
+				if v.method == http.MethodPost && (len(plain.Informational) == 0 || version == "h1" && plain.Trailer.Get("X-End") != "yes") {
+					t.Errorf("reverse_proxy itself: 1xx %v, trailer %v", plain.Informational, plain.Trailer)
+				}
+				if v.method == http.MethodHead && plain.Length != "12345" {
+					t.Errorf("reverse_proxy itself: length %q", plain.Length)
+				}
+			})
 		}
 	}
 	s.booksAtZero(t)

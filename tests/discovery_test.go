@@ -67,8 +67,8 @@ func TestWorkersAreKnownWithoutRequests(t *testing.T) {
 	f := startFake(t, fakeVLLM("0.20.0", func() string { return vllmRanks(1) }))
 	configured := startFake(t, nil)
 	dead := freeAddr(t)
-	dials := []string{alive.Addr(), f.addr(), configured.addr(), dead}
-	site := fmt.Sprintf("kv_router %s %s %s %s {\nworker %s {\nengine other\nmodels m\n}\n%%s\n}", alive.Addr(), f.addr(), configured.addr(), dead, configured.addr())
+	dials := []string{alive.Addr(), f.Addr(), configured.Addr(), dead}
+	site := fmt.Sprintf("kv_router %s %s %s %s {\nworker %s {\nengine other\nmodels m\n}\n%%s\n}", alive.Addr(), f.Addr(), configured.Addr(), dead, configured.Addr())
 	s := startCaddy(t, fmt.Sprintf(site, ""))
 	become := func(when string, want map[string]string) {
 		t.Helper()
@@ -81,19 +81,19 @@ func TestWorkersAreKnownWithoutRequests(t *testing.T) {
 			return ""
 		})
 	}
-	want := map[string]string{alive.Addr(): "yes", f.addr(): "yes", configured.addr(): "yes", dead: "no"}
+	want := map[string]string{alive.Addr(): "yes", f.Addr(): "yes", configured.Addr(): "yes", dead: "no"}
 	become("at first", want)
-	want[f.addr()], want[configured.addr()] = "no", "no"
+	want[f.Addr()], want[configured.Addr()] = "no", "no"
 	f.stop()
 	configured.stop()
 	become("after two have died", want)
-	want[f.addr()] = "yes" // the other one is never asked: only a request shows that it answers
+	want[f.Addr()] = "yes" // the other one is never asked: only a request shows that it answers
 	f.again(t)
 	configured.again(t)
 	become("after two have come back", want)
 	within(t, inTime, "one request to be let in", func() bool {
-		n := s.worker(t, configured.addr()).Health.LetBack
-		return n != nil && *n == 1 && s.health(t, configured.addr()).refuses == "no"
+		n := s.worker(t, configured.Addr()).Health.LetBack
+		return n != nil && *n == 1 && s.health(t, configured.Addr()).refuses == "no"
 	})
 	s.mustReload(t, fmt.Sprintf(site, "index {\ntext_block 128\n}"))
 	for range 20 {
@@ -112,15 +112,15 @@ func TestRefusedConnectionLosesTheCache(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := startFake(t, tells)
-			s := startCaddy(t, "kv_router "+f.addr()+" {\nresponse_headers X-KV-\n}")
+			s := startCaddy(t, "kv_router "+f.Addr()+" {\nresponse_headers X-KV-\n}")
 			for range 2 {
 				s.mustChat(t, simChat(someWords(1000)))
 			}
-			if s.worker(t, f.addr()).Cache.Cached == 0 {
+			if s.worker(t, f.Addr()).Cache.Cached == 0 {
 				t.Fatal("nothing is thought to be held")
 			}
 			f.stop()
-			within(t, inTime, "the cache model to be cleared", func() bool { return s.worker(t, f.addr()).Cache.Cached == 0 })
+			within(t, inTime, "the cache model to be cleared", func() bool { return s.worker(t, f.Addr()).Cache.Cached == 0 })
 			f.again(t)
 			if a := s.mustChat(t, simChat(someWords(1000))); a.header.Get("X-KV-Reason") != "load" {
 				t.Errorf("the first request after it is chosen by %q", a.header.Get("X-KV-Reason"))
@@ -147,7 +147,7 @@ func TestFirstPromptsOfTokenIDsAreFoundAgain(t *testing.T) {
 				time.Sleep(c.slow)
 				return fmt.Sprintf("vllm:cache_config_info{block_size=\"%d\",num_gpu_blocks=\"10000\"} 1.0\n", c.block)
 			}))
-			s := startCaddy(t, "kv_router "+f.addr()+" {\nresponse_headers X-KV-\n}")
+			s := startCaddy(t, "kv_router "+f.Addr()+" {\nresponse_headers X-KV-\n}")
 			predicted := func() string {
 				a := s.post(t.Context(), c.path, []byte(c.body))
 				if a.status != http.StatusOK {
@@ -177,26 +177,20 @@ func TestRejectedConfigurationAsksNobody(t *testing.T) {
 	var asked atomic.Int64
 	other := startFake(t, func(http.ResponseWriter, *http.Request) bool { asked.Add(1); return false })
 	f := startFake(t, nil)
-	s := startCaddy(t, "kv_router "+f.addr())
-	within(t, inTime, "the worker to be known", func() bool { return s.health(t, f.addr()).admin == "yes" })
+	s := startCaddy(t, "kv_router "+f.Addr())
+	within(t, inTime, "the worker to be known", func() bool { return s.health(t, f.Addr()).admin == "yes" })
 	busy := startFake(t, nil)
 	for name, load := range map[string]func() error{
-		"not provisioned": func() error { return s.load("kv_router " + other.addr() + rejected) },
+		"not provisioned": func() error { return s.load("kv_router " + other.Addr() + rejected) },
 		"not started": func() error {
-			return s.load("kv_router " + other.addr() + "\n}\nhttp://" + busy.addr() + " {\nrespond hello")
+			return s.load("kv_router " + other.Addr() + "\n}\nhttp://" + busy.Addr() + " {\nrespond hello")
 		},
 		"validated": func() error {
-			doc, err := adapt(s.caddyfile("kv_router " + other.addr()))
-			if err != nil {
-				t.Fatal(err)
-			}
+			doc, err := adapt(s.caddyfile("kv_router " + other.Addr()))
+			noError(t, err)
 			var cfg caddy.Config
-			if err := json.Unmarshal(doc, &cfg); err != nil {
-				t.Fatal(err)
-			}
-			if err := caddy.Validate(&cfg); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, json.Unmarshal(doc, &cfg))
+			noError(t, caddy.Validate(&cfg))
 			return fmt.Errorf("only validated")
 		},
 	} {
@@ -209,8 +203,8 @@ func TestRejectedConfigurationAsksNobody(t *testing.T) {
 	if n := asked.Load(); n > 0 {
 		t.Errorf("a worker of rejected configurations was asked %d times", n)
 	}
-	if ws := s.workers(t); len(ws) != 1 || ws[0].Dial != f.addr() {
-		t.Errorf("workers %+v, want only %s", ws, f.addr())
+	if ws := s.workers(t); len(ws) != 1 || ws[0].Dial != f.Addr() {
+		t.Errorf("workers %+v, want only %s", ws, f.Addr())
 	}
 	s.mustChat(t, simChat("hello"))
 }
@@ -232,11 +226,8 @@ func forwardProxy(t *testing.T, to string) *httptest.Server {
 		}
 		defer c.Close()
 		io.WriteString(c, "HTTP/1.1 200 OK\r\n\r\n")
-		go func() {
-			io.Copy(up, c)
-			up.Close()
-		}()
-		io.Copy(c, up)
+		go pipe(up, c)
+		pipe(c, up)
 	}))
 	t.Cleanup(proxy.Close)
 	return proxy
@@ -286,9 +277,7 @@ type accepting struct {
 func acceptOnly(t *testing.T, addr string, closes bool) *accepting {
 	t.Helper()
 	ln, err := new(net.ListenConfig).Listen(t.Context(), "tcp", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	t.Cleanup(func() { ln.Close() })
 	a := &accepting{Listener: ln}
 	go func() {
@@ -313,27 +302,27 @@ func TestWorkerThatAcceptsAndNeverAnswersIsNotAvailable(t *testing.T) {
 	tells := fakeVLLM("0.20.0", func() string { return vllmRanks(1) })
 	well, sudden, restarted := startFake(t, tells), startFake(t, tells), startFake(t, tells)
 	silent := acceptOnly(t, "127.0.0.1:0", false).Addr().String()
-	s := startCaddy(t, "kv_router "+strings.Join([]string{well.addr(), sudden.addr(), restarted.addr(), silent}, " "))
+	s := startCaddy(t, "kv_router "+strings.Join([]string{well.Addr(), sudden.Addr(), restarted.Addr(), silent}, " "))
 	is := func(dial, want string) func() bool {
 		return func() bool {
 			return s.agreed(t, dial) == health{want, map[string]string{"yes": "no", "no": "yes"}[want], want}
 		}
 	}
 	for _, f := range []*fake{well, sudden, restarted} {
-		within(t, inTime, "the workers to be known", is(f.addr(), "yes"))
+		within(t, inTime, "the workers to be known", is(f.Addr(), "yes"))
 	}
 	sudden.stop()
-	now := acceptOnly(t, sudden.addr(), true)
+	now := acceptOnly(t, sudden.Addr(), true)
 	restarted.stop()
-	within(t, inTime, "its absence to be known", is(restarted.addr(), "no"))
-	later := acceptOnly(t, restarted.addr(), true)
+	within(t, inTime, "its absence to be known", is(restarted.Addr(), "no"))
+	later := acceptOnly(t, restarted.Addr(), true)
 	eventually(t, "some connections", func() bool {
-		if h := s.health(t, restarted.addr()); h.admin != "no" || h.metric != "no" {
+		if h := s.health(t, restarted.Addr()); h.admin != "no" || h.metric != "no" {
 			t.Fatalf("a worker that only accepts connections is %+v", h)
 		}
 		return later.n.Load() >= 4
 	})
-	eventually(t, "two to be marked down", func() bool { return is(sudden.addr(), "no")() && is(silent, "no")() })
+	eventually(t, "two to be marked down", func() bool { return is(sudden.Addr(), "no")() && is(silent, "no")() })
 	for i := range 20 {
 		if a := s.chat(t.Context(), simChat(fmt.Sprint("question ", i))); !a.ok() {
 			t.Errorf("request %d: status %d, error %v", i, a.status, a.err)
@@ -346,6 +335,6 @@ func TestWorkerThatAcceptsAndNeverAnswersIsNotAvailable(t *testing.T) {
 	later.Close()
 	for _, f := range []*fake{sudden, restarted} {
 		f.again(t)
-		within(t, inTime, "its answers to be seen", is(f.addr(), "yes"))
+		within(t, inTime, "its answers to be seen", is(f.Addr(), "yes"))
 	}
 }

@@ -132,7 +132,7 @@ func TestPlaceholderStandsForSeveralWorkers(t *testing.T) {
 func TestAddressOfARequestSpoilsNoMetrics(t *testing.T) {
 	f := startFake(t, nil)
 	s := startCaddy(t, "kv_router {\nreverse_proxy {header.X-Up}\n}")
-	for _, up := range []string{f.addr() + "\xff", "\xff:9", "no address", f.addr() + "-65535"} {
+	for _, up := range []string{f.Addr() + "\xff", "\xff:9", "no address", f.Addr() + "-65535"} {
 		if a := s.chat(t.Context(), simChat("x"), "X-Up", up); a.ok() {
 			t.Errorf("%q was answered", up)
 		}
@@ -140,7 +140,7 @@ func TestAddressOfARequestSpoilsNoMetrics(t *testing.T) {
 			t.Fatalf("after %q there are no metrics", up)
 		}
 	}
-	s.mustChat(t, simChat("x"), "X-Up", f.addr())
+	s.mustChat(t, simChat("x"), "X-Up", f.Addr())
 	s.booksAtZero(t)
 }
 
@@ -197,16 +197,8 @@ type dnsServer struct {
 // startDNS starts a DNS server that knows no name yet.
 func startDNS(t testing.TB) *dnsServer {
 	t.Helper()
-	return startDNSAt(t, "127.0.0.1:0")
-}
-
-// startDNSAt is startDNS at an address.
-func startDNSAt(t testing.TB, addr string) *dnsServer {
-	t.Helper()
-	conn, err := net.ListenPacket("udp", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
+	noError(t, err)
 	n := &dnsServer{addr: conn.LocalAddr().String(), ips: make(map[string][]netip.Addr)}
 	srv := &dns.Server{PacketConn: conn, Handler: dns.HandlerFunc(n.answer)}
 	ended := make(chan struct{})

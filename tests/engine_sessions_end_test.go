@@ -13,18 +13,10 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 )
 
-// fails sets a fault of an engine.
-func fails(t testing.TB, e *engine.Engine, f engine.Fault) {
-	t.Helper()
-	if err := e.SetFault(f); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // slow has the turns of an engine take about 50 ms a token.
 func slow(t testing.TB, e *engine.Engine) {
 	t.Helper()
-	fails(t, e, engine.Fault{Kind: engine.Slow, Path: atGenerate, Factor: 800})
+	setFault(t, e, engine.Fault{Kind: engine.Slow, Path: atGenerate, Factor: 800})
 }
 
 // holderOf returns the engine that holds a session, and the others.
@@ -75,7 +67,7 @@ func TestTurnsOfASessionComeOneByOne(t *testing.T) {
 				t.Errorf("status %d, error %v, body %.300q", a.status, a.err, a.body)
 			}
 		}
-		fails(t, home, engine.Fault{Path: atGenerate})
+		setFault(t, home, engine.Fault{Path: atGenerate})
 		s.mustTurn(t, turn{action: "close"})
 		closedOnce(t, engines, "s", 1)
 		if n := did(engines, "s")[engine.Continued]; n != 5 {
@@ -124,7 +116,7 @@ func TestClientsThatLeaveTheirSessions(t *testing.T) {
 				s.mustTurn(t, turn{id: v.name, action: "open", ttl: 1})
 			}
 			for _, e := range engines {
-				fails(t, e, v.fault)
+				setFault(t, e, v.fault)
 			}
 			v.u.id = v.name
 			q := s.startTurn(t, v.u)
@@ -134,7 +126,7 @@ func TestClientsThatLeaveTheirSessions(t *testing.T) {
 			}
 			q.leave()
 			for _, e := range engines {
-				fails(t, e, engine.Fault{Path: atGenerate})
+				setFault(t, e, engine.Fault{Path: atGenerate})
 			}
 			eventually(t, fmt.Sprintf("the sessions to be closed: %v", did(engines, v.name)), func() bool {
 				n := did(engines, v.name)
@@ -167,7 +159,7 @@ func TestFailedTurnsCloseWhatTheyOpened(t *testing.T) {
 		t.Run(v.name, func(t *testing.T) {
 			engines := holders(t, 2, engine.Config{})
 			s := startHolding(t, engines, "worker "+engines[1].Addr()+" {\ndrain\n}")
-			fails(t, engines[0], v.fault)
+			setFault(t, engines[0], v.fault)
 			a := s.turn(t, turn{action: "open"})
 			if a.status != v.status || a.ok() && a.engine() != "e2" {
 				t.Errorf("status %d of %s, error %v, body %.300q", a.status, a.engine(), a.err, a.body)
@@ -267,7 +259,7 @@ func TestBindingsThatEndCloseTheirSessions(t *testing.T) {
 		for i := range n {
 			s.mustTurn(t, turn{id: fmt.Sprintf("v%d", i), action: "open"})
 		}
-		s.mustReload(t, simulated(engines, "journal off", fmt.Sprintf("affinity {\nttl 5m\nmax_sessions %d\n}", most)))
+		s.mustReload(t, route(engines, "journal off", fmt.Sprintf("affinity {\nttl 5m\nmax_sessions %d\n}", most)))
 		eventually(t, "the longest idle to be closed", func() bool {
 			left := 0
 			for i := range n {

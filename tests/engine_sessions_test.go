@@ -85,18 +85,14 @@ func (s *server) startTurn(t testing.TB, u turn) asked { return s.start(t, u.whe
 // holders starts SGLangs with sessions.
 func holders(t testing.TB, n int, cfg engine.Config) []*engine.Engine {
 	t.Helper()
-	engines := make([]*engine.Engine, n)
-	for i := range engines {
-		cfg.Name, cfg.Flavour, cfg.StreamingSessions, cfg.KeepBodies = fmt.Sprintf("e%d", i+1), engine.SGLang, true, true
-		engines[i] = startSimulated(t, cfg)
-	}
-	return engines
+	cfg.Flavour, cfg.StreamingSessions, cfg.KeepBodies = engine.SGLang, true, true
+	return startFleet(t, n, cfg)
 }
 
 // startHolding runs a Caddy before SGLangs, and waits until it knows them.
 func startHolding(t testing.TB, engines []*engine.Engine, block ...string) *server {
 	t.Helper()
-	s := startCaddy(t, simulated(engines, block...))
+	s := startCaddy(t, route(engines, block...))
 	s.knows(t, engines)
 	return s
 }
@@ -280,9 +276,7 @@ func TestSessionsThatCannotBeOpened(t *testing.T) {
 		t.Run(v.name, func(t *testing.T) {
 			s := startHolding(t, engines)
 			if v.fault.Kind != engine.NoFault {
-				if err := engines[0].SetFault(v.fault); err != nil {
-					t.Fatal(err)
-				}
+				noError(t, engines[0].SetFault(v.fault))
 			}
 			v.u.id, v.u.action = strings.ReplaceAll(v.name, " ", "-"), "open"
 			s.refusedTurn(t, v.u, v.status, refused)
@@ -299,7 +293,7 @@ func TestSessionsThatCannotBeOpened(t *testing.T) {
 	}
 	t.Run("other engine", func(t *testing.T) {
 		other := startSimulated(t, engine.Config{})
-		s := startCaddy(t, simulated([]*engine.Engine{other}))
+		s := startCaddy(t, route([]*engine.Engine{other}))
 		s.refusedTurn(t, turn{path: atChat, action: "open"}, http.StatusBadRequest, refused)
 		s.mustTurn(t, turn{path: atChat})
 	})

@@ -135,7 +135,7 @@ func TestHungEnginesAreFound(t *testing.T) {
 const asEngine = "KVROUTER_TEST_AS_ENGINE"
 
 // storyLength is how many tokens its answers have, and those of its peer. They take some seconds.
-const storyLength = 400
+const storyLength = 800
 
 func runEngine(addr string) {
 	if _, err := engine.Start(engine.Config{Name: "frozen", Addr: addr, AnswerTokens: storyLength}); err != nil {
@@ -152,18 +152,12 @@ func TestFrozenEngineHasTheLastStreams(t *testing.T) {
 	addr := freeAddr(t)
 	frozen := exec.Command(os.Args[0]) //nolint:gosec // this program
 	frozen.Env = append(os.Environ(), asEngine+"="+addr)
-	if err := frozen.Start(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, frozen.Start())
 	t.Cleanup(func() {
 		_ = frozen.Process.Kill()
 		_ = frozen.Wait()
 	})
-	other, err := engine.Start(engine.Config{Name: "other", AnswerTokens: storyLength})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(other.Close)
+	other := startSimulated(t, engine.Config{Name: "other", Speed: 1, AnswerTokens: storyLength})
 	s := startCaddy(t, "kv_router "+addr+" "+other.Addr())
 	s.awaitType(t, addr, "vllm")
 	s.awaitType(t, other.Addr(), "vllm")
@@ -185,9 +179,7 @@ func TestFrozenEngineHasTheLastStreams(t *testing.T) {
 		return s.worker(t, addr).Load.Requests > 3 && s.worker(t, other.Addr()).Load.Requests > 3
 	})
 	eventually(t, "all to have tokens", func() bool { return s.scrape(t).value(firstToken+"_count") >= before+12 })
-	if err := frozen.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, frozen.Process.Signal(syscall.SIGSTOP))
 	all.Wait() // the frozen engine ends none of them
 	if there.Load() == 0 {
 		t.Error("the frozen engine had no stream")
@@ -207,16 +199,12 @@ func TestRetriesStayWithinTheBudget(t *testing.T) {
 	for _, e := range engines {
 		e.SetFault(refusal)
 	}
-	var clients sync.WaitGroup
 	const requests = 160
-	for range 32 {
-		clients.Go(func() {
-			for range requests / 32 {
-				wantAnswer(t, s.chat(t.Context(), ask("anybody?").streamed()), refusal)
-			}
-		})
-	}
-	clients.Wait()
+	atOnce(32, func(int) {
+		for range requests / 32 {
+			wantAnswer(t, s.chat(t.Context(), ask("anybody?").streamed()), refusal)
+		}
+	})
 	sent := engines[0].Requests() + engines[1].Requests()
 	// a tenth, and five of the ten seconds before, and half of one in each second since
 	if retries, most := sent-requests, 22+int(time.Since(begun).Seconds()/2); retries < 18 || retries > most {
@@ -300,7 +288,7 @@ func TestRetryMatchComesToAnEnd(t *testing.T) {
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			engines := startEngines(t, 2, canned.Pace{})
-			s := startCaddy(t, site("kv_router", engines, "lb_retry_match {\n"+v.match+"\n}"))
+			s := startCaddy(t, behindProxy(engines, "lb_retry_match {\n"+v.match+"\n}"))
 			for _, e := range engines {
 				if e.SetFault(v.fault); v.name == "Dead" {
 					e.Kill()
@@ -330,7 +318,7 @@ func TestRetryMatchComesToAnEnd(t *testing.T) {
 // the operator lets requests be tried for longer, without a pause.
 func TestClientThatLeavesEndsTheRounds(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, site("kv_router", engines, "lb_try_duration 30s", "lb_try_interval 1ns"))
+	s := startCaddy(t, behindProxy(engines, "lb_try_duration 30s", "lb_try_interval 1ns"))
 	engines[0].Kill()
 	ctx, leave := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer leave()

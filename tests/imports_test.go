@@ -91,8 +91,6 @@ func importsBelow(t *testing.T, folder string) map[string][]string {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return found
 }

@@ -56,22 +56,12 @@ func (s *server) readKept(t *testing.T, path, body string, then func(), header .
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url+path, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i := 0; i < len(header); i += 2 {
-		req.Header.Set(header[i], header[i+1])
-	}
-	if resp, err = s.client.Do(req); err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
+	resp = s.mustOpen(ctx, t, path, []byte(body), header...)
 	from := io.Reader(resp.Body)
 	if resp.Header.Get("Content-Encoding") == "gzip" {
-		if from, err = gzip.NewReader(resp.Body); err != nil {
-			t.Fatal(err)
-		}
+		var err error
+		from, err = gzip.NewReader(resp.Body)
+		noError(t, err)
 	}
 	var all strings.Builder
 	for lines := bufio.NewReader(from); ; {
@@ -252,13 +242,9 @@ func TestKeepaliveThroughNginx(t *testing.T) {
 	dir, addr := t.TempDir(), freeAddr(t)
 	conf := fmt.Sprintf("daemon off; master_process off; pid %[1]s/pid; error_log %[1]s/log; events {}\nhttp { access_log off; proxy_temp_path %[1]s; client_body_temp_path %[1]s;"+
 		"fastcgi_temp_path %[1]s; uwsgi_temp_path %[1]s; scgi_temp_path %[1]s;\nserver { listen %[2]s; location / { proxy_pass %[3]s; proxy_http_version 1.1; proxy_read_timeout 2s; } } }", dir, addr, s.url)
-	if err := os.WriteFile(filepath.Join(dir, "nginx.conf"), []byte(conf), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.WriteFile(filepath.Join(dir, "nginx.conf"), []byte(conf), 0o600))
 	cmd := exec.CommandContext(t.Context(), nginx, "-p", dir, "-e", filepath.Join(dir, "log"), "-c", filepath.Join(dir, "nginx.conf"))
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Wait() })
 	eventually(t, "nginx", func() bool {
 		c, err := net.Dial("tcp", addr)
@@ -286,15 +272,7 @@ func TestKeptClientLeaves(t *testing.T) {
 	first := h.startChat(t, "occupies the slot")
 	h.awaitRunning(t, 1)
 	ctx, leave := context.WithCancel(t.Context())
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, h.url+"/v1/chat/completions", strings.NewReader(string(ask("leaves").streamed().body())))
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp, err := h.client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
+	resp := h.mustOpen(ctx, t, atChat, ask("leaves").streamed().body())
 	if line, err := bufio.NewReader(resp.Body).ReadString('\n'); line != ": keepalive\n" {
 		t.Fatalf("the client got %q, %v", line, err)
 	}

@@ -51,12 +51,8 @@ func (c *kubeCluster) follow(t *testing.T) func(*livePod) bool {
 	t.Helper()
 	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
 	source := new(endpointslices.Upstreams)
-	if err := source.UnmarshalCaddyfile(caddyfile.NewTestDispenser(strings.TrimPrefix(c.source, "dynamic "))); err != nil {
-		t.Fatal(err)
-	}
-	if err := source.Provision(ctx); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, source.UnmarshalCaddyfile(caddyfile.NewTestDispenser(strings.TrimPrefix(c.source, "dynamic "))))
+	noError(t, source.Provision(ctx))
 	t.Cleanup(func() {
 		cancel()
 		_ = source.Cleanup()
@@ -81,9 +77,7 @@ func (c *kubeCluster) start(t *testing.T, pace canned.Pace) *livePod {
 	c.pods++
 	name := fmt.Sprintf("pod-%d", c.pods)
 	e, err := canned.StartAt(name, "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	t.Cleanup(e.Kill)
 	number := int(netip.MustParseAddrPort(e.Addr()).Port())
 	if c.ports[number] { // the worker at this address refuses connections, as far as the router knows

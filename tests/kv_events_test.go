@@ -1,6 +1,7 @@
 package tests
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -82,7 +83,7 @@ func (s *server) askIDs(t testing.TB, ids []uint32, more string, header ...strin
 	for i, id := range ids {
 		text[i] = strconv.FormatUint(uint64(id), 10)
 	}
-	a := s.post(t.Context(), "/v1/completions", []byte(`{"max_tokens":4`+withModel(more)+`,"prompt":[`+strings.Join(text, ",")+`]}`), header...)
+	a := s.post(t.Context(), "/v1/completions", []byte(`{"model":"sim-8b","max_tokens":4`+more+`,"prompt":[`+strings.Join(text, ",")+`]}`), header...)
 	if !a.ok() {
 		t.Fatalf("status %d: %s", a.status, a.body)
 	}
@@ -133,18 +134,13 @@ func endpointsOf(e *engine.Engine) string {
 func TestEventsOfEngines(t *testing.T) {
 	for name, f := range eventFlavours {
 		t.Run(name, func(t *testing.T) {
-			var engines []*engine.Engine
-			block := []string{"response_headers X-KV-", "policy dynamo"}
-			for i := range 2 {
-				cfg, events := f.cfg, *f.cfg.Events
-				cfg.Name, cfg.Events = fmt.Sprint("e", i), &events
-				e := startSimulated(t, cfg)
-				engines = append(engines, e)
+			engines, block := publishing(t, 2, f.cfg), []string{"response_headers X-KV-", "policy dynamo"}
+			for _, e := range engines {
 				if f.option != nil {
 					block = append(block, f.option(e))
 				}
 			}
-			s := startCaddy(t, simulated(engines, block...))
+			s := startCaddy(t, route(engines, block...))
 			for _, e := range engines {
 				s.awaitKnowledge(t, e, "live", "exact")
 				s.teachBlockSize(t, e)
@@ -179,40 +175,15 @@ func (s *server) teachBlockSize(t testing.TB, e *engine.Engine) {
 		return
 	}
 	body := `{"model":"sim-8b","max_tokens":1,"prompt":` + idsFrom(900_000, 40) + `}`
-	resp, err := http.Post(e.URL()+"/v1/completions", "application/json", strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp.Body.Close()
+	direct(e).post(t.Context(), atCompletions, []byte(body))
 	eventually(t, "the router knows the block size", known)
 }
 
-// publishing starts simulated engines that publish, with a prefix in their names.
-func publishing(t testing.TB, n int, cfg engine.Config) (list []*engine.Engine) {
-	for i := range n {
-		one, events := cfg, engine.EventConfig{}
-		if cfg.Events != nil {
-			events = *cfg.Events
-		}
-		one.Name, one.Events = fmt.Sprint("e", i), &events
-		list = append(list, startSimulated(t, one))
-	}
-	return list
-}
-
-func resetCache(t testing.TB, e *engine.Engine) error {
+// publishing starts simulated engines that publish.
+func publishing(t testing.TB, n int, cfg engine.Config) []*engine.Engine {
 	t.Helper()
-	resp, err := http.Post(e.URL()+"/reset_prefix_cache", "application/json", nil)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	// vLLM says so with the events of its next step only.
-	resp2, err := http.Post(e.URL()+"/v1/completions", "application/json", strings.NewReader(`{"model":"sim-8b","prompt":[1,2,3],"max_tokens":1}`))
-	if err != nil {
-		return err
-	}
-	return resp2.Body.Close()
+	cfg.Events = cmp.Or(cfg.Events, new(engine.EventConfig))
+	return startFleet(t, n, cfg)
 }
 
 // TestNamesStayWithTheirAttempt has an engine refuse requests that the router has named for its events. The name does
@@ -248,8 +219,8 @@ func TestNamesStayWithTheirAttempt(t *testing.T) {
 // server with the first one. The events tell it where the conversation is cached.
 func TestTurnsOfOtherRouters(t *testing.T) {
 	engines := publishing(t, 3, engine.Config{})
-	other := strings.Replace(simulated(engines, "pool b"), "kv_router", "@b header X-Router b\nkv_router @b", 1)
-	s := startCaddy(t, other+"\n"+simulated(engines))
+	other := strings.Replace(route(engines, "pool b"), "kv_router", "@b header X-Router b\nkv_router @b", 1)
+	s := startCaddy(t, other+"\n"+route(engines))
 	rng := rand.New(rand.NewPCG(3, 3)) //nolint:gosec // a test
 	for _, e := range engines {
 		s.awaitKnowledge(t, e, "live", "exact")
@@ -271,7 +242,7 @@ func TestTurnsOfOtherRouters(t *testing.T) {
 			return false
 		})
 		second := s.mustChat(t, c, "X-Router", "b")
-		if cached, prompt := second.cached(t); second.engine() != first.engine() || cached < prompt/2 {
+		if cached, prompt := second.cached(); second.engine() != first.engine() || cached < prompt/2 {
 			t.Errorf("of %d tokens %d were cached, by %s; the first turn was at %s", prompt, cached, second.engine(), first.engine())
 		}
 	}
@@ -283,66 +254,21 @@ func TestEventsWithoutReplay(t *testing.T) {
 	engines := publishing(t, 2, engine.Config{Blocks: 400, Events: &engine.EventConfig{NoReplay: true}})
 	prompt := idsOf(1, 640)
 	body := `{"model":"sim-8b","max_tokens":1,"prompt":` + idsFrom(100_000, 323) + `}`
-	resp, err := http.Post(engines[1].URL()+"/v1/completions", "application/json", strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp.Body.Close()
-	s := startCaddy(t, simulated(engines, "response_headers X-KV-", "policy dynamo", "trust pins", "worker "+engines[1].Addr()+" {\nid 2\n}"))
+	direct(engines[1]).post(t.Context(), atCompletions, []byte(body))
+	s := startCaddy(t, route(engines, "response_headers X-KV-", "policy dynamo", "trust pins", "worker "+engines[1].Addr()+" {\nid 2\n}"))
 	for _, e := range engines {
 		s.awaitKnowledge(t, e, "untrusted", "partial")
 	}
 	if _, predicted, reported := s.askIDs(t, prompt[:330], `,"nvext":{"backend_instance_id":2}`); predicted != 0 || reported != 320 {
 		t.Errorf("%d tokens predicted and %d reported, want 0 and 320", predicted, reported)
 	}
-	if at, predicted, reported := s.askIDs(t, prompt, ""); at != "e1" || predicted != 320 || reported != 320 {
+	if at, predicted, reported := s.askIDs(t, prompt, ""); at != "e2" || predicted != 320 || reported != 320 {
 		t.Errorf("%d tokens predicted and %d reported at %s", predicted, reported, at)
 	}
 	for _, e := range engines {
-		if err := resetCache(t, e); err != nil {
-			t.Fatal(err)
-		}
+		direct(e).post(t.Context(), engine.ResetPath, nil)
+		direct(e).post(t.Context(), atCompletions, []byte(`{"model":"sim-8b","prompt":[1,2,3],"max_tokens":1}`)) // vLLM says so with its next step
 		s.awaitKnowledge(t, e, "live", "exact")
-	}
-}
-
-// TestEventsKeepSaltsAndAdaptersApart has prompts of equal tokens with different salts and
-// adapters.
-func TestEventsKeepSaltsAndAdaptersApart(t *testing.T) {
-	engines := publishing(t, 2, engine.Config{LoRAs: []string{"lora"}})
-	s := startCaddy(t, simulated(engines, "response_headers X-KV-", "policy dynamo"))
-	for _, e := range engines {
-		s.awaitKnowledge(t, e, "live", "exact")
-	}
-	prompt := idsOf(1, 640)
-	for _, more := range []string{"", `,"cache_salt":"a"`, `,"cache_salt":"b"`, `,"model":"lora"`, `,"model":"lora","cache_salt":"a"`} {
-		home, predicted, reported := s.askIDs(t, prompt[:323], more)
-		if predicted != 0 || reported != 0 {
-			t.Errorf("first with %s: %d tokens predicted and %d reported", more, predicted, reported)
-		}
-		at, predicted, reported := s.askIDs(t, prompt, more)
-		if at != home || predicted != 320 || reported != 320 {
-			t.Errorf("second with %s: %d tokens predicted and %d reported", more, predicted, reported)
-		}
-	}
-}
-
-// TestMediaAmongTokenIDsStayApart has an image among token ids. The router knows nothing of such
-// a prompt, and never takes its blocks for those of a prompt of the ids alone.
-func TestMediaAmongTokenIDsStayApart(t *testing.T) {
-	e := publishing(t, 1, engine.Config{})[0]
-	s := startCaddy(t, simulated([]*engine.Engine{e}, "response_headers X-KV-"))
-	s.awaitKnowledge(t, e, "live", "exact")
-	ids := idsFrom(100_000, 323)
-	body := []byte(`{"model":"sim-8b","token_ids":` + ids + `,"sampling_params":{"max_tokens":1},"features":{"kwargs_data":null,` +
-		`"mm_hashes":{"image":["a"]},"mm_placeholders":{"image":[{"offset":100,"length":200}]}}}`)
-	for range 2 {
-		if a := s.post(t.Context(), "/inference/v1/generate", body); !a.ok() || a.header.Get("X-KV-Predicted-Cached-Tokens") != "0" {
-			t.Errorf("with an image: status %d, headers %v", a.status, a.header)
-		}
-	}
-	if _, predicted, reported := s.askIDs(t, idsOf(1, 323), ""); predicted != 96 || reported != 96 {
-		t.Errorf("the ids alone: %d tokens predicted and %d reported, want those before the image", predicted, reported)
 	}
 }
 
@@ -350,33 +276,25 @@ func TestMediaAmongTokenIDsStayApart(t *testing.T) {
 // router follows none.
 func TestEventsOverAReload(t *testing.T) {
 	engines := publishing(t, 2, engine.Config{})
-	s := startCaddy(t, simulated(engines, "response_headers X-KV-"))
+	s := startCaddy(t, route(engines, "response_headers X-KV-"))
 	for _, e := range engines {
 		s.awaitKnowledge(t, e, "live", "exact")
 	}
 	prompt := idsOf(1, 640)
 	home, _, _ := s.askIDs(t, prompt[:323], "")
 	before := s.followed(t, engines[0]).Events[0].Replays
-	s.mustReload(t, simulated(engines, "response_headers X-KV-", "policy dynamo"))
+	s.mustReload(t, route(engines, "response_headers X-KV-", "policy dynamo"))
 	if at, predicted, reported := s.askIDs(t, prompt, ""); at != home || predicted != 320 || reported != 320 {
 		t.Errorf("%d tokens predicted and %d reported", predicted, reported)
 	}
 	if f := s.followed(t, engines[0]).Events[0]; f.Replays != before || f.Knowledge != "exact" {
 		t.Errorf("after the reload: %+v", f)
 	}
-	s.mustReload(t, simulated(engines, "response_headers X-KV-", "worker * {\nkv_events off\n}"))
+	s.mustReload(t, route(engines, "response_headers X-KV-", "worker * {\nkv_events off\n}"))
 	eventually(t, "no events are followed", func() bool {
 		return len(s.followed(t, engines[0]).Events)+len(s.followed(t, engines[1]).Events) == 0
 	})
 	if _, predicted, _ := s.askIDs(t, prompt, ""); predicted != 624 {
 		t.Errorf("%d tokens predicted by the approximate model", predicted)
 	}
-}
-
-// withModel adds the model to a request that names none.
-func withModel(more string) string {
-	if strings.Contains(more, `"model"`) {
-		return more
-	}
-	return `,"model":"sim-8b"` + more
 }

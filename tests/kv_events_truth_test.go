@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
-	"net/http"
 	"os"
 	"strings"
 	"sync"
@@ -51,18 +50,14 @@ func (c *crowd) prompt() []uint32 {
 
 // run sends requests from several clients until a number of events was published.
 func (c *crowd) run(ctx context.Context, until func() bool) {
-	var clients sync.WaitGroup
-	for range 8 {
-		clients.Go(func() {
-			for ctx.Err() == nil && !until() {
-				ids, _ := json.Marshal(c.prompt())
-				if a := c.s.post(ctx, "/v1/completions", []byte(`{"model":"sim-8b","max_tokens":20,"prompt":`+string(ids)+`}`)); !a.ok() {
-					c.fail.Add(1)
-				}
+	atOnce(8, func(int) {
+		for ctx.Err() == nil && !until() {
+			ids, _ := json.Marshal(c.prompt())
+			if a := c.s.post(ctx, "/v1/completions", []byte(`{"model":"sim-8b","max_tokens":20,"prompt":`+string(ids)+`}`)); !a.ok() {
+				c.fail.Add(1)
 			}
-		})
-	}
-	clients.Wait()
+		}
+	})
 }
 
 // TestIndexIsTheEnginesCaches keeps four engines of several kinds under load, with evictions,
@@ -81,7 +76,7 @@ func TestIndexIsTheEnginesCaches(t *testing.T) {
 		startSimulated(t, engine.Config{Name: "e2", Blocks: 1000, Flavour: engine.SGLang, Events: &engine.EventConfig{HostBlocks: 500, Buffer: 1_000_000}}),
 		startSimulated(t, engine.Config{Name: "e3", Blocks: 1200, BlockSize: 32, Flavour: engine.TRTLLM, Events: &engine.EventConfig{Buffer: 1_000_000}}),
 	}
-	s := startCaddy(t, simulated(engines, "policy dynamo", replayOf(engines[2]), endpointsOf(engines[3])))
+	s := startCaddy(t, route(engines, "policy dynamo", replayOf(engines[2]), endpointsOf(engines[3])))
 	for _, e := range engines {
 		s.awaitKnowledge(t, e, "live", "exact")
 	}
@@ -121,11 +116,7 @@ func TestIndexIsTheEnginesCaches(t *testing.T) {
 			e.Publishers()[0].Delay(0)
 			// Only the next batch shows that the last ones were dropped.
 			ids, _ := json.Marshal(idsOf(40_000+round*len(engines)+i, 200))
-			resp, err := http.Post("http://"+e.Addr()+"/v1/completions", "application/json", strings.NewReader(`{"model":"sim-8b","max_tokens":1,"prompt":`+string(ids)+`}`))
-			if err != nil {
-				t.Fatal(err)
-			}
-			resp.Body.Close()
+			direct(e).post(t.Context(), atCompletions, []byte(`{"model":"sim-8b","max_tokens":1,"prompt":`+string(ids)+`}`))
 		}
 		for _, e := range engines {
 			s.settle(t, e)
@@ -136,9 +127,7 @@ func TestIndexIsTheEnginesCaches(t *testing.T) {
 		}
 		// Not before: an engine's last batch comes after its answers, and nothing shows that it was dropped.
 		for i, e := range engines {
-			if err := faults[(round+i)%len(faults)](e); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, faults[(round+i)%len(faults)](e))
 		}
 	}
 	t.Logf("events stored or removed %d blocks; %d requests failed", s.applied(t), c.fail.Load())

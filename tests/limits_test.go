@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
@@ -15,13 +14,9 @@ import (
 // directives are the handlers before a site's engines. reverse_proxy is the reference.
 var directives = []string{"reverse_proxy", "kv_router"}
 
-// site returns a directive for the engines with lines of a reverse_proxy block.
-func site(directive string, engines []*canned.Engine, proxy ...string) string {
-	block := "reverse_proxy " + strings.TrimPrefix(route(engines), "kv_router ") + " {\n" + strings.Join(proxy, "\n") + "\n}"
-	if directive == "kv_router" {
-		return "kv_router {\npolicy round_robin\nresponse_headers X-KV-\n" + block + "\n}"
-	}
-	return block
+// behindProxy returns the directive for the engines, with lines of a reverse_proxy block.
+func behindProxy(engines []*canned.Engine, proxy ...string) string {
+	return "kv_router {\npolicy round_robin\nresponse_headers X-KV-\nreverse_proxy " + addresses(engines) + " {\n" + strings.Join(proxy, "\n") + "\n}\n}"
 }
 
 // refusal is the answer of a worker that accepts no more requests.
@@ -49,7 +44,7 @@ func TestRetriesAreLimited(t *testing.T) {
 			name := strings.Join(v.limit, ",") + "/" + strconv.Itoa(f.Status)
 			t.Run(strings.ReplaceAll(name, " ", "="), func(t *testing.T) {
 				engines := startEngines(t, 4, canned.Pace{})
-				s := startCaddy(t, site("kv_router", engines, v.limit...))
+				s := startCaddy(t, behindProxy(engines, v.limit...))
 				for _, e := range engines {
 					e.SetFault(f)
 				}
@@ -130,58 +125,11 @@ func wantAnswer(t *testing.T, a answer, f canned.Fault) {
 	}
 }
 
-// TestEngineThatHangsUpLosesNoRequest has engines that close idle connections,
-// as uvicorn does when its timeout runs out. The proxy writes requests into
-// connections that are closed already, or just then.
-func TestEngineThatHangsUpLosesNoRequest(t *testing.T) {
-	for _, v := range []struct {
-		name    string
-		engines int
-		when    canned.HangUp
-	}{
-		{"OneEngine/AfterAnswer", 1, canned.AfterAnswer},
-		{"OneEngine/AtNextRequest", 1, canned.AtNextRequest},
-		{"FourEngines/AfterAnswer", 4, canned.AfterAnswer},
-		{"FourEngines/AtNextRequest", 4, canned.AtNextRequest},
-	} {
-		t.Run(v.name, func(t *testing.T) {
-			engines := startEngines(t, v.engines, canned.Pace{FirstToken: time.Millisecond})
-			for _, e := range engines {
-				e.SetHangUp(v.when)
-			}
-			s := startCaddy(t, route(engines))
-			before := s.scrape(t)
-			done := make(chan answer)
-			for range 4 {
-				go func() {
-					for range 100 {
-						done <- s.chat(t.Context(), ask("again"))
-					}
-				}()
-			}
-			failed := 0
-			for range 400 {
-				if a := <-done; !a.ok() {
-					if failed++; failed == 1 {
-						t.Errorf("status %d, error %v, body %.200q", a.status, a.err, a.body)
-					}
-				}
-			}
-			m := s.scrape(t)
-			again := func(labels ...string) float64 {
-				return m.value(retriesTotal, labels...) - before.value(retriesTotal, labels...)
-			}
-			t.Logf("%d of 400 requests failed; %v sent again, %v of them by net/http", failed, again(), again(`reason="resend"`))
-			s.booksAtZero(t)
-		})
-	}
-}
-
 // TestLaterAttemptsAreAsTheFirst has an engine refuse a request. The other one gets it with its own
 // header operations, and the client's placeholders name that one.
 func TestLaterAttemptsAreAsTheFirst(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, site("kv_router", engines,
+	s := startCaddy(t, behindProxy(engines,
 		"header_up X-To {upstream_hostport}", "header_up +X-Via router", "header_down X-From {upstream_hostport}"))
 	for i, e := range engines {
 		other := engines[1-i]

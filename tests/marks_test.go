@@ -2,27 +2,25 @@ package tests
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"os"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
+	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 )
 
 // logged returns how many lines of Caddy's log contain the text.
 func (s *server) logged(t testing.TB, text string) int {
 	t.Helper()
 	data, err := os.ReadFile(s.log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	n := 0
 	for line := range strings.Lines(string(data)) {
 		if strings.Contains(line, text) {
@@ -39,7 +37,7 @@ const markedDown = "worker is marked down"
 // request: one that nobody answers is a failure, and one that a busy worker refuses is not.
 func TestRefusalsAreNotPassiveFailures(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, site("kv_router", engines, "fail_duration 30s"))
+	s := startCaddy(t, behindProxy(engines, "fail_duration 30s"))
 	for _, status := range []int{429, 503} {
 		for _, e := range engines {
 			e.SetFault(canned.Fault{Kind: canned.Status, Status: status, Body: "{}"})
@@ -84,9 +82,7 @@ func (s *server) passiveFails(t *testing.T) map[string]int {
 		Address string `json:"address"`
 		Fails   int    `json:"fails"`
 	}
-	if err := json.Unmarshal([]byte(page), &list); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, json.Unmarshal([]byte(page), &list))
 	fails := make(map[string]int)
 	for _, up := range list {
 		fails[up.Address] += up.Fails
@@ -126,7 +122,7 @@ func TestOtherAnswersDoNotHideADeadEngine(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dead, well := engineThat(false), engineThat(true)
-			s := startCaddy(t, "kv_router "+dead.addr()+" "+well.addr()+" {\npolicy round_robin\n}")
+			s := startCaddy(t, "kv_router "+dead.Addr()+" "+well.Addr()+" {\npolicy round_robin\n}")
 			for i := range 60 {
 				s.post(t.Context(), "/v1/chat/completions", prompt(fmt.Sprint("prompt ", i)))
 				for range 2 { // one on each
@@ -223,8 +219,7 @@ func TestNobodyIsMarkedDown(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			engines := startEngines(t, 3, canned.Pace{})
-			up := strings.TrimPrefix(route(engines), "kv_router ")
-			s := startCaddy(t, "kv_router {\npolicy round_robin\n"+affinity("hard")+"\nreverse_proxy "+up+" {\n"+v.proxy+"\n}\n}")
+			s := startCaddy(t, "kv_router {\npolicy round_robin\n"+affinity("hard")+"\nreverse_proxy "+addresses(engines)+" {\n"+v.proxy+"\n}\n}")
 			v.do(t, s, engines)
 			if n := s.logged(t, markedDown); n != 0 {
 				t.Errorf("%d workers are marked down", n)
@@ -234,63 +229,93 @@ func TestNobodyIsMarkedDown(t *testing.T) {
 	}
 }
 
-// TestLongRequestKeepsNobodyAway has a worker come back after a mark, and a request that lasts as the first
-// one there. The worker gets others soon.
-func TestLongRequestKeepsNobodyAway(t *testing.T) {
-	held := func(method, path, body string, header ...string) func(ctx context.Context, s *server) {
-		return func(ctx context.Context, s *server) { s.request(ctx, method, path, strings.NewReader(body), header...) }
+// unworked are answers to a long prompt that an engine has not computed.
+var unworked = map[string]http.HandlerFunc{
+	"400":           refuseWith(http.StatusBadRequest),
+	"413":           refuseWith(http.StatusRequestEntityTooLarge),
+	"422":           refuseWith(http.StatusUnprocessableEntity),
+	"402":           refuseWith(http.StatusPaymentRequired),
+	"500":           refuseWith(http.StatusInternalServerError),
+	"429 at last":   refuseWith(http.StatusTooManyRequests),
+	"error in JSON": sendAs("application/json", `{"error":{"message":"too long","code":400}}`),
+	"error event":   sendAs("text/event-stream", "data: {\"error\":{\"message\":\"too long\",\"code\":400}}\n\ndata: [DONE]\n\n"),
+	"empty stream":  sendAs("text/event-stream", ""),
+	"empty answer":  sendAs("application/json", `{"object":"chat.completion","choices":[],"usage":{"prompt_tokens":9,"completion_tokens":0}}`),
+}
+
+func refuseWith(status int) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(status)
+		io.WriteString(w, `{"error":{"message":"no"}}`)
 	}
-	for name, hold := range map[string]func(ctx context.Context, s *server){
-		"WebSocket": held("GET", "/v1/realtime?model=m", "", "Connection", "Upgrade", "Upgrade", "websocket"),
-		"GET":       held("GET", "/v1/responses/resp_1?stream=true", ""),
-		"JSON":      held("POST", "/v1/chat/completions", string(ask("hold").body())),
-	} {
+}
+
+// TestRefusedRequestsBookNothing has engines refuse a long prompt at once, some times. Nothing of it stays
+// booked: the next choice takes the worker for as idle as it is.
+func TestRefusedRequestsBookNothing(t *testing.T) {
+	for name, refuse := range unworked {
 		t.Run(name, func(t *testing.T) {
 			engines := startEngines(t, 2, canned.Pace{})
-			s := startCaddy(t, route(engines, "pool "+name, "policy round_robin"))
-			bad := engines[1]
-			bad.SetFault(canned.Fault{Kind: canned.Status, Status: 503, Body: "{}"})
-			eventually(t, "the mark", func() bool {
-				s.chat(t.Context(), ask("hi"))
-				return s.logged(t, markedDown) > 0
-			})
-			bad.SetFault(canned.Fault{})
-			ctx, cancel := context.WithCancel(t.Context())
-			t.Cleanup(cancel)
-			holding := make(chan struct{}, 100)
-			bad.SetHandler(func(w http.ResponseWriter, r *http.Request) {
-				var head [1 << 10]byte
-				n, _ := r.Body.Read(head[:])
-				if r.Method == http.MethodPost && !strings.Contains(string(head[:n]), "hold") {
-					w.Header().Set("Content-Type", "application/json")
-					io.WriteString(w, wholeJSON)
-					return
+			s := startCaddy(t, route(engines, "pool default"))
+			setAll(engines, refuse)
+			for range 6 {
+				c := ask(prose(rand.New(rand.NewPCG(1, 1)), 500_000, 500_000))
+				c.Stream = strings.Contains(name, "stream") || strings.Contains(name, "event")
+				s.chat(t.Context(), c, "X-Session-Id", "s")
+			}
+			s.booksAtZero(t)
+			for _, c := range s.explain(t, ask("hi").body()).Candidates {
+				if c.Wait != 0 || c.Active != 0 || c.Work > 1000 || c.Outlier {
+					t.Errorf("after the refusals, %s has %+v", c.Dial, c)
 				}
-				if r.Header.Get("Upgrade") != "" {
-					w.Header().Set("Connection", "Upgrade")
-					w.Header().Set("Upgrade", "websocket")
-					w.WriteHeader(http.StatusSwitchingProtocols)
-				}
-				holding <- struct{}{}
-				<-ctx.Done()
-			})
-			var all sync.WaitGroup
-			t.Cleanup(all.Wait)
-			t.Cleanup(cancel)
-			eventually(t, "a request that lasts", func() bool {
-				all.Go(func() { hold(ctx, s) })
-				select {
-				case <-holding:
-					return true
-				case <-time.After(100 * time.Millisecond):
-					return false
-				}
-			})
-			was := bad.Requests()
-			eventually(t, "another request there", func() bool {
-				s.mustChat(t, ask("hi"))
-				return bad.Requests() > was+1
-			})
+			}
 		})
+	}
+}
+
+// TestAgentStaysAfterAnOverflow has an agent whose third turn is too long for the model. It goes on with
+// a summary at once, at the engine that has computed the beginning.
+func TestAgentStaysAfterAnOverflow(t *testing.T) {
+	s := startCaddy(t, route(startFleet(t, 2, engine.Config{MaxModelLen: 16_384, Speed: 5})))
+	rng := rand.New(rand.NewPCG(2, 2))
+	for i := range 4 {
+		c := simChat(prose(rng, 30_000, 30_000))
+		home := s.mustChat(t, c).engine()
+		c.Messages = append(c.Messages, message{"assistant", "well"}, message{"user", "go on"})
+		s.mustChat(t, c)
+		tooLong := c
+		tooLong.Messages = append(tooLong.Messages[:2:2], message{"user", prose(rng, 100_000, 100_000)})
+		if a := s.chat(t.Context(), tooLong); a.status != http.StatusBadRequest {
+			t.Fatalf("status %d, want 400", a.status)
+		}
+		c.Messages = append(c.Messages[:1:1], message{"assistant", "a summary"}, message{"user", "go on"})
+		if a := s.mustChat(t, c); a.engine() != home {
+			t.Errorf("agent %d: the turn after the refusal went to %s, not to %s", i, a.engine(), home)
+		}
+	}
+}
+
+// TestWorkerThatRefusesAllIsAnOutlier has one of four engines refuse all requests at once, beside engines
+// that take their time. The admin API shows that its times are not to be believed.
+func TestWorkerThatRefusesAllIsAnOutlier(t *testing.T) {
+	engines := startEngines(t, 4, canned.Pace{FirstToken: 100 * time.Millisecond, Words: 2})
+	s := startCaddy(t, route(engines))
+	engines[0].SetHandler(refuseWith(http.StatusBadRequest))
+	atOnce(16, func(client int) {
+		rng := rand.New(rand.NewPCG(3, uint64(client))) //nolint:gosec // a test
+		for range 5 {
+			s.chat(t.Context(), ask(prose(rng, 2000, 4000)).streamed())
+		}
+	})
+	outliers := 0
+	for _, c := range s.explain(t, ask("hi").body()).Candidates {
+		if c.Outlier {
+			outliers++
+		}
+	}
+	w := s.worker(t, engines[0].Addr())
+	if outliers != 1 || !w.Load.Outlier || w.Health.ErrorsApart { // the errors may be the clients' mistakes, and are no alarm
+		t.Errorf("%d outliers are explained, the admin API shows %+v", outliers, w)
 	}
 }

@@ -1,18 +1,14 @@
 package tests
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 )
@@ -100,12 +96,6 @@ func TestBoundsFollowTheMemoryLimit(t *testing.T) {
 	s.mustChat(t, ask("meanwhile"))
 }
 
-// manifold are requests that differ in everything that clients may choose. Each number
-// counts different values.
-type manifold struct {
-	requests, models, sessions, headers, paths int
-}
-
 // TestManifoldRequestsLeaveBoundedTraces sends requests with thousands of models,
 // paths and new header values, and fewer under the race detector. Each has its own session.
 // The state that remains must have its configured size. The metrics must have no
@@ -114,18 +104,16 @@ type manifold struct {
 func TestManifoldRequestsLeaveBoundedTraces(t *testing.T) {
 	takesSeconds(t)
 	const maxSessions, indexMemory = 1000, 8 << 20
-	mf := manifold{requests: 12000, models: 10000, sessions: 12000, headers: 10000, paths: 1000}
+	requests := int64(12_000)
 	if underRace {
-		mf.requests = 2000
+		requests = 2000
 	}
-	urls := []string{terseEngine(t), terseEngine(t)}
-	s := startCaddy(t, fmt.Sprintf("kv_router %s {\nindex {\nmemory %d\n}\naffinity {\nmax_sessions %d\n}\nresponse_headers X-KV-\n}",
-		strings.Join(urls, " "), indexMemory, maxSessions), "metrics")
-	s.send(t, manifold{500, 500, 500, 500, 500}) // of everything a little
+	terse := func() string { return serveRaw(t, inferencesOnly(sendAs("application/json", withUsage))) }
+	s := startCaddy(t, fmt.Sprintf("kv_router %s %s {\nindex {\nmemory %d\n}\naffinity {\nmax_sessions %d\n}\nresponse_headers X-KV-\n}",
+		terse(), terse(), indexMemory, maxSessions), "metrics")
+	s.send(t, 500) // of everything a little
 	before, heap := s.scrape(t), heapInUse()
-	start := time.Now()
-	s.send(t, mf)
-	t.Logf("%d requests in %v", mf.requests, time.Since(start).Round(time.Millisecond))
+	s.send(t, requests)
 	after, heapAfter := s.scrape(t), heapInUse()
 
 	if grown := len(after) - len(before); grown > 10 {
@@ -172,85 +160,46 @@ func (s *server) checkPages(t *testing.T) {
 // oddMethods are methods that a client may send.
 var oddMethods = []string{"GET", "PUT", "BREW", "PROPFIND", "X", "OPTIONS", "LONGMETHODNAMEOFNOUSETOANYBODY"}
 
-// send makes the requests, with 16 clients.
-func (s *server) send(t *testing.T, mf manifold) {
+// send makes n requests, with 16 clients.
+func (s *server) send(t *testing.T, n int64) {
 	t.Helper()
 	var next, bad atomic.Int64
-	var clients sync.WaitGroup
-	for range 16 {
-		clients.Go(func() {
-			for i := int(next.Add(1)); i <= mf.requests; i = int(next.Add(1)) {
-				if status, err := s.sendOne(t, mf, i); err != nil || status >= 500 {
-					if bad.Add(1) == 1 {
-						t.Errorf("request %d: status %d, error %v", i, status, err)
-					}
+	atOnce(16, func(int) {
+		for i := next.Add(1); i <= n; i = next.Add(1) {
+			if a := s.sendOne(t, int(i)); a.err != nil || a.status >= 500 {
+				if bad.Add(1) == 1 {
+					t.Errorf("request %d: status %d, error %v", i, a.status, a.err)
 				}
 			}
-		})
-	}
-	clients.Wait()
+		}
+	})
 	if n := bad.Load(); n > 0 {
-		t.Errorf("%d of %d requests failed", n, mf.requests)
+		t.Errorf("%d requests failed", n)
 	}
 }
 
 // sendOne makes the ith request. Most are chats; one in sixteen has an odd
 // method, one in sixteen a path that no API has, one in sixteen is malformed.
-func (s *server) sendOne(t *testing.T, mf manifold, i int) (int, error) {
+func (s *server) sendOne(t *testing.T, i int) answer {
 	method, path := http.MethodPost, "/v1/chat/completions"
-	body := fmt.Sprintf(`{"model":"model-%d","messages":[{"role":"user","content":"%x %x %x %x %x %x %x %x"}]}`, i%mf.models,
+	body := fmt.Sprintf(`{"model":"model-%d","messages":[{"role":"user","content":"%x %x %x %x %x %x %x %x"}]}`, i,
 		rand.Uint64(), rand.Uint64(), rand.Uint64(), rand.Uint64(), rand.Uint64(), rand.Uint64(), rand.Uint64(), rand.Uint64())
 	switch i % 16 {
 	case 1:
 		method, body = oddMethods[i/16%len(oddMethods)], ""
 	case 2:
-		path = fmt.Sprintf("/path/%d", i/16%mf.paths)
+		path = fmt.Sprint("/path/", i)
 	case 3:
-		path = fmt.Sprintf("/deployments/d%d/chat/completions", i/16%mf.paths)
+		path = fmt.Sprintf("/deployments/d%d/chat/completions", i)
 	case 4:
 		body = body[:len(body)/2]
 	}
-	req, err := http.NewRequestWithContext(t.Context(), method, s.url+path, strings.NewReader(body))
-	if err != nil {
-		return 0, err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("X-Session-Id", fmt.Sprintf("session-%d", i%mf.sessions))
-	bogus := fmt.Sprintf("bogus-%d", i%mf.headers)
+	header := []string{"X-Session-Id", fmt.Sprint("session-", i)}
+	bogus := fmt.Sprint("bogus-", i)
 	for _, name := range []string{"X-Dynamo-Worker-Instance-Id", "X-Data-Parallel-Rank", "X-Request-Id", "Traceparent", "User-Agent", "Authorization", "X-" + bogus} {
-		req.Header.Set(name, bogus)
+		header = append(header, name, bogus)
 	}
-	resp, err := s.client.Do(req)
-	if err != nil {
-		return 0, err
-	}
-	defer resp.Body.Close()
-	_, err = io.Copy(io.Discard, resp.Body)
-	return resp.StatusCode, err
-}
-
-// terseEngine starts an engine that stores nothing, and returns its address.
-func terseEngine(t *testing.T) string {
-	t.Helper()
-	doc, err := json.Marshal(map[string]any{
-		"id": "x", "object": "chat.completion", "model": "m",
-		"choices": []any{map[string]any{"index": 0, "message": map[string]any{"role": "assistant", "content": "yes"}, "finish_reason": "stop"}},
-		"usage":   map[string]any{"prompt_tokens": 40, "completion_tokens": 1, "total_tokens": 41, "prompt_tokens_details": map[string]any{"cached_tokens": 0}},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		io.Copy(io.Discard, r.Body)
-		if r.Method != http.MethodPost {
-			http.NotFound(w, r)
-			return
-		}
-		w.Header().Set("Content-Type", "application/json")
-		w.Write(doc)
-	}))
-	t.Cleanup(srv.Close)
-	return srv.Listener.Addr().String()
+	return s.sendBy(t, method, path, body, header...)
 }
 
 // TestGivenBackBodiesAreLetGoOf has a backup that delays reading the body that the router

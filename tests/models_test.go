@@ -81,7 +81,7 @@ func TestRequestsGoToEnginesWithTheirModel(t *testing.T) {
 	}
 	var addrs []string
 	for _, e := range engines {
-		addrs = append(addrs, e.addr())
+		addrs = append(addrs, e.Addr())
 	}
 	s := startCaddy(t, "kv_router "+strings.Join(addrs, " ")+" {\npolicy random\n}")
 	for i := range 60 {
@@ -164,10 +164,8 @@ func (f *fake) stop() {
 // again listens at the same address.
 func (f *fake) again(t testing.TB) {
 	t.Helper()
-	ln, err := canned.ListenAgain(f.addr())
-	if err != nil {
-		t.Fatal(err)
-	}
+	ln, err := canned.ListenAgain(f.Addr())
+	noError(t, err)
 	f.listen(ln)
 }
 
@@ -192,7 +190,7 @@ func fakeChat(usage string) string {
 		`"usage":{"prompt_tokens":2000,"completion_tokens":1` + usage + `}}`
 }
 
-func (f *fake) addr() string { return f.srv.Listener.Addr().String() }
+func (f *fake) Addr() string { return f.srv.Listener.Addr().String() }
 
 // asked returns how often a path was asked for.
 func (f *fake) asked(path string) int {
@@ -261,5 +259,110 @@ func TestModelMatcher(t *testing.T) {
 		if n := want.Requests(); n != before+1 {
 			t.Errorf("%s: %d requests", model, n-before)
 		}
+	}
+}
+
+// named starts an engine that serves one model under two names.
+func named(t *testing.T, owner, first, second string) *fake {
+	t.Helper()
+	return startFake(t, func(w http.ResponseWriter, r *http.Request) bool {
+		switch r.URL.Path {
+		case "/v1/models":
+			const entry = `{"id":%q,"object":"model","owned_by":%q,"root":"Qwen/Qwen3-8B","parent":null}`
+			fmt.Fprintf(w, `{"object":"list","data":[`+entry+","+entry+`,{"id":"ad","root":"Qwen/Qwen3-8B","parent":%q}]}`, first, owner, second, owner, first)
+		case "/version":
+			fmt.Fprint(w, `{"version":"0.31.0"}`)
+		case "/metrics":
+			fmt.Fprint(w, "# HELP vllm:x y\n")
+		default:
+			return false
+		}
+		return true
+	})
+}
+
+// TestNamesOfOneModel has two vLLMs serve one model under two names. Prompts and sessions of both names
+// are one. The names of an adapter, or of an engine that loads models on demand, are not.
+func TestNamesOfOneModel(t *testing.T) {
+	// at returns which workers serve a prompt in turn under some names.
+	at := func(t *testing.T, s *server, text string, header []string, names ...string) (workers, states []string) {
+		for i := range 8 {
+			c := simChat(text)
+			c.Model = names[i%len(names)]
+			a := s.mustChat(t, c, header...)
+			workers = append(workers, a.header.Get("X-Kv-Worker"))
+			states = append(states, a.header.Get("X-Kv-Session-State"))
+		}
+		return workers, states
+	}
+	different := func(list []string) (n int) {
+		seen := make(map[string]bool)
+		for _, one := range list {
+			seen[one] = true
+		}
+		return len(seen)
+	}
+	site := func(engines ...*fake) string {
+		return "kv_router " + engines[0].Addr() + " " + engines[1].Addr() + " {\nresponse_headers X-KV-\npolicy warmest\n" + affinity("hard") + "\n}"
+	}
+	s := startCaddy(t, site(named(t, "vllm", "qwen-a", "gpt-4o"), named(t, "vllm", "gpt-4o", "qwen-a")))
+	for i := range 6 {
+		if workers, _ := at(t, s, fmt.Sprint(i, someWords(2000)), nil, "qwen-a", "gpt-4o"); different(workers) != 1 {
+			t.Errorf("prompt %d is at %v", i, workers)
+		}
+		workers, states := at(t, s, "hi", []string{"X-Session-Id", fmt.Sprint("s", i)}, "gpt-4o", "qwen-a")
+		if different(workers) != 1 || states[0] != "new" || states[1] != "bound" {
+			t.Errorf("session %d is at %v: %v", i, workers, states)
+		}
+		if _, states := at(t, s, "hi", []string{"X-Session-Id", fmt.Sprint("s", i)}, "ad"); states[0] != "new" {
+			t.Errorf("the adapter's session is %s", states[0])
+		}
+		var found adminSession
+		s.api(t, http.MethodGet, defaultPool+fmt.Sprintf("/sessions/s%d?model=qwen-a", i), nil, &found)
+		if !found.Bound {
+			t.Errorf("the admin API does not find session %d", i)
+		}
+	}
+	public := []*modelEngine{startNamed(t, "org/qwen-1"), startNamed(t, "org/qwen-1")}
+	s = startCaddy(t, route(public, "response_headers X-KV-", toQwen, "model fast {\nto org/qwen-1\n}"))
+	for i := range 5 {
+		workers, states := at(t, s, fmt.Sprint(i, someWords(1000)), []string{"X-Session-Id", fmt.Sprint(i)}, "qwen", "fast", "org/qwen-1")
+		if different(workers) != 1 || states[0] != "new" || states[1] != "bound" || states[2] != "bound" {
+			t.Errorf("prompt %d went to %q, its session is %q", i, workers, states)
+		}
+	}
+	other := startCaddy(t, site(named(t, "somebody", "qwen-a", "gpt-4o"), named(t, "somebody", "gpt-4o", "qwen-a")))
+	if _, states := at(t, other, "hi", []string{"X-Session-Id", "s"}, "gpt-4o", "qwen-a"); states[1] != "new" {
+		t.Errorf("names of an unknown engine have one session: %v", states)
+	}
+}
+
+// TestModelsStayLoaded has two engines that load one model at a time, on demand. Each keeps the model that it has.
+func TestModelsStayLoaded(t *testing.T) {
+	var mu sync.Mutex
+	var swaps [2][]string // the models that each has loaded, in order
+	start := func(i int) *fake {
+		return startFake(t, func(w http.ResponseWriter, r *http.Request) bool {
+			if r.URL.Path == "/v1/models" {
+				lists("x", "y")(w, r)
+				return true
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if n := len(swaps[i]); r.Method == http.MethodPost && (n == 0 || swaps[i][n-1] != r.Header.Get("X-Model")) {
+				swaps[i] = append(swaps[i], r.Header.Get("X-Model"))
+			}
+			return false
+		})
+	}
+	s := startCaddy(t, route([]*fake{start(0), start(1)}))
+	for i := range 24 {
+		model := []string{"x", "y", "x"}[i%3]
+		s.mustChat(t, askModel(model, i), "X-Model", model)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if len(swaps[0]) != 1 || len(swaps[1]) != 1 || swaps[0][0] == swaps[1][0] {
+		t.Errorf("the engines have loaded %v", swaps)
 	}
 }

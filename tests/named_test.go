@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
-	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 	"github.com/tidwall/gjson"
 )
 
@@ -89,17 +88,13 @@ func formOf(t *testing.T, file string, fileFirst bool, fields ...string) (kind, 
 		if err == nil {
 			_, err = io.WriteString(to, file)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 	}
 	if fileFirst {
 		write()
 	}
 	for i := 0; i+1 < len(fields); i += 2 {
-		if err := w.WriteField(fields[i], fields[i+1]); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, w.WriteField(fields[i], fields[i+1]))
 	}
 	if !fileFirst {
 		write()
@@ -185,7 +180,6 @@ func TestAnEngineThatKeepsIsAway(t *testing.T) {
 func TestRequestsThatMeanAllEngines(t *testing.T) {
 	answers := []string{`{"success": true, "message":"done"}`, `{"success": false, "message":"one failed" }`, "Cache flushed.\n"}
 	var engines []*recorder
-	var site strings.Builder
 	for i := range 3 {
 		e := startRecorder(t, []string{"a", "b", "b"}[i], func(w http.ResponseWriter, r *http.Request, _ string) {
 			if i == 1 && r.Header.Get("X-Fails") != "" {
@@ -194,9 +188,8 @@ func TestRequestsThatMeanAllEngines(t *testing.T) {
 			io.WriteString(w, answers[i])
 		})
 		engines = append(engines, e)
-		fmt.Fprintf(&site, "worker %s {\nid %d\n}\n", e.addr, i+1)
 	}
-	s := startCaddy(t, "kv_router "+addrsOf(engines)+" {\nmax_body 1MiB\n"+site.String()+trust("pins")+"\n}")
+	s := startCaddy(t, route(engines, "max_body 1MiB", numbered(engines), trust("pins")))
 	eventually(t, "the models to be known", func() bool { return len(s.models(t)) == 2 })
 	received := func(path string) (got [3]int, body string) {
 		for i, e := range engines {
@@ -278,7 +271,7 @@ func TestRequestsThatMeanAllEngines(t *testing.T) {
 	long := `{"x":"` + strings.Repeat("x", 2<<20) + `"}`
 	wantError(t, "a body that is too long", s.sendBy(t, "POST", "/update_weights_from_tensor", long), 413, "body_unreadable", "must go to all engines")
 
-	engines[0].close()
+	engines[0].stop()
 	a := s.sendBy(t, "POST", "/flush_cache", "")
 	if first := gjson.GetBytes(a.body, "workers.#(worker==1)"); a.status != http.StatusBadGateway || first.Get("status").Int() != 502 ||
 		!strings.Contains(first.Get("error").Str, "did not answer") || gjson.GetBytes(a.body, "workers.#").Int() != 3 {
@@ -296,44 +289,6 @@ func compacted(b []byte) string {
 	var to bytes.Buffer
 	_ = json.Compact(&to, b)
 	return to.String()
-}
-
-// TestAbortsReachTheirEngine aborts streams by their ids.
-func TestAbortsReachTheirEngine(t *testing.T) {
-	var engines []*engine.Engine
-	for range 3 {
-		engines = append(engines, startLoaded(t, engine.Config{Flavour: engine.SGLang, Step: engine.StepModel{Base: 5}}))
-	}
-	s := startCaddy(t, simulated(engines))
-	running := func() (n int) {
-		for _, e := range engines {
-			for _, l := range e.Loads() {
-				n += l.Running
-			}
-		}
-		return n
-	}
-	for i := range 6 {
-		eventually(t, "the stream before to end", func() bool { return running() == 0 })
-		id := fmt.Sprintf("request-%d-", i)
-		answers := make(chan answer, 1)
-		go func() {
-			answers <- s.sendBy(t, http.MethodPost, "/generate",
-				`{"rid":"`+id+`","text":"once upon a time","stream":true,"sampling_params":{"max_new_tokens":2000,"ignore_eos":true}}`)
-		}()
-		eventually(t, "the stream to begin", func() bool { return running() > 0 })
-		if a := s.sendBy(t, http.MethodPost, "/abort_request", `{"rid":"`+id+`"}`); a.status != http.StatusOK {
-			t.Errorf("status %d, %s", a.status, a.body)
-		}
-		select {
-		case a := <-answers:
-			if n := strings.Count(string(a.body), "data:"); n > 1500 {
-				t.Errorf("the stream has %d events", n)
-			}
-		case <-time.After(patience):
-			t.Fatal("the stream goes on")
-		}
-	}
 }
 
 // TestFormsGoToTheEngineOfTheirModel has an engine for chats, and two for sounds, of which one has another
@@ -355,7 +310,7 @@ func TestFormsGoToTheEngineOfTheirModel(t *testing.T) {
 		})
 	}
 	engines := []*recorder{start("org/chat", false), start("whisper-1", true), start("org/whisper", true)}
-	s := startCaddy(t, "kv_router "+addrsOf(engines))
+	s := startCaddy(t, route(engines))
 	eventually(t, "the models to be known", func() bool { return len(s.models(t)) == 3 })
 	short, long := strings.Repeat("RIFF", 10), strings.Repeat("RIFF\r\n--", 40_000)
 	for _, v := range []struct {
@@ -411,16 +366,15 @@ func TestFormsGoToTheEngineOfTheirModel(t *testing.T) {
 
 // recorder is an engine that lists one model, and notes what it gets of clients.
 type recorder struct {
-	addr  string
-	close func()
-	mu    sync.Mutex
-	got   []struct{ path, body string }
+	*fake
+	mu  sync.Mutex
+	got []struct{ path, body string }
 }
 
 func startRecorder(t *testing.T, model string, answer func(w http.ResponseWriter, r *http.Request, body string)) *recorder {
 	t.Helper()
 	e := new(recorder)
-	f := startFake(t, func(w http.ResponseWriter, r *http.Request) bool {
+	e.fake = startFake(t, func(w http.ResponseWriter, r *http.Request) bool {
 		switch {
 		case r.URL.Path == "/v1/models" && r.Method == http.MethodGet:
 			lists(model)(w, r)
@@ -435,7 +389,6 @@ func startRecorder(t *testing.T, model string, answer func(w http.ResponseWriter
 		}
 		return true
 	})
-	e.addr, e.close = f.addr(), f.stop
 	return e
 }
 
@@ -443,12 +396,4 @@ func (e *recorder) count() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return len(e.got)
-}
-
-func addrsOf(engines []*recorder) string {
-	var addrs []string
-	for _, e := range engines {
-		addrs = append(addrs, e.addr)
-	}
-	return strings.Join(addrs, " ")
 }

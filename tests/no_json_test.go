@@ -2,7 +2,6 @@ package tests
 
 import (
 	"bufio"
-	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -63,6 +62,7 @@ func TestUploadsAreStreamed(t *testing.T) {
 		{"PostOfUnknownLength", "POST /foo HTTP/1.1\r\n"},
 		{"GetWithABody", "GET /foo HTTP/1.1\r\n"},
 		{"Sound", "POST /v1/audio/transcriptions HTTP/1.1\r\nContent-Type: audio/wav\r\n"},
+		{"GRPC", "POST /invocations HTTP/1.1\r\nContent-Type: application/grpc+proto\r\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			conn := s.connect(t)
@@ -74,9 +74,7 @@ func TestUploadsAreStreamed(t *testing.T) {
 			}
 			fmt.Fprint(conn, "5\r\nworld\r\n0\r\n\r\n")
 			resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			noError(t, err)
 			resp.Body.Close()
 			if resp.StatusCode != http.StatusOK {
 				t.Errorf("status %d", resp.StatusCode)
@@ -105,48 +103,6 @@ func TestContentTypeDoesNotGetAroundMaxRunning(t *testing.T) {
 		}
 		h.wantServed(t, "", first, second)
 	}
-}
-
-// TestGRPCServerMaySpeakFirst has an engine send its header before the client sends
-// a byte of the body.
-func TestGRPCServerMaySpeakFirst(t *testing.T) {
-	var both http.Protocols
-	both.SetHTTP1(true)
-	both.SetUnencryptedHTTP2(true)
-	addr := serveProtocols(t, &both, func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "application/grpc")
-		http.NewResponseController(w).Flush()
-		io.Copy(w, r.Body)
-	})
-	s := startCaddy(t, "kv_router {\nreverse_proxy "+addr+" {\ntransport http {\nversions h2c\n}\n}\n}", "servers {\nprotocols h1 h2 h2c\n}")
-	var h2 http.Protocols
-	h2.SetUnencryptedHTTP2(true)
-	c := &http.Client{Transport: &http.Transport{Protocols: &h2}}
-	for _, path := range []string{"/invocations", "/pkg.Service/Method"} {
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
-		in, out := io.Pipe()
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url+path, in)
-		if err != nil {
-			t.Fatal(err)
-		}
-		req.Header.Set("Content-Type", "application/grpc+proto")
-		resp, err := c.Do(req)
-		if err != nil {
-			t.Errorf("%s: %v", path, err)
-		} else {
-			go func() {
-				io.WriteString(out, "\x00hello")
-				out.Close()
-			}()
-			if got, err := io.ReadAll(resp.Body); string(got) != "\x00hello" {
-				t.Errorf("%s: the engine echoed %q, error %v", path, got, err)
-			}
-			resp.Body.Close()
-		}
-		out.Close()
-		cancel()
-	}
-	s.slotsFree(t)
 }
 
 // inUTF16 returns a text as Python's json.loads reads it, too.

@@ -46,13 +46,9 @@ type panel struct {
 func readDashboard(t *testing.T) dashboard {
 	t.Helper()
 	data, err := os.ReadFile(operations + "dashboard.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	var d dashboard
-	if err := json.Unmarshal(data, &d); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, json.Unmarshal(data, &d))
 	return d
 }
 
@@ -225,9 +221,7 @@ func TestDashboardAndAlertsNameWhatIsThere(t *testing.T) {
 		}
 	}
 	rules, err := os.ReadFile(operations + "alerts.yml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	n := 0
 	for rule := range strings.SplitSeq(string(rules), "- alert: ") {
 		expr, text, found := strings.Cut(rule, "\n        labels:")
@@ -269,9 +263,7 @@ func TestDashboardIsPromQL(t *testing.T) {
 		}
 	}
 	file := filepath.Join(t.TempDir(), "dashboard.yml")
-	if err := os.WriteFile(file, []byte(rules), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.WriteFile(file, []byte(rules), 0o600))
 	cmd := exec.CommandContext(t.Context(), tool, "check", "rules", file)
 	cmd.WaitDelay = time.Second
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -16,7 +16,6 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
-	"github.com/caddyserver/caddy/v2"
 )
 
 // cloud returns the block of an engine that is a backup.
@@ -106,27 +105,6 @@ func TestOverflowGoesToBackup(t *testing.T) {
 			t.Errorf("the engine got %s %s with the backup's key", r.Method, r.URI)
 		}
 	}
-}
-
-// TestOverflowWhileEnginesAreDown kills the only engine, and restarts it.
-func TestOverflowWhileEnginesAreDown(t *testing.T) {
-	o := startOverflowing(t, nil)
-	o.gate.opened(t)
-	if a := o.chat(t.Context(), ask("hello"), "X-Session-Id", "s"); by(a) != o.own.Name() {
-		t.Fatalf("status %d by %s", a.status, by(a))
-	}
-	o.own.Kill()
-	for range 5 {
-		if a := o.chat(t.Context(), ask("hello").streamed(), "X-Session-Id", "s"); !a.ok() || by(a) != backupName {
-			t.Fatalf("without an engine: status %d by %s: %s", a.status, by(a), a.body)
-		}
-	}
-	revive(t, o.own)
-	eventually(t, "the session comes back", func() bool {
-		a := o.chat(t.Context(), ask("hello"), "X-Session-Id", "s")
-		return a.ok() && by(a) == o.own.Name()
-	})
-	o.booksAtZero(t)
 }
 
 // TestBackupThatRefuses has a backup refuse with 429 and Retry-After, or refuse the router's key. The client sees
@@ -243,45 +221,6 @@ func TestBackupThatHangs(t *testing.T) {
 	o.slotsFree(t)
 }
 
-// TestUpgradesDoNotOverflow asks for WebSockets while the only engine is full, and then dead.
-func TestUpgradesDoNotOverflow(t *testing.T) {
-	o := startOverflowing(t, nil, "queue {\nmax_wait 100ms\n}")
-	first := o.occupy(t)
-	for range 2 {
-		for _, path := range []string{"/v1/realtime?model=canned", "/v1/responses?model=canned", "/v1/chat/completions?model=canned"} {
-			if a := o.request(t.Context(), http.MethodGet, path, nil, "Connection", "Upgrade", "Upgrade", "websocket", "Sec-Websocket-Version", "13", "Sec-Websocket-Key", "AAAAAAAAAAAAAAAAAAAAAA=="); by(a) == backupName {
-				t.Errorf("%s: status %d by %s", path, a.status, by(a))
-			}
-		}
-		first.leave()
-		eventually(t, "its client has left", func() bool { return o.gate.running.Load() == 0 })
-		o.own.Kill()
-	}
-	for _, r := range o.backup.Journal() {
-		t.Errorf("the backup got %s %s %v", r.Method, r.URI, r.Header)
-	}
-}
-
-// TestWhoMayOverflow keeps all but one tenant, and what matches nothing, from the backup.
-func TestWhoMayOverflow(t *testing.T) {
-	o := startOverflowing(t, []string{"match vars {http.kv_router.tenant} alice"}, "tenant {http.request.header.X-Tenant}", "queue {\nmax_wait 200ms\n}")
-	first := o.occupy(t)
-	for tenant, status := range map[string]int{"alice": http.StatusOK, "bob": http.StatusServiceUnavailable, "": http.StatusServiceUnavailable} {
-		if a := o.chat(t.Context(), ask("hello"), "X-Tenant", tenant); a.status != status {
-			t.Errorf("tenant %q: status %d by %s", tenant, a.status, by(a))
-		}
-	}
-	o.gate.pass(t, http.StatusOK)
-	first.wait(t)
-	o.own.Kill()
-	if a := o.chat(t.Context(), ask("hello"), "X-Tenant", "bob"); a.ok() {
-		t.Errorf("without an engine: status %d by %s", a.status, by(a))
-	}
-	if n := o.backup.Requests(); n != 1 {
-		t.Errorf("the backup got %d requests", n)
-	}
-}
-
 // TestClientsCannotReachBackups has clients with all grants name the backup in each way, and ask for what it must not get.
 func TestClientsCannotReachBackups(t *testing.T) {
 	o := startOverflowing(t, nil, "trust pins priorities overrides tenants explain", "queue {\nmax_wait 100ms\n}")
@@ -331,6 +270,11 @@ func TestClientsCannotReachBackups(t *testing.T) {
 				t.Errorf("%s, GET %s: status %d by %s", stage, path, a.status, by(a))
 			}
 		}
+		for _, path := range []string{"/v1/realtime?model=canned", "/v1/responses?model=canned", "/v1/chat/completions?model=canned"} {
+			if a := o.request(t.Context(), http.MethodGet, path, nil, "Connection", "Upgrade", "Upgrade", "websocket"); by(a) == backupName {
+				t.Errorf("%s, an upgrade of %s: status %d by %s", stage, path, a.status, by(a))
+			}
+		}
 		o.own.Kill()
 	}
 	if n := o.backup.Requests(); n != 0 {
@@ -344,17 +288,10 @@ func TestOverflowUnderLoad(t *testing.T) {
 	takesSeconds(t)
 	t.Setenv("CLOUD_KEY", "sk-cloud")
 	backup := startEngines(t, 1, canned.Pace{FirstToken: 20 * time.Millisecond, PerWord: time.Millisecond})[0]
-	own := make([]*engine.Engine, 4)
-	for i := range own {
-		own[i] = startSimulated(t, engine.Config{Name: fmt.Sprint("e", i), Model: "canned", AnswerTokens: 200, WakeTime: 200 * time.Millisecond})
-	}
+	own := startFleet(t, 4, engine.Config{Model: "canned", AnswerTokens: 200, WakeTime: 200 * time.Millisecond})
 	sleeper := own[3]
-	to := backup.Addr()
-	for _, e := range own {
-		to += " " + e.Addr()
-	}
-	s := startCaddy(t, fmt.Sprintf("kv_router %s {\ntenant {http.request.header.X-Tenant}\nresponse_headers X-KV-\nworker * {\nmax_running 2\nwake\n}\n%s\n}",
-		to, cloud(backup, "max_running 4", "match vars {http.kv_router.tenant} alice")))
+	s := startCaddy(t, fmt.Sprintf("kv_router %s %s {\ntenant {http.request.header.X-Tenant}\nresponse_headers X-KV-\nworker * {\nmax_running 2\nwake\n}\n%s\n}",
+		addresses(own), backup.Addr(), cloud(backup, "max_running 4", "match vars {http.kv_router.tenant} alice")))
 	for _, e := range own {
 		s.awaitType(t, e.Addr(), "vllm")
 	}
@@ -434,20 +371,6 @@ func TestOverflowUnderLoad(t *testing.T) {
 	t.Logf("%d requests, %d by the backup, %d broke", served.Load(), overflowed.Load(), broken.Load())
 }
 
-// TestOverflowByTime has requests overflow whose first token is predicted late, although an engine is idle.
-func TestOverflowByTime(t *testing.T) {
-	long := ask(strings.Repeat("a long prompt ", 2000))
-	for after, at := range map[string]int{"1ms": 1, "10m": 0} {
-		o := startOverflowing(t, nil, "queue {\noverflow_after "+after+"\n}")
-		o.gate.opened(t)
-		name := []string{o.own.Name(), backupName}[at]
-		if a := o.chat(t.Context(), long); !a.ok() || by(a) != name {
-			t.Errorf("after %s: status %d by %s", after, a.status, by(a))
-		}
-		o.slotsFree(t)
-	}
-}
-
 // TestRouterAsksBackupNothing has a raw server be the backup, which sees each connection.
 func TestRouterAsksBackupNothing(t *testing.T) {
 	engines := startEngines(t, 1, canned.Pace{})
@@ -490,33 +413,10 @@ func TestReloadsKeepFromBackups(t *testing.T) {
 	}
 	revive(t, o.own)
 	o.own.SetHandler(nil)
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer taken.Close()
-	rejected, err := adapt(o.caddyfile(route([]*canned.Engine{o.own, o.backup}, cloud(o.backup))) + fmt.Sprintf("http://%s {\nrespond hi\n}\n", taken.Addr()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var clients sync.WaitGroup
-	defer clients.Wait()
-	ctx, stop := context.WithCancel(t.Context())
-	defer stop()
-	for range 4 {
-		clients.Go(func() {
-			for ctx.Err() == nil {
-				o.client.CloseIdleConnections() // else the old listener's connections serve all
-				o.request(ctx, http.MethodGet, "/v1/anything", nil, "Authorization", "Bearer sk-client")
-			}
-		})
-	}
-	for range 15 {
-		if caddy.Load(rejected, true) == nil {
-			t.Fatal("Caddy accepts a listener on a port that is taken")
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	site := route([]*canned.Engine{o.own, o.backup}, cloud(o.backup))
+	o.meetRejected(t, site, func(ctx context.Context) {
+		o.request(ctx, http.MethodGet, "/v1/anything", nil, "Authorization", "Bearer sk-client")
+	}, func() {})
 	for _, r := range o.backup.Journal() {
 		t.Errorf("the backup got %s %s %v", r.Method, r.URI, r.Header)
 	}

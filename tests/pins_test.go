@@ -91,7 +91,7 @@ func TestImpossiblePins(t *testing.T) {
 // rank alone goes to any worker with that rank.
 func TestPinnedRanks(t *testing.T) {
 	two, one := startSimulated(t, engine.Config{Flavour: engine.VLLM, Ranks: 2}), startSimulated(t, engine.Config{})
-	s := startCaddy(t, simulated([]*engine.Engine{two, one}, "response_headers X-KV-", "trust pins",
+	s := startCaddy(t, route([]*engine.Engine{two, one}, "response_headers X-KV-", "trust pins",
 		"worker "+two.Addr()+" {\nid 1\n}\nworker "+one.Addr()+" {\nid 2\n}"))
 	s.mustChat(t, simChat("hello"))
 	s.awaitRanks(t, two.Addr(), 2)
@@ -201,25 +201,6 @@ func TestPinnedRequestsWaitForTheirWorker(t *testing.T) {
 	s.wantServed(t, "e1", a, b)
 }
 
-// TestPinDoesNotMoveTheSession pins one turn of a bound session to another worker. It also
-// pins the first turn of a new session, which is bound there.
-func TestPinDoesNotMoveTheSession(t *testing.T) {
-	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, route(engines, numbered(engines), "trust pins", affinity("hard")))
-	home := s.mustChat(t, ask("hello"), "X-Session-Id", "one").engine()
-	other := map[string]string{"e1": "2", "e2": "1"}[home]
-	if a := s.mustChat(t, ask("hello"), "X-Session-Id", "one", "X-Worker-Instance-Id", other); a.engine() == home {
-		t.Errorf("the pinned turn was answered by %s", a.engine())
-	}
-	if a := s.mustChat(t, ask("hello"), "X-Session-Id", "one"); a.engine() != home {
-		t.Errorf("the session has moved to %s", a.engine())
-	}
-	s.mustChat(t, ask("hello"), "X-Session-Id", "two", "X-Worker-Instance-Id", other)
-	if a := s.mustChat(t, ask("hello"), "X-Session-Id", "two"); a.engine() == home {
-		t.Error("the new session was not bound by its pinned turn")
-	}
-}
-
 // TestDirectMode has require_pin: every inference request must name its worker.
 func TestDirectMode(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
@@ -298,8 +279,7 @@ func TestResponsesReturnToTheirEngine(t *testing.T) {
 			for _, r := range []struct{ method, path string }{
 				{"GET", id}, {"POST", id + "/cancel"}, {"GET", id + "/input_items?limit=1"}, {"DELETE", id},
 			} {
-				req, _ := http.NewRequestWithContext(t.Context(), r.method, s.url+"/v1/responses/"+r.path, http.NoBody)
-				if a := s.do(req); a.engine() != home {
+				if a := s.sendBy(t, r.method, "/v1/responses/"+r.path, ""); a.engine() != home {
 					t.Errorf("%s %s of %s: answered by %s", r.method, r.path, home, a.engine())
 				}
 			}
@@ -346,8 +326,7 @@ func TestResponseIsNamedWhileItIsMade(t *testing.T) {
 	defer q.leave()
 	eventually(t, "its response is known", func() bool { return s.pool(t).Responses == 1 })
 	for range 4 {
-		req, _ := http.NewRequestWithContext(t.Context(), "GET", s.url+"/v1/responses/resp_slow", http.NoBody)
-		if a := s.do(req); a.engine() != home.Load() {
+		if a := s.sendBy(t, "GET", "/v1/responses/resp_slow", ""); a.engine() != home.Load() {
 			t.Errorf("answered by %s, and %s makes it", a.engine(), home.Load())
 		}
 	}

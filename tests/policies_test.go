@@ -67,7 +67,7 @@ func TestEachPolicyServes(t *testing.T) {
 			convs := newConversations(40, 21)
 			s.converse(t, convs, 4, true, dialects[0])
 			counts, top := spread(engines)
-			t.Logf("requests %v, most %.2f of the mean; %.0f %% of later turns kept their engine", counts, top, 100*kept(convs, 1))
+			t.Logf("requests %v, most %.2f of the mean; %.0f %% of later turns kept their engine", counts, top, 100*kept(convs))
 			for i, n := range counts {
 				if n == 0 {
 					t.Errorf("engine %d had no request", i+1)
@@ -146,9 +146,7 @@ func TestShadowIsCountedAndSteersNothing(t *testing.T) {
 func (s *server) differencesAreLogged(t *testing.T, want int) {
 	t.Helper()
 	data, err := os.ReadFile(s.log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	lines := 0
 	for line := range strings.Lines(string(data)) {
 		if !strings.Contains(line, `"shadow policy chose another worker"`) {
@@ -162,9 +160,7 @@ func (s *server) differencesAreLogged(t *testing.T, want int) {
 			Cost             *float64 `json:"cost"`
 			ShadowCost       *float64 `json:"shadow_cost"`
 		}
-		if err := json.Unmarshal([]byte(line), &said); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, json.Unmarshal([]byte(line), &said))
 		if said.Target == said.ShadowTarget || said.Upstream == "" || said.ShadowUpstream == said.Upstream || said.Cost == nil || said.ShadowCost == nil {
 			t.Errorf("the line does not say both choices: %s", line)
 		}

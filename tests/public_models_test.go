@@ -45,9 +45,7 @@ func startNamed(t *testing.T, models ...string) *modelEngine {
 	t.Helper()
 	e := &modelEngine{models: models}
 	behind, err := url.Parse("http://" + startEngines(t, 1, canned.Pace{Words: 4})[0].Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	proxy := httputil.NewSingleHostReverseProxy(behind)
 	proxy.FlushInterval = -1
 	e.fake = startFake(t, func(w http.ResponseWriter, r *http.Request) bool {
@@ -92,7 +90,7 @@ func TestPartsOfAnswersKeepTheirName(t *testing.T) {
 // TestPublicNames asks for a model by a public name in each API. The engine gets its own name, the client its own.
 func TestPublicNames(t *testing.T) {
 	e := startNamed(t, "org/qwen-1")
-	s := startCaddy(t, "kv_router "+e.addr()+" {\n"+toQwen+"\nmodel other {\nto org/qwen-1\n}\nresponse_headers X-KV-\n}")
+	s := startCaddy(t, "kv_router "+e.Addr()+" {\n"+toQwen+"\nmodel other {\nto org/qwen-1\n}\nresponse_headers X-KV-\n}")
 	for path, body := range map[string]string{
 		"/v1/chat/completions":                     `{"model":"qwen","messages":[{"role":"user","content":"\"model\":\"org/qwen-1\""}],"stream":%v}`,
 		"/v1/completions":                          `{"prompt":"hi","stream":%v,"model" : "qwen"}`,
@@ -137,23 +135,6 @@ func TestPublicNames(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestPublicNamesShareTheCache sends one long prompt by two public names. It is one prompt of one model.
-func TestPublicNamesShareTheCache(t *testing.T) {
-	engines := []*modelEngine{startNamed(t, "org/qwen-1"), startNamed(t, "org/qwen-1")}
-	s := startCaddy(t, "kv_router "+engines[0].addr()+" "+engines[1].addr()+" {\nresponse_headers X-KV-\n"+toQwen+"\nmodel fast {\nto org/qwen-1\n}\n}")
-	for i := range 5 {
-		text := fmt.Sprint(i, someWords(1000))
-		var at, states []string
-		for _, model := range []string{"qwen", "fast", "org/qwen-1"} {
-			a := s.mustChat(t, chat{Model: model, Messages: []message{{"user", text}}}, "X-Session-Id", fmt.Sprint(i))
-			at, states = append(at, a.header.Get("X-Kv-Worker")), append(states, a.header.Get("X-Kv-Session-State"))
-		}
-		if at[0] != at[1] || at[1] != at[2] || !slices.Equal(states, []string{"new", "bound", "bound"}) {
-			t.Errorf("prompt %d went to %q, its session is %q", i, at, states)
-		}
-	}
-}
-
 // TestPublicNamesOutsideTheBody has public names in forms, queries and paths.
 func TestPublicNamesOutsideTheBody(t *testing.T) {
 	e := startRecorder(t, "org/whisper", func(w http.ResponseWriter, r *http.Request, body string) {
@@ -170,7 +151,7 @@ func TestPublicNamesOutsideTheBody(t *testing.T) {
 			fmt.Fprintf(w, `{"uri":%q,"model":"org/whisper"}`, r.RequestURI)
 		}
 	})
-	s := startCaddy(t, "kv_router "+e.addr+" {\nmodel \"my ear\" {\nto org/whisper\n}\n}")
+	s := startCaddy(t, "kv_router "+e.Addr()+" {\nmodel \"my ear\" {\nto org/whisper\n}\n}")
 	eventually(t, "the model to be known", func() bool { return len(s.models(t)) == 1 })
 	last := func() string {
 		e.mu.Lock()
@@ -227,7 +208,7 @@ func TestPublicModelsAreListed(t *testing.T) {
 		{"model b {\nto c\n}\nmodel x {\nto a\n}", []string{"b", "x"}},
 	} {
 		engines := []*modelEngine{startModelEngine(t, "a", "b"), startModelEngine(t, "c")}
-		s := startCaddy(t, "kv_router "+engines[0].addr()+" "+engines[1].addr()+" {\npolicy random\n"+v.block+"\n}")
+		s := startCaddy(t, "kv_router "+engines[0].Addr()+" "+engines[1].Addr()+" {\npolicy random\n"+v.block+"\n}")
 		eventually(t, fmt.Sprint(v.block, ": the list to be ", v.want), func() bool { return slices.Equal(s.models(t), v.want) })
 	}
 }
@@ -237,7 +218,7 @@ func TestSplitModels(t *testing.T) {
 	engines := []*modelEngine{startNamed(t, "qwen", "qwen-2"), startNamed(t, "qwen-2", "qwen")}
 	const split = "model qwen {\nto qwen weight 9\nto qwen-2 weight 1\nto off weight 0\n}"
 	site := func(block string) string {
-		return "kv_router " + engines[0].addr() + " " + engines[1].addr() + " {\nresponse_headers X-KV-\n" + block + "\n}"
+		return "kv_router " + engines[0].Addr() + " " + engines[1].Addr() + " {\nresponse_headers X-KV-\n" + block + "\n}"
 	}
 	s := startCaddy(t, site(split))
 	side := func(turns []message, header ...string) (other bool) {
@@ -324,7 +305,7 @@ func TestPublicNamesOnOtherWorkers(t *testing.T) {
 // engine.
 func TestKeptResponsesDecideTheSide(t *testing.T) {
 	engines := []*modelEngine{startNamed(t, "one"), startNamed(t, "two")}
-	s := startCaddy(t, "kv_router "+engines[0].addr()+" "+engines[1].addr()+" {\nmodel both {\nto one\nto two\n}\nresponse_headers X-KV-\n}")
+	s := startCaddy(t, "kv_router "+engines[0].Addr()+" "+engines[1].Addr()+" {\nmodel both {\nto one\nto two\n}\nresponse_headers X-KV-\n}")
 	for i := range 20 {
 		previous := ""
 		var at []string
@@ -352,14 +333,14 @@ func TestKeptResponsesDecideTheSide(t *testing.T) {
 // split.
 func TestPublicNamesOfAdaptersAndPhases(t *testing.T) {
 	e := startSimulated(t, engine.Config{LoRAs: []string{"ad"}})
-	s := startCaddy(t, simulated([]*engine.Engine{e}, "model helper {\nto ad\n}", "pool adapters"))
+	s := startCaddy(t, route([]*engine.Engine{e}, "model helper {\nto ad\n}", "pool adapters"))
 	for _, c := range []chat{simChat("hi"), simChat("hi").streamed()} {
 		c.Model = "helper"
 		if a := s.mustChat(t, c); !slices.Equal(namedIn(a), []string{"helper"}) {
 			t.Errorf("the adapter answers as %q", namedIn(a))
 		}
 	}
-	p := startApart(t, engine.VLLM, 1, 1, "split always", "model qwen {\nto sim-8b\n}")
+	p := startApart(t, engine.Config{Flavour: engine.VLLM}, 1, 1, "split always", "model qwen {\nto sim-8b\n}")
 	for _, c := range []chat{simChat(someWords(300)), simChat(someWords(300)).streamed()} {
 		c.Model = "qwen"
 		if a := p.mustChat(t, c); !slices.Equal(namedIn(a), []string{"qwen"}) {

@@ -212,7 +212,7 @@ func TestQueryTellsTheEnginesTokens(t *testing.T) {
 	for name, cfg := range tokenizers {
 		t.Run(name, func(t *testing.T) {
 			e := startSimulated(t, cfg)
-			s := startCaddy(t, simulated([]*engine.Engine{e}, "trust explain"))
+			s := startCaddy(t, route([]*engine.Engine{e}, "trust explain"))
 			s.mustChat(t, simChat("hello"))
 			kind, _, _ := strings.Cut(name, "-")
 			s.awaitType(t, e.Addr(), kind)

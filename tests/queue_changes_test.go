@@ -1,10 +1,14 @@
 package tests
 
 import (
+	"context"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
-	"slices"
+	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
@@ -101,57 +105,22 @@ func TestUnhealthyWorkerIsNotWaitedFor(t *testing.T) {
 	s.wantServed(t, "", served)
 }
 
-// startFullHome binds the session "wanderer", and fills its worker, which can take one request.
-func startFullHome(t *testing.T, options ...string) (f fullHome) {
-	t.Helper()
-	engines := startEngines(t, 2, canned.Pace{})
-	f.engines = engines
-	f.server = startCaddy(t, route(engines, append(options, maxRunning(1), "response_headers X-KV-")...))
-	f.session = []string{"X-Session-Id", "wanderer"}
-	f.home = f.mustChat(t, ask(wandering+"turn 1"), f.session...).engine()
-	f.engine = engines[slices.IndexFunc(engines, func(e *canned.Engine) bool { return e.Name() == f.home })]
-	f.gate = hold(f.engine)
-	f.busy = f.startChat(t, wandering+"turn 1 of another", f.session...) // same home
-	runs(t, f.gate, 1)
-	return f
-}
-
-var wandering = strings.Repeat("a long history ", 400)
-
-type fullHome struct {
-	*server
-	engines []*canned.Engine
-	engine  *canned.Engine
-	home    string // its name
-	session []string
-	gate    *gate
-	busy    asked
-}
-
-// free ends the request that fills the session's worker.
-func (f *fullHome) free(t *testing.T) {
-	t.Helper()
-	f.gate.pass(t, http.StatusOK)
-	if a := f.busy.wait(t); !a.ok() {
-		t.Errorf("status %d, error %v", a.status, a.err)
-	}
-	f.gate.opened(t)
-}
-
 // TestHardSessionWaitsForItsWorker fills a session's worker with affinity mode hard. A turn
 // waits for that worker, and no longer than the queue allows.
 func TestHardSessionWaitsForItsWorker(t *testing.T) {
-	f := startFullHome(t, affinity("hard"), "queue {\nmax_wait 100ms\n}")
-	late := f.startChat(t, wandering+"turn 2", f.session...)
-	wantTurnedAway(t, late.wait(t), http.StatusServiceUnavailable, "queue_timeout", "server_error")
-	f.adopt(t, route(f.engines, affinity("hard"), maxRunning(1)))
-	turn := f.startChat(t, wandering+"turn 2", f.session...)
-	f.wantWaiting(t, 1)
-	if a := f.mustChat(t, ask("no session")); a.engine() == f.home {
-		t.Errorf("another request was answered by the full %s", f.home)
-	}
-	f.free(t)
-	f.wantServed(t, f.home, turn)
+	h := startGated(t, 2, affinity("hard"), "queue {\nmax_wait 100ms\n}")
+	turn := func() asked { return h.startChat(t, "a turn", "X-Session-Id", "s") }
+	first := turn()
+	h.awaitRunning(t, 1)
+	home := h.engines[h.gates[1].running.Load()].Name()
+	wantTurnedAway(t, turn().wait(t), http.StatusServiceUnavailable, "queue_timeout", "server_error")
+	h.mustReload(t, route(h.engines, affinity("hard"), maxRunning(1)))
+	second := turn()
+	h.wantWaiting(t, 1)
+	other := h.startChat(t, "no session") // which goes to the idle one
+	h.awaitRunning(t, 2)
+	h.finish(t, first, other)
+	h.wantServed(t, home, second)
 }
 
 // TestClientGoneLeavesNoSlotTaken has clients leave the queue, and between two attempts.
@@ -217,50 +186,128 @@ func TestFullWorkersAreExplained(t *testing.T) {
 	h.finish(t, all...)
 }
 
-// TestMaxRunningAutoIsWhatEnginesReport has one engine of each kind, and one whose
-// operator sets the limit.
-func TestMaxRunningAutoIsWhatEnginesReport(t *testing.T) {
-	const warning = "max_running is auto, and the engine reports no limit"
-	flavours := []engine.Flavour{engine.SGLang, engine.OldSGLang, engine.LlamaCpp, engine.VLLM, engine.TRTLLM, engine.SGLang}
-	var engines []*engine.Engine
-	for i, f := range flavours {
-		cfg := engine.Config{Flavour: f, Blocks: 300, MaxModelLen: 4096, MaxRunning: 4}
-		if i == 0 {
-			cfg.Ranks = 2
-		}
-		engines = append(engines, startSimulated(t, cfg))
+// startComputing starts two engines that compute about one prompt of 2,500 words in a step, in 0.2 s. Answers
+// are short.
+func startComputing(t *testing.T) []*engine.Engine {
+	t.Helper()
+	return startFleet(t, 2, engine.Config{Speed: 1, AnswerTokens: 4})
+}
+
+// essay returns a streamed chat of unlike words.
+func essay(words int) chat {
+	var b strings.Builder
+	for range words {
+		fmt.Fprintf(&b, "w%04d ", rand.IntN(10000))
 	}
-	s := startCaddy(t, simulated(engines, "pool default", "worker * {\nmax_running auto\n}", "worker "+engines[5].Addr()+" {\nmax_running 3\n}"))
-	for i, want := range []struct {
-		limit int
-		from  string
-		flag  string
-	}{{8, "found", ""}, {4, "found", ""}, {4, "found", ""}, {0, "unknown", "--max-num-seqs"}, {0, "unknown", "--max_batch_size"}, {3, "configured", ""}} {
-		dial := engines[i].Addr()
-		eventually(t, string(flavours[i])+" to be found out", func() bool { return s.worker(t, dial).Engine.Type != "" })
-		w := s.worker(t, dial)
-		limit := 0
-		if w.Load.Max != nil {
-			limit = *w.Load.Max
+	c := simChat(b.String()).streamed()
+	c.MaxTokens = 2
+	return c
+}
+
+// TestOverloadRefusesWhatWouldBeLate has more requests come at once than the engines can serve in time. Those
+// that would be late are refused, and counted. How many of the others are in time depends on the machine.
+func TestOverloadRefusesWhatWouldBeLate(t *testing.T) {
+	takesSeconds(t)
+	s := startCaddy(t, route(startComputing(t), "tenant {header.X-Org}", "class default {\nttft 1s\nlate refuse\n}"))
+	for i := range 15 { // 10 promises are compared before any request is refused
+		s.mustChat(t, essay(500), "X-Org", fmt.Sprint(i%4))
+	}
+	bodies := make([]string, 40) // eight seconds of work
+	for i := range bodies {
+		bodies[i] = string(essay(5000).body())
+	}
+	const promises = "caddy_kv_router_promises_total"
+	before := s.scrape(t)
+	var all []asked
+	for i, body := range bodies {
+		all = append(all, s.start(t, atChat, body, "X-Org", fmt.Sprint(i%4)))
+	}
+	refusals := 0
+	for _, q := range all {
+		a := q.wait(t)
+		if a.ok() {
+			continue
 		}
-		if limit != want.limit || w.Load.From != want.from {
-			t.Errorf("%s: limit %d from %q, want %d from %q", flavours[i], limit, w.Load.From, want.limit, want.from)
-		}
-		warned := len(w.Engine.Warnings) == 1 && w.Engine.Warnings[0].What == warning && strings.Contains(w.Engine.Warnings[0].Advice, want.flag)
-		if warned != (want.flag != "") || len(w.Engine.Warnings) > 1 {
-			t.Errorf("%s: warnings %+v", flavours[i], w.Engine.Warnings)
-		}
-		if n := s.scrape(t).value(engineWarnings, `worker="`+dial+`"`); n != float64(len(w.Engine.Warnings)) {
-			t.Errorf("%s: %s is %v", flavours[i], engineWarnings, n)
+		refusals++
+		wantError(t, "late", a, http.StatusTooManyRequests, "ttft_unattainable", "the first token is predicted in", "class default", "try again later")
+		if after, err := strconv.Atoi(a.header.Get("Retry-After")); err != nil || after < 1 {
+			t.Errorf("Retry-After %q", a.header.Get("Retry-After"))
 		}
 	}
-	eventually(t, "two lines in the log", func() bool { return len(s.conditions(t, warning)) >= 2 })
-	for _, l := range s.conditions(t, warning) {
-		if l.Level != "warn" || l.Upstream != engines[3].Addr() && l.Upstream != engines[4].Addr() || l.Effect == "" || l.Advice == "" {
-			t.Errorf("the log says %+v", l)
-		}
+	if t.Logf("%d of %d refused", refusals, len(all)); refusals == 0 {
+		t.Error("nothing was refused")
 	}
-	if n := len(s.conditions(t, warning)); n != 2 {
-		t.Errorf("%d warnings, want 2", n)
+	var state struct {
+		Classes []struct {
+			Class   string `json:"class"`
+			Refused int    `json:"refused_requests"`
+		} `json:"classes"`
+	}
+	s.api(t, http.MethodGet, defaultPool+"/state", nil, &state)
+	if len(state.Classes) != 1 || state.Classes[0].Class != "default" || state.Classes[0].Refused != refusals {
+		t.Errorf("classes %v, want %d refused", state.Classes, refusals)
+	}
+	s.wantFigures(t, before, []figure{{promises, []string{`class="default"`, `outcome="refused"`}, float64(refusals)}})
+}
+
+// TestOneTenantDoesNotStarveOthers has 24 clients of a tenant send long prompts to two engines, beside short ones of
+// others. It counts how many long prompts are answered while a short one waits: without a queue, with one, and with those
+// of two routers.
+func TestOneTenantDoesNotStarveOthers(t *testing.T) {
+	takesSeconds(t)
+	beside := func(hold string, n int, share string) int64 {
+		engines := startComputing(t)
+		answered := func() (sum int64) {
+			for _, e := range engines {
+				for _, r := range e.Journal() {
+					if r.Outcome == engine.Finished && r.Header.Get("X-Org") == "flood" {
+						sum++
+					}
+				}
+			}
+			return sum
+		}
+		site := route(engines, "tenant {header.X-Org}", "queue {\nhold "+hold+"\n}", share)
+		routers := make([]*child, n)
+		for i := range routers {
+			routers[i] = newChild(t)
+			routers[i].start(t, site)
+		}
+		for i := 0; n > 1 && i < n; i++ {
+			routers[i].awaitRouters(t, n-1)
+		}
+		for i := range 24 { // the router learns what a prompt takes
+			routers[i%n].mustChat(t, essay(500), "X-Org", fmt.Sprint(i%2))
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		var flood, others sync.WaitGroup
+		for i := range 24 {
+			flood.Go(func() {
+				for ctx.Err() == nil {
+					routers[i%n].chat(t.Context(), essay(2500), "X-Org", "flood")
+				}
+			})
+		}
+		eventually(t, "the flood", func() bool { return answered() >= 4 })
+		const tenants, each = 5, 2
+		var sum atomic.Int64
+		for i := range tenants {
+			others.Go(func() {
+				for k := range each {
+					before := answered()
+					routers[(i+k)%n].chat(t.Context(), essay(10), "X-Org", fmt.Sprint("short", i))
+					sum.Add(answered() - before)
+				}
+			})
+		}
+		others.Wait()
+		stop()
+		flood.Wait()
+		return sum.Load() / tenants / each
+	}
+	off, one, two := beside("off", 1, ""), beside("auto", 1, ""), beside("auto", 2, "share "+startValkey(t).URL())
+	t.Logf("a prompt waits for %d of the flood without a queue, %d with one, and %d with two", off, one, two)
+	if 2*one > off || 2*two > off {
+		t.Error("one tenant starves the others")
 	}
 }

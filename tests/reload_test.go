@@ -3,7 +3,6 @@ package tests
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/http"
 	"runtime"
 	"slices"
@@ -227,9 +226,7 @@ func TestRequestsMeetReloads(t *testing.T) {
 	}
 	reloads := 0
 	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); reloads++ {
-		if err := s.load(route(engines)); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, s.load(route(engines)))
 		time.Sleep(20 * time.Millisecond) // reloads without a pause refuse most connections
 	}
 	stop()
@@ -242,20 +239,14 @@ func TestRequestsMeetReloads(t *testing.T) {
 	s.booksAtZero(t)
 }
 
-// TestRequestToARejectedConfigChangesNothing has clients during loads of a configuration
-// whose second listener has no port. Its first listener may serve some of them before.
-func TestRequestToARejectedConfigChangesNothing(t *testing.T) {
-	engines := startEngines(t, 1, canned.Pace{})
-	s := startCaddy(t, route(engines, maxRunning(50)))
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+// meetRejected has clients make requests while Caddy loads a site many times, and rejects it for its second listener. Its
+// first one may serve some of them before.
+func (s *server) meetRejected(t *testing.T, site string, request func(ctx context.Context), look func()) {
+	t.Helper()
+	taken := listen(t)
 	defer taken.Close()
-	rejected, err := adapt(s.caddyfile(route(engines, maxRunning(7))) + fmt.Sprintf("http://%s {\nrespond hi\n}\n", taken.Addr()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	rejected, err := adapt(s.caddyfile(site) + fmt.Sprintf("http://%s {\nrespond hi\n}\n", taken.Addr()))
+	noError(t, err)
 	ctx, stop := context.WithCancel(t.Context())
 	var clients sync.WaitGroup
 	defer clients.Wait()
@@ -264,19 +255,28 @@ func TestRequestToARejectedConfigChangesNothing(t *testing.T) {
 		clients.Go(func() {
 			for ctx.Err() == nil {
 				s.client.CloseIdleConnections() // else the old listener's connections serve all
-				s.chat(ctx, ask("hi"))
+				request(ctx)
 			}
 		})
 	}
-	for i := range 15 {
+	for range 15 {
 		if caddy.Load(rejected, true) == nil {
 			t.Fatal("Caddy accepts a listener on a port that is taken")
 		}
 		time.Sleep(20 * time.Millisecond)
-		if w := s.worker(t, engines[0].Addr()); w.Load.Max == nil || *w.Load.Max != 50 {
-			t.Fatalf("max_running after rejected load %d: %v, want 50", i, w.Load.Max)
-		}
+		look()
 	}
+}
+
+// TestRequestToARejectedConfigChangesNothing has clients during loads of a configuration that Caddy rejects.
+func TestRequestToARejectedConfigChangesNothing(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	s := startCaddy(t, route(engines, maxRunning(50)))
+	s.meetRejected(t, route(engines, maxRunning(7)), func(ctx context.Context) { s.chat(ctx, ask("hi")) }, func() {
+		if w := s.worker(t, engines[0].Addr()); w.Load.Max == nil || *w.Load.Max != 50 {
+			t.Fatalf("max_running after a rejected load: %v, want 50", w.Load.Max)
+		}
+	})
 }
 
 // TestPoolIsSharedByName has two sites with one pool, whose options stand in both or in a global block. Each

@@ -3,17 +3,20 @@ package tests
 import (
 	"context"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/caddy-kvrouter/kvrouter/handler/journal"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/cluster"
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
@@ -21,35 +24,10 @@ import (
 
 // talk is a conversation across a restart.
 type talk struct {
-	chat    chat
-	session string // empty: the client sends no key
-	rng     *rand.Rand
-	home    string    // the worker of the last turn
-	run     int32     // in which that turn was
-	ended   time.Time // that turn
-}
-
-// figures sum up turns that follow another one.
-type figures struct {
-	turns, atHome, predicted, cached, prompt int
-}
-
-func (f *figures) share() float64 { return float64(f.atHome) / float64(max(f.turns, 1)) }
-
-func (f *figures) String() string {
-	return fmt.Sprintf("%4d turns, %5.1f %% at home, %8d tokens predicted, %8d cached, of %8d", f.turns, 100*f.share(), f.predicted, f.cached, f.prompt)
-}
-
-// restart is conversations that a restart interrupts.
-type restart struct {
-	*child
-	t     *testing.T
-	runs  atomic.Int32 // starts of Caddy
-	done  atomic.Int32 // turns
-	known time.Time    // the journal has what ended before
-	mu    sync.Mutex
-	kinds map[string]*figures
-	pause time.Duration // of a client after each turn
+	chat   chat
+	header []string
+	rng    *rand.Rand
+	home   string // the worker of the last turn
 }
 
 // newTalks returns conversations, of which every second has a session key.
@@ -59,141 +37,60 @@ func newTalks(n int) []*talk {
 		rng := rand.New(rand.NewPCG(7, uint64(i))) //nolint:gosec // a test
 		list[i] = &talk{rng: rng, chat: chat{Model: "sim-8b", Messages: []message{{"system", prose(rng, 1500, 3000)}}}}
 		if i%2 == 0 {
-			list[i].session = fmt.Sprintf("session-%d", i)
+			list[i].header = []string{"X-Session-Id", fmt.Sprint("session-", i)}
 		}
 	}
 	return list
 }
 
-// converse takes the conversations through their turns, with eight clients. Clients repeat
-// what the restart breaks.
-func (r *restart) converse(talks []*talk, turns int) {
-	queue := make(chan *talk, len(talks)*turns)
-	for range turns {
-		for _, k := range talks {
-			queue <- k
-		}
-	}
-	close(queue)
-	var clients sync.WaitGroup
-	for range 8 {
-		clients.Go(func() {
-			for k := range queue {
-				r.turn(k)
-				time.Sleep(r.pause)
-			}
-		})
-	}
-	clients.Wait()
-}
-
-func (r *restart) turn(k *talk) {
-	k.chat.Messages = append(k.chat.Messages, message{"user", prose(k.rng, 200, 800)})
-	var header []string
-	if k.session != "" {
-		header = []string{"X-Session-Id", k.session}
-	}
-	var a answer
-	var run int32
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
-		run = r.runs.Load()
-		if a = r.chat(r.t.Context(), k.chat, header...); a.ok() {
-			break
-		}
-	}
-	if !a.ok() {
-		r.t.Errorf("status %d, error %v", a.status, a.err)
-		return
-	}
-	r.count(k, run, &a)
-	k.chat.Messages = append(k.chat.Messages, message{"assistant", a.text})
-	k.home, k.run, k.ended = a.header.Get("X-Kv-Worker"), run, time.Now()
-	r.done.Add(1)
-}
-
-// count adds a turn to its figures.
-func (r *restart) count(k *talk, run int32, a *answer) {
-	if k.home == "" {
-		return
-	}
-	when, keyed := "in one run", "no key"
-	if run != k.run {
-		if when = "after the restart"; k.ended.After(r.known) {
-			when = "at the restart"
-		}
-	}
-	if k.session != "" {
-		keyed = "with key"
-	}
-	cached, prompt := a.cached(r.t)
-	var predicted int
-	_, _ = fmt.Sscan(a.header.Get("X-Kv-Predicted-Cached-Tokens"), &predicted)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	name := when + ", " + keyed
-	f := r.kinds[name]
-	if f == nil {
-		f = new(figures)
-		r.kinds[name] = f
-	}
-	f.turns++
-	if a.header.Get("X-Kv-Worker") == k.home {
-		f.atHome++
-	}
-	f.predicted, f.cached, f.prompt = f.predicted+predicted, f.cached+cached, f.prompt+prompt
-}
-
-// interrupt holds conversations, and restarts Caddy after half of their turns. They go where most of them is
-// cached, which no delay of a busy machine changes.
-func interrupt(t *testing.T, conversations int, how syscall.Signal, lacks time.Duration) *restart {
-	t.Helper()
-	var engines []*engine.Engine
-	for range 4 {
-		engines = append(engines, startSimulated(t, engine.Config{Blocks: 32768}))
-	}
-	site := simulated(engines, "response_headers X-KV-", "policy warmest")
-	r := &restart{child: newChild(t), t: t, kinds: make(map[string]*figures)}
-	r.start(t, site)
-	talks, turns := newTalks(conversations), 6
-	r.pause = time.Minute / time.Duration(conversations*turns)
-	var wg sync.WaitGroup
-	wg.Go(func() { r.converse(talks, turns) })
-	within(t, 5*time.Minute, "half of the turns", func() bool { return int(r.done.Load()) >= conversations*turns/2 })
-	r.known = time.Now().Add(-lacks)
-	r.end(how)
-	r.runs.Add(1)
-	r.start(t, site)
-	wg.Wait()
-	return r
-}
-
-// TestRestartInTheMiddle restarts Caddy in the middle of live conversations, by a signal and
-// by kill -9. Conversations go on at home as otherwise, and the router predicts what the
-// engines have cached.
+// TestRestartInTheMiddle restarts Caddy in the middle of conversations, by a signal and
+// by kill -9. Conversations go on at home, and the router predicts what the engines have cached. They go where most of
+// them is cached, which no delay of a busy machine changes.
 func TestRestartInTheMiddle(t *testing.T) {
 	takesSeconds(t)
-	const conversations = 200
-	for _, c := range []struct {
-		name  string
-		how   syscall.Signal
-		lacks time.Duration // at most, of what ended last
-	}{
-		{"SIGTERM", syscall.SIGTERM, 0},
-		{"kill -9", syscall.SIGKILL, time.Second}, // a tenth, if the machine is not busy
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			r := interrupt(t, conversations, c.how, c.lacks)
-			for name, f := range r.kinds {
-				t.Logf("%-28s %v", name, f)
+	const conversations, turns = 80, 3
+	for _, how := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+		t.Run(how.String(), func(t *testing.T) {
+			site := route(startFleet(t, 4, engine.Config{Blocks: 32768}), "response_headers X-KV-", "policy warmest")
+			c, talks := newChild(t), newTalks(conversations)
+			var predicted, cached atomic.Int64
+			turn := func(k *talk) {
+				k.chat.Messages = append(k.chat.Messages, message{"user", prose(k.rng, 200, 800)})
+				a := c.chat(t.Context(), k.chat, k.header...)
+				at := a.header.Get("X-Kv-Worker")
+				if !a.ok() || k.home != "" && at != k.home {
+					t.Errorf("status %d, error %v, at worker %s, the turn before at %s", a.status, a.err, at, k.home)
+					return
+				}
+				has, _ := a.cached()
+				said, _ := strconv.Atoi(a.header.Get("X-Kv-Predicted-Cached-Tokens"))
+				cached.Add(int64(has))
+				predicted.Add(int64(said))
+				k.home, k.chat.Messages = at, append(k.chat.Messages, message{"assistant", a.text})
 			}
-			for _, keyed := range []string{"with key", "no key"} {
-				f, before := r.kinds["after the restart, "+keyed], r.kinds["in one run, "+keyed]
-				if f == nil || f.turns < 20 || f.atHome != f.turns || before.atHome != before.turns {
-					t.Fatalf("%s: after the restart are at home: %v; otherwise %v", keyed, f, before)
+			converse := func() {
+				for range turns {
+					atOnce(8, func(client int) {
+						for i := client; i < len(talks); i += 8 {
+							turn(talks[i])
+						}
+					})
 				}
-				if off := max(f.predicted-f.cached, f.cached-f.predicted); off > f.cached/10 {
-					t.Errorf("%s: after the restart %d cached tokens are predicted and %d reported", keyed, f.predicted, f.cached)
-				}
+			}
+			c.start(t, site)
+			converse()
+			eventually(t, "all to be in the journal", func() bool {
+				n, _, err := journal.Trace(filepath.Join(c.dir, "caddy", "kv_router", "default.journal"), io.Discard)
+				return err == nil && n == conversations*turns
+			})
+			c.end(how)
+			c.start(t, site)
+			predicted.Store(0)
+			cached.Store(0)
+			converse()
+			p, has := predicted.Load(), cached.Load()
+			if t.Logf("%d cached tokens are predicted, %d reported", p, has); max(p-has, has-p) > has/10 {
+				t.Errorf("after the restart %d cached tokens are predicted and %d reported", p, has)
 			}
 		})
 	}
@@ -202,12 +99,12 @@ func TestRestartInTheMiddle(t *testing.T) {
 // TestRefusedConfigurationWritesNothing loads configurations with a journal that Caddy rejects.
 func TestRefusedConfigurationWritesNothing(t *testing.T) {
 	e := startSimulated(t, engine.Config{})
-	s := startCaddy(t, simulated([]*engine.Engine{e}, "journal off"))
+	s := startCaddy(t, route([]*engine.Engine{e}, "journal off"))
 	dir := strings.TrimSuffix(s.log, "/caddy.log")
 	file := filepath.Join(dir, "some", "file")
 	named := "journal {\n\tfile " + file + "\n}"
 	s.mustChat(t, simChat("hello"))
-	if err := s.load(simulated([]*engine.Engine{e}, named) + rejected); err == nil {
+	if err := s.load(route([]*engine.Engine{e}, named) + rejected); err == nil {
 		t.Fatal("the configuration is accepted")
 	}
 	time.Sleep(500 * time.Millisecond)
@@ -216,7 +113,7 @@ func TestRefusedConfigurationWritesNothing(t *testing.T) {
 			t.Errorf("%s is there", name)
 		}
 	}
-	s.mustReload(t, simulated([]*engine.Engine{e}, named))
+	s.mustReload(t, route([]*engine.Engine{e}, named))
 	eventually(t, "the journal in the metrics", func() bool {
 		status, text, err := s.get(t.Context(), "http://"+s.admin+"/metrics")
 		return err == nil && status == http.StatusOK && strings.Contains(text, "caddy_kv_router_journal_bytes")
@@ -247,10 +144,7 @@ type child struct {
 func newChild(t testing.TB) *child {
 	t.Helper()
 	dir := t.TempDir()
-	c := &child{dir: dir, server: &server{admin: freeAddr(t), addr: freeAddr(t), log: filepath.Join(dir, "caddy.log")}}
-	c.url = "http://" + c.addr
-	c.globals = "storage file_system " + dir + "/storage"
-	c.client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true}}
+	c := &child{dir: dir, server: newServer(t, dir)}
 	t.Cleanup(func() {
 		c.end(syscall.SIGKILL)
 		c.client.CloseIdleConnections()
@@ -266,24 +160,16 @@ func newChild(t testing.TB) *child {
 func (c *child) start(t testing.TB, site string) {
 	t.Helper()
 	cfg, err := adapt(c.caddyfile(site))
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	file := filepath.Join(c.dir, "caddy.json")
-	if err = os.WriteFile(file, cfg, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.WriteFile(file, cfg, 0o600))
 	c.cmd = exec.Command(os.Args[0]) //nolint:gosec // this program
 	c.cmd.Env = append(os.Environ(), childConfig+"="+file, "XDG_DATA_HOME="+c.dir, "XDG_CONFIG_HOME="+c.dir)
 	output, err := os.Create(filepath.Join(c.dir, "output"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer output.Close()
 	c.cmd.Stdout, c.cmd.Stderr = output, output
-	if err = c.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, c.cmd.Start())
 	eventually(t, "Caddy to serve", func() bool {
 		status, _, err := c.get(context.Background(), c.url+"/.config")
 		return err == nil && status == http.StatusOK

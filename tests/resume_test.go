@@ -300,26 +300,6 @@ func TestStreamsGoOn(t *testing.T) {
 	caddy.booksAtZero(t)
 }
 
-// TestStreamsGoOnUpToTheirLimit cuts answers that their limit ends.
-func TestStreamsGoOnUpToTheirLimit(t *testing.T) {
-	s := newStory(24)
-	caddy, _ := storyEngines(t, 2, s)
-	for cut := range 13 {
-		body := storyBody(true, fmt.Sprint("limit ", cut, "?"), `,"max_tokens":10,"min_tokens":3,"stream_options":{"include_usage":true}`)
-		a := caddy.post(t.Context(), "/v1/chat/completions", body, "X-Cut", fmt.Sprint(cut))
-		g := readTold(a.body)
-		want := strings.Join(s.pieces[:10], "")
-		if cut == 12 { // only the usage is missing: the router ends the stream itself
-			g.usage = gjson.Parse(`{"prompt_tokens":10,"completion_tokens":10}`)
-		}
-		// white space is asked for again, and counts once more
-		if a.err != nil || !strings.HasPrefix(want, g.text) || len(g.text) < len(want)-3 || g.finish != "length" || g.done != 1 ||
-			g.usage.Get("prompt_tokens").Int()/2 != 10/2 && g.usage.Get("prompt_tokens").Int() != 9 || g.usage.Get("completion_tokens").Int() != 10 {
-			t.Errorf("cut after %d: %v, %+v, want %q\n%s", cut, a.err, g, want, a.body)
-		}
-	}
-}
-
 // TestStreamsThatStay breaks streams that cannot go on elsewhere. They end with an error event, and
 // are counted.
 func TestStreamsThatStay(t *testing.T) {
@@ -378,34 +358,26 @@ func TestTheRestIsNoRest(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			engines := startEngines(t, 3, canned.Pace{})
 			caddy := startCaddy(t, route(engines, "pool rest"+name, "engine vllm"))
-			var seen atomic.Int32 // the second request gets another answer
-			for _, e := range engines {
-				e.SetHandler(func(w http.ResponseWriter, r *http.Request) {
-					if seen.Add(1) == 2 {
-						h(w, r)
-						return
-					}
-					s.answer(w, r)
-				})
-			}
+			var seen, last atomic.Int32 // the requests from the second one up to the last one get another answer
+			last.Store(2)
+			setAll(engines, func(w http.ResponseWriter, r *http.Request) {
+				if n := seen.Add(1); n > 1 && n <= last.Load() {
+					h(w, r)
+					return
+				}
+				s.answer(w, r)
+			})
 			a := caddy.post(t.Context(), "/v1/chat/completions", storyBody(true, name+"?", ""), "X-Cut", "7")
 			if g := readTold(a.body); a.err != nil || g.text != s.text() || g.done != 1 || g.bad != 0 || g.roles != 1 {
 				t.Errorf("%s: %v, %+v\n%s", name, a.err, g, a.body)
 			}
 			// and no engine is left that gives it
+			caddy.booksAtZero(t)
+			last.Store(100)
 			seen.Store(0)
-			for _, e := range engines {
-				e.SetHandler(func(w http.ResponseWriter, r *http.Request) {
-					if seen.Add(1) > 1 {
-						h(w, r)
-						return
-					}
-					s.answer(w, r)
-				})
-			}
 			a = caddy.post(t.Context(), "/v1/chat/completions", storyBody(true, name+" again?", ""), "X-Cut", "7")
-			last := map[bool]int{true: 1}[name != "error"] // an engine's own error stays the last event
-			if g := readTold(a.body); !strings.HasPrefix(s.text(), g.text) || g.done != 0 || g.bad != 1 || !strings.HasSuffix(string(a.body), "\n\n") || strings.Count(string(a.body), brokenEvent) != last {
+			own := map[bool]int{true: 1}[name != "error"] // an engine's own error stays the last event
+			if g := readTold(a.body); !strings.HasPrefix(s.text(), g.text) || g.done != 0 || g.bad != 1 || !strings.HasSuffix(string(a.body), "\n\n") || strings.Count(string(a.body), brokenEvent) != own {
 				t.Errorf("%s without another: %v, %+v\n%s", name, a.err, g, a.body)
 			}
 			caddy.booksAtZero(t)
@@ -422,14 +394,9 @@ func TestBeginningsPassAtOnce(t *testing.T) {
 	s := startCaddy(t, route(engines))
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	req, _ := http.NewRequestWithContext(ctx, http.MethodPost, s.url+"/v1/chat/completions", strings.NewReader(string(storyBody(true, "hi", ""))))
-	resp, err := s.client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
+	resp := s.mustOpen(ctx, t, atChat, storyBody(true, "hi", ""))
 	got := make([]byte, len(": ping\n\n"+oneRole))
-	if _, err = io.ReadFull(resp.Body, got); err != nil || string(got) != ": ping\n\n"+oneRole {
+	if _, err := io.ReadFull(resp.Body, got); err != nil || string(got) != ": ping\n\n"+oneRole {
 		t.Errorf("%v, %q", err, got)
 	}
 	cancel()

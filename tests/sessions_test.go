@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -17,30 +18,6 @@ func controlled(text, control string) chat {
 	c := ask(text)
 	c.Nvext = fmt.Appendf(nil, `{"session_control":{"session_id":"s"%s}}`, control)
 	return c
-}
-
-// TestClientsEndTheirSessions has last turns. The session's worker serves them, and then
-// the router forgets the session, whatever its model.
-func TestClientsEndTheirSessions(t *testing.T) {
-	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, route(engines, "response_headers X-KV-", affinity("hard")))
-	home := s.mustChat(t, controlled("one", "")).engine()
-	for _, action := range []string{"", `,"action":"bind"`, `,"action":"close"`} {
-		a := s.mustChat(t, controlled("text of its own"+action, action))
-		if a.engine() != home || a.header.Get("X-KV-Reason") != "session" {
-			t.Errorf("%s: served by %s, reason %q, the session is on %s", action, a.engine(), a.header.Get("X-KV-Reason"), home)
-		}
-	}
-	eventually(t, "the session to be forgotten", func() bool { return s.scrape(t).value(sessions) == 0 })
-
-	s.mustChat(t, controlled("never seen", `,"action":"close"`))
-	if n := s.scrape(t).value(sessions); n != 0 {
-		t.Errorf("%v sessions after the last turn of one that was not known", n)
-	}
-	s.mustChat(t, controlled("once more", `,"action":"bind"`))
-	if n := s.scrape(t).value(sessions); n != 1 {
-		t.Errorf("%v sessions after the first turn of one", n)
-	}
 }
 
 // TestClientsSayHowLongSessionsAreKept requests lifetimes of sessions. The router keeps
@@ -64,26 +41,13 @@ func TestClientsSayHowLongSessionsAreKept(t *testing.T) {
 			t.Errorf("%s: kept for %v, want %v", c.control, got, c.want)
 		}
 	}
+	home := s.mustChat(t, controlled("hello", `,"timeout":1800`)).engine()
+	engines[home[1]-'1'].Kill()
+	if a := s.mustChat(t, controlled("hello", "")); a.engine() == home || s.sessionLeft(t) < 25*time.Minute {
+		t.Errorf("after its worker has died it is kept for %v at %s, want 30m elsewhere", s.sessionLeft(t), a.engine())
+	}
+	s.mustChat(t, controlled("hello", `,"timeout":0`))
 	eventually(t, "the session to lapse", func() bool { return s.sessionLeft(t) <= 0 })
-}
-
-// TestMovedSessionsAreKeptAsLong kills the worker of a session. The next turn moves the
-// session and names no lifetime: it stays the same.
-func TestMovedSessionsAreKeptAsLong(t *testing.T) {
-	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, route(engines, "affinity {\nttl 10m\n}"))
-	home := s.mustChat(t, controlled("one", `,"timeout":1800`)).engine()
-	for _, e := range engines {
-		if e.Name() == home {
-			e.Kill()
-		}
-	}
-	if a := s.mustChat(t, controlled("two", "")); a.engine() == home {
-		t.Fatal("it was served by an engine that is gone")
-	}
-	if got := s.sessionLeft(t); got < 25*time.Minute {
-		t.Errorf("after its worker has died it is kept for %v, want 30m", got)
-	}
 }
 
 // sessionLeft returns the remaining lifetime of a session, 0 if it has ended.
@@ -151,16 +115,12 @@ func TestSessionsThatClientsOpen(t *testing.T) {
 					t.Errorf("open: status %d, body %q", opened.status, opened.body)
 				}
 				home := opened.header.Get(canned.EngineHeader)
-				var turns sync.WaitGroup
-				for turn := range 4 {
-					turns.Go(func() {
-						body := fmt.Appendf(nil, `{"text":"words of turn %d, which are new","sampling_params":{"max_new_tokens":4},"session_params":{"id":%q}}`, turn, id)
-						if a := s.post(t.Context(), atGenerate, body); a.status != http.StatusOK || a.engine() != home {
-							t.Errorf("%s: a turn got status %d by %s, opened by %s: %q", block, a.status, a.engine(), home, a.body)
-						}
-					})
-				}
-				turns.Wait()
+				atOnce(4, func(turn int) {
+					body := fmt.Appendf(nil, `{"text":"words of turn %d, which are new","sampling_params":{"max_new_tokens":4},"session_params":{"id":%q}}`, turn, id)
+					if a := s.post(t.Context(), atGenerate, body); a.status != http.StatusOK || a.engine() != home {
+						t.Errorf("%s: a turn got status %d by %s, opened by %s: %q", block, a.status, a.engine(), home, a.body)
+					}
+				})
 				if a := s.post(t.Context(), "/close_session", fmt.Appendf(nil, `{"session_id":%q}`, id)); a.status != http.StatusOK || a.engine() != home {
 					t.Errorf("%s: closed with status %d by %s, opened by %s", block, a.status, a.engine(), home)
 				}
@@ -213,5 +173,83 @@ func TestFirstRequestsOfASessionGoToOneWorker(t *testing.T) {
 	}
 	if n := s.scrape(t).value(sessions); n != 8 {
 		t.Errorf("%v sessions are bound, want 8", n)
+	}
+}
+
+// TestAnswersShowTheirSession follows the source and the state of a session through its life.
+func TestAnswersShowTheirSession(t *testing.T) {
+	engines := startEngines(t, 2, canned.Pace{})
+	s := startCaddy(t, route(engines, "response_headers X-KV-", numbered(engines), "trust pins", affinity("hard")))
+	want := func(what string, a answer, source, state string) {
+		t.Helper()
+		if got := a.header.Get("X-KV-Session-Source"); got != source || a.header.Get("X-KV-Session-State") != state {
+			t.Errorf("%s: source %q, state %q, want %q, %q", what, got, a.header.Get("X-KV-Session-State"), source, state)
+		}
+	}
+	id := []string{"X-Session-Id", "s"}
+	const source = "header:X-Session-Id"
+	want("no session", s.mustChat(t, ask("a")), "", "")
+	first := s.mustChat(t, ask("b"), id...)
+	want("first turn", first, source, "new")
+	want("second turn", s.mustChat(t, ask("c"), id...), source, "bound")
+	want("the same key in nvext", s.mustChat(t, controlled("d", ""), "X-Session-Id", "other"), "nvext", "bound")
+	other := 3 - int(first.engine()[1]-'0')
+	want("a pin elsewhere", s.mustChat(t, wishing("e", fmt.Sprintf(`{"backend_instance_id":%d}`, other)), id...), source, "away")
+	pinned := controlled("a pinned first turn", "")
+	pinned.Nvext = fmt.Appendf(nil, `{"session_control":{"session_id":"p"},"backend_instance_id":%d}`, other)
+	want("a pinned first turn", s.mustChat(t, pinned), "nvext", "new")
+	if a := s.mustChat(t, ask("e"), "X-Session-Id", "p", "X-Dynamo-Session-Final", "true"); a.engine() != fmt.Sprint("e", other) {
+		t.Errorf("the turn after a pinned one is at %s", a.engine())
+	}
+	engines[first.engine()[1]-'1'].Kill()
+	want("home is gone", s.mustChat(t, ask("f"), id...), source, "moved")
+	want("last turn", s.mustChat(t, ask("g"), append(id, "X-Dynamo-Session-Final", "true")...), source, "final")
+	eventually(t, "the session to be forgotten", func() bool { return s.scrape(t).value(sessions) == 0 })
+	want("a last turn without a binding", s.mustChat(t, ask("h"), append(id, "X-Dynamo-Session-Final", "true")...), source, "final")
+	if n := s.scrape(t).value(sessions); n != 0 {
+		t.Errorf("%v sessions after the last turn of an unknown one", n)
+	}
+	s.booksAtZero(t)
+}
+
+// TestPreferencesSteer has preferred taints, which attract and repel, and
+// overrides of the policy's options.
+func TestPreferencesSteer(t *testing.T) {
+	engines := startEngines(t, 3, canned.Pace{})
+	s := startCaddy(t, route(engines, "pool steers", numbered(engines, "taints a", "taints b", "taints c"), "response_headers X-KV-", "trust overrides explain"))
+	explain := func(body []byte) (x adminExplained) {
+		s.api(t, http.MethodPost, "/pools/steers/explain?path=/v1/chat/completions", body, &x)
+		return x
+	}
+	for _, v := range []struct {
+		weights, want string
+	}{
+		{`{"b":1}`, "e2"},
+		{`{"a":-1,"b":-1}`, "e3"},
+		{`{"a":0.1,"c":0.5}`, "e3"},
+	} {
+		for i := range 6 {
+			c := wishing(fmt.Sprintf("%d of %s: %s", i, v.weights, strings.Repeat("many words ", 40)), `{"routing_constraints":{"preferred_taints":`+v.weights+`}}`)
+			if a := s.mustChat(t, c); a.engine() != v.want {
+				t.Errorf("preferring %s: answered by %s, want %s", v.weights, a.engine(), v.want)
+			}
+		}
+	}
+	// With the overlap worth nothing, the worker that holds the prompt has no
+	// advantage.
+	prompt := strings.Repeat("a prompt that one of them holds ", 100)
+	warm := s.mustChat(t, ask(prompt)).engine()
+	x := explain(wishing(prompt, `{}`).body())
+	y := explain(wishing(prompt, `{"router_config_override":{"overlap_score_credit":0}}`).body())
+	alike := func(x adminExplained) bool { // attention makes a difference
+		a, b, c := x.Candidates[0].Cost, x.Candidates[1].Cost, x.Candidates[2].Cost
+		return min(a, b, c) > 0.9*max(a, b, c)
+	}
+	if fmt.Sprint("e", x.Chosen.Worker) != warm || alike(x) || !alike(y) {
+		t.Errorf("candidates %+v, with the override %+v", x.Candidates, y.Candidates)
+	}
+	z := explain(wishing(prompt, `{"router_config_override":{"router_temperature":5}}`).body())
+	if len(z.Chosen.Drawn) != 3 {
+		t.Errorf("with a temperature: %+v", z.Chosen)
 	}
 }

@@ -2,7 +2,6 @@ package tests
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -19,14 +18,13 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
 	"github.com/caddy-kvrouter/kvrouter/tests/valkey"
+	"github.com/tidwall/gjson"
 )
 
 func startValkey(t testing.TB, options ...string) *valkey.Server {
 	t.Helper()
 	v, err := valkey.Start(options...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	t.Cleanup(v.Stop)
 	return v
 }
@@ -37,7 +35,7 @@ func startRouters(t testing.TB, n int, engines []*engine.Engine, share string, b
 	routers := make([]*child, n)
 	for i := range routers {
 		routers[i] = newChild(t)
-		routers[i].start(t, simulated(engines, append(block, share)...))
+		routers[i].start(t, route(engines, append(block, share)...))
 	}
 	for _, r := range routers {
 		r.awaitRouters(t, n-1)
@@ -89,30 +87,16 @@ func (s *server) othersRequests(t testing.TB) (n int) {
 }
 
 // cached returns the tokens of a prompt that the engine had, and all of them.
-func (a *answer) cached(t testing.TB) (cached, prompt int) {
-	t.Helper()
-	var doc struct {
-		Usage struct {
-			Prompt  int `json:"prompt_tokens"`
-			Details struct {
-				Cached int `json:"cached_tokens"`
-			} `json:"prompt_tokens_details"`
-		} `json:"usage"`
-	}
-	if err := json.Unmarshal(a.body, &doc); err != nil {
-		t.Error(err)
-	}
-	return doc.Usage.Details.Cached, doc.Usage.Prompt
+func (a *answer) cached() (cached, prompt int) {
+	usage := gjson.GetBytes(a.body, "usage")
+	return int(usage.Get("prompt_tokens_details.cached_tokens").Int()), int(usage.Get("prompt_tokens").Int())
 }
 
 // TestRoutersActAsOne has conversations, sessions, loads and drains go on over several routers.
 func TestRoutersActAsOne(t *testing.T) {
 	takesSeconds(t)
 	v := startValkey(t)
-	var engines []*engine.Engine
-	for range 3 {
-		engines = append(engines, startLoaded(t, engine.Config{BlockSize: 32, Step: engine.StepModel{Base: 2}}))
-	}
+	engines := startFleet(t, 3, loaded(engine.Config{BlockSize: 32, Step: engine.StepModel{Base: 2}}))
 	site := "share " + v.URL()
 	routers := startRouters(t, 2, engines, site, "response_headers X-KV-", "affinity {\n\tmode hard\n}")
 	a, b := routers[0], routers[1]
@@ -157,7 +141,7 @@ func TestRoutersActAsOne(t *testing.T) {
 		}
 		var predicted int
 		_, _ = fmt.Sscan(second.header.Get("X-Kv-Predicted-Cached-Tokens"), &predicted)
-		if cached, prompt := second.cached(t); max(predicted-cached, cached-predicted) > 64 || 3*cached < prompt {
+		if cached, prompt := second.cached(); max(predicted-cached, cached-predicted) > 64 || 3*cached < prompt {
 			t.Errorf("%d tokens are cached, and %d were predicted, of %d", cached, predicted, prompt)
 		}
 	}
@@ -180,7 +164,7 @@ func TestRoutersActAsOne(t *testing.T) {
 	}
 	eventually(t, "the drain at the other router", drains(b))
 	third := newChild(t)
-	third.start(t, simulated(engines, site, "affinity {\n\tmode hard\n}"))
+	third.start(t, route(engines, site, "affinity {\n\tmode hard\n}"))
 	third.awaitRouters(t, 2)
 	eventually(t, "the drain at the one that joins", drains(third))
 	b.api(t, http.MethodPost, defaultPool+"/workers/"+engines[2].Addr()+"/undrain", nil, new(any))
@@ -198,7 +182,7 @@ func TestRoutersActAsOne(t *testing.T) {
 	eventually(t, "no load of a dead router", func() bool { return b.othersRequests(t) == 0 && third.othersRequests(t) == 0 })
 
 	other := newChild(t)
-	other.start(t, simulated(engines, site, "affinity {\n\tmode hard\n}\nindex {\n\ttext_block 128\n}"))
+	other.start(t, route(engines, site, "affinity {\n\tmode hard\n}\nindex {\n\ttext_block 128\n}"))
 	eventually(t, "a router with other blocks to be refused", func() bool {
 		list := other.sharing(t).Routers
 		return len(list) > 0 && strings.Contains(list[0].Refused+list[len(list)-1].Refused, "text_block")
@@ -209,30 +193,16 @@ func TestRoutersActAsOne(t *testing.T) {
 // postConfig has the router load its configuration again.
 func (c *child) postConfig(t testing.TB) {
 	t.Helper()
-	cfg, err := os.Open(filepath.Join(c.dir, "caddy.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer cfg.Close()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+c.admin+"/load", cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("Cache-Control", "must-revalidate") // else Caddy does nothing
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Error(err)
-		return
-	}
-	resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		t.Error("reload:", resp.Status)
+	cfg, err := os.ReadFile(filepath.Join(c.dir, "caddy.json"))
+	noError(t, err)
+	admin := &server{url: "http://" + c.admin, client: http.DefaultClient}
+	if a := admin.post(t.Context(), "/load", cfg, "Cache-Control", "must-revalidate"); a.status != http.StatusOK { // else Caddy does nothing
+		t.Error("reload:", a.status, a.err)
 	}
 }
 
-// loaded is conversations that go on over routers at random.
-type loaded struct {
+// loadedRouters is conversations that go on over routers at random.
+type loadedRouters struct {
 	t               *testing.T
 	stop            atomic.Bool
 	all             sync.WaitGroup
@@ -244,8 +214,8 @@ type loaded struct {
 	routers         []*child
 }
 
-func startLoad(t *testing.T, routers []*child, clients int) *loaded {
-	l := &loaded{t: t, routers: routers}
+func startLoad(t *testing.T, routers []*child, clients int) *loadedRouters {
+	l := &loadedRouters{t: t, routers: routers}
 	for i := range clients {
 		l.all.Go(func() {
 			rng := rand.New(rand.NewPCG(9, uint64(i))) //nolint:gosec // a test
@@ -261,7 +231,7 @@ func startLoad(t *testing.T, routers []*child, clients int) *loaded {
 	return l
 }
 
-func (l *loaded) turn(c *chat, rng *rand.Rand) {
+func (l *loadedRouters) turn(c *chat, rng *rand.Rand) {
 	c.Messages = append(c.Messages, message{"user", prose(rng, 200, 800)})
 	l.mu.Lock()
 	r := l.routers[rng.IntN(len(l.routers))]
@@ -283,13 +253,13 @@ func (l *loaded) turn(c *chat, rng *rand.Rand) {
 		l.t.Log("status", a.status, a.err, string(a.body))
 		return
 	}
-	cached, prompt := a.cached(l.t)
+	cached, prompt := a.cached()
 	l.cached, l.prompts = l.cached+cached, l.prompts+prompt
 	c.Messages = append(c.Messages, message{"assistant", a.text})
 }
 
 // row returns the figures since the last row.
-func (l *loaded) row() (text string, failed int) {
+func (l *loadedRouters) row() (text string, failed int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	text = fmt.Sprintf("%5d requests, %d failed, hits %5.1f %%, mean %4.0f ms, longest %5.0f ms",
@@ -307,10 +277,7 @@ func TestShareFaults(t *testing.T) {
 	if !v.Real {
 		t.Skip("there is no Valkey or Redis server on this machine")
 	}
-	var engines []*engine.Engine
-	for range 4 {
-		engines = append(engines, startSimulated(t, engine.Config{Blocks: 32768}))
-	}
+	engines := startFleet(t, 4, engine.Config{Blocks: 32768})
 	routers := startRouters(t, 3, engines, "share "+v.URL())
 	ask := func(words ...string) {
 		t.Helper()
@@ -423,15 +390,17 @@ func startForwarder(t *testing.T, to string) *forwarder {
 				_ = client.Close()
 				continue
 			}
-			pipe := func(a, b net.Conn) {
-				_, _ = io.Copy(a, b)
-				_, _ = a.Close(), b.Close()
-			}
 			go pipe(client, server)
 			go pipe(server, client)
 		}
 	}()
 	return f
+}
+
+// pipe copies from one connection to another one until either ends.
+func pipe(to, from net.Conn) {
+	_, _ = io.Copy(to, from)
+	_, _ = to.Close(), from.Close()
 }
 
 // TestFailoverBehindOneAddress has the server of share refuse to write, while the address leads to
@@ -440,13 +409,11 @@ func TestFailoverBehindOneAddress(t *testing.T) {
 	first, second := startValkey(t), startValkey(t)
 	at := startForwarder(t, first.Addr)
 	e := startSimulated(t, engine.Config{})
-	s := startCaddy(t, simulated([]*engine.Engine{e}, "share redis://"+at.addr+"/0"))
+	s := startCaddy(t, route([]*engine.Engine{e}, "share redis://"+at.addr+"/0"))
 	s.mustChat(t, simChat("hello"))
 	s.awaitRouters(t, 0)
 	at.to.Store(&second.Addr)
-	if err := first.Demote(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, first.Demote())
 	// The connection gets UNBLOCKED for a read that waits, which says nothing of a failover, and READONLY for the next
 	// write. A router that heeds the latter has its stream at the other server.
 	eventually(t, "the stream at the new primary", func() bool {

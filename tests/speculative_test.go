@@ -1,7 +1,6 @@
 package tests
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -26,12 +25,8 @@ const (
 // prompt contains the answer without the reasoning, so the engine has not computed it.
 // With the hint, the engine has it in its cache when the turn comes.
 func TestNextTurnIsFoundWarm(t *testing.T) {
-	e, err := engine.Start(engine.Config{Speed: 100, AnswerTokens: 300, ReasoningTokens: 100})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(e.Close)
-	s := startCaddy(t, simulated([]*engine.Engine{e}, speculates, "response_headers X-KV-"))
+	e := startSimulated(t, engine.Config{AnswerTokens: 300, ReasoningTokens: 100})
+	s := startCaddy(t, route([]*engine.Engine{e}, speculates, "response_headers X-KV-"))
 	before := s.scrape(t)
 	c := simChat(strings.Repeat("some words ", 100)).streamed()
 	c.Nvext = json.RawMessage(wantsPrefill)
@@ -321,13 +316,6 @@ func TestWhatEndsASpeculativePrefill(t *testing.T) {
 	}
 }
 
-func (s *server) mustPost(t *testing.T, body []byte, header ...string) {
-	t.Helper()
-	if a := s.post(t.Context(), "/v1/chat/completions", body, header...); !a.ok() {
-		t.Fatalf("status %d, error %v, body %.300q", a.status, a.err, a.body)
-	}
-}
-
 // TestSpeculativePrefillThatFails is not retried, and its failure affects nothing
 // else. No worker is marked down, and no request is counted.
 func TestSpeculativePrefillThatFails(t *testing.T) {
@@ -370,7 +358,8 @@ func TestSpeculativePrefillsAreBounded(t *testing.T) {
 	var here atomic.Int32
 	e := startOwn(t, &ownRequests{hold: make(chan struct{}), answer: func(w http.ResponseWriter, r *http.Request) {
 		here.Add(1)
-		for here.Load() < 4 && pause(r.Context()) { // for all to be there
+		for here.Load() < 4 && r.Context().Err() == nil { // for all to be there
+			pausing(r.Context(), time.Millisecond)
 		}
 		w.Header().Set("Content-Type", "text/event-stream")
 		_, _ = io.WriteString(w, streamOf(`{"content":"the answer"}`))
@@ -390,14 +379,4 @@ func TestSpeculativePrefillsAreBounded(t *testing.T) {
 	close(e.hold)
 	s.wantFigures(t, before, []figure{{speculativeTotal, []string{`outcome="ok"`}, 2}, {speculativeTotal, nil, 4}})
 	s.booksAtZero(t)
-}
-
-// pause sleeps shortly. It returns whether the context still lasts.
-func pause(ctx context.Context) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(time.Millisecond):
-		return true
-	}
 }

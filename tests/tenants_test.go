@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -71,43 +72,6 @@ func TestTenantsShareNothing(t *testing.T) {
 	eventually(t, "the end", func() bool { return s.pool(t).Leases == 0 })
 }
 
-// TestTenantsHaveNoSaltButTheirOwn has clients send another tenant's salt beside their own
-// tenant. It reaches no engine in any API.
-func TestTenantsHaveNoSaltButTheirOwn(t *testing.T) {
-	e := startEngines(t, 1, canned.Pace{})[0]
-	const mine = `"cache_salt":"mine"`
-	for kind, takes := range map[string]string{
-		"vllm":   "/v1/chat/completions /v1/completions /v1/responses /v1/messages /v1/embeddings /v1/rerank /invocations /inference/v1/generate",
-		"sglang": "/v1/chat/completions /v1/completions /v1/responses /generate /invocations",
-		"trtllm": "/v1/chat/completions", "llamacpp": "", "other": "/v1/chat/completions /v1/completions /v1/responses",
-	} {
-		s := startCaddy(t, route([]*canned.Engine{e}, typed(e, kind), "trust tenants"))
-		for path := range strings.FieldsSeq("/v1/chat/completions /v1/completions /v1/responses /v1/messages /v1/embeddings /v1/rerank /generate /inference/v1/generate /invocations /tokenize /v1/anything") {
-			for _, header := range [][]string{{"X-Tenant-Id", "mine"}, nil} {
-				body := `{"model":"m","cache_salt":"victim","messages":[],"prompt":"x"}`
-				if header == nil {
-					body = strings.Replace(body, "{", `{"nvext":`+"{"+mine+"},", 1)
-				}
-				received := len(e.Journal())
-				s.post(t.Context(), path, []byte(body), header...)
-				got := string(lastOf(e).Body)
-				if len(e.Journal()) == received || strings.Contains(got, "victim") || strings.Contains(got, mine) != containsWord(takes, path) {
-					t.Errorf("%s %s: the engine got %s", kind, path, got)
-				}
-			}
-			// without a tenant it is the client's own, in the engine's own words
-			if path != "/tokenize" {
-				s.post(t.Context(), path, []byte(`{"model":"m","cache_salt":"own"}`))
-				if got := string(lastOf(e).Body); got != `{"model":"m","cache_salt":"own"}` {
-					t.Errorf("%s %s: without a tenant the engine got %s", kind, path, got)
-				}
-			}
-		}
-	}
-}
-
-func containsWord(words, word string) bool { return strings.Contains(" "+words+" ", " "+word+" ") }
-
 // TestSaltsAreEnforced has a pool of two engines, one of which does not keep caches apart.
 // Requests with a salt go to the other one or are refused.
 func TestSaltsAreEnforced(t *testing.T) {
@@ -167,9 +131,6 @@ func TestSaltsAreEnforced(t *testing.T) {
 	}
 	revive(t, engines[1])
 	// the operator says more of them than is known, and that counts
-	if s = startCaddy(t, block("engine llamacpp\ncache_salt on", "engine vllm\ncache_salt off")); true {
-		wantError(t, "said to be off", chat(s, tenant...), 400, code)
-	}
 	s = startCaddy(t, block("engine llamacpp", "engine vllm\ncache_salt on"))
 	for _, path := range []string{"/v1/messages", "/invocations"} {
 		a := s.post(t.Context(), path, []byte(`{"model":"m","messages":[],"cache_salt":"victim"}`), tenant...)
@@ -180,11 +141,6 @@ func TestSaltsAreEnforced(t *testing.T) {
 	wantError(t, "what nobody is told a salt in", s.post(t.Context(), "/encode", []byte(`{"model":"m"}`), tenant...), 400, code)
 	s = startCaddy(t, block("", ""))
 	wantError(t, "not known yet", chat(s, tenant...), 400, code, "is known to")
-	// a version that nobody knows may be one of before
-	engines[1].SetVersion("")
-	s = startCaddy(t, strings.Replace(block("engine llamacpp", "engine vllm"), "{", "{\npool unversioned", 1))
-	wantError(t, "of no version", chat(s, tenant...), 400, code, "is known to")
-	engines[1].SetVersion("0.12.0")
 	s = startCaddy(t, block("engine vllm", "engine vllm"))
 	for _, none := range []string{"null", `""`} {
 		if a := s.post(t.Context(), "/v1/chat/completions", []byte(`{"model":"m","messages":[],"cache_salt":`+none+`}`)); !a.ok() {
@@ -238,7 +194,7 @@ func TestSessionsOfTenantsAreApart(t *testing.T) {
 		if plain := gets(canned.Request{}); kind == "dynamo" && seen[""] != fmt.Sprint(strings.Fields(strings.Repeat("s ", len(plain)))) {
 			t.Errorf("%s: without a tenant the engine got %s", kind, seen[""])
 		}
-		if kind == "dynamo" && containsWord(strings.Trim(seen["a"], "[]"), "s") {
+		if kind == "dynamo" && slices.Contains(strings.Fields(strings.Trim(seen["a"], "[]")), "s") {
 			t.Errorf("the Dynamo got the client's own id: %s", seen["a"])
 		}
 		if kind == "sglang" && (strings.Contains(seen["a"], `"id":"s"`) || strings.Contains(seen["a"], `"session_id":"s"`) || !strings.Contains(seen["a"], `"rid":"r"`)) {
@@ -299,5 +255,76 @@ func TestTenantsOfAnyName(t *testing.T) {
 	}
 	if n := s.dropped(t, "tenants") - before; n != 1 {
 		t.Errorf("%v dropped of tenants, want 1", n)
+	}
+}
+
+// TestClassesAndTenants has the operator's matchers choose the class, and placeholders the tenant. What
+// clients say of themselves counts only where it is granted.
+func TestClassesAndTenants(t *testing.T) {
+	engines := startEngines(t, 1, canned.Pace{})
+	const show = "header >X-Who \"{http.kv_router.class}|{http.kv_router.tenant}\"\n"
+	s := startCaddy(t, `@evals {
+	method POST
+	header X-Job eval*
+}
+`+show+route(engines, trust("priorities tenants"), `class chat {
+	match header X-Class chat
+	match {
+		path /v1/completions
+		header X-Class both
+	}
+	match `+"expression `{http.kv_router.priority} > 4`"+`
+	weight 4
+}
+class batch {
+	match @evals
+	background
+}
+class named {
+	match vars {http.kv_router.model} other
+}`))
+	with := func(header ...string) []string { return header }
+	hint := func(priority int) string { return fmt.Sprintf(`{"agent_hints":{"priority":%d}}`, priority) }
+	for _, v := range []struct {
+		nvext, model string
+		header       []string
+		want         string
+	}{
+		{"", "", nil, "default|"},
+		{"", "", with("X-Class", "chat"), "chat|"},
+		{"", "", with("X-Class", "both"), "default|"},
+		{"", "", with("X-Job", "evals-7"), "batch|"},
+		{"", "", with("X-Job", "evals-7", "X-Class", "chat"), "chat|"},
+		{hint(5), "", nil, "default|"},
+		{hint(5), "", trusted, "chat|"},
+		{hint(4), "", trusted, "default|"},
+		{"", "", append(with("X-Dynamo-Request-Priority", "9"), trusted...), "chat|"},
+		{"", "", with("X-Dynamo-Request-Priority", "9"), "default|"},
+		{"", "", with("X-Tenant-Id", "acme"), "default|"},
+		{"", "", append(with("X-Tenant-Id", "acme"), trusted...), "default|acme"},
+		{"", "other", nil, "named|"},
+	} {
+		c := ask("who am I?")
+		if v.nvext != "" {
+			c = wishing("who am I?", v.nvext)
+		}
+		if v.model != "" {
+			c.Model = v.model
+		}
+		a := s.chat(t.Context(), c, v.header...)
+		if got := a.header.Get("X-Who"); got != v.want {
+			t.Errorf("%s %s %v: %q, want %q; status %d", v.nvext, v.model, v.header, got, v.want, a.status)
+		}
+	}
+	s.mustReload(t, show+route(engines, "tenant {header.X-Org}", trust("tenants"), "class default {\nttft 10s {header.X-Llm-D-Slo-Ttft-Ms}\n}"))
+	for _, org := range []string{"", "acme", strings.Repeat("x", 200)} {
+		want := org
+		if len(org) > 128 {
+			want = digest(org)
+		}
+		a := s.mustChat(t, ask("who am I?"), append(with("X-Org", org, "X-Tenant-Id", "other", "X-Llm-D-Slo-Ttft-Ms", "NaN"), trusted...)...)
+		if got := a.header.Get("X-Who"); got != "default|"+want {
+			t.Errorf("X-Org %q: %q", org, got)
+		}
 	}
 }

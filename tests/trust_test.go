@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
+	"github.com/tidwall/gjson"
 )
 
 const (
@@ -29,7 +31,7 @@ func trust(what string) string {
 }
 
 // numbered gives the engines the ids 1, 2 and so on.
-func numbered(engines []*canned.Engine, more ...string) string {
+func numbered[E interface{ Addr() string }](engines []E, more ...string) string {
 	var b strings.Builder
 	for i, e := range engines {
 		fmt.Fprintf(&b, "worker %s {\nid %d\n", e.Addr(), i+1)
@@ -50,11 +52,7 @@ func wishing(content, nvext string) chat {
 
 // errorOf returns the code and the message of a refusal.
 func errorOf(a answer) (code, message string) {
-	var doc struct {
-		Error struct{ Code, Message string }
-	}
-	_ = json.Unmarshal(a.body, &doc)
-	return doc.Error.Code, doc.Error.Message
+	return gjson.GetBytes(a.body, "error.code").String(), gjson.GetBytes(a.body, "error.message").Str
 }
 
 // wantError checks a refusal.
@@ -85,17 +83,11 @@ func typed(e *canned.Engine, kind string, more ...string) string {
 }
 
 // members returns the members of a body that an engine received.
-func members(t *testing.T, body []byte) (names []string) {
+func members(t *testing.T, body []byte) []string {
 	t.Helper()
 	var m map[string]json.RawMessage
-	if err := json.Unmarshal(body, &m); err != nil {
-		t.Fatalf("the engine got %s: %v", body, err)
-	}
-	for name := range m {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
+	noError(t, json.Unmarshal(body, &m))
+	return slices.Sorted(maps.Keys(m))
 }
 
 // dropped returns how many wishes were dropped for the lack of a grant, empty for any.
@@ -279,37 +271,6 @@ func TestEnginesOwnMembersNeedTrust(t *testing.T) {
 	}
 }
 
-// TestCacheIsHeldForThoseWhoAreTrusted has an SGLang that keeps the cache of requests with
-// a priority. Clients with and without the grant ask it to keep theirs for years.
-func TestCacheIsHeldForThoseWhoAreTrusted(t *testing.T) {
-	e := startSimulated(t, engine.Config{Flavour: engine.SGLang, KeepBodies: true, ServerInfo: map[string]any{"radix_eviction_policy": "priority"}})
-	s := startCaddy(t, simulated([]*engine.Engine{e}, trust("priorities"), "affinity {\nttl 2h\n}", "worker "+e.Addr()+" {\nengine sglang\n}"))
-	s.mustChat(t, simChat("hello"))
-	s.awaitType(t, e.Addr(), "sglang")
-	before := s.dropped(t, "priorities")
-	const path = "/v1/chat/completions"
-	const body = `{"model":"sim-8b","messages":[{"role":"user","content":"hi"}],"max_tokens":2,%s}`
-	const wish = `"nvext":{"cache_control":{"ttl":"100000h"}}`
-	for _, v := range []struct {
-		says   string
-		header []string
-		want   string
-	}{
-		{wish, nil, ""},
-		{wish, trusted, `"retention_seconds":7200`},
-		{`"nvext":{"cache_control":{"ttl":"5m"}}`, trusted, `"retention_seconds":300`},
-		{`"retention_seconds":31536000,"priority":9`, nil, ""},
-	} {
-		got := string(s.receivedBy(t, e, path, fmt.Sprintf(body, v.says), v.header...).Body)
-		if has := strings.Contains(got, "retention_seconds"); has != (v.want != "") || !strings.Contains(got, v.want) || v.header == nil && strings.Contains(got, "priority") {
-			t.Errorf("%s with %v became %s", v.says, v.header, got)
-		}
-	}
-	if n := s.dropped(t, "priorities") - before; n != 2 {
-		t.Errorf("%v requests of which something was dropped, want 2", n)
-	}
-}
-
 // TestNvextOfOtherAPIs has requests of unknown APIs. Their nvext needs the same trust, and
 // reaches no engine that does not know nvext.
 func TestNvextOfOtherAPIs(t *testing.T) {
@@ -431,7 +392,7 @@ func TestTrailersDoNotPass(t *testing.T) {
 // the router has not asked yet what it is.
 func TestFirstRequestsAreHeldToTheSame(t *testing.T) {
 	sim := startSimulated(t, engine.Config{Flavour: engine.SGLang, KeepBodies: true, ServerInfo: map[string]any{"enable_priority_scheduling": true}})
-	s := startCaddy(t, simulated([]*engine.Engine{sim}, "pool first"))
+	s := startCaddy(t, route([]*engine.Engine{sim}, "pool first"))
 	got := s.receivedBy(t, sim, "/v1/chat/completions", `{"model":"sim-8b","messages":[{"role":"user","content":"hi"}],"max_tokens":2,"priority":99}`)
 	if strings.Contains(string(got.Body), "priority") {
 		t.Errorf("the engine got %s", got.Body)

@@ -28,14 +28,10 @@ func TestBadWorkersAreFound(t *testing.T) {
 // serveBadly has eight engines serve conversations until the test ends. Three of them are bad.
 func serveBadly(t *testing.T) (s *server, addrs []string, bad signsOf) {
 	t.Helper()
-	engines := make([]*engine.Engine, 8)
-	for i := range engines {
-		e, err := engine.Start(engine.Config{Name: fmt.Sprintf("e%d", i+1), Speed: 2, AnswerTokens: 16, NoPrefixCache: i == 6})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(e.Close)
-		engines[i], addrs = e, append(addrs, e.Addr())
+	var engines []*engine.Engine
+	for i := range 8 {
+		e := startSimulated(t, engine.Config{Name: fmt.Sprint("e", i+1), Speed: 2, AnswerTokens: 16, NoPrefixCache: i == 6})
+		engines, addrs = append(engines, e), append(addrs, e.Addr())
 	}
 	s = startCaddy(t, "kv_router_status /status\nkv_router "+strings.Join(addrs, " "))
 	setFault(t, engines[2], engine.Fault{Kind: engine.Slow, Factor: 5})
@@ -136,8 +132,101 @@ func shown(t testing.TB, address string) string {
 	}
 	out, err := exec.CommandContext(t.Context(), chromium, "--headless=new", "--no-sandbox", "--disable-gpu", //nolint:gosec // found above
 		"--user-data-dir="+t.TempDir(), "--virtual-time-budget=2500", "--dump-dom", address).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return string(out)
+}
+
+const engineRequests = "caddy_kv_router_worker_engine_requests"
+
+// others returns how many requests of other clients the router sees on an engine, -1 if it
+// does not know.
+func (s *server) others(t testing.TB, e *engine.Engine) (n int) {
+	t.Helper()
+	for _, r := range s.worker(t, e.Addr()).Ranks {
+		if r.Engine == nil {
+			return -1
+		}
+		if n += r.Engine.Others; r.Engine.Age < 0 || r.Engine.Age > 3.5 {
+			t.Errorf("a report is %v s old", r.Engine.Age)
+		}
+	}
+	return n
+}
+
+// loaded is an engine at the speed of a real one, with long answers.
+func loaded(cfg engine.Config) engine.Config {
+	cfg.Speed, cfg.AnswerTokens = 1, 8000
+	return cfg
+}
+
+// keepBusy sends requests to an engine directly, and keeps them there until stop is called.
+func keepBusy(t *testing.T, e *engine.Engine, n int) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var clients sync.WaitGroup
+	for i := range n {
+		clients.Go(func() { direct(e).chat(ctx, simChat(fmt.Sprint("direct ", i)).streamed()) })
+	}
+	eventually(t, "the engine to be busy", func() bool {
+		running := 0
+		for _, r := range e.Loads() {
+			running += r.Running + r.Waiting
+		}
+		return running == n
+	})
+	return func() {
+		cancel()
+		clients.Wait()
+	}
+}
+
+// TestOtherClientsAreSeen has two engines, and other clients that keep one of them busy. With
+// the option, the router's requests avoid that engine. Without it they do not, if the policy does not learn
+// that the engine is slow.
+func TestOtherClientsAreSeen(t *testing.T) {
+	const direct, requests = 24, 40
+	for _, v := range []struct {
+		flavour        engine.Flavour
+		option, policy string
+	}{{engine.VLLM, "", "policy least_load"}, {engine.VLLM, "engine_load", ""}, {engine.SGLang, "engine_load on", ""}} {
+		t.Run(fmt.Sprint(v.flavour, " ", v.option), func(t *testing.T) {
+			engines := []*engine.Engine{
+				startSimulated(t, loaded(engine.Config{Name: "busy", Flavour: v.flavour})), startSimulated(t, loaded(engine.Config{Name: "free", Flavour: v.flavour})),
+			}
+			busy, on := engines[0], v.option != ""
+			stop := keepBusy(t, busy, direct)
+			defer stop()
+			s := startCaddy(t, route(engines, v.policy, "worker * {\n"+v.option+"\n}"))
+			rng := rand.New(rand.NewPCG(1, 1))
+			ask := func() string {
+				c := simChat(prose(rng, 500, 600)).streamed()
+				c.MaxTokens = 4
+				return s.mustChat(t, c).engine()
+			}
+			ask() // the prober begins with the first request
+			if on {
+				eventually(t, "the other clients to be seen", func() bool { return s.others(t, busy) == direct && s.others(t, engines[1]) == 0 })
+				if n := s.scrape(t).value(engineRequests, `worker="`+busy.Addr()+`"`, `state="running"`); n != direct {
+					t.Errorf("%s is %v, want %d", engineRequests, n, direct)
+				}
+			}
+			there := 0
+			for range requests {
+				if ask() == busy.Name() {
+					there++
+				}
+			}
+			t.Logf("%d of %d requests are on the busy engine", there, requests)
+			if on && there > 0 || !on && there < requests/4 {
+				t.Errorf("%d of %d requests are on the busy engine", there, requests)
+			}
+			if _, found := s.scrape(t).sum(engineRequests); !on && (found || s.others(t, busy) != -1) {
+				t.Error("the option is off, and a load is reported")
+			}
+			s.booksAtZero(t)
+			if stop(); on {
+				eventually(t, "the other clients to be gone", func() bool { return s.others(t, busy) == 0 })
+			}
+		})
+	}
 }

@@ -1,12 +1,16 @@
 package tests
 
 import (
+	"bytes"
 	"compress/gzip"
 	"fmt"
 	"io"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -55,7 +59,7 @@ func (s *server) models(t *testing.T) (ids []string) {
 func TestModelsThatNobodyListsGoAnywhere(t *testing.T) {
 	a, b := startListing(t, lists("base")), startListing(t, lists("base"))
 	c := startListing(t, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusUnauthorized) })
-	s := startCaddy(t, "kv_router "+strings.Join([]string{a.addr(), b.addr(), c.addr(), freeAddr(t)}, " "))
+	s := startCaddy(t, "kv_router "+strings.Join([]string{a.Addr(), b.Addr(), c.Addr(), freeAddr(t)}, " "))
 	for i := range 30 {
 		s.mustChat(t, askModel("alias", i))
 	}
@@ -73,7 +77,7 @@ func TestKeysGoToTheirOwnWorkersOnly(t *testing.T) {
 	a, b := startListing(t, lists("base")), startListing(t, lists("base"))
 	t.Setenv("KVROUTER_TEST_KEY", "sk-first")
 	with := "handle /a/* {\nkv_router %s {\nworker %s {\napi_key {env.KVROUTER_TEST_KEY}\n}\n}\n}\nhandle /v1/* {\nkv_router %s %s\n}"
-	s := startCaddy(t, fmt.Sprintf(with, a.addr(), a.addr(), b.addr(), b.addr()))
+	s := startCaddy(t, fmt.Sprintf(with, a.Addr(), a.Addr(), b.Addr(), b.Addr()))
 	s.mustChat(t, askModel("base", 0))
 	for key, e := range map[string]*fake{"Bearer sk-first": a, "": b} {
 		eventually(t, "each worker to be asked", func() bool { return e.asked("/v1/models") > 0 })
@@ -83,9 +87,9 @@ func TestKeysGoToTheirOwnWorkersOnly(t *testing.T) {
 	}
 
 	both := "kv_router %s %s {\nworker * {\napi_key sk-second\n}\n}"
-	s.mustReload(t, fmt.Sprintf(both, a.addr(), b.addr()))
+	s.mustReload(t, fmt.Sprintf(both, a.Addr(), b.Addr()))
 	s.mustChat(t, askModel("base", 1))
-	s.mustReload(t, fmt.Sprintf(both, a.addr(), a.addr()))
+	s.mustReload(t, fmt.Sprintf(both, a.Addr(), a.Addr()))
 	const chats = "/v1/chat/completions"
 	for i, key := range []string{"", "Bearer sk-client"} { // a client's request never has the router's key
 		s.post(t.Context(), chats, askModel("base", i).body(), "Authorization", key)
@@ -108,14 +112,14 @@ func TestKeysGoToTheirOwnWorkersOnly(t *testing.T) {
 // TestListsAreCompleted checks the list of models that clients get.
 func TestListsAreCompleted(t *testing.T) {
 	t.Run("FirstRequest", func(t *testing.T) {
-		s := startCaddy(t, "kv_router "+startListing(t, lists("a")).addr()+" "+startListing(t, lists("b")).addr())
+		s := startCaddy(t, "kv_router "+startListing(t, lists("a")).Addr()+" "+startListing(t, lists("b")).Addr())
 		if got := s.models(t); !slices.Equal(got, []string{"a", "b"}) {
 			t.Errorf("the first list has %v", got)
 		}
 	})
 	t.Run("Configured", func(t *testing.T) {
 		a, b := startListing(t, lists("a")), startListing(t, lists("b", "x"))
-		s := startCaddy(t, fmt.Sprintf("kv_router %s %s {\nworker %s {\nmodels a alias\n}\nworker %s {\nmodels a alias b\n}\n}", a.addr(), b.addr(), a.addr(), b.addr()))
+		s := startCaddy(t, fmt.Sprintf("kv_router %s %s {\nworker %s {\nmodels a alias\n}\nworker %s {\nmodels a alias b\n}\n}", a.Addr(), b.Addr(), a.Addr(), b.Addr()))
 		for range 8 {
 			if got := s.models(t); !slices.Contains(got, "alias") || !slices.Contains(got, "b") {
 				t.Errorf("the list has %v, without what is configured", got)
@@ -138,7 +142,7 @@ func TestListsAreCompleted(t *testing.T) {
 			}
 			lists("secret")(w, r)
 		})
-		s := startCaddy(t, fmt.Sprintf("kv_router %s %s {\nworker %s {\napi_key sk-x\n}\n}", a.addr(), b.addr(), b.addr()))
+		s := startCaddy(t, fmt.Sprintf("kv_router %s %s {\nworker %s {\napi_key sk-x\n}\n}", a.Addr(), b.Addr(), b.Addr()))
 		s.mustChat(t, askModel("public", 0))
 		for range 8 {
 			if status, list, _ := s.get(t.Context(), s.url+"/v1/models"); status == http.StatusOK && strings.Contains(list, "secret") {
@@ -157,11 +161,9 @@ func TestListsAreCompleted(t *testing.T) {
 			_, _ = io.WriteString(z, `{"data":[{"id":"a"}]}`)
 			_ = z.Close()
 		}
-		s := startCaddy(t, "kv_router "+startListing(t, zip).addr()+" "+startListing(t, lists("b")).addr())
+		s := startCaddy(t, "kv_router "+startListing(t, zip).Addr()+" "+startListing(t, lists("b")).Addr())
 		for range 6 {
-			req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, s.url+"/v1/models", nil)
-			req.Header.Set("Accept-Encoding", "gzip, deflate")
-			if a := s.do(req); !strings.Contains(string(a.body), `"a"`) || !strings.Contains(string(a.body), `"b"`) {
+			if a := s.sendBy(t, http.MethodGet, "/v1/models", "", "Accept-Encoding", "gzip, deflate"); !strings.Contains(string(a.body), `"a"`) || !strings.Contains(string(a.body), `"b"`) {
 				t.Errorf("the list is %q", a.body)
 			}
 		}
@@ -169,7 +171,7 @@ func TestListsAreCompleted(t *testing.T) {
 	t.Run("NoLists", func(t *testing.T) {
 		for _, odd := range []string{`{"data":[{"id":"a"}`, `<html>"data":[]</html>`, `{"data":{"id":"a"}}`, `{"object":"list","data":[]}x`, `[]`} {
 			a := startListing(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, odd) })
-			s := startCaddy(t, fmt.Sprintf("kv_router {\nreverse_proxy %s\n}", a.addr()))
+			s := startCaddy(t, fmt.Sprintf("kv_router {\nreverse_proxy %s\n}", a.Addr()))
 			if _, got, _ := s.get(t.Context(), s.url+"/v1/models"); got != odd {
 				t.Errorf("%q became %q", odd, got)
 			}
@@ -181,9 +183,9 @@ func TestListsAreCompleted(t *testing.T) {
 // The first request waits for the first probes, but not for their answers.
 func TestHangingListsDelayLittle(t *testing.T) {
 	over := make(chan struct{})
-	addr := startListing(t, func(http.ResponseWriter, *http.Request) { <-over }).addr()
+	addr := startListing(t, func(http.ResponseWriter, *http.Request) { <-over }).Addr()
 	t.Cleanup(func() { close(over) })
-	other := startListing(t, lists("a")).addr()
+	other := startListing(t, lists("a")).Addr()
 	for _, site := range []string{
 		"kv_router " + addr,
 		"kv_router " + addr + " " + other + " {\nworker * {\nmodels a\n}\n}",
@@ -193,32 +195,11 @@ func TestHangingListsDelayLittle(t *testing.T) {
 	}
 }
 
-// TestSessionsOfSeveralModels has a session whose turns alternate between two models. Two
-// workers serve one of them, and a third worker serves the other.
-func TestSessionsOfSeveralModels(t *testing.T) {
-	engines := []*modelEngine{startModelEngine(t, "a"), startModelEngine(t, "a"), startModelEngine(t, "b"), startModelEngine(t, "b")}
-	site := "kv_router"
-	for _, e := range engines {
-		site += " " + e.addr()
-	}
-	s := startCaddy(t, site+" {\nresponse_headers X-KV-\n"+affinity("hard")+"\n}")
-	homes := map[string]string{}
-	for i := range 12 {
-		model := []string{"a", "b"}[i%2]
-		a := s.mustChat(t, askModel(model, i), "X-Session-Id", "s1")
-		worker, reason := a.header.Get("X-KV-Worker"), a.header.Get("X-KV-Reason")
-		if home, ok := homes[model]; ok && (worker != home || reason != "session") {
-			t.Errorf("turn %d, model %s: worker %s by %s, want %s by session", i, model, worker, reason, home)
-		}
-		homes[model] = worker
-	}
-}
-
 // TestOtherRequestsGoToEnginesWithTheirModel sends requests of unknown APIs that name
 // their model.
 func TestOtherRequestsGoToEnginesWithTheirModel(t *testing.T) {
 	engines := []*modelEngine{startModelEngine(t, "a"), startModelEngine(t, "b:x"), startModelEngine(t, "c")}
-	s := startCaddy(t, "kv_router "+engines[0].addr()+" "+engines[1].addr()+" "+engines[2].addr())
+	s := startCaddy(t, "kv_router "+engines[0].Addr()+" "+engines[1].Addr()+" "+engines[2].Addr())
 	for i := range 30 {
 		model := []string{"a", "b:x", "c", "c:adapter"}[i%4]
 		body := fmt.Sprintf(`{"prompt":%q,"model":%q}`, strings.Repeat("x", i*100), model)
@@ -237,7 +218,7 @@ func TestOtherRequestsGoToEnginesWithTheirModel(t *testing.T) {
 // follow their model.
 func TestChangedModelsAreServedElsewhere(t *testing.T) {
 	one, two := startModelEngine(t, "a", "b"), startModelEngine(t, "a")
-	s := startCaddy(t, "kv_router "+one.addr()+" "+two.addr())
+	s := startCaddy(t, "kv_router "+one.Addr()+" "+two.Addr())
 	s.mustChat(t, askModel("a", 0))
 	one.set("b")
 	eventually(t, "the engine to be asked for its list", func() bool {
@@ -259,4 +240,128 @@ func TestChangedModelsAreServedElsewhere(t *testing.T) {
 	if n := slices.Index(wrongOne, "nobody's") + slices.Index(wrongTwo, "nobody's"); n < -1 || len(wrongTwo) > 1 {
 		t.Errorf("asked for it: %v, %v; served %d before", wrongOne, wrongTwo, before)
 	}
+}
+
+// mustPutOff checks that a request for a model is told to come back.
+func mustPutOff(t *testing.T, s *server, path string, body string) {
+	t.Helper()
+	a := s.post(t.Context(), path, []byte(body))
+	if a.status != http.StatusServiceUnavailable || a.header.Get("Retry-After") == "" || gjson.GetBytes(a.body, "error.code").Str != "no_worker" {
+		t.Errorf("%s: status %d, Retry-After %q, body %s", path, a.status, a.header.Get("Retry-After"), a.body)
+	}
+}
+
+// TestModelOfAWorkerThatWasNotSeen asks for a model that only a worker could have whose list is
+// unknown: it is away, or it loads.
+func TestModelOfAWorkerThatWasNotSeen(t *testing.T) {
+	chat := `{"model":"qwen-b","messages":[{"role":"user","content":"hi"}]}`
+	for name, loads := range map[string]bool{"away": false, "loading": true} {
+		t.Run(name, func(t *testing.T) {
+			known := startModelEngine(t, "qwen-a")
+			b := startFake(t, func(w http.ResponseWriter, _ *http.Request) bool {
+				http.Error(w, `{"error":{"message":"Loading model"}}`, http.StatusServiceUnavailable)
+				return true
+			})
+			if !loads {
+				b.stop()
+			}
+			s := startCaddy(t, "kv_router "+known.Addr()+" "+b.Addr())
+			for range 6 {
+				mustPutOff(t, s, "/v1/chat/completions", chat)
+			}
+			mustPutOff(t, s, "/v1/embeddings", `{"model":"qwen-b","input":"hi"}`)
+			mustPutOff(t, s, "/v1/chat/completions", strings.Replace(chat, "qwen-b", "qwen-a:adapter", 1))
+			s.mustChat(t, askModel("qwen-a", 0))
+			if s.logged(t, "requests name an unknown model, and the models of a worker are unknown") != 1 {
+				t.Error("no condition says so")
+			}
+			if n := s.logged(t, `"upstream":"`+known.Addr()+`","why"`); n > 0 {
+				t.Errorf("the worker that lacks the model is marked down %d times", n)
+			}
+		})
+	}
+}
+
+// TestModelThatNoWorkerHas has every worker list its models, or answer that it lacks this one. The
+// client gets the engine's 404, also while one of them is away.
+func TestModelThatNoWorkerHas(t *testing.T) {
+	a, b := startModelEngine(t, "qwen-a"), startModelEngine(t, "qwen-b")
+	unlisted := startFake(t, func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method == http.MethodPost {
+			http.Error(w, `{"error":{"message":"The model does not exist"}}`, http.StatusNotFound)
+		}
+		return r.Method == http.MethodPost
+	})
+	s := startCaddy(t, "kv_router "+strings.Join([]string{a.Addr(), b.Addr(), unlisted.Addr()}, " "))
+	wrong := func() {
+		t.Helper()
+		for i := range 4 {
+			if a := s.chat(t.Context(), askModel("qwen-c", i)); a.status != http.StatusNotFound {
+				t.Errorf("status %d, body %s", a.status, a.body)
+			}
+		}
+	}
+	wrong()
+	b.stop()
+	eventually(t, "the mark", func() bool { return s.logged(t, "worker is marked down") > 0 })
+	wrong()
+	if a := s.chat(t.Context(), askModel("qwen-b", 0)); a.status != http.StatusServiceUnavailable {
+		t.Errorf("the model of a worker that is down: status %d, body %s", a.status, a.body)
+	}
+}
+
+// TestRestartKeepsTheListsOfModels restarts Caddy while one of two workers is away. The router still
+// knows which models that has.
+func TestRestartKeepsTheListsOfModels(t *testing.T) {
+	a, b := startModelEngine(t, "qwen-a"), startModelEngine(t, "qwen-b", "qwen-b-adapter")
+	site, c := "kv_router "+a.Addr()+" "+b.Addr(), newChild(t)
+	c.start(t, site)
+	c.mustChat(t, askModel("qwen-b", 0))
+	b.stop()
+	for i, how := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM, syscall.SIGKILL} {
+		eventually(t, "the journal to have the lists", func() bool {
+			written, err := os.ReadFile(filepath.Join(c.dir, "caddy", "kv_router", "default.journal"))
+			return err == nil && bytes.Contains(written, []byte("qwen-b-adapter"))
+		})
+		c.end(how)
+		restored := c.logged(t, "the journal is restored")
+		c.start(t, site)
+		eventually(t, "the journal to be restored", func() bool { return c.logged(t, "the journal is restored") > restored })
+		for _, model := range []string{"qwen-b", "qwen-b-adapter"} {
+			mustPutOff(t, c.server, "/v1/chat/completions", string(askModel(model, i).body()))
+		}
+		if got := c.models(t); !slices.Equal(got, []string{"qwen-a", "qwen-b", "qwen-b-adapter"}) {
+			t.Errorf("run %d: clients see the models %v", i, got)
+		}
+		if a := c.chat(t.Context(), askModel("qwen-c", i)); a.status != http.StatusNotFound {
+			t.Errorf("run %d: a model that nobody has: status %d, body %s", i, a.status, a.body)
+		}
+	}
+	if _, wrong := a.counts(); slices.Contains(wrong, "qwen-b") {
+		t.Error("a worker was asked for a model that it lacks")
+	}
+}
+
+// TestModelRefusedWith400 has an engine say that it lacks a model as llama.cpp's router does.
+func TestModelRefusedWith400(t *testing.T) {
+	a := startFake(t, func(w http.ResponseWriter, r *http.Request) bool {
+		if r.URL.Path == "/v1/models" {
+			lists("qwen-a")(w, r)
+			return true
+		}
+		if r.Method == http.MethodPost {
+			http.Error(w, `{"error":{"code":400,"message":"model 'qwen-b' not found","type":"invalid_request_error"}}`, http.StatusBadRequest)
+		}
+		return r.Method == http.MethodPost
+	})
+	b := startFake(t, nil)
+	s := startCaddy(t, "kv_router "+a.Addr()+" "+b.Addr())
+	for i := range 8 {
+		s.mustChat(t, askModel("qwen-b", i))
+	}
+	if a.asked("/v1/chat/completions") == 0 {
+		t.Error("the engine that lacks the model was not asked")
+	}
+	b.stop()
+	mustPutOff(t, s, "/v1/chat/completions", string(askModel("qwen-b", 0).body()))
 }
