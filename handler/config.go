@@ -363,8 +363,11 @@ func (h *Handler) poolSettings() (*pool.Settings, error) {
 		Workers:   make(map[string]worker.Settings, len(h.Workers)),
 		Upstreams: make(map[string]bool, len(h.ReverseProxy.Upstreams)),
 	}
-	s.Limits.Classes = make(map[string][]quota.Limit)
+	s.Limits.Classes, s.Targets = make(map[string][]quota.Limit), make(map[string]bool)
 	for _, c := range h.Classes {
+		if c.TTFT > 0 || c.TTFTFrom != "" {
+			s.Targets[c.Name] = lates[c.Late] != queue.Serve
+		}
 		if len(c.Limits) > 0 {
 			s.Limits.Classes[c.Name] = c.Limits
 		}

@@ -218,12 +218,7 @@ func (h *Handler) adopt() {
 		if discovery.Apply(h.pool, set) {
 			h.logger.Info("pool settings changed", zap.String("pool", h.Pool))
 		}
-		for _, c := range h.Classes {
-			if c.TTFT > 0 || c.TTFTFrom != "" {
-				h.pool.Promises.Know(c.Name)
-				h.dispatcher.Metrics.Know(h.Pool, c.Name)
-			}
-		}
+		h.dispatcher.Metrics.Know(h.Pool, set.Targets, h.pool.Promises.Keep(set.Targets))
 		h.pool.Tenants.Keep(&set.Limits)
 		h.pool.KeepJournal(pool.Journal{File: journalFile(&set.Journal, h.Pool), MaxSize: set.Journal.MaxSize})
 		h.pool.KeepShare(set.Share)

@@ -57,7 +57,8 @@ type Selection struct {
 	// sets it if Dry is set.
 	Drawn []int
 	// Needs says that nothing is booked while no target has this room: see [Scheduler.Room]. The caller
-	// then waits until one has.
+	// then waits until one has. With Clear, a prompt of which the chosen target lacks much needs more: see
+	// [RoomForSurplus].
 	Needs Room
 	// Quiet says that a target is not booked on which the request delays others: see [Scheduler.IsQuiet].
 	Quiet bool

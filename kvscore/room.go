@@ -23,6 +23,8 @@ const (
 	// lookAgain is after how many milliseconds at least to look again at a target with an overdue prefill. The queue
 	// hears of most ends at once.
 	lookAgain = 10
+	// unlearned is the same, if the pool has learned no times.
+	unlearned = 1000
 	// clearFor is for how long a target that other routers prefer has no prefill before this router
 	// uses it for a tenant's surplus.
 	clearFor = 50 * time.Millisecond
@@ -95,9 +97,9 @@ func (s *Scheduler) Room(now time.Time, t Target) (room Room, in time.Duration) 
 
 // crowd returns for how many milliseconds a target will not have some room, as predicted; 0 if it has.
 // There is some room if less than roomSteps are booked, or what is booked takes less than one more step, or is
-// short. It is clear with less than the least step. All targets are empty as long as the
-// pool has learned no times. The load of other clients does not count, because a request that is held
-// would fall behind it.
+// short. It is clear with less than the least step. As long as the pool has learned no times, only what is booked
+// counts, or all targets are empty: see Settings.Bounded. The load of other clients does not count, because a request
+// that is held would fall behind it.
 //
 // Of several routers, each one has its share of these steps for its own requests. Else the router whose
 // request has just ended would see the room first, and one that has none there would never get any. For a
@@ -117,8 +119,10 @@ func (s *Scheduler) crowd(now time.Time, ld *load, room Room) float64 {
 		}
 	}
 	switch {
-	case s.latency.samples < trusting, !shared && booked < enough:
+	case !shared && booked < enough, s.latency.samples < trusting && !s.settings.Bounded:
 		return 0
+	case s.latency.samples < trusting:
+		return unlearned
 	case shared && booked == 0:
 		return max(0, milliseconds(clearFor-now.Sub(ld.awaiting.since)))
 	}

@@ -29,6 +29,8 @@ type Settings struct {
 	// LeaseExpiry is how long a lease lives without a sign of life from its request. It
 	// is a last resort against leaks. Default: 15 minutes.
 	LeaseExpiry time.Duration
+	// Bounded says that targets also fill up while the pool has learned no times: see [Scheduler.Room].
+	Bounded bool
 }
 
 // Scheduler chooses targets and books requests on them. It keeps the load of each target,

@@ -108,10 +108,14 @@ func (s *Scheduler) selectAmong(now time.Time, r *Request, among []TargetRef, bo
 	if late {
 		return bound, nil
 	}
-	if !sel.Candidates[bound].Split && (sel.Needs > NoRoom && !s.anyRoom(now, among, sel.Needs) || sel.Quiet && !s.isQuiet(now, s.loadOf(among[bound]))) {
+	chosen, needs := &sel.Candidates[bound], sel.Needs
+	if needs == Clear {
+		needs = RoomForSurplus(tokens - chosen.OverlapTokens)
+	}
+	if !chosen.Split && (needs > NoRoom && !s.anyRoom(now, among, needs) || sel.Quiet && !s.isQuiet(now, s.loadOf(among[bound]))) {
 		return bound, nil
 	}
-	return bound, s.book(now, r, among[bound], tokens, &sel.Candidates[bound], sel)
+	return bound, s.book(now, r, among[bound], tokens, chosen, sel)
 }
 
 // lookUp matches the request in the cache models, before the lock is taken.

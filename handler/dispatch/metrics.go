@@ -82,10 +82,16 @@ func (m *Metrics) Begin(pool string) {
 	}
 }
 
-// Know creates the series of a class with a target, as Begin does.
-func (m *Metrics) Know(pool, class string) {
-	for _, outcome := range []string{promiseKept, promiseLate, promisePlain, promiseDemoted, promiseRefused} {
-		m.promises.WithLabelValues(pool, class, outcome)
+// Know creates the series of classes with a target, as Begin does. It ends those of classes that are gone.
+func (m *Metrics) Know(pool string, classes map[string]bool, gone []string) {
+	for class := range classes {
+		for _, outcome := range []string{promiseKept, promiseLate, promisePlain, promiseDemoted, promiseRefused} {
+			m.promises.WithLabelValues(pool, class, outcome)
+		}
+	}
+	for _, class := range gone {
+		m.promises.DeletePartialMatch(prometheus.Labels{"pool": pool, "class": class})
+		m.predictions.DeletePartialMatch(prometheus.Labels{"pool": pool, "class": class})
 	}
 }
 

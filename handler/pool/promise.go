@@ -55,7 +55,7 @@ func (w *Wants) left(t time.Time) float64 { return w.Deadline.Sub(t).Seconds() *
 // returns whether the request is late and not served in its class. seated: it need not wait in the router.
 func (p *Pool) predict(s *Seat, want *Wants, c *Candidates, bound, chosen int, seated bool) (late bool) {
 	terms, others := &c.Sel.Candidates[chosen], 0.0
-	if !seated {
+	if !seated && want.Class != nil {
 		others = p.queue.ahead(want, terms.PrefillTime)
 	}
 	if s.Demoted = want.Demoted; s.Predicted.IsZero() {
@@ -133,8 +133,9 @@ func late(want *Wants, predicted float64, t time.Time) (*Wants, error) {
 // Promises are how well the first tokens of each class were predicted. No request is refused or demoted
 // because of predictions that were not checked or were wrong.
 type Promises struct {
-	mu sync.Mutex
-	of map[string]*accuracy
+	mu      sync.Mutex
+	of      map[string]*accuracy
+	targets map[string]bool // the classes with a target: see Settings
 }
 
 // accuracy is how well the first tokens of a class were predicted.
@@ -209,17 +210,29 @@ func (p *Promises) expect(class string, share float64, now time.Time) {
 	d.All, d.Some = d.All+1, d.Some+share
 }
 
-// Know makes a class with a target known.
-func (p *Promises) Know(class string) { p.expect(class, 0, time.Time{}) }
+// Keep makes the classes with a target known, and forgets all others. It returns those that had one before.
+func (p *Promises) Keep(targets map[string]bool) (gone []string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for class := range p.targets {
+		if _, stays := targets[class]; !stays {
+			gone = append(gone, class)
+			delete(p.of, class)
+		}
+	}
+	p.targets = targets
+	return gone
+}
 
 // Expected returns the recent mean of the predicted first tokens of each class, in relation to its target. It is 0
 // without recent requests.
 func (p *Promises) Expected(now time.Time) map[string]float64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	of := make(map[string]float64, len(p.of))
-	for class, a := range p.of {
-		if of[class] = 0; a.expected.To(now, expectFor).All >= 0.05 {
+	of := make(map[string]float64, len(p.targets))
+	for class := range p.targets {
+		of[class] = 0
+		if a := p.of[class]; a != nil && a.expected.To(now, expectFor).All >= 0.05 {
 			of[class] = a.expected.Some / a.expected.All
 		}
 	}

@@ -3,6 +3,8 @@ package pool
 import (
 	"context"
 	"errors"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -54,6 +56,51 @@ func TestPromisesAreChecked(t *testing.T) {
 	doubts("another class", "")
 	if got := p.doubts(&queue.Class{Name: "other"}, now); got != unchecked {
 		t.Errorf("another class: %q", got)
+	}
+}
+
+// TestFloodBeforeTimesAreLearned has many long prompts come to a new pool, of a class that refuses late requests. Few go
+// to the engines at a time. Those whose time is up are refused, also if the queue is shorter than the flood.
+func TestFloodBeforeTimesAreLearned(t *testing.T) {
+	for _, most := range []int{1000, 50} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			r := roomOf(ctx, t, HoldAuto, usual(), usual())
+			set := *r.Settings.Load()
+			set.MaxWaiting, set.Targets = most, map[string]bool{"chat": true}
+			r.Apply(set.WithDefaults())
+			const target = 2 * time.Second
+			want := Wants{Class: &queue.Class{Name: "chat", TTFT: target, Late: queue.Refuse}, Deadline: time.Now().Add(target)}
+			var served, late, refused, full atomic.Int32
+			var clients sync.WaitGroup
+			for i := range 300 {
+				clients.Go(func() {
+					took, err := r.ask(ctx, want, &load{tokens: 8000}, uint64(i+1)) //nolint:gosec // small
+					switch _, isLate := errors.AsType[*LateError](err); {
+					case isLate:
+						refused.Add(1)
+					case errors.Is(err, ErrQueueFull):
+						full.Add(1)
+					case err != nil:
+						t.Error(err)
+					case took > target+time.Second:
+						late.Add(1)
+					default:
+						served.Add(1)
+					}
+				})
+			}
+			synctest.Wait()
+			if n := r.Scheduler.Stats().Leases; n > 4 {
+				t.Errorf("%d requests are in two engines", n)
+			}
+			clients.Wait()
+			t.Logf("%d served, %d much too late, %d refused, %d have no room in the queue", served.Load(), late.Load(), refused.Load(), full.Load())
+			if served.Load() < 8 || late.Load() > 0 || (full.Load() > 0) != (most < 300) {
+				t.Error("the flood is not served as far as the target allows")
+			}
+		})
 	}
 }
 

@@ -95,7 +95,7 @@ func (q *waiters) outcome(ctx context.Context, m *waiter, most time.Duration) gr
 			q.renew(m, o)
 			continue
 		case <-over:
-			if over = nil; q.letGo(m) {
+			if over = nil; !m.want.isOverdue() && q.letGo(m) {
 				continue
 			}
 		case <-ctx.Done():
@@ -127,7 +127,11 @@ func (q *waiters) enter(m *waiter, most int) (waits bool) {
 	q.place(m.lane, t)
 	if q.order.Len() > most && !q.letFirst(nil, t) {
 		last := q.order.Last().Value.(*waiter) //nolint:forcetypeassert,errcheck // it has no other values
-		q.decide(last, last.takeWorse(t, ErrQueueFull))
+		v := grant{err: ErrQueueFull}
+		if !last.want.isPromised() {
+			v = last.takeWorse(t, v.err)
+		}
+		q.decide(last, v)
 	}
 	return !m.out
 }
@@ -140,10 +144,11 @@ func (q *waiters) letGo(m *waiter) bool {
 	return m.out || q.letFirst(m.lane, time.Now())
 }
 
-// letFirst sends the first held request of a lane to an engine without room, or of all if it is nil.
+// letFirst sends the first held request of a lane to an engine without room, or of all if it is nil. If the queue is full,
+// no request goes that its class refuses or demotes when it is late.
 func (q *waiters) letFirst(only *lane, t time.Time) bool {
 	f := q.first(func(l *lane, _ kvscore.Room) bool { return (only == nil || l == only) && !l.background && l.isHeld(t) }, true, t)
-	if f == nil {
+	if f == nil || only == nil && f.want.isPromised() {
 		return false
 	}
 	q.decide(f, f.takeWorse(t, ErrWaited))
@@ -352,8 +357,8 @@ type grant struct {
 // takeWorse takes a slot for a waiter that the queue would otherwise refuse. The worker may be marked
 // down or have no room, but is neither hung nor draining. If there is none, the grant has the error.
 func (m *waiter) takeWorse(t time.Time, otherwise error) grant {
-	if m.lane.background {
-		return grant{err: otherwise} // only what others leave
+	if m.lane.background || m.want.isOverdue() {
+		return grant{err: otherwise} // only what others leave; or it is refused or demoted
 	}
 	w := m.lane.leastBusy(t, func(w *worker.Worker, v Verdict) bool { return v <= MarkedDown && !w.IsHung() })
 	if w == nil || !w.TakeSlot() {

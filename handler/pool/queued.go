@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/queue"
+	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
 // Queued is a part of the requests that wait.
@@ -133,6 +134,9 @@ func (p *Pool) WhyWait(want *Wants, t time.Time) (why []string) {
 // WouldHold returns whether a request would wait for room of the candidates.
 func (p *Pool) WouldHold(want *Wants, c *Candidates) bool {
 	background, need := want.isBackground(), p.roomNeeded(want, c.At)
+	if need == kvscore.Clear {
+		need = kvscore.RoomForSurplus(want.Prompt)
+	}
 	for i, at := range c.Targets {
 		if room, _ := p.Scheduler.Room(c.At, at.Target); room >= need && (!background || p.isQuiet(c.Workers[i], at.Target, c.At)) {
 			return !p.spares(want, c.offers, c.At)

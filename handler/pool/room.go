@@ -29,7 +29,7 @@ type holds struct {
 }
 
 // variedFor is how long requests are held after two tenants or classes were seen. With one of each, there is
-// nobody to be fair to, and the engines' own queues do as well.
+// nobody to be fair to, and the engines' own queues do as well. They do not refuse late requests, though.
 //
 // sharedFor is how long background requests leave room for others.
 const (
@@ -63,8 +63,8 @@ func (r *registry) heed(want *Wants, t time.Time) {
 
 // holds returns whether requests are held now.
 func (r *registry) holds(t time.Time) bool {
-	now := t.UnixNano()
-	return now-r.varied.Load() < int64(variedFor) && r.Settings.Load().Hold == HoldAuto && now >= r.loose.Load()
+	now, set := t.UnixNano(), r.Settings.Load()
+	return (set.refuses || now-r.varied.Load() < int64(variedFor)) && set.Hold == HoldAuto && now >= r.loose.Load()
 }
 
 // isHeld returns whether a request waits in the router while no target has room. Three
@@ -184,7 +184,7 @@ func (l *lane) rankIn(rooms []kvscore.Room, need kvscore.Room) int {
 	return best
 }
 
-// roomNeeded returns which room a request needs that has just come.
+// roomNeeded returns which room a request needs that has just come. Clear is that of a surplus.
 func (p *Pool) roomNeeded(want *Wants, t time.Time) kvscore.Room {
 	switch {
 	case !p.isHeld(want, t):
@@ -195,7 +195,7 @@ func (p *Pool) roomNeeded(want *Wants, t time.Time) kvscore.Room {
 	p.queue.mu.Lock()
 	defer p.queue.mu.Unlock()
 	if p.queue.order.HasSurplus(want.Class, want.Tenant, t) {
-		return kvscore.RoomForSurplus(want.Prompt)
+		return kvscore.Clear
 	}
 	return kvscore.SomeRoom
 }

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -34,7 +35,8 @@ func TestSaturation(t *testing.T) {
 	want(p, Saturated{engine.RoleBoth, "m"}, 0.5)
 }
 
-// TestExpectedFirstTokens has the ratio of a class begin with 0, follow predictions, and go back to 0.
+// TestExpectedFirstTokens has the ratio of a class begin with 0, follow predictions, and go back to 0. It ends with the
+// class.
 func TestExpectedFirstTokens(t *testing.T) {
 	var p Promises
 	now := time.Now()
@@ -44,9 +46,15 @@ func TestExpectedFirstTokens(t *testing.T) {
 			t.Errorf("%v, %v, want %v", v, there, value)
 		}
 	}
-	p.Know("chat")
+	p.Keep(map[string]bool{"chat": false})
 	want(now, 0)
 	p.expect("chat", 2, now)
 	want(now, 2)
 	want(now.Add(time.Hour), 0)
+	if gone := p.Keep(map[string]bool{"other": false}); !slices.Equal(gone, []string{"chat"}) {
+		t.Errorf("%q are gone", gone)
+	}
+	if _, there := p.Expected(now)["chat"]; there || p.of["chat"] != nil {
+		t.Error("a class that is gone is still known")
+	}
 }

@@ -36,6 +36,8 @@ type Settings struct {
 	Upstreams      map[string]bool            `json:"-"` // static ones, by dial address
 	Others         bool                       `json:"-"` // placeholders or a dynamic source may give other workers
 	Backups        []string                   `json:"-"` // those of Workers with this role, once there are defaults
+	Targets        map[string]bool            `json:"-"` // the classes with a ttft; true: they refuse or demote late requests
+	refuses        bool                       // one of them does, once there are defaults
 }
 
 // Index configures the cache model. All handlers of a pool must agree on it.
@@ -97,8 +99,8 @@ type Queue struct {
 	// Whether requests also wait while all their workers are busy with prefills: `auto` or `off`. With
 	// `auto`, a request goes to an engine when one of them can begin a prefill within about one step. What
 	// waits stays in order. That begins with the second tenant or class, and when times are
-	// learned. A request whose time is up, or for which the queue is too long, goes to an engine all the
-	// same. Default: `auto`.
+	// learned; at once if a class refuses or demotes late requests. A request whose time is up, or for which
+	// the queue is too long, goes to an engine all the same. Default: `auto`.
 	Hold string `json:"hold,omitempty"`
 
 	// How late the first token of a request may be predicted to come from its workers. If it would
@@ -225,6 +227,7 @@ func (s *Settings) WithDefaults() *Settings {
 	full.MaxWait = cmp.Or(s.MaxWait, caddy.Duration(30*time.Second))
 	full.Hold = cmp.Or(s.Hold, HoldAuto)
 	full.RetryBudget = cmp.Or(s.RetryBudget, &RetryBudget{Percent: 20, PerSecond: 10})
+	full.refuses = slices.Contains(slices.Collect(maps.Values(s.Targets)), true)
 	all := s.Workers[worker.AllWorkers]
 	all.Engine = cmp.Or(all.Engine, s.Engine, worker.EngineAuto)
 	full.Workers, full.Backups = map[string]worker.Settings{worker.AllWorkers: all}, nil
@@ -260,6 +263,10 @@ func (s *Settings) merge(o *Settings) (*Settings, error) {
 	m := *s
 	m.Workers, m.Upstreams, m.Others = maps.Clone(s.Workers), maps.Clone(s.Upstreams), s.Others || o.Others
 	maps.Copy(m.Upstreams, o.Upstreams)
+	m.Targets = maps.Clone(o.Targets)
+	for class, refuses := range s.Targets {
+		m.Targets[class] = m.Targets[class] || refuses
+	}
 	err := errors.Join(mergeOptions(&m, *o, ""), m.Limits.mergeClasses(o.Limits.Classes))
 	for dial, theirs := range o.Workers {
 		w, contradiction := mergeWorkers(s.Workers[dial], theirs)
@@ -313,7 +320,7 @@ func printable(v reflect.Value) any {
 func isUnset(v reflect.Value) bool { return v.IsZero() || v.Kind() == reflect.Slice && v.Len() == 0 }
 
 func (s *Settings) schedulerSettings() kvscore.Settings {
-	return kvscore.Settings{Memory: s.Memory, BlockSize: s.BlockSize}
+	return kvscore.Settings{Memory: s.Memory, BlockSize: s.BlockSize, Bounded: s.refuses}
 }
 
 // SharedSettings are the settings of all handlers of one configuration that name one

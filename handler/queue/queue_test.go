@@ -328,4 +328,15 @@ func TestAhead(t *testing.T) {
 			t.Errorf("tenant %d: %v, want %v", tenant, got, want)
 		}
 	}
+	other := &Class{Name: "other"}
+	if got := q.Ahead(&Entry{Class: other, Tenant: 1, Cost: 100}); got != 100 {
+		t.Errorf("another class: %v, want 100", got)
+	}
+	for i := range uint64(5000) { // half of them with less than 100
+		q.Push(&Entry{Class: other, Tenant: i, Cost: 50 + float64(i%2)*1000, Arrival: t0}, t0)
+	}
+	// 75 of each, and as much of the class before
+	if got := q.Ahead(&Entry{Class: other, Tenant: 1e6, Cost: 100}); math.Abs(got/(5000*75+1200)-1) > 0.15 {
+		t.Errorf("many tenants: %v, want about %v", got, 5000*75+1200)
+	}
 }
