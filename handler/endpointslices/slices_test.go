@@ -147,19 +147,6 @@ func FuzzAnswers(f *testing.F) {
 	})
 }
 
-// many is the list of a Service with n pods, 100 in a slice, as Kubernetes makes them.
-func many(n int) string {
-	var list []string
-	for first := 0; first < n; first += 100 {
-		var pods []string
-		for i := first; i < min(first+100, n); i++ {
-			pods = append(pods, pod(fmt.Sprintf("%08d-0000-0000-0000-000000000000", i), fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255), ready))
-		}
-		list = append(list, sliceJSON(fmt.Sprint("vllm-", first), "IPv4", web, pods...))
-	}
-	return listJSON("1", list...)
-}
-
 // TestDefaults has configurations in a cluster and outside.
 func TestDefaults(t *testing.T) {
 	t.Setenv("TOKEN_DIR", "/run/tokens")

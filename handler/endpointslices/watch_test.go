@@ -1,7 +1,6 @@
 package endpointslices
 
 import (
-	"context"
 	"encoding/pem"
 	"fmt"
 	"net/http"
@@ -318,20 +317,5 @@ func TestConfigurationsShareAWatcher(t *testing.T) {
 	}
 	if err := new(Upstreams).Cleanup(); err != nil {
 		t.Error(err)
-	}
-}
-
-func BenchmarkGetUpstreams5000(b *testing.B) {
-	l := read(b, "", strings.TrimSuffix(strings.SplitN(many(5000), `"items":[`, 2)[1], "]}"))
-	w := new(watcher)
-	w.first, w.waitNoMore = context.WithCancel(b.Context())
-	w.waitNoMore()
-	w.known.Store(&l)
-	u, r := &Upstreams{watcher: w}, httptest.NewRequest("GET", "/", nil)
-	b.ReportAllocs()
-	for b.Loop() {
-		if ups, err := u.GetUpstreams(r); err != nil || len(ups) != 5000 {
-			b.Fatal(err)
-		}
 	}
 }

@@ -351,20 +351,22 @@ func TestUnheadedRequestsAreMoved(t *testing.T) {
 	}
 }
 
-// TestStreamsThatCannotMoveEnd has streams on a worker that hangs, and no other worker that could take them.
+// TestStreamsThatCannotMoveEnd has streams on a worker that hangs, and no other worker that could take them. The worker
+// never gave a first token. It may send its answers whole, so a stream that can move does so only after a longer time.
 func TestStreamsThatCannotMoveEnd(t *testing.T) {
 	for name, v := range map[string]struct {
 		away, tokens bool
 		set          func(*flowTest, *booked)
-		ends         bool
+		ends, moves  bool
 	}{
-		"frozen":                        {true, true, func(*flowTest, *booked) {}, true},
-		"frozen, without a token":       {true, false, func(*flowTest, *booked) {}, true},
-		"stalled":                       {false, true, func(*flowTest, *booked) {}, true},
-		"may load the model":            {false, false, func(*flowTest, *booked) {}, false},
-		"its client does not read":      {true, true, func(_ *flowTest, a *booked) { a.Waits(false) }, false},
-		"can move when there is room":   {true, true, func(f *flowTest, a *booked) { f.allow(a); f.b.AskDrain(true) }, false},
-		"a worker that flows meanwhile": {true, true, func(f *flowTest, _ *booked) { f.pass(time.Second, f.a) }, false},
+		"frozen":                        {true, true, func(*flowTest, *booked) {}, true, false},
+		"frozen, without a token":       {true, false, func(*flowTest, *booked) {}, true, false},
+		"stalled":                       {false, true, func(*flowTest, *booked) {}, true, false},
+		"may load the model":            {false, false, func(*flowTest, *booked) {}, false, false},
+		"its client does not read":      {true, true, func(_ *flowTest, a *booked) { a.Waits(false) }, false, false},
+		"can move when there is room":   {true, true, func(f *flowTest, a *booked) { f.allow(a); f.b.AskDrain(true) }, false, false},
+		"can move":                      {true, false, func(f *flowTest, a *booked) { f.allow(a) }, false, true},
+		"a worker that flows meanwhile": {true, true, func(f *flowTest, _ *booked) { f.pass(time.Second, f.a) }, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFlowTest(t)
@@ -379,34 +381,14 @@ func TestStreamsThatCannotMoveEnd(t *testing.T) {
 				f.a.Health.RecordAway(f.now, worker.Unresponsive)
 			}
 			f.now = f.now.Add(quietTimes*hungAfter - worker.HungCheck)
-			if f.p.checkSilence(f.now); ended {
-				t.Error("ended too soon")
+			if f.p.checkSilence(f.now); ended || a.caused.Load() {
+				t.Error("ended or moved too soon")
 			}
 			f.now = f.now.Add(worker.HungCheck)
-			if f.p.checkSilence(f.now); ended != v.ends {
-				t.Errorf("ended: %v, want %v", ended, v.ends)
+			if f.p.checkSilence(f.now); ended != v.ends || a.caused.Load() != v.moves {
+				t.Errorf("ended: %v, want %v; moved: %v, want %v", ended, v.ends, a.caused.Load(), v.moves)
 			}
 		})
-	}
-}
-
-// TestFrozenBeforeTheFirstToken has a worker that never gave a first token. It may send its answers whole, so
-// its stream moves only after a longer time.
-func TestFrozenBeforeTheFirstToken(t *testing.T) {
-	f := newFlowTest(t)
-	a := f.stream(10)
-	f.allow(a)
-	f.a.Health.RecordAway(f.now, worker.Unresponsive)
-	if f.hang(t); a.caused.Load() {
-		t.Fatal("its stream has moved")
-	}
-	f.now = f.now.Add(quietTimes*hungAfter - worker.HungCheck)
-	if f.p.checkSilence(f.now); a.caused.Load() {
-		t.Error("it moved too soon")
-	}
-	f.now = f.now.Add(worker.HungCheck)
-	if f.p.checkSilence(f.now); !a.caused.Load() {
-		t.Error("it does not move")
 	}
 }
 

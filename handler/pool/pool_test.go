@@ -59,62 +59,53 @@ func (p *Pool) cached(w *worker.Worker) int64 {
 	return load.CachedTokens
 }
 
-// TestIdlePoolForgetsNothing has no traffic for longer than a worker is
-// remembered that is no upstream any more.
-func TestIdlePoolForgetsNothing(t *testing.T) {
-	s := wanted(worker.Settings{Dial: "static:1"})
-	s.Others = true
-	p := testPool(t, s)
-	static, dynamic := p.Worker("static:1"), p.Worker("dynamic:1")
-	for _, w := range []*worker.Worker{static, dynamic} {
-		p.serve(w).End(true, nil)
-		if n := p.cached(w); n != 1600 {
-			t.Fatalf("%s holds %d tokens, want 1600", w.Dial, n)
+// TestWorkersAreForgotten has the pool look for workers to forget. Static ones stay. Those of dynamic sources go if
+// requests came for long without them, and those that a configuration has removed with time, also without requests.
+func TestWorkersAreForgotten(t *testing.T) {
+	const grace = int64(WorkerGrace / time.Second)
+	for name, v := range map[string]struct {
+		removed bool  // by a configuration without dynamic sources
+		last    int64 // request, in seconds after the worker was last seen
+		after   int64 // seconds
+		lease   bool  // of a request that goes on
+		gone    bool
+	}{
+		"an idle pool":             {false, 0, 10 * grace, false, false},
+		"before its time":          {false, grace, 10 * grace, false, false},
+		"requests without it":      {false, grace + 1, 10 * grace, false, true},
+		"its request goes on":      {false, grace + 1, 10 * grace, true, false},
+		"removed, before its time": {true, 0, grace - 60, false, false},
+		"removed":                  {true, 0, grace + 60, false, true},
+	} {
+		s := wanted(worker.Settings{Dial: "static:1"})
+		s.Others = true
+		p := testPool(t, s)
+		static, other := p.Worker("static:1"), p.Worker("other:1")
+		p.serve(static).End(true, nil)
+		lease := p.serve(other)
+		if !v.lease {
+			lease.End(true, nil)
 		}
-	}
-	long := time.Now().Add(-10 * WorkerGrace).Unix()
-	for _, w := range []*worker.Worker{static, dynamic} {
-		w.See(long)
-	}
-	p.lastRequest.Store(long)
-	p.forget(time.Now())
-	for _, w := range []*worker.Worker{static, dynamic} {
-		if p.Worker(w.Dial) != w || p.cached(w) != 1600 {
-			t.Errorf("a quiet time made the pool forget %s: it holds %d tokens", w.Dial, p.cached(w))
+		if v.removed {
+			with := wanted(worker.Settings{Dial: "static:1"}, worker.Settings{Dial: "other:1"})
+			p.Apply(with.WithDefaults())
+			other.See(1) // long ago, as an upstream
+			p.Apply(wanted(worker.Settings{Dial: "static:1"}).WithDefaults())
 		}
-	}
-}
-
-// TestWorkerThatIsGoneIsForgotten has traffic without a dynamic upstream, which
-// has a request that still goes on. Static upstreams stay, seen or not.
-func TestWorkerThatIsGoneIsForgotten(t *testing.T) {
-	s := wanted(worker.Settings{Dial: "static:1"})
-	s.Others = true
-	p := testPool(t, s)
-	static, gone := p.Worker("static:1"), p.Worker("gone:1")
-	p.serve(static).End(true, nil)
-	lease := p.serve(gone)
-	seen := time.Now().Unix()
-	static.See(seen)
-	gone.See(seen)
-
-	p.lastRequest.Store(seen + int64(WorkerGrace/time.Second))
-	p.forget(time.Now())
-	if len(p.All()) != 2 {
-		t.Error("forgotten before its time")
-	}
-	p.lastRequest.Store(seen + int64(WorkerGrace/time.Second) + 1)
-	p.forget(time.Now())
-	if len(p.All()) != 2 {
-		t.Error("forgotten with a request under way")
-	}
-	lease.End(true, nil)
-	p.forget(time.Now())
-	if all := p.All(); len(all) != 1 || all[0] != static || p.cached(static) != 1600 {
-		t.Errorf("%d workers are left, want the static one with its 1600 tokens", len(all))
-	}
-	if n := p.cached(gone); n > 0 {
-		t.Errorf("the cache model of a forgotten worker holds %d tokens", n)
+		seen := time.Now().Unix()
+		if !v.removed {
+			static.See(seen)
+			other.See(seen)
+		}
+		p.lastRequest.Store(seen + v.last)
+		p.forget(time.Unix(seen+v.after, 0))
+		if gone := p.Known("other:1") == nil; gone != v.gone {
+			t.Errorf("%s: forgotten %v, want %v", name, gone, v.gone)
+		}
+		if n := p.cached(other); (n > 0) == v.gone || p.Known("static:1") != static || p.cached(static) != 1600 {
+			t.Errorf("%s: %d tokens of it are known, and %d of the static one", name, n, p.cached(static))
+		}
+		lease.End(true, nil)
 	}
 }
 

@@ -2,7 +2,6 @@ package pool
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -194,52 +193,6 @@ func TestQueueDoesWhatAPlainOneDoes(t *testing.T) {
 	}
 	if served == 0 || refused == 0 {
 		t.Errorf("%d served, %d refused: the test shows nothing", served, refused)
-	}
-}
-
-// TestWaitEndsInTime covers the ends of a wait: a slot, time, the client, and a
-// worker that recovers without a slot becoming free.
-func TestWaitEndsInTime(t *testing.T) {
-	const most = 30 * time.Second
-	for _, v := range []struct {
-		name    string
-		happens func(q *waiters, w *worker.Worker, leave func())
-		after   time.Duration
-		decided bool
-	}{
-		{"TimeIsUp", nil, most, false},
-		{"ClientLeaves", func(_ *waiters, _ *worker.Worker, leave func()) { leave() }, 5 * time.Second, false},
-		{"SlotIsFree", func(q *waiters, w *worker.Worker, _ func()) { w.FreeSlot(); q.freed(w) }, 5 * time.Second, true},
-		{"LimitIsRaised", func(q *waiters, w *worker.Worker, _ func()) {
-			w.LimitSlots(2)
-			q.reviewAll()
-		}, 5 * time.Second, true},
-	} {
-		t.Run(v.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				q, workers := queueRoom(1)
-				w := workers[0]
-				w.TakeSlot()
-				ctx, leave := context.WithCancel(t.Context())
-				defer leave()
-				m := newWaiter(time.Now(), w)
-				q.enter(m, 10)
-				begun := time.Now()
-				if v.happens != nil {
-					time.AfterFunc(5*time.Second, func() { v.happens(q, w, leave) })
-				}
-				got := q.outcome(ctx, m, most)
-				if decided := got.err == nil; decided != v.decided || decided && got.worker != w {
-					t.Errorf("decided %v: %+v", decided, got)
-				}
-				if d := time.Now().Sub(begun); d < v.after-reviewEvery || d > v.after+reviewEvery {
-					t.Errorf("after %v, want %v", d, v.after)
-				}
-				if n := q.length.Load(); n != 0 {
-					t.Errorf("%d still wait", n)
-				}
-			})
-		})
 	}
 }
 

@@ -65,29 +65,6 @@ func TestAddressesOfRequestsAreBounded(t *testing.T) {
 	lease.End(true, nil)
 }
 
-// TestRemovedWorkerIsForgottenWithoutTraffic takes an upstream out of the
-// configuration of a pool that serves nothing.
-func TestRemovedWorkerIsForgottenWithoutTraffic(t *testing.T) {
-	p := testPool(t, wanted(worker.Settings{Dial: "a:1"}, worker.Settings{Dial: "b:1"}))
-	b := p.Worker("b:1")
-	b.See(time.Now().Add(-time.Hour).Unix())
-	if !p.IsUpstream(p.Settings.Load(), b) {
-		t.Error("an upstream is said to be none")
-	}
-	p.Apply(wanted(worker.Settings{Dial: "a:1"}).WithDefaults())
-	if p.IsUpstream(p.Settings.Load(), b) {
-		t.Error("what was removed is said to be an upstream")
-	}
-	p.forget(time.Now().Add(WorkerGrace - time.Minute))
-	if p.Known("b:1") == nil {
-		t.Error("forgotten before its time")
-	}
-	p.forget(time.Now().Add(WorkerGrace + time.Minute))
-	if p.Known("b:1") != nil {
-		t.Error("remembered for ever")
-	}
-}
-
 // TestNothingIsKeptOfUnnamedWorkersThoughManyGo retires more targets than the
 // scheduler remembers as retired.
 func TestNothingIsKeptOfUnnamedWorkersThoughManyGo(t *testing.T) {

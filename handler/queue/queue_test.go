@@ -171,31 +171,6 @@ func TestLightClass(t *testing.T) {
 	}
 }
 
-// TestFloodAndOthers has a tenant with a thousand requests. Another one, with few, waits for the
-// request that runs and one more at most. It had no requests for a while, and gets no more than its
-// share for that.
-func TestFloodAndOthers(t *testing.T) {
-	var q Queue
-	for range 1000 {
-		q.Push(&Entry{Tenant: 1, Cost: 200, Arrival: t0}, t0)
-	}
-	next := t0.Add(time.Minute)
-	longest := time.Duration(0)
-	run(&q, 3*time.Minute, func(now time.Time) {
-		for !next.After(now) {
-			q.Push(&Entry{Tenant: 2, Cost: 100, Arrival: next}, now)
-			next = next.Add(time.Second)
-		}
-	}, func(e *Entry, now time.Time) {
-		if e.Tenant == 2 {
-			longest = max(longest, now.Sub(e.Arrival))
-		}
-	})
-	if longest > 600*time.Millisecond {
-		t.Errorf("waited for %v", longest)
-	}
-}
-
 func TestOrderInATenant(t *testing.T) {
 	class := &Class{Name: "c"}
 	for name, v := range map[string]struct {

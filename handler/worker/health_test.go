@@ -39,21 +39,26 @@ func TestMarksHaveALength(t *testing.T) {
 	}
 }
 
-// TestRequestsUnderWayDoNotCountAgain has many requests at a worker when it
-// fails: they fail with it, and are one failure.
-func TestRequestsUnderWayDoNotCountAgain(t *testing.T) {
+// TestOldRequestsShowNothing has many requests at a worker when it fails. Those that fail with it are one failure, and
+// good answers to them heal nothing.
+func TestOldRequestsShowNothing(t *testing.T) {
 	var h Health
 	if !h.Fail(epoch, epoch, 0, false) {
 		t.Error("the first failure did not find the worker well")
 	}
+	old, now := epoch.Add(-time.Second), epoch.Add(firstDown)
 	for i := range 20 {
-		at := epoch.Add(time.Duration(i) * time.Second) // long requests fail late
-		if h.Fail(at, epoch.Add(-time.Second), 0, false) {
-			t.Error("the worker was healthy without a success")
+		at := epoch.Add(time.Duration(i) * time.Second) // long requests end late
+		if h.Fail(at, old, 0, false) || h.Succeed(at, old) {
+			t.Error("healthy without a success")
 		}
 	}
-	if !h.Available(epoch.Add(firstDown)) {
+	if !h.Available(now) {
 		t.Error("failures of requests from before made the mark longer")
+	}
+	h.Admit(now)
+	if h.Available(now) {
+		t.Error("more than one request at a time")
 	}
 }
 
@@ -165,23 +170,6 @@ func TestLongAnswerLetsOthersIn(t *testing.T) {
 				t.Errorf("%d requests at a time after the end of all, want 1", n)
 			}
 		})
-	}
-}
-
-// TestOldSuccessesHealNothing has answers to requests that were begun before the
-// failure.
-func TestOldSuccessesHealNothing(t *testing.T) {
-	var h Health
-	h.Fail(epoch, epoch, 0, false)
-	now := epoch.Add(firstDown)
-	for range 100 {
-		if h.Succeed(now, epoch.Add(-time.Second)) {
-			t.Fatal("well again by an answer to an old request")
-		}
-	}
-	h.Admit(epoch)
-	if h.Available(now) {
-		t.Error("more than one request at a time")
 	}
 }
 
