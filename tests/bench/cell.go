@@ -41,14 +41,6 @@ func allCells() []cell {
 	}
 }
 
-func cellNames(cells []cell) []string {
-	names := make([]string, 0, len(cells))
-	for _, c := range cells {
-		names = append(names, c.name)
-	}
-	return names
-}
-
 // sample is what one contender showed in one cell of one round. What could not be
 // measured is NaN.
 type sample struct {

@@ -49,14 +49,6 @@ func builtin() []*contender {
 	}
 }
 
-func contenderNames(list []*contender) []string {
-	names := make([]string, 0, len(list))
-	for _, c := range list {
-		names = append(names, c.name)
-	}
-	return names
-}
-
 // external reads name=port=command. The name is one in tables, in lists, and of files.
 func external(s string, taken []*contender) (*contender, error) {
 	parts := strings.SplitN(s, "=", 3)
@@ -67,7 +59,7 @@ func external(s string, taken []*contender) (*contender, error) {
 	switch name := parts[0]; {
 	case err != nil:
 		return nil, fmt.Errorf("port %q: %w", parts[1], err)
-	case slices.Contains(contenderNames(taken), name):
+	case slices.ContainsFunc(taken, func(c *contender) bool { return c.name == name }):
 		return nil, fmt.Errorf("there is a %q already", name)
 	case strings.HasPrefix(name, ".") || strings.ContainsAny(name, `/\,`):
 		return nil, fmt.Errorf("%q cannot be a name", name)

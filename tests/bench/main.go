@@ -59,9 +59,8 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	all := builtin()
 	f := flag.NewFlagSet("bench", flag.ContinueOnError)
 	f.SetOutput(stderr)
-	names := f.String("contenders", "", "comma-separated `names`; default: all of "+
-		strings.Join(contenderNames(all), ", ")+", and those of -with")
-	cellList := f.String("cells", "", "comma-separated `names`; default: all of "+strings.Join(cellNames(allCells()), ", "))
+	contenders := f.String("contenders", "", "comma-separated `names`; default: all of "+names(all)+", and those of -with")
+	cells := f.String("cells", "", "comma-separated `names`; default: all of "+names(allCells()))
 	f.IntVar(&o.rounds, "rounds", 3, "rounds, each with all cells and contenders")
 	f.DurationVar(&o.warmup, "warmup", 500*time.Millisecond, "warm-up of each contender in each cell")
 	f.DurationVar(&o.timed, "time", 2500*time.Millisecond, "what is timed of it")
@@ -79,25 +78,32 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 		return nil, fmt.Errorf("not understood: %s", strings.Join(args, " "))
 	}
 	var err error
-	if o.contenders, err = pick(all, *names, contenderNames(all)); err != nil {
+	if o.contenders, err = pick(all, *contenders); err != nil {
 		return nil, fmt.Errorf("contenders: %w", err)
 	}
-	if o.cells, err = pick(allCells(), *cellList, cellNames(allCells())); err != nil {
+	if o.cells, err = pick(allCells(), *cells); err != nil {
 		return nil, fmt.Errorf("cells: %w", err)
 	}
 	return o, nil
 }
 
+func (c cell) String() string       { return c.name }
+func (c *contender) String() string { return c.name }
+
+// names returns a list of the names.
+func names[T fmt.Stringer](all []T) string {
+	return strings.ReplaceAll(strings.Trim(fmt.Sprint(all), "[]"), " ", ", ")
+}
+
 // pick returns those of all that a comma-separated list names, in its order.
-func pick[T any](all []T, list string, names []string) ([]T, error) {
+func pick[T fmt.Stringer](all []T, list string) (picked []T, err error) {
 	if list == "" {
 		return all, nil
 	}
-	var picked []T
-	for n := range strings.SplitSeq(list, ",") {
-		i := slices.Index(names, strings.TrimSpace(n))
+	for name := range strings.SplitSeq(list, ",") {
+		i := slices.IndexFunc(all, func(x T) bool { return x.String() == strings.TrimSpace(name) })
 		if i < 0 {
-			return nil, fmt.Errorf("there is no %q", n)
+			return nil, fmt.Errorf("there is no %q", name)
 		}
 		picked = append(picked, all[i])
 	}

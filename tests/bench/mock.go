@@ -155,51 +155,34 @@ type answers struct {
 }
 
 var (
-	chatAnswers       = newAnswers("chat.completion", "chat.completion.chunk", chatChoice)
-	completionAnswers = newAnswers("text_completion", "text_completion", completionChoice)
+	chatAnswers = newAnswers("chat.completion", "chat.completion.chunk", `"message":{"role":"assistant","content":"%s"}`,
+		`"delta":{"role":"assistant","content":""}`, `"delta":{"content":"%s"}`, `"delta":{}`)
+	completionAnswers = newAnswers("text_completion", "text_completion", `"text":"%s"`, "", `"text":"%s"`, `"text":""`)
 )
 
-// newAnswers makes the answers of an API. choice returns the content of a
-// choice: in a plain answer, in a stream's first event, in a chunk, or in the
-// last event.
-func newAnswers(object, chunk string, choice func(part string, text string) string) answers {
-	head := func(object string) string {
-		return `{"id":"cmpl-5f3a9c0d7e","object":"` + object + `","created":1763700000,"model":"` + modelName + `","choices":[`
+// newAnswers makes the answers of an API from what a choice has in a plain answer, in a stream's first
+// event (none if it is empty), in a chunk, and in the last event.
+func newAnswers(object, chunk, plain, first, word, last string) (a answers) {
+	answer := func(object, member, reason string) string {
+		if member != "" {
+			member = `{"index":0,` + member + `,"logprobs":null,"finish_reason":` + reason + `}`
+		}
+		return `{"id":"cmpl-5f3a9c0d7e","object":"` + object + `","created":1763700000,"model":"` + modelName + `","choices":[` + member + `]`
+	}
+	event := func(member, reason string) {
+		a.events = append(a.events, []byte("data: "+answer(chunk, member, reason)+"}\n\n"))
 	}
 	text := "This is the answer to the question, which is as long as a short answer usually is and says nothing."
-	a := answers{plain: []byte(head(object) + choice("plain", text) + `],`)}
-	event := func(s string) { a.events = append(a.events, []byte("data: "+head(chunk)+s+"]}\n\n")) }
-	if opening := choice("open", ""); opening != "" {
-		event(opening)
+	a.plain = []byte(answer(object, fmt.Sprintf(plain, text), `"stop"`) + ",")
+	if first != "" {
+		event(first, "null")
 	}
 	for i := range chunks {
-		event(choice("chunk", " word"+strconv.Itoa(i)))
+		event(fmt.Sprintf(word, " word"+strconv.Itoa(i)), "null")
 	}
-	event(choice("stop", ""))
-	a.usage = "data: " + head(chunk) + "],"
+	event(last, `"stop"`)
+	a.usage = "data: " + answer(chunk, "", "") + ","
 	return a
-}
-
-func chatChoice(part, text string) string {
-	switch part {
-	case "plain":
-		return `{"index":0,"message":{"role":"assistant","content":"` + text + `"},"logprobs":null,"finish_reason":"stop"}`
-	case "open":
-		return `{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}`
-	case "chunk":
-		return `{"index":0,"delta":{"content":"` + text + `"},"logprobs":null,"finish_reason":null}`
-	}
-	return `{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}`
-}
-
-func completionChoice(part, text string) string {
-	switch part {
-	case "open":
-		return ""
-	case "chunk":
-		return `{"index":0,"text":"` + text + `","logprobs":null,"finish_reason":null}`
-	}
-	return `{"index":0,"text":"` + text + `","logprobs":null,"finish_reason":"stop"}`
 }
 
 // stream writes each event and flushes it, as engines do.
