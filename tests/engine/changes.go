@@ -100,9 +100,9 @@ func (t tier) Stored(s cache.Stored) {
 		LoRA: s.Root.LoRA, LoRAID: slices.Index(t.cfg.LoRAs, s.Root.LoRA) + 1, Salt: s.Root.Salt, Session: s.Session, Medium: t.medium,
 	}
 	for _, list := range s.Media {
-		var block []publisher.Media
-		for _, m := range list {
-			block = append(block, publisher.Media(m))
+		block := make([]publisher.Media, len(list))
+		for i, m := range list {
+			block[i] = publisher.Media(m)
 		}
 		e.Media = append(e.Media, block)
 	}

@@ -30,7 +30,7 @@
 // of the blocks' keys, and of the extra keys in KV events.
 //
 // With Config.Events each rank publishes KV events as its flavour does (package publisher),
-// and the engine says where. Events and Holds tell what the caches really hold.
+// and the engine says where. Cached tells what the cache really has.
 //
 //   - A vLLM publishes a batch when a step ends that changed its cache. A clear waits for
 //     the next step. Each copy of a block has its own event, stored or removed.

@@ -17,19 +17,6 @@ const (
 // AbortPath is where an SGLang ends requests.
 const AbortPath = "/abort_request"
 
-// source is one rank's publisher, as a vLLM tells of it.
-type source struct {
-	Enabled   bool    `json:"enable_kv_cache_events"`
-	Publisher string  `json:"publisher"`
-	Endpoint  string  `json:"endpoint"`
-	Replay    *string `json:"replay_endpoint"`
-	Buffer    int     `json:"buffer_steps"`
-	HighWater int     `json:"hwm"`
-	Queue     int     `json:"max_queue_size"`
-	Topic     string  `json:"topic"`
-	Rank      int     `json:"data_parallel_rank"`
-}
-
 // EventEndpoints returns where a rank publishes, and where it answers with past batches; empty
 // without. They have the form tcp://host:port.
 func (e *Engine) EventEndpoints(rank int) (pub, replay string) {
@@ -50,15 +37,18 @@ func (x *exchange) eventSources() {
 		x.fail404()
 		return
 	}
-	byRank := make(map[string]source)
+	byRank := make(object)
 	for i := range x.engine.cfg.Ranks {
-		s := source{Enabled: true, Publisher: "zmq", Buffer: c.Buffer, HighWater: 100000, Queue: 100000, Topic: c.Topic, Rank: i}
-		var replay string
-		if s.Endpoint, replay = x.engine.EventEndpoints(i); replay != "" {
-			s.Replay = &replay
+		pub, replay := x.engine.EventEndpoints(i)
+		source := object{
+			"enable_kv_cache_events": true, "publisher": "zmq", "replay_endpoint": nil, "buffer_steps": c.Buffer,
+			"hwm": 100000, "max_queue_size": 100000, "topic": c.Topic, "data_parallel_rank": i,
+			"endpoint": "tcp://*" + pub[strings.LastIndexByte(pub, ':'):], // vLLM listens only at such addresses
 		}
-		s.Endpoint = "tcp://*" + s.Endpoint[strings.LastIndexByte(s.Endpoint, ':'):] // vLLM listens only at such addresses
-		byRank[strconv.Itoa(i)] = s
+		if replay != "" {
+			source["replay_endpoint"] = replay
+		}
+		byRank[strconv.Itoa(i)] = source
 	}
 	x.value(byRank)
 }

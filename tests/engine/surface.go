@@ -70,7 +70,7 @@ func (x *exchange) models() {
 	if cfg.Flavour == VLLM || cfg.Flavour == SGLang || cfg.Flavour == OldSGLang {
 		base["max_model_len"] = cfg.MaxModelLen
 	}
-	list := []object{base}
+	list := append(make([]object, 0, 1+len(cfg.LoRAs)), base)
 	for _, l := range cfg.LoRAs {
 		list = append(list, describe(l, cfg.Model))
 	}
