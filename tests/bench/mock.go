@@ -160,8 +160,8 @@ var (
 	completionAnswers = newAnswers("text_completion", "text_completion", `"text":"%s"`, "", `"text":"%s"`, `"text":""`)
 )
 
-// newAnswers makes the answers of an API from what a choice has in a plain answer, in a stream's first
-// event (none if it is empty), in a chunk, and in the last event.
+// newAnswers makes the answers of an API. A choice has these members: in a plain answer, in the first
+// event of a stream, in a chunk, and in the last event. Without a first member, there is no such event.
 func newAnswers(object, chunk, plain, first, word, last string) (a answers) {
 	answer := func(object, member, reason string) string {
 		if member != "" {
