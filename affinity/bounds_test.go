@@ -132,4 +132,3 @@ func TestUndeliveredEndsAreBounded(t *testing.T) {
 		t.Error("no end was delivered after it caught up")
 	}
 }
-

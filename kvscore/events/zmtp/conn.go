@@ -52,9 +52,6 @@ type Conn struct {
 	// before Recv; nil allows all.
 	Room func(bytes int) error
 
-	head [9]byte // of the last frame
-	cmd  []byte  // the last command
-
 	write sync.Mutex // keeps frames of two writers apart
 }
 
@@ -133,11 +130,8 @@ func (c *Conn) writeRaw(b []byte) error {
 	return err
 }
 
-func (c *Conn) broken(err error, within bool) error {
-	if within {
-		err = inside(err)
-	}
-	if errors.Is(err, io.EOF) {
+func (c *Conn) broken(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return fmt.Errorf("%s closed the connection: %w", c.endpoint, err)
 	}
 	return fmt.Errorf("receiving from %s: %w", c.endpoint, err)

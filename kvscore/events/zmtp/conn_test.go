@@ -142,12 +142,12 @@ func TestBadPeers(t *testing.T) {
 		in   []byte
 		want string // in the error
 	}{
-		"nothing":           {nil, "reading the peer's greeting: unexpected EOF"},
+		"nothing":           {nil, "reading the peer's greeting: EOF"},
 		"HTTP":              {[]byte("HTTP/1.1 400 Bad Request\r\n\r\n"), `does not talk ZMTP 3: its greeting begins with "HTTP/1.1 4"`},
 		"ZMTP 2":            {[]byte("\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x01\x02\x00\x00"), "talks ZMTP version 1"},
 		"half a greeting":   {ok[:30], "greeting: unexpected EOF"},
 		"CURVE":             {peerGreeting(1, "CURVE"), `security mechanism "CURVE"`},
-		"no READY":          {ok[:64], "READY: unexpected EOF"},
+		"no READY":          {ok[:64], "READY: EOF"},
 		"a message first":   {append(peerGreeting(1, "NULL"), frames("x")...), "a message before READY"},
 		"ERROR":             {ready("\x05ERROR\x07go away"), `refused the connection: "go away"`},
 		"another command":   {ready("\x04PING\x00\x00"), `the command "PING"`},
@@ -164,8 +164,8 @@ func TestBadPeers(t *testing.T) {
 		"too much together": {append(append(ok, "\x03\x00\x00\x00\x00\x00\x00\x04\x00"+strings.Repeat("x", 1024)...), frames("y")...), "more than 1024 bytes"},
 		"too many frames":   {append(ok, frames(strings.Split("seventeen letters", "")...)...), "more than 16 frames"},
 		"cut in a frame":    {append(ok, 0, 9, 'x'), "unexpected EOF"},
-		"cut in a header":   {append(ok, 2, 0), "unexpected EOF"},
-		"cut in a message":  {append(ok, 1, 1, 'x'), "unexpected EOF"},
+		"cut in a header":   {append(ok, 2, 0), "EOF"},
+		"cut in a message":  {append(ok, 1, 1, 'x'), "closed the connection: EOF"},
 		"PING without TTL":  {append(ok, "\x04\x05\x04PING"...), "without a time to live"},
 		"late ERROR":        {append(ok, "\x04\x0a\x05ERROR\x03out"...), `refused the connection: "out"`},
 	} {

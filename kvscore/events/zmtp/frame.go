@@ -38,7 +38,7 @@ type header struct {
 }
 
 func (c *Conn) header() (header, error) {
-	b := &c.head
+	var b [9]byte
 	if _, err := io.ReadFull(c.r, b[:2]); err != nil {
 		return header{}, err
 	}
@@ -49,7 +49,7 @@ func (c *Conn) header() (header, error) {
 	}
 	if flags&flagLong != 0 {
 		if _, err := io.ReadFull(c.r, b[2:]); err != nil {
-			return header{}, inside(err)
+			return header{}, err
 		}
 		h.size = binary.BigEndian.Uint64(b[1:])
 	}
@@ -59,31 +59,23 @@ func (c *Conn) header() (header, error) {
 	return h, nil
 }
 
-// inside turns an end between two frames into an end within one.
-func inside(err error) error {
-	if errors.Is(err, io.EOF) {
-		return io.ErrUnexpectedEOF
-	}
-	return err
-}
-
 // Recv reads the next message. It answers the peer's heartbeats on the way. After an error, the
 // connection is of no more use.
 func (c *Conn) Recv() (m Message, err error) {
 	for {
 		h, err := c.header()
 		if err != nil {
-			return nil, c.broken(err, len(m) > 0)
+			return nil, c.broken(err)
 		}
 		if h.command { // libzmq may send a PING between the frames of a message
 			if err := c.handle(h); err != nil {
-				return nil, c.broken(err, true)
+				return nil, c.broken(err)
 			}
 			continue
 		}
 		f, err := c.frame(m, h.size)
 		if err != nil {
-			return nil, c.broken(err, true)
+			return nil, c.broken(err)
 		}
 		if m = append(m, f); !h.more {
 			return m, nil
@@ -116,13 +108,13 @@ func (c *Conn) frame(m Message, size uint64) (b []byte, err error) {
 	return b, nil
 }
 
-// readCommand reads a command's name and body. They are valid until the next one.
+// readCommand reads a command's name and body.
 func (c *Conn) readCommand(h header) (name, body []byte, err error) {
-	c.cmd = slices.Grow(c.cmd[:0], int(h.size))[:h.size]
-	if _, err := io.ReadFull(c.r, c.cmd); err != nil {
-		return nil, nil, inside(err)
+	b := make([]byte, h.size)
+	if _, err := io.ReadFull(c.r, b); err != nil {
+		return nil, nil, err
 	}
-	name, body, ok := cut(c.cmd, 1)
+	name, body, ok := cut(b, 1)
 	if !ok || len(name) == 0 {
 		return nil, nil, errors.New("the peer sent a command without a name")
 	}

@@ -44,14 +44,14 @@ func (c *Conn) handshake() error {
 	}
 	h, err := c.header()
 	if err != nil {
-		return fmt.Errorf("reading the peer's READY: %w", inside(err))
+		return fmt.Errorf("reading the peer's READY: %w", err)
 	}
 	if !h.command {
 		return errors.New("the peer sent a message before READY")
 	}
 	name, body, err := c.readCommand(h)
 	if err != nil {
-		return fmt.Errorf("reading the peer's READY: %w", inside(err))
+		return fmt.Errorf("reading the peer's READY: %w", err)
 	}
 	switch string(name) {
 	case "READY":
@@ -67,7 +67,7 @@ func (c *Conn) handshake() error {
 func (c *Conn) readGreeting() error {
 	var g [greetingSize]byte
 	if _, err := io.ReadFull(c.r, g[:versionAt+1]); err != nil {
-		return fmt.Errorf("reading the peer's greeting: %w", inside(err))
+		return fmt.Errorf("reading the peer's greeting: %w", err)
 	}
 	if g[0] != 0xff || g[9] != 0x7f {
 		return fmt.Errorf("the peer does not talk ZMTP 3: its greeting begins with %q", g[:versionAt])
@@ -76,7 +76,7 @@ func (c *Conn) readGreeting() error {
 		return fmt.Errorf("the peer talks ZMTP version %d, at least 3.0 is needed", g[versionAt])
 	}
 	if _, err := io.ReadFull(c.r, g[versionAt+1:]); err != nil {
-		return fmt.Errorf("reading the peer's greeting: %w", inside(err))
+		return fmt.Errorf("reading the peer's greeting: %w", err)
 	}
 	c.major, c.minor = g[versionAt], g[versionAt+1]
 	if m := bytes.TrimRight(g[mechanismAt:fillerAt], "\x00"); string(m) != "NULL" {
