@@ -300,24 +300,6 @@ func (r *Request) note(key int, v rawjson.Span) {
 	r.memberCount++
 }
 
-// Only returns the value of the body's only member of a name. It is not ok without one, and if there may be others:
-// an Editor finds them.
-func (r *Request) Only(body []byte, name string) (v rawjson.Span, ok bool) {
-	if len(body) != r.size || r.memberCount > keptMembers || r.size > math.MaxUint32 {
-		return v, false
-	}
-	for _, m := range r.members[:r.memberCount] {
-		if string(rawjson.KeyAt(body, int(m.Key))) != name {
-			continue
-		}
-		if ok {
-			return v, false
-		}
-		v, ok = rawjson.Span{Start: int(m.Start), End: int(m.End)}, true
-	}
-	return v, ok
-}
-
 // Editor returns an Editor for the body that was parsed; nil for another one.
 func (r *Request) Editor(body []byte) *rawjson.Editor {
 	if len(body) != r.size {

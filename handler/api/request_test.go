@@ -313,24 +313,3 @@ func TestFind(t *testing.T) {
 		}
 	}
 }
-
-// TestOnly finds a member that no other has the name of.
-func TestOnly(t *testing.T) {
-	many := strings.Repeat(`"x":1,`, 100)
-	for body, want := range map[string]string{
-		`{"model":"m","messages":[]}`:             `"m"`,
-		`{"messages":[],"mod\u0065l" : "m"}`:      `"m"`,
-		`{"model":"m","messages":[],"model":"n"}`: "",
-		`{"messages":[{"model":"m"}]}`:            "",
-		`{"model":"m",` + many + `"messages":[]}`: "",
-	} {
-		req, err := Parse(For("/v1/chat/completions"), []byte(body), Options{})
-		if err != nil {
-			t.Fatalf("%s: %v", body, err)
-		}
-		v, ok := req.Only([]byte(body), "model")
-		if got := string(v.Of([]byte(body))); ok != (want != "") || ok && got != want {
-			t.Errorf("%s: got %s, %t", body, got, ok)
-		}
-	}
-}

@@ -91,7 +91,7 @@ func (a *Attempt) adapt(req *http.Request) (*http.Request, body.Edited) {
 		return req, as
 	}
 	var edit *rawjson.Editor
-	if read := p.Parsed(); read != nil && c.Body != nil && (adapts || !a.setOnlyModel(&as, read)) {
+	if read := p.Parsed(); read != nil && c.Body != nil {
 		edit = read.Editor(c.Body.Data)
 	}
 	var done engine.Adapted
@@ -173,19 +173,6 @@ func SetModel(edit *rawjson.Editor, p *plan.Plan, w *worker.Worker) {
 	if text := (rawjson.Span{End: len(v)}).Text(v); text != "" && text == p.Named() || v == nil && p.API != nil && p.Named() == "" {
 		edit.Set(memberModel, rawjson.AppendString(nil, ModelAt(p, w)))
 	}
-}
-
-// setOnlyModel does what SetModel does for a body that does not change otherwise, without an Editor. It returns false if
-// it cannot.
-func (a *Attempt) setOnlyModel(as *body.Edited, read *api.Request) bool {
-	p, whole := a.Call.Plan, a.Call.Body
-	v, ok := read.Only(whole.Data, memberModel)
-	if named := p.Named(); !ok || named == "" || v.Text(whole.Data) != named {
-		return false
-	}
-	name := rawjson.AppendString(nil, ModelAt(p, a.Worker))
-	*as = whole.Edit([]rawjson.Edit{{Span: v, Text: name}})
-	return true
 }
 
 func renamed(req *http.Request, from, to string) *http.Request {

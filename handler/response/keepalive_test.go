@@ -28,7 +28,8 @@ func TestKeepalive(t *testing.T) {
 	}
 	for _, v := range []struct {
 		name   string
-		late   bool // there is no early header
+		late   bool          // there is no early header
+		seat   time.Duration // when there is a worker
 		do     func(*Keepalive)
 		status int // 200 if 0
 		own    bool
@@ -73,6 +74,14 @@ func TestKeepalive(t *testing.T) {
 				}
 			}
 		}, want: event + comment + "data: {}\r\n\r\n: keepalive\r\n\r\ndata: x\r\n\r\n: keepalive\r\n\r\n"},
+		{name: "long wait for a seat", own: true, seat: time.Minute, do: func(k *Keepalive) {
+			time.Sleep(70 * time.Second)
+			answer(k, 200, ofStream)
+		}, want: comment},
+		{name: "too long a wait for a seat", seat: time.Minute, do: func(k *Keepalive) {
+			time.Sleep(59 * time.Second)
+			answer(k, 200, ofStream)
+		}},
 		{name: "refusal at once", status: 400, do: func(k *Keepalive) {
 			answer(k, 400, map[string]string{"Content-Type": "application/json"})
 			time.Sleep(time.Minute)
@@ -116,7 +125,8 @@ func TestKeepalive(t *testing.T) {
 				if v.late {
 					early = nil
 				}
-				k := Keep(client, nil, 15*time.Second, early, always)
+				begun := time.Now()
+				k := Keep(client, nil, 15*time.Second, early, func() bool { return time.Since(begun) >= v.seat })
 				v.do(k)
 				k.Close()
 				got := client.Body.String()
@@ -142,7 +152,7 @@ func TestKeepalive(t *testing.T) {
 func TestKeepaliveBesideAnAnswer(t *testing.T) {
 	for wait := range 10 {
 		client := httptest.NewRecorder()
-		k := Keep(client, nil, 2*time.Millisecond, http.Header{"Content-Type": {"text/event-stream"}}, always)
+		k := Keep(client, nil, 2*time.Millisecond, http.Header{"Content-Type": {"text/event-stream"}}, func() bool { return true })
 		k.Header().Set("Content-Type", "text/event-stream")
 		time.Sleep(time.Duration(wait) * 400 * time.Microsecond)
 		k.Header().Set("X-Engine", "e1")
@@ -158,27 +168,4 @@ func TestKeepaliveBesideAnAnswer(t *testing.T) {
 			t.Fatalf("the client got %q", got)
 		}
 	}
-}
-
-func always() bool { return true }
-
-// TestKeepaliveWaitsForASeat has no worker for a while.
-func TestKeepaliveWaitsForASeat(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		client, begun := httptest.NewRecorder(), time.Now()
-		k := Keep(client, nil, 15*time.Second, http.Header{"Content-Type": {"text/event-stream"}}, func() bool { return time.Since(begun) > time.Minute })
-		time.Sleep(50 * time.Second)
-		own := func() bool {
-			k.mu.Lock()
-			defer k.mu.Unlock()
-			return k.own
-		}
-		if own() {
-			t.Error("the client has a header already")
-		}
-		time.Sleep(20 * time.Second)
-		if k.Close(); !own() {
-			t.Error("the client has no header")
-		}
-	})
 }
