@@ -185,7 +185,7 @@ func TestSilentWatch(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := startServer(t, pod("1", "10.0.0.1", ready))
 			s.answers["watch"] = a
-			w, _ := s.follow(t, 0)
+			w, _ := s.follow(t, time.Second) // less, and a slow header is a failure
 			w.has(t, "10.0.0.1:8000")
 			s.setList()
 			w.has(t)
