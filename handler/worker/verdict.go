@@ -92,6 +92,8 @@ const (
 // Record records the outcome of an attempt on the worker.
 func (w *Worker) Record(t time.Time, o *Outcome) (v Verdict) {
 	switch o.Kind {
+	case OutcomeNone:
+		return v
 	case OutcomeLimited:
 		return Verdict{Limited: true, Why: o.Why}
 	case OutcomeRefused:
@@ -104,20 +106,19 @@ func (w *Worker) Record(t time.Time, o *Outcome) (v Verdict) {
 		v.Well = w.answered()
 	}
 	why := o.Why
-	switch o.Kind {
-	case OutcomeGood:
+	switch {
+	case o.Kind == OutcomeAnswered:
+		return v
+	case o.Kind == OutcomeGood:
 		if !w.IsHung() && w.Health.Succeed(t, o.Begun) { // a header alone is no progress
 			v.Well = true
 		}
 		return v
-	case OutcomeErrored:
+	case o.Kind == OutcomeErrored:
 		if !w.isWorse(t, o) {
 			return v
 		}
 		why = "most answers are errors, unlike those of other workers: " + why
-	case OutcomeBroken, OutcomeBusy:
-	default:
-		return v
 	}
 	if w.IsBackup() && o.Wait > 0 {
 		w.Health.Rest(t.Add(o.Wait))
