@@ -143,6 +143,9 @@ func FuzzParse(f *testing.F) {
 // blocks of any size and pieces of any length.
 func FuzzHasher(f *testing.F) {
 	f.Add([]byte(`a\n\u00e9\\\"\ud83d\ude00 and some more text, longer than a block\t`), uint16(16), uint16(3))
+	for _, broken := range []string{`\`, `\u12`, `\uzzzz`, `\ud83d\u12`} {
+		f.Add([]byte(broken), uint16(0), uint16(0))
+	}
 	f.Fuzz(func(t *testing.T, raw []byte, size, before uint16) {
 		block := 16 + int(size)%300
 		prefix := bytes.Repeat([]byte("x"), int(before)%1000)

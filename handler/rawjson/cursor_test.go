@@ -68,6 +68,7 @@ func TestReadAndElements(t *testing.T) {
 func FuzzCursor(f *testing.F) {
 	f.Add([]byte(`{"a":[1,{"b":"]}\""}],"\u00e9\ud83d\ude00":null,"c":-1.5e3}`), uint64(5))
 	f.Add([]byte(` { } `), uint64(0))
+	f.Add([]byte("\xef\xbb\xbf{}"), uint64(0))
 	f.Add([]byte(`{"a":1,"a":2,"":{}}x`), uint64(2))
 	f.Add([]byte(`{"a":"\\","b":tru,}`), uint64(1))
 	for _, escaped := range []string{`\n\"\\\/`, `\u00e9\b\f\r\t`, `\ud83d`, `\ude00\ud83d`, `\ud83d\u0061`, `\ud83da`, `\uD83D\uDE00`, `\u0000`, `é😀\u0001`} {
