@@ -34,8 +34,8 @@ func (r *Bindings) Dump(each func([]Saved) bool) bool {
 }
 
 // Restore binds a session as it was before, if it has no binding now. The time to live
-// continues from the last use. Restore returns false if the session has a binding, if its time is
-// over, or if the store is full of bindings that were used later.
+// continues from the last use. Restore returns false if the session has a binding, or if its time is
+// over. It does the same if the store is full of bindings that were used later.
 func (r *Bindings) Restore(s *Saved) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
