@@ -183,11 +183,12 @@ func (s *Scheduler) predict(now time.Time, ld *load, c *Candidate, sel *Selectio
 	c.PrefillTime = c.Slowness * s.latency.predict(featuresOf(1, workOf(n, c.OverlapTokens), context))
 	c.Awaiting = len(ld.awaiting.leases)
 	c.RecentWork = ld.recent.value(now)
+	c.rested = now.Sub(ld.recent.at)
 	c.MemoryUse = (c.PromptBlocks + c.OutputBlocks) * float64(s.settings.BlockSize) / float64(ld.capacity)
 	sel.setMemory(c, float64(ld.capacity), context)
 }
 
-// setMemory sets how full a target's memory will be, and for how many milliseconds of the target's time the
+// setMemory sets how long a target's steps take, how full its memory will be, and for how many milliseconds of the target's time the
 // prompt takes the whole memory. That is its share of the memory, without what active requests hold already,
 // times the answer's time. Where memory is short, about half of that time goes to prefills of others. Memory
 // that stays free costs nobody, so it counts by a high power of how full it will be.
@@ -196,6 +197,6 @@ func (s *Selection) setMemory(c *Candidate, capacity, context float64) {
 	needs := max(0, float64(s.Tokens)-c.SharedBlocks*block)
 	// On average, what is left of an active answer is as long as any answer.
 	c.full = c.MemoryUse + (n*s.MeanAnswer+needs+s.ExpectedAnswer)/capacity
-	step := s.Latency.Fixed + s.Latency.Token*n + s.Latency.Context*context
-	c.memory = math.Pow(min(1, c.full), 8) * needs / capacity * s.ExpectedAnswer * 2 * step
+	c.step = s.Latency.Fixed + s.Latency.Token*n + s.Latency.Context*context
+	c.memory = math.Pow(min(1, c.full), 8) * needs / capacity * s.ExpectedAnswer * 2 * c.step
 }

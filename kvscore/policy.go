@@ -2,6 +2,7 @@ package kvscore
 
 import (
 	"math"
+	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/kvscore/cache"
 )
@@ -187,8 +188,10 @@ type Candidate struct {
 	Slowness float64 `json:"slowness"`
 	// MemoryUse is the share of the target's KV cache that active requests use. It can be
 	// above 1, for the engine's memory is not known exactly.
-	MemoryUse    float64 `json:"memory_use"`
-	full, memory float64 // see Selection.setMemory
+	MemoryUse float64 `json:"memory_use"`
+	// see Selection.setMemory
+	full, memory, step float64
+	rested             time.Duration // since a request came to the target
 	// RecentWork is the predicted prefill time of recent requests, in milliseconds. It
 	// decays with a time constant of two minutes.
 	RecentWork float64 `json:"recent_work_ms"`

@@ -35,7 +35,8 @@ type Terms struct {
 	// prefill. Its weight is higher if the request could be split.
 	Stall float64 `json:"stall"`
 	// Spread is what later requests gain if the target gets a copy of a widely shared prefix. It
-	// also makes an idle target cheaper than a longer wait elsewhere. It is negative or 0.
+	// also makes an idle target cheaper than a longer wait elsewhere, and a target whose turn it is
+	// as cheap as another one. It is negative or 0.
 	Spread float64 `json:"spread"`
 	// Leave is the price of leaving the session's home. It is 0 at home and without a home.
 	Leave float64 `json:"leave"`
@@ -84,6 +85,10 @@ const (
 	// urgent weighs wait and prefill of a request with a priority above 0; 1/urgent
 	// those of one below 0.
 	urgent = 2.0 // a float: 1/urgent must not be integer division
+	// alikeSteps is by how many steps of an engine the costs of targets that take turns may differ.
+	alikeSteps = 4
+	// freeMemory is the share of its memory that a target which takes turns may use.
+	freeMemory = 0.7
 	// leavePrice is the cost of leaving the session's home, as a share of the prefill time
 	// for the tokens that only home holds. It includes the fixed cost of a step.
 	leavePrice = 0.2
@@ -102,7 +107,11 @@ func (p *PredictedLatency) Choose(s *Selection) int {
 	if o := s.Override; o != nil && o.Temperature != nil && *o.Temperature > 0 {
 		return softmax(s, *o.Temperature)
 	}
-	return s.Cheapest()
+	best := s.Cheapest()
+	if s.Split.Rule == SplitNever {
+		return s.inTurn(best)
+	}
+	return best
 }
 
 // weights are the factors that all candidates of a choice share.
@@ -258,6 +267,34 @@ func (s *Selection) useIdle() {
 			c.add()
 		}
 	}
+}
+
+// inTurn returns the target whose last request came first, among those that are as good as the best one.
+// A load tells little of when an engine begins its next step, and all that comes before that shares the
+// step. Requests that come at even times share fewer steps.
+func (s *Selection) inTurn(best int) int {
+	b, at := &s.Candidates[best], best
+	for i := range s.Candidates {
+		if c := &s.Candidates[i]; c.rested > s.Candidates[at].rested && c.isAsGoodAs(b) {
+			at = i
+		}
+	}
+	if at != best {
+		c := &s.Candidates[at]
+		c.Terms.Spread -= max(0, c.Cost-b.Cost)
+		c.add()
+		s.Drawn = s.Drawn[:0]
+	}
+	return at
+}
+
+// isAsGoodAs returns whether a target costs only some steps more than the best one, and is no worse
+// otherwise.
+func (c *Candidate) isAsGoodAs(best *Candidate) bool {
+	return best.Requests > 0 && float64(c.Requests) <= 1+1.1*float64(best.Requests) &&
+		c.Cost <= best.Cost+alikeSteps*best.step && c.WaitTime <= best.WaitTime &&
+		c.OverlapTokens >= best.OverlapTokens && c.Slowness <= noise*best.Slowness && c.full <= freeMemory &&
+		c.Factor == 0 && best.Factor == 0 && c.Others == best.Others && !c.assumed()
 }
 
 // part makes the terms those of a split request if the rule says so, or if their sum is lower

@@ -3,6 +3,7 @@ package kvscore
 import (
 	"math"
 	"testing"
+	"time"
 )
 
 // three returns a selection among three candidates that are alike, for a prompt of
@@ -218,6 +219,37 @@ func TestHomeHolds(t *testing.T) {
 		s.Candidates[0].OverlapTokens, s.Candidates[1].OverlapTokens, s.Candidates[2].OverlapTokens = 0, tc.holds, tc.most
 		if got := s.HomeHolds(); got != tc.want {
 			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// TestTargetsTakeTurns has a second target that costs 20 ms more than the first one, and got its last
+// request before it.
+func TestTargetsTakeTurns(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(first, second *Candidate)
+		want   int
+	}{
+		"alike":                 {func(_, _ *Candidate) {}, 1},
+		"idle":                  {func(a, b *Candidate) { a.Requests, b.Requests = 0, 0 }, 0},
+		"more requests":         {func(_, b *Candidate) { b.Requests = 13 }, 0},
+		"many steps dearer":     {func(_, b *Candidate) { b.PrefillTime = 150 }, 0},
+		"a longer wait":         {func(_, b *Candidate) { b.WaitTime = 1 }, 0},
+		"less of the prompt":    {func(a, _ *Candidate) { a.OverlapTokens = 16 }, 0},
+		"slower":                {func(_, b *Candidate) { b.Slowness = 1.3 }, 0},
+		"little memory":         {func(_, b *Candidate) { b.full = 0.8 }, 0},
+		"a client's wish":       {func(_, b *Candidate) { b.Factor = 1 }, 0},
+		"another router's":      {func(_, b *Candidate) { b.Others = true }, 0},
+		"an outlier":            {func(_, b *Candidate) { b.Outlier = true }, 0},
+		"one that just got one": {func(_, b *Candidate) { b.rested = 0 }, 0},
+	} {
+		s := three()
+		s.Candidates = s.Candidates[:2]
+		a, b := &s.Candidates[0], &s.Candidates[1]
+		a.Requests, b.Requests, a.step, b.step, b.PrefillTime, b.rested = 10, 10, 10, 10, 110, time.Second
+		tc.change(a, b)
+		if at := NewPredictedLatency().Choose(s); at != tc.want || s.Candidates[at].Cost > s.Candidates[1-at].Cost {
+			t.Errorf("%s: chose %d at %v and %v ms", name, at, a.Cost, b.Cost)
 		}
 	}
 }
