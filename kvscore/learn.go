@@ -188,8 +188,8 @@ func (s *Scheduler) predict(now time.Time, ld *load, c *Candidate, sel *Selectio
 	sel.setMemory(c, float64(ld.capacity), context)
 }
 
-// setMemory sets how long a target's steps take, how full its memory will be, and for how many milliseconds of the target's time the
-// prompt takes the whole memory. That is its share of the memory, without what active requests hold already,
+// setMemory sets how long a target's steps take, how full its memory will be, and for how long the prompt
+// takes the whole memory. That time is its share of the memory, without what active requests hold already,
 // times the answer's time. Where memory is short, about half of that time goes to prefills of others. Memory
 // that stays free costs nobody, so it counts by a high power of how full it will be.
 func (s *Selection) setMemory(c *Candidate, capacity, context float64) {
