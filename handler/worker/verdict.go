@@ -105,16 +105,17 @@ func (w *Worker) Record(t time.Time, o *Outcome) (v Verdict) {
 	case OutcomeAnswered, OutcomeGood, OutcomeBusy, OutcomeErrored:
 		v.Well = w.answered()
 	}
-	why := o.Why
-	switch {
-	case o.Kind == OutcomeAnswered:
+	if o.Kind == OutcomeAnswered {
 		return v
-	case o.Kind == OutcomeGood:
+	}
+	if o.Kind == OutcomeGood {
 		if !w.IsHung() && w.Health.Succeed(t, o.Begun) { // a header alone is no progress
 			v.Well = true
 		}
 		return v
-	case o.Kind == OutcomeErrored:
+	}
+	why := o.Why
+	if o.Kind == OutcomeErrored {
 		if !w.isWorse(t, o) {
 			return v
 		}
