@@ -176,9 +176,9 @@ func TestLimitsOfOddRequests(t *testing.T) {
 	// a client that leaves before the first token pays for the prompt
 	engines[0].SetPace(canned.Pace{FirstToken: time.Minute})
 	ctx, leave := context.WithCancel(t.Context())
-	left := make(chan answer)
+	left, got := make(chan answer), engines[0].Requests()
 	go func() { left <- s.chat(ctx, ask(prompt).streamed(), "X-Key", "leaves") }()
-	eventually(t, "the request at the engine", func() bool { return engines[0].Active() == 1 })
+	eventually(t, "the request at the engine", func() bool { return engines[0].Requests() > got })
 	leave()
 	<-left
 	charged("leaves", 500, 900, 1)
