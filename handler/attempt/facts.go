@@ -179,7 +179,7 @@ func (a *Attempt) Chosen(reason string, number int, unit string) {
 	c.Write(fields...)
 }
 
-func (a *Attempt) attributes() (list []attribute.KeyValue) {
+func attributesOf(a *Attempt) (list []attribute.KeyValue) {
 	for i := range facts {
 		list = appendAttribute(list, facts[i].name, facts[i].of(a))
 	}

@@ -82,7 +82,7 @@ func (t *Trace) Selected(a *Attempt) {
 	if t == nil {
 		return
 	}
-	_, span := t.tracer.Start(t.ctx, spanSelect, trace.WithTimestamp(a.Begun), trace.WithAttributes(a.attributes()...))
+	_, span := t.tracer.Start(t.ctx, spanSelect, trace.WithTimestamp(a.Begun), trace.WithAttributes(attributesOf(a)...))
 	span.End()
 }
 
@@ -103,7 +103,7 @@ func (t *Trace) Phase(name string, a *Attempt) func(error) {
 	if t == nil {
 		return func(error) {}
 	}
-	_, span := t.tracer.Start(t.ctx, name, trace.WithAttributes(a.attributes()...))
+	_, span := t.tracer.Start(t.ctx, name, trace.WithAttributes(attributesOf(a)...))
 	return func(err error) {
 		if err != nil {
 			span.SetStatus(codes.Error, forSpan(err.Error()))

@@ -77,7 +77,7 @@ func NewPublicModels(list []*PublicModel) (PublicModels, error) {
 // List yields the public names in order, each with the engines' models that it stands for.
 func (all PublicModels) List(yield func(name string, models []string) bool) {
 	for _, name := range slices.Sorted(maps.Keys(all)) {
-		var models []string
+		models := make([]string, 0, len(all[name].To))
 		for i := range all[name].To {
 			models = append(models, all[name].To[i].Model)
 		}
