@@ -121,10 +121,10 @@ func (s *Scheduler) crowd(now time.Time, ld *load, room Room) float64 {
 	switch {
 	case !shared && booked < enough, s.latency.samples < trusting && !s.settings.Bounded:
 		return 0
-	case s.latency.samples < trusting:
-		return unlearned
 	case shared && booked == 0:
 		return max(0, milliseconds(clearFor-now.Sub(ld.awaiting.since)))
+	case s.latency.samples < trusting:
+		return unlearned
 	}
 	context, factor := ld.reads(s.settings.BlockSize), ld.speed.factor(now)
 	wait := s.wait(ld, now, true, factor, context) + factor*s.latency.predict(featuresOf(0, workOf(ld.promised, 0), context))

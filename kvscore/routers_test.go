@@ -131,6 +131,10 @@ func TestRoomOfRouters(t *testing.T) {
 			if got, _ := s.Room(epoch.Add(clearFor), at); got != Empty {
 				t.Errorf("another router's target, later: room %v", got)
 			}
+			s.settings.Bounded, s.latency.samples = true, 0
+			if got, _ := s.Room(epoch.Add(clearFor), at); got != Empty {
+				t.Errorf("another router's target, before times are learned: room %v", got)
+			}
 		}
 	}
 }
