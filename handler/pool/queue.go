@@ -280,7 +280,9 @@ func (q *waiters) place(only *lane, t time.Time) {
 			return
 		case m.lane.free == nil: // there is nothing to wait for
 			q.decide(m, grant{})
-		case !q.give(m.lane.free, t):
+		case q.give(m.lane.free, t):
+			refused = refused[:0] // others may use them now
+		default:
 			refused = append(refused, m.lane.free)
 		}
 	}
