@@ -99,8 +99,8 @@ type Queue struct {
 	// Whether requests also wait while all their workers are busy with prefills: `auto` or `off`. With
 	// `auto`, a request goes to an engine when one of them can begin a prefill within about one step. What
 	// waits stays in order. That begins with the second tenant or class, and when times are
-	// learned; at once if a class refuses or demotes late requests. A request whose time is up, or for which
-	// the queue is too long, goes to an engine all the same. Default: `auto`.
+	// learned; at once if a class refuses or demotes late requests. A request of another class whose time is
+	// up, or for which the queue is too long, goes to an engine all the same. Default: `auto`.
 	Hold string `json:"hold,omitempty"`
 
 	// How late the first token of a request may be predicted to come from its workers. If it would
