@@ -85,6 +85,7 @@ func off(r *asked) { r.Settings.Priority, r.Settings.ThinkingBudget = Off, Off }
 func TestAdapt(t *testing.T) {
 	const chat, completions, generate, tokens = "/v1/chat/completions", "/v1/completions", "/generate", "/inference/v1/generate"
 	long, victims := strings.Repeat("s", 1025), `{"id":"`+SessionID("victim", "", "s")+`"}`
+	many := strings.Repeat(`"x":1,`, 256)
 	reports := func(info Info) func(*asked) { return func(r *asked) { r.Info = info } }
 	salt := func(salt string) func(*asked) { return func(r *asked) { r.Salt = salt } }
 	for _, c := range []struct {
@@ -180,6 +181,8 @@ func TestAdapt(t *testing.T) {
 		{"own slot", LlamaCpp, chat, `{"id_slot":0,"messages":[]}`, `{"messages":[]}`, func(r *asked) { r.Grants = 0 }, ""},
 		{"own transfer in the sampling parameters", VLLM, tokens, `{"token_ids":[1],"sampling_params":{"n":1,"extra_args":{"kv_transfer_params":{}}}}`, `{"token_ids":[1],"sampling_params":{"n":1,"extra_args":{}}}`, func(r *asked) { r.Grants = 0 }, ""},
 		{"own transfer that is granted", VLLM, tokens, `{"sampling_params":{"extra_args":{"kv_transfer_params":{}}}}`, `{"sampling_params":{"extra_args":{"kv_transfer_params":{}}}}`, nil, ""},
+		{"own transfer among many parameters", VLLM, tokens, `{"token_ids":[1],"sampling_params":{` + many + `"extra_args":{"kv_transfer_params":{}}}}`, `{"token_ids":[1]}`, func(r *asked) { r.Grants = 0 }, ""},
+		{"own transfer among many arguments", VLLM, tokens, `{"sampling_params":{"n":1,"extra_args":{` + many + `"kv_transfer_params":{}}}}`, `{"sampling_params":{"n":1}}`, func(r *asked) { r.Grants = 0 }, ""},
 		{"own transfer in vLLM's further arguments", VLLM, chat, `{"vllm_xargs":{"a":1,"kv_transfer_params":"x"}}`, `{"vllm_xargs":{"a":1}}`, func(r *asked) { r.Grants = 0 }, ""},
 		{"own retention", SGLang, chat, `{"retention_seconds":9,"priority":1}`, `{}`, func(r *asked) { r.Info.PriorityEviction, r.Grants = true, 0 }, ""},
 		{"salt of TensorRT-LLM", TRTLLM, chat, `{"nvext":{"cache_salt":"s"}}`, `{"cache_salt":"s"}`, nil, ""},

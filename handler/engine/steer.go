@@ -36,7 +36,11 @@ func (f *adapter) guard() {
 		in, ok := f.Body, f.Grants&s.grant == 0 && (s.heeds == nil || s.heeds(f.Engine))
 		for _, name := range s.in {
 			if ok = ok && in.IsSet(name); ok {
-				in, ok = in.Object(name)
+				of := in
+				if in, ok = of.Object(name); !ok && of.Given(name).First(of.Body) == '{' { // it has too many members
+					of.Cut(name)
+					f.Dropped |= s.grant
+				}
 			}
 		}
 		if !ok || !in.IsSet(s.member) {

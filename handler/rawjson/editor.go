@@ -187,7 +187,8 @@ func (e *Editor) Changed(name string) bool {
 
 // Object returns an Editor for the value of the last member of a name that is not null. Its
 // changes are made with this one's. A member that is absent or null is made once something is added
-// to it. It is not ok if the value is something else, which the engine will refuse.
+// to it. It is not ok if the value is something else, which the engine will refuse, or has too many
+// members.
 func (e *Editor) Object(name string) (in *Editor, ok bool) {
 	for _, o := range e.within {
 		if o.name == name {
