@@ -88,7 +88,7 @@ func Parse(raw []byte, longest time.Duration) (Ext, error) {
 	if n < 0 || n > MaxTokens {
 		return Ext{}, expected("token_data", "an array of at most "+strconv.Itoa(MaxTokens)+" integers from 0 to 4294967295")
 	}
-	if err := cmp.Or(w.check(), checkMembers(rest, all.Start, "", fields)); err != nil {
+	if err := cmp.Or(w.check(), checkMembers(rest, rawjson.Document(rest), "", fields)); err != nil {
 		return Ext{}, err
 	}
 	e, err := w.ext(longest)
@@ -181,24 +181,19 @@ func (w *wire) check() error {
 	return nil
 }
 
-// checkMembers counts the members of the object at raw[at], and of those in it.
-func checkMembers(raw []byte, at int, path string, fields []field) error {
-	if at == len(raw) || raw[at] != '{' {
-		return nil
-	}
-	n, all := 0, rawjson.Span{Start: at, End: len(raw)}
-	for c := rawjson.Enter(raw, at); c.Next(); n++ {
-		c.Value()
-	}
-	if n > MaxMembers {
-		return expected(path, fmt.Sprintf("an object of at most %d members, got %d", MaxMembers, n))
-	}
-	for _, f := range fields {
-		if v := all.Get(raw, f.name); f.in != nil && v.Len() > 0 {
-			if err := checkMembers(raw, v.Start, f.name, f.in); err != nil {
+// checkMembers counts the members of an object, and of those in it.
+func checkMembers(raw []byte, object rawjson.Span, path string, fields []field) error {
+	n := 0
+	for key, v := range object.Members(raw) {
+		n++
+		if i := indexOf(fields, rawjson.View(key)); i >= 0 && fields[i].in != nil {
+			if err := checkMembers(raw, v, fields[i].name, fields[i].in); err != nil {
 				return err
 			}
 		}
+	}
+	if n > MaxMembers {
+		return expected(path, fmt.Sprintf("an object of at most %d members, got %d", MaxMembers, n))
 	}
 	return nil
 }
