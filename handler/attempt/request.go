@@ -43,7 +43,7 @@ func (a *Attempt) build(req *http.Request, shared bool) *http.Request {
 	if shared {
 		out.Header = maps.Clone(out.Header)
 	}
-	if readsAnswer(p, a.Worker) || p.Makes() {
+	if readsAnswer(p, a.Worker) {
 		out.Header.Set("Accept-Encoding", "identity")
 	}
 	if whole.Size == 0 || req.Body == nil { // the operator's `method GET` has the proxy drop the body
@@ -70,10 +70,10 @@ func (a *Attempt) build(req *http.Request, shared bool) *http.Request {
 	return &out
 }
 
-// readsAnswer returns whether the router reads the answer as it passes. It must not be
+// readsAnswer returns whether the router reads the answer as it passes, or its beginning. It must not be
 // compressed then.
 func readsAnswer(p *plan.Plan, w *worker.Worker) bool {
-	return p.Request != nil || p.Lists || p.Everywhere || Renames(p, w)
+	return p.Request != nil || p.Lists || p.Everywhere || p.Makes() || Renames(p, w)
 }
 
 // adapt puts the request in the engine's words, and records in the Call what that took.
