@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -105,10 +106,14 @@ func TestCommands(t *testing.T) {
 		code, out := kvRouter(t, "status", "--address", socket)
 		return code == 2 && regexp.MustCompile(regexp.QuoteMeta(b)+" +unreachable").MatchString(out)
 	})
+	unlisted := httptest.NewServer(http.NotFoundHandler())
+	defer unlisted.Close()
+	c := unlisted.Listener.Addr().String()
 	config := filepath.Join(dir, "Caddyfile")
-	write(t, config, s.caddyfile("kv_router "+a+" "+b+" "+strings.Replace(a, "127.0.0.1", "localhost", 1)+" 127.0.0.2:1 {\nworker 127.0.0.2:1 {\nrole backup\nmodels m\n}\n}"))
+	write(t, config, s.caddyfile("kv_router "+a+" "+b+" "+strings.Replace(a, "127.0.0.1", "localhost", 1)+" "+c+" 127.0.0.2:1 {\n"+
+		"worker "+c+" {\nengine other\nmax_running auto\n}\nworker 127.0.0.2:1 {\nrole backup\nmodels m\n}\n}"))
 	code, out := kvRouter(t, "check", "--config", config)
-	if code != 2 || !strings.Contains(out, "127.0.0.2:1 is a backup") || !strings.Contains(out, a+": ") || !strings.Contains(out, b+": engine unknown, models unknown\n") || !strings.Contains(out, "at the same address as "+a) || !strings.Contains(out, "problems: 4") {
+	if code != 2 || !strings.Contains(out, "127.0.0.2:1 is a backup") || !strings.Contains(out, a+": ") || !strings.Contains(out, b+": engine unknown, models unknown\n") || !strings.Contains(out, "at the same address as "+a) || !strings.Contains(out, "/v1/models answers 404; set worker models\n") || !strings.Contains(out, "problems: 6") {
 		t.Errorf("check: code %d\n%s", code, out)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -152,13 +153,16 @@ func writeChecked(p *pool.Pool, w *worker.Worker) (problems int) {
 		problems++
 		fmt.Printf("    problem: "+format+"\n", args...)
 	}
-	switch {
+	switch status := w.ListingStatus(); {
 	case !w.WasProbed():
 		say("it has not answered in time")
 	case v.Health.Refusing != nil && *v.Health.Refusing:
 		say("it cannot be reached: %s", w.Past.Fault())
-	case len(models) == 0 && len(e.Warnings) == 0:
-		say("its models are unknown: GET /v1/models answers %d; set worker models", w.ListingStatus())
+	case len(models) > 0, w.RefusesModels(), status == http.StatusBadRequest: // a warning tells of the last two
+	case status == 0:
+		say("its models are unknown: GET /v1/models gets no answer")
+	default:
+		say("its models are unknown: GET /v1/models answers %d; set worker models", status)
 	}
 	for _, s := range e.Contradictions {
 		say("%s", s)

@@ -138,7 +138,7 @@ func viewState(p *pool.Pool, since int64, steers bool, t time.Time) *stateView {
 	slot := observe.SlotOf(t) - 1 // the last that has ended
 	v := &stateView{
 		Version: observe.Version(), Pool: p.Name, CanDrain: steers, Pools: []string{}, Until: (slot + 1) * slotSeconds, Waiting: p.Waiting(), Sessions: p.Sessions.Len(),
-		Choices: []pastView{}, Open: openIncidents(p, t), Routers: []peerView{},
+		Choices: []pastView{}, History: []pointView{}, Open: openIncidents(p, t), Routers: []peerView{},
 		Limits: p.Quota.Stand(t, statusTenants),
 	}
 	v.Classes, v.Tenants = p.Queued(t)
@@ -162,7 +162,7 @@ func viewState(p *pool.Pool, since int64, steers bool, t time.Time) *stateView {
 		w := &v.Workers[i]
 		w.Ranks, w.Taints, w.Engine.Info = nil, nil, engine.Info{} // so that it stays small
 	}
-	v.Recent, v.History = viewRecent(&all), viewHistory(line)
+	v.Recent, v.History = viewRecent(&all), append(v.History, viewHistory(line)...)
 	for _, c := range p.Choices.Past(shownChoices, "", 0) {
 		v.Choices = append(v.Choices, viewPast(&c, false, steers, t))
 	}

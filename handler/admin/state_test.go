@@ -123,7 +123,8 @@ func TestHistoryGoesOn(t *testing.T) {
 		t.Errorf("%d slots to %d", len(first.History), first.Until)
 	}
 	for slots, want := range []int{0, 1, 2} {
-		if got := viewState(p, first.Until, true, now.Add(time.Duration(slots)*observe.SlotTime)); len(got.History) != want || len(got.Workers[0].History) != want {
+		got := viewState(p, first.Until, true, now.Add(time.Duration(slots)*observe.SlotTime))
+		if len(got.History) != want || got.History == nil || len(got.Workers[0].History) != want {
 			t.Errorf("%d slots later: %d new ones, %d of the worker", slots, len(got.History), len(got.Workers[0].History))
 		}
 	}
