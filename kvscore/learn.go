@@ -22,8 +22,8 @@ type timing struct {
 const (
 	// together is the greatest distance between first tokens of one engine step.
 	together = 4 * time.Millisecond
-	// fullMemory is the share of the capacity above which a prefill may wait for memory, with
-	// what the answers will take. The scheduler ignores its time.
+	// fullMemory is the share of the capacity above which a prefill may wait for memory. The scheduler
+	// ignores its time.
 	fullMemory = 0.9
 	// longTiming is the time in milliseconds after which a new timing begins.
 	longTiming = 400
@@ -44,7 +44,7 @@ func (s *Scheduler) observe(l *Lease, now time.Time) {
 			since = time.Time{} // the start of this prefill is unknown
 		}
 	}
-	if since.IsZero() || l.crowded || ld.external.isQueued(now) {
+	if since.IsZero() || l.crowded || ld.context(s.settings.BlockSize) > fullMemory*float64(ld.capacity) || ld.external.isQueued(now) {
 		ld.timing = nil
 		return
 	}
@@ -195,6 +195,7 @@ func (s *Scheduler) predict(now time.Time, ld *load, c *Candidate, sel *Selectio
 func (s *Selection) setMemory(c *Candidate, capacity, context float64) {
 	block, n := float64(s.BlockSize), float64(c.Requests)
 	needs := max(0, float64(s.Tokens)-c.SharedBlocks*block)
+	c.crowded = c.MemoryUse+needs/capacity > fullMemory
 	// On average, what is left of an active answer is as long as any answer.
 	c.full = c.MemoryUse + (n*s.MeanAnswer+needs+s.ExpectedAnswer)/capacity
 	c.step = s.Latency.Fixed + s.Latency.Token*n + s.Latency.Context*context

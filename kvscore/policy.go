@@ -191,6 +191,7 @@ type Candidate struct {
 	MemoryUse float64 `json:"memory_use"`
 	// see Selection.setMemory
 	full, memory, step float64
+	crowded            bool
 	rested             time.Duration // since a request came to the target
 	// RecentWork is the predicted prefill time of recent requests, in milliseconds. It
 	// decays with a time constant of two minutes.

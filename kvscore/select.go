@@ -278,7 +278,7 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 		blockSize: int64(s.settings.BlockSize), streamed: r.Streamed, remote: r.Remote, expected: r.ExpectedTokens,
 		prefill: prefill, unshared: c.RequestBlocks,
 		work: workOf(prefill, c.OverlapTokens), cached: c.OverlapTokens, knowledge: c.Knowledge,
-		inFlight: c.SharedBlocks > 0, queued: len(ld.awaiting.leases) > 0, crowded: c.full > fullMemory, predicted: c.TTFT(), added: time,
+		inFlight: c.SharedBlocks > 0, queued: len(ld.awaiting.leases) > 0, crowded: c.crowded, predicted: c.TTFT(), added: time,
 		phase: r.Phase, split: c.Split, lacks: lacks, ahead: r.Split.Prefill,
 	}
 	if l.blame = r.Session; l.blame == 0 {
