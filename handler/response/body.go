@@ -151,9 +151,9 @@ func NewBody(resp *http.Response, o Options) *Body {
 	return b
 }
 
-// edits returns whether events are edited.
+// edits returns whether events are edited beside their model's name.
 func (b *Body) edits() bool {
-	return b.Name != "" || b.CutUsage || b.CutIDs || b.added != nil && b.added.nvext != nil || b.splicer != nil
+	return b.CutUsage || b.CutIDs || b.added != nil && b.added.nvext != nil || b.splicer != nil
 }
 
 // promises returns whether answers of a media type must be readable: streams of events

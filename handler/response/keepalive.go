@@ -19,9 +19,10 @@ import (
 type Keepalive struct {
 	client http.ResponseWriter
 	api    api.API
-	every  time.Duration // the longest silence
+	every  time.Duration // between two ticks
 	header http.Header   // of the answer; nil before that
 	passed bool          // the answer's header has gone out, or is dropped
+	clean  bool          // all that was written is flushed
 
 	mu     sync.Mutex // held while the client is written to
 	timer  *time.Timer
@@ -30,11 +31,15 @@ type Keepalive struct {
 	own    bool        // the client has it
 	sent   bool        // the client has a header
 	quiet  bool        // the client gets no more comments
-	wrote  time.Time   // when the client got something
+	wrote  bool        // since the last tick
+	silent int         // ticks that the stream has been silent, rounded up
 	last   [4]byte     // bytes that the client got: an event may end in several writes
 	status int         // of an answer that becomes an error event; 0 if there is none
 	failed []byte      // its body
 }
+
+// ticks is how often the silence is looked at before a comment. So a write need not look at the clock.
+const ticks = 4
 
 // maxErrorBody is how much of an answer is kept for an error event, in bytes.
 const maxErrorBody = 64 << 10
@@ -44,7 +49,7 @@ const maxErrorBody = 64 << 10
 // client waits for the answer's.
 func Keep(client http.ResponseWriter, a api.API, every time.Duration, early http.Header, may func() bool) *Keepalive {
 	k := &Keepalive{
-		client: client, api: a, every: every, early: early, may: may, wrote: time.Now(), last: [4]byte{2: '\n', 3: '\n'},
+		client: client, api: a, every: max(every/ticks, time.Millisecond), early: early, may: may, last: [4]byte{2: '\n', 3: '\n'},
 	}
 	k.mu.Lock() // tick needs the timer
 	defer k.mu.Unlock()
@@ -59,15 +64,14 @@ func (k *Keepalive) tick() {
 	if k.quiet {
 		return
 	}
-	end, left := ending(k.last[:]), k.every-time.Since(k.wrote)
-	if left <= 0 && (end == "" || !k.sent && (k.early == nil || !k.may())) {
-		left = k.every / 4 // until it looks again
+	k.timer.Reset(k.every)
+	if k.silent++; k.wrote {
+		k.wrote, k.silent = false, 1 // the write may be as old as a tick
 	}
-	if left > 0 {
-		k.timer.Reset(left)
+	end := ending(k.last[:])
+	if k.silent < ticks || end == "" || !k.sent && (k.early == nil || !k.may()) {
 		return
 	}
-	k.timer.Reset(k.every)
 	if !k.sent {
 		k.sent, k.own = true, true
 		for name, values := range k.early {
@@ -75,7 +79,7 @@ func (k *Keepalive) tick() {
 		}
 		k.client.WriteHeader(http.StatusOK)
 	}
-	k.wrote = time.Now()
+	k.silent = 0
 	_, _ = k.client.Write([]byte(": keepalive" + end))
 	_ = k.flush()
 }
@@ -116,7 +120,7 @@ func (k *Keepalive) WriteHeader(status int) {
 		}
 		return
 	}
-	k.sent, k.wrote = true, time.Now()
+	k.sent, k.wrote = true, true
 	k.quiet = !streams || h.Get("Content-Length") != ""
 	k.client.WriteHeader(status)
 }
@@ -129,11 +133,20 @@ func (k *Keepalive) Write(p []byte) (int, error) {
 		k.failed = append(k.failed, p[:min(len(p), maxErrorBody-len(k.failed))]...)
 		return len(p), nil
 	}
-	k.wrote = time.Now()
+	k.wrote = true
+	k.saw(p)
+	n, err := k.client.Write(p)
+	if !k.quiet && err == nil { // here, for one lock is cheaper than two
+		k.clean, err = true, k.flush()
+	}
+	return n, err
+}
+
+// saw notes what the client gets.
+func (k *Keepalive) saw(p []byte) {
 	for _, b := range p[max(0, len(p)-len(k.last)):] {
 		k.last = [4]byte{k.last[1], k.last[2], k.last[3], b}
 	}
-	return k.client.Write(p)
 }
 
 // ending returns how an event's last bytes end it; an empty string if they do not.
@@ -148,6 +161,10 @@ func ending(p []byte) string {
 
 // FlushError is what http.ResponseController calls.
 func (k *Keepalive) FlushError() error {
+	if k.clean {
+		k.clean = false
+		return nil
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.flush()

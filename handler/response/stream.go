@@ -53,6 +53,8 @@ func (b *Body) stream(t time.Time, p []byte, err error) (out []byte, _ error) {
 	}
 	if out = p; !whole {
 		out = b.frames.Forward()
+	} else if b.Name != "" {
+		out = b.renamedEvent(p, f)
 	}
 	if err != nil {
 		return b.last(t, slices.Clone(out), err)
@@ -171,7 +173,7 @@ func (b *Body) events(t time.Time) error {
 			b.stopped, b.length = f, length
 			return err
 		}
-		if b.edits() {
+		if b.Name != "" || b.edits() {
 			b.edit(f, length)
 		}
 	}
@@ -180,7 +182,7 @@ func (b *Body) events(t time.Time) error {
 
 // pass goes on behind the event before which events has stopped: the client gets it.
 func (b *Body) pass(t time.Time) {
-	if b.stopped.Lines > 0 && b.edits() {
+	if b.stopped.Lines > 0 && (b.Name != "" || b.edits()) {
 		b.edit(b.stopped, b.length)
 	}
 	_ = b.events(t)
