@@ -75,8 +75,10 @@ type OfEngine struct {
 	// ReturnIDs is whether chat and completions have them.
 	ReturnIDs bool
 	// Further members: InWhole of an answer that is not streamed, InChoice of its choice in chat and
-	// completions. AtEnd is in these answers and in the last event.
-	InWhole, InChoice, AtEnd map[string]any
+	// completions.
+	InWhole, InChoice map[string]any
+	// Timings are llama.cpp's, in these answers and in the last token's event; nil for others.
+	Timings any
 }
 
 // Event is one server-sent event of a streamed answer.

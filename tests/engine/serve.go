@@ -210,7 +210,7 @@ func (e *Engine) answerOf(c *call, cached int) *canned.Answer {
 		a.Pieces = append(a.Pieces, strings.TrimSuffix(tokenText(token), specials[endToken])) // the end token has no text
 	}
 	if e.cfg.Flavour == LlamaCpp { // also in a stream without usage
-		a.Engine.AtEnd = object{"timings": object{"cache_n": cached, "prompt_n": n - cached, "predicted_n": len(c.answer)}}
+		a.Engine.Timings = object{"cache_n": cached, "prompt_n": n - cached, "predicted_n": len(c.answer)}
 	}
 	return a
 }
