@@ -180,7 +180,7 @@ func TestResendsAreBoundedAndCounted(t *testing.T) {
 	close(all)
 	s.wantServed(t, "", first...)
 	engines[0].SetHandler(nil)
-	engines[0].SetHangUp(canned.AtNextRequest)
+	engines[0].HangUp()
 	before := s.scrape(t)
 	s.mustChat(t, ask("again"))
 	pool := `pool="resends"`

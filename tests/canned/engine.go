@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -38,11 +39,12 @@ type Engine struct {
 	Server
 	name string
 
+	hangsUp atomic.Bool // see HangUp
+
 	mu       sync.Mutex
 	pace     Pace
 	fault    Fault
 	faultFor int // requests that fault is for; -1 is all
-	hangUp   HangUp
 	handler  http.Handler
 	version  string // as reported to the router; empty: the engine reports none
 	journal  []*Request
@@ -58,8 +60,8 @@ func StartAt(name, addr string) (*Engine, error) {
 	e.Handler = http.HandlerFunc(e.serveHTTP)
 	e.ConnState = func(c net.Conn, s http.ConnState) {
 		_, again := used.Load(c)
-		switch how := e.hangsUp(); {
-		case s == http.StateIdle && how == AfterAnswer, s == http.StateActive && again && how == AtNextRequest:
+		switch {
+		case s == http.StateActive && again && e.hangsUp.Load():
 			c.Close()
 		case s == http.StateIdle:
 			used.Store(c, nil)

@@ -53,32 +53,9 @@ func (e *Engine) FailNext(n int, f Fault) {
 	e.fault, e.faultFor = f, n
 }
 
-// HangUp is when an engine closes a connection that it has answered on, without
-// having announced it.
-type HangUp int
-
-const (
-	// Never keeps connections open.
-	Never HangUp = iota
-	// AfterAnswer closes them as soon as the answer has ended.
-	AfterAnswer
-	// AtNextRequest closes them when the next request comes, before it is read,
-	// as a server does whose keep-alive timeout runs out just then.
-	AtNextRequest
-)
-
-// SetHangUp sets when the engine closes the connections that are kept alive.
-func (e *Engine) SetHangUp(h HangUp) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.hangUp = h
-}
-
-func (e *Engine) hangsUp() HangUp {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.hangUp
-}
+// HangUp has the engine close each connection that it has answered on when the next request comes, before it
+// is read. A server does so whose keep-alive timeout runs out just then.
+func (e *Engine) HangUp() { e.hangsUp.Store(true) }
 
 // fail does what f says in place of an answer, and returns whether it did.
 func (e *Engine) fail(w http.ResponseWriter, r *http.Request, f Fault) bool {
