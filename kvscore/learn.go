@@ -22,8 +22,8 @@ type timing struct {
 const (
 	// together is the greatest distance between first tokens of one engine step.
 	together = 4 * time.Millisecond
-	// fullMemory is the share of the capacity above which a prefill may wait for memory. The scheduler
-	// ignores its time.
+	// fullMemory is the share of the capacity above which a request may wait for memory. The scheduler
+	// ignores the times of its prefill and its transfer.
 	fullMemory = 0.9
 	// longTiming is the time in milliseconds after which a new timing begins.
 	longTiming = 400
@@ -44,7 +44,7 @@ func (s *Scheduler) observe(l *Lease, now time.Time) {
 			since = time.Time{} // the start of this prefill is unknown
 		}
 	}
-	if since.IsZero() || l.crowded || ld.context(s.settings.BlockSize) > fullMemory*float64(ld.capacity) || ld.external.isQueued(now) {
+	if since.IsZero() || s.lackedMemory(l) || ld.external.isQueued(now) {
 		ld.timing = nil
 		return
 	}
@@ -186,6 +186,11 @@ func (s *Scheduler) predict(now time.Time, ld *load, c *Candidate, sel *Selectio
 	c.rested = now.Sub(ld.recent.at)
 	c.MemoryUse = (c.PromptBlocks + c.OutputBlocks) * float64(s.settings.BlockSize) / float64(ld.capacity)
 	sel.setMemory(c, float64(ld.capacity), context)
+}
+
+// lackedMemory returns whether the lease may have waited for memory. The lock is held.
+func (s *Scheduler) lackedMemory(l *Lease) bool {
+	return l.crowded || l.load.context(s.settings.BlockSize) > fullMemory*float64(l.load.capacity)
 }
 
 // setMemory sets how long a target's steps take, how full its memory will be, and for how long the prompt

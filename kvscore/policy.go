@@ -188,11 +188,12 @@ type Candidate struct {
 	Slowness float64 `json:"slowness"`
 	// MemoryUse is the share of the target's KV cache that active requests use. It can be
 	// above 1, for the engine's memory is not known exactly.
-	MemoryUse float64 `json:"memory_use"`
-	// see Selection.setMemory
-	full, memory, step float64
-	crowded            bool
-	rested             time.Duration // since a request came to the target
+	MemoryUse float64       `json:"memory_use"`
+	full      float64       // the share of its KV cache that will be used, with what the answers will take
+	memory    float64       // milliseconds for which the prompt takes the whole cache
+	step      float64       // milliseconds that its steps take
+	crowded   bool          // the prompt may wait for memory
+	rested    time.Duration // since a request came to the target
 	// RecentWork is the predicted prefill time of recent requests, in milliseconds. It
 	// decays with a time constant of two minutes.
 	RecentWork float64 `json:"recent_work_ms"`

@@ -35,8 +35,8 @@ func (l *Lease) HandedOver(now time.Time) {
 
 // observeTransfer learns from the first token of a decode phase. The lock is held.
 func (s *Scheduler) observeTransfer(l *Lease, now time.Time) {
-	if l.handed.IsZero() || l.lacks <= 0 || l.crowded {
-		return // a full memory delays it, too
+	if l.handed.IsZero() || l.lacks <= 0 || s.lackedMemory(l) {
+		return
 	}
 	if !l.load.meet(l.ahead) {
 		return // the first transfer of two engines includes their handshake, of seconds
