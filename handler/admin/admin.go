@@ -143,7 +143,7 @@ func getPools(*http.Request) (any, error) {
 func getPool(_ *http.Request, p *pool.Pool) (any, error) { return viewPool(p, time.Now()), nil }
 
 func getWorkers(_ *http.Request, p *pool.Pool) (any, error) {
-	return viewWorkers(p, sortedWorkers(p), time.Now(), new(observe.Sums), nil), nil
+	return viewsOf(p), nil
 }
 
 // ofWorker calls f, if there is one, with the worker that the path names, and answers with its view.
@@ -160,9 +160,13 @@ func ofWorker(f func(*http.Request, *pool.Pool, *worker.Worker) error) answerer 
 	})
 }
 
+func viewsOf(p *pool.Pool) []workerView {
+	return viewWorkers(p, sortedWorkers(p), time.Now(), new(observe.Sums), nil)
+}
+
 // viewOf returns the view of a worker among its peers.
 func viewOf(p *pool.Pool, w *worker.Worker) any {
-	list := viewWorkers(p, sortedWorkers(p), time.Now(), new(observe.Sums), nil)
+	list := viewsOf(p)
 	if i := slices.IndexFunc(list, func(v workerView) bool { return v.Dial == w.Dial }); i >= 0 {
 		return list[i]
 	}

@@ -31,8 +31,8 @@ type Did struct {
 
 var errResent = errors.New("kv_router: the request was already resent once")
 
-// build returns the client's request as the engine of the attempt's worker gets it, with the body from its first
-// byte. shared: an attempt before may still be writing the header.
+// build returns the client's request for the worker's engine, with the body from its first byte. It is shared
+// if an attempt before may still be writing the header.
 func (a *Attempt) build(req *http.Request, shared bool) *http.Request {
 	p, whole := a.Call.Plan, a.Call.Body
 	fit, send := a.adapt(req)

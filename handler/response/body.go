@@ -31,8 +31,8 @@ type Listener interface {
 	// stream has it long before its end.
 	ResponseID(id string)
 	// Received says that a read from the worker returned n bytes, and how many events
-	// with tokens a stream has brought so far. begun: it has shown its first token, an error or
-	// its end, or so many other events that the router may not see its tokens.
+	// with tokens a stream has brought so far. A stream has begun with its first token, an error or
+	// its end. Many other events count, too: the router may not see its tokens.
 	Received(t time.Time, n, tokens int, begun bool)
 	// Ended is called once: the answer is whole, broke, or was closed early.
 	Ended(s Summary)

@@ -138,7 +138,7 @@ func (q *probing) AnsweredListing(status int) { q.listing.Store(int32(status)) }
 // ListingStatus returns it, 0 without an answer.
 func (q *probing) ListingStatus() int { return int(q.listing.Load()) }
 
-// RefusesModels returns whether the worker refuses to list its models, for want of a key.
+// RefusesModels returns whether the worker lists its models only with a key.
 func (q *probing) RefusesModels() bool {
 	status := q.ListingStatus()
 	return status == http.StatusUnauthorized || status == http.StatusForbidden
