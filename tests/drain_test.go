@@ -13,7 +13,7 @@ import (
 )
 
 // drain drains or undrains an engine's worker.
-func (s *server) drain(t testing.TB, e *canned.Engine, verb string) adminWorker {
+func (s *server) drain(t testing.TB, e interface{ Addr() string }, verb string) adminWorker {
 	t.Helper()
 	var w adminWorker
 	s.api(t, http.MethodPost, defaultPool+"/workers/"+e.Addr()+"/"+verb, nil, &w)
