@@ -116,7 +116,15 @@ func (a *arena) start(ctx context.Context, speed float64) error {
 			return err
 		}
 	}
-	return a.Load(quiet, sites.String())
+	if err := a.Load(quiet, sites.String()); err != nil {
+		return err
+	}
+	for _, r := range a.runs { // as a load balancer asks a router before clients come
+		if err := listsModels(ctx, r.addrs[0]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // freeAddr returns a free address that is not among those promised, and adds it to them. The
