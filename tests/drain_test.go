@@ -80,7 +80,7 @@ func TestDrainUnderLoad(t *testing.T) {
 // so, and other requests find the one that is left.
 func TestAllDraining(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, route(engines))
+	s := startCaddy(t, route(engines, "policy round_robin")) // which avoids no worker
 	s.drain(t, engines[0], "drain")
 	for i := range 10 {
 		if a := s.mustChat(t, ask(fmt.Sprint(i))); a.engine() != engines[1].Name() {
@@ -127,7 +127,8 @@ func TestAllDraining(t *testing.T) {
 // that.
 func TestDrainByConfig(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})
-	drains := route(engines, fmt.Sprintf("worker %s {\ndrain\n}", engines[0].Addr()))
+	site := func(block ...string) string { return route(engines, append(block, "policy round_robin")...) } // which avoids no worker
+	drains := site(fmt.Sprintf("worker %s {\ndrain\n}", engines[0].Addr()))
 	s := startCaddy(t, drains)
 	use := func(when string, want bool) {
 		t.Helper()
@@ -143,15 +144,15 @@ func TestDrainByConfig(t *testing.T) {
 	if status, text := s.api(t, http.MethodPost, defaultPool+"/workers/"+engines[0].Addr()+"/undrain", nil, nil); status != http.StatusConflict {
 		t.Errorf("undrain: status %d, %s", status, text)
 	}
-	if err := s.load(route(engines) + rejected); err == nil {
+	if err := s.load(site() + rejected); err == nil {
 		t.Fatal("the broken config was accepted")
 	}
 	use("after a rejected reload", false)
-	s.mustReload(t, route(engines))
+	s.mustReload(t, site())
 	use("no longer drained", true)
 	s.drain(t, engines[0], "drain")
-	for _, site := range []string{route(engines, "max_body 1MiB"), drains, route(engines)} {
-		s.mustReload(t, site)
+	for _, other := range []string{site("max_body 1MiB"), drains, site()} {
+		s.mustReload(t, other)
 		use("drained by the API", false)
 	}
 	s.drain(t, engines[0], "undrain")
@@ -248,12 +249,17 @@ func TestStreamsLeaveEngineThatSleeps(t *testing.T) {
 	for _, e := range engines {
 		s.awaitType(t, e.Addr(), "vllm")
 	}
-	postSleep(t, engines[0], 1)
+	asleep := make(chan struct{})
+	setFault(t, engines[0], engine.Fault{Kind: engine.Hang, Until: asleep})
+	s.drain(t, engines[1], "drain") // all go to the one that falls asleep
 	all := make([]asked, 8)
 	for i := range all {
 		all[i] = s.start(t, "/v1/chat/completions", string(ask(fmt.Sprint("hello ", i)).streamed().body()))
 	}
-	eventually(t, "the engine holds requests", func() bool { return held(engines[0]) > 0 })
+	eventually(t, "the engine has the requests", func() bool { n, _ := posts(engines[0]); return n == len(all) })
+	s.drain(t, engines[1], "undrain")
+	postSleep(t, engines[0], 1)
+	close(asleep)
 	s.admits(t, engines[0].Addr())
 	for i, q := range all {
 		if a := q.wait(t); !a.ok() || a.engine() != engines[1].Name() {

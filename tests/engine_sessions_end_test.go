@@ -53,7 +53,8 @@ func TestTurnsOfASessionComeOneByOne(t *testing.T) {
 		s := startHolding(t, engines)
 		s.mustTurn(t, turn{action: "open"})
 		home, _ := holderOf(t, engines, "s")
-		slow(t, home)
+		left := make(chan struct{})
+		setFault(t, home, engine.Fault{Kind: engine.Hang, Path: atGenerate, Count: 1, Until: left})
 		turns := []asked{s.startTurn(t, turn{stream: true})}
 		running(t, engines, atGenerate, "s", 1)
 		leaver := s.startTurn(t, turn{})
@@ -62,6 +63,11 @@ func TestTurnsOfASessionComeOneByOne(t *testing.T) {
 		}
 		time.Sleep(100 * time.Millisecond)
 		leaver.leave()
+		if n := did(engines, "s")[engine.Continued]; n != 1 {
+			t.Errorf("%d turns are beside the first one", n-1)
+		}
+		slow(t, home) // for the engine to meet a turn beside another one
+		close(left)
 		for _, q := range turns {
 			if a := q.wait(t); !a.ok() {
 				t.Errorf("status %d, error %v, body %.300q", a.status, a.err, a.body)

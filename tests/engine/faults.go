@@ -15,7 +15,7 @@ const (
 	NoFault FaultKind = ""
 	// Refuse closes the listener: connections are refused. Requests that run go on.
 	Refuse FaultKind = "refuse"
-	// Hang reads the request and then does nothing until the client leaves.
+	// Hang reads the request and then does nothing until the client leaves, or until Until is closed.
 	Hang FaultKind = "hang"
 	// CloseConn reads the request and closes the connection.
 	CloseConn FaultKind = "close"
@@ -47,6 +47,8 @@ type Fault struct {
 	Status int
 	// Factor is that of Slow. Default: 10.
 	Factor float64
+	// Until is what Hang waits for. The engine then serves the request. Default: nothing.
+	Until <-chan struct{}
 }
 
 func (f *Fault) complete() {
@@ -131,7 +133,7 @@ func (x *exchange) fail(f Fault) bool {
 	case NoFault, Refuse, Slow, FailTransfer:
 		return false
 	case Hang:
-		x.hang()
+		return x.hang(f.Until)
 	case NoSessions:
 		x.refuseSession()
 	case CloseConn, Reset:
@@ -144,12 +146,15 @@ func (x *exchange) fail(f Fault) bool {
 	return true
 }
 
-// hang waits until the client leaves or the engine dies.
-func (x *exchange) hang() {
+// hang waits until the client leaves, the engine dies or until is closed. In the last case it returns false.
+func (x *exchange) hang(until <-chan struct{}) bool {
 	select {
+	case <-until:
+		return false
 	case <-x.r.Context().Done():
 	case <-x.life.dead:
 		canned.CloseConn(x.w, false)
 	}
 	x.finish(Broken)
+	return true
 }
