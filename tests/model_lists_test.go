@@ -59,7 +59,7 @@ func (s *server) models(t *testing.T) (ids []string) {
 func TestModelsThatNobodyListsGoAnywhere(t *testing.T) {
 	a, b := startListing(t, lists("base")), startListing(t, lists("base"))
 	c := startListing(t, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusUnauthorized) })
-	s := startCaddy(t, "kv_router "+strings.Join([]string{a.Addr(), b.Addr(), c.Addr(), freeAddr(t)}, " "))
+	s := startCaddy(t, "kv_router "+strings.Join([]string{a.Addr(), b.Addr(), c.Addr(), freeAddr(t)}, " ")+" {\npolicy round_robin\n}")
 	for i := range 30 {
 		s.mustChat(t, askModel("alias", i))
 	}
@@ -355,7 +355,7 @@ func TestModelRefusedWith400(t *testing.T) {
 		return r.Method == http.MethodPost
 	})
 	b := startFake(t, nil)
-	s := startCaddy(t, "kv_router "+a.Addr()+" "+b.Addr())
+	s := startCaddy(t, "kv_router "+a.Addr()+" "+b.Addr()+" {\npolicy round_robin\n}")
 	for i := range 8 {
 		s.mustChat(t, askModel("qwen-b", i))
 	}

@@ -83,9 +83,9 @@ func TestRequestsGoToEnginesWithTheirModel(t *testing.T) {
 	for _, e := range engines {
 		addrs = append(addrs, e.Addr())
 	}
-	s := startCaddy(t, "kv_router "+strings.Join(addrs, " ")+" {\npolicy random\n}")
-	for i := range 60 {
-		s.mustChat(t, askModel([]string{"a", "b", "c", "a-lora"}[i%4], i))
+	s := startCaddy(t, "kv_router "+strings.Join(addrs, " ")+" {\npolicy round_robin\n}")
+	for i := range 60 { // an odd number of models, for each engine to have its turn
+		s.mustChat(t, askModel([]string{"a", "b", "c", "a-lora", "b"}[i%5], i))
 	}
 	for i, e := range engines {
 		served, wrong := e.counts()

@@ -64,7 +64,7 @@ func TestEachPolicyServes(t *testing.T) {
 		t.Run(strings.Fields(policy)[0], func(t *testing.T) {
 			engines := startEngines(t, 4, canned.Pace{FirstToken: 5 * time.Millisecond})
 			s := startCaddy(t, route(engines, "policy "+policy))
-			convs := newConversations(40, 21)
+			convs := newConversations(64, 21) // by hashes, all engines have some
 			s.converse(t, convs, 4, true, dialects[0])
 			counts, top := spread(engines)
 			t.Logf("requests %v, most %.2f of the mean; %.0f %% of later turns kept their engine", counts, top, 100*kept(convs))

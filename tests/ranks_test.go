@@ -28,8 +28,8 @@ func TestConversationsStayOnTheirRank(t *testing.T) {
 			s.mustChat(t, simChat("hello"))
 			s.awaitRanks(t, e.Addr(), 2)
 			used, moved := map[string]int{}, 0
-			for i := range 12 {
-				rng := rand.New(rand.NewPCG(5, uint64(i)))
+			for i := 0; i < 12 || i < 60 && min(used["0"], used["1"]) == 0; i++ { // a draw decides where they begin
+				rng := rand.New(rand.NewPCG(5, uint64(i))) //nolint:gosec // a test
 				size, home := 300, ""
 				if i%4 < 2 {
 					size = 8000 // more than goes out in one write
@@ -55,7 +55,7 @@ func TestConversationsStayOnTheirRank(t *testing.T) {
 				}
 			}
 			if moved > 0 || min(used["0"], used["1"]) == 0 {
-				t.Errorf("%d of 24 later turns left their rank; requests by rank %v", moved, used)
+				t.Errorf("%d later turns left their rank; requests by rank %v", moved, used)
 			}
 			w := s.worker(t, e.Addr())
 			if w.Ranks[0].Cache.Cached == 0 || w.Ranks[1].Cache.Cached == 0 || w.Cache.Cached != w.Ranks[0].Cache.Cached+w.Ranks[1].Cache.Cached {

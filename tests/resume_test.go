@@ -406,7 +406,7 @@ func TestBeginningsPassAtOnce(t *testing.T) {
 // TestDrainedStreamsMove drains a worker with `move` while streams run on it.
 func TestDrainedStreamsMove(t *testing.T) {
 	s := newStory(60)
-	caddy, engines := storyEngines(t, 2, s, "pool moves")
+	caddy, engines := storyEngines(t, 2, s, "pool moves", "policy round_robin")
 	engines[0].SetHandler(func(w http.ResponseWriter, r *http.Request) {
 		r.Header.Set("X-Cut", "10")
 		r.Header.Set("X-How", "stall") // until they move
