@@ -126,6 +126,9 @@ type (
 			Load struct {
 				Others int `json:"other_routers_requests"`
 			} `json:"load"`
+			Accuracy struct {
+				Timings int `json:"timings"`
+			} `json:"latency"`
 			Engine *struct {
 				Others int     `json:"other_clients_requests"`
 				Age    float64 `json:"age_seconds"`

@@ -153,6 +153,7 @@ func (r *faultRun) play() {
 	}
 	r.load.start(t.Context(), faultClients)
 	time.Sleep(span(400*time.Millisecond, time.Second))
+	eventually(t, "the clients to be in their stride", func() bool { return len(r.load.all()) >= 2*faultClients })
 	r.struckAt = time.Now()
 	r.was = r.received()
 	var ends []func()

@@ -1,7 +1,6 @@
 package tests
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"math"
@@ -9,7 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/canned"
 	"github.com/caddy-kvrouter/kvrouter/tests/engine"
@@ -333,13 +331,15 @@ func TestAttemptsCountOnce(t *testing.T) {
 				set(engines[i])
 			}
 			before := s.scrape(t)
+			last := engines[len(engines)-1]
 			for range 6 {
-				ctx, cancel := context.WithCancel(t.Context())
+				was := last.Requests()
+				q := s.start(t, "/v1/chat/completions", string(storyBody(true, "hi", "")))
 				if v.leaves {
-					time.AfterFunc(200*time.Millisecond, cancel)
+					eventually(t, "the engine that hangs has the request", func() bool { return last.Requests() > was })
+					q.leave()
 				}
-				s.post(ctx, "/v1/chat/completions", storyBody(true, "hi", ""))
-				cancel()
+				q.wait(t)
 			}
 			s.booksAtZero(t)
 			var want []figure

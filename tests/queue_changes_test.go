@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -276,7 +277,16 @@ func TestOneTenantDoesNotStarveOthers(t *testing.T) {
 		for i := 0; n > 1 && i < n; i++ {
 			routers[i].awaitRouters(t, n-1)
 		}
-		for i := range 24 { // the router learns what a prompt takes
+		learned := func() bool { // what a prompt takes
+			return !slices.ContainsFunc(routers, func(r *child) bool {
+				timings := 0
+				for _, w := range r.workers(t) {
+					timings += w.Ranks[0].Accuracy.Timings
+				}
+				return timings < 20 // before, a router holds nothing
+			})
+		}
+		for i := 0; i < 24 || !learned(); i++ {
 			routers[i%n].mustChat(t, essay(500), "X-Org", fmt.Sprint(i%2))
 		}
 		ctx, stop := context.WithCancel(t.Context())
