@@ -351,7 +351,7 @@ func TestConversationOutgrowsItsWorker(t *testing.T) {
 			moved := 0
 			for i := range uint64(6) {
 				c, session, home := chatOf(i, 1000), fmt.Sprintf("session-%d", i), ""
-				// Half of the conversations begin at the short one, whatever the router thinks of its speed.
+				// Half of the conversations begin at the short one, whatever speeds the router has learned.
 				if i%2 == 0 {
 					s.drain(t, long, "drain")
 				}
