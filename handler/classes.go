@@ -95,6 +95,7 @@ func (h *Handler) checkWho() error {
 			h.rest = c.class
 		}
 	}
+	named[defaultClass] = h.rest
 	for _, c := range h.Classes {
 		if c.class.Late != queue.Demote {
 			continue

@@ -282,6 +282,8 @@ class batch {
 }
 class named {
 	match vars {http.kv_router.model} other
+	ttft 1m
+	late demote default
 }`))
 	with := func(header ...string) []string { return header }
 	hint := func(priority int) string { return fmt.Sprintf(`{"agent_hints":{"priority":%d}}`, priority) }
