@@ -360,10 +360,10 @@ func TestAttemptsCountOnce(t *testing.T) {
 func TestFailedPhasesCountOnce(t *testing.T) {
 	for _, f := range []engine.Flavour{engine.VLLM, engine.SGLang} { // one phase after the other, and both at once
 		t.Run(string(f), func(t *testing.T) {
-			p := startApart(t, engine.Config{Flavour: f}, 2, 2, "split always")
+			p := startApart(t, engine.Config{Flavour: f}, 2, 2, "split always", "policy round_robin")
 			// talk returns how many requests had two workers.
-			talk := func(enough func() bool) (split float64) {
-				for i := 0; i < 6 || i < 100 && !enough(); i++ {
+			talk := func() (split float64) {
+				for i := range 6 {
 					c := long(i)
 					c.Stream = true
 					a := p.chat(t.Context(), c)
@@ -387,7 +387,7 @@ func TestFailedPhasesCountOnce(t *testing.T) {
 			bad, good := p.prefill[0], p.prefill[1]
 			all, prefilled := of(bad), of(good, "prefilled")
 			bad.SetFault(engine.Fault{Kind: engine.Status, Status: http.StatusInternalServerError}) //nolint:errcheck // it is valid
-			split := talk(func() bool { return of(bad) > all })
+			split := talk()
 			if n, retried := of(bad)-all, of(bad, "retried"); n == 0 || n != retried {
 				t.Errorf("the bad worker failed %v of %v attempts", retried, n)
 			}
@@ -396,7 +396,7 @@ func TestFailedPhasesCountOnce(t *testing.T) {
 			}
 			bad.SetFault(engine.Fault{})                                  //nolint:errcheck // it is valid
 			p.decode[0].SetFault(engine.Fault{Kind: engine.FailTransfer}) //nolint:errcheck // it is valid
-			talk(func() bool { return true })
+			talk()
 			for i, e := range p.decode {
 				if n, ok := of(e), of(e, "ok"); n != ok {
 					t.Errorf("decode worker %d failed %v attempts", i, n-ok)

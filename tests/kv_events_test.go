@@ -219,7 +219,7 @@ func TestNamesStayWithTheirAttempt(t *testing.T) {
 // server with the first one. The events tell it where the conversation is cached.
 func TestTurnsOfOtherRouters(t *testing.T) {
 	engines := publishing(t, 3, engine.Config{})
-	other := strings.Replace(route(engines, "pool b"), "kv_router", "@b header X-Router b\nkv_router @b", 1)
+	other := strings.Replace(route(engines, "pool b", "policy warmest"), "kv_router", "@b header X-Router b\nkv_router @b", 1)
 	s := startCaddy(t, other+"\n"+route(engines))
 	rng := rand.New(rand.NewPCG(3, 3)) //nolint:gosec // a test
 	for _, e := range engines {

@@ -36,8 +36,9 @@ type apart struct {
 }
 
 // apartLease is for how long a prefill engine keeps a prompt, and apartLost how long a decode engine tries to get it.
-// These are two seconds and one, by these engines' clocks. A busy machine makes both late.
-const apartLease, apartLost = 200 * time.Second, 100 * time.Second
+// apartAlone is how long a phase waits for the other one. These are two seconds, one and thirty, by these engines'
+// clocks. A busy machine makes all late.
+const apartLease, apartLost, apartAlone = 200 * time.Second, 100 * time.Second, 3000 * time.Second
 
 // startApart starts prefill and decode engines behind a router.
 func startApart(t *testing.T, cfg engine.Config, prefills, decodes int, options ...string) *apart {
@@ -59,6 +60,7 @@ func startVersions(t *testing.T, cfg engine.Config, prefillVersions, decodeVersi
 		}
 		transfer := *cmp.Or(cfg.Transfer, new(engine.Transfer))
 		transfer.Role, transfer.Lease, transfer.Lost = role, cmp.Or(transfer.Lease, apartLease), cmp.Or(transfer.Lost, apartLost)
+		transfer.Alone = cmp.Or(transfer.Alone, apartAlone)
 		one := cfg
 		one.Name, one.Transfer = fmt.Sprint(role, i), &transfer
 		one.Version = slices.Concat(prefillVersions, decodeVersions)[i]
@@ -287,25 +289,21 @@ func TestFaultsOfPhases(t *testing.T) {
 					if v.reason == "broken" || v.reason == "refused" { // the other one gets the same blocks
 						decodes = 2
 					}
-					p := startApart(t, engine.Config{Flavour: f}, v.prefills, decodes, "split always")
+					p := startApart(t, engine.Config{Flavour: f}, v.prefills, decodes, "split always", "policy round_robin")
 					noError(t, v.fail(p))
 					before := p.scrape(t).value(retriesTotal, `reason="`+v.reason+`"`)
-					retried := func() float64 {
-						return p.scrape(t).value(retriesTotal, `reason="`+v.reason+`"`) - before
+					c := long(1)
+					c.Stream = stream
+					a := p.chat(t.Context(), c) // which the failing one gets first
+					if !p.asWhole(t, "/v1/chat/completions", c.body(), a) {
+						t.Fatalf("status %d, err %v, %.300q", a.status, a.err, a.body)
 					}
-					for i := 0; i < 40 && retried() == 0; i++ { // until the failing one is chosen
-						c := long(i)
-						c.Stream = stream
-						a := p.chat(t.Context(), c)
-						if !p.asWhole(t, "/v1/chat/completions", c.body(), a) {
-							t.Fatalf("status %d, err %v, %.300q", a.status, a.err, a.body)
-						}
-						headerWasOut := stream && v.reason == "transfer" // it names the first pair
-						if retried() > 0 && !headerWasOut && a.wasSplit() != v.split {
-							t.Errorf("split: %v", a.wasSplit())
-						}
+					retried := p.scrape(t).value(retriesTotal, `reason="`+v.reason+`"`) > before
+					headerWasOut := stream && v.reason == "transfer" // it names the first pair
+					if retried && !headerWasOut && a.wasSplit() != v.split {
+						t.Errorf("split: %v", a.wasSplit())
 					}
-					if retried() == 0 && p.logged(t, markedDown) == 0 { // else a look at the worker was sooner than the requests
+					if !retried && p.logged(t, markedDown) == 0 { // else a look at the worker was sooner than the request
 						t.Error("no retry")
 					}
 					m := p.scrape(t)
@@ -576,7 +574,7 @@ func TestPinnedPhases(t *testing.T) {
 // TestReloadBetweenPhases reloads the configuration while a prefill phase is under way.
 func TestReloadBetweenPhases(t *testing.T) {
 	for _, f := range splitting {
-		p := startApart(t, engine.Config{Flavour: f, Transfer: &engine.Transfer{Alone: 100 * time.Hour}}, 1, 1, "split always")
+		p := startApart(t, engine.Config{Flavour: f}, 1, 1, "split always")
 		reloaded := make(chan struct{})
 		setFault(t, p.prefill[0], engine.Fault{Kind: engine.Hang, Count: 1, Until: reloaded})
 		answered := make(chan answer)
@@ -603,7 +601,8 @@ func TestStormOfPhases(t *testing.T) {
 	}
 	for _, f := range splitting {
 		t.Run(string(f), func(t *testing.T) {
-			transfer := &engine.Transfer{Lease: 5 * time.Minute, Lost: 5 * time.Minute} // 3 s: the engines are fast
+			const most = 5 * time.Minute // 3 s: the engines are fast
+			transfer := &engine.Transfer{Lease: most, Lost: most, Alone: most}
 			p := startApart(t, engine.Config{Flavour: f, Transfer: transfer}, 2, 2, "split always", "affinity {\nttl 1s\n}")
 			all, before := append(append([]*engine.Engine(nil), p.prefill...), p.decode...), runtime.NumGoroutine()
 			over, served := make(chan struct{}), atomic.Int64{}

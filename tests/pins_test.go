@@ -106,7 +106,7 @@ func TestPinnedRanks(t *testing.T) {
 	for range 3 {
 		for rank := range 2 {
 			a := s.mustChat(t, c(fmt.Sprintf(`{"backend_instance_id":1,"dp_rank":%d}`, rank)))
-			r := two.Journal()[len(two.Journal())-1]
+			r := lastPost(two)
 			if a.header.Get("X-KV-Dp-Rank") != fmt.Sprint(rank) || r.Rank != rank || r.RankFrom != "header" {
 				t.Errorf("rank %d: answered by rank %s, the engine was asked for %d by %q", rank, a.header.Get("X-KV-Dp-Rank"), r.Rank, r.RankFrom)
 			}

@@ -280,6 +280,16 @@ func posts(e *engine.Engine) (all, refused int) {
 	return all, refused
 }
 
+// lastPost returns the last POST request that an engine got: the router may ask what it serves at any time.
+func lastPost(e *engine.Engine) (last engine.Record) {
+	for _, r := range e.Journal() {
+		if r.Method == http.MethodPost {
+			last = r
+		}
+	}
+	return last
+}
+
 // twoContexts starts a Caddy before an engine with a short context and one with a long one.
 func twoContexts(t *testing.T, flavour engine.Flavour, block ...string) (s *server, short, long *engine.Engine) {
 	t.Helper()

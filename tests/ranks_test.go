@@ -43,8 +43,8 @@ func TestConversationsStayOnTheirRank(t *testing.T) {
 					}
 					a := s.mustChat(t, c, header...)
 					c.Messages = append(c.Messages, message{"assistant", a.text})
-					rank, j := a.header.Get("X-KV-Dp-Rank"), e.Journal()
-					if r := j[len(j)-1]; strconv.Itoa(r.Rank) != rank || r.RankFrom != v.from {
+					rank := a.header.Get("X-KV-Dp-Rank")
+					if r := lastPost(e); strconv.Itoa(r.Rank) != rank || r.RankFrom != v.from {
 						t.Fatalf("said to be rank %s, the engine has %+v", rank, r)
 					}
 					used[rank]++

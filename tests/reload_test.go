@@ -71,6 +71,7 @@ func TestStreamsSurviveReload(t *testing.T) {
 	goroutines := runtime.NumGoroutine()
 	l := &load{s: s, resends: 50}
 	l.start(t.Context(), 32)
+	eventually(t, "the clients to be in their stride", func() bool { return len(l.all()) >= 32 })
 
 	reloads, looks := int(span(16, 120)), 0
 	var early uint64

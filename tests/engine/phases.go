@@ -149,6 +149,9 @@ func (x *exchange) wait(news <-chan struct{}, most time.Duration) (came, over bo
 	return false, false
 }
 
+// late is for how long a busy machine may delay the answer of a prefill engine that is there.
+const late = 10 * time.Second
+
 // pull gets a prompt's KV from the prefill engine.
 func (x *exchange) pull(c *call, j *job, k *rank) bool {
 	t, began := x.engine.cfg.Transfer, x.engine.clock.now()
@@ -171,7 +174,8 @@ func (x *exchange) pull(c *call, j *job, k *rank) bool {
 	if x.fault.Kind == FailTransfer {
 		return fail(errors.New("injected"))
 	}
-	most := t.Lost
+	lost := max(t.Lost, time.Duration(float64(late)*x.engine.cfg.Speed))
+	most := lost
 	if x.engine.cfg.Flavour == SGLang {
 		most = t.Alone
 	}
@@ -186,7 +190,7 @@ func (x *exchange) pull(c *call, j *job, k *rank) bool {
 		return false
 	}
 	began = x.engine.clock.now()
-	if _, err = x.ask(http.MethodPost, &c.phase, t.Lost); err != nil {
+	if _, err = x.ask(http.MethodPost, &c.phase, lost); err != nil {
 		return fail(err)
 	}
 	j.Loaded, j.told = len(c.prompt.Tokens)-1, &o.Cached

@@ -168,16 +168,23 @@ func TestSGLangPhases(t *testing.T) {
 		t.Errorf("prefill alone: %d %s", r.status, r.text)
 	}
 	var cut reply
-	var phase sync.WaitGroup
-	phase.Go(func() {
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
 		cut = post(t, d, "rivers", map[string]any{"bootstrap_host": "127.0.0.1", "bootstrap_port": info.Port, "bootstrap_room": 8, "rid": "abc-1"})
+	}()
+	eventually(t, func() bool { // what the engine has not begun, it does not abort
+		if resp, err := http.Post(d.URL()+AbortPath, "application/json", strings.NewReader(`{"rid":"abc"}`)); err != nil || resp.Body.Close() != nil { //nolint:noctx // the same
+			t.Fatal(err)
+		}
+		select {
+		case <-over:
+			return true
+		default:
+			return false
+		}
 	})
-	eventually(t, func() bool { j := d.Journal(); return j[len(j)-1].Outcome == Running })
-	time.Sleep(20 * time.Millisecond)
-	if resp, err := http.Post(d.URL()+AbortPath, "application/json", strings.NewReader(`{"rid":"abc"}`)); err != nil || resp.Body.Close() != nil { //nolint:noctx // the same
-		t.Fatal(err)
-	}
-	if phase.Wait(); cut.status != 400 {
+	if cut.status != 400 {
 		t.Errorf("aborted: %d %s", cut.status, cut.text)
 	}
 	pre, dec := both("people", func() { time.Sleep(20 * time.Millisecond); p.Kill() })
