@@ -99,13 +99,6 @@ func (t tier) Stored(s cache.Stored) {
 		Kind: publisher.Stored, First: s.First, Tokens: slices.Clone(s.Tokens), BlockSize: t.cfg.BlockSize,
 		LoRA: s.Root.LoRA, LoRAID: slices.Index(t.cfg.LoRAs, s.Root.LoRA) + 1, Salt: s.Root.Salt, Session: s.Session, Medium: t.medium,
 	}
-	for _, list := range s.Media {
-		block := make([]publisher.Media, len(list))
-		for i, m := range list {
-			block[i] = publisher.Media(m)
-		}
-		e.Media = append(e.Media, block)
-	}
 	for i, k := range s.Keys {
 		if t.tree != nil {
 			t.grow(s, i)

@@ -26,8 +26,7 @@
 // Sessions that are not streaming ones are refused. The journal has what became of each
 // open, turn and close.
 //
-// As a vLLM it also has /inference/v1/generate, with token ids in and out. Its features are part
-// of the blocks' keys, and of the extra keys in KV events.
+// As a vLLM it also has /inference/v1/generate, with token ids in and out. It ignores features.
 //
 // With Config.Events each rank publishes KV events as its flavour does (package publisher),
 // and the engine says where. Cached tells what the cache really has.

@@ -70,7 +70,6 @@ type unanswered struct {
 	request *request
 	root    cache.Root
 	tokens  []uint32 // without a session's context
-	media   []cache.Media
 	turn    *sessionParams
 	session string // for the events; not that of SGLang's own sessions
 }
@@ -128,14 +127,10 @@ func (e *Engine) understand(s shape, body []byte, h http.Header) (*call, *apiErr
 	if aerr != nil {
 		return nil, aerr
 	}
-	media, aerr := r.media(s, len(tokens))
-	if aerr != nil {
-		return nil, aerr
-	}
 	if c.phase, aerr = e.phaseOf(s, &r); aerr != nil {
 		return nil, aerr
 	}
-	c.asked = unanswered{&r, root, tokens, media, e.turn(s, &r), r.Session.text()}
+	c.asked = unanswered{&r, root, tokens, e.turn(s, &r), r.Session.text()}
 	orDefault(&c.asked.session, h.Get("X-Session-ID")) //nolint:canonicalheader // as vLLM writes it
 	switch id := e.requestID(h); {
 	case r.RID != "" && e.cfg.Flavour == SGLang:
@@ -160,7 +155,7 @@ func (e *Engine) answered(c *call, context []uint32) *apiError {
 	if aerr != nil {
 		return aerr
 	}
-	c.prompt = cache.NewPrompt(c.asked.root, tokens, e.cfg.BlockSize, c.asked.media...)
+	c.prompt = cache.NewPrompt(c.asked.root, tokens, e.cfg.BlockSize)
 	c.prompt.Session = c.asked.session
 	c.answer, c.reason = e.answer(c.prompt, c.asked.request, length)
 	if c.phase.prefill && len(c.answer) > 1 {

@@ -29,8 +29,6 @@ type Stored struct {
 	Keys   []Key
 	// The tokens of all blocks of the run.
 	Tokens []uint32
-	// Media are those of each block; nil if there are none.
-	Media [][]BlockMedia
 	// Session is that of the prompt.
 	Session string
 }
@@ -42,9 +40,6 @@ func (s Stored) slice(from, to int) Stored {
 	}
 	size := len(s.Tokens) / max(1, len(s.Keys))
 	s.Keys, s.Tokens = s.Keys[from:to], s.Tokens[from*size:to*size]
-	if s.Media != nil {
-		s.Media = s.Media[from:to]
-	}
 	return s
 }
 

@@ -34,19 +34,10 @@ type Event struct {
 	LoRAID int
 	// Salt is the cache salt. Default: none.
 	Salt string
-	// Media are those of each block. Default: none.
-	Media [][]Media
 	// Session is the id of the request's session. Default: none.
 	Session string
 	// Medium is where the blocks are. A TensorRT-LLM does not tell.
 	Medium string
-}
-
-// Media is an image or other media in a block. Offset is its first token in the block,
-// negative if it begins earlier.
-type Media struct {
-	Identifier string
-	Offset     int
 }
 
 // Batch is what one step of a rank changed.
@@ -152,19 +143,14 @@ func (f Form) members(e *Event) []member {
 	return out
 }
 
-// extraKeys returns null for each block, or a list with the adapter's name and the
-// media. The list of a prompt's first block also has the salt.
+// extraKeys returns null for each block, or a list with the adapter's name. The list of a
+// prompt's first block also has the salt.
 func extraKeys(e *Event) []any {
 	list := make([]any, len(e.Hashes))
 	for i := range list {
 		var keys []any
 		if e.LoRA != "" {
 			keys = append(keys, e.LoRA)
-		}
-		if e.Media != nil {
-			for _, m := range e.Media[i] {
-				keys = append(keys, []any{m.Identifier, m.Offset}) // a pair, as vLLM does since 0.19
-			}
 		}
 		if i == 0 && e.First && e.Salt != "" {
 			keys = append(keys, e.Salt)
