@@ -28,15 +28,13 @@ func (r *room) learn(t *testing.T) { r.serve(t, &load{2, 2000, time.Second, 30, 
 func TestFlood(t *testing.T) {
 	measure := func(hold string, flood int) (mean, end time.Duration) {
 		synctest.Test(t, func(t *testing.T) {
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			r := roomOf(ctx, t, hold, usual(), usual())
+			r := roomOf(t, hold, usual(), usual())
 			r.learn(t)
 			begun := time.Now()
 			var flooded, others sync.WaitGroup
 			for i := range flood {
 				flooded.Go(func() {
-					if _, err := r.ask(ctx, Wants{Tenant: 1, Patience: 10 * time.Minute}, &load{tokens: 8000}, uint64(1000+i)); err != nil {
+					if _, err := r.ask(t.Context(), Wants{Tenant: 1, Patience: 10 * time.Minute}, &load{tokens: 8000}, uint64(1000+i)); err != nil {
 						t.Error(err)
 					}
 				})
@@ -52,7 +50,7 @@ func TestFlood(t *testing.T) {
 			const requests = 200
 			for i := range requests {
 				others.Go(func() {
-					took, err := r.ask(ctx, Wants{Tenant: uint64(2 + i%10)}, &load{tokens: 1000}, uint64(1e6+i))
+					took, err := r.ask(t.Context(), Wants{Tenant: uint64(2 + i%10)}, &load{tokens: 1000}, uint64(1e6+i))
 					mu.Lock()
 					defer mu.Unlock()
 					if sum += took; err != nil {
@@ -98,13 +96,11 @@ func TestSharesOfTenants(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
 				engines := []*simulated{usual()}
 				if slices.Contains(v.pins, 1) {
 					engines = append(engines, usual())
 				}
-				r := roomOf(ctx, t, HoldAuto, engines...)
+				r := roomOf(t, HoldAuto, engines...)
 				r.learn(t)
 				var served [2]float64
 				var mu sync.Mutex
@@ -115,7 +111,7 @@ func TestSharesOfTenants(t *testing.T) {
 						clients.Go(func() {
 							for n := 0; time.Since(begun) < 2*time.Minute; n++ {
 								l := &load{tokens: tokens}
-								own, end := context.WithCancel(ctx)
+								own, end := context.WithCancel(t.Context())
 								want := Wants{Tenant: uint64(tenant + 1), TenantWeight: 1 + (v.weight-1)*float64(tenant), Class: class, Patience: time.Hour}
 								if v.leave && tenant == 0 {
 									l.leaves = true
@@ -148,8 +144,7 @@ func TestSharesOfTenants(t *testing.T) {
 // TestOthersOfOtherRouters charges a tenant for requests of another router.
 func TestOthersOfOtherRouters(t *testing.T) {
 	p, workers, o := limited(t, 1)
-	var before Seat
-	p.SeatAt(workers[0], workers[0].Target(0), &kvscore.Request{}, &before)
+	before := p.seatOn(workers[0])
 	type got struct {
 		tenant uint64
 		seat   *Seat
@@ -191,16 +186,14 @@ func TestBackground(t *testing.T) {
 	batch := &queue.Class{Name: "batch", Background: true}
 	for _, hold := range []string{HoldOff, HoldAuto} {
 		synctest.Test(t, func(t *testing.T) {
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			r := roomOf(ctx, t, hold, usual(), usual())
+			r := roomOf(t, hold, usual(), usual())
 			r.learn(t)
 			ask := func(n int, class *queue.Class, number int, tokens int64) (sum time.Duration) {
 				var mu sync.Mutex
 				var clients sync.WaitGroup
 				for i := range n {
 					clients.Go(func() {
-						took, err := r.ask(ctx, Wants{Class: class, Patience: 40 * time.Second}, &load{tokens: tokens}, uint64(number+i))
+						took, err := r.ask(t.Context(), Wants{Class: class, Patience: 40 * time.Second}, &load{tokens: tokens}, uint64(number+i))
 						mu.Lock()
 						defer mu.Unlock()
 						if sum += took; err != nil {
@@ -245,7 +238,7 @@ func TestBackgroundSparesWorkers(t *testing.T) {
 		var clients sync.WaitGroup
 		defer clients.Wait()
 		defer cancel()
-		r := roomOf(ctx, t, HoldOff, usual(), usual(), usual(), usual())
+		r := roomOf(t, HoldOff, usual(), usual(), usual(), usual())
 		batch := &queue.Class{Name: "batch", Background: true}
 		for i := range 80 {
 			clients.Go(func() {
@@ -322,8 +315,7 @@ func TestBackgroundSparesSlots(t *testing.T) {
 func TestBackgroundHasTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, workers, o := limited(t, 1)
-		var before, s Seat
-		p.SeatAt(workers[0], workers[0].Target(0), &kvscore.Request{}, &before)
+		before, s := p.seatOn(workers[0]), new(Seat)
 		ask := func(class *queue.Class, s *Seat) chan error {
 			done := make(chan error, 1)
 			go func() {
@@ -336,7 +328,7 @@ func TestBackgroundHasTime(t *testing.T) {
 			return done
 		}
 		batch := &queue.Class{Name: "batch", Background: true}
-		waits := ask(batch, &s)
+		waits := ask(batch, s)
 		if time.Sleep(time.Hour); p.Waiting() != 1 {
 			t.Fatal("the request does not wait")
 		}
@@ -360,8 +352,7 @@ func TestBackgroundHasTime(t *testing.T) {
 func TestQueuedIsSeen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, workers, o := limited(t, 1)
-		var before Seat
-		p.SeatAt(workers[0], workers[0].Target(0), &kvscore.Request{}, &before)
+		before := p.seatOn(workers[0])
 		class := &queue.Class{Name: "c"}
 		ctx, leave := context.WithCancel(t.Context())
 		var clients sync.WaitGroup
@@ -405,8 +396,7 @@ func TestQueuedIsSeen(t *testing.T) {
 func TestBackgroundUsesWhatOthersCannot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, workers, o := limited(t, 1, 1)
-		var before, s Seat
-		p.SeatAt(workers[0], workers[0].Target(0), &kvscore.Request{}, &before)
+		before, s := p.seatOn(workers[0]), new(Seat)
 		ctx, leave := context.WithCancel(t.Context())
 		var clients sync.WaitGroup
 		clients.Go(func() {
@@ -417,7 +407,7 @@ func TestBackgroundUsesWhatOthersCannot(t *testing.T) {
 		synctest.Wait()
 		want := anyWorker
 		want.Class = &queue.Class{Name: "batch", Background: true}
-		waited, err := p.Seat(ctx, &want, &o, new(chooser), &s)
+		waited, err := p.Seat(ctx, &want, &o, new(chooser), s)
 		if err != nil || waited > 0 || s.Worker != workers[1] {
 			t.Errorf("error %v after %v", err, waited)
 		}

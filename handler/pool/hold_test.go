@@ -152,9 +152,7 @@ func TestLateRequestsOfSessions(t *testing.T) {
 func TestFloodLongerThanTheQueue(t *testing.T) {
 	others := func(hold string, most int) (mean time.Duration) {
 		synctest.Test(t, func(t *testing.T) {
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			r := roomOf(ctx, t, hold, usual())
+			r := roomOf(t, hold, usual())
 			set := *r.Settings.Load()
 			set.MaxWaiting = most
 			r.Settings.Store(&set)
@@ -163,7 +161,7 @@ func TestFloodLongerThanTheQueue(t *testing.T) {
 			number.Store(1 << 20)
 			until := time.Now().Add(3 * time.Minute)
 			ask := func(tenant uint64) time.Duration {
-				took, err := r.ask(ctx, Wants{Tenant: tenant}, &load{tokens: 2000}, number.Add(1))
+				took, err := r.ask(t.Context(), Wants{Tenant: tenant}, &load{tokens: 2000}, number.Add(1))
 				if err != nil {
 					t.Error(err)
 				}

@@ -64,9 +64,7 @@ func TestPromisesAreChecked(t *testing.T) {
 func TestFloodBeforeTimesAreLearned(t *testing.T) {
 	for _, most := range []int{1000, 50} {
 		synctest.Test(t, func(t *testing.T) {
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			r := roomOf(ctx, t, HoldAuto, usual(), usual())
+			r := roomOf(t, HoldAuto, usual(), usual())
 			set := *r.Settings.Load()
 			set.MaxWaiting, set.Targets = most, map[string]bool{"chat": true}
 			r.Apply(set.WithDefaults())
@@ -76,7 +74,7 @@ func TestFloodBeforeTimesAreLearned(t *testing.T) {
 			var clients sync.WaitGroup
 			for i := range 300 {
 				clients.Go(func() {
-					took, err := r.ask(ctx, want, &load{tokens: 8000}, uint64(i+1)) //nolint:gosec // small
+					took, err := r.ask(t.Context(), want, &load{tokens: 8000}, uint64(i+1)) //nolint:gosec // small
 					switch _, isLate := errors.AsType[*LateError](err); {
 					case isLate:
 						refused.Add(1)

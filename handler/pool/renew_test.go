@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
-	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
 // TestQueuedRequestsFollowTheSource changes the upstreams of a source that follows them while a
@@ -31,8 +30,7 @@ func TestQueuedRequestsFollowTheSource(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p, workers, _ := limited(t, 1, 1)
-				var full, s Seat
-				p.SeatAt(workers[0], workers[0].Target(0), &kvscore.Request{}, &full)
+				full, s := p.seatOn(workers[0]), new(Seat)
 				tables := new(Tables)
 				began := time.Now()
 				o, later := tables.Offers(p, upstreamsOf(c.before...), nil), tables.Offers(p, upstreamsOf(c.after...), nil)
@@ -44,7 +42,7 @@ func TestQueuedRequestsFollowTheSource(t *testing.T) {
 						return first
 					}
 					return later
-				}}, &s)
+				}}, s)
 				if !errors.Is(err, c.err) || waited > c.within {
 					t.Fatalf("error %v after %s, want %v within %s", err, waited, c.err, c.within)
 				}

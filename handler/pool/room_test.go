@@ -139,8 +139,8 @@ type room struct {
 	patience time.Duration // 0: 30 s
 }
 
-// roomOf starts engines. It must run in a synctest bubble.
-func roomOf(ctx context.Context, t *testing.T, hold string, engines ...*simulated) *room {
+// roomOf starts engines, which run until the test ends. It must run in a synctest bubble.
+func roomOf(t *testing.T, hold string, engines ...*simulated) *room {
 	t.Helper()
 	var set []worker.Settings
 	var dials []string
@@ -151,7 +151,7 @@ func roomOf(ctx context.Context, t *testing.T, hold string, engines ...*simulate
 		e.state = &state{came: make(chan struct{}, 1)}
 		r.engines[dials[i]] = e
 		for range max(1, e.parallel) {
-			go e.run(ctx)
+			go e.run(t.Context())
 		}
 	}
 	s := wanted(set...)
@@ -252,10 +252,8 @@ func TestHoldIsNotSlower(t *testing.T) {
 			held := 0
 			for i, hold := range []string{HoldOff, HoldAuto} {
 				synctest.Test(t, func(t *testing.T) {
-					ctx, cancel := context.WithCancel(t.Context())
-					defer cancel()
 					e := v.engine
-					r := roomOf(ctx, t, hold, &e)
+					r := roomOf(t, hold, &e)
 					mean[i], all[i] = r.serve(t, &v.load)
 					held = r.most
 				})
@@ -276,10 +274,8 @@ func TestHoldFindsTheDepth(t *testing.T) {
 	var all [2]time.Duration
 	for i, hold := range []string{HoldOff, HoldAuto} {
 		synctest.Test(t, func(t *testing.T) {
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
 			e := &simulated{step: 4096, fixed: 5 * time.Millisecond, token: 100 * time.Microsecond, parallel: 8, answer: time.Second}
-			r := roomOf(ctx, t, hold, e)
+			r := roomOf(t, hold, e)
 			r.patience = time.Hour
 			r.learn(t)
 			_, all[i] = r.serve(t, &load{50, 4000, 3 * time.Second, 100, false, 0, false})
@@ -293,9 +289,7 @@ func TestHoldFindsTheDepth(t *testing.T) {
 // TestHoldLetsGo has a worker whose prefill never ends.
 func TestHoldLetsGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		r := roomOf(ctx, t, HoldAuto, usual())
+		r := roomOf(t, HoldAuto, usual())
 		r.learn(t)
 		var stuck [2]Seat
 		for i := range stuck {
@@ -303,7 +297,7 @@ func TestHoldLetsGo(t *testing.T) {
 			r.SeatAt(w, w.Target(0), &kvscore.Request{Prompt: cache.Prompt{Tokens: 100_000}, Streamed: true}, &stuck[i])
 		}
 		r.patience = time.Hour
-		took, err := r.ask(ctx, Wants{}, &load{tokens: 1000}, 1)
+		took, err := r.ask(t.Context(), Wants{}, &load{tokens: 1000}, 1)
 		if err != nil || took < holdSilence-5*time.Second || took > holdSilence+5*time.Second {
 			t.Errorf("error %v after %v", err, took)
 		}
@@ -328,17 +322,15 @@ func TestHeldRequestsAreKept(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				r := roomOf(ctx, t, HoldAuto, usual(), usual())
+				r := roomOf(t, HoldAuto, usual(), usual())
 				r.learn(t)
-				own, leave := context.WithCancel(ctx)
+				own, leave := context.WithCancel(t.Context())
 				defer leave()
 				var served, left atomic.Int64
 				var clients sync.WaitGroup
 				for i := range 60 {
 					clients.Go(func() {
-						at := ctx
+						at := t.Context()
 						if i%2 == 0 {
 							at = own
 						}

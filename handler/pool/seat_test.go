@@ -92,6 +92,13 @@ func limited(t testing.TB, limits ...int) (*Pool, []*worker.Worker, Offers) {
 	return p, o.workers(), o
 }
 
+// seatOn takes a seat on a worker.
+func (p *Pool) seatOn(w *worker.Worker) *Seat {
+	s := new(Seat)
+	p.SeatAt(w, w.Target(0), &kvscore.Request{}, s)
+	return s
+}
+
 // TestSeatEndsOnce leaves seats more than once, and panics while one is taken.
 func TestSeatEndsOnce(t *testing.T) {
 	p, workers, o := limited(t, 2)
@@ -139,10 +146,7 @@ func TestSeatOfAFullPool(t *testing.T) {
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			p, workers, o := limited(t, 1, 1)
-			var before [2]Seat
-			for i, w := range workers {
-				p.SeatAt(w, w.Target(0), &kvscore.Request{}, &before[i])
-			}
+			before := []*Seat{p.seatOn(workers[0]), p.seatOn(workers[1])}
 			if v.name == "ForItsHome" {
 				v.by.home = workers[0]
 			}
@@ -196,8 +200,8 @@ func TestSeatOfAFullPool(t *testing.T) {
 // gets the slot.
 func TestNewcomersDoNotOvertake(t *testing.T) {
 	p, workers, o := limited(t, 1)
-	var first, second, third Seat
-	p.SeatAt(workers[0], workers[0].Target(0), &kvscore.Request{}, &first)
+	p.seatOn(workers[0])
+	var second, third Seat
 	got := make(chan error, 1)
 	go func() {
 		_, err := p.Seat(t.Context(), &anyWorker, &o, new(chooser), &second)
@@ -225,11 +229,10 @@ func TestNewcomersDoNotOvertake(t *testing.T) {
 func TestWorkerGetsAnotherID(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, workers, o := limited(t, 1)
-		var before, s Seat
-		p.SeatAt(workers[0], workers[0].Target(0), &kvscore.Request{}, &before)
+		before, s := p.seatOn(workers[0]), new(Seat)
 		got := make(chan error, 1)
 		go func() {
-			_, err := p.Seat(t.Context(), &anyWorker, &o, new(chooser), &s)
+			_, err := p.Seat(t.Context(), &anyWorker, &o, new(chooser), s)
 			got <- err
 		}()
 		synctest.Wait()
