@@ -118,7 +118,6 @@ func (h *Handler) provisionProxy(ctx caddy.Context) error {
 // makes the retries in place of the proxy, within the operator's limits.
 func (h *Handler) wireDispatcher(caddy.Context) error {
 	h.metrics = dispatch.Register(h.registry, h.logger, admin.Collector{}, speculative.Total)
-	h.metrics.Begin(h.Pool)
 	lb := h.ReverseProxy.LoadBalancing
 	limits := dispatch.Limits{
 		Duration: time.Duration(lb.TryDuration), Interval: time.Duration(lb.TryInterval), Retries: lb.Retries,
@@ -140,7 +139,7 @@ func (h *Handler) wireDispatcher(caddy.Context) error {
 		},
 		Timeouts: valueOf(h.Timeouts), Resume: *h.Resume, Limits: limits, RetryMatch: match, Phases: h.phases,
 		Backups: h.backups, KeepBody: len(h.ReverseProxy.HandleResponse) > 0, Speculative: h.SpeculativePrefill,
-		Metrics: h.metrics,
+		Metrics: h.metrics, Series: h.metrics.Begin(h.Pool),
 	}
 	d.Sessions.Failed = func() { d.FallBack(dispatch.FallbackUnbound) }
 	d.FollowUps = speculative.NewRunner(h.ctx, h.pool, h.client, h.SpeculativePrefill).Answering
@@ -305,11 +304,12 @@ func (h *Handler) report(r *http.Request, report *dispatch.Report) {
 	h.dispatcher.Count(report.Outcome)
 	if repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
 		user, _ := repl.GetString("http.auth.user.id")
-		report.Class, _ = repl.GetString("http.kv_router.class")
-		report.Tenant, _ = repl.GetString("http.kv_router.tenant")
 		h.metrics.CountUser(h.Pool, user, report)
 	}
-	if extra, ok := r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok && report.Logged() {
+	if server := serverOf(r); server == nil || server.Logs == nil || !report.Logged() {
+		return // nothing would show it
+	}
+	if extra, ok := r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok {
 		extra.Set(zap.Object("kv_router", report))
 	}
 }
@@ -331,7 +331,12 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, err error) erro
 		if e.Code == api.CodeUnreadable || e.Code == api.CodeTooLarge {
 			outcome = dispatch.OutcomeUnreadable
 		}
-		h.report(r, dispatch.Refused(outcome, e))
+		report := dispatch.Refused(outcome, e)
+		if repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
+			report.Class, _ = repl.GetString("http.kv_router.class")
+			report.Tenant, _ = repl.GetString("http.kv_router.tenant")
+		}
+		h.report(r, report)
 	}
 	return answer(w, r, err)
 }
@@ -361,8 +366,14 @@ func (h *Handler) earlyHeader(w http.ResponseWriter, r *http.Request) http.Heade
 }
 
 func hasErrorRoutes(r *http.Request) bool {
-	server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
-	return ok && server.Errors != nil
+	server := serverOf(r)
+	return server != nil && server.Errors != nil
+}
+
+// serverOf returns the server of a request; nil if it has none.
+func serverOf(r *http.Request) *caddyhttp.Server {
+	server, _ := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
+	return server
 }
 
 // retryLater is what clients are told to wait when there is no worker, in seconds:

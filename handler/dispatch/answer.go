@@ -229,7 +229,7 @@ func (o *delivery) FirstToken(t time.Time) {
 	if o.trailer != nil {
 		o.trailer.Set(attempt.ServerTiming, attempt.Timing("ttft", t.Sub(d.start)))
 	}
-	d.Metrics.ttft.WithLabelValues(d.Pool.Name).Observe(t.Sub(d.start).Seconds())
+	d.Series.ttft.Observe(t.Sub(d.start).Seconds())
 	d.compare(&a.Seat, t)
 	d.Pool.Report(a.Worker, a.Shows(worker.OutcomeGood, ""))
 }

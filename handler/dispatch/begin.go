@@ -156,7 +156,7 @@ func (d *Dispatch) End() *Report {
 	computed := false
 	defer func() { d.turn.End(computed) }()
 	if d.wait.waited > 0 {
-		d.Metrics.queueWait.WithLabelValues(d.Pool.Name).Observe(d.wait.waited.Seconds())
+		d.Series.queueWait.Observe(d.wait.waited.Seconds())
 	}
 	o := d.answer
 	if o != nil {

@@ -235,6 +235,7 @@ type Dispatcher struct {
 
 	tables  pool.Tables
 	Metrics *Metrics
+	Series  Series // of the pool
 }
 
 // Reasons of a choice.

@@ -13,34 +13,34 @@ import (
 
 // learn feeds the engine's usage into metrics, ratios and the cache check.
 func (o *delivery) learn() {
-	m, pool := o.d.Metrics, o.d.Pool.Name
+	m := &o.d.Series
 	kind := worker.ReportKind{API: o.d.plan.API.Name(), Stream: o.Stream}
 	cached := int64(-1)
 	if o.phases == nil { // else the prefill phase has told
 		cached = o.attempt.Worker.CachedTokens(kind, o.Cached)
 	}
 	if o.Prompt > 0 {
-		m.inputTokens.WithLabelValues(pool).Observe(float64(o.Prompt))
+		m.inputTokens.Observe(float64(o.Prompt))
 	}
 	if !o.d.Holds() {
 		learnPrompt(o.attempt, &o.Summary, cached)
 	}
 	if o.Completion >= 0 {
 		o.attempt.Counts().Generated(o.Completion)
-		m.outputTokens.WithLabelValues(pool).Observe(float64(o.Completion))
+		m.outputTokens.Observe(float64(o.Completion))
 	}
 	if o.Cached >= 0 {
 		o.d.cached = o.Cached
 	}
 	if !o.Stream && !o.Failed && o.Status < 300 {
-		m.plain.WithLabelValues(pool).Observe(o.header.Sub(o.d.start).Seconds())
+		m.plain.Observe(o.header.Sub(o.d.start).Seconds())
 		o.attempt.Counts().Answered(o.header, o.header.Sub(o.attempt.Begun), o.Completion)
 		o.d.promised(promisePlain)
 	}
 	if o.Chunks > 1 {
 		mean := o.Last.Sub(o.First) / time.Duration(o.Chunks-1)
 		o.attempt.Counts().Pace(mean)
-		m.itl.WithLabelValues(pool).Observe(mean.Seconds())
+		m.itl.Observe(mean.Seconds())
 	}
 }
 

@@ -50,9 +50,14 @@ const (
 	OutcomeQuery         = "query"           // a query, which is answered with the choice
 )
 
+// Series are the times and tokens of one pool's requests.
+type Series struct {
+	ttft, itl, plain, queueWait, inputTokens, outputTokens prometheus.Observer
+}
+
 // Begin creates a pool's series of known labels: Prometheus does not see the first event of a series that begins
 // with it.
-func (m *Metrics) Begin(pool string) {
+func (m *Metrics) Begin(pool string) Series {
 	for _, outcome := range []string{
 		outcomeOK, outcomeEngineError, outcomeUnavailable, outcomeBroken, outcomeClientGone,
 		OutcomeRejected, outcomeQueueRejected, OutcomeUnreadable, OutcomeQuery,
@@ -77,9 +82,8 @@ func (m *Metrics) Begin(pool string) {
 	for _, grant := range nvext.GrantNames() {
 		m.dropped.WithLabelValues(pool, grant)
 	}
-	for _, times := range []*prometheus.HistogramVec{m.ttft, m.itl, m.plain, m.inputTokens, m.outputTokens, m.queueWait} {
-		times.WithLabelValues(pool)
-	}
+	of := func(h *prometheus.HistogramVec) prometheus.Observer { return h.WithLabelValues(pool) }
+	return Series{of(m.ttft), of(m.itl), of(m.plain), of(m.queueWait), of(m.inputTokens), of(m.outputTokens)}
 }
 
 // Know creates the series of classes with a target, as Begin does. It ends those of classes that are gone.
