@@ -29,13 +29,13 @@ func viewPast(c *observe.PastChoice, candidates, steers bool, t time.Time) pastV
 	if !steers {
 		v.Request = ""
 	}
-	for i := range c.Candidates[:c.Kept] {
+	for i := range c.Candidates {
 		of := &c.Candidates[i]
 		v.Candidates = append(v.Candidates, viewCandidate(of.Dial, &of.Candidate))
 	}
 	v.Dial = v.Candidates[0].Dial
 	var next *candidateView
-	if c.Kept > 1 {
+	if len(c.Candidates) > 1 {
 		next = &v.Candidates[1]
 	}
 	v.Sentence = sentence(c.Reason, c.Unit, c.Tokens, &v.Candidates[0], next)

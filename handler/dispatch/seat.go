@@ -366,7 +366,7 @@ func (d *Dispatch) remember(c *pool.Candidates, chosen int, unpriced bool) {
 		At: c.At, Request: d.ID, Model: c.Workers[chosen].ModelMetrics(d.plan.Model).Model,
 		Reason: d.reasonOf(unpriced, &c.Sel.Candidates[chosen]), Tokens: c.Sel.Tokens,
 		Attempt: d.attempts + 1, Waited: d.wait.waited, Why: d.wait.why,
-		Class: d.plan.ClassName(), Tenant: strings.Clone(d.plan.Tenant.Name),
+		Class: d.plan.ClassName(), Tenant: strings.Clone(d.plan.Tenant.Name), Candidates: c.Past[:0],
 	}
 	if name := d.plan.Model; name != past.Model { // the memory of the body may hold it
 		const longest = 128
@@ -383,4 +383,5 @@ func (d *Dispatch) remember(c *pool.Candidates, chosen int, unpriced bool) {
 	}
 	past.Note(c.Sel.Candidates, func(i int) string { return c.Workers[i].Dial }, chosen)
 	d.Pool.Choices.Remember(&past)
+	c.Past = past.Candidates
 }

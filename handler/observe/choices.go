@@ -1,6 +1,7 @@
 package observe
 
 import (
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -9,10 +10,10 @@ import (
 )
 
 const (
-	// keptChoices is how many choices a pool remembers: 10 MB of them.
+	// keptChoices is how many choices a pool remembers: at most 13 MB of them.
 	keptChoices = 4096
-	// KeptCandidates is how many candidates of a choice it remembers: the chosen one and the best others.
-	KeptCandidates = 8
+	// keptCandidates is how many candidates of a choice it remembers.
+	keptCandidates = 8
 )
 
 // PastChoice is a choice as it was made, without the prompt and the session's key.
@@ -32,11 +33,10 @@ type PastChoice struct {
 	Tenant  string        `json:"tenant,omitzero"`
 	Unit    string        `json:"cost_unit,omitzero"` // of the costs; empty if no policy compared any
 
-	Kept       int                           `json:"-"` // number of Candidates
-	Candidates [KeptCandidates]PastCandidate `json:"-"`
+	Candidates []PastCandidate `json:"-"` // the chosen one, then the best others
 }
 
-// PastCandidate is a candidate of a past choice. The first is the chosen one.
+// PastCandidate is a candidate of a past choice.
 type PastCandidate struct {
 	Dial string
 	kvscore.Candidate
@@ -49,7 +49,7 @@ type Choices struct {
 	n    uint64
 }
 
-// Remember remembers a choice.
+// Remember remembers a copy of a choice.
 func (r *Choices) Remember(c *PastChoice) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -59,7 +59,9 @@ func (r *Choices) Remember(c *PastChoice) {
 	if *kept == nil {
 		*kept = new(PastChoice)
 	}
+	list := append((*kept).Candidates[:0], c.Candidates...)
 	**kept = *c
+	(*kept).Candidates = list
 }
 
 // Past returns the newest choices, the newest first, at most most. If request is not empty, they are
@@ -68,14 +70,15 @@ func (r *Choices) Past(most int, request string, number uint64) (list []PastChoi
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for n := r.n; n > 0 && n+keptChoices > r.n && len(list) < most; n-- {
-		if c := r.ring[n%keptChoices]; (request == "" || c.Request == request) && (number == 0 || c.N == number) {
-			list = append(list, *c)
+		if c := *r.ring[n%keptChoices]; (request == "" || c.Request == request) && (number == 0 || c.N == number) {
+			c.Candidates = slices.Clone(c.Candidates)
+			list = append(list, c)
 		}
 	}
 	return list
 }
 
-// Note fills in the kept candidates of a selection: the chosen one, and those with the lowest cost. dial
+// Note adds the kept candidates of a selection: the chosen one, and those with the lowest cost. dial
 // returns a candidate's address.
 func (c *PastChoice) Note(sel []kvscore.Candidate, dial func(i int) string, chosen int) {
 	rank := func(i int) float64 {
@@ -84,25 +87,26 @@ func (c *PastChoice) Note(sel []kvscore.Candidate, dial func(i int) string, chos
 		}
 		return sel[i].Cost
 	}
-	var best [KeptCandidates]int
-	best[0], c.Kept = chosen, 1
+	var best [keptCandidates]int
+	n := 1
+	best[0] = chosen
 	for i := range sel {
 		if i == chosen {
 			continue
 		}
-		at := c.Kept
+		at := n
 		for at > 1 && rank(i) < rank(best[at-1]) {
 			at--
 		}
-		if at == KeptCandidates {
+		if at == keptCandidates {
 			continue
 		}
-		c.Kept = min(c.Kept+1, KeptCandidates)
-		copy(best[at+1:c.Kept], best[at:])
+		n = min(n+1, keptCandidates)
+		copy(best[at+1:n], best[at:])
 		best[at] = i
 	}
-	for k, i := range best[:c.Kept] {
-		c.Candidates[k] = PastCandidate{dial(i), sel[i]}
+	for _, i := range best[:n] {
+		c.Candidates = append(c.Candidates, PastCandidate{dial(i), sel[i]})
 	}
 	c.Among = len(sel)
 }

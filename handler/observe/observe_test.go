@@ -33,8 +33,8 @@ func TestBestCandidatesAreKept(t *testing.T) {
 		past := PastChoice{Unit: "ms"}
 		past.Note(candidatesOf(c.costs...), func(i int) string { return fmt.Sprint(i) }, c.chosen)
 		got := ""
-		for i := range past.Kept {
-			got += past.Candidates[i].Dial
+		for _, c := range past.Candidates {
+			got += c.Dial
 		}
 		if got != c.want || past.Among != len(c.costs) {
 			t.Errorf("%v, %d chosen: kept %s of %d, want %s", c.costs, c.chosen, got, past.Among, c.want)

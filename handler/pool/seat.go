@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/journal"
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 
@@ -34,6 +35,7 @@ type Candidates struct {
 	Ways    []kvscore.Way   // of targets, if the request may be split
 	Scored  kvscore.Request // the request with these
 	Shadow  []kvscore.Candidate
+	Past    []observe.PastCandidate
 }
 
 // Chooser is a request that wants a seat.
