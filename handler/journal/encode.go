@@ -25,19 +25,25 @@ var encoding, _ = cbor.EncOptions{ // the error is that of wrong options
 
 // Encoder writes records of one run into entries. The zero value is ready for Begin.
 type Encoder struct {
-	base   int64        // the entry's time, Unix milliseconds
-	last   uint64       // number of its last request
-	entry  bytes.Buffer // its head and its records
-	common common       // scratch
-	packed []byte       // the same
+	base  int64        // the entry's time, Unix milliseconds
+	last  uint64       // number of its last request
+	entry bytes.Buffer // its head and its records
+
+	// scratch
+	common  common
+	booking Booking
+	end     End
+	prompt  Prompt
+	packed  []byte
+	rest    []uint64
+	path    []place // see share
+	whole   uint64  // hash up to the last place of markEvery
 
 	run     uint64
 	workers map[uint64]bool // those with an address
 	prompts int             // since Begin
 	marks   map[uint64]mark
 	open    map[uint64]told // requests that have not ended
-	path    []place         // scratch: see share
-	whole   uint64          // the same: hash up to the last place of markEvery
 	out     func(entry []byte)
 }
 
@@ -107,9 +113,9 @@ func (e *Encoder) Write(r *Record, blocks []uint64) {
 	}
 	switch b := body.(type) {
 	case *Booking:
-		body = e.booked(r.Request, *b, blocks[:min(len(blocks), maxBlocks)])
+		body = e.booked(r.Request, b, blocks[:min(len(blocks), maxBlocks)])
 	case *End:
-		body = e.ended(r.Request, *b, blocks)
+		body = e.ended(r.Request, b, blocks)
 	}
 	before := e.entry.Len()
 	e.entry.WriteByte(byte(r.Kind))
@@ -145,13 +151,13 @@ func (e *Encoder) Worker(at time.Time, id uint64, dial string) {
 }
 
 // booked gives the prompt of a booking a number, and what it shares with an earlier one.
-func (e *Encoder) booked(request uint64, b Booking, blocks []uint64) *Booking {
-	if len(blocks) == 0 {
-		b.Prompt = nil
-		return &b
+func (e *Encoder) booked(request uint64, of *Booking, blocks []uint64) *Booking {
+	b, p := &e.booking, &e.prompt
+	*b = *of
+	if b.Prompt = nil; len(blocks) == 0 {
+		return b
 	}
-	p := *b.Prompt
-	b.Prompt = &p
+	*p, b.Prompt = *of.Prompt, p
 	shared := e.share(p.Root, b.Matched, blocks)
 	if p.Of, p.Shares = int(shared.prompt), int(shared.blocks); p.Of > 0 {
 		p.Root = 0
@@ -165,7 +171,7 @@ func (e *Encoder) booked(request uint64, b Booking, blocks []uint64) *Booking {
 		}
 	}
 	e.open[request] = t
-	return &b
+	return b
 }
 
 // pack returns blocks as a prompt has them, which gets a number.
@@ -226,22 +232,23 @@ func span(hash uint64, blocks []uint64) uint64 {
 
 // ended gives the answer of a request a number, and what its prompt's others can share with it. blocks are
 // those of the answer, behind those of the prompt.
-func (e *Encoder) ended(request uint64, end End, blocks []uint64) *End {
+func (e *Encoder) ended(request uint64, of *End, blocks []uint64) *End {
 	t, known := e.open[request]
 	delete(e.open, request)
-	if !known || !end.Computed || len(blocks) == 0 || t.blocks+len(blocks) > maxBlocks || t.depth >= maxDepth {
-		end.Answer = nil
-		return &end
+	end, answer := &e.end, &e.prompt
+	*end = *of
+	if end.Answer = nil; !known || !end.Computed || len(blocks) == 0 || t.blocks+len(blocks) > maxBlocks || t.depth >= maxDepth {
+		return end
 	}
-	answer := *end.Answer
-	end.Answer = &answer
+	*answer, end.Answer = *of.Answer, answer
 	answer.Blocks = e.pack(blocks)
-	rest, at := append(t.rest, blocks...), t.blocks-len(t.rest)
+	e.rest = append(append(e.rest[:0], t.rest...), blocks...)
+	rest, at := e.rest, t.blocks-len(t.rest)
 	t.prompt, t.depth = e.prompts, t.depth+1
 	for whole := t.whole; len(rest) > 0; {
 		n := min(markEvery, len(rest))
 		whole, rest, at = span(whole, rest[:n]), rest[n:], at+n
 		e.mark(place{whole, at}, &t)
 	}
-	return &end
+	return end
 }

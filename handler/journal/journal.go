@@ -136,7 +136,9 @@ func (j *Journal) Booked(now time.Time, t kvscore.Target, p *cache.Prompt, v *ca
 
 // Answered implements [kvscore.Journal].
 func (j *Journal) Answered(request uint64, now time.Time, how kvscore.Sign, tokens int64) {
-	j.add(waiting{live: true, Record: Record{Kind: KindAnswered, At: now, Request: request, Body: &Answered{how, tokens}}}, nil)
+	if j.live.Load() {
+		j.add(waiting{live: true, Record: Record{Kind: KindAnswered, At: now, Request: request, Body: &Answered{how, tokens}}}, nil)
+	}
 }
 
 // Paid records who pays for a request.
