@@ -42,9 +42,10 @@ func (p *parse) input(v rawjson.Span) {
 // tools and system prompt.
 func (p *parse) text(size int) conversation {
 	const most = 4096 // a large body is often one image, which is one block
+	const room = 17   // for the last block, and those of a short answer: see Prediction
 	size += p.tools.Len() + p.system.Len()
 	p.hash = newHasher(p.opt.TextBlock, p.opt.Seed)
-	p.hash.blocks = newBlocks(min(size/p.opt.TextBlock+1, most))
+	p.hash.blocks = newBlocks(min(size/p.opt.TextBlock, most) + room)
 	if len(p.opt.Sizes) > 0 {
 		if p.public == nil {
 			p.public = xxh3.New()

@@ -97,6 +97,7 @@ type Body struct {
 	Options
 	Sum    Summary // its counts are set at the end
 	from   io.ReadCloser
+	ends   error       // of from, which has ended a stream behind its last bytes
 	reader *api.Answer // nil if the answer is not read
 
 	promised   bool // its content type promises that it can be read
@@ -191,12 +192,18 @@ func (b *Body) Read(p []byte) (int, error) {
 
 // receive reads from the worker into p.
 func (b *Body) receive(p []byte) (in []byte, err error) {
+	if b.ends != nil {
+		return nil, b.ends
+	}
 	if b.Stream {
 		b.Listener.Waits()
 	}
 	n, err := b.from.Read(p)
 	if b.Stream && err != nil && b.Ctx != nil && b.Ctx.Err() != nil && !errors.Is(err, io.EOF) {
 		err = context.Cause(b.Ctx) // HTTP/2 says only that the request was canceled
+	}
+	if b.Stream && n > 0 {
+		b.ends, err = err, nil
 	}
 	return p[:n:len(p)], err
 }

@@ -22,7 +22,7 @@ func (b *Body) stream(t time.Time, p []byte, err error) (out []byte, _ error) {
 	r, before := b.reader, b.reader.Chunks()
 	var fault error
 	f, whole := b.frames.Whole(p)
-	if whole = whole && err == nil && !b.edits(); whole {
+	if whole = whole && !b.edits(); whole {
 		fault = b.event(t, f)
 	} else {
 		b.frames.Write(p, false)
@@ -57,7 +57,7 @@ func (b *Body) stream(t time.Time, p []byte, err error) (out []byte, _ error) {
 		out = b.renamedEvent(p, f)
 	}
 	if err != nil {
-		return b.last(t, slices.Clone(out), err)
+		return b.last(t, err)
 	}
 	if !b.stays && b.Mover != nil && r.Stays() != "" {
 		b.stays = true
@@ -66,20 +66,20 @@ func (b *Body) stream(t time.Time, p []byte, err error) (out []byte, _ error) {
 	return out, nil
 }
 
-// last reads what is left of a stream that err ends, and returns it behind out. An event counts if it
+// last returns what is left of a stream that err ends. An event counts if it
 // lacks only its empty line. The client gets no other part of an event, unless the stream is whole.
 // The error is nil if the stream goes on elsewhere.
-func (b *Body) last(t time.Time, out []byte, err error) ([]byte, error) {
+func (b *Body) last(t time.Time, err error) ([]byte, error) {
 	b.torn = b.frames.Torn()
 	b.frames.Write(nil, true)
 	fault := b.events(t)
 	half := errors.Is(fault, errHalf)
 	if fault != nil && !half && !errors.Is(fault, errAbortedText) {
 		if b.move(fault) {
-			return out, nil
+			return nil, nil
 		}
 		if errors.Is(fault, errShape) {
-			return out, fault
+			return nil, fault
 		}
 	}
 	if fault != nil {
@@ -90,20 +90,20 @@ func (b *Body) last(t time.Time, out []byte, err error) ([]byte, error) {
 		err = io.ErrUnexpectedEOF
 	}
 	if !b.extensible || !b.broke(err) {
-		return append(out, rest...), err
-	}
-	if !half {
-		out, rest = append(out, rest...), nil
+		return rest, err
 	}
 	switch {
 	case b.move(err):
 		err = nil
 	case errors.Is(err, io.EOF) && (b.splicer == nil || b.reader.Done()):
-		return append(out, rest...), err // for the engine it is an end
+		return rest, err // for the engine it is an end
 	case errors.Is(err, io.EOF):
 		err = io.ErrUnexpectedEOF // it was to have an end
 	}
-	return append(out, emptyLine(out)...), err
+	if half {
+		return nil, err
+	}
+	return append(rest, emptyLine(rest)...), err
 }
 
 // emptyLine returns what ends an event after its last bytes, nothing if it has ended.
@@ -326,7 +326,7 @@ func (b *Body) move(why error) bool {
 	}
 	if end := b.reader.End(); end != "" { // no engine needs to be asked for that
 		_ = from.Close()
-		b.from, b.frames, b.Mover = io.NopCloser(strings.NewReader(end)), rawjson.NewFramer(), nil
+		b.from, b.ends, b.frames, b.Mover = io.NopCloser(strings.NewReader(end)), nil, rawjson.NewFramer(), nil
 		b.reader.Revive(nil)
 		return true
 	}
@@ -337,7 +337,7 @@ func (b *Body) move(why error) bool {
 		return false
 	}
 	_ = from.Close()
-	b.from, b.Ctx, b.splicer = rest.From, rest.Ctx, rest.Splicer
+	b.from, b.ends, b.Ctx, b.splicer = rest.From, nil, rest.Ctx, rest.Splicer
 	if rest.Name != "" {
 		b.setName(rest.Name)
 	}
