@@ -101,7 +101,8 @@ func (w *Worker) LoadsOnDemand() bool {
 // Requested records that the worker gets a request for a model.
 func (w *Worker) Requested(model string) {
 	if last := w.requested.Load(); model != "" && (last == nil || *last != model) && w.LoadsOnDemand() {
-		w.requested.Store(&model)
+		loaded := model // a parameter with an address would be on the heap for each request
+		w.requested.Store(&loaded)
 	}
 }
 
