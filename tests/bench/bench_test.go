@@ -117,14 +117,14 @@ func TestBenchRuns(t *testing.T) {
 	defer cancel()
 	var tables, progress bytes.Buffer
 	err := run(ctx, []string{
-		"-caddy", os.Args[0], "-rounds", "1", "-time", "100ms", "-warmup", "50ms", "-cells", "1k-c1,16k-s100-c32",
+		"-caddy", os.Args[0], "-rounds", "1", "-time", "100ms", "-warmup", "50ms", "-cells", "1k-c1,16k-s100-c32", "-before", os.Args[0],
 		"-with", "second=0=exec {caddy} reverse-proxy --from http://127.0.0.1:{port} --to {upstream1} --to {upstream2}",
 	}, &tables, &progress)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, progress.String())
 	}
 	text := tables.String()
-	for _, want := range []string{"kv_router-session", "kv_router-tokens", "second", "CPU time per request", "No contender had errors."} {
+	for _, want := range []string{"kv_router-session", "kv_router-tokens", "second", "ratios to before", "CPU time per request", "No contender had errors."} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}

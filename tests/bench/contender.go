@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,8 +25,9 @@ import (
 type contender struct {
 	name    string
 	traffic traffic
-	// directive is what a Caddy's site consists of, with placeholders.
-	directive string
+	// directive is what a Caddy's site consists of, with placeholders, and binary is that
+	// Caddy; empty for the one that is measured.
+	directive, binary string
 	// command is another router's command line, with placeholders, and port
 	// where it listens then; 0 for a free one.
 	command string
@@ -36,9 +38,10 @@ type contender struct {
 	proc  *process.Process
 }
 
+const router = "kv_router {dials}"
+
 // builtin returns the contenders that are always there.
 func builtin() []*contender {
-	const router = "kv_router {dials}"
 	return []*contender{
 		{name: baseline, directive: "reverse_proxy {dials} {\n\t\tlb_policy round_robin\n\t}"},
 		{name: "kv_router", directive: router},
@@ -170,7 +173,7 @@ func (c *contender) caddyCommand(caddy, own string, known map[string]string) (*e
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		return nil, err
 	}
-	return exec.Command(caddy, "run", "--adapter", "caddyfile", "--config", file), nil
+	return exec.Command(cmp.Or(c.binary, caddy), "run", "--adapter", "caddyfile", "--config", file), nil
 }
 
 // startTimeout is for the slowest of routers.

@@ -12,6 +12,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -52,10 +53,11 @@ type options struct {
 	timed      time.Duration
 	caddy      string
 	profile    string
+	base       string // the contender whom the ratios are to
 }
 
 func parse(args []string, stderr io.Writer) (*options, error) {
-	o := new(options)
+	o := &options{base: baseline}
 	all := builtin()
 	f := flag.NewFlagSet("bench", flag.ContinueOnError)
 	f.SetOutput(stderr)
@@ -66,6 +68,11 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	f.DurationVar(&o.timed, "time", 2500*time.Millisecond, "what is timed of it")
 	f.StringVar(&o.caddy, "caddy", "", "Caddy `binary` with kv_router; default: ./cmd/caddy is built")
 	f.StringVar(&o.profile, "profile", "", "write CPU profiles of the Caddys to `directory`; profiling costs CPU time itself")
+	f.Func("before", "another Caddy `binary` with kv_router, configured alike; the ratios are to it", func(binary string) error {
+		o.base = "before"
+		all = append(all, &contender{name: o.base, directive: router, binary: binary})
+		return nil
+	})
 	f.Func("with", "a further router, `name=port=command`; can be given several times, see README.md", func(s string) error {
 		c, err := external(s, all)
 		all = append(all, c)
@@ -163,14 +170,14 @@ type meter struct {
 }
 
 // measure runs all rounds. Contenders take turns within a cell, so that what
-// disturbs the machine for a while disturbs all of them; who is first moves on. An
-// interrupt and a contender that has ended end the rounds early.
+// disturbs the machine for a while disturbs all of them. Their order is random, so that none
+// always follows the same one. An interrupt and a contender that has ended end the rounds early.
 func (m *meter) measure(ctx context.Context) error {
 	for round := range m.rounds {
-		for i, c := range m.cells {
+		for _, c := range m.cells {
 			made := make(map[traffic]*corpus)
-			for k := range m.contenders {
-				con := m.contenders[(k+round+i)%len(m.contenders)]
+			for _, k := range rand.Perm(len(m.contenders)) {
+				con := m.contenders[k]
 				s, err := m.sample(ctx, con, c, round, newLoad(con, c, made, &m.seq))
 				if err != nil {
 					return fmt.Errorf("in round %d, cell %s: %w", round+1, c.name, err)

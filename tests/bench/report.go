@@ -4,13 +4,14 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strconv"
 	"text/tabwriter"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/stats"
 )
 
-// baseline is whom the ratios are to.
+// baseline is whom the ratios are to by default.
 const baseline = "caddy"
 
 // digits writes a figure with three digits, as far as they stand behind the point.
@@ -37,10 +38,10 @@ func (m *meter) figures(contender, cell string, get func(*sample) float64) map[i
 	return list
 }
 
-// entry is one place of a table: median, least and most, the ratio, and a mark if
-// there were errors.
+// entry is one place of a table: median, least and most, the ratio with its quartiles, and a
+// mark if there were errors.
 func (m *meter) entry(contender, cell string, get func(*sample) float64) string {
-	values, base := m.figures(contender, cell, get), m.figures(baseline, cell, get)
+	values, base := m.figures(contender, cell, get), m.figures(m.base, cell, get)
 	own, ratios := make([]float64, 0, len(values)), make([]float64, 0, len(values))
 	for round, x := range values {
 		own = append(own, x)
@@ -53,8 +54,10 @@ func (m *meter) entry(contender, cell string, get func(*sample) float64) string 
 		s := stats.Of(own)
 		text = fmt.Sprintf("%s (%s..%s)", digits(s.Median), digits(s.Least), digits(s.Most))
 	}
-	if contender != baseline && len(ratios) > 0 {
-		text += " " + digits(stats.Of(ratios).Median) + "x"
+	if contender != m.base && len(ratios) > 0 {
+		slices.Sort(ratios)
+		text += fmt.Sprintf(" %sx (%s..%s)", digits(stats.Of(ratios).Median),
+			digits(stats.Percentile(ratios, 0.25)), digits(stats.Percentile(ratios, 0.75)))
 	}
 	for _, s := range m.samples {
 		if s.contender == contender && s.cell == cell && s.errors > 0 {
@@ -68,7 +71,7 @@ func (m *meter) entry(contender, cell string, get func(*sample) float64) string 
 // contender.
 func (m *meter) write(out io.Writer, incomplete error) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(w, "Median (least..most) of %d rounds; x: median of the rounds' ratios to %s of the same round.\n", m.rounds, baseline)
+	fmt.Fprintf(w, "Median (least..most) of %d rounds; x: median (quartiles) of the rounds' ratios to %s of the same round.\n", m.rounds, m.base)
 	if _, err := processTree(0); err != nil {
 		fmt.Fprintf(w, "CPU time is NOT AVAILABLE on this system: %v.\n", err)
 	}
