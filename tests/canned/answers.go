@@ -58,9 +58,8 @@ type Answer struct {
 
 	// What was cached and what is now is a part of the prompt.
 	Prompt, Cached, Created, Completion int
-	// Usage is whether a stream of chat or completions has the usage at its end, EachUsage in each
-	// event.
-	Usage, EachUsage bool
+	// Usage is whether a stream of chat or completions has the usage at its end.
+	Usage bool
 
 	// Engine is what only a simulated engine knows; nil for others.
 	Engine *OfEngine

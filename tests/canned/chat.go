@@ -181,9 +181,6 @@ func (s *chunks) add(delta any, text *string, word bool) {
 		s.words++
 	}
 	s.push([]chunkChoice{c}, word)
-	if p.Usage && p.EachUsage {
-		s.last.Usage = p.usageDoc(s.chat, s.words)
-	}
 }
 
 func (s *chunks) push(choices []chunkChoice, word bool) {

@@ -59,11 +59,7 @@ func tokensWhole(p *Answer) any {
 
 func tokensEvents(p *Answer) (out []Event) {
 	for i := range p.Pieces {
-		doc := p.tokensOf(i, i+1)
-		if p.Usage && p.EachUsage {
-			doc["usage"] = p.usageDoc(false, i+1)
-		}
-		out = append(out, Event{Doc: doc, Word: true})
+		out = append(out, Event{Doc: p.tokensOf(i, i+1), Word: true})
 	}
 	if p.Usage {
 		out = append(out, Event{Doc: map[string]any{"request_id": p.ID, "choices": []any{}, "usage": p.usageDoc(false, p.Completion)}})

@@ -34,10 +34,10 @@ var flavours map[Flavour]map[string]func(*exchange)
 func init() { // some of these look at the flavour
 	flavours = map[Flavour]map[string]func(*exchange){
 		VLLM: {
-			"GET /health": (*exchange).fine, "GET /ping": (*exchange).fine, "GET /version": (*exchange).version, "GET /load": (*exchange).load,
+			"GET /health": (*exchange).fine, "GET /version": (*exchange).version,
 			"GET /v1/models": (*exchange).models, "GET /metrics": (*exchange).metrics,
 			"POST /tokenize": (*exchange).tokenize, "GET /kv_event_sources": (*exchange).eventSources, "POST " + ResetPath: (*exchange).resetPrefixCache,
-			"POST " + SleepPath: (*exchange).sleep, "POST " + WakePath: (*exchange).wakeUp, "GET /is_sleeping": (*exchange).isSleeping, "POST /collective_rpc": (*exchange).fine,
+			"POST " + SleepPath: (*exchange).sleep, "POST " + WakePath: (*exchange).wakeUp, "POST /collective_rpc": (*exchange).fine,
 			"POST /v1/chat/completions/render": (*exchange).render, "POST /v1/completions/render": (*exchange).render,
 		},
 		SGLang: {
@@ -74,8 +74,6 @@ func (x *exchange) ok() { x.value(map[string]string{"status": "ok"}) }
 func (x *exchange) version() {
 	x.value(map[string]string{"version": cmp.Or(x.engine.cfg.Version, version)})
 }
-
-func (x *exchange) load() { x.value(map[string]int64{"server_load": x.life.load.Load()}) }
 
 // serverInfo answers as an SGLang does, with the fields that matter here.
 func (x *exchange) serverInfo() {

@@ -34,7 +34,6 @@ type life struct {
 	publishers []*publisher.Publisher
 	turn       atomic.Uint64
 	asleep     atomic.Int64 // level of a vLLM's sleep, 0 while it is awake
-	load       atomic.Int64 // inference requests that are being answered
 	drains     atomic.Int64 // times that statistics were given away
 	side       *side        // nil without transfers
 	abortable  sync.Map     // id -> context.CancelFunc, of an SGLang's requests

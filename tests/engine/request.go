@@ -20,8 +20,7 @@ type request struct {
 	Prompt        json.RawMessage `json:"prompt"`
 	Stream        bool            `json:"stream"`
 	StreamOptions struct {
-		IncludeUsage         bool `json:"include_usage"`
-		ContinuousUsageStats bool `json:"continuous_usage_stats"`
+		IncludeUsage bool `json:"include_usage"`
 	} `json:"stream_options"`
 	MaxTokens            *int     `json:"max_tokens"`
 	MaxCompletionTokens  *int     `json:"max_completion_tokens"`
@@ -47,20 +46,19 @@ type request struct {
 
 // call is an inference request as it was understood.
 type call struct {
-	shape      shape
-	id         string
-	model      string
-	prompt     *cache.Prompt
-	answer     []uint32
-	reason     string // why the answer ends: stop or length
-	rank       int    // -1: the engine chooses
-	rankFrom   string // where the rank was asked for: header or body
-	stream     bool
-	usage      bool
-	continuous bool
-	tokenIDs   bool
-	asked      unanswered
-	phase      phase
+	shape    shape
+	id       string
+	model    string
+	prompt   *cache.Prompt
+	answer   []uint32
+	reason   string // why the answer ends: stop or length
+	rank     int    // -1: the engine chooses
+	rankFrom string // where the rank was asked for: header or body
+	stream   bool
+	usage    bool
+	tokenIDs bool
+	asked    unanswered
+	phase    phase
 	// What a prefill phase adds to its answer and to its choice.
 	inWhole, inChoice object
 }
@@ -114,7 +112,7 @@ func (e *Engine) understand(s shape, body []byte, h http.Header) (*call, *apiErr
 	}
 	c := &call{
 		shape: s, model: r.Model, stream: r.Stream, usage: r.StreamOptions.IncludeUsage,
-		continuous: r.StreamOptions.ContinuousUsageStats, tokenIDs: r.ReturnTokenIDs,
+		tokenIDs: r.ReturnTokenIDs,
 	}
 	orDefault(&c.model, e.cfg.Model)
 	if c.rank, c.rankFrom, aerr = e.pinned(s, &r, h); aerr != nil {

@@ -78,8 +78,6 @@ func (e *Engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // infer answers an inference request.
 func (x *exchange) infer(s shape, f Fault) {
-	x.life.load.Add(1)
-	defer x.life.load.Add(-1)
 	ctx, cancel := context.WithCancel(x.r.Context())
 	defer cancel()
 	x.ctx, x.fault = ctx, f
@@ -203,7 +201,7 @@ func (e *Engine) answerOf(c *call, cached int) *canned.Answer {
 	a := &canned.Answer{
 		ID: c.id, Model: c.model, Begun: time.Now().Unix(), Reasoning: e.cfg.ReasoningTokens, Reason: c.reason,
 		Prompt: n, Cached: cached, Created: max(0, n/e.cfg.BlockSize*e.cfg.BlockSize-cached), Completion: len(c.answer),
-		Usage: c.usage, EachUsage: c.continuous,
+		Usage:  c.usage,
 		Engine: &canned.OfEngine{PromptIDs: c.prompt.Tokens, IDs: c.answer, ReturnIDs: c.tokenIDs, InWhole: c.inWhole, InChoice: c.inChoice},
 	}
 	for _, token := range c.answer {

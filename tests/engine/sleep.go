@@ -59,7 +59,3 @@ func (x *exchange) wakes() bool {
 	}
 	return true
 }
-
-func (x *exchange) isSleeping() {
-	x.value(map[string]bool{"is_sleeping": x.life.asleep.Load() > 0})
-}
