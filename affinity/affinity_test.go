@@ -28,7 +28,7 @@ func TestCollidingSessionsDoNotShareABinding(t *testing.T) {
 	if _, ok := r.Peek(a); ok {
 		t.Fatal("a reads b's binding")
 	}
-	settled(t, r)
+	r.Reported()
 	if got := l.take(); len(got) != 1 || got[0] != (reported{a, bound.Version, Evicted}) {
 		t.Fatalf("reported %v", got)
 	}

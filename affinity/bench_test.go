@@ -1,6 +1,7 @@
 package affinity
 
 import (
+	"context"
 	"encoding/binary"
 	"math/rand/v2"
 	"runtime"
@@ -80,7 +81,7 @@ func BenchmarkTurn(b *testing.B) {
 	for b.Loop() {
 		var u Use
 		r.Begin(&u, keys[rand.IntN(len(keys))])
-		bound, _, _ := u.Find(background, Patience)
+		bound, _, _ := u.Find(context.Background(), Patience)
 		u.End(bound.Version)
 	}
 }

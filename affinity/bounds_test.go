@@ -14,7 +14,7 @@ func TestSweepRunsByItself(t *testing.T) {
 	r := open(t, Options{OnExpire: l.record, Sweep: time.Millisecond})
 	mustPut(t, r, "s", 1, time.Millisecond, EngineBacked)
 	eventually(t, "the sweep notices", func() bool { return r.Len() == 0 })
-	settled(t, r)
+	r.Reported()
 	if got := l.take(); len(got) != 1 || got[0].why != Expired {
 		t.Fatalf("reported %v", got)
 	}

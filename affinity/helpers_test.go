@@ -1,7 +1,6 @@
 package affinity
 
 import (
-	"context"
 	"crypto/sha256"
 	"sync"
 	"sync/atomic"
@@ -28,23 +27,21 @@ type reported struct {
 
 // ends records the calls of OnExpire.
 type ends struct {
-	mu   sync.Mutex
-	all  []reported
-	full []Binding
+	mu  sync.Mutex
+	all []reported
 }
 
 func (l *ends) record(key Key, b Binding, why Reason) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.all = append(l.all, reported{key, b.Version, why})
-	l.full = append(l.full, b)
 }
 
 func (l *ends) take() []reported {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	all := l.all
-	l.all, l.full = nil, nil
+	l.all = nil
 	return all
 }
 
@@ -71,8 +68,6 @@ func named(session string) (k Key) {
 	copy(k[:], sum[:])
 	return k
 }
-
-var background = context.Background()
 
 func want(t kvscore.Target, ttl time.Duration, kind Kind) Want {
 	return Want{Target: t, TTL: ttl, Kind: kind}
@@ -115,21 +110,18 @@ func mustPut(t testing.TB, r *Bindings, session string, worker uint64, ttl time.
 // remove ends the session's binding, if it has the version last seen: a binding
 // that has expired has one, too.
 func remove(r *Bindings, session string) (Binding, bool) {
-	version := Version(1)
-	key := named(session)
+	version, key := Version(1), named(session)
 	r.mu.Lock()
 	if e, _ := r.cache.Get(key.hash()); e != nil && e.key == key {
 		version = e.version
 	}
 	r.mu.Unlock()
-	b, ok := r.Unbind(key, version)
-	return b, ok
+	return r.Unbind(key, version)
 }
 
 // all returns every live binding.
 func all(r *Bindings) []Entry {
-	list := r.List(Key{}, 1<<30)
-	return list
+	return r.List(Key{}, 1<<30)
 }
 
 // eventually polls until ok, or fails the test.
@@ -141,12 +133,6 @@ func eventually(t testing.TB, what string, ok func() bool) {
 		}
 		time.Sleep(time.Millisecond)
 	}
-}
-
-// settled waits until every end has been delivered.
-func settled(t testing.TB, r *Bindings) {
-	t.Helper()
-	r.Reported()
 }
 
 // Live returns the number of sessions with live requests.

@@ -210,7 +210,7 @@ func TestModel(t *testing.T) {
 				if op%500 == 0 || op == tt.ops-1 {
 					r.sweep()
 					cacheHolds(t, r)
-					settled(t, r)
+					r.Reported()
 					for _, e := range m.ended {
 						counts[e.why]++
 					}

@@ -106,7 +106,7 @@ func TestStormOnFewSessions(t *testing.T) {
 		for range turns {
 			var u Use
 			r.Begin(&u, key)
-			b, _, err := u.Find(background, time.Minute)
+			b, _, err := u.Find(t.Context(), time.Minute)
 			if err == nil && b.Version == 0 {
 				u.Choose(on(uint64(i))) //nolint:gosec // not negative
 				runtime.Gosched()

@@ -15,7 +15,7 @@ import (
 func bindUse(t *testing.T, s *Bindings, u *Use, key Key) Binding {
 	t.Helper()
 	s.Begin(u, key)
-	b, _, err := u.Find(background, 0)
+	b, _, err := u.Find(t.Context(), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,10 +85,10 @@ func TestWaitingForTheFirst(t *testing.T) {
 				defer r.Close()
 				var first, second Use
 				r.Begin(&first, named("s"))
-				if got := found(first.Find(background, Patience)); got != "first" {
+				if got := found(first.Find(t.Context(), Patience)); got != "first" {
 					t.Fatalf("the first finds %q", got)
 				}
-				ctx, cancel := context.WithCancel(background)
+				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				var wg sync.WaitGroup
 				if tt.patience > 0 {
@@ -138,7 +138,7 @@ func TestLiveRequestKeepsItsBinding(t *testing.T) {
 		}
 		time.Sleep(1) // no sweep has noticed
 		s.Begin(&other, named("s"))
-		if b, _, _ := other.Find(background, 0); b.Version != 0 {
+		if b, _, _ := other.Find(t.Context(), 0); b.Version != 0 {
 			t.Error("alive without requests")
 		}
 		other.End(0)
@@ -151,7 +151,7 @@ func TestSessionsClose(t *testing.T) {
 	var u, none Use
 	s.Begin(&u, named("s"))
 	_ = s.Close()
-	if b, pending, err := u.Find(background, Patience); b != (Binding{}) || pending || err != nil {
+	if b, pending, err := u.Find(t.Context(), Patience); b != (Binding{}) || pending || err != nil {
 		t.Errorf("found %+v, %v, %v", b, pending, err)
 	}
 	if _, ok, err := u.Bind(0, want(on(1), time.Minute, RouterOnly)); ok || !errors.Is(err, ErrFull) {
@@ -161,7 +161,7 @@ func TestSessionsClose(t *testing.T) {
 	none.Choose(on(1))
 	none.Yield()
 	none.End(1)
-	if _, pending, err := none.Find(background, Patience); pending || err != nil {
+	if _, pending, err := none.Find(t.Context(), Patience); pending || err != nil {
 		t.Errorf("the zero use: %v, %v", pending, err)
 	}
 }
