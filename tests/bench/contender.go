@@ -87,12 +87,11 @@ http://127.0.0.1:{port} {
 
 // start starts the router and waits until it answers.
 func (c *contender) start(ctx context.Context, caddy, dir string, upstreams []string) error {
-	own := filepath.Join(dir, c.name)
-	if err := os.MkdirAll(own, 0o700); err != nil {
+	own, err := os.MkdirTemp(dir, c.name) // not that of a process before, whose journal it would read
+	if err != nil {
 		return err
 	}
 	addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(c.port))
-	var err error
 	if c.port == 0 {
 		if addr, err = canned.FreeAddr(); err != nil {
 			return err

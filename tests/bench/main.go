@@ -143,20 +143,13 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			return err
 		}
 	}
-	upstreams, stop, err := startUpstreams()
-	if err != nil {
+	m := &meter{options: o, log: stderr, dir: dir}
+	m.seq.Store(firstNumber)
+	var stop func()
+	if m.upstreams, stop, err = startUpstreams(); err != nil {
 		return fmt.Errorf("starting upstreams: %w", err)
 	}
 	defer stop()
-	for _, c := range o.contenders {
-		fmt.Fprintf(stderr, "starting %s\n", c.name)
-		if err := c.start(ctx, o.caddy, dir, upstreams); err != nil {
-			return fmt.Errorf("starting %s: %w", c.name, err)
-		}
-		defer c.proc.Stop()
-	}
-	m := &meter{options: o, log: stderr}
-	m.seq.Store(firstNumber)
 	incomplete := m.measure(ctx)
 	return errors.Join(incomplete, m.write(stdout, incomplete))
 }
@@ -164,28 +157,44 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 // meter takes the samples.
 type meter struct {
 	*options
-	log     io.Writer
-	seq     atomic.Int64 // the last request's number
-	samples []*sample
+	log       io.Writer
+	dir       string
+	upstreams []string
+	seq       atomic.Int64 // the last request's number
+	samples   []*sample
 }
 
-// measure runs all rounds. Contenders take turns within a cell, so that what
-// disturbs the machine for a while disturbs all of them. Their order is random, so that none
-// always follows the same one. An interrupt and a contender that has ended end the rounds early.
+// measure runs all rounds. An interrupt and a contender that has ended end them early.
 func (m *meter) measure(ctx context.Context) error {
 	for round := range m.rounds {
-		for _, c := range m.cells {
-			made := make(map[traffic]*corpus)
-			for _, k := range rand.Perm(len(m.contenders)) {
-				con := m.contenders[k]
-				s, err := m.sample(ctx, con, c, round, newLoad(con, c, made, &m.seq))
-				if err != nil {
-					return fmt.Errorf("in round %d, cell %s: %w", round+1, c.name, err)
-				}
-				m.samples = append(m.samples, s)
-				fmt.Fprintf(m.log, "round %d %-14s %-20s %8.0f req/s %8s ms CPU/req, p50 %8s ms, %d errors\n",
-					round+1, c.name, con.name, s.rate, digits(s.cpu), digits(s.p50), s.errors)
+		if err := m.measureRound(ctx, round); err != nil {
+			return fmt.Errorf("in round %d: %w", round+1, err)
+		}
+	}
+	return nil
+}
+
+// measureRound starts all contenders anew: of two processes of one program, one may take 10 % more CPU
+// time for all of its life. Contenders take turns within a cell, so that what disturbs the machine for
+// a while disturbs all of them. Their order is random, so that none always follows the same one.
+func (m *meter) measureRound(ctx context.Context, round int) error {
+	for _, con := range m.contenders {
+		if err := con.start(ctx, m.caddy, m.dir, m.upstreams); err != nil {
+			return fmt.Errorf("starting %s: %w", con.name, err)
+		}
+		defer con.proc.Stop()
+	}
+	for _, c := range m.cells {
+		made := make(map[traffic]*corpus)
+		for _, k := range rand.Perm(len(m.contenders)) {
+			con := m.contenders[k]
+			s, err := m.sample(ctx, con, c, round, newLoad(con, c, made, &m.seq))
+			if err != nil {
+				return fmt.Errorf("cell %s: %w", c.name, err)
 			}
+			m.samples = append(m.samples, s)
+			fmt.Fprintf(m.log, "round %d %-14s %-20s %8.0f req/s %8s ms CPU/req, p50 %8s ms, %d errors\n",
+				round+1, c.name, con.name, s.rate, digits(s.cpu), digits(s.p50), s.errors)
 		}
 	}
 	return nil
