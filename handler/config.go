@@ -41,8 +41,8 @@ import (
 //
 // If a worker refuses a request, the router sends it to another worker. It does so while
 // there is another worker and no part of an answer was forwarded. A worker refuses by a
-// failed connection, by closing it without an answer (retried once only), or by status
-// 429, 503 or 529. When no worker is left, the client gets the last engine's answer
+// failed connection, or by status 429, 503 or 529. A connection that closes without an answer,
+// and a 502, are retried once only. When no worker is left, the client gets the last engine's answer
 // unchanged. A stream whose engine dies later goes on at another worker, see `resume`.
 //
 // With Caddy's `tracing` handler before it, a request has a span

@@ -145,6 +145,8 @@ func TestDecisions(t *testing.T) {
 		"busy, the budget is spent":      {resp: answer(503, ""), change: spent, want: "deliver busy"},
 		"busy, after two that broke":     {resp: answer(503, ""), change: func(d *Dispatch) { d.suspects = 2 }, want: "deliver busy"},
 		"an error":                       {resp: answer(500, ""), want: "deliver errored own"},
+		"a proxy without its engine":     {resp: answer(502, ""), want: "retry 502 errored own suspect"},
+		"the second such proxy":          {resp: answer(502, ""), change: suspect, want: "deliver errored own suspect"},
 		"a wrong key":                    {resp: answer(401, ""), want: "deliver errored"},
 		"a wrong request":                {resp: answer(400, ""), want: "deliver answered"},
 		"an answer":                      {resp: answer(200, "{}"), want: "deliver answered"},

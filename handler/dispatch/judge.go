@@ -59,6 +59,10 @@ func (d *Dispatch) judge(ctx context.Context, resp *http.Response, resent bool, 
 		}
 	case attempt.WorkersFault(status):
 		v.outcome = a.Errored(resp.Status, status >= 500)
+		// A proxy before the engine got no answer, which may be the request's fault.
+		if v.suspect = status == http.StatusBadGateway; v.suspect && d.mayRetry(true, true) {
+			v.do, v.reason = retry, "502"
+		}
 	case status < 300 && (d.plan.Request == nil || body.Compressed(resp.Header)):
 		v.outcome = a.Shows(worker.OutcomeGood, "") // an answer that is read shows more
 	}

@@ -106,7 +106,7 @@ func (w *Worker) Mispredicted(tokens int64) {
 // FromZero creates the series of the worker: Prometheus does not see the first event of a series that
 // begins with it.
 func (w *Worker) FromZero() {
-	for _, reason := range []string{"refused", "broken", "first_token", "hung", "404", "429", "503", "529", "resend", "reconnect"} {
+	for _, reason := range []string{"refused", "broken", "first_token", "hung", "404", "429", "502", "503", "529", "resend", "reconnect"} {
 		w.Retried(reason, 0)
 	}
 	for _, why := range []string{ClearedRefused, ClearedRestarted, ClearedReset, ClearedMismatch} {
