@@ -51,9 +51,20 @@ func keeping(t testing.TB, file string, s *Settings) *Pool {
 // awaitJournal waits until the pool has restored its journal, and writes it.
 func awaitJournal(t testing.TB, p *Pool) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !p.JournalState().On; time.Sleep(time.Millisecond) {
+	eventually(t, "there is no journal", func() bool { return p.JournalState().On })
+}
+
+// awaitHead waits until the head of a new journal is in its file, as an entry of its own.
+func awaitHead(t testing.TB, p *Pool) {
+	t.Helper()
+	eventually(t, "the journal has no head", func() bool { return p.JournalState().Bytes > 0 })
+}
+
+func eventually(t testing.TB, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !is(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("there is no journal")
+			t.Fatal(what)
 		}
 	}
 }
@@ -210,7 +221,7 @@ func TestEngineRestartedBeforeTheCacheIsRestored(t *testing.T) {
 func TestUselessJournals(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "journal")
 	old := keeping(t, file, keepingSettings(one))
-	time.Sleep(200 * time.Millisecond) // the head is an entry of its own
+	awaitHead(t, old)
 	use(t, old, "a", one, 20)
 	old.Destruct()
 	good, err := os.ReadFile(file)
@@ -412,7 +423,7 @@ func (p *Pool) begin(w *worker.Worker, life string) {
 func TestDamagedJournalCostsItsRecords(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "journal")
 	old := keeping(t, file, keepingSettings(one))
-	time.Sleep(200 * time.Millisecond)
+	awaitHead(t, old)
 	use(t, old, "a", one, 20)
 	old.Destruct()
 	bad, err := os.ReadFile(file)
