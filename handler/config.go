@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -216,6 +217,7 @@ type Handler struct { // one field for each option, hence so many
 	settings   *pool.Settings
 	config     *pool.SharedSettings // those of all handlers that name the pool
 	pool       *pool.Pool
+	adopting   sync.Once
 	adopted    atomic.Bool
 	holdsPool  bool
 	proxyReady bool

@@ -212,13 +212,18 @@ func (h *Handler) adopt() {
 		active := caddy.ActiveContext()
 		return active.GetMetricsRegistry() == h.registry
 	}
-	if !h.adopted.Load() && isLive() && h.adopted.CompareAndSwap(false, true) {
-		set := h.config.Get()
+	if h.adopted.Load() || !isLive() {
+		return
+	}
+	set := h.config.Get()
+	h.adopting.Do(func() { // requests that come meanwhile wait, because these settings plan them
 		if discovery.Apply(h.pool, set) {
 			h.logger.Info("pool settings changed", zap.String("pool", h.Pool))
 		}
 		h.dispatcher.Metrics.Know(h.Pool, set.Targets, h.pool.Promises.Keep(set.Targets))
 		h.pool.Tenants.Keep(&set.Limits)
+	})
+	if h.adopted.CompareAndSwap(false, true) {
 		h.pool.KeepJournal(pool.Journal{File: journalFile(&set.Journal, h.Pool), MaxSize: set.Journal.MaxSize})
 		h.pool.KeepShare(set.Share)
 		h.pool.Serve(time.Now())
