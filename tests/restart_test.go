@@ -85,6 +85,8 @@ func TestRestartInTheMiddle(t *testing.T) {
 			})
 			c.end(how)
 			c.start(t, site)
+			// Requests wait half a second for it, which may be too short on a busy machine.
+			eventually(t, "the journal to be restored", func() bool { return c.logged(t, "the journal is restored") > 0 })
 			predicted.Store(0)
 			cached.Store(0)
 			converse()

@@ -181,7 +181,9 @@ func TestSessionsOfTenantsAreApart(t *testing.T) {
 				header = append(header, name, "s")
 			}
 			body := `{"model":"m","messages":[],"session_id":"s","session_params":{"id":"s","rid":"r"}}`
-			s.post(t.Context(), "/v1/chat/completions", []byte(body), header...)
+			if a := s.post(t.Context(), "/v1/chat/completions", []byte(body), header...); !a.ok() {
+				t.Fatalf("%s: status %d, error %v, body %.200q", kind, a.status, a.err, a.body)
+			}
 			got := fmt.Sprint(gets(lastOf(e)))
 			if before, again := seen[tenant]; again && before != got {
 				t.Errorf("%s: a session of %q became another one: %s, then %s", kind, tenant, before, got)
