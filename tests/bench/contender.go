@@ -172,7 +172,7 @@ func (c *contender) caddyCommand(caddy, own string, known map[string]string) (*e
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		return nil, err
 	}
-	return exec.Command(cmp.Or(c.binary, caddy), "run", "--adapter", "caddyfile", "--config", file), nil
+	return exec.Command(cmp.Or(c.binary, caddy), "run", "--adapter", "caddyfile", "--config", file), nil //nolint:gosec // the user's own
 }
 
 // startTimeout is for the slowest of routers.

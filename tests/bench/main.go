@@ -186,7 +186,7 @@ func (m *meter) measureRound(ctx context.Context, round int) error {
 	}
 	for _, c := range m.cells {
 		made := make(map[traffic]*corpus)
-		for _, k := range rand.Perm(len(m.contenders)) {
+		for _, k := range rand.Perm(len(m.contenders)) { //nolint:gosec // an order is no secret
 			con := m.contenders[k]
 			s, err := m.sample(ctx, con, c, round, newLoad(con, c, made, &m.seq))
 			if err != nil {
