@@ -33,7 +33,7 @@ func TestSimultaneousRequestsTakeTurns(t *testing.T) {
 				both.Go(func() {
 					sel := &Selection{Rand: seeded(pair)}
 					<-start
-					i, l := s.Select(epoch, &Request{}, ts, -1, p, sel)
+					i, l := s.selectOf(epoch, &Request{}, ts, -1, p, sel)
 					got[k] = i
 					defer l.End(false, nil)
 					booked.Done()
@@ -74,21 +74,21 @@ func TestInvalidChoicesAreRefused(t *testing.T) {
 		s, ts := declared(3)
 		var busy []*Lease
 		for _, i := range []int{0, 0, 1, 2, 2} { // the second has the least load
-			_, l := s.Select(epoch, prompt(1), ts, i, nil, &Selection{})
+			_, l := s.selectOf(epoch, prompt(1), ts, i, nil, &Selection{})
 			busy = append(busy, l)
 		}
 		sel := &Selection{Rand: seeded(1)}
-		if e := s.Explain(epoch, prompt(1), ts, -1, p, sel); !e.Fault || e.Chosen != 1 || s.Stats().PolicyFaults != 0 {
+		if e := s.explainOf(epoch, prompt(1), ts, -1, p, sel); !e.Fault || e.Chosen != 1 || s.Stats().PolicyFaults != 0 {
 			t.Errorf("%s: explained as %+v", name, e)
 		}
-		i, l := s.Select(epoch, prompt(upTo(4)...), ts, -1, p, sel)
+		i, l := s.selectOf(epoch, prompt(upTo(4)...), ts, -1, p, sel)
 		if i != 1 || l.Target() != ts[1] || sel.Candidates[1].Target != ts[1] || !sel.Fault || s.Stats().PolicyFaults != 1 {
 			t.Errorf("%s: chose %d, booked %s, fault %v, %d are counted", name, i, l.Target(), sel.Fault, s.Stats().PolicyFaults)
 		}
 		for _, l := range append(busy, l) {
 			l.End(true, nil)
 		}
-		if _, l = s.Select(epoch, prompt(1), ts, -1, new(RoundRobin), sel); sel.Fault {
+		if _, l = s.selectOf(epoch, prompt(1), ts, -1, new(RoundRobin), sel); sel.Fault {
 			t.Errorf("%s: the next choice is a fault", name)
 		}
 		l.End(true, nil)
@@ -99,7 +99,7 @@ func TestInvalidChoicesAreRefused(t *testing.T) {
 // answer books a prompt of 10,000 tokens on the first target, which prefills at the
 // rate. Its answer is streamed, or has so many tokens, -1 for unknown.
 func answer(s *Scheduler, ts []Target, output int64, rate float64) {
-	_, l := s.Select(epoch, &Request{Prompt: cache.Prompt{Tokens: 10_000}, Streamed: output == streamed}, ts, 0, nil, &Selection{})
+	_, l := s.selectOf(epoch, &Request{Prompt: cache.Prompt{Tokens: 10_000}, Streamed: output == streamed}, ts, 0, nil, &Selection{})
 	at := epoch.Add(time.Duration(10_000 / rate * float64(time.Second)))
 	if output == streamed {
 		l.FirstToken(at)
@@ -143,7 +143,7 @@ func TestWhatTeachesThePrefillRate(t *testing.T) {
 		s, ts := declared(1)
 		tc.do(s, ts)
 		sel := &Selection{Rand: seeded(1)}
-		s.Explain(epoch, &Request{Prompt: cache.Prompt{Tokens: 10_000}}, ts, 0, new(LeastLoad), sel)
+		s.explainOf(epoch, &Request{Prompt: cache.Prompt{Tokens: 10_000}}, ts, 0, new(LeastLoad), sel)
 		rate := 1e7 / sel.Candidates[0].PrefillTime
 		if rate < tc.low-1e-6 || rate > tc.up+1e-6 {
 			t.Errorf("%s: rate %.0f, want %.0f to %.0f", tc.name, rate, tc.low, tc.up)
@@ -161,13 +161,13 @@ func TestUnknownLoadIsTheMedian(t *testing.T) {
 	var live []*Lease
 	for i, n := range []int{0, 4, 1, 2, 3} { // requests, of one block each, of 16 tokens
 		for k := range n {
-			_, l := s.Select(epoch, prompt(uint64(100*i+k)), ts, i, nil, &Selection{})
+			_, l := s.selectOf(epoch, prompt(uint64(100*i+k)), ts, i, nil, &Selection{})
 			live = append(live, l)
 			l.Output(epoch, int64(16*i))
 		}
 	}
 	sel := &Selection{Rand: seeded(1)}
-	e := s.Explain(epoch, prompt(1), ts, -1, new(LeastLoad), sel)
+	e := s.explainOf(epoch, prompt(1), ts, -1, new(LeastLoad), sel)
 	if e.Chosen != 0 || sel.Unknown != 2 {
 		t.Errorf("chose %d, %d are unknown; want the idle one", e.Chosen, sel.Unknown)
 	}
@@ -178,7 +178,7 @@ func TestUnknownLoadIsTheMedian(t *testing.T) {
 			t.Errorf("candidate %d: %+v", i, c)
 		}
 	}
-	if s.Explain(epoch, prompt(1), ts[5:], -1, new(LeastLoad), sel); sel.Unknown != 2 || sel.Candidates[0].Requests != 0 || sel.Candidates[1].Requests != 0 {
+	if s.explainOf(epoch, prompt(1), ts[5:], -1, new(LeastLoad), sel); sel.Unknown != 2 || sel.Candidates[0].Requests != 0 || sel.Candidates[1].Requests != 0 {
 		t.Errorf("among unknown ones: %+v", sel.Candidates)
 	}
 	for _, l := range live {
@@ -193,13 +193,13 @@ func TestRefsOutliveTheirTargets(t *testing.T) {
 	s, ts := NewScheduler(Settings{}), targets(3)
 	s.Declare(ts[0], 0)
 	s.Declare(ts[1], 0)
-	refs, sel := s.Refs(ts), &Selection{Rand: seeded(1)}
+	refs, sel := s.Refs(ts...), &Selection{Rand: seeded(1)}
 	s.Forget(ts[0])
 	s.Declare(ts[0], 3200) // with another load
 	s.Forget(ts[1])
 	s.Declare(ts[2], 0)
 	for i := range refs {
-		_, l := s.SelectAmong(epoch, prompt(uint64(i)), refs, i, nil, sel)
+		_, l := s.Select(epoch, prompt(uint64(i)), refs, i, nil, sel)
 		if load, ok := s.Load(epoch, ts[i]); !ok || load.Requests != 1 || l.Target() != ts[i] {
 			t.Errorf("target %d: booked %+v, known %v", i, load, ok)
 		}
@@ -208,7 +208,7 @@ func TestRefsOutliveTheirTargets(t *testing.T) {
 		}
 		l.End(true, nil)
 	}
-	_, l := s.SelectAmong(epoch, prompt(0), refs, -1, NewDynamo(), sel)
+	_, l := s.Select(epoch, prompt(0), refs, -1, NewDynamo(), sel)
 	if sel.Candidates[0].OverlapBlocks != 1 {
 		t.Errorf("what the new load holds is not seen: %+v", sel.Candidates[0])
 	}

@@ -48,7 +48,7 @@ func talk(s *Scheduler, ts []Target, c *served, rnd *rand.Rand, turns int) {
 		talks[i] = append(talks[i], distinct(rnd.Uint64(), 20)...)
 		r := prompt(talks[i]...)
 		talks[i] = append(talks[i], distinct(rnd.Uint64(), 10)...)
-		_, l := s.Select(epoch, r, ts, 0, nil, sel)
+		_, l := s.selectOf(epoch, r, ts, 0, nil, sel)
 		cached := c.serve(r, talks[i])
 		l.FirstToken(epoch)
 		l.Counted(Counts{Prompt: r.Tokens, Cached: cached, CachedReported: true})
@@ -98,7 +98,7 @@ func TestLearnedCapacityIsBounded(t *testing.T) {
 	sel := &Selection{}
 	report := func(i uint64, cached int64) {
 		r := prompt(distinct(i%7, 500)...) // 8,000 tokens
-		_, l := s.Select(epoch, r, ts, 0, nil, sel)
+		_, l := s.selectOf(epoch, r, ts, 0, nil, sel)
 		l.FirstToken(epoch)
 		l.Counted(Counts{Prompt: r.Tokens, Cached: cached, CachedReported: true})
 		l.End(true, nil)
@@ -170,7 +170,7 @@ func TestWhatTeachesNoCapacity(t *testing.T) {
 		s, ts := declared(1)
 		s.Declare(ts[0], declaredTokens)
 		send := func() *Lease {
-			_, l := s.Select(epoch, prompt(upTo(1000)...), ts, 0, nil, &Selection{Rand: seeded(1)})
+			_, l := s.selectOf(epoch, prompt(upTo(1000)...), ts, 0, nil, &Selection{Rand: seeded(1)})
 			return l
 		}
 		send().End(true, nil)

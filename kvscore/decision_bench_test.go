@@ -49,12 +49,12 @@ func decide(b *testing.B, blocks, n int, p Policy, phases SplitRule) {
 			b.Fatalf("outcome %d", why)
 		}
 	}
-	refs := s.Refs(ts)
+	refs := s.Refs(ts...)
 	decode := refs
 	sel := &Selection{Rand: seeded(1)}
 	now := epoch
 	for range 4 * n { // each target has had the prompt
-		_, l := s.SelectAmong(now, r, refs, -1, p, sel)
+		_, l := s.Select(now, r, refs, -1, p, sel)
 		l.FirstToken(now)
 		l.End(true, nil)
 		now = now.Add(time.Second)
@@ -70,7 +70,7 @@ func decide(b *testing.B, blocks, n int, p Policy, phases SplitRule) {
 			r.Split = s.Forecast(now, r, refs[:n/2], p, phases, sel)
 			r.Phase, decode = PhaseWhole, refs[n/2:]
 		}
-		i, l := s.SelectAmong(now, r, decode, -1, p, sel)
+		i, l := s.Select(now, r, decode, -1, p, sel)
 		if sel.Candidates[i].OverlapBlocks < float64(blocks-1) {
 			b.Fatalf("overlap %v", sel.Candidates[i].OverlapBlocks)
 		}

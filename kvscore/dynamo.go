@@ -16,10 +16,7 @@ import "math"
 //
 // The sum is multiplied by the candidate's factor. The lowest cost wins; equal costs share
 // evenly.
-type Dynamo struct{ DynamoOptions }
-
-// DynamoOptions are the options of [Dynamo].
-type DynamoOptions struct {
+type Dynamo struct {
 	// How many blocks a cached block takes off the cost. Default: `1`.
 	OverlapScoreCredit float64 `json:"overlap_score_credit"`
 
@@ -52,15 +49,15 @@ type DynamoOptions struct {
 
 // NewDynamo returns the policy with the defaults of Dynamo's router.
 func NewDynamo() *Dynamo {
-	return &Dynamo{DynamoOptions: DynamoOptions{
+	return &Dynamo{
 		OverlapScoreCredit: 1, PrefillLoadScale: 1,
 		TrackPrefillTokens: true, TrackActiveBlocks: true, AssumeKVReuse: true,
-	}}
+	}
 }
 
 // Choose implements Policy.
 func (d *Dynamo) Choose(s *Selection) int {
-	by := d.DynamoOptions
+	by := *d
 	by.decode(s.Split.Rule)
 	s.Override.change(&by)
 	by.score(s)
@@ -72,7 +69,7 @@ func (d *Dynamo) Choose(s *Selection) int {
 
 // decode makes the options those with which Dynamo chooses decode workers
 // (lib/llm/src/kv_router/prefill_router). If the request may stay whole, what they hold counts.
-func (d *DynamoOptions) decode(phases SplitRule) {
+func (d *Dynamo) decode(phases SplitRule) {
 	if phases == SplitNever {
 		return
 	}
@@ -83,7 +80,7 @@ func (d *DynamoOptions) decode(phases SplitRule) {
 }
 
 // score sets each candidate's cost.
-func (d *DynamoOptions) score(s *Selection) {
+func (d *Dynamo) score(s *Selection) {
 	least := s.Candidates[0].PrefillTokens
 	for i := range s.Candidates {
 		least = min(least, s.Candidates[i].PrefillTokens)
@@ -101,7 +98,7 @@ func (d *DynamoOptions) score(s *Selection) {
 }
 
 // prefillBlocks returns the booked prefill and the whole prompt, before the credit.
-func (d *DynamoOptions) prefillBlocks(s *Selection, c *Candidate) float64 {
+func (d *Dynamo) prefillBlocks(s *Selection, c *Candidate) float64 {
 	if !d.TrackPrefillTokens {
 		return 0
 	}
@@ -109,7 +106,7 @@ func (d *DynamoOptions) prefillBlocks(s *Selection, c *Candidate) float64 {
 	return float64(c.PrefillTokens+max(s.Tokens, cached)) / float64(s.BlockSize)
 }
 
-func (d *DynamoOptions) decay(s *Selection, c *Candidate, least int64) float64 {
+func (d *Dynamo) decay(s *Selection, c *Candidate, least int64) float64 {
 	if !d.TrackPrefillTokens || d.CreditDecay == 0 || s.Tokens <= 0 {
 		return 1
 	}
@@ -119,7 +116,7 @@ func (d *DynamoOptions) decay(s *Selection, c *Candidate, least int64) float64 {
 }
 
 // decodeBlocks returns the active blocks and those that this request adds.
-func (d *DynamoOptions) decodeBlocks(c *Candidate) float64 {
+func (d *Dynamo) decodeBlocks(c *Candidate) float64 {
 	if !d.TrackActiveBlocks {
 		return 0
 	}

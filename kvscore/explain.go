@@ -30,13 +30,13 @@ func (s *Selection) drawAny() {
 // Explain returns the choice that Select would make now. It leaves each candidate's terms
 // and cost in sel, with costs even if bound names a target. It books and remembers
 // nothing: it sets sel.Dry for the policy.
-func (s *Scheduler) Explain(now time.Time, r *Request, targets []Target, bound int, p Policy, sel *Selection) Explanation {
-	i := s.dry(now, r, sel.among(targets), p, sel)
+func (s *Scheduler) Explain(now time.Time, r *Request, among []TargetRef, bound int, p Policy, sel *Selection) Explanation {
+	i := s.dry(now, r, among, p, sel)
 	e := Explanation{Chosen: i, Preferred: i, Fault: sel.Fault}
 	if len(sel.Drawn) > 1 {
 		e.Drawn = sel.Drawn
 	}
-	if bound >= 0 && bound < len(targets) {
+	if bound >= 0 && bound < len(among) {
 		e.Chosen = bound
 	}
 	return e

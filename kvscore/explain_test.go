@@ -49,12 +49,12 @@ func TestExplainAgreesWithSelect(t *testing.T) {
 				var e Explanation
 				for range 3 {
 					sel.Rand = seeded(i)
-					e = asked.Explain(at, r, ts, bound, p, &sel)
+					e = asked.explainOf(at, r, ts, bound, p, &sel)
 				}
 				terms := append([]Candidate(nil), sel.Candidates...)
 				drawn += min(1, len(e.Drawn))
 				sel.Rand = seeded(i)
-				got, l := asked.Select(at, r, ts, bound, p, &sel)
+				got, l := asked.selectOf(at, r, ts, bound, p, &sel)
 				if got != e.Chosen || bound < 0 && got != e.Preferred || bound >= 0 && got != bound || e.Fault {
 					t.Fatalf("choice %d: explained %+v with bound %d, chose %d", i, e, bound, got)
 				}
@@ -67,7 +67,7 @@ func TestExplainAgreesWithSelect(t *testing.T) {
 					}
 				}
 				other := Selection{Rand: seeded(i)}
-				want, l2 := quiet.Select(at, r, ts, bound, q, &other)
+				want, l2 := quiet.selectOf(at, r, ts, bound, q, &other)
 				if got != want || !slices.Equal(sel.Candidates, other.Candidates) {
 					t.Fatalf("choice %d: %d after it was explained, %d otherwise", i, got, want)
 				}
@@ -93,15 +93,15 @@ func TestExplainNamesTies(t *testing.T) {
 	s, ts := declared(4)
 	p := &LeastLoad{}
 	sel := &Selection{Rand: seeded(1)}
-	if e := s.Explain(epoch, prompt(), ts, -1, p, sel); len(e.Drawn) != 4 {
+	if e := s.explainOf(epoch, prompt(), ts, -1, p, sel); len(e.Drawn) != 4 {
 		t.Errorf("drawn from %v, want all four", e.Drawn)
 	}
-	at, l := s.Select(epoch, prompt(1, 2), ts, -1, p, sel)
-	if e := s.Explain(epoch, prompt(), ts, -1, p, sel); len(e.Drawn) != 3 || slices.Contains(e.Drawn, at) {
+	at, l := s.selectOf(epoch, prompt(1, 2), ts, -1, p, sel)
+	if e := s.explainOf(epoch, prompt(), ts, -1, p, sel); len(e.Drawn) != 3 || slices.Contains(e.Drawn, at) {
 		t.Errorf("drawn from %v, want the three without a request", e.Drawn)
 	}
 	l.End(true, nil)
-	if e := s.Explain(epoch, prompt(), ts[:1], -1, p, sel); e.Chosen != 0 || e.Drawn != nil {
+	if e := s.explainOf(epoch, prompt(), ts[:1], -1, p, sel); e.Chosen != 0 || e.Drawn != nil {
 		t.Errorf("one candidate: %+v", e)
 	}
 	idle(t, s, ts, epoch)

@@ -8,7 +8,7 @@ import (
 // look returns the terms of a target for a prompt at a time, and books nothing.
 func (s *Scheduler) look(at time.Time, r *Request, t Target) Candidate {
 	sel := &Selection{Rand: seeded(1)}
-	s.Explain(at, r, []Target{t}, -1, NewPredictedLatency(), sel)
+	s.explainOf(at, r, []Target{t}, -1, NewPredictedLatency(), sel)
 	return sel.Candidates[0]
 }
 
@@ -19,7 +19,7 @@ func TestOtherClientsLoadIsWhatLeasesLeave(t *testing.T) {
 	sel := &Selection{Rand: seeded(1)}
 	var leases []*Lease
 	for i := range uint64(3) {
-		_, l := s.Select(epoch, prompt(distinct(i, 100)...), ts, 0, nil, sel)
+		_, l := s.selectOf(epoch, prompt(distinct(i, 100)...), ts, 0, nil, sel)
 		leases = append(leases, l)
 	}
 	leases[0].FirstToken(epoch) // one decodes, two await their prefill
@@ -70,7 +70,7 @@ func TestOtherClientsWaitingCostsTime(t *testing.T) {
 	}
 	for _, p := range []Policy{NewPredictedLatency(), NewDynamo(), new(LeastLoad)} {
 		sel := &Selection{Rand: seeded(1)}
-		if e := s.Explain(epoch, r, ts, -1, p, sel); e.Chosen != 1 || len(e.Drawn) > 0 {
+		if e := s.explainOf(epoch, r, ts, -1, p, sel); e.Chosen != 1 || len(e.Drawn) > 0 {
 			t.Errorf("%T takes the busy target: %+v", p, sel.Candidates)
 		}
 	}
@@ -117,7 +117,7 @@ func TestWaitsForOthersTeachNothing(t *testing.T) {
 	sel := &Selection{Rand: seeded(1)}
 	for i, waiting := range []int{3, 0} {
 		s.ReportLoad(epoch, ts[0], EngineLoad{Running: 1, Waiting: waiting, WaitingTokens: -1})
-		_, l := s.Select(epoch, prompt(distinct(uint64(i), 100)...), ts, 0, nil, sel)
+		_, l := s.selectOf(epoch, prompt(distinct(uint64(i), 100)...), ts, 0, nil, sel)
 		l.FirstToken(epoch.Add(time.Second))
 		l.End(true, nil)
 		if n := s.Stats().Timings; n != uint64(i) {

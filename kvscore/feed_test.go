@@ -62,7 +62,7 @@ func (f *fed) store(r *Request, blocks int) {
 // look returns the first target's terms for the request.
 func (f *fed) look(r *Request) Candidate {
 	sel := Selection{Rand: seeded(1)}
-	f.Explain(f.now, r, f.targets, -1, new(LeastLoad), &sel)
+	f.explainOf(f.now, r, f.targets, -1, new(LeastLoad), &sel)
 	return sel.Candidates[0]
 }
 
@@ -79,7 +79,7 @@ func (f *fed) silent() { f.now = f.now.Add(time.Second) }
 // sent books the request on the first target.
 func (f *fed) sent(r *Request) *Lease {
 	var sel Selection
-	_, l := f.Select(f.now, r, f.targets, 0, new(LeastLoad), &sel)
+	_, l := f.selectOf(f.now, r, f.targets, 0, new(LeastLoad), &sel)
 	return l
 }
 

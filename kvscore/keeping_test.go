@@ -50,7 +50,7 @@ func TestLostCacheIsNoSmallCache(t *testing.T) {
 					talks[i] = distinct(99, 20)
 				}
 				book(s, ts, 20, epoch) // unrelated
-				_, l := s.Select(epoch, prompt(talks[0]...), ts, 0, nil, &Selection{Rand: rnd})
+				_, l := s.selectOf(epoch, prompt(talks[0]...), ts, 0, nil, &Selection{Rand: rnd})
 				l.FirstToken(epoch)
 				defer l.End(true, nil)
 				engine.serve(prompt(talks[0]...), nil)
@@ -74,7 +74,7 @@ func TestLostCacheIsNoSmallCache(t *testing.T) {
 					talks[i] = append(talks[i], distinct(rnd.Uint64(), n)...)
 					r := prompt(talks[i]...)
 					talks[i] = append(talks[i], distinct(rnd.Uint64(), 2)...)
-					_, l := s.Select(epoch, r, ts, 0, nil, &Selection{Rand: rnd})
+					_, l := s.selectOf(epoch, r, ts, 0, nil, &Selection{Rand: rnd})
 					cached := engine.serve(r, talks[i])
 					if l.cached != cached {
 						wrong++
@@ -107,7 +107,7 @@ func TestRecalledCacheIsLost(t *testing.T) {
 		s.Caches().Recall(ts[0], &cache.Past{Root: 1, Blocks: distinct(i, 50), Weight: 16_000, Matched: -1})
 	}
 	for i := range uint64(fewLost) {
-		_, l := s.Select(epoch, prompt(distinct(i, 50)...), ts, 0, nil, new(Selection))
+		_, l := s.selectOf(epoch, prompt(distinct(i, 50)...), ts, 0, nil, new(Selection))
 		if l.cached == 0 {
 			t.Fatal("nothing is recalled")
 		}
@@ -127,7 +127,7 @@ func TestClearedCacheKeepsWhatIsInFlight(t *testing.T) {
 	s.Declare(ts[0], 100_000)
 	f := s.Caches().Feed(ts[0])
 	send := func(seed uint64) *Lease {
-		_, l := s.Select(epoch, prompt(distinct(seed, 100)...), ts, 0, nil, new(Selection))
+		_, l := s.selectOf(epoch, prompt(distinct(seed, 100)...), ts, 0, nil, new(Selection))
 		return l
 	}
 	held := func(seed uint64) int64 {

@@ -53,8 +53,8 @@ const nFeatures = 4
 // weighted with 1/(time + 5 ms). Each new sample reduces the weight of the older ones. No
 // coefficient is below zero. A weak prior decides what the samples do not show.
 type estimator struct {
-	t        [nFeatures]float64 // ms for each of the features
-	a        [nFeatures][nFeatures]float64
+	t        [nFeatures]float64             // ms for each of the features
+	a        [nFeatures * nFeatures]float64 // by row
 	b        [nFeatures]float64
 	samples  uint64
 	outliers int // in a row
@@ -133,7 +133,7 @@ func (e *estimator) learn(f features, ms float64) {
 	known, time := 0.0, 0.0
 	for i := range x {
 		for j := range x {
-			v[i] += e.a[i][j] * x[j]
+			v[i] += e.a[i*nFeatures+j] * x[j]
 		}
 		known += v[i] * x[i]
 		time += e.b[i] * x[i]
@@ -145,7 +145,7 @@ func (e *estimator) learn(f features, ms float64) {
 	for i := range x {
 		e.b[i] += weight*x[i]*ms - lost*v[i]*time
 		for j := range x {
-			e.a[i][j] += weight*x[i]*x[j] - lost*v[i]*v[j]
+			e.a[i*nFeatures+j] += weight*x[i]*x[j] - lost*v[i]*v[j]
 		}
 	}
 	e.samples++
@@ -160,10 +160,10 @@ func (e *estimator) descend() {
 		rest := e.b[i] + priorWeight[i]*priorTimes[i]
 		for j := range e.t {
 			if j != i {
-				rest -= e.a[i][j] * e.t[j]
+				rest -= e.a[i*nFeatures+j] * e.t[j]
 			}
 		}
-		e.t[i] = max(leastTimes[i], rest/(e.a[i][i]+priorWeight[i]))
+		e.t[i] = max(leastTimes[i], rest/(e.a[i*nFeatures+i]+priorWeight[i]))
 		switch i {
 		case 1:
 			e.t[1] = max(e.t[1], e.t[2]/mostAttention)

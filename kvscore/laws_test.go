@@ -20,7 +20,10 @@ func drawn(r *rand.Rand) *Selection {
 		Latency: Latency{Fixed: up(50), Token: up(0.2), Attention: up(1e-5), Context: up(1e-4)},
 	}
 	for i := range 2 + r.IntN(127) {
-		c := Candidate{Target: Target{Worker: uint64(i)}, Slowness: math.Exp(r.Float64()*4 - 2), RecentWork: up(1e5), memory: up(3000)} //nolint:gosec // not negative
+		c := Candidate{
+			Target: Target{Worker: uint64(i)}, Slowness: math.Exp(r.Float64()*4 - 2), RecentWork: up(1e5), //nolint:gosec // not negative
+			memory: up(3000), full: r.Float64(), step: up(2000), rested: time.Duration(r.Int64N(1000)),
+		}
 		if r.IntN(3) > 0 {
 			c.OverlapTokens = r.Int64N(s.Tokens)
 		}
@@ -63,33 +66,35 @@ func TestNoIdleBesideAQueue(t *testing.T) {
 	}
 }
 
-// TestCostsFollowBookings: another request on a target never makes it cheaper, and changes the
-// cost of no other one by more than its own. That leaves out spread: its bound for idle targets
-// follows the cheapest one, which may be another one then.
+// TestCostsFollowBookings: another request on a target never makes it cheaper. Without spread, it changes
+// the cost of no other one by more than its own. The spread of others follows the load of a target that
+// holds a shared prefix, for each later request that could come to them. It may change by more.
 func TestCostsFollowBookings(t *testing.T) {
 	r, p := seeded(2), NewPredictedLatency()
-	costs := func(s *Selection) (all []float64) {
+	costs := func(s *Selection) (all, without []float64) {
 		p.Choose(s)
 		for i := range s.Candidates {
-			all = append(all, s.Candidates[i].Cost-s.Candidates[i].Terms.Spread)
+			c := &s.Candidates[i]
+			all, without = append(all, c.Cost), append(without, c.Cost-c.Terms.Spread)
 		}
-		return all
+		return all, without
 	}
 	for range 2000 {
 		s := drawn(r)
 		if r.IntN(2) == 0 {
 			s.shared(r)
 		}
-		before, at := costs(s), r.IntN(len(s.Candidates))
+		whole, before := costs(s)
+		at := r.IntN(len(s.Candidates))
 		c := &s.Candidates[at]
 		c.Requests++
 		c.Awaiting++
 		c.WaitTime += 1 + 2000*r.Float64()
-		after := costs(s)
-		added := after[at] - before[at]
-		if added < -1e-6*before[at] {
-			t.Fatalf("the cost of a target fell from %.1f to %.1f with a request more", before[at], after[at])
+		dearer, after := costs(s)
+		if dearer[at] < whole[at]*(1-1e-6) {
+			t.Fatalf("the cost of a target fell from %.1f to %.1f with a request more", whole[at], dearer[at])
 		}
+		added := after[at] - before[at]
 		for i := range after {
 			if change := math.Abs(after[i] - before[i]); i != at && change > added+1e-6*before[i] {
 				t.Fatalf("a request that adds %.1f to its target changes another one's cost by %.1f", added, change)
@@ -115,7 +120,7 @@ type computing struct {
 // send lets the policy choose for a prompt.
 func (q *queueing) send(now time.Time, p Policy, r *Request, bound int, sel *Selection) {
 	q.until(now)
-	at, l := q.s.Select(now, r, q.targets, bound, p, sel)
+	at, l := q.s.selectOf(now, r, q.targets, bound, p, sel)
 	c := &sel.Candidates[at]
 	start := q.ends[at]
 	if start.Before(now) {

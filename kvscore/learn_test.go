@@ -133,7 +133,7 @@ func TestSlowTargetIsTold(t *testing.T) {
 	s, ts := declared(4)
 	at := epoch
 	for i := range 400 {
-		_, l := s.Select(at, &Request{Prompt: cache.Prompt{Tokens: 4000}, Streamed: true}, ts, i%4, nil, &Selection{Rand: seeded(1)})
+		_, l := s.selectOf(at, &Request{Prompt: cache.Prompt{Tokens: 4000}, Streamed: true}, ts, i%4, nil, &Selection{Rand: seeded(1)})
 		ms := 200.
 		if i%4 == 2 {
 			ms = 400
@@ -156,7 +156,7 @@ func after(ms float64) time.Time { return epoch.Add(time.Duration(ms * float64(t
 
 // book books a prompt on the first target, of which no target holds anything.
 func book(s *Scheduler, ts []Target, tokens int64, at time.Time) *Lease {
-	_, l := s.Select(at, &Request{Prompt: cache.Prompt{Tokens: tokens}, Streamed: true}, ts[:1], 0, nil, &Selection{Rand: seeded(1)})
+	_, l := s.selectOf(at, &Request{Prompt: cache.Prompt{Tokens: tokens}, Streamed: true}, ts[:1], 0, nil, &Selection{Rand: seeded(1)})
 	return l
 }
 
@@ -169,7 +169,7 @@ func alone(s *Scheduler, tokens int64) float64 {
 // waits returns the wait on the first target.
 func waits(s *Scheduler, ts []Target, at time.Time) float64 {
 	sel := &Selection{Rand: seeded(1)}
-	s.Explain(at, &Request{Prompt: cache.Prompt{Tokens: 16}}, ts, 0, new(LeastLoad), sel)
+	s.explainOf(at, &Request{Prompt: cache.Prompt{Tokens: 16}}, ts, 0, new(LeastLoad), sel)
 	return sel.Candidates[0].WaitTime
 }
 

@@ -45,12 +45,9 @@ func (s *Scheduler) Learned(now time.Time) Learned {
 	defer s.mu.Unlock()
 	e, t := s.latency, &s.traffic
 	l := Learned{
-		Latency: e.t, Products: e.b, Samples: e.samples,
+		Latency: e.t, Squares: e.a, Products: e.b, Samples: e.samples,
 		Prefill: t.prefill, Answer: t.answer, Booked: t.bookings, Answers: t.answers,
 		Capacity: s.learned,
-	}
-	for i := range e.a {
-		copy(l.Squares[i*nFeatures:], e.a[i][:])
 	}
 	for _, ld := range s.targets {
 		one := LearnedTarget{Target: ld.target, Declared: ld.declared, Capacity: ld.learned, Slowness: ld.speed.log, Samples: ld.speed.samples}
@@ -68,11 +65,7 @@ func (s *Scheduler) RestoreLearned(now time.Time, l *Learned) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if l.Samples > s.latency.samples && sane(l.Latency[:], 0, 1e9) && sane(l.Squares[:], 0, 1e15) && sane(l.Products[:], 0, 1e15) {
-		e := &estimator{t: l.Latency, b: l.Products, samples: l.Samples}
-		for i := range e.a {
-			copy(e.a[i][:], l.Squares[i*nFeatures:])
-		}
-		s.latency = e
+		s.latency = &estimator{t: l.Latency, a: l.Squares, b: l.Products, samples: l.Samples}
 	}
 	if l.Booked > s.traffic.bookings && sane([]float64{l.Prefill, l.Answer}, 0, 1e9) {
 		s.traffic = traffic{prefill: l.Prefill, answer: l.Answer, bookings: l.Booked, answers: l.Answers}

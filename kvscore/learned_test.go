@@ -52,7 +52,7 @@ func TestRestoredSchedulerChoosesAlike(t *testing.T) {
 		return r
 	}
 	for i := range 300 {
-		_, l := old.Select(now, request(i%40, 20+i%30), targets, i%3, &PredictedLatency{}, &sel)
+		_, l := old.selectOf(now, request(i%40, 20+i%30), targets, i%3, &PredictedLatency{}, &sel)
 		now = now.Add(time.Duration(3+i%3) * 10 * time.Millisecond)
 		l.FirstToken(now)
 		l.End(true, nil)
@@ -80,8 +80,8 @@ func TestRestoredSchedulerChoosesAlike(t *testing.T) {
 	var again Selection
 	for i := range 40 {
 		r := request(i, 50)
-		old.Explain(now, r, targets, -1, &PredictedLatency{}, &sel)
-		fresh.Explain(now, r, targets, -1, &PredictedLatency{}, &again)
+		old.explainOf(now, r, targets, -1, &PredictedLatency{}, &sel)
+		fresh.explainOf(now, r, targets, -1, &PredictedLatency{}, &again)
 		for k := range targets {
 			a, b := &sel.Candidates[k], &again.Candidates[k]
 			if a.HeldBlocks != b.HeldBlocks || a.OverlapTokens != b.OverlapTokens || math.Abs(a.PrefillTime-b.PrefillTime) > 0.1 || math.Abs(a.Slowness-b.Slowness) > 1e-2 {

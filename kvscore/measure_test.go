@@ -33,13 +33,13 @@ func TestPromptsHaveTheEnginesCounts(t *testing.T) {
 	sel := Selection{Rand: seeded(1)}
 	send := func(r *Request, c Counts, answer []uint64) {
 		t.Helper()
-		_, l := s.Select(now, r, targets, 0, nil, &sel)
+		_, l := s.selectOf(now, r, targets, 0, nil, &sel)
 		l.Counted(c)
 		l.End(true, answer)
 	}
 	look := func(r *Request, tokens, cached int64) {
 		t.Helper()
-		s.Explain(now, r, targets, 0, &LeastLoad{}, &sel)
+		s.explainOf(now, r, targets, 0, &LeastLoad{}, &sel)
 		if sel.Tokens != tokens || sel.Candidates[0].OverlapTokens != cached || sel.Candidates[1].OverlapTokens != 0 {
 			t.Errorf("%d tokens, %d cached, want %d, %d", sel.Tokens, sel.Candidates[0].OverlapTokens, tokens, cached)
 		}
@@ -64,7 +64,7 @@ func TestPromptsHaveTheEnginesCounts(t *testing.T) {
 	images.Tokens += 1000
 	look(images, 5335, 3296) // what is known beyond its text may be images
 
-	_, l := s.Select(now, text(200, 0), targets, 0, nil, &sel)
+	_, l := s.selectOf(now, text(200, 0), targets, 0, nil, &sel)
 	if load, _ := s.Load(now, targets[0]); load.PrefillTokens != sel.Tokens-3296 {
 		t.Errorf("%d tokens are booked of %d", load.PrefillTokens, sel.Tokens)
 	}
@@ -85,15 +85,15 @@ func TestCachedTokensAreRounded(t *testing.T) {
 		s.Declare(target, 0)
 		s.SetPage(target, c.page)
 		sel := Selection{Rand: seeded(1)}
-		_, l := s.Select(now, ids, []Target{target}, 0, nil, &sel)
+		_, l := s.selectOf(now, ids, []Target{target}, 0, nil, &sel)
 		l.End(true, nil)
-		s.Explain(now, ids, []Target{target}, 0, &LeastLoad{}, &sel)
+		s.explainOf(now, ids, []Target{target}, 0, &LeastLoad{}, &sel)
 		if got := sel.Candidates[0].OverlapTokens; got != c.whole {
 			t.Errorf("blocks of %d: %d cached, want %d", c.page, got, c.whole)
 		}
 		full := *ids
 		full.Tokens, full.Past = 320, 0
-		s.Explain(now, &full, []Target{target}, 0, &LeastLoad{}, &sel)
+		s.explainOf(now, &full, []Target{target}, 0, &LeastLoad{}, &sel)
 		if got := sel.Candidates[0].OverlapTokens; got != c.exact {
 			t.Errorf("blocks of %d, full prompt: %d cached, want %d", c.page, got, c.exact)
 		}
@@ -107,11 +107,11 @@ func TestWrongCountsDoNotStick(t *testing.T) {
 	s.Declare(ts[0], 0)
 	sel := Selection{Rand: seeded(1)}
 	for _, count := range []int64{1600, 220, 30, 5, 0, -7, 1 << 40, 12_000, 1600, 1600} {
-		_, l := s.Select(now, text(100, 0), ts, 0, nil, &sel)
+		_, l := s.selectOf(now, text(100, 0), ts, 0, nil, &sel)
 		l.Counted(Counts{Prompt: count, Answer: count + 1_000_000_000})
 		l.End(true, text(101, 0).Blocks)
 	}
-	s.Explain(now, text(120, 0), ts, 0, &LeastLoad{}, &sel)
+	s.explainOf(now, text(120, 0), ts, 0, &LeastLoad{}, &sel)
 	if n := sel.Known.Tokens; n < 1600 || n > 1632 {
 		t.Errorf("%v tokens are known of 1616", n)
 	}

@@ -17,7 +17,7 @@ func TestRequestsThatFailBookNothing(t *testing.T) {
 			for bound := range 2 {
 				r := prompt(upTo(5000)...)
 				r.Root, r.Session = i, 1+i%sessions
-				_, l := s.Select(now, r, targets, bound, nil, sel)
+				_, l := s.selectOf(now, r, targets, bound, nil, sel)
 				now = now.Add(time.Millisecond)
 				if bound == 0 || sessions > 1 {
 					l.Failed(now)
@@ -28,7 +28,7 @@ func TestRequestsThatFailBookNothing(t *testing.T) {
 				l.End(false, nil)
 			}
 		}
-		s.Explain(now, prompt(1), targets, -1, new(LeastLoad), sel)
+		s.explainOf(now, prompt(1), targets, -1, new(LeastLoad), sel)
 		c := &sel.Candidates[0]
 		if c.Outlier || c.Requests != 0 || c.WaitTime != 0 || c.PrefillTokens != 0 || c.RecentWork > 60 {
 			t.Errorf("%s: what the first target refused stays booked: %+v", name, c)
@@ -115,7 +115,7 @@ func (o outlier) share(p Policy) float64 {
 		r := prompt(upTo(uint64(50 + rng.IntN(120)))...)
 		r.Root, r.Streamed = uint64(1000+sent), true //nolint:gosec // small
 		var i int
-		i, c.lease = s.Select(now, r, targets, -1, p, sel)
+		i, c.lease = s.selectOf(now, r, targets, -1, p, sel)
 		first := targets[i].Worker == 1
 		if c.at = now.Add(ms(10 + 40*rng.Float64())); !first || now.Sub(begun) < o.well {
 			if busy[i].Before(now) {
@@ -140,12 +140,12 @@ func TestShortTimesAreNoise(t *testing.T) {
 	for i := range 100 {
 		r := prompt(upTo(20)...)
 		r.Root, r.Streamed = uint64(i), true //nolint:gosec // small
-		_, l := s.Select(now, r, targets, i%2, nil, sel)
+		_, l := s.selectOf(now, r, targets, i%2, nil, sel)
 		now = now.Add(ms(1 + 9*float64(i%2)))
 		l.FirstToken(now)
 		l.End(true, nil)
 	}
-	if s.Explain(now, prompt(1), targets, -1, new(LeastLoad), sel); sel.Candidates[0].Outlier {
+	if s.explainOf(now, prompt(1), targets, -1, new(LeastLoad), sel); sel.Candidates[0].Outlier {
 		t.Error("a worker is an outlier for some milliseconds")
 	}
 }
@@ -157,7 +157,7 @@ func TestFasterEnginesAreBelieved(t *testing.T) {
 	answer := func(i int, took float64) {
 		r := prompt(upTo(uint64(120 + 7*(i%7)))...)
 		r.Root = uint64(i) //nolint:gosec // small
-		_, l := s.Select(now, r, targets, i%2, nil, sel)
+		_, l := s.selectOf(now, r, targets, i%2, nil, sel)
 		now = now.Add(ms(took))
 		l.FirstToken(now)
 		l.End(true, nil)
@@ -184,7 +184,7 @@ func TestMistakesOfClientsAreNoSign(t *testing.T) {
 			for bound := range 2 {
 				r := prompt(upTo(500)...)
 				r.Session = 1 + i
-				_, l := s.Select(now, r, targets, bound, nil, sel)
+				_, l := s.selectOf(now, r, targets, bound, nil, sel)
 				if now = now.Add(100 * time.Millisecond); bound == 0 {
 					end(l, now)
 				} else {
@@ -193,7 +193,7 @@ func TestMistakesOfClientsAreNoSign(t *testing.T) {
 				l.End(false, nil)
 			}
 		}
-		_, l := s.Select(now, prompt(1), targets, -1, new(LeastLoad), sel)
+		_, l := s.selectOf(now, prompt(1), targets, -1, new(LeastLoad), sel)
 		l.End(false, nil)
 		if load, _ := s.Load(now, targets[0]); load.ErrorsApart() != (name == "errors") {
 			t.Errorf("%s: errors apart is %v with a share of %.2f", name, load.ErrorsApart(), load.Errors)

@@ -20,8 +20,8 @@ type Override struct {
 	TrackPrefillTokens *bool
 }
 
-// change changes a copy of the options. Nil changes nothing.
-func (o *Override) change(by *DynamoOptions) {
+// change changes a copy of the policy. Nil changes nothing.
+func (o *Override) change(by *Dynamo) {
 	if o == nil {
 		return
 	}

@@ -39,16 +39,15 @@ type Selection struct {
 	// Blocks are the content hashes of the prompt's full blocks in order, none if the
 	// prompt is unknown. They belong to the request: a policy must not change or keep them.
 	Blocks []uint64
-	// NominalBlockTokens is the number of tokens in one of Blocks, as assumed before the
-	// router learned anything. It does not change while the size of the blocks is the
-	// same.
+	// These are as in [Request].
 	NominalBlockTokens float64
+	Override           *Override
+	Session            uint64
+	Priority           int
 	// BlockSize is the number of tokens in one KV block. Candidates' blocks have this size.
 	BlockSize int
 	// Candidates are the targets to choose from.
 	Candidates []Candidate
-	// Override changes the options of the policy for this choice. Nil changes nothing.
-	Override *Override
 	// Rand breaks ties and samples.
 	Rand Rand
 	// Dry says that the choice is only explained and not made. A policy that remembers
@@ -74,11 +73,6 @@ type Selection struct {
 	// Home is the position of the target that the request's session is bound to, -1 if it
 	// is not a candidate.
 	Home int
-	// Session is a hash of the request's session, 0 if it has none: see Request.Session.
-	Session uint64
-	// Priority is the priority of the request: above 0, its own time weighs more; below 0,
-	// less. Only [PredictedLatency] uses it.
-	Priority int
 	// Split is how the request may be split: see Candidate.Split.
 	Split Split
 	// ExpectedAnswer is the expected length of the answer, MeanAnswer that of recent answers, in tokens.
@@ -93,11 +87,10 @@ type Selection struct {
 	Latency Latency
 
 	prompt cache.Prompt
-	view   cache.View  // of the prompt
-	refs   []TargetRef // of Select
-	tied   []int       // positions, while a policy chooses
-	paces  mean        // sums of those of the candidates
-	paced  float64     // how many candidates have one
+	view   cache.View // of the prompt
+	tied   []int      // positions, while a policy chooses
+	paces  mean       // sums of those of the candidates
+	paced  float64    // how many candidates have one
 }
 
 // HomeHolds reports whether the session's home is a candidate that holds at least half as

@@ -131,7 +131,7 @@ func TestFactorsSteer(t *testing.T) {
 		r.Factors = []float64{1, 0.5, 0}
 		sel := Selection{Rand: seeded(1)}
 		for range 20 {
-			i, lease := s.Select(epoch, r, targets(3), -1, p, &sel)
+			i, lease := s.selectOf(epoch, r, targets(3), -1, p, &sel)
 			lease.End(false, nil)
 			if i != 1 {
 				t.Fatalf("%T: chose %d, costs %+v", p, i, sel.Candidates)
@@ -153,9 +153,9 @@ func TestOutputFadesTowardsItsEnd(t *testing.T) {
 	r := prompt(upTo(2)...)
 	r.Tokens, r.Streamed, r.ExpectedTokens = 32, true, 320
 	sel, look := Selection{Rand: seeded(1)}, Selection{Rand: seeded(1)}
-	_, lease := s.Select(t0, r, ts, -1, new(LeastLoad), &sel)
+	_, lease := s.selectOf(t0, r, ts, -1, new(LeastLoad), &sel)
 	output := func() float64 {
-		s.Explain(t0, prompt(9), ts, -1, new(LeastLoad), &look)
+		s.explainOf(t0, prompt(9), ts, -1, new(LeastLoad), &look)
 		return look.Candidates[0].OutputBlocks
 	}
 	for _, v := range []struct {
@@ -183,8 +183,8 @@ func first(t *testing.T, p Policy, session uint64, ts []Target) Target {
 	r := prompt(upTo(10)...)
 	r.Session = session
 	sel := &Selection{Rand: seeded(session)}
-	dry := s.Explain(epoch, r, ts, -1, p, sel)
-	i, l := s.Select(epoch, r, ts, -1, p, sel)
+	dry := s.explainOf(epoch, r, ts, -1, p, sel)
+	i, l := s.selectOf(epoch, r, ts, -1, p, sel)
 	l.End(true, nil)
 	if session != 0 && len(ts) > 1 && (dry.Chosen != i || dry.Drawn != nil) {
 		t.Errorf("session %d goes to %d, explained as %d, by chance among %v", session, i, dry.Chosen, dry.Drawn)
@@ -227,7 +227,7 @@ func TestLoadOutweighsRendezvous(t *testing.T) {
 		for i := range 40 {
 			r := prompt(uint64(2*i+1), uint64(2*i+2))
 			r.Session = 17
-			at, _ := s.Select(epoch.Add(time.Duration(i)*time.Microsecond), r, ts, -1, p, sel)
+			at, _ := s.selectOf(epoch.Add(time.Duration(i)*time.Microsecond), r, ts, -1, p, sel)
 			got[at]++
 		}
 		if slices.Max(got) > 12 {

@@ -96,46 +96,41 @@ const (
 
 // Choose implements Policy.
 func (p *PredictedLatency) Choose(s *Selection) int {
-	by := p.weigh(s)
+	by, whole := p.weigh(s), s.Split.Rule == SplitNever
 	for i := range s.Candidates {
 		by.cost(s, i)
 	}
-	if s.Split.Rule == SplitNever {
+	if whole {
 		s.spread()
-		s.useIdle()
 	}
 	if o := s.Override; o != nil && o.Temperature != nil && *o.Temperature > 0 {
 		return softmax(s, *o.Temperature)
 	}
 	best := s.Cheapest()
-	if s.Split.Rule == SplitNever {
-		return s.inTurn(best)
+	if whole {
+		return s.insteadOf(best)
 	}
 	return best
 }
 
 // weights are the factors that all candidates of a choice share.
 type weights struct {
-	wait, prefill float64 // 1 without priority and overrides
-	credit        float64 // the share of the cached tokens that counts
-	rate, queue   float64 // delayed requests: for each ms of the prefill, and for each one that waits
-	between       float64 // weight of a time by which an active answer is delayed
-	own           float64 // weighted time of the answer on an idle target of usual speed, in ms
-	added         float64 // weighted time that the answer adds to each active one, in ms
+	wait, prefill, delay float64 // 1 without priority and overrides
+	credit               float64 // the share of the cached tokens that counts
+	between              float64 // weight of a time by which an active answer is delayed
+	own                  float64 // weighted time of the answer on an idle target of usual speed, in ms
+	added                float64 // weighted time that the answer adds to each active one, in ms
 }
 
 func (p *PredictedLatency) weigh(s *Selection) weights {
-	w := weights{
-		wait: 1, prefill: 1, credit: 1, between: p.share(s.MeanAnswer),
-		rate: s.ArrivalRate, queue: delayQueue,
-	}
+	w := weights{wait: 1, prefill: 1, delay: 1, credit: 1, between: p.share(s.MeanAnswer)}
 	switch {
 	case s.Priority > 0:
 		w.wait, w.prefill = urgent, urgent
 	case s.Priority < 0:
 		w.wait, w.prefill = 1/urgent, 1/urgent
 	}
-	w.override(s)
+	w.override(s.Override)
 	answer := s.ExpectedAnswer
 	w.own = p.share(answer) * answer * (s.Latency.Fixed + s.Latency.Token)
 	w.added = w.between * answer * (s.Latency.Token + s.Latency.Context*(float64(s.Tokens)+answer/2))
@@ -147,16 +142,14 @@ func (p *PredictedLatency) weigh(s *Selection) weights {
 func (p *PredictedLatency) share(answer float64) float64 { return min(1, p.Weight/max(1, answer)) }
 
 // override applies the request's [Override] to the weights.
-func (w *weights) override(s *Selection) {
-	o := s.Override
+func (w *weights) override(o *Override) {
 	if o == nil {
 		return
 	}
 	put(&w.credit, o.OverlapScoreCredit)
 	w.credit = min(w.credit, 1)
-	if o.PrefillLoadScale != nil {
-		scale := *o.PrefillLoadScale
-		w.wait, w.prefill, w.rate, w.queue = scale*w.wait, scale*w.prefill, scale*w.rate, scale*w.queue
+	if scale := o.PrefillLoadScale; scale != nil {
+		w.wait, w.prefill, w.delay = *scale*w.wait, *scale*w.prefill, *scale
 	}
 	if o.TrackPrefillTokens != nil && !*o.TrackPrefillTokens {
 		w.wait = 0
@@ -166,25 +159,20 @@ func (w *weights) override(s *Selection) {
 // cost sets the terms and the cost of candidate i.
 func (w *weights) cost(s *Selection, i int) {
 	c := &s.Candidates[i]
-	prefill := c.PrefillTime
-	if w.credit < 1 {
-		prefill += (1 - w.credit) * c.Slowness * s.Latency.Token * float64(c.OverlapTokens)
-	}
-	t := &c.Terms
-	*t = Terms{Wait: w.wait * c.WaitTime, Prefill: w.prefill * prefill}
+	t, requests := &c.Terms, float64(c.Requests)
+	prefill := c.PrefillTime + (1-w.credit)*c.Slowness*s.Latency.Token*float64(c.OverlapTokens)
 	// The fixed part of a step is due without this prefill, too.
 	work := max(0, prefill-c.Slowness*s.Latency.Fixed)
-	taken := work
-	if s.Split.Rule == SplitNever {
-		taken = work + c.memory
-		// Requests that wait here now will generate while this prefill runs.
-		t.Stall = w.between * float64(c.Requests) * work
+	taken := work + c.memory
+	*t = Terms{
+		Wait: w.wait * c.WaitTime, Prefill: w.prefill * prefill,
+		Delay: w.delay * taken * (s.ArrivalRate*taken + delayQueue*float64(c.Awaiting)),
+		Stall: w.between * requests * work, // requests that wait here now will generate meanwhile
 	}
-	t.Delay = taken * (w.rate*taken + w.queue*float64(c.Awaiting))
 	if s.Split.Rule != SplitNever {
 		w.part(s, c)
 	}
-	t.Decode = c.certainSlowness() * (w.own + float64(c.Requests)*w.added)
+	t.Decode = c.certainSlowness() * (w.own + requests*w.added)
 	if s.Home >= 0 && i != s.Home {
 		t.Leave = leavePrice * s.Latency.Prefill(s.Candidates[s.Home].OverlapTokens-c.OverlapTokens, c.OverlapTokens, 0)
 	}
@@ -244,43 +232,29 @@ func (s *Selection) spread() {
 	}
 }
 
-// useIdle bounds the costs of idle targets. One whose prefill takes less than the wait at the best
-// target is cheaper than that, because what is computed in idle time delays nobody.
-func (s *Selection) useIdle() {
-	best := &s.Candidates[0]
-	for i := range s.Candidates {
-		if c := &s.Candidates[i]; c.Cost < best.Cost {
-			best = c
-		}
+// insteadOf returns the target that gets the request in place of the cheapest one, as its spread then says.
+// If the prefill takes less on an idle target than the wait at the cheapest one, an idle one gets it: what is
+// computed in idle time delays nobody. Else targets that are as good take turns. A load tells little of when
+// an engine begins its next step, and all that comes before that shares the step. Requests that come at even
+// times share fewer steps.
+func (s *Selection) insteadOf(cheapest int) int {
+	b, at := &s.Candidates[cheapest], cheapest
+	if b.Factor != 0 {
+		return at // a client prefers it
 	}
-	if best.Factor != 0 {
-		return // a client prefers it
-	}
-	rest := best.Cost - best.WaitTime
 	for i := range s.Candidates {
-		c := &s.Candidates[i]
-		if c.Requests > 0 || c.Factor != 0 {
-			continue
-		}
-		if over := c.Cost - rest - c.PrefillTime; over > 0 {
-			c.Terms.Spread -= over
-			c.add()
-		}
-	}
-}
-
-// inTurn returns the target whose last request came first, among those that are as good as the best one.
-// A load tells little of when an engine begins its next step, and all that comes before that shares the
-// step. Requests that come at even times share fewer steps.
-func (s *Selection) inTurn(best int) int {
-	b, at := &s.Candidates[best], best
-	for i := range s.Candidates {
-		if c := &s.Candidates[i]; c.rested > s.Candidates[at].rested && c.isAsGoodAs(b) {
+		c, taken := &s.Candidates[i], &s.Candidates[at]
+		switch idle := taken.Requests == 0; {
+		case c.Factor != 0:
+		case c.Requests == 0 && c.PrefillTime < b.WaitTime:
+			if !idle || c.Cost < taken.Cost {
+				at = i
+			}
+		case !idle && c.rested > taken.rested && c.isAsGoodAs(b):
 			at = i
 		}
 	}
-	if at != best {
-		c := &s.Candidates[at]
+	if c := &s.Candidates[at]; at != cheapest {
 		c.Terms.Spread -= max(0, c.Cost-b.Cost)
 		c.add()
 		s.Drawn = s.Drawn[:0]
@@ -294,7 +268,7 @@ func (c *Candidate) isAsGoodAs(best *Candidate) bool {
 	return best.Requests > 0 && float64(c.Requests) <= 1+1.1*float64(best.Requests) &&
 		c.Cost <= best.Cost+alikeSteps*best.step && c.WaitTime <= best.WaitTime &&
 		c.OverlapTokens >= best.OverlapTokens && c.Slowness <= noise*best.Slowness && c.full <= freeMemory &&
-		c.Factor == 0 && best.Factor == 0 && c.Others == best.Others && !c.assumed()
+		c.Others == best.Others && !c.assumed()
 }
 
 // part makes the terms those of a split request if the rule says so, or if their sum is lower

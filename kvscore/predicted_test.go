@@ -118,7 +118,7 @@ func TestTerms(t *testing.T) {
 			},
 			func(first, second *Terms) {
 				*second = Terms{Wait: 110, Prefill: 10}
-				first.Delay, first.Spread = 0.01*90*90, -0.01*90*90+10
+				first.Delay, first.Spread = 0.01*90*90, -0.01*90*90-100+110+10
 			},
 		},
 		"a home that is far busier": {
@@ -261,10 +261,10 @@ func TestPromptsTakeMemory(t *testing.T) {
 		s, ts, sel := NewScheduler(Settings{}), targets(2), &Selection{Rand: seeded(1)}
 		for i, blocks := range [][]uint64{upTo(100), upTo(300)[200:], upTo(101)} {
 			s.Declare(ts[i%2], capacity)
-			s.Select(epoch, prompt(blocks...), ts, i%2, nil, sel)
+			s.selectOf(epoch, prompt(blocks...), ts, i%2, nil, sel)
 		}
 		held, copied := sel.Candidates[0].memory, sel.Candidates[1].memory
-		s.Explain(epoch, prompt(upTo(500)[400:]...), targets(3), -1, NewPredictedLatency(), sel)
+		s.explainOf(epoch, prompt(upTo(500)[400:]...), targets(3), -1, NewPredictedLatency(), sel)
 		if known, unknown := sel.Candidates[1].memory, sel.Candidates[2].memory; known <= 0 || unknown < known {
 			t.Errorf("%d tokens: %.2g ms at a known target, %.2g at an unknown one", capacity, known, unknown)
 		}

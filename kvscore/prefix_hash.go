@@ -37,21 +37,17 @@ func (p *PrefixHash) Choose(s *Selection) int {
 	if len(s.Blocks) == 0 {
 		return new(LeastLoad).Choose(s)
 	}
-	prefix, bound := p.prefix(s), p.bound(s)
-	best, most := -1, uint64(0)
+	bound := p.bound(s)
+	s.tied = s.tied[:0]
 	for i := range s.Candidates {
-		c := &s.Candidates[i]
-		if float64(c.Requests+1) > bound {
-			continue
-		}
-		if rank := rendezvous(prefix, c.Target); best < 0 || rank > most {
-			best, most = i, rank
+		if float64(s.Candidates[i].Requests+1) <= bound {
+			s.tied = append(s.tied, i)
 		}
 	}
-	if best < 0 { // a factor below 1 may allow none
+	if len(s.tied) == 0 { // a factor below 1 may allow none
 		return new(LeastLoad).Choose(s)
 	}
-	return best
+	return s.first(p.prefix(s), s.tied)
 }
 
 // bound returns the most requests that a target may have with the new one.

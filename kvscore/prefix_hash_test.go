@@ -55,10 +55,10 @@ func TestPrefixHashIgnoresTheLearnedRatio(t *testing.T) {
 	sel := &Selection{Rand: seeded(1)}
 	for i := range uint64(50) {
 		r := &Request{Prompt: cache.Prompt{Root: 1, Blocks: distinct(i, 40), BlockTokens: 16}, NominalBlockTokens: 16}
-		home, l := s.Select(epoch, r, ts, -1, &PrefixHash{}, sel)
+		home, l := s.selectOf(epoch, r, ts, -1, &PrefixHash{}, sel)
 		l.End(true, nil)
 		r.BlockTokens = 16 * (0.5 + float64(i)/25)
-		again, l := s.Select(epoch, r, ts, -1, &PrefixHash{}, sel)
+		again, l := s.selectOf(epoch, r, ts, -1, &PrefixHash{}, sel)
 		l.End(true, nil)
 		if again != home {
 			t.Errorf("with %v tokens a block it moves from %d to %d", r.BlockTokens, home, again)

@@ -18,7 +18,7 @@ func TestSurplusThatIsCached(t *testing.T) {
 		blocks[i] = uint64(i + 1) //nolint:gosec // small
 	}
 	book := func(needs Room, p cache.Prompt) *Lease {
-		_, l := s.Select(time.Now(), &Request{Prompt: p, Streamed: true}, at, 0, nil, &Selection{Needs: needs})
+		_, l := s.selectOf(time.Now(), &Request{Prompt: p, Streamed: true}, at, 0, nil, &Selection{Needs: needs})
 		return l
 	}
 	long := cache.Prompt{Root: 1, Blocks: blocks, BlockTokens: 16, Tokens: 8000}

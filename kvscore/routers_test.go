@@ -33,7 +33,7 @@ func TestRoutersShareTargets(t *testing.T) {
 				if remote {
 					now = now.Add(5 * time.Millisecond)
 				}
-				at, l := routers[router].Select(now, r, among, at, p, sel)
+				at, l := routers[router].selectOf(now, r, among, at, p, sel)
 				leases = append(leases, l)
 				return at
 			}
@@ -68,7 +68,7 @@ func TestOverdueRoomIsNotPolled(t *testing.T) {
 	s.latency.samples = trusting
 	var leases [2]*Lease
 	for i := range leases {
-		_, leases[i] = s.Select(epoch, prompt(uint64(1+i), 7), []Target{at}, 0, nil, new(Selection)) //nolint:gosec // small
+		_, leases[i] = s.selectOf(epoch, prompt(uint64(1+i), 7), []Target{at}, 0, nil, new(Selection)) //nolint:gosec // small
 	}
 	leases[1].FirstToken(epoch.Add(time.Second))
 	if room, in := s.Room(epoch.Add(time.Minute), at); room == Empty || in < lookAgain*time.Millisecond {
@@ -83,7 +83,7 @@ func TestRoomOfASurplus(t *testing.T) {
 	s.latency.samples = trusting
 	r := prompt(1)
 	r.Tokens = 100
-	_, l := s.Select(epoch, r, []Target{at}, 0, nil, new(Selection))
+	_, l := s.selectOf(epoch, r, []Target{at}, 0, nil, new(Selection))
 	if got, in := s.Room(epoch, at); got != Clear || in == 0 {
 		t.Errorf("room %v, more in %v", got, in)
 	}
@@ -110,7 +110,7 @@ func TestRoomOfRouters(t *testing.T) {
 		for i, remote := range []bool{true, false} {
 			r := prompt(uint64(i + 1))
 			r.Tokens, r.Remote = 4*DefaultStepTokens, remote
-			_, l := s.Select(epoch, r, []Target{at}, 0, nil, new(Selection))
+			_, l := s.selectOf(epoch, r, []Target{at}, 0, nil, new(Selection))
 			leases = append(leases, l)
 			if got, _ := s.Room(epoch, at); (got > NoRoom) != rooms[i] || got >= Clear {
 				t.Errorf("%d routers, after %d prompts: room %v", n, i+1, got)

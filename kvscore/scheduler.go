@@ -54,7 +54,7 @@ type Scheduler struct {
 
 	depth, prefilled int64 // see SetDepth, Prefilled
 
-	expired, untracked, policyFaults uint64 // see Stats
+	totals Totals
 }
 
 // Journal is told what a scheduler does. Its methods return at once. They must not call the
@@ -227,7 +227,7 @@ func (s *Scheduler) expire(now time.Time) int {
 			n++
 		}
 	}
-	s.expired += uint64(n)
+	s.totals.Expired += uint64(n)
 	s.caches.Expire(now)
 	return n
 }

@@ -19,6 +19,16 @@ func targets(n int) []Target {
 	return list
 }
 
+// selectOf is Select among targets.
+func (s *Scheduler) selectOf(now time.Time, r *Request, among []Target, bound int, p Policy, sel *Selection) (int, *Lease) {
+	return s.Select(now, r, s.Refs(among...), bound, p, sel)
+}
+
+// explainOf is Explain among targets.
+func (s *Scheduler) explainOf(now time.Time, r *Request, among []Target, bound int, p Policy, sel *Selection) Explanation {
+	return s.Explain(now, r, s.Refs(among...), bound, p, sel)
+}
+
 // declared returns a scheduler with so many idle targets that it knows.
 func declared(n int) (*Scheduler, []Target) {
 	s, ts := NewScheduler(Settings{}), targets(n)
@@ -58,12 +68,12 @@ func idle(t *testing.T, s *Scheduler, ts []Target, at time.Time) {
 func TestPrefillIsBookedUntilTheFirstToken(t *testing.T) {
 	s, ts := declared(1)
 	sel := &Selection{Rand: seeded(1)}
-	_, l := s.Select(epoch, prompt(upTo(10)...), ts, -1, NewDynamo(), sel)
+	_, l := s.selectOf(epoch, prompt(upTo(10)...), ts, -1, NewDynamo(), sel)
 	if load, _ := s.Load(epoch, ts[0]); load.PrefillTokens != 160 || load.Requests != 1 || load.PromptBlocks != 10 {
 		t.Errorf("after booking: %+v", load)
 	}
 	// a prompt that extends the first one shares its blocks, in flight as they are
-	_, l2 := s.Select(epoch, prompt(upTo(12)...), ts, -1, NewDynamo(), sel)
+	_, l2 := s.selectOf(epoch, prompt(upTo(12)...), ts, -1, NewDynamo(), sel)
 	if load, _ := s.Load(epoch, ts[0]); load.PrefillTokens != 160+32 || load.PromptBlocks != 12 {
 		t.Errorf("after booking the second: %+v", load)
 	}
@@ -91,7 +101,7 @@ func TestUnseenPrefillEndsWhenPredicted(t *testing.T) {
 	r := prompt(upTo(1000)...)
 	r.Streamed = false
 	sel := &Selection{Rand: seeded(1)}
-	_, l := s.Select(epoch, r, ts, -1, NewDynamo(), sel)
+	_, l := s.selectOf(epoch, r, ts, -1, NewDynamo(), sel)
 	due := time.Duration(sel.Candidates[0].PrefillTime * float64(time.Millisecond))
 	if load, _ := s.Load(epoch.Add(due-time.Millisecond), ts[0]); load.PrefillTokens != 16000 {
 		t.Errorf("before it is due: %+v", load)
@@ -106,15 +116,15 @@ func TestUnseenPrefillEndsWhenPredicted(t *testing.T) {
 func TestAnswerIsPartOfTheNextTurn(t *testing.T) {
 	s, ts := declared(4)
 	sel := &Selection{Rand: seeded(3)}
-	i, l := s.Select(epoch, prompt(upTo(5)...), ts, -1, NewDynamo(), sel)
+	i, l := s.selectOf(epoch, prompt(upTo(5)...), ts, -1, NewDynamo(), sel)
 	l.End(true, upTo(9))
-	j, l := s.Select(epoch, prompt(upTo(11)...), ts, -1, NewDynamo(), sel)
+	j, l := s.selectOf(epoch, prompt(upTo(11)...), ts, -1, NewDynamo(), sel)
 	if i != j || sel.Candidates[j].OverlapBlocks != 9 {
 		t.Errorf("turn 2 went to %d with %v blocks, want %d with 9", j, sel.Candidates[j].OverlapBlocks, i)
 	}
 	l.End(true, nil)
 	s.Clear(ts[i])
-	_, l = s.Select(epoch, prompt(upTo(11)...), ts, i, nil, sel)
+	_, l = s.selectOf(epoch, prompt(upTo(11)...), ts, i, nil, sel)
 	if sel.Candidates[i].OverlapBlocks != 0 {
 		t.Error("a cleared target still holds blocks")
 	}
@@ -125,9 +135,9 @@ func TestLeaseFromBeforeARestartLeavesNothing(t *testing.T) {
 	for _, computed := range []bool{false, true} {
 		s, ts := declared(2)
 		sel := &Selection{}
-		_, l := s.Select(epoch, prompt(9, 8), ts, 0, nil, sel)
+		_, l := s.selectOf(epoch, prompt(9, 8), ts, 0, nil, sel)
 		l.End(true, nil)
-		_, l = s.Select(epoch, prompt(upTo(5)...), ts, 0, nil, sel)
+		_, l = s.selectOf(epoch, prompt(upTo(5)...), ts, 0, nil, sel)
 		l.Output(epoch, 100)
 		for range 2 {
 			s.Clear(ts[0])
@@ -135,7 +145,7 @@ func TestLeaseFromBeforeARestartLeavesNothing(t *testing.T) {
 				t.Errorf("after the restart: %+v", load)
 			}
 		}
-		_, again := s.Select(epoch, prompt(upTo(7)...), ts, 0, nil, sel)
+		_, again := s.selectOf(epoch, prompt(upTo(7)...), ts, 0, nil, sel)
 		if sel.Candidates[0].OverlapBlocks != 0 || sel.Candidates[0].PromptBlocks != 5 {
 			t.Errorf("the restarted target is offered with %+v", sel.Candidates[0])
 		}
@@ -168,9 +178,9 @@ func TestRetire(t *testing.T) {
 	if known(0) {
 		t.Error("a target without leases is still known")
 	}
-	_, l1 := s.Select(epoch, prompt(1), ts, 1, nil, &Selection{})
-	_, l2 := s.Select(epoch, prompt(1), ts, 1, nil, &Selection{})
-	_, l3 := s.Select(epoch, prompt(1), ts, 2, nil, &Selection{})
+	_, l1 := s.selectOf(epoch, prompt(1), ts, 1, nil, &Selection{})
+	_, l2 := s.selectOf(epoch, prompt(1), ts, 1, nil, &Selection{})
+	_, l3 := s.selectOf(epoch, prompt(1), ts, 2, nil, &Selection{})
 	s.Retire(ts[1])
 	s.Retire(ts[2])
 	s.Declare(ts[2], 3200) // it is back
@@ -182,7 +192,7 @@ func TestRetire(t *testing.T) {
 		t.Error("a retired target outlives its last lease")
 	}
 	// a concurrent request may still book it; the end of that removes it again
-	_, l := s.Select(epoch, prompt(1), ts, 0, nil, &Selection{})
+	_, l := s.selectOf(epoch, prompt(1), ts, 0, nil, &Selection{})
 	if !known(0) {
 		t.Error("a lease without a load")
 	}
@@ -190,7 +200,7 @@ func TestRetire(t *testing.T) {
 		t.Error("a retired target that was booked again is still known")
 	}
 	// neither does being offered make one known
-	_, l = s.Select(epoch, prompt(1), ts, 3, nil, &Selection{})
+	_, l = s.selectOf(epoch, prompt(1), ts, 3, nil, &Selection{})
 	if l.End(true, nil); known(0) || known(1) {
 		t.Error("a retired target is known after it was offered")
 	}
@@ -199,8 +209,8 @@ func TestRetire(t *testing.T) {
 func TestLeakedLeaseExpires(t *testing.T) {
 	s, ts := NewScheduler(Settings{LeaseExpiry: time.Minute}), targets(1)
 	sel := &Selection{}
-	_, leaked := s.Select(epoch, prompt(upTo(5)...), ts, 0, nil, sel)
-	_, alive := s.Select(epoch, prompt(upTo(6)...), ts, 0, nil, sel)
+	_, leaked := s.selectOf(epoch, prompt(upTo(5)...), ts, 0, nil, sel)
+	_, alive := s.selectOf(epoch, prompt(upTo(6)...), ts, 0, nil, sel)
 	alive.Output(epoch.Add(30*time.Second), 1)
 	s.mu.Lock() // which a sign of life does not need
 	alive.Alive(epoch.Add(59 * time.Second))
@@ -229,7 +239,7 @@ func TestLoadsComeBackToZero(t *testing.T) {
 		NewDynamo(), &RoundRobin{}, &LeastLoad{}, NewPredictedLatency(), new(PrefixHash),
 		Random{},
 		PowerOfTwo{},
-		&Dynamo{DynamoOptions: DynamoOptions{PrefillLoadScale: 1, Temperature: 0.5, TrackPrefillTokens: true, TrackActiveBlocks: true, TrackOutputBlocks: true}},
+		&Dynamo{PrefillLoadScale: 1, Temperature: 0.5, TrackPrefillTokens: true, TrackActiveBlocks: true, TrackOutputBlocks: true},
 	}
 	var live []*Lease
 	sel := &Selection{Rand: seeded(8)} // not rnd: the events must not depend on the policies
@@ -246,7 +256,7 @@ func TestLoadsComeBackToZero(t *testing.T) {
 			}
 			r.ExpectedTokens, r.Home = rnd.Int64N(2)*rnd.Int64N(500), ts[rnd.IntN(5)]
 			r.Streamed, r.BlockTokens = rnd.IntN(2) == 0, 10+10*rnd.Float64()
-			_, l := s.Select(at, r, ts, rnd.IntN(7)*rnd.IntN(2)%5-1, policies[step%len(policies)], sel)
+			_, l := s.selectOf(at, r, ts, rnd.IntN(7)*rnd.IntN(2)%5-1, policies[step%len(policies)], sel)
 			live = append(live, l)
 		case len(live) == 0:
 		case op < 6:
@@ -323,7 +333,7 @@ func TestConcurrentLeases(t *testing.T) {
 			sel.Rand = rnd
 			for i := range 500 {
 				at := epoch.Add(time.Duration(i) * time.Millisecond)
-				_, l := s.Select(at, prompt(upTo(uint64(rnd.IntN(40)))...), ts, -1, p, sel)
+				_, l := s.selectOf(at, prompt(upTo(uint64(rnd.IntN(40)))...), ts, -1, p, sel)
 				l.FirstToken(at)
 				l.Output(at, 40)
 				go l.End(true, nil)

@@ -26,7 +26,7 @@ type Request struct {
 	ExpectedTokens int64
 	// Factors multiply the costs of the targets, by position. Nil and 0 stand for 1.
 	Factors []float64
-	// Override changes the policy for this request. Nil changes nothing.
+	// Override changes the options of the policy for this request. Nil changes nothing.
 	Override *Override
 	// Home is the target that the request's session is bound to, the zero Target if there
 	// is none. A policy may prefer it.
@@ -36,6 +36,9 @@ type Request struct {
 	// [Selection.Pick]. It needs no secret. A client that chooses its key by the hash can only choose
 	// among targets that are equally good for its request.
 	Session uint64
+	// Priority is the client's wish: above 0, the request's own time weighs more; below 0,
+	// less. Only [PredictedLatency] uses it.
+	Priority int
 	// Phase is the part of the request that the chosen target does.
 	Phase Phase
 	// Split says whether and how the request may be split. The zero value does not part it.
@@ -44,9 +47,6 @@ type Request struct {
 	Ways []Way
 	// Remote says that another router has sent the request. The journal is not told of it again.
 	Remote bool
-	// Priority is the client's wish: above 0, the request's own time weighs more; below 0,
-	// less.
-	Priority int
 }
 
 // Select lets the policy choose among targets, and books the request on the chosen one. It
@@ -57,31 +57,17 @@ type Request struct {
 //
 // If the policy's choice is invalid, Select takes the least loaded target: see
 // Selection.Fault. If the policy panics, nothing is booked.
-func (s *Scheduler) Select(now time.Time, r *Request, targets []Target, bound int, p Policy, sel *Selection) (int, *Lease) {
-	return s.SelectAmong(now, r, sel.among(targets), bound, p, sel)
-}
-
-// among returns references to targets. The slice belongs to the Selection.
-func (s *Selection) among(targets []Target) []TargetRef {
-	s.refs = s.refs[:0]
-	for _, t := range targets {
-		s.refs = append(s.refs, TargetRef{Target: t})
-	}
-	return s.refs
-}
-
-// SelectAmong is Select for long lists of targets: see [Scheduler.Refs].
 //
 // The policy runs under the lock, even one from another module. Without the lock,
 // simultaneous requests would see the same loads and choose the same target. To detect
 // this and choose again needs a second snapshot, which costs more than most policies.
-func (s *Scheduler) SelectAmong(now time.Time, r *Request, among []TargetRef, bound int, p Policy, sel *Selection) (int, *Lease) {
+func (s *Scheduler) Select(now time.Time, r *Request, among []TargetRef, bound int, p Policy, sel *Selection) (int, *Lease) {
 	sel.Dry = false
 	if len(among) == 0 {
 		return -1, nil
 	}
 	s.lookUp(now, r, sel)
-	bound, l := s.selectAmong(now, r, among, bound, p, sel)
+	bound, l := s.selectBooked(now, r, among, bound, p, sel)
 	if l != nil && s.journal != nil && !r.Remote {
 		phase := r.Phase
 		if l.split {
@@ -94,7 +80,7 @@ func (s *Scheduler) SelectAmong(now time.Time, r *Request, among []TargetRef, bo
 	return bound, l
 }
 
-func (s *Scheduler) selectAmong(now time.Time, r *Request, among []TargetRef, bound int, p Policy, sel *Selection) (int, *Lease) {
+func (s *Scheduler) selectBooked(now time.Time, r *Request, among []TargetRef, bound int, p Policy, sel *Selection) (int, *Lease) {
 	s.mu.Lock()
 	defer s.mu.Unlock() // also if the policy panics
 	s.snapshot(now, r, among, sel)
@@ -102,7 +88,7 @@ func (s *Scheduler) selectAmong(now time.Time, r *Request, among []TargetRef, bo
 	late := sel.Within > 0 && sel.Soonest(bound) > sel.Within
 	if bound < 0 || bound >= len(among) {
 		if bound = s.choose(now, r, among, p, sel); sel.Fault {
-			s.policyFaults++
+			s.totals.PolicyFaults++
 		}
 	}
 	if late {
@@ -302,7 +288,7 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 	s.caches.Book(now, &l.ticket, ld.slot, &sel.prompt, &sel.view)
 	if share := l.ticket.Untracked(); share > 0 {
 		l.untracked = l.unshared * share
-		s.untracked++
+		s.totals.Untracked++
 	}
 	s.addLoad(l, now)
 	return l

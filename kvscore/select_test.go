@@ -28,7 +28,7 @@ func TestPolicyThatPanics(t *testing.T) {
 				t.Error("the panic is gone")
 			}
 		}()
-		s.Select(epoch, prompt(1), ts, -1, choose(func(*Selection) int { panic("policy") }), &Selection{})
+		s.selectOf(epoch, prompt(1), ts, -1, choose(func(*Selection) int { panic("policy") }), &Selection{})
 	}()
 	if !s.mu.TryLock() {
 		t.Fatal("the lock is held for ever")
@@ -38,10 +38,10 @@ func TestPolicyThatPanics(t *testing.T) {
 }
 
 func TestSelectAmongNone(t *testing.T) {
-	if i, l := NewScheduler(Settings{}).Select(epoch, prompt(1), nil, 0, NewDynamo(), &Selection{}); i != -1 || l != nil {
+	if i, l := NewScheduler(Settings{}).selectOf(epoch, prompt(1), nil, 0, NewDynamo(), &Selection{}); i != -1 || l != nil {
 		t.Errorf("chose %d", i)
 	}
-	if e := NewScheduler(Settings{}).Explain(epoch, prompt(1), nil, 0, NewDynamo(), &Selection{}); e.Chosen != -1 || e.Preferred != -1 {
+	if e := NewScheduler(Settings{}).explainOf(epoch, prompt(1), nil, 0, NewDynamo(), &Selection{}); e.Chosen != -1 || e.Preferred != -1 {
 		t.Errorf("explained %+v", e)
 	}
 }
@@ -53,13 +53,13 @@ func TestActiveBlocksBeyondTheCapacity(t *testing.T) {
 	sel := &Selection{}
 	var live []*Lease
 	for i := range uint64(10) {
-		_, l := s.Select(epoch, prompt(distinct(i, 500)...), ts, 0, nil, sel)
+		_, l := s.selectOf(epoch, prompt(distinct(i, 500)...), ts, 0, nil, sel)
 		live = append(live, l)
 	}
 	if load, _ := s.Load(epoch, ts[0]); load.PromptBlocks != 5000 || s.Stats().Untracked != 8 {
 		t.Errorf("%v blocks are booked, want 5000; %d leases are not tracked, want 8", load.PromptBlocks, s.Stats().Untracked)
 	}
-	_, l := s.Select(epoch, prompt(), ts, 0, nil, sel)
+	_, l := s.selectOf(epoch, prompt(), ts, 0, nil, sel)
 	if sel.Candidates[0].PromptBlocks != 5000 {
 		t.Errorf("the candidate has %v blocks", sel.Candidates[0].PromptBlocks)
 	}

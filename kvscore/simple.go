@@ -21,19 +21,10 @@ type LeastLoad struct{}
 
 // Choose implements Policy.
 func (*LeastLoad) Choose(s *Selection) int {
-	best := s.tied[:0]
 	for i := range s.Candidates {
-		c := &s.Candidates[i]
-		c.Cost = float64(c.Requests)
-		switch {
-		case len(best) == 0 || lessLoaded(c, &s.Candidates[best[0]]):
-			best = append(best[:0], i)
-		case !lessLoaded(&s.Candidates[best[0]], c):
-			best = append(best, i)
-		}
+		s.Candidates[i].Cost = float64(s.Candidates[i].Requests)
 	}
-	s.tied = best
-	return s.Pick(best)
+	return s.least(lessLoaded)
 }
 
 func lessLoaded(a, b *Candidate) bool {

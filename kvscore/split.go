@@ -90,6 +90,7 @@ func (s *Scheduler) part(now time.Time, r *Request, sel *Selection) {
 	speed := s.transfer.factor(now)
 	for i := range sel.Candidates {
 		c := &sel.Candidates[i]
+		c.memory = 0 // split or not, the prompt takes it
 		c.TransferTime = speed * assumedTransfer(sel.Tokens-c.OverlapTokens)
 		c.SplitTime = a.Time + c.TransferTime
 		if left := c.WaitTime - c.SplitTime; left > 0 {

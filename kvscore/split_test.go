@@ -16,7 +16,7 @@ type pair struct {
 
 func newPair() *pair {
 	s, ts := declared(2)
-	return &pair{Scheduler: s, prefill: s.Refs(ts[:1]), decode: s.Refs(ts[1:]), sel: Selection{Rand: seeded(1)}, policy: NewPredictedLatency()}
+	return &pair{Scheduler: s, prefill: s.Refs(ts[:1]...), decode: s.Refs(ts[1:]...), sel: Selection{Rand: seeded(1)}, policy: NewPredictedLatency()}
 }
 
 // choose forecasts and books the decode target.
@@ -24,7 +24,7 @@ func (p *pair) choose(now time.Time, r *Request, phases SplitRule) *Lease {
 	ahead := *r
 	ahead.Phase = PhasePrefill
 	r.Split = p.Forecast(now, &ahead, p.prefill, p.policy, phases, &p.sel)
-	_, l := p.SelectAmong(now, r, p.decode, -1, p.policy, &p.sel)
+	_, l := p.Select(now, r, p.decode, -1, p.policy, &p.sel)
 	return l
 }
 
@@ -32,7 +32,7 @@ func (p *pair) choose(now time.Time, r *Request, phases SplitRule) *Lease {
 func (p *pair) ahead(now time.Time, r *Request) *Lease {
 	phase := *r
 	phase.Phase, phase.Split, phase.ExpectedTokens = PhasePrefill, Split{}, 1
-	_, l := p.SelectAmong(now, &phase, p.prefill, -1, p.policy, &p.sel)
+	_, l := p.Select(now, &phase, p.prefill, -1, p.policy, &p.sel)
 	return l
 }
 
@@ -51,11 +51,11 @@ func TestSplitIfThatIsSooner(t *testing.T) {
 			p := newPair()
 			p.policy = policy
 			for range c.decoding {
-				_, l := p.SelectAmong(epoch, prompt(9), p.decode, 0, nil, &p.sel)
+				_, l := p.Select(epoch, prompt(9), p.decode, 0, nil, &p.sel)
 				l.FirstToken(epoch)
 			}
 			if c.held > 0 {
-				_, l := p.SelectAmong(epoch, prompt(upTo(uint64(c.held))...), p.decode, 0, nil, &p.sel)
+				_, l := p.Select(epoch, prompt(upTo(uint64(c.held))...), p.decode, 0, nil, &p.sel)
 				l.FirstToken(epoch)
 				l.End(true, nil)
 			}
@@ -98,7 +98,7 @@ func TestPhasesAreBooked(t *testing.T) {
 	expect := func(at []TargetRef, what string, prefill int64, blocks float64, cached int64) {
 		t.Helper()
 		l, _ := p.Load(epoch, at[0].Target)
-		p.Explain(epoch, r, []Target{at[0].Target}, 0, p.policy, &p.sel)
+		p.explainOf(epoch, r, []Target{at[0].Target}, 0, p.policy, &p.sel)
 		if l.PrefillTokens != prefill || l.PromptBlocks != blocks || p.sel.Candidates[0].OverlapTokens < cached {
 			t.Errorf("%s: %d tokens, %v blocks, %d cached", what, l.PrefillTokens, l.PromptBlocks, p.sel.Candidates[0].OverlapTokens)
 		}
@@ -127,7 +127,7 @@ func TestPhasesAreBooked(t *testing.T) {
 
 	retried := prompt(upTo(500)...)
 	retried.Phase = PhaseDecode
-	if _, l := p.SelectAmong(now, retried, p.decode, -1, p.policy, &p.sel); !l.IsSplit() || l.prefill != 0 {
+	if _, l := p.Select(now, retried, p.decode, -1, p.policy, &p.sel); !l.IsSplit() || l.prefill != 0 {
 		t.Error("a decode phase on another target is not split")
 	}
 }

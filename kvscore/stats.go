@@ -40,8 +40,7 @@ func (s *Scheduler) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	stats := Stats{
-		Leases: len(s.leases), Size: s.caches.Size(), Totals: Totals{Expired: s.expired, Untracked: s.untracked, PolicyFaults: s.policyFaults},
-		Latency: s.latency.latency(), Timings: s.latency.samples,
+		Leases: len(s.leases), Size: s.caches.Size(), Totals: s.totals, Latency: s.latency.latency(), Timings: s.latency.samples,
 	}
 	if s.traffic.answers > 0 {
 		stats.ExpectedAnswer = s.traffic.answer

@@ -8,16 +8,14 @@ type Target = cache.Target
 
 // TargetRef is a target with a pointer to its load, for lists that many requests choose
 // from: see [Scheduler.Refs]. If the pointer is nil or stale, the scheduler looks the
-// target up.
+// target up with each use.
 type TargetRef struct {
 	Target
 	load *load
 }
 
-// Refs returns references to targets, for use with this scheduler only. They always stay
-// valid. A reference to a target that is unknown now or removed later costs a look-up with
-// each use.
-func (s *Scheduler) Refs(targets []Target) []TargetRef {
+// Refs returns references to targets, for use with this scheduler only. They always stay valid.
+func (s *Scheduler) Refs(targets ...Target) []TargetRef {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	refs := make([]TargetRef, len(targets))

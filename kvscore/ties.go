@@ -10,18 +10,18 @@ func (s *Selection) Pick(tied []int) int {
 	case len(tied) == 1:
 		return tied[0]
 	case s.Session != 0:
-		return s.first(tied)
+		return s.first(s.Session, tied)
 	case s.Dry:
 		s.Drawn = append(s.Drawn, tied...)
 	}
 	return tied[s.Rand.IntN(len(tied))]
 }
 
-// first returns the tied position whose target has the session's highest rendezvous rank.
-func (s *Selection) first(tied []int) int {
-	best, most := tied[0], uint64(0)
-	for _, i := range tied {
-		if rank := rendezvous(s.Session, s.Candidates[i].Target); rank > most {
+// first returns the position among some whose target has the highest rendezvous rank for a hash.
+func (s *Selection) first(hash uint64, among []int) int {
+	best, most := among[0], uint64(0)
+	for _, i := range among {
+		if rank := rendezvous(hash, s.Candidates[i].Target); rank > most {
 			best, most = i, rank
 		}
 	}
@@ -31,12 +31,17 @@ func (s *Selection) first(tied []int) int {
 // Cheapest returns the position of a candidate with the lowest Cost. A policy that has set all costs
 // ends with it.
 func (s *Selection) Cheapest() int {
-	best, lowest := s.tied[:0], 0.0
+	return s.least(func(a, b *Candidate) bool { return a.Cost < b.Cost })
+}
+
+// least returns the position of a candidate that is not more than any other.
+func (s *Selection) least(less func(a, b *Candidate) bool) int {
+	best := s.tied[:0]
 	for i := range s.Candidates {
-		switch cost := s.Candidates[i].Cost; {
-		case len(best) == 0 || cost < lowest:
-			best, lowest = append(best[:0], i), cost
-		case cost == lowest:
+		switch c := &s.Candidates[i]; {
+		case len(best) == 0 || less(c, &s.Candidates[best[0]]):
+			best = append(best[:0], i)
+		case !less(&s.Candidates[best[0]], c):
 			best = append(best, i)
 		}
 	}

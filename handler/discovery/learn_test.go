@@ -216,7 +216,7 @@ func TestSleepingEngineDrains(t *testing.T) {
 	w := tell(p, "a:1", info)
 	var sel kvscore.Selection
 	r := &kvscore.Request{Prompt: cache.Prompt{Blocks: []uint64{1, 2, 3}, BlockTokens: 16, Tokens: 48}}
-	_, l := p.Scheduler.Select(time.Now(), r, []kvscore.Target{w.Target(0)}, 0, nil, &sel)
+	_, l := p.Scheduler.Select(time.Now(), r, p.Scheduler.Refs(w.Target(0)), 0, nil, &sel)
 	l.End(true, nil)
 	if w.Draining() || p.Load(time.Now(), w).CachedTokens == 0 {
 		t.Fatal("it drains, or holds nothing")

@@ -126,12 +126,8 @@ func (s *Dispatcher) Explain(p *plan.Plan) *DryChoice {
 func (rt *route) pick(c *DryChoice, among *pool.Candidates) (bound int) {
 	rt.turn.Find(rt.plan.HTTP.Context())
 	choice := rt.choice(among)
-	targets := make([]kvscore.Target, 0, len(among.Targets))
-	for _, ref := range among.Targets {
-		targets = append(targets, ref.Target)
-	}
 	sel := &among.Sel
-	c.Picked = rt.Pool.Scheduler.Explain(among.At, choice.Request, targets, choice.Bound, choice.Policy, sel)
+	c.Picked = rt.Pool.Scheduler.Explain(among.At, choice.Request, among.Targets, choice.Bound, choice.Policy, sel)
 	c.Candidates, c.Workers = slices.Clone(sel.Candidates), slices.Clone(among.Workers)
 	c.Bound, c.Tier, c.Tokens = choice.Bound >= 0, among.Tier, sel.Tokens
 	chosen := &sel.Candidates[c.Picked.Chosen]

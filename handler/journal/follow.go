@@ -338,7 +338,7 @@ func (f *Follower) booked(p *peer, b *Booking, worker uint64, at time.Time) {
 			}
 		}
 	}
-	_, b.lease = f.Scheduler.Select(at, &r, []kvscore.Target{{Worker: worker, Rank: b.Target.Rank}}, 0, nil, &f.selection)
+	_, b.lease = f.Scheduler.Select(at, &r, []kvscore.TargetRef{{Target: kvscore.Target{Worker: worker, Rank: b.Target.Rank}}}, 0, nil, &f.selection)
 	p.Requests++
 	p.Told++
 	if f.Began != nil {

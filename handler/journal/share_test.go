@@ -177,7 +177,7 @@ func (r *router) stop() {
 func (r *router) book(at kvscore.Target, blocks []uint64) *kvscore.Lease {
 	var sel kvscore.Selection
 	p := cache.Prompt{Root: 1, Blocks: blocks, BlockTokens: 16, Tokens: int64(16 * len(blocks))}
-	_, l := r.Select(time.Now(), &kvscore.Request{Prompt: p, Streamed: true}, []kvscore.Target{at}, 0, nil, &sel)
+	_, l := r.Select(time.Now(), &kvscore.Request{Prompt: p, Streamed: true}, r.Refs(at), 0, nil, &sel)
 	return l
 }
 
@@ -185,7 +185,7 @@ func (r *router) book(at kvscore.Target, blocks []uint64) *kvscore.Lease {
 func (r *router) overlap(at kvscore.Target, blocks []uint64) int64 {
 	p := &cache.Prompt{Root: 1, Blocks: blocks, BlockTokens: 16, Tokens: int64(16*len(blocks)) + 1, Weights: cache.Same(16_000)}
 	var sel kvscore.Selection
-	r.Explain(time.Now(), &kvscore.Request{Prompt: *p}, []kvscore.Target{at}, 0, new(kvscore.LeastLoad), &sel)
+	r.Explain(time.Now(), &kvscore.Request{Prompt: *p}, r.Refs(at), 0, new(kvscore.LeastLoad), &sel)
 	return sel.Candidates[0].OverlapTokens
 }
 
@@ -241,7 +241,7 @@ func TestRoutersKnowWhatOthersDo(t *testing.T) {
 		t.Errorf("it has learned from %d first tokens", got)
 	}
 	p := cache.Prompt{Root: 1, Blocks: prompt[:100], BlockTokens: 16, Tokens: 1600}
-	_, l = a.Select(time.Now(), &kvscore.Request{Prompt: p, Streamed: true, Phase: kvscore.PhaseDecode}, hosts[2:3], 0, nil, new(kvscore.Selection))
+	_, l = a.Select(time.Now(), &kvscore.Request{Prompt: p, Streamed: true, Phase: kvscore.PhaseDecode}, a.Refs(hosts[2]), 0, nil, new(kvscore.Selection))
 	eventually(t, "no decode phase", func() bool {
 		load := b.running(hosts[2])
 		return load.Requests == 1 && load.PrefillTokens == 0 && load.PromptBlocks > 99

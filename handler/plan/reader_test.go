@@ -120,7 +120,7 @@ func TestImagesLeaveTextAlone(t *testing.T) {
 				}
 				p := identified(t, "/v1/chat/completions", fmt.Sprintf(
 					`{"messages":[{"role":"system","content":%q},{"role":"user","content":[{"type":"text","text":"part %d"}%s]}]}`, system, i, image), &ratios)
-				_, l := s.Select(time.Now(), &p.Score, targets, 0, nil, &sel)
+				_, l := s.Select(time.Now(), &p.Score, s.Refs(targets...), 0, nil, &sel)
 				if off := sel.Candidates[0].OverlapTokens - 800; i > 1 && (off < -16 || off > 16) {
 					t.Errorf("request %d: %d tokens predicted, 800 are cached", i, sel.Candidates[0].OverlapTokens)
 				}
@@ -146,7 +146,7 @@ func TestGivenIDsReplaceTheText(t *testing.T) {
 	s, target := kvscore.NewScheduler(kvscore.Settings{}), kvscore.Target{Worker: 1}
 	s.Declare(target, 0)
 	var sel kvscore.Selection
-	s.Explain(time.Now(), &p.Score, []kvscore.Target{target}, 0, &kvscore.LeastLoad{}, &sel)
+	s.Explain(time.Now(), &p.Score, s.Refs(target), 0, &kvscore.LeastLoad{}, &sel)
 	if sel.Tokens != 1600 || sel.RequestBlocks != 100 {
 		t.Errorf("1600 ids are measured as %d tokens in %v blocks", sel.Tokens, sel.RequestBlocks)
 	}
@@ -163,7 +163,7 @@ func TestEmbeddingsWaitForTheirAnswer(t *testing.T) {
 		s, target, sel := kvscore.NewScheduler(kvscore.Settings{}), kvscore.Target{Worker: 1}, kvscore.Selection{}
 		s.Declare(target, 0)
 		p := identified(t, path, text, new(texts.Ratios))
-		s.Select(now, &p.Score, []kvscore.Target{target}, 0, &kvscore.LeastLoad{}, &sel)
+		s.Select(now, &p.Score, s.Refs(target), 0, &kvscore.LeastLoad{}, &sel)
 		if l, _ := s.Load(now.Add(time.Hour), target); (l.PrefillTokens > 0) != (path == "/v1/embeddings") {
 			t.Errorf("%s: %d tokens are to be computed after an hour without an answer", path, l.PrefillTokens)
 		}

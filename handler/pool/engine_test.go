@@ -135,7 +135,7 @@ func TestOutlierIsACondition(t *testing.T) {
 	for i := range uint64(10) {
 		for bound := range targets {
 			r := &kvscore.Request{Prompt: cache.Prompt{Tokens: 1600}, Session: i + 1, Streamed: true}
-			_, l := p.Scheduler.Select(now, r, targets, bound, nil, &sel)
+			_, l := p.Scheduler.Select(now, r, p.Scheduler.Refs(targets...), bound, nil, &sel)
 			if bound == 0 {
 				l.Failed(now)
 			} else {

@@ -165,7 +165,7 @@ func TestOthersOfOtherRouters(t *testing.T) {
 		}
 	}
 	var sel kvscore.Selection
-	_, l := p.Scheduler.Select(time.Now(), &kvscore.Request{Remote: true}, []kvscore.Target{workers[0].Target(0)}, 0, nil, &sel)
+	_, l := p.Scheduler.Select(time.Now(), &kvscore.Request{Remote: true}, p.Scheduler.Refs(workers[0].Target(0)), 0, nil, &sel)
 	over := p.queue.paysElsewhere(&journal.Payer{Class: "c", Tenant: 1, Weight: 1}, l)
 	if over == nil {
 		t.Fatal("nothing was charged")
@@ -262,7 +262,7 @@ func TestBackgroundSparesWorkers(t *testing.T) {
 			return n
 		}
 		elsewhere := func(class string) {
-			_, l := r.Scheduler.Select(time.Now(), &kvscore.Request{Remote: true}, []kvscore.Target{{Worker: 99}}, 0, nil, new(kvscore.Selection))
+			_, l := r.Scheduler.Select(time.Now(), &kvscore.Request{Remote: true}, r.Scheduler.Refs(kvscore.Target{Worker: 99}), 0, nil, new(kvscore.Selection))
 			r.queue.paysElsewhere(&journal.Payer{Class: class, Tenant: 1, Weight: 1}, l)
 			l.End(true, nil)
 		}

@@ -17,7 +17,7 @@ import (
 // busied returns a pool that holds requests, whose worker at a:1 is busy with a long prompt until done.
 func busied(t *testing.T, s *Settings) (p *Pool, done func()) {
 	p = testPool(t, s)
-	a := []kvscore.Target{p.Worker("a:1").Target(0)}
+	a := p.Scheduler.Refs(p.Worker("a:1").Target(0))
 	book := func(root uint64, tokens int64) *kvscore.Lease {
 		r := &kvscore.Request{Prompt: cache.Prompt{Root: root, Tokens: tokens}, Streamed: true}
 		_, l := p.Scheduler.Select(time.Now(), r, a, 0, nil, &kvscore.Selection{Rand: newRandom()})

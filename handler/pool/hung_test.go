@@ -55,7 +55,7 @@ type booked struct {
 func (f *flowTest) begin(w *worker.Worker, kind worker.AttemptKind, ahead int64) *booked {
 	var sel kvscore.Selection
 	sel.Rand = newRandom()
-	_, lease := f.p.Scheduler.Select(f.now, &kvscore.Request{Prompt: cache.Prompt{Tokens: ahead}, Streamed: true}, []kvscore.Target{w.Target(0)}, -1, &kvscore.LeastLoad{}, &sel)
+	_, lease := f.p.Scheduler.Select(f.now, &kvscore.Request{Prompt: cache.Prompt{Tokens: ahead}, Streamed: true}, f.p.Scheduler.Refs(w.Target(0)), -1, &kvscore.LeastLoad{}, &sel)
 	a := &booked{Seat: Seat{Attempt: worker.Attempt{Worker: w, Begun: f.now, Kind: kind, Ahead: ahead}, Target: w.Target(0), Lease: lease, pool: f.p}}
 	a.Enter(false)
 	return a

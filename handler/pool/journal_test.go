@@ -79,7 +79,7 @@ func use(t testing.TB, p *Pool, session string, dial string, blocks int) {
 	}
 	r := promptOf(p, session, blocks)
 	var sel kvscore.Selection
-	_, l := p.Scheduler.Select(time.Now(), r, []kvscore.Target{target}, 0, new(kvscore.LeastLoad), &sel)
+	_, l := p.Scheduler.Select(time.Now(), r, p.Scheduler.Refs(target), 0, new(kvscore.LeastLoad), &sel)
 	l.End(true, nil)
 }
 

@@ -99,7 +99,7 @@ func (r *registry) newTable(list reverseproxy.UpstreamPool, workers []*worker.Wo
 	if t.Split {
 		t.findAlone()
 	}
-	refs := r.Scheduler.Refs(targets)
+	refs := r.Scheduler.Refs(targets...)
 	for i, n := range ranks {
 		t.Rows[i].Targets, refs = refs[:n:n], refs[n:]
 	}

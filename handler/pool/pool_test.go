@@ -44,7 +44,7 @@ func (p *Pool) serve(w *worker.Worker) *kvscore.Lease {
 	var sel kvscore.Selection
 	sel.Rand = newRandom()
 	r := &kvscore.Request{Prompt: cache.Prompt{Root: 1, Blocks: blocks, BlockTokens: 16, Tokens: 1600}, Streamed: true}
-	_, l := p.Scheduler.Select(time.Now(), r, []kvscore.Target{w.Target(0)}, -1, &kvscore.LeastLoad{}, &sel)
+	_, l := p.Scheduler.Select(time.Now(), r, p.Scheduler.Refs(w.Target(0)), -1, &kvscore.LeastLoad{}, &sel)
 	l.FirstToken(time.Now())
 	return l
 }

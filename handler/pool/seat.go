@@ -263,7 +263,7 @@ func (p *Pool) sit(s *Seat, want *Wants, c *Candidates, choice *Choice, by Choos
 	if c.Sel.Within = 0; !backup {
 		c.Sel.Within = p.within(want, c.At)
 	}
-	i, lease := p.Scheduler.SelectAmong(c.At, choice.Request, c.Targets, choice.Bound, choice.Policy, &c.Sel)
+	i, lease := p.Scheduler.Select(c.At, choice.Request, c.Targets, choice.Bound, choice.Policy, &c.Sel)
 	terms := &c.Sel.Candidates[i]
 	*at = place{max(0, c.Sel.Tokens-terms.OverlapTokens), terms.PrefillTime, c.Sel.Work(i)}
 	late := !backup && p.predict(s, want, c, choice.Bound, i, lease != nil)
@@ -339,7 +339,7 @@ func (p *Pool) SeatAt(w *worker.Worker, t kvscore.Target, r *kvscore.Request, s 
 	}
 	var sel kvscore.Selection
 	s.Worker, s.Target, s.Begun, s.pool, s.slot = w, t, time.Now(), p, true
-	_, s.Lease = p.Scheduler.Select(s.Begun, r, []kvscore.Target{t}, 0, nil, &sel)
+	_, s.Lease = p.Scheduler.Select(s.Begun, r, p.Scheduler.Refs(t), 0, nil, &sel)
 	return true
 }
 

@@ -41,7 +41,7 @@ func (a *applied) holds(rank int, adapter, salt string, blocks []uint64) (int64,
 	id := cache.Identity{BlockTokens: 4, Root: cache.IdentityRoot(applySeed, 4, adapter, salt), Blocks: blocks, Adapter: adapter != "", Salted: salt != ""}
 	r := &kvscore.Request{Prompt: cache.Prompt{Root: 9, Blocks: id.Blocks, BlockTokens: 4, Tokens: int64(4*len(blocks)) + 1, Identities: []cache.Identity{id}}}
 	sel := kvscore.Selection{Rand: rand.New(rand.NewPCG(1, 1))}
-	a.s.Explain(time.Now(), r, []kvscore.Target{{Worker: 1}, {Worker: 1, Rank: 1}}, -1, new(kvscore.LeastLoad), &sel)
+	a.s.Explain(time.Now(), r, a.s.Refs(kvscore.Target{Worker: 1}, kvscore.Target{Worker: 1, Rank: 1}), -1, new(kvscore.LeastLoad), &sel)
 	return sel.Candidates[rank].OverlapTokens, sel.Candidates[rank].Knowledge
 }
 
@@ -134,7 +134,7 @@ func TestClearsOfLongAgo(t *testing.T) {
 		a := newApplied(t, namesAll)
 		r := &kvscore.Request{Prompt: cache.Prompt{Root: 9, Blocks: []uint64{1}, BlockTokens: 16, Tokens: 17}}
 		sel := kvscore.Selection{Rand: rand.New(rand.NewPCG(1, 1))}
-		_, l := a.s.Select(time.Now(), r, []kvscore.Target{{Worker: 1}}, 0, nil, &sel)
+		_, l := a.s.Select(time.Now(), r, a.s.Refs(kvscore.Target{Worker: 1}), 0, nil, &sel)
 		l.End(true, nil)
 		a.p[0].State(state, false)
 		a.told(Event{Kind: Cleared})

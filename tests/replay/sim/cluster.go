@@ -115,7 +115,7 @@ func (r *replay) buildCluster() {
 	r.engines = r.view.Engines
 	r.stepping = make([]bool, len(r.engines))
 	for _, o := range r.routers {
-		o.refs = o.scheduler.Refs(r.targets)
+		o.refs = o.scheduler.Refs(r.targets...)
 	}
 }
 

@@ -19,7 +19,7 @@ func (r *replay) placePhases(q *request, ask *kvscore.Request, bound int) {
 	ahead := *ask
 	ahead.Phase, ahead.ExpectedTokens, ahead.Home = kvscore.PhasePrefill, 1, kvscore.Target{}
 	ask.Split = o.scheduler.Forecast(r.clock(), &ahead, prefill, o.policy, r.Phases, &o.selection)
-	q.at, q.lease = o.scheduler.SelectAmong(r.clock(), ask, decode, max(-1, bound-r.Prefill), o.policy, &o.selection)
+	q.at, q.lease = o.scheduler.Select(r.clock(), ask, decode, max(-1, bound-r.Prefill), o.policy, &o.selection)
 	q.at += r.Prefill
 	q.away = ask.Home != (kvscore.Target{}) && q.lease.Target() != ask.Home && o.selection.HomeHolds()
 	if !q.lease.IsSplit() {
@@ -28,7 +28,7 @@ func (r *replay) placePhases(q *request, ask *kvscore.Request, bound int) {
 	}
 	r.split++
 	p := &q.ahead
-	p.at, p.lease = o.scheduler.SelectAmong(r.clock(), &ahead, prefill, -1, o.policy, &o.selection)
+	p.at, p.lease = o.scheduler.Select(r.clock(), &ahead, prefill, -1, o.policy, &o.selection)
 	p.Job = engine.Job{Number: q.Number, Chain: q.Chain, In: q.In, Out: 1, Answer: q.Answer, Kept: true}
 	r.engines[p.at].Add(&p.Job)
 	r.begin(p.at)

@@ -234,7 +234,7 @@ func cheapest(s *kvscore.Selection, of func(i int) bool, most float64) int {
 func (r *replay) choose(q *request) int {
 	ask, bound := r.ask(q)
 	o := q.router
-	return o.scheduler.Explain(r.clock(), &ask, r.targets, bound, held{o.policy, o.queue.held}, &o.dry).Chosen
+	return o.scheduler.Explain(r.clock(), &ask, o.refs, bound, held{o.policy, o.queue.held}, &o.dry).Chosen
 }
 
 // look finds out which targets have room, and has the router look again when one is predicted to.
@@ -245,7 +245,7 @@ func (r *replay) look(o *router) {
 		l.held, l.booked = make([]float64, n), make([]float64, n)
 		l.Parallel = n
 	}
-	o.scheduler.Explain(r.clock(), new(kvscore.Request), r.targets, 0, o.policy, s)
+	o.scheduler.Explain(r.clock(), new(kvscore.Request), o.refs, 0, o.policy, s)
 	idle := 0
 	for i := range s.Candidates {
 		c := &s.Candidates[i]

@@ -335,7 +335,7 @@ func (r *replay) seat(q *request, at int) {
 		r.placePhases(q, &ask, bound)
 		return
 	}
-	q.at, q.lease = o.scheduler.SelectAmong(r.clock(), &ask, o.refs, bound, o.policy, &o.selection)
+	q.at, q.lease = o.scheduler.Select(r.clock(), &ask, o.refs, bound, o.policy, &o.selection)
 	if r.Learned {
 		q.session = cache.NewSession(ask.Prefixes) // as requests to vLLM name themselves
 		q.lease.Named(q.session)
