@@ -43,10 +43,6 @@ func (q *awaiting) remove(l *Lease, at time.Time, seen bool) {
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// maxOverdue bounds the delay that an overdue prefill adds to those after it, in
-// milliseconds.
-const maxOverdue = 60_000
-
 // wait predicts the milliseconds until all prefills booked on a target are over: their
 // times, less the time that the first one has run. A first prefill that is overdue waits
 // for memory or slots; wait assumes that it takes as long again as it is overdue.
@@ -66,7 +62,7 @@ func (s *Scheduler) wait(ld *load, now time.Time, dry bool, factor, context floa
 		q.since = now
 	}
 	if late := ran - factor*s.latency.predict(featuresOf(1, first.work, context)); late > 0 && !first.passed {
-		return all - head + min(late, maxOverdue)
+		return all - head + late
 	}
 	return all - min(ran, head)
 }

@@ -22,9 +22,6 @@ func workOf(n, k int64) work {
 	return work{f / 1e3, f * (float64(k) + f/2) / 1e6}
 }
 
-// count returns the tokens to be computed.
-func (w *work) count() int64 { return int64(w.tokens * 1e3) }
-
 func (w *work) add(o work) { w.tokens += o.tokens; w.pairs += o.pairs }
 func (w *work) sub(o work) { w.tokens -= o.tokens; w.pairs -= o.pairs }
 

@@ -166,7 +166,7 @@ func (r *errorRing) quantiles() (median, p90 float64, n int) {
 // describe sets the terms that all candidates share. The lock is held.
 func (s *Scheduler) describe(now time.Time, r *Request, sel *Selection) {
 	sel.Latency = s.latency.latency()
-	sel.ArrivalRate = s.traffic.rate(now) / float64(max(1, len(s.targets)))
+	sel.ArrivalRate = s.traffic.arrivals.value(now) / milliseconds(decayTime) / float64(max(1, len(s.targets)))
 	sel.ExpectedAnswer, sel.MeanAnswer = s.traffic.answer, s.traffic.answer
 	sel.Met = min(1, s.routers.unseen)
 	if r.ExpectedTokens > 0 {
@@ -184,25 +184,19 @@ func (s *Scheduler) predict(now time.Time, ld *load, c *Candidate, sel *Selectio
 	c.Awaiting = len(ld.awaiting.leases)
 	c.RecentWork = ld.recent.value(now)
 	c.rested = now.Sub(ld.recent.at)
-	c.MemoryUse = (c.PromptBlocks + c.OutputBlocks) * float64(s.settings.BlockSize) / float64(ld.capacity)
-	sel.setMemory(c, float64(ld.capacity), context)
+	block, capacity, active := float64(s.settings.BlockSize), float64(ld.capacity), float64(c.Requests)
+	c.step = sel.Latency.Fixed + sel.Latency.Token*active + sel.Latency.Context*context
+	c.MemoryUse = (c.PromptBlocks + c.OutputBlocks) * block / capacity
+	needs := max(0, float64(sel.Tokens)-c.SharedBlocks*block) / capacity
+	c.crowded = c.MemoryUse+needs > fullMemory
+	// On average, what is left of an active answer is as long as any answer.
+	c.full = c.MemoryUse + needs + (active*sel.MeanAnswer+sel.ExpectedAnswer)/capacity
+	if c.full > fullMemory { // memory that stays free costs nobody
+		c.memory = needs * sel.ExpectedAnswer * c.step
+	}
 }
 
 // lackedMemory returns whether the lease may have waited for memory. The lock is held.
 func (s *Scheduler) lackedMemory(l *Lease) bool {
 	return l.crowded || l.load.context(s.settings.BlockSize) > fullMemory*float64(l.load.capacity)
-}
-
-// setMemory sets how long a target's steps take, how full its memory will be, and for how long the prompt
-// takes the whole memory. That time is its share of the memory, without what active requests hold already,
-// times the answer's time. Where memory is short, about half of that time goes to prefills of others. Memory
-// that stays free costs nobody, so it counts by a high power of how full it will be.
-func (s *Selection) setMemory(c *Candidate, capacity, context float64) {
-	block, n := float64(s.BlockSize), float64(c.Requests)
-	needs := max(0, float64(s.Tokens)-c.SharedBlocks*block)
-	c.crowded = c.MemoryUse+needs/capacity > fullMemory
-	// On average, what is left of an active answer is as long as any answer.
-	c.full = c.MemoryUse + (n*s.MeanAnswer+needs+s.ExpectedAnswer)/capacity
-	c.step = s.Latency.Fixed + s.Latency.Token*n + s.Latency.Context*context
-	c.memory = math.Pow(min(1, c.full), 8) * needs / capacity * s.ExpectedAnswer * 2 * c.step
 }

@@ -84,14 +84,12 @@ func (s *Scheduler) RestoreLearned(now time.Time, l *Learned) {
 			continue
 		}
 		s.restored[one.Target] = one
-		ld := s.targets[one.Target]
-		if ld == nil {
-			continue
+		if ld := s.targets[one.Target]; ld != nil {
+			if ld.speed.samples == 0 && one.Samples > 0 {
+				ld.speed = speed{log: one.Slowness, samples: one.Samples, at: now.Add(-max(0, one.Age))}
+			}
+			s.restoreCapacity(ld)
 		}
-		if ld.speed.samples == 0 && one.Samples > 0 {
-			ld.speed = speed{log: one.Slowness, samples: one.Samples, at: now.Add(-max(0, one.Age))}
-		}
-		s.restoreCapacity(ld)
 	}
 }
 

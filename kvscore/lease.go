@@ -140,7 +140,7 @@ func (l *Lease) prefillOver(now time.Time, shown showing, how Sign, answered int
 		}
 		return
 	}
-	s.prefilled += l.work.count()
+	s.prefilled += int64(l.work.tokens * 1e3)
 	l.answered.Store(max(l.answered.Load(), answered))
 	if took := milliseconds(l.first); l.usual > max(shortest, fastest*took) {
 		l.shown = showsTooSoon
@@ -201,14 +201,6 @@ func (l *Lease) Counted(c Counts) {
 	if l.counts = c; l.split {
 		l.counts.Cached, l.counts.CachedReported = 0, false
 	}
-}
-
-// Ended is Counted and End for a request of another router, whose answer had some tokens.
-func (l *Lease) Ended(now time.Time, tokens int64, c Counts, computed bool, answer []uint64) {
-	l.Alive(now)
-	l.answered.Store(tokens)
-	l.Counted(c)
-	l.End(computed, answer)
 }
 
 // End ends the lease. It returns whether this call was the first to do so. computed says

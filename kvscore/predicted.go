@@ -18,7 +18,8 @@ const DefaultWeight = 10
 // NewPredictedLatency returns the policy with its defaults.
 func NewPredictedLatency() *PredictedLatency { return &PredictedLatency{Weight: DefaultWeight} }
 
-// Terms are the parts of a candidate's cost, in milliseconds.
+// Terms are the parts of a candidate's cost, in milliseconds. Wait, Prefill and Transfer are times of this request,
+// Decode is of this one and those on the target, Stall of the latter, and Delay and Spread of those to come.
 type Terms struct {
 	// Wait is the time until the prefills booked on the target are over.
 	Wait float64 `json:"wait"`
@@ -34,9 +35,8 @@ type Terms struct {
 	// Stall is the weighted total time that the answers of the target's requests wait for that
 	// prefill. Its weight is higher if the request could be split.
 	Stall float64 `json:"stall"`
-	// Spread is what later requests gain if the target gets a copy of a widely shared prefix. It
-	// also makes an idle target cheaper than a longer wait elsewhere, and a target whose turn it is
-	// as cheap as another one. It is negative or 0.
+	// Spread is what later requests gain if the target gets a copy of a widely shared prefix. It also makes an
+	// idle target, or one whose turn it is, as cheap as the cheapest one. It is negative or 0.
 	Spread float64 `json:"spread"`
 	// Leave is the price of leaving the session's home. It is 0 at home and without a home.
 	Leave float64 `json:"leave"`
@@ -87,7 +87,7 @@ const (
 	urgent = 2.0 // a float: 1/urgent must not be integer division
 	// alikeSteps is by how many steps of an engine the costs of targets that take turns may differ.
 	alikeSteps = 4
-	// freeMemory is the share of its memory that a target which takes turns may use.
+	// freeMemory is the share of its memory that a target which takes turns will use at most.
 	freeMemory = 0.7
 	// leavePrice is the cost of leaving the session's home, as a share of the prefill time
 	// for the tokens that only home holds. It includes the fixed cost of a step.
@@ -96,21 +96,17 @@ const (
 
 // Choose implements Policy.
 func (p *PredictedLatency) Choose(s *Selection) int {
-	by, whole := p.weigh(s), s.Split.Rule == SplitNever
+	by := p.weigh(s)
 	for i := range s.Candidates {
 		by.cost(s, i)
 	}
-	if whole {
+	if s.Split.Rule == SplitNever {
 		s.spread()
 	}
 	if o := s.Override; o != nil && o.Temperature != nil && *o.Temperature > 0 {
 		return softmax(s, *o.Temperature)
 	}
-	best := s.Cheapest()
-	if whole {
-		return s.insteadOf(best)
-	}
-	return best
+	return s.insteadOf(s.Cheapest())
 }
 
 // weights are the factors that all candidates of a choice share.
@@ -156,7 +152,7 @@ func (w *weights) override(o *Override) {
 	}
 }
 
-// cost sets the terms and the cost of candidate i.
+// cost sets the cost of candidate i and its terms, but spread.
 func (w *weights) cost(s *Selection, i int) {
 	c := &s.Candidates[i]
 	t, requests := &c.Terms, float64(c.Requests)
@@ -166,13 +162,13 @@ func (w *weights) cost(s *Selection, i int) {
 	taken := work + c.memory
 	*t = Terms{
 		Wait: w.wait * c.WaitTime, Prefill: w.prefill * prefill,
-		Delay: w.delay * taken * (s.ArrivalRate*taken + delayQueue*float64(c.Awaiting)),
-		Stall: w.between * requests * work, // requests that wait here now will generate meanwhile
+		Delay:  w.delay * taken * (s.ArrivalRate*taken + delayQueue*float64(c.Awaiting)),
+		Decode: c.certainSlowness() * (w.own + requests*w.added),
+		Stall:  w.between * requests * work, // requests that wait here now will generate meanwhile
 	}
 	if s.Split.Rule != SplitNever {
 		w.part(s, c)
 	}
-	t.Decode = c.certainSlowness() * (w.own + requests*w.added)
 	if s.Home >= 0 && i != s.Home {
 		t.Leave = leavePrice * s.Latency.Prefill(s.Candidates[s.Home].OverlapTokens-c.OverlapTokens, c.OverlapTokens, 0)
 	}
@@ -239,8 +235,8 @@ func (s *Selection) spread() {
 // times share fewer steps.
 func (s *Selection) insteadOf(cheapest int) int {
 	b, at := &s.Candidates[cheapest], cheapest
-	if b.Factor != 0 {
-		return at // a client prefers it
+	if b.Factor != 0 || s.Split.Rule != SplitNever {
+		return at // a client prefers it, or the prefill may be elsewhere
 	}
 	for i := range s.Candidates {
 		c, taken := &s.Candidates[i], &s.Candidates[at]
@@ -280,6 +276,7 @@ func (w *weights) part(s *Selection, c *Candidate) {
 		c.Split = a.Cost+w.wait*(c.SplitTime-a.Time) < t.Wait+t.Prefill+t.Delay+t.Stall
 	}
 	if c.Split {
-		*t = Terms{Wait: w.wait * (c.SplitTime - c.TransferTime - a.Time), Prefill: a.Time, Delay: a.Cost - a.Time, Transfer: w.wait * c.TransferTime}
+		t.Wait, t.Prefill, t.Delay, t.Stall = w.wait*(c.SplitTime-c.TransferTime-a.Time), a.Time, a.Cost-a.Time, 0
+		t.Transfer = w.wait * c.TransferTime
 	}
 }

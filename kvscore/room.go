@@ -141,14 +141,12 @@ func (s *Scheduler) crowd(now time.Time, ld *load, room Room) float64 {
 // IsQuiet returns whether a request would delay no others on a target. No prefill is booked or promised
 // there, and none waits in the engine. Active requests use less than half of the KV cache.
 func (s *Scheduler) IsQuiet(now time.Time, t Target) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	ld := s.targets[t]
-	if ld == nil {
-		return true
-	}
-	ld.endDue(now)
-	return s.isQuiet(now, ld)
+	quiet := true
+	s.with(t, func(ld *load) {
+		ld.endDue(now)
+		quiet = s.isQuiet(now, ld)
+	})
+	return quiet
 }
 
 func (s *Scheduler) isQuiet(now time.Time, ld *load) bool {

@@ -92,12 +92,11 @@ func (s *Scheduler) OnLost(f func(t Target, tokens int64)) { s.onLost = f }
 
 // NewScheduler returns a scheduler without targets.
 func NewScheduler(s Settings) *Scheduler {
-	sch := &Scheduler{targets: make(map[Target]*load), leases: make(map[*Lease]struct{})}
-	sch.settings = s.withDefaults()
-	sch.latency = newEstimator()
-	sch.traffic.answer = assumedAnswer
-	sch.caches = cache.New(sch.settings.Memory, sch.settings.BlockSize)
-	return sch
+	s = s.withDefaults()
+	return &Scheduler{
+		settings: s, caches: cache.New(s.Memory, s.BlockSize), targets: make(map[Target]*load),
+		leases: make(map[*Lease]struct{}), latency: newEstimator(), traffic: traffic{answer: assumedAnswer},
+	}
 }
 
 // Caches returns the cache models of the targets. The scheduler opens and closes their slots.

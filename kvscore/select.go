@@ -183,9 +183,7 @@ func (s *Scheduler) snapshot(now time.Time, r *Request, among []TargetRef, sel *
 
 // fill sets the terms of a candidate from its target's load. The lock is held.
 func (s *Scheduler) fill(now time.Time, ld *load, c *Candidate, sel *Selection) {
-	if len(ld.due) > 0 {
-		ld.endDue(now)
-	}
+	ld.endDue(now)
 	if sel.view.Any(ld.slot) {
 		c.Overlap = sel.view.Of(ld.slot)
 	}
@@ -197,9 +195,7 @@ func (s *Scheduler) fill(now time.Time, ld *load, c *Candidate, sel *Selection) 
 	c.OutputBlocks = max(0, float64(ld.output)-ld.faded)
 	c.Requests, c.Remote, c.Others = ld.requests, ld.remote, ld.others
 	s.predict(now, ld, c, sel)
-	if ld.external != nil {
-		s.addExternal(now, ld, c)
-	}
+	s.addExternal(now, ld, c)
 }
 
 // assume sets the terms of unknown candidates to the medians of the others: unknown is not
@@ -298,13 +294,11 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 func (s *Scheduler) addLoad(l *Lease, now time.Time) {
 	ld := l.load
 	ld.requests++
-	if l.remote {
-		ld.remote++
-	}
 	ld.unshared += l.unshared
 	ld.untracked += l.untracked
 	ld.prefill += l.prefill
 	if l.remote {
+		ld.remote++
 		ld.remotePrefill += l.prefill
 	}
 	if l.prefill > 0 {

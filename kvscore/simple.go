@@ -1,6 +1,9 @@
 package kvscore
 
-import "sync/atomic"
+import (
+	"cmp"
+	"sync/atomic"
+)
 
 // RoundRobin takes the candidates in turn.
 type RoundRobin struct {
@@ -28,13 +31,8 @@ func (*LeastLoad) Choose(s *Selection) int {
 }
 
 func lessLoaded(a, b *Candidate) bool {
-	if a.Requests != b.Requests {
-		return a.Requests < b.Requests
-	}
-	if a.PrefillTokens != b.PrefillTokens {
-		return a.PrefillTokens < b.PrefillTokens
-	}
-	return a.PromptBlocks+a.OutputBlocks < b.PromptBlocks+b.OutputBlocks
+	order := cmp.Or(cmp.Compare(a.Requests, b.Requests), cmp.Compare(a.PrefillTokens, b.PrefillTokens))
+	return cmp.Or(order, cmp.Compare(a.PromptBlocks+a.OutputBlocks, b.PromptBlocks+b.OutputBlocks)) < 0
 }
 
 // Random takes any candidate, each with the same probability.

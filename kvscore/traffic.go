@@ -9,7 +9,7 @@ import (
 const decayTime = 2 * time.Minute
 
 // decay returns what is left of a value of the given age.
-func decay(age time.Duration) float64 { return math.Exp(-max(0, age).Seconds() / decayTime.Seconds()) }
+func decay(age time.Duration) float64 { return math.Exp(-float64(max(0, age)) / float64(decayTime)) }
 
 // recent is a sum of values that decay.
 type recent struct {
@@ -17,31 +17,9 @@ type recent struct {
 	at time.Time
 }
 
-// decayed holds decay for whole seconds. A snapshot needs it for each target, and an
-// exponential is slow.
-var decayed = func() (left [1024]float64) {
-	for i := range left {
-		left[i] = decay(time.Duration(i) * time.Second)
-	}
-	return left
-}()
+func (r *recent) value(now time.Time) float64 { return r.n * decay(now.Sub(r.at)) }
 
-// value returns the sum, decayed in whole seconds.
-func (r *recent) value(now time.Time) float64 {
-	if r.n == 0 {
-		return 0
-	}
-	seconds := max(0, now.Sub(r.at)) / time.Second
-	if seconds >= time.Duration(len(decayed)) {
-		return 0
-	}
-	return r.n * decayed[seconds]
-}
-
-func (r *recent) add(now time.Time, v float64) {
-	r.n = max(0, v+r.n*decay(now.Sub(r.at)))
-	r.at = now
-}
+func (r *recent) add(now time.Time, v float64) { r.n, r.at = max(0, v+r.value(now)), now }
 
 // traffic is what the scheduler learns of the requests of a pool.
 type traffic struct {
@@ -75,9 +53,4 @@ func (t *traffic) booked(now time.Time, prefill int64) {
 func (t *traffic) answeredWith(tokens int64) {
 	t.answers++
 	average(&t.answer, t.answers+assumedAnswers, float64(tokens))
-}
-
-// rate returns how many requests come per millisecond.
-func (t *traffic) rate(now time.Time) float64 {
-	return t.arrivals.value(now) / float64(decayTime/time.Millisecond)
 }

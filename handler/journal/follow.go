@@ -368,7 +368,9 @@ func (f *Follower) ended(p *peer, b *Booking, e *End, at time.Time) {
 		f.blocks = e.Answer.Append(f.blocks[:0])
 		answer, n.AnswerPast = f.blocks, e.Answer.Past
 	}
-	l.Ended(at, e.Output, n, e.Computed, answer)
+	l.Output(at, e.Output)
+	l.Counted(n)
+	l.End(e.Computed, answer)
 	b.settle()
 }
 
