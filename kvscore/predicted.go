@@ -18,8 +18,8 @@ const DefaultWeight = 10
 // NewPredictedLatency returns the policy with its defaults.
 func NewPredictedLatency() *PredictedLatency { return &PredictedLatency{Weight: DefaultWeight} }
 
-// Terms are the parts of a candidate's cost, in milliseconds. Wait, Prefill and Transfer are times of this request,
-// Decode is of this one and those on the target, Stall of the latter, and Delay and Spread of those to come.
+// Terms are the parts of a candidate's cost, in milliseconds. Wait, Prefill and Transfer are times of this request.
+// Decode is also a time of those on the target, and Stall only of those. Delay and Spread are of those to come.
 type Terms struct {
 	// Wait is the time until the prefills booked on the target are over.
 	Wait float64 `json:"wait"`
@@ -229,7 +229,7 @@ func (s *Selection) spread() {
 }
 
 // insteadOf returns the target that gets the request in place of the cheapest one, as its spread then says.
-// If the prefill takes less on an idle target than the wait at the cheapest one, an idle one gets it: what is
+// If the prefill takes less on an idle target than the wait at the cheapest one, an idle one gets it. What is
 // computed in idle time delays nobody. Else targets that are as good take turns. A load tells little of when
 // an engine begins its next step, and all that comes before that shares the step. Requests that come at even
 // times share fewer steps.
