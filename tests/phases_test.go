@@ -130,7 +130,8 @@ func (p *apart) settled(t *testing.T) {
 func TestPhasesAnswerAsOneEngine(t *testing.T) {
 	for _, f := range splitting {
 		t.Run(string(f), func(t *testing.T) {
-			p := startApart(t, engine.Config{Flavour: f}, 1, 2, "split always")
+			patient := &engine.Transfer{Lease: 100 * time.Hour, Lost: 100 * time.Hour} // no prompt is lost
+			p := startApart(t, engine.Config{Flavour: f, Transfer: patient}, 1, 2, "split always")
 			n, before := 0, p.scrape(t)
 			for i := range 3 {
 				for _, stream := range []bool{false, true} {
