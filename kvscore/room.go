@@ -26,7 +26,7 @@ const (
 	// unlearned is the same, if the pool has learned no times.
 	unlearned = 1000
 	// clearFor is for how long a target that other routers prefer has no prefill before this router
-	// uses it for a tenant's surplus.
+	// uses it for a tenant's surplus, and for how long it has no room after this router's own long prompts.
 	clearFor = 50 * time.Millisecond
 )
 
@@ -54,6 +54,9 @@ func RoomForSurplus(tokens int64) Room {
 func (s *Scheduler) SetStep(t Target, tokens int64) {
 	s.with(t, func(ld *load) { ld.step = max(0, tokens) })
 }
+
+// stepTokens returns how many prompt tokens the engine computes in one step, as far as that is known.
+func (ld *load) stepTokens() int64 { return max(minStepTokens, cmp.Or(ld.step, DefaultStepTokens)) }
 
 // SetDepth multiplies the steps of all targets, because engines compute more at once than they report.
 func (s *Scheduler) SetDepth(times int64) {
@@ -103,11 +106,12 @@ func (s *Scheduler) Room(now time.Time, t Target) (room Room, in time.Duration) 
 //
 // Of several routers, each one has its share of these steps for its own requests. Else the router whose
 // request has just ended would see the room first, and one that has none there would never get any. For a
-// tenant's surplus they share out the targets, because a share of a step is less than a long prompt. The
-// lock is held.
+// tenant's surplus they share out the targets, because a share of a step is less than a long prompt. They also do
+// so right after a long prompt of their own. Where many come at once, all routers have some, and do not know of each
+// other's yet. The lock is held.
 func (s *Scheduler) crowd(now time.Time, ld *load, room Room) float64 {
 	n, booked, depth := int64(s.routers.n), ld.prefill+ld.promised, max(1, s.depth)
-	step := depth * max(minStepTokens, cmp.Or(ld.step, DefaultStepTokens))
+	step := depth * ld.stepTokens()
 	shared := n > 1 && room >= Clear && ld.others
 	enough := int64(1)
 	if room == Clear {
@@ -117,6 +121,9 @@ func (s *Scheduler) crowd(now time.Time, ld *load, room Room) float64 {
 		if n > 1 {
 			booked = n * (booked - ld.remotePrefill)
 		}
+	}
+	if in := clearFor - now.Sub(s.routers.long); in > 0 && room == SomeRoom && ld.others {
+		return milliseconds(in)
 	}
 	switch {
 	case !shared && booked < enough, s.latency.samples < trusting && !s.settings.Bounded:

@@ -19,6 +19,7 @@ type routers struct {
 	met    int       // others' leases that these did not know
 	unseen float64   // average of met for each own lease
 	booked uint64    // own leases
+	long   time.Time // when the last one with a prompt of half a step was booked
 }
 
 const (

@@ -125,6 +125,10 @@ func TestRoomOfRouters(t *testing.T) {
 		}
 		if n > 1 {
 			s.SetRouters(1, n) // router 0 prefers the target
+			if got, in := s.Room(epoch, at); got != NoRoom || in != clearFor {
+				t.Errorf("another router's target, right after an own long prompt: room %v, more in %v", got, in)
+			}
+			s.routers.long = epoch.Add(-clearFor)
 			if got, in := s.Room(epoch, at); got != SomeRoom || in != clearFor {
 				t.Errorf("another router's target, at the end: room %v, more in %v", got, in)
 			}

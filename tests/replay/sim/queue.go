@@ -58,6 +58,7 @@ type line struct {
 	others time.Duration   // when a request of no background class last came
 	since  []time.Duration // when each target last had something booked
 	booked []float64       // tokens that this router's requests have to compute on each target
+	shares time.Duration   // until when other routers' targets have no room, after a long prompt
 }
 
 // lane is requests that may take the same targets.
@@ -194,14 +195,16 @@ func (r *replay) take(e *queue.Entry) {
 	s = &q.router.selection
 	c := &s.Candidates[q.at]
 	q.lacks = float64(s.Tokens - c.OverlapTokens)
-	l.booked[q.at] += q.lacks
+	if l.booked[q.at] += q.lacks; 2*q.lacks >= r.Queue.Step {
+		l.shares = r.now + clearFor
+	}
 	work := s.Latency.Service(s.Tokens-c.OverlapTokens, c.OverlapTokens) + s.Latency.Token*s.ExpectedAnswer
-	charge := func(o *router) { o.queue.Charge(e.Class, e.Tenant, e.Weight, work, r.clock()) }
-	charge(q.router)
+	charge := func(o *router, work float64) { o.queue.Charge(e.Class, e.Tenant, e.Weight, work, r.clock()) }
+	charge(q.router, work)
 	l.Remove(e)
 	for _, o := range r.routers {
 		if o != q.router && r.Share {
-			r.later(r.Late, func() { charge(o) })
+			r.later(r.Late, func() { charge(o, elsewhere*work) })
 		}
 	}
 }
@@ -210,6 +213,8 @@ const (
 	// clearTokens is how much prefill a clear target has at most. One of another router has had nothing for clearFor.
 	clearTokens = 1024
 	clearFor    = 50 * time.Millisecond
+	// elsewhere is the share of other routers' work that counts.
+	elsewhere = 0.95
 	// sharedFor is how long background requests leave targets to others after the last of these.
 	sharedFor = 30 * time.Second
 )
@@ -258,6 +263,8 @@ func (r *replay) look(o *router) {
 		n := len(r.routers)
 		others := n > 1 && r.routers[i%n] != o
 		switch {
+		case others && r.now < l.shares:
+			l.room[i], soon = kvscore.NoRoom, min(soon, milliseconds(l.shares-r.now))
 		case l.booked[i] >= r.Queue.Depth*r.Queue.Step/float64(n) && c.WaitTime > left:
 			l.room[i], soon = kvscore.NoRoom, min(soon, c.WaitTime-left)
 		case others && r.now-l.since[i] < clearFor:

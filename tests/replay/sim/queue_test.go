@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -38,12 +39,35 @@ func TestOneTenantDoesNotStarveOthers(t *testing.T) {
 		t.Errorf("nobody waits longer than %v without a queue", off)
 	}
 	for _, hold := range []Hold{HoldAny, HoldNear, HoldOwn} {
-		for _, n := range []int{1, 2} {
+		for _, n := range []int{1, 2, 4} {
 			c := queued(tr, hold)
 			c.Routers = Routers{Number: n, Share: n > 1, Late: 10 * time.Millisecond}
 			if slowest := others(mustRun(t, c)); slowest > 5*time.Second {
 				t.Errorf("rule %d, %d routers: somebody waits %v", hold, n, slowest)
 			}
+		}
+	}
+}
+
+// TestRoutersServeAllTenants has two tenants flood two routers. Each router serves both. So no request waits
+// until the other tenant has nothing at its router.
+func TestRoutersServeAllTenants(t *testing.T) {
+	const long = 200
+	tr := synth.NewTenants(1, 0).Flood(0, long, 8192, 0).Flood(0, 16*long, 1024, 1).Weights(1, 3).Trace()
+	for seed := range uint64(2) {
+		c := queued(tr, HoldAny)
+		c.Seed, c.Workers, c.KVTokens, c.Queue.Depth = seed+1, 8, 500_000, 2
+		c.Routers = Routers{Number: 2, Share: true, Late: 10 * time.Millisecond}
+		var begun []time.Duration // in the order of arrival
+		for i, x := range mustRun(t, c).Outcomes {
+			if tr.Requests[i].Tenant == 0 {
+				begun = append(begun, x.First)
+			}
+		}
+		early := slices.Max(begun[:long/10])
+		slices.Sort(begun)
+		if half := begun[long/2]; early > half/2 {
+			t.Errorf("one of the first %d requests begins after %v, half of all by %v", long/10, early, half)
 		}
 	}
 }
