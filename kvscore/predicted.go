@@ -230,9 +230,9 @@ func (s *Selection) spread() {
 
 // insteadOf returns the target that gets the request in place of the cheapest one, as its spread then says.
 // If the prefill takes less on an idle target than the wait at the cheapest one, an idle one gets it. What is
-// computed in idle time delays nobody. Else targets that are as good take turns. A load tells little of when
-// an engine begins its next step, and all that comes before that shares the step. Requests that come at even
-// times share fewer steps.
+// computed in idle time delays nobody. Else targets that are as good take turns, as do idle ones of equal cost. A
+// load tells little of when an engine begins its next step, and all that comes before that shares the step.
+// Requests that come at even times share fewer steps.
 func (s *Selection) insteadOf(cheapest int) int {
 	b, at := &s.Candidates[cheapest], cheapest
 	if b.Factor != 0 || s.Split.Rule != SplitNever {
@@ -243,7 +243,7 @@ func (s *Selection) insteadOf(cheapest int) int {
 		switch idle := taken.Requests == 0; {
 		case c.Factor != 0:
 		case c.Requests == 0 && c.PrefillTime < b.WaitTime:
-			if !idle || c.Cost < taken.Cost {
+			if !idle || c.Cost < taken.Cost || c.Cost == taken.Cost && c.rested > taken.rested {
 				at = i
 			}
 		case !idle && c.rested > taken.rested && c.isAsGoodAs(b):

@@ -254,6 +254,23 @@ func TestTargetsTakeTurns(t *testing.T) {
 	}
 }
 
+// TestEqualIdleTargetsTakeTurns has a home with a wait, and two idle targets that cost the same.
+func TestEqualIdleTargetsTakeTurns(t *testing.T) {
+	for want := 1; want <= 2; want++ {
+		s := three()
+		s.Home = 0
+		for i := range s.Candidates {
+			s.Candidates[i].PrefillTime = 190
+		}
+		home := &s.Candidates[0]
+		home.Requests, home.WaitTime, home.PrefillTime, home.OverlapTokens = 1, 195, 1, 4000
+		s.Candidates[want].rested = time.Second
+		if at := NewPredictedLatency().Choose(s); at != want {
+			t.Errorf("chose %d, and %d has rested longest", at, want)
+		}
+	}
+}
+
 // TestPromptsTakeMemory has two targets, each with an active prompt of half its memory. Another request
 // has the first prompt, so it would take the memory of the second target only.
 func TestPromptsTakeMemory(t *testing.T) {
