@@ -39,6 +39,7 @@ var faultRows = []faultRow{
 	{name: "429 with Retry-After", long: true, strike: status(429, "2"), retried: "429", marked: must, check: fewAttempts},
 	{name: "503", long: true, strike: status(503, ""), retried: "503", marked: must, check: fewAttempts},
 	{name: "503 with Retry-After", strike: status(503, "2"), retried: "503", marked: must, check: fewAttempts},
+	{name: "502", long: true, strike: status(502, ""), retried: "502", marked: must, check: fewAttempts},
 	{name: "500", strike: status(500, ""), allowed: []fate{failed}, marked: must, check: failedAsMet(24)},
 	{
 		name: "error of the request in a stream", strike: handle(says(tooLong)), allowed: []fate{failed}, marked: mustNot,
