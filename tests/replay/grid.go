@@ -6,6 +6,8 @@ import (
 	"io"
 	"math"
 	"slices"
+	"strconv"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/sim"
@@ -137,8 +139,12 @@ func (o *options) exact(policy string) bool {
 	return sim.KindOf(policy).Exact && (o.knowledge == "exact" || o.knowledge == "learned")
 }
 
-// config returns the replay of a point.
+// config returns the replay of a point. With "@n" behind its name, a policy has another seed.
 func (o *options) config(p *point, policy string, seed uint64) sim.Config {
+	policy, other, _ := strings.Cut(policy, "@")
+	if n, err := strconv.ParseUint(other, 10, 64); err == nil {
+		seed += n
+	}
 	c := sim.Config{Trace: p.trace, Policy: policy, Cluster: p.pool.cluster, Speed: p.speed, Seed: seed, Counted: p.counted}
 	c.Exact, c.Learned = o.exact(policy), o.knowledge == "learned"
 	c.Sessions = o.sessions == "key" && !sim.KindOf(policy).Published
