@@ -26,7 +26,7 @@ const (
 	// unlearned is the same, if the pool has learned no times.
 	unlearned = 1000
 	// clearFor is for how long a target that other routers prefer has no prefill before this router
-	// uses it for a tenant's surplus, and for how long it has no room after this router's own long prompts.
+	// uses it for a tenant's surplus. It has no room for as long after this router's own long prompts.
 	clearFor = 50 * time.Millisecond
 )
 

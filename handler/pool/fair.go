@@ -59,8 +59,8 @@ func (q *waiters) know(c *queue.Class) {
 }
 
 // elsewhere is the share of other routers' work that counts. With all of it, routers that have once charged two
-// tenants unequally could each serve one of them only, and together be fair: what the other tenant sent
-// to that router would wait until the first one has nothing there.
+// tenants unequally would stay so. Each could serve only one tenant, and together they would be fair. But
+// what the other tenant sent to that router would wait until the first one has nothing there.
 const elsewhere = 0.95
 
 // paysElsewhere charges a tenant for a request of another router, until over settles it. So several
