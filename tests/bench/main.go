@@ -69,9 +69,10 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	f.StringVar(&o.caddy, "caddy", "", "Caddy `binary` with kv_router; default: ./cmd/caddy is built")
 	f.StringVar(&o.profile, "profile", "", "write CPU profiles of the Caddys to `directory`; profiling costs CPU time itself")
 	f.Func("before", "another Caddy `binary` with kv_router, configured alike; the ratios are to it", func(binary string) error {
+		binary, err := filepath.Abs(binary)
 		o.base = "before"
 		all = append(all, &contender{name: o.base, directive: router, binary: binary})
-		return nil
+		return err
 	})
 	f.Func("with", "a further router, `name=port=command`; can be given several times, see README.md", func(s string) error {
 		c, err := external(s, all)
