@@ -121,7 +121,7 @@ func (l *Lease) Mistaken(now time.Time) { l.prefillOver(now, showsMistake, SignP
 // prefillOver records the first sign that the prefill is over, and the answer's tokens if it was not
 // streamed. learn says that the sign shows how long the prefill took.
 func (l *Lease) prefillOver(now time.Time, shown showing, how Sign, answered int64, learn bool) {
-	defer l.roomier() // after the unlock
+	defer l.scheduler.onRoom(l.load.target) // after the unlock
 	l.Alive(now)
 	s := l.scheduler
 	s.mu.Lock()
@@ -216,7 +216,7 @@ func (l *Lease) End(computed bool, answer []uint64) bool {
 		s.onLost(l.Target(), lost)
 	}
 	if first {
-		l.roomier()
+		s.onRoom(l.load.target)
 	}
 	return first
 }

@@ -172,10 +172,3 @@ func (s *Scheduler) anyRoom(now time.Time, among []TargetRef, room Room) bool {
 // OnRoom sets what is called when a prefill on a target is over, without the lock. Call it before all
 // else.
 func (s *Scheduler) OnRoom(f func(Target)) { s.onRoom = f }
-
-// roomier calls what OnRoom has set.
-func (l *Lease) roomier() {
-	if f := l.scheduler.onRoom; f != nil {
-		f(l.load.target)
-	}
-}

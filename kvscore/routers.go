@@ -19,7 +19,7 @@ type routers struct {
 	met    int       // others' leases that these did not know
 	unseen float64   // average of met for each own lease
 	booked uint64    // own leases
-	long   time.Time // when the last one with a prompt of half a step was booked
+	long   time.Time // when the last long one was booked
 }
 
 const (
@@ -58,8 +58,8 @@ func (s *Scheduler) divide() {
 	}
 }
 
-// count counts a new lease, of this router or of another one.
-func (r *routers) count(now time.Time, remote bool) {
+// count counts a new lease, of this router or of another one. A long one has a prompt of half a step at least.
+func (r *routers) count(now time.Time, remote, long bool) {
 	if r.n < 2 {
 		return
 	}
@@ -76,5 +76,7 @@ func (r *routers) count(now time.Time, remote bool) {
 		r.own = 0
 	}
 	r.own++
-	r.at = now
+	if r.at = now; long {
+		r.long = now
+	}
 }

@@ -96,6 +96,7 @@ func NewScheduler(s Settings) *Scheduler {
 	return &Scheduler{
 		settings: s, caches: cache.New(s.Memory, s.BlockSize), targets: make(map[Target]*load),
 		leases: make(map[*Lease]struct{}), latency: newEstimator(), traffic: traffic{answer: assumedAnswer},
+		onRoom: func(Target) {},
 	}
 }
 

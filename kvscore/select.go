@@ -274,10 +274,7 @@ func (s *Scheduler) book(now time.Time, r *Request, t TargetRef, tokens int64, c
 	}
 	l.total, l.others = blocksOf(l.tokens, l.blockSize), ld.requests
 	if !c.Split {
-		s.routers.count(now, r.Remote)
-		if !r.Remote && 2*prefill >= ld.stepTokens() {
-			s.routers.long = now
-		}
+		s.routers.count(now, r.Remote, 2*prefill >= ld.stepTokens())
 		s.traffic.booked(now, prefill)
 		ld.recent.add(now, time)
 	}
