@@ -44,12 +44,13 @@ func (v *verdict) String() string {
 		words = append(words, v.reason)
 	}
 	words = append(words, []string{"none", "answered", "good", "refused", "unreachable", "broken", "busy", "errored", "limited"}[v.outcome.Kind])
+	flags := len(words)
 	for word, is := range map[string]bool{"suspect": v.suspect, "withheld": v.withheld, "blameless": v.blameless, "own": v.outcome.Own} {
 		if is {
 			words = append(words, word)
 		}
 	}
-	if slices.Sort(words[min(3, len(words)):]); v.outcome.Wait > 0 {
+	if slices.Sort(words[flags:]); v.outcome.Wait > 0 {
 		words = append(words, v.outcome.Wait.String())
 	}
 	return strings.Join(words, " ")
