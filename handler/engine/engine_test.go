@@ -187,15 +187,15 @@ func checkInfo(t *testing.T, info Info) {
 
 // FuzzAsk has a server that gives one answer at all paths.
 func FuzzAsk(f *testing.F) {
-	const vllm = 4 // of Names
+	vllm := uint8(slices.Index(Names, VLLM)) //nolint:gosec // there are few
 	for _, c := range captures(f) {
 		for _, body := range c.site {
 			f.Add([]byte(body), uint8(0))
-			f.Add([]byte(body), uint8(vllm))
+			f.Add([]byte(body), vllm)
 		}
 	}
-	f.Add([]byte("vllm:cache_config_info{engine=\"\\\",block_size=\"} 1\nprocess_start_time_seconds NaN\n"), uint8(vllm))
-	f.Add([]byte("process_start_time_seconds{ 1e300"), uint8(vllm))
+	f.Add([]byte("vllm:cache_config_info{engine=\"\\\",block_size=\"} 1\nprocess_start_time_seconds NaN\n"), vllm)
+	f.Add([]byte("process_start_time_seconds{ 1e300"), vllm)
 	f.Add([]byte(`{"page_size":1e400,"dp_size":-1,"version":{"version":"\u0000"},"max_total_num_tokens":"9"}`), uint8(1))
 	f.Fuzz(func(t *testing.T, body []byte, as uint8) {
 		get := func(string) (int, []byte) { return 200, body }
