@@ -58,11 +58,6 @@ func (q *waiters) know(c *queue.Class) {
 	q.classes[c.Name] = c
 }
 
-// elsewhere is the share of other routers' work that counts. With all of it, routers that have once charged two
-// tenants unequally would stay so. Each could serve only one tenant, and together they would be fair. But
-// what the other tenant sent to that router would wait until the first one has nothing there.
-const elsewhere = 0.95
-
 // paysElsewhere charges a tenant for a request of another router, until over settles it. So several
 // routers together are as fair as one.
 func (q *waiters) paysElsewhere(by *journal.Payer, l *kvscore.Lease) (over func()) {
@@ -70,7 +65,7 @@ func (q *waiters) paysElsewhere(by *journal.Payer, l *kvscore.Lease) (over func(
 		return nil
 	}
 	want := &Wants{Tenant: by.Tenant, TenantWeight: by.Weight}
-	work := elsewhere * l.Booked()
+	work := queue.Elsewhere * l.Booked()
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if want.Class = q.classes[by.Class]; want.Class == nil || !want.Class.Background {
@@ -83,5 +78,5 @@ func (q *waiters) paysElsewhere(by *journal.Payer, l *kvscore.Lease) (over func(
 	if b.account == nil {
 		return nil
 	}
-	return func() { q.settle(&b, elsewhere*l.Work(time.Now())) }
+	return func() { q.settle(&b, queue.Elsewhere*l.Work(time.Now())) }
 }

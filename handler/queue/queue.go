@@ -14,7 +14,8 @@
 // Service is work in milliseconds. It counts only while requests wait: what is used while nobody
 // waits is taken from nobody. A tenant or class that comes back from idle begins with the least
 // service of those that wait. It has no credit from before. This is start-time fair queueing
-// (Goyal, Vin, Cheng: SIGCOMM 1996) with the lift of VTC (Sheng and others: OSDI 2024).
+// (Goyal, Vin, Cheng: SIGCOMM 1996) with the lift of VTC (Sheng and others: OSDI 2024). What other
+// routers serve counts, too: see Elsewhere.
 //
 // A tenant or class is light if it comes with less service than those that wait: it takes less than its share.
 // While light ones come, the others have a surplus, which must not fill the engines: see HasSurplus.
@@ -32,6 +33,11 @@ import (
 
 // slack is the difference of service, in milliseconds, within which deadlines decide.
 const slack = 500
+
+// Elsewhere is the share of other routers' work that a router charges. With all of it, routers that have once
+// charged two tenants unequally would stay so. Each could serve only one tenant, and together they would be fair.
+// But what the other tenant sent to that router would wait until the first one has nothing there.
+const Elsewhere = 0.95
 
 // lightFor is how long a surplus leaves room for a light tenant or class after it came.
 const lightFor = 30 * time.Second

@@ -204,7 +204,7 @@ func (r *replay) take(e *queue.Entry) {
 	l.Remove(e)
 	for _, o := range r.routers {
 		if o != q.router && r.Share {
-			r.later(r.Late, func() { charge(o, elsewhere*work) })
+			r.later(r.Late, func() { charge(o, queue.Elsewhere*work) })
 		}
 	}
 }
@@ -213,8 +213,6 @@ const (
 	// clearTokens is how much prefill a clear target has at most. One of another router has had nothing for clearFor.
 	clearTokens = 1024
 	clearFor    = 50 * time.Millisecond
-	// elsewhere is the share of other routers' work that counts.
-	elsewhere = 0.95
 	// sharedFor is how long background requests leave targets to others after the last of these.
 	sharedFor = 30 * time.Second
 )
