@@ -208,11 +208,10 @@ func journalFile(set *pool.Journal, name string) string {
 // adopt has the pool use this handler's settings, once, if the configuration serves. A configuration
 // may get requests before: Caddy opens its first listener, and may then reject it because of another one.
 func (h *Handler) adopt() {
-	isLive := func() bool {
-		active := caddy.ActiveContext()
-		return active.GetMetricsRegistry() == h.registry
+	if h.adopted.Load() {
+		return
 	}
-	if h.adopted.Load() || !isLive() {
+	if active := caddy.ActiveContext(); active.GetMetricsRegistry() != h.registry {
 		return
 	}
 	set := h.config.Get()
@@ -311,7 +310,7 @@ func (h *Handler) report(r *http.Request, report *dispatch.Report) {
 		user, _ := repl.GetString("http.auth.user.id")
 		h.metrics.CountUser(h.Pool, user, report)
 	}
-	if server := serverOf(r); server == nil || server.Logs == nil || !report.Logged() {
+	if server := serverOf(r.Context()); server == nil || server.Logs == nil || !report.Logged() {
 		return // nothing would show it
 	}
 	if extra, ok := r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok {
@@ -371,13 +370,13 @@ func (h *Handler) earlyHeader(w http.ResponseWriter, r *http.Request) http.Heade
 }
 
 func hasErrorRoutes(r *http.Request) bool {
-	server := serverOf(r)
+	server := serverOf(r.Context())
 	return server != nil && server.Errors != nil
 }
 
-// serverOf returns the server of a request; nil if it has none.
-func serverOf(r *http.Request) *caddyhttp.Server {
-	server, _ := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
+// serverOf returns the server of a request by its context; nil if it has none.
+func serverOf(ctx context.Context) *caddyhttp.Server {
+	server, _ := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
 	return server
 }
 

@@ -8,7 +8,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 )
 
@@ -68,7 +67,7 @@ func (h *Handler) noticeServer(ctx context.Context) {
 	if h.noticed.Load() || !h.noticed.CompareAndSwap(false, true) {
 		return
 	}
-	if server, _ := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); server != nil {
+	if server := serverOf(ctx); server != nil {
 		h.warn(warning{
 			setting: "servers timeouts write", value: tooShort(server.WriteTimeout),
 			effect: "the client loses an answer that takes longer",
