@@ -139,12 +139,19 @@ func (o *options) exact(policy string) bool {
 	return sim.KindOf(policy).Exact && (o.knowledge == "exact" || o.knowledge == "learned")
 }
 
-// config returns the replay of a point. With "@n" behind its name, a policy has another seed.
-func (o *options) config(p *point, policy string, seed uint64) sim.Config {
-	policy, other, _ := strings.Cut(policy, "@")
-	if n, err := strconv.ParseUint(other, 10, 64); err == nil {
-		seed += n
+// draw reads a policy as -policy names it: "name@1" is the same policy with another seed.
+func draw(policy string) (name string, seed uint64, err error) {
+	name, other, found := strings.Cut(policy, "@")
+	if found {
+		seed, err = strconv.ParseUint(other, 10, 32)
 	}
+	return name, seed, err
+}
+
+// config returns the replay of a point.
+func (o *options) config(p *point, policy string, seed uint64) sim.Config {
+	policy, more, _ := draw(policy) // parse has seen to errors
+	seed += more
 	c := sim.Config{Trace: p.trace, Policy: policy, Cluster: p.pool.cluster, Speed: p.speed, Seed: seed, Counted: p.counted}
 	c.Exact, c.Learned = o.exact(policy), o.knowledge == "learned"
 	c.Sessions = o.sessions == "key" && !sim.KindOf(policy).Published

@@ -123,8 +123,8 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	}
 	o.policies = strings.Split(policies, ",")
 	for i, p := range o.policies {
-		name, _, _ := strings.Cut(p, "@")
-		if !slices.Contains(sim.Policies(), name) || slices.Contains(o.policies[:i], p) {
+		name, _, err := draw(p)
+		if err != nil || !slices.Contains(sim.Policies(), name) || slices.Contains(o.policies[:i], p) {
 			return nil, fmt.Errorf("-policy has %q, want different ones of %s", p, strings.Join(sim.Policies(), ", "))
 		}
 	}
