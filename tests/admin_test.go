@@ -100,6 +100,7 @@ type (
 			Proxy     *bool   `json:"proxy_available"`
 			Failures  int     `json:"failures_in_a_row"`
 			Answers   float64 `json:"recent_answers"`
+			Errors    float64 `json:"recent_errors"`
 			LetBack   *int    `json:"trial_requests"`
 
 			ErrorsApart bool `json:"errors_apart"`
