@@ -108,6 +108,7 @@ type peer struct {
 	decoder Decoder
 	number  uint64
 	begun   uint64            // with which number its words began
+	head    Head              // with which they began
 	workers map[uint64]uint64 // ids here, by those there; nil while it is refused, or its beginning unknown
 	greeted bool
 	run     uint64
@@ -307,8 +308,8 @@ func (f *Follower) begin(p *peer, h *Head, behind bool) {
 		f.Limits.Gone(p.ID)
 	}
 	p.run = h.Run
-	strange := !p.greeted || p.Refused != "" // then it has refused this router, too
-	p.Name, p.Refused = h.Name, ""
+	strange := !p.greeted || p.Refused != "" || p.head.agrees(h) != nil // then it may have refused this router
+	p.Name, p.Refused, p.head = h.Name, "", *h
 	if err := f.Refuse(h); err != nil {
 		p.Refused, p.workers = err.Error(), nil
 		f.forget(p)
