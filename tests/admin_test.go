@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -219,6 +220,14 @@ func (s *server) workers(t testing.TB) (list []adminWorker) {
 func (s *server) awaitType(t testing.TB, dial, kind string) {
 	t.Helper()
 	eventually(t, "the engine to be found out", func() bool { return s.worker(t, dial).Engine.Type == kind })
+}
+
+// awaitModels waits until the router has the list of models of each worker.
+func (s *server) awaitModels(t testing.TB) {
+	t.Helper()
+	eventually(t, "the lists of models", func() bool {
+		return !slices.ContainsFunc(s.workers(t), func(w adminWorker) bool { return len(w.Models.Told) == 0 })
+	})
 }
 
 // awaitRanks waits until the router knows the ranks of an engine.

@@ -141,8 +141,7 @@ func TestFirstPromptsOfTokenIDsAreFoundAgain(t *testing.T) {
 		"prompt, 64 slow": {"/v1/completions", `{"model":"sim-8b","prompt":` + idsFrom(1, 2000) + `}`, 64, 100 * time.Millisecond},
 		"text, 64 slow":   {"/v1/completions", `{"model":"sim-8b","prompt":"` + someWords(1000) + `"}`, 64, 100 * time.Millisecond},
 	} {
-		late := true
-		start := func(t *testing.T) {
+		whenInTime(t, name, func(t *testing.T) bool {
 			f := startFake(t, fakeVLLM("0.20.0", func() string {
 				time.Sleep(c.slow)
 				return fmt.Sprintf("vllm:cache_config_info{block_size=\"%d\",num_gpu_blocks=\"10000\"} 1.0\n", c.block)
@@ -158,17 +157,30 @@ func TestFirstPromptsOfTokenIDsAreFoundAgain(t *testing.T) {
 			first := predicted()
 			eventually(t, "the block size to be known", func() bool { return s.pool(t).Settings.BlockSize == c.block })
 			again := predicted()
-			late = s.entries(t, "block size taken from the engines")[0].TS-s.entries(t, "server running")[0].TS >= 0.5
-			if !late && (first != "0" || again == "0") {
+			known := s.isInTime(t, "block size taken from the engines")
+			if known && (first != "0" || again == "0") {
 				t.Errorf("%s tokens of the first prompt are thought to be cached, and %s when it is sent again", first, again)
 			}
-		}
-		for end := time.Now().Add(patience); late && time.Now().Before(end) && t.Run(name, start); {
-		}
-		if late && !t.Failed() {
-			t.Errorf("%s: the block size is never known in time", name)
-		}
+			return known
+		})
 	}
+}
+
+// whenInTime runs a test of first requests again until its engine reports in time what they wait for.
+func whenInTime(t *testing.T, name string, test func(*testing.T) (known bool)) {
+	t.Helper()
+	known := false
+	for end := time.Now().Add(patience); !known && time.Now().Before(end) && t.Run(name, func(t *testing.T) { known = test(t) }); {
+	}
+	if !known && !t.Failed() {
+		t.Errorf("%s: the engine never reports in time", name)
+	}
+}
+
+// isInTime returns whether the log has a line while the first requests wait.
+func (s *server) isInTime(t *testing.T, line string) bool {
+	t.Helper()
+	return s.entries(t, line)[0].TS-s.entries(t, "server running")[0].TS < 0.5
 }
 
 // TestRejectedConfigurationAsksNobody validates and rejects configurations, before and

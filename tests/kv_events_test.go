@@ -142,6 +142,7 @@ func TestEventsOfEngines(t *testing.T) {
 			}
 			s := startCaddy(t, route(engines, block...))
 			for _, e := range engines {
+				s.awaitType(t, e.Addr(), string(f.cfg.Flavour))
 				s.awaitKnowledge(t, e, "live", "exact")
 				s.teachBlockSize(t, e)
 				for _, p := range e.Publishers() {

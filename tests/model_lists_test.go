@@ -200,6 +200,7 @@ func TestHangingListsDelayLittle(t *testing.T) {
 func TestOtherRequestsGoToEnginesWithTheirModel(t *testing.T) {
 	engines := []*modelEngine{startModelEngine(t, "a"), startModelEngine(t, "b:x"), startModelEngine(t, "c")}
 	s := startCaddy(t, "kv_router "+engines[0].Addr()+" "+engines[1].Addr()+" "+engines[2].Addr())
+	s.awaitModels(t)
 	for i := range 30 {
 		model := []string{"a", "b:x", "c", "c:adapter"}[i%4]
 		body := fmt.Sprintf(`{"prompt":%q,"model":%q}`, strings.Repeat("x", i*100), model)

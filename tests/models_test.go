@@ -84,6 +84,7 @@ func TestRequestsGoToEnginesWithTheirModel(t *testing.T) {
 		addrs = append(addrs, e.Addr())
 	}
 	s := startCaddy(t, "kv_router "+strings.Join(addrs, " ")+" {\npolicy round_robin\n}")
+	s.awaitModels(t)
 	for i := range 60 { // an odd number of models, for each engine to have its turn
 		s.mustChat(t, askModel([]string{"a", "b", "c", "a-lora", "b"}[i%5], i))
 	}
@@ -305,7 +306,11 @@ func TestNamesOfOneModel(t *testing.T) {
 	site := func(engines ...*fake) string {
 		return "kv_router " + engines[0].Addr() + " " + engines[1].Addr() + " {\nresponse_headers X-KV-\npolicy warmest\n" + affinity("hard") + "\n}"
 	}
-	s := startCaddy(t, site(named(t, "vllm", "qwen-a", "gpt-4o"), named(t, "vllm", "gpt-4o", "qwen-a")))
+	vllms := []*fake{named(t, "vllm", "qwen-a", "gpt-4o"), named(t, "vllm", "gpt-4o", "qwen-a")}
+	s := startCaddy(t, site(vllms...))
+	for _, e := range vllms {
+		s.awaitType(t, e.Addr(), "vllm")
+	}
 	for i := range 6 {
 		if workers, _ := at(t, s, fmt.Sprint(i, someWords(2000)), nil, "qwen-a", "gpt-4o"); different(workers) != 1 {
 			t.Errorf("prompt %d is at %v", i, workers)
@@ -325,6 +330,7 @@ func TestNamesOfOneModel(t *testing.T) {
 	}
 	public := []*modelEngine{startNamed(t, "org/qwen-1"), startNamed(t, "org/qwen-1")}
 	s = startCaddy(t, route(public, "response_headers X-KV-", toQwen, "model fast {\nto org/qwen-1\n}"))
+	s.awaitModels(t)
 	for i := range 5 {
 		workers, states := at(t, s, fmt.Sprint(i, someWords(1000)), []string{"X-Session-Id", fmt.Sprint(i)}, "qwen", "fast", "org/qwen-1")
 		if different(workers) != 1 || states[0] != "new" || states[1] != "bound" || states[2] != "bound" {

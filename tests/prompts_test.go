@@ -436,6 +436,9 @@ func TestLengthErrorInAStream(t *testing.T) {
 	const token = `data: {"id":"x","object":"chat.completion.chunk","created":1,"model":"canned","choices":[{"index":0,"delta":{"content":"word "},"finish_reason":"stop"}]}` + "\n\ndata: [DONE]\n\n"
 	short, long := answers(800, refusal), answers(8000, token)
 	s := startCaddy(t, "kv_router "+short.Addr()+" "+long.Addr())
+	for _, e := range []*fake{short, long} {
+		s.awaitType(t, e.Addr(), "sglang")
+	}
 	for range 12 {
 		if a := s.chat(t.Context(), ask("hello").streamed()); !a.ok() || a.text != "word " {
 			t.Errorf("status %d, error %v, body %s", a.status, a.err, a.body)

@@ -85,6 +85,7 @@ func TestSaltsAreEnforced(t *testing.T) {
 	}
 	tenant := []string{"X-Tenant-Id", "mine"}
 	s := startCaddy(t, block("engine llamacpp", "engine vllm"))
+	eventually(t, "the version of the one that does", func() bool { return s.worker(t, engines[1].Addr()).Engine.Version != "" })
 	seen := map[string]bool{}
 	for range 6 {
 		if a := chat(s, tenant...); a.engine() != "e2" {

@@ -391,15 +391,20 @@ func TestTrailersDoNotPass(t *testing.T) {
 // TestFirstRequestsAreHeldToTheSame has an SGLang that orders by priority, and that
 // the router has not asked yet what it is.
 func TestFirstRequestsAreHeldToTheSame(t *testing.T) {
-	sim := startSimulated(t, engine.Config{Flavour: engine.SGLang, KeepBodies: true, ServerInfo: map[string]any{"enable_priority_scheduling": true}})
-	s := startCaddy(t, route([]*engine.Engine{sim}, "pool first"))
-	got := s.receivedBy(t, sim, "/v1/chat/completions", `{"model":"sim-8b","messages":[{"role":"user","content":"hi"}],"max_tokens":2,"priority":99}`)
-	if strings.Contains(string(got.Body), "priority") {
-		t.Errorf("the engine got %s", got.Body)
-	}
+	whenInTime(t, "reports", func(t *testing.T) bool {
+		sim := startSimulated(t, engine.Config{Flavour: engine.SGLang, KeepBodies: true, ServerInfo: map[string]any{"enable_priority_scheduling": true}})
+		s := startCaddy(t, route([]*engine.Engine{sim}))
+		got := s.receivedBy(t, sim, "/v1/chat/completions", `{"model":"sim-8b","messages":[{"role":"user","content":"hi"}],"max_tokens":2,"priority":99}`)
+		s.awaitType(t, sim.Addr(), string(engine.SGLang))
+		known := s.isInTime(t, "worker reports its engine")
+		if known && strings.Contains(string(got.Body), "priority") {
+			t.Errorf("the engine got %s", got.Body)
+		}
+		return known
+	})
 	// who has told nothing by then is served as by any proxy
 	e := startEngines(t, 1, canned.Pace{})[0]
-	s = startCaddy(t, route([]*canned.Engine{e}, "pool third"))
+	s := startCaddy(t, route([]*canned.Engine{e}))
 	if a := s.post(t.Context(), "/v1/chat/completions", []byte(`{"messages":[],"priority":99}`)); a.status != 200 || !strings.Contains(string(lastOf(e).Body), `"priority":99`) {
 		t.Errorf("status %d, the engine got %s", a.status, lastOf(e).Body)
 	}
