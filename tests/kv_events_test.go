@@ -33,6 +33,7 @@ type followedStream struct {
 	State      string           `json:"state"`
 	Knowledge  string           `json:"knowledge"`
 	Complete   bool             `json:"complete"`
+	Sequence   uint64           `json:"sequence"`
 	Error      *string          `json:"error"`
 	Gaps       uint64           `json:"gaps"`
 	Replays    uint64           `json:"replays"`

@@ -149,7 +149,15 @@ func (s *server) applied(t testing.TB) (n uint64) {
 // settle waits until the router has all events of an engine.
 func (s *server) settle(t testing.TB, e *engine.Engine) {
 	t.Helper()
-	eventually(t, "engine "+e.Name()+" is quiet", e.Quiet)
+	eventually(t, "the events of engine "+e.Name(), func() bool {
+		streams := s.followed(t, e).Events
+		for rank, p := range e.Publishers() {
+			if n := p.Published(); n > 0 && (len(streams) <= rank || streams[rank].Sequence != n-1) {
+				return false
+			}
+		}
+		return e.Quiet()
+	})
 }
 
 // compare has the router and the engines say how much of earlier prompts they hold.

@@ -112,6 +112,13 @@ func (p *Publisher) Publish(b *Batch) {
 // Unsent returns how many messages wait for their subscribers.
 func (p *Publisher) Unsent() int64 { return p.unsent.Load() }
 
+// Published returns how many batches were published.
+func (p *Publisher) Published() uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.next
+}
+
 // Drop keeps the next n batches from the subscribers. Replays have them.
 func (p *Publisher) Drop(n int) {
 	p.mu.Lock()
