@@ -122,9 +122,12 @@ func TestHungEnginesAreFound(t *testing.T) {
 	eventually(t, "neither hangs any more", func() bool { return hung() == 0 })
 	was0, was1 := engines[0].Requests(), engines[1].Requests()
 	eventually(t, "both are used again", func() bool { return engines[0].Requests() > was0+10 && engines[1].Requests() > was1+10 })
-	if hung, well := s.logged(t, "worker is hung"), s.logged(t, "worker makes progress again"); hung < 2 || hung != well {
-		t.Errorf("%d log lines say that a worker is hung, and %d that it makes progress again", hung, well)
-	}
+	right(t, func() string { // on a busy machine also of others
+		if hung, well := s.logged(t, "worker is hung"), s.logged(t, "worker makes progress again"); hung < 2 || hung != well {
+			return fmt.Sprintf("%d log lines say that a worker is hung, and %d that it makes progress again", hung, well)
+		}
+		return ""
+	})
 	stop()
 	passers.Wait()
 	s.booksAtZero(t)

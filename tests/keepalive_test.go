@@ -119,7 +119,7 @@ func TestKeepalive(t *testing.T) {
 			want: oneChunk + keepaliveComment + wholeStream,
 		},
 	} {
-		t.Run(v.name, func(t *testing.T) {
+		whenInTime(t, v.name, func(t *testing.T) bool {
 			let := make(chan struct{})
 			turn := make(chan http.HandlerFunc, len(v.engines))
 			for _, h := range v.engines {
@@ -170,9 +170,11 @@ func TestKeepalive(t *testing.T) {
 					close(let)
 				}
 			}, v.header...)
-			for strings.Contains(text, keepaliveComment+keepaliveComment) {
-				text = strings.ReplaceAll(text, keepaliveComment+keepaliveComment, keepaliveComment)
+			if v.engine && resp.Header.Get("X-Engine") == "" {
+				return false // the engine's header took longer than the keepalive
 			}
+			begin, rest, _ := strings.Cut(text, keepaliveComment)
+			text = begin + keepaliveComment + strings.ReplaceAll(rest, keepaliveComment, "") // more may come between any two events
 			if h := resp.Header; resp.StatusCode != http.StatusOK || !strings.HasPrefix(h.Get("Content-Type"), "text/event-stream") || (h.Get("X-Engine") != "") != v.engine {
 				t.Errorf("status %d, header %v", resp.StatusCode, h)
 			}
@@ -189,6 +191,7 @@ func TestKeepalive(t *testing.T) {
 				first.wait(t)
 			}
 			s.booksAtZero(t)
+			return true
 		})
 	}
 }

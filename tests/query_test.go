@@ -213,10 +213,10 @@ func TestQueryTellsTheEnginesTokens(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			e := startSimulated(t, cfg)
 			s := startCaddy(t, route([]*engine.Engine{e}, "trust explain"))
+			before := s.scrape(t)
 			s.mustChat(t, simChat("hello"))
 			kind, _, _ := strings.Cut(name, "-")
 			s.awaitType(t, e.Addr(), kind)
-			before := s.scrape(t)
 			for _, c := range tokenized {
 				a := s.post(t.Context(), c.path, []byte(strings.Replace(c.body, "@", ","+queries, 1)))
 				q := queried(t, a, strings.Contains(c.body, `"stream":true`))
@@ -231,7 +231,7 @@ func TestQueryTellsTheEnginesTokens(t *testing.T) {
 			}
 			s.booksAtZero(t)
 			s.wantFigures(t, before, []figure{
-				{fallbacks, []string{untokenized}, 0}, {requestsTotal, []string{`outcome="query"`}, float64(len(tokenized))}, {requestsTotal, nil, 2 * float64(len(tokenized))},
+				{fallbacks, []string{untokenized}, 0}, {requestsTotal, []string{`outcome="query"`}, float64(len(tokenized))}, {requestsTotal, nil, 1 + 2*float64(len(tokenized))},
 			})
 		})
 	}
