@@ -30,7 +30,8 @@ func ofEngines(engines []*engine.Engine, block ...string) string {
 
 func startHomed(t *testing.T, n, ranks int, block ...string) *homed {
 	t.Helper()
-	h := &homed{engines: startFleet(t, n, engine.Config{Model: "canned", AnswerTokens: 24, Speed: 4, Ranks: ranks}), rng: rand.New(rand.NewPCG(14, 14)), header: []string{"X-Session-Id", "s"}}
+	cfg := engine.Config{Model: "canned", AnswerTokens: 24, Speed: 4, Ranks: ranks, Blocks: 32768} // room for all prompts of a test
+	h := &homed{engines: startFleet(t, n, cfg), rng: rand.New(rand.NewPCG(14, 14)), header: []string{"X-Session-Id", "s"}}
 	h.server = startCaddy(t, ofEngines(h.engines, block...))
 	for _, e := range h.engines {
 		h.awaitRanks(t, e.Addr(), ranks)
@@ -115,7 +116,9 @@ func TestSessionStaysWhileThatIsWorthIt(t *testing.T) {
 				t.Errorf("bound to %s after a turn elsewhere, want %s", b, home)
 			}
 			wait()
+			wait = h.busy(t, away) // which has cached one turn more
 			h.wantTurn(t, "afterwards", home, "session")
+			wait()
 			h.booksAtZero(t)
 		})
 	}
