@@ -108,10 +108,9 @@ type peer struct {
 	decoder Decoder
 	number  uint64
 	begun   uint64            // with which number its words began
-	head    Head              // with which they began
+	head    Head              // with which they began; zero before
 	workers map[uint64]uint64 // ids here, by those there; nil while it is refused, or its beginning unknown
 	greeted bool
-	run     uint64
 	refused time.Time // since when; zero if it is not
 	told    bool      // that was told Refused
 
@@ -304,10 +303,9 @@ func (f *Follower) apply(p *peer, r *Record, at time.Time, behind bool) {
 
 // begin begins a run of a router, or its words anew.
 func (f *Follower) begin(p *peer, h *Head, behind bool) {
-	if p.run != h.Run {
+	if p.head.Run != h.Run {
 		f.Limits.Gone(p.ID)
 	}
-	p.run = h.Run
 	strange := !p.greeted || p.Refused != "" || p.head.agrees(h) != nil // then it may have refused this router
 	p.Name, p.Refused, p.head = h.Name, "", *h
 	if err := f.Refuse(h); err != nil {
