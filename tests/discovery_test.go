@@ -166,14 +166,14 @@ func TestFirstPromptsOfTokenIDsAreFoundAgain(t *testing.T) {
 	}
 }
 
-// whenInTime runs a test of first requests again until its engine reports in time what they wait for.
-func whenInTime(t *testing.T, name string, test func(*testing.T) (known bool)) {
+// whenInTime runs a test again until its engine has sent in time what the test needs.
+func whenInTime(t *testing.T, name string, test func(*testing.T) (sent bool)) {
 	t.Helper()
-	known := false
-	for end := time.Now().Add(patience); !known && time.Now().Before(end) && t.Run(name, func(t *testing.T) { known = test(t) }); {
+	sent := false
+	for end := time.Now().Add(patience); !sent && time.Now().Before(end) && t.Run(name, func(t *testing.T) { sent = test(t) }); {
 	}
-	if !known && !t.Failed() {
-		t.Errorf("%s: the engine never reports in time", name)
+	if !sent && !t.Failed() {
+		t.Errorf("%s: the engine is never in time", name)
 	}
 }
 

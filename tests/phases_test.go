@@ -202,10 +202,7 @@ func TestWholeRequests(t *testing.T) {
 func TestAnswerEndsWithItsPrefill(t *testing.T) {
 	for _, f := range []engine.Flavour{engine.VLLM, engine.TRTLLM} {
 		p := startApart(t, engine.Config{Flavour: f, AnswerTokens: 1}, 1, 1, "split always")
-		answered := func() float64 {
-			return p.scrape(t).value(workerOutcomes, `worker="`+p.prefill[0].Addr()+`"`, `outcome="ok"`)
-		}
-		before := answered()
+		before := p.scrape(t)
 		for _, stream := range []bool{false, true} {
 			c := long(1)
 			c.Stream = stream
@@ -214,12 +211,7 @@ func TestAnswerEndsWithItsPrefill(t *testing.T) {
 				t.Errorf("%s, stream %v: status %d, %s of %s", f, stream, a.status, a.body, a.engine())
 			}
 		}
-		right(t, func() string {
-			if n := answered() - before; n != 1 {
-				return fmt.Sprintf("%s: the prefill worker has answered %v requests", f, n)
-			}
-			return ""
-		})
+		p.wantFigures(t, before, []figure{{workerOutcomes, []string{`worker="` + p.prefill[0].Addr() + `"`, `outcome="ok"`}, 1}})
 		if n := p.scrape(t).value("caddy_kv_router_unfetched_prompts_total", `worker="`+p.prefill[0].Addr()+`"`); n != 0 {
 			t.Errorf("%s: %v prompts were not fetched", f, n)
 		}

@@ -78,6 +78,9 @@ func TestErrorsOfRequestsPassAtOnce(t *testing.T) {
 	} {
 		streams(v.path, v.event)
 	}
+	if s.logged(t, markedDown) > 0 {
+		t.Error("a worker is marked down")
+	}
 	for _, w := range s.workers(t) {
 		if w.Health.Errors != 0 {
 			t.Errorf("worker %s is blamed for %v errors", w.Dial, w.Health.Errors)
