@@ -43,21 +43,14 @@ func viewEvents(w *worker.Worker, t time.Time) []eventsView {
 
 func skipped(f *worker.Following) map[string]uint64 {
 	by := make(map[string]uint64)
-	add := func(reason string, n uint64) {
+	for r, n := range f.Skipped {
 		if n > 0 {
-			by[reason] = n
+			by[events.Reason(r).String()] = n
 		}
 	}
-	for r, n := range f.Skipped {
-		add(events.Reason(r).String(), n)
+	if f.Malformed > 0 {
+		by["malformed_message"] = f.Malformed
 	}
-	add("other_block_size", f.OtherSize)
-	add("other_rank", f.OtherRank)
-	add("undecoded_batch", f.Undecoded)
-	add("malformed_message", f.Malformed)
-	add("contradiction", f.Contradictions)
-	add("no_room", f.NoRoom)
-	add("unknown_parent", f.UnknownParents)
 	return by
 }
 

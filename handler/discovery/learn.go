@@ -12,6 +12,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/worker"
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
+	"github.com/caddy-kvrouter/kvrouter/kvscore/events"
 	"go.uber.org/zap"
 )
 
@@ -91,7 +92,7 @@ func Contradictions(p *pool.Pool, w *worker.Worker) map[string]string {
 	case set.DPSize > 1 && !e.TakesRank():
 		list["dp_size"] = fmt.Sprintf("dp_size: configured %d, but %s chooses its ranks itself",
 			set.DPSize, strings.TrimSpace(e.Type+" "+info.Version))
-	case slices.ContainsFunc(following, func(f worker.Following) bool { return f.OtherRank > 0 }):
+	case slices.ContainsFunc(following, func(f worker.Following) bool { return f.Skipped[events.OtherRank] > 0 }):
 		list["dp_size"] = fmt.Sprintf("dp_size: %d, but KV events come from ranks above", len(following))
 	}
 	return list

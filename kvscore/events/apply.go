@@ -70,19 +70,8 @@ type Applied struct {
 	Stored  uint64 `json:"stored_blocks"`
 	Removed uint64 `json:"removed_blocks"`
 	Cleared uint64 `json:"cleared"`
-	// Skipped counts events that the decoder left out, by reason. OtherSize counts those with
-	// another block size than the first. OtherRank counts batches of ranks that the router
-	// does not know, Undecoded those that were no batches.
-	Skipped   [Reasons]uint64 `json:"-"`
-	OtherSize uint64          `json:"-"`
-	OtherRank uint64          `json:"-"`
-	Undecoded uint64          `json:"-"`
-	// UnknownParents and Contradictions count events whose blocks the index refused: the
-	// parent is unknown, or the name stands for another content already. NoRoom counts those
-	// that the index had no memory for.
-	UnknownParents uint64 `json:"-"`
-	Contradictions uint64 `json:"-"`
-	NoRoom         uint64 `json:"-"`
+	// Skipped counts what was not used, by reason.
+	Skipped [Reasons]uint64 `json:"-"`
 	// UnknownNames counts removed blocks that the index did not know.
 	UnknownNames uint64 `json:"unknown_removed_blocks"`
 	// LastBatch is when the last batch came. Lag is the age of the last live one by the
@@ -155,7 +144,7 @@ func (p *Recorder) Payload(_ uint64, payload []byte) (decides bool) {
 	now := time.Now()
 	b, err := p.decoder.Decode(payload)
 	if err != nil {
-		p.worker.ranks[p.rank].update(func(r *rank) { r.did.Undecoded++; r.lost = true })
+		p.worker.ranks[p.rank].update(func(r *rank) { r.did.Skipped[Undecoded]++; r.lost = true })
 		return false
 	}
 	at := p.rank
@@ -167,7 +156,7 @@ func (p *Recorder) Payload(_ uint64, payload []byte) (decides bool) {
 		for _, r := range p.worker.ranks { // the numbers of all ranks may be shifted
 			r.update(func(r *rank) {
 				if r.foreign = true; r == own {
-					r.did.OtherRank++
+					r.did.Skipped[OtherRank]++
 				}
 			})
 		}
@@ -258,7 +247,7 @@ func (r *rank) store(w *Worker, e *Event) {
 			r.info.BlockTokens, r.sized = e.BlockSize, true
 		}
 		if e.BlockSize != r.info.BlockTokens {
-			r.did.OtherSize++
+			r.did.Skipped[OtherSize]++
 			return
 		}
 		r.info.Adapters = r.info.Adapters || len(e.Adapter) > 0 && !bytes.HasPrefix(e.Adapter, []byte("lora_id:"))
@@ -273,11 +262,11 @@ func (r *rank) store(w *Worker, e *Event) {
 	switch why {
 	case cache.OK:
 	case cache.UnknownParent, cache.UnknownName:
-		r.did.UnknownParents++
+		r.did.Skipped[UnknownParent]++
 	case cache.Contradiction:
-		r.did.Contradictions++
+		r.did.Skipped[Contradiction]++
 	case cache.NoRoom:
-		r.did.NoRoom++
+		r.did.Skipped[NoRoom]++
 	}
 }
 

@@ -96,7 +96,7 @@ func TestBlocksWithExtraKeysStayApart(t *testing.T) {
 	a.wants("the same tokens alone", 0, 4, kvscore.Exact, "", prompt)
 	a.told(Event{Kind: Stored, Hashes: []uint64{5, 6}, Parent: 1, HasParent: true, Tokens: prompt[4:], BlockSize: 4})
 	a.wants("computed without the image", 0, 12, kvscore.Exact, "", prompt)
-	if got := a.w.Applied(0); got.Contradictions > 0 || got.UnknownParents > 0 {
+	if got := a.w.Applied(0); got.Skipped != [Reasons]uint64{} {
 		t.Errorf("%+v", got)
 	}
 }
@@ -113,7 +113,7 @@ func TestEventsThatCannotBeRead(t *testing.T) {
 	a.wants("of the other rank", 1, 0, kvscore.Exact, "", ids(10))
 	a.p[0].Reset("")
 	a.wants("after a reset", 0, 0, kvscore.Exact, "", ids(10))
-	if n := a.w.Applied(0).Undecoded; n != 1 {
+	if n := a.w.Applied(0).Skipped[Undecoded]; n != 1 {
 		t.Errorf("%d batches are counted", n)
 	}
 }
@@ -124,7 +124,7 @@ func TestRanksThatTheRouterDoesNotKnow(t *testing.T) {
 	for rank := range 2 {
 		a.wants("with shifted ranks", rank, 0, kvscore.Approximate, "", ids(10))
 	}
-	if n := a.w.Applied(0).OtherRank; n != 1 {
+	if n := a.w.Applied(0).Skipped[OtherRank]; n != 1 {
 		t.Errorf("%d batches are counted", n)
 	}
 }
@@ -161,7 +161,7 @@ func TestOtherBlockSizes(t *testing.T) {
 		Event{Kind: Stored, Hashes: []uint64{2}, Tokens: ids(20)[:2], BlockSize: 2},
 	)
 	a.wants("the size of the first event", 0, 4, kvscore.Exact, "", ids(10))
-	if got := a.w.Applied(0); got.OtherSize != 1 || got.BlockTokens != 4 {
+	if got := a.w.Applied(0); got.Skipped[OtherSize] != 1 || got.BlockTokens != 4 {
 		t.Errorf("%+v", got)
 	}
 }
@@ -174,7 +174,7 @@ func TestOneNameForTwoBlocks(t *testing.T) {
 	a.wants("a name twice", 0, 8, cache.Partial, "", prompt)
 	a.told(Event{Kind: Stored, Hashes: []uint64{2}, Parent: 2, HasParent: true, Tokens: ids(30), BlockSize: 4})
 	a.wants("the parent's name", 0, 8, cache.Partial, "", prompt)
-	if got := a.w.Applied(0); got.Contradictions != 2 || got.Stored != 2 {
+	if got := a.w.Applied(0); got.Skipped[Contradiction] != 2 || got.Stored != 2 {
 		t.Errorf("%+v", got)
 	}
 	a.told(Event{Kind: Removed, Hashes: []uint64{1, 2}})

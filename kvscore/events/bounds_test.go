@@ -24,7 +24,7 @@ func TestDeepNesting(t *testing.T) {
 // TestClaimedLengths checks that a length costs no memory unless the payload has what it
 // claims.
 func TestClaimedLengths(t *testing.T) {
-	for _, field := range []string{"block_hashes", "token_ids", "extra_keys", "block_mm_infos", "metadata", "-block_hashes", "-token_ids"} {
+	for _, field := range []string{"block_hashes", "token_ids", "extra_keys", "metadata", "-block_hashes", "-token_ids"} {
 		claim := raw("\xdd\xff\xff\xff\xff")
 		if name, within := strings.CutPrefix(field, "-"); within { // within the decoder's bounds
 			field, claim = name, raw("\xdd\x00\x08\x00\x00")

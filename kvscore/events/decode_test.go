@@ -180,7 +180,7 @@ func TestTiers(t *testing.T) {
 			t.Errorf("medium %v: %+v, want tier %s", medium, b.Events, want)
 		}
 	}
-	if names := cache.Device.String() + cache.Shared.String() + TooLarge.String() + Reason(99).String(); names != "devicesharedtoo_largeunknown" {
+	if names := cache.Device.String() + cache.Shared.String() + TooLarge.String() + NoRoom.String(); names != "devicesharedtoo_largeno_room" {
 		t.Error(names)
 	}
 }
@@ -225,7 +225,6 @@ func TestTailsOfArrays(t *testing.T) {
 	event := func(tail ...any) []any {
 		return append(list("BlockStored", []uint64{h1, h2}, nil, tokens, 4, nil, "GPU", nil, nil), tail...)
 	}
-	infos := list(nil, pairs{"mm_objects", list()})
 	for name, test := range map[string]struct {
 		tail []any
 		want any // a reason, or nil if the event is delivered
@@ -233,21 +232,14 @@ func TestTailsOfArrays(t *testing.T) {
 		"none":                        {list(), nil},
 		"group":                       {list(0), nil},
 		"other group":                 {list(1), NotMainAttention},
-		"kind only":                   {list("mla_attention"), nil},
-		"other kind only":             {list("mamba"), NotMainAttention},
 		"group, kind":                 {list(1, "full_attention"), nil},
 		"kind, window":                {list(nil, "sliding_window", 4096), NotMainAttention},
-		"window is no group":          {list(nil, nil, 4096), nil},
-		"window after kind is none":   {list(nil, "full_attention", 4096), nil},
 		"all":                         {list(0, "sink_full_attention", 4096, "LOCAL", "kvcr"), nil},
 		"remote":                      {list(0, "full_attention", nil, "REMOTE"), Remote},
 		"unknown locality":            {list(nil, nil, nil, "NEARBY", nil), Remote},
-		"infos, group":                {list(infos, 1), NotMainAttention},
-		"infos, group, kind":          {list(infos, 1, "full_attention"), nil},
-		"infos, unknown locality":     {list(infos, nil, nil, nil, "NEARBY"), Remote},
 		"locality empty":              {list(nil, nil, nil, ""), nil},
-		"no infos, group":             {list(nil, 1), NotMainAttention},
-		"all and what is yet to come": {list(0, "full_attention", nil, "LOCAL", nil, "REMOTE", 5, infos), nil},
+		"group in another place":      {list(list(), 0), Malformed},
+		"all and what is yet to come": {list(0, "full_attention", nil, "LOCAL", nil, "REMOTE", 5, list()), nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var d Decoder
@@ -285,8 +277,6 @@ func TestExtraKeys(t *testing.T) {
 		"identifier":             {event: stored("extra_keys", list(nil, list(image))), extra: []ExtraKey{other(1, image)}},
 		"identifier is adapter":  {event: stored("extra_keys", list(list(image), list(image)), "lora_name", image), adapter: image},
 		"not hex":                {event: stored("extra_keys", list(nil, list(strings.Repeat("x", 64)))), extra: []ExtraKey{other(1, strings.Repeat("x", 64))}},
-		"infos":                  {event: stored("block_mm_infos", list(nil, raw("\x81\x01\x02"))), extra: []ExtraKey{other(1, "\x81\x01\x02")}},
-		"infos with keys":        {event: stored("block_mm_infos", list(nil, raw("\x81\x01\x02")), "extra_keys", list(nil, list(image))), extra: []ExtraKey{other(1, image), other(1, "\x81\x01\x02")}},
 		"digest":                 {event: stored("extra_keys", list(list([]byte("d")), nil)), extra: []ExtraKey{other(0, "\xc4\x01d")}},
 		"unlisted key":           {event: stored("extra_keys", list("s", list())), salt: "s"},
 		"unknown keys": {

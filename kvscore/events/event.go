@@ -75,10 +75,10 @@ type Batch struct {
 	Skipped [Reasons]int
 }
 
-// Reason is why the decoder left an event out.
+// Reason is why an event, or a whole batch, was not used.
 type Reason uint8
 
-// The reasons.
+// The reasons. The decoder finds those up to TooLarge.
 const (
 	// Malformed events lack a field or have one of a wrong type.
 	Malformed Reason = iota
@@ -94,19 +94,25 @@ const (
 	BlockSizeMismatch
 	// TooLarge events exceed a bound of the decoder.
 	TooLarge
+	// OtherSize events have blocks of another size than the first.
+	OtherSize
+	// OtherRank batches are of ranks that the router does not know.
+	OtherRank
+	// Undecoded payloads are no batches.
+	Undecoded
+	// UnknownParent, Contradiction and NoRoom events have blocks that the index refused: see
+	// [cache.Outcome].
+	UnknownParent
+	Contradiction
+	NoRoom
 	// Reasons is the number of reasons.
 	Reasons = iota
 )
 
 var reasonNames = [Reasons]string{
-	"malformed", "unknown_tag", "unknown_medium", "not_main_attention",
-	"remote", "block_size_mismatch", "too_large",
+	"malformed", "unknown_tag", "unknown_medium", "not_main_attention", "remote", "block_size_mismatch", "too_large",
+	"other_block_size", "other_rank", "undecoded_batch", "unknown_parent", "contradiction", "no_room",
 }
 
-// String returns the reason as a metric's label, "unknown" for a value that is no reason.
-func (r Reason) String() string {
-	if r >= Reasons {
-		return "unknown"
-	}
-	return reasonNames[r]
-}
+// String returns the reason as a metric's label.
+func (r Reason) String() string { return reasonNames[r] }

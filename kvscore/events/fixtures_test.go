@@ -104,10 +104,6 @@ func ofEngines() map[string]want {
 			events:  []Event{storedEvent(func(e *Event) { e.Tier = cache.Host }), removed(cache.Device, h1), cleared},
 			skipped: map[Reason]int{NotMainAttention: 2, Remote: 1},
 		},
-		"dynamo-tail": {events: []Event{{
-			Kind: Stored, Hashes: []uint64{h1}, Tokens: tokens[:4], BlockSize: 4,
-			Extra: []ExtraKey{{0, []byte("\x81\xaamm_objects\x91\x82\xa7mm_hash\x09\xa7offsets\x90")}},
-		}}},
 		"vllm-0.26": {events: []Event{storedEvent(withParent)}},
 		"vllm-bytes": {events: []Event{storedEvent(func(e *Event) {
 			e.Hashes = []uint64{0x18191a1b1c1d1e1f, 0x0706050403020100}

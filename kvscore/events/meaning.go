@@ -70,27 +70,21 @@ func (d *Decoder) interpretStored(w *wire) bool {
 // interpretExtra finds out what the blocks' content depends on besides tokens.
 //
 // vLLM lists for each block: the adapter's name, identifiers of media, in the prompt's first
-// block the salt, digests of prompt embeddings. Builds of vLLM for Dynamo list the media a second
-// time. The decoder understands the adapter and the salt; any other key keeps its block apart.
+// block the salt, digests of prompt embeddings. The decoder understands the adapter and the salt; any
+// other key keeps its block apart.
 //
 // Before vLLM 0.19, an identifier was a plain string, just as the salt. In the first block the
 // decoder takes the last plain string for the salt. A mistake costs overlap and never isolation:
 // the string distinguishes the blocks either way.
 func (d *Decoder) interpretExtra(w *wire) bool {
-	begin := len(d.extra)
-	for _, keys := range [...][]byte{w.extra, w.infos} {
-		r := reader{b: keys}
-		if r.is(msgp.ArrayType) {
-			d.readBlockKeys(&r, w)
-		}
-		if r.bad {
-			return false
-		}
+	begin, r := len(d.extra), reader{b: w.extra}
+	if r.is(msgp.ArrayType) {
+		d.readBlockKeys(&r, w)
 	}
 	if len(d.extra) > begin {
 		w.event.Extra = slices.Clip(d.extra[begin:])
 	}
-	return true
+	return !r.bad
 }
 
 // readBlockKeys reads an array with an element for each block: null, a list of keys, or one key.

@@ -21,16 +21,16 @@ type wire struct {
 	salted  bool   // a field of its own has the salt, so that no extra key is one
 	group   int    // -1 if the event names none
 	adapter []byte // the name made of the adapter's id
-	// extra and infos begin with the extra keys and with Dynamo's multimodal infos; nil if there are none.
-	extra, infos []byte
+	extra   []byte // begins with the extra keys; nil if there are none
 }
 
-// storedFields and removedFields are the fields of events that are arrays, by position.
-// [wire.readTail] reads what follows.
+// storedFields and removedFields are the fields of events that are arrays, by position. What follows
+// does not matter.
 var (
-	storedFields = bytes.Fields([]byte("type block_hashes parent_block_hash token_ids block_size " +
-		"lora_id medium lora_name extra_keys"))
-	removedFields = bytes.Fields([]byte("type block_hashes medium"))
+	storedFields = bytes.Fields([]byte("type block_hashes parent_block_hash token_ids block_size lora_id medium " +
+		"lora_name extra_keys group_idx kv_cache_spec_kind kv_cache_spec_sliding_window locality"))
+	removedFields = bytes.Fields([]byte("type block_hashes medium " +
+		"group_idx kv_cache_spec_kind kv_cache_spec_sliding_window locality"))
 )
 
 // readWire reads an event. It fails if the event is malformed or too large.
@@ -60,7 +60,7 @@ func (d *Decoder) readWire(r *reader, w *wire) {
 	for _, name := range fields[1:min(n, len(fields))] {
 		d.readField(r, w, name)
 	}
-	w.readTail(r, n-len(fields))
+	r.skipAll(n - len(fields))
 }
 
 func (d *Decoder) readField(r *reader, w *wire, name []byte) {
@@ -93,9 +93,6 @@ func (d *Decoder) readField(r *reader, w *wire, name []byte) {
 	case "extra_keys":
 		w.extra = r.b
 		r.skip()
-	case "block_mm_infos":
-		w.infos = r.b
-		r.skip()
 	case "group_idx":
 		w.readGroup(r)
 	case "kv_cache_spec_kind":
@@ -111,38 +108,6 @@ func (d *Decoder) readField(r *reader, w *wire, name []byte) {
 		d.readMetadata(r, w)
 	default:
 		r.skip()
-	}
-}
-
-// readTail reads the last n elements of an event that is an array: group, kind, sliding window,
-// locality and ownership. Some builds of vLLM for Dynamo leave out absent ones or put
-// multimodal infos in front. A value's type therefore counts for more than its place.
-func (w *wire) readTail(r *reader, n int) {
-	for place := 0; n > 0 && !r.bad; n-- {
-		switch {
-		case r.isInteger() && place < 2 && w.group < 0:
-			w.readGroup(r)
-		case r.isText() && place < 4:
-			w.readTailText(r, place)
-		case r.is(msgp.ArrayType) && place == 0 && w.infos == nil:
-			w.infos = r.b
-			r.skip()
-			continue
-		default: // null, sliding window, ownership, fields to come
-			r.skip()
-		}
-		place++
-	}
-}
-
-func (w *wire) readTailText(r *reader, place int) {
-	text := r.text()
-	switch {
-	case len(text) == 0, string(text) == local:
-	case string(text) == "REMOTE", place == 3:
-		w.locality = text
-	default:
-		w.kind = text
 	}
 }
 

@@ -57,8 +57,6 @@ fixtures = {
                        ["BlockRemoved", [H1], "GPU", 1],
                        ["BlockRemoved", [H2], "GPU", 1, FULL, None, "REMOTE", None],
                        ["AllBlocksCleared", "kvcr"]),
-    "dynamo-tail": batch(["BlockStored", [H1], None, TOKENS[:4], 4, None, "GPU", None, None,
-                          [{"mm_objects": [{"mm_hash": 9, "offsets": []}]}], 0, FULL]),
     # vLLM, events as maps
     "vllm-0.26": batch(stored(extra_keys=[None, None], group_idx=0, kv_cache_spec_kind=FULL)),
     "vllm-bytes": batch(stored(block_hashes=[DIGEST, DIGEST[::-1]], parent_block_hash=b"\x01" * 32)),
