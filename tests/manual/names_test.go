@@ -251,7 +251,7 @@ func TestConstantsAreDocumented(t *testing.T) {
 	p = mustPage(t, "docs/kv-events.md")
 	reasons = c.all("kvscore/events", `reasonNames = [^{]*\{([^}]*)\}`)
 	skipped := regexp.MustCompile(`\w+`).FindAllString(strings.Join(reasons, " "), -1)
-	skipped = append(skipped, c.all("handler/admin", `\badd\("(\w+)", f\.`)...)
+	skipped = append(skipped, c.all("handler/admin", `\bby\["(\w+)"\] = f\.`)...)
 	compare(t, p.path, "reason of a skipped event", skipped, p.column("skipped"))
 }
 

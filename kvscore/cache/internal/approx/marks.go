@@ -42,9 +42,3 @@ func (m marks) find(slot uint16) (at int, ok bool) {
 	p := m.at(word)
 	return at + bits.OnesCount64(p.held&(bit-1)), p.held&bit != 0
 }
-
-// Fold multiplies two words and folds the product.
-func Fold(a, b uint64) uint64 {
-	hi, lo := bits.Mul64(a, b)
-	return hi ^ lo
-}

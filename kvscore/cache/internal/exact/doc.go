@@ -48,6 +48,6 @@
 // it evicts the ends of chains that no event has touched for long, and marks the targets
 // that held them as incomplete. Garbage that Go has not collected yet is not counted.
 //
-// A block takes about 50 bytes, whatever the number of its holders. Each further name takes
+// A block takes about 60 bytes, whatever the number of its holders. Each further name takes
 // about 90.
 package exact

@@ -59,7 +59,6 @@ type run struct {
 	hot    bool // an event has touched it since the last round of eviction
 	root   uint64
 	up     place    // the block before the first, 0 at the top
-	even   int      // at least so many of the first blocks have the same set
 	hashes []uint64 // of the blocks' content
 	blocks []block
 }
@@ -133,7 +132,6 @@ const (
 // New returns an empty index that keeps at most memory bytes.
 func New(memory int64) *Index {
 	x := &Index{bound: memory}
-	x.names.init()
 	x.reset()
 	return x
 }
@@ -162,7 +160,7 @@ func (x *Index) Bytes() int64 {
 
 func (x *Index) size() int64 {
 	return int64(unsafe.Sizeof(*x)) + int64(len(x.starts))*runBytes + int64(x.most)*startBytes + int64(cap(x.runs))*8 + x.bytes.blocks + x.bytes.repeats + x.bytes.aliases +
-		int64(x.names.slots)*slotBytes + x.sets.bytes + int64(cap(x.owners))*int64(unsafe.Sizeof(owner{}))
+		x.names.bytes + x.sets.bytes + int64(cap(x.owners))*int64(unsafe.Sizeof(owner{}))
 }
 
 // Blocks returns how many blocks the target holds in the tier.

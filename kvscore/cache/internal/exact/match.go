@@ -77,7 +77,7 @@ func (x *Index) follow(root uint64, pieces [][]uint64, m *Match) (n int) {
 						return n + at
 					}
 				}
-				for at = max(at+1, min(r.even-i, k)); at < k && blocks[at].set == last; at++ {
+				for at++; at < k && blocks[at].set == last; at++ {
 				}
 			}
 			i, n, rest = i+k, n+k, rest[k:]

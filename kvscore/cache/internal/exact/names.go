@@ -1,113 +1,62 @@
 package exact
 
 import (
+	"maps"
 	"math/bits"
-	"math/rand/v2"
-
-	"github.com/caddy-kvrouter/kvrouter/kvscore/cache/internal/approx"
 )
 
-// names leads from the engines' names to blocks that have a set. It is a hash table with linear
-// probing. Its parts grow and shrink alone, so that no call takes long. A map of Go keeps its memory,
-// and does not say how much that is.
-//
-// Some engines' names are weak hashes of what clients choose. The table's own hash is therefore keyed.
+// names leads from the engines' names to blocks that have a set. A map never shrinks by itself, and what is
+// deleted leaves holes. So names copies a map that has lost half of its names. There are many maps, so that
+// no copy takes long.
 type names struct {
 	parts [256]part
-	key   [2]uint64
-	slots int
+	bytes int64
 }
 
 type part struct {
-	slots []slot
-	used  int
+	of    map[uint64]place
+	added int // to the map, which is larger than what it has
 }
 
-type slot struct {
-	name uint64
-	at   place // 0: the slot is free
-}
-
-const slotBytes = 16
-
-func (n *names) init() { n.key = [2]uint64{rand.Uint64(), rand.Uint64() | 1} } //nolint:gosec // the runtime seeds it
-
-func (n *names) hash(name uint64) uint64 { return approx.Fold(name^n.key[0], n.key[1]) }
-
-func (n *names) part(hash uint64) *part { return &n.parts[hash%uint64(len(n.parts))] }
-
-// home returns the slot where the search for a hash begins.
-func (p *part) home(hash uint64) int {
-	i, _ := bits.Mul64(hash, uint64(len(p.slots)))
-	return int(i) //nolint:gosec // below the number of slots
-}
-
-func (p *part) next(i int) int {
-	if i++; i < len(p.slots) {
-		return i
-	}
-	return 0
-}
-
-// search returns the slot of a name, or the free one for it.
-func (p *part) search(name, hash uint64) int {
-	i := p.home(hash)
-	for p.slots[i].at != 0 && p.slots[i].name != name {
-		i = p.next(i)
-	}
-	return i
-}
+func (n *names) part(name uint64) *part { return &n.parts[name*0x9e3779b97f4a7c15>>56] }
 
 // get returns the block of a name, 0 if there is none.
-func (n *names) get(name uint64) place {
-	hash := n.hash(name)
-	p := n.part(hash)
-	if p.used == 0 {
-		return 0
-	}
-	return p.slots[p.search(name, hash)].at
-}
+func (n *names) get(name uint64) place { return n.part(name).of[name] }
 
 // put adds a name that is not there.
 func (n *names) put(name uint64, at place) {
-	hash := n.hash(name)
-	p := n.part(hash)
-	if p.used++; p.used*4 > len(p.slots)*3 {
-		n.resize(p, p.used*2+4)
+	p := n.part(name)
+	if p.of == nil {
+		p.of = make(map[uint64]place)
 	}
-	p.slots[p.search(name, hash)] = slot{name, at}
+	p.of[name] = at
+	n.resize(p, p.added+1)
 }
 
-// delete removes a name that is there. It moves later names back, so that a search meets no gap.
+// delete removes a name that is there.
 func (n *names) delete(name uint64) {
-	hash := n.hash(name)
-	p := n.part(hash)
-	gap := p.search(name, hash)
-	for i := p.next(gap); p.slots[i].at != 0; i = p.next(i) {
-		size := len(p.slots)
-		if home := p.home(n.hash(p.slots[i].name)); (i-home+size)%size >= (i-gap+size)%size {
-			p.slots[gap] = p.slots[i]
-			gap = i
-		}
-	}
-	p.slots[gap] = slot{}
-	switch p.used--; {
-	case p.used == 0:
-		n.resize(p, 0)
-	case p.used*4+16 < len(p.slots):
-		n.resize(p, p.used*2+4)
+	p := n.part(name)
+	delete(p.of, name)
+	if left := len(p.of); left*2 < p.added {
+		to := make(map[uint64]place, left)
+		maps.Copy(to, p.of)
+		p.of = to
+		n.resize(p, left)
 	}
 }
 
-func (n *names) resize(p *part, size int) {
-	old := p.slots
-	n.slots += size - len(old)
-	p.slots = make([]slot, size)
-	for _, s := range old {
-		if s.at != 0 {
-			p.slots[p.search(s.name, n.hash(s.name))] = s
-		}
+func (n *names) resize(p *part, added int) {
+	n.bytes += nameBytes(added) - nameBytes(p.added)
+	p.added = added
+}
+
+// nameBytes returns the memory of a map to which names were added, about. The number of its slots is a power
+// of 2, and at most 7 of 8 are in use. Each takes 17 bytes.
+func nameBytes(added int) int64 {
+	if added == 0 {
+		return 0
 	}
+	return 48 + 17*max(8, int64(1)<<bits.Len(uint(added*8-1)/7)) //nolint:gosec // not negative
 }
 
 // known returns the block that a name leads to, nil if no target holds it.
@@ -157,6 +106,6 @@ func (x *Index) dropNames(at place) {
 		x.bytes.aliases -= aliasBytes
 	}
 	delete(x.aliases, at)
-	x.assign(at, 0)
+	x.sets.assign(b, 0)
 	x.blocks--
 }

@@ -38,7 +38,7 @@ func (x *Index) remove(owner *owner, target int, t Tier, at place, b *block) boo
 		to = x.sets.toggled(b.set, t, target)
 	}
 	if to != 0 {
-		x.assign(at, to)
+		x.sets.assign(b, to)
 		return true
 	}
 	x.dropNames(at)
@@ -86,7 +86,7 @@ func (x *Index) trim(at place) {
 			n--
 		}
 		if n > 0 {
-			if r.blocks, r.hashes, r.even = r.blocks[:n], r.hashes[:n], min(r.even, n); n*2 <= cap(r.blocks) {
+			if r.blocks, r.hashes = r.blocks[:n], r.hashes[:n]; n*2 <= cap(r.blocks) {
 				r.blocks = append(make([]block, 0, n), r.blocks...)
 				r.hashes = append(make([]uint64, 0, n), r.hashes...)
 			}

@@ -60,19 +60,11 @@ type sets struct {
 	free  []uint32
 	ids   map[string]uint32
 	bytes int64
-	last  change
 	key   []byte // scratch space
 }
 
-// change is the last change of a set. The next block often needs the same.
-type change struct {
-	from, to uint32
-	tier     Tier
-	target   int // -1 if there is none
-}
-
 func (s *sets) reset() {
-	*s = sets{list: make([]set, 1), ids: make(map[string]uint32), last: change{target: -1}}
+	*s = sets{list: make([]set, 1), ids: make(map[string]uint32)}
 	s.ids[string(s.keyOf(&s.list[0].tier))] = 0
 }
 
@@ -122,23 +114,9 @@ func (s *sets) id(tier [Tiers]mask) uint32 {
 
 // toggled returns the set that another one is after a target was added to a tier, or taken out.
 func (s *sets) toggled(from uint32, t Tier, target int) uint32 {
-	if c := &s.last; c.from == from && c.tier == t && c.target == target {
-		return c.to
-	}
 	tier := s.list[from].tier
 	tier[t] = tier[t].toggled(target)
-	to := s.id(tier)
-	s.last = change{from, to, t, target}
-	return to
-}
-
-// assign gives a block another set.
-func (x *Index) assign(at place, to uint32) {
-	r, i := x.run(at), at.offset()
-	x.sets.assign(&r.blocks[i], to)
-	if r.even = min(r.even, max(i, 1)); i == r.even && to == r.blocks[0].set {
-		r.even++
-	}
+	return s.id(tier)
 }
 
 // assign gives a block a set.
@@ -156,7 +134,6 @@ func (s *sets) assign(b *block, to uint32) {
 		s.bytes -= f.size()
 		*f = set{}
 		s.free = append(s.free, from)
-		s.last.target = -1
 	}
 }
 
@@ -181,7 +158,6 @@ func (s *sets) drop(target int) {
 		}
 		s.bytes += f.size()
 	}
-	s.last.target = -1
 }
 
 func (s *sets) known(key []byte) bool {

@@ -206,6 +206,6 @@ func (x *Index) addHolder(s *Stored, owner *owner, at place) {
 		x.repeated = append(x.repeated, at)
 		return
 	}
-	x.assign(at, x.sets.toggled(b.set, s.Tier, s.Target))
+	x.sets.assign(b, x.sets.toggled(b.set, s.Tier, s.Target))
 	owner.blocks[s.Tier]++
 }
