@@ -142,7 +142,7 @@ func (x *Index) pin(s *slot, slot uint16, r *run) {
 	if h.refs == 0 {
 		s.pinned++
 		s.inUse.Add(h.tokens())
-		r.marks.set(slot, true, true)
+		r.used++
 	}
 	if h.lost {
 		h.lost, h.confirmed = false, false
@@ -158,16 +158,23 @@ func (h *hold) tokens() int64 { return int64(h.n) * int64(h.run.weight) }
 
 // hold returns the slot's hold of the run, or nil.
 func (r *run) hold(slot uint16) *hold {
-	if i, ok := r.marks.find(slot); ok {
+	if i, ok := r.find(slot); ok {
 		return r.holds[i]
 	}
 	return nil
 }
 
+// find returns the place of the slot's hold in the list, and whether it has one.
+func (r *run) find(slot uint16) (int, bool) {
+	return slices.BinarySearchFunc(r.holds, slot, func(h *hold, slot uint16) int { return int(h.slot) - int(slot) })
+}
+
 func (r *run) insert(h *hold) {
-	i, _ := r.marks.find(h.slot)
+	i, _ := r.find(h.slot)
 	r.holds = slices.Insert(r.holds, i, h)
-	r.marks.set(h.slot, true, h.refs > 0)
+	if h.refs > 0 {
+		r.used++
+	}
 	if h.isPartial() {
 		r.partial++
 	}
@@ -193,7 +200,7 @@ func (x *Index) split(low *run, at int, w *Weights) *run {
 	x.runs[low.begin()] = low
 
 	holds := low.holds
-	low.holds, low.marks, low.partial = nil, nil, 0
+	low.holds, low.partial, low.used = nil, 0, 0
 	for _, h := range holds {
 		if int(h.n) <= at { // nothing left for the lower: move it
 			h.run = up
@@ -251,7 +258,7 @@ func (x *Index) Release(ref Ref, keep bool) {
 			if h.lost {
 				s.lost -= h.tokens()
 			}
-			r.marks.set(ref.slot, true, false)
+			r.used--
 		}
 		h.confirmed = h.confirmed || keep
 		if h.refs == 0 && (!h.confirmed || h.lost) {

@@ -193,9 +193,8 @@ func (x *Index) remove(h *hold) {
 	if h.isPartial() {
 		r.partial--
 	}
-	i, _ := r.marks.find(h.slot)
+	i, _ := r.find(h.slot)
 	r.holds = slices.Delete(r.holds, i, i+1)
-	r.marks.set(h.slot, false, false)
 	h.run = nil
 	x.bytes -= holdBytes
 	if len(r.holds) > 0 {

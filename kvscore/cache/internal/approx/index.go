@@ -58,15 +58,15 @@ type run struct {
 	root   uint64
 	up     *run    // nil at the top
 	holds  []*hold // by slot
-	marks  marks
-	start  int32 // blocks before this run
-	weight int32 // milli-tokens per block
+	start  int32   // blocks before this run
+	weight int32   // milli-tokens per block
 	// count is an engine's count of a prompt that ended past blocks after the run, in
 	// tokens; 0 if there is none.
 	count    int32
 	past     uint16 // in 1/65536
 	arrivals uint16 // see Match
 	partial  int32  // holds of a part of the run, and lost ones
+	used     int32  // holds with refs
 	weighed  bool   // the weight follows from an engine's counts
 }
 
@@ -100,7 +100,7 @@ type slot struct {
 
 // The memory of a run with its entry in the map, and of a hold with its place in the run.
 const (
-	runBytes  = 112 + 16 + 70
+	runBytes  = 96 + 70
 	holdBytes = 48 + 12
 )
 

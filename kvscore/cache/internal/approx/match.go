@@ -1,7 +1,5 @@
 package approx
 
-import "math/bits"
-
 // Match is the answer of [Index.Match]. Reuse it: its slices are kept.
 type Match struct {
 	// Held is, by slot, how many leading blocks of the chain the slot holds:
@@ -40,8 +38,6 @@ type Match struct {
 	// that hold all of it.
 	SharedTokens                  int64
 	SharedArrivals, SharedHolders int
-
-	live []pair // slots that hold, and use, all so far
 }
 
 // minShared is the least number of chains that continue from a shared prefix. Fewer may be
@@ -49,21 +45,16 @@ type Match struct {
 const minShared = 8
 
 func (m *Match) reset(slots int) {
-	words := (slots + 63) / 64
-	if cap(m.Held) < slots || cap(m.InUse) < slots || cap(m.Tokens) < slots || cap(m.live) < words {
+	if cap(m.Held) < slots || cap(m.InUse) < slots || cap(m.Tokens) < slots {
 		m.Held, m.InUse, m.Tokens = make([]int32, slots), make([]int32, slots), make([]int64, slots)
-		m.live = make([]pair, words)
 	}
-	m.Held, m.InUse, m.Tokens, m.live = m.Held[:slots], m.InUse[:slots], m.Tokens[:slots], m.live[:words]
+	m.Held, m.InUse, m.Tokens = m.Held[:slots], m.InUse[:slots], m.Tokens[:slots]
 	clear(m.Held)
 	clear(m.InUse)
 	clear(m.Tokens)
 	m.Known, m.KnownTokens, m.Counted = 0, 0, false
 	m.Blocks, m.Arrivals, m.Holders = 0, 0, 0
 	m.SharedTokens, m.SharedArrivals, m.SharedHolders = 0, 0, 0
-	for w := range m.live {
-		m.live[w] = pair{^uint64(0), ^uint64(0)}
-	}
 }
 
 // Match finds how much of a chain each slot has, in one walk of the trie. The slices in m
@@ -72,94 +63,56 @@ func (m *Match) reset(slots int) {
 func (x *Index) Match(c *Chain, m *Match) {
 	m.reset(len(x.slots))
 	blocks := c.Blocks
-	before := int64(0) // milli-tokens above the run
 	var up *run
+	n, above, end := 0, int64(0), int64(0) // blocks of up that match, and milli-tokens before and after them
 	for m.Blocks < len(blocks) {
 		r := x.runs[start{up, c.Root, blocks[m.Blocks]}]
 		if r == nil {
 			break
 		}
-		n := Common(r.hashes, blocks[m.Blocks:])
-		at, tokens := m.Blocks, m.KnownTokens
-		end := m.reach(r, n, before, c)
-		m.Holders = m.narrow(r, n, at, tokens, before)
+		if up != nil && !r.heldAs(up) {
+			m.write(up, n, above)
+		}
+		n, above = Common(r.hashes, blocks[m.Blocks:]), end
+		end = m.reach(r, n, above, c)
 		m.Blocks += n
-		if n < len(r.hashes) {
+		if up = r; n < len(r.hashes) {
 			m.Arrivals = 0
 			break
 		}
 		m.Arrivals = int(r.arrivals)
 		if m.Arrivals >= minShared {
-			m.SharedTokens, m.SharedArrivals, m.SharedHolders = end, m.Arrivals, m.Holders
+			m.SharedTokens, m.SharedArrivals, m.SharedHolders = end, m.Arrivals, len(r.holds)-int(r.partial)
 		}
-		up, before = r, end
 	}
-	m.finish()
+	if up != nil {
+		m.Holders = m.write(up, n, above)
+	}
 }
 
-// narrow writes what slots hold that do not hold all of a run's first n blocks, and returns how
-// many do. The run begins at a block; tokens are those of all holders up to there, and before
-// those without a count's part of a block.
-func (m *Match) narrow(r *run, n, at int, tokens, before int64) (holders int) {
-	for w := range m.live {
-		live, now := &m.live[w], r.marks.at(w)
-		if gone := live.held &^ now.held; gone != 0 {
-			live.held &= now.held
-			m.drop(w, gone, at, tokens)
-		}
-		if gone := live.used &^ now.used; gone != 0 {
-			live.used &= now.used
-			m.release(w, gone, at)
-		}
-		holders += bits.OnesCount64(live.held)
-	}
-	if r.partial == 0 {
-		return holders
-	}
+// heldAs reports whether the same slots hold, and use, all of two runs. A slot that does so with a run
+// does so with the one above.
+func (r *run) heldAs(up *run) bool {
+	return len(r.holds) == len(up.holds) && r.used == up.used && r.partial+up.partial == 0
+}
+
+// write writes what slots hold up to the first n blocks of a run, and returns how many hold all of these.
+// above is the milli-tokens above the run.
+func (m *Match) write(r *run, n int, above int64) (holders int) {
 	for _, h := range r.holds {
-		w, bit := int(h.slot/64), uint64(1)<<(h.slot%64)
-		live := &m.live[w]
-		if int(h.n) >= n && !h.lost || live.held&bit == 0 {
-			continue
-		}
-		live.held &^= bit
-		holders--
-		if h.lost {
-			m.drop(w, bit, at, tokens)
-			m.release(w, live.used&bit, at)
-			live.used &^= bit
-		} else {
-			m.drop(w, bit, at+int(h.n), before+int64(h.n)*int64(r.weight))
+		switch {
+		case h.lost:
+		case int(h.n) < n:
+			m.Held[h.slot], m.Tokens[h.slot] = r.start+h.n, above+h.tokens()
+		default:
+			holders++
+			m.Held[h.slot], m.Tokens[h.slot] = r.start+int32(n), m.KnownTokens
+			if h.refs > 0 {
+				m.InUse[h.slot] = r.start + int32(n)
+			}
 		}
 	}
 	return holders
-}
-
-// drop writes what slots hold whose match has ended.
-func (m *Match) drop(word int, gone uint64, at int, tokens int64) {
-	for ; gone != 0 && at > 0; gone &= gone - 1 {
-		i := word*64 + bits.TrailingZeros64(gone)
-		if i >= len(m.Held) {
-			return
-		}
-		m.Held[i], m.Tokens[i] = int32(at), tokens
-	}
-}
-
-func (m *Match) release(word int, gone uint64, at int) {
-	for ; gone != 0 && at > 0; gone &= gone - 1 {
-		if i := word*64 + bits.TrailingZeros64(gone); i < len(m.InUse) {
-			m.InUse[i] = int32(at)
-		}
-	}
-}
-
-// finish writes what the remaining slots hold: all of the match.
-func (m *Match) finish() {
-	for w := range m.live {
-		m.drop(w, m.live[w].held, m.Blocks, m.KnownTokens)
-		m.release(w, m.live[w].used, m.Blocks)
-	}
 }
 
 // reach extends the known length of the chain by the first n blocks of a run. before is the
