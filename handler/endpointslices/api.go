@@ -19,54 +19,41 @@ import (
 // maxAnswer bounds a list, and what one watch reports, in bytes.
 const maxAnswer = 64 << 20
 
+// client calls the API server for one list and one watch, with the certificates of then.
 type client struct {
-	of   target
-	http *http.Client // nil before the first call, and after hangUp
+	*http.Client
+	of target
 }
 
-// hangUp lets the next call have a new connection, and the certificates of then.
-func (c *client) hangUp() {
-	if c.http != nil {
-		c.http.CloseIdleConnections()
-		c.http = nil
-	}
-}
-
-func (c *client) connect() error {
+func newClient(of target) (*client, error) {
 	set := &tls.Config{MinVersion: tls.VersionTLS12}
-	if c.of.caFile != "" {
-		pem, err := os.ReadFile(c.of.caFile)
+	if of.caFile != "" {
+		pem, err := os.ReadFile(of.caFile)
 		if err != nil {
-			return fmt.Errorf("reading ca_file: %w", err)
+			return nil, fmt.Errorf("reading ca_file: %w", err)
 		}
 		set.RootCAs = x509.NewCertPool()
 		if !set.RootCAs.AppendCertsFromPEM(pem) {
-			return fmt.Errorf("reading ca_file: %s has no certificate", c.of.caFile)
+			return nil, fmt.Errorf("reading ca_file: %s has no certificate", of.caFile)
 		}
 	}
-	c.http = &http.Client{
+	return &client{of: of, Client: &http.Client{
 		Transport: &http.Transport{
 			Proxy:               http.ProxyFromEnvironment,
 			DialContext:         (&net.Dialer{Timeout: 5 * time.Second}).DialContext,
 			TLSClientConfig:     set,
 			TLSHandshakeTimeout: 5 * time.Second,
 			ForceAttemptHTTP2:   true,
-			IdleConnTimeout:     90 * time.Second, // longer than a watch; ends what hangUp leaves behind
+			IdleConnTimeout:     90 * time.Second, // longer than a watch; ends what CloseIdleConnections leaves behind
 			// A connection that is half open is found by pings, not only by the next list.
 			HTTP2: &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 5 * time.Second},
 		},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // the token goes nowhere else
-	}
-	return nil
+	}}, nil
 }
 
 // call asks the API server for the Service's slices. The verb is what the server must allow.
 func (c *client) call(ctx context.Context, verb string, query url.Values) (io.ReadCloser, error) {
-	if c.http == nil {
-		if err := c.connect(); err != nil {
-			return nil, err
-		}
-	}
 	if query == nil {
 		query = make(url.Values)
 	}
@@ -85,7 +72,7 @@ func (c *client) call(ctx context.Context, verb string, query url.Values) (io.Re
 		}
 		req.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
 	}
-	resp, err := c.http.Do(req)
+	resp, err := c.Do(req)
 	if err != nil {
 		return nil, err
 	}
@@ -148,18 +135,16 @@ func readList(r io.Reader, port string) (version string, bySlice map[string]slic
 	return list.Metadata.ResourceVersion, bySlice, nil
 }
 
-// readEvents reads the answer to a watch until it ends, or has an error. changed gets each slice that
-// changed; nil if it is gone. Without a name, nothing changed.
-func readEvents(r io.Reader, port string, changed func(name string, s *slice)) error {
+// readEvents reads the answer to a watch until it ends, or has an error: the next list meets what lasts.
+// changed gets each slice that changed; nil if it is gone. Without a name, nothing changed.
+func readEvents(r io.Reader, port string, changed func(name string, s *slice)) {
 	for d := json.NewDecoder(io.LimitReader(r, maxAnswer)); ; {
 		var event struct {
 			Type   string        `json:"type"`
 			Object endpointSlice `json:"object"`
 		}
-		if err := d.Decode(&event); errors.Is(err, io.EOF) {
-			return nil
-		} else if err != nil {
-			return err
+		if d.Decode(&event) != nil {
+			return
 		}
 		switch o := &event.Object; event.Type {
 		case "ADDED", "MODIFIED":
@@ -167,8 +152,8 @@ func readEvents(r io.Reader, port string, changed func(name string, s *slice)) e
 			changed(o.Metadata.Name, &s)
 		case "DELETED":
 			changed(o.Metadata.Name, nil)
-		case "ERROR":
-			return nil // most often 410; if another one lasts, the next call meets it, too
+		case "ERROR": // most often 410
+			return
 		default: // BOOKMARK
 			changed("", nil)
 		}

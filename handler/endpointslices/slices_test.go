@@ -128,7 +128,7 @@ func FuzzAnswers(f *testing.F) {
 		if err != nil {
 			bySlice = make(map[string]slice)
 		}
-		_ = readEvents(bytes.NewReader(answer), port, func(name string, s *slice) {
+		readEvents(bytes.NewReader(answer), port, func(name string, s *slice) {
 			if s == nil {
 				delete(bySlice, name)
 			} else {

@@ -46,7 +46,6 @@ type watcher struct {
 	failure    atomic.Pointer[string] // nil while the router follows the Service
 
 	// the goroutine of run alone uses these
-	client
 	bySlice map[string]slice
 	status  int    // of failure, see statusOf
 	unfit   string // why no endpoint can be used, as logged
@@ -54,8 +53,7 @@ type watcher struct {
 
 func newWatcher(of target, relist, pause time.Duration, logger func() *zap.Logger) *watcher {
 	w := &watcher{
-		of: of, relist: relist, pause: pause, logger: logger,
-		client: client{of: of}, ended: make(chan struct{}),
+		of: of, relist: relist, pause: pause, logger: logger, ended: make(chan struct{}),
 	}
 	ctx, end := context.WithCancel(context.Background())
 	w.end = end
@@ -90,7 +88,6 @@ func (w *watcher) dials(ctx context.Context) ([]string, error) {
 
 func (w *watcher) run(ctx context.Context) {
 	defer close(w.ended)
-	defer w.hangUp()
 	for pause := w.pause; ctx.Err() == nil; {
 		began := time.Now()
 		err := w.follow(ctx)
@@ -113,14 +110,19 @@ func (w *watcher) run(ctx context.Context) {
 // follow lists the slices, and applies their changes until the watch ends: because the next list is
 // due, its version is gone, or it breaks. An error says that the API server refused a call.
 func (w *watcher) follow(ctx context.Context) error {
-	version, err := w.list(ctx)
+	c, err := newClient(w.of)
+	if err != nil {
+		return err
+	}
+	defer c.CloseIdleConnections()
+	version, err := w.list(ctx, c)
 	if err != nil {
 		return err
 	}
 	w.waitNoMore()
 	ctx, cancel := context.WithTimeout(ctx, w.relist+w.pause) // the API server ends the watch before
 	defer cancel()
-	changes, err := w.call(ctx, "watch", url.Values{
+	changes, err := c.call(ctx, "watch", url.Values{
 		"watch": {"true"}, "resourceVersion": {version}, "timeoutSeconds": {strconv.Itoa(int(w.relist / time.Second))},
 	})
 	switch {
@@ -130,7 +132,8 @@ func (w *watcher) follow(ctx context.Context) error {
 		return err
 	}
 	w.recovered()
-	err = readEvents(changes, w.of.port, func(name string, s *slice) {
+	defer changes.Close()
+	readEvents(changes, w.of.port, func(name string, s *slice) {
 		w.confirmed.Store(time.Now().UnixNano())
 		switch {
 		case name == "": // nothing changed
@@ -142,17 +145,13 @@ func (w *watcher) follow(ctx context.Context) error {
 		}
 		w.publish()
 	})
-	changes.Close()
-	if err != nil { // a broken or silent connection
-		w.hangUp()
-	}
 	return nil
 }
 
-func (w *watcher) list(ctx context.Context) (version string, err error) {
+func (w *watcher) list(ctx context.Context, c *client) (version string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
-	body, err := w.call(ctx, "list", nil)
+	body, err := c.call(ctx, "list", nil)
 	if err != nil {
 		return "", err
 	}
@@ -192,7 +191,6 @@ func (w *watcher) publish() {
 
 // failed records a failure. The log gets one line for each status of failures in a row.
 func (w *watcher) failed(err error) {
-	w.hangUp()
 	w.failures.Add(1)
 	text := err.Error()
 	if status := statusOf(err); w.failure.Swap(&text) == nil || w.status != status {
