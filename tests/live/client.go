@@ -20,31 +20,26 @@ const headers = "X-Kv-"
 
 // target is a data-parallel rank of a worker.
 type target struct {
-	Worker uint64 `json:"worker"`
-	Rank   int    `json:"rank"`
+	Worker uint64
+	Rank   int
 }
 
 // turn is one request and its result.
 type turn struct {
-	Case   string `json:"case"`
-	API    string `json:"api"`
-	Stream bool   `json:"stream"`
-	// Talk and Turn count from 0.
-	Talk   int       `json:"talk"`
-	Turn   int       `json:"turn"`
-	Begun  time.Time `json:"begun"`
-	At     target    `json:"at"`
-	Before target    `json:"before"` // that answered the turn before
-	Reason string    `json:"reason"`
+	Case   string
+	API    string
+	Turn   int // counts from 0
+	Begun  time.Time
+	At     target
+	Before target // that answered the turn before
 	// Tokens, as the engine reports them.
-	Prompt     int `json:"prompt"`
-	Completion int `json:"completion"`
-	Reported   int `json:"reported"`
+	Prompt   int
+	Reported int
 	// Predicted is the router's.
-	Predicted int `json:"predicted"`
+	Predicted int
 	// Expected is what an engine reports that has the turn before and its answer, if
 	// the prompt begins with both.
-	Expected int `json:"expected"`
+	Expected int
 }
 
 // off is predicted minus reported, in tokens.
@@ -149,7 +144,7 @@ func (c *client) turn(ctx context.Context, t *talk) error {
 // ask sends a request, reads the answer and keeps the result.
 func (c *client) ask(ctx context.Context, t *talk, history []spoken) (a answer, result turn, err error) {
 	result = turn{
-		Case: t.name, API: t.api.String(), Stream: t.stream, Talk: t.number, Turn: t.taken, Begun: time.Now(), Before: t.at,
+		Case: t.name, API: t.api.String(), Turn: t.taken, Begun: time.Now(), Before: t.at,
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+t.api.path(), bytes.NewReader(t.request(history)))
 	if err != nil {
@@ -168,12 +163,11 @@ func (c *client) ask(ctx context.Context, t *talk, history []spoken) (a answer, 
 	}
 	result.At.Worker, _ = strconv.ParseUint(head.Get(headers+"Worker"), 10, 64)
 	result.At.Rank, _ = strconv.Atoi(head.Get(headers + "Dp-Rank"))
-	result.Reason = head.Get(headers + "Reason")
 	result.Predicted, err = strconv.Atoi(head.Get(headers + "Predicted-Cached-Tokens"))
 	if err != nil || a.cached < 0 || a.prompt == 0 || a.text == "" && a.ids == nil {
 		return a, result, fmt.Errorf("no prediction, no usage or no text: header %v, body %.500s", head, body)
 	}
-	result.Prompt, result.Completion, result.Reported = a.prompt, a.completion, a.cached
+	result.Prompt, result.Reported = a.prompt, a.cached
 	if t.taken > 0 {
 		result.Expected = min(t.held-1, a.prompt-1) / c.block * c.block
 	}

@@ -104,7 +104,7 @@ func (r *events) run(ctx context.Context, w io.Writer) error {
 	if err == nil {
 		err = r.checkEvents(w)
 	}
-	return errors.Join(err, save(r.o.out, r.turns))
+	return err
 }
 
 func (r *events) fresh(ctx context.Context) error {

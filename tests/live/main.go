@@ -6,7 +6,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -45,8 +44,8 @@ type options struct {
 	conversations, turns  int
 	clients, block        int
 	blocks                int
-	more, events, asJSON  bool
-	out, log              string
+	more, events          bool
+	log                   string
 	seed                  uint64
 	restarts              func(context.Context) error // nil: no engine restarts
 	simulated             engine.Config
@@ -78,8 +77,6 @@ func run(ctx context.Context, args []string, w io.Writer) error {
 	f.BoolVar(&o.more, "more", false, "also: shared documents, edited histories, parallel questions; a fifth as many conversations of each")
 	f.BoolVar(&o.events, "events", false, "conversations of token ids without session keys, to check what the router knows from KV events")
 	f.StringVar(&o.restartCommand, "restart", "", "with -events: a shell `command` that restarts the last engine and returns when it serves")
-	f.BoolVar(&o.asJSON, "json", false, "print the figures as JSON")
-	f.StringVar(&o.out, "out", "", "`file` for all turns, as JSON lines")
 	f.StringVar(&o.log, "log", "", "`file` for the router's log; default: a temporary one")
 	f.Uint64Var(&o.seed, "seed", 1, "of the texts and tokens")
 	corpus := f.Bool("corpus", false, "print the text that vllm/setup.sh trains the tokenizer on, and nothing else")
@@ -100,10 +97,7 @@ func run(ctx context.Context, args []string, w io.Writer) error {
 		}
 	}
 	o.simulated = engine.Config{Model: o.model, Words: true, Speed: 20, BlockSize: o.block, Blocks: o.blocks}
-	rows, err := o.run(ctx, w)
-	if o.asJSON && rows != nil {
-		err = errors.Join(err, json.NewEncoder(w).Encode(rows))
-	}
+	_, err := o.run(ctx, w)
 	return err
 }
 
@@ -152,15 +146,12 @@ func (o *options) run(ctx context.Context, w io.Writer) ([]row, error) {
 	}
 	for _, talks := range s.plans(o.more) {
 		if err := c.hold(ctx, "", talks, o.turns); err != nil {
-			return nil, errors.Join(err, save(o.out, c.turns))
+			return nil, err
 		}
 	}
 	rows := c.summarize()
-	if o.asJSON {
-		w = io.Discard
-	}
 	printRows(w, rows)
-	return rows, errors.Join(c.checkTexts(w, rows), save(o.out, c.turns))
+	return rows, c.checkTexts(w, rows)
 }
 
 // start returns the engines' addresses. It starts simulated engines if none are given.

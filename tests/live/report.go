@@ -2,12 +2,10 @@ package main
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"slices"
 	"text/tabwriter"
 	"time"
@@ -17,26 +15,26 @@ import (
 
 // row is the figures of some turns. Errors are predicted minus reported tokens.
 type row struct {
-	Case string `json:"case"`
-	API  string `json:"api"`
+	Case string
+	API  string
 	// Turns is how many there are, Later those after the first of a conversation.
-	Turns int `json:"turns"`
-	Later int `json:"later"`
+	Turns int
+	Later int
 	// Exact and WithinBlock are the shares of turns without an error, and with one of a
 	// block at most. WithinTenth is that with an error of a tenth of the prompt at most.
-	Exact       float64 `json:"exact"`
-	WithinBlock float64 `json:"within_block"`
-	WithinTenth float64 `json:"within_tenth"`
+	Exact       float64
+	WithinBlock float64
+	WithinTenth float64
 	// AsExpected is the share of later turns in which the engine found the turn before
 	// and its answer, and no more. Moved is that of those that another target answered.
-	AsExpected float64 `json:"as_expected"`
-	Moved      float64 `json:"moved"`
+	AsExpected float64
+	Moved      float64
 	// Quantiles are those of 0.05, 0.5 and 0.95 of the errors, Worst is the largest, in blocks.
-	Quantiles [3]float64 `json:"quantiles"`
-	Worst     float64    `json:"worst"`
+	Quantiles [3]float64
+	Worst     float64
 	// Hits is the share of prompt tokens that the engines had cached.
-	Hits   float64 `json:"hits"`
-	Failed int     `json:"failed"`
+	Hits   float64
+	Failed int
 }
 
 // summarize returns a row for each case and API, in the order of their first turns, and at
@@ -269,22 +267,4 @@ func (r *events) wrongAfter(at moment) (soon, late int) {
 		}
 	}
 	return soon, late
-}
-
-// save writes turns as JSON lines, unless the file has no name.
-func save(file string, turns []turn) error {
-	if file == "" {
-		return nil
-	}
-	f, err := os.Create(file) //nolint:gosec // the user names it
-	if err != nil {
-		return err
-	}
-	enc := json.NewEncoder(f)
-	for i := range turns {
-		if err := enc.Encode(&turns[i]); err != nil {
-			return errors.Join(err, f.Close())
-		}
-	}
-	return f.Close()
 }
