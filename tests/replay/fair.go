@@ -180,7 +180,7 @@ func (o *options) inTime(w io.Writer) error {
 		fmt.Fprintf(w, "\toverload %.1f: TTFT within %v\trefused\tof these in time if served\n", load, target)
 		for i, q := range o.queues {
 			for _, late := range []queue.Late{queue.Serve, queue.Refuse} {
-				if late == queue.Refuse && q.Hold == sim.HoldOff {
+				if late == queue.Refuse && !q.Hold {
 					continue
 				}
 				t := batch(load*rate).Target(target, late).Trace()

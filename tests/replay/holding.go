@@ -12,20 +12,17 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/sim"
 )
 
-// holds are the names of the rules that say which requests a router holds.
-var holds = []string{"off", "any", "near", "own"}
-
-// parseHold reads a rule, and behind a colon the steps of an engine that count as room: any:2.
+// parseHold reads what is held: off, any, or with the steps of an engine that count as room, any:2.
 func (o *options) parseHold(text string) error {
 	rule, depth, _ := strings.Cut(text, ":")
 	q := o.queue
-	q.Hold, q.Depth = sim.Hold(slices.Index(holds, rule)), 2
+	q.Hold, q.Depth = rule == "any", 2
 	var err error
 	if depth != "" {
 		q.Depth, err = strconv.ParseFloat(depth, 64)
 	}
-	if q.Hold < 0 || err != nil {
-		return fmt.Errorf("-hold has %q, want one of %s, and steps behind a colon", text, strings.Join(holds, ", "))
+	if err != nil || !q.Hold && rule != "off" {
+		return fmt.Errorf("-hold has %q, want off, any, or any and steps behind a colon", text)
 	}
 	o.queues, o.queueNames = append(o.queues, q), append(o.queueNames, text)
 	return nil

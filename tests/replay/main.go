@@ -77,7 +77,7 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	f.IntVar(&o.tries, "tries", 3000, "with -hindsight, how many `replays` one search makes; there are six in each cell")
 	f.StringVar(&match, "match", "", "with -grid and -hindsight, only the cells whose name fits this regular `expression`; with -hindsight the default is "+hindsightMatch)
 	f.BoolVar(&o.split, "phases", false, "replay against 8 whole workers, and against 2, 3 and 4 that prefill for the rest, with the first of -policy")
-	f.StringVar(&hold, "hold", "", "compare comma-separated `rules` for what the router holds in its queue: off, any, near, own; any:2 counts two steps of an engine as room")
+	f.StringVar(&hold, "hold", "", "compare comma-separated `rules` for what the router holds in its queue: off, any; any:2 counts two steps of an engine as room")
 	f.BoolVar(&o.fair, "fair", false, "replay what tenants and classes do to each other, with each of -hold and -routers")
 	f.IntVar(&o.tenants, "tenants", 1, "with -hold, how many `tenants` share the sessions")
 	f.Float64Var(&o.queue.Step, "step", 4096, "with -hold, how many `tokens` an engine computes in a step, as the router assumes")
@@ -128,39 +128,20 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 			return nil, fmt.Errorf("-policy has %q, want different ones of %s", p, strings.Join(sim.Policies(), ", "))
 		}
 	}
-	for speed := range strings.SplitSeq(speeds, ",") {
-		v, err := strconv.ParseFloat(speed, 64)
-		if err != nil {
-			return nil, fmt.Errorf("-speed: %w", err)
-		}
-		o.speeds = append(o.speeds, v)
-	}
-	for seed := range strings.SplitSeq(seeds, ",") {
-		v, err := strconv.ParseUint(seed, 10, 64)
-		if err != nil {
-			return nil, fmt.Errorf("-seed: %w", err)
-		}
-		o.seeds = append(o.seeds, v)
-	}
-	for n := range strings.SplitSeq(routers, ",") {
-		v, err := strconv.Atoi(n)
-		if err != nil || v < 1 {
-			return nil, fmt.Errorf("-routers has %q, want numbers from 1 on", n)
-		}
-		o.routers = append(o.routers, v)
-	}
-	for what := range strings.SplitSeq(share, ",") {
-		if what != "none" && what != "journal" {
-			return nil, fmt.Errorf("-share has %q, want none or journal", what)
-		}
-		o.share = append(o.share, what)
-	}
-	for d := range strings.SplitSeq(late, ",") {
-		v, err := time.ParseDuration(d)
-		if err != nil {
-			return nil, fmt.Errorf("-late: %w", err)
-		}
-		o.late = append(o.late, v)
+	err := errors.Join(
+		list(&o.speeds, "speed", speeds, func(v string) (float64, error) { return strconv.ParseFloat(v, 64) }),
+		list(&o.seeds, "seed", seeds, func(v string) (uint64, error) { return strconv.ParseUint(v, 10, 64) }),
+		list(&o.routers, "routers", routers, strconv.Atoi),
+		list(&o.late, "late", late, time.ParseDuration),
+	)
+	o.share = strings.Split(share, ",")
+	switch {
+	case err != nil:
+		return nil, err
+	case slices.Min(o.routers) < 1:
+		return nil, fmt.Errorf("-routers has %d, want numbers from 1 on", slices.Min(o.routers))
+	case slices.ContainsFunc(o.share, func(what string) bool { return what != "none" && what != "journal" }):
+		return nil, fmt.Errorf("-share is %q, want none, journal or both", share)
 	}
 	if hold == "" && o.fair {
 		hold = "off,any"
@@ -172,7 +153,6 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 			}
 		}
 	}
-	var err error
 	if o.match, err = regexp.Compile(match); err != nil {
 		return nil, fmt.Errorf("-match: %w", err)
 	}
@@ -181,6 +161,18 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 	}
 	o.cluster.Slow, err = parseSlow(slow)
 	return o, err
+}
+
+// list reads the values of a flag, which have commas between them.
+func list[T any](to *[]T, flag, text string, read func(string) (T, error)) error {
+	for value := range strings.SplitSeq(text, ",") {
+		v, err := read(value)
+		if err != nil {
+			return fmt.Errorf("-%s: %w", flag, err)
+		}
+		*to = append(*to, v)
+	}
+	return nil
 }
 
 func parseSlow(text string) (s sim.Slow, err error) {

@@ -9,20 +9,10 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
-// Hold says which requests a router holds in its queue, whose order is that of package queue.
-type Hold int
-
-// The rules.
-const (
-	HoldOff  Hold = iota // none
-	HoldAny              // all, while no target has room; the policy then chooses among all targets
-	HoldNear             // as HoldAny, but a target with room takes the place of a choice without, if it costs little
-	HoldOwn              // those whose target has no room; the policy chooses it when they arrive
-)
-
-// Queue says how requests wait in the routers.
+// Queue says how requests wait in the routers, in the order of package queue.
 type Queue struct {
-	Hold Hold
+	// Hold has requests wait while no target has room. The policy then chooses among all targets.
+	Hold bool
 	// Step is how many tokens an engine computes in a step, as a router assumes. A target has room for a
 	// router if less than its share of Depth steps of its own requests is booked there. Routers have equal shares,
 	// because they do not see at once what others do. A target also has room if little of all that is booked
@@ -49,7 +39,6 @@ type waiting struct {
 // line is the queue of a router.
 type line struct {
 	queue.Queue
-	held   []float64       // for each target, the predicted prefill times of those that wait for it
 	off    float64         // see begun
 	looks  time.Duration   // when the router looks at its targets again
 	room   []kvscore.Room  // of each target
@@ -61,11 +50,10 @@ type line struct {
 	shares time.Duration   // until when other routers' targets have no room, after a long prompt
 }
 
-// lane is requests that may take the same targets.
-type lane struct {
-	background bool
-	at         int // a target; -1 is any
-}
+// lane is requests that may take the same targets: those of background classes, or the others.
+type lane bool
+
+const background lane = true
 
 // enter has a request wait in its router.
 func (r *replay) enter(q *request) {
@@ -81,17 +69,10 @@ func (r *replay) enter(q *request) {
 	q.cost = s.Candidates[at].PrefillTime
 	q.entry = queue.Entry{
 		Class: r.Trace.Class(t), Tenant: uint64(t.Tenant), Weight: r.Trace.Weight(t), Arrival: r.clock(), //nolint:gosec // not negative
-		Cost: q.cost, Value: q, Lane: lane{at: -1},
+		Cost: q.cost, Value: q, Lane: lane(r.isBackground(q)),
 	}
 	e := &q.entry
 	e.Surplus = kvscore.RoomForSurplus(s.Tokens - s.Candidates[at].OverlapTokens)
-	switch {
-	case r.isBackground(q):
-		e.Lane = lane{background: true, at: -1}
-	case r.Queue.Hold == HoldOwn:
-		e.Lane = lane{at: at}
-		l.held[at] += q.cost
-	}
 	if e.Class != nil && e.Class.TTFT > 0 && r.isLate(q) {
 		r.refuse(q)
 		return
@@ -143,7 +124,7 @@ func (r *replay) dispatch(o *router) {
 	}
 	for o.queue.Len() > 0 {
 		r.look(o)
-		e := o.queue.First(o.queue.may, r.Queue.Hold == HoldOwn, r.clock())
+		e := o.queue.First(o.queue.may, false, r.clock())
 		if e == nil {
 			return
 		}
@@ -168,7 +149,7 @@ func (l *line) begun(q *request) {
 func (l *line) may(key any, room kvscore.Room) bool {
 	of := key.(lane) //nolint:forcetypeassert,errcheck // there are no others
 	for i := range l.room {
-		if of.background && l.spares && l.idle[i] || !of.background && l.room[i] >= room && (of.at < 0 || of.at == i) {
+		if of == background && l.spares && l.idle[i] || of != background && l.room[i] >= room {
 			return true
 		}
 	}
@@ -177,22 +158,15 @@ func (l *line) may(key any, room kvscore.Room) bool {
 
 // take seats a request that waits, and charges its tenant.
 func (r *replay) take(e *queue.Entry) {
-	q, of := e.Value.(*request), e.Lane.(lane) //nolint:forcetypeassert,errcheck // there are no others
-	l, s, at := &q.router.queue, &q.router.dry, of.at
-	switch {
-	case of.background:
+	q := e.Value.(*request) //nolint:forcetypeassert,errcheck // there are no others
+	l, at := &q.router.queue, -1
+	if e.Lane == background {
 		r.choose(q)
-		at = cheapest(s, func(i int) bool { return l.idle[i] }, math.Inf(1))
-	case at >= 0:
-		l.held[at] = max(0, l.held[at]-q.cost)
-	case r.Queue.Hold == HoldNear:
-		if at = r.choose(q); l.room[at] == kvscore.NoRoom {
-			at = cheapest(s, l.hasRoom, nearPrefill*s.Candidates[at].PrefillTime)
-		}
+		at = l.cheapestIdle(&q.router.dry)
 	}
 	q.waits = false
 	r.seat(q, at)
-	s = &q.router.selection
+	s := &q.router.selection
 	c := &s.Candidates[q.at]
 	q.lacks = float64(s.Tokens - c.OverlapTokens)
 	if l.booked[q.at] += q.lacks; 2*q.lacks >= r.Queue.Step {
@@ -217,16 +191,11 @@ const (
 	sharedFor = 30 * time.Second
 )
 
-func (l *line) hasRoom(i int) bool { return l.room[i] > kvscore.NoRoom }
-
-// nearPrefill is how many times longer a prefill may take at a target with room than at the policy's choice.
-const nearPrefill = 1.1
-
-// cheapest returns the cheapest target of some whose prefill takes at most so many milliseconds; -1 if there is none.
-func cheapest(s *kvscore.Selection, of func(i int) bool, most float64) int {
+// cheapestIdle returns the cheapest target with nothing booked; -1 if there is none.
+func (l *line) cheapestIdle(s *kvscore.Selection) int {
 	at := -1
 	for i := range s.Candidates {
-		if c := &s.Candidates[i]; of(i) && c.PrefillTime <= most && (at < 0 || c.Cost < s.Candidates[at].Cost) {
+		if l.idle[i] && (at < 0 || s.Candidates[i].Cost < s.Candidates[at].Cost) {
 			at = i
 		}
 	}
@@ -237,15 +206,15 @@ func cheapest(s *kvscore.Selection, of func(i int) bool, most float64) int {
 func (r *replay) choose(q *request) int {
 	ask, bound := r.ask(q)
 	o := q.router
-	return o.scheduler.Explain(r.clock(), &ask, o.refs, bound, held{o.policy, o.queue.held}, &o.dry).Chosen
+	return o.scheduler.Explain(r.clock(), &ask, o.refs, bound, o.policy, &o.dry).Chosen
 }
 
 // look finds out which targets have room, and has the router look again when one is predicted to.
 func (r *replay) look(o *router) {
 	l, s, soon := &o.queue, &o.dry, math.Inf(1)
-	if n := len(r.targets); l.held == nil {
+	if n := len(r.targets); l.room == nil {
 		l.room, l.idle, l.since = make([]kvscore.Room, n), make([]bool, n), make([]time.Duration, n)
-		l.held, l.booked = make([]float64, n), make([]float64, n)
+		l.booked = make([]float64, n)
 		l.Parallel = n
 	}
 	o.scheduler.Explain(r.clock(), new(kvscore.Request), o.refs, 0, o.policy, s)
@@ -290,20 +259,6 @@ func (r *replay) look(o *router) {
 func (r *replay) later(in time.Duration, do func()) {
 	r.events.push(event{at: r.now + in, n: r.tellings, do: do})
 	r.tellings++
-}
-
-// held is a policy that counts what is held for a target as booked there.
-type held struct {
-	kvscore.Policy
-	ms []float64
-}
-
-// Choose implements kvscore.Policy.
-func (h held) Choose(s *kvscore.Selection) int {
-	for i := range h.ms {
-		s.Candidates[i].WaitTime += h.ms[i]
-	}
-	return h.Policy.Choose(s)
 }
 
 // wrong is a policy that sees wrong times.

@@ -10,8 +10,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/tests/replay/trace"
 )
 
-// queued returns a cell on two engines whose routers hold requests.
-func queued(t *trace.Trace, hold Hold) Config {
+// queued returns a cell on two engines, whose routers may hold requests.
+func queued(t *trace.Trace, hold bool) Config {
 	c := cell(t, "predicted_latency")
 	c.Workers, c.Queue = 2, Queue{Hold: hold, Step: 4096, Depth: 1}
 	return c
@@ -19,7 +19,7 @@ func queued(t *trace.Trace, hold Hold) Config {
 
 func TestNothingIsHeldWhileAnEngineHasRoom(t *testing.T) {
 	tr := synth.NewTenants(2, 60).Interactive().Trace()
-	if off, held := mustRun(t, queued(tr, HoldOff)), mustRun(t, queued(tr, HoldAny)); off.Figures != held.Figures {
+	if off, held := mustRun(t, queued(tr, false)), mustRun(t, queued(tr, true)); off.Figures != held.Figures {
 		t.Errorf("%+v, want %+v", held.Figures, off.Figures)
 	}
 }
@@ -35,16 +35,14 @@ func TestOneTenantDoesNotStarveOthers(t *testing.T) {
 		}
 		return slowest
 	}
-	if off := others(mustRun(t, queued(tr, HoldOff))); off < 10*time.Second {
+	if off := others(mustRun(t, queued(tr, false))); off < 10*time.Second {
 		t.Errorf("nobody waits longer than %v without a queue", off)
 	}
-	for _, hold := range []Hold{HoldAny, HoldNear, HoldOwn} {
-		for _, n := range []int{1, 2, 4} {
-			c := queued(tr, hold)
-			c.Routers = Routers{Number: n, Share: n > 1, Late: 10 * time.Millisecond}
-			if slowest := others(mustRun(t, c)); slowest > 5*time.Second {
-				t.Errorf("rule %d, %d routers: somebody waits %v", hold, n, slowest)
-			}
+	for _, n := range []int{1, 2, 4} {
+		c := queued(tr, true)
+		c.Routers = Routers{Number: n, Share: n > 1, Late: 10 * time.Millisecond}
+		if slowest := others(mustRun(t, c)); slowest > 5*time.Second {
+			t.Errorf("%d routers: somebody waits %v", n, slowest)
 		}
 	}
 }
@@ -55,7 +53,7 @@ func TestRoutersServeAllTenants(t *testing.T) {
 	const long = 200
 	tr := synth.NewTenants(1, 0).Flood(0, long, 8192, 0).Flood(0, 16*long, 1024, 1).Weights(1, 3).Trace()
 	for seed := range uint64(2) {
-		c := queued(tr, HoldAny)
+		c := queued(tr, true)
 		c.Seed, c.Workers, c.KVTokens, c.Queue.Depth = seed+1, 8, 500_000, 2
 		c.Routers = Routers{Number: 2, Share: true, Late: 10 * time.Millisecond}
 		var begun []time.Duration // in the order of arrival
@@ -76,7 +74,7 @@ func TestARouterRefusesWhatWouldBeLate(t *testing.T) {
 	const target = 2 * time.Second
 	share := func(late queue.Late) (in, refused float64) {
 		tr := synth.NewTenants(60, 30).Batch().Target(target, late).Trace()
-		r := mustRun(t, queued(tr, HoldAny))
+		r := mustRun(t, queued(tr, true))
 		for _, x := range r.Outcomes {
 			switch {
 			case x.Refused:

@@ -292,7 +292,7 @@ func (r *replay) place(n int) {
 		return
 	}
 	q.router = r.route(n)
-	if r.Queue.Hold != HoldOff {
+	if r.Queue.Hold {
 		r.enter(q)
 		return
 	}
@@ -375,7 +375,7 @@ func (r *replay) step(at int) {
 			continue
 		}
 		q.first = r.now
-		if r.Queue.Hold != HoldOff {
+		if r.Queue.Hold {
 			q.router.queue.begun(q)
 		}
 		if q.lease == nil {
