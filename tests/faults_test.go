@@ -42,6 +42,8 @@ type faultRow struct {
 	long bool
 	// allowed are the fates beside served that requests may have.
 	allowed []fate
+	// few says that the struck worker gets few attempts: see fewAttempts. The fault also lasts until that shows.
+	few bool
 	// check looks at the rest.
 	check func(t *testing.T, r *faultRun)
 }
@@ -77,6 +79,7 @@ type faultRun struct {
 	sent                      int
 	retries                   map[string]float64 // by reason
 	attempts                  int                // at the struck engines during the fault
+	early                     int                // those of requests that may have begun before the mark
 	held                      float64            // tokens that the first one is thought to hold at its end
 	moved                     time.Duration      // until the first mark; -1 without
 	worst                     time.Duration      // wait of requests that were served
@@ -166,12 +169,8 @@ func (r *faultRun) play() {
 		return met
 	})
 	r.endedAt = time.Now()
-	r.attempts = r.received() - r.was
+	r.attempts = r.tries() - r.was
 	if m := r.s.scrape(t); m != nil {
-		for i := range r.struck() {
-			labels := []string{fmt.Sprintf("worker=%q", r.dial(i)), `reason="refused"`}
-			r.attempts += int(m.value(retriesTotal, labels...) - r.before.value(retriesTotal, labels...))
-		}
 		r.held = m.value("caddy_kv_router_worker_cached_tokens", fmt.Sprintf("worker=%q", r.dial(0)))
 	}
 	end()
@@ -192,7 +191,7 @@ func (r *faultRun) play() {
 func (r *faultRun) strike() (end func()) {
 	t, row := r.t, r.row
 	r.struckAt = time.Now()
-	r.was = r.received()
+	r.was = r.tries()
 	var ends []func()
 	for _, e := range r.struck() {
 		ends = append(ends, row.strike(r, e))
@@ -205,6 +204,11 @@ func (r *faultRun) strike() (end func()) {
 	time.Sleep(time.Until(r.struckAt.Add(lasts)))
 	if row.marked == must {
 		eventually(t, "the mark", func() bool { return r.firstMark() >= 0 })
+	}
+	if row.few {
+		r.awaitRound("the end of what began before the mark")
+		r.early = r.tries() - r.was
+		r.awaitRound("requests after the mark")
 	}
 	if row.hits != nil {
 		eventually(t, "the fault to hit each client", r.hasHitAll)
@@ -235,6 +239,31 @@ func (r *faultRun) hasHitAll() bool {
 		}
 	}
 	return true
+}
+
+// awaitRound waits until each client has ended a request that begins from now on.
+func (r *faultRun) awaitRound(what string) {
+	now := time.Now()
+	eventually(r.t, what, func() bool {
+		ended := make(map[int]bool)
+		for _, v := range r.load.all() {
+			if v.begun.After(now) {
+				ended[v.client] = true
+			}
+		}
+		return len(ended) == faultClients
+	})
+}
+
+// tries returns how many requests the faulty engines have received or refused.
+func (r *faultRun) tries() int {
+	var m metrics
+	eventually(r.t, "the metrics", func() bool { m = r.s.scrape(r.t); return m != nil })
+	n := r.received()
+	for i := range r.struck() {
+		n += int(m.value(retriesTotal, fmt.Sprintf("worker=%q", r.dial(i)), `reason="refused"`))
+	}
+	return n
 }
 
 // received returns how many requests the faulty engines have received.
@@ -333,6 +362,9 @@ func (r *faultRun) judge() {
 		t.Errorf("the worker was marked down after %v", r.moved)
 	}
 	r.judgeCounters()
+	if row.few {
+		r.fewAttempts()
+	}
 	if row.check != nil {
 		row.check(t, r)
 	}
