@@ -318,9 +318,9 @@ func (r *faultRun) usual() int {
 	return r.count(func(v *visit) bool { return v.begun.Before(r.struckAt) && v.engine == r.engines[0].Name() })
 }
 
-// fewAttempts expects at most one request of each client before the mark, and then one each time that a first
-// phase of the mark is over. That takes 0.5 s or more. A first token opens the worker for more, until its stream breaks.
-// The router sends a request again if its connection is closed without an answer.
+// fewAttempts expects at most one request of each client before the mark. Then it expects at most one each time
+// that a first phase of the mark is over. That takes 0.5 s or more. A first token opens the worker for more, until its
+// stream breaks. The router sends a request again if its connection is closed without an answer.
 func (r *faultRun) fewAttempts() {
 	early, late := faultClients, int(r.endedAt.Sub(r.struckAt)/(500*time.Millisecond))
 	switch reasons := strings.Fields(r.row.retried); {
