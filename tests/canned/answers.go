@@ -32,15 +32,11 @@ type call struct {
 		} `json:"function"`
 	} `json:"tools"`
 
-	// of responses, embeddings and classify
+	// of responses and embeddings
 	Input json.RawMessage `json:"input"`
 	// of embeddings
 	EncodingFormat string `json:"encoding_format"`
 	Dimensions     int    `json:"dimensions"`
-	// of rerank
-	Documents []json.RawMessage `json:"documents"`
-	// of score
-	Text2 json.RawMessage `json:"text_2"`
 }
 
 // Answer is what an answer is made of, in whichever API's shape. Times are in seconds, counts in tokens.
@@ -132,9 +128,9 @@ var shapes = map[string]shape{
 	"/generate":              {API: Generate},
 	"/messages/count_tokens": {scores: countWhole},
 	"/embeddings":            {scores: embeddingsWhole},
-	"/rerank":                {scores: rerankWhole},
-	"/score":                 {scores: scoreWhole},
-	"/classify":              {scores: classifyWhole},
+	"/rerank":                {scores: scoresWhole},
+	"/score":                 {scores: scoresWhole},
+	"/classify":              {scores: scoresWhole},
 }
 
 func shapeOf(path string) (shape, bool) {

@@ -57,30 +57,5 @@ func embeddingsWhole(p *Answer, c *call) any {
 	return p.list("embd", data)
 }
 
-// rerankWhole keeps the order of the documents.
-func rerankWhole(p *Answer, c *call) any {
-	results := make([]any, len(c.Documents))
-	for i, doc := range c.Documents {
-		results[i] = map[string]any{"index": i, "document": map[string]any{"text": doc}, "relevance_score": 0.5}
-	}
-	return map[string]any{
-		"id": "rerank-" + p.ID, "model": p.Model, "results": results,
-		"usage": map[string]any{"prompt_tokens": p.Prompt, "total_tokens": p.Prompt},
-	}
-}
-
-func scoreWhole(p *Answer, c *call) any {
-	data := make([]any, len(several(c.Text2)))
-	for i := range data {
-		data[i] = map[string]any{"index": i, "object": "score", "score": 0.5}
-	}
-	return p.list("score", data)
-}
-
-func classifyWhole(p *Answer, c *call) any {
-	data := make([]any, len(several(c.Input)))
-	for i := range data {
-		data[i] = map[string]any{"index": i, "label": "yes", "probs": []float64{0.5, 0.5}, "num_classes": 2}
-	}
-	return p.list("classify", data)
-}
+// scoresWhole is the answer of APIs whose results nothing reads.
+func scoresWhole(p *Answer, _ *call) any { return p.list("score", []any{}) }

@@ -30,44 +30,38 @@ const (
 type Record struct {
 	// Seq counts the engine's requests from 1, in the order in which they had been
 	// read.
-	Seq uint64 `json:"seq"`
+	Seq uint64
 	// Life counts the engine's starts from 1.
-	Life      int         `json:"life"`
-	AtMS      float64     `json:"at_ms"`
-	Method    string      `json:"method"`
-	Path      string      `json:"path"`
-	Header    http.Header `json:"header"`
-	BodyBytes int         `json:"body_bytes"`
+	Life      int
+	AtMS      float64
+	Method    string
+	Path      string
+	Header    http.Header
+	BodyBytes int
 	// Body is the body as it was sent, if bodies are kept.
-	Body []byte `json:"-"`
+	Body []byte
 
-	// ID is the answer's id; empty, as all below, for what is not inference or was
-	// refused.
-	ID    string `json:"id,omitempty"`
-	Model string `json:"model,omitempty"`
-	// Rank is the data-parallel rank; -1 if none.
-	Rank int `json:"rank"`
+	// Rank is the data-parallel rank; -1 if none, as for what is not inference or was refused.
+	Rank int
 	// RankFrom is where the rank was asked for, header or body; empty if the
 	// engine chose it.
-	RankFrom     string `json:"rank_from,omitempty"`
-	PromptTokens int    `json:"prompt_tokens"`
+	RankFrom     string
+	PromptTokens int
 	// Session is the id of the session that the request opens, closes or continues.
-	Session string `json:"session,omitempty"`
+	Session string
 	// SessionResult is what the engine did with it; empty if it did not come to that.
-	SessionResult SessionResult `json:"session_result,omitempty"`
+	SessionResult SessionResult
 	// CachedTokens is -1 until the request was admitted.
-	CachedTokens int `json:"cached_tokens"`
-	AnswerTokens int `json:"answer_tokens"`
+	CachedTokens int
+	AnswerTokens int
 	// Held is whether it came while the engine slept.
-	Held bool `json:"held,omitempty"`
+	Held bool
 
-	Outcome Outcome `json:"outcome"`
+	Outcome Outcome
 	// Status is the answer's; 0 if no header was sent.
-	Status int `json:"status"`
-	// Fault is the fault that the request met; empty for none.
-	Fault FaultKind `json:"fault,omitempty"`
+	Status int
 	// FirstTokenMS is 0 until it was so.
-	FirstTokenMS float64 `json:"first_token_ms"`
+	FirstTokenMS float64
 }
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

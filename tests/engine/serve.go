@@ -59,9 +59,6 @@ func (e *Engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	api := e.cfg.shape(path)
 	inference := api != notInference
 	f := e.faults.take(path, inference)
-	if f.Kind != NoFault {
-		x.note(func(r *Record) { r.Fault = f.Kind })
-	}
 	if f.Late {
 		x.late, f = f, Fault{}
 	}
@@ -96,9 +93,7 @@ func (x *exchange) infer(s shape, f Fault) {
 	if !x.begin(c, j) {
 		return
 	}
-	x.note(func(r *Record) {
-		r.ID, r.Model, r.Rank, r.RankFrom, r.PromptTokens = c.id, c.model, c.rank, c.rankFrom, len(c.prompt.Tokens)
-	})
+	x.note(func(r *Record) { r.Rank, r.RankFrom, r.PromptTokens = c.rank, c.rankFrom, len(c.prompt.Tokens) })
 	if x.engine.cfg.Flavour == SGLang {
 		x.life.abortable.Store(c.id, cancel)
 		defer x.life.abortable.Delete(c.id)
