@@ -100,13 +100,10 @@ func readModels(body []byte) *worker.ModelList {
 	data.ForEach(func(_, entry gjson.Result) bool {
 		if id := entry.Get("id"); id.Type == gjson.String {
 			parent := entry.Get("parent").Str
-			if entry.Get("status.value").Str == "loaded" { // llama.cpp's router
-				if list.Loaded == nil {
-					list.Loaded = make(map[string]bool)
-				}
-				list.Loaded[id.Str] = true
-			}
-			list.Add(worker.ModelEntry{ID: id.Str, Raw: entry.Raw, Root: entry.Get("root").Str}, parent != "" && parent != id.Str)
+			list.Add(worker.ModelEntry{
+				ID: id.Str, Raw: entry.Raw, Root: entry.Get("root").Str, Adapter: parent != "" && parent != id.Str,
+				Loaded: entry.Get("status.value").Str == "loaded", // llama.cpp's router
+			})
 		}
 		return len(list.Entries) < worker.MaxModels
 	})

@@ -3,7 +3,6 @@ package pool
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net/http"
 	"runtime"
 	"slices"
@@ -32,20 +31,20 @@ func (p *Pool) lostCache(t kvscore.Target, tokens int64) {
 // keeps it.
 func (p *Pool) LearnModels(w *worker.Worker, list *worker.ModelList, logger *zap.Logger) {
 	old := w.List()
-	same := old != nil && list != nil && maps.Equal(old.IDs, list.IDs)
-	if same && slices.Equal(old.Entries, list.Entries) {
+	_, before := w.ModelsOf()
+	if old != nil && list != nil && slices.Equal(old.Entries, list.Entries) {
 		return
 	}
 	w.SetList(list)
 	p.findAliases()
-	if same || list == nil && old == nil {
+	_, ids := w.ModelsOf()
+	if (list == nil) == (old == nil) && slices.Equal(ids, before) {
 		return
 	}
 	p.kept.journal.Lists(w.ID, keptModels(list))
 	if list == nil {
 		return
 	}
-	_, ids := w.ModelsOf()
 	logger.Info("worker serves models", zap.String("upstream", w.Dial), zap.Strings("models", ids))
 }
 
@@ -55,7 +54,7 @@ func keptModels(l *worker.ModelList) (models []journal.Model) {
 		return nil
 	}
 	for _, e := range l.Entries {
-		models = append(models, journal.Model{ID: e.ID, Adapter: l.Adapters[e.ID]})
+		models = append(models, journal.Model{ID: e.ID, Adapter: e.Adapter})
 	}
 	return models
 }
@@ -65,7 +64,9 @@ func keptModels(l *worker.ModelList) (models []journal.Model) {
 func recallModels(w *worker.Worker, models []journal.Model) {
 	list := new(worker.ModelList)
 	for _, m := range models {
-		list.Add(worker.EntryOf(m.ID), m.Adapter)
+		e := worker.EntryOf(m.ID)
+		e.Adapter = m.Adapter
+		list.Add(e)
 	}
 	w.RecallList(list)
 }

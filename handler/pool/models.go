@@ -54,12 +54,12 @@ func (r *registry) Adapter(model string) (name string, known bool) {
 		if list == nil {
 			continue
 		}
-		switch {
-		case list.Adapters[model]:
+		switch e := list.Find(model); {
+		case e != nil && e.Adapter:
 			return model, true
-		case list.Has(model):
+		case e != nil:
 			return "", true
-		case isPair && adapter != "" && list.Has(base):
+		case isPair && adapter != "" && list.Find(base) != nil:
 			return adapter, true
 		}
 		known = false

@@ -435,11 +435,7 @@ func TestTablesHeedNewModels(t *testing.T) {
 		}
 	}
 	serve := func(w *worker.Worker, models ...string) {
-		ids := make(map[string]bool)
-		for _, m := range models {
-			ids[m] = true
-		}
-		w.SetList(&worker.ModelList{IDs: ids})
+		w.SetList(listOf(models...))
 	}
 	want("x", "abc") // nobody tells
 	serve(workers[0], "x", "y")

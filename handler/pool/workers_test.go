@@ -83,7 +83,7 @@ func TestNothingIsKeptOfUnnamedWorkersThoughManyGo(t *testing.T) {
 // and other entries.
 func TestEqualModelListIsNoNews(t *testing.T) {
 	list := func(raw string) *worker.ModelList {
-		return &worker.ModelList{IDs: map[string]bool{"x": true}, Entries: []worker.ModelEntry{{ID: "x", Raw: raw}}}
+		return &worker.ModelList{Entries: []worker.ModelEntry{{ID: "x", Raw: raw}}}
 	}
 	p, first, other := testPool(t, wanted()), list("1"), list("2")
 	w := p.Worker(one)
@@ -140,9 +140,8 @@ func TestResponsesAreBounded(t *testing.T) {
 }
 
 func listOf(models ...string) *worker.ModelList {
-	l := &worker.ModelList{IDs: make(map[string]bool)}
+	l := new(worker.ModelList)
 	for _, m := range models {
-		l.IDs[m] = true
 		l.Entries = append(l.Entries, worker.ModelEntry{ID: m})
 	}
 	return l

@@ -1,7 +1,6 @@
 package worker
 
 import (
-	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -14,11 +13,6 @@ const MaxModelList = 1 << 20
 
 // ModelList is a worker's own list of its models.
 type ModelList struct {
-	IDs map[string]bool
-	// Adapters are those of IDs that are LoRA adapters of another model.
-	Adapters map[string]bool
-	// Loaded are those of IDs that are loaded now, if the worker says that.
-	Loaded  map[string]bool
 	Entries []ModelEntry // in its order
 }
 
@@ -26,6 +20,8 @@ type ModelList struct {
 // model.
 type ModelEntry struct {
 	ID, Raw, Root string
+	Adapter       bool // a LoRA adapter of another model
+	Loaded        bool // it is loaded now, as the worker says
 }
 
 // MaxModels is how many models of a worker's list the router reads.
@@ -33,27 +29,23 @@ const MaxModels = 4096
 
 // Add adds a model, unless it is listed already, an operator's terminal could not show its id, or the
 // list is full.
-func (l *ModelList) Add(e ModelEntry, adapter bool) {
+func (l *ModelList) Add(e ModelEntry) {
 	shown := utf8.ValidString(e.ID) && strings.IndexFunc(e.ID, unicode.IsControl) < 0
-	if e.ID == "" || !shown || l.IDs[e.ID] || len(l.Entries) == MaxModels {
-		return
-	}
-	if l.IDs == nil {
-		l.IDs, l.Adapters = make(map[string]bool), make(map[string]bool)
-	}
-	l.IDs[e.ID] = true
-	l.Entries = append(l.Entries, e)
-	if adapter {
-		l.Adapters[e.ID] = true
+	if e.ID != "" && shown && l.Find(e.ID) == nil && len(l.Entries) < MaxModels {
+		l.Entries = append(l.Entries, e)
 	}
 }
 
-// Has returns whether a model is in the list. Searching a short list is faster than a map.
-func (l *ModelList) Has(model string) bool {
-	if len(l.Entries) == 0 || len(l.Entries) > 4 {
-		return l.IDs[model]
+// Find returns the entry of a model, nil if the list, which may be nil, lacks it.
+func (l *ModelList) Find(model string) *ModelEntry {
+	if l != nil {
+		for i := range l.Entries {
+			if l.Entries[i].ID == model {
+				return &l.Entries[i]
+			}
+		}
 	}
-	return slices.ContainsFunc(l.Entries, func(e ModelEntry) bool { return e.ID == model })
+	return nil
 }
 
 // EntryOf returns the entry of a model of which only the id is known.
@@ -69,7 +61,7 @@ func (l *ModelList) ByRoot() map[string][]string {
 		return names
 	}
 	for _, e := range l.Entries {
-		if e.Root != "" && !l.Adapters[e.ID] {
+		if e.Root != "" && !e.Adapter {
 			names[e.Root] = append(names[e.Root], e.ID)
 		}
 	}

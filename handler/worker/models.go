@@ -1,7 +1,6 @@
 package worker
 
 import (
-	"maps"
 	"slices"
 
 	"github.com/caddy-kvrouter/kvrouter/handler/observe"
@@ -9,29 +8,31 @@ import (
 
 // Serves returns whether a worker serves a model, and whether that is known.
 func (w *Worker) Serves(model string) (yes, known bool) {
-	if set := w.known.Load().models; set != nil {
-		return set[model], true
+	if set := w.Settings().Models; len(set) > 0 {
+		return slices.Contains(set, model), true
 	}
-	if list := w.list.Load(); list != nil {
-		return list.Has(model), true
-	}
-	return false, false
+	list := w.list.Load()
+	return list.Find(model) != nil, list != nil
 }
 
 // ModelsOf returns the sorted ids of the worker's models: those of the operator's list, and those
 // of its own. A list that does not exist is nil.
 func (w *Worker) ModelsOf() (configured, own []string) {
-	if set := w.known.Load().models; set != nil {
-		configured = slices.Sorted(maps.Keys(set))
+	if set := w.Settings().Models; len(set) > 0 {
+		configured = slices.Compact(slices.Sorted(slices.Values(set)))
 	}
 	if list := w.list.Load(); list != nil {
-		own = slices.Sorted(maps.Keys(list.IDs))
+		own = make([]string, 0, len(list.Entries))
+		for _, e := range list.Entries {
+			own = append(own, e.ID)
+		}
+		slices.Sort(own)
 	}
 	return configured, own
 }
 
 // HasConfiguredModels returns whether the operator lists the worker's models.
-func (w *Worker) HasConfiguredModels() bool { return w.known.Load().models != nil }
+func (w *Worker) HasConfiguredModels() bool { return len(w.Settings().Models) > 0 }
 
 // KnownToServe returns whether a worker is known to serve a model.
 func (w *Worker) KnownToServe(model string) bool {
@@ -55,30 +56,28 @@ func (w *Worker) RecallList(list *ModelList) {
 
 // Listed returns the models that the operator lists, or else those that the worker lists.
 func (w *Worker) Listed() []ModelEntry {
-	var own []ModelEntry
-	if l := w.list.Load(); l != nil {
-		own = l.Entries
-	}
-	set := w.known.Load().models
-	if set == nil {
-		return own
+	own, set := w.list.Load(), w.Settings().Models
+	if len(set) == 0 {
+		if own == nil {
+			return nil
+		}
+		return own.Entries
 	}
 	list := make([]ModelEntry, 0, len(set))
-	for _, id := range slices.Sorted(maps.Keys(set)) {
-		if i := slices.IndexFunc(own, func(e ModelEntry) bool { return e.ID == id }); i >= 0 {
-			list = append(list, own[i])
-			continue
+	for _, id := range slices.Compact(slices.Sorted(slices.Values(set))) {
+		if e := own.Find(id); e != nil {
+			list = append(list, *e)
+		} else {
+			list = append(list, EntryOf(id))
 		}
-		list = append(list, EntryOf(id))
 	}
 	return list
 }
 
 // BaseModels returns the ids of the models that the worker lists, without adapters.
 func (w *Worker) BaseModels() (ids []string) {
-	list := w.list.Load()
 	for _, e := range w.Listed() {
-		if list == nil || !list.Adapters[e.ID] {
+		if !e.Adapter {
 			ids = append(ids, e.ID)
 		}
 	}
@@ -95,7 +94,16 @@ func (w *Worker) ModelMetrics(model string) *observe.ModelMetrics {
 // another model takes seconds, and may push out the present one.
 func (w *Worker) LoadsOnDemand() bool {
 	list := w.list.Load()
-	return list != nil && len(list.Entries)-len(list.Adapters) > 1 && !w.known.Load().one
+	if list == nil || w.known.Load().one {
+		return false
+	}
+	adapters := 0
+	for i := range list.Entries {
+		if list.Entries[i].Adapter {
+			adapters++
+		}
+	}
+	return len(list.Entries)-adapters > 1
 }
 
 // Requested records that the worker gets a request for a model.
@@ -112,10 +120,11 @@ func (w *Worker) LoadFactor(model string) float64 {
 		return 1
 	}
 	last, list := w.requested.Load(), w.list.Load()
+	e := list.Find(model)
 	switch {
-	case last != nil && *last == model, list != nil && list.Loaded[model]:
+	case last != nil && *last == model, e != nil && e.Loaded:
 		return 1
-	case last == nil && list != nil && len(list.Loaded) == 0:
+	case last == nil && list != nil && !slices.ContainsFunc(list.Entries, func(e ModelEntry) bool { return e.Loaded }):
 		return mustLoad
 	}
 	return mustSwap

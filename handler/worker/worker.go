@@ -53,10 +53,9 @@ type Worker struct {
 // known is what is known of a worker: what the operator has set, and what its engine reports.
 type known struct {
 	serves serves
-	tokens int64           // the most of a request, 0 if that is unknown: see [engine.Engine.Room]
-	alone  bool            // they are the prompt's alone
-	one    bool            // its engine has one base model for its life
-	models map[string]bool // the operator's list; nil if there is none
+	tokens int64 // the most of a request, 0 if that is unknown: see [engine.Engine.Room]
+	alone  bool  // they are the prompt's alone
+	one    bool  // its engine has one base model for its life
 	engine engine.Engine
 	set    Settings
 }
@@ -288,12 +287,6 @@ func (w *Worker) know(set Settings, info engine.Info) (changed bool) {
 	k.serves = servedBy(e)
 	k.tokens, k.alone = e.Room()
 	k.one = slices.Contains([]string{engine.VLLM, engine.SGLang, engine.TRTLLM, engine.Dynamo}, e.Type)
-	for _, m := range set.Models {
-		if k.models == nil {
-			k.models = make(map[string]bool, len(set.Models))
-		}
-		k.models[m] = true
-	}
 	w.drains.set(drainConfigured, set.Drain != nil && *set.Drain)
 	w.drains.set(drainAsleep, info.Asleep)
 	old := w.known.Swap(k)
