@@ -228,7 +228,6 @@ type Handler struct { // one field for each option, hence so many
 	transport  *upstream.Transport
 	forget     func() // the addresses of dynamic upstreams
 	client     *upstream.Client
-	metrics    *dispatch.Metrics
 	ctx        context.Context      // ends with the configuration
 	registry   *prometheus.Registry // the configuration's
 	noticed    atomic.Bool          // the server's settings were checked

@@ -117,7 +117,7 @@ func (h *Handler) provisionProxy(ctx caddy.Context) error {
 // wireDispatcher makes the dispatcher, and what uses it, after everything that they need. The dispatcher
 // makes the retries in place of the proxy, within the operator's limits.
 func (h *Handler) wireDispatcher(caddy.Context) error {
-	h.metrics = dispatch.Register(h.registry, h.logger, admin.Collector{}, speculative.Total)
+	dispatch.Register(h.registry, h.logger, admin.Collector{})
 	lb := h.ReverseProxy.LoadBalancing
 	limits := dispatch.Limits{
 		Duration: time.Duration(lb.TryDuration), Interval: time.Duration(lb.TryInterval), Retries: lb.Retries,
@@ -131,15 +131,15 @@ func (h *Handler) wireDispatcher(caddy.Context) error {
 			Labels: h.ResponseHeaders, ServerTiming: h.ServerTiming, CacheStatus: h.CacheStatus,
 		},
 		Proxy: h.ReverseProxy, Client: h.client, Probes: h.prober,
-		Policy: h.policy, Shadow: dispatch.NewShadow(h.shadow, h.metrics, h.Pool),
+		Policy: h.policy, Shadow: dispatch.NewShadow(h.shadow, h.Pool),
 		Sessions: &turn.Sessions{
 			Pool: h.pool, Client: h.client, Hard: h.sessionMode() == affinityHard,
 			// Only a policy whose costs are times knows the price of leaving a session's home.
 			Soft: h.sessionMode() == affinitySoft && kvscore.CostUnit(h.policy) == kvscore.UnitMilliseconds,
 		},
 		Timeouts: valueOf(h.Timeouts), Resume: *h.Resume, Limits: limits, RetryMatch: match, Phases: h.phases,
-		Backups: h.backups, KeepBody: len(h.ReverseProxy.HandleResponse) > 0, Speculative: h.SpeculativePrefill,
-		Metrics: h.metrics, Series: h.metrics.Begin(h.Pool),
+		Backups: h.backups, KeepBody: len(h.ReverseProxy.HandleResponse) > 0,
+		Series: dispatch.NewSeries(h.Pool),
 	}
 	d.Sessions.Failed = func() { d.FallBack(dispatch.FallbackUnbound) }
 	d.FollowUps = speculative.NewRunner(h.ctx, h.pool, h.client, h.SpeculativePrefill).Answering
@@ -219,7 +219,7 @@ func (h *Handler) adopt() {
 		if discovery.Apply(h.pool, set) {
 			h.logger.Info("pool settings changed", zap.String("pool", h.Pool))
 		}
-		h.dispatcher.Metrics.Know(h.Pool, set.Targets, h.pool.Promises.Keep(set.Targets))
+		dispatch.KnowClasses(h.Pool, set.Targets, h.pool.Promises.Keep(set.Targets))
 		h.pool.Tenants.Keep(&set.Limits)
 	})
 	if h.adopted.CompareAndSwap(false, true) {
@@ -308,7 +308,7 @@ func (h *Handler) report(r *http.Request, report *dispatch.Report) {
 	h.dispatcher.Count(report.Outcome)
 	if repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
 		user, _ := repl.GetString("http.auth.user.id")
-		h.metrics.CountUser(h.Pool, user, report)
+		dispatch.CountUser(h.Pool, user, report)
 	}
 	if server := serverOf(r.Context()); server == nil || server.Logs == nil || !report.Logged() {
 		return // nothing would show it

@@ -215,7 +215,7 @@ func collectQueue(to sink, p *pool.Pool, t time.Time) {
 		to.gauge(descQueued, float64(q.Held), class, "true")
 	}
 	for _, q := range tenants {
-		byTenant[[2]string{q.Class, dispatch.AllMetrics().Tenants.Label(q.Tenant)}] += q.Requests
+		byTenant[[2]string{q.Class, dispatch.TenantLabels.Label(q.Tenant)}] += q.Requests
 	}
 	for of, n := range byTenant {
 		to.gauge(descByTenant, float64(n), of[0], of[1])

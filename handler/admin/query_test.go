@@ -45,7 +45,7 @@ func TestQuestionsAreBounded(t *testing.T) {
 		},
 	}}}
 	x := &Explainer{Dispatcher: &dispatch.Dispatcher{
-		Runner: attempt.Runner{Pool: the, Logger: zap.NewNop()}, Metrics: dispatch.AllMetrics(),
+		Runner: attempt.Runner{Pool: the, Logger: zap.NewNop()},
 		Client: upstream.NewClient(new(reverseproxy.Handler), transport, func(string) (string, bool) { return "", true }),
 	}}
 	prompt := `{"prompt":"` + strings.Repeat("x", 1000) + `","nvext":{"annotations":["query_instance_id"]}}`

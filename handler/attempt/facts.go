@@ -9,6 +9,8 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 	"go.opentelemetry.io/otel/attribute"
 	"go.uber.org/zap"
+
+	"github.com/caddyserver/caddy/v2"
 )
 
 // facts are what an attempt shows of its choice. Spans and the log of choices show all of
@@ -94,27 +96,13 @@ func whole(v any) any {
 	return v
 }
 
-func text(v any) string {
-	switch v := whole(v).(type) {
-	case string:
-		return v
-	case uint64:
-		return strconv.FormatUint(v, 10)
-	case uint32:
-		return strconv.FormatUint(uint64(v), 10)
-	case int64:
-		return strconv.FormatInt(v, 10)
-	}
-	return ""
-}
-
 // Label adds the response headers that say how the request was routed, as far as the operator shows it. The
 // request was received then, and was in the queue so long.
 func (a *Attempt) Label(h http.Header, received time.Time, queued time.Duration) {
 	if prefix := a.Call.Labels; prefix != "" {
 		for i := range facts {
 			if f := &facts[i]; f.client && f.of(a) != nil {
-				h.Set(prefix+strings.ReplaceAll(f.name, "_", "-"), text(f.of(a)))
+				h.Set(prefix+strings.ReplaceAll(f.name, "_", "-"), caddy.ToString(whole(f.of(a))))
 			}
 		}
 	}

@@ -1,3 +1,5 @@
+//go:build !race // which empties pools at random
+
 package dispatch
 
 import (
@@ -44,9 +46,6 @@ func (h *harness) attemptAt(tb testing.TB, body []byte) *http.Request {
 // TestPlanDoesNotGrowWithTheBody counts what a request with every field takes
 // from the heap, of whatever length.
 func TestPlanDoesNotGrowWithTheBody(t *testing.T) {
-	if raceEnabled {
-		t.Skip("the race detector empties pools at random")
-	}
 	h := testHandler(t, "127.0.0.1:1")
 	count := func(tokens int) float64 {
 		ids := strings.Repeat("1,", tokens-1) + "1"
@@ -64,9 +63,6 @@ func TestPlanDoesNotGrowWithTheBody(t *testing.T) {
 
 // TestChoosingAllocatesAsMuchAmongMany chooses among few workers and many.
 func TestChoosingAllocatesAsMuchAmongMany(t *testing.T) {
-	if raceEnabled {
-		t.Skip("the race detector empties pools at random")
-	}
 	count := func(n int) float64 {
 		var dials []string
 		for i := range n {

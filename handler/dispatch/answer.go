@@ -66,7 +66,7 @@ func (d *Dispatch) commit(ctx context.Context, resp *http.Response) {
 	if state == turn.None {
 		return
 	}
-	d.Metrics.turns.WithLabelValues(d.Pool.Name, string(state)).Inc()
+	turnsTotal.WithLabelValues(d.Pool.Name, string(state)).Inc()
 	if state == turn.Moved {
 		why := movedCost
 		switch w, want := d.offers.Worker(home.Worker), d.Wants(); {
@@ -80,7 +80,7 @@ func (d *Dispatch) commit(ctx context.Context, resp *http.Response) {
 		case !w.TakesRequests(a.Begun):
 			why = movedUnavailable
 		}
-		d.Metrics.moves.WithLabelValues(d.Pool.Name, why).Inc()
+		movesTotal.WithLabelValues(d.Pool.Name, why).Inc()
 	}
 	if d.Labels != "" {
 		resp.Header.Set(d.Labels+"Session-Source", d.plan.Session.Source)
@@ -106,7 +106,7 @@ func (d *Dispatch) deliveryOf(a *attempt.Attempt, resp *http.Response) *delivery
 			opts.Request, opts.CutUsage = d.plan.Request, d.plan.AsksUsage
 			opts.CutIDs = d.cutIDs
 		}
-		if d.Speculative && d.plan.Ext.AgentHints.SpeculativePrefill.Value {
+		if d.followUp != nil {
 			opts.KeepText = MaxKeptText
 		}
 		opts.Ctx = a.Context()

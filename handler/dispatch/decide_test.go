@@ -39,7 +39,7 @@ var (
 
 // String returns what a verdict comes to, in a few words.
 func (v *verdict) String() string {
-	words := []string{[]string{"deliver", "retry", "fail", "abandon", "put off"}[v.do]}
+	words := []string{[]string{"deliver", "retry", "fail", "put off"}[v.do]}
 	if v.do == retry {
 		words = append(words, v.reason)
 	}
@@ -122,8 +122,8 @@ func TestDecisions(t *testing.T) {
 		"broken, pinned":                  {err: errReset, change: pinned, want: "fail broken suspect"},
 		"broken, not repeatable":          {err: errReset, change: unplanned, want: "fail broken suspect"},
 		"broken, its body is sent":        {err: errReset, change: once(func(o *body.Once) { o.Touched.Store(true) }), want: "fail broken suspect"},
-		"its client's body broke":         {err: errReset, change: once(func(o *body.Once) { o.Failed.Store(true) }), want: "abandon none"},
-		"its client left":                 {err: errReset, want: "abandon none"},
+		"its client's body broke":         {err: errReset, change: once(func(o *body.Once) { o.Failed.Store(true) }), want: "fail none"},
+		"its client left":                 {err: errReset, want: "fail none"},
 		"broken, with limits":             {err: errReset, change: limits(Limits{Retries: 3}, suspect), want: "retry broken broken suspect"},
 		"broken, alone with limits":       {err: errReset, alone: true, change: limits(Limits{Duration: time.Minute}, nil), want: "retry broken broken suspect"},
 		"broken, the retries are used up": {err: errReset, change: limits(Limits{Retries: 3}, func(d *Dispatch) { d.attempts = 4 }), want: "fail broken suspect"},

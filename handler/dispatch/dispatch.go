@@ -228,14 +228,11 @@ type Dispatcher struct {
 	// own follows. Otherwise the dispatch keeps the body. held: an engine holds the session, and the
 	// request has only what is new in it.
 	FollowUps func(a *attempt.Attempt, held bool, resp *http.Response) FollowUp
-	// Speculative allows clients to ask for speculative prefills.
-	Speculative bool
 	Client      *upstream.Client
 	Backups     pool.Backups // that the handler declares; nil if there are none
 
-	tables  pool.Tables
-	Metrics *Metrics
-	Series  Series // of the pool
+	tables pool.Tables
+	Series Series // of the pool
 }
 
 // Reasons of a choice.
@@ -260,12 +257,12 @@ const (
 
 // Count counts a request that has ended, by its outcome.
 func (s *Dispatcher) Count(outcome string) {
-	s.Metrics.requests.WithLabelValues(s.Pool.Name, outcome).Inc()
+	requestsTotal.WithLabelValues(s.Pool.Name, outcome).Inc()
 }
 
 // FallBack records that the router lacks some knowledge for a request.
 func (s *Dispatcher) FallBack(reason string) {
-	s.Metrics.fallbacks.WithLabelValues(s.Pool.Name, reason).Inc()
+	fallbacksTotal.WithLabelValues(s.Pool.Name, reason).Inc()
 	s.Pool.Raise(time.Now(), "fallback "+reason)
 }
 
@@ -276,10 +273,10 @@ func (s *Dispatcher) CountDropped(lacks nvext.Grants, malformed []string) {
 		return
 	}
 	for name := range lacks.Names {
-		s.Metrics.dropped.WithLabelValues(s.Pool.Name, name).Inc()
+		droppedTotal.WithLabelValues(s.Pool.Name, name).Inc()
 	}
 	for _, name := range malformed {
-		s.Metrics.malformed.WithLabelValues(s.Pool.Name, name).Inc()
+		malformedTotal.WithLabelValues(s.Pool.Name, name).Inc()
 	}
 	if c := s.Logger.Check(zap.DebugLevel, "dropped wishes of a client that are malformed or not granted"); c != nil {
 		c.Write(zap.Stringer("not_granted", lacks), zap.Strings("malformed_headers", malformed))

@@ -97,7 +97,7 @@ func testHandler(t testing.TB, dials ...string) *harness {
 	h.pool = testPool(t, h.settings)
 	h.dispatcher = &Dispatcher{
 		Runner: attempt.Runner{Pool: h.pool, Logger: zap.NewNop()}, Proxy: h.ReverseProxy, Policy: h.policy, FollowUps: noFollowUps, Probes: noProbes{},
-		Metrics: AllMetrics(), Series: AllMetrics().Begin("d"), Sessions: &turn.Sessions{Pool: h.pool, Failed: func() {}},
+		Series: NewSeries("d"), Sessions: &turn.Sessions{Pool: h.pool, Failed: func() {}},
 	}
 	h.reader = &plan.Reader{
 		MaxBody: 64 << 20, Grants: func(*http.Request) nvext.Grants { return 0 },

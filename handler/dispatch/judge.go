@@ -115,7 +115,7 @@ func (d *Dispatch) judgePhases(ctx context.Context, resp *http.Response, err err
 func (d *Dispatch) judgeFailure(ctx context.Context, resent bool, err error) verdict {
 	a := d.attempt
 	if ctx.Err() != nil || d.plan.Once != nil && d.plan.Once.Failed.Load() {
-		return verdict{do: abandon}
+		return verdict{do: fail} // and nothing is recorded of the worker
 	}
 	if _, own := errors.AsType[*api.Refusal](err); own || attempt.Unsendable(err) {
 		return verdict{do: fail}
@@ -143,7 +143,6 @@ const (
 	deliver action = iota // the client gets the answer
 	retry                 // another attempt follows
 	fail                  // the client gets the held answer, or an error
-	abandon               // the client has gone, or its body broke
 	putOff                // the client must try again later: see putsOff
 )
 

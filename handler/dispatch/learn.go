@@ -124,7 +124,7 @@ func (d *Dispatch) compare(s *pool.Seat, t time.Time) {
 	}
 	if predicted := s.Predicted.Sub(d.ready); d.attempts == 1 && predicted > 0 && !s.Demoted && !s.Worker.IsBackup() {
 		d.Pool.Promises.Compare(class.Name, d.plan.TTFT, predicted, actual, t)
-		d.Metrics.predictions.WithLabelValues(d.Pool.Name, class.Name).Observe(predicted.Seconds() / max(actual.Seconds(), 1e-3))
+		predictedRatios.WithLabelValues(d.Pool.Name, class.Name).Observe(predicted.Seconds() / max(actual.Seconds(), 1e-3))
 	}
 }
 
@@ -143,7 +143,7 @@ var Served = []string{promiseKept, promiseLate, promisePlain, promiseDemoted}
 // promised counts such a request.
 func (d *Dispatch) promised(outcome string) {
 	if d.plan.Class != nil && d.plan.TTFT > 0 {
-		d.Metrics.promises.WithLabelValues(d.Pool.Name, d.plan.Class.Name, outcome).Inc()
+		promisesTotal.WithLabelValues(d.Pool.Name, d.plan.Class.Name, outcome).Inc()
 		d.Pool.Outcomes.Count(time.Now(), d.plan.Class.Name, outcome)
 	}
 }

@@ -103,7 +103,7 @@ func (d *Dispatch) run(ctx context.Context, r *remainder) (*http.Response, error
 		case putOff:
 			_ = resp.Body.Close()
 			return nil, d.failure
-		case fail, abandon:
+		case fail:
 			if resp != nil {
 				_ = resp.Body.Close()
 			}
@@ -353,7 +353,7 @@ func (d *Dispatch) noticeDone() {
 		return
 	}
 	for name := range d.Unsupported.Names {
-		d.Metrics.unsupported.WithLabelValues(d.Pool.Name, cmp.Or(d.Engine, engine.Other), name).Inc()
+		unsupportedTotal.WithLabelValues(d.Pool.Name, cmp.Or(d.Engine, engine.Other), name).Inc()
 	}
 	d.Pool.Raise(time.Now(), "clients request nvext fields that the engine does not support")
 }

@@ -96,7 +96,7 @@ func (o *delivery) Move(why error, a *api.Answer) *response.Rest {
 		left.End(observe.AttemptResumed, !r.well)
 	}
 	cause := resume.Cause(why)
-	d.Metrics.resumed.WithLabelValues(d.Pool.Name, cause, way, outcome).Inc()
+	resumedTotal.WithLabelValues(d.Pool.Name, cause, way, outcome).Inc()
 	d.Trace.Event("resume", d.attempt, [2]string{"cause", cause}, [2]string{"way", way}, [2]string{"outcome", outcome})
 	return part
 }
@@ -188,7 +188,7 @@ func (r *remainder) ask(ctx context.Context, charged bool) (part *response.Rest,
 
 func (o *delivery) refuseMove(reason string) {
 	d := o.d
-	d.Metrics.stayed.WithLabelValues(d.Pool.Name, reason).Inc()
+	stayedTotal.WithLabelValues(d.Pool.Name, reason).Inc()
 	d.Pool.Raise(time.Now(), "streams break that cannot go on at other workers", o.attempt.Worker.Past.LastFailure())
 }
 
@@ -231,7 +231,7 @@ func (r *remainder) goOn(ctx context.Context) (*response.Rest, string) {
 		case r.well:
 			why = movedUnavailable
 		}
-		d.Metrics.moves.WithLabelValues(d.Pool.Name, why).Inc()
+		movesTotal.WithLabelValues(d.Pool.Name, why).Inc()
 	}
 	if d.beyond == 0 && !errors.Is(r.why, attempt.ErrDrained) {
 		d.Pool.Raise(time.Now(), "streams break off, and go on at other workers", old.Past.LastFailure())

@@ -184,16 +184,17 @@ func (r *Report) Logged() bool {
 	return r.attempt != nil || r.Waited > 0 || r.Code != "" || r.Attempts == 0 && r.Err != nil
 }
 
-// CountUser counts a request of a pool that has ended. An empty name is no user.
-func (m *Metrics) CountUser(pool, name string, r *Report) {
+// CountUser counts a request of a pool that has ended, by its client whom Caddy has authenticated. An
+// empty name is none.
+func CountUser(pool, name string, r *Report) {
 	if name == "" {
 		return
 	}
-	name = m.users.Label(name)
-	m.users.requests.WithLabelValues(pool, name, r.Outcome).Inc()
-	m.users.add(pool, name, "prompt", r.Prompt)
-	m.users.add(pool, name, "cached", r.Cached)
-	m.users.add(pool, name, "output", r.Completion)
+	name = userLabels.Label(name)
+	userRequests.WithLabelValues(pool, name, r.Outcome).Inc()
+	countTokens(pool, name, "prompt", r.Prompt)
+	countTokens(pool, name, "cached", r.Cached)
+	countTokens(pool, name, "output", r.Completion)
 }
 
 // Charge charges what the request has used of its tenant's limits. It returns false if the engine's

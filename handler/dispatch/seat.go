@@ -156,7 +156,7 @@ func (d *Dispatch) turnAway(err error) {
 		e.Err = fmt.Errorf("%s, and none had a free slot within %s; try again later", all, most)
 	}
 	d.Pool.Raise(time.Now(), incident, e.Err)
-	d.Metrics.turnedAway.WithLabelValues(d.Pool.Name, reason).Inc()
+	rejectedTotal.WithLabelValues(d.Pool.Name, reason).Inc()
 	if late == nil {
 		d.Pool.Outcomes.Count(time.Now(), d.plan.ClassName(), e.Code)
 	}
@@ -311,13 +311,13 @@ func (d *Dispatch) Chosen(c *pool.Candidates, i int, unpriced bool) {
 }
 
 // NewShadow returns a shadow of the active policy; nil if p is nil.
-func NewShadow(p kvscore.Policy, m *Metrics, pool string) *shadow {
+func NewShadow(p kvscore.Policy, pool string) *shadow {
 	if p == nil {
 		return nil
 	}
 	return &shadow{
-		policy: p, agreed: m.shadow.WithLabelValues(pool, "true"), differed: m.shadow.WithLabelValues(pool, "false"),
-		fault: m.shadowFaults.WithLabelValues(pool),
+		policy: p, agreed: shadowTotal.WithLabelValues(pool, "true"), differed: shadowTotal.WithLabelValues(pool, "false"),
+		fault: shadowFaults.WithLabelValues(pool),
 	}
 }
 

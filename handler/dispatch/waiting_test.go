@@ -76,7 +76,7 @@ func TestFullQueueRejectsNoHeldAnswer(t *testing.T) {
 		counted := func() map[string]float64 {
 			n := make(map[string]float64)
 			for _, why := range []string{turnedAwayFull, turnedAwayBackground, turnedAwayTimeout, turnedAwayLate} {
-				n[why] = testutil.ToFloat64(d.Metrics.turnedAway.WithLabelValues("test", why))
+				n[why] = testutil.ToFloat64(rejectedTotal.WithLabelValues("test", why))
 			}
 			return n
 		}

@@ -9,17 +9,14 @@ import (
 
 // The collectors of the pools. The series of a worker go when the pool forgets it.
 var (
-	retriesMade = counter("retries_total", "Retries, by the worker that failed and the reason; resend is a retry by net/http.", "worker", "reason")
+	retriesMade = Counter("retries_total", "Retries, by the worker that failed and the reason; resend is a retry by net/http.", "worker", "reason")
 	// retriesDenied counts retries that the budget did not allow.
-	retriesDenied    = counter("retries_denied_total", "Retries that the retry budget did not allow.")
-	cachesCleared    = counter("cache_model_cleared_total", "How often a worker lost its KV cache and the router cleared its cache model, by reason.", "worker", "reason")
-	unfetched        = counter("unfetched_prompts_total", "Prompts that the worker computed for decode workers and that none of these got.", "worker")
-	predictionErrors = prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Namespace: "caddy", Subsystem: "kv_router", Name: "prediction_error_tokens",
-		Help:    "Absolute difference between predicted and reported cached tokens.",
-		Buckets: []float64{0, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536},
-	}, []string{"pool", "worker"})
-	engineSessionCalls = counter("engine_sessions_total", "Sessions that engines opened and closed for the router, by outcome.", "action", "outcome")
+	retriesDenied    = Counter("retries_denied_total", "Retries that the retry budget did not allow.")
+	cachesCleared    = Counter("cache_model_cleared_total", "How often a worker lost its KV cache and the router cleared its cache model, by reason.", "worker", "reason")
+	unfetched        = Counter("unfetched_prompts_total", "Prompts that the worker computed for decode workers and that none of these got.", "worker")
+	predictionErrors = Histogram("prediction_error_tokens", []float64{0, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536},
+		"Absolute difference between predicted and reported cached tokens.", "worker")
+	engineSessionCalls = Counter("engine_sessions_total", "Sessions that engines opened and closed for the router, by outcome.", "action", "outcome")
 )
 
 // maxLabels is how many names have series of their own.
@@ -49,16 +46,29 @@ func (l *Labels) Label(name string) string {
 	return name
 }
 
-func counter(name, help string, labels ...string) *prometheus.CounterVec {
-	opts := prometheus.CounterOpts{Namespace: "caddy", Subsystem: "kv_router", Name: name, Help: help}
-	return prometheus.NewCounterVec(opts, append([]string{"pool"}, labels...))
+// collectors are all that Counter and Histogram have made.
+var collectors []prometheus.Collector
+
+// Collectors returns the collectors of the process, to be registered.
+func Collectors() []prometheus.Collector { return collectors }
+
+// Counter makes a collector of counters. It is for variables of packages: counts survive reloads. The
+// first label is the pool.
+func Counter(name, help string, labels ...string) *prometheus.CounterVec {
+	c := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Namespace: "caddy", Subsystem: "kv_router", Name: name, Help: help,
+	}, append([]string{"pool"}, labels...))
+	collectors = append(collectors, c)
+	return c
 }
 
-// Collectors returns the collectors of the pools, to be registered.
-func Collectors() []prometheus.Collector {
-	return []prometheus.Collector{
-		retriesMade, retriesDenied, cachesCleared, unfetched, predictionErrors, engineSessionCalls, workerOutcomes, workerTokens, workerTTFT, workerITL,
-	}
+// Histogram makes a collector of histograms, as Counter does.
+func Histogram(name string, buckets []float64, help string, labels ...string) *prometheus.HistogramVec {
+	c := prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Namespace: "caddy", Subsystem: "kv_router", Name: name, Help: help, Buckets: buckets,
+	}, append([]string{"pool"}, labels...))
+	collectors = append(collectors, c)
+	return c
 }
 
 // deleteSeries deletes the series with these labels.

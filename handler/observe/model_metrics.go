@@ -22,23 +22,15 @@ const (
 
 // The collectors of workers and models. The series of a worker go when the pool forgets it.
 var (
-	workerOutcomes = modelCounter("worker_outcomes_total", "Attempts by outcome: that of the request, or why the request went on at another worker.", "outcome")
-	workerTokens   = modelCounter("worker_tokens_total",
-		"Tokens that the worker's answers report: of prompts, predicted as cached and reported as cached of these, and generated.", "tokens")
-	workerTTFT = modelHistogram("worker_time_to_first_token_seconds", prometheus.ExponentialBucketsRange(0.01, 120, 14),
-		"Time from the choice of the worker to the first token of a streamed answer.")
-	workerITL = modelHistogram("worker_inter_token_latency_seconds", prometheus.ExponentialBucketsRange(0.002, 2, 10),
-		"Mean time between the chunks of a streamed answer, once per answer.")
+	workerOutcomes = Counter("worker_outcomes_total", "Attempts by outcome: that of the request, or why the request went on at another worker.",
+		"worker", "model", "outcome")
+	workerTokens = Counter("worker_tokens_total",
+		"Tokens that the worker's answers report: of prompts, predicted as cached and reported as cached of these, and generated.", "worker", "model", "tokens")
+	workerTTFT = Histogram("worker_time_to_first_token_seconds", prometheus.ExponentialBucketsRange(0.01, 120, 14),
+		"Time from the choice of the worker to the first token of a streamed answer.", "worker", "model")
+	workerITL = Histogram("worker_inter_token_latency_seconds", prometheus.ExponentialBucketsRange(0.002, 2, 10),
+		"Mean time between the chunks of a streamed answer, once per answer.", "worker", "model")
 )
-
-func modelCounter(name, help, label string) *prometheus.CounterVec {
-	return counter(name, help, "worker", "model", label)
-}
-
-func modelHistogram(name string, buckets []float64, help string) *prometheus.HistogramVec {
-	opts := prometheus.HistogramOpts{Namespace: "caddy", Subsystem: "kv_router", Name: name, Help: help, Buckets: buckets}
-	return prometheus.NewHistogramVec(opts, []string{"pool", "worker", "model"})
-}
 
 // Outcomes of attempts whose request went on at another worker. Metrics have them beside the outcomes
 // of requests.

@@ -15,10 +15,10 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/engine"
 	"github.com/caddy-kvrouter/kvrouter/handler/nvext"
+	"github.com/caddy-kvrouter/kvrouter/handler/observe"
 	"github.com/caddy-kvrouter/kvrouter/handler/plan"
 	"github.com/caddy-kvrouter/kvrouter/handler/pool"
 	"github.com/caddy-kvrouter/kvrouter/handler/upstream"
-	"github.com/prometheus/client_golang/prometheus"
 )
 
 // The outcomes of speculative prefills.
@@ -36,12 +36,7 @@ const (
 
 const incidentNoSuccess = "speculative prefills fail"
 
-// Total counts the turns whose clients asked for a speculative prefill. It is made once per
-// process, so that counts survive reloads.
-var Total = prometheus.NewCounterVec(prometheus.CounterOpts{
-	Namespace: "caddy", Subsystem: "kv_router", Name: "speculative_total",
-	Help: "Turns whose clients asked for a speculative prefill, by its outcome.",
-}, []string{"pool", "outcome"})
+var total = observe.Counter("speculative_total", "Turns whose clients asked for a speculative prefill, by its outcome.", "outcome")
 
 // Runner makes the speculative prefills of a configuration.
 type Runner struct {
@@ -54,7 +49,7 @@ type Runner struct {
 // NewRunner returns the runner of a configuration, which ends with ctx. allowed is whether the
 // operator allows speculative prefills.
 func NewRunner(ctx context.Context, p *pool.Pool, client *upstream.Client, allowed bool) *Runner {
-	Total.WithLabelValues(p.Name, outcomeOK) // shows 0
+	total.WithLabelValues(p.Name, outcomeOK) // shows 0
 	return &Runner{ctx: ctx, pool: p, client: client, allowed: allowed}
 }
 
@@ -87,7 +82,7 @@ func (r *Runner) Answering(a *attempt.Attempt, held bool, resp *http.Response) d
 }
 
 func (r *Runner) count(outcome string) {
-	Total.WithLabelValues(r.pool.Name, outcome).Inc()
+	total.WithLabelValues(r.pool.Name, outcome).Inc()
 	if outcome == outcomeFailed || outcome == outcomeTimeout {
 		r.pool.Raise(time.Now(), incidentNoSuccess)
 	}

@@ -26,7 +26,7 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/handler/admin"
 	"github.com/caddy-kvrouter/kvrouter/handler/dispatch"
 	"github.com/caddy-kvrouter/kvrouter/handler/endpointslices"
-	"github.com/caddy-kvrouter/kvrouter/handler/speculative"
+	_ "github.com/caddy-kvrouter/kvrouter/handler/speculative"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
@@ -194,7 +194,7 @@ func TestOptionsAreDocumented(t *testing.T) {
 // "metric", in any page. Their column "labels" omits the label pool.
 func TestMetricsAreDocumented(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
-	dispatch.Register(registry, zap.NewNop(), admin.Collector{}, speculative.Total, endpointslices.Collector{})
+	dispatch.Register(registry, zap.NewNop(), admin.Collector{}, endpointslices.Collector{})
 	descs := make(chan *prometheus.Desc, 1000)
 	registry.Describe(descs)
 	close(descs)
