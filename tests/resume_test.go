@@ -334,57 +334,6 @@ func TestStreamsThatStay(t *testing.T) {
 	}
 }
 
-// TestTheRestIsNoRest has the second engine answer otherwise than with the rest of the stream.
-func TestTheRestIsNoRest(t *testing.T) {
-	s := newStory(24)
-	for name, h := range map[string]http.HandlerFunc{
-		"400": func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusBadRequest) },
-		"500": func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusInternalServerError) },
-		"503": func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusServiceUnavailable) },
-		"JSON": func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Type", "application/json")
-			io.WriteString(w, wholeJSON)
-		},
-		"another": func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Type", "text/event-stream")
-			io.WriteString(w, "data: {\"type\":\"message_start\"}\n\n")
-		},
-		"error": func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Type", "text/event-stream")
-			io.WriteString(w, "data: {\"error\":{\"message\":\"no\"}}\n\n")
-		},
-		"nothing": func(w http.ResponseWriter, _ *http.Request) { panic(http.ErrAbortHandler) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			engines := startEngines(t, 3, canned.Pace{})
-			caddy := startCaddy(t, route(engines, "pool rest"+name, "engine vllm"))
-			var seen, last atomic.Int32 // the requests from the second one up to the last one get another answer
-			last.Store(2)
-			setAll(engines, func(w http.ResponseWriter, r *http.Request) {
-				if n := seen.Add(1); n > 1 && n <= last.Load() {
-					h(w, r)
-					return
-				}
-				s.answer(w, r)
-			})
-			a := caddy.post(t.Context(), "/v1/chat/completions", storyBody(true, name+"?", ""), "X-Cut", "7")
-			if g := readTold(a.body); a.err != nil || g.text != s.text() || g.done != 1 || g.bad != 0 || g.roles != 1 {
-				t.Errorf("%s: %v, %+v\n%s", name, a.err, g, a.body)
-			}
-			// and no engine is left that gives it
-			caddy.booksAtZero(t)
-			last.Store(100)
-			seen.Store(0)
-			a = caddy.post(t.Context(), "/v1/chat/completions", storyBody(true, name+" again?", ""), "X-Cut", "7")
-			own := map[bool]int{true: 1}[name != "error"] // an engine's own error stays the last event
-			if g := readTold(a.body); !strings.HasPrefix(s.text(), g.text) || g.done != 0 || g.bad != 1 || !strings.HasSuffix(string(a.body), "\n\n") || strings.Count(string(a.body), brokenEvent) != own {
-				t.Errorf("%s without another: %v, %+v\n%s", name, a.err, g, a.body)
-			}
-			caddy.booksAtZero(t)
-		})
-	}
-}
-
 // TestBeginningsPassAtOnce reads the header, a comment and the role event long before a token.
 func TestBeginningsPassAtOnce(t *testing.T) {
 	engines := startEngines(t, 2, canned.Pace{})

@@ -64,42 +64,6 @@ func (s *server) sessionLeft(t *testing.T) time.Duration {
 	return time.Duration(one.Expires * float64(time.Second))
 }
 
-// TestSessionsAreRecognizedByDefault has a session key in each place that the router reads
-// by default, and in one that it does not read.
-func TestSessionsAreRecognizedByDefault(t *testing.T) {
-	engines := startEngines(t, 2, canned.Pace{})
-	s := startCaddy(t, route(engines))
-	body := func(member string) []byte {
-		return []byte(`{"model":"m",` + member + `"messages":[{"role":"user","content":"hello"}]}`)
-	}
-	known := 0.0
-	for _, v := range []struct {
-		place, member string
-		header        []string
-		isNew         bool
-	}{
-		{"session_control", `"nvext":{"session_control":{"session_id":"a"}},`, []string{"X-Session-Id", "other"}, true},
-		{"X-Dynamo-Session-Id", "", []string{"X-Dynamo-Session-Id", "b", "X-Claude-Code-Session-Id", "other"}, true},
-		{"X-Claude-Code-Session-Id", "", []string{"X-Claude-Code-Session-Id", "c", "X-Session-Id", "other"}, true},
-		{"Thread-Id", "", []string{"Thread-Id", "g", "X-Session-Id", "other"}, true},
-		{"X-Deepseek-Harness-Session-Id", "", []string{"X-Deepseek-Harness-Session-Id", "h", "X-Session-Id", "other"}, true},
-		{"X-Session-Id", `"prompt_cache_key":"other",`, []string{"X-Session-Id", "d"}, true},
-		{"prompt_cache_key", `"prompt_cache_key":"e",`, nil, true},
-		{"the same key elsewhere", "", []string{"X-Session-Id", "a"}, false},
-		{"session_id", `"session_id":"f",`, nil, false},
-		{"request and trace ids", "", []string{"X-Request-Id", "i", "Traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}, false},
-		{"nowhere", "", nil, false},
-	} {
-		if a := s.post(t.Context(), "/v1/chat/completions", body(v.member), v.header...); !a.ok() {
-			t.Fatalf("%s: status %d, error %v", v.place, a.status, a.err)
-		}
-		if v.isNew {
-			known++
-		}
-		eventually(t, fmt.Sprintf("%v sessions after %s", known, v.place), func() bool { return s.scrape(t).value(sessions) == known })
-	}
-}
-
 // TestSessionsThatClientsOpen has clients open sessions in SGLang themselves, and send their
 // turns two at a time.
 func TestSessionsThatClientsOpen(t *testing.T) {

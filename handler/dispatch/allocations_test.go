@@ -1,6 +1,6 @@
-//go:build !race // which empties pools at random
+//go:build !race
 
-package dispatch
+package dispatch // the race detector empties pools at random
 
 import (
 	"bytes"

@@ -271,6 +271,9 @@ func TestAttemptsFollow(t *testing.T) {
 		case "never":
 			<-req.Context().Done()
 			return nil, req.Context().Err()
+		case "events":
+			resp.Header.Set("Content-Type", "text/event-stream")
+			resp.Body = io.NopCloser(strings.NewReader(text + "\n\n"))
 		case "200":
 			resp.Header.Set("Content-Type", "text/event-stream")
 			words, end := strings.CutSuffix(text, ".")
@@ -281,7 +284,7 @@ func TestAttemptsFollow(t *testing.T) {
 		default:
 			resp.Body = io.NopCloser(strings.NewReader(text))
 		}
-		_, err := fmt.Sscan(strings.Replace(status, "plain", "200", 1), &resp.StatusCode)
+		_, err := fmt.Sscan(strings.NewReplacer("plain", "200", "events", "200").Replace(status), &resp.StatusCode)
 		return resp, err
 	}
 	for name, v := range map[string]struct {
@@ -317,6 +320,12 @@ func TestAttemptsFollow(t *testing.T) {
 		"the rest is not there":  {workers: 5, answers: []string{begun, "503 {}"}, tries: 4, want: "200", text: "once", fails: true},
 		"the rest is its ruin":   {workers: 5, answers: []string{begun, "broken"}, tries: 3, want: "200", text: "once", fails: true},
 		"the rest is late":       {workers: 3, answers: []string{begun, "never", "200  upon."}, tries: 3, took: 2 * time.Second, want: "200", text: "upon"},
+		"no rest":                {workers: 3, answers: []string{begun, "plain {}", "200  upon."}, tries: 3, want: "200", text: "upon"},
+		"a refusal of the rest":  {workers: 3, answers: []string{begun, "400 no", "200  upon."}, tries: 3, want: "200", text: "upon"},
+		"another stream":         {workers: 3, answers: []string{begun, `events data: {"type":"message_start"}`, "200  upon."}, tries: 3, want: "200", text: "upon"},
+		"only another stream":    {workers: 3, answers: []string{begun, `events data: {"type":"message_start"}`}, tries: 3, want: "200", text: "once", fails: true},
+		"an error in the rest":   {workers: 3, answers: []string{begun, `events data: {"error":{"message":"no"}}`, "200  upon."}, tries: 3, want: "200", text: "upon"},
+		"only an error":          {workers: 3, answers: []string{begun, `events data: {"error":{"message":"no"}}`}, tries: 3, want: "200", text: `{"error":{"message":"no"}}`}, // the engine's own stays
 		"nobody else has a rest": {workers: 1, answers: []string{begun}, tries: 1, want: "200", text: "once", fails: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -347,6 +356,9 @@ func TestAttemptsFollow(t *testing.T) {
 					all, broke := io.ReadAll(resp.Body)
 					if got, text = fmt.Sprint(resp.StatusCode), string(all); (broke != nil) != v.fails {
 						t.Errorf("the answer ends with %v", broke)
+					}
+					if done, errs := strings.Count(text, "[DONE]"), strings.Count(text, `"error"`); v.answers[0] == begun && (done+errs != 1 || v.fails && errs != 1) {
+						t.Errorf("the stream has %d ends and %d errors: %s", done, errs, text)
 					}
 				}
 				if got != v.want || !strings.Contains(text, v.text) || len(asked) != v.tries || time.Since(start) != v.took {

@@ -228,8 +228,8 @@ type Dispatcher struct {
 	// own follows. Otherwise the dispatch keeps the body. held: an engine holds the session, and the
 	// request has only what is new in it.
 	FollowUps func(a *attempt.Attempt, held bool, resp *http.Response) FollowUp
-	Client      *upstream.Client
-	Backups     pool.Backups // that the handler declares; nil if there are none
+	Client    *upstream.Client
+	Backups   pool.Backups // that the handler declares; nil if there are none
 
 	tables pool.Tables
 	Series Series // of the pool

@@ -104,6 +104,7 @@ func TestKeysOfClients(t *testing.T) {
 		{"OpenCode", asked{headers: "X-Session-Id: a\nX-Parent-Session-Id: p"}, "header:X-Session-Id", "a", "p"},
 		{"conversation", asked{path: "/v1/responses", body: `{"conversation":"a"}`}, "body:conversation", "a", ""},
 		{"conversation object", asked{path: "/v1/responses", body: `{"conversation":{"id":"a"}}`}, "body:conversation", "a", ""},
+		{"session_id", asked{body: `{"session_id":"a"}`}, "", "", ""},
 		{"request ids", asked{headers: "X-Request-Id: a\nTraceparent: b", body: `{"user":"u","request_id":"r"}`}, "", "", ""},
 		{"of a router before", asked{headers: "X-Session-Id: kvr-1", body: `{"prompt_cache_key":"a"}`}, "body:prompt_cache_key", "a", ""},
 		{"empty header", asked{headers: "X-Session-Id:  ", body: `{"prompt_cache_key":"a"}`}, "body:prompt_cache_key", "a", ""},
