@@ -152,7 +152,6 @@ type Size struct {
 	IndexBytes  int64 `json:"index_bytes"`
 	IndexBlocks int64 `json:"index_blocks"`
 	ExactBytes  int64 `json:"exact_index_bytes"`
-	ExactBlocks int64 `json:"-"`
 	// TextBytes is the size of the map of texts to token blocks.
 	TextBytes int64 `json:"text_map_bytes"`
 	Lessons   `json:"learned_texts"`
@@ -166,6 +165,6 @@ func (c *Caches) Size() Size {
 	return Size{
 		Lessons: lessons, TextBytes: texts,
 		IndexBytes: c.sent.Bytes(), IndexBlocks: c.sent.Blocks(),
-		ExactBytes: c.exact.Bytes() + c.computed.Bytes(), ExactBlocks: c.exact.Distinct(),
+		ExactBytes: c.exact.Bytes() + c.computed.Bytes(),
 	}
 }

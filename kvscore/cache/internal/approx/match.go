@@ -19,8 +19,6 @@ type Match struct {
 	KnownTokens int64
 	// Counted is whether an engine counted KnownTokens. Otherwise they are estimated.
 	Counted bool
-	// Holders is the number of slots that hold all of Blocks; 0 if Blocks is 0.
-	Holders int
 	// Arrivals is the number of earlier chains whose match ended at the same place.
 	//
 	// It distinguishes a common stem from a conversation's own history. After a system
@@ -53,7 +51,7 @@ func (m *Match) reset(slots int) {
 	clear(m.InUse)
 	clear(m.Tokens)
 	m.Known, m.KnownTokens, m.Counted = 0, 0, false
-	m.Blocks, m.Arrivals, m.Holders = 0, 0, 0
+	m.Blocks, m.Arrivals = 0, 0
 	m.SharedTokens, m.SharedArrivals, m.SharedHolders = 0, 0, 0
 }
 
@@ -86,7 +84,7 @@ func (x *Index) Match(c *Chain, m *Match) {
 		}
 	}
 	if up != nil {
-		m.Holders = m.write(up, n, above)
+		m.write(up, n, above)
 	}
 }
 
@@ -96,23 +94,20 @@ func (r *run) heldAs(up *run) bool {
 	return len(r.holds) == len(up.holds) && r.used == up.used && r.partial+up.partial == 0
 }
 
-// write writes what slots hold up to the first n blocks of a run, and returns how many hold all of these.
-// above is the milli-tokens above the run.
-func (m *Match) write(r *run, n int, above int64) (holders int) {
+// write writes what slots hold up to the first n blocks of a run. above is the milli-tokens above the run.
+func (m *Match) write(r *run, n int, above int64) {
 	for _, h := range r.holds {
 		switch {
 		case h.lost:
 		case int(h.n) < n:
 			m.Held[h.slot], m.Tokens[h.slot] = r.start+h.n, above+h.tokens()
 		default:
-			holders++
 			m.Held[h.slot], m.Tokens[h.slot] = r.start+int32(n), m.KnownTokens
 			if h.refs > 0 {
 				m.InUse[h.slot] = r.start + int32(n)
 			}
 		}
 	}
-	return holders
 }
 
 // reach extends the known length of the chain by the first n blocks of a run. before is the

@@ -43,7 +43,6 @@ type Index struct {
 	owners   []owner // by target
 	sharing  mask    // targets that have reported a block in the shared tier
 	slower   bool    // a tier below the device has been used
-	blocks   int64   // that have names
 	bound    int64   // of the memory, in bytes
 	bytes    counts
 	hand     int     // the last run that eviction looked at
@@ -168,14 +167,6 @@ func (x *Index) Blocks(target int, t Tier) int64 {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.owner(target).blocks[t]
-}
-
-// Distinct returns the number of blocks that any target holds. After [Index.Clear], it
-// includes the target's blocks until [Index.Step] has reclaimed them.
-func (x *Index) Distinct() int64 {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	return x.blocks
 }
 
 // Incomplete reports whether the index lacks blocks that the target holds: since the

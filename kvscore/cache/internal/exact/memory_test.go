@@ -69,7 +69,7 @@ func TestMemoryStaysWithinBound(t *testing.T) {
 			t.Helper()
 			x.check(t)
 			real := heap() - before
-			t.Logf("long %d, %s: %d bytes, really %d, %d blocks", c.long, what, x.Bytes(), real, x.Distinct())
+			t.Logf("long %d, %s: %d bytes, really %d, %d blocks", c.long, what, x.Bytes(), real, x.distinct())
 			if real > x.Bytes()*5/4+300_000 || x.Bytes() > real*5/4+300_000 {
 				t.Errorf("long %d, %s: %d bytes, really %d", c.long, what, x.Bytes(), real)
 			}
@@ -94,8 +94,8 @@ func TestMemoryStaysWithinBound(t *testing.T) {
 		for x.Step(1000) {
 		}
 		near("cleared", 0)
-		if x.Bytes() > New(0).Bytes()+10_000 || x.Distinct() != 0 {
-			t.Errorf("long %d: %d bytes and %d blocks are left", c.long, x.Bytes(), x.Distinct())
+		if x.Bytes() > New(0).Bytes()+10_000 || x.distinct() != 0 {
+			t.Errorf("long %d: %d bytes and %d blocks are left", c.long, x.Bytes(), x.distinct())
 		}
 	}
 }

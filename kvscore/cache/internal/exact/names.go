@@ -88,7 +88,6 @@ func (x *Index) nameBlock(name uint64, at place) Outcome {
 	default:
 		x.dropNames(at)
 		b.name = name
-		x.blocks++
 	}
 	x.names.put(name, at)
 	return OK
@@ -107,5 +106,4 @@ func (x *Index) dropNames(at place) {
 	}
 	delete(x.aliases, at)
 	x.sets.assign(b, 0)
-	x.blocks--
 }

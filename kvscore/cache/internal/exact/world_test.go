@@ -177,8 +177,8 @@ func (w *world) compareAll(t testing.TB) {
 			distinct++
 		}
 	}
-	if w.x.Distinct() != distinct && !w.x.Step(0) {
-		t.Fatalf("%d distinct blocks are held, want %d", w.x.Distinct(), distinct)
+	if w.x.distinct() != distinct && !w.x.Step(0) {
+		t.Fatalf("%d distinct blocks are held, want %d", w.x.distinct(), distinct)
 	}
 	for i := range w.c.targets {
 		target := i * w.c.spread
@@ -206,8 +206,8 @@ func (w *world) finish(t testing.TB) {
 	for w.x.Step(100) {
 	}
 	w.x.check(t)
-	if w.x.Distinct() != 0 || w.x.Bytes() > 40<<10+int64(cap(w.x.owners))*100 {
-		t.Fatalf("left: %d blocks, %d bytes", w.x.Distinct(), w.x.Bytes())
+	if w.x.distinct() != 0 || w.x.Bytes() > 40<<10+int64(cap(w.x.owners))*100 {
+		t.Fatalf("left: %d blocks, %d bytes", w.x.distinct(), w.x.Bytes())
 	}
 }
 
