@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -154,34 +155,23 @@ type answers struct {
 	usage  string   // up to the usage, of its event
 }
 
-var (
-	chatAnswers = newAnswers("chat.completion", "chat.completion.chunk", `"message":{"role":"assistant","content":"%s"}`,
-		`"delta":{"role":"assistant","content":""}`, `"delta":{"content":"%s"}`, `"delta":{}`)
-	completionAnswers = newAnswers("text_completion", "text_completion", `"text":"%s"`, "", `"text":"%s"`, `"text":""`)
-)
+var chatAnswers, completionAnswers = newAnswers(canned.Chat), newAnswers(canned.Completions)
 
-// newAnswers makes the answers of an API. A choice has these members: in a plain answer, in the first
-// event of a stream, in a chunk, and in the last event. Without a first member, there is no such event.
-func newAnswers(object, chunk, plain, first, word, last string) (a answers) {
-	answer := func(object, member, reason string) string {
-		if member != "" {
-			member = `{"index":0,` + member + `,"logprobs":null,"finish_reason":` + reason + `}`
-		}
-		return `{"id":"cmpl-5f3a9c0d7e","object":"` + object + `","created":1763700000,"model":"` + modelName + `","choices":[` + member + `]`
-	}
-	event := func(member, reason string) {
-		a.events = append(a.events, []byte("data: "+answer(chunk, member, reason)+"}\n\n"))
-	}
-	text := "This is the answer to the question, which is as long as a short answer usually is and says nothing."
-	a.plain = []byte(answer(object, fmt.Sprintf(plain, text), `"stop"`) + ",")
-	if first != "" {
-		event(first, "null")
-	}
+// newAnswers makes the answers of an API.
+func newAnswers(api canned.API) (a answers) {
+	p := &canned.Answer{ID: "cmpl-5f3a9c0d7e", Model: modelName, Begun: 1763700000, Reason: "stop", Usage: true}
 	for i := range chunks {
-		event(fmt.Sprintf(word, " word"+strconv.Itoa(i)), "null")
+		p.Pieces = append(p.Pieces, " word"+strconv.Itoa(i))
 	}
-	event(last, `"stop"`)
-	a.usage = "data: " + answer(chunk, "", "") + ","
+	upToUsage := func(text []byte) []byte { return text[:bytes.LastIndex(text, []byte(`"usage":`))] }
+	events := api.Events(p)
+	for _, e := range events[:len(events)-1] {
+		a.events = append(a.events, e.Append(nil))
+	}
+	a.usage = string(upToUsage(events[len(events)-1].Append(nil)))
+	p.Pieces = []string{"This is the answer to the question, which is as long as a short answer usually is and says nothing."}
+	a.plain, _ = json.Marshal(api.Whole(p))
+	a.plain = upToUsage(a.plain)
 	return a
 }
 
