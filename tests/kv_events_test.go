@@ -196,6 +196,13 @@ func TestNamesStayWithTheirAttempt(t *testing.T) {
 	s := startCaddy(t, fmt.Sprintf("kv_router %s %s {\nworker %s {\nmodels canned\n}\n}", named.Addr(), other.Addr(), other.Addr()))
 	s.awaitKnowledge(t, named, "live", "exact")
 	s.teachBlockSize(t, named)
+	s.drain(t, named, "drain") // the other one is busy, so that the named one is the first choice
+	other.SetPace(canned.Pace{FirstToken: time.Hour})
+	q := s.startChat(t, "hello")
+	defer q.leave()
+	eventually(t, "the other engine to be busy", func() bool { return other.Active() == 1 })
+	other.SetPace(canned.Pace{})
+	s.drain(t, named, "undrain")
 	setFault(t, named, engine.Fault{Kind: engine.Status})
 	sent := 0
 	eventually(t, "a named request is sent again", func() bool {

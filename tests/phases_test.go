@@ -285,23 +285,25 @@ func TestFaultsOfPhases(t *testing.T) {
 					if v.reason == "broken" || v.reason == "refused" { // the other one gets the same blocks
 						decodes = 2
 					}
-					p := startApart(t, engine.Config{Flavour: f}, v.prefills, decodes, "split always", "policy round_robin")
+					p := startApart(t, engine.Config{Flavour: f}, v.prefills, decodes, "split always", "policy random")
 					noError(t, v.fail(p))
 					before := p.scrape(t).value(retriesTotal, `reason="`+v.reason+`"`)
-					c := long(1)
-					c.Stream = stream
-					a := p.chat(t.Context(), c) // which the failing one gets first
-					if !p.asWhole(t, "/v1/chat/completions", c.body(), a) {
-						t.Fatalf("status %d, err %v, %.300q", a.status, a.err, a.body)
-					}
-					retried := p.scrape(t).value(retriesTotal, `reason="`+v.reason+`"`) > before
-					headerWasOut := stream && v.reason == "transfer" // it names the first pair
-					if retried && !headerWasOut && a.wasSplit() != v.split {
-						t.Errorf("split: %v", a.wasSplit())
-					}
-					if !retried && p.logged(t, markedDown) == 0 { // else a look at the worker was sooner than the request
-						t.Error("no retry")
-					}
+					topic := 0
+					eventually(t, "a retry", func() bool {
+						topic++
+						c := long(topic)
+						c.Stream = stream
+						a := p.chat(t.Context(), c)
+						if !p.asWhole(t, "/v1/chat/completions", c.body(), a) {
+							t.Fatalf("status %d, err %v, %.300q", a.status, a.err, a.body)
+						}
+						retried := p.scrape(t).value(retriesTotal, `reason="`+v.reason+`"`) > before
+						headerWasOut := stream && v.reason == "transfer" // it names the first pair
+						if retried && !headerWasOut && a.wasSplit() != v.split {
+							t.Errorf("split: %v", a.wasSplit())
+						}
+						return retried || p.logged(t, markedDown) > 0 // then a look at the worker was sooner than the request
+					})
 					m := p.scrape(t)
 					if decodes == 1 && m.value("caddy_kv_router_worker_available", `worker="`+p.decode[0].Addr()+`"`) != 1 {
 						t.Error("the decode worker is marked down")
