@@ -40,9 +40,7 @@ func (s *server) api(t testing.TB, method, path string, body []byte, v any, head
 	defer resp.Body.Close()
 	out, err := io.ReadAll(resp.Body)
 	noError(t, err)
-	if kind := resp.Header.Get("Content-Type"); kind != "application/json" {
-		t.Errorf("%s %s: Content-Type %q", method, path, kind)
-	}
+	equal(t, resp.Header.Get("Content-Type"), "application/json", "%s %s: Content-Type", method, path)
 	if v != nil {
 		if resp.StatusCode != http.StatusOK {
 			t.Fatalf("%s %s: status %d: %s", method, path, resp.StatusCode, out)
@@ -290,9 +288,7 @@ func TestSessionsByPage(t *testing.T) {
 			t.Errorf("after it was unbound: status %d, %s", status, text)
 		}
 	}
-	if left := s.pool(t).Sessions; left != 0 {
-		t.Errorf("%d sessions are left", left)
-	}
+	equal(t, s.pool(t).Sessions, 0, "sessions left")
 }
 
 // TestAdminRefusesWhatCannotBe sends wrong paths, methods and arguments.

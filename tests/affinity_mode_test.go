@@ -112,9 +112,7 @@ func TestSessionStaysWhileThatIsWorthIt(t *testing.T) {
 			if away == home || reason != "load" {
 				t.Errorf("while its worker is busy: served by %s, reason %q", away, reason)
 			}
-			if b := h.bound(t); b != home {
-				t.Errorf("bound to %s after a turn elsewhere, want %s", b, home)
-			}
+			equal(t, h.bound(t), home, "bound after a turn elsewhere")
 			wait()
 			wait = h.busy(t, away) // which has cached one turn more
 			h.wantTurn(t, "afterwards", home, "session")
@@ -217,23 +215,17 @@ func TestAffinityModes(t *testing.T) {
 	h.header[1] = "another"
 	h.turn(t)
 	h.header[1] = "s"
-	if n := h.scrape(t).value(sessions); n != 1 {
-		t.Errorf("off: %v sessions, want the one from before", n)
-	}
+	equal(t, h.scrape(t).value(sessions), 1, "off: sessions, with the one from before")
 
 	reload("soft")
-	if b := h.bound(t); b != home {
-		t.Errorf("bound to %s, want %s", b, home)
-	}
+	equal(t, h.bound(t), home, "bound worker")
 	h.turn(t) // where more of it is
 	home = h.bound(t)
 	wait = h.busy(t, home)
 	if away, _ := h.turn(t); away == home {
 		t.Error("soft: it waits for its busy worker")
 	}
-	if b := h.bound(t); b != home {
-		t.Errorf("soft: bound to %s after a turn elsewhere, want %s", b, home)
-	}
+	equal(t, h.bound(t), home, "soft: bound after a turn elsewhere")
 	wait()
 	h.booksAtZero(t)
 }
@@ -249,9 +241,7 @@ func TestOperatorsBindingHolds(t *testing.T) {
 	}
 	h.engines[other[1]-'1'].Kill()
 	h.turn(t)
-	if b := h.bound(t); b != other {
-		t.Errorf("bound to %s while its worker is down, want %s", b, other)
-	}
+	equal(t, h.bound(t), other, "bound while its worker is down")
 	left := h.engines[home[1]-'1']
 	h.mustReload(t, route([]*engine.Engine{left}, fmt.Sprintf("worker %s {\nid %c\n}", left.Addr(), home[1])))
 	h.turn(t)

@@ -247,9 +247,7 @@ func TestOwnErrorsHaveTheAPIsShape(t *testing.T) {
 					if fault.Get("code").Str != v.code || fault.Get("type").Str != kind || fault.Get("message").Str == "" || gjson.GetBytes(a.body, "type").Str != outer {
 						t.Errorf("body %s, want the code %s and the type %s", a.body, v.code, kind)
 					}
-					if got := a.header.Get("Content-Type"); got != "application/json" {
-						t.Errorf("Content-Type %q", got)
-					}
+					equal(t, a.header.Get("Content-Type"), "application/json", "Content-Type")
 				})
 				s.booksAtZero(t)
 			})
@@ -311,9 +309,7 @@ func TestAnswersAreTheEnginesOwn(t *testing.T) {
 					if a.status != http.StatusOK || a.err != nil || string(a.body) != string(want.body) {
 						t.Errorf("status %d, error %v, got\n%s\nwant\n%s", a.status, a.err, a.body, want.body)
 					}
-					if got := a.header.Get("Content-Type"); got != want.header.Get("Content-Type") {
-						t.Errorf("Content-Type %q, want %q", got, want.header.Get("Content-Type"))
-					}
+					equal(t, a.header.Get("Content-Type"), want.header.Get("Content-Type"), "Content-Type")
 				}
 				if _, whole := d.said(want, stream); !whole {
 					t.Errorf("the engine's own answer is not whole: %s", want.body)

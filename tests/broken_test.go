@@ -92,9 +92,7 @@ func TestAnswerBeforeTheUploadEnds(t *testing.T) {
 		if whole == 0 {
 			t.Errorf("%q: no client got the engine's answer", v)
 		}
-		if n := asked.Swap(0); n != 4 {
-			t.Errorf("%q: the engines were asked %d times for 4 requests: what is left of an upload was sent to another", v, n)
-		}
+		equal(t, asked.Swap(0), 4, "%q: requests at the engines, if nothing left of an upload was sent to another", v)
 	}
 	s.booksAtZero(t)
 }
@@ -127,9 +125,7 @@ func TestBrokenUploadIsNoEnginesFault(t *testing.T) {
 					home = e
 				}
 			}
-			if n := s.logged(t, markedDown); n != 0 {
-				t.Errorf("%d workers were marked down for it", n)
-			}
+			equal(t, s.logged(t, markedDown), 0, "workers marked down for it")
 			s.booksAtZero(t)
 		})
 	}
@@ -273,9 +269,7 @@ func TestBrokenStreams(t *testing.T) {
 				{fallbacksTotal, []string{pool, `reason="answer_unreadable"`}, unreadable}, {requestsTotal, []string{pool}, 1}, {retriesTotal, []string{pool}, 0},
 			})
 			s.booksAtZero(t)
-			if n := s.logged(t, markedDown); n != v.marked {
-				t.Errorf("%d workers were marked down, want %d", n, v.marked)
-			}
+			equal(t, s.logged(t, markedDown), v.marked, "workers marked down")
 		})
 	}
 }
@@ -383,9 +377,7 @@ func TestClientThatLeavesIsNoticed(t *testing.T) {
 					t.Fatal("the stream does not come")
 				}
 			}
-			if n := s.scrape(t).value(leases); n != 1 {
-				t.Errorf("%v leases while the engine computes, want 1", n)
-			}
+			equal(t, s.scrape(t).value(leases), 1, "leases while the engine computes")
 			leave()
 			<-gone
 			eventually(t, "the engine notices", func() bool { return active() == 0 })
@@ -396,9 +388,7 @@ func TestClientThatLeavesIsNoticed(t *testing.T) {
 			s.slotsFree(t)
 			s.wantFigures(t, before, []figure{{requestsTotal, []string{`outcome="client_gone"`}, 1}, {retriesTotal, nil, 0}})
 			// The engine is no worse for it.
-			if n := s.logged(t, markedDown); n != 0 {
-				t.Errorf("%d workers were marked down", n)
-			}
+			equal(t, s.logged(t, markedDown), 0, "workers marked down")
 			for _, e := range engines {
 				e.SetFault(canned.Fault{})
 				e.SetPace(canned.Pace{})

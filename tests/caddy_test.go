@@ -210,6 +210,14 @@ func noError(t testing.TB, err error) {
 	}
 }
 
+// equal fails the test if a value is not the wanted one.
+func equal[V comparable](t testing.TB, got, want V, what string, args ...any) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s: got %v, want %v", fmt.Sprintf(what, args...), got, want)
+	}
+}
+
 // patience is how long tests wait for what must happen at some time. It is long because the machine may be busy.
 const patience = time.Minute
 

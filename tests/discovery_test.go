@@ -99,9 +99,7 @@ func TestWorkersAreKnownWithoutRequests(t *testing.T) {
 	for range 20 {
 		become("after a reload", want)
 	}
-	if n := s.pool(t).Settings.TextBlock; n != 128 {
-		t.Errorf("the settings of the new configuration are not in force without a request: text_block %d", n)
-	}
+	equal(t, s.pool(t).Settings.TextBlock, 128, "text_block of the new configuration, without a request")
 }
 
 // TestRefusedConnectionLosesTheCache stops an engine without requests and starts it again.
@@ -340,9 +338,7 @@ func TestWorkerThatAcceptsAndNeverAnswersIsNotAvailable(t *testing.T) {
 			t.Errorf("request %d: status %d, error %v", i, a.status, a.err)
 		}
 	}
-	if n := well.asked("/v1/chat/completions"); n != 20 {
-		t.Errorf("the worker that answers got %d of 20 requests", n)
-	}
+	equal(t, well.asked("/v1/chat/completions"), 20, "requests at the worker that answers")
 	now.Close()
 	later.Close()
 	for _, f := range []*fake{sudden, restarted} {

@@ -90,9 +90,7 @@ func TestAllDraining(t *testing.T) {
 			t.Errorf("status %d, error %v", status, err)
 		}
 	}
-	if n := engines[0].Requests(); n != 0 {
-		t.Errorf("the drained worker was asked %d times", n)
-	}
+	equal(t, engines[0].Requests(), 0, "requests at the drained worker")
 	x := s.explain(t, ask("hello").body())
 	if len(x.LeftOut) != 1 || x.LeftOut[0].Why != "draining" || x.LeftOut[0].Dial != engines[0].Addr() || len(x.Candidates) != 1 {
 		t.Errorf("explained %+v", x)
@@ -104,9 +102,7 @@ func TestAllDraining(t *testing.T) {
 	if engines[0].Requests() == 0 {
 		t.Error("with all draining, one is avoided still")
 	}
-	if n := s.logged(t, "only draining workers are left"); n != 1 {
-		t.Errorf("%d log lines say so, want 1", n)
-	}
+	equal(t, s.logged(t, "only draining workers are left"), 1, "log lines that say so")
 	if p := s.pool(t); p.Draining != 2 || len(p.Incidents) != 1 || !strings.Contains(p.Incidents[0].What, "draining") {
 		t.Errorf("the pool is %+v", p)
 	}

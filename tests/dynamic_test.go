@@ -96,9 +96,7 @@ func TestDynamicUpstreamsMayBeNone(t *testing.T) {
 		}
 		list(engines[0].Addr())
 		s.mustChat(t, ask("x"))
-		if n := lookUps(); n != 1 {
-			t.Errorf("%d look-ups for a request that is served at once", n)
-		}
+		equal(t, lookUps(), 1, "look-ups for a request that is served at once")
 		list(dead, engines[0].Addr())
 		s.mustChat(t, ask("x"))
 	}
@@ -117,9 +115,7 @@ func TestPlaceholderStandsForSeveralWorkers(t *testing.T) {
 	}{{0, false}, {0, true}, {1, false}, {1, true}, {0, true}} {
 		e := engines[want.engine]
 		a := s.mustChat(t, c, "X-Dial", e.Addr())
-		if a.engine() != e.Name() {
-			t.Errorf("request %d reached %s, want %s", i, a.engine(), e.Name())
-		}
+		equal(t, a.engine(), e.Name(), "the engine of request %d", i)
 		if warm := a.header.Get("X-KV-Overlap-Blocks") != "0"; warm != want.warm {
 			t.Errorf("request %d: overlap %s blocks, want some: %v", i, a.header.Get("X-KV-Overlap-Blocks"), want.warm)
 		}

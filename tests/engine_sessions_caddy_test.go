@@ -135,9 +135,7 @@ func TestClosesAreRepeated(t *testing.T) {
 	for i := 1; i < 6; i++ {
 		closedOnce(t, engines, fmt.Sprint(i), 1)
 	}
-	if got := s.logged(t, "engines fail to close sessions"); got != 0 {
-		t.Errorf("logged %d times that they are not closed", got)
-	}
+	equal(t, s.logged(t, "engines fail to close sessions"), 0, "log lines that they are not closed")
 }
 
 // TestSessionsOutlastReloads reloads between the turns of a session and in one.

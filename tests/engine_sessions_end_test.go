@@ -76,9 +76,7 @@ func TestTurnsOfASessionComeOneByOne(t *testing.T) {
 		setFault(t, home, engine.Fault{Path: atGenerate})
 		s.mustTurn(t, turn{action: "close"})
 		closedOnce(t, engines, "s", 1)
-		if n := did(engines, "s")[engine.Continued]; n != 5 {
-			t.Errorf("%d turns, want 5", n)
-		}
+		equal(t, did(engines, "s")[engine.Continued], 5, "turns")
 		s.booksAtZero(t)
 	})
 	t.Run("OpensAtOnce", func(t *testing.T) {
@@ -175,9 +173,7 @@ func TestFailedTurnsCloseWhatTheyOpened(t *testing.T) {
 				s.mustTurn(t, turn{action: "close"})
 			}
 			closedOnce(t, engines, "s", v.opened)
-			if n := s.scrape(t).value(sessions); n != 0 {
-				t.Errorf("%v sessions are bound", n)
-			}
+			equal(t, s.scrape(t).value(sessions), 0, "bound sessions")
 		})
 	}
 }

@@ -192,9 +192,7 @@ func TestConversationsThatEnginesHold(t *testing.T) {
 			}
 			m := s.scrape(t)
 			s.booksAtZero(t)
-			if n := m.value(sessions); n != 0 {
-				t.Errorf("%v sessions are left", n)
-			}
+			equal(t, m.value(sessions), 0, "sessions left")
 		})
 	}
 }
@@ -215,9 +213,7 @@ func checkContext(t *testing.T, engines []*engine.Engine, id string, turns int) 
 			past, seen = r.PromptTokens+r.AnswerTokens, seen+1
 		}
 	}
-	if seen != turns {
-		t.Errorf("%s: the engines continued it in %d turns, want %d", id, seen, turns)
-	}
+	equal(t, seen, turns, "%s: turns at the engines", id)
 }
 
 // TestSessionsAreOpenedTwice has a client that opens its session again, after turns and after
@@ -285,9 +281,7 @@ func TestSessionsThatCannotBeOpened(t *testing.T) {
 				t.Errorf("the engine did %v", n)
 			}
 			setFault(t, engines[0], engine.Fault{Path: engine.OpenPath})
-			if n := s.scrape(t).value(sessions); n != 0 {
-				t.Errorf("%v sessions are bound", n)
-			}
+			equal(t, s.scrape(t).value(sessions), 0, "bound sessions")
 			s.booksAtZero(t)
 		})
 	}

@@ -150,9 +150,7 @@ func TestFallbacksAreCounted(t *testing.T) {
 	s.wantFigures(t, before, append(want, figure{fallbacksTotal, []string{pool}, float64(total)}))
 	for _, f := range want {
 		reason := strings.Trim(strings.TrimPrefix(f.labels[1], "reason="), `"`)
-		if n := len(s.conditions(t, "fallback "+reason)); n != 1 {
-			t.Errorf("%d log lines say that the fallback %s begins, want 1", n, reason)
-		}
+		equal(t, len(s.conditions(t, "fallback "+reason)), 1, "log lines that the fallback %s begins", reason)
 	}
 	s.booksAtZero(t)
 }
@@ -294,9 +292,7 @@ func (s *server) booksAtZero(t testing.TB) {
 		}
 		return wrong
 	})
-	if n := last.value(leasesExpired); n != 0 {
-		t.Errorf("%s = %v: leases had leaked", leasesExpired, n)
-	}
+	equal(t, last.value(leasesExpired), 0, "%s, for leases that had leaked", leasesExpired)
 }
 
 // TestAttemptsCountOnce has engines fail in several ways. A worker has as many outcomes as its engine
@@ -390,9 +386,7 @@ func TestFailedPhasesCountOnce(t *testing.T) {
 			if n, retried := of(bad)-all, of(bad, "retried"); n == 0 || n != retried {
 				t.Errorf("the bad worker failed %v of %v attempts", retried, n)
 			}
-			if n := of(good, "prefilled") - prefilled; n != split {
-				t.Errorf("the other one has %v prefills of %v requests", n, split)
-			}
+			equal(t, of(good, "prefilled")-prefilled, split, "prefills of the other one")
 			bad.SetFault(engine.Fault{})                                  //nolint:errcheck // it is valid
 			p.decode[0].SetFault(engine.Fault{Kind: engine.FailTransfer}) //nolint:errcheck // it is valid
 			talk()

@@ -216,9 +216,7 @@ func TestRetriesStayWithinTheBudget(t *testing.T) {
 		{"caddy_kv_router_retries_denied_total", []string{`pool="poor"`}, float64(2*requests - sent)},
 		{requestsTotal, []string{`pool="poor"`, `outcome="engine_error"`}, requests},
 	})
-	if n := len(s.conditions(t, "retry budget spent")); n != 1 {
-		t.Errorf("%d log lines say that the budget is spent, want 1", n)
-	}
+	equal(t, len(s.conditions(t, "retry budget spent")), 1, "log lines that the budget is spent")
 	s.booksAtZero(t)
 }
 

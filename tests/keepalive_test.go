@@ -282,7 +282,5 @@ func TestKeptClientLeaves(t *testing.T) {
 	leave()
 	h.wantWaiting(t, 0)
 	h.finish(t, first)
-	if n := h.engines[0].Requests(); n != 1 {
-		t.Errorf("the engine got %d requests", n)
-	}
+	equal(t, h.engines[0].Requests(), 1, "requests at the engine")
 }

@@ -63,9 +63,7 @@ func TestRetriesAreLimited(t *testing.T) {
 				for _, n := range counts {
 					total += n
 				}
-				if total != attempts {
-					t.Errorf("%d attempts %v, want %d", total, counts, attempts)
-				}
+				equal(t, total, attempts, "attempts, %v", counts)
 				if least, most := slices.Min(counts), slices.Max(counts); most-least > 1 {
 					t.Errorf("attempts %v: some workers were tried again before others were tried", counts)
 				}
@@ -134,9 +132,7 @@ func TestLaterAttemptsAreAsTheFirst(t *testing.T) {
 		other := engines[1-i]
 		e.SetFault(refusal)
 		a := s.mustChat(t, ask(fmt.Sprint("turn ", i)))
-		if got := a.header.Get("X-From"); got != other.Addr() {
-			t.Errorf("the answer is from %s, want %s", got, other.Addr())
-		}
+		equal(t, a.header.Get("X-From"), other.Addr(), "the engine of the answer")
 		all := other.Journal()
 		last := all[len(all)-1].Header
 		if to, via := last.Values("X-To"), last.Values("X-Via"); !slices.Equal(to, []string{other.Addr()}) || len(via) != 1 {

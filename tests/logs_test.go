@@ -343,9 +343,7 @@ func TestCompressedStreamsAreNoticed(t *testing.T) {
 		t.Errorf("the log says %+v, want one line", got)
 	}
 	for pool, want := range map[string]float64{"plain": 0, "squeezed": 1} {
-		if v := s.scrape(t).value("caddy_kv_router_incidents", `pool="`+pool+`"`); v != want {
-			t.Errorf("pool %s has %v incidents, want %v", pool, v, want)
-		}
+		equal(t, s.scrape(t).value("caddy_kv_router_incidents", `pool="`+pool+`"`), want, "incidents of pool %s", pool)
 	}
 }
 

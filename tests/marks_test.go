@@ -208,9 +208,7 @@ func TestNobodyIsMarkedDown(t *testing.T) {
 					t.Fatalf("status %d", a.status)
 				}
 			}
-			if e := turn("good", "next").engine(); e != home {
-				t.Errorf("the session moved from %q to %q", home, e)
-			}
+			equal(t, turn("good", "next").engine(), home, "the session's engine")
 		}},
 		"OneClientsErrorEvents": {"", answers("text/event-stream", "data: {\"error\":{\"message\":\"The input is too long\",\"code\":400}}\n\ndata: [DONE]\n\n")},
 		"TypeInCapitals":        {"", answers("Text/Event-Stream; charset=utf-8", oneChunk+"data: [DONE]\n\n")},
@@ -221,9 +219,7 @@ func TestNobodyIsMarkedDown(t *testing.T) {
 			engines := startEngines(t, 3, canned.Pace{})
 			s := startCaddy(t, "kv_router {\npolicy round_robin\n"+affinity("hard")+"\nreverse_proxy "+addresses(engines)+" {\n"+v.proxy+"\n}\n}")
 			v.do(t, s, engines)
-			if n := s.logged(t, markedDown); n != 0 {
-				t.Errorf("%d workers are marked down", n)
-			}
+			equal(t, s.logged(t, markedDown), 0, "workers marked down")
 			s.booksAtZero(t)
 		})
 	}

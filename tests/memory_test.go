@@ -42,9 +42,7 @@ func TestAnnouncedBodiesTakeNoMemory(t *testing.T) {
 		clients[i] = s.announce(t, 600_000, []byte("{"))
 	}
 	eventually(t, "all bodies to be counted", func() bool { return s.bodyBytes(t) >= int64(n*each) })
-	if got := s.bodyBytes(t); got != int64(n*each) {
-		t.Errorf("%d clients that sent a byte take %d bytes of bodies, want %d", n, got, n*each)
-	}
+	equal(t, s.bodyBytes(t), int64(n*each), "bytes of bodies of %d clients that sent a byte", n)
 	for range 5 {
 		a := s.post(t.Context(), "/v1/chat/completions", longChat(600_000), trusted...)
 		if a.err != nil || a.status != http.StatusOK {
@@ -236,9 +234,7 @@ func TestGivenBackBodiesAreLetGoOf(t *testing.T) {
 		q := s.start(t, "/v1/chat/completions", body)
 		counted(t, int64(len(body)))
 		close(goOn)
-		if n := <-got; n != int64(len(body)) {
-			t.Errorf("the backup got %d of %d bytes", n, len(body))
-		}
+		equal(t, <-got, int64(len(body)), "bytes at the backup")
 		if a := q.wait(t); a.status != http.StatusOK {
 			t.Errorf("status %d", a.status)
 		}

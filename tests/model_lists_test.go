@@ -81,9 +81,7 @@ func TestKeysGoToTheirOwnWorkersOnly(t *testing.T) {
 	s.mustChat(t, askModel("base", 0))
 	for key, e := range map[string]*fake{"Bearer sk-first": a, "": b} {
 		eventually(t, "each worker to be asked", func() bool { return e.asked("/v1/models") > 0 })
-		if got := e.heard("/v1/models").Get("Authorization"); got != key {
-			t.Errorf("a worker whose key is %q was asked with %q", key, got)
-		}
+		equal(t, e.heard("/v1/models").Get("Authorization"), key, "the key that a worker was asked with")
 	}
 
 	both := "kv_router %s %s {\nworker * {\napi_key sk-second\n}\n}"
@@ -93,15 +91,11 @@ func TestKeysGoToTheirOwnWorkersOnly(t *testing.T) {
 	const chats = "/v1/chat/completions"
 	for i, key := range []string{"", "Bearer sk-client"} { // a client's request never has the router's key
 		s.post(t.Context(), chats, askModel("base", i).body(), "Authorization", key)
-		if got := a.heard(chats).Get("Authorization"); got != key {
-			t.Errorf("a client's request with the key %q came with %q", key, got)
-		}
+		equal(t, a.heard(chats).Get("Authorization"), key, "the key of a client's request")
 	}
 	left, gone := a.asked("/v1/models"), b.asked("/v1/models")
 	eventually(t, "the worker that is left to be asked", func() bool { return a.asked("/v1/models") > left })
-	if n := b.asked("/v1/models") - gone; n != 0 {
-		t.Errorf("a worker that was removed is asked %d times, with the key %q", n, b.heard("/v1/models").Get("Authorization"))
-	}
+	equal(t, b.asked("/v1/models")-gone, 0, "questions to a worker that was removed, the last with the key %q", b.heard("/v1/models").Get("Authorization"))
 
 	err := s.load("handle /a {\nkv_router a:1 {\nworker a:1 {\napi_key sk-first\n}\n}\n}\nhandle /b {\nkv_router a:1 {\nworker a:1 {\napi_key sk-second\n}\n}\n}")
 	if err == nil || strings.Contains(err.Error(), "sk-") || !strings.Contains(err.Error(), "api_key") {
@@ -129,9 +123,7 @@ func TestListsAreCompleted(t *testing.T) {
 		if a := s.chat(t.Context(), askModel("x", 0)); a.status != http.StatusNotFound {
 			t.Errorf("a model that is not configured: status %d", a.status)
 		}
-		if n := s.scrape(t).value(requestsTotal, `outcome="rejected"`) - before.value(requestsTotal, `outcome="rejected"`); n != 1 {
-			t.Errorf("%v requests were rejected, want 1", n)
-		}
+		equal(t, s.scrape(t).value(requestsTotal, `outcome="rejected"`)-before.value(requestsTotal, `outcome="rejected"`), 1, "rejected requests")
 	})
 	t.Run("Keys", func(t *testing.T) {
 		a := startListing(t, lists("public"))

@@ -41,9 +41,7 @@ func TestWhatIsNoJSONPasses(t *testing.T) {
 		}
 	}
 	s.booksAtZero(t)
-	if n := s.bodyBytes(t); n != 0 {
-		t.Errorf("%d bytes of bodies are kept", n)
-	}
+	equal(t, s.bodyBytes(t), 0, "bytes of bodies")
 }
 
 // TestUploadsAreStreamed has clients send the rest of their bodies only after the engine

@@ -97,9 +97,7 @@ func TestOverflowGoesToBackup(t *testing.T) {
 	if a := o.chat(t.Context(), ask("third"), "X-Session-Id", "s"); !a.ok() || by(a) != o.own.Name() {
 		t.Errorf("with a free engine: status %d by %s", a.status, by(a))
 	}
-	if n := o.backup.Requests(); n != 2 {
-		t.Errorf("the backup got %d requests", n)
-	}
+	equal(t, o.backup.Requests(), 2, "requests at the backup")
 	for _, r := range o.own.Journal() {
 		if strings.Contains(r.Header.Get("Authorization"), "cloud") {
 			t.Errorf("the engine got %s %s with the backup's key", r.Method, r.URI)
@@ -133,9 +131,7 @@ func TestBackupThatRefuses(t *testing.T) {
 			if a := o.chat(t.Context(), ask("fourth")); a.status != http.StatusServiceUnavailable || strings.Contains(string(a.body), "account") {
 				t.Errorf("without any engine: status %d: %s", a.status, a.body)
 			}
-			if n := o.backup.Requests(); n != 1 {
-				t.Errorf("the backup got %d requests", n)
-			}
+			equal(t, o.backup.Requests(), 1, "requests at the backup")
 			if w := o.worker(t, o.backup.Addr()); w.Health.Available {
 				t.Errorf("the backup counts as available")
 			}
@@ -277,9 +273,7 @@ func TestClientsCannotReachBackups(t *testing.T) {
 		}
 		o.own.Kill()
 	}
-	if n := o.backup.Requests(); n != 0 {
-		t.Errorf("the backup got %d requests: %+v", n, o.backup.Journal())
-	}
+	equal(t, o.backup.Requests(), 0, "requests at the backup, %+v", o.backup.Journal())
 }
 
 // TestOverflowUnderLoad has clients keep three engines busy that die and come back. There are a backup, which is
@@ -391,9 +385,7 @@ func TestRouterAsksBackupNothing(t *testing.T) {
 	if a := s.mustChat(t, ask("hello")); a.engine() != engines[0].Name() {
 		t.Errorf("answered by %s", a.engine())
 	}
-	if n := seen.Load(); n != 0 {
-		t.Errorf("the backup saw %d changes of connections", n)
-	}
+	equal(t, seen.Load(), 0, "changes of connections at the backup")
 }
 
 // TestReloadsKeepFromBackups has a configuration with a backup that no longer serves, and one that does not serve yet. For

@@ -100,13 +100,9 @@ func TestBodyReachesTheEngineByteForByte(t *testing.T) {
 				if string(got.Body) != v.body {
 					t.Errorf("the engine got %d bytes %.300q, want %d bytes %.300q", len(got.Body), got.Body, len(v.body), v.body)
 				}
-				if got.URI != path {
-					t.Errorf("the engine got the target %q, want %q", got.URI, path)
-				}
+				equal(t, got.URI, path, "the engine's target")
 				last := header[len(header)-2:]
-				if g := got.Header.Get(last[0]); g != last[1] {
-					t.Errorf("the engine got %s %q, want %q", last[0], g, last[1])
-				}
+				equal(t, got.Header.Get(last[0]), last[1], "the engine's %s", last[0])
 				s.booksAtZero(t)
 			})
 		}
@@ -325,9 +321,7 @@ func TestMalformedAnswerPassesAndTeachesNothing(t *testing.T) {
 				{requestsTotal, []string{label, `outcome="engine_error"`}, 4},
 				{requestsTotal, []string{label}, 4},
 			})
-			if n := s.scrape(t).value(sessions, label); n != 0 {
-				t.Errorf("%v sessions are bound", n)
-			}
+			equal(t, s.scrape(t).value(sessions, label), 0, "bound sessions")
 			if _, page, err := s.get(t.Context(), "http://"+s.admin+"/kv_router/pools/"+pool); err != nil || strings.Contains(page, `"prefill_tokens_per_second"`) {
 				t.Errorf("error %v; a prefill rate was learned: %s", err, page)
 			}

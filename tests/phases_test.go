@@ -151,14 +151,10 @@ func TestPhasesAnswerAsOneEngine(t *testing.T) {
 				t.Errorf("transfers %+v, want %d", got, n)
 			}
 			m := p.scrape(t)
-			if v := m.value(workerOutcomes, `outcome="prefilled"`) - before.value(workerOutcomes, `outcome="prefilled"`); v != float64(n) {
-				t.Errorf("%v prefill phases of workers, want %d", v, n)
-			}
+			equal(t, m.value(workerOutcomes, `outcome="prefilled"`)-before.value(workerOutcomes, `outcome="prefilled"`), float64(n), "prefill phases of workers")
 			for _, phase := range []string{"prefill", "decode"} {
 				labels := []string{`phase="` + phase + `"`, `outcome="ok"`}
-				if v := m.value(phasesTotal, labels...) - before.value(phasesTotal, labels...); v != float64(n) {
-					t.Errorf("%v %s phases, want %d", v, phase, n)
-				}
+				equal(t, m.value(phasesTotal, labels...)-before.value(phasesTotal, labels...), float64(n), "%s phases", phase)
 			}
 			c := long(0)
 			c.Nvext = []byte(`{"extra_fields":["worker_id"]}`)
@@ -212,9 +208,7 @@ func TestAnswerEndsWithItsPrefill(t *testing.T) {
 			}
 		}
 		p.wantFigures(t, before, []figure{{workerOutcomes, []string{`worker="` + p.prefill[0].Addr() + `"`, `outcome="ok"`}, 1}})
-		if n := p.scrape(t).value("caddy_kv_router_unfetched_prompts_total", `worker="`+p.prefill[0].Addr()+`"`); n != 0 {
-			t.Errorf("%s: %v prompts were not fetched", f, n)
-		}
+		equal(t, p.scrape(t).value("caddy_kv_router_unfetched_prompts_total", `worker="`+p.prefill[0].Addr()+`"`), 0, "%s: prompts that were not fetched", f)
 		if f == engine.VLLM {
 			text := strings.Repeat("goes on ", 300)
 			for path, body := range map[string]string{
@@ -226,9 +220,7 @@ func TestAnswerEndsWithItsPrefill(t *testing.T) {
 				}
 			}
 		}
-		if n := p.scrape(t).value(openIncidents); n != 0 {
-			t.Errorf("%s: %v conditions", f, n)
-		}
+		equal(t, p.scrape(t).value(openIncidents), 0, "%s: conditions", f)
 		p.settled(t)
 	}
 }
@@ -368,9 +360,7 @@ func TestPrefillWorkerVanishesLater(t *testing.T) {
 			if took < v.took {
 				t.Errorf("that is too short")
 			}
-			if n := p.scrape(t).value(retriesTotal) - before; n != 0 {
-				t.Errorf("%v retries", n)
-			}
+			equal(t, p.scrape(t).value(retriesTotal)-before, 0, "retries")
 			p.settled(t)
 		})
 	}
@@ -389,9 +379,7 @@ func TestDecodeWorkerRefuses(t *testing.T) {
 			if a := p.chat(t.Context(), long(1)); a.status != v.want {
 				t.Errorf("status %d, %.300q", a.status, a.body)
 			}
-			if n := p.scrape(t).value(unfetched, `worker="`+p.prefill[0].Addr()+`"`); n != 1 {
-				t.Errorf("%v prompts were not fetched", n)
-			}
+			equal(t, p.scrape(t).value(unfetched, `worker="`+p.prefill[0].Addr()+`"`), 1, "prompts that were not fetched")
 			if a := p.chat(t.Context(), long(2)); !a.ok() || a.wasSplit() == v.avoided {
 				t.Errorf("then: status %d, header %v", a.status, a.header)
 			}
@@ -403,9 +391,7 @@ func TestDecodeWorkerRefuses(t *testing.T) {
 	if a := p.chat(t.Context(), long(1)); !a.ok() {
 		t.Errorf("status %d, %.300q", a.status, a.body)
 	}
-	if n := p.scrape(t).value(unfetched, `worker="`+p.prefill[0].Addr()+`"`); n != 0 {
-		t.Errorf("an SGLang keeps no prompt, but %v were not fetched", n)
-	}
+	equal(t, p.scrape(t).value(unfetched, `worker="`+p.prefill[0].Addr()+`"`), 0, "prompts that were not fetched, of an SGLang, which keeps none")
 	p.settled(t)
 }
 
@@ -434,9 +420,7 @@ func TestSlowTransfer(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if n := p.scrape(t).value(retriesTotal) - before; n != 0 {
-		t.Errorf("%v retries", n)
-	}
+	equal(t, p.scrape(t).value(retriesTotal)-before, 0, "retries")
 	p.settled(t)
 }
 

@@ -80,9 +80,7 @@ func TestImpossiblePins(t *testing.T) {
 		}
 	}
 	for _, e := range engines {
-		if n := e.Requests(); n != 0 {
-			t.Errorf("%s was sent %d requests", e.Name(), n)
-		}
+		equal(t, e.Requests(), 0, "requests at %s", e.Name())
 	}
 	s.booksAtZero(t)
 }
@@ -148,9 +146,7 @@ func TestPinnedErrorIsTheAnswer(t *testing.T) {
 		s.mustChat(t, pinned)
 		s.booksAtZero(t)
 	}
-	if n := engines[1].Requests(); n != 0 {
-		t.Errorf("the other worker was sent %d requests", n)
-	}
+	equal(t, engines[1].Requests(), 0, "requests at the other worker")
 }
 
 // TestPinnedWorkerIsOut pins requests to a worker that Caddy's health checks have taken
@@ -291,9 +287,7 @@ func TestResponsesReturnToTheirEngine(t *testing.T) {
 	if a, _ := s.responded(t, `{"model":"m","input":"x","store":false,"previous_response_id":"resp_unknown"}`); a.header.Get("X-KV-Reason") == "response" {
 		t.Error("goes on from an unknown one")
 	}
-	if n := s.pool(t).Responses; n != 6 {
-		t.Errorf("what is not stored was remembered: %d entries", n)
-	}
+	equal(t, s.pool(t).Responses, 6, "responses, of which one is not stored")
 	s.booksAtZero(t)
 }
 

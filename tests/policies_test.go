@@ -133,9 +133,7 @@ func TestShadowIsCountedAndSteersNothing(t *testing.T) {
 				shadowTotal + ` agreed="true"`: v.agreed, shadowTotal + ` agreed="false"`: v.differed, shadowFaults: v.fault,
 			} {
 				series, agreed, _ := strings.Cut(name, " ")
-				if got := after.value(series, label, agreed) - before.value(series, label, agreed); got != want {
-					t.Errorf("%s counts %v, want %v", name, got, want)
-				}
+				equal(t, after.value(series, label, agreed)-before.value(series, label, agreed), want, "count of %s", name)
 			}
 		})
 	}
@@ -165,9 +163,7 @@ func (s *server) differencesAreLogged(t *testing.T, want int) {
 			t.Errorf("the line does not say both choices: %s", line)
 		}
 	}
-	if lines != want {
-		t.Errorf("%d lines about choices that differ, want %d", lines, want)
-	}
+	equal(t, lines, want, "lines about choices that differ")
 }
 
 // TestShadowIsAskedForChoicesOnly has requests that no policy chooses for: requests of
@@ -184,9 +180,7 @@ func TestShadowIsAskedForChoicesOnly(t *testing.T) {
 			t.Errorf("status %d, error %v", status, err)
 		}
 	}
-	if got := s.scrape(t).value(shadowTotal, `pool="choices"`) - before.value(shadowTotal, `pool="choices"`); got != 1 {
-		t.Errorf("the shadow was asked %v times, want once: for the session's first turn", got)
-	}
+	equal(t, s.scrape(t).value(shadowTotal, `pool="choices"`)-before.value(shadowTotal, `pool="choices"`), 1, "questions to the shadow: for the session's first turn only")
 	s.booksAtZero(t)
 }
 

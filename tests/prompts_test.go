@@ -60,9 +60,7 @@ func TestWhichPromptIsPlanned(t *testing.T) {
 			for _, c := range pool.cases {
 				body := `{"model":"` + c[2] + `","messages":[{"role":"user","content":"x"}],"prompt":"x","text":"x","token_ids":[1],"max_tokens":1,"nvext":{"token_data":` + idsFrom(1, 1000) + c[1] + `}}`
 				x := s.explainAt(t, c[0], body)
-				if x.Plan.Kind != c[3] {
-					t.Errorf("%v: the prompt is of kind %s", c, x.Plan.Kind)
-				}
+				equal(t, x.Plan.Kind, c[3], "%v: kind of the prompt", c)
 				if n := x.Plan.Tokens; c[3] == "tokens" && (n != 1000 || x.Plan.Blocks != 62) || c[3] == "text" && n > 100 {
 					t.Errorf("%v: %d tokens and %d blocks are planned", c, n, x.Plan.Blocks)
 				}
@@ -181,22 +179,14 @@ func TestTokenPromptsRememberTheAnswer(t *testing.T) {
 				return a.header.Get("X-KV-Predicted-Cached-Tokens")
 			}
 			prompt := idList(100, 325)
-			if got := ask(prompt); got != "0" {
-				t.Errorf("first turn: %s predicted", got)
-			}
+			equal(t, ask(prompt), "0", "predicted for the first turn")
 			want := "352"
 			if !c.asks && c.path == "/v1/completions" {
 				want = "320" // the answer's ids are not known
 			}
-			if got := ask(prompt + "," + idList(9000, 40) + "," + idList(500, 90)); got != want {
-				t.Errorf("second turn: %s predicted, want %s", got, want)
-			}
-			if got := ask(prompt + "," + idList(7000, 40) + "," + idList(500, 90)); got != "320" {
-				t.Errorf("another answer: %s predicted, want 320", got)
-			}
-			if got := ask(prompt); got != "320" {
-				t.Errorf("the first turn again: %s predicted, want 320", got)
-			}
+			equal(t, ask(prompt+","+idList(9000, 40)+","+idList(500, 90)), want, "predicted for the second turn")
+			equal(t, ask(prompt+","+idList(7000, 40)+","+idList(500, 90)), "320", "predicted after another answer")
+			equal(t, ask(prompt), "320", "predicted for the first turn again")
 		})
 	}
 }

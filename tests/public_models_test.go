@@ -111,9 +111,7 @@ func TestPublicNames(t *testing.T) {
 			if got := namedIn(a); a.status != http.StatusOK || a.err != nil || !slices.Equal(got, want) {
 				t.Errorf("%s, stream %v: status %d, error %v, models %q\n%s", path, stream, a.status, a.err, got, a.body)
 			}
-			if a.header.Get("X-Kv-Engine-Model") != "org/qwen-1" {
-				t.Errorf("%s: the label says %q", path, a.header.Get("X-Kv-Engine-Model"))
-			}
+			equal(t, a.header.Get("X-Kv-Engine-Model"), "org/qwen-1", "%s: the label", path)
 		}
 	}
 	if _, wrong := e.counts(); len(wrong) > 0 {

@@ -152,9 +152,7 @@ func TestQueryLeavesNothingBehind(t *testing.T) {
 	if now := s.pool(t); now.Sessions != pool.Sessions || now.IndexBlocks != pool.IndexBlocks || now.Leases != 0 {
 		t.Errorf("the pool was %+v, is %+v", pool, now)
 	}
-	if now := [2]int{engines[0].Requests(), engines[1].Requests()}; now != asked {
-		t.Errorf("the engines were sent %v requests, then %v", asked, now)
-	}
+	equal(t, [2]int{engines[0].Requests(), engines[1].Requests()}, asked, "requests at the engines")
 	after := s.scrape(t)
 	for name, v := range after {
 		switch {
@@ -316,9 +314,7 @@ func TestQueryWithoutATokenizer(t *testing.T) {
 			if !w.Health.Available || w.Health.Failures != 0 || w.Health.Answers != 0 || w.Load.Requests != 0 {
 				t.Errorf("the worker is %+v, %+v", w.Health, w.Load)
 			}
-			if n := s.logged(t, "fallback untokenized"); n != 1 {
-				t.Errorf("%d lines in the log", n)
-			}
+			equal(t, s.logged(t, "fallback untokenized"), 1, "lines in the log")
 		})
 	}
 }
@@ -354,7 +350,5 @@ func TestTokenizersSeeWhoAsks(t *testing.T) {
 			t.Errorf("question %d: %v", i, h)
 		}
 	}
-	if got[0].URL.Path != "/base/tokenize" {
-		t.Errorf("asked at %s", got[0].URL.Path)
-	}
+	equal(t, got[0].URL.Path, "/base/tokenize", "path of the question")
 }

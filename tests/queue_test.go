@@ -292,9 +292,7 @@ func TestRetryKeepsItsPlace(t *testing.T) {
 	h.wantWaiting(t, 2)
 	h.gates[two].pass(t, http.StatusOK)
 	eventually(t, "the next one is served", func() bool { return h.engines[two].Requests() == 2 })
-	if got := order(h.engines[two]); got != "1 0" {
-		t.Errorf("served in the order %s, want the first after the second", got)
-	}
+	equal(t, order(h.engines[two]), "1 0", "the order at the engine, where the first comes after the second")
 	h.finish(t, all...)
 }
 
@@ -349,9 +347,7 @@ func TestTurnedAwayRequestsAreToldSo(t *testing.T) {
 				return err == nil && len(lines) == 4 && lines["queue_rejected queue_full false"] == 1 && lines["queue_rejected queue_timeout true"] == 1
 			})
 			for _, line := range []string{markedDown, "no worker"} {
-				if n := s.logged(t, line); n != 0 {
-					t.Errorf("%d log lines say %q: no worker has failed", n, line)
-				}
+				equal(t, s.logged(t, line), 0, "log lines that say %q: no worker has failed", line)
 			}
 			s.slotsFree(t)
 		})

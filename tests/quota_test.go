@@ -77,9 +77,7 @@ func TestLimits(t *testing.T) {
 		for name, want := range map[string]string{
 			"X-Ratelimit-Limit-Requests": "3", "X-Ratelimit-Remaining-Requests": strconv.Itoa(2 - i), "X-Ratelimit-Limit-Tokens": "10000",
 		} {
-			if got := a.header.Get(name); got != want {
-				t.Errorf("%s: %s, want %s", name, got, want)
-			}
+			equal(t, a.header.Get(name), want, "%s", name)
 		}
 		reset, err := time.ParseDuration(a.header.Get("X-Ratelimit-Reset-Requests"))
 		if want := time.Duration(i+1) * 20 * time.Minute; err != nil || reset > want || reset < want-time.Minute {
@@ -112,9 +110,7 @@ func TestLimits(t *testing.T) {
 	if now, _ := spread(engines); !slices.Equal(now, served) {
 		t.Errorf("%v requests reached engines, %v before", now, served)
 	}
-	if got := s.standings(t)["a"].Refused; got != 3 {
-		t.Errorf("%d refused", got)
-	}
+	equal(t, s.standings(t)["a"].Refused, 3, "refused requests")
 
 	// others have limits of their own
 	for range 5 {
@@ -123,9 +119,7 @@ func TestLimits(t *testing.T) {
 	status := func(header ...string) int { return s.chat(t.Context(), ask("hello"), header...).status }
 	for i, want := range []int{200, 429} {
 		for _, header := range [][]string{{"X-Key", "few"}, {"X-Key", "a", "X-Class", "batch"}, {"X-Key", "free", "X-Class", "batch"}} {
-			if got := status(header...); got != want {
-				t.Errorf("request %d of %v: %d", i, header, got)
-			}
+			equal(t, status(header...), want, "status of request %d of %v", i, header)
 		}
 	}
 	long := ask(strings.Repeat("a long prompt ", 20_000))

@@ -99,9 +99,7 @@ func TestRanksThatTheEngineChooses(t *testing.T) {
 	}
 	w := s.worker(t, e.Addr())
 	for _, r := range w.Ranks {
-		if r.Cache.Capacity != w.Engine.Told.KVTokens {
-			t.Errorf("rank %d: the router learned a capacity of %d tokens, the engine has %d", r.Rank, r.Cache.Capacity, w.Engine.Told.KVTokens)
-		}
+		equal(t, r.Cache.Capacity, w.Engine.Told.KVTokens, "rank %d: learned capacity in tokens", r.Rank)
 	}
 	ranks := make(map[int]bool)
 	for _, r := range e.Journal() {
@@ -112,9 +110,7 @@ func TestRanksThatTheEngineChooses(t *testing.T) {
 	if len(ranks) != 2 || !ranks[0] || !ranks[1] {
 		t.Errorf("the engine chose ranks %v", ranks)
 	}
-	if n := s.logged(t, "worker lost its KV cache"); n != 0 {
-		t.Errorf("the router cleared its cache model %d times", n)
-	}
+	equal(t, s.logged(t, "worker lost its KV cache"), 0, "resets of the cache model")
 }
 
 // TestRanksOfOneWorkerAreTriedOnce has one worker with four ranks that refuses everything,

@@ -299,9 +299,7 @@ func TestPoolIsSharedByName(t *testing.T) {
 					t.Errorf("session %d: %s through one site, %s through the other (status %d, %d)", i, a.engine(), b.engine(), a.status, b.status)
 				}
 			}
-			if v := s.scrape(t).value(sessions, `pool="shared"`); v != 12 {
-				t.Errorf("%v sessions, want 12", v)
-			}
+			equal(t, s.scrape(t).value(sessions, `pool="shared"`), 12, "sessions")
 			s.booksAtZero(t)
 			if !global {
 				return

@@ -313,9 +313,7 @@ func TestExactAsks(t *testing.T) {
 		for _, r := range slices.Concat(engines[0].Journal()[before[0]:], engines[1].Journal()[before[1]:]) {
 			got = got || strings.Contains(string(r.Body), "return_token_ids")
 		}
-		if got != want {
-			t.Errorf("%.80s: asks %v, want %v", body, got, want)
-		}
+		equal(t, got, want, "%.80s: asks", body)
 	}
 }
 

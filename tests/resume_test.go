@@ -483,12 +483,8 @@ func TestBeginningsMoveInOtherAPIs(t *testing.T) {
 					}
 				}
 			}
-			if n := s.scrape(t).value(resumedTotal, `pool="begins`+v.path[4:6]+`"`, `way="whole"`, `outcome="ok"`); n != 1 {
-				t.Errorf("%v streams moved, want 1", n)
-			}
-			if n := s.scrape(t).value(workerOutcomes, `pool="begins`+v.path[4:6]+`"`, `outcome="resumed"`); n != 1 {
-				t.Errorf("%v streams broke off at their worker, want 1", n)
-			}
+			equal(t, s.scrape(t).value(resumedTotal, `pool="begins`+v.path[4:6]+`"`, `way="whole"`, `outcome="ok"`), 1, "streams that moved")
+			equal(t, s.scrape(t).value(workerOutcomes, `pool="begins`+v.path[4:6]+`"`, `outcome="resumed"`), 1, "streams that broke off at their worker")
 			s.booksAtZero(t)
 		})
 	}

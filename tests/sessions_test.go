@@ -98,9 +98,7 @@ func TestSessionsThatClientsOpen(t *testing.T) {
 					t.Errorf("%s: the model holds %v tokens", block, v)
 				}
 			}
-			if n := s.pool(t).Sessions; n != 0 {
-				t.Errorf("%s: %d sessions are left", block, n)
-			}
+			equal(t, s.pool(t).Sessions, 0, "%s: sessions left", block)
 			s.booksAtZero(t)
 		})
 	}
@@ -135,9 +133,7 @@ func TestFirstRequestsOfASessionGoToOneWorker(t *testing.T) {
 			t.Errorf("round %d: the answers show the states %v", round, states)
 		}
 	}
-	if n := s.scrape(t).value(sessions); n != 8 {
-		t.Errorf("%v sessions are bound, want 8", n)
-	}
+	equal(t, s.scrape(t).value(sessions), 8, "bound sessions")
 }
 
 // TestAnswersShowTheirSession follows the source and the state of a session through its life.
@@ -170,9 +166,7 @@ func TestAnswersShowTheirSession(t *testing.T) {
 	want("last turn", s.mustChat(t, ask("g"), append(id, "X-Dynamo-Session-Final", "true")...), source, "final")
 	eventually(t, "the session to be forgotten", func() bool { return s.scrape(t).value(sessions) == 0 })
 	want("a last turn without a binding", s.mustChat(t, ask("h"), append(id, "X-Dynamo-Session-Final", "true")...), source, "final")
-	if n := s.scrape(t).value(sessions); n != 0 {
-		t.Errorf("%v sessions after the last turn of an unknown one", n)
-	}
+	equal(t, s.scrape(t).value(sessions), 0, "sessions after the last turn of an unknown one")
 	s.booksAtZero(t)
 }
 

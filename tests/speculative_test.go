@@ -309,9 +309,7 @@ func TestWhatEndsASpeculativePrefill(t *testing.T) {
 			s.speculated(t, before, c.outcome, 1)
 			eventually(t, "the engine to be told", func() bool { _, left := e.counts(); return left == 1 })
 			s.booksAtZero(t)
-			if n := s.bodyBytes(t); n != 0 {
-				t.Errorf("%d bytes of bodies are kept", n)
-			}
+			equal(t, s.bodyBytes(t), 0, "bytes of bodies")
 		})
 	}
 }
@@ -339,12 +337,8 @@ func TestSpeculativePrefillThatFails(t *testing.T) {
 			if own, _ := e.counts(); own != 1 {
 				t.Errorf("%d requests of the router's own, want 1", own)
 			}
-			if n := s.logged(t, markedDown); n != 0 {
-				t.Errorf("%d workers were marked down", n)
-			}
-			if n := len(s.conditions(t, "speculative prefills fail")); n != 1 {
-				t.Errorf("%d lines in the log, want 1", n)
-			}
+			equal(t, s.logged(t, markedDown), 0, "workers marked down")
+			equal(t, len(s.conditions(t, "speculative prefills fail")), 1, "lines in the log")
 			if v := s.scrape(t).value("caddy_kv_router_incidents", pool, `condition="speculative prefills fail"`); v != 1 {
 				t.Error("no incident")
 			}

@@ -82,16 +82,12 @@ func TestErrorsOfRequestsPassAtOnce(t *testing.T) {
 		t.Error("a worker is marked down")
 	}
 	for _, w := range s.workers(t) {
-		if w.Health.Errors != 0 {
-			t.Errorf("worker %s is blamed for %v errors", w.Dial, w.Health.Errors)
-		}
+		equal(t, w.Health.Errors, 0, "errors of worker %s", w.Dial)
 	}
 	// a worker whose peers answer without this error may lack the model
 	streams("/v1/chat/completions", `data: {"object":"error","message":"x","type":"NotFoundError","param":null,"code":"404"}`+"\n\n")
 	m := s.scrape(t)
-	if n := m.value(resumedTotal, `pool="faulty"`) + m.value(stayedTotal, `pool="faulty"`); n != 0 {
-		t.Errorf("%v streams count as broken", n)
-	}
+	equal(t, m.value(resumedTotal, `pool="faulty"`)+m.value(stayedTotal, `pool="faulty"`), 0, "streams that count as broken")
 	s.booksAtZero(t)
 }
 

@@ -60,15 +60,11 @@ func TestTenantsShareNothing(t *testing.T) {
 			t.Errorf("tenant %q: the session is not bound", tenant)
 		}
 	}
-	if n := s.pool(t).Sessions; n != 3 {
-		t.Errorf("%d sessions, want 3", n)
-	}
+	equal(t, s.pool(t).Sessions, 3, "sessions")
 	// A key that is written as a tenant's is kept is nobody's but the client's.
 	s.mustChat(t, wishing("hello", `{"session_control":{"session_id":"\u0000t1:amine"}}`))
 	s.mustChat(t, wishing("hello", `{"session_params":{"id":"mine"}}`))
-	if n := s.pool(t).Sessions; n != 4 {
-		t.Errorf("%d sessions, want 4", n)
-	}
+	equal(t, s.pool(t).Sessions, 4, "sessions")
 	eventually(t, "the end", func() bool { return s.pool(t).Leases == 0 })
 }
 
@@ -256,9 +252,7 @@ func TestTenantsOfAnyName(t *testing.T) {
 	if got := string(lastOf(e).Body); got != `{"messages":[],"cache_salt":"own"}` || lastOf(e).Header.Get("X-Tenant-Id") != "" {
 		t.Errorf("without trust the engine got %s", got)
 	}
-	if n := s.dropped(t, "tenants") - before; n != 1 {
-		t.Errorf("%v dropped of tenants, want 1", n)
-	}
+	equal(t, s.dropped(t, "tenants")-before, 1, "wishes dropped of tenants")
 }
 
 // TestClassesAndTenants has the operator's matchers choose the class, and placeholders the tenant. What
@@ -328,8 +322,6 @@ class named {
 			want = digest(org)
 		}
 		a := s.mustChat(t, ask("who am I?"), append(with("X-Org", org, "X-Tenant-Id", "other", "X-Llm-D-Slo-Ttft-Ms", "NaN"), trusted...)...)
-		if got := a.header.Get("X-Who"); got != "default|"+want {
-			t.Errorf("X-Org %q: %q", org, got)
-		}
+		equal(t, a.header.Get("X-Who"), "default|"+want, "X-Who for X-Org %q", org)
 	}
 }

@@ -179,9 +179,7 @@ func TestTraceHasTheRouteAndItsChoices(t *testing.T) {
 		"outcome", "ok", "attempts", "2", "status", "200", "worker", ids[well.Name()],
 		"output_tokens", "8")
 	for name, want := range map[string]string{"operation.name": "chat", "request.model": "canned", "usage.output_tokens": "8"} {
-		if got := attributes(route)["gen_ai."+name]; got != want {
-			t.Errorf("gen_ai.%s is %q, want %q", name, got, want)
-		}
+		equal(t, attributes(route)["gen_ai."+name], want, "gen_ai.%s", name)
 	}
 	if route.GetStatus().GetCode() != tracepb.Status_STATUS_CODE_UNSET {
 		t.Errorf("the route's status is %v", route.GetStatus())

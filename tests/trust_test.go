@@ -128,9 +128,7 @@ func TestGrants(t *testing.T) {
 			if a := s.chat(t.Context(), wishing(prompt, v.nvext), append(v.header, trusted...)...); !v.honoured(s, a) {
 				t.Errorf("%s of a client that is trusted: status %d, header %v, body %.300q", v.nvext, a.status, a.header, a.body)
 			}
-			if n := s.scrape(t).value(nvextDropped) - before.value(nvextDropped); n != 0 {
-				t.Errorf("%v wishes of the trusted client were dropped", n)
-			}
+			equal(t, s.scrape(t).value(nvextDropped)-before.value(nvextDropped), 0, "dropped wishes of the trusted client")
 			a := s.mustChat(t, wishing(prompt, v.nvext), v.header...)
 			if v.honoured(s, a) && !strings.HasPrefix(v.nvext, `{"decode`) || a.header.Get("X-KV-Reason") == "pin" {
 				t.Errorf("%s of a client that is not trusted was honoured: header %v", v.nvext, a.header)
@@ -151,9 +149,7 @@ func TestGrants(t *testing.T) {
 					want = 1
 				}
 				label := `grant="` + name + `"`
-				if n := after.value(nvextDropped, label) - before.value(nvextDropped, label); n != want {
-					t.Errorf("%v dropped of %s, want %v", n, name, want)
-				}
+				equal(t, after.value(nvextDropped, label)-before.value(nvextDropped, label), want, "wishes dropped of %s", name)
 			}
 			s.booksAtZero(t)
 		})
@@ -251,9 +247,7 @@ func TestEnginesOwnMembersNeedTrust(t *testing.T) {
 		if got := lastOf(e); !strings.Contains(v.worker, "dp_size") && string(got.Body) != string(body) {
 			t.Errorf("%s, %s: of a client that is trusted the engine got %s", v.kind, v.worker, got.Body)
 		}
-		if n := s.dropped(t, "") - before; n != 0 {
-			t.Errorf("%s: %v wishes of the trusted client were dropped", v.kind, n)
-		}
+		equal(t, s.dropped(t, "")-before, 0, "%s: dropped wishes of the trusted client", v.kind)
 		s.post(t.Context(), v.path, body)
 		want := append(strings.Fields(v.kept), plain...)
 		slices.Sort(want)
@@ -264,9 +258,7 @@ func TestEnginesOwnMembersNeedTrust(t *testing.T) {
 		if v.kept == "priority" {
 			drops = 0
 		}
-		if n := s.dropped(t, "") - before; n != drops {
-			t.Errorf("%s, %s: %v wishes dropped, want %v", v.kind, v.worker, n, drops)
-		}
+		equal(t, s.dropped(t, "")-before, drops, "%s, %s: wishes dropped", v.kind, v.worker)
 		s.booksAtZero(t)
 	}
 }
@@ -342,9 +334,7 @@ func TestHeadersOfEnginesNeedTrust(t *testing.T) {
 			if v.kind == "dynamo" && (got.Get("X-Dynamo-Session-Id") != "s" || got.Get("X-Dynamo-Session-Final") != "true") {
 				t.Errorf("%s, trusted %v: the Dynamo got %v", v.path, trusts, got)
 			}
-			if n := s.dropped(t, v.grant) - before; n != drops {
-				t.Errorf("%s, trusted %v: %v dropped", v.path, trusts, n)
-			}
+			equal(t, s.dropped(t, v.grant)-before, drops, "%s, trusted %v: wishes dropped", v.path, trusts)
 		}
 	}
 }
