@@ -69,7 +69,7 @@ func (x *Index) Clear(target int) {
 		x.dirty = true
 	}
 	if x.sharing.has(target) {
-		x.sharing = x.sharing.toggled(target)
+		x.sharing = x.sharing.toggled(nil, target)
 	}
 	x.bytes.repeats -= int64(len(o.repeats)) * repeatBytes
 	*o = owner{}

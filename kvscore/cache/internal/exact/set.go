@@ -19,10 +19,12 @@ func (m mask) word(w int) uint64 {
 
 func (m mask) has(target int) bool { return m.word(target/64)>>(target%64)&1 != 0 }
 
-// toggled returns the set with a target added, or without it if it was there.
-func (m mask) toggled(target int) mask {
-	to := append(make(mask, 0, max(len(m), target/64+1)), m...)
-	to = to[:cap(to)]
+// toggled returns the set with a target added, or without it if it was there, in memory if that has room.
+func (m mask) toggled(memory mask, target int) mask {
+	to := append(memory[:0], m...)
+	for len(to) <= target/64 {
+		to = append(to, 0)
+	}
 	to[target/64] ^= 1 << (target % 64)
 	for len(to) > 0 && to[len(to)-1] == 0 {
 		to = to[:len(to)-1]
@@ -60,7 +62,8 @@ type sets struct {
 	free  []uint32
 	ids   map[string]uint32
 	bytes int64
-	key   []byte // scratch space
+	key   []byte // scratch space, as mask
+	mask  mask
 }
 
 func (s *sets) reset() {
@@ -115,7 +118,12 @@ func (s *sets) id(tier [Tiers]mask) uint32 {
 // toggled returns the set that another one is after a target was added to a tier, or taken out.
 func (s *sets) toggled(from uint32, t Tier, target int) uint32 {
 	tier := s.list[from].tier
-	tier[t] = tier[t].toggled(target)
+	s.mask = tier[t].toggled(s.mask, target)
+	tier[t] = s.mask
+	if id, ok := s.ids[string(s.keyOf(&tier))]; ok {
+		return id
+	}
+	tier[t] = slices.Clone(s.mask)
 	return s.id(tier)
 }
 
@@ -148,7 +156,7 @@ func (s *sets) drop(target int) {
 		delete(s.ids, f.key)
 		for t, m := range f.tier {
 			if m.has(target) {
-				f.tier[t] = m.toggled(target)
+				f.tier[t] = m.toggled(nil, target)
 			}
 		}
 		f.key = ""

@@ -78,7 +78,7 @@ func (x *Index) store(s *Stored, owner *owner) (n int, o Outcome) {
 		x.countRepeats(s, owner)
 	}
 	if s.Tier == Shared && n > 0 && !x.sharing.has(s.Target) {
-		x.sharing = x.sharing.toggled(s.Target)
+		x.sharing = x.sharing.toggled(nil, s.Target)
 	}
 	return n, o
 }
