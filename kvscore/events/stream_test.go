@@ -466,6 +466,9 @@ func TestStreamsShareABudget(t *testing.T) {
 				r.wait(time.Second)
 				r.holds(0, 1, Live, true)
 				all.Release(most - free)
+				r.publishN(20) // more than one stream may hold at a time
+				r.wait(time.Second)
+				r.holds(0, 21, Live, true)
 				r.publish(false)
 				r.disconnect()
 				r.wait(time.Second)
