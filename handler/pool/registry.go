@@ -51,7 +51,6 @@ type registry struct {
 
 	mu        sync.RWMutex
 	workers   map[string]*worker.Worker // by dial address
-	swept     time.Time                 // when idle workers were last dropped for want of room
 	overflow  *worker.Worker            // stands for the workers above maxOverflow
 	blockSize int                       // of the engines, in tokens; 0 if they do not agree
 }
@@ -223,14 +222,9 @@ func (s *Settings) isNamed(dial string) bool {
 func (r *registry) hasRoom(t time.Time) bool {
 	s := r.Settings.Load()
 	most := maxOverflow + len(s.Upstreams)
-	if len(r.workers) < most {
-		return true
+	if len(r.workers) >= most {
+		r.dropIdle(s, t.Unix(), overflowKept)
 	}
-	if t.Sub(r.swept) < time.Second {
-		return false
-	}
-	r.swept = t
-	r.dropIdle(s, t.Unix(), overflowKept)
 	return len(r.workers) < most
 }
 
