@@ -18,7 +18,7 @@
 // # Memory
 //
 // The index stays within a number of bytes, by an estimate of all that it keeps. A prefix with
-// one holder costs about 260 bytes and 8 for each block; another holder costs about 60 more.
+// one holder costs about 230 bytes and 8 for each block; another holder costs about 60 more.
 // A full index evicts what was used longest ago on any slot.
 //
 // # Time
