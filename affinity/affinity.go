@@ -25,17 +25,14 @@ import (
 	"github.com/caddy-kvrouter/kvrouter/kvscore"
 )
 
-var (
-	// ErrFull says that the store cannot accept a binding: live requests use nearly all
-	// bindings, or it is closed.
-	ErrFull = errors.New("affinity: store is full")
-	// ErrTTL is returned for a time to live of zero or less.
-	ErrTTL = errors.New("affinity: time to live is not positive")
-)
+// ErrFull says that the store cannot accept a binding: live requests use nearly all
+// bindings, or it is closed.
+var ErrFull = errors.New("affinity: store is full")
 
 // Key identifies a session. The caller makes it from the session's name by a keyed hash. So
-// no client can choose keys that collide, and a key does not reveal the name. Routers that
-// share a store must share the hash's secret.
+// no client can choose keys that collide, and a key does not reveal the name. A new session among
+// a million meets one whose key begins with the same 8 bytes once in 10^13 times: the older then
+// loses its binding. Routers that share a store must share the hash's secret.
 type Key [16]byte
 
 // String returns the key as 32 hexadecimal digits.
@@ -101,8 +98,8 @@ func (r Reason) String() string {
 type Want struct {
 	// Target is the worker and data-parallel rank that the session's requests go to.
 	Target kvscore.Target `cbor:"-"`
-	// TTL is how long the binding lives after its last use. It must be positive. More than
-	// 100 years count as 100.
+	// TTL is how long the binding lives after its last use. With zero or less, it has ended when
+	// it begins. More than 100 years count as 100.
 	TTL time.Duration `cbor:"4,keyasint,omitempty"`
 	// Scope is the tenant that the session belongs to, 0 if tenants are not told apart. It
 	// must be the same in all calls for a key. A store limits each scope's share of its

@@ -254,9 +254,6 @@ type write struct {
 // Bind to the same target renews the binding and reports no end, even if the kind changes. A
 // caller that makes an EngineBacked binding RouterOnly must release the engine's session itself.
 func (r *Bindings) Bind(key Key, expect Version, want Want) (b Binding, bound bool, err error) {
-	if want.TTL <= 0 {
-		return Binding{}, false, ErrTTL
-	}
 	want.TTL = min(want.TTL, maxTTL)
 	b, bound, err = r.bind(&key, expect, want)
 	if bound && r.journal != nil {
@@ -308,11 +305,6 @@ func (r *Bindings) insert(key *Key, w *write) (Binding, bool) {
 	e.set(w, r.versionOf(w))
 	if r.closed || !r.admit(e, w) {
 		return Binding{}, false
-	}
-	if cur, _ := r.cache.Get(key.hash()); cur != nil {
-		// Two sessions have one hash, and the cache has one place for both. The newer
-		// one gets it.
-		r.evict(cur, w.now, true)
 	}
 	// Ristretto queues a new key, and drops it if the queue is full. It finds the key after Wait.
 	for !r.cache.Set(key.hash(), e, 1) {
