@@ -23,6 +23,7 @@ package queue
 
 import (
 	"cmp"
+	"container/heap"
 	"math"
 	"slices"
 	"time"
@@ -69,6 +70,7 @@ type Entry struct {
 	flow   *flow
 	key    time.Time // see rule 5
 	number uint64
+	index  int
 	late   bool // see checkLate
 }
 
@@ -77,7 +79,8 @@ type Queue struct {
 	// Parallel is how many requests start at a time, about: the number of targets.
 	Parallel int
 
-	lanes    []*lane             // in order of coming, none empty
+	lanes    []*lane // in order of coming
+	byKey    map[any]*lane
 	services map[string]*service // of classes
 	accounts map[account]*Account
 	length   int
@@ -89,23 +92,32 @@ type Queue struct {
 // lane is the requests that the same workers may serve.
 type lane struct {
 	key   any
-	flows []*flow // none empty
+	bands []*band // in order, none empty
 	most  kvscore.Room
 }
 
-// band is the requests that no class nor tenant parts.
+// band is the requests of a lane that no class nor tenant parts.
 type band struct {
 	background bool
 	tier       int
+	classes    []*flows // none empty
 }
 
-// flow is the requests of a tenant in a lane and a band.
+// flows are the tenants of a class in a band: a heap by service.
+type flows struct {
+	class *service
+	of    *band
+	heap  []*flow
+}
+
+// flow is the requests of one tenant there: a heap by key.
 type flow struct {
-	band
 	account *Account
+	in      *flows
 	lane    *lane
-	waiting []*Entry // in order
-	number  uint64   // in order of coming
+	heap    []*Entry
+	number  uint64 // in order of coming
+	index   int    // in in.heap; -1 before it is there
 }
 
 // service is what a class has used.
@@ -133,6 +145,7 @@ type Account struct {
 	weight  float64
 	waiting int
 	cost    float64 // of those that wait
+	flows   []*flow
 }
 
 // Len returns how many requests wait.
@@ -140,7 +153,8 @@ func (q *Queue) Len() int { return q.length }
 
 // Push adds a request that waits.
 func (q *Queue) Push(e *Entry, now time.Time) {
-	if q.services == nil {
+	if q.byKey == nil {
+		q.byKey = make(map[any]*lane)
 		q.begin()
 	}
 	a := q.account(e.Class, e.Tenant, e.Weight)
@@ -163,8 +177,12 @@ func (q *Queue) Push(e *Entry, now time.Time) {
 		e.key = e.Deadline.Add(-ms(e.Cost))
 		e.checkLate(now)
 	}
-	e.flow = q.flow(e, a)
-	e.flow.add(e)
+	n := q.flow(e, a)
+	e.flow = n
+	heap.Push((*entries)(&n.heap), e)
+	if n.index < 0 {
+		heap.Push((*byService)(&n.in.heap), n)
+	}
 }
 
 // Remove removes a request. It does nothing if the request does not wait.
@@ -174,14 +192,14 @@ func (q *Queue) Remove(e *Entry) {
 		return
 	}
 	e.flow = nil
-	n.waiting = slices.DeleteFunc(n.waiting, func(o *Entry) bool { return o == e })
+	heap.Remove((*entries)(&n.heap), e.index)
 	a := n.account
 	a.waiting--
 	a.of.waiting--
 	a.cost -= e.Cost
 	a.of.cost -= e.Cost
 	q.length--
-	if len(n.waiting) == 0 {
+	if len(n.heap) == 0 {
 		q.drop(n)
 	}
 	if a.waiting == 0 {
@@ -218,9 +236,11 @@ func (q *Queue) least() float64 {
 func (q *Queue) leastOf(s *service) float64 {
 	least := math.Inf(1)
 	for _, l := range q.lanes {
-		for _, n := range l.flows {
-			if n.account.of == s {
-				least = min(least, n.account.used)
+		for _, b := range l.bands {
+			for _, c := range b.classes {
+				if c.class == s {
+					least = min(least, c.heap[0].account.used)
+				}
 			}
 		}
 	}
@@ -240,8 +260,8 @@ func (q *Queue) First(may func(lane any, room kvscore.Room) bool, apart bool, no
 		for l.most < kvscore.Empty && may(l.key, l.most+1) {
 			l.most++
 		}
-		if l.most > kvscore.NoRoom && !apart && (bound == nil || l.least().compare(bound) < 0) {
-			bound = l.least()
+		if l.most > kvscore.NoRoom && !apart {
+			bound = l.least(bound)
 		}
 	}
 	for _, l := range q.lanes {
@@ -249,7 +269,7 @@ func (q *Queue) First(may func(lane any, room kvscore.Room) bool, apart bool, no
 			continue
 		}
 		n := l.first(now, func(n *flow) bool {
-			return (n.waiting[0].Surplus <= l.most || !q.hasSurplus(n.account, now)) && (bound == nil || bound.lets(n.band, n.account.of, n.account.used))
+			return (n.heap[0].Surplus <= l.most || !q.hasSurplus(n.account, now)) && (bound == nil || bound.lets(n.in, n.account.used))
 		})
 		if n != nil && (best == nil || n.precedes(best)) {
 			best = n
@@ -258,7 +278,7 @@ func (q *Queue) First(may func(lane any, room kvscore.Room) bool, apart bool, no
 	if best == nil {
 		return nil
 	}
-	return best.waiting[0]
+	return best.heap[0]
 }
 
 // MayPass returns whether a request that comes may start before those of some lanes that wait for more room. It may if
@@ -266,33 +286,35 @@ func (q *Queue) First(may func(lane any, room kvscore.Room) bool, apart bool, no
 func (q *Queue) MayPass(c *Class, tenant uint64, tier int, in func(lane any) bool) bool {
 	var bound *flow
 	for _, l := range q.lanes {
-		if in(l.key) && (bound == nil || l.least().compare(bound) < 0) {
-			bound = l.least()
+		if in(l.key) {
+			bound = l.least(bound)
 		}
 	}
 	own := 0.0 // it has no service if it is not known
 	if a := q.accounts[account{c.name(), tenant}]; a != nil {
 		own = a.used
 	}
-	return bound == nil || bound.lets(band{c.isBackground(), tier}, q.services[c.name()], own)
+	of := &band{background: c.isBackground(), tier: tier}
+	return bound == nil || bound.lets(&flows{class: q.services[c.name()], of: of}, own)
 }
 
-// least returns the first tenant of the lane by service alone.
-func (l *lane) least() *flow { return slices.MinFunc(l.flows, (*flow).compare) }
-
-func (n *flow) compare(o *flow) int {
-	a, b := n.account, o.account
-	return cmp.Or(n.band.compare(o.band), a.of.compare(b.of), cmp.Compare(a.used, b.used), cmp.Compare(n.number, o.number))
+// least returns the first request of the lane by service alone, or least if that is before it.
+func (l *lane) least(least *flow) *flow {
+	c := l.bands[0].first()
+	n := c.heap[0]
+	if least == nil || cmp.Or(c.of.compare(least.in.of), c.class.compare(least.in.class), cmp.Compare(n.account.used, least.account.used)) < 0 {
+		return n
+	}
+	return least
 }
 
 // lets returns whether a tenant with some service, in a class that may be nil, may pass n.
-func (n *flow) lets(in band, class *service, used float64) bool {
-	own := n.account.of
-	switch c := in.compare(n.band); {
+func (n *flow) lets(in *flows, used float64) bool {
+	switch c := in.of.compare(n.in.of); {
 	case c != 0:
 		return c < 0
-	case class != own:
-		return class == nil || class.used <= own.used
+	case in.class != n.in.class:
+		return in.class == nil || in.class.used <= n.in.class.used
 	}
 	return used <= n.account.used+slack
 }
@@ -332,9 +354,13 @@ func (q *Queue) notice(c *Class, a *Account, now time.Time) {
 // All calls f for each request, in no order. f must not change the queue.
 func (q *Queue) All(f func(*Entry)) {
 	for _, l := range q.lanes {
-		for _, n := range l.flows {
-			for _, e := range n.waiting {
-				f(e)
+		for _, b := range l.bands {
+			for _, c := range b.classes {
+				for _, n := range c.heap {
+					for _, e := range n.heap {
+						f(e)
+					}
+				}
 			}
 		}
 	}
@@ -344,13 +370,23 @@ func (q *Queue) All(f func(*Entry)) {
 // requests for its weight, of those of a background class if one waits.
 func (q *Queue) Last() *Entry {
 	var most *flow
-	var last *Entry
 	for _, l := range q.lanes {
-		for _, n := range l.flows {
-			switch e := n.waiting[len(n.waiting)-1]; {
-			case most == nil || n.after(most):
-				most, last = n, e
-			case n.account == most.account && n.band == most.band && e.compare(last) > 0: // in another lane
+		b := l.bands[len(l.bands)-1]
+		for _, c := range b.classes {
+			for _, n := range c.heap {
+				if most == nil || n.after(most) {
+					most = n
+				}
+			}
+		}
+	}
+	if most == nil {
+		return nil
+	}
+	var last *Entry
+	for _, n := range most.account.flows { // in all lanes
+		if n.in.of.compare(most.in.of) == 0 {
+			if e := slices.MaxFunc(n.heap, (*Entry).compare); last == nil || e.compare(last) > 0 {
 				last = e
 			}
 		}
@@ -383,6 +419,9 @@ func (q *Queue) Settle(a *Account, work float64) {
 func (a *Account) add(work float64) {
 	a.of.used += work / a.of.weight
 	a.used += work / a.weight
+	for _, n := range a.flows {
+		heap.Fix((*byService)(&n.in.heap), n.index)
+	}
 }
 
 // mostAsked is of how many tenants Ahead finds out what waits. Of more, they stand for all.
@@ -455,30 +494,55 @@ func (q *Queue) forget() {
 	}
 }
 
-// flow returns where a request waits.
+// flow returns where a request waits. The flow may be new, and then in no heap.
 func (q *Queue) flow(e *Entry, a *Account) *flow {
-	i := slices.IndexFunc(q.lanes, func(l *lane) bool { return l.key == e.Lane })
-	if i < 0 {
-		i = len(q.lanes)
-		q.lanes = append(q.lanes, &lane{key: e.Lane})
+	l := q.byKey[e.Lane]
+	if l == nil {
+		l = &lane{key: e.Lane}
+		q.byKey[e.Lane] = l
+		q.lanes = append(q.lanes, l)
 	}
-	l, in := q.lanes[i], band{e.Class.isBackground(), e.Tier}
-	for _, n := range l.flows {
-		if n.account == a && n.band == in {
+	for _, n := range a.flows {
+		if n.lane == l && n.in.of.tier == e.Tier && n.in.of.background == e.Class.isBackground() {
 			return n
 		}
 	}
-	n := &flow{band: in, account: a, lane: l, number: e.number}
-	l.flows = append(l.flows, n)
+	sought := &band{background: e.Class.isBackground(), tier: e.Tier}
+	i, found := slices.BinarySearchFunc(l.bands, sought, (*band).compare)
+	if !found {
+		l.bands = slices.Insert(l.bands, i, sought)
+	}
+	b := l.bands[i]
+	k := slices.IndexFunc(b.classes, func(c *flows) bool { return c.class == a.of })
+	if k < 0 {
+		k = len(b.classes)
+		b.classes = append(b.classes, &flows{class: a.of, of: b})
+	}
+	n := &flow{account: a, in: b.classes[k], lane: l, number: e.number, index: -1}
+	a.flows = append(a.flows, n)
 	return n
 }
 
 // drop drops a flow without requests.
 func (q *Queue) drop(n *flow) {
-	n.lane.flows = slices.DeleteFunc(n.lane.flows, func(o *flow) bool { return o == n })
-	if len(n.lane.flows) == 0 {
+	heap.Remove((*byService)(&n.in.heap), n.index)
+	n.account.flows = slices.DeleteFunc(n.account.flows, func(o *flow) bool { return o == n })
+	b := n.in.of
+	if len(n.in.heap) == 0 {
+		b.classes = slices.DeleteFunc(b.classes, func(c *flows) bool { return c == n.in })
+	}
+	if len(b.classes) == 0 {
+		n.lane.bands = slices.DeleteFunc(n.lane.bands, func(o *band) bool { return o == b })
+	}
+	if len(n.lane.bands) == 0 {
+		delete(q.byKey, n.lane.key)
 		q.lanes = slices.DeleteFunc(q.lanes, func(l *lane) bool { return l == n.lane })
 	}
+}
+
+// first returns the class with the least service.
+func (b *band) first() *flows {
+	return slices.MinFunc(b.classes, func(a, b *flows) int { return a.class.compare(b.class) })
 }
 
 func (s *service) compare(o *service) int {
@@ -487,9 +551,10 @@ func (s *service) compare(o *service) int {
 
 // first returns the tenant whose request is the first of the lane.
 func (l *lane) first(now time.Time, may func(*flow) bool) (best *flow) {
-	least := l.least()
-	for _, n := range l.flows {
-		if n.band != least.band || n.account.of != least.account.of || n.account.used > least.account.used+slack || !may(n) {
+	of := l.bands[0].first()
+	least := of.heap[0].account.used
+	for _, n := range of.heap[:min(len(of.heap), 15)] { // the least ones are there
+		if !may(n) || n.account.used > least+slack {
 			continue
 		}
 		if n.checkLate(now); best == nil || n.precedes(best) {
@@ -502,7 +567,7 @@ func (l *lane) first(now time.Time, may func(*flow) bool) (best *flow) {
 // precedes returns whether a tenant's first request comes before another's, of another lane.
 func (n *flow) precedes(o *flow) bool {
 	a, b := n.account, o.account
-	if c := n.band.compare(o.band); c != 0 {
+	if c := n.in.of.compare(o.in.of); c != 0 {
 		return c < 0
 	}
 	if a.of != b.of {
@@ -510,22 +575,22 @@ func (n *flow) precedes(o *flow) bool {
 	}
 	if a != b {
 		if d := a.used - b.used; math.Abs(d) > slack || n.due().Equal(o.due()) {
-			return d < 0 || d == 0 && n.waiting[0].compare(o.waiting[0]) < 0
+			return d < 0 || d == 0 && n.heap[0].compare(o.heap[0]) < 0
 		}
 		return n.due().Before(o.due())
 	}
-	return n.waiting[0].compare(o.waiting[0]) < 0
+	return n.heap[0].compare(o.heap[0]) < 0
 }
 
 // after returns whether a full queue gives up a request of n before one of o.
 func (n *flow) after(o *flow) bool {
-	if c := n.band.compare(o.band); c != 0 {
+	if c := n.in.of.compare(o.in.of); c != 0 {
 		return c > 0
 	}
 	return float64(n.account.waiting)/n.account.weight > float64(o.account.waiting)/o.account.weight
 }
 
-func (b band) compare(o band) int {
+func (b *band) compare(o *band) int {
 	if b.background != o.background {
 		if b.background {
 			return 1
@@ -537,7 +602,7 @@ func (b band) compare(o band) int {
 
 // due is the latest start of the first request if it has a deadline.
 func (n *flow) due() time.Time {
-	if e := n.waiting[0]; !e.Deadline.IsZero() {
+	if e := n.heap[0]; !e.Deadline.IsZero() {
 		return e.key
 	}
 	return time.Unix(1<<40, 0)
@@ -545,16 +610,9 @@ func (n *flow) due() time.Time {
 
 // checkLate moves requests that have become late back. Each moves once.
 func (n *flow) checkLate(now time.Time) {
-	for e := n.waiting[0]; e.checkLate(now); e = n.waiting[0] {
-		n.waiting = slices.Delete(n.waiting, 0, 1)
-		n.add(e)
+	for n.heap[0].checkLate(now) {
+		heap.Fix((*entries)(&n.heap), 0)
 	}
-}
-
-// add inserts a request in order.
-func (n *flow) add(e *Entry) {
-	i, _ := slices.BinarySearchFunc(n.waiting, e, (*Entry).compare)
-	n.waiting = slices.Insert(n.waiting, i, e)
 }
 
 // checkLate gives a request that has just become late a later key. Those that can still be in time
@@ -580,3 +638,52 @@ func positive(weight float64) float64 {
 	}
 	return 1
 }
+
+// item is what a heap has.
+type item[T any] interface {
+	comparable
+	before(T) bool
+	at(index int) // tells it its place
+}
+
+// ordered is a heap.
+type ordered[T item[T]] []T
+
+func (h ordered[T]) Len() int           { return len(h) }
+func (h ordered[T]) Less(i, k int) bool { return h[i].before(h[k]) }
+func (h ordered[T]) Swap(i, k int) {
+	h[i], h[k] = h[k], h[i]
+	h[i].at(i)
+	h[k].at(k)
+}
+
+func (h *ordered[T]) Push(x any) {
+	e := x.(T) //nolint:forcetypeassert,errcheck // container/heap has no other types
+	e.at(len(*h))
+	*h = append(*h, e)
+}
+
+func (h *ordered[T]) Pop() any {
+	var none T
+	n := len(*h) - 1
+	e := (*h)[n]
+	(*h)[n] = none
+	*h = (*h)[:n]
+	return e
+}
+
+// entries is a heap by key, and flows one by the tenants' service.
+type (
+	entries   = ordered[*Entry]
+	byService = ordered[*flow]
+)
+
+func (e *Entry) before(o *Entry) bool { return e.compare(o) < 0 }
+func (e *Entry) at(index int)         { e.index = index }
+
+func (n *flow) before(o *flow) bool {
+	a, b := n.account, o.account
+	return a.used < b.used || a.used == b.used && n.number < o.number
+}
+
+func (n *flow) at(index int) { n.index = index }
