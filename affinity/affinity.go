@@ -30,9 +30,9 @@ import (
 var ErrFull = errors.New("affinity: store is full")
 
 // Key identifies a session. The caller makes it from the session's name by a keyed hash. So
-// no client can choose keys that collide, and a key does not reveal the name. A new session among
-// a million meets one whose key begins with the same 8 bytes once in 10^13 times: the older then
-// loses its binding. Routers that share a store must share the hash's secret.
+// no client can choose keys that collide, and a key does not reveal the name. If two
+// keys begin with the same 8 bytes, the older session loses its binding. With a million sessions,
+// that happens once in 10^13 new ones. Routers that share a store must share the hash's secret.
 type Key [16]byte
 
 // String returns the key as 32 hexadecimal digits.

@@ -177,9 +177,6 @@ type Limits struct {
 
 func (l Limits) Set() bool { return l.Duration > 0 || l.Retries > 0 }
 
-// more returns whether the limits call for another attempt.
-func (l Limits) more(start time.Time, attempts int) bool { return l.Set() && l.allow(start, attempts) }
-
 // allow returns whether the limits allow another attempt. A limit of 0 allows any number.
 func (l Limits) allow(start time.Time, attempts int) bool {
 	return (l.Duration == 0 || time.Since(start) < l.Duration) && (l.Retries == 0 || attempts <= l.Retries)

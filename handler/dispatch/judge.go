@@ -164,7 +164,7 @@ type verdict struct {
 //	                                         with limits         without limits
 //	mayRetry      may any attempt follow?    while the limits    while an untried worker is left, and
 //	                                         allow it            suspects are fewer than maxSuspects
-//	Limits.more   may a tried worker         the same            never
+//	next          may a tried worker         the same            never
 //	              get it again?
 //	lastSuspect   is the present attempt     never               if one suspect more makes
 //	              the last if it breaks?                         maxSuspects

@@ -208,7 +208,7 @@ func (d *Dispatch) next(ctx context.Context, r *remainder) error {
 		return r.seat(ctx)
 	}
 	err := d.seat(ctx)
-	for first := true; errors.Is(err, pool.ErrNoWorker) && d.fixed == nil && d.Limits.more(d.start, d.attempts); first = false {
+	for first := true; errors.Is(err, pool.ErrNoWorker) && d.fixed == nil && d.Limits.Set() && d.Limits.allow(d.start, d.attempts); first = false {
 		d.turn.Yield()
 		if !pool.Sleep(ctx, max(d.Limits.Interval, 10*time.Millisecond)) {
 			break
